@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package api is what the enforcer and those who talk to it say to one another: the types of the
+// control API, its errors, and the places where things are. It is imported by programs that run several
+// times per container start, so it depends on the standard library only, and never does I/O.
+package api
+
+import (
+	"errors"
+	"fmt"
+	"time"
+)
+
+// Version is the version of gpuslice; set by the linker.
+var Version = "0.0.0-dev"
+
+// Where things are on a host, unless the configuration says otherwise.
+const (
+	DefaultSocket  = "/run/gpuslice/gpuslice.sock"
+	DefaultRunDir  = "/run/gpuslice"
+	DefaultState   = "/var/lib/gpuslice"
+	DefaultConfig  = "/etc/gpuslice/config.toml"
+	DefaultLibrary = "/usr/local/lib/gpuslice/libgpuslice.so"
+
+	// ContainerDir is where the hook binds a slice's directory in the container, read-only.
+	ContainerDir = "/.gpuslice"
+	// LibraryName is the interceptor's name in that directory.
+	LibraryName = "libgpuslice.so"
+	// AttachSocketName is the attach socket's name in that directory.
+	AttachSocketName = "attach.sock"
+	// DirEnv names that directory for processes of a session outside containers.
+	DirEnv = "GPUSLICE_DIR"
+)
+
+// AllDevices as a Quota's Device means every device that has no quota of its own.
+const AllDevices = "*"
+
+// Mode says what happens to a request that does not fit.
+type Mode string
+
+const (
+	Enforce Mode = "enforce" // it is refused
+	Record  Mode = "record"  // it is counted and shown, never refused
+)
+
+// Quota is the bytes of VRAM that a slice may keep on one device.
+// Exactly one of Bytes and Percent is set.
+type Quota struct {
+	Device  string `json:"device"`            // a UUID, an index (turned into a UUID by the enforcer), or AllDevices
+	Bytes   uint64 `json:"bytes,omitempty"`   // > 0
+	Percent uint32 `json:"percent,omitempty"` // of that device's memory, 1 to 100
+}
+
+// RegisterRequest asks for a slice. Exactly one of Cgroup (a container) and Session (a
+// `gpuslice run`) says who its processes are.
+type RegisterRequest struct {
+	ID     string  `json:"id"` // see CheckID
+	Quotas []Quota `json:"quotas"`
+	Mode   Mode    `json:"mode,omitempty"` // "" is Enforce
+	Pool   string  `json:"pool,omitempty"`
+	Tenant string  `json:"tenant,omitempty"`
+	// TTL is how long the slice lives, in nanoseconds; 0 is for ever.
+	TTL time.Duration `json:"ttl,omitempty"`
+
+	// PID is the container's init, or the session's first process, in the enforcer's pid namespace.
+	// The slice's cgroup is read from the kernel, from this pid, never from the request.
+	PID int `json:"pid"`
+	// Container is the container's id as its engine shows it; "" for a session.
+	Container string `json:"container,omitempty"`
+	// Session is true if the slice's processes are PID and its descendants (PID is
+	// a subreaper), rather than all processes of PID's cgroup.
+	Session bool `json:"session,omitempty"`
+	// UID and GID own a session's attach directory; ignored for a container.
+	UID uint32 `json:"uid,omitempty"`
+	GID uint32 `json:"gid,omitempty"`
+}
+
+// RegisterReply is what the hook needs to bind the slice into the container.
+type RegisterReply struct {
+	Slice Slice `json:"slice"`
+	// Dir is the slice's directory on the host. It holds "bind", which becomes ContainerDir (the attach
+	// socket, and an empty LibraryName to bind the library on), and is
+	// where the hook writes the container's ld.so.preload.
+	Dir string `json:"dir"`
+	// Library is the installed interceptor on the host; its path names its version.
+	Library string `json:"library"`
+}
+
+// State of a slice.
+type State string
+
+const (
+	Active   State = "active"
+	Released State = "released" // only in answers to Release
+	Damaged  State = "damaged"  // its ledger was overwritten; nothing more is charged
+)
+
+// Slice as the enforcer shows it.
+type Slice struct {
+	ID           string        `json:"id"`
+	Generation   uint64        `json:"generation"` // differs between two slices of one id
+	State        State         `json:"state"`
+	Reason       string        `json:"reason,omitempty"` // why it is not active
+	Mode         Mode          `json:"mode"`
+	Pool         string        `json:"pool,omitempty"`
+	Tenant       string        `json:"tenant,omitempty"`
+	Container    string        `json:"container,omitempty"`
+	Session      bool          `json:"session,omitempty"`
+	PID          int           `json:"pid"`
+	Cgroup       string        `json:"cgroup,omitempty"`
+	Created      time.Time     `json:"created"`
+	TTL          time.Duration `json:"ttl,omitempty"`
+	Devices      []DeviceUse   `json:"devices"`
+	Processes    []Process     `json:"processes,omitempty"` // only in GET /v1/slices/{id}
+	ProcessCount int           `json:"process_count"`
+}
+
+// DeviceUse is what a slice holds on one device. Sizes in bytes.
+type DeviceUse struct {
+	Device      string `json:"device"` // UUID
+	Index       int    `json:"index"`  // NVML's, -1 without NVML
+	Name        string `json:"name,omitempty"`
+	Limit       uint64 `json:"limit"`    // 0 in record mode
+	Used        uint64 `json:"used"`     // asked for by programs
+	Overhead    uint64 `json:"overhead"` // held by the driver beyond that: contexts, modules
+	Peak        uint64 `json:"peak"`     // of used + overhead
+	Allocations uint64 `json:"allocations"`
+	Refusals    uint64 `json:"refusals"`
+	Recovered   uint64 `json:"recovered"` // given back for dead processes
+}
+
+// Process of a slice that has attached, or that driver truth found.
+type Process struct {
+	PID      int          `json:"pid"` // in the enforcer's pid namespace
+	Attached bool         `json:"attached"`
+	Devices  []ProcessUse `json:"devices"`
+}
+
+// ProcessUse is what a process holds on one device. Sizes in bytes.
+type ProcessUse struct {
+	Device   string  `json:"device"`
+	Used     uint64  `json:"used"`
+	Overhead uint64  `json:"overhead"`
+	Driver   *uint64 `json:"driver,omitempty"` // driver truth; nil if unknown
+}
+
+// Device of the host, as driver truth shows it.
+type Device struct {
+	UUID    string `json:"uuid"`
+	Index   int    `json:"index"`
+	Name    string `json:"name"`
+	Total   uint64 `json:"total"`   // bytes
+	Quotas  uint64 `json:"quotas"`  // sum of the limits of all slices, bytes
+	Context uint64 `json:"context"` // learned cost of a process's first context, bytes; 0 if unknown
+}
+
+// Info is GET /v1/info.
+type Info struct {
+	Version string `json:"version"`
+	Driver  string `json:"driver,omitempty"` // NVML's driver version
+	Truth   string `json:"truth"`            // "nvml", or why there is none
+	BootID  string `json:"boot_id"`
+	PID     int    `json:"pid"`
+}
+
+// Code of an Error, stable across versions.
+type Code string
+
+const (
+	CodeBadRequest    Code = "bad_request"    // 400
+	CodeNotFound      Code = "not_found"      // 404
+	CodeExists        Code = "exists"         // 409: an active slice has that id
+	CodeRunning       Code = "running"        // 409: its processes are alive
+	CodeQuotaExceeded Code = "quota_exceeded" // 409: the devices have not that much left
+	CodeNoDevice      Code = "no_device"      // 400: no such device
+	CodeInternal      Code = "internal"       // 500
+)
+
+// Error is the body of every answer that is not 2xx.
+type Error struct {
+	Code      Code   `json:"code"`
+	Message   string `json:"message"` // one sentence: what, why, what to do
+	Device    string `json:"device,omitempty"`
+	Requested uint64 `json:"requested,omitempty"`
+	Limit     uint64 `json:"limit,omitempty"`
+	Current   uint64 `json:"current,omitempty"`
+}
+
+func (e *Error) Error() string { return e.Message }
+
+// Is makes errors.Is(err, ErrNotFound) work across the API: two Errors are the same if their codes are.
+func (e *Error) Is(target error) bool {
+	t, ok := target.(*Error)
+	return ok && t.Code == e.Code
+}
+
+// Errorf returns an Error with a formatted message.
+func Errorf(code Code, format string, args ...any) *Error {
+	return &Error{Code: code, Message: fmt.Sprintf(format, args...)}
+}
+
+// Sentinels for errors.Is.
+var (
+	ErrBadRequest    = &Error{Code: CodeBadRequest, Message: "bad request"}
+	ErrNotFound      = &Error{Code: CodeNotFound, Message: "no such slice"}
+	ErrExists        = &Error{Code: CodeExists, Message: "a slice with that id is active"}
+	ErrRunning       = &Error{Code: CodeRunning, Message: "the slice's processes are alive"}
+	ErrQuotaExceeded = &Error{Code: CodeQuotaExceeded, Message: "the quotas exceed the device"}
+	ErrNoDevice      = &Error{Code: CodeNoDevice, Message: "no such device"}
+)
+
+// ErrUnreachable is returned by the client when nobody answers on the enforcer's socket.
+var ErrUnreachable = errors.New("the enforcer does not answer")
+
+// CheckID says whether id can name a slice: 1 to 255 of letters, digits, and "_.+-", not beginning with a dot.
+func CheckID(id string) error {
+	if id == "" || len(id) > 255 {
+		return Errorf(CodeBadRequest, "slice id has %d characters: 1 to 255 are accepted", len(id))
+	}
+	for i := 0; i < len(id); i++ {
+		c := id[i]
+		switch {
+		case c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z', c >= '0' && c <= '9', c == '_', c == '+', c == '-':
+		case c == '.' && i > 0:
+		default:
+			return Errorf(CodeBadRequest, "slice id %.64q has %q: letters, digits and \"_+-\" are accepted, and \".\" but at the start", id, c)
+		}
+	}
+	return nil
+}

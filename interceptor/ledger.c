@@ -1,0 +1,301 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "ledger.h"
+
+#include "atomic128.h"
+
+static uint64_t load(const uint64_t *p)
+{
+	return __atomic_load_n(p, __ATOMIC_ACQUIRE);
+}
+
+static void store(uint64_t *p, uint64_t value)
+{
+	__atomic_store_n(p, value, __ATOMIC_RELEASE);
+}
+
+static uint64_t tag_of(uint32_t lane, uint64_t number)
+{
+	return (uint64_t)lane << 48 | number;
+}
+
+/* Raise *p to `value`. A plain store could undo a later writer's higher value. */
+static void raise_to(uint64_t *p, uint64_t value)
+{
+	uint64_t seen = load(p);
+
+	while (seen < value &&
+	       !__atomic_compare_exchange_n(p, &seen, value, false, __ATOMIC_ACQ_REL,
+	                                    __ATOMIC_ACQUIRE))
+		;
+}
+
+void ledger_format(struct ledger *ledger, const uint8_t slice[16])
+{
+	for (unsigned i = 0; i < 16; i++)
+		ledger->slice[i] = slice[i];
+	ledger->layout = LEDGER_LAYOUT;
+	ledger->lanes = LEDGER_LANES;
+	ledger->size = sizeof(struct ledger);
+	store(&ledger->magic, LEDGER_MAGIC);
+}
+
+bool ledger_valid(const struct ledger *ledger, uint64_t size)
+{
+	return size == sizeof(struct ledger) && load(&ledger->magic) == LEDGER_MAGIC &&
+	       ledger->layout == LEDGER_LAYOUT && ledger->lanes == LEDGER_LANES &&
+	       ledger->size == size;
+}
+
+/*
+ * Did the lane's change `number` take effect? The tag is read first: if the change's tag was
+ * replaced before that, it was confirmed before it was replaced, and the second read sees it.
+ */
+static bool took_effect(const struct ledger *ledger, uint32_t device, uint32_t lane,
+                        uint64_t number)
+{
+	if (load(&ledger->device[device].word.tag) == tag_of(lane, number))
+		return true;
+	return load(&ledger->lane[lane].entry[device].confirmed) >= number;
+}
+
+/*
+ * The one place where the word changes. `sum` is what the lane will hold after its change
+ * `number`; it has held `held` so far. With `limited`, refuse what does not fit.
+ *
+ * Returns LEDGER_OK when the change took effect, by us (*ours) or, when a lane is being settled,
+ * by somebody else who settles it with us.
+ */
+static enum ledger_result change(struct ledger *ledger, uint32_t device, uint32_t lane,
+                                 uint64_t number, uint64_t held, uint64_t sum, bool limited,
+                                 bool settling, bool *ours)
+{
+	struct ledger_device *d = &ledger->device[device];
+	struct ledger_entry *entry = &ledger->lane[lane].entry[device];
+
+	*ours = false;
+	if (number > LEDGER_TAG_NUMBER)
+		return LEDGER_DAMAGED;
+	for (uint32_t tries = 0; tries < LEDGER_TRIES; tries++) {
+		uint64_t seen[2], used, previous;
+
+		/* The tag first: a tag names one state of the word, so if the swap finds this
+		 * tag again, nothing happened since here. */
+		seen[1] = load(&d->word.tag);
+		seen[0] = load(&d->word.used);
+
+		if (settling) {
+			if (seen[1] == tag_of(lane, number) || load(&entry->confirmed) >= number)
+				return LEDGER_OK;
+		}
+		if (sum >= held) {
+			uint64_t more = sum - held;
+
+			if (limited) {
+				/* Read after the tag and before the swap: ledger_limit() changes the
+				 * tag after it has stored a new limit. */
+				uint64_t limit = load(&d->limit);
+
+				if (seen[0] > limit || more > limit - seen[0]) {
+					/* `used` and `limit` were read one after the other. They
+					 * stood together only if nothing changed meanwhile. */
+					if (load(&d->word.tag) == seen[1])
+						return LEDGER_REFUSED;
+					continue;
+				}
+			}
+			used = seen[0] + more;
+			if (used < seen[0])
+				return LEDGER_DAMAGED;
+		} else {
+			uint64_t less = held - sum;
+
+			/* Less in the word than one lane holds: the page was overwritten. Zero is the
+			 * nearest to the truth, and the enforcer is told. */
+			used = seen[0] >= less ? seen[0] - less : 0;
+		}
+
+		previous = seen[1] >> 48;
+		if (previous > LEDGER_SLOTS)
+			return LEDGER_DAMAGED;
+		/* Confirm the change that we are about to replace. Whoever swapped it in may be dead,
+		 * or stopped before it could go on. */
+		raise_to(&ledger->lane[previous].entry[device].confirmed,
+		         seen[1] & LEDGER_TAG_NUMBER);
+		if (load(&d->peak) < seen[0])
+			raise_to(&d->peak, seen[0]);
+
+		if (!settling) {
+			/* Write down what we are about to do. The number comes last: before it is
+			 * there, nobody looks at the sum. */
+			store(&entry->sum[number & 1], sum);
+			store(&entry->number, number);
+		}
+		if (atomic128_swap(&d->word.used, seen, used, tag_of(lane, number))) {
+			*ours = true;
+			return LEDGER_OK;
+		}
+	}
+	return LEDGER_BUSY;
+}
+
+struct ledger_account ledger_open(struct ledger *ledger, uint32_t device, uint32_t lane)
+{
+	const struct ledger_entry *entry = &ledger->lane[lane].entry[device];
+	uint64_t number = load(&entry->number);
+	struct ledger_account account = {
+	    .ledger = ledger, .device = device, .lane = lane, .number = number};
+
+	/* Number 0 is the state after formatting: nothing was written down yet. */
+	if (number > 0 && !took_effect(ledger, device, lane, number))
+		account.number = number - 1;
+	account.held = load(&entry->sum[account.number & 1]);
+	return account;
+}
+
+static enum ledger_result move(struct ledger_account *account, uint64_t sum, bool limited)
+{
+	bool ours;
+	enum ledger_result result =
+	    change(account->ledger, account->device, account->lane, account->number + 1,
+	           account->held, sum, limited, false, &ours);
+
+	if (result == LEDGER_OK) {
+		account->number++;
+		account->held = sum;
+	}
+	return result;
+}
+
+enum ledger_result ledger_charge(struct ledger_account *account, uint64_t bytes)
+{
+	if (bytes > UINT64_MAX - account->held)
+		return LEDGER_REFUSED;
+	if (__atomic_load_n(&account->ledger->flags, __ATOMIC_ACQUIRE) & LEDGER_CLOSED)
+		return LEDGER_REFUSED;
+	return move(account, account->held + bytes, true);
+}
+
+enum ledger_result ledger_set(struct ledger_account *account, uint64_t held)
+{
+	if (held == account->held)
+		return LEDGER_OK;
+	return move(account, held, false);
+}
+
+enum ledger_result ledger_release(struct ledger_account *account, uint64_t bytes)
+{
+	return ledger_set(account, bytes < account->held ? account->held - bytes : 0);
+}
+
+enum ledger_result ledger_limit(struct ledger_account *account, uint64_t limit)
+{
+	store(&account->ledger->device[account->device].limit, limit);
+	/* A charge that read the older limit has read the tag before; this makes its swap fail. */
+	return move(account, account->held, false);
+}
+
+enum ledger_result ledger_settle(struct ledger *ledger, uint32_t device, uint32_t lane,
+                                 uint64_t generation, uint64_t *bytes)
+{
+	const struct ledger_lane *l = &ledger->lane[lane];
+	const struct ledger_entry *entry = &l->entry[device];
+	uint64_t number, sum;
+	enum ledger_result result;
+	bool ours;
+
+	if (bytes)
+		*bytes = 0;
+	if (load(&l->generation) != generation)
+		return LEDGER_OK;
+	/* The owner is dead, so number and sums stand still for as long as the generation does. */
+	number = load(&entry->number);
+	if (number > 0 && !took_effect(ledger, device, lane, number))
+		sum = load(&entry->sum[(number - 1) & 1]);
+	else
+		sum = load(&entry->sum[number & 1]);
+	__atomic_thread_fence(__ATOMIC_ACQUIRE);
+	if (load(&l->generation) != generation)
+		return LEDGER_OK;
+	if (sum == 0)
+		return LEDGER_OK;
+
+	result = change(ledger, device, lane, number + 1, sum, 0, false, true, &ours);
+	if (result == LEDGER_OK && ours) {
+		__atomic_fetch_add(&ledger->device[device].recovered, sum, __ATOMIC_RELAXED);
+		if (bytes)
+			*bytes = sum;
+	}
+	return result;
+}
+
+enum ledger_result ledger_recycle(struct ledger *ledger, uint32_t lane)
+{
+	struct ledger_lane *l = &ledger->lane[lane];
+	uint64_t generation = load(&l->generation);
+
+	for (uint32_t device = 0; device < LEDGER_DEVICES; device++) {
+		enum ledger_result result = ledger_settle(ledger, device, lane, generation, NULL);
+
+		if (result != LEDGER_OK)
+			return result;
+	}
+	/* First the generation: a settler that comes late sees that its reading is stale. */
+	store(&l->generation, generation + 1);
+	__atomic_thread_fence(__ATOMIC_SEQ_CST);
+	for (uint32_t device = 0; device < LEDGER_DEVICES; device++) {
+		struct ledger_device *d = &ledger->device[device];
+		struct ledger_entry *entry = &l->entry[device];
+
+		if (load(&entry->number) == 0)
+			continue; /* never used; do not touch more of the page than needed */
+		d->retired_allocations += entry->allocations;
+		d->retired_refusals += entry->refusals;
+		entry->allocations = entry->refusals = entry->context = 0;
+		entry->sum[0] = entry->sum[1] = 0;
+		/* Past the number with which this lane was settled. */
+		store(&entry->number, entry->number + 1);
+	}
+	return LEDGER_OK;
+}
+
+void ledger_count_allocation(const struct ledger_account *account)
+{
+	uint64_t *n = &account->ledger->lane[account->lane].entry[account->device].allocations;
+
+	__atomic_store_n(n, *n + 1, __ATOMIC_RELAXED);
+}
+
+void ledger_count_refusal(const struct ledger_account *account)
+{
+	uint64_t *n = &account->ledger->lane[account->lane].entry[account->device].refusals;
+
+	__atomic_store_n(n, *n + 1, __ATOMIC_RELAXED);
+}
+
+void ledger_set_context(const struct ledger_account *account, uint64_t bytes)
+{
+	store(&account->ledger->lane[account->lane].entry[account->device].context, bytes);
+}
+
+uint64_t ledger_held(const struct ledger *ledger, uint32_t device, uint32_t lane)
+{
+	const struct ledger_entry *entry = &ledger->lane[lane].entry[device];
+
+	/* The sums alternate, so a reader that was overtaken by two changes reads a wrong one:
+	 * read again until the number stood still. */
+	for (unsigned tries = 0; tries < 1000; tries++) {
+		uint64_t number = load(&entry->number);
+		bool took = number == 0 || took_effect(ledger, device, lane, number);
+		uint64_t sum = load(&entry->sum[(took ? number : number - 1) & 1]);
+
+		__atomic_thread_fence(__ATOMIC_ACQUIRE);
+		if (load(&entry->number) == number)
+			return sum;
+	}
+	return load(&entry->sum[load(&entry->number) & 1]);
+}
+
+uint64_t ledger_number(const struct ledger *ledger, uint32_t device, uint32_t lane)
+{
+	return load(&ledger->lane[lane].entry[device].number);
+}

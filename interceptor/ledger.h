@@ -1,0 +1,204 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The ledger: the shared memory of one slice, in which its processes charge bytes of VRAM.
+ *
+ * This file is the only description of the layout. The interceptor is compiled from it; the
+ * enforcer (Go) uses the same functions through cgo (package enforcer/ledger); nothing else reads it.
+ *
+ * What holds, whatever dies between any two instructions (interceptor/model/ledger.pml is the
+ * machine-checked form of it):
+ *
+ *   - `used` of a device is at every instant the exact sum of what its lanes have charged;
+ *   - a charge takes effect in one compare-and-swap, and only if it fits the limit then;
+ *   - what a dead process charged is given back once, by whoever comes first: the enforcer or a
+ *     sibling, or both at the same time;
+ *   - nobody waits for anybody: there is no lock and no frozen state. A process that is stopped or
+ *     killed half-way through a charge delays no one.
+ *
+ * How. The word that is swapped holds, beside `used`, a tag: which lane made the last change, and
+ * the number of that change among the lane's own. Tags are never used twice. A lane writes down
+ * what it is about to do (number, and the sum it will then hold), then swaps the word. Before
+ * replacing a tag, every writer first notes in the entry of the lane that it names that this change
+ * took effect (`confirmed`). So whether the last change that a dead lane wrote down took effect can
+ * always be told: its tag is in the word, or it is confirmed, or it never happened. To settle a dead lane
+ * is one more change of that lane ("give back all"), numbered like any other; therefore it
+ * happens at most once, no matter how many try. (The idea is that of recoverable
+ * compare-and-swap: Attiya, Ben-Baruch, Hendler, PODC 2018; here there is one word per device and the
+ * recovery is done by others.)
+ *
+ * A lane is written by one writer at a time: lane 0 by the enforcer, each other lane by the
+ * process to which the enforcer gave it (which serialises its threads by a lock of its own,
+ * that dies with it).
+ *
+ * Everything in the page can be overwritten by any process of the slice. These functions never
+ * index, loop or wait on the word of the page: lane numbers read from it are checked, loops are
+ * bounded. What a hostile process can do is to falsify its own slice's count; driver truth finds that.
+ */
+#ifndef GPUSLICE_LEDGER_H
+#define GPUSLICE_LEDGER_H
+
+#include <assert.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define LEDGER_MAGIC 0x52474c4543494c53ull /* "SLICELGR" */
+#define LEDGER_LAYOUT 1u                   /* raised by any change of the structures below */
+#define LEDGER_DEVICES 16u
+#define LEDGER_SLOTS 4096u             /* processes of a slice at one time */
+#define LEDGER_LANES (LEDGER_SLOTS + 1) /* lane 0 is the enforcer's */
+#define LEDGER_NO_LIMIT UINT64_MAX
+
+/* The word: two halves, swapped as one. `tag` = lane << 48 | number of the lane's change. */
+struct ledger_word {
+	uint64_t used; /* bytes charged on this device by all lanes together */
+	uint64_t tag;
+} __attribute__((aligned(16)));
+
+#define LEDGER_TAG_NUMBER ((1ull << 48) - 1)
+
+/* One device of the slice. Everything but `word` and `peak` is written by the enforcer only. */
+struct ledger_device {
+	struct ledger_word word;
+	uint64_t limit; /* bytes that may be charged; LEDGER_NO_LIMIT in record mode */
+	uint64_t quota; /* bytes shown to programs as the device's memory */
+	uint64_t peak;  /* highest `used` that was ever replaced: the true peak is max(peak, used) */
+	uint64_t context_bytes; /* charged for a first context before it is made: what was learned */
+	uint64_t total;         /* bytes of memory of the device itself */
+	uint64_t retired_allocations; /* of lanes that were given to another process since */
+	uint64_t retired_refusals;
+	uint64_t recovered; /* bytes given back for dead processes (advisory: for metrics) */
+	uint8_t uuid[16];   /* as cuDeviceGetUuid_v2 and NVML give it, raw */
+	uint64_t reserved[4];
+};
+static_assert(sizeof(struct ledger_device) == 128, "ledger_device");
+
+/* What one lane holds on one device. A cache line, written by the lane's owner but for `confirmed`. */
+struct ledger_entry {
+	uint64_t number;      /* the lane's last change that was written down */
+	uint64_t sum[2];      /* sum[n & 1]: bytes held after change n */
+	uint64_t confirmed;   /* highest change known to have taken effect; written by others */
+	uint64_t context;     /* bytes of `sum` that are contexts (shown as overhead) */
+	uint64_t allocations; /* charges that took effect, since the process attached */
+	uint64_t refusals;
+	uint64_t reserved;
+};
+static_assert(sizeof(struct ledger_entry) == 64, "ledger_entry");
+
+enum ledger_lane_state {
+	LEDGER_FREE = 0,
+	LEDGER_LIVE = 1, /* a process owns it, or owned it and is not settled yet */
+};
+
+/* One lane: whose it is, and its entries. Identity is written by the enforcer only. */
+struct ledger_lane {
+	uint64_t generation; /* raised each time that the lane is given to a process */
+	uint32_t state;
+	uint32_t pid;          /* in the enforcer's pid namespace */
+	uint64_t start;        /* start time of that process, clock ticks since boot (proc(5) stat, 22) */
+	uint64_t pid_ns;       /* inode of the process's own pid namespace */
+	uint32_t ns_pid;       /* its pid there */
+	uint32_t reserved0;
+	uint64_t reserved[3];
+	struct ledger_entry entry[LEDGER_DEVICES];
+};
+static_assert(sizeof(struct ledger_lane) == 64 + 64 * LEDGER_DEVICES, "ledger_lane");
+
+enum ledger_flags {
+	LEDGER_CLOSED = 1u, /* the slice was released: nothing may be charged any more */
+};
+
+struct ledger {
+	uint64_t magic;
+	uint32_t layout;
+	uint32_t lanes; /* LEDGER_LANES */
+	uint64_t size;  /* sizeof(struct ledger) */
+	uint32_t device_count;
+	uint32_t high_lane; /* no lane above this one was ever given out */
+	uint32_t flags;
+	uint32_t record; /* 1: record mode, nothing is refused */
+	uint8_t slice[16]; /* random name of this ledger: tells one mapping from another */
+	uint64_t reserved[9];
+	struct ledger_device device[LEDGER_DEVICES];
+	uint8_t padding[4096 - 128 - 128 * LEDGER_DEVICES]; /* lanes begin on a page */
+	struct ledger_lane lane[LEDGER_LANES];
+};
+static_assert(offsetof(struct ledger, device) == 128, "devices begin on a cache line");
+static_assert(offsetof(struct ledger, lane) == 4096, "lanes begin on a page");
+
+enum ledger_result {
+	LEDGER_OK = 0,
+	LEDGER_REFUSED = 1, /* it does not fit */
+	LEDGER_BUSY = 2,    /* the word changed too many times while we tried: try again later */
+	LEDGER_DAMAGED = 3, /* the page holds what no honest process writes */
+};
+
+/* How many lost swaps make a LEDGER_BUSY. Only a process that rewrites the word for ever gets there. */
+#define LEDGER_TRIES 1000000u
+
+/*
+ * The owner's view of its lane on one device: the number of its last change that took effect and
+ * what it holds. Kept in the owner's own memory, so that a page overwritten by a
+ * sibling does not mislead the owner about itself.
+ */
+struct ledger_account {
+	struct ledger *ledger;
+	uint32_t device, lane;
+	uint64_t number; /* last change of ours that took effect (or the base we started from) */
+	uint64_t held;   /* bytes */
+};
+
+/* Prepare a zeroed page for use. Enforcer only. */
+void ledger_format(struct ledger *ledger, const uint8_t slice[16]);
+
+/* Is this a page that these functions can work on? Checks magic, layout and size. */
+bool ledger_valid(const struct ledger *ledger, uint64_t size);
+
+/* Make the account of a lane that was just given to the caller (or, for lane 0, of a
+ * restarted enforcer: the change that its predecessor left in doubt is decided here). */
+struct ledger_account ledger_open(struct ledger *ledger, uint32_t device, uint32_t lane);
+
+/* Charge `bytes`; refuse if used + bytes would pass the limit. */
+enum ledger_result ledger_charge(struct ledger_account *account, uint64_t bytes);
+
+/* Change what the account holds to `held`, up or down, without asking the limit: for
+ * giving back, and for what the driver holds already. */
+enum ledger_result ledger_set(struct ledger_account *account, uint64_t held);
+
+/* Give back `bytes`; saturates at what the account holds. */
+enum ledger_result ledger_release(struct ledger_account *account, uint64_t bytes);
+
+/*
+ * Set the limit. When it returns, no charge that read the older limit can take effect any more.
+ * Enforcer only: `account` is that of lane 0.
+ */
+enum ledger_result ledger_limit(struct ledger_account *account, uint64_t limit);
+
+/*
+ * Give back what a dead lane holds on one device. The caller has seen that the process to which
+ * `generation` of the lane was given is dead. Any number of callers may do so at the same time, and
+ * late ones are harmless. *bytes, if not NULL, is what was given back by this call.
+ */
+enum ledger_result ledger_settle(struct ledger *ledger, uint32_t device, uint32_t lane,
+                                 uint64_t generation, uint64_t *bytes);
+
+/*
+ * Give a settled lane to a new process. Enforcer only; the identity fields are the caller's to
+ * write before, the state after. Returns LEDGER_DAMAGED if the lane is not settled.
+ */
+enum ledger_result ledger_recycle(struct ledger *ledger, uint32_t lane);
+
+/* Count a charge that took effect, or a refusal, in the lane's entry. */
+void ledger_count_allocation(const struct ledger_account *account);
+void ledger_count_refusal(const struct ledger_account *account);
+
+/* Set how much of what the account holds are contexts. */
+void ledger_set_context(const struct ledger_account *account, uint64_t bytes);
+
+/* What a lane holds on a device now, as another process sees it. */
+uint64_t ledger_held(const struct ledger *ledger, uint32_t device, uint32_t lane);
+
+/* The number of the lane's last change that was written down: unchanged means nothing was charged. */
+uint64_t ledger_number(const struct ledger *ledger, uint32_t device, uint32_t lane);
+
+#endif

@@ -1,0 +1,100 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "config.h"
+
+#include "machine.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* One H100 80GB HBM3, driver 580.159.04: NVML shows 81,559 MiB and CUDA 81,079 of them. */
+#define H100_MEMORY (81559 * MiB)
+#define H100_RESERVED (480 * MiB)
+/* PyTorch's process on it held 582 MiB by NVML with 64 MiB allocated. */
+#define H100_CONTEXT (518 * MiB)
+
+/* A value that cannot be read is a test that tests something else: say so and stop. */
+static void refuse(const char *variable, const char *value)
+{
+	fprintf(stderr, "fakecuda: %s=%s is not a size (accepted: 8589934592, 8192M, 8G)\n",
+		variable, value);
+	abort();
+}
+
+static uint64_t size_from(const char *variable, uint64_t otherwise)
+{
+	const char *value = getenv(variable);
+	unsigned shift = 0;
+	unsigned long long number;
+	char *end;
+
+	if (!value || !*value)
+		return otherwise;
+	number = strtoull(value, &end, 10);
+	if (end == value)
+		refuse(variable, value);
+	switch (*end) {
+	case 'k':
+	case 'K':
+		shift = 10;
+		break;
+	case 'm':
+	case 'M':
+		shift = 20;
+		break;
+	case 'g':
+	case 'G':
+		shift = 30;
+		break;
+	}
+	if (shift)
+		end++;
+	if (strcmp(end, "") != 0 && strcmp(end, "iB") != 0)
+		refuse(variable, value);
+	return (uint64_t)number << shift;
+}
+
+void config_state_path(char *path, size_t size)
+{
+	const char *value = getenv("FAKECUDA_STATE");
+
+	if (value && *value)
+		snprintf(path, size, "%s", value);
+	else
+		snprintf(path, size, "/dev/shm/gpuslice-fakecuda-%u", (unsigned)getuid());
+}
+
+unsigned config_device_count(void)
+{
+	const char *value = getenv("FAKECUDA_DEVICES");
+	unsigned long count = value && *value ? strtoul(value, NULL, 10) : 1;
+
+	return count > MACHINE_MAX_DEVICES ? MACHINE_MAX_DEVICES : (unsigned)count;
+}
+
+uint64_t config_device_memory(void)
+{
+	return size_from("FAKECUDA_MEMORY", H100_MEMORY);
+}
+
+uint64_t config_device_reserved(void)
+{
+	const char *memory = getenv("FAKECUDA_MEMORY");
+	bool chosen = memory && *memory;
+
+	/* A test that asks for a card of 8G wants round figures in CUDA and NVML alike. */
+	return size_from("FAKECUDA_RESERVED", chosen ? 0 : H100_RESERVED);
+}
+
+uint64_t config_context_bytes(void)
+{
+	return size_from("FAKECUDA_CONTEXT", H100_CONTEXT);
+}
+
+bool config_is(const char *variable, const char *value)
+{
+	const char *actual = getenv(variable);
+
+	return actual && strcmp(actual, value) == 0;
+}

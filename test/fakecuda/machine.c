@@ -1,0 +1,314 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#define _GNU_SOURCE
+#include "machine.h"
+
+#include "config.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/auxv.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define STATE_MAGIC 0x41444355u /* "UCDA" */
+#define STATE_VERSION 1u
+
+/*
+ * Who owns a record, as far as a process can tell about itself: the 16 random bytes that the
+ * kernel hands to each executed program, and the pid to tell a fork from its parent. libcuda
+ * and libnvidia-ml in one process do not know of each other, and F_GETLK never shows a process
+ * its own locks; by this they recognise their process's record.
+ */
+struct identity {
+	uint8_t random[16];
+	pid_t pid;
+};
+
+struct state {
+	atomic_uint magic; /* written last: the rest is complete once it is right */
+	uint32_t version;
+	uint32_t device_count;
+	atomic_uint record_count; /* records below it have been used; it only grows */
+	struct machine_device device[MACHINE_MAX_DEVICES];
+	struct identity owner[MACHINE_MAX_PROCESSES];
+	/* Bytes per device and record. Written by the owner, or by whoever takes over the
+	 * record of a dead one. */
+	_Atomic uint64_t held[MACHINE_MAX_DEVICES][MACHINE_MAX_PROCESSES];
+};
+
+/* Byte ranges of the file, used for locks alone. */
+#define STATE_LOCK 0
+#define RECORD_LOCK(record) (1 + (off_t)(record))
+#define NO_RECORD MACHINE_MAX_PROCESSES
+
+static struct state *state;
+static int state_fd = -1;
+static unsigned own_record = NO_RECORD;
+static struct identity self;
+
+static int lock_byte(off_t byte, short type, int command)
+{
+	struct flock lock = {.l_type = type, .l_whence = SEEK_SET, .l_start = byte, .l_len = 1};
+	int result;
+
+	do
+		result = fcntl(state_fd, command, &lock);
+	while (result == -1 && errno == EINTR);
+	return result;
+}
+
+static void lock_state(void)
+{
+	lock_byte(STATE_LOCK, F_WRLCK, F_SETLKW);
+}
+
+static void unlock_state(void)
+{
+	lock_byte(STATE_LOCK, F_UNLCK, F_SETLK);
+}
+
+static void learn_identity(void)
+{
+	const void *random = (const void *)getauxval(AT_RANDOM);
+
+	if (random)
+		memcpy(self.random, random, sizeof(self.random));
+	self.pid = getpid();
+}
+
+static bool is_own_record(unsigned record)
+{
+	const struct identity *owner = &state->owner[record];
+
+	return owner->pid == self.pid &&
+	       memcmp(owner->random, self.random, sizeof(self.random)) == 0;
+}
+
+/*
+ * True while the record's owner lives. `*pid` is its pid as the caller sees it, or 0 if it is
+ * in a namespace that the caller does not see into.
+ */
+static bool record_is_live(unsigned record, pid_t *pid)
+{
+	struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_len = 1};
+
+	lock.l_start = RECORD_LOCK(record);
+	if (is_own_record(record)) {
+		*pid = self.pid;
+		return true;
+	}
+	if (fcntl(state_fd, F_GETLK, &lock) == -1 || lock.l_type == F_UNLCK)
+		return false;
+	*pid = lock.l_pid > 0 ? lock.l_pid : 0;
+	return true;
+}
+
+/*
+ * The same cards for everyone who makes this state anew: in one process both libraries may get
+ * here at once (they cannot exclude each other by a POSIX lock), and write the same bytes.
+ */
+static void build_devices(struct state *fresh)
+{
+	uint64_t memory = config_device_memory();
+	uint64_t reserved = config_device_reserved();
+	static const uint8_t uuid[16] = {0x6b, 0x1d, 0x3c, 0x52, 0x9a, 0x04, 0x4e, 0x7f,
+					 0x8c, 0x21, 0x5f, 0xa6, 0xd0, 0x37, 0xe9, 0x00};
+
+	fresh->version = STATE_VERSION;
+	fresh->device_count = config_device_count();
+	for (unsigned i = 0; i < fresh->device_count; i++) {
+		struct machine_device *device = &fresh->device[i];
+
+		device->memory = memory;
+		device->reserved = reserved;
+		memcpy(device->uuid, uuid, sizeof(uuid));
+		device->uuid[15] = (uint8_t)i;
+	}
+}
+
+static enum machine_status map_state(void)
+{
+	struct state *mapped;
+	struct stat info;
+	enum machine_status status = MACHINE_UNREACHABLE;
+
+	lock_state();
+	if (fstat(state_fd, &info) == -1)
+		goto out;
+	if (info.st_size != 0 && info.st_size != (off_t)sizeof(*mapped)) {
+		status = MACHINE_MISMATCH;
+		goto out;
+	}
+	if (info.st_size == 0 && ftruncate(state_fd, sizeof(*mapped)) == -1)
+		goto out;
+	mapped = mmap(NULL, sizeof(*mapped), PROT_READ | PROT_WRITE, MAP_SHARED, state_fd, 0);
+	if (mapped == MAP_FAILED)
+		goto out;
+	if (atomic_load(&mapped->magic) == 0) {
+		build_devices(mapped);
+		atomic_store(&mapped->magic, STATE_MAGIC);
+	}
+	if (atomic_load(&mapped->magic) != STATE_MAGIC || mapped->version != STATE_VERSION) {
+		munmap(mapped, sizeof(*mapped));
+		status = MACHINE_MISMATCH;
+		goto out;
+	}
+	state = mapped;
+	status = MACHINE_OK;
+out:
+	unlock_state();
+	return status;
+}
+
+enum machine_status machine_open(void)
+{
+	static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
+	enum machine_status status = MACHINE_OK;
+	char path[256];
+
+	pthread_mutex_lock(&opening);
+	learn_identity();
+	if (state)
+		goto out;
+	if (state_fd == -1) {
+		config_state_path(path, sizeof(path));
+		state_fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+		/* Every user may use the card, as with /dev/nvidia0; fails harmlessly for all
+		 * but the one who made the file. */
+		if (state_fd != -1)
+			(void)!fchmod(state_fd, 0666);
+	}
+	status = state_fd == -1 ? MACHINE_UNREACHABLE : map_state();
+out:
+	pthread_mutex_unlock(&opening);
+	return status;
+}
+
+unsigned machine_device_count(void)
+{
+	return state->device_count;
+}
+
+const struct machine_device *machine_device(unsigned device)
+{
+	return &state->device[device];
+}
+
+enum machine_status machine_join(void)
+{
+	enum machine_status status = MACHINE_FULL;
+	pid_t pid;
+
+	if (own_record != NO_RECORD)
+		return MACHINE_OK;
+	lock_state();
+	for (unsigned i = 0; i < MACHINE_MAX_PROCESSES; i++) {
+		/* One with this process's identity is a dead namesake's: it has not joined yet. */
+		if (record_is_live(i, &pid) && !is_own_record(i))
+			continue;
+		/* Emptied before it is locked: a record that is live never shows its former
+		 * owner's bytes. */
+		for (unsigned d = 0; d < MACHINE_MAX_DEVICES; d++)
+			atomic_store(&state->held[d][i], 0);
+		if (lock_byte(RECORD_LOCK(i), F_WRLCK, F_SETLK) == -1)
+			break;
+		state->owner[i] = self;
+		if (i >= atomic_load(&state->record_count))
+			atomic_store(&state->record_count, i + 1);
+		own_record = i;
+		status = MACHINE_OK;
+		break;
+	}
+	unlock_state();
+	return status;
+}
+
+static uint64_t sum_of_all(unsigned device)
+{
+	unsigned count = atomic_load(&state->record_count);
+	uint64_t sum = 0;
+
+	for (unsigned i = 0; i < count; i++)
+		sum += atomic_load(&state->held[device][i]);
+	return sum;
+}
+
+/* With the state locked, so that no record changes hands between the look and the write. */
+static void empty_dead_records(void)
+{
+	unsigned count = atomic_load(&state->record_count);
+	pid_t pid;
+
+	for (unsigned i = 0; i < count; i++) {
+		if (record_is_live(i, &pid))
+			continue;
+		for (unsigned d = 0; d < MACHINE_MAX_DEVICES; d++)
+			atomic_store(&state->held[d][i], 0);
+	}
+}
+
+bool machine_charge(unsigned device, uint64_t bytes)
+{
+	const struct machine_device *card = &state->device[device];
+	uint64_t capacity = card->memory - card->reserved;
+	bool fits;
+
+	if (bytes > capacity)
+		return false;
+	lock_state();
+	fits = sum_of_all(device) <= capacity - bytes;
+	if (!fits) {
+		/* The dead are looked for only by those who need their memory: a look at
+		 * every record on every allocation would cost a system call each. */
+		empty_dead_records();
+		fits = sum_of_all(device) <= capacity - bytes;
+	}
+	if (fits)
+		atomic_fetch_add(&state->held[device][own_record], bytes);
+	unlock_state();
+	return fits;
+}
+
+void machine_release(unsigned device, uint64_t bytes)
+{
+	atomic_fetch_sub(&state->held[device][own_record], bytes);
+}
+
+uint64_t machine_used(unsigned device)
+{
+	unsigned count = atomic_load(&state->record_count);
+	uint64_t sum = 0;
+	pid_t pid;
+
+	for (unsigned i = 0; i < count; i++) {
+		uint64_t bytes = atomic_load(&state->held[device][i]);
+
+		if (bytes && record_is_live(i, &pid))
+			sum += bytes;
+	}
+	return sum;
+}
+
+unsigned machine_processes(unsigned device, struct machine_process *out, unsigned max)
+{
+	unsigned count = atomic_load(&state->record_count);
+	unsigned found = 0;
+	pid_t pid;
+
+	for (unsigned i = 0; i < count; i++) {
+		uint64_t bytes = atomic_load(&state->held[device][i]);
+
+		if (!bytes || !record_is_live(i, &pid) || !pid)
+			continue;
+		if (found < max)
+			out[found] = (struct machine_process){.pid = pid, .bytes = bytes};
+		found++;
+	}
+	return found;
+}

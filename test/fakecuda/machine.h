@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The simulated machine: its cards, and what each live process holds on them.
+ *
+ * The machine is one file in shared memory, mapped by every process that uses the simulated
+ * libcuda or libnvidia-ml. What is used on a card is never stored: it is the sum over the
+ * records of the processes that live, and each record is written by its owner alone. So a death
+ * at any instruction cannot leave a wrong figure behind; there is nothing to repair.
+ *
+ * A process lives as long as the kernel keeps its POSIX lock on its record's byte. Such a lock
+ * goes with the process or with an exec, is not inherited by a fork, and F_GETLK reports its
+ * holder's pid in the *asker's* pid namespace: a process in a container, which cannot learn its
+ * own pid on the host, is listed there with the right one. A robust mutex could not take its
+ * place: its owner word is a thread id of the owner's namespace, and the kernel would mistake
+ * thread 7 of one container for thread 7 of another.
+ *
+ * The price of POSIX locks is that closing *any* descriptor of the file drops all of the
+ * process's locks on it. So no descriptor is ever closed, and both libraries are never unloaded.
+ */
+#ifndef FAKECUDA_MACHINE_H
+#define FAKECUDA_MACHINE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#define MACHINE_MAX_DEVICES 16u
+#define MACHINE_MAX_PROCESSES 1024u
+
+#define MiB (1024ull * 1024)
+
+struct machine_device {
+	uint64_t memory;   /* bytes that NVML reports as the total */
+	uint64_t reserved; /* the part of it that the driver keeps from every program */
+	uint8_t uuid[16];
+};
+
+struct machine_process {
+	pid_t pid; /* in the caller's pid namespace */
+	uint64_t bytes;
+};
+
+enum machine_status {
+	MACHINE_OK,
+	MACHINE_UNREACHABLE, /* the state file cannot be made, opened or mapped */
+	MACHINE_MISMATCH,    /* it was made by another version of the simulation */
+	MACHINE_FULL,        /* no free record */
+};
+
+/* Maps the state, and makes it if there is none. Idempotent. */
+enum machine_status machine_open(void);
+
+unsigned machine_device_count(void);
+const struct machine_device *machine_device(unsigned device);
+
+/*
+ * Gives this process a record. libcuda calls it once, from cuInit.
+ */
+enum machine_status machine_join(void);
+
+/*
+ * Adds to what this process holds, unless the card has less than that free. The caller
+ * serialises the threads of its process for charge and release: a POSIX lock does not.
+ */
+bool machine_charge(unsigned device, uint64_t bytes);
+void machine_release(unsigned device, uint64_t bytes);
+
+/* The bytes that all live processes hold together. */
+uint64_t machine_used(unsigned device);
+
+/*
+ * Writes up to `max` processes that hold memory on the card and are visible from the caller's
+ * pid namespace; returns how many there are.
+ */
+unsigned machine_processes(unsigned device, struct machine_process *out, unsigned max);
+
+#endif
