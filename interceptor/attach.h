@@ -7,7 +7,8 @@
  * process keeps no descriptor. Who asks is what the kernel says (SO_PEERCRED, SO_PEERPIDFD,
  * cgroup); nothing in a message is trusted for that.
  *
- * Go reads this file through cgo (package enforcer/ledger), so there is no second copy of the layout.
+ * Go reads this file through cgo (package enforcer/ledger), so there is no second copy of the
+ * layout.
  */
 #ifndef GPUSLICE_ATTACH_H
 #define GPUSLICE_ATTACH_H
@@ -27,7 +28,8 @@
 enum attach_op {
 	/* Give me a place in the ledger. Answered with the ledger's descriptor (SCM_RIGHTS). */
 	ATTACH_OP_ATTACH = 1,
-	/* Which ledger device is `uuid`, of `bytes` bytes? Adds it if the slice's quota covers it. */
+	/* Which ledger device is `uuid`, of `bytes` bytes? Adds it if the slice's quota covers it.
+	 */
 	ATTACH_OP_DEVICE = 2,
 	/* I made my first context on `device`: how much does the driver hold for me there?
 	 * (driver truth for this process, in bytes; ATTACH_UNKNOWN without NVML) */

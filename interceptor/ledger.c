@@ -23,9 +23,8 @@ static void raise_to(uint64_t *p, uint64_t value)
 {
 	uint64_t seen = load(p);
 
-	while (seen < value &&
-	       !__atomic_compare_exchange_n(p, &seen, value, false, __ATOMIC_ACQ_REL,
-	                                    __ATOMIC_ACQUIRE))
+	while (seen < value && !__atomic_compare_exchange_n(p, &seen, value, false,
+	                                                    __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
 		;
 }
 
@@ -91,8 +90,8 @@ static enum ledger_result change(struct ledger *ledger, uint32_t device, uint32_
 			uint64_t more = sum - held;
 
 			if (limited) {
-				/* Read after the tag and before the swap: ledger_limit() changes the
-				 * tag after it has stored a new limit. */
+				/* Read after the tag and before the swap: ledger_limit() changes
+				 * the tag after it has stored a new limit. */
 				uint64_t limit = load(&d->limit);
 
 				if (seen[0] > limit || more > limit - seen[0]) {
@@ -109,16 +108,16 @@ static enum ledger_result change(struct ledger *ledger, uint32_t device, uint32_
 		} else {
 			uint64_t less = held - sum;
 
-			/* Less in the word than one lane holds: the page was overwritten. Zero is the
-			 * nearest to the truth, and the enforcer is told. */
+			/* Less in the word than one lane holds: the page was overwritten. Zero is
+			 * the nearest to the truth, and the enforcer is told. */
 			used = seen[0] >= less ? seen[0] - less : 0;
 		}
 
 		previous = seen[1] >> 48;
 		if (previous > LEDGER_SLOTS)
 			return LEDGER_DAMAGED;
-		/* Confirm the change that we are about to replace. Whoever swapped it in may be dead,
-		 * or stopped before it could go on. */
+		/* Confirm the change that we are about to replace. Whoever swapped it in may be
+		 * dead, or stopped before it could go on. */
 		raise_to(&ledger->lane[previous].entry[device].confirmed,
 		         seen[1] & LEDGER_TAG_NUMBER);
 		if (load(&d->peak) < seen[0])

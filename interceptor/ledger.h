@@ -3,7 +3,8 @@
  * The ledger: the shared memory of one slice, in which its processes charge bytes of VRAM.
  *
  * This file is the only description of the layout. The interceptor is compiled from it; the
- * enforcer (Go) uses the same functions through cgo (package enforcer/ledger); nothing else reads it.
+ * enforcer (Go) uses the same functions through cgo (package enforcer/ledger); nothing else reads
+ * it.
  *
  * What holds, whatever dies between any two instructions (interceptor/model/ledger.pml is the
  * machine-checked form of it):
@@ -20,11 +21,11 @@
  * what it is about to do (number, and the sum it will then hold), then swaps the word. Before
  * replacing a tag, every writer first notes in the entry of the lane that it names that this change
  * took effect (`confirmed`). So whether the last change that a dead lane wrote down took effect can
- * always be told: its tag is in the word, or it is confirmed, or it never happened. To settle a dead lane
- * is one more change of that lane ("give back all"), numbered like any other; therefore it
- * happens at most once, no matter how many try. (The idea is that of recoverable
- * compare-and-swap: Attiya, Ben-Baruch, Hendler, PODC 2018; here there is one word per device and the
- * recovery is done by others.)
+ * always be told: its tag is in the word, or it is confirmed, or it never happened. To settle a
+ * dead lane is one more change of that lane ("give back all"), numbered like any other; therefore
+ * it happens at most once, no matter how many try. (The idea is that of recoverable
+ * compare-and-swap: Attiya, Ben-Baruch, Hendler, PODC 2018; here there is one word per device and
+ * the recovery is done by others.)
  *
  * A lane is written by one writer at a time: lane 0 by the enforcer, each other lane by the
  * process to which the enforcer gave it (which serialises its threads by a lock of its own,
@@ -32,7 +33,8 @@
  *
  * Everything in the page can be overwritten by any process of the slice. These functions never
  * index, loop or wait on the word of the page: lane numbers read from it are checked, loops are
- * bounded. What a hostile process can do is to falsify its own slice's count; driver truth finds that.
+ * bounded. What a hostile process can do is to falsify its own slice's count; driver truth finds
+ * that.
  */
 #ifndef GPUSLICE_LEDGER_H
 #define GPUSLICE_LEDGER_H
@@ -45,7 +47,7 @@
 #define LEDGER_MAGIC 0x52474c4543494c53ull /* "SLICELGR" */
 #define LEDGER_LAYOUT 1u                   /* raised by any change of the structures below */
 #define LEDGER_DEVICES 16u
-#define LEDGER_SLOTS 4096u             /* processes of a slice at one time */
+#define LEDGER_SLOTS 4096u              /* processes of a slice at one time */
 #define LEDGER_LANES (LEDGER_SLOTS + 1) /* lane 0 is the enforcer's */
 #define LEDGER_NO_LIMIT UINT64_MAX
 
@@ -62,9 +64,10 @@ struct ledger_device {
 	struct ledger_word word;
 	uint64_t limit; /* bytes that may be charged; LEDGER_NO_LIMIT in record mode */
 	uint64_t quota; /* bytes shown to programs as the device's memory */
-	uint64_t peak;  /* highest `used` that was ever replaced: the true peak is max(peak, used) */
-	uint64_t context_bytes; /* charged for a first context before it is made: what was learned */
-	uint64_t total;         /* bytes of memory of the device itself */
+	uint64_t peak; /* highest `used` that was ever replaced: the true peak is max(peak, used) */
+	uint64_t
+	    context_bytes; /* charged for a first context before it is made: what was learned */
+	uint64_t total;    /* bytes of memory of the device itself */
 	uint64_t retired_allocations; /* of lanes that were given to another process since */
 	uint64_t retired_refusals;
 	uint64_t recovered; /* bytes given back for dead processes (advisory: for metrics) */
@@ -73,7 +76,8 @@ struct ledger_device {
 };
 static_assert(sizeof(struct ledger_device) == 128, "ledger_device");
 
-/* What one lane holds on one device. A cache line, written by the lane's owner but for `confirmed`. */
+/* What one lane holds on one device. A cache line, written by the lane's owner but for `confirmed`.
+ */
 struct ledger_entry {
 	uint64_t number;      /* the lane's last change that was written down */
 	uint64_t sum[2];      /* sum[n & 1]: bytes held after change n */
@@ -94,10 +98,10 @@ enum ledger_lane_state {
 struct ledger_lane {
 	uint64_t generation; /* raised each time that the lane is given to a process */
 	uint32_t state;
-	uint32_t pid;          /* in the enforcer's pid namespace */
-	uint64_t start;        /* start time of that process, clock ticks since boot (proc(5) stat, 22) */
-	uint64_t pid_ns;       /* inode of the process's own pid namespace */
-	uint32_t ns_pid;       /* its pid there */
+	uint32_t pid;    /* in the enforcer's pid namespace */
+	uint64_t start;  /* start time of that process, clock ticks since boot (proc(5) stat, 22) */
+	uint64_t pid_ns; /* inode of the process's own pid namespace */
+	uint32_t ns_pid; /* its pid there */
 	uint32_t reserved0;
 	uint64_t reserved[3];
 	struct ledger_entry entry[LEDGER_DEVICES];
@@ -116,7 +120,7 @@ struct ledger {
 	uint32_t device_count;
 	uint32_t high_lane; /* no lane above this one was ever given out */
 	uint32_t flags;
-	uint32_t record; /* 1: record mode, nothing is refused */
+	uint32_t record;   /* 1: record mode, nothing is refused */
 	uint8_t slice[16]; /* random name of this ledger: tells one mapping from another */
 	uint64_t reserved[9];
 	struct ledger_device device[LEDGER_DEVICES];
@@ -133,7 +137,8 @@ enum ledger_result {
 	LEDGER_DAMAGED = 3, /* the page holds what no honest process writes */
 };
 
-/* How many lost swaps make a LEDGER_BUSY. Only a process that rewrites the word for ever gets there. */
+/* How many lost swaps make a LEDGER_BUSY. Only a process that rewrites the word for ever gets
+ * there. */
 #define LEDGER_TRIES 1000000u
 
 /*
@@ -198,7 +203,8 @@ void ledger_set_context(const struct ledger_account *account, uint64_t bytes);
 /* What a lane holds on a device now, as another process sees it. */
 uint64_t ledger_held(const struct ledger *ledger, uint32_t device, uint32_t lane);
 
-/* The number of the lane's last change that was written down: unchanged means nothing was charged. */
+/* The number of the lane's last change that was written down: unchanged means nothing was charged.
+ */
 uint64_t ledger_number(const struct ledger *ledger, uint32_t device, uint32_t lane);
 
 #endif

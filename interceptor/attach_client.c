@@ -1,0 +1,113 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "attach_client.h"
+
+#include "ledger.h"
+
+#include <errno.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+/*
+ * The socket's path. The container's own place comes first: an image must not be able to send its
+ * processes elsewhere by its environment.
+ */
+static bool socket_path(struct sockaddr_un *address)
+{
+	static const char in_container[] = ATTACH_CONTAINER_DIR "/" ATTACH_SOCKET_NAME;
+	const char *directory;
+	size_t length;
+
+	memset(address, 0, sizeof(*address));
+	address->sun_family = AF_UNIX;
+	if (access(in_container, F_OK) == 0) {
+		memcpy(address->sun_path, in_container, sizeof(in_container));
+		return true;
+	}
+	directory = getenv(ATTACH_DIR_ENV);
+	if (!directory || directory[0] != '/')
+		return false;
+	length = strlen(directory);
+	if (length + sizeof("/" ATTACH_SOCKET_NAME) > sizeof(address->sun_path))
+		return false;
+	memcpy(address->sun_path, directory, length);
+	memcpy(address->sun_path + length, "/" ATTACH_SOCKET_NAME, sizeof("/" ATTACH_SOCKET_NAME));
+	return true;
+}
+
+static enum ask_result exchange(int s, const struct attach_request *request,
+                                struct attach_reply *reply, int *descriptor)
+{
+	union {
+		struct cmsghdr align;
+		char bytes[CMSG_SPACE(sizeof(int))];
+	} control;
+	struct iovec io = {.iov_base = reply, .iov_len = sizeof(*reply)};
+	struct msghdr message = {.msg_iov = &io,
+	                         .msg_iovlen = 1,
+	                         .msg_control = control.bytes,
+	                         .msg_controllen = sizeof(control.bytes)};
+	struct cmsghdr *header;
+	ssize_t n;
+
+	do
+		n = send(s, request, sizeof(*request), MSG_NOSIGNAL);
+	while (n < 0 && errno == EINTR);
+	if (n != (ssize_t)sizeof(*request))
+		return ASK_UNREACHABLE;
+	do
+		n = recvmsg(s, &message, MSG_CMSG_CLOEXEC);
+	while (n < 0 && errno == EINTR);
+	if (n < 0)
+		return ASK_UNREACHABLE;
+	if (n == 0) {
+		/* The enforcer died between our question and its answer. */
+		errno = ECONNRESET;
+		return ASK_UNREACHABLE;
+	}
+	header = CMSG_FIRSTHDR(&message);
+	if (header && header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS &&
+	    header->cmsg_len == CMSG_LEN(sizeof(int)))
+		memcpy(descriptor, CMSG_DATA(header), sizeof(int));
+	if (n != (ssize_t)sizeof(*reply) || reply->magic != ATTACH_MAGIC ||
+	    reply->version != ATTACH_VERSION) {
+		if (*descriptor >= 0)
+			close(*descriptor);
+		*descriptor = -1;
+		return ASK_NONSENSE;
+	}
+	return ASK_ANSWERED;
+}
+
+enum ask_result ask_enforcer(struct attach_request *request, struct attach_reply *reply,
+                             int *descriptor)
+{
+	struct timeval patience = {.tv_sec = ASK_SECONDS};
+	struct sockaddr_un address;
+	enum ask_result result;
+	int s, saved;
+
+	*descriptor = -1;
+	request->magic = ATTACH_MAGIC;
+	request->version = ATTACH_VERSION;
+	request->layout = LEDGER_LAYOUT;
+	if (!socket_path(&address))
+		return ASK_NO_DIRECTORY;
+	s = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+	if (s < 0)
+		return ASK_UNREACHABLE;
+	setsockopt(s, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
+	setsockopt(s, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience));
+	if (connect(s, (const struct sockaddr *)&address, sizeof(address)) < 0)
+		result = ASK_UNREACHABLE;
+	else
+		result = exchange(s, request, reply, descriptor);
+	saved = errno;
+	close(s);
+	errno = saved;
+	return result;
+}

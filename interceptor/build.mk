@@ -1,0 +1,17 @@
+# SPDX-License-Identifier: Apache-2.0
+# The interceptor: bin/libgpuslice.so. Included by the Makefile at the top.
+#
+# -nostartfiles: no constructor, not even the compiler's own. A process that never calls CUDA runs nothing of ours.
+# -Bsymbolic: our own use of an exported name means ours.
+
+INTERCEPTOR_SOURCES := $(sort $(wildcard interceptor/*.c)) interceptor/trampoline.S
+INTERCEPTOR_HEADERS := $(wildcard interceptor/*.h)
+INTERCEPTOR_CFLAGS := -std=c11 -D_GNU_SOURCE -O2 -g -fPIC -fvisibility=hidden -fno-plt \
+	-Wall -Wextra -Werror -Wmissing-prototypes -Wstrict-prototypes
+INTERCEPTOR_LDFLAGS := -shared -nostartfiles -Wl,-soname,libgpuslice.so -Wl,-z,now -Wl,-z,relro \
+	-Wl,-z,noexecstack -Wl,-Bsymbolic -Wl,--no-undefined -Wl,--gc-sections -Wl,--build-id=sha1
+
+bin/libgpuslice.so: $(INTERCEPTOR_SOURCES) $(INTERCEPTOR_HEADERS) interceptor/build.mk
+	@mkdir -p $(@D)
+	$(CC) $(INTERCEPTOR_CFLAGS) $(CFLAGS) $(INTERCEPTOR_LDFLAGS) $(LDFLAGS) -o $@.new $(INTERCEPTOR_SOURCES)
+	mv -f $@.new $@

@@ -1,0 +1,146 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "elf_symbol.h"
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+struct search {
+	const char *soname;
+	struct elf_object *object;
+};
+
+static int visit(struct dl_phdr_info *info, size_t size, void *data)
+{
+	struct search *search = data;
+	struct elf_object object = {.base = info->dlpi_addr};
+	const ElfW(Dyn) *dynamic = NULL;
+	ElfW(Addr) soname = 0;
+	int has_soname = 0;
+
+	(void)size;
+	for (int i = 0; i < info->dlpi_phnum; i++) {
+		if (info->dlpi_phdr[i].p_type == PT_DYNAMIC)
+			dynamic = (const void *)(info->dlpi_addr + info->dlpi_phdr[i].p_vaddr);
+	}
+	if (!dynamic)
+		return 0;
+	for (; dynamic->d_tag != DT_NULL; dynamic++) {
+		/* The loader relocates these in place, but for the vDSO, whose page it cannot
+		 * write: an address below the base is still an offset. */
+		ElfW(Addr) value = dynamic->d_un.d_ptr;
+		const void *at = (const void *)(value < object.base ? value + object.base : value);
+
+		switch (dynamic->d_tag) {
+		case DT_SYMTAB:
+			object.symbols = at;
+			break;
+		case DT_STRTAB:
+			object.strings = at;
+			break;
+		case DT_GNU_HASH:
+			object.gnu_hash = at;
+			break;
+		case DT_HASH:
+			object.hash = at;
+			break;
+		case DT_SONAME:
+			soname = value;
+			has_soname = 1;
+			break;
+		default:
+			break;
+		}
+	}
+	if (!has_soname || !object.symbols || !object.strings || !(object.gnu_hash || object.hash))
+		return 0;
+	if (strcmp(object.strings + soname, search->soname) != 0)
+		return 0;
+	*search->object = object;
+	return 1;
+}
+
+int elf_find_object(const char *soname, struct elf_object *object)
+{
+	struct search search = {.soname = soname, .object = object};
+
+	return dl_iterate_phdr(visit, &search);
+}
+
+static void *address_if(const struct elf_object *object, uint32_t index, const char *name)
+{
+	const ElfW(Sym) *symbol = &object->symbols[index];
+
+	if (symbol->st_shndx == SHN_UNDEF || ELF64_ST_TYPE(symbol->st_info) != STT_FUNC)
+		return NULL;
+	if (strcmp(object->strings + symbol->st_name, name) != 0)
+		return NULL;
+	return (void *)(object->base + symbol->st_value);
+}
+
+/* The hash of DT_GNU_HASH (Drepper, "How to write shared libraries", 1.5.3). */
+static uint32_t gnu_hash_of(const char *name)
+{
+	uint32_t hash = 5381;
+
+	for (; *name; name++)
+		hash = hash * 33 + (unsigned char)*name;
+	return hash;
+}
+
+static void *find_by_gnu_hash(const struct elf_object *object, const char *name)
+{
+	const uint32_t *table = object->gnu_hash;
+	uint32_t buckets = table[0], first = table[1], bloom_words = table[2];
+	const ElfW(Addr) *bloom = (const void *)(table + 4);
+	const uint32_t *bucket = (const void *)(bloom + bloom_words);
+	const uint32_t *chain = bucket + buckets;
+	uint32_t hash = gnu_hash_of(name);
+	uint32_t index = buckets ? bucket[hash % buckets] : 0;
+
+	if (index < first)
+		return NULL;
+	for (;; index++) {
+		uint32_t entry = chain[index - first];
+		void *address;
+
+		if ((entry | 1) == (hash | 1) && (address = address_if(object, index, name)))
+			return address;
+		if (entry & 1)
+			return NULL;
+	}
+}
+
+/* The hash of DT_HASH (System V ABI, chapter 5). */
+static uint32_t sysv_hash_of(const char *name)
+{
+	uint32_t hash = 0;
+
+	for (; *name; name++) {
+		uint32_t high;
+
+		hash = (hash << 4) + (unsigned char)*name;
+		high = hash & 0xf0000000;
+		hash ^= high >> 24;
+		hash &= ~high;
+	}
+	return hash;
+}
+
+static void *find_by_sysv_hash(const struct elf_object *object, const char *name)
+{
+	uint32_t buckets = object->hash[0];
+	const uint32_t *bucket = object->hash + 2, *chain = bucket + buckets;
+	void *address = NULL;
+
+	if (!buckets)
+		return NULL;
+	for (uint32_t i = bucket[sysv_hash_of(name) % buckets]; i && !address; i = chain[i])
+		address = address_if(object, i, name);
+	return address;
+}
+
+void *elf_find_symbol(const struct elf_object *object, const char *name)
+{
+	return object->gnu_hash ? find_by_gnu_hash(object, name) : find_by_sysv_hash(object, name);
+}

@@ -1,0 +1,65 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "hook.h"
+
+CUresult held_or_released(CUresult result, uint64_t key, CUdevice ordinal, uint64_t bytes,
+                          enum kind kind)
+{
+	struct process *process = process_get();
+	struct map_value value = {.bytes = bytes, .ordinal = ordinal, .kind = (int32_t)kind};
+
+	if (result != CUDA_SUCCESS) {
+		process_release(ordinal, bytes);
+	} else if (process && key) {
+		value.owner = current_owner();
+		(void)map_put(&process->pointers, key, value);
+	}
+	return result;
+}
+
+bool unhold(uint64_t key, struct map_value *value)
+{
+	struct process *process = process_get();
+
+	return process && map_take(&process->pointers, key, value);
+}
+
+CUresult released_or_held(CUresult result, uint64_t key, struct map_value value)
+{
+	struct process *process = process_get();
+
+	if (result == CUDA_SUCCESS)
+		process_release(value.ordinal, value.bytes);
+	else if (process)
+		(void)map_put(&process->pointers, key, value);
+	return result;
+}
+
+struct gone {
+	uint64_t owner;
+	uint64_t bytes[PROCESS_ORDINALS];
+};
+
+static bool belongs(void *data, uint64_t key, struct map_value *value)
+{
+	struct gone *gone = data;
+
+	(void)key;
+	if (value->owner != gone->owner)
+		return false;
+	gone->bytes[value->ordinal] += value->bytes;
+	return true;
+}
+
+void owner_gone(uint64_t owner)
+{
+	struct process *process = process_get();
+	struct gone gone = {.owner = owner};
+
+	if (!process || !owner)
+		return;
+	map_sweep(&process->pointers, belongs, &gone);
+	for (CUdevice ordinal = 0; ordinal < PROCESS_ORDINALS; ordinal++) {
+		if (gone.bytes[ordinal])
+			process_release(ordinal, gone.bytes[ordinal]);
+	}
+}

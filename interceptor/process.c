@@ -1,0 +1,425 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "process.h"
+
+#include "attach_client.h"
+#include "pool.h"
+#include "say.h"
+#include "sibling.h"
+#include "table.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#define MADV_WIPEONFORK_ 18 /* Linux 4.14; older headers have no name for it */
+
+/* How long the first attach waits for an enforcer that is being restarted, and how long a process
+ * that failed to attach goes without trying again: nanoseconds. */
+#define FIRST_PATIENCE 5000000000ull
+#define RETRY_PAUSE 20000000ull
+#define RETRY_AFTER 1000000000ull
+
+static struct process *this_process;
+
+static struct process *process_make(void)
+{
+	size_t size = sizeof(struct process);
+	struct process *expected = NULL;
+	struct process *made =
+	    mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+	if (made == MAP_FAILED)
+		return NULL;
+	if (madvise(made, size, MADV_WIPEONFORK_) != 0)
+		made->pid = (uint32_t)getpid();
+	if (!__atomic_compare_exchange_n(&this_process, &expected, made, false, __ATOMIC_ACQ_REL,
+	                                 __ATOMIC_ACQUIRE)) {
+		munmap(made, size);
+		return expected;
+	}
+	return made;
+}
+
+struct process *process_get(void)
+{
+	struct process *process = __atomic_load_n(&this_process, __ATOMIC_ACQUIRE);
+
+	if (!process)
+		return process_make();
+	if (process->pid && process->pid != (uint32_t)syscall(SYS_getpid)) {
+		/* A child of fork on a kernel that does not wipe. It has one thread yet. */
+		memset(process, 0, sizeof(*process));
+		process->pid = (uint32_t)getpid();
+	}
+	return process;
+}
+
+static uint64_t now(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (uint64_t)t.tv_sec * 1000000000ull + (uint64_t)t.tv_nsec;
+}
+
+static void explain(struct process *process, enum ask_result result, uint16_t status)
+{
+	static const char consequence[] = "no GPU memory is granted to this process";
+
+	if (result == ASK_NO_DIRECTORY) {
+		say_once(process, ONCE_NO_DIRECTORY,
+		         "this process is in no slice (no %s/%s, and %s is not set): %s",
+		         ATTACH_CONTAINER_DIR, ATTACH_SOCKET_NAME, ATTACH_DIR_ENV, consequence);
+	} else if (result == ASK_UNREACHABLE) {
+		say_once(process, ONCE_ATTACH_FAILED,
+		         "the enforcer does not answer (%s): %s until it does", strerror(errno),
+		         consequence);
+	} else if (result == ASK_NONSENSE) {
+		say_once(
+		    process, ONCE_ATTACH_FAILED,
+		    "what answers in place of the enforcer is not it, or of another version: %s",
+		    consequence);
+	} else if (status == ATTACH_NOT_MEMBER) {
+		say_once(process, ONCE_NOT_MEMBER,
+		         "the enforcer says that this process is not of this slice: %s",
+		         consequence);
+	} else if (status == ATTACH_FULL) {
+		say_once(process, ONCE_FULL,
+		         "the slice has no free process slot (%u at one time): %s", LEDGER_SLOTS,
+		         consequence);
+	} else if (status == ATTACH_CLOSED) {
+		say_once(process, ONCE_CLOSED, "the slice was released: %s", consequence);
+	} else {
+		say_once(process, ONCE_ATTACH_FAILED,
+		         "the enforcer refused to attach this process (code %u): %s", status,
+		         consequence);
+	}
+}
+
+/* Take the answer to ATTACH_OP_ATTACH. */
+static bool adopt(struct process *process, const struct attach_reply *reply, int descriptor)
+{
+	struct ledger *ledger;
+
+	if (reply->lane == 0 || reply->lane >= LEDGER_LANES || reply->size != sizeof(struct ledger))
+		return false;
+	ledger =
+	    mmap(NULL, sizeof(struct ledger), PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+	if (ledger == MAP_FAILED)
+		return false;
+	if (!ledger_valid(ledger, reply->size)) {
+		munmap(ledger, sizeof(struct ledger));
+		return false;
+	}
+	process->ledger = ledger;
+	process->lane = reply->lane;
+	__atomic_store_n(&process->attached, 1, __ATOMIC_RELEASE);
+	return true;
+}
+
+/* With attach_lock held. */
+static void attach(struct process *process)
+{
+	uint64_t start = now();
+	bool first = process->retry_at == 0;
+
+	if (start < process->retry_at)
+		return;
+	for (;;) {
+		struct attach_request request = {.op = ATTACH_OP_ATTACH};
+		struct attach_reply reply = {0};
+		int descriptor;
+		enum ask_result result = ask_enforcer(&request, &reply, &descriptor);
+		bool adopted;
+
+		if (result == ASK_ANSWERED && reply.status == ATTACH_OK && descriptor >= 0) {
+			adopted = adopt(process, &reply, descriptor);
+			close(descriptor);
+			if (adopted)
+				return;
+			result = ASK_NONSENSE;
+		} else if (descriptor >= 0) {
+			close(descriptor);
+		}
+		/* An enforcer that is being restarted is back in a moment; a program
+		 * should not fail for that. */
+		if (first && result == ASK_UNREACHABLE && errno != EAGAIN &&
+		    now() - start < FIRST_PATIENCE) {
+			struct timespec pause = {.tv_nsec = RETRY_PAUSE};
+
+			nanosleep(&pause, NULL);
+			continue;
+		}
+		explain(process, result, reply.status);
+		process->retry_at = now() + RETRY_AFTER;
+		return;
+	}
+}
+
+struct process *process_attached(void)
+{
+	struct process *process = process_get();
+
+	if (!process)
+		return NULL;
+	if (__builtin_expect(!__atomic_load_n(&process->attached, __ATOMIC_ACQUIRE), 0)) {
+		int saved = errno;
+
+		lock_take(&process->attach_lock);
+		if (!process->attached)
+			attach(process);
+		lock_give(&process->attach_lock);
+		errno = saved;
+		if (!__atomic_load_n(&process->attached, __ATOMIC_ACQUIRE))
+			return NULL;
+	}
+	return process;
+}
+
+/* With attach_lock held: which ledger device is it? -1 if none. */
+static int ask_device(struct process *process, CUdevice ordinal)
+{
+	struct attach_request request = {.op = ATTACH_OP_DEVICE};
+	struct attach_reply reply = {0};
+	uint32_t count = __atomic_load_n(&process->ledger->device_count, __ATOMIC_ACQUIRE);
+	size_t bytes = 0;
+	CUuuid uuid;
+	int descriptor;
+	CUresult error = CUDA_ERROR_NOT_FOUND;
+
+	/* _v2 tells a MIG instance from its device. */
+	if (DRIVER_HAS(cuDeviceGetUuid_v2))
+		error = DRIVER(cuDeviceGetUuid_v2)(&uuid, ordinal);
+	else if (DRIVER_HAS(cuDeviceGetUuid))
+		error = DRIVER(cuDeviceGetUuid)(&uuid, ordinal);
+	if (error != CUDA_SUCCESS)
+		return -1;
+	for (uint32_t i = 0; i < count && i < LEDGER_DEVICES; i++) {
+		if (memcmp(process->ledger->device[i].uuid, uuid.bytes, 16) == 0)
+			return (int)i;
+	}
+	if (DRIVER_HAS(cuDeviceTotalMem_v2))
+		(void)DRIVER(cuDeviceTotalMem_v2)(&bytes, ordinal);
+	memcpy(request.uuid, uuid.bytes, 16);
+	request.bytes = bytes;
+	if (ask_enforcer(&request, &reply, &descriptor) != ASK_ANSWERED)
+		return -1;
+	if (descriptor >= 0)
+		close(descriptor);
+	if (reply.status != ATTACH_OK || reply.device >= LEDGER_DEVICES) {
+		say_once(process, ONCE_NO_DEVICE,
+		         "the slice has no quota on CUDA device %d: no memory is granted there",
+		         ordinal);
+		return -1;
+	}
+	return (int)reply.device;
+}
+
+int process_device(struct process *process, CUdevice ordinal)
+{
+	int device;
+
+	if (ordinal < 0 || ordinal >= PROCESS_ORDINALS)
+		return -1;
+	device = __atomic_load_n(&process->device_of[ordinal], __ATOMIC_ACQUIRE);
+	if (__builtin_expect(device != 0, 1))
+		return device - 1;
+
+	lock_take(&process->attach_lock);
+	device = process->device_of[ordinal];
+	if (device == 0 && now() >= process->retry_at) {
+		int saved = errno;
+
+		device = ask_device(process, ordinal) + 1;
+		if (device == 0)
+			process->retry_at = now() + RETRY_AFTER;
+		errno = saved;
+	}
+	if (device != 0) {
+		uint32_t bit = 1u << (device - 1);
+
+		lock_take(&process->account_lock);
+		if (!(process->opened & bit)) {
+			process->account[device - 1] =
+			    ledger_open(process->ledger, (uint32_t)device - 1, process->lane);
+			process->opened |= bit;
+		}
+		lock_give(&process->account_lock);
+		__atomic_store_n(&process->device_of[ordinal], (uint8_t)device, __ATOMIC_RELEASE);
+	}
+	lock_give(&process->attach_lock);
+	return device - 1;
+}
+
+CUdevice process_current_ordinal(void)
+{
+	CUdevice ordinal;
+
+	if (!DRIVER_HAS(cuCtxGetDevice) || DRIVER(cuCtxGetDevice)(&ordinal) != CUDA_SUCCESS)
+		return -1;
+	return ordinal;
+}
+
+static void refuse(struct process *process, int device, uint64_t bytes, const char *what)
+{
+	struct ledger_account *account = &process->account[device];
+	const struct ledger_device *d = &process->ledger->device[device];
+	uint64_t used = __atomic_load_n(&d->word.used, __ATOMIC_RELAXED);
+
+	lock_take(&process->account_lock);
+	ledger_count_refusal(account);
+	lock_give(&process->account_lock);
+	say_debug("refused: %s of %llu bytes on ledger device %d: limit %llu, used %llu, by this "
+	          "process %llu (contexts %llu)",
+	          what, (unsigned long long)bytes, device,
+	          (unsigned long long)__atomic_load_n(&d->limit, __ATOMIC_RELAXED),
+	          (unsigned long long)used, (unsigned long long)account->held,
+	          (unsigned long long)process->context_bytes[device]);
+}
+
+static enum ledger_result try_charge(struct process *process, int device, uint64_t bytes)
+{
+	struct ledger_account *account = &process->account[device];
+	enum ledger_result result;
+
+	lock_take(&process->account_lock);
+	result = ledger_charge(account, bytes);
+	if (result == LEDGER_OK)
+		ledger_count_allocation(account);
+	lock_give(&process->account_lock);
+	return result;
+}
+
+/* The way that is taken seldom: it did not fit at once. */
+static __attribute__((noinline)) enum charge_result charge_slowly(struct process *process,
+                                                                  CUdevice ordinal, int device,
+                                                                  uint64_t bytes, const char *what,
+                                                                  enum ledger_result result)
+{
+	int saved = errno;
+
+	while (result == LEDGER_REFUSED) {
+		bool more = pool_give_back(process, ordinal);
+
+		if (sibling_settle_dead(process->ledger, (uint32_t)device, process->lane))
+			more = true;
+		/* Once more even if nothing came back: somebody else may have settled what we saw.
+		 */
+		result = try_charge(process, device, bytes);
+		if (!more)
+			break;
+	}
+	if (result == LEDGER_DAMAGED)
+		say_once(process, ONCE_DAMAGED,
+		         "the slice's ledger was overwritten: no more GPU memory is granted");
+	if (result != LEDGER_OK)
+		refuse(process, device, bytes, what);
+	errno = saved;
+	return result == LEDGER_OK ? CHARGE_OK : CHARGE_REFUSED;
+}
+
+enum charge_result process_charge(CUdevice ordinal, uint64_t bytes, const char *what)
+{
+	struct process *process = process_attached();
+	enum ledger_result result;
+	int device;
+
+	if (__builtin_expect(!process, 0))
+		return CHARGE_UNATTACHED;
+	device = process_device(process, ordinal);
+	if (__builtin_expect(device < 0, 0))
+		return CHARGE_UNATTACHED;
+	result = try_charge(process, device, bytes);
+	if (__builtin_expect(result != LEDGER_OK, 0))
+		return charge_slowly(process, ordinal, device, bytes, what, result);
+	return CHARGE_OK;
+}
+
+/* Add to what the account holds, up or down, without asking the limit. */
+static void adjust(CUdevice ordinal, uint64_t more, uint64_t less, bool context)
+{
+	struct process *process = process_attached();
+	int device = process ? process_device(process, ordinal) : -1;
+	struct ledger_account *account;
+
+	if (device < 0)
+		return;
+	account = &process->account[device];
+	lock_take(&process->account_lock);
+	if (less > account->held + more)
+		less = account->held + more;
+	(void)ledger_set(account, account->held + more - less);
+	if (context) {
+		uint64_t *sum = &process->context_bytes[device];
+
+		*sum = *sum + more > less ? *sum + more - less : 0;
+		ledger_set_context(account, *sum);
+	}
+	lock_give(&process->account_lock);
+}
+
+void process_charge_anyway(CUdevice ordinal, uint64_t bytes)
+{
+	adjust(ordinal, bytes, 0, false);
+}
+
+void process_release(CUdevice ordinal, uint64_t bytes)
+{
+	adjust(ordinal, 0, bytes, false);
+}
+
+enum charge_result process_charge_context(CUdevice ordinal, uint64_t bytes)
+{
+	enum charge_result result = process_charge(ordinal, bytes, "a context");
+	struct process *process = process_get();
+	int device;
+
+	if (result != CHARGE_OK)
+		return result;
+	device = process_device(process, ordinal);
+	lock_take(&process->account_lock);
+	process->context_bytes[device] += bytes;
+	ledger_set_context(&process->account[device], process->context_bytes[device]);
+	lock_give(&process->account_lock);
+	return CHARGE_OK;
+}
+
+void process_release_context(CUdevice ordinal, uint64_t bytes)
+{
+	adjust(ordinal, 0, bytes, true);
+}
+
+bool process_truth(CUdevice ordinal, uint64_t *bytes)
+{
+	struct process *process = process_attached();
+	int device = process ? process_device(process, ordinal) : -1;
+	struct attach_request request = {.op = ATTACH_OP_TRUTH, .device = (uint32_t)device};
+	struct attach_reply reply = {0};
+	enum ask_result result;
+	int descriptor, saved = errno;
+
+	if (device < 0)
+		return false;
+	result = ask_enforcer(&request, &reply, &descriptor);
+	if (descriptor >= 0)
+		close(descriptor);
+	errno = saved;
+	if (result != ASK_ANSWERED || reply.status != ATTACH_OK)
+		return false;
+	*bytes = reply.bytes;
+	return true;
+}
+
+uint64_t footprint(uint64_t bytes)
+{
+	const uint64_t small = 1ull << 20, grain = 512, block = 2ull << 20;
+	uint64_t step = bytes <= small ? grain : block;
+
+	if (bytes > UINT64_MAX - step)
+		return UINT64_MAX;
+	return (bytes + step - 1) & ~(step - 1);
+}

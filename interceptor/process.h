@@ -1,0 +1,91 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * This process as a member of its slice: its lane in the ledger, its devices, and the charging
+ * of bytes to them. Hooks say what they take and give back here; nothing else touches the ledger.
+ */
+#ifndef GPUSLICE_PROCESS_H
+#define GPUSLICE_PROCESS_H
+
+#include "cuda_abi.h"
+#include "ledger.h"
+#include "lock.h"
+#include "map.h"
+
+#define PROCESS_ORDINALS 64 /* CUDA devices of one process */
+
+/* What became of a request for bytes. */
+enum charge_result {
+	CHARGE_OK,
+	CHARGE_REFUSED,   /* it does not fit */
+	CHARGE_UNATTACHED /* no ledger: the quota is unknown, so nothing is granted (fail closed) */
+};
+
+struct pool;
+
+/* All that is remembered about this process. The memory is wiped in a forked child
+ * (MADV_WIPEONFORK), which thereby begins anew: not attached, nothing held. */
+struct process {
+	struct lock attach_lock; /* guards attaching and `device_of` */
+	uint32_t attached;       /* 1 once `ledger` and `lane` are set */
+	uint32_t pid;            /* only where the kernel cannot wipe at fork; else 0 */
+	uint32_t said;           /* bits of enum once, see say.h */
+	uint64_t retry_at;       /* CLOCK_MONOTONIC nanoseconds: attach is not tried again before */
+	struct ledger *ledger;
+	uint32_t lane;
+
+	/* Ledger device of each CUDA device ordinal, plus one; 0 is not known yet. */
+	uint8_t device_of[PROCESS_ORDINALS];
+
+	struct lock account_lock; /* guards `account`: a lane has one writer at a time */
+	uint32_t opened;          /* bit per ledger device: its account was opened */
+	struct ledger_account account[LEDGER_DEVICES];
+	uint64_t context_bytes[LEDGER_DEVICES]; /* part of account.held that is contexts */
+
+	struct map pointers; /* linear memory and arrays, by address or handle: hook_alloc.c,
+	                        hook_array.c */
+	struct map contexts; /* hook_context.c */
+
+	struct lock vmm_lock;
+	struct map handles;  /* hook_vmm.c: handle -> struct object */
+	struct map mappings; /* hook_vmm.c: address -> struct mapping */
+
+	struct lock pool_lock; /* guards the list; a pool has a lock of its own */
+	struct pool *pools;
+	struct pool *current_pool[PROCESS_ORDINALS]; /* what cuMemAllocAsync draws on */
+};
+
+/* The state of this process; never NULL but when memory is short. Does not attach. */
+struct process *process_get(void);
+
+/* The state of this process if it is attached already or can be now, else NULL. */
+struct process *process_attached(void);
+
+/* The ledger device of a CUDA device ordinal, or -1 if the slice has no quota there. */
+int process_device(struct process *process, CUdevice ordinal);
+
+/* The ordinal of the current context's device, or -1: then the call is the driver's to refuse. */
+CUdevice process_current_ordinal(void);
+
+/* Charge `bytes` on the device `ordinal`. Before it refuses it gives back what can be: dead
+ * siblings' bytes and free memory of own pools. `what` names the caller for messages. */
+enum charge_result process_charge(CUdevice ordinal, uint64_t bytes, const char *what);
+
+/* Charge without asking the limit: for what the driver holds already. */
+void process_charge_anyway(CUdevice ordinal, uint64_t bytes);
+
+void process_release(CUdevice ordinal, uint64_t bytes);
+
+/* Contexts are charged like other memory, and shown apart. */
+enum charge_result process_charge_context(CUdevice ordinal, uint64_t bytes);
+void process_release_context(CUdevice ordinal, uint64_t bytes);
+
+/* What driver truth says that this process holds on the device; false if it is unknown. Asks the
+ * enforcer. */
+bool process_truth(CUdevice ordinal, uint64_t *bytes);
+
+/* What one charge of `bytes` of linear memory really takes (driver observation, H100, 580.159.04:
+ * above 1 MiB whole blocks of 2 MiB; up to 1 MiB packed into such blocks at 512 byte steps).
+ * UINT64_MAX if that overflows. */
+uint64_t footprint(uint64_t bytes);
+
+#endif

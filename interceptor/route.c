@@ -1,0 +1,132 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * How a program gets at the driver's functions, and how ours take their place:
+ *
+ *   - linked with libcuda: our exported symbols come first, since we are preloaded;
+ *   - dlsym and dlvsym on a handle, cuGetProcAddress in both forms: the real one is called, and if
+ *     the pointer that it returns *is* a function we stand in for, ours is returned instead. So
+ *     versions, flags and per-thread variants are right by construction.
+ *
+ * dlsym with RTLD_DEFAULT or RTLD_NEXT depends on who calls, and finds our exported symbols by
+ * itself: like every other name, it is passed on by a jump (trampoline.S).
+ */
+#include "elf_symbol.h"
+#include "table.h"
+
+#include <dlfcn.h>
+#include <stddef.h>
+
+void *driver_function[ENTRY_POINTS];
+
+static const struct {
+	const char *name;
+	void *hook; /* NULL: only called */
+} table[ENTRY_POINTS] = {
+#define GPUSLICE_HOOKED(name, arguments) [ID_##name] = {#name, (void *)name},
+#define GPUSLICE_CALLED(name, arguments) [ID_##name] = {#name, NULL},
+    GPUSLICE_TABLE(GPUSLICE_HOOKED, GPUSLICE_CALLED)};
+
+/* Where libcuda was when driver_function was filled; a program may unload it and load it again. */
+static ElfW(Addr) driver_base;
+
+int driver_find(void)
+{
+	struct elf_object object;
+
+	if (!elf_find_object("libcuda.so.1", &object))
+		return 0;
+	if (object.base == __atomic_load_n(&driver_base, __ATOMIC_ACQUIRE))
+		return 1;
+	/* Several threads may do this at once: they store the same. */
+	for (int id = 0; id < ENTRY_POINTS; id++)
+		__atomic_store_n(&driver_function[id], elf_find_symbol(&object, table[id].name),
+		                 __ATOMIC_RELEASE);
+	__atomic_store_n(&driver_base, object.base, __ATOMIC_RELEASE);
+	return 1;
+}
+
+/* The function to hand out in place of `found`. */
+static void *exchange(void *found)
+{
+	for (int id = 0; id < ENTRY_POINTS; id++) {
+		if (table[id].hook && driver_function[id] == found)
+			return table[id].hook;
+	}
+	return found;
+}
+
+CUresult cuGetProcAddress(const char *name, void **function, int version, uint64_t flags)
+{
+	CUresult result;
+
+	if (!DRIVER_HAS(cuGetProcAddress))
+		return CUDA_ERROR_NOT_INITIALIZED;
+	result = DRIVER(cuGetProcAddress)(name, function, version, flags);
+	if (result == CUDA_SUCCESS && function && *function)
+		*function = exchange(*function);
+	return result;
+}
+
+CUresult cuGetProcAddress_v2(const char *name, void **function, int version, uint64_t flags,
+                             int *status)
+{
+	CUresult result;
+
+	if (!DRIVER_HAS(cuGetProcAddress_v2))
+		return CUDA_ERROR_NOT_INITIALIZED;
+	result = DRIVER(cuGetProcAddress_v2)(name, function, version, flags, status);
+	if (result == CUDA_SUCCESS && function && *function)
+		*function = exchange(*function);
+	return result;
+}
+
+/* The C library's own, for the trampolines. In libc since glibc 2.34, in libdl before; a program
+ * that calls them has whichever it is. */
+__attribute__((visibility("hidden"))) void *libc_dlsym, *libc_dlvsym;
+
+__attribute__((visibility("hidden"))) void *route_dlsym(void *handle, const char *name);
+__attribute__((visibility("hidden"))) void *route_dlvsym(void *handle, const char *name,
+                                                         const char *version);
+
+static void *from_libc(void **kept, const char *name)
+{
+	static const char *const sonames[] = {"libc.so.6", "libdl.so.2"};
+	void *found = __atomic_load_n(kept, __ATOMIC_ACQUIRE);
+
+	for (size_t i = 0; !found && i < sizeof(sonames) / sizeof(*sonames); i++) {
+		struct elf_object object;
+
+		if (elf_find_object(sonames[i], &object))
+			found = elf_find_symbol(&object, name);
+	}
+	__atomic_store_n(kept, found, __ATOMIC_RELEASE);
+	return found;
+}
+
+static int may_be_ours(void *handle, const char *name)
+{
+	return handle != RTLD_DEFAULT && handle != RTLD_NEXT && name && name[0] == 'c' &&
+	       name[1] == 'u' && driver_find();
+}
+
+/*
+ * Called by the trampolines in trampoline.S: what to return to the caller, or NULL if the real
+ * function shall be jumped to. They need libc_dlsym or libc_dlvsym to be set.
+ */
+void *route_dlsym(void *handle, const char *name)
+{
+	void *(*real)(void *, const char *) = from_libc(&libc_dlsym, "dlsym");
+
+	if (!real || !may_be_ours(handle, name))
+		return NULL;
+	return exchange(real(handle, name));
+}
+
+void *route_dlvsym(void *handle, const char *name, const char *version)
+{
+	void *(*real)(void *, const char *, const char *) = from_libc(&libc_dlvsym, "dlvsym");
+
+	if (!real || !may_be_ours(handle, name))
+		return NULL;
+	return exchange(real(handle, name, version));
+}

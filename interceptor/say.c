@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "say.h"
+
+#include "process.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+static void say(const char *format, va_list arguments)
+{
+	static const char prefix[] = "gpuslice: ";
+	char line[512];
+	int saved = errno;
+	size_t length = sizeof(prefix) - 1;
+	int n;
+
+	for (size_t i = 0; i < length; i++)
+		line[i] = prefix[i];
+	n = vsnprintf(line + length, sizeof(line) - length - 1, format, arguments);
+	if (n > 0) {
+		length += (size_t)n;
+		if (length > sizeof(line) - 1)
+			length = sizeof(line) - 1;
+		line[length++] = '\n';
+		/* Not stdio: the program's buffers are its own. Nobody to tell if it fails. */
+		if (write(STDERR_FILENO, line, length) < 0)
+			errno = saved;
+	}
+	errno = saved;
+}
+
+void say_once(struct process *process, enum once once, const char *format, ...)
+{
+	va_list arguments;
+
+	if (__atomic_fetch_or(&process->said, once, __ATOMIC_RELAXED) & once)
+		return;
+	va_start(arguments, format);
+	say(format, arguments);
+	va_end(arguments);
+}
+
+void say_debug(const char *format, ...)
+{
+	const char *wanted = getenv("GPUSLICE_DEBUG");
+	va_list arguments;
+
+	if (!wanted || !*wanted || (wanted[0] == '0' && !wanted[1]))
+		return;
+	va_start(arguments, format);
+	say(format, arguments);
+	va_end(arguments);
+}

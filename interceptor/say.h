@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The only output of the interceptor: one line on standard error, when a person must know why their
+ * program is refused memory, or asked to be told (GPUSLICE_DEBUG=1).
+ */
+#ifndef GPUSLICE_SAY_H
+#define GPUSLICE_SAY_H
+
+#include <stdint.h>
+
+struct process;
+
+/* Things that are said once per process. */
+enum once {
+	ONCE_NO_DIRECTORY = 1 << 0,
+	ONCE_ATTACH_FAILED = 1 << 1,
+	ONCE_NOT_MEMBER = 1 << 2,
+	ONCE_FULL = 1 << 3,
+	ONCE_CLOSED = 1 << 4,
+	ONCE_NO_DEVICE = 1 << 5,
+	ONCE_DAMAGED = 1 << 6,
+};
+
+/* Print "gpuslice: " and the message in one write, the first time that `once` is said. */
+void say_once(struct process *process, enum once once, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+/* Print it if GPUSLICE_DEBUG is set to something other than 0. */
+void say_debug(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+#endif

@@ -1,0 +1,93 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "sibling.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#ifndef SYS_pidfd_open
+#define SYS_pidfd_open 434 /* Linux 5.3, all architectures */
+#endif
+
+/* Start time of a process in clock ticks since boot: proc(5), stat, field 22. 0 if unknown. */
+static uint64_t start_of(uint32_t pid)
+{
+	char path[32], line[1024], *field;
+	uint64_t start = 0;
+	ssize_t n;
+	int f;
+
+	snprintf(path, sizeof(path), "/proc/%u/stat", pid);
+	f = open(path, O_RDONLY | O_CLOEXEC);
+	if (f < 0)
+		return 0;
+	n = read(f, line, sizeof(line) - 1);
+	close(f);
+	if (n <= 0)
+		return 0;
+	line[n] = '\0';
+	/* Field 2 is the command's name in parentheses, and may hold parentheses and spaces. */
+	field = strrchr(line, ')');
+	for (int i = 2; field && i < 22; i++)
+		field = strchr(field + 1, ' ');
+	if (field)
+		start = strtoull(field + 1, NULL, 10);
+	return start;
+}
+
+/* 1 dead, 0 alive or unknown. A process is dead when all its threads are: then its memory and its
+ * descriptors, and with them what the driver held for it, are gone. */
+static int is_dead(uint32_t pid)
+{
+	int f = (int)syscall(SYS_pidfd_open, pid, 0);
+	struct pollfd p = {.fd = f, .events = POLLIN};
+	int dead;
+
+	if (f < 0) {
+		if (errno == ENOSYS)
+			return kill((pid_t)pid, 0) < 0 && errno == ESRCH;
+		return errno == ESRCH;
+	}
+	dead = poll(&p, 1, 0) == 1 && (p.revents & POLLIN);
+	close(f);
+	return dead;
+}
+
+bool sibling_settle_dead(struct ledger *ledger, uint32_t device, uint32_t own)
+{
+	const struct ledger_lane *me = &ledger->lane[own];
+	uint32_t high = __atomic_load_n(&ledger->high_lane, __ATOMIC_ACQUIRE);
+	int comparable = -1; /* are our start times the enforcer's? not in another time namespace */
+	bool recovered = false;
+
+	for (uint32_t lane = 1; lane <= high && lane < LEDGER_LANES; lane++) {
+		const struct ledger_lane *other = &ledger->lane[lane];
+		uint64_t generation = __atomic_load_n(&other->generation, __ATOMIC_ACQUIRE);
+		uint64_t bytes = 0;
+		uint32_t pid;
+
+		if (lane == own ||
+		    __atomic_load_n(&other->state, __ATOMIC_ACQUIRE) != LEDGER_LIVE ||
+		    other->pid_ns != me->pid_ns || ledger_held(ledger, device, lane) == 0)
+			continue;
+		pid = other->ns_pid;
+		if (pid == 0)
+			continue;
+		if (!is_dead(pid)) {
+			/* The number may be another process's by now. */
+			if (comparable < 0)
+				comparable = start_of(me->ns_pid) == me->start;
+			if (!comparable || start_of(pid) == 0 || start_of(pid) == other->start)
+				continue;
+		}
+		if (ledger_settle(ledger, device, lane, generation, &bytes) == LEDGER_OK && bytes)
+			recovered = true;
+	}
+	return recovered;
+}

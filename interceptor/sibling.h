@@ -1,0 +1,14 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef GPUSLICE_SIBLING_H
+#define GPUSLICE_SIBLING_H
+
+#include "ledger.h"
+
+/*
+ * Give back what dead processes of this slice still hold on `device`, in place of the enforcer,
+ * which may be down. `own` is the caller's lane. Only processes of the caller's pid namespace can
+ * be seen to be dead; the others wait for the enforcer. Returns whether anything came back.
+ */
+bool sibling_settle_dead(struct ledger *ledger, uint32_t device, uint32_t own);
+
+#endif
