@@ -73,8 +73,8 @@ static enum ask_result exchange(int s, const struct attach_request *request,
 	if (header && header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS &&
 	    header->cmsg_len == CMSG_LEN(sizeof(int)))
 		memcpy(descriptor, CMSG_DATA(header), sizeof(int));
-	if (n != (ssize_t)sizeof(*reply) || reply->magic != ATTACH_MAGIC ||
-	    reply->version != ATTACH_VERSION) {
+	if (n != (ssize_t)sizeof(*reply) || (message.msg_flags & MSG_TRUNC) ||
+	    reply->magic != ATTACH_MAGIC || reply->version != ATTACH_VERSION) {
 		if (*descriptor >= 0)
 			close(*descriptor);
 		*descriptor = -1;

@@ -22,10 +22,11 @@ struct pool {
 	CUmemoryPool handle; /* NULL: destroyed, the node is free for another pool */
 	CUdevice ordinal;    /* -1: not on a device (host, managed, imported): costs nothing */
 	struct lock lock;
-	uint64_t reserved; /* what the pool reserved when we last looked */
-	uint64_t charged;  /* == reserved + pending, but while a growth is settled */
-	uint64_t pending;  /* charged for growth by calls that are in the driver now */
-	int64_t slack;     /* at least so many bytes are free in what is reserved */
+	uint64_t reserved;  /* what the pool reserved when we last looked */
+	uint64_t charged;   /* == reserved + pending, but while a growth is settled */
+	uint64_t pending;   /* charged for growth by calls that are in the driver now */
+	uint64_t threshold; /* the pool keeps so much at a synchronisation */
+	int64_t slack;      /* at least so many bytes are free in what is reserved */
 };
 
 static uint64_t attribute(const struct pool *pool, int which)
@@ -90,6 +91,7 @@ static struct pool *pool_add(struct process *process, CUmemoryPool handle, CUdev
 		}
 		pool->ordinal = ordinal;
 		pool->reserved = pool->charged = pool->pending = 0;
+		pool->threshold = 0;
 		pool->slack = 0;
 		__atomic_store_n(&pool->handle, handle, __ATOMIC_RELEASE);
 	}
@@ -464,6 +466,24 @@ bool pool_give_back(struct process *process, CUdevice ordinal)
 	return any;
 }
 
+CUresult cuMemPoolSetAttribute(CUmemoryPool handle, int attribute, void *value)
+{
+	struct process *process = process_get();
+	struct pool *pool;
+	CUresult result;
+
+	if (!DRIVER_HAS(cuMemPoolSetAttribute))
+		return CUDA_ERROR_NOT_INITIALIZED;
+	result = DRIVER(cuMemPoolSetAttribute)(handle, attribute, value);
+	if (result == CUDA_SUCCESS && process && attribute == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD) {
+		pool = pool_of(process, handle);
+		if (pool)
+			__atomic_store_n(&pool->threshold, *(const uint64_t *)value,
+			                 __ATOMIC_RELAXED);
+	}
+	return result;
+}
+
 void pool_settle_all(struct process *process, CUdevice ordinal)
 {
 	for (struct pool *pool = __atomic_load_n(&process->pools, __ATOMIC_ACQUIRE); pool;
@@ -507,17 +527,23 @@ CUresult cuMemSetMemPool(CUmemLocation *location, int type, CUmemoryPool pool)
 }
 
 /*
- * A pool whose release threshold is passed shrinks when its stream is synchronised (driver
- * observation: the default threshold 0 returns all that is free). A process that then sits
- * idle would keep siblings from those bytes. Costs nothing for a process without pools, and one
- * attribute (30 ns) per pool otherwise.
+ * A pool that reserves more than its release threshold shrinks when it is synchronised (driver
+ * observation: the default threshold 0 returns all that is free). A process that then sits idle
+ * would keep siblings from those bytes. Frameworks that care for speed set a threshold: for them,
+ * and for a process without pools, this is a look at one or two words.
  */
 static void synchronised(void)
 {
-	struct process *process = process_get();
+	struct process *process = __atomic_load_n(&this_process, __ATOMIC_ACQUIRE);
 
-	if (process)
-		pool_settle_all(process, -1);
+	if (!process)
+		return;
+	for (struct pool *pool = __atomic_load_n(&process->pools, __ATOMIC_ACQUIRE); pool;
+	     pool = pool->next) {
+		if (__atomic_load_n(&pool->charged, __ATOMIC_RELAXED) >
+		    __atomic_load_n(&pool->threshold, __ATOMIC_RELAXED))
+			pool_shrunk(pool);
+	}
 }
 
 CUresult cuCtxSynchronize(void)

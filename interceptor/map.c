@@ -4,7 +4,12 @@
 #include <stddef.h>
 #include <sys/mman.h>
 
-#define FIRST_BITS 7 /* 128 entries of 32 bytes: one page */
+/*
+ * A shard begins with 512 entries (16 KiB) and grows fourfold, its pages made at once: taking
+ * them by faults, and growing by less, doubled the cost of the first 20,000 allocations.
+ */
+#define FIRST_BITS 9
+#define GROW_BITS 2
 
 /* Device addresses differ in their middle bits, handles in their low ones: multiply (Knuth's
  * golden ratio constant) and use the high bits, shard first. */
@@ -36,13 +41,13 @@ static uint64_t find(const struct map_shard *shard, uint64_t key)
 
 static bool grow(struct map_shard *shard)
 {
-	struct map_shard larger = {.bits = shard->entries ? shard->bits + 1 : FIRST_BITS,
+	struct map_shard larger = {.bits = shard->entries ? shard->bits + GROW_BITS : FIRST_BITS,
 	                           .count = shard->count};
 	size_t bytes = sizeof(struct map_entry) << larger.bits;
 
 	/* Not malloc(): the program may have its own, and may be inside it. */
-	larger.entries =
-	    mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	larger.entries = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
+	                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
 	if (larger.entries == MAP_FAILED)
 		return false;
 	if (shard->entries) {

@@ -23,7 +23,7 @@
 #define RETRY_PAUSE 20000000ull
 #define RETRY_AFTER 1000000000ull
 
-static struct process *this_process;
+struct process *this_process;
 
 static struct process *process_make(void)
 {
@@ -134,17 +134,16 @@ static void attach(struct process *process)
 		struct attach_reply reply = {0};
 		int descriptor;
 		enum ask_result result = ask_enforcer(&request, &reply, &descriptor);
-		bool adopted;
+		bool adopted = false;
 
-		if (result == ASK_ANSWERED && reply.status == ATTACH_OK && descriptor >= 0) {
-			adopted = adopt(process, &reply, descriptor);
-			close(descriptor);
-			if (adopted)
-				return;
-			result = ASK_NONSENSE;
-		} else if (descriptor >= 0) {
-			close(descriptor);
+		if (result == ASK_ANSWERED && reply.status == ATTACH_OK) {
+			adopted = descriptor >= 0 && adopt(process, &reply, descriptor);
+			result = adopted ? result : ASK_NONSENSE;
 		}
+		if (descriptor >= 0)
+			close(descriptor);
+		if (adopted)
+			return;
 		/* An enforcer that is being restarted is back in a moment; a program
 		 * should not fail for that. */
 		if (first && result == ASK_UNREACHABLE && errno != EAGAIN &&

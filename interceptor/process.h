@@ -54,6 +54,10 @@ struct process {
 	struct pool *current_pool[PROCESS_ORDINALS]; /* what cuMemAllocAsync draws on */
 };
 
+/* NULL until the first call that matters. Read it only to see whether there is something to do; in
+ * a forked child what it points to is empty. */
+extern struct process *this_process;
+
 /* The state of this process; never NULL but when memory is short. Does not attach. */
 struct process *process_get(void);
 

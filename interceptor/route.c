@@ -48,7 +48,8 @@ int driver_find(void)
 /* The function to hand out in place of `found`. */
 static void *exchange(void *found)
 {
-	for (int id = 0; id < ENTRY_POINTS; id++) {
+	/* NULL stands for both "not found" and "this driver has no such function". */
+	for (int id = 0; found && id < ENTRY_POINTS; id++) {
 		if (table[id].hook && driver_function[id] == found)
 			return table[id].hook;
 	}

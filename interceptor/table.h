@@ -37,6 +37,7 @@
 	HOOK(cuMemPoolCreate, (CUmemoryPool * pool, const CUmemPoolProps *properties))             \
 	HOOK(cuMemPoolDestroy, (CUmemoryPool pool))                                                \
 	HOOK(cuMemPoolTrimTo, (CUmemoryPool pool, size_t keep))                                    \
+	HOOK(cuMemPoolSetAttribute, (CUmemoryPool pool, int attribute, void *value))               \
 	HOOK(cuDeviceSetMemPool, (CUdevice device, CUmemoryPool pool))                             \
 	HOOK(cuMemSetMemPool, (CUmemLocation * location, int type, CUmemoryPool pool))             \
 	HOOK(cuCtxSynchronize, (void))                                                             \

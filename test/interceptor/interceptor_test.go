@@ -1,0 +1,251 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package interceptor tests libgpuslice.so as programs meet it: real processes, linked with or loading
+// the simulated driver, in a slice of `gpuslice run`.
+package interceptor
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+const (
+	mib = 1 << 20
+	gib = 1 << 30
+)
+
+// bin is the directory of what `make build` made.
+func bin(t *testing.T) string {
+	t.Helper()
+	dir, err := filepath.Abs("../../bin")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "libgpuslice.so")); err != nil {
+		t.Fatalf("%v: run `make build` first", err)
+	}
+	return dir
+}
+
+// compile builds programs/NAME.c, linked with the simulated driver.
+func compile(t *testing.T, name string) string {
+	t.Helper()
+	program := filepath.Join(t.TempDir(), name)
+	driver := filepath.Join(bin(t), "fakecuda", "libcuda.so.1")
+	cc := os.Getenv("CC")
+	if cc == "" {
+		cc = "cc"
+	}
+	out, err := exec.Command(cc, "-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-I../../interceptor",
+		"-o", program, filepath.Join("programs", name+".c"), driver, "-ldl", "-lpthread").CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	return program
+}
+
+// environment is a machine of its own: a simulated card that no other test shares.
+func environment(t *testing.T, more ...string) []string {
+	t.Helper()
+	return append(append(os.Environ(),
+		"LD_LIBRARY_PATH="+filepath.Join(bin(t), "fakecuda"),
+		"FAKECUDA_STATE="+filepath.Join(t.TempDir(), "card")), more...)
+}
+
+// inSlice runs a program by `gpuslice run` with the enforcer in that process.
+func inSlice(t *testing.T, env []string, vram string, command ...string) (string, error) {
+	t.Helper()
+	args := append([]string{"run", "--embedded", "--quiet", "--vram", vram, "--"}, command...)
+	c := exec.Command(filepath.Join(bin(t), "gpuslice"), args...)
+	c.Env = env
+	out, err := c.CombinedOutput()
+	return string(out), err
+}
+
+func TestEveryRouteToTheDriverLeadsToTheInterceptor(t *testing.T) {
+	out, err := inSlice(t, environment(t), "4G", compile(t, "routes"))
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+}
+
+func TestEveryKindOfMemoryIsChargedRefusedAndGivenBack(t *testing.T) {
+	for _, nvml := range []string{"", "fail"} {
+		t.Run("nvml="+nvml, func(t *testing.T) {
+			env := environment(t, "FAKECUDA_NVML="+nvml, "FAKECUDA_CONTEXT=64M")
+			out, err := inSlice(t, env, "4G", compile(t, "accounting"))
+			if err != nil {
+				t.Fatalf("%v\n%s", err, out)
+			}
+		})
+	}
+}
+
+func TestManyProcessesRaceForTheLastByte(t *testing.T) {
+	seconds, processes := "6", "24"
+	if os.Getenv("GPUSLICE_LONG") != "" {
+		seconds, processes = "60", "64"
+	}
+	env := environment(t, "FAKECUDA_DEVICES=2", "FAKECUDA_CONTEXT=8M")
+	out, err := inSlice(t, env, "1536M", compile(t, "race"), seconds, processes, "4", fmt.Sprint(1536*mib))
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	if strings.Contains(out, " 0 refusals") || strings.Contains(out, " 0 kills") {
+		t.Fatalf("nothing was refused, or nobody killed, so the race shows nothing:\n%s", out)
+	}
+	t.Log(out)
+}
+
+func TestThreadsOfOneProcessShareItsLane(t *testing.T) {
+	out, err := inSlice(t, environment(t, "FAKECUDA_CONTEXT=64M"), "2G", compile(t, "threads"), "16", "20000")
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+}
+
+func TestAForkedChildBeginsAnew(t *testing.T) {
+	out, err := inSlice(t, environment(t, "FAKECUDA_CONTEXT=64M"), "2G", compile(t, "fork"))
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+}
+
+// A process that is preloaded but cannot attach is granted nothing, is told why once, and neither
+// crashes nor hangs (I5).
+func TestWithoutAnEnforcerNothingIsGranted(t *testing.T) {
+	program := compile(t, "closed")
+	start := func(t *testing.T, dir string) (string, error) {
+		c := exec.Command(program)
+		c.Env = environment(t, "LD_PRELOAD="+filepath.Join(bin(t), "libgpuslice.so"))
+		if dir != "" {
+			c.Env = append(c.Env, "GPUSLICE_DIR="+dir)
+		}
+		out, err := c.CombinedOutput()
+		return string(out), err
+	}
+	// listen answers each connection by `answer`.
+	listen := func(t *testing.T, answer func(*net.UnixConn)) string {
+		dir := t.TempDir()
+		l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: filepath.Join(dir, "attach.sock"), Net: "unixpacket"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { l.Close() })
+		go func() {
+			for {
+				c, err := l.AcceptUnix()
+				if err != nil {
+					return
+				}
+				go func() {
+					defer c.Close()
+					answer(c)
+				}()
+			}
+		}()
+		return dir
+	}
+	reply := func(status uint16, lane uint32, size uint64) []byte {
+		var b bytes.Buffer
+		for _, v := range []any{uint32(0x31415347), uint16(1), status, lane, uint32(0), uint64(0), size, [4]uint64{}} {
+			if err := binary.Write(&b, binary.NativeEndian, v); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return b.Bytes()
+	}
+	send := func(message []byte) func(*net.UnixConn) {
+		return func(c *net.UnixConn) {
+			question := make([]byte, 256)
+			if _, err := c.Read(question); err == nil {
+				_, _ = c.Write(message) // the peer may be gone; that is its test's business
+			}
+		}
+	}
+
+	cases := []struct {
+		name string
+		dir  func(t *testing.T) string
+		says string
+	}{
+		{"in no slice", func(*testing.T) string { return "" }, "in no slice"},
+		{"a path that is not absolute", func(*testing.T) string { return "relative" }, "in no slice"},
+		{"a path that is too long", func(*testing.T) string { return "/" + strings.Repeat("x", 200) }, "in no slice"},
+		{"nobody listens", func(t *testing.T) string { return t.TempDir() }, "does not answer"},
+		{"a hung enforcer", func(t *testing.T) string {
+			return listen(t, func(*net.UnixConn) { time.Sleep(30 * time.Second) })
+		}, "does not answer"},
+		{"garbage", func(t *testing.T) string { return listen(t, send([]byte("garbage"))) }, "in place of the enforcer"},
+		{"garbage of the right size", func(t *testing.T) string {
+			return listen(t, send(bytes.Repeat([]byte{0xff}, 64)))
+		}, "in place of the enforcer"},
+		{"too long an answer", func(t *testing.T) string {
+			return listen(t, send(append(reply(0, 1, 0), 0)))
+		}, "in place of the enforcer"},
+		{"yes without a ledger", func(t *testing.T) string { return listen(t, send(reply(0, 1, 4464640))) }, "in place of the enforcer"},
+		{"not a member", func(t *testing.T) string { return listen(t, send(reply(1, 0, 0))) }, "not of this slice"},
+		{"full", func(t *testing.T) string { return listen(t, send(reply(2, 0, 0))) }, "no free process slot"},
+		{"released", func(t *testing.T) string { return listen(t, send(reply(3, 0, 0))) }, "was released"},
+		{"an internal error", func(t *testing.T) string { return listen(t, send(reply(7, 0, 0))) }, "code 7"},
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			out, err := start(t, c.dir(t))
+			if err != nil {
+				t.Fatalf("%v\n%s", err, out)
+			}
+			if n := strings.Count(out, "gpuslice: "); n != 1 || !strings.Contains(out, c.says) {
+				t.Fatalf("%d messages, one that says %q is expected:\n%s", n, c.says, out)
+			}
+		})
+	}
+}
+
+// An enforcer that is being restarted is waited for.
+func TestAttachWaitsForAnEnforcerThatIsRestarted(t *testing.T) {
+	dir := t.TempDir()
+	c := exec.Command(compile(t, "closed"))
+	c.Env = environment(t, "LD_PRELOAD="+filepath.Join(bin(t), "libgpuslice.so"), "GPUSLICE_DIR="+dir)
+	path := filepath.Join(dir, "attach.sock")
+	stale, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	stale.SetUnlinkOnClose(false)
+	stale.Close() // the socket of an enforcer that died
+
+	asked := make(chan error, 1)
+	time.AfterFunc(500*time.Millisecond, func() {
+		_ = os.Remove(path)
+		l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
+		if err != nil {
+			asked <- err
+			return
+		}
+		defer l.Close()
+		_ = l.SetDeadline(time.Now().Add(10 * time.Second))
+		conn, err := l.AcceptUnix()
+		if err == nil {
+			conn.Close()
+		}
+		asked <- err
+	})
+	out, err := c.CombinedOutput()
+	if err != nil && !errors.As(err, new(*exec.ExitError)) {
+		t.Fatal(err)
+	}
+	if err := <-asked; err != nil {
+		t.Fatalf("the new enforcer was never asked: %v\n%s", err, out)
+	}
+}

@@ -1,0 +1,101 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A child of a process that is attached is another process: what it takes after exec is its own and
+ * comes back when it ends; what its parent holds stays. Runs itself as the child. Exits 0 if so.
+ */
+#include "cuda_abi.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define MIB (1ull << 20)
+
+CUresult cuInit(unsigned int);
+CUresult cuDevicePrimaryCtxRetain(CUcontext *, CUdevice);
+CUresult cuCtxSetCurrent(CUcontext);
+CUresult cuMemAlloc_v2(CUdeviceptr *, size_t);
+CUresult cuMemFree_v2(CUdeviceptr);
+CUresult cuMemGetInfo_v2(size_t *, size_t *);
+CUresult cuDeviceTotalMem_v2(size_t *, CUdevice);
+
+static size_t left(void)
+{
+	size_t available = 0, total;
+
+	cuMemGetInfo_v2(&available, &total);
+	return available;
+}
+
+int main(int argc, char **argv)
+{
+	CUcontext context;
+	CUdeviceptr mine, child_address;
+	size_t before, during, total;
+	int to_parent[2], to_child[2], status;
+	char c;
+	pid_t pid;
+
+	if (argc > 1 && strcmp(argv[1], "exec") == 0) {
+		if (cuInit(0) || cuDevicePrimaryCtxRetain(&context, 0) ||
+		    cuCtxSetCurrent(context) || cuMemAlloc_v2(&mine, 500 * MIB))
+			return 1;
+		return write(4, "x", 1) == 1 && read(3, &c, 1) == 1 ? 0 : 1;
+	}
+	if (cuInit(0) || cuDevicePrimaryCtxRetain(&context, 0) || cuCtxSetCurrent(context) ||
+	    cuMemAlloc_v2(&mine, 700 * MIB))
+		return 1;
+	before = left();
+
+	/* Without exec: the driver refuses, and we neither crash nor touch what the parent holds.
+	 */
+	pid = fork();
+	if (pid == 0) {
+		CUresult result = cuMemAlloc_v2(&child_address, MIB);
+
+		(void)cuMemFree_v2(mine);
+		(void)cuDeviceTotalMem_v2(&total, 0);
+		_exit(result == CUDA_SUCCESS);
+	}
+	if (waitpid(pid, &status, 0) != pid || status != 0) {
+		printf("a forked child was given memory, or died: status %d\n", status);
+		return 1;
+	}
+	if (left() != before) {
+		printf("a forked child changed what its parent holds by %lld\n",
+		       (long long)before - (long long)left());
+		return 1;
+	}
+
+	if (pipe(to_parent) || pipe(to_child))
+		return 1;
+	pid = fork();
+	if (pid == 0) {
+		int in = dup(to_child[0]), out = dup(to_parent[1]);
+
+		dup2(in, 3);
+		dup2(out, 4);
+		execl("/proc/self/exe", argv[0], "exec", (char *)NULL);
+		_exit(127);
+	}
+	close(to_parent[1]);
+	if (read(to_parent[0], &c, 1) != 1) {
+		printf("the child did not start\n");
+		return 1;
+	}
+	during = left();
+	if (before - during < 500 * MIB) {
+		printf("the child's memory is not counted\n");
+		return 1;
+	}
+	if (write(to_child[1], "x", 1) != 1 || waitpid(pid, &status, 0) != pid || status != 0)
+		return 1;
+	for (int tries = 0; tries < 1000 && left() != before; tries++)
+		usleep(1000);
+	if (left() != before) {
+		printf("the child's memory did not come back\n");
+		return 1;
+	}
+	return cuMemFree_v2(mine) != CUDA_SUCCESS;
+}

@@ -1,0 +1,331 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * race SECONDS PROCESSES KILLS LIMIT [SEED]: many processes of one slice race for its last byte, on
+ * every device, through the driver's API, while some of them are killed at random. Run in a slice
+ * of LIMIT bytes per device.
+ *
+ * Each process keeps books in memory that all share, around every call:
+ *
+ *   certain  bytes that it holds for sure: added after an allocation succeeded, taken off before
+ * the free possible bytes that it may hold: added before the call, taken off after it failed or the
+ * free succeeded
+ *
+ * Never over: the sum of all `certain` never passes the limit. Never refused wrongly: a request is
+ * refused only if the sum of all `possible`, at its highest during the call, did pass it. At pauses
+ * nothing is in flight: then the slice's own figure equals the sum of the living, to the byte.
+ */
+#define _GNU_SOURCE
+#include "cuda_abi.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#define MOST 256
+#define DEVICES 2
+#define HELD 64
+
+CUresult cuInit(unsigned int);
+CUresult cuDevicePrimaryCtxRetain(CUcontext *, CUdevice);
+CUresult cuCtxSetCurrent(CUcontext);
+CUresult cuMemAlloc_v2(CUdeviceptr *, size_t);
+CUresult cuMemFree_v2(CUdeviceptr);
+CUresult cuMemGetInfo_v2(size_t *, size_t *);
+
+struct books {
+	_Atomic uint64_t certain[DEVICES], possible[DEVICES];
+	_Atomic uint32_t ready; /* contexts are made */
+	_Atomic uint32_t idle;  /* saw the pause, nothing is in flight */
+	_Atomic uint32_t context_refused;
+};
+
+static struct shared {
+	_Atomic uint32_t pause, stop, wrong;
+	_Atomic uint64_t added[DEVICES]; /* all that was ever added to a `possible` */
+	_Atomic uint64_t calls, refusals;
+	uint64_t limit, base[DEVICES];
+	struct books books[MOST];
+} * shared;
+
+static int processes;
+
+static uint64_t sum(int device, int certain)
+{
+	uint64_t total = shared->base[device];
+
+	for (int i = 0; i < processes; i++)
+		total +=
+		    certain ? shared->books[i].certain[device] : shared->books[i].possible[device];
+	return total;
+}
+
+static void complain(const char *what, int device, uint64_t a, uint64_t b)
+{
+	printf("%s on device %d: %llu, limit %llu\n", what, device, (unsigned long long)a,
+	       (unsigned long long)b);
+	fflush(stdout);
+	shared->wrong = 1;
+}
+
+static uint64_t taken(uint64_t bytes)
+{
+	uint64_t step = bytes <= 1u << 20 ? 512 : 2u << 20;
+
+	return (bytes + step - 1) / step * step;
+}
+
+static void allocate(struct books *mine, int device, size_t bytes, CUdeviceptr *pointer)
+{
+	uint64_t real = taken(bytes), before, added;
+	CUresult result;
+
+	mine->possible[device] += real;
+	added = atomic_fetch_add(&shared->added[device], real) + real;
+	before = sum(device, 0);
+	result = cuMemAlloc_v2(pointer, bytes);
+	shared->calls++;
+	if (result == CUDA_SUCCESS) {
+		mine->certain[device] += real;
+		if (sum(device, 1) > shared->limit)
+			complain("more is held than the limit", device, sum(device, 1),
+			         shared->limit);
+		return;
+	}
+	*pointer = 0;
+	shared->refusals++;
+	if (result != CUDA_ERROR_OUT_OF_MEMORY)
+		complain("an error other than out of memory", device, (uint64_t)result, 0);
+	/* The most that was possible at any instant of the call. */
+	before += shared->added[device] - added;
+	if (before <= shared->limit)
+		complain("refused though it fitted throughout", device, before, shared->limit);
+	mine->possible[device] -= real;
+}
+
+static void release(struct books *mine, int device, CUdeviceptr pointer, size_t bytes)
+{
+	mine->certain[device] -= taken(bytes);
+	if (cuMemFree_v2(pointer) != CUDA_SUCCESS)
+		complain("a free failed", device, pointer, 0);
+	mine->possible[device] -= taken(bytes);
+}
+
+static int child(int index, unsigned int seed)
+{
+	struct books *mine = &shared->books[index];
+	CUdeviceptr pointer[DEVICES][HELD] = {0};
+	size_t size[DEVICES][HELD];
+	CUcontext context[DEVICES];
+
+	prctl(PR_SET_PDEATHSIG, SIGKILL);
+	if (cuInit(0))
+		return 1;
+	for (int d = 0; d < DEVICES; d++) {
+		/* A context may be refused while the others hold all: wait for a gap. */
+		while (cuDevicePrimaryCtxRetain(&context[d], d)) {
+			mine->context_refused = 1;
+			while (shared->pause)
+				usleep(1000);
+			if (shared->stop)
+				return 0;
+			usleep(1000);
+		}
+	}
+	mine->ready = 1;
+	while (!shared->stop) {
+		int d = rand_r(&seed) % DEVICES, i = rand_r(&seed) % HELD;
+		/* Many small ones, so that the last bytes are raced for; some that are large. */
+		size_t bytes = rand_r(&seed) % 4 ? (size_t)rand_r(&seed) % 4096 + 1
+		                                 : (size_t)rand_r(&seed) % (24u << 20) + 1;
+
+		if (shared->pause) {
+			mine->idle = 1;
+			while (shared->pause && !shared->stop)
+				usleep(200);
+			mine->idle = 0;
+			continue;
+		}
+		cuCtxSetCurrent(context[d]);
+		if (pointer[d][i]) {
+			release(mine, d, pointer[d][i], size[d][i]);
+			pointer[d][i] = 0;
+		} else {
+			size[d][i] = bytes;
+			allocate(mine, d, bytes, &pointer[d][i]);
+		}
+	}
+	return 0;
+}
+
+static pid_t start(char **argv, int index, unsigned int seed)
+{
+	pid_t pid = fork();
+
+	if (pid == 0) {
+		char number[16], text[16];
+
+		snprintf(number, sizeof(number), "%d", index);
+		snprintf(text, sizeof(text), "%u", seed);
+		/* A fresh image: CUDA does not survive a fork. */
+		execl("/proc/self/exe", argv[0], "child", number, argv[2], text, (char *)NULL);
+		_exit(127);
+	}
+	return pid;
+}
+
+static double seconds(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
+}
+
+static uint64_t used_by_slice(CUcontext context)
+{
+	size_t available, total;
+
+	cuCtxSetCurrent(context);
+	if (cuMemGetInfo_v2(&available, &total))
+		complain("cuMemGetInfo failed", 0, 0, 0);
+	return shared->limit - available;
+}
+
+int main(int argc, char **argv)
+{
+	static pid_t pids[MOST];
+	int is_child = argc > 4 && strcmp(argv[1], "child") == 0, kills, checks = 0, killed = 0;
+	unsigned int seed;
+	uint64_t per_context = 0;
+	CUcontext context[DEVICES];
+	double end;
+	int f;
+
+	if (argc < 5)
+		return 64;
+	processes = atoi(argv[is_child ? 3 : 2]);
+	if (is_child) {
+		shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE, MAP_SHARED, 42, 0);
+		return shared == MAP_FAILED ? 1 : child(atoi(argv[2]), (unsigned int)atoi(argv[4]));
+	}
+	kills = atoi(argv[3]);
+	seed = argc > 5 ? (unsigned int)atoi(argv[5]) : (unsigned int)time(NULL);
+	printf("seed %u\n", seed);
+	f = memfd_create("race", 0);
+	if (f < 0 || dup2(f, 42) != 42 || ftruncate(42, sizeof(*shared)))
+		return 1;
+	shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE, MAP_SHARED, 42, 0);
+	if (shared == MAP_FAILED)
+		return 1;
+	shared->limit = strtoull(argv[4], NULL, 10);
+
+	if (cuInit(0))
+		return 1;
+	for (int d = 0; d < DEVICES; d++) {
+		if (cuDevicePrimaryCtxRetain(&context[d], d))
+			return 1;
+		per_context = used_by_slice(context[d]);
+		/* Contexts are counted by the slice too: this process's, and one for each child. */
+		shared->base[d] = per_context * (uint64_t)(processes + 1);
+	}
+	if (per_context * (uint64_t)(processes + 1) >= shared->limit) {
+		printf("the limit leaves no room beside %d contexts of %llu bytes\n", processes + 1,
+		       (unsigned long long)per_context);
+		return 1;
+	}
+	for (int i = 0; i < processes; i++)
+		pids[i] = start(argv, i, seed + (unsigned int)i);
+
+	end = seconds() + atoi(argv[1]);
+	while (seconds() < end && !shared->wrong) {
+		/* The base counts every child's context, so checks need all of them there. */
+		for (int i = 0; i < processes; i++) {
+			while (!shared->books[i].ready && !shared->wrong) {
+				if (waitpid(pids[i], NULL, WNOHANG) == pids[i]) {
+					complain("a child did not start", 0, (uint64_t)i, 0);
+					break;
+				}
+				usleep(1000);
+			}
+		}
+		usleep(50000 + (unsigned int)rand_r(&seed) % 100000);
+		for (int k = 0; k < kills; k++) {
+			int i = rand_r(&seed) % processes;
+
+			if (!pids[i])
+				continue;
+			kill(pids[i], SIGKILL);
+			waitpid(pids[i], NULL, 0);
+			pids[i] = 0;
+			killed++;
+		}
+		shared->pause = 1;
+		for (int i = 0; i < processes; i++) {
+			while (pids[i] && !shared->books[i].idle && !shared->wrong)
+				usleep(200);
+			if (!pids[i]) {
+				/* What it held is nobody's. Its context will be its successor's. */
+				for (int d = 0; d < DEVICES; d++)
+					shared->books[i].certain[d] = shared->books[i].possible[d] =
+					    0;
+			}
+		}
+		for (int d = 0; d < DEVICES; d++) {
+			uint64_t missing = 0, expected, seen = 0;
+
+			for (int i = 0; i < processes; i++)
+				missing += pids[i] ? 0 : per_context;
+			expected = sum(d, 1) - missing;
+			/* Deaths are settled by the enforcer, at once but not within our waitpid().
+			 */
+			for (int tries = 0; tries < 200; tries++) {
+				seen = used_by_slice(context[d]);
+				if (seen == expected)
+					break;
+				usleep(5000);
+			}
+			if (seen != expected)
+				complain("the ledger is not the sum of the living", d, seen,
+				         expected);
+			if (sum(d, 1) != sum(d, 0))
+				complain("the books of the test differ", d, sum(d, 1), sum(d, 0));
+			checks++;
+		}
+		for (int i = 0; i < processes; i++) {
+			if (!pids[i]) {
+				memset(&shared->books[i], 0, sizeof(shared->books[i]));
+				pids[i] = start(argv, i, (unsigned int)rand_r(&seed));
+			}
+		}
+		shared->pause = 0;
+	}
+	shared->stop = 1;
+	for (int i = 0; i < processes; i++) {
+		if (pids[i]) {
+			if (shared->wrong)
+				kill(pids[i], SIGKILL);
+			waitpid(pids[i], NULL, 0);
+		}
+	}
+	for (int d = 0; d < DEVICES && !shared->wrong; d++) {
+		uint64_t seen = 0;
+
+		for (int tries = 0;
+		     tries < 200 && (seen = used_by_slice(context[d])) != per_context; tries++)
+			usleep(5000);
+		if (seen != per_context)
+			complain("left over at the end", d, seen, per_context);
+	}
+	printf("%d processes, %llu calls, %llu refusals, %d kills, %d exact comparisons: %s\n",
+	       processes, (unsigned long long)shared->calls, (unsigned long long)shared->refusals,
+	       killed, checks, shared->wrong ? "WRONG" : "never over, never refused wrongly");
+	return shared->wrong ? 1 : 0;
+}
