@@ -4,6 +4,7 @@
 #include "ledger.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
@@ -84,7 +85,7 @@ static enum ask_result exchange(int s, const struct attach_request *request,
 }
 
 enum ask_result ask_enforcer(struct attach_request *request, struct attach_reply *reply,
-                             int *descriptor)
+                             int *descriptor, int *connection)
 {
 	struct timeval patience = {.tv_sec = ASK_SECONDS};
 	struct sockaddr_un address;
@@ -92,6 +93,8 @@ enum ask_result ask_enforcer(struct attach_request *request, struct attach_reply
 	int s, saved;
 
 	*descriptor = -1;
+	if (connection)
+		*connection = -1;
 	request->magic = ATTACH_MAGIC;
 	request->version = ATTACH_VERSION;
 	request->layout = LEDGER_LAYOUT;
@@ -107,7 +110,17 @@ enum ask_result ask_enforcer(struct attach_request *request, struct attach_reply
 	else
 		result = exchange(s, request, reply, descriptor);
 	saved = errno;
-	close(s);
+	if (connection && result == ASK_ANSWERED)
+		*connection = s;
+	else
+		close(s);
 	errno = saved;
 	return result;
+}
+
+bool enforcer_there(int connection)
+{
+	struct pollfd p = {.fd = connection, .events = POLLRDHUP};
+
+	return poll(&p, 1, 0) == 0;
 }

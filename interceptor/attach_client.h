@@ -4,6 +4,8 @@
 
 #include "attach.h"
 
+#include <stdbool.h>
+
 /* What the last question met, for the message. */
 enum ask_result {
 	ASK_ANSWERED = 0,
@@ -16,10 +18,16 @@ enum ask_result {
 #define ASK_SECONDS 5
 
 /*
- * Ask the enforcer one question and close the connection. *descriptor becomes the one that came
- * with the answer, or -1. magic and version of `request` are filled in.
+ * Ask the enforcer one question. magic and version of `request` are filled in. *descriptor becomes
+ * the one that came with the answer, or -1.
+ *
+ * If `connection` is NULL the connection is closed. Else it is left open in *connection (-1 if
+ * there is none), for the caller to see whether the enforcer that answered is still there.
  */
 enum ask_result ask_enforcer(struct attach_request *request, struct attach_reply *reply,
-                             int *descriptor);
+                             int *descriptor, int *connection);
+
+/* Whether the enforcer at the other end is alive. */
+bool enforcer_there(int connection);
 
 #endif

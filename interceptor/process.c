@@ -100,25 +100,36 @@ static void explain(struct process *process, enum ask_result result, uint16_t st
 	}
 }
 
-/* Take the answer to ATTACH_OP_ATTACH. */
-static bool adopt(struct process *process, const struct attach_reply *reply, int descriptor)
+/*
+ * Take the answer to ATTACH_OP_ATTACH. The page is mapped before the enforcer is asked whether it
+ * is still there: one that died in between may have a successor by now that looked for a process
+ * with this page, found none, and made another; what was charged on ours would count for nothing.
+ */
+static enum ask_result adopt(struct process *process, const struct attach_reply *reply,
+                             int descriptor, int connection)
 {
 	struct ledger *ledger;
+	enum ask_result result = ASK_NONSENSE;
 
-	if (reply->lane == 0 || reply->lane >= LEDGER_LANES || reply->size != sizeof(struct ledger))
-		return false;
+	if (descriptor < 0 || reply->lane == 0 || reply->lane >= LEDGER_LANES ||
+	    reply->size != sizeof(struct ledger))
+		return ASK_NONSENSE;
 	ledger =
 	    mmap(NULL, sizeof(struct ledger), PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
 	if (ledger == MAP_FAILED)
-		return false;
-	if (!ledger_valid(ledger, reply->size)) {
+		return ASK_NONSENSE;
+	if (ledger_valid(ledger, reply->size)) {
+		errno = ECONNRESET;
+		result = enforcer_there(connection) ? ASK_ANSWERED : ASK_UNREACHABLE;
+	}
+	if (result != ASK_ANSWERED) {
 		munmap(ledger, sizeof(struct ledger));
-		return false;
+		return result;
 	}
 	process->ledger = ledger;
 	process->lane = reply->lane;
 	__atomic_store_n(&process->attached, 1, __ATOMIC_RELEASE);
-	return true;
+	return ASK_ANSWERED;
 }
 
 /* With attach_lock held. */
@@ -132,17 +143,18 @@ static void attach(struct process *process)
 	for (;;) {
 		struct attach_request request = {.op = ATTACH_OP_ATTACH};
 		struct attach_reply reply = {0};
-		int descriptor;
-		enum ask_result result = ask_enforcer(&request, &reply, &descriptor);
-		bool adopted = false;
+		int descriptor, connection, error;
+		enum ask_result result = ask_enforcer(&request, &reply, &descriptor, &connection);
 
-		if (result == ASK_ANSWERED && reply.status == ATTACH_OK) {
-			adopted = descriptor >= 0 && adopt(process, &reply, descriptor);
-			result = adopted ? result : ASK_NONSENSE;
-		}
+		if (result == ASK_ANSWERED && reply.status == ATTACH_OK)
+			result = adopt(process, &reply, descriptor, connection);
+		error = errno;
 		if (descriptor >= 0)
 			close(descriptor);
-		if (adopted)
+		if (connection >= 0)
+			close(connection);
+		errno = error;
+		if (process->attached)
 			return;
 		/* An enforcer that is being restarted is back in a moment; a program
 		 * should not fail for that. */
@@ -205,7 +217,7 @@ static int ask_device(struct process *process, CUdevice ordinal)
 		(void)DRIVER(cuDeviceTotalMem_v2)(&bytes, ordinal);
 	memcpy(request.uuid, uuid.bytes, 16);
 	request.bytes = bytes;
-	if (ask_enforcer(&request, &reply, &descriptor) != ASK_ANSWERED)
+	if (ask_enforcer(&request, &reply, &descriptor, NULL) != ASK_ANSWERED)
 		return -1;
 	if (descriptor >= 0)
 		close(descriptor);
@@ -403,7 +415,7 @@ bool process_truth(CUdevice ordinal, uint64_t *bytes)
 
 	if (device < 0)
 		return false;
-	result = ask_enforcer(&request, &reply, &descriptor);
+	result = ask_enforcer(&request, &reply, &descriptor, NULL);
 	if (descriptor >= 0)
 		close(descriptor);
 	errno = saved;

@@ -168,10 +168,12 @@ type Code string
 
 const (
 	CodeBadRequest    Code = "bad_request"    // 400
-	CodeNotFound      Code = "not_found"      // 404
+	CodeNotFound      Code = "not_found"      // 404: no such slice, or no such path
+	CodeMethod        Code = "bad_method"     // 405: the path has not that method
 	CodeExists        Code = "exists"         // 409: an active slice has that id
 	CodeRunning       Code = "running"        // 409: its processes are alive
 	CodeQuotaExceeded Code = "quota_exceeded" // 409: the devices have not that much left
+	CodeTooLarge      Code = "too_large"      // 413: the request is
 	CodeNoDevice      Code = "no_device"      // 400: no such device
 	CodeInternal      Code = "internal"       // 500
 )

@@ -83,7 +83,7 @@ byte highest;
 #endif
 #if READER
 byte ever;    /* bit n: lane 1 held n at some instant since the reader's call began */
-bool changed; /* a change of lane 1 took effect since the reader's first call returned */
+bool changed; /* a change of lane 1 took effect since the reader's first ledger_number returned */
 #endif
 
 #if CLIENTS == 3
@@ -318,17 +318,17 @@ inline change()
 			if
 			:: c_settling
 			:: else ->
-#ifdef BROKEN_SUM_LATE
-				STEP( entry[me].number = c_number );
-				STEP( entry[me].sum[c_number & 1] = c_sum );
-#else
-#ifdef BROKEN_ONE_SUM
-				STEP( entry[me].sum[0] = c_sum; entry[me].sum[1] = c_sum );
-#else
+#ifdef SUM_FIRST
 				STEP( entry[me].sum[c_number & 1] = c_sum );
 #endif
 #ifndef BROKEN_NUMBER_LATE
 				STEP( entry[me].number = c_number );
+#endif
+#ifdef BROKEN_ONE_SUM
+				STEP( entry[me].sum[0] = c_sum; entry[me].sum[1] = c_sum );
+#else
+#ifndef SUM_FIRST
+				STEP( entry[me].sum[c_number & 1] = c_sum );
 #endif
 #endif
 			fi;
@@ -573,21 +573,24 @@ settle:
 		};
 		if
 		:: recycle ->
-#ifndef BROKEN_RECYCLE_GENERATION_LATE
+#ifndef GENERATION_LATE
 			STEP( generation[v] = g + 1 );
 #endif
 			if
 			:: entry[v].number > 0 ->
+#ifdef BROKEN_RECYCLE_NUMBER_FIRST
+				STEP( entry[v].number = entry[v].number + 1 );
+#endif
 #ifndef BROKEN_RECYCLE_KEEPS_SUMS
 				STEP( entry[v].sum[1] = 0 );
 				STEP( entry[v].sum[0] = 0 );
 #endif
-#ifndef BROKEN_RECYCLE_KEEPS_NUMBER
+#if !defined(BROKEN_RECYCLE_KEEPS_NUMBER) && !defined(BROKEN_RECYCLE_NUMBER_FIRST)
 				STEP( entry[v].number = entry[v].number + 1 );
 #endif
 			:: else
 			fi;
-#ifdef BROKEN_RECYCLE_GENERATION_LATE
+#ifdef GENERATION_LATE
 			STEP( generation[v] = g + 1 );
 #endif
 			STEP( dead[v] = 0; ready[v] = 1; settled[v] = 0; respawns-- );
@@ -605,64 +608,83 @@ settle:
 }
 
 #if READER
-/* ledger_held and ledger_number of lane 1, seen by a process that only reads. */
-proctype reader()
+/* ledger_number and ledger_held of lane 1, by a process that only reads. */
+inline read_effect(n_, out)
 {
-	byte me = 1; /* STEP's deaths are not for it */
-	byte n, n2, sum;
-	bool took, again, gone;
+	atomic { out = tag_lane == 1 && tag_number == n_ };
+	if
+	:: out
+	:: else -> atomic { out = entry[1].confirmed >= n_ }
+	fi
+}
 
-	atomic { ever = 1 << truth[1]; changed = 0 };
+/* out = ledger_number */
+inline read_number(out)
+{
 	do
 	:: true ->
 		atomic { n = entry[1].number };
+		out = n;
+#ifndef BROKEN_NUMBER_WRITTEN
+		read_effect(n + 1, took);
 		if
-		:: n == 0 -> took = 1
+		:: took -> out = n + 1
 		:: else ->
-			atomic { took = tag_lane == 1 && tag_number == n };
+			read_effect(n, took);
 			if
-			:: took
-			:: else -> atomic { took = entry[1].confirmed >= n }
+			:: took || n == 0
+			:: else -> out = n - 1
 			fi
 		fi;
+#endif
+		atomic {
+			if
+			:: entry[1].number == n -> break
+			:: else
+			fi
+		}
+	od
+}
+
+proctype reader()
+{
+	byte n, sum, before, after;
+	bool took, gone;
+
+	read_number(before);
+	atomic { changed = 0 };
+	/* What happens here, the second call must show. */
+	atomic { ever = 1 << truth[1]; sum = changed };
+	read_number(after);
+	atomic { assert(after != before || !sum); n = 0; before = 0; after = 0; took = 0; sum = 0 };
+
+	do
+	:: true ->
+		atomic { n = entry[1].number };
+		read_effect(n, took);
+		if
+		:: n == 0 -> took = 1
+		:: else
+		fi;
 		atomic { sum = entry[1].sum[(took -> n : n + 1) & 1] };
-		again = 0;
 #ifndef BROKEN_HELD_SETTLED
 		/* Only who settles the lane makes a change that the lane has not written down. */
-		atomic { gone = tag_lane == 1 && tag_number == n + 1 };
-		if
-		:: gone
-		:: else -> atomic { gone = entry[1].confirmed >= n + 1 }
-		fi;
+		read_effect(n + 1, gone);
 		if
 		:: gone -> sum = 0
 		:: else
 		fi;
 #endif
-		atomic { n2 = entry[1].number };
-		if
-		:: n2 != n -> again = 1
-#ifndef BROKEN_HELD_ONCE
-		:: n2 == n && !took && !gone ->
-			/* Had n taken effect meanwhile, the older sum may have been overwritten. */
-			atomic { again = tag_lane == 1 && tag_number == n };
+		atomic {
 			if
-			:: again
-			:: else -> atomic { again = entry[1].confirmed >= n }
+			:: entry[1].number == n -> break
+			:: else
 			fi
-		:: n2 == n && (took || gone)
-#else
-		:: n2 == n
-#endif
-		fi;
-		if
-		:: again
-		:: else -> break
-		fi
+		}
 	od;
 	atomic {
 		assert(ever & (1 << sum)); /* it held that at some instant of the call */
-		n = 0; n2 = 0; sum = 0; took = 0; again = 0; gone = 0; ever = 0
+		n = 0; sum = 0; took = 0; gone = 0; ever = 0
 	}
 }
 #endif

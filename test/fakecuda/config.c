@@ -15,10 +15,9 @@
 #define H100_CONTEXT (518 * MiB)
 
 /* A value that cannot be read is a test that tests something else: say so and stop. */
-static void refuse(const char *variable, const char *value)
+static void refuse(const char *variable, const char *value, const char *accepted)
 {
-	fprintf(stderr, "fakecuda: %s=%s is not a size (accepted: 8589934592, 8192M, 8G)\n",
-		variable, value);
+	fprintf(stderr, "fakecuda: %s=%s: accepted is %s\n", variable, value, accepted);
 	abort();
 }
 
@@ -33,7 +32,7 @@ static uint64_t size_from(const char *variable, uint64_t otherwise)
 		return otherwise;
 	number = strtoull(value, &end, 10);
 	if (end == value)
-		refuse(variable, value);
+		refuse(variable, value, "a size as 8589934592, 8192M or 8G");
 	switch (*end) {
 	case 'k':
 	case 'K':
@@ -51,7 +50,7 @@ static uint64_t size_from(const char *variable, uint64_t otherwise)
 	if (shift)
 		end++;
 	if (strcmp(end, "") != 0 && strcmp(end, "iB") != 0)
-		refuse(variable, value);
+		refuse(variable, value, "a size as 8589934592, 8192M or 8G");
 	return (uint64_t)number << shift;
 }
 
@@ -67,10 +66,17 @@ void config_state_path(char *path, size_t size)
 
 unsigned config_device_count(void)
 {
-	const char *value = getenv("FAKECUDA_DEVICES");
-	unsigned long count = value && *value ? strtoul(value, NULL, 10) : 1;
+	static const char variable[] = "FAKECUDA_DEVICES";
+	const char *value = getenv(variable);
+	unsigned long count;
+	char *end;
 
-	return count > MACHINE_MAX_DEVICES ? MACHINE_MAX_DEVICES : (unsigned)count;
+	if (!value || !*value)
+		return 1;
+	count = strtoul(value, &end, 10);
+	if (*end || count > MACHINE_MAX_DEVICES)
+		refuse(variable, value, "0 to 16");
+	return (unsigned)count;
 }
 
 uint64_t config_device_memory(void)

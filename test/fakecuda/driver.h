@@ -1,16 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the parts of the simulated libcuda share: the process's view of the cards, contexts, and
- * the bookkeeping of what belongs to a context.
+ * What the parts of the simulated libcuda share: the process's view of the cards, its contexts,
+ * and what belongs to a context.
  *
- * One lock guards all of a process's driver state. An entry point is
- *
- *	CUresult result = driver_enter();
- *	if (result == CUDA_SUCCESS)
- *		result = driver_leave(the work);
- *
- * or the same with driver_enter_context for those that need a current context. Functions without a
- * `cu` prefix are called with the lock held.
+ * One lock guards all of a process's driver state. An exported function takes it with
+ * driver_enter (or driver_enter_context, if it needs a current context) and gives it back with
+ * driver_leave; everything without a `cu` prefix expects it held.
  */
 #ifndef FAKECUDA_DRIVER_H
 #define FAKECUDA_DRIVER_H
@@ -24,15 +19,15 @@
 
 #define CUDA_API __attribute__((visibility("default")))
 
-#define BLOCK_BYTES (2 * MiB) /* what the card hands out: see README.md */
-
 static inline uint64_t round_up(uint64_t bytes, uint64_t step)
 {
 	return (bytes + step - 1) / step * step;
 }
 
-/* A thing that the destruction of a context takes along. Its first member, so that a pointer
- * to the one is a pointer to the other. */
+/*
+ * A thing that goes when its context goes. It is the first member of what embeds it, so that a
+ * pointer to the one is a pointer to the other.
+ */
 struct owned {
 	struct owned *next, **link;
 	void (*destroy)(struct owned *);
@@ -43,45 +38,41 @@ struct CUctx_st {
 	struct owned *owned;
 	bool alive;
 	bool primary;
-	unsigned retained; /* primary contexts */
+	unsigned retained; /* of a primary context */
 	unsigned flags;
-	uint64_t overhead; /* bytes charged for the context itself */
 };
 
-/* A card as this process sees it; its place in `devices` is the CUdevice. */
+/* A card as this process sees it. */
 struct device {
 	unsigned machine; /* its index in the machine */
-	unsigned contexts;
-	struct CUctx_st primary_context;
-	struct small_block *small_blocks;
+	CUdevice ordinal;
+	unsigned contexts; /* alive */
+	struct CUctx_st primary;
+	struct block *blocks;
 	CUmemoryPool default_pool; /* made at its first use */
 	CUmemoryPool current_pool;
 };
 
-/* driver.c */
+/* driver.c. The lock is held after a driver_enter* that succeeded, and only then. */
 CUresult driver_enter(void);
 CUresult driver_enter_context(CUcontext *current);
 CUresult driver_leave(CUresult result);
 
 /* device.c */
+CUresult driver_enter_device(CUdevice ordinal, struct device **device);
 CUresult devices_learn(void);
-struct device *device_of(CUdevice ordinal); /* NULL if there is none */
-CUdevice device_ordinal(const struct device *device);
-
-/* context.c */
-CUcontext context_current(void);
-void context_own(CUcontext context, struct owned *thing, void (*destroy)(struct owned *));
-void context_disown(struct owned *thing);
-
-/* alloc.c: memory in the card's granularity */
-struct allocation;
-uint64_t *device_memory_take(struct device *device, size_t size, size_t *place);
+struct device *device_at(CUdevice ordinal); /* NULL if there is none */
+uint64_t device_capacity(const struct device *device);
+/* Takes bytes of the card; unused pool memory of this process makes room if it must. */
 bool device_charge(struct device *device, uint64_t bytes);
 void device_release(struct device *device, uint64_t bytes);
 
-/* pool.c */
-void pools_synchronise(const struct device *device, CUstream stream);
-void pools_destroy(struct device *device);
-bool pools_give_back(struct device *device);
+/* context.c */
+CUcontext context_current(void);
+/* Charges what the context costs, and gives it back with all that it owns. */
+CUresult context_activate(CUcontext context, struct device *device);
+void context_deactivate(CUcontext context);
+void context_own(CUcontext context, struct owned *thing, void (*destroy)(struct owned *));
+void context_disown(struct owned *thing);
 
 #endif

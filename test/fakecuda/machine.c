@@ -8,8 +8,6 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/auxv.h>
 #include <sys/mman.h>
@@ -118,7 +116,7 @@ static void build_devices(struct state *fresh)
 	uint64_t memory = config_device_memory();
 	uint64_t reserved = config_device_reserved();
 	static const uint8_t uuid[16] = {0x6b, 0x1d, 0x3c, 0x52, 0x9a, 0x04, 0x4e, 0x7f,
-					 0x8c, 0x21, 0x5f, 0xa6, 0xd0, 0x37, 0xe9, 0x00};
+	                                 0x8c, 0x21, 0x5f, 0xa6, 0xd0, 0x37, 0xe9, 0x00};
 
 	fresh->version = STATE_VERSION;
 	fresh->device_count = config_device_count();
@@ -135,17 +133,18 @@ static void build_devices(struct state *fresh)
 static enum machine_status map_state(void)
 {
 	struct state *mapped;
-	struct stat info;
+	off_t size;
 	enum machine_status status = MACHINE_UNREACHABLE;
 
 	lock_state();
-	if (fstat(state_fd, &info) == -1)
+	size = lseek(state_fd, 0, SEEK_END);
+	if (size == -1)
 		goto out;
-	if (info.st_size != 0 && info.st_size != (off_t)sizeof(*mapped)) {
+	if (size != 0 && size != (off_t)sizeof(*mapped)) {
 		status = MACHINE_MISMATCH;
 		goto out;
 	}
-	if (info.st_size == 0 && ftruncate(state_fd, sizeof(*mapped)) == -1)
+	if (size == 0 && ftruncate(state_fd, sizeof(*mapped)) == -1)
 		goto out;
 	mapped = mmap(NULL, sizeof(*mapped), PROT_READ | PROT_WRITE, MAP_SHARED, state_fd, 0);
 	if (mapped == MAP_FAILED)

@@ -27,6 +27,8 @@
 #define MACHINE_MAX_DEVICES 16u
 #define MACHINE_MAX_PROCESSES 1024u
 
+#define MACHINE_DEVICE_NAME "NVIDIA H100 80GB HBM3 (simulated)"
+
 #define MiB (1024ull * 1024)
 
 struct machine_device {

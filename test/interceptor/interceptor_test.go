@@ -91,19 +91,32 @@ func TestEveryKindOfMemoryIsChargedRefusedAndGivenBack(t *testing.T) {
 }
 
 func TestManyProcessesRaceForTheLastByte(t *testing.T) {
-	seconds, processes := "6", "24"
+	seconds, processes, limit := "6", "24", 14<<10
 	if os.Getenv("GPUSLICE_LONG") != "" {
-		seconds, processes = "60", "64"
+		seconds, processes, limit = "60", "64", 36<<10
 	}
-	env := environment(t, "FAKECUDA_DEVICES=2", "FAKECUDA_CONTEXT=8M")
-	out, err := inSlice(t, env, "1536M", compile(t, "race"), seconds, processes, "4", fmt.Sprint(1536*mib))
-	if err != nil {
-		t.Fatalf("%v\n%s", err, out)
+	cases := []struct {
+		name, nvml, context, grain string
+		limit                      int // MiB
+	}{
+		// Without driver truth a context is charged as configured: 512 MiB.
+		{"to the byte", "fail", "512M", "512", limit},
+		{"with driver truth", "", "8M", fmt.Sprint(2 * mib), 1536},
 	}
-	if strings.Contains(out, " 0 refusals") || strings.Contains(out, " 0 kills") {
-		t.Fatalf("nothing was refused, or nobody killed, so the race shows nothing:\n%s", out)
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			env := environment(t, "FAKECUDA_DEVICES=2", "FAKECUDA_CONTEXT="+c.context, "FAKECUDA_NVML="+c.nvml)
+			out, err := inSlice(t, env, fmt.Sprintf("%dM", c.limit), compile(t, "race"), seconds, processes, "4",
+				fmt.Sprint(c.limit*mib), c.grain)
+			if err != nil {
+				t.Fatalf("%v\n%s", err, out)
+			}
+			if strings.Contains(out, " 0 refusals") || strings.Contains(out, " 0 kills") {
+				t.Fatalf("nothing was refused, or nobody killed, so the race shows nothing:\n%s", out)
+			}
+			t.Log(out)
+		})
 	}
-	t.Log(out)
 }
 
 func TestThreadsOfOneProcessShareItsLane(t *testing.T) {

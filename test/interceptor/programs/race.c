@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * race SECONDS PROCESSES KILLS LIMIT [SEED]: many processes of one slice race for its last byte, on
- * every device, through the driver's API, while some of them are killed at random. Run in a slice
- * of LIMIT bytes per device.
+ * race SECONDS PROCESSES KILLS LIMIT GRAIN [SEED]: many processes of one slice race for its last
+ * byte, on every device, through the driver's API, while some of them are killed at random. Run in
+ * a slice of LIMIT bytes per device.
  *
  * Each process keeps books in memory that all share, around every call:
  *
@@ -44,28 +44,19 @@ struct books {
 	_Atomic uint64_t certain[DEVICES], possible[DEVICES];
 	_Atomic uint32_t ready; /* contexts are made */
 	_Atomic uint32_t idle;  /* saw the pause, nothing is in flight */
-	_Atomic uint32_t context_refused;
 };
 
 static struct shared {
 	_Atomic uint32_t pause, stop, wrong;
-	_Atomic uint64_t added[DEVICES]; /* all that was ever added to a `possible` */
+	_Atomic uint64_t certain[DEVICES], possible[DEVICES];
+	_Atomic uint64_t added[DEVICES]; /* all that was ever added to `possible` */
 	_Atomic uint64_t calls, refusals;
-	uint64_t limit, base[DEVICES];
+	uint64_t limit, per_context, base[DEVICES];
 	struct books books[MOST];
 } * shared;
 
 static int processes;
-
-static uint64_t sum(int device, int certain)
-{
-	uint64_t total = shared->base[device];
-
-	for (int i = 0; i < processes; i++)
-		total +=
-		    certain ? shared->books[i].certain[device] : shared->books[i].possible[device];
-	return total;
-}
+static size_t grain;
 
 static void complain(const char *what, int device, uint64_t a, uint64_t b)
 {
@@ -82,21 +73,51 @@ static uint64_t taken(uint64_t bytes)
 	return (bytes + step - 1) / step * step;
 }
 
+/*
+ * The four steps of a process's books. It may die between any two instructions: the order of the
+ * two additions keeps the total of `certain` at or below the truth, and that of `possible` at or
+ * above it, after a dead one's own books are taken off them.
+ */
+static uint64_t may_hold(struct books *mine, int device, uint64_t bytes)
+{
+	uint64_t total = atomic_fetch_add(&shared->possible[device], bytes) + bytes;
+
+	mine->possible[device] += bytes;
+	return total;
+}
+
+static uint64_t holds(struct books *mine, int device, uint64_t bytes)
+{
+	mine->certain[device] += bytes;
+	return atomic_fetch_add(&shared->certain[device], bytes) + bytes;
+}
+
+static void gives_back(struct books *mine, int device, uint64_t bytes)
+{
+	shared->certain[device] -= bytes;
+	mine->certain[device] -= bytes;
+}
+
+static void holds_no_more(struct books *mine, int device, uint64_t bytes)
+{
+	mine->possible[device] -= bytes;
+	shared->possible[device] -= bytes;
+}
+
 static void allocate(struct books *mine, int device, size_t bytes, CUdeviceptr *pointer)
 {
-	uint64_t real = taken(bytes), before, added;
+	uint64_t real = taken(bytes), most, added;
 	CUresult result;
 
-	mine->possible[device] += real;
 	added = atomic_fetch_add(&shared->added[device], real) + real;
-	before = sum(device, 0);
+	most = may_hold(mine, device, real);
 	result = cuMemAlloc_v2(pointer, bytes);
 	shared->calls++;
 	if (result == CUDA_SUCCESS) {
-		mine->certain[device] += real;
-		if (sum(device, 1) > shared->limit)
-			complain("more is held than the limit", device, sum(device, 1),
-			         shared->limit);
+		uint64_t total = holds(mine, device, real);
+
+		if (total > shared->limit)
+			complain("more is held than the limit", device, total, shared->limit);
 		return;
 	}
 	*pointer = 0;
@@ -104,18 +125,35 @@ static void allocate(struct books *mine, int device, size_t bytes, CUdeviceptr *
 	if (result != CUDA_ERROR_OUT_OF_MEMORY)
 		complain("an error other than out of memory", device, (uint64_t)result, 0);
 	/* The most that was possible at any instant of the call. */
-	before += shared->added[device] - added;
-	if (before <= shared->limit)
-		complain("refused though it fitted throughout", device, before, shared->limit);
-	mine->possible[device] -= real;
+	most += shared->added[device] - added;
+	if (most <= shared->limit)
+		complain("refused though it fitted throughout", device, most, shared->limit);
+	holds_no_more(mine, device, real);
 }
 
 static void release(struct books *mine, int device, CUdeviceptr pointer, size_t bytes)
 {
-	mine->certain[device] -= taken(bytes);
+	gives_back(mine, device, taken(bytes));
 	if (cuMemFree_v2(pointer) != CUDA_SUCCESS)
 		complain("a free failed", device, pointer, 0);
-	mine->possible[device] -= taken(bytes);
+	holds_no_more(mine, device, taken(bytes));
+}
+
+/* A context may be refused while the others hold all: wait for a gap. */
+static int make_context(struct books *mine, int device, CUcontext *context)
+{
+	for (;;) {
+		atomic_fetch_add(&shared->added[device], shared->per_context);
+		may_hold(mine, device, shared->per_context);
+		if (cuDevicePrimaryCtxRetain(context, device) == CUDA_SUCCESS) {
+			holds(mine, device, shared->per_context);
+			return 0;
+		}
+		holds_no_more(mine, device, shared->per_context);
+		if (shared->stop)
+			return 1;
+		usleep(1000);
+	}
 }
 
 static int child(int index, unsigned int seed)
@@ -129,22 +167,15 @@ static int child(int index, unsigned int seed)
 	if (cuInit(0))
 		return 1;
 	for (int d = 0; d < DEVICES; d++) {
-		/* A context may be refused while the others hold all: wait for a gap. */
-		while (cuDevicePrimaryCtxRetain(&context[d], d)) {
-			mine->context_refused = 1;
-			while (shared->pause)
-				usleep(1000);
-			if (shared->stop)
-				return 0;
-			usleep(1000);
-		}
+		if (make_context(mine, d, &context[d]))
+			return 0;
 	}
 	mine->ready = 1;
 	while (!shared->stop) {
 		int d = rand_r(&seed) % DEVICES, i = rand_r(&seed) % HELD;
 		/* Many small ones, so that the last bytes are raced for; some that are large. */
-		size_t bytes = rand_r(&seed) % 4 ? (size_t)rand_r(&seed) % 4096 + 1
-		                                 : (size_t)rand_r(&seed) % (24u << 20) + 1;
+		size_t most = rand_r(&seed) % 4 ? 8 * grain : 24u << 20;
+		size_t bytes = (size_t)rand_r(&seed) % most / grain * grain + grain;
 
 		if (shared->pause) {
 			mine->idle = 1;
@@ -175,7 +206,8 @@ static pid_t start(char **argv, int index, unsigned int seed)
 		snprintf(number, sizeof(number), "%d", index);
 		snprintf(text, sizeof(text), "%u", seed);
 		/* A fresh image: CUDA does not survive a fork. */
-		execl("/proc/self/exe", argv[0], "child", number, argv[2], text, (char *)NULL);
+		execl("/proc/self/exe", argv[0], "child", number, argv[2], text, argv[5],
+		      (char *)NULL);
 		_exit(127);
 	}
 	return pid;
@@ -202,22 +234,22 @@ static uint64_t used_by_slice(CUcontext context)
 int main(int argc, char **argv)
 {
 	static pid_t pids[MOST];
-	int is_child = argc > 4 && strcmp(argv[1], "child") == 0, kills, checks = 0, killed = 0;
+	int is_child = argc > 5 && strcmp(argv[1], "child") == 0, kills, checks = 0, killed = 0;
 	unsigned int seed;
-	uint64_t per_context = 0;
 	CUcontext context[DEVICES];
 	double end;
 	int f;
 
-	if (argc < 5)
+	if (argc < 6)
 		return 64;
+	grain = strtoull(argv[5], NULL, 10);
 	processes = atoi(argv[is_child ? 3 : 2]);
 	if (is_child) {
 		shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE, MAP_SHARED, 42, 0);
 		return shared == MAP_FAILED ? 1 : child(atoi(argv[2]), (unsigned int)atoi(argv[4]));
 	}
 	kills = atoi(argv[3]);
-	seed = argc > 5 ? (unsigned int)atoi(argv[5]) : (unsigned int)time(NULL);
+	seed = argc > 6 ? (unsigned int)atoi(argv[6]) : (unsigned int)time(NULL);
 	printf("seed %u\n", seed);
 	f = memfd_create("race", 0);
 	if (f < 0 || dup2(f, 42) != 42 || ftruncate(42, sizeof(*shared)))
@@ -232,13 +264,13 @@ int main(int argc, char **argv)
 	for (int d = 0; d < DEVICES; d++) {
 		if (cuDevicePrimaryCtxRetain(&context[d], d))
 			return 1;
-		per_context = used_by_slice(context[d]);
-		/* Contexts are counted by the slice too: this process's, and one for each child. */
-		shared->base[d] = per_context * (uint64_t)(processes + 1);
+		/* The books of this process: its context. */
+		shared->per_context = shared->base[d] = used_by_slice(context[d]);
+		shared->certain[d] = shared->possible[d] = shared->base[d];
 	}
-	if (per_context * (uint64_t)(processes + 1) >= shared->limit) {
+	if (shared->per_context * (uint64_t)(processes + 1) >= shared->limit) {
 		printf("the limit leaves no room beside %d contexts of %llu bytes\n", processes + 1,
-		       (unsigned long long)per_context);
+		       (unsigned long long)shared->per_context);
 		return 1;
 	}
 	for (int i = 0; i < processes; i++)
@@ -246,7 +278,6 @@ int main(int argc, char **argv)
 
 	end = seconds() + atoi(argv[1]);
 	while (seconds() < end && !shared->wrong) {
-		/* The base counts every child's context, so checks need all of them there. */
 		for (int i = 0; i < processes; i++) {
 			while (!shared->books[i].ready && !shared->wrong) {
 				if (waitpid(pids[i], NULL, WNOHANG) == pids[i]) {
@@ -262,6 +293,11 @@ int main(int argc, char **argv)
 
 			if (!pids[i])
 				continue;
+			/* Stopped at any instruction; from here its books stand still. */
+			kill(pids[i], SIGSTOP);
+			waitpid(pids[i], NULL, WUNTRACED);
+			for (int d = 0; d < DEVICES; d++)
+				shared->certain[d] -= shared->books[i].certain[d];
 			kill(pids[i], SIGKILL);
 			waitpid(pids[i], NULL, 0);
 			pids[i] = 0;
@@ -271,22 +307,20 @@ int main(int argc, char **argv)
 		for (int i = 0; i < processes; i++) {
 			while (pids[i] && !shared->books[i].idle && !shared->wrong)
 				usleep(200);
-			if (!pids[i]) {
-				/* What it held is nobody's. Its context will be its successor's. */
-				for (int d = 0; d < DEVICES; d++)
-					shared->books[i].certain[d] = shared->books[i].possible[d] =
-					    0;
-			}
 		}
 		for (int d = 0; d < DEVICES; d++) {
-			uint64_t missing = 0, expected, seen = 0;
+			uint64_t expected = shared->base[d], possible = shared->base[d], seen = 0;
 
-			for (int i = 0; i < processes; i++)
-				missing += pids[i] ? 0 : per_context;
-			expected = sum(d, 1) - missing;
+			for (int i = 0; i < processes; i++) {
+				if (!pids[i])
+					continue; /* what it held is nobody's */
+				expected += shared->books[i].certain[d];
+				possible += shared->books[i].possible[d];
+			}
 			/* Deaths are settled by the enforcer, at once but not within our waitpid().
-			 */
-			for (int tries = 0; tries < 200; tries++) {
+			 * An overhead that it saw between two calls goes at its second look, a
+			 * second later. */
+			for (int tries = 0; tries < 1000; tries++) {
 				seen = used_by_slice(context[d]);
 				if (seen == expected)
 					break;
@@ -295,9 +329,10 @@ int main(int argc, char **argv)
 			if (seen != expected)
 				complain("the ledger is not the sum of the living", d, seen,
 				         expected);
-			if (sum(d, 1) != sum(d, 0))
-				complain("the books of the test differ", d, sum(d, 1), sum(d, 0));
+			if (expected != possible)
+				complain("the books of the test differ", d, expected, possible);
 			checks++;
+			shared->certain[d] = shared->possible[d] = expected;
 		}
 		for (int i = 0; i < processes; i++) {
 			if (!pids[i]) {
@@ -319,10 +354,11 @@ int main(int argc, char **argv)
 		uint64_t seen = 0;
 
 		for (int tries = 0;
-		     tries < 200 && (seen = used_by_slice(context[d])) != per_context; tries++)
+		     tries < 200 && (seen = used_by_slice(context[d])) != shared->per_context;
+		     tries++)
 			usleep(5000);
-		if (seen != per_context)
-			complain("left over at the end", d, seen, per_context);
+		if (seen != shared->per_context)
+			complain("left over at the end", d, seen, shared->per_context);
 	}
 	printf("%d processes, %llu calls, %llu refusals, %d kills, %d exact comparisons: %s\n",
 	       processes, (unsigned long long)shared->calls, (unsigned long long)shared->refusals,

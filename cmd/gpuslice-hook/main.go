@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Gpuslice-hook is run by the OCI runtime for each container: see package hook. It takes nothing from its
+// environment, which some runtimes fill from the image.
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/client"
+	"github.com/gpuslice/gpuslice/enforcer/config"
+	"github.com/gpuslice/gpuslice/hook"
+	"github.com/gpuslice/gpuslice/hook/annotations"
+)
+
+func main() {
+	c := parse(os.Args[1:])
+	if c.stage == "--version" {
+		fmt.Println("gpuslice-hook", api.Version)
+		return
+	}
+	stderr := io.Writer(os.Stderr)
+	if c.report != "" {
+		stderr = io.MultiWriter(os.Stderr, report(c.report))
+	}
+	os.Exit(hook.Run(c.stage, os.Stdin, stderr, hook.DefaultDeadlines, c.load))
+}
+
+type command struct {
+	stage, config, report, timing string
+}
+
+// parse does without package flag, which would print several lines where a runtime shows one.
+func parse(args []string) command {
+	c := command{config: api.DefaultConfig}
+	flags := map[string]*string{"--config": &c.config, "--report": &c.report, "--timing": &c.timing}
+	for len(args) >= 2 && flags[args[0]] != nil {
+		*flags[args[0]] = args[1]
+		args = args[2:]
+	}
+	if len(args) == 1 {
+		c.stage = args[0]
+	}
+	return c
+}
+
+// report is a file that is made when there is something to say; gpuslice-runtime reads it under a runtime that
+// throws away what a hook writes.
+type report string
+
+func (r report) Write(text []byte) (int, error) {
+	f, err := os.OpenFile(string(r), os.O_WRONLY|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return 0, err
+	}
+	n, err := f.Write(text)
+	return n, errors.Join(err, f.Close())
+}
+
+func (c command) load() (*hook.Hook, error) {
+	cfg, err := config.Load(c.config)
+	if err != nil {
+		return nil, err
+	}
+	h := &hook.Hook{
+		Enforcer: client.New(cfg.Enforcer.Socket),
+		Policy:   annotations.Policy{DefaultVRAM: cfg.Runtime.DefaultVRAM, Pass: cfg.Runtime.Missing == config.MissingPass},
+		Records:  filepath.Join(cfg.Enforcer.RunDir, "hook"),
+	}
+	if c.timing != "" {
+		f, err := os.OpenFile(c.timing, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
+		if err != nil {
+			return nil, err
+		}
+		h.Timing = func(part string, took time.Duration) { fmt.Fprintln(f, part, took.Microseconds()) }
+	}
+	return h, nil
+}

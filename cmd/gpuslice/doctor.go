@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"time"
+
+	"github.com/urfave/cli/v2"
+
+	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/doctor"
+	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/place"
+	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/session"
+	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/show"
+)
+
+func doctorCommand() *cli.Command {
+	return &cli.Command{
+		Name:  "doctor",
+		Usage: "say whether this host is ready, and what to do if not",
+		Description: `It only looks. The exit code is 1 if anything fails.
+
+   gpuslice doctor
+   gpuslice doctor --json | jq '.[] | select(.level != "ok")'`,
+		Flags:        []cli.Flag{&cli.BoolFlag{Name: "json", Usage: "print JSON"}},
+		OnUsageError: usageError(1),
+		Action: func(c *cli.Context) error {
+			ctx, cancel := context.WithTimeout(c.Context, 30*time.Second)
+			defer cancel()
+			finder := place.New()
+			host := doctor.Host{
+				Root:           "/",
+				Env:            os.Getenv,
+				Socket:         c.String("socket"),
+				Enforcer:       connect(c),
+				Devices:        nvmlDevices,
+				Library:        func() (string, error) { return finder.Library("") },
+				Program:        finder.Program,
+				RuntimeVersion: runtimeVersion,
+				LookPath:       exec.LookPath,
+			}
+			findings := host.Check(ctx)
+			var err error
+			if c.Bool("json") {
+				err = show.JSON(c.App.Writer, findings)
+			} else {
+				err = doctor.Print(c.App.Writer, findings)
+			}
+			if err == nil && doctor.Failed(findings) {
+				return &session.Error{Code: 1, Err: fmt.Errorf("this host is not ready")}
+			}
+			return err
+		},
+	}
+}
+
+// runtimeVersion returns the first line that an OCI runtime says of itself.
+func runtimeVersion(ctx context.Context, path string) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, path, "--version").Output()
+	if err != nil {
+		return "", err
+	}
+	line, _, _ := strings.Cut(string(out), "\n")
+	return line, nil
+}

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package doctor looks at a host and says what gpuslice needs and has not. It only reads; every finding that
+// is not well says what to do about it.
+package doctor
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+)
+
+// Level of a finding.
+type Level string
+
+const (
+	OK   Level = "ok"
+	Warn Level = "warn" // works, but not as an operator may expect
+	Fail Level = "fail" // something that gpuslice is for does not work
+)
+
+// Finding is one line of the report.
+type Finding struct {
+	Check   string `json:"check"`
+	Level   Level  `json:"level"`
+	Message string `json:"message"`
+	Do      string `json:"do,omitempty"` // what to do; set if Level is not OK
+}
+
+// Enforcer is what the doctor asks the host's enforcer.
+type Enforcer interface {
+	Info(ctx context.Context) (api.Info, error)
+	Devices(ctx context.Context) ([]api.Device, error)
+}
+
+// Host is what the doctor looks at.
+type Host struct {
+	Root     string // "/", or a tree for tests
+	Env      func(name string) string
+	Socket   string
+	Enforcer Enforcer
+	// Devices reads driver truth without the enforcer.
+	Devices func() ([]api.Device, error)
+	Library func() (string, error)
+	Program func(name string) (string, error)
+	// RuntimeVersion returns the first line of `path --version`.
+	RuntimeVersion func(ctx context.Context, path string) (string, error)
+	LookPath       func(name string) (string, error)
+}
+
+// Check makes every check, in the order in which one depends on another.
+func (h Host) Check(ctx context.Context) []Finding {
+	var findings []Finding
+	add := func(check string, level Level, message, do string) {
+		findings = append(findings, Finding{Check: check, Level: level, Message: message, Do: do})
+	}
+	info, infoErr := h.Enforcer.Info(ctx)
+
+	h.driver(add)
+	h.enforcer(add, info, infoErr)
+	h.devices(ctx, add, info, infoErr == nil)
+	h.cgroup(add)
+	h.runtimes(ctx, add)
+	h.programs(add)
+	h.library(add)
+	h.preload(add)
+	return findings
+}
+
+type adder func(check string, level Level, message, do string)
+
+// Failed says whether any finding is a failure.
+func Failed(findings []Finding) bool {
+	for _, f := range findings {
+		if f.Level == Fail {
+			return true
+		}
+	}
+	return false
+}
+
+// Print writes the findings for a person.
+func Print(out io.Writer, findings []Finding) error {
+	for _, f := range findings {
+		if _, err := fmt.Fprintf(out, "%-5s %-10s %s\n", f.Level, f.Check, f.Message); err != nil {
+			return err
+		}
+		if f.Do != "" {
+			if _, err := fmt.Fprintf(out, "%16s %s\n", "->", strings.TrimSpace(f.Do)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}

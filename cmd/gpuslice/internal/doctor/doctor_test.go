@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+)
+
+type fakeEnforcer struct {
+	info api.Info
+	err  error
+}
+
+func (f fakeEnforcer) Info(context.Context) (api.Info, error) { return f.info, f.err }
+func (f fakeEnforcer) Devices(context.Context) ([]api.Device, error) {
+	return []api.Device{{UUID: "GPU-1", Name: "H100", Total: 80 << 30}}, f.err
+}
+
+func put(t *testing.T, root, name, text string) {
+	t.Helper()
+	path := filepath.Join(root, name)
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(text), 0o755); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// healthy is a host on which all is well.
+func healthy(t *testing.T) Host {
+	t.Helper()
+	root := t.TempDir()
+	put(t, root, "etc/ld.so.conf", "include /etc/ld.so.conf.d/*.conf\n")
+	put(t, root, "etc/ld.so.conf.d/nvidia.conf", "# the driver\n/opt/nvidia/lib\n")
+	put(t, root, "opt/nvidia/lib/libcuda.so.1", "")
+	put(t, root, "proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build\n")
+	put(t, root, "sys/fs/cgroup/cgroup.controllers", "")
+	for _, name := range []string{"gpuslice-runtime", "gpuslice-hook", "gpusliced"} {
+		put(t, root, "bin/"+name, "")
+	}
+	sh, err := exec.LookPath("cat")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return Host{
+		Root:     root,
+		Env:      func(string) string { return "" },
+		Socket:   "/run/x.sock",
+		Enforcer: fakeEnforcer{info: api.Info{Version: api.Version, Truth: "nvml"}},
+		Devices:  func() ([]api.Device, error) { return nil, errors.New("not to be asked") },
+		// Any ELF file of this machine; the glibc that it needs is not tested with it.
+		Library: func() (string, error) { return filepath.EvalSymlinks(sh) },
+		Program: func(name string) (string, error) { return filepath.Join(root, "bin", name), nil },
+		RuntimeVersion: func(context.Context, string) (string, error) {
+			return "runc version 1.2.3", nil
+		},
+		LookPath: func(name string) (string, error) {
+			if name == "runc" {
+				return "/usr/sbin/runc", nil
+			}
+			return "", exec.ErrNotFound
+		},
+	}
+}
+
+func find(findings []Finding, check string) (result []Finding) {
+	for _, f := range findings {
+		if f.Check == check {
+			result = append(result, f)
+		}
+	}
+	return result
+}
+
+func TestHealthyHostHasNothingToDo(t *testing.T) {
+	for _, f := range healthy(t).Check(context.Background()) {
+		if f.Check == "library" {
+			continue
+		}
+		if f.Level != OK || f.Do != "" {
+			t.Errorf("%+v", f)
+		}
+	}
+}
+
+func TestEachDefectIsFoundAndSaysWhatToDo(t *testing.T) {
+	for name, c := range map[string]struct {
+		check string
+		level Level
+		spoil func(h *Host)
+	}{
+		"no driver":        {"driver", Fail, func(h *Host) { os.Remove(filepath.Join(h.Root, "opt/nvidia/lib/libcuda.so.1")) }},
+		"no kernel module": {"driver", Warn, func(h *Host) { os.RemoveAll(filepath.Join(h.Root, "proc")) }},
+		"no enforcer":      {"enforcer", Fail, func(h *Host) { h.Enforcer = fakeEnforcer{err: api.ErrUnreachable} }},
+		"not allowed":      {"enforcer", Fail, func(h *Host) { h.Enforcer = fakeEnforcer{err: os.ErrPermission} }},
+		"another version":  {"enforcer", Warn, func(h *Host) { h.Enforcer = fakeEnforcer{info: api.Info{Version: "9", Truth: "nvml"}} }},
+		"no truth":         {"devices", Warn, func(h *Host) { h.Enforcer = fakeEnforcer{info: api.Info{Truth: "no NVML"}} }},
+		"no device":        {"devices", Fail, func(h *Host) { h.Enforcer = fakeEnforcer{err: api.ErrUnreachable} }},
+		"no cgroup":        {"cgroup", Fail, func(h *Host) { os.RemoveAll(filepath.Join(h.Root, "sys")) }},
+		"no runc":          {"runtime", Fail, func(h *Host) { h.LookPath = func(string) (string, error) { return "", exec.ErrNotFound } }},
+		"no hook":          {"programs", Fail, func(h *Host) { os.Remove(filepath.Join(h.Root, "bin/gpuslice-hook")) }},
+		"writable hook":    {"programs", Fail, func(h *Host) { os.Chmod(filepath.Join(h.Root, "bin/gpuslice-hook"), 0o757) }},
+		"no library":       {"library", Fail, func(h *Host) { h.Library = func() (string, error) { return "", errors.New("nowhere") } }},
+		"damaged library": {"library", Fail, func(h *Host) {
+			h.Library = func() (string, error) { return filepath.Join(h.Root, "etc/ld.so.conf"), nil }
+		}},
+		"preload on the host": {"preload", Fail, func(h *Host) { put(t, h.Root, "etc/ld.so.preload", "/usr/lib/libgpuslice.so\n") }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := healthy(t)
+			c.spoil(&h)
+			findings := h.Check(context.Background())
+			for _, f := range find(findings, c.check) {
+				if f.Level == c.level && f.Do != "" {
+					if want := c.level == Fail; !want {
+						return
+					} else if Failed(findings) {
+						return
+					}
+				}
+			}
+			t.Errorf("no %s of level %s in %+v", c.check, c.level, findings)
+		})
+	}
+}
+
+func TestDriverIsFoundThroughTheEnvironment(t *testing.T) {
+	h := healthy(t)
+	os.Remove(filepath.Join(h.Root, "opt/nvidia/lib/libcuda.so.1"))
+	put(t, h.Root, "fake/libcuda.so.1", "")
+	h.Env = func(name string) string {
+		if name == "LD_LIBRARY_PATH" {
+			return "/elsewhere:/fake"
+		}
+		return ""
+	}
+	driver := find(h.Check(context.Background()), "driver")
+	if len(driver) != 1 || driver[0].Level != OK || !strings.Contains(driver[0].Message, "/fake/libcuda.so.1, kernel module 580.65.06") {
+		t.Errorf("got %+v", driver)
+	}
+}
+
+func TestVersionsAreComparedByNumber(t *testing.T) {
+	for _, c := range []struct {
+		a, b string
+		want bool
+	}{{"2.2.5", "2.17", false}, {"2.34", "2.17", true}, {"2.17", "2.17", false}, {"2.17.1", "2.17", true}, {"0", "2.17", false}} {
+		if got := newer(c.a, c.b); got != c.want {
+			t.Errorf("newer(%s, %s) is %v", c.a, c.b, got)
+		}
+	}
+}

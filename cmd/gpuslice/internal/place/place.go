@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package place finds the other parts of gpuslice on this machine: beside the running program
+// first, so that a build directory and an installation under any prefix each use their own.
+package place
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+)
+
+// ErrNotFound is returned when a part is nowhere.
+var ErrNotFound = errors.New("not found")
+
+// Finder looks for the parts. The zero value finds nothing beside.
+type Finder struct {
+	Dir     string // where the running program is
+	Default string // the library of a standard installation
+}
+
+// New returns the Finder of the running program.
+func New() Finder {
+	f := Finder{Default: api.DefaultLibrary}
+	if exe, err := os.Executable(); err == nil {
+		f.Dir = filepath.Dir(exe)
+	}
+	return f
+}
+
+// Library returns the interceptor's path, and prefers preferred (what the enforcer named) if that exists.
+// Symbolic links are resolved: the path then names the version, and
+// an upgrade does not change what later processes of a running slice load.
+func (f Finder) Library(preferred string) (string, error) {
+	candidates := []string{preferred}
+	if f.Dir != "" {
+		candidates = append(candidates,
+			filepath.Join(f.Dir, "..", "lib", "gpuslice", api.LibraryName),
+			filepath.Join(f.Dir, api.LibraryName))
+	}
+	candidates = append(candidates, f.Default)
+
+	var tried []string
+	for _, c := range candidates {
+		if c == "" {
+			continue
+		}
+		path, err := filepath.EvalSymlinks(c)
+		if err == nil {
+			if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() {
+				return filepath.Abs(path)
+			}
+		}
+		tried = append(tried, filepath.Clean(c))
+	}
+	return "", fmt.Errorf("the interceptor %s was %w (looked at %s): install gpuslice with `make install`",
+		api.LibraryName, ErrNotFound, strings.Join(tried, ", "))
+}
+
+// Program returns the path of one of gpuslice's programs.
+func (f Finder) Program(name string) (string, error) {
+	if f.Dir != "" {
+		path := filepath.Join(f.Dir, name)
+		if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0 {
+			return path, nil
+		}
+	}
+	path, err := exec.LookPath(name)
+	if err != nil {
+		return "", fmt.Errorf("%s was %w beside %s or in PATH", name, ErrNotFound, f.Dir)
+	}
+	return filepath.Abs(path)
+}

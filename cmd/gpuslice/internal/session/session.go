@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package session runs a command and all its descendants as one slice, without a container: it registers the
+// slice with an enforcer, preloads the interceptor, stands in for the command towards signals and
+// the exit code, and releases the slice when the last descendant is gone.
+//
+// It binds honest programs: a process that clears its environment leaves the slice's view, as
+// nothing but the environment carries it (docs/security.md). Containers do not have this limit.
+package session
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+)
+
+// Exit codes of our own, as env(1) and docker-run(1) have them.
+const (
+	ExitFailed      = 125 // gpuslice itself failed
+	ExitNotRunnable = 126 // the command was found and cannot be run
+	ExitNotFound    = 127
+)
+
+// Enforcer is what a session needs of the host's enforcer, or of one in this process.
+type Enforcer interface {
+	Register(ctx context.Context, request api.RegisterRequest) (api.RegisterReply, error)
+	Release(ctx context.Context, id string, generation uint64, force bool) (api.Slice, error)
+}
+
+// Session is one command to run in a slice.
+type Session struct {
+	Enforcer Enforcer
+	// Request says what the slice is; ID may be "", and PID and Session are set by Run.
+	Request api.RegisterRequest
+	// Library returns the interceptor's path; preferred is what the enforcer named.
+	Library func(preferred string) (string, error)
+	// Registered, if not nil, is told of the slice before the command starts.
+	Registered func(api.RegisterReply)
+	Command    []string
+	Env        []string
+}
+
+// Error has the exit code that gpuslice shall end with. Without an Err there is nothing to say.
+type Error struct {
+	Code int
+	Err  error
+}
+
+func (e *Error) Error() string {
+	if e.Err == nil {
+		return ""
+	}
+	return e.Err.Error()
+}
+
+func (e *Error) Unwrap() error { return e.Err }
+
+func failed(code int, format string, args ...any) error {
+	return &Error{Code: code, Err: fmt.Errorf(format, args...)}
+}
+
+// Run runs the command to its end, and that of its descendants, and returns its exit code: 128 + n if
+// signal n killed it. An error is always an *Error.
+func (s *Session) Run(ctx context.Context) (code int, err error) {
+	path, err := lookPath(s.Command[0])
+	if err != nil {
+		return 0, err
+	}
+	if dir := lookup(s.Env, api.DirEnv); dir != "" {
+		return 0, failed(ExitFailed, "this is a process of a slice already (%s=%s), and a slice holds no second one: run the command without `gpuslice run`", api.DirEnv, dir)
+	}
+	// Descendants whose parents die come to us and not to init: the enforcer knows a session's
+	// processes by their ancestor, and we know when the last is gone.
+	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+		return 0, failed(ExitFailed, "become the reaper of the command's descendants: %w", err)
+	}
+
+	request := s.Request
+	request.Session = true
+	request.PID = os.Getpid()
+	if request.ID == "" {
+		request.ID = newID()
+	}
+	reply, err := s.Enforcer.Register(ctx, request)
+	if err != nil {
+		return 0, failed(ExitFailed, "%w", err)
+	}
+	defer func() {
+		// Only we are left of the slice's processes, hence the force. A release that fails is made up for by the
+		// enforcer, which sees us end. The command's exit code is worth more than this error.
+		_, _ = s.Enforcer.Release(context.WithoutCancel(ctx), reply.Slice.ID, reply.Slice.Generation, true)
+	}()
+
+	library, err := s.Library(reply.Library)
+	if err != nil {
+		return 0, failed(ExitFailed, "%w", err)
+	}
+	if s.Registered != nil {
+		s.Registered(reply)
+	}
+	return s.start(path, Environment(s.Env, library, filepath.Join(reply.Dir, "bind")))
+}
+
+// Environment returns env with the interceptor first in LD_PRELOAD, and the slice's directory.
+func Environment(env []string, library, dir string) []string {
+	const preload = "LD_PRELOAD"
+	result := make([]string, 0, len(env)+2)
+	value := library
+	for _, entry := range env {
+		name, old, _ := strings.Cut(entry, "=")
+		switch name {
+		case api.DirEnv:
+			continue
+		case preload:
+			if old != "" {
+				value += ":" + old
+			}
+			continue
+		}
+		result = append(result, entry)
+	}
+	return append(result, preload+"="+value, api.DirEnv+"="+dir)
+}
+
+func (s *Session) start(path string, env []string) (int, error) {
+	signals := make(chan os.Signal, 64)
+	for _, sig := range forwarded {
+		// What is ignored (nohup) stays so: to catch it would make the command's own again.
+		if !signal.Ignored(sig) {
+			signal.Notify(signals, sig)
+		}
+	}
+	defer signal.Stop(signals)
+
+	pid, err := syscall.ForkExec(path, s.Command, &syscall.ProcAttr{
+		Env:   env,
+		Files: []uintptr{0, 1, 2},
+		// SIGINT and the like come from the terminal to the whole group: the child stays in ours.
+		Sys: &syscall.SysProcAttr{},
+	})
+	if err != nil {
+		code := ExitNotRunnable
+		if errors.Is(err, fs.ErrNotExist) {
+			code = ExitNotFound
+		}
+		return 0, failed(code, "run %s: %w", path, err)
+	}
+	return wait(pid, signals)
+}
+
+func lookPath(name string) (string, error) {
+	path, err := exec.LookPath(name)
+	switch {
+	case err == nil, errors.Is(err, exec.ErrDot):
+		return path, nil
+	case errors.Is(err, exec.ErrNotFound), errors.Is(err, fs.ErrNotExist):
+		return "", failed(ExitNotFound, "%s: command not found", name)
+	}
+	return "", failed(ExitNotRunnable, "%s: %w", name, errors.Unwrap(err))
+}
+
+func lookup(env []string, name string) string {
+	for _, entry := range env {
+		if key, value, _ := strings.Cut(entry, "="); key == name {
+			return value
+		}
+	}
+	return ""
+}
+
+func newID() string {
+	var b [5]byte
+	_, _ = rand.Read(b[:]) // never fails (crypto/rand)
+	return "run-" + hex.EncodeToString(b[:])
+}

@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package session
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+)
+
+// The session replaces the process that it runs in, so each test runs it in a copy of the test program.
+const helper = "GPUSLICE_SESSION_TEST"
+
+func TestMain(m *testing.M) {
+	if dir := os.Getenv(helper); dir != "" {
+		os.Unsetenv(helper)
+		os.Exit(runHelper(dir))
+	}
+	os.Exit(m.Run())
+}
+
+// recorder is an enforcer that writes down what it is asked.
+type recorder struct{ dir string }
+
+func (r recorder) Register(_ context.Context, q api.RegisterRequest) (api.RegisterReply, error) {
+	if q.Quotas == nil {
+		return api.RegisterReply{}, api.Errorf(api.CodeQuotaExceeded, "the card has 1 GiB left")
+	}
+	line := strings.Join([]string{q.ID, strconv.Itoa(q.PID), strconv.FormatBool(q.Session)}, " ")
+	return api.RegisterReply{Slice: api.Slice{ID: q.ID, Generation: 7}, Dir: r.dir, Library: "/lib/gpuslice.so"},
+		os.WriteFile(filepath.Join(r.dir, "registered"), []byte(line), 0o600)
+}
+
+func (r recorder) Release(_ context.Context, id string, generation uint64, _ bool) (api.Slice, error) {
+	return api.Slice{}, os.WriteFile(filepath.Join(r.dir, "released"), []byte(id+" "+strconv.FormatUint(generation, 10)), 0o600)
+}
+
+func runHelper(dir string) int {
+	s := Session{
+		Enforcer: recorder{dir},
+		Request:  api.RegisterRequest{ID: "s1"},
+		// A library that is not there would make the loader complain in every command.
+		Library: func(string) (string, error) { return "", nil },
+		Command: os.Args[1:],
+		Env:     os.Environ(),
+	}
+	if os.Getenv("REFUSE") == "" {
+		s.Request.Quotas = []api.Quota{{Device: api.AllDevices, Bytes: 1}}
+	}
+	code, err := s.Run(context.Background())
+	if err != nil {
+		os.Stderr.WriteString(err.Error() + "\n")
+		var e *Error
+		errors.As(err, &e)
+		return e.Code
+	}
+	return code
+}
+
+func command(t *testing.T, dir string, args ...string) *exec.Cmd {
+	t.Helper()
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(exe, args...)
+	cmd.Env = append(os.Environ(), helper+"="+dir)
+	return cmd
+}
+
+func TestExitCodeIsTheCommandsOwn(t *testing.T) {
+	notExecutable := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(notExecutable, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		command []string
+		want    int
+	}{
+		{[]string{"true"}, 0},
+		{[]string{"sh", "-c", "exit 3"}, 3},
+		{[]string{"sh", "-c", "kill -9 $$"}, 128 + 9},
+		{[]string{"sh", "-c", "kill -15 $$"}, 128 + 15},
+		{[]string{"no-such-command-here"}, ExitNotFound},
+		{[]string{"/no/such/file"}, ExitNotFound},
+		{[]string{notExecutable}, ExitNotRunnable},
+	} {
+		cmd := command(t, t.TempDir(), c.command...)
+		_ = cmd.Run()
+		if got := cmd.ProcessState.ExitCode(); got != c.want {
+			t.Errorf("%q: exit code %d, want %d", c.command, got, c.want)
+		}
+	}
+}
+
+func TestSliceIsReleasedAfterTheLastDescendant(t *testing.T) {
+	dir := t.TempDir()
+	// The command leaves an orphan, which looks whether the slice is still there when its parent is long gone.
+	cmd := command(t, dir, "sh", "-c", `(sleep 0.3; ls `+dir+` >`+dir+`/seen) & exit 4`)
+	_ = cmd.Run()
+	if got := cmd.ProcessState.ExitCode(); got != 4 {
+		t.Errorf("exit code %d, want the command's 4", got)
+	}
+	seen, err := os.ReadFile(filepath.Join(dir, "seen"))
+	if err != nil {
+		t.Fatal("the orphan was not waited for:", err)
+	}
+	if bytes.Contains(seen, []byte("released")) {
+		t.Error("the slice was released while a descendant lived")
+	}
+	if got, _ := os.ReadFile(filepath.Join(dir, "released")); string(got) != "s1 7" {
+		t.Errorf("released %q, want the registered id and generation", got)
+	}
+	got, _ := os.ReadFile(filepath.Join(dir, "registered"))
+	if want := "s1 " + strconv.Itoa(cmd.Process.Pid) + " true"; string(got) != want {
+		t.Errorf("registered %q, want %q", got, want)
+	}
+}
+
+func TestRefusedSliceRunsNothing(t *testing.T) {
+	dir := t.TempDir()
+	cmd := command(t, dir, "touch", filepath.Join(dir, "ran"))
+	cmd.Env = append(cmd.Env, "REFUSE=1")
+	out, _ := cmd.CombinedOutput()
+	if got := cmd.ProcessState.ExitCode(); got != ExitFailed {
+		t.Errorf("exit code %d, want %d", got, ExitFailed)
+	}
+	if !strings.Contains(string(out), "the card has 1 GiB left") {
+		t.Errorf("the enforcer's sentence is not in %q", out)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "ran")); err == nil {
+		t.Error("the command ran without a slice")
+	}
+}
+
+func TestSliceHoldsNoSecondOne(t *testing.T) {
+	cmd := command(t, t.TempDir(), "true")
+	cmd.Env = append(cmd.Env, api.DirEnv+"=/run/gpuslice/slices/outer/bind")
+	if _ = cmd.Run(); cmd.ProcessState.ExitCode() != ExitFailed {
+		t.Errorf("exit code %d, want %d: a process could leave its slice by asking for a larger one",
+			cmd.ProcessState.ExitCode(), ExitFailed)
+	}
+}
+
+func TestSignalsReachTheCommand(t *testing.T) {
+	for _, sig := range []unix.Signal{unix.SIGTERM, unix.SIGHUP, unix.SIGUSR1, unix.SIGINT} {
+		name := strings.TrimPrefix(unix.SignalName(sig), "SIG")
+		cmd := command(t, t.TempDir(), "sh", "-c", `trap "exit 5" `+name+`; echo ready; while :; do sleep 0.05; done`)
+		cmd.SysProcAttr = &unix.SysProcAttr{Setsid: true} // no terminal
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := out.Read(make([]byte, 6)); err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Process.Signal(sig); err != nil {
+			t.Fatal(err)
+		}
+		timer := time.AfterFunc(10*time.Second, func() { _ = cmd.Process.Kill() })
+		_ = cmd.Wait()
+		timer.Stop()
+		if got := cmd.ProcessState.ExitCode(); got != 5 {
+			t.Errorf("SIG%s: exit code %d, want the trap's 5", name, got)
+		}
+	}
+}
+
+func TestEnvironmentHasTheInterceptorFirst(t *testing.T) {
+	got := Environment([]string{"A=1", "LD_PRELOAD=/x.so", "GPUSLICE_DIR=/old", "B=2"}, "/l.so", "/dir")
+	want := []string{"A=1", "B=2", "LD_PRELOAD=/l.so:/x.so", "GPUSLICE_DIR=/dir"}
+	if !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	got = Environment([]string{"LD_PRELOAD="}, "/l.so", "/dir")
+	if want := []string{"LD_PRELOAD=/l.so", "GPUSLICE_DIR=/dir"}; !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}

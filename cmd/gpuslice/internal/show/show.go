@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package show prints slices for people (tables) and for programs (JSON). The JSON is that of the
+// control API, so it is as stable as the API.
+package show
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+)
+
+// Short is how many characters of a container's id are shown, as docker does.
+const Short = 12
+
+// JSON prints v, indented.
+func JSON(out io.Writer, v any) error {
+	encoder := json.NewEncoder(out)
+	encoder.SetIndent("", "  ")
+	return encoder.Encode(v)
+}
+
+// Slices prints a row for each device of each slice. Long ids are shortened unless whole.
+func Slices(out io.Writer, slices []api.Slice, whole bool) error {
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "SLICE\tCONTAINER\tDEVICE\tUSED\tOVERHEAD\tLIMIT\tPROCESSES\tSTATE")
+	for _, s := range slices {
+		name, container := s.ID, s.Container
+		if !whole {
+			name, container = shortID(name), shortID(container)
+		}
+		if container == "" {
+			container = "-"
+		}
+		row := func(device, used, overhead, limit string) {
+			fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%d\t%s\n",
+				name, container, device, used, overhead, limit, s.ProcessCount, state(s))
+		}
+		if len(s.Devices) == 0 {
+			row("-", "-", "-", "-") // no process has looked at a device yet
+		}
+		for _, d := range s.Devices {
+			limit := "none"
+			if d.Limit != 0 {
+				limit = api.FormatSize(d.Limit)
+			}
+			row(device(d, whole), api.FormatSize(d.Used), api.FormatSize(d.Overhead), limit)
+		}
+	}
+	return w.Flush()
+}
+
+func state(s api.Slice) string {
+	text := string(s.State)
+	if s.Mode == api.Record {
+		text += ", record"
+	}
+	return text
+}
+
+// device is the UUID's first part with its kind (GPU-1b2c3d4e): an index would
+// be CUDA's for some and NVML's for others.
+func device(d api.DeviceUse, whole bool) string {
+	if whole {
+		return d.Device
+	}
+	parts := strings.SplitN(d.Device, "-", 3)
+	if len(parts) < 3 {
+		return d.Device
+	}
+	return parts[0] + "-" + parts[1]
+}
+
+// shortID shortens what engines generate (64 hexadecimal digits), and leaves names that people gave alone.
+func shortID(id string) string {
+	if len(id) != 64 || strings.Trim(id, "0123456789abcdef") != "" {
+		return id
+	}
+	return id[:Short]
+}
+
+// Find returns the slice that id names: wholly, or by the beginning of its id if that is one slice's only.
+func Find(slices []api.Slice, id string) (string, error) {
+	var found []string
+	for _, s := range slices {
+		if s.ID == id {
+			return id, nil
+		}
+		if strings.HasPrefix(s.ID, id) || strings.HasPrefix(s.Container, id) {
+			found = append(found, s.ID)
+		}
+	}
+	switch len(found) {
+	case 1:
+		return found[0], nil
+	case 0:
+		return "", fmt.Errorf("no slice %s: `gpuslice ps` lists them: %w", strconv.Quote(id), api.ErrNotFound)
+	}
+	return "", fmt.Errorf("%s begins the ids of %d slices (%s): give more of it", strconv.Quote(id), len(found), strings.Join(found, ", "))
+}

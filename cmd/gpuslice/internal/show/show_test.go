@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package show
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+)
+
+const container = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
+
+func slices() []api.Slice {
+	return []api.Slice{
+		{
+			ID: container, Container: container, State: api.Active, Mode: api.Enforce, ProcessCount: 3,
+			Devices: []api.DeviceUse{{Device: "GPU-1b2c3d4e-0000-1111-2222-333344445555", Limit: 4 << 30, Used: 3 << 30, Overhead: 512 << 20}},
+		},
+		{ID: "run-a", Session: true, State: api.Active, Mode: api.Record, Devices: []api.DeviceUse{{Device: "MIG-9-8-7"}}},
+		{ID: "run-b", Session: true, State: api.Active, Mode: api.Enforce},
+	}
+}
+
+func TestTableHasARowForEachDeviceAndShortIDs(t *testing.T) {
+	var out strings.Builder
+	if err := Slices(&out, slices(), false); err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for line := range strings.Lines(out.String()) {
+		got = append(got, strings.Join(strings.Fields(line), " "))
+	}
+	want := []string{
+		"SLICE CONTAINER DEVICE USED OVERHEAD LIMIT PROCESSES STATE",
+		"0123456789ab 0123456789ab GPU-1b2c3d4e " + strings.Join([]string{api.FormatSize(3 << 30), api.FormatSize(512 << 20), api.FormatSize(4 << 30)}, " ") + " 3 active",
+		"run-a - MIG-9 " + api.FormatSize(0) + " " + api.FormatSize(0) + " none 0 active, record",
+		"run-b - - - - - 0 active",
+	}
+	for i, line := range want {
+		if i >= len(got) || got[i] != line {
+			t.Errorf("line %d: got %q, want %q", i, got[min(i, len(got)-1)], line)
+		}
+	}
+}
+
+func TestNoTruncShowsWholeIDs(t *testing.T) {
+	var out strings.Builder
+	if err := Slices(&out, slices(), true); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{container + "  " + container, "GPU-1b2c3d4e-0000-1111-2222-333344445555"} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("%q is not in\n%s", want, out.String())
+		}
+	}
+}
+
+func TestSliceIsFoundByTheBeginningOfItsID(t *testing.T) {
+	if id, err := Find(slices(), "0123456789ab"); err != nil || id != container {
+		t.Errorf("got %s, %v", id, err)
+	}
+	if _, err := Find(slices(), "run-"); err == nil || !strings.Contains(err.Error(), "2 slices") {
+		t.Errorf("an ambiguous beginning: %v", err)
+	}
+	if _, err := Find(slices(), "x"); !errors.Is(err, api.ErrNotFound) {
+		t.Errorf("an unknown id: %v", err)
+	}
+}

@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Command gpusliced is the enforcer: the one authority on which slices exist on a host.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+
+	"github.com/gpuslice/gpuslice/enforcer"
+	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/config"
+	"github.com/gpuslice/gpuslice/enforcer/driver"
+	"github.com/gpuslice/gpuslice/enforcer/metrics"
+	"github.com/gpuslice/gpuslice/enforcer/server"
+)
+
+const usage = `gpusliced keeps the quotas of VRAM of this host's containers.
+
+Usage:
+  gpusliced [flags]
+
+Examples:
+  gpusliced                                     as a service, configured by %s
+  gpusliced --log-level debug                   say more
+  gpusliced --metrics 127.0.0.1:9464            serve Prometheus metrics there
+  gpusliced --run-dir /tmp/g --state-dir /tmp/s --socket /tmp/g/control.sock
+                                                beside another one, for a test
+
+Flags (each goes before the configuration file):
+`
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	err := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	switch {
+	case errors.Is(err, flag.ErrHelp):
+	case errors.Is(err, errUsage):
+		os.Exit(2)
+	case err != nil:
+		fmt.Fprintln(os.Stderr, "gpusliced:", err)
+		os.Exit(1)
+	}
+}
+
+var errUsage = errors.New("wrong usage") // and the flag package has said so
+
+// parse reads the flags over the file over the defaults. show is what --version and the like ask for.
+func parse(args []string, stdout, stderr io.Writer) (c config.Enforcer, done bool, err error) {
+	flags := flag.NewFlagSet("gpusliced", flag.ContinueOnError)
+	flags.SetOutput(stderr)
+	flags.Usage = func() {
+		fmt.Fprintf(flags.Output(), usage, api.DefaultConfig)
+		flags.PrintDefaults()
+	}
+	file := flags.String("config", api.DefaultConfig, "read the configuration from this `file`")
+	version := flags.Bool("version", false, "print the version")
+	flags.StringVar(&c.Socket, "socket", "", "serve the control API on this `path`")
+	flags.StringVar(&c.RunDir, "run-dir", "", "keep the slices' directories in this `dir`")
+	flags.StringVar(&c.StateDir, "state-dir", "", "keep the state in this `dir`")
+	flags.StringVar(&c.MetricsAddress, "metrics", "", "serve Prometheus metrics on this `address`")
+	flags.StringVar(&c.LogLevel, "log-level", "", "`level`: debug, info, warn or error")
+	if err := flags.Parse(args); err != nil {
+		if errors.Is(err, flag.ErrHelp) {
+			return c, false, err
+		}
+		return c, false, errUsage
+	}
+	if flags.NArg() > 0 {
+		return c, false, fmt.Errorf("argument %q is not known: gpusliced takes flags only (--help)", flags.Arg(0))
+	}
+	if *version {
+		fmt.Fprintln(stdout, "gpusliced", api.Version)
+		return c, true, nil
+	}
+	loaded, err := config.Load(*file)
+	if err != nil {
+		return c, false, err
+	}
+	given := c
+	c = loaded.Enforcer
+	for _, f := range []struct{ to, from *string }{
+		{&c.Socket, &given.Socket}, {&c.RunDir, &given.RunDir}, {&c.StateDir, &given.StateDir},
+		{&c.MetricsAddress, &given.MetricsAddress}, {&c.LogLevel, &given.LogLevel},
+	} {
+		if *f.from != "" {
+			*f.to = *f.from
+		}
+	}
+	return c, false, nil
+}
+
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+	c, done, err := parse(args, stdout, stderr)
+	if done || err != nil {
+		return err
+	}
+	var level slog.Level
+	if err := level.UnmarshalText([]byte(c.LogLevel)); err != nil {
+		return fmt.Errorf("log level %q is not known: debug, info, warn and error are accepted", c.LogLevel)
+	}
+	log := slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: level}))
+
+	options := enforcer.Options{
+		RunDir: c.RunDir, StateDir: c.StateDir, Library: c.Library,
+		ContextBytes: uint64(c.ContextOverhead), Interval: c.TruthInterval, Log: log,
+	}
+	if c.NVML == config.NVMLOff {
+		options.NoTruth = "it is off in the configuration"
+	} else if nvml, err := driver.Open(); err != nil {
+		options.NoTruth = err.Error()
+	} else {
+		defer nvml.Close()
+		options.Truth = nvml
+	}
+	return serve(ctx, c, options, log)
+}
+
+func serve(ctx context.Context, c config.Enforcer, options enforcer.Options, log *slog.Logger) error {
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	e, err := enforcer.New(options)
+	if err != nil {
+		return err
+	}
+	count := metrics.New(e, log)
+	e.CountWith(count)
+	if err := os.MkdirAll(filepath.Dir(c.Socket), 0o755); err != nil {
+		return errors.Join(err, e.Close())
+	}
+	listener, err := server.Listen(c.Socket, c.Group)
+	if c.Group != "" && missingGroup(err) {
+		log.Warn("the group does not exist, so only root can ask the enforcer: groupadd --system makes it", "group", c.Group)
+		listener, err = server.Listen(c.Socket, "")
+	}
+	if err != nil {
+		return errors.Join(err, e.Close())
+	}
+
+	// Each ends when ctx does; the first that fails ends the others.
+	tasks := []func() error{
+		func() error { return e.Run(ctx) },
+		func() error { return server.New(e, log).Serve(ctx, listener) },
+	}
+	if c.MetricsAddress != "" {
+		tasks = append(tasks, func() error { return count.Serve(ctx, c.MetricsAddress) })
+	}
+	failed := make(chan error, len(tasks))
+	for _, task := range tasks {
+		go func() {
+			failed <- task()
+			stop()
+		}()
+	}
+	log.Info("gpusliced is ready", "version", api.Version, "socket", c.Socket)
+	notify(log, "READY=1")
+	context.AfterFunc(ctx, func() { notify(log, "STOPPING=1") })
+	var errs []error
+	for range tasks {
+		errs = append(errs, <-failed)
+	}
+	return errors.Join(errs...)
+}

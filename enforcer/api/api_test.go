@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package api
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"strings"
+	"testing"
+	"time"
+)
+
+func good() RegisterRequest {
+	return RegisterRequest{
+		ID: "c1", PID: 4711, Container: "c1", Tenant: "physics", Pool: "night", Mode: Enforce, TTL: time.Hour,
+		Quotas: []Quota{{Device: AllDevices, Percent: 50}, {Device: "GPU-1", Bytes: 4 << 30}},
+	}
+}
+
+func TestAGoodRequestIsValid(t *testing.T) {
+	r := good()
+	if err := r.Validate(); err != nil {
+		t.Error(err)
+	}
+	r.Mode, r.Container, r.Session = "", "", true
+	if err := r.Validate(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestABadRequestIsRefusedWithAReason(t *testing.T) {
+	for want, change := range map[string]func(*RegisterRequest){
+		"slice id":        func(r *RegisterRequest) { r.ID = "../etc" },
+		"pool":            func(r *RegisterRequest) { r.Pool = "a b" },
+		"tenant":          func(r *RegisterRequest) { r.Tenant = "a\nb" },
+		"mode":            func(r *RegisterRequest) { r.Mode = "Enforce" },
+		"ttl":             func(r *RegisterRequest) { r.TTL = -1 },
+		"pid 0":           func(r *RegisterRequest) { r.PID = 0 },
+		"not of both":     func(r *RegisterRequest) { r.Session = true },
+		"not an id":       func(r *RegisterRequest) { r.Container = "a\nb" },
+		"0 quotas":        func(r *RegisterRequest) { r.Quotas = nil },
+		"65 quotas":       func(r *RegisterRequest) { r.Quotas = make([]Quota, 65) },
+		"device \"\"":     func(r *RegisterRequest) { r.Quotas[0].Device = "" },
+		"two quotas":      func(r *RegisterRequest) { r.Quotas[1].Device = AllDevices },
+		"0 bytes and 0":   func(r *RegisterRequest) { r.Quotas[1].Bytes = 0 },
+		"exactly one":     func(r *RegisterRequest) { r.Quotas[1].Percent = 1 },
+		"too large":       func(r *RegisterRequest) { r.Quotas[1].Bytes = math.MaxUint64 },
+		"is 101 percent:": func(r *RegisterRequest) { r.Quotas[0].Percent = 101 },
+	} {
+		r := good()
+		change(&r)
+		if err := r.Validate(); !errors.Is(err, ErrBadRequest) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: got %v", want, err)
+		}
+	}
+}
+
+func TestAnErrorIsTheSameOnBothSides(t *testing.T) {
+	sent := fmt.Errorf("register: %w", &Error{Code: CodeQuotaExceeded, Message: "no", Device: "GPU-1", Requested: 3, Limit: 2, Current: 1})
+	var e *Error
+	if !errors.As(sent, &e) {
+		t.Fatal("not an Error")
+	}
+	b, err := json.Marshal(e)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var received Error
+	if err := json.Unmarshal(b, &received); err != nil || received != *e {
+		t.Errorf("got %+v, %v", received, err)
+	}
+	if !errors.Is(&received, ErrQuotaExceeded) || errors.Is(&received, ErrNotFound) {
+		t.Error("it is not told apart by its code")
+	}
+}
+
+func TestEveryCodeHasAStatus(t *testing.T) {
+	for _, c := range Codes() {
+		if status := c.Status(); (status == 500) != (c == CodeInternal) || status < 400 {
+			t.Errorf("%s has status %d", c, status)
+		}
+	}
+}
+
+func FuzzCheckID(f *testing.F) {
+	f.Add("c1")
+	f.Add("../x")
+	f.Fuzz(func(t *testing.T, id string) {
+		if CheckID(id) == nil && (strings.ContainsAny(id, "/\x00 \n%?#") || id == "." || id == ".." || id == "") {
+			t.Errorf("%q would be a path of its own", id)
+		}
+	})
+}

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package api
+
+import (
+	"errors"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/docker/go-units"
+)
+
+func TestSizesAreReadAsDockerReadsThem(t *testing.T) {
+	for s, want := range map[string]uint64{
+		"4G": 4 << 30, "4g": 4 << 30, "4GiB": 4 << 30, "4gb": 4 << 30, "4gib": 4 << 30, "4096m": 4 << 30, "4294967296": 4 << 30,
+		"1": 1, "1b": 1, "1B": 1, "1k": 1 << 10, "1kb": 1 << 10, "1m": 1 << 20, "1T": 1 << 40, "1P": 1 << 50, "007m": 7 << 20,
+		"1.5G": 3 << 29, "1.50G": 3 << 29, "2.0": 2, "0.5k": 512, "0.0009765625k": 1, "0.125G": 128 << 20, "1.000m": 1 << 20,
+		"8191P": 8191 << 50, "9223372036854775807": MaxSize,
+	} {
+		if got, err := ParseSize(s); err != nil || got != want {
+			t.Errorf("%q: got %d, %v, want %d", s, got, err, want)
+		}
+	}
+}
+
+func TestWhatIsNoSizeIsRefusedInOneSentence(t *testing.T) {
+	for _, s := range []string{
+		"", "0", "0G", "0.0G", "00", "-1", "-4G", "+4G", "1.5", "0.3k", "0.1G", "1e9", "0x10", "4 G", " 4G", "4G ", "4G\n", "G", "b", "iB",
+		"4X", "4GG", "4Gi", "4Bi", "4Bb", "4iB", "4E", "4.G", ".5G", "1.2.3G", "1,5G", "4_000", "٤G", "4Gbps",
+		"9223372036854775808", "18446744073709551615", "18446744073709551616", "8192P", "99999999999999999999G", "1.00000000000000000001P",
+		strings.Repeat("9", 1000), "50%",
+	} {
+		got, err := ParseSize(s)
+		if err == nil {
+			t.Errorf("%q: got %d, want an error", s, got)
+			continue
+		}
+		if !errors.Is(err, ErrBadRequest) || !strings.Contains(err.Error(), "4GiB") || strings.Contains(err.Error(), "\n") || len(err.Error()) > 300 {
+			t.Errorf("%q: %v", s, err)
+		}
+	}
+}
+
+func TestAQuotaIsASizeOrAShare(t *testing.T) {
+	for s, want := range map[string]struct {
+		bytes   uint64
+		percent uint32
+	}{"4G": {4 << 30, 0}, "1%": {0, 1}, "50%": {0, 50}, "100%": {0, 100}} {
+		bytes, percent, err := ParseQuota(s)
+		if err != nil || bytes != want.bytes || percent != want.percent {
+			t.Errorf("%q: got %d, %d, %v", s, bytes, percent, err)
+		}
+	}
+	for _, s := range []string{"", "%", "0%", "101%", "-5%", "+5%", "12.5%", "50 %", "50%%", "4G%", "0", "4X", "4294967346%"} {
+		if bytes, percent, err := ParseQuota(s); !errors.Is(err, ErrBadRequest) || bytes != 0 || percent != 0 || !strings.Contains(err.Error(), "%") {
+			t.Errorf("%q: got %d, %d, %v", s, bytes, percent, err)
+		}
+	}
+}
+
+func TestSizesAreShownShort(t *testing.T) {
+	for n, want := range map[uint64]string{
+		0: "0B", 1: "1B", 1023: "1023B", 1 << 10: "1KiB", 1536: "1.5KiB", 4 << 30: "4GiB", 4000000000: "3.73GiB",
+		81559 << 20: "79.65GiB", 1 << 50: "1PiB", MaxSize: "8192PiB", 1<<64 - 1: "16384PiB",
+	} {
+		if got := FormatSize(n); got != want {
+			t.Errorf("%d: got %s, want %s", n, got, want)
+		}
+	}
+}
+
+func FuzzParseSize(f *testing.F) {
+	for _, s := range []string{"4G", "1.5GiB", "0.0009765625k", "4294967296", "9223372036854775807", "1.9999999999999999999P", "8191.99P"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		n, err := ParseSize(s)
+		if err != nil {
+			if n != 0 {
+				t.Errorf("%q: %d and %v", s, n, err)
+			}
+			return
+		}
+		if n == 0 || n > MaxSize {
+			t.Fatalf("%q: got %d", s, n)
+		}
+		if again, err := ParseSize(strconv.FormatUint(n, 10)); err != nil || again != n {
+			t.Errorf("%q is %d, which is read as %d, %v", s, n, again, err)
+		}
+		// What docker's own reader makes of it; it goes through a float64, so it is exact below 2^53 only.
+		if docker, err := units.RAMInBytes(s); n < 1<<53 && (err != nil || uint64(docker) != n) {
+			t.Errorf("%q is %d, for docker %d, %v", s, n, docker, err)
+		}
+		// What people are shown is within a half percent, and can be read again if it is whole.
+		if shown, err := ParseSize(FormatSize(n)); err == nil {
+			if d := int64(shown) - int64(n); d > int64(n/200) || -d > int64(n/200) {
+				t.Errorf("%d is shown as %s", n, FormatSize(n))
+			}
+		}
+		if bytes, percent, err := ParseQuota(s); err != nil || bytes != n || percent != 0 {
+			t.Errorf("%q as a quota: %d, %d, %v", s, bytes, percent, err)
+		}
+	})
+}

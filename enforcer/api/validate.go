@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package api
+
+import "strings"
+
+// MaxQuotas is more devices than a host has, and bounds what one request can ask the enforcer to do.
+const MaxQuotas = 64
+
+// Validate says what is wrong with a request that could be wrong on any host: whether its devices exist, and its
+// process lives, is for the enforcer to find out. Its error is an *Error with CodeBadRequest.
+func (r *RegisterRequest) Validate() error {
+	if err := CheckID(r.ID); err != nil {
+		return err
+	}
+	if err := checkName("pool", r.Pool); err != nil {
+		return err
+	}
+	if err := checkName("tenant", r.Tenant); err != nil {
+		return err
+	}
+	switch {
+	case r.Mode != "" && r.Mode != Enforce && r.Mode != Record:
+		return Errorf(CodeBadRequest, "mode %.64q is not known: %q and %q are accepted", string(r.Mode), Enforce, Record)
+	case r.TTL < 0:
+		return Errorf(CodeBadRequest, "ttl %s is negative: a positive duration is accepted, or 0 for ever", r.TTL)
+	case r.PID <= 0:
+		return Errorf(CodeBadRequest, "pid %d is not one: the container's init is needed, or the session's first process", r.PID)
+	case r.Session && r.Container != "":
+		return Errorf(CodeBadRequest, "a slice is of a session or of container %.64q, not of both", r.Container)
+	case len(r.Container) > 255 || strings.ContainsFunc(r.Container, func(c rune) bool { return c < ' ' || c == 0x7f }):
+		return Errorf(CodeBadRequest, "container %.64q is not an id", r.Container)
+	}
+	return validateQuotas(r.Quotas)
+}
+
+func checkName(what, name string) error {
+	if name != "" && CheckID(name) != nil {
+		return Errorf(CodeBadRequest, "%s %.64q is not a name: up to 255 letters, digits and \"_+-\" are accepted, and \".\" but at the start", what, name)
+	}
+	return nil
+}
+
+func validateQuotas(quotas []Quota) error {
+	if len(quotas) == 0 || len(quotas) > MaxQuotas {
+		return Errorf(CodeBadRequest, "there are %d quotas: 1 to %d are accepted", len(quotas), MaxQuotas)
+	}
+	seen := make(map[string]bool, len(quotas))
+	for _, q := range quotas {
+		switch {
+		case q.Device == "" || len(q.Device) > 64:
+			return Errorf(CodeBadRequest, "quota on device %.80q: a UUID, an index or %q is accepted", q.Device, AllDevices)
+		case seen[q.Device]:
+			return Errorf(CodeBadRequest, "device %s has two quotas: one is accepted", q.Device)
+		case (q.Bytes == 0) == (q.Percent == 0):
+			return Errorf(CodeBadRequest, "the quota on device %s has %d bytes and %d percent: exactly one of them is accepted", q.Device, q.Bytes, q.Percent)
+		case q.Bytes > MaxSize:
+			return Errorf(CodeBadRequest, "the quota on device %s is too large: up to %d bytes are accepted", q.Device, uint64(MaxSize))
+		case q.Percent > 100:
+			return Errorf(CodeBadRequest, "the quota on device %s is %d percent: 1 to 100 are accepted", q.Device, q.Percent)
+		}
+		seen[q.Device] = true
+	}
+	return nil
+}
+
+// Status is the HTTP status that goes with a code.
+func (c Code) Status() int {
+	switch c {
+	case CodeBadRequest, CodeNoDevice:
+		return 400
+	case CodeNotFound:
+		return 404
+	case CodeMethod:
+		return 405
+	case CodeExists, CodeRunning, CodeQuotaExceeded:
+		return 409
+	case CodeTooLarge:
+		return 413
+	}
+	return 500
+}
+
+// Codes are all codes that there are.
+func Codes() []Code {
+	return []Code{
+		CodeBadRequest, CodeNotFound, CodeMethod, CodeExists, CodeRunning, CodeQuotaExceeded, CodeTooLarge, CodeNoDevice, CodeInternal,
+	}
+}

@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package attach answers the processes of a slice on the slice's own socket (the protocol is
+// interceptor/attach.h). It owns the socket, its connections, and the question who is asking; what the
+// answer is, the Handler decides.
+//
+// Everything that arrives is hostile. The peer's identity is taken from the kernel and never from a message; a
+// connection lives for at most Patience twice; a slice has at most InFlight of them, so that a flood on one
+// socket costs its own slice only. Nothing here allocates by what a peer sends.
+package attach
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuslice/gpuslice/enforcer/killpoint"
+	"github.com/gpuslice/gpuslice/enforcer/ledger"
+	"github.com/gpuslice/gpuslice/enforcer/process"
+)
+
+const (
+	// InFlight is how many connections of one slice are served at one time.
+	InFlight = 64
+	// Patience with a peer that connected and says nothing, or does not take its answer.
+	Patience = time.Second
+)
+
+// Handler answers one request of peer, which it owns from then on. The file, if any, goes to the peer with the
+// reply, and is closed by the caller. If ok is false there is no answer: the connection is closed, and the
+// peer asks again, as it does when an enforcer died.
+type Handler func(peer *process.Handle, request ledger.Request) (reply ledger.Reply, file *os.File, ok bool)
+
+// Server is one slice's attach socket.
+type Server struct {
+	listener *net.UnixListener
+	handler  Handler
+	log      *slog.Logger
+	slots    chan struct{}
+	stop     context.CancelFunc
+	stopped  context.Context
+	strange  sync.Once
+}
+
+// Serve listens in the place and answers until Close.
+func Serve(place Place, handler Handler, log *slog.Logger) (*Server, error) {
+	listener, err := listen(place)
+	if err != nil {
+		return nil, fmt.Errorf("attach socket: %w", err)
+	}
+	s := &Server{listener: listener, handler: handler, log: log, slots: make(chan struct{}, InFlight)}
+	s.stopped, s.stop = context.WithCancel(context.Background())
+	go s.accept()
+	return s, nil
+}
+
+// Close stops listening. Connections that were accepted are served to their end, which is near.
+func (s *Server) Close() error {
+	s.stop()
+	return s.listener.Close()
+}
+
+func (s *Server) accept() {
+	for {
+		// A slot before a connection: those who are too many wait in the backlog, not in here.
+		select {
+		case s.slots <- struct{}{}:
+		case <-s.stopped.Done():
+			return
+		}
+		conn, err := s.listener.AcceptUnix()
+		switch {
+		case s.stopped.Err() != nil:
+			if err == nil {
+				conn.Close()
+			}
+			return
+		case err != nil: // no descriptors left, most likely: some will come back
+			<-s.slots
+			s.log.Error("accept on the attach socket", "err", err)
+			select {
+			case <-time.After(100 * time.Millisecond):
+			case <-s.stopped.Done():
+				return
+			}
+		default:
+			go func() {
+				defer func() { <-s.slots }()
+				s.serve(conn)
+			}()
+		}
+	}
+}
+
+func (s *Server) serve(conn *net.UnixConn) {
+	defer conn.Close()
+	_ = conn.SetDeadline(time.Now().Add(Patience))
+	// Read, not ReadMsgUnix: where no room for them is offered, the kernel drops the descriptors that a peer sends
+	// along. One byte more than a message has, so that a longer one is seen to be longer.
+	var buffer [ledger.MessageSize + 1]byte
+	n, err := conn.Read(buffer[:])
+	if err != nil {
+		s.log.Debug("a peer connected and sent no request", "err", err)
+		return
+	}
+	request, err := ledger.DecodeRequest(buffer[:n])
+	if err != nil {
+		s.complain(err)
+		s.send(conn, ledger.Reply{Status: ledger.StatusMalformed}, nil)
+		return
+	}
+	peer, err := identify(conn)
+	if err != nil {
+		s.log.Debug("a peer cannot be identified", "err", err)
+		s.send(conn, ledger.Reply{Status: ledger.StatusNotMember}, nil)
+		return
+	}
+	reply, file, ok := s.handler(peer, request)
+	if file != nil {
+		defer file.Close()
+	}
+	if ok {
+		s.send(conn, reply, file)
+	}
+}
+
+// send answers, and then waits for the peer to hang up. That order is a promise to the peer: as long as it sees
+// the connection open after it mapped the ledger, the enforcer that gave it knows it (or will find it
+// mapped, if it is restarted from now on).
+func (s *Server) send(conn *net.UnixConn, reply ledger.Reply, file *os.File) {
+	_ = conn.SetDeadline(time.Now().Add(Patience))
+	var rights []byte
+	if file != nil {
+		rights = unix.UnixRights(int(file.Fd()))
+	}
+	if _, _, err := conn.WriteMsgUnix(reply.Encode(), rights, nil); err != nil {
+		s.log.Debug("a peer did not take its answer", "err", err)
+		return
+	}
+	killpoint.Pass("attach.replied")
+	var rest [1]byte
+	_, _ = conn.Read(rest[:])
+}
+
+// complain once in full view (an interceptor of another version is something to know), then quietly: a
+// process must not be able to fill the host's log.
+func (s *Server) complain(err error) {
+	level := slog.LevelDebug
+	s.strange.Do(func() { level = slog.LevelWarn })
+	s.log.Log(s.stopped, level, "a process sent what is no attach request", "err", err)
+}
+
+// identify asks the kernel who is at the other end.
+func identify(conn *net.UnixConn) (*process.Handle, error) {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	var peer *process.Handle
+	var failed error
+	if err := raw.Control(func(fd uintptr) { peer, failed = identifyFD(int(fd)) }); err != nil {
+		return nil, err
+	}
+	return peer, failed
+}
+
+func identifyFD(fd int) (*process.Handle, error) {
+	credentials, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
+	if err != nil {
+		return nil, os.NewSyscallError("SO_PEERCRED", err)
+	}
+	if credentials.Pid <= 0 {
+		return nil, errors.New("the peer is not in the enforcer's pid namespace, nor below it")
+	}
+	pidfd, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PEERPIDFD)
+	if err == nil {
+		return process.FromPidfd(pidfd, int(credentials.Pid))
+	}
+	if !errors.Is(err, unix.ENOPROTOOPT) && !errors.Is(err, unix.EINVAL) {
+		return nil, os.NewSyscallError("SO_PEERPIDFD", err)
+	}
+	// Before Linux 6.5. The pid may have changed hands since the peer connected, but then the peer is dead and
+	// its end of the connection closed.
+	peer, err := process.Open(int(credentials.Pid))
+	if err != nil {
+		return nil, err
+	}
+	poll := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}
+	if n, err := unix.Poll(poll, 0); err != nil || n != 0 {
+		peer.Close()
+		return nil, process.ErrDead
+	}
+	return peer, nil
+}

@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package attach
+
+import (
+	"bytes"
+	"errors"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/ledger"
+	"github.com/gpuslice/gpuslice/enforcer/process"
+)
+
+// echo answers with the peer's pid, and closes it.
+func echo(peer *process.Handle, r ledger.Request) (ledger.Reply, *os.File, bool) {
+	defer peer.Close()
+	return ledger.Reply{Lane: uint32(peer.PID), Device: r.Device}, nil, true
+}
+
+func serve(t testing.TB, handler Handler) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "gs-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	s, err := Serve(Place{Dir: dir, Mode: 0o600, UID: -1, GID: -1}, handler, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Close() })
+	return dir
+}
+
+func dial(t testing.TB, dir string) *net.UnixConn {
+	t.Helper()
+	for {
+		conn, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: filepath.Join(dir, api.AttachSocketName), Net: "unixpacket"})
+		if errors.Is(err, unix.EAGAIN) { // the backlog is full; a connect() that may block would wait
+			time.Sleep(time.Millisecond)
+			continue
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return conn
+	}
+}
+
+func ask(t testing.TB, conn *net.UnixConn, message, rights []byte) ledger.Reply {
+	t.Helper()
+	if _, _, err := conn.WriteMsgUnix(message, rights, nil); err != nil {
+		t.Fatal(err)
+	}
+	_ = conn.SetReadDeadline(time.Now().Add(10 * time.Second))
+	var b [128]byte
+	n, err := conn.Read(b[:])
+	if err != nil {
+		t.Fatal(err)
+	}
+	reply, err := ledger.DecodeReply(b[:n])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return reply
+}
+
+func TestThePeerIsWhoTheKernelSays(t *testing.T) {
+	conn := dial(t, serve(t, echo))
+	defer conn.Close()
+	if r := ask(t, conn, ledger.Request{Op: ledger.OpTruth, Device: 5}.Encode(), nil); r.Status != ledger.StatusOK || int(r.Lane) != os.Getpid() || r.Device != 5 {
+		t.Fatalf("%+v", r)
+	}
+}
+
+func TestAMalformedMessageIsAnsweredAsSuch(t *testing.T) {
+	good := ledger.Request{Op: ledger.OpAttach}.Encode()
+	dir := serve(t, func(peer *process.Handle, _ ledger.Request) (ledger.Reply, *os.File, bool) {
+		t.Error("it was taken for a request")
+		return echo(peer, ledger.Request{})
+	})
+	for name, message := range map[string][]byte{
+		"short": good[:63], "long": append(bytes.Clone(good), 0), "huge": make([]byte, 60000),
+		"magic": mutate(good, 0), "version": mutate(good, 4), "operation": mutate(good, 7), "layout": mutate(good, 12), "reserved": mutate(good, 63),
+	} {
+		conn := dial(t, dir)
+		if r := ask(t, conn, message, nil); r.Status != ledger.StatusMalformed {
+			t.Errorf("%s: %+v", name, r)
+		}
+		conn.Close()
+	}
+}
+
+func mutate(message []byte, at int) []byte {
+	m := bytes.Clone(message)
+	m[at] ^= 0x40
+	return m
+}
+
+func descriptors(t testing.TB) int {
+	t.Helper()
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(entries)
+}
+
+func TestDescriptorsThatAPeerSendsAreNotKept(t *testing.T) {
+	dir := serve(t, echo)
+	before := descriptors(t)
+	for range 50 {
+		conn := dial(t, dir)
+		ask(t, conn, ledger.Request{Op: ledger.OpAttach}.Encode(), unix.UnixRights(0, 1, 2))
+		conn.Close()
+	}
+	for deadline := time.Now().Add(5 * time.Second); descriptors(t) > before; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("%d descriptors, %d before", descriptors(t), before)
+		}
+	}
+}
+
+func TestAFloodOnOneSocketLeavesTheOthersAlone(t *testing.T) {
+	flooded, other := serve(t, echo), serve(t, echo)
+	for range InFlight + backlog/2 {
+		conn := dial(t, flooded)
+		defer conn.Close()
+	}
+	began := time.Now()
+	conn := dial(t, other)
+	defer conn.Close()
+	ask(t, conn, ledger.Request{Op: ledger.OpAttach}.Encode(), nil)
+	if d := time.Since(began); d > Patience/2 {
+		t.Fatalf("it took %v", d)
+	}
+	// And it is served itself, once the silent ones have had their time.
+	late := dial(t, flooded)
+	defer late.Close()
+	ask(t, late, ledger.Request{Op: ledger.OpAttach}.Encode(), nil)
+}
+
+func TestNoMoreThanInFlightAreServedAtOnce(t *testing.T) {
+	var now, most atomic.Int64
+	dir := serve(t, func(peer *process.Handle, r ledger.Request) (ledger.Reply, *os.File, bool) {
+		n := now.Add(1)
+		for old := most.Load(); n > old && !most.CompareAndSwap(old, n); old = most.Load() {
+		}
+		time.Sleep(5 * time.Millisecond)
+		now.Add(-1)
+		return echo(peer, r)
+	})
+	done := make(chan struct{})
+	const clients = 3 * InFlight
+	for range clients {
+		go func() {
+			defer func() { done <- struct{}{} }()
+			conn := dial(t, dir)
+			defer conn.Close()
+			ask(t, conn, ledger.Request{Op: ledger.OpAttach}.Encode(), nil)
+		}()
+	}
+	for range clients {
+		<-done
+	}
+	if most.Load() > InFlight {
+		t.Fatalf("%d at once", most.Load())
+	}
+}
+
+func TestListeningAgainReplacesTheSocketOfADeadEnforcer(t *testing.T) {
+	dir := serve(t, echo)
+	again, err := Serve(Place{Dir: dir, Mode: 0o666, UID: -1, GID: -1}, echo, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer again.Close()
+	info, err := os.Lstat(filepath.Join(dir, api.AttachSocketName))
+	if err != nil || info.Mode().Perm() != 0o666 {
+		t.Fatal(info, err)
+	}
+	conn := dial(t, dir)
+	defer conn.Close()
+	ask(t, conn, ledger.Request{Op: ledger.OpAttach}.Encode(), nil)
+}
+
+func TestALinkInPlaceOfTheDirectoryIsNotFollowed(t *testing.T) {
+	dir := t.TempDir()
+	link := filepath.Join(t.TempDir(), "link")
+	if err := os.Symlink(dir, link); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Serve(Place{Dir: link, Mode: 0o666, UID: -1, GID: -1}, echo, slog.New(slog.DiscardHandler)); err == nil {
+		t.Fatal("it was")
+	}
+}
+
+// FuzzAttach sends what it likes: the server answers or hangs up, keeps nothing, and goes on.
+func FuzzAttach(f *testing.F) {
+	good := ledger.Request{Op: ledger.OpDevice, UUID: [16]byte{1}, Bytes: 1 << 36}.Encode()
+	f.Add(good, false)
+	f.Add(good[:10], true)
+	f.Add([]byte{}, true)
+	f.Add(bytes.Repeat(good, 3), false)
+	dir := serve(f, echo)
+	f.Fuzz(func(t *testing.T, message []byte, rights bool) {
+		if len(message) > 1<<16 {
+			t.Skip()
+		}
+		conn := dial(t, dir)
+		defer conn.Close()
+		var oob []byte
+		if rights {
+			oob = unix.UnixRights(0)
+		}
+		if _, _, err := conn.WriteMsgUnix(message, oob, nil); err != nil {
+			return
+		}
+		_ = conn.CloseWrite()
+		_ = conn.SetReadDeadline(time.Now().Add(5 * time.Second))
+		var b [128]byte
+		n, err := conn.Read(b[:])
+		if err != nil || n == 0 {
+			return
+		}
+		if _, err := ledger.DecodeReply(b[:n]); err != nil {
+			t.Fatalf("%x was answered with %x: %v", message, b[:n], err)
+		}
+	})
+}

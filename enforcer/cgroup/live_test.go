@@ -1,0 +1,380 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cgroup
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// These tests make cgroups of the host's own kernel.
+
+// hierarchies are those of the host that a test can make cgroups in.
+func hierarchies(t *testing.T) map[string]*hierarchy {
+	t.Helper()
+	host, err := Open("/proc")
+	if err != nil {
+		t.Skipf("requires cgroups: %v", err)
+	}
+	all := map[string]*hierarchy{"v2": host.unified, "v1": host.controllers["pids"]}
+	for name, h := range all {
+		if h == nil {
+			delete(all, name)
+			continue
+		}
+		probe := filepath.Join(h.mount, fmt.Sprintf("gpuslice-probe-%d", os.Getpid()))
+		if err := os.Mkdir(probe, 0o755); err != nil {
+			t.Logf("requires the right to make a cgroup (%v): %s is left out", err, name)
+			delete(all, name)
+			continue
+		}
+		_ = os.Remove(probe)
+	}
+	if len(all) == 0 {
+		t.Skip("requires the right to make a cgroup (root)")
+	}
+	return all
+}
+
+// eachHierarchy runs f on a new, empty cgroup of each.
+func eachHierarchy(t *testing.T, f func(t *testing.T, p Path)) {
+	for name, h := range hierarchies(t) {
+		t.Run(name, func(t *testing.T) { f(t, newCgroup(t, h, fmt.Sprintf("/gpuslice-test-%d", os.Getpid()))) })
+	}
+}
+
+func newCgroup(t *testing.T, h *hierarchy, rel string) Path {
+	t.Helper()
+	p := Path{Mount: h.mount, Rel: rel, V2: h.v2}
+	if err := os.Mkdir(p.Dir(), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { remove(t, p) })
+	var err error
+	if p.Inode, err = inode(p.Dir()); err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+func below(t *testing.T, p Path, name string) Path {
+	t.Helper()
+	return newCgroup(t, &hierarchy{mount: p.Mount, v2: p.V2}, filepath.Join(p.Rel, name))
+}
+
+// remove removes a cgroup. For a moment after its last process was reaped it is busy still.
+func remove(t *testing.T, p Path) {
+	t.Helper()
+	waitFor(t, "remove "+p.Dir(), func() bool {
+		err := os.Remove(p.Dir())
+		return err == nil || errors.Is(err, os.ErrNotExist)
+	})
+}
+
+// member starts a process and puts it into p.
+func member(t *testing.T, p Path) *exec.Cmd {
+	t.Helper()
+	cmd := exec.Command("sleep", "600")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { end(cmd) })
+	if err := os.WriteFile(filepath.Join(p.Dir(), "cgroup.procs"), []byte(strconv.Itoa(cmd.Process.Pid)), 0); err != nil {
+		t.Fatal(err)
+	}
+	return cmd
+}
+
+func end(cmd *exec.Cmd) {
+	_ = cmd.Process.Kill()
+	_ = cmd.Wait()
+}
+
+func waitFor(t *testing.T, what string, f func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); !f(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("it did not come to pass: %s", what)
+		}
+	}
+}
+
+func newTestWatcher(t *testing.T) *Watcher {
+	t.Helper()
+	w, err := NewWatcher()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { w.Close() })
+	return w
+}
+
+// watch returns a channel that gets a value for each report.
+func watch(t *testing.T, w *Watcher, p Path) <-chan struct{} {
+	t.Helper()
+	reports := make(chan struct{}, 8)
+	if err := w.Watch(p, func() { reports <- struct{}{} }); err != nil {
+		t.Fatal(err)
+	}
+	return reports
+}
+
+func wantReport(t *testing.T, reports <-chan struct{}) {
+	t.Helper()
+	select {
+	case <-reports:
+	case <-time.After(20 * time.Second):
+		t.Fatal("no report")
+	}
+}
+
+func wantSilence(t *testing.T, reports <-chan struct{}) {
+	t.Helper()
+	select {
+	case <-reports:
+		t.Fatal("a report without a reason")
+	case <-time.After(50 * time.Millisecond):
+	}
+}
+
+func TestAllProcessesBelowACgroupAreItsOwn(t *testing.T) {
+	eachHierarchy(t, func(t *testing.T, p Path) {
+		deep := below(t, below(t, p, "a"), "b")
+		want := []int{member(t, p).Process.Pid, member(t, deep).Process.Pid, member(t, deep).Process.Pid}
+		slices.Sort(want)
+		got, err := PIDs(p)
+		if err != nil || !slices.Equal(got, want) {
+			t.Errorf("got %v, %v, want %v", got, err, want)
+		}
+		for _, c := range []Path{p, deep} {
+			if ok, err := Populated(c); !ok || err != nil {
+				t.Errorf("%s is not populated (%v)", c, err)
+			}
+		}
+	})
+}
+
+func TestACgroupThatIsEmptyGoneOrReusedIsNotPopulated(t *testing.T) {
+	eachHierarchy(t, func(t *testing.T, p Path) {
+		reused := p
+		reused.Inode++
+		gone := Path{Mount: p.Mount, Rel: p.Rel + "/gone", V2: p.V2}
+		empty := below(t, p, "empty")
+		member(t, p)
+		for name, c := range map[string]Path{"empty": empty, "gone": gone, "reused": reused} {
+			populated, err := Populated(c)
+			if populated || err != nil {
+				t.Errorf("%s: populated %v, %v", name, populated, err)
+			}
+			pids, err := PIDs(c)
+			if len(pids) != 0 || err != nil {
+				t.Errorf("%s: processes %v, %v", name, pids, err)
+			}
+		}
+	})
+}
+
+func TestTheLastDeathEmptiesACgroup(t *testing.T) {
+	eachHierarchy(t, func(t *testing.T, p Path) {
+		w := newTestWatcher(t)
+		init, other := member(t, p), member(t, below(t, p, "a"))
+		reports := watch(t, w, p)
+		wantSilence(t, reports)
+		end(init)
+		w.Recheck(p) // as whoever watches init's pidfd does
+		wantSilence(t, reports)
+		end(other)
+		wantReport(t, reports)
+		wantSilence(t, reports)
+		if w.Unwatch(p) {
+			t.Error("it is watched after the report")
+		}
+	})
+}
+
+func TestRemovalIsReportedWithoutAnybodysHelp(t *testing.T) {
+	eachHierarchy(t, func(t *testing.T, p Path) {
+		w := newTestWatcher(t)
+		c, sibling := below(t, p, "a"), below(t, p, "b")
+		process, stays := member(t, c), member(t, sibling)
+		reports, others := watch(t, w, c), watch(t, w, sibling)
+		wantSilence(t, reports)
+		end(process)
+		remove(t, c)
+		wantReport(t, reports)
+		wantSilence(t, others)
+		end(stays)
+	})
+}
+
+func TestWhatIsEmptyAlreadyIsReportedToWhoComesLate(t *testing.T) {
+	eachHierarchy(t, func(t *testing.T, p Path) {
+		w := newTestWatcher(t)
+		wantReport(t, watch(t, w, p))
+		wantReport(t, watch(t, w, Path{Mount: p.Mount, Rel: p.Rel + "/gone", V2: p.V2}))
+		wantReport(t, watch(t, w, Path{Mount: p.Mount, Rel: p.Rel + "/gone/deep", V2: p.V2}))
+	})
+}
+
+func TestUnwatchIsTheEndOfIt(t *testing.T) {
+	eachHierarchy(t, func(t *testing.T, p Path) {
+		w := newTestWatcher(t)
+		process := member(t, p)
+		reports := watch(t, w, p)
+		if err := w.Watch(p, func() {}); err == nil {
+			t.Error("watched twice")
+		}
+		if !w.Unwatch(p) || w.Unwatch(p) {
+			t.Error("Unwatch must be true once")
+		}
+		end(process)
+		w.Recheck(p)
+		wantSilence(t, reports)
+		wantReport(t, watch(t, w, p)) // and it can be watched again
+		if err := errors.Join(w.Close(), w.Close()); err != nil {
+			t.Error(err)
+		}
+		if err := w.Watch(p, func() {}); !errors.Is(err, os.ErrClosed) {
+			t.Errorf("watch after Close: %v", err)
+		}
+	})
+}
+
+func TestWalkingSurvivesCgroupsThatVanish(t *testing.T) {
+	eachHierarchy(t, func(t *testing.T, p Path) {
+		process := member(t, p)
+		stop := make(chan struct{})
+		stopped := make(chan struct{})
+		go func() {
+			defer close(stopped)
+			for i := 0; ; i++ {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				dir := filepath.Join(p.Dir(), strconv.Itoa(i%8))
+				_ = os.MkdirAll(filepath.Join(dir, "x"), 0o755)
+				_ = os.Remove(filepath.Join(dir, "x"))
+				_ = os.Remove(dir)
+			}
+		}()
+		for range 300 {
+			if pids, err := PIDs(p); err != nil || !slices.Equal(pids, []int{process.Process.Pid}) {
+				t.Errorf("got %v, %v", pids, err)
+				break
+			}
+		}
+		close(stop)
+		<-stopped
+	})
+}
+
+// TestAContainersCgroupIsFound asks about containers of the real runtimes that are installed.
+func TestAContainersCgroupIsFound(t *testing.T) {
+	hierarchies(t)
+	busybox, err := exec.LookPath("busybox")
+	if err != nil {
+		t.Skip("requires a static busybox")
+	}
+	ran := false
+	for _, runtime := range []string{"runc", "crun"} {
+		if _, err := exec.LookPath(runtime); err != nil {
+			continue
+		}
+		ran = true
+		t.Run(runtime, func(t *testing.T) {
+			pid := container(t, runtime, busybox)
+			host, err := Open("/proc")
+			if err != nil {
+				t.Fatal(err)
+			}
+			p, err := host.Of(pid)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Logf("%s", p)
+			if pids, err := PIDs(p); err != nil || !slices.Equal(pids, []int{pid}) {
+				t.Errorf("its processes are %v, %v, want %d", pids, err, pid)
+			}
+			m, err := host.Membership(pid)
+			if err != nil || !m.In(p) {
+				t.Errorf("init is not a member of its own cgroup (%v)", err)
+			}
+			if self, err := host.Membership(os.Getpid()); err != nil || self.In(p) {
+				t.Errorf("the test is a member of the container's cgroup (%v)", err)
+			}
+			w := newTestWatcher(t)
+			reports := watch(t, w, p)
+			wantSilence(t, reports)
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+			if !p.V2 {
+				waitFor(t, "init's death", func() bool { return errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) })
+				w.Recheck(p)
+			}
+			wantReport(t, reports)
+		})
+	}
+	if !ran {
+		t.Skip("requires runc or crun")
+	}
+}
+
+// container runs one that sleeps, and returns its init's pid.
+func container(t *testing.T, runtime, busybox string) int {
+	t.Helper()
+	bundle := t.TempDir()
+	run := func(name string, args ...string) string {
+		t.Helper()
+		cmd := exec.Command(name, args...)
+		cmd.Dir = bundle
+		out, err := cmd.CombinedOutput()
+		if err != nil {
+			t.Skipf("requires a %s that can run a container here: %v: %s", runtime, err, out)
+		}
+		return string(out)
+	}
+	id := fmt.Sprintf("gpuslice-test-%d", os.Getpid())
+	run("mkdir", "-p", "rootfs/bin", "rootfs/proc", "rootfs/sys", "rootfs/dev")
+	run("cp", busybox, "rootfs/bin/sleep")
+	run(runtime, "spec")
+	config, err := os.ReadFile(filepath.Join(bundle, "config.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	edited := strings.NewReplacer(`"sh"`, `"/bin/sleep","600"`, `"terminal": true`, `"terminal": false`).Replace(string(config))
+	if err := os.WriteFile(filepath.Join(bundle, "config.json"), []byte(edited), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(runtime, "run", "--detach", "--pid-file", "pid", id)
+	cmd.Dir = bundle
+	log, err := os.Create(filepath.Join(bundle, "log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer log.Close()
+	cmd.Stdout, cmd.Stderr = log, log // not a pipe: the container inherits it, and Wait would wait for that
+	t.Cleanup(func() { _ = exec.Command(runtime, "delete", "--force", id).Run() })
+	if err := cmd.Run(); err != nil {
+		text, _ := os.ReadFile(log.Name())
+		t.Skipf("requires a %s that can run a container here: %v: %s", runtime, err, text)
+	}
+	text, err := os.ReadFile(filepath.Join(bundle, "pid"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pid
+}

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cgroup
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+)
+
+// Membership is the cgroups that a process is in, one for each hierarchy.
+type Membership struct {
+	rel map[string]string // mount to path below it
+}
+
+// In says whether the process is in p or below it. `docker exec`, and a container's own
+// children cgroups, are below.
+func (m Membership) In(p Path) bool {
+	rel, ok := m.rel[p.Mount]
+	return ok && contains(p.Rel, rel)
+}
+
+// Membership reads which cgroups pid is in. The caller holds the process's pidfd and checks it afterwards.
+func (h *Host) Membership(pid int) (Membership, error) {
+	return h.read(strconv.Itoa(pid))
+}
+
+func (h *Host) read(process string) (Membership, error) {
+	b, err := os.ReadFile(filepath.Join(h.proc, process, "cgroup"))
+	if err != nil {
+		return Membership{}, fmt.Errorf("cgroup of process %s: %w", process, err)
+	}
+	m := Membership{rel: make(map[string]string)}
+	for line := range strings.Lines(string(b)) {
+		// hierarchy-id:controllers:path, and the path may hold colons (podman's systemd slices do).
+		parts := strings.SplitN(strings.TrimSuffix(line, "\n"), ":", 3)
+		if len(parts) != 3 {
+			return Membership{}, fmt.Errorf("cgroup of process %s: line %.80q is not id:controllers:path", process, line)
+		}
+		if c := h.hierarchy(parts[0], parts[1]); c != nil {
+			if rel, ok := c.below(parts[2]); ok {
+				m.rel[c.mount] = rel
+			}
+		}
+	}
+	return m, nil
+}
+
+// hierarchy of a line of /proc/PID/cgroup; nil if it is not mounted (a kernel shows "0::" on pure v1 as well).
+func (h *Host) hierarchy(id, controllers string) *hierarchy {
+	if id == "0" && controllers == "" {
+		return h.unified
+	}
+	for name := range strings.SplitSeq(controllers, ",") {
+		if c := h.controllers[name]; c != nil {
+			return c
+		}
+	}
+	return nil
+}
+
+// hierarchy is one mounted cgroup file system.
+type hierarchy struct {
+	mount string
+	root  string // the cgroup that is seen at mount: "/" but in a container that sees a part only
+	v2    bool
+}
+
+// below turns a path of /proc/PID/cgroup into one below the mount; false if it cannot be seen there.
+// A path with ".." is of a process outside the enforcer's cgroup namespace.
+func (c *hierarchy) below(path string) (string, bool) {
+	if !strings.HasPrefix(path, "/") || filepath.Clean(path) != path || !contains(c.root, path) {
+		return "", false
+	}
+	if c.root == "/" {
+		return path, true
+	}
+	if path == c.root {
+		return "/", true
+	}
+	return path[len(c.root):], true
+}
+
+// parseMounts finds the cgroup mounts in proc(5) mountinfo: the unified one, and the v1 ones by each of their
+// controllers. Of several mounts of one hierarchy the first that shows all of it is taken.
+func parseMounts(mountinfo string) (unified *hierarchy, controllers map[string]*hierarchy) {
+	controllers = make(map[string]*hierarchy)
+	for line := range strings.Lines(mountinfo) {
+		// id parent major:minor root mount options [tags] - type source super-options
+		left, right, ok := strings.Cut(strings.TrimSuffix(line, "\n"), " - ")
+		l, r := strings.Fields(left), strings.Fields(right)
+		if !ok || len(l) < 6 || len(r) < 3 {
+			continue
+		}
+		c := &hierarchy{mount: unescape(l[4]), root: unescape(l[3])}
+		switch r[0] {
+		case "cgroup2":
+			c.v2 = true
+			if better(c, unified) {
+				unified = c
+			}
+		case "cgroup":
+			for name := range strings.SplitSeq(r[2], ",") {
+				if name != "rw" && name != "ro" && better(c, controllers[name]) {
+					controllers[name] = c
+				}
+			}
+		}
+	}
+	return unified, controllers
+}
+
+func better(c, than *hierarchy) bool {
+	return than == nil || (c.root == "/" && than.root != "/")
+}
+
+// unescape undoes the octal escapes of mountinfo (\040 is a space).
+func unescape(s string) string {
+	if !strings.Contains(s, `\`) {
+		return s
+	}
+	var b strings.Builder
+	for i := 0; i < len(s); i++ {
+		if s[i] == '\\' && i+3 < len(s) {
+			if n, err := strconv.ParseUint(s[i+1:i+4], 8, 8); err == nil {
+				b.WriteByte(byte(n))
+				i += 3
+				continue
+			}
+		}
+		b.WriteByte(s[i])
+	}
+	return b.String()
+}

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cgroup
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"syscall"
+)
+
+// maxCgroups bounds a walk: a container that may make cgroups of its own can make very many.
+const maxCgroups = 16384
+
+// errStop ends a walk early.
+var errStop = errors.New("stop")
+
+// PIDs lists the processes in p and below it, ascending. Cgroups and processes that go while it
+// looks are left out; a cgroup that is gone (or whose path another one has now) has none.
+func PIDs(p Path) ([]int, error) {
+	var pids []int
+	err := eachProcess(p, func(pid int) error {
+		pids = append(pids, pid)
+		return nil
+	})
+	slices.Sort(pids)
+	return slices.Compact(pids), err // v1 lists a process twice if it moves while the list is read
+}
+
+// Populated says whether there is a process in p or below it. A cgroup that is gone is not populated, nor is one
+// whose path has been taken by another.
+func Populated(p Path) (bool, error) {
+	if !p.V2 {
+		populated := false
+		err := eachProcess(p, func(int) error {
+			populated = true
+			return errStop
+		})
+		return populated, err
+	}
+	if ok, err := exists(p); !ok || err != nil {
+		return false, err
+	}
+	b, err := os.ReadFile(filepath.Join(p.Dir(), "cgroup.events"))
+	if gone(err) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("is %s populated: %w", p, err)
+	}
+	for line := range bytes.Lines(b) {
+		switch string(bytes.TrimSpace(line)) {
+		case "populated 0":
+			return false, nil
+		case "populated 1":
+			return true, nil
+		}
+	}
+	return false, fmt.Errorf("is %s populated: cgroup.events does not say: %.80q", p, b)
+}
+
+// exists says whether p is still there, and still the same.
+func exists(p Path) (bool, error) {
+	ino, err := inode(p.Dir())
+	if gone(err) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("is %s there: %w", p, err)
+	}
+	return p.Inode == 0 || ino == p.Inode, nil
+}
+
+// eachProcess calls f for the processes of p and of every cgroup below, until f returns an error.
+func eachProcess(p Path, f func(pid int) error) error {
+	if ok, err := exists(p); !ok || err != nil {
+		return err
+	}
+	cgroups := 0
+	err := filepath.WalkDir(p.Dir(), func(dir string, d fs.DirEntry, err error) error {
+		switch {
+		case gone(err):
+			return nil
+		case err != nil:
+			return err
+		case !d.IsDir():
+			return nil
+		}
+		if cgroups++; cgroups > maxCgroups {
+			return fmt.Errorf("more than %d cgroups", maxCgroups)
+		}
+		return readProcs(filepath.Join(dir, "cgroup.procs"), f)
+	})
+	if errors.Is(err, errStop) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("processes of %s: %w", p, err)
+	}
+	return nil
+}
+
+func readProcs(file string, f func(pid int) error) error {
+	r, err := os.Open(file)
+	if gone(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	lines := bufio.NewScanner(r)
+	for lines.Scan() {
+		pid, err := strconv.Atoi(lines.Text())
+		if err != nil {
+			return fmt.Errorf("%s: %w", file, err)
+		}
+		if pid == 0 {
+			continue // of a pid namespace that the reader does not see into
+		}
+		if err := f(pid); err != nil {
+			return err
+		}
+	}
+	// A threaded cgroup lists no processes: its threaded domain, above it, lists them all.
+	if err := lines.Err(); !gone(err) && !errors.Is(err, syscall.EOPNOTSUPP) {
+		return err
+	}
+	return nil
+}
+
+// gone says whether err means that a cgroup was removed: before it was opened, or while its file was open.
+func gone(err error) bool {
+	return errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ENODEV)
+}

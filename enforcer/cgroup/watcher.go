@@ -1,0 +1,265 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cgroup
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// pollInterval is how often the task list of a v1 cgroup is read, once its init is dead and while tasks remain. It
+// is the one thing here that polls: v1 has no event for "empty".
+const pollInterval = time.Second
+
+// Watcher says when cgroups become empty or go. On v2 the kernel tells both (cgroup.events, and the parent
+// directory for the removal, which the directory itself does not report). On v1 it tells the removal only: call
+// Recheck when a process of the cgroup, above all its init, has died.
+//
+// Every event is only a reason to look: what decides is Populated. So lost, merged and doubled events do no harm.
+type Watcher struct {
+	inotify *os.File
+	done    chan struct{}
+
+	mu      sync.Mutex
+	closed  bool
+	watched map[Path]*watched
+	users   map[int32]map[Path]bool // inotify watch to the cgroups that it concerns
+}
+
+type watched struct {
+	empty    func()
+	wds      []int32
+	look     bool // once, without waiting for an event
+	failed   bool // the last look did: try again
+	initDead bool // Recheck was called
+}
+
+// polled says whether it is to be looked at again every pollInterval.
+func (e *watched) polled(p Path) bool { return e.failed || (e.initDead && !p.V2) }
+
+// NewWatcher starts a Watcher.
+func NewWatcher() (*Watcher, error) {
+	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
+	if err != nil {
+		return nil, fmt.Errorf("watch cgroups: inotify: %w: raise fs.inotify.max_user_instances", err)
+	}
+	w := &Watcher{
+		inotify: os.NewFile(uintptr(fd), "inotify"), done: make(chan struct{}),
+		watched: make(map[Path]*watched), users: make(map[int32]map[Path]bool),
+	}
+	go w.loop()
+	return w, nil
+}
+
+// Watch calls empty once, when p has no process any more or is gone, which may be at once. It is called on
+// the Watcher's goroutine, one at a time: it may call Watch and Unwatch, and must not wait for long.
+func (w *Watcher) Watch(p Path, empty func()) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.closed {
+		return os.ErrClosed
+	}
+	if w.watched[p] != nil {
+		return fmt.Errorf("cgroup %s is watched already", p)
+	}
+	e := &watched{empty: empty}
+	w.watched[p] = e
+	err := w.add(p, e, filepath.Dir(p.Dir()), unix.IN_DELETE|unix.IN_MOVED_FROM|unix.IN_ONLYDIR)
+	if err == nil && p.V2 {
+		err = w.add(p, e, filepath.Join(p.Dir(), "cgroup.events"), unix.IN_MODIFY)
+	}
+	if err != nil && !gone(err) {
+		w.forget(p)
+		return fmt.Errorf("watch cgroup %s: %w", p, err)
+	}
+	// It may have become empty before the watches were there. The loop looks, not this call, so that empty
+	// never runs under its caller's locks.
+	e.look = true
+	w.wake()
+	return nil
+}
+
+// add is called with mu held.
+func (w *Watcher) add(p Path, e *watched, file string, mask uint32) error {
+	conn, err := w.inotify.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var wd int
+	var werr error
+	err = conn.Control(func(fd uintptr) {
+		// Cgroups with one parent share a watch: the kernel returns the same number. MASK_ADD, or the mask of
+		// a watch for another reason would be replaced.
+		wd, werr = unix.InotifyAddWatch(int(fd), file, mask|unix.IN_MASK_ADD)
+	})
+	if err = errors.Join(err, werr); err != nil {
+		if errors.Is(err, unix.ENOSPC) {
+			err = fmt.Errorf("%w: raise fs.inotify.max_user_watches", err)
+		}
+		return err
+	}
+	if w.users[int32(wd)] == nil {
+		w.users[int32(wd)] = make(map[Path]bool)
+	}
+	w.users[int32(wd)][p] = true
+	e.wds = append(e.wds, int32(wd))
+	return nil
+}
+
+// Unwatch forgets p. It returns true if empty was not called and never will be.
+func (w *Watcher) Unwatch(p Path) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.forget(p)
+}
+
+// forget is called with mu held.
+func (w *Watcher) forget(p Path) bool {
+	e := w.watched[p]
+	if e == nil {
+		return false
+	}
+	delete(w.watched, p)
+	for _, wd := range e.wds {
+		delete(w.users[wd], p)
+		if len(w.users[wd]) > 0 {
+			continue
+		}
+		delete(w.users, wd)
+		if conn, err := w.inotify.SyscallConn(); err == nil {
+			// EINVAL if the kernel dropped the watch with its directory.
+			_ = conn.Control(func(fd uintptr) { _, _ = unix.InotifyRmWatch(int(fd), uint32(wd)) })
+		}
+	}
+	return true
+}
+
+// Recheck looks at p soon: call it when p's init has died. On v1 a cgroup whose init is dead but which still has
+// tasks is then looked at every second until it is empty.
+func (w *Watcher) Recheck(p Path) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if e := w.watched[p]; e != nil {
+		e.look, e.initDead = true, true
+		w.wake()
+	}
+}
+
+// wake makes the loop's read return, so that it looks at what is due. It is called with mu held.
+func (w *Watcher) wake() { _ = w.inotify.SetReadDeadline(time.Unix(1, 0)) }
+
+// Close ends the Watcher; when it returns nothing is being called, nor will be. Not to be called by an empty function.
+func (w *Watcher) Close() error {
+	w.mu.Lock()
+	if w.closed {
+		w.mu.Unlock()
+		return nil
+	}
+	w.closed = true
+	w.mu.Unlock()
+	err := w.inotify.Close()
+	<-w.done
+	return err
+}
+
+func (w *Watcher) loop() {
+	defer close(w.done)
+	buf := make([]byte, 64*1024)
+	for {
+		n, err := w.inotify.Read(buf)
+		var due []Path
+		switch {
+		case err == nil:
+			due = w.concerned(buf[:n])
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			due = w.due()
+		default:
+			return // closed
+		}
+		for _, p := range due {
+			if empty := w.look(p); empty != nil {
+				empty()
+			}
+		}
+	}
+}
+
+// concerned are the cgroups that a batch of events is about; all of them, if the kernel lost some.
+func (w *Watcher) concerned(events []byte) []Path {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	set := make(map[Path]bool)
+	for len(events) >= unix.SizeofInotifyEvent {
+		wd := int32(binary.NativeEndian.Uint32(events))
+		mask := binary.NativeEndian.Uint32(events[4:])
+		size := unix.SizeofInotifyEvent + int(binary.NativeEndian.Uint32(events[12:]))
+		events = events[min(size, len(events)):]
+		if mask&unix.IN_Q_OVERFLOW != 0 {
+			for p := range w.watched {
+				set[p] = true
+			}
+		}
+		for p := range w.users[wd] {
+			set[p] = true
+		}
+	}
+	due := make([]Path, 0, len(set))
+	for p := range set {
+		due = append(due, p)
+	}
+	return due
+}
+
+// due are the cgroups that are to be looked at without an event. It sets the time of the next look, before
+// this one is made: a wake in between shortens it again.
+func (w *Watcher) due() []Path {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	var due []Path
+	var next time.Time // never
+	for p, e := range w.watched {
+		polled := e.polled(p)
+		if e.look || polled {
+			due = append(due, p)
+		}
+		e.look = false
+		if polled {
+			next = time.Now().Add(pollInterval)
+		}
+	}
+	if !w.closed {
+		_ = w.inotify.SetReadDeadline(next)
+	}
+	return due
+}
+
+// look returns what is to be called for p, if it is empty or gone, and forgets it then.
+func (w *Watcher) look(p Path) func() {
+	populated, err := Populated(p)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	e := w.watched[p]
+	if e == nil {
+		return nil
+	}
+	e.failed = err != nil
+	switch {
+	case e.failed:
+		// Not to be read just now (out of descriptors, say) does not mean that it is empty.
+		if !w.closed {
+			_ = w.inotify.SetReadDeadline(time.Now().Add(pollInterval))
+		}
+		return nil
+	case populated:
+		return nil
+	}
+	w.forget(p)
+	return e.empty
+}

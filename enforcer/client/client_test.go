@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package client
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/server"
+)
+
+// service answers what the test put in.
+type service struct {
+	slice   api.Slice
+	request api.RegisterRequest
+	err     error
+	args    [2]any
+}
+
+func (s *service) Info(context.Context) (api.Info, error) {
+	return api.Info{Version: "1", Truth: "nvml"}, s.err
+}
+func (s *service) Register(_ context.Context, r api.RegisterRequest) (api.RegisterReply, error) {
+	s.request = r
+	return api.RegisterReply{Slice: s.slice, Dir: "/d", Library: "/l"}, s.err
+}
+func (s *service) Release(_ context.Context, _ string, generation uint64, force bool) (api.Slice, error) {
+	s.args = [2]any{generation, force}
+	return s.slice, s.err
+}
+func (s *service) Slices(context.Context) ([]api.Slice, error)      { return []api.Slice{s.slice}, s.err }
+func (s *service) Slice(context.Context, string) (api.Slice, error) { return s.slice, s.err }
+func (s *service) Devices(context.Context) ([]api.Device, error) {
+	return []api.Device{{UUID: "GPU-1", Total: 1 << 40}}, s.err
+}
+
+func socketPath(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "gs") // t.TempDir is too long for the name of a socket
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	return dir + "/s.sock"
+}
+
+// enforcer serves s, with the real server.
+func enforcer(t *testing.T, s server.Service) *Client {
+	t.Helper()
+	path := socketPath(t)
+	l, err := server.Listen(path, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error)
+	go func() { done <- server.New(s, slog.New(slog.DiscardHandler)).Serve(ctx, l) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	return New(path)
+}
+
+func TestEveryAnswerComesBackAsItWasGiven(t *testing.T) {
+	driver := uint64(1 << 63)
+	s := &service{slice: api.Slice{
+		ID: "c1", Generation: 1<<64 - 1, State: api.Active, Mode: api.Record, PID: 7, Created: time.Now().UTC().Round(0), TTL: time.Hour,
+		Devices:   []api.DeviceUse{{Device: "GPU-1", Index: -1, Used: 1 << 62}},
+		Processes: []api.Process{{PID: 8, Attached: true, Devices: []api.ProcessUse{{Device: "GPU-1", Driver: &driver}}}}, ProcessCount: 1,
+	}}
+	c, ctx := enforcer(t, s), context.Background()
+	equal := func(what string, got, want any, err error) {
+		t.Helper()
+		if err != nil || !reflect.DeepEqual(got, want) {
+			t.Errorf("%s: got %+v, %v, want %+v", what, got, err, want)
+		}
+	}
+	info, err := c.Info(ctx)
+	equal("info", info, api.Info{Version: "1", Truth: "nvml"}, err)
+	r := api.RegisterRequest{ID: "c1", PID: 7, Quotas: []api.Quota{{Device: api.AllDevices, Bytes: 1 << 40}}}
+	reply, err := c.Register(ctx, r)
+	equal("register", reply, api.RegisterReply{Slice: s.slice, Dir: "/d", Library: "/l"}, err)
+	equal("what was asked for", s.request, r, nil)
+	all, err := c.Slices(ctx)
+	equal("slices", all, []api.Slice{s.slice}, err)
+	one, err := c.Slice(ctx, "c1")
+	equal("slice", one, s.slice, err)
+	released, err := c.Release(ctx, "c1", 1<<64-1, true)
+	equal("release", released, s.slice, err)
+	equal("what was to be released", s.args, [2]any{uint64(1<<64 - 1), true}, nil)
+	devices, err := c.Devices(ctx)
+	equal("devices", devices, []api.Device{{UUID: "GPU-1", Total: 1 << 40}}, err)
+}
+
+func TestErrorsAreToldApartOnThisSideToo(t *testing.T) {
+	s := &service{}
+	c := enforcer(t, s)
+	for _, want := range []*api.Error{
+		api.ErrBadRequest, api.ErrNotFound, api.ErrExists, api.ErrRunning, api.ErrQuotaExceeded, api.ErrNoDevice,
+	} {
+		s.err = &api.Error{Code: want.Code, Message: "because", Requested: 3, Limit: 2}
+		_, err := c.Slice(context.Background(), "c1")
+		var e *api.Error
+		if !errors.Is(err, want) || !errors.As(err, &e) || *e != *s.err.(*api.Error) || errors.Is(err, api.ErrUnreachable) {
+			t.Errorf("%s: got %v", want.Code, err)
+		}
+	}
+	if _, err := c.Slice(context.Background(), "a/b"); !errors.Is(err, api.ErrBadRequest) {
+		t.Errorf("an id that is none: %v", err)
+	}
+	if _, err := c.Release(context.Background(), "a?force=true", 0, false); !errors.Is(err, api.ErrBadRequest) {
+		t.Errorf("an id that is none: %v", err)
+	}
+	_, err := c.Register(context.Background(), api.RegisterRequest{ID: "c1", Container: strings.Repeat("x", 1<<20)})
+	var e *api.Error
+	if !errors.As(err, &e) || e.Code != api.CodeTooLarge {
+		t.Errorf("a request that is too large: %v", err)
+	}
+}
+
+func TestNobodyThereSaysWhatToDo(t *testing.T) {
+	path := socketPath(t)
+	refused := path + "2"
+	l, err := net.Listen("unix", refused)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.(*net.UnixListener).SetUnlinkOnClose(false)
+	l.Close()
+	for _, socket := range []string{path, refused} {
+		_, err := New(socket).Info(context.Background())
+		if !errors.Is(err, api.ErrUnreachable) || !strings.Contains(err.Error(), "start gpusliced") || !strings.Contains(err.Error(), socket) {
+			t.Errorf("got %v", err)
+		}
+	}
+}
+
+// answering accepts one connection after the other, and answers each with what f writes.
+func answering(t *testing.T, f func(net.Conn)) *Client {
+	t.Helper()
+	path := socketPath(t)
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			f(conn)
+			conn.Close()
+		}
+	}()
+	return New(path)
+}
+
+func TestAnEnforcerThatHangsIsNotWaitedForForEver(t *testing.T) {
+	hang := make(chan struct{})
+	defer close(hang)
+	c := answering(t, func(net.Conn) { <-hang })
+	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
+	defer cancel()
+	if _, err := c.Info(ctx); !errors.Is(err, api.ErrUnreachable) || !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("got %v", err)
+	}
+	cancelled, cancel2 := context.WithCancel(context.Background())
+	cancel2()
+	if _, err := c.Info(cancelled); !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestAnAnswerThatIsCutOffOrForeignIsNoAnswer(t *testing.T) {
+	for name, answer := range map[string]string{
+		"nothing":           "",
+		"not HTTP":          "SSH-2.0-OpenSSH\r\n\r\n",
+		"no end of headers": "HTTP/1.0 200 OK\r\nContent-Length: 2\r\n",
+		"a body cut off":    "HTTP/1.0 200 OK\r\ncontent-length: 100\r\n\r\n{}",
+		"a body too long":   "HTTP/1.0 200 OK\r\nContent-Length: 1\r\n\r\n{}",
+		"a strange status":  "HTTP/1.0 x OK\r\nContent-Length: 2\r\n\r\n{}",
+		"not JSON":          "HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\nhi",
+		"a foreign error":   "HTTP/1.0 502 Bad Gateway\r\nContent-Length: 2\r\n\r\nhi",
+	} {
+		c := answering(t, func(conn net.Conn) {
+			_, _ = conn.Read(make([]byte, 4096))
+			_, _ = io.WriteString(conn, answer)
+		})
+		if info, err := c.Info(context.Background()); err == nil {
+			t.Errorf("%s: got %+v", name, info)
+		}
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	f.Add([]byte("HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\n{}"))
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		if status, _, err := parse(raw); err == nil && (status < 200 || status > 599) {
+			t.Errorf("status %d", status)
+		}
+	})
+}

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package client
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+)
+
+// maxAnswer bounds what is read of an answer: a thousand slices with a thousand processes each are less.
+const maxAnswer = 256 << 20
+
+// do sends one request and decodes the answer into a T.
+func do[T any](ctx context.Context, c *Client, method, path string, body []byte) (T, error) {
+	var result T
+	status, answer, err := c.exchange(ctx, method, path, body)
+	if err != nil {
+		return result, err
+	}
+	if status/100 != 2 {
+		return result, refusal(status, answer)
+	}
+	if err := json.Unmarshal(answer, &result); err != nil {
+		return result, fmt.Errorf("the enforcer's answer to %s %s: %w", method, path, err)
+	}
+	return result, nil
+}
+
+// refusal turns an error's body back into the error.
+func refusal(status int, body []byte) error {
+	var e api.Error
+	if json.Unmarshal(body, &e) != nil || e.Code == "" {
+		return api.Errorf(api.CodeInternal, "the answer with status %d is not the enforcer's: %.200q", status, body)
+	}
+	return &e
+}
+
+func (c *Client) exchange(ctx context.Context, method, path string, body []byte) (status int, answer []byte, err error) {
+	if _, ok := ctx.Deadline(); !ok {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, DefaultTimeout)
+		defer cancel()
+	}
+	var dialer net.Dialer
+	conn, err := dialer.DialContext(ctx, "unix", c.socket)
+	if err != nil {
+		return 0, nil, c.unreachable(err)
+	}
+	defer conn.Close()
+	// Cancelling ends what is being written or read.
+	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
+
+	var request bytes.Buffer
+	fmt.Fprintf(&request, "%s %s HTTP/1.0\r\nHost: gpuslice\r\nUser-Agent: gpuslice/%s\r\n", method, path, api.Version)
+	if body != nil {
+		fmt.Fprintf(&request, "Content-Type: application/json\r\nContent-Length: %d\r\n", len(body))
+	}
+	request.WriteString("\r\n")
+	request.Write(body)
+	// An enforcer that refuses early (too many connections, too large) answers and closes: its answer is
+	// worth more than the broken pipe.
+	_, writeErr := conn.Write(request.Bytes())
+	raw, err := io.ReadAll(io.LimitReader(conn, maxAnswer))
+	switch {
+	case ctx.Err() != nil:
+		return 0, nil, c.unreachable(ctx.Err())
+	case len(raw) == 0 && errors.Join(writeErr, err) != nil:
+		return 0, nil, c.unreachable(errors.Join(writeErr, err))
+	case err != nil && !errors.Is(err, syscall.ECONNRESET):
+		return 0, nil, fmt.Errorf("read the enforcer's answer: %w", err)
+	}
+	status, answer, err = parse(raw)
+	if err != nil {
+		return 0, nil, fmt.Errorf("%s %s on %s: %w", method, path, c.socket, err)
+	}
+	return status, answer, nil
+}
+
+var errNotHTTP = errors.New("the answer is not the enforcer's")
+
+// parse takes an answer apart. A body that is shorter than announced is an error: the enforcer died in the middle.
+func parse(raw []byte) (status int, body []byte, err error) {
+	head, body, found := bytes.Cut(raw, []byte("\r\n\r\n"))
+	first, headers, _ := strings.Cut(string(head), "\r\n")
+	parts := strings.SplitN(first, " ", 3)
+	if !found || len(parts) < 2 || !strings.HasPrefix(parts[0], "HTTP/1.") {
+		return 0, nil, fmt.Errorf("%w: %.80q", errNotHTTP, raw)
+	}
+	if status, err = strconv.Atoi(parts[1]); err != nil || status < 200 || status > 599 {
+		return 0, nil, fmt.Errorf("%w: %.80q", errNotHTTP, first)
+	}
+	for line := range strings.SplitSeq(headers, "\r\n") {
+		name, value, _ := strings.Cut(line, ":")
+		if !strings.EqualFold(name, "Content-Length") {
+			continue
+		}
+		if want, err := strconv.Atoi(strings.TrimSpace(value)); err != nil || want != len(body) {
+			return 0, nil, fmt.Errorf("%w: it has %d bytes of %s", io.ErrUnexpectedEOF, len(body), strings.TrimSpace(value))
+		}
+	}
+	return status, body, nil
+}
+
+// unreachable says what to do when nobody answers.
+func (c *Client) unreachable(err error) error {
+	what := "look at its log: journalctl -u gpusliced"
+	switch {
+	case errors.Is(err, syscall.ENOENT), errors.Is(err, syscall.ECONNREFUSED):
+		what = "start gpusliced: systemctl start gpusliced"
+	case errors.Is(err, syscall.EACCES), errors.Is(err, syscall.EPERM):
+		what = "be root, or a member of the group that the socket belongs to"
+	case errors.Is(err, context.Canceled):
+		return fmt.Errorf("%w on %s: %w", api.ErrUnreachable, c.socket, err)
+	}
+	return fmt.Errorf("%w on %s (%w): %s", api.ErrUnreachable, c.socket, err, what)
+}

@@ -1,0 +1,265 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforcer
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"time"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/driver"
+	"github.com/gpuslice/gpuslice/enforcer/process"
+)
+
+// The comparison of the ledger with driver truth. What the driver holds for a process beyond what its lane holds
+// (modules, local memory, memory that it hides) is charged by the enforcer in lane 0, as one sum per device.
+// Memory that a process gets is charged first, and memory that it gives back is released last; so an honest lane
+// is never below the truth of the same instant, and what is beyond it is overhead or hidden.
+
+const (
+	// shortest time between two comparisons of a device, however often processes ask for one.
+	shortest = 20 * time.Millisecond
+	// rounds of looking before an excess is charged to a process that is charging at that moment.
+	rounds = 3
+)
+
+// excess is what the driver holds for one process beyond its lane.
+type excess struct {
+	start   uint64 // of the process: its pid may be another's next time
+	charged uint64
+	// lower is what the last comparison said, if less. One low figure can be a coincidence of a process that is
+	// at work: two in a row, with nothing charged in between, are believed.
+	lower   uint64
+	isLower bool
+	number  uint64
+}
+
+// holding is what a process's lane held before the driver was asked.
+type holding struct{ bytes, number uint64 }
+
+// compare keeps one device's ledgers with the truth, until ctx ends.
+func (e *Enforcer) compare(ctx context.Context, g *gpu) {
+	ticker := time.NewTicker(e.options.Interval)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		case <-g.kick:
+		}
+		e.publish(g)
+		e.compareOnce(g)
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(shortest):
+		}
+	}
+}
+
+// kickAll asks for a comparison of the slice's devices soon. Called with the slice's mu held.
+func (e *Enforcer) kickAll(s *slice) {
+	if e.truth == nil {
+		return
+	}
+	for _, d := range s.devices {
+		if g := e.truth.device(d.UUID); g != nil {
+			select {
+			case g.kick <- struct{}{}:
+			default: // one is due already
+			}
+		}
+	}
+}
+
+func (e *Enforcer) compareOnce(g *gpu) {
+	var slices []*slice
+	for _, s := range e.all() {
+		if _, covered := quotaOn(s.request.Quotas, g.Raw, g.Total); covered {
+			slices = append(slices, s)
+		}
+	}
+	if len(slices) == 0 {
+		return
+	}
+	// What a slice's processes have beyond their lanes is at most what each round says.
+	beyond := make(map[*slice]map[int]uint64)
+	mine := make(map[*slice]map[int]uint64)
+	for round := range rounds {
+		before := make(map[*slice]map[int]holding)
+		for _, s := range slices {
+			before[s] = s.holdings(g.Raw)
+		}
+		all, err := e.truth.processes(g, patience)
+		if e.failing(g, err); err != nil {
+			return
+		}
+		clear(mine)
+		for pid, bytes := range all {
+			if s := e.owner(pid); s != nil {
+				if mine[s] == nil {
+					mine[s] = make(map[int]uint64)
+				}
+				mine[s][pid] = bytes
+			}
+		}
+		moving := false
+		for _, s := range slices {
+			found, moved := s.beyond(g.Raw, mine[s], before[s])
+			moving = moving || moved
+			if round == 0 {
+				beyond[s] = found
+				continue
+			}
+			for pid, bytes := range found {
+				if earlier, ok := beyond[s][pid]; ok {
+					found[pid] = min(earlier, bytes)
+				}
+			}
+			beyond[s] = found
+		}
+		if !moving {
+			break
+		}
+	}
+	for _, s := range slices {
+		if len(mine[s]) > 0 {
+			s.take(g)
+		}
+		s.charge(g.Raw, mine[s], beyond[s])
+	}
+}
+
+// failing notes whether the driver answers, and says so when that changes.
+func (e *Enforcer) failing(g *gpu, err error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	switch {
+	case err != nil && !g.failing:
+		e.log.Error("driver truth fails; hidden memory on the device is not seen until it is back", "device", g.UUID, "err", err)
+	case err == nil && g.failing:
+		e.log.Info("driver truth is back", "device", g.UUID)
+	}
+	g.failing = err != nil
+}
+
+// take adds a device to the ledger that a process uses without having asked for it.
+func (s *slice) take(g *gpu) {
+	s.mu.Lock()
+	known := s.find(g.Raw) >= 0 || s.state != api.Active
+	s.mu.Unlock()
+	if known {
+		return
+	}
+	if _, err := s.addDevice(g.Raw, g.Total); err != nil {
+		s.log.Error("a process uses a device that the slice's ledger has no place for", "device", g.UUID, "err", err)
+	}
+}
+
+// holdings are what the slice's lanes hold on a device now, by pid.
+func (s *slice) holdings(raw [16]byte) map[int]holding {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	index := s.find(raw)
+	if index < 0 || s.state != api.Active {
+		return nil
+	}
+	all := make(map[int]holding, len(s.lanes))
+	for _, l := range s.lanes {
+		all[l.process.PID] = holding{s.ledger.Held(index, l.number), s.ledger.Number(index, l.number)}
+	}
+	return all
+}
+
+// beyond is what the driver holds for each process beyond its lane. moved says that a process was at work
+// meanwhile whose excess would have to be raised.
+func (s *slice) beyond(raw [16]byte, truth map[int]uint64, before map[int]holding) (found map[int]uint64, moved bool) {
+	found = make(map[int]uint64, len(truth))
+	after := s.holdings(raw)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	index := s.find(raw)
+	for pid, bytes := range truth {
+		if bytes == driver.Unknown { // what was charged for it stays
+			if index >= 0 && s.devices[index].excess[pid] != nil {
+				found[pid] = s.devices[index].excess[pid].charged
+			}
+			continue
+		}
+		held := max(before[pid].bytes, after[pid].bytes)
+		found[pid] = bytes - min(bytes, held)
+		if index < 0 || before[pid].number == after[pid].number {
+			continue
+		}
+		if x := s.devices[index].excess[pid]; found[pid] > 0 && (x == nil || found[pid] > x.charged) {
+			moved = true
+		}
+	}
+	return found, moved
+}
+
+// charge brings lane 0 to what the driver holds beyond the ledger: up at once; down when a process died, or
+// when two comparisons say so.
+func (s *slice) charge(raw [16]byte, truth, beyond map[int]uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	index := s.find(raw)
+	if index < 0 || s.state != api.Active {
+		return
+	}
+	d := s.devices[index]
+	d.driver = maps.Clone(truth)
+	maps.DeleteFunc(d.driver, func(_ int, bytes uint64) bool { return bytes == driver.Unknown })
+	for pid, x := range d.excess {
+		start, err := process.StartTime(pid)
+		if err != nil || start != x.start {
+			delete(d.excess, pid)
+		} else if _, listed := beyond[pid]; !listed {
+			x.believe(0, s.number(index, pid))
+		}
+	}
+	for pid, bytes := range beyond {
+		x := d.excess[pid]
+		if x == nil {
+			start, err := process.StartTime(pid)
+			if err != nil || bytes == 0 {
+				continue
+			}
+			x = &excess{start: start}
+			d.excess[pid] = x
+			if s.byPID[pid] == nil {
+				s.log.Warn("a process of the slice holds memory and has not attached", "device", d.uuid, "pid", pid, "bytes", bytes)
+			}
+		}
+		x.believe(bytes, s.number(index, pid))
+	}
+	var total uint64
+	for _, x := range d.excess {
+		total += x.charged
+	}
+	if err := d.account.Set(total); err != nil {
+		s.damaged(fmt.Errorf("overhead on device %s cannot be charged: %w", d.uuid, err))
+	}
+}
+
+// number of the process's last change on a device. Called with mu held.
+func (s *slice) number(index, pid int) uint64 {
+	if l := s.byPID[pid]; l != nil {
+		return s.ledger.Number(index, l.number)
+	}
+	return 0
+}
+
+func (x *excess) believe(bytes, number uint64) {
+	switch {
+	case bytes >= x.charged:
+		x.charged, x.isLower = bytes, false
+	case x.isLower && x.number == number:
+		x.charged, x.lower = max(bytes, x.lower), bytes
+	default:
+		x.lower, x.isLower, x.number = bytes, true, number
+	}
+}

@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package config reads the configuration file, /etc/gpuslice/config.toml, which the enforcer and
+// gpuslice-runtime share. configs/config.toml documents every key.
+//
+// It owns the keys, their defaults and what is accepted for each. A key that is not known is refused, with its line: a
+// misspelt limit must not mean no limit. It must never look anywhere but in the file: no environment variable
+// changes what an operator wrote.
+package config
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/BurntSushi/toml"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+)
+
+// Config is the whole file.
+type Config struct {
+	Enforcer Enforcer `toml:"enforcer"`
+	Runtime  Runtime  `toml:"runtime"`
+}
+
+// Enforcer is what gpusliced reads.
+type Enforcer struct {
+	Socket          string        `toml:"socket"`
+	RunDir          string        `toml:"run_dir"`
+	StateDir        string        `toml:"state_dir"`
+	Library         string        `toml:"library"`
+	Group           string        `toml:"group"`
+	LogLevel        string        `toml:"log_level"`
+	MetricsAddress  string        `toml:"metrics_address"`
+	TruthInterval   time.Duration `toml:"truth_interval"`
+	ContextOverhead Size          `toml:"context_overhead"`
+	NVML            string        `toml:"nvml"`
+}
+
+// Runtime is what gpuslice-runtime and the hook read.
+type Runtime struct {
+	Runtimes    []string `toml:"runtimes"`
+	Missing     string   `toml:"missing"`
+	DefaultVRAM string   `toml:"default_vram"`
+}
+
+// What the keys with a choice accept.
+const (
+	NVMLAuto = "auto" // driver truth if there is NVML
+	NVMLOff  = "off"
+
+	MissingRefuse = "refuse" // a container without a quota is not created
+	MissingPass   = "pass"   // it runs as if gpuslice were not there
+)
+
+// Size is a number of bytes, written as api.ParseSize reads it.
+type Size uint64
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (s *Size) UnmarshalText(text []byte) error {
+	n, err := api.ParseSize(string(text))
+	*s = Size(n)
+	return err
+}
+
+func (s Size) String() string { return api.FormatSize(uint64(s)) }
+
+// Default is the configuration of a host that has no file.
+func Default() Config {
+	return Config{
+		Enforcer: Enforcer{
+			Socket:          api.DefaultSocket,
+			RunDir:          api.DefaultRunDir,
+			StateDir:        api.DefaultState,
+			Library:         api.DefaultLibrary,
+			Group:           "gpuslice",
+			LogLevel:        "info",
+			TruthInterval:   time.Second,
+			ContextOverhead: 512 << 20,
+			NVML:            NVMLAuto,
+		},
+		Runtime: Runtime{
+			Runtimes: []string{"runc", "crun"},
+			Missing:  MissingRefuse,
+		},
+	}
+}
+
+// Load reads the file; what it does not set is as in Default, and so is everything if there is no file.
+func Load(path string) (Config, error) {
+	c := Default()
+	text, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return c, nil
+	}
+	if err != nil {
+		return Config{}, fmt.Errorf("read the configuration: %w", err)
+	}
+	if err := parse(string(text), &c); err != nil {
+		return Config{}, fmt.Errorf("configuration %s: %w", path, err)
+	}
+	return c, nil
+}
+
+func parse(text string, c *Config) error {
+	known, err := toml.Decode(text, c)
+	if err != nil {
+		var syntax toml.ParseError
+		if errors.As(err, &syntax) {
+			return fmt.Errorf("line %d: %s", syntax.Position.Line, message(syntax))
+		}
+		return err
+	}
+	if unknown := known.Undecoded(); len(unknown) > 0 {
+		return fmt.Errorf("%sthere is no key %s: configs/config.toml has them all", lineOf(text, unknown[0]), unknown[0])
+	}
+	return c.check()
+}
+
+func message(e toml.ParseError) string {
+	if e.Message != "" {
+		return e.Message
+	}
+	return strings.TrimPrefix(e.Error(), "toml: ")
+}
+
+// lineOf finds the line that sets key, as "line 7: "; "" if it is set in a form that is not looked for (an inline table).
+func lineOf(text string, key toml.Key) string {
+	table := ""
+	number := 0
+	for line := range strings.Lines(text) {
+		number++
+		line = strings.TrimSpace(line)
+		if inner, ok := strings.CutPrefix(line, "["); ok {
+			table, _, _ = strings.Cut(strings.TrimPrefix(inner, "["), "]")
+			table = strings.TrimSpace(table)
+			if table == key.String() {
+				return fmt.Sprintf("line %d: ", number)
+			}
+			continue
+		}
+		name, _, ok := strings.Cut(line, "=")
+		name = strings.Trim(strings.TrimSpace(name), `"'`)
+		if table != "" {
+			name = table + "." + name
+		}
+		if ok && name == key.String() {
+			return fmt.Sprintf("line %d: ", number)
+		}
+	}
+	return ""
+}
+
+// check says which value is not accepted, and what is.
+func (c *Config) check() error {
+	e, r := &c.Enforcer, &c.Runtime
+	for _, p := range []struct{ key, path string }{
+		{"socket", e.Socket}, {"run_dir", e.RunDir}, {"state_dir", e.StateDir}, {"library", e.Library},
+	} {
+		if !filepath.IsAbs(p.path) {
+			return fmt.Errorf("enforcer.%s = %q: an absolute path is accepted", p.key, p.path)
+		}
+	}
+	switch {
+	case !oneOf(e.LogLevel, "debug", "info", "warn", "error"):
+		return fmt.Errorf("enforcer.log_level = %q: \"debug\", \"info\", \"warn\" and \"error\" are accepted", e.LogLevel)
+	case !oneOf(e.NVML, NVMLAuto, NVMLOff):
+		return fmt.Errorf("enforcer.nvml = %q: %q and %q are accepted", e.NVML, NVMLAuto, NVMLOff)
+	case e.TruthInterval < 10*time.Millisecond || e.TruthInterval > time.Hour:
+		return fmt.Errorf("enforcer.truth_interval = %q: \"10ms\" to \"1h\" are accepted", e.TruthInterval)
+	case len(r.Runtimes) == 0:
+		return errors.New("runtime.runtimes is empty: the names or paths of OCI runtimes are accepted, the first that is found is used")
+	case !oneOf(r.Missing, MissingRefuse, MissingPass):
+		return fmt.Errorf("runtime.missing = %q: %q and %q are accepted", r.Missing, MissingRefuse, MissingPass)
+	}
+	if r.DefaultVRAM != "" {
+		if _, _, err := api.ParseQuota(r.DefaultVRAM); err != nil {
+			return fmt.Errorf("runtime.default_vram: %w", err)
+		}
+	}
+	return nil
+}
+
+func oneOf(s string, accepted ...string) bool { return slices.Contains(accepted, s) }

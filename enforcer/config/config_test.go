@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/BurntSushi/toml"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+)
+
+const shipped = "../../configs/config.toml"
+
+func load(t *testing.T, text string) (Config, error) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "config.toml")
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return Load(path)
+}
+
+func TestTheShippedFileIsTheDefaults(t *testing.T) {
+	c, err := Load(shipped)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !reflect.DeepEqual(c, Default()) {
+		t.Errorf("the file says %+v\nthe default is %+v", c, Default())
+	}
+	if none, err := Load(filepath.Join(t.TempDir(), "none")); err != nil || !reflect.DeepEqual(none, Default()) {
+		t.Errorf("no file: %+v, %v", none, err)
+	}
+	if empty, err := load(t, ""); err != nil || !reflect.DeepEqual(empty, Default()) {
+		t.Errorf("an empty file: %+v, %v", empty, err)
+	}
+	if err := c.check(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestTheShippedFileNamesAndExplainsEveryKey(t *testing.T) {
+	text, err := os.ReadFile(shipped)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var c Config
+	known, err := toml.Decode(string(text), &c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, table := range reflect.VisibleFields(reflect.TypeFor[Config]()) {
+		for _, field := range reflect.VisibleFields(table.Type) {
+			table, key := table.Tag.Get("toml"), field.Tag.Get("toml")
+			if key == "" || !known.IsDefined(table, key) {
+				t.Errorf("the file has no %s.%s (field %s)", table, key, field.Name)
+			}
+			if at := strings.Index(string(text), "\n"+key+" ="); at > 0 {
+				lines := strings.Split(string(text[:at]), "\n")
+				if !strings.HasPrefix(lines[len(lines)-1], "#") {
+					t.Errorf("%s.%s is not explained", table, key)
+				}
+			}
+		}
+	}
+}
+
+func TestEveryKeyIsRead(t *testing.T) {
+	c, err := load(t, `
+[enforcer]
+socket = "/a/b.sock"
+run_dir = "/r"
+state_dir = "/s"
+library = "/l.so"
+group = ""
+log_level = "debug"
+metrics_address = "127.0.0.1:9835"
+truth_interval = "250ms"
+context_overhead = "300m"
+nvml = "off"
+[runtime]
+runtimes = ["/usr/bin/nvidia-container-runtime"]
+missing = "pass"
+default_vram = "50%"
+`)
+	want := Config{
+		Enforcer: Enforcer{
+			Socket: "/a/b.sock", RunDir: "/r", StateDir: "/s", Library: "/l.so", LogLevel: "debug", MetricsAddress: "127.0.0.1:9835",
+			TruthInterval: 250 * time.Millisecond, ContextOverhead: 300 << 20, NVML: NVMLOff,
+		},
+		Runtime: Runtime{Runtimes: []string{"/usr/bin/nvidia-container-runtime"}, Missing: MissingPass, DefaultVRAM: "50%"},
+	}
+	if err != nil || !reflect.DeepEqual(c, want) {
+		t.Errorf("got %+v, %v", c, err)
+	}
+}
+
+func TestWhatIsNotUnderstoodIsRefusedWithItsLine(t *testing.T) {
+	for text, want := range map[string][]string{
+		"[enforcer]\n\nsockt = \"/a\"\n":                                  {"line 3", "enforcer.sockt"},
+		"[runtime]\nmissing = \"pass\"\n[runtme]\nmissing = \"refuse\"\n": {"line 3", "runtme"},
+		"# a comment\nsocket = \"/a\"\n":                                  {"line 2", "socket"},
+		"[enforcer]\n\"socket \" = \"/a\"\n":                              {"enforcer"},
+		"enforcer = {sockt = \"/a\"}\n":                                   {"enforcer.sockt"},
+		"[enforcer]\nsocket = /a\n":                                       {"line 2"},
+		"[enforcer]\nsocket = 7\n":                                        {"line 2", "socket"},
+		"[enforcer]\nsocket = \"/a\"\nsocket = \"/b\"\n":                  {"line 3"},
+		"[enforcer]\nsocket = \"a.sock\"\n":                               {"enforcer.socket", "absolute"},
+		"[enforcer]\nlog_level = \"verbose\"\n":                           {"enforcer.log_level", `"debug"`},
+		"[enforcer]\ntruth_interval = \"0s\"\n":                           {"enforcer.truth_interval", "10ms"},
+		"[enforcer]\ntruth_interval = \"soon\"\n":                         {"line 2", "soon"},
+		"[enforcer]\ncontext_overhead = \"0\"\n":                          {"line 2", "4GiB"},
+		"[enforcer]\ncontext_overhead = \"4X\"\n":                         {"4X", "4GiB"},
+		"[enforcer]\nnvml = \"on\"\n":                                     {"enforcer.nvml", `"auto"`},
+		"[runtime]\nmissing = \"ignore\"\n":                               {"runtime.missing", `"refuse"`},
+		"[runtime]\nruntimes = []\n":                                      {"runtime.runtimes"},
+		"[runtime]\ndefault_vram = \"150%\"\n":                            {"runtime.default_vram", "100%"},
+	} {
+		_, err := load(t, text)
+		if err == nil {
+			t.Errorf("accepted: %s", text)
+			continue
+		}
+		for _, part := range append(want, "config.toml") {
+			if !strings.Contains(err.Error(), part) {
+				t.Errorf("%s: the error does not say %q: %v", text, part, err)
+			}
+		}
+		if strings.Contains(err.Error(), "\n") {
+			t.Errorf("the error has several lines: %q", err)
+		}
+	}
+}
+
+func TestAFileThatCannotBeReadIsNotNoFile(t *testing.T) {
+	if _, err := Load(t.TempDir()); err == nil || errors.Is(err, os.ErrNotExist) {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestASizeIsShownAsPeopleWriteIt(t *testing.T) {
+	if got := Default().Enforcer.ContextOverhead.String(); got != "512MiB" {
+		t.Errorf("got %s", got)
+	}
+	var s Size
+	if err := s.UnmarshalText([]byte("0")); !errors.Is(err, api.ErrBadRequest) {
+		t.Errorf("got %v", err)
+	}
+}

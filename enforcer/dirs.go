@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforcer
+
+import (
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+)
+
+// bindName is the part of a slice's directory that its processes see.
+const bindName = "bind"
+
+func (e *Enforcer) slicesDir() string { return filepath.Join(e.options.RunDir, "slices") }
+
+// sliceDir is short whatever the id is, since a socket's address has 108 bytes, and never the same twice: what was
+// bound from a former slice's directory must not come to life with the next.
+func (e *Enforcer) sliceDir(id string, generation uint64) string {
+	sum := sha256.Sum256([]byte(id))
+	return filepath.Join(e.slicesDir(), fmt.Sprintf("%x-%d", sum[:6], generation))
+}
+
+// makePrivate makes a directory, and its parents, into which nobody but the enforcer can put anything. One that
+// exists is checked: what a stranger may rename or link there, root would follow.
+func makePrivate(dir string, mode os.FileMode) error {
+	if !filepath.IsAbs(dir) {
+		return fmt.Errorf("%q is not an absolute path", dir)
+	}
+	if err := os.MkdirAll(dir, mode); err != nil {
+		return err
+	}
+	info, err := os.Lstat(dir)
+	if err != nil {
+		return err
+	}
+	st := info.Sys().(*syscall.Stat_t)
+	switch {
+	case !info.IsDir():
+		return fmt.Errorf("%s is not a directory", dir)
+	case int(st.Uid) != os.Geteuid():
+		return fmt.Errorf("%s belongs to uid %d: it must belong to uid %d, as whom the enforcer runs", dir, st.Uid, os.Geteuid())
+	case info.Mode().Perm()&0o022 != 0:
+		return fmt.Errorf("%s may be written by others (mode %#o): run chmod go-w on it", dir, info.Mode().Perm())
+	}
+	return nil
+}
+
+// makeSliceDir makes a slice's directory with all but the attach socket. Mkdir and O_EXCL follow no link and take
+// over nothing that is there.
+func makeSliceDir(dir string) error {
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		return err
+	}
+	bind := filepath.Join(dir, bindName)
+	if err := os.Mkdir(bind, 0o755); err != nil {
+		return err
+	}
+	// Empty: the hook binds the installed interceptor on it.
+	file, err := os.OpenFile(filepath.Join(bind, api.LibraryName), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
+	if err != nil {
+		return err
+	}
+	return file.Close()
+}
+
+// sweep removes the directories that belong to no slice: of an enforcer that was killed before the store had
+// the slice, or after the store had it no more.
+func (e *Enforcer) sweep(keep map[string]bool) {
+	entries, err := os.ReadDir(e.slicesDir())
+	if err != nil {
+		e.log.Error("look for directories of slices that are gone", "err", err)
+		return
+	}
+	for _, entry := range entries {
+		if dir := filepath.Join(e.slicesDir(), entry.Name()); !keep[dir] {
+			e.log.Info("removing a directory that belongs to no slice", "dir", dir)
+			e.removeSliceDir(dir)
+		}
+	}
+}
+
+// removeSliceDir removes a directory that was made by makeSliceDir, and nothing else.
+func (e *Enforcer) removeSliceDir(dir string) {
+	if filepath.Dir(dir) != e.slicesDir() {
+		e.log.Error("not removing a directory that is not a slice's", "dir", dir)
+		return
+	}
+	if err := os.RemoveAll(dir); err != nil {
+		e.log.Error("remove a slice's directory", "dir", dir, "err", err)
+	}
+}
+
+// lockState makes sure that one enforcer works on the state. The lock ends with the process, however it ends.
+func lockState(dir string) (*os.File, error) {
+	path := filepath.Join(dir, "lock")
+	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|syscall.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("lock the state: %w", err)
+	}
+	if err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		holder := make([]byte, 20)
+		n, _ := file.ReadAt(holder, 0)
+		file.Close()
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			return nil, fmt.Errorf("another enforcer (pid %s) works on %s: stop it first, or give this one its own state directory",
+				strings.TrimSpace(string(holder[:n])), dir)
+		}
+		return nil, fmt.Errorf("lock %s: %w", path, err)
+	}
+	if err := errors.Join(file.Truncate(0), writePID(file)); err != nil {
+		file.Close()
+		return nil, fmt.Errorf("write %s: %w", path, err)
+	}
+	return file, nil
+}
+
+func writePID(file *os.File) error {
+	_, err := file.WriteAt(fmt.Appendln(nil, os.Getpid()), 0)
+	return err
+}

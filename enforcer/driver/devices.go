@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package driver
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+)
+
+// Device is one that a process can hold VRAM on: a GPU, or an instance of one in MIG mode.
+type Device struct {
+	UUID   string
+	Raw    [16]byte // as cuDeviceGetUuid_v2 gives it
+	Index  int      // NVML's; -1 for a MIG instance, which only has a UUID
+	Name   string
+	Total  uint64 // bytes
+	Parent string // UUID of the GPU that a MIG instance is of; else ""
+}
+
+// Devices lists the devices that there are now. A GPU in MIG mode is not among them: CUDA gives
+// out its instances only. A device that cannot be read (it fell off the bus) is left out, and err says so;
+// what is listed is right nevertheless.
+func (n *NVML) Devices() ([]Device, error) {
+	count, ret := n.lib.DeviceGetCount()
+	if ret != nvml.SUCCESS {
+		return nil, fmt.Errorf("count the devices: %w", ret)
+	}
+	var devices []Device
+	var errs []error
+	handles := make(map[string]nvml.Device)
+	list := func(handle nvml.Device, index int, parent string) *Device {
+		d, err := describe(handle, index, parent)
+		if err != nil {
+			errs = append(errs, err)
+			return nil
+		}
+		return &d
+	}
+	keep := func(d *Device, handle nvml.Device) {
+		devices = append(devices, *d)
+		handles[d.UUID] = handle
+	}
+	for i := range count {
+		handle, ret := n.lib.DeviceGetHandleByIndex(i)
+		if ret != nvml.SUCCESS {
+			errs = append(errs, fmt.Errorf("device %d: %w", i, ret))
+			continue
+		}
+		gpu := list(handle, i, "")
+		if gpu == nil {
+			continue
+		}
+		instances, mig := n.instances(handle)
+		if !mig {
+			keep(gpu, handle)
+			continue
+		}
+		for _, instance := range instances {
+			if d := list(instance, -1, gpu.UUID); d != nil {
+				keep(d, instance)
+			}
+		}
+	}
+	n.mu.Lock()
+	n.handles = handles
+	n.mu.Unlock()
+	return devices, errors.Join(errs...)
+}
+
+// instances are the MIG instances of a GPU; false if it is not in MIG mode.
+func (n *NVML) instances(gpu nvml.Device) ([]nvml.Device, bool) {
+	for _, symbol := range []string{"nvmlDeviceGetMigMode", "nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetMigDeviceHandleByIndex"} {
+		if !n.has(symbol) {
+			return nil, false
+		}
+	}
+	mode, _, ret := gpu.GetMigMode() // NOT_SUPPORTED on every card without MIG
+	if ret != nvml.SUCCESS || mode != nvml.DEVICE_MIG_ENABLE {
+		return nil, false
+	}
+	most, ret := gpu.GetMaxMigDeviceCount()
+	if ret != nvml.SUCCESS {
+		return nil, true
+	}
+	var instances []nvml.Device
+	for i := range most {
+		// The places are sparse: NOT_FOUND is an empty one.
+		if instance, ret := gpu.GetMigDeviceHandleByIndex(i); ret == nvml.SUCCESS {
+			instances = append(instances, instance)
+		}
+	}
+	return instances, true
+}
+
+func describe(handle nvml.Device, index int, parent string) (Device, error) {
+	what := fmt.Sprintf("device %d", index)
+	if parent != "" {
+		what = "a MIG instance of " + parent
+	}
+	text, ret := handle.GetUUID()
+	if ret != nvml.SUCCESS {
+		return Device{}, fmt.Errorf("UUID of %s: %w", what, ret)
+	}
+	uuid, err := ParseUUID(text)
+	if err != nil {
+		return Device{}, fmt.Errorf("UUID of %s: %w", what, err)
+	}
+	memory, ret := handle.GetMemoryInfo()
+	if ret != nvml.SUCCESS {
+		return Device{}, fmt.Errorf("memory of %s: %w", text, ret)
+	}
+	name, ret := handle.GetName()
+	if ret != nvml.SUCCESS {
+		name = ""
+	}
+	return Device{
+		UUID: uuid.String(), Raw: uuid.Raw, Index: index,
+		Name: strings.TrimSpace(name), Total: memory.Total, Parent: parent,
+	}, nil
+}
+
+// handle of the device of that UUID. A device that came since the last Devices is looked for once.
+func (n *NVML) handle(uuid string) (nvml.Device, error) {
+	if h := n.known(uuid); h != nil {
+		return h, nil
+	}
+	_, err := n.Devices()
+	if h := n.known(uuid); h != nil {
+		return h, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("device %s: %w (%w)", uuid, ErrNoDevice, err)
+	}
+	return nil, fmt.Errorf("device %s: %w", uuid, ErrNoDevice)
+}
+
+func (n *NVML) known(uuid string) nvml.Device {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.handles[uuid]
+}

@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package driver
+
+import (
+	"errors"
+	"maps"
+	"strings"
+	"testing"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+)
+
+// fakeLibrary and fakeDevice answer what the tests need; anything else that is called is a nil call, and shows.
+type fakeLibrary struct {
+	nvml.Interface
+	devices []*fakeDevice
+}
+
+func (f *fakeLibrary) DeviceGetCount() (int, nvml.Return) { return len(f.devices), nvml.SUCCESS }
+
+func (f *fakeLibrary) DeviceGetHandleByIndex(i int) (nvml.Device, nvml.Return) {
+	if f.devices[i] == nil {
+		return nil, nvml.ERROR_GPU_IS_LOST
+	}
+	return f.devices[i], nvml.SUCCESS
+}
+
+type list struct {
+	infos []nvml.ProcessInfo
+	ret   nvml.Return
+}
+
+type fakeDevice struct {
+	nvml.Device
+	uuid, name             string
+	mig                    bool
+	instances              []*fakeDevice
+	compute, graphics, mps list
+}
+
+func (f *fakeDevice) GetUUID() (string, nvml.Return) { return f.uuid, nvml.SUCCESS }
+func (f *fakeDevice) GetName() (string, nvml.Return) { return f.name, nvml.SUCCESS }
+func (f *fakeDevice) GetMemoryInfo() (nvml.Memory, nvml.Return) {
+	return nvml.Memory{Total: 80 << 30}, nvml.SUCCESS
+}
+
+func (f *fakeDevice) GetMigMode() (int, int, nvml.Return) {
+	if f.instances == nil && !f.mig {
+		return 0, 0, nvml.ERROR_NOT_SUPPORTED
+	}
+	return nvml.DEVICE_MIG_ENABLE, nvml.DEVICE_MIG_ENABLE, nvml.SUCCESS
+}
+
+func (f *fakeDevice) GetMaxMigDeviceCount() (int, nvml.Return) { return 7, nvml.SUCCESS }
+
+func (f *fakeDevice) GetMigDeviceHandleByIndex(i int) (nvml.Device, nvml.Return) {
+	if i >= len(f.instances) || f.instances[i] == nil {
+		return nil, nvml.ERROR_NOT_FOUND
+	}
+	return f.instances[i], nvml.SUCCESS
+}
+
+func (f *fakeDevice) GetComputeRunningProcesses() ([]nvml.ProcessInfo, nvml.Return) {
+	return f.compute.infos, f.compute.ret
+}
+
+func (f *fakeDevice) GetGraphicsRunningProcesses() ([]nvml.ProcessInfo, nvml.Return) {
+	return f.graphics.infos, f.graphics.ret
+}
+
+func (f *fakeDevice) GetMPSComputeRunningProcesses() ([]nvml.ProcessInfo, nvml.Return) {
+	return f.mps.infos, f.mps.ret
+}
+
+const (
+	uuid0   = "GPU-00112233-4455-6677-8899-aabbccddeeff"
+	uuid1   = "GPU-10112233-4455-6677-8899-aabbccddeeff"
+	uuidMIG = "MIG-20112233-4455-6677-8899-aabbccddeeff"
+)
+
+func everything(string) bool { return true }
+
+func TestAUUIDIsTheSameInBothForms(t *testing.T) {
+	u, err := ParseUUID(uuid0)
+	want := [16]byte{0x00, 0x11, 0x22, 0x33, 0x44, 0x55, 0x66, 0x77, 0x88, 0x99, 0xaa, 0xbb, 0xcc, 0xdd, 0xee, 0xff}
+	if err != nil || u.Raw != want || u.MIG || u.String() != uuid0 {
+		t.Errorf("got %+v, %v", u, err)
+	}
+	if u, err = ParseUUID(uuidMIG); err != nil || !u.MIG || u.String() != uuidMIG {
+		t.Errorf("got %+v, %v", u, err)
+	}
+	for _, s := range []string{
+		"", "GPU-", uuid0[4:], uuid0 + "0", uuid0[:39], "gpu" + uuid0[3:], strings.Replace(uuid0, "f", "g", 1),
+		strings.ReplaceAll(uuid0, "-", "0"), "MIG-GPU-00112233-4455-6677-8899-aabbccddeeff/3/0", "GPU-001122334455-6677-8899-aabbccddeeff-0",
+	} {
+		if u, err := ParseUUID(s); err == nil {
+			t.Errorf("%q is %v", s, u)
+		}
+	}
+}
+
+func FuzzParseUUID(f *testing.F) {
+	f.Add(uuid0)
+	f.Add(uuidMIG)
+	f.Fuzz(func(t *testing.T, s string) {
+		if u, err := ParseUUID(s); err == nil && u.String() != strings.ToUpper(s[:4])+strings.ToLower(s[4:]) {
+			t.Errorf("%q becomes %s", s, u)
+		}
+	})
+}
+
+func TestInMIGModeTheInstancesAreTheDevices(t *testing.T) {
+	lib := &fakeLibrary{devices: []*fakeDevice{
+		{uuid: uuid0, name: "NVIDIA H100"},
+		{uuid: uuid1, name: "NVIDIA H100", instances: []*fakeDevice{nil, nil, {uuid: uuidMIG, name: "NVIDIA H100 MIG 1g.10gb"}}},
+	}}
+	devices, err := newNVML(lib, everything).Devices()
+	if err != nil || len(devices) != 2 {
+		t.Fatalf("got %+v, %v", devices, err)
+	}
+	if d := devices[0]; d.UUID != uuid0 || d.Index != 0 || d.Parent != "" || d.Total != 80<<30 || d.Name != "NVIDIA H100" {
+		t.Errorf("the GPU is %+v", d)
+	}
+	if d := devices[1]; d.UUID != uuidMIG || d.Index != -1 || d.Parent != uuid1 || d.Raw[0] != 0x20 {
+		t.Errorf("the instance is %+v", d)
+	}
+	old := newNVML(lib, func(s string) bool { return s != "nvmlDeviceGetMigDeviceHandleByIndex" })
+	if devices, err = old.Devices(); err != nil || len(devices) != 2 || devices[1].UUID != uuid1 {
+		t.Errorf("with a driver from before MIG: %+v, %v", devices, err)
+	}
+}
+
+func TestADeviceThatFellOffTheBusHidesNoOther(t *testing.T) {
+	n := newNVML(&fakeLibrary{devices: []*fakeDevice{nil, {uuid: uuid1}}}, everything)
+	devices, err := n.Devices()
+	if err == nil || len(devices) != 1 || devices[0].UUID != uuid1 || devices[0].Index != 1 {
+		t.Errorf("got %+v, %v", devices, err)
+	}
+	if _, err := n.Processes(uuid1); err != nil {
+		t.Errorf("the other's processes: %v", err)
+	}
+	if _, err := n.Processes(uuid0); !errors.Is(err, ErrNoDevice) {
+		t.Errorf("got %v, want ErrNoDevice", err)
+	}
+}
+
+func info(pid uint32, bytes uint64) nvml.ProcessInfo {
+	return nvml.ProcessInfo{Pid: pid, UsedGpuMemory: bytes}
+}
+
+func TestAProcessOnSeveralListsIsCountedOnce(t *testing.T) {
+	d := &fakeDevice{
+		uuid:     uuid0,
+		compute:  list{infos: []nvml.ProcessInfo{info(1, 100), info(2, 200), info(4, Unknown), info(5, Unknown), info(6, 7)}},
+		graphics: list{infos: []nvml.ProcessInfo{info(2, 150), info(3, 300), info(4, 40)}},
+		mps:      list{infos: []nvml.ProcessInfo{info(2, 250), info(6, Unknown)}},
+	}
+	n := newNVML(&fakeLibrary{devices: []*fakeDevice{d}}, everything)
+	got, err := n.Processes(uuid0)
+	want := map[int]uint64{1: 100, 2: 250, 3: 300, 4: 40, 5: Unknown, 6: 7}
+	if err != nil || !maps.Equal(got, want) {
+		t.Errorf("got %v, %v, want %v", got, err, want)
+	}
+}
+
+func TestAListThatTheDriverLacksIsNoError(t *testing.T) {
+	d := &fakeDevice{
+		uuid:     uuid0,
+		compute:  list{infos: []nvml.ProcessInfo{info(1, 100)}},
+		graphics: list{ret: nvml.ERROR_NOT_SUPPORTED},
+		mps:      list{infos: []nvml.ProcessInfo{info(9, 9)}},
+	}
+	lib := &fakeLibrary{devices: []*fakeDevice{d}}
+	n := newNVML(lib, func(s string) bool { return !strings.Contains(s, "MPS") })
+	if got, err := n.Processes(uuid0); err != nil || !maps.Equal(got, map[int]uint64{1: 100}) {
+		t.Errorf("got %v, %v", got, err)
+	}
+	// But without the compute list there is no driver truth, and "nobody holds anything" would be a lie.
+	n = newNVML(lib, func(s string) bool { return !strings.Contains(s, "Compute") })
+	if got, err := n.Processes(uuid0); err == nil {
+		t.Errorf("got %v", got)
+	}
+	d.graphics.ret = nvml.ERROR_GPU_IS_LOST
+	if got, err := newNVML(lib, everything).Processes(uuid0); !errors.Is(err, nvml.ERROR_GPU_IS_LOST) {
+		t.Errorf("got %v, %v", got, err)
+	}
+}

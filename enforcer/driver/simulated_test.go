@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package driver
+
+import (
+	"bufio"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// inside is set in the process that a test starts with another library path: the dynamic linker reads it once.
+const inside = "GPUSLICE_TEST_LIBRARY"
+
+// under runs the calling test again, alone, with libraries as the dynamic linker's path. It is true in that run.
+func under(t *testing.T, libraries string, env ...string) bool {
+	t.Helper()
+	if os.Getenv(inside) != "" {
+		return true
+	}
+	cmd := exec.Command(os.Args[0], "-test.run", "^"+t.Name()+"$", "-test.v")
+	cmd.Env = append(append(os.Environ(), inside+"=1", "LD_LIBRARY_PATH="+libraries), env...)
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+	return false
+}
+
+func simulated(t *testing.T) (libraries, hog string) {
+	t.Helper()
+	libraries, err := filepath.Abs("../../bin/fakecuda")
+	if err != nil {
+		t.Fatal(err)
+	}
+	hog = filepath.Join(libraries, "../demo/cuda_hog")
+	for _, file := range []string{filepath.Join(libraries, libraryName), filepath.Join(libraries, "libcuda.so.1"), hog} {
+		if _, err := os.Stat(file); err != nil {
+			t.Skipf("requires the simulated driver (make build): %v", err)
+		}
+	}
+	return libraries, hog
+}
+
+func TestDriverTruthSaysWhatAProcessHolds(t *testing.T) {
+	libraries, hog := simulated(t)
+	state := filepath.Join(t.TempDir(), "machine")
+	if !under(t, libraries, "FAKECUDA_STATE="+state, "FAKECUDA_DEVICES=2", "FAKECUDA_MEMORY=8G", "FAKECUDA_CONTEXT=300M") {
+		return
+	}
+	n, err := Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer n.Close()
+	devices, err := n.Devices()
+	if err != nil || len(devices) != 2 || devices[1].Index != 1 || devices[0].Total != 8<<30 || devices[0].Name == "" {
+		t.Fatalf("got %+v, %v", devices, err)
+	}
+	if n.DriverVersion() == "" {
+		t.Error("no driver version")
+	}
+	cmd := exec.Command(hog, "1073741824")
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer cmd.Wait()
+	defer cmd.Process.Kill()
+	if line, err := bufio.NewReader(out).ReadString('\n'); !strings.HasPrefix(line, "holds") {
+		t.Fatalf("the hog says %q, %v", line, err)
+	}
+	for i, want := range []uint64{1<<30 + 300<<20, 0} {
+		held, err := n.Processes(devices[i].UUID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if held[cmd.Process.Pid] != want {
+			t.Errorf("device %d: process %d holds %d, want %d: %v", i, cmd.Process.Pid, held[cmd.Process.Pid], want, held)
+		}
+	}
+}
+
+// A library without the functions that are needed would end the process at the first call: go-nvml binds lazily.
+func TestALibraryThatLacksFunctionsIsRefusedAndHarmless(t *testing.T) {
+	libraries := t.TempDir()
+	if os.Getenv(inside) == "" {
+		source := filepath.Join(libraries, "empty.c")
+		if err := os.WriteFile(source, []byte("int nvmlInit_v2(void) { return 0; }\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if out, err := exec.Command("cc", "-shared", "-o", filepath.Join(libraries, libraryName), source).CombinedOutput(); err != nil {
+			t.Skipf("requires a C compiler: %v: %s", err, out)
+		}
+	}
+	if !under(t, libraries) {
+		return
+	}
+	n, err := Open()
+	if !errors.Is(err, ErrNoNVML) || !strings.Contains(err.Error(), "nvmlShutdown") {
+		t.Errorf("got %v, %v", n, err)
+	}
+}
+
+func TestWithoutTheLibraryTheErrorSaysWhatToDo(t *testing.T) {
+	n, err := Open()
+	if err == nil {
+		n.Close()
+		t.Skip("requires a host without NVML")
+	}
+	if !errors.Is(err, ErrNoNVML) || !strings.Contains(err.Error(), `nvml = "off"`) || strings.Contains(err.Error(), "\n") {
+		t.Errorf("got %v", err)
+	}
+}

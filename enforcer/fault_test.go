@@ -1,0 +1,370 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforcer_test
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/client"
+	"github.com/gpuslice/gpuslice/enforcer/killpoint"
+)
+
+// daemon is the real gpusliced, to be killed.
+type daemon struct {
+	t       *testing.T
+	program string
+	dir     string
+	cmd     *exec.Cmd
+	done    chan struct{}
+	*client.Client
+}
+
+var buildDaemon = sync.OnceValues(func() (string, error) {
+	if _, err := buildClient(); err != nil {
+		return "", err
+	}
+	program, _ := buildClient()
+	out := filepath.Join(filepath.Dir(program), "gpusliced")
+	b, err := exec.Command("go", "build", "-o", out, "../cmd/gpusliced").CombinedOutput()
+	if err != nil {
+		return "", errors.New(string(b))
+	}
+	return out, nil
+})
+
+func newDaemon(t *testing.T) *daemon {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("it kills and starts a daemon many times")
+	}
+	program, err := buildDaemon()
+	if err != nil {
+		t.Skipf("the go command and a C compiler are needed: %v", err)
+	}
+	dir, err := os.MkdirTemp("", "gs-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	config := filepath.Join(dir, "config.toml")
+	if err := os.WriteFile(config, []byte("[enforcer]\nnvml = \"off\"\ngroup = \"\"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	d := &daemon{t: t, program: program, dir: dir, Client: client.New(filepath.Join(dir, "control.sock"))}
+	t.Cleanup(func() { d.kill(); os.RemoveAll(dir) })
+	return d
+}
+
+// start it, to die at a point if one is given, and wait until it answers or is dead.
+func (d *daemon) start(point string) (alive bool) {
+	d.t.Helper()
+	d.cmd = exec.Command(d.program, "--config", filepath.Join(d.dir, "config.toml"), "--socket", filepath.Join(d.dir, "control.sock"),
+		"--run-dir", filepath.Join(d.dir, "run"), "--state-dir", filepath.Join(d.dir, "state"), "--log-level", "debug")
+	log, err := os.OpenFile(filepath.Join(d.dir, "log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	defer log.Close()
+	d.cmd.Stderr = log
+	d.cmd.Env = append(os.Environ(), killpoint.Env+"="+point)
+	if err := d.cmd.Start(); err != nil {
+		d.t.Fatal(err)
+	}
+	cmd, done := d.cmd, make(chan struct{})
+	d.done = done
+	go func() { _ = cmd.Wait(); close(done) }()
+	for {
+		if info, err := d.Info(context.Background()); err == nil && info.PID == cmd.Process.Pid {
+			return true
+		}
+		select {
+		case <-done:
+			return false
+		case <-time.After(2 * time.Millisecond):
+		}
+	}
+}
+
+func (d *daemon) kill() {
+	if d.cmd != nil {
+		_ = d.cmd.Process.Kill()
+		<-d.done
+	}
+}
+
+func (d *daemon) log() string {
+	b, _ := os.ReadFile(filepath.Join(d.dir, "log"))
+	return string(b[max(0, len(b)-6000):])
+}
+
+// died waits for a death at a point.
+func (d *daemon) died(point string) {
+	d.t.Helper()
+	select {
+	case <-d.done:
+	case <-time.After(10 * time.Second):
+		d.t.Fatalf("it did not pass %s\n%s", point, d.log())
+	}
+}
+
+// container is one of processes in a cgroup of their own; the first looks for the slice in link.
+type container struct {
+	cgroup, link string
+	init         *proc
+}
+
+func newContainer(t *testing.T, d *daemon, name string) *container {
+	c := &container{cgroup: newCgroup(t), link: filepath.Join(d.dir, name)}
+	c.init = start(t, c.link, c.cgroup)
+	return c
+}
+
+func (c *container) request(id string) api.RegisterRequest {
+	return api.RegisterRequest{ID: id, Container: id, PID: c.init.pid(), Quotas: []api.Quota{on(gpu0, 4*gib)}}
+}
+
+func (d *daemon) register(c *container, id string) error {
+	reply, err := d.Register(context.Background(), c.request(id))
+	if err == nil {
+		_ = os.Remove(c.link)
+		err = os.Symlink(filepath.Join(reply.Dir, "bind"), c.link)
+	}
+	return err
+}
+
+// attach as an interceptor does: again, while nobody answers.
+func attach(p *proc) {
+	p.t.Helper()
+	eventually(p.t, "attach", func() bool { return p.ask("attach") != "status 100" })
+}
+
+func (d *daemon) ids() map[string]api.Slice {
+	d.t.Helper()
+	all, err := d.Slices(context.Background())
+	if err != nil {
+		d.t.Fatalf("%v\n%s", err, d.log())
+	}
+	byID := make(map[string]api.Slice)
+	for _, s := range all {
+		byID[s.ID] = s
+	}
+	return byID
+}
+
+// nothingLeft checks that there are directories of slices, and of nothing else.
+func (d *daemon) nothingLeft() {
+	d.t.Helper()
+	dirs, err := os.ReadDir(filepath.Join(d.dir, "run", "slices"))
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	if n := len(d.ids()); len(dirs) > n {
+		d.t.Fatalf("%d directories for %d slices\n%s", len(dirs), n, d.log())
+	}
+}
+
+func TestAnEnforcerKilledAtAnyPointLosesNothingAndLeaksNothing(t *testing.T) {
+	for _, point := range []string{
+		"register.ledger", "register.dir", "register.stored", "register.listening", "register.done",
+		"device.stored", "attach.assigned", "attach.live", "attach.replied", "attach.settled",
+		"death.seen", "death.settled", "release.marked", "release.closed", "release.removed", "release.done",
+	} {
+		t.Run(point, func(t *testing.T) { killedAt(t, point) })
+	}
+}
+
+func killedAt(t *testing.T, point string) {
+	cgroupKeep := newCgroup(t) // or skip, before anything is built
+	_ = os.Remove(cgroupKeep)
+	d := newDaemon(t)
+	d.start("")
+	keep, other := newContainer(t, d, "k"), newContainer(t, d, "o")
+	if err := d.register(keep, "keep"); err != nil {
+		t.Fatal(err)
+	}
+	k := keep.init
+	attach(k)
+	k.must("device %s %d", hex0, 80*gib)
+	k.must("charge 0 %d", gib)
+	d.kill()
+	k.must("charge 0 %d", gib) // nobody is needed for that
+
+	d.start(point)
+	// Through a slice's whole life, in which the enforcer dies once; what it answered before holds.
+	registered, released := false, false
+	alive := func() bool {
+		select {
+		case <-d.done:
+			return false
+		default:
+			return true
+		}
+	}
+	registered = d.register(other, "other") == nil
+	o := other.init
+	var second *proc
+	if registered {
+		for _, step := range []func(){
+			func() { o.ask("attach") },
+			func() { o.ask("device %s %d", hex0, 80*gib) },
+			func() { o.ask("charge 0 %d", gib) },
+			func() { o.tell("exec"); o.ask("attach") },
+			func() {
+				second = start(t, other.link, other.cgroup)
+				second.ask("attach")
+				second.ask("charge 0 %d", gib)
+			},
+			func() {
+				second.kill()
+				eventually(t, "it is settled, or the enforcer is dead", func() bool {
+					s, err := d.Slice(context.Background(), "other")
+					return err != nil || s.ProcessCount == 1
+				})
+			},
+			func() { o.ask("charge 0 %d", 2*gib) },
+			func() { _, err := d.Release(context.Background(), "other", 0, true); released = err == nil },
+		} {
+			if alive() {
+				step()
+			}
+		}
+	}
+	d.died(point)
+
+	if !d.start("") {
+		t.Fatalf("it does not start again\n%s", d.log())
+	}
+	all := d.ids()
+	if s, ok := all["keep"]; !ok || s.State != api.Active || s.Devices[0].Used != 2*gib || s.ProcessCount != 1 {
+		t.Fatalf("keep is %+v\n%s", s, d.log())
+	}
+	k.must("charge 0 %d", 2*gib)
+	k.expect("refused", "charge 0 1")
+	s, there := all["other"]
+	switch releasing := point[:4] == "rele"; {
+	case registered && !released && !releasing && (!there || s.State != api.Active):
+		t.Fatalf("a slice that was promised is lost: %+v\n%s", s, d.log())
+	case (released || releasing) && there:
+		t.Fatalf("a slice whose release had begun is back: %+v\n%s", s, d.log())
+	}
+	if there && registered {
+		attach(o)
+		o.must("device %s %d", hex0, 80*gib)
+		eventually(t, "only what the living hold is charged", func() bool {
+			s, err := d.Slice(context.Background(), "other")
+			return err == nil && s.State == api.Active && s.Devices[0].Used == 0 && s.ProcessCount == 1
+		})
+		o.must("charge 0 %d", 4*gib)
+		o.expect("refused", "charge 0 1")
+	} else if registered && (released || point == "release.closed" || point == "release.removed" || point == "release.done") {
+		if got := o.ask("charge 0 1"); got == "ok" {
+			t.Fatal("a process of a released slice charges on")
+		}
+	}
+	d.nothingLeft()
+	o.kill()
+	if second != nil {
+		second.kill()
+	}
+	eventually(t, "the other slice is gone", func() bool {
+		dirs, _ := os.ReadDir(filepath.Join(d.dir, "run", "slices"))
+		return len(d.ids()) == 1 && len(dirs) == 1
+	})
+}
+
+func TestAnEnforcerKilledWhileItComesBackComesBack(t *testing.T) {
+	cgroupKeep := newCgroup(t)
+	_ = os.Remove(cgroupKeep)
+	d := newDaemon(t)
+	d.start("")
+	c := newContainer(t, d, "k")
+	if err := d.register(c, "keep"); err != nil {
+		t.Fatal(err)
+	}
+	attach(c.init)
+	c.init.must("device %s %d", hex0, 80*gib)
+	c.init.must("charge 0 %d", gib)
+	for _, point := range []string{"restore.ledger", "restore.settled", "restore.listening"} {
+		dies := start(t, c.link, c.cgroup)
+		attach(dies)
+		dies.must("charge 0 %d", gib)
+		d.kill()
+		dies.kill()
+		if d.start(point) {
+			t.Fatalf("it did not pass %s", point)
+		}
+		if !d.start("") {
+			t.Fatalf("after a death at %s it does not start\n%s", point, d.log())
+		}
+		if s := d.ids()["keep"]; s.State != api.Active || s.Devices[0].Used != gib || s.ProcessCount != 1 {
+			t.Fatalf("after a death at %s: %+v\n%s", point, s, d.log())
+		}
+		d.nothingLeft()
+	}
+}
+
+func TestAnEnforcerKilledAtRandomLosesNothing(t *testing.T) {
+	cgroupKeep := newCgroup(t)
+	_ = os.Remove(cgroupKeep)
+	d := newDaemon(t)
+	d.start("")
+	keep, busy := newContainer(t, d, "k"), newContainer(t, d, "b")
+	if err := d.register(keep, "keep"); err != nil {
+		t.Fatal(err)
+	}
+	attach(keep.init)
+	keep.init.must("device %s %d", hex0, 80*gib)
+	keep.init.must("charge 0 %d", 4*gib)
+	for range 20 {
+		go func() {
+			time.Sleep(time.Duration(rand.IntN(25)) * time.Millisecond)
+			_ = d.cmd.Process.Kill()
+		}()
+		promised := false
+		for alive := true; alive; {
+			if d.register(busy, "busy") == nil {
+				promised = true
+				busy.init.ask("attach")
+				busy.init.ask("device %s %d", hex0, 80*gib)
+				busy.init.ask("charge 0 %d", gib)
+			}
+			select {
+			case <-d.done:
+				alive = false
+				continue
+			default:
+			}
+			if _, err := d.Release(context.Background(), "busy", 0, true); err == nil {
+				promised = false
+			} else if !errors.Is(err, api.ErrNotFound) {
+				promised = false // the answer did not come: it may have been released
+			}
+		}
+		<-d.done
+		if !d.start("") {
+			t.Fatalf("it does not start again\n%s", d.log())
+		}
+		all := d.ids()
+		if _, there := all["busy"]; promised && !there {
+			t.Fatalf("a slice that was promised is lost\n%s", d.log())
+		}
+		if s := all["keep"]; s.State != api.Active || s.Devices[0].Used != 4*gib {
+			t.Fatalf("%+v\n%s", s, d.log())
+		}
+		keep.init.expect("refused", "charge 0 1")
+		if _, there := all["busy"]; there {
+			if _, err := d.Release(context.Background(), "busy", 0, true); err != nil {
+				t.Fatal(err)
+			}
+		}
+		d.nothingLeft()
+	}
+}

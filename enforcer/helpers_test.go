@@ -1,0 +1,320 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforcer_test
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/gpuslice/gpuslice/enforcer"
+	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/driver"
+)
+
+const (
+	gib   = uint64(1) << 30
+	mib   = uint64(1) << 20
+	gpu0  = "GPU-00000000-0000-0000-0000-0000000000a0"
+	hex0  = "000000000000000000000000000000a0"
+	gpu1  = "GPU-00000000-0000-0000-0000-0000000000a1"
+	hex1  = "000000000000000000000000000000a1"
+	model = "Simulated 80GB"
+)
+
+var (
+	buildClient = sync.OnceValues(func() (string, error) {
+		dir, err := os.MkdirTemp("", "gpuslice-test-")
+		if err != nil {
+			return "", err
+		}
+		out := filepath.Join(dir, "client")
+		b, err := exec.Command("cc", "-O1", "-Wall", "-o", out, "testdata/client.c").CombinedOutput()
+		if err != nil {
+			return "", fmt.Errorf("%w: %s", err, b)
+		}
+		return out, nil
+	})
+)
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if out, err := buildClient(); err == nil {
+		os.RemoveAll(filepath.Dir(out))
+	}
+	os.Exit(code)
+}
+
+// proc is a process of a slice, doing what the test says.
+type proc struct {
+	t   *testing.T
+	cmd *exec.Cmd
+	in  *os.File
+	out *bufio.Reader
+}
+
+// start begins a process that looks for its slice in dir; in a cgroup, if one is given.
+func start(t *testing.T, dir, cgroup string) *proc {
+	t.Helper()
+	client, err := buildClient()
+	if err != nil {
+		t.Skipf("a C compiler is needed: %v", err)
+	}
+	args := []string{client, dir}
+	if cgroup != "" {
+		// The shell moves itself, then becomes the process: it was never in the cgroup as another one.
+		args = []string{"/bin/sh", "-c", `echo $$ >"$0/cgroup.procs" && exec "$@"`, cgroup, client, dir}
+	}
+	p := &proc{t: t, cmd: exec.Command(args[0], args[1:]...)}
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.cmd.Stdin, p.in = r, w
+	p.cmd.Stderr = os.Stderr
+	out, err := p.cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.out = bufio.NewReader(out)
+	if err := p.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	r.Close()
+	t.Cleanup(p.kill)
+	if cgroup != "" {
+		p.ask("hello") // it is where it should be
+	}
+	return p
+}
+
+func (p *proc) pid() int { return p.cmd.Process.Pid }
+
+func (p *proc) kill() {
+	p.in.Close()
+	_ = p.cmd.Process.Kill()
+	_ = p.cmd.Wait()
+}
+
+func (p *proc) tell(format string, args ...any) {
+	p.t.Helper()
+	if _, err := fmt.Fprintf(p.in, format+"\n", args...); err != nil {
+		p.t.Fatalf("tell process %d: %v", p.pid(), err)
+	}
+}
+
+func (p *proc) ask(format string, args ...any) string {
+	p.t.Helper()
+	p.tell(format, args...)
+	line, err := p.out.ReadString('\n')
+	if err != nil {
+		p.t.Fatalf("process %d was asked %q: %v", p.pid(), fmt.Sprintf(format, args...), err)
+	}
+	return strings.TrimSpace(line)
+}
+
+// must ask and get "ok N".
+func (p *proc) must(format string, args ...any) uint64 {
+	p.t.Helper()
+	answer := p.ask(format, args...)
+	n, err := strconv.ParseUint(strings.TrimPrefix(answer, "ok "), 10, 64)
+	if err != nil {
+		p.t.Fatalf("process %d was asked %q and answered %q", p.pid(), fmt.Sprintf(format, args...), answer)
+	}
+	return n
+}
+
+func (p *proc) expect(want, format string, args ...any) {
+	p.t.Helper()
+	if got := p.ask(format, args...); got != want {
+		p.t.Fatalf("process %d was asked %q and answered %q: want %q", p.pid(), fmt.Sprintf(format, args...), got, want)
+	}
+}
+
+// fakeTruth is a driver.
+type fakeTruth struct {
+	mu    sync.Mutex
+	bytes map[string]map[int]uint64
+	hang  chan struct{}
+	asked int
+}
+
+func (f *fakeTruth) Devices() ([]driver.Device, error) {
+	var devices []driver.Device
+	for i, name := range []string{gpu0, gpu1} {
+		uuid, err := driver.ParseUUID(name)
+		if err != nil {
+			return nil, err
+		}
+		devices = append(devices, driver.Device{UUID: name, Raw: uuid.Raw, Index: i, Name: model, Total: 80 * gib})
+	}
+	return devices, nil
+}
+
+func (f *fakeTruth) Processes(uuid string) (map[int]uint64, error) {
+	f.mu.Lock()
+	f.asked++
+	hang := f.hang
+	all := make(map[int]uint64)
+	for pid, bytes := range f.bytes[uuid] {
+		all[pid] = bytes
+	}
+	f.mu.Unlock()
+	if hang != nil {
+		<-hang
+	}
+	return all, nil
+}
+
+func (f *fakeTruth) DriverVersion() string { return "0" }
+
+func (f *fakeTruth) set(uuid string, pid int, bytes uint64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.bytes == nil {
+		f.bytes = make(map[string]map[int]uint64)
+	}
+	if f.bytes[uuid] == nil {
+		f.bytes[uuid] = make(map[int]uint64)
+	}
+	f.bytes[uuid][pid] = bytes
+	if bytes == 0 {
+		delete(f.bytes[uuid], pid)
+	}
+}
+
+// host is an enforcer for a test, which can be restarted.
+type host struct {
+	t       *testing.T
+	options enforcer.Options
+	*enforcer.Enforcer
+	stop func()
+}
+
+func newHost(t *testing.T, truth *fakeTruth) *host {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "gs-") // a socket's path is short
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	h := &host{t: t, options: enforcer.Options{
+		RunDir: filepath.Join(dir, "run"), StateDir: filepath.Join(dir, "state"), Library: "/lib/x.so",
+		Interval: 20 * time.Millisecond, NoTruth: "this is a test", ContextBytes: 300 * mib,
+		Log: slog.New(slog.NewTextHandler(testWriter{t}, &slog.HandlerOptions{Level: slog.LevelDebug})),
+	}}
+	if truth != nil {
+		h.options.Truth = truth
+	}
+	if os.Geteuid() != 0 {
+		h.options.Unprivileged = true
+	}
+	h.start()
+	t.Cleanup(func() { h.stop() })
+	return h
+}
+
+func (h *host) start() {
+	h.t.Helper()
+	e, err := enforcer.New(h.options)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	h.Enforcer = e
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- e.Run(ctx) }()
+	h.stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil {
+			h.t.Error(err)
+		}
+	})
+}
+
+func (h *host) restart() {
+	h.t.Helper()
+	h.stop()
+	h.start()
+}
+
+// session registers a slice of p and its descendants, and p looks for it where it is: so the directory that p was
+// started with is made a link to the slice's.
+func (h *host) session(id string, quotas ...api.Quota) (*proc, api.RegisterReply) {
+	h.t.Helper()
+	link := filepath.Join(h.options.RunDir, "to-"+id)
+	p := start(h.t, link, "")
+	reply, err := h.Register(context.Background(), api.RegisterRequest{ID: id, Quotas: quotas, Session: true, PID: p.pid(), UID: uint32(os.Geteuid()), GID: uint32(os.Getegid())})
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	if err := os.Symlink(filepath.Join(reply.Dir, "bind"), link); err != nil {
+		h.t.Fatal(err)
+	}
+	return p, reply
+}
+
+func (h *host) see(id string) api.Slice {
+	h.t.Helper()
+	s, err := h.Slice(context.Background(), id)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	return s
+}
+
+func on(device string, bytes uint64) api.Quota { return api.Quota{Device: device, Bytes: bytes} }
+
+// newCgroup makes a cgroup in the unified hierarchy.
+func newCgroup(t *testing.T) string {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("root is needed, to make a cgroup")
+	}
+	for _, mount := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/unified"} {
+		var st syscall.Statfs_t
+		const cgroup2 = 0x63677270
+		if syscall.Statfs(mount, &st) != nil || st.Type != cgroup2 {
+			continue
+		}
+		dir, err := os.MkdirTemp(mount, "gpuslice-test-")
+		if err != nil {
+			t.Skipf("a writable cgroup hierarchy is needed: %v", err)
+		}
+		t.Cleanup(func() {
+			eventually(t, "remove the cgroup", func() bool { return os.Remove(dir) == nil || os.IsNotExist(syscall.Rmdir(dir)) })
+		})
+		return dir
+	}
+	t.Skip("a unified cgroup hierarchy is needed")
+	return ""
+}
+
+// eventually waits for something that the kernel tells in its own time.
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(10 * time.Second); !ok(); time.Sleep(2 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("after 10 s still not: %s", what)
+		}
+	}
+}
+
+// testWriter is the log of a test.
+type testWriter struct{ t *testing.T }
+
+func (w testWriter) Write(b []byte) (n int, err error) {
+	defer func() { _ = recover() }() // what is still said after the test's end is nobody's
+	w.t.Logf("%s", strings.TrimSpace(string(b)))
+	return len(b), nil
+}

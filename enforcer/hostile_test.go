@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforcer_test
+
+import (
+	"context"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+)
+
+func damaged(h *host, id string) bool { return h.see(id).State == api.Damaged }
+
+func TestAPageThatIsOverwrittenIsNamedDamaged(t *testing.T) {
+	// Offsets of ledger.h: the header has 128 bytes, then devices of 128, the lanes from 4096 on.
+	for name, c := range map[string]struct{ offset, value uint64 }{
+		"magic":        {0, 1},
+		"layout":       {8, 77},
+		"device count": {24, 1 << 40},
+		"name":         {40, 1},
+		"used":         {128, 5},
+		"limit":        {128 + 16, 1 << 50},
+		"quota":        {128 + 24, 1 << 50},
+		"uuid":         {128 + 80, 1},
+		"lane's sum":   {4096 + 1088 + 64 + 8, 1},
+		"flags":        {32, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHost(t, nil)
+			p, _ := h.session("s", on(gpu0, gib))
+			p.must("attach")
+			p.must("device %s %d", hex0, 80*gib)
+			p.must("charge 0 %d", 2) // change 1, in sum[1]
+			p.must("charge 0 %d", 2) // change 2, in sum[0]
+			p.expect("ok", "poke %d %d", c.offset, c.value)
+			eventually(t, "it is noticed", func() bool { return damaged(h, "s") })
+			if s := h.see("s"); s.Reason == "" {
+				t.Fatal("no reason")
+			}
+			if name != "magic" && name != "layout" && !strings.HasPrefix(p.ask("charge 0 1"), "refused") {
+				t.Fatal("something more was charged")
+			}
+			p.expect("status 3", "attach")
+			if _, err := h.Release(context.Background(), "s", 0, true); err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+}
+
+func TestAPageUnderFireHarmsNobodyElse(t *testing.T) {
+	h := newHost(t, &fakeTruth{})
+	good, _ := h.session("good", on(gpu0, gib))
+	good.must("attach")
+	for seed := range 8 {
+		id := string(rune('a' + seed))
+		bad, _ := h.session(id, on(gpu0, gib))
+		bad.must("attach")
+		bad.must("charge 0 1000")
+		bad.tell("scribble %d 3000000", seed+1)
+		for end := time.Now().Add(50 * time.Millisecond); time.Now().Before(end); {
+			h.see(id)
+			good.must("charge 0 1")
+			good.must("release 0 1")
+		}
+		if bad.ask("hello") != "ok" {
+			t.Fatal("it did not fire")
+		}
+		eventually(t, "it is named damaged", func() bool { return damaged(h, id) })
+		if seed%2 == 0 && os.Geteuid() == 0 {
+			h.restart()
+			eventually(t, "it still is", func() bool { return damaged(h, id) })
+			good.must("charge 0 1")
+			good.must("release 0 1")
+		}
+		bad.kill()
+	}
+	if s := h.see("good"); s.State != api.Active || s.Devices[0].Used != 0 {
+		t.Fatalf("%+v", s)
+	}
+}

@@ -1,0 +1,276 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforcer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/driver"
+	"github.com/gpuslice/gpuslice/enforcer/killpoint"
+	"github.com/gpuslice/gpuslice/enforcer/ledger"
+	"github.com/gpuslice/gpuslice/enforcer/process"
+)
+
+// lane is a place in the ledger that a process has.
+type lane struct {
+	number     uint32
+	generation uint64 // of the lane, by the enforcer's own count
+	process    *process.Handle
+	learned    [ledger.Devices]bool // its first context's cost was looked at
+}
+
+// answer is the slice's attach.Handler.
+func (s *slice) answer(peer *process.Handle, r ledger.Request) (reply ledger.Reply, file *os.File, ok bool) {
+	kept := false
+	defer func() {
+		if !kept {
+			peer.Close()
+		}
+	}()
+	if !s.e.member(s, peer) {
+		return s.stranger(peer)
+	}
+	var err error
+	switch r.Op {
+	case ledger.OpAttach:
+		reply.Lane, file, err = s.attach(peer)
+		reply.Size = ledger.Size
+		kept = err == nil
+		s.e.count(func(c Counter) { c.Attached(attachResult(err)) })
+	case ledger.OpDevice:
+		reply.Device, err = s.addDevice(r.UUID, r.Bytes)
+	case ledger.OpTruth:
+		reply.Bytes, err = s.tellTruth(peer, r.Device)
+	}
+	switch {
+	case err == nil:
+		return reply, file, true
+	case errors.Is(err, ErrClosed), errors.Is(err, os.ErrClosed):
+		return reply, nil, false // the next enforcer answers
+	}
+	reply = ledger.Reply{Status: ledger.StatusInternal}
+	if !errors.As(err, &reply.Status) {
+		s.log.Error("answer a process of the slice", "pid", peer.PID, "err", err)
+	}
+	return reply, nil, true
+}
+
+// stranger answers a process that is not of the slice. It is said once in full view: whoever can reach the
+// socket can ask as often as it likes.
+func (s *slice) stranger(peer *process.Handle) (ledger.Reply, *os.File, bool) {
+	s.mu.Lock()
+	ended := s.state == left
+	level := slog.LevelDebug
+	if !s.strange {
+		s.strange, level = true, slog.LevelWarn
+	}
+	s.mu.Unlock()
+	if ended {
+		return ledger.Reply{}, nil, false // its members are not known here any more
+	}
+	s.e.count(func(c Counter) { c.Attached("stranger") })
+	s.log.Log(context.Background(), level, "a process that is not of the slice asked for a place in its ledger", "pid", peer.PID)
+	return ledger.Reply{Status: ledger.StatusNotMember}, nil, true
+}
+
+// attachResult is an error of attach as one of few words.
+func attachResult(err error) string {
+	switch {
+	case err == nil:
+		return "ok"
+	case errors.Is(err, ledger.StatusFull):
+		return "full"
+	case errors.Is(err, ledger.StatusClosed):
+		return "closed"
+	case errors.Is(err, ErrClosed):
+		return "stopping"
+	default:
+		return "error"
+	}
+}
+
+// attach gives the process a lane, and the ledger.
+func (s *slice) attach(peer *process.Handle) (uint32, *os.File, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.refusal(); err != nil {
+		return 0, nil, err
+	}
+	if old := s.byPID[peer.PID]; old != nil {
+		// Either its pid was a dead process's, whose end we are about to be told. Or it is the same process, which
+		// asks once per image: then it has called execve, and what the former image held went with its mappings.
+		s.settle(old)
+		killpoint.Pass("attach.settled")
+	}
+	number, ok := s.place()
+	if !ok {
+		s.log.Warn("the slice has no free process slot", "pid", peer.PID, "slots", ledger.Slots)
+		return 0, nil, ledger.StatusFull
+	}
+	// A descriptor of its own: the slice may be released, and the ledger closed, before the answer is sent.
+	file, err := s.duplicate()
+	if err != nil {
+		s.free = append(s.free, number)
+		return 0, nil, err
+	}
+	l := &lane{number: number, process: peer}
+	err = s.ledger.Assign(number, ledger.Owner{PID: peer.PID, Start: peer.Start, NSPID: peer.NSPID, PIDNS: peer.PIDNS})
+	if err != nil {
+		file.Close()
+		s.damaged(fmt.Errorf("lane %d cannot be given to process %d: %w", number, peer.PID, err))
+		return 0, nil, ledger.StatusClosed
+	}
+	killpoint.Pass("attach.assigned")
+	l.generation = s.ledger.Generation(number)
+	s.ledger.SetLive(number)
+	killpoint.Pass("attach.live")
+	s.own(l)
+	if err := s.watch(l); err != nil {
+		file.Close()
+		s.disown(l)
+		s.ledger.SetFree(number)
+		return 0, nil, err
+	}
+	s.log.Debug("a process attached", "pid", peer.PID, "lane", number)
+	s.e.kickAll(s)
+	return number, file, nil
+}
+
+// refusal is why the slice's processes get nothing; nil if they do. Called with mu held.
+func (s *slice) refusal() error {
+	switch s.state {
+	case api.Active:
+		return nil
+	case left:
+		return ErrClosed
+	default:
+		return ledger.StatusClosed
+	}
+}
+
+// place takes a free lane, in constant time. Called with mu held.
+func (s *slice) place() (uint32, bool) {
+	if n := len(s.free); n > 0 {
+		number := s.free[n-1]
+		s.free = s.free[:n-1]
+		return number, true
+	}
+	if int(s.next) > ledger.Slots {
+		return 0, false
+	}
+	s.next++
+	return s.next - 1, true
+}
+
+func (s *slice) duplicate() (*os.File, error) {
+	fd, err := unix.FcntlInt(s.ledger.File().Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("duplicate the ledger's descriptor: %w", err)
+	}
+	return os.NewFile(uintptr(fd), "ledger"), nil
+}
+
+// own puts a lane on the books; disown takes it off. Called with mu held.
+func (s *slice) own(l *lane) {
+	s.lanes[l.number], s.byPID[l.process.PID], s.live[l.number] = l, l, 1
+}
+
+func (s *slice) disown(l *lane) {
+	delete(s.lanes, l.number)
+	if s.byPID[l.process.PID] == l {
+		delete(s.byPID, l.process.PID)
+	}
+	s.live[l.number] = 0
+	s.free = append(s.free, l.number)
+}
+
+// watch is called with mu held.
+func (s *slice) watch(l *lane) error {
+	// On another goroutine, since the watcher's has all slices to serve and this one may have to wait for mu.
+	return s.e.deaths.Watch(l.process, func() { go s.died(l) })
+}
+
+// died gives back what a dead process held.
+func (s *slice) died(l *lane) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.lanes[l.number] != l {
+		return // an orphan that was settled, or the slice is gone
+	}
+	killpoint.Pass("death.seen")
+	s.settle(l)
+	s.e.kickAll(s)
+}
+
+// settle ends a lane. Called with mu held.
+func (s *slice) settle(l *lane) {
+	s.e.deaths.Unwatch(l.process)
+	if s.state == api.Active {
+		bytes, err := s.ledger.Settle(l.number, l.generation)
+		if err != nil {
+			s.damaged(fmt.Errorf("lane %d of process %d cannot be settled: %w", l.number, l.process.PID, err))
+		}
+		for i, d := range s.devices {
+			if bytes[i] > 0 {
+				s.log.Debug("given back for a process", "device", d.uuid, "pid", l.process.PID, "bytes", bytes[i])
+			}
+		}
+		killpoint.Pass("death.settled")
+		s.ledger.SetFree(l.number)
+	}
+	s.disown(l)
+	l.process.Close()
+}
+
+// addDevice finds or adds a device of the ledger. The process says which one it sees and how big it is; with
+// driver truth the process is not believed about the size.
+func (s *slice) addDevice(raw [16]byte, total uint64) (uint32, error) {
+	uuid := driver.UUID{Raw: raw}
+	if s.e.truth != nil {
+		known := s.e.truth.device(raw)
+		if known == nil {
+			return 0, ledger.StatusNoDevice
+		}
+		total = known.Total
+		uuid, _ = driver.ParseUUID(known.UUID)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.refusal(); err != nil {
+		return 0, err
+	}
+	if i := s.find(raw); i >= 0 {
+		return uint32(i), nil
+	}
+	limit, ok := quotaOn(s.request.Quotas, raw, total)
+	switch {
+	case !ok:
+		return 0, ledger.StatusNoDevice
+	case total == 0 || limit == 0:
+		return 0, ledger.StatusMalformed
+	case len(s.devices) == ledger.Devices:
+		return 0, ledger.StatusFull
+	}
+	index := len(s.devices)
+	s.devices = append(s.devices, s.describe(uuid, limit, total))
+	// On disk first: a page with a device more than the store knows of would look damaged after a restart.
+	if err := s.e.store.PutSlice(s.stored()); err != nil {
+		s.devices = s.devices[:index]
+		return 0, err
+	}
+	killpoint.Pass("device.stored")
+	if err := s.write(index); err != nil {
+		s.devices = s.devices[:index]
+		s.damaged(fmt.Errorf("device %s cannot be added: %w", uuid, err))
+		return 0, ledger.StatusClosed
+	}
+	s.log.Info("the slice uses a device", "device", uuid, "bytes", limit)
+	return uint32(index), nil
+}

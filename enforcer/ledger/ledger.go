@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package ledger is the enforcer's hand on the shared-memory page of one slice. It owns the memfd, its
+// mapping, and the translation of the attach protocol's messages; the rules of charging are those of
+// interceptor/ledger.h, whose code it compiles in.
+//
+// Every process of the slice can write anything into the page at any time. Nothing that is read from it is
+// used as an index, a length or a loop's bound without a check; nothing here panics, waits
+// or allocates by what the page says. What the enforcer must rely on (who owns which lane, the limits) it
+// keeps in its own memory, and Check says whether the page still agrees.
+//
+// The package must never decide policy, and never do I/O but on memfds and /proc.
+package ledger
+
+/*
+#cgo CFLAGS: -std=gnu11 -O2 -Wall -Wextra
+#include "native.h"
+*/
+import "C"
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"sync/atomic"
+	"unsafe"
+)
+
+//go:generate go run digest_gen.go
+
+// Layout of the page, as ledger.h has it.
+const (
+	Layout  = uint32(C.LEDGER_LAYOUT)
+	Devices = int(C.LEDGER_DEVICES)
+	Slots   = int(C.LEDGER_SLOTS)
+	Lanes   = int(C.LEDGER_LANES)
+	Size    = uint64(C.sizeof_struct_ledger)
+	NoLimit = uint64(math.MaxUint64)
+)
+
+// What a change of the ledger can fail with.
+var (
+	ErrRefused = errors.New("it does not fit the limit")
+	ErrBusy    = errors.New("the word was rewritten without end by a process of the slice")
+	ErrDamaged = errors.New("the page holds what no honest process writes")
+)
+
+func result(r C.enum_ledger_result) error {
+	switch r {
+	case C.LEDGER_OK:
+		return nil
+	case C.LEDGER_REFUSED:
+		return ErrRefused
+	case C.LEDGER_BUSY:
+		return ErrBusy
+	default:
+		return ErrDamaged
+	}
+}
+
+// Ledger is one slice's page, mapped. Its methods may be called by any number of goroutines, but for Close.
+type Ledger struct {
+	file *os.File
+	mem  []byte
+	page *C.struct_ledger
+	id   Identity
+}
+
+// Identity tells this ledger from every other memfd on the host.
+type Identity struct {
+	Name  [16]byte // random, in the page
+	Dev   uint64
+	Inode uint64
+}
+
+// Identity of the ledger.
+func (l *Ledger) Identity() Identity { return l.id }
+
+// File is the memfd, to be sent to a process that attaches.
+func (l *Ledger) File() *os.File { return l.file }
+
+// Owner is the process that a lane is given to, as the kernel described it.
+type Owner struct {
+	PID   int    // in the enforcer's pid namespace
+	Start uint64 // clock ticks since boot
+	NSPID int    // in its own pid namespace
+	PIDNS uint64 // inode of that
+}
+
+// Device is what the enforcer wrote into one device of the page.
+type Device struct {
+	UUID  [16]byte
+	Limit uint64 // NoLimit in record mode
+	Quota uint64 // shown to programs
+	Total uint64
+}
+
+func (l *Ledger) device(i int) *C.struct_ledger_device {
+	return &l.page.device[i]
+}
+
+func lane(i uint32) bool            { return i < uint32(Lanes) }
+func device(i int) bool             { return i >= 0 && i < Devices }
+func address(p *C.uint64_t) *uint64 { return (*uint64)(unsafe.Pointer(p)) }
+
+// Assign gives a free lane to owner, up to the last step: the lane is not live before SetLive.
+func (l *Ledger) Assign(i uint32, o Owner) error {
+	if i == 0 || !lane(i) {
+		return ErrDamaged
+	}
+	owner := C.struct_native_owner{
+		pid: C.uint32_t(o.PID), ns_pid: C.uint32_t(o.NSPID),
+		start: C.uint64_t(o.Start), pid_ns: C.uint64_t(o.PIDNS),
+	}
+	return result(C.native_assign(l.page, C.uint32_t(i), &owner))
+}
+
+// SetLive makes the lane its owner's. From here on siblings may settle it if they see that the owner is dead.
+func (l *Ledger) SetLive(i uint32) {
+	if lane(i) {
+		C.native_live(l.page, C.uint32_t(i))
+	}
+}
+
+// SetFree says that the lane is settled and nobody's.
+func (l *Ledger) SetFree(i uint32) {
+	if lane(i) {
+		C.native_free(l.page, C.uint32_t(i))
+	}
+}
+
+// Settle gives back what the dead owner of the lane's generation holds, on all devices, and says how much
+// came back by this call.
+func (l *Ledger) Settle(i uint32, generation uint64) (bytes [Devices]uint64, err error) {
+	if !lane(i) {
+		return bytes, ErrDamaged
+	}
+	r := C.native_settle(l.page, C.uint32_t(i), C.uint64_t(generation), C.LEDGER_DEVICES,
+		(*C.uint64_t)(unsafe.Pointer(&bytes[0])))
+	return bytes, result(r)
+}
+
+// Held is what a live lane holds on a device.
+func (l *Ledger) Held(dev int, i uint32) uint64 {
+	if !device(dev) || !lane(i) {
+		return 0
+	}
+	return uint64(C.native_held(l.page, C.uint32_t(dev), C.uint32_t(i)))
+}
+
+// Number of the lane's last change on a device: unchanged means that nothing was charged.
+func (l *Ledger) Number(dev int, i uint32) uint64 {
+	if !device(dev) || !lane(i) {
+		return 0
+	}
+	return uint64(C.ledger_number(l.page, C.uint32_t(dev), C.uint32_t(i)))
+}
+
+// Context is how much of what a lane holds are contexts, by its owner's word.
+func (l *Ledger) Context(dev int, i uint32) uint64 {
+	if !device(dev) || !lane(i) {
+		return 0
+	}
+	return atomic.LoadUint64(address(&l.page.lane[i].entry[dev].context))
+}
+
+// Generation of a lane.
+func (l *Ledger) Generation(i uint32) uint64 {
+	if !lane(i) {
+		return 0
+	}
+	return atomic.LoadUint64(address(&l.page.lane[i].generation))
+}
+
+// Lane is what the page says of a lane: to be believed only as far as the kernel confirms it.
+func (l *Ledger) Lane(i uint32) (owner Owner, generation uint64, live bool) {
+	if !lane(i) {
+		return Owner{}, 0, false
+	}
+	p := &l.page.lane[i]
+	live = atomic.LoadUint32((*uint32)(unsafe.Pointer(&p.state))) == C.LEDGER_LIVE
+	return Owner{
+		PID: int(p.pid), Start: uint64(p.start), NSPID: int(p.ns_pid), PIDNS: uint64(p.pid_ns),
+	}, uint64(p.generation), live
+}
+
+// HighLane is the highest lane that was ever given out, by the page's word, within bounds.
+func (l *Ledger) HighLane() uint32 {
+	return min(atomic.LoadUint32((*uint32)(unsafe.Pointer(&l.page.high_lane))), uint32(Slots))
+}
+
+// DeviceCount is how many devices the page shows, by its word, within bounds.
+func (l *Ledger) DeviceCount() int {
+	return int(min(atomic.LoadUint32((*uint32)(unsafe.Pointer(&l.page.device_count))), uint32(Devices)))
+}
+
+// SetRecord says that nothing is refused.
+func (l *Ledger) SetRecord() { l.page.record = 1 }
+
+// SetContextBytes says what a process charges before it makes its first context on a device.
+func (l *Ledger) SetContextBytes(dev int, bytes uint64) {
+	if device(dev) {
+		C.native_context_bytes(l.page, C.uint32_t(dev), C.uint64_t(bytes))
+	}
+}
+
+// SetClosed lets nothing more be charged.
+func (l *Ledger) SetClosed() { C.native_close(l.page) }
+
+// Check compares the page with what the enforcer wrote there, and names the first difference.
+func (l *Ledger) Check(record, closed bool, devices []Device) error {
+	p := l.page
+	switch {
+	case !bool(C.ledger_valid(p, C.uint64_t(Size))):
+		return fmt.Errorf("%w: magic, layout or size was overwritten", ErrDamaged)
+	case *(*[16]byte)(unsafe.Pointer(&p.slice)) != l.id.Name:
+		return fmt.Errorf("%w: the ledger's name was overwritten", ErrDamaged)
+	case int(p.device_count) != len(devices):
+		return fmt.Errorf("%w: device_count is %d, %d were set", ErrDamaged, uint32(p.device_count), len(devices))
+	case (p.record == 1) != record || p.record > 1:
+		return fmt.Errorf("%w: the mode was overwritten", ErrDamaged)
+	case (p.flags&C.LEDGER_CLOSED != 0) != closed:
+		return fmt.Errorf("%w: the flags were overwritten", ErrDamaged)
+	}
+	for i, want := range devices {
+		d := l.device(i)
+		got := Device{
+			UUID:  *(*[16]byte)(unsafe.Pointer(&d.uuid)),
+			Limit: uint64(d.limit), Quota: uint64(d.quota), Total: uint64(d.total),
+		}
+		if got != want {
+			return fmt.Errorf("%w: limit, quota, memory or uuid of device %d was overwritten", ErrDamaged, i)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,314 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ledger
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+func create(t *testing.T) *Ledger {
+	t.Helper()
+	l, err := Create([16]byte{1, 2, 3})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	return l
+}
+
+var someDevice = Device{UUID: [16]byte{9}, Limit: 1000, Quota: 1000, Total: 5000}
+
+// withDevice sets device 0, and returns lane 0's account of it.
+func withDevice(t *testing.T, l *Ledger) *Account {
+	t.Helper()
+	a, err := l.OpenAccount(0, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := a.SetDevice(someDevice, 10); err != nil {
+		t.Fatal(err)
+	}
+	return a
+}
+
+func give(t *testing.T, l *Ledger, lane uint32) *Account {
+	t.Helper()
+	if err := l.Assign(lane, Owner{PID: 42, Start: 7, NSPID: 2, PIDNS: 3}); err != nil {
+		t.Fatal(err)
+	}
+	l.SetLive(lane)
+	a, err := l.OpenAccount(0, lane)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a
+}
+
+func TestTheDigestIsThatOfTheInterceptorsSources(t *testing.T) {
+	sum := sha256.New()
+	for _, name := range []string{"ledger.h", "ledger.c", "atomic128.h", "attach.h"} {
+		b, err := os.ReadFile("../../interceptor/" + name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		fmt.Fprintf(sum, "%s %d\n%s", name, len(b), b)
+	}
+	header, err := os.ReadFile("digest.h")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Contains(header, fmt.Appendf(nil, "%x", sum.Sum(nil))) {
+		t.Fatal("digest.h is of other sources, and what is compiled in may be, too: run go generate ./enforcer/ledger")
+	}
+}
+
+func TestTheLedgerCannotShrinkOrGrow(t *testing.T) {
+	l := create(t)
+	for _, size := range []int64{0, int64(Size) - 1, int64(Size) + 1} {
+		if err := l.File().Truncate(size); !errors.Is(err, unix.EPERM) {
+			t.Errorf("truncate to %d: %v", size, err)
+		}
+	}
+	if err := l.Check(false, false, nil); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestADeadLaneIsSettledOnceAndGivenToTheNext(t *testing.T) {
+	l := create(t)
+	enforcer := withDevice(t, l)
+	a := give(t, l, 1)
+	if err := a.Charge(600); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.Charge(401); !errors.Is(err, ErrRefused) {
+		t.Fatalf("over the limit: %v", err)
+	}
+	if err := enforcer.Set(300); err != nil {
+		t.Fatal(err)
+	}
+	live := Live{1: 1}
+	if f := l.Figures(0, &live, 1); f.Used != 900 || f.Held != 900 || f.Enforcer != 300 || !f.Quiet {
+		t.Fatalf("%+v", f)
+	}
+	generation := l.Generation(1)
+	if back, err := l.Settle(1, generation); err != nil || back[0] != 600 {
+		t.Fatal(back, err)
+	}
+	if back, err := l.Settle(1, generation); err != nil || back[0] != 0 {
+		t.Fatal("settled twice", back, err)
+	}
+	if held := l.Held(0, 1); held != 0 {
+		t.Fatalf("a settled lane holds %d", held)
+	}
+	if f := l.Figures(0, &live, 1); f.Used != 300 || f.Held != 300 || f.Peak != 900 || f.Recovered != 600 {
+		t.Fatalf("%+v", f)
+	}
+	l.SetFree(1)
+	b := give(t, l, 1)
+	if l.Generation(1) != generation+1 || b.Held() != 0 {
+		t.Fatal("the next owner does not begin anew")
+	}
+	if back, err := l.Settle(1, generation); err != nil || back[0] != 0 {
+		t.Fatal("a late settler reached the next owner", back, err)
+	}
+}
+
+func TestCheckNamesWhatWasOverwritten(t *testing.T) {
+	l := create(t)
+	withDevice(t, l)
+	for name, offset := range map[string]int{
+		"magic": 0, "device_count": 24, "flags": 32, "mode": 36, "name": 40, "limit": 128 + 16,
+	} {
+		saved := bytes.Clone(l.mem[offset : offset+8])
+		l.mem[offset] ^= 1
+		err := l.Check(false, false, []Device{someDevice})
+		if !errors.Is(err, ErrDamaged) || !strings.Contains(err.Error(), name) {
+			t.Errorf("%s: %v", name, err)
+		}
+		copy(l.mem[offset:], saved)
+	}
+	if err := l.Check(false, false, []Device{someDevice}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestNothingInThePageMakesUsCrashOrHang(t *testing.T) {
+	l := create(t)
+	enforcer := withDevice(t, l)
+	second, err := unix.Mmap(int(l.File().Fd()), 0, int(Size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stop := make(chan struct{})
+	var writer sync.WaitGroup
+	writer.Go(func() {
+		random := rand.NewChaCha8([32]byte{1})
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+				n := int(random.Uint64()>>1) % (len(second) - 8)
+				if random.Uint64()%2 == 0 {
+					n %= 3 * 4096 // headers, and the first lanes
+				}
+				_, _ = random.Read(second[n : n+8])
+			}
+		}
+	})
+	live := Live{1: 1, 2: 1}
+	for i := range 3000 {
+		lane := uint32(i%3 + 1)
+		_ = l.Assign(lane, Owner{PID: 1})
+		l.SetLive(lane)
+		_, _, _ = l.Lane(uint32(i))
+		_, _ = l.Settle(lane, l.Generation(lane))
+		l.SetFree(lane)
+		_ = enforcer.Set(uint64(i))
+		_ = l.Figures(i%20-2, &live, l.HighLane()+uint32(i))
+		_ = l.Held(i, uint32(i*i))
+		_ = l.Check(false, false, []Device{someDevice})
+		_ = l.DeviceCount()
+	}
+	close(stop)
+	writer.Wait()
+	if err := unix.Munmap(second); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// otherProcess has the ledger mapped, by C code that is the interceptor's.
+const otherProcess = `
+#include <stdio.h>
+#include <sys/mman.h>
+#include "ledger.c"
+int main(void)
+{
+	struct ledger *l = mmap(NULL, sizeof(*l), PROT_READ | PROT_WRITE, MAP_SHARED, 3, 0);
+	struct ledger_account a;
+
+	if (l == MAP_FAILED || !ledger_valid(l, sizeof(*l)))
+		return 1;
+	a = ledger_open(l, 0, 1);
+	printf("%d %d %llu\n", ledger_charge(&a, 700), ledger_charge(&a, 700), (unsigned long long)l->device[0].limit);
+	fflush(stdout);
+	getchar();
+	return 0;
+}
+`
+
+func TestGoAndCAgreeThroughSharedMemory(t *testing.T) {
+	cc, err := exec.LookPath("cc")
+	if err != nil {
+		t.Skip("a C compiler is needed")
+	}
+	dir := t.TempDir()
+	source, program := filepath.Join(dir, "p.c"), filepath.Join(dir, "p")
+	if err := os.WriteFile(source, []byte(otherProcess), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command(cc, "-O2", "-I", "../../interceptor", "-o", program, source).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	l := create(t)
+	withDevice(t, l)
+	give(t, l, 1)
+	cmd := exec.Command(program)
+	cmd.ExtraFiles = []*os.File{l.File()}
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { in.Close(); _ = cmd.Wait() }()
+	var first, second, limit int
+	if _, err := fmt.Fscan(out, &first, &second, &limit); err != nil {
+		t.Fatal(err)
+	}
+	if first+second != 1 || limit != 1000 { // in whatever order C evaluates arguments: one fits
+		t.Fatal(first, second, limit)
+	}
+	if held := l.Held(0, 1); held != 700 {
+		t.Fatalf("Go sees %d bytes in the lane", held)
+	}
+
+	t.Run("and a restarted enforcer finds the ledger in it", func(t *testing.T) {
+		if os.Geteuid() != 0 {
+			t.Skip("root is needed, for /proc/PID/map_files")
+		}
+		found, err := FromProcess(cmd.Process.Pid, l.Identity())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer found.Close()
+		if held := found.Held(0, 1); held != 700 {
+			t.Fatalf("the lane holds %d bytes", held)
+		}
+		other := l.Identity()
+		other.Inode++
+		if _, err := FromProcess(cmd.Process.Pid, other); !errors.Is(err, os.ErrNotExist) {
+			t.Fatalf("another ledger: %v", err)
+		}
+	})
+}
+
+func TestAnUnsealedLookAlikeIsNotOpened(t *testing.T) {
+	l := create(t)
+	fd, err := unix.MemfdCreate(memfdName, unix.MFD_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Ftruncate(fd, int64(Size)); err != nil {
+		t.Fatal(err)
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		t.Fatal(err)
+	}
+	id := Identity{Name: l.Identity().Name, Dev: st.Dev, Inode: st.Ino}
+	if _, err := Open(os.NewFile(uintptr(fd), "x"), id); !errors.Is(err, ErrDamaged) {
+		t.Fatal(err)
+	}
+}
+
+func TestMessagesSurviveTheWire(t *testing.T) {
+	request := Request{Op: OpDevice, Device: 3, UUID: [16]byte{1, 15: 2}, Bytes: 1 << 40}
+	if got, err := DecodeRequest(request.Encode()); err != nil || got != request {
+		t.Fatal(got, err)
+	}
+	reply := Reply{Status: StatusFull, Lane: 1, Device: 2, Bytes: 3, Size: 4}
+	if got, err := DecodeReply(reply.Encode()); err != nil || got != reply {
+		t.Fatal(got, err)
+	}
+}
+
+func FuzzDecodeRequest(f *testing.F) {
+	f.Add(Request{Op: OpAttach}.Encode())
+	f.Add([]byte{})
+	f.Add(make([]byte, MessageSize+1))
+	f.Fuzz(func(t *testing.T, message []byte) {
+		r, err := DecodeRequest(message)
+		if err == nil && !bytes.Equal(r.Encode(), message) {
+			t.Fatalf("%x was taken for %+v", message, r)
+		}
+	})
+}

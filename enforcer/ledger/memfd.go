@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ledger
+
+/*
+#include "native.h"
+*/
+import "C"
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// memfdName is what /proc/PID/maps shows of a ledger. It is for people: many memfds may bear it.
+const memfdName = "gpuslice"
+
+// Without these, a process of the slice could shrink the file, and whoever reads the page next would die of
+// SIGBUS: first of all the enforcer.
+const seals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
+
+// Create makes a new ledger.
+func Create(name [16]byte) (*Ledger, error) {
+	fd, err := unix.MemfdCreate(memfdName, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING|unix.MFD_NOEXEC_SEAL)
+	if errors.Is(err, unix.EINVAL) { // before Linux 6.3
+		fd, err = unix.MemfdCreate(memfdName, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("create the ledger's memfd: %w", err)
+	}
+	file := os.NewFile(uintptr(fd), "ledger")
+	if err := file.Truncate(int64(Size)); err != nil {
+		file.Close()
+		return nil, fmt.Errorf("size the ledger's memfd to %d bytes: %w", Size, err)
+	}
+	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, seals); err != nil {
+		file.Close()
+		return nil, fmt.Errorf("seal the ledger's memfd: %w", err)
+	}
+	l, err := mapFile(file)
+	if err != nil {
+		return nil, err
+	}
+	C.ledger_format(l.page, (*C.uint8_t)(unsafe.Pointer(&name[0])))
+	l.id.Name = name
+	return l, nil
+}
+
+// Open maps a ledger that exists, after seeing that it is id's, that it cannot shrink and that it is a ledger.
+// It takes the file, and closes it if it fails.
+func Open(file *os.File, id Identity) (*Ledger, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(file.Fd()), &st); err != nil {
+		file.Close()
+		return nil, fmt.Errorf("look at a ledger's descriptor: %w", err)
+	}
+	got, err := unix.FcntlInt(file.Fd(), unix.F_GET_SEALS, 0)
+	if err != nil || got&seals != seals {
+		file.Close()
+		return nil, fmt.Errorf("%w: the file is not sealed", ErrDamaged)
+	}
+	if st.Dev != id.Dev || st.Ino != id.Inode || uint64(st.Size) != Size {
+		file.Close()
+		return nil, fmt.Errorf("%w: the file is another one", ErrDamaged)
+	}
+	l, err := mapFile(file)
+	if err != nil {
+		return nil, err
+	}
+	l.id.Name = id.Name
+	return l, nil
+}
+
+func mapFile(file *os.File) (*Ledger, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(file.Fd()), &st); err != nil {
+		file.Close()
+		return nil, fmt.Errorf("look at the ledger's memfd: %w", err)
+	}
+	mem, err := unix.Mmap(int(file.Fd()), 0, int(Size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		file.Close()
+		return nil, fmt.Errorf("map the ledger: %w", err)
+	}
+	return &Ledger{
+		file: file, mem: mem, page: (*C.struct_ledger)(unsafe.Pointer(&mem[0])),
+		id: Identity{Dev: st.Dev, Inode: st.Ino},
+	}, nil
+}
+
+// Close unmaps the ledger. Processes that have it mapped keep it.
+func (l *Ledger) Close() error {
+	return errors.Join(unix.Munmap(l.mem), l.file.Close())
+}
+
+// FromProcess finds the ledger id among the mappings of a process: so a restarted enforcer comes back to the
+// page that its slices went on charging. os.ErrNotExist if the process has it not.
+//
+// The process may be hostile and map a look-alike: device and inode say that it is the very file, for as long as
+// any process has it; and whoever could forge the rest can write into the real page as well.
+func FromProcess(pid int, id Identity) (*Ledger, error) {
+	maps, err := os.Open(fmt.Sprintf("/proc/%d/maps", pid))
+	if err != nil {
+		return nil, fmt.Errorf("look for the ledger in process %d: %w", pid, err)
+	}
+	defer maps.Close()
+	want := fmt.Appendf(nil, "%02x:%02x %d ", unix.Major(id.Dev), unix.Minor(id.Dev), id.Inode)
+	lines := bufio.NewScanner(maps)
+	for lines.Scan() {
+		// 7f0c4c000000-7f0c4c441000 rw-s 00000000 00:01 2061  /memfd:gpuslice (deleted)
+		fields := bytes.SplitN(lines.Bytes(), []byte(" "), 4)
+		if len(fields) != 4 || !bytes.Equal(fields[2], []byte("00000000")) || !bytes.HasPrefix(fields[3], want) {
+			continue
+		}
+		file, err := reopen(fmt.Sprintf("/proc/%d/map_files/%s", pid, fields[0]), id)
+		if err != nil {
+			return nil, fmt.Errorf("fetch the ledger from process %d: %w", pid, err)
+		}
+		return Open(file, id)
+	}
+	if err := lines.Err(); err != nil {
+		return nil, fmt.Errorf("look for the ledger in process %d: %w", pid, err)
+	}
+	return nil, fmt.Errorf("process %d has no ledger: %w", pid, os.ErrNotExist)
+}
+
+// reopen opens the file behind a link of map_files. First only as a place: the process may have put something
+// else there meanwhile, and to open a device can have effects.
+func reopen(link string, id Identity) (*os.File, error) {
+	place, err := unix.Open(link, unix.O_PATH|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, &os.PathError{Op: "open", Path: link, Err: err}
+	}
+	defer unix.Close(place)
+	var st unix.Stat_t
+	if err := unix.Fstat(place, &st); err != nil {
+		return nil, &os.PathError{Op: "stat", Path: link, Err: err}
+	}
+	if st.Dev != id.Dev || st.Ino != id.Inode {
+		return nil, fmt.Errorf("%w: another file is mapped there", ErrDamaged)
+	}
+	self := fmt.Sprintf("/proc/self/fd/%d", place)
+	fd, err := unix.Open(self, unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, &os.PathError{Op: "open", Path: link, Err: err}
+	}
+	return os.NewFile(uintptr(fd), strings.TrimPrefix(link, "/proc/")), nil
+}

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforcer
+
+import (
+	"os"
+	"syscall"
+
+	"github.com/gpuslice/gpuslice/enforcer/cgroup"
+	"github.com/gpuslice/gpuslice/enforcer/process"
+)
+
+// member says whether the process is one of the slice, and still was after that was found out.
+func (e *Enforcer) member(s *slice, p *process.Handle) bool {
+	return e.owner(p.PID) == s && p.Alive()
+}
+
+// owner finds the slice whose member pid is now: the container with the longest cgroup above it, or the nearest
+// session. A session that began inside a container has its own members; a container that a session's program
+// began has left the session.
+func (e *Enforcer) owner(pid int) *slice {
+	container := e.container(pid)
+	session := e.session(pid)
+	if container != nil && (session == nil || e.container(session.request.PID) != container) {
+		return container
+	}
+	return session
+}
+
+func (e *Enforcer) container(pid int) *slice {
+	if e.host == nil {
+		return nil
+	}
+	membership, err := e.host.Membership(pid)
+	if err != nil {
+		return nil // dead, most likely
+	}
+	var found *slice
+	for _, s := range e.all() {
+		if !s.request.Session && membership.In(s.cgroup) &&
+			(found == nil || len(s.cgroup.Rel) > len(found.cgroup.Rel)) {
+			found = s
+		}
+	}
+	// A path can be used again, before the liveness of the one that had it is noticed.
+	if found == nil || !sameCgroup(found.cgroup) {
+		return nil
+	}
+	return found
+}
+
+func sameCgroup(p cgroup.Path) bool {
+	info, err := os.Stat(p.Dir())
+	return err == nil && info.Sys().(*syscall.Stat_t).Ino == p.Inode
+}
+
+func (e *Enforcer) session(pid int) *slice {
+	var found *slice
+	for _, s := range e.all() {
+		if !s.request.Session || s.init == nil || !process.Ancestor(pid, s.request.PID) || !s.init.Alive() {
+			continue
+		}
+		if found == nil || process.Ancestor(s.request.PID, found.request.PID) {
+			found = s
+		}
+	}
+	return found
+}

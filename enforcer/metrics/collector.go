@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package metrics
+
+import (
+	"context"
+	"log/slog"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+)
+
+// perDevice are the metrics of a slice on a device.
+var perDevice = []struct {
+	name, help string
+	kind       prometheus.ValueType
+	value      func(api.DeviceUse) uint64
+}{
+	{"limit_bytes", "VRAM that the slice may keep on the device; absent if nothing is refused.", prometheus.GaugeValue,
+		func(d api.DeviceUse) uint64 { return d.Limit }},
+	{"used_bytes", "VRAM that the slice's programs asked for and hold.", prometheus.GaugeValue,
+		func(d api.DeviceUse) uint64 { return d.Used }},
+	{"overhead_bytes", "VRAM that the driver holds for the slice beyond that: contexts, modules.", prometheus.GaugeValue,
+		func(d api.DeviceUse) uint64 { return d.Overhead }},
+	{"peak_bytes", "The most VRAM that the slice held on the device at one time, overhead included.", prometheus.GaugeValue,
+		func(d api.DeviceUse) uint64 { return d.Peak }},
+	{"allocations_total", "Allocations that were charged.", prometheus.CounterValue,
+		func(d api.DeviceUse) uint64 { return d.Allocations }},
+	{"refusals_total", "Allocations that were refused.", prometheus.CounterValue,
+		func(d api.DeviceUse) uint64 { return d.Refusals }},
+	{"recovered_bytes_total", "VRAM that was given back for processes that died holding it.", prometheus.CounterValue,
+		func(d api.DeviceUse) uint64 { return d.Recovered }},
+}
+
+var (
+	slicesDesc    = prometheus.NewDesc("gpuslice_slices", "Slices that there are.", nil, nil)
+	infoDesc      = prometheus.NewDesc("gpuslice_slice_info", "Always 1; the labels say what the slice is.", []string{"slice", "tenant", "pool", "mode", "state"}, nil)
+	processesDesc = prometheus.NewDesc("gpuslice_slice_processes", "Processes of the slice that have attached.", []string{"slice"}, nil)
+	deviceDescs   = describeDevices()
+)
+
+func describeDevices() []*prometheus.Desc {
+	descs := make([]*prometheus.Desc, len(perDevice))
+	for i, m := range perDevice {
+		descs[i] = prometheus.NewDesc("gpuslice_slice_"+m.name, m.help, []string{"slice", "device"}, nil)
+	}
+	return descs
+}
+
+// collector reads the slices for each scrape.
+type collector struct {
+	slices Slices
+	log    *slog.Logger
+}
+
+// Describe implements prometheus.Collector.
+func (c *collector) Describe(descs chan<- *prometheus.Desc) {
+	descs <- slicesDesc
+	descs <- infoDesc
+	descs <- processesDesc
+	for _, d := range deviceDescs {
+		descs <- d
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (c *collector) Collect(metrics chan<- prometheus.Metric) {
+	ctx, cancel := context.WithTimeout(context.Background(), scrapeTimeout)
+	defer cancel()
+	slices, err := c.slices.Slices(ctx)
+	if err != nil {
+		// The scrape fails, visibly: figures that are missing must not look like figures that are 0.
+		c.log.Error("slices cannot be shown to Prometheus", "err", err)
+		metrics <- prometheus.NewInvalidMetric(slicesDesc, err)
+		return
+	}
+	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
+		metrics <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+	}
+	gauge(slicesDesc, float64(len(slices)))
+	for _, s := range slices {
+		gauge(infoDesc, 1, s.ID, s.Tenant, s.Pool, string(s.Mode), string(s.State))
+		gauge(processesDesc, float64(s.ProcessCount), s.ID)
+		for _, d := range s.Devices {
+			for i, m := range perDevice {
+				if m.name == "limit_bytes" && d.Limit == 0 {
+					continue
+				}
+				metrics <- prometheus.MustNewConstMetric(deviceDescs[i], m.kind, float64(m.value(d)), s.ID, d.Device)
+			}
+		}
+	}
+}

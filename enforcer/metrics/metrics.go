@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package metrics shows the slices to Prometheus.
+//
+// It owns the metrics' names, which are a promise to whoever has built a dashboard: base units, and _total on
+// counters alone. It reads slices when it is scraped and keeps nothing of them: a slice that is released is gone from
+// the next scrape. It must never make the enforcer slower than one look at the slices per scrape.
+package metrics
+
+import (
+	"context"
+	"log/slog"
+	"net/http"
+	"runtime"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+)
+
+// Slices is where the figures come from.
+type Slices interface {
+	Slices(ctx context.Context) ([]api.Slice, error)
+}
+
+// scrapeTimeout is how long a scrape waits for the slices; Prometheus itself waits 10 s.
+const scrapeTimeout = 5 * time.Second
+
+// Metrics is what the enforcer counts by itself. Its methods may be called by several goroutines.
+type Metrics struct {
+	registry  *prometheus.Registry
+	registers *prometheus.CounterVec
+	releases  *prometheus.CounterVec
+	attaches  *prometheus.CounterVec
+}
+
+// New returns Metrics that show slices.
+func New(slices Slices, log *slog.Logger) *Metrics {
+	m := &Metrics{
+		registry: prometheus.NewRegistry(),
+		registers: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "gpuslice_registers_total",
+			Help: "Slices that were asked for, by result: ok, or the error's code.",
+		}, []string{"result"}),
+		releases: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "gpuslice_releases_total",
+			Help: "Slices that were released, by cause.",
+		}, []string{"cause"}),
+		attaches: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "gpuslice_attaches_total",
+			Help: "Processes that asked for a place in a ledger, by result.",
+		}, []string{"result"}),
+	}
+	build := prometheus.NewGauge(prometheus.GaugeOpts{
+		Name:        "gpuslice_build_info",
+		Help:        "Always 1; the labels say which gpuslice this is.",
+		ConstLabels: prometheus.Labels{"version": api.Version, "go_version": runtime.Version()},
+	})
+	build.Set(1)
+	m.registry.MustRegister(m.registers, m.releases, m.attaches, build, &collector{slices, log})
+	return m
+}
+
+// Registered counts a request for a slice; code is "" if it was given.
+func (m *Metrics) Registered(code api.Code) {
+	if code == "" {
+		code = "ok"
+	}
+	m.registers.WithLabelValues(string(code)).Inc()
+}
+
+// Released counts a release. The cause is one of few words, such as "asked" or "cgroup empty": each makes a series.
+func (m *Metrics) Released(cause string) { m.releases.WithLabelValues(cause).Inc() }
+
+// Attached counts a process that asked for a place in a ledger. The result is one of few words, such as "ok".
+func (m *Metrics) Attached(result string) { m.attaches.WithLabelValues(result).Inc() }
+
+// Handler answers /metrics, and nothing else.
+func (m *Metrics) Handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{MaxRequestsInFlight: 4}))
+	return mux
+}
+
+// Serve answers on address until ctx ends, and then returns nil.
+func (m *Metrics) Serve(ctx context.Context, address string) error {
+	server := &http.Server{
+		Addr: address, Handler: m.Handler(),
+		ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 5 * time.Second, WriteTimeout: 30 * time.Second, IdleTimeout: time.Minute,
+		MaxHeaderBytes: 16 << 10,
+	}
+	stop := context.AfterFunc(ctx, func() { server.Close() })
+	err := server.ListenAndServe()
+	if !stop() {
+		return nil // it was ctx
+	}
+	return err
+}

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package process
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// Handle holds on to one process: what it says stays about that process, whatever becomes of its pid.
+// Its methods may be called by several goroutines.
+type Handle struct {
+	Identity
+
+	mu sync.RWMutex // fd is not closed, and so not reused for something else, while it is in use
+	fd int          // a pidfd; -1 once closed
+}
+
+// Open takes hold of the process that has pid now. It returns ErrDead if there is none.
+func Open(pid int) (*Handle, error) {
+	fd, err := unix.PidfdOpen(pid, 0)
+	switch {
+	case errors.Is(err, unix.ESRCH):
+		return nil, fmt.Errorf("process %d: %w", pid, ErrDead)
+	case errors.Is(err, unix.ENOSYS):
+		return nil, fmt.Errorf("pidfd_open of process %d: %w: Linux 5.3 or newer is needed", pid, err)
+	case err != nil:
+		return nil, fmt.Errorf("pidfd_open of process %d: %w", pid, err)
+	}
+	return take(fd, pid)
+}
+
+// FromPidfd makes a Handle of a pidfd that the kernel gave (SO_PEERPIDFD), and owns fd from then on, even if
+// it fails. The pid that came with it (SO_PEERCRED) is checked against the pidfd; 0 means that none came.
+func FromPidfd(fd, pid int) (*Handle, error) {
+	named, err := pidOf(fd)
+	if err == nil && pid != 0 && pid != named {
+		err = fmt.Errorf("the pidfd is of process %d, not of %d", named, pid)
+	}
+	if err != nil {
+		unix.Close(fd)
+		return nil, err
+	}
+	return take(fd, named)
+}
+
+// take reads the identity of pid, and then makes sure that it was fd's process that was read: while
+// a pidfd is not signalled its process is not reaped, and its pid is nobody else's.
+func take(fd, pid int) (*Handle, error) {
+	h := &Handle{fd: fd}
+	id, err := identify(pid)
+	if !h.Alive() {
+		h.Close()
+		return nil, fmt.Errorf("process %d: %w", pid, ErrDead)
+	}
+	if err != nil {
+		h.Close()
+		return nil, err
+	}
+	h.Identity = id
+	return h, nil
+}
+
+// pidOf asks the kernel which process a pidfd is of.
+func pidOf(fd int) (int, error) {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/self/fdinfo/%d", fd))
+	if err != nil {
+		return 0, fmt.Errorf("which process a pidfd is of: %w", err)
+	}
+	for line := range bytes.Lines(b) {
+		rest, ok := bytes.CutPrefix(line, []byte("Pid:"))
+		if !ok {
+			continue
+		}
+		pid, err := strconv.Atoi(string(bytes.TrimSpace(rest)))
+		switch {
+		case err != nil:
+			return 0, fmt.Errorf("which process a pidfd is of: %w", err)
+		case pid == 0:
+			return 0, errors.New("the process is not in the enforcer's pid namespace, nor below it: run the enforcer on the host")
+		case pid < 0:
+			return 0, ErrDead
+		}
+		return pid, nil
+	}
+	return 0, fmt.Errorf("descriptor %d is not a pidfd", fd)
+}
+
+// Alive is false once the whole thread group has ended, whether or not its parent has taken notice.
+func (h *Handle) Alive() bool {
+	h.mu.RLock()
+	defer h.mu.RUnlock()
+	if h.fd < 0 {
+		return false
+	}
+	fds := []unix.PollFd{{Fd: int32(h.fd), Events: unix.POLLIN}}
+	for {
+		n, err := unix.Poll(fds, 0)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		// An error here is want of memory, in which case nothing is known, and "alive" is the
+		// answer that gives nobody's bytes away.
+		return err != nil || n == 0
+	}
+}
+
+// Signal sends sig to the process; ErrDead if it has ended.
+func (h *Handle) Signal(sig syscall.Signal) error {
+	h.mu.RLock()
+	defer h.mu.RUnlock()
+	if h.fd < 0 {
+		return os.ErrClosed
+	}
+	err := unix.PidfdSendSignal(h.fd, sig, nil, 0)
+	if errors.Is(err, unix.ESRCH) {
+		return fmt.Errorf("process %d: %w", h.PID, ErrDead)
+	}
+	if err != nil {
+		return fmt.Errorf("signal %v to process %d: %w", sig, h.PID, err)
+	}
+	return nil
+}
+
+// Close lets go of the process. A Watcher that watches h loses it: Unwatch first.
+func (h *Handle) Close() error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.fd < 0 {
+		return nil
+	}
+	fd := h.fd
+	h.fd = -1
+	return unix.Close(fd)
+}

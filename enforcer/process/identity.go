@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package process tells one process from another, and when it is dead.
+//
+// A pid alone is no identity: the kernel hands it out again. This package owns the three things that
+// make one: a pidfd (the kernel's own handle of one process), the start time (unique together with
+// the pid within a boot), and the boot id. Whoever keeps a pid keeps a Handle or an Identity with it.
+//
+// It must never act on a bare pid: every signal goes through a pidfd, and everything read under
+// /proc/PID counts only if the pidfd says afterwards that the process was still the same.
+package process
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"syscall"
+)
+
+// ErrDead says that the process is dead, or was already when it was asked for.
+var ErrDead = errors.New("the process is dead")
+
+// Identity is what tells a process from all others of this boot.
+type Identity struct {
+	PID   int    // in the pid namespace of the caller
+	Start uint64 // clock ticks from boot to its start; survives execve, by any thread
+	NSPID int    // its pid in its own pid namespace, what it sees itself
+	PIDNS uint64 // inode of that namespace
+}
+
+// BootID names this boot of the kernel. Start times, pidfds and cgroup inodes of another boot mean nothing.
+func BootID() (string, error) {
+	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return "", fmt.Errorf("read the boot id: %w", err)
+	}
+	return string(bytes.TrimSpace(b)), nil
+}
+
+// StartTime reads the start time of whoever has pid now.
+func StartTime(pid int) (uint64, error) {
+	s, err := readStat(pid)
+	return s.start, err
+}
+
+// identify reads the identity of whoever has pid now. The caller holds a pidfd and checks it afterwards.
+func identify(pid int) (Identity, error) {
+	s, err := readStat(pid)
+	if err != nil {
+		return Identity{}, err
+	}
+	nspid, err := readNSPID(pid)
+	if err != nil {
+		return Identity{}, err
+	}
+	ns, err := os.Stat(fmt.Sprintf("/proc/%d/ns/pid", pid))
+	if err != nil {
+		return Identity{}, vanished(pid, err)
+	}
+	return Identity{PID: pid, Start: s.start, NSPID: nspid, PIDNS: ns.Sys().(*syscall.Stat_t).Ino}, nil
+}
+
+type stat struct {
+	ppid  int
+	start uint64
+}
+
+func readStat(pid int) (stat, error) {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return stat{}, vanished(pid, err)
+	}
+	return parseStat(b)
+}
+
+// parseStat reads fields 4 and 22 of proc(5) stat. Field 2, the command in parentheses, is whatever
+// the program likes to be called: "a) R 1 (b" is a fine name. Only what follows the last ')' is ours to split.
+func parseStat(b []byte) (stat, error) {
+	i := bytes.LastIndexByte(b, ')')
+	if i < 0 {
+		return stat{}, fmt.Errorf("/proc/PID/stat has no command: %.80q", b)
+	}
+	fields := strings.Fields(string(b[i+1:])) // fields[0] is field 3
+	const ppid, start = 4 - 3, 22 - 3
+	if len(fields) <= start {
+		return stat{}, fmt.Errorf("/proc/PID/stat has %d fields after the command: 20 are needed", len(fields))
+	}
+	var s stat
+	var err error
+	if s.ppid, err = strconv.Atoi(fields[ppid]); err != nil {
+		return stat{}, fmt.Errorf("/proc/PID/stat, parent: %w", err)
+	}
+	if s.start, err = strconv.ParseUint(fields[start], 10, 64); err != nil {
+		return stat{}, fmt.Errorf("/proc/PID/stat, start time: %w", err)
+	}
+	return s, nil
+}
+
+func readNSPID(pid int) (int, error) {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return 0, vanished(pid, err)
+	}
+	return parseNSPID(b)
+}
+
+// parseNSPID reads the last number of the line NSpid: the pid in the innermost namespace. A
+// program's name cannot forge the line: the kernel escapes a newline in Name.
+func parseNSPID(b []byte) (int, error) {
+	for line := range strings.Lines(string(b)) {
+		rest, ok := strings.CutPrefix(line, "NSpid:")
+		if !ok {
+			continue
+		}
+		pids := strings.Fields(rest)
+		if len(pids) == 0 {
+			break
+		}
+		n, err := strconv.Atoi(pids[len(pids)-1])
+		if err != nil {
+			return 0, fmt.Errorf("/proc/PID/status, NSpid: %w", err)
+		}
+		return n, nil
+	}
+	return 0, errors.New("/proc/PID/status has no NSpid: a kernel with pid namespaces (CONFIG_PID_NS) is needed")
+}
+
+// vanished turns the two ways in which /proc says that a process is gone (no directory any more; reading from
+// the directory of a dead one) into ErrDead.
+func vanished(pid int, err error) error {
+	if errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ESRCH) {
+		return fmt.Errorf("process %d: %w", pid, ErrDead)
+	}
+	return err
+}

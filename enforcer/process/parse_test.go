@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package process
+
+import "testing"
+
+const tail = " S 42 1 1 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 987654 10 11"
+
+func TestAProgramsNameCannotForgeItsStatus(t *testing.T) {
+	for _, name := range []string{"sleep", "a b", "a) R 1 (b", ") S 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1", "\n", ")", "("} {
+		s, err := parseStat([]byte("7 (" + name + ")" + tail))
+		if err != nil || s.ppid != 42 || s.start != 987654 {
+			t.Errorf("name %q: got %+v, %v", name, s, err)
+		}
+	}
+}
+
+func TestAStatusThatIsNoneIsAnError(t *testing.T) {
+	for _, s := range []string{"", "7", "7 (a", "7 (a)", "7 (a) S 1 2 3", "7 (a) S x 1 1 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 987654"} {
+		if got, err := parseStat([]byte(s)); err == nil {
+			t.Errorf("%q: got %+v", s, got)
+		}
+	}
+	for _, s := range []string{"", "NSpid:\n", "NSpid:\tx\n", "Name:\tNSpid: 7\n"} {
+		if got, err := parseNSPID([]byte(s)); err == nil {
+			t.Errorf("%q: got %d", s, got)
+		}
+	}
+}
+
+func TestTheInnermostNamespaceCounts(t *testing.T) {
+	for s, want := range map[string]int{
+		"Name:\tx\nNSpid:\t4711\nFoo:\t1\n":      4711,
+		"Name:\tx\nNSpid:\t4711\t23\t1\nNSid:\n": 1,
+	} {
+		if got, err := parseNSPID([]byte(s)); err != nil || got != want {
+			t.Errorf("%q: got %d, %v, want %d", s, got, err, want)
+		}
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	f.Add([]byte("7 (a)" + tail))
+	f.Add([]byte("NSpid:\t1\t2\n"))
+	f.Fuzz(func(_ *testing.T, b []byte) {
+		_, _ = parseStat(b)
+		_, _ = parseNSPID(b)
+	})
+}

@@ -1,0 +1,374 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package process
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// sleeper starts a process that ends when the test does, or with `end`.
+func sleeper(t testing.TB) *exec.Cmd {
+	t.Helper()
+	cmd := exec.Command("sleep", "600")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { end(cmd) })
+	return cmd
+}
+
+func end(cmd *exec.Cmd) {
+	_ = cmd.Process.Kill()
+	_ = cmd.Wait()
+}
+
+func mustOpen(t testing.TB, pid int) *Handle {
+	t.Helper()
+	h, err := Open(pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { h.Close() })
+	return h
+}
+
+func TestIdentityIsWhatTheProcessItselfSees(t *testing.T) {
+	h := mustOpen(t, os.Getpid())
+	ns, err := os.Stat("/proc/self/ns/pid")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if h.PID != os.Getpid() || h.NSPID != os.Getpid() || h.PIDNS != ns.Sys().(*syscall.Stat_t).Ino {
+		t.Errorf("got %+v", h.Identity)
+	}
+	start, err := StartTime(os.Getpid())
+	if err != nil || start != h.Start || start == 0 {
+		t.Errorf("start time %d (%v), in the handle %d", start, err, h.Start)
+	}
+}
+
+func TestAProcessOfAnotherNamespaceHasTheNumberThatItSeesThere(t *testing.T) {
+	cmd := exec.Command("sleep", "600")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID}
+	if err := cmd.Start(); errors.Is(err, syscall.EPERM) {
+		t.Skip("requires the right to make a pid namespace (root)")
+	} else if err != nil {
+		t.Fatal(err)
+	}
+	defer end(cmd)
+	h := mustOpen(t, cmd.Process.Pid)
+	self := mustOpen(t, os.Getpid())
+	if h.NSPID != 1 || h.PID != cmd.Process.Pid || h.PIDNS == self.PIDNS {
+		t.Errorf("got %+v; the test itself is in namespace %d", h.Identity, self.PIDNS)
+	}
+}
+
+func TestTheDeadAreDead(t *testing.T) {
+	cmd := sleeper(t)
+	h := mustOpen(t, cmd.Process.Pid)
+	if !h.Alive() {
+		t.Error("a living process is not alive")
+	}
+	_ = cmd.Process.Kill()
+	waitFor(t, func() bool { return !h.Alive() }) // a zombie still: nobody has waited for it
+	if _, err := Open(cmd.Process.Pid); !errors.Is(err, ErrDead) {
+		t.Errorf("open a zombie: %v, want ErrDead", err)
+	}
+	_ = cmd.Wait()
+	if err := h.Signal(syscall.SIGTERM); !errors.Is(err, ErrDead) {
+		t.Errorf("signal: %v, want ErrDead", err)
+	}
+	if _, err := Open(cmd.Process.Pid); !errors.Is(err, ErrDead) {
+		t.Errorf("open: %v, want ErrDead", err)
+	}
+	if _, err := StartTime(cmd.Process.Pid); !errors.Is(err, ErrDead) {
+		t.Errorf("start time: %v, want ErrDead", err)
+	}
+}
+
+func TestSignalReachesTheProcess(t *testing.T) {
+	cmd := sleeper(t)
+	h := mustOpen(t, cmd.Process.Pid)
+	if err := h.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait()
+	if got := cmd.ProcessState.Sys().(syscall.WaitStatus).Signal(); got != syscall.SIGTERM {
+		t.Errorf("it died of %v", got)
+	}
+}
+
+func TestAClosedHandleActsOnNobody(t *testing.T) {
+	h := mustOpen(t, sleeper(t).Process.Pid)
+	if err := errors.Join(h.Close(), h.Close()); err != nil {
+		t.Error(err)
+	}
+	if err := h.Signal(syscall.SIGTERM); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("signal: %v", err)
+	}
+	if h.Alive() {
+		t.Error("alive, though closed")
+	}
+}
+
+func TestFromPidfdBelievesThePidfd(t *testing.T) {
+	one, other := sleeper(t), sleeper(t)
+	pidfd := func() int {
+		fd, err := unix.PidfdOpen(one.Process.Pid, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return fd
+	}
+	for _, pid := range []int{one.Process.Pid, 0} {
+		h, err := FromPidfd(pidfd(), pid)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if h.PID != one.Process.Pid {
+			t.Errorf("pid %d: the handle is of %d", pid, h.PID)
+		}
+		h.Close()
+	}
+	if _, err := FromPidfd(pidfd(), other.Process.Pid); err == nil {
+		t.Error("another process's pid was believed")
+	}
+	end(one)
+	fd, err := unix.PidfdOpen(other.Process.Pid, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	end(other)
+	if _, err := FromPidfd(fd, other.Process.Pid); !errors.Is(err, ErrDead) {
+		t.Errorf("a dead process's pidfd: %v, want ErrDead", err)
+	}
+}
+
+// leaderExits makes the test program a process whose first thread ends, and the others when stdin does.
+const leaderExits = "GPUSLICE_TEST_LEADER_EXITS"
+
+func TestAProcessLivesUntilItsLastThreadEnds(t *testing.T) {
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), leaderExits+"=1")
+	in, _ := cmd.StdinPipe()
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer end(cmd)
+	h := mustOpen(t, cmd.Process.Pid)
+	w := watcher(t)
+	died := make(chan struct{})
+	if err := w.Watch(h, func() { close(died) }); err != nil {
+		t.Fatal(err)
+	}
+	waitFor(t, func() bool {
+		b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", h.PID))
+		return strings.Contains(string(b), ") Z ")
+	})
+	select {
+	case <-died:
+		t.Fatal("it was reported dead with the leader, while another thread runs")
+	case <-time.After(50 * time.Millisecond):
+	}
+	if !h.Alive() {
+		t.Fatal("it is dead with the leader, while another thread runs")
+	}
+	in.Close()
+	<-died
+}
+
+func init() {
+	if os.Getenv(leaderExits) != "" {
+		runtime.LockOSThread() // in init this is the first thread, and it stays TestMain's
+	}
+}
+
+func TestMain(m *testing.M) {
+	if os.Getenv(leaderExits) == "" {
+		os.Exit(m.Run())
+	}
+	go func() {
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		os.Exit(0)
+	}()
+	_, _, _ = syscall.RawSyscall(syscall.SYS_EXIT, 0, 0, 0) // this thread, not the process
+}
+
+func watcher(t testing.TB) *Watcher {
+	t.Helper()
+	w, err := NewWatcher()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { w.Close() })
+	return w
+}
+
+func waitFor(t testing.TB, f func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); !f(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("it did not come to pass")
+		}
+	}
+}
+
+func TestEachDeathIsReportedOnce(t *testing.T) {
+	w := watcher(t)
+	const n = 50
+	var calls [n]atomic.Int32
+	var processes [n]*exec.Cmd
+	for i := range n {
+		processes[i] = sleeper(t)
+		if err := w.Watch(mustOpen(t, processes[i].Process.Pid), func() { calls[i].Add(1) }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, p := range processes[:n/2] {
+		end(p)
+	}
+	waitFor(t, func() bool {
+		for i := range n / 2 {
+			if calls[i].Load() == 0 {
+				return false
+			}
+		}
+		return true
+	})
+	time.Sleep(20 * time.Millisecond)
+	for i := range n {
+		want := int32(0)
+		if i < n/2 {
+			want = 1
+		}
+		if got := calls[i].Load(); got != want {
+			t.Errorf("process %d: %d reports, want %d", i, got, want)
+		}
+	}
+}
+
+func TestTheDeadAreReportedToWhoComesLate(t *testing.T) {
+	cmd := sleeper(t)
+	h := mustOpen(t, cmd.Process.Pid)
+	end(cmd)
+	died := make(chan struct{})
+	if err := watcher(t).Watch(h, func() { close(died) }); err != nil {
+		t.Fatal(err)
+	}
+	<-died
+}
+
+func TestUnwatchSaysWhetherTheDeathWasReported(t *testing.T) {
+	w := watcher(t)
+	cmd := sleeper(t)
+	h := mustOpen(t, cmd.Process.Pid)
+	watch := func(died func()) {
+		t.Helper()
+		if err := w.Watch(h, died); err != nil {
+			t.Fatal(err)
+		}
+	}
+	watch(func() { t.Error("called after Unwatch") })
+	if err := w.Watch(h, func() {}); err == nil {
+		t.Error("watched twice")
+	}
+	if !w.Unwatch(h) || w.Unwatch(h) {
+		t.Error("Unwatch of a living process must be true once")
+	}
+	died := make(chan struct{})
+	watch(func() { close(died) })
+	end(cmd)
+	<-died
+	if w.Unwatch(h) {
+		t.Error("Unwatch is true after the report")
+	}
+}
+
+func TestAReportMayWatchAnother(t *testing.T) {
+	w := watcher(t)
+	first, second := sleeper(t), sleeper(t)
+	h1, h2 := mustOpen(t, first.Process.Pid), mustOpen(t, second.Process.Pid)
+	died := make(chan struct{})
+	err := w.Watch(h1, func() {
+		h1.Close()
+		if err := w.Watch(h2, func() { close(died) }); err != nil {
+			t.Error(err)
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	end(first)
+	end(second)
+	<-died
+}
+
+func TestAClosedWatcherIsSilent(t *testing.T) {
+	w := watcher(t)
+	cmd := sleeper(t)
+	h := mustOpen(t, cmd.Process.Pid)
+	if err := w.Watch(h, func() { t.Error("called after Close") }); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(w.Close(), w.Close()); err != nil {
+		t.Fatal(err)
+	}
+	end(cmd)
+	if err := w.Watch(h, func() {}); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("watch after Close: %v", err)
+	}
+	w.Unwatch(h)
+}
+
+func TestAncestor(t *testing.T) {
+	// A shell, with a shell below it, with a sleep below that; the last says that it is there.
+	cmd := exec.Command("sh", "-c", `sh -c 'sleep 600 & echo $!; wait'; :`)
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	var grandchild int
+	if _, err := fmt.Fscan(out, &grandchild); err != nil {
+		t.Fatal(err)
+	}
+	defer end(cmd)
+	defer syscall.Kill(grandchild, syscall.SIGKILL)
+	for _, c := range []struct {
+		pid, ancestor int
+		want          bool
+	}{
+		{grandchild, grandchild, true},
+		{grandchild, cmd.Process.Pid, true},
+		{grandchild, os.Getpid(), true},
+		{cmd.Process.Pid, grandchild, false},
+		{os.Getpid(), cmd.Process.Pid, false},
+		{1 << 30, os.Getpid(), false},
+		{1 << 30, 1 << 30, false},
+	} {
+		if got := Ancestor(c.pid, c.ancestor); got != c.want {
+			t.Errorf("Ancestor(%d, %d) = %v", c.pid, c.ancestor, got)
+		}
+	}
+}
+
+func TestBootIDIsOneWord(t *testing.T) {
+	id, err := BootID()
+	if err != nil || len(id) != 36 || strings.ContainsAny(id, " \n") {
+		t.Errorf("got %q, %v", id, err)
+	}
+}

@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package process
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// Watcher says when processes die: one epoll set and one goroutine for all of them, since a slice may have
+// thousands. Deaths are not lost: a pidfd stays readable.
+type Watcher struct {
+	epoll int
+	wake  int // an eventfd, to end the loop
+	done  chan struct{}
+
+	mu      sync.Mutex
+	closed  bool
+	last    uint64
+	watched map[uint64]watch
+	keys    map[*Handle]uint64
+}
+
+type watch struct {
+	handle *Handle
+	died   func()
+}
+
+// wakeKey is the epoll key of the eventfd; processes count up from 1.
+const wakeKey = 0
+
+// NewWatcher starts a Watcher.
+func NewWatcher() (*Watcher, error) {
+	epoll, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("watch processes: epoll_create: %w", err)
+	}
+	wake, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
+	if err != nil {
+		unix.Close(epoll)
+		return nil, fmt.Errorf("watch processes: eventfd: %w", err)
+	}
+	w := &Watcher{
+		epoll: epoll, wake: wake, done: make(chan struct{}),
+		watched: make(map[uint64]watch), keys: make(map[*Handle]uint64),
+	}
+	if err := w.add(wake, wakeKey, unix.EPOLLIN); err != nil {
+		unix.Close(wake)
+		unix.Close(epoll)
+		return nil, fmt.Errorf("watch processes: %w", err)
+	}
+	go w.loop()
+	return w, nil
+}
+
+// add puts fd into the epoll set. The 64 bits that epoll hands back are the key, never the
+// descriptor: an event of a descriptor that was closed and reused must not be taken for the new one's.
+func (w *Watcher) add(fd int, key uint64, events uint32) error {
+	e := unix.EpollEvent{Events: events, Fd: int32(uint32(key)), Pad: int32(uint32(key >> 32))}
+	return unix.EpollCtl(w.epoll, unix.EPOLL_CTL_ADD, fd, &e)
+}
+
+func keyOf(e *unix.EpollEvent) uint64 {
+	return uint64(uint32(e.Fd)) | uint64(uint32(e.Pad))<<32
+}
+
+// Watch calls died once, when h's process is dead (all of its threads), which may be at once. It
+// is called on the Watcher's goroutine, one at a time: it may call Watch and Unwatch, and must not wait for long.
+func (w *Watcher) Watch(h *Handle, died func()) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.closed {
+		return os.ErrClosed
+	}
+	if _, ok := w.keys[h]; ok {
+		return fmt.Errorf("process %d is watched already", h.PID)
+	}
+	h.mu.RLock()
+	defer h.mu.RUnlock()
+	if h.fd < 0 {
+		return os.ErrClosed
+	}
+	w.last++
+	if err := w.add(h.fd, w.last, unix.EPOLLIN|unix.EPOLLONESHOT); err != nil {
+		return fmt.Errorf("watch process %d: %w", h.PID, err)
+	}
+	w.watched[w.last] = watch{h, died}
+	w.keys[h] = w.last
+	return nil
+}
+
+// Unwatch forgets h. It returns true if died was not called and never will be; false if h was not watched, or its
+// death came first (then died has been called, or is running).
+func (w *Watcher) Unwatch(h *Handle) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	key, ok := w.keys[h]
+	if !ok {
+		return false
+	}
+	w.forget(h, key)
+	return true
+}
+
+// forget is called with mu held.
+func (w *Watcher) forget(h *Handle, key uint64) {
+	delete(w.keys, h)
+	delete(w.watched, key)
+	h.mu.RLock()
+	defer h.mu.RUnlock()
+	if h.fd >= 0 { // else closing it took it out of the set
+		_ = unix.EpollCtl(w.epoll, unix.EPOLL_CTL_DEL, h.fd, nil)
+	}
+}
+
+func (w *Watcher) loop() {
+	defer close(w.done)
+	events := make([]unix.EpollEvent, 256)
+	for {
+		n, err := unix.EpollWait(w.epoll, events, -1)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err != nil {
+			// Only a closed or foreign descriptor gets here (EBADF, EINVAL): a bug, which must
+			// not pass for "nobody died".
+			panic(fmt.Sprintf("process: epoll_wait: %v", err))
+		}
+		for i := range events[:n] {
+			key := keyOf(&events[i])
+			if key == wakeKey {
+				return
+			}
+			if died := w.claim(key); died != nil {
+				died()
+			}
+		}
+	}
+}
+
+// claim takes a dead process off the books, and returns what is to be called for it; nil if Unwatch came first.
+func (w *Watcher) claim(key uint64) func() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	watch, ok := w.watched[key]
+	if !ok {
+		return nil
+	}
+	w.forget(watch.handle, key)
+	return watch.died
+}
+
+// Close ends the Watcher; when it returns nothing is being called, nor will be. Not to be called by a died function.
+func (w *Watcher) Close() error {
+	w.mu.Lock()
+	if w.closed {
+		w.mu.Unlock()
+		return nil
+	}
+	w.closed = true
+	w.mu.Unlock()
+	if _, err := unix.Write(w.wake, []byte{1, 0, 0, 0, 0, 0, 0, 0}); err != nil {
+		return fmt.Errorf("stop watching processes: %w", err)
+	}
+	<-w.done
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	err := errors.Join(unix.Close(w.wake), unix.Close(w.epoll))
+	w.epoll = -1 // an Unwatch that comes late must not touch a stranger's descriptor
+	return err
+}

@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforcer
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/cgroup"
+	"github.com/gpuslice/gpuslice/enforcer/driver"
+	"github.com/gpuslice/gpuslice/enforcer/killpoint"
+	"github.com/gpuslice/gpuslice/enforcer/ledger"
+	"github.com/gpuslice/gpuslice/enforcer/process"
+)
+
+// Register makes a slice. When it returns without an error the slice is on disk and its processes can attach.
+func (e *Enforcer) Register(ctx context.Context, r api.RegisterRequest) (api.RegisterReply, error) {
+	reply, err := e.register(ctx, r)
+	var code api.Code
+	if refusal := (*api.Error)(nil); errors.As(err, &refusal) {
+		code = refusal.Code
+	} else if err != nil {
+		code = api.CodeInternal
+	}
+	e.count(func(c Counter) { c.Registered(code) })
+	return reply, err
+}
+
+func (e *Enforcer) register(ctx context.Context, r api.RegisterRequest) (api.RegisterReply, error) {
+	r.Quotas = append([]api.Quota(nil), r.Quotas...)
+	if err := e.checkRequest(&r); err != nil {
+		return api.RegisterReply{}, err
+	}
+	if err := e.lockChange(); err != nil {
+		return api.RegisterReply{}, err
+	}
+	defer e.change.Unlock()
+	if err := ctx.Err(); err != nil {
+		return api.RegisterReply{}, err // who asked is gone: nobody would release it
+	}
+	s, err := e.newSlice(r)
+	if err != nil {
+		return api.RegisterReply{}, err
+	}
+	if err := e.makeWay(s); err != nil {
+		s.leave()
+		return api.RegisterReply{}, err
+	}
+	if err := e.establish(s); err != nil {
+		return api.RegisterReply{}, errors.Join(err, e.release(s, causeFailed))
+	}
+	killpoint.Pass("register.done")
+	s.log.Info("slice registered", "pid", r.PID, "cgroup", s.cgroup.String(), "tenant", r.Tenant, "pool", r.Pool, "mode", r.Mode)
+	return api.RegisterReply{Slice: s.show(false), Dir: s.dir, Library: e.options.Library}, nil
+}
+
+// newSlice finds out who the slice's processes are. It changes nothing outside this process.
+func (e *Enforcer) newSlice(r api.RegisterRequest) (*slice, error) {
+	init, err := process.Open(r.PID)
+	if errors.Is(err, process.ErrDead) {
+		return nil, api.Errorf(api.CodeBadRequest, "process %d, with which slice %s should begin, is dead", r.PID, r.ID)
+	}
+	if err != nil {
+		return nil, err
+	}
+	s := &slice{
+		e: e, log: e.log.With("slice", r.ID), request: r, created: time.Now().UTC(),
+		initStart: init.Start, init: init, state: api.Active,
+		lanes: make(map[uint32]*lane), byPID: make(map[int]*lane), next: 1,
+	}
+	if !r.Session {
+		s.cgroup, err = e.host.Of(r.PID)
+		if err == nil && !init.Alive() {
+			err = process.ErrDead // and what was read may be another's
+		}
+		if err != nil {
+			s.leave()
+			return nil, api.Errorf(api.CodeBadRequest, "slice %s: %v", r.ID, err)
+		}
+	}
+	if s.generation, err = e.store.NextGeneration(); err != nil {
+		s.leave()
+		return nil, err
+	}
+	s.dir = e.sliceDir(r.ID, s.generation)
+	return s, nil
+}
+
+// makeWay releases slices that are over but not released yet, and that the new one replaces: the engine has
+// restarted the container before the end of the former one was noticed.
+func (e *Enforcer) makeWay(s *slice) error {
+	for _, other := range e.all() {
+		switch {
+		case other.id() == s.id():
+			// Its init decides, not its cgroup: after a restart that is the new one's.
+			if other.init != nil && other.init.Alive() {
+				return api.Errorf(api.CodeExists, "slice %s exists, and its process %d is alive: release it first, or choose another id", s.id(), other.request.PID)
+			}
+		case !s.request.Session && !other.request.Session && other.cgroup == s.cgroup:
+			return api.Errorf(api.CodeExists, "slice %s: cgroup %s is slice %s's already", s.id(), s.cgroup, other.id())
+		default:
+			continue
+		}
+		if err := e.release(other, causeReplaced); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// establish makes all that a slice consists of, the store's record before anybody can use it.
+func (e *Enforcer) establish(s *slice) error {
+	var name [16]byte
+	if _, err := rand.Read(name[:]); err != nil {
+		return err
+	}
+	if err := s.begin(name); err != nil {
+		return err
+	}
+	killpoint.Pass("register.ledger")
+	if err := makeSliceDir(s.dir); err != nil {
+		return fmt.Errorf("make the slice's directory: %w", err)
+	}
+	killpoint.Pass("register.dir")
+	if err := e.store.PutSlice(s.stored()); err != nil {
+		return err
+	}
+	killpoint.Pass("register.stored")
+	e.mu.Lock()
+	e.slices[s.id()] = s
+	e.mu.Unlock()
+	if err := s.listen(); err != nil {
+		return err
+	}
+	killpoint.Pass("register.listening")
+	return e.watchSlice(s)
+}
+
+// begin makes a new ledger with the devices that the slice has, or is going to see.
+func (s *slice) begin(name [16]byte) error {
+	l, err := ledger.Create(name)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ledger = l
+	if s.record() {
+		l.SetRecord()
+	}
+	if len(s.devices) == 0 {
+		s.devices = s.foresee()
+	}
+	for i := range s.devices {
+		if err := s.write(i); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// foresee is the devices that the quotas cover, as far as they are known and the ledger can hold them. If
+// there are more, each is added when a process says that it uses it.
+func (s *slice) foresee() []*device {
+	if s.e.truth == nil {
+		return nil
+	}
+	var devices []*device
+	for _, known := range s.e.truth.devices {
+		limit, ok := quotaOn(s.request.Quotas, known.Raw, known.Total)
+		if !ok || limit == 0 {
+			continue
+		}
+		uuid, err := driver.ParseUUID(known.UUID)
+		if err != nil {
+			continue
+		}
+		devices = append(devices, s.describe(uuid, limit, known.Total))
+	}
+	if len(devices) > ledger.Devices {
+		return nil
+	}
+	return devices
+}
+
+// watchSlice makes the slice end by itself when its processes have ended, whether or not anybody says so.
+func (e *Enforcer) watchSlice(s *slice) error {
+	look := func() { go e.ended(s) }
+	if s.init != nil {
+		err := e.deaths.Watch(s.init, func() {
+			if s.cgroup != (cgroup.Path{}) {
+				e.cgroups.Recheck(s.cgroup)
+			}
+			look()
+		})
+		if err != nil {
+			return err
+		}
+	}
+	if s.request.Session {
+		return nil
+	}
+	if err := e.cgroups.Watch(s.cgroup, look); err != nil {
+		return err
+	}
+	if s.init == nil {
+		e.cgroups.Recheck(s.cgroup)
+	}
+	return nil
+}
+
+// ended releases a slice of which no process is left.
+func (e *Enforcer) ended(s *slice) {
+	if e.lockChange() != nil {
+		return
+	}
+	defer e.change.Unlock()
+	if e.find(s.id()) != s || s.running() {
+		return
+	}
+	if err := e.release(s, causeEnded); err != nil {
+		s.log.Error("release a slice whose processes have ended", "err", err)
+	}
+}

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforcer
+
+import (
+	"math/bits"
+	"strconv"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/driver"
+)
+
+// checkRequest says what is wrong with a request, in one sentence for whom it concerns, and turns its devices
+// into UUIDs.
+func (e *Enforcer) checkRequest(r *api.RegisterRequest) error {
+	if err := r.Validate(); err != nil {
+		return err
+	}
+	if !r.Session && e.options.Unprivileged {
+		return api.Errorf(api.CodeBadRequest, "slice %s is a container's: this enforcer runs without privileges and serves sessions only", r.ID)
+	}
+	if r.Mode == "" {
+		r.Mode = api.Enforce
+	}
+	seen := make(map[string]bool)
+	for i := range r.Quotas {
+		q := &r.Quotas[i]
+		name, err := e.resolve(q.Device)
+		if err != nil {
+			return err
+		}
+		if seen[name] { // an index and a UUID can be one device
+			return api.Errorf(api.CodeBadRequest, "device %s has two quotas: one is accepted", name)
+		}
+		seen[name] = true
+		q.Device = name
+	}
+	return nil
+}
+
+// resolve turns what a person may write for a device into its UUID, at once: indices change meaning with the
+// program that counts, and with the next reboot.
+func (e *Enforcer) resolve(name string) (string, error) {
+	if name == api.AllDevices {
+		return name, nil
+	}
+	if index, err := strconv.Atoi(name); err == nil {
+		if e.truth == nil {
+			return "", api.Errorf(api.CodeNoDevice, "device %d is an index, and without NVML no index has a meaning: give the UUID that nvidia-smi -L shows", index)
+		}
+		for _, d := range e.truth.devices {
+			if d.Index == index {
+				return d.UUID, nil
+			}
+		}
+		return "", api.Errorf(api.CodeNoDevice, "there is no device %d: NVML shows %d devices (nvidia-smi -L)", index, len(e.truth.devices))
+	}
+	uuid, err := driver.ParseUUID(name)
+	if err != nil {
+		return "", api.Errorf(api.CodeBadRequest, "%v, or an index, or %q for all", err, api.AllDevices)
+	}
+	if e.truth != nil && e.truth.device(uuid.Raw) == nil {
+		return "", api.Errorf(api.CodeNoDevice, "there is no device %s: nvidia-smi -L shows those that there are", uuid)
+	}
+	return uuid.String(), nil
+}
+
+// quotaOn is the bytes that a slice with these quotas may keep on a device of total bytes; false if none covers it.
+// A quota on that one device goes before one on all.
+func quotaOn(quotas []api.Quota, raw [16]byte, total uint64) (uint64, bool) {
+	var covers *api.Quota
+	for i, q := range quotas {
+		if q.Device == api.AllDevices {
+			if covers == nil {
+				covers = &quotas[i]
+			}
+			continue
+		}
+		if uuid, err := driver.ParseUUID(q.Device); err == nil && uuid.Raw == raw {
+			covers = &quotas[i]
+		}
+	}
+	switch {
+	case covers == nil:
+		return 0, false
+	case covers.Percent > 0:
+		high, low := bits.Mul64(total, uint64(min(covers.Percent, 100)))
+		bytes, _ := bits.Div64(high, low, 100)
+		return bytes, true
+	default:
+		return covers.Bytes, true
+	}
+}

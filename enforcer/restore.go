@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforcer
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/cgroup"
+	"github.com/gpuslice/gpuslice/enforcer/driver"
+	"github.com/gpuslice/gpuslice/enforcer/killpoint"
+	"github.com/gpuslice/gpuslice/enforcer/ledger"
+	"github.com/gpuslice/gpuslice/enforcer/process"
+	"github.com/gpuslice/gpuslice/enforcer/store"
+)
+
+const storeName = "gpuslice.db"
+
+func openStore(dir string, log *slog.Logger) (*store.Store, error) {
+	s, report, err := store.Open(filepath.Join(dir, storeName))
+	if report != "" {
+		log.Error(report)
+	}
+	return s, err
+}
+
+// restore takes up the slices of the store that are still alive, and drops the others.
+func (e *Enforcer) restore() error {
+	records, err := e.store.Slices()
+	if err != nil {
+		return err
+	}
+	keep := make(map[string]bool)
+	alive := make(map[*slice]store.Slice)
+	var otherBoot, ended int
+	for _, r := range records {
+		if r.BootID == e.boot {
+			if s := e.revive(r); s.running() {
+				alive[s] = r
+				keep[s.dir] = true
+				continue
+			} else {
+				s.leave()
+			}
+			ended++
+			e.log.Info("a slice ended while no enforcer ran", "slice", r.Request.ID, "generation", r.Generation)
+		} else {
+			otherBoot++
+		}
+		if err := e.store.DeleteSlice(r.Request.ID, r.Generation); err != nil {
+			return err
+		}
+	}
+	e.sweep(keep)
+	// All of them are known before any is opened: which slice a process belongs to depends on all.
+	e.mu.Lock()
+	for s := range alive {
+		e.slices[s.id()] = s
+	}
+	e.mu.Unlock()
+	for s, r := range alive {
+		if r.Releasing {
+			if err := e.finish(s, r); err != nil {
+				return err
+			}
+			continue
+		}
+		if err := e.reopen(s, r); err != nil {
+			// One slice that cannot be served must not keep all others from it.
+			s.log.Error("the slice cannot be taken up again; its processes get nothing more", "err", err)
+			s.mu.Lock()
+			s.state, s.reason = api.Damaged, fmt.Sprintf("it could not be taken up again: %v", err)
+			s.mu.Unlock()
+		}
+	}
+	if otherBoot > 0 {
+		e.log.Info("the slices of an earlier boot are dropped", "count", otherBoot)
+	}
+	if len(records) > otherBoot {
+		e.log.Info("slices taken up again", "count", len(alive), "ended", ended)
+	}
+	return nil
+}
+
+// revive makes a slice of its record, as far as that needs no look at its ledger.
+func (e *Enforcer) revive(r store.Slice) *slice {
+	s := &slice{
+		e: e, log: e.log.With("slice", r.Request.ID), request: r.Request, generation: r.Generation,
+		created: r.Created, dir: r.Dir, initStart: r.InitStart, state: api.Active,
+		cgroup: cgroup.Path{Mount: r.CgroupMount, Rel: r.CgroupRel, Inode: r.CgroupInode, V2: r.CgroupV2},
+		lanes:  make(map[uint32]*lane), byPID: make(map[int]*lane), next: 1,
+	}
+	for _, l := range r.Limits {
+		if uuid, err := driver.ParseUUID(l.Device); err == nil {
+			s.devices = append(s.devices, s.describe(uuid, l.Bytes, l.Total))
+		}
+	}
+	if init, err := process.Open(r.Request.PID); err == nil {
+		if init.Start == r.InitStart {
+			s.init = init
+		} else {
+			init.Close()
+		}
+	}
+	return s
+}
+
+// finish ends a release that an enforcer began and did not live to end.
+func (e *Enforcer) finish(s *slice, r store.Slice) error {
+	s.ledger = s.search(identity(r))
+	if s.ledger != nil {
+		for i, d := range s.devices[:min(s.ledger.DeviceCount(), len(s.devices))] {
+			d.account, _ = s.ledger.OpenAccount(i, 0)
+		}
+	}
+	return e.release(s, causeAsked)
+}
+
+func identity(r store.Slice) ledger.Identity {
+	return ledger.Identity{Name: r.LedgerName, Dev: r.LedgerDev, Inode: r.LedgerInode}
+}
+
+// reopen finds the slice's ledger again, settles who died meanwhile, and listens where the slice's
+// processes look for the enforcer.
+func (e *Enforcer) reopen(s *slice, r store.Slice) error {
+	s.ledger = s.search(identity(r))
+	if s.ledger == nil {
+		// Nobody has it mapped, so nobody has charged anything, and nobody can.
+		if err := s.begin(r.LedgerName); err != nil {
+			return err
+		}
+		if err := e.store.PutSlice(s.stored()); err != nil {
+			return err
+		}
+	} else {
+		s.recover()
+	}
+	killpoint.Pass("restore.ledger")
+	if _, err := os.Lstat(filepath.Join(s.dir, bindName)); errors.Is(err, os.ErrNotExist) {
+		s.log.Error("the slice's directory was removed by somebody: a container that has it bound cannot attach new processes", "dir", s.dir)
+		e.removeSliceDir(s.dir)
+		if err := makeSliceDir(s.dir); err != nil {
+			return err
+		}
+	}
+	if err := s.listen(); err != nil {
+		return err
+	}
+	killpoint.Pass("restore.listening")
+	return e.watchSlice(s)
+}
+
+// search looks for the ledger in the slice's processes.
+func (s *slice) search(id ledger.Identity) *ledger.Ledger {
+	pids, err := s.pids()
+	if err != nil {
+		s.log.Error("list the slice's processes", "err", err)
+	}
+	for _, pid := range pids {
+		l, err := ledger.FromProcess(pid, id)
+		if err == nil {
+			return l
+		}
+		if !errors.Is(err, os.ErrNotExist) {
+			s.log.Warn("look for the slice's ledger", "pid", pid, "err", err)
+		}
+	}
+	return nil
+}
+
+// pids are the slice's processes now.
+func (s *slice) pids() ([]int, error) {
+	if !s.request.Session {
+		return cgroup.PIDs(s.cgroup)
+	}
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return nil, err
+	}
+	var pids []int
+	for _, entry := range entries {
+		if pid, err := strconv.Atoi(entry.Name()); err == nil && process.Ancestor(pid, s.request.PID) {
+			pids = append(pids, pid)
+		}
+	}
+	return pids, nil
+}
+
+// recover puts this enforcer's books in order by a page that the predecessor left.
+func (s *slice) recover() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	count := min(s.ledger.DeviceCount(), len(s.devices))
+	for i, d := range s.devices {
+		var err error
+		if i < count {
+			d.account, err = s.ledger.OpenAccount(i, 0)
+		} else {
+			err = s.write(i) // the store had it, the page not yet
+		}
+		if err != nil {
+			s.damaged(err)
+			return
+		}
+	}
+	s.next = s.ledger.HighLane() + 1
+	for number := uint32(1); number < s.next; number++ {
+		s.retake(number)
+	}
+	if err := s.verify(); err != nil {
+		s.damaged(err)
+	}
+}
+
+// retake looks whose a lane is, by the page, and whether the kernel agrees. Called with mu held.
+func (s *slice) retake(number uint32) {
+	owner, generation, live := s.ledger.Lane(number)
+	if !live {
+		s.free = append(s.free, number)
+		return
+	}
+	if p, err := process.Open(owner.PID); err == nil {
+		l := &lane{number: number, generation: generation, process: p}
+		if p.Start == owner.Start && s.e.member(s, p) {
+			s.own(l)
+			if err := s.watch(l); err != nil {
+				s.log.Error("watch a process of the slice", "pid", p.PID, "err", err)
+			}
+			return
+		}
+		p.Close()
+	}
+	if _, err := s.ledger.Settle(number, generation); err != nil {
+		s.damaged(fmt.Errorf("lane %d of process %d cannot be settled: %w", number, owner.PID, err))
+		return
+	}
+	killpoint.Pass("restore.settled")
+	s.ledger.SetFree(number)
+	s.free = append(s.free, number)
+}

@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package server
+
+import (
+	"encoding/json"
+	"errors"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/url"
+	"path"
+	"runtime/debug"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+)
+
+// route is one verb of the API. handle returns what is answered with status.
+type route struct {
+	method, path string
+	status       int
+	query        []string // the parameters that are known
+	handle       func(Service, http.ResponseWriter, *http.Request) (any, error)
+}
+
+// routes are all there are, in the order of openapi.yaml.
+var routes = []route{
+	{"GET", "/v1/info", http.StatusOK, nil, func(s Service, _ http.ResponseWriter, r *http.Request) (any, error) {
+		return s.Info(r.Context())
+	}},
+	{"GET", "/v1/slices", http.StatusOK, nil, func(s Service, _ http.ResponseWriter, r *http.Request) (any, error) {
+		all, err := s.Slices(r.Context())
+		return list(all), err
+	}},
+	{"POST", "/v1/slices", http.StatusCreated, nil, register},
+	{"GET", "/v1/slices/{id}", http.StatusOK, nil, func(s Service, _ http.ResponseWriter, r *http.Request) (any, error) {
+		id, err := sliceID(r)
+		if err != nil {
+			return nil, err
+		}
+		return s.Slice(r.Context(), id)
+	}},
+	{"DELETE", "/v1/slices/{id}", http.StatusOK, []string{"generation", "force"}, release},
+	{"GET", "/v1/devices", http.StatusOK, nil, func(s Service, _ http.ResponseWriter, r *http.Request) (any, error) {
+		all, err := s.Devices(r.Context())
+		return list(all), err
+	}},
+	{"GET", "/healthz", http.StatusOK, nil, func(Service, http.ResponseWriter, *http.Request) (any, error) {
+		return Health{Status: "ok"}, nil
+	}},
+}
+
+// Health is the answer of /healthz: the enforcer accepts requests.
+type Health struct {
+	Status string `json:"status"`
+}
+
+// Handler is the API without a socket.
+func Handler(service Service, log *slog.Logger) http.Handler {
+	mux := http.NewServeMux()
+	methods := make(map[string][]string)
+	for _, route := range routes {
+		methods[route.path] = append(methods[route.path], route.method)
+		mux.HandleFunc(route.method+" "+route.path, func(w http.ResponseWriter, r *http.Request) {
+			answer, err := route.answer(service, w, r)
+			if err != nil {
+				fail(w, r, log, err)
+				return
+			}
+			write(w, route.status, answer)
+		})
+	}
+	// The mux's own 404 and 405 are plain text: a client must find JSON in every answer.
+	for path, allowed := range methods {
+		mux.HandleFunc(path, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Allow", strings.Join(allowed, ", "))
+			fail(w, r, log, api.Errorf(api.CodeMethod, "%.20q is not possible on %.200s: %s are accepted", r.Method, r.URL.Path, strings.Join(allowed, ", ")))
+		})
+	}
+	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) { fail(w, r, log, noPath(r)) })
+
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		defer func() {
+			if p := recover(); p != nil {
+				log.Error("a request made the enforcer panic", "err", p, "method", r.Method, "path", r.URL.Path, "stack", string(debug.Stack()))
+				fail(w, r, log, api.Errorf(api.CodeInternal, "the enforcer failed: its log says why"))
+			}
+		}()
+		// The mux redirects an unclean path, in HTML; here it is one that does not exist. And "*" has no path.
+		if r.URL.Path == "" || r.URL.Path[0] != '/' || path.Clean(r.URL.Path) != r.URL.Path {
+			fail(w, r, log, noPath(r))
+			return
+		}
+		mux.ServeHTTP(w, r)
+	})
+}
+
+func (route *route) answer(service Service, w http.ResponseWriter, r *http.Request) (any, error) {
+	// URL.Query drops what it cannot read, and a generation that was dropped would be any generation.
+	query, err := url.ParseQuery(r.URL.RawQuery)
+	if err != nil {
+		return nil, api.Errorf(api.CodeBadRequest, "the query cannot be read: %.200s", err.Error())
+	}
+	for name, values := range query {
+		if !slices.Contains(route.query, name) || len(values) != 1 {
+			return nil, api.Errorf(api.CodeBadRequest, "query parameter %.40q is not known here, or is there twice", name)
+		}
+	}
+	return route.handle(service, w, r)
+}
+
+func register(s Service, w http.ResponseWriter, r *http.Request) (any, error) {
+	var request api.RegisterRequest
+	if err := decode(http.MaxBytesReader(w, r.Body, maxBody), &request); err != nil {
+		return nil, err
+	}
+	if err := request.Validate(); err != nil {
+		return nil, err
+	}
+	return s.Register(r.Context(), request)
+}
+
+func release(s Service, _ http.ResponseWriter, r *http.Request) (any, error) {
+	id, err := sliceID(r)
+	if err != nil {
+		return nil, err
+	}
+	query := r.URL.Query()
+	var generation uint64
+	if query.Has("generation") {
+		v := query.Get("generation")
+		if generation, err = strconv.ParseUint(v, 10, 64); err != nil {
+			return nil, api.Errorf(api.CodeBadRequest, "generation %.40q is not one: a number is accepted, or 0 for any", v)
+		}
+	}
+	var force bool
+	if query.Has("force") {
+		v := query.Get("force")
+		if force, err = strconv.ParseBool(v); err != nil {
+			return nil, api.Errorf(api.CodeBadRequest, "force %.40q is not known: true and false are accepted", v)
+		}
+	}
+	return s.Release(r.Context(), id, generation, force)
+}
+
+func sliceID(r *http.Request) (string, error) {
+	id := r.PathValue("id")
+	return id, api.CheckID(id)
+}
+
+// decode reads one JSON value with known fields only: a misspelt quota must not mean no quota.
+func decode(body io.Reader, into any) error {
+	d := json.NewDecoder(body)
+	d.DisallowUnknownFields()
+	err := d.Decode(into)
+	if err == nil {
+		if _, err = d.Token(); errors.Is(err, io.EOF) {
+			return nil
+		}
+		err = errors.New("there is more after the value")
+	}
+	var large *http.MaxBytesError
+	if errors.As(err, &large) {
+		return api.Errorf(api.CodeTooLarge, "the request is too large: up to %d bytes are accepted", large.Limit)
+	}
+	return api.Errorf(api.CodeBadRequest, "the request cannot be read: %.200s", strings.TrimPrefix(err.Error(), "json: "))
+}
+
+// list is never null in JSON.
+func list[T any](l []T) []T {
+	if l == nil {
+		return []T{}
+	}
+	return l
+}
+
+func noPath(r *http.Request) error {
+	return api.Errorf(api.CodeNotFound, "there is nothing at %.200q: see openapi.yaml for the paths", r.URL.Path)
+}
+
+func fail(w http.ResponseWriter, r *http.Request, log *slog.Logger, err error) {
+	var e *api.Error
+	if !errors.As(err, &e) {
+		e = api.Errorf(api.CodeInternal, "%s", err.Error())
+	}
+	level := slog.LevelDebug
+	if e.Code == api.CodeInternal {
+		level = slog.LevelError
+	}
+	log.Log(r.Context(), level, "request refused", "method", r.Method, "path", r.URL.Path, "code", e.Code, "err", err)
+	write(w, e.Code.Status(), e)
+}
+
+func write(w http.ResponseWriter, status int, answer any) {
+	b, err := json.Marshal(answer)
+	if err != nil { // a type of ours that cannot be encoded: a bug
+		status, b = http.StatusInternalServerError, []byte(`{"code":"internal","message":"the answer cannot be encoded"}`)
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Content-Length", strconv.Itoa(len(b)+1)) // a client tells by it that it has all
+	w.WriteHeader(status)
+	_, _ = w.Write(append(b, '\n')) // if the client is gone there is nobody to tell
+}

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/user"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// ErrInUse says that somebody answers on the socket already.
+var ErrInUse = errors.New("another enforcer answers on it")
+
+// Listen makes the control socket, for root and group; for the caller's user alone if group is "". A socket that is
+// left from an enforcer that died is replaced, one that somebody answers on is not.
+func Listen(path, group string) (net.Listener, error) {
+	l, err := listen(path, group)
+	if err != nil {
+		return nil, fmt.Errorf("listen on %s: %w", path, err)
+	}
+	return l, nil
+}
+
+func listen(path, group string) (net.Listener, error) {
+	gid := -1
+	if group != "" {
+		g, err := user.LookupGroup(group)
+		if err != nil {
+			return nil, fmt.Errorf("%w: make the group (groupadd --system %s), or set group = \"\" in the configuration", err, group)
+		}
+		if gid, err = strconv.Atoi(g.Gid); err != nil {
+			return nil, fmt.Errorf("group %s has id %q", group, g.Gid)
+		}
+	}
+	if err := vacant(path); err != nil {
+		return nil, err
+	}
+	// It is made under another name and then renamed, so that it has its owner and mode from the first moment on
+	// which somebody can find it, and so that no path is removed that may just have become another's.
+	temporary := filepath.Join(filepath.Dir(path), fmt.Sprintf(".%s.%d", filepath.Base(path), os.Getpid()))
+	if err := os.Remove(temporary); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, err
+	}
+	config := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
+		var err error
+		// Linux gives the file the mode of the socket's own inode. A umask would do the same for every
+		// file that any thread makes meanwhile.
+		return errors.Join(c.Control(func(fd uintptr) { err = unix.Fchmod(int(fd), 0o600) }), err)
+	}}
+	l, err := config.Listen(context.Background(), "unix", temporary)
+	if err != nil {
+		return nil, err
+	}
+	l.(*net.UnixListener).SetUnlinkOnClose(false) // its name is not that of the file any more
+	if gid >= 0 {
+		err = errors.Join(os.Chown(temporary, -1, gid), os.Chmod(temporary, 0o660))
+	}
+	if err == nil {
+		err = os.Rename(temporary, path)
+	}
+	if err != nil {
+		return nil, errors.Join(err, l.Close(), os.Remove(temporary))
+	}
+	return l, nil
+}
+
+// vacant says why path cannot be replaced: by nothing, or by a socket that nobody answers on, it can.
+func vacant(path string) error {
+	info, err := os.Lstat(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if info.Mode().Type() != os.ModeSocket {
+		return fmt.Errorf("it is there and not a socket (%s): move it away", info.Mode().Type())
+	}
+	conn, err := net.Dial("unix", path)
+	if err == nil {
+		conn.Close()
+		return ErrInUse
+	}
+	if errors.Is(err, syscall.ECONNREFUSED) {
+		return nil
+	}
+	return err // a full queue (EAGAIN) is an answer as well
+}
+
+// limited accepts no more than so many connections at a time; the rest wait in the kernel's queue.
+type limited struct {
+	net.Listener
+	free   chan struct{}
+	closed chan struct{}
+	once   sync.Once
+}
+
+func limit(l net.Listener, connections int) net.Listener {
+	return &limited{Listener: l, free: make(chan struct{}, connections), closed: make(chan struct{})}
+}
+
+func (l *limited) Accept() (net.Conn, error) {
+	select {
+	case l.free <- struct{}{}:
+	case <-l.closed:
+		return nil, net.ErrClosed
+	}
+	conn, err := l.Listener.Accept()
+	if err != nil {
+		<-l.free
+		return nil, err
+	}
+	return &limitedConn{Conn: conn, release: sync.OnceFunc(func() { <-l.free })}, nil
+}
+
+func (l *limited) Close() error {
+	l.once.Do(func() { close(l.closed) })
+	return l.Listener.Close()
+}
+
+type limitedConn struct {
+	net.Conn
+	release func()
+}
+
+func (c *limitedConn) Close() error {
+	defer c.release()
+	return c.Conn.Close()
+}

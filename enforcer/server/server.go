@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package server puts the enforcer's control API on a Unix socket: HTTP and JSON, described in
+// enforcer/api/openapi.yaml, which a test holds against what is here.
+//
+// It owns the wire: routes, limits, decoding, statuses, the socket file. It decides nothing about slices, which
+// is for the Service behind it, and must never let a request, however malformed, slow or large, get in
+// the way of others. Who may ask is decided by the socket's mode alone; who asks is in Peer.
+package server
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+)
+
+// Service is what the handlers call. An *api.Error is answered as it is, and any other error as
+// api.CodeInternal.
+type Service interface {
+	Info(ctx context.Context) (api.Info, error)
+	Register(ctx context.Context, r api.RegisterRequest) (api.RegisterReply, error)
+	// Release gives back a slice of that generation; 0 is any. With force, even if its processes are alive.
+	Release(ctx context.Context, id string, generation uint64, force bool) (api.Slice, error)
+	Slices(ctx context.Context) ([]api.Slice, error)
+	Slice(ctx context.Context, id string) (api.Slice, error)
+	Devices(ctx context.Context) ([]api.Device, error)
+}
+
+const (
+	maxBody        = 64 << 10
+	maxHeader      = 16 << 10
+	maxConnections = 256
+	headerTimeout  = 5 * time.Second
+	readTimeout    = 10 * time.Second
+	writeTimeout   = 30 * time.Second
+	idleTimeout    = time.Minute
+	// drainTimeout is how long a stopping enforcer waits for the requests under way.
+	drainTimeout = 5 * time.Second
+)
+
+// Server answers the control API.
+type Server struct {
+	http *http.Server
+	log  *slog.Logger
+}
+
+// New returns a Server for service.
+func New(service Service, log *slog.Logger) *Server {
+	return &Server{
+		log: log,
+		http: &http.Server{
+			Handler:           Handler(service, log),
+			ReadHeaderTimeout: headerTimeout,
+			ReadTimeout:       readTimeout,
+			WriteTimeout:      writeTimeout,
+			IdleTimeout:       idleTimeout,
+			MaxHeaderBytes:    maxHeader,
+			ConnContext:       withPeer,
+			ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+		},
+	}
+}
+
+// Serve answers on l until ctx ends, then lets the requests under way finish, and returns nil.
+func (s *Server) Serve(ctx context.Context, l net.Listener) error {
+	drained := make(chan error, 1)
+	stop := context.AfterFunc(ctx, func() {
+		drain, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainTimeout)
+		defer cancel()
+		err := s.http.Shutdown(drain)
+		if err != nil {
+			err = errors.Join(err, s.http.Close())
+		}
+		drained <- err
+	})
+	err := s.http.Serve(limit(l, maxConnections))
+	if stop() || !errors.Is(err, http.ErrServerClosed) {
+		return err
+	}
+	return <-drained
+}

@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforcer
+
+import (
+	"cmp"
+	"context"
+	"slices"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/ledger"
+)
+
+// Slices shows all slices, by id, without their processes.
+func (e *Enforcer) Slices(context.Context) ([]api.Slice, error) {
+	shown := []api.Slice{}
+	for _, s := range e.all() {
+		shown = append(shown, s.show(false))
+	}
+	slices.SortFunc(shown, func(a, b api.Slice) int { return cmp.Compare(a.ID, b.ID) })
+	return shown, nil
+}
+
+// Slice shows one slice with its processes.
+func (e *Enforcer) Slice(_ context.Context, id string) (api.Slice, error) {
+	if s := e.find(id); s != nil {
+		return s.show(true), nil
+	}
+	return api.Slice{}, api.Errorf(api.CodeNotFound, "there is no slice %.255s", id)
+}
+
+// Devices shows the host's devices; without driver truth, those that slices have named.
+func (e *Enforcer) Devices(context.Context) ([]api.Device, error) {
+	shown := []api.Device{}
+	index := make(map[[16]byte]int)
+	if e.truth != nil {
+		for _, g := range e.truth.devices {
+			index[g.Raw] = len(shown)
+			e.truth.mu.Lock()
+			context := e.truth.contexts[g.Name]
+			e.truth.mu.Unlock()
+			shown = append(shown, api.Device{UUID: g.UUID, Index: g.Index, Name: g.Name, Total: g.Total, Context: context})
+		}
+	}
+	for _, s := range e.all() {
+		s.mu.Lock()
+		for _, d := range s.devices {
+			i, known := index[d.UUID]
+			if !known {
+				i = len(shown)
+				index[d.UUID] = i
+				shown = append(shown, api.Device{UUID: d.uuid, Index: -1, Total: d.Total})
+			}
+			if !s.record() {
+				shown[i].Quotas += d.Limit
+			}
+		}
+		s.mu.Unlock()
+	}
+	return shown, nil
+}
+
+func (s *slice) show(processes bool) api.Slice {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	r := s.request
+	shown := api.Slice{
+		ID: r.ID, Generation: s.generation, State: s.state, Reason: s.reason, Mode: r.Mode,
+		Pool: r.Pool, Tenant: r.Tenant, Container: r.Container, Session: r.Session, PID: r.PID,
+		Created: s.created, TTL: r.TTL, Devices: []api.DeviceUse{}, ProcessCount: len(s.lanes),
+	}
+	if s.state == left {
+		shown.State = api.Active
+	}
+	if !r.Session {
+		shown.Cgroup = s.cgroup.String()
+	}
+	if s.ledger == nil {
+		return shown
+	}
+	for i, d := range s.devices {
+		shown.Devices = append(shown.Devices, s.showDevice(i, d))
+	}
+	if processes {
+		shown.Processes = s.showProcesses()
+	}
+	return shown
+}
+
+// showDevice is called with mu held.
+func (s *slice) showDevice(index int, d *device) api.DeviceUse {
+	f := s.figures(index)
+	// The figures are not of one instant, and the page may say anything: never below zero.
+	overhead := min(f.Used, f.Context+f.Enforcer)
+	use := api.DeviceUse{
+		Device: d.uuid, Index: -1, Used: f.Used - overhead, Overhead: overhead, Peak: f.Peak,
+		Allocations: f.Allocations, Refusals: f.Refusals, Recovered: f.Recovered,
+	}
+	if d.Limit != ledger.NoLimit {
+		use.Limit = d.Limit
+	}
+	if s.e.truth != nil {
+		if g := s.e.truth.device(d.UUID); g != nil {
+			use.Index, use.Name = g.Index, g.Name
+		}
+	}
+	return use
+}
+
+// showProcesses is called with mu held.
+func (s *slice) showProcesses() []api.Process {
+	byPID := make(map[int]*api.Process)
+	process := func(pid int) *api.Process {
+		if byPID[pid] == nil {
+			byPID[pid] = &api.Process{PID: pid, Attached: s.byPID[pid] != nil, Devices: []api.ProcessUse{}}
+		}
+		return byPID[pid]
+	}
+	for pid := range s.byPID {
+		process(pid)
+	}
+	for i, d := range s.devices {
+		pids := make(map[int]bool)
+		for pid := range s.byPID {
+			pids[pid] = true
+		}
+		for pid := range d.driver {
+			pids[pid] = true
+		}
+		for pid := range pids {
+			use := api.ProcessUse{Device: d.uuid}
+			if l := s.byPID[pid]; l != nil {
+				held := s.ledger.Held(i, l.number)
+				use.Overhead = min(held, s.ledger.Context(i, l.number))
+				use.Used = held - use.Overhead
+			}
+			if x := d.excess[pid]; x != nil {
+				use.Overhead += x.charged
+			}
+			if bytes, ok := d.driver[pid]; ok {
+				use.Driver = &bytes
+			}
+			if use.Used > 0 || use.Overhead > 0 || use.Driver != nil {
+				p := process(pid)
+				p.Devices = append(p.Devices, use)
+			}
+		}
+	}
+	shown := []api.Process{}
+	for _, p := range byPID {
+		shown = append(shown, *p)
+	}
+	slices.SortFunc(shown, func(a, b api.Process) int { return cmp.Compare(a.PID, b.PID) })
+	return shown
+}

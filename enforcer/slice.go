@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforcer
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/attach"
+	"github.com/gpuslice/gpuslice/enforcer/cgroup"
+	"github.com/gpuslice/gpuslice/enforcer/driver"
+	"github.com/gpuslice/gpuslice/enforcer/ledger"
+	"github.com/gpuslice/gpuslice/enforcer/process"
+	"github.com/gpuslice/gpuslice/enforcer/store"
+)
+
+// slice is one slice's life in this process. What is above mu does not change.
+type slice struct {
+	e          *Enforcer
+	log        *slog.Logger
+	request    api.RegisterRequest // quotas by UUID
+	generation uint64
+	created    time.Time
+	dir        string
+	initStart  uint64
+	cgroup     cgroup.Path     // of a container
+	init       *process.Handle // nil if it was dead already when the enforcer restarted
+
+	mu      sync.Mutex
+	state   api.State
+	reason  string
+	strange bool // a process that is not of the slice was named in the log
+	ledger  *ledger.Ledger
+	devices []*device // in the ledger's order
+	server  *attach.Server
+
+	lanes map[uint32]*lane
+	byPID map[int]*lane
+	free  []uint32 // lanes that were given back
+	next  uint32   // lanes from here on were never given out
+	live  ledger.Live
+}
+
+// device is one device of a slice's ledger: the enforcer's own copy of what it wrote there.
+type device struct {
+	ledger.Device
+	uuid    string
+	account *ledger.Account
+	excess  map[int]*excess // by pid: what the driver holds beyond the ledger
+	driver  map[int]uint64  // by pid: driver truth, as of the last comparison
+}
+
+// left is the state of a slice that goes on without this enforcer.
+const left api.State = "left"
+
+func (s *slice) id() string { return s.request.ID }
+
+func (s *slice) record() bool { return s.request.Mode == api.Record }
+
+// stored is the slice as the store keeps it. Called with mu held, or before anybody else knows the slice.
+func (s *slice) stored() store.Slice {
+	id := s.ledger.Identity()
+	r := store.Slice{
+		Request: s.request, Generation: s.generation, Created: s.created,
+		BootID: s.e.boot, InitStart: s.initStart,
+		CgroupMount: s.cgroup.Mount, CgroupRel: s.cgroup.Rel, CgroupInode: s.cgroup.Inode, CgroupV2: s.cgroup.V2,
+		Dir: s.dir, LedgerName: id.Name, LedgerDev: id.Dev, LedgerInode: id.Inode,
+	}
+	for _, d := range s.devices {
+		bytes, _ := quotaOn(s.request.Quotas, d.UUID, d.Total)
+		r.Limits = append(r.Limits, store.Limit{Device: d.uuid, Bytes: bytes, Total: d.Total})
+	}
+	return r
+}
+
+// describe makes the enforcer's copy of a device on which the slice may keep limit bytes.
+func (s *slice) describe(uuid driver.UUID, limit, total uint64) *device {
+	d := &device{
+		Device: ledger.Device{UUID: uuid.Raw, Limit: limit, Quota: min(limit, total), Total: total},
+		uuid:   uuid.String(), excess: make(map[int]*excess),
+	}
+	if s.record() {
+		// Nothing is refused, so nothing else must differ for the program either.
+		d.Limit, d.Quota = ledger.NoLimit, total
+	}
+	return d
+}
+
+// write puts a device of s.devices into the ledger. Called with mu held.
+func (s *slice) write(index int) error {
+	d := s.devices[index]
+	account, err := s.ledger.OpenAccount(index, 0)
+	if err != nil {
+		return err
+	}
+	d.account = account
+	return account.SetDevice(d.Device, s.e.contextBytes(d.UUID))
+}
+
+// find the ledger's index of a device; -1 if it has it not. Called with mu held.
+func (s *slice) find(raw [16]byte) int {
+	for i, d := range s.devices {
+		if d.UUID == raw {
+			return i
+		}
+	}
+	return -1
+}
+
+// listen opens the attach socket.
+func (s *slice) listen() error {
+	place := attach.Place{Dir: filepath.Join(s.dir, bindName), Mode: 0o666, UID: -1, GID: -1}
+	if s.request.Session {
+		place.Mode = 0o600
+		if !s.e.options.Unprivileged {
+			place.UID, place.GID = int(s.request.UID), int(s.request.GID)
+		}
+	}
+	server, err := attach.Serve(place, s.answer, s.log)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.server = server
+	return nil
+}
+
+// damaged says that the page cannot be trusted any more. Nothing more may be charged; the processes and the host
+// go on. Called with mu held.
+func (s *slice) damaged(err error) {
+	if s.state != api.Active {
+		return
+	}
+	s.state, s.reason = api.Damaged, err.Error()
+	s.ledger.SetClosed()
+	s.log.Error("the slice's ledger is damaged: a process of the slice overwrote it, or the slice is under attack; nothing more can be charged until the slice is released", "err", err)
+}
+
+// check compares the page with the enforcer's own copy.
+func (s *slice) check() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.state != api.Active {
+		return
+	}
+	if err := s.verify(); err != nil {
+		s.damaged(err)
+	}
+}
+
+// verify is called with mu held.
+func (s *slice) verify() error {
+	headers := make([]ledger.Device, len(s.devices))
+	for i, d := range s.devices {
+		headers[i] = d.Device
+	}
+	if err := s.ledger.Check(s.record(), false, headers); err != nil {
+		return err
+	}
+	for i, d := range s.devices {
+		// Both are changed by the same swap, so with nothing changing meanwhile they cannot differ.
+		if f := s.figures(i); f.Quiet && f.Used != f.Held {
+			return fmt.Errorf("%w: device %s has %d bytes charged, its lanes hold %d", ledger.ErrDamaged, d.uuid, f.Used, f.Held)
+		}
+	}
+	return nil
+}
+
+// figures is called with mu held.
+func (s *slice) figures(index int) ledger.Figures {
+	return s.ledger.Figures(index, &s.live, s.next-1)
+}
+
+// running says whether a process of the slice is alive, as far as its kind of slice can tell.
+func (s *slice) running() bool {
+	if s.init != nil && s.init.Alive() {
+		return true
+	}
+	if s.request.Session {
+		return false
+	}
+	populated, err := cgroup.Populated(s.cgroup)
+	if err != nil {
+		s.log.Error("is the slice's cgroup empty", "err", err)
+		return true // not known to be dead
+	}
+	return populated
+}
+
+// leave lets go of the slice without ending it. Called once.
+func (s *slice) leave() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.state = left
+	s.let()
+}
+
+// let closes what this process has open for the slice. Called with mu held.
+func (s *slice) let() {
+	var errs []error
+	if s.server != nil {
+		errs = append(errs, s.server.Close())
+		s.server = nil
+	}
+	for n, l := range s.lanes {
+		s.e.deaths.Unwatch(l.process)
+		errs = append(errs, l.process.Close())
+		delete(s.lanes, n)
+	}
+	clear(s.byPID)
+	if s.ledger != nil {
+		errs = append(errs, s.ledger.Close())
+		s.ledger = nil
+	}
+	s.devices = nil
+	if s.init != nil {
+		s.e.deaths.Unwatch(s.init)
+		errs = append(errs, s.init.Close())
+	}
+	if err := errors.Join(errs...); err != nil && !errors.Is(err, os.ErrClosed) {
+		s.log.Error("close a slice", "err", err)
+	}
+}

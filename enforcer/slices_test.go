@@ -1,0 +1,384 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforcer_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/gpuslice/gpuslice/enforcer"
+	"github.com/gpuslice/gpuslice/enforcer/api"
+)
+
+func TestAProcessChargesUpToItsQuotaAndDeathGivesItBack(t *testing.T) {
+	h := newHost(t, nil)
+	p, reply := h.session("s", on(api.AllDevices, 4*gib))
+	if lane := p.must("attach"); lane != 1 {
+		t.Fatalf("lane %d", lane)
+	}
+	p.must("device %s %d", hex0, 80*gib)
+	p.must("charge 0 %d", 3*gib)
+	p.expect("refused", "charge 0 %d", 2*gib)
+	p.must("charge 0 %d", gib)
+	d := h.see("s").Devices[0]
+	if d.Used != 4*gib || d.Limit != 4*gib || d.Device != gpu0 || d.Allocations != 0 {
+		t.Fatalf("%+v", d)
+	}
+	p.kill()
+	eventually(t, "the slice is gone with its session", func() bool {
+		_, err := h.Slice(context.Background(), "s")
+		return errors.Is(err, api.ErrNotFound)
+	})
+	if _, err := os.Stat(reply.Dir); !os.IsNotExist(err) {
+		t.Fatalf("its directory is still there: %v", err)
+	}
+}
+
+func TestQuotaIsSharedByAllProcessesOfAContainer(t *testing.T) {
+	dir := newCgroup(t)
+	h := newHost(t, nil)
+	link := filepath.Join(h.options.RunDir, "bind")
+	init := start(t, link, dir)
+	reply, err := h.Register(context.Background(), api.RegisterRequest{ID: "c", Container: "c", PID: init.pid(), Quotas: []api.Quota{on(gpu0, 4*gib)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(reply.Dir+"/bind", link); err != nil {
+		t.Fatal(err)
+	}
+	other := start(t, link, dir)
+	for _, p := range []*proc{init, other} {
+		p.must("attach")
+		p.must("device %s %d", hex0, 80*gib)
+		p.must("charge 0 %d", 2*gib)
+	}
+	init.expect("refused", "charge 0 1")
+	init.expect("status 5", "device %s %d", hex1, 80*gib) // no quota on that one
+	other.kill()
+	eventually(t, "the dead one's bytes are back", func() bool { return h.see("c").Devices[0].Used == 2*gib })
+	init.must("charge 0 %d", 2*gib)
+
+	stranger := start(t, link, "")
+	stranger.expect("status 1", "attach")
+
+	init.kill()
+	eventually(t, "the slice is released by itself", func() bool {
+		_, err := h.Slice(context.Background(), "c")
+		return errors.Is(err, api.ErrNotFound)
+	})
+}
+
+func TestASliceSurvivesItsInitWhileItsCgroupIsPopulated(t *testing.T) {
+	dir := newCgroup(t)
+	h := newHost(t, nil)
+	link := filepath.Join(h.options.RunDir, "bind")
+	init := start(t, link, dir)
+	reply, err := h.Register(context.Background(), api.RegisterRequest{ID: "c", PID: init.pid(), Quotas: []api.Quota{on(gpu0, gib)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(reply.Dir+"/bind", link); err != nil {
+		t.Fatal(err)
+	}
+	other := start(t, link, dir)
+	other.must("attach")
+	other.must("device %s %d", hex0, 80*gib)
+	init.kill()
+	if _, err := h.Release(context.Background(), "c", 0, false); !errors.Is(err, api.ErrRunning) {
+		t.Fatalf("release of a slice with a process alive: %v", err)
+	}
+	h.restart()
+	other.must("charge 0 %d", gib)
+	other.expect("refused", "charge 0 1")
+	if got := h.see("c").Devices[0].Used; got != gib {
+		t.Fatalf("used %d", got)
+	}
+	other.kill()
+	eventually(t, "the slice is released by itself", func() bool {
+		_, err := h.Slice(context.Background(), "c")
+		return errors.Is(err, api.ErrNotFound)
+	})
+}
+
+func TestARestartFindsSlicesAndSettlesWhoDiedMeanwhile(t *testing.T) {
+	dir := newCgroup(t)
+	h := newHost(t, nil)
+	link := filepath.Join(h.options.RunDir, "bind")
+	a := start(t, link, dir)
+	reply, err := h.Register(context.Background(), api.RegisterRequest{ID: "c", PID: a.pid(), Quotas: []api.Quota{on(api.AllDevices, 4*gib)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(reply.Dir+"/bind", link); err != nil {
+		t.Fatal(err)
+	}
+	b := start(t, link, dir)
+	for _, p := range []*proc{a, b} {
+		p.must("attach")
+		p.must("device %s %d", hex0, 80*gib)
+		p.must("charge 0 %d", gib)
+	}
+	h.stop()
+	a.must("charge 0 %d", gib) // nobody is needed for that
+	b.kill()
+	h.start()
+	s := h.see("c")
+	if s.Devices[0].Used != 2*gib || s.ProcessCount != 1 || s.Generation != reply.Slice.Generation || s.State != api.Active {
+		t.Fatalf("%+v", s)
+	}
+	c := start(t, link, dir)
+	c.must("attach")
+	c.must("charge 0 %d", 2*gib)
+	a.expect("refused", "charge 0 1")
+}
+
+func TestASessionOfDeadProcessesIsDroppedByARestart(t *testing.T) {
+	h := newHost(t, nil)
+	p, reply := h.session("s", on(gpu0, gib))
+	h.stop()
+	p.kill()
+	h.start()
+	if all, _ := h.Slices(context.Background()); len(all) != 0 {
+		t.Fatalf("%+v", all)
+	}
+	if _, err := os.Stat(reply.Dir); !os.IsNotExist(err) {
+		t.Fatalf("its directory is still there: %v", err)
+	}
+}
+
+func TestExecGivesTheFormerImagesBytesBack(t *testing.T) {
+	h := newHost(t, nil)
+	p, _ := h.session("s", on(gpu0, gib))
+	p.must("attach")
+	p.must("device %s %d", hex0, 80*gib)
+	p.must("charge 0 %d", gib)
+	p.tell("exec")
+	p.must("attach")
+	p.must("charge 0 %d", gib)
+	if s := h.see("s"); s.Devices[0].Used != gib || s.ProcessCount != 1 {
+		t.Fatalf("%+v", s)
+	}
+}
+
+func TestAttachedProcessesOfAReleasedSliceAreRefused(t *testing.T) {
+	h := newHost(t, nil)
+	p, _ := h.session("s", on(gpu0, gib))
+	p.must("attach")
+	p.must("device %s %d", hex0, 80*gib)
+	p.must("charge 0 1")
+	if _, err := h.Release(context.Background(), "s", 0, false); !errors.Is(err, api.ErrRunning) {
+		t.Fatal(err)
+	}
+	s, err := h.Release(context.Background(), "s", 0, true)
+	if err != nil || s.State != api.Released {
+		t.Fatal(s, err)
+	}
+	p.expect("refused", "charge 0 1")
+	if _, err := h.Release(context.Background(), "s", 0, true); !errors.Is(err, api.ErrNotFound) {
+		t.Fatal(err)
+	}
+}
+
+func TestALateReleaseDoesNotEndTheNextSliceOfThatID(t *testing.T) {
+	h := newHost(t, nil)
+	p, first := h.session("s", on(gpu0, gib))
+	if _, err := h.Register(context.Background(), api.RegisterRequest{ID: "s", Session: true, PID: os.Getpid(), Quotas: []api.Quota{on(gpu0, gib)}}); !errors.Is(err, api.ErrExists) {
+		t.Fatalf("a second slice of a living id: %v", err)
+	}
+	p.kill()
+	second, err := h.Register(context.Background(), api.RegisterRequest{ID: "s", Session: true, PID: os.Getpid(), Quotas: []api.Quota{on(gpu0, gib)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if second.Slice.Generation == first.Slice.Generation {
+		t.Fatal("one generation for two slices")
+	}
+	if _, err := h.Release(context.Background(), "s", first.Slice.Generation, true); !errors.Is(err, api.ErrNotFound) {
+		t.Fatal(err)
+	}
+	if _, err := h.Release(context.Background(), "s", 0, false); !errors.Is(err, api.ErrRunning) {
+		t.Fatal(err)
+	}
+	h.see("s")
+}
+
+func TestRecordModeRefusesNothing(t *testing.T) {
+	h := newHost(t, nil)
+	link := filepath.Join(h.options.RunDir, "l")
+	p := start(t, link, "")
+	reply, err := h.Register(context.Background(), api.RegisterRequest{ID: "s", Mode: api.Record, Session: true, PID: p.pid(), Quotas: []api.Quota{on(gpu0, gib)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(reply.Dir+"/bind", link); err != nil {
+		t.Fatal(err)
+	}
+	p.must("attach")
+	p.must("device %s %d", hex0, 80*gib)
+	p.must("charge 0 %d", 70*gib)
+	if d := h.see("s").Devices[0]; d.Used != 70*gib || d.Limit != 0 {
+		t.Fatalf("%+v", d)
+	}
+}
+
+func TestAWrongRequestIsRefusedWithItsReason(t *testing.T) {
+	h := newHost(t, &fakeTruth{})
+	for name, c := range map[string]struct {
+		quota api.Quota
+		pid   int
+		code  api.Code
+		says  string
+	}{
+		"unknown index":  {on("7", gib), os.Getpid(), api.CodeNoDevice, "no device 7"},
+		"unknown uuid":   {on("GPU-ffffffff-0000-0000-0000-0000000000a0", gib), os.Getpid(), api.CodeNoDevice, "nvidia-smi"},
+		"no uuid at all": {on("gpu zero", gib), os.Getpid(), api.CodeBadRequest, "UUID"},
+		"nothing":        {on(gpu0, 0), os.Getpid(), api.CodeBadRequest, "exactly one"},
+		"dead process":   {on(gpu0, gib), 1 << 22, api.CodeBadRequest, "dead"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := h.Register(context.Background(), api.RegisterRequest{ID: "s", Session: true, PID: c.pid, Quotas: []api.Quota{c.quota}})
+			var refusal *api.Error
+			if !errors.As(err, &refusal) || refusal.Code != c.code || !strings.Contains(err.Error(), c.says) {
+				t.Fatalf("%v", err)
+			}
+		})
+	}
+	_, err := h.Register(context.Background(), api.RegisterRequest{ID: "s", Session: true, PID: os.Getpid(), Quotas: []api.Quota{on("0", gib), on(gpu0, gib)}})
+	if !errors.Is(err, api.ErrBadRequest) {
+		t.Fatalf("an index and the UUID of one device: %v", err)
+	}
+	if left, _ := os.ReadDir(filepath.Join(h.options.RunDir, "slices")); len(left) != 0 {
+		t.Fatalf("something is left behind: %v", left)
+	}
+}
+
+func TestAContainerWithoutACgroupOfItsOwnIsRefused(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("root is needed, to serve containers")
+	}
+	h := newHost(t, nil)
+	_, err := h.Register(context.Background(), api.RegisterRequest{ID: "c", PID: os.Getpid(), Quotas: []api.Quota{on(gpu0, gib)}})
+	if !errors.Is(err, api.ErrBadRequest) {
+		t.Fatal(err)
+	}
+}
+
+func TestPercentIsOfTheDevice(t *testing.T) {
+	h := newHost(t, &fakeTruth{})
+	_, reply := h.session("s", api.Quota{Device: api.AllDevices, Percent: 50}, on(gpu1, gib))
+	if d := reply.Slice.Devices; len(d) != 2 || d[0].Limit != 40*gib || d[1].Limit != gib {
+		t.Fatalf("%+v", d)
+	}
+}
+
+func TestTwoEnforcersDoNotShareAState(t *testing.T) {
+	h := newHost(t, nil)
+	_, err := enforcer.New(h.options)
+	if err == nil || !strings.Contains(err.Error(), fmt.Sprint("pid ", os.Getpid())) {
+		t.Fatal(err)
+	}
+}
+
+func TestARunDirectoryThatOthersCanWriteIsRefused(t *testing.T) {
+	h := newHost(t, nil)
+	h.stop()
+	if err := os.Chmod(filepath.Join(h.options.RunDir, "slices"), 0o777); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := enforcer.New(h.options); err == nil || !strings.Contains(err.Error(), "chmod") {
+		t.Fatal(err)
+	}
+}
+
+func TestTwoHundredProcessesComeAndGoExactly(t *testing.T) {
+	dir := newCgroup(t)
+	h := newHost(t, nil)
+	link := filepath.Join(h.options.RunDir, "bind")
+	init := start(t, link, dir)
+	reply, err := h.Register(context.Background(), api.RegisterRequest{ID: "c", PID: init.pid(), Quotas: []api.Quota{on(gpu0, 100*mib)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(reply.Dir+"/bind", link); err != nil {
+		t.Fatal(err)
+	}
+	init.must("attach")
+	init.must("device %s %d", hex0, 80*gib)
+	const generations, each = 5, 40
+	for range generations {
+		all := make([]*proc, each)
+		for i := range all {
+			all[i] = start(t, link, dir)
+			all[i].tell("attach")
+		}
+		for _, p := range all {
+			if _, err := p.out.ReadString('\n'); err != nil {
+				t.Fatal(err)
+			}
+			p.must("charge 0 %d", mib)
+		}
+		for _, p := range all {
+			_ = p.cmd.Process.Signal(syscall.SIGKILL)
+		}
+		eventually(t, "all came back", func() bool {
+			s := h.see("c")
+			return s.Devices[0].Used == 0 && s.ProcessCount == 1
+		})
+		for _, p := range all {
+			p.kill()
+		}
+	}
+	d := h.see("c").Devices[0]
+	if d.Recovered != generations*each*mib || d.Peak != each*mib {
+		t.Fatalf("%+v", d)
+	}
+}
+
+func TestHonestProcessesAreNeverCalledDamaged(t *testing.T) {
+	dir := newCgroup(t)
+	h := newHost(t, nil)
+	h.stop()
+	h.options.Interval = time.Millisecond // every look is a chance to be wrong
+	h.start()
+	link := filepath.Join(h.options.RunDir, "bind")
+	init := start(t, link, dir)
+	reply, err := h.Register(context.Background(), api.RegisterRequest{ID: "c", PID: init.pid(), Quotas: []api.Quota{on(gpu0, 1000*mib)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(reply.Dir+"/bind", link); err != nil {
+		t.Fatal(err)
+	}
+	init.must("attach")
+	init.must("device %s %d", hex0, 80*gib)
+	init.must("charge 0 %d", mib)
+	for range 10 {
+		all := make([]*proc, 4)
+		for i := range all {
+			all[i] = start(t, link, dir)
+			all[i].must("attach")
+			all[i].tell("hammer 0 %d", 100_000*(i+1))
+		}
+		for i, p := range all {
+			if i%2 == 0 {
+				p.kill() // in the middle of it
+			} else if _, err := p.out.ReadString('\n'); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, p := range all {
+			p.kill()
+		}
+		eventually(t, "all came back", func() bool { return h.see("c").Devices[0].Used == mib })
+	}
+	if s := h.see("c"); s.State != api.Active {
+		t.Fatalf("%s: %s", s.State, s.Reason)
+	}
+}

@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package store keeps what the enforcer must know again after a restart, in one bbolt file:
+//
+//	schema 1
+//	├── "about"
+//	│   ├── "schema"      uint64  raised by any change of this tree or of the values
+//	│   ├── "generation"  uint64  generations below this one may have been given out
+//	│   └── "sum"         uint64 × 2  number, and exclusive-or of the checksums, of all entries below
+//	├── "slices"
+//	│   └── <slice id>    Slice as JSON
+//	└── "contexts"
+//	    └── <device model>  uint64  learned bytes of a process's first context
+//
+// Every value ends in a CRC-32C of its bucket, key and value; numbers are big-endian.
+//
+// It owns that file. What it promises: a write that returned nil is on disk; a file that is damaged or newer is
+// never worked on and never silently emptied, but renamed aside and reported; no input makes it crash.
+// It must never decide what a record means: whether a slice still lives is for the enforcer to find out.
+package store
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"go.etcd.io/bbolt"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+)
+
+// Schema is the version of the bucket tree that this package reads and writes.
+const Schema = 1
+
+var (
+	// ErrLocked says that another enforcer has the file open.
+	ErrLocked = errors.New("another enforcer uses this state")
+	// ErrClosed is returned by a Store after Close.
+	ErrClosed = errors.New("the store is closed")
+)
+
+// Slice is all that a restarted enforcer needs to find a slice again, and to tell whether what it finds is
+// still the same.
+type Slice struct {
+	Request    api.RegisterRequest `json:"request"`
+	Generation uint64              `json:"generation"`
+	Created    time.Time           `json:"created"`
+	Limits     []Limit             `json:"limits"` // the devices of the ledger, in its order
+	// Releasing says that the slice's release was begun: a restart ends it.
+	Releasing bool `json:"releasing,omitempty"`
+
+	BootID      string `json:"boot_id"`
+	InitStart   uint64 `json:"init_start"` // start time of Request.PID, see package process
+	CgroupMount string `json:"cgroup_mount,omitempty"`
+	CgroupRel   string `json:"cgroup_rel,omitempty"`
+	CgroupInode uint64 `json:"cgroup_inode,omitempty"`
+	CgroupV2    bool   `json:"cgroup_v2,omitempty"`
+
+	Dir         string   `json:"dir"`
+	LedgerName  [16]byte `json:"ledger_name"`
+	LedgerDev   uint64   `json:"ledger_dev"`
+	LedgerInode uint64   `json:"ledger_inode"`
+}
+
+// Limit is a quota of the request, resolved to one device.
+type Limit struct {
+	Device string `json:"device"` // a UUID
+	Bytes  uint64 `json:"bytes"`
+	Total  uint64 `json:"total"` // bytes of memory of the device
+}
+
+// Store is the open file. Its methods may be called by several goroutines.
+type Store struct {
+	db *bbolt.DB
+
+	queue queue
+
+	mu       sync.Mutex
+	next     uint64 // the next generation to give out
+	reserved uint64 // generations below this one are reserved on disk
+}
+
+// Close ends the Store, after the writes that were asked for.
+func (s *Store) Close() error {
+	s.queue.close()
+	if err := s.db.Close(); err != nil {
+		return fmt.Errorf("close the store: %w", err)
+	}
+	return nil
+}
+
+// PutSlice writes a slice, in place of one of the same id.
+func (s *Store) PutSlice(slice Slice) error {
+	value, err := encodeSlice(slice)
+	if err != nil {
+		return err
+	}
+	err = s.write(func(tx *bbolt.Tx) error { return put(tx, bucketSlices, slice.Request.ID, value) })
+	if err != nil {
+		return fmt.Errorf("store slice %s: %w", slice.Request.ID, err)
+	}
+	return nil
+}
+
+// DeleteSlice forgets the slice of that id, if it is of that generation. It is not an error if there is none: to
+// release is idempotent, and one that was registered again since is another slice.
+func (s *Store) DeleteSlice(id string, generation uint64) error {
+	err := s.write(func(tx *bbolt.Tx) error {
+		value := tx.Bucket(bucketSlices).Get([]byte(id))
+		if value == nil {
+			return nil
+		}
+		slice, err := decodeSlice(id, value)
+		if err != nil {
+			return err
+		}
+		if slice.Generation != generation {
+			return nil
+		}
+		return remove(tx, bucketSlices, id)
+	})
+	if err != nil {
+		return fmt.Errorf("delete slice %s from the store: %w", id, err)
+	}
+	return nil
+}
+
+// Slices returns all slices, ordered by id.
+func (s *Store) Slices() ([]Slice, error) {
+	var slices []Slice
+	err := s.db.View(func(tx *bbolt.Tx) error {
+		return tx.Bucket(bucketSlices).ForEach(func(id, value []byte) error {
+			slice, err := decodeSlice(string(id), value)
+			if err != nil {
+				return err
+			}
+			slices = append(slices, slice)
+			return nil
+		})
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read the stored slices: %w", err)
+	}
+	return slices, nil
+}
+
+// PutContext writes what a process's first context was learned to cost on devices of that model.
+func (s *Store) PutContext(model string, bytes uint64) error {
+	if model == "" {
+		return errors.New("store a context's cost: the device has no name")
+	}
+	value := encodeNumber(bucketContexts, model, bytes)
+	if err := s.write(func(tx *bbolt.Tx) error { return put(tx, bucketContexts, model, value) }); err != nil {
+		return fmt.Errorf("store the context's cost of %q: %w", model, err)
+	}
+	return nil
+}
+
+// Contexts returns the learned costs of a first context, in bytes by device model.
+func (s *Store) Contexts() (map[string]uint64, error) {
+	contexts := make(map[string]uint64)
+	err := s.db.View(func(tx *bbolt.Tx) error {
+		return tx.Bucket(bucketContexts).ForEach(func(model, value []byte) error {
+			bytes, err := decodeNumber(bucketContexts, string(model), value)
+			contexts[string(model)] = bytes
+			return err
+		})
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read the learned costs of contexts: %w", err)
+	}
+	return contexts, nil
+}
+
+// generationStep is how many generations are reserved by one write: most registrations need none.
+const generationStep = 64
+
+// NextGeneration returns a number that no slice of this store had before, higher than all of them. Numbers are
+// skipped at a restart.
+func (s *Store) NextGeneration() (uint64, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.next == s.reserved {
+		reserve := s.reserved + generationStep
+		err := s.write(func(tx *bbolt.Tx) error { return putAbout(tx, keyGeneration, reserve) })
+		if err != nil {
+			return 0, fmt.Errorf("store the next generation: %w", err)
+		}
+		s.reserved = reserve
+	}
+	s.next++
+	return s.next - 1, nil
+}

@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforcer
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/driver"
+	"github.com/gpuslice/gpuslice/enforcer/ledger"
+	"github.com/gpuslice/gpuslice/enforcer/process"
+)
+
+const (
+	// patience with the driver, which can hang: on a device that has fallen off the bus, under a reset.
+	patience = 5 * time.Second
+	// patienceOfProcess is less than what the asking process has with us.
+	patienceOfProcess = 700 * time.Millisecond
+	// believable is how many times the configured cost a context may be learned to cost. The cost is learned
+	// from what a process shows, and is what every other slice's next process charges: without a bound one
+	// slice could make all others' contexts unaffordable.
+	believable = 2
+	// significant is how much a cost must change to be worth a write.
+	significant = 1 << 20
+)
+
+var errHangs = errors.New("the driver does not answer")
+
+// truth is driver truth with its defects kept away from the rest: one question per device at a time, nobody
+// waits longer than he wants.
+type truth struct {
+	source  Truth
+	devices []*gpu
+
+	mu       sync.Mutex
+	contexts map[string]uint64 // learned cost of a first context, by model
+}
+
+type gpu struct {
+	driver.Device
+	slot chan struct{} // taken while the driver is asked about this device
+	kick chan struct{} // compare soon
+
+	mu      sync.Mutex
+	failing bool
+	learned bool // the model's cost of a context is not published yet
+}
+
+func (e *Enforcer) openTruth() error {
+	if e.options.Truth == nil {
+		e.log.Warn("no driver truth: memory that a process hides or that the driver takes for itself is not seen, and a context is charged with the configured figure",
+			"why", e.options.NoTruth, "bytes", e.options.ContextBytes)
+		return nil
+	}
+	t := &truth{source: e.options.Truth}
+	found := make(chan []driver.Device, 1)
+	go func() {
+		devices, err := t.source.Devices()
+		if err != nil {
+			e.log.Error("a device cannot be read; no slice can use it", "err", err)
+		}
+		found <- devices
+	}()
+	select {
+	case devices := <-found:
+		for _, d := range devices {
+			t.devices = append(t.devices, &gpu{Device: d, slot: make(chan struct{}, 1), kick: make(chan struct{}, 1)})
+		}
+	case <-time.After(2 * patience):
+		return fmt.Errorf("list the devices: %w (nvidia-smi hangs too?)", errHangs)
+	}
+	var err error
+	if t.contexts, err = e.store.Contexts(); err != nil {
+		return err
+	}
+	e.truth = t
+	return nil
+}
+
+func (t *truth) device(raw [16]byte) *gpu {
+	for _, g := range t.devices {
+		if g.Raw == raw {
+			return g
+		}
+	}
+	return nil
+}
+
+// processes asks the driver what each process holds on a device.
+func (t *truth) processes(g *gpu, patience time.Duration) (map[int]uint64, error) {
+	timer := time.NewTimer(patience)
+	defer timer.Stop()
+	select {
+	case g.slot <- struct{}{}:
+	case <-timer.C:
+		return nil, errHangs
+	}
+	type answer struct {
+		bytes map[int]uint64
+		err   error
+	}
+	answered := make(chan answer, 1)
+	go func() {
+		bytes, err := t.source.Processes(g.UUID)
+		<-g.slot // only now: a question that hangs is not asked again
+		answered <- answer{bytes, err}
+	}()
+	select {
+	case a := <-answered:
+		return a.bytes, a.err
+	case <-timer.C:
+		return nil, errHangs
+	}
+}
+
+// contextBytes is what a process charges before its first context on a device.
+func (e *Enforcer) contextBytes(raw [16]byte) uint64 {
+	if e.truth != nil {
+		if g := e.truth.device(raw); g != nil {
+			e.truth.mu.Lock()
+			defer e.truth.mu.Unlock()
+			if learned := e.truth.contexts[g.Name]; learned > 0 {
+				return learned
+			}
+		}
+	}
+	return e.options.ContextBytes
+}
+
+// learn notes what a first context cost. The last figure counts: it follows the driver's version, and what a
+// hostile process made of it, the next honest one mends.
+func (e *Enforcer) learn(g *gpu, bytes uint64) {
+	if bytes == 0 || g.Name == "" || bytes > believable*e.options.ContextBytes {
+		return
+	}
+	e.truth.mu.Lock()
+	old := e.truth.contexts[g.Name]
+	changed := max(old, bytes)-min(old, bytes) >= significant
+	if changed {
+		e.truth.contexts[g.Name] = bytes
+	}
+	e.truth.mu.Unlock()
+	if changed {
+		g.mu.Lock()
+		g.learned = true
+		g.mu.Unlock()
+	}
+}
+
+// publish writes what was learned to the store and to all ledgers: from the comparison's own loop, so that
+// processes that come and go quickly cannot keep the disk busy.
+func (e *Enforcer) publish(g *gpu) {
+	g.mu.Lock()
+	learned := g.learned
+	g.learned = false
+	g.mu.Unlock()
+	if !learned {
+		return
+	}
+	bytes := e.contextBytes(g.Raw)
+	if err := e.store.PutContext(g.Name, bytes); err != nil {
+		e.log.Error("keep the cost of a context", "device", g.UUID, "err", err)
+	}
+	for _, s := range e.all() {
+		s.mu.Lock()
+		for i, d := range s.devices {
+			if known := e.truth.device(d.UUID); s.ledger != nil && known != nil && known.Name == g.Name {
+				s.ledger.SetContextBytes(i, bytes)
+			}
+		}
+		s.mu.Unlock()
+	}
+}
+
+// tellTruth answers a process that has made its first context, and learns from it.
+func (s *slice) tellTruth(peer *process.Handle, index uint32) (uint64, error) {
+	raw, l, before, err := s.onDevice(peer, index)
+	if err != nil {
+		return 0, err
+	}
+	if s.e.truth == nil {
+		return 0, ledger.StatusUnknown
+	}
+	g := s.e.truth.device(raw)
+	if g == nil {
+		return 0, ledger.StatusUnknown
+	}
+	all, err := s.e.truth.processes(g, patienceOfProcess)
+	if err != nil {
+		return 0, ledger.StatusUnknown // the comparison says it in the log, once
+	}
+	bytes, listed := all[peer.PID]
+	if !listed || bytes == driver.Unknown {
+		return 0, ledger.StatusUnknown
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.state == api.Active && l != nil && s.lanes[l.number] == l && !l.learned[index] {
+		l.learned[index] = true
+		after := s.ledger.Held(int(index), l.number)
+		context := s.ledger.Context(int(index), l.number)
+		// What it asked for beside the context; it was charged before or while the driver was asked.
+		asked := max(before, after) - min(context, max(before, after))
+		if bytes > asked {
+			s.e.learn(g, bytes-asked)
+		}
+	}
+	s.e.kickAll(s)
+	return bytes, nil
+}
+
+// onDevice finds a process's lane and what it holds on one of the ledger's devices.
+func (s *slice) onDevice(peer *process.Handle, index uint32) (raw [16]byte, l *lane, held uint64, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.refusal(); err != nil {
+		return raw, nil, 0, err
+	}
+	if uint64(index) >= uint64(len(s.devices)) {
+		return raw, nil, 0, ledger.StatusNoDevice
+	}
+	if l = s.byPID[peer.PID]; l != nil {
+		held = s.ledger.Held(int(index), l.number)
+	}
+	return s.devices[index].UUID, l, held, nil
+}

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforcer_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/driver"
+)
+
+func overhead(h *host) uint64 { return h.see("s").Devices[0].Overhead }
+
+func TestWhatTheDriverHoldsBeyondTheLedgerIsChargedAsOverhead(t *testing.T) {
+	truth := &fakeTruth{}
+	h := newHost(t, truth)
+	p, _ := h.session("s", on(gpu0, 4*gib))
+	p.must("attach")
+	p.must("charge 0 %d", gib)
+	truth.set(gpu0, p.pid(), gib+500*mib)
+	eventually(t, "the difference is overhead", func() bool { return overhead(h) == 500*mib })
+	p.expect("refused", "charge 0 %d", 3*gib)
+	s := h.see("s")
+	if s.Devices[0].Used != gib || *s.Processes[0].Devices[0].Driver != gib+500*mib || s.Devices[0].Name != model {
+		t.Fatalf("%+v", s)
+	}
+
+	truth.set(gpu0, p.pid(), gib+100*mib)
+	eventually(t, "less overhead is believed, when it stays", func() bool { return overhead(h) == 100*mib })
+	truth.set(gpu0, p.pid(), 0)
+	eventually(t, "none, too", func() bool { return overhead(h) == 0 })
+}
+
+func TestAProcessThatHidesFromTheLedgerIsCharged(t *testing.T) {
+	truth := &fakeTruth{}
+	h := newHost(t, truth)
+	p, _ := h.session("s", on(gpu0, 4*gib)) // and does not attach
+	truth.set(gpu0, p.pid(), 3*gib)
+	eventually(t, "it is charged", func() bool { return overhead(h) == 3*gib })
+	s := h.see("s")
+	if s.ProcessCount != 0 || len(s.Processes) != 1 || s.Processes[0].Attached || s.Processes[0].PID != p.pid() {
+		t.Fatalf("%+v", s)
+	}
+	p.must("attach")
+	p.expect("refused", "charge 0 %d", gib+1)
+}
+
+func TestAStrangersMemoryIsNobodysOverhead(t *testing.T) {
+	truth := &fakeTruth{}
+	h := newHost(t, truth)
+	p, _ := h.session("s", on(gpu0, 4*gib))
+	stranger := start(t, "/nonexistent", "")
+	truth.set(gpu0, stranger.pid(), 3*gib)
+	truth.set(gpu0, p.pid(), gib)
+	eventually(t, "its own is charged", func() bool { return overhead(h) == gib })
+}
+
+func TestAnUnknownFigureIsNotCharged(t *testing.T) {
+	truth := &fakeTruth{}
+	h := newHost(t, truth)
+	p, _ := h.session("s", on(gpu0, 4*gib))
+	truth.set(gpu0, p.pid(), driver.Unknown)
+	truth.set(gpu1, p.pid(), gib) // no quota there: not ours to count
+	asked := truth.asked
+	eventually(t, "a few comparisons", func() bool { truth.mu.Lock(); defer truth.mu.Unlock(); return truth.asked > asked+3 })
+	if s := h.see("s"); len(s.Devices) != 1 || s.Devices[0].Overhead != 0 {
+		t.Fatalf("%+v", s)
+	}
+	p.must("attach")
+	p.expect("status 6", "truth 0")
+}
+
+func TestTheFirstContextsCostIsLearnedAndChargedBefore(t *testing.T) {
+	truth := &fakeTruth{}
+	h := newHost(t, truth)
+	p, _ := h.session("s", on(gpu0, 4*gib))
+	p.must("attach")
+	p.must("charge 0 %d", 300*mib) // what the ledger says that a context costs
+	p.must("context 0 %d", 300*mib)
+	p.must("charge 0 %d", gib)
+	truth.set(gpu0, p.pid(), gib+433*mib)
+	if got := p.must("truth 0"); got != gib+433*mib {
+		t.Fatalf("the process was told %d", got)
+	}
+	learned := func() bool {
+		devices, _ := h.Devices(context.Background())
+		return devices[0].Context == 433*mib && devices[1].Context == 433*mib // one model
+	}
+	eventually(t, "it is learned", learned)
+	// A process makes others' contexts dear no more than so far.
+	p.tell("exec")
+	p.must("attach")
+	truth.set(gpu0, p.pid(), 3*gib)
+	p.must("truth 0")
+	time.Sleep(50 * time.Millisecond)
+	if !learned() {
+		t.Fatal("an unbelievable cost was learned")
+	}
+	h.stop()
+	h.start()
+	if !learned() {
+		t.Fatal("it was forgotten by a restart")
+	}
+}
+
+func TestADriverThatHangsIsInNobodysWay(t *testing.T) {
+	hang := make(chan struct{})
+	defer close(hang)
+	truth := &fakeTruth{hang: hang}
+	h := newHost(t, truth)
+	// Only the loops' end waits for the driver, and not longer than its patience.
+	p, _ := h.session("s", on(gpu0, 4*gib))
+	p.must("attach")
+	p.must("charge 0 %d", gib)
+	p.expect("status 6", "truth 0")
+	if d := h.see("s").Devices[0]; d.Used != gib {
+		t.Fatalf("%+v", d)
+	}
+	if _, err := h.Release(context.Background(), "s", 0, true); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestMoreContextAtOnceAndLessOnlyWhenItStays(t *testing.T) {
+	truth := &fakeTruth{}
+	h := newHost(t, truth)
+	p, _ := h.session("s", api.Quota{Device: gpu0, Percent: 50})
+	p.must("attach")
+	truth.set(gpu0, p.pid(), gib)
+	eventually(t, "up", func() bool { return overhead(h) == gib })
+	p.kill()
+	eventually(t, "gone with the process", func() bool { _, err := h.Slice(context.Background(), "s"); return err != nil })
+}

@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package annotations turns a container's annotations into what its slice asks for.
+//
+// It owns the user's contract (docs/annotations.md) and nothing else: it does no I/O, and knows neither
+// devices nor other slices. Whatever begins with "gpuslice." and is not understood is refused, because
+// a misspelt quota must never mean no quota. Values come from whoever may start a container, so they are
+// quoted and cut short wherever they are shown.
+package annotations
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+)
+
+// The annotations of the contract.
+const (
+	Prefix = "gpuslice."
+	VRAM   = "gpuslice.vram"
+	Pool   = "gpuslice.pool"
+	Tenant = "gpuslice.tenant"
+	TTL    = "gpuslice.ttl"
+	Mode   = "gpuslice.mode"
+)
+
+const (
+	acceptedSize = `a size such as "4G" or "4096m", or a share such as "50%"`
+	acceptedName = `1 to 63 letters, digits, "_", "-" and ".", beginning with a letter or a digit`
+)
+
+// ErrMissing says that a container names no quota and the operator has set none for such containers.
+var ErrMissing = errors.New(`no quota: add the annotation ` + VRAM + `, such as ` + VRAM + `=4G`)
+
+// Policy is what the operator decided for containers that name no quota.
+type Policy struct {
+	DefaultVRAM string // a size for them; "" is none
+	Pass        bool   // without any annotation of ours they run outside gpuslice
+}
+
+// Request is what a container asks for.
+type Request struct {
+	Quotas []api.Quota
+	Mode   api.Mode
+	Pool   string
+	Tenant string
+	TTL    time.Duration
+}
+
+// Parse reads the annotations of ours among all. A nil Request without an error means that the container is
+// none of our business: it has no annotation of ours, and the policy lets it pass.
+func Parse(all map[string]string, policy Policy) (*Request, error) {
+	keys := ours(all)
+	if len(keys) == 0 && policy.DefaultVRAM == "" && policy.Pass {
+		return nil, nil
+	}
+	r := &Request{Mode: api.Enforce}
+	for _, key := range keys {
+		if err := r.set(key, all[key]); err != nil {
+			return nil, err
+		}
+	}
+	if len(r.Quotas) > 0 {
+		return r, nil
+	}
+	if policy.DefaultVRAM == "" {
+		return nil, ErrMissing
+	}
+	q, err := quota(api.AllDevices, policy.DefaultVRAM)
+	if err != nil {
+		return nil, fmt.Errorf("default_vram in the configuration: %w", err)
+	}
+	r.Quotas = []api.Quota{q}
+	return r, nil
+}
+
+// ours are the keys that claim to be gpuslice's, in a fixed order so that the same mistake always gives
+// the same sentence. Letter case is ignored here, and only here: "GPUSlice.vram" is a misspelt quota.
+func ours(all map[string]string) []string {
+	var keys []string
+	for key := range all {
+		if len(key) >= len(Prefix) && strings.EqualFold(key[:len(Prefix)], Prefix) {
+			keys = append(keys, key)
+		}
+	}
+	slices.Sort(keys)
+	return keys
+}
+
+func (r *Request) set(key, value string) (err error) {
+	switch key {
+	case VRAM:
+		return r.add(key, api.AllDevices, value)
+	case Pool:
+		r.Pool, err = name(key, value)
+	case Tenant:
+		r.Tenant, err = name(key, value)
+	case TTL:
+		r.TTL, err = time.ParseDuration(value)
+		if err != nil || r.TTL < time.Second {
+			return refused(key, value, `a duration of a second or more, such as "90s", "30m" or "12h"`)
+		}
+	case Mode:
+		r.Mode = api.Mode(value)
+		if r.Mode != api.Enforce && r.Mode != api.Record {
+			return refused(key, value, `"enforce" and "record"`)
+		}
+	default:
+		device, ok := strings.CutPrefix(key, VRAM+".")
+		if !ok {
+			return fmt.Errorf("annotation %s is unknown: %s, %s.<GPU uuid or index>, %s, %s, %s and %s are accepted",
+				shown(key), VRAM, VRAM, Pool, Tenant, TTL, Mode)
+		}
+		if device, ok = deviceName(device); !ok {
+			return fmt.Errorf("annotation %s names no device: an index such as %s.0, or a UUID as nvidia-smi -L shows it, is accepted",
+				shown(key), VRAM)
+		}
+		return r.add(key, device, value)
+	}
+	return err
+}
+
+// add appends the quota of one device. Two annotations can name one device, since the letters of a UUID may be
+// written large or small; an index and a UUID that are one device are found by the enforcer, which knows them.
+func (r *Request) add(key, device, value string) error {
+	for _, q := range r.Quotas {
+		if q.Device == device {
+			return fmt.Errorf("annotation %s=%s names device %s a second time: one quota for each device is accepted",
+				shown(key), shown(value), device)
+		}
+	}
+	q, err := quota(device, value)
+	if err != nil {
+		return refused(key, value, acceptedSize, err)
+	}
+	r.Quotas = append(r.Quotas, q)
+	return nil
+}
+
+func quota(device, value string) (api.Quota, error) {
+	bytes, percent, err := api.ParseQuota(value)
+	return api.Quota{Device: device, Bytes: bytes, Percent: percent}, err
+}
+
+// deviceName reads an index, or a UUID, whose hexadecimal digits NVML writes small.
+func deviceName(s string) (string, bool) {
+	if n, err := strconv.ParseUint(s, 10, 10); err == nil {
+		return s, strconv.FormatUint(n, 10) == s // not "+1", "007"
+	}
+	if len(s) < len("GPU-") {
+		return "", false
+	}
+	kind, uuid := strings.ToUpper(s[:4]), strings.ToLower(s[4:])
+	return kind + uuid, (kind == "GPU-" || kind == "MIG-") && isUUID(uuid)
+}
+
+func isUUID(s string) bool {
+	if len(s) != 36 {
+		return false
+	}
+	for i := range len(s) {
+		c := s[i]
+		dash := i == 8 || i == 13 || i == 18 || i == 23
+		hex := c >= '0' && c <= '9' || c >= 'a' && c <= 'f'
+		if dash != (c == '-') || !dash && !hex {
+			return false
+		}
+	}
+	return true
+}
+
+// name reads a pool's or a tenant's name. They become labels and file names, so little is accepted.
+func name(key, value string) (string, error) {
+	ok := value != "" && len(value) <= 63
+	for i := range len(value) {
+		c := value[i]
+		alnum := c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9'
+		ok = ok && (alnum || i > 0 && strings.IndexByte("_-.", c) >= 0)
+	}
+	if !ok {
+		return "", refused(key, value, acceptedName)
+	}
+	return value, nil
+}
+
+// refused is the sentence for a bad value. A cause is added only for errors.Is: its text, about a size
+// without its annotation, would say the same again.
+func refused(key, value, accepted string, cause ...error) error {
+	return &refusal{fmt.Sprintf("annotation %s=%s is not accepted: %s is", shown(key), shown(value), accepted), errors.Join(cause...)}
+}
+
+type refusal struct {
+	sentence string
+	cause    error
+}
+
+func (r *refusal) Error() string { return r.sentence }
+func (r *refusal) Unwrap() error { return r.cause }
+
+// shown quotes what a user wrote, in at most about 80 characters and without control characters.
+// A plain key stays as it was written.
+func shown(s string) string {
+	const most = 64
+	if len(s) > most {
+		return fmt.Sprintf("%q…", s[:most])
+	}
+	if strings.HasPrefix(s, Prefix) && strconv.Quote(s) == `"`+s+`"` {
+		return s
+	}
+	return strconv.Quote(s)
+}

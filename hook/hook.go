@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package hook puts a container into its slice, and takes it out again. It is run by the OCI runtime, as root and
+// in the host's namespaces, when the container's namespaces exist and its process has not started (prestart or
+// createRuntime), and once more when the container is over (poststop).
+//
+// It asks the enforcer for the slice and binds it into the container. It keeps no state but a record of
+// the files that it made to bind on (package roots). It must never leave a container running without the quota
+// that was asked for: at prestart every failure is final, undoes what was done, and is said in one sentence.
+// At poststop no failure is, since runc skips the poststop hooks of others after one that fails.
+package hook
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/hook/annotations"
+	"github.com/gpuslice/gpuslice/hook/mount"
+	"github.com/gpuslice/gpuslice/hook/roots"
+)
+
+// Enforcer is what the hook asks of the enforcer.
+type Enforcer interface {
+	Register(ctx context.Context, r api.RegisterRequest) (api.RegisterReply, error)
+	// Release releases the slice id if it is of that generation, or of any if that is 0. Unless forced, it refuses while
+	// processes of the slice are alive.
+	Release(ctx context.Context, id string, generation uint64, force bool) (api.Slice, error)
+}
+
+// Hook is one run of the hook.
+type Hook struct {
+	Enforcer Enforcer
+	Policy   annotations.Policy
+	// Records is where package roots keeps its records; its parent exists when the enforcer runs.
+	Records string
+	// Timing, unless nil, is told how long each part of Prestart took.
+	Timing func(part string, took time.Duration)
+}
+
+// Prestart registers the container and binds its slice.
+//
+// The order makes a kill harmless at every point: until Register answers, nothing was done. After it, the enforcer
+// sees the container's init die, since a runtime whose hook was killed creates no container, and releases the
+// slice. What was made in the root filesystem is on record before it is made, and the runtime runs the poststop hook
+// also for a container that it failed to create; mounts die with their namespace.
+func (h *Hook) Prestart(ctx context.Context, s State) (err error) {
+	lap := h.laps()
+	bundle, err := ReadBundle(s.Bundle)
+	if err != nil {
+		return err
+	}
+	if IsSandbox(bundle.Annotations) {
+		return nil
+	}
+	request, err := annotations.Parse(bundle.Annotations, h.Policy)
+	if request == nil || err != nil {
+		return err
+	}
+	if s.PID <= 1 {
+		return fmt.Errorf("the state of container %s has pid %d: prestart and createRuntime need that of its init", s.ID, s.PID)
+	}
+	lap("read")
+	container, err := mount.Open(s.PID, bundle.Rootfs)
+	if err != nil {
+		return err
+	}
+	defer container.Close()
+	lap("enter")
+
+	reply, err := h.Enforcer.Register(ctx, api.RegisterRequest{
+		ID: s.ID, Container: s.ID, PID: s.PID,
+		Quotas: request.Quotas, Mode: request.Mode, Pool: request.Pool, Tenant: request.Tenant, TTL: request.TTL,
+	})
+	if err != nil {
+		return enforcerFailed(err)
+	}
+	lap("register")
+	if err := h.bind(ctx, s, container, bundle.Rootfs, reply); err != nil {
+		// Not ctx: it may be what ended.
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+		defer cancel()
+		if _, e := h.Enforcer.Release(ctx, s.ID, reply.Slice.Generation, true); e != nil {
+			err = fmt.Errorf("%w; its slice is left to the enforcer to clear away (%w)", err, e)
+		}
+		return err
+	}
+	lap("bind")
+	return nil
+}
+
+// bind makes the places to bind on, binds, and keeps the record of what was made.
+func (h *Hook) bind(ctx context.Context, s State, c *mount.Container, rootfs string, reply api.RegisterReply) (err error) {
+	record, err := roots.Lock(ctx, h.Records, c.Root)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, record.Close()) }()
+	if err := c.Inspect(); err != nil {
+		return err
+	}
+	old := record.Made
+	record.Join(roots.User{Slice: s.ID, Generation: reply.Slice.Generation, Dir: reply.Dir})
+	record.Made = append(old[:len(old):len(old)], c.Missing()...)
+	if err := record.Save(); err != nil {
+		return err
+	}
+	made, err := c.Make()
+	record.Made = append(old[:len(old):len(old)], made...)
+	if err == nil && len(made) > 0 {
+		err = record.Save()
+	}
+	if err == nil {
+		err = c.Bind(mount.Source{Dir: reply.Dir, Library: reply.Library})
+	}
+	if err != nil {
+		record.Leave(s.ID)
+		return errors.Join(err, tidy(record, rootfs))
+	}
+	return nil
+}
+
+// Poststop releases the slice and removes what the hook made in the root filesystem. It does all that it can, and its
+// error is for a log only.
+func (h *Hook) Poststop(ctx context.Context, s State) error {
+	bundle, err := ReadBundle(s.Bundle)
+	if err != nil {
+		// Without the bundle there is no record either, but the slice can still go.
+		return errors.Join(err, h.release(ctx, roots.User{Slice: s.ID}))
+	}
+	if request, err := annotations.Parse(bundle.Annotations, h.Policy); IsSandbox(bundle.Annotations) || request == nil && err == nil {
+		return nil
+	}
+	var root unix.Stat_t
+	if err := unix.Stat(bundle.Rootfs, &root); err != nil {
+		// The engine unmounted it: nothing of ours is there any more.
+		return h.release(ctx, roots.User{Slice: s.ID})
+	}
+	record, err := roots.Find(ctx, h.Records, mount.FileID{Dev: root.Dev, Inode: root.Ino})
+	if errors.Is(err, os.ErrNotExist) {
+		return h.release(ctx, roots.User{Slice: s.ID}) // no prestart, or none that got so far
+	}
+	if err != nil {
+		return errors.Join(err, h.release(ctx, roots.User{Slice: s.ID}))
+	}
+	user := record.Leave(s.ID)
+	user.Slice = s.ID
+	return errors.Join(h.release(ctx, user), tidy(record, bundle.Rootfs), record.Close())
+}
+
+// release releases a slice whose container is over. With a generation on record it insists: the runtime has said that
+// the container is over, and what its processes left running has no quota to draw on. Without one, which is a
+// poststop that had no prestart, the slice of that id may be another's, and goes only if it is dead.
+func (h *Hook) release(ctx context.Context, u roots.User) error {
+	_, err := h.Enforcer.Release(ctx, u.Slice, u.Generation, u.Generation != 0)
+	if err == nil || errors.Is(err, api.ErrNotFound) || u.Generation == 0 && errors.Is(err, api.ErrRunning) {
+		return nil
+	}
+	return fmt.Errorf("release slice %s: %w", u.Slice, err)
+}
+
+// tidy removes what was made in a root filesystem, unless another slice uses it.
+func tidy(record *roots.Record, rootfs string) (err error) {
+	if len(record.Users) == 0 {
+		record.Made, err = mount.Remove(rootfs, record.Made)
+	}
+	return errors.Join(err, record.Save())
+}
+
+// enforcerFailed adds what to do to an error that only says what happened.
+func enforcerFailed(err error) error {
+	switch {
+	case errors.Is(err, context.DeadlineExceeded):
+		return fmt.Errorf("the enforcer did not answer in time: look at its log (journalctl -u gpusliced) (%w)", err)
+	case errors.Is(err, api.ErrUnreachable):
+		return fmt.Errorf("%w: start it (systemctl start gpusliced)", err)
+	}
+	return fmt.Errorf("the enforcer: %w", err)
+}
+
+func (h *Hook) laps() func(part string) {
+	last := time.Now()
+	return func(part string) {
+		if h.Timing != nil {
+			now := time.Now()
+			h.Timing(part, now.Sub(last))
+			last = now
+		}
+	}
+}

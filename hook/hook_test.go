@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package hook
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/hook/mount"
+	"github.com/gpuslice/gpuslice/hook/roots"
+)
+
+// fake answers what it is told to.
+type fake struct {
+	err      error
+	hang     bool
+	asked    int
+	released []string
+	gen      uint64
+	force    bool
+}
+
+func (f *fake) Register(ctx context.Context, _ api.RegisterRequest) (api.RegisterReply, error) {
+	f.asked++
+	if f.hang {
+		<-ctx.Done()
+		return api.RegisterReply{}, ctx.Err()
+	}
+	return api.RegisterReply{}, f.err
+}
+
+func (f *fake) Release(ctx context.Context, id string, generation uint64, force bool) (api.Slice, error) {
+	f.released, f.gen, f.force = append(f.released, id), generation, force
+	if f.hang {
+		<-ctx.Done()
+		return api.Slice{}, ctx.Err()
+	}
+	return api.Slice{}, f.err
+}
+
+// setUp makes a bundle and returns the state that names it.
+func setUp(t *testing.T, annotations map[string]string) (state []byte, bundle string) {
+	t.Helper()
+	bundle = t.TempDir()
+	config, err := json.Marshal(map[string]any{"root": map[string]any{"path": "rootfs"}, "annotations": annotations})
+	if err != nil {
+		t.Fatal(err)
+	}
+	state, _ = json.Marshal(map[string]any{"id": "c", "bundle": bundle, "status": "stopped"})
+	err = errors.Join(os.Mkdir(filepath.Join(bundle, "rootfs"), 0o755), os.WriteFile(filepath.Join(bundle, "config.json"), config, 0o644))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return state, bundle
+}
+
+var quick = Deadlines{Prestart: 50 * time.Millisecond, Poststop: 50 * time.Millisecond}
+
+func runStage(t *testing.T, stage string, state []byte, h *Hook) (status int, said string) {
+	t.Helper()
+	var stderr bytes.Buffer
+	status = Run(stage, bytes.NewReader(state), &stderr, quick, func() (*Hook, error) { return h, nil })
+	return status, stderr.String()
+}
+
+func TestPoststopNeverFails(t *testing.T) {
+	for name, f := range map[string]*fake{
+		"fine":        {},
+		"not found":   {err: api.ErrNotFound},
+		"unreachable": {err: api.ErrUnreachable},
+		"internal":    {err: errors.New("x\ny")},
+		"hung":        {hang: true},
+	} {
+		state, bundle := setUp(t, map[string]string{"gpuslice.vram": "1G"})
+		status, said := runStage(t, "poststop", state, &Hook{Enforcer: f, Records: filepath.Join(bundle, "records")})
+		if status != 0 || len(f.released) != 1 {
+			t.Errorf("%s: status %d, released %v", name, status, f.released)
+		}
+		if strings.Count(said, "\n") > 1 {
+			t.Errorf("%s: said %q", name, said)
+		}
+	}
+}
+
+// TestPoststopReleasesItsOwnGenerationOnly: docker restart reuses the id, and the new slice may be there already.
+func TestPoststopReleasesItsOwnGenerationOnly(t *testing.T) {
+	state, bundle := setUp(t, map[string]string{"gpuslice.vram": "1G"})
+	f := &fake{}
+	h := &Hook{Enforcer: f, Records: filepath.Join(bundle, "records")}
+	if runStage(t, "poststop", state, h); f.gen != 0 || f.force {
+		t.Errorf("without a prestart: generation %d, force %v", f.gen, f.force)
+	}
+
+	var root unix.Stat_t
+	if err := unix.Stat(filepath.Join(bundle, "rootfs"), &root); err != nil {
+		t.Fatal(err)
+	}
+	r, err := roots.Lock(t.Context(), h.Records, mount.FileID{Dev: root.Dev, Inode: root.Ino})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Join(roots.User{Slice: "c", Generation: 7, Dir: bundle})
+	if err := errors.Join(r.Save(), r.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if runStage(t, "poststop", state, h); f.gen != 7 || !f.force {
+		t.Errorf("with a record: generation %d, force %v", f.gen, f.force)
+	}
+	if left, _ := os.ReadDir(h.Records); len(left) != 0 {
+		t.Errorf("records are left: %v", left)
+	}
+}
+
+func TestAnotherHooksLockIsNotWaitedForForEver(t *testing.T) {
+	state, bundle := setUp(t, map[string]string{"gpuslice.vram": "1G"})
+	f := &fake{}
+	h := &Hook{Enforcer: f, Records: filepath.Join(bundle, "records")}
+	var root unix.Stat_t
+	if err := unix.Stat(filepath.Join(bundle, "rootfs"), &root); err != nil {
+		t.Fatal(err)
+	}
+	r, err := roots.Lock(t.Context(), h.Records, mount.FileID{Dev: root.Dev, Inode: root.Ino})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	status, said := runStage(t, "poststop", state, h)
+	if status != 0 || !strings.Contains(said, "another hook holds it") || len(f.released) != 1 {
+		t.Errorf("status %d, said %q, released %v", status, said, f.released)
+	}
+}
+
+func TestWhatIsNoneOfOurBusinessIsLeftAlone(t *testing.T) {
+	for name, all := range map[string]map[string]string{
+		"containerd": {"gpuslice.vram": "1G", "io.kubernetes.cri.container-type": "sandbox"},
+		"cri-o":      {"gpuslice.vram": "1G", "io.kubernetes.cri-o.ContainerType": "sandbox"},
+		"passed":     nil,
+	} {
+		for _, stage := range []string{"prestart", "createRuntime", "poststop"} {
+			state, _ := setUp(t, all)
+			f := &fake{}
+			h := &Hook{Enforcer: f}
+			h.Policy.Pass = true
+			if status, said := runStage(t, stage, state, h); status != 0 || said != "" || f.asked+len(f.released) != 0 {
+				t.Errorf("%s at %s: status %d, said %q, asked %d, released %v", name, stage, status, said, f.asked, f.released)
+			}
+		}
+	}
+}
+
+func TestAnUnknownStageIsRefused(t *testing.T) {
+	for _, stage := range []string{"", "poststart", "PRESTART", "prestart\x00"} {
+		if status, said := runStage(t, stage, nil, nil); status != 1 || !strings.Contains(said, "usage: gpuslice-hook") {
+			t.Errorf("%q: status %d, said %q", stage, status, said)
+		}
+	}
+}
+
+// TestWhatBlocksInTheKernelIsGivenUp: a read that never ends hears nothing of a context.
+func TestWhatBlocksInTheKernelIsGivenUp(t *testing.T) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	var stderr bytes.Buffer
+	start := time.Now()
+	status := Run("prestart", r, &stderr, quick, nil)
+	if took := time.Since(start); status != 1 || took > 5*time.Second || !strings.Contains(stderr.String(), "given up") {
+		t.Errorf("status %d after %v: %q", status, took, stderr.String())
+	}
+}
+
+func FuzzReadState(f *testing.F) {
+	f.Add(`{"ociVersion":"1.0.2","id":"a","pid":12,"bundle":"/b","status":"creating","annotations":{"a":"b"}}`)
+	f.Add(`{"id":"../x","bundle":"/b"}`)
+	f.Fuzz(func(t *testing.T, text string) {
+		s, err := ReadState(strings.NewReader(text))
+		if err != nil {
+			if line := Sentence(err); strings.ContainsAny(line, "\n\x1b\x00") || len(line) > 2100 {
+				t.Errorf("%q", line)
+			}
+			return
+		}
+		if api.CheckID(s.ID) != nil || !filepath.IsAbs(s.Bundle) {
+			t.Errorf("%+v", s)
+		}
+	})
+}

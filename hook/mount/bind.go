@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package mount
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+)
+
+// bindName is what becomes api.ContainerDir, inside a slice's directory.
+const bindName = "bind"
+
+// Source is what to bind, on the host.
+type Source struct {
+	Dir     string // the slice's directory: "bind" in it is bound, ld.so.preload is written to it
+	Library string // the interceptor
+}
+
+const (
+	readOnly = unix.MOUNT_ATTR_RDONLY | unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV
+	dataOnly = readOnly | unix.MOUNT_ATTR_NOEXEC
+)
+
+// Bind binds all of src into the container, or nothing. Inspect and Make come first.
+//
+// The library goes before the preload file: at no moment does one name the other while it is not there, which
+// would have the loader complain in every process. Read-only, nosuid and nodev are set before a
+// mount is attached, so there is no moment without them either.
+func (c *Container) Bind(src Source) error {
+	if c.etc == nil || c.preload == nil || c.dir == nil {
+		return errors.New("bind before the places were made")
+	}
+	dir, err := clone(filepath.Join(src.Dir, bindName), unix.S_IFDIR, dataOnly)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(dir)
+	library, err := clone(src.Library, unix.S_IFREG, readOnly)
+	if err != nil {
+		return fmt.Errorf("%w: install gpuslice again, or correct the library's path in the configuration", err)
+	}
+	defer unix.Close(library)
+	preload, err := c.clonePreload(src.Dir)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(preload)
+
+	return c.ns.do(func() error {
+		if err := attach(dir, c.dir.fd); err != nil {
+			return fmt.Errorf("bind the slice's directory on %s: %w", api.ContainerDir, err)
+		}
+		err := attachLibrary(library, dir)
+		if err == nil {
+			if err = attach(preload, c.preload.fd); err != nil {
+				err = fmt.Errorf("bind /%s: %w", preloadPath, err)
+			}
+		}
+		if err != nil {
+			return errors.Join(err, c.detach(dir))
+		}
+		return nil
+	})
+}
+
+// clone makes a detached copy of a mount on the host, to be attached in the container. It must be called
+// from the host's namespace: the kernel copies only mounts of the caller's.
+func clone(path string, kind uint32, attrs uint64) (int, error) {
+	fd, err := unix.OpenTree(unix.AT_FDCWD, path, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
+	if err != nil {
+		return -1, fmt.Errorf("bind %s: %w", path, explain(err))
+	}
+	var stat unix.Stat_t
+	if err = unix.Fstat(fd, &stat); err == nil && stat.Mode&unix.S_IFMT != kind {
+		err = errors.New("it is neither a regular file nor a directory as it should be")
+	}
+	if err == nil {
+		err = unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH, &unix.MountAttr{Attr_set: attrs, Propagation: unix.MS_PRIVATE})
+	}
+	if err != nil {
+		unix.Close(fd)
+		return -1, fmt.Errorf("bind %s: %w", path, explain(err))
+	}
+	return fd, nil
+}
+
+// clonePreload writes the container's ld.so.preload beside what is bound, where the container cannot reach it, and
+// clones it.
+func (c *Container) clonePreload(dir string) (int, error) {
+	path := filepath.Join(dir, preloadName)
+	text := append([]byte(filepath.Join(api.ContainerDir, api.LibraryName)+"\n"), c.entries...)
+	if err := write(path, text); err != nil {
+		return -1, fmt.Errorf("the container's ld.so.preload: %w", err)
+	}
+	return clone(path, unix.S_IFREG, dataOnly)
+}
+
+// write makes the file; it must not exist, and every user of the container must be able to read it, whatever the
+// engine's umask.
+func write(path string, text []byte) error {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, 0o644)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(text)
+	return errors.Join(err, f.Chmod(0o644), f.Close())
+}
+
+func attach(tree, onto int) error {
+	return unix.MoveMount(tree, "", onto, "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH)
+}
+
+// attachLibrary binds the library on the placeholder that the enforcer left in the slice's directory, so that
+// the image needs one place less.
+func attachLibrary(library, dir int) error {
+	place, err := openObject(dir, api.LibraryName, unix.O_NOFOLLOW, unix.RESOLVE_BENEATH|unix.RESOLVE_NO_XDEV)
+	if err != nil {
+		return fmt.Errorf("the place of %s in the slice's directory: %w", api.LibraryName, err)
+	}
+	defer place.close()
+	if err := attach(library, place.fd); err != nil {
+		return fmt.Errorf("bind the interceptor on %s/%s: %w", api.ContainerDir, api.LibraryName, err)
+	}
+	return nil
+}
+
+// detach takes a mount out of the container again, with what is bound in it. umount2(2) knows only paths, so
+// the descriptor's is used, from a working directory that is this thread's own.
+func (c *Container) detach(tree int) error {
+	if err := unix.Fchdir(c.procfds); err != nil {
+		return fmt.Errorf("undo: %w", err)
+	}
+	if err := unix.Unmount(strconv.Itoa(tree), unix.MNT_DETACH); err != nil {
+		return fmt.Errorf("undo: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package roots
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"reflect"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/gpuslice/gpuslice/hook/mount"
+)
+
+var root = mount.FileID{Dev: 1, Inode: 2}
+
+func lock(t *testing.T, dir string) *Record {
+	t.Helper()
+	r, err := Lock(t.Context(), dir, root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func save(t *testing.T, r *Record) {
+	t.Helper()
+	if err := errors.Join(r.Save(), r.Close()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestARecordLivesAsLongAsItSaysSomething(t *testing.T) {
+	dir, slice := filepath.Join(t.TempDir(), "records"), t.TempDir()
+	r := lock(t, dir)
+	r.Join(User{Slice: "a", Generation: 1, Dir: slice})
+	r.Join(User{Slice: "b", Generation: 2, Dir: slice})
+	r.Join(User{Slice: "a", Generation: 3, Dir: slice})
+	r.Made = []mount.Place{{Path: "etc/ld.so.preload", FileID: mount.FileID{Dev: 1, Inode: 9}}}
+	save(t, r)
+
+	r = lock(t, dir)
+	want := []User{{"b", 2, slice}, {"a", 3, slice}}
+	if !reflect.DeepEqual(r.Users, want) || len(r.Made) != 1 || r.Made[0].Inode != 9 {
+		t.Errorf("got %+v", r)
+	}
+	if u := r.Leave("a"); u.Generation != 3 {
+		t.Errorf("left: %+v", u)
+	}
+	if u := r.Leave("a"); u != (User{}) {
+		t.Errorf("left twice: %+v", u)
+	}
+	r.Leave("b")
+	r.Made = nil
+	save(t, r)
+	if left, _ := os.ReadDir(dir); len(left) != 0 {
+		t.Errorf("left: %v", left)
+	}
+}
+
+func TestAUserWhoseSliceIsGoneIsForgotten(t *testing.T) {
+	dir, slice := filepath.Join(t.TempDir(), "records"), filepath.Join(t.TempDir(), "slice")
+	if err := os.Mkdir(slice, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	r := lock(t, dir)
+	r.Join(User{Slice: "a", Generation: 1, Dir: slice})
+	save(t, r)
+	if err := os.Remove(slice); err != nil {
+		t.Fatal(err)
+	}
+	r = lock(t, dir)
+	defer r.Close()
+	if len(r.Users) != 0 {
+		t.Errorf("users %v", r.Users)
+	}
+}
+
+func TestADamagedRecordIsTakenForAnEmptyOne(t *testing.T) {
+	for _, text := range []string{"", "{", "[]", `{"made": 1}`, "\x00\xff"} {
+		dir := t.TempDir()
+		if err := os.WriteFile(filepath.Join(dir, "1-2.json"), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		r := lock(t, dir)
+		if len(r.Users)+len(r.Made) != 0 {
+			t.Errorf("%q: %+v", text, r)
+		}
+		r.Close()
+	}
+}
+
+// TestAKilledSaveLeavesTheNewRecord: the text was written, and what was longer before not yet cut off.
+func TestAKilledSaveLeavesTheNewRecord(t *testing.T) {
+	dir := t.TempDir()
+	text := `{"users":[{"slice":"a","generation":1,"dir":"/"}]}"generation":1,"dir":"/x"}]}`
+	if err := os.WriteFile(filepath.Join(dir, "1-2.json"), []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r := lock(t, dir)
+	defer r.Close()
+	if len(r.Users) != 1 || r.Users[0].Slice != "a" {
+		t.Errorf("%+v", r.Users)
+	}
+}
+
+func TestFindMakesNothing(t *testing.T) {
+	dir := t.TempDir()
+	if _, err := Find(t.Context(), dir, root); !errors.Is(err, os.ErrNotExist) {
+		t.Error(err)
+	}
+	if left, _ := os.ReadDir(dir); len(left) != 0 {
+		t.Errorf("made %v", left)
+	}
+}
+
+func TestOneHookAtATime(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "records")
+	r := lock(t, dir)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	if _, err := Lock(ctx, dir, root); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("locked twice: %v", err)
+	}
+	r.Close() // removes it
+
+	var group sync.WaitGroup
+	var inside, most int
+	var mu sync.Mutex
+	for range 8 {
+		group.Go(func() {
+			for range 50 {
+				r, err := Lock(t.Context(), dir, root)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				mu.Lock()
+				inside++
+				most = max(most, inside)
+				mu.Unlock()
+				mu.Lock()
+				inside--
+				mu.Unlock()
+				r.Close()
+			}
+		})
+	}
+	group.Wait()
+	if most != 1 {
+		t.Errorf("%d at a time", most)
+	}
+}

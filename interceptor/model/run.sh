@@ -1,0 +1,146 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+#
+# Checks ledger.pml: every configuration must hold, exhaustively, and every broken variant must be
+# caught. Prints a table; fails on any surprise, also on a search that did not finish.
+#
+#   run.sh [--quick] [-j JOBS]
+#
+# --quick leaves out the configurations marked "long" below.
+set -eu
+
+here=$(cd "$(dirname "$0")" && pwd)
+quick=
+jobs=2
+while [ $# -gt 0 ]; do
+	case $1 in
+	--quick) quick=1 ;;
+	-j) jobs=$2; shift ;;
+	*) echo "usage: run.sh [--quick] [-j JOBS]" >&2; exit 2 ;;
+	esac
+	shift
+done
+for tool in spin gcc; do
+	command -v $tool >/dev/null || { echo "run.sh: $tool is not installed" >&2; exit 2; }
+done
+
+# What the variants start from: the smallest configurations in which each fault shows.
+pair='-DOPS=2 -DDEATHS=1 -DSIZES=2'
+three='-DOPS=2 -DDEATHS=1 -DSIZES=1 -DOVERHEADS=1'
+recycle='-DOPS=2 -DDEATHS=1 -DSIZES=1 -DRESPAWNS=1'
+enforcer='-DOPS=1 -DDEATHS=1 -DSIZES=1 -DRESPAWNS=1 -DENFORCER_DEATHS=1 -DOVERHEADS=1'
+limit='-DOPS=2 -DDEATHS=0 -DSIZES=2 -DLIMITS=1 -DLIMIT=3 -DLOW=1 -DSIBLINGS=0'
+reader='-DOPS=2 -DDEATHS=0 -DSIZES=1 -DREADER=1 -DSIBLINGS=0'
+
+# expectation | name | speed | flags
+list() {
+	cat <<END
+holds|pair|quick|-DOPS=2 -DDEATHS=2 -DSIZES=2
+holds|recycle|quick|$recycle
+holds|peak|quick|-DOPS=2 -DDEATHS=1 -DSIZES=1 -DPEAK=1
+holds|limit-death|quick|-DOPS=1 -DDEATHS=1 -DSIZES=1 -DLIMITS=1 -DENFORCER_DEATHS=1
+holds|trio|long|-DCLIENTS=3 -DOPS=1 -DDEATHS=1 -DSIZES=1
+holds|enforcer|long|$enforcer
+holds|limit|long|$limit
+holds|limit-deaths|long|-DOPS=1 -DDEATHS=1 -DSIZES=2 -DLIMITS=2 -DLIMIT=3 -DENFORCER_DEATHS=1
+holds|raises|long|-DOPS=2 -DDEATHS=1 -DSIZES=2 -DRAISES=1
+holds|reader|long|$reader
+holds|spare: SUM_FIRST|quick|$pair -DSUM_FIRST
+holds|spare: GENERATION_LATE|quick|$recycle -DGENERATION_LATE
+caught|NO_CONFIRM|quick|$pair -DBROKEN_NO_CONFIRM
+caught|CONFIRM_LATE|quick|$pair -DBROKEN_CONFIRM_LATE
+caught|PLAIN_CONFIRM|quick|$three -DBROKEN_PLAIN_CONFIRM
+caught|CHECK_THEN_STORE|quick|$three -DBROKEN_CHECK_THEN_STORE
+caught|NUMBER_LATE|quick|$pair -DBROKEN_NUMBER_LATE
+caught|ONE_SUM|quick|$pair -DBROKEN_ONE_SUM
+caught|READ_ORDER|quick|$pair -DBROKEN_READ_ORDER
+caught|SETTLE_UNCHECKED|quick|$pair -DBROKEN_SETTLE_UNCHECKED
+caught|NO_GENERATION|quick|$recycle -DBROKEN_NO_GENERATION
+caught|GENERATION_ONCE|quick|$recycle -DBROKEN_GENERATION_ONCE
+caught|IDENTITY_FIRST|quick|$recycle -DBROKEN_IDENTITY_FIRST
+caught|IDENTITY_LATE|quick|$recycle -DBROKEN_IDENTITY_LATE
+caught|RECYCLE_KEEPS_SUMS|quick|$recycle -DBROKEN_RECYCLE_KEEPS_SUMS
+caught|RECYCLE_KEEPS_NUMBER|quick|$recycle -DBROKEN_RECYCLE_KEEPS_NUMBER
+caught|RECYCLE_NUMBER_FIRST|quick|$enforcer -DBROKEN_RECYCLE_NUMBER_FIRST
+caught|OPEN_TRUSTS|quick|$enforcer -DBROKEN_OPEN_TRUSTS
+caught|LIMIT_NO_BUMP|quick|$limit -DBROKEN_LIMIT_NO_BUMP
+caught|LIMIT_BUMP_FIRST|quick|$limit -DBROKEN_LIMIT_BUMP_FIRST
+caught|LIMIT_EARLY|quick|$limit -DBROKEN_LIMIT_EARLY
+caught|REFUSE_UNCHECKED|quick|$limit -DBROKEN_REFUSE_UNCHECKED
+caught|USED_FIRST|quick|$limit -DBROKEN_USED_FIRST
+caught|HELD_SUM_FIRST|quick|$reader -DSUM_FIRST
+caught|HELD_SETTLED|quick|$reader -DBROKEN_HELD_SETTLED
+caught|NUMBER_WRITTEN|quick|$reader -DBROKEN_NUMBER_WRITTEN
+END
+}
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+trap 'exit 130' INT TERM
+
+# One line of the list, in a directory of its own. Writes a line of the table, and "ok" or "bad".
+one() {
+	expect=${1%%|*}; rest=${1#*|}
+	name=${rest%%|*}; rest=${rest#*|}
+	flags=${rest#*|}
+	dir=$(mktemp -d "$work/XXXXXX")
+	cd "$dir"
+	# shellcheck disable=SC2086
+	if ! spin -a $flags "$here/ledger.pml" >log 2>&1 ||
+		! gcc -O1 -w -DSAFETY -DCOLLAPSE -DMEMLIM=1900 -o pan pan.c >>log 2>&1; then
+		cat log >&2
+		echo "$name|-|-|-|BAD: does not compile"
+		return
+	fi
+	nice ./pan -m100000 -w24 >out 2>&1 || true
+	states=$(awk '/states, stored/ {print $1; exit}' out)
+	depth=$(sed -n 's/.*depth reached \([0-9]*\).*/\1/p' out | head -1)
+	seconds=$(sed -n 's/.*elapsed time \([0-9.]*\).*/\1/p' out | head -1)
+	what=$(sed -n 's/^pan:1: \(.*\) (at depth.*/\1/p' out | head -1)
+	whole=yes
+	grep -qE 'Search not completed|max search depth too small|out of memory|memory limit' out && whole=no
+	if grep -q 'errors: 0' out && [ $whole = yes ]; then
+		found=holds
+	elif [ -n "$what" ] && grep -q 'errors: 1' out; then
+		found=caught
+	else
+		found=unfinished
+	fi
+	if [ "$found" = "$expect" ]; then
+		result="$found${what:+: $what}"
+	else
+		result="BAD: $found, should be $expect${what:+: $what}"
+	fi
+	echo "$name|${states:--}|${depth:--}|${seconds:--}|$result"
+	rm -f pan
+}
+
+# Every file of this script's work is below $work; the parts only print.
+run_part() {
+	n=0
+	while IFS= read -r line; do
+		n=$((n + 1))
+		[ $((n % jobs)) -eq "$1" ] || continue
+		(one "$line")
+	done <"$work/list" >"$work/table.$1"
+}
+
+if [ -n "$quick" ]; then list | grep '|quick|'; else list; fi >"$work/list"
+part=0
+pids=
+while [ $part -lt "$jobs" ]; do
+	run_part $part &
+	pids="$pids $!"
+	part=$((part + 1))
+done
+for p in $pids; do wait "$p"; done
+
+{
+	echo 'config|states|depth|seconds|result'
+	while IFS='|' read -r _ name _; do grep -hF "$name|" "$work"/table.* | awk -F'|' -v n="$name" '$1 == n'; done <"$work/list"
+} | awk -F'|' '{printf "%-22s %10s %7s %8s  %s\n", $1, $2, $3, $4, $5}' | tee "$work/shown"
+
+if grep -q ' BAD: ' "$work/shown" || [ "$(wc -l <"$work/shown")" -ne $(($(wc -l <"$work/list") + 1)) ]; then
+	echo "run.sh: the model and the expectation differ" >&2
+	exit 1
+fi

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package shim
+
+import (
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// Args is what the runtime needs to know of a command line that is the low-level runtime's.
+type Args struct {
+	Verb   string // the first word that is neither a flag nor a flag's value; "" if there is none
+	Bundle string // --bundle; "" if it is not given
+	Config string // crun's --config: another file than the bundle's config.json
+	Log    string // --log
+}
+
+// Creates says whether the verb makes a container.
+func (a Args) Creates() bool {
+	return a.Verb == "create" || a.Verb == "run" || a.Verb == "restore"
+}
+
+// BundleDir is the absolute path of the bundle.
+func (a Args) BundleDir(cwd string) string {
+	if filepath.IsAbs(a.Bundle) {
+		return filepath.Clean(a.Bundle)
+	}
+	return filepath.Join(cwd, a.Bundle)
+}
+
+// withValue are the flags whose next word is their value, in runc and in crun, before and after the verb. A flag
+// of neither is taken for one without: then its value may be taken for the verb, which is why
+// a word that is no verb at all does not end the search.
+var withValue = strings.Fields(`
+	root log log-format log-level criu rootless cgroup-manager
+	bundle b config f console-socket pid-file preserve-fds pidfd-socket
+	image-path work-path parent-path manage-cgroups-mode empty-ns lsm-profile lsm-mount-context status-fd page-server`)
+
+// verbs are those of runc and crun.
+var verbs = strings.Fields(`
+	checkpoint create delete events exec features help init kill list mounts pause ps restore resume run
+	spec start state update version`)
+
+// ParseArgs reads the words after the program's name as runc and crun do.
+func ParseArgs(words []string) Args {
+	var a Args
+	for len(words) > 0 {
+		word := words[0]
+		words = words[1:]
+		if word == "--" {
+			break
+		}
+		if !strings.HasPrefix(word, "-") || word == "-" {
+			if a.Verb == "" && slices.Contains(verbs, word) {
+				a.Verb = word
+				if !a.Creates() {
+					break // what follows may be any program's words
+				}
+			}
+			continue
+		}
+		name, value, ok := strings.Cut(strings.TrimLeft(word, "-"), "=")
+		if !ok {
+			name, value, words = valueOf(word, name, words)
+		}
+		switch name {
+		case "bundle", "b":
+			a.Bundle = value
+		case "config", "f":
+			a.Config = value
+		case "log":
+			a.Log = value
+		}
+	}
+	return a
+}
+
+// valueOf finds the value of a flag without "=": the next word, or the rest of this one (crun's -bDIR).
+func valueOf(word, name string, words []string) (string, string, []string) {
+	switch {
+	case slices.Contains(withValue, name):
+		if len(words) > 0 {
+			return name, words[0], words[1:]
+		}
+	case !strings.HasPrefix(word, "--") && len(name) > 1 && (name[0] == 'b' || name[0] == 'f'):
+		return name[:1], name[1:], words
+	}
+	return name, "", words
+}

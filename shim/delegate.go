@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package shim
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"path/filepath"
+	goruntime "runtime"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// ReportName is a file in the bundle to which the hook writes its sentence for [Wait].
+const ReportName = ".gpuslice-error"
+
+// HidesHooks says whether a runtime throws away what its hooks write. crun does (it opens /dev/null for them unless an
+// annotation of its own names a file), and would leave the operator with "exit code: 1".
+func HidesHooks(runtime string) bool {
+	return strings.Contains(filepath.Base(runtime), "crun")
+}
+
+// Exec becomes the runtime. It returns only if that fails.
+func Exec(runtime string, args, env []string) error {
+	err := unix.Exec(runtime, append([]string{runtime}, args...), env)
+	return fmt.Errorf("execute %s: %w", runtime, err)
+}
+
+// Wait runs the runtime as a child, with all that is open here, and returns its exit status and what our hook had to say
+// if it failed. The container's init is not our child but becomes the engine's, as if the runtime had been
+// executed: its parent exits before we do, and we are no subreaper.
+func Wait(runtime string, args, env []string, bundle string) (status int, hook error) {
+	report := filepath.Join(bundle, ReportName)
+	if err := os.Remove(report); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return 1, fmt.Errorf("an old report of the hook: %w", err)
+	}
+	// What an engine sends us is for the runtime. SIGKILL cannot be passed on: the kernel kills the child when
+	// the thread that started it ends, hence the lock.
+	goruntime.LockOSThread()
+	defer goruntime.UnlockOSThread()
+	signals := make(chan os.Signal, 16)
+	signal.Notify(signals, unix.SIGTERM, unix.SIGINT, unix.SIGHUP, unix.SIGQUIT, unix.SIGUSR1, unix.SIGUSR2, unix.SIGWINCH)
+	child, err := os.StartProcess(runtime, append([]string{runtime}, args...), &os.ProcAttr{
+		Env: env, Files: []*os.File{os.Stdin, os.Stdout, os.Stderr},
+		Sys: &syscall.SysProcAttr{Pdeathsig: unix.SIGKILL},
+	})
+	if err != nil {
+		return 1, fmt.Errorf("execute %s: %w", runtime, err)
+	}
+	go func() {
+		for s := range signals {
+			child.Signal(s)
+		}
+	}()
+	state, err := child.Wait()
+	if err != nil {
+		return 1, fmt.Errorf("wait for %s: %w", runtime, err)
+	}
+	if state.Success() {
+		return 0, nil
+	}
+	status = state.ExitCode()
+	if w, ok := state.Sys().(syscall.WaitStatus); ok && w.Signaled() {
+		status = 128 + int(w.Signal())
+	}
+	return status, readReport(report)
+}
+
+func readReport(path string) error {
+	file, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil // the runtime failed without us
+	}
+	defer file.Close()
+	defer os.Remove(path)
+	text, _ := io.ReadAll(io.LimitReader(file, 4096))
+	if len(text) == 0 {
+		return nil
+	}
+	return errors.New(strings.TrimPrefix(strings.TrimSpace(string(text)), "gpuslice: "))
+}

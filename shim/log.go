@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package shim
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuslice/gpuslice/hook"
+)
+
+// Report says err on stderr and in the file that the engine named by --log, where docker and containerd look
+// for the last line of level error to show it.
+func Report(err error, log string, stderr io.Writer) {
+	sentence := hook.Sentence(err)
+	fmt.Fprintln(stderr, sentence)
+	if log == "" || strings.HasPrefix(log, "syslog:") || strings.HasPrefix(log, "journald:") {
+		return
+	}
+	line, err := json.Marshal(struct {
+		Level string `json:"level"`
+		Msg   string `json:"msg"`
+		Time  string `json:"time"`
+	}{"error", sentence, time.Now().Format(time.RFC3339)})
+	if err != nil {
+		return
+	}
+	// Not blocking, should nobody read a FIFO. There is nowhere else to say that it cannot be written.
+	file, err := os.OpenFile(strings.TrimPrefix(log, "file:"), os.O_WRONLY|os.O_APPEND|os.O_CREATE|unix.O_NONBLOCK, 0o644)
+	if err != nil {
+		return
+	}
+	defer file.Close()
+	file.Write(append(line, '\n'))
+}

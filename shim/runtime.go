@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package shim is what stands between an engine and the low-level OCI runtime: it adds gpuslice's hooks to the bundle
+// of a container that is about to be made, and hands everything over to runc, crun or
+// nvidia-container-runtime by execve(2), so that the engine talks to that one from then on. (Under crun it
+// waits for a container to be made, because crun does not show what a hook says.)
+//
+// It never changes an argument, and of a bundle nothing but the hooks. Whatever the annotations ask for is
+// checked here already, because what this program says is what an engine shows; what a hook says arrives
+// wrapped in the runtime's words.
+package shim
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+
+	"github.com/gpuslice/gpuslice/hook"
+	"github.com/gpuslice/gpuslice/hook/annotations"
+	"github.com/gpuslice/gpuslice/shim/spec"
+)
+
+// hookTimeout is the seconds after which the low-level runtime ends a hook. The hook ends itself before
+// ([hook.DefaultDeadlines]), with a sentence instead of a signal.
+const hookTimeout = 15
+
+// hookEnv is all the environment that a hook gets. It is set explicitly because a runtime gives a hook without one
+// its own, and runc 1.1.5 gave the image's to some: LD_PRELOAD of an image must not reach a program
+// that root runs on the host.
+var hookEnv = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
+
+// Runtime edits bundles.
+type Runtime struct {
+	Policy   annotations.Policy
+	HookPath string // absolute; "" if it was not found
+	Config   string // the configuration that the hook is to read; "" is the default's place
+	Reports  bool   // the hook is to write what it has to say to a file, for [Wait]
+}
+
+// Prepare edits the bundle that a command line is about to make a container of. Command lines that
+// make none are left alone, and so are pods' sandboxes and containers that the operator lets pass.
+func (r *Runtime) Prepare(args Args, cwd string) error {
+	if !args.Creates() {
+		return nil
+	}
+	if args.Config != "" {
+		return fmt.Errorf("--config %.256q names another file than the bundle's %s, which the hook reads: give the container a bundle of its own", args.Config, spec.FileName)
+	}
+	dir := args.BundleDir(cwd)
+	config, err := spec.Read(dir)
+	if err != nil {
+		return err
+	}
+	bundle, err := hook.ReadBundle(dir)
+	if err != nil {
+		return err
+	}
+	if hook.IsSandbox(bundle.Annotations) {
+		return nil
+	}
+	request, err := annotations.Parse(bundle.Annotations, r.Policy)
+	if request == nil || err != nil {
+		return err
+	}
+	if r.HookPath == "" {
+		return errors.New(spec.HookName + " is neither beside this program nor in PATH: install gpuslice again")
+	}
+	edited, err := spec.AddHooks(config.Text, r.hook(spec.Prestart, dir), r.hook(spec.Poststop, dir))
+	if err != nil {
+		return fmt.Errorf("the bundle's %s: %w", config.Path, err)
+	}
+	if len(edited) == len(config.Text) {
+		return nil
+	}
+	return config.Replace(edited)
+}
+
+func (r *Runtime) hook(stage, bundle string) spec.Hook {
+	args := []string{spec.HookName}
+	if r.Config != "" {
+		args = append(args, "--config", r.Config)
+	}
+	if r.Reports && stage == spec.Prestart {
+		args = append(args, "--report", filepath.Join(bundle, ReportName))
+	}
+	return spec.Hook{Path: r.HookPath, Args: append(args, stage), Env: hookEnv, Timeout: hookTimeout}
+}

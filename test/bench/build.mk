@@ -1,0 +1,9 @@
+# SPDX-License-Identifier: Apache-2.0
+
+BUILD += $(BIN)/bench/cost
+
+# elf_symbol.c finds the driver's own functions behind the interceptor's.
+# -D_GNU_SOURCE= is what a file that defines it itself says, too.
+$(BIN)/bench/cost: test/bench/cost.c interceptor/elf_symbol.c $(wildcard interceptor/*.h)
+	@mkdir -p $(@D)
+	$(CC) $(C_FLAGS) -D_GNU_SOURCE= -Wno-pedantic $(CFLAGS) $(LDFLAGS) -o $@ $(filter %.c,$^) -ldl

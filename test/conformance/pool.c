@@ -1,0 +1,245 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Memory pools: how what they reserve grows and shrinks. */
+#include "conformance.h"
+
+static uint64_t attribute(CUmemoryPool pool, int which)
+{
+	uint64_t value = 0;
+
+	MUST(cuMemPoolGetAttribute(pool, which, &value));
+	return value;
+}
+
+static void say(CUmemoryPool pool, const char *key, long long before)
+{
+	printf("%s: reserved %llu, used %llu, held %lld\n", key,
+	       (unsigned long long)attribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT),
+	       (unsigned long long)attribute(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT),
+	       held() - before);
+}
+
+static void set_threshold(CUmemoryPool pool, uint64_t bytes)
+{
+	MUST(cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &bytes));
+}
+
+static void set_reuse(CUmemoryPool pool, int allowed)
+{
+	for (int which = 1; which <= 3; which++)
+		MUST(cuMemPoolSetAttribute(pool, which, &allowed));
+}
+
+/* One allocation at a time: while it lives, when it is freed, after a wait. */
+static void sizes(CUmemoryPool pool, CUstream stream)
+{
+	static const size_t list[] = {1,        512,       513,          1 * MiB,    2 * MiB + 1,
+	                              31 * MiB, 32 * MiB,  32 * MiB + 1, 33 * MiB,   63 * MiB,
+	                              64 * MiB, 100 * MiB, 1 * GiB,      1 * GiB + 1};
+
+	for (size_t i = 0; i < COUNT(list); i++) {
+		long long before = held();
+		CUdeviceptr pointer;
+		char size[32], key[64];
+
+		size_text(size, list[i]);
+		MUST(cuMemAllocAsync(&pointer, list[i], stream));
+		sprintf(key, "one.%s.live", size);
+		say(pool, key, before);
+		MUST(cuMemFreeAsync(pointer, stream));
+		sprintf(key, "one.%s.freed", size);
+		say(pool, key, before);
+		MUST(cuStreamSynchronize(stream));
+		sprintf(key, "one.%s.waited", size);
+		say(pool, key, before);
+	}
+}
+
+/* Growing step by step: 20 times 3 MiB, then 20 times 100 KiB. */
+static void growth(CUmemoryPool pool, CUstream stream)
+{
+	CUdeviceptr pointers[40];
+	long long before = held();
+
+	for (int i = 0; i < 40; i++) {
+		char key[32];
+
+		MUST(cuMemAllocAsync(&pointers[i], i < 20 ? 3 * MiB : 100 * KiB, stream));
+		if (i % 5 != 4)
+			continue;
+		sprintf(key, "grow.%d", i + 1);
+		say(pool, key, before);
+	}
+	for (int i = 0; i < 40; i += 2)
+		MUST(cuMemFreeAsync(pointers[i], stream));
+	MUST(cuStreamSynchronize(stream));
+	say(pool, "grow.every_second_freed", before);
+	for (int i = 1; i < 40; i += 2)
+		MUST(cuMemFreeAsync(pointers[i], stream));
+	say(pool, "grow.all_freed", before);
+	MUST(cuCtxSynchronize());
+	say(pool, "grow.waited", before);
+}
+
+static void threshold(CUmemoryPool pool, CUstream stream)
+{
+	long long before = held();
+	CUdeviceptr pointers[4];
+
+	set_threshold(pool, 64 * MiB);
+	for (int i = 0; i < 4; i++)
+		MUST(cuMemAllocAsync(&pointers[i], 32 * MiB, stream));
+	say(pool, "threshold.live", before);
+	for (int i = 0; i < 4; i++)
+		MUST(cuMemFreeAsync(pointers[i], stream));
+	MUST(cuStreamSynchronize(stream));
+	say(pool, "threshold.waited", before);
+	MUST(cuMemPoolTrimTo(pool, 40 * MiB));
+	say(pool, "threshold.trim_40MiB", before);
+	MUST(cuMemPoolTrimTo(pool, 0));
+	say(pool, "threshold.trim_0", before);
+
+	set_threshold(pool, UINT64_MAX);
+	MUST(cuMemAllocAsync(&pointers[0], 1, stream));
+	MUST(cuMemFreeAsync(pointers[0], stream));
+	MUST(cuStreamSynchronize(stream));
+	say(pool, "threshold.unlimited", before);
+	set_threshold(pool, 0);
+	say(pool, "threshold.back_to_0", before);
+	MUST(cuStreamSynchronize(stream));
+	say(pool, "threshold.back_to_0.waited", before);
+	MUST(cuMemPoolTrimTo(pool, 0));
+	say(pool, "threshold.back_to_0.trimmed", before);
+}
+
+/* Which calls let an unused reservation go. */
+static void waits(CUmemoryPool pool, CUstream stream, CUstream other)
+{
+	long long before = held();
+	CUdeviceptr pointer;
+	CUevent event;
+
+	MUST(cuEventCreate(&event, 2));
+	MUST(cuMemAllocAsync(&pointer, 1 * MiB, stream));
+	MUST(cuMemFreeAsync(pointer, stream));
+	MUST(cuEventRecord(event, stream));
+	MUST(cuEventSynchronize(event));
+	say(pool, "wait.event", before);
+	MUST(cuMemAllocAsync(&pointer, 1 * MiB, stream));
+	MUST(cuMemFreeAsync(pointer, stream));
+	MUST(cuStreamSynchronize(other));
+	say(pool, "wait.other_stream", before);
+	MUST(cuCtxSynchronize());
+	say(pool, "wait.context", before);
+	MUST(cuMemAllocAsync(&pointer, 1 * MiB, stream));
+	MUST(cuMemFree_v2(pointer));
+	say(pool, "wait.free", before);
+	MUST(cuCtxSynchronize());
+	MUST(cuEventDestroy_v2(event));
+}
+
+/* What one stream freed, asked for by another. */
+static void two_streams(CUmemoryPool pool, CUstream first, CUstream second)
+{
+	uint64_t keep = UINT64_MAX;
+	CUdeviceptr a, b;
+	long long before = held();
+
+	set_threshold(pool, keep);
+	for (int allowed = 1; allowed >= 0; allowed--) {
+		char key[64];
+
+		set_reuse(pool, allowed);
+		MUST(cuMemAllocAsync(&a, 32 * MiB, first));
+		MUST(cuMemFreeAsync(a, first));
+		MUST(cuMemAllocAsync(&b, 32 * MiB, second));
+		sprintf(key, "streams.reuse_%d.at_once", allowed);
+		say(pool, key, before);
+		MUST(cuMemFreeAsync(b, second));
+		MUST(cuCtxSynchronize());
+		MUST(cuMemAllocAsync(&b, 32 * MiB, second));
+		sprintf(key, "streams.reuse_%d.after_wait", allowed);
+		say(pool, key, before);
+		MUST(cuMemFreeAsync(b, second));
+		MUST(cuCtxSynchronize());
+		MUST(cuMemPoolTrimTo(pool, 0));
+	}
+	set_reuse(pool, 1);
+	set_threshold(pool, 0);
+}
+
+/* Pools that the program makes: destroyed while in use, limited, on the host. */
+static void own_pool(CUstream stream)
+{
+	CUmemPoolProps properties = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
+	                             .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
+	CUmemPoolProps limited = properties;
+	CUmemPoolProps host = properties;
+	CUmemoryPool pool;
+	CUdeviceptr pointer;
+	CUresult result;
+	long long before = held();
+
+	MUST(cuMemPoolCreate(&pool, &properties));
+	say(pool, "own.fresh", before);
+	MUST(cuMemAllocFromPoolAsync(&pointer, 10 * MiB, pool, stream));
+	say(pool, "own.live", before);
+	say_result("own.destroy", cuMemPoolDestroy(pool));
+	printf("own.destroyed_with_live: held %lld\n", held() - before);
+	MUST(cuMemFreeAsync(pointer, stream));
+	MUST(cuStreamSynchronize(stream));
+	printf("own.last_freed: held %lld\n", held() - before);
+
+	limited.maxSize = 64 * MiB;
+	MUST(cuMemPoolCreate(&pool, &limited));
+	say_result("limited.65MiB", cuMemAllocFromPoolAsync(&pointer, 65 * MiB, pool, stream));
+	MUST(cuMemPoolDestroy(pool));
+
+	host.location.type = CU_MEM_LOCATION_TYPE_HOST;
+	result = cuMemPoolCreate(&pool, &host);
+	say_result("host.create", result);
+	if (result == CUDA_SUCCESS) {
+		say_result("host.alloc", cuMemAllocFromPoolAsync(&pointer, 10 * MiB, pool, stream));
+		say(pool, "host.live", before);
+		cuMemFreeAsync(pointer, stream);
+		MUST(cuStreamSynchronize(stream));
+		MUST(cuMemPoolDestroy(pool));
+	}
+}
+
+static void refusals(CUmemoryPool pool, CUstream stream)
+{
+	CUdeviceptr pointer;
+	uint64_t one = 1;
+
+	say_result("alloc.zero", cuMemAllocAsync(&pointer, 0, stream));
+	say_result("alloc.null", cuMemAllocAsync(NULL, 4096, stream));
+	say_result("alloc.2^64-6", cuMemAllocAsync(&pointer, (size_t)-6, stream));
+	say_result("free.unknown", cuMemFreeAsync(0x1000, stream));
+	say_result("free.null", cuMemFreeAsync(0, stream));
+	say_result("pool.destroy_default", cuMemPoolDestroy(pool));
+	say_result("pool.set_reserved",
+	           cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &one));
+	say_result("pool.set_high",
+	           cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH, &one));
+}
+
+int main(void)
+{
+	CUmemoryPool pool;
+	CUstream first, second;
+
+	start_with_context();
+	MUST(cuDeviceGetDefaultMemPool(&pool, 0));
+	MUST(cuStreamCreate(&first, 1));
+	MUST(cuStreamCreate(&second, 1));
+	printf("default.threshold: %llu\n",
+	       (unsigned long long)attribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD));
+	refusals(pool, first);
+	sizes(pool, first);
+	growth(pool, first);
+	threshold(pool, first);
+	waits(pool, first, second);
+	two_streams(pool, first, second);
+	own_pool(first);
+	return 0;
+}

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"bytes"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// loading are the calls by which the dynamic loader maps a library.
+var loading = []string{"openat", "read", "pread64", "fstat", "newfstatat", "mmap", "mprotect", "munmap", "close"}
+
+var callName = regexp.MustCompile(`^(\w+)\(`)
+
+// trace runs a program under strace, and returns the paths that it opened and the other calls that it made, without
+// addresses and numbers that differ from run to run.
+func trace(t *testing.T, preload string, args ...string) (opened, calls []string) {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "trace")
+	strace := []string{"-qq", "-o", file}
+	if preload != "" {
+		// In the program's environment, not in strace's; and there in both cases, so that the
+		// environments are of one size.
+		strace = append(strace, "-E", "LD_PRELOAD="+preload)
+	} else {
+		strace = append(strace, "-E", "LD_PRELOAD=")
+	}
+	if out, err := exec.Command("strace", append(strace, args...)...).CombinedOutput(); err != nil {
+		t.Fatalf("strace %q: %v\n%s", args, err, out)
+	}
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Addresses, sizes and pids; and what getrandom returned.
+	differs := regexp.MustCompile(`0x[0-9a-f]+|\b\d{3,}\b|getrandom\("[^"]*"`)
+	path := regexp.MustCompile(`"([^"]*)"`)
+	for line := range strings.Lines(string(text)) {
+		m := callName.FindStringSubmatch(line)
+		if m == nil {
+			continue
+		}
+		if m[1] == "openat" && !strings.Contains(line, "ENOENT") {
+			opened = append(opened, path.FindStringSubmatch(line)[1])
+		}
+		if m[1] != "execve" && !slices.Contains(loading, m[1]) {
+			calls = append(calls, differs.ReplaceAllString(strings.TrimSpace(line), "N"))
+		}
+	}
+	return opened, calls
+}
+
+func TestProgramThatNeverCallsCUDADoesNothingElseThanWithoutUs(t *testing.T) {
+	if _, err := exec.LookPath("strace"); err != nil {
+		t.Skip("needs strace: make deps")
+	}
+	library := filepath.Join(binDir(t), "libgpuslice.so")
+	for _, args := range [][]string{
+		{"true"},
+		{"ls", "/"},
+		{"sh", "-c", "echo a; exit 0"},
+	} {
+		plainOpened, plainCalls := trace(t, "", args...)
+		ourOpened, ourCalls := trace(t, library, args...)
+
+		rest := slices.DeleteFunc(slices.Clone(ourOpened), func(path string) bool { return path == library })
+		// On a glibc before 2.34 these are libraries of their own; later they are empty.
+		for _, part := range []string{"libdl.so.2", "libpthread.so.0"} {
+			if !containsBase(plainOpened, part) {
+				rest = slices.DeleteFunc(rest, func(path string) bool { return filepath.Base(path) == part })
+			}
+		}
+		if len(ourOpened) == len(rest) {
+			t.Errorf("%q: the library was not loaded, so nothing was tested: %q", args, ourOpened)
+		}
+		if !slices.Equal(plainOpened, rest) {
+			t.Errorf("%q opens %q, and with us %q", args, plainOpened, rest)
+		}
+		if !slices.Equal(plainCalls, ourCalls) {
+			t.Errorf("%q calls\n%s\nand with us\n%s", args, strings.Join(plainCalls, "\n"), strings.Join(ourCalls, "\n"))
+		}
+	}
+}
+
+func containsBase(paths []string, base string) bool {
+	return slices.ContainsFunc(paths, func(path string) bool { return filepath.Base(path) == base })
+}
+
+// Signals, threads and descriptors, as the program itself sees them.
+func TestProgramThatNeverCallsCUDASeesNoTraceOfUs(t *testing.T) {
+	library := filepath.Join(binDir(t), "libgpuslice.so")
+	look := []string{"sh", "-c", `grep -E '^(Threads|SigPnd|SigBlk|SigIgn|SigCgt|CapEff|Umask|NoNewPrivs)' /proc/self/status; ls -1 /proc/self/fd; ulimit -a; umask`}
+	run := func(preload string) []byte {
+		cmd := exec.Command(look[0], look[1:]...)
+		cmd.Env = []string{"PATH=/usr/bin:/bin", "LD_PRELOAD=" + preload}
+		out, err := cmd.CombinedOutput()
+		if err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		return out
+	}
+	if plain, ours := run(""), run(library); !bytes.Equal(plain, ours) {
+		t.Errorf("without us:\n%s\nwith us:\n%s", plain, ours)
+	}
+}

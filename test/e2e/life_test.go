@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+func TestSliceIsReleasedWhenItsContainerIsDeleted(t *testing.T) {
+	h := newHost(t)
+	c := h.newContainer(vram(), "/bin/sleep", "600")
+	c.run()
+	if g := c.hog(gib); !g.holds(gib, quota) {
+		t.Fatalf("said %q", g.said)
+	}
+	if out, err := c.output(c.runtime("delete", "--force", c.id)); err != nil {
+		t.Fatalf("delete: %v\n%s", err, out)
+	}
+	if slices := h.slices(); len(slices) != 0 {
+		t.Errorf("the container is deleted, and %+v are left", slices)
+	}
+	entries, err := os.ReadDir(filepath.Join(h.dir, "run", "slices"))
+	if err != nil || len(entries) != 0 {
+		t.Errorf("directories are left: %v, %v", entries, err)
+	}
+}
+
+func TestSliceIsReleasedIfPoststopNeverRuns(t *testing.T) {
+	h := newHost(t)
+	c := h.newContainer(vram(), "/demo/cuda_hog", strconv.Itoa(gib))
+	c.run()
+	h.eventually("1 GiB is held", h.holds(c.id, gib))
+	// Nobody deletes the container, as when engine and shim are dead.
+	h.must(unix.Kill(c.pid(), unix.SIGKILL))
+	h.eventually("the slice is gone", h.isGone(c.id))
+}
+
+func TestContainerIDCanBeUsedAgain(t *testing.T) {
+	h := newHost(t)
+	for range 3 {
+		c := h.newContainer(vram(), "/bin/sleep", "600")
+		c.id = "gpuslice-e2e-again-" + strconv.Itoa(os.Getpid())
+		c.run()
+		if g := c.hog(3 * gib); !g.holds(3*gib, quota) {
+			t.Fatalf("said %q", g.said)
+		}
+		if out, err := c.output(c.runtime("delete", "--force", c.id)); err != nil {
+			t.Fatalf("delete: %v\n%s", err, out)
+		}
+	}
+}
+
+func TestRestartedEnforcerKnowsWhoHoldsWhat(t *testing.T) {
+	h := newHost(t)
+	c := h.newContainer(vram(), "/bin/sleep", "600")
+	c.run()
+	stays, dies := c.hog(gib), c.hog(gib)
+	if !stays.holds(gib, quota) || !dies.holds(gib, quota) {
+		t.Fatalf("said %q and %q", stays.said, dies.said)
+	}
+	overhead := h.use(c.id).Overhead
+
+	h.stop(unix.SIGKILL)
+	c.kill(dies)
+	// A process that comes now cannot attach. It must get nothing, and not: no quota.
+	if g := c.hog(mib); !g.refused() {
+		t.Errorf("without an enforcer a new process said %q, want a refusal", g.said)
+	}
+	h.start()
+
+	h.eventually("the one that died meanwhile is settled", h.holds(c.id, gib))
+	h.eventually("its overhead, too", func() bool { return h.use(c.id).Overhead == overhead/2 })
+	if g := c.hog(3 * gib); !g.refused() {
+		t.Errorf("3 GiB beside 1 GiB and contexts: said %q, want a refusal", g.said)
+	}
+	if g := c.hog(gib); !g.holds(gib, quota) {
+		t.Errorf("1 GiB more fits: said %q", g.said)
+	}
+	c.kill(stays)
+	h.eventually("the death of one that attached before the restart is seen", h.holds(c.id, gib))
+	if out, err := c.output(c.runtime("delete", "--force", c.id)); err != nil {
+		t.Fatalf("delete: %v\n%s", err, out)
+	}
+	h.eventually("the slice is gone", h.isGone(c.id))
+}
+
+func TestContainerThatEndedWithoutAnEnforcerIsForgottenByTheNext(t *testing.T) {
+	h := newHost(t)
+	c := h.newContainer(vram(), "/bin/sleep", "600")
+	c.run()
+	h.stop(unix.SIGKILL)
+	// poststop cannot reach anybody, and still lets the container go.
+	if out, err := c.output(c.runtime("delete", "--force", c.id)); err != nil {
+		t.Fatalf("delete: %v\n%s", err, out)
+	}
+	h.start()
+	h.eventually("the slice is gone", h.isGone(c.id))
+}
+
+func TestContainerIsRefusedWithoutAnEnforcer(t *testing.T) {
+	h := newHost(t)
+	h.stop(unix.SIGKILL)
+	c := h.newContainer(vram(), "/bin/true")
+	out, err := c.output(c.runtime("run", "--bundle", c.bundle, c.id))
+	if err == nil || !strings.Contains(out, "gpusliced") {
+		t.Errorf("want a refusal that names gpusliced, got %v, %q", err, out)
+	}
+}
+
+func TestSessionDrawsOnOneQuotaOfTheHostsEnforcer(t *testing.T) {
+	h := newHost(t)
+	hog := filepath.Join(h.bin, "demo", "cuda_hog")
+	script := hog + ` 1073741824 >` + h.dir + `/a & sleep 0.5; ` + hog + ` 3221225472 >` + h.dir + `/b; ` +
+		filepath.Join(h.bin, "gpuslice") + ` ps --json; kill -9 %1 2>/dev/null || kill -9 $!; exit 7`
+	cmd := exec.Command(filepath.Join(h.bin, "gpuslice"), "--socket", h.socket(), "run", "--vram", "4G", "--name", "s1", "--", "sh", "-c", script)
+	cmd.Env = append(h.env(), "GPUSLICE_SOCKET="+h.socket())
+	out, err := cmd.Output()
+	if cmd.ProcessState.ExitCode() != 7 {
+		t.Errorf("the command's exit code is 7, got %v", err)
+	}
+	if a, _ := os.ReadFile(h.dir + "/a"); string(a) != "holds 1073741824 of 4294967296\n" {
+		t.Errorf("the first process said %q", a)
+	}
+	if b, _ := os.ReadFile(h.dir + "/b"); string(b) != "cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY\n" {
+		t.Errorf("the second process said %q: 3 GiB do not fit beside the first", b)
+	}
+	if !strings.Contains(string(out), `"id": "s1"`) || !strings.Contains(string(out), `"used": 1073741824`) {
+		t.Errorf("`gpuslice ps --json` said, while it ran:\n%s", out)
+	}
+	if slices := h.slices(); len(slices) != 0 {
+		t.Errorf("the session is over, and %+v are left", slices)
+	}
+}
+
+func TestCLIStandsInForTheRuntime(t *testing.T) {
+	h := newHost(t)
+	c := h.newContainer(vram(), "/bin/sleep", "600")
+	// As containerd's shim calls what `nerdctl run --runtime gpuslice` named.
+	cli := func(args ...string) {
+		t.Helper()
+		cmd := exec.Command(filepath.Join(h.bin, "gpuslice"), append([]string{"--root", filepath.Join(h.dir, "runc")}, args...)...)
+		cmd.Env = h.env()
+		if out, err := c.output(cmd); err != nil {
+			t.Fatalf("gpuslice %q: %v\n%s", args, err, out)
+		}
+	}
+	cli("create", "--bundle", c.bundle, "--pid-file", filepath.Join(h.dir, "pid"), c.id)
+	cli("start", c.id)
+	if g := c.hog(5 * gib); !g.refused() {
+		t.Errorf("said %q: 5 GiB of 4 must be refused", g.said)
+	}
+	cli("kill", c.id, "KILL")
+	cli("delete", "--force", c.id)
+	h.eventually("the slice is gone", h.isGone(c.id))
+}
+
+func TestInspectTakesTheBeginningOfAnID(t *testing.T) {
+	h := newHost(t)
+	c := h.newContainer(vram(), "/bin/sleep", "600")
+	c.run()
+	g := c.hog(gib)
+	cmd := exec.Command(filepath.Join(h.bin, "gpuslice"), "--socket", h.socket(), "inspect", c.id[:len(c.id)-3])
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{`"id": "` + c.id + `"`, `"pid": ` + strconv.Itoa(g.pid), `"attached": true`, `"limit": 4294967296`} {
+		if !strings.Contains(string(out), want) {
+			t.Errorf("%s is not in\n%s", want, out)
+		}
+	}
+}

@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#define _GNU_SOURCE
+#include "address.h"
+
+#include <search.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+struct ranges allocations;
+
+CUdeviceptr address_reserve(size_t size, size_t alignment)
+{
+	uintptr_t whole, start;
+	size_t slack = size + alignment;
+	void *memory;
+
+	if (slack < size)
+		return 0;
+	memory = mmap(NULL, slack, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	if (memory == MAP_FAILED)
+		return 0;
+	whole = (uintptr_t)memory;
+	start = round_up(whole, alignment);
+	if (start > whole)
+		munmap(memory, start - whole);
+	munmap((void *)(start + size), whole + slack - (start + size));
+	return start;
+}
+
+void address_free(CUdeviceptr start, size_t size)
+{
+	munmap((void *)(uintptr_t)start, size);
+}
+
+bool address_back(CUdeviceptr start, size_t size)
+{
+	uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+	uintptr_t first = (uintptr_t)start / page * page;
+	uintptr_t end = round_up((uintptr_t)start + size, page);
+
+	return mprotect((void *)first, end - first, PROT_READ | PROT_WRITE) == 0;
+}
+
+/* Equal means overlapping: a tree of disjoint ranges can then be asked for any address. */
+static int compare(const void *left, const void *right)
+{
+	const struct range *a = left, *b = right;
+
+	if (a->start + a->size <= b->start)
+		return -1;
+	return a->start >= b->start + b->size;
+}
+
+bool ranges_add(struct ranges *ranges, struct range *range)
+{
+	return tsearch(range, &ranges->root, compare) != NULL;
+}
+
+void ranges_remove(struct ranges *ranges, struct range *range)
+{
+	tdelete(range, &ranges->root, compare);
+}
+
+struct range *ranges_overlapping(const struct ranges *ranges, CUdeviceptr start, size_t size)
+{
+	struct range wanted = {.start = start, .size = size};
+	void *node = tfind(&wanted, &ranges->root, compare);
+
+	return node ? *(struct range **)node : NULL;
+}
+
+struct range *ranges_at(const struct ranges *ranges, CUdeviceptr address)
+{
+	return ranges_overlapping(ranges, address, 1);
+}

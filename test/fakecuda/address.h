@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Device addresses. They are taken from the process's own address space, without access: so they
+ * are unique (as under the driver's unified addressing), are used again after a free, and a
+ * program that dereferences one gets the SIGSEGV that it deserves. Only what is copied into is
+ * given host memory.
+ */
+#ifndef FAKECUDA_ADDRESS_H
+#define FAKECUDA_ADDRESS_H
+
+#include "driver.h"
+
+#define ADDRESS_STEP (2 * MiB)
+
+/* `size` is a multiple of ADDRESS_STEP, `alignment` a power of two; 0 if there is no room. */
+CUdeviceptr address_reserve(size_t size, size_t alignment);
+void address_free(CUdeviceptr start, size_t size);
+/* Host memory behind an address range, so that it can be copied to and from. */
+bool address_back(CUdeviceptr start, size_t size);
+
+enum range_kind {
+	RANGE_DEVICE,
+	RANGE_MANAGED,
+	RANGE_POOL,
+	RANGE_MAPPED,
+	RANGE_HOST,
+	RANGE_RESERVED,
+};
+
+/* A piece of the address space that a pointer may lie in. */
+struct range {
+	CUdeviceptr start;
+	size_t size;
+	enum range_kind kind;
+};
+
+/* Ranges that do not overlap, found by any address inside them. */
+struct ranges {
+	void *root;
+};
+
+extern struct ranges allocations; /* all kinds but RANGE_RESERVED */
+
+bool ranges_add(struct ranges *ranges, struct range *range);
+void ranges_remove(struct ranges *ranges, struct range *range);
+struct range *ranges_at(const struct ranges *ranges, CUdeviceptr address);
+/* Any range that shares a byte with [start, start + size). */
+struct range *ranges_overlapping(const struct ranges *ranges, CUdeviceptr start, size_t size);
+
+#endif

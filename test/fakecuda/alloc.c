@@ -1,0 +1,221 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* cuMemAlloc and its kin, cuMemFree, and what the driver says about memory. */
+#include "address.h"
+#include "driver.h"
+#include "pool.h"
+#include "vram.h"
+
+#include <stdlib.h>
+
+#define PITCH_STEP 512
+
+struct allocation {
+	struct owned owned;
+	struct range range;
+	struct vram vram;
+};
+
+static struct allocation *allocation_of(struct range *range)
+{
+	return (struct allocation *)((char *)range - offsetof(struct allocation, range));
+}
+
+static void free_allocation(struct owned *owned)
+{
+	struct allocation *allocation = (struct allocation *)owned;
+
+	ranges_remove(&allocations, &allocation->range);
+	if (!vram_address(&allocation->vram))
+		address_free(allocation->range.start, allocation->vram.bytes);
+	vram_give(&allocation->vram);
+	free(allocation);
+}
+
+static CUresult allocate(CUcontext context, size_t size, enum range_kind kind, CUdeviceptr *out)
+{
+	struct allocation *allocation = calloc(1, sizeof(*allocation));
+	struct vram *vram;
+
+	if (!allocation)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	vram = &allocation->vram;
+	if (!vram_take(context->device, size, vram))
+		goto no_memory;
+	allocation->range.kind = kind;
+	allocation->range.size = size;
+	allocation->range.start = vram_address(vram);
+	if (!allocation->range.start)
+		allocation->range.start = address_reserve(vram->bytes, ADDRESS_STEP);
+	if (!allocation->range.start || !ranges_add(&allocations, &allocation->range))
+		goto no_address;
+	context_own(context, &allocation->owned, free_allocation);
+	*out = allocation->range.start;
+	return CUDA_SUCCESS;
+no_address:
+	vram_give(vram);
+no_memory:
+	free(allocation);
+	return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+CUDA_API CUresult cuMemAlloc_v2(CUdeviceptr *out, size_t size)
+{
+	CUcontext context;
+	CUresult result = driver_enter_context(&context);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!out || !size)
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	return driver_leave(allocate(context, size, RANGE_DEVICE, out));
+}
+
+CUDA_API CUresult cuMemAllocPitch_v2(CUdeviceptr *out, size_t *pitch, size_t width, size_t height,
+                                     unsigned int element)
+{
+	CUcontext context;
+	CUresult result = driver_enter_context(&context);
+	size_t row, size;
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!out || !pitch || !width || !height || (element != 4 && element != 8 && element != 16))
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	row = round_up(width, PITCH_STEP);
+	if (row < width || __builtin_mul_overflow(row, height, &size))
+		return driver_leave(CUDA_ERROR_OUT_OF_MEMORY);
+	result = allocate(context, size, RANGE_DEVICE, out);
+	if (result == CUDA_SUCCESS)
+		*pitch = row;
+	return driver_leave(result);
+}
+
+/* Counted as if all of it resided on the card, from the start: README.md. */
+CUDA_API CUresult cuMemAllocManaged(CUdeviceptr *out, size_t size, unsigned int flags)
+{
+	CUcontext context;
+	CUresult result = driver_enter_context(&context);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!out || !size || (flags != 1 && flags != 2))
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	result = allocate(context, size, RANGE_MANAGED, out);
+	if (result == CUDA_SUCCESS)
+		address_back(*out, size);
+	return driver_leave(result);
+}
+
+CUDA_API CUresult cuMemFree_v2(CUdeviceptr pointer)
+{
+	CUcontext context;
+	CUresult result = driver_enter_context(&context);
+	struct range *range;
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	range = ranges_at(&allocations, pointer);
+	if (!range || range->start != pointer)
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	switch (range->kind) {
+	case RANGE_DEVICE:
+	case RANGE_MANAGED:
+		context_disown(&allocation_of(range)->owned);
+		free_allocation(&allocation_of(range)->owned);
+		break;
+	case RANGE_POOL:
+		pool_free_now(range);
+		break;
+	default:
+		result = CUDA_ERROR_INVALID_VALUE;
+	}
+	return driver_leave(result);
+}
+
+/*
+ * The entry points of CUDA 3.1, with 32-bit addresses. A context of today's API refuses them.
+ */
+static CUresult refuse_old(void)
+{
+	CUcontext context;
+	CUresult result = driver_enter_context(&context);
+
+	return result == CUDA_SUCCESS ? driver_leave(CUDA_ERROR_INVALID_CONTEXT) : result;
+}
+
+CUDA_API CUresult cuMemAlloc(CUdeviceptr_v1 *out, unsigned int size)
+{
+	(void)out;
+	(void)size;
+	return refuse_old();
+}
+
+CUDA_API CUresult cuMemAllocPitch(CUdeviceptr_v1 *out, unsigned int *pitch, unsigned int width,
+                                  unsigned int height, unsigned int element)
+{
+	(void)out;
+	(void)pitch;
+	(void)width;
+	(void)height;
+	(void)element;
+	return refuse_old();
+}
+
+CUDA_API CUresult cuMemFree(CUdeviceptr_v1 pointer)
+{
+	(void)pointer;
+	return refuse_old();
+}
+
+CUDA_API CUresult cuMemGetInfo(unsigned int *available, unsigned int *total)
+{
+	(void)available;
+	(void)total;
+	return refuse_old();
+}
+
+CUDA_API CUresult cuMemGetAddressRange(CUdeviceptr_v1 *start, unsigned int *size,
+                                       CUdeviceptr_v1 pointer)
+{
+	(void)start;
+	(void)size;
+	(void)pointer;
+	return refuse_old();
+}
+
+CUDA_API CUresult cuMemGetInfo_v2(size_t *available, size_t *total)
+{
+	CUcontext context;
+	CUresult result;
+	uint64_t capacity, used;
+
+	latency(LATENCY_MEMORY_INFO);
+	result = driver_enter_context(&context);
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!available || !total)
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	capacity = device_capacity(context->device);
+	used = machine_used(context->device->machine);
+	*available = used < capacity ? capacity - used : 0;
+	*total = capacity;
+	return driver_leave(CUDA_SUCCESS);
+}
+
+CUDA_API CUresult cuMemGetAddressRange_v2(CUdeviceptr *start, size_t *size, CUdeviceptr pointer)
+{
+	CUcontext context;
+	CUresult result = driver_enter_context(&context);
+	const struct range *range;
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	range = ranges_at(&allocations, pointer);
+	if (!range)
+		return driver_leave(CUDA_ERROR_NOT_FOUND);
+	if (start)
+		*start = range->start;
+	if (size)
+		*size = range->size;
+	return driver_leave(CUDA_SUCCESS);
+}

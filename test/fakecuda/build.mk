@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+# The simulated driver. Included by the top-level Makefile; `make -f test/fakecuda/build.mk` works, too.
+
+FAKECUDA     := test/fakecuda
+FAKECUDA_BIN := bin/fakecuda
+
+FAKECUDA_CFLAGS := -std=c11 -O2 -g -Wall -Wextra -Wpedantic -Wshadow -Wvla -Werror \
+                   -fvisibility=hidden -fPIC -MMD -MP
+# nodelete: closing the state's descriptor, or losing the lock's owner to a dlclose, would drop this
+# process's record (machine.h). Bsymbolic: cuGetProcAddress returns the driver's own functions, and the
+# driver calls its own, even where a preloaded library exports the same names.
+FAKECUDA_LDFLAGS := -shared -pthread -Wl,-Bsymbolic -Wl,-z,nodelete -Wl,-z,now -Wl,--no-undefined
+
+# What both libraries know of the machine; each has its own copy.
+FAKECUDA_SHARED := machine config latency uuid
+FAKECUDA_NVML   := nvml nvml_memory
+FAKECUDA_CUDA   := $(filter-out $(FAKECUDA_SHARED) $(FAKECUDA_NVML), \
+                     $(basename $(notdir $(wildcard $(FAKECUDA)/*.c))))
+FAKECUDA_OBJ    := .cache/fakecuda
+
+.PHONY: fakecuda
+fakecuda: $(FAKECUDA_BIN)/libcuda.so.1 $(FAKECUDA_BIN)/libnvidia-ml.so.1
+
+$(FAKECUDA_BIN)/libcuda.so.1: $(patsubst %,$(FAKECUDA_OBJ)/%.o,$(FAKECUDA_CUDA) $(FAKECUDA_SHARED))
+$(FAKECUDA_BIN)/libnvidia-ml.so.1: $(patsubst %,$(FAKECUDA_OBJ)/%.o,$(FAKECUDA_NVML) $(FAKECUDA_SHARED))
+
+$(FAKECUDA_BIN)/%:
+	@mkdir -p $(@D)
+	$(QUIET)$(CC) $(CFLAGS) $(FAKECUDA_LDFLAGS) -Wl,-soname,$* -o $@ $(filter %.o,$^)
+
+$(FAKECUDA_OBJ)/%.o: $(FAKECUDA)/%.c
+	@mkdir -p $(@D)
+	$(QUIET)$(CC) $(FAKECUDA_CFLAGS) $(CFLAGS) -c -o $@ $<
+
+-include $(wildcard $(FAKECUDA_OBJ)/*.d)

@@ -1,0 +1,264 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Contexts: what they cost, which one is current, and what goes with them. */
+#include "config.h"
+#include "driver.h"
+#include "pool.h"
+#include "stream.h"
+
+#include <stdlib.h>
+
+/* The first context of a process on a card costs all that the driver needs there; another one
+ * shares most of it. The share is not measured: see README.md. */
+#define SECOND_CONTEXT_SHARE 8
+#define STACK_DEPTH 64
+
+static _Thread_local CUcontext stack[STACK_DEPTH];
+static _Thread_local unsigned depth;
+
+CUcontext context_current(void)
+{
+	return depth ? stack[depth - 1] : NULL;
+}
+
+static void set_current(CUcontext context)
+{
+	if (!depth)
+		depth = 1;
+	stack[depth - 1] = context;
+}
+
+void context_own(CUcontext context, struct owned *thing, void (*destroy)(struct owned *))
+{
+	thing->destroy = destroy;
+	thing->next = context->owned;
+	thing->link = &context->owned;
+	if (thing->next)
+		thing->next->link = &thing->next;
+	context->owned = thing;
+}
+
+void context_disown(struct owned *thing)
+{
+	*thing->link = thing->next;
+	if (thing->next)
+		thing->next->link = thing->link;
+}
+
+/* What one context more costs, or one less gives back, while `others` are alive. */
+static uint64_t share(unsigned others)
+{
+	static uint64_t first;
+	static bool known;
+
+	/* Once: a program that empties its environment gives back what it took. */
+	if (!known)
+		first = config_context_bytes();
+	known = true;
+	return others ? first / SECOND_CONTEXT_SHARE : first;
+}
+
+CUresult context_activate(CUcontext context, struct device *device)
+{
+	if (!device_charge(device, share(device->contexts)))
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	latency(LATENCY_CONTEXT);
+	device->contexts++;
+	context->device = device;
+	context->alive = true;
+	return CUDA_SUCCESS;
+}
+
+void context_deactivate(CUcontext context)
+{
+	struct device *device = context->device;
+
+	while (context->owned) {
+		struct owned *thing = context->owned;
+
+		context_disown(thing);
+		thing->destroy(thing);
+	}
+	context->alive = false;
+	device->contexts--;
+	if (!device->contexts)
+		pools_empty(device);
+	device_release(device, share(device->contexts));
+}
+
+static CUresult create(CUcontext *out, unsigned int flags, CUdevice ordinal)
+{
+	struct device *device;
+	CUcontext context;
+	CUresult result = driver_enter_device(ordinal, &device);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!out || depth == STACK_DEPTH)
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	context = calloc(1, sizeof(*context));
+	if (!context)
+		return driver_leave(CUDA_ERROR_OUT_OF_MEMORY);
+	context->flags = flags & CU_CTX_FLAGS_MASK;
+	result = context_activate(context, device);
+	if (result != CUDA_SUCCESS) {
+		free(context);
+		return driver_leave(result);
+	}
+	stack[depth++] = context;
+	*out = context;
+	return driver_leave(CUDA_SUCCESS);
+}
+
+CUDA_API CUresult cuCtxCreate(CUcontext *out, unsigned int flags, CUdevice device)
+{
+	return create(out, flags, device);
+}
+
+CUDA_API CUresult cuCtxCreate_v2(CUcontext *out, unsigned int flags, CUdevice device)
+{
+	return create(out, flags, device);
+}
+
+/* 11.4: with execution affinities, which cost nothing here */
+CUDA_API CUresult cuCtxCreate_v3(CUcontext *out, void *affinities, int count, unsigned int flags,
+                                 CUdevice device)
+{
+	(void)affinities;
+	if (count < 0)
+		return CUDA_ERROR_INVALID_VALUE;
+	return create(out, flags, device);
+}
+
+/* 12.5: with CUctxCreateParams, or NULL */
+CUDA_API CUresult cuCtxCreate_v4(CUcontext *out, void *parameters, unsigned int flags,
+                                 CUdevice device)
+{
+	(void)parameters;
+	return create(out, flags, device);
+}
+
+CUDA_API CUresult cuCtxDestroy_v2(CUcontext context)
+{
+	CUresult result = driver_enter();
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!context || context->primary)
+		return driver_leave(CUDA_ERROR_INVALID_CONTEXT);
+	if (!context->alive)
+		return driver_leave(CUDA_ERROR_CONTEXT_IS_DESTROYED);
+	context_deactivate(context);
+	/* The structure stays: in other threads the context may still be current, and their
+	 * calls must be told that it is destroyed. */
+	if (context_current() == context)
+		depth--;
+	return driver_leave(CUDA_SUCCESS);
+}
+
+CUDA_API CUresult cuCtxDestroy(CUcontext context)
+{
+	return cuCtxDestroy_v2(context);
+}
+
+CUDA_API CUresult cuCtxGetCurrent(CUcontext *out)
+{
+	CUresult result = driver_enter();
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!out)
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	*out = context_current();
+	return driver_leave(CUDA_SUCCESS);
+}
+
+CUDA_API CUresult cuCtxSetCurrent(CUcontext context)
+{
+	CUresult result = driver_enter();
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (context && !context->alive)
+		return driver_leave(CUDA_ERROR_CONTEXT_IS_DESTROYED);
+	if (context)
+		set_current(context);
+	else if (depth)
+		depth--;
+	return driver_leave(CUDA_SUCCESS);
+}
+
+CUDA_API CUresult cuCtxPushCurrent_v2(CUcontext context)
+{
+	CUresult result = driver_enter();
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!context || depth == STACK_DEPTH)
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	if (!context->alive)
+		return driver_leave(CUDA_ERROR_CONTEXT_IS_DESTROYED);
+	stack[depth++] = context;
+	return driver_leave(CUDA_SUCCESS);
+}
+
+CUDA_API CUresult cuCtxPushCurrent(CUcontext context)
+{
+	return cuCtxPushCurrent_v2(context);
+}
+
+CUDA_API CUresult cuCtxPopCurrent_v2(CUcontext *out)
+{
+	CUresult result = driver_enter();
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!depth)
+		return driver_leave(CUDA_ERROR_INVALID_CONTEXT);
+	depth--;
+	if (out)
+		*out = stack[depth];
+	return driver_leave(CUDA_SUCCESS);
+}
+
+CUDA_API CUresult cuCtxPopCurrent(CUcontext *out)
+{
+	return cuCtxPopCurrent_v2(out);
+}
+
+CUDA_API CUresult cuCtxGetDevice(CUdevice *out)
+{
+	CUcontext context;
+	CUresult result = driver_enter_context(&context);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!out)
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	*out = context->device->ordinal;
+	return driver_leave(CUDA_SUCCESS);
+}
+
+CUDA_API CUresult cuCtxGetApiVersion(CUcontext context, unsigned int *version)
+{
+	CUcontext current;
+	CUresult result = driver_enter_context(&current);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	(void)context;
+	if (!version)
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	*version = 3020;
+	return driver_leave(CUDA_SUCCESS);
+}
+
+CUDA_API CUresult cuCtxSynchronize(void)
+{
+	CUcontext context;
+	CUresult result = driver_enter_context(&context);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	pools_synchronise(context->device, STREAM_ALL);
+	return driver_leave(CUDA_SUCCESS);
+}

@@ -1,0 +1,258 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Which cards this process sees, and what they say about themselves. */
+#define _GNU_SOURCE
+#include "driver.h"
+#include "pool.h"
+#include "uuid.h"
+
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+static struct device devices[MACHINE_MAX_DEVICES];
+static int device_count;
+
+static bool already_seen(unsigned machine)
+{
+	for (int i = 0; i < device_count; i++)
+		if (devices[i].machine == machine)
+			return true;
+	return false;
+}
+
+/* A UUID may be shortened, as long as only one card fits. */
+static int find_by_uuid(const char *prefix)
+{
+	char text[UUID_TEXT_BYTES];
+	int found = -1;
+
+	for (unsigned i = 0; i < machine_device_count(); i++) {
+		uuid_format(machine_device(i)->uuid, text);
+		if (strncasecmp(text, prefix, strlen(prefix)) != 0)
+			continue;
+		if (found != -1)
+			return -1;
+		found = (int)i;
+	}
+	return found;
+}
+
+static int find_by_name(const char *name)
+{
+	char *end;
+	long index;
+
+	if (strncmp(name, "GPU-", 4) == 0)
+		return find_by_uuid(name);
+	index = strtol(name, &end, 10);
+	if (end == name || *end || index < 0 || index >= (long)machine_device_count())
+		return -1;
+	return (int)index;
+}
+
+static void see(unsigned machine)
+{
+	devices[device_count] = (struct device){.machine = machine, .ordinal = device_count};
+	device_count++;
+}
+
+/*
+ * CUDA_VISIBLE_DEVICES as the programming guide has it: a list of indices or UUIDs, in the order
+ * in which they become 0, 1, …; the first that names no card ends the list.
+ */
+CUresult devices_learn(void)
+{
+	const char *visible = getenv("CUDA_VISIBLE_DEVICES");
+	char *list, *rest, *name;
+
+	device_count = 0;
+	if (!visible) {
+		for (unsigned i = 0; i < machine_device_count(); i++)
+			see(i);
+		return CUDA_SUCCESS;
+	}
+	list = strdup(visible);
+	if (!list)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	rest = list;
+	while ((name = strsep(&rest, ","))) {
+		int machine = find_by_name(name);
+
+		if (machine == -1 || already_seen((unsigned)machine))
+			break;
+		see((unsigned)machine);
+	}
+	free(list);
+	return device_count ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE;
+}
+
+struct device *device_at(CUdevice ordinal)
+{
+	return ordinal >= 0 && ordinal < device_count ? &devices[ordinal] : NULL;
+}
+
+uint64_t device_capacity(const struct device *device)
+{
+	const struct machine_device *card = machine_device(device->machine);
+
+	return card->memory - card->reserved;
+}
+
+bool device_charge(struct device *device, uint64_t bytes)
+{
+	if (machine_charge(device->machine, bytes))
+		return true;
+	return pools_give_back(device) && machine_charge(device->machine, bytes);
+}
+
+void device_release(struct device *device, uint64_t bytes)
+{
+	machine_release(device->machine, bytes);
+}
+
+CUresult driver_enter_device(CUdevice ordinal, struct device **device)
+{
+	CUresult result = driver_enter();
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	*device = device_at(ordinal);
+	return *device ? CUDA_SUCCESS : driver_leave(CUDA_ERROR_INVALID_DEVICE);
+}
+
+CUDA_API CUresult cuDeviceGetCount(int *count)
+{
+	CUresult result = driver_enter();
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!count)
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	*count = device_count;
+	return driver_leave(CUDA_SUCCESS);
+}
+
+CUDA_API CUresult cuDeviceGet(CUdevice *out, int ordinal)
+{
+	struct device *device;
+	CUresult result = driver_enter_device(ordinal, &device);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!out)
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	*out = device->ordinal;
+	return driver_leave(CUDA_SUCCESS);
+}
+
+CUDA_API CUresult cuDeviceGetName(char *name, int size, CUdevice ordinal)
+{
+	struct device *device;
+	CUresult result = driver_enter_device(ordinal, &device);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!name || size <= 0)
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	snprintf(name, (size_t)size, "%s", MACHINE_DEVICE_NAME);
+	return driver_leave(CUDA_SUCCESS);
+}
+
+CUDA_API CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice ordinal)
+{
+	struct device *device;
+	CUresult result = driver_enter_device(ordinal, &device);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!uuid)
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	memcpy(uuid->bytes, machine_device(device->machine)->uuid, sizeof(uuid->bytes));
+	return driver_leave(CUDA_SUCCESS);
+}
+
+CUDA_API CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice ordinal)
+{
+	return cuDeviceGetUuid_v2(uuid, ordinal);
+}
+
+CUDA_API CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice ordinal)
+{
+	struct device *device;
+	CUresult result = driver_enter_device(ordinal, &device);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!bytes)
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	*bytes = device_capacity(device);
+	return driver_leave(CUDA_SUCCESS);
+}
+
+CUDA_API CUresult cuDeviceTotalMem(unsigned int *bytes, CUdevice ordinal)
+{
+	struct device *device;
+	CUresult result = driver_enter_device(ordinal, &device);
+	uint64_t capacity;
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!bytes)
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	capacity = device_capacity(device);
+	*bytes = capacity > UINT_MAX ? UINT_MAX : (unsigned int)capacity;
+	return driver_leave(CUDA_SUCCESS);
+}
+
+CUDA_API CUresult cuDeviceGetPCIBusId(char *out, int size, CUdevice ordinal)
+{
+	struct device *device;
+	CUresult result = driver_enter_device(ordinal, &device);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!out || size <= 0)
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	snprintf(out, (size_t)size, "0000:%02X:00.0", device->machine + 1);
+	return driver_leave(CUDA_SUCCESS);
+}
+
+static int attribute_of(const struct device *device, int attribute)
+{
+	switch (attribute) {
+	case CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK:
+		return 1024;
+	case CU_DEVICE_ATTRIBUTE_WARP_SIZE:
+		return 32;
+	case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT:
+		return 132;
+	case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR:
+		return 9;
+	case CU_DEVICE_ATTRIBUTE_PCI_BUS_ID:
+		return (int)device->machine + 1;
+	case CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY:
+	case CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING:
+	case CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY:
+	case CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS:
+	case CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED:
+	case CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED:
+		return 1;
+	default:
+		return 0;
+	}
+}
+
+CUDA_API CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice ordinal)
+{
+	struct device *device;
+	CUresult result = driver_enter_device(ordinal, &device);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!value || attribute <= 0)
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	*value = attribute_of(device, attribute);
+	return driver_leave(CUDA_SUCCESS);
+}

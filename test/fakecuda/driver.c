@@ -1,0 +1,158 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Initialisation, the process's lock, and the texts of errors. */
+#include "driver.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#define DRIVER_VERSION 13000
+
+enum { FRESH, READY, INHERITED };
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static atomic_int phase = FRESH;
+
+/* The real driver does not survive a fork: the child's calls answer NOT_INITIALIZED. */
+static void after_fork(void)
+{
+	if (atomic_load(&phase) == READY)
+		atomic_store(&phase, INHERITED);
+}
+
+CUresult driver_enter(void)
+{
+	if (atomic_load(&phase) != READY)
+		return CUDA_ERROR_NOT_INITIALIZED;
+	pthread_mutex_lock(&lock);
+	return CUDA_SUCCESS;
+}
+
+CUresult driver_leave(CUresult result)
+{
+	pthread_mutex_unlock(&lock);
+	return result;
+}
+
+CUresult driver_enter_context(CUcontext *current)
+{
+	CUresult result = driver_enter();
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	*current = context_current();
+	if (!*current)
+		return driver_leave(CUDA_ERROR_INVALID_CONTEXT);
+	if (!(*current)->alive)
+		return driver_leave(CUDA_ERROR_CONTEXT_IS_DESTROYED);
+	return CUDA_SUCCESS;
+}
+
+static CUresult join_machine(void)
+{
+	enum machine_status status = machine_open();
+
+	if (status == MACHINE_OK && machine_device_count() == 0)
+		return CUDA_ERROR_NO_DEVICE;
+	if (status == MACHINE_OK)
+		status = machine_join();
+	switch (status) {
+	case MACHINE_OK:
+		return devices_learn();
+	case MACHINE_MISMATCH:
+		return CUDA_ERROR_SYSTEM_DRIVER_MISMATCH;
+	case MACHINE_FULL:
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	case MACHINE_UNREACHABLE:
+		break;
+	}
+	return CUDA_ERROR_NO_DEVICE;
+}
+
+CUDA_API CUresult cuInit(unsigned int flags)
+{
+	CUresult result = CUDA_SUCCESS;
+
+	if (flags)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (atomic_load(&phase) == INHERITED)
+		return CUDA_ERROR_NOT_INITIALIZED;
+	pthread_mutex_lock(&lock);
+	if (atomic_load(&phase) == FRESH) {
+		latency(LATENCY_INIT);
+		result = join_machine();
+		if (result == CUDA_SUCCESS) {
+			pthread_atfork(NULL, NULL, after_fork);
+			atomic_store(&phase, READY);
+		}
+	}
+	return driver_leave(result);
+}
+
+CUDA_API CUresult cuDriverGetVersion(int *version)
+{
+	if (!version)
+		return CUDA_ERROR_INVALID_VALUE;
+	*version = DRIVER_VERSION;
+	return CUDA_SUCCESS;
+}
+
+static const struct {
+	CUresult code;
+	const char *name, *text;
+} errors[] = {
+    {CUDA_SUCCESS, "CUDA_SUCCESS", "no error"},
+    {CUDA_ERROR_INVALID_VALUE, "CUDA_ERROR_INVALID_VALUE", "invalid argument"},
+    {CUDA_ERROR_OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory"},
+    {CUDA_ERROR_NOT_INITIALIZED, "CUDA_ERROR_NOT_INITIALIZED", "initialization error"},
+    {CUDA_ERROR_DEINITIALIZED, "CUDA_ERROR_DEINITIALIZED", "driver shutting down"},
+    {CUDA_ERROR_NO_DEVICE, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected"},
+    {CUDA_ERROR_INVALID_DEVICE, "CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal"},
+    {CUDA_ERROR_INVALID_CONTEXT, "CUDA_ERROR_INVALID_CONTEXT", "invalid device context"},
+    {CUDA_ERROR_CONTEXT_ALREADY_IN_USE, "CUDA_ERROR_CONTEXT_ALREADY_IN_USE",
+     "exclusive-thread device already in use by a different thread"},
+    {CUDA_ERROR_INVALID_HANDLE, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle"},
+    {CUDA_ERROR_NOT_FOUND, "CUDA_ERROR_NOT_FOUND", "named symbol not found"},
+    {CUDA_ERROR_NOT_READY, "CUDA_ERROR_NOT_READY", "device not ready"},
+    {CUDA_ERROR_PRIMARY_CONTEXT_ACTIVE, "CUDA_ERROR_PRIMARY_CONTEXT_ACTIVE",
+     "cannot set while device is active in this process"},
+    {CUDA_ERROR_CONTEXT_IS_DESTROYED, "CUDA_ERROR_CONTEXT_IS_DESTROYED", "context is destroyed"},
+    {CUDA_ERROR_NOT_SUPPORTED, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported"},
+    {CUDA_ERROR_SYSTEM_DRIVER_MISMATCH, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH",
+     "system has unsupported display driver / cuda driver combination"},
+    {CUDA_ERROR_UNKNOWN, "CUDA_ERROR_UNKNOWN", "unknown error"},
+};
+
+CUDA_API CUresult cuGetErrorName(CUresult error, const char **out)
+{
+	if (!out)
+		return CUDA_ERROR_INVALID_VALUE;
+	for (size_t i = 0; i < sizeof(errors) / sizeof(errors[0]); i++)
+		if (errors[i].code == error) {
+			*out = errors[i].name;
+			return CUDA_SUCCESS;
+		}
+	*out = NULL;
+	return CUDA_ERROR_INVALID_VALUE;
+}
+
+CUDA_API CUresult cuGetErrorString(CUresult error, const char **out)
+{
+	if (!out)
+		return CUDA_ERROR_INVALID_VALUE;
+	for (size_t i = 0; i < sizeof(errors) / sizeof(errors[0]); i++)
+		if (errors[i].code == error) {
+			*out = errors[i].text;
+			return CUDA_SUCCESS;
+		}
+	*out = NULL;
+	return CUDA_ERROR_INVALID_VALUE;
+}
+
+/* Private tables of the real driver: a caller must cope without. */
+CUDA_API CUresult cuGetExportTable(const void **table, const CUuuid *id)
+{
+	(void)id;
+	if (table)
+		*table = NULL;
+	return CUDA_ERROR_NOT_FOUND;
+}

@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Pinned host memory: real, and no VRAM. */
+#include "address.h"
+#include "driver.h"
+
+#include <stdlib.h>
+
+struct host_allocation {
+	struct owned owned;
+	struct range range;
+};
+
+static void free_host(struct owned *owned)
+{
+	struct host_allocation *allocation = (struct host_allocation *)owned;
+
+	ranges_remove(&allocations, &allocation->range);
+	free((void *)(uintptr_t)allocation->range.start);
+	free(allocation);
+}
+
+static CUresult allocate_host(CUcontext context, void **out, size_t size)
+{
+	struct host_allocation *allocation = calloc(1, sizeof(*allocation));
+	void *memory = calloc(1, size);
+
+	if (!allocation || !memory)
+		goto no_memory;
+	allocation->range =
+	    (struct range){.start = (uintptr_t)memory, .size = size, .kind = RANGE_HOST};
+	if (!ranges_add(&allocations, &allocation->range))
+		goto no_memory;
+	context_own(context, &allocation->owned, free_host);
+	*out = memory;
+	return CUDA_SUCCESS;
+no_memory:
+	free(memory);
+	free(allocation);
+	return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+CUDA_API CUresult cuMemHostAlloc(void **out, size_t size, unsigned int flags)
+{
+	CUcontext context;
+	CUresult result = driver_enter_context(&context);
+
+	(void)flags;
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!out || !size)
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	return driver_leave(allocate_host(context, out, size));
+}
+
+CUDA_API CUresult cuMemAllocHost_v2(void **out, size_t size)
+{
+	return cuMemHostAlloc(out, size, 0);
+}
+
+CUDA_API CUresult cuMemAllocHost(void **out, unsigned int size)
+{
+	return cuMemHostAlloc(out, size, 0);
+}
+
+CUDA_API CUresult cuMemFreeHost(void *memory)
+{
+	CUcontext context;
+	CUresult result = driver_enter_context(&context);
+	struct range *range;
+	struct owned *owned;
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	range = ranges_at(&allocations, (uintptr_t)memory);
+	if (!range || range->kind != RANGE_HOST || range->start != (uintptr_t)memory)
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	owned = (struct owned *)((char *)range - offsetof(struct host_allocation, range));
+	context_disown(owned);
+	free_host(owned);
+	return driver_leave(CUDA_SUCCESS);
+}
+
+CUDA_API CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *out, void *memory, unsigned int flags)
+{
+	CUcontext context;
+	CUresult result = driver_enter_context(&context);
+	const struct range *range;
+
+	(void)flags;
+	if (result != CUDA_SUCCESS)
+		return result;
+	range = ranges_at(&allocations, (uintptr_t)memory);
+	if (!out || !range || range->kind != RANGE_HOST)
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	*out = (uintptr_t)memory;
+	return driver_leave(CUDA_SUCCESS);
+}

@@ -1,0 +1,394 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package machinetest holds the simulated driver to what it says of a machine: that its cards
+// are shared by all processes, that a death gives everything back at once, and that NVML names
+// processes as the one who asks sees them.
+package machinetest
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+const (
+	mib = 1 << 20
+	gib = 1 << 30
+
+	outOfMemory    = 2
+	notInitialized = 3
+)
+
+// program is testdata/process.c, compiled.
+var program string
+
+func TestMain(m *testing.M) {
+	dir, err := os.MkdirTemp("", "machinetest")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(2)
+	}
+	program = filepath.Join(dir, "process")
+	compile := exec.Command("cc", "-std=c11", "-O1", "-Wall", "-Wextra", "-o", program, "testdata/process.c", "-ldl")
+	if out, err := compile.CombinedOutput(); err != nil {
+		fmt.Fprintf(os.Stderr, "cc testdata/process.c: %v\n%s", err, out)
+		os.Exit(2)
+	}
+	code := m.Run()
+	os.RemoveAll(dir)
+	os.Exit(code)
+}
+
+// machine is a simulated machine that only one test uses.
+type machine struct {
+	t   *testing.T
+	env []string
+}
+
+func newMachine(t *testing.T, env ...string) *machine {
+	t.Helper()
+	libraries, err := filepath.Abs("../../../bin/fakecuda")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(filepath.Join(libraries, "libcuda.so.1")); err != nil {
+		t.Skipf("requires the simulated driver (make build): %v", err)
+	}
+	m := &machine{t: t, env: []string{
+		"PATH=" + os.Getenv("PATH"),
+		"LD_LIBRARY_PATH=" + libraries,
+		"FAKECUDA_STATE=" + filepath.Join(t.TempDir(), "state"),
+		"FAKECUDA_MEMORY=8G",
+		"FAKECUDA_CONTEXT=64M",
+	}}
+	m.env = append(m.env, env...)
+	return m
+}
+
+// process is a running testdata/process.c.
+type process struct {
+	t       *testing.T
+	cmd     *exec.Cmd
+	in      io.WriteCloser
+	answers *bufio.Reader
+}
+
+// start runs the program, behind the given command if there is one.
+func (m *machine) start(before ...string) *process {
+	m.t.Helper()
+	words := append(before, program)
+	p := &process{t: m.t, cmd: exec.Command(words[0], words[1:]...)}
+	p.cmd.Env = m.env
+	p.cmd.Stderr = os.Stderr
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	in, err := p.cmd.StdinPipe()
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	out, err := p.cmd.StdoutPipe()
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	p.in, p.answers = in, bufio.NewReader(out)
+	if err := p.cmd.Start(); err != nil {
+		m.t.Fatal(err)
+	}
+	m.t.Cleanup(p.kill)
+	return p
+}
+
+// startOnCard runs the program and gives it a context on device 0.
+func (m *machine) startOnCard(before ...string) *process {
+	m.t.Helper()
+	p := m.start(before...)
+	p.want("init", "0")
+	p.want("use 0", "0")
+	return p
+}
+
+func (p *process) kill() {
+	_ = p.cmd.Process.Kill()
+	_ = p.cmd.Wait()
+}
+
+func (p *process) send(command string) {
+	p.t.Helper()
+	if _, err := fmt.Fprintln(p.in, command); err != nil {
+		p.t.Fatalf("%s: %v", command, err)
+	}
+}
+
+func (p *process) answer() string {
+	p.t.Helper()
+	answer, err := p.answers.ReadString('\n')
+	if err != nil {
+		p.t.Fatalf("no answer: %v", err)
+	}
+	return strings.TrimSpace(answer)
+}
+
+func (p *process) tell(command string) string {
+	p.t.Helper()
+	p.send(command)
+	return p.answer()
+}
+
+func (p *process) want(command, answer string) {
+	p.t.Helper()
+	if got := p.tell(command); got != answer {
+		p.t.Fatalf("%s: got %q, want %q", command, got, answer)
+	}
+}
+
+func (p *process) free() uint64 {
+	p.t.Helper()
+	var available, total uint64
+	answer := p.tell("info")
+	if _, err := fmt.Sscan(answer, &available, &total); err != nil {
+		p.t.Fatalf("info: %q: %v", answer, err)
+	}
+	return available
+}
+
+// processes is what NVML says, as pid and bytes.
+func (p *process) processes(index int) map[int]uint64 {
+	p.t.Helper()
+	list := map[int]uint64{}
+	for _, word := range strings.Fields(p.tell(fmt.Sprintf("processes %d", index))) {
+		pid, bytes, _ := strings.Cut(word, ":")
+		number, err := strconv.Atoi(pid)
+		if err != nil {
+			p.t.Fatalf("processes: %q: %v", word, err)
+		}
+		if list[number], err = strconv.ParseUint(bytes, 10, 64); err != nil {
+			p.t.Fatalf("processes: %q: %v", word, err)
+		}
+	}
+	return list
+}
+
+func TestCapacityIsSharedByAllProcesses(t *testing.T) {
+	m := newMachine(t)
+	a, b := m.startOnCard(), m.startOnCard()
+	a.want("alloc "+strconv.Itoa(5*gib), "0")
+	b.want("alloc "+strconv.Itoa(3*gib), strconv.Itoa(outOfMemory))
+	b.want("create "+strconv.Itoa(3*gib), strconv.Itoa(outOfMemory))
+	b.want("async "+strconv.Itoa(3*gib), strconv.Itoa(outOfMemory))
+	b.want("alloc "+strconv.Itoa(3*gib-128*mib), "0")
+	if free := a.free(); free != 0 {
+		t.Errorf("free: %d bytes, want none", free)
+	}
+	a.want("free", "0")
+	b.want("alloc "+strconv.Itoa(5*gib), "0")
+}
+
+func TestMemoryOfAKilledProcessIsFreeAtOnce(t *testing.T) {
+	m := newMachine(t)
+	a, b := m.startOnCard(), m.startOnCard()
+	before := b.free()
+	a.want("alloc "+strconv.Itoa(5*gib), "0")
+	a.want("create "+strconv.Itoa(1*gib), "0")
+	a.want("async "+strconv.Itoa(1*gib), "0")
+	a.kill()
+	if free := b.free(); free != before+64*mib {
+		t.Errorf("free after the kill: %d, want %d", free, before+64*mib)
+	}
+	b.want("alloc "+strconv.Itoa(8*gib-64*mib), "0")
+}
+
+func TestMemoryIsFreeAfterAnExec(t *testing.T) {
+	m := newMachine(t)
+	a, b := m.startOnCard(), m.startOnCard()
+	a.want("alloc "+strconv.Itoa(5*gib), "0")
+	// The answer comes from the program that took its place, and which lives on.
+	a.want("exec", "another program")
+	b.want("alloc "+strconv.Itoa(8*gib-64*mib), "0")
+	if list := b.processes(0); len(list) != 1 {
+		t.Errorf("NVML lists %v, want one process", list)
+	}
+}
+
+func TestForkedChildHasNoDriver(t *testing.T) {
+	m := newMachine(t)
+	p := m.startOnCard()
+	p.want("alloc "+strconv.Itoa(1*gib), "0")
+	before := p.free()
+	p.want("fork", fmt.Sprintf("%d %d", notInitialized, notInitialized))
+	if free := p.free(); free != before {
+		t.Errorf("free after the child's end: %d, want %d", free, before)
+	}
+	p.want("alloc "+strconv.Itoa(1*gib), "0")
+}
+
+func TestNVMLInTheSameProcessDoesNotDisturbIt(t *testing.T) {
+	m := newMachine(t)
+	a, b := m.startOnCard(), m.start()
+	a.want("alloc "+strconv.Itoa(1*gib), "0")
+	if bytes := a.processes(0)[a.cmd.Process.Pid]; bytes != 1*gib+64*mib {
+		t.Errorf("the process sees %d bytes of its own, want %d", bytes, 1*gib+64*mib)
+	}
+	a.want("shutdown", "0")
+	if bytes := b.processes(0)[a.cmd.Process.Pid]; bytes != 1*gib+64*mib {
+		t.Errorf("after NVML's shutdown another sees %d bytes, want %d", bytes, 1*gib+64*mib)
+	}
+}
+
+// A process in a container does not know its host pid; NVML on the host must still name it by that, and
+// NVML in the container must not name one that is not there.
+func TestNVMLReportsPidsOfTheAskersNamespace(t *testing.T) {
+	unshare := []string{"unshare", "--pid", "--fork", "--kill-child"}
+	if out, err := exec.Command(unshare[0], append(unshare[1:], "true")...).CombinedOutput(); err != nil {
+		t.Skipf("requires a new pid namespace (root): %v: %s", err, out)
+	}
+	m := newMachine(t)
+	host := m.startOnCard()
+	first, second := m.startOnCard(unshare...), m.startOnCard(unshare...)
+	first.want("alloc "+strconv.Itoa(1*gib), "0")
+	second.want("alloc "+strconv.Itoa(2*gib), "0")
+
+	want := map[int]uint64{
+		host.cmd.Process.Pid: 64 * mib,
+		childOf(t, first):    1*gib + 64*mib,
+		childOf(t, second):   2*gib + 64*mib,
+	}
+	if got := host.processes(0); fmt.Sprint(got) != fmt.Sprint(want) {
+		t.Errorf("NVML on the host: %v, want %v", got, want)
+	}
+	if got := first.processes(0); fmt.Sprint(got) != fmt.Sprint(map[int]uint64{1: 1*gib + 64*mib}) {
+		t.Errorf("NVML in the container: %v, want pid 1 alone", got)
+	}
+}
+
+// childOf is the host pid of the one process that unshare forked.
+func childOf(t *testing.T, p *process) int {
+	t.Helper()
+	pid := p.cmd.Process.Pid
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", pid, pid))
+	if err != nil {
+		t.Skipf("requires /proc/PID/task/TID/children: %v", err)
+	}
+	child, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return child
+}
+
+func TestSixteenCardsAreApart(t *testing.T) {
+	m := newMachine(t, "FAKECUDA_DEVICES=16")
+	p := m.start()
+	p.want("init", "0")
+	uuids := strings.Fields(p.tell("uuids"))
+	seen := map[string]bool{}
+	for _, uuid := range uuids {
+		seen[uuid] = true
+	}
+	if len(seen) != 16 {
+		t.Fatalf("%d different UUIDs, want 16", len(seen))
+	}
+	for device := range 16 {
+		p.want(fmt.Sprintf("use %d", device), "0")
+		p.want("alloc "+strconv.Itoa(7*gib), "0")
+	}
+	for device := range 16 {
+		if bytes := p.processes(device)[p.cmd.Process.Pid]; bytes != 7*gib+64*mib {
+			t.Errorf("card %d: %d bytes, want %d", device, bytes, 7*gib+64*mib)
+		}
+	}
+}
+
+func TestVisibleDevicesHideCardsFromCUDAAlone(t *testing.T) {
+	m := newMachine(t, "FAKECUDA_DEVICES=4", "FAKECUDA_NVML_ORDER=reverse")
+	all := m.start()
+	all.want("init", "0")
+	uuids := strings.Fields(all.tell("uuids"))
+
+	for _, visible := range []string{"3,1", "GPU-" + dashed(uuids[3]) + ",1,nonsense,0"} {
+		m.env = append(m.env, "CUDA_VISIBLE_DEVICES="+visible)
+		p := m.start()
+		p.want("init", "0")
+		p.want("uuids", uuids[3]+" "+uuids[1])
+		p.want("use 0", "0")
+		// CUDA's 0 is the machine's 3, which NVML's reversed order calls 0.
+		if list := p.processes(0); len(list) != 1 {
+			t.Errorf("CUDA_VISIBLE_DEVICES=%s: NVML's card 0 has %v, want this process", visible, list)
+		}
+		p.kill()
+	}
+	m.env = append(m.env, "CUDA_VISIBLE_DEVICES=")
+	m.start().want("init", "100")
+}
+
+func dashed(uuid string) string {
+	return uuid[:8] + "-" + uuid[8:12] + "-" + uuid[12:16] + "-" + uuid[16:20] + "-" + uuid[20:]
+}
+
+func TestNVMLCanBeMissingItsDriver(t *testing.T) {
+	m := newMachine(t, "FAKECUDA_NVML=fail")
+	p := m.startOnCard()
+	p.want("nvml", "9")
+	p.want("alloc "+strconv.Itoa(1*gib), "0")
+}
+
+// Deaths at any instruction: nothing is lost, nothing leaks, and the card is never overcommitted.
+func TestKillStormLeavesNothing(t *testing.T) {
+	m := newMachine(t)
+	witness := m.startOnCard()
+	empty := witness.free()
+	var storm [4]*process
+	for end, round := time.Now().Add(2*time.Second), 0; time.Now().Before(end); round++ {
+		next := &storm[round%len(storm)]
+		if *next != nil {
+			(*next).kill()
+		}
+		*next = m.startOnCard()
+		(*next).want("churn "+strconv.Itoa(450*mib), "0")
+		time.Sleep(time.Duration(rand.IntN(5_000)) * time.Microsecond)
+		var sum uint64
+		for _, bytes := range witness.processes(0) {
+			sum += bytes
+		}
+		// Each figure is of its own instant; together they may be off by what moved meanwhile.
+		if sum > 8*gib+uint64(len(storm))*450*mib {
+			t.Errorf("the card's processes hold %d bytes together, it has %d", sum, 8*gib)
+		}
+	}
+	for _, p := range storm {
+		p.kill()
+	}
+	if free := witness.free(); free != empty {
+		t.Errorf("free after the storm: %d, want %d", free, empty)
+	}
+	witness.want("alloc "+strconv.Itoa(8*gib-64*mib), "0")
+}
+
+// 64 processes at once on a lock in the kernel: a pair must stay a matter of microseconds.
+func TestContendedPairsAreCheap(t *testing.T) {
+	const processes, pairs = 64, 500
+	m := newMachine(t)
+	var all [processes]*process
+	for i := range all {
+		all[i] = m.startOnCard()
+	}
+	begin := time.Now()
+	for _, p := range all {
+		p.send("pairs " + strconv.Itoa(pairs))
+	}
+	for _, p := range all {
+		p.answer()
+	}
+	perPair := time.Since(begin) / (processes * pairs)
+	t.Logf("%d processes: %v of machine time for each pair", processes, perPair)
+	if perPair > time.Millisecond {
+		t.Errorf("a contended pair takes %v", perPair)
+	}
+}

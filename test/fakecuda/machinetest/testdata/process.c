@@ -1,0 +1,203 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A CUDA process that does what it is told: a command per line of standard input, one line of
+ * answer each. Results are the driver's numbers.
+ */
+#define _GNU_SOURCE
+#include "../../../conformance/conformance.h"
+
+#include <signal.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#define MAX_HELD 4096
+
+static CUdeviceptr pointers[MAX_HELD];
+static int pointer_count;
+static void *libnvml;
+
+static void load_all(void)
+{
+	libcuda = dlopen("libcuda.so.1", RTLD_NOW);
+	libnvml = dlopen("libnvidia-ml.so.1", RTLD_NOW);
+	if (!libcuda || !libnvml)
+		stop("%s", dlerror());
+#define LOAD(name, arguments) load(libcuda, #name, &name);
+	ENTRY_POINTS(LOAD)
+#undef LOAD
+#define LOAD(name, arguments) load(libnvml, #name, &name);
+	NVML_ENTRY_POINTS(LOAD)
+#undef LOAD
+}
+
+static CUresult use_device(int device)
+{
+	CUcontext context;
+	CUresult result = cuDevicePrimaryCtxRetain(&context, device);
+
+	return result == CUDA_SUCCESS ? cuCtxSetCurrent(context) : result;
+}
+
+static CUresult take(const char *how, size_t bytes)
+{
+	CUmemAllocationProp on_card = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+	                               .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
+	CUdeviceptr *pointer = &pointers[pointer_count];
+	CUhandle handle;
+	CUresult result;
+
+	if (pointer_count == MAX_HELD)
+		return CUDA_ERROR_UNKNOWN;
+	if (strcmp(how, "create") == 0)
+		return cuMemCreate(&handle, bytes, &on_card, 0);
+	if (strcmp(how, "async") == 0)
+		result = cuMemAllocAsync(pointer, bytes, NULL);
+	else
+		result = cuMemAlloc_v2(pointer, bytes);
+	pointer_count += result == CUDA_SUCCESS;
+	return result;
+}
+
+static void say_uuids(void)
+{
+	CUuuid uuid;
+
+	for (int device = 0; cuDeviceGetUuid_v2(&uuid, device) == CUDA_SUCCESS; device++) {
+		printf("%s", device ? " " : "");
+		for (int i = 0; i < 16; i++)
+			printf("%02x", uuid.bytes[i]);
+	}
+	printf("\n");
+}
+
+/* pid:bytes of each process on the card with that NVML index */
+static void say_processes(unsigned int index)
+{
+	static nvmlProcessInfo_v2_t list[1024];
+	nvmlReturn_t (*by_index)(unsigned int, nvmlDevice_t *);
+	nvmlDevice_t device;
+	unsigned int count = 1024;
+
+	load(libnvml, "nvmlDeviceGetHandleByIndex_v2", &by_index);
+	if (nvmlInit_v2() != NVML_SUCCESS || by_index(index, &device) != NVML_SUCCESS ||
+	    nvmlDeviceGetComputeRunningProcesses_v3(device, &count, list) != NVML_SUCCESS) {
+		printf("failed\n");
+		return;
+	}
+	for (unsigned int i = 0; i < count; i++)
+		printf("%s%u:%llu", i ? " " : "", list[i].pid, list[i].usedGpuMemory);
+	printf("\n");
+}
+
+static void shut_nvml_down(void)
+{
+	nvmlReturn_t (*shutdown)(void);
+
+	load(libnvml, "nvmlShutdown", &shutdown);
+	nvmlInit_v2();
+	shutdown();
+	dlclose(libnvml);
+	printf("0\n");
+}
+
+/* What a forked child gets from the driver: the results of an allocation and of cuInit. */
+static void fork_child(void)
+{
+	int status;
+	pid_t child;
+
+	fflush(stdout);
+	child = fork();
+	if (child == 0) {
+		printf("%d", cuMemAlloc_v2(&pointers[0], 4096));
+		printf(" %d\n", cuInit(0));
+		fflush(stdout);
+		_exit(0);
+	}
+	waitpid(child, &status, 0);
+}
+
+/* Takes and gives back at random, for ever, up to four at once; what it says is that it began. */
+static void churn(size_t most)
+{
+	unsigned int seed = (unsigned int)getpid();
+	CUdeviceptr slots[4] = {0};
+
+	printf("0\n");
+	fflush(stdout);
+	for (;;) {
+		CUdeviceptr *slot = &slots[(unsigned int)rand_r(&seed) % COUNT(slots)];
+		size_t bytes = (size_t)rand_r(&seed) % most + 1;
+
+		if (*slot)
+			cuMemFree_v2(*slot);
+		if (cuMemAlloc_v2(slot, bytes) != CUDA_SUCCESS)
+			*slot = 0;
+	}
+}
+
+static void say_pair_time(int pairs)
+{
+	struct timespec begin, end;
+	CUdeviceptr pointer;
+
+	clock_gettime(CLOCK_MONOTONIC, &begin);
+	for (int i = 0; i < pairs; i++)
+		if (cuMemAlloc_v2(&pointer, 2 * MiB) == CUDA_SUCCESS)
+			cuMemFree_v2(pointer);
+	clock_gettime(CLOCK_MONOTONIC, &end);
+	printf("%lld\n",
+	       ((end.tv_sec - begin.tv_sec) * 1000000000ll + end.tv_nsec - begin.tv_nsec) / pairs);
+}
+
+static void obey(const char *command, size_t number)
+{
+	size_t available, total;
+
+	if (strcmp(command, "init") == 0)
+		printf("%d\n", cuInit(0));
+	else if (strcmp(command, "use") == 0)
+		printf("%d\n", use_device((int)number));
+	else if (strcmp(command, "alloc") == 0 || strcmp(command, "async") == 0 ||
+	         strcmp(command, "create") == 0)
+		printf("%d\n", take(command, number));
+	else if (strcmp(command, "free") == 0)
+		printf("%d\n", pointer_count ? cuMemFree_v2(pointers[--pointer_count]) : -1);
+	else if (strcmp(command, "info") == 0 &&
+	         cuMemGetInfo_v2(&available, &total) == CUDA_SUCCESS)
+		printf("%zu %zu\n", available, total);
+	else if (strcmp(command, "uuids") == 0)
+		say_uuids();
+	else if (strcmp(command, "processes") == 0)
+		say_processes((unsigned int)number);
+	else if (strcmp(command, "nvml") == 0)
+		printf("%d\n", nvmlInit_v2());
+	else if (strcmp(command, "shutdown") == 0)
+		shut_nvml_down();
+	else if (strcmp(command, "fork") == 0)
+		fork_child();
+	else if (strcmp(command, "exec") == 0)
+		execlp("sh", "sh", "-c", "echo another program; cat", (char *)NULL);
+	else if (strcmp(command, "churn") == 0)
+		churn(number);
+	else if (strcmp(command, "pairs") == 0 && number)
+		say_pair_time((int)number);
+	else
+		printf("failed\n");
+	fflush(stdout);
+}
+
+int main(void)
+{
+	char line[128], command[32];
+	size_t number;
+
+	load_all();
+	while (fgets(line, sizeof(line), stdin)) {
+		number = 0;
+		if (sscanf(line, "%31s %zu", command, &number) >= 1)
+			obey(command, number);
+	}
+	return 0;
+}

@@ -1,0 +1,130 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Mipmapped arrays: one piece of memory for all levels. */
+#include "array.h"
+
+#include <stdlib.h>
+
+struct CUmipmappedArray_st {
+	struct owned owned;
+	struct vram vram;
+	bool has_memory;
+	unsigned levels;
+	struct CUarray_st level[];
+};
+
+static size_t half(size_t length)
+{
+	return length > 1 ? length / 2 : length;
+}
+
+/* Layers and faces stay as many as they are; everything else halves. */
+static CUDA_ARRAY3D_DESCRIPTOR next_level(CUDA_ARRAY3D_DESCRIPTOR shape)
+{
+	shape.Width = half(shape.Width);
+	shape.Height = half(shape.Height);
+	if (!(shape.Flags & (CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_CUBEMAP)))
+		shape.Depth = half(shape.Depth);
+	return shape;
+}
+
+static unsigned level_limit(const CUDA_ARRAY3D_DESCRIPTOR *shape)
+{
+	size_t longest = shape->Width > shape->Height ? shape->Width : shape->Height;
+	unsigned limit = 1;
+
+	if (!(shape->Flags & (CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_CUBEMAP)) &&
+	    shape->Depth > longest)
+		longest = shape->Depth;
+	while (longest > 1) {
+		longest /= 2;
+		limit++;
+	}
+	return limit;
+}
+
+static void destroy_mipmap(struct owned *owned)
+{
+	CUmipmappedArray mipmap = (CUmipmappedArray)owned;
+
+	if (mipmap->has_memory)
+		vram_give(&mipmap->vram);
+	free(mipmap);
+}
+
+static CUresult create(CUcontext context, CUmipmappedArray *out,
+                       const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned levels)
+{
+	CUDA_ARRAY3D_DESCRIPTOR level = *shape;
+	CUmipmappedArray mipmap;
+	size_t bytes = 0;
+
+	if (levels > level_limit(shape))
+		levels = level_limit(shape);
+	mipmap = calloc(1, sizeof(*mipmap) + levels * sizeof(mipmap->level[0]));
+	if (!mipmap)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	mipmap->levels = levels;
+	mipmap->has_memory = array_takes_memory(shape);
+	for (unsigned i = 0; i < levels; i++) {
+		size_t more;
+
+		if (!array_linear_bytes(&level, &more) ||
+		    __builtin_add_overflow(bytes, more, &bytes)) {
+			free(mipmap);
+			return CUDA_ERROR_INVALID_VALUE;
+		}
+		mipmap->level[i].is_level = true;
+		mipmap->level[i].shape = level;
+		level = next_level(level);
+	}
+	if (mipmap->has_memory && !vram_take(context->device, bytes, &mipmap->vram)) {
+		free(mipmap);
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	context_own(context, &mipmap->owned, destroy_mipmap);
+	*out = mipmap;
+	return CUDA_SUCCESS;
+}
+
+CUDA_API CUresult cuMipmappedArrayCreate(CUmipmappedArray *out,
+                                         const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned int levels)
+{
+	CUcontext context;
+	CUresult result = driver_enter_context(&context);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!out || !shape || !levels || !array_is_valid(shape))
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	return driver_leave(create(context, out, shape, levels));
+}
+
+CUDA_API CUresult cuMipmappedArrayGetLevel(CUarray *out, CUmipmappedArray mipmap,
+                                           unsigned int level)
+{
+	CUcontext context;
+	CUresult result = driver_enter_context(&context);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!mipmap)
+		return driver_leave(CUDA_ERROR_INVALID_HANDLE);
+	if (!out || level >= mipmap->levels)
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	*out = &mipmap->level[level];
+	return driver_leave(CUDA_SUCCESS);
+}
+
+CUDA_API CUresult cuMipmappedArrayDestroy(CUmipmappedArray mipmap)
+{
+	CUcontext context;
+	CUresult result = driver_enter_context(&context);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!mipmap)
+		return driver_leave(CUDA_ERROR_INVALID_HANDLE);
+	context_disown(&mipmap->owned);
+	destroy_mipmap(&mipmap->owned);
+	return driver_leave(CUDA_SUCCESS);
+}

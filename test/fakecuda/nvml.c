@@ -1,0 +1,259 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * libnvidia-ml: what an onlooker learns of the machine. It sees all cards, whatever
+ * CUDA_VISIBLE_DEVICES says, and possibly in another order than CUDA does.
+ */
+#include "config.h"
+#include "machine.h"
+#include "nvml_handle.h"
+#include "uuid.h"
+
+#include <pthread.h>
+#include <string.h>
+#include <strings.h>
+
+#define DRIVER_VERSION "580.159.04"
+#define CUDA_VERSION 13000
+
+static struct nvmlDevice_st handles[MACHINE_MAX_DEVICES];
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static unsigned users; /* nvmlInit minus nvmlShutdown */
+
+static nvmlReturn_t start(void)
+{
+	bool reverse = config_is("FAKECUDA_NVML_ORDER", "reverse");
+	unsigned count;
+
+	if (config_is("FAKECUDA_NVML", "fail"))
+		return NVML_ERROR_DRIVER_NOT_LOADED;
+	switch (machine_open()) {
+	case MACHINE_OK:
+		break;
+	case MACHINE_MISMATCH:
+		return NVML_ERROR_LIB_RM_VERSION_MISMATCH;
+	default:
+		return NVML_ERROR_DRIVER_NOT_LOADED;
+	}
+	count = machine_device_count();
+	for (unsigned i = 0; i < count; i++) {
+		handles[i].index = i;
+		handles[i].machine = reverse ? count - 1 - i : i;
+	}
+	return NVML_SUCCESS;
+}
+
+NVML_API nvmlReturn_t nvmlInitWithFlags(unsigned int flags)
+{
+	nvmlReturn_t result = NVML_SUCCESS;
+
+	(void)flags;
+	pthread_mutex_lock(&lock);
+	if (!users)
+		result = start();
+	if (result == NVML_SUCCESS)
+		users++;
+	pthread_mutex_unlock(&lock);
+	return result;
+}
+
+NVML_API nvmlReturn_t nvmlInit_v2(void)
+{
+	return nvmlInitWithFlags(0);
+}
+
+NVML_API nvmlReturn_t nvmlInit(void)
+{
+	return nvmlInitWithFlags(0);
+}
+
+NVML_API nvmlReturn_t nvmlShutdown(void)
+{
+	nvmlReturn_t result = NVML_SUCCESS;
+
+	pthread_mutex_lock(&lock);
+	if (users)
+		users--;
+	else
+		result = NVML_ERROR_UNINITIALIZED;
+	pthread_mutex_unlock(&lock);
+	return result;
+}
+
+static nvmlReturn_t check_started(void)
+{
+	bool started;
+
+	pthread_mutex_lock(&lock);
+	started = users != 0;
+	pthread_mutex_unlock(&lock);
+	return started ? NVML_SUCCESS : NVML_ERROR_UNINITIALIZED;
+}
+
+nvmlReturn_t nvml_check(nvmlDevice_t device, const void *output)
+{
+	nvmlReturn_t result = check_started();
+
+	if (result != NVML_SUCCESS)
+		return result;
+	if (!output || device < handles || device >= handles + machine_device_count())
+		return NVML_ERROR_INVALID_ARGUMENT;
+	return NVML_SUCCESS;
+}
+
+NVML_API const char *nvmlErrorString(nvmlReturn_t result)
+{
+	static const char *const texts[] = {
+	    [NVML_SUCCESS] = "Success",
+	    [NVML_ERROR_UNINITIALIZED] = "Uninitialized",
+	    [NVML_ERROR_INVALID_ARGUMENT] = "Invalid Argument",
+	    [NVML_ERROR_NOT_SUPPORTED] = "Not Supported",
+	    [NVML_ERROR_NOT_FOUND] = "Not Found",
+	    [NVML_ERROR_INSUFFICIENT_SIZE] = "Insufficient Size",
+	    [NVML_ERROR_DRIVER_NOT_LOADED] = "Driver Not Loaded",
+	    [NVML_ERROR_LIB_RM_VERSION_MISMATCH] = "Driver/library version mismatch",
+	    [NVML_ERROR_ARGUMENT_VERSION_MISMATCH] = "Argument version mismatch",
+	};
+
+	if (result < 0 || (size_t)result >= sizeof(texts) / sizeof(texts[0]) || !texts[result])
+		return "Unknown Error";
+	return texts[result];
+}
+
+static nvmlReturn_t give_text(const char *text, char *out, unsigned size)
+{
+	if (!out)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	if (strlen(text) >= size)
+		return NVML_ERROR_INSUFFICIENT_SIZE;
+	memcpy(out, text, strlen(text) + 1);
+	return NVML_SUCCESS;
+}
+
+NVML_API nvmlReturn_t nvmlSystemGetDriverVersion(char *version, unsigned int size)
+{
+	nvmlReturn_t result = check_started();
+
+	return result == NVML_SUCCESS ? give_text(DRIVER_VERSION, version, size) : result;
+}
+
+NVML_API nvmlReturn_t nvmlSystemGetNVMLVersion(char *version, unsigned int size)
+{
+	return give_text("13." DRIVER_VERSION, version, size);
+}
+
+NVML_API nvmlReturn_t nvmlSystemGetCudaDriverVersion_v2(int *version)
+{
+	if (!version)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	*version = CUDA_VERSION;
+	return NVML_SUCCESS;
+}
+
+NVML_API nvmlReturn_t nvmlSystemGetCudaDriverVersion(int *version)
+{
+	return nvmlSystemGetCudaDriverVersion_v2(version);
+}
+
+NVML_API nvmlReturn_t nvmlDeviceGetCount_v2(unsigned int *count)
+{
+	nvmlReturn_t result = check_started();
+
+	if (result != NVML_SUCCESS)
+		return result;
+	if (!count)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	*count = machine_device_count();
+	return NVML_SUCCESS;
+}
+
+NVML_API nvmlReturn_t nvmlDeviceGetCount(unsigned int *count)
+{
+	return nvmlDeviceGetCount_v2(count);
+}
+
+NVML_API nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlDevice_t *device)
+{
+	nvmlReturn_t result = check_started();
+
+	if (result != NVML_SUCCESS)
+		return result;
+	if (!device || index >= machine_device_count())
+		return NVML_ERROR_INVALID_ARGUMENT;
+	*device = &handles[index];
+	return NVML_SUCCESS;
+}
+
+NVML_API nvmlReturn_t nvmlDeviceGetHandleByIndex(unsigned int index, nvmlDevice_t *device)
+{
+	return nvmlDeviceGetHandleByIndex_v2(index, device);
+}
+
+NVML_API nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *device)
+{
+	nvmlReturn_t result = check_started();
+	char text[UUID_TEXT_BYTES];
+
+	if (result != NVML_SUCCESS)
+		return result;
+	if (!uuid || !device)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	for (unsigned i = 0; i < machine_device_count(); i++) {
+		uuid_format(machine_device(handles[i].machine)->uuid, text);
+		if (strcasecmp(text, uuid) == 0) {
+			*device = &handles[i];
+			return NVML_SUCCESS;
+		}
+	}
+	return NVML_ERROR_NOT_FOUND;
+}
+
+NVML_API nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char *uuid, unsigned int size)
+{
+	nvmlReturn_t result = nvml_check(device, uuid);
+	char text[UUID_TEXT_BYTES];
+
+	if (result != NVML_SUCCESS)
+		return result;
+	uuid_format(machine_device(device->machine)->uuid, text);
+	return give_text(text, uuid, size);
+}
+
+NVML_API nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t device, char *name, unsigned int size)
+{
+	nvmlReturn_t result = nvml_check(device, name);
+
+	return result == NVML_SUCCESS ? give_text(MACHINE_DEVICE_NAME, name, size) : result;
+}
+
+NVML_API nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t device, unsigned int *index)
+{
+	nvmlReturn_t result = nvml_check(device, index);
+
+	if (result == NVML_SUCCESS)
+		*index = device->index;
+	return result;
+}
+
+NVML_API nvmlReturn_t nvmlDeviceGetMinorNumber(nvmlDevice_t device, unsigned int *minor)
+{
+	nvmlReturn_t result = nvml_check(device, minor);
+
+	if (result == NVML_SUCCESS)
+		*minor = device->machine;
+	return result;
+}
+
+NVML_API nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned int *current,
+                                           unsigned int *pending)
+{
+	nvmlReturn_t result = nvml_check(device, current);
+
+	if (result != NVML_SUCCESS)
+		return result;
+	if (!pending)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	*current = 0;
+	*pending = 0;
+	return NVML_SUCCESS;
+}

@@ -1,0 +1,177 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Pools as objects: which ones there are, and their attributes. */
+#include "pool.h"
+
+static bool is_host(int type)
+{
+	return type == CU_MEM_LOCATION_TYPE_HOST || type == CU_MEM_LOCATION_TYPE_HOST_NUMA ||
+	       type == CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT;
+}
+
+CUDA_API CUresult cuMemPoolCreate(CUmemoryPool *out, const CUmemPoolProps *properties)
+{
+	CUresult result = driver_enter();
+	struct device *device = NULL;
+	CUmemoryPool pool;
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!out || !properties)
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	if (properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE) {
+		device = device_at(properties->location.id);
+		if (!device)
+			return driver_leave(CUDA_ERROR_INVALID_DEVICE);
+	} else if (!is_host(properties->location.type)) {
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	}
+	/* A managed pool reserves address space; its pages are counted nowhere here. */
+	if (properties->allocType == CU_MEM_ALLOCATION_TYPE_MANAGED)
+		device = NULL;
+	else if (properties->allocType != CU_MEM_ALLOCATION_TYPE_PINNED)
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	pool = pool_create(device, properties->location, properties->allocType);
+	if (!pool)
+		return driver_leave(CUDA_ERROR_OUT_OF_MEMORY);
+	pool->max_size = properties->maxSize;
+	*out = pool;
+	return driver_leave(CUDA_SUCCESS);
+}
+
+/* Leaves the lock held only on success. */
+static CUresult enter_pool(CUmemoryPool pool)
+{
+	CUresult result = driver_enter();
+
+	if (result == CUDA_SUCCESS && !pool_is_known(pool))
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	return result;
+}
+
+CUDA_API CUresult cuMemPoolDestroy(CUmemoryPool pool)
+{
+	CUresult result = enter_pool(pool);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (pool->is_default)
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	pool_destroy(pool);
+	return driver_leave(CUDA_SUCCESS);
+}
+
+CUDA_API CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep)
+{
+	CUresult result = enter_pool(pool);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	pool_trim(pool, keep);
+	return driver_leave(CUDA_SUCCESS);
+}
+
+CUDA_API CUresult cuMemPoolGetAttribute(CUmemoryPool pool, int attribute, void *value)
+{
+	CUresult result = enter_pool(pool);
+	uint64_t *bytes = value;
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!value)
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	switch (attribute) {
+	case CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES:
+	case CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC:
+	case CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES:
+		*(int *)value = pool->reuse[attribute - 1];
+		break;
+	case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD:
+		*bytes = pool->threshold;
+		break;
+	case CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT:
+		*bytes = pool->reserved;
+		break;
+	case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH:
+		*bytes = pool->reserved_high;
+		break;
+	case CU_MEMPOOL_ATTR_USED_MEM_CURRENT:
+		*bytes = pool->used;
+		break;
+	case CU_MEMPOOL_ATTR_USED_MEM_HIGH:
+		*bytes = pool->used_high;
+		break;
+	default:
+		result = CUDA_ERROR_INVALID_VALUE;
+	}
+	return driver_leave(result);
+}
+
+CUDA_API CUresult cuMemPoolSetAttribute(CUmemoryPool pool, int attribute, void *value)
+{
+	CUresult result = enter_pool(pool);
+	const uint64_t *bytes = value;
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!value)
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	switch (attribute) {
+	case CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES:
+	case CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC:
+	case CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES:
+		pool->reuse[attribute - 1] = *(const int *)value;
+		break;
+	case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD:
+		pool->threshold = *bytes;
+		break;
+	case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH:
+		/* A high-water mark can only be set back. */
+		if (*bytes)
+			result = CUDA_ERROR_INVALID_VALUE;
+		else
+			pool->reserved_high = pool->reserved;
+		break;
+	case CU_MEMPOOL_ATTR_USED_MEM_HIGH:
+		if (*bytes)
+			result = CUDA_ERROR_INVALID_VALUE;
+		else
+			pool->used_high = pool->used;
+		break;
+	default:
+		result = CUDA_ERROR_INVALID_VALUE;
+	}
+	return driver_leave(result);
+}
+
+CUDA_API CUresult cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc *list, size_t count)
+{
+	CUresult result = enter_pool(pool);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	for (size_t i = 0; i < count; i++) {
+		if (list[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE)
+			continue;
+		if (!device_at(list[i].location.id))
+			return driver_leave(CUDA_ERROR_INVALID_DEVICE);
+		pool->access[list[i].location.id] = list[i].flags;
+	}
+	return driver_leave(CUDA_SUCCESS);
+}
+
+CUDA_API CUresult cuMemPoolGetAccess(int *flags, CUmemoryPool pool, CUmemLocation *location)
+{
+	CUresult result = enter_pool(pool);
+	struct device *device;
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!flags || !location || location->type != CU_MEM_LOCATION_TYPE_DEVICE)
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	device = device_at(location->id);
+	if (!device)
+		return driver_leave(CUDA_ERROR_INVALID_DEVICE);
+	/* A pool is always open to the card that it lives on. */
+	*flags = device == pool->device ? 3 : pool->access[device->ordinal];
+	return driver_leave(CUDA_SUCCESS);
+}

@@ -1,0 +1,156 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Which pool is used where: per card, and since CUDA 13.0 per location and kind of memory. */
+#include "pool.h"
+
+#include <stdlib.h>
+
+CUDA_API CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *out, CUdevice ordinal)
+{
+	struct device *device;
+	CUresult result = driver_enter_device(ordinal, &device);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!out)
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	*out = pool_default(device);
+	return driver_leave(*out ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY);
+}
+
+CUDA_API CUresult cuDeviceGetMemPool(CUmemoryPool *out, CUdevice ordinal)
+{
+	struct device *device;
+	CUresult result = driver_enter_device(ordinal, &device);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!out)
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	*out = pool_current(device);
+	return driver_leave(*out ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY);
+}
+
+CUDA_API CUresult cuDeviceSetMemPool(CUdevice ordinal, CUmemoryPool pool)
+{
+	struct device *device;
+	CUresult result = driver_enter_device(ordinal, &device);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!pool || !pool_is_known(pool) || pool->device != device)
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	device->current_pool = pool;
+	return driver_leave(CUDA_SUCCESS);
+}
+
+/*
+ * The forms of CUDA 13.0 name a location and a kind of memory. Pinned memory of a card has the
+ * pools above; for every other pair there is one pool that costs no VRAM.
+ */
+struct place {
+	CUmemoryPool default_pool;
+	CUmemoryPool *current_pool; /* unknown or NULL: the default one is used */
+};
+
+struct elsewhere {
+	struct elsewhere *next;
+	CUmemLocation location;
+	int type;
+	CUmemoryPool default_pool, current_pool;
+};
+
+static struct elsewhere *elsewhere_at(const CUmemLocation *location, int type)
+{
+	static struct elsewhere *all;
+	struct elsewhere *here;
+
+	for (here = all; here; here = here->next)
+		if (here->type == type && here->location.type == location->type &&
+		    here->location.id == location->id)
+			return here;
+	here = calloc(1, sizeof(*here));
+	if (!here)
+		return NULL;
+	here->location = *location;
+	here->type = type;
+	here->default_pool = pool_create(NULL, *location, type);
+	if (!here->default_pool) {
+		free(here);
+		return NULL;
+	}
+	here->default_pool->is_default = true;
+	here->next = all;
+	all = here;
+	return here;
+}
+
+static CUresult find_place(const CUmemLocation *location, int type, struct place *place)
+{
+	bool on_card = location->type == CU_MEM_LOCATION_TYPE_DEVICE;
+	struct device *device = on_card ? device_at(location->id) : NULL;
+	struct elsewhere *elsewhere;
+
+	if (on_card && !device)
+		return CUDA_ERROR_INVALID_DEVICE;
+	if (device && type == CU_MEM_ALLOCATION_TYPE_PINNED) {
+		*place = (struct place){pool_default(device), &device->current_pool};
+		return place->default_pool ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	elsewhere = elsewhere_at(location, type);
+	if (!elsewhere)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	*place = (struct place){elsewhere->default_pool, &elsewhere->current_pool};
+	return CUDA_SUCCESS;
+}
+
+/* Leaves the lock held only on success. */
+static CUresult enter_place(const CUmemLocation *location, int type, struct place *place)
+{
+	CUresult result = driver_enter();
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	result = location ? find_place(location, type, place) : CUDA_ERROR_INVALID_VALUE;
+	if (result != CUDA_SUCCESS)
+		driver_leave(result);
+	return result;
+}
+
+CUDA_API CUresult cuMemGetDefaultMemPool(CUmemoryPool *out, CUmemLocation *location, int type)
+{
+	struct place place;
+	CUresult result = enter_place(location, type, &place);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!out)
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	*out = place.default_pool;
+	return driver_leave(CUDA_SUCCESS);
+}
+
+CUDA_API CUresult cuMemGetMemPool(CUmemoryPool *out, CUmemLocation *location, int type)
+{
+	struct place place;
+	CUresult result = enter_place(location, type, &place);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!out)
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	*out = pool_is_known(*place.current_pool) ? *place.current_pool : place.default_pool;
+	return driver_leave(CUDA_SUCCESS);
+}
+
+CUDA_API CUresult cuMemSetMemPool(CUmemLocation *location, int type, CUmemoryPool pool)
+{
+	struct place place;
+	CUresult result = enter_place(location, type, &place);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!pool_is_known(pool) || pool->device != place.default_pool->device)
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	*place.current_pool = pool;
+	return driver_leave(CUDA_SUCCESS);
+}

@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Allocation in stream order, for both meanings of the NULL stream. */
+#include "pool.h"
+#include "stream.h"
+
+static CUresult allocate(CUdeviceptr *out, size_t size, CUmemoryPool pool, CUstream stream)
+{
+	CUcontext context;
+	CUresult result;
+
+	latency(LATENCY_ALLOC_ASYNC);
+	result = driver_enter_context(&context);
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!out || !size)
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	if (!pool)
+		pool = pool_current(context->device);
+	else if (!pool_is_known(pool))
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	if (!pool)
+		return driver_leave(CUDA_ERROR_OUT_OF_MEMORY);
+	return driver_leave(pool_allocate(pool, size, stream, out));
+}
+
+static CUresult release(CUdeviceptr pointer, CUstream stream)
+{
+	CUcontext context;
+	CUresult result;
+	struct range *range;
+
+	latency(LATENCY_FREE_ASYNC);
+	result = driver_enter_context(&context);
+	if (result != CUDA_SUCCESS)
+		return result;
+	range = ranges_at(&allocations, pointer);
+	if (!range || range->kind != RANGE_POOL || range->start != pointer)
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	pool_free(range, stream);
+	return driver_leave(CUDA_SUCCESS);
+}
+
+CUDA_API CUresult cuMemAllocAsync(CUdeviceptr *out, size_t size, CUstream stream)
+{
+	return allocate(out, size, NULL, stream_legacy(stream));
+}
+
+CUDA_API CUresult cuMemAllocAsync_ptsz(CUdeviceptr *out, size_t size, CUstream stream)
+{
+	return allocate(out, size, NULL, stream_per_thread(stream));
+}
+
+CUDA_API CUresult cuMemAllocFromPoolAsync(CUdeviceptr *out, size_t size, CUmemoryPool pool,
+                                          CUstream stream)
+{
+	if (!pool)
+		return CUDA_ERROR_INVALID_VALUE;
+	return allocate(out, size, pool, stream_legacy(stream));
+}
+
+CUDA_API CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *out, size_t size, CUmemoryPool pool,
+                                               CUstream stream)
+{
+	if (!pool)
+		return CUDA_ERROR_INVALID_VALUE;
+	return allocate(out, size, pool, stream_per_thread(stream));
+}
+
+CUDA_API CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream stream)
+{
+	return release(pointer, stream_legacy(stream));
+}
+
+CUDA_API CUresult cuMemFreeAsync_ptsz(CUdeviceptr pointer, CUstream stream)
+{
+	return release(pointer, stream_per_thread(stream));
+}

@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * cuGetProcAddress: the second way to every entry point. What it returns is the exported symbol
+ * itself, so that a caller cannot tell the two ways apart.
+ */
+#include "procaddr.h"
+#include "driver.h"
+
+#include <string.h>
+
+#define KNOWN_FLAGS                                                                                \
+	(CU_GET_PROC_ADDRESS_LEGACY_STREAM | CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM)
+
+/* The newest form that `version` knows; the per-thread one, if there is one and it is wanted. */
+static const struct entry *find(const char *name, int version, bool per_thread, bool *named)
+{
+	const struct entry *best = NULL;
+
+	*named = false;
+	for (size_t i = 0; i < entry_count; i++) {
+		const struct entry *entry = &entries[i];
+
+		if (strcmp(entry->name, name) != 0)
+			continue;
+		*named = true;
+		if (entry->since > version || (entry->per_thread && !per_thread))
+			continue;
+		if (!best || entry->per_thread >= best->per_thread)
+			best = entry;
+	}
+	return best;
+}
+
+static CUresult resolve(const char *name, void **out, int version, uint64_t flags, int *status)
+{
+	const struct entry *entry;
+	bool named;
+
+	if (!name || !*name || !out || flags & ~(uint64_t)KNOWN_FLAGS || flags == KNOWN_FLAGS)
+		return CUDA_ERROR_INVALID_VALUE;
+	entry = find(name, version, flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM, &named);
+	if (entry) {
+		memcpy(out, &entry->function, sizeof(*out));
+		*status = CU_GET_PROC_ADDRESS_SUCCESS;
+		return CUDA_SUCCESS;
+	}
+	*out = NULL;
+	*status = named ? CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT
+	                : CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
+	return CUDA_ERROR_NOT_FOUND;
+}
+
+/* Both forms answer before cuInit, too. */
+CUDA_API CUresult cuGetProcAddress(const char *name, void **out, int version, uint64_t flags)
+{
+	int status;
+
+	return resolve(name, out, version, flags, &status);
+}
+
+CUDA_API CUresult cuGetProcAddress_v2(const char *name, void **out, int version, uint64_t flags,
+                                      int *status)
+{
+	int ignored;
+
+	return resolve(name, out, version, flags, status ? status : &ignored);
+}

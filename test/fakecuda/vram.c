@@ -1,0 +1,130 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "vram.h"
+
+#include "address.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define UNIT 512u
+#define UNITS (VRAM_BLOCK / UNIT)
+
+struct block {
+	struct block *next, **link;
+	CUdeviceptr start;
+	unsigned free;
+	unsigned hint; /* where the last piece ended: usually there is room there */
+	uint8_t taken[UNITS];
+};
+
+/* The first place of `count` free units in [from, to), or `to`. */
+static unsigned find_run(const struct block *block, unsigned from, unsigned to, unsigned count)
+{
+	unsigned run = 0;
+
+	for (unsigned i = from; i < to; i++) {
+		run = block->taken[i] ? 0 : run + 1;
+		if (run == count)
+			return i + 1 - count;
+	}
+	return to;
+}
+
+static bool take_from(struct block *block, unsigned count, struct vram *out)
+{
+	unsigned first;
+
+	if (block->free < count)
+		return false;
+	first = find_run(block, block->hint, UNITS, count);
+	if (first == UNITS)
+		first = find_run(block, 0, UNITS, count);
+	if (first == UNITS)
+		return false;
+	memset(block->taken + first, 1, count);
+	block->free -= count;
+	block->hint = first + count;
+	out->block = block;
+	out->first = first;
+	out->count = count;
+	return true;
+}
+
+static struct block *add_block(struct device *device)
+{
+	struct block *block = calloc(1, sizeof(*block));
+
+	if (!block)
+		return NULL;
+	block->start = address_reserve(VRAM_BLOCK, ADDRESS_STEP);
+	if (!block->start)
+		goto no_address;
+	if (!device_charge(device, VRAM_BLOCK))
+		goto no_memory;
+	block->free = UNITS;
+	block->next = device->blocks;
+	block->link = &device->blocks;
+	if (block->next)
+		block->next->link = &block->next;
+	device->blocks = block;
+	return block;
+no_memory:
+	address_free(block->start, VRAM_BLOCK);
+no_address:
+	free(block);
+	return NULL;
+}
+
+static bool take_small(struct device *device, size_t size, struct vram *out)
+{
+	unsigned count = (unsigned)(round_up(size, UNIT) / UNIT);
+	struct block *block;
+
+	for (block = device->blocks; block; block = block->next)
+		if (take_from(block, count, out)) {
+			latency(LATENCY_ALLOC_SMALL);
+			return true;
+		}
+	latency(LATENCY_ALLOC_BLOCK);
+	block = add_block(device);
+	return block && take_from(block, count, out);
+}
+
+bool vram_take(struct device *device, size_t size, struct vram *out)
+{
+	*out = (struct vram){.device = device};
+	if (size <= VRAM_SMALL)
+		return take_small(device, size, out);
+	if (size > device_capacity(device))
+		return false;
+	latency(LATENCY_ALLOC_BLOCK);
+	out->bytes = round_up(size, VRAM_BLOCK);
+	return device_charge(device, out->bytes);
+}
+
+void vram_give(struct vram *vram)
+{
+	struct block *block = vram->block;
+
+	if (!block) {
+		latency(LATENCY_FREE_BLOCK);
+		device_release(vram->device, vram->bytes);
+		return;
+	}
+	memset(block->taken + vram->first, 0, vram->count);
+	block->free += vram->count;
+	if (block->free < UNITS)
+		return;
+	latency(LATENCY_FREE_BLOCK);
+	*block->link = block->next;
+	if (block->next)
+		block->next->link = block->link;
+	address_free(block->start, VRAM_BLOCK);
+	device_release(vram->device, VRAM_BLOCK);
+	free(block);
+}
+
+CUdeviceptr vram_address(const struct vram *vram)
+{
+	return vram->block ? vram->block->start + (CUdeviceptr)vram->first * UNIT : 0;
+}

@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * VRAM in the portions that the card really gives: above 1 MiB whole steps of 2 MiB; up to
+ * 1 MiB pieces of 2 MiB blocks that the process's allocations on one card share. A block goes
+ * back to the card with its last piece.
+ */
+#ifndef FAKECUDA_VRAM_H
+#define FAKECUDA_VRAM_H
+
+#include "driver.h"
+
+#define VRAM_BLOCK (2 * MiB)
+#define VRAM_SMALL (1 * MiB)
+
+struct vram {
+	struct device *device;
+	uint64_t bytes;      /* of the card, when it is not a piece of a block */
+	struct block *block; /* NULL: whole steps */
+	unsigned first, count;
+};
+
+bool vram_take(struct device *device, size_t size, struct vram *out);
+void vram_give(struct vram *vram);
+/* Where a piece of a block lies; 0 for whole steps, whose address is the caller's matter. */
+CUdeviceptr vram_address(const struct vram *vram);
+
+#endif

@@ -1,0 +1,271 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package hook_test
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+// TestAHostileImageIsRefused: each image, or way to start it, fails with one sentence that names what is wrong, and
+// leaves everything as it was.
+func TestAHostileImageIsRefused(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		make func(t *testing.T, b *bundle)
+		says string
+	}{
+		{"PreloadIsALinkOut", func(t *testing.T, b *bundle) {
+			// Not in the root filesystem, but on the host: it must be neither bound on nor made.
+			outside := filepath.Join(b.dir, "outside")
+			write(t, outside, "the host's\n")
+			symlink(t, "../../../../../../../.."+outside, b.rootfs("etc", "ld.so.preload"))
+		}, "/etc/ld.so.preload in the image is a symbolic link to nothing"},
+		{"PreloadIsALinkToItself", func(t *testing.T, b *bundle) {
+			symlink(t, "ld.so.preload", b.rootfs("etc", "ld.so.preload"))
+		}, "/etc/ld.so.preload in the image: too many levels of symbolic links"},
+		{"PreloadIsAMagicLink", func(t *testing.T, b *bundle) {
+			symlink(t, "/proc/self/root/etc/passwd", b.rootfs("etc", "ld.so.preload"))
+		}, "/etc/ld.so.preload in the image"},
+		{"PreloadIsAFIFO", func(t *testing.T, b *bundle) {
+			must(t, syscall.Mkfifo(b.rootfs("etc", "ld.so.preload"), 0o644))
+		}, "/etc/ld.so.preload in the image is a FIFO"},
+		{"PreloadIsADirectory", func(t *testing.T, b *bundle) {
+			mkdir(t, b.rootfs("etc", "ld.so.preload"))
+		}, "/etc/ld.so.preload in the image is a directory"},
+		{"PreloadIsADevice", func(t *testing.T, b *bundle) {
+			must(t, syscall.Mknod(b.rootfs("etc", "ld.so.preload"), syscall.S_IFCHR|0o666, 1<<8|5)) // /dev/zero
+		}, "/etc/ld.so.preload in the image is a device"},
+		{"PreloadIsHuge", func(t *testing.T, b *bundle) {
+			write(t, b.rootfs("etc", "ld.so.preload"), "")
+			must(t, os.Truncate(b.rootfs("etc", "ld.so.preload"), 1<<30))
+		}, "/etc/ld.so.preload in the image is longer than 64 KiB"},
+		{"EtcIsALinkToNothing", func(t *testing.T, b *bundle) {
+			must(t, os.Remove(b.rootfs("etc")))
+			symlink(t, "/nowhere", b.rootfs("etc"))
+		}, "/etc in the image is a symbolic link to nothing"},
+		{"EtcIsAFile", func(t *testing.T, b *bundle) {
+			must(t, os.Remove(b.rootfs("etc")))
+			write(t, b.rootfs("etc"), "")
+		}, "/etc in the image: not a directory"},
+		{"OurPlaceIsALink", func(t *testing.T, b *bundle) {
+			symlink(t, "/etc", b.rootfs(".gpuslice"))
+		}, "/.gpuslice in the image is a symbolic link"},
+		{"OurPlaceIsAFile", func(t *testing.T, b *bundle) {
+			write(t, b.rootfs(".gpuslice"), "mine")
+		}, "/.gpuslice in the image is a regular file"},
+		{"OurPlaceIsAVolume", func(t *testing.T, b *bundle) {
+			mkdir(t, b.rootfs(".gpuslice"))
+			mkdir(t, filepath.Join(b.dir, "volume"))
+			b.mount(t, filepath.Join(b.dir, "volume"), "/.gpuslice")
+		}, "something is mounted on /.gpuslice"},
+		{"EtcIsAVolume", func(t *testing.T, b *bundle) {
+			mkdir(t, filepath.Join(b.dir, "volume"))
+			b.mount(t, filepath.Join(b.dir, "volume"), "/etc")
+		}, "on the volume mounted at /etc, which has no ld.so.preload"},
+		{"EtcIsALinkIntoAVolume", func(t *testing.T, b *bundle) {
+			mkdir(t, filepath.Join(b.dir, "volume", "etc"))
+			mkdir(t, b.rootfs("srv"))
+			must(t, os.Remove(b.rootfs("etc")))
+			symlink(t, "srv/etc", b.rootfs("etc"))
+			b.mount(t, filepath.Join(b.dir, "volume"), "/srv")
+		}, "on the volume mounted at /srv, which has no ld.so.preload"},
+		{"EtcIsASharedVolume", func(t *testing.T, b *bundle) {
+			volume := filepath.Join(b.dir, "volume")
+			mkdir(t, volume)
+			write(t, filepath.Join(volume, "ld.so.preload"), "")
+			shareMount(t, volume)
+			b.config["linux"].(object)["rootfsPropagation"] = "shared"
+			b.mount(t, volume, "/etc", "rshared")
+		}, "on the volume mounted at /etc, whose mounts propagate to the host"},
+		{"RootIsReadOnly", func(t *testing.T, b *bundle) {
+			readOnly(t, b)
+		}, "the root filesystem is read-only and has no /etc/ld.so.preload to bind on: add an empty directory /.gpuslice"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			forEachRuntime(t, func(t *testing.T, r runtime) {
+				e := startEnforcer(t)
+				b := newBundle(t, id(t), fourGiB, nil)
+				c.make(t, b)
+				container := newContainer(t, r, id(t), b)
+				if r.name == "runc" {
+					b.config["hooks"] = hooks(t, e, "prestart")
+					b.save(t)
+				} else {
+					// crun 1.8.1 throws away what a hook writes; our runtime shows it.
+					ours(t, e, container)
+				}
+				clean := nothingLeft(t, e, b, id(t))
+				config := read(t, filepath.Join(b.dir, "config.json"))
+				out, err := container.create()
+				if err == nil {
+					t.Fatal("it was created")
+				}
+				checkSentence(t, out, c.says)
+				container.run("delete", "--force", container.id)
+				write(t, filepath.Join(b.dir, "config.json"), config) // the hooks may stay in it
+				clean()
+			})
+		})
+	}
+}
+
+// checkSentence looks for our one line in what a runtime wrote.
+func checkSentence(t *testing.T, out, says string) {
+	t.Helper()
+	if !strings.Contains(out, "gpuslice: ") || !strings.Contains(out, says) {
+		t.Errorf("the runtime shows\n%s\nwhich does not say %q", out, says)
+	}
+}
+
+// TestAnUnusualImageIsTaken: what is odd but harmless works, and is as it was afterwards.
+func TestAnUnusualImageIsTaken(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		make    func(t *testing.T, b *bundle)
+		preload string
+	}{
+		{"PreloadHasEntries", func(t *testing.T, b *bundle) {
+			write(t, b.rootfs("etc", "ld.so.preload"), "/lib/a.so:/lib/b.so # two\n/lib/c.so")
+		}, preloadLine + "/lib/a.so:/lib/b.so # two\n/lib/c.so"},
+		{"PreloadIsEmpty", func(t *testing.T, b *bundle) {
+			write(t, b.rootfs("etc", "ld.so.preload"), "")
+		}, preloadLine},
+		{"PreloadIsALinkInside", func(t *testing.T, b *bundle) {
+			mkdir(t, b.rootfs("opt"))
+			write(t, b.rootfs("opt", "preload"), "/lib/a.so\n")
+			symlink(t, "../../../opt/preload", b.rootfs("etc", "ld.so.preload"))
+		}, preloadLine + "/lib/a.so\n"},
+		{"EtcIsALinkInside", func(t *testing.T, b *bundle) {
+			must(t, os.Rename(b.rootfs("etc"), b.rootfs("etc.d")))
+			symlink(t, "/etc.d", b.rootfs("etc"))
+		}, preloadLine},
+		{"NoEtc", func(t *testing.T, b *bundle) {
+			must(t, os.Remove(b.rootfs("etc")))
+		}, preloadLine},
+		{"ReadOnlyByConfiguration", func(t *testing.T, b *bundle) {
+			b.config["root"].(object)["readonly"] = true
+			b.save(t)
+		}, preloadLine},
+		{"ReadOnlyWithPlaces", func(t *testing.T, b *bundle) {
+			write(t, b.rootfs("etc", "ld.so.preload"), "")
+			mkdir(t, b.rootfs(".gpuslice"))
+			readOnly(t, b)
+		}, preloadLine},
+		{"EtcIsAVolumeWithPreload", func(t *testing.T, b *bundle) {
+			mkdir(t, filepath.Join(b.dir, "volume"))
+			write(t, filepath.Join(b.dir, "volume", "ld.so.preload"), "/lib/v.so\n")
+			b.mount(t, filepath.Join(b.dir, "volume"), "/etc")
+		}, preloadLine + "/lib/v.so\n"},
+		{"TmpfsOverRun", func(t *testing.T, b *bundle) {
+			mkdir(t, b.rootfs("run"))
+			b.config["mounts"] = append(b.config["mounts"].([]object), object{"destination": "/run", "type": "tmpfs", "source": "tmpfs"})
+			b.save(t)
+		}, preloadLine},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			forEachRuntime(t, func(t *testing.T, r runtime) {
+				e := startEnforcer(t)
+				b := newBundle(t, id(t), fourGiB, hooks(t, e, "prestart"))
+				c.make(t, b)
+				clean := nothingLeft(t, e, b, id(t))
+				container := newContainer(t, r, id(t), b)
+				container.start()
+				if got := container.exec("cat", "/etc/ld.so.preload"); got != c.preload {
+					t.Errorf("ld.so.preload: %q, want %q", got, c.preload)
+				}
+				if got := container.exec("cat", "/.gpuslice/marker"); got != container.id {
+					t.Errorf("/.gpuslice: %q", got)
+				}
+				container.remove()
+				clean()
+			})
+		})
+	}
+}
+
+// TestWhatTheContainerPutThereStays: only what the hook made and what is still empty is removed.
+func TestWhatTheContainerPutThereStays(t *testing.T) {
+	requires(t, "runc")
+	e := startEnforcer(t)
+	b := newBundle(t, id(t), fourGiB, hooks(t, e, "prestart"))
+	c := newContainer(t, runc, id(t), b)
+	c.start()
+	// As a container with CAP_SYS_ADMIN can from the inside, once it has unmounted ours.
+	write(t, b.rootfs("etc", "new"), "")
+	must(t, os.Rename(b.rootfs("etc", "new"), b.rootfs("etc", "ld.so.preload")))
+	write(t, b.rootfs(".gpuslice", "mine"), "mine")
+	c.remove()
+	for _, path := range []string{b.rootfs("etc", "ld.so.preload"), b.rootfs(".gpuslice", "mine")} {
+		if _, err := os.Stat(path); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// TestEveryProcessOfAGlibcContainerLoadsTheInterceptor uses the host's C library in the container.
+func TestEveryProcessOfAGlibcContainerLoadsTheInterceptor(t *testing.T) {
+	requires(t, "runc", "cc")
+	e := startEnforcer(t)
+	source := filepath.Join(e.dir, "x.c")
+	write(t, source, `#include <unistd.h>
+__attribute__((constructor)) static void hello(void) { write(2, "loaded ", 7); }`)
+	if out, err := exec.Command("cc", "-shared", "-fPIC", "-o", e.library, source).CombinedOutput(); err != nil {
+		t.Fatalf("cc: %v: %s", err, out)
+	}
+	b := newBundle(t, id(t), fourGiB, hooks(t, e, "prestart"))
+	for _, dir := range []string{"usr", "lib", "lib64"} {
+		if info, err := os.Stat("/" + dir); err == nil && info.IsDir() {
+			mkdir(t, b.rootfs(dir))
+			b.mount(t, "/"+dir, "/"+dir, "ro")
+		}
+	}
+	c := newContainer(t, runc, id(t), b)
+	c.start()
+	// Two programs, and the second with its environment cleared.
+	if got := c.exec("/usr/bin/env", "-i", "/usr/bin/expr", "1"); strings.Count(got, "loaded ") != 2 {
+		t.Errorf("env and expr printed %q", got)
+	}
+	c.remove()
+}
+
+// readOnly puts the root filesystem on a read-only tmpfs. A read-only bind mount would not do: crun binds
+// it once more, writable.
+func readOnly(t testing.TB, b *bundle) {
+	t.Helper()
+	tmpfs := t.TempDir()
+	for _, command := range [][]string{
+		{"mount", "-t", "tmpfs", "tmpfs", tmpfs},
+		{"cp", "-a", b.rootfs() + "/.", tmpfs},
+		{"mount", "--bind", tmpfs, b.rootfs()},
+		{"mount", "-o", "remount,ro", tmpfs},
+	} {
+		if out, err := exec.Command(command[0], command[1:]...).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %v: %s", command, err, out)
+		}
+	}
+	t.Cleanup(func() { exec.Command("umount", b.rootfs(), tmpfs).Run() })
+}
+
+func symlink(t testing.TB, to, path string) {
+	t.Helper()
+	must(t, os.Symlink(to, path))
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func read(t testing.TB, path string) string {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	must(t, err)
+	return string(text)
+}

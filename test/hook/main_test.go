@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package hook_test runs gpuslice-hook and gpuslice-runtime under the real runc and crun, against an enforcer that
+// is played here: what they promise is tested where the kernel and the runtimes have their say.
+package hook_test
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// program returns the absolute path of one of our programs, built by `make build`, or in $GPUSLICE_BIN.
+func program(t testing.TB, name string) string {
+	t.Helper()
+	dir := os.Getenv("GPUSLICE_BIN")
+	if dir == "" {
+		dir = "../../bin"
+	}
+	path, err := filepath.Abs(filepath.Join(dir, name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(path); err != nil {
+		t.Skipf("requires %s: run `make build`", path)
+	}
+	return path
+}
+
+// requires skips the test unless it is run by root, and says what is missing.
+func requires(t testing.TB, programs ...string) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("requires root")
+	}
+	for _, p := range append(programs, "busybox") {
+		if _, err := exec.LookPath(p); err != nil {
+			t.Skipf("requires %s", p)
+		}
+	}
+}
+
+// runc as it is.
+var runc = runtime{name: "runc"}
+
+// crun of Debian 12 refuses the hybrid cgroup layout, so it gets a pure v2 one, in a mount namespace of its own.
+var crun = runtime{name: "crun", prefix: []string{
+	"unshare", "--mount", "sh", "-c",
+	`if ! [ -e /sys/fs/cgroup/cgroup.procs ]; then umount -R /sys/fs/cgroup && mount -t cgroup2 none /sys/fs/cgroup || exit 125; fi; exec "$@"`, "sh",
+}}
+
+// forEachRuntime runs a test under runc and under crun.
+func forEachRuntime(t *testing.T, test func(t *testing.T, r runtime)) {
+	for _, r := range []runtime{runc, crun} {
+		t.Run(r.name, func(t *testing.T) {
+			requires(t, r.name)
+			test(t, r)
+		})
+	}
+}
+
+// id is a container id that no other test uses, nor another run of this one.
+func id(t testing.TB) string {
+	name := strings.NewReplacer("/", "-", "#", "-", "_", "-").Replace(strings.TrimPrefix(t.Name(), "Test"))
+	return fmt.Sprint(name[max(0, len(name)-60):], "-", os.Getpid())
+}
+
+// hooks are config.json's, as an operator writes them by hand, or an engine's hooks.d does.
+func hooks(t testing.TB, e *enforcer, stage string) object {
+	t.Helper()
+	entry := func(stage string) []object {
+		return []object{{
+			"path": program(t, "gpuslice-hook"), "args": []string{"gpuslice-hook", "--config", e.config, stage},
+			"env": []string{"PATH=/bin"}, "timeout": 15,
+		}}
+	}
+	return object{stage: entry(stage), "poststop": entry("poststop")}
+}
+
+var fourGiB = map[string]string{"gpuslice.vram": "4G"}
+
+// shareMount makes dir a mount of its own whose mounts propagate, as all are on a host with systemd.
+func shareMount(t testing.TB, dir string) {
+	t.Helper()
+	for _, args := range [][]string{{"--bind", dir, dir}, {"--make-shared", dir}} {
+		if out, err := exec.Command("mount", args...).CombinedOutput(); err != nil {
+			t.Fatalf("mount %v: %v: %s", args, err, out)
+		}
+	}
+	t.Cleanup(func() { exec.Command("umount", "-R", dir).Run() })
+}

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package hook_test
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/client"
+)
+
+// TestHookAloneWithTheRealEnforcer is the whole job without a player: config.json names the hook, plain runc or crun runs
+// it, gpusliced answers.
+func TestHookAloneWithTheRealEnforcer(t *testing.T) {
+	forEachRuntime(t, func(t *testing.T, r runtime) {
+		daemon, library := program(t, "gpusliced"), program(t, "libgpuslice.so")
+		e := newEnforcer(t)
+		// Not t.TempDir: a socket's address has 108 bytes.
+		dir, err := os.MkdirTemp("", "gs-")
+		must(t, err)
+		t.Cleanup(func() { os.RemoveAll(dir) })
+		socket := filepath.Join(dir, "s")
+		write(t, e.config, fmt.Sprintf("[enforcer]\nsocket = %q\nrun_dir = %q\nstate_dir = %q\nlibrary = %q\nnvml = \"off\"\n",
+			socket, dir, filepath.Join(dir, "state"), library))
+		cmd := exec.Command(daemon, "--config", e.config)
+		must(t, cmd.Start())
+		t.Cleanup(func() {
+			cmd.Process.Signal(unix.SIGTERM)
+			cmd.Wait()
+		})
+		c := client.New(socket)
+		for range 200 {
+			if _, err = c.Info(t.Context()); err == nil {
+				break
+			}
+			time.Sleep(20 * time.Millisecond)
+		}
+		must(t, err)
+
+		b := newBundle(t, id(t), map[string]string{"gpuslice.vram": "1G", "gpuslice.tenant": "alice"}, hooks(t, e, "prestart"))
+		clean := nothingLeft(t, e, b, id(t))
+		for range 2 { // the second has the first one's id
+			container := newContainer(t, r, id(t), b)
+			container.start()
+			s, err := c.Slice(t.Context(), container.id)
+			must(t, err)
+			if s.Tenant != "alice" || s.Mode != api.Enforce || s.PID <= 1 {
+				t.Errorf("the slice is %+v", s)
+			}
+			if got := container.exec("cat", "/etc/ld.so.preload"); got != preloadLine {
+				t.Errorf("ld.so.preload: %q", got)
+			}
+			container.exec("sh", "-c", "[ -S /.gpuslice/attach.sock ] && [ -s /.gpuslice/libgpuslice.so ]")
+			container.remove()
+			if all, err := c.Slices(t.Context()); err != nil || len(all) != 0 {
+				t.Errorf("slices are left: %+v, %v", all, err)
+			}
+			clean()
+		}
+	})
+}

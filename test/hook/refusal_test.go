@@ -1,0 +1,357 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package hook_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// TestABadAnnotationIsShownInTheLog is what docker and containerd show: the last error of the --log file.
+func TestABadAnnotationIsShownInTheLog(t *testing.T) {
+	for name, c := range map[string]struct {
+		annotations map[string]string
+		says        string
+	}{
+		"Misspelt": {map[string]string{"gpuslice.vrma": "4G"}, "annotation gpuslice.vrma is unknown"},
+		"Size":     {map[string]string{"gpuslice.vram": "4Q"}, `annotation gpuslice.vram="4Q" is not accepted`},
+		"Missing":  {nil, "no quota: add the annotation gpuslice.vram, such as gpuslice.vram=4G"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			requires(t, "runc")
+			e := startEnforcer(t)
+			b := newBundle(t, id(t), c.annotations, nil)
+			clean := nothingLeft(t, e, b, id(t))
+			container := newContainer(t, runc, id(t), b)
+			program := program(t, "gpuslice-runtime")
+			container.program, container.env = program, []string{"GPUSLICE_CONFIG=" + filepath.Join(e.dir, "none")}
+			out, err := container.create()
+			if err == nil {
+				t.Fatal("it was created")
+			}
+			checkSentence(t, out, c.says)
+			checkLog(t, container, c.says)
+			clean()
+		})
+	}
+}
+
+// checkLog looks at the last line of the runtime's log.
+func checkLog(t *testing.T, c *container, says string) {
+	t.Helper()
+	lines := strings.Split(strings.TrimSpace(read(t, c.log())), "\n")
+	var last struct{ Level, Msg, Time string }
+	if err := json.Unmarshal([]byte(lines[len(lines)-1]), &last); err != nil {
+		t.Fatalf("%v: %s", err, lines)
+	}
+	if _, err := time.Parse(time.RFC3339, last.Time); err != nil || last.Level != "error" || !strings.Contains(last.Msg, says) {
+		t.Errorf("the log ends with %+v, which does not say %q (%v)", last, says, err)
+	}
+}
+
+func TestABadEnforcerIsNamed(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		start func(t *testing.T) *enforcer
+		says  string
+	}{
+		{"Absent", func(t *testing.T) *enforcer { return newEnforcer(t) }, "systemctl start gpusliced"},
+		{"Hung", func(t *testing.T) *enforcer {
+			if testing.Short() {
+				t.Skip("takes as long as the hook's deadline")
+			}
+			e := newEnforcer(t)
+			l, err := net.Listen("unix", e.socket())
+			must(t, err)
+			t.Cleanup(func() { l.Close() })
+			return e
+		}, "the enforcer did not answer in time"},
+		{"Nonsense", func(t *testing.T) *enforcer {
+			e := newEnforcer(t)
+			e.serve(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "[\x1b[2J") }))
+			return e
+		}, "gpuslice: "},
+		{"Endless", func(t *testing.T) *enforcer {
+			e := newEnforcer(t)
+			e.serve(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				for {
+					if _, err := io.WriteString(w, strings.Repeat(" ", 1<<16)); err != nil {
+						return
+					}
+				}
+			}))
+			return e
+		}, "gpuslice: "},
+		{"NoDirectory", func(t *testing.T) *enforcer {
+			e := newEnforcer(t)
+			e.serve(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { answer(w, 200, object{}) }))
+			return e
+		}, "gpuslice: "},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel() // most of them wait
+			forEachRuntime(t, func(t *testing.T, r runtime) {
+				e := c.start(t)
+				b := newBundle(t, id(t), fourGiB, nil)
+				container := newContainer(t, r, id(t), b)
+				ours(t, e, container)
+				clean := nothingLeft(t, e, b, id(t))
+				config := read(t, filepath.Join(b.dir, "config.json"))
+				start := time.Now()
+				out, err := container.create()
+				if err == nil {
+					t.Fatal("it was created")
+				}
+				if took := time.Since(start); took > 10*time.Second {
+					t.Errorf("it took %v", took)
+				}
+				checkSentence(t, out, c.says)
+				if r.name == "crun" {
+					checkLog(t, container, c.says)
+				}
+				container.run("delete", "--force", container.id)
+				write(t, filepath.Join(b.dir, "config.json"), config)
+				clean()
+			})
+		})
+	}
+}
+
+func TestAQuotaThatIsNotThereIsRefusedByTheEnforcersSentence(t *testing.T) {
+	forEachRuntime(t, func(t *testing.T, r runtime) {
+		e := startEnforcer(t)
+		b := newBundle(t, id(t), map[string]string{"gpuslice.vram": "81G"}, nil)
+		c := newContainer(t, r, id(t), b)
+		ours(t, e, c)
+		out, err := c.create()
+		if err == nil {
+			t.Fatal("it was created")
+		}
+		checkSentence(t, out, "device GPU-1 has 80GiB, and 81GiB were asked for")
+		checkLog(t, c, "device GPU-1 has 80GiB, and 81GiB were asked for")
+	})
+}
+
+// TestABadBundleIsRefused: what is wrong with it is said by us and not by runc, since we are to edit it.
+func TestABadBundleIsRefused(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		make func(t *testing.T, config string)
+		says string
+	}{
+		{"Absent", func(t *testing.T, config string) { must(t, os.Remove(config)) }, "no such file"},
+		{"Broken", func(t *testing.T, config string) { write(t, config, `{"annotations": {`) }, "config.json: not JSON"},
+		{"Garbage", func(t *testing.T, config string) { write(t, config, "\x00\xff\x1b[2J") }, "config.json: not JSON"},
+		{"Array", func(t *testing.T, config string) { write(t, config, "[]") }, "config.json"},
+		{"WrongTypes", func(t *testing.T, config string) { write(t, config, `{"annotations": [1]}`) }, "annotations is a JSON array"},
+		{"NoRoot", func(t *testing.T, config string) { write(t, config, `{"annotations": {"gpuslice.vram": "1G"}}`) }, "names no root filesystem"},
+		{"HooksAreWrong", func(t *testing.T, config string) {
+			write(t, config, `{"root": {"path": "rootfs"}, "annotations": {"gpuslice.vram": "1G"}, "hooks": {"prestart": {}}}`)
+		}, "hooks.prestart: expected an array"},
+		{"HooksTwice", func(t *testing.T, config string) {
+			write(t, config, `{"root": {"path": "rootfs"}, "annotations": {"gpuslice.vram": "1G"}, "hooks": {}, "Hooks": {"prestart": []}}`)
+		}, `"hooks" is there more than once`},
+		{"Huge", func(t *testing.T, config string) { must(t, os.Truncate(config, 1<<30)) }, "longer than 16 MiB"},
+		{"Link", func(t *testing.T, config string) {
+			must(t, os.Rename(config, config+".real"))
+			symlink(t, config+".real", config)
+		}, "is a symbolic link"},
+		{"Directory", func(t *testing.T, config string) {
+			must(t, os.Remove(config))
+			mkdir(t, config)
+		}, "is not a regular file"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			requires(t, "runc")
+			e := startEnforcer(t)
+			b := newBundle(t, id(t), fourGiB, nil)
+			c.make(t, filepath.Join(b.dir, "config.json"))
+			clean := nothingLeft(t, e, b, id(t))
+			container := newContainer(t, runc, id(t), b)
+			container.program = program(t, "gpuslice-runtime")
+			out, err := container.create()
+			if err == nil {
+				t.Fatal("it was created")
+			}
+			checkSentence(t, out, c.says)
+			if strings.Count(out, "\n") != 1 {
+				t.Errorf("more than one line: %q", out)
+			}
+			clean()
+		})
+	}
+}
+
+func TestTwoRuntimesThatWrapEachOtherAreStopped(t *testing.T) {
+	requires(t, "runc")
+	e := startEnforcer(t)
+	wrapper := filepath.Join(e.dir, "nvidia-container-runtime")
+	write(t, wrapper, "#!/bin/sh\nexec "+program(t, "gpuslice-runtime")+` "$@"`+"\n")
+	must(t, os.Chmod(wrapper, 0o755))
+	b := newBundle(t, id(t), fourGiB, nil)
+	c := newContainer(t, runtime{name: wrapper}, id(t), b)
+	ours(t, e, c)
+	out, err := c.create()
+	if err == nil {
+		t.Fatal("it was created")
+	}
+	checkSentence(t, out, "two runtimes that wrap each other")
+}
+
+// TestTheHookAloneWithAHostileState runs the hook as a runtime would, with what no runtime would send.
+func TestTheHookAloneWithAHostileState(t *testing.T) {
+	requires(t)
+	e := startEnforcer(t)
+	b := newBundle(t, id(t), fourGiB, nil)
+	clean := nothingLeft(t, e, b, id(t))
+	state := func(id string, pid int) string {
+		text, _ := json.Marshal(object{"ociVersion": "1.0.2", "id": id, "pid": pid, "bundle": b.dir, "status": "created"})
+		return string(text)
+	}
+	for name, c := range map[string]struct{ state, says string }{
+		"Nothing":     {"", "state on standard input: not JSON"},
+		"Garbage":     {"\x1b[2J\x00{", "state on standard input: not JSON"},
+		"Array":       {"[]", "JSON array"},
+		"PIDAsText":   {`{"id":"a","pid":"1"}`, "pid is a JSON string"},
+		"Huge":        {strings.Repeat("[", 5<<20), "longer than 4 MiB"},
+		"NoID":        {state("", 2), "0 characters"},
+		"DotDot":      {state("../../etc", 2), "the container's id"},
+		"Slash":       {state("a/b", 2), "the container's id"},
+		"Newline":     {state("a\nb", 2), `\n`},
+		"LongID":      {state(strings.Repeat("a", 4096), 2), "4096 characters"},
+		"NoBundle":    {`{"id":"a","pid":2}`, "absolute path"},
+		"OtherBundle": {`{"id":"a","pid":2,"bundle":"/nowhere"}`, "no such file"},
+		"NoPID":       {state("a", 0), "pid 0"},
+		"NegativePID": {state("a", -1), "pid -1"},
+		"PIDOfInit":   {state("a", 1), "pid 1"},
+		"DeadPID":     {state("a", 1<<22), "mount namespace"},
+		"HostsPID":    {state("a", os.Getpid()), "no mount namespace of its own"},
+	} {
+		for _, stage := range []string{"prestart", "poststop"} {
+			t.Run(name+"/"+stage, func(t *testing.T) {
+				cmd := exec.Command(program(t, "gpuslice-hook"), "--config", e.config, stage)
+				cmd.Stdin = strings.NewReader(c.state)
+				out, err := cmd.CombinedOutput()
+				if stage == "poststop" {
+					if err != nil {
+						t.Errorf("poststop failed: %v: %s", err, out)
+					}
+					return
+				}
+				if err == nil {
+					t.Fatal("it succeeded")
+				}
+				checkSentence(t, string(out), c.says)
+				if strings.Count(string(out), "\n") != 1 || strings.Contains(string(out), "\x1b") {
+					t.Errorf("not one clean line: %q", out)
+				}
+			})
+		}
+	}
+	if len(e.registered) != 0 {
+		t.Errorf("registered: %v", e.registered)
+	}
+	clean()
+}
+
+// TestAFailedCreateReleases: runc runs poststop hooks of a container that it could not create. (crun 1.8.1 does not;
+// there it is the enforcer that sees the init die.)
+func TestAFailedCreateReleases(t *testing.T) {
+	requires(t, "runc")
+	e := startEnforcer(t)
+	h := hooks(t, e, "prestart")
+	h["prestart"] = append(h["prestart"].([]object), object{"path": "/bin/false", "args": []string{"false"}})
+	b := newBundle(t, id(t), fourGiB, h)
+	clean := nothingLeft(t, e, b, id(t))
+	c := newContainer(t, runc, id(t), b)
+	if out, err := c.create(); err == nil {
+		t.Fatalf("it was created: %s", out)
+	}
+	clean()
+}
+
+// TestAHookThatIsKilledLeavesNothing: the runtime fails the create, and poststop clears what was made.
+func TestAHookThatIsKilledLeavesNothing(t *testing.T) {
+	requires(t, "runc", "strace")
+	if testing.Short() {
+		t.Skip("starts many containers")
+	}
+	for _, call := range []string{"connect", "openat2", "mkdirat", "flock", "pwrite64", "fstat", "open_tree", "mount_setattr", "move_mount"} {
+		for nth := 1; nth <= 3; nth++ {
+			t.Run(fmt.Sprint(call, nth), func(t *testing.T) {
+				e := startEnforcer(t)
+				h := hooks(t, e, "prestart")
+				hook := h["prestart"].([]object)[0]
+				hook["args"] = append([]string{"strace", "-f", "-o", "/dev/null", "-e", fmt.Sprintf("inject=%s:signal=KILL:when=%d", call, nth), hook["path"].(string)},
+					hook["args"].([]string)[1:]...)
+				hook["path"], _ = exec.LookPath("strace")
+				b := newBundle(t, id(t), fourGiB, h)
+				clean := nothingLeft(t, e, b, id(t))
+				c := newContainer(t, runc, id(t), b)
+				out, err := c.create()
+				if err == nil {
+					if nth == 1 {
+						t.Errorf("it was not killed: %s", out)
+					}
+					c.remove() // it makes fewer such calls
+				}
+				clean()
+			})
+		}
+	}
+}
+
+// TestManyContainersAtOnce start and stop on one root, where they meet at its record.
+func TestManyContainersAtOnce(t *testing.T) {
+	requires(t, "runc")
+	e := startEnforcer(t)
+	first := newBundle(t, id(t), fourGiB, nil)
+	clean := nothingLeft(t, e, first, id(t))
+	var all []*container
+	for i := range 6 {
+		name := fmt.Sprint(id(t), i)
+		b := newBundle(t, name, fourGiB, hooks(t, e, "prestart"))
+		b.config["root"] = object{"path": first.rootfs()}
+		b.save(t)
+		all = append(all, newContainer(t, runc, name, b))
+	}
+	errs := make(chan error)
+	for _, c := range all {
+		go func() {
+			for range 3 {
+				if out, err := c.create(); err != nil {
+					errs <- fmt.Errorf("create %s: %w: %s", c.id, err, out)
+					return
+				}
+				if out, err := c.run("start", c.id); err != nil {
+					errs <- fmt.Errorf("start %s: %w: %s", c.id, err, out)
+					return
+				}
+				if out, err := c.run("exec", c.id, "cat", "/.gpuslice/marker"); err != nil || out != c.id {
+					errs <- fmt.Errorf("exec %s: %w: %s", c.id, err, out)
+					return
+				}
+				if out, err := c.run("delete", "--force", c.id); err != nil {
+					errs <- fmt.Errorf("delete %s: %w: %s", c.id, err, out)
+					return
+				}
+			}
+			errs <- nil
+		}()
+	}
+	for range all {
+		if err := <-errs; err != nil {
+			t.Error(err)
+		}
+	}
+	clean()
+}

@@ -1,0 +1,157 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * How soon a dead process's bytes are its sibling's. Run in a slice of 1 GiB; runs itself as the
+ * processes that die.
+ *
+ * kills COUNT            COUNT times: a process holds all, we are refused, it is killed, we take
+ * the bytes kills orphans FILE     the same with 8 holders that are there before FILE appears (by
+ * then nobody answers for the slice any more: no enforcer) and die one after another
+ *
+ * Prints percentiles of the time from SIGKILL to our success, in microseconds. Exits 0 if every try
+ * succeeded.
+ */
+#define _GNU_SOURCE
+#include "cuda_abi.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#define MIB (1ull << 20)
+
+CUresult cuInit(unsigned int);
+CUresult cuDevicePrimaryCtxRetain(CUcontext *, CUdevice);
+CUresult cuCtxSetCurrent(CUcontext);
+CUresult cuMemAlloc_v2(CUdeviceptr *, size_t);
+CUresult cuMemFree_v2(CUdeviceptr);
+CUresult cuMemGetInfo_v2(size_t *, size_t *);
+
+static double now(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (double)t.tv_sec * 1e6 + (double)t.tv_nsec / 1e3;
+}
+
+static int by_value(const void *a, const void *b)
+{
+	const double *x = a, *y = b;
+
+	return (*x > *y) - (*x < *y);
+}
+
+static size_t left(void)
+{
+	size_t available = 0, total;
+
+	cuMemGetInfo_v2(&available, &total);
+	return available & ~(2 * MIB - 1);
+}
+
+/* Take `part` of what is left (all for 0), say so, and wait to be killed. */
+static int hold(size_t bytes)
+{
+	CUcontext context;
+	CUdeviceptr p;
+
+	if (cuInit(0) || cuDevicePrimaryCtxRetain(&context, 0) || cuCtxSetCurrent(context))
+		return 1;
+	if (cuMemAlloc_v2(&p, bytes ? bytes : left()) || write(STDOUT_FILENO, "h", 1) != 1)
+		return 1;
+	for (;;)
+		pause();
+}
+
+static pid_t start_holder(char *self, size_t bytes)
+{
+	int out[2];
+	char c, text[32];
+	pid_t pid;
+
+	snprintf(text, sizeof(text), "%zu", bytes);
+	if (pipe2(out, 0))
+		exit(1);
+	pid = fork();
+	if (pid == 0) {
+		dup2(out[1], STDOUT_FILENO);
+		close(out[0]);
+		close(out[1]);
+		execl("/proc/self/exe", self, "hold", text, (char *)NULL);
+		_exit(127);
+	}
+	close(out[1]);
+	if (read(out[0], &c, 1) != 1) {
+		printf("a holder did not start\n");
+		exit(1);
+	}
+	close(out[0]);
+	return pid;
+}
+
+/* Kill it, and take `bytes`, which only fit when what it held is back. */
+static double kill_and_take(pid_t pid, size_t bytes, CUdeviceptr *p)
+{
+	double killed;
+
+	if (cuMemAlloc_v2(p, bytes) != CUDA_ERROR_OUT_OF_MEMORY) {
+		printf("%zu bytes fitted while they were held\n", bytes);
+		exit(1);
+	}
+	killed = now();
+	kill(pid, SIGKILL);
+	while (cuMemAlloc_v2(p, bytes) != CUDA_SUCCESS) {
+		if (now() - killed > 5e6) {
+			printf("the bytes of a dead process did not come back in 5 s\n");
+			exit(1);
+		}
+	}
+	killed = now() - killed;
+	waitpid(pid, NULL, 0);
+	return killed;
+}
+
+int main(int argc, char **argv)
+{
+	static double took[100000];
+	pid_t holders[8];
+	CUcontext context;
+	CUdeviceptr p;
+	int count;
+
+	if (argc > 2 && strcmp(argv[1], "hold") == 0)
+		return hold(strtoull(argv[2], NULL, 10));
+	if (cuInit(0) || cuDevicePrimaryCtxRetain(&context, 0) || cuCtxSetCurrent(context))
+		return 1;
+	if (argc > 2) {
+		size_t each = 64 * MIB;
+
+		count = 8;
+		for (int i = 0; i < count; i++)
+			holders[i] = start_holder(argv[0], each);
+		if (left() && cuMemAlloc_v2(&p, left()) != CUDA_SUCCESS)
+			return 1;
+		printf("ready\n");
+		fflush(stdout);
+		while (access(argv[2], F_OK) != 0)
+			usleep(1000);
+		for (int i = 0; i < count; i++)
+			took[i] = kill_and_take(holders[i], each, &p);
+	} else {
+		count = argc > 1 ? atoi(argv[1]) : 100;
+		for (int i = 0; i < count; i++) {
+			pid_t pid = start_holder(argv[0], 0);
+
+			took[i] = kill_and_take(pid, 256 * MIB, &p);
+			cuMemFree_v2(p);
+		}
+	}
+	qsort(took, (size_t)count, sizeof(*took), by_value);
+	printf("%d kills: bytes were back after %.0f us (median), %.0f us (p99), %.0f us (most)\n",
+	       count, took[count / 2], took[count * 99 / 100], took[count - 1]);
+	return 0;
+}

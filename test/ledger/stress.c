@@ -1,0 +1,352 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Many processes race for the last byte, and die at random.
+ *
+ * The parent is the enforcer: it kills processes with SIGKILL at any moment, settles their lanes and gives
+ * them to new processes, while siblings that are refused settle too. Device 0 is tight: its peak, which
+ * the ledger keeps exactly, may never pass the limit. Device 1 has room for all: there a refusal is wrong.
+ * From time to time everybody is asked to stand still between two operations; then `used` must be the sum of what
+ * the living hold, each of which wrote its own down.
+ *
+ *   stress [-n PROCESSES] [-t SECONDS] [-s SEED] [-l]      -l: the limit of device 0 changes, too
+ */
+#define _GNU_SOURCE
+#include "check.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+
+#ifndef SYS_pidfd_open
+#define SYS_pidfd_open 434
+#endif
+
+enum { TIGHT, ROOMY, DEVICES };
+
+#define MOST_HELD 1000u /* per process and device */
+
+struct worker {
+	int go, parked;
+	uint64_t held[DEVICES];
+	uint64_t operations, refusals, recovered;
+} __attribute__((aligned(64)));
+
+static struct ledger *ledger;
+static struct {
+	int pause, quit;
+	int failed;
+	struct worker worker[LEDGER_LANES];
+} *control;
+static pid_t pid_of[LEDGER_LANES];
+static uint64_t random_state;
+
+#define WRONG(...)                                                                                 \
+	do {                                                                                       \
+		__atomic_store_n(&control->failed, 1, __ATOMIC_SEQ_CST);                           \
+		FAIL(__VA_ARGS__);                                                                 \
+	} while (0)
+
+/* As the interceptor does: generation first, then who it is, then whether that is dead. */
+static void settle_siblings(struct worker *me, uint32_t own, uint32_t device)
+{
+	uint32_t high = __atomic_load_n(&ledger->high_lane, __ATOMIC_ACQUIRE);
+
+	for (uint32_t lane = 1; lane <= high; lane++) {
+		uint64_t generation = generation_of(ledger, lane), bytes = 0;
+		uint32_t pid = __atomic_load_n(&ledger->lane[lane].pid, __ATOMIC_ACQUIRE);
+		struct pollfd p = {.events = POLLIN};
+		bool dead;
+
+		if (lane == own || pid == 0 || ledger_held(ledger, device, lane) == 0)
+			continue;
+		p.fd = (int)syscall(SYS_pidfd_open, pid, 0);
+		if (p.fd < 0) {
+			dead = errno == ESRCH;
+		} else {
+			dead = poll(&p, 1, 0) == 1;
+			close(p.fd);
+		}
+		if (!dead)
+			continue;
+		if (ledger_settle(ledger, device, lane, generation, &bytes) != LEDGER_OK)
+			WRONG("lane %u: cannot settle lane %u", own, lane);
+		me->recovered += bytes;
+	}
+}
+
+static void work(uint32_t lane, uint64_t seed)
+{
+	struct worker *me = &control->worker[lane];
+	struct ledger_account account[DEVICES];
+	uint64_t random = seed | 1;
+
+	while (!__atomic_load_n(&me->go, __ATOMIC_ACQUIRE))
+		sched_yield();
+	for (uint32_t device = 0; device < DEVICES; device++) {
+		account[device] = ledger_open(ledger, device, lane);
+		if (account[device].held != 0)
+			WRONG("lane %u inherits %" PRIu64 " bytes", lane, account[device].held);
+	}
+	while (!__atomic_load_n(&control->quit, __ATOMIC_ACQUIRE)) {
+		uint32_t device = next_random(&random) % DEVICES;
+		struct ledger_account *a = &account[device];
+		uint64_t size = 1 + next_random(&random) % 300, held = a->held;
+		enum ledger_result result;
+
+		while (__atomic_load_n(&control->pause, __ATOMIC_ACQUIRE)) {
+			__atomic_store_n(&me->parked, 1, __ATOMIC_RELEASE);
+			usleep(500);
+		}
+		__atomic_store_n(&me->parked, 0, __ATOMIC_SEQ_CST);
+		if (__atomic_load_n(&control->pause, __ATOMIC_SEQ_CST))
+			continue; /* asked between the two */
+
+		switch (next_random(&random) % 8) {
+		default:
+			if (held + size > MOST_HELD) {
+				result = ledger_release(a, held);
+				held = 0;
+				break;
+			}
+			result = ledger_charge(a, size);
+			if (result == LEDGER_OK)
+				held += size;
+			if (result != LEDGER_REFUSED)
+				break;
+			me->refusals++;
+			ledger_count_refusal(a);
+			if (device == ROOMY)
+				WRONG("lane %u: %" PRIu64 " bytes refused, though there is room", lane, size);
+			settle_siblings(me, lane, device);
+			result = LEDGER_OK;
+			break;
+		case 0:
+		case 1:
+			result = ledger_release(a, size);
+			held -= size < held ? size : held;
+			break;
+		case 2:
+			/* Without asking the limit; on the tight device only downwards. */
+			held = device == ROOMY ? size : held / 2;
+			result = ledger_set(a, held);
+			break;
+		}
+		if (result != LEDGER_OK)
+			WRONG("lane %u: result %d", lane, (int)result);
+		if (a->held != held || ledger_held(ledger, device, lane) != held)
+			WRONG("lane %u: holds %" PRIu64 ", the account says %" PRIu64 ", others see %" PRIu64,
+			      lane, held, a->held, ledger_held(ledger, device, lane));
+		__atomic_store_n(&me->held[device], held, __ATOMIC_RELEASE);
+		me->operations++;
+	}
+	_exit(0);
+}
+
+static void start(uint32_t lane)
+{
+	struct worker *w = &control->worker[lane];
+	uint64_t seed = next_random(&random_state);
+	pid_t pid;
+
+	w->go = w->parked = 0;
+	w->held[TIGHT] = w->held[ROOMY] = 0;
+	pid = fork();
+	if (pid < 0)
+		FAIL("fork: %s", strerror(errno));
+	if (pid == 0)
+		work(lane, seed);
+	pid_of[lane] = pid;
+	/* The identity before the generation that it belongs to. */
+	__atomic_store_n(&ledger->lane[lane].pid, (uint32_t)pid, __ATOMIC_RELEASE);
+	if (ledger_recycle(ledger, lane) != LEDGER_OK)
+		FAIL("lane %u cannot be recycled", lane);
+	__atomic_store_n(&ledger->lane[lane].state, LEDGER_LIVE, __ATOMIC_RELEASE);
+	__atomic_store_n(&w->go, 1, __ATOMIC_RELEASE);
+}
+
+static void settle(uint32_t lane)
+{
+	for (uint32_t device = 0; device < DEVICES; device++)
+		if (ledger_settle(ledger, device, lane, generation_of(ledger, lane), NULL) != LEDGER_OK)
+			FAIL("lane %u cannot be settled", lane);
+}
+
+/* Kill one; sometimes leave it to the siblings for a while, sometimes be first. */
+static void kill_one(uint32_t lanes)
+{
+	uint32_t lane = 1 + (uint32_t)(next_random(&random_state) % lanes);
+	siginfo_t info;
+
+	kill(pid_of[lane], SIGKILL);
+	/* Still a zombie: its number is not another process's. */
+	if (waitid(P_PID, (id_t)pid_of[lane], &info, WEXITED | WNOWAIT) != 0)
+		FAIL("waitid: %s", strerror(errno));
+	if (info.si_code != CLD_KILLED)
+		FAIL("lane %u ended by itself", lane);
+	if (next_random(&random_state) % 2)
+		usleep((useconds_t)(next_random(&random_state) % 2000));
+	settle(lane);
+	waitpid(pid_of[lane], NULL, 0);
+	start(lane);
+}
+
+/* Everybody stands still: the books must balance. */
+static void balance(uint32_t lanes, const struct ledger_account *enforcer)
+{
+	uint64_t deadline = nanoseconds() + 60000000000ull;
+
+	__atomic_store_n(&control->pause, 1, __ATOMIC_SEQ_CST);
+	for (uint32_t lane = 1; lane <= lanes; lane++)
+		while (!__atomic_load_n(&control->worker[lane].parked, __ATOMIC_ACQUIRE)) {
+			if (control->failed || nanoseconds() > deadline)
+				FAIL("lane %u does not come to rest", lane);
+			usleep(200);
+		}
+	for (uint32_t device = 0; device < DEVICES; device++) {
+		uint64_t sum = enforcer[device].held;
+
+		for (uint32_t lane = 1; lane <= lanes; lane++) {
+			uint64_t held = control->worker[lane].held[device];
+
+			if (ledger_held(ledger, device, lane) != held)
+				FAIL("device %u: lane %u holds %" PRIu64 ", the ledger says %" PRIu64, device,
+				     lane, held, ledger_held(ledger, device, lane));
+			sum += held;
+		}
+		if (used_of(ledger, device) != sum)
+			FAIL("device %u: used is %" PRIu64 ", the living hold %" PRIu64, device,
+			     used_of(ledger, device), sum);
+	}
+	__atomic_store_n(&control->pause, 0, __ATOMIC_SEQ_CST);
+}
+
+/* Nobody else is there: a charge fits or it does not. */
+static void alone(void)
+{
+	struct ledger_account a;
+	uint64_t limit = ledger->device[TIGHT].limit;
+
+	if (ledger_recycle(ledger, 1) != LEDGER_OK)
+		FAIL("recycle");
+	a = ledger_open(ledger, TIGHT, 1);
+	for (unsigned i = 0; i < 20000; i++) {
+		uint64_t room = limit - used_of(ledger, TIGHT);
+		uint64_t size = next_random(&random_state) % (limit / 3);
+
+		if (next_random(&random_state) % 3 == 0) {
+			ledger_release(&a, size);
+			continue;
+		}
+		if (next_random(&random_state) % 4 == 0)
+			size = room + next_random(&random_state) % 2; /* the last byte, or one more */
+		if (ledger_charge(&a, size) != (size <= room ? LEDGER_OK : LEDGER_REFUSED))
+			FAIL("alone: charge of %" PRIu64 " with %" PRIu64 " free", size, room);
+	}
+	if (ledger_release(&a, UINT64_MAX) != LEDGER_OK)
+		FAIL("release");
+}
+
+/* After ledger_limit has returned, `used` may be above the limit, but cannot rise there. */
+static void change_limit(struct ledger_account *enforcer, uint64_t full)
+{
+	uint64_t limit = full / 4 + next_random(&random_state) % (full * 3 / 4);
+	uint64_t seen, now;
+
+	if (ledger_limit(&enforcer[TIGHT], limit) != LEDGER_OK)
+		FAIL("ledger_limit");
+	seen = used_of(ledger, TIGHT);
+	for (unsigned i = 0; i < 20000; i++, seen = now) {
+		now = used_of(ledger, TIGHT);
+		if (now > limit && now > seen)
+			FAIL("used rose from %" PRIu64 " to %" PRIu64 " after the limit became %" PRIu64, seen,
+			     now, limit);
+	}
+}
+
+int main(int argc, char **argv)
+{
+	struct ledger_account enforcer[DEVICES];
+	uint32_t lanes = 64;
+	uint64_t seconds = 5, seed = (uint64_t)getpid() ^ nanoseconds(), limit, until;
+	uint64_t operations = 0, refusals = 0, recovered = 0;
+	unsigned kills = 0, pauses = 0, limits = 0;
+	bool changing = false;
+	uint8_t name[16] = {1};
+	int option;
+
+	while ((option = getopt(argc, argv, "n:t:s:l")) != -1) {
+		if (option == 'n')
+			lanes = (uint32_t)strtoul(optarg, NULL, 10);
+		else if (option == 't')
+			seconds = strtoull(optarg, NULL, 10);
+		else if (option == 's')
+			seed = strtoull(optarg, NULL, 10);
+		else if (option == 'l')
+			changing = true;
+		else
+			return 2;
+	}
+	if (lanes < 1 || lanes > LEDGER_SLOTS)
+		return 2;
+	random_state = seed | 1;
+	ledger = shared_memory(sizeof(*ledger));
+	control = shared_memory(sizeof(*control));
+	ledger_format(ledger, name);
+	limit = lanes * (uint64_t)MOST_HELD / 4; /* about half of what they would take */
+	for (uint32_t device = 0; device < DEVICES; device++) {
+		enforcer[device] = ledger_open(ledger, device, 0);
+		if (ledger_set(&enforcer[device], 11) != LEDGER_OK ||
+		    ledger_limit(&enforcer[device],
+		                 device == TIGHT ? limit : 11 + lanes * (uint64_t)MOST_HELD) != LEDGER_OK)
+			FAIL("the enforcer cannot begin");
+	}
+	alone();
+
+	ledger->high_lane = lanes;
+	for (uint32_t lane = 1; lane <= lanes; lane++)
+		start(lane);
+	until = nanoseconds() + seconds * 1000000000ull;
+	while (nanoseconds() < until) {
+		for (unsigned i = 0; i < 40; i++, kills++) {
+			kill_one(lanes);
+			if (changing && i % 4 == 0) {
+				change_limit(enforcer, limit);
+				limits++;
+			}
+		}
+		if (ledger_set(&enforcer[TIGHT], 11) != LEDGER_OK)
+			FAIL("overhead");
+		balance(lanes, enforcer);
+		pauses++;
+		for (uint32_t device = 0; device < DEVICES; device++)
+			if (ledger->device[device].peak > (device == TIGHT ? limit : 11 + lanes * MOST_HELD))
+				FAIL("device %u: used was %" PRIu64 " once, above the limit", device,
+				     ledger->device[device].peak);
+	}
+
+	/* All die at once; all comes back. */
+	for (uint32_t lane = 1; lane <= lanes; lane++)
+		kill(pid_of[lane], SIGKILL);
+	for (uint32_t lane = 1; lane <= lanes; lane++) {
+		waitpid(pid_of[lane], NULL, 0);
+		settle(lane);
+		operations += control->worker[lane].operations;
+		refusals += control->worker[lane].refusals;
+		recovered += control->worker[lane].recovered;
+	}
+	if (control->failed)
+		FAIL("a process has found a fault");
+	for (uint32_t device = 0; device < DEVICES; device++)
+		if (used_of(ledger, device) != 11)
+			FAIL("device %u: %" PRIu64 " left when all are dead, not 11", device,
+			     used_of(ledger, device));
+	printf("stress: ok: %u processes, %" PRIu64 " operations, %" PRIu64
+	       " refused, %u killed, %" PRIu64 " bytes settled by siblings, %u balances, %u limits, "
+	       "peak %" PRIu64 " of %" PRIu64 ", seed %" PRIu64 "\n",
+	       lanes, operations, refusals, kills, recovered, pauses, limits,
+	       ledger->device[TIGHT].peak, limit, seed);
+	return 0;
+}

@@ -1,0 +1,95 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# lint.sh [--strict]: formatting and linters, each of which ends in ok, FAIL or skip. Without
+# --strict, a linter that is not installed is skipped.
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit
+go=${GO:-$(test/go.sh)}
+strict=${1:-}
+golangci_version=v2.15.0
+tools=$PWD/.cache/tools
+passed=0 failed=0 skipped=0
+
+check() { # NAME COMMAND…
+	local name=$1 output
+	shift
+	if output=$("$@" 2>&1); then
+		echo "ok   $name"
+		passed=$((passed + 1))
+	else
+		echo "FAIL $name"
+		printf '%s\n' "$output"
+		failed=$((failed + 1))
+	fi
+}
+
+missing() { # NAME WHY
+	if [ "$strict" = --strict ]; then
+		echo "FAIL $1: $2"
+		failed=$((failed + 1))
+	else
+		echo "skip $1: $2"
+		skipped=$((skipped + 1))
+	fi
+}
+
+have() { command -v "$1" >/dev/null; }
+nothing_said() { # fail if the command says anything
+	local output
+	if output=$("$@") && [ -z "$output" ]; then
+		return 0
+	fi
+	printf '%s\n' "$output"
+	return 1
+}
+
+mapfile -t go_files < <(git ls-files -co --exclude-standard '*.go')
+mapfile -t c_files < <(git ls-files -co --exclude-standard '*.c' '*.h' | xargs grep -L 'Generated from')
+# test/gpu is compiled against the CUDA toolkit, which is not here; testdata belongs to the test beside it.
+mapfile -t c_sources < <(git ls-files -co --exclude-standard '*.c' | grep -vE '^test/gpu/|/testdata/')
+mapfile -t scripts < <(git ls-files -co --exclude-standard | while read -r f; do
+	head -c 64 "$f" 2>/dev/null | head -1 | grep -aqE '^#!.*[/ ](ba|da)?sh( |$)' && echo "$f"
+done)
+
+gofmt=$(dirname "$("$go" env GOROOT)/bin/x")/gofmt
+check "gofmt" nothing_said "$gofmt" -l "${go_files[@]}"
+check "go vet" "$go" vet ./...
+check "go generate changes nothing" test/check-generated.sh
+
+if [ "$strict" = --strict ] && [ ! -x "$tools/golangci-lint" ]; then
+	GOBIN=$tools "$go" install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$golangci_version
+fi
+if [ -x "$tools/golangci-lint" ]; then
+	check "golangci-lint" "$tools/golangci-lint" run ./...
+else
+	missing "golangci-lint" "GOBIN=$tools go install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$golangci_version"
+fi
+
+if have clang-format; then
+	check "clang-format" clang-format --dry-run -Werror "${c_files[@]}"
+else
+	missing "clang-format" "not installed (test/deps.sh --lint)"
+fi
+if have clang-tidy; then
+	check "clang-tidy" clang-tidy --quiet "${c_sources[@]}" -- -std=c11 -D_GNU_SOURCE -Iinterceptor -Itest/fakecuda -Itest/conformance
+else
+	missing "clang-tidy" "not installed (test/deps.sh --lint)"
+fi
+if have shellcheck; then
+	check "shellcheck" shellcheck -x "${scripts[@]}"
+else
+	missing "shellcheck" "not installed (test/deps.sh --lint)"
+fi
+
+# Every source file says its licence in its first lines.
+unlicensed() {
+	local f
+	for f in "${go_files[@]}" "${c_files[@]}" "${scripts[@]}"; do
+		head -5 "$f" | grep -q 'SPDX-License-Identifier: Apache-2.0' || echo "no SPDX line: $f"
+	done
+}
+check "SPDX lines" nothing_said unlicensed
+
+echo "$passed passed, $failed failed, $skipped skipped"
+[ "$failed" = 0 ]

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Report reads the events of `go test -json` on its input and tells a person what happened: a line per
+// package, all that a failed test said, and every skip with its reason. Its last line is
+// "N passed, N failed, N skipped"; with -strict, a skip for anything but the want of a GPU is a failure.
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+)
+
+func main() {
+	strict := flag.Bool("strict", false, "a skip whose reason does not name a GPU is a failure")
+	flag.Parse()
+	r := report{strict: *strict, out: os.Stdout, output: map[string][]string{}}
+	if err := r.read(os.Stdin); err != nil {
+		fmt.Fprintln(os.Stderr, "report:", err)
+		os.Exit(2)
+	}
+	if !r.close() {
+		os.Exit(1)
+	}
+}
+
+// event is one line of `go test -json` (go doc test2json).
+type event struct {
+	Action     string
+	Package    string
+	ImportPath string
+	Test       string
+	Output     string
+	Elapsed    float64
+}
+
+type report struct {
+	strict                  bool
+	out                     io.Writer
+	output                  map[string][]string // what each running test or package has said
+	passed, failed, skipped int
+	wrongSkips              []string
+	gpuSkips                []string
+	packageFailed           bool
+}
+
+func (r *report) read(in io.Reader) error {
+	lines := bufio.NewScanner(in)
+	lines.Buffer(nil, 16<<20)
+	for lines.Scan() {
+		var e event
+		if err := json.Unmarshal(lines.Bytes(), &e); err != nil {
+			// go itself complains in plain text.
+			fmt.Fprintln(r.out, lines.Text())
+			continue
+		}
+		r.add(e)
+	}
+	return lines.Err()
+}
+
+func (r *report) add(e event) {
+	if e.ImportPath != "" && e.Package == "" {
+		e.Package = e.ImportPath
+	}
+	key := e.Package + " " + e.Test
+	switch e.Action {
+	case "output", "build-output":
+		r.output[key] = append(r.output[key], e.Output)
+		return
+	case "pass", "fail", "skip", "build-fail":
+	default:
+		return
+	}
+	said := strings.Join(r.output[key], "")
+	delete(r.output, key)
+
+	if e.Test == "" {
+		r.endPackage(e, said)
+		return
+	}
+	switch e.Action {
+	case "pass":
+		r.passed++
+	case "fail":
+		r.failed++
+		fmt.Fprintf(r.out, "FAIL %s %s\n%s", e.Package, e.Test, said)
+	case "skip":
+		r.skipped++
+		line := fmt.Sprintf("%s %s: %s", e.Package, e.Test, reason(said))
+		if strings.Contains(reason(said), "GPU") {
+			r.gpuSkips = append(r.gpuSkips, line)
+		} else {
+			r.wrongSkips = append(r.wrongSkips, line)
+		}
+	}
+}
+
+func (r *report) endPackage(e event, said string) {
+	switch e.Action {
+	case "skip": // no test files
+	case "pass":
+		fmt.Fprintf(r.out, "ok   %s %.1fs\n", e.Package, e.Elapsed)
+	default:
+		fmt.Fprintf(r.out, "FAIL %s\n%s", e.Package, said)
+		r.packageFailed = true
+	}
+}
+
+// reason is what a skipped test gave t.Skip: its output less the framework's own lines.
+func reason(said string) string {
+	var kept []string
+	for line := range strings.Lines(said) {
+		line = strings.TrimSpace(line)
+		if line == "" || strings.HasPrefix(line, "=== ") || strings.HasPrefix(line, "--- ") {
+			continue
+		}
+		// "file_test.go:12: the reason"
+		if _, after, found := strings.Cut(line, ".go:"); found {
+			if _, text, found := strings.Cut(after, ": "); found {
+				line = text
+			}
+		}
+		kept = append(kept, line)
+	}
+	return strings.Join(kept, " ")
+}
+
+// close prints the end of the report and says whether all is well.
+func (r *report) close() bool {
+	for _, line := range r.gpuSkips {
+		fmt.Fprintln(r.out, "skip", line)
+	}
+	for _, line := range r.wrongSkips {
+		if r.strict {
+			fmt.Fprintln(r.out, "FAIL (skipped, and not for want of a GPU)", line)
+		} else {
+			fmt.Fprintln(r.out, "skip", line)
+		}
+	}
+	if r.strict {
+		r.failed += len(r.wrongSkips)
+		r.skipped -= len(r.wrongSkips)
+	}
+	if r.packageFailed && r.failed == 0 {
+		r.failed++ // a package that does not build has no tests to fail
+	}
+	fmt.Fprintf(r.out, "%d passed, %d failed, %d skipped\n", r.passed, r.failed, r.skipped)
+	return r.failed == 0
+}

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"strings"
+	"testing"
+)
+
+func run(t *testing.T, strict bool, events ...string) (string, bool) {
+	t.Helper()
+	var out strings.Builder
+	r := report{strict: strict, out: &out, output: map[string][]string{}}
+	if err := r.read(strings.NewReader(strings.Join(events, "\n"))); err != nil {
+		t.Fatal(err)
+	}
+	ok := r.close()
+	return out.String(), ok
+}
+
+const (
+	skipRoot = `{"Action":"output","Package":"p","Test":"A","Output":"    a_test.go:3: needs root\n"}
+{"Action":"skip","Package":"p","Test":"A"}`
+	skipGPU = `{"Action":"output","Package":"p","Test":"B","Output":"    a_test.go:3: needs a GPU\n"}
+{"Action":"skip","Package":"p","Test":"B"}`
+	passOne = `{"Action":"pass","Package":"p","Test":"C"}`
+)
+
+func TestSkipForWantOfRootFailsOnlyIfStrict(t *testing.T) {
+	if out, ok := run(t, false, skipRoot, passOne); !ok || !strings.HasSuffix(out, "1 passed, 0 failed, 1 skipped\n") {
+		t.Errorf("ok %v, said %q", ok, out)
+	}
+	if out, ok := run(t, true, skipRoot, passOne); ok || !strings.HasSuffix(out, "1 passed, 1 failed, 0 skipped\n") {
+		t.Errorf("strict: ok %v, said %q", ok, out)
+	}
+}
+
+func TestSkipForWantOfAGPUIsAlwaysAllowed(t *testing.T) {
+	out, ok := run(t, true, skipGPU, passOne)
+	if !ok || !strings.Contains(out, "skip p B: needs a GPU\n") {
+		t.Errorf("ok %v, said %q", ok, out)
+	}
+}
+
+func TestPackageThatDoesNotBuildIsAFailure(t *testing.T) {
+	out, ok := run(t, false,
+		`{"ImportPath":"p","Action":"build-output","Output":"a.go:1: syntax error\n"}`,
+		`{"ImportPath":"p","Action":"build-fail"}`,
+		`{"Action":"fail","Package":"p"}`)
+	if ok || !strings.Contains(out, "syntax error") || !strings.HasSuffix(out, "0 passed, 1 failed, 0 skipped\n") {
+		t.Errorf("ok %v, said %q", ok, out)
+	}
+}
+
+func TestFailedTestIsShownWithWhatItSaid(t *testing.T) {
+	out, ok := run(t, false,
+		`{"Action":"output","Package":"p","Test":"A","Output":"got 1, want 2\n"}`,
+		`{"Action":"fail","Package":"p","Test":"A"}`,
+		`{"Action":"fail","Package":"p"}`)
+	if ok || !strings.Contains(out, "got 1, want 2") || !strings.HasSuffix(out, "0 passed, 1 failed, 0 skipped\n") {
+		t.Errorf("ok %v, said %q", ok, out)
+	}
+}
