@@ -47,7 +47,8 @@ struct books {
 };
 
 static struct shared {
-	_Atomic uint32_t pause, stop, wrong;
+	_Atomic uint32_t pause; /* 1: nothing may be in flight; 2: give all back, too */
+	_Atomic uint32_t stop, wrong;
 	_Atomic uint64_t certain[DEVICES], possible[DEVICES];
 	_Atomic uint64_t added[DEVICES]; /* all that was ever added to `possible` */
 	_Atomic uint64_t calls, refusals;
@@ -177,9 +178,19 @@ static int child(int index, unsigned int seed)
 		size_t most = rand_r(&seed) % 4 ? 8 * grain : 24u << 20;
 		size_t bytes = (size_t)rand_r(&seed) % most / grain * grain + grain;
 
-		if (shared->pause) {
+		uint32_t pause = shared->pause;
+
+		if (pause) {
+			for (d = 0; d < DEVICES && pause == 2; d++) {
+				cuCtxSetCurrent(context[d]);
+				for (i = 0; i < HELD; i++) {
+					if (pointer[d][i])
+						release(mine, d, pointer[d][i], size[d][i]);
+					pointer[d][i] = 0;
+				}
+			}
 			mine->idle = 1;
-			while (shared->pause && !shared->stop)
+			while (shared->pause == pause && !shared->stop)
 				usleep(200);
 			mine->idle = 0;
 			continue;
@@ -278,6 +289,8 @@ int main(int argc, char **argv)
 
 	end = seconds() + atoi(argv[1]);
 	while (seconds() < end && !shared->wrong) {
+		/* The new ones' contexts may not fit beside what the others hold. */
+		shared->pause = 2;
 		for (int i = 0; i < processes; i++) {
 			while (!shared->books[i].ready && !shared->wrong) {
 				if (waitpid(pids[i], NULL, WNOHANG) == pids[i]) {
@@ -287,6 +300,7 @@ int main(int argc, char **argv)
 				usleep(1000);
 			}
 		}
+		shared->pause = 0;
 		usleep(50000 + (unsigned int)rand_r(&seed) % 100000);
 		for (int k = 0; k < kills; k++) {
 			int i = rand_r(&seed) % processes;
@@ -340,7 +354,6 @@ int main(int argc, char **argv)
 				pids[i] = start(argv, i, (unsigned int)rand_r(&seed));
 			}
 		}
-		shared->pause = 0;
 	}
 	shared->stop = 1;
 	for (int i = 0; i < processes; i++) {
