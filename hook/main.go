@@ -18,7 +18,7 @@ import (
 type Deadlines struct{ Prestart, Poststop time.Duration }
 
 // DefaultDeadlines are those of gpuslice-hook.
-var DefaultDeadlines = Deadlines{Prestart: 6 * time.Second, Poststop: 2 * time.Second}
+var DefaultDeadlines = Deadlines{Prestart: 5 * time.Second, Poststop: 2 * time.Second}
 
 // ErrUsage is returned for a command line that names no stage.
 var ErrUsage = errors.New("usage: gpuslice-hook [--config FILE] prestart|createRuntime|poststop, with the container's state on standard input")
@@ -38,7 +38,7 @@ func Run(stage string, stdin io.Reader, stderr io.Writer, deadlines Deadlines, l
 	var err error
 	select {
 	case err = <-done:
-	case <-time.After(deadline + deadline/8):
+	case <-time.After(deadline + time.Second):
 		err = fmt.Errorf("%s took longer than %v and was given up", stage, deadline)
 	}
 	if err == nil {

@@ -37,5 +37,5 @@ func Report(err error, log string, stderr io.Writer) {
 		return
 	}
 	defer file.Close()
-	file.Write(append(line, '\n'))
+	_, _ = file.Write(append(line, '\n'))
 }

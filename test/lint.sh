@@ -44,11 +44,14 @@ nothing_said() { # fail if the command says anything
 	return 1
 }
 
-mapfile -t go_files < <(git ls-files -co --exclude-standard '*.go')
-mapfile -t c_files < <(git ls-files -co --exclude-standard '*.c' '*.h' | xargs grep -L 'Generated from')
+files() { # PATTERN…: of the tree as it is, with what is not committed yet
+	git ls-files -co --exclude-standard -- "$@" | while read -r f; do [ ! -f "$f" ] || echo "$f"; done
+}
+mapfile -t go_files < <(files '*.go')
+mapfile -t c_files < <(files '*.c' '*.h' | xargs grep -L 'Generated from')
 # test/gpu is compiled against the CUDA toolkit, which is not here; testdata belongs to the test beside it.
-mapfile -t c_sources < <(git ls-files -co --exclude-standard '*.c' | grep -vE '^test/gpu/|/testdata/')
-mapfile -t scripts < <(git ls-files -co --exclude-standard | while read -r f; do
+mapfile -t c_sources < <(files '*.c' | grep -vE '^test/gpu/|/testdata/')
+mapfile -t scripts < <(files | while read -r f; do
 	head -c 64 "$f" 2>/dev/null | head -1 | grep -aqE '^#!.*[/ ](ba|da)?sh( |$)' && echo "$f"
 done)
 

@@ -3,7 +3,7 @@
 #
 # run.sh [--strict] SUITE…: run the Go tests, then each SUITE (a command of one word), and add up. A suite may
 # end with its own line "N passed, N failed, N skipped"; one that does not counts as one.
-# --strict: a test skipped for anything but the want of a GPU is a failure.
+# --strict: a test that is skipped for want of root or of a package is a failure.
 # GO_TEST_FLAGS are handed to `go test`.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit

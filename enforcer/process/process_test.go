@@ -5,12 +5,9 @@ package process
 import (
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
-	"runtime"
 	"strings"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -156,66 +153,6 @@ func TestFromPidfdBelievesThePidfd(t *testing.T) {
 	}
 }
 
-// leaderExits makes the test program a process whose first thread ends, and the others when stdin does.
-const leaderExits = "GPUSLICE_TEST_LEADER_EXITS"
-
-func TestAProcessLivesUntilItsLastThreadEnds(t *testing.T) {
-	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(os.Environ(), leaderExits+"=1")
-	in, _ := cmd.StdinPipe()
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	defer end(cmd)
-	h := mustOpen(t, cmd.Process.Pid)
-	w := watcher(t)
-	died := make(chan struct{})
-	if err := w.Watch(h, func() { close(died) }); err != nil {
-		t.Fatal(err)
-	}
-	waitFor(t, func() bool {
-		b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", h.PID))
-		return strings.Contains(string(b), ") Z ")
-	})
-	select {
-	case <-died:
-		t.Fatal("it was reported dead with the leader, while another thread runs")
-	case <-time.After(50 * time.Millisecond):
-	}
-	if !h.Alive() {
-		t.Fatal("it is dead with the leader, while another thread runs")
-	}
-	in.Close()
-	<-died
-}
-
-func init() {
-	if os.Getenv(leaderExits) != "" {
-		runtime.LockOSThread() // in init this is the first thread, and it stays TestMain's
-	}
-}
-
-func TestMain(m *testing.M) {
-	if os.Getenv(leaderExits) == "" {
-		os.Exit(m.Run())
-	}
-	go func() {
-		_, _ = io.Copy(io.Discard, os.Stdin)
-		os.Exit(0)
-	}()
-	_, _, _ = syscall.RawSyscall(syscall.SYS_EXIT, 0, 0, 0) // this thread, not the process
-}
-
-func watcher(t testing.TB) *Watcher {
-	t.Helper()
-	w, err := NewWatcher()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { w.Close() })
-	return w
-}
-
 func waitFor(t testing.TB, f func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(20 * time.Second); !f(); time.Sleep(time.Millisecond) {
@@ -223,113 +160,6 @@ func waitFor(t testing.TB, f func() bool) {
 			t.Fatal("it did not come to pass")
 		}
 	}
-}
-
-func TestEachDeathIsReportedOnce(t *testing.T) {
-	w := watcher(t)
-	const n = 50
-	var calls [n]atomic.Int32
-	var processes [n]*exec.Cmd
-	for i := range n {
-		processes[i] = sleeper(t)
-		if err := w.Watch(mustOpen(t, processes[i].Process.Pid), func() { calls[i].Add(1) }); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for _, p := range processes[:n/2] {
-		end(p)
-	}
-	waitFor(t, func() bool {
-		for i := range n / 2 {
-			if calls[i].Load() == 0 {
-				return false
-			}
-		}
-		return true
-	})
-	time.Sleep(20 * time.Millisecond)
-	for i := range n {
-		want := int32(0)
-		if i < n/2 {
-			want = 1
-		}
-		if got := calls[i].Load(); got != want {
-			t.Errorf("process %d: %d reports, want %d", i, got, want)
-		}
-	}
-}
-
-func TestTheDeadAreReportedToWhoComesLate(t *testing.T) {
-	cmd := sleeper(t)
-	h := mustOpen(t, cmd.Process.Pid)
-	end(cmd)
-	died := make(chan struct{})
-	if err := watcher(t).Watch(h, func() { close(died) }); err != nil {
-		t.Fatal(err)
-	}
-	<-died
-}
-
-func TestUnwatchSaysWhetherTheDeathWasReported(t *testing.T) {
-	w := watcher(t)
-	cmd := sleeper(t)
-	h := mustOpen(t, cmd.Process.Pid)
-	watch := func(died func()) {
-		t.Helper()
-		if err := w.Watch(h, died); err != nil {
-			t.Fatal(err)
-		}
-	}
-	watch(func() { t.Error("called after Unwatch") })
-	if err := w.Watch(h, func() {}); err == nil {
-		t.Error("watched twice")
-	}
-	if !w.Unwatch(h) || w.Unwatch(h) {
-		t.Error("Unwatch of a living process must be true once")
-	}
-	died := make(chan struct{})
-	watch(func() { close(died) })
-	end(cmd)
-	<-died
-	if w.Unwatch(h) {
-		t.Error("Unwatch is true after the report")
-	}
-}
-
-func TestAReportMayWatchAnother(t *testing.T) {
-	w := watcher(t)
-	first, second := sleeper(t), sleeper(t)
-	h1, h2 := mustOpen(t, first.Process.Pid), mustOpen(t, second.Process.Pid)
-	died := make(chan struct{})
-	err := w.Watch(h1, func() {
-		h1.Close()
-		if err := w.Watch(h2, func() { close(died) }); err != nil {
-			t.Error(err)
-		}
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	end(first)
-	end(second)
-	<-died
-}
-
-func TestAClosedWatcherIsSilent(t *testing.T) {
-	w := watcher(t)
-	cmd := sleeper(t)
-	h := mustOpen(t, cmd.Process.Pid)
-	if err := w.Watch(h, func() { t.Error("called after Close") }); err != nil {
-		t.Fatal(err)
-	}
-	if err := errors.Join(w.Close(), w.Close()); err != nil {
-		t.Fatal(err)
-	}
-	end(cmd)
-	if err := w.Watch(h, func() {}); !errors.Is(err, os.ErrClosed) {
-		t.Errorf("watch after Close: %v", err)
-	}
-	w.Unwatch(h)
 }
 
 func TestAncestor(t *testing.T) {

@@ -2,7 +2,8 @@
 
 // Report reads the events of `go test -json` on its input and tells a person what happened: a line per
 // package, all that a failed test said, and every skip with its reason. Its last line is
-// "N passed, N failed, N skipped"; with -strict, a skip for anything but the want of a GPU is a failure.
+// "N passed, N failed, N skipped"; with -strict, a skip is a failure unless no package and no privilege could
+// have prevented it: for want of a GPU, or of a host with another cgroup layout.
 package main
 
 import (
@@ -16,7 +17,7 @@ import (
 )
 
 func main() {
-	strict := flag.Bool("strict", false, "a skip whose reason does not name a GPU is a failure")
+	strict := flag.Bool("strict", false, "a skip for want of anything but a GPU or a cgroup layout is a failure")
 	flag.Parse()
 	r := report{strict: *strict, out: os.Stdout, output: map[string][]string{}}
 	if err := r.read(os.Stdin); err != nil {
@@ -44,7 +45,7 @@ type report struct {
 	output                  map[string][]string // what each running test or package has said
 	passed, failed, skipped int
 	wrongSkips              []string
-	gpuSkips                []string
+	rightSkips              []string
 	packageFailed           bool
 }
 
@@ -92,8 +93,8 @@ func (r *report) add(e event) {
 	case "skip":
 		r.skipped++
 		line := fmt.Sprintf("%s %s: %s", e.Package, e.Test, reason(said))
-		if strings.Contains(reason(said), "GPU") {
-			r.gpuSkips = append(r.gpuSkips, line)
+		if unavoidable(reason(said)) {
+			r.rightSkips = append(r.rightSkips, line)
 		} else {
 			r.wrongSkips = append(r.wrongSkips, line)
 		}
@@ -106,7 +107,12 @@ func (r *report) endPackage(e event, said string) {
 	case "pass":
 		fmt.Fprintf(r.out, "ok   %s %.1fs\n", e.Package, e.Elapsed)
 	default:
-		fmt.Fprintf(r.out, "FAIL %s\n%s", e.Package, said)
+		fmt.Fprintf(r.out, "FAIL %s\n", e.Package)
+		for line := range strings.Lines(said) {
+			if line != "FAIL\n" && !strings.HasPrefix(line, "FAIL\t") {
+				fmt.Fprint(r.out, line)
+			}
+		}
 		r.packageFailed = true
 	}
 }
@@ -130,14 +136,19 @@ func reason(said string) string {
 	return strings.Join(kept, " ")
 }
 
+// unavoidable says whether a skip's reason is something that this machine does not have and cannot be given.
+func unavoidable(reason string) bool {
+	return strings.Contains(reason, "GPU") || strings.Contains(reason, "cgroup") && !strings.Contains(reason, "root")
+}
+
 // close prints the end of the report and says whether all is well.
 func (r *report) close() bool {
-	for _, line := range r.gpuSkips {
+	for _, line := range r.rightSkips {
 		fmt.Fprintln(r.out, "skip", line)
 	}
 	for _, line := range r.wrongSkips {
 		if r.strict {
-			fmt.Fprintln(r.out, "FAIL (skipped, and not for want of a GPU)", line)
+			fmt.Fprintln(r.out, "FAIL (skipped, and need not have been)", line)
 		} else {
 			fmt.Fprintln(r.out, "skip", line)
 		}

@@ -42,6 +42,19 @@ func TestSkipForWantOfAGPUIsAlwaysAllowed(t *testing.T) {
 	}
 }
 
+func TestWhatNoPackageCanGiveMayBeMissing(t *testing.T) {
+	for reason, want := range map[string]bool{
+		"needs a GPU": true,
+		"requires a crun that can run a container here: cgroups in hybrid mode not supported": true,
+		"needs root, to make a cgroup": false,
+		"needs strace: make deps":      false,
+	} {
+		if got := unavoidable(reason); got != want {
+			t.Errorf("%q: %v", reason, got)
+		}
+	}
+}
+
 func TestPackageThatDoesNotBuildIsAFailure(t *testing.T) {
 	out, ok := run(t, false,
 		`{"ImportPath":"p","Action":"build-output","Output":"a.go:1: syntax error\n"}`,

@@ -2,13 +2,17 @@
 /*
  * SIGKILL at any instruction.
  *
- * A child does one operation on the ledger while its parent single-steps it, and is killed after exactly k
- * instructions, for every k until the operation is complete. Then the parent takes the part of
- * those who live: somebody may change the word in between (so that the dead one's tag is replaced), the lane is settled
- * by one process or by two at a time, it is settled again, it is given to another process; and the
- * books must balance to the byte.
+ * A child does one operation on the ledger while its parent single-steps it, and is killed after
+ * exactly k instructions, for every k until the operation is complete. Then the parent takes the
+ * part of those who live: somebody may change the word in between (so that the dead one's tag is
+ * replaced), the lane is settled by one process or by two at a time, it is settled again, it is
+ * given to another process; and the books must balance to the byte.
  *
- *   step [STRIDE]    STRIDE > 1 tries only every STRIDE-th instruction where two of them are combined
+ *   step [STRIDE]
+ *
+ * A sibling's change in the middle of the operation is combined with a death after it at every
+ * STRIDE-th instruction (1 if not given). From 10 on it is a short run: one scenario of each kind
+ * is killed at every instruction, the others at some.
  */
 #define _GNU_SOURCE
 #include "check.h"
@@ -29,10 +33,11 @@ enum { ENFORCER = 0, VICTIM = 1, SIBLING = 2, LANES_USED = 3 };
 static struct ledger *ledger;
 static struct {
 	int started, finished;
-	/* Of the helper that settles at the same time as the parent. Awake, it spins, so as to be as early. */
+	/* Of the helper that settles at the same time as the parent. Awake, it spins, so as to be
+	 * as early. */
 	int awake, go, quit;
 	uint64_t generation;
-} *control;
+} * control;
 
 static struct ledger_account enforcer, sibling, victim;
 static uint64_t before; /* what the victim held before the operation */
@@ -50,7 +55,8 @@ static void set_up(void)
 	memset(ledger, 0, offsetof(struct ledger, lane) + LANES_USED * sizeof(struct ledger_lane));
 	ledger_format(ledger, name);
 	enforcer = ledger_open(ledger, 0, ENFORCER);
-	if (ledger_limit(&enforcer, LIMIT) != LEDGER_OK || ledger_set(&enforcer, OVERHEAD) != LEDGER_OK)
+	if (ledger_limit(&enforcer, LIMIT) != LEDGER_OK ||
+	    ledger_set(&enforcer, OVERHEAD) != LEDGER_OK)
 		FAIL("the enforcer cannot begin");
 	for (uint32_t lane = VICTIM; lane <= SIBLING; lane++)
 		if (ledger_recycle(ledger, lane) != LEDGER_OK)
@@ -79,7 +85,8 @@ static void prepare_even(void)
 	hold(4);
 	hold(6);
 }
-/* The victim wrote down a change that did not take effect: its swap was lost, then it was refused. */
+/* The victim wrote down a change that did not take effect: its swap was lost, then it was refused.
+ */
 static void prepare_refused(void)
 {
 	struct ledger_entry *entry = &ledger->lane[VICTIM].entry[0];
@@ -88,7 +95,8 @@ static void prepare_refused(void)
 	entry->sum[(victim.number + 1) & 1] = 99;
 	entry->number = victim.number + 1;
 }
-/* The sibling's change comes after the victim's: the victim's last change is confirmed, not in the word. */
+/* The sibling's change comes after the victim's: the victim's last change is confirmed, not in the
+ * word. */
 static void prepare_covered(void)
 {
 	hold(10);
@@ -149,27 +157,28 @@ static const struct scenario {
 	const char *name;
 	enum who who;
 	void (*prepare)(void), (*act)(void);
+	bool full;            /* every instruction, in a short run too */
 	uint64_t may_hold[4]; /* what the victim (or lane 0) may hold afterwards */
 } scenarios[] = {
-    {"first charge", OWNER, prepare_new, charge, {0, 20}},
-    {"second charge", OWNER, prepare_odd, charge, {10, 30}},
-    {"third charge", OWNER, prepare_even, charge, {10, 30}},
-    {"charge after a refusal", OWNER, prepare_refused, charge, {10, 30}},
-    {"charge, tag replaced before", OWNER, prepare_covered, charge, {10, 30}},
-    {"charge that is refused", OWNER, prepare_even, charge_too_much, {10}},
-    {"release of a part", OWNER, prepare_odd, release_part, {10, 7}},
-    {"release of all", OWNER, prepare_even, release_all, {10, 0}},
-    {"set above the limit", OWNER, prepare_odd, raise_above, {10, 2 * LIMIT}},
-    {"three changes", OWNER, prepare_odd, charge_and_release, {10, 30, 25, 26}},
-    {"settling", SETTLER, prepare_odd, settle_victim, {10, 0}},
-    {"settling, in doubt", SETTLER, prepare_refused, settle_victim, {10, 0}},
-    {"settling, confirmed", SETTLER, prepare_covered, settle_victim, {10, 0}},
-    {"recycling", RECYCLER, prepare_odd, recycle_victim, {10, 0}},
-    {"recycling, in doubt", RECYCLER, prepare_refused, recycle_victim, {10, 0}},
-    {"recycling, nothing held", RECYCLER, prepare_new, recycle_victim, {0}},
-    {"overhead up", OVERHEAD_WRITER, prepare_odd, set_overhead, {OVERHEAD, OVERHEAD + 6}},
-    {"overhead down", OVERHEAD_WRITER, prepare_odd, lower_overhead, {OVERHEAD, 1}},
-    {"limit", OVERHEAD_WRITER, prepare_odd, lower_limit, {OVERHEAD}},
+    {"first charge", OWNER, prepare_new, charge, false, {0, 20}},
+    {"second charge", OWNER, prepare_odd, charge, true, {10, 30}},
+    {"third charge", OWNER, prepare_even, charge, false, {10, 30}},
+    {"charge after a refusal", OWNER, prepare_refused, charge, false, {10, 30}},
+    {"charge, tag replaced before", OWNER, prepare_covered, charge, false, {10, 30}},
+    {"charge that is refused", OWNER, prepare_even, charge_too_much, false, {10}},
+    {"release of a part", OWNER, prepare_odd, release_part, true, {10, 7}},
+    {"release of all", OWNER, prepare_even, release_all, false, {10, 0}},
+    {"set above the limit", OWNER, prepare_odd, raise_above, false, {10, 2 * LIMIT}},
+    {"three changes", OWNER, prepare_odd, charge_and_release, false, {10, 30, 25, 26}},
+    {"settling", SETTLER, prepare_odd, settle_victim, false, {10, 0}},
+    {"settling, in doubt", SETTLER, prepare_refused, settle_victim, true, {10, 0}},
+    {"settling, confirmed", SETTLER, prepare_covered, settle_victim, false, {10, 0}},
+    {"recycling", RECYCLER, prepare_odd, recycle_victim, false, {10, 0}},
+    {"recycling, in doubt", RECYCLER, prepare_refused, recycle_victim, false, {10, 0}},
+    {"recycling, nothing held", RECYCLER, prepare_new, recycle_victim, false, {0}},
+    {"overhead up", OVERHEAD_WRITER, prepare_odd, set_overhead, true, {OVERHEAD, OVERHEAD + 6}},
+    {"overhead down", OVERHEAD_WRITER, prepare_odd, lower_overhead, false, {OVERHEAD, 1}},
+    {"limit", OVERHEAD_WRITER, prepare_odd, lower_limit, false, {OVERHEAD}},
 };
 
 static pid_t begin(const struct scenario *s)
@@ -182,6 +191,7 @@ static pid_t begin(const struct scenario *s)
 	if (child < 0)
 		FAIL("fork: %s", strerror(errno));
 	if (child == 0) {
+		die_with_parent();
 		ptrace(PTRACE_TRACEME, 0, NULL, NULL);
 		syscall(SYS_kill, getpid(), SIGSTOP);
 		__atomic_store_n(&control->started, 1, __ATOMIC_SEQ_CST);
@@ -227,6 +237,7 @@ static void meddle(unsigned times)
 
 static void helper(void)
 {
+	die_with_parent();
 	while (!__atomic_load_n(&control->quit, __ATOMIC_ACQUIRE)) {
 		if (!__atomic_load_n(&control->go, __ATOMIC_ACQUIRE)) {
 			if (__atomic_load_n(&control->awake, __ATOMIC_ACQUIRE))
@@ -244,8 +255,8 @@ static void helper(void)
 static void expect_used(const struct scenario *s, unsigned k, const char *when, uint64_t held)
 {
 	if (used_of(ledger, 0) != others() + held)
-		FAIL("%s, killed at instruction %u: %s: used is %" PRIu64 ", the living hold %" PRIu64
-		     " + %" PRIu64,
+		FAIL("%s, killed at instruction %u: %s: used is %" PRIu64
+		     ", the living hold %" PRIu64 " + %" PRIu64,
 		     s->name, k, when, used_of(ledger, 0), others(), held);
 }
 
@@ -379,15 +390,18 @@ int main(int argc, char **argv)
 	for (unsigned i = 0; i < sizeof(scenarios) / sizeof(scenarios[0]); i++) {
 		const struct scenario *s = &scenarios[i];
 		/* ledger_recycle visits every device: ten times the instructions of the others. */
-		unsigned every = s->who == RECYCLER && stride > 1 ? 3 : 1;
-		unsigned n = 0;
+		bool lengthy = s->who == RECYCLER;
+		unsigned every = stride < 10 || s->full ? 1 : lengthy ? 41 : 7;
+		unsigned some = stride < 10 ? (lengthy ? 7 : 1) : (lengthy ? 97 : 11);
+		unsigned apart = lengthy && stride < 97 ? 97 : stride;
+		unsigned n = run(s, 0, 0, false, every, &deaths);
 
-		for (unsigned meddling = 0; meddling <= 2; meddling++)
-			n = run(s, 0, meddling, false, every, &deaths);
+		for (unsigned meddling = 1; meddling <= 2; meddling++)
+			run(s, 0, meddling, false, some, &deaths);
 		for (unsigned meddling = 0; meddling <= 1; meddling++)
-			run(s, 0, meddling, true, every * (stride > 1 ? 3 : 1), &deaths);
-		for (unsigned at = 1; at < n; at += every * stride)
-			run(s, at, 0, false, every * stride, &deaths);
+			run(s, 0, meddling, true, some, &deaths);
+		for (unsigned at = 1; at < n; at += apart)
+			run(s, at, 0, false, apart, &deaths);
 		printf("step: %-28s %5u instructions\n", s->name, n);
 		fflush(stdout);
 	}

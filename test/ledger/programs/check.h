@@ -6,10 +6,12 @@
 #include "ledger.h"
 
 #include <inttypes.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -28,6 +30,12 @@ static inline void *shared_memory(size_t size)
 	if (p == MAP_FAILED)
 		FAIL("mmap of %zu shared bytes failed", size);
 	return p;
+}
+
+/* In a child: when the parent fails, nothing of the test stays. */
+static inline void die_with_parent(void)
+{
+	prctl(PR_SET_PDEATHSIG, SIGKILL);
 }
 
 /* xorshift64*: the state must not be 0. */

@@ -63,6 +63,21 @@ func TestDriverTruthSaysWhatAProcessHolds(t *testing.T) {
 	if n.DriverVersion() == "" {
 		t.Error("no driver version")
 	}
+	pid := runHog(t, hog)
+	for i, want := range []uint64{1<<30 + 300<<20, 0} {
+		held, err := n.Processes(devices[i].UUID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if held[pid] != want {
+			t.Errorf("device %d: process %d holds %d, want %d: %v", i, pid, held[pid], want, held)
+		}
+	}
+}
+
+// runHog starts a process that holds 1 GiB on the first device, and returns its pid.
+func runHog(t *testing.T, hog string) int {
+	t.Helper()
 	cmd := exec.Command(hog, "1073741824")
 	out, err := cmd.StdoutPipe()
 	if err != nil {
@@ -71,19 +86,42 @@ func TestDriverTruthSaysWhatAProcessHolds(t *testing.T) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	defer cmd.Wait()
-	defer cmd.Process.Kill()
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
 	if line, err := bufio.NewReader(out).ReadString('\n'); !strings.HasPrefix(line, "holds") {
 		t.Fatalf("the hog says %q, %v", line, err)
 	}
-	for i, want := range []uint64{1<<30 + 300<<20, 0} {
-		held, err := n.Processes(devices[i].UUID)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if held[cmd.Process.Pid] != want {
-			t.Errorf("device %d: process %d holds %d, want %d: %v", i, cmd.Process.Pid, held[cmd.Process.Pid], want, held)
-		}
+	return cmd.Process.Pid
+}
+
+func TestTheRealDriverSaysTheSame(t *testing.T) {
+	n, err := Open()
+	if err != nil {
+		t.Skipf("requires an NVIDIA driver: %v", err)
+	}
+	defer n.Close()
+	hog, err := filepath.Abs("../../bin/demo/cuda_hog")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(hog); err != nil {
+		t.Skipf("requires the demo program (make build): %v", err)
+	}
+	devices, err := n.Devices()
+	if err != nil || len(devices) == 0 {
+		t.Fatalf("got %+v, %v", devices, err)
+	}
+	t.Logf("driver %s: %+v", n.DriverVersion(), devices)
+	pid := runHog(t, hog)
+	held, err := n.Processes(devices[0].UUID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("process %d: %v", pid, held)
+	if bytes, ok := held[pid]; !ok || bytes == Unknown || bytes < 1<<30 || bytes > 3<<30 {
+		t.Errorf("process %d holds %d bytes: %v", pid, bytes, held)
 	}
 }
 

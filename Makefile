@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+# `make help` lists what there is. Rules for C code stand beside it, in build.mk fragments;
+# a fragment adds to BUILD what `make build` shall make and to SUITES what `make test` shall run.
+
+PREFIX     ?= /usr/local
+DESTDIR    ?=
+SYSCONFDIR ?= /etc
+UNITDIR    ?= /lib/systemd/system
+
+GO    ?= $(shell test/go.sh)
+CC    ?= cc
+RUNC  ?= runc
+QUIET ?= @
+# --strict: a test is not skipped for want of root or of a package: that is a failure.
+TEST_FLAGS ?=
+
+# 0.1.0 for a tagged commit; the VERSION file and the commit for any other; the file alone in a tarball.
+VERSION ?= $(shell test/version.sh)
+
+BIN := bin
+
+C_WARNINGS := -Wall -Wextra -Wpedantic -Wshadow -Wstrict-prototypes -Wvla -Werror
+C_FLAGS    := -std=c11 -O2 -g $(C_WARNINGS) -Iinterceptor
+
+# NVIDIA marks functions of NVML as deprecated that go-nvml still wraps.
+export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
+
+GO_FLAGS := -trimpath -buildvcs=false
+GO_LINK  := -X github.com/gpuslice/gpuslice/enforcer/api.Version=$(VERSION)
+
+BUILD  := $(BIN)/gpuslice $(BIN)/gpusliced $(BIN)/gpuslice-hook $(BIN)/gpuslice-runtime \
+          $(BIN)/libgpuslice.so $(BIN)/fakecuda/libcuda.so.1 $(BIN)/fakecuda/libnvidia-ml.so.1 \
+          $(BIN)/demo/cuda_hog
+SUITES := test/model.sh
+
+.PHONY: help
+help: ## Show this list
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+include $(wildcard interceptor/build.mk test/*/build.mk)
+
+# --- build ---------------------------------------------------------------------------------
+
+.PHONY: build
+build: .cache/deps $(BUILD) .cache/symbols ## Compile everything into bin/
+
+.PHONY: deps
+deps: ## Install the Debian or Ubuntu packages that build, test and demo need
+	$(QUIET)test/deps.sh
+	@mkdir -p .cache && touch .cache/deps
+
+# The packages are looked at once; `make deps` looks again.
+.cache/deps: test/deps.sh
+	$(QUIET)test/deps.sh
+	@mkdir -p .cache && touch $@
+
+# Changes only when the version does, so that a new commit relinks and nothing else does.
+.cache/version: FORCE
+	@mkdir -p .cache
+	@echo '$(VERSION)' | cmp -s - $@ || echo '$(VERSION)' >$@
+.PHONY: FORCE
+FORCE:
+
+GO_SOURCES := $(shell find cmd enforcer hook shim \( -name '*.go' -o -name '*.[ch]' \) ! -name '*_test.go' 2>/dev/null)
+C_HEADERS  := $(wildcard interceptor/*.h)
+
+# The enforcer shares the ledger's code with the interceptor through cgo.
+$(BIN)/gpuslice $(BIN)/gpusliced: $(BIN)/%: $(GO_SOURCES) go.mod go.sum $(C_HEADERS) interceptor/ledger.c .cache/version
+	@mkdir -p $(@D)
+	CGO_ENABLED=1 $(GO) build $(GO_FLAGS) -ldflags '$(GO_LINK)' -o $@ ./cmd/$*
+
+# The hook and the runtime run as root with an environment that others may have set: no
+# dynamic loader, no libc.
+$(BIN)/gpuslice-hook $(BIN)/gpuslice-runtime: $(BIN)/%: $(GO_SOURCES) go.mod go.sum .cache/version
+	@mkdir -p $(@D)
+	CGO_ENABLED=0 $(GO) build $(GO_FLAGS) -ldflags '-s -w $(GO_LINK)' -o $@ ./cmd/$*
+
+$(BIN)/demo/cuda_hog: test/demo/cuda_hog.c $(C_HEADERS)
+	@mkdir -p $(@D)
+	$(CC) $(C_FLAGS) $(CFLAGS) $(LDFLAGS) -o $@ $< -ldl
+
+# The library may ask for no symbol newer than glibc 2.17 and may export no name but those it hooks.
+.cache/symbols: $(BIN)/libgpuslice.so interceptor/exports.txt test/check-symbols.sh
+	$(QUIET)test/check-symbols.sh $(BIN)/libgpuslice.so interceptor/exports.txt
+	@touch $@
+
+# --- run -----------------------------------------------------------------------------------
+
+.PHONY: test
+test: build ## Run every quick test (the longer ones: .ci/run)
+	$(QUIET)GO='$(GO)' test/run.sh $(TEST_FLAGS) $(SUITES)
+
+.PHONY: demo
+demo: build ## Run a container with 4 GiB of VRAM and check each promise
+	$(QUIET)RUNC='$(RUNC)' test/demo/demo.sh
+
+.PHONY: bench
+bench: build ## Measure what the interceptor costs
+	$(QUIET)GO='$(GO)' test/bench/bench.sh
+
+.PHONY: lint
+lint: ## Check formatting and run the linters
+	$(QUIET)GO='$(GO)' test/lint.sh
+
+# --- install -------------------------------------------------------------------------------
+
+LIBDIR := $(DESTDIR)$(PREFIX)/lib/gpuslice
+
+.PHONY: install
+install: build ## Install into PREFIX (/usr/local), below DESTDIR
+	$(QUIET)DESTDIR='$(DESTDIR)' PREFIX='$(PREFIX)' SYSCONFDIR='$(SYSCONFDIR)' UNITDIR='$(UNITDIR)' \
+		VERSION='$(VERSION)' test/install.sh install
+
+.PHONY: uninstall
+uninstall: ## Remove what install put there; configuration and state stay
+	$(QUIET)DESTDIR='$(DESTDIR)' PREFIX='$(PREFIX)' SYSCONFDIR='$(SYSCONFDIR)' UNITDIR='$(UNITDIR)' \
+		VERSION='$(VERSION)' test/install.sh uninstall
+
+.PHONY: clean
+clean: ## Remove what build made
+	rm -rf $(BIN)
+	$(QUIET)[ ! -d .cache ] || find .cache -mindepth 1 -maxdepth 1 ! -name go ! -name tools -exec rm -rf {} +

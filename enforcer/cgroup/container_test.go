@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cgroup
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+// TestAContainersCgroupIsFound asks about containers of the real runtimes that are installed.
+func TestAContainersCgroupIsFound(t *testing.T) {
+	hierarchies(t)
+	busybox, err := exec.LookPath("busybox")
+	if err != nil {
+		t.Skip("requires a static busybox")
+	}
+	ran := false
+	for _, runtime := range []string{"runc", "crun"} {
+		if _, err := exec.LookPath(runtime); err != nil {
+			continue
+		}
+		ran = true
+		t.Run(runtime, func(t *testing.T) {
+			pid := container(t, runtime, busybox)
+			host, err := Open("/proc")
+			if err != nil {
+				t.Fatal(err)
+			}
+			p, err := host.Of(pid)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Logf("%s", p)
+			if pids, err := PIDs(p); err != nil || !slices.Equal(pids, []int{pid}) {
+				t.Errorf("its processes are %v, %v, want %d", pids, err, pid)
+			}
+			m, err := host.Membership(pid)
+			if err != nil || !m.In(p) {
+				t.Errorf("init is not a member of its own cgroup (%v)", err)
+			}
+			if self, err := host.Membership(os.Getpid()); err != nil || self.In(p) {
+				t.Errorf("the test is a member of the container's cgroup (%v)", err)
+			}
+			w := newTestWatcher(t)
+			reports := watch(t, w, p)
+			wantSilence(t, reports)
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+			if !p.V2 {
+				waitFor(t, "init's death", func() bool { return errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) })
+				w.Recheck(p)
+			}
+			wantReport(t, reports)
+		})
+	}
+	if !ran {
+		t.Skip("requires runc or crun")
+	}
+}
+
+// container runs one that sleeps, and returns its init's pid.
+func container(t *testing.T, runtime, busybox string) int {
+	t.Helper()
+	bundle := t.TempDir()
+	run := func(name string, args ...string) string {
+		t.Helper()
+		cmd := exec.Command(name, args...)
+		cmd.Dir = bundle
+		out, err := cmd.CombinedOutput()
+		if err != nil {
+			t.Skipf("requires a %s that can run a container here: %v: %s", runtime, err, out)
+		}
+		return string(out)
+	}
+	id := fmt.Sprintf("gpuslice-test-%d", os.Getpid())
+	run("mkdir", "-p", "rootfs/bin", "rootfs/proc", "rootfs/sys", "rootfs/dev")
+	run("cp", busybox, "rootfs/bin/sleep")
+	run(runtime, "spec")
+	config, err := os.ReadFile(filepath.Join(bundle, "config.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	edited := strings.NewReplacer(`"sh"`, `"/bin/sleep","600"`, `"terminal": true`, `"terminal": false`).Replace(string(config))
+	if err := os.WriteFile(filepath.Join(bundle, "config.json"), []byte(edited), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(runtime, "run", "--detach", "--pid-file", "pid", id)
+	cmd.Dir = bundle
+	log, err := os.Create(filepath.Join(bundle, "log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer log.Close()
+	cmd.Stdout, cmd.Stderr = log, log // not a pipe: the container inherits it, and Wait would wait for that
+	t.Cleanup(func() { _ = exec.Command(runtime, "delete", "--force", id).Run() })
+	if err := cmd.Run(); err != nil {
+		text, _ := os.ReadFile(log.Name())
+		t.Skipf("requires a %s that can run a container here: %v: %s", runtime, err, text)
+	}
+	text, err := os.ReadFile(filepath.Join(bundle, "pid"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pid
+}

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package ledger tests interceptor/ledger.c from outside, with real processes and real deaths: the programs in
+// programs/ are compiled and run. They say in their first lines what they prove. No cgo: the tests must run
+// the C code alone, as the interceptor has it.
+//
+// The runs are short; GPUSLICE_LONG=1 makes them minutes.
+package ledger
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+const interceptor = "../../interceptor"
+
+func long() bool { return os.Getenv("GPUSLICE_LONG") == "1" }
+
+// pick is the argument for a short run, or for a long one.
+func pick(short, thorough string) string {
+	if long() {
+		return thorough
+	}
+	return short
+}
+
+// compile makes one of the programs, with the ledger's code linked in.
+func compile(t *testing.T, compiler, name string, flags ...string) string {
+	t.Helper()
+	if _, err := exec.LookPath(compiler); err != nil {
+		t.Skipf("requires %s", compiler)
+	}
+	program := filepath.Join(t.TempDir(), name)
+	arguments := append([]string{
+		"-std=c11", "-O2", "-g", "-Wall", "-Wextra", "-Wshadow", "-Wstrict-prototypes", "-Wvla", "-Werror",
+		"-I" + interceptor, "-o", program, "programs/" + name + ".c", interceptor + "/ledger.c",
+	}, flags...)
+	if out, err := exec.Command(compiler, arguments...).CombinedOutput(); err != nil {
+		t.Fatalf("%s %s: %v\n%s", compiler, strings.Join(arguments, " "), err, out)
+	}
+	return program
+}
+
+// run runs a program, shows what it prints, and fails if it does.
+func run(t *testing.T, command ...string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Minute)
+	defer cancel()
+	c := exec.CommandContext(ctx, command[0], command[1:]...)
+	c.WaitDelay = time.Second // children that hold the pipe die with their parent
+	out, err := c.CombinedOutput()
+	t.Logf("%s\n%s", strings.Join(command, " "), out)
+	if err != nil {
+		t.Fatalf("%s: %v", filepath.Base(command[0]), err)
+	}
+}
+
+func TestSIGKILLAtAnyInstructionLeavesTheBooksBalanced(t *testing.T) {
+	run(t, compile(t, "gcc", "step"), pick("211", "5"))
+}
+
+func TestManyProcessesRaceForTheLastByte(t *testing.T) {
+	program := compile(t, "gcc", "stress")
+	for name, flags := range map[string][]string{"fixed limit": nil, "changing limit": {"-l"}} {
+		t.Run(name, func(t *testing.T) {
+			run(t, append([]string{program, "-n", "64", "-t", pick("2", "60")}, flags...)...)
+		})
+	}
+}
+
+func TestRaceIsCleanWithSanitizers(t *testing.T) {
+	program := compile(t, "gcc", "stress", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+	run(t, program, "-n", "8", "-t", pick("1", "20"), "-l")
+}
+
+func TestHostilePageHarmsNobodyElse(t *testing.T) {
+	run(t, compile(t, "gcc", "hostile"), "-t", pick("1", "30"))
+	run(t, compile(t, "gcc", "hostile", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
+		"-t", pick("1", "30"))
+}
+
+func TestCostDoesNotGrowWithTheNumberOfProcesses(t *testing.T) {
+	run(t, compile(t, "gcc", "flat")) // prints the ratios: a busy machine would make a judgement of them a lie
+}
+
+// The exclusive pairs of atomic128.h, which x86-64 never runs.
+func TestRaceOnARM(t *testing.T) {
+	const qemu = "qemu-aarch64-static"
+	if _, err := exec.LookPath(qemu); err != nil {
+		t.Skipf("requires %s", qemu)
+	}
+	program := compile(t, "aarch64-linux-gnu-gcc", "stress", "-static")
+	run(t, qemu, program, "-n", "8", "-t", pick("2", "30"))
+	run(t, qemu, program, "-n", "8", "-t", pick("1", "30"), "-l")
+}
