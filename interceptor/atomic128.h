@@ -10,6 +10,10 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#if defined(__x86_64__)
+__extension__ typedef unsigned __int128 atomic128_word;
+#endif
+
 /*
  * If word[0..1] equals expected[0..1], make it desired[0..1] and return true; else
  * load it into expected and return false. Sequentially consistent. `word` is aligned to 16.
@@ -20,7 +24,7 @@ static inline bool atomic128_swap(uint64_t *word, uint64_t expected[2], uint64_t
 	bool swapped;
 
 	__asm__ __volatile__("lock cmpxchg16b %1"
-	                     : "=@ccz"(swapped), "+m"(*(unsigned __int128 *)(void *)word),
+	                     : "=@ccz"(swapped), "+m"(*(atomic128_word *)(void *)word),
 	                       "+a"(expected[0]), "+d"(expected[1])
 	                     : "b"(low), "c"(high)
 	                     : "memory");

@@ -18,14 +18,22 @@ static uint64_t tag_of(uint32_t lane, uint64_t number)
 	return (uint64_t)lane << 48 | number;
 }
 
-/* Raise *p to `value`. A plain store could undo a later writer's higher value. */
-static void raise_to(uint64_t *p, uint64_t value)
+/*
+ * Raise *p to `value`. A plain store could undo a later writer's higher value. False if the word
+ * was rewritten under us for longer than any honest process would.
+ */
+static bool raise_to(uint64_t *p, uint64_t value)
 {
 	uint64_t seen = load(p);
 
-	while (seen < value && !__atomic_compare_exchange_n(p, &seen, value, false,
-	                                                    __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
-		;
+	for (uint32_t tries = 0; seen < value; tries++) {
+		if (__atomic_compare_exchange_n(p, &seen, value, false, __ATOMIC_ACQ_REL,
+		                                __ATOMIC_ACQUIRE))
+			break;
+		if (tries == LEDGER_TRIES)
+			return false;
+	}
+	return true;
 }
 
 void ledger_format(struct ledger *ledger, const uint8_t slice[16])
@@ -118,16 +126,17 @@ static enum ledger_result change(struct ledger *ledger, uint32_t device, uint32_
 			return LEDGER_DAMAGED;
 		/* Confirm the change that we are about to replace. Whoever swapped it in may be
 		 * dead, or stopped before it could go on. */
-		raise_to(&ledger->lane[previous].entry[device].confirmed,
-		         seen[1] & LEDGER_TAG_NUMBER);
-		if (load(&d->peak) < seen[0])
-			raise_to(&d->peak, seen[0]);
+		if (!raise_to(&ledger->lane[previous].entry[device].confirmed,
+		              seen[1] & LEDGER_TAG_NUMBER) ||
+		    !raise_to(&d->peak, seen[0]))
+			return LEDGER_BUSY;
 
 		if (!settling) {
-			/* Write down what we are about to do. The number comes last: before it is
-			 * there, nobody looks at the sum. */
-			store(&entry->sum[number & 1], sum);
+			/* Write down what we are about to do. The number comes first: ledger_held()
+			 * may be about to read the older sum that this one overwrites, and finds
+			 * out by the number. Nobody looks at this sum before the swap. */
 			store(&entry->number, number);
+			store(&entry->sum[number & 1], sum);
 		}
 		if (atomic128_swap(&d->word.used, seen, used, tag_of(lane, number))) {
 			*ours = true;
@@ -196,12 +205,17 @@ enum ledger_result ledger_limit(struct ledger_account *account, uint64_t limit)
 enum ledger_result ledger_settle(struct ledger *ledger, uint32_t device, uint32_t lane,
                                  uint64_t generation, uint64_t *bytes)
 {
-	const struct ledger_lane *l = &ledger->lane[lane];
-	const struct ledger_entry *entry = &l->entry[device];
+	const struct ledger_lane *l;
+	const struct ledger_entry *entry;
 	uint64_t number, sum;
 	enum ledger_result result;
 	bool ours;
 
+	/* Lane 0 is the enforcer's: its successor takes it up where it was left. */
+	if (lane == 0 || lane >= LEDGER_LANES || device >= LEDGER_DEVICES)
+		return LEDGER_DAMAGED;
+	l = &ledger->lane[lane];
+	entry = &l->entry[device];
 	if (bytes)
 		*bytes = 0;
 	if (load(&l->generation) != generation)
@@ -261,14 +275,14 @@ void ledger_count_allocation(const struct ledger_account *account)
 {
 	uint64_t *n = &account->ledger->lane[account->lane].entry[account->device].allocations;
 
-	__atomic_store_n(n, *n + 1, __ATOMIC_RELAXED);
+	__atomic_fetch_add(n, 1, __ATOMIC_RELAXED);
 }
 
 void ledger_count_refusal(const struct ledger_account *account)
 {
 	uint64_t *n = &account->ledger->lane[account->lane].entry[account->device].refusals;
 
-	__atomic_store_n(n, *n + 1, __ATOMIC_RELAXED);
+	__atomic_fetch_add(n, 1, __ATOMIC_RELAXED);
 }
 
 void ledger_set_context(const struct ledger_account *account, uint64_t bytes)
@@ -279,22 +293,44 @@ void ledger_set_context(const struct ledger_account *account, uint64_t bytes)
 uint64_t ledger_held(const struct ledger *ledger, uint32_t device, uint32_t lane)
 {
 	const struct ledger_entry *entry = &ledger->lane[lane].entry[device];
+	uint64_t sum = 0;
 
-	/* The sums alternate, so a reader that was overtaken by two changes reads a wrong one:
+	/* The sums alternate, so a reader that was overtaken by a change may read a wrong one:
 	 * read again until the number stood still. */
 	for (unsigned tries = 0; tries < 1000; tries++) {
 		uint64_t number = load(&entry->number);
 		bool took = number == 0 || took_effect(ledger, device, lane, number);
-		uint64_t sum = load(&entry->sum[(took ? number : number - 1) & 1]);
 
+		sum = load(&entry->sum[(took ? number : number - 1) & 1]);
+		/* Only who settles the lane makes a change that it has not written down. After
+		 * `took`: the confirmation of a later number confirms this one, too. */
+		if (took_effect(ledger, device, lane, number + 1))
+			sum = 0;
 		__atomic_thread_fence(__ATOMIC_ACQUIRE);
 		if (load(&entry->number) == number)
-			return sum;
+			break;
 	}
-	return load(&entry->sum[load(&entry->number) & 1]);
+	return sum;
 }
 
 uint64_t ledger_number(const struct ledger *ledger, uint32_t device, uint32_t lane)
 {
-	return load(&ledger->lane[lane].entry[device].number);
+	const struct ledger_entry *entry = &ledger->lane[lane].entry[device];
+	uint64_t took = 0;
+
+	/* Not entry->number: that is written before the change takes effect, and is used again
+	 * by the next change if this one is refused after all. */
+	for (unsigned tries = 0; tries < 1000; tries++) {
+		uint64_t number = load(&entry->number);
+
+		took = number;
+		if (took_effect(ledger, device, lane, number + 1))
+			took = number + 1;
+		else if (number > 0 && !took_effect(ledger, device, lane, number))
+			took = number - 1;
+		__atomic_thread_fence(__ATOMIC_ACQUIRE);
+		if (load(&entry->number) == number)
+			break;
+	}
+	return took;
 }

@@ -83,7 +83,7 @@ struct ledger_entry {
 	uint64_t sum[2];      /* sum[n & 1]: bytes held after change n */
 	uint64_t confirmed;   /* highest change known to have taken effect; written by others */
 	uint64_t context;     /* bytes of `sum` that are contexts (shown as overhead) */
-	uint64_t allocations; /* charges that took effect, since the process attached */
+	uint64_t allocations; /* that succeeded, since the process attached */
 	uint64_t refusals;
 	uint64_t reserved;
 };
@@ -175,7 +175,9 @@ enum ledger_result ledger_release(struct ledger_account *account, uint64_t bytes
 
 /*
  * Set the limit. When it returns, no charge that read the older limit can take effect any more.
- * Enforcer only: `account` is that of lane 0.
+ * Enforcer only: `account` is that of lane 0. A successor of an enforcer that died in it calls it
+ * again. (LEDGER_CLOSED alone does not stop a charge that has read the flag already; a limit of 0
+ * does.)
  */
 enum ledger_result ledger_limit(struct ledger_account *account, uint64_t limit);
 
@@ -183,17 +185,22 @@ enum ledger_result ledger_limit(struct ledger_account *account, uint64_t limit);
  * Give back what a dead lane holds on one device. The caller has seen that the process to which
  * `generation` of the lane was given is dead. Any number of callers may do so at the same time, and
  * late ones are harmless. *bytes, if not NULL, is what was given back by this call.
+ *
+ * The order matters: first the generation is read, then the identity, then whether that process is
+ * dead. Read the other way round, a dead owner's identity could be taken for its successor's.
  */
 enum ledger_result ledger_settle(struct ledger *ledger, uint32_t device, uint32_t lane,
                                  uint64_t generation, uint64_t *bytes);
 
 /*
- * Give a settled lane to a new process. Enforcer only; the identity fields are the caller's to
- * write before, the state after. Returns LEDGER_DAMAGED if the lane is not settled.
+ * Give a dead process's lane to a new one: settle it on every device, then raise its generation.
+ * Enforcer only; the identity fields are the caller's to write before (see ledger_settle), the
+ * state after.
  */
 enum ledger_result ledger_recycle(struct ledger *ledger, uint32_t lane);
 
-/* Count a charge that took effect, or a refusal, in the lane's entry. */
+/* Count an allocation that succeeded, or a refusal, in the lane's entry. Any thread of the owner
+ * may. */
 void ledger_count_allocation(const struct ledger_account *account);
 void ledger_count_refusal(const struct ledger_account *account);
 

@@ -4,4 +4,4 @@
  * The go command rebuilds a package when a file of its directory changes, and does not see those: this
  * file changes with them. A test holds it against them.
  */
-#define NATIVE_DIGEST "847cd15e55c0f25034b75bf2e2f3935e57c4428c7ad949fafd382e1f198d1f5a"
+#define NATIVE_DIGEST "e2699241b5893ba6528550a558089b391c5e0d7271ab9a31b045cef029b85ede"

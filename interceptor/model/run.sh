@@ -70,7 +70,7 @@ caught|REFUSE_UNCHECKED|quick|$limit -DBROKEN_REFUSE_UNCHECKED
 caught|USED_FIRST|quick|$limit -DBROKEN_USED_FIRST
 caught|HELD_SUM_FIRST|quick|$reader -DSUM_FIRST
 caught|HELD_SETTLED|quick|$reader -DBROKEN_HELD_SETTLED
-caught|NUMBER_WRITTEN|quick|$reader -DBROKEN_NUMBER_WRITTEN
+caught|NUMBER_WRITTEN|long|$reader -DBROKEN_NUMBER_WRITTEN
 END
 }
 
@@ -99,7 +99,7 @@ one() {
 	states=$(awk '/states, stored/ {print $1; exit}' out)
 	depth=$(sed -n 's/.*depth reached \([0-9]*\).*/\1/p' out | head -1)
 	seconds=$(sed -n 's/.*elapsed time \([0-9.]*\).*/\1/p' out | head -1)
-	what=$(sed -n 's/^pan:1: \(.*\) (at depth.*/\1/p' out | head -1)
+	what=$(sed -n 's/^pan:1: \(.*\) (at depth.*/\1/p' out | sed 's/||/or/g' | head -1)
 	whole=yes
 	grep -qE 'Search not completed|max search depth too small|out of memory|memory limit' out && whole=no
 	if grep -q 'errors: 0' out && [ $whole = yes ]; then
