@@ -1,17 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "hook.h"
 
-CUresult held_or_released(CUresult result, uint64_t key, CUdevice ordinal, uint64_t bytes,
-                          enum kind kind)
+#include "block.h"
+
+CUresult held_or_released(CUresult result, uint64_t key, CUdevice ordinal, uint64_t bytes)
 {
 	struct process *process = process_get();
-	struct map_value value = {.bytes = bytes, .ordinal = ordinal, .kind = (int32_t)kind};
+	struct map_value value = {.bytes = bytes, .ordinal = ordinal};
 
 	if (result != CUDA_SUCCESS) {
 		process_release(ordinal, bytes);
-	} else if (process && key) {
+	} else if (process) {
 		value.owner = current_owner();
 		(void)map_put(&process->pointers, key, value);
+		process_count(ordinal);
 	}
 	return result;
 }
@@ -58,6 +60,7 @@ void owner_gone(uint64_t owner)
 	if (!process || !owner)
 		return;
 	map_sweep(&process->pointers, belongs, &gone);
+	block_owner_gone(process, owner, gone.bytes);
 	for (CUdevice ordinal = 0; ordinal < PROCESS_ORDINALS; ordinal++) {
 		if (gone.bytes[ordinal])
 			process_release(ordinal, gone.bytes[ordinal]);

@@ -6,14 +6,6 @@
 #include "process.h"
 #include "table.h"
 
-/* What a value in process.pointers is. Addresses and handles of the driver are pointers of one
- * process, so their keys cannot meet. */
-enum kind {
-	KIND_LINEAR = 1,
-	KIND_ARRAY = 2,
-	KIND_MIPMAPPED = 3,
-};
-
 /* The context that is current, as an owner of memory; 0 if there is none. */
 static inline uint64_t current_owner(void)
 {
@@ -29,15 +21,9 @@ static inline uint64_t current_owner(void)
  * succeeded, give them back if not. Returns `result`. If there is no memory to remember them, they
  * stay charged until the process ends: too much rather than too little.
  */
-CUresult held_or_released(CUresult result, uint64_t key, CUdevice ordinal, uint64_t bytes,
-                          enum kind kind);
+CUresult held_or_released(CUresult result, uint64_t key, CUdevice ordinal, uint64_t bytes);
 
-/*
- * Take what `key` holds out of the map. The order of every release is: out of the map, the
- * driver's call, then give back; and into the map again if the driver fails. Given back
- * earlier, others could take the bytes while the driver still holds them; taken out later, the
- * address could be in use again by then.
- */
+/* Around the call that releases it, in the order that block.h explains for block_leave(). */
 bool unhold(uint64_t key, struct map_value *value);
 CUresult released_or_held(CUresult result, uint64_t key, struct map_value value);
 

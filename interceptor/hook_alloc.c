@@ -1,106 +1,178 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Linear memory: cuMemAlloc, cuMemAllocPitch, cuMemAllocManaged and cuMemFree, in all versions. */
+/* Linear memory: cuMemAlloc, cuMemAllocPitch, cuMemAllocManaged and what frees it, in all versions.
+ */
+#include "block.h"
 #include "hook.h"
+
+/* One request for linear memory, whichever entry point it came by. The older ones take 32-bit
+ * outputs. */
+struct request {
+	enum entry_point entry;
+	void *pointer, *pitch;
+	size_t bytes; /* of a pitched request, its width */
+	size_t height;
+	unsigned int element;
+};
+
+static CUresult call_driver(const struct request *r)
+{
+	switch (r->entry) {
+	case ID_cuMemAlloc_v2:
+		return DRIVER(cuMemAlloc_v2)(r->pointer, r->bytes);
+	case ID_cuMemAlloc:
+		return DRIVER(cuMemAlloc)(r->pointer, (unsigned int)r->bytes);
+	case ID_cuMemAllocPitch_v2:
+		return DRIVER(cuMemAllocPitch_v2)(r->pointer, r->pitch, r->bytes, r->height,
+		                                  r->element);
+	default:
+		return DRIVER(cuMemAllocPitch)(r->pointer, r->pitch, (unsigned int)r->bytes,
+		                               (unsigned int)r->height, r->element);
+	}
+}
+
+static bool is_wide(const struct request *r)
+{
+	return r->entry == ID_cuMemAlloc_v2 || r->entry == ID_cuMemAllocPitch_v2;
+}
+
+static CUdeviceptr address(const struct request *r)
+{
+	return is_wide(r) ? *(CUdeviceptr *)r->pointer : *(CUdeviceptr_v1 *)r->pointer;
+}
+
+/* Bytes that a request asks for; of a pitched one, once it was made, with the pitch that it got.
+ * Rows are padded to 512 bytes or more (driver observation: 1001 became 1024 on an H100). */
+static uint64_t asked(const struct request *r, bool made)
+{
+	uint64_t pitch = (r->bytes + 511) & ~511ull, bytes;
+
+	if (!r->pitch)
+		return r->bytes;
+	if (made)
+		pitch = is_wide(r) ? *(size_t *)r->pitch : *(unsigned int *)r->pitch;
+	if (pitch < r->bytes || __builtin_mul_overflow(pitch, r->height, &bytes))
+		return UINT64_MAX;
+	return bytes;
+}
+
+static CUresult free_again(const struct request *r)
+{
+	if (is_wide(r)) {
+		(void)DRIVER(cuMemFree_v2)(address(r));
+		*(CUdeviceptr *)r->pointer = 0;
+	} else {
+		(void)DRIVER(cuMemFree)((CUdeviceptr_v1)address(r));
+		*(CUdeviceptr_v1 *)r->pointer = 0;
+	}
+	return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+static CUresult allocate_small(const struct request *r, CUdevice ordinal)
+{
+	CUresult result;
+
+	if (!process_ready(ordinal))
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	result = call_driver(r);
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (block_took_small(address(r), ordinal) != CHARGE_OK)
+		return free_again(r);
+	process_count(ordinal);
+	return result;
+}
+
+static CUresult allocate_large(const struct request *r, CUdevice ordinal, uint64_t bytes)
+{
+	uint64_t charged = block_round(bytes), real;
+	CUresult result;
+
+	if (process_charge(ordinal, charged, "cuMemAlloc") != CHARGE_OK)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	result = call_driver(r);
+	if (result != CUDA_SUCCESS) {
+		process_release(ordinal, charged);
+		return result;
+	}
+	real = block_round(asked(r, true));
+	if (real > charged && process_charge(ordinal, real - charged, "a pitch") != CHARGE_OK) {
+		result = free_again(r);
+		process_release(ordinal, charged);
+		return result;
+	}
+	if (real < charged)
+		process_release(ordinal, charged - real);
+	block_took(address(r), ordinal, real);
+	process_count(ordinal);
+	return result;
+}
+
+static CUresult allocate(const struct request *r)
+{
+	CUdevice ordinal = process_current_ordinal();
+	uint64_t bytes = asked(r, false);
+
+	/* What cannot succeed is the driver's to refuse. */
+	if (ordinal < 0 || !r->pointer || !bytes)
+		return call_driver(r);
+	if (bytes <= BLOCK_SMALL)
+		return allocate_small(r, ordinal);
+	return allocate_large(r, ordinal, bytes);
+}
 
 CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes)
 {
-	uint64_t charged = footprint(bytes);
-	CUdevice ordinal;
-	CUresult result;
+	struct request r = {.entry = ID_cuMemAlloc_v2, .pointer = pointer, .bytes = bytes};
 
 	if (!DRIVER_HAS(cuMemAlloc_v2))
 		return CUDA_ERROR_NOT_INITIALIZED;
-	ordinal = process_current_ordinal();
-	if (ordinal < 0 || !pointer || !bytes)
-		return DRIVER(cuMemAlloc_v2)(pointer, bytes);
-	if (process_charge(ordinal, charged, "cuMemAlloc") != CHARGE_OK)
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	result = DRIVER(cuMemAlloc_v2)(pointer, bytes);
-	return held_or_released(result, result ? 0 : *pointer, ordinal, charged, KIND_LINEAR);
+	return allocate(&r);
 }
 
 CUresult cuMemAlloc(CUdeviceptr_v1 *pointer, unsigned int bytes)
 {
-	uint64_t charged = footprint(bytes);
-	CUdevice ordinal;
-	CUresult result;
+	struct request r = {.entry = ID_cuMemAlloc, .pointer = pointer, .bytes = bytes};
 
 	if (!DRIVER_HAS(cuMemAlloc))
 		return CUDA_ERROR_NOT_INITIALIZED;
-	ordinal = process_current_ordinal();
-	if (ordinal < 0 || !pointer || !bytes)
-		return DRIVER(cuMemAlloc)(pointer, bytes);
-	if (process_charge(ordinal, charged, "cuMemAlloc") != CHARGE_OK)
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	result = DRIVER(cuMemAlloc)(pointer, bytes);
-	return held_or_released(result, result ? 0 : *pointer, ordinal, charged, KIND_LINEAR);
-}
-
-/* Where a pitched allocation resides is known beforehand but for its pitch. Rows are padded to a
- * multiple of 512 bytes or more (driver observation: 1001 became 1024 on an H100). */
-static uint64_t pitched(uint64_t width, uint64_t height)
-{
-	uint64_t pitch = (width + 511) & ~511ull, bytes;
-
-	if (pitch < width || __builtin_mul_overflow(pitch, height, &bytes))
-		return UINT64_MAX;
-	return footprint(bytes);
+	return allocate(&r);
 }
 
 CUresult cuMemAllocPitch_v2(CUdeviceptr *pointer, size_t *pitch, size_t width, size_t height,
                             unsigned int element)
 {
-	uint64_t charged = pitched(width, height), real;
-	CUdevice ordinal;
-	CUresult result;
+	struct request r = {.entry = ID_cuMemAllocPitch_v2,
+	                    .pointer = pointer,
+	                    .pitch = pitch,
+	                    .bytes = width,
+	                    .height = height,
+	                    .element = element};
 
 	if (!DRIVER_HAS(cuMemAllocPitch_v2))
 		return CUDA_ERROR_NOT_INITIALIZED;
-	ordinal = process_current_ordinal();
-	if (ordinal < 0 || !pointer || !pitch || !width || !height)
-		return DRIVER(cuMemAllocPitch_v2)(pointer, pitch, width, height, element);
-	if (process_charge(ordinal, charged, "cuMemAllocPitch") != CHARGE_OK)
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	result = DRIVER(cuMemAllocPitch_v2)(pointer, pitch, width, height, element);
-	if (result != CUDA_SUCCESS) {
-		process_release(ordinal, charged);
-		return result;
-	}
-	real = footprint(*pitch * height);
-	if (real > charged &&
-	    process_charge(ordinal, real - charged, "cuMemAllocPitch") != CHARGE_OK) {
-		(void)DRIVER(cuMemFree_v2)(*pointer);
-		process_release(ordinal, charged);
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	}
-	if (real < charged)
-		process_release(ordinal, charged - real);
-	return held_or_released(result, *pointer, ordinal, real, KIND_LINEAR);
+	return pitch ? allocate(&r) : call_driver(&r);
 }
 
 CUresult cuMemAllocPitch(CUdeviceptr_v1 *pointer, unsigned int *pitch, unsigned int width,
                          unsigned int height, unsigned int element)
 {
-	uint64_t charged = pitched(width, height);
-	CUdevice ordinal;
-	CUresult result;
+	struct request r = {.entry = ID_cuMemAllocPitch,
+	                    .pointer = pointer,
+	                    .pitch = pitch,
+	                    .bytes = width,
+	                    .height = height,
+	                    .element = element};
 
 	if (!DRIVER_HAS(cuMemAllocPitch))
 		return CUDA_ERROR_NOT_INITIALIZED;
-	ordinal = process_current_ordinal();
-	if (ordinal < 0 || !pointer || !pitch || !width || !height)
-		return DRIVER(cuMemAllocPitch)(pointer, pitch, width, height, element);
-	if (process_charge(ordinal, charged, "cuMemAllocPitch") != CHARGE_OK)
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	result = DRIVER(cuMemAllocPitch)(pointer, pitch, width, height, element);
-	return held_or_released(result, result ? 0 : *pointer, ordinal, charged, KIND_LINEAR);
+	return pitch ? allocate(&r) : call_driver(&r);
 }
 
 /* Managed memory moves between host and device by use. Where it resides cannot be known, so all of
  * it counts, as if it were on the device that is current now. */
 CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned int flags)
 {
-	uint64_t charged = footprint(bytes);
+	uint64_t charged = block_round(bytes);
 	CUdevice ordinal;
 	CUresult result;
 
@@ -112,32 +184,74 @@ CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned int flag
 	if (process_charge(ordinal, charged, "cuMemAllocManaged") != CHARGE_OK)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	result = DRIVER(cuMemAllocManaged)(pointer, bytes, flags);
-	return held_or_released(result, result ? 0 : *pointer, ordinal, charged, KIND_LINEAR);
+	return held_or_released(result, result ? 0 : *pointer, ordinal, charged);
+}
+
+/* Which of the driver's functions frees it. */
+typedef CUresult (*free_function)(CUdeviceptr pointer, CUstream stream);
+
+static CUresult free_by(free_function call, CUdeviceptr pointer, CUstream stream)
+{
+	struct map_value value;
+	CUresult result;
+
+	if (block_leave(pointer, &value)) {
+		result = call(pointer, stream);
+		block_left(pointer, value, result);
+		return result;
+	}
+	/* Unknown is a pool's pointer (its pool holds the bytes), an import, or a mistake. */
+	if (!unhold(pointer, &value))
+		return call(pointer, stream);
+	return released_or_held(call(pointer, stream), pointer, value);
+}
+
+static CUresult call_free_v2(CUdeviceptr pointer, CUstream stream)
+{
+	(void)stream;
+	return DRIVER(cuMemFree_v2)(pointer);
+}
+
+static CUresult call_free(CUdeviceptr pointer, CUstream stream)
+{
+	(void)stream;
+	return DRIVER(cuMemFree)((CUdeviceptr_v1)pointer);
 }
 
 CUresult cuMemFree_v2(CUdeviceptr pointer)
 {
-	struct map_value value;
-	bool known;
-	CUresult result;
-
 	if (!DRIVER_HAS(cuMemFree_v2))
 		return CUDA_ERROR_NOT_INITIALIZED;
-	/* Unknown is a pool's pointer (its pool holds the bytes), an import, or a mistake. */
-	known = unhold(pointer, &value);
-	result = DRIVER(cuMemFree_v2)(pointer);
-	return known ? released_or_held(result, pointer, value) : result;
+	return free_by(call_free_v2, pointer, NULL);
 }
 
 CUresult cuMemFree(CUdeviceptr_v1 pointer)
 {
-	struct map_value value;
-	bool known;
-	CUresult result;
-
 	if (!DRIVER_HAS(cuMemFree))
 		return CUDA_ERROR_NOT_INITIALIZED;
-	known = unhold(pointer, &value);
-	result = DRIVER(cuMemFree)(pointer);
-	return known ? released_or_held(result, pointer, value) : result;
+	return free_by(call_free, pointer, NULL);
+}
+
+/*
+ * A pool's pointer stays with its pool: nothing is given back, and this is on the fast path of
+ * every stream-ordered program. But the driver takes linear memory here, too (driver observation).
+ * It goes when the stream gets there, which nobody can ask: given back now, driver truth sees the
+ * difference until then.
+ */
+CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream stream)
+{
+	if (!DRIVER_HAS(cuMemFreeAsync))
+		return CUDA_ERROR_NOT_INITIALIZED;
+	if (__builtin_expect(!block_maybe(pointer), 1))
+		return DRIVER(cuMemFreeAsync)(pointer, stream);
+	return free_by(DRIVER(cuMemFreeAsync), pointer, stream);
+}
+
+CUresult cuMemFreeAsync_ptsz(CUdeviceptr pointer, CUstream stream)
+{
+	if (!DRIVER_HAS(cuMemFreeAsync_ptsz))
+		return CUDA_ERROR_NOT_INITIALIZED;
+	if (__builtin_expect(!block_maybe(pointer), 1))
+		return DRIVER(cuMemFreeAsync_ptsz)(pointer, stream);
+	return free_by(DRIVER(cuMemFreeAsync_ptsz), pointer, stream);
 }

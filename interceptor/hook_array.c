@@ -2,11 +2,17 @@
 /*
  * Arrays: memory in the layout of the texture units, which is larger than its texels.
  *
- * Driver observation (H100, 580.159.04; test/conformance/array.c prints it): rows are padded to 64
- * bytes, heights to blocks of 8 x 2^k rows (k up to 4, as small as holds the height; a
- * one-dimensional array has 8 rows), depths to blocks of 2^k slices; the whole is then taken like
- * linear memory. Sparse and deferred arrays take nothing.
+ * Driver observation (H100, 580.159.04; test/conformance/expected/h100.txt has the figures): rows
+ * are padded to 64 bytes; heights to blocks of 8 x 2^k rows, where the block is the smallest that
+ * holds the height but at most 128 rows (so one row takes eight); in a 3D array at most 16 rows,
+ * and there depths to blocks of 2^k slices, at most 16. The figures of 3D arrays allow slightly
+ * smaller blocks, too (8 rows with 16 slices, 16 with 8): these never charge less than the card
+ * takes. Compressed formats count in blocks of 4 x 4 texels. The levels of a mipmapped array lie
+ * one after another; with layers each layer has all its levels, padded to a block of the largest.
+ * The whole is taken in blocks of 2 MiB; up to 1 MiB it shares one, but with other arrays only, not
+ * with linear memory. Sparse and deferred arrays take nothing (but page tables); NV12 was refused.
  */
+#include "block.h"
 #include "hook.h"
 
 /* Bytes of one texel's channel; 0 if the format is not a plain one. */
@@ -29,10 +35,17 @@ static uint64_t channel_bytes(int format)
 	}
 }
 
+/* Bytes of a block of 4 x 4 texels in the compressed formats BC1 .. BC7, else 0. */
+static uint64_t compressed_bytes(int format)
+{
+	if (format < 0x91 || format > 0x9e)
+		return 0;
+	return format <= 0x92 || format == 0x97 || format == 0x98 ? 8 : 16; /* BC1, BC4; others */
+}
+
 /*
- * Bytes of one texel, times two so that NV12 is whole. Formats that name their channels
- * (UNORM_INT8X4) or compress blocks are counted by their largest member: driver truth corrects what
- * differs.
+ * Bytes of one texel, times two so that NV12 is whole. Formats that are not known are counted by
+ * the largest: driver truth corrects what differs.
  */
 static uint64_t texel_half_bytes(int format, unsigned int channels)
 {
@@ -44,8 +57,6 @@ static uint64_t texel_half_bytes(int format, unsigned int channels)
 		return 3;
 	if (format >= 0xc0 && format <= 0xcb) /* [US]NORM_INT{8,16}X{1,2,4} */
 		return 2 * (1ull << ((format - 0xc0) % 3)) * (((format - 0xc0) / 3) % 2 ? 2 : 1);
-	if (format >= 0x91 && format <= 0x9e) /* BC1 .. BC7: 4x4 texels in 8 or 16 bytes */
-		return (format <= 0x92 || format == 0x97 || format == 0x98) ? 1 : 2;
 	return 8 * (channels ? channels : 1);
 }
 
@@ -54,51 +65,85 @@ static uint64_t round_up(uint64_t n, uint64_t step)
 	return n > UINT64_MAX - step ? UINT64_MAX : (n + step - 1) / step * step;
 }
 
-/* The smallest block of 2^k units, at most `most`, that holds n; n rounded up to such blocks. */
-static uint64_t blocked(uint64_t n, uint64_t unit, uint64_t most)
+/* The smallest block of 2^k units, at most `most`, that holds n. */
+static uint64_t block_for(uint64_t n, uint64_t unit, uint64_t most)
 {
 	uint64_t block = unit;
 
 	while (block < n && block < most)
 		block *= 2;
-	return round_up(n, block);
+	return block;
 }
 
-static uint64_t level_bytes(const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned int level)
+static bool has_layers(const CUDA_ARRAY3D_DESCRIPTOR *shape)
 {
-	uint64_t width = shape->Width >> level, height = shape->Height >> level;
-	uint64_t depth = shape->Depth, row, bytes;
-	bool layers = shape->Flags & (CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_CUBEMAP);
+	return shape->Flags & (CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_CUBEMAP);
+}
 
-	if (!layers)
-		depth >>= level; /* layers have no smaller levels */
-	width = width ? width : 1;
-	height = height ? height : 1;
-	depth = depth ? depth : 1;
-	if (__builtin_mul_overflow(width, texel_half_bytes(shape->Format, shape->NumChannels),
-	                           &row))
+static uint64_t at_level(uint64_t length, unsigned int level)
+{
+	return length >> level ? length >> level : 1;
+}
+
+/* One level, of one layer if there are layers; UINT64_MAX if that overflows. `*block` is the size
+ * of its blocks. */
+static uint64_t level_bytes(const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned int level,
+                            uint64_t *block)
+{
+	bool solid = shape->Depth && !has_layers(shape);
+	uint64_t width = at_level(shape->Width, level), height = at_level(shape->Height, level);
+	uint64_t depth = solid ? at_level(shape->Depth, level) : 1;
+	uint64_t texel = texel_half_bytes(shape->Format, shape->NumChannels);
+	uint64_t row, rows, slices, bytes;
+
+	if (compressed_bytes(shape->Format)) {
+		texel = 2 * compressed_bytes(shape->Format);
+		width = width / 4 + (width % 4 != 0);
+		height = height / 4 + (height % 4 != 0);
+	}
+	rows = block_for(height, 8, solid ? 16 : 128);
+	slices = block_for(depth, 1, 16);
+	*block = 64 * rows * slices;
+	if (__builtin_mul_overflow(width, texel, &row))
 		return UINT64_MAX;
 	row = round_up(row / 2 + row % 2, 64);
-	height = blocked(height, 8, 128);
-	if (!layers)
-		depth = blocked(depth, 1, 32);
-	if (__builtin_mul_overflow(row, height, &bytes) ||
-	    __builtin_mul_overflow(bytes, depth, &bytes))
+	if (__builtin_mul_overflow(row, round_up(height, rows), &bytes) ||
+	    __builtin_mul_overflow(bytes, round_up(depth, slices), &bytes))
 		return UINT64_MAX;
 	return bytes;
 }
 
+/* How many levels there are when `wanted` are asked for: no more than down to one texel. */
+static unsigned int level_count(const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned int wanted)
+{
+	uint64_t longest = shape->Width > shape->Height ? shape->Width : shape->Height;
+	unsigned int most = 1;
+
+	if (!has_layers(shape) && shape->Depth > longest)
+		longest = shape->Depth;
+	for (; longest > 1; longest /= 2)
+		most++;
+	return wanted < most ? wanted : most;
+}
+
 static uint64_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned int levels)
 {
-	uint64_t sum = 0;
+	uint64_t sum = 0, block = 0, ignored;
 
 	if (shape->Flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING))
 		return 0;
-	for (unsigned int level = 0; level < levels && level < 64; level++) {
-		if (__builtin_add_overflow(sum, level_bytes(shape, level), &sum))
+	levels = level_count(shape, levels);
+	for (unsigned int level = 0; level < levels; level++) {
+		uint64_t bytes = level_bytes(shape, level, level ? &ignored : &block);
+
+		if (__builtin_add_overflow(sum, bytes, &sum))
 			return UINT64_MAX;
 	}
-	return footprint(sum);
+	if (has_layers(shape) && block &&
+	    __builtin_mul_overflow(round_up(sum, block), shape->Depth, &sum))
+		return UINT64_MAX;
+	/* Small ones are packed like small linear memory, but where is not known. */
+	return sum <= BLOCK_SMALL ? round_up(sum, 512) : block_round(sum);
 }
 
 static CUDA_ARRAY3D_DESCRIPTOR flat(const CUDA_ARRAY_DESCRIPTOR *shape)
@@ -126,8 +171,7 @@ CUresult cuArrayCreate_v2(CUarray *array, const CUDA_ARRAY_DESCRIPTOR *shape)
 	if (process_charge(ordinal, bytes, "cuArrayCreate") != CHARGE_OK)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	result = DRIVER(cuArrayCreate_v2)(array, shape);
-	return held_or_released(result, result ? 0 : (uint64_t)(uintptr_t)*array, ordinal, bytes,
-	                        KIND_ARRAY);
+	return held_or_released(result, result ? 0 : (uint64_t)(uintptr_t)*array, ordinal, bytes);
 }
 
 CUresult cuArrayCreate(CUarray *array, const CUDA_ARRAY_DESCRIPTOR_v1 *shape)
@@ -150,8 +194,7 @@ CUresult cuArrayCreate(CUarray *array, const CUDA_ARRAY_DESCRIPTOR_v1 *shape)
 	if (process_charge(ordinal, bytes, "cuArrayCreate") != CHARGE_OK)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	result = DRIVER(cuArrayCreate)(array, shape);
-	return held_or_released(result, result ? 0 : (uint64_t)(uintptr_t)*array, ordinal, bytes,
-	                        KIND_ARRAY);
+	return held_or_released(result, result ? 0 : (uint64_t)(uintptr_t)*array, ordinal, bytes);
 }
 
 CUresult cuArray3DCreate_v2(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR *shape)
@@ -169,8 +212,7 @@ CUresult cuArray3DCreate_v2(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR *shape
 	if (process_charge(ordinal, bytes, "cuArray3DCreate") != CHARGE_OK)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	result = DRIVER(cuArray3DCreate_v2)(array, shape);
-	return held_or_released(result, result ? 0 : (uint64_t)(uintptr_t)*array, ordinal, bytes,
-	                        KIND_ARRAY);
+	return held_or_released(result, result ? 0 : (uint64_t)(uintptr_t)*array, ordinal, bytes);
 }
 
 CUresult cuArray3DCreate(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR_v1 *shape)
@@ -195,8 +237,7 @@ CUresult cuArray3DCreate(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR_v1 *shape
 	if (process_charge(ordinal, bytes, "cuArray3DCreate") != CHARGE_OK)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	result = DRIVER(cuArray3DCreate)(array, shape);
-	return held_or_released(result, result ? 0 : (uint64_t)(uintptr_t)*array, ordinal, bytes,
-	                        KIND_ARRAY);
+	return held_or_released(result, result ? 0 : (uint64_t)(uintptr_t)*array, ordinal, bytes);
 }
 
 CUresult cuMipmappedArrayCreate(CUmipmappedArray *array, const CUDA_ARRAY3D_DESCRIPTOR *shape,
@@ -215,8 +256,7 @@ CUresult cuMipmappedArrayCreate(CUmipmappedArray *array, const CUDA_ARRAY3D_DESC
 	if (process_charge(ordinal, bytes, "cuMipmappedArrayCreate") != CHARGE_OK)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	result = DRIVER(cuMipmappedArrayCreate)(array, shape, levels);
-	return held_or_released(result, result ? 0 : (uint64_t)(uintptr_t)*array, ordinal, bytes,
-	                        KIND_MIPMAPPED);
+	return held_or_released(result, result ? 0 : (uint64_t)(uintptr_t)*array, ordinal, bytes);
 }
 
 CUresult cuArrayDestroy(CUarray array)

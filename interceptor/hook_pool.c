@@ -16,6 +16,8 @@
 
 #define POOL_STEP (32ull << 20)
 #define POOL_GRAIN 512ull
+#define POOL_BLOCK (2ull << 20) /* the device's memory comes in pages of this size */
+#define POOL_KNOWN 512
 
 struct pool {
 	struct pool *next;
@@ -27,6 +29,12 @@ struct pool {
 	uint64_t pending;   /* charged for growth by calls that are in the driver now */
 	uint64_t threshold; /* the pool keeps so much at a synchronisation */
 	int64_t slack;      /* at least so many bytes are free in what is reserved */
+	/*
+	 * Numbers of address blocks that were seen backed since `reserved` was last seen to change,
+	 * each at its number modulo POOL_KNOWN. An allocation inside such blocks did not make the
+	 * pool grow: then asking what it reserves (25 ns of a 700 ns pair) can be spared.
+	 */
+	uint64_t known[POOL_KNOWN];
 };
 
 static uint64_t attribute(const struct pool *pool, int which)
@@ -106,6 +114,31 @@ static struct pool *pool_of(struct process *process, CUmemoryPool handle)
 	return pool ? pool : pool_add(process, handle, -2);
 }
 
+/* Whether all blocks of the allocation are known; they are from now on, if `note`. */
+static bool in_known_blocks(struct pool *pool, CUdeviceptr pointer, uint64_t bytes, bool note)
+{
+	uint64_t first = pointer / POOL_BLOCK, last = (pointer + bytes - 1) / POOL_BLOCK;
+
+	/* Asking costs nothing in comparison with using so much. */
+	if (last - first >= 4)
+		return false;
+	for (uint64_t block = first; block <= last; block++) {
+		uint64_t *known = &pool->known[block % POOL_KNOWN];
+
+		if (note)
+			__atomic_store_n(known, block, __ATOMIC_RELAXED);
+		else if (__atomic_load_n(known, __ATOMIC_RELAXED) != block)
+			return false;
+	}
+	return true;
+}
+
+static void forget_known_blocks(struct pool *pool)
+{
+	for (unsigned i = 0; i < POOL_KNOWN; i++)
+		__atomic_store_n(&pool->known[i], 0, __ATOMIC_RELAXED);
+}
+
 static struct pool *current_pool(struct process *process, CUdevice ordinal)
 {
 	struct pool *pool;
@@ -145,6 +178,10 @@ static bool settle(struct pool *pool, bool anyway)
 		process_release(pool->ordinal, pool->charged - target);
 	}
 	pool->charged = target;
+	/* What it let go of may be backed anew without our being asked; what is charged stays an
+	 * upper bound until the next look, and that begins with no block known. */
+	if (reserved < pool->reserved)
+		forget_known_blocks(pool);
 	__atomic_store_n(&pool->reserved, reserved, __ATOMIC_RELAXED);
 	return true;
 }
@@ -218,6 +255,20 @@ static CUresult settle_surprise(struct pool *pool, const struct request *r)
 	return result;
 }
 
+/* After a call that was not expected to make the pool grow: look whether it did. */
+static CUresult look_after(struct pool *pool, const struct request *r)
+{
+	uint64_t reserved = attribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT);
+
+	if (reserved != __atomic_load_n(&pool->reserved, __ATOMIC_ACQUIRE))
+		return settle_surprise(pool, r);
+	(void)in_known_blocks(pool, *r->pointer, r->bytes, true);
+	/* Trimmed by another thread since: these may be the blocks that went. */
+	if (reserved != __atomic_load_n(&pool->reserved, __ATOMIC_ACQUIRE))
+		forget_known_blocks(pool);
+	return CUDA_SUCCESS;
+}
+
 static CUresult allocate_growing(struct pool *pool, const struct request *r, uint64_t grain)
 {
 	uint64_t growth;
@@ -246,12 +297,10 @@ static CUresult allocate_growing(struct pool *pool, const struct request *r, uin
 		lock_give(&pool->lock);
 	}
 	result = call_driver(r);
-	if (!growth) {
-		if (result == CUDA_SUCCESS &&
-		    attribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT) != pool->reserved)
-			return settle_surprise(pool, r);
-		return result;
-	}
+	if (result == CUDA_SUCCESS)
+		process_count(pool->ordinal);
+	if (!growth)
+		return result == CUDA_SUCCESS ? look_after(pool, r) : result;
 	lock_take(&pool->lock);
 	pool->pending -= growth;
 	/* Another thread's growth may be in what is reserved and in `pending` too: then too much
@@ -277,11 +326,11 @@ static CUresult allocate(struct process *process, struct pool *pool, const struc
 	if (__atomic_sub_fetch(&pool->slack, (int64_t)grain, __ATOMIC_RELAXED) < 0)
 		return allocate_growing(pool, r, grain);
 	result = call_driver(r);
-	if (result == CUDA_SUCCESS &&
-	    __builtin_expect(attribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT) !=
-	                         __atomic_load_n(&pool->reserved, __ATOMIC_RELAXED),
-	                     0))
-		return settle_surprise(pool, r);
+	if (result == CUDA_SUCCESS) {
+		process_count(pool->ordinal);
+		if (__builtin_expect(!in_known_blocks(pool, *r->pointer, r->bytes, false), 0))
+			return look_after(pool, r);
+	}
 	return result;
 }
 
@@ -291,7 +340,7 @@ static CUdevice stream_ordinal(CUstream stream, bool per_thread)
 {
 	CUdevice ordinal;
 
-	if ((uintptr_t)stream > 2) {
+	if ((uintptr_t)stream > 2 && !process_has_one_device()) {
 		if (per_thread && DRIVER_HAS(cuStreamGetDevice_ptsz) &&
 		    DRIVER(cuStreamGetDevice_ptsz)(stream, &ordinal) == CUDA_SUCCESS)
 			return ordinal;

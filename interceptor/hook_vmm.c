@@ -59,6 +59,7 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes,
 		process_release(ordinal, bytes);
 		return result;
 	}
+	process_count(ordinal);
 	process = process_get();
 	object = malloc(sizeof(*object));
 	if (!object)

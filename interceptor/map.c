@@ -81,26 +81,77 @@ static void vacate(struct map_shard *shard, uint64_t i)
 	shard->count--;
 }
 
+/* With the shard's lock held: room for one more entry. At most three quarters full; if it cannot
+ * grow, go on until one entry is left free. */
+static bool make_room(struct map_shard *shard)
+{
+	if (!shard->entries || shard->count >= 3ull << shard->bits >> 2)
+		(void)grow(shard);
+	return shard->entries && shard->count + 1 < 1ull << shard->bits;
+}
+
+static void fill(struct map_shard *shard, uint64_t i, uint64_t key, struct map_value value)
+{
+	if (!shard->entries[i].key)
+		shard->count++;
+	shard->entries[i].key = key;
+	shard->entries[i].value = value;
+}
+
 bool map_put(struct map *map, uint64_t key, struct map_value value)
 {
 	struct map_shard *shard = shard_of(map, key);
-	bool done = false;
+	bool room;
 
 	lock_take(&shard->lock);
-	/* At most three quarters full. If it cannot grow, go on until one entry is left free. */
-	if (!shard->entries || shard->count >= 3ull << shard->bits >> 2)
-		(void)grow(shard);
-	if (shard->entries && shard->count + 1 < 1ull << shard->bits) {
-		struct map_entry *entry = &shard->entries[find(shard, key)];
+	room = make_room(shard);
+	if (room)
+		fill(shard, find(shard, key), key, value);
+	lock_give(&shard->lock);
+	return room;
+}
 
-		if (!entry->key)
-			shard->count++;
-		entry->key = key;
-		entry->value = value;
-		done = true;
+bool map_use(struct map *map, uint64_t key, int by, struct map_value *value)
+{
+	struct map_shard *shard = shard_of(map, key);
+	bool found = false;
+
+	lock_take(&shard->lock);
+	if (shard->entries) {
+		uint64_t i = find(shard, key);
+
+		if (shard->entries[i].key) {
+			shard->entries[i].value.uses += by;
+			*value = shard->entries[i].value;
+			found = true;
+			if (value->uses == 0)
+				vacate(shard, i);
+		}
 	}
 	lock_give(&shard->lock);
-	return done;
+	return found;
+}
+
+bool map_use_or_put(struct map *map, uint64_t key, struct map_value fresh, bool *full)
+{
+	struct map_shard *shard = shard_of(map, key);
+	bool put = false;
+	uint64_t i;
+
+	*full = false;
+	lock_take(&shard->lock);
+	if (make_room(shard)) {
+		i = find(shard, key);
+		put = !shard->entries[i].key;
+		if (put)
+			fill(shard, i, key, fresh);
+		else
+			shard->entries[i].value.uses += fresh.uses;
+	} else {
+		*full = true;
+	}
+	lock_give(&shard->lock);
+	return put;
 }
 
 static bool look(struct map *map, uint64_t key, struct map_value *value, bool take)

@@ -15,10 +15,10 @@
 #define MAP_SHARDS 64
 
 struct map_value {
-	uint64_t bytes; /* charged for it; hook_vmm.c keeps pointers here */
-	uint64_t owner; /* the context that it belongs to, or 0 */
+	uint64_t bytes; /* charged for it */
+	uint64_t owner; /* the context that it belongs to, or 0; hook_vmm.c keeps pointers here */
 	int32_t ordinal;
-	int32_t kind;
+	int32_t uses; /* block.c: live pointers in it */
 };
 
 struct map_entry {
@@ -43,6 +43,16 @@ bool map_put(struct map *map, uint64_t key, struct map_value value);
 /* Look up; with `remove`, take it out. */
 bool map_get(struct map *map, uint64_t key, struct map_value *value);
 bool map_take(struct map *map, uint64_t key, struct map_value *value);
+
+/*
+ * Add `by` to the uses of what is there, and take it out if none is left. False if nothing is
+ * there. *value is what it is afterwards.
+ */
+bool map_use(struct map *map, uint64_t key, int by, struct map_value *value);
+
+/* The same, but if nothing is there insert `fresh`; true if it was inserted. *full is set if there
+ * was no memory for that. */
+bool map_use_or_put(struct map *map, uint64_t key, struct map_value fresh, bool *full);
 
 /* Call `visit` for each entry, with the shard's lock held; entries for which it returns true
  * are taken out. `visit` must not use the map. */

@@ -11,7 +11,8 @@
 #include "lock.h"
 #include "map.h"
 
-#define PROCESS_ORDINALS 64 /* CUDA devices of one process */
+#define PROCESS_ORDINALS 64  /* CUDA devices of one process */
+#define PROCESS_PRESENT 1024 /* words of the filter of block_maybe() */
 
 /* What became of a request for bytes. */
 enum charge_result {
@@ -41,8 +42,9 @@ struct process {
 	struct ledger_account account[LEDGER_DEVICES];
 	uint64_t context_bytes[LEDGER_DEVICES]; /* part of account.held that is contexts */
 
-	struct map pointers; /* linear memory and arrays, by address or handle: hook_alloc.c,
-	                        hook_array.c */
+	struct map blocks; /* block.c: linear memory, by 2 MiB of addresses */
+	uint32_t blocks_present[PROCESS_PRESENT]; /* how many entries of `blocks` hash here */
+	struct map pointers; /* hold.c: managed memory by address, arrays by handle */
 	struct map contexts; /* hook_context.c */
 
 	struct lock vmm_lock;
@@ -67,8 +69,17 @@ struct process *process_attached(void);
 /* The ledger device of a CUDA device ordinal, or -1 if the slice has no quota there. */
 int process_device(struct process *process, CUdevice ordinal);
 
+/* Whether this process is attached and its slice has a quota on the device. */
+bool process_ready(CUdevice ordinal);
+
+/* Whether this process is known to see one CUDA device only. */
+bool process_has_one_device(void);
+
 /* The ordinal of the current context's device, or -1: then the call is the driver's to refuse. */
 CUdevice process_current_ordinal(void);
+
+/* Count an allocation that succeeded. */
+void process_count(CUdevice ordinal);
 
 /* Charge `bytes` on the device `ordinal`. Before it refuses it gives back what can be: dead
  * siblings' bytes and free memory of own pools. `what` names the caller for messages. */
@@ -86,10 +97,5 @@ void process_release_context(CUdevice ordinal, uint64_t bytes);
 /* What driver truth says that this process holds on the device; false if it is unknown. Asks the
  * enforcer. */
 bool process_truth(CUdevice ordinal, uint64_t *bytes);
-
-/* What one charge of `bytes` of linear memory really takes (driver observation, H100, 580.159.04:
- * above 1 MiB whole blocks of 2 MiB; up to 1 MiB packed into such blocks at 512 byte steps).
- * UINT64_MAX if that overflows. */
-uint64_t footprint(uint64_t bytes);
 
 #endif

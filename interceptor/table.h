@@ -27,6 +27,8 @@
 	HOOK(cuMemAllocManaged, (CUdeviceptr * pointer, size_t bytes, unsigned int flags))         \
 	HOOK(cuMemFree, (CUdeviceptr_v1 pointer))                                                  \
 	HOOK(cuMemFree_v2, (CUdeviceptr pointer))                                                  \
+	HOOK(cuMemFreeAsync, (CUdeviceptr pointer, CUstream stream))                               \
+	HOOK(cuMemFreeAsync_ptsz, (CUdeviceptr pointer, CUstream stream))                          \
 	/* hook_pool.c: stream-ordered memory */                                                   \
 	HOOK(cuMemAllocAsync, (CUdeviceptr * pointer, size_t bytes, CUstream stream))              \
 	HOOK(cuMemAllocAsync_ptsz, (CUdeviceptr * pointer, size_t bytes, CUstream stream))         \
@@ -95,8 +97,6 @@
 	CALL(cuDeviceGetMemPool, (CUmemoryPool * pool, CUdevice device))                           \
 	CALL(cuDevicePrimaryCtxGetState, (CUdevice device, unsigned int *flags, int *active))      \
 	CALL(cuMemPoolGetAttribute, (CUmemoryPool pool, int attribute, void *value))               \
-	CALL(cuMemFreeAsync, (CUdeviceptr pointer, CUstream stream))                               \
-	CALL(cuMemFreeAsync_ptsz, (CUdeviceptr pointer, CUstream stream))                          \
 	CALL(cuStreamIsCapturing, (CUstream stream, int *status))                                  \
 	CALL(cuStreamIsCapturing_ptsz, (CUstream stream, int *status))                             \
 	CALL(cuStreamGetDevice, (CUstream stream, CUdevice * device))                              \

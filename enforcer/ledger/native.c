@@ -110,12 +110,14 @@ struct native_sums native_sums(const struct ledger *ledger, uint32_t device, con
 	for (uint32_t lane = 0; lane < lanes && lane < LEDGER_LANES; lane++) {
 		const struct ledger_entry *entry = &ledger->lane[lane].entry[device];
 
+		/* What a dead process has counted stays in its lane until the next one gets it, and
+		 * is `retired` from then on: the sum of both never goes down. */
+		sums.allocations += load(&entry->allocations);
+		sums.refusals += load(&entry->refusals);
 		if (!live[lane])
 			continue;
 		sums.held += native_held(ledger, device, lane);
 		sums.context += load(&entry->context);
-		sums.allocations += load(&entry->allocations);
-		sums.refusals += load(&entry->refusals);
 	}
 	__atomic_thread_fence(__ATOMIC_ACQUIRE);
 	sums.quiet = load(&d->word.tag) == tag;

@@ -96,18 +96,18 @@ func TestManyProcessesRaceForTheLastByte(t *testing.T) {
 		seconds, processes, limit = "60", "64", 36<<10
 	}
 	cases := []struct {
-		name, nvml, context, grain string
-		limit                      int // MiB
+		name, nvml, context string
+		limit               int // MiB
 	}{
 		// Without driver truth a context is charged as configured: 512 MiB.
-		{"to the byte", "fail", "512M", "512", limit},
-		{"with driver truth", "", "8M", fmt.Sprint(2 * mib), 1536},
+		{"without driver truth", "fail", "512M", limit},
+		{"with driver truth", "", "8M", 1536},
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
 			env := environment(t, "FAKECUDA_DEVICES=2", "FAKECUDA_CONTEXT="+c.context, "FAKECUDA_NVML="+c.nvml)
 			out, err := inSlice(t, env, fmt.Sprintf("%dM", c.limit), compile(t, "race"), seconds, processes, "4",
-				fmt.Sprint(c.limit*mib), c.grain)
+				fmt.Sprint(c.limit*mib))
 			if err != nil {
 				t.Fatalf("%v\n%s", err, out)
 			}

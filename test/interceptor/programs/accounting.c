@@ -86,14 +86,22 @@ static void charged(const char *step, unsigned long long bytes)
 
 static void linear(void)
 {
-	CUdeviceptr p = 0, q = 0;
+	CUdeviceptr p = 0, q = 0, small[16];
 	size_t pitch;
 
 	expect("alloc 1 byte", cuMemAlloc_v2(&p, 1), CUDA_SUCCESS);
-	charged("alloc 1 byte", 512);
+	charged("alloc 1 byte", 2 * MIB);
+	for (int i = 0; i < 16; i++)
+		expect("alloc 64 KiB", cuMemAlloc_v2(&small[i], 65536), CUDA_SUCCESS);
+	charged("and 1 MiB more in the same block", 2 * MIB);
 	expect("alloc 3 MiB", cuMemAlloc_v2(&q, 3 * MIB), CUDA_SUCCESS);
-	charged("alloc 3 MiB", 4 * MIB + 512);
+	charged("alloc 3 MiB", 6 * MIB);
 	expect("free", cuMemFree_v2(p), CUDA_SUCCESS);
+	charged("free of one in the block", 6 * MIB);
+	for (int i = 0; i < 15; i++)
+		expect("free", cuMemFree_v2(small[i]), CUDA_SUCCESS);
+	expect("free by cuMemFreeAsync", cuMemFreeAsync(small[15], NULL), CUDA_SUCCESS);
+	charged("free of all in the block", 4 * MIB);
 	expect("free", cuMemFree_v2(q), CUDA_SUCCESS);
 	charged("after free", 0);
 	expect("free twice", cuMemFree_v2(q), CUDA_ERROR_INVALID_VALUE);

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * race SECONDS PROCESSES KILLS LIMIT GRAIN [SEED]: many processes of one slice race for its last
- * byte, on every device, through the driver's API, while some of them are killed at random. Run in
- * a slice of LIMIT bytes per device.
+ * race SECONDS PROCESSES KILLS LIMIT [SEED]: many processes of one slice race for its last bytes,
+ * on every device, through the driver's API, while some of them are killed at random. Run in a
+ * slice of LIMIT bytes per device. Sizes are whole blocks of 2 MiB, so that what is asked is what
+ * is charged; test/ledger races for single bytes.
  *
  * Each process keeps books in memory that all share, around every call:
  *
@@ -57,7 +58,6 @@ static struct shared {
 } * shared;
 
 static int processes;
-static size_t grain;
 
 static void complain(const char *what, int device, uint64_t a, uint64_t b)
 {
@@ -65,13 +65,6 @@ static void complain(const char *what, int device, uint64_t a, uint64_t b)
 	       (unsigned long long)b);
 	fflush(stdout);
 	shared->wrong = 1;
-}
-
-static uint64_t taken(uint64_t bytes)
-{
-	uint64_t step = bytes <= 1u << 20 ? 512 : 2u << 20;
-
-	return (bytes + step - 1) / step * step;
 }
 
 /*
@@ -107,7 +100,7 @@ static void holds_no_more(struct books *mine, int device, uint64_t bytes)
 
 static void allocate(struct books *mine, int device, size_t bytes, CUdeviceptr *pointer)
 {
-	uint64_t real = taken(bytes), most, added;
+	uint64_t real = bytes, most, added;
 	CUresult result;
 
 	added = atomic_fetch_add(&shared->added[device], real) + real;
@@ -134,10 +127,10 @@ static void allocate(struct books *mine, int device, size_t bytes, CUdeviceptr *
 
 static void release(struct books *mine, int device, CUdeviceptr pointer, size_t bytes)
 {
-	gives_back(mine, device, taken(bytes));
+	gives_back(mine, device, bytes);
 	if (cuMemFree_v2(pointer) != CUDA_SUCCESS)
 		complain("a free failed", device, pointer, 0);
-	holds_no_more(mine, device, taken(bytes));
+	holds_no_more(mine, device, bytes);
 }
 
 /* A context may be refused while the others hold all: wait for a gap. */
@@ -175,8 +168,7 @@ static int child(int index, unsigned int seed)
 	while (!shared->stop) {
 		int d = rand_r(&seed) % DEVICES, i = rand_r(&seed) % HELD;
 		/* Many small ones, so that the last bytes are raced for; some that are large. */
-		size_t most = rand_r(&seed) % 4 ? 8 * grain : 24u << 20;
-		size_t bytes = (size_t)rand_r(&seed) % most / grain * grain + grain;
+		size_t bytes = ((size_t)rand_r(&seed) % (rand_r(&seed) % 4 ? 2 : 12) + 1) << 21;
 
 		uint32_t pause = shared->pause;
 
@@ -217,8 +209,7 @@ static pid_t start(char **argv, int index, unsigned int seed)
 		snprintf(number, sizeof(number), "%d", index);
 		snprintf(text, sizeof(text), "%u", seed);
 		/* A fresh image: CUDA does not survive a fork. */
-		execl("/proc/self/exe", argv[0], "child", number, argv[2], text, argv[5],
-		      (char *)NULL);
+		execl("/proc/self/exe", argv[0], "child", number, argv[2], text, (char *)NULL);
 		_exit(127);
 	}
 	return pid;
@@ -245,22 +236,21 @@ static uint64_t used_by_slice(CUcontext context)
 int main(int argc, char **argv)
 {
 	static pid_t pids[MOST];
-	int is_child = argc > 5 && strcmp(argv[1], "child") == 0, kills, checks = 0, killed = 0;
+	int is_child = argc > 4 && strcmp(argv[1], "child") == 0, kills, checks = 0, killed = 0;
 	unsigned int seed;
 	CUcontext context[DEVICES];
 	double end;
 	int f;
 
-	if (argc < 6)
+	if (argc < 5)
 		return 64;
-	grain = strtoull(argv[5], NULL, 10);
 	processes = atoi(argv[is_child ? 3 : 2]);
 	if (is_child) {
 		shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE, MAP_SHARED, 42, 0);
 		return shared == MAP_FAILED ? 1 : child(atoi(argv[2]), (unsigned int)atoi(argv[4]));
 	}
 	kills = atoi(argv[3]);
-	seed = argc > 6 ? (unsigned int)atoi(argv[6]) : (unsigned int)time(NULL);
+	seed = argc > 5 ? (unsigned int)atoi(argv[5]) : (unsigned int)time(NULL);
 	printf("seed %u\n", seed);
 	f = memfd_create("race", 0);
 	if (f < 0 || dup2(f, 42) != 42 || ftruncate(42, sizeof(*shared)))

@@ -1,0 +1,48 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Linear memory as the driver takes it from the device: in blocks of 2 MiB.
+ *
+ * Driver observation (H100, 580.159.04): up to 1 MiB an allocation is packed into a block with
+ * others of its context, and a block goes back to the device with the last allocation in it; above
+ * 1 MiB an allocation begins on a block and takes whole ones. So what counts is which blocks are in
+ * use. For small allocations that is also the cheapest to keep: hundreds of them touch the ledger
+ * once.
+ *
+ * Which block a small allocation falls into is the driver's choice and known only afterwards. It is
+ * therefore charged after the call, at once: if the block is a new one and does not fit, the
+ * allocation is freed again and refused. All others are charged before the call.
+ */
+#ifndef GPUSLICE_BLOCK_H
+#define GPUSLICE_BLOCK_H
+
+#include "process.h"
+
+#define BLOCK_BYTES (2ull << 20)
+#define BLOCK_SMALL (1ull << 20) /* allocations up to this size are packed */
+
+/* What one allocation of `bytes` > BLOCK_SMALL takes. UINT64_MAX if that overflows. */
+uint64_t block_round(uint64_t bytes);
+
+/* The driver made a small allocation: charge its block if that is new. CHARGE_OK, or the caller
+ * frees it. */
+enum charge_result block_took_small(CUdeviceptr pointer, CUdevice ordinal);
+
+/* The driver made another allocation, for which `bytes` were charged. */
+void block_took(CUdeviceptr pointer, CUdevice ordinal, uint64_t bytes);
+
+/*
+ * Around a free: before the driver's call take the pointer out, false if it is not of linear
+ * memory; afterwards give back what is no longer in use, or put the pointer in again if the driver
+ * failed. Given back earlier, others could take the bytes while the driver still holds them; taken
+ * out later, the address could be in use again by then.
+ */
+bool block_leave(CUdeviceptr pointer, struct map_value *value);
+void block_left(CUdeviceptr pointer, struct map_value value, CUresult result);
+
+/* False if the pointer is surely not of linear memory. A look at one word: cuMemFreeAsync asks. */
+bool block_maybe(CUdeviceptr pointer);
+
+/* Forget all that belonged to a context; adds what was charged for it to bytes[ordinal]. */
+void block_owner_gone(struct process *process, uint64_t owner, uint64_t *bytes);
+
+#endif

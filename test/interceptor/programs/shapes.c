@@ -1,0 +1,91 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What arrays take. Reads shapes, a line each:
+ *
+ *	WIDTH HEIGHT DEPTH FORMAT CHANNELS FLAGS LEVELS COUNT
+ *
+ * (LEVELS 0: not mipmapped) and prints for each one how many bytes less are free with one such array,
+ * and with COUNT of them. In a slice that is what the interceptor charges, outside what the driver
+ * takes.
+ */
+#include "cuda_abi.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/types.h>
+
+#define MOST 64
+
+CUresult cuInit(unsigned int);
+CUresult cuDevicePrimaryCtxRetain(CUcontext *, CUdevice);
+CUresult cuCtxSetCurrent(CUcontext);
+CUresult cuMemGetInfo_v2(size_t *, size_t *);
+CUresult cuArray3DCreate_v2(CUarray *, const CUDA_ARRAY3D_DESCRIPTOR *);
+CUresult cuArrayDestroy(CUarray);
+CUresult cuMipmappedArrayCreate(CUmipmappedArray *, const CUDA_ARRAY3D_DESCRIPTOR *, unsigned int);
+CUresult cuMipmappedArrayDestroy(CUmipmappedArray);
+
+static void must(CUresult result, const char *what)
+{
+	if (result == CUDA_SUCCESS)
+		return;
+	printf("%s: CUDA error %d\n", what, result);
+	exit(1);
+}
+
+static size_t available(void)
+{
+	size_t bytes, total;
+
+	must(cuMemGetInfo_v2(&bytes, &total), "cuMemGetInfo");
+	return bytes;
+}
+
+static void take(const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned int levels, int count)
+{
+	CUmipmappedArray mipmapped[MOST];
+	CUarray plain[MOST];
+	size_t before = available(), one = 0;
+
+	for (int i = 0; i < count; i++) {
+		if (levels)
+			must(cuMipmappedArrayCreate(&mipmapped[i], shape, levels),
+			     "cuMipmappedArrayCreate");
+		else
+			must(cuArray3DCreate_v2(&plain[i], shape), "cuArray3DCreate");
+		if (i == 0)
+			one = before - available();
+	}
+	printf("%zu %zu\n", one, before - available());
+	for (int i = 0; i < count; i++) {
+		if (levels)
+			must(cuMipmappedArrayDestroy(mipmapped[i]), "cuMipmappedArrayDestroy");
+		else
+			must(cuArrayDestroy(plain[i]), "cuArrayDestroy");
+	}
+	if (available() != before) {
+		printf("%zd bytes stay charged after the last is destroyed\n",
+		       (ssize_t)(before - available()));
+		exit(1);
+	}
+}
+
+int main(void)
+{
+	CUDA_ARRAY3D_DESCRIPTOR shape = {0};
+	unsigned int format, levels;
+	CUcontext context;
+	int count;
+
+	must(cuInit(0), "cuInit");
+	must(cuDevicePrimaryCtxRetain(&context, 0), "cuDevicePrimaryCtxRetain");
+	must(cuCtxSetCurrent(context), "cuCtxSetCurrent");
+	while (scanf("%zu %zu %zu %u %u %u %u %d", &shape.Width, &shape.Height, &shape.Depth,
+	             &format, &shape.NumChannels, &shape.Flags, &levels, &count) == 8) {
+		shape.Format = (int)format;
+		if (count < 1 || count > MOST)
+			return 1;
+		take(&shape, levels, count);
+	}
+	return 0;
+}

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package interceptor
+
+import (
+	"bufio"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// shape is an array that was made on a card, and what it took there.
+type shape struct {
+	name  string // as the conformance program printed it
+	line  string // as programs/shapes.c reads it
+	count uint64
+	one   uint64 // bytes that one took
+	many  uint64 // bytes that `count` took
+	takes bool   // memory of its own: neither sparse nor deferred
+}
+
+// flags of CUDA_ARRAY3D_DESCRIPTOR, by the name that test/conformance/array.c gives to a kind of array.
+var flags = map[string]uint{
+	"1d": 0, "2d": 0, "3d": 0, "bc1": 0, "bc3": 0, "bc7": 0, "unorm8x4": 0,
+	"1d_layered": 0x01, "2d_layered": 0x01, "cubemap": 0x04, "cubemap_layered": 0x05,
+	"sparse": 0x40, "deferred": 0x80,
+}
+
+// array.KIND.WxHxD.0xFORMAT.CHANNELS: held N, 64 hold N, left 0; or mipmapLEVELS in place of array
+var arrayLine = regexp.MustCompile(`^(?:array|mipmap(\d+))\.(\w+)\.(\d+)x(\d+)x(\d+)\.0x(\w+)\.(\d): held (\d+),(?: (\d+) hold (\d+),)? left 0$`)
+
+// shapes are all those of the conformance program's run on a card.
+func shapes(t *testing.T) []shape {
+	t.Helper()
+	f, err := os.Open("../conformance/expected/h100.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	number := func(text string, base int) uint64 {
+		if text == "" {
+			return 0
+		}
+		n, err := strconv.ParseUint(text, base, 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	var list []shape
+	for lines := bufio.NewScanner(f); lines.Scan(); {
+		m := arrayLine.FindStringSubmatch(lines.Text())
+		if m == nil {
+			continue
+		}
+		flag, known := flags[m[2]]
+		if !known {
+			t.Fatalf("%q: what flags has %q?", lines.Text(), m[2])
+		}
+		s := shape{name: strings.SplitN(lines.Text(), ":", 2)[0], one: number(m[8], 10), count: 1}
+		s.takes = flag < 0x40
+		s.many = s.one
+		if m[9] != "" && s.takes {
+			s.count, s.many = number(m[9], 10), number(m[10], 10)
+		}
+		s.line = fmt.Sprintf("%s %s %s %d %s %d %d %d",
+			m[3], m[4], m[5], number(m[6], 16), m[7], flag, number(m[1], 10), s.count)
+		list = append(list, s)
+	}
+	if len(list) < 80 {
+		t.Fatalf("only %d shapes in h100.txt", len(list))
+	}
+	return list
+}
+
+// took runs shapes.c, and calls `each` with what it says of one array and of `count`.
+func took(t *testing.T, list []shape, c *exec.Cmd, each func(t *testing.T, s shape, one, many uint64)) {
+	t.Helper()
+	var in strings.Builder
+	for _, s := range list {
+		fmt.Fprintln(&in, s.line)
+	}
+	c.Stdin = strings.NewReader(in.String())
+	out, err := c.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	lines := strings.Split(strings.TrimSpace(string(out)), "\n")
+	if len(lines) != len(list) {
+		t.Fatalf("%d answers to %d shapes:\n%s", len(lines), len(list), out)
+	}
+	for i, s := range list {
+		var one, many uint64
+		if _, err := fmt.Sscan(lines[i], &one, &many); err != nil {
+			t.Fatalf("%s: %q: %v", s.name, lines[i], err)
+		}
+		each(t, s, one, many)
+	}
+}
+
+// The interceptor charges an array before the driver makes it, so it must know what it will take.
+func TestAnArrayIsChargedAsMuchAsTheCardTakes(t *testing.T) {
+	const block = 2 * mib
+	c := exec.Command(filepath.Join(bin(t), "gpuslice"), "run", "--embedded", "--quiet", "--vram", "4G", "--", compile(t, "shapes"))
+	c.Env = environment(t)
+	took(t, shapes(t), c, func(t *testing.T, s shape, one, many uint64) {
+		switch {
+		case many != s.count*one:
+			t.Errorf("%s: %d bytes are charged for one and %d for %d", s.name, one, many, s.count)
+		case one > mib && one != s.one, !s.takes && one != 0:
+			t.Errorf("%s: %d bytes are charged, the card took %d", s.name, one, s.one)
+		case one > mib || !s.takes:
+		// Up to 1 MiB arrays share blocks, and the card's figures tell how many fit one.
+		case one == 0 || one%512 != 0 || s.one != block:
+			t.Errorf("%s: %d bytes are charged, the card took %d", s.name, one, s.one)
+		case s.count > 1 && (s.count+block/one-1)/(block/one)*block != s.many:
+			t.Errorf("%s: %d bytes are charged for one, and the card took %d for %d", s.name, one, s.many, s.count)
+		}
+	})
+}
+
+func TestTheSimulatedCardGivesAnArrayWhatTheCardGave(t *testing.T) {
+	c := exec.Command(compile(t, "shapes"))
+	c.Env = environment(t)
+	took(t, shapes(t), c, func(t *testing.T, s shape, one, many uint64) {
+		if one != s.one || many != s.many {
+			t.Errorf("%s: %d bytes, and %d for %d; the card gave %d and %d", s.name, one, many, s.count, s.one, s.many)
+		}
+	})
+}
