@@ -55,8 +55,19 @@ func makePrivate(dir string, mode os.FileMode) error {
 
 // makeSliceDir makes a slice's directory with all but the attach socket. Mkdir and O_EXCL follow no link and take
 // over nothing that is there.
-func makeSliceDir(dir string) error {
-	if err := os.Mkdir(dir, 0o755); err != nil {
+//
+// A container has the inner directory bound, and so does not need a way through the outer one; to the host's users it is
+// closed, or each of them could keep the attach socket busy. A session's processes do come that way.
+func (s *slice) makeDir() error {
+	mode := os.FileMode(0o700)
+	if s.request.Session {
+		mode = 0o711
+	}
+	return makeSliceDir(s.dir, mode)
+}
+
+func makeSliceDir(dir string, mode os.FileMode) error {
+	if err := os.Mkdir(dir, mode); err != nil {
 		return err
 	}
 	bind := filepath.Join(dir, bindName)

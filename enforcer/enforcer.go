@@ -64,6 +64,9 @@ type Options struct {
 	Truth    Truth // nil: there is none, and NoTruth says why
 	NoTruth  string
 	Log      *slog.Logger
+	// Caller says who asks, by the kernel's word, for the context of a call; false if that is not known. nil: only
+	// this process itself asks.
+	Caller func(context.Context) (pid int, uid uint32, known bool)
 	// Unprivileged enforcers serve sessions of their own user only: no containers, no restart.
 	Unprivileged bool
 }
@@ -82,7 +85,8 @@ type Enforcer struct {
 
 	counter atomic.Pointer[Counter]
 
-	change sync.Mutex // registering, releasing, restoring
+	change    sync.Mutex          // registering, releasing, restoring
+	lingering map[*slice]struct{} // released, with processes that are alive; guarded by change
 
 	mu     sync.RWMutex
 	slices map[string]*slice // by id
@@ -100,7 +104,7 @@ func New(options Options) (*Enforcer, error) {
 	if options.ContextBytes == 0 {
 		options.ContextBytes = DefaultContextBytes
 	}
-	e := &Enforcer{options: options, log: options.Log, slices: make(map[string]*slice)}
+	e := &Enforcer{options: options, log: options.Log, slices: make(map[string]*slice), lingering: make(map[*slice]struct{})}
 	if err := e.open(); err != nil {
 		return nil, errors.Join(err, e.Close())
 	}
@@ -187,6 +191,10 @@ func (e *Enforcer) Close() error {
 	for _, s := range e.all() {
 		s.leave()
 	}
+	for s := range e.lingering {
+		s.leave()
+	}
+	clear(e.lingering)
 	e.mu.Lock()
 	clear(e.slices)
 	e.mu.Unlock()

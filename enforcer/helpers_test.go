@@ -300,12 +300,28 @@ func newCgroup(t *testing.T) string {
 	return ""
 }
 
+// processes are those in a cgroup now.
+func processes(t *testing.T, cgroup string) map[int]bool {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(cgroup, "cgroup.procs"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	pids := make(map[int]bool)
+	for line := range strings.Lines(string(text)) {
+		if pid, err := strconv.Atoi(strings.TrimSpace(line)); err == nil {
+			pids[pid] = true
+		}
+	}
+	return pids
+}
+
 // eventually waits for something that the kernel tells in its own time.
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); !ok(); time.Sleep(2 * time.Millisecond) {
+	for deadline := time.Now().Add(30 * time.Second); !ok(); time.Sleep(2 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("after 10 s still not: %s", what)
+			t.Fatalf("after 30 s still not: %s", what)
 		}
 	}
 }

@@ -34,6 +34,9 @@ func (s *slice) answer(peer *process.Handle, r ledger.Request) (reply ledger.Rep
 			peer.Close()
 		}
 	}()
+	if s.released() { // then it has no members, and whoever asks is told why he gets nothing
+		return ledger.Reply{Status: ledger.StatusClosed}, nil, true
+	}
 	if !s.e.member(s, peer) {
 		return s.stranger(peer)
 	}
@@ -60,6 +63,12 @@ func (s *slice) answer(peer *process.Handle, r ledger.Request) (reply ledger.Rep
 		s.log.Error("answer a process of the slice", "pid", peer.PID, "err", err)
 	}
 	return reply, nil, true
+}
+
+func (s *slice) released() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.state == api.Released
 }
 
 // stranger answers a process that is not of the slice. It is said once in full view: whoever can reach the

@@ -42,7 +42,7 @@ func (e *Enforcer) register(ctx context.Context, r api.RegisterRequest) (api.Reg
 	if err := ctx.Err(); err != nil {
 		return api.RegisterReply{}, err // who asked is gone: nobody would release it
 	}
-	s, err := e.newSlice(r)
+	s, err := e.newSlice(ctx, r)
 	if err != nil {
 		return api.RegisterReply{}, err
 	}
@@ -59,7 +59,7 @@ func (e *Enforcer) register(ctx context.Context, r api.RegisterRequest) (api.Reg
 }
 
 // newSlice finds out who the slice's processes are. It changes nothing outside this process.
-func (e *Enforcer) newSlice(r api.RegisterRequest) (*slice, error) {
+func (e *Enforcer) newSlice(ctx context.Context, r api.RegisterRequest) (*slice, error) {
 	init, err := process.Open(r.PID)
 	if errors.Is(err, process.ErrDead) {
 		return nil, api.Errorf(api.CodeBadRequest, "process %d, with which slice %s should begin, is dead", r.PID, r.ID)
@@ -72,15 +72,17 @@ func (e *Enforcer) newSlice(r api.RegisterRequest) (*slice, error) {
 		initStart: init.Start, init: init, state: api.Active,
 		lanes: make(map[uint32]*lane), byPID: make(map[int]*lane), next: 1,
 	}
-	if !r.Session {
+	if r.Session {
+		err = e.mayBegin(ctx, r)
+	} else {
 		s.cgroup, err = e.host.Of(r.PID)
-		if err == nil && !init.Alive() {
-			err = process.ErrDead // and what was read may be another's
-		}
-		if err != nil {
-			s.leave()
-			return nil, api.Errorf(api.CodeBadRequest, "slice %s: %v", r.ID, err)
-		}
+	}
+	if err == nil && !init.Alive() {
+		err = process.ErrDead // and what was read may be another's
+	}
+	if err != nil {
+		s.leave()
+		return nil, api.Errorf(api.CodeBadRequest, "slice %s: %v", r.ID, err)
 	}
 	if s.generation, err = e.store.NextGeneration(); err != nil {
 		s.leave()
@@ -88,6 +90,24 @@ func (e *Enforcer) newSlice(r api.RegisterRequest) (*slice, error) {
 	}
 	s.dir = e.sliceDir(r.ID, s.generation)
 	return s, nil
+}
+
+// mayBegin says why who asks may not begin a session with that process: it takes the process, and all below it,
+// out of the slice that they are in.
+func (e *Enforcer) mayBegin(ctx context.Context, r api.RegisterRequest) error {
+	if e.options.Caller == nil {
+		return nil
+	}
+	pid, uid, known := e.options.Caller(ctx)
+	switch {
+	case !known:
+		return errors.New("the kernel does not say who asks, and a session is given to its own processes only")
+	case !process.Ancestor(r.PID, pid):
+		return fmt.Errorf("process %d is neither the one that asks (%d) nor a descendant of it: a session begins with a process of one's own, and `gpuslice run` makes one", r.PID, pid)
+	case uid != 0 && r.UID != uid:
+		return fmt.Errorf("uid %d asks for a session of uid %d: one's own is accepted", uid, r.UID)
+	}
+	return nil
 }
 
 // makeWay releases slices that are over but not released yet, and that the new one replaces: the engine has
@@ -122,7 +142,7 @@ func (e *Enforcer) establish(s *slice) error {
 		return err
 	}
 	killpoint.Pass("register.ledger")
-	if err := makeSliceDir(s.dir); err != nil {
+	if err := s.makeDir(); err != nil {
 		return fmt.Errorf("make the slice's directory: %w", err)
 	}
 	killpoint.Pass("register.dir")
@@ -148,7 +168,7 @@ func (s *slice) begin(name [16]byte) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.ledger = l
+	s.ledger, s.identity = l, l.Identity()
 	if s.record() {
 		l.SetRecord()
 	}
@@ -189,13 +209,12 @@ func (s *slice) foresee() []*device {
 
 // watchSlice makes the slice end by itself when its processes have ended, whether or not anybody says so.
 func (e *Enforcer) watchSlice(s *slice) error {
-	look := func() { go e.ended(s) }
 	if s.init != nil {
 		err := e.deaths.Watch(s.init, func() {
-			if s.cgroup != (cgroup.Path{}) {
+			if !s.request.Session {
 				e.cgroups.Recheck(s.cgroup)
 			}
-			look()
+			go e.ended(s)
 		})
 		if err != nil {
 			return err
@@ -204,7 +223,7 @@ func (e *Enforcer) watchSlice(s *slice) error {
 	if s.request.Session {
 		return nil
 	}
-	if err := e.cgroups.Watch(s.cgroup, look); err != nil {
+	if err := e.watchCgroup(s.cgroup); err != nil {
 		return err
 	}
 	if s.init == nil {
@@ -213,16 +232,66 @@ func (e *Enforcer) watchSlice(s *slice) error {
 	return nil
 }
 
-// ended releases a slice of which no process is left.
+// watchCgroup makes all slices of a cgroup end with it. It has one that is active at most, and may have others that
+// were released before their processes ended.
+func (e *Enforcer) watchCgroup(p cgroup.Path) error {
+	err := e.cgroups.Watch(p, func() { go e.emptied(p) })
+	if errors.Is(err, cgroup.ErrWatched) {
+		return nil
+	}
+	return err
+}
+
+// ended releases a slice if no process of it is left.
 func (e *Enforcer) ended(s *slice) {
 	if e.lockChange() != nil {
 		return
 	}
 	defer e.change.Unlock()
+	e.releaseEnded(s)
+}
+
+// emptied is told that a cgroup has no process, or had none for a moment.
+func (e *Enforcer) emptied(p cgroup.Path) {
+	if e.lockChange() != nil {
+		return
+	}
+	defer e.change.Unlock()
+	for _, s := range e.all() {
+		if s.cgroup == p {
+			e.releaseEnded(s)
+		}
+	}
+	e.clearLingering(p)
+	// Somebody came meanwhile (an exec, say), and the watch ended with what it told.
+	if populated, err := cgroup.Populated(p); e.uses(p) && (populated || err != nil) {
+		if err := e.watchCgroup(p); err != nil {
+			e.log.Error("a slice will not be released by itself when its processes end", "cgroup", p.String(), "err", err)
+		}
+	}
+}
+
+// releaseEnded is called with change held.
+func (e *Enforcer) releaseEnded(s *slice) {
 	if e.find(s.id()) != s || s.running() {
 		return
 	}
 	if err := e.release(s, causeEnded); err != nil {
 		s.log.Error("release a slice whose processes have ended", "err", err)
 	}
+}
+
+// uses says whether there is a slice of a cgroup, released or not. Called with change held.
+func (e *Enforcer) uses(p cgroup.Path) bool {
+	for _, s := range e.all() {
+		if s.cgroup == p {
+			return true
+		}
+	}
+	for s := range e.lingering {
+		if s.cgroup == p {
+			return true
+		}
+	}
+	return false
 }

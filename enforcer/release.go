@@ -20,8 +20,7 @@ const (
 )
 
 // Release ends a slice: of that generation only, unless it is 0. Without force, one whose processes are alive
-// stays. The poststop hook of a container knows neither; so it ends the slice of the container that has just
-// stopped, and a newer one that the engine has started under the same id stays.
+// stays. With it they get nothing more; what is bound into a container stays there until they end (see clearOnceEmpty).
 // Releasing what is not there is api.ErrNotFound.
 func (e *Enforcer) Release(_ context.Context, id string, generation uint64, force bool) (api.Slice, error) {
 	if err := api.CheckID(id); err != nil {
@@ -49,25 +48,14 @@ func (e *Enforcer) Release(_ context.Context, id string, generation uint64, forc
 	return shown, nil
 }
 
-// release takes a slice away, in steps of which each can be the last one that happens: the record goes last, so a
-// restart goes on where this stopped. Called with change held.
+// release ends a slice, in steps of which each can be the last one that happens: a restart goes on where this
+// stopped. Called with change held.
 func (e *Enforcer) release(s *slice, cause string) error {
 	s.mu.Lock()
-	var err error
-	if s.ledger != nil {
-		record := s.stored()
-		record.Releasing = true
-		err = e.store.PutSlice(record)
-	}
+	err := e.store.Retire(s.stored())
 	killpoint.Pass("release.marked")
 	if s.ledger != nil && s.state == api.Active {
-		// Who is attached and alive still has the page: its next charge is refused.
-		s.ledger.SetClosed()
-		for _, d := range s.devices {
-			if d.account != nil {
-				_ = d.account.Limit(0) // the flag above says the same, to whoever reads it
-			}
-		}
+		s.close()
 	}
 	killpoint.Pass("release.closed")
 	s.state = api.Released
@@ -78,20 +66,86 @@ func (e *Enforcer) release(s *slice, cause string) error {
 		// something that is dead, and drop it.
 		s.log.Error("the release of a slice is not on disk", "err", err)
 	}
-
-	if e.cgroups != nil && s.cgroup != (cgroup.Path{}) {
-		e.cgroups.Unwatch(s.cgroup)
-	}
 	e.mu.Lock()
 	if e.slices[s.id()] == s {
 		delete(e.slices, s.id())
 	}
 	e.mu.Unlock()
-	e.removeSliceDir(s.dir)
-	killpoint.Pass("release.removed")
-	err = errors.Join(err, e.store.DeleteSlice(s.id(), s.generation))
-	killpoint.Pass("release.done")
 	s.log.Info("slice released", "generation", s.generation, "cause", cause)
 	e.count(func(c Counter) { c.Released(cause) })
+	if cause == causeFailed { // nobody was told of it, so nothing of it is bound anywhere
+		return errors.Join(err, e.clear(s))
+	}
+	return errors.Join(err, e.clearOnceEmpty(s))
+}
+
+// close lets nothing more be charged: who is attached and alive still has the page. Called with mu held.
+func (s *slice) close() {
+	s.ledger.SetClosed()
+	for _, d := range s.devices {
+		if d.account != nil {
+			_ = d.account.Limit(0) // the flag above says the same, to whoever reads it
+		}
+	}
+}
+
+// clearOnceEmpty clears away what a released slice leaves on the host; but as long as its container has processes all of
+// that stays, and who asks for a place in the ledger is told that the slice was released. The interceptor is bound
+// in the slice's directory: the kernel takes a mount away when the file under it is removed, in every namespace;
+// the loader then finds nothing to preload, says nothing, and what such a container starts has no quota at all.
+// Called with change held.
+func (e *Enforcer) clearOnceEmpty(s *slice) error {
+	if !s.lingers() {
+		return e.clear(s)
+	}
+	if _, known := e.lingering[s]; !known {
+		e.lingering[s] = struct{}{}
+		s.log.Warn("the slice is released and its cgroup has processes: they get nothing more, and its directory stays until they end", "cgroup", s.cgroup.String())
+	}
+	killpoint.Pass("release.lingering")
+	if err := e.watchCgroup(s.cgroup); err != nil {
+		s.log.Error("the slice's directory stays until the enforcer is restarted", "dir", s.dir, "err", err)
+	}
+	return nil
+}
+
+// clear is called with change held.
+func (e *Enforcer) clear(s *slice) error {
+	delete(e.lingering, s)
+	if !s.request.Session && !e.uses(s.cgroup) {
+		e.cgroups.Unwatch(s.cgroup)
+	}
+	s.mu.Lock()
+	s.hangUp()
+	s.mu.Unlock()
+	e.removeSliceDir(s.dir)
+	killpoint.Pass("release.removed")
+	err := e.store.Forget(s.generation)
+	killpoint.Pass("release.done")
 	return err
+}
+
+// lingers says whether a container has processes that may still use what the slice has bound there. (Those
+// of a session have nothing bound: without the attach socket they are refused.)
+func (s *slice) lingers() bool {
+	if s.request.Session {
+		return false
+	}
+	populated, err := cgroup.Populated(s.cgroup)
+	if err != nil {
+		s.log.Error("is the slice's cgroup empty", "err", err)
+	}
+	return populated || err != nil // what is not known to be dead is alive
+}
+
+// clearLingering clears away what slices of a cgroup that has no process any more have left. Called with change held.
+func (e *Enforcer) clearLingering(p cgroup.Path) {
+	for s := range e.lingering {
+		if s.cgroup != p {
+			continue
+		}
+		if err := e.clearOnceEmpty(s); err != nil {
+			s.log.Error("clear away what a released slice has left", "err", err)
+		}
+	}
 }

@@ -31,7 +31,13 @@ func openStore(dir string, log *slog.Logger) (*store.Store, error) {
 
 // restore takes up the slices of the store that are still alive, and drops the others.
 func (e *Enforcer) restore() error {
+	e.change.Lock() // what is watched from here on may end at once
+	defer e.change.Unlock()
 	records, err := e.store.Slices()
+	if err != nil {
+		return err
+	}
+	released, err := e.store.Released()
 	if err != nil {
 		return err
 	}
@@ -56,6 +62,11 @@ func (e *Enforcer) restore() error {
 			return err
 		}
 	}
+	for _, r := range released {
+		if r.BootID == e.boot {
+			keep[r.Dir] = true
+		}
+	}
 	e.sweep(keep)
 	// All of them are known before any is opened: which slice a process belongs to depends on all.
 	e.mu.Lock()
@@ -64,18 +75,17 @@ func (e *Enforcer) restore() error {
 	}
 	e.mu.Unlock()
 	for s, r := range alive {
-		if r.Releasing {
-			if err := e.finish(s, r); err != nil {
-				return err
-			}
-			continue
-		}
 		if err := e.reopen(s, r); err != nil {
 			// One slice that cannot be served must not keep all others from it.
 			s.log.Error("the slice cannot be taken up again; its processes get nothing more", "err", err)
 			s.mu.Lock()
 			s.state, s.reason = api.Damaged, fmt.Sprintf("it could not be taken up again: %v", err)
 			s.mu.Unlock()
+		}
+	}
+	for _, r := range released {
+		if err := e.finish(r); err != nil {
+			return err
 		}
 	}
 	if otherBoot > 0 {
@@ -92,8 +102,9 @@ func (e *Enforcer) revive(r store.Slice) *slice {
 	s := &slice{
 		e: e, log: e.log.With("slice", r.Request.ID), request: r.Request, generation: r.Generation,
 		created: r.Created, dir: r.Dir, initStart: r.InitStart, state: api.Active,
-		cgroup: cgroup.Path{Mount: r.CgroupMount, Rel: r.CgroupRel, Inode: r.CgroupInode, V2: r.CgroupV2},
-		lanes:  make(map[uint32]*lane), byPID: make(map[int]*lane), next: 1,
+		cgroup:   cgroup.Path{Mount: r.CgroupMount, Rel: r.CgroupRel, Inode: r.CgroupInode, V2: r.CgroupV2},
+		identity: ledger.Identity{Name: r.LedgerName, Dev: r.LedgerDev, Inode: r.LedgerInode},
+		lanes:    make(map[uint32]*lane), byPID: make(map[int]*lane), next: 1,
 	}
 	for _, l := range r.Limits {
 		if uuid, err := driver.ParseUUID(l.Device); err == nil {
@@ -110,25 +121,36 @@ func (e *Enforcer) revive(r store.Slice) *slice {
 	return s
 }
 
-// finish ends a release that an enforcer began and did not live to end.
-func (e *Enforcer) finish(s *slice, r store.Slice) error {
-	s.ledger = s.search(identity(r))
-	if s.ledger != nil {
+// finish goes on with a release where a former enforcer stopped: the page may not be closed yet, and what the slice
+// left on the host has to go once its processes have.
+func (e *Enforcer) finish(r store.Slice) error {
+	if r.BootID != e.boot {
+		return e.store.Forget(r.Generation)
+	}
+	s := e.revive(r)
+	s.mu.Lock()
+	if s.ledger = s.search(); s.ledger != nil {
 		for i, d := range s.devices[:min(s.ledger.DeviceCount(), len(s.devices))] {
 			d.account, _ = s.ledger.OpenAccount(i, 0)
 		}
+		s.close()
 	}
-	return e.release(s, causeAsked)
-}
-
-func identity(r store.Slice) ledger.Identity {
-	return ledger.Identity{Name: r.LedgerName, Dev: r.LedgerDev, Inode: r.LedgerInode}
+	s.state = api.Released
+	s.let()
+	s.mu.Unlock()
+	if s.lingers() {
+		if err := s.listen(); err != nil {
+			// Nobody answers there, and who is not answered gets nothing.
+			s.log.Error("listen for the processes of a released slice", "err", err)
+		}
+	}
+	return e.clearOnceEmpty(s)
 }
 
 // reopen finds the slice's ledger again, settles who died meanwhile, and listens where the slice's
 // processes look for the enforcer.
 func (e *Enforcer) reopen(s *slice, r store.Slice) error {
-	s.ledger = s.search(identity(r))
+	s.ledger = s.search()
 	if s.ledger == nil {
 		// Nobody has it mapped, so nobody has charged anything, and nobody can.
 		if err := s.begin(r.LedgerName); err != nil {
@@ -144,7 +166,7 @@ func (e *Enforcer) reopen(s *slice, r store.Slice) error {
 	if _, err := os.Lstat(filepath.Join(s.dir, bindName)); errors.Is(err, os.ErrNotExist) {
 		s.log.Error("the slice's directory was removed by somebody: a container that has it bound cannot attach new processes", "dir", s.dir)
 		e.removeSliceDir(s.dir)
-		if err := makeSliceDir(s.dir); err != nil {
+		if err := s.makeDir(); err != nil {
 			return err
 		}
 	}
@@ -156,13 +178,13 @@ func (e *Enforcer) reopen(s *slice, r store.Slice) error {
 }
 
 // search looks for the ledger in the slice's processes.
-func (s *slice) search(id ledger.Identity) *ledger.Ledger {
+func (s *slice) search() *ledger.Ledger {
 	pids, err := s.pids()
 	if err != nil {
 		s.log.Error("list the slice's processes", "err", err)
 	}
 	for _, pid := range pids {
-		l, err := ledger.FromProcess(pid, id)
+		l, err := ledger.FromProcess(pid, s.identity)
 		if err == nil {
 			return l
 		}

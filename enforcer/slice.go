@@ -30,6 +30,7 @@ type slice struct {
 	dir        string
 	initStart  uint64
 	cgroup     cgroup.Path     // of a container
+	identity   ledger.Identity // of its ledger, once there is one
 	init       *process.Handle // nil if it was dead already when the enforcer restarted
 
 	mu      sync.Mutex
@@ -65,12 +66,11 @@ func (s *slice) record() bool { return s.request.Mode == api.Record }
 
 // stored is the slice as the store keeps it. Called with mu held, or before anybody else knows the slice.
 func (s *slice) stored() store.Slice {
-	id := s.ledger.Identity()
 	r := store.Slice{
 		Request: s.request, Generation: s.generation, Created: s.created,
 		BootID: s.e.boot, InitStart: s.initStart,
 		CgroupMount: s.cgroup.Mount, CgroupRel: s.cgroup.Rel, CgroupInode: s.cgroup.Inode, CgroupV2: s.cgroup.V2,
-		Dir: s.dir, LedgerName: id.Name, LedgerDev: id.Dev, LedgerInode: id.Inode,
+		Dir: s.dir, LedgerName: s.identity.Name, LedgerDev: s.identity.Dev, LedgerInode: s.identity.Inode,
 	}
 	for _, d := range s.devices {
 		bytes, _ := quotaOn(s.request.Quotas, d.UUID, d.Total)
@@ -199,16 +199,24 @@ func (s *slice) leave() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.state = left
+	s.hangUp()
 	s.let()
 }
 
-// let closes what this process has open for the slice. Called with mu held.
+// hangUp closes the attach socket. Called with mu held.
+func (s *slice) hangUp() {
+	if s.server == nil {
+		return
+	}
+	if err := s.server.Close(); err != nil {
+		s.log.Error("close the attach socket", "err", err)
+	}
+	s.server = nil
+}
+
+// let closes what this process has open for the slice, but for the attach socket. Called with mu held.
 func (s *slice) let() {
 	var errs []error
-	if s.server != nil {
-		errs = append(errs, s.server.Close())
-		s.server = nil
-	}
 	for n, l := range s.lanes {
 		s.e.deaths.Unwatch(l.process)
 		errs = append(errs, l.process.Close())

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -28,7 +29,7 @@ func TestAProcessChargesUpToItsQuotaAndDeathGivesItBack(t *testing.T) {
 	p.expect("refused", "charge 0 %d", 2*gib)
 	p.must("charge 0 %d", gib)
 	d := h.see("s").Devices[0]
-	if d.Used != 4*gib || d.Limit != 4*gib || d.Device != gpu0 || d.Allocations != 0 {
+	if d.Used != 4*gib || d.Limit != 4*gib || d.Device != gpu0 || d.Allocations != 2 || d.Refusals != 1 {
 		t.Fatalf("%+v", d)
 	}
 	p.kill()
@@ -61,8 +62,13 @@ func TestQuotaIsSharedByAllProcessesOfAContainer(t *testing.T) {
 	}
 	init.expect("refused", "charge 0 1")
 	init.expect("status 5", "device %s %d", hex1, 80*gib) // no quota on that one
+	before := h.see("c").Devices[0]
 	other.kill()
 	eventually(t, "the dead one's bytes are back", func() bool { return h.see("c").Devices[0].Used == 2*gib })
+	d := h.see("c").Devices[0]
+	if d.Allocations != 2 || d.Refusals != 1 || d.Recovered != 2*gib || before.Allocations != 2 {
+		t.Fatalf("a death took counts away: %+v, and %+v before", d, before)
+	}
 	init.must("charge 0 %d", 2*gib)
 
 	stranger := start(t, link, "")
@@ -73,6 +79,43 @@ func TestQuotaIsSharedByAllProcessesOfAContainer(t *testing.T) {
 		_, err := h.Slice(context.Background(), "c")
 		return errors.Is(err, api.ErrNotFound)
 	})
+}
+
+// What was counted is never taken back: not by a death, not when the dead one's lane is another's, not by a restart.
+func TestCountersOnlyGoUp(t *testing.T) {
+	dir := newCgroup(t)
+	h := newHost(t, nil)
+	link := filepath.Join(h.options.RunDir, "bind")
+	init := start(t, link, dir)
+	reply, err := h.Register(context.Background(), api.RegisterRequest{ID: "c", PID: init.pid(), Quotas: []api.Quota{on(gpu0, 4*mib)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(reply.Dir+"/bind", link); err != nil {
+		t.Fatal(err)
+	}
+	init.must("attach") // it keeps the page in the world while the others come and go
+	init.must("device %s %d", hex0, 80*gib)
+	for n := uint64(1); n <= 5; n++ {
+		p := start(t, link, dir)
+		p.must("attach")
+		p.must("charge 0 %d", 3*mib)
+		p.expect("refused", "charge 0 %d", 2*mib)
+		check := func(when string) {
+			t.Helper()
+			if d := h.see("c").Devices[0]; d.Allocations != n || d.Refusals != n {
+				t.Fatalf("%s process %d: %+v", when, n, d)
+			}
+		}
+		check("beside")
+		p.kill()
+		eventually(t, "its bytes are back", func() bool { return h.see("c").Devices[0].Used == 0 })
+		check("after")
+		if n == 3 {
+			h.restart()
+			check("after a restart after")
+		}
+	}
 }
 
 func TestASliceSurvivesItsInitWhileItsCgroupIsPopulated(t *testing.T) {
@@ -186,6 +229,164 @@ func TestAttachedProcessesOfAReleasedSliceAreRefused(t *testing.T) {
 	}
 }
 
+// A container that is released while it has processes keeps what is bound there: without it the next program that one of
+// them starts would run without the interceptor, and so without any quota.
+func TestAReleasedContainerKeepsItsInterceptorUntilItsProcessesEnd(t *testing.T) {
+	dir := newCgroup(t)
+	h := newHost(t, nil)
+	link := filepath.Join(h.options.RunDir, "bind")
+	init := start(t, link, dir)
+	request := api.RegisterRequest{ID: "c", PID: init.pid(), Quotas: []api.Quota{on(gpu0, gib)}}
+	reply, err := h.Register(context.Background(), request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(reply.Dir+"/bind", link); err != nil {
+		t.Fatal(err)
+	}
+	init.must("attach")
+	init.must("device %s %d", hex0, 80*gib)
+	init.must("charge 0 1")
+	second := start(t, link, dir)
+	if _, err := h.Release(context.Background(), "c", 0, true); err != nil {
+		t.Fatal(err)
+	}
+	held := func(when string) {
+		t.Helper()
+		if _, err := os.Stat(filepath.Join(reply.Dir, "bind", api.LibraryName)); err != nil {
+			t.Fatalf("%s, what the interceptor is bound on is gone: %v", when, err)
+		}
+		init.expect("refused", "charge 0 1")
+		second.expect("status 3", "attach") // released
+		start(t, link, dir).expect("status 3", "attach")
+	}
+	held("after the release")
+	h.restart()
+	held("after a restart")
+	if all, err := h.Slices(context.Background()); err != nil || len(all) != 0 {
+		t.Fatalf("%+v, %v", all, err)
+	}
+
+	// Its id is free, and even its cgroup: a new slice is not disturbed by what goes on with the old.
+	next, err := h.Register(context.Background(), request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	held("beside another slice")
+	if _, err := h.Release(context.Background(), "c", 0, true); err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range []*proc{init, second} {
+		p.kill()
+	}
+	for pid := range processes(t, dir) {
+		_ = syscall.Kill(pid, syscall.SIGKILL)
+	}
+	eventually(t, "the directories are gone with the last process", func() bool {
+		_, err := os.Stat(reply.Dir)
+		_, err2 := os.Stat(next.Dir)
+		return os.IsNotExist(err) && os.IsNotExist(err2)
+	})
+	h.restart()
+	if left, _ := os.ReadDir(filepath.Join(h.options.RunDir, "slices")); len(left) != 0 {
+		t.Fatalf("something is left: %v", left)
+	}
+}
+
+func TestARestartClearsAwayWhatAReleasedContainerLeft(t *testing.T) {
+	dir := newCgroup(t)
+	h := newHost(t, nil)
+	init := start(t, "", dir)
+	reply, err := h.Register(context.Background(), api.RegisterRequest{ID: "c", PID: init.pid(), Quotas: []api.Quota{on(gpu0, gib)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := h.Release(context.Background(), "c", 0, true); err != nil {
+		t.Fatal(err)
+	}
+	h.stop()
+	if _, err := os.Stat(reply.Dir); err != nil {
+		t.Fatal(err)
+	}
+	init.kill() // and nobody is told
+	h.start()
+	if _, err := os.Stat(reply.Dir); !os.IsNotExist(err) {
+		t.Fatalf("its directory is still there: %v", err)
+	}
+}
+
+// A session takes its processes out of the slice that they are in: so only who they belong to may begin one.
+func TestASessionBeginsWithAProcessOfWhoAsks(t *testing.T) {
+	h := newHost(t, nil)
+	h.stop()
+	child, stranger := start(t, "", ""), os.Getppid()
+	type caller struct {
+		pid   int
+		uid   uint32
+		known bool
+	}
+	var asks caller
+	h.options.Caller = func(context.Context) (int, uint32, bool) { return asks.pid, asks.uid, asks.known }
+	h.start()
+	me := uint32(os.Geteuid())
+	for name, c := range map[string]struct {
+		asks caller
+		pid  int
+		uid  uint32
+		says string
+	}{
+		"itself":           {caller{os.Getpid(), me, true}, os.Getpid(), me, ""},
+		"a child":          {caller{os.Getpid(), me, true}, child.pid(), me, ""},
+		"a parent":         {caller{os.Getpid(), me, true}, stranger, me, "nor a descendant"},
+		"another's":        {caller{child.pid(), me, true}, os.Getpid(), me, "nor a descendant"},
+		"nobody knows who": {caller{}, os.Getpid(), me, "does not say"},
+		"another's uid":    {caller{os.Getpid(), 4711, true}, child.pid(), 4712, "of uid 4712"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			asks = c.asks
+			_, err := h.Register(context.Background(), api.RegisterRequest{ID: "s", Session: true, PID: c.pid, UID: c.uid, Quotas: []api.Quota{on(gpu0, gib)}})
+			if c.says == "" {
+				if err == nil {
+					_, err = h.Release(context.Background(), "s", 0, true)
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				return
+			}
+			if !errors.Is(err, api.ErrBadRequest) || !strings.Contains(err.Error(), c.says) {
+				t.Fatalf("%v", err)
+			}
+		})
+	}
+	if left, _ := os.ReadDir(filepath.Join(h.options.RunDir, "slices")); len(left) != 0 {
+		t.Fatalf("something is left: %v", left)
+	}
+}
+
+func TestTheHostsUsersDoNotReachAContainersSocket(t *testing.T) {
+	dir := newCgroup(t)
+	h := newHost(t, nil)
+	init := start(t, "", dir)
+	reply, err := h.Register(context.Background(), api.RegisterRequest{ID: "c", PID: init.pid(), Quotas: []api.Quota{on(gpu0, gib)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(filepath.Dir(h.options.RunDir), 0o755); err != nil { // the test's own directory is private
+		t.Fatal(err)
+	}
+	for _, path := range []string{reply.Dir, filepath.Join(reply.Dir, "bind", api.AttachSocketName)} {
+		cmd := exec.Command("stat", path+"/.")
+		if path != reply.Dir {
+			cmd = exec.Command("stat", path)
+		}
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+		if out, err := cmd.CombinedOutput(); err == nil || !strings.Contains(string(out), "ermission denied") {
+			t.Errorf("%s: %v, %s", path, err, out)
+		}
+	}
+}
+
 func TestALateReleaseDoesNotEndTheNextSliceOfThatID(t *testing.T) {
 	h := newHost(t, nil)
 	p, first := h.session("s", on(gpu0, gib))
@@ -241,6 +442,7 @@ func TestAWrongRequestIsRefusedWithItsReason(t *testing.T) {
 		"no uuid at all": {on("gpu zero", gib), os.Getpid(), api.CodeBadRequest, "UUID"},
 		"nothing":        {on(gpu0, 0), os.Getpid(), api.CodeBadRequest, "exactly one"},
 		"dead process":   {on(gpu0, gib), 1 << 22, api.CodeBadRequest, "dead"},
+		"share of none":  {api.Quota{Device: "7", Percent: 50}, os.Getpid(), api.CodeNoDevice, "NVML shows 2 devices"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := h.Register(context.Background(), api.RegisterRequest{ID: "s", Session: true, PID: c.pid, Quotas: []api.Quota{c.quota}})
@@ -274,6 +476,26 @@ func TestPercentIsOfTheDevice(t *testing.T) {
 	h := newHost(t, &fakeTruth{})
 	_, reply := h.session("s", api.Quota{Device: api.AllDevices, Percent: 50}, on(gpu1, gib))
 	if d := reply.Slice.Devices; len(d) != 2 || d[0].Limit != 40*gib || d[1].Limit != gib {
+		t.Fatalf("%+v", d)
+	}
+}
+
+// Without NVML nobody knows a device's memory before a process says which device it uses.
+func TestPercentWithoutDriverTruthIsOfWhatTheProcessSees(t *testing.T) {
+	h := newHost(t, nil)
+	p, reply := h.session("s", api.Quota{Device: api.AllDevices, Percent: 50}, api.Quota{Device: gpu1, Percent: 1})
+	if len(reply.Slice.Devices) != 0 {
+		t.Fatalf("%+v", reply.Slice.Devices)
+	}
+	p.must("attach")
+	p.expect("status 4", "device %s 0", hex0) // half of nothing
+	p.must("device %s %d", hex0, 80*gib)
+	p.must("device %s %d", hex1, 10*gib)
+	p.must("charge 0 %d", 40*gib)
+	p.expect("refused", "charge 0 1")
+	p.must("device %s %d", hex0, 800*gib) // it is resolved once
+	p.expect("refused", "charge 0 1")
+	if d := h.see("s").Devices; len(d) != 2 || d[0].Limit != 40*gib || d[1].Limit != 10*gib/100 {
 		t.Fatalf("%+v", d)
 	}
 }

@@ -116,15 +116,15 @@ func (t *truth) processes(g *gpu, patience time.Duration) (map[int]uint64, error
 	}
 }
 
-// contextBytes is what a process charges before its first context on a device.
+// contextBytes is what a process charges before its first context on a device. With driver truth that is 0 until
+// one was seen on such a device: what the first one takes is settled once it is there, and a guess that is too
+// high would refuse what fits.
 func (e *Enforcer) contextBytes(raw [16]byte) uint64 {
 	if e.truth != nil {
 		if g := e.truth.device(raw); g != nil {
 			e.truth.mu.Lock()
 			defer e.truth.mu.Unlock()
-			if learned := e.truth.contexts[g.Name]; learned > 0 {
-				return learned
-			}
+			return e.truth.contexts[g.Name]
 		}
 	}
 	return e.options.ContextBytes
@@ -132,9 +132,10 @@ func (e *Enforcer) contextBytes(raw [16]byte) uint64 {
 
 // learn notes what a first context cost. The last figure counts: it follows the driver's version, and what a
 // hostile process made of it, the next honest one mends.
-func (e *Enforcer) learn(g *gpu, bytes uint64) {
+// It returns what is known of the model now.
+func (e *Enforcer) learn(g *gpu, bytes uint64) uint64 {
 	if bytes == 0 || g.Name == "" || bytes > believable*e.options.ContextBytes {
-		return
+		return e.contextBytes(g.Raw)
 	}
 	e.truth.mu.Lock()
 	old := e.truth.contexts[g.Name]
@@ -148,6 +149,7 @@ func (e *Enforcer) learn(g *gpu, bytes uint64) {
 		g.learned = true
 		g.mu.Unlock()
 	}
+	return e.contextBytes(g.Raw)
 }
 
 // publish writes what was learned to the store and to all ledgers: from the comparison's own loop, so that
@@ -205,7 +207,8 @@ func (s *slice) tellTruth(peer *process.Handle, index uint32) (uint64, error) {
 		// What it asked for beside the context; it was charged before or while the driver was asked.
 		asked := max(before, after) - min(context, max(before, after))
 		if bytes > asked {
-			s.e.learn(g, bytes-asked)
+			// At once for this slice's next process; publish tells the others.
+			s.ledger.SetContextBytes(int(index), s.e.learn(g, bytes-asked))
 		}
 	}
 	s.e.kickAll(s)

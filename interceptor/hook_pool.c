@@ -28,7 +28,10 @@ struct pool {
 	uint64_t charged;   /* == reserved + pending, but while a growth is settled */
 	uint64_t pending;   /* charged for growth by calls that are in the driver now */
 	uint64_t threshold; /* the pool keeps so much at a synchronisation */
-	int64_t slack;      /* at least so many bytes are free in what is reserved */
+	/* At least so many bytes are free in what is reserved. A hint: threads may overwrite one
+	 * another's subtraction, and what it gets wrong is seen by look_after(). */
+	int64_t slack;
+	uint64_t *allocations; /* this lane's counter on the device; NULL until the first request */
 	/*
 	 * Numbers of address blocks that were seen backed since `reserved` was last seen to change,
 	 * each at its number modulo POOL_KNOWN. An allocation inside such blocks did not make the
@@ -101,6 +104,7 @@ static struct pool *pool_add(struct process *process, CUmemoryPool handle, CUdev
 		pool->reserved = pool->charged = pool->pending = 0;
 		pool->threshold = 0;
 		pool->slack = 0;
+		pool->allocations = NULL;
 		__atomic_store_n(&pool->handle, handle, __ATOMIC_RELEASE);
 	}
 	lock_give(&process->pool_lock);
@@ -311,27 +315,45 @@ static CUresult allocate_growing(struct pool *pool, const struct request *r, uin
 	return result;
 }
 
-static CUresult allocate(struct process *process, struct pool *pool, const struct request *r)
+/* The usual case, which must cost next to nothing: the pool has room, and gives out what it had. */
+static inline CUresult allocate_warm(struct pool *pool, const struct request *r)
 {
 	uint64_t grain = (r->bytes + POOL_GRAIN - 1) & ~(POOL_GRAIN - 1);
+	int64_t slack = __atomic_load_n(&pool->slack, __ATOMIC_RELAXED);
 	CUresult result;
 
-	if (!process || (pool && pool->ordinal >= 0 && process_device(process, pool->ordinal) < 0))
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	if (!pool || pool->ordinal < 0 || !r->pointer || !r->bytes ||
-	    !DRIVER_HAS(cuMemPoolGetAttribute))
-		return call_driver(r);
-	if (grain < r->bytes || grain > INT64_MAX - POOL_STEP)
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	if (__atomic_sub_fetch(&pool->slack, (int64_t)grain, __ATOMIC_RELAXED) < 0)
+	if (__builtin_expect(slack < 0 || grain > (uint64_t)slack || grain == 0 || !r->pointer,
+	                     0)) {
+		if (!r->pointer || !r->bytes)
+			return call_driver(r);
+		if (grain < r->bytes || grain > INT64_MAX - POOL_STEP)
+			return CUDA_ERROR_OUT_OF_MEMORY;
 		return allocate_growing(pool, r, grain);
+	}
+	__atomic_store_n(&pool->slack, slack - (int64_t)grain, __ATOMIC_RELAXED);
 	result = call_driver(r);
 	if (result == CUDA_SUCCESS) {
-		process_count(pool->ordinal);
+		__atomic_fetch_add(pool->allocations, 1, __ATOMIC_RELAXED);
 		if (__builtin_expect(!in_known_blocks(pool, *r->pointer, r->bytes, false), 0))
 			return look_after(pool, r);
 	}
 	return result;
+}
+
+static CUresult allocate(struct process *process, struct pool *pool, const struct request *r)
+{
+	if (!process)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	if (!pool || pool->ordinal < 0 || !DRIVER_HAS(cuMemPoolGetAttribute))
+		return call_driver(r);
+	if (!pool->allocations) {
+		int device = process_device(process, pool->ordinal);
+
+		if (device < 0)
+			return CUDA_ERROR_OUT_OF_MEMORY;
+		pool->allocations = &process->ledger->lane[process->lane].entry[device].allocations;
+	}
+	return allocate_warm(pool, r);
 }
 
 /* The pool that cuMemAllocAsync draws on is that of the stream's device; the handles below 3 are
@@ -353,9 +375,18 @@ static CUdevice stream_ordinal(CUstream stream, bool per_thread)
 
 static CUresult allocate_current(const struct request *r)
 {
-	struct process *process = process_attached();
-	CUdevice ordinal = stream_ordinal(r->stream, r->per_thread);
+	struct process *process = __atomic_load_n(&this_process, __ATOMIC_ACQUIRE);
+	struct pool *pool;
+	CUdevice ordinal;
 
+	/* With one device its pool is at hand. (In a forked child `process` is empty.) */
+	if (process && process_has_one_device()) {
+		pool = __atomic_load_n(&process->current_pool[0], __ATOMIC_ACQUIRE);
+		if (__builtin_expect(pool && pool->allocations, 1))
+			return allocate_warm(pool, r);
+	}
+	process = process_attached();
+	ordinal = stream_ordinal(r->stream, r->per_thread);
 	if (ordinal < 0)
 		return call_driver(r);
 	return allocate(process, process ? current_pool(process, ordinal) : NULL, r);

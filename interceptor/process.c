@@ -273,13 +273,7 @@ bool process_ready(CUdevice ordinal)
 	return process && process_device(process, ordinal) >= 0;
 }
 
-/* How many devices this process sees; 0 is not known yet. It cannot change. */
-static int devices;
-
-bool process_has_one_device(void)
-{
-	return __atomic_load_n(&devices, __ATOMIC_RELAXED) == 1;
-}
+int process_devices;
 
 CUdevice process_current_ordinal(void)
 {
@@ -291,9 +285,9 @@ CUdevice process_current_ordinal(void)
 	 * itself. */
 	if (__builtin_expect(process_has_one_device(), 1))
 		return 0;
-	if (__atomic_load_n(&devices, __ATOMIC_RELAXED) == 0 && DRIVER_HAS(cuDeviceGetCount) &&
-	    DRIVER(cuDeviceGetCount)(&count) == CUDA_SUCCESS)
-		__atomic_store_n(&devices, count, __ATOMIC_RELAXED);
+	if (__atomic_load_n(&process_devices, __ATOMIC_RELAXED) == 0 &&
+	    DRIVER_HAS(cuDeviceGetCount) && DRIVER(cuDeviceGetCount)(&count) == CUDA_SUCCESS)
+		__atomic_store_n(&process_devices, count, __ATOMIC_RELAXED);
 	if (!DRIVER_HAS(cuCtxGetDevice) || DRIVER(cuCtxGetDevice)(&ordinal) != CUDA_SUCCESS)
 		return -1;
 	return ordinal;

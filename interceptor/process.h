@@ -72,8 +72,13 @@ int process_device(struct process *process, CUdevice ordinal);
 /* Whether this process is attached and its slice has a quota on the device. */
 bool process_ready(CUdevice ordinal);
 
-/* Whether this process is known to see one CUDA device only. */
-bool process_has_one_device(void);
+/* How many CUDA devices this process sees; 0 is not known yet. It cannot change. */
+extern int process_devices;
+
+static inline bool process_has_one_device(void)
+{
+	return __atomic_load_n(&process_devices, __ATOMIC_RELAXED) == 1;
+}
 
 /* The ordinal of the current context's device, or -1: then the call is the driver's to refuse. */
 CUdevice process_current_ordinal(void);

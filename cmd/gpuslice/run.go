@@ -40,7 +40,6 @@ func runCommand() *cli.Command {
 			&cli.StringFlag{Name: "mode", Value: string(api.Enforce), Usage: "enforce, or record: count and show, refuse nothing"},
 			&cli.StringFlag{Name: "name", Usage: "the slice's `ID` (default: made up)"},
 			&cli.StringFlag{Name: "tenant", Usage: "`WHOM` to account it to"},
-			&cli.DurationFlag{Name: "ttl", Usage: "the slice expires after this `TIME`, such as 90m (default: never)"},
 			&cli.BoolFlag{Name: "embedded", Usage: "do not use the host's enforcer"},
 			&cli.BoolFlag{Name: "quiet", Aliases: []string{"q"}, Usage: "do not say which enforcer is used"},
 		},
@@ -90,15 +89,11 @@ func sessionRequest(c *cli.Context) (api.RegisterRequest, error) {
 		ID:     c.String("name"),
 		Mode:   api.Mode(c.String("mode")),
 		Tenant: c.String("tenant"),
-		TTL:    c.Duration("ttl"),
 		UID:    uint32(os.Getuid()),
 		GID:    uint32(os.Getgid()),
 	}
 	if r.Mode != api.Enforce && r.Mode != api.Record {
 		return r, fmt.Errorf("--mode %q: %s and %s are accepted", r.Mode, api.Enforce, api.Record)
-	}
-	if c.IsSet("ttl") && r.TTL <= 0 {
-		return r, fmt.Errorf("--ttl %s: a time longer than 0 is accepted", r.TTL)
 	}
 	if r.ID != "" {
 		if err := api.CheckID(r.ID); err != nil {

@@ -113,6 +113,10 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	options := enforcer.Options{
 		RunDir: c.RunDir, StateDir: c.StateDir, Library: c.Library,
 		ContextBytes: uint64(c.ContextOverhead), Interval: c.TruthInterval, Log: log,
+		Caller: func(ctx context.Context) (int, uint32, bool) {
+			p, known := server.PeerOf(ctx)
+			return p.PID, p.UID, known
+		},
 	}
 	if c.NVML == config.NVMLOff {
 		options.NoTruth = "it is off in the configuration"

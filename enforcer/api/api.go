@@ -57,9 +57,9 @@ type RegisterRequest struct {
 	ID     string  `json:"id"` // see CheckID
 	Quotas []Quota `json:"quotas"`
 	Mode   Mode    `json:"mode,omitempty"` // "" is Enforce
-	Pool   string  `json:"pool,omitempty"`
+	Pool   string  `json:"pool,omitempty"` // not kept by this version, and so refused by it
 	Tenant string  `json:"tenant,omitempty"`
-	// TTL is how long the slice lives, in nanoseconds; 0 is for ever.
+	// TTL is how long the slice lives, in nanoseconds; 0 is for ever. Not kept by this version either, and refused.
 	TTL time.Duration `json:"ttl,omitempty"`
 
 	// PID is the container's init, or the session's first process, in the enforcer's pid namespace.

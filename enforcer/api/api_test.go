@@ -14,7 +14,7 @@ import (
 
 func good() RegisterRequest {
 	return RegisterRequest{
-		ID: "c1", PID: 4711, Container: "c1", Tenant: "physics", Pool: "night", Mode: Enforce, TTL: time.Hour,
+		ID: "c1", PID: 4711, Container: "c1", Tenant: "physics", Mode: Enforce,
 		Quotas: []Quota{{Device: AllDevices, Percent: 50}, {Device: "GPU-1", Bytes: 4 << 30}},
 	}
 }
@@ -32,22 +32,23 @@ func TestAGoodRequestIsValid(t *testing.T) {
 
 func TestABadRequestIsRefusedWithAReason(t *testing.T) {
 	for want, change := range map[string]func(*RegisterRequest){
-		"slice id":        func(r *RegisterRequest) { r.ID = "../etc" },
-		"pool":            func(r *RegisterRequest) { r.Pool = "a b" },
-		"tenant":          func(r *RegisterRequest) { r.Tenant = "a\nb" },
-		"mode":            func(r *RegisterRequest) { r.Mode = "Enforce" },
-		"ttl":             func(r *RegisterRequest) { r.TTL = -1 },
-		"pid 0":           func(r *RegisterRequest) { r.PID = 0 },
-		"not of both":     func(r *RegisterRequest) { r.Session = true },
-		"not an id":       func(r *RegisterRequest) { r.Container = "a\nb" },
-		"0 quotas":        func(r *RegisterRequest) { r.Quotas = nil },
-		"65 quotas":       func(r *RegisterRequest) { r.Quotas = make([]Quota, 65) },
-		"device \"\"":     func(r *RegisterRequest) { r.Quotas[0].Device = "" },
-		"two quotas":      func(r *RegisterRequest) { r.Quotas[1].Device = AllDevices },
-		"0 bytes and 0":   func(r *RegisterRequest) { r.Quotas[1].Bytes = 0 },
-		"exactly one":     func(r *RegisterRequest) { r.Quotas[1].Percent = 1 },
-		"too large":       func(r *RegisterRequest) { r.Quotas[1].Bytes = math.MaxUint64 },
-		"is 101 percent:": func(r *RegisterRequest) { r.Quotas[0].Percent = 101 },
+		"slice id":         func(r *RegisterRequest) { r.ID = "../etc" },
+		"has no pools":     func(r *RegisterRequest) { r.Pool = "night" },
+		"tenant":           func(r *RegisterRequest) { r.Tenant = "a\nb" },
+		"mode":             func(r *RegisterRequest) { r.Mode = "Enforce" },
+		"no slice expires": func(r *RegisterRequest) { r.TTL = time.Hour },
+		"ttl -1ns":         func(r *RegisterRequest) { r.TTL = -1 },
+		"pid 0":            func(r *RegisterRequest) { r.PID = 0 },
+		"not of both":      func(r *RegisterRequest) { r.Session = true },
+		"not an id":        func(r *RegisterRequest) { r.Container = "a\nb" },
+		"0 quotas":         func(r *RegisterRequest) { r.Quotas = nil },
+		"65 quotas":        func(r *RegisterRequest) { r.Quotas = make([]Quota, 65) },
+		"device \"\"":      func(r *RegisterRequest) { r.Quotas[0].Device = "" },
+		"two quotas":       func(r *RegisterRequest) { r.Quotas[1].Device = AllDevices },
+		"0 bytes and 0":    func(r *RegisterRequest) { r.Quotas[1].Bytes = 0 },
+		"exactly one":      func(r *RegisterRequest) { r.Quotas[1].Percent = 1 },
+		"too large":        func(r *RegisterRequest) { r.Quotas[1].Bytes = math.MaxUint64 },
+		"is 101 percent:":  func(r *RegisterRequest) { r.Quotas[0].Percent = 101 },
 	} {
 		r := good()
 		change(&r)

@@ -13,17 +13,20 @@ func (r *RegisterRequest) Validate() error {
 	if err := CheckID(r.ID); err != nil {
 		return err
 	}
-	if err := checkName("pool", r.Pool); err != nil {
-		return err
-	}
 	if err := checkName("tenant", r.Tenant); err != nil {
 		return err
+	}
+	// The contract has both, and this version keeps neither: a slice that was given one would hold more, or
+	// live longer, than who asked for it believes.
+	switch {
+	case r.Pool != "":
+		return Errorf(CodeBadRequest, "pool %.64q is not accepted: this version of gpuslice has no pools, and nothing would keep the pool's quota: leave it out (annotation gpuslice.pool)", r.Pool)
+	case r.TTL != 0:
+		return Errorf(CodeBadRequest, "ttl %s is not accepted: in this version of gpuslice no slice expires: leave it out (annotation gpuslice.ttl), and stop the container when its time is over", r.TTL)
 	}
 	switch {
 	case r.Mode != "" && r.Mode != Enforce && r.Mode != Record:
 		return Errorf(CodeBadRequest, "mode %.64q is not known: %q and %q are accepted", string(r.Mode), Enforce, Record)
-	case r.TTL < 0:
-		return Errorf(CodeBadRequest, "ttl %s is negative: a positive duration is accepted, or 0 for ever", r.TTL)
 	case r.PID <= 0:
 		return Errorf(CodeBadRequest, "pid %d is not one: the container's init is needed, or the session's first process", r.PID)
 	case r.Session && r.Container != "":

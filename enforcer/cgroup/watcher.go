@@ -14,6 +14,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// ErrWatched says that somebody watches the cgroup already.
+var ErrWatched = errors.New("it is watched already")
+
 // pollInterval is how often the task list of a v1 cgroup is read, once its init is dead and while tasks remain. It
 // is the one thing here that polls: v1 has no event for "empty".
 const pollInterval = time.Second
@@ -67,7 +70,7 @@ func (w *Watcher) Watch(p Path, empty func()) error {
 		return os.ErrClosed
 	}
 	if w.watched[p] != nil {
-		return fmt.Errorf("cgroup %s is watched already", p)
+		return fmt.Errorf("watch cgroup %s: %w", p, ErrWatched)
 	}
 	e := &watched{empty: empty}
 	w.watched[p] = e

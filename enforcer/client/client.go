@@ -43,7 +43,7 @@ func New(socket string) *Client {
 
 // Info asks who answers.
 func (c *Client) Info(ctx context.Context) (api.Info, error) {
-	return do[api.Info](ctx, c, "GET", "/v1/info", nil)
+	return do[api.Info](ctx, c, "GET", "/v1/info", nil, maxOne)
 }
 
 // Register asks for a slice.
@@ -52,7 +52,7 @@ func (c *Client) Register(ctx context.Context, r api.RegisterRequest) (api.Regis
 	if err != nil {
 		return api.RegisterReply{}, fmt.Errorf("encode the request: %w", err)
 	}
-	return do[api.RegisterReply](ctx, c, "POST", "/v1/slices", body)
+	return do[api.RegisterReply](ctx, c, "POST", "/v1/slices", body, maxOne)
 }
 
 // Release gives a slice back: that of that generation, or whatever generation it has if that is 0. With force, even
@@ -62,12 +62,12 @@ func (c *Client) Release(ctx context.Context, id string, generation uint64, forc
 		return api.Slice{}, err
 	}
 	path := "/v1/slices/" + id + "?generation=" + strconv.FormatUint(generation, 10) + "&force=" + strconv.FormatBool(force)
-	return do[api.Slice](ctx, c, "DELETE", path, nil)
+	return do[api.Slice](ctx, c, "DELETE", path, nil, maxOne)
 }
 
 // Slices lists the active slices, without their processes.
 func (c *Client) Slices(ctx context.Context) ([]api.Slice, error) {
-	return do[[]api.Slice](ctx, c, "GET", "/v1/slices", nil)
+	return do[[]api.Slice](ctx, c, "GET", "/v1/slices", nil, maxList)
 }
 
 // Slice asks for one slice, with its processes.
@@ -75,10 +75,10 @@ func (c *Client) Slice(ctx context.Context, id string) (api.Slice, error) {
 	if err := api.CheckID(id); err != nil {
 		return api.Slice{}, err
 	}
-	return do[api.Slice](ctx, c, "GET", "/v1/slices/"+id, nil)
+	return do[api.Slice](ctx, c, "GET", "/v1/slices/"+id, nil, maxList)
 }
 
 // Devices lists the host's devices.
 func (c *Client) Devices(ctx context.Context) ([]api.Device, error) {
-	return do[[]api.Device](ctx, c, "GET", "/v1/devices", nil)
+	return do[[]api.Device](ctx, c, "GET", "/v1/devices", nil, maxList)
 }

@@ -104,6 +104,56 @@ func TestEveryAnswerComesBackAsItWasGiven(t *testing.T) {
 	equal("devices", devices, []api.Device{{UUID: "GPU-1", Total: 1 << 40}}, err)
 }
 
+// Whoever answers in the enforcer's place does not fill the memory of who asks.
+func TestAnAnswerWithoutAnEndIsGivenUp(t *testing.T) {
+	path := socketPath(t)
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	sent := make(chan int64, 1)
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = io.WriteString(conn, "HTTP/1.0 200 OK\r\n\r\n")
+			n, _ := io.Copy(conn, endless{})
+			conn.Close()
+			sent <- n
+		}
+	}()
+	c, ctx := New(path), context.Background()
+	for what, ask := range map[string]struct {
+		do   func() error
+		most int64
+	}{
+		"info":     {func() error { _, err := c.Info(ctx); return err }, maxOne},
+		"register": {func() error { _, err := c.Register(ctx, api.RegisterRequest{}); return err }, maxOne},
+		"release":  {func() error { _, err := c.Release(ctx, "c1", 0, true); return err }, maxOne},
+		"slices":   {func() error { _, err := c.Slices(ctx); return err }, maxList},
+		"slice":    {func() error { _, err := c.Slice(ctx, "c1"); return err }, maxList},
+		"devices":  {func() error { _, err := c.Devices(ctx); return err }, maxList},
+	} {
+		if err := ask.do(); err == nil || !strings.Contains(err.Error(), "more than") {
+			t.Errorf("%s: %v", what, err)
+		}
+		// What the kernel keeps for a reader that is gone is beyond it.
+		if n := <-sent; n > ask.most+4<<20 {
+			t.Errorf("%s: %d bytes of an answer were taken, and %d are the most", what, n, ask.most)
+		}
+	}
+}
+
+type endless struct{}
+
+func (endless) Read(b []byte) (int, error) {
+	clear(b)
+	return len(b), nil
+}
+
 func TestErrorsAreToldApartOnThisSideToo(t *testing.T) {
 	s := &service{}
 	c := enforcer(t, s)

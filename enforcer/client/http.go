@@ -18,13 +18,18 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/api"
 )
 
-// maxAnswer bounds what is read of an answer: a thousand slices with a thousand processes each are less.
-const maxAnswer = 256 << 20
+// What is read of an answer, at most: whoever answers in the enforcer's place must not fill the memory of an OCI
+// hook. A slice on 16 devices is shown in 4 KiB, so one fits many times, and a list holds some thousands, or all
+// processes that a slice can have.
+const (
+	maxOne  = 1 << 20
+	maxList = 16 << 20
+)
 
-// do sends one request and decodes the answer into a T.
-func do[T any](ctx context.Context, c *Client, method, path string, body []byte) (T, error) {
+// do sends one request and decodes the answer, of most bytes at most, into a T.
+func do[T any](ctx context.Context, c *Client, method, path string, body []byte, most int64) (T, error) {
 	var result T
-	status, answer, err := c.exchange(ctx, method, path, body)
+	status, answer, err := c.exchange(ctx, method, path, body, most)
 	if err != nil {
 		return result, err
 	}
@@ -46,7 +51,7 @@ func refusal(status int, body []byte) error {
 	return &e
 }
 
-func (c *Client) exchange(ctx context.Context, method, path string, body []byte) (status int, answer []byte, err error) {
+func (c *Client) exchange(ctx context.Context, method, path string, body []byte, most int64) (status int, answer []byte, err error) {
 	if _, ok := ctx.Deadline(); !ok {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, DefaultTimeout)
@@ -72,10 +77,12 @@ func (c *Client) exchange(ctx context.Context, method, path string, body []byte)
 	// An enforcer that refuses early (too many connections, too large) answers and closes: its answer is
 	// worth more than the broken pipe.
 	_, writeErr := conn.Write(request.Bytes())
-	raw, err := io.ReadAll(io.LimitReader(conn, maxAnswer))
+	raw, err := io.ReadAll(io.LimitReader(conn, most+1))
 	switch {
 	case ctx.Err() != nil:
 		return 0, nil, c.unreachable(ctx.Err())
+	case int64(len(raw)) > most:
+		return 0, nil, fmt.Errorf("%w: to %s %s it has more than %d bytes", errNotHTTP, method, path, most)
 	case len(raw) == 0 && errors.Join(writeErr, err) != nil:
 		return 0, nil, c.unreachable(errors.Join(writeErr, err))
 	case err != nil && !errors.Is(err, syscall.ECONNRESET):

@@ -9,6 +9,8 @@
 //	│   └── "sum"         uint64 × 2  number, and exclusive-or of the checksums, of all entries below
 //	├── "slices"
 //	│   └── <slice id>    Slice as JSON
+//	├── "released"
+//	│   └── <generation>  Slice as JSON: it is over, and what it left on the host is not yet cleared away
 //	└── "contexts"
 //	    └── <device model>  uint64  learned bytes of a process's first context
 //
@@ -47,8 +49,6 @@ type Slice struct {
 	Generation uint64              `json:"generation"`
 	Created    time.Time           `json:"created"`
 	Limits     []Limit             `json:"limits"` // the devices of the ledger, in its order
-	// Releasing says that the slice's release was begun: a restart ends it.
-	Releasing bool `json:"releasing,omitempty"`
 
 	BootID      string `json:"boot_id"`
 	InitStart   uint64 `json:"init_start"` // start time of Request.PID, see package process
@@ -92,11 +92,11 @@ func (s *Store) Close() error {
 
 // PutSlice writes a slice, in place of one of the same id.
 func (s *Store) PutSlice(slice Slice) error {
-	value, err := encodeSlice(slice)
+	id, value, err := encodeSlice(bucketSlices, slice)
 	if err != nil {
 		return err
 	}
-	err = s.write(func(tx *bbolt.Tx) error { return put(tx, bucketSlices, slice.Request.ID, value) })
+	err = s.write(func(tx *bbolt.Tx) error { return put(tx, bucketSlices, id, value) })
 	if err != nil {
 		return fmt.Errorf("store slice %s: %w", slice.Request.ID, err)
 	}
@@ -106,32 +106,63 @@ func (s *Store) PutSlice(slice Slice) error {
 // DeleteSlice forgets the slice of that id, if it is of that generation. It is not an error if there is none: to
 // release is idempotent, and one that was registered again since is another slice.
 func (s *Store) DeleteSlice(id string, generation uint64) error {
-	err := s.write(func(tx *bbolt.Tx) error {
-		value := tx.Bucket(bucketSlices).Get([]byte(id))
-		if value == nil {
-			return nil
-		}
-		slice, err := decodeSlice(id, value)
-		if err != nil {
-			return err
-		}
-		if slice.Generation != generation {
-			return nil
-		}
-		return remove(tx, bucketSlices, id)
-	})
+	err := s.write(func(tx *bbolt.Tx) error { return removeSlice(tx, id, generation) })
 	if err != nil {
 		return fmt.Errorf("delete slice %s from the store: %w", id, err)
 	}
 	return nil
 }
 
-// Slices returns all slices, ordered by id.
-func (s *Store) Slices() ([]Slice, error) {
+func removeSlice(tx *bbolt.Tx, id string, generation uint64) error {
+	value := tx.Bucket(bucketSlices).Get([]byte(id))
+	if value == nil {
+		return nil
+	}
+	slice, err := decodeSlice(bucketSlices, id, value)
+	if err != nil || slice.Generation != generation {
+		return err
+	}
+	return remove(tx, bucketSlices, id)
+}
+
+// Retire moves a slice to those that are released, in one step: its id is free from then on.
+func (s *Store) Retire(slice Slice) error {
+	key, value, err := encodeSlice(bucketReleased, slice)
+	if err != nil {
+		return err
+	}
+	err = s.write(func(tx *bbolt.Tx) error {
+		if err := removeSlice(tx, slice.Request.ID, slice.Generation); err != nil {
+			return err
+		}
+		return put(tx, bucketReleased, key, value)
+	})
+	if err != nil {
+		return fmt.Errorf("store that slice %s is released: %w", slice.Request.ID, err)
+	}
+	return nil
+}
+
+// Forget deletes what is left of the released slice of that generation. It is not an error if there is none.
+func (s *Store) Forget(generation uint64) error {
+	err := s.write(func(tx *bbolt.Tx) error { return remove(tx, bucketReleased, releasedKey(generation)) })
+	if err != nil {
+		return fmt.Errorf("forget the released slice of generation %d: %w", generation, err)
+	}
+	return nil
+}
+
+// Slices returns all slices that are not released, ordered by id.
+func (s *Store) Slices() ([]Slice, error) { return s.all(bucketSlices) }
+
+// Released returns those that are released and not forgotten, in no order.
+func (s *Store) Released() ([]Slice, error) { return s.all(bucketReleased) }
+
+func (s *Store) all(bucket []byte) ([]Slice, error) {
 	var slices []Slice
 	err := s.db.View(func(tx *bbolt.Tx) error {
-		return tx.Bucket(bucketSlices).ForEach(func(id, value []byte) error {
-			slice, err := decodeSlice(string(id), value)
+		return tx.Bucket(bucket).ForEach(func(key, value []byte) error {
+			slice, err := decodeSlice(bucket, string(key), value)
 			if err != nil {
 				return err
 			}

@@ -104,6 +104,32 @@ func TestDeleteConcernsOneGenerationOnly(t *testing.T) {
 	}
 }
 
+func TestAReleasedSliceLeavesItsIDFreeAndIsNotForgotten(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "slices.db")
+	s := mustOpen(t, path)
+	first, second := example("a", 1), example("a", 2)
+	check(t, s.PutSlice(first))
+	check(t, s.Retire(first))
+	check(t, s.PutSlice(second))
+	check(t, s.Retire(first)) // again: the next slice of that id is another
+	check(t, s.Close())
+
+	s = mustOpen(t, path)
+	if got, err := s.Slices(); err != nil || !reflect.DeepEqual(got, []Slice{second}) {
+		t.Errorf("active: %+v, %v", got, err)
+	}
+	if got, err := s.Released(); err != nil || !reflect.DeepEqual(got, []Slice{first}) {
+		t.Errorf("released: %+v, %v", got, err)
+	}
+	check(t, s.Forget(1))
+	check(t, s.Forget(1))
+	if got, _ := s.Released(); len(got) != 0 {
+		t.Errorf("still there: %+v", got)
+	}
+	check(t, s.Close())
+	mustOpen(t, path) // and the file's sum is right
+}
+
 func TestGenerationsNeverRepeat(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "slices.db")
 	var last uint64

@@ -3,12 +3,14 @@
 package store
 
 import (
+	"bytes"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"hash/crc32"
 	"hash/crc64"
+	"strconv"
 
 	"go.etcd.io/bbolt"
 )
@@ -16,6 +18,7 @@ import (
 var (
 	bucketAbout    = []byte("about")
 	bucketSlices   = []byte("slices")
+	bucketReleased = []byte("released")
 	bucketContexts = []byte("contexts")
 
 	keySchema     = []byte("schema")
@@ -50,25 +53,36 @@ func checksum(bucket []byte, key string, value []byte) uint32 {
 	return crc32.Update(sum, castagnoli, value)
 }
 
-func encodeSlice(slice Slice) ([]byte, error) {
-	b, err := json.Marshal(slice)
-	if err != nil {
-		return nil, fmt.Errorf("encode slice %s: %w", slice.Request.ID, err)
+// keyOf a slice in a bucket. An id has one slice at a time, and any number of former ones.
+func keyOf(bucket []byte, slice Slice) string {
+	if bytes.Equal(bucket, bucketReleased) {
+		return releasedKey(slice.Generation)
 	}
-	return seal(bucketSlices, slice.Request.ID, b), nil
+	return slice.Request.ID
 }
 
-func decodeSlice(id string, value []byte) (Slice, error) {
-	b, err := open(bucketSlices, id, value)
+func releasedKey(generation uint64) string { return strconv.FormatUint(generation, 10) }
+
+func encodeSlice(bucket []byte, slice Slice) (key string, value []byte, err error) {
+	b, err := json.Marshal(slice)
+	if err != nil {
+		return "", nil, fmt.Errorf("encode slice %s: %w", slice.Request.ID, err)
+	}
+	key = keyOf(bucket, slice)
+	return key, seal(bucket, key, b), nil
+}
+
+func decodeSlice(bucket []byte, key string, value []byte) (Slice, error) {
+	b, err := open(bucket, key, value)
 	if err != nil {
 		return Slice{}, err
 	}
 	var slice Slice
 	if err := json.Unmarshal(b, &slice); err != nil {
-		return Slice{}, fmt.Errorf("slices/%.80q: %w", id, err)
+		return Slice{}, fmt.Errorf("%s/%.80q: %w", bucket, key, err)
 	}
-	if slice.Request.ID != id {
-		return Slice{}, fmt.Errorf("slices/%.80q: the record is of slice %.80q", id, slice.Request.ID)
+	if got := keyOf(bucket, slice); got != key {
+		return Slice{}, fmt.Errorf("%s/%.80q: the record is of slice %.80q", bucket, key, got)
 	}
 	return slice, nil
 }

@@ -32,7 +32,7 @@ func verify(data []byte) error {
 
 func verifyEntries(buckets map[string]map[string][]byte) error {
 	for name := range buckets {
-		if !slices.Contains([]string{string(bucketAbout), string(bucketSlices), string(bucketContexts)}, name) {
+		if !slices.Contains([]string{string(bucketAbout), string(bucketSlices), string(bucketReleased), string(bucketContexts)}, name) {
 			return fmt.Errorf("it has an unknown bucket %.80q", name)
 		}
 	}
@@ -41,11 +41,13 @@ func verifyEntries(buckets map[string]map[string][]byte) error {
 		return err
 	}
 	var found sum
-	for id, value := range buckets[string(bucketSlices)] {
-		if _, err := decodeSlice(id, value); err != nil {
-			return err
+	for _, bucket := range [][]byte{bucketSlices, bucketReleased} {
+		for key, value := range buckets[string(bucket)] {
+			if _, err := decodeSlice(bucket, key, value); err != nil {
+				return err
+			}
+			found.add(bucket, key, value, 1)
 		}
-		found.add(bucketSlices, id, value, 1)
 	}
 	for model, value := range buckets[string(bucketContexts)] {
 		if _, err := decodeNumber(bucketContexts, model, value); err != nil {
@@ -60,7 +62,7 @@ func verifyEntries(buckets map[string]map[string][]byte) error {
 	if found != (sum{written[0], written[1]}) {
 		return fmt.Errorf("it has %d entries with another checksum than the %d that were written", found.count, written[0])
 	}
-	for _, name := range [][]byte{bucketAbout, bucketSlices, bucketContexts} {
+	for _, name := range [][]byte{bucketAbout, bucketSlices, bucketReleased, bucketContexts} {
 		if buckets[string(name)] == nil {
 			return fmt.Errorf("it has no bucket %q", name)
 		}

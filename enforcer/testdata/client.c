@@ -169,7 +169,13 @@ int main(int argc, char **argv)
 		} else if (!ledger) {
 			puts("detached");
 		} else if (!strcmp(word, "charge") && on) {
-			say(ledger_charge(&account[a], b), &account[a].held);
+			enum ledger_result result = ledger_charge(&account[a], b);
+
+			if (result == LEDGER_OK)
+				ledger_count_allocation(&account[a]);
+			else if (result == LEDGER_REFUSED)
+				ledger_count_refusal(&account[a]);
+			say(result, &account[a].held);
 		} else if (!strcmp(word, "release") && on) {
 			say(ledger_release(&account[a], b), &account[a].held);
 		} else if (!strcmp(word, "context") && on) {

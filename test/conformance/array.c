@@ -4,6 +4,8 @@
 
 #define SMALL_COPIES 64 /* what is packed shows its size only in numbers */
 
+#define VIDEO 0x100 /* CUDA_ARRAY3D_VIDEO_ENCODE_DECODE */
+
 enum { U8 = CU_AD_FORMAT_UNSIGNED_INT8, F16 = CU_AD_FORMAT_HALF, F32 = CU_AD_FORMAT_FLOAT };
 
 static const struct shape {
@@ -76,6 +78,19 @@ static const struct shape {
     BOX(1000, 10, 10, F32, 1),
     BOX(10, 10, 1000, F32, 1),
     BOX(256, 256, 256, F32, 1),
+    /* How large the blocks of a box are: each height and depth tells some candidates apart. */
+    BOX(4096, 1, 33, F32, 4),
+    BOX(4096, 2, 100, F32, 4),
+    BOX(4096, 9, 17, F32, 4),
+    BOX(4096, 17, 1, F32, 4),
+    BOX(4096, 17, 9, F32, 4),
+    BOX(4096, 17, 17, F32, 4),
+    BOX(4096, 33, 5, F32, 4),
+    BOX(4096, 33, 33, F32, 4),
+    BOX(4096, 40, 40, F32, 4),
+    BOX(4096, 65, 2, F32, 4),
+    BOX(4096, 65, 3, F32, 4),
+    BOX(4096, 129, 1, F32, 4),
     WITH("1d_layered", 1000, 0, 10, F32, 1, CUDA_ARRAY3D_LAYERED),
     WITH("2d_layered", 100, 100, 10, F32, 1, CUDA_ARRAY3D_LAYERED),
     WITH("2d_layered", 1000, 1000, 3, F32, 1, CUDA_ARRAY3D_LAYERED),
@@ -85,6 +100,8 @@ static const struct shape {
     WITH("cubemap_layered", 100, 100, 18, F32, 1, CUDA_ARRAY3D_CUBEMAP | CUDA_ARRAY3D_LAYERED),
     WITH("nv12", 1920, 1080, 0, CU_AD_FORMAT_NV12, 3, 0),
     WITH("nv12", 3840, 2160, 0, CU_AD_FORMAT_NV12, 3, 0),
+    WITH("nv12_video", 1920, 1080, 0, CU_AD_FORMAT_NV12, 3, VIDEO),
+    WITH("nv12_one_channel", 1920, 1080, 0, CU_AD_FORMAT_NV12, 1, 0),
     WITH("bc1", 1024, 1024, 0, CU_AD_FORMAT_BC1_UNORM, 4, 0),
     WITH("bc1", 4096, 4096, 0, CU_AD_FORMAT_BC1_UNORM, 4, 0),
     WITH("bc3", 4096, 4096, 0, CU_AD_FORMAT_BC1_UNORM + 4, 4, 0),
@@ -138,6 +155,9 @@ static void mipmaps(void)
 	    PLANE(1024, 1024, F32, 1),
 	    PLANE(4096, 4096, F32, 4),
 	    BOX(128, 128, 128, F32, 1),
+	    BOX(100, 100, 100, F32, 1),
+	    BOX(1000, 100, 30, F32, 4),
+	    WITH("2d_layered", 1000, 1000, 3, F32, 1, CUDA_ARRAY3D_LAYERED),
 	    WITH("2d_layered", 512, 512, 4, F32, 1, CUDA_ARRAY3D_LAYERED),
 	    WITH("cubemap", 256, 256, 6, F32, 1, CUDA_ARRAY3D_CUBEMAP),
 	    WITH("sparse", 4096, 4096, 0, F32, 4, CUDA_ARRAY3D_SPARSE),

@@ -23,7 +23,7 @@ static long long own_bytes(void)
 int main(void)
 {
 	CUcontext context;
-	CUdeviceptr small, large, pooled;
+	CUdeviceptr small, large, pooled, managed;
 	unsigned int count;
 	long long start_bytes, base;
 
@@ -57,5 +57,18 @@ int main(void)
 	printf("own.all_freed: %lld\n", own_bytes() - start_bytes);
 	MUST(cuDevicePrimaryCtxRelease_v2(0));
 	printf("own.context_released: %lld\n", own_bytes());
+
+	/* For whom managed memory counts, and what outlives its context. */
+	MUST(cuDevicePrimaryCtxRetain(&context, 0));
+	MUST(cuCtxSetCurrent(context));
+	start_bytes = own_bytes();
+	MUST(cuMemAllocManaged(&managed, 64 * MiB, 1));
+	MUST(cuMemsetD8_v2(managed, 0, 64 * MiB));
+	MUST(cuCtxSynchronize());
+	printf("own.plus_managed: %lld\n", own_bytes() - start_bytes);
+	MUST(cuMemFree_v2(managed));
+	MUST(cuMemAllocAsync(&pooled, 1 * MiB, NULL));
+	MUST(cuDevicePrimaryCtxReset_v2(0));
+	printf("own.pool_after_reset: %lld\n", own_bytes());
 	return 0;
 }

@@ -2,6 +2,10 @@
 /*
  * cuGetProcAddress: is what it returns always the address of an exported symbol, and of which?
  * The interceptor recognises a function by that address, so a "none" here is a hole.
+ *
+ * One line per name: "2000 cuMemAlloc, 3020 cuMemAlloc_v2" says what the first version gets, and
+ * the first that gets something else. "any": the same for the flags 0, 1 (legacy default stream)
+ * and 2 (per-thread); otherwise a line for each.
  */
 #include "conformance.h"
 
@@ -87,8 +91,43 @@ static const char *const suffixes[] = {"",      "_v2",      "_v3",      "_v4",  
 static const int versions[] = {2000,  3010,  3020,  4000,  7000,  9000,  10020, 11000,
                                11020, 11030, 11040, 12000, 12050, 12090, 13000};
 
-/* The suffixes of all exported forms of the name whose address this is. */
-static void say_symbol(const char *name, const void *address)
+static void say_exports(const char *name)
+{
+	printf("exported.%s:", name);
+	for (size_t i = 0; i < COUNT(suffixes); i++) {
+		char symbol[96];
+
+		snprintf(symbol, sizeof(symbol), "%s%s", name, suffixes[i]);
+		if (dlsym(libcuda, symbol))
+			printf(" %s", symbol);
+	}
+	printf("\n");
+}
+
+/* The answer to a name, a version and flags; `old` is that of the form with four arguments. */
+struct answer {
+	void *address, *old_address;
+	CUresult result, old_result;
+	int status;
+};
+
+static struct answer ask(const char *name, int version, uint64_t flags)
+{
+	struct answer answer = {.status = -1};
+
+	answer.result = cuGetProcAddress_v2(name, &answer.address, version, flags, &answer.status);
+	answer.old_result = cuGetProcAddress(name, &answer.old_address, version, flags);
+	return answer;
+}
+
+static bool is_same(const struct answer *a, const struct answer *b)
+{
+	return a->address == b->address && a->old_address == b->old_address &&
+	       a->result == b->result && a->old_result == b->old_result && a->status == b->status;
+}
+
+/* All exported forms of the name whose address this is. */
+static void say_symbols(const char *name, const void *address)
 {
 	bool any = false;
 
@@ -105,48 +144,65 @@ static void say_symbol(const char *name, const void *address)
 		printf(" none");
 }
 
-static void say_exports(const char *name)
+/* In brackets whatever is not a plain success: result, status, and how the old form differs. */
+static void say_answer(const char *name, const struct answer *answer)
 {
-	printf("exported.%s:", name);
-	for (size_t i = 0; i < COUNT(suffixes); i++) {
-		char symbol[96];
+	const char *mark = " (";
 
-		snprintf(symbol, sizeof(symbol), "%s%s", name, suffixes[i]);
-		if (dlsym(libcuda, symbol))
-			printf(" %s", symbol);
+	if (answer->address)
+		say_symbols(name, answer->address);
+	else
+		printf(" null");
+	if (answer->result != CUDA_SUCCESS) {
+		printf("%s%s", mark, name_of(answer->result));
+		mark = ", ";
+	}
+	if (answer->status != CU_GET_PROC_ADDRESS_SUCCESS) {
+		printf("%sstatus %d", mark, answer->status);
+		mark = ", ";
+	}
+	if (answer->old_result != answer->result) {
+		printf("%sold form %s", mark, name_of(answer->old_result));
+		mark = ", ";
+	} else if (answer->old_address != answer->address) {
+		printf("%sold form another address", mark);
+		mark = ", ";
+	}
+	if (strcmp(mark, ", ") == 0)
+		printf(")");
+}
+
+/* Each answer once, with the first version that gets it, as the version rises. */
+static void say_answers(const char *name, const char *key, const struct answer *answers)
+{
+	printf("%s.%s:", name, key);
+	for (size_t i = 0; i < COUNT(versions); i++) {
+		if (i && is_same(&answers[i], &answers[i - 1]))
+			continue;
+		printf("%s %d", i ? "," : "", versions[i]);
+		say_answer(name, &answers[i]);
 	}
 	printf("\n");
 }
 
-/* One line per change of the answer, as the version rises. */
-static void say_answers(const char *name, uint64_t flags)
+static void say_name(const char *name)
 {
-	const void *last = NULL;
-	int last_status = -1;
-	CUresult last_result = -1;
+	static const char *const keys[] = {"0", "1", "2"};
+	struct answer answers[COUNT(keys)][COUNT(versions)];
+	bool same = true;
 
-	for (size_t i = 0; i < COUNT(versions); i++) {
-		void *address = NULL, *old = NULL;
-		int status = -1;
-		CUresult result = cuGetProcAddress_v2(name, &address, versions[i], flags, &status);
-		CUresult old_result = cuGetProcAddress(name, &old, versions[i], flags);
-
-		if (old != address || old_result != result)
-			printf("differs.%s.%d.%u: %s\n", name, versions[i], (unsigned int)flags,
-			       name_of(old_result));
-		if (address == last && status == last_status && result == last_result)
-			continue;
-		last = address;
-		last_status = status;
-		last_result = result;
-		printf("%s.%d.%u: %s, status %d,", name, versions[i], (unsigned int)flags,
-		       name_of(result), status);
-		if (address)
-			say_symbol(name, address);
-		else
-			printf(" null");
-		printf("\n");
+	for (uint64_t flags = 0; flags < COUNT(keys); flags++)
+		for (size_t i = 0; i < COUNT(versions); i++) {
+			answers[flags][i] = ask(name, versions[i], flags);
+			same = same && is_same(&answers[flags][i], &answers[0][i]);
+		}
+	say_exports(name);
+	if (same) {
+		say_answers(name, "any", answers[0]);
+		return;
 	}
+	for (size_t flags = 0; flags < COUNT(keys); flags++)
+		say_answers(name, keys[flags], answers[flags]);
 }
 
 int main(void)
@@ -154,13 +210,13 @@ int main(void)
 	void *address;
 
 	start();
-	for (size_t i = 0; i < COUNT(names); i++) {
-		say_exports(names[i]);
-		for (uint64_t flags = 0; flags <= 2; flags++)
-			say_answers(names[i], flags);
-	}
+	for (size_t i = 0; i < COUNT(names); i++)
+		say_name(names[i]);
 	say_result("flags.3", cuGetProcAddress("cuMemAlloc", &address, 13000, 3));
 	say_result("flags.4", cuGetProcAddress("cuMemAlloc", &address, 13000, 4));
 	say_result("flags.1<<32", cuGetProcAddress("cuMemAlloc", &address, 13000, 1ull << 32));
+	say_result("no_status.known", cuGetProcAddress_v2("cuMemAlloc", &address, 13000, 0, NULL));
+	say_result("no_status.unknown",
+	           cuGetProcAddress_v2("cuNoSuchFunction", &address, 13000, 0, NULL));
 	return 0;
 }

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cuMemAlloc and its kin, cuMemFree, and what the driver says about memory. */
-#include "address.h"
+#include "alloc.h"
+
 #include "driver.h"
+#include "managed.h"
 #include "pool.h"
 #include "vram.h"
 
@@ -31,7 +33,15 @@ static void free_allocation(struct owned *owned)
 	free(allocation);
 }
 
-static CUresult allocate(CUcontext context, size_t size, enum range_kind kind, CUdeviceptr *out)
+void allocation_free(struct range *range)
+{
+	struct allocation *allocation = allocation_of(range);
+
+	context_disown(&allocation->owned);
+	free_allocation(&allocation->owned);
+}
+
+static CUresult allocate(CUcontext context, size_t size, CUdeviceptr *out)
 {
 	struct allocation *allocation = calloc(1, sizeof(*allocation));
 	struct vram *vram;
@@ -39,9 +49,9 @@ static CUresult allocate(CUcontext context, size_t size, enum range_kind kind, C
 	if (!allocation)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	vram = &allocation->vram;
-	if (!vram_take(context->device, size, vram))
+	if (!vram_take(context->device, VRAM_LINEAR, size, vram))
 		goto no_memory;
-	allocation->range.kind = kind;
+	allocation->range.kind = RANGE_DEVICE;
 	allocation->range.size = size;
 	allocation->range.start = vram_address(vram);
 	if (!allocation->range.start)
@@ -67,7 +77,7 @@ CUDA_API CUresult cuMemAlloc_v2(CUdeviceptr *out, size_t size)
 		return result;
 	if (!out || !size)
 		return driver_leave(CUDA_ERROR_INVALID_VALUE);
-	return driver_leave(allocate(context, size, RANGE_DEVICE, out));
+	return driver_leave(allocate(context, size, out));
 }
 
 CUDA_API CUresult cuMemAllocPitch_v2(CUdeviceptr *out, size_t *pitch, size_t width, size_t height,
@@ -83,14 +93,13 @@ CUDA_API CUresult cuMemAllocPitch_v2(CUdeviceptr *out, size_t *pitch, size_t wid
 		return driver_leave(CUDA_ERROR_INVALID_VALUE);
 	row = round_up(width, PITCH_STEP);
 	if (row < width || __builtin_mul_overflow(row, height, &size))
-		return driver_leave(CUDA_ERROR_OUT_OF_MEMORY);
-	result = allocate(context, size, RANGE_DEVICE, out);
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	result = allocate(context, size, out);
 	if (result == CUDA_SUCCESS)
 		*pitch = row;
 	return driver_leave(result);
 }
 
-/* Counted as if all of it resided on the card, from the start: README.md. */
 CUDA_API CUresult cuMemAllocManaged(CUdeviceptr *out, size_t size, unsigned int flags)
 {
 	CUcontext context;
@@ -100,28 +109,28 @@ CUDA_API CUresult cuMemAllocManaged(CUdeviceptr *out, size_t size, unsigned int 
 		return result;
 	if (!out || !size || (flags != 1 && flags != 2))
 		return driver_leave(CUDA_ERROR_INVALID_VALUE);
-	result = allocate(context, size, RANGE_MANAGED, out);
-	if (result == CUDA_SUCCESS)
-		address_back(*out, size);
-	return driver_leave(result);
+	return driver_leave(managed_allocate(context, size, out));
 }
 
+/* It needs no context: the address says whose the memory is. */
 CUDA_API CUresult cuMemFree_v2(CUdeviceptr pointer)
 {
-	CUcontext context;
-	CUresult result = driver_enter_context(&context);
+	CUresult result = driver_enter();
 	struct range *range;
 
 	if (result != CUDA_SUCCESS)
 		return result;
+	if (!pointer)
+		return driver_leave(CUDA_SUCCESS);
 	range = ranges_at(&allocations, pointer);
 	if (!range || range->start != pointer)
 		return driver_leave(CUDA_ERROR_INVALID_VALUE);
 	switch (range->kind) {
 	case RANGE_DEVICE:
+		allocation_free(range);
+		break;
 	case RANGE_MANAGED:
-		context_disown(&allocation_of(range)->owned);
-		free_allocation(&allocation_of(range)->owned);
+		managed_free(range);
 		break;
 	case RANGE_POOL:
 		pool_free_now(range);
@@ -193,12 +202,12 @@ CUDA_API CUresult cuMemGetInfo_v2(size_t *available, size_t *total)
 	result = driver_enter_context(&context);
 	if (result != CUDA_SUCCESS)
 		return result;
-	if (!available || !total)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
 	capacity = device_capacity(context->device);
 	used = machine_used(context->device->machine);
-	*available = used < capacity ? capacity - used : 0;
-	*total = capacity;
+	if (available)
+		*available = used < capacity ? capacity - used : 0;
+	if (total)
+		*total = capacity;
 	return driver_leave(CUDA_SUCCESS);
 }
 

@@ -13,10 +13,17 @@ struct CUarray_st {
 	CUDA_ARRAY3D_DESCRIPTOR shape;
 };
 
-bool array_is_valid(const CUDA_ARRAY3D_DESCRIPTOR *shape);
-/* The shape's bytes without any padding; false if they overflow or the format is not known. */
-bool array_linear_bytes(const CUDA_ARRAY3D_DESCRIPTOR *shape, size_t *bytes);
-/* Sparse and deferred arrays get their memory when it is mapped into them. */
+/* array.c. Sparse and deferred arrays get their memory when it is mapped into them. */
 bool array_takes_memory(const CUDA_ARRAY3D_DESCRIPTOR *shape);
+
+/* array_size.c */
+bool array_is_valid(const CUDA_ARRAY3D_DESCRIPTOR *shape);
+/* Depth is a number of layers or faces: they stay as many in smaller levels. */
+bool array_is_layered(const CUDA_ARRAY3D_DESCRIPTOR *shape);
+/* How many levels a mipmapped array of this shape can have. */
+unsigned array_level_limit(const CUDA_ARRAY3D_DESCRIPTOR *shape);
+/* What a valid shape takes of the card before it is rounded to portions; false if that overflows.
+ */
+bool array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned levels, size_t *bytes);
 
 #endif

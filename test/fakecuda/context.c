@@ -7,9 +7,6 @@
 
 #include <stdlib.h>
 
-/* The first context of a process on a card costs all that the driver needs there; another one
- * shares most of it. The share is not measured: see README.md. */
-#define SECOND_CONTEXT_SHARE 8
 #define STACK_DEPTH 64
 
 static _Thread_local CUcontext stack[STACK_DEPTH];
@@ -44,25 +41,14 @@ void context_disown(struct owned *thing)
 		thing->next->link = thing->link;
 }
 
-/* What one context more costs, or one less gives back, while `others` are alive. */
-static uint64_t share(unsigned others)
+/* Every context costs the same: a second one of a process shares nothing with the first. */
+CUresult context_activate(CUcontext context, struct device *device, uint64_t more)
 {
-	static uint64_t first;
-	static bool known;
-
-	/* Once: a program that empties its environment gives back what it took. */
-	if (!known)
-		first = config_context_bytes();
-	known = true;
-	return others ? first / SECOND_CONTEXT_SHARE : first;
-}
-
-CUresult context_activate(CUcontext context, struct device *device)
-{
-	if (!device_charge(device, share(device->contexts)))
+	context->listed = config_context_bytes();
+	context->unlisted = config_context_unlisted() + more;
+	if (!device_charge_with(device, context->listed, context->unlisted))
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	latency(LATENCY_CONTEXT);
-	device->contexts++;
 	context->device = device;
 	context->alive = true;
 	return CUDA_SUCCESS;
@@ -79,13 +65,13 @@ void context_deactivate(CUcontext context)
 		thing->destroy(thing);
 	}
 	context->alive = false;
-	device->contexts--;
-	if (!device->contexts)
-		pools_empty(device);
-	device_release(device, share(device->contexts));
+	/* Pools belong to the card, not to the context: what is allocated in them stays, even when
+	 * the process has no context there any more. */
+	pools_synchronise(device, STREAM_ALL);
+	device_release_with(device, context->listed, context->unlisted);
 }
 
-static CUresult create(CUcontext *out, unsigned int flags, CUdevice ordinal)
+static CUresult create(CUcontext *out, unsigned int flags, CUdevice ordinal, uint64_t more)
 {
 	struct device *device;
 	CUcontext context;
@@ -99,7 +85,7 @@ static CUresult create(CUcontext *out, unsigned int flags, CUdevice ordinal)
 	if (!context)
 		return driver_leave(CUDA_ERROR_OUT_OF_MEMORY);
 	context->flags = flags & CU_CTX_FLAGS_MASK;
-	result = context_activate(context, device);
+	result = context_activate(context, device, more);
 	if (result != CUDA_SUCCESS) {
 		free(context);
 		return driver_leave(result);
@@ -109,14 +95,15 @@ static CUresult create(CUcontext *out, unsigned int flags, CUdevice ordinal)
 	return driver_leave(CUDA_SUCCESS);
 }
 
+/* A context of the API of CUDA 3.1 is larger on the card. */
 CUDA_API CUresult cuCtxCreate(CUcontext *out, unsigned int flags, CUdevice device)
 {
-	return create(out, flags, device);
+	return create(out, flags, device, config_old_context_unlisted());
 }
 
 CUDA_API CUresult cuCtxCreate_v2(CUcontext *out, unsigned int flags, CUdevice device)
 {
-	return create(out, flags, device);
+	return create(out, flags, device, 0);
 }
 
 /* 11.4: with execution affinities, which cost nothing here */
@@ -126,7 +113,7 @@ CUDA_API CUresult cuCtxCreate_v3(CUcontext *out, void *affinities, int count, un
 	(void)affinities;
 	if (count < 0)
 		return CUDA_ERROR_INVALID_VALUE;
-	return create(out, flags, device);
+	return create(out, flags, device, 0);
 }
 
 /* 12.5: with CUctxCreateParams, or NULL */
@@ -134,7 +121,7 @@ CUDA_API CUresult cuCtxCreate_v4(CUcontext *out, void *parameters, unsigned int 
                                  CUdevice device)
 {
 	(void)parameters;
-	return create(out, flags, device);
+	return create(out, flags, device, 0);
 }
 
 CUDA_API CUresult cuCtxDestroy_v2(CUcontext context)
@@ -178,7 +165,8 @@ CUDA_API CUresult cuCtxSetCurrent(CUcontext context)
 
 	if (result != CUDA_SUCCESS)
 		return result;
-	if (context && !context->alive)
+	/* A primary context that was reset and is still retained may be made current. */
+	if (context && !context->alive && !(context->primary && context->retained))
 		return driver_leave(CUDA_ERROR_CONTEXT_IS_DESTROYED);
 	if (context)
 		set_current(context);

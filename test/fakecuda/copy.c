@@ -5,6 +5,7 @@
  */
 #include "address.h"
 #include "driver.h"
+#include "managed.h"
 
 #include <string.h>
 
@@ -17,6 +18,15 @@ static bool is_within(CUdeviceptr start, size_t size)
 
 	return range && start - range->start <= range->size && size <= range->size &&
 	       start - range->start <= range->size - size;
+}
+
+/* A write by the card: managed pages that it hits are there from now on. */
+static void touch(CUdeviceptr start, size_t size)
+{
+	struct range *range = ranges_at(&allocations, start);
+
+	if (range && range->kind == RANGE_MANAGED)
+		managed_touch(range, start, size);
 }
 
 /* The host's view of a device range, or NULL if it has none. */
@@ -45,6 +55,8 @@ static CUresult move(CUdeviceptr to, bool to_device, CUdeviceptr from, bool from
 		return driver_leave(CUDA_ERROR_INVALID_VALUE);
 	if (!target || !source)
 		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	if (to_device)
+		touch(to, size);
 	if (size > REAL_COPY_LIMIT)
 		return driver_leave(CUDA_SUCCESS);
 	if (to_device)
@@ -115,7 +127,10 @@ static CUresult fill(CUdeviceptr to, const void *value, size_t width, size_t cou
 		return result;
 	if (__builtin_mul_overflow(width, count, &size) || to % width || !is_within(to, size))
 		return driver_leave(CUDA_ERROR_INVALID_VALUE);
-	if (!size || size > REAL_COPY_LIMIT)
+	if (!size)
+		return driver_leave(CUDA_SUCCESS);
+	touch(to, size);
+	if (size > REAL_COPY_LIMIT)
 		return driver_leave(CUDA_SUCCESS);
 	target = view(to, size);
 	if (!target)

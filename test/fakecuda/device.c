@@ -100,16 +100,26 @@ uint64_t device_capacity(const struct device *device)
 	return card->memory - card->reserved;
 }
 
+bool device_charge_with(struct device *device, uint64_t listed, uint64_t unlisted)
+{
+	if (machine_charge(device->machine, listed, unlisted))
+		return true;
+	return pools_give_back(device) && machine_charge(device->machine, listed, unlisted);
+}
+
+void device_release_with(struct device *device, uint64_t listed, uint64_t unlisted)
+{
+	machine_release(device->machine, listed, unlisted);
+}
+
 bool device_charge(struct device *device, uint64_t bytes)
 {
-	if (machine_charge(device->machine, bytes))
-		return true;
-	return pools_give_back(device) && machine_charge(device->machine, bytes);
+	return device_charge_with(device, bytes, 0);
 }
 
 void device_release(struct device *device, uint64_t bytes)
 {
-	machine_release(device->machine, bytes);
+	device_release_with(device, bytes, 0);
 }
 
 CUresult driver_enter_device(CUdevice ordinal, struct device **device)

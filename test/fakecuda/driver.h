@@ -38,17 +38,22 @@ struct CUctx_st {
 	struct owned *owned;
 	bool alive;
 	bool primary;
-	unsigned retained; /* of a primary context */
+	unsigned retained;         /* of a primary context */
+	uint64_t listed, unlisted; /* what it costs while it is alive */
 	unsigned flags;
 };
+
+/* What shares blocks of small pieces (vram.h): linear memory does with its like, arrays with
+ * theirs. */
+enum vram_kind { VRAM_LINEAR, VRAM_ARRAY, VRAM_KINDS };
 
 /* A card as this process sees it. */
 struct device {
 	unsigned machine; /* its index in the machine */
 	CUdevice ordinal;
-	unsigned contexts; /* alive */
 	struct CUctx_st primary;
-	struct block *blocks;
+	struct block *blocks[VRAM_KINDS];
+	unsigned managed_spare;    /* chunks that are held for managed memory and hold none */
 	CUmemoryPool default_pool; /* made at its first use */
 	CUmemoryPool current_pool;
 };
@@ -66,11 +71,17 @@ uint64_t device_capacity(const struct device *device);
 /* Takes bytes of the card; unused pool memory of this process makes room if it must. */
 bool device_charge(struct device *device, uint64_t bytes);
 void device_release(struct device *device, uint64_t bytes);
+/* The same with bytes that are used on the card but listed for no process (machine.h). */
+bool device_charge_with(struct device *device, uint64_t listed, uint64_t unlisted);
+void device_release_with(struct device *device, uint64_t listed, uint64_t unlisted);
 
 /* context.c */
 CUcontext context_current(void);
-/* Charges what the context costs, and gives it back with all that it owns. */
-CUresult context_activate(CUcontext context, struct device *device);
+/*
+ * Charges what the context costs (and `more` unlisted bytes), and gives it back with all that it
+ * owns.
+ */
+CUresult context_activate(CUcontext context, struct device *device, uint64_t more);
 void context_deactivate(CUcontext context);
 void context_own(CUcontext context, struct owned *thing, void (*destroy)(struct owned *));
 void context_disown(struct owned *thing);

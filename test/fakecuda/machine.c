@@ -15,7 +15,7 @@
 #include <unistd.h>
 
 #define STATE_MAGIC 0x41444355u /* "UCDA" */
-#define STATE_VERSION 1u
+#define STATE_VERSION 2u
 
 /*
  * Who owns a record, as far as a process can tell about itself: the 16 random bytes that the
@@ -37,7 +37,8 @@ struct state {
 	struct identity owner[MACHINE_MAX_PROCESSES];
 	/* Bytes per device and record. Written by the owner, or by whoever takes over the
 	 * record of a dead one. */
-	_Atomic uint64_t held[MACHINE_MAX_DEVICES][MACHINE_MAX_PROCESSES];
+	_Atomic uint64_t listed[MACHINE_MAX_DEVICES][MACHINE_MAX_PROCESSES];
+	_Atomic uint64_t unlisted[MACHINE_MAX_DEVICES][MACHINE_MAX_PROCESSES];
 };
 
 /* Byte ranges of the file, used for locks alone. */
@@ -69,6 +70,20 @@ static void lock_state(void)
 static void unlock_state(void)
 {
 	lock_byte(STATE_LOCK, F_UNLCK, F_SETLK);
+}
+
+static void empty_record(unsigned record)
+{
+	for (unsigned d = 0; d < MACHINE_MAX_DEVICES; d++) {
+		atomic_store(&state->listed[d][record], 0);
+		atomic_store(&state->unlisted[d][record], 0);
+	}
+}
+
+static uint64_t held_by(unsigned device, unsigned record)
+{
+	return atomic_load(&state->listed[device][record]) +
+	       atomic_load(&state->unlisted[device][record]);
 }
 
 static void learn_identity(void)
@@ -213,8 +228,7 @@ enum machine_status machine_join(void)
 			continue;
 		/* Emptied before it is locked: a record that is live never shows its former
 		 * owner's bytes. */
-		for (unsigned d = 0; d < MACHINE_MAX_DEVICES; d++)
-			atomic_store(&state->held[d][i], 0);
+		empty_record(i);
 		if (lock_byte(RECORD_LOCK(i), F_WRLCK, F_SETLK) == -1)
 			break;
 		state->owner[i] = self;
@@ -234,7 +248,7 @@ static uint64_t sum_of_all(unsigned device)
 	uint64_t sum = 0;
 
 	for (unsigned i = 0; i < count; i++)
-		sum += atomic_load(&state->held[device][i]);
+		sum += held_by(device, i);
 	return sum;
 }
 
@@ -245,17 +259,16 @@ static void empty_dead_records(void)
 	pid_t pid;
 
 	for (unsigned i = 0; i < count; i++) {
-		if (record_is_live(i, &pid))
-			continue;
-		for (unsigned d = 0; d < MACHINE_MAX_DEVICES; d++)
-			atomic_store(&state->held[d][i], 0);
+		if (!record_is_live(i, &pid))
+			empty_record(i);
 	}
 }
 
-bool machine_charge(unsigned device, uint64_t bytes)
+bool machine_charge(unsigned device, uint64_t listed, uint64_t unlisted)
 {
 	const struct machine_device *card = &state->device[device];
 	uint64_t capacity = card->memory - card->reserved;
+	uint64_t bytes = listed + unlisted;
 	bool fits;
 
 	if (bytes > capacity)
@@ -268,15 +281,18 @@ bool machine_charge(unsigned device, uint64_t bytes)
 		empty_dead_records();
 		fits = sum_of_all(device) <= capacity - bytes;
 	}
-	if (fits)
-		atomic_fetch_add(&state->held[device][own_record], bytes);
+	if (fits) {
+		atomic_fetch_add(&state->listed[device][own_record], listed);
+		atomic_fetch_add(&state->unlisted[device][own_record], unlisted);
+	}
 	unlock_state();
 	return fits;
 }
 
-void machine_release(unsigned device, uint64_t bytes)
+void machine_release(unsigned device, uint64_t listed, uint64_t unlisted)
 {
-	atomic_fetch_sub(&state->held[device][own_record], bytes);
+	atomic_fetch_sub(&state->listed[device][own_record], listed);
+	atomic_fetch_sub(&state->unlisted[device][own_record], unlisted);
 }
 
 uint64_t machine_used(unsigned device)
@@ -286,7 +302,7 @@ uint64_t machine_used(unsigned device)
 	pid_t pid;
 
 	for (unsigned i = 0; i < count; i++) {
-		uint64_t bytes = atomic_load(&state->held[device][i]);
+		uint64_t bytes = held_by(device, i);
 
 		if (bytes && record_is_live(i, &pid))
 			sum += bytes;
@@ -301,7 +317,7 @@ unsigned machine_processes(unsigned device, struct machine_process *out, unsigne
 	pid_t pid;
 
 	for (unsigned i = 0; i < count; i++) {
-		uint64_t bytes = atomic_load(&state->held[device][i]);
+		uint64_t bytes = atomic_load(&state->listed[device][i]);
 
 		if (!bytes || !record_is_live(i, &pid) || !pid)
 			continue;

@@ -61,18 +61,19 @@ const struct machine_device *machine_device(unsigned device);
 enum machine_status machine_join(void);
 
 /*
- * Adds to what this process holds, unless the card has less than that free. The caller
+ * Adds to what this process holds, unless the card has less than that free: bytes that NVML lists
+ * as the process's, and bytes that are used on the card for it but listed for nobody. The caller
  * serialises the threads of its process for charge and release: a POSIX lock does not.
  */
-bool machine_charge(unsigned device, uint64_t bytes);
-void machine_release(unsigned device, uint64_t bytes);
+bool machine_charge(unsigned device, uint64_t listed, uint64_t unlisted);
+void machine_release(unsigned device, uint64_t listed, uint64_t unlisted);
 
-/* The bytes that all live processes hold together. */
+/* The bytes that all live processes hold together, listed or not. */
 uint64_t machine_used(unsigned device);
 
 /*
- * Writes up to `max` processes that hold memory on the card and are visible from the caller's
- * pid namespace; returns how many there are.
+ * Writes up to `max` processes that have listed bytes on the card and are visible from the
+ * caller's pid namespace; returns how many there are.
  */
 unsigned machine_processes(unsigned device, struct machine_process *out, unsigned max);
 

@@ -22,24 +22,9 @@ static CUDA_ARRAY3D_DESCRIPTOR next_level(CUDA_ARRAY3D_DESCRIPTOR shape)
 {
 	shape.Width = half(shape.Width);
 	shape.Height = half(shape.Height);
-	if (!(shape.Flags & (CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_CUBEMAP)))
+	if (!array_is_layered(&shape))
 		shape.Depth = half(shape.Depth);
 	return shape;
-}
-
-static unsigned level_limit(const CUDA_ARRAY3D_DESCRIPTOR *shape)
-{
-	size_t longest = shape->Width > shape->Height ? shape->Width : shape->Height;
-	unsigned limit = 1;
-
-	if (!(shape->Flags & (CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_CUBEMAP)) &&
-	    shape->Depth > longest)
-		longest = shape->Depth;
-	while (longest > 1) {
-		longest /= 2;
-		limit++;
-	}
-	return limit;
 }
 
 static void destroy_mipmap(struct owned *owned)
@@ -56,28 +41,23 @@ static CUresult create(CUcontext context, CUmipmappedArray *out,
 {
 	CUDA_ARRAY3D_DESCRIPTOR level = *shape;
 	CUmipmappedArray mipmap;
-	size_t bytes = 0;
+	size_t bytes;
 
-	if (levels > level_limit(shape))
-		levels = level_limit(shape);
+	if (levels > array_level_limit(shape))
+		levels = array_level_limit(shape);
+	if (!array_bytes(shape, levels, &bytes))
+		return CUDA_ERROR_INVALID_VALUE;
 	mipmap = calloc(1, sizeof(*mipmap) + levels * sizeof(mipmap->level[0]));
 	if (!mipmap)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	mipmap->levels = levels;
 	mipmap->has_memory = array_takes_memory(shape);
 	for (unsigned i = 0; i < levels; i++) {
-		size_t more;
-
-		if (!array_linear_bytes(&level, &more) ||
-		    __builtin_add_overflow(bytes, more, &bytes)) {
-			free(mipmap);
-			return CUDA_ERROR_INVALID_VALUE;
-		}
 		mipmap->level[i].is_level = true;
 		mipmap->level[i].shape = level;
 		level = next_level(level);
 	}
-	if (mipmap->has_memory && !vram_take(context->device, bytes, &mipmap->vram)) {
+	if (mipmap->has_memory && !vram_take(context->device, VRAM_ARRAY, bytes, &mipmap->vram)) {
 		free(mipmap);
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}

@@ -88,13 +88,10 @@ static void drop_segment(struct segment *segment)
 	while (extent) {
 		struct extent *next = extent->next;
 
-		if (extent->state == EXTENT_USED)
-			ranges_remove(&allocations, &extent->range);
 		free(extent);
 		extent = next;
 	}
 	pool->reserved -= segment->size;
-	pool->used -= segment->used;
 	if (pool->device)
 		device_release(pool->device, segment->size);
 	*segment->link = segment->next;
@@ -113,17 +110,31 @@ static void forget_pool(CUmemoryPool pool)
 	free(pool);
 }
 
+static bool is_awaited(const struct segment *segment)
+{
+	for (const struct extent *extent = segment->first; extent; extent = extent->next)
+		if (extent->state == EXTENT_WAITING)
+			return true;
+	return false;
+}
+
+/* Never below `keep`: of 64 MiB in two segments a trim to 40 MiB takes none. */
+static void trim(CUmemoryPool pool, uint64_t keep, bool awaited_too)
+{
+	struct segment *segment, *next;
+
+	for (segment = pool->segments; segment; segment = next) {
+		next = segment->next;
+		if (segment->used || pool->reserved - segment->size < keep)
+			continue;
+		if (awaited_too || !is_awaited(segment))
+			drop_segment(segment);
+	}
+}
+
 void pool_trim(CUmemoryPool pool, uint64_t keep)
 {
-	struct segment *segment = pool->segments;
-
-	while (segment && pool->reserved > keep) {
-		struct segment *next = segment->next;
-
-		if (!segment->used)
-			drop_segment(segment);
-		segment = next;
-	}
+	trim(pool, keep, true);
 }
 
 void pool_destroy(CUmemoryPool pool)
@@ -132,7 +143,7 @@ void pool_destroy(CUmemoryPool pool)
 	pool_trim(pool, 0);
 	if (pool->device && pool->device->current_pool == pool)
 		pool->device->current_pool = NULL;
-	if (!pool->used)
+	if (!pool->live)
 		forget_pool(pool);
 }
 
@@ -274,7 +285,8 @@ CUresult pool_allocate(CUmemoryPool pool, size_t size, CUstream stream, CUdevice
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	extent->state = EXTENT_USED;
 	extent->segment->used += need;
-	pool->used += need;
+	pool->live++;
+	pool->used += size;
 	if (pool->used > pool->used_high)
 		pool->used_high = pool->used;
 	*out = extent->range.start;
@@ -288,25 +300,32 @@ static void free_extent(struct range *range, enum extent_state state, CUstream s
 
 	ranges_remove(&allocations, range);
 	extent->segment->used -= extent->size;
-	pool->used -= extent->size;
+	pool->live--;
 	extent->state = state;
 	extent->stream = stream;
 	merge(extent);
 	if (pool->destroyed) {
 		pool_trim(pool, 0);
-		if (!pool->used)
+		if (!pool->live)
 			forget_pool(pool);
 	}
 }
 
 void pool_free(struct range *range, CUstream stream)
 {
+	extent_of(range)->segment->pool->used -= range->size;
 	free_extent(range, EXTENT_WAITING, stream);
 }
 
+/* Observed: the attribute goes on counting what cuMemFree took out of the pool as used. */
 void pool_free_now(struct range *range)
 {
+	CUmemoryPool pool = extent_of(range)->segment->pool;
+	bool destroyed = pool->destroyed;
+
 	free_extent(range, EXTENT_FREE, NULL);
+	if (!destroyed)
+		trim(pool, pool->threshold, false);
 }
 
 static void end_waits(struct segment *segment, CUstream stream)
@@ -326,7 +345,7 @@ void pools_synchronise(struct device *device, CUstream stream)
 			continue;
 		for (struct segment *s = pool->segments; s; s = s->next)
 			end_waits(s, stream);
-		pool_trim(pool, pool->threshold);
+		trim(pool, pool->threshold, false);
 	}
 }
 
@@ -343,25 +362,4 @@ bool pools_give_back(struct device *device)
 		any |= pool->reserved != before;
 	}
 	return any;
-}
-
-void pools_empty(struct device *device)
-{
-	CUmemoryPool pool, next;
-
-	for (pool = pools; pool; pool = next) {
-		struct segment *segment = pool->segments;
-
-		next = pool->next;
-		if (pool->device != device)
-			continue;
-		while (segment) {
-			struct segment *after = segment->next;
-
-			drop_segment(segment);
-			segment = after;
-		}
-		if (pool->destroyed)
-			forget_pool(pool);
-	}
 }

@@ -21,8 +21,9 @@ struct CUmemPoolHandle_st {
 	uint64_t max_size; /* 0: none */
 	uint64_t threshold;
 	uint64_t reserved, reserved_high;
-	uint64_t used, used_high;
-	int reuse[3]; /* attributes 1 to 3 */
+	uint64_t used, used_high; /* as the attributes tell: what was asked for, not rounded */
+	uint64_t live;            /* allocations */
+	int reuse[3];             /* attributes 1 to 3 */
 	int access[MACHINE_MAX_DEVICES];
 	struct segment *segments;
 };
@@ -36,7 +37,10 @@ bool pool_is_known(CUmemoryPool pool);
 CUresult pool_allocate(CUmemoryPool pool, size_t size, CUstream stream, CUdeviceptr *out);
 /* The extent may be used again by `stream` at once, by others once it has been waited for. */
 void pool_free(struct range *range, CUstream stream);
-/* For cuMemFree, which waits: the extent may be used by anyone at once. */
+/*
+ * For cuMemFree, which waits: the extent may be used by anyone at once, and what the pool does not
+ * need goes back to the card.
+ */
 void pool_free_now(struct range *range);
 void pool_trim(CUmemoryPool pool, uint64_t keep);
 
@@ -44,7 +48,5 @@ void pool_trim(CUmemoryPool pool, uint64_t keep);
 void pools_synchronise(struct device *device, CUstream stream);
 /* Gives all that is unused to the card; true if that was anything. */
 bool pools_give_back(struct device *device);
-/* The card's last context is gone, and the pools' memory with it. */
-void pools_empty(struct device *device);
 
 #endif

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Allocation in stream order, for both meanings of the NULL stream. */
+#include "alloc.h"
 #include "pool.h"
 #include "stream.h"
 
@@ -12,8 +13,13 @@ static CUresult allocate(CUdeviceptr *out, size_t size, CUmemoryPool pool, CUstr
 	result = driver_enter_context(&context);
 	if (result != CUDA_SUCCESS)
 		return result;
-	if (!out || !size)
+	if (!out)
 		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	/* Unlike cuMemAlloc's, a request for nothing is granted. */
+	if (!size) {
+		*out = 0;
+		return driver_leave(CUDA_SUCCESS);
+	}
 	if (!pool)
 		pool = pool_current(context->device);
 	else if (!pool_is_known(pool))
@@ -33,11 +39,22 @@ static CUresult release(CUdeviceptr pointer, CUstream stream)
 	result = driver_enter_context(&context);
 	if (result != CUDA_SUCCESS)
 		return result;
+	if (!pointer)
+		return driver_leave(CUDA_SUCCESS);
 	range = ranges_at(&allocations, pointer);
-	if (!range || range->kind != RANGE_POOL || range->start != pointer)
+	if (!range || range->start != pointer)
 		return driver_leave(CUDA_ERROR_INVALID_VALUE);
-	pool_free(range, stream);
-	return driver_leave(CUDA_SUCCESS);
+	switch (range->kind) {
+	case RANGE_POOL:
+		pool_free(range, stream);
+		break;
+	case RANGE_DEVICE:
+		allocation_free(range);
+		break;
+	default:
+		result = CUDA_ERROR_INVALID_VALUE;
+	}
+	return driver_leave(result);
 }
 
 CUDA_API CUresult cuMemAllocAsync(CUdeviceptr *out, size_t size, CUstream stream)

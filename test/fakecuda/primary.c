@@ -15,7 +15,7 @@ CUDA_API CUresult cuDevicePrimaryCtxRetain(CUcontext *out, CUdevice ordinal)
 	primary = &device->primary;
 	primary->primary = true;
 	if (!primary->alive) {
-		result = context_activate(primary, device);
+		result = context_activate(primary, device, 0);
 		if (result != CUDA_SUCCESS)
 			return driver_leave(result);
 	}

@@ -31,12 +31,14 @@ static const struct entry *find(const char *name, int version, bool per_thread, 
 	return best;
 }
 
+/* Sets *status, and *out to NULL where there is nothing: both are answers of a call that succeeds.
+ */
 static CUresult resolve(const char *name, void **out, int version, uint64_t flags, int *status)
 {
 	const struct entry *entry;
 	bool named;
 
-	if (!name || !*name || !out || flags & ~(uint64_t)KNOWN_FLAGS || flags == KNOWN_FLAGS)
+	if (!name || !*name || !out || flags & ~(uint64_t)KNOWN_FLAGS)
 		return CUDA_ERROR_INVALID_VALUE;
 	entry = find(name, version, flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM, &named);
 	if (entry) {
@@ -47,15 +49,19 @@ static CUresult resolve(const char *name, void **out, int version, uint64_t flag
 	*out = NULL;
 	*status = named ? CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT
 	                : CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
-	return CUDA_ERROR_NOT_FOUND;
+	return CUDA_SUCCESS;
 }
 
 /* Both forms answer before cuInit, too. */
 CUDA_API CUresult cuGetProcAddress(const char *name, void **out, int version, uint64_t flags)
 {
 	int status;
+	CUresult result = resolve(name, out, version, flags, &status);
 
-	return resolve(name, out, version, flags, &status);
+	/* The older form has no status to tell it by. */
+	if (result == CUDA_SUCCESS && status != CU_GET_PROC_ADDRESS_SUCCESS)
+		return CUDA_ERROR_NOT_FOUND;
+	return result;
 }
 
 CUDA_API CUresult cuGetProcAddress_v2(const char *name, void **out, int version, uint64_t flags,

@@ -212,12 +212,16 @@ static bool is_reserved(CUdeviceptr start, size_t size)
 	return range && size <= range->size && start - range->start <= range->size - size;
 }
 
-static CUresult map(CUdeviceptr start, size_t size, struct physical *physical)
+static CUresult map(CUdeviceptr start, size_t size, size_t offset, struct physical *physical)
 {
 	struct mapping *mapping;
 
-	if (!size || size % GRANULARITY || start % GRANULARITY || size > physical->size ||
-	    !is_reserved(start, size) || ranges_overlapping(&allocations, start, size))
+	if (!size || size % GRANULARITY || start % GRANULARITY || size > physical->size)
+		return CUDA_ERROR_INVALID_VALUE;
+	/* Only the whole memory can be mapped, so far. */
+	if (offset || size < physical->size)
+		return CUDA_ERROR_NOT_SUPPORTED;
+	if (!is_reserved(start, size) || ranges_overlapping(&allocations, start, size))
 		return CUDA_ERROR_INVALID_VALUE;
 	mapping = calloc(1, sizeof(*mapping));
 	if (!mapping)
@@ -241,9 +245,9 @@ CUDA_API CUresult cuMemMap(CUdeviceptr start, size_t size, size_t offset,
 	if (result != CUDA_SUCCESS)
 		return result;
 	physical = physical_of(handle);
-	if (!physical || offset || flags)
+	if (!physical || flags)
 		return driver_leave(CUDA_ERROR_INVALID_VALUE);
-	return driver_leave(map(start, size, physical));
+	return driver_leave(map(start, size, offset, physical));
 }
 
 /* Whether [start, start + size) is made of whole mappings without a gap. */
@@ -261,19 +265,29 @@ static bool is_whole_mappings(CUdeviceptr start, size_t size)
 	return true;
 }
 
+/* Whether an edge of [start, start + size) lies inside a mapping. */
+static bool cuts_a_mapping(CUdeviceptr start, size_t size)
+{
+	const struct range *first = ranges_at(&allocations, start);
+	const struct range *last = ranges_at(&allocations, start + size - 1);
+
+	return (first && first->start < start) || (last && last->start + last->size > start + size);
+}
+
+/* Any reserved range: many mappings, gaps between them, even none at all. */
 CUDA_API CUresult cuMemUnmap(CUdeviceptr start, size_t size)
 {
 	CUresult result = driver_enter();
+	struct range *range;
 
 	if (result != CUDA_SUCCESS)
 		return result;
-	if (!size || !is_whole_mappings(start, size))
+	if (!size || (!is_reserved(start, size) && !is_whole_mappings(start, size)) ||
+	    cuts_a_mapping(start, size))
 		return driver_leave(CUDA_ERROR_INVALID_VALUE);
-	while (size) {
-		struct mapping *mapping = mapping_of(ranges_at(&allocations, start));
+	while ((range = ranges_overlapping(&allocations, start, size))) {
+		struct mapping *mapping = mapping_of(range);
 
-		start += mapping->range.size;
-		size -= mapping->range.size;
 		ranges_remove(&allocations, &mapping->range);
 		mapping->physical->mappings--;
 		drop_if_unused(mapping->physical);

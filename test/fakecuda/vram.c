@@ -50,7 +50,7 @@ static bool take_from(struct block *block, unsigned count, struct vram *out)
 	return true;
 }
 
-static struct block *add_block(struct device *device)
+static struct block *add_block(struct device *device, enum vram_kind kind)
 {
 	struct block *block = calloc(1, sizeof(*block));
 
@@ -62,11 +62,11 @@ static struct block *add_block(struct device *device)
 	if (!device_charge(device, VRAM_BLOCK))
 		goto no_memory;
 	block->free = UNITS;
-	block->next = device->blocks;
-	block->link = &device->blocks;
+	block->next = device->blocks[kind];
+	block->link = &device->blocks[kind];
 	if (block->next)
 		block->next->link = &block->next;
-	device->blocks = block;
+	device->blocks[kind] = block;
 	return block;
 no_memory:
 	address_free(block->start, VRAM_BLOCK);
@@ -75,26 +75,26 @@ no_address:
 	return NULL;
 }
 
-static bool take_small(struct device *device, size_t size, struct vram *out)
+static bool take_small(struct device *device, enum vram_kind kind, size_t size, struct vram *out)
 {
 	unsigned count = (unsigned)(round_up(size, UNIT) / UNIT);
 	struct block *block;
 
-	for (block = device->blocks; block; block = block->next)
+	for (block = device->blocks[kind]; block; block = block->next)
 		if (take_from(block, count, out)) {
 			latency(LATENCY_ALLOC_SMALL);
 			return true;
 		}
 	latency(LATENCY_ALLOC_BLOCK);
-	block = add_block(device);
+	block = add_block(device, kind);
 	return block && take_from(block, count, out);
 }
 
-bool vram_take(struct device *device, size_t size, struct vram *out)
+bool vram_take(struct device *device, enum vram_kind kind, size_t size, struct vram *out)
 {
 	*out = (struct vram){.device = device};
 	if (size <= VRAM_SMALL)
-		return take_small(device, size, out);
+		return take_small(device, kind, size, out);
 	if (size > device_capacity(device))
 		return false;
 	latency(LATENCY_ALLOC_BLOCK);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * VRAM in the portions that the card really gives: above 1 MiB whole steps of 2 MiB; up to
- * 1 MiB pieces of 2 MiB blocks that the process's allocations on one card share. A block goes
- * back to the card with its last piece.
+ * 1 MiB pieces of 2 MiB blocks that the process's allocations on one card share, arrays and
+ * linear memory apart. A block goes back to the card with its last piece.
  */
 #ifndef FAKECUDA_VRAM_H
 #define FAKECUDA_VRAM_H
@@ -19,7 +19,7 @@ struct vram {
 	unsigned first, count;
 };
 
-bool vram_take(struct device *device, size_t size, struct vram *out);
+bool vram_take(struct device *device, enum vram_kind kind, size_t size, struct vram *out);
 void vram_give(struct vram *vram);
 /* Where a piece of a block lies; 0 for whole steps, whose address is the caller's matter. */
 CUdeviceptr vram_address(const struct vram *vram);

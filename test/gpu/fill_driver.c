@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Takes memory through the driver that it is linked with, by cuMemAlloc or, given the argument "vmm", by
- * cuMemCreate, until it is refused. Prints one line like fill_runtime.c.
+ * Takes memory through the driver that it is linked with, by cuMemAlloc or, given the argument
+ * "vmm", by cuMemCreate, until it is refused. Prints one line like fill_runtime.c.
  */
 #include <cuda.h>
 #include <stdio.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Takes memory through the CUDA runtime until it is refused; built by nvcc once with the static and once
- * with the shared runtime library. Prints one line: total shown, bytes taken, the last error.
+ * Takes memory through the CUDA runtime until it is refused; built by nvcc once with the static and
+ * once with the shared runtime library. Prints one line: total shown, bytes taken, the last error.
  */
 #include <cuda_runtime_api.h>
 #include <stdio.h>
@@ -20,7 +20,7 @@ int main(void)
 	}
 	while ((error = cudaMalloc(&p, step)) == cudaSuccess && taken < 20ull << 30)
 		taken += step;
-	printf("total=%zu properties=%zu taken=%zu error=%s\n", total, properties.totalGlobalMem, taken,
-	       cudaGetErrorName(error));
+	printf("total=%zu properties=%zu taken=%zu error=%s\n", total, properties.totalGlobalMem,
+	       taken, cudaGetErrorName(error));
 	return 0;
 }

@@ -4,9 +4,9 @@
  *
  *	WIDTH HEIGHT DEPTH FORMAT CHANNELS FLAGS LEVELS COUNT
  *
- * (LEVELS 0: not mipmapped) and prints for each one how many bytes less are free with one such array,
- * and with COUNT of them. In a slice that is what the interceptor charges, outside what the driver
- * takes.
+ * (LEVELS 0: not mipmapped) and prints for each one how many bytes less are free with one such
+ * array, and with COUNT of them. In a slice that is what the interceptor charges, outside what the
+ * driver takes.
  */
 #include "cuda_abi.h"
 

@@ -82,6 +82,9 @@ func (s *Session) Run(ctx context.Context) (code int, err error) {
 	if dir := lookup(s.Env, api.DirEnv); dir != "" {
 		return 0, failed(ExitFailed, "this is a process of a slice already (%s=%s), and a slice holds no second one: run the command without `gpuslice run`", api.DirEnv, dir)
 	}
+	if _, err := os.Lstat(filepath.Join(api.ContainerDir, api.AttachSocketName)); err == nil {
+		return 0, failed(ExitFailed, "this container has a slice already (%s), and all of its processes draw on that one's quota: run the command without `gpuslice run`", api.ContainerDir)
+	}
 	// Descendants whose parents die come to us and not to init: the enforcer knows a session's
 	// processes by their ancestor, and we know when the last is gone.
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
@@ -138,8 +141,9 @@ func Environment(env []string, library, dir string) []string {
 func (s *Session) start(path string, env []string) (int, error) {
 	signals := make(chan os.Signal, 64)
 	for _, sig := range forwarded {
-		// What is ignored (nohup) stays so: to catch it would make the command's own again.
-		if !signal.Ignored(sig) {
+		// What is ignored (nohup) stays so: to catch it would make the command's own again. But where SIGCHLD is
+		// ignored the kernel reaps for us, tells no one, and the command's exit code is lost.
+		if sig == unix.SIGCHLD || !signal.Ignored(sig) {
 			signal.Notify(signals, sig)
 		}
 	}

@@ -181,6 +181,121 @@ func TestSignalsReachTheCommand(t *testing.T) {
 	}
 }
 
+func TestAnIgnoredSIGCHLDLosesNoExitCode(t *testing.T) {
+	dir := t.TempDir()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	// A shell passes on what it ignores, as do supervisors that want no zombies.
+	cmd := exec.Command("sh", "-c", `trap "" CHLD; exec "$0" sh -c "exit 6"`, self)
+	cmd.Env = append(os.Environ(), helper+"="+dir)
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	timer := time.AfterFunc(10*time.Second, func() { _ = cmd.Process.Kill() })
+	defer timer.Stop()
+	_ = cmd.Wait()
+	if got := cmd.ProcessState.ExitCode(); got != 6 {
+		t.Errorf("exit code %d, want the command's 6", got)
+	}
+}
+
+func TestStandardStreamsAreTheCommandsOwn(t *testing.T) {
+	cmd := command(t, t.TempDir(), "sh", "-c", "cat; echo problem >&2")
+	cmd.Stdin = strings.NewReader("one\ntwo")
+	var out, problems strings.Builder
+	cmd.Stdout, cmd.Stderr = &out, &problems
+	if err := cmd.Run(); err != nil || out.String() != "one\ntwo" || problems.String() != "problem\n" {
+		t.Errorf("%v, output %q, errors %q", err, &out, &problems)
+	}
+}
+
+// terminal makes a pseudo-terminal; what is written to the first is typed on the second.
+func terminal(t *testing.T) (keyboard, tty *os.File) {
+	t.Helper()
+	keyboard, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Skipf("requires pseudo-terminals: %v", err)
+	}
+	t.Cleanup(func() { keyboard.Close() })
+	if err := unix.IoctlSetPointerInt(int(keyboard.Fd()), unix.TIOCSPTLCK, 0); err != nil {
+		t.Fatal(err)
+	}
+	number, err := unix.IoctlGetInt(int(keyboard.Fd()), unix.TIOCGPTN)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if tty, err = os.OpenFile("/dev/pts/"+strconv.Itoa(number), os.O_RDWR|unix.O_NOCTTY, 0); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { tty.Close() })
+	return keyboard, tty
+}
+
+func TestTheTerminalIsTheCommandsOwn(t *testing.T) {
+	keyboard, tty := terminal(t)
+	before, err := unix.IoctlGetTermios(int(tty.Fd()), unix.TCGETS)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	// It counts the interrupts that one key causes; the pause is for one too many.
+	script := `n=0; trap 'n=$((n+1))' INT; test -t 0 && test -t 1 && test -t 2 && tty >` + dir + `/tty; echo ready
+		while [ $n = 0 ]; do sleep 0.05; done; sleep 0.3; exit $((40 + n))`
+	cmd := command(t, dir, "sh", "-c", script)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = tty, tty, tty
+	cmd.SysProcAttr = &unix.SysProcAttr{Setsid: true, Setctty: true}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	timer := time.AfterFunc(20*time.Second, func() { _ = cmd.Process.Kill() })
+	defer timer.Stop()
+	shown := ""
+	for b := make([]byte, 256); !strings.Contains(shown, "ready"); {
+		n, err := keyboard.Read(b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		shown += string(b[:n])
+	}
+	if _, err := keyboard.Write([]byte{3}); err != nil { // ^C
+		t.Fatal(err)
+	}
+	_ = cmd.Wait()
+	if got := cmd.ProcessState.ExitCode(); got != 41 {
+		t.Errorf("exit code %d, want 41: one key is one interrupt", got)
+	}
+	if name, _ := os.ReadFile(filepath.Join(dir, "tty")); strings.TrimSpace(string(name)) != tty.Name() {
+		t.Errorf("its terminal is %q, want %s", name, tty.Name())
+	}
+	after, err := unix.IoctlGetTermios(int(tty.Fd()), unix.TCGETS)
+	if err != nil || *after != *before {
+		t.Errorf("the terminal's settings are %+v (%v), and were %+v", after, err, before)
+	}
+}
+
+func TestASignalForASessionWhoseCommandIsGoneReachesWhatIsLeft(t *testing.T) {
+	dir := t.TempDir()
+	cmd := command(t, dir, "sh", "-c", `echo $$ >`+dir+`/pid; sh -c 'trap "touch `+dir+`/told; exit" TERM; touch `+dir+`/there; while :; do sleep 0.05; done' & exit 3`)
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	timer := time.AfterFunc(20*time.Second, func() { _ = cmd.Process.Kill() })
+	defer timer.Stop()
+	for gone := false; !gone; time.Sleep(5 * time.Millisecond) {
+		_, err := os.Stat(filepath.Join(dir, "there"))
+		text, _ := os.ReadFile(filepath.Join(dir, "pid"))
+		pid, _ := strconv.Atoi(strings.TrimSpace(string(text)))
+		gone = err == nil && pid > 0 && unix.Kill(pid, 0) == unix.ESRCH
+	}
+	_ = cmd.Process.Signal(unix.SIGTERM)
+	_ = cmd.Wait()
+	if _, err := os.Stat(filepath.Join(dir, "told")); err != nil || cmd.ProcessState.ExitCode() != 3 {
+		t.Errorf("exit code %d, %v: want the command's 3, and its orphan told", cmd.ProcessState.ExitCode(), err)
+	}
+}
+
 func TestEnvironmentHasTheInterceptorFirst(t *testing.T) {
 	got := Environment([]string{"A=1", "LD_PRELOAD=/x.so", "GPUSLICE_DIR=/old", "B=2"}, "/l.so", "/dir")
 	want := []string{"A=1", "B=2", "LD_PRELOAD=/l.so:/x.so", "GPUSLICE_DIR=/dir"}

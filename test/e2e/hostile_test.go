@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+)
+
+// compile builds programs/NAME.c to where every container sees it as /fake/NAME.
+func (h *host) compile(name string) {
+	h.t.Helper()
+	out, err := exec.Command("cc", "-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror",
+		"-o", filepath.Join(h.dir, "fake", name), filepath.Join("programs", name+".c"), "-ldl").CombinedOutput()
+	if err != nil {
+		h.t.Fatalf("%v\n%s", err, out)
+	}
+}
+
+// started runs a program in the container that stays, and returns its first line.
+func (c *container) started(args ...string) string {
+	c.t.Helper()
+	said, err := os.CreateTemp(c.dir, "said-")
+	c.must(err)
+	defer said.Close()
+	cmd := c.runtime(append([]string{"exec", "--detach", c.id}, args...)...)
+	cmd.Stdout, cmd.Stderr = said, said
+	c.must(cmd.Run())
+	var text []byte
+	c.eventually(args[0]+" has said something", func() bool {
+		text, err = os.ReadFile(said.Name())
+		return err == nil && strings.HasSuffix(string(text), "\n")
+	})
+	return strings.TrimSpace(string(text))
+}
+
+// Every process of a slice can write its ledger. One that does harms its own slice, and nobody else.
+func TestLedgerOverwrittenInAContainerHarmsThatContainerOnly(t *testing.T) {
+	h := newHost(t)
+	h.compile("vandal")
+	good := h.newContainer(vram(), "/bin/sleep", "600")
+	good.run()
+	if g := good.hog(gib); !g.holds(gib, quota) {
+		t.Fatalf("said %q", g.said)
+	}
+	for seed := range 3 {
+		c := h.newContainer(vram(), "/bin/sleep", "600")
+		c.run()
+		if said := c.started("/fake/vandal", strconv.Itoa(17+seed)); !strings.HasSuffix(said, "refused") {
+			t.Errorf("the one that overwrote the page said %q", said)
+		}
+		h.eventually("the slice is named damaged", func() bool {
+			s, err := h.client.Slice(t.Context(), c.id)
+			return err == nil && s.State == api.Damaged && s.Reason != ""
+		})
+		if g := c.hog(mib); !g.refused() {
+			t.Errorf("a new process of the slice said %q", g.said)
+		}
+		out, err := exec.Command(filepath.Join(h.bin, "gpuslice"), "--socket", h.socket(), "ps", "--no-trunc").CombinedOutput()
+		if err != nil || !damagedIn(string(out), c.id) || damagedIn(string(out), good.id) {
+			t.Errorf("gpuslice ps: %v\n%s", err, out)
+		}
+		if seed == 1 { // a restart makes nothing good
+			h.stop(unix.SIGKILL)
+			h.start()
+			h.eventually("it is still damaged", func() bool {
+				s, err := h.client.Slice(t.Context(), c.id)
+				return err == nil && s.State == api.Damaged
+			})
+			if g := c.hog(mib); !g.refused() {
+				t.Errorf("after a restart a new process of the slice said %q", g.said)
+			}
+		}
+		if out, err := c.output(c.runtime("delete", "--force", c.id)); err != nil {
+			t.Fatalf("delete: %v\n%s", err, out)
+		}
+		h.eventually("the slice is gone", h.isGone(c.id))
+	}
+	if use := h.use(good.id); use.Used != gib {
+		t.Errorf("the other slice: %+v", use)
+	}
+	if g := good.hog(gib); !g.holds(gib, quota) {
+		t.Errorf("a process of the other slice said %q", g.said)
+	}
+}
+
+func damagedIn(table, id string) bool {
+	for line := range strings.Lines(table) {
+		if strings.HasPrefix(line, id+" ") {
+			return strings.Contains(line, string(api.Damaged))
+		}
+	}
+	return false
+}
+
+// A slice that is released while its container runs leaves it with nothing, and not with everything: what its processes
+// start later has the interceptor too, for as long as the enforcer is there and when it is not.
+func TestReleasedContainerIsRefusedForAsLongAsItRuns(t *testing.T) {
+	h := newHost(t)
+	c := h.newContainer(vram(), "/bin/sleep", "600")
+	c.run()
+	if g := c.hog(gib); !g.holds(gib, quota) {
+		t.Fatalf("said %q", g.said)
+	}
+	if _, err := h.client.Release(t.Context(), c.id, 0, true); err != nil {
+		t.Fatal(err)
+	}
+	refused := func(when string) {
+		t.Helper()
+		if g := c.hog(mib); !g.refused() {
+			t.Errorf("%s a process that began later said %q, want a refusal", when, g.said)
+		}
+	}
+	refused("after the release")
+	h.stop(unix.SIGKILL)
+	refused("without an enforcer")
+	h.start()
+	refused("after a restart of the enforcer")
+	if out, err := c.output(c.runtime("delete", "--force", c.id)); err != nil {
+		t.Fatalf("delete: %v\n%s", err, out)
+	}
+	h.eventually("nothing is left on the host", func() bool {
+		entries, err := os.ReadDir(filepath.Join(h.dir, "run", "slices"))
+		return err == nil && len(entries) == 0
+	})
+}
+
+// A promise that is not kept is not accepted.
+func TestWhatCannotBeKeptRefusesTheContainer(t *testing.T) {
+	h := newHost(t)
+	for annotation, c := range map[string]struct{ value, says string }{
+		"gpuslice.pool":                                          {"night", "has no pools"},
+		"gpuslice.ttl":                                           {"1h", "no slice expires"},
+		"gpuslice.vram.7":                                        {"1G", "there is no device 7"},
+		"gpuslice.vram.GPU-00000000-0000-0000-0000-00000000dead": {"1G", "there is no device GPU-00000000-0000-0000-0000-00000000dead"},
+	} {
+		annotations := vram()
+		annotations[annotation] = c.value
+		box := h.newContainer(annotations, "/bin/true")
+		out, err := box.output(box.runtime("run", "--bundle", box.bundle, box.id))
+		if err == nil || !strings.Contains(out, c.says) || strings.Count(out, "gpuslice: ") != 1 {
+			t.Errorf("%s=%s: %v, %q", annotation, c.value, err, out)
+		}
+	}
+	if slices := h.slices(); len(slices) != 0 {
+		t.Errorf("slices are left: %+v", slices)
+	}
+}

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"errors"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+)
+
+const nobody = 65534
+
+// forNobody copies what a user without privileges needs to where he can read it.
+func (h *host) forNobody() (bin string) {
+	h.t.Helper()
+	h.must(os.Chmod(h.dir, 0o755))
+	for _, name := range []string{"gpuslice", api.LibraryName, "demo/cuda_hog", "fakecuda/libcuda.so.1", "fakecuda/libnvidia-ml.so.1"} {
+		from, err := os.Open(filepath.Join(h.bin, name))
+		h.must(err)
+		to := filepath.Join(h.dir, "public", name)
+		h.must(os.MkdirAll(filepath.Dir(to), 0o755))
+		file, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE, 0o755)
+		h.must(err)
+		_, err = io.Copy(file, from)
+		h.must(errors.Join(err, from.Close(), file.Close()))
+	}
+	h.must(os.Chown(filepath.Join(h.dir, "fake"), nobody, nobody))
+	return filepath.Join(h.dir, "public")
+}
+
+func TestSessionNeedsNoPrivileges(t *testing.T) {
+	h := newHost(t)
+	bin := h.forNobody()
+	runtimeDir := filepath.Join(h.dir, "user")
+	h.must(os.Mkdir(runtimeDir, 0o700))
+	h.must(os.Chown(runtimeDir, nobody, nobody))
+	hog := filepath.Join(bin, "demo", "cuda_hog")
+	// Nobody may not ask the host's enforcer; he is told so, and served by one of his own.
+	cmd := exec.Command(filepath.Join(bin, "gpuslice"), "run", "--vram", "4G", "--", "sh", "-c",
+		`id -u; (`+hog+` 3221225472 & echo $!) | { read pid; read line; echo "$line"; `+hog+` 3221225472; kill -9 $pid; }; exit 7`)
+	cmd.Env = []string{"PATH=/usr/bin:/bin", "XDG_RUNTIME_DIR=" + runtimeDir, "GPUSLICE_SOCKET=" + filepath.Join(h.dir, "none"),
+		"LD_LIBRARY_PATH=" + filepath.Join(bin, "fakecuda"), "FAKECUDA_STATE=" + filepath.Join(h.dir, "fake", "nobody")}
+	cmd.Args = append(cmd.Args[:2:2], append([]string{"--embedded"}, cmd.Args[2:]...)...)
+	cmd.Dir = "/"
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
+	out, err := cmd.CombinedOutput()
+	if cmd.ProcessState.ExitCode() != 7 {
+		t.Errorf("the command's exit code is 7, got %v", err)
+	}
+	for _, want := range []string{"enforcer in this process", strconv.Itoa(nobody) + "\n", "holds 3221225472 of 4294967296\n", "CUDA_ERROR_OUT_OF_MEMORY\n"} {
+		if !strings.Contains(string(out), want) {
+			t.Errorf("%q is not in\n%s", want, out)
+		}
+	}
+	if left, err := os.ReadDir(runtimeDir); err != nil || len(left) != 0 {
+		t.Errorf("something is left: %v, %v", left, err)
+	}
+}
+
+func TestSessionInASessionIsRefused(t *testing.T) {
+	h := newHost(t)
+	program := filepath.Join(h.bin, "gpuslice")
+	cmd := exec.Command(program, "--socket", h.socket(), "run", "--vram", "1G", "--", program, "--socket", h.socket(), "run", "--vram", "8G", "--", "true")
+	cmd.Env = h.env()
+	out, _ := cmd.CombinedOutput()
+	if cmd.ProcessState.ExitCode() != 125 || !strings.Contains(string(out), "a slice already") {
+		t.Errorf("exit code %d, %s", cmd.ProcessState.ExitCode(), out)
+	}
+	if slices := h.slices(); len(slices) != 0 {
+		t.Errorf("slices are left: %+v", slices)
+	}
+}
+
+// The container's slice would be drawn on all the same, whatever the session says.
+func TestSessionInAContainerWithASliceIsRefused(t *testing.T) {
+	h := newHost(t)
+	c := h.newContainer(vram(), "/bin/sleep", "600")
+	c.run()
+	program, err := os.ReadFile(filepath.Join(h.bin, "gpuslice"))
+	h.must(err)
+	h.must(os.WriteFile(filepath.Join(h.dir, "fake", "gpuslice"), program, 0o755))
+	out, err := c.exec("/fake/gpuslice", "run", "--embedded", "--vram", "1G", "--", "/bin/true")
+	if err == nil || !strings.Contains(out, "this container has a slice already") {
+		t.Errorf("%v: %s", err, out)
+	}
+}
+
+func TestSessionOfAStrangersProcessIsRefused(t *testing.T) {
+	h := newHost(t)
+	c := h.newContainer(vram(), "/bin/sleep", "600")
+	c.run()
+	request := api.RegisterRequest{ID: "s", Session: true, Quotas: []api.Quota{{Device: api.AllDevices, Bytes: 70 * gib}}}
+	// A container's process, which would thereby leave the container's slice for one that is larger.
+	request.PID = c.pid()
+	if _, err := h.client.Register(t.Context(), request); !errors.Is(err, api.ErrBadRequest) || !strings.Contains(err.Error(), "nor a descendant") {
+		t.Errorf("%v", err)
+	}
+	request.PID = os.Getpid()
+	if _, err := h.client.Register(t.Context(), request); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := h.client.Release(t.Context(), "s", 0, true); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,10 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef FAKECUDA_ALLOC_H
+#define FAKECUDA_ALLOC_H
+
+#include "address.h"
+
+/* Gives back what cuMemAlloc made: a range of kind RANGE_DEVICE. */
+void allocation_free(struct range *range);
+
+#endif

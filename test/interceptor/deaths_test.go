@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package interceptor
+
+import (
+	"bufio"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/gpuslice/gpuslice/enforcer/client"
+)
+
+// daemon is a gpusliced of this test's own: a process that can be killed, apart from those of the slice.
+type daemon struct {
+	dir string
+	cmd *exec.Cmd
+}
+
+func (d *daemon) socket() string { return filepath.Join(d.dir, "control.sock") }
+
+// startDaemon starts it with the simulated driver of env and waits until it answers.
+func startDaemon(t *testing.T, env []string) *daemon {
+	t.Helper()
+	if os.Getuid() != 0 {
+		t.Skip("needs root: the enforcer of a host")
+	}
+	dir, err := os.MkdirTemp("/tmp", "gpuslice-") // a socket's address has 108 bytes
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	d := &daemon{dir: dir}
+	config := filepath.Join(dir, "config.toml")
+	text := fmt.Sprintf("[enforcer]\nsocket = %q\nrun_dir = %q\nstate_dir = %q\nlibrary = %q\ngroup = \"\"\ncontext_overhead = \"8M\"\n",
+		d.socket(), filepath.Join(dir, "run"), filepath.Join(dir, "state"), filepath.Join(bin(t), "libgpuslice.so"))
+	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	log, err := os.Create(filepath.Join(dir, "log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer log.Close()
+	d.cmd = exec.Command(filepath.Join(bin(t), "gpusliced"), "--config", config)
+	d.cmd.Env, d.cmd.Stdout, d.cmd.Stderr = env, log, log
+	if err := d.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		d.kill()
+		if text, _ := os.ReadFile(log.Name()); t.Failed() {
+			t.Logf("the enforcer said:\n%s", text)
+		}
+	})
+	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+		if _, err := client.New(d.socket()).Info(t.Context()); err == nil {
+			return d
+		} else if time.Now().After(deadline) {
+			t.Fatal(err)
+		}
+	}
+}
+
+func (d *daemon) kill() {
+	_ = d.cmd.Process.Kill()
+	_ = d.cmd.Wait() // the second time it has nothing to say
+}
+
+// start runs a command in a slice of the daemon's, and returns its lines. The command, what it starts and `gpuslice run` are
+// one process group, which ends with the test and, if the command fails and leaves some behind, at once.
+func (d *daemon) start(t *testing.T, env []string, vram string, command ...string) (cmd *exec.Cmd, lines *bufio.Scanner) {
+	t.Helper()
+	cmd = exec.Command(filepath.Join(bin(t), "gpuslice"),
+		append([]string{"--socket", d.socket(), "run", "--quiet", "--vram", vram, "--", "sh", "-c", `"$@" || { kill -9 0; }`, "sh"}, command...)...)
+	cmd.Env = env
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	output, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd.Stderr = cmd.Stdout
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
+		_ = cmd.Wait()
+	})
+	return cmd, bufio.NewScanner(output)
+}
+
+// lastOf shows all lines and returns the last.
+func lastOf(t *testing.T, lines *bufio.Scanner) (last string) {
+	t.Helper()
+	for lines.Scan() {
+		last = lines.Text()
+		t.Log(last)
+	}
+	return last
+}
+
+// machines are hosts with driver truth and without. A context is small, so that those of the dead leave no room for what is
+// to be refused as long as the next one lives (kills.c).
+var machines = map[string][]string{
+	"with driver truth":    {"FAKECUDA_CONTEXT=8M"},
+	"without driver truth": {"FAKECUDA_CONTEXT=8M", "FAKECUDA_NVML=fail"},
+}
+
+// How soon that is depends on the machine, so the figures are shown and not judged: p99 of 10 ms is the aim.
+func TestBytesOfAKilledProcessAreItsSiblings(t *testing.T) {
+	count := "50"
+	if os.Getenv("GPUSLICE_LONG") != "" {
+		count = "1000"
+	}
+	for name, more := range machines {
+		t.Run(name, func(t *testing.T) {
+			env := environment(t, more...)
+			d := startDaemon(t, env)
+			cmd, lines := d.start(t, env, "1G", compile(t, "kills"), count)
+			last := lastOf(t, lines)
+			if err := cmd.Wait(); err != nil || !strings.HasPrefix(last, count+" kills: ") {
+				t.Fatalf("%v, %q", err, last)
+			}
+		})
+	}
+}
+
+// I4: nobody answers for the slice any more, and its processes settle their dead among themselves.
+func TestBytesOfAKilledProcessAreItsSiblingsWithoutAnEnforcer(t *testing.T) {
+	for name, more := range machines {
+		t.Run(name, func(t *testing.T) {
+			env := environment(t, more...)
+			d := startDaemon(t, env)
+			flag := filepath.Join(d.dir, "dead")
+			cmd, lines := d.start(t, env, "1G", compile(t, "kills"), "orphans", flag)
+			if !lines.Scan() || lines.Text() != "ready" {
+				t.Fatalf("its processes do not all hold what they should: %q", lines.Text())
+			}
+			d.kill()
+			if err := os.WriteFile(flag, nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			last := lastOf(t, lines)
+			if err := cmd.Wait(); err != nil || !strings.HasPrefix(last, "8 kills: ") {
+				t.Fatalf("%v, %q", err, last)
+			}
+		})
+	}
+}
