@@ -103,8 +103,9 @@ runtimes = ["{RUNC}"]
         for f in ("ld.so.cache", "ld.so.conf", "passwd", "group", "nsswitch.conf", "hosts"):
             if os.path.exists("/etc/" + f):
                 shutil.copy("/etc/" + f, os.path.join(root, "etc", f))
-        if os.path.isdir("/etc/ld.so.conf.d"):
-            shutil.copytree("/etc/ld.so.conf.d", os.path.join(root, "etc", "ld.so.conf.d"))
+        for d in ("ld.so.conf.d", "alternatives"):
+            if os.path.isdir("/etc/" + d):
+                shutil.copytree("/etc/" + d, os.path.join(root, "etc", d), symlinks=True)
         out = os.path.join(path, "out")
         os.mkdir(out)
         binds += [(ROOT, ROOT, "ro"), (out, "/out", "rw")] + list(mounts)
@@ -146,9 +147,9 @@ def smi_sum(pids):
 def pids_of(host, name):
     state = output(RUNC, "--root", host.dir + "/runc", "ps", "--format", "json", name)
     try:
-        return set(json.loads(state))
+        return set(json.loads(state) or [])
     except ValueError:
-        return set()
+        return set()  # not there yet, or no more
 
 
 def build_programs(directory):
