@@ -223,6 +223,9 @@ func (s *slice) charge(raw [16]byte, truth, beyond map[int]uint64) {
 	}
 	for pid, bytes := range beyond {
 		x := d.excess[pid]
+		if l := s.byPID[pid]; l != nil && l.settles[index].number == s.number(index, pid) && time.Now().Before(l.settles[index].until) {
+			continue
+		}
 		if x == nil {
 			start, err := process.StartTime(pid)
 			if err != nil || bytes == 0 {
@@ -236,6 +239,11 @@ func (s *slice) charge(raw [16]byte, truth, beyond map[int]uint64) {
 		}
 		x.believe(bytes, s.number(index, pid))
 	}
+	s.chargeExcess(d)
+}
+
+// chargeExcess is called with mu held.
+func (s *slice) chargeExcess(d *device) {
 	var total uint64
 	for _, x := range d.excess {
 		total += x.charged

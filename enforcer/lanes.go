@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -24,6 +25,14 @@ type lane struct {
 	generation uint64 // of the lane, by the enforcer's own count
 	process    *process.Handle
 	learned    [ledger.Devices]bool // its first context's cost was looked at
+	settles    [ledger.Devices]settles
+}
+
+// settles says that a process is about to charge what the driver holds for it: it has not before its lane has
+// another number, and is not waited for any longer than until.
+type settles struct {
+	number uint64
+	until  time.Time
 }
 
 // answer is the slice's attach.Handler.

@@ -202,6 +202,7 @@ func (s *slice) tellTruth(peer *process.Handle, index uint32) (uint64, error) {
 	defer s.mu.Unlock()
 	if s.state == api.Active && l != nil && s.lanes[l.number] == l && !l.learned[index] {
 		l.learned[index] = true
+		s.settling(l, int(index))
 		after := s.ledger.Held(int(index), l.number)
 		context := s.ledger.Context(int(index), l.number)
 		// What it asked for beside the context; it was charged before or while the driver was asked.
@@ -213,6 +214,17 @@ func (s *slice) tellTruth(peer *process.Handle, index uint32) (uint64, error) {
 	}
 	s.e.kickAll(s)
 	return bytes, nil
+}
+
+// settling takes back what was charged for a process beyond its lane: it has asked what its first context takes, and
+// charges that itself as soon as it has the answer. It would count twice, and refuse what fits, until two comparisons had
+// found that out. Called with mu held, once for a lane and device.
+func (s *slice) settling(l *lane, index int) {
+	l.settles[index] = settles{number: s.ledger.Number(index, l.number), until: time.Now().Add(patienceOfProcess)}
+	if d := s.devices[index]; d.excess[l.process.PID] != nil {
+		delete(d.excess, l.process.PID)
+		s.chargeExcess(d)
+	}
 }
 
 // onDevice finds a process's lane and what it holds on one of the ledger's devices.

@@ -4,6 +4,7 @@ package enforcer_test
 
 import (
 	"context"
+	"fmt"
 	"testing"
 	"time"
 
@@ -132,4 +133,46 @@ func TestMoreContextAtOnceAndLessOnlyWhenItStays(t *testing.T) {
 	eventually(t, "up", func() bool { return overhead(h) == gib })
 	p.kill()
 	eventually(t, "gone with the process", func() bool { _, err := h.Slice(context.Background(), "s"); return err != nil })
+}
+
+// A process learns what its first context takes when it is there, and then charges it. The comparison may have seen it
+// before; it must not be held against the process twice.
+func TestAFirstContextIsNotChargedTwice(t *testing.T) {
+	truth := &fakeTruth{}
+	h := newHost(t, truth)
+	const context = 518 * mib
+	for n := range 5 {
+		id := fmt.Sprint("s", n)
+		p, _ := h.session(id, on(gpu0, gib))
+		p.must("attach")
+		truth.set(gpu0, p.pid(), context)
+		if n%2 == 0 {
+			eventually(t, "it is seen", func() bool { return h.see(id).Devices[0].Overhead == context })
+		}
+		if got := p.must("truth 0"); got != context {
+			t.Fatalf("truth is %d", got)
+		}
+		p.must("charge 0 %d", context)
+		p.must("context 0 %d", context)
+		p.must("charge 0 %d", gib-context) // all that is left
+		truth.set(gpu0, p.pid(), gib)
+		p.expect("refused", "charge 0 1")
+		p.kill()
+		truth.set(gpu0, p.pid(), 0)
+	}
+}
+
+// Nor does to ask hide anything: what is not charged then is found by the next comparison.
+func TestAProcessThatAsksAndDoesNotChargeIsFound(t *testing.T) {
+	truth := &fakeTruth{}
+	h := newHost(t, truth)
+	p, _ := h.session("s", on(gpu0, gib))
+	p.must("attach")
+	truth.set(gpu0, p.pid(), 518*mib)
+	p.must("truth 0")
+	eventually(t, "it is charged", func() bool { return h.see("s").Devices[0].Overhead == 518*mib })
+	p.must("truth 0")
+	if d := h.see("s").Devices[0]; d.Overhead != 518*mib {
+		t.Fatalf("asking again took it back: %+v", d)
+	}
 }

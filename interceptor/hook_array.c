@@ -4,13 +4,12 @@
  *
  * Driver observation (H100, 580.159.04; test/conformance/expected/h100.txt has the figures): rows
  * are padded to 64 bytes; heights to blocks of 8 x 2^k rows, where the block is the smallest that
- * holds the height but at most 128 rows (so one row takes eight); in a 3D array at most 16 rows,
- * and there depths to blocks of 2^k slices, at most 16. The figures of 3D arrays allow slightly
- * smaller blocks, too (8 rows with 16 slices, 16 with 8): these never charge less than the card
- * takes. Compressed formats count in blocks of 4 x 4 texels. The levels of a mipmapped array lie
- * one after another; with layers each layer has all its levels, padded to a block of the largest.
- * The whole is taken in blocks of 2 MiB; up to 1 MiB it shares one, but with other arrays only, not
- * with linear memory. Sparse and deferred arrays take nothing (but page tables); NV12 was refused.
+ * holds the height but at most 128 rows (so one row takes eight); in a 3D array 8 rows, and there
+ * depths to blocks of 2^k slices, at most 16. Compressed formats count in blocks of 4 x 4 texels.
+ * The levels of a mipmapped array lie one after another; with layers each layer has all its levels,
+ * padded to a block of the largest. The whole is taken in blocks of 2 MiB; up to 1 MiB it shares
+ * one, but with other arrays only, not with linear memory. Sparse and deferred arrays take nothing
+ * (but page tables). NV12 takes a byte and a half a texel.
  */
 #include "block.h"
 #include "hook.h"
@@ -101,7 +100,7 @@ static uint64_t level_bytes(const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned int l
 		width = width / 4 + (width % 4 != 0);
 		height = height / 4 + (height % 4 != 0);
 	}
-	rows = block_for(height, 8, solid ? 16 : 128);
+	rows = block_for(height, 8, solid ? 8 : 128);
 	slices = block_for(depth, 1, 16);
 	*block = 64 * rows * slices;
 	if (__builtin_mul_overflow(width, texel, &row))

@@ -43,12 +43,10 @@ func TestSessionNeedsNoPrivileges(t *testing.T) {
 	h.must(os.Mkdir(runtimeDir, 0o700))
 	h.must(os.Chown(runtimeDir, nobody, nobody))
 	hog := filepath.Join(bin, "demo", "cuda_hog")
-	// Nobody may not ask the host's enforcer; he is told so, and served by one of his own.
-	cmd := exec.Command(filepath.Join(bin, "gpuslice"), "run", "--vram", "4G", "--", "sh", "-c",
+	cmd := exec.Command(filepath.Join(bin, "gpuslice"), "run", "--embedded", "--vram", "4G", "--", "sh", "-c",
 		`id -u; (`+hog+` 3221225472 & echo $!) | { read pid; read line; echo "$line"; `+hog+` 3221225472; kill -9 $pid; }; exit 7`)
-	cmd.Env = []string{"PATH=/usr/bin:/bin", "XDG_RUNTIME_DIR=" + runtimeDir, "GPUSLICE_SOCKET=" + filepath.Join(h.dir, "none"),
+	cmd.Env = []string{"PATH=/usr/bin:/bin", "XDG_RUNTIME_DIR=" + runtimeDir,
 		"LD_LIBRARY_PATH=" + filepath.Join(bin, "fakecuda"), "FAKECUDA_STATE=" + filepath.Join(h.dir, "fake", "nobody")}
-	cmd.Args = append(cmd.Args[:2:2], append([]string{"--embedded"}, cmd.Args[2:]...)...)
 	cmd.Dir = "/"
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
 	out, err := cmd.CombinedOutput()
@@ -87,6 +85,7 @@ func TestSessionInAContainerWithASliceIsRefused(t *testing.T) {
 	program, err := os.ReadFile(filepath.Join(h.bin, "gpuslice"))
 	h.must(err)
 	h.must(os.WriteFile(filepath.Join(h.dir, "fake", "gpuslice"), program, 0o755))
+	h.must(os.WriteFile(filepath.Join(h.dir, "fake", api.LibraryName), nil, 0o755)) // it is looked for, and not come to
 	out, err := c.exec("/fake/gpuslice", "run", "--embedded", "--vram", "1G", "--", "/bin/true")
 	if err == nil || !strings.Contains(out, "this container has a slice already") {
 		t.Errorf("%v: %s", err, out)

@@ -26,7 +26,8 @@ type shape struct {
 
 // flags of CUDA_ARRAY3D_DESCRIPTOR, by the name that test/conformance/array.c gives to a kind of array.
 var flags = map[string]uint{
-	"1d": 0, "2d": 0, "3d": 0, "bc1": 0, "bc3": 0, "bc7": 0, "unorm8x4": 0,
+	"nv12_video": 0x100,
+	"1d":         0, "2d": 0, "3d": 0, "bc1": 0, "bc3": 0, "bc7": 0, "unorm8x4": 0,
 	"1d_layered": 0x01, "2d_layered": 0x01, "cubemap": 0x04, "cubemap_layered": 0x05,
 	"sparse": 0x40, "deferred": 0x80,
 }
@@ -63,7 +64,7 @@ func shapes(t *testing.T) []shape {
 			t.Fatalf("%q: what flags has %q?", lines.Text(), m[2])
 		}
 		s := shape{name: strings.SplitN(lines.Text(), ":", 2)[0], one: number(m[8], 10), count: 1}
-		s.takes = flag < 0x40
+		s.takes = flag&(0x40|0x80) == 0
 		s.many = s.one
 		if m[9] != "" && s.takes {
 			s.count, s.many = number(m[9], 10), number(m[10], 10)
