@@ -223,8 +223,13 @@ func (s *slice) charge(raw [16]byte, truth, beyond map[int]uint64) {
 	}
 	for pid, bytes := range beyond {
 		x := d.excess[pid]
-		if l := s.byPID[pid]; l != nil && l.settles[index].number == s.number(index, pid) && time.Now().Before(l.settles[index].until) {
-			continue
+		if l := s.byPID[pid]; l != nil {
+			if l.settles[index].number == s.number(index, pid) && time.Now().Before(l.settles[index].until) {
+				continue
+			}
+			if known := truth[pid]; known != driver.Unknown { // it may have charged since it was looked at
+				bytes = min(bytes, known-min(known, s.ledger.Held(index, l.number)))
+			}
 		}
 		if x == nil {
 			start, err := process.StartTime(pid)

@@ -93,3 +93,10 @@ BEGIN {
 	}
 	print "\n]}" > json
 }'
+
+echo
+if [ "$(id -u)" = 0 ] && command -v "${RUNC:-runc}" >/dev/null; then
+	test/bench/start.sh
+else
+	echo "container start: not measured, it needs root and runc"
+fi
