@@ -29,7 +29,7 @@ for ((i = 1; i <= rounds; i++)); do
 	[ ! -t 2 ] || printf 'round %d of %d\r' "$i" "$rounds" >&2
 	bin/bench/cost "$scale" >"$dir/control.$i"
 	"${slice[@]}" bin/bench/cost "$scale" >"$dir/slice.$i"
-	for ((j = 0; j < 4; j++)); do
+	for ((j = 0; j < 8; j++)); do
 		for what in start "runtime $scale"; do
 			# Which comes first changes, so that neither always finds the machine warm.
 			if ((j % 2)); then
