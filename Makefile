@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# `make help` lists what there is. Rules for C code stand beside it, in build.mk fragments;
+# `make help` lists what there is; `make QUIET=` shows each command. Rules for C code stand beside it, in build.mk fragments;
 # a fragment adds to BUILD what `make build` shall make and to SUITES what `make test` shall run.
 
 PREFIX     ?= /usr/local
@@ -68,17 +68,20 @@ C_HEADERS  := $(wildcard interceptor/*.h)
 # The enforcer shares the ledger's code with the interceptor through cgo.
 $(BIN)/gpuslice $(BIN)/gpusliced: $(BIN)/%: $(GO_SOURCES) go.mod go.sum $(C_HEADERS) interceptor/ledger.c .cache/version
 	@mkdir -p $(@D)
-	CGO_ENABLED=1 $(GO) build $(GO_FLAGS) -ldflags '$(GO_LINK)' -o $@ ./cmd/$*
+	@echo "  $@"
+	$(QUIET)CGO_ENABLED=1 $(GO) build $(GO_FLAGS) -ldflags '$(GO_LINK)' -o $@ ./cmd/$*
 
 # The hook and the runtime run as root with an environment that others may have set: no
 # dynamic loader, no libc.
 $(BIN)/gpuslice-hook $(BIN)/gpuslice-runtime: $(BIN)/%: $(GO_SOURCES) go.mod go.sum .cache/version
 	@mkdir -p $(@D)
-	CGO_ENABLED=0 $(GO) build $(GO_FLAGS) -ldflags '-s -w $(GO_LINK)' -o $@ ./cmd/$*
+	@echo "  $@"
+	$(QUIET)CGO_ENABLED=0 $(GO) build $(GO_FLAGS) -ldflags '-s -w $(GO_LINK)' -o $@ ./cmd/$*
 
 $(BIN)/demo/cuda_hog: test/demo/cuda_hog.c $(C_HEADERS)
 	@mkdir -p $(@D)
-	$(CC) $(C_FLAGS) $(CFLAGS) $(LDFLAGS) -o $@ $< -ldl
+	@echo "  $@"
+	$(QUIET)$(CC) $(C_FLAGS) $(CFLAGS) $(LDFLAGS) -o $@ $< -ldl
 
 # The library may ask for no symbol newer than glibc 2.17 and may export no name but those it hooks.
 .cache/symbols: $(BIN)/libgpuslice.so interceptor/exports.txt test/check-symbols.sh

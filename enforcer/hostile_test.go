@@ -51,6 +51,31 @@ func TestAPageThatIsOverwrittenIsNamedDamaged(t *testing.T) {
 	}
 }
 
+// What is asked has the right form, and a content that nobody honest sends.
+func TestQuestionsAboutWhatIsNotThereAreRefused(t *testing.T) {
+	for name, truth := range map[string]*fakeTruth{"with driver truth": {}, "without": nil} {
+		t.Run(name, func(t *testing.T) {
+			h := newHost(t, truth)
+			p, _ := h.session("s", on(gpu0, gib))
+			for _, index := range []uint64{16, 1 << 31, 1<<32 - 1} {
+				p.expect("status 5", "truth %d", index)
+			}
+			p.expect("status 5", "device %s %d", hex1, 80*gib) // not of the slice
+			p.expect("status 5", "device %032x %d", 0, 80*gib) // no device at all
+			if truth == nil {                                  // else nobody asks it how large the device is
+				p.expect("status 4", "device %s 0", hex0)
+			}
+			p.must("device %s %d", hex0, uint64(1)<<63)
+			p.must("attach")
+			p.must("charge 0 %d", gib)
+			p.expect("refused", "charge 0 1")
+			if s := h.see("s"); s.State != api.Active || len(s.Devices) != 1 {
+				t.Fatalf("%+v", s)
+			}
+		})
+	}
+}
+
 func TestAPageUnderFireHarmsNobodyElse(t *testing.T) {
 	h := newHost(t, &fakeTruth{})
 	good, _ := h.session("good", on(gpu0, gib))

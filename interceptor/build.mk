@@ -8,10 +8,17 @@ INTERCEPTOR_SOURCES := $(sort $(wildcard interceptor/*.c)) interceptor/trampolin
 INTERCEPTOR_HEADERS := $(wildcard interceptor/*.h)
 INTERCEPTOR_CFLAGS := -std=c11 -D_GNU_SOURCE -O2 -g -fPIC -fvisibility=hidden -fno-plt \
 	-Wall -Wextra -Werror -Wmissing-prototypes -Wstrict-prototypes
+# Else gcc links a constructor of its own there, which looks at the CPU.
+ifneq ($(filter aarch64-%,$(shell $(CC) -dumpmachine)),)
+INTERCEPTOR_CFLAGS += -mno-outline-atomics
+endif
 INTERCEPTOR_LDFLAGS := -shared -nostartfiles -Wl,-soname,libgpuslice.so -Wl,-z,now -Wl,-z,relro \
 	-Wl,-z,noexecstack -Wl,-Bsymbolic -Wl,--no-undefined -Wl,--gc-sections -Wl,--build-id=sha1
 
-bin/libgpuslice.so: $(INTERCEPTOR_SOURCES) $(INTERCEPTOR_HEADERS) interceptor/build.mk
+INTERCEPTOR := bin/libgpuslice.so
+
+$(INTERCEPTOR): $(INTERCEPTOR_SOURCES) $(INTERCEPTOR_HEADERS) interceptor/build.mk
 	@mkdir -p $(@D)
-	$(CC) $(INTERCEPTOR_CFLAGS) $(CFLAGS) $(INTERCEPTOR_LDFLAGS) $(LDFLAGS) -o $@.new $(INTERCEPTOR_SOURCES)
-	mv -f $@.new $@
+	@echo "  $@"
+	$(QUIET)$(CC) $(INTERCEPTOR_CFLAGS) $(CFLAGS) $(INTERCEPTOR_LDFLAGS) $(LDFLAGS) -o $@.new $(INTERCEPTOR_SOURCES)
+	$(QUIET)mv -f $@.new $@

@@ -132,22 +132,41 @@ static enum ask_result adopt(struct process *process, const struct attach_reply 
 	return ASK_ANSWERED;
 }
 
+/* Ask; if `patient`, wait for an enforcer that is being restarted: it is back in a moment, and a
+ * program should not fail for that. One that hangs (EAGAIN) was waited for already. */
+static enum ask_result ask(struct attach_request *request, struct attach_reply *reply,
+                           int *descriptor, int *connection, bool patient)
+{
+	uint64_t start = now();
+
+	for (;;) {
+		struct timespec pause = {.tv_nsec = RETRY_PAUSE};
+		enum ask_result result = ask_enforcer(request, reply, descriptor, connection);
+
+		if (result != ASK_UNREACHABLE || errno == EAGAIN || !patient ||
+		    now() - start >= FIRST_PATIENCE)
+			return result;
+		nanosleep(&pause, NULL);
+	}
+}
+
 /* With attach_lock held. */
 static void attach(struct process *process)
 {
-	uint64_t start = now();
 	bool first = process->retry_at == 0;
 
-	if (start < process->retry_at)
+	if (now() < process->retry_at)
 		return;
-	for (;;) {
+	for (int again = 0;; again++) {
 		struct attach_request request = {.op = ATTACH_OP_ATTACH};
 		struct attach_reply reply = {0};
 		int descriptor, connection, error;
-		enum ask_result result = ask_enforcer(&request, &reply, &descriptor, &connection);
+		enum ask_result result = ask(&request, &reply, &descriptor, &connection, first);
+		bool died;
 
 		if (result == ASK_ANSWERED && reply.status == ATTACH_OK)
 			result = adopt(process, &reply, descriptor, connection);
+		died = result == ASK_UNREACHABLE && connection >= 0;
 		error = errno;
 		if (descriptor >= 0)
 			close(descriptor);
@@ -156,15 +175,9 @@ static void attach(struct process *process)
 		errno = error;
 		if (process->attached)
 			return;
-		/* An enforcer that is being restarted is back in a moment; a program
-		 * should not fail for that. */
-		if (first && result == ASK_UNREACHABLE && errno != EAGAIN &&
-		    now() - start < FIRST_PATIENCE) {
-			struct timespec pause = {.tv_nsec = RETRY_PAUSE};
-
-			nanosleep(&pause, NULL);
+		/* It answered, and died before its answer was taken: ask its successor. */
+		if (died && again == 0)
 			continue;
-		}
 		explain(process, result, reply.status);
 		process->retry_at = now() + RETRY_AFTER;
 		return;
@@ -217,7 +230,7 @@ static int ask_device(struct process *process, CUdevice ordinal)
 		(void)DRIVER(cuDeviceTotalMem_v2)(&bytes, ordinal);
 	memcpy(request.uuid, uuid.bytes, 16);
 	request.bytes = bytes;
-	if (ask_enforcer(&request, &reply, &descriptor, NULL) != ASK_ANSWERED)
+	if (ask(&request, &reply, &descriptor, NULL, true) != ASK_ANSWERED)
 		return -1;
 	if (descriptor >= 0)
 		close(descriptor);

@@ -7,8 +7,18 @@ cd "$(dirname "$0")/.."
 go=${GO:-$(test/go.sh)}
 copy=$(mktemp -d)
 trap 'rm -rf "$copy"' EXIT
-mkdir "$copy/before" "$copy/after"
-git ls-files -co --exclude-standard -z | tar --null --ignore-failed-read -T - -cf - 2>/dev/null | tar -xf - -C "$copy/before"
-cp -r "$copy/before/." "$copy/after"
+mkdir "$copy/before"
+tar --exclude='./.*' --exclude=./bin -cf - . | tar -xf - -C "$copy/before"
+cp -r "$copy/before" "$copy/after"
+# What is generated is emptied first: a generator that writes nothing is seen.
+mapfile -t generated < <(cd "$copy/after" && grep -rl --include='*.h' --include='*.c' '^ \* Generated from' .)
+if [ ${#generated[@]} = 0 ]; then
+	echo "check-generated: found nothing that says it is generated" >&2
+	exit 1
+fi
+for file in "${generated[@]}"; do
+	: >"$copy/after/$file"
+done
 (cd "$copy/after" && "$go" generate ./...)
 diff -r "$copy/before" "$copy/after"
+echo "check-generated: ${generated[*]}"

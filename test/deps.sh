@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Install what build, test and demo need (with --lint: what the linters need too) on Debian or
+# Install what build, test and demo need (with --ci: what .ci/run needs, too) on Debian or
 # Ubuntu, and say so. What is there is left alone: a machine with Docker's own packages has a runc that the
 # distribution's would push out.
 set -euo pipefail
@@ -23,8 +23,16 @@ needs=(
 	"unzip unzip"
 	"/etc/ssl/certs/ca-certificates.crt ca-certificates"
 )
-if [ "${1:-}" = --lint ]; then
-	needs+=("clang-format clang-format" "clang-tidy clang-tidy" "shellcheck shellcheck")
+if [ "${1:-}" = --ci ]; then
+	needs+=(
+		"clang-format clang-format"
+		"clang-tidy clang-tidy"
+		"shellcheck shellcheck"
+		"systemd-analyze systemd"
+		"qemu-aarch64-static qemu-user-static"
+		"aarch64-linux-gnu-gcc gcc-aarch64-linux-gnu"
+		"/usr/aarch64-linux-gnu/include/stdio.h libc6-dev-arm64-cross"
+	)
 fi
 
 as_root() {
@@ -54,10 +62,16 @@ if [ ${#missing[@]} -gt 0 ]; then
 		echo "deps: this machine has no apt-get. Install what provides: ${missing[*]}" >&2
 		exit 1
 	fi
-	echo "deps: installing ${missing[*]}"
+	echo "deps: installing ${missing[*]} (a minute or two)"
 	# An index that is a little old is better than none: only the installation must succeed.
 	as_root apt-get update -qq </dev/null || echo "deps: apt-get update failed; going on with the index that is here" >&2
-	as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" </dev/null >/dev/null
+	log=$(mktemp)
+	if ! as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" </dev/null >"$log" 2>&1; then
+		cat "$log" >&2
+		echo "deps: apt-get could not install ${missing[*]}" >&2
+		exit 1
+	fi
+	rm -f "$log"
 fi
 
 # Go: Debian 12's is older than 1.21, which is the first that fetches the version go.mod asks for.

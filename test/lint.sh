@@ -8,7 +8,7 @@ cd "$(dirname "$0")/.." || exit
 go=${GO:-$(test/go.sh)}
 strict=${1:-}
 golangci_version=v2.15.0
-tools=$PWD/.cache/tools
+tools=$PWD/.cache/tools/$golangci_version
 passed=0 failed=0 skipped=0
 
 check() { # NAME COMMAND…
@@ -55,12 +55,21 @@ mapfile -t scripts < <(files | while read -r f; do
 	head -c 64 "$f" 2>/dev/null | head -1 | grep -aqE '^#!.*[/ ](ba|da)?sh( |$)' && echo "$f"
 done)
 
+for list in go_files c_files c_sources scripts; do
+	declare -n found=$list
+	if [ ${#found[@]} = 0 ]; then
+		echo "lint: found none of $list: this must be a clone, with git" >&2
+		exit 1
+	fi
+done
+
 gofmt=$(dirname "$("$go" env GOROOT)/bin/x")/gofmt
 check "gofmt" nothing_said "$gofmt" -l "${go_files[@]}"
 check "go vet" "$go" vet ./...
 check "go generate changes nothing" test/check-generated.sh
 
 if [ "$strict" = --strict ] && [ ! -x "$tools/golangci-lint" ]; then
+	echo "building golangci-lint $golangci_version"
 	GOBIN=$tools "$go" install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$golangci_version
 fi
 if [ -x "$tools/golangci-lint" ]; then
@@ -72,17 +81,17 @@ fi
 if have clang-format; then
 	check "clang-format" clang-format --dry-run -Werror "${c_files[@]}"
 else
-	missing "clang-format" "not installed (test/deps.sh --lint)"
+	missing "clang-format" "not installed (test/deps.sh --ci)"
 fi
 if have clang-tidy; then
 	check "clang-tidy" clang-tidy --quiet "${c_sources[@]}" -- -std=c11 -D_GNU_SOURCE -Iinterceptor -Itest/fakecuda -Itest/conformance
 else
-	missing "clang-tidy" "not installed (test/deps.sh --lint)"
+	missing "clang-tidy" "not installed (test/deps.sh --ci)"
 fi
 if have shellcheck; then
 	check "shellcheck" shellcheck -x "${scripts[@]}"
 else
-	missing "shellcheck" "not installed (test/deps.sh --lint)"
+	missing "shellcheck" "not installed (test/deps.sh --ci)"
 fi
 
 # Every source file says its licence in its first lines.

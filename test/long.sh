@@ -1,15 +1,18 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# Run the tests that have a long form (they read GPUSLICE_LONG) in it: races and injected faults.
+#
+# Run the tests that have a long form (they read GPUSLICE_LONG) in it: races and injected faults. One package after another:
+# each of them wants the machine.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 go=${GO:-$(test/go.sh)}
-mapfile -t packages < <(git ls-files -co --exclude-standard '*_test.go' | xargs grep -l GPUSLICE_LONG | xargs -r -n1 dirname | sort -u | sed 's|^|./|')
-if [ ${#packages[@]} = 0 ]; then
-	echo "no test has a long form"
+mapfile -t files < <(grep -rl --include='*_test.go' GPUSLICE_LONG cmd enforcer hook shim test)
+if [ ${#files[@]} = 0 ]; then
+	echo "long: no test has a long form" >&2
 	exit 1
 fi
-report=$(mktemp)
-trap 'rm -f "$report"' EXIT
-"$go" build -o "$report" ./test/report
-GPUSLICE_LONG=1 "$go" test -json -count=1 -timeout 14m "${packages[@]}" | "$report" -strict
+mapfile -t packages < <(printf './%s\n' "${files[@]}" | xargs -n1 dirname | sort -u)
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+"$go" build -o "$dir/report" ./test/report
+GPUSLICE_LONG=1 "$go" test -json -count=1 -p 1 -timeout 14m "${packages[@]}" | "$dir/report" -strict

@@ -4,7 +4,7 @@
 # run.sh [--strict] SUITE…: run the Go tests, then each SUITE (a command of one word), and add up. A suite may
 # end with its own line "N passed, N failed, N skipped"; one that does not counts as one.
 # --strict: a test that is skipped for want of root or of a package is a failure.
-# GO_TEST_FLAGS are handed to `go test`.
+# GO_TEST_FLAGS are handed to `go test`; PACKAGES (./...) are what it tests.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 go=${GO:-$(test/go.sh)}
@@ -40,9 +40,9 @@ add() {
 report=$(mktemp -d)/report
 "$go" build -trimpath -buildvcs=false -o "$report" ./test/report || exit 2
 # shellcheck disable=SC2086 # flags are words
-"$go" test -json -count=1 -buildvcs=false ${GO_TEST_FLAGS:-} ./... 2>&1 | "$report" "${strict[@]}" | tee "$log"
+"$go" test -json -count=1 -buildvcs=false ${GO_TEST_FLAGS:-} ${PACKAGES:-./...} 2>&1 | "$report" "${strict[@]}" | tee "$log"
 status=("${PIPESTATUS[@]}")
-add "go test" "${status[1]}"
+add "go test" "$((status[0] | status[1]))"
 rm -rf "${report%/*}"
 
 for suite; do

@@ -130,6 +130,40 @@ func TestDescriptorsThatAPeerSendsAreNotKept(t *testing.T) {
 	}
 }
 
+// A peer may leave at any point of the exchange, and stay silent at any.
+func TestNothingIsKeptForPeersThatLeave(t *testing.T) {
+	dir := serve(t, echo)
+	request := ledger.Request{Op: ledger.OpAttach}.Encode()
+	before := descriptors(t)
+	for range 20 {
+		dial(t, dir).Close() // says nothing
+
+		half := dial(t, dir)
+		_, _ = half.Write(request[:32])
+		half.Close()
+
+		deaf := dial(t, dir) // does not wait for the answer
+		_, _ = deaf.Write(request)
+		deaf.Close()
+
+		dumb := dial(t, dir) // has ended its side, and listens
+		_ = dumb.CloseWrite()
+		_ = dumb.SetReadDeadline(time.Now().Add(10 * time.Second))
+		if n, err := dumb.Read(make([]byte, 128)); n != 0 || err == nil {
+			t.Fatalf("nothing was answered with %d bytes", n)
+		}
+		dumb.Close()
+	}
+	for deadline := time.Now().Add(30 * time.Second); descriptors(t) > before; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("%d descriptors, %d before", descriptors(t), before)
+		}
+	}
+	conn := dial(t, dir)
+	defer conn.Close()
+	ask(t, conn, request, nil)
+}
+
 func TestAFloodOnOneSocketLeavesTheOthersAlone(t *testing.T) {
 	flooded, other := serve(t, echo), serve(t, echo)
 	for range InFlight + backlog/2 {

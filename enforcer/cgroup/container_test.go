@@ -65,6 +65,10 @@ func TestAContainersCgroupIsFound(t *testing.T) {
 	}
 }
 
+// pureV2 runs a command where only the v2 hierarchy is mounted: crun refuses a hybrid layout.
+var pureV2 = []string{"unshare", "--mount", "sh", "-c",
+	`if ! [ -e /sys/fs/cgroup/cgroup.procs ]; then umount -R /sys/fs/cgroup && mount -t cgroup2 none /sys/fs/cgroup || exit 125; fi; exec "$@"`, "sh"}
+
 // container runs one that sleeps, and returns its init's pid.
 func container(t *testing.T, runtime, busybox string) int {
 	t.Helper()
@@ -79,7 +83,7 @@ func container(t *testing.T, runtime, busybox string) int {
 		}
 		return string(out)
 	}
-	id := fmt.Sprintf("gpuslice-test-%d", os.Getpid())
+	id := fmt.Sprintf("gpuslice-test-%s-%d", runtime, os.Getpid())
 	run("mkdir", "-p", "rootfs/bin", "rootfs/proc", "rootfs/sys", "rootfs/dev")
 	run("cp", busybox, "rootfs/bin/sleep")
 	run(runtime, "spec")
@@ -87,19 +91,29 @@ func container(t *testing.T, runtime, busybox string) int {
 	if err != nil {
 		t.Fatal(err)
 	}
-	edited := strings.NewReplacer(`"sh"`, `"/bin/sleep","600"`, `"terminal": true`, `"terminal": false`).Replace(string(config))
+	edited := strings.NewReplacer(`"sh"`, `"/bin/sleep","600"`, `"terminal": true`, `"terminal": false`,
+		// crun loads a program into the kernel for these, which takes a capability that not every root has.
+		`"devices": [`, `"unused": [`).Replace(string(config))
 	if err := os.WriteFile(filepath.Join(bundle, "config.json"), []byte(edited), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command(runtime, "run", "--detach", "--pid-file", "pid", id)
-	cmd.Dir = bundle
+	verb := func(args ...string) *exec.Cmd {
+		words := append([]string{runtime}, args...)
+		if runtime == "crun" {
+			words = slices.Concat(pureV2, words)
+		}
+		cmd := exec.Command(words[0], words[1:]...)
+		cmd.Dir = bundle
+		return cmd
+	}
+	cmd := verb("run", "--detach", "--pid-file", "pid", id)
 	log, err := os.Create(filepath.Join(bundle, "log"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer log.Close()
 	cmd.Stdout, cmd.Stderr = log, log // not a pipe: the container inherits it, and Wait would wait for that
-	t.Cleanup(func() { _ = exec.Command(runtime, "delete", "--force", id).Run() })
+	t.Cleanup(func() { _ = verb("delete", "--force", id).Run() })
 	if err := cmd.Run(); err != nil {
 		text, _ := os.ReadFile(log.Name())
 		t.Skipf("requires a %s that can run a container here: %v: %s", runtime, err, text)

@@ -99,7 +99,7 @@ func runHog(t *testing.T, hog string) int {
 func TestTheRealDriverSaysTheSame(t *testing.T) {
 	n, err := Open()
 	if err != nil {
-		t.Skipf("requires an NVIDIA driver: %v", err)
+		t.Skipf("requires a GPU and its driver: %v", err)
 	}
 	defer n.Close()
 	hog, err := filepath.Abs("../../bin/demo/cuda_hog")
@@ -150,7 +150,7 @@ func TestWithoutTheLibraryTheErrorSaysWhatToDo(t *testing.T) {
 	n, err := Open()
 	if err == nil {
 		n.Close()
-		t.Skip("requires a host without NVML")
+		t.Skip("requires a host without a GPU's driver")
 	}
 	if !errors.Is(err, ErrNoNVML) || !strings.Contains(err.Error(), `nvml = "off"`) || strings.Contains(err.Error(), "\n") {
 		t.Errorf("got %v", err)

@@ -6,4 +6,5 @@ BUILD += $(BIN)/bench/cost
 # -D_GNU_SOURCE= is what a file that defines it itself says, too.
 $(BIN)/bench/cost: test/bench/cost.c interceptor/elf_symbol.c $(wildcard interceptor/*.h)
 	@mkdir -p $(@D)
-	$(CC) $(C_FLAGS) -D_GNU_SOURCE= -Wno-pedantic $(CFLAGS) $(LDFLAGS) -o $@ $(filter %.c,$^) -ldl
+	@echo "  $@"
+	$(QUIET)$(CC) $(C_FLAGS) -D_GNU_SOURCE= -Wno-pedantic $(CFLAGS) $(LDFLAGS) -o $@ $(filter %.c,$^) -ldl

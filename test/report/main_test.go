@@ -45,13 +45,21 @@ func TestSkipForWantOfAGPUIsAlwaysAllowed(t *testing.T) {
 func TestWhatNoPackageCanGiveMayBeMissing(t *testing.T) {
 	for reason, want := range map[string]bool{
 		"needs a GPU": true,
-		"requires a crun that can run a container here: cgroups in hybrid mode not supported": true,
-		"needs root, to make a cgroup": false,
-		"needs strace: make deps":      false,
+		"requires a GPU: libnvidia-ml.so.1: cannot open shared object file": true,
+		"requires a crun that can run a container here: hybrid cgroups":     false,
+		"needs root, to make a cgroup":                                      false,
+		"needs strace: make deps":                                           false,
+		"GPUSLICE_LONG is not set":                                          false,
 	} {
 		if got := unavoidable(reason); got != want {
 			t.Errorf("%q: %v", reason, got)
 		}
+	}
+}
+
+func TestThatNothingRanIsAFailure(t *testing.T) {
+	if out, ok := run(t, false); ok || !strings.HasSuffix(out, "0 passed, 1 failed, 0 skipped\n") {
+		t.Errorf("ok %v, said %q", ok, out)
 	}
 }
 

@@ -141,9 +141,8 @@ func Environment(env []string, library, dir string) []string {
 func (s *Session) start(path string, env []string) (int, error) {
 	signals := make(chan os.Signal, 64)
 	for _, sig := range forwarded {
-		// What is ignored (nohup) stays so: to catch it would make the command's own again. But where SIGCHLD is
-		// ignored the kernel reaps for us, tells no one, and the command's exit code is lost.
-		if sig == unix.SIGCHLD || !signal.Ignored(sig) {
+		// What is ignored (nohup) stays so: to catch it would make the command's own again.
+		if !signal.Ignored(sig) {
 			signal.Notify(signals, sig)
 		}
 	}
