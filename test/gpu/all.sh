@@ -15,6 +15,26 @@ test/conformance/run.sh bin/conformance >"$OUT/conformance.txt" 2>&1 || failed=1
 grep -v '^#' test/conformance/expected/h100.txt | diff - "$OUT/conformance.txt" >"$OUT/conformance.diff"
 echo "$(grep -c '^>' "$OUT/conformance.diff") of $(grep -c . "$OUT/conformance.txt") lines differ from what was recorded on an H100"
 
+echo "== test/interceptor's programs in a slice, on this card"
+mkdir -p bin/gpu-test
+program() {
+	name=$1 vram=$2
+	shift 2
+	gcc -std=gnu11 -O1 -g -Iinterceptor -o "bin/gpu-test/$name" "test/interceptor/programs/$name.c" -lcuda -ldl -lpthread || return 1
+	if bin/gpuslice run --embedded --quiet --vram "$vram" -- "bin/gpu-test/$name" "$@" >"$OUT/$name.txt" 2>&1; then
+		echo "PASS  $name $*: $(tail -n 1 "$OUT/$name.txt")"
+	else
+		echo "FAIL  $name $*: $(head -n 5 "$OUT/$name.txt")"
+		failed=1
+	fi
+}
+program routes 4G
+program accounting 4G
+program threads 8G 8 1500
+program fork 4G
+program race 8G 20 8 2 8589934592
+program kills 4G 40
+
 echo "== promises"
 RUNC=${RUNC:-$PWD/bin/runc} python3 test/gpu/check.py --out "$OUT" || failed=1
 

@@ -35,6 +35,7 @@
 #define HELD 64
 
 CUresult cuInit(unsigned int);
+CUresult cuDeviceGetCount(int *);
 CUresult cuDevicePrimaryCtxRetain(CUcontext *, CUdevice);
 CUresult cuCtxSetCurrent(CUcontext);
 CUresult cuMemAlloc_v2(CUdeviceptr *, size_t);
@@ -57,7 +58,7 @@ static struct shared {
 	struct books books[MOST];
 } * shared;
 
-static int processes;
+static int processes, devices;
 
 static void complain(const char *what, int device, uint64_t a, uint64_t b)
 {
@@ -150,6 +151,16 @@ static int make_context(struct books *mine, int device, CUcontext *context)
 	}
 }
 
+/* As many devices as there are, up to DEVICES. */
+static int initialise(void)
+{
+	if (cuInit(0) || cuDeviceGetCount(&devices))
+		return 1;
+	if (devices > DEVICES)
+		devices = DEVICES;
+	return 0;
+}
+
 static int child(int index, unsigned int seed)
 {
 	struct books *mine = &shared->books[index];
@@ -158,22 +169,22 @@ static int child(int index, unsigned int seed)
 	CUcontext context[DEVICES];
 
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
-	if (cuInit(0))
+	if (initialise())
 		return 1;
-	for (int d = 0; d < DEVICES; d++) {
+	for (int d = 0; d < devices; d++) {
 		if (make_context(mine, d, &context[d]))
 			return 0;
 	}
 	mine->ready = 1;
 	while (!shared->stop) {
-		int d = rand_r(&seed) % DEVICES, i = rand_r(&seed) % HELD;
+		int d = rand_r(&seed) % devices, i = rand_r(&seed) % HELD;
 		/* Many small ones, so that the last bytes are raced for; some that are large. */
 		size_t bytes = ((size_t)rand_r(&seed) % (rand_r(&seed) % 4 ? 2 : 12) + 1) << 21;
 
 		uint32_t pause = shared->pause;
 
 		if (pause) {
-			for (d = 0; d < DEVICES && pause == 2; d++) {
+			for (d = 0; d < devices && pause == 2; d++) {
 				cuCtxSetCurrent(context[d]);
 				for (i = 0; i < HELD; i++) {
 					if (pointer[d][i])
@@ -260,9 +271,9 @@ int main(int argc, char **argv)
 		return 1;
 	shared->limit = strtoull(argv[4], NULL, 10);
 
-	if (cuInit(0))
+	if (initialise())
 		return 1;
-	for (int d = 0; d < DEVICES; d++) {
+	for (int d = 0; d < devices; d++) {
 		if (cuDevicePrimaryCtxRetain(&context[d], d))
 			return 1;
 		/* The books of this process: its context. */
@@ -300,7 +311,7 @@ int main(int argc, char **argv)
 			/* Stopped at any instruction; from here its books stand still. */
 			kill(pids[i], SIGSTOP);
 			waitpid(pids[i], NULL, WUNTRACED);
-			for (int d = 0; d < DEVICES; d++)
+			for (int d = 0; d < devices; d++)
 				shared->certain[d] -= shared->books[i].certain[d];
 			kill(pids[i], SIGKILL);
 			waitpid(pids[i], NULL, 0);
@@ -312,7 +323,7 @@ int main(int argc, char **argv)
 			while (pids[i] && !shared->books[i].idle && !shared->wrong)
 				usleep(200);
 		}
-		for (int d = 0; d < DEVICES; d++) {
+		for (int d = 0; d < devices; d++) {
 			uint64_t expected = shared->base[d], possible = shared->base[d], seen = 0;
 
 			for (int i = 0; i < processes; i++) {
@@ -353,7 +364,7 @@ int main(int argc, char **argv)
 			waitpid(pids[i], NULL, 0);
 		}
 	}
-	for (int d = 0; d < DEVICES && !shared->wrong; d++) {
+	for (int d = 0; d < devices && !shared->wrong; d++) {
 		uint64_t seen = 0;
 
 		for (int tries = 0;
