@@ -275,7 +275,7 @@ func (w *witness) check() {
 	}
 	for _, u := range s.Devices {
 		if u.Used+u.Overhead > witnessed || u.Peak > witnessed || u.Limit != witnessed {
-			w.t.Fatalf("over the quota of %d: %+v", uint64(witnessed), u)
+			w.t.Fatalf("over the quota of %d: %+v", witnessed, u)
 		}
 	}
 }

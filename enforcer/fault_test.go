@@ -202,7 +202,7 @@ func killedAt(t *testing.T, point string) {
 
 	d.start(point)
 	// Through a slice's whole life, in which the enforcer dies once; what it answered before holds.
-	registered, released := false, false
+	var registered, released bool
 	alive := func() bool {
 		select {
 		case <-d.done:

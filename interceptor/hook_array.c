@@ -56,7 +56,7 @@ static uint64_t texel_half_bytes(int format, unsigned int channels)
 		return 3;
 	if (format >= 0xc0 && format <= 0xcb) /* [US]NORM_INT{8,16}X{1,2,4} */
 		return 2 * (1ull << ((format - 0xc0) % 3)) * (((format - 0xc0) / 3) % 2 ? 2 : 1);
-	return 8 * (channels ? channels : 1);
+	return 8ull * (channels ? channels : 1);
 }
 
 static uint64_t round_up(uint64_t n, uint64_t step)

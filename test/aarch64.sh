@@ -6,9 +6,9 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cc=aarch64-linux-gnu-gcc
-qemu=qemu-aarch64-static
+qemu="qemu-aarch64-static"
 for tool in $cc $qemu; do
-	command -v $tool >/dev/null || {
+	command -v "$tool" >/dev/null || {
 		echo "aarch64: no $tool: test/deps.sh --ci" >&2
 		exit 1
 	}
@@ -44,8 +44,7 @@ in_slice() {
 	local vram=$1 name=$2
 	shift 2
 	LD_LIBRARY_PATH=$PWD/bin/fakecuda timeout 120 bin/gpuslice run --embedded --quiet --vram "$vram" -- \
-		sh -c 'unset LD_PRELOAD; dir=$1; shift; exec '$qemu' -E LD_LIBRARY_PATH="$dir/fakecuda" -E LD_PRELOAD="$dir/libgpuslice.so" "$@"' \
-		sh "$dir" "$dir/$name" "$@"
+		env -u LD_PRELOAD $qemu -E LD_LIBRARY_PATH="$dir/fakecuda" -E LD_PRELOAD="$dir/libgpuslice.so" "$dir/$name" "$@"
 }
 fresh() {
 	rm -f "$dir/card"

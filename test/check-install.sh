@@ -27,8 +27,9 @@ fi
 command -v systemd-analyze >/dev/null || wrong "no systemd-analyze: test/deps.sh --ci"
 # It resolves the unit's ExecStart below the root, and wants the targets that every systemd has.
 cp -r --parents /lib/systemd/system "$root"
-said=$(systemd-analyze verify --man=no --root="$root" "/lib/systemd/system/gpusliced.service" 2>&1) && [ -z "$said" ] ||
+if ! said=$(systemd-analyze verify --man=no --root="$root" /lib/systemd/system/gpusliced.service 2>&1) || [ -n "$said" ]; then
 	wrong "systemd-analyze: $said"
+fi
 find "$root/lib/systemd/system" -mindepth 1 ! -name gpusliced.service -delete
 
 echo '# edited' >>"$root/etc/gpuslice/config.toml"

@@ -18,11 +18,11 @@ struct native_owner {
 };
 
 struct native_sums {
-	uint64_t used; /* the word */
-	uint64_t held; /* all live lanes; equals `used` if `quiet` and the page is honest */
-	uint64_t context;               /* of that, contexts */
+	uint64_t used;    /* the word */
+	uint64_t held;    /* all live lanes; equals `used` if `quiet` and the page is honest */
+	uint64_t context; /* of that, contexts */
 	uint64_t allocations, refusals; /* ever, of the living and the dead */
-	bool quiet; /* the word did not change while the lanes were summed */
+	bool quiet;                     /* the word did not change while the lanes were summed */
 };
 
 /* Give a settled lane to `owner`: everything but the last step, native_live(). */
@@ -42,7 +42,8 @@ enum ledger_result native_device(struct ledger_account *enforcer, const uint8_t 
 void native_context_bytes(struct ledger *ledger, uint32_t device, uint64_t bytes);
 void native_close(struct ledger *ledger);
 
-/* live[i] != 0: what lane i holds is counted. `lanes` is the length of `live`; LEDGER_LANES at most. */
+/* live[i] != 0: what lane i holds is counted. `lanes` is the length of `live`; LEDGER_LANES at
+ * most. */
 struct native_sums native_sums(const struct ledger *ledger, uint32_t device, const uint8_t *live,
                                uint32_t lanes);
 

@@ -91,7 +91,7 @@ func (m *Metrics) Serve(ctx context.Context, address string) error {
 		ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 5 * time.Second, WriteTimeout: 30 * time.Second, IdleTimeout: time.Minute,
 		MaxHeaderBytes: 16 << 10,
 	}
-	stop := context.AfterFunc(ctx, func() { server.Close() })
+	stop := context.AfterFunc(ctx, func() { _ = server.Close() })
 	err := server.ListenAndServe()
 	if !stop() {
 		return nil // it was ctx

@@ -34,6 +34,7 @@
 struct driver {
 	CUresult (*cuInit)(unsigned int);
 	CUresult (*cuDevicePrimaryCtxRetain)(CUcontext *, CUdevice);
+	CUresult (*cuDevicePrimaryCtxRelease)(CUdevice);
 	CUresult (*cuCtxSetCurrent)(CUcontext);
 	CUresult (*cuCtxSynchronize)(void);
 	CUresult (*cuStreamSynchronize)(CUstream);
@@ -116,6 +117,18 @@ static void measure(const char *name, double (*batch)(int n), int n)
 	}
 	printf("%s\t%.2f\t%.2f\t%.4f\n", name, median(native), median(sliced), median(ratio));
 	fflush(stdout);
+}
+
+static double batch_context(int n)
+{
+	double start = now();
+	CUcontext context;
+
+	for (int i = 0; i < n; i++) {
+		must(way->cuDevicePrimaryCtxRetain(&context, 0), "cuDevicePrimaryCtxRetain");
+		must(way->cuDevicePrimaryCtxRelease(0), "cuDevicePrimaryCtxRelease");
+	}
+	return now() - start;
 }
 
 static double batch_small_kept(int n)
@@ -264,6 +277,7 @@ static void find_driver(void)
 #define FIND(member, name) find_both(library, &object, name, offsetof(struct driver, member))
 	FIND(cuInit, "cuInit");
 	FIND(cuDevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain");
+	FIND(cuDevicePrimaryCtxRelease, "cuDevicePrimaryCtxRelease_v2");
 	FIND(cuCtxSetCurrent, "cuCtxSetCurrent");
 	FIND(cuCtxSynchronize, "cuCtxSynchronize");
 	FIND(cuStreamSynchronize, "cuStreamSynchronize");
@@ -340,6 +354,11 @@ int main(int argc, char **argv)
 		printf("cuInit + first context\t%.2f\n", now() - begun);
 		return 0;
 	}
+	if (!only_runtime) {
+		must(way->cuInit(0), "cuInit");
+		measure("a context, made and destroyed", batch_context, 1);
+	}
+	way = &program;
 	start();
 	if (only_runtime) {
 		measure_runtime();

@@ -135,7 +135,7 @@ static void arrays(void)
 			continue;
 		}
 		one = held() - before;
-		for (count = 1; one <= (long long)(2 * MiB) && count < SMALL_COPIES; count++)
+		for (count = 1; one <= 2 * (long long)MiB && count < SMALL_COPIES; count++)
 			MUST(cuArray3DCreate_v2(&copies[count], &shapes[i].array));
 		many = held() - before;
 		printf("held %lld", one);

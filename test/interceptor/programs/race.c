@@ -166,7 +166,7 @@ static int child(int index, unsigned int seed)
 	struct books *mine = &shared->books[index];
 	CUdeviceptr pointer[DEVICES][HELD] = {0};
 	size_t size[DEVICES][HELD];
-	CUcontext context[DEVICES];
+	CUcontext context[DEVICES] = {NULL};
 
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	if (initialise())

@@ -121,7 +121,7 @@ static void release_all(void)
 }
 static void raise_above(void)
 {
-	ledger_set(&victim, 2 * LIMIT);
+	ledger_set(&victim, 2ull * LIMIT);
 }
 static void charge_and_release(void)
 {
@@ -168,7 +168,7 @@ static const struct scenario {
     {"charge that is refused", OWNER, prepare_even, charge_too_much, false, {10}},
     {"release of a part", OWNER, prepare_odd, release_part, true, {10, 7}},
     {"release of all", OWNER, prepare_even, release_all, false, {10, 0}},
-    {"set above the limit", OWNER, prepare_odd, raise_above, false, {10, 2 * LIMIT}},
+    {"set above the limit", OWNER, prepare_odd, raise_above, false, {10, 2ull * LIMIT}},
     {"three changes", OWNER, prepare_odd, charge_and_release, false, {10, 30, 25, 26}},
     {"settling", SETTLER, prepare_odd, settle_victim, false, {10, 0}},
     {"settling, in doubt", SETTLER, prepare_refused, settle_victim, true, {10, 0}},
