@@ -145,117 +145,115 @@ static uint64_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned int l
 	return sum <= BLOCK_SMALL ? round_up(sum, 512) : block_round(sum);
 }
 
-static CUDA_ARRAY3D_DESCRIPTOR flat(const CUDA_ARRAY_DESCRIPTOR *shape)
+/* One array to be made, whichever entry point it came by. */
+struct request {
+	enum entry_point entry;
+	void *array;       /* where the handle goes: a pointer in all of them */
+	const void *shape; /* as the program gave it */
+	CUDA_ARRAY3D_DESCRIPTOR full;
+	unsigned int levels;
+};
+
+static CUresult call_driver(const struct request *r)
 {
-	return (CUDA_ARRAY3D_DESCRIPTOR){.Width = shape->Width,
-	                                 .Height = shape->Height,
-	                                 .Format = shape->Format,
-	                                 .NumChannels = shape->NumChannels};
+	switch (r->entry) {
+	case ID_cuArrayCreate:
+		return DRIVER(cuArrayCreate)(r->array, r->shape);
+	case ID_cuArrayCreate_v2:
+		return DRIVER(cuArrayCreate_v2)(r->array, r->shape);
+	case ID_cuArray3DCreate:
+		return DRIVER(cuArray3DCreate)(r->array, r->shape);
+	case ID_cuArray3DCreate_v2:
+		return DRIVER(cuArray3DCreate_v2)(r->array, r->shape);
+	default:
+		return DRIVER(cuMipmappedArrayCreate)(r->array, r->shape, r->levels);
+	}
+}
+
+static CUresult create(const struct request *r)
+{
+	CUdevice ordinal = process_current_ordinal();
+	uint64_t bytes;
+	CUresult result;
+
+	if (ordinal < 0 || !r->array || !r->shape)
+		return call_driver(r);
+	bytes = array_bytes(&r->full, r->levels);
+	if (process_charge(ordinal, bytes, "an array") != CHARGE_OK)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	result = call_driver(r);
+	return held_or_released(result, result ? 0 : *(uintptr_t *)r->array, ordinal, bytes);
 }
 
 CUresult cuArrayCreate_v2(CUarray *array, const CUDA_ARRAY_DESCRIPTOR *shape)
 {
-	CUDA_ARRAY3D_DESCRIPTOR full;
-	CUdevice ordinal;
-	uint64_t bytes;
-	CUresult result;
+	struct request r = {
+	    .entry = ID_cuArrayCreate_v2, .array = array, .shape = shape, .levels = 1};
 
 	if (!DRIVER_HAS(cuArrayCreate_v2))
 		return CUDA_ERROR_NOT_INITIALIZED;
-	ordinal = process_current_ordinal();
-	if (ordinal < 0 || !array || !shape)
-		return DRIVER(cuArrayCreate_v2)(array, shape);
-	full = flat(shape);
-	bytes = array_bytes(&full, 1);
-	if (process_charge(ordinal, bytes, "cuArrayCreate") != CHARGE_OK)
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	result = DRIVER(cuArrayCreate_v2)(array, shape);
-	return held_or_released(result, result ? 0 : (uint64_t)(uintptr_t)*array, ordinal, bytes);
+	if (shape)
+		r.full = (CUDA_ARRAY3D_DESCRIPTOR){.Width = shape->Width,
+		                                   .Height = shape->Height,
+		                                   .Format = shape->Format,
+		                                   .NumChannels = shape->NumChannels};
+	return create(&r);
 }
 
 CUresult cuArrayCreate(CUarray *array, const CUDA_ARRAY_DESCRIPTOR_v1 *shape)
 {
-	CUDA_ARRAY3D_DESCRIPTOR full;
-	CUdevice ordinal;
-	uint64_t bytes;
-	CUresult result;
+	struct request r = {.entry = ID_cuArrayCreate, .array = array, .shape = shape, .levels = 1};
 
 	if (!DRIVER_HAS(cuArrayCreate))
 		return CUDA_ERROR_NOT_INITIALIZED;
-	ordinal = process_current_ordinal();
-	if (ordinal < 0 || !array || !shape)
-		return DRIVER(cuArrayCreate)(array, shape);
-	full = (CUDA_ARRAY3D_DESCRIPTOR){.Width = shape->Width,
-	                                 .Height = shape->Height,
-	                                 .Format = shape->Format,
-	                                 .NumChannels = shape->NumChannels};
-	bytes = array_bytes(&full, 1);
-	if (process_charge(ordinal, bytes, "cuArrayCreate") != CHARGE_OK)
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	result = DRIVER(cuArrayCreate)(array, shape);
-	return held_or_released(result, result ? 0 : (uint64_t)(uintptr_t)*array, ordinal, bytes);
+	if (shape)
+		r.full = (CUDA_ARRAY3D_DESCRIPTOR){.Width = shape->Width,
+		                                   .Height = shape->Height,
+		                                   .Format = shape->Format,
+		                                   .NumChannels = shape->NumChannels};
+	return create(&r);
 }
 
 CUresult cuArray3DCreate_v2(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR *shape)
 {
-	CUdevice ordinal;
-	uint64_t bytes;
-	CUresult result;
+	struct request r = {
+	    .entry = ID_cuArray3DCreate_v2, .array = array, .shape = shape, .levels = 1};
 
 	if (!DRIVER_HAS(cuArray3DCreate_v2))
 		return CUDA_ERROR_NOT_INITIALIZED;
-	ordinal = process_current_ordinal();
-	if (ordinal < 0 || !array || !shape)
-		return DRIVER(cuArray3DCreate_v2)(array, shape);
-	bytes = array_bytes(shape, 1);
-	if (process_charge(ordinal, bytes, "cuArray3DCreate") != CHARGE_OK)
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	result = DRIVER(cuArray3DCreate_v2)(array, shape);
-	return held_or_released(result, result ? 0 : (uint64_t)(uintptr_t)*array, ordinal, bytes);
+	if (shape)
+		r.full = *shape;
+	return create(&r);
 }
 
 CUresult cuArray3DCreate(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR_v1 *shape)
 {
-	CUDA_ARRAY3D_DESCRIPTOR full;
-	CUdevice ordinal;
-	uint64_t bytes;
-	CUresult result;
+	struct request r = {
+	    .entry = ID_cuArray3DCreate, .array = array, .shape = shape, .levels = 1};
 
 	if (!DRIVER_HAS(cuArray3DCreate))
 		return CUDA_ERROR_NOT_INITIALIZED;
-	ordinal = process_current_ordinal();
-	if (ordinal < 0 || !array || !shape)
-		return DRIVER(cuArray3DCreate)(array, shape);
-	full = (CUDA_ARRAY3D_DESCRIPTOR){.Width = shape->Width,
-	                                 .Height = shape->Height,
-	                                 .Depth = shape->Depth,
-	                                 .Format = shape->Format,
-	                                 .NumChannels = shape->NumChannels,
-	                                 .Flags = shape->Flags};
-	bytes = array_bytes(&full, 1);
-	if (process_charge(ordinal, bytes, "cuArray3DCreate") != CHARGE_OK)
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	result = DRIVER(cuArray3DCreate)(array, shape);
-	return held_or_released(result, result ? 0 : (uint64_t)(uintptr_t)*array, ordinal, bytes);
+	if (shape)
+		r.full = (CUDA_ARRAY3D_DESCRIPTOR){.Width = shape->Width,
+		                                   .Height = shape->Height,
+		                                   .Depth = shape->Depth,
+		                                   .Format = shape->Format,
+		                                   .NumChannels = shape->NumChannels,
+		                                   .Flags = shape->Flags};
+	return create(&r);
 }
 
 CUresult cuMipmappedArrayCreate(CUmipmappedArray *array, const CUDA_ARRAY3D_DESCRIPTOR *shape,
                                 unsigned int levels)
 {
-	CUdevice ordinal;
-	uint64_t bytes;
-	CUresult result;
+	struct request r = {
+	    .entry = ID_cuMipmappedArrayCreate, .array = array, .shape = shape, .levels = levels};
 
 	if (!DRIVER_HAS(cuMipmappedArrayCreate))
 		return CUDA_ERROR_NOT_INITIALIZED;
-	ordinal = process_current_ordinal();
-	if (ordinal < 0 || !array || !shape)
-		return DRIVER(cuMipmappedArrayCreate)(array, shape, levels);
-	bytes = array_bytes(shape, levels);
-	if (process_charge(ordinal, bytes, "cuMipmappedArrayCreate") != CHARGE_OK)
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	result = DRIVER(cuMipmappedArrayCreate)(array, shape, levels);
-	return held_or_released(result, result ? 0 : (uint64_t)(uintptr_t)*array, ordinal, bytes);
+	if (shape)
+		r.full = *shape;
+	return create(&r);
 }
 
 CUresult cuArrayDestroy(CUarray array)

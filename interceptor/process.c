@@ -17,12 +17,6 @@
 
 #define MADV_WIPEONFORK_ 18 /* Linux 4.14; older headers have no name for it */
 
-/* How long the first attach waits for an enforcer that is being restarted, and how long a process
- * that failed to attach goes without trying again: nanoseconds. */
-#define FIRST_PATIENCE 5000000000ull
-#define RETRY_PAUSE 20000000ull
-#define RETRY_AFTER 1000000000ull
-
 struct process *this_process;
 
 static struct process *process_make(void)
@@ -58,132 +52,6 @@ struct process *process_get(void)
 	return process;
 }
 
-static uint64_t now(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (uint64_t)t.tv_sec * 1000000000ull + (uint64_t)t.tv_nsec;
-}
-
-static void explain(struct process *process, enum ask_result result, uint16_t status)
-{
-	static const char consequence[] = "no GPU memory is granted to this process";
-
-	if (result == ASK_NO_DIRECTORY) {
-		say_once(process, ONCE_NO_DIRECTORY,
-		         "this process is in no slice (no %s/%s, and %s is not set): %s",
-		         ATTACH_CONTAINER_DIR, ATTACH_SOCKET_NAME, ATTACH_DIR_ENV, consequence);
-	} else if (result == ASK_UNREACHABLE) {
-		say_once(process, ONCE_ATTACH_FAILED,
-		         "the enforcer does not answer (%s): %s until it does", strerror(errno),
-		         consequence);
-	} else if (result == ASK_NONSENSE) {
-		say_once(
-		    process, ONCE_ATTACH_FAILED,
-		    "what answers in place of the enforcer is not it, or of another version: %s",
-		    consequence);
-	} else if (status == ATTACH_NOT_MEMBER) {
-		say_once(process, ONCE_NOT_MEMBER,
-		         "the enforcer says that this process is not of this slice: %s",
-		         consequence);
-	} else if (status == ATTACH_FULL) {
-		say_once(process, ONCE_FULL,
-		         "the slice has no free process slot (%u at one time): %s", LEDGER_SLOTS,
-		         consequence);
-	} else if (status == ATTACH_CLOSED) {
-		say_once(process, ONCE_CLOSED, "the slice was released: %s", consequence);
-	} else {
-		say_once(process, ONCE_ATTACH_FAILED,
-		         "the enforcer refused to attach this process (code %u): %s", status,
-		         consequence);
-	}
-}
-
-/*
- * Take the answer to ATTACH_OP_ATTACH. The page is mapped before the enforcer is asked whether it
- * is still there: one that died in between may have a successor by now that looked for a process
- * with this page, found none, and made another; what was charged on ours would count for nothing.
- */
-static enum ask_result adopt(struct process *process, const struct attach_reply *reply,
-                             int descriptor, int connection)
-{
-	struct ledger *ledger;
-	enum ask_result result = ASK_NONSENSE;
-
-	if (descriptor < 0 || reply->lane == 0 || reply->lane >= LEDGER_LANES ||
-	    reply->size != sizeof(struct ledger))
-		return ASK_NONSENSE;
-	ledger =
-	    mmap(NULL, sizeof(struct ledger), PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
-	if (ledger == MAP_FAILED)
-		return ASK_NONSENSE;
-	if (ledger_valid(ledger, reply->size)) {
-		errno = ECONNRESET;
-		result = enforcer_there(connection) ? ASK_ANSWERED : ASK_UNREACHABLE;
-	}
-	if (result != ASK_ANSWERED) {
-		munmap(ledger, sizeof(struct ledger));
-		return result;
-	}
-	process->ledger = ledger;
-	process->lane = reply->lane;
-	__atomic_store_n(&process->attached, 1, __ATOMIC_RELEASE);
-	return ASK_ANSWERED;
-}
-
-/* Ask; if `patient`, wait for an enforcer that is being restarted: it is back in a moment, and a
- * program should not fail for that. One that hangs (EAGAIN) was waited for already. */
-static enum ask_result ask(struct attach_request *request, struct attach_reply *reply,
-                           int *descriptor, int *connection, bool patient)
-{
-	uint64_t start = now();
-
-	for (;;) {
-		struct timespec pause = {.tv_nsec = RETRY_PAUSE};
-		enum ask_result result = ask_enforcer(request, reply, descriptor, connection);
-
-		if (result != ASK_UNREACHABLE || errno == EAGAIN || !patient ||
-		    now() - start >= FIRST_PATIENCE)
-			return result;
-		nanosleep(&pause, NULL);
-	}
-}
-
-/* With attach_lock held. */
-static void attach(struct process *process)
-{
-	bool first = process->retry_at == 0;
-
-	if (now() < process->retry_at)
-		return;
-	for (int again = 0;; again++) {
-		struct attach_request request = {.op = ATTACH_OP_ATTACH};
-		struct attach_reply reply = {0};
-		int descriptor, connection, error;
-		enum ask_result result = ask(&request, &reply, &descriptor, &connection, first);
-		bool died;
-
-		if (result == ASK_ANSWERED && reply.status == ATTACH_OK)
-			result = adopt(process, &reply, descriptor, connection);
-		died = result == ASK_UNREACHABLE && connection >= 0;
-		error = errno;
-		if (descriptor >= 0)
-			close(descriptor);
-		if (connection >= 0)
-			close(connection);
-		errno = error;
-		if (process->attached)
-			return;
-		/* It answered, and died before its answer was taken: ask its successor. */
-		if (died && again == 0)
-			continue;
-		explain(process, result, reply.status);
-		process->retry_at = now() + RETRY_AFTER;
-		return;
-	}
-}
-
 struct process *process_attached(void)
 {
 	struct process *process = process_get();
@@ -195,52 +63,13 @@ struct process *process_attached(void)
 
 		lock_take(&process->attach_lock);
 		if (!process->attached)
-			attach(process);
+			attach_process(process);
 		lock_give(&process->attach_lock);
 		errno = saved;
 		if (!__atomic_load_n(&process->attached, __ATOMIC_ACQUIRE))
 			return NULL;
 	}
 	return process;
-}
-
-/* With attach_lock held: which ledger device is it? -1 if none. */
-static int ask_device(struct process *process, CUdevice ordinal)
-{
-	struct attach_request request = {.op = ATTACH_OP_DEVICE};
-	struct attach_reply reply = {0};
-	uint32_t count = __atomic_load_n(&process->ledger->device_count, __ATOMIC_ACQUIRE);
-	size_t bytes = 0;
-	CUuuid uuid;
-	int descriptor;
-	CUresult error = CUDA_ERROR_NOT_FOUND;
-
-	/* _v2 tells a MIG instance from its device. */
-	if (DRIVER_HAS(cuDeviceGetUuid_v2))
-		error = DRIVER(cuDeviceGetUuid_v2)(&uuid, ordinal);
-	else if (DRIVER_HAS(cuDeviceGetUuid))
-		error = DRIVER(cuDeviceGetUuid)(&uuid, ordinal);
-	if (error != CUDA_SUCCESS)
-		return -1;
-	for (uint32_t i = 0; i < count && i < LEDGER_DEVICES; i++) {
-		if (memcmp(process->ledger->device[i].uuid, uuid.bytes, 16) == 0)
-			return (int)i;
-	}
-	if (DRIVER_HAS(cuDeviceTotalMem_v2))
-		(void)DRIVER(cuDeviceTotalMem_v2)(&bytes, ordinal);
-	memcpy(request.uuid, uuid.bytes, 16);
-	request.bytes = bytes;
-	if (ask(&request, &reply, &descriptor, NULL, true) != ASK_ANSWERED)
-		return -1;
-	if (descriptor >= 0)
-		close(descriptor);
-	if (reply.status != ATTACH_OK || reply.device >= LEDGER_DEVICES) {
-		say_once(process, ONCE_NO_DEVICE,
-		         "the slice has no quota on CUDA device %d: no memory is granted there",
-		         ordinal);
-		return -1;
-	}
-	return (int)reply.device;
 }
 
 int process_device(struct process *process, CUdevice ordinal)
@@ -255,12 +84,10 @@ int process_device(struct process *process, CUdevice ordinal)
 
 	lock_take(&process->attach_lock);
 	device = process->device_of[ordinal];
-	if (device == 0 && now() >= process->retry_at) {
+	if (device == 0) {
 		int saved = errno;
 
-		device = ask_device(process, ordinal) + 1;
-		if (device == 0)
-			process->retry_at = now() + RETRY_AFTER;
+		device = attach_device(process, ordinal) + 1;
 		errno = saved;
 	}
 	if (device != 0) {

@@ -36,6 +36,8 @@ struct process {
 
 	/* Ledger device of each CUDA device ordinal, plus one; 0 is not known yet. */
 	uint8_t device_of[PROCESS_ORDINALS];
+	uint64_t
+	    device_retry_at[PROCESS_ORDINALS]; /* the like of retry_at, for each that has none */
 
 	struct lock account_lock; /* guards `account`: a lane has one writer at a time */
 	uint32_t opened;          /* bit per ledger device: its account was opened */
@@ -65,6 +67,11 @@ struct process *process_get(void);
 
 /* The state of this process if it is attached already or can be now, else NULL. */
 struct process *process_attached(void);
+
+/* The two questions of attach.c, with attach_lock held: become attached; which ledger device it is
+ * (-1 if none). One that failed is not asked again for a second. */
+void attach_process(struct process *process);
+int attach_device(struct process *process, CUdevice ordinal);
 
 /* The ledger device of a CUDA device ordinal, or -1 if the slice has no quota there. */
 int process_device(struct process *process, CUdevice ordinal);

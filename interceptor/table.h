@@ -42,6 +42,7 @@
 	HOOK(cuMemPoolSetAttribute, (CUmemoryPool pool, int attribute, void *value))               \
 	HOOK(cuDeviceSetMemPool, (CUdevice device, CUmemoryPool pool))                             \
 	HOOK(cuMemSetMemPool, (CUmemLocation * location, int type, CUmemoryPool pool))             \
+	/* hook_sync.c: where pools shrink */                                                      \
 	HOOK(cuCtxSynchronize, (void))                                                             \
 	HOOK(cuCtxSynchronize_v2, (CUcontext context))                                             \
 	HOOK(cuStreamSynchronize, (CUstream stream))                                               \

@@ -10,7 +10,11 @@ root=$PWD
 . test/driver.sh
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
 
-say() { printf '\n\033[1m%s\033[0m\n' "$*"; }
+bold='' plain=''
+if [ -t 1 ]; then
+	bold=$'\033[1m' plain=$'\033[0m'
+fi
+say() { printf '\n%s%s%s\n' "$bold" "$*" "$plain"; }
 saw() { printf '    %s\n' "$*"; }
 broken() {
 	printf '\ndemo: PROMISE NOT KEPT: %s\n' "$*" >&2
@@ -80,7 +84,7 @@ CONFIG
 export GPUSLICE_CONFIG=$work/config.toml
 if [ "$driver" = simulated ]; then
 	export FAKECUDA_STATE=$work/fake/state
-	say "Driver: simulated. There is no GPU here, or it was asked for; all else is real."
+	say "Driver: simulated, for there is no GPU here or it was asked for. Runtime, container and processes are real."
 else
 	say "Driver: real, $(sed -n '1s/.*  \([0-9][0-9.]*\)  .*/\1/p' /proc/driver/nvidia/version)"
 fi
@@ -159,7 +163,19 @@ hog() {
 	runtime exec --detach --pid-file "$work/$1.pid" "$container" /demo/cuda_hog "$2" </dev/null >"$work/$1" 2>&1 ||
 		broken "process $1 does not start: $(cat "$work/$1")"
 	until_true 30 test -s "$work/$1" || broken "process $1 says nothing"
-	saw "process $1 (pid $(cat "$work/$1.pid")): $(cat "$work/$1")"
+	saw "process $1 (pid $(cat "$work/$1.pid")): $(in_words "$(cat "$work/$1")")"
+}
+# in_words LINE: what a process said, with MiB in the place of bytes.
+in_words() {
+	local bytes total
+	if [[ $1 =~ ^holds\ ([0-9]+)\ of\ ([0-9]+)$ ]]; then
+		bytes=${BASH_REMATCH[1]} total=${BASH_REMATCH[2]}
+		echo "holds $((bytes / MiB)) MiB of a card of $((total / MiB)) MiB"
+	elif [[ $1 == *": CUDA_ERROR_OUT_OF_MEMORY" ]]; then
+		echo "refused: $1"
+	else
+		echo "$1"
+	fi
 }
 holds() { [ "$(cat "$work/$1")" = "holds $2 of $quota" ]; }
 
@@ -172,11 +188,12 @@ table
 figure_is used $((2 * GiB)) || broken "2 GiB are used, gpuslice ps says $(figure used)"
 figure_is limit $quota || broken "the limit is 4 GiB, gpuslice ps says $(figure limit)"
 overhead=$(figure overhead)
+saw "(OVERHEAD is what the two CUDA contexts take of the card. It counts, too.)"
 [ $((2 * GiB + overhead)) -le $quota ] || broken "used and overhead pass the limit"
 
 # What fits beside one of them and not beside both, whatever a context costs on this card.
 third=$((quota - 2 * GiB - overhead + 256 * MiB))
-say "3. A third wants $((third / MiB)) MiB: more than is left beside both"
+say "3. A third wants $((third / MiB)) MiB, which is more than is left beside both: it is refused"
 hog C $third
 [ "$(cat "$work/C")" = "cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY" ] || broken "process C should be refused"
 figure_is used $((2 * GiB)) || broken "a refusal changed what is used: $(figure used)"
@@ -196,9 +213,15 @@ until_true 10 figure_is used 0 || broken "the dead hold $(figure used)"
 until_true 10 figure_is overhead 0 || broken "the dead hold $(figure overhead) of overhead"
 table
 
-say "6. The container goes, and its slice with it"
+say "6. The container is deleted, and its slice with it"
 runtime delete --force "$container" >"$work/delete.log" 2>&1 || broken "the container is not deleted: $(cat "$work/delete.log")"
 [ "$(gpuslice ps --json)" = "[]" ] || broken "the slice is still there"
-table
+saw "gpuslice ps lists nothing"
 
-say "Every promise was kept (driver: $driver)."
+say "Every promise was kept:"
+saw "The container's processes shared 4 GiB and saw a card of that size."
+saw "What did not fit was refused with CUDA's own error, and what a killed process held was free at once."
+if [ "$driver" = simulated ]; then
+	saw "(With the simulated driver. On a machine with an NVIDIA GPU, \`make demo\` uses that.)"
+fi
+saw "Next: sudo make install, and docs/install.md for your engine."
