@@ -16,6 +16,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/enforcer"
 	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/ledger"
 )
 
 func TestAProcessChargesUpToItsQuotaAndDeathGivesItBack(t *testing.T) {
@@ -210,111 +211,6 @@ func TestExecGivesTheFormerImagesBytesBack(t *testing.T) {
 	}
 }
 
-func TestAttachedProcessesOfAReleasedSliceAreRefused(t *testing.T) {
-	h := newHost(t, nil)
-	p, _ := h.session("s", on(gpu0, gib))
-	p.must("attach")
-	p.must("device %s %d", hex0, 80*gib)
-	p.must("charge 0 1")
-	if _, err := h.Release(context.Background(), "s", 0, false); !errors.Is(err, api.ErrRunning) {
-		t.Fatal(err)
-	}
-	s, err := h.Release(context.Background(), "s", 0, true)
-	if err != nil || s.State != api.Released {
-		t.Fatal(s, err)
-	}
-	p.expect("refused", "charge 0 1")
-	if _, err := h.Release(context.Background(), "s", 0, true); !errors.Is(err, api.ErrNotFound) {
-		t.Fatal(err)
-	}
-}
-
-// A container that is released while it has processes keeps what is bound there: without it the next program that one of
-// them starts would run without the interceptor, and so without any quota.
-func TestAReleasedContainerKeepsItsInterceptorUntilItsProcessesEnd(t *testing.T) {
-	dir := newCgroup(t)
-	h := newHost(t, nil)
-	link := filepath.Join(h.options.RunDir, "bind")
-	init := start(t, link, dir)
-	request := api.RegisterRequest{ID: "c", PID: init.pid(), Quotas: []api.Quota{on(gpu0, gib)}}
-	reply, err := h.Register(context.Background(), request)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Symlink(reply.Dir+"/bind", link); err != nil {
-		t.Fatal(err)
-	}
-	init.must("attach")
-	init.must("device %s %d", hex0, 80*gib)
-	init.must("charge 0 1")
-	second := start(t, link, dir)
-	if _, err := h.Release(context.Background(), "c", 0, true); err != nil {
-		t.Fatal(err)
-	}
-	held := func(when string) {
-		t.Helper()
-		if _, err := os.Stat(filepath.Join(reply.Dir, "bind", api.LibraryName)); err != nil {
-			t.Fatalf("%s, what the interceptor is bound on is gone: %v", when, err)
-		}
-		init.expect("refused", "charge 0 1")
-		second.expect("status 3", "attach") // released
-		start(t, link, dir).expect("status 3", "attach")
-	}
-	held("after the release")
-	h.restart()
-	held("after a restart")
-	if all, err := h.Slices(context.Background()); err != nil || len(all) != 0 {
-		t.Fatalf("%+v, %v", all, err)
-	}
-
-	// Its id is free, and even its cgroup: a new slice is not disturbed by what goes on with the old.
-	next, err := h.Register(context.Background(), request)
-	if err != nil {
-		t.Fatal(err)
-	}
-	held("beside another slice")
-	if _, err := h.Release(context.Background(), "c", 0, true); err != nil {
-		t.Fatal(err)
-	}
-	for _, p := range []*proc{init, second} {
-		p.kill()
-	}
-	for pid := range processes(t, dir) {
-		_ = syscall.Kill(pid, syscall.SIGKILL)
-	}
-	eventually(t, "the directories are gone with the last process", func() bool {
-		_, err := os.Stat(reply.Dir)
-		_, err2 := os.Stat(next.Dir)
-		return os.IsNotExist(err) && os.IsNotExist(err2)
-	})
-	h.restart()
-	if left, _ := os.ReadDir(filepath.Join(h.options.RunDir, "slices")); len(left) != 0 {
-		t.Fatalf("something is left: %v", left)
-	}
-}
-
-func TestARestartClearsAwayWhatAReleasedContainerLeft(t *testing.T) {
-	dir := newCgroup(t)
-	h := newHost(t, nil)
-	init := start(t, "", dir)
-	reply, err := h.Register(context.Background(), api.RegisterRequest{ID: "c", PID: init.pid(), Quotas: []api.Quota{on(gpu0, gib)}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := h.Release(context.Background(), "c", 0, true); err != nil {
-		t.Fatal(err)
-	}
-	h.stop()
-	if _, err := os.Stat(reply.Dir); err != nil {
-		t.Fatal(err)
-	}
-	init.kill() // and nobody is told
-	h.start()
-	if _, err := os.Stat(reply.Dir); !os.IsNotExist(err) {
-		t.Fatalf("its directory is still there: %v", err)
-	}
-}
-
 // A session takes its processes out of the slice that they are in: so only who they belong to may begin one.
 func TestASessionBeginsWithAProcessOfWhoAsks(t *testing.T) {
 	h := newHost(t, nil)
@@ -385,29 +281,6 @@ func TestTheHostsUsersDoNotReachAContainersSocket(t *testing.T) {
 			t.Errorf("%s: %v, %s", path, err, out)
 		}
 	}
-}
-
-func TestALateReleaseDoesNotEndTheNextSliceOfThatID(t *testing.T) {
-	h := newHost(t, nil)
-	p, first := h.session("s", on(gpu0, gib))
-	if _, err := h.Register(context.Background(), api.RegisterRequest{ID: "s", Session: true, PID: os.Getpid(), Quotas: []api.Quota{on(gpu0, gib)}}); !errors.Is(err, api.ErrExists) {
-		t.Fatalf("a second slice of a living id: %v", err)
-	}
-	p.kill()
-	second, err := h.Register(context.Background(), api.RegisterRequest{ID: "s", Session: true, PID: os.Getpid(), Quotas: []api.Quota{on(gpu0, gib)}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if second.Slice.Generation == first.Slice.Generation {
-		t.Fatal("one generation for two slices")
-	}
-	if _, err := h.Release(context.Background(), "s", first.Slice.Generation, true); !errors.Is(err, api.ErrNotFound) {
-		t.Fatal(err)
-	}
-	if _, err := h.Release(context.Background(), "s", 0, false); !errors.Is(err, api.ErrRunning) {
-		t.Fatal(err)
-	}
-	h.see("s")
 }
 
 func TestRecordModeRefusesNothing(t *testing.T) {
@@ -603,4 +476,27 @@ func TestHonestProcessesAreNeverCalledDamaged(t *testing.T) {
 	if s := h.see("c"); s.State != api.Active {
 		t.Fatalf("%s: %s", s.State, s.Reason)
 	}
+}
+
+func TestAFullSliceRefusesTheNextProcessUntilOneEnds(t *testing.T) {
+	dir := newCgroup(t)
+	h := newHost(t, nil)
+	link := filepath.Join(h.options.RunDir, "bind")
+	first := start(t, link, dir)
+	reply, err := h.Register(context.Background(), api.RegisterRequest{ID: "c", PID: first.pid(), Quotas: []api.Quota{on(gpu0, gib)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(reply.Dir+"/bind", link); err != nil {
+		t.Fatal(err)
+	}
+	h.LeavePlaces("c", 2)
+	first.must("attach")
+	second, third := start(t, link, dir), start(t, link, dir)
+	second.must("attach")
+	if answer := third.ask("attach"); answer != fmt.Sprintf("status %d", ledger.StatusFull) {
+		t.Fatalf("the process after the last slot was answered %q", answer)
+	}
+	second.kill()
+	eventually(t, "a slot is free again", func() bool { return strings.HasPrefix(third.ask("attach"), "ok") })
 }

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforcer_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+)
+
+func TestAttachedProcessesOfAReleasedSliceAreRefused(t *testing.T) {
+	h := newHost(t, nil)
+	p, _ := h.session("s", on(gpu0, gib))
+	p.must("attach")
+	p.must("device %s %d", hex0, 80*gib)
+	p.must("charge 0 1")
+	if _, err := h.Release(context.Background(), "s", 0, false); !errors.Is(err, api.ErrRunning) {
+		t.Fatal(err)
+	}
+	s, err := h.Release(context.Background(), "s", 0, true)
+	if err != nil || s.State != api.Released {
+		t.Fatal(s, err)
+	}
+	p.expect("refused", "charge 0 1")
+	if _, err := h.Release(context.Background(), "s", 0, true); !errors.Is(err, api.ErrNotFound) {
+		t.Fatal(err)
+	}
+}
+
+// A container that is released while it has processes keeps what is bound there: without it the next program that one of
+// them starts would run without the interceptor, and so without any quota.
+func TestAReleasedContainerKeepsItsInterceptorUntilItsProcessesEnd(t *testing.T) {
+	dir := newCgroup(t)
+	h := newHost(t, nil)
+	link := filepath.Join(h.options.RunDir, "bind")
+	init := start(t, link, dir)
+	request := api.RegisterRequest{ID: "c", PID: init.pid(), Quotas: []api.Quota{on(gpu0, gib)}}
+	reply, err := h.Register(context.Background(), request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(reply.Dir+"/bind", link); err != nil {
+		t.Fatal(err)
+	}
+	init.must("attach")
+	init.must("device %s %d", hex0, 80*gib)
+	init.must("charge 0 1")
+	second := start(t, link, dir)
+	if _, err := h.Release(context.Background(), "c", 0, true); err != nil {
+		t.Fatal(err)
+	}
+	held := func(when string) {
+		t.Helper()
+		if _, err := os.Stat(filepath.Join(reply.Dir, "bind", api.LibraryName)); err != nil {
+			t.Fatalf("%s, what the interceptor is bound on is gone: %v", when, err)
+		}
+		init.expect("refused", "charge 0 1")
+		second.expect("status 3", "attach") // released
+		start(t, link, dir).expect("status 3", "attach")
+	}
+	held("after the release")
+	h.restart()
+	held("after a restart")
+	if all, err := h.Slices(context.Background()); err != nil || len(all) != 0 {
+		t.Fatalf("%+v, %v", all, err)
+	}
+
+	// Its id is free, and even its cgroup: a new slice is not disturbed by what goes on with the old.
+	next, err := h.Register(context.Background(), request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	held("beside another slice")
+	if _, err := h.Release(context.Background(), "c", 0, true); err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range []*proc{init, second} {
+		p.kill()
+	}
+	for pid := range processes(t, dir) {
+		_ = syscall.Kill(pid, syscall.SIGKILL)
+	}
+	eventually(t, "the directories are gone with the last process", func() bool {
+		_, err := os.Stat(reply.Dir)
+		_, err2 := os.Stat(next.Dir)
+		return os.IsNotExist(err) && os.IsNotExist(err2)
+	})
+	h.restart()
+	if left, _ := os.ReadDir(filepath.Join(h.options.RunDir, "slices")); len(left) != 0 {
+		t.Fatalf("something is left: %v", left)
+	}
+}
+
+func TestARestartClearsAwayWhatAReleasedContainerLeft(t *testing.T) {
+	dir := newCgroup(t)
+	h := newHost(t, nil)
+	init := start(t, "", dir)
+	reply, err := h.Register(context.Background(), api.RegisterRequest{ID: "c", PID: init.pid(), Quotas: []api.Quota{on(gpu0, gib)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := h.Release(context.Background(), "c", 0, true); err != nil {
+		t.Fatal(err)
+	}
+	h.stop()
+	if _, err := os.Stat(reply.Dir); err != nil {
+		t.Fatal(err)
+	}
+	init.kill() // and nobody is told
+	h.start()
+	if _, err := os.Stat(reply.Dir); !os.IsNotExist(err) {
+		t.Fatalf("its directory is still there: %v", err)
+	}
+}
+
+func TestALateReleaseDoesNotEndTheNextSliceOfThatID(t *testing.T) {
+	h := newHost(t, nil)
+	p, first := h.session("s", on(gpu0, gib))
+	if _, err := h.Register(context.Background(), api.RegisterRequest{ID: "s", Session: true, PID: os.Getpid(), Quotas: []api.Quota{on(gpu0, gib)}}); !errors.Is(err, api.ErrExists) {
+		t.Fatalf("a second slice of a living id: %v", err)
+	}
+	p.kill()
+	second, err := h.Register(context.Background(), api.RegisterRequest{ID: "s", Session: true, PID: os.Getpid(), Quotas: []api.Quota{on(gpu0, gib)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if second.Slice.Generation == first.Slice.Generation {
+		t.Fatal("one generation for two slices")
+	}
+	if _, err := h.Release(context.Background(), "s", first.Slice.Generation, true); !errors.Is(err, api.ErrNotFound) {
+		t.Fatal(err)
+	}
+	if _, err := h.Release(context.Background(), "s", 0, false); !errors.Is(err, api.ErrRunning) {
+		t.Fatal(err)
+	}
+	h.see("s")
+}
