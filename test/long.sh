@@ -1,8 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Run the tests that have a long form (they read GPUSLICE_LONG) in it: races and injected faults. One package after another:
-# each of them wants the machine.
+# Run the tests that have a long form (they read GPUSLICE_LONG) in it: races and injected faults. The ledger's, which take
+# longest, begin first.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 go=${GO:-$(test/go.sh)}
@@ -11,8 +11,8 @@ if [ ${#files[@]} = 0 ]; then
 	echo "long: no test has a long form" >&2
 	exit 1
 fi
-mapfile -t packages < <(printf './%s\n' "${files[@]}" | xargs -n1 dirname | sort -u)
+mapfile -t packages < <(printf './%s\n' "${files[@]}" | xargs -n1 dirname | sort -ru)
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
 "$go" build -o "$dir/report" ./test/report
-GPUSLICE_LONG=1 "$go" test -json -count=1 -p 1 -timeout 14m "${packages[@]}" | "$dir/report" -strict
+GPUSLICE_LONG=1 "$go" test -json -count=1 -timeout 14m "${packages[@]}" | "$dir/report" -strict

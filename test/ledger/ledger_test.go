@@ -61,7 +61,7 @@ func run(t *testing.T, command ...string) {
 }
 
 func TestSIGKILLAtAnyInstructionLeavesTheBooksBalanced(t *testing.T) {
-	run(t, compile(t, "gcc", "step"), pick("211", "5"))
+	run(t, compile(t, "gcc", "step"), pick("211", "9"))
 }
 
 func TestManyProcessesRaceForTheLastByte(t *testing.T) {
@@ -75,13 +75,13 @@ func TestManyProcessesRaceForTheLastByte(t *testing.T) {
 
 func TestRaceIsCleanWithSanitizers(t *testing.T) {
 	program := compile(t, "gcc", "stress", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
-	run(t, program, "-n", "8", "-t", pick("1", "20"), "-l")
+	run(t, program, "-n", "8", "-t", pick("1", "10"), "-l")
 }
 
 func TestHostilePageHarmsNobodyElse(t *testing.T) {
-	run(t, compile(t, "gcc", "hostile"), "-t", pick("1", "30"))
+	run(t, compile(t, "gcc", "hostile"), "-t", pick("1", "10"))
 	run(t, compile(t, "gcc", "hostile", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
-		"-t", pick("1", "30"))
+		"-t", pick("1", "10"))
 }
 
 func TestCostDoesNotGrowWithTheNumberOfProcesses(t *testing.T) {
@@ -95,6 +95,6 @@ func TestRaceOnARM(t *testing.T) {
 		t.Skipf("requires %s", qemu)
 	}
 	program := compile(t, "aarch64-linux-gnu-gcc", "stress", "-static")
-	run(t, qemu, program, "-n", "8", "-t", pick("2", "30"))
-	run(t, qemu, program, "-n", "8", "-t", pick("1", "30"), "-l")
+	run(t, qemu, program, "-n", "8", "-t", pick("2", "10"))
+	run(t, qemu, program, "-n", "8", "-t", pick("1", "10"), "-l")
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Report reads the events of `go test -json` on its input and tells a person what happened: a line per
-// package, all that a failed test said, and every skip with its reason. Its last line is
+// package, all that a failed test said, and the skips with their reasons. Its last line is
 // "N passed, N failed, N skipped"; with -strict, a skip is a failure unless no package and no privilege could
 // have prevented it: for want of a GPU. That nothing ran at all is a failure, too.
 package main
@@ -39,13 +39,15 @@ type event struct {
 	Elapsed    float64
 }
 
+type skip struct{ pkg, test, reason string }
+
 type report struct {
 	strict                  bool
 	out                     io.Writer
 	output                  map[string][]string // what each running test or package has said
 	passed, failed, skipped int
-	wrongSkips              []string
-	rightSkips              []string
+	wrongSkips              []skip
+	rightSkips              []skip
 	packageFailed           bool
 }
 
@@ -92,11 +94,11 @@ func (r *report) add(e event) {
 		fmt.Fprintf(r.out, "FAIL %s %s\n%s", e.Package, e.Test, said)
 	case "skip":
 		r.skipped++
-		line := fmt.Sprintf("%s %s: %s", e.Package, e.Test, reason(said))
-		if unavoidable(reason(said)) {
-			r.rightSkips = append(r.rightSkips, line)
+		s := skip{e.Package, e.Test, reason(said)}
+		if unavoidable(s.reason) {
+			r.rightSkips = append(r.rightSkips, s)
 		} else {
-			r.wrongSkips = append(r.wrongSkips, line)
+			r.wrongSkips = append(r.wrongSkips, s)
 		}
 	}
 }
@@ -146,19 +148,34 @@ func unavoidable(reason string) bool {
 	return false
 }
 
+// list prints skips, those of one package and reason in one line.
+func (r *report) list(skips []skip) {
+	same := make(map[skip]int)
+	for _, s := range skips {
+		same[skip{s.pkg, "", s.reason}]++
+	}
+	for _, s := range skips {
+		key := skip{s.pkg, "", s.reason}
+		switch n := same[key]; n {
+		case 0: // printed
+		case 1:
+			fmt.Fprintf(r.out, "skip %s %s: %s\n", s.pkg, s.test, s.reason)
+		default:
+			fmt.Fprintf(r.out, "skip %s %s and %d more: %s\n", s.pkg, s.test, n-1, s.reason)
+		}
+		delete(same, key)
+	}
+}
+
 // close prints the end of the report and says whether all is well.
 func (r *report) close() bool {
-	for _, line := range r.rightSkips {
-		fmt.Fprintln(r.out, "skip", line)
-	}
-	for _, line := range r.wrongSkips {
-		if r.strict {
-			fmt.Fprintln(r.out, "FAIL (skipped, and need not have been)", line)
-		} else {
-			fmt.Fprintln(r.out, "skip", line)
+	r.list(r.rightSkips)
+	if !r.strict {
+		r.list(r.wrongSkips)
+	} else {
+		for _, s := range r.wrongSkips {
+			fmt.Fprintf(r.out, "FAIL (skipped, and need not have been) %s %s: %s\n", s.pkg, s.test, s.reason)
 		}
-	}
-	if r.strict {
 		r.failed += len(r.wrongSkips)
 		r.skipped -= len(r.wrongSkips)
 	}
