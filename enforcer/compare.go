@@ -227,6 +227,9 @@ func (s *slice) charge(raw [16]byte, truth, beyond map[int]uint64) {
 			if l.settles[index].number == s.number(index, pid) && time.Now().Before(l.settles[index].until) {
 				continue
 			}
+			if s.makesFirstContext(index, l) {
+				continue
+			}
 			if known := truth[pid]; known != driver.Unknown { // it may have charged since it was looked at
 				bytes = min(bytes, known-min(known, s.ledger.Held(index, l.number)))
 			}
@@ -245,6 +248,13 @@ func (s *slice) charge(raw [16]byte, truth, beyond map[int]uint64) {
 		x.believe(bytes, s.number(index, pid))
 	}
 	s.chargeExcess(d)
+}
+
+// makesFirstContext says that the process has charged nothing yet on the device and may be making its first
+// context there. Where its cost is not known it is charged when it is there, by the process; until then it would be
+// taken for hidden memory, and count twice for a moment. Called with mu held.
+func (s *slice) makesFirstContext(index int, l *lane) bool {
+	return !l.learned[index] && s.ledger.Held(index, l.number) == 0 && time.Since(l.attached) < patienceOfContext
 }
 
 // chargeExcess is called with mu held.

@@ -178,6 +178,13 @@ func (f *fakeTruth) Processes(uuid string) (map[int]uint64, error) {
 
 func (f *fakeTruth) DriverVersion() string { return "0" }
 
+// looked says how often it was asked.
+func (f *fakeTruth) looked() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.asked
+}
+
 func (f *fakeTruth) set(uuid string, pid int, bytes uint64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -24,6 +24,7 @@ type lane struct {
 	number     uint32
 	generation uint64 // of the lane, by the enforcer's own count
 	process    *process.Handle
+	attached   time.Time            // zero if that was another enforcer's doing
 	learned    [ledger.Devices]bool // its first context's cost was looked at
 	settles    [ledger.Devices]settles
 }
@@ -138,7 +139,7 @@ func (s *slice) attach(peer *process.Handle) (uint32, *os.File, error) {
 		s.free = append(s.free, number)
 		return 0, nil, err
 	}
-	l := &lane{number: number, process: peer}
+	l := &lane{number: number, process: peer, attached: time.Now()}
 	err = s.ledger.Assign(number, ledger.Owner{PID: peer.PID, Start: peer.Start, NSPID: peer.NSPID, PIDNS: peer.PIDNS})
 	if err != nil {
 		file.Close()

@@ -19,6 +19,9 @@ const (
 	patience = 5 * time.Second
 	// patienceOfProcess is less than what the asking process has with us.
 	patienceOfProcess = 700 * time.Millisecond
+	// patienceOfContext is how long a process may take from its attach to its first charge: it makes a context meanwhile,
+	// which takes a few tenths of a second.
+	patienceOfContext = 3 * time.Second
 	// believable is how many times the configured cost a context may be learned to cost. The cost is learned
 	// from what a process shows, and is what every other slice's next process charges: without a bound one
 	// slice could make all others' contexts unaffordable.

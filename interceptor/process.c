@@ -209,6 +209,8 @@ enum charge_result process_charge(CUdevice ordinal, uint64_t bytes, const char *
 	device = process_device(process, ordinal);
 	if (__builtin_expect(device < 0, 0))
 		return CHARGE_UNATTACHED;
+	if (!bytes)
+		return CHARGE_OK; /* a context whose cost nobody knows yet */
 	result = try_charge(process, device, bytes);
 	if (__builtin_expect(result != LEDGER_OK, 0))
 		return charge_slowly(process, ordinal, device, bytes, what, result);

@@ -67,7 +67,7 @@ func newApp() *cli.App {
 		Usage:                "a quota of VRAM for containers and commands",
 		Description:          description,
 		Version:              api.Version,
-		HideVersion:          true, // there is a command
+		HideVersion:          false,
 		EnableBashCompletion: true,
 		Flags: []cli.Flag{
 			&cli.StringFlag{
