@@ -179,8 +179,7 @@ void pool_settle_all(struct process *process, CUdevice ordinal)
 {
 	for (struct pool *pool = __atomic_load_n(&process->pools, __ATOMIC_ACQUIRE); pool;
 	     pool = pool->next) {
-		if ((ordinal < 0 || pool->ordinal == ordinal) &&
-		    __atomic_load_n(&pool->charged, __ATOMIC_RELAXED))
+		if (pool->ordinal == ordinal && __atomic_load_n(&pool->charged, __ATOMIC_RELAXED))
 			pool_shrunk(pool);
 	}
 }

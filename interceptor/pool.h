@@ -97,8 +97,7 @@ void pool_shrunk(struct pool *pool);
  */
 bool pool_give_back(struct process *process, CUdevice ordinal);
 
-/* Settle the charges of all pools on this device (all devices if it is -1) to what they reserve
- * now. */
+/* Settle the charges of all pools on this device to what they reserve now. */
 void pool_settle_all(struct process *process, CUdevice ordinal);
 
 #endif

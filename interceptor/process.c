@@ -8,11 +8,9 @@
 #include "table.h"
 
 #include <errno.h>
-#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
 
 #define MADV_WIPEONFORK_ 18 /* Linux 4.14; older headers have no name for it */
