@@ -14,6 +14,7 @@ RUNC  ?= runc
 QUIET ?= @
 # --strict: a test is not skipped for want of root or of a package: that is a failure.
 TEST_FLAGS ?=
+BENCH_FLAGS ?=
 
 # 0.1.0 for a tagged commit; the VERSION file and the commit for any other; the file alone in a tarball.
 VERSION ?= $(shell test/version.sh)
@@ -99,12 +100,18 @@ demo: build ## Run a container with 4 GiB of VRAM and check each promise
 	$(QUIET)RUNC='$(RUNC)' test/demo/demo.sh
 
 .PHONY: bench
-bench: build ## Measure what the interceptor costs
-	$(QUIET)GO='$(GO)' test/bench/bench.sh
+bench: build ## Measure what the interceptor costs (BENCH_FLAGS=--quick: in a minute)
+	$(QUIET)test/bench/bench.py $(BENCH_FLAGS)
 
 .PHONY: lint
 lint: ## Check formatting and run the linters
 	$(QUIET)GO='$(GO)' test/lint.sh
+
+.PHONY: generate
+generate: .cache/table ## Write again what is generated from other files
+	$(QUIET)$(GO) generate ./...
+	$(QUIET).cache/table exports >interceptor/exports.txt
+	$(QUIET).cache/table coverage >docs/coverage.md
 
 # --- install -------------------------------------------------------------------------------
 

@@ -22,3 +22,8 @@ $(INTERCEPTOR): $(INTERCEPTOR_SOURCES) $(INTERCEPTOR_HEADERS) interceptor/build.
 	@echo "  $@"
 	$(QUIET)$(CC) $(INTERCEPTOR_CFLAGS) $(CFLAGS) $(INTERCEPTOR_LDFLAGS) $(LDFLAGS) -o $@.new $(INTERCEPTOR_SOURCES)
 	$(QUIET)mv -f $@.new $@
+
+# Prints what `make generate` writes; runs on this machine.
+.cache/table: interceptor/tools/table.c $(INTERCEPTOR_HEADERS) interceptor/build.mk
+	@mkdir -p $(@D)
+	$(QUIET)$(CC) $(C_FLAGS) -o $@ $<

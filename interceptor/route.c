@@ -11,10 +11,14 @@
  * itself: like every other name, it is passed on by a jump (trampoline.S).
  */
 #include "elf_symbol.h"
+#include "nvml_table.h"
+#include "process.h"
+#include "say.h"
 #include "table.h"
 
 #include <dlfcn.h>
 #include <stddef.h>
+#include <string.h>
 
 void *driver_function[ENTRY_POINTS];
 
@@ -22,9 +26,9 @@ static const struct {
 	const char *name;
 	void *hook; /* NULL: only called */
 } table[ENTRY_POINTS] = {
-#define GPUSLICE_HOOKED(name, arguments) [ID_##name] = {#name, (void *)name},
+#define GPUSLICE_HOOKED(name, arguments, charged, released) [ID_##name] = {#name, (void *)name},
 #define GPUSLICE_CALLED(name, arguments) [ID_##name] = {#name, NULL},
-    GPUSLICE_TABLE(GPUSLICE_HOOKED, GPUSLICE_CALLED)};
+    GPUSLICE_TABLE(GPUSLICE_NO_GROUP, GPUSLICE_HOOKED, GPUSLICE_CALLED)};
 
 /* Where libcuda was when driver_function was filled; a program may unload it and load it again. */
 static ElfW(Addr) driver_base;
@@ -45,14 +49,62 @@ int driver_find(void)
 	return 1;
 }
 
-/* The function to hand out in place of `found`. */
-static void *exchange(void *found)
+/* Whether a hook is of the name that `name` is without its version: of cuMemAlloc_v2_ptsz,
+ * cuMemAlloc. */
+static bool other_version_is_hooked(const char *name)
+{
+	size_t length = strcspn(name, "_");
+
+	for (int id = 0; id < ENTRY_POINTS; id++) {
+		if (table[id].hook && strncmp(table[id].name, name, length) == 0 &&
+		    (table[id].name[length] == '_' || !table[id].name[length]))
+			return true;
+	}
+	return false;
+}
+
+/*
+ * A program was handed `found` under `name`, and no row of the table is it. If that is a version of
+ * a hooked function that came with a newer driver, nothing but driver truth will count what it
+ * takes: say so. `cuda` is the CUDA version that it was asked for by, as 13010; 0 if the name has
+ * it.
+ */
+static void unknown_version(const char *name, const void *found, int cuda)
+{
+	struct process *process;
+	struct elf_object object;
+
+	if (!other_version_is_hooked(name))
+		return;
+	/* What dlsym() found may be another library's, which has its own functions of such names.
+	 */
+	if (!cuda &&
+	    (!elf_find_object("libcuda.so.1", &object) || elf_find_symbol(&object, name) != found))
+		return;
+	process = process_get();
+	if (process && cuda)
+		say_once(process, ONCE_UNKNOWN_VERSION,
+		         "%s of CUDA %d.%d is newer than this gpuslice: driver truth alone counts "
+		         "what it allocates",
+		         name, cuda / 1000, cuda % 1000 / 10);
+	else if (process)
+		say_once(process, ONCE_UNKNOWN_VERSION,
+		         "%s is newer than this gpuslice: driver truth alone counts what it "
+		         "allocates",
+		         name);
+}
+
+/* The function to hand out in place of `found`; the rest as for unknown_version(). */
+static void *exchange(void *found, const char *name, int cuda)
 {
 	/* NULL stands for both "not found" and "this driver has no such function". */
-	for (int id = 0; found && id < ENTRY_POINTS; id++) {
-		if (table[id].hook && driver_function[id] == found)
-			return table[id].hook;
+	if (!found)
+		return NULL;
+	for (int id = 0; id < ENTRY_POINTS; id++) {
+		if (driver_function[id] == found)
+			return table[id].hook ? table[id].hook : found;
 	}
+	unknown_version(name, found, cuda);
 	return found;
 }
 
@@ -64,7 +116,7 @@ CUresult cuGetProcAddress(const char *name, void **function, int version, uint64
 		return CUDA_ERROR_NOT_INITIALIZED;
 	result = DRIVER(cuGetProcAddress)(name, function, version, flags);
 	if (result == CUDA_SUCCESS && function && *function)
-		*function = exchange(*function);
+		*function = exchange(*function, name, version);
 	return result;
 }
 
@@ -77,7 +129,7 @@ CUresult cuGetProcAddress_v2(const char *name, void **function, int version, uin
 		return CUDA_ERROR_NOT_INITIALIZED;
 	result = DRIVER(cuGetProcAddress_v2)(name, function, version, flags, status);
 	if (result == CUDA_SUCCESS && function && *function)
-		*function = exchange(*function);
+		*function = exchange(*function, name, version);
 	return result;
 }
 
@@ -89,9 +141,16 @@ __attribute__((visibility("hidden"))) void *route_dlsym(void *handle, const char
 __attribute__((visibility("hidden"))) void *route_dlvsym(void *handle, const char *name,
                                                          const char *version);
 
+/* musl's C library, which is its loader, too: `gpuslice run` is for any program. */
+#if defined(__x86_64__)
+#define MUSL "ld-musl-x86_64.so.1"
+#elif defined(__aarch64__)
+#define MUSL "ld-musl-aarch64.so.1"
+#endif
+
 static void *from_libc(void **kept, const char *name)
 {
-	static const char *const sonames[] = {"libc.so.6", "libdl.so.2"};
+	static const char *const sonames[] = {"libc.so.6", "libdl.so.2", MUSL};
 	void *found = __atomic_load_n(kept, __ATOMIC_ACQUIRE);
 
 	for (size_t i = 0; !found && i < sizeof(sonames) / sizeof(*sonames); i++) {
@@ -104,10 +163,21 @@ static void *from_libc(void **kept, const char *name)
 	return found;
 }
 
+static int is_nvml(const char *name)
+{
+	return strncmp(name, "nvml", 4) == 0;
+}
+
 static int may_be_ours(void *handle, const char *name)
 {
-	return handle != RTLD_DEFAULT && handle != RTLD_NEXT && name && name[0] == 'c' &&
-	       name[1] == 'u' && driver_find();
+	if (handle == RTLD_DEFAULT || handle == RTLD_NEXT || !name)
+		return 0;
+	return is_nvml(name) ? nvml_find() : name[0] == 'c' && name[1] == 'u' && driver_find();
+}
+
+static void *exchange_either(void *found, const char *name)
+{
+	return is_nvml(name) ? nvml_exchange(found) : exchange(found, name, 0);
 }
 
 /*
@@ -120,7 +190,7 @@ void *route_dlsym(void *handle, const char *name)
 
 	if (!real || !may_be_ours(handle, name))
 		return NULL;
-	return exchange(real(handle, name));
+	return exchange_either(real(handle, name), name);
 }
 
 void *route_dlvsym(void *handle, const char *name, const char *version)
@@ -129,5 +199,5 @@ void *route_dlvsym(void *handle, const char *name, const char *version)
 
 	if (!real || !may_be_ours(handle, name))
 		return NULL;
-	return exchange(real(handle, name, version));
+	return exchange_either(real(handle, name, version), name);
 }

@@ -6,6 +6,7 @@
 #ifndef GPUSLICE_SAY_H
 #define GPUSLICE_SAY_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 struct process;
@@ -19,13 +20,17 @@ enum once {
 	ONCE_CLOSED = 1 << 4,
 	ONCE_NO_DEVICE = 1 << 5,
 	ONCE_DAMAGED = 1 << 6,
+	ONCE_UNKNOWN_VERSION = 1 << 7,
 };
 
 /* Print "gpuslice: " and the message in one write, the first time that `once` is said. */
 void say_once(struct process *process, enum once once, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
-/* Print it if GPUSLICE_DEBUG is set to something other than 0. */
+/* Whether GPUSLICE_DEBUG is set to something other than 0. */
+bool say_wants_debug(void);
+
+/* Print it if so. */
 void say_debug(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 #endif

@@ -2,93 +2,170 @@
 /*
  * The driver's entry points that gpuslice knows, in one table.
  *
- * HOOK(name, arguments): stands in for the driver's function of that exported name. It is defined
- * in one of the files named beside it and exported under the driver's own name. A pointer to
- * the driver's function, wherever a program gets it from, is exchanged for it.
+ * HOOK(name, arguments, charged, released by): stands in for the driver's function of that exported
+ * name. It is defined in the file that its GROUP names and exported under the driver's own name. A
+ * pointer to the driver's function, wherever a program gets it from, is exchanged for it. `charged`
+ * says what and when; `released by`, what gives it back: "" if there is nothing to give back. Every
+ * version of a name that is hooked has a row: see unknown_version() in route.c.
  *
  * CALL(name, arguments): only called, never replaced.
  *
- * Which memory each one moves is said where it is defined. What is not here passes untouched,
- * and driver truth finds what it holds.
+ * All else that the driver exports passes untouched; passes.h says why each may. Hooks, exports.txt
+ * and docs/coverage.md come from these rows: after a change, `make generate`.
  */
 #ifndef GPUSLICE_TABLE_H
 #define GPUSLICE_TABLE_H
 
 #include "cuda_abi.h"
 
-#define GPUSLICE_TABLE(HOOK, CALL)                                                                 \
-	/* hook_alloc.c: linear memory */                                                          \
-	HOOK(cuMemAlloc, (CUdeviceptr_v1 * pointer, unsigned int bytes))                           \
-	HOOK(cuMemAlloc_v2, (CUdeviceptr * pointer, size_t bytes))                                 \
-	HOOK(cuMemAllocPitch, (CUdeviceptr_v1 * pointer, unsigned int *pitch, unsigned int width,  \
-	                       unsigned int height, unsigned int element))                         \
-	HOOK(cuMemAllocPitch_v2, (CUdeviceptr * pointer, size_t * pitch, size_t width,             \
-	                          size_t height, unsigned int element))                            \
-	HOOK(cuMemAllocManaged, (CUdeviceptr * pointer, size_t bytes, unsigned int flags))         \
-	HOOK(cuMemFree, (CUdeviceptr_v1 pointer))                                                  \
-	HOOK(cuMemFree_v2, (CUdeviceptr pointer))                                                  \
-	HOOK(cuMemFreeAsync, (CUdeviceptr pointer, CUstream stream))                               \
-	HOOK(cuMemFreeAsync_ptsz, (CUdeviceptr pointer, CUstream stream))                          \
-	/* hook_pool.c: stream-ordered memory */                                                   \
-	HOOK(cuMemAllocAsync, (CUdeviceptr * pointer, size_t bytes, CUstream stream))              \
-	HOOK(cuMemAllocAsync_ptsz, (CUdeviceptr * pointer, size_t bytes, CUstream stream))         \
+#define GPUSLICE_TABLE(GROUP, HOOK, CALL)                                                          \
+	GROUP("Linear memory", "hook_alloc.c")                                                     \
+	HOOK(cuMemAlloc, (CUdeviceptr_v1 * pointer, unsigned int bytes),                           \
+	     "whole blocks of 2 MiB, before the call; up to 1 MiB, after it",                      \
+	     "cuMemFree, cuMemFreeAsync, the context's end")                                       \
+	HOOK(cuMemAlloc_v2, (CUdeviceptr * pointer, size_t bytes),                                 \
+	     "whole blocks of 2 MiB, before the call; up to 1 MiB, after it",                      \
+	     "cuMemFree, cuMemFreeAsync, the context's end")                                       \
+	HOOK(cuMemAllocPitch,                                                                      \
+	     (CUdeviceptr_v1 * pointer, unsigned int *pitch, unsigned int width,                   \
+	      unsigned int height, unsigned int element),                                          \
+	     "as cuMemAlloc; what a larger pitch adds, after the call",                            \
+	     "cuMemFree, cuMemFreeAsync, the context's end")                                       \
+	HOOK(cuMemAllocPitch_v2,                                                                   \
+	     (CUdeviceptr * pointer, size_t * pitch, size_t width, size_t height,                  \
+	      unsigned int element),                                                               \
+	     "as cuMemAlloc; what a larger pitch adds, after the call",                            \
+	     "cuMemFree, cuMemFreeAsync, the context's end")                                       \
+	HOOK(cuMemAllocManaged, (CUdeviceptr * pointer, size_t bytes, unsigned int flags),         \
+	     "whole blocks of 2 MiB, before the call, wherever it resides",                        \
+	     "cuMemFree, the context's end")                                                       \
+	HOOK(cuMemFree, (CUdeviceptr_v1 pointer), "gives back, after the call", "")                \
+	HOOK(cuMemFree_v2, (CUdeviceptr pointer), "gives back, after the call", "")                \
+	HOOK(cuMemFreeAsync, (CUdeviceptr pointer, CUstream stream),                               \
+	     "gives back linear memory; what is a pool's stays with the pool", "")                 \
+	HOOK(cuMemFreeAsync_ptsz, (CUdeviceptr pointer, CUstream stream),                          \
+	     "gives back linear memory; what is a pool's stays with the pool", "")                 \
+	GROUP("Stream-ordered memory", "hook_pool.c")                                              \
+	HOOK(cuMemAllocAsync, (CUdeviceptr * pointer, size_t bytes, CUstream stream),              \
+	     "the pool's growth, in steps of 32 MiB, before the call",                             \
+	     "whatever shrinks the pool")                                                          \
+	HOOK(cuMemAllocAsync_ptsz, (CUdeviceptr * pointer, size_t bytes, CUstream stream),         \
+	     "the pool's growth, in steps of 32 MiB, before the call",                             \
+	     "whatever shrinks the pool")                                                          \
 	HOOK(cuMemAllocFromPoolAsync,                                                              \
-	     (CUdeviceptr * pointer, size_t bytes, CUmemoryPool pool, CUstream stream))            \
+	     (CUdeviceptr * pointer, size_t bytes, CUmemoryPool pool, CUstream stream),            \
+	     "the pool's growth, in steps of 32 MiB, before the call",                             \
+	     "whatever shrinks the pool")                                                          \
 	HOOK(cuMemAllocFromPoolAsync_ptsz,                                                         \
-	     (CUdeviceptr * pointer, size_t bytes, CUmemoryPool pool, CUstream stream))            \
-	HOOK(cuMemPoolCreate, (CUmemoryPool * pool, const CUmemPoolProps *properties))             \
-	HOOK(cuMemPoolDestroy, (CUmemoryPool pool))                                                \
-	HOOK(cuMemPoolTrimTo, (CUmemoryPool pool, size_t keep))                                    \
-	HOOK(cuMemPoolSetAttribute, (CUmemoryPool pool, int attribute, void *value))               \
-	HOOK(cuDeviceSetMemPool, (CUdevice device, CUmemoryPool pool))                             \
-	HOOK(cuMemSetMemPool, (CUmemLocation * location, int type, CUmemoryPool pool))             \
-	/* hook_sync.c: where pools shrink */                                                      \
-	HOOK(cuCtxSynchronize, (void))                                                             \
-	HOOK(cuCtxSynchronize_v2, (CUcontext context))                                             \
-	HOOK(cuStreamSynchronize, (CUstream stream))                                               \
-	HOOK(cuStreamSynchronize_ptsz, (CUstream stream))                                          \
-	HOOK(cuEventSynchronize, (void *event))                                                    \
-	/* hook_vmm.c: physical memory and its mappings */                                         \
-	HOOK(cuMemCreate, (CUmemGenericAllocationHandle * handle, size_t bytes,                    \
-	                   const CUmemAllocationProp *properties, unsigned long long flags))       \
-	HOOK(cuMemRelease, (CUmemGenericAllocationHandle handle))                                  \
-	HOOK(cuMemMap, (CUdeviceptr address, size_t bytes, size_t offset,                          \
-	                CUmemGenericAllocationHandle handle, unsigned long long flags))            \
-	HOOK(cuMemUnmap, (CUdeviceptr address, size_t bytes))                                      \
-	HOOK(cuMemRetainAllocationHandle, (CUmemGenericAllocationHandle * handle, void *address))  \
-	/* hook_array.c */                                                                         \
-	HOOK(cuArrayCreate, (CUarray * array, const CUDA_ARRAY_DESCRIPTOR_v1 *shape))              \
-	HOOK(cuArrayCreate_v2, (CUarray * array, const CUDA_ARRAY_DESCRIPTOR *shape))              \
-	HOOK(cuArray3DCreate, (CUarray * array, const CUDA_ARRAY3D_DESCRIPTOR_v1 *shape))          \
-	HOOK(cuArray3DCreate_v2, (CUarray * array, const CUDA_ARRAY3D_DESCRIPTOR *shape))          \
-	HOOK(cuArrayDestroy, (CUarray array))                                                      \
-	HOOK(cuMipmappedArrayCreate, (CUmipmappedArray * array,                                    \
-	                              const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned int levels))  \
-	HOOK(cuMipmappedArrayDestroy, (CUmipmappedArray array))                                    \
-	/* hook_context.c */                                                                       \
-	HOOK(cuCtxCreate, (CUcontext * context, unsigned int flags, CUdevice device))              \
-	HOOK(cuCtxCreate_v2, (CUcontext * context, unsigned int flags, CUdevice device))           \
-	HOOK(cuCtxCreate_v3, (CUcontext * context, void *parameters, int count,                    \
-	                      unsigned int flags, CUdevice device))                                \
+	     (CUdeviceptr * pointer, size_t bytes, CUmemoryPool pool, CUstream stream),            \
+	     "the pool's growth, in steps of 32 MiB, before the call",                             \
+	     "whatever shrinks the pool")                                                          \
+	HOOK(cuMemPoolCreate, (CUmemoryPool * pool, const CUmemPoolProps *properties),             \
+	     "nothing; learns where the pool is", "cuMemPoolDestroy")                              \
+	HOOK(cuMemPoolDestroy, (CUmemoryPool pool),                                                \
+	     "gives back what is not in use, after the call", "")                                  \
+	HOOK(cuMemPoolTrimTo, (CUmemoryPool pool, size_t keep),                                    \
+	     "gives back what the pool shrank by, after the call", "")                             \
+	HOOK(cuMemPoolSetAttribute, (CUmemoryPool pool, int attribute, void *value),               \
+	     "nothing; learns the release threshold", "")                                          \
+	HOOK(cuDeviceSetMemPool, (CUdevice device, CUmemoryPool pool),                             \
+	     "nothing; another pool is current from now on", "")                                   \
+	HOOK(cuMemSetMemPool, (CUmemLocation * location, int type, CUmemoryPool pool),             \
+	     "nothing; another pool is current from now on", "")                                   \
+	GROUP("Waiting, where pools shrink", "hook_sync.c")                                        \
+	HOOK(cuCtxSynchronize, (void), "gives back what pools shrank by, after the call", "")      \
+	HOOK(cuCtxSynchronize_v2, (CUcontext context),                                             \
+	     "gives back what pools shrank by, after the call", "")                                \
+	HOOK(cuStreamSynchronize, (CUstream stream),                                               \
+	     "gives back what pools shrank by, after the call", "")                                \
+	HOOK(cuStreamSynchronize_ptsz, (CUstream stream),                                          \
+	     "gives back what pools shrank by, after the call", "")                                \
+	HOOK(cuEventSynchronize, (void *event), "gives back what pools shrank by, after the call", \
+	     "")                                                                                   \
+	GROUP("Physical memory and its mappings", "hook_vmm.c")                                    \
+	HOOK(cuMemCreate,                                                                          \
+	     (CUmemGenericAllocationHandle * handle, size_t bytes,                                 \
+	      const CUmemAllocationProp *properties, unsigned long long flags),                    \
+	     "the size, before the call; nothing if it is on the host",                            \
+	     "the last cuMemRelease or cuMemUnmap")                                                \
+	HOOK(cuMemRelease, (CUmemGenericAllocationHandle handle),                                  \
+	     "gives back, after the call, if nothing holds it any more", "")                       \
+	HOOK(cuMemMap,                                                                             \
+	     (CUdeviceptr address, size_t bytes, size_t offset,                                    \
+	      CUmemGenericAllocationHandle handle, unsigned long long flags),                      \
+	     "nothing; the mapping holds the memory", "cuMemUnmap")                                \
+	HOOK(cuMemUnmap, (CUdeviceptr address, size_t bytes),                                      \
+	     "gives back, after the call, if nothing holds it any more", "")                       \
+	HOOK(cuMemRetainAllocationHandle, (CUmemGenericAllocationHandle * handle, void *address),  \
+	     "nothing; the handle holds the memory", "cuMemRelease")                               \
+	GROUP("Arrays", "hook_array.c")                                                            \
+	HOOK(cuArrayCreate, (CUarray * array, const CUDA_ARRAY_DESCRIPTOR_v1 *shape),              \
+	     "as the texture units lay it out, before the call",                                   \
+	     "cuArrayDestroy, the context's end")                                                  \
+	HOOK(cuArrayCreate_v2, (CUarray * array, const CUDA_ARRAY_DESCRIPTOR *shape),              \
+	     "as the texture units lay it out, before the call",                                   \
+	     "cuArrayDestroy, the context's end")                                                  \
+	HOOK(cuArray3DCreate, (CUarray * array, const CUDA_ARRAY3D_DESCRIPTOR_v1 *shape),          \
+	     "as the texture units lay it out, before the call",                                   \
+	     "cuArrayDestroy, the context's end")                                                  \
+	HOOK(cuArray3DCreate_v2, (CUarray * array, const CUDA_ARRAY3D_DESCRIPTOR *shape),          \
+	     "as the texture units lay it out, before the call",                                   \
+	     "cuArrayDestroy, the context's end")                                                  \
+	HOOK(cuArrayDestroy, (CUarray array), "gives back, after the call", "")                    \
+	HOOK(                                                                                      \
+	    cuMipmappedArrayCreate,                                                                \
+	    (CUmipmappedArray * array, const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned int levels), \
+	    "as the texture units lay it out, before the call",                                    \
+	    "cuMipmappedArrayDestroy, the context's end")                                          \
+	HOOK(cuMipmappedArrayDestroy, (CUmipmappedArray array), "gives back, after the call", "")  \
+	GROUP("Contexts", "hook_context.c")                                                        \
+	HOOK(cuCtxCreate, (CUcontext * context, unsigned int flags, CUdevice device),              \
+	     "what the last one took, before the call; what it took, after it",                    \
+	     "cuCtxDestroy, cuCtxDetach")                                                          \
+	HOOK(cuCtxCreate_v2, (CUcontext * context, unsigned int flags, CUdevice device),           \
+	     "what the last one took, before the call; what it took, after it",                    \
+	     "cuCtxDestroy, cuCtxDetach")                                                          \
+	HOOK(cuCtxCreate_v3,                                                                       \
+	     (CUcontext * context, void *parameters, int count, unsigned int flags,                \
+	      CUdevice device),                                                                    \
+	     "what the last one took, before the call; what it took, after it",                    \
+	     "cuCtxDestroy, cuCtxDetach")                                                          \
 	HOOK(cuCtxCreate_v4,                                                                       \
-	     (CUcontext * context, void *parameters, unsigned int flags, CUdevice device))         \
-	HOOK(cuCtxDestroy, (CUcontext context))                                                    \
-	HOOK(cuCtxDestroy_v2, (CUcontext context))                                                 \
-	HOOK(cuCtxDetach, (CUcontext context))                                                     \
-	HOOK(cuDevicePrimaryCtxRetain, (CUcontext * context, CUdevice device))                     \
-	HOOK(cuDevicePrimaryCtxRelease, (CUdevice device))                                         \
-	HOOK(cuDevicePrimaryCtxRelease_v2, (CUdevice device))                                      \
-	HOOK(cuDevicePrimaryCtxReset, (CUdevice device))                                           \
-	HOOK(cuDevicePrimaryCtxReset_v2, (CUdevice device))                                        \
-	/* hook_info.c: what programs are shown */                                                 \
-	HOOK(cuMemGetInfo, (unsigned int *available, unsigned int *total))                         \
-	HOOK(cuMemGetInfo_v2, (size_t * available, size_t * total))                                \
-	HOOK(cuDeviceTotalMem, (unsigned int *bytes, CUdevice device))                             \
-	HOOK(cuDeviceTotalMem_v2, (size_t * bytes, CUdevice device))                               \
-	/* route.c */                                                                              \
-	HOOK(cuGetProcAddress, (const char *name, void **function, int version, uint64_t flags))   \
+	     (CUcontext * context, void *parameters, unsigned int flags, CUdevice device),         \
+	     "what the last one took, before the call; what it took, after it",                    \
+	     "cuCtxDestroy, cuCtxDetach")                                                          \
+	HOOK(cuCtxDestroy, (CUcontext context),                                                    \
+	     "gives back the context and all in it, after the call", "")                           \
+	HOOK(cuCtxDestroy_v2, (CUcontext context),                                                 \
+	     "gives back the context and all in it, after the call", "")                           \
+	HOOK(cuCtxDetach, (CUcontext context),                                                     \
+	     "gives back the context and all in it, after the call", "")                           \
+	HOOK(cuDevicePrimaryCtxRetain, (CUcontext * context, CUdevice device),                     \
+	     "as cuCtxCreate, if it was inactive",                                                 \
+	     "cuDevicePrimaryCtxRelease, cuDevicePrimaryCtxReset")                                 \
+	HOOK(cuDevicePrimaryCtxRelease, (CUdevice device),                                         \
+	     "gives back the context and all in it, once it is inactive", "")                      \
+	HOOK(cuDevicePrimaryCtxRelease_v2, (CUdevice device),                                      \
+	     "gives back the context and all in it, once it is inactive", "")                      \
+	HOOK(cuDevicePrimaryCtxReset, (CUdevice device),                                           \
+	     "gives back the context and all in it, once it is inactive", "")                      \
+	HOOK(cuDevicePrimaryCtxReset_v2, (CUdevice device),                                        \
+	     "gives back the context and all in it, once it is inactive", "")                      \
+	GROUP("What programs are shown", "hook_info.c")                                            \
+	HOOK(cuMemGetInfo, (unsigned int *available, unsigned int *total),                         \
+	     "nothing; shows what the slice has and has left", "")                                 \
+	HOOK(cuMemGetInfo_v2, (size_t * available, size_t * total),                                \
+	     "nothing; shows what the slice has and has left", "")                                 \
+	HOOK(cuDeviceTotalMem, (unsigned int *bytes, CUdevice device),                             \
+	     "nothing; shows what the slice has", "")                                              \
+	HOOK(cuDeviceTotalMem_v2, (size_t * bytes, CUdevice device),                               \
+	     "nothing; shows what the slice has", "")                                              \
+	GROUP("Ways to the driver", "route.c")                                                     \
+	HOOK(cuGetProcAddress, (const char *name, void **function, int version, uint64_t flags),   \
+	     "nothing; hands out these hooks", "")                                                 \
 	HOOK(cuGetProcAddress_v2,                                                                  \
-	     (const char *name, void **function, int version, uint64_t flags, int *status))        \
+	     (const char *name, void **function, int version, uint64_t flags, int *status),        \
+	     "nothing; hands out these hooks", "")                                                 \
 	CALL(cuCtxGetCurrent, (CUcontext * context))                                               \
 	CALL(cuCtxGetDevice, (CUdevice * device))                                                  \
 	CALL(cuDeviceGetCount, (int *count))                                                       \
@@ -105,14 +182,20 @@
 
 /* Prototypes. Only the hooks are visible outside the library. */
 #define GPUSLICE_EXPORT __attribute__((visibility("default")))
-#define GPUSLICE_PROTOTYPE(name, arguments) GPUSLICE_EXPORT CUresult name arguments;
-GPUSLICE_TABLE(GPUSLICE_PROTOTYPE, GPUSLICE_PROTOTYPE)
-#undef GPUSLICE_PROTOTYPE
+#define GPUSLICE_NO_GROUP(title, file)
+#define GPUSLICE_HOOK_PROTOTYPE(name, arguments, charged, released)                                \
+	GPUSLICE_EXPORT CUresult name arguments;
+#define GPUSLICE_CALL_PROTOTYPE(name, arguments) CUresult name arguments;
+GPUSLICE_TABLE(GPUSLICE_NO_GROUP, GPUSLICE_HOOK_PROTOTYPE, GPUSLICE_CALL_PROTOTYPE)
+#undef GPUSLICE_HOOK_PROTOTYPE
+#undef GPUSLICE_CALL_PROTOTYPE
 
 enum entry_point {
-#define GPUSLICE_ID(name, arguments) ID_##name,
-	GPUSLICE_TABLE(GPUSLICE_ID, GPUSLICE_ID)
-#undef GPUSLICE_ID
+#define GPUSLICE_HOOK_ID(name, arguments, charged, released) ID_##name,
+#define GPUSLICE_CALL_ID(name, arguments) ID_##name,
+	GPUSLICE_TABLE(GPUSLICE_NO_GROUP, GPUSLICE_HOOK_ID, GPUSLICE_CALL_ID)
+#undef GPUSLICE_HOOK_ID
+#undef GPUSLICE_CALL_ID
 	    ENTRY_POINTS
 };
 

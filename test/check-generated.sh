@@ -11,7 +11,7 @@ mkdir "$copy/before"
 tar --exclude='./.*' --exclude=./bin -cf - . | tar -xf - -C "$copy/before"
 cp -r "$copy/before" "$copy/after"
 # What is generated is emptied first: a generator that writes nothing is seen.
-mapfile -t generated < <(cd "$copy/after" && grep -rl --include='*.h' --include='*.c' '^ \* Generated from' .)
+mapfile -t generated < <(cd "$copy/after" && grep -rlE --include='*.[ch]' --include='*.txt' --include='*.md' '^( \*|#|<!--) Generated from' .)
 if [ ${#generated[@]} = 0 ]; then
 	echo "check-generated: found nothing that says it is generated" >&2
 	exit 1
@@ -19,6 +19,7 @@ fi
 for file in "${generated[@]}"; do
 	: >"$copy/after/$file"
 done
-(cd "$copy/after" && "$go" generate ./...)
+make -s -C "$copy/after" GO="$go" generate
+rm -r "$copy/after/.cache"
 diff -r "$copy/before" "$copy/after"
 echo "check-generated: ${generated[*]}"

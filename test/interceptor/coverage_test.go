@@ -1,0 +1,280 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package interceptor
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// table is what interceptor/table.h and passes.h say of the driver's functions: by kind, name and text.
+type table map[string]map[string]string
+
+// theTable asks the program that also writes exports.txt and docs/coverage.md.
+func theTable(t *testing.T) table {
+	t.Helper()
+	program := filepath.Join(t.TempDir(), "table")
+	cc := os.Getenv("CC")
+	if cc == "" {
+		cc = "cc"
+	}
+	out, err := exec.Command(cc, "-std=c11", "-I../../interceptor", "-o", program, "../../interceptor/tools/table.c").CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	out, err = exec.Command(program, "names").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := table{}
+	for line := range strings.Lines(string(out)) {
+		f := strings.Split(strings.TrimSuffix(line, "\n"), "\t")
+		if len(f) != 3 {
+			t.Fatalf("%q: three fields are expected", line)
+		}
+		if all[f[0]] == nil {
+			all[f[0]] = map[string]string{}
+		}
+		if _, twice := all[f[0]][f[1]]; twice {
+			t.Errorf("%s has two rows as %s", f[1], f[0])
+		}
+		all[f[0]][f[1]] = f[2]
+	}
+	for _, kind := range []string{"hook", "call", "pass", "family", "nvml-hook"} {
+		if len(all[kind]) == 0 {
+			t.Fatalf("the table has no row of kind %q", kind)
+		}
+	}
+	return all
+}
+
+// has tells whether a name has a row of its own.
+func (all table) has(name string) bool {
+	for _, kind := range []string{"hook", "call", "pass"} {
+		if _, ok := all[kind][name]; ok {
+			return true
+		}
+	}
+	return false
+}
+
+// exportsOf reads the names that a driver's library exports.
+func exportsOf(t *testing.T, file string) []string {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for line := range strings.Lines(string(text)) {
+		if line = strings.TrimSpace(line); line != "" && !strings.HasPrefix(line, "#") {
+			names = append(names, line)
+		}
+	}
+	return names
+}
+
+// card is what the driver of the measured card exports.
+func card(t *testing.T) []string {
+	t.Helper()
+	names := exportsOf(t, "exports/libcuda-580.159.04.txt")
+	if len(names) != 707 {
+		t.Fatalf("%d names, that driver exports 707", len(names))
+	}
+	return names
+}
+
+// exported asks a library that was built here.
+func exported(t *testing.T, library string) []string {
+	t.Helper()
+	out, err := exec.Command("nm", "-D", "--defined-only", "--format=posix", filepath.Join(bin(t), library)).Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for line := range strings.Lines(string(out)) {
+		names = append(names, strings.Split(strings.Fields(line)[0], "@")[0])
+	}
+	return names
+}
+
+// movesMemory are the prefixes of the names that may take memory of a card, give it back, limit it or
+// hand it to others: a function of such a name is looked at by itself before it is passed.
+var movesMemory = regexp.MustCompile(`^cu(` + strings.Join([]string{
+	"Mem[A-Z]", "Array", "Mipmapped", // the kinds of memory; Memcpy and Memset are none
+	"(Import|Destroy)?External", "Ipc", "Multicast", "Checkpoint", // and who shares it
+	"Ctx(Create|Destroy|Attach|Detach|From|SetLimit)", "DevicePrimaryCtx", "GreenCtx(Create|Destroy|Stream)",
+	"Device.*Mem", "Graph(Add|Instantiate|Exec|Launch|Upload|Mem)", // a graph may allocate
+	"Graphics", "GL", "EGL", "VDPAU",
+	"Module(Load|Unload)", "Library(Load|Unload)", "Link", "FuncLoad", "Stream(Create|Destroy)", // overhead
+	"Launch(Kernel|Grid|Coop)", "Launch$", "GetExportTable",
+}, "|") + `)`)
+
+// stem is a name without version and stream suffixes.
+func stem(name string) string {
+	s, _, _ := strings.Cut(name, "_")
+	return s
+}
+
+func TestCoverageOfEveryFunctionOfTheDriver(t *testing.T) {
+	all := theTable(t)
+	passedBy := func(name string) (patterns []string) {
+		for pattern := range all["family"] {
+			if strings.HasPrefix(name, strings.TrimSuffix(pattern, "*")) {
+				patterns = append(patterns, pattern)
+			}
+		}
+		return patterns
+	}
+	names := card(t)
+	matched := map[string]bool{}
+	for _, name := range names {
+		families := passedBy(name)
+		for _, family := range families {
+			matched[family] = true
+		}
+		switch {
+		case all.has(name):
+		case movesMemory.MatchString(name):
+			t.Errorf("%s may move memory and has no row of its own", name)
+		case len(families) == 0:
+			t.Errorf("%s is neither handled nor passed", name)
+		case len(families) > 1:
+			t.Errorf("%s is passed by several families: %s", name, families)
+		}
+	}
+	for pattern := range all["family"] {
+		if prefix, ok := strings.CutSuffix(pattern, "*"); !ok || len(prefix) < len("cuXxx") || strings.Contains(prefix, "*") {
+			t.Errorf("%q is no family: a prefix and one * is", pattern)
+		}
+		if !matched[pattern] {
+			t.Errorf("%s matches nothing", pattern)
+		}
+	}
+	for name := range all["hook"] {
+		if families := passedBy(name); len(families) > 0 {
+			t.Errorf("%s is hooked, and passed by %s", name, families)
+		}
+	}
+	for _, kind := range []string{"hook", "call", "pass"} {
+		for name := range all[kind] {
+			_, absent := all["absent"][name]
+			if slices.Contains(names, name) == absent {
+				t.Errorf("%s, a %s: must either be of driver 580.159.04, or be said not to be", name, kind)
+			}
+		}
+	}
+	for name := range all["absent"] {
+		if !all.has(name) {
+			t.Errorf("%s: where is its row?", name)
+		}
+	}
+}
+
+// What is not said cannot be read in docs/coverage.md.
+func TestCoverageSaysWhatAndWhy(t *testing.T) {
+	all := theTable(t)
+	for _, kind := range []string{"hook", "nvml-hook", "pass", "family", "absent"} {
+		for name, text := range all[kind] {
+			if strings.TrimSpace(text) == "" || strings.Contains(text, "|") {
+				t.Errorf("%s, a %s, says %q", name, kind, text)
+			}
+		}
+	}
+}
+
+// One version that is hooked and one that is not is a way past the ledger, and the interceptor would take
+// it for one of a newer driver.
+func TestCoverageIsOfAllVersionsOfAName(t *testing.T) {
+	all := theTable(t)
+	hooked := map[string]bool{}
+	for name := range all["hook"] {
+		hooked[stem(name)] = true
+		for _, kind := range []string{"call", "pass"} {
+			if _, both := all[kind][name]; both {
+				t.Errorf("%s is both hook and %s", name, kind)
+			}
+		}
+	}
+	for _, kind := range []string{"call", "pass"} {
+		for name := range all[kind] {
+			if hooked[stem(name)] {
+				t.Errorf("%s is a %s, and another version of it a hook", name, kind)
+			}
+		}
+	}
+	for _, name := range card(t) {
+		if _, ok := all["hook"][name]; !ok && hooked[stem(name)] {
+			t.Errorf("%s is not hooked, and another version of it is", name)
+		}
+	}
+}
+
+func TestTableOfHooksIsWhatTheLibraryExports(t *testing.T) {
+	want := []string{"dlsym", "dlvsym"}
+	all := theTable(t)
+	for _, kind := range []string{"hook", "nvml-hook"} {
+		for name := range all[kind] {
+			want = append(want, name)
+		}
+	}
+	got := exported(t, "libgpuslice.so")
+	slices.Sort(want)
+	slices.Sort(got)
+	if !slices.Equal(got, want) {
+		t.Errorf("libgpuslice.so exports\n%s\nthe table has\n%s", got, want)
+	}
+	if listed := exportsOf(t, "../../interceptor/exports.txt"); !slices.Equal(listed, want) {
+		t.Errorf("interceptor/exports.txt lists\n%s\nthe table has\n%s", listed, want)
+	}
+}
+
+// A hook that the simulated driver does not know is tested by nothing here: the list of differences says so.
+func TestCoverageOfTheSimulatedDriverIsTold(t *testing.T) {
+	differences, err := os.ReadFile("../conformance/expected/differences.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	simulated := map[string]bool{}
+	for _, name := range exported(t, "fakecuda/libcuda.so.1") {
+		simulated[stem(name)] = true
+	}
+	for name := range theTable(t)["hook"] {
+		if told := strings.Contains(string(differences), "`procaddr/*"+stem(name)+"*`"); !simulated[stem(name)] && !told {
+			t.Errorf("%s: the simulated driver lacks it, and differences.md does not say so", name)
+		}
+	}
+}
+
+func TestUnknownVersionIsLeftToDriverTruthAndSaidOnce(t *testing.T) {
+	program := compile(t, "future")
+	cases := []struct {
+		name, says string
+		ways       []string
+	}{
+		{"by cuGetProcAddress", "cuMemAlloc of CUDA 99.0", []string{"procaddr"}},
+		{"by dlsym", "cuMemAlloc_v99", []string{"dlsym"}},
+		{"twice", "cuMemAlloc of CUDA 99.0", []string{"procaddr", "dlsym", "procaddr"}},
+		{"known ones", "", []string{"others", "old"}},
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			out, err := inSlice(t, environment(t, "FAKECUDA_FUTURE=1", "FAKECUDA_CONTEXT=64M"), "4G", append([]string{program}, c.ways...)...)
+			if err != nil {
+				t.Fatalf("%v\n%s", err, out)
+			}
+			want := ""
+			if c.says != "" {
+				want = "gpuslice: " + c.says + " is newer than this gpuslice: driver truth alone counts what it allocates\n"
+			}
+			if out != want {
+				t.Errorf("said:\n%s\nwant:\n%s", out, want)
+			}
+		})
+	}
+}

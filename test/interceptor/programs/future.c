@@ -1,0 +1,92 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * future WAY...: look for functions, in turn, and take memory by what the last one found; then wait
+ * for driver truth to count it. Linked with libcuda; run in a slice. Ways:
+ *
+ *   procaddr, old   cuMemAlloc by cuGetProcAddress, of CUDA 99.0 and of 12.0
+ *   dlsym           cuMemAlloc_v99
+ *   others          what is not hooked, and what does not exist: nothing is found
+ *
+ * Prints what is wrong, and exits 0 if nothing is.
+ */
+#define _GNU_SOURCE
+#include "cuda_abi.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#define MIB (1ull << 20)
+
+CUresult cuInit(unsigned int);
+CUresult cuDevicePrimaryCtxRetain(CUcontext *, CUdevice);
+CUresult cuCtxSetCurrent(CUcontext);
+CUresult cuMemGetInfo_v2(size_t *, size_t *);
+CUresult cuGetProcAddress_v2(const char *, void **, int, uint64_t, int *);
+
+static size_t left(void)
+{
+	size_t available = 0, total;
+
+	cuMemGetInfo_v2(&available, &total);
+	return available;
+}
+
+static void *find(const char *way)
+{
+	void *cuda = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL), *found = NULL;
+	int status;
+
+	if (strcmp(way, "procaddr") == 0)
+		cuGetProcAddress_v2("cuMemAlloc", &found, 99000, 0, &status);
+	else if (strcmp(way, "old") == 0)
+		cuGetProcAddress_v2("cuMemAlloc", &found, 12000, 0, &status);
+	else if (strcmp(way, "dlsym") == 0)
+		found = dlsym(cuda, "cuMemAlloc_v99");
+	else {
+		cuGetProcAddress_v2("cuLaunchKernel", &found, 99000, 0, &status);
+		cuGetProcAddress_v2("cuStreamIsCapturing", &found, 99000, 0, &status);
+		cuGetProcAddress_v2("cuStreamGetFlags", &found, 99000, 0, &status);
+		cuGetProcAddress_v2("cuMemAllocHost", &found, 99000, 0, &status);
+		found = dlsym(cuda, "cuMemAlloc_v98") ?: dlsym(cuda, "cuMemAllo");
+	}
+	dlclose(cuda);
+	return found;
+}
+
+int main(int argc, char **argv)
+{
+	/* The older form takes two of the arguments and leaves the third. */
+	CUresult (*allocate)(CUdeviceptr *, size_t, unsigned long long) = NULL;
+	CUcontext context;
+	CUdeviceptr pointer;
+	size_t before;
+
+	for (int i = 1; i < argc; i++) {
+		*(void **)&allocate = find(argv[i]);
+		if (!allocate != (strcmp(argv[i], "others") == 0)) {
+			printf("%s: found %p\n", argv[i], *(void **)&allocate);
+			return 1;
+		}
+	}
+	if (!allocate)
+		return 0;
+	if (cuInit(0) || cuDevicePrimaryCtxRetain(&context, 0) || cuCtxSetCurrent(context)) {
+		printf("no context\n");
+		return 1;
+	}
+	before = left();
+	if (allocate(&pointer, 256 * MIB, 0)) {
+		printf("refused\n");
+		return 1;
+	}
+	for (int tenths = 0; before - left() < 256 * MIB; tenths++) {
+		if (tenths > 300) {
+			printf("%zu bytes less free after 30 s\n", before - left());
+			return 1;
+		}
+		usleep(100000);
+	}
+	return 0;
+}
