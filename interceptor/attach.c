@@ -2,7 +2,6 @@
 #include "attach_client.h"
 #include "process.h"
 #include "say.h"
-#include "table.h"
 
 #include <errno.h>
 #include <string.h>
@@ -141,45 +140,57 @@ void attach_process(struct process *process)
 	}
 }
 
-int attach_device(struct process *process, CUdevice ordinal)
+int attach_known_device(const struct process *process, const uint8_t uuid[16])
 {
-	struct attach_request request = {.op = ATTACH_OP_DEVICE};
-	struct attach_reply reply = {0};
 	uint32_t count = __atomic_load_n(&process->ledger->device_count, __ATOMIC_ACQUIRE);
-	size_t bytes = 0;
-	CUuuid uuid;
-	int descriptor;
-	CUresult error = CUDA_ERROR_NOT_FOUND;
 
-	/* _v2 tells a MIG instance from its device. */
-	if (DRIVER_HAS(cuDeviceGetUuid_v2))
-		error = DRIVER(cuDeviceGetUuid_v2)(&uuid, ordinal);
-	else if (DRIVER_HAS(cuDeviceGetUuid))
-		error = DRIVER(cuDeviceGetUuid)(&uuid, ordinal);
-	if (error != CUDA_SUCCESS)
-		return -1;
 	for (uint32_t i = 0; i < count && i < LEDGER_DEVICES; i++) {
-		if (memcmp(process->ledger->device[i].uuid, uuid.bytes, 16) == 0)
+		if (memcmp(process->ledger->device[i].uuid, uuid, 16) == 0)
 			return (int)i;
 	}
-	if (now() < process->device_retry_at[ordinal])
-		return -1;
-	if (DRIVER_HAS(cuDeviceTotalMem_v2))
-		(void)DRIVER(cuDeviceTotalMem_v2)(&bytes, ordinal);
-	memcpy(request.uuid, uuid.bytes, 16);
-	request.bytes = bytes;
-	if (ask(&request, &reply, &descriptor, NULL, true) != ASK_ANSWERED) {
-		process->device_retry_at[ordinal] = now() + RETRY_AFTER;
-		return -1;
+	return -1;
+}
+
+/* The device's place in process->refused: its own, or that of the one refused longest ago. */
+static size_t place_of(const struct process *process, const uint8_t uuid[16])
+{
+	size_t oldest = 0;
+
+	for (size_t i = 0; i < PROCESS_ORDINALS; i++) {
+		if (memcmp(process->refused[i].uuid, uuid, 16) == 0)
+			return i;
+		if (process->refused[i].retry_at < process->refused[oldest].retry_at)
+			oldest = i;
 	}
-	if (descriptor >= 0)
-		close(descriptor);
-	if (reply.status != ATTACH_OK || reply.device >= LEDGER_DEVICES) {
-		say_once(process, ONCE_NO_DEVICE,
-		         "the slice has no quota on CUDA device %d: no memory is granted there",
-		         ordinal);
-		process->device_retry_at[ordinal] = now() + RETRY_AFTER;
+	return oldest;
+}
+
+int attach_device(struct process *process, const uint8_t uuid[16], uint64_t bytes, CUdevice ordinal)
+{
+	struct attach_request request = {.op = ATTACH_OP_DEVICE, .bytes = bytes};
+	struct attach_reply reply = {0};
+	int descriptor, device = attach_known_device(process, uuid);
+	size_t place;
+
+	if (device >= 0)
+		return device;
+	place = place_of(process, uuid);
+	if (memcmp(process->refused[place].uuid, uuid, 16) == 0 &&
+	    now() < process->refused[place].retry_at)
 		return -1;
+	memcpy(request.uuid, uuid, 16);
+	if (ask(&request, &reply, &descriptor, NULL, true) == ASK_ANSWERED) {
+		if (descriptor >= 0)
+			close(descriptor);
+		if (reply.status == ATTACH_OK && reply.device < LEDGER_DEVICES)
+			return (int)reply.device;
+		if (ordinal >= 0)
+			say_once(process, ONCE_NO_DEVICE,
+			         "the slice has no quota on CUDA device %d: no memory is granted "
+			         "there",
+			         ordinal);
 	}
-	return (int)reply.device;
+	memcpy(process->refused[place].uuid, uuid, 16);
+	process->refused[place].retry_at = now() + RETRY_AFTER;
+	return -1;
 }

@@ -34,7 +34,30 @@ enum attach_op {
 	/* I made my first context on `device`: how much does the driver hold for me there?
 	 * (driver truth for this process, in bytes; ATTACH_UNKNOWN without NVML) */
 	ATTACH_OP_TRUTH = 3,
+	/* I was refused memory on `device`. Nothing is answered: the process sends it and goes on,
+	 * whether or not somebody listens. It is a hint to look at the lane's count of refusals,
+	 * and says what the count does not. */
+	ATTACH_OP_REFUSED = 4,
 };
+
+/* ATTACH_OP_REFUSED: what the memory was for. */
+enum attach_call {
+	ATTACH_CALL_OTHER = 0,
+	ATTACH_CALL_LAST = 9,
+};
+
+/* The words of process_charge()'s callers, by enum attach_call: they are sent as a number, so that
+ * nobody has to read what a hostile process wrote. A newer interceptor's are 0 for the enforcer. */
+static inline const char *attach_call_name(uint32_t call)
+{
+	static const char *const names[ATTACH_CALL_LAST + 1] = {
+	    "memory",          "cuMemAlloc", "cuMemAllocManaged", "cuMemAllocAsync",
+	    "cuMemCreate",     "an array",   "a pitch",           "a block of small allocations",
+	    "a pool's growth", "a context",
+	};
+
+	return names[call <= ATTACH_CALL_LAST ? call : ATTACH_CALL_OTHER];
+}
 
 enum attach_status {
 	ATTACH_OK = 0,
@@ -51,11 +74,14 @@ struct attach_request {
 	uint32_t magic;
 	uint16_t version;
 	uint16_t op;
-	uint32_t device;      /* ATTACH_OP_TRUTH: ledger device index */
-	uint32_t layout;      /* LEDGER_LAYOUT that the interceptor was built with */
-	uint8_t uuid[16];     /* ATTACH_OP_DEVICE */
-	uint64_t bytes;       /* ATTACH_OP_DEVICE: the device's memory */
-	uint64_t reserved[3]; /* 0 */
+	uint32_t device;   /* ATTACH_OP_TRUTH, ATTACH_OP_REFUSED: ledger device index */
+	uint32_t layout;   /* LEDGER_LAYOUT that the interceptor was built with */
+	uint8_t uuid[16];  /* ATTACH_OP_DEVICE */
+	uint64_t bytes;    /* ATTACH_OP_DEVICE: the device's memory; _REFUSED: what was asked for */
+	uint64_t used;     /* ATTACH_OP_REFUSED: bytes charged then by all, overhead included */
+	uint64_t overhead; /* ATTACH_OP_REFUSED: of that, as struct refusal has it */
+	uint32_t call;     /* ATTACH_OP_REFUSED: enum attach_call */
+	uint32_t reserved; /* 0, and so is each field that is not of the operation */
 };
 static_assert(sizeof(struct attach_request) == 64, "attach_request");
 

@@ -27,6 +27,12 @@ enum ask_result {
 enum ask_result ask_enforcer(struct attach_request *request, struct attach_reply *reply,
                              int *descriptor, int *connection);
 
+/*
+ * Tell the enforcer something that is not answered. It never waits: if nobody listens, or too many
+ * are waiting to be heard, it is not told. magic, version and layout of `request` are filled in.
+ */
+void tell_enforcer(struct attach_request *request);
+
 /* Whether the enforcer at the other end is alive. */
 bool enforcer_there(int connection);
 

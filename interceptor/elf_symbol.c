@@ -15,6 +15,8 @@ static int visit(struct dl_phdr_info *info, size_t size, void *data)
 	struct search *search = data;
 	struct elf_object object = {.base = info->dlpi_addr};
 	const ElfW(Dyn) *dynamic = NULL;
+	const char *slash = strrchr(info->dlpi_name, '/');
+	const char *file = slash ? slash + 1 : info->dlpi_name, *name;
 	ElfW(Addr) soname = 0;
 	int has_soname = 0;
 
@@ -52,9 +54,10 @@ static int visit(struct dl_phdr_info *info, size_t size, void *data)
 			break;
 		}
 	}
-	if (!has_soname || !object.symbols || !object.strings || !(object.gnu_hash || object.hash))
+	if (!object.symbols || !object.strings || !(object.gnu_hash || object.hash))
 		return 0;
-	if (strcmp(object.strings + soname, search->soname) != 0)
+	name = has_soname ? object.strings + soname : file;
+	if (strcmp(name, search->soname) != 0)
 		return 0;
 	*search->object = object;
 	return 1;

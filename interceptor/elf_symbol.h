@@ -18,7 +18,10 @@ struct elf_object {
 	const uint32_t *hash;
 };
 
-/* Find the loaded object whose DT_SONAME is `soname`. Returns 1 if there is one. */
+/*
+ * Find the loaded object whose DT_SONAME is `soname`, or whose file's name if it has none, as
+ * musl's libc. Returns 1 if there is one.
+ */
 int elf_find_object(const char *soname, struct elf_object *object);
 
 /* The address of the function `name` that the object defines, or NULL. */

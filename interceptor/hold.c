@@ -3,6 +3,21 @@
 
 #include "block.h"
 
+uint64_t current_owner(void)
+{
+	struct process *process = __atomic_load_n(&this_process, __ATOMIC_ACQUIRE);
+	struct map_value value;
+	CUcontext context = NULL;
+
+	if (!DRIVER_HAS(cuCtxGetCurrent) || DRIVER(cuCtxGetCurrent)(&context) != CUDA_SUCCESS)
+		return 0;
+	/* What is allocated in a green context is its primary context's. */
+	if (process && __atomic_load_n(&process->green, __ATOMIC_RELAXED) &&
+	    map_get(&process->contexts, (uint64_t)(uintptr_t)context, &value) && value.owner)
+		return value.owner;
+	return (uint64_t)(uintptr_t)context;
+}
+
 CUresult held_or_released(CUresult result, uint64_t key, CUdevice ordinal, uint64_t bytes)
 {
 	struct process *process = process_get();

@@ -7,14 +7,7 @@
 #include "table.h"
 
 /* The context that is current, as an owner of memory; 0 if there is none. */
-static inline uint64_t current_owner(void)
-{
-	CUcontext context = NULL;
-
-	if (!DRIVER_HAS(cuCtxGetCurrent) || DRIVER(cuCtxGetCurrent)(&context) != CUDA_SUCCESS)
-		return 0;
-	return (uint64_t)(uintptr_t)context;
-}
+uint64_t current_owner(void);
 
 /*
  * After the driver answered a request that was charged: remember the bytes under `key` if it

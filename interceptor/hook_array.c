@@ -13,6 +13,7 @@
  */
 #include "block.h"
 #include "hook.h"
+#include "object.h"
 
 /* Bytes of one texel's channel; 0 if the format is not a plain one. */
 static uint64_t channel_bytes(int format)
@@ -256,30 +257,40 @@ CUresult cuMipmappedArrayCreate(CUmipmappedArray *array, const CUDA_ARRAY3D_DESC
 	return create(&r);
 }
 
+/* Its tiles, if it is sparse, let go of what was mapped in them. */
+static CUresult destroyed(CUresult result, uint64_t key, bool known, struct map_value value)
+{
+	struct process *process = process_get();
+
+	if (result == CUDA_SUCCESS && process &&
+	    __atomic_load_n(&process->bound, __ATOMIC_RELAXED)) {
+		lock_take(&process->vmm_lock);
+		object_unbind_all(process, key, -1, 0, UINT64_MAX);
+		lock_give(&process->vmm_lock);
+	}
+	return known ? released_or_held(result, key, value) : result;
+}
+
 CUresult cuArrayDestroy(CUarray array)
 {
 	uint64_t key = (uint64_t)(uintptr_t)array;
-	struct map_value value;
+	struct map_value value = {0};
 	bool known;
-	CUresult result;
 
 	if (!DRIVER_HAS(cuArrayDestroy))
 		return CUDA_ERROR_NOT_INITIALIZED;
 	known = unhold(key, &value);
-	result = DRIVER(cuArrayDestroy)(array);
-	return known ? released_or_held(result, key, value) : result;
+	return destroyed(DRIVER(cuArrayDestroy)(array), key, known, value);
 }
 
 CUresult cuMipmappedArrayDestroy(CUmipmappedArray array)
 {
 	uint64_t key = (uint64_t)(uintptr_t)array;
-	struct map_value value;
+	struct map_value value = {0};
 	bool known;
-	CUresult result;
 
 	if (!DRIVER_HAS(cuMipmappedArrayDestroy))
 		return CUDA_ERROR_NOT_INITIALIZED;
 	known = unhold(key, &value);
-	result = DRIVER(cuMipmappedArrayDestroy)(array);
-	return known ? released_or_held(result, key, value) : result;
+	return destroyed(DRIVER(cuMipmappedArrayDestroy)(array), key, known, value);
 }

@@ -5,6 +5,7 @@
  * before it is made, as the enforcer learned it from the last one on such a device; what it does
  * hold is settled afterwards from driver truth. If it turns out not to fit, it is destroyed again.
  */
+#include "context.h"
 #include "hook.h"
 #include "pool.h"
 
@@ -157,6 +158,30 @@ CUresult cuCtxCreate_v4(CUcontext *context, void *parameters, unsigned int flags
 	               charged);
 }
 
+CUresult cuGLCtxCreate(CUcontext *context, unsigned int flags, CUdevice device)
+{
+	uint64_t charged;
+
+	if (!DRIVER_HAS(cuGLCtxCreate))
+		return CUDA_ERROR_NOT_INITIALIZED;
+	charged = expected(device);
+	if (process_charge_context(device, charged) != CHARGE_OK)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	return created(DRIVER(cuGLCtxCreate)(context, flags, device), context, device, charged);
+}
+
+CUresult cuGLCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice device)
+{
+	uint64_t charged;
+
+	if (!DRIVER_HAS(cuGLCtxCreate_v2))
+		return CUDA_ERROR_NOT_INITIALIZED;
+	charged = expected(device);
+	if (process_charge_context(device, charged) != CHARGE_OK)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	return created(DRIVER(cuGLCtxCreate_v2)(context, flags, device), context, device, charged);
+}
+
 CUresult cuCtxDestroy(CUcontext context)
 {
 	CUresult result;
@@ -251,9 +276,7 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
 	return result;
 }
 
-/* After a release or a reset: if the driver says that it is inactive, all that was in it is gone.
- */
-static CUresult primary_left(CUresult result, CUdevice device)
+CUresult primary_left(CUresult result, CUdevice device)
 {
 	struct process *process = process_get();
 	struct map_value value;

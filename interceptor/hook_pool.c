@@ -255,6 +255,17 @@ CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *pointer, size_t bytes, CUmemo
 	            : DRIVER(cuMemAllocFromPoolAsync_ptsz)(pointer, bytes, pool, stream);
 }
 
+/* Where a new pool's memory counts, -1 for nowhere. Managed memory moves by use, so it counts as if
+ * it were on its preferred device, or the current one. */
+static CUdevice ordinal_of_pool(const CUmemPoolProps *properties)
+{
+	if (properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE)
+		return properties->location.id;
+	if (properties->allocType == CU_MEM_ALLOCATION_TYPE_MANAGED)
+		return process_current_ordinal();
+	return -1;
+}
+
 CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *properties)
 {
 	struct process *process = process_get();
@@ -264,10 +275,7 @@ CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *properties)
 		return CUDA_ERROR_NOT_INITIALIZED;
 	result = DRIVER(cuMemPoolCreate)(pool, properties);
 	if (result == CUDA_SUCCESS && process) {
-		bool on_device = properties->allocType == CU_MEM_ALLOCATION_TYPE_PINNED &&
-		                 properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE;
-
-		(void)pool_add(process, *pool, on_device ? properties->location.id : -1);
+		(void)pool_add(process, *pool, ordinal_of_pool(properties));
 	}
 	return result;
 }

@@ -5,44 +5,14 @@
  * still holds it). Reserved addresses cost nothing.
  */
 #include "hook.h"
+#include "object.h"
 
-#include <stddef.h>
 #include <stdlib.h>
-
-/* One piece of physical memory. Guarded by process.vmm_lock. */
-struct object {
-	uint64_t bytes;
-	CUdevice ordinal;
-	uint32_t handles;  /* references by handles */
-	uint32_t mappings; /* mapped ranges, and calls that are about to map one */
-};
-
-/* Values of process.handles and process.mappings: `owner` is the struct object, `bytes` the
- * length of a mapping. */
-static struct object *object_of(const struct map_value *value)
-{
-	return (struct object *)(uintptr_t)value->owner;
-}
-
-static struct map_value value_of(struct object *object, uint64_t bytes)
-{
-	return (struct map_value){.owner = (uint64_t)(uintptr_t)object, .bytes = bytes};
-}
-
-/* With vmm_lock held: give back what nobody refers to. */
-static void drop_if_unused(struct object *object)
-{
-	if (object->handles || object->mappings)
-		return;
-	process_release(object->ordinal, object->bytes);
-	free(object);
-}
 
 CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes,
                      const CUmemAllocationProp *properties, unsigned long long flags)
 {
 	struct process *process;
-	struct object *object;
 	CUdevice ordinal;
 	CUresult result;
 
@@ -61,12 +31,8 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes,
 	}
 	process_count(ordinal);
 	process = process_get();
-	object = malloc(sizeof(*object));
-	if (!object)
-		return result; /* stays charged until the process ends */
-	*object = (struct object){.bytes = bytes, .ordinal = ordinal, .handles = 1};
 	lock_take(&process->vmm_lock);
-	(void)map_put(&process->handles, *handle, value_of(object, 0));
+	(void)object_new(process, *handle, ordinal, bytes);
 	lock_give(&process->vmm_lock);
 	return result;
 }
@@ -75,20 +41,18 @@ CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
 {
 	struct process *process = process_get();
 	struct object *object = NULL;
-	struct map_value value;
 	CUresult result;
 
 	if (!DRIVER_HAS(cuMemRelease))
 		return CUDA_ERROR_NOT_INITIALIZED;
 	if (process) {
 		lock_take(&process->vmm_lock);
-		if (map_get(&process->handles, handle, &value)) {
-			object = object_of(&value);
+		object = object_find(process, handle);
+		if (object) {
 			/* Out of the map before the driver may give the value to another handle.
 			 * The object is kept for the moment by counting as mapped. */
-			if (--object->handles == 0)
-				(void)map_take(&process->handles, handle, &value);
 			object->mappings++;
+			object_drop_handle(process, object, handle);
 		}
 		lock_give(&process->vmm_lock);
 	}
@@ -96,12 +60,28 @@ CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
 	if (object) {
 		lock_take(&process->vmm_lock);
 		object->mappings--;
-		if (result != CUDA_SUCCESS && object->handles++ == 0)
-			(void)map_put(&process->handles, handle, value_of(object, 0));
-		drop_if_unused(object);
+		if (result != CUDA_SUCCESS)
+			object_add_handle(process, object, handle);
+		object_drop_if_unused(process, object);
 		lock_give(&process->vmm_lock);
 	}
 	return result;
+}
+
+/* Nobody can ask how large an import is. It is charged as far as it is mapped, before that. *more
+ * is what was charged now. False if it does not fit. */
+static bool charge_borrowed(struct object *object, size_t offset, size_t bytes, uint64_t *more)
+{
+	uint64_t end = offset + bytes;
+
+	if (!object->borrowed || end < offset || end <= object->bytes)
+		return true;
+	if (process_charge(object->ordinal, end - object->bytes, "cuMemMap of an import") !=
+	    CHARGE_OK)
+		return false;
+	*more = end - object->bytes;
+	object->bytes = end;
+	return true;
 }
 
 CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset,
@@ -109,17 +89,20 @@ CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset,
 {
 	struct process *process = process_get();
 	struct object *object = NULL;
-	struct map_value value;
+	uint64_t more = 0;
 	CUresult result;
 
 	if (!DRIVER_HAS(cuMemMap))
 		return CUDA_ERROR_NOT_INITIALIZED;
 	if (process) {
 		lock_take(&process->vmm_lock);
-		if (map_get(&process->handles, handle, &value)) {
-			object = object_of(&value);
-			object->mappings++;
+		object = object_find(process, handle);
+		if (object && !charge_borrowed(object, offset, bytes, &more)) {
+			lock_give(&process->vmm_lock);
+			return CUDA_ERROR_OUT_OF_MEMORY;
 		}
+		if (object)
+			object->mappings++;
 		lock_give(&process->vmm_lock);
 	}
 	result = DRIVER(cuMemMap)(address, bytes, offset, handle, flags);
@@ -127,10 +110,13 @@ CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset,
 		lock_take(&process->vmm_lock);
 		if (result == CUDA_SUCCESS) {
 			/* If it cannot be remembered the object stays counted as mapped. */
-			(void)map_put(&process->mappings, address, value_of(object, bytes));
+			(void)map_put(&process->mappings, address, object_value(object, bytes));
 		} else {
 			object->mappings--;
-			drop_if_unused(object);
+			object->bytes -= more;
+			if (more)
+				process_release(object->ordinal, more);
+			object_drop_if_unused(process, object);
 		}
 		lock_give(&process->vmm_lock);
 	}
@@ -197,7 +183,7 @@ CUresult cuMemUnmap(CUdeviceptr address, size_t bytes)
 			take.list = taken->next;
 			if (result == CUDA_SUCCESS) {
 				object->mappings--;
-				drop_if_unused(object);
+				object_drop_if_unused(process, object);
 			} else {
 				(void)map_put(&process->mappings, taken->address, taken->value);
 			}
@@ -208,24 +194,10 @@ CUresult cuMemUnmap(CUdeviceptr address, size_t bytes)
 	return result;
 }
 
-struct containing {
-	uint64_t address;
-	struct object *object;
-};
-
-static bool contains(void *data, uint64_t key, struct map_value *value)
-{
-	struct containing *search = data;
-
-	if (search->address >= key && search->address - key < value->bytes)
-		search->object = object_of(value);
-	return false;
-}
-
 CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *address)
 {
 	struct process *process = process_get();
-	struct map_value value;
+	struct object *object;
 	CUresult result;
 
 	if (!DRIVER_HAS(cuMemRetainAllocationHandle))
@@ -234,18 +206,11 @@ CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void 
 	if (result != CUDA_SUCCESS || !process)
 		return result;
 	lock_take(&process->vmm_lock);
-	if (map_get(&process->handles, *handle, &value)) {
-		object_of(&value)->handles++;
-	} else {
-		struct containing search = {.address = (uint64_t)(uintptr_t)address};
-
-		/* All its handles were released: only its mapping is known. */
-		map_sweep(&process->mappings, contains, &search);
-		if (search.object) {
-			search.object->handles = 1;
-			(void)map_put(&process->handles, *handle, value_of(search.object, 0));
-		}
-	}
+	object = object_find(process, *handle);
+	if (!object) /* all its handles were released */
+		object = object_mapped_at(process, (CUdeviceptr)(uintptr_t)address);
+	if (object)
+		object_add_handle(process, object, *handle);
 	lock_give(&process->vmm_lock);
 	return result;
 }

@@ -334,3 +334,42 @@ uint64_t ledger_number(const struct ledger *ledger, uint32_t device, uint32_t la
 	}
 	return took;
 }
+
+/* A name has this many places, beside one another. */
+#define SHARED_WAYS 8u
+
+static uint32_t shared_place(uint64_t name)
+{
+	return (uint32_t)(name % (LEDGER_SHARED / SHARED_WAYS)) * SHARED_WAYS;
+}
+
+bool ledger_lent(const struct ledger *ledger, uint64_t name)
+{
+	uint32_t place = shared_place(name);
+
+	for (uint32_t i = 0; name && i < SHARED_WAYS; i++) {
+		if (load(&ledger->shared[place + i]) == name)
+			return true;
+	}
+	return false;
+}
+
+void ledger_lend(struct ledger *ledger, uint64_t name)
+{
+	uint32_t place = shared_place(name);
+	uint64_t pushed_out = name;
+
+	if (!name || ledger_lent(ledger, name))
+		return;
+	for (uint32_t i = 0; i < SHARED_WAYS; i++) {
+		uint64_t none = 0;
+
+		if (__atomic_compare_exchange_n(&ledger->shared[place + i], &none, name, false,
+		                                __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
+			return;
+	}
+	/* No place is free: the oldest go. */
+	for (uint32_t i = 0; i < SHARED_WAYS; i++)
+		pushed_out =
+		    __atomic_exchange_n(&ledger->shared[place + i], pushed_out, __ATOMIC_ACQ_REL);
+}

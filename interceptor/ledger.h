@@ -45,11 +45,12 @@
 #include <stdint.h>
 
 #define LEDGER_MAGIC 0x52474c4543494c53ull /* "SLICELGR" */
-#define LEDGER_LAYOUT 1u                   /* raised by any change of the structures below */
+#define LEDGER_LAYOUT 2u                   /* raised by any change of the structures below */
 #define LEDGER_DEVICES 16u
 #define LEDGER_SLOTS 4096u              /* processes of a slice at one time */
 #define LEDGER_LANES (LEDGER_SLOTS + 1) /* lane 0 is the enforcer's */
 #define LEDGER_NO_LIMIT UINT64_MAX
+#define LEDGER_SHARED 4096u /* names of memory that processes of the slice lend */
 
 /* The word: two halves, swapped as one. `tag` = lane << 48 | number of the lane's change. */
 struct ledger_word {
@@ -126,6 +127,7 @@ struct ledger {
 	struct ledger_device device[LEDGER_DEVICES];
 	uint8_t padding[4096 - 128 - 128 * LEDGER_DEVICES]; /* lanes begin on a page */
 	struct ledger_lane lane[LEDGER_LANES];
+	uint64_t shared[LEDGER_SHARED];
 };
 static_assert(offsetof(struct ledger, device) == 128, "devices begin on a cache line");
 static_assert(offsetof(struct ledger, lane) == 4096, "lanes begin on a page");
@@ -206,6 +208,15 @@ void ledger_count_refusal(const struct ledger_account *account);
 
 /* Set how much of what the account holds are contexts. */
 void ledger_set_context(const struct ledger_account *account, uint64_t bytes);
+
+/*
+ * Memory of one process that another uses is charged once, to the one that lends it. The lender
+ * notes the name that it gave out (a hash of an IPC or fabric handle, not 0); a borrower looks
+ * whether the name is of the slice. The latest LEDGER_SHARED names or nearly so are known; one that
+ * was pushed out is taken for another slice's.
+ */
+void ledger_lend(struct ledger *ledger, uint64_t name);
+bool ledger_lent(const struct ledger *ledger, uint64_t name);
 
 /* What a lane holds on a device now, as another process sees it. */
 uint64_t ledger_held(const struct ledger *ledger, uint32_t device, uint32_t lane);

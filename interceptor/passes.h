@@ -18,58 +18,25 @@
 #define GPUSLICE_PASSES_H
 
 #define GPUSLICE_PASSES(GROUP, PASS, PASS_FAMILY, NOT_IN_580)                                      \
-	GROUP("Memory that is left to driver truth")                                               \
-	PASS(cuGraphAddMemAllocNode, "driver truth, once its graph is launched")                   \
-	PASS(cuGraphAddMemFreeNode, "driver truth, once its graph is launched")                    \
-	PASS(cuGraphAddNode, "driver truth, once its graph is launched")                           \
-	PASS(cuGraphAddNode_v2, "driver truth, once its graph is launched")                        \
-	PASS(cuGraphInstantiate, "driver truth: what the graph allocates")                         \
-	PASS(cuGraphInstantiateWithFlags, "driver truth: what the graph allocates")                \
-	PASS(cuGraphInstantiateWithParams, "driver truth: what the graph allocates")               \
-	PASS(cuGraphInstantiateWithParams_ptsz, "driver truth: what the graph allocates")          \
-	PASS(cuGraphInstantiate_v2, "driver truth: what the graph allocates")                      \
-	PASS(cuGraphLaunch, "driver truth: what the graph allocates")                              \
-	PASS(cuGraphLaunch_ptsz, "driver truth: what the graph allocates")                         \
-	PASS(cuGraphUpload, "driver truth: what the graph allocates")                              \
-	PASS(cuGraphUpload_ptsz, "driver truth: what the graph allocates")                         \
-	PASS(cuDeviceGraphMemTrim, "driver truth: what graphs gave back")                          \
-	PASS(cuGraphExecDestroy, "driver truth: what graphs gave back")                            \
-	PASS(cuDeviceGetGraphMemAttribute, "driver truth: figures of what graphs allocate")        \
-	PASS(cuDeviceSetGraphMemAttribute, "driver truth: figures of what graphs allocate")        \
-	PASS(cuIpcCloseMemHandle, "driver truth: the exporter pays")                               \
-	PASS(cuIpcOpenMemHandle, "driver truth: the exporter pays")                                \
-	PASS(cuIpcOpenMemHandle_v2, "driver truth: the exporter pays")                             \
-	PASS(cuIpcGetMemHandle, "driver truth, if it outlives its charge")                         \
-	PASS(cuMemExportToShareableHandle, "driver truth, if it outlives its charge")              \
-	PASS(cuMemGetHandleForAddressRange, "driver truth, if it outlives its charge")             \
-	PASS(cuMemPoolExportPointer, "driver truth, if it outlives its charge")                    \
-	PASS(cuMemPoolExportToShareableHandle, "driver truth, if it outlives its charge")          \
-	PASS(cuMemImportFromShareableHandle, "driver truth: the exporter pays")                    \
-	PASS(cuMemPoolImportFromShareableHandle, "driver truth: the exporter pays")                \
-	PASS(cuMemPoolImportPointer, "driver truth: the exporter pays")                            \
-	PASS(cuDestroyExternalMemory, "driver truth: memory of another interface")                 \
-	PASS(cuExternalMemoryGetMappedBuffer, "driver truth: memory of another interface")         \
-	PASS(cuExternalMemoryGetMappedMipmappedArray, "driver truth: memory of another interface") \
-	PASS(cuImportExternalMemory, "driver truth: memory of another interface")                  \
-	PASS(cuMemMapArrayAsync, "driver truth, if it outlives its charge")                        \
-	PASS(cuMemMapArrayAsync_ptsz, "driver truth, if it outlives its charge")                   \
-	PASS(cuCtxSetLimit, "driver truth: heap, stacks, printf buffer")                           \
-	PASS(cuCtxFromGreenCtx, "driver truth: the context")                                       \
-	PASS(cuGreenCtxCreate, "driver truth: the context")                                        \
-	PASS(cuGreenCtxDestroy, "driver truth: the context")                                       \
-	PASS(cuGLCtxCreate, "driver truth: the context")                                           \
-	PASS(cuGLCtxCreate_v2, "driver truth: the context")                                        \
+	GROUP("Near relatives of what is hooked")                                                  \
+	PASS(cuGraphAddMemAllocNode, "a node takes nothing: its graph does, when it is launched")  \
+	PASS(cuGraphAddMemFreeNode, "a node takes nothing")                                        \
+	PASS(cuGraphAddNode, "a node takes nothing: its graph does, when it is launched")          \
+	PASS(cuGraphAddNode_v2, "a node takes nothing: its graph does, when it is launched")       \
+	PASS(cuDeviceSetGraphMemAttribute, "resets a figure")                                      \
+	PASS(cuMemGetHandleForAddressRange,                                                        \
+	     "for other devices; the memory is charged until it is freed")                         \
+	PASS(cuMemPoolExportPointer, "the pool is charged to its maker")                           \
+	PASS(cuMemPoolExportToShareableHandle, "the pool is charged to its maker")                 \
+	PASS(cuMemPoolImportPointer, "the pool is charged to its maker")                           \
+	PASS(cuExternalMemoryGetMappedBuffer, "part of what was imported, and charged then")       \
+	PASS(cuExternalMemoryGetMappedMipmappedArray,                                              \
+	     "part of what was imported, and charged then")                                        \
 	PASS(cuVDPAUCtxCreate, "driver truth: the context")                                        \
 	PASS(cuVDPAUCtxCreate_v2, "driver truth: the context")                                     \
 	PASS(cuCtxAttach, "driver truth, after cuCtxDetach")                                       \
-	PASS(cuMulticastAddDevice, "driver truth, if it outlives its charge")                      \
-	PASS(cuMulticastBindAddr, "driver truth, if it outlives its charge")                       \
-	PASS(cuMulticastBindMem, "driver truth, if it outlives its charge")                        \
-	PASS(cuMulticastCreate, "driver truth, if it outlives its charge")                         \
-	PASS(cuMulticastUnbind, "driver truth, if it outlives its charge")                         \
-	PASS(cuMulticastBindAddr_v2, "driver truth, if it outlives its charge")                    \
+	PASS(cuMulticastAddDevice, "takes none of the device's memory")                            \
 	NOT_IN_580(cuMulticastBindAddr_v2, "CUDA 13.1")                                            \
-	PASS(cuMulticastBindMem_v2, "driver truth, if it outlives its charge")                     \
 	NOT_IN_580(cuMulticastBindMem_v2, "CUDA 13.1")                                             \
 	PASS(cuMulticastGetGranularity, "only tells")                                              \
 	PASS(cuCheckpointProcessCheckpoint, "driver truth: it stays charged")                      \
@@ -139,9 +106,7 @@
 	PASS(cuMemSetAccess, "who may use memory that is charged already")                         \
 	PASS(cuMemGetAccess, "only tells")                                                         \
 	PASS(cuMemGetAddressRange, "only tells")                                                   \
-	PASS(cuMemGetAddressRange_v2, "only tells")                                                \
 	PASS(cuMemGetAllocationGranularity, "only tells")                                          \
-	PASS(cuMemGetAllocationPropertiesFromHandle, "only tells")                                 \
 	PASS(cuMemGetAttribute, "only tells")                                                      \
 	PASS(cuMemGetAttribute_v2, "only tells")                                                   \
 	PASS(cuMemGetDefaultMemPool, "only tells")                                                 \
@@ -211,7 +176,6 @@
 	PASS(cuGraphExecNodeSetParams, "changes what the next launch does")                        \
 	PASS(cuGraphExecUpdate, "changes what the next launch does")                               \
 	PASS(cuGraphExecUpdate_v2, "changes what the next launch does")                            \
-	PASS(cuGraphMemAllocNodeGetParams, "only tells")                                           \
 	PASS(cuGraphMemFreeNodeGetParams, "only tells")                                            \
 	PASS(cuGraphMemcpyNodeGetParams, "about a node that allocates nothing")                    \
 	PASS(cuGraphMemcpyNodeSetParams, "about a node that allocates nothing")                    \

@@ -9,10 +9,29 @@
 uint64_t pool_attribute(const struct pool *pool, int which)
 {
 	uint64_t value = 0;
+	CUresult result;
 
-	if (DRIVER(cuMemPoolGetAttribute)(pool->handle, which, &value) != CUDA_SUCCESS)
-		return pool->reserved; /* never seen; keep what we know */
-	return value;
+	if (pool->graphs)
+		result = DRIVER(cuDeviceGetGraphMemAttribute)(
+		    pool->ordinal,
+		    which == CU_MEMPOOL_ATTR_USED_MEM_CURRENT
+		        ? CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT
+		        : CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT,
+		    &value);
+	else
+		result = DRIVER(cuMemPoolGetAttribute)(pool->handle, which, &value);
+	return result == CUDA_SUCCESS ? value : pool->reserved; /* never seen; keep what we know */
+}
+
+/* Have the driver let go of what is free in it. */
+static void trim(const struct pool *pool)
+{
+	if (pool->graphs) {
+		if (DRIVER_HAS(cuDeviceGraphMemTrim))
+			(void)DRIVER(cuDeviceGraphMemTrim)(pool->ordinal);
+	} else if (DRIVER_HAS(cuMemPoolTrimTo)) {
+		(void)DRIVER(cuMemPoolTrimTo)(pool->handle, 0);
+	}
 }
 
 /* A pool that a hook did not see made is a device's default pool, or an import, or not on a device.
@@ -43,7 +62,23 @@ struct pool *pool_find(struct process *process, CUmemoryPool handle)
 	return pool;
 }
 
-/* Nodes are never unlinked: readers take no lock. */
+/* With pool_lock held: a node that is in the list and has no handle yet. Nodes are never unlinked:
+ * readers take no lock. */
+static struct pool *free_node(struct process *process)
+{
+	struct pool *pool = pool_find(process, NULL);
+
+	if (pool)
+		return pool;
+	pool =
+	    mmap(NULL, sizeof(*pool), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (pool == MAP_FAILED)
+		return NULL;
+	pool->next = process->pools;
+	__atomic_store_n(&process->pools, pool, __ATOMIC_RELEASE);
+	return pool;
+}
+
 struct pool *pool_add(struct process *process, CUmemoryPool handle, CUdevice ordinal)
 {
 	struct pool *pool;
@@ -55,16 +90,10 @@ struct pool *pool_add(struct process *process, CUmemoryPool handle, CUdevice ord
 	if (!pool) {
 		if (ordinal < -1)
 			ordinal = ordinal_of_unseen(handle);
-		pool = pool_find(process, NULL);
+		pool = free_node(process);
 		if (!pool) {
-			pool = mmap(NULL, sizeof(*pool), PROT_READ | PROT_WRITE,
-			            MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-			if (pool == MAP_FAILED) {
-				lock_give(&process->pool_lock);
-				return NULL;
-			}
-			pool->next = process->pools;
-			__atomic_store_n(&process->pools, pool, __ATOMIC_RELEASE);
+			lock_give(&process->pool_lock);
+			return NULL;
 		}
 		pool->ordinal = ordinal;
 		pool->reserved = pool->charged = pool->pending = 0;
@@ -82,6 +111,32 @@ struct pool *pool_of(struct process *process, CUmemoryPool handle)
 	struct pool *pool = pool_find(process, handle);
 
 	return pool ? pool : pool_add(process, handle, -2);
+}
+
+struct pool *pool_of_graphs(struct process *process, CUdevice ordinal)
+{
+	struct pool *pool;
+
+	if (ordinal < 0 || ordinal >= PROCESS_ORDINALS || !DRIVER_HAS(cuDeviceGetGraphMemAttribute))
+		return NULL;
+	pool = __atomic_load_n(&process->graph_pool[ordinal], __ATOMIC_ACQUIRE);
+	if (__builtin_expect(pool != NULL, 1))
+		return pool;
+	lock_take(&process->pool_lock);
+	pool = process->graph_pool[ordinal];
+	if (!pool)
+		pool = free_node(process);
+	if (pool && !pool->graphs) {
+		pool->ordinal = ordinal;
+		pool->reserved = pool->charged = pool->pending = 0;
+		pool->threshold = UINT64_MAX; /* it does not shrink at a synchronisation */
+		pool->graphs = true;
+		/* A handle that no pool of the driver has. */
+		__atomic_store_n(&pool->handle, (CUmemoryPool)pool, __ATOMIC_RELEASE);
+		__atomic_store_n(&process->graph_pool[ordinal], pool, __ATOMIC_RELEASE);
+	}
+	lock_give(&process->pool_lock);
+	return pool;
 }
 
 void pool_forget_blocks(struct pool *pool)
@@ -125,8 +180,10 @@ bool pool_settle(struct pool *pool, bool anyway)
 	pool->charged = target;
 	/* What it let go of may be backed anew without our being asked; what is charged stays an
 	 * upper bound until the next look, and that begins with no block known. */
-	if (reserved < pool->reserved)
+	if (reserved < pool->reserved) {
+		__atomic_fetch_add(&pool->shrunk, 1, __ATOMIC_RELAXED);
 		pool_forget_blocks(pool);
+	}
 	__atomic_store_n(&pool->reserved, reserved, __ATOMIC_RELAXED);
 	return true;
 }
@@ -142,7 +199,7 @@ void pool_look_for_slack(struct pool *pool)
 
 void pool_shrunk(struct pool *pool)
 {
-	if (pool->ordinal < 0 || !DRIVER_HAS(cuMemPoolGetAttribute))
+	if (pool->ordinal < 0 || (!pool->graphs && !DRIVER_HAS(cuMemPoolGetAttribute)))
 		return;
 	lock_take(&pool->lock);
 	if (pool->handle &&
@@ -157,8 +214,6 @@ bool pool_give_back(struct process *process, CUdevice ordinal)
 {
 	bool any = false;
 
-	if (!DRIVER_HAS(cuMemPoolTrimTo))
-		return false;
 	for (struct pool *pool = process->pools; pool; pool = pool->next) {
 		uint64_t before = pool->charged;
 
@@ -166,7 +221,7 @@ bool pool_give_back(struct process *process, CUdevice ordinal)
 		 * that thread may be the one that asks. */
 		if (pool->ordinal != ordinal || !pool->handle || !before || !lock_try(&pool->lock))
 			continue;
-		(void)DRIVER(cuMemPoolTrimTo)(pool->handle, 0);
+		trim(pool);
 		(void)pool_settle(pool, true);
 		pool_look_for_slack(pool);
 		any |= pool->charged < before;

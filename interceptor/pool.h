@@ -7,6 +7,10 @@
  * freed memory stays in the pool until it is trimmed, by the program or at a synchronisation
  * (release threshold). A pool grows by whole steps of 32 MiB (driver observation, H100,
  * 580.159.04). Nothing here ever synchronises.
+ *
+ * What graphs allocate is kept by the driver in a pool of its own for each device, with the same
+ * steps, that grows when a graph is uploaded or launched and shrinks only when it is trimmed
+ * (cuDeviceGraphMemTrim). It is accounted for as one more pool.
  */
 #ifndef GPUSLICE_POOL_H
 #define GPUSLICE_POOL_H
@@ -21,12 +25,14 @@
 struct pool {
 	struct pool *next;
 	CUmemoryPool handle; /* NULL: destroyed, the node is free for another pool */
-	CUdevice ordinal;    /* -1: not on a device (host, managed, imported): costs nothing */
+	bool graphs;      /* the device's memory of graphs: not one that the driver calls a pool */
+	CUdevice ordinal; /* -1: not on a device (host, managed, imported): costs nothing */
 	struct lock lock;
 	uint64_t reserved;  /* what the pool reserved when we last looked */
 	uint64_t charged;   /* == reserved + pending, but while a growth is settled */
 	uint64_t pending;   /* charged for growth by calls that are in the driver now */
 	uint64_t threshold; /* the pool keeps so much at a synchronisation */
+	uint32_t shrunk;    /* how often it was seen to have let go of memory */
 	/* At least so many bytes are free in what is reserved. A hint: threads may overwrite one
 	 * another's subtraction, and what it gets wrong is seen by look_after(). */
 	int64_t slack;
@@ -51,6 +57,9 @@ struct pool *pool_add(struct process *process, CUmemoryPool handle, CUdevice ord
 /* The pool that cuMemAllocAsync draws on for this device. */
 struct pool *pool_current(struct process *process, CUdevice ordinal);
 void pool_forget_current(struct process *process);
+
+/* The device's memory of graphs. NULL if the driver has no figure for it, or no memory. */
+struct pool *pool_of_graphs(struct process *process, CUdevice ordinal);
 
 /* What the driver says of the pool: one of CU_MEMPOOL_ATTR_*. */
 uint64_t pool_attribute(const struct pool *pool, int which);

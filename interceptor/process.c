@@ -3,6 +3,7 @@
 
 #include "attach_client.h"
 #include "pool.h"
+#include "refusal.h"
 #include "say.h"
 #include "sibling.h"
 #include "table.h"
@@ -70,6 +71,25 @@ struct process *process_attached(void)
 	return process;
 }
 
+/* With attach_lock held. */
+static int find_device(struct process *process, CUdevice ordinal)
+{
+	CUresult error = CUDA_ERROR_NOT_FOUND;
+	size_t bytes = 0;
+	CUuuid uuid;
+
+	/* _v2 tells a MIG instance from its device. */
+	if (DRIVER_HAS(cuDeviceGetUuid_v2))
+		error = DRIVER(cuDeviceGetUuid_v2)(&uuid, ordinal);
+	else if (DRIVER_HAS(cuDeviceGetUuid))
+		error = DRIVER(cuDeviceGetUuid)(&uuid, ordinal);
+	if (error != CUDA_SUCCESS)
+		return -1;
+	if (DRIVER_HAS(cuDeviceTotalMem_v2))
+		(void)DRIVER(cuDeviceTotalMem_v2)(&bytes, ordinal);
+	return attach_device(process, (const uint8_t *)uuid.bytes, bytes, ordinal);
+}
+
 int process_device(struct process *process, CUdevice ordinal)
 {
 	int device;
@@ -85,7 +105,7 @@ int process_device(struct process *process, CUdevice ordinal)
 	if (device == 0) {
 		int saved = errno;
 
-		device = attach_device(process, ordinal) + 1;
+		device = find_device(process, ordinal) + 1;
 		errno = saved;
 	}
 	if (device != 0) {
@@ -102,6 +122,17 @@ int process_device(struct process *process, CUdevice ordinal)
 	}
 	lock_give(&process->attach_lock);
 	return device - 1;
+}
+
+int process_device_by_uuid(struct process *process, const uint8_t uuid[16], uint64_t bytes)
+{
+	int device, saved = errno;
+
+	lock_take(&process->attach_lock);
+	device = attach_device(process, uuid, bytes, -1);
+	lock_give(&process->attach_lock);
+	errno = saved;
+	return device;
 }
 
 bool process_ready(CUdevice ordinal)
@@ -142,19 +173,13 @@ void process_count(CUdevice ordinal)
 
 static void refuse(struct process *process, int device, uint64_t bytes, const char *what)
 {
-	struct ledger_account *account = &process->account[device];
-	const struct ledger_device *d = &process->ledger->device[device];
-	uint64_t used = __atomic_load_n(&d->word.used, __ATOMIC_RELAXED);
+	struct refusal refusal;
 
 	lock_take(&process->account_lock);
-	ledger_count_refusal(account);
+	ledger_count_refusal(&process->account[device]);
+	refusal = refusal_look(process, (uint32_t)device, bytes);
 	lock_give(&process->account_lock);
-	say_debug("refused: %s of %llu bytes on ledger device %d: limit %llu, used %llu, by this "
-	          "process %llu (contexts %llu)",
-	          what, (unsigned long long)bytes, device,
-	          (unsigned long long)__atomic_load_n(&d->limit, __ATOMIC_RELAXED),
-	          (unsigned long long)used, (unsigned long long)account->held,
-	          (unsigned long long)process->context_bytes[device]);
+	refusal_report(process, (uint32_t)device, &refusal, what);
 }
 
 static enum ledger_result try_charge(struct process *process, int device, uint64_t bytes)
@@ -190,7 +215,7 @@ static __attribute__((noinline)) enum charge_result charge_slowly(struct process
 	if (result == LEDGER_DAMAGED)
 		say_once(process, ONCE_DAMAGED,
 		         "the slice's ledger was overwritten: no more GPU memory is granted");
-	if (result != LEDGER_OK)
+	if (result != LEDGER_OK && what)
 		refuse(process, device, bytes, what);
 	errno = saved;
 	return result == LEDGER_OK ? CHARGE_OK : CHARGE_REFUSED;
@@ -213,6 +238,11 @@ enum charge_result process_charge(CUdevice ordinal, uint64_t bytes, const char *
 	if (__builtin_expect(result != LEDGER_OK, 0))
 		return charge_slowly(process, ordinal, device, bytes, what, result);
 	return CHARGE_OK;
+}
+
+enum charge_result process_try_charge(CUdevice ordinal, uint64_t bytes)
+{
+	return process_charge(ordinal, bytes, NULL);
 }
 
 /* Add to what the account holds, up or down, without asking the limit. */

@@ -13,6 +13,7 @@
 
 #define PROCESS_ORDINALS 64  /* CUDA devices of one process */
 #define PROCESS_PRESENT 1024 /* words of the filter of block_maybe() */
+#define PROCESS_GRAPHS 256   /* the like, of hook_graph.c */
 
 /* What became of a request for bytes. */
 enum charge_result {
@@ -36,26 +37,38 @@ struct process {
 
 	/* Ledger device of each CUDA device ordinal, plus one; 0 is not known yet. */
 	uint8_t device_of[PROCESS_ORDINALS];
-	uint64_t
-	    device_retry_at[PROCESS_ORDINALS]; /* the like of retry_at, for each that has none */
+	/* Devices that were asked for and not given, and the like of retry_at for each. */
+	struct {
+		uint8_t uuid[16];
+		uint64_t retry_at;
+	} refused[PROCESS_ORDINALS];
 
 	struct lock account_lock; /* guards `account`: a lane has one writer at a time */
 	uint32_t opened;          /* bit per ledger device: its account was opened */
 	struct ledger_account account[LEDGER_DEVICES];
 	uint64_t context_bytes[LEDGER_DEVICES]; /* part of account.held that is contexts */
+	uint64_t told_second;                   /* refusal.c: CLOCK_MONOTONIC second of the last */
+	uint32_t told;                          /* refusals of which the enforcer was told in it */
 
 	struct map blocks; /* block.c: linear memory, by 2 MiB of addresses */
 	uint32_t blocks_present[PROCESS_PRESENT]; /* how many entries of `blocks` hash here */
 	struct map pointers; /* hold.c: managed memory by address, arrays by handle */
-	struct map contexts; /* hook_context.c */
+	struct map contexts; /* hook_context.c, hook_green.c */
+	bool green;          /* a context was ever made from a green one */
 
 	struct lock vmm_lock;
-	struct map handles;  /* hook_vmm.c: handle -> struct object */
-	struct map mappings; /* hook_vmm.c: address -> struct mapping */
+	struct map handles;  /* object.h: physical memory by handle, */
+	struct map mappings; /* by address, */
+	struct map binds;    /* and by part of an array or multicast object */
+	bool bound;          /* there was ever one in `binds` */
 
 	struct lock pool_lock; /* guards the list; a pool has a lock of its own */
 	struct pool *pools;
 	struct pool *current_pool[PROCESS_ORDINALS]; /* what cuMemAllocAsync draws on */
+	struct pool *graph_pool[PROCESS_ORDINALS];
+
+	struct map graphs;                       /* hook_graph.c: executable graphs that allocate */
+	uint32_t graphs_present[PROCESS_GRAPHS]; /* how many entries of `graphs` hash here */
 };
 
 /* NULL until the first call that matters. Read it only to see whether there is something to do; in
@@ -68,13 +81,22 @@ struct process *process_get(void);
 /* The state of this process if it is attached already or can be now, else NULL. */
 struct process *process_attached(void);
 
-/* The two questions of attach.c, with attach_lock held: become attached; which ledger device it is
- * (-1 if none). One that failed is not asked again for a second. */
+/* The two questions of attach.c, with attach_lock held: become attached; which ledger device has
+ * the UUID (-1 if none), of a device with `bytes` of memory. One that failed is not asked again for
+ * a second. If `ordinal` is not -1, a person is told that the CUDA device has no quota. */
 void attach_process(struct process *process);
-int attach_device(struct process *process, CUdevice ordinal);
+int attach_device(struct process *process, const uint8_t uuid[16], uint64_t bytes,
+                  CUdevice ordinal);
+
+/* Which ledger device has the UUID, or -1 if none has it yet. */
+int attach_known_device(const struct process *process, const uint8_t uuid[16]);
 
 /* The ledger device of a CUDA device ordinal, or -1 if the slice has no quota there. */
 int process_device(struct process *process, CUdevice ordinal);
+
+/* The like for a device of `bytes` of memory that is known by its UUID. Only to look at: nothing
+ * can be charged there before process_device() was asked. */
+int process_device_by_uuid(struct process *process, const uint8_t uuid[16], uint64_t bytes);
 
 /* Whether this process is attached and its slice has a quota on the device. */
 bool process_ready(CUdevice ordinal);
@@ -96,6 +118,9 @@ void process_count(CUdevice ordinal);
 /* Charge `bytes` on the device `ordinal`. Before it refuses it gives back what can be: dead
  * siblings' bytes and free memory of own pools. `what` names the caller for messages. */
 enum charge_result process_charge(CUdevice ordinal, uint64_t bytes, const char *what);
+
+/* The same, for a caller that can do without: it tells and counts no refusal. */
+enum charge_result process_try_charge(CUdevice ordinal, uint64_t bytes);
 
 /* Charge without asking the limit: for what the driver holds already. */
 void process_charge_anyway(CUdevice ordinal, uint64_t bytes);

@@ -43,12 +43,18 @@ void say_once(struct process *process, enum once once, const char *format, ...)
 	va_end(arguments);
 }
 
-void say_debug(const char *format, ...)
+bool say_wants_debug(void)
 {
 	const char *wanted = getenv("GPUSLICE_DEBUG");
+
+	return wanted && *wanted && !(wanted[0] == '0' && !wanted[1]);
+}
+
+void say_debug(const char *format, ...)
+{
 	va_list arguments;
 
-	if (!wanted || !*wanted || (wanted[0] == '0' && !wanted[1]))
+	if (!say_wants_debug())
 		return;
 	va_start(arguments, format);
 	say(format, arguments);

@@ -59,33 +59,42 @@ static int is_dead(uint32_t pid)
 	return dead;
 }
 
+/* Whether this process's start times can be compared with the enforcer's: not in another time
+ * namespace. */
+static bool comparable(const struct ledger_lane *me)
+{
+	return start_of(me->ns_pid) == me->start;
+}
+
+bool sibling_dead(const struct ledger_lane *me, const struct ledger_lane *other)
+{
+	uint32_t pid = other->ns_pid;
+	uint64_t start;
+
+	if (other->pid_ns != me->pid_ns || pid == 0)
+		return false;
+	if (is_dead(pid))
+		return true;
+	/* The number may be another process's by now. */
+	start = start_of(pid);
+	return start != 0 && start != other->start && comparable(me);
+}
+
 bool sibling_settle_dead(struct ledger *ledger, uint32_t device, uint32_t own)
 {
 	const struct ledger_lane *me = &ledger->lane[own];
 	uint32_t high = __atomic_load_n(&ledger->high_lane, __ATOMIC_ACQUIRE);
-	int comparable = -1; /* are our start times the enforcer's? not in another time namespace */
 	bool recovered = false;
 
 	for (uint32_t lane = 1; lane <= high && lane < LEDGER_LANES; lane++) {
 		const struct ledger_lane *other = &ledger->lane[lane];
 		uint64_t generation = __atomic_load_n(&other->generation, __ATOMIC_ACQUIRE);
 		uint64_t bytes = 0;
-		uint32_t pid;
 
 		if (lane == own ||
 		    __atomic_load_n(&other->state, __ATOMIC_ACQUIRE) != LEDGER_LIVE ||
-		    other->pid_ns != me->pid_ns || ledger_held(ledger, device, lane) == 0)
+		    ledger_held(ledger, device, lane) == 0 || !sibling_dead(me, other))
 			continue;
-		pid = other->ns_pid;
-		if (pid == 0)
-			continue;
-		if (!is_dead(pid)) {
-			/* The number may be another process's by now. */
-			if (comparable < 0)
-				comparable = start_of(me->ns_pid) == me->start;
-			if (!comparable || start_of(pid) == 0 || start_of(pid) == other->start)
-				continue;
-		}
 		if (ledger_settle(ledger, device, lane, generation, &bytes) == LEDGER_OK && bytes)
 			recovered = true;
 	}

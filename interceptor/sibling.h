@@ -4,6 +4,10 @@
 
 #include "ledger.h"
 
+/* Whether the process of a lane has ended, as far as a process of the same pid namespace, whose
+ * lane is `me`, can see; if it cannot, false. */
+bool sibling_dead(const struct ledger_lane *me, const struct ledger_lane *other);
+
 /*
  * Give back what dead processes of this slice still hold on `device`, in place of the enforcer,
  * which may be down. `own` is the caller's lane. Only processes of the caller's pid namespace can

@@ -98,6 +98,72 @@
 	     "gives back, after the call, if nothing holds it any more", "")                       \
 	HOOK(cuMemRetainAllocationHandle, (CUmemGenericAllocationHandle * handle, void *address),  \
 	     "nothing; the handle holds the memory", "cuMemRelease")                               \
+	GROUP("What else holds physical memory", "hook_bind.c")                                    \
+	HOOK(cuMemMapArrayAsync, (CUarrayMapInfo * list, unsigned int count, CUstream stream),     \
+	     "nothing; a mapped tile holds the memory",                                            \
+	     "cuMemMapArrayAsync, cuArrayDestroy, cuMipmappedArrayDestroy")                        \
+	HOOK(cuMemMapArrayAsync_ptsz,                                                              \
+	     (CUarrayMapInfo * list, unsigned int count, CUstream stream),                         \
+	     "nothing; a mapped tile holds the memory",                                            \
+	     "cuMemMapArrayAsync, cuArrayDestroy, cuMipmappedArrayDestroy")                        \
+	HOOK(cuMulticastCreate,                                                                    \
+	     (CUmemGenericAllocationHandle * handle, const CUmulticastObjectProp *properties),     \
+	     "nothing; what is bound to it is held", "cuMemRelease")                               \
+	HOOK(cuMulticastBindMem,                                                                   \
+	     (CUmemGenericAllocationHandle multicast, size_t offset,                               \
+	      CUmemGenericAllocationHandle handle, size_t from, size_t bytes,                      \
+	      unsigned long long flags),                                                           \
+	     "nothing; the binding holds the memory",                                              \
+	     "cuMulticastUnbind, the multicast object's end")                                      \
+	HOOK(cuMulticastBindMem_v2,                                                                \
+	     (CUmemGenericAllocationHandle multicast, CUdevice device, size_t offset,              \
+	      CUmemGenericAllocationHandle handle, size_t from, size_t bytes,                      \
+	      unsigned long long flags),                                                           \
+	     "nothing; the binding holds the memory",                                              \
+	     "cuMulticastUnbind, the multicast object's end")                                      \
+	HOOK(cuMulticastBindAddr,                                                                  \
+	     (CUmemGenericAllocationHandle multicast, size_t offset, CUdeviceptr address,          \
+	      size_t bytes, unsigned long long flags),                                             \
+	     "nothing; the binding holds the memory",                                              \
+	     "cuMulticastUnbind, the multicast object's end")                                      \
+	HOOK(cuMulticastBindAddr_v2,                                                               \
+	     (CUmemGenericAllocationHandle multicast, CUdevice device, size_t offset,              \
+	      CUdeviceptr address, size_t bytes, unsigned long long flags),                        \
+	     "nothing; the binding holds the memory",                                              \
+	     "cuMulticastUnbind, the multicast object's end")                                      \
+	HOOK(cuMulticastUnbind,                                                                    \
+	     (CUmemGenericAllocationHandle multicast, CUdevice device, size_t offset,              \
+	      size_t bytes),                                                                       \
+	     "gives back, after the call, if nothing holds it any more", "")                       \
+	GROUP("Memory that processes share", "hook_share.c")                                       \
+	HOOK(cuIpcGetMemHandle, (CUipcMemHandle * handle, CUdeviceptr pointer),                    \
+	     "nothing; notes the handle as the slice's", "")                                       \
+	HOOK(cuIpcOpenMemHandle,                                                                   \
+	     (CUdeviceptr * pointer, CUipcMemHandle handle, unsigned int flags),                   \
+	     "nothing within the slice; else the size, after the call",                            \
+	     "cuIpcCloseMemHandle, the context's end")                                             \
+	HOOK(cuIpcOpenMemHandle_v2,                                                                \
+	     (CUdeviceptr * pointer, CUipcMemHandle handle, unsigned int flags),                   \
+	     "nothing within the slice; else the size, after the call",                            \
+	     "cuIpcCloseMemHandle, the context's end")                                             \
+	HOOK(cuIpcCloseMemHandle, (CUdeviceptr pointer), "gives back, after the call", "")         \
+	HOOK(cuMemExportToShareableHandle,                                                         \
+	     (void *shareable, CUmemGenericAllocationHandle handle, int type,                      \
+	      unsigned long long flags),                                                           \
+	     "nothing; marks what is exported as the slice's", "")                                 \
+	HOOK(cuMemImportFromShareableHandle,                                                       \
+	     (CUmemGenericAllocationHandle * handle, void *shareable, int type),                   \
+	     "nothing within the slice; else what is mapped of it, before cuMemMap",               \
+	     "the last cuMemRelease or cuMemUnmap")                                                \
+	HOOK(cuMemPoolImportFromShareableHandle,                                                   \
+	     (CUmemoryPool * pool, void *shareable, int type, unsigned long long flags),           \
+	     "nothing: the exporter pays", "cuMemPoolDestroy")                                     \
+	HOOK(cuImportExternalMemory,                                                               \
+	     (CUexternalMemory * memory, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *description),     \
+	     "nothing if it is the slice's own export; else the size in the description, before "  \
+	     "the call",                                                                           \
+	     "cuDestroyExternalMemory, the context's end")                                         \
+	HOOK(cuDestroyExternalMemory, (CUexternalMemory memory), "gives back, after the call", "") \
 	GROUP("Arrays", "hook_array.c")                                                            \
 	HOOK(cuArrayCreate, (CUarray * array, const CUDA_ARRAY_DESCRIPTOR_v1 *shape),              \
 	     "as the texture units lay it out, before the call",                                   \
@@ -151,6 +217,56 @@
 	     "gives back the context and all in it, once it is inactive", "")                      \
 	HOOK(cuDevicePrimaryCtxReset_v2, (CUdevice device),                                        \
 	     "gives back the context and all in it, once it is inactive", "")                      \
+	HOOK(cuGLCtxCreate, (CUcontext * context, unsigned int flags, CUdevice device),            \
+	     "what the last one took, before the call; what it took, after it",                    \
+	     "cuCtxDestroy, cuCtxDetach")                                                          \
+	HOOK(cuGLCtxCreate_v2, (CUcontext * context, unsigned int flags, CUdevice device),         \
+	     "what the last one took, before the call; what it took, after it",                    \
+	     "cuCtxDestroy, cuCtxDetach")                                                          \
+	GROUP("Green contexts", "hook_green.c")                                                    \
+	HOOK(cuGreenCtxCreate,                                                                     \
+	     (CUgreenCtx * green, void *description, CUdevice device, unsigned int flags),         \
+	     "the primary context, if it was inactive, as cuDevicePrimaryCtxRetain",               \
+	     "cuGreenCtxDestroy")                                                                  \
+	HOOK(cuGreenCtxDestroy, (CUgreenCtx green),                                                \
+	     "gives back the primary context and all in it, once it is inactive", "")              \
+	HOOK(cuCtxFromGreenCtx, (CUcontext * context, CUgreenCtx green),                           \
+	     "nothing; learns whose memory is allocated in it", "")                                \
+	GROUP("Limits of a context", "hook_limit.c")                                               \
+	HOOK(cuCtxSetLimit, (int limit, size_t value),                                             \
+	     "the heap of kernels, before the call; other limits nothing", "the context's end")    \
+	GROUP("Graphs that allocate", "hook_graph.c")                                              \
+	HOOK(cuGraphInstantiate,                                                                   \
+	     (CUgraphExec * graph, CUgraph source, CUgraphNode * error, char *log, size_t bytes),  \
+	     "nothing; learns what the graph allocates", "cuGraphExecDestroy")                     \
+	HOOK(cuGraphInstantiate_v2,                                                                \
+	     (CUgraphExec * graph, CUgraph source, CUgraphNode * error, char *log, size_t bytes),  \
+	     "nothing; learns what the graph allocates", "cuGraphExecDestroy")                     \
+	HOOK(cuGraphInstantiateWithFlags,                                                          \
+	     (CUgraphExec * graph, CUgraph source, unsigned long long flags),                      \
+	     "nothing; learns what the graph allocates", "cuGraphExecDestroy")                     \
+	HOOK(cuGraphInstantiateWithParams,                                                         \
+	     (CUgraphExec * graph, CUgraph source, CUDA_GRAPH_INSTANTIATE_PARAMS * parameters),    \
+	     "nothing; learns what the graph allocates", "cuGraphExecDestroy")                     \
+	HOOK(cuGraphInstantiateWithParams_ptsz,                                                    \
+	     (CUgraphExec * graph, CUgraph source, CUDA_GRAPH_INSTANTIATE_PARAMS * parameters),    \
+	     "nothing; learns what the graph allocates", "cuGraphExecDestroy")                     \
+	HOOK(cuGraphUpload, (CUgraphExec graph, CUstream stream), "as cuGraphLaunch",              \
+	     "cuDeviceGraphMemTrim")                                                               \
+	HOOK(cuGraphUpload_ptsz, (CUgraphExec graph, CUstream stream), "as cuGraphLaunch",         \
+	     "cuDeviceGraphMemTrim")                                                               \
+	HOOK(cuGraphLaunch, (CUgraphExec graph, CUstream stream),                                  \
+	     "the most that its allocations may take, before the call; what the device's memory "  \
+	     "of graphs grew by, after it; a graph without allocations: nothing",                  \
+	     "cuDeviceGraphMemTrim")                                                               \
+	HOOK(cuGraphLaunch_ptsz, (CUgraphExec graph, CUstream stream),                             \
+	     "the most that its allocations may take, before the call; what the device's memory "  \
+	     "of graphs grew by, after it; a graph without allocations: nothing",                  \
+	     "cuDeviceGraphMemTrim")                                                               \
+	HOOK(cuGraphExecDestroy, (CUgraphExec graph),                                              \
+	     "nothing; its memory stays with the device's memory of graphs", "")                   \
+	HOOK(cuDeviceGraphMemTrim, (CUdevice device),                                              \
+	     "gives back what the device's memory of graphs shrank by, after the call", "")        \
 	GROUP("What programs are shown", "hook_info.c")                                            \
 	HOOK(cuMemGetInfo, (unsigned int *available, unsigned int *total),                         \
 	     "nothing; shows what the slice has and has left", "")                                 \
@@ -166,6 +282,12 @@
 	HOOK(cuGetProcAddress_v2,                                                                  \
 	     (const char *name, void **function, int version, uint64_t flags, int *status),        \
 	     "nothing; hands out these hooks", "")                                                 \
+	CALL(cuDeviceGetGraphMemAttribute, (CUdevice device, int attribute, void *value))          \
+	CALL(cuGraphChildGraphNodeGetGraph, (CUgraphNode node, CUgraph * graph))                   \
+	CALL(cuGraphGetNodes, (CUgraph graph, CUgraphNode * nodes, size_t * count))                \
+	CALL(cuGraphMemAllocNodeGetParams,                                                         \
+	     (CUgraphNode node, CUDA_MEM_ALLOC_NODE_PARAMS * parameters))                          \
+	CALL(cuGraphNodeGetType, (CUgraphNode node, int *type))                                    \
 	CALL(cuCtxGetCurrent, (CUcontext * context))                                               \
 	CALL(cuCtxGetDevice, (CUdevice * device))                                                  \
 	CALL(cuDeviceGetCount, (int *count))                                                       \
@@ -174,6 +296,9 @@
 	CALL(cuDeviceGetDefaultMemPool, (CUmemoryPool * pool, CUdevice device))                    \
 	CALL(cuDeviceGetMemPool, (CUmemoryPool * pool, CUdevice device))                           \
 	CALL(cuDevicePrimaryCtxGetState, (CUdevice device, unsigned int *flags, int *active))      \
+	CALL(cuMemGetAddressRange_v2, (CUdeviceptr * base, size_t * bytes, CUdeviceptr pointer))   \
+	CALL(cuMemGetAllocationPropertiesFromHandle,                                               \
+	     (CUmemAllocationProp * properties, CUmemGenericAllocationHandle handle))              \
 	CALL(cuMemPoolGetAttribute, (CUmemoryPool pool, int attribute, void *value))               \
 	CALL(cuStreamIsCapturing, (CUstream stream, int *status))                                  \
 	CALL(cuStreamIsCapturing_ptsz, (CUstream stream, int *status))                             \

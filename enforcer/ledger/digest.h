@@ -4,4 +4,4 @@
  * The go command rebuilds a package when a file of its directory changes, and does not see those: this
  * file changes with them. A test holds it against them.
  */
-#define NATIVE_DIGEST "e2699241b5893ba6528550a558089b391c5e0d7271ab9a31b045cef029b85ede"
+#define NATIVE_DIGEST "fc42f050219263bb5cf6807c0315bd7417e7da6d30d61c49dc4ec923cd4d3bac"

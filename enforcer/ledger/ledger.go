@@ -165,6 +165,23 @@ func (l *Ledger) Context(dev int, i uint32) uint64 {
 	return atomic.LoadUint64(address(&l.page.lane[i].entry[dev].context))
 }
 
+// Refusals is how often a lane's owner was refused on a device, by its word. What former owners were may be in it, so
+// only its growth says something.
+func (l *Ledger) Refusals(dev int, i uint32) uint64 {
+	if !device(dev) || !lane(i) {
+		return 0
+	}
+	return atomic.LoadUint64(address(&l.page.lane[i].entry[dev].refusals))
+}
+
+// Recovered is how many bytes of the dead were given back on a device, by the word of whoever did it.
+func (l *Ledger) Recovered(dev int) uint64 {
+	if !device(dev) {
+		return 0
+	}
+	return atomic.LoadUint64(address(&l.device(dev).recovered))
+}
+
 // Generation of a lane.
 func (l *Ledger) Generation(i uint32) uint64 {
 	if !lane(i) {

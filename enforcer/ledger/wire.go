@@ -21,10 +21,16 @@ type Op uint16
 
 // The operations of attach.h.
 const (
-	OpAttach Op = C.ATTACH_OP_ATTACH
-	OpDevice Op = C.ATTACH_OP_DEVICE
-	OpTruth  Op = C.ATTACH_OP_TRUTH
+	OpAttach  Op = C.ATTACH_OP_ATTACH
+	OpDevice  Op = C.ATTACH_OP_DEVICE
+	OpTruth   Op = C.ATTACH_OP_TRUTH
+	OpRefused Op = C.ATTACH_OP_REFUSED // it is not answered
 )
+
+// Call is what refused memory was for. One that is not known is told as the first.
+type Call uint32
+
+func (c Call) String() string { return C.GoString(C.attach_call_name(C.uint32_t(c))) }
 
 // Status is the answer's kind. It is an error for every value but StatusOK.
 type Status uint16
@@ -55,10 +61,13 @@ func (s Status) Error() string {
 
 // Request is what a process sends.
 type Request struct {
-	Op     Op
-	Device uint32   // OpTruth
-	UUID   [16]byte // OpDevice
-	Bytes  uint64   // OpDevice
+	Op       Op
+	Device   uint32   // OpTruth, OpRefused
+	UUID     [16]byte // OpDevice
+	Bytes    uint64   // OpDevice: of the device; OpRefused: asked for
+	Used     uint64   // OpRefused: bytes charged then, overhead included
+	Overhead uint64   // OpRefused: of that
+	Call     Call     // OpRefused
 }
 
 // Reply is what it hears.
@@ -82,6 +91,7 @@ func DecodeRequest(message []byte) (Request, error) {
 	r := Request{
 		Op: Op(c.op), Device: uint32(c.device),
 		UUID: *(*[16]byte)(unsafe.Pointer(&c.uuid)), Bytes: uint64(c.bytes),
+		Used: uint64(c.used), Overhead: uint64(c.overhead), Call: Call(c.call),
 	}
 	switch {
 	case c.magic != C.ATTACH_MAGIC:
@@ -90,9 +100,9 @@ func DecodeRequest(message []byte) (Request, error) {
 		return r, fmt.Errorf("protocol version is %d, this enforcer speaks %d", uint16(c.version), uint16(C.ATTACH_VERSION))
 	case c.layout != C.LEDGER_LAYOUT:
 		return r, fmt.Errorf("ledger layout is %d, this enforcer has %d", uint32(c.layout), uint32(C.LEDGER_LAYOUT))
-	case r.Op < OpAttach || r.Op > OpTruth:
+	case r.Op < OpAttach || r.Op > OpRefused:
 		return r, fmt.Errorf("operation is %d", uint16(c.op))
-	case c.reserved != [3]C.uint64_t{}:
+	case c.reserved != 0 || (r.Op != OpRefused && (r.Used != 0 || r.Overhead != 0 || r.Call != 0)):
 		return r, errors.New("reserved fields are not zero")
 	}
 	return r, nil
@@ -103,6 +113,7 @@ func (r Request) Encode() []byte {
 	c := C.struct_attach_request{
 		magic: C.ATTACH_MAGIC, version: C.ATTACH_VERSION, op: C.uint16_t(r.Op),
 		device: C.uint32_t(r.Device), layout: C.LEDGER_LAYOUT, bytes: C.uint64_t(r.Bytes),
+		used: C.uint64_t(r.Used), overhead: C.uint64_t(r.Overhead), call: C.uint32_t(r.Call),
 	}
 	*(*[16]byte)(unsafe.Pointer(&c.uuid)) = r.UUID
 	return C.GoBytes(unsafe.Pointer(&c), C.sizeof_struct_attach_request)

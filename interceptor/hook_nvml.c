@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The memory that NVML shows to programs: the slice as the card, by the same figures as CUDA.
+ *
+ * NVML's total is more than CUDA's by what the driver keeps for itself (480 MiB on an H100). The
+ * first form counts that as used, the second names it `reserved`; what is free is the same in all
+ * of them. So a quota that is smaller than the card by at least that much has nothing reserved, and
+ * one as large as the card shows the card.
+ */
+#include "nvml.h"
+#include "view.h"
+
+/* False if the device is shown as it is. */
+static bool look(nvmlDevice_t device, struct view *view)
+{
+	struct process *process = process_attached();
+	int index = nvml_ledger_device(process, device);
+
+	if (index == NVML_UNNAMED)
+		return false;
+	*view = view_of(process, index);
+	return true;
+}
+
+nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
+{
+	struct view view;
+	nvmlReturn_t result;
+
+	if (!NVML_HAS(nvmlDeviceGetMemoryInfo))
+		return nvml_missing();
+	result = NVML(nvmlDeviceGetMemoryInfo)(device, memory);
+	if (result != NVML_SUCCESS || !memory || !look(device, &view))
+		return result;
+	memory->total = least(memory->total, view.total);
+	memory->free = least(memory->free, least(view.left, memory->total));
+	memory->used = memory->total - memory->free;
+	return result;
+}
+
+nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *memory)
+{
+	unsigned long long granted;
+	struct view view;
+	nvmlReturn_t result;
+
+	if (!NVML_HAS(nvmlDeviceGetMemoryInfo_v2))
+		return nvml_missing();
+	result = NVML(nvmlDeviceGetMemoryInfo_v2)(device, memory);
+	if (result != NVML_SUCCESS || !memory || !look(device, &view))
+		return result;
+	/* What programs get of the card, together: CUDA's total. */
+	granted = memory->total - least(memory->reserved, memory->total);
+	granted = least(granted, view.total);
+	memory->total = least(memory->total, view.total);
+	memory->reserved = memory->total - granted;
+	memory->free = least(memory->free, least(view.left, granted));
+	memory->used = granted - memory->free;
+	return result;
+}

@@ -1,0 +1,357 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The processes that NVML shows to programs: those of the slice.
+ *
+ * Of NVML's own lists those entries stay whose process has a lane in the ledger. In a container
+ * NVML gives pids of the host, or the container's own, or leaves its processes out, by driver and
+ * kernel; so a process is known by either pid, and a lane that holds memory and is in no list is
+ * added to that of the compute processes, with what it holds by the ledger.
+ *
+ * A process that is in no slice is shown nobody. In record mode, as on a device without a UUID, all
+ * is shown as it is.
+ */
+#include "nvml.h"
+#include "sibling.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#define UNTOUCHED ((nvmlReturn_t)-1) /* no answer of NVML's: ask it with the caller's arguments */
+
+/* Whose lanes are looked at, and how NVML counts processes. */
+struct who {
+	struct process *process; /* NULL: in no slice */
+	int device;              /* of the ledger; negative: no lane holds anything there */
+	bool host_pids;          /* NVML's pids are the enforcer's, not the caller's */
+};
+
+static bool look(nvmlDevice_t device, struct who *who)
+{
+	*who = (struct who){.process = process_attached()};
+	who->device = nvml_ledger_device(who->process, device);
+	return who->device != NVML_UNNAMED && !(who->process && who->process->ledger->record);
+}
+
+static const struct ledger_lane *own_lane(const struct who *who)
+{
+	return &who->process->ledger->lane[who->process->lane];
+}
+
+static uint32_t lanes(const struct who *who)
+{
+	uint32_t high;
+
+	if (!who->process)
+		return 0;
+	high = __atomic_load_n(&who->process->ledger->high_lane, __ATOMIC_ACQUIRE);
+	return high < LEDGER_LANES ? high : LEDGER_LANES - 1;
+}
+
+static bool is_near(const struct who *who, const struct ledger_lane *lane)
+{
+	return lane->ns_pid != 0 && lane->pid_ns == own_lane(who)->pid_ns;
+}
+
+/* The pid of a lane's process as the caller knows it, or the enforcer's if it does not. */
+static uint32_t pid_of(const struct who *who, const struct ledger_lane *lane)
+{
+	return is_near(who, lane) ? lane->ns_pid : lane->pid;
+}
+
+/* The lane of a process that NVML listed, or 0. */
+static uint32_t lane_of(const struct who *who, uint32_t pid, bool host_pids)
+{
+	for (uint32_t i = 1; i <= lanes(who); i++) {
+		const struct ledger_lane *lane = &who->process->ledger->lane[i];
+
+		if (__atomic_load_n(&lane->state, __ATOMIC_ACQUIRE) == LEDGER_LIVE &&
+		    (host_pids ? lane->pid == pid : is_near(who, lane) && lane->ns_pid == pid) &&
+		    !sibling_dead(own_lane(who), lane))
+			return i;
+	}
+	return 0;
+}
+
+static uint32_t pid_at(const unsigned char *at)
+{
+	uint32_t pid;
+
+	memcpy(&pid, at, sizeof(pid));
+	return pid;
+}
+
+/* Whether no process of the caller's pid namespace has the pid. */
+static bool is_absent(uint32_t pid)
+{
+	int saved = errno;
+	bool absent = kill((pid_t)pid, 0) != 0 && errno == ESRCH;
+
+	errno = saved;
+	return absent;
+}
+
+/*
+ * All of NVML's pids are of one kind; it is the kind by which more of them are ours. To ask this of
+ * each by itself would take process 3000 of the host for process 3000 of the container. If both
+ * are as many, a pid that is nobody's here tells.
+ */
+static void see_kind(struct who *who, const unsigned char *pids, size_t stride, unsigned int count)
+{
+	unsigned int near = 0, host = 0, absent = 0;
+
+	for (unsigned int i = 0; i < count; i++) {
+		uint32_t pid = pid_at(pids + i * stride);
+
+		near += lane_of(who, pid, false) != 0;
+		if (lane_of(who, pid, true)) {
+			host++;
+			absent += is_absent(pid);
+		}
+	}
+	who->host_pids = host > near || (host == near && absent);
+}
+
+/* --- lists of who holds how much -------------------------------------------------------------- */
+
+/* An entry begins with pid, padding, bytes held. What follows differs. */
+#define PID_AT 0
+#define BYTES_AT 8
+#define ENTRY_MOST 64 /* bytes; more than any driver's entry has */
+#define UNWRITTEN 0xa5
+
+/* One of NVML's list functions with a place for the answer. */
+struct list {
+	nvmlDevice_t device;
+	void *function; /* one of those that take a count and an array, or NULL: the detail list */
+	unsigned int version, mode; /* of the detail list */
+	bool compute;               /* processes that compute belong in it */
+	size_t stride;              /* bytes of an entry, by NVML's reference */
+};
+
+static nvmlReturn_t ask(const struct list *list, unsigned int *count, void *infos)
+{
+	nvmlReturn_t (*function)(nvmlDevice_t, unsigned int *, void *);
+	nvmlProcessDetailList_v1_t detail;
+	nvmlReturn_t result;
+
+	if (list->function) {
+		function = (__typeof__(function))list->function;
+		return function(list->device, count, infos);
+	}
+	detail = (nvmlProcessDetailList_v1_t){list->version, list->mode, *count, infos};
+	result = NVML(nvmlDeviceGetRunningProcessDetailList)(list->device, &detail);
+	*count = detail.numProcArrayEntries;
+	return result;
+}
+
+/*
+ * How long an entry is. Drivers differ under one name (the first ones of R535 wrote 32 bytes where
+ * those before and after write 24), and a caller that meets such a driver is made for it.
+ */
+static size_t stride_of(const unsigned char *entries, size_t size, unsigned int count,
+                        size_t expected)
+{
+	while (size && entries[size - 1] == UNWRITTEN)
+		size--;
+	if (count && size % count == 0 && size / count >= sizeof(nvmlProcessInfo_v1_t))
+		return size / count;
+	return expected;
+}
+
+/* Where the answer is gathered: the caller's array, which may be too small. */
+struct gathered {
+	unsigned char *out;
+	unsigned int room, count;
+};
+
+static void gather(struct gathered *to, const void *entry, size_t stride)
+{
+	if (to->count < to->room)
+		memcpy(to->out + to->count * stride, entry, stride);
+	to->count++;
+}
+
+static void gather_ours(const struct who *who, const struct list *list, unsigned char *entries,
+                        unsigned int count, size_t stride, struct gathered *to)
+{
+	uint64_t listed[LEDGER_LANES / 64 + 1] = {0};
+
+	for (unsigned int i = 0; i < count; i++) {
+		unsigned char *entry = entries + i * stride;
+		uint32_t lane = lane_of(who, pid_at(entry + PID_AT), who->host_pids);
+		uint32_t pid;
+
+		if (!lane)
+			continue;
+		listed[lane / 64] |= 1ull << lane % 64;
+		pid = pid_of(who, &who->process->ledger->lane[lane]);
+		memcpy(entry + PID_AT, &pid, sizeof(pid));
+		gather(to, entry, stride);
+	}
+	if (!list->compute || who->device < 0)
+		return;
+	for (uint32_t i = 1; i <= lanes(who); i++) {
+		const struct ledger_lane *lane = &who->process->ledger->lane[i];
+		nvmlProcessDetail_v1_t entry = {.gpuInstanceId = NVML_NO_INSTANCE,
+		                                .computeInstanceId = NVML_NO_INSTANCE};
+		unsigned char bytes[ENTRY_MOST] = {0};
+
+		if (listed[i / 64] >> i % 64 & 1 ||
+		    __atomic_load_n(&lane->state, __ATOMIC_ACQUIRE) != LEDGER_LIVE)
+			continue;
+		entry.usedGpuMemory = ledger_held(who->process->ledger, (uint32_t)who->device, i);
+		if (!entry.usedGpuMemory || sibling_dead(own_lane(who), lane))
+			continue;
+		entry.pid = pid_of(who, lane);
+		memcpy(bytes, &entry, sizeof(entry));
+		gather(to, bytes, stride);
+	}
+}
+
+/* The slice's part of a list, by the protocol of NVML's reference: *count is the room, and becomes
+ * how many there are; with too little room nothing else is told. */
+static nvmlReturn_t slice_of(const struct list *list, unsigned int *count, void *infos)
+{
+	struct gathered to = {.out = infos, .room = *count};
+	unsigned int room = 256, found;
+	struct who who;
+	nvmlReturn_t result;
+
+	/* Room without an array is for NVML to refuse. */
+	if ((!infos && to.room) || !look(list->device, &who))
+		return UNTOUCHED;
+	for (;; room = found + 64) { /* while processes come, and faster than we ask */
+		size_t size = (size_t)room * ENTRY_MOST, stride;
+		/* Not malloc(): the program may have its own, and may be inside it. */
+		unsigned char *entries =
+		    mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+		if (entries == MAP_FAILED)
+			return NVML_ERROR_MEMORY;
+		memset(entries, UNWRITTEN, size);
+		found = room;
+		result = ask(list, &found, entries);
+		if (result == NVML_SUCCESS) {
+			found = found < room ? found : room;
+			stride = stride_of(entries, size, found, list->stride);
+			see_kind(&who, entries, stride, found);
+			gather_ours(&who, list, entries, found, stride, &to);
+			*count = to.count;
+			if (to.count > to.room)
+				result = NVML_ERROR_INSUFFICIENT_SIZE;
+		}
+		munmap(entries, size);
+		if (result != NVML_ERROR_INSUFFICIENT_SIZE || found <= room)
+			return result;
+	}
+}
+
+#define LIST(name, type, computes)                                                                 \
+	nvmlReturn_t name(nvmlDevice_t device, unsigned int *count, type *infos)                   \
+	{                                                                                          \
+		struct list list = {                                                               \
+		    .device = device, .compute = computes, .stride = sizeof(type)};                \
+		nvmlReturn_t result = UNTOUCHED;                                                   \
+                                                                                                   \
+		if (!NVML_HAS(name))                                                               \
+			return nvml_missing();                                                     \
+		list.function = (void *)NVML(name);                                                \
+		if (count)                                                                         \
+			result = slice_of(&list, count, infos);                                    \
+		return result == UNTOUCHED ? NVML(name)(device, count, infos) : result;            \
+	}
+
+LIST(nvmlDeviceGetComputeRunningProcesses, nvmlProcessInfo_v1_t, true)
+LIST(nvmlDeviceGetComputeRunningProcesses_v2, nvmlProcessInfo_v2_t, true)
+LIST(nvmlDeviceGetComputeRunningProcesses_v3, nvmlProcessInfo_v2_t, true)
+LIST(nvmlDeviceGetGraphicsRunningProcesses, nvmlProcessInfo_v1_t, false)
+LIST(nvmlDeviceGetGraphicsRunningProcesses_v2, nvmlProcessInfo_v2_t, false)
+LIST(nvmlDeviceGetGraphicsRunningProcesses_v3, nvmlProcessInfo_v2_t, false)
+LIST(nvmlDeviceGetMPSComputeRunningProcesses, nvmlProcessInfo_v1_t, false)
+LIST(nvmlDeviceGetMPSComputeRunningProcesses_v2, nvmlProcessInfo_v2_t, false)
+LIST(nvmlDeviceGetMPSComputeRunningProcesses_v3, nvmlProcessInfo_v2_t, false)
+
+nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device,
+                                                   nvmlProcessDetailList_v1_t *list)
+{
+	nvmlReturn_t result = UNTOUCHED;
+
+	if (!NVML_HAS(nvmlDeviceGetRunningProcessDetailList))
+		return nvml_missing();
+	if (list && list->version == NVML_PROCESS_DETAIL_LIST_V1) {
+		struct list asked = {.device = device,
+		                     .version = list->version,
+		                     .mode = list->mode,
+		                     .compute = list->mode == NVML_PROCESS_MODE_COMPUTE ||
+		                                list->mode == NVML_PROCESS_MODE_ALL,
+		                     .stride = sizeof(nvmlProcessDetail_v1_t)};
+
+		result = slice_of(&asked, &list->numProcArrayEntries, list->procArray);
+	}
+	if (result != UNTOUCHED)
+		return result;
+	return NVML(nvmlDeviceGetRunningProcessDetailList)(device, list);
+}
+
+/* --- who was busy ----------------------------------------------------------------------------- */
+
+/* Keep of `count` samples of `stride` bytes those of the slice; returns how many. With no array, or
+ * too small a one, NVML tells only how many there may be: that passes. */
+static unsigned int keep_ours(nvmlDevice_t device, unsigned char *samples, unsigned int count,
+                              size_t stride, size_t pid_offset)
+{
+	unsigned int kept = 0;
+	struct who who;
+
+	if (!look(device, &who))
+		return count;
+	see_kind(&who, samples + pid_offset, stride, count);
+	for (unsigned int i = 0; i < count; i++) {
+		unsigned char *sample = samples + i * stride;
+		uint32_t lane = lane_of(&who, pid_at(sample + pid_offset), who.host_pids);
+		uint32_t pid;
+
+		if (!lane)
+			continue;
+		pid = pid_of(&who, &who.process->ledger->lane[lane]);
+		memcpy(sample + pid_offset, &pid, sizeof(pid));
+		memmove(samples + kept++ * stride, sample, stride);
+	}
+	memset(samples + kept * stride, 0, (count - kept) * stride);
+	return kept;
+}
+
+nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device,
+                                             nvmlProcessUtilizationSample_t *samples,
+                                             unsigned int *count, unsigned long long since)
+{
+	nvmlReturn_t result;
+
+	if (!NVML_HAS(nvmlDeviceGetProcessUtilization))
+		return nvml_missing();
+	result = NVML(nvmlDeviceGetProcessUtilization)(device, samples, count, since);
+	if (result != NVML_SUCCESS || !samples || !count || !*count)
+		return result;
+	*count = keep_ours(device, (unsigned char *)samples, *count, sizeof(*samples),
+	                   offsetof(nvmlProcessUtilizationSample_t, pid));
+	return *count ? result : NVML_ERROR_NOT_FOUND;
+}
+
+nvmlReturn_t nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t device,
+                                                   nvmlProcessesUtilizationInfo_v1_t *info)
+{
+	nvmlReturn_t result;
+
+	if (!NVML_HAS(nvmlDeviceGetProcessesUtilizationInfo))
+		return nvml_missing();
+	result = NVML(nvmlDeviceGetProcessesUtilizationInfo)(device, info);
+	if (result != NVML_SUCCESS || !info || !info->procUtilArray || !info->processSamplesCount ||
+	    info->version != NVML_PROCESSES_UTILIZATION_INFO_V1)
+		return result;
+	info->processSamplesCount =
+	    keep_ours(device, (unsigned char *)info->procUtilArray, info->processSamplesCount,
+	              sizeof(*info->procUtilArray), offsetof(nvmlProcessUtilizationInfo_v1_t, pid));
+	return info->processSamplesCount ? result : NVML_ERROR_NOT_FOUND;
+}

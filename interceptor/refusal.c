@@ -1,0 +1,142 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "refusal.h"
+
+#include "attach_client.h"
+#include "say.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+/* How often the lanes are summed again because the device's word changed meanwhile. */
+#define LOOKS 8
+
+static uint64_t least(uint64_t a, uint64_t b)
+{
+	return a < b ? a : b;
+}
+
+/* Is there room for one more in this second? Called with account_lock held. */
+static bool may_tell(struct process *process)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	if (process->told_second != (uint64_t)t.tv_sec) {
+		process->told_second = (uint64_t)t.tv_sec;
+		process->told = 0;
+	}
+	return process->told++ < REFUSALS_TOLD;
+}
+
+/* Contexts of all processes that are alive, as far as they are charged. */
+static uint64_t contexts(const struct process *process, uint32_t device)
+{
+	const struct ledger *ledger = process->ledger;
+	uint32_t high = __atomic_load_n(&ledger->high_lane, __ATOMIC_ACQUIRE);
+	uint64_t sum = process->context_bytes[device];
+
+	for (uint32_t lane = 1; lane <= high && lane < LEDGER_LANES; lane++) {
+		const struct ledger_lane *l = &ledger->lane[lane];
+		uint64_t context = __atomic_load_n(&l->entry[device].context, __ATOMIC_RELAXED);
+
+		/* One that was settled has left its figure in the entry, and holds nothing. */
+		if (lane != process->lane && context &&
+		    __atomic_load_n(&l->state, __ATOMIC_ACQUIRE) == LEDGER_LIVE)
+			sum += least(context, ledger_held(ledger, device, lane));
+	}
+	return sum;
+}
+
+struct refusal refusal_look(struct process *process, uint32_t device, uint64_t bytes)
+{
+	const struct ledger_device *d = &process->ledger->device[device];
+	struct refusal refusal = {.say = say_wants_debug(), .tell = may_tell(process)};
+	uint64_t used = 0, overhead = 0, own = process->account[device].held;
+
+	if (!refusal.say && !refusal.tell)
+		return refusal;
+	own -= least(own, process->context_bytes[device]);
+	/* One instant, if the word stands still while the lanes are summed; else as near to one as
+	 * it gets, and the parts are cut so that they never add up to anything but `used`. */
+	for (unsigned looks = 0; looks < LOOKS; looks++) {
+		uint64_t tag = __atomic_load_n(&d->word.tag, __ATOMIC_ACQUIRE);
+
+		used = __atomic_load_n(&d->word.used, __ATOMIC_ACQUIRE);
+		overhead = ledger_held(process->ledger, device, 0) + contexts(process, device);
+		__atomic_thread_fence(__ATOMIC_ACQUIRE);
+		if (__atomic_load_n(&d->word.tag, __ATOMIC_RELAXED) == tag)
+			break;
+	}
+	refusal.bytes = bytes;
+	refusal.limit = __atomic_load_n(&d->limit, __ATOMIC_RELAXED);
+	refusal.overhead = least(overhead, used);
+	refusal.own = least(own, used - refusal.overhead);
+	refusal.siblings = used - refusal.overhead - refusal.own;
+	return refusal;
+}
+
+/* Bytes for people, as in "3221225472 bytes (3.0 GiB)". */
+struct figure {
+	char text[48];
+};
+
+static struct figure figure(uint64_t bytes)
+{
+	static const char units[] = "KMGTPE";
+	struct figure f;
+	unsigned unit = 0;
+
+	while (unit < 6 && bytes >> (10 * (unit + 1)))
+		unit++;
+	if (unit == 0) {
+		snprintf(f.text, sizeof(f.text), "%llu bytes", (unsigned long long)bytes);
+	} else {
+		unsigned shift = 10 * unit;
+		/* Tenths are cut off, so that what does not fit never looks as if it did. */
+		uint64_t tenths = ((bytes >> (shift - 10)) & 1023) * 10 / 1024;
+
+		snprintf(f.text, sizeof(f.text), "%llu bytes (%llu.%llu %ciB)",
+		         (unsigned long long)bytes, (unsigned long long)(bytes >> shift),
+		         (unsigned long long)tenths, units[unit - 1]);
+	}
+	return f;
+}
+
+static void say_refusal(const uint8_t *u, const struct refusal *r, const char *what)
+{
+	say_debug("refused %s of %s on "
+	          "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x: "
+	          "limit %s, used by this process %s, by siblings %s, overhead %s",
+	          what, figure(r->bytes).text, u[0], u[1], u[2], u[3], u[4], u[5], u[6], u[7], u[8],
+	          u[9], u[10], u[11], u[12], u[13], u[14], u[15], figure(r->limit).text,
+	          figure(r->own).text, figure(r->siblings).text, figure(r->overhead).text);
+}
+
+static uint32_t call_of(const char *what)
+{
+	for (uint32_t call = 0; call <= ATTACH_CALL_LAST; call++) {
+		if (strcmp(what, attach_call_name(call)) == 0)
+			return call;
+	}
+	return ATTACH_CALL_OTHER;
+}
+
+void refusal_report(struct process *process, uint32_t device, const struct refusal *refusal,
+                    const char *what)
+{
+	if (refusal->say)
+		say_refusal(process->ledger->device[device].uuid, refusal, what);
+	if (refusal->tell) {
+		struct attach_request request = {
+		    .op = ATTACH_OP_REFUSED,
+		    .device = device,
+		    .bytes = refusal->bytes,
+		    .used = refusal->own + refusal->siblings + refusal->overhead,
+		    .overhead = refusal->overhead,
+		    .call = call_of(what),
+		};
+
+		tell_enforcer(&request);
+	}
+}

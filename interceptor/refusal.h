@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What is said of a refusal: to a person who asked for it (GPUSLICE_DEBUG=1, each of them), and to
+ * the enforcer (some; the lane's count has all). Neither delays the program.
+ */
+#ifndef GPUSLICE_REFUSAL_H
+#define GPUSLICE_REFUSAL_H
+
+#include "process.h"
+
+/* How many refusals a process tells the enforcer within a second. A program that asks again and
+ * again would else do little but that; the enforcer finds the others in the lane's count. */
+#define REFUSALS_TOLD 4
+
+/*
+ * What stood against a request, in bytes. own + siblings + overhead is what was charged (the
+ * device's `used`). As in `gpuslice ps`, overhead is what the enforcer charged in its lane and the
+ * contexts of all processes, this one's too; own and siblings are the rest.
+ */
+struct refusal {
+	bool say, tell; /* to whom; if to nobody, the rest is 0 */
+	uint64_t bytes; /* asked for */
+	uint64_t limit, own, siblings, overhead;
+};
+
+/* Look, with account_lock held: then what this process holds stands still. */
+struct refusal refusal_look(struct process *process, uint32_t device, uint64_t bytes);
+
+/* Say and tell what was seen. `what` is process_charge()'s. errno may change. */
+void refusal_report(struct process *process, uint32_t device, const struct refusal *refusal,
+                    const char *what);
+
+#endif
