@@ -17,6 +17,7 @@ needs=(
 	"runc runc"
 	"crun crun"
 	"strace strace"
+	"python3 python3"
 	"busybox busybox-static"
 	"spin spin"
 	"/etc/ssl/certs/ca-certificates.crt ca-certificates"

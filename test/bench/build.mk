@@ -4,7 +4,7 @@ BUILD += $(BIN)/bench/cost
 
 # elf_symbol.c finds the driver's own functions behind the interceptor's.
 # -D_GNU_SOURCE= is what a file that defines it itself says, too.
-$(BIN)/bench/cost: test/bench/cost.c interceptor/elf_symbol.c $(wildcard interceptor/*.h)
+$(BIN)/bench/cost: $(wildcard test/bench/*.[ch]) interceptor/elf_symbol.c $(C_HEADERS)
 	@mkdir -p $(@D)
 	@echo "  $@"
 	$(QUIET)$(CC) $(C_FLAGS) -D_GNU_SOURCE= -Wno-pedantic $(CFLAGS) $(LDFLAGS) -o $@ $(filter %.c,$^) -ldl

@@ -1,0 +1,16 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef BENCH_CALLS_H
+#define BENCH_CALLS_H
+
+#include "measure.h"
+
+/* Those that are measured against something that grows, too. */
+extern const struct call call_small_kept; /* cuMemAlloc 1 KiB, kept until the batch ends */
+extern const struct call call_small_pair; /* cuMemAlloc + cuMemFree 1 KiB */
+extern const struct call call_2m;         /* cuMemAlloc + cuMemFree 2 MiB */
+extern const struct call call_async;      /* cuMemAllocAsync + cuMemFreeAsync 1 MiB, warm */
+
+/* Measure every call, a line of JSON for each; one that is not possible has `skipped` in it. */
+void calls_measure(double milliseconds);
+
+#endif

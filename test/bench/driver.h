@@ -1,0 +1,108 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The driver by two ways in one process: its own functions, found in the library itself behind
+ * whatever stands in for them, and those that a program gets. Outside a slice both are the same.
+ */
+#ifndef BENCH_DRIVER_H
+#define BENCH_DRIVER_H
+
+#include "cuda_abi.h"
+#include "nvml_abi.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <sys/types.h>
+
+/*
+ * FUNCTION(member, exported name, arguments). Without a NEEDED one there is nothing to measure; an
+ * OPTIONAL one that is not there only leaves out its rows.
+ */
+#define DRIVER_FUNCTIONS(NEEDED, OPTIONAL)                                                         \
+	NEEDED(cuInit, "cuInit", (unsigned int))                                                   \
+	NEEDED(cuDeviceTotalMem, "cuDeviceTotalMem_v2", (size_t *, CUdevice))                      \
+	NEEDED(cuDevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain", (CUcontext *, CUdevice))      \
+	NEEDED(cuDevicePrimaryCtxRelease, "cuDevicePrimaryCtxRelease_v2", (CUdevice))              \
+	NEEDED(cuCtxSetCurrent, "cuCtxSetCurrent", (CUcontext))                                    \
+	NEEDED(cuCtxSynchronize, "cuCtxSynchronize", (void))                                       \
+	NEEDED(cuStreamSynchronize, "cuStreamSynchronize", (CUstream))                             \
+	NEEDED(cuMemAlloc, "cuMemAlloc_v2", (CUdeviceptr *, size_t))                               \
+	NEEDED(cuMemFree, "cuMemFree_v2", (CUdeviceptr))                                           \
+	NEEDED(cuMemGetInfo, "cuMemGetInfo_v2", (size_t *, size_t *))                              \
+	NEEDED(cuMemAllocAsync, "cuMemAllocAsync", (CUdeviceptr *, size_t, CUstream))              \
+	NEEDED(cuMemFreeAsync, "cuMemFreeAsync", (CUdeviceptr, CUstream))                          \
+	NEEDED(cuMemCreate, "cuMemCreate",                                                         \
+	       (CUmemGenericAllocationHandle *, size_t, const CUmemAllocationProp *,               \
+	        unsigned long long))                                                               \
+	NEEDED(cuMemRelease, "cuMemRelease", (CUmemGenericAllocationHandle))                       \
+	NEEDED(cuDeviceGetDefaultMemPool, "cuDeviceGetDefaultMemPool", (CUmemoryPool *, CUdevice)) \
+	NEEDED(cuMemPoolSetAttribute, "cuMemPoolSetAttribute", (CUmemoryPool, int, void *))        \
+	NEEDED(cuModuleLoadData, "cuModuleLoadData", (void **, const void *))                      \
+	NEEDED(cuModuleGetFunction, "cuModuleGetFunction", (void **, void *, const char *))        \
+	NEEDED(cuLaunchKernel, "cuLaunchKernel",                                                   \
+	       (void *, unsigned int, unsigned int, unsigned int, unsigned int, unsigned int,      \
+	        unsigned int, unsigned int, CUstream, void **, void **))                           \
+	OPTIONAL(cuMemAllocPitch, "cuMemAllocPitch_v2",                                            \
+	         (CUdeviceptr *, size_t *, size_t, size_t, unsigned int))                          \
+	OPTIONAL(cuMemAllocManaged, "cuMemAllocManaged", (CUdeviceptr *, size_t, unsigned int))    \
+	OPTIONAL(cuMemAddressReserve, "cuMemAddressReserve",                                       \
+	         (CUdeviceptr *, size_t, size_t, CUdeviceptr, unsigned long long))                 \
+	OPTIONAL(cuMemMap, "cuMemMap",                                                             \
+	         (CUdeviceptr, size_t, size_t, CUmemGenericAllocationHandle, unsigned long long))  \
+	OPTIONAL(cuMemUnmap, "cuMemUnmap", (CUdeviceptr, size_t))                                  \
+	OPTIONAL(cuArrayCreate, "cuArrayCreate_v2", (CUarray *, const CUDA_ARRAY_DESCRIPTOR *))    \
+	OPTIONAL(cuArrayDestroy, "cuArrayDestroy", (CUarray))                                      \
+	OPTIONAL(cuMipmappedArrayCreate, "cuMipmappedArrayCreate",                                 \
+	         (CUmipmappedArray *, const CUDA_ARRAY3D_DESCRIPTOR *, unsigned int))              \
+	OPTIONAL(cuMipmappedArrayDestroy, "cuMipmappedArrayDestroy", (CUmipmappedArray))           \
+	OPTIONAL(cuGraphCreate, "cuGraphCreate", (CUgraph *, unsigned int))                        \
+	OPTIONAL(cuGraphAddEmptyNode, "cuGraphAddEmptyNode",                                       \
+	         (CUgraphNode *, CUgraph, const CUgraphNode *, size_t))                            \
+	OPTIONAL(cuGraphInstantiateWithFlags, "cuGraphInstantiateWithFlags",                       \
+	         (CUgraphExec *, CUgraph, unsigned long long))                                     \
+	OPTIONAL(cuGraphLaunch, "cuGraphLaunch", (CUgraphExec, CUstream))                          \
+	OPTIONAL(cuIpcGetMemHandle, "cuIpcGetMemHandle", (CUipcMemHandle *, CUdeviceptr))          \
+	OPTIONAL(cuIpcOpenMemHandle, "cuIpcOpenMemHandle_v2",                                      \
+	         (CUdeviceptr *, CUipcMemHandle, unsigned int))                                    \
+	OPTIONAL(cuIpcCloseMemHandle, "cuIpcCloseMemHandle", (CUdeviceptr))
+
+/* The same of NVML, all optional: the library need not be there. */
+#define NVML_FUNCTIONS(OPTIONAL)                                                                   \
+	OPTIONAL(nvmlInit, "nvmlInit_v2", (void))                                                  \
+	OPTIONAL(nvmlDeviceGetHandleByIndex, "nvmlDeviceGetHandleByIndex_v2",                      \
+	         (unsigned int, nvmlDevice_t *))                                                   \
+	OPTIONAL(nvmlDeviceGetMemoryInfo, "nvmlDeviceGetMemoryInfo", (nvmlDevice_t, nvmlMemory_t *))
+
+struct driver {
+#define MEMBER(member, name, arguments) CUresult(*member) arguments;
+	DRIVER_FUNCTIONS(MEMBER, MEMBER)
+	NVML_FUNCTIONS(MEMBER)
+#undef MEMBER
+};
+
+extern struct driver own, program; /* the driver's own functions; what a program gets */
+extern const struct driver *way;   /* the one of the two that is measured now */
+
+/* Whether there is such an optional function, either way. */
+#define DRIVER_CAN(member) (own.member && program.member)
+
+/* Find both. Ends the process if a function is missing that nothing can be measured without. */
+void driver_find(void);
+
+/* cuInit, the primary context, a default pool that keeps what it has, by the program's way. */
+void driver_begin(void);
+
+/* End the process with a message unless the result is CUDA_SUCCESS. */
+void must(CUresult result, const char *what);
+
+/* Call a function of the current way; end the process if it fails. */
+#define CALL(function, ...) must(way->function(__VA_ARGS__), #function)
+
+/* Start this program once more, with other arguments (the last is NULL). What it prints goes to
+ * the descriptor `output`, or, if that is negative, where this one's goes. Ends the process if it
+ * cannot be started. */
+pid_t start_again(const char *const arguments[], int output);
+
+/* The function that a program gets out of a library, or the end of the process. */
+void driver_find_program(void *library, const char *name, void *where);
+
+#endif

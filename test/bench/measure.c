@@ -1,0 +1,189 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#define _GNU_SOURCE
+#include "measure.h"
+
+#include "driver.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+#define BATCHES 15
+#define FEW_BATCHES 5 /* of what takes longer than a batch shall */
+#define FEW_SINGLES 100
+/* From this many nanoseconds on, reading the clock around each call does not matter, and one that
+ * waited for the scheduler shall not count. */
+#define LONG_CALL 4000
+
+struct samples {
+	int count;
+	double value[BATCHES * MEASURE_MOST];
+};
+
+static struct samples singles[2]; /* by the driver's own function, by the program's */
+
+int64_t now(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+static int by_value(const void *a, const void *b)
+{
+	const double *x = a, *y = b;
+
+	return (*x > *y) - (*x < *y);
+}
+
+static double quantile(double *values, int count, double q)
+{
+	qsort(values, (size_t)count, sizeof(*values), by_value);
+	return values[(int)(q * (count - 1) + 0.5)];
+}
+
+/* What it costs to read the clock: a single call is measured too long by that. */
+static double clock_cost(void)
+{
+	static double cost = -1;
+	double took[1001];
+
+	if (cost < 0) {
+		for (int i = 0; i < 1001; i++) {
+			int64_t begun = now();
+
+			took[i] = (double)(now() - begun);
+		}
+		cost = quantile(took, 1001, 0.5);
+	}
+	return cost;
+}
+
+/*
+ * One batch; returns nanoseconds for a call: the average. With `out` each call is timed by itself,
+ * and what is returned is the median.
+ */
+static double batch(const struct call *call, int n, struct samples *out)
+{
+	double *single = out ? &out->value[out->count] : NULL;
+	double took, clock = out ? clock_cost() : 0;
+	int64_t begun;
+
+	if (call->before)
+		call->before(n);
+	if (out) {
+		for (int i = 0; i < n; i++) {
+			begun = now();
+			call->once(i);
+			took = (double)(now() - begun) - clock;
+			single[i] = took > 0 ? took : 0;
+		}
+		out->count += n;
+		took = quantile(single, n, 0.5);
+	} else {
+		begun = now();
+		for (int i = 0; i < n; i++)
+			call->once(i);
+		took = (double)(now() - begun) / n;
+	}
+	if (call->after)
+		call->after(n);
+	return took;
+}
+
+/*
+ * How many calls take about `milliseconds`; *one is what a call takes, at the fastest of several
+ * batches: the first are cold, and the kernel may have given the CPU to another meanwhile.
+ */
+static int batch_size(const struct call *call, double milliseconds, double *one)
+{
+	int most = call->most ? call->most : MEASURE_MOST, n = 1;
+	double fit;
+
+	*one = batch(call, n, NULL);
+	for (int tries = 0; tries < 2 || *one * n < milliseconds * 1e6 / 4; tries++) {
+		double took = batch(call, n, NULL);
+
+		*one = took < *one ? took : *one;
+		if (n == most)
+			break;
+		if (tries > 0)
+			n = n * 4 < most ? n * 4 : most;
+	}
+	fit = milliseconds * 1e6 / *one;
+	return fit < 1 ? 1 : fit > most ? most : (int)fit;
+}
+
+static double p99(struct samples *samples)
+{
+	if (samples->count < FEW_SINGLES)
+		return -1;
+	return quantile(samples->value, samples->count, 0.99);
+}
+
+/* Pairs of batches; or, of one way, batches. */
+static struct cost measure_ways(const struct call *call, double milliseconds, bool both)
+{
+	double took[2][BATCHES], ratio[BATCHES], one;
+	int n, batches = BATCHES;
+	bool is_long;
+
+	way = &program;
+	n = batch_size(call, milliseconds, &one);
+	is_long = one > LONG_CALL;
+	if (one > 10 * milliseconds * 1e6)
+		batches = FEW_BATCHES;
+	if (both) {
+		way = &own;
+		(void)batch(call, n, NULL);
+	}
+	singles[0].count = singles[1].count = 0;
+	for (int i = 0; i < batches; i++) {
+		/* Which goes first changes, so that neither always finds the caches warm. */
+		for (int turn = !both; turn < 2; turn++) {
+			int which = both ? (turn ^ i) & 1 : 1;
+			struct samples *out = &singles[which];
+
+			way = which ? &program : &own;
+			took[which][i] = batch(call, n, is_long ? out : NULL);
+			if (!is_long)
+				(void)batch(call, n, out);
+		}
+		ratio[i] = both ? took[1][i] / took[0][i] : 1;
+	}
+	way = &program;
+	return (struct cost){
+	    .native = both ? quantile(took[0], batches, 0.5) : 0,
+	    .slice = quantile(took[1], batches, 0.5),
+	    .ratio = quantile(ratio, batches, 0.5),
+	    .native_p99 = p99(&singles[0]),
+	    .slice_p99 = p99(&singles[1]),
+	};
+}
+
+struct cost measure(const struct call *call, double milliseconds)
+{
+	return measure_ways(call, milliseconds, true);
+}
+
+struct cost measure_one_way(const struct call *call, double milliseconds)
+{
+	return measure_ways(call, milliseconds, false);
+}
+
+static void print_p99(const char *key, double value)
+{
+	if (value < 0)
+		printf(",\"%s\":null", key);
+	else
+		printf(",\"%s\":%.1f", key, value);
+}
+
+void print_cost(const struct call *call, const struct cost *cost)
+{
+	printf("\"call\":\"%s\",\"native_ns\":%.2f,\"slice_ns\":%.2f,\"ratio\":%.4f", call->name,
+	       cost->native, cost->slice, cost->ratio);
+	print_p99("native_p99_ns", cost->native_p99);
+	print_p99("slice_p99_ns", cost->slice_p99);
+}
