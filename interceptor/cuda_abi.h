@@ -157,6 +157,13 @@ typedef struct {
 static_assert(sizeof(CUDA_EXTERNAL_MEMORY_HANDLE_DESC) == 104, "CUDA_EXTERNAL_MEMORY_HANDLE_DESC");
 
 typedef struct {
+	unsigned long long offset, size;
+	unsigned int flags;
+	unsigned int reserved[16];
+} CUDA_EXTERNAL_MEMORY_BUFFER_DESC;
+static_assert(sizeof(CUDA_EXTERNAL_MEMORY_BUFFER_DESC) == 88, "CUDA_EXTERNAL_MEMORY_BUFFER_DESC");
+
+typedef struct {
 	unsigned int numDevices;
 	size_t size;
 	unsigned long long handleTypes;
@@ -293,6 +300,17 @@ typedef struct {
 	unsigned int reserved[2];
 } CUarrayMapInfo;
 static_assert(sizeof(CUarrayMapInfo) == 96, "CUarrayMapInfo");
+
+typedef struct {
+	struct {
+		unsigned int width, height, depth; /* texels */
+	} tileExtent;
+	unsigned int miptailFirstLevel;
+	unsigned long long miptailSize;
+	unsigned int flags;
+	unsigned int reserved[4];
+} CUDA_ARRAY_SPARSE_PROPERTIES;
+static_assert(sizeof(CUDA_ARRAY_SPARSE_PROPERTIES) == 48, "CUDA_ARRAY_SPARSE_PROPERTIES");
 
 /* cuGetProcAddress */
 enum {

@@ -2,77 +2,19 @@
 /*
  * The processes that NVML shows to programs: those of the slice.
  *
- * Of NVML's own lists those entries stay whose process has a lane in the ledger. In a container
- * NVML gives pids of the host, or the container's own, or leaves its processes out, by driver and
- * kernel; so a process is known by either pid, and a lane that holds memory and is in no list is
- * added to that of the compute processes, with what it holds by the ledger.
+ * Of NVML's own lists those entries stay whose process has a lane in the ledger. Some drivers leave
+ * a container's processes out: a lane that holds memory and is not listed is added to the list of
+ * those that compute, with what it holds by the ledger.
  *
  * A process that is in no slice is shown nobody. In record mode, as on a device without a UUID, all
  * is shown as it is.
  */
-#include "nvml.h"
-#include "sibling.h"
+#include "nvml_who.h"
 
-#include <errno.h>
-#include <signal.h>
 #include <string.h>
 #include <sys/mman.h>
 
 #define UNTOUCHED ((nvmlReturn_t)-1) /* no answer of NVML's: ask it with the caller's arguments */
-
-/* Whose lanes are looked at, and how NVML counts processes. */
-struct who {
-	struct process *process; /* NULL: in no slice */
-	int device;              /* of the ledger; negative: no lane holds anything there */
-	bool host_pids;          /* NVML's pids are the enforcer's, not the caller's */
-};
-
-static bool look(nvmlDevice_t device, struct who *who)
-{
-	*who = (struct who){.process = process_attached()};
-	who->device = nvml_ledger_device(who->process, device);
-	return who->device != NVML_UNNAMED && !(who->process && who->process->ledger->record);
-}
-
-static const struct ledger_lane *own_lane(const struct who *who)
-{
-	return &who->process->ledger->lane[who->process->lane];
-}
-
-static uint32_t lanes(const struct who *who)
-{
-	uint32_t high;
-
-	if (!who->process)
-		return 0;
-	high = __atomic_load_n(&who->process->ledger->high_lane, __ATOMIC_ACQUIRE);
-	return high < LEDGER_LANES ? high : LEDGER_LANES - 1;
-}
-
-static bool is_near(const struct who *who, const struct ledger_lane *lane)
-{
-	return lane->ns_pid != 0 && lane->pid_ns == own_lane(who)->pid_ns;
-}
-
-/* The pid of a lane's process as the caller knows it, or the enforcer's if it does not. */
-static uint32_t pid_of(const struct who *who, const struct ledger_lane *lane)
-{
-	return is_near(who, lane) ? lane->ns_pid : lane->pid;
-}
-
-/* The lane of a process that NVML listed, or 0. */
-static uint32_t lane_of(const struct who *who, uint32_t pid, bool host_pids)
-{
-	for (uint32_t i = 1; i <= lanes(who); i++) {
-		const struct ledger_lane *lane = &who->process->ledger->lane[i];
-
-		if (__atomic_load_n(&lane->state, __ATOMIC_ACQUIRE) == LEDGER_LIVE &&
-		    (host_pids ? lane->pid == pid : is_near(who, lane) && lane->ns_pid == pid) &&
-		    !sibling_dead(own_lane(who), lane))
-			return i;
-	}
-	return 0;
-}
 
 static uint32_t pid_at(const unsigned char *at)
 {
@@ -82,42 +24,10 @@ static uint32_t pid_at(const unsigned char *at)
 	return pid;
 }
 
-/* Whether no process of the caller's pid namespace has the pid. */
-static bool is_absent(uint32_t pid)
-{
-	int saved = errno;
-	bool absent = kill((pid_t)pid, 0) != 0 && errno == ESRCH;
-
-	errno = saved;
-	return absent;
-}
-
-/*
- * All of NVML's pids are of one kind; it is the kind by which more of them are ours. To ask this of
- * each by itself would take process 3000 of the host for process 3000 of the container. If both
- * are as many, a pid that is nobody's here tells.
- */
-static void see_kind(struct who *who, const unsigned char *pids, size_t stride, unsigned int count)
-{
-	unsigned int near = 0, host = 0, absent = 0;
-
-	for (unsigned int i = 0; i < count; i++) {
-		uint32_t pid = pid_at(pids + i * stride);
-
-		near += lane_of(who, pid, false) != 0;
-		if (lane_of(who, pid, true)) {
-			host++;
-			absent += is_absent(pid);
-		}
-	}
-	who->host_pids = host > near || (host == near && absent);
-}
-
 /* --- lists of who holds how much -------------------------------------------------------------- */
 
 /* An entry begins with pid, padding, bytes held. What follows differs. */
 #define PID_AT 0
-#define BYTES_AT 8
 #define ENTRY_MOST 64 /* bytes; more than any driver's entry has */
 #define UNWRITTEN 0xa5
 
@@ -180,19 +90,19 @@ static void gather_ours(const struct who *who, const struct list *list, unsigned
 
 	for (unsigned int i = 0; i < count; i++) {
 		unsigned char *entry = entries + i * stride;
-		uint32_t lane = lane_of(who, pid_at(entry + PID_AT), who->host_pids);
+		uint32_t lane = who_lane(who, pid_at(entry + PID_AT));
 		uint32_t pid;
 
 		if (!lane)
 			continue;
 		listed[lane / 64] |= 1ull << lane % 64;
-		pid = pid_of(who, &who->process->ledger->lane[lane]);
+		pid = who_pid(who, &who->process->ledger->lane[lane]);
 		memcpy(entry + PID_AT, &pid, sizeof(pid));
 		gather(to, entry, stride);
 	}
 	if (!list->compute || who->device < 0)
 		return;
-	for (uint32_t i = 1; i <= lanes(who); i++) {
+	for (uint32_t i = 1; i <= who_lanes(who); i++) {
 		const struct ledger_lane *lane = &who->process->ledger->lane[i];
 		nvmlProcessDetail_v1_t entry = {.gpuInstanceId = NVML_NO_INSTANCE,
 		                                .computeInstanceId = NVML_NO_INSTANCE};
@@ -202,9 +112,9 @@ static void gather_ours(const struct who *who, const struct list *list, unsigned
 		    __atomic_load_n(&lane->state, __ATOMIC_ACQUIRE) != LEDGER_LIVE)
 			continue;
 		entry.usedGpuMemory = ledger_held(who->process->ledger, (uint32_t)who->device, i);
-		if (!entry.usedGpuMemory || sibling_dead(own_lane(who), lane))
+		if (!entry.usedGpuMemory || who_is_dead(who, i))
 			continue;
-		entry.pid = pid_of(who, lane);
+		entry.pid = who_pid(who, lane);
 		memcpy(bytes, &entry, sizeof(entry));
 		gather(to, bytes, stride);
 	}
@@ -220,7 +130,7 @@ static nvmlReturn_t slice_of(const struct list *list, unsigned int *count, void 
 	nvmlReturn_t result;
 
 	/* Room without an array is for NVML to refuse. */
-	if ((!infos && to.room) || !look(list->device, &who))
+	if ((!infos && to.room) || !who_look(list->device, &who))
 		return UNTOUCHED;
 	for (;; room = found + 64) { /* while processes come, and faster than we ask */
 		size_t size = (size_t)room * ENTRY_MOST, stride;
@@ -236,7 +146,7 @@ static nvmlReturn_t slice_of(const struct list *list, unsigned int *count, void 
 		if (result == NVML_SUCCESS) {
 			found = found < room ? found : room;
 			stride = stride_of(entries, size, found, list->stride);
-			see_kind(&who, entries, stride, found);
+			who_see_kind(&who, entries, stride, found);
 			gather_ours(&who, list, entries, found, stride, &to);
 			*count = to.count;
 			if (to.count > to.room)
@@ -305,17 +215,17 @@ static unsigned int keep_ours(nvmlDevice_t device, unsigned char *samples, unsig
 	unsigned int kept = 0;
 	struct who who;
 
-	if (!look(device, &who))
+	if (!who_look(device, &who))
 		return count;
-	see_kind(&who, samples + pid_offset, stride, count);
+	who_see_kind(&who, samples + pid_offset, stride, count);
 	for (unsigned int i = 0; i < count; i++) {
 		unsigned char *sample = samples + i * stride;
-		uint32_t lane = lane_of(&who, pid_at(sample + pid_offset), who.host_pids);
+		uint32_t lane = who_lane(&who, pid_at(sample + pid_offset));
 		uint32_t pid;
 
 		if (!lane)
 			continue;
-		pid = pid_of(&who, &who.process->ledger->lane[lane]);
+		pid = who_pid(&who, &who.process->ledger->lane[lane]);
 		memcpy(sample + pid_offset, &pid, sizeof(pid));
 		memmove(samples + kept++ * stride, sample, stride);
 	}

@@ -2,7 +2,7 @@
 /*
  * The part of NVML's binary interface that gpuslice, its simulated driver and its tests use. The
  * layouts are those of NVML's reference, which are the same since R510 but for the lists of
- * processes (see nvml_list.c).
+ * processes (see hook_nvml_list.c).
  */
 #ifndef GPUSLICE_NVML_ABI_H
 #define GPUSLICE_NVML_ABI_H

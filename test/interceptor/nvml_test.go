@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package interceptor
+
+import (
+	"bufio"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// stranger is a process in no slice that holds 1 GiB of the card; it returns its pid.
+func stranger(t *testing.T, env []string) int {
+	t.Helper()
+	c := exec.Command(filepath.Join(bin(t), "demo", "cuda_hog"), fmt.Sprint(gib))
+	c.Env = env
+	out, err := c.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = c.Process.Kill()
+		_ = c.Wait()
+	})
+	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil || !strings.HasPrefix(line, "holds ") {
+		t.Fatalf("%v: %q", err, line)
+	}
+	return c.Process.Pid
+}
+
+func compileNVML(t *testing.T) string {
+	t.Helper()
+	return compile(t, "nvml", filepath.Join(bin(t), "fakecuda", "libnvidia-ml.so.1"))
+}
+
+func run(t *testing.T, env []string, command ...string) string {
+	t.Helper()
+	c := exec.Command(command[0], command[1:]...)
+	c.Env = env
+	out, err := c.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	return string(out)
+}
+
+func TestNVMLAgreesWithCUDAAndListsTheSlicesProcessesOnly(t *testing.T) {
+	program := compileNVML(t)
+	for _, lists := range []string{"", "none", "wide"} {
+		t.Run("lists="+lists, func(t *testing.T) {
+			env := environment(t)
+			if lists != "" {
+				env = append(env, "FAKECUDA_NVML_LISTS="+lists)
+			}
+			pid := stranger(t, env)
+			out, err := inSlice(t, env, "4G", program, "agree", fmt.Sprint(pid))
+			if err != nil {
+				t.Fatalf("%v\n%s", err, out)
+			}
+		})
+	}
+}
+
+// A program that never calls CUDA, as nvidia-smi, sees the same.
+func TestAProgramThatAsksNVMLAloneSeesTheSlice(t *testing.T) {
+	program := compileNVML(t)
+	env := environment(t)
+	outside := run(t, env, program, "show")
+
+	const figures = "total %d free %d used %d, v2 total %d reserved %d free %d used %d, processes, bytes\n"
+	inside, err := inSlice(t, env, "4G", program, "show")
+	if want := fmt.Sprintf(figures, 4*gib, 4*gib, 0, 4*gib, 0, 4*gib, 0); err != nil || inside != want {
+		t.Errorf("%v: in a slice it sees %s, want %s", err, inside, want)
+	}
+	if whole, err := inSlice(t, env, "100%", program, "show"); err != nil || whole != outside {
+		t.Errorf("%v: with the card as its quota it sees %s, on the card %s", err, whole, outside)
+	}
+	// What the driver keeps for itself is a part of such a quota, and can be held by nobody.
+	if near, err := inSlice(t, env, "85420146688", program, "show"); err != nil ||
+		!strings.Contains(near, "v2 total 85420146688 reserved 402653184 free 85017493504 used 0") {
+		t.Errorf("%v: with a quota of 96 MiB less than the card it sees %s", err, near)
+	}
+	if unlimited := run(t, env, filepath.Join(bin(t), "gpuslice"), "run", "--embedded", "--quiet", "--vram", "4G",
+		"--mode", "record", "--", program, "show"); unlimited != outside {
+		t.Errorf("in record mode it sees %s, on the card %s", unlimited, outside)
+	}
+}
+
+func TestNVMLShowsWhoHoldsTheCardInRecordModeOnly(t *testing.T) {
+	program := compileNVML(t)
+	env := environment(t)
+	pid := fmt.Sprintf("processes %d, bytes", stranger(t, env))
+	if out := run(t, env, program, "show"); !strings.Contains(out, pid) {
+		t.Errorf("outside it sees %s, which lacks %s", out, pid)
+	}
+	if out, err := inSlice(t, env, "4G", program, "show"); err != nil || !strings.HasSuffix(out, "processes, bytes\n") {
+		t.Errorf("%v: in a slice it sees %s", err, out)
+	}
+	out := run(t, env, filepath.Join(bin(t), "gpuslice"), "run", "--embedded", "--quiet", "--vram", "4G", "--mode", "record",
+		"--", program, "show")
+	if !strings.Contains(out, pid) {
+		t.Errorf("in record mode it sees %s, which lacks %s", out, pid)
+	}
+}
+
+// What cannot be told is shown as the card with nothing free, as CUDA shows it.
+func TestNVMLShowsNothingFreeWithoutASliceOrAQuota(t *testing.T) {
+	program := compileNVML(t)
+	env := environment(t, "FAKECUDA_DEVICES=2")
+	stranger(t, env)
+	const figures = "total 85520809984 free 0 used 85520809984, v2 total 85520809984 reserved 503316480 free 0 used 85017493504, processes, bytes\n"
+	out := run(t, append(env, "LD_PRELOAD="+filepath.Join(bin(t), "libgpuslice.so")), program, "show")
+	if !strings.HasSuffix(out, figures) || strings.Count(out, "gpuslice: ") != 1 {
+		t.Errorf("a process in no slice sees %s", out)
+	}
+	// Device 1 has a quota, and the program asks for device 0.
+	out = run(t, env, filepath.Join(bin(t), "gpuslice"), "run", "--embedded", "--quiet", "--vram", "4G", "--device", "1",
+		"--", program, "show")
+	if out != figures {
+		t.Errorf("a process whose slice has no quota on the device sees %s", out)
+	}
+}
+
+// A process of the slice in a pid namespace of its own is listed to the others, and they to it.
+func TestNVMLListsProcessesAcrossPIDNamespaces(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root: a pid namespace")
+	}
+	program := compileNVML(t)
+	env := environment(t)
+	hog := filepath.Join(bin(t), "demo", "cuda_hog") + " " + fmt.Sprint(gib)
+	// The outer process holds 1 GiB, then one in a namespace does; each looks once both hold.
+	script := `set -e
+dir=` + t.TempDir() + `
+` + hog + ` >$dir/outer & outer=$!
+until grep -qs holds $dir/outer; do sleep 0.01; done
+unshare --pid --fork --mount-proc sh -c '` + hog + ` >'$dir'/inner & inner=$!
+until grep -qs holds '$dir'/inner; do sleep 0.01; done
+echo "inner $inner: $(` + program + ` show)"
+until [ -e '$dir'/seen ]; do sleep 0.01; done
+kill $inner' & keeper=$!
+until grep -qs holds $dir/inner; do sleep 0.01; done
+echo "outer $outer: $(` + program + ` show)"
+touch $dir/seen
+wait $keeper
+kill $outer`
+	out, err := inSlice(t, env, "4G", "sh", "-c", script)
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	for _, line := range strings.Split(strings.TrimSpace(out), "\n") {
+		var who string
+		var pid int
+		if _, err := fmt.Sscanf(line, "%s %d:", &who, &pid); err != nil {
+			t.Fatalf("%v: %q", err, line)
+		}
+		_, list, _ := strings.Cut(line, "processes")
+		list, _, _ = strings.Cut(list, ", bytes")
+		if pids := strings.Fields(list); len(pids) != 2 || (pids[0] != fmt.Sprint(pid) && pids[1] != fmt.Sprint(pid)) {
+			t.Errorf("the %s process's pid is %d, and two are to be listed: %s", who, pid, line)
+		}
+	}
+	if strings.Count(out, "inner ") != 1 || strings.Count(out, "outer ") != 1 {
+		t.Errorf("not both have looked:\n%s", out)
+	}
+}
