@@ -30,6 +30,7 @@ static uint32_t pid_at(const unsigned char *at)
 #define PID_AT 0
 #define ENTRY_MOST 64 /* bytes; more than any driver's entry has */
 #define UNWRITTEN 0xa5
+#define LIST_TRIES 8 /* with more room each time, for a list that grows while it is asked for */
 
 /* One of NVML's list functions with a place for the answer. */
 struct list {
@@ -132,7 +133,7 @@ static nvmlReturn_t slice_of(const struct list *list, unsigned int *count, void 
 	/* Room without an array is for NVML to refuse. */
 	if ((!infos && to.room) || !who_look(list->device, &who))
 		return UNTOUCHED;
-	for (;; room = found + 64) { /* while processes come, and faster than we ask */
+	for (int tries = 1;; tries++, room = found + 64) { /* while processes come */
 		size_t size = (size_t)room * ENTRY_MOST, stride;
 		/* Not malloc(): the program may have its own, and may be inside it. */
 		unsigned char *entries =
@@ -153,7 +154,7 @@ static nvmlReturn_t slice_of(const struct list *list, unsigned int *count, void 
 				result = NVML_ERROR_INSUFFICIENT_SIZE;
 		}
 		munmap(entries, size);
-		if (result != NVML_ERROR_INSUFFICIENT_SIZE || found <= room)
+		if (result != NVML_ERROR_INSUFFICIENT_SIZE || found <= room || tries == LIST_TRIES)
 			return result;
 	}
 }

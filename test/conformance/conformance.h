@@ -2,7 +2,8 @@
 /*
  * What the conformance programs share. Each of them asks the driver a few questions and prints
  * `key: value` lines that do not depend on addresses or time, so that two drivers can be compared
- * line by line. They need a card that nobody else uses, and at most 4 GiB of it.
+ * line by line. They need a card that nobody else uses, and at most 4 GiB of it; graph and
+ * checkpoint fill it.
  *
  * Everything is here and static, so that gcc, one file and libdl make a program.
  */
@@ -10,7 +11,8 @@
 #define CONFORMANCE_H
 
 #include "../../interceptor/cuda_abi.h"
-#include "../fakecuda/nvml_abi.h"
+#include "../../interceptor/nvml_abi.h"
+#include "../fakecuda/abi.h"
 
 #include <dlfcn.h>
 #include <stdarg.h>
@@ -25,7 +27,6 @@
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
-typedef struct CUevent_st *CUevent;
 typedef CUmemGenericAllocationHandle CUhandle;
 
 /* The driver's entry points, under their own names, as pointers that start() fills. */
@@ -89,18 +90,113 @@ typedef CUmemGenericAllocationHandle CUhandle;
 	X(cuMemRetainAllocationHandle, (CUhandle *, void *))                                       \
 	X(cuMemGetAllocationGranularity, (size_t *, const CUmemAllocationProp *, int))             \
 	X(cuArray3DCreate_v2, (CUarray *, const CUDA_ARRAY3D_DESCRIPTOR *))                        \
+	X(cuMemPoolExportToShareableHandle, (void *, CUmemoryPool, int, unsigned long long))       \
+	X(cuMemPoolImportFromShareableHandle, (CUmemoryPool *, void *, int, unsigned long long))   \
+	X(cuMemPoolExportPointer, (CUmemPoolPtrExportData *, CUdeviceptr))                         \
+	X(cuMemPoolImportPointer, (CUdeviceptr *, CUmemoryPool, CUmemPoolPtrExportData *))         \
+	X(cuMemGetAllocationPropertiesFromHandle, (CUmemAllocationProp *, CUhandle))               \
+	X(cuMemExportToShareableHandle, (void *, CUhandle, int, unsigned long long))               \
+	X(cuMemImportFromShareableHandle, (CUhandle *, void *, int))                               \
+	X(cuMemMapArrayAsync, (CUarrayMapInfo *, unsigned int, CUstream))                          \
+	X(cuArrayGetSparseProperties, (CUDA_ARRAY_SPARSE_PROPERTIES *, CUarray))                   \
+	X(cuIpcGetMemHandle, (CUipcMemHandle *, CUdeviceptr))                                      \
+	X(cuIpcOpenMemHandle_v2, (CUdeviceptr *, CUipcMemHandle, unsigned int))                    \
+	X(cuIpcCloseMemHandle, (CUdeviceptr))                                                      \
+	X(cuImportExternalMemory, (CUexternalMemory *, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *))  \
+	X(cuDestroyExternalMemory, (CUexternalMemory))                                             \
+	X(cuExternalMemoryGetMappedBuffer,                                                         \
+	  (CUdeviceptr *, CUexternalMemory, const CUDA_EXTERNAL_MEMORY_BUFFER_DESC *))             \
 	X(cuArrayDestroy, (CUarray))                                                               \
 	X(cuMipmappedArrayCreate,                                                                  \
 	  (CUmipmappedArray *, const CUDA_ARRAY3D_DESCRIPTOR *, unsigned int))                     \
-	X(cuMipmappedArrayDestroy, (CUmipmappedArray))
+	X(cuMipmappedArrayDestroy, (CUmipmappedArray))                                             \
+	GRAPH_ENTRY_POINTS(X)                                                                      \
+	LATER_ENTRY_POINTS(X)
+
+#define GRAPH_ENTRY_POINTS(X)                                                                      \
+	X(cuMemsetD8Async, (CUdeviceptr, unsigned char, size_t, CUstream))                         \
+	X(cuStreamBeginCapture_v2, (CUstream, int))                                                \
+	X(cuStreamEndCapture, (CUstream, CUgraph *))                                               \
+	X(cuStreamIsCapturing, (CUstream, int *))                                                  \
+	X(cuStreamWaitEvent, (CUstream, CUevent, unsigned int))                                    \
+	X(cuGraphCreate, (CUgraph *, unsigned int))                                                \
+	X(cuGraphDestroy, (CUgraph))                                                               \
+	X(cuGraphClone, (CUgraph *, CUgraph))                                                      \
+	X(cuGraphGetNodes, (CUgraph, CUgraphNode *, size_t *))                                     \
+	X(cuGraphNodeGetType, (CUgraphNode, int *))                                                \
+	X(cuGraphAddEmptyNode, (CUgraphNode *, CUgraph, const CUgraphNode *, size_t))              \
+	X(cuGraphAddChildGraphNode,                                                                \
+	  (CUgraphNode *, CUgraph, const CUgraphNode *, size_t, CUgraph))                          \
+	X(cuGraphAddMemAllocNode,                                                                  \
+	  (CUgraphNode *, CUgraph, const CUgraphNode *, size_t, CUDA_MEM_ALLOC_NODE_PARAMS *))     \
+	X(cuGraphAddMemFreeNode,                                                                   \
+	  (CUgraphNode *, CUgraph, const CUgraphNode *, size_t, CUdeviceptr))                      \
+	X(cuGraphAddNode_v2, (CUgraphNode *, CUgraph, const CUgraphNode *, const void *, size_t,   \
+	                      CUgraphNodeParams *))                                                \
+	X(cuGraphMemAllocNodeGetParams, (CUgraphNode, CUDA_MEM_ALLOC_NODE_PARAMS *))               \
+	X(cuGraphMemFreeNodeGetParams, (CUgraphNode, CUdeviceptr *))                               \
+	X(cuGraphInstantiate_v2, (CUgraphExec *, CUgraph, CUgraphNode *, char *, size_t))          \
+	X(cuGraphInstantiateWithFlags, (CUgraphExec *, CUgraph, unsigned long long))               \
+	X(cuGraphInstantiateWithParams, (CUgraphExec *, CUgraph, CUDA_GRAPH_INSTANTIATE_PARAMS *)) \
+	X(cuGraphUpload, (CUgraphExec, CUstream))                                                  \
+	X(cuGraphLaunch, (CUgraphExec, CUstream))                                                  \
+	X(cuGraphExecDestroy, (CUgraphExec))                                                       \
+	X(cuGraphExecUpdate_v2, (CUgraphExec, CUgraph, CUgraphExecUpdateResultInfo *))             \
+	X(cuDeviceGetGraphMemAttribute, (CUdevice, int, void *))                                   \
+	X(cuDeviceSetGraphMemAttribute, (CUdevice, int, void *))                                   \
+	X(cuDeviceGraphMemTrim, (CUdevice))
+
+/* What younger drivers have beside memory: limits, kernels, green contexts, checkpoints. */
+#define LATER_ENTRY_POINTS(X)                                                                      \
+	X(cuCtxGetLimit, (size_t *, int))                                                          \
+	X(cuCtxSetLimit, (int, size_t))                                                            \
+	X(cuModuleLoadData, (CUmodule *, const void *))                                            \
+	X(cuModuleGetFunction, (CUfunction *, CUmodule, const char *))                             \
+	X(cuLaunchKernel, (CUfunction, unsigned int, unsigned int, unsigned int, unsigned int,     \
+	                   unsigned int, unsigned int, unsigned int, CUstream, void **, void **))  \
+	X(cuDeviceGetDevResource, (CUdevice, CUdevResource *, int))                                \
+	X(cuDevSmResourceSplitByCount, (CUdevResource *, unsigned int *, const CUdevResource *,    \
+	                                CUdevResource *, unsigned int, unsigned int))              \
+	X(cuDevResourceGenerateDesc, (CUdevResourceDesc *, CUdevResource *, unsigned int))         \
+	X(cuGreenCtxCreate, (CUgreenCtx *, CUdevResourceDesc, CUdevice, unsigned int))             \
+	X(cuGreenCtxDestroy, (CUgreenCtx))                                                         \
+	X(cuCtxFromGreenCtx, (CUcontext *, CUgreenCtx))                                            \
+	X(cuGreenCtxStreamCreate, (CUstream *, CUgreenCtx, unsigned int, int))                     \
+	X(cuCheckpointProcessGetState, (int, int *))                                               \
+	X(cuCheckpointProcessGetRestoreThreadId, (int, int *))                                     \
+	X(cuCheckpointProcessLock, (int, CUcheckpointLockArgs *))                                  \
+	X(cuCheckpointProcessCheckpoint, (int, void *))                                            \
+	X(cuCheckpointProcessRestore, (int, void *))                                               \
+	X(cuCheckpointProcessUnlock, (int, void *))
 
 #define NVML_ENTRY_POINTS(X)                                                                       \
 	X(nvmlInit_v2, (void))                                                                     \
 	X(nvmlDeviceGetHandleByUUID, (const char *, nvmlDevice_t *))                               \
 	X(nvmlDeviceGetMemoryInfo, (nvmlDevice_t, nvmlMemory_t *))                                 \
 	X(nvmlDeviceGetMemoryInfo_v2, (nvmlDevice_t, nvmlMemory_v2_t *))                           \
+	X(nvmlDeviceGetComputeRunningProcesses,                                                    \
+	  (nvmlDevice_t, unsigned int *, nvmlProcessInfo_v1_t *))                                  \
+	X(nvmlDeviceGetComputeRunningProcesses_v2,                                                 \
+	  (nvmlDevice_t, unsigned int *, nvmlProcessInfo_v2_t *))                                  \
 	X(nvmlDeviceGetComputeRunningProcesses_v3,                                                 \
-	  (nvmlDevice_t, unsigned int *, nvmlProcessInfo_v2_t *))
+	  (nvmlDevice_t, unsigned int *, nvmlProcessInfo_v2_t *))                                  \
+	X(nvmlDeviceGetGraphicsRunningProcesses,                                                   \
+	  (nvmlDevice_t, unsigned int *, nvmlProcessInfo_v1_t *))                                  \
+	X(nvmlDeviceGetGraphicsRunningProcesses_v2,                                                \
+	  (nvmlDevice_t, unsigned int *, nvmlProcessInfo_v2_t *))                                  \
+	X(nvmlDeviceGetGraphicsRunningProcesses_v3,                                                \
+	  (nvmlDevice_t, unsigned int *, nvmlProcessInfo_v2_t *))                                  \
+	X(nvmlDeviceGetMPSComputeRunningProcesses,                                                 \
+	  (nvmlDevice_t, unsigned int *, nvmlProcessInfo_v1_t *))                                  \
+	X(nvmlDeviceGetMPSComputeRunningProcesses_v2,                                              \
+	  (nvmlDevice_t, unsigned int *, nvmlProcessInfo_v2_t *))                                  \
+	X(nvmlDeviceGetMPSComputeRunningProcesses_v3,                                              \
+	  (nvmlDevice_t, unsigned int *, nvmlProcessInfo_v2_t *))                                  \
+	X(nvmlDeviceGetRunningProcessDetailList, (nvmlDevice_t, nvmlProcessDetailList_v1_t *))     \
+	X(nvmlDeviceGetProcessUtilization,                                                         \
+	  (nvmlDevice_t, nvmlProcessUtilizationSample_t *, unsigned int *, unsigned long long))    \
+	X(nvmlDeviceGetProcessesUtilizationInfo,                                                   \
+	  (nvmlDevice_t, nvmlProcessesUtilizationInfo_v1_t *))
 
 #define UNUSED __attribute__((unused))
 
@@ -211,6 +307,20 @@ static UNUSED long long held(void)
 	if (nvmlDeviceGetMemoryInfo(nvml_device, &memory) != NVML_SUCCESS)
 		stop("nvmlDeviceGetMemoryInfo failed");
 	return (long long)memory.used;
+}
+
+/* What NVML lists for a process; -1: it is not in the list. */
+static UNUSED long long listed(int pid)
+{
+	static nvmlProcessInfo_v2_t list[1024];
+	unsigned int count = COUNT(list);
+
+	if (nvmlDeviceGetComputeRunningProcesses_v3(nvml_device, &count, list) != NVML_SUCCESS)
+		stop("nvmlDeviceGetComputeRunningProcesses_v3 failed");
+	for (unsigned int i = 0; i < count; i++)
+		if (list[i].pid == (unsigned int)pid)
+			return (long long)list[i].usedGpuMemory;
+	return -1;
 }
 
 static UNUSED const char *size_text(char text[32], size_t bytes)

@@ -206,6 +206,29 @@ static void own_pool(CUstream stream)
 	}
 }
 
+/* Whose memory the card takes as if it had been touched, and gives back late. */
+static void managed_pool(CUstream stream)
+{
+	CUmemPoolProps properties = {.allocType = CU_MEM_ALLOCATION_TYPE_MANAGED,
+	                             .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
+	long long before = held();
+	CUmemoryPool pool;
+	CUdeviceptr pointer;
+
+	MUST(cuMemPoolCreate(&pool, &properties));
+	say(pool, "managed.fresh", before);
+	MUST(cuMemAllocFromPoolAsync(&pointer, 64 * MiB, pool, stream));
+	MUST(cuCtxSynchronize());
+	say(pool, "managed.live", before);
+	MUST(cuMemsetD8_v2(pointer, 1, 64 * MiB));
+	say(pool, "managed.touched", before);
+	MUST(cuMemFreeAsync(pointer, stream));
+	MUST(cuCtxSynchronize());
+	say(pool, "managed.freed", before);
+	MUST(cuMemPoolDestroy(pool));
+	printf("managed.destroyed: held %lld\n", held() - before);
+}
+
 static void refusals(CUmemoryPool pool, CUstream stream)
 {
 	CUdeviceptr pointer;
@@ -241,5 +264,6 @@ int main(void)
 	waits(pool, first, second);
 	two_streams(pool, first, second);
 	own_pool(first);
+	managed_pool(first);
 	return 0;
 }

@@ -6,6 +6,9 @@
 #ifndef FAKECUDA_ABI_H
 #define FAKECUDA_ABI_H
 
+#include "../../interceptor/cuda_abi.h"
+
+#include <assert.h>
 #include <stdint.h>
 
 typedef struct CUmod_st *CUmodule;
@@ -13,8 +16,13 @@ typedef struct CUfunc_st *CUfunction;
 typedef struct CUevent_st *CUevent;
 
 enum {
+	CUDA_ERROR_UNSUPPORTED_LIMIT = 215,
 	CUDA_ERROR_NOT_READY = 600,
 	CUDA_ERROR_SYSTEM_DRIVER_MISMATCH = 803,
+	CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED = 900,
+	CUDA_ERROR_STREAM_CAPTURE_INVALIDATED = 901,
+	CUDA_ERROR_STREAM_CAPTURE_UNMATCHED = 903,
+	CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE = 910,
 };
 
 /* CUdevice_attribute */
@@ -56,6 +64,96 @@ enum {
 	CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC = 2,
 	CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES = 3,
 };
+
+/* CUgraphNodeType, beside those of interceptor/cuda_abi.h */
+#define CU_GRAPH_NODE_TYPE_MEMCPY 1
+
+/* CUgraphExecUpdateResult */
+enum {
+	CU_GRAPH_EXEC_UPDATE_SUCCESS = 0,
+	CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED = 2,
+	CU_GRAPH_EXEC_UPDATE_ERROR_NODE_TYPE_CHANGED = 3,
+	CU_GRAPH_EXEC_UPDATE_ERROR_PARAMETERS_CHANGED = 5,
+};
+
+typedef struct {
+	int result;
+	CUgraphNode errorNode, errorFromNode;
+} CUgraphExecUpdateResultInfo;
+
+/* The first form ends before `kern`. */
+typedef struct {
+	CUfunction func;
+	unsigned int gridDimX, gridDimY, gridDimZ;
+	unsigned int blockDimX, blockDimY, blockDimZ;
+	unsigned int sharedMemBytes;
+	void **kernelParams, **extra;
+	void *kern;
+	CUcontext ctx;
+} CUDA_KERNEL_NODE_PARAMS;
+static_assert(sizeof(CUDA_KERNEL_NODE_PARAMS) == 72, "CUDA_KERNEL_NODE_PARAMS");
+
+typedef struct {
+	CUdeviceptr dst;
+	size_t pitch;
+	unsigned int value, elementSize;
+	size_t width, height;
+} CUDA_MEMSET_NODE_PARAMS;
+static_assert(sizeof(CUDA_MEMSET_NODE_PARAMS) == 40, "CUDA_MEMSET_NODE_PARAMS");
+
+typedef struct {
+	int type;
+	int reserved0[3];
+	union {
+		long long reserved1[29];
+		CUDA_KERNEL_NODE_PARAMS kernel;
+		CUDA_MEMSET_NODE_PARAMS memset;
+		CUDA_MEM_ALLOC_NODE_PARAMS alloc;
+		CUdeviceptr free;
+		CUgraph graph;
+	} as;
+	long long reserved2;
+} CUgraphNodeParams;
+static_assert(sizeof(CUgraphNodeParams) == 256, "CUgraphNodeParams");
+
+/* CUstreamCaptureStatus */
+enum {
+	CU_STREAM_CAPTURE_STATUS_NONE = 0,
+	CU_STREAM_CAPTURE_STATUS_ACTIVE = 1,
+	CU_STREAM_CAPTURE_STATUS_INVALIDATED = 2,
+};
+
+#define CU_DEV_RESOURCE_TYPE_SM 1
+#define CU_GREEN_CTX_DEFAULT_STREAM 1u
+#define CU_STREAM_NON_BLOCKING 1u
+
+typedef struct {
+	int type;
+	unsigned char padding[92];
+	union {
+		struct {
+			unsigned int smCount;
+		} sm;
+		unsigned char oversize[48];
+	} as;
+} CUdevResource;
+static_assert(sizeof(CUdevResource) == 144, "CUdevResource");
+
+typedef struct CUdevResourceDesc_st *CUdevResourceDesc;
+
+/* CUprocessState */
+enum {
+	CU_PROCESS_STATE_RUNNING = 0,
+	CU_PROCESS_STATE_LOCKED = 1,
+	CU_PROCESS_STATE_CHECKPOINTED = 2,
+};
+
+typedef struct {
+	unsigned int timeoutMs; /* 0: none */
+	unsigned int reserved0;
+	uint64_t reserved1[7];
+} CUcheckpointLockArgs;
+static_assert(sizeof(CUcheckpointLockArgs) == 64, "CUcheckpointLockArgs");
 
 /* The streams that a NULL stands for */
 #define CU_STREAM_LEGACY ((CUstream)0x1)

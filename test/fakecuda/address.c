@@ -6,6 +6,10 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#ifndef MAP_FIXED_NOREPLACE
+#define MAP_FIXED_NOREPLACE 0x100000 /* of Linux 4.17: older C libraries lack the name */
+#endif
+
 struct ranges allocations;
 
 CUdeviceptr address_reserve(size_t size, size_t alignment)
@@ -25,6 +29,20 @@ CUdeviceptr address_reserve(size_t size, size_t alignment)
 		munmap(memory, start - whole);
 	munmap((void *)(start + size), whole + slack - (start + size));
 	return start;
+}
+
+CUdeviceptr address_reserve_at(CUdeviceptr start, size_t size)
+{
+	void *memory =
+	    mmap((void *)(uintptr_t)start, size, PROT_NONE,
+	         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
+
+	if (memory == (void *)(uintptr_t)start)
+		return start;
+	/* A kernel before 4.17 takes the address for a hint. */
+	if (memory != MAP_FAILED)
+		munmap(memory, size);
+	return address_reserve(size, ADDRESS_STEP);
 }
 
 void address_free(CUdeviceptr start, size_t size)

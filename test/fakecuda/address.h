@@ -14,6 +14,8 @@
 
 /* `size` is a multiple of ADDRESS_STEP, `alignment` a power of two; 0 if there is no room. */
 CUdeviceptr address_reserve(size_t size, size_t alignment);
+/* There if that is free, else elsewhere. */
+CUdeviceptr address_reserve_at(CUdeviceptr start, size_t size);
 void address_free(CUdeviceptr start, size_t size);
 /* Host memory behind an address range, so that it can be copied to and from. */
 bool address_back(CUdeviceptr start, size_t size);
@@ -22,8 +24,12 @@ enum range_kind {
 	RANGE_DEVICE,
 	RANGE_MANAGED,
 	RANGE_POOL,
+	RANGE_GRAPH,
 	RANGE_MAPPED,
 	RANGE_HOST,
+	RANGE_OPENED,   /* another process's, by its IPC handle */
+	RANGE_IMPORTED, /* another process's, of a pool */
+	RANGE_EXTERNAL,
 	RANGE_RESERVED,
 };
 

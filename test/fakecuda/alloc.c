@@ -3,6 +3,8 @@
 #include "alloc.h"
 
 #include "driver.h"
+#include "external.h"
+#include "graph_memory.h"
 #include "managed.h"
 #include "pool.h"
 #include "vram.h"
@@ -39,6 +41,13 @@ void allocation_free(struct range *range)
 
 	context_disown(&allocation->owned);
 	free_allocation(&allocation->owned);
+}
+
+uint64_t allocation_share(struct range *range)
+{
+	struct vram *vram = &allocation_of(range)->vram;
+
+	return vram_share(vram, vram_address(vram) ? 0 : range->start);
 }
 
 static CUresult allocate(CUcontext context, size_t size, CUdeviceptr *out)
@@ -112,6 +121,15 @@ CUDA_API CUresult cuMemAllocManaged(CUdeviceptr *out, size_t size, unsigned int 
 	return driver_leave(managed_allocate(context, size, out));
 }
 
+/* What a green context leaves behind stays until its primary context goes. */
+static CUresult allocation_free_checked(struct range *range)
+{
+	if (!allocation_of(range)->owned.context->alive)
+		return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+	allocation_free(range);
+	return CUDA_SUCCESS;
+}
+
 /* It needs no context: the address says whose the memory is. */
 CUDA_API CUresult cuMemFree_v2(CUdeviceptr pointer)
 {
@@ -127,13 +145,22 @@ CUDA_API CUresult cuMemFree_v2(CUdeviceptr pointer)
 		return driver_leave(CUDA_ERROR_INVALID_VALUE);
 	switch (range->kind) {
 	case RANGE_DEVICE:
-		allocation_free(range);
+		result = allocation_free_checked(range);
+		break;
+	case RANGE_GRAPH:
+		graph_memory_free(range);
 		break;
 	case RANGE_MANAGED:
 		managed_free(range);
 		break;
 	case RANGE_POOL:
 		pool_free_now(range);
+		break;
+	case RANGE_IMPORTED:
+		pool_import_free(range);
+		break;
+	case RANGE_EXTERNAL:
+		external_buffer_free(range);
 		break;
 	default:
 		result = CUDA_ERROR_INVALID_VALUE;

@@ -6,5 +6,7 @@
 
 /* Gives back what cuMemAlloc made: a range of kind RANGE_DEVICE. */
 void allocation_free(struct range *range);
+/* Makes its memory known to the machine: the object, or 0 if there is no room. */
+uint64_t allocation_share(struct range *range);
 
 #endif

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Arrays as objects; how large one is says array_size.c. */
 #include "array.h"
+#include "tile.h"
 
 #include <stdlib.h>
 
@@ -15,6 +16,7 @@ static void destroy_array(struct owned *owned)
 
 	if (array->has_memory)
 		vram_give(&array->vram);
+	tiles_free(array->tiles);
 	free(array);
 }
 

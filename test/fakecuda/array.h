@@ -5,18 +5,38 @@
 #include "driver.h"
 #include "vram.h"
 
+struct physical;
+
 struct CUarray_st {
 	struct owned owned;
 	struct vram vram;
 	bool has_memory;
-	bool is_level; /* of a mipmapped array, and destroyed with that */
+	struct tiles *tiles; /* of a sparse array, once memory was mapped into it */
+	bool is_level;       /* of a mipmapped array, and destroyed with that */
 	CUDA_ARRAY3D_DESCRIPTOR shape;
 };
+
+struct CUmipmappedArray_st {
+	struct owned owned;
+	struct vram vram;
+	bool has_memory;
+	struct physical *physical; /* external memory that it lies in, or NULL */
+	struct tiles *tiles;
+	unsigned levels;
+	struct CUarray_st level[];
+};
+
+/* mipmap.c. A valid shape; with `physical` it takes nothing of the card, but holds that. */
+CUresult mipmap_create(CUcontext context, CUmipmappedArray *out,
+                       const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned levels,
+                       struct physical *physical);
 
 /* array.c. Sparse and deferred arrays get their memory when it is mapped into them. */
 bool array_takes_memory(const CUDA_ARRAY3D_DESCRIPTOR *shape);
 
 /* array_size.c */
+/* Bytes of a texel, or of a block of 4 x 4 texels of a compressed format; 0: neither. */
+unsigned array_texel_bytes(const CUDA_ARRAY3D_DESCRIPTOR *shape, bool *compressed);
 bool array_is_valid(const CUDA_ARRAY3D_DESCRIPTOR *shape);
 /* Depth is a number of layers or faces: they stay as many in smaller levels. */
 bool array_is_layered(const CUDA_ARRAY3D_DESCRIPTOR *shape);

@@ -61,6 +61,14 @@ static unsigned compressed_bytes(int format)
 	return index <= 1 || index == 6 || index == 7 ? 8 : 16;
 }
 
+unsigned array_texel_bytes(const CUDA_ARRAY3D_DESCRIPTOR *shape, bool *compressed)
+{
+	unsigned block = compressed_bytes(shape->Format);
+
+	*compressed = block != 0;
+	return block ? block : channel_bytes(shape->Format) * shape->NumChannels;
+}
+
 bool array_is_layered(const CUDA_ARRAY3D_DESCRIPTOR *shape)
 {
 	return shape->Flags & (CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_CUBEMAP);

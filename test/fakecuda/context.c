@@ -2,6 +2,8 @@
 /* Contexts: what they cost, which one is current, and what goes with them. */
 #include "config.h"
 #include "driver.h"
+#include "graph_memory.h"
+#include "limit.h"
 #include "pool.h"
 #include "stream.h"
 
@@ -26,12 +28,15 @@ static void set_current(CUcontext context)
 
 void context_own(CUcontext context, struct owned *thing, void (*destroy)(struct owned *))
 {
+	CUcontext owner = context->parent ? context->parent : context;
+
+	thing->context = context;
 	thing->destroy = destroy;
-	thing->next = context->owned;
-	thing->link = &context->owned;
+	thing->next = owner->owned;
+	thing->link = &owner->owned;
 	if (thing->next)
 		thing->next->link = &thing->next;
-	context->owned = thing;
+	owner->owned = thing;
 }
 
 void context_disown(struct owned *thing)
@@ -51,6 +56,8 @@ CUresult context_activate(CUcontext context, struct device *device, uint64_t mor
 	latency(LATENCY_CONTEXT);
 	context->device = device;
 	context->alive = true;
+	context->greens = 0;
+	limits_start(context);
 	return CUDA_SUCCESS;
 }
 
@@ -65,6 +72,9 @@ void context_deactivate(CUcontext context)
 		thing->destroy(thing);
 	}
 	context->alive = false;
+	if (context->primary)
+		greens_end(device);
+	graph_memory_trim(device);
 	/* Pools belong to the card, not to the context: what is allocated in them stays, even when
 	 * the process has no context there any more. */
 	pools_synchronise(device, STREAM_ALL);
@@ -130,7 +140,7 @@ CUDA_API CUresult cuCtxDestroy_v2(CUcontext context)
 
 	if (result != CUDA_SUCCESS)
 		return result;
-	if (!context || context->primary)
+	if (!context || context->primary || context->parent)
 		return driver_leave(CUDA_ERROR_INVALID_CONTEXT);
 	if (!context->alive)
 		return driver_leave(CUDA_ERROR_CONTEXT_IS_DESTROYED);

@@ -4,20 +4,33 @@
  * is content; beyond it they only check their arguments, so that a test of gigabytes needs none.
  */
 #include "address.h"
+#include "capture.h"
 #include "driver.h"
 #include "managed.h"
+#include "stream.h"
 
 #include <string.h>
 
 #define REAL_COPY_LIMIT (4 * MiB)
 
-/* Whether [start, start + size) lies in one known range. An unknown one is host memory. */
+/*
+ * Whether [start, start + size) lies in one known range, or in mappings side by side. An unknown
+ * one is host memory.
+ */
 static bool is_within(CUdeviceptr start, size_t size)
 {
 	const struct range *range = ranges_at(&allocations, start);
+	size_t rest = range ? range->size - (start - range->start) : 0;
 
-	return range && start - range->start <= range->size && size <= range->size &&
-	       start - range->start <= range->size - size;
+	while (range && size > rest) {
+		if (range->kind != RANGE_MAPPED)
+			return false;
+		start += rest;
+		size -= rest;
+		range = ranges_at(&allocations, start);
+		rest = range ? range->size : 0;
+	}
+	return range != NULL;
 }
 
 /* A write by the card: managed pages that it hits are there from now on. */
@@ -87,20 +100,29 @@ CUDA_API CUresult cuMemcpyDtoD_v2(CUdeviceptr to, CUdeviceptr from, size_t size)
 CUDA_API CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t size,
                                        CUstream stream)
 {
-	(void)stream;
+	CUresult result;
+
+	if (capture_takes(stream_legacy(stream), CU_GRAPH_NODE_TYPE_MEMCPY, &result))
+		return result;
 	return move(to, true, (uintptr_t)from, false, size);
 }
 
 CUDA_API CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t size, CUstream stream)
 {
-	(void)stream;
+	CUresult result;
+
+	if (capture_takes(stream_legacy(stream), CU_GRAPH_NODE_TYPE_MEMCPY, &result))
+		return result;
 	return move((uintptr_t)to, false, from, true, size);
 }
 
 CUDA_API CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t size,
                                        CUstream stream)
 {
-	(void)stream;
+	CUresult result;
+
+	if (capture_takes(stream_legacy(stream), CU_GRAPH_NODE_TYPE_MEMCPY, &result))
+		return result;
 	return move(to, true, from, true, size);
 }
 
@@ -112,7 +134,10 @@ CUDA_API CUresult cuMemcpy(CUdeviceptr to, CUdeviceptr from, size_t size)
 
 CUDA_API CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t size, CUstream stream)
 {
-	(void)stream;
+	CUresult result;
+
+	if (capture_takes(stream_legacy(stream), CU_GRAPH_NODE_TYPE_MEMCPY, &result))
+		return result;
 	return cuMemcpy(to, from, size);
 }
 
@@ -158,13 +183,19 @@ CUDA_API CUresult cuMemsetD32_v2(CUdeviceptr to, unsigned int value, size_t coun
 CUDA_API CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t count,
                                   CUstream stream)
 {
-	(void)stream;
+	CUresult result;
+
+	if (capture_takes(stream_legacy(stream), CU_GRAPH_NODE_TYPE_MEMSET, &result))
+		return result;
 	return fill(to, &value, sizeof(value), count);
 }
 
 CUDA_API CUresult cuMemsetD32Async(CUdeviceptr to, unsigned int value, size_t count,
                                    CUstream stream)
 {
-	(void)stream;
+	CUresult result;
+
+	if (capture_takes(stream_legacy(stream), CU_GRAPH_NODE_TYPE_MEMSET, &result))
+		return result;
 	return fill(to, &value, sizeof(value), count);
 }

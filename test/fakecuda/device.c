@@ -14,14 +14,6 @@
 static struct device devices[MACHINE_MAX_DEVICES];
 static int device_count;
 
-static bool already_seen(unsigned machine)
-{
-	for (int i = 0; i < device_count; i++)
-		if (devices[i].machine == machine)
-			return true;
-	return false;
-}
-
 /* A UUID may be shortened, as long as only one card fits. */
 static int find_by_uuid(const char *prefix)
 {
@@ -80,7 +72,7 @@ CUresult devices_learn(void)
 	while ((name = strsep(&rest, ","))) {
 		int machine = find_by_name(name);
 
-		if (machine == -1 || already_seen((unsigned)machine))
+		if (machine == -1 || device_of((unsigned)machine))
 			break;
 		see((unsigned)machine);
 	}
@@ -91,6 +83,14 @@ CUresult devices_learn(void)
 struct device *device_at(CUdevice ordinal)
 {
 	return ordinal >= 0 && ordinal < device_count ? &devices[ordinal] : NULL;
+}
+
+struct device *device_of(unsigned machine)
+{
+	for (int i = 0; i < device_count; i++)
+		if (devices[i].machine == machine)
+			return &devices[i];
+	return NULL;
 }
 
 uint64_t device_capacity(const struct device *device)

@@ -31,21 +31,38 @@ static inline uint64_t round_up(uint64_t bytes, uint64_t step)
 struct owned {
 	struct owned *next, **link;
 	void (*destroy)(struct owned *);
+	CUcontext context; /* in which it was made */
 };
+
+/* CUlimit: those that an H100 knows are below it. */
+#define LIMITS 7
 
 struct CUctx_st {
 	struct device *device;
+	CUcontext parent; /* of a green context: the primary one, which owns what is made in it */
 	struct owned *owned;
 	bool alive;
 	bool primary;
 	unsigned retained;         /* of a primary context */
 	uint64_t listed, unlisted; /* what it costs while it is alive */
 	unsigned flags;
+	/* None of these is used in a green context: its primary one's stand for it. */
+	size_t limits[LIMITS];
+	bool heap_taken, fifo_taken; /* by kernels that were launched (limit.h) */
+	unsigned greens;             /* green contexts that were made while it was alive */
 };
 
 /* What shares blocks of small pieces (vram.h): linear memory does with its like, arrays with
  * theirs. */
 enum vram_kind { VRAM_LINEAR, VRAM_ARRAY, VRAM_KINDS };
+
+/* What graphs hold of a card: bytes of its portions (graph_memory.c). */
+struct graph_pool {
+	uint64_t idle_used, idle_reserved; /* for any graph to use */
+	uint64_t live_used, live_reserved; /* behind pointers that a launch has not freed */
+	uint64_t partial;                  /* of uploads that found no room for the rest */
+	uint64_t used_high, reserved_high;
+};
 
 /* A card as this process sees it. */
 struct device {
@@ -56,17 +73,21 @@ struct device {
 	unsigned managed_spare;    /* chunks that are held for managed memory and hold none */
 	CUmemoryPool default_pool; /* made at its first use */
 	CUmemoryPool current_pool;
+	struct graph_pool graphs;
 };
 
 /* driver.c. The lock is held after a driver_enter* that succeeded, and only then. */
 CUresult driver_enter(void);
 CUresult driver_enter_context(CUcontext *current);
+/* Also while the process is locked for a checkpoint, when the others wait. */
+CUresult driver_enter_locked(void);
 CUresult driver_leave(CUresult result);
 
 /* device.c */
 CUresult driver_enter_device(CUdevice ordinal, struct device **device);
 CUresult devices_learn(void);
 struct device *device_at(CUdevice ordinal); /* NULL if there is none */
+struct device *device_of(unsigned machine); /* NULL if this process does not see it */
 uint64_t device_capacity(const struct device *device);
 /* Takes bytes of the card; unused pool memory of this process makes room if it must. */
 bool device_charge(struct device *device, uint64_t bytes);
@@ -85,5 +106,12 @@ CUresult context_activate(CUcontext context, struct device *device, uint64_t mor
 void context_deactivate(CUcontext context);
 void context_own(CUcontext context, struct owned *thing, void (*destroy)(struct owned *));
 void context_disown(struct owned *thing);
+
+/* primary.c */
+CUresult primary_retain(struct device *device);
+void primary_release(struct device *device); /* one that is retained */
+
+/* green.c: with its primary context a green one is destroyed, though its program does not know */
+void greens_end(const struct device *device);
 
 #endif

@@ -3,11 +3,11 @@
 #include "machine.h"
 
 #include "config.h"
+#include "machine_state.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
-#include <stdatomic.h>
 #include <string.h>
 #include <sys/auxv.h>
 #include <sys/mman.h>
@@ -15,38 +15,14 @@
 #include <unistd.h>
 
 #define STATE_MAGIC 0x41444355u /* "UCDA" */
-#define STATE_VERSION 2u
-
-/*
- * Who owns a record, as far as a process can tell about itself: the 16 random bytes that the
- * kernel hands to each executed program, and the pid to tell a fork from its parent. libcuda
- * and libnvidia-ml in one process do not know of each other, and F_GETLK never shows a process
- * its own locks; by this they recognise their process's record.
- */
-struct identity {
-	uint8_t random[16];
-	pid_t pid;
-};
-
-struct state {
-	atomic_uint magic; /* written last: the rest is complete once it is right */
-	uint32_t version;
-	uint32_t device_count;
-	atomic_uint record_count; /* records below it have been used; it only grows */
-	struct machine_device device[MACHINE_MAX_DEVICES];
-	struct identity owner[MACHINE_MAX_PROCESSES];
-	/* Bytes per device and record. Written by the owner, or by whoever takes over the
-	 * record of a dead one. */
-	_Atomic uint64_t listed[MACHINE_MAX_DEVICES][MACHINE_MAX_PROCESSES];
-	_Atomic uint64_t unlisted[MACHINE_MAX_DEVICES][MACHINE_MAX_PROCESSES];
-};
+#define STATE_VERSION 3u
 
 /* Byte ranges of the file, used for locks alone. */
 #define STATE_LOCK 0
 #define RECORD_LOCK(record) (1 + (off_t)(record))
 #define NO_RECORD MACHINE_MAX_PROCESSES
 
-static struct state *state;
+struct state *machine_state;
 static int state_fd = -1;
 static unsigned own_record = NO_RECORD;
 static struct identity self;
@@ -62,12 +38,12 @@ static int lock_byte(off_t byte, short type, int command)
 	return result;
 }
 
-static void lock_state(void)
+void machine_lock(void)
 {
 	lock_byte(STATE_LOCK, F_WRLCK, F_SETLKW);
 }
 
-static void unlock_state(void)
+void machine_unlock(void)
 {
 	lock_byte(STATE_LOCK, F_UNLCK, F_SETLK);
 }
@@ -75,15 +51,19 @@ static void unlock_state(void)
 static void empty_record(unsigned record)
 {
 	for (unsigned d = 0; d < MACHINE_MAX_DEVICES; d++) {
-		atomic_store(&state->listed[d][record], 0);
-		atomic_store(&state->unlisted[d][record], 0);
+		atomic_store(&machine_state->listed[d][record], 0);
+		atomic_store(&machine_state->unlisted[d][record], 0);
+		machine_state->away_listed[d][record] = 0;
+		machine_state->away_unlisted[d][record] = 0;
 	}
+	atomic_store(&machine_state->phase[record], 0);
+	holds_forget(record);
 }
 
 static uint64_t held_by(unsigned device, unsigned record)
 {
-	return atomic_load(&state->listed[device][record]) +
-	       atomic_load(&state->unlisted[device][record]);
+	return atomic_load(&machine_state->listed[device][record]) +
+	       atomic_load(&machine_state->unlisted[device][record]);
 }
 
 static void learn_identity(void)
@@ -97,17 +77,13 @@ static void learn_identity(void)
 
 static bool is_own_record(unsigned record)
 {
-	const struct identity *owner = &state->owner[record];
+	const struct identity *owner = &machine_state->owner[record];
 
 	return owner->pid == self.pid &&
 	       memcmp(owner->random, self.random, sizeof(self.random)) == 0;
 }
 
-/*
- * True while the record's owner lives. `*pid` is its pid as the caller sees it, or 0 if it is
- * in a namespace that the caller does not see into.
- */
-static bool record_is_live(unsigned record, pid_t *pid)
+bool machine_record_is_live(unsigned record, pid_t *pid)
 {
 	struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_len = 1};
 
@@ -151,7 +127,7 @@ static enum machine_status map_state(void)
 	off_t size;
 	enum machine_status status = MACHINE_UNREACHABLE;
 
-	lock_state();
+	machine_lock();
 	size = lseek(state_fd, 0, SEEK_END);
 	if (size == -1)
 		goto out;
@@ -173,10 +149,10 @@ static enum machine_status map_state(void)
 		status = MACHINE_MISMATCH;
 		goto out;
 	}
-	state = mapped;
+	machine_state = mapped;
 	status = MACHINE_OK;
 out:
-	unlock_state();
+	machine_unlock();
 	return status;
 }
 
@@ -188,7 +164,7 @@ enum machine_status machine_open(void)
 
 	pthread_mutex_lock(&opening);
 	learn_identity();
-	if (state)
+	if (machine_state)
 		goto out;
 	if (state_fd == -1) {
 		config_state_path(path, sizeof(path));
@@ -206,12 +182,12 @@ out:
 
 unsigned machine_device_count(void)
 {
-	return state->device_count;
+	return machine_state->device_count;
 }
 
 const struct machine_device *machine_device(unsigned device)
 {
-	return &state->device[device];
+	return &machine_state->device[device];
 }
 
 enum machine_status machine_join(void)
@@ -221,105 +197,128 @@ enum machine_status machine_join(void)
 
 	if (own_record != NO_RECORD)
 		return MACHINE_OK;
-	lock_state();
+	machine_lock();
 	for (unsigned i = 0; i < MACHINE_MAX_PROCESSES; i++) {
 		/* One with this process's identity is a dead namesake's: it has not joined yet. */
-		if (record_is_live(i, &pid) && !is_own_record(i))
+		if (machine_record_is_live(i, &pid) && !is_own_record(i))
 			continue;
 		/* Emptied before it is locked: a record that is live never shows its former
 		 * owner's bytes. */
 		empty_record(i);
 		if (lock_byte(RECORD_LOCK(i), F_WRLCK, F_SETLK) == -1)
 			break;
-		state->owner[i] = self;
-		if (i >= atomic_load(&state->record_count))
-			atomic_store(&state->record_count, i + 1);
+		machine_state->owner[i] = self;
+		if (i >= atomic_load(&machine_state->record_count))
+			atomic_store(&machine_state->record_count, i + 1);
 		own_record = i;
 		status = MACHINE_OK;
 		break;
 	}
-	unlock_state();
+	machine_unlock();
 	return status;
 }
 
 static uint64_t sum_of_all(unsigned device)
 {
-	unsigned count = atomic_load(&state->record_count);
+	unsigned count = atomic_load(&machine_state->record_count);
 	uint64_t sum = 0;
 
 	for (unsigned i = 0; i < count; i++)
 		sum += held_by(device, i);
-	return sum;
+	return sum + objects_bytes(device);
 }
 
 /* With the state locked, so that no record changes hands between the look and the write. */
 static void empty_dead_records(void)
 {
-	unsigned count = atomic_load(&state->record_count);
+	unsigned count = atomic_load(&machine_state->record_count);
 	pid_t pid;
 
 	for (unsigned i = 0; i < count; i++) {
-		if (!record_is_live(i, &pid))
+		if (!machine_record_is_live(i, &pid))
 			empty_record(i);
 	}
+	holds_sweep();
+}
+
+bool machine_fits(unsigned device, uint64_t bytes)
+{
+	const struct machine_device *card = &machine_state->device[device];
+	uint64_t capacity = card->memory - card->reserved;
+
+	if (bytes > capacity)
+		return false;
+	if (sum_of_all(device) <= capacity - bytes)
+		return true;
+	/* The dead are looked for only by those who need their memory: a look at every record on
+	 * every allocation would cost a system call each. */
+	empty_dead_records();
+	return sum_of_all(device) <= capacity - bytes;
 }
 
 bool machine_charge(unsigned device, uint64_t listed, uint64_t unlisted)
 {
-	const struct machine_device *card = &state->device[device];
-	uint64_t capacity = card->memory - card->reserved;
-	uint64_t bytes = listed + unlisted;
 	bool fits;
 
-	if (bytes > capacity)
-		return false;
-	lock_state();
-	fits = sum_of_all(device) <= capacity - bytes;
-	if (!fits) {
-		/* The dead are looked for only by those who need their memory: a look at
-		 * every record on every allocation would cost a system call each. */
-		empty_dead_records();
-		fits = sum_of_all(device) <= capacity - bytes;
-	}
+	machine_lock();
+	fits = machine_fits(device, listed + unlisted);
 	if (fits) {
-		atomic_fetch_add(&state->listed[device][own_record], listed);
-		atomic_fetch_add(&state->unlisted[device][own_record], unlisted);
+		atomic_fetch_add(&machine_state->listed[device][own_record], listed);
+		atomic_fetch_add(&machine_state->unlisted[device][own_record], unlisted);
 	}
-	unlock_state();
+	machine_unlock();
 	return fits;
 }
 
 void machine_release(unsigned device, uint64_t listed, uint64_t unlisted)
 {
-	atomic_fetch_sub(&state->listed[device][own_record], listed);
-	atomic_fetch_sub(&state->unlisted[device][own_record], unlisted);
+	atomic_fetch_sub(&machine_state->listed[device][own_record], listed);
+	atomic_fetch_sub(&machine_state->unlisted[device][own_record], unlisted);
+}
+
+void machine_move(unsigned device, uint64_t bytes, bool to_listed)
+{
+	_Atomic uint64_t *listed = &machine_state->listed[device][own_record];
+	_Atomic uint64_t *unlisted = &machine_state->unlisted[device][own_record];
+
+	machine_lock();
+	atomic_fetch_add(to_listed ? listed : unlisted, bytes);
+	atomic_fetch_sub(to_listed ? unlisted : listed, bytes);
+	machine_unlock();
+}
+
+unsigned machine_own_record(void)
+{
+	return own_record;
 }
 
 uint64_t machine_used(unsigned device)
 {
-	unsigned count = atomic_load(&state->record_count);
+	unsigned count = atomic_load(&machine_state->record_count);
 	uint64_t sum = 0;
 	pid_t pid;
 
 	for (unsigned i = 0; i < count; i++) {
 		uint64_t bytes = held_by(device, i);
 
-		if (bytes && record_is_live(i, &pid))
+		if (bytes && machine_record_is_live(i, &pid))
 			sum += bytes;
 	}
-	return sum;
+	return sum + objects_held(device, NULL);
 }
 
 unsigned machine_processes(unsigned device, struct machine_process *out, unsigned max)
 {
-	unsigned count = atomic_load(&state->record_count);
+	unsigned count = atomic_load(&machine_state->record_count);
+	uint64_t shared[MACHINE_MAX_PROCESSES] = {0};
 	unsigned found = 0;
 	pid_t pid;
 
+	objects_held(device, shared);
 	for (unsigned i = 0; i < count; i++) {
-		uint64_t bytes = atomic_load(&state->listed[device][i]);
+		uint64_t bytes = atomic_load(&machine_state->listed[device][i]) + shared[i];
 
-		if (!bytes || !record_is_live(i, &pid) || !pid)
+		if (!bytes || !machine_record_is_live(i, &pid) || !pid)
 			continue;
 		if (found < max)
 			out[found] = (struct machine_process){.pid = pid, .bytes = bytes};

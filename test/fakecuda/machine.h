@@ -5,7 +5,8 @@
  * The machine is one file in shared memory, mapped by every process that uses the simulated
  * libcuda or libnvidia-ml. What is used on a card is never stored: it is the sum over the
  * records of the processes that live, and each record is written by its owner alone. So a death
- * at any instruction cannot leave a wrong figure behind; there is nothing to repair.
+ * at any instruction cannot leave a wrong figure behind; there is nothing to repair. What several
+ * processes hold is told in the same way, by who holds it: hold.h.
  *
  * A process lives as long as the kernel keeps its POSIX lock on its record's byte. Such a lock
  * goes with the process or with an exec, is not inherited by a fork, and F_GETLK reports its
@@ -67,6 +68,9 @@ enum machine_status machine_join(void);
  */
 bool machine_charge(unsigned device, uint64_t listed, uint64_t unlisted);
 void machine_release(unsigned device, uint64_t listed, uint64_t unlisted);
+
+/* Bytes of this process that NVML lists become unlisted, or the other way. */
+void machine_move(unsigned device, uint64_t bytes, bool to_listed);
 
 /* The bytes that all live processes hold together, listed or not. */
 uint64_t machine_used(unsigned device);

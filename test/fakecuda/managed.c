@@ -3,7 +3,6 @@
 
 #include <stdlib.h>
 
-#define CHUNK (2 * MiB)
 #define BATCH 64u
 
 struct managed {
@@ -23,7 +22,7 @@ static struct managed *managed_of(struct range *range)
 static bool take_chunk(struct device *device)
 {
 	if (!device->managed_spare) {
-		if (!device_charge_with(device, 0, BATCH * CHUNK))
+		if (!device_charge_with(device, 0, BATCH * MANAGED_CHUNK))
 			return false;
 		device->managed_spare = BATCH;
 	}
@@ -31,24 +30,38 @@ static bool take_chunk(struct device *device)
 	return true;
 }
 
+unsigned managed_take(struct device *device, unsigned chunks)
+{
+	unsigned taken = 0;
+
+	while (taken < chunks && take_chunk(device))
+		taken++;
+	return taken;
+}
+
+void managed_give(struct device *device, unsigned chunks)
+{
+	device_release_with(device, 0, chunks * MANAGED_CHUNK);
+}
+
 static void destroy(struct owned *owned)
 {
 	struct managed *managed = (struct managed *)owned;
 
 	ranges_remove(&allocations, &managed->range);
-	address_free(managed->range.start, managed->chunks * CHUNK);
+	address_free(managed->range.start, managed->chunks * MANAGED_CHUNK);
 	for (size_t i = 0; i < managed->chunks; i++)
 		if (managed->on_card[i])
-			device_release_with(managed->device, 0, CHUNK);
+			device_release_with(managed->device, 0, MANAGED_CHUNK);
 	free(managed);
 }
 
 CUresult managed_allocate(CUcontext context, size_t size, CUdeviceptr *out)
 {
-	size_t chunks = size / CHUNK + (size % CHUNK != 0);
+	size_t chunks = size / MANAGED_CHUNK + (size % MANAGED_CHUNK != 0);
 	struct managed *managed;
 
-	if (chunks > SIZE_MAX / CHUNK)
+	if (chunks > SIZE_MAX / MANAGED_CHUNK)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	managed = calloc(1, sizeof(*managed) + chunks * sizeof(managed->on_card[0]));
 	if (!managed)
@@ -57,7 +70,7 @@ CUresult managed_allocate(CUcontext context, size_t size, CUdeviceptr *out)
 	managed->chunks = chunks;
 	managed->range.kind = RANGE_MANAGED;
 	managed->range.size = size;
-	managed->range.start = address_reserve(chunks * CHUNK, ADDRESS_STEP);
+	managed->range.start = address_reserve(chunks * MANAGED_CHUNK, ADDRESS_STEP);
 	if (!managed->range.start)
 		goto no_address;
 	if (!ranges_add(&allocations, &managed->range))
@@ -68,7 +81,7 @@ CUresult managed_allocate(CUcontext context, size_t size, CUdeviceptr *out)
 	*out = managed->range.start;
 	return CUDA_SUCCESS;
 no_range:
-	address_free(managed->range.start, chunks * CHUNK);
+	address_free(managed->range.start, chunks * MANAGED_CHUNK);
 no_address:
 	free(managed);
 	return CUDA_ERROR_OUT_OF_MEMORY;
@@ -85,8 +98,8 @@ void managed_free(struct range *range)
 void managed_touch(struct range *range, CUdeviceptr start, size_t size)
 {
 	struct managed *managed = managed_of(range);
-	size_t first = (start - range->start) / CHUNK;
-	size_t end = (start + size - range->start + CHUNK - 1) / CHUNK;
+	size_t first = (start - range->start) / MANAGED_CHUNK;
+	size_t end = (start + size - range->start + MANAGED_CHUNK - 1) / MANAGED_CHUNK;
 
 	for (size_t i = first; i < end; i++)
 		if (!managed->on_card[i])

@@ -13,6 +13,12 @@
 #include "address.h"
 #include "driver.h"
 
+#define MANAGED_CHUNK (2 * MiB)
+
+/* For who keeps pages on the card itself: takes up to `chunks`, and returns how many. */
+unsigned managed_take(struct device *device, unsigned chunks);
+void managed_give(struct device *device, unsigned chunks);
+
 CUresult managed_allocate(CUcontext context, size_t size, CUdeviceptr *out);
 void managed_free(struct range *range);
 /* The card has used these bytes; [start, start + size) lies in the range. */

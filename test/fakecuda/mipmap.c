@@ -1,16 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Mipmapped arrays: one piece of memory for all levels. */
 #include "array.h"
+#include "physical.h"
+#include "tile.h"
 
 #include <stdlib.h>
-
-struct CUmipmappedArray_st {
-	struct owned owned;
-	struct vram vram;
-	bool has_memory;
-	unsigned levels;
-	struct CUarray_st level[];
-};
 
 static size_t half(size_t length)
 {
@@ -33,11 +27,15 @@ static void destroy_mipmap(struct owned *owned)
 
 	if (mipmap->has_memory)
 		vram_give(&mipmap->vram);
+	if (mipmap->physical)
+		physical_unmap(mipmap->physical);
+	tiles_free(mipmap->tiles);
 	free(mipmap);
 }
 
-static CUresult create(CUcontext context, CUmipmappedArray *out,
-                       const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned levels)
+CUresult mipmap_create(CUcontext context, CUmipmappedArray *out,
+                       const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned levels,
+                       struct physical *physical)
 {
 	CUDA_ARRAY3D_DESCRIPTOR level = *shape;
 	CUmipmappedArray mipmap;
@@ -51,16 +49,18 @@ static CUresult create(CUcontext context, CUmipmappedArray *out,
 	if (!mipmap)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	mipmap->levels = levels;
-	mipmap->has_memory = array_takes_memory(shape);
+	mipmap->has_memory = !physical && array_takes_memory(shape);
 	for (unsigned i = 0; i < levels; i++) {
 		mipmap->level[i].is_level = true;
 		mipmap->level[i].shape = level;
 		level = next_level(level);
 	}
-	if (mipmap->has_memory && !vram_take(context->device, VRAM_ARRAY, bytes, &mipmap->vram)) {
+	if ((physical && !physical_map(physical)) ||
+	    (mipmap->has_memory && !vram_take(context->device, VRAM_ARRAY, bytes, &mipmap->vram))) {
 		free(mipmap);
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
+	mipmap->physical = physical;
 	context_own(context, &mipmap->owned, destroy_mipmap);
 	*out = mipmap;
 	return CUDA_SUCCESS;
@@ -76,7 +76,7 @@ CUDA_API CUresult cuMipmappedArrayCreate(CUmipmappedArray *out,
 		return result;
 	if (!out || !shape || !levels || !array_is_valid(shape))
 		return driver_leave(CUDA_ERROR_INVALID_VALUE);
-	return driver_leave(create(context, out, shape, levels));
+	return driver_leave(mipmap_create(context, out, shape, levels, NULL));
 }
 
 CUDA_API CUresult cuMipmappedArrayGetLevel(CUarray *out, CUmipmappedArray mipmap,

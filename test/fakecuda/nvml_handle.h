@@ -2,7 +2,7 @@
 #ifndef FAKECUDA_NVML_HANDLE_H
 #define FAKECUDA_NVML_HANDLE_H
 
-#include "nvml_abi.h"
+#include "../../interceptor/nvml_abi.h"
 
 #define NVML_API __attribute__((visibility("default")))
 

@@ -2,6 +2,8 @@
 /* How pools hold memory. The entry points are in pool_api.c and pool_stream.c. */
 #include "pool.h"
 
+#include "hold.h"
+#include "managed.h"
 #include "stream.h"
 
 #include <stdlib.h>
@@ -29,6 +31,8 @@ struct segment {
 	CUmemoryPool pool;
 	uint64_t size, used;
 	struct extent *first;
+	uint64_t object; /* once an allocation in it was exported (hold.h) */
+	unsigned hold;
 };
 
 static CUmemoryPool pools;
@@ -47,6 +51,8 @@ CUmemoryPool pool_create(struct device *device, CUmemLocation location, int type
 	pool->device = device;
 	pool->location = location;
 	pool->type = type;
+	if (type == CU_MEM_ALLOCATION_TYPE_MANAGED && location.type == CU_MEM_LOCATION_TYPE_DEVICE)
+		pool->managed_on = device_at(location.id);
 	for (int i = 0; i < 3; i++)
 		pool->reuse[i] = 1;
 	pool->next = pools;
@@ -92,8 +98,12 @@ static void drop_segment(struct segment *segment)
 		extent = next;
 	}
 	pool->reserved -= segment->size;
-	if (pool->device)
+	if (segment->object)
+		object_let_go(segment->hold);
+	else if (pool->device)
 		device_release(pool->device, segment->size);
+	if (pool->managed_on)
+		pool->spare += (unsigned)(segment->size / MANAGED_CHUNK);
 	*segment->link = segment->next;
 	if (segment->next)
 		segment->next->link = segment->link;
@@ -107,6 +117,9 @@ static void forget_pool(CUmemoryPool pool)
 	while (*link != pool)
 		link = &(*link)->next;
 	*link = pool->next;
+	object_let_go(pool->hold);
+	if (pool->managed_on)
+		managed_give(pool->managed_on, pool->chunks);
 	free(pool);
 }
 
@@ -147,6 +160,19 @@ void pool_destroy(CUmemoryPool pool)
 		forget_pool(pool);
 }
 
+/*
+ * Observed: the pages of a managed pool are on the card as soon as they are allocated, and stay
+ * there when the pool shrinks, until it is gone. On a full card they are in host memory.
+ */
+static void take_pages(CUmemoryPool pool, uint64_t size)
+{
+	unsigned chunks = (unsigned)(size / MANAGED_CHUNK);
+	unsigned again = chunks < pool->spare ? chunks : pool->spare;
+
+	pool->spare -= again;
+	pool->chunks += managed_take(pool->managed_on, chunks - again);
+}
+
 static struct segment *grow(CUmemoryPool pool, uint64_t size)
 {
 	struct segment *segment = calloc(1, sizeof(*segment));
@@ -164,6 +190,8 @@ static struct segment *grow(CUmemoryPool pool, uint64_t size)
 		address_free(extent->range.start, size);
 		goto no_memory;
 	}
+	if (pool->managed_on)
+		take_pages(pool, size);
 	extent->range.kind = RANGE_POOL;
 	extent->segment = segment;
 	extent->size = size;
@@ -328,6 +356,31 @@ void pool_free_now(struct range *range)
 		trim(pool, pool->threshold, false);
 }
 
+CUmemoryPool pool_of(const struct range *range)
+{
+	return extent_of((struct range *)range)->segment->pool;
+}
+
+uint64_t pool_share_segment(struct range *range)
+{
+	struct segment *segment = extent_of(range)->segment;
+	CUmemoryPool pool = segment->pool;
+	struct object_info info = {.kind = OBJECT_SEGMENT,
+	                           .device = NO_DEVICE,
+	                           .size = segment->size,
+	                           .address = segment->first->range.start,
+	                           .location_type = pool->location.type,
+	                           .location_id = pool->location.id};
+
+	if (pool->device) {
+		info.device = pool->device->machine;
+		info.bytes = segment->size;
+	}
+	if (!segment->object)
+		segment->object = object_create(&info, HOLD_HANDLE, &segment->hold);
+	return segment->object;
+}
+
 static void end_waits(struct segment *segment, CUstream stream)
 {
 	for (struct extent *extent = segment->first; extent; extent = extent->next)
@@ -341,7 +394,7 @@ static void end_waits(struct segment *segment, CUstream stream)
 void pools_synchronise(struct device *device, CUstream stream)
 {
 	for (CUmemoryPool pool = pools; pool; pool = pool->next) {
-		if (pool->device != device)
+		if ((pool->managed_on ? pool->managed_on : pool->device) != device)
 			continue;
 		for (struct segment *s = pool->segments; s; s = s->next)
 			end_waits(s, stream);

@@ -13,7 +13,7 @@
 
 struct CUmemPoolHandle_st {
 	struct CUmemPoolHandle_st *next; /* all pools of the process */
-	struct device *device;           /* NULL: it holds no VRAM */
+	struct device *device;           /* NULL: its segments hold no VRAM */
 	bool is_default;
 	bool destroyed; /* by the program; it goes with its last allocation */
 	CUmemLocation location;
@@ -25,6 +25,11 @@ struct CUmemPoolHandle_st {
 	uint64_t live;            /* allocations */
 	int reuse[3];             /* attributes 1 to 3 */
 	int access[MACHINE_MAX_DEVICES];
+	int handle_types; /* what it may be exported as */
+	uint64_t object;  /* once it was; 0: not yet */
+	unsigned hold;
+	struct device *managed_on; /* where a pool of managed memory has its pages; NULL: nowhere */
+	unsigned chunks, spare; /* of those pages: all that it has taken, and those in no segment */
 	struct segment *segments;
 };
 
@@ -48,5 +53,14 @@ void pool_trim(CUmemoryPool pool, uint64_t keep);
 void pools_synchronise(struct device *device, CUstream stream);
 /* Gives all that is unused to the card; true if that was anything. */
 bool pools_give_back(struct device *device);
+
+CUmemoryPool pool_of(const struct range *range);
+/* The machine's object for the segment that an allocation lies in; 0: there is no room. */
+uint64_t pool_share_segment(struct range *range);
+
+/* pool_share.c. Pools of other processes are not among those that pool_is_known knows. */
+bool pool_import_destroy(CUmemoryPool pool); /* false: it is no import */
+/* Gives back what cuMemPoolImportPointer made: a range of kind RANGE_IMPORTED. */
+void pool_import_free(struct range *range);
 
 #endif

@@ -25,7 +25,7 @@ CUDA_API CUresult cuMemPoolCreate(CUmemoryPool *out, const CUmemPoolProps *prope
 	} else if (!is_host(properties->location.type)) {
 		return driver_leave(CUDA_ERROR_INVALID_VALUE);
 	}
-	/* A managed pool reserves address space; its pages are counted nowhere here. */
+	/* Its segments are address space alone: pool.c counts the pages. */
 	if (properties->allocType == CU_MEM_ALLOCATION_TYPE_MANAGED)
 		device = NULL;
 	else if (properties->allocType != CU_MEM_ALLOCATION_TYPE_PINNED)
@@ -34,6 +34,7 @@ CUDA_API CUresult cuMemPoolCreate(CUmemoryPool *out, const CUmemPoolProps *prope
 	if (!pool)
 		return driver_leave(CUDA_ERROR_OUT_OF_MEMORY);
 	pool->max_size = properties->maxSize;
+	pool->handle_types = properties->handleTypes;
 	*out = pool;
 	return driver_leave(CUDA_SUCCESS);
 }
@@ -50,11 +51,13 @@ static CUresult enter_pool(CUmemoryPool pool)
 
 CUDA_API CUresult cuMemPoolDestroy(CUmemoryPool pool)
 {
-	CUresult result = enter_pool(pool);
+	CUresult result = driver_enter();
 
 	if (result != CUDA_SUCCESS)
 		return result;
-	if (pool->is_default)
+	if (pool_import_destroy(pool))
+		return driver_leave(CUDA_SUCCESS);
+	if (!pool_is_known(pool) || pool->is_default)
 		return driver_leave(CUDA_ERROR_INVALID_VALUE);
 	pool_destroy(pool);
 	return driver_leave(CUDA_SUCCESS);

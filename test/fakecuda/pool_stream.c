@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Allocation in stream order, for both meanings of the NULL stream. */
 #include "alloc.h"
+#include "capture.h"
 #include "pool.h"
 #include "stream.h"
 
@@ -8,6 +9,7 @@ static CUresult allocate(CUdeviceptr *out, size_t size, CUmemoryPool pool, CUstr
 {
 	CUcontext context;
 	CUresult result;
+	struct capture *capture;
 
 	latency(LATENCY_ALLOC_ASYNC);
 	result = driver_enter_context(&context);
@@ -26,6 +28,12 @@ static CUresult allocate(CUdeviceptr *out, size_t size, CUmemoryPool pool, CUstr
 		return driver_leave(CUDA_ERROR_INVALID_VALUE);
 	if (!pool)
 		return driver_leave(CUDA_ERROR_OUT_OF_MEMORY);
+	capture = capture_of(stream);
+	if (capture) {
+		CUmemPoolProps properties = {.allocType = pool->type, .location = pool->location};
+
+		return driver_leave(capture_alloc(capture, &properties, size, out));
+	}
 	return driver_leave(pool_allocate(pool, size, stream, out));
 }
 
@@ -41,12 +49,20 @@ static CUresult release(CUdeviceptr pointer, CUstream stream)
 		return result;
 	if (!pointer)
 		return driver_leave(CUDA_SUCCESS);
+	if (capture_of(stream))
+		return driver_leave(capture_free(capture_of(stream), pointer));
 	range = ranges_at(&allocations, pointer);
 	if (!range || range->start != pointer)
 		return driver_leave(CUDA_ERROR_INVALID_VALUE);
 	switch (range->kind) {
 	case RANGE_POOL:
 		pool_free(range, stream);
+		break;
+	case RANGE_GRAPH:
+		graph_memory_free(range);
+		break;
+	case RANGE_IMPORTED:
+		pool_import_free(range);
 		break;
 	case RANGE_DEVICE:
 		allocation_free(range);

@@ -2,26 +2,39 @@
 /* The one context per card that the CUDA runtime's programs share. */
 #include "driver.h"
 
+CUresult primary_retain(struct device *device)
+{
+	CUcontext primary = &device->primary;
+	CUresult result = CUDA_SUCCESS;
+
+	primary->primary = true;
+	if (!primary->alive)
+		result = context_activate(primary, device, 0);
+	if (result == CUDA_SUCCESS)
+		primary->retained++;
+	return result;
+}
+
+void primary_release(struct device *device)
+{
+	device->primary.retained--;
+	if (!device->primary.retained && device->primary.alive)
+		context_deactivate(&device->primary);
+}
+
 CUDA_API CUresult cuDevicePrimaryCtxRetain(CUcontext *out, CUdevice ordinal)
 {
 	struct device *device;
-	CUcontext primary;
 	CUresult result = driver_enter_device(ordinal, &device);
 
 	if (result != CUDA_SUCCESS)
 		return result;
 	if (!out)
 		return driver_leave(CUDA_ERROR_INVALID_VALUE);
-	primary = &device->primary;
-	primary->primary = true;
-	if (!primary->alive) {
-		result = context_activate(primary, device, 0);
-		if (result != CUDA_SUCCESS)
-			return driver_leave(result);
-	}
-	primary->retained++;
-	*out = primary;
-	return driver_leave(CUDA_SUCCESS);
+	result = primary_retain(device);
+	if (result == CUDA_SUCCESS)
+		*out = &device->primary;
+	return driver_leave(result);
 }
 
 CUDA_API CUresult cuDevicePrimaryCtxRelease_v2(CUdevice ordinal)
@@ -33,9 +46,7 @@ CUDA_API CUresult cuDevicePrimaryCtxRelease_v2(CUdevice ordinal)
 		return result;
 	if (!device->primary.retained)
 		return driver_leave(CUDA_ERROR_INVALID_CONTEXT);
-	device->primary.retained--;
-	if (!device->primary.retained && device->primary.alive)
-		context_deactivate(&device->primary);
+	primary_release(device);
 	return driver_leave(CUDA_SUCCESS);
 }
 

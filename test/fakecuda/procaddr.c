@@ -4,12 +4,16 @@
  * itself, so that a caller cannot tell the two ways apart.
  */
 #include "procaddr.h"
+#include "config.h"
 #include "driver.h"
 
 #include <string.h>
 
 #define KNOWN_FLAGS                                                                                \
 	(CU_GET_PROC_ADDRESS_LEGACY_STREAM | CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM)
+
+/* Forms that no driver has yet: future.c. */
+#define FUTURE 99000
 
 /* The newest form that `version` knows; the per-thread one, if there is one and it is wanted. */
 static const struct entry *find(const char *name, int version, bool per_thread, bool *named)
@@ -24,6 +28,8 @@ static const struct entry *find(const char *name, int version, bool per_thread, 
 			continue;
 		*named = true;
 		if (entry->since > version || (entry->per_thread && !per_thread))
+			continue;
+		if (entry->since >= FUTURE && !config_is("FAKECUDA_FUTURE", "1"))
 			continue;
 		if (!best || entry->per_thread >= best->per_thread)
 			best = entry;

@@ -1,56 +1,53 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Streams, events and kernels. All work is done the moment that it is given, so a wait never
+ * Streams and events. All work is done the moment that it is given, so a wait never
  * waits; what it does is what a wait does to memory pools.
  */
 #include "stream.h"
 
+#include "capture.h"
 #include "pool.h"
 
 #include <stdlib.h>
 
-struct CUstream_st {
-	struct owned owned;
-};
-
 struct CUevent_st {
 	struct owned owned;
-	CUstream stream; /* where it was recorded; NULL: nowhere yet */
+	CUstream stream;  /* where it was recorded; NULL: nowhere yet */
+	uint64_t capture; /* or in which capture; 0: in none */
 };
 
-struct CUmod_st {
-	struct owned owned;
-};
+CUstream stream_object(CUstream stream)
+{
+	static _Thread_local struct CUstream_st per_thread;
 
-struct CUfunc_st {
-	char unused;
-};
+	if (stream == CU_STREAM_LEGACY)
+		return NULL;
+	return stream == CU_STREAM_PER_THREAD ? &per_thread : stream;
+}
 
-static void free_owned(struct owned *owned)
+static void free_stream(struct owned *owned)
+{
+	capture_forget((CUstream)owned);
+	free(owned);
+}
+
+static void free_event(struct owned *owned)
 {
 	free(owned);
 }
 
-/* Anything that a context owns and that takes no VRAM of its own here. */
-static CUresult create_owned(void **out, size_t size)
+CUresult stream_create(CUcontext context, CUstream *out)
 {
-	CUcontext context;
-	CUresult result = driver_enter_context(&context);
-	struct owned *owned;
+	CUstream stream = calloc(1, sizeof(*stream));
 
-	if (result != CUDA_SUCCESS)
-		return result;
-	if (!out)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
-	owned = calloc(1, size);
-	if (!owned)
-		return driver_leave(CUDA_ERROR_OUT_OF_MEMORY);
-	context_own(context, owned, free_owned);
-	*out = owned;
-	return driver_leave(CUDA_SUCCESS);
+	if (!stream)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	context_own(context, &stream->owned, free_stream);
+	*out = stream;
+	return CUDA_SUCCESS;
 }
 
-static CUresult destroy_owned(void *thing)
+static CUresult destroy_owned(struct owned *thing)
 {
 	CUcontext context;
 	CUresult result = driver_enter_context(&context);
@@ -60,17 +57,20 @@ static CUresult destroy_owned(void *thing)
 	if (!thing)
 		return driver_leave(CUDA_ERROR_INVALID_HANDLE);
 	context_disown(thing);
-	free(thing);
+	thing->destroy(thing);
 	return driver_leave(CUDA_SUCCESS);
 }
 
-static CUresult synchronise(CUstream stream)
+/* An event's stream may be gone; a stream that a caller names is there. */
+static CUresult synchronise(CUstream stream, bool is_named)
 {
 	CUcontext context;
 	CUresult result = driver_enter_context(&context);
 
 	if (result != CUDA_SUCCESS)
 		return result;
+	if (is_named && capture_of(stream))
+		return driver_leave(capture_spoil(capture_of(stream)));
 	pools_synchronise(context->device, stream);
 	return driver_leave(CUDA_SUCCESS);
 }
@@ -85,22 +85,26 @@ static CUresult with_context(void)
 
 CUDA_API CUresult cuStreamCreate(CUstream *out, unsigned int flags)
 {
+	CUcontext context;
+	CUresult result = driver_enter_context(&context);
+
 	(void)flags;
-	return create_owned((void **)out, sizeof(struct CUstream_st));
+	if (result != CUDA_SUCCESS)
+		return result;
+	return driver_leave(out ? stream_create(context, out) : CUDA_ERROR_INVALID_VALUE);
 }
 
 CUDA_API CUresult cuStreamCreateWithPriority(CUstream *out, unsigned int flags, int priority)
 {
-	(void)flags;
 	(void)priority;
-	return create_owned((void **)out, sizeof(struct CUstream_st));
+	return cuStreamCreate(out, flags);
 }
 
 CUDA_API CUresult cuStreamDestroy_v2(CUstream stream)
 {
 	if (stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD)
 		return CUDA_ERROR_INVALID_HANDLE;
-	return destroy_owned(stream);
+	return destroy_owned(stream ? &stream->owned : NULL);
 }
 
 CUDA_API CUresult cuStreamDestroy(CUstream stream)
@@ -110,36 +114,62 @@ CUDA_API CUresult cuStreamDestroy(CUstream stream)
 
 CUDA_API CUresult cuStreamSynchronize(CUstream stream)
 {
-	return synchronise(stream_legacy(stream));
+	return synchronise(stream_legacy(stream), true);
 }
 
 CUDA_API CUresult cuStreamSynchronize_ptsz(CUstream stream)
 {
-	return synchronise(stream_per_thread(stream));
+	return synchronise(stream_per_thread(stream), true);
 }
 
 CUDA_API CUresult cuStreamQuery(CUstream stream)
 {
-	(void)stream;
-	return with_context();
+	CUcontext context;
+	CUresult result = driver_enter_context(&context);
+	struct capture *capture;
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	capture = capture_of(stream_legacy(stream));
+	return driver_leave(capture ? capture_spoil(capture) : CUDA_SUCCESS);
 }
 
 CUDA_API CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned int flags)
 {
-	(void)stream;
+	CUcontext context;
+	CUresult result = driver_enter_context(&context);
+
 	(void)flags;
-	return event ? with_context() : CUDA_ERROR_INVALID_HANDLE;
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!event)
+		return driver_leave(CUDA_ERROR_INVALID_HANDLE);
+	capture_join(event->capture, stream_legacy(stream));
+	return driver_leave(CUDA_SUCCESS);
 }
 
 CUDA_API CUresult cuEventCreate(CUevent *out, unsigned int flags)
 {
+	CUcontext context;
+	CUresult result = driver_enter_context(&context);
+	CUevent event;
+
 	(void)flags;
-	return create_owned((void **)out, sizeof(struct CUevent_st));
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!out)
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	event = calloc(1, sizeof(*event));
+	if (!event)
+		return driver_leave(CUDA_ERROR_OUT_OF_MEMORY);
+	context_own(context, &event->owned, free_event);
+	*out = event;
+	return driver_leave(CUDA_SUCCESS);
 }
 
 CUDA_API CUresult cuEventDestroy_v2(CUevent event)
 {
-	return destroy_owned(event);
+	return destroy_owned(event ? &event->owned : NULL);
 }
 
 CUDA_API CUresult cuEventDestroy(CUevent event)
@@ -156,7 +186,8 @@ static CUresult record(CUevent event, CUstream stream)
 		return result;
 	if (!event)
 		return driver_leave(CUDA_ERROR_INVALID_HANDLE);
-	event->stream = stream;
+	event->capture = capture_id(capture_of(stream));
+	event->stream = event->capture ? NULL : stream;
 	return driver_leave(CUDA_SUCCESS);
 }
 
@@ -179,7 +210,7 @@ CUDA_API CUresult cuEventSynchronize(CUevent event)
 {
 	if (!event)
 		return CUDA_ERROR_INVALID_HANDLE;
-	return event->stream ? synchronise(event->stream) : with_context();
+	return event->stream ? synchronise(event->stream, false) : with_context();
 }
 
 CUDA_API CUresult cuEventElapsedTime(float *milliseconds, CUevent start, CUevent end)
@@ -189,46 +220,5 @@ CUDA_API CUresult cuEventElapsedTime(float *milliseconds, CUevent start, CUevent
 	if (!milliseconds)
 		return CUDA_ERROR_INVALID_VALUE;
 	*milliseconds = 0;
-	return with_context();
-}
-
-CUDA_API CUresult cuModuleLoadData(CUmodule *out, const void *image)
-{
-	if (!image)
-		return CUDA_ERROR_INVALID_VALUE;
-	return create_owned((void **)out, sizeof(struct CUmod_st));
-}
-
-CUDA_API CUresult cuModuleUnload(CUmodule module)
-{
-	return destroy_owned(module);
-}
-
-/* Kernels do nothing, so one stands for all. */
-CUDA_API CUresult cuModuleGetFunction(CUfunction *out, CUmodule module, const char *name)
-{
-	static struct CUfunc_st function;
-
-	if (!module)
-		return CUDA_ERROR_INVALID_HANDLE;
-	if (!out || !name)
-		return CUDA_ERROR_INVALID_VALUE;
-	*out = &function;
-	return with_context();
-}
-
-CUDA_API CUresult cuLaunchKernel(CUfunction function, unsigned int grid_x, unsigned int grid_y,
-                                 unsigned int grid_z, unsigned int block_x, unsigned int block_y,
-                                 unsigned int block_z, unsigned int shared_bytes, CUstream stream,
-                                 void **parameters, void **extra)
-{
-	(void)shared_bytes;
-	(void)stream;
-	(void)parameters;
-	(void)extra;
-	if (!function)
-		return CUDA_ERROR_INVALID_HANDLE;
-	if (!grid_x || !grid_y || !grid_z || !block_x || !block_y || !block_z)
-		return CUDA_ERROR_INVALID_VALUE;
 	return with_context();
 }

@@ -1,32 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Virtual memory management: physical memory and address space by themselves. Physical memory
- * lives until its last handle and its last mapping are gone. None of it belongs to a context.
+ * Virtual memory management: physical memory and address space by themselves. None of it belongs
+ * to a context.
  */
+#include "vmm.h"
 #include "address.h"
 #include "driver.h"
+#include "physical.h"
 
 #include <stdlib.h>
-#include <string.h>
-
-#define GRANULARITY (2 * MiB)
-
-struct physical {
-	unsigned handles, mappings;
-	struct device *device; /* NULL: host memory */
-	uint64_t size;
-	CUmemAllocationProp properties;
-	CUmemGenericAllocationHandle handle;
-};
 
 struct mapping {
 	struct range range;
 	struct physical *physical;
 };
 
-/* Handles are places in this table, plus 1. */
-static struct physical **table;
-static size_t table_size;
 static struct ranges reservations;
 
 static struct mapping *mapping_of(struct range *range)
@@ -34,102 +22,24 @@ static struct mapping *mapping_of(struct range *range)
 	return (struct mapping *)((char *)range - offsetof(struct mapping, range));
 }
 
-static struct physical *physical_of(CUmemGenericAllocationHandle handle)
-{
-	struct physical *physical;
-
-	if (handle == 0 || handle > table_size)
-		return NULL;
-	physical = table[handle - 1];
-	return physical && physical->handles ? physical : NULL;
-}
-
-static bool enlist(struct physical *physical)
-{
-	static size_t hint;
-	size_t larger = table_size ? table_size * 2 : 64;
-	struct physical **grown;
-
-	for (size_t i = 0; i < table_size; i++) {
-		size_t slot = (hint + i) % table_size;
-
-		if (table[slot])
-			continue;
-		table[slot] = physical;
-		physical->handle = slot + 1;
-		hint = slot + 1;
-		return true;
-	}
-	grown = realloc(table, larger * sizeof(*table));
-	if (!grown)
-		return false;
-	memset(grown + table_size, 0, (larger - table_size) * sizeof(*table));
-	table = grown;
-	hint = table_size + 1;
-	table[table_size] = physical;
-	physical->handle = table_size + 1;
-	table_size = larger;
-	return true;
-}
-
-static void drop_if_unused(struct physical *physical)
-{
-	if (physical->handles || physical->mappings)
-		return;
-	if (physical->device)
-		device_release(physical->device, physical->size);
-	table[physical->handle - 1] = NULL;
-	free(physical);
-}
-
-static bool is_host(int type)
-{
-	return type == CU_MEM_LOCATION_TYPE_HOST || type == CU_MEM_LOCATION_TYPE_HOST_NUMA ||
-	       type == CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT;
-}
-
-/* The card that the properties ask for, or NULL for host memory. */
-static CUresult locate(const CUmemAllocationProp *properties, struct device **device)
-{
-	*device = NULL;
-	if (!properties || properties->type != CU_MEM_ALLOCATION_TYPE_PINNED)
-		return CUDA_ERROR_INVALID_VALUE;
-	if (is_host(properties->location.type))
-		return CUDA_SUCCESS;
-	if (properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE)
-		return CUDA_ERROR_INVALID_VALUE;
-	*device = device_at(properties->location.id);
-	return *device ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
-}
-
 static CUresult create(CUmemGenericAllocationHandle *out, size_t size,
                        const CUmemAllocationProp *properties)
 {
 	struct device *device;
 	struct physical *physical;
-	CUresult result = locate(properties, &device);
+	CUresult result = physical_locate(properties, &device);
 
 	if (result != CUDA_SUCCESS)
 		return result;
-	if (!out || !size || size % GRANULARITY)
+	if (!out || !size || size % VMM_GRANULARITY)
 		return CUDA_ERROR_INVALID_VALUE;
-	physical = calloc(1, sizeof(*physical));
-	if (!physical)
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	*physical = (struct physical){
-	    .handles = 1, .device = device, .size = size, .properties = *properties};
-	if (device && !device_charge(device, size)) {
-		free(physical);
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	}
-	if (!enlist(physical)) {
-		if (device)
-			device_release(device, size);
-		free(physical);
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	}
-	*out = physical->handle;
-	return CUDA_SUCCESS;
+	/* The cards are not connected. */
+	if (properties->requestedHandleTypes & CU_MEM_HANDLE_TYPE_FABRIC)
+		return CUDA_ERROR_NOT_SUPPORTED;
+	result = physical_create(size, properties, &physical);
+	if (result == CUDA_SUCCESS)
+		*out = physical->handle;
+	return result;
 }
 
 CUDA_API CUresult cuMemCreate(CUmemGenericAllocationHandle *out, size_t size,
@@ -156,8 +66,7 @@ CUDA_API CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
 	physical = physical_of(handle);
 	if (!physical)
 		return driver_leave(CUDA_ERROR_INVALID_VALUE);
-	physical->handles--;
-	drop_if_unused(physical);
+	physical_release(physical);
 	return driver_leave(CUDA_SUCCESS);
 }
 
@@ -170,7 +79,7 @@ CUDA_API CUresult cuMemAddressReserve(CUdeviceptr *out, size_t size, size_t alig
 	(void)wish; /* a wish that need not be granted */
 	if (result != CUDA_SUCCESS)
 		return result;
-	if (!out || !size || size % GRANULARITY || flags || (alignment & (alignment - 1)))
+	if (!out || !size || size % VMM_GRANULARITY || flags || (alignment & (alignment - 1)))
 		return driver_leave(CUDA_ERROR_INVALID_VALUE);
 	if (alignment < ADDRESS_STEP)
 		alignment = ADDRESS_STEP;
@@ -216,10 +125,10 @@ static CUresult map(CUdeviceptr start, size_t size, size_t offset, struct physic
 {
 	struct mapping *mapping;
 
-	if (!size || size % GRANULARITY || start % GRANULARITY || size > physical->size)
+	if (!size || size % VMM_GRANULARITY || start % VMM_GRANULARITY)
 		return CUDA_ERROR_INVALID_VALUE;
 	/* Only the whole memory can be mapped, so far. */
-	if (offset || size < physical->size)
+	if (offset || size != physical->size)
 		return CUDA_ERROR_NOT_SUPPORTED;
 	if (!is_reserved(start, size) || ranges_overlapping(&allocations, start, size))
 		return CUDA_ERROR_INVALID_VALUE;
@@ -228,11 +137,15 @@ static CUresult map(CUdeviceptr start, size_t size, size_t offset, struct physic
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	mapping->range = (struct range){.start = start, .size = size, .kind = RANGE_MAPPED};
 	mapping->physical = physical;
-	if (!ranges_add(&allocations, &mapping->range)) {
+	if (!physical_map(physical)) {
 		free(mapping);
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
-	physical->mappings++;
+	if (!ranges_add(&allocations, &mapping->range)) {
+		physical_unmap(physical);
+		free(mapping);
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
 	return CUDA_SUCCESS;
 }
 
@@ -248,6 +161,16 @@ CUDA_API CUresult cuMemMap(CUdeviceptr start, size_t size, size_t offset,
 	if (!physical || flags)
 		return driver_leave(CUDA_ERROR_INVALID_VALUE);
 	return driver_leave(map(start, size, offset, physical));
+}
+
+struct physical *vmm_physical_at(CUdeviceptr address, CUdeviceptr *start)
+{
+	struct range *range = ranges_at(&allocations, address);
+
+	if (!range || range->kind != RANGE_MAPPED)
+		return NULL;
+	*start = range->start;
+	return mapping_of(range)->physical;
 }
 
 /* Whether [start, start + size) is made of whole mappings without a gap. */
@@ -289,8 +212,7 @@ CUDA_API CUresult cuMemUnmap(CUdeviceptr start, size_t size)
 		struct mapping *mapping = mapping_of(range);
 
 		ranges_remove(&allocations, &mapping->range);
-		mapping->physical->mappings--;
-		drop_if_unused(mapping->physical);
+		physical_unmap(mapping->physical);
 		free(mapping);
 	}
 	return driver_leave(CUDA_SUCCESS);
@@ -321,7 +243,8 @@ CUDA_API CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *out,
 	if (!out || !range || range->kind != RANGE_MAPPED)
 		return driver_leave(CUDA_ERROR_INVALID_VALUE);
 	physical = mapping_of(range)->physical;
-	physical->handles++;
+	if (!physical_retain(physical))
+		return driver_leave(CUDA_ERROR_OUT_OF_MEMORY);
 	*out = physical->handle;
 	return driver_leave(CUDA_SUCCESS);
 }
@@ -336,9 +259,9 @@ CUDA_API CUresult cuMemGetAllocationGranularity(size_t *out, const CUmemAllocati
 		return result;
 	if (!out || option < 0 || option > 1)
 		return driver_leave(CUDA_ERROR_INVALID_VALUE);
-	result = locate(properties, &device);
+	result = physical_locate(properties, &device);
 	if (result == CUDA_SUCCESS)
-		*out = GRANULARITY;
+		*out = VMM_GRANULARITY;
 	return driver_leave(result);
 }
 

@@ -2,6 +2,7 @@
 #include "vram.h"
 
 #include "address.h"
+#include "hold.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -13,6 +14,7 @@ struct block {
 	struct block *next, **link;
 	CUdeviceptr start;
 	unsigned free;
+	struct vram_share share;
 	unsigned hint; /* where the last piece ended: usually there is room there */
 	uint8_t taken[UNITS];
 };
@@ -102,13 +104,21 @@ bool vram_take(struct device *device, enum vram_kind kind, size_t size, struct v
 	return device_charge(device, out->bytes);
 }
 
+static void give_back(struct device *device, uint64_t bytes, const struct vram_share *share)
+{
+	if (share->object)
+		object_let_go(share->hold);
+	else
+		device_release(device, bytes);
+}
+
 void vram_give(struct vram *vram)
 {
 	struct block *block = vram->block;
 
 	if (!block) {
 		latency(LATENCY_FREE_BLOCK);
-		device_release(vram->device, vram->bytes);
+		give_back(vram->device, vram->bytes, &vram->share);
 		return;
 	}
 	memset(block->taken + vram->first, 0, vram->count);
@@ -120,8 +130,25 @@ void vram_give(struct vram *vram)
 	if (block->next)
 		block->next->link = block->link;
 	address_free(block->start, VRAM_BLOCK);
-	device_release(vram->device, VRAM_BLOCK);
+	give_back(vram->device, VRAM_BLOCK, &block->share);
 	free(block);
+}
+
+uint64_t vram_share(struct vram *vram, CUdeviceptr start)
+{
+	struct block *block = vram->block;
+	struct vram_share *share = block ? &block->share : &vram->share;
+	uint64_t bytes = block ? VRAM_BLOCK : vram->bytes;
+	struct object_info info = {.kind = OBJECT_LINEAR,
+	                           .device = vram->device->machine,
+	                           .bytes = bytes,
+	                           .size = bytes,
+	                           .address = block ? block->start : start,
+	                           .location_type = CU_MEM_LOCATION_TYPE_DEVICE};
+
+	if (!share->object)
+		share->object = object_create(&info, HOLD_HANDLE, &share->hold);
+	return share->object;
 }
 
 CUdeviceptr vram_address(const struct vram *vram)

@@ -12,16 +12,28 @@
 #define VRAM_BLOCK (2 * MiB)
 #define VRAM_SMALL (1 * MiB)
 
+/* What the machine knows of memory that another process may open (hold.h); 0: nothing. */
+struct vram_share {
+	uint64_t object;
+	unsigned hold;
+};
+
 struct vram {
 	struct device *device;
 	uint64_t bytes;      /* of the card, when it is not a piece of a block */
 	struct block *block; /* NULL: whole steps */
 	unsigned first, count;
+	struct vram_share share; /* of whole steps; a block has its own */
 };
 
 bool vram_take(struct device *device, enum vram_kind kind, size_t size, struct vram *out);
 void vram_give(struct vram *vram);
 /* Where a piece of a block lies; 0 for whole steps, whose address is the caller's matter. */
 CUdeviceptr vram_address(const struct vram *vram);
+/*
+ * Makes it known to the machine, a piece with its whole block. `start` is the address of whole
+ * steps. Returns the object, or 0 if there is no room.
+ */
+uint64_t vram_share(struct vram *vram, CUdeviceptr start);
 
 #endif

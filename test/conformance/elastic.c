@@ -1,0 +1,170 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What programs do that grow and shrink by virtual memory management: the patterns of PyTorch's
+ * expandable segments, of vLLM's sleep mode, and of pools that reserve more addresses than the card
+ * has memory. Every figure is what the card holds more than at the start of its part.
+ */
+#include "conformance.h"
+
+#include <unistd.h>
+
+#define PIECE (20 * MiB)
+#define MANY 64
+
+static const CUmemAllocationProp on_card = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                            .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
+static const CUmemAccessDesc open_to_card = {.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0},
+                                             .flags = 3};
+static long long before;
+
+static void say_held(const char *key)
+{
+	printf("%s: %lld\n", key, held() - before);
+}
+
+static CUhandle put(CUdeviceptr at, size_t size)
+{
+	CUhandle handle;
+
+	MUST(cuMemCreate(&handle, size, &on_card, 0));
+	MUST(cuMemMap(at, size, 0, handle, 0));
+	MUST(cuMemSetAccess(at, size, &open_to_card, 1));
+	return handle;
+}
+
+static void drop(CUdeviceptr at, size_t size, CUhandle handle)
+{
+	MUST(cuMemUnmap(at, size));
+	MUST(cuMemRelease(handle));
+}
+
+/* A segment of pieces that grows at its end, gives back its middle, and fills it again. */
+static void expandable(void)
+{
+	CUhandle handles[MANY];
+	CUdeviceptr space;
+
+	before = held();
+	MUST(cuMemAddressReserve(&space, 16 * GiB / PIECE * PIECE, 0, 0, 0));
+	say_held("expandable.reserved");
+	for (size_t i = 0; i < MANY; i++) {
+		handles[i] = put(space + i * PIECE, PIECE);
+		if (i % 16 == 15) {
+			char key[64];
+
+			sprintf(key, "expandable.%zu_pieces", i + 1);
+			say_held(key);
+		}
+	}
+	MUST(cuMemsetD8_v2(space, 1, MANY * PIECE));
+	for (size_t i = 16; i < 48; i++)
+		drop(space + i * PIECE, PIECE, handles[i]);
+	say_held("expandable.middle_dropped");
+	for (size_t i = 16; i < 32; i++)
+		handles[i] = put(space + i * PIECE, PIECE);
+	say_held("expandable.half_of_it_again");
+	MUST(cuMemsetD8_v2(space, 1, 32 * PIECE));
+	MUST(cuCtxSynchronize());
+	for (size_t i = 0; i < MANY; i++)
+		if (i < 32 || i >= 48)
+			drop(space + i * PIECE, PIECE, handles[i]);
+	say_held("expandable.all_dropped");
+	MUST(cuMemAddressFree(space, 16 * GiB / PIECE * PIECE));
+	say_held("expandable.end");
+}
+
+/* Several allocations with an address range each. Asleep they keep the addresses alone. */
+static void sleep_mode(void)
+{
+	static const size_t sizes[] = {2 * MiB, 48 * MiB, 256 * MiB, 1 * GiB};
+	CUdeviceptr spaces[COUNT(sizes)];
+	CUhandle handles[COUNT(sizes)];
+
+	before = held();
+	for (size_t i = 0; i < COUNT(sizes); i++) {
+		MUST(cuMemAddressReserve(&spaces[i], sizes[i], 0, 0, 0));
+		handles[i] = put(spaces[i], sizes[i]);
+	}
+	say_held("sleep.awake");
+	for (int round = 1; round <= 2; round++) {
+		char key[64];
+
+		MUST(cuCtxSynchronize());
+		for (size_t i = 0; i < COUNT(sizes); i++)
+			drop(spaces[i], sizes[i], handles[i]);
+		sprintf(key, "sleep.asleep.%d", round);
+		say_held(key);
+		for (size_t i = 0; i < COUNT(sizes); i++) {
+			handles[i] = put(spaces[i], sizes[i]);
+			MUST(cuMemsetD8_v2(spaces[i], 1, sizes[i]));
+		}
+		sprintf(key, "sleep.awake_again.%d", round);
+		say_held(key);
+	}
+	for (size_t i = 0; i < COUNT(sizes); i++) {
+		drop(spaces[i], sizes[i], handles[i]);
+		MUST(cuMemAddressFree(spaces[i], sizes[i]));
+	}
+	say_held("sleep.end");
+}
+
+/*
+ * As sleep, but the handles are released while they are mapped: then the mappings alone hold. Does
+ * NVML list for the process what it has only mapped?
+ */
+static void handles_dropped(void)
+{
+	long long own = listed(getpid());
+	CUhandle retained;
+	CUdeviceptr space;
+
+	before = held();
+	MUST(cuMemAddressReserve(&space, 8 * PIECE, 0, 0, 0));
+	for (size_t i = 0; i < 8; i++)
+		MUST(cuMemRelease(put(space + i * PIECE, PIECE)));
+	say_held("mapped_only.live");
+	printf("mapped_only.live: own %+lld\n", listed(getpid()) - own);
+	MUST(cuMemRetainAllocationHandle(&retained, (void *)(uintptr_t)space));
+	printf("mapped_only.one_retained: own %+lld\n", listed(getpid()) - own);
+	MUST(cuMemRelease(retained));
+	MUST(cuMemUnmap(space, 4 * PIECE));
+	say_held("mapped_only.half_unmapped");
+	MUST(cuMemUnmap(space + 4 * PIECE, 4 * PIECE));
+	say_held("mapped_only.unmapped");
+	MUST(cuMemAddressFree(space, 8 * PIECE));
+}
+
+/* Eight times as many addresses as the card has memory; the first and the last piece are used. */
+static void oversubscribed(void)
+{
+	size_t total, available, left, size;
+	CUdeviceptr space;
+	CUhandle first, last;
+
+	before = held();
+	MUST(cuMemGetInfo_v2(&available, &total));
+	size = 8 * (total / PIECE) * PIECE;
+	MUST(cuMemAddressReserve(&space, size, 0, 0, 0));
+	MUST(cuMemGetInfo_v2(&left, &total));
+	say_held("oversubscribed.reserved");
+	printf("oversubscribed.reserved: free %zd less\n", (ssize_t)(available - left));
+	first = put(space, PIECE);
+	last = put(space + size - PIECE, PIECE);
+	MUST(cuMemGetInfo_v2(&left, &total));
+	say_held("oversubscribed.two_pieces");
+	printf("oversubscribed.two_pieces: free %zd less\n", (ssize_t)(available - left));
+	drop(space, PIECE, first);
+	drop(space + size - PIECE, PIECE, last);
+	MUST(cuMemAddressFree(space, size));
+	say_held("oversubscribed.end");
+}
+
+int main(void)
+{
+	start_with_context();
+	expandable();
+	sleep_mode();
+	handles_dropped();
+	oversubscribed();
+	return 0;
+}

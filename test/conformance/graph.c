@@ -1,0 +1,419 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Graphs that allocate: when they take memory of the card, how much, and when it goes. */
+#include "conformance.h"
+
+static long long before;
+static CUstream first, second;
+
+static uint64_t attribute(int which)
+{
+	uint64_t value = 0;
+
+	MUST(cuDeviceGetGraphMemAttribute(0, which, &value));
+	return value;
+}
+
+/* The highest figures stand in brackets. */
+static void say(const char *key)
+{
+	printf("%s: used %llu (%llu), reserved %llu (%llu), held %lld\n", key,
+	       (unsigned long long)attribute(CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT),
+	       (unsigned long long)attribute(CU_GRAPH_MEM_ATTR_USED_MEM_HIGH),
+	       (unsigned long long)attribute(CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT),
+	       (unsigned long long)attribute(CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH), held() - before);
+}
+
+static CUDA_MEM_ALLOC_NODE_PARAMS bytes(size_t size)
+{
+	return (CUDA_MEM_ALLOC_NODE_PARAMS){
+	    .poolProps = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
+	                  .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}},
+	    .bytesize = size};
+}
+
+/* Nodes that come one after the other. */
+struct chain {
+	CUgraph graph;
+	CUgraphNode last;
+};
+
+static struct chain chain(void)
+{
+	struct chain made = {0};
+
+	MUST(cuGraphCreate(&made.graph, 0));
+	return made;
+}
+
+static CUdeviceptr add_alloc(struct chain *to, size_t size)
+{
+	CUDA_MEM_ALLOC_NODE_PARAMS params = bytes(size);
+	CUgraphNode node;
+
+	MUST(cuGraphAddMemAllocNode(&node, to->graph, &to->last, to->last ? 1 : 0, &params));
+	to->last = node;
+	return params.dptr;
+}
+
+static void add_free(struct chain *to, CUdeviceptr pointer)
+{
+	CUgraphNode node;
+
+	MUST(cuGraphAddMemFreeNode(&node, to->graph, &to->last, to->last ? 1 : 0, pointer));
+	to->last = node;
+}
+
+static CUgraphExec instantiate(CUgraph graph)
+{
+	CUgraphExec exec;
+
+	MUST(cuGraphInstantiateWithFlags(&exec, graph, 0));
+	return exec;
+}
+
+static void launch(CUgraphExec exec, CUstream stream)
+{
+	MUST(cuGraphLaunch(exec, stream));
+	MUST(cuStreamSynchronize(stream));
+}
+
+static void trim(const char *key)
+{
+	MUST(cuDeviceGraphMemTrim(0));
+	say(key);
+}
+
+/* A graph that frees what it allocates. */
+static void freed_inside(void)
+{
+	struct chain made = chain();
+	CUdeviceptr pointer = add_alloc(&made, 100 * MiB);
+	CUgraphExec exec;
+
+	say("inside.added");
+	add_free(&made, pointer);
+	exec = instantiate(made.graph);
+	say("inside.instantiated");
+	MUST(cuGraphUpload(exec, first));
+	MUST(cuStreamSynchronize(first));
+	say("inside.uploaded");
+	trim("inside.uploaded.trim");
+	launch(exec, first);
+	say("inside.launched");
+	launch(exec, first);
+	say("inside.launched_twice");
+	trim("inside.launched.trim");
+	launch(exec, first);
+	say("inside.launched_after_trim");
+	MUST(cuGraphExecDestroy(exec));
+	say("inside.exec_destroyed");
+	trim("inside.exec_destroyed.trim");
+	MUST(cuGraphDestroy(made.graph));
+}
+
+/* A graph whose allocation is freed by others. */
+static void freed_outside(void)
+{
+	struct chain made = chain();
+	CUdeviceptr pointer = add_alloc(&made, 64 * MiB), start;
+	CUgraphExec exec = instantiate(made.graph);
+	size_t size;
+
+	launch(exec, first);
+	say("outside.launched");
+	say_result("outside.launched_again", cuGraphLaunch(exec, first));
+	MUST(cuMemGetAddressRange_v2(&start, &size, pointer));
+	printf("outside.range: start %d, size %zu\n", start == pointer, size);
+	trim("outside.trim_while_allocated");
+	MUST(cuMemFreeAsync(pointer, first));
+	MUST(cuStreamSynchronize(first));
+	say("outside.free_async");
+	trim("outside.free_async.trim");
+	launch(exec, first);
+	MUST(cuMemFree_v2(pointer));
+	say("outside.free");
+	launch(exec, first);
+	MUST(cuGraphExecDestroy(exec));
+	say("outside.exec_destroyed");
+	trim("outside.exec_destroyed.trim");
+	MUST(cuMemFree_v2(pointer));
+	trim("outside.freed.trim");
+	MUST(cuGraphDestroy(made.graph));
+}
+
+static void sizes(void)
+{
+	static const size_t list[] = {1,           512,      1 * MiB,  1 * MiB + 1, 2 * MiB,
+	                              2 * MiB + 1, 31 * MiB, 32 * MiB, 33 * MiB};
+
+	for (size_t i = 0; i < COUNT(list); i++) {
+		struct chain made = chain();
+		CUgraphExec exec;
+		char size[32], key[64];
+
+		add_free(&made, add_alloc(&made, list[i]));
+		exec = instantiate(made.graph);
+		launch(exec, first);
+		sprintf(key, "size.%s", size_text(size, list[i]));
+		say(key);
+		MUST(cuGraphExecDestroy(exec));
+		MUST(cuGraphDestroy(made.graph));
+		MUST(cuDeviceGraphMemTrim(0));
+	}
+}
+
+/* Two allocations that live at the same time; and what another graph makes of their memory. */
+static void pair(const char *key, size_t size)
+{
+	struct chain made = chain(), other = chain();
+	CUdeviceptr a = add_alloc(&made, size), b = add_alloc(&made, size);
+	CUgraphExec exec, other_exec;
+	char text[64];
+
+	add_free(&made, a);
+	add_free(&made, b);
+	exec = instantiate(made.graph);
+	launch(exec, first);
+	sprintf(text, "%s.both", key);
+	say(text);
+	add_free(&other, add_alloc(&other, size));
+	other_exec = instantiate(other.graph);
+	launch(other_exec, first);
+	sprintf(text, "%s.other_graph", key);
+	say(text);
+	MUST(cuGraphLaunch(exec, first));
+	MUST(cuGraphLaunch(other_exec, second));
+	MUST(cuCtxSynchronize());
+	sprintf(text, "%s.two_streams", key);
+	say(text);
+	MUST(cuGraphExecDestroy(exec));
+	MUST(cuGraphExecDestroy(other_exec));
+	sprintf(text, "%s.destroyed", key);
+	say(text);
+	sprintf(text, "%s.trim", key);
+	trim(text);
+	MUST(cuGraphDestroy(made.graph));
+	MUST(cuGraphDestroy(other.graph));
+}
+
+static void in_turn(void)
+{
+	struct chain made = chain();
+	CUdeviceptr a = add_alloc(&made, 40 * MiB), b;
+	CUgraphExec exec;
+
+	add_free(&made, a);
+	b = add_alloc(&made, 40 * MiB);
+	add_free(&made, b);
+	printf("in_turn.same_address: %d\n", a == b);
+	exec = instantiate(made.graph);
+	launch(exec, first);
+	say("in_turn.launched");
+	MUST(cuGraphExecDestroy(exec));
+	MUST(cuGraphDestroy(made.graph));
+	trim("in_turn.trim");
+}
+
+static void say_nodes(CUgraph graph)
+{
+	CUgraphNode nodes[16];
+	size_t count = COUNT(nodes);
+
+	MUST(cuGraphGetNodes(graph, nodes, &count));
+	printf("capture.nodes:");
+	for (size_t i = 0; i < count; i++) {
+		CUDA_MEM_ALLOC_NODE_PARAMS params;
+		CUdeviceptr freed;
+		int type;
+
+		MUST(cuGraphNodeGetType(nodes[i], &type));
+		printf(" %d", type);
+		if (type == CU_GRAPH_NODE_TYPE_MEM_ALLOC) {
+			MUST(cuGraphMemAllocNodeGetParams(nodes[i], &params));
+			printf(" (%zu, type %d, location %d.%d)", params.bytesize,
+			       params.poolProps.allocType, params.poolProps.location.type,
+			       params.poolProps.location.id);
+		} else if (type == CU_GRAPH_NODE_TYPE_MEM_FREE) {
+			MUST(cuGraphMemFreeNodeGetParams(nodes[i], &freed));
+			printf(" (the same %d)", freed == params.dptr);
+		}
+	}
+	printf("\n");
+}
+
+static void say_status(const char *key)
+{
+	int status = -1;
+
+	MUST(cuStreamIsCapturing(first, &status));
+	printf("%s: %d\n", key, status);
+}
+
+static void capture(void)
+{
+	CUgraphExecUpdateResultInfo info = {.result = -1};
+	CUgraph graph, other;
+	CUgraphExec exec, again;
+	CUgraphNode node;
+	CUdeviceptr pointer;
+
+	MUST(cuStreamBeginCapture_v2(first, 2));
+	say_status("capture.status");
+	MUST(cuMemAllocAsync(&pointer, 50 * MiB, first));
+	MUST(cuMemsetD8Async(pointer, 1, 50 * MiB, first));
+	MUST(cuMemFreeAsync(pointer, first));
+	MUST(cuStreamEndCapture(first, &graph));
+	say_status("capture.status_after");
+	say_nodes(graph);
+	exec = instantiate(graph);
+	say("capture.instantiated");
+	launch(exec, first);
+	say("capture.launched");
+	say_result("capture.clone", cuGraphClone(&other, graph));
+	MUST(cuGraphCreate(&other, 0));
+	say_result("capture.as_child", cuGraphAddChildGraphNode(&node, other, NULL, 0, graph));
+	say_result("capture.instantiate_again", cuGraphInstantiateWithFlags(&again, graph, 0));
+	say_result("capture.update", cuGraphExecUpdate_v2(exec, graph, &info));
+	printf("capture.update_result: %d\n", info.result);
+	MUST(cuGraphExecDestroy(exec));
+	MUST(cuGraphDestroy(other));
+	MUST(cuGraphDestroy(graph));
+	trim("capture.trim");
+
+	MUST(cuStreamBeginCapture_v2(first, 2));
+	say_result("capture.wait", cuStreamSynchronize(first));
+	say_status("capture.status_after_wait");
+	say_result("capture.alloc_after_wait", cuMemAllocAsync(&pointer, 1 * MiB, first));
+	say_result("capture.end_after_wait", cuStreamEndCapture(first, &graph));
+	say_result("capture.end_without_begin", cuStreamEndCapture(first, &graph));
+	say_result("capture.default_stream", cuStreamBeginCapture_v2(NULL, 2));
+}
+
+/* A card with less free than an upload needs. */
+static void too_much(void)
+{
+	CUDA_MEM_ALLOC_NODE_PARAMS params = bytes(200 * GiB);
+	struct chain made = chain();
+	CUgraphNode node;
+	CUgraphExec exec;
+	CUdeviceptr big;
+	size_t available, total;
+	uint64_t none = 0, one = 1;
+
+	say_result("full.200GiB", cuGraphAddMemAllocNode(&node, made.graph, NULL, 0, &params));
+	MUST(cuMemGetInfo_v2(&available, &total));
+	add_free(&made, add_alloc(&made, (available - 512 * MiB) / GiB * GiB));
+	MUST(cuMemAlloc_v2(&big, available / 4 * 3 / GiB * GiB));
+	exec = instantiate(made.graph);
+	say_result("full.upload", cuGraphUpload(exec, first));
+	say_result("full.launch", cuGraphLaunch(exec, first));
+	say_result("full.synchronize", cuStreamSynchronize(first));
+	MUST(cuMemGetInfo_v2(&available, &total));
+	printf("full.reserved: all but less than 32 MiB %d\n",
+	       attribute(CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT) > GiB && available < 32 * MiB);
+	MUST(cuMemFree_v2(big));
+	MUST(cuDeviceGraphMemTrim(0));
+	printf("full.trim: still reserved %d\n",
+	       attribute(CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT) > GiB);
+	MUST(cuGraphExecDestroy(exec));
+	printf("full.exec_destroyed: still reserved %d\n",
+	       attribute(CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT) > GiB);
+	MUST(cuDeviceGraphMemTrim(0));
+	printf("full.exec_destroyed.trim: still reserved %d\n",
+	       attribute(CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT) > GiB);
+	MUST(cuGraphDestroy(made.graph));
+	say_result("attribute.set_high_1",
+	           cuDeviceSetGraphMemAttribute(0, CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH, &one));
+	say_result("attribute.set_current",
+	           cuDeviceSetGraphMemAttribute(0, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, &none));
+	MUST(cuDeviceSetGraphMemAttribute(0, CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH, &none));
+	MUST(cuDeviceSetGraphMemAttribute(0, CU_GRAPH_MEM_ATTR_USED_MEM_HIGH, &none));
+	say("attribute.high_set_back");
+}
+
+/* A graph that frees at each launch what the one before allocated. */
+static void auto_free(void)
+{
+	CUDA_GRAPH_INSTANTIATE_PARAMS params = {.flags = CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD,
+	                                        .hUploadStream = first};
+	struct chain made = chain(), other = chain();
+	CUdeviceptr pointer = add_alloc(&made, 64 * MiB);
+	CUgraphExec exec;
+
+	MUST(cuGraphInstantiateWithFlags(&exec, made.graph,
+	                                 CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH));
+	launch(exec, first);
+	launch(exec, first);
+	say("auto_free.launched_twice");
+	MUST(cuGraphExecDestroy(exec));
+	trim("auto_free.exec_destroyed.trim");
+	say_result(
+	    "auto_free.instantiate_with_upload",
+	    cuGraphInstantiateWithFlags(&exec, made.graph, CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD));
+	MUST(cuGraphInstantiateWithParams(&exec, made.graph, &params));
+	say("auto_free.upload_while_allocated");
+	MUST(cuGraphExecDestroy(exec));
+	MUST(cuMemFree_v2(pointer));
+	MUST(cuGraphInstantiateWithParams(&exec, made.graph, &params));
+	say("auto_free.upload");
+	/* Freed by a node of another graph. */
+	launch(exec, first);
+	add_free(&other, pointer);
+	MUST(cuGraphExecDestroy(exec));
+	exec = instantiate(other.graph);
+	launch(exec, first);
+	trim("auto_free.freed_by_other_graph.trim");
+	say_result("auto_free.freed_twice", cuGraphLaunch(exec, first));
+	MUST(cuGraphExecDestroy(exec));
+	MUST(cuGraphDestroy(made.graph));
+	MUST(cuGraphDestroy(other.graph));
+}
+
+/* The function for all types; and what is left when the context goes. */
+static void generic(void)
+{
+	CUgraphNodeParams params = {.type = CU_GRAPH_NODE_TYPE_MEM_ALLOC, .as.alloc = bytes(MiB)};
+	struct chain made = chain();
+	CUgraphNode node;
+	CUgraphExec exec;
+
+	say_result("generic.add", cuGraphAddNode_v2(&node, made.graph, NULL, NULL, 0, &params));
+	printf("generic.has_address: %d\n", params.as.alloc.dptr != 0);
+	say_result("generic.free_unknown",
+	           cuGraphAddMemFreeNode(&node, made.graph, NULL, 0, 0x1000));
+	MUST(cuGraphInstantiate_v2(&exec, made.graph, NULL, NULL, 0));
+	launch(exec, first);
+	say("generic.launched");
+}
+
+int main(void)
+{
+	CUgraph graph;
+	CUgraphExec exec;
+	CUgraphNode node;
+
+	start_with_context();
+	MUST(cuStreamCreate(&first, CU_STREAM_NON_BLOCKING));
+	MUST(cuStreamCreate(&second, CU_STREAM_NON_BLOCKING));
+	/* What the first launch in a stream takes is not this program's matter. */
+	MUST(cuGraphCreate(&graph, 0));
+	MUST(cuGraphAddEmptyNode(&node, graph, NULL, 0));
+	exec = instantiate(graph);
+	launch(exec, first);
+	launch(exec, second);
+	before = held();
+	say("start");
+	freed_inside();
+	freed_outside();
+	sizes();
+	pair("pair.40MiB", 40 * MiB);
+	pair("pair.1", 1);
+	in_turn();
+	capture();
+	too_much();
+	auto_free();
+	generic();
+	MUST(cuDevicePrimaryCtxReset_v2(0));
+	say("reset");
+	return 0;
+}

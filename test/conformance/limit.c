@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Limits of a context: their values, and when the malloc heap of kernels takes memory. */
+#include "conformance.h"
+
+enum { SYNC_DEPTH = 3, PENDING_LAUNCHES = 4, COUNT_OF_LIMITS = 7 };
+
+/* A kernel that calls malloc and free, and one that does nothing. */
+static const char ptx[] =
+    ".version 6.0\n.target sm_50\n.address_size 64\n"
+    ".extern .func (.param .b64 func_retval0) malloc (.param .b64 malloc_param_0);\n"
+    ".extern .func free (.param .b64 free_param_0);\n"
+    ".visible .entry kmalloc()\n{\n"
+    " .reg .b64 %rd<3>;\n"
+    " mov.u64 %rd1, 1024;\n"
+    " {\n  .param .b64 param0;\n  st.param.b64 [param0+0], %rd1;\n  .param .b64 retval0;\n"
+    "  call.uni (retval0), malloc, (param0);\n  ld.param.b64 %rd2, [retval0+0];\n }\n"
+    " {\n  .param .b64 param0;\n  st.param.b64 [param0+0], %rd2;\n"
+    "  call.uni free, (param0);\n }\n"
+    " ret;\n}\n"
+    ".visible .entry kempty()\n{\n ret;\n}\n";
+
+static long long before;
+
+static void say_held(const char *key)
+{
+	printf("%s: %lld\n", key, held() - before);
+}
+
+static void set(const char *key, int limit, size_t value)
+{
+	CUresult result = cuCtxSetLimit(limit, value);
+	size_t now = 0;
+
+	cuCtxGetLimit(&now, limit);
+	printf("%s: %s, now %zu, held %lld\n", key, name_of(result), now, held() - before);
+}
+
+static void launch(CUfunction function)
+{
+	MUST(cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL));
+	MUST(cuCtxSynchronize());
+}
+
+int main(void)
+{
+	CUmodule module;
+	CUfunction allocates, empty;
+
+	start_with_context();
+	before = held();
+	for (int limit = 0; limit < COUNT_OF_LIMITS; limit++) {
+		size_t value = 0;
+		CUresult result = cuCtxGetLimit(&value, limit);
+
+		printf("default.%d: %s, %zu\n", limit, name_of(result), value);
+	}
+	say_result("set.sync_depth", cuCtxSetLimit(SYNC_DEPTH, 4));
+	say_result("set.unknown", cuCtxSetLimit(1000, 4));
+	say_result("get.unknown", cuCtxGetLimit(&(size_t){0}, 1000));
+	set("set.pending_launches", PENDING_LAUNCHES, 4096);
+	set("set.fifo_64MiB", CU_LIMIT_PRINTF_FIFO_SIZE, 64 * MiB);
+	set("set.heap_512MiB", CU_LIMIT_MALLOC_HEAP_SIZE, 512 * MiB);
+	set("set.heap_8MiB", CU_LIMIT_MALLOC_HEAP_SIZE, 8 * MiB);
+	set("set.heap_200GiB", CU_LIMIT_MALLOC_HEAP_SIZE, 200 * GiB);
+	set("set.heap_256MiB", CU_LIMIT_MALLOC_HEAP_SIZE, 256 * MiB);
+
+	MUST(cuModuleLoadData(&module, ptx));
+	MUST(cuModuleGetFunction(&allocates, module, "kmalloc"));
+	MUST(cuModuleGetFunction(&empty, module, "kempty"));
+	/* What the module itself takes is not asked. */
+	launch(empty);
+	before = held();
+	launch(allocates);
+	say_held("launched");
+	launch(allocates);
+	say_held("launched_twice");
+	set("used.heap_512MiB", CU_LIMIT_MALLOC_HEAP_SIZE, 512 * MiB);
+	set("used.heap_16MiB", CU_LIMIT_MALLOC_HEAP_SIZE, 16 * MiB);
+	set("used.heap_256MiB", CU_LIMIT_MALLOC_HEAP_SIZE, 256 * MiB);
+
+	/* Does the next primary context begin afresh? */
+	MUST(cuDevicePrimaryCtxReset_v2(0));
+	MUST(cuDevicePrimaryCtxRetain(&(CUcontext){NULL}, 0));
+	before = held();
+	set("reset.heap_64MiB", CU_LIMIT_MALLOC_HEAP_SIZE, 64 * MiB);
+	return 0;
+}

@@ -1,0 +1,269 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "capture.h"
+
+#include "stream.h"
+
+#include <stdlib.h>
+
+struct capture {
+	struct capture *next; /* all captures of the process */
+	uint64_t id;
+	CUgraph graph;
+	CUgraphNode last;
+	CUstream origin, streams; /* the one that it began with; all that take part */
+	bool spoilt;
+};
+
+static struct capture *captures;
+
+struct capture *capture_of(CUstream stream)
+{
+	CUstream object = stream_object(stream);
+
+	return object ? object->capture : NULL;
+}
+
+static void enlist(struct capture *capture, CUstream stream)
+{
+	stream->capture = capture;
+	stream->next_captured = capture->streams;
+	capture->streams = stream;
+}
+
+/* All but the graph. */
+static void end(struct capture *capture)
+{
+	struct capture **link = &captures;
+
+	while (capture->streams) {
+		capture->streams->capture = NULL;
+		capture->streams = capture->streams->next_captured;
+	}
+	while (*link != capture)
+		link = &(*link)->next;
+	*link = capture->next;
+	free(capture);
+}
+
+void capture_forget(CUstream stream)
+{
+	struct capture *capture = stream->capture;
+	CUstream *link;
+
+	if (!capture)
+		return;
+	if (capture->origin == stream) {
+		graph_destroy(capture->graph);
+		end(capture);
+		return;
+	}
+	link = &capture->streams;
+	while (*link != stream)
+		link = &(*link)->next_captured;
+	*link = stream->next_captured;
+	stream->capture = NULL;
+}
+
+static CUresult check(const struct capture *capture)
+{
+	return capture->spoilt ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : CUDA_SUCCESS;
+}
+
+static size_t after(const struct capture *capture)
+{
+	return capture->last ? 1 : 0;
+}
+
+CUresult capture_add(struct capture *capture, int type, CUgraphNode *out)
+{
+	CUresult result = check(capture);
+
+	if (result == CUDA_SUCCESS)
+		result = graph_add(capture->graph, type, &capture->last, after(capture), out);
+	if (result == CUDA_SUCCESS)
+		capture->last = *out;
+	return result;
+}
+
+CUresult capture_alloc(struct capture *capture, const CUmemPoolProps *properties, size_t size,
+                       CUdeviceptr *out)
+{
+	CUDA_MEM_ALLOC_NODE_PARAMS params = {.poolProps = *properties, .bytesize = size};
+	CUresult result = check(capture);
+	CUgraphNode node;
+
+	if (result == CUDA_SUCCESS)
+		result =
+		    graph_add_alloc(capture->graph, &capture->last, after(capture), &params, &node);
+	if (result != CUDA_SUCCESS)
+		return result;
+	capture->last = node;
+	*out = params.dptr;
+	return CUDA_SUCCESS;
+}
+
+CUresult capture_free(struct capture *capture, CUdeviceptr pointer)
+{
+	CUresult result = check(capture);
+	CUgraphNode node;
+
+	if (result == CUDA_SUCCESS)
+		result =
+		    graph_add_free(capture->graph, &capture->last, after(capture), pointer, &node);
+	if (result == CUDA_SUCCESS)
+		capture->last = node;
+	return result;
+}
+
+CUresult capture_spoil(struct capture *capture)
+{
+	capture->spoilt = true;
+	return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+}
+
+uint64_t capture_id(const struct capture *capture)
+{
+	return capture ? capture->id : 0;
+}
+
+void capture_join(uint64_t id, CUstream stream)
+{
+	CUstream object = stream_object(stream);
+	struct capture *capture = captures;
+
+	while (capture && capture->id != id)
+		capture = capture->next;
+	if (capture && object && !object->capture)
+		enlist(capture, object);
+}
+
+bool capture_takes(CUstream stream, int type, CUresult *result)
+{
+	CUgraphNode node;
+	bool taken;
+
+	*result = driver_enter();
+	if (*result != CUDA_SUCCESS)
+		return true;
+	taken = capture_of(stream) != NULL;
+	if (taken)
+		*result = capture_add(capture_of(stream), type, &node);
+	driver_leave(CUDA_SUCCESS);
+	return taken;
+}
+
+static CUresult begin(CUstream stream, int mode)
+{
+	static uint64_t last_id;
+	CUcontext context;
+	CUresult result = driver_enter_context(&context);
+	CUstream object = stream_object(stream);
+	struct capture *capture;
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (mode < 0 || mode > 2)
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	if (!object)
+		return driver_leave(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+	if (object->capture)
+		return driver_leave(CUDA_ERROR_ILLEGAL_STATE);
+	capture = calloc(1, sizeof(*capture));
+	if (!capture)
+		return driver_leave(CUDA_ERROR_OUT_OF_MEMORY);
+	capture->graph = graph_create();
+	if (!capture->graph) {
+		free(capture);
+		return driver_leave(CUDA_ERROR_OUT_OF_MEMORY);
+	}
+	capture->id = ++last_id;
+	capture->origin = object;
+	capture->next = captures;
+	captures = capture;
+	enlist(capture, object);
+	return driver_leave(CUDA_SUCCESS);
+}
+
+static CUresult finish(CUstream stream, CUgraph *out)
+{
+	CUcontext context;
+	CUresult result = driver_enter_context(&context);
+	struct capture *capture;
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!out)
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	capture = capture_of(stream);
+	if (!capture)
+		return driver_leave(CUDA_ERROR_ILLEGAL_STATE);
+	if (capture->origin != stream_object(stream))
+		return driver_leave(CUDA_ERROR_STREAM_CAPTURE_UNMATCHED);
+	result = check(capture);
+	*out = capture->graph;
+	if (result != CUDA_SUCCESS) {
+		graph_destroy(capture->graph);
+		*out = NULL;
+	}
+	end(capture);
+	return driver_leave(result);
+}
+
+static CUresult ask(CUstream stream, int *status)
+{
+	CUcontext context;
+	CUresult result = driver_enter_context(&context);
+	const struct capture *capture;
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!status)
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	capture = capture_of(stream);
+	*status = CU_STREAM_CAPTURE_STATUS_NONE;
+	if (capture)
+		*status = capture->spoilt ? CU_STREAM_CAPTURE_STATUS_INVALIDATED
+		                          : CU_STREAM_CAPTURE_STATUS_ACTIVE;
+	return driver_leave(CUDA_SUCCESS);
+}
+
+CUDA_API CUresult cuStreamBeginCapture_v2(CUstream stream, int mode)
+{
+	return begin(stream_legacy(stream), mode);
+}
+
+CUDA_API CUresult cuStreamBeginCapture_v2_ptsz(CUstream stream, int mode)
+{
+	return begin(stream_per_thread(stream), mode);
+}
+
+/* The first form knows no modes. */
+CUDA_API CUresult cuStreamBeginCapture(CUstream stream)
+{
+	return begin(stream_legacy(stream), 0);
+}
+
+CUDA_API CUresult cuStreamBeginCapture_ptsz(CUstream stream)
+{
+	return begin(stream_per_thread(stream), 0);
+}
+
+CUDA_API CUresult cuStreamEndCapture(CUstream stream, CUgraph *out)
+{
+	return finish(stream_legacy(stream), out);
+}
+
+CUDA_API CUresult cuStreamEndCapture_ptsz(CUstream stream, CUgraph *out)
+{
+	return finish(stream_per_thread(stream), out);
+}
+
+CUDA_API CUresult cuStreamIsCapturing(CUstream stream, int *status)
+{
+	return ask(stream_legacy(stream), status);
+}
+
+CUDA_API CUresult cuStreamIsCapturing_ptsz(CUstream stream, int *status)
+{
+	return ask(stream_per_thread(stream), status);
+}

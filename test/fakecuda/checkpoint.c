@@ -1,0 +1,94 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * cuCheckpointProcess*. The asker may be the process itself: none of these calls waits for its own
+ * lock. Everything else does, until the process is unlocked.
+ */
+#include "driver.h"
+#include "machine_checkpoint.h"
+
+static CUresult answer(enum machine_step step)
+{
+	switch (step) {
+	case MACHINE_STEP_DONE:
+		return CUDA_SUCCESS;
+	case MACHINE_STEP_NO_PROCESS:
+		return CUDA_ERROR_INVALID_VALUE;
+	case MACHINE_STEP_WRONG:
+		return CUDA_ERROR_ILLEGAL_STATE;
+	case MACHINE_STEP_NO_MEMORY:
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	return CUDA_ERROR_UNKNOWN;
+}
+
+static CUresult change(int pid, enum machine_phase from, enum machine_phase to)
+{
+	CUresult result = driver_enter_locked();
+
+	return result == CUDA_SUCCESS ? driver_leave(answer(machine_step(pid, from, to))) : result;
+}
+
+CUDA_API CUresult cuCheckpointProcessGetState(int pid, int *state)
+{
+	CUresult result = driver_enter_locked();
+	enum machine_phase phase = MACHINE_RUNNING;
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!state)
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	result = answer(machine_phase(pid, &phase));
+	switch (phase) {
+	case MACHINE_RUNNING:
+		*state = CU_PROCESS_STATE_RUNNING;
+		break;
+	case MACHINE_LOCKED:
+		*state = CU_PROCESS_STATE_LOCKED;
+		break;
+	case MACHINE_CHECKPOINTED:
+		*state = CU_PROCESS_STATE_CHECKPOINTED;
+		break;
+	}
+	return driver_leave(result);
+}
+
+/* Any thread would do here. */
+CUDA_API CUresult cuCheckpointProcessGetRestoreThreadId(int pid, int *thread)
+{
+	CUresult result = driver_enter_locked();
+	enum machine_phase phase;
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!thread)
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	result = answer(machine_phase(pid, &phase));
+	if (result == CUDA_SUCCESS)
+		*thread = pid;
+	return driver_leave(result);
+}
+
+/* A call that has begun goes on to its end; the time limit is for waiting for that. */
+CUDA_API CUresult cuCheckpointProcessLock(int pid, const CUcheckpointLockArgs *arguments)
+{
+	(void)arguments;
+	return change(pid, MACHINE_RUNNING, MACHINE_LOCKED);
+}
+
+CUDA_API CUresult cuCheckpointProcessCheckpoint(int pid, const void *arguments)
+{
+	(void)arguments;
+	return change(pid, MACHINE_LOCKED, MACHINE_CHECKPOINTED);
+}
+
+CUDA_API CUresult cuCheckpointProcessRestore(int pid, const void *arguments)
+{
+	(void)arguments;
+	return change(pid, MACHINE_CHECKPOINTED, MACHINE_LOCKED);
+}
+
+CUDA_API CUresult cuCheckpointProcessUnlock(int pid, const void *arguments)
+{
+	(void)arguments;
+	return change(pid, MACHINE_LOCKED, MACHINE_RUNNING);
+}

@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Graphs as they are built: by a program node by node, or by a stream that is being captured. */
+#ifndef FAKECUDA_GRAPH_H
+#define FAKECUDA_GRAPH_H
+
+#include "graph_memory.h"
+
+struct CUgraphNode_st {
+	CUgraphNode next; /* of its graph, in the order in which they were added */
+	CUgraph graph;
+	int type;
+	CUgraphNode *after; /* the nodes that it depends on */
+	size_t after_count;
+	unsigned mark;                     /* of the last search that came by */
+	CUfunction function;               /* of a kernel */
+	CUgraph child;                     /* of a child graph */
+	CUDA_MEM_ALLOC_NODE_PARAMS params; /* of an allocation; of a free only `dptr` */
+	struct graph_slot *slot;           /* of an allocation, and of a free of the same graph */
+};
+
+struct CUgraph_st {
+	CUgraphNode first, *end;
+	size_t count;
+	bool allocates;              /* or frees: it can be neither cloned nor put into another */
+	struct graph_memory *memory; /* made with its first allocation */
+};
+
+CUgraph graph_create(void);
+void graph_destroy(CUgraph graph);
+/* A node after others of the same graph; what its type needs is for the caller to fill in. */
+CUresult graph_add(CUgraph graph, int type, const CUgraphNode *after, size_t count,
+                   CUgraphNode *out);
+/* Sets params->dptr, which is an address from now on and memory when the graph was launched. */
+CUresult graph_add_alloc(CUgraph graph, const CUgraphNode *after, size_t count,
+                         CUDA_MEM_ALLOC_NODE_PARAMS *params, CUgraphNode *out);
+CUresult graph_add_free(CUgraph graph, const CUgraphNode *after, size_t count, CUdeviceptr pointer,
+                        CUgraphNode *out);
+
+#endif

@@ -1,0 +1,286 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Graphs as objects: their nodes, one function per type and one for all. */
+#include "graph.h"
+
+#include <stdlib.h>
+
+/* Leaves the lock held only on success. */
+static CUresult enter_graph(CUgraph graph, const void *out)
+{
+	CUresult result = driver_enter();
+
+	if (result == CUDA_SUCCESS && (!graph || !out))
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	return result;
+}
+
+CUDA_API CUresult cuGraphCreate(CUgraph *out, unsigned int flags)
+{
+	CUresult result = driver_enter();
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!out || flags)
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	*out = graph_create();
+	return driver_leave(*out ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY);
+}
+
+CUDA_API CUresult cuGraphDestroy(CUgraph graph)
+{
+	CUresult result = enter_graph(graph, graph);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	graph_destroy(graph);
+	return driver_leave(CUDA_SUCCESS);
+}
+
+static CUresult add_plain(CUgraphNode *out, CUgraph graph, const CUgraphNode *after, size_t count,
+                          int type)
+{
+	CUresult result = enter_graph(graph, out);
+
+	return result == CUDA_SUCCESS ? driver_leave(graph_add(graph, type, after, count, out))
+	                              : result;
+}
+
+CUDA_API CUresult cuGraphAddEmptyNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *after,
+                                      size_t count)
+{
+	return add_plain(out, graph, after, count, CU_GRAPH_NODE_TYPE_EMPTY);
+}
+
+CUDA_API CUresult cuGraphAddMemsetNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *after,
+                                       size_t count, const CUDA_MEMSET_NODE_PARAMS *params,
+                                       CUcontext context)
+{
+	(void)context;
+	if (!params)
+		return CUDA_ERROR_INVALID_VALUE;
+	return add_plain(out, graph, after, count, CU_GRAPH_NODE_TYPE_MEMSET);
+}
+
+/* Both forms: the second one's parameters go on where the first one's end. */
+CUDA_API CUresult cuGraphAddKernelNode_v2(CUgraphNode *out, CUgraph graph, const CUgraphNode *after,
+                                          size_t count, const CUDA_KERNEL_NODE_PARAMS *params)
+{
+	CUresult result = enter_graph(graph, out);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!params || !params->func || !params->gridDimX || !params->gridDimY ||
+	    !params->gridDimZ || !params->blockDimX || !params->blockDimY || !params->blockDimZ)
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	result = graph_add(graph, CU_GRAPH_NODE_TYPE_KERNEL, after, count, out);
+	if (result == CUDA_SUCCESS)
+		(*out)->function = params->func;
+	return driver_leave(result);
+}
+
+CUDA_API CUresult cuGraphAddKernelNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *after,
+                                       size_t count, const CUDA_KERNEL_NODE_PARAMS *params)
+{
+	return cuGraphAddKernelNode_v2(out, graph, after, count, params);
+}
+
+CUDA_API CUresult cuGraphAddMemAllocNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *after,
+                                         size_t count, CUDA_MEM_ALLOC_NODE_PARAMS *params)
+{
+	CUresult result = enter_graph(graph, out);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!params)
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	return driver_leave(graph_add_alloc(graph, after, count, params, out));
+}
+
+CUDA_API CUresult cuGraphAddMemFreeNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *after,
+                                        size_t count, CUdeviceptr pointer)
+{
+	CUresult result = enter_graph(graph, out);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	return driver_leave(graph_add_free(graph, after, count, pointer, out));
+}
+
+static CUgraphNode copy_of(const struct CUgraphNode_st *node, CUgraph to)
+{
+	CUgraphNode copy = to->first;
+
+	for (CUgraphNode at = node->graph->first; at != node; at = at->next)
+		copy = copy->next;
+	return copy;
+}
+
+static CUresult clone(CUgraph graph, CUgraph *out);
+
+/* The nodes that `node` comes after are there already: they were added before it. */
+static CUresult clone_node(const struct CUgraphNode_st *node, CUgraph to)
+{
+	CUgraphNode *after = calloc(node->after_count + 1, sizeof(CUgraphNode));
+	CUgraphNode copy;
+	CUresult result;
+
+	if (!after)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	for (size_t i = 0; i < node->after_count; i++)
+		after[i] = copy_of(node->after[i], to);
+	result = graph_add(to, node->type, after, node->after_count, &copy);
+	free(after);
+	if (result != CUDA_SUCCESS)
+		return result;
+	copy->function = node->function;
+	if (node->child)
+		return clone(node->child, &copy->child);
+	return CUDA_SUCCESS;
+}
+
+static CUresult clone(CUgraph graph, CUgraph *out)
+{
+	CUgraph copy;
+	CUresult result = CUDA_SUCCESS;
+
+	if (graph->allocates)
+		return CUDA_ERROR_NOT_SUPPORTED;
+	copy = graph_create();
+	if (!copy)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	for (CUgraphNode node = graph->first; node && result == CUDA_SUCCESS; node = node->next)
+		result = clone_node(node, copy);
+	if (result != CUDA_SUCCESS) {
+		graph_destroy(copy);
+		return result;
+	}
+	*out = copy;
+	return CUDA_SUCCESS;
+}
+
+CUDA_API CUresult cuGraphClone(CUgraph *out, CUgraph graph)
+{
+	CUresult result = enter_graph(graph, out);
+
+	return result == CUDA_SUCCESS ? driver_leave(clone(graph, out)) : result;
+}
+
+CUDA_API CUresult cuGraphAddChildGraphNode(CUgraphNode *out, CUgraph graph,
+                                           const CUgraphNode *after, size_t count, CUgraph child)
+{
+	CUresult result = enter_graph(graph, out);
+	CUgraph copy;
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	result = child ? clone(child, &copy) : CUDA_ERROR_INVALID_VALUE;
+	if (result != CUDA_SUCCESS)
+		return driver_leave(result);
+	result = graph_add(graph, CU_GRAPH_NODE_TYPE_GRAPH, after, count, out);
+	if (result == CUDA_SUCCESS)
+		(*out)->child = copy;
+	else
+		graph_destroy(copy);
+	return driver_leave(result);
+}
+
+CUDA_API CUresult cuGraphAddNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *after,
+                                 size_t count, CUgraphNodeParams *params)
+{
+	if (!params)
+		return CUDA_ERROR_INVALID_VALUE;
+	switch (params->type) {
+	case CU_GRAPH_NODE_TYPE_KERNEL:
+		return cuGraphAddKernelNode_v2(out, graph, after, count, &params->as.kernel);
+	case CU_GRAPH_NODE_TYPE_MEMSET:
+	case CU_GRAPH_NODE_TYPE_EMPTY:
+		return add_plain(out, graph, after, count, params->type);
+	case CU_GRAPH_NODE_TYPE_GRAPH:
+		return cuGraphAddChildGraphNode(out, graph, after, count, params->as.graph);
+	case CU_GRAPH_NODE_TYPE_MEM_ALLOC:
+		return cuGraphAddMemAllocNode(out, graph, after, count, &params->as.alloc);
+	case CU_GRAPH_NODE_TYPE_MEM_FREE:
+		return cuGraphAddMemFreeNode(out, graph, after, count, params->as.free);
+	}
+	return CUDA_ERROR_NOT_SUPPORTED;
+}
+
+/* 12.3: with what the edges say beside who comes first */
+CUDA_API CUresult cuGraphAddNode_v2(CUgraphNode *out, CUgraph graph, const CUgraphNode *after,
+                                    const void *edges, size_t count, CUgraphNodeParams *params)
+{
+	(void)edges;
+	return cuGraphAddNode(out, graph, after, count, params);
+}
+
+/* Up to *count nodes; without a place for them, how many there are. */
+CUDA_API CUresult cuGraphGetNodes(CUgraph graph, CUgraphNode *out, size_t *count)
+{
+	CUresult result = enter_graph(graph, count);
+	size_t found = 0;
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!out) {
+		*count = graph->count;
+		return driver_leave(CUDA_SUCCESS);
+	}
+	for (CUgraphNode node = graph->first; node && found < *count; node = node->next)
+		out[found++] = node;
+	for (size_t i = found; i < *count; i++)
+		out[i] = NULL;
+	*count = found;
+	return driver_leave(CUDA_SUCCESS);
+}
+
+CUDA_API CUresult cuGraphNodeGetType(CUgraphNode node, int *type)
+{
+	CUresult result = driver_enter();
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!node || !type)
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	*type = node->type;
+	return driver_leave(CUDA_SUCCESS);
+}
+
+/* Leaves the lock held only on success: the node is there and has the type. */
+static CUresult enter_node(CUgraphNode node, int type, const void *out)
+{
+	CUresult result = driver_enter();
+
+	if (result == CUDA_SUCCESS && (!node || !out || node->type != type))
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	return result;
+}
+
+CUDA_API CUresult cuGraphMemAllocNodeGetParams(CUgraphNode node, CUDA_MEM_ALLOC_NODE_PARAMS *out)
+{
+	CUresult result = enter_node(node, CU_GRAPH_NODE_TYPE_MEM_ALLOC, out);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	*out = node->params;
+	return driver_leave(CUDA_SUCCESS);
+}
+
+CUDA_API CUresult cuGraphMemFreeNodeGetParams(CUgraphNode node, CUdeviceptr *out)
+{
+	CUresult result = enter_node(node, CU_GRAPH_NODE_TYPE_MEM_FREE, out);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	*out = node->params.dptr;
+	return driver_leave(CUDA_SUCCESS);
+}
+
+CUDA_API CUresult cuGraphChildGraphNodeGetGraph(CUgraphNode node, CUgraph *out)
+{
+	CUresult result = enter_node(node, CU_GRAPH_NODE_TYPE_GRAPH, out);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	*out = node->child;
+	return driver_leave(CUDA_SUCCESS);
+}

@@ -1,0 +1,324 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Executable graphs. One that is launched has run when the call returns, as all other work. */
+#include "capture.h"
+#include "kernel.h"
+#include "stream.h"
+
+#include <stdlib.h>
+
+/* One node, as far as a launch has something to do for it. */
+struct step {
+	int type;
+	CUfunction function;     /* of a kernel */
+	CUdeviceptr pointer;     /* of a free of what another graph allocated */
+	struct graph_slot *keep; /* of an allocation that the graph does not free */
+	uint64_t size;           /* of it */
+};
+
+struct CUgraphExec_st {
+	uint64_t flags;
+	struct graph_memory *memory; /* NULL: its graph allocates nothing */
+	uint64_t partial[MACHINE_MAX_DEVICES];
+	size_t count;
+	struct step *steps;
+};
+
+static size_t count_steps(CUgraph graph)
+{
+	size_t count = graph->count;
+
+	for (CUgraphNode node = graph->first; node; node = node->next)
+		if (node->child)
+			count += count_steps(node->child);
+	return count;
+}
+
+/* Whether this allocation is the slot's last, and stays. */
+static bool is_kept(const struct CUgraphNode_st *alloc)
+{
+	if (!alloc->slot->taken)
+		return false;
+	for (CUgraphNode node = alloc->next; node; node = node->next)
+		if (node->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC && node->slot == alloc->slot)
+			return false;
+	return true;
+}
+
+static struct step *write_steps(CUgraph graph, struct step *step)
+{
+	for (CUgraphNode node = graph->first; node; node = node->next) {
+		*step = (struct step){.type = node->type, .function = node->function};
+		if (node->type == CU_GRAPH_NODE_TYPE_MEM_FREE && !node->slot)
+			step->pointer = node->params.dptr;
+		if (node->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC && is_kept(node)) {
+			step->keep = node->slot;
+			step->size = node->params.bytesize;
+		}
+		step++;
+		if (node->child)
+			step = write_steps(node->child, step);
+	}
+	return step;
+}
+
+static bool learn_steps(CUgraphExec exec, CUgraph graph)
+{
+	size_t count = count_steps(graph);
+	struct step *steps = calloc(count + 1, sizeof(*steps));
+
+	if (!steps)
+		return false;
+	write_steps(graph, steps);
+	free(exec->steps);
+	exec->steps = steps;
+	exec->count = count;
+	return true;
+}
+
+/* All the card's memory that a launch needs; nothing more if it is there. */
+static CUresult upload(CUgraphExec exec)
+{
+	for (CUdevice i = 0; exec->memory && device_at(i); i++)
+		if (!graph_memory_reserve(exec->memory, device_at(i), &exec->partial[i]))
+			return CUDA_ERROR_OUT_OF_MEMORY;
+	return CUDA_SUCCESS;
+}
+
+static void destroy(CUgraphExec exec)
+{
+	for (CUdevice i = 0; device_at(i); i++)
+		graph_memory_abandon(device_at(i), &exec->partial[i]);
+	if (exec->memory) {
+		exec->memory->instantiated = false;
+		graph_memory_drop(exec->memory);
+	}
+	free(exec->steps);
+	free(exec);
+}
+
+static CUresult instantiate(CUgraphExec *out, CUgraph graph, uint64_t flags)
+{
+	CUgraphExec exec;
+
+	if (!out || !graph)
+		return CUDA_ERROR_INVALID_VALUE;
+	/* Its addresses can have memory behind them once. */
+	if (graph->memory && graph->memory->instantiated)
+		return CUDA_ERROR_NOT_SUPPORTED;
+	exec = calloc(1, sizeof(*exec));
+	if (!exec)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	if (!learn_steps(exec, graph)) {
+		free(exec);
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	exec->flags = flags;
+	exec->memory = graph->memory;
+	if (exec->memory) {
+		exec->memory->holders++;
+		exec->memory->instantiated = true;
+	}
+	*out = exec;
+	return CUDA_SUCCESS;
+}
+
+/* An upload needs a stream, which only cuGraphInstantiateWithParams is given. */
+CUDA_API CUresult cuGraphInstantiateWithFlags(CUgraphExec *out, CUgraph graph,
+                                              unsigned long long flags)
+{
+	CUresult result = driver_enter();
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD)
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	return driver_leave(instantiate(out, graph, flags));
+}
+
+CUDA_API CUresult cuGraphInstantiate_v2(CUgraphExec *out, CUgraph graph, CUgraphNode *error_node,
+                                        char *log, size_t log_size)
+{
+	if (error_node)
+		*error_node = NULL;
+	if (log && log_size)
+		*log = '\0';
+	return cuGraphInstantiateWithFlags(out, graph, 0);
+}
+
+CUDA_API CUresult cuGraphInstantiate(CUgraphExec *out, CUgraph graph, CUgraphNode *error_node,
+                                     char *log, size_t log_size)
+{
+	return cuGraphInstantiate_v2(out, graph, error_node, log, log_size);
+}
+
+CUDA_API CUresult cuGraphInstantiateWithParams(CUgraphExec *out, CUgraph graph,
+                                               CUDA_GRAPH_INSTANTIATE_PARAMS *params)
+{
+	CUcontext context;
+	CUresult result = driver_enter_context(&context);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!params)
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	params->hErrNode_out = NULL;
+	result = instantiate(out, graph, params->flags);
+	if (result == CUDA_SUCCESS && params->flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD) {
+		result = upload(*out);
+		if (result != CUDA_SUCCESS)
+			destroy(*out);
+	}
+	params->result_out = result != CUDA_SUCCESS;
+	return driver_leave(result);
+}
+
+CUDA_API CUresult cuGraphInstantiateWithParams_ptsz(CUgraphExec *out, CUgraph graph,
+                                                    CUDA_GRAPH_INSTANTIATE_PARAMS *params)
+{
+	return cuGraphInstantiateWithParams(out, graph, params);
+}
+
+/* The stream says when, and everything is done at once. */
+CUDA_API CUresult cuGraphUpload(CUgraphExec exec, CUstream stream)
+{
+	CUcontext context;
+	CUresult result = driver_enter_context(&context);
+
+	(void)stream;
+	if (result != CUDA_SUCCESS)
+		return result;
+	return driver_leave(exec ? upload(exec) : CUDA_ERROR_INVALID_VALUE);
+}
+
+CUDA_API CUresult cuGraphUpload_ptsz(CUgraphExec exec, CUstream stream)
+{
+	return cuGraphUpload(exec, stream);
+}
+
+/* What an earlier launch left: freed if the graph was made for that, else in the way. */
+static CUresult clear_kept(CUgraphExec exec)
+{
+	for (size_t i = 0; i < exec->count; i++) {
+		struct graph_slot *slot = exec->steps[i].keep;
+
+		if (!slot || !slot->live)
+			continue;
+		if (!(exec->flags & CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH))
+			return CUDA_ERROR_INVALID_VALUE;
+		graph_slot_free(slot);
+	}
+	return CUDA_SUCCESS;
+}
+
+static CUresult run_step(CUcontext context, const struct step *step)
+{
+	struct range *range;
+
+	if (step->type == CU_GRAPH_NODE_TYPE_KERNEL)
+		return kernel_run(context, step->function);
+	if (step->keep)
+		return graph_slot_keep(step->keep, step->size);
+	if (!step->pointer)
+		return CUDA_SUCCESS;
+	range = ranges_at(&allocations, step->pointer);
+	if (!range || range->kind != RANGE_GRAPH || range->start != step->pointer)
+		return CUDA_ERROR_INVALID_VALUE;
+	graph_memory_free(range);
+	return CUDA_SUCCESS;
+}
+
+static CUresult launch(CUcontext context, CUgraphExec exec)
+{
+	CUresult result = clear_kept(exec);
+
+	if (result == CUDA_SUCCESS)
+		result = upload(exec);
+	for (size_t i = 0; i < exec->count && result == CUDA_SUCCESS; i++)
+		result = run_step(context, &exec->steps[i]);
+	return result;
+}
+
+static CUresult launch_in(CUgraphExec exec, CUstream stream)
+{
+	CUcontext context;
+	CUresult result = driver_enter_context(&context);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!exec)
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	if (capture_of(stream))
+		return driver_leave(capture_spoil(capture_of(stream)));
+	latency(exec->memory ? LATENCY_GRAPH_LAUNCH_MEMORY : LATENCY_GRAPH_LAUNCH);
+	return driver_leave(launch(context, exec));
+}
+
+CUDA_API CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream)
+{
+	return launch_in(exec, stream_legacy(stream));
+}
+
+CUDA_API CUresult cuGraphLaunch_ptsz(CUgraphExec exec, CUstream stream)
+{
+	return launch_in(exec, stream_per_thread(stream));
+}
+
+CUDA_API CUresult cuGraphExecDestroy(CUgraphExec exec)
+{
+	CUresult result = driver_enter();
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!exec)
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	destroy(exec);
+	return driver_leave(CUDA_SUCCESS);
+}
+
+/* How the graph differs from what the executable one was made of: CUgraphExecUpdateResult. */
+static int compare(const struct CUgraphExec_st *exec, CUgraph graph)
+{
+	size_t i = 0;
+
+	if (count_steps(graph) != exec->count)
+		return CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED;
+	/* Another graph's allocations have other addresses. */
+	if (graph->memory != exec->memory)
+		return CU_GRAPH_EXEC_UPDATE_ERROR_PARAMETERS_CHANGED;
+	for (CUgraphNode node = graph->first; node; node = node->next) {
+		if (node->type != exec->steps[i].type)
+			return CU_GRAPH_EXEC_UPDATE_ERROR_NODE_TYPE_CHANGED;
+		i += node->child ? 1 + count_steps(node->child) : 1;
+	}
+	return CU_GRAPH_EXEC_UPDATE_SUCCESS;
+}
+
+CUDA_API CUresult cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph,
+                                       CUgraphExecUpdateResultInfo *info)
+{
+	CUresult result = driver_enter();
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!exec || !graph || !info)
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	*info = (CUgraphExecUpdateResultInfo){.result = compare(exec, graph)};
+	if (info->result != CU_GRAPH_EXEC_UPDATE_SUCCESS)
+		return driver_leave(CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE);
+	return driver_leave(learn_steps(exec, graph) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY);
+}
+
+CUDA_API CUresult cuGraphExecUpdate(CUgraphExec exec, CUgraph graph, CUgraphNode *error_node,
+                                    int *update)
+{
+	CUgraphExecUpdateResultInfo info;
+	CUresult result = cuGraphExecUpdate_v2(exec, graph, &info);
+
+	if (result != CUDA_SUCCESS && result != CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE)
+		return result;
+	if (error_node)
+		*error_node = NULL;
+	if (update)
+		*update = info.result;
+	return result;
+}

@@ -1,0 +1,204 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "graph_memory.h"
+
+#include <stdlib.h>
+
+static void note_high(struct graph_pool *pool)
+{
+	uint64_t used = pool->live_used + pool->idle_used;
+	uint64_t reserved = pool->live_reserved + pool->idle_reserved + pool->partial;
+
+	if (used > pool->used_high)
+		pool->used_high = used;
+	if (reserved > pool->reserved_high)
+		pool->reserved_high = reserved;
+}
+
+struct graph_memory *graph_memory_create(void)
+{
+	struct graph_memory *memory = calloc(1, sizeof(*memory));
+
+	if (memory)
+		memory->holders = 1;
+	return memory;
+}
+
+void graph_memory_drop(struct graph_memory *memory)
+{
+	if (--memory->holders)
+		return;
+	while (memory->slots) {
+		struct graph_slot *slot = memory->slots;
+
+		memory->slots = slot->next;
+		address_free(slot->range.start, slot->bytes);
+		free(slot);
+	}
+	free(memory);
+}
+
+struct graph_slot *graph_slot_create(struct graph_memory *memory, struct device *device,
+                                     uint64_t size)
+{
+	struct graph_slot *slot = calloc(1, sizeof(*slot));
+
+	if (!slot)
+		return NULL;
+	slot->bytes = round_up(size, ADDRESS_STEP);
+	slot->range.start = address_reserve(slot->bytes, ADDRESS_STEP);
+	if (!slot->range.start) {
+		free(slot);
+		return NULL;
+	}
+	slot->range.kind = RANGE_GRAPH;
+	slot->memory = memory;
+	slot->device = device;
+	slot->taken = true;
+	slot->next = memory->slots;
+	memory->slots = slot;
+	return slot;
+}
+
+/* Each slot is reserved for in steps of its own; what is used of them lies close. */
+bool graph_memory_reserve(struct graph_memory *memory, struct device *device, uint64_t *partial)
+{
+	struct graph_pool *pool = &device->graphs;
+	uint64_t reserve = 0, use = 0;
+
+	for (const struct graph_slot *slot = memory->slots; slot; slot = slot->next) {
+		if (slot->device != device || slot->live)
+			continue;
+		reserve += round_up(slot->bytes, GRAPH_STEP);
+		use += slot->bytes;
+	}
+	use = round_up(use, GRAPH_STEP);
+	while (pool->idle_reserved + *partial < reserve) {
+		if (!device_charge(device, GRAPH_STEP))
+			return false;
+		*partial += GRAPH_STEP;
+		pool->partial += GRAPH_STEP;
+		note_high(pool);
+	}
+	graph_memory_abandon(device, partial);
+	if (pool->idle_used < use)
+		pool->idle_used = use;
+	note_high(pool);
+	return true;
+}
+
+void graph_memory_abandon(struct device *device, uint64_t *partial)
+{
+	device->graphs.partial -= *partial;
+	device->graphs.idle_reserved += *partial;
+	*partial = 0;
+}
+
+CUresult graph_slot_keep(struct graph_slot *slot, uint64_t size)
+{
+	struct graph_pool *pool = &slot->device->graphs;
+	uint64_t reserved = round_up(slot->bytes, GRAPH_STEP);
+
+	slot->range.size = size;
+	if (!ranges_add(&allocations, &slot->range))
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	slot->live = true;
+	slot->memory->holders++;
+	slot->live_used = reserved < pool->idle_used ? reserved : pool->idle_used;
+	pool->idle_used -= slot->live_used;
+	pool->live_used += slot->live_used;
+	pool->idle_reserved -= reserved;
+	pool->live_reserved += reserved;
+	return CUDA_SUCCESS;
+}
+
+void graph_slot_free(struct graph_slot *slot)
+{
+	struct graph_pool *pool = &slot->device->graphs;
+	uint64_t reserved = round_up(slot->bytes, GRAPH_STEP);
+
+	ranges_remove(&allocations, &slot->range);
+	slot->live = false;
+	pool->live_used -= slot->live_used;
+	pool->idle_used += slot->live_used;
+	pool->live_reserved -= reserved;
+	pool->idle_reserved += reserved;
+	graph_memory_drop(slot->memory);
+}
+
+void graph_memory_free(struct range *range)
+{
+	graph_slot_free((struct graph_slot *)((char *)range - offsetof(struct graph_slot, range)));
+}
+
+void graph_memory_trim(struct device *device)
+{
+	struct graph_pool *pool = &device->graphs;
+
+	device_release(device, pool->idle_reserved);
+	pool->idle_reserved = 0;
+	pool->idle_used = 0;
+}
+
+CUDA_API CUresult cuDeviceGraphMemTrim(CUdevice ordinal)
+{
+	struct device *device;
+	CUresult result = driver_enter_device(ordinal, &device);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	graph_memory_trim(device);
+	return driver_leave(CUDA_SUCCESS);
+}
+
+CUDA_API CUresult cuDeviceGetGraphMemAttribute(CUdevice ordinal, int attribute, void *value)
+{
+	struct device *device;
+	CUresult result = driver_enter_device(ordinal, &device);
+	const struct graph_pool *pool;
+	uint64_t *bytes = value;
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!value)
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	pool = &device->graphs;
+	switch (attribute) {
+	case CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT:
+		*bytes = pool->live_used + pool->idle_used;
+		break;
+	case CU_GRAPH_MEM_ATTR_USED_MEM_HIGH:
+		*bytes = pool->used_high;
+		break;
+	case CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT:
+		*bytes = pool->live_reserved + pool->idle_reserved + pool->partial;
+		break;
+	case CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH:
+		*bytes = pool->reserved_high;
+		break;
+	default:
+		result = CUDA_ERROR_INVALID_VALUE;
+	}
+	return driver_leave(result);
+}
+
+/* A high-water mark can only be set back. */
+CUDA_API CUresult cuDeviceSetGraphMemAttribute(CUdevice ordinal, int attribute, void *value)
+{
+	struct device *device;
+	CUresult result = driver_enter_device(ordinal, &device);
+	struct graph_pool *pool;
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!value || *(const uint64_t *)value ||
+	    (attribute != CU_GRAPH_MEM_ATTR_USED_MEM_HIGH &&
+	     attribute != CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH))
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	pool = &device->graphs;
+	if (attribute == CU_GRAPH_MEM_ATTR_USED_MEM_HIGH)
+		pool->used_high = 0;
+	else
+		pool->reserved_high = 0;
+	note_high(pool);
+	return driver_leave(CUDA_SUCCESS);
+}

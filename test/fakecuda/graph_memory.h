@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The memory of graphs. A card hands it out in steps of 32 MiB to the process's graphs together,
+ * when one of them is uploaded or launched; it stays with them until it is trimmed. An allocation
+ * that a graph does not free itself keeps its part until someone else frees it.
+ */
+#ifndef FAKECUDA_GRAPH_MEMORY_H
+#define FAKECUDA_GRAPH_MEMORY_H
+
+#include "address.h"
+#include "driver.h"
+
+#define GRAPH_STEP (32 * MiB)
+
+/* Addresses that one or more allocation nodes of a graph have in turn. */
+struct graph_slot {
+	struct graph_slot *next; /* of the same graph */
+	struct graph_memory *memory;
+	struct device *device;
+	uint64_t bytes;     /* of addresses: multiples of ADDRESS_STEP */
+	bool taken;         /* while the graph is being built: no node has freed it so far */
+	CUgraphNode freed;  /* the node that did last */
+	bool live;          /* a launch left it allocated, and nobody has freed it */
+	uint64_t live_used; /* what of the pool's it keeps while it is live */
+	struct range range; /* in `allocations` while it is live; `start` is always right */
+};
+
+/* The slots of a graph; they outlive it if an executable graph or a live allocation needs them. */
+struct graph_memory {
+	unsigned holders; /* graph, executable graph, live slots */
+	bool instantiated;
+	struct graph_slot *slots;
+};
+
+struct graph_memory *graph_memory_create(void);
+void graph_memory_drop(struct graph_memory *memory);
+/* A new slot, taken; NULL if there is no room for its addresses. */
+struct graph_slot *graph_slot_create(struct graph_memory *memory, struct device *device,
+                                     uint64_t size);
+
+/*
+ * Sees to it that the card's memory behind all slots that are not live is there. What it got
+ * before it found the card full is added to *partial, which only the same graph can use later.
+ */
+bool graph_memory_reserve(struct graph_memory *memory, struct device *device, uint64_t *partial);
+/* The rest of an upload that will not be tried again. */
+void graph_memory_abandon(struct device *device, uint64_t *partial);
+
+/* After graph_memory_reserve: the slot's allocation of `size` bytes stays. */
+CUresult graph_slot_keep(struct graph_slot *slot, uint64_t size);
+void graph_slot_free(struct graph_slot *slot);
+/* The same for a range of RANGE_GRAPH. */
+void graph_memory_free(struct range *range);
+
+/* Gives back what no live allocation and no upload that failed holds. */
+void graph_memory_trim(struct device *device);
+
+#endif

@@ -1,0 +1,115 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Memory and events of cuMemAlloc's age for other processes: a handle is 64 bytes that name the
+ * allocation, and may be sent in any way.
+ */
+#include "alloc.h"
+#include "hold.h"
+#include "view.h"
+
+#include <string.h>
+
+#define IPC_MAGIC 0x4350494d4558ull
+#define LAZY_ENABLE_PEER_ACCESS 1u
+#define EVENT_DISABLE_TIMING 2u
+
+struct ipc_handle {
+	uint64_t magic;
+	struct exported memory;
+};
+
+typedef struct {
+	char reserved[64];
+} CUipcEventHandle;
+
+CUresult cuEventCreate(CUevent *out, unsigned int flags);
+
+CUDA_API CUresult cuIpcGetMemHandle(CUipcMemHandle *out, CUdeviceptr pointer)
+{
+	CUcontext context;
+	CUresult result = driver_enter_context(&context);
+	struct ipc_handle handle = {.magic = IPC_MAGIC};
+	struct range *range;
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	/* Any address in the allocation will do. */
+	range = ranges_at(&allocations, pointer);
+	if (!out || !range || range->kind != RANGE_DEVICE)
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	handle.memory = (struct exported){
+	    .object = allocation_share(range), .address = range->start, .size = range->size};
+	if (!handle.memory.object)
+		return driver_leave(CUDA_ERROR_OUT_OF_MEMORY);
+	memset(out, 0, sizeof(*out));
+	memcpy(out, &handle, sizeof(handle));
+	return driver_leave(CUDA_SUCCESS);
+}
+
+CUDA_API CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *out, CUipcMemHandle bytes, unsigned int flags)
+{
+	CUcontext context;
+	CUresult result = driver_enter_context(&context);
+	struct ipc_handle handle;
+	struct range *range;
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!out || flags != LAZY_ENABLE_PEER_ACCESS)
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	memcpy(&handle, &bytes, sizeof(handle));
+	if (handle.magic != IPC_MAGIC || !object_has_origin(handle.memory.object))
+		return driver_leave(CUDA_ERROR_INVALID_HANDLE);
+	if (object_is_own(handle.memory.object))
+		return driver_leave(CUDA_ERROR_INVALID_CONTEXT);
+	result = view_open(context, &handle.memory, OBJECT_LINEAR, RANGE_OPENED, &range);
+	if (result == CUDA_SUCCESS)
+		*out = range->start;
+	return driver_leave(result);
+}
+
+CUDA_API CUresult cuIpcOpenMemHandle(CUdeviceptr *out, CUipcMemHandle bytes, unsigned int flags)
+{
+	return cuIpcOpenMemHandle_v2(out, bytes, flags);
+}
+
+CUDA_API CUresult cuIpcCloseMemHandle(CUdeviceptr pointer)
+{
+	CUcontext context;
+	CUresult result = driver_enter_context(&context);
+	struct range *range;
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	range = ranges_at(&allocations, pointer);
+	if (!range || range->kind != RANGE_OPENED || range->start != pointer)
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	view_close(range);
+	return driver_leave(CUDA_SUCCESS);
+}
+
+/* All work is done the moment that it is given: one event is as good as another. */
+CUDA_API CUresult cuIpcGetEventHandle(CUipcEventHandle *out, CUevent event)
+{
+	struct ipc_handle handle = {.magic = ~IPC_MAGIC};
+	CUcontext context;
+	CUresult result = driver_enter_context(&context);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!out || !event)
+		return driver_leave(event ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_HANDLE);
+	memset(out, 0, sizeof(*out));
+	memcpy(out, &handle, sizeof(handle));
+	return driver_leave(CUDA_SUCCESS);
+}
+
+CUDA_API CUresult cuIpcOpenEventHandle(CUevent *out, CUipcEventHandle bytes)
+{
+	struct ipc_handle handle;
+
+	memcpy(&handle, &bytes, sizeof(handle));
+	if (handle.magic != ~IPC_MAGIC)
+		return CUDA_ERROR_INVALID_HANDLE;
+	return cuEventCreate(out, EVENT_DISABLE_TIMING);
+}

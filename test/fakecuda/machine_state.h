@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The layout of the state file, for the files that write it: machine.c, hold.c and
+ * machine_checkpoint.c. */
+#ifndef FAKECUDA_MACHINE_STATE_H
+#define FAKECUDA_MACHINE_STATE_H
+
+#include "hold.h"
+#include "machine.h"
+
+#include <stdatomic.h>
+
+#define MACHINE_MAX_OBJECTS 1024u
+#define MACHINE_MAX_HOLDS 8192u
+
+/*
+ * Who owns a record, as far as a process can tell about itself: the 16 random bytes that the
+ * kernel hands to each executed program, and the pid to tell a fork from its parent. libcuda
+ * and libnvidia-ml in one process do not know of each other, and F_GETLK never shows a process
+ * its own locks; by this they recognise their process's record.
+ */
+struct identity {
+	uint8_t random[16];
+	pid_t pid;
+};
+
+struct object {
+	_Atomic uint64_t id; /* 0: this place is free. Its place is the id modulo their number. */
+	unsigned origin;     /* the place of the hold of who made it */
+	struct object_info info;
+};
+
+struct hold {
+	_Atomic uint64_t object; /* an id; 0: this place is free. Written last. */
+	_Atomic uint64_t order;
+	_Atomic unsigned record; /* of a process; a file's hold lives as long as the file */
+	_Atomic int kind;
+};
+
+struct state {
+	atomic_uint magic; /* written last: the rest is complete once it is right */
+	uint32_t version;
+	uint32_t device_count;
+	atomic_uint record_count; /* records below it have been used; it only grows */
+	struct machine_device device[MACHINE_MAX_DEVICES];
+	struct identity owner[MACHINE_MAX_PROCESSES];
+	/* Bytes per device and record. Written by the owner, or by whoever takes over the
+	 * record of a dead one. */
+	_Atomic uint64_t listed[MACHINE_MAX_DEVICES][MACHINE_MAX_PROCESSES];
+	_Atomic uint64_t unlisted[MACHINE_MAX_DEVICES][MACHINE_MAX_PROCESSES];
+	/* machine_checkpoint.c: an enum machine_phase, and what is off the cards for now. The bytes
+	 * are touched with the state locked. */
+	_Atomic int phase[MACHINE_MAX_PROCESSES];
+	uint64_t away_listed[MACHINE_MAX_DEVICES][MACHINE_MAX_PROCESSES];
+	uint64_t away_unlisted[MACHINE_MAX_DEVICES][MACHINE_MAX_PROCESSES];
+	/* Written with the state locked, read by anyone. */
+	uint64_t last_number;   /* of objects and orders */
+	atomic_uint hold_count; /* holds below it have been used; it only grows */
+	struct object object[MACHINE_MAX_OBJECTS];
+	struct hold hold[MACHINE_MAX_HOLDS];
+};
+
+extern struct state *machine_state;
+
+/* Not a lock between the threads of a process. */
+void machine_lock(void);
+void machine_unlock(void);
+
+/*
+ * True while the record's owner lives. `*pid` is its pid as the caller sees it, or 0 if it is
+ * in a namespace that the caller does not see into.
+ */
+bool machine_record_is_live(unsigned record, pid_t *pid);
+unsigned machine_own_record(void);
+/* Whether the card has that many bytes free. With the state locked. */
+bool machine_fits(unsigned device, uint64_t bytes);
+
+/* hold.c. With the state locked: */
+void holds_forget(unsigned record);      /* of a process that is dead */
+void holds_sweep(void);                  /* forgets closed files, and objects without a hold */
+uint64_t objects_bytes(unsigned device); /* of all objects, held or not */
+/* Without it: the bytes of those that are held; adds to listed[] what is listed for each record. */
+uint64_t objects_held(unsigned device, uint64_t listed[]);
+
+#endif

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package machinetest
+
+import (
+	"os/exec"
+	"path/filepath"
+	"testing"
+)
+
+// run compiles a program of testdata against the simulated driver, and runs it on the machine.
+func (m *machine) run(name string) {
+	m.t.Helper()
+	program := filepath.Join(m.t.TempDir(), name)
+	compile := exec.Command("cc", "-std=c11", "-D_GNU_SOURCE", "-O1", "-Wall", "-Wextra", "-Werror", "-o", program,
+		filepath.Join("testdata", name+".c"), "-L../../../bin/fakecuda", "-l:libcuda.so.1", "-ldl")
+	if out, err := compile.CombinedOutput(); err != nil {
+		m.t.Fatalf("cc %s: %v\n%s", name, err, out)
+	}
+	cmd := exec.Command(program)
+	cmd.Env = m.env
+	if out, err := cmd.CombinedOutput(); err != nil || len(out) > 0 {
+		m.t.Errorf("%s: %v\n%s", name, err, out)
+	}
+}
+
+func TestABindToAMulticastObjectHoldsMemory(t *testing.T) {
+	newMachine(t, "FAKECUDA_DEVICES=2").run("multicast")
+}
+
+func TestSharedMemoryLivesAsLongAsWhatHoldsIt(t *testing.T) {
+	newMachine(t).run("share")
+}

@@ -1,0 +1,258 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Multicast objects: an address range whose writes reach memory of several cards. An object takes
+ * no memory itself; what is bound to it lives on when its handles are gone. As NVIDIA documents it;
+ * how a card behaves was not observed.
+ */
+#include "multicast.h"
+
+#include "physical.h"
+#include "vmm.h"
+
+#include <stdlib.h>
+
+struct bind {
+	struct bind *next;
+	struct physical *physical;
+	uint64_t offset, size; /* in the object */
+};
+
+struct multicast {
+	unsigned devices; /* that belong to it */
+	unsigned joined;
+	struct device *device[MACHINE_MAX_DEVICES];
+	struct bind *binds;
+};
+
+void multicast_end(struct multicast *multicast)
+{
+	while (multicast->binds) {
+		struct bind *bind = multicast->binds;
+
+		multicast->binds = bind->next;
+		physical_unmap(bind->physical);
+		free(bind);
+	}
+	free(multicast);
+}
+
+static CUresult check(const CUmulticastObjectProp *properties)
+{
+	/* Another process cannot open a multicast object here. */
+	if (properties && properties->handleTypes)
+		return CUDA_ERROR_NOT_SUPPORTED;
+	if (!properties || !properties->numDevices ||
+	    properties->numDevices > machine_device_count() || properties->flags)
+		return CUDA_ERROR_INVALID_VALUE;
+	return CUDA_SUCCESS;
+}
+
+CUDA_API CUresult cuMulticastGetGranularity(size_t *out, const CUmulticastObjectProp *properties,
+                                            int option)
+{
+	CUresult result = driver_enter();
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!out || option < 0 || option > 1)
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	result = check(properties);
+	if (result == CUDA_SUCCESS)
+		*out = VMM_GRANULARITY;
+	return driver_leave(result);
+}
+
+static CUresult create(CUmemGenericAllocationHandle *out, const CUmulticastObjectProp *properties)
+{
+	CUresult result = check(properties);
+	struct physical *physical;
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!out || !properties->size || properties->size % VMM_GRANULARITY)
+		return CUDA_ERROR_INVALID_VALUE;
+	physical = physical_create_empty(properties->size);
+	if (!physical)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	physical->multicast = calloc(1, sizeof(*physical->multicast));
+	if (!physical->multicast) {
+		physical_release(physical);
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	physical->multicast->devices = properties->numDevices;
+	*out = physical->handle;
+	return CUDA_SUCCESS;
+}
+
+CUDA_API CUresult cuMulticastCreate(CUmemGenericAllocationHandle *out,
+                                    const CUmulticastObjectProp *properties)
+{
+	CUresult result = driver_enter();
+
+	return result == CUDA_SUCCESS ? driver_leave(create(out, properties)) : result;
+}
+
+static bool has_joined(const struct multicast *multicast, const struct device *device)
+{
+	for (unsigned i = 0; i < multicast->joined; i++)
+		if (multicast->device[i] == device)
+			return true;
+	return false;
+}
+
+/* Leaves the lock held only on success. */
+static CUresult enter(CUmemGenericAllocationHandle handle, struct physical **object)
+{
+	CUresult result = driver_enter();
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	*object = physical_of(handle);
+	if (!*object || !(*object)->multicast)
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	return CUDA_SUCCESS;
+}
+
+CUDA_API CUresult cuMulticastAddDevice(CUmemGenericAllocationHandle handle, CUdevice ordinal)
+{
+	struct physical *object;
+	CUresult result = enter(handle, &object);
+	struct multicast *multicast;
+	struct device *device;
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	multicast = object->multicast;
+	device = device_at(ordinal);
+	if (!device)
+		return driver_leave(CUDA_ERROR_INVALID_DEVICE);
+	if (multicast->joined == multicast->devices || has_joined(multicast, device))
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	multicast->device[multicast->joined++] = device;
+	return driver_leave(CUDA_SUCCESS);
+}
+
+/* Whether the card has something bound in [offset, offset + size). */
+static bool is_taken(const struct multicast *multicast, const struct device *device,
+                     uint64_t offset, uint64_t size)
+{
+	for (const struct bind *bind = multicast->binds; bind; bind = bind->next)
+		if (bind->physical->device == device && bind->offset < offset + size &&
+		    offset < bind->offset + bind->size)
+			return true;
+	return false;
+}
+
+static bool is_within(uint64_t offset, uint64_t size, uint64_t whole)
+{
+	return size && offset % VMM_GRANULARITY == 0 && size % VMM_GRANULARITY == 0 &&
+	       offset < whole && size <= whole - offset;
+}
+
+static CUresult bind_memory(struct physical *object, size_t offset, struct physical *memory,
+                            size_t memory_offset, size_t size)
+{
+	struct multicast *multicast = object->multicast;
+	struct bind *bind;
+
+	if (!memory || memory->multicast || !memory->device ||
+	    !has_joined(multicast, memory->device) || !is_within(offset, size, object->size) ||
+	    !is_within(memory_offset, size, memory->size) ||
+	    is_taken(multicast, memory->device, offset, size))
+		return CUDA_ERROR_INVALID_VALUE;
+	/* Documented: all cards have to be added before anything is bound. */
+	if (multicast->joined < multicast->devices)
+		return CUDA_ERROR_NOT_PERMITTED;
+	bind = calloc(1, sizeof(*bind));
+	if (!bind)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	if (!physical_map(memory)) {
+		free(bind);
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	*bind = (struct bind){
+	    .next = multicast->binds, .physical = memory, .offset = offset, .size = size};
+	multicast->binds = bind;
+	return CUDA_SUCCESS;
+}
+
+CUDA_API CUresult cuMulticastBindMem(CUmemGenericAllocationHandle handle, size_t offset,
+                                     CUmemGenericAllocationHandle memory, size_t memory_offset,
+                                     size_t size, unsigned long long flags)
+{
+	struct physical *object;
+	CUresult result = enter(handle, &object);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (flags)
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	return driver_leave(bind_memory(object, offset, physical_of(memory), memory_offset, size));
+}
+
+/* What is mapped there. */
+CUDA_API CUresult cuMulticastBindAddr(CUmemGenericAllocationHandle handle, size_t offset,
+                                      CUdeviceptr address, size_t size, unsigned long long flags)
+{
+	struct physical *object;
+	CUresult result = enter(handle, &object);
+	struct physical *memory;
+	CUdeviceptr start = address;
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (flags)
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	memory = vmm_physical_at(address, &start);
+	return driver_leave(bind_memory(object, offset, memory, address - start, size));
+}
+
+/* Documented: a range that was bound as a whole, so that no bind is cut. */
+static bool cuts_a_bind(const struct multicast *multicast, const struct device *device,
+                        size_t offset, size_t size)
+{
+	for (const struct bind *bind = multicast->binds; bind; bind = bind->next)
+		if (bind->physical->device == device && bind->offset < offset + size &&
+		    offset < bind->offset + bind->size &&
+		    (bind->offset < offset || bind->offset + bind->size > offset + size))
+			return true;
+	return false;
+}
+
+static void unbind(struct multicast *multicast, const struct device *device, size_t offset,
+                   size_t size)
+{
+	struct bind **link = &multicast->binds;
+
+	while (*link) {
+		struct bind *bind = *link;
+
+		if (bind->physical->device != device || bind->offset < offset ||
+		    bind->offset >= offset + size) {
+			link = &bind->next;
+			continue;
+		}
+		*link = bind->next;
+		physical_unmap(bind->physical);
+		free(bind);
+	}
+}
+
+CUDA_API CUresult cuMulticastUnbind(CUmemGenericAllocationHandle handle, CUdevice ordinal,
+                                    size_t offset, size_t size)
+{
+	struct physical *object;
+	CUresult result = enter(handle, &object);
+	struct device *device;
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	device = device_at(ordinal);
+	if (!device)
+		return driver_leave(CUDA_ERROR_INVALID_DEVICE);
+	if (!has_joined(object->multicast, device) || !is_within(offset, size, object->size) ||
+	    cuts_a_bind(object->multicast, device, offset, size))
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	unbind(object->multicast, device, offset, size);
+	return driver_leave(CUDA_SUCCESS);
+}

@@ -1,0 +1,170 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Pools for other processes. A pool goes as a file; an allocation in it as 64 bytes, to whoever
+ * has imported the pool. An import can only be used to import allocations.
+ */
+#include "hold.h"
+#include "pool.h"
+#include "view.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* What a CUmemoryPool of another process points to. */
+struct import {
+	struct import *next;
+	uint64_t object;
+	unsigned hold;
+};
+
+struct exported_pointer {
+	uint64_t pool;
+	struct exported memory;
+};
+
+static struct import *imports;
+
+static struct import *import_of(CUmemoryPool pool)
+{
+	struct import *import;
+
+	for (import = imports; import && (void *)import != (void *)pool; import = import->next)
+		;
+	return import;
+}
+
+bool pool_import_destroy(CUmemoryPool pool)
+{
+	struct import *import = import_of(pool), **link = &imports;
+
+	if (!import)
+		return false;
+	while (*link != import)
+		link = &(*link)->next;
+	*link = import->next;
+	object_let_go(import->hold);
+	free(import);
+	return true;
+}
+
+void pool_import_free(struct range *range)
+{
+	view_close(range);
+}
+
+static bool is_exportable(CUmemoryPool pool)
+{
+	return pool_is_known(pool) && pool->handle_types & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+}
+
+static CUresult export(int *out, CUmemoryPool pool)
+{
+	struct object_info info = {.kind = OBJECT_POOL, .device = NO_DEVICE};
+
+	if (!pool->object)
+		pool->object = object_create(&info, HOLD_HANDLE, &pool->hold);
+	if (!pool->object)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	*out = object_export(pool->object);
+	return *out == -1 ? CUDA_ERROR_UNKNOWN : CUDA_SUCCESS;
+}
+
+CUDA_API CUresult cuMemPoolExportToShareableHandle(void *out, CUmemoryPool pool, int type,
+                                                   unsigned long long flags)
+{
+	CUresult result = driver_enter();
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!out || flags || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR ||
+	    !is_exportable(pool))
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	return driver_leave(export(out, pool));
+}
+
+static CUresult import(CUmemoryPool *out, int fd)
+{
+	uint64_t object = object_of_file(fd);
+	struct object_info info;
+	struct import *import;
+
+	if (!object_find(object, &info) || info.kind != OBJECT_POOL)
+		return CUDA_ERROR_INVALID_VALUE;
+	import = calloc(1, sizeof(*import));
+	if (!import)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	import->object = object;
+	import->hold = object_hold(object, HOLD_HANDLE);
+	if (!import->hold) {
+		free(import);
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	import->next = imports;
+	imports = import;
+	*out = (CUmemoryPool)(void *)import;
+	return CUDA_SUCCESS;
+}
+
+CUDA_API CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool *out, void *handle, int type,
+                                                     unsigned long long flags)
+{
+	CUresult result = driver_enter();
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!out || flags || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	return driver_leave(import(out, (int)(intptr_t)handle));
+}
+
+static CUresult export_pointer(CUmemPoolPtrExportData *out, CUdeviceptr pointer)
+{
+	struct range *range = ranges_at(&allocations, pointer);
+	struct exported_pointer exported;
+	CUmemoryPool pool;
+
+	if (!out || !range || range->kind != RANGE_POOL || range->start != pointer)
+		return CUDA_ERROR_INVALID_VALUE;
+	pool = pool_of(range);
+	/* One that was never exported has nobody who could import the pointer. */
+	if (!is_exportable(pool) || !pool->object)
+		return CUDA_ERROR_INVALID_VALUE;
+	exported.pool = pool->object;
+	exported.memory = (struct exported){
+	    .object = pool_share_segment(range), .address = range->start, .size = range->size};
+	if (!exported.memory.object)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	memset(out, 0, sizeof(*out));
+	memcpy(out, &exported, sizeof(exported));
+	return CUDA_SUCCESS;
+}
+
+CUDA_API CUresult cuMemPoolExportPointer(CUmemPoolPtrExportData *out, CUdeviceptr pointer)
+{
+	CUresult result = driver_enter();
+
+	return result == CUDA_SUCCESS ? driver_leave(export_pointer(out, pointer)) : result;
+}
+
+CUDA_API CUresult cuMemPoolImportPointer(CUdeviceptr *out, CUmemoryPool pool,
+                                         CUmemPoolPtrExportData *data)
+{
+	CUcontext context;
+	CUresult result = driver_enter_context(&context);
+	struct exported_pointer exported;
+	const struct import *import;
+	struct range *range;
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	import = import_of(pool);
+	if (!out || !import || !data)
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	memcpy(&exported, data, sizeof(exported));
+	if (exported.pool != import->object || object_is_own(exported.memory.object))
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	result = view_open(context, &exported.memory, OBJECT_SEGMENT, RANGE_IMPORTED, &range);
+	if (result == CUDA_SUCCESS)
+		*out = range->start;
+	return driver_leave(result);
+}

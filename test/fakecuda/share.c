@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Physical memory for other processes: as a file, whose descriptor goes by fork or by a Unix
+ * socket. The file holds the memory as a handle does.
+ */
+#include "hold.h"
+#include "physical.h"
+
+/* INVALID_VALUE: there is no such type; NOT_SUPPORTED: this machine does not have it. */
+static CUresult check_type(int type)
+{
+	if (type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+		return CUDA_SUCCESS;
+	return type == CU_MEM_HANDLE_TYPE_FABRIC ? CUDA_ERROR_NOT_SUPPORTED
+	                                         : CUDA_ERROR_INVALID_VALUE;
+}
+
+static CUresult export(int *out, struct physical *physical)
+{
+	uint64_t object;
+
+	if (!out || !physical || physical->multicast ||
+	    !(physical->properties.requestedHandleTypes & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR))
+		return CUDA_ERROR_INVALID_VALUE;
+	object = physical_share(physical);
+	if (!object)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	*out = object_export(object);
+	return *out == -1 ? CUDA_ERROR_UNKNOWN : CUDA_SUCCESS;
+}
+
+CUDA_API CUresult cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHandle handle,
+                                               int type, unsigned long long flags)
+{
+	CUresult result = driver_enter();
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	result = flags ? CUDA_ERROR_INVALID_VALUE : check_type(type);
+	if (result != CUDA_SUCCESS)
+		return driver_leave(result);
+	return driver_leave(export(out, physical_of(handle)));
+}
+
+/* Each import is a handle of its own. */
+static CUresult import(CUmemGenericAllocationHandle *out, int fd)
+{
+	struct physical *physical;
+	CUresult result;
+
+	if (!out)
+		return CUDA_ERROR_INVALID_VALUE;
+	result = physical_import(object_of_file(fd), &physical);
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!physical_enlist(physical)) {
+		physical_release(physical);
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	*out = physical->handle;
+	return CUDA_SUCCESS;
+}
+
+CUDA_API CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *out, void *handle,
+                                                 int type)
+{
+	CUresult result = driver_enter();
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	result = check_type(type);
+	if (result != CUDA_SUCCESS)
+		return driver_leave(result);
+	return driver_leave(import(out, (int)(intptr_t)handle));
+}

@@ -1,0 +1,585 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * storm SECONDS PROCESSES KILLS [SEED [KINDS]]: processes of one slice take and give back memory of
+ * every kind that the driver has, at random, and some of them are killed at random. Run in a slice
+ * on one device whose quota their contexts do not fill. KINDS is a sum of powers of two: which
+ * kinds (enum kind) are asked for.
+ *
+ * At pauses nothing is in flight. Each process then says what the driver holds for it, by what it
+ * knows of the kinds it used; the parent reads the slice's ledger, which its own interceptor has
+ * mapped, and compares: each living process's lane to the byte, and the sum. At the end
+ * nothing may be left. A process that makes no step for a minute is a hang.
+ */
+#define _GNU_SOURCE
+#include "cuda_abi.h"
+#include "ledger.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#define MOST 128
+#define HELD 96
+#define MIB (1ull << 20)
+#define BLOCK (2 * MIB)
+
+CUresult cuInit(unsigned int);
+CUresult cuDevicePrimaryCtxRetain(CUcontext *, CUdevice);
+CUresult cuCtxSetCurrent(CUcontext);
+CUresult cuCtxSynchronize(void);
+CUresult cuMemAlloc_v2(CUdeviceptr *, size_t);
+CUresult cuMemAllocManaged(CUdeviceptr *, size_t, unsigned int);
+CUresult cuMemFree_v2(CUdeviceptr);
+CUresult cuMemAllocAsync(CUdeviceptr *, size_t, CUstream);
+CUresult cuMemAllocFromPoolAsync(CUdeviceptr *, size_t, CUmemoryPool, CUstream);
+CUresult cuMemFreeAsync(CUdeviceptr, CUstream);
+CUresult cuMemPoolCreate(CUmemoryPool *, const CUmemPoolProps *);
+CUresult cuMemPoolGetAttribute(CUmemoryPool, int, void *);
+CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *, CUdevice);
+CUresult cuMemCreate(CUmemGenericAllocationHandle *, size_t, const CUmemAllocationProp *,
+                     unsigned long long);
+CUresult cuMemRelease(CUmemGenericAllocationHandle);
+CUresult cuMemAddressReserve(CUdeviceptr *, size_t, size_t, CUdeviceptr, unsigned long long);
+CUresult cuMemMap(CUdeviceptr, size_t, size_t, CUmemGenericAllocationHandle, unsigned long long);
+CUresult cuMemUnmap(CUdeviceptr, size_t);
+CUresult cuArrayCreate_v2(CUarray *, const CUDA_ARRAY_DESCRIPTOR *);
+CUresult cuArrayDestroy(CUarray);
+CUresult cuGraphCreate(CUgraph *, unsigned int);
+CUresult cuGraphDestroy(CUgraph);
+CUresult cuGraphAddMemAllocNode(CUgraphNode *, CUgraph, const CUgraphNode *, size_t,
+                                CUDA_MEM_ALLOC_NODE_PARAMS *);
+CUresult cuGraphAddMemFreeNode(CUgraphNode *, CUgraph, const CUgraphNode *, size_t, CUdeviceptr);
+CUresult cuGraphInstantiateWithFlags(CUgraphExec *, CUgraph, unsigned long long);
+CUresult cuGraphLaunch(CUgraphExec, CUstream);
+CUresult cuGraphExecDestroy(CUgraphExec);
+CUresult cuDeviceGraphMemTrim(CUdevice);
+CUresult cuDeviceGetGraphMemAttribute(CUdevice, int, void *);
+CUresult cuIpcGetMemHandle(CUipcMemHandle *, CUdeviceptr);
+CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *, CUipcMemHandle, unsigned int);
+CUresult cuIpcCloseMemHandle(CUdeviceptr);
+
+enum kind { SMALL, LARGE, MANAGED, POOLED, OWN_POOL, PHYSICAL, MAPPED, ARRAY, KINDS };
+
+static struct shared {
+	_Atomic uint32_t pause, stop, wrong;
+	_Atomic uint64_t calls[KINDS], refusals, launches, opens;
+	struct {
+		_Atomic uint32_t ready, idle;
+		_Atomic uint64_t steps;
+		_Atomic uint64_t holds; /* valid while idle */
+		_Atomic uint32_t lends; /* `lent` is a handle of memory that is held */
+		CUipcMemHandle lent;
+	} of[MOST];
+} * shared;
+
+static void complain(const char *what, uint64_t a, uint64_t b)
+{
+	printf("%s: %llu, %llu\n", what, (unsigned long long)a, (unsigned long long)b);
+	fflush(stdout);
+	shared->wrong = 1;
+}
+
+/* Refusals are expected; any other error is not. */
+static int done(CUresult result, const char *what)
+{
+	if (result == CUDA_SUCCESS)
+		return 1;
+	if (result == CUDA_ERROR_OUT_OF_MEMORY)
+		shared->refusals++;
+	else
+		complain(what, (uint64_t)result, 0);
+	return 0;
+}
+
+static struct piece {
+	int taken; /* enum kind + 1 */
+	CUdeviceptr pointer;
+	CUmemGenericAllocationHandle handle;
+	CUarray array;
+	uint64_t bytes;
+} pieces[HELD];
+
+static unsigned int kinds = (1u << KINDS) - 1;
+static CUmemoryPool default_pool, own_pool;
+static CUdeviceptr addresses; /* HELD places of 16 MiB */
+static unsigned int seed;
+
+static size_t up_to(size_t most)
+{
+	return (size_t)rand_r(&seed) % most + 1;
+}
+
+static void take(int i)
+{
+	struct piece *p = &pieces[i];
+	CUmemAllocationProp physical = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+	                                .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}};
+	CUDA_ARRAY_DESCRIPTOR square = {
+	    .Width = 2048, .Height = 2048, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1};
+	enum kind kind = (enum kind)(rand_r(&seed) % KINDS);
+	CUresult result = CUDA_SUCCESS;
+
+	memset(p, 0, sizeof(*p));
+	while (!(kinds >> kind & 1))
+		kind = (enum kind)(rand_r(&seed) % KINDS);
+	switch (kind) {
+	case SMALL:
+		result = cuMemAlloc_v2(&p->pointer, up_to(MIB));
+		break;
+	case LARGE:
+		p->bytes = MIB + up_to(48 * MIB);
+		result = cuMemAlloc_v2(&p->pointer, p->bytes);
+		break;
+	case MANAGED:
+		p->bytes = up_to(8 * MIB);
+		result = cuMemAllocManaged(&p->pointer, p->bytes, 1);
+		break;
+	case POOLED:
+		result = cuMemAllocAsync(&p->pointer, up_to(40 * MIB), NULL);
+		break;
+	case OWN_POOL:
+		result = cuMemAllocFromPoolAsync(&p->pointer, up_to(40 * MIB), own_pool, NULL);
+		break;
+	case PHYSICAL:
+	case MAPPED:
+		p->bytes = up_to(8) * BLOCK;
+		result = cuMemCreate(&p->handle, p->bytes, &physical, 0);
+		if (result == CUDA_SUCCESS && kind == MAPPED) {
+			p->pointer = addresses + (CUdeviceptr)i * 16 * MIB;
+			if (cuMemMap(p->pointer, p->bytes, 0, p->handle, 0) ||
+			    cuMemRelease(p->handle))
+				complain("a mapping failed", p->bytes, 0);
+		}
+		break;
+	case ARRAY:
+		p->bytes = 16 * MIB;
+		result = cuArrayCreate_v2(&p->array, &square);
+		break;
+	default:
+		break;
+	}
+	shared->calls[kind]++;
+	p->taken = done(result, "an allocation") ? (int)kind + 1 : 0;
+}
+
+static void give(int i)
+{
+	struct piece *p = &pieces[i];
+	CUresult result = CUDA_SUCCESS;
+
+	switch ((enum kind)(p->taken - 1)) {
+	case POOLED:
+	case OWN_POOL:
+		result = cuMemFreeAsync(p->pointer, NULL);
+		break;
+	case PHYSICAL:
+		result = cuMemRelease(p->handle);
+		break;
+	case MAPPED:
+		result = cuMemUnmap(p->pointer, p->bytes);
+		break;
+	case ARRAY:
+		result = cuArrayDestroy(p->array);
+		break;
+	default:
+		result = cuMemFree_v2(p->pointer);
+		break;
+	}
+	if (result)
+		complain("giving back failed", (uint64_t)result, (uint64_t)p->taken);
+	p->taken = 0;
+}
+
+/* A graph that allocates, once. */
+static void launch(void)
+{
+	CUDA_MEM_ALLOC_NODE_PARAMS parameters = {
+	    .poolProps = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
+	                  .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}},
+	    .bytesize = up_to(80 * MIB)};
+	CUgraph graph;
+	CUgraphNode allocation, freed;
+	CUgraphExec executable;
+
+	if (!done(cuGraphCreate(&graph, 0), "cuGraphCreate"))
+		return;
+	if (done(cuGraphAddMemAllocNode(&allocation, graph, NULL, 0, &parameters), "a node") &&
+	    done(cuGraphAddMemFreeNode(&freed, graph, &allocation, 1, parameters.dptr), "a node") &&
+	    done(cuGraphInstantiateWithFlags(&executable, graph, 0), "an instantiation")) {
+		for (int times = 0; times < 3; times++)
+			(void)done(cuGraphLaunch(executable, NULL), "a launch");
+		shared->launches++;
+		(void)done(cuCtxSynchronize(), "a synchronisation");
+		(void)done(cuGraphExecDestroy(executable), "cuGraphExecDestroy");
+	}
+	(void)done(cuGraphDestroy(graph), "cuGraphDestroy");
+	if (rand_r(&seed) % 2)
+		(void)done(cuDeviceGraphMemTrim(0), "a trim");
+}
+
+/* Open what another process lends. It may be gone by then, and the process, too. */
+static void borrow(int me, int others)
+{
+	int from = rand_r(&seed) % others;
+	CUipcMemHandle handle;
+	CUdeviceptr pointer;
+
+	if (from == me || !shared->of[from].lends)
+		return;
+	handle = shared->of[from].lent;
+	if (cuIpcOpenMemHandle_v2(&pointer, handle, 1) != CUDA_SUCCESS)
+		return;
+	shared->opens++;
+	if (cuIpcCloseMemHandle(pointer))
+		complain("cuIpcCloseMemHandle failed", pointer, 0);
+}
+
+static uint64_t of_pool(CUmemoryPool pool)
+{
+	uint64_t bytes = 0;
+
+	if (cuMemPoolGetAttribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &bytes))
+		complain("cuMemPoolGetAttribute failed", 0, 0);
+	return bytes;
+}
+
+/* What the driver holds for this process, its context aside. */
+static uint64_t holds(void)
+{
+	uint64_t bytes = 0, graphs = 0;
+
+	for (int i = 0; i < HELD; i++) {
+		bool again = false;
+
+		if (!pieces[i].taken)
+			continue;
+		bytes += (pieces[i].bytes + BLOCK - 1) & ~(BLOCK - 1);
+		/* Small ones share blocks. */
+		for (int j = 0; j < i && pieces[i].taken == SMALL + 1; j++)
+			again |= pieces[j].taken == SMALL + 1 &&
+			         pieces[j].pointer / BLOCK == pieces[i].pointer / BLOCK;
+		if (pieces[i].taken == SMALL + 1 && !again)
+			bytes += BLOCK;
+	}
+	if (cuDeviceGetGraphMemAttribute(0, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, &graphs))
+		complain("cuDeviceGetGraphMemAttribute failed", 0, 0);
+	return bytes + of_pool(default_pool) + of_pool(own_pool) + graphs;
+}
+
+/* A context may be refused while the others hold all: they pause until it is there. */
+static int begin(CUcontext *context)
+{
+	CUmemPoolProps properties = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
+	                             .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}};
+	CUresult result;
+
+	if (cuInit(0))
+		return 1;
+	while ((result = cuDevicePrimaryCtxRetain(context, 0)) != CUDA_SUCCESS) {
+		if (result != CUDA_ERROR_OUT_OF_MEMORY || shared->stop)
+			return 1;
+		usleep(10000);
+	}
+	return cuCtxSetCurrent(*context) || cuDeviceGetDefaultMemPool(&default_pool, 0) ||
+	       cuMemPoolCreate(&own_pool, &properties) ||
+	       cuMemAddressReserve(&addresses, HELD * 16 * MIB, 0, 0, 0);
+}
+
+static int child(int me, int others)
+{
+	CUcontext context;
+
+	prctl(PR_SET_PDEATHSIG, SIGKILL);
+	if (begin(&context)) {
+		if (!shared->stop)
+			complain("a process could not begin", (uint64_t)me, 0);
+		return 1;
+	}
+	shared->of[me].ready = 1;
+	while (!shared->stop) {
+		uint32_t pause = shared->pause;
+		int i = rand_r(&seed) % HELD;
+
+		shared->of[me].steps++;
+		if (pause) {
+			shared->of[me].lends = 0;
+			for (i = 0; i < HELD && pause == 2; i++) {
+				if (pieces[i].taken)
+					give(i);
+			}
+			(void)done(cuCtxSynchronize(), "a synchronisation");
+			if (pause == 2)
+				(void)done(cuDeviceGraphMemTrim(0), "a trim");
+			shared->of[me].holds = holds();
+			shared->of[me].idle = pause;
+			while (shared->pause == pause && !shared->stop)
+				usleep(200);
+			shared->of[me].idle = 0;
+			continue;
+		}
+		if (rand_r(&seed) % 64 == 0)
+			launch();
+		if (rand_r(&seed) % 64 == 0)
+			borrow(me, others);
+		if (pieces[i].taken) {
+			shared->of[me].lends = 0;
+			give(i);
+			continue;
+		}
+		take(i);
+		if (pieces[i].taken == LARGE + 1 && rand_r(&seed) % 8 == 0 &&
+		    cuIpcGetMemHandle(&shared->of[me].lent, pieces[i].pointer) == CUDA_SUCCESS)
+			shared->of[me].lends = 1;
+	}
+	return 0;
+}
+
+static pid_t start(char **argv, int index, unsigned int random)
+{
+	pid_t pid = fork();
+
+	if (pid == 0) {
+		char number[16], text[16], wanted[16];
+
+		snprintf(number, sizeof(number), "%d", index);
+		snprintf(text, sizeof(text), "%u", random);
+		snprintf(wanted, sizeof(wanted), "%u", kinds);
+		execl("/proc/self/exe", argv[0], "child", number, argv[2], text, wanted,
+		      (char *)NULL);
+		_exit(127);
+	}
+	return pid;
+}
+
+static double seconds(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
+}
+
+/* The page that this process's own interceptor mapped. */
+static struct ledger *find_ledger(void)
+{
+	FILE *maps = fopen("/proc/self/maps", "r");
+	struct ledger *found = NULL;
+	char line[512];
+
+	while (maps && !found && fgets(line, sizeof(line), maps)) {
+		unsigned long begin, end;
+
+		if (sscanf(line, "%lx-%lx rw-s", &begin, &end) == 2 && strstr(line, "/memfd:") &&
+		    end - begin >= sizeof(struct ledger) &&
+		    ledger_valid((struct ledger *)begin, sizeof(struct ledger)))
+			found = (struct ledger *)begin;
+	}
+	if (maps)
+		fclose(maps);
+	return found;
+}
+
+/* The lane of a process; 0 if it has none. */
+static uint32_t lane_of(const struct ledger *ledger, pid_t pid)
+{
+	for (uint32_t lane = 1; lane <= ledger->high_lane && lane < LEDGER_LANES; lane++) {
+		if (ledger->lane[lane].state == LEDGER_LIVE &&
+		    ledger->lane[lane].ns_pid == (uint32_t)pid)
+			return lane;
+	}
+	return 0;
+}
+
+/* What a process has charged beside contexts. */
+static uint64_t lane_holds(const struct ledger *ledger, pid_t pid)
+{
+	uint32_t lane = lane_of(ledger, pid);
+
+	return ledger_held(ledger, 0, lane) - ledger->lane[lane].entry[0].context;
+}
+
+static uint64_t all_lanes(const struct ledger *ledger)
+{
+	uint64_t sum = 0;
+
+	for (uint32_t lane = 0; lane <= ledger->high_lane && lane < LEDGER_LANES; lane++)
+		sum += ledger_held(ledger, 0, lane);
+	return sum;
+}
+
+/* Every living process says what it holds; its lane says the same, and all lanes the whole. */
+static void compare(const struct ledger *ledger, const pid_t *pids, int processes)
+{
+	for (int i = 0; i < processes; i++) {
+		if (pids[i] && lane_holds(ledger, pids[i]) != shared->of[i].holds)
+			complain("a lane is not what its process holds",
+			         lane_holds(ledger, pids[i]), shared->of[i].holds);
+	}
+	/* Deaths are settled at once, but not within our waitpid(); driver truth moves lane 0 now
+	 * and then. */
+	for (int tries = 0; all_lanes(ledger) != ledger->device[0].word.used; tries++) {
+		if (tries == 1000) {
+			complain("the lanes are not the whole", all_lanes(ledger),
+			         ledger->device[0].word.used);
+			return;
+		}
+		usleep(5000);
+	}
+}
+
+static void await(const pid_t *pids, int processes, uint32_t pause, int ready)
+{
+	double patience = seconds() + 60;
+
+	for (int i = 0; i < processes; i++) {
+		uint64_t steps = shared->of[i].steps;
+
+		while (pids[i] && !shared->wrong &&
+		       !(ready ? shared->of[i].ready : shared->of[i].idle == pause)) {
+			if (waitpid(pids[i], NULL, WNOHANG) == pids[i])
+				complain("a process ended by itself", (uint64_t)i, 0);
+			if (steps != shared->of[i].steps) {
+				steps = shared->of[i].steps;
+				patience = seconds() + 60;
+			}
+			if (seconds() > patience)
+				complain("a process hangs", (uint64_t)i, steps);
+			usleep(500);
+		}
+	}
+}
+
+int main(int argc, char **argv)
+{
+	static pid_t pids[MOST];
+	int is_child = argc > 4 && strcmp(argv[1], "child") == 0, processes, f;
+	uint64_t allocations = 0, kills = 0, pauses = 0, peak = 0, surplus = 0;
+	struct ledger *ledger;
+	CUcontext context;
+	double end, told;
+
+	if (argc < 4)
+		return 64;
+	processes = atoi(argv[is_child ? 3 : 2]);
+	if (processes < 1 || processes > MOST)
+		return 64;
+	if (argc > 5)
+		kinds = (unsigned int)atoi(argv[5]);
+	if (!(kinds & ((1u << KINDS) - 1)))
+		return 64;
+	if (is_child) {
+		seed = (unsigned int)strtoul(argv[4], NULL, 10);
+		shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE, MAP_SHARED, 42, 0);
+		return shared == MAP_FAILED ? 1 : child(atoi(argv[2]), processes);
+	}
+	seed = argc > 4 ? (unsigned int)strtoul(argv[4], NULL, 10) : (unsigned int)time(NULL);
+	printf("seed %u\n", seed);
+	f = memfd_create("storm", 0);
+	if (f < 0 || dup2(f, 42) != 42 || ftruncate(42, sizeof(*shared)))
+		return 1;
+	shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE, MAP_SHARED, 42, 0);
+	if (shared == MAP_FAILED || begin(&context) || !(ledger = find_ledger())) {
+		printf("not in a slice, or no context\n");
+		return 1;
+	}
+	for (int i = 0; i < processes; i++)
+		pids[i] = start(argv, i, (unsigned int)rand_r(&seed));
+
+	end = seconds() + atoi(argv[1]);
+	told = seconds();
+	while (seconds() < end && !shared->wrong) {
+		/* The new ones' contexts may not fit beside what the others hold. */
+		shared->pause = 2;
+		await(pids, processes, 2, 1);
+		shared->pause = 0;
+		for (int i = 0; i < 20; i++) {
+			uint64_t overhead = ledger_held(ledger, 0, 0), used;
+
+			used = ledger->device[0].word.used;
+			if (used > peak)
+				peak = used;
+			if (overhead == ledger_held(ledger, 0, 0) &&
+			    used > overhead + ledger->device[0].limit &&
+			    used - overhead - ledger->device[0].limit > surplus)
+				surplus = used - overhead - ledger->device[0].limit;
+			usleep(1000 + (unsigned int)rand_r(&seed) % 10000);
+		}
+		for (int k = atoi(argv[3]); k > 0; k--) {
+			int i = rand_r(&seed) % processes;
+
+			if (!pids[i])
+				continue;
+			kill(pids[i], SIGKILL);
+			waitpid(pids[i], NULL, 0);
+			pids[i] = 0;
+			kills++;
+		}
+		shared->pause = 1;
+		await(pids, processes, 1, 0);
+		if (!shared->wrong)
+			compare(ledger, pids, processes);
+		pauses++;
+		for (int i = 0; i < processes; i++) {
+			if (!pids[i]) {
+				memset(&shared->of[i], 0, sizeof(shared->of[i]));
+				pids[i] = start(argv, i, (unsigned int)rand_r(&seed));
+			}
+		}
+		if (isatty(STDERR_FILENO) && seconds() - told > 5) {
+			fprintf(stderr, "%.0f s to go, %llu kills\r", end - seconds(),
+			        (unsigned long long)kills);
+			told = seconds();
+		}
+	}
+	shared->stop = 1;
+	for (int i = 0; i < processes; i++) {
+		if (pids[i]) {
+			if (shared->wrong)
+				kill(pids[i], SIGKILL);
+			waitpid(pids[i], NULL, 0);
+		}
+	}
+	/* What is left is this process and the enforcer's overhead, which it corrects in its time.
+	 */
+	for (int tries = 0; tries < 2000 && !shared->wrong; tries++) {
+		uint64_t left = 0;
+
+		for (uint32_t lane = 1; lane <= ledger->high_lane; lane++) {
+			if (lane != lane_of(ledger, getpid()))
+				left += ledger_held(ledger, 0, lane);
+		}
+		if (!left)
+			break;
+		if (tries == 1999)
+			complain("left over at the end", left, 0);
+		usleep(5000);
+	}
+	/* Only the driver's own growth of a pool may pass the limit: a pool that has the room, but
+	 * in pieces, takes a step of 32 MiB or several that cannot be refused in time. */
+	if (surplus >
+	    (kinds & (1u << POOLED | 1u << OWN_POOL) ? (uint64_t)processes * 64 * MIB : 0))
+		complain("more was charged than the limit", surplus, ledger->device[0].limit);
+	for (int k = 0; k < KINDS; k++) {
+		allocations += shared->calls[k];
+		if ((kinds >> k & 1) && !shared->calls[k] && !shared->wrong)
+			complain("a kind of memory was never asked for", (uint64_t)k, 0);
+	}
+	printf(
+	    "%d processes, %llu allocations of %d kinds, %llu graphs, %llu opened handles, %llu "
+	    "refusals, %llu kills, %llu exact comparisons, at most %llu MiB charged of %llu, %llu "
+	    "above it by pools' growth: %s\n",
+	    processes, (unsigned long long)allocations, KINDS, (unsigned long long)shared->launches,
+	    (unsigned long long)shared->opens, (unsigned long long)shared->refusals,
+	    (unsigned long long)kills, (unsigned long long)pauses, (unsigned long long)(peak >> 20),
+	    (unsigned long long)(ledger->device[0].limit >> 20),
+	    (unsigned long long)(surplus >> 20), shared->wrong ? "WRONG" : "exact");
+	return shared->wrong ? 1 : 0;
+}
