@@ -20,7 +20,7 @@ mkdir -p bin/gpu-test
 program() {
 	name=$1 vram=$2
 	shift 2
-	gcc -std=gnu11 -O1 -g -Iinterceptor -o "bin/gpu-test/$name" "test/interceptor/programs/$name.c" -lcuda -ldl -lpthread || return 1
+	gcc -std=gnu11 -O1 -g -Iinterceptor -o "bin/gpu-test/$name" "test/interceptor/programs/$name.c" -lcuda -l:libnvidia-ml.so.1 -ldl -lpthread || return 1
 	if bin/gpuslice run --embedded --quiet --vram "$vram" -- "bin/gpu-test/$name" "$@" >"$OUT/$name.txt" 2>&1; then
 		echo "PASS  $name $*: $(tail -n 1 "$OUT/$name.txt")"
 	else
@@ -32,6 +32,7 @@ program routes 4G
 program accounting 4G
 program threads 8G 8 1500
 program fork 4G
+program nvml 4G agree
 program race 8G 20 8 2 8589934592
 program kills 4G 40
 
@@ -39,5 +40,6 @@ echo "== promises"
 RUNC=${RUNC:-$PWD/bin/runc} python3 test/gpu/check.py --out "$OUT" || failed=1
 
 echo "== bench"
-BENCH_JSON=$OUT/bench.json test/bench/bench.sh 2>&1 | tee "$OUT/bench.txt" || failed=1
+test/bench/bench.py --out "$OUT/bench" >"$OUT/bench.txt" 2>&1 || failed=1
+cat "$OUT/bench.txt"
 exit $failed

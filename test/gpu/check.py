@@ -13,19 +13,15 @@ import argparse
 import json
 import os
 import re
-import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
 import time
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-ROOT = os.path.dirname(os.path.dirname(HERE))
-BIN = os.path.join(ROOT, "bin")
-RUNC = os.environ.get("RUNC") or shutil.which("runc") or "runc"
-GIB, MIB = 1 << 30, 1 << 20
+sys.dont_write_bytecode = True  # it would lie in the source tree
+from host import GIB, HERE, MIB, ROOT, RUNC, Host, output, pids_of, smi_sum
+from nvml_check import check_nvml
 
 results = []
 
@@ -35,121 +31,10 @@ def check(name, ok, seen):
     print(f"{'PASS' if ok else 'FAIL'}  {name}: {seen}", flush=True)
 
 
-def output(*command, **more):
-    return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **more).stdout
-
-
 def fields(text):
     """The key=value words of the last line that has `total=`."""
     line = next((l for l in reversed(text.splitlines()) if "total=" in l), "")
     return dict(re.findall(r"(\w+)=(\S+)", line))
-
-
-class Host:
-    """An enforcer and bundles, below one temporary directory."""
-
-    def __init__(self, out):
-        self.dir = tempfile.mkdtemp(prefix="gpuslice-gpu-")
-        self.out = out
-        self.socket = os.path.join(self.dir, "run", "gpuslice.sock")
-        self.config = os.path.join(self.dir, "config.toml")
-        with open(self.config, "w") as f:
-            f.write(f'''[enforcer]
-socket = "{self.socket}"
-run_dir = "{self.dir}/run"
-state_dir = "{self.dir}/state"
-library = "{BIN}/libgpuslice.so"
-log_level = "debug"
-[runtime]
-runtimes = ["{RUNC}"]
-''')
-        os.environ["GPUSLICE_CONFIG"] = self.config
-        self.daemon = None
-        self.start()
-
-    def start(self):
-        log = open(os.path.join(self.out, "gpusliced.log"), "a")
-        self.daemon = subprocess.Popen([BIN + "/gpusliced", "--config", self.config], stdout=log, stderr=log)
-        for _ in range(200):
-            if os.path.exists(self.socket) and self.daemon.poll() is None:
-                return
-            time.sleep(0.05)
-        sys.exit("the enforcer did not start: " + open(os.path.join(self.out, "gpusliced.log")).read()[-2000:])
-
-    def stop(self):
-        self.daemon.terminate()
-        self.daemon.wait()
-        shutil.rmtree(self.dir, ignore_errors=True)
-
-    def ps(self):
-        return json.loads(subprocess.run([BIN + "/gpuslice", "--socket", self.socket, "ps", "--json"],
-                                         stdout=subprocess.PIPE, text=True).stdout or "[]")
-
-    def bundle(self, name, args, annotations, mounts=()):
-        """A bundle whose root filesystem is made of the host's own directories, read-only, so that the host's
-        Python and driver are in it; /etc is a copy, as an image's would be its own."""
-        path = os.path.join(self.dir, name)
-        root = os.path.join(path, "rootfs")
-        os.makedirs(root)
-        binds = []
-        for d in ("usr", "bin", "lib", "lib64", "sbin", "opt"):
-            if os.path.islink("/" + d):
-                os.symlink(os.readlink("/" + d), os.path.join(root, d))
-            elif os.path.isdir("/" + d):
-                os.mkdir(os.path.join(root, d))
-                binds.append(("/" + d, "/" + d, "ro"))
-        for d in ("proc", "sys", "dev", "tmp", "etc", "root", "out"):
-            os.mkdir(os.path.join(root, d))
-        for f in ("ld.so.cache", "ld.so.conf", "passwd", "group", "nsswitch.conf", "hosts"):
-            if os.path.exists("/etc/" + f):
-                shutil.copy("/etc/" + f, os.path.join(root, "etc", f))
-        for d in ("ld.so.conf.d", "alternatives"):
-            if os.path.isdir("/etc/" + d):
-                shutil.copytree("/etc/" + d, os.path.join(root, "etc", d), symlinks=True)
-        out = os.path.join(path, "out")
-        os.mkdir(out)
-        binds += [(ROOT, ROOT, "ro"), (out, "/out", "rw")] + list(mounts)
-        for source, target, _ in binds:
-            os.makedirs(root + target, exist_ok=True)
-        nodes = [f"/dev/{n}" for n in os.listdir("/dev") if n.startswith("nvidia") and not os.path.isdir(f"/dev/{n}")]
-        if os.path.isdir("/dev/nvidia-caps"):
-            nodes += ["/dev/nvidia-caps/" + n for n in os.listdir("/dev/nvidia-caps")]
-        env = [f"{k}={v}" for k, v in os.environ.items() if k in ("PATH", "LD_LIBRARY_PATH", "CUDA_HOME")]
-        subprocess.run([RUNC, "spec"], cwd=path, check=True)
-        with open(os.path.join(path, "config.json")) as f:
-            spec = json.load(f)
-        spec["process"].update(terminal=False, args=args, env=env + ["HOME=/root", "GPUSLICE_DEBUG=1"], cwd="/tmp")
-        spec["root"] = {"path": "rootfs", "readonly": False}
-        spec["annotations"] = annotations
-        spec["mounts"] += [{"destination": t, "type": "bind", "source": s, "options": ["rbind", m]} for s, t, m in binds]
-        spec["mounts"] += [{"destination": n, "type": "bind", "source": n, "options": ["bind"]} for n in nodes]
-        spec["mounts"] += [{"destination": "/tmp", "type": "tmpfs", "source": "tmpfs", "options": ["nosuid", "mode=1777"]}]
-        spec["linux"]["resources"] = {"devices": [{"allow": True, "access": "rwm"}]}
-        with open(os.path.join(path, "config.json"), "w") as f:
-            json.dump(spec, f)
-        return path, out
-
-    def run(self, name, args, annotations, **more):
-        path, _ = self.bundle(name, args, annotations)
-        text = output(BIN + "/gpuslice-runtime", "--root", self.dir + "/runc", "run", "--bundle", path, name, **more)
-        with open(os.path.join(self.out, name + ".log"), "w") as f:
-            f.write(text)
-        return text
-
-
-def smi_sum(pids):
-    """What nvidia-smi says that these processes hold, in bytes, and of how many it spoke."""
-    rows = output("nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits").splitlines()
-    used = [int(m) for p, m in (r.split(",") for r in rows if "," in r) if int(p) in pids]
-    return sum(used) * MIB, len(used)
-
-
-def pids_of(host, name):
-    state = output(RUNC, "--root", host.dir + "/runc", "ps", "--format", "json", name)
-    try:
-        return set(json.loads(state) or [])
-    except ValueError:
-        return set()  # not there yet, or no more
 
 
 def build_programs(directory):
@@ -178,8 +63,7 @@ def check_four(host):
     name = "torch-four"
     path, out = host.bundle(name, [sys.executable, HERE + "/in_container.py", "four", "/out"], {"gpuslice.vram": "8G"})
     log = open(os.path.join(host.out, name + ".log"), "w+")
-    container = subprocess.Popen([BIN + "/gpuslice-runtime", "--root", host.dir + "/runc", "run", "--bundle", path, name],
-                                 stdout=log, stderr=log)
+    container = host.launch(path, name, log)
     worst = [0]
     over = threading.Event()
 
@@ -232,8 +116,7 @@ def check_restart(host):
     name = "restart"
     path, out = host.bundle(name, [sys.executable, HERE + "/in_container.py", "four", "/out"], {"gpuslice.vram": "8G"})
     log = open(os.path.join(host.out, name + ".log"), "w+")
-    container = subprocess.Popen([BIN + "/gpuslice-runtime", "--root", host.dir + "/runc", "run", "--bundle", path, name],
-                                 stdout=log, stderr=log)
+    container = host.launch(path, name, log)
     while not os.path.exists(f"{out}/four") and container.poll() is None:
         time.sleep(0.05)
     before = next((s for s in host.ps() if s["id"] == name), None)
@@ -258,7 +141,8 @@ def check_restart(host):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", default=tempfile.gettempdir(), help="where logs are kept")
-    parser.add_argument("--only", default="torch,four,programs,restart", help="which of torch, four, programs, restart")
+    parser.add_argument("--only", default="torch,four,programs,restart,nvml",
+                        help="which of torch, four, programs, restart, nvml")
     arguments = parser.parse_args()
     print(output("nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader").strip(), flush=True)
     print(output(RUNC, "--version").splitlines()[0], "kernel", os.uname().release, flush=True)
@@ -275,6 +159,8 @@ def main():
             check_four(host)
         if "restart" in only:
             check_restart(host)
+        if "nvml" in only:
+            check_nvml(host, check)
     finally:
         host.stop()
     failed = [r for r in results if not r[1]]
