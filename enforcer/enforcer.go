@@ -28,6 +28,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/cgroup"
 	"github.com/gpuslice/gpuslice/enforcer/driver"
+	"github.com/gpuslice/gpuslice/enforcer/event"
 	"github.com/gpuslice/gpuslice/enforcer/process"
 	"github.com/gpuslice/gpuslice/enforcer/store"
 )
@@ -82,6 +83,7 @@ type Enforcer struct {
 	cgroups *cgroup.Watcher  // nil if unprivileged
 	deaths  *process.Watcher // of members and of first processes
 	truth   *truth           // nil without driver truth
+	events  *event.Log
 
 	counter atomic.Pointer[Counter]
 
@@ -104,7 +106,7 @@ func New(options Options) (*Enforcer, error) {
 	if options.ContextBytes == 0 {
 		options.ContextBytes = DefaultContextBytes
 	}
-	e := &Enforcer{options: options, log: options.Log, slices: make(map[string]*slice), lingering: make(map[*slice]struct{})}
+	e := &Enforcer{options: options, log: options.Log, events: event.NewLog(eventsKept), slices: make(map[string]*slice), lingering: make(map[*slice]struct{})}
 	if err := e.open(); err != nil {
 		return nil, errors.Join(err, e.Close())
 	}
@@ -165,6 +167,7 @@ func (e *Enforcer) Run(ctx context.Context) error {
 		case <-ctx.Done():
 		}
 	}
+	e.events.Close() // first, so that whoever follows them does not hold up the end
 	loops.Wait()
 	return e.Close()
 }
@@ -180,6 +183,7 @@ func (e *Enforcer) Close() error {
 	}
 	e.closed = true
 	e.mu.Unlock()
+	e.events.Close()
 	var errs []error
 	// First the watchers: nobody is told of a death any more, so nothing below is undone by one.
 	if e.deaths != nil {

@@ -24,6 +24,8 @@ type lane struct {
 	number     uint32
 	generation uint64 // of the lane, by the enforcer's own count
 	process    *process.Handle
+	command    string // as its process was named when it attached
+	refusals   [ledger.Devices]counted
 	attached   time.Time            // zero if that was another enforcer's doing
 	learned    [ledger.Devices]bool // its first context's cost was looked at
 	settles    [ledger.Devices]settles
@@ -61,6 +63,10 @@ func (s *slice) answer(peer *process.Handle, r ledger.Request) (reply ledger.Rep
 		reply.Device, err = s.addDevice(r.UUID, r.Bytes)
 	case ledger.OpTruth:
 		reply.Bytes, err = s.tellTruth(peer, r.Device)
+	case ledger.OpSuspend:
+		err = s.suspend(peer, r.Bytes)
+	case ledger.OpResume:
+		err = s.resume(peer, r.Bytes)
 	}
 	switch {
 	case err == nil:
@@ -198,6 +204,10 @@ func (s *slice) duplicate() (*os.File, error) {
 
 // own puts a lane on the books; disown takes it off. Called with mu held.
 func (s *slice) own(l *lane) {
+	l.command = command(l.process.PID)
+	for i := range l.refusals { // not its own, or told by the enforcer before this one
+		l.refusals[i].begin(s.ledger.Refusals(i, l.number))
+	}
 	s.lanes[l.number], s.byPID[l.process.PID], s.live[l.number] = l, l, 1
 }
 
@@ -232,6 +242,7 @@ func (s *slice) died(l *lane) {
 func (s *slice) settle(l *lane) {
 	s.e.deaths.Unwatch(l.process)
 	if s.state == api.Active {
+		s.forgetSuspended(l)
 		bytes, err := s.ledger.Settle(l.number, l.generation)
 		if err != nil {
 			s.damaged(fmt.Errorf("lane %d of process %d cannot be settled: %w", l.number, l.process.PID, err))
@@ -242,6 +253,7 @@ func (s *slice) settle(l *lane) {
 			}
 		}
 		killpoint.Pass("death.settled")
+		s.keepUntold(l)
 		s.ledger.SetFree(l.number)
 	}
 	s.disown(l)

@@ -55,6 +55,7 @@ func (e *Enforcer) register(ctx context.Context, r api.RegisterRequest) (api.Reg
 	}
 	killpoint.Pass("register.done")
 	s.log.Info("slice registered", "pid", r.PID, "cgroup", s.cgroup.String(), "tenant", r.Tenant, "pool", r.Pool, "mode", r.Mode)
+	s.tell(api.Event{Kind: api.EventRegistered, PID: r.PID})
 	return api.RegisterReply{Slice: s.show(false), Dir: s.dir, Library: e.options.Library}, nil
 }
 

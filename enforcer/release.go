@@ -55,6 +55,7 @@ func (e *Enforcer) release(s *slice, cause string) error {
 	err := e.store.Retire(s.stored())
 	killpoint.Pass("release.marked")
 	if s.ledger != nil && s.state == api.Active {
+		s.tellCounts(true)
 		s.close()
 	}
 	killpoint.Pass("release.closed")
@@ -76,6 +77,7 @@ func (e *Enforcer) release(s *slice, cause string) error {
 	if cause == causeFailed { // nobody was told of it, so nothing of it is bound anywhere
 		return errors.Join(err, e.clear(s))
 	}
+	s.tell(api.Event{Kind: api.EventReleased, Cause: cause})
 	return errors.Join(err, e.clearOnceEmpty(s))
 }
 

@@ -160,7 +160,7 @@ func (e *Enforcer) reopen(s *slice, r store.Slice) error {
 			return err
 		}
 	} else {
-		s.recover()
+		s.recover(r.Suspended)
 	}
 	killpoint.Pass("restore.ledger")
 	if _, err := os.Lstat(filepath.Join(s.dir, bindName)); errors.Is(err, os.ErrNotExist) {
@@ -214,7 +214,10 @@ func (s *slice) pids() ([]int, error) {
 }
 
 // recover puts this enforcer's books in order by a page that the predecessor left.
-func (s *slice) recover() {
+//
+// Processes that are checkpointed (suspended) hold what they are charged for again: who they are
+// stands in the page only, which their siblings can write.
+func (s *slice) recover(suspended bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	count := min(s.ledger.DeviceCount(), len(s.devices))
@@ -222,6 +225,9 @@ func (s *slice) recover() {
 		var err error
 		if i < count {
 			d.account, err = s.ledger.OpenAccount(i, 0)
+			if err == nil && suspended {
+				err = d.account.Limit(d.Limit)
+			}
 		} else {
 			err = s.write(i) // the store had it, the page not yet
 		}
@@ -229,6 +235,7 @@ func (s *slice) recover() {
 			s.damaged(err)
 			return
 		}
+		d.told = s.ledger.Recovered(i) // by the predecessor
 	}
 	s.next = s.ledger.HighLane() + 1
 	for number := uint32(1); number < s.next; number++ {
@@ -250,6 +257,7 @@ func (s *slice) retake(number uint32) {
 		l := &lane{number: number, generation: generation, process: p}
 		if p.Start == owner.Start && s.e.member(s, p) {
 			s.own(l)
+			s.ledger.SetLive(number)
 			if err := s.watch(l); err != nil {
 				s.log.Error("watch a process of the slice", "pid", p.PID, "err", err)
 			}

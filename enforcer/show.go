@@ -8,7 +8,6 @@ import (
 	"slices"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
-	"github.com/gpuslice/gpuslice/enforcer/ledger"
 )
 
 // Slices shows all slices, by id, without their processes.
@@ -91,14 +90,13 @@ func (s *slice) show(processes bool) api.Slice {
 func (s *slice) showDevice(index int, d *device) api.DeviceUse {
 	f := s.figures(index)
 	// The figures are not of one instant, and the page may say anything: never below zero.
+	f.Used -= min(f.Used, d.away())
 	overhead := min(f.Used, f.Context+f.Enforcer)
 	use := api.DeviceUse{
 		Device: d.uuid, Index: -1, Used: f.Used - overhead, Overhead: overhead, Peak: f.Peak,
 		Allocations: f.Allocations, Refusals: f.Refusals, Recovered: f.Recovered,
 	}
-	if d.Limit != ledger.NoLimit {
-		use.Limit = d.Limit
-	}
+	use.Limit = d.shownLimit()
 	if s.e.truth != nil {
 		if g := s.e.truth.device(d.UUID); g != nil {
 			use.Index, use.Name = g.Index, g.Name

@@ -46,6 +46,9 @@ type slice struct {
 	free  []uint32 // lanes that were given back
 	next  uint32   // lanes from here on were never given out
 	live  ledger.Live
+
+	untold map[int]*untold // refusals of processes that ended, by pid
+	hints  hints           // how many processes have said so
 }
 
 // device is one device of a slice's ledger: the enforcer's own copy of what it wrote there.
@@ -55,6 +58,9 @@ type device struct {
 	account *ledger.Account
 	excess  map[int]*excess // by pid: what the driver holds beyond the ledger
 	driver  map[int]uint64  // by pid: driver truth, as of the last comparison
+	told    uint64          // of what was given back for the dead: bytes
+
+	suspended map[uint32]uint64 // by lane: what a checkpointed process is charged for; Limit is higher by it
 }
 
 // left is the state of a slice that goes on without this enforcer.
@@ -73,6 +79,7 @@ func (s *slice) stored() store.Slice {
 		Dir: s.dir, LedgerName: s.identity.Name, LedgerDev: s.identity.Dev, LedgerInode: s.identity.Inode,
 	}
 	for _, d := range s.devices {
+		r.Suspended = r.Suspended || len(d.suspended) > 0
 		bytes, _ := quotaOn(s.request.Quotas, d.UUID, d.Total)
 		r.Limits = append(r.Limits, store.Limit{Device: d.uuid, Bytes: bytes, Total: d.Total})
 	}
@@ -83,7 +90,7 @@ func (s *slice) stored() store.Slice {
 func (s *slice) describe(uuid driver.UUID, limit, total uint64) *device {
 	d := &device{
 		Device: ledger.Device{UUID: uuid.Raw, Limit: limit, Quota: min(limit, total), Total: total},
-		uuid:   uuid.String(), excess: make(map[int]*excess),
+		uuid:   uuid.String(), excess: make(map[int]*excess), suspended: make(map[uint32]uint64),
 	}
 	if s.record() {
 		// Nothing is refused, so nothing else must differ for the program either.
@@ -122,7 +129,7 @@ func (s *slice) listen() error {
 			place.UID, place.GID = int(s.request.UID), int(s.request.GID)
 		}
 	}
-	server, err := attach.Serve(place, s.answer, s.log)
+	server, err := attach.Serve(place, s.answer, s.hear, s.log)
 	if err != nil {
 		return err
 	}
@@ -152,7 +159,9 @@ func (s *slice) check() {
 	}
 	if err := s.verify(); err != nil {
 		s.damaged(err)
+		return
 	}
+	s.tellCounts(false)
 }
 
 // verify is called with mu held.

@@ -38,12 +38,19 @@ enum attach_op {
 	 * whether or not somebody listens. It is a hint to look at the lane's count of refusals,
 	 * and says what the count does not. */
 	ATTACH_OP_REFUSED = 4,
+	/* Process `bytes` (its pid in the asker's pid namespace) of this slice was checkpointed:
+	 * its memory has left the device, so what it is charged for others may take. Done only
+	 * where driver truth says so, too; else ATTACH_UNKNOWN. */
+	ATTACH_OP_SUSPEND = 5,
+	/* It is about to be restored: may its memory come back? ATTACH_REFUSED if it does not fit
+	 * beside what others took meanwhile. ATTACH_OK, too, for one that is not suspended. */
+	ATTACH_OP_RESUME = 6,
 };
 
 /* ATTACH_OP_REFUSED: what the memory was for. */
 enum attach_call {
 	ATTACH_CALL_OTHER = 0,
-	ATTACH_CALL_LAST = 9,
+	ATTACH_CALL_LAST = 14,
 };
 
 /* The words of process_charge()'s callers, by enum attach_call: they are sent as a number, so that
@@ -51,9 +58,21 @@ enum attach_call {
 static inline const char *attach_call_name(uint32_t call)
 {
 	static const char *const names[ATTACH_CALL_LAST + 1] = {
-	    "memory",          "cuMemAlloc", "cuMemAllocManaged", "cuMemAllocAsync",
-	    "cuMemCreate",     "an array",   "a pitch",           "a block of small allocations",
-	    "a pool's growth", "a context",
+	    "memory",
+	    "cuMemAlloc",
+	    "cuMemAllocManaged",
+	    "cuMemAllocAsync",
+	    "cuMemCreate",
+	    "an array",
+	    "a pitch",
+	    "a block of small allocations",
+	    "a pool's growth",
+	    "a context",
+	    "a graph's launch",
+	    "an import",
+	    "cuIpcOpenMemHandle",
+	    "cuImportExternalMemory",
+	    "the heap of kernels",
 	};
 
 	return names[call <= ATTACH_CALL_LAST ? call : ATTACH_CALL_OTHER];
@@ -68,6 +87,7 @@ enum attach_status {
 	ATTACH_NO_DEVICE = 5,  /* the slice has no quota on that device */
 	ATTACH_UNKNOWN = 6,    /* there is no driver truth */
 	ATTACH_INTERNAL = 7,   /* the enforcer failed; its log says why */
+	ATTACH_REFUSED = 8,    /* it does not fit */
 };
 
 struct attach_request {
@@ -77,7 +97,8 @@ struct attach_request {
 	uint32_t device;   /* ATTACH_OP_TRUTH, ATTACH_OP_REFUSED: ledger device index */
 	uint32_t layout;   /* LEDGER_LAYOUT that the interceptor was built with */
 	uint8_t uuid[16];  /* ATTACH_OP_DEVICE */
-	uint64_t bytes;    /* ATTACH_OP_DEVICE: the device's memory; _REFUSED: what was asked for */
+	uint64_t bytes;    /* ATTACH_OP_DEVICE: the device's memory; _REFUSED: what was asked for;
+	                    * _SUSPEND, _RESUME: a pid */
 	uint64_t used;     /* ATTACH_OP_REFUSED: bytes charged then by all, overhead included */
 	uint64_t overhead; /* ATTACH_OP_REFUSED: of that, as struct refusal has it */
 	uint32_t call;     /* ATTACH_OP_REFUSED: enum attach_call */

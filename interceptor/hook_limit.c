@@ -32,7 +32,7 @@ CUresult cuCtxSetLimit(int limit, size_t value)
 	if (map_get(&process->pointers, heap_key(context), &heap))
 		before = heap.bytes;
 	if (bytes > before &&
-	    process_charge(ordinal, bytes - before, "the heap of cuCtxSetLimit") != CHARGE_OK)
+	    process_charge(ordinal, bytes - before, "the heap of kernels") != CHARGE_OK)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	result = DRIVER(cuCtxSetLimit)(limit, value);
 	if (result != CUDA_SUCCESS) {

@@ -93,6 +93,9 @@ static_assert(sizeof(struct ledger_entry) == 64, "ledger_entry");
 enum ledger_lane_state {
 	LEDGER_FREE = 0,
 	LEDGER_LIVE = 1, /* a process owns it, or owned it and is not settled yet */
+	/* The like, of one that was checkpointed: only the enforcer settles it, which has raised
+	 * the limit by what it holds, and lowers it first. */
+	LEDGER_SUSPENDED = 2,
 };
 
 /* One lane: whose it is, and its entries. Identity is written by the enforcer only. */

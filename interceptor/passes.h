@@ -39,8 +39,6 @@
 	NOT_IN_580(cuMulticastBindAddr_v2, "CUDA 13.1")                                            \
 	NOT_IN_580(cuMulticastBindMem_v2, "CUDA 13.1")                                             \
 	PASS(cuMulticastGetGranularity, "only tells")                                              \
-	PASS(cuCheckpointProcessCheckpoint, "driver truth: it stays charged")                      \
-	PASS(cuCheckpointProcessRestore, "driver truth: it stays charged")                         \
 	PASS(cuCheckpointProcessGetRestoreThreadId, "moves no memory")                             \
 	PASS(cuCheckpointProcessGetState, "moves no memory")                                       \
 	PASS(cuCheckpointProcessLock, "moves no memory")                                           \

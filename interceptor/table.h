@@ -267,6 +267,13 @@
 	     "nothing; its memory stays with the device's memory of graphs", "")                   \
 	HOOK(cuDeviceGraphMemTrim, (CUdevice device),                                              \
 	     "gives back what the device's memory of graphs shrank by, after the call", "")        \
+	GROUP("Checkpoints", "hook_checkpoint.c")                                                  \
+	HOOK(cuCheckpointProcessCheckpoint, (int pid, void *arguments),                            \
+	     "gives back what the process holds, after the call, once driver truth says that it "  \
+	     "is gone",                                                                            \
+	     "")                                                                                   \
+	HOOK(cuCheckpointProcessRestore, (int pid, void *arguments),                               \
+	     "all that the process held, before the call", "cuCheckpointProcessCheckpoint")        \
 	GROUP("What programs are shown", "hook_info.c")                                            \
 	HOOK(cuMemGetInfo, (unsigned int *available, unsigned int *total),                         \
 	     "nothing; shows what the slice has and has left", "")                                 \

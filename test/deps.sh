@@ -31,6 +31,7 @@ if [ "${1:-}" = --ci ]; then
 		"qemu-aarch64-static qemu-user-static"
 		"aarch64-linux-gnu-gcc gcc-aarch64-linux-gnu"
 		"/usr/aarch64-linux-gnu/include/stdio.h libc6-dev-arm64-cross"
+		"musl-gcc musl-tools"
 	)
 fi
 

@@ -175,6 +175,7 @@ const (
 	CodeQuotaExceeded Code = "quota_exceeded" // 409: the devices have not that much left
 	CodeTooLarge      Code = "too_large"      // 413: the request is
 	CodeNoDevice      Code = "no_device"      // 400: no such device
+	CodeBusy          Code = "busy"           // 503: as many follow the events as may
 	CodeInternal      Code = "internal"       // 500
 )
 

@@ -80,6 +80,8 @@ func (c Code) Status() int {
 		return 409
 	case CodeTooLarge:
 		return 413
+	case CodeBusy:
+		return 503
 	}
 	return 500
 }
@@ -87,6 +89,6 @@ func (c Code) Status() int {
 // Codes are all codes that there are.
 func Codes() []Code {
 	return []Code{
-		CodeBadRequest, CodeNotFound, CodeMethod, CodeExists, CodeRunning, CodeQuotaExceeded, CodeTooLarge, CodeNoDevice, CodeInternal,
+		CodeBadRequest, CodeNotFound, CodeMethod, CodeExists, CodeRunning, CodeQuotaExceeded, CodeTooLarge, CodeNoDevice, CodeBusy, CodeInternal,
 	}
 }

@@ -38,10 +38,16 @@ const (
 // peer asks again, as it does when an enforcer died.
 type Handler func(peer *process.Handle, request ledger.Request) (reply ledger.Reply, file *os.File, ok bool)
 
+// Listener hears what a process says without waiting for an answer (ledger.OpRefused). pid is who connected, as
+// the kernel says; it may have ended since, as a program that was refused often does at once, and then nothing
+// more can be found out about it here.
+type Listener func(pid int, request ledger.Request)
+
 // Server is one slice's attach socket.
 type Server struct {
 	listener *net.UnixListener
 	handler  Handler
+	hear     Listener
 	log      *slog.Logger
 	slots    chan struct{}
 	stop     context.CancelFunc
@@ -50,12 +56,12 @@ type Server struct {
 }
 
 // Serve listens in the place and answers until Close.
-func Serve(place Place, handler Handler, log *slog.Logger) (*Server, error) {
+func Serve(place Place, handler Handler, hear Listener, log *slog.Logger) (*Server, error) {
 	listener, err := listen(place)
 	if err != nil {
 		return nil, fmt.Errorf("attach socket: %w", err)
 	}
-	s := &Server{listener: listener, handler: handler, log: log, slots: make(chan struct{}, InFlight)}
+	s := &Server{listener: listener, handler: handler, hear: hear, log: log, slots: make(chan struct{}, InFlight)}
 	s.stopped, s.stop = context.WithCancel(context.Background())
 	go s.accept()
 	return s, nil
@@ -116,6 +122,14 @@ func (s *Server) serve(conn *net.UnixConn) {
 		s.send(conn, ledger.Reply{Status: ledger.StatusMalformed}, nil)
 		return
 	}
+	if request.Op == ledger.OpRefused {
+		if credentials, err := credentialsOf(conn); err != nil {
+			s.log.Debug("a peer that said something cannot be identified", "err", err)
+		} else {
+			s.hear(int(credentials.Pid), request)
+		}
+		return
+	}
 	peer, err := identify(conn)
 	if err != nil {
 		s.log.Debug("a peer cannot be identified", "err", err)
@@ -159,25 +173,40 @@ func (s *Server) complain(err error) {
 
 // identify asks the kernel who is at the other end.
 func identify(conn *net.UnixConn) (*process.Handle, error) {
-	raw, err := conn.SyscallConn()
-	if err != nil {
-		return nil, err
-	}
-	var peer *process.Handle
-	var failed error
-	if err := raw.Control(func(fd uintptr) { peer, failed = identifyFD(int(fd)) }); err != nil {
-		return nil, err
-	}
-	return peer, failed
+	return control(conn, identifyFD)
 }
 
-func identifyFD(fd int) (*process.Handle, error) {
+// credentialsOf is who connected, whether or not it is alive.
+func credentialsOf(conn *net.UnixConn) (*unix.Ucred, error) {
+	return control(conn, credentialsOfFD)
+}
+
+func control[T any](conn *net.UnixConn, question func(fd int) (T, error)) (answer T, failed error) {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return answer, err
+	}
+	if err := raw.Control(func(fd uintptr) { answer, failed = question(int(fd)) }); err != nil {
+		return answer, err
+	}
+	return answer, failed
+}
+
+func credentialsOfFD(fd int) (*unix.Ucred, error) {
 	credentials, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
 	if err != nil {
 		return nil, os.NewSyscallError("SO_PEERCRED", err)
 	}
 	if credentials.Pid <= 0 {
 		return nil, errors.New("the peer is not in the enforcer's pid namespace, nor below it")
+	}
+	return credentials, nil
+}
+
+func identifyFD(fd int) (*process.Handle, error) {
+	credentials, err := credentialsOfFD(fd)
+	if err != nil {
+		return nil, err
 	}
 	pidfd, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PEERPIDFD)
 	if err == nil {

@@ -5,9 +5,11 @@ package attach
 import (
 	"bytes"
 	"errors"
+	"io"
 	"log/slog"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"sync/atomic"
 	"testing"
@@ -28,12 +30,17 @@ func echo(peer *process.Handle, r ledger.Request) (ledger.Reply, *os.File, bool)
 
 func serve(t testing.TB, handler Handler) string {
 	t.Helper()
+	return serveBoth(t, handler, func(int, ledger.Request) {})
+}
+
+func serveBoth(t testing.TB, handler Handler, hear Listener) string {
+	t.Helper()
 	dir, err := os.MkdirTemp("", "gs-")
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	s, err := Serve(Place{Dir: dir, Mode: 0o600, UID: -1, GID: -1}, handler, slog.New(slog.DiscardHandler))
+	s, err := Serve(Place{Dir: dir, Mode: 0o600, UID: -1, GID: -1}, handler, hear, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -213,7 +220,7 @@ func TestNoMoreThanInFlightAreServedAtOnce(t *testing.T) {
 
 func TestListeningAgainReplacesTheSocketOfADeadEnforcer(t *testing.T) {
 	dir := serve(t, echo)
-	again, err := Serve(Place{Dir: dir, Mode: 0o666, UID: -1, GID: -1}, echo, slog.New(slog.DiscardHandler))
+	again, err := Serve(Place{Dir: dir, Mode: 0o666, UID: -1, GID: -1}, echo, nil, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -233,19 +240,81 @@ func TestALinkInPlaceOfTheDirectoryIsNotFollowed(t *testing.T) {
 	if err := os.Symlink(dir, link); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Serve(Place{Dir: link, Mode: 0o666, UID: -1, GID: -1}, echo, slog.New(slog.DiscardHandler)); err == nil {
+	if _, err := Serve(Place{Dir: link, Mode: 0o666, UID: -1, GID: -1}, echo, nil, slog.New(slog.DiscardHandler)); err == nil {
 		t.Fatal("it was")
 	}
 }
 
-// FuzzAttach sends what it likes: the server answers or hangs up, keeps nothing, and goes on.
+func refused() ledger.Request {
+	return ledger.Request{Op: ledger.OpRefused, Device: 3, Bytes: 1 << 33, Used: 1 << 32, Overhead: 1 << 29, Call: 1}
+}
+
+// A program that was refused memory often ends at once. What it said counts all the same.
+func TestWhatAProcessSaysIsHeardThoughItHasEnded(t *testing.T) {
+	type heard struct {
+		pid     int
+		request ledger.Request
+	}
+	all := make(chan heard, 1)
+	dir := serveBoth(t, func(peer *process.Handle, _ ledger.Request) (ledger.Reply, *os.File, bool) {
+		t.Error("it was taken for a question")
+		return echo(peer, ledger.Request{})
+	}, func(pid int, r ledger.Request) { all <- heard{pid, r} })
+	// A shell's child would do; but this one has to speak to a socket, so it is this program.
+	child := exec.Command(os.Args[0], "-test.run=^TestHelperSaysAndEnds$")
+	child.Env = append(os.Environ(), "ATTACH_SAY_TO="+dir)
+	if out, err := child.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	if got := <-all; got.pid != child.Process.Pid || got.request != refused() {
+		t.Errorf("heard %+v of %d, want %+v of %d", got.request, got.pid, refused(), child.Process.Pid)
+	}
+}
+
+// TestHelperSaysAndEnds is the program of TestWhatAProcessSaysIsHeardThoughItHasEnded.
+func TestHelperSaysAndEnds(t *testing.T) {
+	dir := os.Getenv("ATTACH_SAY_TO")
+	if dir == "" {
+		t.Skip("it is a program of another test")
+	}
+	conn := dial(t, dir)
+	if _, err := conn.Write(refused().Encode()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestWhatIsSaidIsNotAnswered(t *testing.T) {
+	heard := make(chan int, 1)
+	conn := dial(t, serveBoth(t, echo, func(pid int, _ ledger.Request) { heard <- pid }))
+	defer conn.Close()
+	if _, err := conn.Write(refused().Encode()); err != nil {
+		t.Fatal(err)
+	}
+	if pid := <-heard; pid != os.Getpid() {
+		t.Errorf("process %d was heard", pid)
+	}
+	_ = conn.SetReadDeadline(time.Now().Add(10 * time.Second))
+	if n, err := conn.Read(make([]byte, 128)); n != 0 || !errors.Is(err, io.EOF) {
+		t.Errorf("%d bytes, %v", n, err)
+	}
+}
+
+// FuzzAttach sends what it likes: the server answers or hangs up, keeps nothing, and goes on. What is heard without an
+// answer is what was sent.
 func FuzzAttach(f *testing.F) {
 	good := ledger.Request{Op: ledger.OpDevice, UUID: [16]byte{1}, Bytes: 1 << 36}.Encode()
 	f.Add(good, false)
 	f.Add(good[:10], true)
 	f.Add([]byte{}, true)
 	f.Add(bytes.Repeat(good, 3), false)
-	dir := serve(f, echo)
+	f.Add(refused().Encode(), false)
+	f.Add(refused().Encode(), true)
+	f.Add(mutate(refused().Encode(), 59), false) // another call
+	dir := serveBoth(f, echo, func(pid int, r ledger.Request) {
+		if again, err := ledger.DecodeRequest(r.Encode()); pid != os.Getpid() || err != nil || again != r || r.Op != ledger.OpRefused || r.Call.String() == "" {
+			f.Errorf("process %d, %+v, %v", pid, r, err)
+		}
+	})
 	f.Fuzz(func(t *testing.T, message []byte, rights bool) {
 		message = message[:min(len(message), 1<<16)]
 		conn := dial(t, dir)

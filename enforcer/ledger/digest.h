@@ -4,4 +4,4 @@
  * The go command rebuilds a package when a file of its directory changes, and does not see those: this
  * file changes with them. A test holds it against them.
  */
-#define NATIVE_DIGEST "fc42f050219263bb5cf6807c0315bd7417e7da6d30d61c49dc4ec923cd4d3bac"
+#define NATIVE_DIGEST "3c5c09f74cc00e343bd03f9a6f47272ce898715f9ecaa9cd55e3a560fbeb0fd2"

@@ -123,6 +123,13 @@ func (l *Ledger) SetLive(i uint32) {
 	}
 }
 
+// SetSuspended says that the lane's owner was checkpointed: siblings leave it alone, SetLive makes it live again.
+func (l *Ledger) SetSuspended(i uint32) {
+	if lane(i) {
+		C.native_suspended(l.page, C.uint32_t(i))
+	}
+}
+
 // SetFree says that the lane is settled and nobody's.
 func (l *Ledger) SetFree(i uint32) {
 	if lane(i) {
@@ -196,7 +203,7 @@ func (l *Ledger) Lane(i uint32) (owner Owner, generation uint64, live bool) {
 		return Owner{}, 0, false
 	}
 	p := &l.page.lane[i]
-	live = atomic.LoadUint32((*uint32)(unsafe.Pointer(&p.state))) == C.LEDGER_LIVE
+	live = atomic.LoadUint32((*uint32)(unsafe.Pointer(&p.state))) != C.LEDGER_FREE
 	return Owner{
 		PID: int(p.pid), Start: uint64(p.start), NSPID: int(p.ns_pid), PIDNS: uint64(p.pid_ns),
 	}, uint64(p.generation), live

@@ -29,6 +29,11 @@ void native_live(struct ledger *ledger, uint32_t lane)
 	__atomic_store_n(&ledger->lane[lane].state, LEDGER_LIVE, __ATOMIC_RELEASE);
 }
 
+void native_suspended(struct ledger *ledger, uint32_t lane)
+{
+	__atomic_store_n(&ledger->lane[lane].state, LEDGER_SUSPENDED, __ATOMIC_RELEASE);
+}
+
 enum ledger_result native_settle(struct ledger *ledger, uint32_t lane, uint64_t generation,
                                  uint32_t devices, uint64_t *bytes)
 {

@@ -29,6 +29,7 @@ struct native_sums {
 enum ledger_result native_assign(struct ledger *ledger, uint32_t lane,
                                  const struct native_owner *owner);
 void native_live(struct ledger *ledger, uint32_t lane);
+void native_suspended(struct ledger *ledger, uint32_t lane);
 
 /* Settle a dead lane on the first `devices` devices. bytes[i] is what this call gave back. */
 enum ledger_result native_settle(struct ledger *ledger, uint32_t lane, uint64_t generation,

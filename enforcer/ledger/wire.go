@@ -25,6 +25,8 @@ const (
 	OpDevice  Op = C.ATTACH_OP_DEVICE
 	OpTruth   Op = C.ATTACH_OP_TRUTH
 	OpRefused Op = C.ATTACH_OP_REFUSED // it is not answered
+	OpSuspend Op = C.ATTACH_OP_SUSPEND
+	OpResume  Op = C.ATTACH_OP_RESUME
 )
 
 // Call is what refused memory was for. One that is not known is told as the first.
@@ -45,11 +47,13 @@ const (
 	StatusNoDevice  Status = C.ATTACH_NO_DEVICE
 	StatusUnknown   Status = C.ATTACH_UNKNOWN
 	StatusInternal  Status = C.ATTACH_INTERNAL
+	StatusRefused   Status = C.ATTACH_REFUSED
 )
 
 var statusText = [...]string{
 	"ok", "the peer is not a process of this slice", "no free process slot or device", "the slice was released",
 	"malformed message", "the slice has no quota on that device", "there is no driver truth", "the enforcer failed",
+	"it does not fit",
 }
 
 func (s Status) Error() string {
@@ -64,7 +68,7 @@ type Request struct {
 	Op       Op
 	Device   uint32   // OpTruth, OpRefused
 	UUID     [16]byte // OpDevice
-	Bytes    uint64   // OpDevice: of the device; OpRefused: asked for
+	Bytes    uint64   // OpDevice: of the device; OpRefused: asked for; OpSuspend, OpResume: a pid
 	Used     uint64   // OpRefused: bytes charged then, overhead included
 	Overhead uint64   // OpRefused: of that
 	Call     Call     // OpRefused
@@ -100,7 +104,7 @@ func DecodeRequest(message []byte) (Request, error) {
 		return r, fmt.Errorf("protocol version is %d, this enforcer speaks %d", uint16(c.version), uint16(C.ATTACH_VERSION))
 	case c.layout != C.LEDGER_LAYOUT:
 		return r, fmt.Errorf("ledger layout is %d, this enforcer has %d", uint32(c.layout), uint32(C.LEDGER_LAYOUT))
-	case r.Op < OpAttach || r.Op > OpRefused:
+	case r.Op < OpAttach || r.Op > OpResume:
 		return r, fmt.Errorf("operation is %d", uint16(c.op))
 	case c.reserved != 0 || (r.Op != OpRefused && (r.Used != 0 || r.Overhead != 0 || r.Call != 0)):
 		return r, errors.New("reserved fields are not zero")

@@ -18,7 +18,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/api"
 )
 
-// route is one verb of the API. handle returns what is answered with status.
+// route is one verb of the API. handle returns what is answered with status: a value, or a stream.
 type route struct {
 	method, path string
 	status       int
@@ -48,6 +48,7 @@ var routes = []route{
 		all, err := s.Devices(r.Context())
 		return list(all), err
 	}},
+	{"GET", "/v1/events", http.StatusOK, []string{"since", "follow"}, events},
 	{"GET", "/healthz", http.StatusOK, nil, func(Service, http.ResponseWriter, *http.Request) (any, error) {
 		return Health{Status: "ok"}, nil
 	}},
@@ -61,6 +62,7 @@ type Health struct {
 // Handler is the API without a socket.
 func Handler(service Service, log *slog.Logger) http.Handler {
 	mux := http.NewServeMux()
+	streams := make(chan struct{}, maxStreams)
 	methods := make(map[string][]string)
 	for _, route := range routes {
 		methods[route.path] = append(methods[route.path], route.method)
@@ -70,7 +72,18 @@ func Handler(service Service, log *slog.Logger) http.Handler {
 				fail(w, r, log, err)
 				return
 			}
-			write(w, route.status, answer)
+			answered, ok := answer.(*stream)
+			if !ok {
+				write(w, route.status, answer)
+				return
+			}
+			select {
+			case streams <- struct{}{}:
+				defer func() { <-streams }()
+				answered.serve(w, r, route.status)
+			default:
+				fail(w, r, log, api.Errorf(api.CodeBusy, "%d others are told events already: end one of them, or ask again later", maxStreams))
+			}
 		})
 	}
 	// The mux's own 404 and 405 are plain text: a client must find JSON in every answer.
@@ -128,22 +141,41 @@ func release(s Service, _ http.ResponseWriter, r *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	query := r.URL.Query()
-	var generation uint64
-	if query.Has("generation") {
-		v := query.Get("generation")
-		if generation, err = strconv.ParseUint(v, 10, 64); err != nil {
-			return nil, api.Errorf(api.CodeBadRequest, "generation %.40q is not one: a number is accepted, or 0 for any", v)
-		}
+	generation, err := number(r, "generation", "a number is accepted, or 0 for any")
+	if err != nil {
+		return nil, err
 	}
-	var force bool
-	if query.Has("force") {
-		v := query.Get("force")
-		if force, err = strconv.ParseBool(v); err != nil {
-			return nil, api.Errorf(api.CodeBadRequest, "force %.40q is not known: true and false are accepted", v)
-		}
+	force, err := boolean(r, "force")
+	if err != nil {
+		return nil, err
 	}
 	return s.Release(r.Context(), id, generation, force)
+}
+
+// number of the query; 0 if it is not there.
+func number(r *http.Request, name, accepted string) (uint64, error) {
+	query := r.URL.Query()
+	if !query.Has(name) {
+		return 0, nil
+	}
+	n, err := strconv.ParseUint(query.Get(name), 10, 64)
+	if err != nil {
+		return 0, api.Errorf(api.CodeBadRequest, "%s %.40q is not one: %s", name, query.Get(name), accepted)
+	}
+	return n, nil
+}
+
+// boolean of the query; false if it is not there.
+func boolean(r *http.Request, name string) (bool, error) {
+	query := r.URL.Query()
+	if !query.Has(name) {
+		return false, nil
+	}
+	is, err := strconv.ParseBool(query.Get(name))
+	if err != nil {
+		return false, api.Errorf(api.CodeBadRequest, "%s %.40q is not known: true and false are accepted", name, query.Get(name))
+	}
+	return is, nil
 }
 
 func sliceID(r *http.Request) (string, error) {

@@ -108,6 +108,7 @@ var answers = map[string]struct{ request, reply reflect.Type }{
 	"GET /v1/slices/{id}":    {nil, reflect.TypeFor[api.Slice]()},
 	"DELETE /v1/slices/{id}": {nil, reflect.TypeFor[api.Slice]()},
 	"GET /v1/devices":        {nil, reflect.TypeFor[[]api.Device]()},
+	"GET /v1/events":         {nil, reflect.TypeFor[api.Event]()}, // one in each line
 	"GET /healthz":           {nil, reflect.TypeFor[Health]()},
 }
 
@@ -133,7 +134,11 @@ func TestEveryRouteIsDescribedAndEveryDescriptionHasARoute(t *testing.T) {
 		}
 		types := answers[name]
 		d.checkStatuses(t, name, o, r.status)
-		d.checkType(t, name, o.Responses[strconv.Itoa(r.status)].Content["application/json"].Schema, types.reply)
+		kind := "application/json"
+		if r.path == "/v1/events" {
+			kind = eventsType
+		}
+		d.checkType(t, name, o.Responses[strconv.Itoa(r.status)].Content[kind].Schema, types.reply)
 		if types.request != nil {
 			d.checkType(t, name, o.RequestBody.Content["application/json"].Schema, types.request)
 		} else if len(o.RequestBody.Content) > 0 {
@@ -258,8 +263,17 @@ func (d document) checkStruct(t *testing.T, g reflect.Type) {
 
 // enums are the words that a Go type of text can have.
 var enums = map[reflect.Type][]string{
-	reflect.TypeFor[api.Mode]():  {string(api.Enforce), string(api.Record)},
-	reflect.TypeFor[api.State](): {string(api.Active), string(api.Released), string(api.Damaged)},
+	reflect.TypeFor[api.Mode]():      {string(api.Enforce), string(api.Record)},
+	reflect.TypeFor[api.EventKind](): eventKinds(),
+	reflect.TypeFor[api.State]():     {string(api.Active), string(api.Released), string(api.Damaged)},
+}
+
+func eventKinds() []string {
+	var words []string
+	for _, kind := range api.EventKinds() {
+		words = append(words, string(kind))
+	}
+	return words
 }
 
 func (d document) checkType(t *testing.T, what string, s schema, g reflect.Type) {

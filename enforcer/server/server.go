@@ -29,16 +29,21 @@ type Service interface {
 	Slices(ctx context.Context) ([]api.Slice, error)
 	Slice(ctx context.Context, id string) (api.Slice, error)
 	Devices(ctx context.Context) ([]api.Device, error)
+	// Events are some of those after number since, the oldest first; with wait one at least, or an error when there
+	// will be none.
+	Events(ctx context.Context, since uint64, wait bool) ([]api.Event, error)
 }
 
 const (
 	maxBody        = 64 << 10
 	maxHeader      = 16 << 10
 	maxConnections = 256
-	headerTimeout  = 5 * time.Second
-	readTimeout    = 10 * time.Second
-	writeTimeout   = 30 * time.Second
-	idleTimeout    = time.Minute
+	// maxStreams is how many of them may be told events: the hook's must find room.
+	maxStreams    = 32
+	headerTimeout = 5 * time.Second
+	readTimeout   = 10 * time.Second
+	writeTimeout  = 30 * time.Second
+	idleTimeout   = time.Minute
 	// drainTimeout is how long a stopping enforcer waits for the requests under way.
 	drainTimeout = 5 * time.Second
 )

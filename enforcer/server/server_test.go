@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/event"
 )
 
 // fakeService records the calls, and answers each with err.
@@ -29,6 +30,7 @@ type fakeService struct {
 	generation uint64
 	force      bool
 	peer       Peer
+	log        *event.Log // nil: there are no events
 }
 
 func (f *fakeService) Info(ctx context.Context) (api.Info, error) {
@@ -54,6 +56,18 @@ func (f *fakeService) Slice(_ context.Context, id string) (api.Slice, error) {
 	return api.Slice{ID: id}, f.err
 }
 func (f *fakeService) Devices(context.Context) ([]api.Device, error) { return nil, f.err }
+
+func (f *fakeService) Events(ctx context.Context, since uint64, wait bool) ([]api.Event, error) {
+	if f.log == nil {
+		return nil, f.err
+	}
+	if wait {
+		if err := f.log.Wait(ctx, since); err != nil {
+			return nil, err
+		}
+	}
+	return f.log.Since(since, 16), f.err
+}
 
 func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }
 
@@ -133,6 +147,9 @@ func TestWhatIsNotUnderstoodIsRefusedAsJSON(t *testing.T) {
 		{"DELETE", "/v1/slices/c1?generation=1&generation=2", "", api.CodeBadRequest, "twice"},
 		{"DELETE", "/v1/slices/c1?generations=1", "", api.CodeBadRequest, "generations"},
 		{"DELETE", "/v1/slices/c1?force=maybe", "", api.CodeBadRequest, "force"},
+		{"GET", "/v1/events?since=1h", "", api.CodeBadRequest, "since"},
+		{"GET", "/v1/events?since=-1", "", api.CodeBadRequest, "since"},
+		{"GET", "/v1/events?follow=yes", "", api.CodeBadRequest, "follow"},
 	} {
 		f := &fakeService{}
 		status, body := ask(t, f, c.method, c.target, c.body)

@@ -50,6 +50,9 @@ type Slice struct {
 	Created    time.Time           `json:"created"`
 	Limits     []Limit             `json:"limits"` // the devices of the ledger, in its order
 
+	// A limit in the page may be higher than in Limits, for processes that are checkpointed.
+	Suspended bool `json:"suspended,omitempty"`
+
 	BootID      string `json:"boot_id"`
 	InitStart   uint64 `json:"init_start"` // start time of Request.PID, see package process
 	CgroupMount string `json:"cgroup_mount,omitempty"`

@@ -9,6 +9,8 @@
  *	charge INDEX BYTES    -> ok HELD | refused
  *	release INDEX BYTES   -> ok HELD
  *	context INDEX BYTES   -> ok HELD
+ *	refused INDEX BYTES   -> ok USED (as a refusal that the enforcer is told of)
+ *	count INDEX COUNT     -> ok COUNT (as so many refusals that it is not told of)
  *	used INDEX            -> ok BYTES
  *	limit INDEX           -> ok BYTES
  *	number INDEX          -> ok NUMBER
@@ -181,6 +183,21 @@ int main(int argc, char **argv)
 		} else if (!strcmp(word, "context") && on) {
 			ledger_set_context(&account[a], b);
 			say(LEDGER_OK, &account[a].held);
+		} else if (!strcmp(word, "refused") && on) {
+			request.op = ATTACH_OP_REFUSED;
+			request.device = a;
+			request.bytes = b;
+			request.used = ledger->device[a].word.used;
+			request.overhead = ledger_held(ledger, a, 0);
+			request.call = 1;
+			ledger_count_refusal(&account[a]);
+			ask(&request, &reply, &conn); /* which is not answered */
+			close(conn);
+			say(LEDGER_OK, &request.used);
+		} else if (!strcmp(word, "count") && on) {
+			for (uint64_t i = 0; i < b; i++)
+				ledger_count_refusal(&account[a]);
+			say(LEDGER_OK, &b);
 		} else if (!strcmp(word, "used") && on) {
 			say(LEDGER_OK, &ledger->device[a].word.used);
 		} else if (!strcmp(word, "limit") && on) {

@@ -37,6 +37,9 @@ func (c *Container) Bind(src Source) error {
 	if c.etc == nil || c.preload == nil || c.dir == nil {
 		return errors.New("bind before the places were made")
 	}
+	if err := c.layPlatforms(filepath.Join(src.Dir, bindName)); err != nil {
+		return err
+	}
 	dir, err := clone(filepath.Join(src.Dir, bindName), unix.S_IFDIR, dataOnly)
 	if err != nil {
 		return err
@@ -95,7 +98,7 @@ func clone(path string, kind uint32, attrs uint64) (int, error) {
 // clones it.
 func (c *Container) clonePreload(dir string) (int, error) {
 	path := filepath.Join(dir, preloadName)
-	text := append([]byte(filepath.Join(api.ContainerDir, api.LibraryName)+"\n"), c.entries...)
+	text := append([]byte(c.preloadLines()), c.entries...)
 	if err := write(path, text); err != nil {
 		return -1, fmt.Errorf("the container's ld.so.preload: %w", err)
 	}

@@ -41,6 +41,7 @@ type Container struct {
 	preload *object // nil if missing
 	dir     *object // nil if missing
 	entries []byte  // the image's own ld.so.preload
+	has32   bool    // the image has 32-bit programs
 }
 
 // Open enters the mount namespace of the container whose init is pid and finds its root filesystem there.

@@ -37,6 +37,7 @@ func (c *Container) Inspect() error {
 		if err := c.inspectDir(); err != nil {
 			return err
 		}
+		c.inspectLoader32()
 		return c.inspectPreload()
 	})
 }

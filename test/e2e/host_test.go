@@ -204,6 +204,13 @@ type container struct {
 // newContainer writes a bundle whose root is made of the host's own directories, read-only.
 func (h *host) newContainer(annotations map[string]string, args ...string) *container {
 	h.t.Helper()
+	return h.newContainerOf("/", h.bin, annotations, args...)
+}
+
+// newContainerOf writes one whose root is made of the directories of image, and whose simulated driver and demo are
+// those in programs.
+func (h *host) newContainerOf(image, programs string, annotations map[string]string, args ...string) *container {
+	h.t.Helper()
 	c := &container{host: h, id: fmt.Sprintf("gpuslice-e2e-%d-%d", os.Getpid(), time.Now().UnixNano())}
 	c.bundle = filepath.Join(h.dir, c.id)
 	rootfs := filepath.Join(c.bundle, "rootfs")
@@ -220,22 +227,23 @@ func (h *host) newContainer(annotations map[string]string, args ...string) *cont
 	mounts := []mount{
 		{"/proc", "proc", "proc", []string{}},
 		{"/dev", "tmpfs", "tmpfs", []string{"nosuid", "mode=755"}},
-		bind("/usr", "/usr", "ro"),
-		bind(filepath.Join(h.bin, "demo"), "/demo", "ro"),
-		bind(filepath.Join(h.bin, "fakecuda"), "/fakecuda", "ro"),
+		bind(filepath.Join(image, "usr"), "/usr", "ro"),
+		bind(filepath.Join(programs, "demo"), "/demo", "ro"),
+		bind(filepath.Join(programs, "fakecuda"), "/fakecuda", "ro"),
 		bind(filepath.Join(h.dir, "fake"), "/fake", "rw"),
 	}
 	for _, name := range []string{"/bin", "/sbin", "/lib", "/lib64"} {
-		info, err := os.Lstat(name)
+		from := filepath.Join(image, name)
+		info, err := os.Lstat(from)
 		switch {
 		case err != nil:
 		case info.Mode()&os.ModeSymlink != 0:
-			target, err := os.Readlink(name)
+			target, err := os.Readlink(from)
 			h.must(err)
 			h.must(os.Symlink(target, rootfs+name))
 		default:
 			h.must(os.Mkdir(rootfs+name, 0o755))
-			mounts = append(mounts, bind(name, name, "ro"))
+			mounts = append(mounts, bind(from, name, "ro"))
 		}
 	}
 	type object = map[string]any

@@ -1,9 +1,9 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 #
-# Everything that only a real GPU can show, in one run: conformance programs, check.py, the bench. As root, after
-# `make build`; needs runc (RUNC=path), python3 with PyTorch, nvcc and gcc; no Go, no network. OUT is where
-# logs go. Prints short tables.
+# Everything that only a real GPU can show, in one run: conformance programs, check.py, frameworks.py, the bench. As root,
+# after `make build`; needs runc (RUNC=path), python3 with the frameworks that frameworks.py names, nvcc and gcc; no Go, no
+# network. OUT is where logs go. Prints short tables.
 set -u
 cd "$(dirname "$0")/../.." || exit
 OUT=${OUT:-$(mktemp -d)}
@@ -38,6 +38,10 @@ program kills 4G 40
 
 echo "== promises"
 RUNC=${RUNC:-$PWD/bin/runc} python3 test/gpu/check.py --out "$OUT" || failed=1
+
+echo "== frameworks"
+RUNC=${RUNC:-$PWD/bin/runc} python3 test/gpu/frameworks.py --jobs 4 --out "$OUT/frameworks" --json "$OUT/frameworks.json" ||
+	failed=1
 
 echo "== bench"
 test/bench/bench.py --out "$OUT/bench" >"$OUT/bench.txt" 2>&1 || failed=1

@@ -23,7 +23,6 @@ cases in C run, too.
 import argparse
 import concurrent.futures
 import contextlib
-import dataclasses
 import json
 import os
 import re
@@ -36,14 +35,15 @@ import threading
 import time
 
 sys.dont_write_bytecode = True  # it would lie in the source tree
+from framework_cases import CASES, QUOTA
 from host import GIB, HERE, MIB, ROOT, RUNC, Host, Truth, output, pids_of, smi_sum
 
 PROGRAMS = os.path.join(HERE, "frameworks")
 BUILT = os.path.join(ROOT, "bin", "gpu-test")
-QUOTA = 6 * GIB
 PHASES = ("within", "beyond", "after")
 # What a program says. Other lines with a `=` are its framework's.
-KEYS = {"phase", "total", "free", "result", "oom", "after", "version", "allocator", "pool", "reader_oom", "reader_saw", "writer_saw"}
+KEYS = {"phase", "total", "free", "result", "oom", "after", "version", "allocator", "pool", "reader_oom", "reader_saw",
+        "writer_saw"}
 # Bytes per process by which nvidia-smi, which prints whole MiB, and gpuslice ps may differ at rest.
 TOLERANCE = 2 * MIB
 # Seconds for which a program at rest is looked at until both agree: driver truth runs every second.
@@ -52,87 +52,11 @@ SAMPLE_INTERVAL = 0.1
 # Seconds between what the driver takes and its charge: one driver-truth interval, and a sample on each side.
 TRUTH_INTERVAL = 1 + 3 * SAMPLE_INTERVAL
 
-TORCH_OOM = r"torch\.(cuda\.)?OutOfMemoryError: "
-JAX_OOM = r"\S*(XlaRuntimeError|JaxRuntimeError): RESOURCE_EXHAUSTED: "
-CUPY_OOM = r"cupy\.cuda\.memory\.OutOfMemoryError: Out of memory allocating "
-NUMBA_OOM = r".*CUDA_ERROR_OUT_OF_MEMORY"
-# Where compilers keep what they made: the container's root is its own, but its homes are not all writable.
+# Where compilers keep what they made: in the container's own tmpfs, so that each case begins with nothing.
 CACHES = {"TORCHINDUCTOR_CACHE_DIR": "/tmp/inductor", "TRITON_CACHE_DIR": "/tmp/triton", "CUPY_CACHE_DIR": "/tmp/cupy",
           "NUMBA_CACHE_DIR": "/tmp/numba", "CUDA_CACHE_PATH": "/tmp/nv", "XDG_CACHE_HOME": "/tmp/cache",
           # One thread compiles in the process itself; a pool of them costs its start.
           "TORCHINDUCTOR_COMPILE_THREADS": "1"}
-
-
-@dataclasses.dataclass
-class Case:
-    name: str
-    program: str  # in frameworks/: a Python program, or one in C, which is compiled
-    args: tuple = ()
-    oom: str = "CUDA_ERROR_OUT_OF_MEMORY$"  # what `oom` begins with
-    env: dict = dataclasses.field(default_factory=dict)
-    timeout: float = 100  # seconds
-    more: object = None  # (words by phase, rests) -> what differs from the promise
-    # The driver lists managed memory for no process, so that nvidia-smi's sum may be less than what is charged.
-    unlisted: bool = False
-
-    @property
-    def kind(self):
-        return "c" if self.program.endswith(".c") else "python"
-
-
-def torch(name, args, timeout=100, more=None, **env):
-    return Case(name, "torch_cases.py", args, TORCH_OOM, env, timeout, more)
-
-
-def jax(name, more=None, **env):
-    return Case(name, "jax_cases.py", ("jax",), JAX_OOM, env, 120, more)
-
-
-def cupy(name, arg, **more):
-    return Case(name, "cupy_cases.py", (arg,), CUPY_OOM, **more)
-
-
-def async_backend(words, _):
-    backend = words.get("", {}).get("allocator")
-    return [] if backend == "cudaMallocAsync" else [f"PyTorch's allocator is {backend}"]
-
-
-def both_out_of_memory(words, _):
-    reader = words.get("beyond", {}).get("reader_oom", "nothing")
-    return [] if re.match(TORCH_OOM, reader) else [f"the reader's error: {reader}"]
-
-
-def three_quarters(words, rests):
-    """JAX takes 75 % of the total that it is shown, at once."""
-    pool = int(words.get("within", {}).get("pool", 0))
-    used = rests.get("within", {}).get("used", 0)
-    wrong = []
-    if abs(pool - 0.75 * QUOTA) > 0.01 * QUOTA:
-        wrong.append(f"the pool's limit is {pool / QUOTA:.1%} of the quota")
-    if used < 0.74 * QUOTA:
-        wrong.append(f"{used / QUOTA:.1%} of the quota are charged after the preallocation")
-    return wrong
-
-
-# Those that take longest come first, so that none is left alone at the end.
-CASES = [
-    torch("torch-compile", ("compile",), timeout=180),
-    jax("jax-preallocating", three_quarters),
-    jax("jax-growing", XLA_PYTHON_CLIENT_PREALLOCATE="false", XLA_PYTHON_CLIENT_MEM_FRACTION="1.0"),
-    jax("jax-platform", XLA_PYTHON_CLIENT_ALLOCATOR="platform"),
-    torch("torch-ipc", ("ipc",), timeout=150, more=both_out_of_memory),
-    torch("torch-loader", ("loader",)),
-    cupy("cupy-pool", "pool"),
-    cupy("cupy-async", "async"),
-    cupy("cupy-managed", "managed", unlisted=True),
-    torch("torch-default", ("default",)),
-    torch("torch-async", ("default",), more=async_backend, PYTORCH_CUDA_ALLOC_CONF="backend:cudaMallocAsync"),
-    torch("torch-expandable", ("default",), PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True"),
-    torch("torch-graphs", ("graphs",)),
-    Case("triton", "triton_cases.py", ("triton",), TORCH_OOM),
-    Case("numba", "numba_cases.py", ("numba",), NUMBA_OOM),
-    Case("c-linear", "linear.c", timeout=60),
-]
 
 
 def build(case):
@@ -140,7 +64,8 @@ def build(case):
     path = os.path.join(BUILT, os.path.splitext(case.program)[0])
     cuda = os.environ.get("CUDA_HOME", "/usr/local/cuda")
     text = output("gcc", "-std=gnu11", "-O1", "-g", "-I" + PROGRAMS, "-I" + ROOT + "/interceptor", "-I" + cuda + "/include",
-                  "-o", path, os.path.join(PROGRAMS, case.program), "-L" + cuda + "/lib64/stubs", "-lcuda", "-ldl", "-lpthread")
+                  "-o", path, os.path.join(PROGRAMS, case.program), "-L" + cuda + "/lib64/stubs", "-lcuda", "-ldl",
+                  "-lpthread")
     return path if os.path.exists(path) else sys.exit(f"{case.program} does not compile:\n{text[-2000:]}")
 
 
@@ -203,9 +128,9 @@ class Sampler(threading.Thread):
             return None  # it ended meanwhile
 
     def above(self, name):
-        """By how many bytes the slice was above its quota at most; and how much the driver took beyond what was charged
-        in one driver-truth interval at most. What a program frees is charged a moment longer than it is held, so the
-        larger of two neighbouring charges counts."""
+        """By how many bytes the slice was above its quota at most; and how much the driver took beyond what was
+        charged in one driver-truth interval at most. The ledger is read after the driver, and a program may free in
+        between: the larger of two neighbouring charges counts."""
         series = list(self.series.get(name, []))
         hidden = [(t, max(0, held - max(used, series[max(i - 1, 0)][2]))) for i, (t, held, used) in enumerate(series)]
         growth, first = 0, 0
@@ -250,7 +175,7 @@ def watch(host, case, name, container, out, rests, deadline):
     return None
 
 
-def outside(case, log):
+def outside(case, log, limit):
     """What the program says of its first phase without a slice. It may not take the card for itself there."""
     env = {**os.environ, **CACHES, **case.env, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     log.write("\n--- outside a slice\n")
@@ -262,7 +187,7 @@ def outside(case, log):
     except OSError as error:
         return f"does not start, either: {error}"
     try:
-        program.wait(60)
+        program.wait(min(60, limit - time.monotonic()))
     except subprocess.TimeoutExpired:
         return "hangs, too"
     finally:
@@ -306,7 +231,7 @@ def judge(case, words, rests, above, growth, status):
     if above is None:
         wrong.append("never sampled")
     elif above > max(growth, TOLERANCE):
-        wrong.append(f"{above / MIB:.0f} MiB above the quota, where the driver took {growth / MIB:.0f} MiB in one interval")
+        wrong.append(f"{above / MIB:.0f} MiB above the quota, where the driver took {growth / MIB:.0f} MiB in an interval")
     return wrong
 
 
@@ -341,8 +266,8 @@ def run(host, sampler, case, limit):
         row["wrong"].append(killed)
     row["wrong"] += judge(case, row["words"], row["rests"], row["above"], row["growth"],
                           container.returncode if container and not killed else 0)
-    if row["words"].get("within", {}).get("result") != "ok" and not over.is_set():
-        row["wrong"].append("outside a slice it " + outside(case, log))
+    if row["words"].get("within", {}).get("result") != "ok" and not over.is_set() and time.monotonic() < limit:
+        row["wrong"].append("outside a slice it " + outside(case, log, limit))
     log.close()
     row["seconds"] = round(time.monotonic() - begin, 1)
     return row
@@ -382,7 +307,8 @@ def main():
     parser.add_argument("--only", help="names of cases, with commas between them")
     parser.add_argument("--list", action="store_true", help="print the cases and end")
     parser.add_argument("--json", help="a file for all that was seen")
-    parser.add_argument("--jobs", type=int, default=1, help=f"containers at a time; each has a quota of {QUOTA // GIB} GiB")
+    parser.add_argument("--jobs", type=int, default=1,
+                        help=f"containers at a time; each has a quota of {QUOTA // GIB} GiB")
     parser.add_argument("--limit", type=float, default=480, help="seconds after which what still runs is killed")
     arguments = parser.parse_args()
     names = arguments.only.split(",") if arguments.only else [c.name for c in CASES]
@@ -392,7 +318,8 @@ def main():
     cases = [c for c in CASES if c.name in names]
     if arguments.list:
         for c in cases:
-            print(f"{c.name:20} {c.kind:7} {c.program} {' '.join(c.args)} {' '.join(f'{k}={v}' for k, v in c.env.items())}".rstrip())
+            settings = [f"{k}={v}" for k, v in c.env.items()]
+            print(f"{c.name:20} {c.kind:7}", c.program, *c.args, *settings)
         return 0
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: over.set())
@@ -419,7 +346,8 @@ def main():
     rows.sort(key=lambda r: names.index(r["case"]))
     if arguments.json:
         with open(arguments.json, "w") as f:
-            json.dump({"quota": QUOTA, "sampler": {"longest_gap": sampler.longest, "errors": sampler.errors[:20]}, "rows": rows}, f, indent=1)
+            seen = {"longest_gap": sampler.longest, "errors": sampler.errors[:20]}
+            json.dump({"quota": QUOTA, "sampler": seen, "rows": rows}, f, indent=1)
     print()
     table(rows)
     excess = max((r["above"] for r in rows if r["above"] is not None), default=0)

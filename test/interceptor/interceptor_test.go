@@ -36,8 +36,18 @@ func bin(t *testing.T) string {
 	return dir
 }
 
-// compile builds programs/NAME.c, linked with the simulated driver.
-func compile(t *testing.T, name string) string {
+// sources are programs/NAME.c and, of a program of several files, programs/NAME_*.c.
+func sources(t *testing.T, name string) []string {
+	t.Helper()
+	more, err := filepath.Glob(filepath.Join("programs", name+"_*.c"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return append([]string{filepath.Join("programs", name+".c")}, more...)
+}
+
+// compile builds programs/NAME.c, linked with the simulated driver and libraries.
+func compile(t *testing.T, name string, libraries ...string) string {
 	t.Helper()
 	program := filepath.Join(t.TempDir(), name)
 	driver := filepath.Join(bin(t), "fakecuda", "libcuda.so.1")
@@ -45,8 +55,10 @@ func compile(t *testing.T, name string) string {
 	if cc == "" {
 		cc = "cc"
 	}
-	out, err := exec.Command(cc, "-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-I../../interceptor",
-		"-o", program, filepath.Join("programs", name+".c"), driver, "-ldl", "-lpthread").CombinedOutput()
+	args := append([]string{"-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-I../../interceptor",
+		"-o", program}, sources(t, name)...)
+	args = append(append(args, driver, "-ldl", "-lpthread"), libraries...)
+	out, err := exec.Command(cc, args...).CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}

@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforcer_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/ledger"
+)
+
+// told are all events of a kind so far.
+func (h *host) told(kind api.EventKind) []api.Event {
+	h.t.Helper()
+	var found []api.Event
+	var since uint64
+	for {
+		events, err := h.Events(context.Background(), since, false)
+		if err != nil {
+			h.t.Fatal(err)
+		}
+		if len(events) == 0 {
+			return found
+		}
+		for _, e := range events {
+			if since = e.Seq; e.Kind == kind {
+				found = append(found, e)
+			}
+		}
+	}
+}
+
+func (h *host) refusals() (sum uint64) {
+	h.t.Helper()
+	for _, e := range h.told(api.EventRefused) {
+		sum += e.Count
+	}
+	return sum
+}
+
+// looks waits until the enforcer has looked some times.
+func (h *host) looks() {
+	time.Sleep(8 * h.options.Interval)
+}
+
+func attached(t *testing.T, h *host, id string, bytes uint64) *proc {
+	t.Helper()
+	p, _ := h.session(id, on(gpu0, bytes))
+	p.must("attach")
+	p.must("device %s %d", hex0, 80*gib)
+	return p
+}
+
+func TestARefusalIsToldWithItsFigures(t *testing.T) {
+	h := newHost(t, nil)
+	p := attached(t, h, "s1", 4*gib)
+	p.must("charge 0 %d", 3*gib)
+	p.must("refused 0 %d", 2*gib)
+	told := h.told(api.EventRefused)
+	if len(told) != 1 {
+		t.Fatalf("%+v", told)
+	}
+	got := told[0]
+	if got.Time.IsZero() || got.Generation == 0 {
+		t.Errorf("%+v", got)
+	}
+	got.Seq, got.Time, got.Generation = 0, time.Time{}, 0
+	want := api.Event{
+		Kind: api.EventRefused, Slice: "s1", PID: p.pid(), Command: "client", Device: gpu0,
+		Call: "cuMemAlloc", Count: 1, Requested: 2 * gib, Limit: 4 * gib, Used: 3 * gib,
+	}
+	if got != want {
+		t.Errorf("told %+v\nwant %+v", got, want)
+	}
+	h.looks()
+	if n := h.refusals(); n != 1 {
+		t.Errorf("one refusal was told as %d", n)
+	}
+}
+
+func TestEveryRefusalIsToldOnceHoweverMany(t *testing.T) {
+	h := newHost(t, nil)
+	p, q := attached(t, h, "s1", gib), attached(t, h, "s2", gib)
+	for range 500 {
+		p.must("refused 0 1") // each of which asks to be told
+		q.must("count 0 2")   // these cannot be told
+	}
+	eventually(t, "all are told", func() bool { return h.refusals() == 500+1000 })
+	h.looks()
+	if n := h.refusals(); n != 500+1000 {
+		t.Errorf("1500 refusals were told as %d", n)
+	}
+	if use := h.see("s1").Devices[0]; use.Refusals != 500 {
+		t.Errorf("%+v", use)
+	}
+	for _, e := range h.told(api.EventRefused) {
+		if e.Slice == "s2" && (e.PID != q.pid() || e.Requested != 0 || e.Limit != gib) {
+			t.Errorf("told of what nobody said: %+v", e)
+		}
+	}
+	if n := len(h.told(api.EventRefused)); n > 300 {
+		t.Errorf("one process had %d events", n)
+	}
+}
+
+func TestRefusalsOfAProcessThatEndsAreTold(t *testing.T) {
+	h := newHost(t, nil)
+	p := attached(t, h, "s1", gib)
+	p.must("count 0 7")
+	p.kill()
+	eventually(t, "they are told", func() bool { return h.refusals() == 7 })
+	eventually(t, "the slice is gone", func() bool { return len(h.told(api.EventReleased)) == 1 })
+	if e := h.told(api.EventRefused)[0]; e.PID != p.pid() || e.Slice != "s1" {
+		t.Errorf("%+v", e)
+	}
+	h.looks()
+	if n := h.refusals(); n != 7 {
+		t.Errorf("7 refusals were told as %d", n)
+	}
+}
+
+// An image's former owner's count is not the new one's.
+func TestRefusalsBeforeAnExecAreToldOnce(t *testing.T) {
+	h := newHost(t, nil)
+	p := attached(t, h, "s1", gib)
+	p.must("count 0 3")
+	p.tell("exec")
+	p.must("attach")
+	p.must("refused 0 5")
+	eventually(t, "all are told", func() bool { return h.refusals() == 4 })
+	h.looks()
+	if n := h.refusals(); n != 4 {
+		t.Errorf("4 refusals were told as %d", n)
+	}
+}
+
+func TestRestartTellsNothingTwice(t *testing.T) {
+	h := newHost(t, nil)
+	p := attached(t, h, "s1", gib)
+	p.must("refused 0 5")
+	h.restart()
+	h.looks()
+	if n := h.refusals(); n != 0 {
+		t.Errorf("the new enforcer told %d that the former one has told", n)
+	}
+	p.must("refused 0 6")
+	if told := h.told(api.EventRefused); len(told) != 1 || told[0].Requested != 6 || told[0].Count != 1 {
+		t.Errorf("%+v", told)
+	}
+}
+
+func TestWhatAHostileProcessSaysIsBounded(t *testing.T) {
+	h := newHost(t, nil)
+	p := attached(t, h, "s1", gib)
+	const lane = 1
+	entry := uint64(4096 + lane*(64+64*ledger.Devices) + 64)
+	refusals := entry + uint64(unsafe.Sizeof([6]uint64{})) // see struct ledger_entry
+	p.must("count 0 1")
+	eventually(t, "it is told", func() bool { return h.refusals() == 1 })
+	p.ask("poke %d %d", refusals, uint64(1)<<63)
+	eventually(t, "it is told", func() bool { return h.refusals() > 1 })
+	p.ask("poke %d 0", refusals) // counts down
+	h.looks()
+	n := h.refusals()
+	if n > 1<<33 {
+		t.Errorf("%d refusals were believed", n)
+	}
+	p.must("refused 0 %d", uint64(1)<<63)
+	p.must("refused 9 1") // no such device
+	told := h.told(api.EventRefused)
+	if e := told[len(told)-1]; e.Count != 1 || e.Requested != 1<<63-1 || h.refusals() != n+1 {
+		t.Errorf("%+v", e)
+	}
+}
+
+func TestTheLifeOfASliceIsTold(t *testing.T) {
+	h := newHost(t, nil)
+	p := attached(t, h, "s1", gib)
+	p.must("charge 0 %d", 3*mib)
+	p.tell("exec")
+	p.must("attach") // and what the former image held was given back
+	eventually(t, "that is told", func() bool { return len(h.told(api.EventRecovered)) == 1 })
+	if e := h.told(api.EventRecovered)[0]; e.Bytes != 3*mib || e.Slice != "s1" || e.Device != gpu0 {
+		t.Errorf("%+v", e)
+	}
+	if _, err := h.Release(context.Background(), "s1", 0, true); err != nil {
+		t.Fatal(err)
+	}
+	registered, released := h.told(api.EventRegistered), h.told(api.EventReleased)
+	if len(registered) != 1 || registered[0].Slice != "s1" || registered[0].PID != p.pid() {
+		t.Errorf("%+v", registered)
+	}
+	if len(released) != 1 || released[0].Slice != "s1" || released[0].Cause != "asked" || released[0].Generation != registered[0].Generation {
+		t.Errorf("%+v", released)
+	}
+	if got := fmt.Sprint(h.told(api.EventRecovered)); len(h.told(api.EventRecovered)) != 1 {
+		t.Errorf("given back once, told as %s", got)
+	}
+}
+
+func TestWaitingForEventsEndsWithTheEnforcer(t *testing.T) {
+	h := newHost(t, nil)
+	ended := make(chan error)
+	go func() {
+		_, err := h.Events(context.Background(), 0, true)
+		ended <- err
+	}()
+	h.stop()
+	if err := <-ended; err == nil {
+		t.Error("it was told of something that did not happen")
+	}
+}

@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"bytes"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+// image makes an image of test/platforms, or skips the test and says what it lacks.
+func image(t *testing.T, name string, needs ...string) string {
+	t.Helper()
+	if runtime.GOARCH != "amd64" {
+		t.Skip("needs x86-64: the images are of it")
+	}
+	for _, file := range needs {
+		if _, err := os.Stat(file); err != nil {
+			t.Skipf("needs %s: test/deps.sh --ci", file)
+		}
+	}
+	cmd := exec.Command("../platforms/image.sh", name)
+	var out, said bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &said
+	if err := cmd.Run(); err != nil {
+		t.Fatalf("image %s: %v\n%s", name, err, said.String())
+	}
+	return strings.TrimSpace(out.String())
+}
+
+// glibcs are the images with glibc, and where they have the programs that are built for it; "" is bin/.
+var glibcs = []struct{ name, programs string }{{"oldest", "programs"}, {"bookworm", ""}, {"newest", ""}}
+
+// forEachGLibc runs a test in a container of each.
+func forEachGLibc(t *testing.T, test func(t *testing.T, c *container)) {
+	for _, g := range glibcs {
+		t.Run(g.name, func(t *testing.T) {
+			h := newHost(t)
+			dir := image(t, g.name, "/usr/lib/apt/apt-helper")
+			programs := h.bin
+			if g.programs != "" {
+				programs = filepath.Join(dir, g.programs)
+			}
+			c := h.newContainerOf(filepath.Join(dir, "root"), programs, vram(), "/bin/sleep", "600")
+			c.run()
+			test(t, c)
+		})
+	}
+}
+
+// says fails the test unless a program in the container prints want, to the letter, and ends with 0.
+func (c *container) says(want string, args ...string) {
+	c.t.Helper()
+	if out, err := c.exec(args...); err != nil || out != want {
+		c.t.Errorf("%q: %v, and it says %q, want %q", args, err, out, want)
+	}
+}
+
+func TestQuotaHoldsOnOldAndNewGLibc(t *testing.T) {
+	forEachGLibc(t, func(t *testing.T, c *container) {
+		if g := c.hog(gib); !g.holds(gib, quota) {
+			t.Errorf("said %q: 1 GiB of 4 fits", g.said)
+		}
+		if g := c.hog(quota); !g.refused() {
+			t.Errorf("said %q: 4 GiB do not fit beside 1 GiB", g.said)
+		}
+		if out, err := c.exec("/demo/cuda_hog", strconv.Itoa(quota)); err == nil || strings.Count(out, "\n") != 1 {
+			t.Errorf("%v, %q: one line of its own, and of nobody else", err, out)
+		}
+		if use := c.use(c.id); use.Used != gib || use.Limit != quota {
+			t.Errorf("%+v: 1 GiB is held", use)
+		}
+	})
+}
+
+// Neither is said a word to that is not the program's own; and to be quiet is not to be absent.
+func TestProgramsOf64And32BitsRunAsWithoutUs(t *testing.T) {
+	const hello = "Hello, world!\n"
+	forEachGLibc(t, func(t *testing.T, c *container) {
+		c.says(hello, "/bin/hello64")
+		c.says(hello, "/bin/hello32")
+		for _, p := range []struct{ loader, program, where string }{
+			{"/lib64/ld-linux-x86-64.so.2", "/bin/hello64", `/.gpuslice/(x86_64|haswell|xeon_phi)/libgpuslice\.so`},
+			{"/lib/ld-linux.so.2", "/bin/hello32", `/.gpuslice/i[3456]86/libgpuslice\.so`},
+		} {
+			loaded, err := c.exec(p.loader, "--list", p.program)
+			lines := regexp.MustCompile(`(?m)^.*gpuslice.*$`).FindAllString(loaded, -1)
+			if err != nil || len(lines) != 1 || !regexp.MustCompile(` => `+p.where+` \(`).MatchString(lines[0]) {
+				t.Errorf("%s loads %s once, and its loader says nothing: %v\n%s", p.program, p.where, err, loaded)
+			}
+		}
+	})
+}
+
+// What glibc makes of $PLATFORM may be a word that is not known to us one day. The loader says so, and
+// loads the interceptor by the other line.
+func TestAnUnknownPlatformStillHasTheInterceptor(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root: chroot")
+	}
+	bin := binDir(t)
+	for _, g := range glibcs {
+		t.Run(g.name, func(t *testing.T) {
+			dir := image(t, g.name, "/usr/lib/apt/apt-helper")
+			root := filepath.Join(t.TempDir(), "root")
+			if out, err := exec.Command("cp", "-a", filepath.Join(dir, "root"), root).CombinedOutput(); err != nil {
+				t.Fatalf("%v\n%s", err, out)
+			}
+			library, err := os.ReadFile(filepath.Join(bin, "libgpuslice.so"))
+			for _, e := range []error{
+				err,
+				os.MkdirAll(filepath.Join(root, "etc"), 0o755),
+				os.Mkdir(filepath.Join(root, ".gpuslice"), 0o755),
+				os.WriteFile(filepath.Join(root, ".gpuslice", "libgpuslice.so"), library, 0o755),
+				os.WriteFile(filepath.Join(root, "etc", "ld.so.preload"),
+					[]byte("/.gpuslice/$PLATFORM/libgpuslice.so\n/.gpuslice/libgpuslice.so\n"), 0o644),
+			} {
+				if e != nil {
+					t.Fatal(e)
+				}
+			}
+			cmd := exec.Command("/lib64/ld-linux-x86-64.so.2", "--list", "/bin/hello64")
+			cmd.SysProcAttr = &syscall.SysProcAttr{Chroot: root}
+			cmd.Dir = "/"
+			out, err := cmd.CombinedOutput()
+			if err != nil || !strings.Contains(string(out), "cannot be preloaded") || !strings.Contains(string(out), "\t/.gpuslice/libgpuslice.so (") {
+				t.Errorf("%v\n%s", err, out)
+			}
+		})
+	}
+}
+
+// musl's loader reads no ld.so.preload, and libc and the interceptor are not of one kind.
+func TestMuslProgramsAreUnharmed(t *testing.T) {
+	h := newHost(t)
+	dir := image(t, "musl", "/usr/bin/musl-gcc", "/bin/busybox")
+	root := filepath.Join(dir, "root")
+	c := h.newContainerOf(root, h.bin, vram(), "/bin/sleep", "600")
+	c.run()
+	for _, name := range []string{"dynamic", "static"} {
+		c.says("all well\n", "/bin/"+name)
+		cmd := exec.Command(filepath.Join(h.bin, "gpuslice"), "run", "--embedded", "--quiet", "--vram", "1G", "--", filepath.Join(root, "bin", name))
+		cmd.Env = append(os.Environ(), "FAKECUDA_STATE="+filepath.Join(h.dir, "fake", "session"))
+		cmd.Env = append(cmd.Env, "LD_LIBRARY_PATH="+filepath.Join(h.bin, "fakecuda"))
+		if out, err := cmd.CombinedOutput(); err != nil || string(out) != "all well\n" {
+			t.Errorf("in a session, %s: %v, %q", name, err, out)
+		}
+	}
+	c.says("all well\n", "/bin/sh", "-c", "/bin/static")
+}

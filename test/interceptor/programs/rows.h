@@ -1,0 +1,180 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the rows share. A row is one kind of memory of docs/coverage.md, in a slice: `within` takes
+ * some of it and looks what is charged, `beyond` asks for more than the quota has left. Each runs
+ * in a process of its own, alone in its slice but for a peer that it starts itself.
+ *
+ * What the ledger says is read as a program can: the slice's free bytes by cuMemGetInfo.
+ */
+#ifndef ROWS_H
+#define ROWS_H
+
+#include "table.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#define KIB ((size_t)1024)
+#define MIB (1024 * KIB)
+#define GIB (1024 * MIB)
+
+#define SECONDS 60 /* that one process may take */
+
+struct row {
+	const char *name;
+	const char *calls; /* the hooked functions that it calls, by blanks */
+	void (*within)(void);
+	void (*beyond)(void);
+};
+
+/* Another process of the slice, which a row starts by its name. */
+struct peer {
+	const char *name;
+	void (*run)(int socket);
+};
+
+/* Each ends with an entry without a name. */
+extern const struct row linear_rows[], pool_rows[], physical_rows[], array_rows[], context_rows[],
+    graph_rows[], share_rows[], info_rows[];
+extern const struct peer share_peers[];
+
+/* Entry points that pass, so that table.h has no prototypes of them. */
+typedef struct CUevent_st *CUevent;
+typedef struct CUdevResourceDesc_st *CUdevResourceDesc;
+
+typedef struct {
+	int type;
+	unsigned char bytes[140];
+} CUdevResource;
+static_assert(sizeof(CUdevResource) == 144, "CUdevResource");
+
+typedef struct {
+	CUdeviceptr dst;
+	size_t pitch;
+	unsigned int value, elementSize;
+	size_t width, height;
+} CUDA_MEMSET_NODE_PARAMS;
+
+CUresult cuInit(unsigned int flags);
+CUresult cuDeviceGetName(char *name, int bytes, CUdevice device);
+CUresult cuGetErrorName(CUresult error, const char **name);
+CUresult cuCtxSetCurrent(CUcontext context);
+CUresult cuCtxGetLimit(size_t *value, int limit);
+CUresult cuMemsetD8_v2(CUdeviceptr pointer, unsigned char value, size_t count);
+CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t bytes);
+CUresult cuStreamCreate(CUstream *stream, unsigned int flags);
+CUresult cuStreamDestroy_v2(CUstream stream);
+CUresult cuEventCreate(CUevent *event, unsigned int flags);
+CUresult cuEventRecord(CUevent event, CUstream stream);
+CUresult cuEventDestroy_v2(CUevent event);
+CUresult cuMemAddressReserve(CUdeviceptr *address, size_t bytes, size_t alignment,
+                             CUdeviceptr wanted, unsigned long long flags);
+CUresult cuMemAddressFree(CUdeviceptr address, size_t bytes);
+CUresult cuMemSetAccess(CUdeviceptr address, size_t bytes, const CUmemAccessDesc *access,
+                        size_t count);
+CUresult cuMemPoolExportToShareableHandle(void *shareable, CUmemoryPool pool, int type,
+                                          unsigned long long flags);
+CUresult cuMemPoolExportPointer(CUmemPoolPtrExportData *data, CUdeviceptr pointer);
+CUresult cuMemPoolImportPointer(CUdeviceptr *pointer, CUmemoryPool pool,
+                                CUmemPoolPtrExportData *data);
+CUresult cuExternalMemoryGetMappedBuffer(CUdeviceptr *pointer, CUexternalMemory memory,
+                                         const CUDA_EXTERNAL_MEMORY_BUFFER_DESC *description);
+CUresult cuArrayGetSparseProperties(CUDA_ARRAY_SPARSE_PROPERTIES *properties, CUarray array);
+CUresult cuMulticastAddDevice(CUmemGenericAllocationHandle multicast, CUdevice device);
+CUresult cuDeviceGetDevResource(CUdevice device, CUdevResource *resource, int type);
+CUresult cuDevSmResourceSplitByCount(CUdevResource *groups, unsigned int *count,
+                                     const CUdevResource *whole, CUdevResource *rest,
+                                     unsigned int flags, unsigned int least);
+CUresult cuDevResourceGenerateDesc(CUdevResourceDesc *description, CUdevResource *resources,
+                                   unsigned int count);
+CUresult cuGraphCreate(CUgraph *graph, unsigned int flags);
+CUresult cuGraphDestroy(CUgraph graph);
+CUresult cuGraphAddMemAllocNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *after,
+                                size_t count, CUDA_MEM_ALLOC_NODE_PARAMS *parameters);
+CUresult cuGraphAddMemFreeNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *after,
+                               size_t count, CUdeviceptr pointer);
+CUresult cuGraphAddMemsetNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *after,
+                              size_t count, const CUDA_MEMSET_NODE_PARAMS *parameters,
+                              CUcontext context);
+CUresult cuStreamBeginCapture_v2(CUstream stream, int mode);
+CUresult cuStreamEndCapture(CUstream stream, CUgraph *graph);
+
+/* An entry point that not every driver has, by its name: NULL where it is not there. */
+void *driver_symbol(const char *name);
+#define OPTIONAL(name) ((__typeof__(&name))driver_symbol(#name))
+bool simulated(void);
+
+/* begin() makes the primary context current, observe() one of cuCtxCreate; both then call
+ * settle(). It waits until all that processes hold is charged, and remembers what is free. */
+extern CUcontext own_context;
+void begin(void);
+void observe(void);
+void settle(void);
+
+/* The slice's free bytes, and its quota. */
+size_t left(void);
+size_t quota(void);
+
+/*
+ * The slice has `bytes` less free than at settle(). Driver truth may have to come round first: that
+ * is waited for, up to 3 s. On a real card the driver may hold up to 16 MiB of its own more or less
+ * than then (streams, code); charged_about() is for steps where the simulated one does, too.
+ */
+void charged(const char *step, long long bytes);
+void charged_about(const char *step, long long bytes, long long slack);
+
+void expect(const char *step, CUresult result, CUresult wanted);
+#define OK(call) expect(#call, call, CUDA_SUCCESS)
+#define OUT_OF_MEMORY(step, call) expect(step, call, CUDA_ERROR_OUT_OF_MEMORY)
+__attribute__((format(printf, 1, 2))) void failed(const char *format, ...);
+
+/* What the row's line says when all went well; several calls add up. */
+__attribute__((format(printf, 1, 2))) void saw(const char *format, ...);
+
+/* The memory can be written and read: a few of its bytes at both ends. holds() only reads what
+ * usable() wrote, maybe in another process, if the driver shares bytes: the simulated one has them
+ * counted, but each process has its own. */
+void usable(const char *step, CUdeviceptr pointer, size_t bytes);
+void holds(const char *step, CUdeviceptr pointer, size_t bytes);
+
+/* Linear memory, in whole blocks, that leaves less than `keep` and a block of the quota free. */
+CUdeviceptr fill(size_t keep);
+
+/* A part of the bytes that are free, in whole steps of 32 MiB. */
+size_t part(double of);
+
+/*
+ * One kind of memory whose size can be chosen: what does not fit is refused and leaks nothing,
+ * what fits is granted before and after.
+ */
+struct kind {
+	CUresult (*make)(size_t bytes, uint64_t *made);
+	CUresult (*drop)(uint64_t made);
+};
+void refused_beyond(const struct kind *kind);
+
+/* Peers: a process of the same slice with a context of its own, or one that rows_lend.c talks to.
+ * A message is a few bytes, and maybe a descriptor (else -1). */
+struct message {
+	size_t bytes;
+	CUipcMemHandle ipc;
+	CUmemPoolPtrExportData pointer;
+};
+/* `context` is what its context takes of the quota. Ends with this process. */
+pid_t peer_start(const char *name, int *socket, size_t *context);
+void message_send(int socket, const struct message *message, int descriptor);
+bool message_receive(int socket, struct message *message, int *descriptor);
+
+CUmemAllocationProp on_device(int handle_types);
+void access_to(CUdeviceptr address, size_t bytes);
+
+/* rows lend KIND SOCKET, rows borrow KIND SOCKET: memory that crosses slices. */
+int lend_main(const char *kind, const char *path);
+int borrow_main(const char *kind, const char *path);
+
+/* Prints the line of what was done in this process, and is its exit status. */
+int verdict(const char *name, const char *way);
+
+#endif

@@ -1,0 +1,343 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Contexts of every kind: what they take, and what goes with them. */
+#include "rows.h"
+
+/* A context takes hundreds of megabytes; what it takes exactly is the driver's business. */
+#define CONTEXT_LEAST (16 * MIB)
+
+static size_t cost_since(size_t before, const char *what)
+{
+	size_t now = left();
+
+	if (now + CONTEXT_LEAST > before)
+		failed("%s charges only %lld bytes", what, (long long)before - (long long)now);
+	return before > now ? before - now : 0;
+}
+
+static CUresult make_context(int version, CUcontext *context)
+{
+	switch (version) {
+	case 1:
+		return cuCtxCreate(context, 0, 0);
+	case 2:
+		return cuCtxCreate_v2(context, 0, 0);
+	case 3:
+		return cuCtxCreate_v3(context, NULL, 0, 0, 0);
+	default:
+		return cuCtxCreate_v4(context, NULL, 0, 0);
+	}
+}
+
+/* It must be current. */
+static void detach_from(__typeof__(&cuCtxDetach) detach, CUcontext context)
+{
+	OK(cuCtxSetCurrent(context));
+	OK(detach(context));
+}
+
+static void contexts_within(void)
+{
+	__typeof__(&cuCtxDetach) detach = OPTIONAL(cuCtxDetach);
+	CUcontext context;
+	size_t before, cost = 0;
+
+	begin();
+	for (int version = 1; version <= 4; version++) {
+		context = NULL;
+		before = left();
+		expect("cuCtxCreate", make_context(version, &context), CUDA_SUCCESS);
+		/* Today's calls need not work in a context of the oldest ones. */
+		OK(cuCtxSetCurrent(own_context));
+		cost = cost_since(before, "a second context");
+		if (version == 1)
+			OK(cuCtxDestroy(context));
+		else if (version == 2 && detach)
+			detach_from(detach, context);
+		else
+			OK(cuCtxDestroy_v2(context));
+		OK(cuCtxSetCurrent(own_context));
+		charged("a second context destroyed", 0);
+	}
+	saw("a second context charges %zu MiB by each version, and 0 when it is gone", cost / MIB);
+}
+
+static void contexts_beyond(void)
+{
+	CUcontext context = NULL;
+	CUdeviceptr pointer;
+	size_t room, full;
+
+	begin();
+	room = left();
+	pointer = fill(8 * MIB);
+	full = room - left();
+	for (int version = 1; version <= 4; version++) {
+		OUT_OF_MEMORY("a second context in a full slice", make_context(version, &context));
+		OK(cuCtxSetCurrent(own_context));
+		charged("after a refusal", (long long)full);
+	}
+	OK(cuMemFree_v2(pointer));
+	charged("freed", 0);
+	OK(make_context(2, &context));
+	OK(cuCtxDestroy_v2(context));
+	OK(cuCtxSetCurrent(own_context));
+	charged("at the end", 0);
+	saw("with 8 MiB free a second context is refused by each version, later granted");
+}
+
+/* A context that was made for the graphics of a window; there is none where this runs. */
+static void graphics_within(void)
+{
+	__typeof__(&cuGLCtxCreate) v1 = OPTIONAL(cuGLCtxCreate);
+	__typeof__(&cuGLCtxCreate_v2) v2 = OPTIONAL(cuGLCtxCreate_v2);
+	CUcontext context = NULL;
+
+	begin();
+	if ((v1 && v1(&context, 0, 0) == CUDA_SUCCESS) ||
+	    (v2 && v2(&context, 0, 0) == CUDA_SUCCESS))
+		OK(cuCtxDestroy_v2(context));
+	OK(cuCtxSetCurrent(own_context));
+	charged("no context of OpenGL", 0);
+	saw(v2 ? "without OpenGL it fails and charges nothing" : "this driver has none");
+}
+
+static void graphics_beyond(void)
+{
+	__typeof__(&cuGLCtxCreate_v2) make = OPTIONAL(cuGLCtxCreate_v2);
+	CUcontext context = NULL;
+	CUdeviceptr pointer;
+
+	begin();
+	pointer = fill(8 * MIB);
+	if (make)
+		OUT_OF_MEMORY("a context of OpenGL in a full slice", make(&context, 0, 0));
+	OK(cuCtxSetCurrent(own_context));
+	OK(cuMemFree_v2(pointer));
+	charged("at the end", 0);
+	saw(make ? "with 8 MiB free it is refused" : "this driver has none");
+}
+
+/* Something of each kind that goes with its context: charges 64 + 2 + 64 + 64 MiB. */
+#define LIVE (194 * (long long)MIB)
+
+static void allocate_live(void)
+{
+	CUDA_ARRAY_DESCRIPTOR plane = {
+	    .Width = 4096, .Height = 4096, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1};
+	CUdeviceptr pointer;
+	CUarray array;
+
+	OK(cuMemAlloc_v2(&pointer, 64 * MIB));
+	OK(cuMemAlloc_v2(&pointer, 512 * KIB));
+	OK(cuMemAllocManaged(&pointer, 64 * MIB, 1));
+	OK(cuArrayCreate_v2(&array, &plane));
+}
+
+static void destroy_within(void)
+{
+	CUcontext context = NULL;
+	size_t before, cost;
+
+	begin();
+	before = left();
+	OK(cuCtxCreate_v2(&context, 0, 0));
+	cost = cost_since(before, "a second context");
+	allocate_live();
+	charged("what lives in a second context", (long long)cost + LIVE);
+	OK(cuCtxDestroy_v2(context));
+	OK(cuCtxSetCurrent(own_context));
+	charged("destroyed", 0);
+	saw("%zu MiB of a context and %lld that live in it go with it", cost / MIB,
+	    LIVE / (long long)MIB);
+}
+
+static void destroy_beyond(void)
+{
+	CUdeviceptr pointer = 0;
+	CUcontext context = NULL;
+
+	begin();
+	OK(cuCtxCreate_v2(&context, 0, 0));
+	(void)fill(0);
+	OUT_OF_MEMORY("32 MiB more", cuMemAlloc_v2(&pointer, 32 * MIB));
+	OK(cuCtxDestroy_v2(context));
+	OK(cuCtxSetCurrent(own_context));
+	charged("destroyed", 0);
+	OK(cuMemAlloc_v2(&pointer, part(0.9)));
+	OK(cuMemFree_v2(pointer));
+	charged("at the end", 0);
+	saw("a slice that a context filled is empty again without it");
+}
+
+static void primary_within(void)
+{
+	CUcontext primary = NULL;
+	size_t before, cost;
+
+	observe();
+	before = left();
+	OK(cuDevicePrimaryCtxRetain(&primary, 0));
+	cost = cost_since(before, "the primary context");
+	OK(cuDevicePrimaryCtxRetain(&primary, 0));
+	charged("retained twice", (long long)cost);
+	OK(cuCtxSetCurrent(primary));
+	allocate_live();
+	OK(cuCtxSetCurrent(own_context));
+	charged("what lives in it", (long long)cost + LIVE);
+	OK(cuDevicePrimaryCtxRelease_v2(0));
+	charged("released once", (long long)cost + LIVE);
+	OK(cuDevicePrimaryCtxRelease(0));
+	charged("released twice", 0);
+	for (int version = 1; version <= 2; version++) {
+		OK(cuDevicePrimaryCtxRetain(&primary, 0));
+		OK(cuCtxSetCurrent(primary));
+		allocate_live();
+		OK(cuCtxSetCurrent(own_context));
+		charged("retained anew", (long long)cost + LIVE);
+		OK(version == 1 ? cuDevicePrimaryCtxReset(0) : cuDevicePrimaryCtxReset_v2(0));
+		charged("reset", 0);
+		(void)cuDevicePrimaryCtxRelease_v2(0);
+	}
+	saw("%zu MiB of the primary context and %lld that live in it go by release and reset",
+	    cost / MIB, LIVE / (long long)MIB);
+}
+
+static void primary_beyond(void)
+{
+	CUcontext primary = NULL;
+	CUdeviceptr pointer;
+
+	observe();
+	pointer = fill(8 * MIB);
+	OUT_OF_MEMORY("the primary context in a full slice", cuDevicePrimaryCtxRetain(&primary, 0));
+	OK(cuMemFree_v2(pointer));
+	charged("freed", 0);
+	OK(cuDevicePrimaryCtxRetain(&primary, 0));
+	OK(cuDevicePrimaryCtxRelease_v2(0));
+	charged("at the end", 0);
+	saw("with 8 MiB free it is refused, later granted");
+}
+
+#define RESOURCE_OF_MULTIPROCESSORS 1
+#define GREEN_DEFAULT_STREAM 1
+
+/* A green context takes 4 to 6 MiB of its own, which driver truth finds. */
+#define GREEN_SLACK (16 * (long long)MIB)
+
+static CUresult make_green(CUgreenCtx *green)
+{
+	CUdevResource whole = {0}, groups[2] = {0}, rest = {0};
+	CUdevResourceDesc description = NULL;
+	unsigned int count = 2;
+
+	OK(cuDeviceGetDevResource(0, &whole, RESOURCE_OF_MULTIPROCESSORS));
+	OK(cuDevSmResourceSplitByCount(groups, &count, &whole, &rest, 0, 16));
+	OK(cuDevResourceGenerateDesc(&description, &groups[0], 1));
+	return cuGreenCtxCreate(green, description, 0, GREEN_DEFAULT_STREAM);
+}
+
+static void green_within(void)
+{
+	CUcontext context = NULL;
+	CUgreenCtx a = NULL, b = NULL;
+	CUdeviceptr pointer = 0;
+	long long cost;
+	size_t before;
+
+	observe();
+	before = left();
+	OK(make_green(&a));
+	cost = (long long)cost_since(before, "a green context");
+	OK(make_green(&b));
+	charged_about("a second one", cost, GREEN_SLACK);
+	OK(cuCtxFromGreenCtx(&context, a));
+	OK(cuCtxSetCurrent(context));
+	OK(cuMemAlloc_v2(&pointer, 64 * MIB));
+	usable("memory of a green context", pointer, 64 * MIB);
+	OK(cuCtxSetCurrent(own_context));
+	charged_about("64 MiB in the first", cost + 64 * (long long)MIB, GREEN_SLACK);
+	OK(cuGreenCtxDestroy(a));
+	charged_about("the first destroyed", cost + 64 * (long long)MIB, GREEN_SLACK);
+	OK(cuGreenCtxDestroy(b));
+	charged_about("both destroyed", 0, GREEN_SLACK);
+	saw("two charge the primary context's %lld MiB; 64 allocated in one stay until both are"
+	    " destroyed",
+	    cost / (long long)MIB);
+}
+
+static void green_beyond(void)
+{
+	CUgreenCtx green = NULL;
+	CUdeviceptr pointer;
+
+	observe();
+	pointer = fill(8 * MIB);
+	OUT_OF_MEMORY("a green context in a full slice", make_green(&green));
+	OK(cuMemFree_v2(pointer));
+	charged("freed", 0);
+	OK(make_green(&green));
+	OK(cuGreenCtxDestroy(green));
+	charged_about("at the end", 0, GREEN_SLACK);
+	saw("with 8 MiB free it is refused, later granted");
+}
+
+static void limit_within(void)
+{
+	CUcontext context = NULL;
+	size_t before, cost, value = 0;
+
+	begin();
+	before = left();
+	OK(cuCtxCreate_v2(&context, 0, 0));
+	cost = cost_since(before, "a second context");
+	OK(cuCtxSetLimit(CU_LIMIT_MALLOC_HEAP_SIZE, 256 * MIB));
+	charged("a heap of 256 MiB", (long long)(cost + 256 * MIB));
+	OK(cuCtxSetLimit(CU_LIMIT_PRINTF_FIFO_SIZE, 64 * MIB));
+	charged("and a buffer for printf", (long long)(cost + 256 * MIB));
+	OK(cuCtxSetLimit(CU_LIMIT_MALLOC_HEAP_SIZE, 64 * MIB));
+	charged("a heap of 64 MiB", (long long)(cost + 64 * MIB));
+	OK(cuCtxGetLimit(&value, CU_LIMIT_MALLOC_HEAP_SIZE));
+	if (value != 64 * MIB)
+		failed("the heap is of %zu bytes", value);
+	OK(cuCtxDestroy_v2(context));
+	OK(cuCtxSetCurrent(own_context));
+	charged("the context destroyed", 0);
+	saw("a heap is charged when it is set, and goes with its context");
+}
+
+static void limit_beyond(void)
+{
+	CUcontext context = NULL;
+	size_t before, after;
+
+	begin();
+	OK(cuCtxCreate_v2(&context, 0, 0));
+	OK(cuCtxGetLimit(&before, CU_LIMIT_MALLOC_HEAP_SIZE));
+	OUT_OF_MEMORY("a heap that does not fit",
+	              cuCtxSetLimit(CU_LIMIT_MALLOC_HEAP_SIZE, left() + 64 * MIB));
+	OK(cuCtxGetLimit(&after, CU_LIMIT_MALLOC_HEAP_SIZE));
+	if (before != after)
+		failed("the heap was of %zu bytes, and is of %zu", before, after);
+	OK(cuCtxSetLimit(CU_LIMIT_MALLOC_HEAP_SIZE, 64 * MIB));
+	OK(cuCtxDestroy_v2(context));
+	OK(cuCtxSetCurrent(own_context));
+	charged("at the end", 0);
+	saw("64 MiB more than are free are refused, and the heap stays; 64 MiB are granted");
+}
+
+const struct row context_rows[] = {
+    {"context-second",
+     "cuCtxCreate cuCtxCreate_v2 cuCtxCreate_v3 cuCtxCreate_v4 cuCtxDestroy cuCtxDestroy_v2 "
+     "cuCtxDetach",
+     contexts_within, contexts_beyond},
+    {"context-graphics", "cuGLCtxCreate cuGLCtxCreate_v2 cuCtxDestroy_v2", graphics_within,
+     graphics_beyond},
+    {"context-live", "cuCtxCreate_v2 cuCtxDestroy_v2", destroy_within, destroy_beyond},
+    {"context-primary",
+     "cuDevicePrimaryCtxRetain cuDevicePrimaryCtxRelease cuDevicePrimaryCtxRelease_v2 "
+     "cuDevicePrimaryCtxReset cuDevicePrimaryCtxReset_v2",
+     primary_within, primary_beyond},
+    {"context-green", "cuGreenCtxCreate cuGreenCtxDestroy cuCtxFromGreenCtx", green_within,
+     green_beyond},
+    {"context-limit", "cuCtxSetLimit", limit_within, limit_beyond},
+    {0}};

@@ -1,0 +1,404 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Graphs: what they allocate is charged when they are uploaded or launched, and stays with the
+ * device's memory of graphs, in steps of 32 MiB, until that is trimmed. */
+#include "rows.h"
+
+static CUstream stream;
+
+static void begin_graphs(void)
+{
+	begin();
+	OK(cuStreamCreate(&stream, 1));
+}
+
+/* Allocate and, with `freed`, free `bytes`. */
+static CUresult add(CUgraph graph, size_t bytes, bool freed, CUdeviceptr *pointer)
+{
+	CUDA_MEM_ALLOC_NODE_PARAMS parameters = {
+	    .poolProps = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
+	                  .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}},
+	    .bytesize = bytes};
+	CUgraphNode node = NULL, after = NULL;
+	CUresult result = cuGraphAddMemAllocNode(&node, graph, NULL, 0, &parameters);
+
+	if (result == CUDA_SUCCESS && freed)
+		result = cuGraphAddMemFreeNode(&after, graph, &node, 1, parameters.dptr);
+	*pointer = parameters.dptr;
+	return result;
+}
+
+static CUgraphExec graph_of(size_t bytes, bool freed, CUdeviceptr *pointer)
+{
+	CUgraphExec executable = NULL;
+	CUgraph graph = NULL;
+
+	OK(cuGraphCreate(&graph, 0));
+	OK(add(graph, bytes, freed, pointer));
+	OK(cuGraphInstantiateWithFlags(&executable, graph, 0));
+	OK(cuGraphDestroy(graph));
+	return executable;
+}
+
+static void explicit_within(void)
+{
+	CUgraphExec graph;
+	CUdeviceptr pointer;
+
+	begin_graphs();
+	graph = graph_of(100 * MIB, true, &pointer);
+	charged("a graph that allocates 100 MiB", 0);
+	OK(cuGraphUpload(graph, stream));
+	charged("uploaded", 128 * MIB);
+	OK(cuGraphLaunch(graph, stream));
+	OK(cuGraphLaunch(graph, stream));
+	OK(cuStreamSynchronize(stream));
+	charged("launched twice", 128 * MIB);
+	OK(cuDeviceGraphMemTrim(0));
+	charged("trimmed", 0);
+	OK(cuGraphLaunch(graph, stream));
+	OK(cuStreamSynchronize(stream));
+	charged("launched after that", 128 * MIB);
+	OK(cuGraphExecDestroy(graph));
+	charged("the graph destroyed", 128 * MIB);
+	OK(cuDeviceGraphMemTrim(0));
+	charged("trimmed", 0);
+	saw("100 MiB charge 128 from upload or launch until the trim");
+}
+
+static void explicit_beyond(void)
+{
+	CUgraphExec graph;
+	CUdeviceptr pointer;
+	size_t room;
+
+	begin_graphs();
+	room = left();
+	graph = graph_of(room + 64 * MIB, true, &pointer);
+	OUT_OF_MEMORY("to upload it", cuGraphUpload(graph, stream));
+	charged("after a refused upload", 0);
+	OUT_OF_MEMORY("to launch it", cuGraphLaunch(graph, stream));
+	OK(cuStreamSynchronize(stream));
+	charged("after a refused launch", 0);
+	OK(cuGraphExecDestroy(graph));
+	graph = graph_of(64 * MIB, true, &pointer);
+	OK(cuGraphLaunch(graph, stream));
+	OK(cuStreamSynchronize(stream));
+	charged("a smaller one", 64 * MIB);
+	OK(cuGraphExecDestroy(graph));
+	OK(cuDeviceGraphMemTrim(0));
+	charged("at the end", 0);
+	saw("%zu MiB refused at upload and at launch, 64 granted", room / MIB + 64);
+}
+
+static void outside_within(void)
+{
+	CUdeviceptr pointer;
+	CUgraphExec graph;
+
+	begin_graphs();
+	graph = graph_of(64 * MIB, false, &pointer);
+	OK(cuGraphLaunch(graph, stream));
+	OK(cuStreamSynchronize(stream));
+	charged("launched", 64 * MIB);
+	usable("a graph's memory", pointer, 64 * MIB);
+	expect("a second launch", cuGraphLaunch(graph, stream), CUDA_ERROR_INVALID_VALUE);
+	charged("after that failed", 64 * MIB);
+	OK(cuDeviceGraphMemTrim(0));
+	charged("trimmed while allocated", 64 * MIB);
+	OK(cuMemFreeAsync(pointer, stream));
+	OK(cuStreamSynchronize(stream));
+	charged("freed in the stream", 64 * MIB);
+	OK(cuDeviceGraphMemTrim(0));
+	charged("trimmed", 0);
+	OK(cuGraphLaunch(graph, stream));
+	OK(cuStreamSynchronize(stream));
+	charged("launched again", 64 * MIB);
+	OK(cuGraphExecDestroy(graph));
+	OK(cuMemFree_v2(pointer));
+	OK(cuDeviceGraphMemTrim(0));
+	charged("freed after the graph's end, and trimmed", 0);
+	saw("64 MiB stay charged until they are freed and trimmed");
+}
+
+static void outside_beyond(void)
+{
+	CUdeviceptr pointer, other;
+	CUgraphExec a, b;
+	size_t bytes;
+
+	begin_graphs();
+	bytes = part(0.6);
+	a = graph_of(bytes, false, &pointer);
+	b = graph_of(bytes, true, &other);
+	OK(cuGraphLaunch(a, stream));
+	OK(cuStreamSynchronize(stream));
+	OUT_OF_MEMORY("a second graph of that size", cuGraphLaunch(b, stream));
+	OK(cuStreamSynchronize(stream));
+	charged("after a refusal", (long long)bytes);
+	OK(cuMemFree_v2(pointer));
+	OK(cuGraphLaunch(b, stream));
+	OK(cuStreamSynchronize(stream));
+	OK(cuGraphExecDestroy(a));
+	OK(cuGraphExecDestroy(b));
+	OK(cuDeviceGraphMemTrim(0));
+	charged("at the end", 0);
+	saw("%zu MiB left allocated: a graph of that size is refused until they are freed",
+	    bytes / MIB);
+}
+
+static void shared_within(void)
+{
+	CUdeviceptr pointer;
+	CUgraphExec a, b;
+
+	begin_graphs();
+	a = graph_of(96 * MIB, true, &pointer);
+	b = graph_of(64 * MIB, true, &pointer);
+	OK(cuGraphLaunch(a, stream));
+	OK(cuStreamSynchronize(stream));
+	charged("a graph of 96 MiB", 96 * MIB);
+	OK(cuGraphLaunch(b, stream));
+	OK(cuGraphLaunch(a, stream));
+	OK(cuStreamSynchronize(stream));
+	charged("another of 64 in the same memory", 96 * MIB);
+	OK(cuGraphExecDestroy(a));
+	OK(cuGraphExecDestroy(b));
+	OK(cuDeviceGraphMemTrim(0));
+	charged("trimmed", 0);
+	saw("graphs of 96 and 64 MiB charge 96");
+}
+
+/* Not both fit, but one after the other they do. */
+static void shared_beyond(void)
+{
+	CUdeviceptr pointer;
+	CUgraphExec a, b, large;
+	size_t bytes;
+
+	begin_graphs();
+	bytes = part(0.6);
+	a = graph_of(bytes, true, &pointer);
+	b = graph_of(bytes, true, &pointer);
+	large = graph_of(2 * bytes, true, &pointer);
+	OK(cuGraphLaunch(a, stream));
+	OK(cuStreamSynchronize(stream));
+	OK(cuGraphLaunch(b, stream));
+	OK(cuStreamSynchronize(stream));
+	charged("two graphs in the same memory", (long long)bytes);
+	OUT_OF_MEMORY("one twice as large", cuGraphLaunch(large, stream));
+	OK(cuStreamSynchronize(stream));
+	OK(cuGraphLaunch(a, stream));
+	OK(cuStreamSynchronize(stream));
+	charged("the first again", (long long)bytes);
+	OK(cuGraphExecDestroy(a));
+	OK(cuGraphExecDestroy(b));
+	OK(cuGraphExecDestroy(large));
+	OK(cuDeviceGraphMemTrim(0));
+	charged("trimmed", 0);
+	saw("two graphs of %zu MiB are granted in the same memory, one of %zu is refused",
+	    bytes / MIB, 2 * bytes / MIB);
+}
+
+static void trim_within(void)
+{
+	CUdeviceptr pointer;
+	CUgraphExec graph;
+
+	begin_graphs();
+	graph = graph_of(1, true, &pointer);
+	OK(cuDeviceGraphMemTrim(0));
+	charged("trimmed before any launch", 0);
+	OK(cuGraphUpload(graph, stream));
+	charged("a byte", 32 * MIB);
+	OK(cuDeviceGraphMemTrim(0));
+	charged("trimmed after the upload", 0);
+	OK(cuGraphLaunch(graph, stream));
+	OK(cuStreamSynchronize(stream));
+	charged("launched", 32 * MIB);
+	OK(cuGraphExecDestroy(graph));
+	OK(cuDeviceGraphMemTrim(0));
+	OK(cuDeviceGraphMemTrim(0));
+	charged("trimmed twice", 0);
+	saw("a byte charges 32 MiB, and 0 when it is trimmed");
+}
+
+/* Who needs the bytes gets them. */
+static void trim_beyond(void)
+{
+	CUdeviceptr pointer = 0, more;
+	CUgraphExec graph;
+	size_t bytes;
+
+	begin_graphs();
+	bytes = part(0.6);
+	graph = graph_of(bytes, true, &pointer);
+	OK(cuGraphLaunch(graph, stream));
+	OK(cuStreamSynchronize(stream));
+	charged("kept for graphs", (long long)bytes);
+	OK(cuMemAlloc_v2(&pointer, bytes));
+	charged("linear memory in its place", (long long)bytes);
+	OUT_OF_MEMORY("the graph beside it", cuGraphLaunch(graph, stream));
+	OUT_OF_MEMORY("as much again", cuMemAlloc_v2(&more, bytes));
+	OK(cuMemFree_v2(pointer));
+	OK(cuGraphLaunch(graph, stream));
+	OK(cuStreamSynchronize(stream));
+	OK(cuGraphExecDestroy(graph));
+	OK(cuDeviceGraphMemTrim(0));
+	charged("at the end", 0);
+	saw("%zu MiB that graphs kept are given to who needs them", bytes / MIB);
+}
+
+#define CAPTURE_RELAXED 2
+
+/* cuMemAllocAsync and cuMemFreeAsync in a stream that is captured, and the entry points of
+ * per-thread default streams. */
+static CUgraph captured(size_t bytes)
+{
+	CUdeviceptr pointer = 0;
+	CUgraph graph = NULL;
+
+	OK(cuStreamBeginCapture_v2(stream, CAPTURE_RELAXED));
+	OK(cuMemAllocAsync(&pointer, bytes, stream));
+	OK(cuMemFreeAsync(pointer, stream));
+	OK(cuStreamEndCapture(stream, &graph));
+	return graph;
+}
+
+static void captured_within(void)
+{
+	CUDA_GRAPH_INSTANTIATE_PARAMS parameters = {.flags = CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD};
+	CUgraphExec executable = NULL;
+	CUgraph graph;
+
+	begin_graphs();
+	graph = captured(50 * MIB);
+	charged("50 MiB recorded", 0);
+	parameters.hUploadStream = stream;
+	OK(cuGraphInstantiateWithParams(&executable, graph, &parameters));
+	charged("instantiated and uploaded", 64 * MIB);
+	OK(cuGraphLaunch_ptsz(executable, stream));
+	OK(cuStreamSynchronize(stream));
+	charged("launched", 64 * MIB);
+	OK(cuGraphExecDestroy(executable));
+	OK(cuDeviceGraphMemTrim(0));
+	charged("trimmed", 0);
+	OK(cuGraphInstantiateWithParams_ptsz(&executable, graph, &parameters));
+	charged("instantiated and uploaded anew", 64 * MIB);
+	OK(cuGraphUpload_ptsz(executable, stream));
+	OK(cuStreamSynchronize(stream));
+	charged("uploaded again", 64 * MIB);
+	OK(cuGraphExecDestroy(executable));
+	OK(cuGraphDestroy(graph));
+	OK(cuDeviceGraphMemTrim(0));
+	charged("at the end", 0);
+	saw("50 MiB recorded charge 0, uploaded 64");
+}
+
+static void captured_beyond(void)
+{
+	CUDA_GRAPH_INSTANTIATE_PARAMS parameters = {.flags = CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD};
+	CUgraphExec executable = NULL;
+	CUgraph graph;
+	size_t room;
+
+	begin_graphs();
+	room = left();
+	graph = captured(room + 64 * MIB);
+	parameters.hUploadStream = stream;
+	OUT_OF_MEMORY("to instantiate and upload it",
+	              cuGraphInstantiateWithParams(&executable, graph, &parameters));
+	charged("after that", 0);
+	OK(cuGraphInstantiateWithFlags(&executable, graph, 0));
+	OUT_OF_MEMORY("to launch it", cuGraphLaunch_ptsz(executable, stream));
+	OK(cuStreamSynchronize(stream));
+	charged("after a refused launch", 0);
+	OK(cuGraphExecDestroy(executable));
+	OK(cuGraphDestroy(graph));
+	graph = captured(64 * MIB);
+	OK(cuGraphInstantiateWithFlags(&executable, graph, 0));
+	OK(cuGraphLaunch(executable, stream));
+	OK(cuStreamSynchronize(stream));
+	OK(cuGraphExecDestroy(executable));
+	OK(cuGraphDestroy(graph));
+	OK(cuDeviceGraphMemTrim(0));
+	charged("at the end", 0);
+	saw("%zu MiB recorded are refused at upload and at launch, 64 granted", room / MIB + 64);
+}
+
+/* Fills memory that is there already. */
+static void plain(CUdeviceptr pointer, size_t bytes, long long expected)
+{
+	CUDA_MEMSET_NODE_PARAMS parameters = {
+	    .dst = pointer, .value = 7, .elementSize = 1, .width = bytes, .height = 1};
+	CUgraphExec executable;
+	CUgraphNode node, error;
+	CUgraph graph = NULL;
+	char log[64];
+
+	OK(cuGraphCreate(&graph, 0));
+	OK(cuGraphAddMemsetNode(&node, graph, NULL, 0, &parameters, own_context));
+	for (unsigned way = 0; way < 3; way++) {
+		executable = NULL;
+		if (way == 0)
+			OK(cuGraphInstantiate(&executable, graph, &error, log, sizeof(log)));
+		else if (way == 1)
+			OK(cuGraphInstantiate_v2(&executable, graph, &error, log, sizeof(log)));
+		else
+			OK(cuGraphInstantiateWithFlags(&executable, graph, 0));
+		OK(cuGraphUpload(executable, stream));
+		for (unsigned i = 0; i < 100; i++)
+			OK(cuGraphLaunch(executable, stream));
+		OK(cuStreamSynchronize(stream));
+		charged("launched", expected);
+		OK(cuGraphExecDestroy(executable));
+	}
+	OK(cuGraphDestroy(graph));
+	charged("destroyed", expected);
+}
+
+static void plain_within(void)
+{
+	CUdeviceptr pointer = 0;
+
+	begin_graphs();
+	OK(cuMemAlloc_v2(&pointer, 64 * MIB));
+	plain(pointer, 64 * MIB, 64 * MIB);
+	OK(cuMemFree_v2(pointer));
+	charged("freed", 0);
+	saw("300 launches charge nothing");
+}
+
+static void plain_beyond(void)
+{
+	CUdeviceptr pointer, more;
+	size_t room;
+
+	begin_graphs();
+	room = left();
+	pointer = fill(0);
+	plain(pointer, 64 * MIB, (long long)(room / (2 * MIB) * (2 * MIB)));
+	OUT_OF_MEMORY("32 MiB more", cuMemAlloc_v2(&more, 32 * MIB));
+	OK(cuMemFree_v2(pointer));
+	charged("freed", 0);
+	saw("300 launches are granted in a full slice");
+}
+
+const struct row graph_rows[] = {
+    {"graph",
+     "cuGraphInstantiateWithFlags cuGraphUpload cuGraphLaunch cuGraphExecDestroy "
+     "cuDeviceGraphMemTrim",
+     explicit_within, explicit_beyond},
+    {"graph-outside", "cuGraphLaunch cuMemFreeAsync cuMemFree_v2 cuDeviceGraphMemTrim",
+     outside_within, outside_beyond},
+    {"graph-shared", "cuGraphLaunch cuGraphExecDestroy cuDeviceGraphMemTrim", shared_within,
+     shared_beyond},
+    {"graph-trim", "cuGraphUpload cuGraphLaunch cuDeviceGraphMemTrim", trim_within, trim_beyond},
+    {"graph-captured",
+     "cuMemAllocAsync cuMemFreeAsync cuGraphInstantiateWithParams "
+     "cuGraphInstantiateWithParams_ptsz cuGraphUpload_ptsz cuGraphLaunch_ptsz",
+     captured_within, captured_beyond},
+    {"graph-plain",
+     "cuGraphInstantiate cuGraphInstantiate_v2 cuGraphInstantiateWithFlags "
+     "cuGraphUpload cuGraphLaunch cuGraphExecDestroy",
+     plain_within, plain_beyond},
+    {0}};

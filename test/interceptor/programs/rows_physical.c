@@ -1,0 +1,434 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Physical memory, and what holds it: handles, mappings, tiles of sparse arrays, multicast. */
+#include "rows.h"
+
+static void physical_within(void)
+{
+	CUmemAllocationProp properties = on_device(0);
+	CUmemGenericAllocationHandle handle = 0;
+	CUdeviceptr address = 0;
+
+	begin();
+	OK(cuMemCreate(&handle, 64 * MIB, &properties, 0));
+	charged("64 MiB", 64 * MIB);
+	OK(cuMemAddressReserve(&address, 64 * MIB, 0, 0, 0));
+	OK(cuMemMap(address, 64 * MIB, 0, handle, 0));
+	access_to(address, 64 * MIB);
+	usable("mapped memory", address, 64 * MIB);
+	OK(cuMemUnmap(address, 64 * MIB));
+	charged("unmapped", 64 * MIB);
+	OK(cuMemRelease(handle));
+	charged("released", 0);
+	OK(cuMemAddressFree(address, 64 * MIB));
+	saw("64 MiB charge 64");
+}
+
+static CUresult make(size_t bytes, uint64_t *made)
+{
+	CUmemAllocationProp properties = on_device(0);
+	CUmemGenericAllocationHandle handle = 0;
+	CUresult result = cuMemCreate(&handle, bytes, &properties, 0);
+
+	*made = handle;
+	return result;
+}
+
+static CUresult drop(uint64_t made)
+{
+	return cuMemRelease(made);
+}
+
+static void physical_beyond(void)
+{
+	static const struct kind kind = {make, drop};
+
+	begin();
+	refused_beyond(&kind);
+}
+
+/* 64 MiB of the host, while `bytes` are charged. Not every driver makes such memory. */
+static const char *on_host(long long bytes)
+{
+	CUmemAllocationProp properties = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+	                                  .location = {.type = CU_MEM_LOCATION_TYPE_HOST_NUMA}};
+	CUmemGenericAllocationHandle handle = 0;
+	const char *name = "granted";
+	CUresult result = cuMemCreate(&handle, 64 * MIB, &properties, 0);
+
+	if (result == CUDA_ERROR_OUT_OF_MEMORY || (result != CUDA_SUCCESS && simulated()))
+		expect("64 MiB of the host", result, CUDA_SUCCESS);
+	charged("64 MiB of the host", bytes);
+	if (result == CUDA_SUCCESS)
+		OK(cuMemRelease(handle));
+	else
+		cuGetErrorName(result, &name);
+	charged("released", bytes);
+	return name;
+}
+
+static void host_within(void)
+{
+	begin();
+	saw("64 MiB of the host (%s) charge nothing", on_host(0));
+}
+
+static void host_beyond(void)
+{
+	CUdeviceptr pointer;
+	const char *answer;
+	uint64_t more;
+	size_t room;
+
+	begin();
+	room = left();
+	pointer = fill(0);
+	answer = on_host((long long)(room / (2 * MIB) * (2 * MIB)));
+	OUT_OF_MEMORY("32 MiB of the device", make(32 * MIB, &more));
+	OK(cuMemFree_v2(pointer));
+	charged("at the end", 0);
+	saw("with the quota full: 64 MiB of the host (%s), 32 of the device refused", answer);
+}
+
+static void order_within(void)
+{
+	CUmemAllocationProp properties = on_device(0);
+	CUmemGenericAllocationHandle a = 0, b = 0;
+	CUdeviceptr range = 0;
+
+	begin();
+	OK(cuMemAddressReserve(&range, 256 * MIB, 0, 0, 0));
+	OK(cuMemCreate(&a, 64 * MIB, &properties, 0));
+	OK(cuMemCreate(&b, 32 * MIB, &properties, 0));
+	OK(cuMemMap(range, 64 * MIB, 0, a, 0));
+	OK(cuMemMap(range + 64 * MIB, 32 * MIB, 0, b, 0));
+	OK(cuMemMap(range + 96 * MIB, 64 * MIB, 0, a, 0));
+	OK(cuMemRelease(a));
+	OK(cuMemRelease(b));
+	charged("three mappings of two, and no handle", 96 * MIB);
+	access_to(range, 160 * MIB);
+	usable("mapped memory", range, 160 * MIB);
+	expect("to unmap a part", cuMemUnmap(range, 32 * MIB), CUDA_ERROR_INVALID_VALUE);
+	charged("after that failed", 96 * MIB);
+	OK(cuMemUnmap(range, 96 * MIB));
+	charged("two unmapped at once", 64 * MIB);
+	OK(cuMemUnmap(range + 96 * MIB, 64 * MIB));
+	charged("all unmapped", 0);
+	OK(cuMemAddressFree(range, 256 * MIB));
+	saw("64 and 32 MiB stay charged until their last mapping is gone");
+}
+
+/* What is mapped without a handle is in nobody's way: it is refused, and given back, alike. */
+static void order_beyond(void)
+{
+	CUmemAllocationProp properties = on_device(0);
+	CUmemGenericAllocationHandle handle = 0;
+	CUdeviceptr range = 0;
+	uint64_t more = 0;
+	size_t bytes;
+
+	begin();
+	bytes = part(0.6);
+	OK(cuMemAddressReserve(&range, bytes, 0, 0, 0));
+	OK(cuMemCreate(&handle, bytes, &properties, 0));
+	OK(cuMemMap(range, bytes, 0, handle, 0));
+	OK(cuMemRelease(handle));
+	OUT_OF_MEMORY("as much again", make(bytes, &more));
+	charged("after a refusal", (long long)bytes);
+	OK(cuMemUnmap(range, bytes));
+	charged("unmapped", 0);
+	OK(make(bytes, &more));
+	OK(drop(more));
+	charged("released", 0);
+	OK(cuMemAddressFree(range, bytes));
+	saw("%zu MiB mapped and released: as much again is refused until they are unmapped",
+	    bytes / MIB);
+}
+
+static void retain_within(void)
+{
+	CUmemAllocationProp properties = on_device(0);
+	CUmemGenericAllocationHandle handle = 0, again = 0;
+	CUdeviceptr range = 0;
+
+	begin();
+	OK(cuMemAddressReserve(&range, 64 * MIB, 0, 0, 0));
+	OK(cuMemCreate(&handle, 64 * MIB, &properties, 0));
+	OK(cuMemMap(range, 64 * MIB, 0, handle, 0));
+	OK(cuMemRelease(handle));
+	OK(cuMemRetainAllocationHandle(&again, (void *)(uintptr_t)(range + 4096)));
+	OK(cuMemUnmap(range, 64 * MIB));
+	charged("a retained handle and no mapping", 64 * MIB);
+	OK(cuMemMap(range, 64 * MIB, 0, again, 0));
+	OK(cuMemRelease(again));
+	charged("mapped anew, and no handle", 64 * MIB);
+	OK(cuMemUnmap(range, 64 * MIB));
+	charged("neither", 0);
+	OK(cuMemAddressFree(range, 64 * MIB));
+	saw("64 MiB stay charged by a retained handle");
+}
+
+static void retain_beyond(void)
+{
+	CUmemAllocationProp properties = on_device(0);
+	CUmemGenericAllocationHandle handle = 0, again = 0;
+	CUdeviceptr range = 0;
+	uint64_t more = 0;
+	size_t bytes;
+
+	begin();
+	bytes = part(0.6);
+	OK(cuMemAddressReserve(&range, bytes, 0, 0, 0));
+	OK(cuMemCreate(&handle, bytes, &properties, 0));
+	OK(cuMemMap(range, bytes, 0, handle, 0));
+	OK(cuMemRelease(handle));
+	OK(cuMemRetainAllocationHandle(&again, (void *)(uintptr_t)range));
+	OK(cuMemUnmap(range, bytes));
+	OUT_OF_MEMORY("as much again", make(bytes, &more));
+	OK(cuMemRelease(again));
+	charged("released", 0);
+	OK(make(bytes, &more));
+	OK(drop(more));
+	charged("at the end", 0);
+	OK(cuMemAddressFree(range, bytes));
+	saw("%zu MiB retained: as much again is refused until they are released", bytes / MIB);
+}
+
+static void addresses_within(void)
+{
+	CUdeviceptr range = 0;
+	size_t bytes;
+
+	begin();
+	bytes = 8 * quota() / (2 * MIB) * (2 * MIB);
+	OK(cuMemAddressReserve(&range, bytes, 0, 0, 0));
+	charged("addresses of eight times the quota", 0);
+	OK(cuMemAddressFree(range, bytes));
+	charged("freed", 0);
+	saw("%zu MiB of addresses charge nothing", bytes / MIB);
+}
+
+/* As much of them is mapped as there is memory. */
+static void addresses_beyond(void)
+{
+	CUmemAllocationProp properties = on_device(0);
+	CUmemGenericAllocationHandle handle;
+	CUdeviceptr range = 0;
+	size_t bytes, room, step = 256 * MIB, mapped = 0;
+	CUresult result;
+
+	begin();
+	room = left();
+	bytes = 8 * quota() / (2 * MIB) * (2 * MIB);
+	OK(cuMemAddressReserve(&range, bytes, 0, 0, 0));
+	while ((result = cuMemCreate(&handle, step, &properties, 0)) == CUDA_SUCCESS &&
+	       mapped < bytes) {
+		OK(cuMemMap(range + mapped, step, 0, handle, 0));
+		OK(cuMemRelease(handle));
+		mapped += step;
+	}
+	OUT_OF_MEMORY("one more", result);
+	charged("mapped", (long long)mapped);
+	if (mapped > room || mapped + step + 16 * MIB < room)
+		failed("%zu bytes fit in %zu", mapped, room);
+	OK(cuMemUnmap(range, mapped));
+	charged("unmapped", 0);
+	OK(cuMemAddressFree(range, bytes));
+	saw("%zu MiB of %zu could be mapped", mapped / MIB, bytes / MIB);
+}
+
+static CUmemGenericAllocationHandle tile_pool(size_t bytes, CUresult wanted)
+{
+	CUmemAllocationProp properties = on_device(0);
+	CUmemGenericAllocationHandle handle = 0;
+
+	properties.allocFlags.usage = CU_MEM_CREATE_USAGE_TILE_POOL;
+	expect("a tile pool", cuMemCreate(&handle, bytes, &properties, 0), wanted);
+	return handle;
+}
+
+static CUarray sparse(CUarrayMapInfo *info)
+{
+	CUDA_ARRAY3D_DESCRIPTOR shape = {.Width = 4096,
+	                                 .Height = 4096,
+	                                 .Format = CU_AD_FORMAT_UNSIGNED_INT8,
+	                                 .NumChannels = 4,
+	                                 .Flags = CUDA_ARRAY3D_SPARSE};
+	CUDA_ARRAY_SPARSE_PROPERTIES properties = {0};
+	CUarray array = NULL;
+
+	OK(cuArray3DCreate_v2(&array, &shape));
+	OK(cuArrayGetSparseProperties(&properties, array));
+	*info = (CUarrayMapInfo){.resourceType = CU_RESOURCE_TYPE_ARRAY, .deviceBitMask = 1};
+	info->resource.array = array;
+	info->subresource.sparseLevel.extentWidth = properties.tileExtent.width;
+	info->subresource.sparseLevel.extentHeight = properties.tileExtent.height;
+	info->subresource.sparseLevel.extentDepth = 1;
+	return array;
+}
+
+static void map_tile(CUarrayMapInfo *info, CUmemGenericAllocationHandle handle, bool per_thread)
+{
+	info->memOperationType = handle ? CU_MEM_OPERATION_TYPE_MAP : CU_MEM_OPERATION_TYPE_UNMAP;
+	info->memHandle.memHandle = handle;
+	if (per_thread)
+		OK(cuMemMapArrayAsync_ptsz(info, 1, NULL));
+	else
+		OK(cuMemMapArrayAsync(info, 1, NULL));
+	OK(cuCtxSynchronize());
+}
+
+static void tiles_within(void)
+{
+	CUmemGenericAllocationHandle handle;
+	CUarrayMapInfo info;
+	CUarray array;
+
+	begin();
+	array = sparse(&info);
+	charged("a sparse array", 0);
+	for (int per_thread = 0; per_thread < 2; per_thread++) {
+		handle = tile_pool(64 * MIB, CUDA_SUCCESS);
+		charged("memory for tiles", 64 * MIB);
+		map_tile(&info, handle, per_thread);
+		OK(cuMemRelease(handle));
+		charged("a tile is mapped, and no handle", 64 * MIB);
+		if (!per_thread) {
+			map_tile(&info, 0, false);
+			charged("unmapped", 0);
+		}
+	}
+	OK(cuArrayDestroy(array));
+	charged("the array destroyed", 0);
+	saw("64 MiB stay charged by a tile, until it is unmapped or the array is destroyed");
+}
+
+static void tiles_beyond(void)
+{
+	CUmemGenericAllocationHandle handle;
+	CUarrayMapInfo info;
+	CUarray array;
+	size_t bytes;
+
+	begin();
+	bytes = part(0.6);
+	array = sparse(&info);
+	handle = tile_pool(bytes, CUDA_SUCCESS);
+	map_tile(&info, handle, false);
+	OK(cuMemRelease(handle));
+	(void)tile_pool(bytes, CUDA_ERROR_OUT_OF_MEMORY);
+	charged("after a refusal", (long long)bytes);
+	map_tile(&info, 0, false);
+	handle = tile_pool(bytes, CUDA_SUCCESS);
+	OK(cuMemRelease(handle));
+	OK(cuArrayDestroy(array));
+	charged("at the end", 0);
+	saw("%zu MiB held by a tile: as much again is refused until it is unmapped", bytes / MIB);
+}
+
+#define ONLY_SIMULATED "one device: not on a real GPU"
+
+static CUmemGenericAllocationHandle multicast(size_t bytes)
+{
+	CUmulticastObjectProp properties = {.numDevices = 1, .size = bytes};
+	CUmemGenericAllocationHandle handle = 0;
+
+	OK(cuMulticastCreate(&handle, &properties));
+	OK(cuMulticastAddDevice(handle, 0));
+	return handle;
+}
+
+/* The newer entry points name the device. */
+static CUresult bind_memory(CUmemGenericAllocationHandle object, size_t at,
+                            CUmemGenericAllocationHandle handle, size_t bytes)
+{
+	__typeof__(&cuMulticastBindMem_v2) newer = OPTIONAL(cuMulticastBindMem_v2);
+
+	return newer ? newer(object, 0, at, handle, 0, bytes, 0)
+	             : cuMulticastBindMem(object, at, handle, 0, bytes, 0);
+}
+
+static CUresult bind_address(CUmemGenericAllocationHandle object, size_t at, CUdeviceptr address,
+                             size_t bytes)
+{
+	__typeof__(&cuMulticastBindAddr_v2) newer = OPTIONAL(cuMulticastBindAddr_v2);
+
+	return newer ? newer(object, 0, at, address, bytes, 0)
+	             : cuMulticastBindAddr(object, at, address, bytes, 0);
+}
+
+static void multicast_within(void)
+{
+	CUmemAllocationProp properties = on_device(0);
+	CUmemGenericAllocationHandle object, a = 0, b = 0;
+	CUdeviceptr range = 0;
+
+	begin();
+	if (!simulated()) {
+		saw(ONLY_SIMULATED);
+		return;
+	}
+	object = multicast(128 * MIB);
+	charged("a multicast object", 0);
+	OK(cuMemCreate(&a, 64 * MIB, &properties, 0));
+	OK(cuMemCreate(&b, 64 * MIB, &properties, 0));
+	OK(bind_memory(object, 0, a, 64 * MIB));
+	OK(cuMemRelease(a));
+	charged("bound, and no handle", 128 * MIB);
+	OK(cuMemAddressReserve(&range, 64 * MIB, 0, 0, 0));
+	OK(cuMemMap(range, 64 * MIB, 0, b, 0));
+	OK(cuMemRelease(b));
+	OK(bind_address(object, 64 * MIB, range, 64 * MIB));
+	OK(cuMemUnmap(range, 64 * MIB));
+	charged("bound by its address, and neither handle nor mapping", 128 * MIB);
+	OK(cuMulticastUnbind(object, 0, 0, 64 * MIB));
+	charged("the first unbound", 64 * MIB);
+	OK(cuMemRelease(object));
+	charged("the object released", 0);
+	OK(cuMemAddressFree(range, 64 * MIB));
+	saw("64 and 64 MiB stay charged while they are bound");
+}
+
+static void multicast_beyond(void)
+{
+	CUmemAllocationProp properties = on_device(0);
+	CUmemGenericAllocationHandle object, handle = 0;
+	uint64_t more = 0;
+	size_t bytes;
+
+	begin();
+	if (!simulated()) {
+		saw(ONLY_SIMULATED);
+		return;
+	}
+	bytes = part(0.6);
+	object = multicast(bytes);
+	OK(cuMemCreate(&handle, bytes, &properties, 0));
+	OK(bind_memory(object, 0, handle, bytes));
+	OK(cuMemRelease(handle));
+	OUT_OF_MEMORY("as much again", make(bytes, &more));
+	OK(cuMulticastUnbind(object, 0, 0, bytes));
+	charged("unbound", 0);
+	OK(make(bytes, &more));
+	OK(drop(more));
+	OK(cuMemRelease(object));
+	charged("at the end", 0);
+	saw("%zu MiB bound: as much again is refused until they are unbound", bytes / MIB);
+}
+
+const struct row physical_rows[] = {
+    {"physical", "cuMemCreate cuMemMap cuMemUnmap cuMemRelease", physical_within, physical_beyond},
+    {"physical-host", "cuMemCreate cuMemRelease", host_within, host_beyond},
+    {"physical-order", "cuMemCreate cuMemMap cuMemUnmap cuMemRelease", order_within, order_beyond},
+    {"physical-retain", "cuMemCreate cuMemMap cuMemRetainAllocationHandle cuMemUnmap cuMemRelease",
+     retain_within, retain_beyond},
+    {"addresses", "cuMemCreate cuMemMap cuMemUnmap cuMemRelease", addresses_within,
+     addresses_beyond},
+    {"sparse-tiles",
+     "cuArray3DCreate_v2 cuMemCreate cuMemMapArrayAsync cuMemMapArrayAsync_ptsz cuMemRelease "
+     "cuArrayDestroy",
+     tiles_within, tiles_beyond},
+    {"multicast",
+     "cuMulticastCreate cuMulticastBindMem cuMulticastBindMem_v2 cuMulticastBindAddr "
+     "cuMulticastBindAddr_v2 cuMulticastUnbind cuMemRelease",
+     multicast_within, multicast_beyond},
+    {0}};

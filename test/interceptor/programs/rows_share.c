@@ -1,0 +1,315 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Memory that two processes of a slice share: its maker pays, whoever opens it does not. */
+#include "rows.h"
+
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static int peer;
+static pid_t peer_pid;
+static long long peer_context;
+
+static void begin_with(const char *name)
+{
+	size_t context = 0;
+
+	begin();
+	peer_pid = peer_start(name, &peer, &context);
+	peer_context = (long long)context;
+	settle();
+}
+
+/* The peer makes so much and lends it; the descriptor is -1 if there is none. */
+static struct message ask(size_t bytes, int *descriptor)
+{
+	struct message message = {.bytes = bytes};
+
+	message_send(peer, &message, -1);
+	if (!message_receive(peer, &message, descriptor))
+		failed("the peer ended");
+	return message;
+}
+
+static void give_back(void)
+{
+	struct message message = {0};
+
+	message_send(peer, &message, -1);
+	if (!message_receive(peer, &message, NULL))
+		failed("the peer ended");
+}
+
+static void end_peer(void)
+{
+	kill(peer_pid, SIGKILL);
+	waitpid(peer_pid, NULL, 0);
+	close(peer);
+}
+
+static void ipc_within(void)
+{
+	CUdeviceptr pointer = 0, again = 0;
+	struct message message;
+	int none;
+
+	begin_with("ipc");
+	message = ask(64 * MIB, &none);
+	charged("the peer's 64 MiB", 64 * MIB);
+	OK(cuIpcOpenMemHandle_v2(&pointer, message.ipc, 1));
+	charged("opened", 64 * MIB);
+	holds("what was opened", pointer, 64 * MIB);
+	OK(cuIpcOpenMemHandle(&again, message.ipc, 1));
+	OK(cuIpcCloseMemHandle(again));
+	OK(cuIpcCloseMemHandle(pointer));
+	charged("closed", 64 * MIB);
+	give_back();
+	charged("freed", 0);
+	/* Who has it open keeps it when its maker dies, and driver truth counts it then. */
+	message = ask(64 * MIB, &none);
+	OK(cuIpcOpenMemHandle_v2(&pointer, message.ipc, 1));
+	end_peer();
+	charged("its maker is dead", 64 * (long long)MIB - peer_context);
+	holds("what was opened", pointer, 64 * MIB);
+	OK(cuIpcCloseMemHandle(pointer));
+	charged("closed", -peer_context);
+	saw("64 MiB of a peer are charged once, and while they are open when it is dead");
+}
+
+static void ipc_beyond(void)
+{
+	CUdeviceptr pointer = 0, own = 0;
+	struct message message;
+	size_t bytes;
+	int none;
+
+	begin_with("ipc");
+	bytes = part(0.6);
+	message = ask(bytes, &none);
+	OK(cuIpcOpenMemHandle_v2(&pointer, message.ipc, 1));
+	OUT_OF_MEMORY("as much of one's own", cuMemAlloc_v2(&own, bytes));
+	charged("after a refusal", (long long)bytes);
+	OK(cuIpcCloseMemHandle(pointer));
+	give_back();
+	OK(cuMemAlloc_v2(&own, bytes));
+	OK(cuMemFree_v2(own));
+	charged("at the end", 0);
+	end_peer();
+	saw("%zu MiB of a peer are opened, as much again is refused until it frees them",
+	    bytes / MIB);
+}
+
+static CUmemGenericAllocationHandle import(int descriptor)
+{
+	CUmemGenericAllocationHandle handle = 0;
+
+	OK(cuMemImportFromShareableHandle(&handle, (void *)(intptr_t)descriptor,
+	                                  CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
+	return handle;
+}
+
+/* One's own export is one more handle. */
+static void own_export(void)
+{
+	CUmemAllocationProp properties = on_device(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+	CUmemGenericAllocationHandle handle = 0, same;
+	int descriptor = -1;
+
+	OK(cuMemCreate(&handle, 64 * MIB, &properties, 0));
+	OK(cuMemExportToShareableHandle(&descriptor, handle,
+	                                CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+	same = import(descriptor);
+	charged("exported and imported", 64 * MIB);
+	OK(cuMemRelease(handle));
+	charged("the first handle released", 64 * MIB);
+	OK(cuMemRelease(same));
+	close(descriptor);
+	charged("both released", 0);
+}
+
+static void fd_within(void)
+{
+	CUmemGenericAllocationHandle handle;
+	CUdeviceptr address = 0;
+	int descriptor = -1;
+
+	begin_with("fd");
+	own_export();
+	(void)ask(64 * MIB, &descriptor);
+	charged("the peer's 64 MiB", 64 * MIB);
+	handle = import(descriptor);
+	OK(cuMemAddressReserve(&address, 64 * MIB, 0, 0, 0));
+	OK(cuMemMap(address, 64 * MIB, 0, handle, 0));
+	charged("imported and mapped", 64 * MIB);
+	access_to(address, 64 * MIB);
+	holds("what was mapped", address, 64 * MIB);
+	OK(cuMemRelease(handle));
+	OK(cuMemUnmap(address, 64 * MIB));
+	OK(cuMemAddressFree(address, 64 * MIB));
+	charged("unmapped and released", 64 * MIB);
+	close(descriptor);
+	give_back();
+	charged("released by the peer", 0);
+	end_peer();
+	saw("64 MiB of a peer are charged once; so are 64 of one's own");
+}
+
+static void fd_beyond(void)
+{
+	CUmemAllocationProp properties = on_device(0);
+	CUmemGenericAllocationHandle handle, own = 0;
+	CUdeviceptr address = 0;
+	int descriptor = -1;
+	size_t bytes;
+
+	begin_with("fd");
+	bytes = part(0.6);
+	(void)ask(bytes, &descriptor);
+	handle = import(descriptor);
+	OK(cuMemAddressReserve(&address, bytes, 0, 0, 0));
+	OK(cuMemMap(address, bytes, 0, handle, 0));
+	OUT_OF_MEMORY("as much of one's own", cuMemCreate(&own, bytes, &properties, 0));
+	charged("after a refusal", (long long)bytes);
+	OK(cuMemUnmap(address, bytes));
+	OK(cuMemRelease(handle));
+	OK(cuMemAddressFree(address, bytes));
+	close(descriptor);
+	give_back();
+	OK(cuMemCreate(&own, bytes, &properties, 0));
+	OK(cuMemRelease(own));
+	charged("at the end", 0);
+	end_peer();
+	saw("%zu MiB of a peer are mapped, as much again is refused until it releases them",
+	    bytes / MIB);
+}
+
+static CUresult import_external(CUexternalMemory *memory, int descriptor, size_t bytes)
+{
+	CUDA_EXTERNAL_MEMORY_HANDLE_DESC description = {
+	    .type = CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD,
+	    .handle.fd = descriptor,
+	    .size = bytes};
+
+	return cuImportExternalMemory(memory, &description);
+}
+
+static void external_within(void)
+{
+	CUDA_EXTERNAL_MEMORY_BUFFER_DESC whole = {.size = 64 * MIB};
+	CUexternalMemory memory = NULL;
+	CUdeviceptr pointer = 0;
+	int descriptor = -1;
+
+	begin_with("fd");
+	(void)ask(64 * MIB, &descriptor);
+	/* The driver takes the descriptor over. */
+	OK(import_external(&memory, descriptor, 64 * MIB));
+	charged("the peer's 64 MiB, imported", 64 * MIB);
+	OK(cuExternalMemoryGetMappedBuffer(&pointer, memory, &whole));
+	holds("what was imported", pointer, 64 * MIB);
+	OK(cuMemFree_v2(pointer));
+	OK(cuDestroyExternalMemory(memory));
+	charged("destroyed", 64 * MIB);
+	give_back();
+	charged("released by the peer", 0);
+	end_peer();
+	saw("64 MiB of a peer are charged once");
+}
+
+static void external_beyond(void)
+{
+	CUexternalMemory memory = NULL;
+	CUdeviceptr own = 0;
+	int descriptor = -1;
+	size_t bytes;
+
+	begin_with("fd");
+	bytes = part(0.6);
+	(void)ask(bytes, &descriptor);
+	OK(import_external(&memory, descriptor, bytes));
+	OUT_OF_MEMORY("as much of one's own", cuMemAlloc_v2(&own, bytes));
+	OK(cuDestroyExternalMemory(memory));
+	give_back();
+	OK(cuMemAlloc_v2(&own, bytes));
+	OK(cuMemFree_v2(own));
+	charged("at the end", 0);
+	end_peer();
+	saw("%zu MiB of a peer are imported, as much again is refused until it releases them",
+	    bytes / MIB);
+}
+
+static CUmemoryPool import_pool(int descriptor, struct message *message, CUdeviceptr *pointer)
+{
+	CUmemoryPool pool = NULL;
+
+	OK(cuMemPoolImportFromShareableHandle(&pool, (void *)(intptr_t)descriptor,
+	                                      CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+	OK(cuMemPoolImportPointer(pointer, pool, &message->pointer));
+	return pool;
+}
+
+static void end_import(CUmemoryPool pool, CUdeviceptr pointer, int descriptor)
+{
+	OK(cuMemFreeAsync(pointer, NULL));
+	OK(cuCtxSynchronize());
+	OK(cuMemPoolDestroy(pool));
+	close(descriptor);
+}
+
+static void pool_within(void)
+{
+	CUdeviceptr pointer = 0, more = 0;
+	struct message message;
+	CUmemoryPool pool;
+	int descriptor = -1;
+
+	begin_with("pool");
+	message = ask(100 * MIB, &descriptor);
+	charged("the peer's 100 MiB", 128 * MIB);
+	pool = import_pool(descriptor, &message, &pointer);
+	charged("imported", 128 * MIB);
+	holds("what was imported", pointer, 100 * MIB);
+	expect("to allocate from an import", cuMemAllocFromPoolAsync(&more, MIB, pool, NULL),
+	       CUDA_ERROR_INVALID_VALUE);
+	end_import(pool, pointer, descriptor);
+	charged("the import gone", 128 * MIB);
+	give_back();
+	charged("freed by the peer", 0);
+	end_peer();
+	saw("100 MiB of a peer's pool charge 128, once");
+}
+
+static void pool_beyond(void)
+{
+	CUdeviceptr pointer = 0, own = 0;
+	struct message message;
+	CUmemoryPool pool;
+	int descriptor = -1;
+	size_t bytes;
+
+	begin_with("pool");
+	bytes = part(0.6);
+	message = ask(bytes, &descriptor);
+	pool = import_pool(descriptor, &message, &pointer);
+	OUT_OF_MEMORY("as much of one's own", cuMemAllocAsync(&own, bytes, NULL));
+	charged("after a refusal", (long long)bytes);
+	end_import(pool, pointer, descriptor);
+	give_back();
+	OK(cuMemAllocAsync(&own, bytes, NULL));
+	OK(cuMemFreeAsync(own, NULL));
+	OK(cuCtxSynchronize());
+	charged("at the end", 0);
+	end_peer();
+	saw("%zu MiB of a peer's pool are imported, as much again is refused until it frees them",
+	    bytes / MIB);
+}
+
+const struct row share_rows[] = {
+    {"share-ipc", "cuIpcGetMemHandle cuIpcOpenMemHandle cuIpcOpenMemHandle_v2 cuIpcCloseMemHandle",
+     ipc_within, ipc_beyond},
+    {"share-fd", "cuMemExportToShareableHandle cuMemImportFromShareableHandle cuMemMap cuMemUnmap",
+     fd_within, fd_beyond},
+    {"share-external", "cuImportExternalMemory cuDestroyExternalMemory", external_within,
+     external_beyond},
+    {"share-pool", "cuMemPoolImportFromShareableHandle cuMemPoolDestroy", pool_within, pool_beyond},
+    {0}};

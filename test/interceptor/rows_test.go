@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package interceptor
+
+import (
+	"debug/elf"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// The program is the one that runs on a card, too: programs/rows.c says how.
+func TestEveryRowOfTheTable(t *testing.T) {
+	for _, vram := range []string{"2G", "4G"} {
+		t.Run(vram, func(t *testing.T) {
+			out, err := inSlice(t, environment(t), vram, compile(t, "rows"), "all")
+			for line := range strings.Lines(out) {
+				if !strings.HasPrefix(line, "PASS ") && !strings.HasSuffix(line, " failed\n") {
+					t.Error(strings.TrimSpace(line))
+				}
+			}
+			if err != nil {
+				t.Errorf("%v", err)
+			}
+			if passed := strings.Count("\n"+out, "\nPASS "); passed < 78 {
+				t.Errorf("only %d rows passed", passed)
+			}
+		})
+	}
+}
+
+// rowsOf asks the program for its rows: name, and the hooked functions that it calls.
+func rowsOf(t *testing.T, program string) map[string][]string {
+	t.Helper()
+	c := exec.Command(program, "list")
+	c.Env = environment(t)
+	out, err := c.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	rows := map[string][]string{}
+	for line := range strings.Lines(string(out)) {
+		name, calls, ok := strings.Cut(strings.TrimSpace(line), "\t")
+		if _, twice := rows[name]; !ok || twice {
+			t.Fatalf("%q: a name of its own, a tab and functions are expected", line)
+		}
+		rows[name] = strings.Fields(calls)
+	}
+	return rows
+}
+
+// groupsOf are the groups of hooks of the table, with the functions of each, as docs/coverage.md has them.
+func groupsOf(t *testing.T) map[string][]string {
+	t.Helper()
+	document, err := os.ReadFile("../../docs/coverage.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	groups := map[string][]string{}
+	group := ""
+	for line := range strings.Lines(string(document)) {
+		if title, ok := strings.CutPrefix(line, "## "); ok {
+			if group = strings.TrimSpace(title); strings.HasPrefix(group, "Passed: ") {
+				group = ""
+			}
+		}
+		cells := strings.Split(line, "|")
+		if group == "" || len(cells) < 2 || !strings.Contains(cells[1], "`") {
+			continue
+		}
+		first := ""
+		for _, name := range regexp.MustCompile("`([^`]+)`").FindAllStringSubmatch(cells[1], -1) {
+			if strings.HasPrefix(name[1], "_") {
+				groups[group] = append(groups[group], first+name[1])
+			} else {
+				first = name[1]
+				groups[group] = append(groups[group], first)
+			}
+		}
+	}
+	if len(groups) < 10 {
+		t.Fatalf("docs/coverage.md has only the groups %v", groups)
+	}
+	return groups
+}
+
+func TestEveryHookIsCalledByARow(t *testing.T) {
+	program := compile(t, "rows")
+	called, families := map[string]bool{}, map[string]bool{}
+	for _, calls := range rowsOf(t, program) {
+		for _, name := range calls {
+			called[name], families[stem(name)] = true, true
+		}
+	}
+	all := theTable(t)
+	driver := exported(t, "fakecuda/libcuda.so.1")
+	for name := range all["hook"] {
+		if slices.Contains(driver, name) && !called[name] && !families[stem(name)] {
+			t.Errorf("%s is called by no row, and no other version of it", name)
+		}
+	}
+	for group, names := range groupsOf(t) {
+		if !slices.ContainsFunc(names, func(name string) bool { return called[name] }) {
+			t.Errorf("%s: no row calls any of %s", group, names)
+		}
+	}
+
+	// What a row says that it calls is called: it is imported, or asked for by its name.
+	file, err := elf.Open(program)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	imported, err := file.DynamicSymbols()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var source strings.Builder
+	for _, name := range sources(t, "rows") {
+		text, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		source.Write(text)
+	}
+	for name := range called {
+		_, hook := all["hook"][name]
+		_, nvml := all["nvml-hook"][name]
+		if !hook && !nvml {
+			t.Errorf("%s is said to be called, and no hook", name)
+		}
+		byName := strings.Contains(source.String(), "OPTIONAL("+name+")") ||
+			strings.Contains(source.String(), `nvml_symbol("`+name+`")`)
+		if !byName && !slices.ContainsFunc(imported, func(s elf.Symbol) bool { return s.Name == name && s.Section == elf.SHN_UNDEF }) {
+			t.Errorf("%s is said to be called, and is not", name)
+		}
+	}
+}
+
+// What was made outside the slice takes none of its quota until it is opened inside, is refused if it does not
+// fit, and is given back when it is closed: whether its maker is in another slice or in none.
+func TestMemoryFromOutsideTheSliceIsChargedWhileItIsOpen(t *testing.T) {
+	program := compile(t, "rows")
+	gpuslice := filepath.Join(bin(t), "gpuslice")
+	makers := []struct {
+		name    string
+		command []string
+	}{
+		{"of no slice", []string{program}},
+		{"of another slice", []string{gpuslice, "run", "--embedded", "--quiet", "--vram", "8G", "--", program}},
+	}
+	for _, maker := range makers {
+		for _, kind := range []string{"ipc", "fd", "external", "pool"} {
+			t.Run(kind+" "+maker.name, func(t *testing.T) {
+				env := environment(t)
+				socket := filepath.Join(t.TempDir(), "lend")
+				lender := exec.Command(maker.command[0], append(maker.command[1:], "lend", kind, socket)...)
+				lender.Env = env
+				var said strings.Builder
+				lender.Stdout, lender.Stderr = &said, &said
+				if err := lender.Start(); err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(func() { _ = lender.Process.Kill() }) // if the test ended before it did
+				for end := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+					if _, err := os.Stat(socket); err == nil {
+						break
+					} else if time.Now().After(end) {
+						t.Fatalf("the lender does not listen: %v", err)
+					}
+				}
+				out, err := inSlice(t, env, "2G", program, "borrow", kind, socket)
+				if err != nil || !strings.HasPrefix(out, "PASS ") {
+					t.Errorf("%v\n%s", err, out)
+				}
+				if err := lender.Wait(); err != nil {
+					t.Errorf("the lender: %v\n%s", err, said.String())
+				}
+			})
+		}
+	}
+}
