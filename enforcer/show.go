@@ -91,6 +91,9 @@ func (s *slice) showDevice(index int, d *device) api.DeviceUse {
 	f := s.figures(index)
 	// The figures are not of one instant, and the page may say anything: never below zero.
 	f.Used -= min(f.Used, d.away())
+	for number := range d.suspended {
+		f.Context -= min(f.Context, s.ledger.Context(index, number))
+	}
 	overhead := min(f.Used, f.Context+f.Enforcer)
 	use := api.DeviceUse{
 		Device: d.uuid, Index: -1, Used: f.Used - overhead, Overhead: overhead, Peak: f.Peak,

@@ -34,7 +34,7 @@ static void put(struct process *process, uint64_t key, struct map_value value)
 
 	if (map_use_or_put(&process->blocks, key, value, &full))
 		count_present(process, key, 1);
-	else if (!full) /* two threads found the block new, or this one did so twice */
+	else if (!full) /* the driver packed it into a block that was charged already */
 		process_release(value.ordinal, value.bytes);
 }
 
@@ -62,8 +62,9 @@ void block_took(CUdeviceptr pointer, CUdevice ordinal, uint64_t bytes)
 	struct process *process = process_get();
 	struct map_value stale;
 
-	/* Something at this address went without our notice. */
-	if (map_take(&process->blocks, key_of(pointer), &stale)) {
+	/* One that takes several blocks shares none of them: something at this address went without
+	 * our notice. */
+	if (bytes > BLOCK_BYTES && map_take(&process->blocks, key_of(pointer), &stale)) {
 		count_present(process, key_of(pointer), UINT32_MAX);
 		process_release(stale.ordinal, stale.bytes);
 	}

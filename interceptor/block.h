@@ -2,15 +2,15 @@
 /*
  * Linear memory as the driver takes it from the device: in blocks of 2 MiB.
  *
- * Driver observation (H100, 580.159.04): up to 1 MiB an allocation is packed into a block with
+ * Driver observation (H100, 580.159.04): below 2 MiB an allocation is packed into a block with
  * others of its context, and a block goes back to the device with the last allocation in it; above
- * 1 MiB an allocation begins on a block and takes whole ones. So what counts is which blocks are in
- * use. For small allocations that is also the cheapest to keep: hundreds of them touch the ledger
- * once.
+ * it begins on a block and takes whole ones. So what counts is which blocks are in use. For small
+ * allocations that is also the cheapest to keep: hundreds of them touch the ledger once.
  *
  * Which block a small allocation falls into is the driver's choice and known only afterwards. It is
  * therefore charged after the call, at once: if the block is a new one and does not fit, the
- * allocation is freed again and refused. All others are charged before the call.
+ * allocation is freed again and refused. All others are charged before the call, those between 1
+ * and 2 MiB too: most of them need a new block, and what did not is given back.
  */
 #ifndef GPUSLICE_BLOCK_H
 #define GPUSLICE_BLOCK_H
@@ -18,7 +18,7 @@
 #include "process.h"
 
 #define BLOCK_BYTES (2ull << 20)
-#define BLOCK_SMALL (1ull << 20) /* allocations up to this size are packed */
+#define BLOCK_SMALL (1ull << 20) /* allocations up to this size are charged after the call */
 
 /* What one allocation of `bytes` > BLOCK_SMALL takes. UINT64_MAX if that overflows. */
 uint64_t block_round(uint64_t bytes);
@@ -27,7 +27,8 @@ uint64_t block_round(uint64_t bytes);
  * frees it. */
 enum charge_result block_took_small(CUdeviceptr pointer, CUdevice ordinal);
 
-/* The driver made another allocation, for which `bytes` were charged. */
+/* The driver made another allocation, for which `bytes` were charged: give back what the block was
+ * charged already. */
 void block_took(CUdeviceptr pointer, CUdevice ordinal, uint64_t bytes);
 
 /*

@@ -29,30 +29,39 @@ static bool may_tell(struct process *process)
 	return process->told++ < REFUSALS_TOLD;
 }
 
-/* Contexts of all processes that are alive, as far as they are charged. */
-static uint64_t contexts(const struct process *process, uint32_t device)
+/* What the other lanes have, beside what they hold for their programs. */
+struct others {
+	uint64_t contexts; /* of processes that are alive, as far as they are charged */
+	uint64_t away;     /* of checkpointed ones: charged, and allowed for in the limit */
+};
+
+static struct others look_at_others(const struct process *process, uint32_t device)
 {
 	const struct ledger *ledger = process->ledger;
 	uint32_t high = __atomic_load_n(&ledger->high_lane, __ATOMIC_ACQUIRE);
-	uint64_t sum = process->context_bytes[device];
+	struct others others = {0};
 
 	for (uint32_t lane = 1; lane <= high && lane < LEDGER_LANES; lane++) {
 		const struct ledger_lane *l = &ledger->lane[lane];
+		uint32_t state = __atomic_load_n(&l->state, __ATOMIC_ACQUIRE);
 		uint64_t context = __atomic_load_n(&l->entry[device].context, __ATOMIC_RELAXED);
 
+		if (lane == process->lane)
+			continue;
 		/* One that was settled has left its figure in the entry, and holds nothing. */
-		if (lane != process->lane && context &&
-		    __atomic_load_n(&l->state, __ATOMIC_ACQUIRE) == LEDGER_LIVE)
-			sum += least(context, ledger_held(ledger, device, lane));
+		if (state == LEDGER_LIVE && context)
+			others.contexts += least(context, ledger_held(ledger, device, lane));
+		else if (state == LEDGER_SUSPENDED)
+			others.away += ledger_held(ledger, device, lane);
 	}
-	return sum;
+	return others;
 }
 
 struct refusal refusal_look(struct process *process, uint32_t device, uint64_t bytes)
 {
 	const struct ledger_device *d = &process->ledger->device[device];
 	struct refusal refusal = {.say = say_wants_debug(), .tell = may_tell(process)};
-	uint64_t used = 0, overhead = 0, own = process->account[device].held;
+	uint64_t used = 0, limit = 0, overhead = 0, own = process->account[device].held;
 
 	if (!refusal.say && !refusal.tell)
 		return refusal;
@@ -61,15 +70,20 @@ struct refusal refusal_look(struct process *process, uint32_t device, uint64_t b
 	 * it gets, and the parts are cut so that they never add up to anything but `used`. */
 	for (unsigned looks = 0; looks < LOOKS; looks++) {
 		uint64_t tag = __atomic_load_n(&d->word.tag, __ATOMIC_ACQUIRE);
+		struct others others = look_at_others(process, device);
 
 		used = __atomic_load_n(&d->word.used, __ATOMIC_ACQUIRE);
-		overhead = ledger_held(process->ledger, device, 0) + contexts(process, device);
+		limit = __atomic_load_n(&d->limit, __ATOMIC_RELAXED);
+		overhead = ledger_held(process->ledger, device, 0) + others.contexts +
+		           process->context_bytes[device];
+		used -= least(others.away, used);
+		limit -= least(others.away, limit);
 		__atomic_thread_fence(__ATOMIC_ACQUIRE);
 		if (__atomic_load_n(&d->word.tag, __ATOMIC_RELAXED) == tag)
 			break;
 	}
 	refusal.bytes = bytes;
-	refusal.limit = __atomic_load_n(&d->limit, __ATOMIC_RELAXED);
+	refusal.limit = limit;
 	refusal.overhead = least(overhead, used);
 	refusal.own = least(own, used - refusal.overhead);
 	refusal.siblings = used - refusal.overhead - refusal.own;

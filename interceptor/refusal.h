@@ -15,7 +15,8 @@
 /*
  * What stood against a request, in bytes. own + siblings + overhead is what was charged (the
  * device's `used`). As in `gpuslice ps`, overhead is what the enforcer charged in its lane and the
- * contexts of all processes, this one's too; own and siblings are the rest.
+ * contexts of all processes, this one's too; own and siblings are the rest. What checkpointed
+ * processes are charged for is neither in these nor in the limit.
  */
 struct refusal {
 	bool say, tell; /* to whom; if to nobody, the rest is 0 */

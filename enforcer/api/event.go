@@ -20,8 +20,8 @@ func EventKinds() []EventKind {
 	return []EventKind{EventRegistered, EventReleased, EventRefused, EventRecovered, EventMissed}
 }
 
-// Event is something that happened to a slice, told once. Fields that an event has nothing to say in are absent.
-// Sizes in bytes.
+// Event is something that happened to a slice, told once. Fields that an event has nothing to say in, and
+// figures that are 0, are absent. Sizes in bytes.
 type Event struct {
 	Seq  uint64    `json:"seq"` // 1 and up, of this enforcer since it was started
 	Time time.Time `json:"time"`

@@ -7,7 +7,8 @@
 // request has 6.0 MB with net/http and 2.4 MB without, and with it starts half a millisecond later.) So it
 // speaks the little HTTP that one request needs: HTTP/1.0, one connection each, the answer ends with the connection.
 //
-// It must never retry a request that may have been carried out, nor wait without an end.
+// It must never retry a request that may have been carried out, nor wait without an end, but for events that are
+// followed.
 package client
 
 import (

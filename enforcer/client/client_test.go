@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/event"
 	"github.com/gpuslice/gpuslice/enforcer/server"
 )
 
@@ -24,6 +25,7 @@ type service struct {
 	request api.RegisterRequest
 	err     error
 	args    [2]any
+	log     *event.Log
 }
 
 func (s *service) Info(context.Context) (api.Info, error) {
@@ -41,6 +43,15 @@ func (s *service) Slices(context.Context) ([]api.Slice, error)      { return []a
 func (s *service) Slice(context.Context, string) (api.Slice, error) { return s.slice, s.err }
 func (s *service) Devices(context.Context) ([]api.Device, error) {
 	return []api.Device{{UUID: "GPU-1", Total: 1 << 40}}, s.err
+}
+
+func (s *service) Events(ctx context.Context, since uint64, wait bool) ([]api.Event, error) {
+	if wait {
+		if err := s.log.Wait(ctx, since); err != nil {
+			return nil, err
+		}
+	}
+	return s.log.Since(since, 16), s.err
 }
 
 func socketPath(t *testing.T) string {

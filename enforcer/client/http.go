@@ -57,26 +57,14 @@ func (c *Client) exchange(ctx context.Context, method, path string, body []byte,
 		ctx, cancel = context.WithTimeout(ctx, DefaultTimeout)
 		defer cancel()
 	}
-	var dialer net.Dialer
-	conn, err := dialer.DialContext(ctx, "unix", c.socket)
+	conn, hangUp, err := c.dial(ctx)
 	if err != nil {
-		return 0, nil, c.unreachable(err)
+		return 0, nil, err
 	}
-	defer conn.Close()
-	// Cancelling ends what is being written or read.
-	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
-	defer stop()
-
-	var request bytes.Buffer
-	fmt.Fprintf(&request, "%s %s HTTP/1.0\r\nHost: gpuslice\r\nUser-Agent: gpuslice/%s\r\n", method, path, api.Version)
-	if body != nil {
-		fmt.Fprintf(&request, "Content-Type: application/json\r\nContent-Length: %d\r\n", len(body))
-	}
-	request.WriteString("\r\n")
-	request.Write(body)
+	defer hangUp()
 	// An enforcer that refuses early (too many connections, too large) answers and closes: its answer is
 	// worth more than the broken pipe.
-	_, writeErr := conn.Write(request.Bytes())
+	_, writeErr := conn.Write(request(method, path, body))
 	raw, err := io.ReadAll(io.LimitReader(conn, most+1))
 	switch {
 	case ctx.Err() != nil:
@@ -93,6 +81,30 @@ func (c *Client) exchange(ctx context.Context, method, path string, body []byte,
 		return 0, nil, fmt.Errorf("%s %s on %s: %w", method, path, c.socket, err)
 	}
 	return status, answer, nil
+}
+
+// dial connects. When ctx ends, what is being written or read ends too.
+func (c *Client) dial(ctx context.Context) (conn net.Conn, hangUp func(), err error) {
+	var dialer net.Dialer
+	if conn, err = dialer.DialContext(ctx, "unix", c.socket); err != nil {
+		return nil, nil, c.unreachable(err)
+	}
+	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
+	return conn, func() {
+		stop()
+		conn.Close()
+	}, nil
+}
+
+func request(method, path string, body []byte) []byte {
+	var r bytes.Buffer
+	fmt.Fprintf(&r, "%s %s HTTP/1.0\r\nHost: gpuslice\r\nUser-Agent: gpuslice/%s\r\n", method, path, api.Version)
+	if body != nil {
+		fmt.Fprintf(&r, "Content-Type: application/json\r\nContent-Length: %d\r\n", len(body))
+	}
+	r.WriteString("\r\n")
+	r.Write(body)
+	return r.Bytes()
 }
 
 var errNotHTTP = errors.New("the answer is not the enforcer's")

@@ -38,14 +38,21 @@ func next(t *testing.T, lines *bufio.Scanner) api.Event {
 	return e
 }
 
-func get(t *testing.T, path, target string) *http.Response {
+// answer is what came back; its body is closed when the test ends.
+type answer struct {
+	status int
+	kind   string
+	body   io.Reader
+}
+
+func get(t *testing.T, path, target string) answer {
 	t.Helper()
 	r, err := httpClient(path).Get("http://gpuslice" + target)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { r.Body.Close() })
-	return r
+	return answer{r.StatusCode, r.Header.Get("Content-Type"), r.Body}
 }
 
 func TestEventsAreOneInEachLine(t *testing.T) {
@@ -53,10 +60,10 @@ func TestEventsAreOneInEachLine(t *testing.T) {
 	start(t, withEvents(100, 64), path) // more than one batch
 	for target, first := range map[string]uint64{"/v1/events": 37, "/v1/events?since=90": 91, "/v1/events?since=5000&follow=false": 37} {
 		r := get(t, path, target)
-		if r.StatusCode != 200 || r.Header.Get("Content-Type") != eventsType {
-			t.Errorf("%s: %d, %v", target, r.StatusCode, r.Header)
+		if r.status != 200 || r.kind != eventsType {
+			t.Errorf("%s: %d, %v", target, r.status, r.kind)
 		}
-		lines := bufio.NewScanner(r.Body)
+		lines := bufio.NewScanner(r.body)
 		for seq := first; seq <= 100; seq++ {
 			if e := next(t, lines); e.Seq != seq || e.Command != "a\nb" {
 				t.Fatalf("%s: %+v, want number %d", target, e, seq)
@@ -72,7 +79,7 @@ func TestAFollowerIsToldWhatHappensAndWhatItMissed(t *testing.T) {
 	path, f := socketPath(t), withEvents(10, 4)
 	start(t, f, path)
 	r := get(t, path, "/v1/events?since=2&follow=true")
-	lines := bufio.NewScanner(r.Body)
+	lines := bufio.NewScanner(r.body)
 	if e := next(t, lines); e.Kind != api.EventMissed || e.Count != 4 || e.Seq != 6 {
 		t.Errorf("%+v", e)
 	}
@@ -91,7 +98,7 @@ func TestFollowersEndWithTheEnforcer(t *testing.T) {
 	path, f := socketPath(t), withEvents(1, 4)
 	stop := start(t, f, path)
 	r := get(t, path, "/v1/events?follow=true")
-	lines := bufio.NewScanner(r.Body)
+	lines := bufio.NewScanner(r.body)
 	next(t, lines)
 	f.log.Close()
 	if lines.Scan() || lines.Err() != nil {
@@ -129,11 +136,11 @@ func TestFollowersDoNotKeepOthersOut(t *testing.T) {
 	}
 	r := get(t, path, "/v1/events?follow=true")
 	var refusal api.Error
-	if err := json.NewDecoder(r.Body).Decode(&refusal); err != nil || refusal.Code != api.CodeBusy || r.StatusCode != 503 {
-		t.Errorf("one follower too many: %d, %+v, %v", r.StatusCode, refusal, err)
+	if err := json.NewDecoder(r.body).Decode(&refusal); err != nil || refusal.Code != api.CodeBusy || r.status != 503 {
+		t.Errorf("one follower too many: %d, %+v, %v", r.status, refusal, err)
 	}
-	if r := get(t, path, "/v1/info"); r.StatusCode != 200 {
-		t.Errorf("another question: %d", r.StatusCode)
+	if r := get(t, path, "/v1/info"); r.status != 200 {
+		t.Errorf("another question: %d", r.status)
 	}
 	first.Close()
 	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {

@@ -95,7 +95,7 @@ static bool take_small(struct device *device, enum vram_kind kind, size_t size, 
 bool vram_take(struct device *device, enum vram_kind kind, size_t size, struct vram *out)
 {
 	*out = (struct vram){.device = device};
-	if (size <= VRAM_SMALL)
+	if (size <= VRAM_SMALL || (kind == VRAM_LINEAR && size < VRAM_BLOCK))
 		return take_small(device, kind, size, out);
 	if (size > device_capacity(device))
 		return false;

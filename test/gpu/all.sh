@@ -7,6 +7,7 @@
 set -u
 cd "$(dirname "$0")/../.." || exit
 OUT=${OUT:-$(mktemp -d)}
+STORM=${STORM:-60} # seconds
 failed=0
 
 echo "== conformance"
@@ -20,8 +21,8 @@ mkdir -p bin/gpu-test
 program() {
 	name=$1 vram=$2
 	shift 2
-	gcc -std=gnu11 -O1 -g -Iinterceptor -o "bin/gpu-test/$name" "test/interceptor/programs/$name.c" -lcuda -l:libnvidia-ml.so.1 -ldl -lpthread || return 1
-	if bin/gpuslice run --embedded --quiet --vram "$vram" -- "bin/gpu-test/$name" "$@" >"$OUT/$name.txt" 2>&1; then
+	gcc -std=gnu11 -O1 -g -Iinterceptor -o "bin/gpu-test/$name" "test/interceptor/programs/$name.c" interceptor/ledger.c -lcuda -l:libnvidia-ml.so.1 -ldl -lpthread || return 1
+	if timeout $((STORM + 150)) bin/gpuslice run --embedded --quiet --vram "$vram" -- "bin/gpu-test/$name" "$@" >"$OUT/$name.txt" 2>&1; then
 		echo "PASS  $name $*: $(tail -n 1 "$OUT/$name.txt")"
 	else
 		echo "FAIL  $name $*: $(head -n 5 "$OUT/$name.txt")"
@@ -35,9 +36,14 @@ program fork 4G
 program nvml 4G agree
 program race 8G 20 8 2 8589934592
 program kills 4G 40
+program checkpoint 4G
+program storm 16G "$STORM" 16 3
 
 echo "== promises"
 RUNC=${RUNC:-$PWD/bin/runc} python3 test/gpu/check.py --out "$OUT" || failed=1
+
+echo "== every row of docs/coverage.md"
+RUNC=${RUNC:-$PWD/bin/runc} python3 test/gpu/rows.py --out "$OUT/rows" || failed=1
 
 echo "== frameworks"
 RUNC=${RUNC:-$PWD/bin/runc} python3 test/gpu/frameworks.py --jobs 4 --out "$OUT/frameworks" --json "$OUT/frameworks.json" ||

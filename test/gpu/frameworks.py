@@ -59,14 +59,15 @@ CACHES = {"TORCHINDUCTOR_CACHE_DIR": "/tmp/inductor", "TRITON_CACHE_DIR": "/tmp/
           "TORCHINDUCTOR_COMPILE_THREADS": "1"}
 
 
-def build(case):
-    """The program of a case in C. A source compiles against the project's own declarations or the toolkit's."""
-    path = os.path.join(BUILT, os.path.splitext(case.program)[0])
+def build(program):
+    """Compiles a program in C, against the project's own declarations or the toolkit's. Returns what was wrong, or ""."""
+    path = os.path.join(BUILT, os.path.splitext(program)[0])
     cuda = os.environ.get("CUDA_HOME", "/usr/local/cuda")
+    with contextlib.suppress(FileNotFoundError):
+        os.remove(path)
     text = output("gcc", "-std=gnu11", "-O1", "-g", "-I" + PROGRAMS, "-I" + ROOT + "/interceptor", "-I" + cuda + "/include",
-                  "-o", path, os.path.join(PROGRAMS, case.program), "-L" + cuda + "/lib64/stubs", "-lcuda", "-ldl",
-                  "-lpthread")
-    return path if os.path.exists(path) else sys.exit(f"{case.program} does not compile:\n{text[-2000:]}")
+                  "-o", path, os.path.join(PROGRAMS, program), "-L" + cuda + "/lib64/stubs", "-lcuda", "-ldl", "-lpthread")
+    return "" if os.path.exists(path) else f"{program} does not compile: {text.strip()[-1000:]}"
 
 
 def command(case, until):
@@ -235,13 +236,13 @@ def judge(case, words, rests, above, growth, status):
     return wrong
 
 
-def run(host, sampler, case, limit):
+def run(host, sampler, case, limit, broken):
     """One case from its bundle to its verdict. Raises nothing: the next case shall run, whatever befell this one."""
     begin = time.monotonic()
     name = "fw-" + case.name
     row = {"case": case.name, "wrong": [], "words": {}, "rests": {}, "above": None, "growth": 0, "seconds": 0, "tail": []}
-    if over.is_set() or begin > limit:
-        row["wrong"].append("not run: the time was up")
+    if broken or over.is_set() or begin > limit:
+        row["wrong"].append(broken or "not run: the time was up")
         return row
     log = open(os.path.join(host.out, name + ".log"), "w+", errors="replace")
     container, killed = None, None
@@ -326,16 +327,14 @@ def main():
     begin = time.monotonic()
     os.makedirs(arguments.out, exist_ok=True)
     os.makedirs(BUILT, exist_ok=True)
-    for c in cases:
-        if c.kind == "c":
-            build(c)
+    broken = {program: build(program) for program in {c.program for c in cases if c.kind == "c"}}
     host = Host(arguments.out)
     rows = []
     try:
         sampler = Sampler(host)
         sampler.start()
         with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
-            futures = [pool.submit(run, host, sampler, c, begin + arguments.limit) for c in cases]
+            futures = [pool.submit(run, host, sampler, c, begin + arguments.limit, broken.get(c.program)) for c in cases]
             for future in concurrent.futures.as_completed(futures):
                 rows.append(future.result())
                 report(rows[-1])

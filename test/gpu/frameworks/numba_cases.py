@@ -1,11 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """A Numba kernel and device arrays. See phases.py for the course."""
-import numba
 import numpy
-from numba import cuda
 
-import phases
-from phases import CHUNK, MIB
+# NumPy 2.4 has it no more, and Numba 0.68 asks for it when it is imported.
+if not hasattr(numpy, "row_stack"):
+    numpy.row_stack = numpy.vstack
+
+import numba  # noqa: E402
+from numba import cuda  # noqa: E402
+
+import phases  # noqa: E402
+from phases import CHUNK, MIB  # noqa: E402
 
 
 @cuda.jit

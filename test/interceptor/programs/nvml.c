@@ -209,9 +209,6 @@ static void protocol(const struct list *list, unsigned int members)
 	}
 	expect(list->name, (unsigned int)list->function(device, NULL, NULL),
 	       NVML_ERROR_INVALID_ARGUMENT);
-	count = MANY;
-	expect(list->name, (unsigned int)list->function(NULL, &count, space),
-	       NVML_ERROR_INVALID_ARGUMENT);
 }
 
 static void details(const struct entry wanted[2], unsigned int members)

@@ -37,7 +37,7 @@ struct peer {
 
 /* Each ends with an entry without a name. */
 extern const struct row linear_rows[], pool_rows[], physical_rows[], array_rows[], context_rows[],
-    graph_rows[], share_rows[], info_rows[];
+    bind_rows[], graph_rows[], share_rows[], info_rows[];
 extern const struct peer share_peers[];
 
 /* Entry points that pass, so that table.h has no prototypes of them. */
@@ -89,6 +89,8 @@ CUresult cuDevSmResourceSplitByCount(CUdevResource *groups, unsigned int *count,
                                      unsigned int flags, unsigned int least);
 CUresult cuDevResourceGenerateDesc(CUdevResourceDesc *description, CUdevResource *resources,
                                    unsigned int count);
+CUresult cuCheckpointProcessLock(int pid, void *arguments);
+CUresult cuCheckpointProcessUnlock(int pid, void *arguments);
 CUresult cuGraphCreate(CUgraph *graph, unsigned int flags);
 CUresult cuGraphDestroy(CUgraph graph);
 CUresult cuGraphAddMemAllocNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *after,
@@ -106,9 +108,11 @@ void *driver_symbol(const char *name);
 #define OPTIONAL(name) ((__typeof__(&name))driver_symbol(#name))
 bool simulated(void);
 
-/* begin() makes the primary context current, observe() one of cuCtxCreate; both then call
- * settle(). It waits until all that processes hold is charged, and remembers what is free. */
+/* start() makes the primary context current; begin() does, too, and observe() makes one of
+ * cuCtxCreate current, and both then call settle(). It waits until all that the slice's processes
+ * hold is charged, and remembers what is free. */
 extern CUcontext own_context;
+void start(void);
 void begin(void);
 void observe(void);
 void settle(void);
@@ -118,11 +122,14 @@ size_t left(void);
 size_t quota(void);
 
 /*
- * The slice has `bytes` less free than at settle(). Driver truth may have to come round first: that
- * is waited for, up to 3 s. On a real card the driver may hold up to 16 MiB of its own more or less
- * than then (streams, code); charged_about() is for steps where the simulated one does, too.
+ * The slice has `bytes` less free than at settle(). What is too much is given 3 s, for driver truth
+ * to miss it; what is too little is not, or driver truth would find what nobody charged. On a real
+ * card the driver may hold up to 16 MiB of its own more or less than then (streams, code).
+ * charged_late() is for what only driver truth charges; charged_about() for steps where the
+ * simulated driver holds bytes of its own, too.
  */
 void charged(const char *step, long long bytes);
+void charged_late(const char *step, long long bytes);
 void charged_about(const char *step, long long bytes, long long slack);
 
 void expect(const char *step, CUresult result, CUresult wanted);

@@ -40,12 +40,20 @@ static void contexts_within(void)
 	__typeof__(&cuCtxDetach) detach = OPTIONAL(cuCtxDetach);
 	CUcontext context;
 	size_t before, cost = 0;
+	CUresult result;
 
 	begin();
 	for (int version = 1; version <= 4; version++) {
 		context = NULL;
 		before = left();
-		expect("cuCtxCreate", make_context(version, &context), CUDA_SUCCESS);
+		result = make_context(version, &context);
+		/* The oldest kind lies below 4 GiB, where a primary context leaves no room (driver
+		 * observation, H100, 580.159.04). */
+		if (version == 1 && result == CUDA_ERROR_OUT_OF_MEMORY) {
+			charged("a context of the oldest kind that the driver refused", 0);
+			continue;
+		}
+		expect("cuCtxCreate", result, CUDA_SUCCESS);
 		/* Today's calls need not work in a context of the oldest ones. */
 		OK(cuCtxSetCurrent(own_context));
 		cost = cost_since(before, "a second context");

@@ -71,6 +71,13 @@ struct lent {
 	size_t bytes;
 };
 
+static void lend_nothing(struct lent *lent, struct message *message, int *descriptor)
+{
+	(void)message;
+	*descriptor = -1;
+	OK(cuMemAlloc_v2(&lent->pointer, lent->bytes));
+}
+
 static void lend_ipc(struct lent *lent, struct message *message, int *descriptor)
 {
 	*descriptor = -1;
@@ -78,7 +85,7 @@ static void lend_ipc(struct lent *lent, struct message *message, int *descriptor
 	OK(cuIpcGetMemHandle(&message->ipc, lent->pointer));
 }
 
-static void end_ipc(struct lent *lent)
+static void end_linear(struct lent *lent)
 {
 	OK(cuMemFree_v2(lent->pointer));
 }
@@ -128,7 +135,8 @@ static const struct {
 	const char *name;
 	void (*lend)(struct lent *lent, struct message *message, int *descriptor);
 	void (*end)(struct lent *lent);
-} kinds[] = {{"ipc", lend_ipc, end_ipc},
+} kinds[] = {{"nothing", lend_nothing, end_linear},
+             {"ipc", lend_ipc, end_linear},
              {"fd", lend_file, end_file},
              {"external", lend_file, end_file},
              {"pool", lend_pool, end_pool}};
@@ -138,9 +146,9 @@ static int serve(const char *name, int socket)
 	struct message message = {0};
 	size_t kind = 0;
 
-	while (kind < 3 && strcmp(kinds[kind].name, name) != 0)
+	while (kind < sizeof(kinds) / sizeof(kinds[0]) - 1 && strcmp(kinds[kind].name, name) != 0)
 		kind++;
-	begin();
+	start();
 	message_send(socket, &message, -1);
 	while (message_receive(socket, &message, NULL)) {
 		struct lent lent = {.bytes = message.bytes};
@@ -160,6 +168,11 @@ static int serve(const char *name, int socket)
 	return verdict("lender", name) != 0;
 }
 
+static void peer_nothing(int socket)
+{
+	(void)serve("nothing", socket);
+}
+
 static void peer_ipc(int socket)
 {
 	(void)serve("ipc", socket);
@@ -175,7 +188,8 @@ static void peer_pool(int socket)
 	(void)serve("pool", socket);
 }
 
-const struct peer share_peers[] = {{"ipc", peer_ipc}, {"fd", peer_fd}, {"pool", peer_pool}, {0}};
+const struct peer share_peers[] = {
+    {"nothing", peer_nothing}, {"ipc", peer_ipc}, {"fd", peer_fd}, {"pool", peer_pool}, {0}};
 
 pid_t peer_start(const char *name, int *socket, size_t *context)
 {

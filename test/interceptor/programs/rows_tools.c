@@ -157,13 +157,18 @@ void settle(void)
 	base = left();
 }
 
-void begin(void)
+void start(void)
 {
 	if (cuInit(0) || cuDevicePrimaryCtxRetain(&own_context, 0) ||
 	    cuCtxSetCurrent(own_context)) {
 		failed("no context");
 		exit(verdict("?", "?"));
 	}
+}
+
+void begin(void)
+{
+	start();
 	settle();
 }
 
@@ -176,7 +181,8 @@ void observe(void)
 	settle();
 }
 
-void charged_about(const char *step, long long bytes, long long slack)
+/* Nothing is charged late but by driver truth. */
+static void look(const char *step, long long bytes, long long slack, bool late)
 {
 	double end = now() + PATIENCE;
 	long long used;
@@ -185,16 +191,31 @@ void charged_about(const char *step, long long bytes, long long slack)
 		used = (long long)base - (long long)left();
 		if (llabs(used - bytes) <= slack)
 			return;
-		if (now() > end)
+		if (now() > end || (used < bytes && !late))
 			break;
 		usleep(10000);
 	}
 	failed("%s: %lld bytes are charged, %lld are expected", step, used, bytes);
 }
 
+static long long usual_slack(void)
+{
+	return simulated() ? 0 : 16 * (long long)MIB;
+}
+
 void charged(const char *step, long long bytes)
 {
-	charged_about(step, bytes, simulated() ? 0 : 16 * (long long)MIB);
+	look(step, bytes, usual_slack(), false);
+}
+
+void charged_late(const char *step, long long bytes)
+{
+	look(step, bytes, usual_slack(), true);
+}
+
+void charged_about(const char *step, long long bytes, long long slack)
+{
+	look(step, bytes, slack, false);
 }
 
 #define SAMPLE (64 * KIB)

@@ -132,10 +132,11 @@ static void take(int i)
 		kind = (enum kind)(rand_r(&seed) % KINDS);
 	switch (kind) {
 	case SMALL:
-		result = cuMemAlloc_v2(&p->pointer, up_to(MIB));
+		p->bytes = up_to(MIB);
+		result = cuMemAlloc_v2(&p->pointer, p->bytes);
 		break;
 	case LARGE:
-		p->bytes = MIB + up_to(48 * MIB);
+		p->bytes = MIB + up_to(rand_r(&seed) % 2 ? MIB : 48 * MIB);
 		result = cuMemAlloc_v2(&p->pointer, p->bytes);
 		break;
 	case MANAGED:
@@ -251,6 +252,11 @@ static uint64_t of_pool(CUmemoryPool pool)
 	return bytes;
 }
 
+static bool packed(const struct piece *p)
+{
+	return (p->taken == SMALL + 1 || p->taken == LARGE + 1) && p->bytes < BLOCK;
+}
+
 /* What the driver holds for this process, its context aside. */
 static uint64_t holds(void)
 {
@@ -261,13 +267,12 @@ static uint64_t holds(void)
 
 		if (!pieces[i].taken)
 			continue;
-		bytes += (pieces[i].bytes + BLOCK - 1) & ~(BLOCK - 1);
-		/* Small ones share blocks. */
-		for (int j = 0; j < i && pieces[i].taken == SMALL + 1; j++)
-			again |= pieces[j].taken == SMALL + 1 &&
+		/* Below 2 MiB several may share a block. */
+		for (int j = 0; j < i && packed(&pieces[i]); j++)
+			again |= packed(&pieces[j]) &&
 			         pieces[j].pointer / BLOCK == pieces[i].pointer / BLOCK;
-		if (pieces[i].taken == SMALL + 1 && !again)
-			bytes += BLOCK;
+		if (!again)
+			bytes += (pieces[i].bytes + BLOCK - 1) & ~(BLOCK - 1);
 	}
 	if (cuDeviceGetGraphMemAttribute(0, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, &graphs))
 		complain("cuDeviceGetGraphMemAttribute failed", 0, 0);

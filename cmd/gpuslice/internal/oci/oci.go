@@ -9,7 +9,7 @@ import "strings"
 
 // verbs of a runtime that the CLI does not have itself.
 var verbs = map[string]bool{
-	"checkpoint": true, "create": true, "delete": true, "events": true, "exec": true, "features": true,
+	"checkpoint": true, "create": true, "delete": true, "exec": true, "features": true,
 	"kill": true, "list": true, "pause": true, "restore": true, "resume": true, "spec": true,
 	"start": true, "state": true, "update": true,
 }
@@ -20,14 +20,16 @@ var globals = map[string]bool{
 	"cgroup-manager": true, "debug": false, "systemd-cgroup": false,
 }
 
-// runFlags and psFlags are those of a runtime's `run` and `ps`, both of which the CLI has too.
+// runFlags, psFlags and eventsFlags are those of a runtime's `run`, `ps` and `events`, which the CLI has too. An engine gives
+// global flags as well, so that what is unclear here (`events ID`) is a person's.
 var (
 	runFlags = map[string]bool{
 		"bundle": true, "b": true, "console-socket": true, "detach": true, "d": true, "pid-file": true,
 		"keep": true, "no-pivot": true, "no-new-keyring": true, "no-subreaper": true, "preserve-fds": true,
 		"pidfd-socket": true,
 	}
-	psFlags = map[string]bool{"format": true, "f": true}
+	psFlags     = map[string]bool{"format": true, "f": true}
+	eventsFlags = map[string]bool{"interval": true, "stats": true}
 )
 
 // ForRuntime says whether args (without the program's name) are a runtime's.
@@ -62,6 +64,13 @@ func verbForRuntime(verb string, rest []string) bool {
 			name, _, isFlag := flag(word)
 			if !isFlag || psFlags[name] {
 				return true // `ps ID`: ours takes no argument
+			}
+		}
+		return false
+	case "events":
+		for _, word := range rest {
+			if name, _, isFlag := flag(word); isFlag && eventsFlags[name] {
+				return true
 			}
 		}
 		return false

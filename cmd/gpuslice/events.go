@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os/signal"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/urfave/cli/v2"
+
+	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/show"
+	"github.com/gpuslice/gpuslice/enforcer/api"
+)
+
+func eventsCommand() *cli.Command {
+	return &cli.Command{
+		Name:      "events",
+		Usage:     "show what happened to slices: refusals, beginnings, ends",
+		ArgsUsage: "[SLICE]",
+		Description: `SLICE may be the beginning of a slice's or a container's id; without it all are shown. The
+enforcer keeps the newest 4096 events since it was started.
+
+   gpuslice events --since 10m
+   gpuslice events --follow 3f2a91c0d5e8
+   gpuslice events --json | jq -r 'select(.kind == "refused") | [.slice, .requested] | @tsv'`,
+		Flags: []cli.Flag{
+			&cli.BoolFlag{Name: "follow", Aliases: []string{"f"}, Usage: "go on with what happens from now on, until interrupted"},
+			&cli.StringFlag{Name: "since", Usage: "only events of the last `DURATION`, such as 90s or 10m, or after the event of that number (seq)"},
+			&cli.BoolFlag{Name: "json", Usage: "print JSON lines, as the control API has them"},
+			&cli.BoolFlag{Name: "no-trunc", Usage: "do not shorten ids"},
+		},
+		OnUsageError: usageError(1),
+		Action: func(c *cli.Context) error {
+			if c.NArg() > 1 {
+				return fmt.Errorf("events takes one SLICE: `gpuslice ps` lists them")
+			}
+			seq, from, err := since(c.String("since"), time.Now())
+			if err != nil {
+				return err
+			}
+			put := func(e api.Event) error { return show.Event(c.App.Writer, e, c.Bool("no-trunc")) }
+			if c.Bool("json") {
+				put = func(e api.Event) error { return json.NewEncoder(c.App.Writer).Encode(e) }
+			}
+			ctx, stop := signal.NotifyContext(c.Context, syscall.SIGINT, syscall.SIGTERM)
+			defer stop()
+			err = connect(c).Events(ctx, seq, c.Bool("follow"), func(e api.Event) error {
+				if !concerns(e, c.Args().First(), from) {
+					return nil
+				}
+				return put(e)
+			})
+			if ctx.Err() != nil && errors.Is(err, context.Canceled) {
+				return nil // that is how one ends to follow
+			}
+			return err
+		},
+	}
+}
+
+// since reads what a person writes for the place to begin at: the number of an event, or how long ago. One of seq and from
+// is its zero value.
+func since(text string, now time.Time) (seq uint64, from time.Time, err error) {
+	if text == "" {
+		return 0, time.Time{}, nil
+	}
+	if seq, err = strconv.ParseUint(text, 10, 64); err == nil {
+		return seq, time.Time{}, nil
+	}
+	ago, err := time.ParseDuration(text)
+	if err != nil || ago < 0 {
+		return 0, time.Time{}, fmt.Errorf("--since %q: a duration such as 90s, 10m or 2h is accepted, or the number of an event", text)
+	}
+	return 0, now.Add(-ago), nil
+}
+
+// concerns says whether an event is of a slice that id begins, and not of before from. What was missed may have
+// been.
+func concerns(e api.Event, id string, from time.Time) bool {
+	if e.Kind == api.EventMissed {
+		return true
+	}
+	return !e.Time.Before(from) && (strings.HasPrefix(e.Slice, id) || strings.HasPrefix(e.Container, id))
+}

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/event"
+	"github.com/gpuslice/gpuslice/enforcer/server"
+)
+
+// told is a host's enforcer that knows events, and nothing else.
+type told struct {
+	server.Service
+	log *event.Log
+}
+
+func (h told) Events(ctx context.Context, since uint64, wait bool) ([]api.Event, error) {
+	if wait {
+		if err := h.log.Wait(ctx, since); err != nil {
+			return nil, err
+		}
+	}
+	return h.log.Since(since, 100), nil
+}
+
+// serve makes a host on which these happened, and returns its socket.
+func serve(t *testing.T, happened ...api.Event) (*event.Log, string) {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "gs") // t.TempDir is too long for the name of a socket
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	h := told{log: event.NewLog(64)}
+	for _, e := range happened {
+		h.log.Append(e)
+	}
+	socket := filepath.Join(dir, "s")
+	l, err := server.Listen(socket, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error)
+	go func() { done <- server.New(h, slog.New(slog.DiscardHandler)).Serve(ctx, l) }()
+	t.Cleanup(func() {
+		h.log.Close()
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	return h.log, socket
+}
+
+func runEvents(t *testing.T, out *bytes.Buffer, socket string, args ...string) error {
+	t.Helper()
+	app := newApp()
+	app.Writer = out
+	return app.Run(append([]string{"gpuslice", "--socket", socket, "events"}, args...))
+}
+
+func TestEventsAreOfTheSliceAndTheTimeThatWereAskedFor(t *testing.T) {
+	now := time.Now()
+	_, socket := serve(t,
+		api.Event{Kind: api.EventRegistered, Slice: "abc", Container: "0123", Time: now.Add(-time.Hour)},
+		api.Event{Kind: api.EventRefused, Slice: "abc", Container: "0123", Count: 1, Time: now},
+		api.Event{Kind: api.EventRegistered, Slice: "xyz", Time: now},
+	)
+	for args, want := range map[string]string{
+		"":                 "1 2 3",
+		"ab":               "1 2",
+		"012":              "1 2",
+		"bc":               "",
+		"--since 10m":      "2 3",
+		"--since 2":        "3",
+		"--since 10m abc":  "2",
+		"--since 100000":   "1 2 3", // an earlier enforcer's
+		"--since 1h30m xy": "3",
+	} {
+		var out bytes.Buffer
+		if err := runEvents(t, &out, socket, append([]string{"--json"}, strings.Fields(args)...)...); err != nil {
+			t.Errorf("%q: %v", args, err)
+			continue
+		}
+		var got []string
+		for line := range strings.Lines(out.String()) {
+			var e api.Event
+			if err := json.Unmarshal([]byte(line), &e); err != nil {
+				t.Fatalf("%q: %v: %s", args, err, line)
+			}
+			got = append(got, string(rune('0'+e.Seq)))
+		}
+		if strings.Join(got, " ") != want {
+			t.Errorf("%q: events %q, want %q", args, got, want)
+		}
+	}
+	var out bytes.Buffer
+	if err := runEvents(t, &out, socket, "xyz"); err != nil || strings.Count(out.String(), "\n") != 1 || !strings.Contains(out.String(), "registered  xyz") {
+		t.Errorf("%v: %q", err, out.String())
+	}
+}
+
+func TestFollowingSaysThatTheEnforcerEnded(t *testing.T) {
+	log, socket := serve(t, api.Event{Kind: api.EventRegistered, Slice: "abc"})
+	time.AfterFunc(20*time.Millisecond, func() {
+		log.Append(api.Event{Kind: api.EventReleased, Slice: "abc", Cause: "ended"})
+		log.Close()
+	})
+	var out bytes.Buffer
+	err := runEvents(t, &out, socket, "-f")
+	if err == nil || !strings.Contains(err.Error(), "does not answer any more") {
+		t.Errorf("%v", err)
+	}
+	if !strings.Contains(out.String(), "registered") || !strings.Contains(out.String(), "released") {
+		t.Errorf("%q", out.String())
+	}
+}
+
+func TestWhatIsNoTimeIsRefused(t *testing.T) {
+	_, socket := serve(t)
+	for _, args := range [][]string{{"--since", "yesterday"}, {"--since", "-5m"}, {"a", "b"}} {
+		var out bytes.Buffer
+		if err := runEvents(t, &out, socket, args...); err == nil || out.Len() > 0 {
+			t.Errorf("%q: %v, %q", args, err, out.String())
+		}
+	}
+}

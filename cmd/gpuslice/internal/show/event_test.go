@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package show
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+)
+
+func TestAnEventIsOneLineWithASentence(t *testing.T) {
+	const gpu = "GPU-1b2c3d4e-0000-1111-2222-333344445555"
+	at := time.Date(2026, 3, 4, 5, 6, 7, 0, time.Local)
+	for want, e := range map[string]api.Event{
+		"2026-03-04 05:06:07  refused     0123456789ab  cuMemAlloc of 3GiB on GPU-1b2c3d4e by process 7 (python): limit 8GiB, used 6GiB, overhead 1GiB": {
+			Kind: api.EventRefused, Slice: container, PID: 7, Command: "python", Device: gpu, Call: "cuMemAlloc", Count: 1,
+			Requested: 3 << 30, Limit: 8 << 30, Used: 6 << 30, Overhead: 1 << 30,
+		},
+		"2026-03-04 05:06:07  refused     s1            cuMemCreate of 2MiB, and 4 before it, on GPU-1b2c3d4e by process 7: limit 1GiB, used 0B, overhead 0B": {
+			Kind: api.EventRefused, Slice: "s1", PID: 7, Device: gpu, Call: "cuMemCreate", Count: 5, Requested: 2 << 20, Limit: 1 << 30,
+		},
+		"2026-03-04 05:06:07  refused     s1            12 requests on GPU-1b2c3d4e: limit 1GiB": {
+			Kind: api.EventRefused, Slice: "s1", Device: gpu, Count: 12, Limit: 1 << 30,
+		},
+		"2026-03-04 05:06:07  registered  s1            began with process 9":                                                  {Kind: api.EventRegistered, Slice: "s1", PID: 9},
+		"2026-03-04 05:06:07  released    s1            ended: its processes have":                                             {Kind: api.EventReleased, Slice: "s1", Cause: "ended"},
+		"2026-03-04 05:06:07  recovered   s1            512MiB on GPU-1b2c3d4e given back for processes that ended holding it": {Kind: api.EventRecovered, Slice: "s1", Device: gpu, Bytes: 512 << 20},
+		"2026-03-04 05:06:07  missed      -             3 events before the next one are not kept any more":                    {Kind: api.EventMissed, Count: 3},
+	} {
+		e.Time = at
+		var out strings.Builder
+		if err := Event(&out, e, false); err != nil {
+			t.Fatal(err)
+		}
+		if out.String() != want+"\n" {
+			t.Errorf("got  %q\nwant %q", out.String(), want)
+		}
+	}
+	var out strings.Builder
+	if err := Event(&out, api.Event{Kind: api.EventRecovered, Slice: container, Device: gpu}, true); err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(out.String(), container) || !strings.Contains(out.String(), gpu) {
+		t.Errorf("ids were shortened: %s", out.String())
+	}
+}
+
+func TestEveryKindOfEventHasASentence(t *testing.T) {
+	for _, kind := range api.EventKinds() {
+		if got := sentence(api.Event{Kind: kind}, false); got == sentence(api.Event{Kind: "new"}, false) {
+			t.Errorf("%s has none", kind)
+		}
+	}
+}

@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+)
+
+// events is what `gpuslice events --json` says of a slice now.
+func (h *host) events(id string, kind api.EventKind) []api.Event {
+	h.t.Helper()
+	out, err := exec.Command(filepath.Join(h.bin, "gpuslice"), "--socket", h.socket(), "events", "--json", id).Output()
+	h.must(err)
+	var found []api.Event
+	for line := range strings.Lines(string(out)) {
+		var e api.Event
+		h.must(json.Unmarshal([]byte(line), &e))
+		if e.Slice != id {
+			h.t.Errorf("events of slice %s: %s", id, line)
+		}
+		if e.Kind == kind {
+			found = append(found, e)
+		}
+	}
+	return found
+}
+
+func (h *host) refusals(id string) (sum uint64) {
+	h.t.Helper()
+	for _, e := range h.events(id, api.EventRefused) {
+		sum += e.Count
+	}
+	return sum
+}
+
+// asker asks for memory in the container and returns what it printed; see programs/asker.c.
+func (c *container) asker(held, asked, times uint64, env ...string) string {
+	c.t.Helper()
+	args := append(append([]string{"env"}, env...), "/fake/asker")
+	for _, n := range []uint64{held, asked, times} {
+		args = append(args, strconv.FormatUint(n, 10))
+	}
+	out, err := c.exec(args...)
+	if err != nil || !strings.Contains(out, fmt.Sprintf("refused %d\n", times)) {
+		c.t.Fatalf("%d requests for %d bytes should have been refused: %v\n%s", times, asked, err, out)
+	}
+	return out
+}
+
+var debugLine = regexp.MustCompile(`(?m)^gpuslice: refused (\S+) of (\d+) bytes \(3\.0 GiB\) on (GPU-\S+): ` +
+	`limit (\d+) bytes \(4\.0 GiB\), used by this process (\d+) bytes \(1\.0 GiB\), by siblings (\d+) bytes \(1\.0 GiB\), overhead (\d+) bytes`)
+
+func TestARefusalIsToldToTheProgramAndTheHostWithTheSameFigures(t *testing.T) {
+	h := newHost(t)
+	h.compile("asker")
+	c := h.newContainer(vram(), "/bin/sleep", "600")
+	c.run()
+	if g := c.hog(gib); !g.holds(gib, quota) {
+		t.Fatalf("said %q", g.said)
+	}
+	out := c.asker(gib, 3*gib, 1, "GPUSLICE_DEBUG=1")
+	said := debugLine.FindStringSubmatch(out)
+	if said == nil {
+		t.Fatalf("the debug line is not in\n%s", out)
+	}
+	figure := func(i int) uint64 {
+		n, err := strconv.ParseUint(said[i], 10, 64)
+		h.must(err)
+		return n
+	}
+	// The process has ended by now, and its event is there, or about to be.
+	h.eventually("the host is told", func() bool { return len(h.events(c.id, api.EventRefused)) > 0 })
+	told := h.events(c.id, api.EventRefused)
+	if len(told) != 1 {
+		t.Fatalf("one refusal, told as %+v", told)
+	}
+	e := told[0]
+	want := api.Event{
+		Seq: e.Seq, Time: e.Time, Kind: api.EventRefused, Slice: c.id, Generation: e.Generation, Container: e.Container,
+		PID: e.PID, Command: "asker", Device: said[3], Count: 1, Call: said[1],
+		Requested: figure(2), Limit: figure(4), Used: figure(5) + figure(6), Overhead: figure(7),
+	}
+	if e != want || e.PID == 0 || e.Call != "cuMemAlloc" || e.Requested != 3*gib || e.Limit != quota || e.Used != 2*gib || e.Overhead == 0 {
+		t.Errorf("told %+v\nsaid %+v", e, want)
+	}
+	if e.Used+e.Overhead+e.Requested <= e.Limit {
+		t.Errorf("it would have fitted: %+v", e)
+	}
+	if e.Container != c.id {
+		t.Errorf("container %q", e.Container)
+	}
+	table, err := exec.Command(filepath.Join(h.bin, "gpuslice"), "--socket", h.socket(), "events", "--since", "10m", c.id[:len(c.id)-2]).Output()
+	h.must(err)
+	if !strings.Contains(string(table), "cuMemAlloc of 3GiB on ") || !strings.Contains(string(table), "(asker): limit 4GiB, used 2GiB, overhead ") {
+		t.Errorf("gpuslice events says\n%s", table)
+	}
+}
+
+func TestAThousandRefusalsAreAllCountedInFewEvents(t *testing.T) {
+	h := newHost(t)
+	h.compile("asker")
+	c := h.newContainer(vram(), "/bin/sleep", "600")
+	c.run()
+	c.asker(gib, 4*gib, 1000)
+	c.asker(gib, 4*gib, 1)
+	h.eventually("all are told", func() bool { return h.refusals(c.id) == 1001 })
+	if use := h.use(c.id); use.Refusals != 1001 {
+		t.Errorf("%+v", use)
+	}
+	if n := len(h.events(c.id, api.EventRefused)); n > 100 {
+		t.Errorf("they are %d events", n)
+	}
+}
+
+// A refused program waits for nobody: not for an enforcer that hangs, nor for one whom too many wait to talk to.
+func TestAHungEnforcerDoesNotKeepARefusedProgram(t *testing.T) {
+	for name, crowd := range map[string]bool{"alone": false, "in a crowd": true} {
+		t.Run(name, func(t *testing.T) {
+			h := newHost(t)
+			h.compile("asker")
+			c := h.newContainer(vram(), "/bin/sleep", "600")
+			c.run()
+			said, wait := filepath.Join(h.dir, "said"), filepath.Join(h.dir, "fake", "wait")
+			out, err := os.Create(said)
+			h.must(err)
+			defer out.Close()
+			cmd := c.runtime("exec", "--detach", c.id, "/fake/asker", strconv.Itoa(gib), strconv.Itoa(4*gib), "1000", "/fake/wait")
+			cmd.Stdout, cmd.Stderr = out, out
+			h.must(cmd.Run())
+			h.eventually("it holds its memory", func() bool { _, err := os.Stat(wait); return err == nil })
+
+			h.must(h.command.Process.Signal(unix.SIGSTOP))
+			awake := sync.OnceFunc(func() { _ = h.command.Process.Signal(unix.SIGCONT) })
+			defer awake() // else it does not hear that it should end
+			if crowd {
+				h.crowd()
+			}
+			h.must(os.Remove(wait))
+			h.eventually("it has ended", func() bool {
+				text, err := os.ReadFile(said)
+				return err == nil && strings.HasSuffix(string(text), "\n")
+			})
+			if text, _ := os.ReadFile(said); string(text) != "refused 1000\n" {
+				t.Errorf("it said %q", text)
+			}
+			awake()
+			h.eventually("all are told", func() bool { return h.refusals(c.id) == 1000 })
+		})
+	}
+}
+
+// crowd connects to the slice's attach socket until no more can wait there.
+func (h *host) crowd() {
+	h.t.Helper()
+	sockets, err := filepath.Glob(filepath.Join(h.dir, "run", "slices", "*", "bind", api.AttachSocketName))
+	h.must(err)
+	if len(sockets) != 1 {
+		h.t.Fatalf("the slice's sockets are %q", sockets)
+	}
+	for range 10000 {
+		fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+		h.must(err)
+		h.t.Cleanup(func() { unix.Close(fd) })
+		err = unix.Connect(fd, &unix.SockaddrUnix{Name: sockets[0]})
+		if errors.Is(err, unix.EAGAIN) {
+			return
+		}
+		h.must(err)
+	}
+	h.t.Fatal("there is no end of room")
+}
