@@ -40,40 +40,52 @@ static void add_piece(struct pieces *pieces, const CUDA_MEM_ALLOC_NODE_PARAMS *p
 	                   .ordinal = parameters->poolProps.location.id};
 }
 
-#define GRAPH_DEPTH 16 /* graphs within graphs that are looked into */
+#define GRAPHS_WITHIN 64 /* graphs within a graph that are looked into */
 
-static void collect(CUgraph graph, struct pieces *pieces, int depth)
+/* A graph, and those within it that are still to be looked into. */
+struct todo {
+	CUgraph graph[GRAPHS_WITHIN];
+	size_t count;
+};
+
+static void look_at(CUgraphNode node, struct pieces *pieces, struct todo *todo)
 {
-	CUgraphNode *nodes;
-	size_t count = 0;
+	CUDA_MEM_ALLOC_NODE_PARAMS parameters;
+	CUgraph within = NULL;
+	int type = -1;
 
-	if (DRIVER(cuGraphGetNodes)(graph, NULL, &count) != CUDA_SUCCESS || count == 0)
+	if (DRIVER(cuGraphNodeGetType)(node, &type) != CUDA_SUCCESS)
 		return;
-	nodes = calloc(count, sizeof(CUgraphNode));
-	if (!nodes || DRIVER(cuGraphGetNodes)(graph, nodes, &count) != CUDA_SUCCESS) {
+	if (type == CU_GRAPH_NODE_TYPE_MEM_ALLOC &&
+	    DRIVER(cuGraphMemAllocNodeGetParams)(node, &parameters) == CUDA_SUCCESS)
+		add_piece(pieces, &parameters);
+	else if (type == CU_GRAPH_NODE_TYPE_GRAPH && todo->count < GRAPHS_WITHIN &&
+	         DRIVER(cuGraphChildGraphNodeGetGraph)(node, &within) == CUDA_SUCCESS)
+		todo->graph[todo->count++] = within;
+	else if (type == CU_GRAPH_NODE_TYPE_GRAPH || type == CU_GRAPH_NODE_TYPE_CONDITIONAL)
 		pieces->incomplete = true;
-		count = 0;
-	}
-	for (size_t i = 0; i < count; i++) {
-		CUDA_MEM_ALLOC_NODE_PARAMS parameters;
-		CUgraph child;
-		int type = -1;
+}
 
-		if (DRIVER(cuGraphNodeGetType)(nodes[i], &type) != CUDA_SUCCESS)
+static void collect(CUgraph graph, struct pieces *pieces)
+{
+	struct todo todo = {.graph = {graph}, .count = 1};
+
+	while (todo.count) {
+		CUgraph next = todo.graph[--todo.count];
+		CUgraphNode *nodes;
+		size_t count = 0;
+
+		if (DRIVER(cuGraphGetNodes)(next, NULL, &count) != CUDA_SUCCESS || count == 0)
 			continue;
-		if (type == CU_GRAPH_NODE_TYPE_MEM_ALLOC &&
-		    DRIVER(cuGraphMemAllocNodeGetParams)(nodes[i], &parameters) == CUDA_SUCCESS) {
-			add_piece(pieces, &parameters);
-		} else if (type == CU_GRAPH_NODE_TYPE_GRAPH && depth < GRAPH_DEPTH &&
-		           DRIVER(cuGraphChildGraphNodeGetGraph)(nodes[i], &child) ==
-		               CUDA_SUCCESS) {
-			collect(child, pieces, depth + 1);
-		} else if (type == CU_GRAPH_NODE_TYPE_CONDITIONAL ||
-		           type == CU_GRAPH_NODE_TYPE_GRAPH) {
+		nodes = calloc(count, sizeof(CUgraphNode));
+		if (!nodes || DRIVER(cuGraphGetNodes)(next, nodes, &count) != CUDA_SUCCESS) {
 			pieces->incomplete = true;
+			count = 0;
 		}
+		for (size_t i = 0; i < count; i++)
+			look_at(nodes[i], pieces, &todo);
+		free(nodes);
 	}
-	free(nodes);
 }
 
 static int by_pointer(const void *a, const void *b)
@@ -104,7 +116,8 @@ static void remember(struct process *process, CUgraphExec graph, struct pieces *
 	unsigned place = 0;
 
 	graph_forget(process, graph); /* one whose destruction we did not see */
-	qsort(pieces->piece, pieces->count, sizeof(*pieces->piece), by_pointer);
+	if (pieces->count)
+		qsort(pieces->piece, pieces->count, sizeof(*pieces->piece), by_pointer);
 	for (size_t i = 0; i < pieces->count && place < GRAPH_PLACES; place++) {
 		struct map_value value = {.ordinal = pieces->piece[i].ordinal, .uses = -1};
 
@@ -133,7 +146,7 @@ void graph_learn(CUgraphExec graph, CUgraph source)
 	if (!process || !DRIVER_HAS(cuGraphGetNodes) || !DRIVER_HAS(cuGraphNodeGetType) ||
 	    !DRIVER_HAS(cuGraphMemAllocNodeGetParams) || !DRIVER_HAS(cuGraphChildGraphNodeGetGraph))
 		return;
-	collect(source, &pieces, 0);
+	collect(source, &pieces);
 	if (pieces.count || pieces.incomplete)
 		remember(process, graph, &pieces);
 	free(pieces.piece);

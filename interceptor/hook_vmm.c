@@ -76,8 +76,7 @@ static bool charge_borrowed(struct object *object, size_t offset, size_t bytes, 
 
 	if (!object->borrowed || end < offset || end <= object->bytes)
 		return true;
-	if (process_charge(object->ordinal, end - object->bytes, "an import") !=
-	    CHARGE_OK)
+	if (process_charge(object->ordinal, end - object->bytes, "an import") != CHARGE_OK)
 		return false;
 	*more = end - object->bytes;
 	object->bytes = end;

@@ -100,15 +100,23 @@ void object_drop_handle(struct process *process, struct object *object,
 		(void)map_take(&process->handles, handle, &value);
 }
 
-void object_drop_if_unused(struct process *process, struct object *object)
+/* The object is memory, not a multicast object. */
+static void drop_memory(struct object *object)
 {
 	if (object->handles || object->mappings)
 		return;
-	if (object->ordinal >= 0)
-		process_release(object->ordinal, object->bytes);
-	else
-		object_unbind_all(process, object->handle, -1, 0, UINT64_MAX);
+	process_release(object->ordinal, object->bytes);
 	free(object);
+}
+
+void object_drop_if_unused(struct process *process, struct object *object)
+{
+	if (object->ordinal >= 0) {
+		drop_memory(object);
+	} else if (!object->handles && !object->mappings) {
+		object_unbind_all(process, object->handle, -1, 0, UINT64_MAX);
+		free(object);
+	}
 }
 
 void object_bind(struct process *process, struct object *object, uint64_t holder, uint64_t key,
@@ -130,7 +138,7 @@ void object_unbind(struct process *process, uint64_t key)
 	if (!map_take(&process->binds, key, &value))
 		return;
 	object_of(&value)->mappings--;
-	object_drop_if_unused(process, object_of(&value));
+	drop_memory(object_of(&value));
 }
 
 /* `visit` of map_sweep() must not use the map: what is found is chained, and dropped afterwards. */

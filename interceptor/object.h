@@ -58,8 +58,8 @@ void object_drop_if_unused(struct process *process, struct object *object);
 
 /*
  * Bindings: references by parts of something else, an array or a multicast object, whose handle
- * is `holder`. `key` names the part, `offset` is in bytes and counts in whole 2 MiB. To bind a part
- * anew drops what was bound there.
+ * is `holder`. Only memory is bound, never a multicast object. `key` names the part, `offset` is in
+ * bytes and counts in whole 2 MiB. To bind a part anew drops what was bound there.
  */
 void object_bind(struct process *process, struct object *object, uint64_t holder, uint64_t key,
                  uint64_t offset);

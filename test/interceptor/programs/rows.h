@@ -20,6 +20,12 @@
 #define MIB (1024 * KIB)
 #define GIB (1024 * MIB)
 
+/* The whole blocks of 2 MiB in so many bytes, as charged() takes them. */
+static inline long long whole_blocks(size_t bytes)
+{
+	return (long long)(bytes & ~(2 * MIB - 1));
+}
+
 #define SECONDS 60 /* that one process may take */
 
 struct row {

@@ -299,11 +299,11 @@ static void limit_within(void)
 	OK(cuCtxCreate_v2(&context, 0, 0));
 	cost = cost_since(before, "a second context");
 	OK(cuCtxSetLimit(CU_LIMIT_MALLOC_HEAP_SIZE, 256 * MIB));
-	charged("a heap of 256 MiB", (long long)(cost + 256 * MIB));
+	charged("a heap of 256 MiB", (long long)cost + 256 * (long long)MIB);
 	OK(cuCtxSetLimit(CU_LIMIT_PRINTF_FIFO_SIZE, 64 * MIB));
-	charged("and a buffer for printf", (long long)(cost + 256 * MIB));
+	charged("and a buffer for printf", (long long)cost + 256 * (long long)MIB);
 	OK(cuCtxSetLimit(CU_LIMIT_MALLOC_HEAP_SIZE, 64 * MIB));
-	charged("a heap of 64 MiB", (long long)(cost + 64 * MIB));
+	charged("a heap of 64 MiB", (long long)cost + 64 * (long long)MIB);
 	OK(cuCtxGetLimit(&value, CU_LIMIT_MALLOC_HEAP_SIZE));
 	if (value != 64 * MIB)
 		failed("the heap is of %zu bytes", value);

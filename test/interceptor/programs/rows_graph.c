@@ -376,7 +376,7 @@ static void plain_beyond(void)
 	begin_graphs();
 	room = left();
 	pointer = fill(0);
-	plain(pointer, 64 * MIB, (long long)(room / (2 * MIB) * (2 * MIB)));
+	plain(pointer, 64 * MIB, whole_blocks(room));
 	OUT_OF_MEMORY("32 MiB more", cuMemAlloc_v2(&more, 32 * MIB));
 	OK(cuMemFree_v2(pointer));
 	charged("freed", 0);

@@ -82,7 +82,7 @@ static void host_beyond(void)
 	begin();
 	room = left();
 	pointer = fill(0);
-	answer = on_host((long long)(room / (2 * MIB) * (2 * MIB)));
+	answer = on_host(whole_blocks(room));
 	OUT_OF_MEMORY("32 MiB of the device", make(32 * MIB, &more));
 	OK(cuMemFree_v2(pointer));
 	charged("at the end", 0);

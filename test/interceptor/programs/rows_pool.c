@@ -236,7 +236,7 @@ static void host_beyond(void)
 	begin();
 	room = left();
 	pointer = fill(0);
-	on_host((long long)(room / (2 * MIB) * (2 * MIB)));
+	on_host(whole_blocks(room));
 	OUT_OF_MEMORY("32 MiB of the device", cuMemAlloc_v2(&more, 32 * MIB));
 	OK(cuMemFree_v2(pointer));
 	charged("at the end", 0);

@@ -295,7 +295,7 @@ static int begin(CUcontext *context)
 	}
 	return cuCtxSetCurrent(*context) || cuDeviceGetDefaultMemPool(&default_pool, 0) ||
 	       cuMemPoolCreate(&own_pool, &properties) ||
-	       cuMemAddressReserve(&addresses, HELD * 16 * MIB, 0, 0, 0);
+	       cuMemAddressReserve(&addresses, 16 * MIB * (uint64_t)HELD, 0, 0, 0);
 }
 
 static int child(int me, int others)
