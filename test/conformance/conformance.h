@@ -100,6 +100,7 @@ typedef CUmemGenericAllocationHandle CUhandle;
 	X(cuMemMapArrayAsync, (CUarrayMapInfo *, unsigned int, CUstream))                          \
 	X(cuArrayGetSparseProperties, (CUDA_ARRAY_SPARSE_PROPERTIES *, CUarray))                   \
 	X(cuIpcGetMemHandle, (CUipcMemHandle *, CUdeviceptr))                                      \
+	X(cuIpcOpenMemHandle, (CUdeviceptr *, CUipcMemHandle, unsigned int))                       \
 	X(cuIpcOpenMemHandle_v2, (CUdeviceptr *, CUipcMemHandle, unsigned int))                    \
 	X(cuIpcCloseMemHandle, (CUdeviceptr))                                                      \
 	X(cuImportExternalMemory, (CUexternalMemory *, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *))  \

@@ -57,6 +57,9 @@ static void expandable(void)
 		}
 	}
 	MUST(cuMemsetD8_v2(space, 1, MANY * PIECE));
+	/* The fill goes on after the call, and nothing under it may be unmapped until it is done.
+	 */
+	MUST(cuCtxSynchronize());
 	for (size_t i = 16; i < 48; i++)
 		drop(space + i * PIECE, PIECE, handles[i]);
 	say_held("expandable.middle_dropped");
@@ -101,6 +104,7 @@ static void sleep_mode(void)
 		sprintf(key, "sleep.awake_again.%d", round);
 		say_held(key);
 	}
+	MUST(cuCtxSynchronize());
 	for (size_t i = 0; i < COUNT(sizes); i++) {
 		drop(spaces[i], sizes[i], handles[i]);
 		MUST(cuMemAddressFree(spaces[i], sizes[i]));

@@ -1,87 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Graphs that allocate: when they take memory of the card, how much, and when it goes. */
-#include "conformance.h"
-
-static long long before;
-static CUstream first, second;
-
-static uint64_t attribute(int which)
-{
-	uint64_t value = 0;
-
-	MUST(cuDeviceGetGraphMemAttribute(0, which, &value));
-	return value;
-}
-
-/* The highest figures stand in brackets. */
-static void say(const char *key)
-{
-	printf("%s: used %llu (%llu), reserved %llu (%llu), held %lld\n", key,
-	       (unsigned long long)attribute(CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT),
-	       (unsigned long long)attribute(CU_GRAPH_MEM_ATTR_USED_MEM_HIGH),
-	       (unsigned long long)attribute(CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT),
-	       (unsigned long long)attribute(CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH), held() - before);
-}
-
-static CUDA_MEM_ALLOC_NODE_PARAMS bytes(size_t size)
-{
-	return (CUDA_MEM_ALLOC_NODE_PARAMS){
-	    .poolProps = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
-	                  .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}},
-	    .bytesize = size};
-}
-
-/* Nodes that come one after the other. */
-struct chain {
-	CUgraph graph;
-	CUgraphNode last;
-};
-
-static struct chain chain(void)
-{
-	struct chain made = {0};
-
-	MUST(cuGraphCreate(&made.graph, 0));
-	return made;
-}
-
-static CUdeviceptr add_alloc(struct chain *to, size_t size)
-{
-	CUDA_MEM_ALLOC_NODE_PARAMS params = bytes(size);
-	CUgraphNode node;
-
-	MUST(cuGraphAddMemAllocNode(&node, to->graph, &to->last, to->last ? 1 : 0, &params));
-	to->last = node;
-	return params.dptr;
-}
-
-static void add_free(struct chain *to, CUdeviceptr pointer)
-{
-	CUgraphNode node;
-
-	MUST(cuGraphAddMemFreeNode(&node, to->graph, &to->last, to->last ? 1 : 0, pointer));
-	to->last = node;
-}
-
-static CUgraphExec instantiate(CUgraph graph)
-{
-	CUgraphExec exec;
-
-	MUST(cuGraphInstantiateWithFlags(&exec, graph, 0));
-	return exec;
-}
-
-static void launch(CUgraphExec exec, CUstream stream)
-{
-	MUST(cuGraphLaunch(exec, stream));
-	MUST(cuStreamSynchronize(stream));
-}
-
-static void trim(const char *key)
-{
-	MUST(cuDeviceGraphMemTrim(0));
-	say(key);
-}
+#include "graphs.h"
 
 /* A graph that frees what it allocates. */
 static void freed_inside(void)
@@ -218,12 +137,12 @@ static void say_nodes(CUgraph graph)
 {
 	CUgraphNode nodes[16];
 	size_t count = COUNT(nodes);
+	CUDA_MEM_ALLOC_NODE_PARAMS params = {0};
 
 	MUST(cuGraphGetNodes(graph, nodes, &count));
 	printf("capture.nodes:");
 	for (size_t i = 0; i < count; i++) {
-		CUDA_MEM_ALLOC_NODE_PARAMS params;
-		CUdeviceptr freed;
+		CUdeviceptr freed = 0;
 		int type;
 
 		MUST(cuGraphNodeGetType(nodes[i], &type));
@@ -289,39 +208,11 @@ static void capture(void)
 	say_result("capture.default_stream", cuStreamBeginCapture_v2(NULL, 2));
 }
 
-/* A card with less free than an upload needs. */
-static void too_much(void)
+/* The highest figures can be set back, to what they are now. */
+static void attributes(void)
 {
-	CUDA_MEM_ALLOC_NODE_PARAMS params = bytes(200 * GiB);
-	struct chain made = chain();
-	CUgraphNode node;
-	CUgraphExec exec;
-	CUdeviceptr big;
-	size_t available, total;
 	uint64_t none = 0, one = 1;
 
-	say_result("full.200GiB", cuGraphAddMemAllocNode(&node, made.graph, NULL, 0, &params));
-	MUST(cuMemGetInfo_v2(&available, &total));
-	add_free(&made, add_alloc(&made, (available - 512 * MiB) / GiB * GiB));
-	MUST(cuMemAlloc_v2(&big, available / 4 * 3 / GiB * GiB));
-	exec = instantiate(made.graph);
-	say_result("full.upload", cuGraphUpload(exec, first));
-	say_result("full.launch", cuGraphLaunch(exec, first));
-	say_result("full.synchronize", cuStreamSynchronize(first));
-	MUST(cuMemGetInfo_v2(&available, &total));
-	printf("full.reserved: all but less than 32 MiB %d\n",
-	       attribute(CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT) > GiB && available < 32 * MiB);
-	MUST(cuMemFree_v2(big));
-	MUST(cuDeviceGraphMemTrim(0));
-	printf("full.trim: still reserved %d\n",
-	       attribute(CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT) > GiB);
-	MUST(cuGraphExecDestroy(exec));
-	printf("full.exec_destroyed: still reserved %d\n",
-	       attribute(CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT) > GiB);
-	MUST(cuDeviceGraphMemTrim(0));
-	printf("full.exec_destroyed.trim: still reserved %d\n",
-	       attribute(CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT) > GiB);
-	MUST(cuGraphDestroy(made.graph));
 	say_result("attribute.set_high_1",
 	           cuDeviceSetGraphMemAttribute(0, CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH, &one));
 	say_result("attribute.set_current",
@@ -388,20 +279,7 @@ static void generic(void)
 
 int main(void)
 {
-	CUgraph graph;
-	CUgraphExec exec;
-	CUgraphNode node;
-
-	start_with_context();
-	MUST(cuStreamCreate(&first, CU_STREAM_NON_BLOCKING));
-	MUST(cuStreamCreate(&second, CU_STREAM_NON_BLOCKING));
-	/* What the first launch in a stream takes is not this program's matter. */
-	MUST(cuGraphCreate(&graph, 0));
-	MUST(cuGraphAddEmptyNode(&node, graph, NULL, 0));
-	exec = instantiate(graph);
-	launch(exec, first);
-	launch(exec, second);
-	before = held();
+	start_graphs();
 	say("start");
 	freed_inside();
 	freed_outside();
@@ -410,7 +288,7 @@ int main(void)
 	pair("pair.1", 1);
 	in_turn();
 	capture();
-	too_much();
+	attributes();
 	auto_free();
 	generic();
 	MUST(cuDevicePrimaryCtxReset_v2(0));

@@ -48,14 +48,15 @@ static void exporter(int socket)
 static void open_all(const struct offer *offer, CUdeviceptr opened[PIECES])
 {
 	CUdeviceptr again;
+	CUresult result;
 
 	for (int i = 0; i < PIECES - 1; i++) {
-		CUresult result = cuIpcOpenMemHandle_v2(&opened[i], offer->handles[i], 1);
 		CUdeviceptr start = 0;
 		size_t size = 0;
 		char text[32], key[64];
 
 		sprintf(key, "open.%s", size_text(text, sizes[i]));
+		result = cuIpcOpenMemHandle_v2(&opened[i], offer->handles[i], 1);
 		if (result != CUDA_SUCCESS)
 			stop("%s: %s", key, name_of(result));
 		MUST(cuMemGetAddressRange_v2(&start, &size, opened[i]));
@@ -68,6 +69,11 @@ static void open_all(const struct offer *offer, CUdeviceptr opened[PIECES])
 	say_all("open.again");
 	say_result("open.again.close", cuIpcCloseMemHandle(again));
 	say_all("open.again.closed");
+	/* The first form, which does not open a handle twice. */
+	result = cuIpcOpenMemHandle(&again, offer->handles[0], 1);
+	say_result("open.again.v1", result);
+	if (result == CUDA_SUCCESS)
+		MUST(cuIpcCloseMemHandle(again));
 	say_result("free_an_import", cuMemFree_v2(opened[2]));
 	say_result("close.unknown", cuIpcCloseMemHandle(0x1000));
 }

@@ -7,6 +7,7 @@
 #include "graph_memory.h"
 #include "managed.h"
 #include "pool.h"
+#include "vmm.h"
 #include "vram.h"
 
 #include <stdlib.h>
@@ -143,6 +144,7 @@ CUDA_API CUresult cuMemFree_v2(CUdeviceptr pointer)
 	range = ranges_at(&allocations, pointer);
 	if (!range || range->start != pointer)
 		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	vmm_work_done();
 	switch (range->kind) {
 	case RANGE_DEVICE:
 		result = allocation_free_checked(range);

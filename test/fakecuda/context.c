@@ -6,6 +6,7 @@
 #include "limit.h"
 #include "pool.h"
 #include "stream.h"
+#include "vmm.h"
 
 #include <stdlib.h>
 
@@ -46,6 +47,12 @@ void context_disown(struct owned *thing)
 		thing->next->link = thing->link;
 }
 
+CUresult context_fault(CUcontext context)
+{
+	(context->parent ? context->parent : context)->faulted = true;
+	return CUDA_ERROR_ILLEGAL_ADDRESS;
+}
+
 /* Every context costs the same: a second one of a process shares nothing with the first. */
 CUresult context_activate(CUcontext context, struct device *device, uint64_t more)
 {
@@ -55,7 +62,9 @@ CUresult context_activate(CUcontext context, struct device *device, uint64_t mor
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	latency(LATENCY_CONTEXT);
 	context->device = device;
+	machine_add_context(device->machine, 1);
 	context->alive = true;
+	context->faulted = false;
 	context->greens = 0;
 	limits_start(context);
 	return CUDA_SUCCESS;
@@ -71,7 +80,9 @@ void context_deactivate(CUcontext context)
 		context_disown(thing);
 		thing->destroy(thing);
 	}
+	vmm_work_done();
 	context->alive = false;
+	machine_add_context(device->machine, -1);
 	if (context->primary)
 		greens_end(device);
 	graph_memory_trim(device);
@@ -155,6 +166,36 @@ CUDA_API CUresult cuCtxDestroy_v2(CUcontext context)
 CUDA_API CUresult cuCtxDestroy(CUcontext context)
 {
 	return cuCtxDestroy_v2(context);
+}
+
+/* Of one that is current; each has one use, for nothing here adds another. */
+CUDA_API CUresult cuCtxDetach(CUcontext context)
+{
+	CUresult result = driver_enter();
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!context || context != context_current())
+		return driver_leave(CUDA_ERROR_INVALID_CONTEXT);
+	driver_leave(CUDA_SUCCESS);
+	return cuCtxDestroy_v2(context);
+}
+
+/* There is no OpenGL that it could belong to. */
+CUDA_API CUresult cuGLCtxCreate_v2(CUcontext *out, unsigned int flags, CUdevice ordinal)
+{
+	struct device *device;
+	CUresult result = driver_enter_device(ordinal, &device);
+
+	(void)flags;
+	if (result != CUDA_SUCCESS)
+		return result;
+	return driver_leave(out ? CUDA_ERROR_INVALID_GRAPHICS_CONTEXT : CUDA_ERROR_INVALID_VALUE);
+}
+
+CUDA_API CUresult cuGLCtxCreate(CUcontext *out, unsigned int flags, CUdevice device)
+{
+	return cuGLCtxCreate_v2(out, flags, device);
 }
 
 CUDA_API CUresult cuCtxGetCurrent(CUcontext *out)
@@ -257,6 +298,7 @@ CUDA_API CUresult cuCtxSynchronize(void)
 
 	if (result != CUDA_SUCCESS)
 		return result;
+	vmm_work_done();
 	pools_synchronise(context->device, STREAM_ALL);
 	return driver_leave(CUDA_SUCCESS);
 }

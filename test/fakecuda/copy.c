@@ -8,29 +8,29 @@
 #include "driver.h"
 #include "managed.h"
 #include "stream.h"
+#include "vmm.h"
 
 #include <string.h>
 
 #define REAL_COPY_LIMIT (4 * MiB)
 
-/*
- * Whether [start, start + size) lies in one known range, or in mappings side by side. An unknown
- * one is host memory.
- */
-static bool is_within(CUdeviceptr start, size_t size)
+/* An address that is none of the driver's is host memory. */
+static bool is_known(CUdeviceptr address)
 {
-	const struct range *range = ranges_at(&allocations, start);
-	size_t rest = range ? range->size - (start - range->start) : 0;
+	return ranges_at(&allocations, address) || vmm_is_reserved(address);
+}
 
-	while (range && size > rest) {
-		if (range->kind != RANGE_MAPPED)
-			return false;
-		start += rest;
-		size -= rest;
-		range = ranges_at(&allocations, start);
-		rest = range ? range->size : 0;
-	}
-	return range != NULL;
+/* Whether the card may touch [start, start + size): it is in one allocation, or all mapped. */
+static CUresult check(CUcontext context, CUdeviceptr start, size_t size, bool write)
+{
+	const struct range *range;
+
+	if (vmm_is_reserved(start))
+		return vmm_may_touch(context, start, size, write) ? CUDA_SUCCESS
+		                                                  : context_fault(context);
+	range = ranges_at(&allocations, start);
+	return range && size <= range->size - (start - range->start) ? CUDA_SUCCESS
+	                                                             : CUDA_ERROR_INVALID_VALUE;
 }
 
 /* A write by the card: managed pages that it hits are there from now on. */
@@ -42,11 +42,9 @@ static void touch(CUdeviceptr start, size_t size)
 		managed_touch(range, start, size);
 }
 
-/* The host's view of a device range, or NULL if it has none. */
+/* The host's view of a device range that was checked, or NULL if it has none. */
 static void *view(CUdeviceptr start, size_t size)
 {
-	if (!is_within(start, size))
-		return NULL;
 	if (ranges_at(&allocations, start)->kind != RANGE_HOST && !address_back(start, size))
 		return NULL;
 	return (void *)(uintptr_t)start;
@@ -64,8 +62,12 @@ static CUresult move(CUdeviceptr to, bool to_device, CUdeviceptr from, bool from
 		return result;
 	if (!size)
 		return driver_leave(CUDA_SUCCESS);
-	if ((to_device && !is_within(to, size)) || (from_device && !is_within(from, size)))
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	if (to_device)
+		result = check(context, to, size, true);
+	if (from_device && result == CUDA_SUCCESS)
+		result = check(context, from, size, false);
+	if (result != CUDA_SUCCESS)
+		return driver_leave(result);
 	if (!target || !source)
 		return driver_leave(CUDA_ERROR_INVALID_VALUE);
 	if (to_device)
@@ -82,14 +84,25 @@ static CUresult move(CUdeviceptr to, bool to_device, CUdeviceptr from, bool from
 	return driver_leave(CUDA_SUCCESS);
 }
 
+/* A copy between host and card is done when the call returns, and all that came before it. */
+static CUresult wait_after(CUresult result)
+{
+	CUresult entered = result == CUDA_SUCCESS ? driver_enter() : result;
+
+	if (entered != CUDA_SUCCESS)
+		return entered;
+	vmm_work_done();
+	return driver_leave(CUDA_SUCCESS);
+}
+
 CUDA_API CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t size)
 {
-	return move(to, true, (uintptr_t)from, false, size);
+	return wait_after(move(to, true, (uintptr_t)from, false, size));
 }
 
 CUDA_API CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t size)
 {
-	return move((uintptr_t)to, false, from, true, size);
+	return wait_after(move((uintptr_t)to, false, from, true, size));
 }
 
 CUDA_API CUresult cuMemcpyDtoD_v2(CUdeviceptr to, CUdeviceptr from, size_t size)
@@ -129,7 +142,7 @@ CUDA_API CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t 
 /* Under unified addressing the addresses themselves say which side they are on. */
 CUDA_API CUresult cuMemcpy(CUdeviceptr to, CUdeviceptr from, size_t size)
 {
-	return move(to, ranges_at(&allocations, to), from, ranges_at(&allocations, from), size);
+	return move(to, is_known(to), from, is_known(from), size);
 }
 
 CUDA_API CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t size, CUstream stream)
@@ -150,11 +163,13 @@ static CUresult fill(CUdeviceptr to, const void *value, size_t width, size_t cou
 
 	if (result != CUDA_SUCCESS)
 		return result;
-	if (__builtin_mul_overflow(width, count, &size) || to % width || !is_within(to, size))
+	if (__builtin_mul_overflow(width, count, &size) || to % width)
 		return driver_leave(CUDA_ERROR_INVALID_VALUE);
-	if (!size)
-		return driver_leave(CUDA_SUCCESS);
+	result = check(context, to, size, true);
+	if (result != CUDA_SUCCESS || !size)
+		return driver_leave(result);
 	touch(to, size);
+	vmm_fill(context, to, size);
 	if (size > REAL_COPY_LIMIT)
 		return driver_leave(CUDA_SUCCESS);
 	target = view(to, size);

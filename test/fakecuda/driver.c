@@ -32,7 +32,7 @@ CUresult driver_enter_locked(void)
 
 CUresult driver_enter(void)
 {
-	static const struct timespec moment = {.tv_nsec = 1000 * 1000};
+	static const struct timespec moment = {.tv_nsec = 1000000};
 	CUresult result = driver_enter_locked();
 
 	while (result == CUDA_SUCCESS && machine_is_locked()) {
@@ -60,6 +60,8 @@ CUresult driver_enter_context(CUcontext *current)
 		return driver_leave(CUDA_ERROR_INVALID_CONTEXT);
 	if (!(*current)->alive)
 		return driver_leave(CUDA_ERROR_CONTEXT_IS_DESTROYED);
+	if (((*current)->parent ? (*current)->parent : *current)->faulted)
+		return driver_leave(CUDA_ERROR_ILLEGAL_ADDRESS);
 	return CUDA_SUCCESS;
 }
 
@@ -124,15 +126,20 @@ static const struct {
     {CUDA_ERROR_NO_DEVICE, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected"},
     {CUDA_ERROR_INVALID_DEVICE, "CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal"},
     {CUDA_ERROR_INVALID_CONTEXT, "CUDA_ERROR_INVALID_CONTEXT", "invalid device context"},
+    {CUDA_ERROR_ALREADY_MAPPED, "CUDA_ERROR_ALREADY_MAPPED", "resource already mapped"},
     {CUDA_ERROR_CONTEXT_ALREADY_IN_USE, "CUDA_ERROR_CONTEXT_ALREADY_IN_USE",
      "exclusive-thread device already in use by a different thread"},
     {CUDA_ERROR_UNSUPPORTED_LIMIT, "CUDA_ERROR_UNSUPPORTED_LIMIT",
      "limit is not supported on this architecture"},
+    {CUDA_ERROR_INVALID_GRAPHICS_CONTEXT, "CUDA_ERROR_INVALID_GRAPHICS_CONTEXT",
+     "invalid OpenGL or DirectX context"},
     {CUDA_ERROR_INVALID_HANDLE, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle"},
     {CUDA_ERROR_ILLEGAL_STATE, "CUDA_ERROR_ILLEGAL_STATE",
      "the operation cannot be performed in the present state"},
     {CUDA_ERROR_NOT_FOUND, "CUDA_ERROR_NOT_FOUND", "named symbol not found"},
     {CUDA_ERROR_NOT_READY, "CUDA_ERROR_NOT_READY", "device not ready"},
+    {CUDA_ERROR_ILLEGAL_ADDRESS, "CUDA_ERROR_ILLEGAL_ADDRESS",
+     "an illegal memory access was encountered"},
     {CUDA_ERROR_PRIMARY_CONTEXT_ACTIVE, "CUDA_ERROR_PRIMARY_CONTEXT_ACTIVE",
      "cannot set while device is active in this process"},
     {CUDA_ERROR_CONTEXT_IS_DESTROYED, "CUDA_ERROR_CONTEXT_IS_DESTROYED", "context is destroyed"},

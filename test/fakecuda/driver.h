@@ -49,6 +49,7 @@ struct CUctx_st {
 	/* None of these is used in a green context: its primary one's stand for it. */
 	size_t limits[LIMITS];
 	bool heap_taken, fifo_taken; /* by kernels that were launched (limit.h) */
+	bool faulted;                /* a wrong address was touched: nothing works in it any more */
 	unsigned greens;             /* green contexts that were made while it was alive */
 };
 
@@ -58,9 +59,11 @@ enum vram_kind { VRAM_LINEAR, VRAM_ARRAY, VRAM_KINDS };
 
 /* What graphs hold of a card: bytes of its portions (graph_memory.c). */
 struct graph_pool {
-	uint64_t idle_used, idle_reserved; /* for any graph to use */
-	uint64_t live_used, live_reserved; /* behind pointers that a launch has not freed */
-	uint64_t partial;                  /* of uploads that found no room for the rest */
+	struct graph_segment *segments;
+	uint64_t idle_used; /* for any graph to use */
+	uint64_t live_used; /* behind pointers that a launch has not freed */
+	uint64_t partial;   /* of uploads that found no room for the rest */
+	uint64_t reserved;  /* segments and partial */
 	uint64_t used_high, reserved_high;
 };
 
@@ -104,6 +107,8 @@ CUcontext context_current(void);
  */
 CUresult context_activate(CUcontext context, struct device *device, uint64_t more);
 void context_deactivate(CUcontext context);
+/* ILLEGAL_ADDRESS, which all its later calls answer, too. */
+CUresult context_fault(CUcontext context);
 void context_own(CUcontext context, struct owned *thing, void (*destroy)(struct owned *));
 void context_disown(struct owned *thing);
 

@@ -86,8 +86,6 @@ static CUresult upload(CUgraphExec exec)
 
 static void destroy(CUgraphExec exec)
 {
-	for (CUdevice i = 0; device_at(i); i++)
-		graph_memory_abandon(device_at(i), &exec->partial[i]);
 	if (exec->memory) {
 		exec->memory->instantiated = false;
 		graph_memory_drop(exec->memory);
@@ -311,7 +309,7 @@ CUDA_API CUresult cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph,
 CUDA_API CUresult cuGraphExecUpdate(CUgraphExec exec, CUgraph graph, CUgraphNode *error_node,
                                     int *update)
 {
-	CUgraphExecUpdateResultInfo info;
+	CUgraphExecUpdateResultInfo info = {0};
 	CUresult result = cuGraphExecUpdate_v2(exec, graph, &info);
 
 	if (result != CUDA_SUCCESS && result != CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE)

@@ -6,12 +6,11 @@
 static void note_high(struct graph_pool *pool)
 {
 	uint64_t used = pool->live_used + pool->idle_used;
-	uint64_t reserved = pool->live_reserved + pool->idle_reserved + pool->partial;
 
 	if (used > pool->used_high)
 		pool->used_high = used;
-	if (reserved > pool->reserved_high)
-		pool->reserved_high = reserved;
+	if (pool->reserved > pool->reserved_high)
+		pool->reserved_high = pool->reserved;
 }
 
 struct graph_memory *graph_memory_create(void)
@@ -59,69 +58,88 @@ struct graph_slot *graph_slot_create(struct graph_memory *memory, struct device 
 	return slot;
 }
 
-/* Each slot is reserved for in steps of its own; what is used of them lies close. */
+/* Step by step: what there is of a segment stays, even if there is no room for the rest. */
+static struct graph_segment *grow(struct device *device, uint64_t bytes, uint64_t *partial)
+{
+	struct graph_pool *pool = &device->graphs;
+	uint64_t size = round_up(bytes, GRAPH_STEP);
+	struct graph_segment *segment, **last = &pool->segments;
+
+	while (*partial < size) {
+		if (!device_charge(device, GRAPH_STEP))
+			return NULL;
+		*partial += GRAPH_STEP;
+		pool->partial += GRAPH_STEP;
+		pool->reserved += GRAPH_STEP;
+		note_high(pool);
+	}
+	segment = calloc(1, sizeof(*segment));
+	if (!segment)
+		return NULL;
+	segment->size = size;
+	*partial -= size;
+	pool->partial -= size;
+	while (*last)
+		last = &(*last)->next;
+	*last = segment;
+	return segment;
+}
+
 bool graph_memory_reserve(struct graph_memory *memory, struct device *device, uint64_t *partial)
 {
 	struct graph_pool *pool = &device->graphs;
-	uint64_t reserve = 0, use = 0;
+	struct graph_segment *segment;
+	uint64_t use = 0;
 
-	for (const struct graph_slot *slot = memory->slots; slot; slot = slot->next) {
+	for (segment = pool->segments; segment; segment = segment->next)
+		segment->taken = 0;
+	for (struct graph_slot *slot = memory->slots; slot; slot = slot->next) {
 		if (slot->device != device || slot->live)
 			continue;
-		reserve += round_up(slot->bytes, GRAPH_STEP);
+		segment = pool->segments;
+		while (segment && segment->size - segment->live - segment->taken < slot->bytes)
+			segment = segment->next;
+		if (!segment)
+			segment = grow(device, slot->bytes, partial);
+		if (!segment)
+			return false;
+		segment->taken += slot->bytes;
+		slot->segment = segment;
 		use += slot->bytes;
 	}
 	use = round_up(use, GRAPH_STEP);
-	while (pool->idle_reserved + *partial < reserve) {
-		if (!device_charge(device, GRAPH_STEP))
-			return false;
-		*partial += GRAPH_STEP;
-		pool->partial += GRAPH_STEP;
-		note_high(pool);
-	}
-	graph_memory_abandon(device, partial);
 	if (pool->idle_used < use)
 		pool->idle_used = use;
 	note_high(pool);
 	return true;
 }
 
-void graph_memory_abandon(struct device *device, uint64_t *partial)
-{
-	device->graphs.partial -= *partial;
-	device->graphs.idle_reserved += *partial;
-	*partial = 0;
-}
-
 CUresult graph_slot_keep(struct graph_slot *slot, uint64_t size)
 {
 	struct graph_pool *pool = &slot->device->graphs;
-	uint64_t reserved = round_up(slot->bytes, GRAPH_STEP);
+	uint64_t use = round_up(slot->bytes, GRAPH_STEP);
 
 	slot->range.size = size;
 	if (!ranges_add(&allocations, &slot->range))
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	slot->live = true;
 	slot->memory->holders++;
-	slot->live_used = reserved < pool->idle_used ? reserved : pool->idle_used;
+	slot->live_used = use < pool->idle_used ? use : pool->idle_used;
 	pool->idle_used -= slot->live_used;
 	pool->live_used += slot->live_used;
-	pool->idle_reserved -= reserved;
-	pool->live_reserved += reserved;
+	slot->segment->live += slot->bytes;
 	return CUDA_SUCCESS;
 }
 
 void graph_slot_free(struct graph_slot *slot)
 {
 	struct graph_pool *pool = &slot->device->graphs;
-	uint64_t reserved = round_up(slot->bytes, GRAPH_STEP);
 
 	ranges_remove(&allocations, &slot->range);
 	slot->live = false;
 	pool->live_used -= slot->live_used;
 	pool->idle_used += slot->live_used;
-	pool->live_reserved -= reserved;
-	pool->idle_reserved += reserved;
+	slot->segment->live -= slot->bytes;
 	graph_memory_drop(slot->memory);
 }
 
@@ -133,9 +151,18 @@ void graph_memory_free(struct range *range)
 void graph_memory_trim(struct device *device)
 {
 	struct graph_pool *pool = &device->graphs;
+	struct graph_segment *segment, **link = &pool->segments;
 
-	device_release(device, pool->idle_reserved);
-	pool->idle_reserved = 0;
+	while ((segment = *link)) {
+		if (segment->live) {
+			link = &segment->next;
+			continue;
+		}
+		*link = segment->next;
+		device_release(device, segment->size);
+		pool->reserved -= segment->size;
+		free(segment);
+	}
 	pool->idle_used = 0;
 }
 
@@ -170,7 +197,7 @@ CUDA_API CUresult cuDeviceGetGraphMemAttribute(CUdevice ordinal, int attribute, 
 		*bytes = pool->used_high;
 		break;
 	case CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT:
-		*bytes = pool->live_reserved + pool->idle_reserved + pool->partial;
+		*bytes = pool->reserved;
 		break;
 	case CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH:
 		*bytes = pool->reserved_high;

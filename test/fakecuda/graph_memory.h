@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The memory of graphs. A card hands it out in steps of 32 MiB to the process's graphs together,
- * when one of them is uploaded or launched; it stays with them until it is trimmed. An allocation
- * that a graph does not free itself keeps its part until someone else frees it.
+ * when one of them is uploaded or launched; it stays with them until it is trimmed. A graph's
+ * allocations are packed into the segments that are there, and for one that fits into none of them
+ * there is a new one. An allocation that a graph does not free itself keeps its part until someone
+ * else frees it.
  */
 #ifndef FAKECUDA_GRAPH_MEMORY_H
 #define FAKECUDA_GRAPH_MEMORY_H
@@ -11,6 +13,14 @@
 #include "driver.h"
 
 #define GRAPH_STEP (32 * MiB)
+
+/* Memory of a card in one piece: whole steps. */
+struct graph_segment {
+	struct graph_segment *next;
+	uint64_t size;
+	uint64_t live;  /* bytes of slots that are live */
+	uint64_t taken; /* while a graph is placed: bytes of its slots so far */
+};
 
 /* Addresses that one or more allocation nodes of a graph have in turn. */
 struct graph_slot {
@@ -22,6 +32,7 @@ struct graph_slot {
 	CUgraphNode freed;  /* the node that did last */
 	bool live;          /* a launch left it allocated, and nobody has freed it */
 	uint64_t live_used; /* what of the pool's it keeps while it is live */
+	struct graph_segment *segment; /* where it lies since the last graph_memory_reserve */
 	struct range range; /* in `allocations` while it is live; `start` is always right */
 };
 
@@ -40,11 +51,10 @@ struct graph_slot *graph_slot_create(struct graph_memory *memory, struct device 
 
 /*
  * Sees to it that the card's memory behind all slots that are not live is there. What it got
- * before it found the card full is added to *partial, which only the same graph can use later.
+ * before it found the card full is added to *partial: only the same executable graph can use that
+ * later, and nothing ever gives it back.
  */
 bool graph_memory_reserve(struct graph_memory *memory, struct device *device, uint64_t *partial);
-/* The rest of an upload that will not be tried again. */
-void graph_memory_abandon(struct device *device, uint64_t *partial);
 
 /* After graph_memory_reserve: the slot's allocation of `size` bytes stays. */
 CUresult graph_slot_keep(struct graph_slot *slot, uint64_t size);

@@ -6,7 +6,8 @@
  * by a mapping, or an open file. NVML lists them for the first of these that is left, if that is a
  * process with a handle; for a mapping or a file they are listed for nobody. (Observed: memory that
  * was exported as a file and then released is in no process's figure, imported or not, while memory
- * opened by its IPC handle passes to the importer's figure when the exporter ends.)
+ * opened by its IPC handle passes to the importer's figure when the exporter ends. Imported memory
+ * of a pool does not: who imports it has a mapping of it.)
  *
  * As with records, nothing is stored that a death could leave wrong: a hold counts while its owner
  * lives. For a process the lock on its record says so. A file is an open file description of a

@@ -46,7 +46,7 @@ CUDA_API CUresult cuIpcGetMemHandle(CUipcMemHandle *out, CUdeviceptr pointer)
 	return driver_leave(CUDA_SUCCESS);
 }
 
-CUDA_API CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *out, CUipcMemHandle bytes, unsigned int flags)
+static CUresult open_handle(CUdeviceptr *out, CUipcMemHandle bytes, unsigned int flags, bool again)
 {
 	CUcontext context;
 	CUresult result = driver_enter_context(&context);
@@ -62,15 +62,23 @@ CUDA_API CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *out, CUipcMemHandle bytes, 
 		return driver_leave(CUDA_ERROR_INVALID_HANDLE);
 	if (object_is_own(handle.memory.object))
 		return driver_leave(CUDA_ERROR_INVALID_CONTEXT);
+	if (!again && view_is_open(&handle.memory, RANGE_OPENED))
+		return driver_leave(CUDA_ERROR_ALREADY_MAPPED);
 	result = view_open(context, &handle.memory, OBJECT_LINEAR, RANGE_OPENED, &range);
 	if (result == CUDA_SUCCESS)
 		*out = range->start;
 	return driver_leave(result);
 }
 
+/* Before CUDA 11 a handle could be open once. */
 CUDA_API CUresult cuIpcOpenMemHandle(CUdeviceptr *out, CUipcMemHandle bytes, unsigned int flags)
 {
-	return cuIpcOpenMemHandle_v2(out, bytes, flags);
+	return open_handle(out, bytes, flags, false);
+}
+
+CUDA_API CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *out, CUipcMemHandle bytes, unsigned int flags)
+{
+	return open_handle(out, bytes, flags, true);
 }
 
 CUDA_API CUresult cuIpcCloseMemHandle(CUdeviceptr pointer)

@@ -8,6 +8,8 @@
 
 #define HEAP_STEP (2 * MiB)
 #define HEAP_OVERHEAD (2 * MiB)
+/* Observed once, of 200 GiB: what a larger heap becomes. What it depends on is not known. */
+#define HEAP_MOST 17681179680ull
 
 /* What an H100 says: stack, printf FIFO, malloc heap, -, pending launches, L2 fetch, L2 persisting.
  */
@@ -56,7 +58,9 @@ static CUresult enter_limit(int limit, CUcontext *context)
 	if (result != CUDA_SUCCESS)
 		return result;
 	*context = holder(*context);
-	if (limit < 0 || limit >= LIMITS || limit == DEV_RUNTIME_SYNC_DEPTH)
+	if (limit < 0 || limit >= LIMITS)
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	if (limit == DEV_RUNTIME_SYNC_DEPTH)
 		return driver_leave(CUDA_ERROR_UNSUPPORTED_LIMIT);
 	return CUDA_SUCCESS;
 }
@@ -85,6 +89,8 @@ CUDA_API CUresult cuCtxSetLimit(int limit, size_t value)
 	if ((limit == CU_LIMIT_MALLOC_HEAP_SIZE && context->heap_taken) ||
 	    (limit == CU_LIMIT_PRINTF_FIFO_SIZE && context->fifo_taken))
 		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	if (limit == CU_LIMIT_MALLOC_HEAP_SIZE && value > HEAP_MOST)
+		value = HEAP_MOST;
 	context->limits[limit] = value;
 	return driver_leave(CUDA_SUCCESS);
 }

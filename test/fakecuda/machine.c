@@ -15,7 +15,7 @@
 #include <unistd.h>
 
 #define STATE_MAGIC 0x41444355u /* "UCDA" */
-#define STATE_VERSION 3u
+#define STATE_VERSION 4u
 
 /* Byte ranges of the file, used for locks alone. */
 #define STATE_LOCK 0
@@ -55,6 +55,7 @@ static void empty_record(unsigned record)
 		atomic_store(&machine_state->unlisted[d][record], 0);
 		machine_state->away_listed[d][record] = 0;
 		machine_state->away_unlisted[d][record] = 0;
+		atomic_store(&machine_state->contexts[d][record], 0);
 	}
 	atomic_store(&machine_state->phase[record], 0);
 	holds_forget(record);
@@ -287,6 +288,11 @@ void machine_move(unsigned device, uint64_t bytes, bool to_listed)
 	machine_unlock();
 }
 
+void machine_add_context(unsigned device, int count)
+{
+	atomic_fetch_add(&machine_state->contexts[device][own_record], count);
+}
+
 unsigned machine_own_record(void)
 {
 	return own_record;
@@ -318,7 +324,8 @@ unsigned machine_processes(unsigned device, struct machine_process *out, unsigne
 	for (unsigned i = 0; i < count; i++) {
 		uint64_t bytes = atomic_load(&machine_state->listed[device][i]) + shared[i];
 
-		if (!bytes || !machine_record_is_live(i, &pid) || !pid)
+		if (!bytes || !atomic_load(&machine_state->contexts[device][i]) ||
+		    !machine_record_is_live(i, &pid) || !pid)
 			continue;
 		if (found < max)
 			out[found] = (struct machine_process){.pid = pid, .bytes = bytes};

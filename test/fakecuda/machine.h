@@ -72,12 +72,15 @@ void machine_release(unsigned device, uint64_t listed, uint64_t unlisted);
 /* Bytes of this process that NVML lists become unlisted, or the other way. */
 void machine_move(unsigned device, uint64_t bytes, bool to_listed);
 
+/* This process has one context more on the card, or with -1 one less. */
+void machine_add_context(unsigned device, int count);
+
 /* The bytes that all live processes hold together, listed or not. */
 uint64_t machine_used(unsigned device);
 
 /*
- * Writes up to `max` processes that have listed bytes on the card and are visible from the
- * caller's pid namespace; returns how many there are.
+ * Writes up to `max` processes that have a context and listed bytes on the card and are visible
+ * from the caller's pid namespace; returns how many there are.
  */
 unsigned machine_processes(unsigned device, struct machine_process *out, unsigned max);
 

@@ -47,6 +47,8 @@ struct state {
 	 * record of a dead one. */
 	_Atomic uint64_t listed[MACHINE_MAX_DEVICES][MACHINE_MAX_PROCESSES];
 	_Atomic uint64_t unlisted[MACHINE_MAX_DEVICES][MACHINE_MAX_PROCESSES];
+	/* Who has none on a card is not in NVML's list, whatever it holds there. */
+	_Atomic int contexts[MACHINE_MAX_DEVICES][MACHINE_MAX_PROCESSES];
 	/* machine_checkpoint.c: an enum machine_phase, and what is off the cards for now. The bytes
 	 * are touched with the state locked. */
 	_Atomic int phase[MACHINE_MAX_PROCESSES];

@@ -111,6 +111,7 @@ NVML_API const char *nvmlErrorString(nvmlReturn_t result)
 	    [NVML_ERROR_NOT_FOUND] = "Not Found",
 	    [NVML_ERROR_INSUFFICIENT_SIZE] = "Insufficient Size",
 	    [NVML_ERROR_DRIVER_NOT_LOADED] = "Driver Not Loaded",
+	    [NVML_ERROR_FUNCTION_NOT_FOUND] = "Function Not Found",
 	    [NVML_ERROR_LIB_RM_VERSION_MISMATCH] = "Driver/library version mismatch",
 	    [NVML_ERROR_ARGUMENT_VERSION_MISMATCH] = "Argument version mismatch",
 	};

@@ -28,7 +28,7 @@ NVML_API nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory
 	if (result != NVML_SUCCESS)
 		return result;
 	if (memory->version != NVML_MEMORY_V2)
-		return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+		return NVML_ERROR_FUNCTION_NOT_FOUND;
 	latency(LATENCY_NVML_MEMORY);
 	card = machine_device(device->machine);
 	memory->total = card->memory;

@@ -56,8 +56,6 @@ static nvmlReturn_t look(nvmlDevice_t device, unsigned *count, const void *infos
 	*list = NULL;
 	if (result != NVML_SUCCESS)
 		return result;
-	if (*count && !infos)
-		return NVML_ERROR_INVALID_ARGUMENT;
 	latency(LATENCY_NVML_PROCESSES);
 	room = *count < MACHINE_MAX_PROCESSES ? *count : MACHINE_MAX_PROCESSES;
 	*list = calloc(room + 1, sizeof(**list));
@@ -67,8 +65,15 @@ static nvmlReturn_t look(nvmlDevice_t device, unsigned *count, const void *infos
 	            ? 0
 	            : machine_processes(device->machine, *list, room);
 	found = as_on_the_host(*list, found, room);
+	if (found > room) {
+		*count = found;
+		return NVML_ERROR_INSUFFICIENT_SIZE;
+	}
+	/* Observed: where there is room enough, and only there, the array is looked at. */
+	if (*count && !infos)
+		return NVML_ERROR_INVALID_ARGUMENT;
 	*count = found;
-	return found > room ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
+	return NVML_SUCCESS;
 }
 
 NVML_API nvmlReturn_t nvmlDeviceGetComputeRunningProcesses(nvmlDevice_t device, unsigned int *count,
@@ -157,7 +162,8 @@ NVML_API nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device,
 		return result;
 	if (list->version != NVML_PROCESS_DETAIL_LIST_V1)
 		return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
-	if (list->mode > NVML_PROCESS_MODE_ALL)
+	/* Observed: NVML_PROCESS_MODE_ALL is none of its modes. */
+	if (list->mode > NVML_PROCESS_MODE_MPS)
 		return NVML_ERROR_INVALID_ARGUMENT;
 	if (list->mode == NVML_PROCESS_MODE_GRAPHICS || list->mode == NVML_PROCESS_MODE_MPS)
 		return nobody(device, &list->numProcArrayEntries);

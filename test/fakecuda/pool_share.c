@@ -15,6 +15,15 @@ struct import {
 	struct import *next;
 	uint64_t object;
 	unsigned hold;
+	struct segment_hold *segments;
+};
+
+/* Observed: memory of which a pointer was imported stays until the import is destroyed, not just
+ * until the pointer is freed. */
+struct segment_hold {
+	struct segment_hold *next;
+	uint64_t object;
+	unsigned hold;
 };
 
 struct exported_pointer {
@@ -42,8 +51,37 @@ bool pool_import_destroy(CUmemoryPool pool)
 	while (*link != import)
 		link = &(*link)->next;
 	*link = import->next;
+	while (import->segments) {
+		struct segment_hold *segment = import->segments;
+
+		import->segments = segment->next;
+		object_let_go(segment->hold);
+		free(segment);
+	}
 	object_let_go(import->hold);
 	free(import);
+	return true;
+}
+
+static bool hold_segment(struct import *import, uint64_t object)
+{
+	struct segment_hold *segment = import->segments;
+
+	while (segment && segment->object != object)
+		segment = segment->next;
+	if (segment)
+		return true;
+	segment = calloc(1, sizeof(*segment));
+	if (!segment)
+		return false;
+	segment->object = object;
+	segment->hold = object_hold(object, HOLD_MAPPING);
+	if (!segment->hold) {
+		free(segment);
+		return false;
+	}
+	segment->next = import->segments;
+	import->segments = segment;
 	return true;
 }
 
@@ -152,7 +190,7 @@ CUDA_API CUresult cuMemPoolImportPointer(CUdeviceptr *out, CUmemoryPool pool,
 	CUcontext context;
 	CUresult result = driver_enter_context(&context);
 	struct exported_pointer exported;
-	const struct import *import;
+	struct import *import;
 	struct range *range;
 
 	if (result != CUDA_SUCCESS)
@@ -164,7 +202,12 @@ CUDA_API CUresult cuMemPoolImportPointer(CUdeviceptr *out, CUmemoryPool pool,
 	if (exported.pool != import->object || object_is_own(exported.memory.object))
 		return driver_leave(CUDA_ERROR_INVALID_VALUE);
 	result = view_open(context, &exported.memory, OBJECT_SEGMENT, RANGE_IMPORTED, &range);
-	if (result == CUDA_SUCCESS)
-		*out = range->start;
-	return driver_leave(result);
+	if (result != CUDA_SUCCESS)
+		return driver_leave(result);
+	if (!hold_segment(import, exported.memory.object)) {
+		view_close(range);
+		return driver_leave(CUDA_ERROR_OUT_OF_MEMORY);
+	}
+	*out = range->start;
+	return driver_leave(CUDA_SUCCESS);
 }

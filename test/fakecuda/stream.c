@@ -7,6 +7,7 @@
 
 #include "capture.h"
 #include "pool.h"
+#include "vmm.h"
 
 #include <stdlib.h>
 
@@ -71,6 +72,7 @@ static CUresult synchronise(CUstream stream, bool is_named)
 		return result;
 	if (is_named && capture_of(stream))
 		return driver_leave(capture_spoil(capture_of(stream)));
+	vmm_work_done();
 	pools_synchronise(context->device, stream);
 	return driver_leave(CUDA_SUCCESS);
 }
@@ -80,7 +82,10 @@ static CUresult with_context(void)
 	CUcontext context;
 	CUresult result = driver_enter_context(&context);
 
-	return result == CUDA_SUCCESS ? driver_leave(CUDA_SUCCESS) : result;
+	if (result != CUDA_SUCCESS)
+		return result;
+	vmm_work_done();
+	return driver_leave(CUDA_SUCCESS);
 }
 
 CUDA_API CUresult cuStreamCreate(CUstream *out, unsigned int flags)
@@ -131,7 +136,10 @@ CUDA_API CUresult cuStreamQuery(CUstream stream)
 	if (result != CUDA_SUCCESS)
 		return result;
 	capture = capture_of(stream_legacy(stream));
-	return driver_leave(capture ? capture_spoil(capture) : CUDA_SUCCESS);
+	if (capture)
+		return driver_leave(capture_spoil(capture));
+	vmm_work_done();
+	return driver_leave(CUDA_SUCCESS);
 }
 
 CUDA_API CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned int flags)

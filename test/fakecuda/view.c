@@ -51,7 +51,8 @@ static CUresult add_view(uint64_t object, const struct object_info *info, struct
 	view->start = address_reserve_at(info->address, info->size);
 	if (!view->start)
 		goto no_address;
-	view->hold = object_hold(object, HOLD_HANDLE);
+	/* A pool's memory is never listed for who imported it (hold.h). */
+	view->hold = object_hold(object, info->kind == OBJECT_SEGMENT ? HOLD_MAPPING : HOLD_HANDLE);
 	if (!view->hold)
 		goto no_hold;
 	view->next = views;
@@ -120,6 +121,23 @@ static CUresult add_piece(CUcontext context, struct view *view, const struct exp
 	return CUDA_SUCCESS;
 }
 
+/* NULL: the view is not there, or has nothing at that address. */
+static struct range *range_in(const struct view *view, const struct exported *exported,
+                              enum range_kind kind)
+{
+	struct range *range;
+
+	if (!view)
+		return NULL;
+	range = ranges_at(&allocations, view->start + (exported->address - view->origin));
+	return range && range->kind == kind && range->size == exported->size ? range : NULL;
+}
+
+bool view_is_open(const struct exported *exported, enum range_kind kind)
+{
+	return range_in(find_view(exported->object), exported, kind) != NULL;
+}
+
 CUresult view_open(CUcontext context, const struct exported *exported, int object_kind,
                    enum range_kind kind, struct range **out)
 {
@@ -133,9 +151,8 @@ CUresult view_open(CUcontext context, const struct exported *exported, int objec
 		return CUDA_ERROR_INVALID_HANDLE;
 	if (!device_of(info.device))
 		return CUDA_ERROR_INVALID_DEVICE;
-	range =
-	    view ? ranges_at(&allocations, view->start + (exported->address - view->origin)) : NULL;
-	if (range && range->kind == kind && range->size == exported->size) {
+	range = range_in(view, exported, kind);
+	if (range) {
 		piece_of(range)->opened++;
 		*out = range;
 		return CUDA_SUCCESS;

@@ -22,5 +22,7 @@ struct exported {
 CUresult view_open(CUcontext context, const struct exported *exported, int object_kind,
                    enum range_kind kind, struct range **out);
 void view_close(struct range *range);
+/* Whether the allocation is open already. */
+bool view_is_open(const struct exported *exported, enum range_kind kind);
 
 #endif

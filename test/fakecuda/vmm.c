@@ -13,9 +13,13 @@
 struct mapping {
 	struct range range;
 	struct physical *physical;
+	int access[MACHINE_MAX_DEVICES]; /* by which card: of cuMemSetAccess */
+	CUcontext filler;                /* that filled it last, and after how many waits */
+	uint64_t filled_after;
 };
 
 static struct ranges reservations;
+static uint64_t waits;
 
 static struct mapping *mapping_of(struct range *range)
 {
@@ -197,6 +201,57 @@ static bool cuts_a_mapping(CUdeviceptr start, size_t size)
 	return (first && first->start < start) || (last && last->start + last->size > start + size);
 }
 
+bool vmm_is_reserved(CUdeviceptr address)
+{
+	return ranges_at(&reservations, address) != NULL;
+}
+
+/* The next of the mappings side by side that cover [*start, ...); NULL: there is a gap. */
+static struct mapping *walk(CUdeviceptr *start, size_t *size)
+{
+	struct range *range = ranges_at(&allocations, *start);
+	size_t part;
+
+	if (!range || range->kind != RANGE_MAPPED)
+		return NULL;
+	part = range->size - (*start - range->start);
+	if (part > *size)
+		part = *size;
+	*start += part;
+	*size -= part;
+	return mapping_of(range);
+}
+
+bool vmm_may_touch(CUcontext context, CUdeviceptr start, size_t size, bool write)
+{
+	int needed = write ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : CU_MEM_ACCESS_FLAGS_PROT_READ;
+
+	while (size) {
+		const struct mapping *mapping = walk(&start, &size);
+
+		if (!mapping || (mapping->access[context->device->ordinal] & needed) != needed)
+			return false;
+	}
+	return true;
+}
+
+void vmm_fill(CUcontext context, CUdeviceptr start, size_t size)
+{
+	while (size) {
+		struct mapping *mapping = walk(&start, &size);
+
+		if (!mapping)
+			return;
+		mapping->filler = context;
+		mapping->filled_after = waits;
+	}
+}
+
+void vmm_work_done(void)
+{
+	waits++;
+}
+
 /* Any reserved range: many mappings, gaps between them, even none at all. */
 CUDA_API CUresult cuMemUnmap(CUdeviceptr start, size_t size)
 {
@@ -211,6 +266,8 @@ CUDA_API CUresult cuMemUnmap(CUdeviceptr start, size_t size)
 	while ((range = ranges_overlapping(&allocations, start, size))) {
 		struct mapping *mapping = mapping_of(range);
 
+		if (mapping->filler && mapping->filled_after == waits)
+			context_fault(mapping->filler);
 		ranges_remove(&allocations, &mapping->range);
 		physical_unmap(mapping->physical);
 		free(mapping);
@@ -227,6 +284,14 @@ CUDA_API CUresult cuMemSetAccess(CUdeviceptr start, size_t size, const CUmemAcce
 		return result;
 	if (!size || !list || !count || !is_whole_mappings(start, size))
 		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	while (size) {
+		struct mapping *mapping = walk(&start, &size);
+
+		for (size_t i = 0; i < count; i++)
+			if (list[i].location.type == CU_MEM_LOCATION_TYPE_DEVICE &&
+			    device_at(list[i].location.id))
+				mapping->access[list[i].location.id] = list[i].flags;
+	}
 	return driver_leave(CUDA_SUCCESS);
 }
 

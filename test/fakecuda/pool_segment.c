@@ -1,0 +1,185 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "pool_segment.h"
+
+#include "hold.h"
+#include "managed.h"
+#include "stream.h"
+
+#include <stdlib.h>
+
+struct extent *pool_extent_of(struct range *range)
+{
+	return (struct extent *)((char *)range - offsetof(struct extent, range));
+}
+
+void pool_drop_segment(struct segment *segment)
+{
+	CUmemoryPool pool = segment->pool;
+	struct extent *extent = segment->first;
+
+	address_free(extent->range.start, segment->size);
+	while (extent) {
+		struct extent *next = extent->next;
+
+		free(extent);
+		extent = next;
+	}
+	pool->reserved -= segment->size;
+	if (segment->object)
+		object_let_go(segment->hold);
+	else if (pool->device)
+		device_release(pool->device, segment->size);
+	if (pool->managed_on)
+		pool->spare += (unsigned)(segment->size / MANAGED_CHUNK);
+	*segment->link = segment->next;
+	if (segment->next)
+		segment->next->link = segment->link;
+	free(segment);
+}
+
+bool pool_is_awaited(const struct segment *segment)
+{
+	for (const struct extent *extent = segment->first; extent; extent = extent->next)
+		if (extent->state == EXTENT_WAITING)
+			return true;
+	return false;
+}
+
+/*
+ * Observed: the pages of a managed pool are on the card as soon as they are allocated, and stay
+ * there when the pool shrinks, until it is gone. On a full card they are in host memory.
+ */
+static void take_pages(CUmemoryPool pool, uint64_t size)
+{
+	unsigned chunks = (unsigned)(size / MANAGED_CHUNK);
+	unsigned again = chunks < pool->spare ? chunks : pool->spare;
+
+	pool->spare -= again;
+	pool->chunks += managed_take(pool->managed_on, chunks - again);
+}
+
+struct segment *pool_grow(CUmemoryPool pool, uint64_t size)
+{
+	struct segment *segment = calloc(1, sizeof(*segment));
+	struct extent *extent = calloc(1, sizeof(*extent));
+
+	size = round_up(size, POOL_STEP);
+	if (!segment || !extent)
+		goto no_memory;
+	if (pool->max_size && size > pool->max_size - pool->reserved)
+		goto no_memory;
+	extent->range.start = address_reserve(size, ADDRESS_STEP);
+	if (!extent->range.start)
+		goto no_memory;
+	if (pool->device && !device_charge(pool->device, size)) {
+		address_free(extent->range.start, size);
+		goto no_memory;
+	}
+	if (pool->managed_on)
+		take_pages(pool, size);
+	extent->range.kind = RANGE_POOL;
+	extent->segment = segment;
+	extent->size = size;
+	segment->pool = pool;
+	segment->size = size;
+	segment->first = extent;
+	segment->next = pool->segments;
+	segment->link = &pool->segments;
+	if (segment->next)
+		segment->next->link = &segment->next;
+	pool->segments = segment;
+	pool->reserved += size;
+	if (pool->reserved > pool->reserved_high)
+		pool->reserved_high = pool->reserved;
+	return segment;
+no_memory:
+	free(extent);
+	free(segment);
+	return NULL;
+}
+
+/*
+ * Whether an extent that `stream` did not free itself is open to it: by default the driver takes
+ * it once the free has run on the card, or lets the new allocation wait for that.
+ */
+static bool may_reuse(const struct extent *extent, CUstream stream)
+{
+	const int *reuse = extent->segment->pool->reuse;
+
+	if (extent->state == EXTENT_FREE)
+		return true;
+	if (extent->state == EXTENT_USED)
+		return false;
+	return extent->stream == stream || reuse[CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC - 1] ||
+	       reuse[CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES - 1];
+}
+
+struct extent *pool_find_extent(const struct segment *segment, uint64_t size, CUstream stream)
+{
+	struct extent *extent;
+
+	if (segment->size - segment->used < size)
+		return NULL;
+	for (extent = segment->first; extent; extent = extent->next)
+		if (extent->size >= size && may_reuse(extent, stream))
+			return extent;
+	return NULL;
+}
+
+bool pool_split(struct extent *extent, uint64_t size)
+{
+	struct extent *rest;
+
+	if (extent->size == size)
+		return true;
+	rest = calloc(1, sizeof(*rest));
+	if (!rest)
+		return false;
+	*rest = *extent;
+	rest->range.start += size;
+	rest->size -= size;
+	rest->previous = extent;
+	if (rest->next)
+		rest->next->previous = rest;
+	extent->next = rest;
+	extent->size = size;
+	return true;
+}
+
+static void absorb_next(struct extent *extent)
+{
+	struct extent *next = extent->next;
+
+	extent->size += next->size;
+	extent->next = next->next;
+	if (extent->next)
+		extent->next->previous = extent;
+	free(next);
+}
+
+static bool alike(const struct extent *a, const struct extent *b)
+{
+	return a && b && a->state == b->state && a->state != EXTENT_USED &&
+	       (a->state == EXTENT_FREE || a->stream == b->stream);
+}
+
+struct extent *pool_merge(struct extent *extent)
+{
+	if (alike(extent, extent->next))
+		absorb_next(extent);
+	if (alike(extent->previous, extent)) {
+		extent = extent->previous;
+		absorb_next(extent);
+	}
+	return extent;
+}
+
+void pool_end_waits(struct segment *segment, CUstream stream)
+{
+	for (struct extent *extent = segment->first; extent; extent = extent->next)
+		if (extent->state == EXTENT_WAITING &&
+		    (stream == STREAM_ALL || extent->stream == stream)) {
+			extent->state = EXTENT_FREE;
+			extent = pool_merge(extent);
+		}
+}
