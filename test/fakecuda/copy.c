@@ -27,7 +27,7 @@ static CUresult check(CUcontext context, CUdeviceptr start, size_t size, bool wr
 
 	if (vmm_is_reserved(start))
 		return vmm_may_touch(context, start, size, write) ? CUDA_SUCCESS
-		                                                  : context_fault(context);
+		                                                  : CUDA_ERROR_INVALID_VALUE;
 	range = ranges_at(&allocations, start);
 	return range && size <= range->size - (start - range->start) ? CUDA_SUCCESS
 	                                                             : CUDA_ERROR_INVALID_VALUE;

@@ -187,7 +187,7 @@ void physical_release(struct physical *physical)
 	if (--physical->handles == 0) {
 		object_let_go(physical->handle_hold);
 		physical->handle_hold = 0;
-		if (physical->mappings)
+		if (physical->mappings && physical->mappings == physical->tiles)
 			list(physical, false);
 	}
 	drop_if_unused(physical);

@@ -11,11 +11,12 @@
 
 struct physical {
 	unsigned handles, mappings;
+	unsigned tiles; /* of the mappings, those into sparse arrays */
 	struct device *device; /* NULL: host memory, or a multicast object */
 	uint64_t size;
 	CUmemAllocationProp properties;
 	CUmemGenericAllocationHandle handle; /* 0: programs have none */
-	/* The bytes are listed for no process: mappings came before the handles that are left. */
+	/* The bytes are listed for no process: only tiles were left of what held them. */
 	bool unlisted;
 	/* Once it is shared, the machine knows it, and who holds it (hold.h). */
 	uint64_t object;

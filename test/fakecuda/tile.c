@@ -35,8 +35,10 @@ struct tiles {
 
 static void clear(struct physical **tile)
 {
-	if (*tile)
+	if (*tile) {
+		(*tile)->tiles--;
 		physical_unmap(*tile);
+	}
 	*tile = NULL;
 }
 
@@ -187,6 +189,8 @@ static bool set(struct operation *op, size_t number)
 
 	if (op->physical && !physical_map(op->physical))
 		return false;
+	if (op->physical)
+		op->physical->tiles++;
 	clear(tile);
 	*tile = op->physical;
 	return true;

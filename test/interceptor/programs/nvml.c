@@ -238,6 +238,7 @@ static void details(const struct entry wanted[2], unsigned int members)
 	expect("detail list of a mode that there is not",
 	       (unsigned int)nvmlDeviceGetRunningProcessDetailList(device, &list),
 	       NVML_ERROR_INVALID_ARGUMENT);
+	list.mode = NVML_PROCESS_MODE_COMPUTE;
 	list.version = 1;
 	expect("detail list of a wrong version",
 	       (unsigned int)nvmlDeviceGetRunningProcessDetailList(device, &list),
