@@ -76,16 +76,18 @@ static bool charge_and_release(bool with_context)
 
 void siblings_be_one(int descriptor, int index, bool with_context)
 {
+	CUcontext context;
 	size_t total;
 
 	(void)prctl(PR_SET_PDEATHSIG, SIGKILL);
 	room = map_room(descriptor);
 	if (CPU_COUNT(&room->cpus) > 0)
 		(void)sched_setaffinity(0, sizeof(room->cpus), &room->cpus);
-	if (with_context)
-		driver_begin();
-	else
-		CALL(cuInit, 0);
+	way = &program;
+	CALL(cuInit, 0);
+	/* There may be room for it by the slice's figures, and none left on the card. */
+	with_context = with_context && way->cuDevicePrimaryCtxRetain(&context, 0) == CUDA_SUCCESS &&
+	               way->cuCtxSetCurrent(context) == CUDA_SUCCESS;
 	CALL(cuDeviceTotalMem, &total, 0);
 	if (!charge_and_release(with_context)) {
 		fprintf(stderr, "cost: sibling %d was refused its first %u bytes\n", index, BYTES);
@@ -139,13 +141,16 @@ static void start_one(int descriptor, int index, bool with_context)
 	                             -1);
 }
 
-static void wait_for(int index)
+/* What the sibling became. */
+static enum state wait_for(int index)
 {
 	static const struct timespec moment = {.tv_nsec = 1000000};
 
 	for (int64_t begun = now(); now() - begun < START_SECONDS * 1000000000LL;) {
-		if (__atomic_load_n(&room->state[index], __ATOMIC_ACQUIRE) != STARTING)
-			return;
+		enum state state = __atomic_load_n(&room->state[index], __ATOMIC_ACQUIRE);
+
+		if (state != STARTING)
+			return state;
 		if (waitpid(started[index], NULL, WNOHANG) != 0)
 			break;
 		nanosleep(&moment, NULL);
@@ -216,11 +221,10 @@ void siblings_measure(int most, double milliseconds)
 			bool with_context = left >= ROOM + context;
 
 			start_one(descriptor, processes, with_context);
-			contexts += with_context;
 			left -= with_context ? context : 0;
 		}
 		for (int i = first; i < goal; i++)
-			wait_for(i);
+			contexts += wait_for(i) == CONTEXT;
 		if (!context)
 			context = left > bytes_left() ? left - bytes_left() : 0;
 		show(processes, contexts, SLEEP, milliseconds);
