@@ -91,6 +91,41 @@ func TestRestartedEnforcerKnowsWhoHoldsWhat(t *testing.T) {
 	h.eventually("the slice is gone", h.isGone(c.id))
 }
 
+// What a checkpointed process is charged for is others' while the enforcer lives that was told of it. The next one
+// knows it from the page only, which the slice's processes can write; so it counts again.
+func TestRestartedEnforcerCountsCheckpointedProcessesAgain(t *testing.T) {
+	h := newHost(t)
+	h.compile("putaway")
+	c := h.newContainer(vram(), "/bin/sleep", "600")
+	c.run()
+	if g := c.hog(2 * gib); !g.holds(2*gib, quota) {
+		t.Fatalf("said %q", g.said)
+	}
+	putaway := func(what string) {
+		t.Helper()
+		if out, err := c.exec("/fake/putaway", what, "cuda_hog"); err != nil {
+			t.Fatalf("%s: %v\n%s", what, err, out)
+		}
+	}
+	putaway("checkpoint")
+	h.eventually("it is away", h.holds(c.id, 0))
+	if use := h.use(c.id); use.Limit != quota {
+		t.Errorf("the limit is shown as %d, want %d", use.Limit, uint64(quota))
+	}
+
+	h.stop(unix.SIGKILL)
+	h.start()
+	h.eventually("it counts again", h.holds(c.id, 2*gib))
+	if use := h.use(c.id); use.Limit != quota {
+		t.Errorf("after the restart the limit is %d, want %d", use.Limit, uint64(quota))
+	}
+	if g := c.hog(2 * gib); !g.refused() {
+		t.Errorf("2 GiB beside it: said %q, want a refusal", g.said)
+	}
+	putaway("restore")
+	h.eventually("it is back", h.holds(c.id, 2*gib))
+}
+
 func TestContainerThatEndedWithoutAnEnforcerIsForgottenByTheNext(t *testing.T) {
 	h := newHost(t)
 	c := h.newContainer(vram(), "/bin/sleep", "600")
