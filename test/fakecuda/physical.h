@@ -11,7 +11,7 @@
 
 struct physical {
 	unsigned handles, mappings;
-	unsigned tiles; /* of the mappings, those into sparse arrays */
+	unsigned tiles;        /* of the mappings, those into sparse arrays */
 	struct device *device; /* NULL: host memory, or a multicast object */
 	uint64_t size;
 	CUmemAllocationProp properties;
