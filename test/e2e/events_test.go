@@ -22,15 +22,15 @@ import (
 
 // events is what `gpuslice events --json` says of a slice now.
 func (h *host) events(id string, kind api.EventKind) []api.Event {
-	h.t.Helper()
-	out, err := exec.Command(filepath.Join(h.bin, "gpuslice"), "--socket", h.socket(), "events", "--json", id).Output()
-	h.must(err)
+	h.T.Helper()
+	out, err := exec.Command(filepath.Join(h.Bin, "gpuslice"), "--socket", h.Socket(), "events", "--json", id).Output()
+	h.Must(err)
 	var found []api.Event
 	for line := range strings.Lines(string(out)) {
 		var e api.Event
-		h.must(json.Unmarshal([]byte(line), &e))
+		h.Must(json.Unmarshal([]byte(line), &e))
 		if e.Slice != id {
-			h.t.Errorf("events of slice %s: %s", id, line)
+			h.T.Errorf("events of slice %s: %s", id, line)
 		}
 		if e.Kind == kind {
 			found = append(found, e)
@@ -40,7 +40,7 @@ func (h *host) events(id string, kind api.EventKind) []api.Event {
 }
 
 func (h *host) refusals(id string) (sum uint64) {
-	h.t.Helper()
+	h.T.Helper()
 	for _, e := range h.events(id, api.EventRefused) {
 		sum += e.Count
 	}
@@ -49,14 +49,14 @@ func (h *host) refusals(id string) (sum uint64) {
 
 // asker asks for memory in the container and returns what it printed; see programs/asker.c.
 func (c *container) asker(held, asked, times uint64, env ...string) string {
-	c.t.Helper()
+	c.T.Helper()
 	args := append(append([]string{"env"}, env...), "/fake/asker")
 	for _, n := range []uint64{held, asked, times} {
 		args = append(args, strconv.FormatUint(n, 10))
 	}
 	out, err := c.exec(args...)
 	if err != nil || !strings.Contains(out, fmt.Sprintf("refused %d\n", times)) {
-		c.t.Fatalf("%d requests for %d bytes should have been refused: %v\n%s", times, asked, err, out)
+		c.T.Fatalf("%d requests for %d bytes should have been refused: %v\n%s", times, asked, err, out)
 	}
 	return out
 }
@@ -79,11 +79,11 @@ func TestARefusalIsToldToTheProgramAndTheHostWithTheSameFigures(t *testing.T) {
 	}
 	figure := func(i int) uint64 {
 		n, err := strconv.ParseUint(said[i], 10, 64)
-		h.must(err)
+		h.Must(err)
 		return n
 	}
 	// The process has ended by now, and its event is there, or about to be.
-	h.eventually("the host is told", func() bool { return len(h.events(c.id, api.EventRefused)) > 0 })
+	h.Eventually("the host is told", func() bool { return len(h.events(c.id, api.EventRefused)) > 0 })
 	told := h.events(c.id, api.EventRefused)
 	if len(told) != 1 {
 		t.Fatalf("one refusal, told as %+v", told)
@@ -103,8 +103,8 @@ func TestARefusalIsToldToTheProgramAndTheHostWithTheSameFigures(t *testing.T) {
 	if e.Container != c.id {
 		t.Errorf("container %q", e.Container)
 	}
-	table, err := exec.Command(filepath.Join(h.bin, "gpuslice"), "--socket", h.socket(), "events", "--since", "10m", c.id[:len(c.id)-2]).Output()
-	h.must(err)
+	table, err := exec.Command(filepath.Join(h.Bin, "gpuslice"), "--socket", h.Socket(), "events", "--since", "10m", c.id[:len(c.id)-2]).Output()
+	h.Must(err)
 	if !strings.Contains(string(table), "cuMemAlloc of 3GiB on ") || !strings.Contains(string(table), "(asker): limit 4GiB, used 2GiB, overhead ") {
 		t.Errorf("gpuslice events says\n%s", table)
 	}
@@ -117,8 +117,8 @@ func TestAThousandRefusalsAreAllCountedInFewEvents(t *testing.T) {
 	c.run()
 	c.asker(gib, 4*gib, 1000)
 	c.asker(gib, 4*gib, 1)
-	h.eventually("all are told", func() bool { return h.refusals(c.id) == 1001 })
-	if use := h.use(c.id); use.Refusals != 1001 {
+	h.Eventually("all are told", func() bool { return h.refusals(c.id) == 1001 })
+	if use := h.Use(c.id); use.Refusals != 1001 {
 		t.Errorf("%+v", use)
 	}
 	if n := len(h.events(c.id, api.EventRefused)); n > 100 {
@@ -134,23 +134,23 @@ func TestAHungEnforcerDoesNotKeepARefusedProgram(t *testing.T) {
 			h.compile("asker")
 			c := h.newContainer(vram(), "/bin/sleep", "600")
 			c.run()
-			said, wait := filepath.Join(h.dir, "said"), filepath.Join(h.dir, "fake", "wait")
+			said, wait := filepath.Join(h.Dir, "said"), filepath.Join(h.Dir, "fake", "wait")
 			out, err := os.Create(said)
-			h.must(err)
+			h.Must(err)
 			defer out.Close()
 			cmd := c.runtime("exec", "--detach", c.id, "/fake/asker", strconv.Itoa(gib), strconv.Itoa(4*gib), "1000", "/fake/wait")
 			cmd.Stdout, cmd.Stderr = out, out
-			h.must(cmd.Run())
-			h.eventually("it holds its memory", func() bool { _, err := os.Stat(wait); return err == nil })
+			h.Must(cmd.Run())
+			h.Eventually("it holds its memory", func() bool { _, err := os.Stat(wait); return err == nil })
 
-			h.must(h.command.Process.Signal(unix.SIGSTOP))
-			awake := sync.OnceFunc(func() { _ = h.command.Process.Signal(unix.SIGCONT) })
+			h.Signal(unix.SIGSTOP)
+			awake := sync.OnceFunc(func() { h.Signal(unix.SIGCONT) })
 			defer awake() // else it does not hear that it should end
 			if crowd {
 				h.crowd()
 			}
-			h.must(os.Remove(wait))
-			h.eventually("it has ended", func() bool {
+			h.Must(os.Remove(wait))
+			h.Eventually("it has ended", func() bool {
 				text, err := os.ReadFile(said)
 				return err == nil && strings.HasSuffix(string(text), "\n")
 			})
@@ -158,28 +158,28 @@ func TestAHungEnforcerDoesNotKeepARefusedProgram(t *testing.T) {
 				t.Errorf("it said %q", text)
 			}
 			awake()
-			h.eventually("all are told", func() bool { return h.refusals(c.id) == 1000 })
+			h.Eventually("all are told", func() bool { return h.refusals(c.id) == 1000 })
 		})
 	}
 }
 
 // crowd connects to the slice's attach socket until no more can wait there.
 func (h *host) crowd() {
-	h.t.Helper()
-	sockets, err := filepath.Glob(filepath.Join(h.dir, "run", "slices", "*", "bind", api.AttachSocketName))
-	h.must(err)
+	h.T.Helper()
+	sockets, err := filepath.Glob(filepath.Join(h.Dir, "run", "slices", "*", "bind", api.AttachSocketName))
+	h.Must(err)
 	if len(sockets) != 1 {
-		h.t.Fatalf("the slice's sockets are %q", sockets)
+		h.T.Fatalf("the slice's sockets are %q", sockets)
 	}
 	for range 10000 {
 		fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
-		h.must(err)
-		h.t.Cleanup(func() { unix.Close(fd) })
+		h.Must(err)
+		h.T.Cleanup(func() { unix.Close(fd) })
 		err = unix.Connect(fd, &unix.SockaddrUnix{Name: sockets[0]})
 		if errors.Is(err, unix.EAGAIN) {
 			return
 		}
-		h.must(err)
+		h.Must(err)
 	}
-	h.t.Fatal("there is no end of room")
+	h.T.Fatal("there is no end of room")
 }

@@ -11,6 +11,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
 // loading are the calls by which the dynamic loader maps a library.
@@ -60,7 +62,7 @@ func TestProgramThatNeverCallsCUDADoesNothingElseThanWithoutUs(t *testing.T) {
 	if _, err := exec.LookPath("strace"); err != nil {
 		t.Skip("needs strace: make deps")
 	}
-	library := filepath.Join(binDir(t), "libgpuslice.so")
+	library := filepath.Join(testhost.BinDir(t), "libgpuslice.so")
 	for _, args := range [][]string{
 		{"true"},
 		{"ls", "/"},
@@ -94,7 +96,7 @@ func containsBase(paths []string, base string) bool {
 
 // Signals, threads and descriptors, as the program itself sees them.
 func TestProgramThatNeverCallsCUDASeesNoTraceOfUs(t *testing.T) {
-	library := filepath.Join(binDir(t), "libgpuslice.so")
+	library := filepath.Join(testhost.BinDir(t), "libgpuslice.so")
 	look := []string{"sh", "-c", `grep -E '^(Threads|SigPnd|SigBlk|SigIgn|SigCgt|CapEff|Umask|NoNewPrivs)' /proc/self/status; ls -1 /proc/self/fd; ulimit -a; umask`}
 	run := func(preload string) []byte {
 		cmd := exec.Command(look[0], look[1:]...)

@@ -17,25 +17,25 @@ import (
 
 // compile builds programs/NAME.c to where every container sees it as /fake/NAME.
 func (h *host) compile(name string) {
-	h.t.Helper()
+	h.T.Helper()
 	out, err := exec.Command("cc", "-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror",
-		"-o", filepath.Join(h.dir, "fake", name), filepath.Join("programs", name+".c"), "-ldl").CombinedOutput()
+		"-o", filepath.Join(h.Dir, "fake", name), filepath.Join("programs", name+".c"), "-ldl").CombinedOutput()
 	if err != nil {
-		h.t.Fatalf("%v\n%s", err, out)
+		h.T.Fatalf("%v\n%s", err, out)
 	}
 }
 
 // started runs a program in the container that stays, and returns its first line.
 func (c *container) started(args ...string) string {
-	c.t.Helper()
-	said, err := os.CreateTemp(c.dir, "said-")
-	c.must(err)
+	c.T.Helper()
+	said, err := os.CreateTemp(c.Dir, "said-")
+	c.Must(err)
 	defer said.Close()
 	cmd := c.runtime(append([]string{"exec", "--detach", c.id}, args...)...)
 	cmd.Stdout, cmd.Stderr = said, said
-	c.must(cmd.Run())
+	c.Must(cmd.Run())
 	var text []byte
-	c.eventually(args[0]+" has said something", func() bool {
+	c.Eventually(args[0]+" has said something", func() bool {
 		text, err = os.ReadFile(said.Name())
 		return err == nil && strings.HasSuffix(string(text), "\n")
 	})
@@ -57,22 +57,22 @@ func TestLedgerOverwrittenInAContainerHarmsThatContainerOnly(t *testing.T) {
 		if said := c.started("/fake/vandal", strconv.Itoa(17+seed)); !strings.HasSuffix(said, "refused") {
 			t.Errorf("the one that overwrote the page said %q", said)
 		}
-		h.eventually("the slice is named damaged", func() bool {
-			s, err := h.client.Slice(t.Context(), c.id)
+		h.Eventually("the slice is named damaged", func() bool {
+			s, err := h.Client.Slice(t.Context(), c.id)
 			return err == nil && s.State == api.Damaged && s.Reason != ""
 		})
 		if g := c.hog(mib); !g.refused() {
 			t.Errorf("a new process of the slice said %q", g.said)
 		}
-		out, err := exec.Command(filepath.Join(h.bin, "gpuslice"), "--socket", h.socket(), "ps", "--no-trunc").CombinedOutput()
+		out, err := exec.Command(filepath.Join(h.Bin, "gpuslice"), "--socket", h.Socket(), "ps", "--no-trunc").CombinedOutput()
 		if err != nil || !damagedIn(string(out), c.id) || damagedIn(string(out), good.id) {
 			t.Errorf("gpuslice ps: %v\n%s", err, out)
 		}
 		if seed == 1 { // a restart makes nothing good
-			h.stop(unix.SIGKILL)
-			h.start()
-			h.eventually("it is still damaged", func() bool {
-				s, err := h.client.Slice(t.Context(), c.id)
+			h.Stop(unix.SIGKILL)
+			h.Start()
+			h.Eventually("it is still damaged", func() bool {
+				s, err := h.Client.Slice(t.Context(), c.id)
 				return err == nil && s.State == api.Damaged
 			})
 			if g := c.hog(mib); !g.refused() {
@@ -82,9 +82,9 @@ func TestLedgerOverwrittenInAContainerHarmsThatContainerOnly(t *testing.T) {
 		if out, err := c.output(c.runtime("delete", "--force", c.id)); err != nil {
 			t.Fatalf("delete: %v\n%s", err, out)
 		}
-		h.eventually("the slice is gone", h.isGone(c.id))
+		h.Eventually("the slice is gone", h.IsGone(c.id))
 	}
-	if use := h.use(good.id); use.Used != gib {
+	if use := h.Use(good.id); use.Used != gib {
 		t.Errorf("the other slice: %+v", use)
 	}
 	if g := good.hog(gib); !g.holds(gib, quota) {
@@ -110,7 +110,7 @@ func TestReleasedContainerIsRefusedForAsLongAsItRuns(t *testing.T) {
 	if g := c.hog(gib); !g.holds(gib, quota) {
 		t.Fatalf("said %q", g.said)
 	}
-	if _, err := h.client.Release(t.Context(), c.id, 0, true); err != nil {
+	if _, err := h.Client.Release(t.Context(), c.id, 0, true); err != nil {
 		t.Fatal(err)
 	}
 	refused := func(when string) {
@@ -120,15 +120,15 @@ func TestReleasedContainerIsRefusedForAsLongAsItRuns(t *testing.T) {
 		}
 	}
 	refused("after the release")
-	h.stop(unix.SIGKILL)
+	h.Stop(unix.SIGKILL)
 	refused("without an enforcer")
-	h.start()
+	h.Start()
 	refused("after a restart of the enforcer")
 	if out, err := c.output(c.runtime("delete", "--force", c.id)); err != nil {
 		t.Fatalf("delete: %v\n%s", err, out)
 	}
-	h.eventually("nothing is left on the host", func() bool {
-		entries, err := os.ReadDir(filepath.Join(h.dir, "run", "slices"))
+	h.Eventually("nothing is left on the host", func() bool {
+		entries, err := os.ReadDir(filepath.Join(h.Dir, "run", "slices"))
 		return err == nil && len(entries) == 0
 	})
 }
@@ -150,7 +150,7 @@ func TestWhatCannotBeKeptRefusesTheContainer(t *testing.T) {
 			t.Errorf("%s=%s: %v, %q", annotation, c.value, err, out)
 		}
 	}
-	if slices := h.slices(); len(slices) != 0 {
+	if slices := h.Slices(); len(slices) != 0 {
 		t.Errorf("slices are left: %+v", slices)
 	}
 }

@@ -23,10 +23,10 @@ func TestSliceIsReleasedWhenItsContainerIsDeleted(t *testing.T) {
 	if out, err := c.output(c.runtime("delete", "--force", c.id)); err != nil {
 		t.Fatalf("delete: %v\n%s", err, out)
 	}
-	if slices := h.slices(); len(slices) != 0 {
+	if slices := h.Slices(); len(slices) != 0 {
 		t.Errorf("the container is deleted, and %+v are left", slices)
 	}
-	entries, err := os.ReadDir(filepath.Join(h.dir, "run", "slices"))
+	entries, err := os.ReadDir(filepath.Join(h.Dir, "run", "slices"))
 	if err != nil || len(entries) != 0 {
 		t.Errorf("directories are left: %v, %v", entries, err)
 	}
@@ -36,10 +36,10 @@ func TestSliceIsReleasedIfPoststopNeverRuns(t *testing.T) {
 	h := newHost(t)
 	c := h.newContainer(vram(), "/demo/cuda_hog", strconv.Itoa(gib))
 	c.run()
-	h.eventually("1 GiB is held", h.holds(c.id, gib))
+	h.Eventually("1 GiB is held", h.Holds(c.id, gib))
 	// Nobody deletes the container, as when engine and shim are dead.
-	h.must(unix.Kill(c.pid(), unix.SIGKILL))
-	h.eventually("the slice is gone", h.isGone(c.id))
+	h.Must(unix.Kill(c.pid(), unix.SIGKILL))
+	h.Eventually("the slice is gone", h.IsGone(c.id))
 }
 
 func TestContainerIDCanBeUsedAgain(t *testing.T) {
@@ -65,18 +65,18 @@ func TestRestartedEnforcerKnowsWhoHoldsWhat(t *testing.T) {
 	if !stays.holds(gib, quota) || !dies.holds(gib, quota) {
 		t.Fatalf("said %q and %q", stays.said, dies.said)
 	}
-	overhead := h.use(c.id).Overhead
+	overhead := h.Use(c.id).Overhead
 
-	h.stop(unix.SIGKILL)
+	h.Stop(unix.SIGKILL)
 	c.kill(dies)
 	// A process that comes now cannot attach. It must get nothing, and not: no quota.
 	if g := c.hog(mib); !g.refused() {
 		t.Errorf("without an enforcer a new process said %q, want a refusal", g.said)
 	}
-	h.start()
+	h.Start()
 
-	h.eventually("the one that died meanwhile is settled", h.holds(c.id, gib))
-	h.eventually("its overhead, too", func() bool { return h.use(c.id).Overhead == overhead/2 })
+	h.Eventually("the one that died meanwhile is settled", h.Holds(c.id, gib))
+	h.Eventually("its overhead, too", func() bool { return h.Use(c.id).Overhead == overhead/2 })
 	if g := c.hog(3 * gib); !g.refused() {
 		t.Errorf("3 GiB beside 1 GiB and contexts: said %q, want a refusal", g.said)
 	}
@@ -84,11 +84,11 @@ func TestRestartedEnforcerKnowsWhoHoldsWhat(t *testing.T) {
 		t.Errorf("1 GiB more fits: said %q", g.said)
 	}
 	c.kill(stays)
-	h.eventually("the death of one that attached before the restart is seen", h.holds(c.id, gib))
+	h.Eventually("the death of one that attached before the restart is seen", h.Holds(c.id, gib))
 	if out, err := c.output(c.runtime("delete", "--force", c.id)); err != nil {
 		t.Fatalf("delete: %v\n%s", err, out)
 	}
-	h.eventually("the slice is gone", h.isGone(c.id))
+	h.Eventually("the slice is gone", h.IsGone(c.id))
 }
 
 // What a checkpointed process is charged for is others' while the enforcer lives that was told of it. The next one
@@ -108,40 +108,40 @@ func TestRestartedEnforcerCountsCheckpointedProcessesAgain(t *testing.T) {
 		}
 	}
 	putaway("checkpoint")
-	h.eventually("it is away", h.holds(c.id, 0))
-	if use := h.use(c.id); use.Limit != quota {
+	h.Eventually("it is away", h.Holds(c.id, 0))
+	if use := h.Use(c.id); use.Limit != quota {
 		t.Errorf("the limit is shown as %d, want %d", use.Limit, uint64(quota))
 	}
 
-	h.stop(unix.SIGKILL)
-	h.start()
-	h.eventually("it counts again", h.holds(c.id, 2*gib))
-	if use := h.use(c.id); use.Limit != quota {
+	h.Stop(unix.SIGKILL)
+	h.Start()
+	h.Eventually("it counts again", h.Holds(c.id, 2*gib))
+	if use := h.Use(c.id); use.Limit != quota {
 		t.Errorf("after the restart the limit is %d, want %d", use.Limit, uint64(quota))
 	}
 	if g := c.hog(2 * gib); !g.refused() {
 		t.Errorf("2 GiB beside it: said %q, want a refusal", g.said)
 	}
 	putaway("restore")
-	h.eventually("it is back", h.holds(c.id, 2*gib))
+	h.Eventually("it is back", h.Holds(c.id, 2*gib))
 }
 
 func TestContainerThatEndedWithoutAnEnforcerIsForgottenByTheNext(t *testing.T) {
 	h := newHost(t)
 	c := h.newContainer(vram(), "/bin/sleep", "600")
 	c.run()
-	h.stop(unix.SIGKILL)
+	h.Stop(unix.SIGKILL)
 	// poststop cannot reach anybody, and still lets the container go.
 	if out, err := c.output(c.runtime("delete", "--force", c.id)); err != nil {
 		t.Fatalf("delete: %v\n%s", err, out)
 	}
-	h.start()
-	h.eventually("the slice is gone", h.isGone(c.id))
+	h.Start()
+	h.Eventually("the slice is gone", h.IsGone(c.id))
 }
 
 func TestContainerIsRefusedWithoutAnEnforcer(t *testing.T) {
 	h := newHost(t)
-	h.stop(unix.SIGKILL)
+	h.Stop(unix.SIGKILL)
 	c := h.newContainer(vram(), "/bin/true")
 	out, err := c.output(c.runtime("run", "--bundle", c.bundle, c.id))
 	if err == nil || !strings.Contains(out, "gpusliced") {
@@ -151,25 +151,25 @@ func TestContainerIsRefusedWithoutAnEnforcer(t *testing.T) {
 
 func TestSessionDrawsOnOneQuotaOfTheHostsEnforcer(t *testing.T) {
 	h := newHost(t)
-	hog := filepath.Join(h.bin, "demo", "cuda_hog")
-	script := hog + ` 1073741824 >` + h.dir + `/a & sleep 0.5; ` + hog + ` 3221225472 >` + h.dir + `/b; ` +
-		filepath.Join(h.bin, "gpuslice") + ` ps --json; kill -9 %1 2>/dev/null || kill -9 $!; exit 7`
-	cmd := exec.Command(filepath.Join(h.bin, "gpuslice"), "--socket", h.socket(), "run", "--vram", "4G", "--name", "s1", "--", "sh", "-c", script)
-	cmd.Env = append(h.env(), "GPUSLICE_SOCKET="+h.socket())
+	hog := filepath.Join(h.Bin, "demo", "cuda_hog")
+	script := hog + ` 1073741824 >` + h.Dir + `/a & sleep 0.5; ` + hog + ` 3221225472 >` + h.Dir + `/b; ` +
+		filepath.Join(h.Bin, "gpuslice") + ` ps --json; kill -9 %1 2>/dev/null || kill -9 $!; exit 7`
+	cmd := exec.Command(filepath.Join(h.Bin, "gpuslice"), "--socket", h.Socket(), "run", "--vram", "4G", "--name", "s1", "--", "sh", "-c", script)
+	cmd.Env = append(h.Env(), "GPUSLICE_SOCKET="+h.Socket())
 	out, err := cmd.Output()
 	if cmd.ProcessState.ExitCode() != 7 {
 		t.Errorf("the command's exit code is 7, got %v", err)
 	}
-	if a, _ := os.ReadFile(h.dir + "/a"); string(a) != "holds 1073741824 of 4294967296\n" {
+	if a, _ := os.ReadFile(h.Dir + "/a"); string(a) != "holds 1073741824 of 4294967296\n" {
 		t.Errorf("the first process said %q", a)
 	}
-	if b, _ := os.ReadFile(h.dir + "/b"); string(b) != "cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY\n" {
+	if b, _ := os.ReadFile(h.Dir + "/b"); string(b) != "cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY\n" {
 		t.Errorf("the second process said %q: 3 GiB do not fit beside the first", b)
 	}
 	if !strings.Contains(string(out), `"id": "s1"`) || !strings.Contains(string(out), `"used": 1073741824`) {
 		t.Errorf("`gpuslice ps --json` said, while it ran:\n%s", out)
 	}
-	if slices := h.slices(); len(slices) != 0 {
+	if slices := h.Slices(); len(slices) != 0 {
 		t.Errorf("the session is over, and %+v are left", slices)
 	}
 }
@@ -180,20 +180,20 @@ func TestCLIStandsInForTheRuntime(t *testing.T) {
 	// As containerd's shim calls what `nerdctl run --runtime gpuslice` named.
 	cli := func(args ...string) {
 		t.Helper()
-		cmd := exec.Command(filepath.Join(h.bin, "gpuslice"), append([]string{"--root", filepath.Join(h.dir, "runc")}, args...)...)
-		cmd.Env = h.env()
+		cmd := exec.Command(filepath.Join(h.Bin, "gpuslice"), append([]string{"--root", filepath.Join(h.Dir, "runc")}, args...)...)
+		cmd.Env = h.Env()
 		if out, err := c.output(cmd); err != nil {
 			t.Fatalf("gpuslice %q: %v\n%s", args, err, out)
 		}
 	}
-	cli("create", "--bundle", c.bundle, "--pid-file", filepath.Join(h.dir, "pid"), c.id)
+	cli("create", "--bundle", c.bundle, "--pid-file", filepath.Join(h.Dir, "pid"), c.id)
 	cli("start", c.id)
 	if g := c.hog(5 * gib); !g.refused() {
 		t.Errorf("said %q: 5 GiB of 4 must be refused", g.said)
 	}
 	cli("kill", c.id, "KILL")
 	cli("delete", "--force", c.id)
-	h.eventually("the slice is gone", h.isGone(c.id))
+	h.Eventually("the slice is gone", h.IsGone(c.id))
 }
 
 func TestInspectTakesTheBeginningOfAnID(t *testing.T) {
@@ -201,7 +201,7 @@ func TestInspectTakesTheBeginningOfAnID(t *testing.T) {
 	c := h.newContainer(vram(), "/bin/sleep", "600")
 	c.run()
 	g := c.hog(gib)
-	cmd := exec.Command(filepath.Join(h.bin, "gpuslice"), "--socket", h.socket(), "inspect", c.id[:len(c.id)-3])
+	cmd := exec.Command(filepath.Join(h.Bin, "gpuslice"), "--socket", h.Socket(), "inspect", c.id[:len(c.id)-3])
 	out, err := cmd.Output()
 	if err != nil {
 		t.Fatal(err)

@@ -15,45 +15,45 @@ import (
 
 // nvml is a program that prints NVML's figures and its list of processes, in a directory that containers see.
 func (h *host) nvml() {
-	h.t.Helper()
-	driver := filepath.Join(h.bin, "fakecuda")
+	h.T.Helper()
+	driver := filepath.Join(h.Bin, "fakecuda")
 	out, err := exec.Command("cc", "-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-I../../interceptor",
-		"-o", filepath.Join(h.dir, "fake", "nvml"), "../interceptor/programs/nvml.c",
+		"-o", filepath.Join(h.Dir, "fake", "nvml"), "../interceptor/programs/nvml.c",
 		filepath.Join(driver, "libcuda.so.1"), filepath.Join(driver, "libnvidia-ml.so.1"), "-ldl").CombinedOutput()
 	if err != nil {
-		h.t.Fatalf("%v\n%s", err, out)
+		h.T.Fatalf("%v\n%s", err, out)
 	}
 }
 
 // inside is a process's pid in its own pid namespace.
 func (h *host) inside(pid int) string {
-	h.t.Helper()
+	h.T.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	h.must(err)
+	h.Must(err)
 	for line := range strings.Lines(string(text)) {
 		if rest, ok := strings.CutPrefix(line, "NSpid:"); ok {
 			pids := strings.Fields(rest)
 			return pids[len(pids)-1]
 		}
 	}
-	h.t.Fatalf("process %d has no NSpid:\n%s", pid, text)
+	h.T.Fatalf("process %d has no NSpid:\n%s", pid, text)
 	return ""
 }
 
 // shown is what NVML shows in the container: its figures, and the pids it lists in ascending order. Each is to hold
 // what a hog does, half a GiB or more.
 func (c *container) shown(env ...string) (figures string, pids []string) {
-	c.t.Helper()
+	c.T.Helper()
 	out, err := c.exec(append(append([]string{"env"}, env...), "/fake/nvml", "show")...)
 	if err != nil {
-		c.t.Fatalf("%v\n%s", err, out)
+		c.T.Fatalf("%v\n%s", err, out)
 	}
 	figures, list, _ := strings.Cut(strings.TrimSpace(out), ", processes")
 	list, held, _ := strings.Cut(list, ", bytes")
 	pids = strings.Fields(list)
 	for _, bytes := range strings.Fields(held) {
 		if n, err := strconv.ParseUint(bytes, 10, 64); err != nil || n < gib/2 {
-			c.t.Errorf("%v: a process with %s bytes is listed: %s", env, bytes, out)
+			c.T.Errorf("%v: a process with %s bytes is listed: %s", env, bytes, out)
 		}
 	}
 	slices.Sort(pids)
@@ -76,21 +76,21 @@ func TestNVMLInAContainerShowsItsQuotaAndItsProcesses(t *testing.T) {
 	// On the host's list is a process whose pid there is that of one in the container, too.
 	pids := fmt.Sprintf("%s %d\n%s %d\n0 %d\n0 %s\n", h.inside(first.pid), first.pid, h.inside(second.pid), second.pid,
 		stranger.pid, h.inside(second.pid))
-	h.must(os.WriteFile(filepath.Join(h.dir, "fake", "pids"), []byte(pids), 0o644))
+	h.Must(os.WriteFile(filepath.Join(h.Dir, "fake", "pids"), []byte(pids), 0o644))
 
 	for _, how := range []string{"", "FAKECUDA_NVML_LISTS=none", "FAKECUDA_NVML_PIDS=/fake/pids"} {
 		env := []string{}
 		if how != "" {
 			env = append(env, how)
 		}
-		h.eventually("what is shown and what is counted are of one moment", func() bool {
-			before := h.use(c.id)
+		h.Eventually("what is shown and what is counted are of one moment", func() bool {
+			before := h.Use(c.id)
 			figures, listed := c.shown(env...)
 			if !slices.Equal(listed, want) {
 				t.Fatalf("%s: the container's processes are %v, listed are %v", how, want, listed)
 			}
 			used := before.Used + before.Overhead
-			return before == h.use(c.id) && figures == fmt.Sprintf(
+			return before == h.Use(c.id) && figures == fmt.Sprintf(
 				"total %d free %d used %d, v2 total %d reserved 0 free %d used %d", uint64(quota), quota-used, used,
 				uint64(quota), quota-used, used)
 		})
@@ -98,7 +98,7 @@ func TestNVMLInAContainerShowsItsQuotaAndItsProcesses(t *testing.T) {
 
 	c.kill(first)
 	for _, how := range []string{"FAKECUDA_NVML_LISTS=none", "FAKECUDA_NVML_PIDS=/fake/pids"} {
-		h.eventually("the killed one is on no list", func() bool {
+		h.Eventually("the killed one is on no list", func() bool {
 			_, listed := c.shown(how)
 			return slices.Equal(listed, []string{h.inside(second.pid)})
 		})

@@ -13,6 +13,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
 // image makes an image of test/platforms, or skips the test and says what it lacks.
@@ -44,7 +46,7 @@ func forEachGLibc(t *testing.T, test func(t *testing.T, c *container)) {
 		t.Run(g.name, func(t *testing.T) {
 			h := newHost(t)
 			dir := image(t, g.name, "/usr/lib/apt/apt-helper")
-			programs := h.bin
+			programs := h.Bin
 			if g.programs != "" {
 				programs = filepath.Join(dir, g.programs)
 			}
@@ -57,9 +59,9 @@ func forEachGLibc(t *testing.T, test func(t *testing.T, c *container)) {
 
 // says fails the test unless a program in the container prints want, to the letter, and ends with 0.
 func (c *container) says(want string, args ...string) {
-	c.t.Helper()
+	c.T.Helper()
 	if out, err := c.exec(args...); err != nil || out != want {
-		c.t.Errorf("%q: %v, and it says %q, want %q", args, err, out, want)
+		c.T.Errorf("%q: %v, and it says %q, want %q", args, err, out, want)
 	}
 }
 
@@ -74,7 +76,7 @@ func TestQuotaHoldsOnOldAndNewGLibc(t *testing.T) {
 		if out, err := c.exec("/demo/cuda_hog", strconv.Itoa(quota)); err == nil || strings.Count(out, "\n") != 1 {
 			t.Errorf("%v, %q: one line of its own, and of nobody else", err, out)
 		}
-		if use := c.use(c.id); use.Used != gib || use.Limit != quota {
+		if use := c.Use(c.id); use.Used != gib || use.Limit != quota {
 			t.Errorf("%+v: 1 GiB is held", use)
 		}
 	})
@@ -105,7 +107,7 @@ func TestAnUnknownPlatformStillHasTheInterceptor(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root: chroot")
 	}
-	bin := binDir(t)
+	bin := testhost.BinDir(t)
 	for _, g := range glibcs {
 		t.Run(g.name, func(t *testing.T) {
 			dir := image(t, g.name, "/usr/lib/apt/apt-helper")
@@ -142,13 +144,13 @@ func TestMuslProgramsAreUnharmed(t *testing.T) {
 	h := newHost(t)
 	dir := image(t, "musl", "/usr/bin/musl-gcc", "/bin/busybox")
 	root := filepath.Join(dir, "root")
-	c := h.newContainerOf(root, h.bin, vram(), "/bin/sleep", "600")
+	c := h.newContainerOf(root, h.Bin, vram(), "/bin/sleep", "600")
 	c.run()
 	for _, name := range []string{"dynamic", "static"} {
 		c.says("all well\n", "/bin/"+name)
-		cmd := exec.Command(filepath.Join(h.bin, "gpuslice"), "run", "--embedded", "--quiet", "--vram", "1G", "--", filepath.Join(root, "bin", name))
-		cmd.Env = append(os.Environ(), "FAKECUDA_STATE="+filepath.Join(h.dir, "fake", "session"))
-		cmd.Env = append(cmd.Env, "LD_LIBRARY_PATH="+filepath.Join(h.bin, "fakecuda"))
+		cmd := exec.Command(filepath.Join(h.Bin, "gpuslice"), "run", "--embedded", "--quiet", "--vram", "1G", "--", filepath.Join(root, "bin", name))
+		cmd.Env = append(os.Environ(), "FAKECUDA_STATE="+filepath.Join(h.Dir, "fake", "session"))
+		cmd.Env = append(cmd.Env, "LD_LIBRARY_PATH="+filepath.Join(h.Bin, "fakecuda"))
 		if out, err := cmd.CombinedOutput(); err != nil || string(out) != "all well\n" {
 			t.Errorf("in a session, %s: %v, %q", name, err, out)
 		}

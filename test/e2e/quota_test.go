@@ -25,7 +25,7 @@ func TestQuotaIsSharedByAllProcessesOfAContainer(t *testing.T) {
 	if !first.holds(gib, quota) {
 		t.Fatalf("the first process said %q: it should hold 1 GiB of a card of the quota's size", first.said)
 	}
-	each := gib + h.use(c.id).Overhead // what one more process costs
+	each := gib + h.Use(c.id).Overhead // what one more process costs
 	count := uint64(1)
 	for ; count < 8; count++ {
 		if g := c.hog(gib); g.refused() {
@@ -37,7 +37,7 @@ func TestQuotaIsSharedByAllProcessesOfAContainer(t *testing.T) {
 	if want := quota / each; count != want {
 		t.Errorf("%d processes of %d bytes had room in %d, want %d", count, each, uint64(quota), want)
 	}
-	use := h.use(c.id)
+	use := h.Use(c.id)
 	if use.Used != count*gib || use.Used+use.Overhead > quota || use.Limit != quota {
 		t.Errorf("%d processes hold 1 GiB each, and ps shows %+v", count, use)
 	}
@@ -53,16 +53,16 @@ func TestQuotaIsNeverPassedByProcessesThatRace(t *testing.T) {
 
 	const racers = 12
 	script := `for i in $(seq ` + strconv.Itoa(racers) + `); do /demo/cuda_hog ` + strconv.Itoa(512*mib) + ` & done; wait`
-	out, err := os.Create(filepath.Join(h.dir, "race"))
-	h.must(err)
+	out, err := os.Create(filepath.Join(h.Dir, "race"))
+	h.Must(err)
 	defer out.Close()
 	cmd := c.runtime("exec", "--detach", c.id, "/bin/sh", "-c", script)
 	cmd.Stdout, cmd.Stderr = out, out
-	h.must(cmd.Run())
+	h.Must(cmd.Run())
 
 	var text []byte
-	h.eventually("all have said what they got", func() bool {
-		if slice, err := h.client.Slice(t.Context(), c.id); err == nil {
+	h.Eventually("all have said what they got", func() bool {
+		if slice, err := h.Client.Slice(t.Context(), c.id); err == nil {
 			for _, d := range slice.Devices {
 				if d.Used+d.Overhead > quota || d.Peak > quota {
 					t.Fatalf("over the quota: %+v", d)
@@ -76,7 +76,7 @@ func TestQuotaIsNeverPassedByProcessesThatRace(t *testing.T) {
 	if refused := strings.Count(string(text), ": CUDA_ERROR_OUT_OF_MEMORY"); refused == 0 || holders == 0 || refused+holders != racers {
 		t.Errorf("%d hold and %d were refused, of %d that have no room together:\n%s", holders, refused, racers, text)
 	}
-	h.eventually("what is used is what the winners hold", h.holds(c.id, uint64(holders)*512*mib))
+	h.Eventually("what is used is what the winners hold", h.Holds(c.id, uint64(holders)*512*mib))
 }
 
 func TestBytesOfAKilledProcessAreThereForTheNext(t *testing.T) {
@@ -91,14 +91,14 @@ func TestBytesOfAKilledProcessAreThereForTheNext(t *testing.T) {
 		}
 		c.kill(g)
 	}
-	h.eventually("nothing is held", func() bool { return h.use(c.id).Used == 0 && h.use(c.id).Overhead == 0 })
+	h.Eventually("nothing is held", func() bool { return h.Use(c.id).Used == 0 && h.Use(c.id).Overhead == 0 })
 }
 
 func TestExecJoinsTheSliceOfItsContainer(t *testing.T) {
 	h := newHost(t)
 	c := h.newContainer(vram(), "/demo/cuda_hog", strconv.Itoa(2*gib))
 	c.run()
-	h.eventually("the container's first process holds 2 GiB", h.holds(c.id, 2*gib))
+	h.Eventually("the container's first process holds 2 GiB", h.Holds(c.id, 2*gib))
 	if g := c.hog(2 * gib); !g.refused() {
 		t.Errorf("an exec'd process said %q: 2 GiB do not fit beside what the first process holds", g.said)
 	}
@@ -132,7 +132,7 @@ func TestRecordModeCountsAndRefusesNothing(t *testing.T) {
 	if g := c.hog(6 * gib); g.refused() || !strings.HasPrefix(g.said, "holds ") {
 		t.Errorf("said %q: record mode refuses nothing", g.said)
 	}
-	if use := h.use(c.id); use.Used != 6*gib || use.Limit != 0 {
+	if use := h.Use(c.id); use.Used != 6*gib || use.Limit != 0 {
 		t.Errorf("%+v: 6 GiB should be counted, against no limit", use)
 	}
 }
@@ -155,7 +155,7 @@ func TestMisspeltAnnotationRefusesTheContainerAndLeavesNothing(t *testing.T) {
 				t.Errorf("%v: the annotation, or what is accepted, is not in %q", annotations, out)
 			}
 		}
-		if slices := h.slices(); len(slices) != 0 {
+		if slices := h.Slices(); len(slices) != 0 {
 			t.Errorf("%v: slices are left: %+v", annotations, slices)
 		}
 		for _, name := range []string{api.ContainerDir, "/etc/ld.so.preload"} {

@@ -20,33 +20,33 @@ const nobody = 65534
 
 // forNobody copies what a user without privileges needs to where he can read it.
 func (h *host) forNobody() (bin string) {
-	h.t.Helper()
-	h.must(os.Chmod(h.dir, 0o755))
+	h.T.Helper()
+	h.Must(os.Chmod(h.Dir, 0o755))
 	for _, name := range []string{"gpuslice", api.LibraryName, "demo/cuda_hog", "fakecuda/libcuda.so.1", "fakecuda/libnvidia-ml.so.1"} {
-		from, err := os.Open(filepath.Join(h.bin, name))
-		h.must(err)
-		to := filepath.Join(h.dir, "public", name)
-		h.must(os.MkdirAll(filepath.Dir(to), 0o755))
+		from, err := os.Open(filepath.Join(h.Bin, name))
+		h.Must(err)
+		to := filepath.Join(h.Dir, "public", name)
+		h.Must(os.MkdirAll(filepath.Dir(to), 0o755))
 		file, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE, 0o755)
-		h.must(err)
+		h.Must(err)
 		_, err = io.Copy(file, from)
-		h.must(errors.Join(err, from.Close(), file.Close()))
+		h.Must(errors.Join(err, from.Close(), file.Close()))
 	}
-	h.must(os.Chown(filepath.Join(h.dir, "fake"), nobody, nobody))
-	return filepath.Join(h.dir, "public")
+	h.Must(os.Chown(filepath.Join(h.Dir, "fake"), nobody, nobody))
+	return filepath.Join(h.Dir, "public")
 }
 
 func TestSessionNeedsNoPrivileges(t *testing.T) {
 	h := newHost(t)
 	bin := h.forNobody()
-	runtimeDir := filepath.Join(h.dir, "user")
-	h.must(os.Mkdir(runtimeDir, 0o700))
-	h.must(os.Chown(runtimeDir, nobody, nobody))
+	runtimeDir := filepath.Join(h.Dir, "user")
+	h.Must(os.Mkdir(runtimeDir, 0o700))
+	h.Must(os.Chown(runtimeDir, nobody, nobody))
 	hog := filepath.Join(bin, "demo", "cuda_hog")
 	cmd := exec.Command(filepath.Join(bin, "gpuslice"), "run", "--embedded", "--vram", "4G", "--", "sh", "-c",
 		`id -u; (`+hog+` 3221225472 & echo $!) | { read pid; read line; echo "$line"; `+hog+` 3221225472; kill -9 $pid; }; exit 7`)
 	cmd.Env = []string{"PATH=/usr/bin:/bin", "XDG_RUNTIME_DIR=" + runtimeDir,
-		"LD_LIBRARY_PATH=" + filepath.Join(bin, "fakecuda"), "FAKECUDA_STATE=" + filepath.Join(h.dir, "fake", "nobody")}
+		"LD_LIBRARY_PATH=" + filepath.Join(bin, "fakecuda"), "FAKECUDA_STATE=" + filepath.Join(h.Dir, "fake", "nobody")}
 	cmd.Dir = "/"
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
 	out, err := cmd.CombinedOutput()
@@ -65,14 +65,14 @@ func TestSessionNeedsNoPrivileges(t *testing.T) {
 
 func TestSessionInASessionIsRefused(t *testing.T) {
 	h := newHost(t)
-	program := filepath.Join(h.bin, "gpuslice")
-	cmd := exec.Command(program, "--socket", h.socket(), "run", "--vram", "1G", "--", program, "--socket", h.socket(), "run", "--vram", "8G", "--", "true")
-	cmd.Env = h.env()
+	program := filepath.Join(h.Bin, "gpuslice")
+	cmd := exec.Command(program, "--socket", h.Socket(), "run", "--vram", "1G", "--", program, "--socket", h.Socket(), "run", "--vram", "8G", "--", "true")
+	cmd.Env = h.Env()
 	out, _ := cmd.CombinedOutput()
 	if cmd.ProcessState.ExitCode() != 125 || !strings.Contains(string(out), "a slice already") {
 		t.Errorf("exit code %d, %s", cmd.ProcessState.ExitCode(), out)
 	}
-	if slices := h.slices(); len(slices) != 0 {
+	if slices := h.Slices(); len(slices) != 0 {
 		t.Errorf("slices are left: %+v", slices)
 	}
 }
@@ -82,10 +82,10 @@ func TestSessionInAContainerWithASliceIsRefused(t *testing.T) {
 	h := newHost(t)
 	c := h.newContainer(vram(), "/bin/sleep", "600")
 	c.run()
-	program, err := os.ReadFile(filepath.Join(h.bin, "gpuslice"))
-	h.must(err)
-	h.must(os.WriteFile(filepath.Join(h.dir, "fake", "gpuslice"), program, 0o755))
-	h.must(os.WriteFile(filepath.Join(h.dir, "fake", api.LibraryName), nil, 0o755)) // it is looked for, and not come to
+	program, err := os.ReadFile(filepath.Join(h.Bin, "gpuslice"))
+	h.Must(err)
+	h.Must(os.WriteFile(filepath.Join(h.Dir, "fake", "gpuslice"), program, 0o755))
+	h.Must(os.WriteFile(filepath.Join(h.Dir, "fake", api.LibraryName), nil, 0o755)) // it is looked for, and not come to
 	out, err := c.exec("/fake/gpuslice", "run", "--embedded", "--vram", "1G", "--", "/bin/true")
 	if err == nil || !strings.Contains(out, "this container has a slice already") {
 		t.Errorf("%v: %s", err, out)
@@ -99,14 +99,14 @@ func TestSessionOfAStrangersProcessIsRefused(t *testing.T) {
 	request := api.RegisterRequest{ID: "s", Session: true, Quotas: []api.Quota{{Device: api.AllDevices, Bytes: 70 * gib}}}
 	// A container's process, which would thereby leave the container's slice for one that is larger.
 	request.PID = c.pid()
-	if _, err := h.client.Register(t.Context(), request); !errors.Is(err, api.ErrBadRequest) || !strings.Contains(err.Error(), "nor a descendant") {
+	if _, err := h.Client.Register(t.Context(), request); !errors.Is(err, api.ErrBadRequest) || !strings.Contains(err.Error(), "nor a descendant") {
 		t.Errorf("%v", err)
 	}
 	request.PID = os.Getpid()
-	if _, err := h.client.Register(t.Context(), request); err != nil {
+	if _, err := h.Client.Register(t.Context(), request); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := h.client.Release(t.Context(), "s", 0, true); err != nil {
+	if _, err := h.Client.Release(t.Context(), "s", 0, true); err != nil {
 		t.Fatal(err)
 	}
 }
