@@ -98,7 +98,8 @@ func New(t testing.TB, o Options) *Host {
 	t.Cleanup(func() {
 		h.Stop(unix.SIGTERM)
 		if t.Failed() {
-			t.Logf("the enforcer said:\n%s", h.Log.String())
+			text := h.Log.String()
+			t.Logf("the end of what the enforcer said:\n%s", text[max(0, len(text)-10000):])
 		}
 	})
 	return h

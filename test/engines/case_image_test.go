@@ -1,0 +1,81 @@
+//go:build engines
+
+// SPDX-License-Identifier: Apache-2.0
+
+package engines
+
+import (
+	"strconv"
+	"strings"
+)
+
+// setuidWorks: the loader ignores LD_PRELOAD for a setuid program, and what a program does not preload has no quota.
+func setuidWorks(s *site) {
+	name := s.run(container{})
+	// The inner su is run by an ordinary user, so it is setuid indeed; a loader error would be the first line.
+	if out := s.exec(name, "su", "nobody", "-s", "/bin/sh", "-c", "su --version"); !strings.HasPrefix(out, "su ") {
+		s.t.Errorf("a setuid program says %q", out)
+	}
+	id := s.id(name)
+	hog := func(bytes uint64) hog {
+		return s.hogBy(name, "su nobody -s /bin/sh -c '"+
+			"LD_LIBRARY_PATH=/fakecuda FAKECUDA_STATE=/fake/state exec /demo/cuda_hog "+strconv.FormatUint(bytes, 10)+"'")
+	}
+	if g := hog(gib); !g.holds(gib, quota) {
+		s.t.Fatalf("another user's process said %q", g.said)
+	}
+	if g := hog(3 * gib); !g.refused() {
+		s.t.Errorf("3 GiB beside 1 GiB: said %q", g.said)
+	}
+	s.killHogs(id)
+}
+
+// imageIsLeftAlone: in an image without glibc nothing is preloaded, and nothing may complain.
+func imageIsLeftAlone(image string) func(*site) {
+	return func(s *site) {
+		name := s.run(container{image: image})
+		if out := s.exec(name, "/bin/sh", "-c", "echo works"); strings.TrimSpace(out) != "works" {
+			s.t.Errorf("a program says %q", out)
+		}
+		if use := s.Use(s.id(name)); use.Limit != quota || use.Used != 0 {
+			s.t.Errorf("the slice shows %+v", use)
+		}
+		s.remove(name)
+		s.Eventually("the slice is gone", s.IsGone(s.id(name)))
+	}
+}
+
+// readOnlyRoot: where the engine's layer is writable below a read-only mount the slice is bound as ever; where it is
+// not, the user is told.
+func readOnlyRoot(s *site) {
+	s.works(s.run(container{readOnly: true}))
+}
+
+func hasUserns(e engine) string {
+	if u, ok := e.(interface{ noUserns() string }); ok {
+		return u.noUserns()
+	}
+	return ""
+}
+
+func userNamespace(s *site) {
+	name := s.run(container{userns: true})
+	if out := s.exec(name, "cat", "/proc/self/uid_map"); strings.Contains(out, "4294967295") {
+		s.t.Fatalf("it is in no user namespace: %s", out)
+	}
+	s.works(name)
+}
+
+func hostPID(s *site) {
+	name := s.run(container{hostPID: true})
+	s.works(name)
+	id := s.id(name)
+	if g := s.hog(name, gib); !g.holds(gib, quota) {
+		s.t.Fatalf("said %q", g.said)
+	}
+	// Without a pid namespace of its own nothing ends with init; the engine has to find them all.
+	s.remove(name)
+	s.Eventually("the slice is gone", s.IsGone(id))
+}
+
+func privileged(s *site) { s.works(s.run(container{privileged: true})) }

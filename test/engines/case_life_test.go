@@ -1,0 +1,198 @@
+//go:build engines
+
+// SPDX-License-Identifier: Apache-2.0
+
+package engines
+
+import (
+	"os"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+func quotaIsShared(s *site) {
+	name := s.run(container{})
+	s.works(name)
+	s.remove(name)
+	s.Eventually("the slice is gone", s.IsGone(s.id(name)))
+}
+
+func restarts(e engine) string {
+	if _, ok := e.(restarter); ok {
+		return ""
+	}
+	return "a container there is started once"
+}
+
+func restartKeepsTheQuota(s *site) {
+	name := s.run(container{})
+	id := s.id(name)
+	for range 2 {
+		if g := s.hog(name, 3*gib); !g.holds(3*gib, quota) {
+			s.t.Fatalf("said %q: what the container held before its restart is gone", g.said)
+		}
+		if out, err := s.engine.(restarter).restart(name); err != nil {
+			s.t.Fatalf("restart: %v\n%s", err, out)
+		}
+		if got := s.id(name); got != id {
+			s.t.Fatalf("the id was %s and is %s", id, got)
+		}
+		s.Eventually("nothing is held", s.Holds(id, 0))
+	}
+	s.works(name)
+}
+
+func pauses(e engine) string {
+	if _, ok := e.(pauser); ok {
+		return ""
+	}
+	return "it has no pause"
+}
+
+func pausedKeeps(s *site) {
+	name := s.run(container{})
+	if g := s.hog(name, 2*gib); !g.holds(2*gib, quota) {
+		s.t.Fatalf("said %q", g.said)
+	}
+	p := s.engine.(pauser)
+	if out, err := p.pause(name); err != nil {
+		s.t.Fatalf("pause: %v\n%s", err, out)
+	}
+	other := s.run(container{})
+	s.works(other) // a frozen slice is in nobody's way
+	if use := s.Use(s.id(name)); use.Used != 2*gib {
+		s.t.Errorf("a paused container shows %+v, want 2 GiB", use)
+	}
+	if out, err := p.unpause(name); err != nil {
+		s.t.Fatalf("unpause: %v\n%s", err, out)
+	}
+	if g := s.hog(name, 2*gib); !g.refused() {
+		s.t.Errorf("after the pause a process said %q: 2 GiB are held", g.said)
+	}
+}
+
+func initIsKilled(s *site) {
+	name := s.run(container{})
+	id := s.id(name)
+	if g := s.hog(name, gib); !g.holds(gib, quota) {
+		s.t.Fatalf("said %q", g.said)
+	}
+	s.Must(unix.Kill(s.init(name), unix.SIGKILL))
+	s.Eventually("the slice is gone", s.IsGone(id))
+	s.remove(name)
+	s.works(s.run(container{}))
+}
+
+func hasShim(e engine) string {
+	if _, ok := e.(*oci); ok {
+		return "there is none"
+	}
+	return ""
+}
+
+// parent of a process.
+func (s *site) parent(pid int) int {
+	s.t.Helper()
+	text, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	s.Must(err)
+	fields := strings.Fields(string(text[strings.LastIndexByte(string(text), ')')+1:]))
+	parent, err := strconv.Atoi(fields[1])
+	s.Must(err)
+	return parent
+}
+
+func shimIsKilled(s *site) {
+	name := s.run(container{})
+	id := s.id(name)
+	init := s.init(name)
+	shim := s.parent(init)
+	if shim == 1 {
+		s.t.Fatalf("init %d of the container is nobody's child", init)
+	}
+	if g := s.hog(name, gib); !g.holds(gib, quota) {
+		s.t.Fatalf("said %q", g.said)
+	}
+	s.Must(unix.Kill(shim, unix.SIGKILL))
+	// The engine then ends the container, or leaves it running; the quota is right in both.
+	if !s.soon(func() bool { return s.IsGone(id)() || s.Holds(id, gib)() }) {
+		s.t.Fatalf("the shim is dead, and the slice shows %+v", s.Slices())
+	}
+	s.remove(name)
+	if err := unix.Kill(init, 0); err == nil {
+		_ = unix.Kill(init, unix.SIGKILL) // its engine has forgotten it
+	}
+	s.Eventually("the slice is gone", s.IsGone(id))
+	s.works(s.run(container{}))
+}
+
+func hasDaemon(name string) func(engine) string {
+	return func(e engine) string {
+		if d, ok := e.(interface{ hasDaemon(string) bool }); ok && d.hasDaemon(name) {
+			return ""
+		}
+		return "it has no " + name
+	}
+}
+
+func containerdIsKilled(s *site) { s.daemonIsKilled("containerd") }
+func dockerdIsKilled(s *site)    { s.daemonIsKilled("dockerd") }
+
+// daemonIsKilled shows that containers do not notice, and the daemon that comes back can do all with them.
+func (s *site) daemonIsKilled(daemon string) {
+	s.t.Helper()
+	name := s.run(container{})
+	id := s.id(name)
+	if g := s.hog(name, gib); !g.holds(gib, quota) {
+		s.t.Fatalf("said %q", g.said)
+	}
+	s.crash(daemon)
+	s.Eventually("it holds what it held", s.Holds(id, gib))
+	if g := s.hog(name, 3*gib); !g.refused() {
+		s.t.Errorf("3 GiB beside 1 GiB: said %q", g.said)
+	}
+	s.killHogs(id)
+	s.works(name)
+	s.remove(name)
+	s.Eventually("the slice is gone", s.IsGone(id))
+}
+
+// runtimeIsKilled kills the low-level runtime while our hook waits for the enforcer.
+func runtimeIsKilled(s *site) {
+	s.Signal(unix.SIGSTOP)
+	done := make(chan struct{})
+	var name string
+	var err error
+	go func() {
+		defer close(done)
+		name, _, err = s.try(container{})
+	}()
+	var hook int
+	found := s.soon(func() bool { hook = s.hook(); return hook != 0 })
+	if found {
+		s.Must(unix.Kill(s.parent(hook), unix.SIGKILL))
+	}
+	s.Signal(unix.SIGCONT)
+	<-done
+	if !found {
+		s.t.Fatalf("no hook was seen; the engine: %v", err)
+	}
+	if err == nil {
+		s.t.Error("the runtime was killed and the engine says that the container runs")
+	}
+	s.remove(name)
+	s.works(s.run(container{}))
+}
+
+// hook is the pid of our hook at work; 0 if there is none.
+func (s *site) hook() int {
+	for _, pid := range children("/proc") {
+		line, err := os.ReadFile("/proc/" + pid + "/cmdline")
+		if err == nil && strings.Contains(string(line), s.Config()+"\x00prestart\x00") {
+			n, _ := strconv.Atoi(pid)
+			return n
+		}
+	}
+	return 0
+}

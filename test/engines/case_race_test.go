@@ -1,0 +1,142 @@
+//go:build engines
+
+// SPDX-License-Identifier: Apache-2.0
+
+package engines
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// raceForTheLast has the processes of two containers, whose quotas are more than the card together, take what is left of it
+// in the smallest steps that it gives. Each charge that the card then refused must have been taken back.
+func raceForTheLast(s *site) {
+	const racers, step = 3, 2 * mib
+	out, err := exec.Command("cc", "-std=gnu11", "-O1", "-Wall", "-o", s.in("fake", "racer"), "programs/racer.c", "-ldl").CombinedOutput()
+	if err != nil {
+		s.t.Fatalf("%v\n%s", err, out)
+	}
+	start := s.in("fake", "go")
+	defer os.Remove(start)
+	containers := []string{s.run(container{annotations: vram("60G")}), s.run(container{annotations: vram("60G")})}
+	said := map[string][]string{}
+	for _, name := range containers {
+		if g := s.hog(name, 36*gib); !strings.HasPrefix(g.said, "holds ") {
+			s.t.Fatalf("said %q", g.said)
+		}
+		for i := range racers {
+			file := fmt.Sprintf("racer-%s-%d", name, i)
+			said[name] = append(said[name], file)
+			defer os.Remove(s.in("fake", file))
+			s.exec(name, "/bin/sh", "-c", fmt.Sprintf("/fake/racer /fake/go %d >/fake/%s 2>&1 </dev/null &", step, file))
+		}
+	}
+	all := func(word string) func() bool {
+		return func() bool {
+			for _, files := range said {
+				for _, file := range files {
+					if text, _ := os.ReadFile(s.in("fake", file)); !strings.HasPrefix(lastLine(string(text)), word) {
+						return false
+					}
+				}
+			}
+			return true
+		}
+	}
+	s.Eventually("all have a context", all("ready"))
+	s.Must(os.WriteFile(start, nil, 0o644))
+	s.Eventually("the card is full", all("took "))
+	total := 0
+	for name, files := range said {
+		took := 0
+		for _, file := range files {
+			text, _ := os.ReadFile(s.in("fake", file))
+			n, err := strconv.Atoi(strings.TrimPrefix(lastLine(string(text)), "took "))
+			s.Must(err)
+			took += n
+		}
+		total += took
+		want := uint64(36*gib + took*step)
+		s.Eventually(fmt.Sprintf("the slice shows what its processes took, %d", want), s.Holds(s.id(name), want))
+	}
+	if total == 0 {
+		s.t.Error("nobody took anything")
+	}
+	for _, name := range containers {
+		s.killHogs(s.id(name))
+	}
+}
+
+// churnCount is how many containers are started; GPUSLICE_CHURN sets another number.
+func churnCount(s *site) int {
+	n := 200
+	if text := os.Getenv("GPUSLICE_CHURN"); text != "" {
+		var err error
+		n, err = strconv.Atoi(text)
+		s.Must(err)
+	}
+	return n
+}
+
+// churn starts and removes containers as fast as the engine goes, and kills at random.
+func churn(s *site) {
+	count, seed := churnCount(s), uint64(time.Now().UnixNano())
+	s.t.Logf("seed %d", seed)
+	var next atomic.Int64
+	var mu sync.Mutex
+	wrong := func(format string, args ...any) {
+		mu.Lock()
+		defer mu.Unlock()
+		s.t.Errorf(format, args...)
+	}
+	var group sync.WaitGroup
+	for worker := range 4 {
+		group.Go(func() {
+			r := rand.New(rand.NewPCG(seed, uint64(worker)))
+			for next.Add(1) <= int64(count) {
+				name := "churn" + strconv.FormatUint(names.Add(1), 10) + "-" + strconv.Itoa(os.Getpid())
+				c := container{name: name, args: []string{"/demo/cuda_hog", strconv.Itoa((1 + r.IntN(3)) * gib)}}
+				if out, err := s.engine.run(c.complete(s)); err != nil {
+					wrong("start %s: %v\n%s", name, err, out)
+				} else {
+					s.disturb(r, s.engine.id(name))
+				}
+				if out, err := s.engine.remove(name); err != nil {
+					wrong("remove %s: %v\n%s", name, err, out)
+				}
+			}
+		})
+	}
+	group.Wait()
+}
+
+// disturb does one of the things that happen to containers.
+func (s *site) disturb(r *rand.Rand, id string) {
+	time.Sleep(time.Duration(r.IntN(30)) * time.Millisecond)
+	slice, err := s.Client.Slice(context.Background(), id)
+	if err != nil {
+		return // it has ended
+	}
+	switch r.IntN(4) {
+	case 0: // nothing: it is removed while it runs
+	case 1:
+		_ = unix.Kill(slice.PID, unix.SIGKILL)
+	case 2:
+		for _, p := range slice.Processes {
+			_ = unix.Kill(p.PID, unix.SIGKILL)
+		}
+	case 3:
+		_ = unix.Kill(slice.PID, unix.SIGTERM)
+	}
+}

@@ -1,0 +1,72 @@
+//go:build engines
+
+// SPDX-License-Identifier: Apache-2.0
+
+package engines
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// bad annotations and what the user must be told: the annotation, the value, and what is accepted.
+var bad = []struct {
+	annotations map[string]string
+	told        []string
+}{
+	{vram("4X"), []string{"gpuslice.vram", `"4X"`, `"4G"`}},
+	{vram("0"), []string{"gpuslice.vram", `"0"`, "is not accepted"}},
+	{vram("-1G"), []string{"gpuslice.vram", `"-1G"`, "is not accepted"}},
+	{vram("99999999999G"), []string{"gpuslice.vram", `"99999999999G"`, "is not accepted"}},
+	{vram("101%"), []string{"gpuslice.vram", `"101%"`, `"50%"`}},
+	{map[string]string{"gpuslice.vrm": "4G"}, []string{"gpuslice.vrm", "unknown", "gpuslice.vram"}},
+	{map[string]string{"gpuslice.vram": "4G", "gpuslice.mode": "off"}, []string{"gpuslice.mode", `"off"`, `"record"`}},
+	{map[string]string{"gpuslice.vram": "4G", "gpuslice.tenant": "a b"}, []string{"gpuslice.tenant", `"a b"`, "letters"}},
+	{map[string]string{"gpuslice.vram": "4G", "gpuslice.ttl": "soon"}, []string{"gpuslice.ttl", `"soon"`, `"30m"`}},
+	{map[string]string{"gpuslice.vram.77": "4G"}, []string{"77", "device"}},
+	{map[string]string{"gpuslice.vram.GPU-1": "4G"}, []string{"gpuslice.vram.GPU-1", "UUID"}},
+	{map[string]string{}, []string{"no quota", "gpuslice.vram=4G"}},
+}
+
+func refusalsAreShown(s *site) {
+	for _, b := range bad {
+		name, out, err := s.try(container{annotations: b.annotations})
+		if err == nil {
+			s.t.Errorf("%q was accepted", b.annotations)
+		}
+		s.told(out, b.told...)
+		s.remove(name)
+	}
+}
+
+// told checks what the user is shown: our sentence, whatever the engine puts around it.
+func (s *site) told(out string, parts ...string) {
+	s.t.Helper()
+	shown := strings.ReplaceAll(out, `\`, "")
+	for _, part := range append([]string{"gpuslice: "}, parts...) {
+		if !strings.Contains(shown, part) {
+			s.t.Errorf("%q is not in what the user is shown:\n%s", part, out)
+		}
+	}
+}
+
+// etcIsBound: our preload file would be made in the host's directory.
+func etcIsBound(s *site) {
+	etc := s.in("etc-of-the-host")
+	s.Must(os.Mkdir(etc, 0o755))
+	defer os.RemoveAll(etc)
+	s.Must(os.WriteFile(filepath.Join(etc, "passwd"), []byte("root:x:0:0:root:/root:/bin/sh\n"), 0o644))
+	name, out, err := s.try(container{binds: []bind{{etc, "/etc"}}})
+	if err == nil {
+		s.t.Error("a container with a host's directory on /etc was started")
+	}
+	s.told(out, "/etc")
+	s.remove(name)
+	// Engines themselves put hosts, hostname and resolv.conf there.
+	for _, file := range children(etc) {
+		if strings.Contains(file, "preload") || strings.Contains(file, "gpuslice") {
+			s.t.Errorf("the host's directory has %s now", file)
+		}
+	}
+}

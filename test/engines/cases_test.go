@@ -1,0 +1,35 @@
+//go:build engines
+
+// SPDX-License-Identifier: Apache-2.0
+
+package engines
+
+// testcase is one line of the table.
+type testcase struct {
+	name  string // of the sub-test
+	title string // in the table
+	run   func(s *site)
+	needs func(e engine) string // why this engine has it not; "" if it has
+}
+
+var cases = []testcase{
+	{name: "quota", title: "one quota for all processes and `exec`", run: quotaIsShared},
+	{name: "refusals", title: "bad annotations: our sentence is shown", run: refusalsAreShown},
+	{name: "restart", title: "restart under the same id", run: restartKeepsTheQuota, needs: restarts},
+	{name: "pause", title: "paused: keeps what it holds", run: pausedKeeps, needs: pauses},
+	{name: "kill-init", title: "kill -9 of the container's init", run: initIsKilled},
+	{name: "kill-shim", title: "kill -9 of the shim", run: shimIsKilled, needs: hasShim},
+	{name: "kill-containerd", title: "kill -9 of containerd", run: containerdIsKilled, needs: hasDaemon("containerd")},
+	{name: "kill-dockerd", title: "kill -9 of dockerd, live-restore", run: dockerdIsKilled, needs: hasDaemon("dockerd")},
+	{name: "kill-runtime", title: "kill -9 of the runtime within a hook", run: runtimeIsKilled},
+	{name: "setuid", title: "Debian, setuid `su`", run: setuidWorks},
+	{name: "busybox", title: "static busybox", run: imageIsLeftAlone("busybox")},
+	{name: "musl", title: "musl", run: imageIsLeftAlone("musl")},
+	{name: "read-only", title: "read-only root", run: readOnlyRoot},
+	{name: "userns", title: "user namespace", run: userNamespace, needs: hasUserns},
+	{name: "host-pid", title: "host's pid namespace", run: hostPID},
+	{name: "privileged", title: "privileged", run: privileged},
+	{name: "etc-bound", title: "host directory on /etc: refused, unchanged", run: etcIsBound},
+	{name: "race", title: "two containers, the last MiB of a card", run: raceForTheLast},
+	{name: "churn", title: "200 containers, random kills", run: churn},
+}

@@ -1,0 +1,144 @@
+//go:build engines
+
+// SPDX-License-Identifier: Apache-2.0
+
+package engines
+
+import (
+	"bytes"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// world is what a case must leave as it found it.
+type world struct {
+	mounts    []string // of the host, that have to do with the site
+	processes []string // that its engine started and are no daemon
+	cgroups   []string // beneath all hierarchies, that are not the machine's
+	dirs      []string // of the enforcer and the hook
+	shims     []string // what engines keep for each container
+}
+
+// look sees what there is now.
+func (s *site) look() world {
+	return world{
+		mounts:    s.lookMounts(),
+		processes: s.lookProcesses(),
+		cgroups:   lookCgroups(s.Dir),
+		dirs:      append(children(s.in("run", "slices")), children(s.in("run", "hook"))...),
+		shims:     s.lookBundles(),
+	}
+}
+
+// clean waits until all that the case made is gone, and names what is not.
+func (s *site) clean(before world) {
+	s.t.Helper()
+	for _, slice := range s.Slices() {
+		_, _ = s.engine.remove(slice.Container)
+	}
+	if s.t.Failed() {
+		return // what it says first is what is wrong
+	}
+	for _, what := range []struct {
+		name string
+		left func() []string
+	}{
+		{"slices", func() (ids []string) {
+			for _, slice := range s.Slices() {
+				ids = append(ids, slice.ID)
+			}
+			return ids
+		}},
+		{"mounts", func() []string { return without(s.lookMounts(), before.mounts) }},
+		{"processes", func() []string { return without(s.lookProcesses(), before.processes) }},
+		{"cgroups", func() []string { return without(lookCgroups(s.Dir), before.cgroups) }},
+		{"files", func() []string { return without(s.look().dirs, before.dirs) }},
+		{"bundles", func() []string { return without(s.lookBundles(), before.shims) }},
+	} {
+		var left []string
+		if !s.soon(func() bool { left = what.left(); return len(left) == 0 }) {
+			s.t.Errorf("%s are left: %q", what.name, left)
+		}
+	}
+}
+
+func without(all, known []string) []string {
+	return slices.DeleteFunc(all, func(s string) bool { return slices.Contains(known, s) })
+}
+
+func (s *site) lookMounts() (points []string) {
+	text, err := os.ReadFile("/proc/self/mountinfo")
+	s.Must(err)
+	for line := range strings.Lines(string(text)) {
+		if fields := strings.Fields(line); strings.Contains(line, s.Dir) {
+			points = append(points, fields[4])
+		}
+	}
+	return points
+}
+
+// lookProcesses are those with the site's environment. Containers have it not: they are in the cgroups.
+func (s *site) lookProcesses() (found []string) {
+	mark := []byte("GPUSLICE_CONFIG=" + s.Config() + "\x00")
+	for _, name := range children("/proc") {
+		pid, err := strconv.Atoi(name)
+		if err != nil || s.isDaemon(pid) {
+			continue
+		}
+		env, err := os.ReadFile(filepath.Join("/proc", name, "environ"))
+		if err != nil || !bytes.Contains(env, mark) {
+			continue
+		}
+		line, _ := os.ReadFile(filepath.Join("/proc", name, "cmdline"))
+		found = append(found, name+" "+string(bytes.ReplaceAll(bytes.TrimRight(line, "\x00"), []byte{0}, []byte{' '})))
+	}
+	return found
+}
+
+func (s *site) isDaemon(pid int) bool {
+	for _, d := range s.daemons {
+		if d.command != nil && d.command.Process.Pid == pid {
+			return true
+		}
+	}
+	return false
+}
+
+// cgroupParent names the cgroups of a site's containers, wherever the engine lets one choose.
+func cgroupParent(dir string) string { return filepath.Base(dir) }
+
+// lookCgroups are the cgroups beneath a site's own, in every hierarchy.
+func lookCgroups(dir string) (found []string) {
+	_ = filepath.WalkDir("/sys/fs/cgroup", func(path string, d fs.DirEntry, err error) error {
+		if err == nil && d.IsDir() && strings.Contains(path, cgroupParent(dir)+"/") {
+			found = append(found, path)
+		}
+		return nil // one that goes away meanwhile
+	})
+	return found
+}
+
+// bundleDirs are the places where engines and runtimes keep a directory for each container that is there.
+func (s *site) lookBundles() (found []string) {
+	for _, pattern := range []string{
+		"*/state/io.containerd.runtime.v2.task/*/*", "*/exec/*/runtime-runc/*/*", "*/exec/containerd/daemon/io.containerd.runtime.v2.task/*/*",
+		"runc/*", "*/runc/*/*", "bundles/*",
+	} {
+		paths, err := filepath.Glob(s.in(pattern))
+		s.Must(err)
+		found = append(found, paths...)
+	}
+	return found
+}
+
+func children(dir string) (names []string) {
+	entries, _ := os.ReadDir(dir)
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names
+}

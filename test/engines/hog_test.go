@@ -1,0 +1,101 @@
+//go:build engines
+
+// SPDX-License-Identifier: Apache-2.0
+
+package engines
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// hog is a process in a container that holds memory, or was refused it.
+type hog struct {
+	said string // its one line
+	pid  int    // as the container sees it
+}
+
+func (g hog) holds(bytes, total uint64) bool {
+	return g.said == fmt.Sprintf("holds %d of %d", bytes, total)
+}
+
+func (g hog) refused() bool { return strings.HasSuffix(g.said, ": CUDA_ERROR_OUT_OF_MEMORY") }
+
+// hog has `exec` start a process that takes bytes of memory and keeps them.
+func (s *site) hog(name string, bytes uint64) hog {
+	s.t.Helper()
+	return s.hogBy(name, "/demo/cuda_hog "+strconv.FormatUint(bytes, 10))
+}
+
+// hogBy is hog with another command.
+func (s *site) hogBy(name, command string) hog {
+	s.t.Helper()
+	said := fmt.Sprintf("said-%s-%d", name, names.Add(1))
+	pid := strings.TrimSpace(s.exec(name, "/bin/sh", "-c",
+		command+" >/fake/"+said+" 2>&1 </dev/null & echo $!"))
+	var g hog
+	var err error
+	if g.pid, err = strconv.Atoi(pid); err != nil {
+		s.t.Fatalf("exec in %s said %q, want a pid", name, pid)
+	}
+	file := s.in("fake", said)
+	defer os.Remove(file)
+	s.Eventually("the process has said what it got", func() bool {
+		text, err := os.ReadFile(file)
+		g.said = lastLine(string(text))
+		return err == nil && g.said != ""
+	})
+	return g
+}
+
+// lastLine returns the last whole line.
+func lastLine(text string) string {
+	end := strings.LastIndexByte(text, '\n')
+	if end < 0 {
+		return ""
+	}
+	return text[strings.LastIndexByte(text[:end], '\n')+1 : end]
+}
+
+// killHogs kills, from the host, each process of a slice that holds memory.
+func (s *site) killHogs(id string) {
+	s.t.Helper()
+	slice, err := s.Client.Slice(context.Background(), id)
+	s.Must(err)
+	if len(slice.Processes) == 0 {
+		s.t.Fatalf("slice %s has no process to kill: %+v", id, slice)
+	}
+	for _, p := range slice.Processes {
+		s.Must(unix.Kill(p.PID, unix.SIGKILL))
+	}
+	s.Eventually("what they held is back", s.Holds(id, 0))
+}
+
+// works is the core of every case: two processes draw on one quota, a third is refused, and a death gives back.
+func (s *site) works(name string) {
+	s.t.Helper()
+	id := s.id(name)
+	if g := s.hog(name, gib); !g.holds(gib, quota) {
+		s.t.Fatalf("the first process said %q: it should hold 1 GiB of a card of the quota's size", g.said)
+	}
+	if g := s.hog(name, gib); !g.holds(gib, quota) {
+		s.t.Fatalf("the second process said %q", g.said)
+	}
+	if g := s.hog(name, 2*gib); !g.refused() {
+		s.t.Fatalf("the third process said %q: 2 GiB do not fit beside 2 GiB and contexts", g.said)
+	}
+	use := s.Use(id)
+	if use.Used != 2*gib || use.Limit != quota || use.Used+use.Overhead > quota || use.Refusals == 0 {
+		s.t.Fatalf("two processes hold 1 GiB each and one was refused; the slice shows %+v", use)
+	}
+	s.killHogs(id)
+	if g := s.hog(name, 3*gib); !g.holds(3*gib, quota) {
+		s.t.Fatalf("after they were killed one said %q: there is room", g.said)
+	}
+	s.killHogs(id)
+}

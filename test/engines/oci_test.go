@@ -1,0 +1,149 @@
+//go:build engines
+
+// SPDX-License-Identifier: Apache-2.0
+
+package engines
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuslice/gpuslice/test/testhost"
+)
+
+// oci is gpuslice-runtime by hand: a bundle, and no engine.
+type oci struct {
+	s       *site
+	runtime []string // the low-level one, in the cache
+}
+
+func (e *oci) options(t testing.TB) testhost.Options {
+	return testhost.Options{Runtimes: []string{tool(t, e.runtime...)}}
+}
+
+func (e *oci) up(s *site) { e.s = s }
+
+func (e *oci) id(name string) string { return name }
+
+func (e *oci) invoke(args ...string) (string, error) {
+	return e.s.output("gpuslice-runtime", append([]string{"--root", e.s.in("runc")}, args...)...)
+}
+
+func (e *oci) bundle(name string) string { return e.s.in("bundles", name) }
+
+func (e *oci) run(c container) (string, error) {
+	bundle := e.bundle(c.name)
+	if err := e.prepare(bundle, c); err != nil {
+		return "", err
+	}
+	return e.invoke("run", "--detach", "--bundle", bundle, c.name)
+}
+
+// prepare makes a bundle whose root is an overlay, as engines make it.
+func (e *oci) prepare(bundle string, c container) error {
+	rootfs := filepath.Join(bundle, "rootfs")
+	for _, dir := range []string{rootfs, bundle + "/upper", bundle + "/work"} {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return err
+		}
+	}
+	if c.userns { // the container's root must be able to make the places to mount on
+		if err := os.Chown(bundle+"/upper", usernsBase, usernsBase); err != nil {
+			return err
+		}
+	}
+	lower := filepath.Join(tools, "images", c.image)
+	data := fmt.Sprintf("lowerdir=%s,upperdir=%s/upper,workdir=%s/work", lower, bundle, bundle)
+	if err := unix.Mount("overlay", rootfs, "overlay", 0, data); err != nil {
+		return fmt.Errorf("mount the root: %w", err)
+	}
+	config, err := json.Marshal(ociSpec(c, "/"+cgroupParent(e.s.Dir)+"/"+c.name))
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(bundle, "config.json"), config, 0o644)
+}
+
+func (e *oci) exec(name string, args ...string) (string, error) {
+	return e.invoke(append([]string{"exec", name}, args...)...)
+}
+
+func (e *oci) kill(name string) (string, error) { return e.invoke("kill", name, "KILL") }
+
+func (e *oci) pause(name string) (string, error)   { return e.invoke("pause", name) }
+func (e *oci) unpause(name string) (string, error) { return e.invoke("resume", name) }
+
+// restart is what engines do: delete, and create under the same id.
+func (e *oci) restart(name string) (string, error) {
+	if out, err := e.invoke("delete", "--force", name); err != nil {
+		return out, err
+	}
+	return e.invoke("run", "--detach", "--bundle", e.bundle(name), name)
+}
+
+func (e *oci) remove(name string) (string, error) {
+	bundle := e.bundle(name)
+	if _, err := os.Stat(bundle); err != nil {
+		return "", nil
+	}
+	out, err := e.invoke("delete", "--force", name)
+	if err != nil && strings.Contains(out, "does not exist") {
+		err = nil
+	}
+	if e := unix.Unmount(filepath.Join(bundle, "rootfs"), 0); err == nil && e != unix.EINVAL {
+		err = e
+	}
+	if err == nil {
+		err = os.RemoveAll(bundle)
+	}
+	return out, err
+}
+
+// usernsBase is the host's uid and gid of a user namespace's root.
+const usernsBase = 100000
+
+type object = map[string]any
+
+// ociSpec is the config.json of a container.
+func ociSpec(c container, cgroup string) object {
+	capabilities := []string{"CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_KILL", "CAP_SETGID", "CAP_SETUID"}
+	mounts := []object{
+		{"destination": "/proc", "type": "proc", "source": "proc"},
+		{"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": []string{"nosuid", "mode=755"}},
+	}
+	for _, b := range c.binds {
+		mounts = append(mounts, object{"destination": b.target, "type": "bind", "source": b.source, "options": []string{"rbind", "rw"}})
+	}
+	namespaces := []object{{"type": "mount"}, {"type": "ipc"}, {"type": "uts"}}
+	if !c.hostPID {
+		namespaces = append(namespaces, object{"type": "pid"})
+	}
+	linux := object{"cgroupsPath": cgroup, "resources": object{"devices": []object{{"allow": true, "access": "rwm"}}}}
+	if c.userns {
+		namespaces = append(namespaces, object{"type": "user"})
+		mapping := []object{{"containerID": 0, "hostID": usernsBase, "size": 65536}}
+		linux["uidMappings"], linux["gidMappings"] = mapping, mapping
+	}
+	linux["namespaces"] = namespaces
+	if c.privileged {
+		capabilities = append(capabilities, "CAP_SYS_ADMIN", "CAP_NET_ADMIN", "CAP_SYS_PTRACE", "CAP_MKNOD", "CAP_SYS_CHROOT")
+	}
+	return object{
+		"ociVersion": "1.0.2",
+		"process": object{
+			"user": object{"uid": 0, "gid": 0}, "cwd": "/", "args": c.args, "env": c.env,
+			"noNewPrivileges": false,
+			"capabilities":    object{"bounding": capabilities, "effective": capabilities, "permitted": capabilities},
+		},
+		"root":        object{"path": "rootfs", "readonly": c.readOnly},
+		"annotations": c.annotations,
+		"mounts":      mounts,
+		"linux":       linux,
+	}
+}

@@ -1,0 +1,245 @@
+//go:build engines
+
+// SPDX-License-Identifier: Apache-2.0
+
+package engines
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuslice/gpuslice/test/testhost"
+)
+
+// site is where one engine is tried: an enforcer, and the engine's daemons with all that they have below the
+// enforcer's directory.
+type site struct {
+	*testhost.Host
+	t       *testing.T // of the case
+	engine  engine
+	daemons map[string]*daemon
+	path    string // PATH of daemons and commands: the engine's own programs, ours, the machine's
+	env     []string
+}
+
+// daemon is one that an engine runs.
+type daemon struct {
+	name    string
+	args    []string
+	ready   func() error
+	command *exec.Cmd
+	log     testhost.Output
+}
+
+// newSite starts an enforcer and the engine of a row. What sits in front of the low-level runtime is asked of the engine.
+func newSite(t *testing.T, r row) *site {
+	t.Helper()
+	s := &site{t: t, engine: r.make(), daemons: map[string]*daemon{}}
+	o := testhost.Options{Runtimes: []string{tool(t, "runc-1.4", "runc")}}
+	if e, ok := s.engine.(interface {
+		options(t testing.TB) testhost.Options
+	}); ok {
+		o = e.options(t)
+	}
+	s.Host = testhost.New(t, o)
+	// All users of all containers.
+	s.Must(os.Chmod(s.Dir, 0o755))
+	s.Must(os.Chmod(filepath.Join(s.Dir, "fake"), 0o777))
+	s.path = s.Bin + ":/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+	s.env = []string{"GPUSLICE_CONFIG=" + s.Config(), "HOME=" + s.Dir, "XDG_RUNTIME_DIR=" + filepath.Join(s.Dir, "xdg")}
+	s.Must(os.Mkdir(filepath.Join(s.Dir, "xdg"), 0o700))
+	s.engine.up(s)
+	return s
+}
+
+// of is the site for one case. An engine's cases follow one another.
+func (s *site) of(t *testing.T) *site {
+	s.T, s.t = t, t
+	return s
+}
+
+// in is a path below the site's directory.
+func (s *site) in(parts ...string) string { return filepath.Join(append([]string{s.Dir}, parts...)...) }
+
+// prepend puts a directory of the cache in front of PATH.
+func (s *site) prepend(parts ...string) {
+	s.path = filepath.Join(append([]string{tools}, parts...)...) + ":" + s.path
+}
+
+// command is one with the site's environment, and that only.
+func (s *site) command(name string, args ...string) *exec.Cmd {
+	cmd := exec.Command(name, args...)
+	if !strings.Contains(name, "/") {
+		for _, dir := range strings.Split(s.path, ":") {
+			if info, err := os.Stat(filepath.Join(dir, name)); err == nil && info.Mode()&0o111 != 0 {
+				cmd = exec.Command(filepath.Join(dir, name), args...)
+				break
+			}
+		}
+	}
+	cmd.Env = append([]string{"PATH=" + s.path}, s.env...)
+	cmd.Dir = s.Dir
+	return cmd
+}
+
+// output runs a command with its output in a file: what it leaves running would keep a pipe open. A command that
+// hangs is a failure.
+func (s *site) output(name string, args ...string) (string, error) {
+	return s.finish(s.command(name, args...))
+}
+
+func (s *site) finish(cmd *exec.Cmd) (string, error) {
+	s.t.Helper()
+	file, err := os.CreateTemp(s.in(), "output-")
+	if err != nil {
+		return "", err
+	}
+	defer os.Remove(file.Name())
+	defer file.Close()
+	cmd.Stdout, cmd.Stderr = file, file
+	if err = cmd.Start(); err == nil {
+		late := time.AfterFunc(2*time.Minute, func() { _ = cmd.Process.Kill() })
+		err = cmd.Wait()
+		if !late.Stop() {
+			err = fmt.Errorf("it hung: %w", err)
+		}
+	}
+	text, readErr := os.ReadFile(file.Name())
+	if err == nil {
+		err = readErr
+	}
+	return string(text), err
+}
+
+// must is output for what has to work.
+func (s *site) must(name string, args ...string) string {
+	s.t.Helper()
+	out, err := s.output(name, args...)
+	if err != nil {
+		s.t.Fatalf("%s %s: %v\n%s", name, strings.Join(args, " "), err, out)
+	}
+	return out
+}
+
+// daemon starts a daemon, and has it ended after the engine's cases. It counts as up when ready gives no error.
+func (s *site) daemon(name string, ready func() error, args ...string) {
+	s.t.Helper()
+	d := &daemon{name: name, args: args, ready: ready}
+	s.daemons[name] = d
+	s.launch(d)
+	t := s.t
+	t.Cleanup(func() {
+		d.stop(unix.SIGTERM)
+		if t.Failed() {
+			text := d.log.String()
+			t.Logf("the end of what %s said:\n%s", name, text[max(0, len(text)-20000):])
+		}
+	})
+}
+
+func (s *site) launch(d *daemon) {
+	s.t.Helper()
+	d.command = s.command(d.args[0], d.args[1:]...)
+	d.command.Stdout, d.command.Stderr = &d.log, &d.log
+	d.command.WaitDelay = time.Second // shims hold its output open
+	s.Must(d.command.Start())
+	var err error
+	deadline := time.Now().Add(2 * testhost.Patience)
+	for err = d.ready(); err != nil; err = d.ready() {
+		if time.Now().After(deadline) {
+			s.t.Fatalf("%s is not up: %v\n%s", d.name, err, d.log.String())
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+}
+
+func (d *daemon) stop(sig unix.Signal) {
+	if d.command == nil {
+		return
+	}
+	_ = d.command.Process.Signal(sig)
+	late := time.AfterFunc(30*time.Second, func() { _ = d.command.Process.Kill() })
+	_ = d.command.Wait()
+	late.Stop()
+	d.command = nil
+}
+
+// crash kills a daemon and starts it again.
+func (s *site) crash(name string) {
+	s.t.Helper()
+	d := s.daemons[name]
+	d.stop(unix.SIGKILL)
+	s.launch(d)
+}
+
+var names atomic.Uint64
+
+// run starts a container, which must work, and returns its name. It is removed with the case.
+func (s *site) run(c container) string {
+	s.t.Helper()
+	name, out, err := s.try(c)
+	if err != nil {
+		s.t.Fatalf("run a container: %v\n%s", err, out)
+	}
+	return name
+}
+
+// try is run for a container that may be refused; out is what the user is shown.
+func (s *site) try(c container) (name, out string, err error) {
+	s.t.Helper()
+	if c.name == "" {
+		c.name = "c" + strconv.FormatUint(names.Add(1), 10) + "-" + strconv.Itoa(os.Getpid())
+	}
+	s.t.Cleanup(func() { _, _ = s.engine.remove(c.name) })
+	out, err = s.engine.run(c.complete(s))
+	return c.name, out, err
+}
+
+// remove removes a container, which must work.
+func (s *site) remove(name string) {
+	s.t.Helper()
+	if out, err := s.engine.remove(name); err != nil {
+		s.t.Fatalf("remove %s: %v\n%s", name, err, out)
+	}
+}
+
+// id is that of a container's slice.
+func (s *site) id(name string) string { return s.engine.id(name) }
+
+// init is the pid of a container's init on the host, as its slice has it.
+func (s *site) init(name string) int {
+	s.t.Helper()
+	slice, err := s.Client.Slice(context.Background(), s.id(name))
+	s.Must(err)
+	return slice.PID
+}
+
+// exec runs a command in a container, which must work.
+func (s *site) exec(name string, args ...string) string {
+	s.t.Helper()
+	out, err := s.engine.exec(name, args...)
+	if err != nil {
+		s.t.Fatalf("exec %q in %s: %v\n%s", args, name, err, out)
+	}
+	return out
+}
+
+// soon waits a while for what happens by itself, and says whether it did.
+func (s *site) soon(is func() bool) bool {
+	for deadline := time.Now().Add(testhost.Patience); !is(); time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,131 @@
+//go:build engines
+
+// SPDX-License-Identifier: Apache-2.0
+
+package engines
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+)
+
+// table is what the suite found, as docs/engines.md shows it.
+type table struct {
+	mu    sync.Mutex
+	cells map[string]string // "engine case": ok, FAILED or –
+	whys  []string          // for each dash
+}
+
+var results = table{cells: map[string]string{}}
+
+func (r *table) add(engine, name string, ok bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.cells[engine+" "+name] = "ok"; !ok {
+		r.cells[engine+" "+name] = "FAILED"
+	}
+}
+
+func (r *table) dash(engine, name, why string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.cells[engine+" "+name] = "–"
+	r.whys = append(r.whys, name+": "+why)
+}
+
+// why says why an engine has not a case; "" is that it has.
+func (r row) why(e engine, c testcase) string {
+	if why := r.lacks[c.name]; why != "" {
+		return r.name + " " + why
+	}
+	if c.needs != nil {
+		return c.needs(e)
+	}
+	return ""
+}
+
+const (
+	begin = "<!-- the suite writes from here -->\n"
+	end   = "<!-- to here -->\n"
+)
+
+// finish prints the table, and writes it into the document if that is named. Then, every cell must be there: a run of a
+// part of the suite must not make a table of it.
+func (r *table) finish(document string) error {
+	text, whole := r.markdown()
+	fmt.Print(text)
+	if document == "" {
+		return nil
+	}
+	if !whole {
+		return errors.New("not every case was tried, so the table is not written")
+	}
+	page, err := os.ReadFile(document)
+	if err != nil {
+		return err
+	}
+	head, rest, ok := bytes.Cut(page, []byte(begin))
+	_, tail, also := bytes.Cut(rest, []byte(end))
+	if !ok || !also {
+		return fmt.Errorf("%s has no lines %q and %q", document, begin, end)
+	}
+	return os.WriteFile(document, append(append(append(head, begin+text...), end...), tail...), 0o644)
+}
+
+func (r *table) markdown() (text string, whole bool) {
+	var b strings.Builder
+	whole = true
+	fmt.Fprint(&b, "| case |")
+	for _, row := range rows {
+		fmt.Fprintf(&b, " %s |", row.name)
+	}
+	fmt.Fprintf(&b, "\n|---|%s\n", strings.Repeat("---|", len(rows)))
+	for _, c := range cases {
+		fmt.Fprintf(&b, "| %s |", c.title)
+		for _, row := range rows {
+			cell := r.cells[row.name+" "+c.name]
+			whole = whole && cell != ""
+			fmt.Fprintf(&b, " %s |", cell)
+		}
+		fmt.Fprintln(&b)
+	}
+	fmt.Fprintf(&b, "\nEngines: %s.\n", strings.Join(versions(), "; "))
+	seen := map[string]bool{}
+	for _, c := range cases { // in the table's order
+		for _, why := range r.whys {
+			if strings.HasPrefix(why, c.name+": ") && !seen[why] {
+				seen[why] = true
+				fmt.Fprintf(&b, "\n- –, %s: %s", c.title, strings.TrimPrefix(why, c.name+": "))
+			}
+		}
+	}
+	fmt.Fprintln(&b)
+	return b.String(), whole
+}
+
+// versions says of each row what it is made of, as build.sh found it.
+func versions() []string {
+	text, err := os.ReadFile(filepath.Join(tools, "VERSIONS"))
+	if err != nil {
+		return []string{"unknown"}
+	}
+	known := map[string]string{}
+	for line := range strings.Lines(string(text)) {
+		name, version, _ := strings.Cut(strings.TrimSpace(line), " ")
+		known[name] = version
+	}
+	var all []string
+	for _, r := range rows {
+		var parts []string
+		for _, name := range r.version {
+			parts = append(parts, name+" "+known[name])
+		}
+		all = append(all, r.name+": "+strings.Join(parts, ", "))
+	}
+	return all
+}
