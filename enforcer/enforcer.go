@@ -47,7 +47,7 @@ const DefaultContextBytes = 512 << 20
 
 // Counter counts what happens, for metrics.
 type Counter interface {
-	Registered(code api.Code) // "" if the slice was given
+	Registered(code api.Code, took time.Duration) // "" if the slice was given
 	Released(cause string)
 	Attached(result string)
 }

@@ -19,6 +19,7 @@ import (
 
 // Register makes a slice. When it returns without an error the slice is on disk and its processes can attach.
 func (e *Enforcer) Register(ctx context.Context, r api.RegisterRequest) (api.RegisterReply, error) {
+	begin := time.Now()
 	reply, err := e.register(ctx, r)
 	var code api.Code
 	if refusal := (*api.Error)(nil); errors.As(err, &refusal) {
@@ -26,7 +27,7 @@ func (e *Enforcer) Register(ctx context.Context, r api.RegisterRequest) (api.Reg
 	} else if err != nil {
 		code = api.CodeInternal
 	}
-	e.count(func(c Counter) { c.Registered(code) })
+	e.count(func(c Counter) { c.Registered(code, time.Since(begin)) })
 	return reply, err
 }
 
@@ -184,8 +185,8 @@ func (s *slice) begin(name [16]byte) error {
 	return nil
 }
 
-// foresee is the devices that the quotas cover, as far as they are known and the ledger can hold them. If
-// there are more, each is added when a process says that it uses it.
+// foresee is the devices that the slice sees and the quotas cover, as far as they are known and the ledger can hold them. If
+// there are more, each is added when a process says that it uses it, and so is one that it was not known to see.
 func (s *slice) foresee() []*device {
 	if s.e.truth == nil {
 		return nil
@@ -193,7 +194,7 @@ func (s *slice) foresee() []*device {
 	var devices []*device
 	for _, known := range s.e.truth.devices {
 		limit, ok := quotaOn(s.request.Quotas, known.Raw, known.Total)
-		if !ok || limit == 0 {
+		if !ok || limit == 0 || !sees(&s.request, known.UUID) {
 			continue
 		}
 		uuid, err := driver.ParseUUID(known.UUID)

@@ -22,12 +22,16 @@ func (e *Enforcer) checkRequest(r *api.RegisterRequest) error {
 	if r.Mode == "" {
 		r.Mode = api.Enforce
 	}
+	r.Visible = e.resolveVisible(r.Visible)
 	seen := make(map[string]bool)
 	for i := range r.Quotas {
 		q := &r.Quotas[i]
 		name, err := e.resolve(q.Device)
 		if err != nil {
 			return err
+		}
+		if name != api.AllDevices && !sees(r, name) {
+			return e.unseen(r, q.Device, name)
 		}
 		if seen[name] { // an index and a UUID can be one device
 			return api.Errorf(api.CodeBadRequest, "device %s has two quotas: one is accepted", name)

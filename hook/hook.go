@@ -55,12 +55,10 @@ func (h *Hook) Prestart(ctx context.Context, s State) (err error) {
 	if err != nil {
 		return err
 	}
-	if IsSandbox(bundle.Annotations) {
-		return nil
-	}
-	request, err := annotations.Parse(bundle.Annotations, h.Policy)
-	if request == nil || err != nil {
-		return err
+	sandbox := bundle.IsSandbox()
+	request, refusal := bundle.Request(h.Policy)
+	if request == nil && (refusal == nil || !sandbox) {
+		return refusal
 	}
 	if s.PID <= 1 {
 		return fmt.Errorf("the state of container %s has pid %d: prestart and createRuntime need that of its init", s.ID, s.PID)
@@ -71,11 +69,19 @@ func (h *Hook) Prestart(ctx context.Context, s State) (err error) {
 		return err
 	}
 	defer container.Close()
+	nodes := container.GPUs()
+	if sandbox && !bundle.GPUs.Reaches(nodes) {
+		return nil
+	}
+	if refusal != nil {
+		return fmt.Errorf("%w (that it is a pod's sandbox is its own word, and counts for one that can reach no GPU)", refusal)
+	}
 	lap("enter")
 
 	reply, err := h.Enforcer.Register(ctx, api.RegisterRequest{
 		ID: s.ID, Container: s.ID, PID: s.PID,
 		Quotas: request.Quotas, Mode: request.Mode, Pool: request.Pool, Tenant: request.Tenant, TTL: request.TTL,
+		Visible: bundle.GPUs.Visible(nodes),
 	})
 	if err != nil {
 		return enforcerFailed(err)
@@ -105,6 +111,7 @@ func (h *Hook) bind(ctx context.Context, s State, c *mount.Container, rootfs str
 		return err
 	}
 	old := record.Made
+	record.Root = rootfs
 	record.Join(roots.User{Slice: s.ID, Generation: reply.Slice.Generation, Dir: reply.Dir})
 	record.Made = append(old[:len(old):len(old)], c.Missing()...)
 	if err := record.Save(); err != nil {
@@ -133,24 +140,29 @@ func (h *Hook) Poststop(ctx context.Context, s State) error {
 		// Without the bundle there is no record either, but the slice can still go.
 		return errors.Join(err, h.release(ctx, roots.User{Slice: s.ID}))
 	}
-	if request, err := annotations.Parse(bundle.Annotations, h.Policy); IsSandbox(bundle.Annotations) || request == nil && err == nil {
+	if request, err := bundle.Request(h.Policy); request == nil && err == nil {
 		return nil
+	}
+	release := func(generation uint64) error {
+		if generation == 0 && bundle.IsSandbox() {
+			return nil // it was given no slice: there are many of them, and the enforcer need not hear of each
+		}
+		return h.release(ctx, roots.User{Slice: s.ID, Generation: generation})
 	}
 	var root unix.Stat_t
 	if err := unix.Stat(bundle.Rootfs, &root); err != nil {
 		// The engine unmounted it: nothing of ours is there any more.
-		return h.release(ctx, roots.User{Slice: s.ID})
+		return release(0)
 	}
 	record, err := roots.Find(ctx, h.Records, mount.FileID{Dev: root.Dev, Inode: root.Ino})
 	if errors.Is(err, os.ErrNotExist) {
-		return h.release(ctx, roots.User{Slice: s.ID}) // no prestart, or none that got so far
+		return release(0) // no prestart, or none that got so far
 	}
 	if err != nil {
-		return errors.Join(err, h.release(ctx, roots.User{Slice: s.ID}))
+		return errors.Join(err, release(0))
 	}
 	user := record.Leave(s.ID)
-	user.Slice = s.ID
-	return errors.Join(h.release(ctx, user), tidy(record, bundle.Rootfs), record.Close())
+	return errors.Join(release(user.Generation), tidy(record, bundle.Rootfs), record.Close())
 }
 
 // release releases a slice whose container is over. With a generation on record it insists: the runtime has said that

@@ -101,6 +101,18 @@ func TestPoststopReleasesItsOwnGenerationOnly(t *testing.T) {
 		t.Errorf("without a prestart: generation %d, force %v", f.gen, f.force)
 	}
 
+	keep(t, h, bundle, roots.User{Slice: "c", Generation: 7, Dir: bundle})
+	if runStage(t, "poststop", state, h); f.gen != 7 || !f.force {
+		t.Errorf("with a record: generation %d, force %v", f.gen, f.force)
+	}
+	if left, _ := os.ReadDir(h.Records); len(left) != 0 {
+		t.Errorf("records are left: %v", left)
+	}
+}
+
+// keep puts a user of the bundle's root filesystem on record.
+func keep(t *testing.T, h *Hook, bundle string, u roots.User) {
+	t.Helper()
 	var root unix.Stat_t
 	if err := unix.Stat(filepath.Join(bundle, "rootfs"), &root); err != nil {
 		t.Fatal(err)
@@ -109,15 +121,9 @@ func TestPoststopReleasesItsOwnGenerationOnly(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.Join(roots.User{Slice: "c", Generation: 7, Dir: bundle})
+	r.Join(u)
 	if err := errors.Join(r.Save(), r.Close()); err != nil {
 		t.Fatal(err)
-	}
-	if runStage(t, "poststop", state, h); f.gen != 7 || !f.force {
-		t.Errorf("with a record: generation %d, force %v", f.gen, f.force)
-	}
-	if left, _ := os.ReadDir(h.Records); len(left) != 0 {
-		t.Errorf("records are left: %v", left)
 	}
 }
 
@@ -142,9 +148,8 @@ func TestAnotherHooksLockIsNotWaitedForForEver(t *testing.T) {
 
 func TestWhatIsNoneOfOurBusinessIsLeftAlone(t *testing.T) {
 	for name, all := range map[string]map[string]string{
-		"containerd": {"gpuslice.vram": "1G", "io.kubernetes.cri.container-type": "sandbox"},
-		"cri-o":      {"gpuslice.vram": "1G", "io.kubernetes.cri-o.ContainerType": "sandbox"},
-		"passed":     nil,
+		"passed":           nil,
+		"a passed sandbox": {"io.kubernetes.cri.container-type": "sandbox"},
 	} {
 		for _, stage := range []string{"prestart", "createRuntime", "poststop"} {
 			state, _ := setUp(t, all)
@@ -154,6 +159,47 @@ func TestWhatIsNoneOfOurBusinessIsLeftAlone(t *testing.T) {
 			if status, said := runStage(t, stage, state, h); status != 0 || said != "" || f.asked+len(f.released) != 0 {
 				t.Errorf("%s at %s: status %d, said %q, asked %d, released %v", name, stage, status, said, f.asked, f.released)
 			}
+		}
+	}
+}
+
+// TestASandboxThatEndsIsReleasedOnlyIfItWasGivenASlice: most were not, and one whose cgroup or root filesystem is gone cannot be asked.
+func TestASandboxThatEndsIsReleasedOnlyIfItWasGivenASlice(t *testing.T) {
+	for _, key := range []string{"io.kubernetes.cri.container-type", "io.kubernetes.cri-o.ContainerType"} {
+		state, bundle := setUp(t, map[string]string{"gpuslice.vram": "1G", key: "sandbox"})
+		f := &fake{}
+		h := &Hook{Enforcer: f, Records: filepath.Join(bundle, "records")}
+		if status, said := runStage(t, "poststop", state, h); status != 0 || said != "" || len(f.released) != 0 {
+			t.Errorf("%s: status %d, said %q, released %v", key, status, said, f.released)
+		}
+		keep(t, h, bundle, roots.User{Slice: "c", Generation: 7, Dir: bundle})
+		if status, said := runStage(t, "poststop", state, h); status != 0 || said != "" || len(f.released) != 1 || f.gen != 7 {
+			t.Errorf("%s: with a record, status %d, said %q, released %v of %d", key, status, said, f.released, f.gen)
+		}
+	}
+}
+
+func TestWhoIsASandboxByItsOwnWord(t *testing.T) {
+	for _, c := range []struct {
+		annotations map[string]string
+		args        []string
+		want        bool
+	}{
+		{map[string]string{"io.kubernetes.cri.container-type": "sandbox"}, []string{"/any"}, true},
+		{map[string]string{"io.kubernetes.cri-o.ContainerType": "sandbox"}, nil, true},
+		{map[string]string{"io.kubernetes.cri.container-type": "container"}, nil, false},
+		{map[string]string{"io.kubernetes.cri.container-type": "Sandbox"}, nil, false},
+		{map[string]string{"io.kubernetes.docker.type": "podsandbox"}, nil, false},
+		{nil, []string{"/pause"}, true},
+		{nil, []string{"/catatonit", "-P"}, true},
+		{nil, []string{"/catatonit"}, false},
+		{nil, []string{"/catatonit", "-P", "python"}, false},
+		{nil, []string{"/bin/pause"}, false},
+		{nil, nil, false},
+	} {
+		b := Bundle{Annotations: c.annotations, Args: c.args}
+		if got := b.IsSandbox(); got != c.want {
+			t.Errorf("%v, %q: %v", c.annotations, c.args, got)
 		}
 	}
 }

@@ -7,18 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"path/filepath"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
 )
 
-const (
-	maxState  = 4 << 20 // it repeats the annotations, and some engines put whole manifests there
-	maxConfig = 16 << 20
-)
+const maxState = 4 << 20 // it repeats the annotations, and some engines put whole manifests there
 
 // State is what the runtime writes to a hook's standard input. Its status is not read: crun says "created" at a
 // moment when runc still says "creating". Nor are its annotations: see [ReadBundle].
@@ -41,59 +35,6 @@ func ReadState(r io.Reader) (State, error) {
 		return s, fmt.Errorf("the bundle %.256q of container %s: an absolute path is accepted", s.Bundle, s.ID)
 	}
 	return s, nil
-}
-
-// Bundle is what the hook needs to know of a container's config.json.
-type Bundle struct {
-	Rootfs      string // absolute
-	Annotations map[string]string
-}
-
-// ReadBundle reads a bundle's config.json. The annotations come from there and not from the state, where the
-// OCI specification has a copy of them: the root filesystem is named only there, and one source cannot
-// contradict itself. Both are the engine's words, neither is the image's.
-func ReadBundle(dir string) (Bundle, error) {
-	var config struct {
-		Root struct {
-			Path string `json:"path"`
-		} `json:"root"`
-		Annotations map[string]string `json:"annotations"`
-	}
-	path := filepath.Join(dir, "config.json")
-	// Not blocking, should it be a FIFO.
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
-	if err != nil {
-		return Bundle{}, fmt.Errorf("the bundle: %w", err)
-	}
-	defer f.Close()
-	if err := decode(f, maxConfig, &config); err != nil {
-		return Bundle{}, fmt.Errorf("the bundle's %s: %w", path, err)
-	}
-	if config.Root.Path == "" {
-		return Bundle{}, fmt.Errorf("the bundle's %s names no root filesystem", path)
-	}
-	rootfs := config.Root.Path
-	if !filepath.IsAbs(rootfs) {
-		rootfs = filepath.Join(dir, rootfs)
-	}
-	return Bundle{Rootfs: filepath.Clean(rootfs), Annotations: config.Annotations}, nil
-}
-
-// sandboxKeys say that a container is only a pod's sandbox. CRI gives the pod's annotations to it too; it runs
-// nothing but pause, and must not take the quota that the pod's containers ask for.
-var sandboxKeys = []string{
-	"io.kubernetes.cri.container-type", // containerd
-	"io.kubernetes.cri-o.ContainerType",
-}
-
-// IsSandbox says whether annotations are a CRI sandbox's.
-func IsSandbox(annotations map[string]string) bool {
-	for _, key := range sandboxKeys {
-		if annotations[key] == "sandbox" {
-			return true
-		}
-	}
-	return false
 }
 
 // decode reads one JSON value of at most limit bytes.

@@ -39,8 +39,11 @@ func FindRuntime(names []string, path string, self os.FileInfo) (string, error) 
 }
 
 // FindHook finds our hook: beside the running program, or in path. "" means nowhere.
-func FindHook(self, path string) string {
-	for _, candidate := range append([]string{filepath.Join(filepath.Dir(self), spec.HookName)}, candidates(spec.HookName, path)...) {
+func FindHook(self, path string) string { return FindBeside(spec.HookName, self, path) }
+
+// FindBeside finds one of gpuslice's programs: beside self, the running one, or in path. "" means nowhere.
+func FindBeside(name, self, path string) string {
+	for _, candidate := range append([]string{filepath.Join(filepath.Dir(self), name)}, candidates(name, path)...) {
 		if _, ok := executable(candidate); ok && filepath.IsAbs(candidate) {
 			return candidate
 		}

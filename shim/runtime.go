@@ -38,7 +38,8 @@ type Runtime struct {
 }
 
 // Prepare edits the bundle that a command line is about to make a container of. Command lines that
-// make none are left alone, and so are pods' sandboxes and containers that the operator lets pass.
+// make none are left alone, and so are containers that the operator lets pass. Whether a pod's sandbox may go without a
+// quota is for the hook to say: here its devices are not there yet.
 func (r *Runtime) Prepare(args Args, cwd string) error {
 	if !args.Creates() {
 		return nil
@@ -55,11 +56,8 @@ func (r *Runtime) Prepare(args Args, cwd string) error {
 	if err != nil {
 		return err
 	}
-	if hook.IsSandbox(bundle.Annotations) {
-		return nil
-	}
-	request, err := annotations.Parse(bundle.Annotations, r.Policy)
-	if request == nil || err != nil {
+	request, err := bundle.Request(r.Policy)
+	if request == nil && (err == nil || !bundle.IsSandbox()) {
 		return err
 	}
 	if r.HookPath == "" {

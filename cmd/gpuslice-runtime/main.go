@@ -49,7 +49,7 @@ func run(args shim.Args) (status int, err error) {
 		return 1, fmt.Errorf("find the working directory: %w", err)
 	}
 	r := shim.Runtime{
-		Policy:   annotations.Policy{DefaultVRAM: cfg.Runtime.DefaultVRAM, Pass: cfg.Runtime.Missing == config.MissingPass},
+		Policy:   annotations.Policy{DefaultVRAM: cfg.Runtime.DefaultVRAM, Pass: cfg.Runtime.Missing == config.MissingPass, AllowEnv: cfg.Runtime.AllowEnv},
 		HookPath: shim.FindHook(self, os.Getenv("PATH")),
 		Config:   os.Getenv(configEnv),
 		Reports:  shim.HidesHooks(runtime),

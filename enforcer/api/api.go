@@ -61,6 +61,11 @@ type RegisterRequest struct {
 	Tenant string  `json:"tenant,omitempty"`
 	// TTL is how long the slice lives, in nanoseconds; 0 is for ever. Not kept by this version either, and refused.
 	TTL time.Duration `json:"ttl,omitempty"`
+	// Visible are the devices that the slice's processes see: UUIDs, indices, and VisibleMinor of device nodes; the
+	// enforcer turns them into UUIDs. A quota on all devices counts on these, and one on any other device is refused. It
+	// is where quotas count and no barrier: a process that uses another device nevertheless has the quota there, too.
+	// Empty is unknown, which is all.
+	Visible []string `json:"visible,omitempty"`
 
 	// PID is the container's init, or the session's first process, in the enforcer's pid namespace.
 	// The slice's cgroup is read from the kernel, from this pid, never from the request.

@@ -34,7 +34,23 @@ func (r *RegisterRequest) Validate() error {
 	case len(r.Container) > 255 || strings.ContainsFunc(r.Container, func(c rune) bool { return c < ' ' || c == 0x7f }):
 		return Errorf(CodeBadRequest, "container %.64q is not an id", r.Container)
 	}
+	if err := validateVisible(r.Visible); err != nil {
+		return err
+	}
 	return validateQuotas(r.Quotas)
+}
+
+func validateVisible(names []string) error {
+	if len(names) > MaxVisible {
+		return Errorf(CodeBadRequest, "there are %d visible devices: up to %d are accepted", len(names), MaxVisible)
+	}
+	for _, name := range names {
+		_, device := DeviceName(name)
+		if _, minor := ParseMinor(name); !device && !minor {
+			return Errorf(CodeBadRequest, "visible device %.80q: a UUID, an index or %q is accepted", name, minorPrefix+"N")
+		}
+	}
+	return nil
 }
 
 func checkName(what, name string) error {

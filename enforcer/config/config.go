@@ -48,6 +48,7 @@ type Runtime struct {
 	Runtimes    []string `toml:"runtimes"`
 	Missing     string   `toml:"missing"`
 	DefaultVRAM string   `toml:"default_vram"`
+	AllowEnv    bool     `toml:"allow_env"`
 }
 
 // What the keys with a choice accept.
@@ -178,6 +179,9 @@ func (c *Config) check() error {
 		return errors.New("runtime.runtimes is empty: the names or paths of OCI runtimes are accepted, the first that is found is used")
 	case !oneOf(r.Missing, MissingRefuse, MissingPass):
 		return fmt.Errorf("runtime.missing = %q: %q and %q are accepted", r.Missing, MissingRefuse, MissingPass)
+	}
+	if r.AllowEnv && r.DefaultVRAM == "" {
+		return errors.New("runtime.allow_env = true: allow_env needs default_vram, which is the most that an image's variable can ask for")
 	}
 	if r.DefaultVRAM != "" {
 		if _, _, err := api.ParseQuota(r.DefaultVRAM); err != nil {

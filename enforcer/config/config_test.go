@@ -89,13 +89,14 @@ nvml = "off"
 runtimes = ["/usr/bin/nvidia-container-runtime"]
 missing = "pass"
 default_vram = "50%"
+allow_env = true
 `)
 	want := Config{
 		Enforcer: Enforcer{
 			Socket: "/a/b.sock", RunDir: "/r", StateDir: "/s", Library: "/l.so", LogLevel: "debug", MetricsAddress: "127.0.0.1:9835",
 			TruthInterval: 250 * time.Millisecond, ContextOverhead: 300 << 20, NVML: NVMLOff,
 		},
-		Runtime: Runtime{Runtimes: []string{"/usr/bin/nvidia-container-runtime"}, Missing: MissingPass, DefaultVRAM: "50%"},
+		Runtime: Runtime{Runtimes: []string{"/usr/bin/nvidia-container-runtime"}, Missing: MissingPass, DefaultVRAM: "50%", AllowEnv: true},
 	}
 	if err != nil || !reflect.DeepEqual(c, want) {
 		t.Errorf("got %+v, %v", c, err)
@@ -122,6 +123,8 @@ func TestWhatIsNotUnderstoodIsRefusedWithItsLine(t *testing.T) {
 		"[runtime]\nmissing = \"ignore\"\n":                               {"runtime.missing", `"refuse"`},
 		"[runtime]\nruntimes = []\n":                                      {"runtime.runtimes"},
 		"[runtime]\ndefault_vram = \"150%\"\n":                            {"runtime.default_vram", "100%"},
+		"[runtime]\nallow_env = true\n":                                   {"runtime.allow_env", "allow_env needs default_vram"},
+		"[runtime]\nallow_env = \"yes\"\n":                                {"line 2", "allow_env"},
 	} {
 		_, err := load(t, text)
 		if err == nil {

@@ -15,6 +15,7 @@ type Device struct {
 	UUID   string
 	Raw    [16]byte // as cuDeviceGetUuid_v2 gives it
 	Index  int      // NVML's; -1 for a MIG instance, which only has a UUID
+	Minor  int      // of the device node, /dev/nvidiaN; a MIG instance's is that of its GPU; -1 if NVML does not say
 	Name   string
 	Total  uint64 // bytes
 	Parent string // UUID of the GPU that a MIG instance is of; else ""
@@ -53,6 +54,7 @@ func (n *NVML) Devices() ([]Device, error) {
 		if gpu == nil {
 			continue
 		}
+		gpu.Minor = n.minor(handle)
 		instances, mig := n.instances(handle)
 		if !mig {
 			keep(gpu, handle)
@@ -60,6 +62,7 @@ func (n *NVML) Devices() ([]Device, error) {
 		}
 		for _, instance := range instances {
 			if d := list(instance, -1, gpu.UUID); d != nil {
+				d.Minor = gpu.Minor
 				keep(d, instance)
 			}
 		}
@@ -93,6 +96,17 @@ func (n *NVML) instances(gpu nvml.Device) ([]nvml.Device, bool) {
 		}
 	}
 	return instances, true
+}
+
+func (n *NVML) minor(gpu nvml.Device) int {
+	if !n.has("nvmlDeviceGetMinorNumber") {
+		return -1
+	}
+	minor, ret := gpu.GetMinorNumber() // NOT_SUPPORTED under WSL, which has no such nodes
+	if ret != nvml.SUCCESS {
+		return -1
+	}
+	return minor
 }
 
 func describe(handle nvml.Device, index int, parent string) (Device, error) {

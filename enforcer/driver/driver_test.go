@@ -35,11 +35,18 @@ type fakeDevice struct {
 	nvml.Device
 	uuid, name             string
 	mig                    bool
+	minor                  int // -1: NVML does not say
 	instances              []*fakeDevice
 	compute, graphics, mps list
 }
 
 func (f *fakeDevice) GetUUID() (string, nvml.Return) { return f.uuid, nvml.SUCCESS }
+func (f *fakeDevice) GetMinorNumber() (int, nvml.Return) {
+	if f.minor < 0 {
+		return 0, nvml.ERROR_NOT_SUPPORTED
+	}
+	return f.minor, nvml.SUCCESS
+}
 func (f *fakeDevice) GetName() (string, nvml.Return) { return f.name, nvml.SUCCESS }
 func (f *fakeDevice) GetMemoryInfo() (nvml.Memory, nvml.Return) {
 	return nvml.Memory{Total: 80 << 30}, nvml.SUCCESS
@@ -184,5 +191,29 @@ func TestAListThatTheDriverLacksIsNoError(t *testing.T) {
 	d.graphics.ret = nvml.ERROR_GPU_IS_LOST
 	if got, err := newNVML(lib, everything).Processes(uuid0); !errors.Is(err, nvml.ERROR_GPU_IS_LOST) {
 		t.Errorf("got %v, %v", got, err)
+	}
+}
+
+func TestAMIGInstanceHasTheMinorNumberOfItsGPU(t *testing.T) {
+	lib := &fakeLibrary{devices: []*fakeDevice{
+		{uuid: uuid0, minor: 3},
+		{uuid: uuid1, minor: 2, instances: []*fakeDevice{{uuid: uuidMIG, minor: -1}}},
+	}}
+	minors := func(n *NVML) [2]int {
+		devices, err := n.Devices()
+		if err != nil || len(devices) != 2 {
+			t.Fatalf("%+v, %v", devices, err)
+		}
+		return [2]int{devices[0].Minor, devices[1].Minor}
+	}
+	if got := minors(newNVML(lib, everything)); got != [2]int{3, 2} {
+		t.Errorf("minor numbers %v", got)
+	}
+	if got := minors(newNVML(lib, func(s string) bool { return s != "nvmlDeviceGetMinorNumber" })); got != [2]int{-1, -1} {
+		t.Errorf("of a library that has no such function: %v", got)
+	}
+	lib.devices[0].minor = -1
+	if got := minors(newNVML(lib, everything)); got != [2]int{-1, 2} {
+		t.Errorf("of a device that has none: %v", got)
 	}
 }

@@ -75,6 +75,27 @@ func TestDriverTruthSaysWhatAProcessHolds(t *testing.T) {
 	}
 }
 
+func TestAMinorNumberIsNotAnIndex(t *testing.T) {
+	libraries, _ := simulated(t)
+	if !under(t, libraries, "FAKECUDA_STATE="+filepath.Join(t.TempDir(), "machine"), "FAKECUDA_DEVICES=3", "FAKECUDA_NVML_ORDER=reverse") {
+		return
+	}
+	n, err := Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer n.Close()
+	devices, err := n.Devices()
+	if err != nil || len(devices) != 3 {
+		t.Fatalf("got %+v, %v", devices, err)
+	}
+	for i, d := range devices {
+		if d.Index != i || d.Minor != 2-i {
+			t.Errorf("device %d has index %d and minor number %d", i, d.Index, d.Minor)
+		}
+	}
+}
+
 // runHog starts a process that holds 1 GiB on the first device, and returns its pid.
 func runHog(t *testing.T, hog string) int {
 	t.Helper()

@@ -32,6 +32,7 @@ const scrapeTimeout = 5 * time.Second
 type Metrics struct {
 	registry  *prometheus.Registry
 	registers *prometheus.CounterVec
+	register  prometheus.Histogram
 	releases  *prometheus.CounterVec
 	attaches  *prometheus.CounterVec
 }
@@ -44,6 +45,11 @@ func New(slices Slices, log *slog.Logger) *Metrics {
 			Name: "gpuslice_registers_total",
 			Help: "Slices that were asked for, by result: ok, or the error's code.",
 		}, []string{"result"}),
+		register: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name:    "gpuslice_register_duration_seconds",
+			Help:    "From the request for a slice to the answer: what a container's start waits for.",
+			Buckets: []float64{.0005, .001, .002, .003, .005, .0075, .01, .02, .03, .05, .075, .1, .2, .5, 1, 2, 5},
+		}),
 		releases: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "gpuslice_releases_total",
 			Help: "Slices that were released, by cause.",
@@ -59,12 +65,13 @@ func New(slices Slices, log *slog.Logger) *Metrics {
 		ConstLabels: prometheus.Labels{"version": api.Version, "go_version": runtime.Version()},
 	})
 	build.Set(1)
-	m.registry.MustRegister(m.registers, m.releases, m.attaches, build, &collector{slices, log})
+	m.registry.MustRegister(m.registers, m.register, m.releases, m.attaches, build, &collector{slices, log})
 	return m
 }
 
-// Registered counts a request for a slice; code is "" if it was given.
-func (m *Metrics) Registered(code api.Code) {
+// Registered counts a request for a slice and how long it took; code is "" if it was given.
+func (m *Metrics) Registered(code api.Code, took time.Duration) {
+	m.register.Observe(took.Seconds())
 	if code == "" {
 		code = "ok"
 	}

@@ -39,8 +39,8 @@ func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }
 
 func counted(s Slices) *Metrics {
 	m := New(s, quiet())
-	m.Registered("")
-	m.Registered(api.CodeQuotaExceeded)
+	m.Registered("", 4*time.Millisecond)
+	m.Registered(api.CodeQuotaExceeded, time.Millisecond/4)
 	m.Released("asked")
 	m.Attached("ok")
 	return m
@@ -83,6 +83,8 @@ func TestEverythingThatADashboardNeedsIsThere(t *testing.T) {
 		`gpuslice_slice_info{mode="enforce",pool="",slice="c1",state="active",tenant="physics"} 1`,
 		`gpuslice_registers_total{result="ok"} 1`,
 		`gpuslice_registers_total{result="quota_exceeded"} 1`,
+		`gpuslice_register_duration_seconds_bucket{le="0.0005"} 1`,
+		`gpuslice_register_duration_seconds_bucket{le="0.005"} 2`,
 		`gpuslice_releases_total{cause="asked"} 1`,
 		`gpuslice_attaches_total{result="ok"} 1`,
 		`gpuslice_build_info{go_version="`,

@@ -41,6 +41,7 @@ var ErrMissing = errors.New(`no quota: add the annotation ` + VRAM + `, such as 
 type Policy struct {
 	DefaultVRAM string // a size for them; "" is none
 	Pass        bool   // without any annotation of ours they run outside gpuslice
+	AllowEnv    bool   // the variable Env may ask for less than DefaultVRAM
 }
 
 // Request is what a container asks for.
@@ -52,9 +53,10 @@ type Request struct {
 	TTL    time.Duration
 }
 
-// Parse reads the annotations of ours among all. A nil Request without an error means that the container is
-// none of our business: it has no annotation of ours, and the policy lets it pass.
-func Parse(all map[string]string, policy Policy) (*Request, error) {
+// Parse reads the annotations of ours among all, and the variable Env in the environment of the container's process, if the
+// policy has it so. A nil Request without an error means that the container is none of our business: it has no
+// annotation of ours, and the policy lets it pass.
+func Parse(all map[string]string, env []string, policy Policy) (*Request, error) {
 	keys := ours(all)
 	if len(keys) == 0 && policy.DefaultVRAM == "" && policy.Pass {
 		return nil, nil
@@ -68,12 +70,9 @@ func Parse(all map[string]string, policy Policy) (*Request, error) {
 	if len(r.Quotas) > 0 {
 		return r, nil
 	}
-	if policy.DefaultVRAM == "" {
-		return nil, ErrMissing
-	}
-	q, err := quota(api.AllDevices, policy.DefaultVRAM)
+	q, err := policy.quota(env)
 	if err != nil {
-		return nil, fmt.Errorf("default_vram in the configuration: %w", err)
+		return nil, err
 	}
 	r.Quotas = []api.Quota{q}
 	return r, nil
@@ -116,7 +115,7 @@ func (r *Request) set(key, value string) (err error) {
 			return fmt.Errorf("annotation %s is unknown: %s, %s.<GPU uuid or index>, %s, %s, %s and %s are accepted",
 				shown(key), VRAM, VRAM, Pool, Tenant, TTL, Mode)
 		}
-		if device, ok = deviceName(device); !ok {
+		if device, ok = api.DeviceName(device); !ok {
 			return fmt.Errorf("annotation %s names no device: an index such as %s.0, or a UUID as nvidia-smi -L shows it, is accepted",
 				shown(key), VRAM)
 		}
@@ -145,33 +144,6 @@ func (r *Request) add(key, device, value string) error {
 func quota(device, value string) (api.Quota, error) {
 	bytes, percent, err := api.ParseQuota(value)
 	return api.Quota{Device: device, Bytes: bytes, Percent: percent}, err
-}
-
-// deviceName reads an index, or a UUID, whose hexadecimal digits NVML writes small.
-func deviceName(s string) (string, bool) {
-	if n, err := strconv.ParseUint(s, 10, 10); err == nil {
-		return s, strconv.FormatUint(n, 10) == s // not "+1", "007"
-	}
-	if len(s) < len("GPU-") {
-		return "", false
-	}
-	kind, uuid := strings.ToUpper(s[:4]), strings.ToLower(s[4:])
-	return kind + uuid, (kind == "GPU-" || kind == "MIG-") && isUUID(uuid)
-}
-
-func isUUID(s string) bool {
-	if len(s) != 36 {
-		return false
-	}
-	for i := range len(s) {
-		c := s[i]
-		dash := i == 8 || i == 13 || i == 18 || i == 23
-		hex := c >= '0' && c <= '9' || c >= 'a' && c <= 'f'
-		if dash != (c == '-') || !dash && !hex {
-			return false
-		}
-	}
-	return true
 }
 
 // name reads a pool's or a tenant's name. They become labels and file names, so little is accepted.

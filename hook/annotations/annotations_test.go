@@ -25,7 +25,7 @@ func TestEveryAnnotationOfTheContractIsRead(t *testing.T) {
 		"gpuslice.ttl":                "1h30m",
 		"gpuslice.mode":               "record",
 		"io.kubernetes.cri.something": "else",
-	}, Policy{})
+	}, nil, Policy{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -94,7 +94,7 @@ func TestABadAnnotationIsRefusedInOneSentence(t *testing.T) {
 		// A good quota beside it must not save a bad annotation.
 		all := map[string]string{"gpuslice.vram.7": "1G"}
 		all[c.key] = c.value
-		got, err := Parse(all, Policy{DefaultVRAM: "1G", Pass: true})
+		got, err := Parse(all, nil, Policy{DefaultVRAM: "1G", Pass: true})
 		if err == nil {
 			t.Errorf("%.40q=%.40q is accepted: %+v", c.key, c.value, got)
 			continue
@@ -122,7 +122,7 @@ func TestOneDeviceHasOneQuota(t *testing.T) {
 	_, err := Parse(map[string]string{
 		"gpuslice.vram." + uuid:                  "1G",
 		"gpuslice.vram." + strings.ToLower(uuid): "2G",
-	}, Policy{})
+	}, nil, Policy{})
 	if err == nil || !strings.Contains(err.Error(), "a second time") {
 		t.Errorf("two quotas for one device: %v", err)
 	}
@@ -150,12 +150,12 @@ func TestWithoutAQuotaTheOperatorDecides(t *testing.T) {
 		{"ours but no quota does not pass", some, Policy{Pass: true}, nil, ErrMissing},
 		{"ours with a default", some, Policy{DefaultVRAM: "2G"}, &withTenant, nil},
 	} {
-		got, err := Parse(c.all, c.policy)
+		got, err := Parse(c.all, nil, c.policy)
 		if !errors.Is(err, c.err) || !reflect.DeepEqual(got, c.want) {
 			t.Errorf("%s: got %+v, %v; want %+v, %v", c.name, got, err, c.want, c.err)
 		}
 	}
-	if _, err := Parse(nil, Policy{DefaultVRAM: "much"}); err == nil || !strings.Contains(err.Error(), "default_vram") {
+	if _, err := Parse(nil, nil, Policy{DefaultVRAM: "much"}); err == nil || !strings.Contains(err.Error(), "default_vram") {
 		t.Errorf("a bad default: %v", err)
 	}
 }
@@ -165,7 +165,7 @@ func FuzzParse(f *testing.F) {
 	f.Add("gpuslice.vram."+uuid, "50%", "gpuslice.pool", "a")
 	f.Add("gpuslice.vram.0", "4096m", "gpuslice.mode", "record")
 	f.Fuzz(func(t *testing.T, k1, v1, k2, v2 string) {
-		r, err := Parse(map[string]string{k1: v1, k2: v2}, Policy{})
+		r, err := Parse(map[string]string{k1: v1, k2: v2}, nil, Policy{})
 		if err != nil {
 			checkSentence(t, err)
 			return

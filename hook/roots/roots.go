@@ -16,6 +16,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
@@ -39,6 +40,7 @@ type User struct {
 type Record struct {
 	Made  []mount.Place `json:"made,omitempty"`
 	Users []User        `json:"users,omitempty"`
+	Root  string        `json:"root,omitempty"` // where the root was seen last
 
 	file *os.File
 }
@@ -103,13 +105,49 @@ func load(file *os.File) (*Record, error) {
 	r := &Record{file: file}
 	// The first value only: Save may have been killed before it cut off what was longer before.
 	if err := json.NewDecoder(io.LimitReader(file, 1<<20)).Decode(r); err != nil {
-		r.Made, r.Users = nil, nil
+		r.Made, r.Users, r.Root = nil, nil, ""
 	}
 	r.Users = slices.DeleteFunc(r.Users, func(u User) bool {
 		_, err := os.Stat(u.Dir)
 		return errors.Is(err, fs.ErrNotExist)
 	})
 	return r, nil
+}
+
+// Of is the root that the record is about; a zero FileID if its name was meddled with.
+func (r *Record) Of() (id mount.FileID) {
+	if _, err := fmt.Sscanf(filepath.Base(r.file.Name()), "%x-%x.json", &id.Dev, &id.Inode); err != nil {
+		return mount.FileID{}
+	}
+	return id
+}
+
+// Sweep gives records without a user, locked, to over, which empties and saves them: those of containers whose runtime was
+// killed, so that no poststop hook ran for them. It looks at most records of all that there are, those on which another hook
+// is at work left out, so that a host with very many containers pays no more for each than one with a few.
+func Sweep(dir string, most int, over func(*Record) error) error {
+	names, err := filepath.Glob(filepath.Join(dir, "*.json"))
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, i := range rand.Perm(len(names))[:min(most, len(names))] {
+		file, err := os.OpenFile(names[i], os.O_RDWR|unix.O_NOFOLLOW, 0)
+		if err != nil {
+			continue // its last user removed it
+		}
+		here, err := os.Lstat(names[i])
+		if unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB) != nil || err != nil || !same(file, here) {
+			file.Close()
+			continue
+		}
+		record, err := load(file)
+		if err == nil && len(record.Users) == 0 {
+			err = over(record)
+		}
+		errs = append(errs, err, record.Close())
+	}
+	return errors.Join(errs...)
 }
 
 // Join enters a user; one of the same id is over, since it is that id's container that is being made.

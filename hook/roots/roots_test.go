@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -152,5 +153,55 @@ func TestOneHookAtATime(t *testing.T) {
 	group.Wait()
 	if most != 1 {
 		t.Errorf("%d at a time", most)
+	}
+}
+
+func TestRecordsOfKilledHooksAreSweptAwayAndNoOthers(t *testing.T) {
+	dir, slice := filepath.Join(t.TempDir(), "records"), t.TempDir()
+	made := []mount.Place{{Path: "etc/ld.so.preload", FileID: mount.FileID{Dev: 1, Inode: 9}}}
+	enter := func(inode uint64, u User) *Record {
+		t.Helper()
+		r, err := Lock(t.Context(), dir, mount.FileID{Dev: 1, Inode: inode})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Root, r.Made = "/root", made
+		r.Join(u)
+		if err := r.Save(); err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}
+	for inode := range uint64(3) {
+		save(t, enter(10+inode, User{Slice: "over", Generation: 1, Dir: filepath.Join(slice, "gone")}))
+	}
+	save(t, enter(20, User{Slice: "runs", Generation: 1, Dir: slice}))
+	busy := enter(30, User{Slice: "over", Generation: 1, Dir: filepath.Join(slice, "gone")})
+
+	var swept []uint64
+	over := func(r *Record) error {
+		swept = append(swept, r.Of().Inode)
+		if r.Root != "/root" || !reflect.DeepEqual(r.Made, made) {
+			t.Errorf("got %+v", r)
+		}
+		r.Made = nil
+		return r.Save()
+	}
+	if err := Sweep(dir, 100, over); err != nil {
+		t.Fatal(err)
+	}
+	slices.Sort(swept)
+	if !slices.Equal(swept, []uint64{10, 11, 12}) {
+		t.Errorf("swept: %v", swept)
+	}
+	if left, _ := os.ReadDir(dir); len(left) != 2 {
+		t.Errorf("left: %v", left)
+	}
+	if err := busy.Close(); err != nil {
+		t.Fatal(err)
+	}
+	looked := 0
+	if err := Sweep(dir, 0, func(*Record) error { looked++; return nil }); err != nil || looked != 0 {
+		t.Errorf("looked at %d: %v", looked, err)
 	}
 }

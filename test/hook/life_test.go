@@ -141,20 +141,6 @@ func TestMountsDoNotReachTheHost(t *testing.T) {
 	})
 }
 
-func TestASandboxIsSkipped(t *testing.T) {
-	requires(t, "runc")
-	e := startEnforcer(t)
-	b := newBundle(t, id(t), map[string]string{"gpuslice.vram": "4G", "io.kubernetes.cri.container-type": "sandbox"}, hooks(t, e, "prestart"))
-	clean := nothingLeft(t, e, b, id(t))
-	c := newContainer(t, runc, id(t), b)
-	c.start()
-	c.remove()
-	clean()
-	if len(e.registered) != 0 {
-		t.Errorf("registered %+v", e.registered)
-	}
-}
-
 func TestAContainerWithoutAQuotaPassesIfTheOperatorSaysSo(t *testing.T) {
 	requires(t, "runc")
 	e := startEnforcer(t)

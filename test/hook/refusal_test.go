@@ -156,7 +156,7 @@ func TestABadBundleIsRefused(t *testing.T) {
 		{"NoRoot", func(t *testing.T, config string) { write(t, config, `{"annotations": {"gpuslice.vram": "1G"}}`) }, "names no root filesystem"},
 		{"HooksAreWrong", func(t *testing.T, config string) {
 			write(t, config, `{"root": {"path": "rootfs"}, "annotations": {"gpuslice.vram": "1G"}, "hooks": {"prestart": {}}}`)
-		}, "hooks.prestart: expected an array"},
+		}, "hooks.prestart is a JSON object, which does not belong there"},
 		{"HooksTwice", func(t *testing.T, config string) {
 			write(t, config, `{"root": {"path": "rootfs"}, "annotations": {"gpuslice.vram": "1G"}, "hooks": {}, "Hooks": {"prestart": []}}`)
 		}, `"hooks" is there more than once`},

@@ -61,14 +61,14 @@ func run(t *testing.T, command ...string) {
 }
 
 func TestSIGKILLAtAnyInstructionLeavesTheBooksBalanced(t *testing.T) {
-	run(t, compile(t, "gcc", "step"), pick("211", "9"))
+	run(t, compile(t, "gcc", "step"), pick("211", "29"))
 }
 
 func TestManyProcessesRaceForTheLastByte(t *testing.T) {
 	program := compile(t, "gcc", "stress")
 	for name, flags := range map[string][]string{"fixed limit": nil, "changing limit": {"-l"}} {
 		t.Run(name, func(t *testing.T) {
-			run(t, append([]string{program, "-n", "64", "-t", pick("2", "60")}, flags...)...)
+			run(t, append([]string{program, "-n", "64", "-t", pick("2", "30")}, flags...)...)
 		})
 	}
 }

@@ -34,6 +34,7 @@ type Host struct {
 	Client *client.Client
 	Log    Output // what the enforcer said
 
+	env     []string // more of the enforcer's
 	command *exec.Cmd
 }
 
@@ -75,7 +76,7 @@ func New(t testing.TB, o Options) *Host {
 		}
 		o.Runtimes = []string{runc}
 	}
-	h := &Host{T: t, Bin: BinDir(t)}
+	h := &Host{T: t, Bin: BinDir(t), env: o.Env}
 	// Not t.TempDir: a socket's address has 108 bytes.
 	var err error
 	if h.Dir, err = os.MkdirTemp("/tmp", "gpuslice-test-"); err != nil {
@@ -146,7 +147,7 @@ func (h *Host) Must(err error) {
 func (h *Host) Start() {
 	h.T.Helper()
 	h.command = exec.Command(filepath.Join(h.Bin, "gpusliced"), "--config", h.Config())
-	h.command.Env = h.Env()
+	h.command.Env = append(h.Env(), h.env...)
 	h.command.Stdout, h.command.Stderr = &h.Log, &h.Log
 	h.Must(h.command.Start())
 	h.Eventually("the enforcer answers", func() bool {

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforcer
+
+import (
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+)
+
+// sees says whether the slice of a request, whose devices are UUIDs, sees a device, as far as is known.
+func sees(r *api.RegisterRequest, uuid string) bool {
+	return len(r.Visible) == 0 || slices.Contains(r.Visible, uuid)
+}
+
+// resolveVisible turns what a container was found to see into UUIDs, in the order of the devices; nil is unknown. One name that
+// means nothing here makes all of them unknown: who cannot tell what a container sees must take it to see all.
+func (e *Enforcer) resolveVisible(names []string) []string {
+	if len(names) == 0 || e.truth == nil {
+		return nil
+	}
+	visible := make(map[string]bool)
+	mark := func(found []*gpu) bool {
+		for _, g := range found {
+			visible[g.UUID] = true
+		}
+		return len(found) > 0
+	}
+	var nodes []int
+	for _, name := range names {
+		if minor, ok := api.ParseMinor(name); ok {
+			nodes = append(nodes, minor)
+		} else if !mark(e.truth.named(name)) {
+			return nil
+		}
+	}
+	for _, minor := range nodes {
+		found := e.truth.ofMinor(minor)
+		// The node of a GPU in MIG mode leads to any instance of it. Where an instance is named, it leads to that one.
+		if slices.ContainsFunc(found, func(g *gpu) bool { return g.Parent != "" && visible[g.UUID] }) {
+			continue
+		}
+		if !mark(found) {
+			return nil
+		}
+	}
+	var uuids []string
+	for _, g := range e.truth.devices {
+		if visible[g.UUID] {
+			uuids = append(uuids, g.UUID)
+		}
+	}
+	return uuids
+}
+
+// named are the devices of an index, or of a UUID: with that of a GPU in MIG mode, its instances.
+func (t *truth) named(name string) []*gpu {
+	name, _ = api.DeviceName(name)
+	index, err := strconv.Atoi(name)
+	return t.devicesThat(func(g *gpu) bool {
+		return err == nil && g.Index == index || g.UUID == name || g.Parent == name
+	})
+}
+
+func (t *truth) ofMinor(minor int) []*gpu {
+	return t.devicesThat(func(g *gpu) bool { return g.Minor == minor })
+}
+
+func (t *truth) devicesThat(are func(*gpu) bool) []*gpu {
+	var found []*gpu
+	for _, g := range t.devices {
+		if are(g) {
+			found = append(found, g)
+		}
+	}
+	return found
+}
+
+// unseen is the sentence for a quota on a device that the container does not see. It would count nothing, and its author
+// believes that it does.
+func (e *Enforcer) unseen(r *api.RegisterRequest, written, uuid string) error {
+	var seen []string
+	for _, g := range e.truth.devices {
+		if slices.Contains(r.Visible, g.UUID) {
+			name := g.UUID
+			if g.Index >= 0 {
+				name = strconv.Itoa(g.Index) + " (" + g.UUID + ")"
+			}
+			seen = append(seen, name)
+		}
+	}
+	if written != uuid {
+		written += " (" + uuid + ")"
+	}
+	refusal := api.Errorf(api.CodeNoDevice, "there is a quota on device %s, which %s does not see: it sees %s", written, r.ID, strings.Join(seen, ", "))
+	refusal.Device = uuid
+	return refusal
+}

@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforcer_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/driver"
+)
+
+const (
+	gpu2   = "GPU-00000000-0000-0000-0000-0000000000a2" // in MIG mode
+	mig0   = "MIG-00000000-0000-0000-0000-0000000000b0"
+	mig1   = "MIG-00000000-0000-0000-0000-0000000000b1"
+	absent = "GPU-00000000-0000-0000-0000-0000000000ff"
+)
+
+// machine is a driver with two GPUs, whose minor numbers are not their indices, and two instances of a third.
+type machine struct{}
+
+func (machine) Devices() ([]driver.Device, error) {
+	devices := []driver.Device{
+		{UUID: gpu0, Index: 0, Minor: 1}, {UUID: gpu1, Index: 1, Minor: 0},
+		{UUID: mig0, Index: -1, Minor: 2, Parent: gpu2}, {UUID: mig1, Index: -1, Minor: 2, Parent: gpu2},
+	}
+	for i := range devices {
+		uuid, err := driver.ParseUUID(devices[i].UUID)
+		if err != nil {
+			return nil, err
+		}
+		devices[i].Raw, devices[i].Name, devices[i].Total = uuid.Raw, model, 80*gib
+	}
+	return devices, nil
+}
+
+func (machine) Processes(string) (map[int]uint64, error) { return nil, nil }
+func (machine) DriverVersion() string                    { return "0" }
+
+func newMachine(t *testing.T) *host {
+	t.Helper()
+	h := newHost(t, nil)
+	h.stop()
+	h.options.Truth = machine{}
+	h.start()
+	return h
+}
+
+// sees registers a session of p that sees what names say.
+func (h *host) sees(id string, p *proc, names []string, quotas ...api.Quota) (api.RegisterReply, error) {
+	return h.Register(context.Background(), api.RegisterRequest{ID: id, Quotas: quotas, Session: true, PID: p.pid(), Visible: names})
+}
+
+func shown(s api.Slice) (uuids []string) {
+	for _, d := range s.Devices {
+		uuids = append(uuids, d.Device)
+	}
+	return uuids
+}
+
+func TestAQuotaCountsOnTheDevicesThatTheContainerSees(t *testing.T) {
+	h := newMachine(t)
+	all := []string{gpu0, gpu1, mig0, mig1}
+	for _, c := range []struct {
+		names, want []string
+	}{
+		{nil, all},
+		{[]string{}, all},
+		{[]string{"0"}, []string{gpu0}},
+		{[]string{"minor:0"}, []string{gpu1}}, // which is not index 0
+		{[]string{"minor:1", "0"}, []string{gpu0}},
+		{[]string{strings.ToLower(gpu1)}, []string{gpu1}},
+		{[]string{"1", mig1}, []string{gpu1, mig1}},
+		{[]string{"minor:2"}, []string{mig0, mig1}},
+		{[]string{gpu2}, []string{mig0, mig1}},
+		{[]string{"minor:2", mig1}, []string{mig1}}, // the node by which that instance is reached
+		{[]string{"minor:0", "minor:2", mig1}, []string{gpu1, mig1}},
+		// What means nothing here may be any of them.
+		{[]string{"0", "7"}, all},
+		{[]string{"0", absent}, all},
+		{[]string{"0", "minor:9"}, all},
+	} {
+		p := start(t, t.TempDir(), "")
+		reply, err := h.sees("s", p, c.names, on(api.AllDevices, 4*gib))
+		if err != nil {
+			t.Errorf("%q: %v", c.names, err)
+			continue
+		}
+		if got := shown(reply.Slice); !slices.Equal(got, c.want) {
+			t.Errorf("%q: counts on %q, want %q", c.names, got, c.want)
+		}
+		devices, err := h.Devices(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, d := range devices {
+			if counts := d.Quotas == 4*gib; counts != slices.Contains(c.want, d.UUID) {
+				t.Errorf("%q: on %s are quotas of %d bytes", c.names, d.UUID, d.Quotas)
+			}
+		}
+		if _, err := h.Release(t.Context(), "s", 0, true); err != nil {
+			t.Fatal(err)
+		}
+		p.kill()
+	}
+}
+
+func TestAQuotaOnADeviceThatIsNotSeenIsRefused(t *testing.T) {
+	h := newMachine(t)
+	p := start(t, t.TempDir(), "")
+	for _, c := range []struct {
+		device string
+		says   string
+	}{
+		{"1", "there is a quota on device 1 (" + gpu1 + "), which s does not see: it sees 0 (" + gpu0 + "), " + mig1},
+		{gpu1, "there is a quota on device " + gpu1 + ", which s does not see: it sees 0 (" + gpu0 + "), " + mig1},
+		{mig0, "device " + mig0},
+	} {
+		_, err := h.sees("s", p, []string{"minor:1", mig1}, on(api.AllDevices, gib), on(c.device, gib))
+		if !errors.Is(err, api.ErrNoDevice) || !strings.Contains(err.Error(), c.says) || strings.Contains(err.Error(), "\n") {
+			t.Errorf("%s: %v; want %q", c.device, err, c.says)
+		}
+	}
+	if _, err := h.sees("s", p, []string{"minor:1", mig1}, on("0", gib), on(mig1, gib)); err != nil {
+		t.Errorf("quotas on what is seen: %v", err)
+	}
+}
+
+func TestADeviceThatWasNotKnownToBeSeenHasTheQuotaToo(t *testing.T) {
+	h := newHost(t, &fakeTruth{})
+	link := t.TempDir() + "/bind"
+	p := start(t, link, "")
+	reply, err := h.sees("s", p, []string{gpu0}, on(api.AllDevices, 4*gib))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(filepath.Join(reply.Dir, "bind"), link); err != nil {
+		t.Fatal(err)
+	}
+	check := func(when string, want ...string) {
+		t.Helper()
+		if got := shown(h.see("s")); !slices.Equal(got, want) {
+			t.Errorf("%s: counts on %q, want %q", when, got, want)
+		}
+	}
+	p.must("attach")
+	check("at first", gpu0)
+	index := p.must("device %s %d", hex1, 80*gib)
+	p.must("charge %d %d", index, 4*gib)
+	p.expect("refused", "charge %d 1", index)
+	check("once another was used", gpu0, gpu1)
+	h.restart()
+	check("after a restart", gpu0, gpu1)
+	p.expect("refused", "charge %d 1", index)
+}
+
+func TestWhatAContainerSeesOutlivesTheEnforcer(t *testing.T) {
+	h := newMachine(t)
+	p := start(t, t.TempDir(), "") // it never attaches, so the restarted enforcer makes a new ledger
+	if _, err := h.sees("s", p, []string{"1"}, on(api.AllDevices, 4*gib)); err != nil {
+		t.Fatal(err)
+	}
+	h.restart()
+	if got := shown(h.see("s")); !slices.Equal(got, []string{gpu1}) {
+		t.Errorf("after a restart it counts on %q", got)
+	}
+}
+
+// TestARequestOfBeforeVisibleIsReadAsSeeingAll: the store has requests as JSON, and an older hook may ask a newer enforcer.
+func TestARequestOfBeforeVisibleIsReadAsSeeingAll(t *testing.T) {
+	var r api.RegisterRequest
+	old := `{"id":"s","quotas":[{"device":"*","bytes":1073741824}],"mode":"enforce","pid":1,"session":true}`
+	if err := json.Unmarshal([]byte(old), &r); err != nil || r.Visible != nil {
+		t.Fatalf("%+v, %v", r, err)
+	}
+	again, err := json.Marshal(r)
+	if err != nil || string(again) != old {
+		t.Errorf("it is kept as %s, %v", again, err)
+	}
+	h := newMachine(t)
+	r.PID = start(t, t.TempDir(), "").pid()
+	reply, err := h.Register(t.Context(), r)
+	if err != nil || len(reply.Slice.Devices) != 4 {
+		t.Errorf("it counts on %q, %v", shown(reply.Slice), err)
+	}
+}
+
+func TestWithoutNVMLWhatIsVisibleIsUnknown(t *testing.T) {
+	h := newHost(t, nil)
+	p := start(t, t.TempDir(), "")
+	if _, err := h.sees("s", p, []string{"minor:0", gpu1}, on(gpu0, gib)); err != nil {
+		t.Error(err)
+	}
+}

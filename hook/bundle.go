@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package hook
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuslice/gpuslice/hook/annotations"
+	"github.com/gpuslice/gpuslice/hook/gpus"
+)
+
+const maxConfig = 16 << 20
+
+// Bundle is what the hook needs to know of a container's config.json.
+type Bundle struct {
+	Rootfs      string // absolute
+	Annotations map[string]string
+	Args        []string
+	GPUs        gpus.Spec
+}
+
+// ReadBundle reads a bundle's config.json. The annotations come from there and not from the state, where the
+// OCI specification has a copy of them: the root filesystem is named only there, and one source cannot
+// contradict itself. Both are the engine's words, neither is the image's.
+func ReadBundle(dir string) (Bundle, error) {
+	var config struct {
+		Root struct {
+			Path string `json:"path"`
+		} `json:"root"`
+		Process struct {
+			Args []string `json:"args"`
+			Env  []string `json:"env"`
+		} `json:"process"`
+		Annotations map[string]string `json:"annotations"`
+		Mounts      []gpus.Mount      `json:"mounts"`
+		Hooks       gpus.Hooks        `json:"hooks"`
+		Linux       gpus.Linux        `json:"linux"`
+	}
+	path := filepath.Join(dir, "config.json")
+	// Not blocking, should it be a FIFO.
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return Bundle{}, fmt.Errorf("the bundle: %w", err)
+	}
+	defer f.Close()
+	if err := decode(f, maxConfig, &config); err != nil {
+		return Bundle{}, fmt.Errorf("the bundle's %s: %w", path, err)
+	}
+	if config.Root.Path == "" {
+		return Bundle{}, fmt.Errorf("the bundle's %s names no root filesystem", path)
+	}
+	rootfs := config.Root.Path
+	if !filepath.IsAbs(rootfs) {
+		rootfs = filepath.Join(dir, rootfs)
+	}
+	return Bundle{
+		Rootfs: filepath.Clean(rootfs), Annotations: config.Annotations, Args: config.Process.Args,
+		GPUs: gpus.Spec{Env: config.Process.Env, Mounts: config.Mounts, Hooks: config.Hooks, Linux: config.Linux},
+	}, nil
+}
+
+// Request is what the container asks for; nil without an error if it is none of our business.
+func (b *Bundle) Request(policy annotations.Policy) (*annotations.Request, error) {
+	return annotations.Parse(b.Annotations, b.GPUs.Env, policy)
+}
+
+// sandboxKeys say that a container is only a pod's sandbox. CRI gives the pod's annotations to it too; it runs
+// nothing but pause, and must not take the quota that the pod's containers ask for.
+var sandboxKeys = []string{
+	"io.kubernetes.cri.container-type", // containerd
+	"io.kubernetes.cri-o.ContainerType",
+}
+
+// pauses are the command lines of sandboxes that nothing else tells from a container: cri-dockerd marks its own by a
+// label, which an engine keeps to itself, and podman its infra containers nowhere that a runtime sees.
+var pauses = [][]string{
+	{"/pause"},           // Kubernetes' image
+	{"/catatonit", "-P"}, // podman's
+}
+
+// IsSandbox says whether the container says of itself that it is a pod's sandbox. Whoever may start a container can
+// write the annotation by hand, or name a program so: [gpus.Spec.Reaches] says whether it may go without a quota.
+func (b *Bundle) IsSandbox() bool {
+	for _, key := range sandboxKeys {
+		if b.Annotations[key] == "sandbox" {
+			return true
+		}
+	}
+	return slices.ContainsFunc(pauses, func(p []string) bool { return slices.Equal(p, b.Args) })
+}

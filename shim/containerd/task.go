@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package containerd
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+
+	taskapi "github.com/containerd/containerd/api/runtime/task/v2"
+	"github.com/containerd/containerd/pkg/shutdown"
+	"github.com/containerd/containerd/plugin"
+	"github.com/containerd/containerd/runtime/v2/runc/task"
+	"github.com/containerd/containerd/runtime/v2/shim"
+	"github.com/containerd/ttrpc"
+	"google.golang.org/protobuf/types/known/anypb"
+
+	"github.com/gpuslice/gpuslice/shim/spec"
+)
+
+// service is runc's shim: it serves the containers of one pod, or one container.
+type service struct {
+	taskapi.TaskService
+	front Front
+}
+
+// taskPlugin is in the place of the package runc/task/plugin, which registers runc's service as it is.
+func taskPlugin(front Front) *plugin.Registration {
+	return &plugin.Registration{
+		Type:     plugin.TTRPCPlugin,
+		ID:       "task",
+		Requires: []plugin.Type{plugin.EventPlugin, plugin.InternalPlugin},
+		InitFn: func(ic *plugin.InitContext) (any, error) {
+			publisher, err := ic.GetByID(plugin.EventPlugin, "publisher")
+			if err != nil {
+				return nil, err
+			}
+			stop, err := ic.GetByID(plugin.InternalPlugin, "shutdown")
+			if err != nil {
+				return nil, err
+			}
+			runc, err := task.NewTaskService(ic.Context, publisher.(shim.Publisher), stop.(shutdown.Service))
+			if err != nil {
+				return nil, err
+			}
+			return &service{runc, front}, nil
+		},
+	}
+}
+
+// RegisterTTRPC is how package shim recognises a service.
+func (s *service) RegisterTTRPC(server *ttrpc.Server) error {
+	taskapi.RegisterTaskService(server, s)
+	return nil
+}
+
+// Create makes a container with the options that its caller means. runc's service writes them into the bundle,
+// from where [shimManager.Stop] has them when the shim is dead.
+func (s *service) Create(ctx context.Context, r *taskapi.CreateTaskRequest) (*taskapi.CreateTaskResponse, error) {
+	runc, err := s.front.Options(r.Options)
+	if err != nil {
+		return nil, err
+	}
+	if saysNothing(r.Options) {
+		if runc.SystemdCgroup, err = impliesSystemd(r.Bundle); err != nil {
+			return nil, err
+		}
+	}
+	if r.Options, err = pack(runc); err != nil {
+		return nil, err
+	}
+	return s.TaskService.Create(ctx, r)
+}
+
+// saysNothing is about a caller that could not say SystemdCgroup: one without options (nerdctl sends none to a
+// runtime that is not runc's), or whose options were lost on the way (containerd 1.6, dockerd).
+func saysNothing(sent *anypb.Any) bool {
+	return len(sent.GetValue()) == 0 && typeName(sent.GetTypeUrl()) != runcType
+}
+
+// impliesSystemd says whether the container's cgroup is written as only systemd's manager of cgroups takes it,
+// "kubepods-pod1.slice:cri-containerd:ID". The other manager would make a directory of that name at the root, beside
+// the limits of the slice, and nobody means that.
+func impliesSystemd(bundle string) (bool, error) {
+	config, err := spec.Read(bundle)
+	if err != nil {
+		return false, err
+	}
+	var container struct {
+		Linux struct {
+			CgroupsPath string `json:"cgroupsPath"`
+		} `json:"linux"`
+	}
+	if err := json.Unmarshal(config.Text, &container); err != nil {
+		return false, fmt.Errorf("the bundle's %s: %w", config.Path, err)
+	}
+	parts := strings.Split(container.Linux.CgroupsPath, ":")
+	return len(parts) == 3 && strings.HasSuffix(parts[0], ".slice"), nil
+}
