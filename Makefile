@@ -7,6 +7,8 @@ PREFIX     ?= /usr/local
 DESTDIR    ?=
 SYSCONFDIR ?= /etc
 UNITDIR    ?= /lib/systemd/system
+# Where zsh looks for completions; Debian's packages have a place of their own.
+ZSHDIR     ?= $(PREFIX)/share/zsh/site-functions
 
 GO    ?= $(shell test/go.sh)
 CC    ?= cc
@@ -31,6 +33,7 @@ GO_FLAGS := -trimpath -buildvcs=false
 GO_LINK  := -X github.com/gpuslice/gpuslice/enforcer/api.Version=$(VERSION)
 
 BUILD  := $(BIN)/gpuslice $(BIN)/gpusliced $(BIN)/gpuslice-hook $(BIN)/gpuslice-runtime \
+          $(BIN)/containerd-shim-gpuslice-v1 \
           $(BIN)/libgpuslice.so $(BIN)/fakecuda/libcuda.so.1 $(BIN)/fakecuda/libnvidia-ml.so.1 \
           $(BIN)/demo/cuda_hog
 SUITES := test/model.sh
@@ -72,9 +75,9 @@ $(BIN)/gpuslice $(BIN)/gpusliced: $(BIN)/%: $(GO_SOURCES) go.mod go.sum $(C_HEAD
 	@echo "  $@"
 	$(QUIET)CGO_ENABLED=1 $(GO) build $(GO_FLAGS) -ldflags '$(GO_LINK)' -o $@ ./cmd/$*
 
-# The hook and the runtime run as root with an environment that others may have set: no
+# The hook, the runtime and the shim run as root with an environment that others may have set: no
 # dynamic loader, no libc.
-$(BIN)/gpuslice-hook $(BIN)/gpuslice-runtime: $(BIN)/%: $(GO_SOURCES) go.mod go.sum .cache/version
+$(BIN)/gpuslice-hook $(BIN)/gpuslice-runtime $(BIN)/containerd-shim-gpuslice-v1: $(BIN)/%: $(GO_SOURCES) go.mod go.sum .cache/version
 	@mkdir -p $(@D)
 	@echo "  $@"
 	$(QUIET)CGO_ENABLED=0 $(GO) build $(GO_FLAGS) -ldflags '-s -w $(GO_LINK)' -o $@ ./cmd/$*
@@ -94,6 +97,10 @@ $(BIN)/demo/cuda_hog: test/demo/cuda_hog.c $(C_HEADERS)
 .PHONY: test
 test: build ## Run every quick test (the longer ones: .ci/run)
 	$(QUIET)GO='$(GO)' test/run.sh $(TEST_FLAGS) $(SUITES)
+
+.PHONY: test-engines
+test-engines: build ## Try Docker, containerd, CRI, nerdctl, Podman, runc and crun (ENGINES_FLAGS='-run TestEngines/docker')
+	$(QUIET)GO='$(GO)' test/engines/run.sh $(ENGINES_FLAGS)
 
 .PHONY: demo
 demo: build ## Run a container with 4 GiB of VRAM and check each promise
@@ -115,17 +122,40 @@ generate: .cache/table ## Write again what is generated from other files
 
 # --- install -------------------------------------------------------------------------------
 
-LIBDIR := $(DESTDIR)$(PREFIX)/lib/gpuslice
+INSTALL := BIN='$(BIN)' DESTDIR='$(DESTDIR)' PREFIX='$(PREFIX)' SYSCONFDIR='$(SYSCONFDIR)' UNITDIR='$(UNITDIR)' \
+           ZSHDIR='$(ZSHDIR)' VERSION='$(VERSION)'
+# Of the commit, so that the same source gives the same page; a tarball's is that of its files.
+DATE    := $(shell git log -1 --format=%cs 2>/dev/null || date -r VERSION +%F)
+SHARE   := $(addprefix bin/share/,gpuslice.1 gpuslice.toml.5 gpuslice.bash gpuslice.zsh gpuslice.fish)
+
+.PHONY: share
+share: $(SHARE) ## Write the manual pages and the shells' completions into bin/share/
+
+bin/share/gpuslice.1: bin/gpuslice
+	@mkdir -p $(@D)
+	$(QUIET)bin/gpuslice man --date $(DATE) >$@.new && mv -f $@.new $@
+
+bin/share/gpuslice.toml.5: configs/config.toml docs/man/config.awk .cache/version
+	@mkdir -p $(@D)
+	$(QUIET)awk -v date="$$(LC_ALL=C date -d $(DATE) '+%B %-d, %Y')" -f docs/man/config.awk $< >$@.new && mv -f $@.new $@
+
+bin/share/gpuslice.bash bin/share/gpuslice.zsh bin/share/gpuslice.fish: bin/share/gpuslice.%: bin/gpuslice
+	@mkdir -p $(@D)
+	$(QUIET)bin/gpuslice completion $* >$@.new && mv -f $@.new $@
 
 .PHONY: install
-install: build ## Install into PREFIX (/usr/local), below DESTDIR
-	$(QUIET)DESTDIR='$(DESTDIR)' PREFIX='$(PREFIX)' SYSCONFDIR='$(SYSCONFDIR)' UNITDIR='$(UNITDIR)' \
-		VERSION='$(VERSION)' test/install.sh install
+install: build share ## Install into PREFIX (/usr/local), below DESTDIR
+	$(QUIET)$(INSTALL) configs/install.sh install
 
 .PHONY: uninstall
 uninstall: ## Remove what install put there; configuration and state stay
-	$(QUIET)DESTDIR='$(DESTDIR)' PREFIX='$(PREFIX)' SYSCONFDIR='$(SYSCONFDIR)' UNITDIR='$(UNITDIR)' \
-		VERSION='$(VERSION)' test/install.sh uninstall
+	$(QUIET)$(INSTALL) configs/install.sh uninstall
+
+# For another machine: what PACKAGES_ARCH names is compiled in a directory of its own.
+PACKAGES_ARCH ?= $(shell $(GO) env GOARCH)
+.PHONY: packages
+packages: build share ## Make a .deb and a .rpm in bin/packages/ (PACKAGES_ARCH='amd64 arm64')
+	$(QUIET)GO='$(GO)' VERSION='$(VERSION)' DATE='$(DATE)' configs/packages/build.sh $(PACKAGES_ARCH)
 
 .PHONY: clean
 clean: ## Remove what build made

@@ -32,4 +32,10 @@ var cases = []testcase{
 	{name: "etc-bound", title: "host directory on /etc: refused, unchanged", run: etcIsBound},
 	{name: "race", title: "two containers, the last MiB of a card", run: raceForTheLast},
 	{name: "churn", title: "200 containers, random kills", run: churn},
+	{name: "pod", title: "pod of two containers: a quota each, none for the sandbox", run: podOfTwo, needs: hasPods},
+	{name: "pod-annotations", title: "annotations of pod and container, and handlers that drop them", run: podAnnotations, needs: hasPods},
+	{name: "pod-restart", title: "restart within a pod", run: podRestarts, needs: hasPods},
+	{name: "pod-shim", title: "kill -9 of a pod's shim", run: podShimIsKilled, needs: hasPods},
+	{name: "pod-runc", title: "handler of runc's shim with gpuslice-runtime", run: podOfRuncsShim, needs: hasPods},
+	{name: "pod-systemd", title: "`SystemdCgroup` reaches runc", run: podSystemd, needs: hasPods},
 }

@@ -6,12 +6,15 @@ package engines
 
 import (
 	"bytes"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
+
+	"golang.org/x/sys/unix"
 )
 
 // world is what a case must leave as it found it.
@@ -20,7 +23,8 @@ type world struct {
 	processes []string // that its engine started and are no daemon
 	cgroups   []string // beneath all hierarchies, that are not the machine's
 	dirs      []string // of the enforcer and the hook
-	shims     []string // what engines keep for each container
+	bundles   []string // what engines keep for each container
+	sources   []string // host files that containers see, with their sizes and times
 }
 
 // look sees what there is now.
@@ -30,7 +34,8 @@ func (s *site) look() world {
 		processes: s.lookProcesses(),
 		cgroups:   lookCgroups(s.Dir),
 		dirs:      append(children(s.in("run", "slices")), children(s.in("run", "hook"))...),
-		shims:     s.lookBundles(),
+		bundles:   s.lookBundles(),
+		sources:   s.lookSources(),
 	}
 }
 
@@ -57,13 +62,56 @@ func (s *site) clean(before world) {
 		{"processes", func() []string { return without(s.lookProcesses(), before.processes) }},
 		{"cgroups", func() []string { return without(lookCgroups(s.Dir), before.cgroups) }},
 		{"files", func() []string { return without(s.look().dirs, before.dirs) }},
-		{"bundles", func() []string { return without(s.lookBundles(), before.shims) }},
+		{"bundles", func() []string { return without(s.lookBundles(), before.bundles) }},
+		{"changes of host files", func() []string { return without(s.lookSources(), before.sources) }},
 	} {
 		var left []string
 		if !s.soon(func() bool { left = what.left(); return len(left) == 0 }) {
 			s.t.Errorf("%s are left: %q", what.name, left)
 		}
 	}
+}
+
+// sweep ends what is there when the engine's daemons have been stopped. After a failure that may be much; else it is the
+// parents of cgroups, which no engine removes.
+func (s *site) sweep() {
+	left := append(s.lookMounts(), append(s.lookProcesses(), s.lookBundles()...)...)
+	if len(left) > 0 && !s.t.Failed() {
+		s.t.Errorf("when the engine has ended there is still %q", left)
+	}
+	for _, line := range s.lookProcesses() { // shims first: they would tell of what follows
+		name, _, _ := strings.Cut(line, " ")
+		kill(name)
+	}
+	cgroups := lookCgroups(s.Dir)
+	slices.Reverse(cgroups)
+	for _, dir := range cgroups {
+		text, _ := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
+		for _, name := range strings.Fields(string(text)) {
+			kill(name)
+		}
+	}
+	mounts := s.lookMounts()
+	slices.Reverse(mounts)
+	for _, point := range mounts {
+		_ = unix.Unmount(point, unix.MNT_DETACH)
+	}
+	parents, _ := filepath.Glob("/sys/fs/cgroup/*/" + cgroupParent(s.Dir))
+	for _, dir := range append(cgroups, parents...) {
+		s.soon(func() bool { return os.Remove(dir) == nil || !exists(dir) })
+	}
+	_ = os.RemoveAll(runcRoot(s.containerdNamespace()))
+}
+
+func kill(pid string) {
+	if n, err := strconv.Atoi(pid); err == nil {
+		_ = unix.Kill(n, unix.SIGKILL)
+	}
+}
+
+func exists(path string) bool {
+	_, err := os.Lstat(path)
+	return err == nil
 }
 
 func without(all, known []string) []string {
@@ -122,7 +170,21 @@ func lookCgroups(dir string) (found []string) {
 	return found
 }
 
-// bundleDirs are the places where engines and runtimes keep a directory for each container that is there.
+// lookSources are the host's directories that containers have bound, or for a root: what is there, and as it was written.
+func (s *site) lookSources() (found []string) {
+	for _, dir := range []string{s.Bin + "/demo", s.Bin + "/fakecuda", tools + "/images/*", tools + "/images/*/etc"} {
+		files, err := filepath.Glob(dir + "/*")
+		s.Must(err)
+		for _, file := range files {
+			if info, err := os.Lstat(file); err == nil {
+				found = append(found, fmt.Sprintf("%s %v %d %d", file, info.Mode(), info.Size(), info.ModTime().UnixNano()))
+			}
+		}
+	}
+	return found
+}
+
+// lookBundles are the places where engines and runtimes keep a directory for each container that is there.
 func (s *site) lookBundles() (found []string) {
 	for _, pattern := range []string{
 		"*/state/io.containerd.runtime.v2.task/*/*", "*/exec/*/runtime-runc/*/*", "*/exec/containerd/daemon/io.containerd.runtime.v2.task/*/*",
@@ -131,6 +193,9 @@ func (s *site) lookBundles() (found []string) {
 		paths, err := filepath.Glob(s.in(pattern))
 		s.Must(err)
 		found = append(found, paths...)
+	}
+	for _, name := range children(runcRoot(s.containerdNamespace())) {
+		found = append(found, filepath.Join(runcRoot(s.containerdNamespace()), name))
 	}
 	return found
 }

@@ -23,6 +23,9 @@ import (
 //	musl     musl and busybox
 var images = []string{"debian", "busybox", "musl"}
 
+// pauseImage is busybox with a command that stays, for the sandboxes of pods.
+const pauseImage = "pause"
+
 // imageRef is the name under which engines know an image.
 func imageRef(name string) string { return "gpuslice.test/" + name + ":latest" }
 
@@ -58,7 +61,11 @@ func imageArchive(t testing.TB, name string) string {
 		must(err)
 		archives.paths = map[string]string{}
 	}
-	layer, err := os.Open(tool(t, "images", name+".tar"))
+	root, command := name, []string{"/bin/sh"}
+	if name == pauseImage {
+		root, command = "busybox", []string{"/bin/sleep", "1000000"}
+	}
+	layer, err := os.Open(tool(t, "images", root+".tar"))
 	must(err)
 	defer layer.Close()
 	sum := sha256.New()
@@ -69,7 +76,7 @@ func imageArchive(t testing.TB, name string) string {
 	type object = map[string]any
 	config, err := json.Marshal(object{
 		"architecture": "amd64", "os": "linux", "created": "2024-01-01T00:00:00Z",
-		"config":  object{"Cmd": []string{"/bin/sh"}, "Env": []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}},
+		"config":  object{"Cmd": command, "Env": []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}},
 		"rootfs":  object{"type": "layers", "diff_ids": []string{"sha256:" + hex.EncodeToString(sum.Sum(nil))}},
 		"history": []object{{"created": "2024-01-01T00:00:00Z", "created_by": "test"}},
 	})

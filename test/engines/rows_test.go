@@ -8,4 +8,12 @@ package engines
 var rows = []row{
 	{name: "runc 1.1", version: []string{"runc-1.1"}, make: func() engine { return &oci{runtime: []string{"runc-1.1", "runc"}} }},
 	{name: "runc 1.4", version: []string{"runc-1.4"}, make: func() engine { return &oci{runtime: []string{"runc-1.4", "runc"}} }},
+	{name: "containerd 1.6", version: []string{"containerd-1.6", "runc-1.1"}, make: func() engine { return &ctr{version: "containerd-1.6", runtime: []string{"runc-1.1", "runc"}} }},
+	{name: "containerd 2.4", version: []string{"containerd-2", "runc-1.4"}, make: func() engine { return &ctr{version: "containerd-2", runtime: []string{"runc-1.4", "runc"}} }},
+	{name: "CRI 1.6", version: []string{"containerd-1.6", "runc-1.1"}, make: func() engine {
+		return &kube{containerd: "containerd-1.6", format: 2, runtime: []string{"runc-1.1", "runc"}}
+	}},
+	{name: "CRI 2.4", version: []string{"containerd-2", "runc-1.4"}, make: func() engine {
+		return &kube{containerd: "containerd-2", format: 3, runtime: []string{"runc-1.4", "runc"}}
+	}},
 }

@@ -58,6 +58,7 @@ func newSite(t *testing.T, r row) *site {
 	s.path = s.Bin + ":/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 	s.env = []string{"GPUSLICE_CONFIG=" + s.Config(), "HOME=" + s.Dir, "XDG_RUNTIME_DIR=" + filepath.Join(s.Dir, "xdg")}
 	s.Must(os.Mkdir(filepath.Join(s.Dir, "xdg"), 0o700))
+	t.Cleanup(func() { s.of(t).sweep() })
 	s.engine.up(s)
 	return s
 }

@@ -54,11 +54,15 @@ const (
 	end   = "<!-- to here -->\n"
 )
 
-// finish prints the table, and writes it into the document if that is named. Then, every cell must be there: a run of a
+// finish prints the table, or puts it into the file that GPUSLICE_TABLE names, and writes it into the document if that is named. Then, every cell must be there: a run of a
 // part of the suite must not make a table of it.
 func (r *table) finish(document string) error {
 	text, whole := r.markdown()
-	fmt.Print(text)
+	if file := os.Getenv("GPUSLICE_TABLE"); file == "" {
+		fmt.Print(text)
+	} else if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+		return err
+	}
 	if document == "" {
 		return nil
 	}

@@ -25,7 +25,8 @@ def output(*command, **more):
 class Host:
     """An enforcer and bundles, below one temporary directory."""
 
-    def __init__(self, out):
+    def __init__(self, out, enforcer=""):
+        """enforcer: more lines of the configuration's [enforcer]."""
         self.dir = tempfile.mkdtemp(prefix="gpuslice-gpu-")
         self.out = out
         self.socket = os.path.join(self.dir, "run", "gpuslice.sock")
@@ -37,6 +38,7 @@ run_dir = "{self.dir}/run"
 state_dir = "{self.dir}/state"
 library = "{BIN}/libgpuslice.so"
 log_level = "debug"
+{enforcer}
 [runtime]
 runtimes = ["{RUNC}"]
 ''')

@@ -1,0 +1,187 @@
+//go:build engines
+
+// SPDX-License-Identifier: Apache-2.0
+
+package engines
+
+import (
+	"context"
+	"os"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+func hasPods(e engine) string {
+	if _, ok := e.(*kube); ok {
+		return ""
+	}
+	return "pods are Kubernetes'"
+}
+
+// newPod starts a pod without a container, and returns its name and what a container in it is like.
+func (s *site) newPod(handler string, c container) (string, container) {
+	s.t.Helper()
+	name, c, err := s.tryPod(handler, c)
+	s.Must(err)
+	return name, c
+}
+
+func (s *site) tryPod(handler string, c container) (string, container, error) {
+	c.name = "pod" + strings.TrimPrefix(s.t.Name(), "TestEngines") // no pod of another case has it
+	c.name = strings.NewReplacer("/", "-", " ", "-", "_", "-").Replace(c.name)
+	c = c.complete(s)
+	e := s.engine.(*kube)
+	s.t.Cleanup(func() { _, _ = e.remove(c.name) })
+	return c.name, c, e.sandbox(handler, c)
+}
+
+// inPod starts a container in a pod, which must work, and returns its id.
+func (s *site) inPod(pod string, c container) string {
+	s.t.Helper()
+	id, err := s.engine.(*kube).start(pod, c)
+	s.Must(err)
+	return id
+}
+
+// ids are those of all slices.
+func (s *site) ids() (ids []string) {
+	for _, slice := range s.Slices() {
+		ids = append(ids, slice.ID)
+	}
+	slices.Sort(ids)
+	return ids
+}
+
+// podOfTwo: an annotation of the pod is one of each of its containers, and the sandbox takes nothing.
+func podOfTwo(s *site) {
+	pod, c := s.newPod(handlerShim, container{})
+	if ids := s.ids(); len(ids) != 0 {
+		s.t.Errorf("the sandbox has the slice %q", ids)
+	}
+	one, two := s.inPod(pod, c), s.inPod(pod, c)
+	want := []string{one, two}
+	slices.Sort(want)
+	if ids := s.ids(); !slices.Equal(ids, want) {
+		s.t.Fatalf("a pod of the containers %q has the slices %q", want, ids)
+	}
+	if g := s.hog(one, 3*gib); !g.holds(3*gib, quota) {
+		s.t.Fatalf("in the one container: said %q", g.said)
+	}
+	s.works(two) // the one's 3 GiB are not its
+	if g := s.hog(one, 3*gib); !g.refused() {
+		s.t.Errorf("3 GiB beside 3 GiB of the same container: said %q", g.said)
+	}
+	// The pod is deleted with all that runs in it.
+	ctx, cancel := patience()
+	defer cancel()
+	e := s.engine.(*kube)
+	s.Must(e.removeSandbox(ctx, e.pod(pod)))
+	s.Eventually("both slices are gone", func() bool { return len(s.ids()) == 0 })
+}
+
+// podRestarts: what the kubelet restarts has another id, and the same pod.
+func podRestarts(s *site) {
+	pod, c := s.newPod(handlerShim, container{})
+	first := s.inPod(pod, c)
+	if g := s.hog(first, 3*gib); !g.holds(3*gib, quota) {
+		s.t.Fatalf("said %q", g.said)
+	}
+	s.Must(unix.Kill(s.init(first), unix.SIGKILL))
+	e := s.engine.(*kube)
+	s.Eventually("the CRI says that it has exited", func() bool {
+		ctx, cancel := patience()
+		defer cancel()
+		r, err := e.client.ContainerStatus(ctx, &cri.ContainerStatusRequest{ContainerId: first})
+		return err == nil && r.Status.State == cri.ContainerState_CONTAINER_EXITED && r.Status.ExitCode == 137
+	})
+	second := s.inPod(pod, c)
+	if first == second {
+		s.t.Fatalf("both are %s", first)
+	}
+	s.works(second)
+	s.Eventually("the first one's slice is gone", s.IsGone(first))
+}
+
+// podShimIsKilled: all that is in a pod has one shim.
+func podShimIsKilled(s *site) {
+	pod, c := s.newPod(handlerShim, container{})
+	one, two := s.inPod(pod, c), s.inPod(pod, c)
+	inits := []int{s.init(one), s.init(two)}
+	shim := s.parent(inits[0])
+	if other := s.parent(inits[1]); other != shim || shim == 1 {
+		s.t.Fatalf("the containers of a pod are children of %d and %d, want one shim", shim, other)
+	}
+	for _, id := range []string{one, two} {
+		if g := s.hog(id, gib); !g.holds(gib, quota) {
+			s.t.Fatalf("said %q", g.said)
+		}
+	}
+	s.Must(unix.Kill(shim, unix.SIGKILL))
+	for i, id := range []string{one, two} {
+		if !s.soon(func() bool { return s.IsGone(id)() || s.Holds(id, gib)() && unix.Kill(inits[i], 0) == nil }) {
+			s.t.Fatalf("the shim is dead, and the slice shows %+v", s.Slices())
+		}
+	}
+	s.remove(pod)
+	s.Eventually("both slices are gone", func() bool { return len(s.ids()) == 0 })
+	s.works(s.run(container{}))
+}
+
+// podAnnotations: whose they are, and what a handler lets through.
+func podAnnotations(s *site) {
+	e := s.engine.(*kube)
+	// The kubelet gives a container only its own annotations and those of device plugins; they are the closer ones.
+	pod, c := s.newPod(handlerShim, container{annotations: vram("8G")})
+	id, err := e.startAnnotated(pod, c, vram("4G"))
+	s.Must(err)
+	s.works(id)
+	s.remove(pod)
+
+	// A handler that does not list them drops them without a word.
+	pod, c = s.newPod(handlerUnlisted, container{})
+	_, err = e.start(pod, c)
+	if err == nil {
+		s.t.Error("a container without a quota was started")
+	}
+	s.told(shown(err), "no quota", "gpuslice.vram=4G")
+	s.remove(pod)
+
+	// What is wrong is told for the container, not for its sandbox: it is in the events of the pod.
+	pod, c = s.newPod(handlerShim, container{annotations: vram("4X")})
+	_, err = e.start(pod, c)
+	if err == nil || !strings.HasPrefix(err.Error(), "StartContainer: ") {
+		s.t.Errorf("a bad annotation: %v", err)
+	}
+	s.told(shown(err), "gpuslice.vram", `"4X"`)
+}
+
+// podOfRuncsShim: the handler that needs no shim of ours.
+func podOfRuncsShim(s *site) {
+	pod, c := s.newPod(handlerRunc, container{})
+	s.works(s.inPod(pod, c))
+	s.remove(pod)
+	pod, c = s.newPod(handlerRunc, container{annotations: vram("4X")})
+	_, err := s.engine.(*kube).start(pod, c)
+	s.told(shown(err), "gpuslice.vram", `"4X"`)
+}
+
+// podSystemd: a kubelet whose cgroup driver is systemd needs SystemdCgroup, which goes by our shim to the low-level runtime.
+func podSystemd(s *site) {
+	e := s.engine.(*kube)
+	_, _, err := s.tryPod(handlerSystemd, container{})
+	if err == nil {
+		s.t.Error("there is no systemd, and a pod was started by it")
+	}
+	said, readErr := os.ReadFile(e.systemd)
+	if readErr != nil || !strings.Contains(string(said), " create ") {
+		s.t.Errorf("runc was not told of systemd: %q, %v; the pod: %v", said, readErr, err)
+	}
+	slices, err := s.Client.Slices(context.Background())
+	s.Must(err)
+	if len(slices) != 0 {
+		s.t.Errorf("slices: %+v", slices)
+	}
+}

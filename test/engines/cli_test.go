@@ -1,0 +1,129 @@
+//go:build engines
+
+// SPDX-License-Identifier: Apache-2.0
+
+package engines
+
+import (
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+)
+
+// dockerlike is the dialect that docker, nerdctl and podman have in common. An engine embeds it, and says the rest.
+type dockerlike struct {
+	s       *site
+	program []string // the command and the flags before its verb
+	runtime string   // of --runtime; "" if that is not said with run
+	flags   []string // of run, for each container
+	userns  []string // of run, for a container in a user namespace
+
+	// annotate is how run is told of annotations; nil: by --annotation.
+	annotate func(map[string]string) []string
+
+	mu  sync.Mutex
+	ids map[string]string // of containers, by their names; kept when they are removed
+}
+
+// invoke is a command of the engine's.
+func (e *dockerlike) invoke(args ...string) (string, error) {
+	all := slices.Concat(e.program[1:], args)
+	return e.s.output(e.program[0], all...)
+}
+
+func (e *dockerlike) run(c container) (string, error) {
+	out, err := e.invoke(e.runArgs("run", c)...)
+	if err == nil {
+		e.remember(c.name, out)
+	}
+	return out, err
+}
+
+// runArgs are those of a verb that starts or makes a container: "run" or "create".
+func (e *dockerlike) runArgs(verb string, c container) []string {
+	args := []string{verb, "--name", c.name}
+	if verb == "run" {
+		args = append(args, "--detach")
+	}
+	if e.runtime != "" {
+		args = append(args, "--runtime", e.runtime)
+	}
+	args = append(args, e.flags...)
+	if e.annotate != nil {
+		args = append(args, e.annotate(c.annotations)...)
+	} else {
+		args = append(args, annotationFlags(c.annotations)...)
+	}
+	for _, v := range c.env {
+		args = append(args, "--env", v)
+	}
+	for _, b := range c.binds {
+		args = append(args, "--volume", b.source+":"+b.target)
+	}
+	for _, is := range []struct {
+		so    bool
+		flags []string
+	}{
+		{c.readOnly, []string{"--read-only"}},
+		{c.privileged, []string{"--privileged"}},
+		{c.hostPID, []string{"--pid", "host"}},
+		{c.userns, e.userns},
+	} {
+		if is.so {
+			args = append(args, is.flags...)
+		}
+	}
+	return slices.Concat(args, c.flags, []string{imageRef(c.image)}, c.args)
+}
+
+func annotationFlags(annotations map[string]string) (flags []string) {
+	for key, value := range annotations {
+		flags = append(flags, "--annotation", key+"="+value)
+	}
+	return flags
+}
+
+var idLine = regexp.MustCompile(`(?m)^[0-9a-f]{64}$`)
+
+// remember keeps the id that a detached run wrote, perhaps after warnings.
+func (e *dockerlike) remember(name, out string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.ids == nil {
+		e.ids = map[string]string{}
+	}
+	e.ids[name] = idLine.FindString(out)
+}
+
+func (e *dockerlike) id(name string) string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.ids[name]
+}
+
+func (e *dockerlike) exec(name string, args ...string) (string, error) {
+	return e.invoke(append([]string{"exec", name}, args...)...)
+}
+
+func (e *dockerlike) kill(name string) (string, error) {
+	if out, err := e.invoke("kill", name); err != nil {
+		return out, err
+	}
+	return e.invoke("wait", name)
+}
+
+func (e *dockerlike) pause(name string) (string, error)   { return e.invoke("pause", name) }
+func (e *dockerlike) unpause(name string) (string, error) { return e.invoke("unpause", name) }
+
+func (e *dockerlike) restart(name string) (string, error) {
+	return e.invoke("restart", "--time", "0", name)
+}
+
+func (e *dockerlike) remove(name string) (string, error) {
+	out, err := e.invoke("rm", "--force", "--volumes", name)
+	if err != nil && strings.Contains(strings.ToLower(out), "no such container") {
+		err = nil
+	}
+	return out, err
+}

@@ -1,0 +1,336 @@
+//go:build engines
+
+// SPDX-License-Identifier: Apache-2.0
+
+package engines
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/gpuslice/gpuslice/test/testhost"
+)
+
+// kube is containerd as Kubernetes uses it: what the kubelet says to it over the CRI, for pods as users write them. A
+// container of the suite is a pod with one container, and the annotations are the pod's.
+type kube struct {
+	s          *site
+	containerd string   // its directory in the cache
+	format     int      // of its configuration
+	runtime    []string // the low-level one, in the cache
+	systemd    string   // the file that says how the low-level runtime was told to use systemd
+	images     cri.ImageServiceClient
+	client     cri.RuntimeServiceClient
+
+	mu   sync.Mutex
+	pods map[string]*pod // by name
+}
+
+// pod is one that is there.
+type pod struct {
+	config     *cri.PodSandboxConfig
+	handler    string // that of its RuntimeClass
+	sandbox    string // its id
+	containers []string
+}
+
+// The handlers of RuntimeClasses that are configured.
+const (
+	handlerShim     = "gpuslice"          // as `gpuslice install containerd` configures it
+	handlerRunc     = "gpuslice-runc"     // runc's shim with gpuslice-runtime for runc
+	handlerUnlisted = "gpuslice-unlisted" // without pod_annotations
+	handlerSystemd  = "gpuslice-systemd"  // with SystemdCgroup = true
+)
+
+// options puts a script in front of the low-level runtime which takes down how it was called for systemd's cgroups.
+// There is no systemd here, so that container then fails.
+func (e *kube) options(t testing.TB) testhost.Options {
+	dir := t.TempDir()
+	e.systemd = filepath.Join(dir, "said")
+	script := fmt.Sprintf("#!/bin/sh\ncase \" $* \" in *' --systemd-cgroup '*) echo \"$*\" >>%s ;; esac\nexec %s \"$@\"\n",
+		e.systemd, tool(t, e.runtime...))
+	path := filepath.Join(dir, "runc")
+	if err := os.WriteFile(path, []byte(script), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return testhost.Options{Runtimes: []string{path}}
+}
+
+func (e *kube) hasDaemon(name string) bool { return name == "containerd" }
+
+func (e *kube) noUserns() string {
+	if e.format < 3 {
+		return "containerd 1.6 makes no user namespaces for pods"
+	}
+	return ""
+}
+
+func (e *kube) up(s *site) {
+	e.s, e.pods = s, map[string]*pod{}
+	e.fakeNetwork()
+	containerdConfigure(s, containerdOptions{version: e.containerd, cri: true, format: e.format, more: e.tables()})
+	e.dial()
+	containerdStart(s)
+	daemon := s.daemons["containerd"]
+	first := daemon.ready
+	daemon.ready = func() error { return errors.Join(first(), e.ready()) }
+	s.Eventually("the CRI is ready", func() bool { return e.ready() == nil })
+	s.t.Cleanup(func() { // before the daemon ends
+		for name := range e.pods {
+			_, _ = e.remove(name)
+		}
+	})
+	// containerd's client puts images where the CRI looks for them.
+	for _, image := range append(slices.Clone(images), pauseImage) {
+		s.must("ctr", "--address", s.containerdSocket(), "--namespace", "k8s.io", "image", "import", imageArchive(s.t, image))
+		s.Eventually("the CRI has the image "+image, func() bool {
+			ctx, cancel := patience()
+			defer cancel()
+			r, err := e.images.ImageStatus(ctx, &cri.ImageStatusRequest{Image: &cri.ImageSpec{Image: imageRef(image)}})
+			return err == nil && r.Image != nil
+		})
+	}
+}
+
+// dial makes the client, which waits for a daemon that is not up.
+func (e *kube) dial() {
+	e.s.t.Helper()
+	conn, err := grpc.NewClient("unix://"+e.s.containerdSocket(),
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(grpc.WaitForReady(true)),
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1, MaxDelay: 50 * time.Millisecond}}))
+	e.s.Must(err)
+	e.s.t.Cleanup(func() { conn.Close() })
+	e.client, e.images = cri.NewRuntimeServiceClient(conn), cri.NewImageServiceClient(conn)
+}
+
+// ready says whether containerd has read what it left: its CRI is there later than the rest.
+func (e *kube) ready() error {
+	ctx, cancel := patience()
+	defer cancel()
+	r, err := e.client.Status(ctx, &cri.StatusRequest{})
+	if err != nil {
+		return err
+	}
+	for _, c := range r.Status.Conditions {
+		if c.Type == cri.RuntimeReady && !c.Status {
+			return fmt.Errorf("%s: %s", c.Reason, c.Message)
+		}
+	}
+	return nil
+}
+
+// patience is the time that a call may take: much more than any does.
+func patience() (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.Background(), time.Minute)
+}
+
+// shown is what an event of the pod shows to its user.
+func shown(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
+
+func (e *kube) run(c container) (string, error) {
+	err := e.sandbox(handlerShim, c)
+	if err == nil {
+		_, err = e.start(c.name, c)
+	}
+	return shown(err), err
+}
+
+// sandbox starts a pod of the name of a container that is to be in it.
+func (e *kube) sandbox(handler string, c container) error {
+	p := &pod{handler: handler, config: &cri.PodSandboxConfig{
+		Metadata:    &cri.PodSandboxMetadata{Name: c.name, Uid: c.name, Namespace: "default"},
+		Annotations: c.annotations,
+		Linux: &cri.LinuxPodSandboxConfig{
+			CgroupParent:    "/" + cgroupParent(e.s.Dir),
+			SecurityContext: &cri.LinuxSandboxSecurityContext{NamespaceOptions: namespaces(c), Privileged: c.privileged},
+		},
+	}}
+	e.mu.Lock()
+	e.pods[c.name] = p
+	e.mu.Unlock()
+	ctx, cancel := patience()
+	defer cancel()
+	r, err := e.client.RunPodSandbox(ctx, &cri.RunPodSandboxRequest{Config: p.config, RuntimeHandler: handler})
+	if err != nil {
+		return fmt.Errorf("RunPodSandbox: %w", err)
+	}
+	e.mu.Lock()
+	p.sandbox = r.PodSandboxId
+	e.mu.Unlock()
+	return nil
+}
+
+// start starts a container in a pod. Its annotations are left to the pod.
+func (e *kube) start(name string, c container) (id string, err error) {
+	return e.startAnnotated(name, c, nil)
+}
+
+// startAnnotated is start for a container that has annotations of its own.
+func (e *kube) startAnnotated(name string, c container, annotations map[string]string) (id string, err error) {
+	p := e.pod(name)
+	config := &cri.ContainerConfig{
+		Metadata: &cri.ContainerMetadata{Name: "main", Attempt: uint32(len(p.containers))},
+		Image:    &cri.ImageSpec{Image: imageRef(c.image)},
+		Command:  c.args, Annotations: annotations,
+		Linux: &cri.LinuxContainerConfig{
+			Resources: &cri.LinuxContainerResources{CpuShares: 2, OomScoreAdj: 1000}, // the kubelet's for a pod that asks for nothing
+			SecurityContext: &cri.LinuxContainerSecurityContext{
+				NamespaceOptions: namespaces(c), Privileged: c.privileged, ReadonlyRootfs: c.readOnly,
+			},
+		},
+	}
+	for _, env := range c.env {
+		key, value, _ := strings.Cut(env, "=")
+		config.Envs = append(config.Envs, &cri.KeyValue{Key: key, Value: []byte(value)})
+	}
+	for _, b := range c.binds {
+		config.Mounts = append(config.Mounts, &cri.Mount{HostPath: b.source, ContainerPath: b.target})
+	}
+	ctx, cancel := patience()
+	defer cancel()
+	r, err := e.client.CreateContainer(ctx, &cri.CreateContainerRequest{PodSandboxId: p.sandbox, Config: config, SandboxConfig: p.config})
+	if err != nil {
+		return "", fmt.Errorf("CreateContainer: %w", err)
+	}
+	e.mu.Lock()
+	p.containers = append(p.containers, r.ContainerId)
+	e.mu.Unlock()
+	if _, err := e.client.StartContainer(ctx, &cri.StartContainerRequest{ContainerId: r.ContainerId}); err != nil {
+		return r.ContainerId, fmt.Errorf("StartContainer: %w", err)
+	}
+	return r.ContainerId, nil
+}
+
+// namespaces are those that the kubelet asks for, of pods in the host's network.
+func namespaces(c container) *cri.NamespaceOption {
+	o := &cri.NamespaceOption{Network: cri.NamespaceMode_NODE, Pid: cri.NamespaceMode_CONTAINER}
+	if c.hostPID {
+		o.Pid = cri.NamespaceMode_NODE
+	}
+	if c.userns { // the host's network is not for them
+		mapping := []*cri.IDMapping{{HostId: usernsBase, Length: 65536}}
+		o.Network = cri.NamespaceMode_POD
+		o.UsernsOptions = &cri.UserNamespace{Mode: cri.NamespaceMode_POD, Uids: mapping, Gids: mapping}
+	}
+	return o
+}
+
+// pod is the one with that name, or with a container of that id.
+func (e *kube) pod(name string) *pod {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if p := e.pods[name]; p != nil {
+		return p
+	}
+	for _, p := range e.pods {
+		if slices.Contains(p.containers, name) {
+			return p
+		}
+	}
+	return nil
+}
+
+// id is that of the container that was started last in a pod.
+func (e *kube) id(name string) string {
+	p := e.pod(name)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if p == nil || len(p.containers) == 0 {
+		return "none-of-" + name
+	}
+	return p.containers[len(p.containers)-1]
+}
+
+// exec is in the pod's newest container, or in that whose id is the name.
+func (e *kube) exec(name string, args ...string) (string, error) {
+	id := name
+	if p := e.pod(name); p != nil && !slices.Contains(p.containers, name) {
+		id = e.id(name)
+	}
+	ctx, cancel := patience()
+	defer cancel()
+	r, err := e.client.ExecSync(ctx, &cri.ExecSyncRequest{ContainerId: id, Cmd: args, Timeout: 60})
+	if err != nil {
+		return shown(err), err
+	}
+	out := string(r.Stdout) + string(r.Stderr)
+	if r.ExitCode != 0 {
+		return out, fmt.Errorf("exit status %d", r.ExitCode)
+	}
+	return out, nil
+}
+
+func (e *kube) kill(name string) (string, error) {
+	ctx, cancel := patience()
+	defer cancel()
+	_, err := e.client.StopContainer(ctx, &cri.StopContainerRequest{ContainerId: e.id(name)})
+	return shown(err), err
+}
+
+// remove does what the kubelet does for a pod that is deleted, and like it does it again until it works.
+func (e *kube) remove(name string) (string, error) {
+	p := e.pod(name)
+	if p == nil {
+		return "", nil
+	}
+	var err error
+	for deadline := time.Now().Add(testhost.Patience); time.Now().Before(deadline); time.Sleep(100 * time.Millisecond) {
+		if err = e.tryRemove(p); err == nil {
+			e.mu.Lock()
+			defer e.mu.Unlock()
+			delete(e.pods, p.config.Metadata.Name)
+			return "", nil
+		}
+	}
+	return shown(err), err
+}
+
+func (e *kube) tryRemove(p *pod) error {
+	ctx, cancel := patience()
+	defer cancel()
+	for _, id := range p.containers {
+		_, stop := e.client.StopContainer(ctx, &cri.StopContainerRequest{ContainerId: id})
+		_, remove := e.client.RemoveContainer(ctx, &cri.RemoveContainerRequest{ContainerId: id})
+		if err := errors.Join(unlessGone(stop), unlessGone(remove)); err != nil {
+			return err
+		}
+	}
+	return e.removeSandbox(ctx, p)
+}
+
+func (e *kube) removeSandbox(ctx context.Context, p *pod) error {
+	if p.sandbox == "" {
+		return nil
+	}
+	_, stop := e.client.StopPodSandbox(ctx, &cri.StopPodSandboxRequest{PodSandboxId: p.sandbox})
+	_, remove := e.client.RemovePodSandbox(ctx, &cri.RemovePodSandboxRequest{PodSandboxId: p.sandbox})
+	return errors.Join(unlessGone(stop), unlessGone(remove))
+}
+
+func unlessGone(err error) error {
+	if status.Code(err) == codes.NotFound {
+		return nil
+	}
+	return err
+}

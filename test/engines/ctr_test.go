@@ -1,0 +1,122 @@
+//go:build engines
+
+// SPDX-License-Identifier: Apache-2.0
+
+package engines
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/gpuslice/gpuslice/test/testhost"
+)
+
+// ctr is containerd's own client, which starts containers by our shim: `ctr run --runtime io.containerd.gpuslice.v1`.
+type ctr struct {
+	s       *site
+	version string   // of containerd, a directory in the cache
+	runtime []string // the low-level one, in the cache
+}
+
+func (e *ctr) options(t testing.TB) testhost.Options {
+	return testhost.Options{Runtimes: []string{tool(t, e.runtime...)}}
+}
+
+func (e *ctr) hasDaemon(name string) bool { return name == "containerd" }
+
+func (e *ctr) up(s *site) {
+	e.s = s
+	containerdUp(s, containerdOptions{version: e.version})
+	s.ctrImport()
+}
+
+func (e *ctr) id(name string) string { return name }
+
+func (e *ctr) run(c container) (string, error) {
+	return e.s.ctr(append([]string{"run", "--detach", "--runtime", shimRuntime}, e.words(c)...)...)
+}
+
+// words are the flags and arguments of `ctr run` that say what a container is.
+func (e *ctr) words(c container) []string {
+	// Without the first flag setuid programs are none.
+	words := []string{"--allow-new-privs", "--fifo-dir", e.s.in("fifo")}
+	for _, key := range slices.Sorted(maps.Keys(c.annotations)) {
+		words = append(words, "--annotation", key+"="+c.annotations[key])
+	}
+	for _, env := range c.env {
+		words = append(words, "--env", env)
+	}
+	for _, b := range c.binds {
+		words = append(words, "--mount", "type=bind,src="+b.source+",dst="+b.target+",options=rbind:rw")
+	}
+	if c.readOnly {
+		words = append(words, "--read-only")
+	}
+	if c.privileged {
+		words = append(words, "--privileged")
+	}
+	if c.hostPID {
+		words = append(words, "--with-ns", fmt.Sprintf("pid:/proc/%d/ns/pid", os.Getpid()))
+	}
+	if c.userns {
+		mapping := fmt.Sprintf("0:%d:65536", usernsBase)
+		words = append(words, "--uidmap", mapping, "--gidmap", mapping)
+	}
+	return append(append(words, imageRef(c.image), c.name), c.args...)
+}
+
+func (e *ctr) exec(name string, args ...string) (string, error) {
+	id := "exec" + strconv.FormatUint(names.Add(1), 10)
+	return e.s.ctr(append([]string{"task", "exec", "--fifo-dir", e.s.in("fifo"), "--exec-id", id, name}, args...)...)
+}
+
+// kill waits until containerd has heard of the end: a task is deleted then only.
+func (e *ctr) kill(name string) (string, error) {
+	out, err := e.s.ctr("task", "kill", "--signal", "SIGKILL", name)
+	if err == nil && !e.s.soon(func() bool { return e.status(name) == "STOPPED" }) {
+		err = errors.New("it does not stop")
+	}
+	return out, err
+}
+
+// status is that of a task as containerd has it; "" if there is none.
+func (e *ctr) status(name string) string {
+	out, _ := e.s.ctr("task", "list")
+	for line := range strings.Lines(out) {
+		if fields := strings.Fields(line); len(fields) == 3 && fields[0] == name {
+			return fields[2]
+		}
+	}
+	return ""
+}
+
+func (e *ctr) pause(name string) (string, error)   { return e.s.ctr("task", "pause", name) }
+func (e *ctr) unpause(name string) (string, error) { return e.s.ctr("task", "resume", name) }
+
+// restart gives the container another task, as its users do: ctr has no word for it.
+func (e *ctr) restart(name string) (string, error) {
+	if out, err := e.kill(name); err != nil {
+		return out, err
+	}
+	if out, err := e.s.ctr("task", "delete", name); err != nil {
+		return out, err
+	}
+	return e.s.ctr("task", "start", "--detach", "--fifo-dir", e.s.in("fifo"), name)
+}
+
+func (e *ctr) remove(name string) (string, error) {
+	if out, err := e.s.ctr("task", "delete", "--force", name); err != nil && !strings.Contains(out, "not found") {
+		return out, err
+	}
+	out, err := e.s.ctr("container", "delete", name)
+	if err != nil && strings.Contains(out, "not found") {
+		err = nil
+	}
+	return out, err
+}
