@@ -32,9 +32,13 @@ func run(args shim.Args) (status int, err error) {
 	if os.Getenv(shim.ActiveEnv) != "" {
 		return 1, shim.ErrLoop
 	}
-	cfg, err := config.Load(cmp.Or(os.Getenv(configEnv), api.DefaultConfig))
+	file := cmp.Or(os.Getenv(configEnv), api.DefaultConfig)
+	cfg, err := config.Load(file)
 	if err != nil {
-		return 1, err
+		if args.Creates() {
+			return 1, err
+		}
+		cfg.Runtime.Runtimes = config.Runtimes(file)
 	}
 	self, info, err := executable()
 	if err != nil {

@@ -109,6 +109,20 @@ func Load(path string) (Config, error) {
 	return c, nil
 }
 
+// Runtimes are the low-level runtimes that a file names which Load refuses, or the defaults if not even they can be read. A
+// file that was spoilt while containers run must not keep an engine from stopping and deleting them.
+func Runtimes(path string) []string {
+	var c struct {
+		Runtime struct {
+			Runtimes []string `toml:"runtimes"`
+		} `toml:"runtime"`
+	}
+	if _, err := toml.DecodeFile(path, &c); err != nil || len(c.Runtime.Runtimes) == 0 {
+		return Default().Runtime.Runtimes
+	}
+	return c.Runtime.Runtimes
+}
+
 func parse(text string, c *Config) error {
 	known, err := toml.Decode(text, c)
 	if err != nil {

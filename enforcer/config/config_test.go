@@ -157,3 +157,24 @@ func TestASizeIsShownAsPeopleWriteIt(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 }
+
+func TestASpoiltFileStillNamesTheRuntime(t *testing.T) {
+	for text, want := range map[string][]string{
+		"[runtime]\nruntimes = [\"crun\"]\nmissing = \"ignore\"\n":       {"crun"},
+		"[runtime]\nruntimes = [\"crun\"]\n[enforcer]\nsockt = \"/a\"\n": {"crun"},
+		"[runtime]\nruntimes = [\"crun\"]\n[enforcer\n":                  Default().Runtime.Runtimes,
+		"[runtime]\nruntimes = []\n":                                     Default().Runtime.Runtimes,
+		"[runtime]\nruntimes = 7\n":                                      Default().Runtime.Runtimes,
+	} {
+		path := filepath.Join(t.TempDir(), "config.toml")
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := Load(path); err == nil {
+			t.Errorf("%q was loaded", text)
+		}
+		if got := Runtimes(path); !reflect.DeepEqual(got, want) {
+			t.Errorf("%q: got %q, want %q", text, got, want)
+		}
+	}
+}

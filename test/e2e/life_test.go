@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -136,6 +137,23 @@ func TestContainerThatEndedWithoutAnEnforcerIsForgottenByTheNext(t *testing.T) {
 		t.Fatalf("delete: %v\n%s", err, out)
 	}
 	h.Start()
+	h.Eventually("the slice is gone", h.IsGone(c.id))
+}
+
+func TestContainerCanBeStoppedWithASpoiltConfiguration(t *testing.T) {
+	h := newHost(t)
+	c := h.newContainer(vram(), "/bin/sleep", "600")
+	c.run()
+	file, err := os.OpenFile(h.Config(), os.O_WRONLY|os.O_APPEND, 0)
+	h.Must(err)
+	_, err = file.WriteString("\n[enforcer]\n")
+	h.Must(errors.Join(err, file.Close()))
+	if out, err := c.output(c.runtime("run", "--bundle", c.bundle, c.id+"-2")); err == nil || !strings.Contains(out, "config.toml") {
+		t.Errorf("a new container: %v, %q: want a refusal that names the file", err, out)
+	}
+	if out, err := c.output(c.runtime("delete", "--force", c.id)); err != nil {
+		t.Errorf("delete: %v\n%s", err, out)
+	}
 	h.Eventually("the slice is gone", h.IsGone(c.id))
 }
 
