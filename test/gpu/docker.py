@@ -76,7 +76,7 @@ disabled_plugins = ["io.containerd.grpc.v1.cri", "io.containerd.cri.v1.images", 
         settings = {
             "data-root": self.dir + "/data", "exec-root": self.dir + "/exec", "pidfile": self.dir + "/docker.pid",
             "hosts": ["unix://" + self.address], "containerd": self.dir + "/containerd.sock",
-            "bridge": "none", "iptables": False, "ip6tables": False, "live-restore": True,
+            "bridge": "none", "userland-proxy": False, "iptables": False, "ip6tables": False, "live-restore": True,
             "exec-opts": ["native.cgroupdriver=cgroupfs"],
             "runtimes": {"gpuslice": {"path": BIN + "/gpuslice-runtime"}},
             "storage-driver": "overlay2", "features": {"containerd-snapshotter": False},
@@ -231,8 +231,10 @@ def two_containers(docker, host):
         shown = ["run", "-d", "--runtime=gpuslice", "--annotation", f"gpuslice.vram={size}G", *docker.gpus, "--name", name]
         show("docker", *shown, "pytorch", *program()[:3])
         code, text = docker(*shown, "--network", "none", *binds(), "pytorch", *program())
-        print(text[:13] if code == 0 else text)
-        check(f"docker run with {size}G", code == 0, text.strip()[-300:])
+        if code:
+            check(f"docker run with {size}G", False, text.strip()[-300:])
+            return False
+        print(text[:12])
     for name in quotas:
         text = said(docker, name, "then .*", 180)
         show("docker", "logs", name)
@@ -255,6 +257,7 @@ def two_containers(docker, host):
               count and 0 < held <= size * GIB and abs(held - charged) <= 2 * MIB * count,
               f"nvidia-smi {held / MIB:.0f} MiB of {count} processes, gpuslice ps {charged / MIB:.1f} MiB, limit {use.get('limit', 0) / MIB:.0f} MiB")
         check(f"{name}: it was filled", held > (size - 2) * GIB, f"{held / GIB:.2f} of {size} GiB")
+    return True
 
 
 def exec_shares(docker):
@@ -353,8 +356,8 @@ def main():
             print(output("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader").strip())
         docker.image("pytorch", machine_image)
         docker.image("small", small_image)
-        two_containers(docker, host)
-        exec_shares(docker)
+        if two_containers(docker, host):
+            exec_shares(docker)
         refusal(docker, host)
         release(docker, host)
         starts(docker, args.rounds)
