@@ -2,40 +2,146 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Install below an empty directory, look at what is there, install again, uninstall: the configuration is kept and
-# nothing else is left.
+# nothing else is left. The unit is one that systemd understands and finds closed enough, and the system calls that it
+# allows are enough for the daemon.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-root=$(mktemp -d)
-trap 'rm -rf "$root"' EXIT
-installed=(make --no-print-directory DESTDIR="$root" PREFIX=/opt/gpuslice)
+root=$(mktemp -d /tmp/gpuslice-install.XXXXXX) # short: a socket's address has 108 bytes
+session=
+trap '[ -z "$session" ] || kill "$session" 2>/dev/null || true; rm -rf "$root"' EXIT
+prefix=/opt/gpuslice
+installed=(make --no-print-directory DESTDIR="$root" PREFIX="$prefix")
+# "Exposure", of ten, by systemd-analyze; what is left of it is said in the unit.
+exposure=4.0
 wrong() {
 	echo "check-install: $*" >&2
 	exit 1
 }
+need() {
+	command -v "$1" >/dev/null || wrong "no $1: test/deps.sh --ci"
+}
+for tool in systemd-analyze strace mandoc; do
+	need $tool
+done
 
 "${installed[@]}" install
-version=$("$root/opt/gpuslice/bin/gpusliced" --version | awk '{print $NF}')
-"$root/opt/gpuslice/bin/gpuslice" version | grep -qF "$version" || wrong "gpuslice version is not gpusliced's, $version"
-"$root/opt/gpuslice/bin/gpuslice-hook" --version | grep -qF "$version" || wrong "gpuslice-hook's version is not $version"
-"$root/opt/gpuslice/bin/gpuslice-runtime" --version >/dev/null || wrong "gpuslice-runtime finds no runtime"
-library=$root/opt/gpuslice/lib/gpuslice
-cmp bin/libgpuslice.so "$library/$version/libgpuslice.so"
-cmp bin/libgpuslice.so "$library/libgpuslice.so"
-if grep -rn '/usr/local' "$root/etc" "$root/lib/systemd"; then
+
+# --- programs and the library ---------------------------------------------------------------------
+
+bin=$root$prefix/bin
+version=$("$bin/gpusliced" --version | awk '{print $NF}')
+"$bin/gpuslice" version | grep -qF "$version" || wrong "gpuslice version is not gpusliced's, $version"
+"$bin/gpuslice-hook" --version | grep -qF "$version" || wrong "gpuslice-hook's version is not $version"
+"$bin/gpuslice-runtime" --version >/dev/null || wrong "gpuslice-runtime finds no runtime"
+[ -x "$bin/containerd-shim-gpuslice-v1" ] || wrong "no containerd-shim-gpuslice-v1"
+libdir=$root$prefix/lib/gpuslice
+cmp bin/libgpuslice.so "$libdir/libgpuslice.so"
+[[ $(readlink "$libdir/libgpuslice.so") == "$version"-????????/libgpuslice.so ]] || wrong "the library is not the version's: $(readlink "$libdir/libgpuslice.so")"
+if grep -rnI '/usr/local' "$root"; then
 	wrong "another prefix than the one asked for"
 fi
-command -v systemd-analyze >/dev/null || wrong "no systemd-analyze: test/deps.sh --ci"
+
+# --- manual pages -----------------------------------------------------------------------------------
+
+pages=0
+while read -r page; do
+	pages=$((pages + 1))
+	said=$(mandoc -T lint -W warning "$page" 2>&1) || wrong "mandoc: $said"
+	if command -v man >/dev/null; then
+		said=$(LC_ALL=C.UTF-8 man --warnings -l "$page" 2>&1 >/dev/null) || wrong "man $page failed"
+		[ -z "$said" ] || wrong "man: $said"
+	fi
+done < <(find "$root$prefix/share/man" -type f)
+[ $pages = 5 ] || wrong "$pages manual pages, not 5"
+while read -r key; do
+	grep -q "^\.It Ic $key " "$root$prefix/share/man/man5/gpuslice.toml.5" || wrong "gpuslice.toml(5) has no $key"
+done < <(sed -n 's/^\([a-z_]*\) *=.*/\1/p' configs/config.toml)
+
+# --- the unit -----------------------------------------------------------------------------------------
+
+unit=/lib/systemd/system/gpusliced.service
 # It resolves the unit's ExecStart below the root, and wants the targets that every systemd has.
 cp -r --parents /lib/systemd/system "$root"
-if ! said=$(systemd-analyze verify --man=no --root="$root" /lib/systemd/system/gpusliced.service 2>&1) || [ -n "$said" ]; then
+if ! said=$(systemd-analyze verify --man=no --root="$root" $unit 2>&1) || [ -n "$said" ]; then
 	wrong "systemd-analyze: $said"
 fi
 find "$root/lib/systemd/system" -mindepth 1 ! -name gpusliced.service -delete
+said=$(systemd-analyze security --offline=true --threshold="${exposure/./}" "$root$unit") || wrong "$(tail -1 <<<"$said") More than $exposure."
+tail -1 <<<"$said"
+
+# calls SET…: the system calls that systemd's sets have.
+calls() {
+	local set call
+	for set; do
+		while read -r call; do
+			case $call in
+			'#'* | '') ;;
+			@*) calls "$call" ;;
+			*) echo "$call" ;;
+			esac
+		done < <(systemd-analyze syscall-filter "$set" | tail -n +2)
+	done
+}
+# Lines are applied from top to bottom, as systemd does.
+allowed=
+while read -r sets; do
+	# shellcheck disable=SC2086 # words
+	case $sets in
+	'~'*) allowed=$(comm -23 <(echo "$allowed") <(calls ${sets#\~} | sort -u)) ;;
+	*) allowed=$({ echo "$allowed" && calls $sets; } | sort -u) ;;
+	esac
+done < <(sed -n 's/^SystemCallFilter=//p' configs/gpusliced.service)
+
+# A session is served, from its first process to its end; then the daemon is asked to stop.
+mkdir "$root/run" "$root/state"
+sed "s|^library = .*|library = \"$libdir/libgpuslice.so\"|" configs/config.toml >"$root/config.toml"
+export FAKECUDA_STATE=$root/card LD_LIBRARY_PATH=$PWD/bin/fakecuda
+strace -f -qq -o "$root/strace" "$bin/gpusliced" --config "$root/config.toml" --socket "$root/s" \
+	--run-dir "$root/run" --state-dir "$root/state" 2>"$root/said" &
+strace=$!
+for ((i = 0; i < 500; i++)); do
+	[ ! -S "$root/s" ] || break
+	sleep 0.02
+done
+daemon=$(cat "$root/state/lock" 2>/dev/null) || wrong "gpusliced does not start: $(cat "$root/said")"
+session=$daemon
+"$bin/gpuslice" --socket "$root/s" run --quiet --vram 2G -- bin/demo/cuda_hog 0
+kill "$daemon"
+wait $strace || wrong "gpusliced: $(cat "$root/said")"
+session=
+used=$(grep -oE '^[0-9]+ +[a-z0-9_]+\(' "$root/strace" | grep -oE '[a-z0-9_]+\($' | tr -d '(' | sort -u)
+[ "$(wc -l <<<"$used")" -gt 20 ] || wrong "strace saw nothing"
+# prlimit64 is the Go runtime's, and may fail.
+refused=$(comm -23 <(echo "$used") <(echo "$allowed") | grep -vx prlimit64 || true)
+[ -z "$refused" ] || wrong "the unit's SystemCallFilter refuses what gpusliced calls: $refused"
+rm -rf "$root"/{run,state,card,config.toml,strace,said,s}
+
+# --- again, with another library; and never over one that is there ----------------------------------------
 
 echo '# edited' >>"$root/etc/gpuslice/config.toml"
+old=$(readlink -e "$libdir/libgpuslice.so")
+inode=$(stat -c %i "$old")
 "${installed[@]}" install >/dev/null
 grep -q '^# edited' "$root/etc/gpuslice/config.toml" || wrong "the configuration was overwritten"
+[ "$(stat -c %i "$old")" = "$inode" ] || wrong "the library was replaced"
+LD_PRELOAD=$old sleep 600 &
+session=$!
+. configs/library.sh
+for text in second third fourth; do
+	echo "$text" >"$root/$text"
+	gpuslice_add "$root/$text" "$libdir" "$version" >"$root/said"
+	cmp "$root/$text" "$libdir/libgpuslice.so"
+	[ "$(stat -c %i "$old")" = "$inode" ] || wrong "a library that is in use was removed"
+done
+grep -q "$old stays while it is in use (by process $session)" "$root/said" || wrong "it does not say that the library is in use: $(cat "$root/said")"
+[ "$(find "$libdir" -name libgpuslice.so -type f | wc -l)" = 3 ] || wrong "libraries: $(ls "$libdir"): want the one in use, the newest and the one before"
 "${installed[@]}" uninstall
+[ "$(find "$libdir" -type f)" = "$old" ] || wrong "uninstall: libraries: $(find "$libdir" -type f), want that in use"
+kill "$session"
+wait "$session" 2>/dev/null || true
+session=
+rm "$root"/{second,third,fourth,said}
+"${installed[@]}" uninstall >/dev/null
 left=$(find "$root" ! -type d)
 [ "$left" = "$root/etc/gpuslice/config.toml" ] || wrong "left behind: $left"
 echo "check-install: ok"

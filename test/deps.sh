@@ -32,6 +32,14 @@ if [ "${1:-}" = --ci ]; then
 		"aarch64-linux-gnu-gcc gcc-aarch64-linux-gnu"
 		"/usr/aarch64-linux-gnu/include/stdio.h libc6-dev-arm64-cross"
 		"musl-gcc musl-tools"
+		"/usr/include/seccomp.h libseccomp-dev"
+		"pkg-config pkg-config"
+		"debootstrap debootstrap"
+		"xz xz-utils"
+		"rpm rpm"
+		"mandoc mandoc"
+		"zsh zsh"
+		"fish fish"
 	)
 fi
 

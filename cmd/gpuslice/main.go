@@ -75,7 +75,7 @@ func newApp() *cli.App {
 				Usage: "control socket of the enforcer", TakesFile: true,
 			},
 		},
-		Commands: []*cli.Command{runCommand(), psCommand(), inspectCommand(), eventsCommand(), doctorCommand(), versionCommand()},
+		Commands: []*cli.Command{runCommand(), psCommand(), inspectCommand(), eventsCommand(), doctorCommand(), installCommand(), uninstallCommand(), completionCommand(), manCommand(), versionCommand()},
 		Action: func(c *cli.Context) error {
 			if c.Args().Present() {
 				return fmt.Errorf("there is no command %q: `gpuslice help` lists them", c.Args().First())

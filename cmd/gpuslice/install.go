@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/urfave/cli/v2"
+
+	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/engines"
+	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/place"
+	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/session"
+	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/show"
+)
+
+const (
+	exitFailed = 1
+	exitUsage  = 2
+)
+
+const installDescription = `The engines are docker, containerd (for Kubernetes), crio and podman; all means those that are
+on this machine. A drop-in is written where the engine has them; else its file is edited, and
+everything that is in it stays. The engine's default runtime lends its settings. Nothing is restarted: what
+is to be is said.
+
+   gpuslice install docker --dry-run
+   gpuslice install containerd
+   gpuslice install podman --hooks
+   gpuslice install all --root /mnt/image
+
+A second time there is nothing to do. The exit code is 1 if an engine's configuration was not understood, which
+then is as it was, and 2 for a wrong command line.`
+
+const uninstallDescription = `What gpuslice install changed is as it was before. If a file was edited since, only the runtime gpuslice is
+taken out of it. An entry that somebody else made stays.
+
+   gpuslice uninstall containerd --dry-run
+   gpuslice uninstall all`
+
+func engineFlags() []cli.Flag {
+	return []cli.Flag{
+		&cli.BoolFlag{Name: "dry-run", Aliases: []string{"n"}, Usage: "print what would change, as a diff, and change nothing"},
+		&cli.StringFlag{Name: "config", Usage: "the engine's `FILE` (crio, podman: the drop-in), if not the standard one", TakesFile: true},
+		&cli.StringFlag{Name: "root", Value: "/", Usage: "the root `DIR` of an image that is being built", TakesFile: true},
+		&cli.BoolFlag{Name: "json", Usage: "print JSON"},
+	}
+}
+
+func installCommand() *cli.Command {
+	return &cli.Command{
+		Name:        "install",
+		Usage:       "tell an engine of the runtime gpuslice",
+		ArgsUsage:   "docker|containerd|crio|podman|all",
+		Description: installDescription,
+		Flags: append(engineFlags(),
+			&cli.BoolFlag{Name: "hooks", Usage: "podman: also run the hook under every other runtime, for containers with an annotation of gpuslice"},
+			&cli.BoolFlag{Name: "force", Usage: "replace a runtime gpuslice that somebody else configured"}),
+		OnUsageError: usageError(exitUsage),
+		Action:       func(c *cli.Context) error { return forEngines(c, engines.Install, leftOutOfInstall) },
+	}
+}
+
+func uninstallCommand() *cli.Command {
+	return &cli.Command{
+		Name:         "uninstall",
+		Usage:        "take back what gpuslice install did",
+		ArgsUsage:    "docker|containerd|crio|podman|all",
+		Description:  uninstallDescription,
+		Flags:        engineFlags(),
+		OnUsageError: usageError(exitUsage),
+		Action: func(c *cli.Context) error {
+			return forEngines(c, engines.Uninstall, func(engines.Host, string) string { return "" })
+		},
+	}
+}
+
+// leftOutOfInstall says why `all` does not mean an engine; "" if it does.
+func leftOutOfInstall(h engines.Host, name string) string {
+	present, why, err := engines.Present(h, name)
+	if err == nil && !present {
+		return why
+	}
+	return ""
+}
+
+type engineAction func(engines.Host, string, engines.Options) (engines.Result, error)
+
+// forEngines acts on each engine that the command line names. One that fails does not keep the others from their turn.
+func forEngines(c *cli.Context, act engineAction, leftOut func(engines.Host, string) string) error {
+	usage := usageError(exitUsage)
+	names, err := trailingFlags(c)
+	if err != nil {
+		return usage(c, err, true)
+	}
+	everything := len(names) == 1 && names[0] == "all"
+	if everything {
+		names = engines.Names()
+	}
+	if err := checkEngines(c, names, everything); err != nil {
+		return usage(c, err, true)
+	}
+	host, err := engines.NewHost(c.String("root"), place.New().Program)
+	if err != nil {
+		return err
+	}
+	o := engines.Options{File: c.String("config"), Hooks: c.Bool("hooks"), Force: c.Bool("force"), DryRun: c.Bool("dry-run")}
+
+	results := []engines.Result{}
+	failed := false
+	for _, name := range names {
+		r := engines.Result{Engine: name, State: engines.LeftOut}
+		if everything {
+			r.Why = leftOut(host, name)
+		}
+		if r.Why == "" {
+			if r, err = act(host, name, o); err != nil {
+				r = engines.Result{Engine: name, State: engines.Failed, Why: err.Error()}
+				failed = true
+			}
+		}
+		results = append(results, r)
+	}
+	if c.Bool("json") {
+		err = show.JSON(c.App.Writer, results)
+	} else {
+		printResults(c, results, o.DryRun)
+	}
+	if err == nil && failed {
+		return &session.Error{Code: exitFailed, Err: errors.New("not every engine could be dealt with")}
+	}
+	return err
+}
+
+func checkEngines(c *cli.Context, names []string, everything bool) error {
+	if len(names) == 0 {
+		return fmt.Errorf("which engine? %s or all", strings.Join(engines.Names(), ", "))
+	}
+	for _, name := range names {
+		if !slices.Contains(engines.Names(), name) {
+			return fmt.Errorf("there is no engine %q: %s and all are accepted", name, strings.Join(engines.Names(), ", "))
+		}
+	}
+	if c.String("config") != "" && (everything || len(names) > 1) {
+		return errors.New("--config names the file of one engine: name that one")
+	}
+	if c.IsSet("config") && !filepath.IsAbs(c.String("config")) {
+		if c.String("root") != "/" {
+			return fmt.Errorf("--config %q: with --root, an absolute path beneath it is accepted", c.String("config"))
+		}
+		absolute, err := filepath.Abs(c.String("config"))
+		if err != nil {
+			return err
+		}
+		if err := c.Set("config", absolute); err != nil {
+			return err
+		}
+	}
+	if c.Bool("hooks") && !slices.Contains(names, "podman") {
+		return errors.New("--hooks is for podman")
+	}
+	return nil
+}
+
+// trailingFlags returns the arguments that are not flags. The library stops looking for flags at the first of those;
+// here people write `install docker --dry-run`.
+func trailingFlags(c *cli.Context) ([]string, error) {
+	var names []string
+	for args := c.Args().Slice(); len(args) > 0; args = args[1:] {
+		flag, isFlag := strings.CutPrefix(args[0], "-")
+		if !isFlag {
+			names = append(names, args[0])
+			continue
+		}
+		flag, value, given := strings.Cut(strings.TrimPrefix(flag, "-"), "=")
+		i := slices.IndexFunc(c.Command.Flags, func(f cli.Flag) bool { return slices.Contains(f.Names(), flag) })
+		if i < 0 {
+			return nil, fmt.Errorf("flag provided but not defined: -%s", flag)
+		}
+		if _, boolean := c.Command.Flags[i].(*cli.BoolFlag); boolean && !given {
+			value = "true"
+		} else if !given {
+			if args = args[1:]; len(args) == 0 {
+				return nil, fmt.Errorf("flag needs an argument: -%s", flag)
+			}
+			value = args[0]
+		}
+		if err := c.Set(flag, value); err != nil {
+			return nil, fmt.Errorf("invalid value %q for flag -%s: %w", value, flag, err)
+		}
+	}
+	return names, nil
+}
+
+// printResults prints what was done for a person. In a dry run standard output has the diff alone, which patch(1) takes.
+func printResults(c *cli.Context, results []engines.Result, dry bool) {
+	said := c.App.Writer
+	if dry {
+		said = c.App.ErrWriter
+	}
+	for _, r := range results {
+		for _, change := range r.Changes {
+			if dry {
+				fmt.Fprint(c.App.Writer, change.Diff)
+				fmt.Fprintf(said, "%s: %s would be %s\n", r.Engine, change.Path, change.What)
+			} else {
+				fmt.Fprintf(said, "%s: %s was %s\n", r.Engine, change.Path, change.What)
+			}
+		}
+		switch {
+		case r.State == engines.Failed:
+			fmt.Fprintln(c.App.ErrWriter, "gpuslice:", r.Why)
+		case r.State == engines.LeftOut:
+			fmt.Fprintf(said, "%s: left out: %s\n", r.Engine, r.Why)
+		case r.State == engines.Nothing:
+			fmt.Fprintf(said, "%s: nothing to do\n", r.Engine)
+		}
+		for _, note := range r.Notes {
+			out := said
+			if strings.HasPrefix(note, engines.Warning) {
+				out = c.App.ErrWriter
+			}
+			fmt.Fprintf(out, "%s: %s\n", r.Engine, note)
+		}
+		if r.Restart != "" {
+			fmt.Fprintf(said, "%s: it counts after: %s\n", r.Engine, r.Restart)
+		}
+	}
+}

@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package conf
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/BurntSushi/toml"
+)
+
+type tomlFormat struct{}
+
+func (tomlFormat) Decode(text []byte) (map[string]any, error) {
+	decoded := make(map[string]any)
+	_, err := toml.Decode(string(text), &decoded)
+	var syntax toml.ParseError
+	if errors.As(err, &syntax) {
+		why := syntax.Message
+		if why == "" { // the error is of a kind that says it in its text only
+			_, why, _ = strings.Cut(syntax.Error(), ": ")
+			if _, after, found := strings.Cut(why, "): "); found {
+				why = after
+			}
+		}
+		return nil, fmt.Errorf("line %d: %s", syntax.Position.Line, why)
+	}
+	return decoded, err
+}
+
+// Add appends the entry under a header of its own, which TOML allows wherever the tables above it are, unless one of
+// them is an inline table: then the entry becomes a member of it.
+func (f tomlFormat) Add(text []byte, path []string, value any) ([]byte, error) {
+	decoded, err := f.Decode(text)
+	if err != nil {
+		return nil, err
+	}
+	for i := range path {
+		at, there := Lookup(decoded, path[:i+1]...)
+		if !there {
+			break
+		}
+		if _, table := at.(map[string]any); !table || i == len(path)-1 {
+			return nil, fmt.Errorf("%s is there already, as something else", joinKey(path[:i+1]))
+		}
+	}
+	edited, inline := addInline(text, path, value)
+	if !inline {
+		edited = appendTable(text, path, value)
+	}
+	return edited, checkAdded(f, text, edited, path, value)
+}
+
+// addInline adds to the deepest inline table on the way to path, if there is any.
+func addInline(text []byte, path []string, value any) ([]byte, bool) {
+	place, depth := findInline(text, path)
+	if depth == 0 {
+		return nil, false
+	}
+	members := scanInline(text, place)
+	rest := path[depth:]
+	// Nested tables, as the older of containerd's two decoders knows no dotted keys in inline tables; unless a dotted key
+	// made a part of the way already, which none but a dotted key may add to.
+	var what string
+	if slices.ContainsFunc(members, func(m member) bool { return m.key[0] == rest[0] }) {
+		what = joinKey(rest) + " = " + tomlValue(value)
+	} else {
+		for i := len(rest) - 1; i > 0; i-- {
+			value = Table{{rest[i], value}}
+		}
+		what = joinKey(rest[:1]) + " = " + tomlValue(value)
+	}
+	if len(members) == 0 {
+		return splice(text, span{place.start + 1, place.end - 1}, " "+what+" "), true
+	}
+	last := members[len(members)-1].place.end
+	return splice(text, span{last, last}, ", "+what), true
+}
+
+// findInline returns the place of the deepest inline table at a part of path, and how long that part is; 0 if none.
+func findInline(text []byte, path []string) (place span, depth int) {
+	for _, it := range scanTOML(text) {
+		if it.header || it.array || len(it.key) >= len(path) || !hasPrefix(path, it.key) || text[it.value.start] != '{' {
+			continue
+		}
+		place, depth = it.value, len(it.key)
+		for {
+			members := scanInline(text, place)
+			i := slices.IndexFunc(members, func(m member) bool {
+				return len(m.key) < len(path)-depth && hasPrefix(path[depth:], m.key) && text[m.value.start] == '{'
+			})
+			if i < 0 {
+				return place, depth
+			}
+			place = members[i].value
+			depth += len(members[i].key)
+		}
+	}
+	return span{}, 0
+}
+
+func appendTable(text []byte, path []string, value any) []byte {
+	eol := newline(text)
+	var b bytes.Buffer
+	b.Write(text)
+	if len(text) > 0 {
+		if text[len(text)-1] != '\n' {
+			b.WriteString(eol)
+		}
+		b.WriteString(eol)
+	}
+	table, ok := value.(Table)
+	if !ok { // a key of the table above it
+		path, table = path[:len(path)-1], Table{{path[len(path)-1], value}}
+	}
+	writeTable(&b, path, table, "", eol)
+	return b.Bytes()
+}
+
+// writeTable writes a header, the keys below it and then the tables below it.
+func writeTable(b *bytes.Buffer, path []string, table Table, indent, eol string) {
+	fmt.Fprintf(b, "%s[%s]%s", indent, joinKey(path), eol)
+	var tables Table
+	for _, p := range table {
+		if _, ok := p.Value.(Table); ok {
+			tables = append(tables, p)
+			continue
+		}
+		fmt.Fprintf(b, "%s  %s = %s%s", indent, joinKey([]string{p.Key}), tomlValue(p.Value), eol)
+	}
+	for _, p := range tables {
+		writeTable(b, append(slices.Clone(path), p.Key), p.Value.(Table), indent+"  ", eol)
+	}
+}
+
+// tomlValue writes a value on one line.
+func tomlValue(value any) string {
+	switch v := value.(type) {
+	case Table:
+		var parts []string
+		for _, p := range v {
+			parts = append(parts, joinKey([]string{p.Key})+" = "+tomlValue(p.Value))
+		}
+		if len(parts) == 0 {
+			return "{}"
+		}
+		return "{ " + strings.Join(parts, ", ") + " }"
+	case []string:
+		return tomlValue(Plain(v))
+	case []any:
+		var parts []string
+		for _, e := range v {
+			parts = append(parts, tomlValue(e))
+		}
+		return "[" + strings.Join(parts, ", ") + "]"
+	}
+	// A value without a type of its own here came from the decoder, so its encoder can write it; if not, the check finds out.
+	text, err := toml.Marshal(map[string]any{"v": value})
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(strings.TrimPrefix(string(text), "v = "))
+}
+
+// joinKey writes a key with its dots, and with quotes where they are needed.
+func joinKey(path []string) string {
+	const bare = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-"
+	parts := make([]string, len(path))
+	for i, key := range path {
+		if parts[i] = key; key == "" || strings.Trim(key, bare) != "" {
+			parts[i] = tomlValue(key)
+		}
+	}
+	return strings.Join(parts, ".")
+}
+
+func (f tomlFormat) Remove(text []byte, path []string) ([]byte, error) {
+	decoded, err := f.Decode(text)
+	if err != nil {
+		return nil, err
+	}
+	if _, there := Lookup(decoded, path...); !there {
+		return text, nil
+	}
+	edited := removeInline(removeLines(text, path), path)
+	return edited, checkRemoved(f, text, edited, path)
+}
+
+// removeLines takes out the lines of the headers and keys at path and below. A comment goes if it stands among them; one
+// behind the last of them may be about what follows.
+func removeLines(text []byte, path []string) []byte {
+	items := scanTOML(text)
+	var cut []span
+	inside := false // in a table that goes
+	for _, it := range items {
+		goes := hasPrefix(it.key, path)
+		if goes && inside && !it.header && !it.array {
+			cut[len(cut)-1].end = it.lines.end
+		} else if goes {
+			cut = append(cut, it.lines)
+		}
+		if it.header || it.array {
+			inside = goes
+		}
+	}
+	edited := text
+	for _, s := range slices.Backward(cut) {
+		// The empty line that stands before a table goes with it.
+		if s.start >= 2 && edited[s.start-1] == '\n' {
+			line := bytes.TrimRight(edited[:s.start-1], " \t\r")
+			if len(line) > 0 && line[len(line)-1] == '\n' && (s.end == len(edited) || edited[s.end] == '\n' || edited[s.end] == '\r') {
+				s.start = len(line)
+			}
+		}
+		edited = splice(edited, s, "")
+	}
+	return edited
+}
+
+// removeInline takes the member at path out of the inline table that has it, if there is one.
+func removeInline(text []byte, path []string) []byte {
+	for {
+		place, depth := findInline(text, path)
+		if depth == 0 {
+			return text
+		}
+		members := scanInline(text, place)
+		i := slices.IndexFunc(members, func(m member) bool { return hasPrefix(m.key, path[depth:]) })
+		if i < 0 {
+			return text
+		}
+		cut := members[i].place
+		switch {
+		case i > 0: // with the comma before it
+			cut.start = members[i-1].place.end
+		case len(members) > 1:
+			cut.end = members[1].place.start
+		default:
+			cut = span{place.start + 1, place.end - 1}
+		}
+		text = splice(text, cut, "")
+	}
+}

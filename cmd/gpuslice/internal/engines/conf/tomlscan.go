@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package conf
+
+import (
+	"bytes"
+	"strings"
+
+	"github.com/BurntSushi/toml"
+)
+
+// item is a header or a key with its value in a TOML text, with the place of its lines.
+type item struct {
+	header bool     // [key]
+	array  bool     // [[key]]
+	key    []string // in full, with that of the table it is in
+	lines  span     // from the start of the line to after its end
+	value  span     // of a key's value
+}
+
+// scanner walks over a text that a TOML decoder has accepted, so that it need not look for errors. It never passes the
+// end of the text, whatever it meets.
+type scanner struct {
+	text []byte
+	at   int
+}
+
+// scanTOML returns the items of a text.
+func scanTOML(text []byte) []item {
+	s := &scanner{text: text}
+	s.skip("\xef\xbb\xbf")
+	var items []item
+	var table []string
+	for s.at < len(s.text) {
+		start := s.at
+		s.spaces()
+		switch s.peek() {
+		case '#', '\r', '\n', 0:
+			s.line()
+			continue
+		case '[':
+			it := item{header: true}
+			s.at++
+			if it.array = s.skip("["); it.array {
+				it.header = false
+			}
+			it.key = s.key()
+			table = it.key
+			s.line()
+			it.lines = span{start, s.at}
+			items = append(items, it)
+			continue
+		}
+		it := item{key: append(append([]string(nil), table...), s.key()...)}
+		s.skip("=")
+		s.spaces()
+		it.value.start = s.at
+		s.value("#\r\n")
+		it.value.end = s.at
+		s.line()
+		it.lines = span{start, s.at}
+		items = append(items, it)
+		if s.at == start {
+			return items // a text that no decoder accepts
+		}
+	}
+	return items
+}
+
+// member is one of an inline table.
+type member struct {
+	key   []string
+	place span // from the key to the end of the value
+	value span
+}
+
+// scanInline returns the members of the inline table at place, which is from brace to brace.
+func scanInline(text []byte, place span) []member {
+	s := &scanner{text: text[:place.end-1], at: place.start + 1}
+	var members []member
+	for {
+		s.blank()
+		if s.at >= len(s.text) {
+			return members
+		}
+		m := member{place: span{start: s.at}}
+		m.key = s.key()
+		s.skip("=")
+		s.blank()
+		m.value.start = s.at
+		s.value(",#\r\n")
+		m.value.end, m.place.end = s.at, s.at
+		members = append(members, m)
+		s.blank()
+		if !s.skip(",") {
+			return members
+		}
+	}
+}
+
+func (s *scanner) peek() byte {
+	if s.at < len(s.text) {
+		return s.text[s.at]
+	}
+	return 0
+}
+
+func (s *scanner) skip(what string) bool {
+	if !bytes.HasPrefix(s.text[s.at:], []byte(what)) {
+		return false
+	}
+	s.at += len(what)
+	return true
+}
+
+func (s *scanner) spaces() {
+	for s.peek() == ' ' || s.peek() == '\t' {
+		s.at++
+	}
+}
+
+// blank passes over spaces, line ends and comments.
+func (s *scanner) blank() {
+	for {
+		switch s.peek() {
+		case ' ', '\t', '\r', '\n':
+			s.at++
+		case '#':
+			s.line()
+		default:
+			return
+		}
+	}
+}
+
+// line passes over the rest of the line and its end.
+func (s *scanner) line() {
+	if i := bytes.IndexByte(s.text[s.at:], '\n'); i >= 0 {
+		s.at += i + 1
+	} else {
+		s.at = len(s.text)
+	}
+}
+
+// key passes over a key with its dots, and what stands between it and what follows.
+func (s *scanner) key() []string {
+	var key []string
+	for {
+		s.spaces()
+		start := s.at
+		if c := s.peek(); c == '"' || c == '\'' {
+			s.quoted()
+			key = append(key, unquote(s.text[start:s.at]))
+		} else {
+			for s.at < len(s.text) && !strings.ContainsRune(" \t\r\n.=]", rune(s.peek())) {
+				s.at++
+			}
+			key = append(key, string(s.text[start:s.at]))
+		}
+		s.spaces()
+		if !s.skip(".") {
+			return key
+		}
+	}
+}
+
+// quoted passes over a string of any of the four kinds.
+func (s *scanner) quoted() {
+	quote := string(s.text[s.at])
+	if s.skip(strings.Repeat(quote, 3)) {
+		for s.at < len(s.text) && !s.skip(strings.Repeat(quote, 3)) {
+			s.char(quote)
+		}
+		for i := 0; i < 2 && s.skip(quote); i++ { // the last of five are the string's own
+		}
+		return
+	}
+	s.at++
+	for s.at < len(s.text) && !s.skip(quote) {
+		s.char(quote)
+	}
+}
+
+func (s *scanner) char(quote string) {
+	if s.at++; quote == `"` && s.text[s.at-1] == '\\' && s.at < len(s.text) {
+		s.at++
+	}
+}
+
+// value passes over a value. One without quotes or brackets ends before any of end.
+func (s *scanner) value(end string) {
+	switch s.peek() {
+	case '"', '\'':
+		s.quoted()
+	case '[', '{':
+		s.brackets()
+	default:
+		start := s.at
+		for s.at < len(s.text) && strings.IndexByte(end, s.peek()) < 0 {
+			s.at++
+		}
+		s.at = start + len(bytes.TrimRight(s.text[start:s.at], " \t"))
+	}
+}
+
+// brackets passes over an array or an inline table.
+func (s *scanner) brackets() {
+	for depth := 0; s.at < len(s.text); {
+		switch s.peek() {
+		case '"', '\'':
+			s.quoted()
+			continue
+		case '#':
+			s.line()
+			continue
+		case '[', '{':
+			depth++
+		case ']', '}':
+			depth--
+		}
+		if s.at++; depth == 0 {
+			return
+		}
+	}
+}
+
+// unquote returns what a quoted key says.
+func unquote(quoted []byte) string {
+	var k struct{ K string }
+	if _, err := toml.Decode("K = "+string(quoted), &k); err != nil {
+		return string(quoted)
+	}
+	return k.K
+}

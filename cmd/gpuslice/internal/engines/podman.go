@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engines
+
+import (
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/engines/conf"
+)
+
+// podman reads containers.conf of the distribution, then /etc/containers/containers.conf, then the drop-ins beside that
+// in the order of their names, each on top of what was before (containers/common, pkg/config/config.go: systemConfigs). It reads them
+// whenever it is run.
+type podman struct{}
+
+const (
+	podmanShared = "/usr/share/containers/containers.conf"
+	podmanFile   = "/etc/containers/containers.conf"
+	podmanDropIn = "/etc/containers/containers.conf.d/gpuslice.conf"
+
+	// The directories of hooks: the distribution's, which is what is read unless the configuration names others, and the host's.
+	hooksShared = "/usr/share/containers/oci/hooks.d"
+	hooksHost   = "/etc/containers/oci/hooks.d"
+)
+
+func (podman) name() string       { return "podman" }
+func (podman) programs() []string { return []string{"podman"} }
+func (podman) files() []string    { return []string{podmanFile, path.Dir(podmanDropIn)} }
+func (podman) restart() string    { return "" }
+
+var podmanRuntimes = []string{"engine", "runtimes"}
+
+func (podman) plan(v *view, o Options) (plan, error) {
+	var p plan
+	file := podmanDropIn
+	if o.File != "" {
+		file = o.File
+	}
+	hooks := hooksShared
+	var existing any
+	var where, runtime string
+	others, err := podmanFiles(v.tree(), file)
+	if err != nil {
+		return p, err
+	}
+	for _, other := range others {
+		decoded, err := v.decode(other, conf.TOML)
+		if err != nil {
+			return p, err
+		}
+		engine := conf.Tables(decoded, "engine")
+		if n, ok := engine["runtime"].(string); ok {
+			runtime = n
+		}
+		if list, ok := engine["hooks_dir"].([]any); ok {
+			hooks = hooksDir(list, hooks)
+		}
+		if here, there := conf.Lookup(decoded, append(podmanRuntimes[:2:2], name)...); there {
+			existing, where = here, other
+		}
+	}
+	p.notes = v.lowLevel(runtime)
+
+	serves := func(existing any) string {
+		if list, _ := existing.([]any); slices.ContainsFunc(list, isRuntime) {
+			return ""
+		}
+		return "it does not name " + RuntimeName
+	}
+	kept := ""
+	if where != "" {
+		if kept, err = v.elsewhere(where, existing, serves); err != nil {
+			return p, err
+		}
+	}
+	if kept != "" {
+		p.notes = append(p.notes, kept)
+	} else {
+		e, err := dropIn(v, file, "podman")
+		if err != nil {
+			return p, err
+		}
+		if err := v.put(&e, append(podmanRuntimes[:2:2], name), []any{v.Runtime}, serves); err != nil {
+			return p, err
+		}
+		p.edits = append(p.edits, e)
+	}
+	p.notes = append(p.notes, v.missing(v.Runtime)...)
+	if o.Hooks {
+		files, err := v.hookFiles(hooks)
+		if err != nil {
+			return p, err
+		}
+		p.edits = append(p.edits, files...)
+		p.notes = append(p.notes, v.missing(v.Hook)...)
+	}
+	return p, nil
+}
+
+// hooksDir chooses among the directories that are read: the host's own if it is one of them, else the last, of
+// which a file takes precedence.
+func hooksDir(list []any, unless string) string {
+	chosen := unless
+	for _, dir := range list {
+		if text, ok := dir.(string); ok && path.IsAbs(text) && chosen != hooksHost {
+			chosen = path.Clean(text)
+		}
+	}
+	return chosen
+}
+
+// hookFiles are the two that have the hook run under every runtime, for containers with an annotation of ours. They are two, since the hook is
+// told by its argument which of them it is, and a file has one command for all its stages. Their names put ours last at
+// prestart, and first at poststop, where a runtime stops at the first hook that fails.
+func (v *view) hookFiles(dir string) ([]edit, error) {
+	var edits []edit
+	for _, stage := range []struct{ file, name string }{
+		{"99-gpuslice-prestart.json", "prestart"},
+		{"00-gpuslice-poststop.json", "poststop"},
+	} {
+		e := edit{file: path.Join(dir, stage.file), format: formatWhole}
+		for _, p := range []conf.Pair{
+			{Key: "version", Value: "1.0.0"},
+			{Key: "hook", Value: conf.Table{
+				{Key: "path", Value: v.Hook},
+				{Key: "args", Value: []string{HookName, stage.name}},
+				{Key: "env", Value: []string{"PATH=" + strings.Join(systemPath, ":")}},
+				{Key: "timeout", Value: 15},
+			}},
+			{Key: "when", Value: conf.Table{{Key: "annotations", Value: conf.Table{{Key: `^gpuslice\.`, Value: ".*"}}}}},
+			{Key: "stages", Value: []string{stage.name}},
+		} {
+			var err error
+			if e.text, err = conf.JSON.Add(e.text, []string{p.Key}, p.Value); err != nil {
+				return nil, err
+			}
+		}
+		there, exists, err := v.read(e.file)
+		if err != nil {
+			return nil, err
+		}
+		if exists && !e.says(there) && !v.force {
+			return nil, fmt.Errorf("%s is there already, and is not ours: --force replaces it", e.file)
+		}
+		edits = append(edits, e)
+	}
+	return edits, nil
+}
+
+// podmanFiles are the files that Podman reads beside the drop-in, in its order.
+func podmanFiles(t tree, dropIn string) ([]string, error) {
+	all := []string{podmanShared, path.Join(path.Dir(path.Dir(dropIn)), path.Base(podmanFile))}
+	files, err := t.list(path.Dir(dropIn), false)
+	if err != nil {
+		return nil, err
+	}
+	for _, f := range files {
+		if f != dropIn && strings.HasSuffix(f, ".conf") {
+			all = append(all, f)
+		}
+	}
+	return all, nil
+}
+
+func (podman) inUse(t tree, file string, _ []byte) string {
+	if path.Ext(file) == ".json" {
+		return "" // a hook
+	}
+	files, err := podmanFiles(t, file)
+	if err != nil {
+		return ""
+	}
+	used := ""
+	for _, other := range files {
+		text, _, err := t.read(other)
+		if err != nil {
+			continue
+		}
+		decoded, err := conf.TOML.Decode(text)
+		if err != nil {
+			continue
+		}
+		if n, ok := conf.Tables(decoded, "engine")["runtime"].(string); ok {
+			if used = ""; n == name {
+				used = "runtime in " + other
+			}
+		}
+	}
+	return used
+}

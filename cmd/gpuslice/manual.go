@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/urfave/cli/v2"
+
+	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/manual"
+	"github.com/gpuslice/gpuslice/enforcer/api"
+)
+
+func completionCommand() *cli.Command {
+	writers := map[string]func(io.Writer, manual.Command) error{"bash": manual.Bash, "zsh": manual.Zsh, "fish": manual.Fish}
+	return &cli.Command{
+		Name:      "completion",
+		Usage:     "print the completion for a shell",
+		ArgsUsage: "bash|zsh|fish",
+		Description: `An installed gpuslice has it where the shells look for it. To try one that is not:
+
+   source <(gpuslice completion bash)`,
+		OnUsageError: usageError(1),
+		Action: func(c *cli.Context) error {
+			write := writers[c.Args().First()]
+			if c.NArg() != 1 || write == nil {
+				return fmt.Errorf("completion takes one shell: bash, zsh or fish, not %q", strings.Join(c.Args().Slice(), " "))
+			}
+			return write(c.App.Writer, manual.Read(newApp()))
+		},
+	}
+}
+
+// manCommand is for the installation, which has it print gpuslice(1).
+func manCommand() *cli.Command {
+	return &cli.Command{
+		Name:         "man",
+		Usage:        "print the manual page gpuslice(1)",
+		Hidden:       true,
+		Flags:        []cli.Flag{&cli.TimestampFlag{Name: "date", Layout: time.DateOnly, Usage: "the `DATE` that it shows (default: today)"}},
+		OnUsageError: usageError(1),
+		Action: func(c *cli.Context) error {
+			date := time.Now()
+			if given := c.Timestamp("date"); given != nil {
+				date = *given
+			}
+			return manual.Mdoc(c.App.Writer, manual.Read(newApp()), api.Version, date)
+		},
+	}
+}

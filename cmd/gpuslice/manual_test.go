@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// printed is what the program prints for these arguments.
+func printed(t *testing.T, args ...string) string {
+	t.Helper()
+	var out bytes.Buffer
+	app := newApp()
+	app.Writer = &out
+	if err := app.Run(append([]string{"gpuslice"}, args...)); err != nil {
+		t.Fatal(err)
+	}
+	return out.String()
+}
+
+// The shells' harnesses: each is given the completion's file and a command line, and prints what the shell offers for
+// its last word, one in a line; a line "(files)" for files.
+var shells = map[string]string{
+	"bash": `
+source "$1"
+shift
+compopt() { echo "(files)"; }
+read -ra COMP_WORDS < <(printf '%s\n' "${1//=/ = }")
+[[ $1 != *[\ =] ]] || COMP_WORDS+=("")
+[[ $1 != *= ]] || COMP_WORDS=("${COMP_WORDS[@]:0:${#COMP_WORDS[@]}-1}")
+COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
+_gpuslice
+printf '%s\n' "${COMPREPLY[@]}"`,
+
+	"fish": `
+source $argv[1]
+complete -C $argv[2] | string replace -r '\t.*' ''`,
+
+	// Zsh completes in its line editor alone, which wants a terminal. There compadd is replaced by one that prints what it is
+	// given, and _files by one that says so.
+	"zsh": `
+zmodload zsh/zpty
+export ZDOTDIR=/nonexistent
+zpty z zsh -f -i
+zpty -w z "PS1=; fpath=(${1:h} \$fpath); autoload -Uz compinit; compinit -u -d \$HOME/dump; source $0.hook"
+zpty -w z 'print re""ady'
+zpty -r z line '*ready*'
+zpty -n -w z "$2"$'\t'
+while zpty -r z line; do print -rn -- $line; [[ $line != *END* ]] || break; done | tr -d '\r' | sed -n '/^BEGIN$/,/^END$/{/^BEGIN$/d;/^END$/d;p}'
+zpty -d z`,
+}
+
+const zshHook = `unset zle_bracketed_paste; bindkey '^I' complete-word; ` +
+	`hits-begin() { print; print BEGIN }; hits-end() { print END }; compprefuncs=(hits-begin); comppostfuncs=(hits-end); ` +
+	`_files() { print '(files)' }; _path_files() { print '(files)' }; ` +
+	`compadd() { local -a hits; if [[ ${@[1,(i)(-|--)]} == *-(O|A|D)\ * ]]; then builtin compadd "$@"; return; fi; ` +
+	`builtin compadd -A hits "$@"; builtin compadd "$@"; (( $#hits )) && print -rl -- $hits; }`
+
+// The names by which the shells find them.
+var completionFiles = map[string]string{"bash": "gpuslice", "zsh": "_gpuslice", "fish": "gpuslice.fish"}
+
+// shellHome is a directory with all that offered needs of one shell.
+func shellHome(t *testing.T, shell string) string {
+	t.Helper()
+	dir := t.TempDir()
+	for file, text := range map[string]string{
+		completionFiles[shell]: printed(t, "completion", shell), "harness": shells[shell], "harness.hook": zshHook,
+		// It stands for the program, which is asked for slices.
+		"bin/gpuslice": "#!/bin/sh\n[ \"$*\" = ps ] && printf 'SLICE USED\\nslice-1 0B\\nslice-1 0B\\nslice-2 0B\\n'\n",
+	} {
+		path := filepath.Join(dir, file)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+// offered is what a shell offers for the last word of a command line.
+func offered(t *testing.T, dir, shell, line string) []string {
+	t.Helper()
+	command := exec.Command(shell, filepath.Join(dir, "harness"), filepath.Join(dir, completionFiles[shell]), line)
+	command.Env = append(os.Environ(), "PATH="+filepath.Join(dir, "bin")+":"+os.Getenv("PATH"), "HOME="+dir, "TERM=dumb")
+	command.Dir = dir
+	var stderr bytes.Buffer
+	command.Stderr = &stderr
+	out, err := command.Output()
+	if err != nil && shell != "fish" { // which fails if it offers nothing
+		t.Fatalf("%s %q: %v: %s%s", shell, line, err, out, stderr.Bytes())
+	}
+	if stderr.Len() > 0 {
+		t.Errorf("%s %q complains: %s", shell, line, stderr.Bytes())
+	}
+	words := strings.Fields(string(out))
+	slices.Sort(words)
+	return slices.Compact(words)
+}
+
+func TestShellsCompleteCommandsFlagsAndSlices(t *testing.T) {
+	for shell := range shells {
+		t.Run(shell, func(t *testing.T) {
+			if _, err := exec.LookPath(shell); err != nil {
+				t.Skipf("needs %s: test/deps.sh --ci", shell)
+			}
+			t.Parallel()
+			dir := shellHome(t, shell)
+			for _, row := range []struct{ line, want, not string }{
+				{line: "gpuslice ", want: "run ps inspect events doctor completion version help", not: "man"},
+				{line: "gpuslice ru", want: "run", not: "ps"},
+				{line: "gpuslice --so", want: "--socket", not: "--vram"},
+				{line: "gpuslice --socket ", want: "(files)", not: "run"},
+				{line: "gpuslice --socket /x ru", want: "run"},
+				{line: "gpuslice run --", want: "--vram --device --embedded --help", not: "--socket"},
+				{line: "gpuslice run --vram 4G --emb", want: "--embedded"},
+				{line: "gpuslice run --vram=4G --emb", want: "--embedded"},
+				{line: "gpuslice run --vram ", not: "--device run"},
+				{line: "gpuslice ps --no", want: "--no-trunc"},
+				{line: "gpuslice events -", want: "-f --follow --since"},
+				{line: "gpuslice inspect ", want: "slice-1 slice-2", not: "SLICE"},
+				{line: "gpuslice events slice-1", want: "slice-1", not: "slice-2"},
+				{line: "gpuslice completion ", want: "bash zsh fish"},
+				{line: "gpuslice help d", want: "doctor"},
+				{line: "gpuslice install --dry-run p", want: "podman", not: "docker"},
+				{line: "gpuslice run --vram 4G -- mkfif", want: "mkfifo"},
+				{line: "gpuslice run --vram 4G mkfif", want: "mkfifo"},
+			} {
+				got := offered(t, dir, shell, row.line)
+				for _, want := range strings.Fields(row.want) {
+					files := want == "(files)" && slices.Contains(got, "bin/") // fish lists them
+					if !files && !slices.Contains(got, want) {
+						t.Errorf("%q: %q is not offered: %q", row.line, want, got)
+					}
+				}
+				for _, not := range strings.Fields(row.not) {
+					if slices.Contains(got, not) {
+						t.Errorf("%q: %q is offered: %q", row.line, not, got)
+					}
+				}
+			}
+		})
+	}
+}
+
+// What is typed behind `gpuslice run --` is somebody's command: it must not run because a tab was pressed.
+func TestCompletingDoesNotRunTheCommand(t *testing.T) {
+	made := filepath.Join(t.TempDir(), "made")
+	for shell := range shells {
+		if _, err := exec.LookPath(shell); err != nil {
+			continue
+		}
+		offered(t, shellHome(t, shell), shell, "gpuslice run --vram 1G -- touch "+made+" ")
+		if _, err := os.Stat(made); err == nil {
+			t.Errorf("%s ran it", shell)
+		}
+	}
+}
+
+func TestTheManualPageHasEveryCommandAndFlag(t *testing.T) {
+	page := strings.ReplaceAll(printed(t, "man", "--date", "2026-01-02"), `\-`, "-")
+	for _, want := range []string{".Dd January 2, 2026\n", ".Dt GPUSLICE 1\n", ".It Ev GPUSLICE_SOCKET\n"} {
+		if !strings.Contains(page, want) {
+			t.Errorf("no %q", want)
+		}
+	}
+	for _, c := range newApp().Commands {
+		if has := strings.Contains(page, "\n.Ss gpuslice "+c.Name+" "); has == c.Hidden && c.Name != "version" {
+			t.Errorf("command %s: %v", c.Name, has)
+		}
+		for _, f := range c.Flags {
+			if !c.Hidden && !strings.Contains(page, " Fl -"+f.Names()[0]) && !strings.Contains(page, "Fl "+f.Names()[0]) {
+				t.Errorf("flag --%s of %s is missing", f.Names()[0], c.Name)
+			}
+		}
+	}
+	if _, err := exec.LookPath("mandoc"); err != nil {
+		t.Skip("needs mandoc: test/deps.sh --ci")
+	}
+	lint := exec.Command("mandoc", "-T", "lint", "-W", "warning")
+	lint.Stdin = strings.NewReader(printed(t, "man"))
+	if out, err := lint.CombinedOutput(); err != nil || len(out) > 0 {
+		t.Errorf("%v: %s", err, out)
+	}
+}

@@ -1,0 +1,88 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# install.sh install|uninstall, with BIN, PREFIX, DESTDIR, SYSCONFDIR, UNITDIR, ZSHDIR and VERSION in the environment. The
+# Makefile calls it, and packages/build.sh.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+: "${BIN:?}" "${PREFIX:?}" "${VERSION:?}" "${SYSCONFDIR:?}" "${UNITDIR:?}"
+root=${DESTDIR:-}
+libdir=$root$PREFIX/lib/gpuslice
+share=$PREFIX/share
+. configs/library.sh
+
+# MODE, what, where. Of a file with an "@" the text names places below /usr/local, which become PREFIX.
+files=()
+for program in gpuslice gpusliced gpuslice-hook gpuslice-runtime containerd-shim-gpuslice-v1; do
+	files+=("0755 $BIN/$program $PREFIX/bin/$program")
+done
+files+=(
+	"0644 @configs/gpusliced.service $UNITDIR/gpusliced.service"
+	"0644 configs/sysusers.conf $PREFIX/lib/sysusers.d/gpuslice.conf"
+	"0644 @bin/share/gpuslice.1 $share/man/man1/gpuslice.1"
+	"0644 @bin/share/gpuslice.toml.5 $share/man/man5/gpuslice.toml.5"
+	"0644 @docs/man/gpusliced.8 $share/man/man8/gpusliced.8"
+	"0644 @docs/man/gpuslice-hook.8 $share/man/man8/gpuslice-hook.8"
+	"0644 @docs/man/gpuslice-runtime.8 $share/man/man8/gpuslice-runtime.8"
+	"0644 bin/share/gpuslice.bash $share/bash-completion/completions/gpuslice"
+	"0644 bin/share/gpuslice.zsh ${ZSHDIR:-$share/zsh/site-functions}/_gpuslice"
+	"0644 bin/share/gpuslice.fish $share/fish/vendor_completions.d/gpuslice.fish"
+)
+
+edited=$(mktemp)
+trap 'rm -f "$edited"' EXIT
+
+# put MODE SOURCE TARGET: a new file under the old name. Whoever has the old one open or mapped keeps it;
+# writing into it would change the code of programs that run.
+put() {
+	local source=$2
+	if [[ $source == @* ]]; then
+		sed "s|/usr/local/|$PREFIX/|g" "${source#@}" >"$edited"
+		source=$edited
+	fi
+	install -d "$(dirname "$root$3")"
+	install -m "$1" "$source" "$root$3.new.$$"
+	mv -f "$root$3.new.$$" "$root$3"
+	echo "  $root$3"
+}
+
+case ${1:-} in
+install)
+	for file in "${files[@]}"; do
+		read -r mode source target <<<"$file"
+		put "$mode" "$source" "$target"
+	done
+	gpuslice_add "$BIN/libgpuslice.so" "$libdir" "$VERSION"
+	config=$SYSCONFDIR/gpuslice/config.toml
+	if [ -e "$root$config" ]; then
+		echo "  $root$config (kept)"
+	else
+		put 0644 @configs/config.toml "$config"
+	fi
+	if [ -z "$root" ]; then
+		if [ "$(id -u)" = 0 ] && ! getent group gpuslice >/dev/null; then
+			groupadd --system gpuslice && echo "  group gpuslice"
+		fi
+		[ ! -d /run/systemd/system ] || systemctl daemon-reload
+		echo "Next: systemctl enable --now gpusliced && gpuslice doctor"
+	fi
+	;;
+uninstall)
+	if [ -z "$root" ]; then
+		# An engine that names a runtime that is gone could start nothing with it.
+		"$PREFIX/bin/gpuslice" uninstall all || echo "Look at the engines' configurations yourself: is gpuslice still named there?" >&2
+		if [ -d /run/systemd/system ]; then
+			systemctl disable --now gpusliced 2>/dev/null || true
+		fi
+	fi
+	for file in "${files[@]}"; do
+		rm -f "$root${file##* }"
+	done
+	gpuslice_remove "$libdir"
+	echo "Kept: $root$SYSCONFDIR/gpuslice, $root/var/lib/gpuslice and the group gpuslice"
+	;;
+*)
+	echo "usage: install.sh install|uninstall" >&2
+	exit 64
+	;;
+esac

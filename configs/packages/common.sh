@@ -1,0 +1,20 @@
+# shellcheck shell=sh disable=SC2034 # what it sets is used by the scripts
+# SPDX-License-Identifier: Apache-2.0
+#
+# What the scripts of a package share: build.sh puts it before each of them, with library.sh.
+
+libdir=/usr/lib/gpuslice
+unit=gpusliced.service
+
+say() { echo "gpuslice: $*" >&2; }
+systemd_runs() { [ -d /run/systemd/system ]; }
+has_systemctl() { command -v systemctl >/dev/null 2>&1; }
+
+# alive: a slice whose directory a process has bound or goes through; nothing if there is none.
+alive() {
+	for dir in /run/gpuslice/slices/*/; do
+		[ -d "$dir" ] || continue
+		dir=${dir%/}
+		[ -z "$(gpuslice_users "/slices/${dir##*/}")" ] || echo "$dir"
+	done
+}

@@ -1,0 +1,24 @@
+# shellcheck shell=sh disable=SC2154 # common.sh and build.sh set them
+# SPDX-License-Identifier: Apache-2.0
+#
+# dpkg: remove, upgrade and others. rpm: how many of the package will be left.
+case ${1:-} in
+remove | 0) ;;
+*) exit 0 ;;
+esac
+
+# An engine that names a runtime that is gone could start nothing with it.
+/usr/bin/gpuslice uninstall all >/dev/null || say "look at the engines' configurations yourself: is gpuslice still named there?"
+
+if has_systemctl && systemd_runs; then
+	systemctl stop "$unit" || true
+fi
+# dpkg's "remove" may be taken back, by an installation that finds the unit enabled; "purge" disables it.
+if has_systemctl && [ "$1" = 0 ]; then
+	systemctl disable "$unit" >/dev/null 2>&1 || true
+fi
+if [ -n "$(alive)" ]; then
+	say "slices are in use: what runs in them goes on within its quota, and gets no new process onto a GPU"
+fi
+gpuslice_remove "$libdir" >&2
+exit 0

@@ -1,0 +1,164 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# The packages on a Debian of their own: installed, upgraded and removed while slices are in use, purged. A .deb by dpkg, a .rpm by
+# the rpm of Debian, whose database knows none of Debian's packages: what the .rpm needs is looked at, not resolved.
+#
+# Each runs in its own mount and pid namespaces on a root filesystem that is thrown away, over one that debootstrap made once
+# and that is kept in ${XDG_CACHE_HOME:-$HOME/.cache}/gpuslice/packages. Systemd is the one part that is not real: see inside.sh.
+# shellcheck disable=SC2317,SC2329 # functions are called by check, or in another namespace
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+here=$PWD
+go=${GO:-$(test/go.sh)}
+suite=bookworm packages=rpm,runc,procps stamp=1
+base=${XDG_CACHE_HOME:-$HOME/.cache}/gpuslice/packages/$suite-$stamp
+[ "$(id -u)" = 0 ] || {
+	echo "packages: root is needed, to install" >&2
+	exit 1
+}
+for tool in debootstrap cc strip dpkg-deb rpm aarch64-linux-gnu-gcc qemu-aarch64-static; do
+	command -v "$tool" >/dev/null || {
+		echo "packages: no $tool: test/deps.sh --ci" >&2
+		exit 1
+	}
+done
+
+work=$(mktemp -d /tmp/gpuslice-packages.XXXXXX)
+trap 'rm -rf --one-file-system "$work"' EXIT
+
+# --- a Debian ------------------------------------------------------------------------------------
+
+mkdir -p "${base%/*}"
+exec 9>"$base.lock"
+flock 9
+if [ ! -e "$base" ]; then
+	echo "packages: making a Debian in $base"
+	# shellcheck disable=SC2016 # the format is apt's
+	mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' | grep -m1 '/debian/$')
+	rm -rf "$base.new"
+	debootstrap --variant=minbase --include="$packages" "$suite" "$base.new" "$mirror" >"$work/log" 2>&1 || {
+		tail -5 "$work/log" >&2
+		exit 1
+	}
+	rm -rf "$base.new"/var/cache/apt/archives/*.deb "$base.new"/var/lib/apt/lists/*
+	mv "$base.new" "$base"
+fi
+flock -u 9
+
+# --- two versions ----------------------------------------------------------------------------------
+
+# The older one's library is another file: without what a debugger needs.
+arch=$("$go" env GOHOSTARCH)
+version=$(test/version.sh)
+mkdir "$work/older" "$work/test"
+ln -s "$here"/bin/{gpuslice,gpusliced,gpuslice-hook,gpuslice-runtime,containerd-shim-gpuslice-v1} "$work/older/"
+strip -g -o "$work/older/libgpuslice.so" bin/libgpuslice.so
+pack() { # VERSION BIN
+	VERSION=$1 BIN=$2 DATE=2026-01-01 GO=$go OUT=$work/test configs/packages/build.sh "$arch" >/dev/null
+}
+make --no-print-directory -s share
+pack 0.0.1 "$work/older"
+pack 0.0.2 bin
+cc -o "$work/test/asker" test/e2e/programs/asker.c -ldl
+cp -r bin/fakecuda test/packages/inside.sh test/packages/systemctl "$work/test/"
+
+# --- what is in them ---------------------------------------------------------------------------------
+
+passed=0 failed=0
+check() { # NAME COMMAND…
+	local name=$1
+	shift
+	if "$@" >"$work/said" 2>&1; then
+		echo "ok   $name"
+		passed=$((passed + 1))
+	else
+		echo "FAIL $name"
+		cat "$work/said"
+		failed=$((failed + 1))
+	fi
+}
+deb=$work/test/gpuslice_0.0.2_$arch.deb rpm=$work/test/gpuslice_0.0.2_$arch.rpm
+
+# The functions are chains of "&&", since `check` asks for their result and -e means nothing in them.
+
+# The other machine's: compiled for it, and its programs run.
+for_arm64() {
+	VERSION=$version DATE=2026-01-01 GO=$go OUT=$work/arm64 configs/packages/build.sh arm64 &&
+		[ "$(dpkg-deb -f "$work"/arm64/*.deb Architecture) $(rpm -qp --qf '%{ARCH}' "$work"/arm64/*.rpm)" = "arm64 aarch64" ] &&
+		dpkg-deb -x "$work"/arm64/*.deb "$work/arm64/root" || return 1
+	local file said
+	for file in "$work"/arm64/root/usr/bin/* "$work"/arm64/root/usr/lib/gpuslice/packaged/libgpuslice.so; do
+		readelf -h "$file" | grep -q 'Machine: *AArch64' || return 1
+	done
+	said=$(qemu-aarch64-static -L /usr/aarch64-linux-gnu "$work/arm64/root/usr/bin/gpusliced" --version) && [ "$said" = "gpusliced $version" ]
+}
+same_files() { # the directories, which a .deb has all of and a .rpm only its own, left out
+	diff <(dpkg-deb --fsys-tarfile "$deb" | tar -tf - | grep -v '/$' | sed 's/^\.//' | sort) \
+		<(rpm -qp --qf '[%{FILEMODES:perms} %{FILENAMES}\n]' "$rpm" | grep -v ^d | cut -d' ' -f2 | sort)
+}
+dependencies() {
+	local needs
+	needs=$(dpkg-deb -f "$deb" Depends | sed -n 's/.*libc6 (>= \([0-9.]*\)).*/\1/p')
+	[ -n "$needs" ] && rpm -qp --requires "$rpm" | grep -xF "libc.so.6(GLIBC_$needs)(64bit)" &&
+		[ "$(dpkg-deb -f "$deb" Architecture) $(dpkg-deb -f "$deb" Version)" = "$arch 0.0.2" ]
+}
+config_is_config() {
+	[ "$(dpkg-deb --ctrl-tarfile "$deb" | tar -xOf - ./conffiles)" = /etc/gpuslice/config.toml ] &&
+		rpm -qp --qf '[%{FILENAMES} %{FILEFLAGS:fflags}\n]' "$rpm" | grep -x '/etc/gpuslice/config.toml cn'
+}
+no_other_prefix() {
+	dpkg-deb -x "$deb" "$work/files" && gunzip -r "$work/files/usr/share/man" && ! grep -rIn /usr/local "$work/files" --exclude=copyright
+}
+reproducible() {
+	VERSION=0.0.2 BIN=bin DATE=2026-01-01 GO=$go OUT=$work/again configs/packages/build.sh "$arch" &&
+		cmp "$deb" "$work/again/${deb##*/}" && cmp "$rpm" "$work/again/${rpm##*/}"
+}
+check "both have the same files" same_files
+check "what they depend on" dependencies
+check "the configuration is a configuration file" config_is_config
+check "no file names another prefix" no_other_prefix
+check "made again they are the same, byte for byte" reproducible
+[ "$arch" = arm64 ] || check "there are packages for arm64, and the daemon runs there" for_arm64
+
+# --- what they do ------------------------------------------------------------------------------------
+
+# enter KIND: become init of new namespaces, with a root filesystem that is gone with them.
+enter() {
+	local root=$work/root
+	mount --make-rprivate /
+	mkdir -p "$root" "$work/over"
+	mount -t tmpfs none "$work/over"
+	mkdir "$work/over/upper" "$work/over/work"
+	mount -t overlay -o "lowerdir=$base,upperdir=$work/over/upper,workdir=$work/over/work" none "$root"
+	mkdir "$root/test" "$root/host"
+	mount --rbind /sys "$root/sys"
+	mount --rbind /dev "$root/dev"
+	mount -t proc none "$root/proc"
+	mount -t tmpfs -o mode=755 none "$root/run"
+	mount -t tmpfs none "$root/tmp"
+	mount --bind "$work/test" "$root/test"
+	cd "$root"
+	pivot_root . host
+	umount -l /host
+	rmdir /host
+	cd /
+	exec env -i PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_ALL=C.UTF-8 \
+		DEBIAN_FRONTEND=noninteractive /bin/bash /test/inside.sh "$1" "$arch" "${work##*.}"
+}
+export -f enter
+export work base arch
+for kind in deb rpm; do
+	echo "== $kind"
+	status=0
+	unshare --mount --pid --fork --kill-child bash -euc "enter $kind" </dev/null 2>&1 | tee "$work/log" || status=$?
+	read -r p _ f _ < <(grep -E '^[0-9]+ passed, [0-9]+ failed$' "$work/log" || echo 0 passed, 0 failed)
+	[ "$status" = 0 ] || [ "$f" != 0 ] || f=1 # it ended before it could count
+	passed=$((passed + p)) failed=$((failed + f))
+done
+left() {
+	! grep -F "$work" /proc/self/mountinfo && [ -z "$(find /sys/fs/cgroup -name "gpuslice-packages-${work##*.}")" ]
+}
+check "no mount and no cgroup is left" left
+echo "$passed passed, $failed failed, 0 skipped"
+[ "$failed" = 0 ]

@@ -1,0 +1,204 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# inside.sh deb|rpm ARCH TAG: what check.sh runs as the first process of a throw-away Debian. The last line is
+# "N passed, N failed".
+# shellcheck disable=SC2317,SC2329 # functions are called by ok
+set -uo pipefail
+kind=$1 arch=$2 container=gpuslice-packages-$3
+passed=0 failed=0
+ok() { # NAME COMMAND…
+	local name=$1
+	shift
+	if "$@" >/tmp/said 2>&1; then
+		echo "ok   $kind: $name"
+		passed=$((passed + 1))
+	else
+		echo "FAIL $kind: $name"
+		cat /tmp/said
+		failed=$((failed + 1))
+	fi
+}
+finish() {
+	runtime delete --force "$container" >/dev/null 2>&1
+	[ "$failed" = 0 ] || tail -20 /run/gpusliced.log
+	echo "$passed passed, $failed failed"
+	[ "$failed" = 0 ]
+	exit
+}
+fatal() {
+	echo "FAIL $kind: $*"
+	failed=$((failed + 1))
+	finish
+}
+until_true() { # COMMAND…: for ten seconds
+	local i
+	for ((i = 0; i < 500; i++)); do
+		! "$@" >/dev/null 2>&1 || return 0
+		sleep 0.02
+	done
+	return 1
+}
+
+case $kind in
+deb)
+	install_() { dpkg -i "/test/gpuslice_$1_$arch.deb"; }
+	remove() { dpkg --remove gpuslice; }
+	;;
+rpm)
+	install_() { rpm -U --nodeps --force "/test/gpuslice_$1_$arch.rpm"; }
+	remove() { rpm -e gpuslice; }
+	rpm --initdb
+	;;
+esac
+GiB=$((1 << 30))
+io=/tmp/io
+mkdir "$io"
+runtime() { gpuslice-runtime --root /run/runc "$@"; }
+
+# Everything on this machine but what the package managers keep for themselves.
+listing() {
+	find / -xdev \( -path /proc -o -path /sys -o -path /dev -o -path /tmp -o -path /test -o -path /var/lib/dpkg -o -path /var/lib/rpm \
+		-o -path /var/log -o -path /run/runc \) -prune -o -print | grep -vE '^/etc/(group|gshadow)-$' | sort
+	find /run -mindepth 1 ! -path '/run/runc*' ! -name 'systemctl.log' ! -path '/run/gpusliced.log' | sort
+	getent group
+}
+
+mkdir -p /run/systemd/system
+# As systemd's own package has them.
+mkdir -p /etc/systemd/system/multi-user.target.wants /usr/lib/sysusers.d && touch /usr/lib/sysusers.d/basic.conf
+# Where scripts of a .rpm look, too: rpm gives them a PATH of its own.
+install -m 0755 /test/systemctl /usr/bin/systemctl
+listing >/tmp/before
+
+# --- installed ---------------------------------------------------------------------------------------
+
+library() { readlink -e /usr/lib/gpuslice/libgpuslice.so; }
+is_installed() {
+	[ "$(stat -c '%U %G %a' /etc/gpuslice/config.toml)" = "root root 644" ] &&
+		getent group gpuslice &&
+		[[ $(library) == /usr/lib/gpuslice/0.0.1-????????/libgpuslice.so ]] &&
+		cmp "$(library)" /usr/lib/gpuslice/packaged/libgpuslice.so
+}
+is_served() { gpuslice version | grep ^gpusliced && [ "$(stat -c '%G %a' /run/gpuslice/gpuslice.sock)" = "gpuslice 660" ]; }
+enabled_and_started() {
+	grep -qx 'enable gpusliced.service' /run/systemctl.log && grep -qx 'restart gpusliced.service' /run/systemctl.log &&
+		[ -L /etc/systemd/system/multi-user.target.wants/gpusliced.service ]
+}
+install_ 0.0.1 >/tmp/said 2>&1 || fatal "not installed: $(cat /tmp/said)"
+ok "installed: files, group, library" is_installed
+ok "the daemon is enabled and started" enabled_and_started
+ok "it serves the group" is_served
+older=$(library)
+
+# --- upgraded while slices are in use ------------------------------------------------------------------
+
+# A container of the host's own directories, as test/demo makes it, and a session. In each a process holds 1 GiB of 4, and
+# goes on when its file in $io is removed: it then asks for 1 GiB five times, of which two fit beside its context.
+export LD_LIBRARY_PATH=/test/fakecuda FAKECUDA_STATE=/tmp/card
+bundle() {
+	mkdir -p /tmp/bundle/rootfs/{proc,dev,etc,tmp,usr,test}
+	local mounts='' link
+	for link in bin sbin lib lib64; do
+		ln -s "usr/$link" "/tmp/bundle/rootfs/$link"
+	done
+	for link in "/usr ro" "/test ro" "/tmp rw"; do
+		mounts+=$(printf ',{"destination":"%s","source":"%s","type":"bind","options":["rbind","%s"]}' "${link% *}" "${link% *}" "${link#* }")
+	done
+	cat >/tmp/bundle/config.json <<CONFIG
+{"ociVersion": "1.0.2",
+ "process": {"user": {"uid": 0, "gid": 0}, "cwd": "/", "args": ["/bin/sleep", "600"], "noNewPrivileges": true,
+  "env": ["PATH=/usr/bin", "LD_LIBRARY_PATH=/test/fakecuda", "FAKECUDA_STATE=/tmp/card"]},
+ "root": {"path": "rootfs"},
+ "annotations": {"gpuslice.vram": "4G"},
+ "mounts": [{"destination": "/proc", "type": "proc", "source": "proc"},
+  {"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": ["nosuid", "mode=755"]}$mounts],
+ "linux": {"namespaces": [{"type": "pid"}, {"type": "mount"}, {"type": "ipc"}, {"type": "uts"}],
+  "resources": {"devices": [{"allow": true, "access": "rwm"}]}}}
+CONFIG
+}
+begin_slices() {
+	rm -f "$io"/*
+	runtime run --detach --bundle /tmp/bundle "$container" </dev/null >/tmp/container.log 2>&1 || return
+	runtime exec "$container" /test/asker "$GiB" "$GiB" 5 "$io/container" >"$io/container.out" 2>&1 </dev/null &
+	# Its second process is started when the first has ended, by then with another version around it.
+	gpuslice run --quiet --vram 4G -- sh -c "/test/asker $GiB $GiB 5 $io/session; /test/asker $GiB $GiB 5; true" >"$io/session.out" 2>&1 </dev/null &
+	until_true test -e "$io/container" -a -e "$io/session"
+}
+go_on() {
+	rm "$io/container" "$io/session"
+	wait
+}
+says() { # NAME TEXT
+	[ "$(cat "$io/$1.out")" = "$2" ] || {
+		echo "$1 said: $(cat "$io/$1.out")"
+		false
+	}
+}
+in_ps() { [ "$(gpuslice ps --json | grep -c "\"used\": $GiB")" = 2 ]; }
+end_slices() { runtime delete --force "$container" && until_true test "$(gpuslice ps --json)" = "[]"; }
+
+bundle
+begin_slices || fatal "no slices: $(cat /tmp/container.log "$io"/*.out)"
+ok "a container and a session hold 1 GiB each" until_true in_ps
+echo '# edited' >>/etc/gpuslice/config.toml
+daemon=$(cat /run/gpusliced.pid)
+install_ 0.0.2 >/tmp/said 2>&1 || fatal "not upgraded: $(cat /tmp/said)"
+ok "upgraded: the daemon is another" test "$daemon" != "$(cat /run/gpusliced.pid)"
+ok "upgraded: the slices go on" until_true in_ps
+ok "upgraded: an edited configuration stays" grep -qx '# edited' /etc/gpuslice/config.toml
+ok "upgraded: new ones get the new library" test "$(library)" != "$older" -a "$(basename "$(dirname "$(library)")" | cut -d- -f1)" = 0.0.2
+ok "upgraded: the old library stays for the old ones" test -s "$older"
+go_on
+ok "a process in the container gets what fits, and no more" says container "refused 3"
+ok "so does one in the session, and one that is started later" says session $'refused 3\nrefused 3'
+later() { [ "$(runtime exec "$container" /test/asker "$GiB" "$GiB" 5 </dev/null)" = "refused 3" ]; }
+ok "so does one that is started in the container later" later
+ok "the slices end" end_slices
+install_ 0.0.2 >/tmp/said 2>&1 || fatal "not installed again: $(cat /tmp/said)"
+ok "installed again: the old library, which nobody uses, is gone" test ! -e "$older" -a -s "$(library)"
+
+# --- removed while slices are in use ---------------------------------------------------------------------
+
+mkdir -p /etc/containers
+gpuslice install podman >/tmp/said 2>&1 || fatal "gpuslice install podman: $(cat /tmp/said)"
+ok "an engine knows the runtime" grep -rq gpuslice-runtime /etc/containers
+begin_slices || fatal "no slices: $(cat /tmp/container.log "$io"/*.out)"
+newer=$(library)
+remove >/tmp/removed 2>&1 || fatal "not removed: $(cat /tmp/removed)"
+ok "removed: no engine knows the runtime any more" test -z "$(grep -rl gpuslice /etc/containers)"
+ok "removed: the daemon is stopped" test ! -e /run/gpusliced.pid
+ok "removed: the programs are gone" test -z "$(ls /usr/bin/*gpuslice* 2>/dev/null)"
+ok "removed: the library stays while it is used" test -s "$newer"
+ok "removed: that is said" grep -q "stays while it is in use" /tmp/removed
+case $kind in
+deb) ok "removed: the configuration stays" grep -qx '# edited' /etc/gpuslice/config.toml ;;
+rpm) ok "removed: the edited configuration is set aside" grep -qx '# edited' /etc/gpuslice/config.toml.rpmsave ;;
+esac
+go_on
+ok "a process in the container gets what fits, and no more" says container "refused 3"
+unattached() { # asker ends without a word when it cannot have what it is to hold
+	grep -qx "refused 3" "$io/session.out" && [ "$(grep -c ^refused "$io/session.out")" = 1 ]
+}
+ok "so does one in the session, and one that is started later gets nothing" unattached
+runc --root /run/runc delete --force "$container" >/dev/null 2>&1 # the hook that it is to run is gone
+
+# --- installed again, and purged ---------------------------------------------------------------------------
+
+[ "$kind" = deb ] || mv /etc/gpuslice/config.toml.rpmsave /tmp/
+install_ 0.0.2 >/tmp/said 2>&1 || fatal "not installed after it was removed: $(cat /tmp/said)"
+ok "installed after a removal: the daemon runs" is_served
+ok "no slice is left" until_true test "$(gpuslice ps --json)" = "[]"
+case $kind in
+deb) ok "purged" dpkg --purge gpuslice ;;
+rpm) ok "removed, with nothing in use" remove ;;
+esac
+left() {
+	if [ "$kind" = rpm ]; then # by the custom of such packages
+		groupdel gpuslice
+	fi
+	rm -rf /etc/containers
+	listing | diff /tmp/before -
+}
+ok "nothing is left" left
+finish
