@@ -104,7 +104,12 @@ func (e *Enforcer) removeSliceDir(dir string) {
 		e.log.Error("not removing a directory that is not a slice's", "dir", dir)
 		return
 	}
-	if err := os.RemoveAll(dir); err != nil {
+	err := os.RemoveAll(dir)
+	// The container's init was killed while its hook is at work, which puts a few files there at this moment.
+	for tries := 0; tries < 10 && errors.Is(err, unix.ENOTEMPTY); tries++ {
+		err = os.RemoveAll(dir)
+	}
+	if err != nil {
 		e.log.Error("remove a slice's directory", "dir", dir, "err", err)
 	}
 }

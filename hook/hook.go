@@ -132,9 +132,13 @@ func (h *Hook) bind(ctx context.Context, s State, c *mount.Container, rootfs str
 	return nil
 }
 
-// Poststop releases the slice and removes what the hook made in the root filesystem. It does all that it can, and its
-// error is for a log only.
+// Poststop releases the slice and removes what the hook made in the root filesystem, and in a few others whose poststop
+// never ran. It does all that it can, and its error is for a log only.
 func (h *Hook) Poststop(ctx context.Context, s State) error {
+	return errors.Join(h.poststop(ctx, s), h.sweep())
+}
+
+func (h *Hook) poststop(ctx context.Context, s State) error {
 	bundle, err := ReadBundle(s.Bundle)
 	if err != nil {
 		// Without the bundle there is no record either, but the slice can still go.
@@ -182,6 +186,22 @@ func tidy(record *roots.Record, rootfs string) (err error) {
 		record.Made, err = mount.Remove(rootfs, record.Made)
 	}
 	return errors.Join(err, record.Save())
+}
+
+// sweepAtMost is how many records of other roots a poststop looks at.
+const sweepAtMost = 16
+
+// sweep removes what is on record of containers that are over and had no poststop: their runtime was killed.
+func (h *Hook) sweep() error {
+	return roots.Sweep(h.Records, sweepAtMost, func(record *roots.Record) error {
+		var root unix.Stat_t
+		err := unix.Stat(record.Root, &root)
+		if err != nil || record.Of() != (mount.FileID{Dev: root.Dev, Inode: root.Ino}) {
+			record.Made = nil // the engine unmounted or removed the root
+			return record.Save()
+		}
+		return tidy(record, record.Root)
+	})
 }
 
 // enforcerFailed adds what to do to an error that only says what happened.

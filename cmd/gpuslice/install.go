@@ -117,22 +117,23 @@ func forEngines(c *cli.Context, act engineAction, leftOut func(engines.Host, str
 			r.Why = leftOut(host, name)
 		}
 		if r.Why == "" {
-			if r, err = act(host, name, o); err != nil {
+			done, err := act(host, name, o)
+			if r = done; err != nil {
 				r = engines.Result{Engine: name, State: engines.Failed, Why: err.Error()}
 				failed = true
 			}
 		}
 		results = append(results, r)
 	}
-	if c.Bool("json") {
-		err = show.JSON(c.App.Writer, results)
-	} else {
+	if !c.Bool("json") {
 		printResults(c, results, o.DryRun)
+	} else if err := show.JSON(c.App.Writer, results); err != nil {
+		return err
 	}
-	if err == nil && failed {
-		return &session.Error{Code: exitFailed, Err: errors.New("not every engine could be dealt with")}
+	if failed {
+		return &session.Error{Code: exitFailed} // why is said already
 	}
-	return err
+	return nil
 }
 
 func checkEngines(c *cli.Context, names []string, everything bool) error {
@@ -210,12 +211,12 @@ func printResults(c *cli.Context, results []engines.Result, dry bool) {
 				fmt.Fprintf(said, "%s: %s was %s\n", r.Engine, change.Path, change.What)
 			}
 		}
-		switch {
-		case r.State == engines.Failed:
+		switch r.State {
+		case engines.Failed:
 			fmt.Fprintln(c.App.ErrWriter, "gpuslice:", r.Why)
-		case r.State == engines.LeftOut:
+		case engines.LeftOut:
 			fmt.Fprintf(said, "%s: left out: %s\n", r.Engine, r.Why)
-		case r.State == engines.Nothing:
+		case engines.Nothing:
 			fmt.Fprintf(said, "%s: nothing to do\n", r.Engine)
 		}
 		for _, note := range r.Notes {

@@ -45,7 +45,8 @@ type (
 		Destination string `json:"destination"`
 	}
 	Hook struct {
-		Path string `json:"path"`
+		Path string   `json:"path"`
+		Args []string `json:"args"`
 	}
 	Node struct {
 		Type  string `json:"type"`

@@ -120,6 +120,26 @@ func TestOtherWaysToAskTheHookAreKnown(t *testing.T) {
 	}
 }
 
+// Clients of containerd name no hook of NVIDIA's, but the program that it runs.
+func TestWhatTheProgramBehindTheHookIsAskedForIsVisible(t *testing.T) {
+	for args, want := range map[string]string{
+		"configure --device=1 --compute": "1 minor:9",
+		"configure --device=0," + gpu:    "0 " + gpu + " minor:9",
+		"configure --device=all":         "",
+		"configure --device 0":           "",
+		"configure -d0":                  "",
+		"configure --compute":            "minor:9",
+		"":                               "minor:9",
+	} {
+		s := &Spec{Env: []string{"NVIDIA_VISIBLE_DEVICES=3"}}
+		words := "containerd oci-hook -- /usr/bin/nvidia-container-cli --load-kmods " + args + " --pid={{pid}} {{rootfs}}"
+		s.Hooks.CreateRuntime = []Hook{{Path: "/usr/bin/containerd", Args: strings.Fields(words)}}
+		if got := strings.Join(s.Visible(mount.Nodes{Minors: []uint32{9}}), " "); got != want {
+			t.Errorf("%s: visible %q, want %q", args, got, want)
+		}
+	}
+}
+
 func withMount(source, destination string) *Spec {
 	s := withHook(nvidia, "NVIDIA_VISIBLE_DEVICES=1")
 	s.Mounts = []Mount{{Source: source, Destination: destination}}
@@ -157,6 +177,8 @@ func TestOnlyWhatCannotReachAGPUGoesWithoutAQuota(t *testing.T) {
 		{"one denied", `{"linux":{"resources":{"devices":[{"allow":false,"type":"c","major":195,"access":"rwm"}]}}}`, mount.Nodes{}, true},
 		{"NVIDIA's hook", `{"hooks":{"prestart":[{"path":"` + nvidia + `"}]},"linux":{"resources":{"devices":[` + denied + `]}}}`, mount.Nodes{}, false},
 		{"NVIDIA's hook is asked", `{"hooks":{"createRuntime":[{"path":"` + nvidia + `"}]},"mounts":[{"source":"/dev/null","destination":"/var/run/nvidia-container-devices/0"}],
+			"linux":{"resources":{"devices":[` + denied + `]}}}`, mount.Nodes{}, true},
+		{"nerdctl --gpus", `{"hooks":{"createRuntime":[{"path":"/usr/bin/containerd","args":["containerd","oci-hook","--","/usr/bin/nvidia-container-cli","configure","--device=0"]}]},
 			"linux":{"resources":{"devices":[` + denied + `]}}}`, mount.Nodes{}, true},
 	} {
 		var s Spec

@@ -27,7 +27,11 @@ const (
 // CDI above all, write them into config.json, and need no hook for them.)
 var hookNames = []string{"nvidia-container-runtime-hook", "nvidia-container-toolkit"}
 
-// asked is what a hook of NVIDIA's is asked for.
+// cliName is the program that NVIDIA's hook runs, and that containerd's clients (ctr before 2.3, nerdctl) name in a hook by
+// themselves for their --gpus: containerd oci-hook -- /usr/bin/nvidia-container-cli … configure --device=0,1 …
+const cliName = "nvidia-container-cli"
+
+// asked is what hooks of NVIDIA's are asked for.
 type asked struct {
 	all   bool     // or what cannot be understood
 	names []string // indices and UUIDs
@@ -35,13 +39,40 @@ type asked struct {
 
 // asked is empty without such a hook: the variable then means nothing, and most images with CUDA have it.
 func (s *Spec) asked() (a asked) {
-	if !s.hasHook() {
-		return a
+	byVariable := false
+	for _, stage := range [][]Hook{s.Hooks.Prestart, s.Hooks.CreateRuntime, s.Hooks.CreateContainer} {
+		for _, h := range stage {
+			// Where an operator of Kubernetes installs it, a script of that name runs a program with ".real" added.
+			byVariable = byVariable || slices.Contains(hookNames, strings.TrimSuffix(path.Base(h.Path), ".real"))
+			a.arguments(h.Args)
+		}
 	}
-	a.mounts(s.Mounts)
+	if byVariable {
+		a.mounts(s.Mounts)
+		a.variables(s.Env)
+	}
+	return a
+}
+
+// arguments reads those of a hook that runs cliName, which is anywhere among them.
+func (a *asked) arguments(args []string) {
+	at := slices.IndexFunc(args, func(arg string) bool { return path.Base(arg) == cliName })
+	if at < 0 {
+		return
+	}
+	for _, arg := range args[at:] {
+		if value, ok := strings.CutPrefix(arg, "--device="); ok {
+			a.list(value)
+		} else if arg == "--device" || strings.HasPrefix(arg, "-d") { // which nobody writes
+			a.all = true
+		}
+	}
+}
+
+func (a *asked) variables(env []string) {
 	value, set := "", false
 	var cuda, require string
-	for _, entry := range s.Env {
+	for _, entry := range env {
 		name, v, _ := strings.Cut(entry, "=")
 		switch { // of several entries the last counts
 		case name == visibleEnv:
@@ -58,19 +89,6 @@ func (s *Spec) asked() (a asked) {
 		a.all = true
 	}
 	a.list(value)
-	return a
-}
-
-func (s *Spec) hasHook() bool {
-	for _, stage := range [][]Hook{s.Hooks.Prestart, s.Hooks.CreateRuntime, s.Hooks.CreateContainer} {
-		for _, h := range stage {
-			// Where an operator of Kubernetes installs it, a script of that name runs a program with ".real" added.
-			if slices.Contains(hookNames, strings.TrimSuffix(path.Base(h.Path), ".real")) {
-				return true
-			}
-		}
-	}
-	return false
 }
 
 func (a *asked) mounts(mounts []Mount) {

@@ -13,6 +13,7 @@ import (
 	"github.com/BurntSushi/toml"
 	"github.com/containerd/containerd/api/types/runc/options"
 	runtimeoptions "github.com/containerd/containerd/api/types/runtimeoptions/v1"
+	"github.com/containerd/containerd/runtime/linux/runctypes"
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
@@ -26,6 +27,7 @@ const (
 	// The types of options that are understood. Types are compared without what stands before the last "/".
 	runcType    = "containerd.runc.v1.Options"
 	generalType = "runtimeoptions.v1.Options"
+	createType  = "containerd.linux.runc.CreateOptions"
 
 	// maxOptions is the size in bytes of a TOML text. containerd's is a part of its configuration.
 	maxOptions = 64 << 10
@@ -44,7 +46,9 @@ type Front struct {
 //   - runtimeoptions.v1.Options, which CRI and dockerd send to every runtime but runc's: runc's options in TOML, as they
 //     stand in an engine's configuration, in the file ConfigPath or else in ConfigBody. A key that is not known is refused: an
 //     operator wrote it (containerd adds none), and expects something of it. dockerd, and CRI in containerd 1.6, pass
-//     only ConfigPath on and lose all else in silence; see impliesSystemd.
+//     only ConfigPath on and lose all else in silence; see impliesSystemd;
+//   - containerd.linux.runc.CreateOptions, which clients of containerd 1.x send to every runtime but runc's for a container in a
+//     user namespace (ctr run --uidmap), to say whose its pipes are: the shim of containerd 1.1 took these.
 //
 // BinaryName is then gpuslice-runtime, wherever it is installed. Another program is refused: it would either be ignored, or run
 // the container without a quota. The low-level runtime is named in gpuslice's own configuration.
@@ -91,6 +95,15 @@ func decode(sent *anypb.Any) (*options.Options, error) {
 			return nil, fmt.Errorf("the runtime's options are no %s: %w", name, err)
 		}
 		return decodeGeneral(general)
+	case createType:
+		create := new(runctypes.CreateOptions)
+		if err := proto.Unmarshal(sent.Value, create); err != nil {
+			return nil, fmt.Errorf("the runtime's options are no %s: %w", name, err)
+		}
+		return &options.Options{
+			NoPivotRoot: create.NoPivotRoot, NoNewKeyring: create.NoNewKeyring, ShimCgroup: create.ShimCgroup,
+			IoUid: create.IoUid, IoGid: create.IoGid, CriuImagePath: create.CriuImagePath, CriuWorkPath: create.CriuWorkPath,
+		}, nil
 	}
 	return nil, fmt.Errorf("the runtime's options are of the type %.256q, which is not understood: give it none, those of runc (%s), or runc's in TOML (%s)",
 		sent.GetTypeUrl(), runcType, generalType)

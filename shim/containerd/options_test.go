@@ -12,6 +12,7 @@ import (
 
 	"github.com/containerd/containerd/api/types/runc/options"
 	runtimeoptions "github.com/containerd/containerd/api/types/runtimeoptions/v1"
+	"github.com/containerd/containerd/runtime/linux/runctypes"
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
@@ -88,6 +89,7 @@ func TestOptionsOfEachCallerReachTheRuntime(t *testing.T) {
 		"in another case":           {send(t, "", body("systemdcgroup = true")), &options.Options{SystemdCgroup: true}},
 		"a type beside the body":    {send(t, "", &runtimeoptions.Options{TypeUrl: "x/" + runcType, ConfigBody: []byte("IoGid = 2")}), &options.Options{IoGid: 2}},
 		"our path in a body":        {send(t, "", body(`BinaryName = "/else/where/gpuslice-runtime"`)), &options.Options{BinaryName: "/else/where/" + runtimeName}},
+		"of 1.x, a user namespace":  {send(t, "", &runctypes.CreateOptions{IoUid: 1, IoGid: 2, NoPivotRoot: true}), &options.Options{IoUid: 1, IoGid: 2, NoPivotRoot: true}},
 		"a file":                    {send(t, "", &runtimeoptions.Options{ConfigPath: file}), &options.Options{SystemdCgroup: true, Root: "/from/file"}},
 		"a file before a body":      {send(t, "", &runtimeoptions.Options{ConfigPath: file, ConfigBody: []byte("?")}), &options.Options{SystemdCgroup: true, Root: "/from/file"}},
 	} {

@@ -18,6 +18,7 @@ import (
 	"github.com/containerd/containerd/api/types/runc/options"
 	runtimeoptions "github.com/containerd/containerd/api/types/runtimeoptions/v1"
 	"github.com/containerd/containerd/namespaces"
+	"github.com/containerd/containerd/runtime/linux/runctypes"
 	"github.com/containerd/containerd/runtime/v2/runc"
 	"github.com/containerd/containerd/runtime/v2/runc/manager"
 	"google.golang.org/protobuf/proto"
@@ -96,6 +97,10 @@ func TestTheManagerOfCgroupsIsTheOneThatTheContainerIsWrittenFor(t *testing.T) {
 		{nil, "a.slice", false},
 		{nil, "a.slice:c1", false},
 		{send(t, "", &options.Options{}), systemd, false},
+		{send(t, "", &options.Options{IoUid: 100000, IoGid: 100000}), systemd, true}, // containerd 2, for a user namespace
+		{send(t, "", &options.Options{IoUid: 100000, Root: "/r"}), systemd, false},
+		{send(t, "", &runctypes.CreateOptions{IoUid: 100000, IoGid: 100000}), systemd, true}, // containerd 1.x
+		{send(t, "", &runctypes.CreateOptions{IoUid: 100000, NoPivotRoot: true}), systemd, false},
 		{send(t, "", body("SystemdCgroup = false")), systemd, false},
 		{send(t, "", body("SystemdCgroup = true")), "/kubepods/pod1/c1", true},
 	} {

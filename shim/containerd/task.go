@@ -14,6 +14,7 @@ import (
 	"github.com/containerd/containerd/runtime/v2/runc/task"
 	"github.com/containerd/containerd/runtime/v2/shim"
 	"github.com/containerd/ttrpc"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 
 	"github.com/gpuslice/gpuslice/shim/spec"
@@ -70,13 +71,29 @@ func (s *service) Create(ctx context.Context, r *taskapi.CreateTaskRequest) (*ta
 	if r.Options, err = pack(runc); err != nil {
 		return nil, err
 	}
+	remapped, err := mountRemapped(r.Rootfs, r.Bundle)
+	if err != nil {
+		return nil, err
+	}
+	if remapped {
+		r.Rootfs = nil
+	}
 	return s.TaskService.Create(ctx, r)
 }
 
 // saysNothing is about a caller that could not say SystemdCgroup: one without options (nerdctl sends none to a
-// runtime that is not runc's), or whose options were lost on the way (containerd 1.6, dockerd).
+// runtime that is not runc's), whose options were lost on the way (containerd 1.6, dockerd), or containerd for a container
+// in a user namespace: if the runtime has no options it makes some up, to say whose the container's pipes are.
 func saysNothing(sent *anypb.Any) bool {
-	return len(sent.GetValue()) == 0 && typeName(sent.GetTypeUrl()) != runcType
+	if name := typeName(sent.GetTypeUrl()); name != runcType && name != createType {
+		return len(sent.GetValue()) == 0
+	}
+	runc, err := decode(sent)
+	if err != nil || runc.IoUid == 0 && runc.IoGid == 0 {
+		return false
+	}
+	runc.IoUid, runc.IoGid = 0, 0
+	return proto.Size(runc) == 0
 }
 
 // impliesSystemd says whether the container's cgroup is written as only systemd's manager of cgroups takes it,

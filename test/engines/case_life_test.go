@@ -103,8 +103,11 @@ func (s *site) parent(pid int) int {
 	return parent
 }
 
-func shimIsKilled(s *site) {
-	name := s.run(container{})
+func shimIsKilled(s *site) { s.killShim(container{}) }
+
+func (s *site) killShim(c container) {
+	s.t.Helper()
+	name := s.run(c)
 	id := s.id(name)
 	init := s.init(name)
 	shim := s.parent(init)
@@ -124,7 +127,12 @@ func shimIsKilled(s *site) {
 		_ = unix.Kill(init, unix.SIGKILL) // its engine has forgotten it
 	}
 	s.Eventually("the slice is gone", s.IsGone(id))
-	s.works(s.run(container{}))
+	if e, ok := s.engine.(interface{ forgotten(id string) }); ok {
+		e.forgotten(id)
+	}
+	name = s.run(c)
+	s.works(name)
+	s.remove(name)
 }
 
 func hasDaemon(name string) func(engine) string {
@@ -160,13 +168,14 @@ func (s *site) daemonIsKilled(daemon string) {
 
 // runtimeIsKilled kills the low-level runtime while our hook waits for the enforcer.
 func runtimeIsKilled(s *site) {
+	before := lookCgroups(s.Dir)
 	s.Signal(unix.SIGSTOP)
 	done := make(chan struct{})
-	var name string
+	var name, out string
 	var err error
 	go func() {
 		defer close(done)
-		name, _, err = s.try(container{})
+		name, out, err = s.try(container{})
 	}()
 	var hook int
 	found := s.soon(func() bool { hook = s.hook(); return hook != 0 })
@@ -176,12 +185,21 @@ func runtimeIsKilled(s *site) {
 	s.Signal(unix.SIGCONT)
 	<-done
 	if !found {
-		s.t.Fatalf("no hook was seen; the engine: %v", err)
+		s.t.Fatalf("no hook was seen; the engine: %v\n%s", err, out)
 	}
 	if err == nil {
 		s.t.Error("the runtime was killed and the engine says that the container runs")
 	}
 	s.remove(name)
+	// runc 1.1 has not yet written what the container is when its hooks run, so there is nothing to delete for it then, and the
+	// container's cgroup stays behind, with or without us.
+	s.soon(func() bool {
+		left := without(lookCgroups(s.Dir), before)
+		for _, cgroup := range left {
+			_ = os.Remove(cgroup) // one with processes cannot be removed; they end in a moment
+		}
+		return len(left) == 0
+	})
 	s.works(s.run(container{}))
 }
 
@@ -189,7 +207,10 @@ func runtimeIsKilled(s *site) {
 func (s *site) hook() int {
 	for _, pid := range children("/proc") {
 		line, err := os.ReadFile("/proc/" + pid + "/cmdline")
-		if err == nil && strings.Contains(string(line), s.Config()+"\x00prestart\x00") {
+		if err != nil || !strings.HasSuffix(string(line), "\x00prestart\x00") {
+			continue
+		}
+		if strings.Contains(string(line), s.Config()+"\x00") || s.apart.has(pid) {
 			n, _ := strconv.Atoi(pid)
 			return n
 		}

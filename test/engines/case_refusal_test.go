@@ -10,11 +10,14 @@ import (
 	"strings"
 )
 
-// bad annotations and what the user must be told: the annotation, the value, and what is accepted.
-var bad = []struct {
+// refusal is a container that is refused, and what the user must be told.
+type refusal struct {
 	annotations map[string]string
 	told        []string
-}{
+}
+
+// bad annotations and what the user must be told: the annotation, the value, and what is accepted.
+var bad = []refusal{
 	{vram("4X"), []string{"gpuslice.vram", `"4X"`, `"4G"`}},
 	{vram("0"), []string{"gpuslice.vram", `"0"`, "is not accepted"}},
 	{vram("-1G"), []string{"gpuslice.vram", `"-1G"`, "is not accepted"}},
@@ -30,7 +33,11 @@ var bad = []struct {
 }
 
 func refusalsAreShown(s *site) {
-	for _, b := range bad {
+	all := bad
+	if e, ok := s.engine.(interface{ refusals() []refusal }); ok {
+		all = e.refusals()
+	}
+	for _, b := range all {
 		name, out, err := s.try(container{annotations: b.annotations})
 		if err == nil {
 			s.t.Errorf("%q was accepted", b.annotations)

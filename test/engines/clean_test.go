@@ -94,10 +94,13 @@ func (s *site) sweep() {
 	mounts := s.lookMounts()
 	slices.Reverse(mounts)
 	for _, point := range mounts {
-		_ = unix.Unmount(point, unix.MNT_DETACH)
+		_, _ = s.output("umount", "--lazy", point)
 	}
-	parents, _ := filepath.Glob("/sys/fs/cgroup/*/" + cgroupParent(s.Dir))
-	for _, dir := range append(cgroups, parents...) {
+	for _, root := range []string{"/sys/fs/cgroup/", "/sys/fs/cgroup/*/"} { // v2 alone, and all others
+		parents, _ := filepath.Glob(root + cgroupParent(s.Dir))
+		cgroups = append(cgroups, parents...)
+	}
+	for _, dir := range cgroups {
 		s.soon(func() bool { return os.Remove(dir) == nil || !exists(dir) })
 	}
 	_ = os.RemoveAll(runcRoot(s.containerdNamespace()))
@@ -119,7 +122,7 @@ func without(all, known []string) []string {
 }
 
 func (s *site) lookMounts() (points []string) {
-	text, err := os.ReadFile("/proc/self/mountinfo")
+	text, err := os.ReadFile(s.apart.mountinfo())
 	s.Must(err)
 	for line := range strings.Lines(string(text)) {
 		if fields := strings.Fields(line); strings.Contains(line, s.Dir) {
@@ -129,7 +132,8 @@ func (s *site) lookMounts() (points []string) {
 	return points
 }
 
-// lookProcesses are those with the site's environment. Containers have it not: they are in the cgroups.
+// lookProcesses are those with the site's environment but its daemons and enforcer. Containers have it not: they are in
+// the cgroups.
 func (s *site) lookProcesses() (found []string) {
 	mark := []byte("GPUSLICE_CONFIG=" + s.Config() + "\x00")
 	for _, name := range children("/proc") {
@@ -142,6 +146,9 @@ func (s *site) lookProcesses() (found []string) {
 			continue
 		}
 		line, _ := os.ReadFile(filepath.Join("/proc", name, "cmdline"))
+		if program, _, _ := bytes.Cut(line, []byte{0}); filepath.Base(string(program)) == "gpusliced" {
+			continue
+		}
 		found = append(found, name+" "+string(bytes.ReplaceAll(bytes.TrimRight(line, "\x00"), []byte{0}, []byte{' '})))
 	}
 	return found
@@ -187,8 +194,8 @@ func (s *site) lookSources() (found []string) {
 // lookBundles are the places where engines and runtimes keep a directory for each container that is there.
 func (s *site) lookBundles() (found []string) {
 	for _, pattern := range []string{
-		"*/state/io.containerd.runtime.v2.task/*/*", "*/exec/*/runtime-runc/*/*", "*/exec/containerd/daemon/io.containerd.runtime.v2.task/*/*",
-		"runc/*", "*/runc/*/*", "bundles/*",
+		"*/state/io.containerd.runtime.v2.task/*/*", "*/exec/runtime-*/*/*", "*/exec/containerd/daemon/io.containerd.runtime.v2.task/*/*",
+		"runc/*", "*/runc/*/*", "bundles/*", "podman/*/overlay-containers/*/userdata",
 	} {
 		paths, err := filepath.Glob(s.in(pattern))
 		s.Must(err)

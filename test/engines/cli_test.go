@@ -77,6 +77,15 @@ func (e *dockerlike) runArgs(verb string, c container) []string {
 	return slices.Concat(args, c.flags, []string{imageRef(c.image)}, c.args)
 }
 
+func (e *dockerlike) foreground(c container, terminal bool) []string {
+	c.flags = append(c.flags, "--rm")
+	if terminal {
+		c.flags = append(c.flags, "--tty")
+	}
+	args := slices.DeleteFunc(e.runArgs("run", c), func(arg string) bool { return arg == "--detach" })
+	return slices.Concat(e.program, args)
+}
+
 func annotationFlags(annotations map[string]string) (flags []string) {
 	for key, value := range annotations {
 		flags = append(flags, "--annotation", key+"="+value)
@@ -117,7 +126,7 @@ func (e *dockerlike) pause(name string) (string, error)   { return e.invoke("pau
 func (e *dockerlike) unpause(name string) (string, error) { return e.invoke("unpause", name) }
 
 func (e *dockerlike) restart(name string) (string, error) {
-	return e.invoke("restart", "--time", "0", name)
+	return e.invoke("restart", "-t", "0", name)
 }
 
 func (e *dockerlike) remove(name string) (string, error) {

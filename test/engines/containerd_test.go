@@ -6,6 +6,7 @@ package engines
 
 import (
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -69,6 +70,12 @@ path = %q
 func containerdStart(s *site) {
 	s.t.Helper()
 	s.daemon("containerd", func() error {
+		// ctr waits ten seconds for a socket at which nobody listens.
+		conn, err := net.Dial("unix", s.containerdSocket())
+		if err != nil {
+			return err
+		}
+		conn.Close()
 		if out, err := s.ctr("version"); err != nil {
 			return fmt.Errorf("%w: %s", err, out)
 		}

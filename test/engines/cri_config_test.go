@@ -22,7 +22,7 @@ func (e *kube) tables() string {
 	} else {
 		fmt.Fprintf(&b, "[plugins.%q.pinned_images]\nsandbox = %q\n", "io.containerd.cri.v1.images", imageRef(pauseImage))
 		runtime = "io.containerd.cri.v1.runtime"
-		fmt.Fprintf(&b, "[plugins.%q]\ncdi_spec_dirs = []\n", runtime)
+		fmt.Fprintf(&b, "[plugins.%q]\ncdi_spec_dirs = [%q]\n", runtime, e.s.in("cdi"))
 	}
 	// A machine of tests may forbid what a node's kubelet may do.
 	fmt.Fprint(&b, "restrict_oom_score_adj = true\nnetns_mounts_under_state_dir = true\n")
@@ -33,16 +33,39 @@ func (e *kube) tables() string {
 		fmt.Fprintf(&b, "bin_dirs = [%q]\nuse_internal_loopback = true\n", e.s.in("cni", "bin"))
 	}
 	const listed = `pod_annotations = ["gpuslice.*"]` + "\n" + `container_annotations = ["gpuslice.*"]` + "\n"
-	handler := func(name, kind, more, options string) {
+	handler := func(name, kind, more string, options ...string) {
 		table := fmt.Sprintf("plugins.%q.containerd.runtimes.%s", runtime, name)
-		fmt.Fprintf(&b, "[%s]\nruntime_type = %q\n%s[%s.options]\nRoot = %q\n%s", table, kind, more, table, e.s.in("containerd", "runc"), options)
+		fmt.Fprintf(&b, "[%s]\nruntime_type = %q\n%s", table, kind, more)
+		if len(options) > 0 {
+			fmt.Fprintf(&b, "[%s.options]\n%s\n", table, strings.Join(options, "\n"))
+		}
 	}
-	handler("runc", "io.containerd.runc.v2", "", "")
-	handler(handlerShim, shimRuntime, listed, "")
-	handler(handlerRunc, "io.containerd.runc.v2", listed, fmt.Sprintf("BinaryName = %q\n", e.s.Bin+"/gpuslice-runtime"))
-	handler(handlerUnlisted, shimRuntime, "", "")
-	handler(handlerSystemd, shimRuntime, listed, "SystemdCgroup = true\n")
+	root := fmt.Sprintf("Root = %q", e.s.in("containerd", "runc"))
+	// `gpuslice install` copies its options, and it has none: containerd 2 starts no container in a user namespace by a
+	// runtime that has options and is not runc's ("can't unmarshal type runtimeoptions.v1.Options").
+	handler("runc", "io.containerd.runc.v2", "")
+	handler(handlerRunc, "io.containerd.runc.v2", listed, root, fmt.Sprintf("BinaryName = %q", e.s.Bin+"/gpuslice-runtime"))
+	handler(handlerSystemd, shimRuntime, listed, "SystemdCgroup = true")
+	for _, name := range e.more {
+		handler(name, "io.containerd.runc.v2", listed, root, fmt.Sprintf("BinaryName = %q", e.s.runtime(name)))
+	}
+	if e.format < 3 {
+		// containerd 1.6 drops all other options of a runtime that is not runc's, and says nothing.
+		file := e.s.in("options.toml")
+		e.s.Must(os.WriteFile(file, []byte(root), 0o644))
+		root = fmt.Sprintf("ConfigPath = %q", file)
+	}
+	handler(handlerUnlisted, shimRuntime, "", root)
 	return b.String()
+}
+
+// install adds the handler "gpuslice" as operators do. It is told that the site is the root of a host, so as to
+// keep its record there.
+func (e *kube) install() {
+	e.s.t.Helper()
+	file, err := filepath.Rel(e.s.Dir, e.s.containerdFile())
+	e.s.Must(err)
+	e.s.must("gpuslice", "install", "containerd", "--root", e.s.Dir, "--config", "/"+file)
 }
 
 // fakeNetwork makes a network plugin that says there is a network. Only pods in user namespaces ask for one, since the

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -34,6 +35,7 @@ type kube struct {
 	format     int      // of its configuration
 	runtime    []string // the low-level one, in the cache
 	systemd    string   // the file that says how the low-level runtime was told to use systemd
+	more       []string // handlers of an equipped site, by the names of its runtimes
 	images     cri.ImageServiceClient
 	client     cri.RuntimeServiceClient
 
@@ -48,6 +50,12 @@ type pod struct {
 	sandbox    string // its id
 	containers []string
 }
+
+// kubeNamespace is containerd's for Kubernetes.
+const kubeNamespace = "k8s.io"
+
+// kubes are the engines that are up. They share a directory of runc's outside their sites.
+var kubes atomic.Int32
 
 // The handlers of RuntimeClasses that are configured.
 const (
@@ -84,20 +92,25 @@ func (e *kube) up(s *site) {
 	e.s, e.pods = s, map[string]*pod{}
 	e.fakeNetwork()
 	containerdConfigure(s, containerdOptions{version: e.containerd, cri: true, format: e.format, more: e.tables()})
+	e.install()
 	e.dial()
 	containerdStart(s)
 	daemon := s.daemons["containerd"]
 	first := daemon.ready
 	daemon.ready = func() error { return errors.Join(first(), e.ready()) }
 	s.Eventually("the CRI is ready", func() bool { return e.ready() == nil })
+	kubes.Add(1)
 	s.t.Cleanup(func() { // before the daemon ends
 		for name := range e.pods {
 			_, _ = e.remove(name)
 		}
+		if kubes.Add(-1) == 0 {
+			_ = os.Remove(runcRoot(kubeNamespace))
+		}
 	})
 	// containerd's client puts images where the CRI looks for them.
 	for _, image := range append(slices.Clone(images), pauseImage) {
-		s.must("ctr", "--address", s.containerdSocket(), "--namespace", "k8s.io", "image", "import", imageArchive(s.t, image))
+		s.must("ctr", "--address", s.containerdSocket(), "--namespace", kubeNamespace, "image", "import", imageArchive(s.t, image))
 		s.Eventually("the CRI has the image "+image, func() bool {
 			ctx, cancel := patience()
 			defer cancel()
@@ -158,11 +171,15 @@ func (e *kube) run(c container) (string, error) {
 
 // sandbox starts a pod of the name of a container that is to be in it.
 func (e *kube) sandbox(handler string, c container) error {
+	cgroups := "/" + cgroupParent(e.s.Dir)
+	if handler == handlerSystemd {
+		cgroups += ".slice"
+	}
 	p := &pod{handler: handler, config: &cri.PodSandboxConfig{
 		Metadata:    &cri.PodSandboxMetadata{Name: c.name, Uid: c.name, Namespace: "default"},
 		Annotations: c.annotations,
 		Linux: &cri.LinuxPodSandboxConfig{
-			CgroupParent:    "/" + cgroupParent(e.s.Dir),
+			CgroupParent:    cgroups,
 			SecurityContext: &cri.LinuxSandboxSecurityContext{NamespaceOptions: namespaces(c), Privileged: c.privileged},
 		},
 	}}
@@ -203,6 +220,9 @@ func (e *kube) startAnnotated(name string, c container, annotations map[string]s
 	for _, env := range c.env {
 		key, value, _ := strings.Cut(env, "=")
 		config.Envs = append(config.Envs, &cri.KeyValue{Key: key, Value: []byte(value)})
+	}
+	for _, name := range c.flags {
+		config.CDIDevices = append(config.CDIDevices, &cri.CDIDevice{Name: name})
 	}
 	for _, b := range c.binds {
 		config.Mounts = append(config.Mounts, &cri.Mount{HostPath: b.source, ContainerPath: b.target})
@@ -316,7 +336,15 @@ func (e *kube) tryRemove(p *pod) error {
 			return err
 		}
 	}
-	return e.removeSandbox(ctx, p)
+	if err := e.removeSandbox(ctx, p); err != nil {
+		return err
+	}
+	for _, id := range append(p.containers, p.sandbox) {
+		if path := filepath.Join(runcRoot(kubeNamespace), id); id != "" && exists(path) {
+			return fmt.Errorf("%s is left", path)
+		}
+	}
+	return nil
 }
 
 func (e *kube) removeSandbox(ctx context.Context, p *pod) error {

@@ -68,12 +68,19 @@ func (e *ctr) words(c container) []string {
 		mapping := fmt.Sprintf("0:%d:65536", usernsBase)
 		words = append(words, "--uidmap", mapping, "--gidmap", mapping)
 	}
+	words = append(words, c.flags...)
 	return append(append(words, imageRef(c.image), c.name), c.args...)
 }
 
+// exec has the shim write into a file. ctr may open the pipe to a process when that has ended and the shim has closed it,
+// and shows nothing then.
 func (e *ctr) exec(name string, args ...string) (string, error) {
 	id := "exec" + strconv.FormatUint(names.Add(1), 10)
-	return e.s.ctr(append([]string{"task", "exec", "--fifo-dir", e.s.in("fifo"), "--exec-id", id, name}, args...)...)
+	file := e.s.in(id)
+	defer os.Remove(file)
+	out, err := e.s.ctr(append([]string{"task", "exec", "--log-uri", "file://" + file, "--exec-id", id, name}, args...)...)
+	text, _ := os.ReadFile(file) // it is not there if nothing was written or nothing was started
+	return string(text) + out, err
 }
 
 // kill waits until containerd has heard of the end: a task is deleted then only.
@@ -107,7 +114,20 @@ func (e *ctr) restart(name string) (string, error) {
 	if out, err := e.s.ctr("task", "delete", name); err != nil {
 		return out, err
 	}
+	return e.start(name)
+}
+
+// start gives a container without a task one.
+func (e *ctr) start(name string) (string, error) {
 	return e.s.ctr("task", "start", "--detach", "--fifo-dir", e.s.in("fifo"), name)
+}
+
+func (e *ctr) foreground(c container, terminal bool) []string {
+	words := []string{"run", "--rm", "--runtime", shimRuntime}
+	if terminal {
+		words = append(words, "--tty")
+	}
+	return append([]string{"ctr"}, e.s.ctrArgs(append(words, e.words(c)...)...)...)
 }
 
 func (e *ctr) remove(name string) (string, error) {

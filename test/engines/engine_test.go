@@ -47,6 +47,7 @@ type container struct {
 	env         []string
 	binds       []bind
 	args        []string // nil: one that sleeps
+	flags       []string // of the engine's own run, in the cases that only it has
 
 	readOnly, privileged, hostPID, userns bool
 }

@@ -10,9 +10,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
@@ -21,10 +20,24 @@ import (
 type oci struct {
 	s       *site
 	runtime []string // the low-level one, in the cache
+	hostPID sync.Map // by name: crun's containers without a pid namespace
+}
+
+func (e *oci) isCrun() bool { return e.runtime[0] == "crun" }
+
+// isApart: see apart.
+func (e *oci) isApart() bool { return e.isCrun() }
+
+// low is the path of the low-level runtime.
+func (e *oci) low(t testing.TB) string {
+	if e.isCrun() {
+		return alone(t, e.runtime...)
+	}
+	return tool(t, e.runtime...)
 }
 
 func (e *oci) options(t testing.TB) testhost.Options {
-	return testhost.Options{Runtimes: []string{tool(t, e.runtime...)}}
+	return testhost.Options{Runtimes: []string{e.low(t)}}
 }
 
 func (e *oci) up(s *site) { e.s = s }
@@ -42,7 +55,21 @@ func (e *oci) run(c container) (string, error) {
 	if err := e.prepare(bundle, c); err != nil {
 		return "", err
 	}
-	return e.invoke("run", "--detach", "--bundle", bundle, c.name)
+	if c.hostPID && e.isCrun() {
+		e.hostPID.Store(c.name, true)
+	}
+	return e.start(c.name)
+}
+
+func (e *oci) start(name string) (string, error) {
+	if !e.isCrun() {
+		return e.invoke("run", "--detach", "--bundle", e.bundle(name), name)
+	}
+	// As engines do it. To crun's run all is well when the process that it left to do the work was killed.
+	if out, err := e.invoke("create", "--bundle", e.bundle(name), name); err != nil {
+		return out, err
+	}
+	return e.invoke("start", name)
 }
 
 // prepare makes a bundle whose root is an overlay, as engines make it.
@@ -60,8 +87,8 @@ func (e *oci) prepare(bundle string, c container) error {
 	}
 	lower := filepath.Join(tools, "images", c.image)
 	data := fmt.Sprintf("lowerdir=%s,upperdir=%s/upper,workdir=%s/work", lower, bundle, bundle)
-	if err := unix.Mount("overlay", rootfs, "overlay", 0, data); err != nil {
-		return fmt.Errorf("mount the root: %w", err)
+	if out, err := e.s.output("mount", "-t", "overlay", "-o", data, "overlay", rootfs); err != nil {
+		return fmt.Errorf("mount the root: %w: %s", err, out)
 	}
 	config, err := json.Marshal(ociSpec(c, "/"+cgroupParent(e.s.Dir)+"/"+c.name))
 	if err != nil {
@@ -71,7 +98,14 @@ func (e *oci) prepare(bundle string, c container) error {
 }
 
 func (e *oci) exec(name string, args ...string) (string, error) {
-	return e.invoke(append([]string{"exec", name}, args...)...)
+	if _, ok := e.hostPID.Load(name); !ok {
+		return e.invoke(append([]string{"exec", name}, args...)...)
+	}
+	// Without a pid namespace crun's exec waits for all that the command leaves running, so it is told to wait for nothing.
+	const script = `file=$1; shift; "$@"; while [ -e /proc/$(cat $file)/exe ]; do sleep 0.01; done`
+	file := filepath.Join(e.bundle(name), "pid")
+	words := []string{"-euc", script, "sh", file, "gpuslice-runtime", "--root", e.s.in("runc"), "exec", "--detach", "--pid-file", file, name}
+	return e.s.output("sh", append(words, args...)...)
 }
 
 func (e *oci) kill(name string) (string, error) { return e.invoke("kill", name, "KILL") }
@@ -84,7 +118,7 @@ func (e *oci) restart(name string) (string, error) {
 	if out, err := e.invoke("delete", "--force", name); err != nil {
 		return out, err
 	}
-	return e.invoke("run", "--detach", "--bundle", e.bundle(name), name)
+	return e.start(name)
 }
 
 func (e *oci) remove(name string) (string, error) {
@@ -96,8 +130,8 @@ func (e *oci) remove(name string) (string, error) {
 	if err != nil && strings.Contains(out, "does not exist") {
 		err = nil
 	}
-	if e := unix.Unmount(filepath.Join(bundle, "rootfs"), 0); err == nil && e != unix.EINVAL {
-		err = e
+	if said, failed := e.s.output("umount", filepath.Join(bundle, "rootfs")); err == nil && failed != nil && !strings.Contains(said, "not mounted") {
+		return said, failed
 	}
 	if err == nil {
 		err = os.RemoveAll(bundle)

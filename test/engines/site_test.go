@@ -26,10 +26,13 @@ import (
 type site struct {
 	*testhost.Host
 	t       *testing.T // of the case
+	row     *testing.T // of the engine
 	engine  engine
 	daemons map[string]*daemon
 	path    string // PATH of daemons and commands: the engine's own programs, ours, the machine's
 	env     []string
+	apart   *apart // where daemons and commands are, and the enforcer; nil: where the test is
+	sister  *site  // see equipped; nil until a case wants it
 }
 
 // daemon is one that an engine runs.
@@ -44,12 +47,16 @@ type daemon struct {
 // newSite starts an enforcer and the engine of a row. What sits in front of the low-level runtime is asked of the engine.
 func newSite(t *testing.T, r row) *site {
 	t.Helper()
-	s := &site{t: t, engine: r.make(), daemons: map[string]*daemon{}}
+	s := &site{t: t, row: t, engine: r.make(), daemons: map[string]*daemon{}}
 	o := testhost.Options{Runtimes: []string{tool(t, "runc-1.4", "runc")}}
 	if e, ok := s.engine.(interface {
 		options(t testing.TB) testhost.Options
 	}); ok {
 		o = e.options(t)
+	}
+	if e, ok := s.engine.(interface{ isApart() bool }); ok && e.isApart() {
+		s.apart = newApart(t)
+		o.Enter = s.apart.enter()
 	}
 	s.Host = testhost.New(t, o)
 	// All users of all containers.
@@ -79,14 +86,18 @@ func (s *site) prepend(parts ...string) {
 
 // command is one with the site's environment, and that only.
 func (s *site) command(name string, args ...string) *exec.Cmd {
-	cmd := exec.Command(name, args...)
 	if !strings.Contains(name, "/") {
 		for _, dir := range strings.Split(s.path, ":") {
 			if info, err := os.Stat(filepath.Join(dir, name)); err == nil && info.Mode()&0o111 != 0 {
-				cmd = exec.Command(filepath.Join(dir, name), args...)
+				name = filepath.Join(dir, name)
 				break
 			}
 		}
+	}
+	cmd := exec.Command(name, args...)
+	if s.apart != nil {
+		words := append(s.apart.enter(), name)
+		cmd = exec.Command(words[0], append(words[1:], args...)...)
 	}
 	cmd.Env = append([]string{"PATH=" + s.path}, s.env...)
 	cmd.Dir = s.Dir
@@ -110,7 +121,20 @@ func (s *site) finish(cmd *exec.Cmd) (string, error) {
 	cmd.Stdout, cmd.Stderr = file, file
 	if err = cmd.Start(); err == nil {
 		late := time.AfterFunc(2*time.Minute, func() { _ = cmd.Process.Kill() })
+		// runc 1.4 sets up its handler of signals in the background: of an exec that ends sooner it does not hear, and waits.
+		ended := make(chan struct{})
+		go func() {
+			for {
+				select {
+				case <-ended:
+					return
+				case <-time.After(time.Second):
+					_ = cmd.Process.Signal(unix.SIGCHLD)
+				}
+			}
+		}()
 		err = cmd.Wait()
+		close(ended)
 		if !late.Stop() {
 			err = fmt.Errorf("it hung: %w", err)
 		}

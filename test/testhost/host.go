@@ -35,6 +35,7 @@ type Host struct {
 	Log    Output // what the enforcer said
 
 	env     []string // more of the enforcer's
+	enter   []string // words that start it, before its own
 	command *exec.Cmd
 }
 
@@ -61,6 +62,7 @@ type Options struct {
 	Runtimes []string // as in the configuration; runc in PATH
 	Runtime  string   // more lines of the configuration's [runtime]
 	Env      []string // more of the enforcer's environment
+	Enter    []string // words that start the enforcer, before its own: a program that becomes it
 }
 
 // New starts an enforcer, or skips the test and says what it lacks. The test's end stops it.
@@ -76,7 +78,7 @@ func New(t testing.TB, o Options) *Host {
 		}
 		o.Runtimes = []string{runc}
 	}
-	h := &Host{T: t, Bin: BinDir(t), env: o.Env}
+	h := &Host{T: t, Bin: BinDir(t), env: o.Env, enter: o.Enter}
 	// Not t.TempDir: a socket's address has 108 bytes.
 	var err error
 	if h.Dir, err = os.MkdirTemp("/tmp", "gpuslice-test-"); err != nil {
@@ -146,7 +148,8 @@ func (h *Host) Must(err error) {
 // Start starts the enforcer, which New did, again after a Stop.
 func (h *Host) Start() {
 	h.T.Helper()
-	h.command = exec.Command(filepath.Join(h.Bin, "gpusliced"), "--config", h.Config())
+	words := append(h.enter[:len(h.enter):len(h.enter)], filepath.Join(h.Bin, "gpusliced"), "--config", h.Config())
+	h.command = exec.Command(words[0], words[1:]...)
 	h.command.Env = append(h.Env(), h.env...)
 	h.command.Stdout, h.command.Stderr = &h.Log, &h.Log
 	h.Must(h.command.Start())

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * racer GO STEP: make a context on device 0, say "ready", and when the file GO is there take STEP bytes of VRAM again and
- * again until it is refused. Then say "took N" and keep them until killed.
+ * racer GO STEP: make a context on device 0, say "ready", and when the file GO is there take STEP
+ * bytes of VRAM again and again until it is refused. Then say "took N" and keep them until killed.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -38,11 +38,13 @@ int main(int argc, char **argv)
 		printf("usage: racer GO STEP, with libcuda.so.1\n");
 		return 1;
 	}
-	int (*alloc)(unsigned long long *, size_t) = (int (*)(unsigned long long *, size_t))find("cuMemAlloc_v2");
+	int (*alloc)(unsigned long long *, size_t) =
+	    (int (*)(unsigned long long *, size_t))find("cuMemAlloc_v2");
 
 	if ((status = ((int (*)(unsigned int))find("cuInit"))(0)) != 0 ||
 	    (status = ((int (*)(int *, int))find("cuDeviceGet"))(&device, 0)) != 0 ||
-	    (status = ((int (*)(void **, int))find("cuDevicePrimaryCtxRetain"))(&context, device)) != 0 ||
+	    (status = ((int (*)(void **, int))find("cuDevicePrimaryCtxRetain"))(&context,
+	                                                                        device)) != 0 ||
 	    (status = ((int (*)(void *))find("cuCtxSetCurrent"))(context)) != 0) {
 		printf("failed: %d\n", status);
 		return 1;

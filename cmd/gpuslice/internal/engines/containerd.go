@@ -85,19 +85,7 @@ func (c containerd) plan(v *view, o Options) (plan, error) {
 
 	cri := conf.Tables(section, "containerd")
 	base, implied := defaultRuntime(cri, target.version)
-	entry := conf.Table{{Key: "runtime_type", Value: shimType}}
-	if dir := path.Dir(v.Shim); !slices.Contains(systemPath, dir) { // containerd finds it in its PATH, which systemd sets
-		entry = append(entry, conf.Pair{Key: "runtime_path", Value: v.Shim})
-	}
-	for _, key := range []string{"pod_annotations", "container_annotations"} {
-		entry = append(entry, conf.Pair{Key: key, Value: annotations(base[key])})
-	}
-	entry = append(entry, conf.NewTable(inherited(base, "runtime_type", "runtime_path", "runtime_engine", "runtime_root",
-		"pod_annotations", "container_annotations", "options"))...)
-	options := inherited(conf.Tables(base, "options"), "BinaryName")
-	if len(options) > 0 {
-		entry = append(entry, conf.Pair{Key: "options", Value: conf.NewTable(options)})
-	}
+	entry, program := v.shimEntry(base)
 	if binary, _ := conf.Tables(base, "options")["BinaryName"].(string); binary != "" {
 		p.notes = v.lowLevel(binary)
 	}
@@ -135,9 +123,39 @@ func (c containerd) plan(v *view, o Options) (plan, error) {
 		e.keys = append(e.keys, ownKey{Key: key, Alone: true})
 	}
 	p.edits = append(p.edits, e)
-	p.notes = append(p.notes, v.missing(v.Shim)...)
-	p.notes = append(p.notes, v.missing(v.Runtime)...)
+	p.notes = append(p.notes, v.missing(program)...)
+	if program != v.Runtime { // the shim runs it
+		p.notes = append(p.notes, v.missing(v.Runtime)...)
+	}
 	return p, nil
+}
+
+// shimEntry returns what the runtime is to be, and the program that it names.
+//
+// It is our shim, unless the default runtime has options. Those reach runc's own shim only, which is then told to run
+// gpuslice-runtime: to any other, containerd 1.6 hands on TypeUrl and ConfigPath and drops the rest, SystemdCgroup too, without a word
+// (pkg/cri/server/helpers.go: generateRuntimeOptions); and containerd 2 starts no pod in a user namespace by another that has any.
+func (v *view) shimEntry(base map[string]any) (entry conf.Table, program string) {
+	options := inherited(conf.Tables(base, "options"), "BinaryName")
+	if program = v.Shim; len(options) > 0 {
+		program = v.Runtime
+		options["BinaryName"] = program
+		entry = append(entry, conf.Pair{Key: "runtime_type", Value: runcType})
+	} else {
+		entry = append(entry, conf.Pair{Key: "runtime_type", Value: shimType})
+		if !slices.Contains(systemPath, path.Dir(program)) { // containerd finds it in its PATH, which systemd sets
+			entry = append(entry, conf.Pair{Key: "runtime_path", Value: program})
+		}
+	}
+	for _, key := range []string{"pod_annotations", "container_annotations"} {
+		entry = append(entry, conf.Pair{Key: key, Value: annotations(base[key])})
+	}
+	entry = append(entry, conf.NewTable(inherited(base, "runtime_type", "runtime_path", "runtime_engine", "runtime_root",
+		"pod_annotations", "container_annotations", "options"))...)
+	if len(options) > 0 {
+		entry = append(entry, conf.Pair{Key: "options", Value: conf.NewTable(options)})
+	}
+	return entry, program
 }
 
 // annotations are ours, and those that the default runtime lets through.

@@ -69,7 +69,7 @@ func (w world) files() map[string]string {
 		name := strings.TrimPrefix(file, w.Root)
 		switch {
 		case d.IsDir():
-			if !strings.HasPrefix("/var/lib/gpuslice", name) { // stays, as gpusliced's own
+			if stays := "/var/lib/gpuslice"; !strings.HasPrefix(stays, name) { // gpusliced's own
 				all[name] = info.Mode().String()
 			}
 		case d.Type()&fs.ModeSymlink != 0:
@@ -143,19 +143,23 @@ func goldens() []golden {
 		expect: and(docker1, map[string]any{"runtimeArgs": []any{"--debug", "--log=/var/log/nvidia.log"}}),
 		notes:  []string{`runtimes = ["/usr/bin/nvidia-container-runtime"]`}})
 
-	systemd := map[string]any{"options": map[string]any{"SystemdCgroup": true}}
+	withOptions := func(options map[string]any) map[string]any {
+		return and(shim, map[string]any{"runtime_type": runcType, "options": and(options, map[string]any{"BinaryName": "/usr/local/bin/" + RuntimeName})})
+	}
+	systemd := withOptions(map[string]any{"SystemdCgroup": true})
 	for _, c := range []golden{
 		{input: "", root: runtimesOf(cri2)},
 		{input: "default-1.6.toml", root: runtimesOf(cri2)},
+		{input: "default-1.7.toml", root: runtimesOf(cri2), expect: and(shim, map[string]any{"sandbox_mode": "podsandbox"})},
 		{input: "default-2.4.toml", root: runtimesOf(cri3), expect: and(shim, map[string]any{"sandboxer": "podsandbox"})},
-		{input: "kubeadm.toml", root: runtimesOf(cri2), expect: and(shim, systemd)},
-		{input: "crlf.toml", root: runtimesOf(cri2), expect: and(shim, systemd)},
-		{input: "dotted.toml", root: runtimesOf(cri3), expect: and(shim, systemd)},
+		{input: "kubeadm.toml", root: runtimesOf(cri2), expect: systemd},
+		{input: "crlf.toml", root: runtimesOf(cri2), expect: systemd},
+		{input: "dotted.toml", root: runtimesOf(cri3), expect: systemd},
 		{input: "commented.toml", root: runtimesOf(cri2)},
 		{input: "docker-package.toml", root: runtimesOf("cri"), notes: []string{"disabled_plugins in /etc/containerd/config.toml"}},
 		{input: "nvidia.toml", root: runtimesOf(cri2), notes: []string{`runtimes = ["/usr/bin/nvidia-container-runtime"]`},
-			expect: and(and(shim, systemd), map[string]any{"privileged_without_host_devices": true, "pod_annotations": []any{"gpuslice.*", "nvidia.cdi.k8s.io/*"}})},
-		{input: "inline.toml", root: runtimesOf(cri3), expect: and(shim, map[string]any{"options": map[string]any{"SystemdCgroup": true, "IoUid": int64(1000)}})},
+			expect: and(systemd, map[string]any{"privileged_without_host_devices": true, "pod_annotations": []any{"gpuslice.*", "nvidia.cdi.k8s.io/*"}})},
+		{input: "inline.toml", root: runtimesOf(cri3), expect: withOptions(map[string]any{"SystemdCgroup": true, "IoUid": int64(1000)})},
 	} {
 		c.engine, c.file = "containerd", containerdFile
 		if c.expect == nil {

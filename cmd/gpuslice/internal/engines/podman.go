@@ -3,6 +3,7 @@
 package engines
 
 import (
+	"encoding/json"
 	"fmt"
 	"path"
 	"slices"
@@ -128,7 +129,7 @@ func (v *view) hookFiles(dir string) ([]edit, error) {
 				{Key: "path", Value: v.Hook},
 				{Key: "args", Value: []string{HookName, stage.name}},
 				{Key: "env", Value: []string{"PATH=" + strings.Join(systemPath, ":")}},
-				{Key: "timeout", Value: 15},
+				{Key: "timeout", Value: json.Number("15")}, // seconds; the hook ends itself before
 			}},
 			{Key: "when", Value: conf.Table{{Key: "annotations", Value: conf.Table{{Key: `^gpuslice\.`, Value: ".*"}}}}},
 			{Key: "stages", Value: []string{stage.name}},

@@ -48,7 +48,7 @@ type recordFile struct {
 // ownKey is the place of an entry of ours.
 type ownKey struct {
 	Key []string `json:"key"`
-	// Alone means that the entry is taken out only if nothing but it is left in its table.
+	// Alone means that the entry is taken out only if it is as we wrote it, and nothing but it is left in its table.
 	Alone bool `json:"alone,omitempty"`
 }
 
@@ -253,7 +253,21 @@ func (f *recordFile) undo(text []byte) (without []byte, exists bool, err error) 
 	if err != nil {
 		return nil, false, fmt.Errorf("%s in the record: %w", f.Path, err)
 	}
+	after, err := format.Decode(f.After)
+	if err != nil {
+		return nil, false, fmt.Errorf("%s in the record: %w", f.Path, err)
+	}
 	for _, k := range f.Keys {
+		if k.Alone { // somebody set something in it, and needs it
+			now, err := format.Decode(text)
+			if err != nil {
+				return nil, false, fmt.Errorf("%s: %w", f.Path, err)
+			}
+			is, _ := conf.Lookup(now, k.Key...)
+			if was, _ := conf.Lookup(after, k.Key...); !conf.Equal(is, was) {
+				continue
+			}
+		}
 		if text, err = takeOut(format, text, k, before); err != nil {
 			return nil, false, fmt.Errorf("%s was edited since: %w: take %s out by hand", f.Path, err, strings.Join(k.Key, "."))
 		}

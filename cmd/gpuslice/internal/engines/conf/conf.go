@@ -21,7 +21,7 @@ import (
 type Format interface {
 	// Decode returns what the text says; numbers keep all their digits. The error names the line.
 	Decode(text []byte) (map[string]any, error)
-	// Add adds value, which is a [Table], a string, a bool or a slice of those, at path, where nothing is yet. Tables above it
+	// Add adds value, which is a [Table], a slice or what Decode returns, at path, where nothing is yet. Tables above it
 	// that are not there are made.
 	Add(text []byte, path []string, value any) ([]byte, error)
 	// Remove takes out what is at path. Tables above it stay, unless the text only implied them.
@@ -35,7 +35,7 @@ var (
 )
 
 // ErrCannotEdit is returned where the text is right, and written in a way that is not understood well enough.
-var ErrCannotEdit = errors.New("is written in a way that cannot be edited safely")
+var ErrCannotEdit = errors.New("it is written in a way that cannot be edited safely: edit it by hand")
 
 // Table is a table whose keys are in order.
 type Table []Pair

@@ -26,7 +26,8 @@ func (tomlFormat) Decode(text []byte) (map[string]any, error) {
 				why = after
 			}
 		}
-		return nil, fmt.Errorf("line %d: %s", syntax.Position.Line, why)
+		// The decoder's own line is one too many if what is wrong is the line's end.
+		return nil, fmt.Errorf("line %d: %s", lineOf(text, int64(syntax.Position.Start)), why)
 	}
 	return decoded, err
 }

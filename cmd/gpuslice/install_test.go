@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/engines"
+	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/session"
+)
+
+// cliRun runs the CLI, and returns what it says and its exit code.
+func cliRun(args ...string) (stdout, stderr string, code int) {
+	var out, errOut bytes.Buffer
+	app := newApp()
+	app.Writer, app.ErrWriter = &out, &errOut
+	err := app.Run(append([]string{"gpuslice"}, args...))
+	var own *session.Error
+	if errors.As(err, &own) {
+		code = own.Code
+	} else if err != nil {
+		code = 1
+	}
+	if err != nil && err.Error() != "" {
+		errOut.WriteString(err.Error())
+	}
+	return out.String(), errOut.String(), code
+}
+
+func imageWith(t *testing.T, daemon string) string {
+	t.Helper()
+	root := t.TempDir()
+	if err := errors.Join(os.MkdirAll(filepath.Join(root, "etc/docker"), 0o755),
+		os.WriteFile(filepath.Join(root, "etc/docker/daemon.json"), []byte(daemon), 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	return root
+}
+
+func TestADryRunPrintsNothingButTheDiffToStandardOutput(t *testing.T) {
+	root := imageWith(t, "{}\n")
+	out, said, code := cliRun("install", "docker", "--dry-run", "--root", root) // flags after the engine, as people write it
+	if code != 0 || !strings.HasPrefix(out, "--- /etc/docker/daemon.json\n+++ /etc/docker/daemon.json\n@@ -1 +1,7 @@\n-{}\n+{\n") {
+		t.Errorf("%d: %s", code, out)
+	}
+	for _, want := range []string{"docker: /etc/docker/daemon.json would be edited\n", "docker: warning: /usr/local/bin/gpuslice-runtime is not there", "docker: it counts after: systemctl reload docker\n"} {
+		if !strings.Contains(said, want) {
+			t.Errorf("%q is not in %q", want, said)
+		}
+	}
+	if text, err := os.ReadFile(filepath.Join(root, "etc/docker/daemon.json")); err != nil || string(text) != "{}\n" {
+		t.Errorf("%q, %v", text, err)
+	}
+}
+
+func TestAllEnginesHaveTheirTurnAlsoIfOneFails(t *testing.T) {
+	root := imageWith(t, "{")
+	if err := os.MkdirAll(filepath.Join(root, "etc/containers/containers.conf.d"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	out, said, code := cliRun("install", "--root="+root, "all", "--json")
+	var results []engines.Result
+	if err := json.Unmarshal([]byte(out), &results); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	if code != 1 || said != "" || len(results) != 4 {
+		t.Errorf("%d, %q, %+v", code, said, results)
+	}
+	for i, want := range []engines.State{engines.Failed, engines.LeftOut, engines.LeftOut, engines.Done} {
+		if results[i].State != want {
+			t.Errorf("%+v, want %q", results[i], want)
+		}
+	}
+	out, said, code = cliRun("install", "--root="+root, "all")
+	if code != 1 || said != "gpuslice: docker: /etc/docker/daemon.json: line 1: the object has no end\npodman: warning: /usr/local/bin/gpuslice-runtime is not there: install gpuslice before you use the runtime\n" {
+		t.Errorf("%d: %q", code, said)
+	}
+	if !strings.Contains(out, "containerd: left out: neither containerd nor /etc/containerd/config.toml is on this machine\n") || !strings.Contains(out, "podman: nothing to do\n") {
+		t.Error(out)
+	}
+	if out, said, code = cliRun("uninstall", "all", "--root", root); code != 0 || !strings.Contains(out, "containers.conf.d/gpuslice.conf was removed\n") {
+		t.Errorf("%d: %q, %q", code, out, said)
+	}
+}
+
+func TestWrongCommandLinesOfInstallAreRefused(t *testing.T) {
+	for _, c := range []struct{ args, want string }{
+		{"install", "which engine? docker, containerd, crio, podman or all"},
+		{"install rkt", `there is no engine "rkt"`},
+		{"install docker all", `there is no engine "all"`},
+		{"install docker --nope", "not defined: -nope"},
+		{"install docker --root", "flag needs an argument: -root"},
+		{"install docker --dry-run=maybe", `invalid value "maybe"`},
+		{"install all --config /x", "--config names the file of one engine"},
+		{"install docker --root /x --config y", "an absolute path beneath it is accepted"},
+		{"install docker --hooks", "--hooks is for podman"},
+		{"uninstall docker --force", "not defined: -force"},
+	} {
+		if _, said, code := cliRun(strings.Fields(c.args)...); code != 2 || !strings.Contains(said, c.want) {
+			t.Errorf("%s: %d, %q", c.args, code, said)
+		}
+	}
+}

@@ -1,0 +1,284 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# build.sh [NAME…]: put the real engines that the suite runs into a cache, unless they are there, and print its directory
+# last. Nothing is installed on the machine. What is not Debian 12's own is built from Go modules.
+#
+# The cache is $GPUSLICE_ENGINES, else gpuslice/engines in the user's cache directory. Each engine has a directory there,
+# which gets its name when it is complete, and is made again when its pin or the way to make it changed. VERSIONS has a line
+# "NAME VERSION" for each, as the programs say it.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+go=${GO:-$(test/go.sh)}
+dir=${GPUSLICE_ENGINES:-${XDG_CACHE_HOME:-$HOME/.cache}/gpuslice/engines}
+
+# Modules are verified by Go. Debian keeps a package's newest revision only: where the one here is gone, the newest
+# is taken, and VERSIONS has what it is.
+declare -A pins=(
+	[containerd-2]=v2.4.2
+	[docker-29]="moby v2.0.0-beta.24, docker-cli" # the command is pinned by modules/docker-cli/go.mod
+	[runc-1.4]=v1.4.0
+	[runc-static]=v1.4.0
+	[containerd-1.6]=1.6.20~ds1-1+deb12u3
+	[runc-1.1]=1.1.5+ds1-1+deb12u1
+	[docker-20]=20.10.24+dfsg1-1+deb12u1+b6
+	[images]=bookworm
+	[nerdctl]=v2.0.4 # and by modules/nerdctl/go.mod
+	[podman]=4.3.1+ds1-8+deb12u1+b3
+	[crun]=1.8.1-1+deb12u1
+	[nvidia]=v1.20.1
+	[card]="docker-29 containerd-2 runc-static"
+)
+all=(containerd-2 docker-29 runc-1.4 runc-static containerd-1.6 runc-1.1 docker-20 images nerdctl podman crun nvidia)
+# By name only: card/card.tar.xz, what a machine without a network needs to run containers: static programs.
+extra=(card)
+
+die() {
+	echo "engines: $*" >&2
+	exit 1
+}
+
+# Each engine has a function build_NAME, which runs in a directory of its own below the cache, under set -e, and puts the
+# engine in ./out. It leaves the version that the program says in $version.
+
+# number TEXT: the first version number in it
+number() { grep -oE '[0-9]+(\.[0-9]+)+[^ ,]*' <<<"$1" | head -1; }
+
+# module PACKAGE@VERSION…: build programs into out/, as $tags, $ldflags and $CGO_ENABLED say
+module() {
+	GOBIN=$PWD/out "$go" install -p 2 -trimpath -tags "${tags:-}" -ldflags "-s -w ${ldflags:-}" "$@"
+}
+
+# pinned MODULE PACKAGE: build a program into out/ at the version of modules/MODULE/go.mod
+pinned() {
+	local out=$PWD/out
+	(cd "$root/test/engines/modules/$1" && "$go" build -p 2 -trimpath "${flags[@]}" -ldflags "-s -w ${ldflags:-}" -o "$out/" "$2")
+}
+
+# package NAME[=VERSION]…: unpack Debian's packages into ./deb
+package() {
+	local want apt=(apt-get -qq -o APT::Sandbox::User=root)
+	for want in "$@"; do
+		"${apt[@]}" download "$want" || "${apt[@]}" download "${want%%=*}" ||
+			{ "${apt[@]}" update && "${apt[@]}" download "${want%%=*}"; }
+		dpkg -x "${want%%=*}"_*.deb deb
+	done
+}
+
+# libraries PROGRAM PACKAGE…: a program that finds those libraries beside itself, and passes nothing of that on to what it
+# starts, as LD_LIBRARY_PATH would
+libraries() {
+	local program=$1
+	shift
+	package patchelf "$@"
+	mkdir -p out/lib
+	find deb/lib deb/usr/lib -name '*.so.*' -exec cp -P {} out/lib/ \; 2>/dev/null || true
+	deb/usr/bin/patchelf --force-rpath --set-rpath "\$ORIGIN/lib" "$program"
+}
+
+build_containerd_2() {
+	local cmd=github.com/containerd/containerd/v2/cmd
+	CGO_ENABLED=0 ldflags="-X github.com/containerd/containerd/v2/version.Version=${pin#v}" \
+		module $cmd/{containerd,containerd-shim-runc-v2,ctr}@"$pin"
+	version=$(number "$(out/containerd --version)")
+}
+
+build_docker_29() {
+	local moby=${pin#moby v} cli
+	moby=${moby%%,*}
+	cli=$(sed -n 's|.*github.com/docker/cli v\([^+]*\).*|\1|p' "$root/test/engines/modules/docker-cli/go.mod")
+	# Static: cgo serves the drivers that are left out here, disk quotas and the journal.
+	CGO_ENABLED=0 tags="exclude_graphdriver_btrfs exclude_graphdriver_zfs no_embedded_containerd" \
+		ldflags="-X github.com/moby/moby/v2/dockerversion.Version=$moby" \
+		module "github.com/moby/moby/v2/cmd/dockerd@v$moby"
+	# Without a go.mod its language is Go 1.16 for the compiler.
+	flags=(-gcflags=github.com/docker/cli/...=-lang=go1.26)
+	CGO_ENABLED=0 ldflags="-X github.com/docker/cli/cli/version.Version=$cli" pinned docker-cli github.com/docker/cli/cmd/docker
+	init
+	version="$(number "$(out/dockerd --version)"), command $(number "$(out/docker --version)")"
+}
+
+# init is what `docker run --init` runs.
+init() {
+	package tini
+	cp deb/usr/bin/tini-static out/docker-init
+}
+
+build_runc_1_4() {
+	CGO_ENABLED=1 tags=$seccomp module "github.com/opencontainers/runc@$pin"
+	version=$(number "$(out/runc --version)")
+}
+
+build_runc_static() {
+	CGO_ENABLED=1 tags="$seccomp netgo osusergo" ldflags="-extldflags -static" module "github.com/opencontainers/runc@$pin"
+	version=$(number "$(out/runc --version)")
+}
+
+build_containerd_1_6() {
+	package "containerd=$pin"
+	cp deb/usr/bin/{containerd,containerd-shim-runc-v2,ctr} out/
+	version=$(number "$(out/containerd --version)")
+}
+
+build_runc_1_1() {
+	package "runc=$pin"
+	cp deb/usr/sbin/runc out/
+	libraries out/runc libseccomp2
+	version=$(number "$(out/runc --version)")
+}
+
+build_docker_20() {
+	package "docker.io=$pin"
+	cp deb/usr/sbin/dockerd deb/usr/bin/docker out/
+	libraries out/dockerd libdevmapper1.02.1
+	init
+	version=$(number "$(out/dockerd --version)")
+}
+
+build_nerdctl() {
+	CGO_ENABLED=0 ldflags="-X github.com/containerd/nerdctl/v2/pkg/version.Version=${pin#v}" \
+		pinned nerdctl github.com/containerd/nerdctl/v2/cmd/nerdctl
+	version=$(number "$(out/nerdctl --version)")
+}
+
+# Its configuration is in etc/containers: CONTAINERS_CONF and the like name it.
+build_podman() {
+	package "podman=$pin" conmon catatonit golang-github-containers-common golang-github-containers-image
+	cp deb/usr/bin/{podman,conmon} out/
+	cp deb/usr/bin/catatonit out/ # for --init and pods
+	cp -r deb/etc deb/usr/share/containers out/
+	libraries out/podman libgpgme11 libassuan0 libsubid4 libdevmapper1.02.1 libseccomp2
+	libraries out/conmon libglib2.0-0
+	out/conmon --version
+	version=$(number "$(out/podman --version)")
+}
+
+build_crun() {
+	package "crun=$pin"
+	cp deb/usr/bin/crun out/
+	libraries out/crun libyajl2 libseccomp2
+	version=$(number "$(out/crun --version)")
+}
+
+build_nvidia() {
+	local cmd=github.com/NVIDIA/nvidia-container-toolkit
+	# It looks for the driver's functions at run time, so that they may not be bound when it starts.
+	CGO_ENABLED=1 ldflags="-extldflags -Wl,-z,lazy -X $cmd/internal/info.version=${pin#v}" \
+		module $cmd/cmd/{nvidia-container-runtime{,.cdi,.legacy,-hook},nvidia-ctk,nvidia-cdi-hook}@"$pin"
+	version=$(number "$(out/nvidia-ctk --version)")
+}
+
+# Root filesystems, each as a directory and as a tar for `docker import`:
+#
+#	debian   glibc, a setuid su, a user nobody; no manuals and no package manager
+#	busybox  busybox, static, and nothing else
+#	musl     musl, busybox, and test/platforms/musl.c
+build_images() {
+	local name mirror
+	[ "$(id -u)" = 0 ] || die "debootstrap needs root"
+	# shellcheck disable=SC2016 # the format is apt's
+	mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' | grep -m1 '/debian/$')
+	debootstrap --variant=minbase "$pin" out/debian "$mirror"
+	(
+		cd out/debian
+		rm -rf dev/* var/lib/apt var/lib/dpkg var/cache/* var/log/* usr/share/{doc,man,info,locale,zoneinfo,perl5} \
+			usr/lib/*/{gconv,perl-base} usr/bin/{apt,dpkg}* usr/lib/{apt,dpkg} usr/lib/*/libapt-*
+	)
+	mkdir -p out/busybox/bin out/musl
+	cp "$(command -v busybox)" out/busybox/bin/
+	cp -a "$("$root/test/platforms/image.sh" musl)/root/." out/musl/
+	for name in busybox musl; do
+		(
+			cd "out/$name"
+			mkdir -p etc root tmp
+			chmod 1777 tmp
+			printf '%s\n' root:x:0:0:root:/root:/bin/sh nobody:x:65534:65534:nobody:/:/bin/sh >etc/passwd
+			printf '%s\n' root:x:0: nogroup:x:65534: >etc/group
+			bin/busybox --list | grep -vx busybox | while read -r applet; do ln -sf busybox "bin/$applet"; done
+		)
+	done
+	for name in debian busybox musl; do
+		chroot "out/$name" /bin/sh -c 'cat /etc/passwd' >/dev/null
+		tar -C "out/$name" --sort=name --numeric-owner -cf "out/$name.tar" .
+	done
+	[ -u out/debian/bin/su ]
+	version="debian $(cat out/debian/etc/debian_version)"
+}
+
+build_card() {
+	tar -C "$dir" -cf - docker-29/{dockerd,docker,docker-init} containerd-2/{containerd,containerd-shim-runc-v2} runc-static/runc |
+		xz -T0 -9 >out/card.tar.xz
+	version=$(wc -c <out/card.tar.xz)
+}
+
+# what NAME: a sum of all that makes the engine what it is
+what() {
+	{
+		echo "${pins[$1]}"
+		declare -f "build_${1//[-.]/_}"
+		case $1 in
+		runc-*) echo "$seccomp" ;;
+		docker-29) cat "$root"/test/engines/modules/docker-cli/go.* ;;
+		nerdctl) cat "$root"/test/engines/modules/nerdctl/go.* ;;
+		images) cat "$root"/test/platforms/{image.sh,musl.c} ;;
+		card) for part in ${pins[card]}; do what "$part"; done ;;
+		podman | crun) declare -f libraries ;;
+		esac
+	} | sha256sum
+}
+
+ready() { # NAME
+	[ -e "$dir/$1/stamp" ] && [ "$(<"$dir/$1/stamp")" = "$(what "$1")" ]
+}
+
+# build NAME: make it under another name, then give it its own
+build() {
+	local name=$1 work begin=$SECONDS version
+	if [ "$name" = card ]; then
+		for part in ${pins[card]}; do
+			ready "$part" || build "$part"
+		done
+	fi
+	rm -rf "$dir/.$name."*
+	work=$(mktemp -d "$dir/.$name.XXXX")
+	echo "engines: $name: building"
+	# In the background, since set -e has no effect on the left of || and the like.
+	(
+		cd "$work"
+		pin=${pins[$name]} flags=()
+		mkdir out deb
+		"build_${name//[-.]/_}"
+		[ -n "$version" ]
+		echo "$name $version" >out/version
+		what "$name" >out/stamp
+	) >"$dir/$name.log" 2>&1 &
+	wait $! || die "$name: $(tail -20 "$dir/$name.log")
+	$dir/$name.log has all of it"
+	chmod 755 "$work/out"
+	[ ! -e "$dir/$name" ] || mv "$dir/$name" "$work/old"
+	mv "$work/out" "$dir/$name"
+	rm -rf "$work" "$dir/$name.log"
+	cat "$dir"/*/version >"$dir/VERSIONS.new"
+	mv "$dir/VERSIONS.new" "$dir/VERSIONS"
+	echo "engines: $name: $((SECONDS - begin)) s"
+}
+
+root=$PWD
+seccomp=
+[ ! -e /usr/include/seccomp.h ] || seccomp=seccomp
+names=("$@")
+[ $# -gt 0 ] || names=("${all[@]}")
+for name in "${names[@]}"; do
+	[ -n "${pins[$name]:-}" ] || die "no engine is called $name; there are ${all[*]} ${extra[*]}"
+done
+mkdir -p "$dir"
+for name in "${names[@]}"; do
+	ready "$name" && continue
+	# One build at a time: each takes all cores.
+	exec 9>"$dir/lock"
+	flock 9
+	ready "$name" || build "$name"
+	exec 9>&-
+done
+echo "engines: ready"
+echo "$dir"

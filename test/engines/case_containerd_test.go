@@ -1,0 +1,269 @@
+//go:build engines
+
+// SPDX-License-Identifier: Apache-2.0
+
+package engines
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+func isCtr(e engine) string {
+	if _, ok := e.(*ctr); ok {
+		return ""
+	}
+	return "it is about containerd, and tried with ctr"
+}
+
+// ends waits until a slice and the container's init are gone.
+func (s *site) ends(id string, init int) {
+	s.t.Helper()
+	s.Eventually("the slice is gone", s.IsGone(id))
+	s.Eventually("the container's init is gone", func() bool { return unix.Kill(init, 0) == unix.ESRCH })
+}
+
+// shimsAreKilled: containerd then has our shim program clean up, once for each. Who is not concerned does not notice.
+func shimsAreKilled(s *site) {
+	e := s.engine.(*ctr)
+	var names []string
+	var inits, shims []int
+	for range 3 {
+		name := s.run(container{})
+		if g := s.hog(name, gib); !g.holds(gib, quota) {
+			s.t.Fatalf("said %q", g.said)
+		}
+		names, inits = append(names, name), append(inits, s.init(name))
+		shims = append(shims, s.parent(inits[len(inits)-1]))
+	}
+	for _, shim := range shims[:2] {
+		s.Must(unix.Kill(shim, unix.SIGKILL))
+	}
+	for i, name := range names[:2] {
+		s.ends(s.id(name), inits[i])
+		s.Eventually("containerd has no task", func() bool { return e.status(name) == "" })
+		if out, err := e.start(name); err != nil {
+			s.t.Fatalf("start the container again: %v\n%s", err, out)
+		}
+		s.works(name)
+	}
+	if use := s.Use(s.id(names[2])); use.Used != gib {
+		s.t.Errorf("another container shows %+v, want 1 GiB", use)
+	}
+	if g := s.hog(names[2], 3*gib); !g.refused() {
+		s.t.Errorf("3 GiB beside 1 GiB in another container: said %q", g.said)
+	}
+}
+
+// shimIsKilledAlone: without containerd nobody cleans up after a shim, and the container goes on with its quota. The
+// containerd that comes back ends it.
+func shimIsKilledAlone(s *site) {
+	name := s.run(container{})
+	id, init := s.id(name), s.init(name)
+	if g := s.hog(name, gib); !g.holds(gib, quota) {
+		s.t.Fatalf("said %q", g.said)
+	}
+	start, said := s.in("fake", "go-"+name), s.in("fake", "later-"+name)
+	defer os.Remove(start)
+	defer os.Remove(said)
+	s.exec(name, "/bin/sh", "-c", fmt.Sprintf(
+		"(until [ -e /fake/go-%s ]; do sleep 0.05; done; exec /demo/cuda_hog %d) >/fake/later-%s 2>&1 </dev/null &", name, 3*gib, name))
+	s.daemons["containerd"].stop(unix.SIGKILL)
+	s.Must(unix.Kill(s.parent(init), unix.SIGKILL))
+	s.Must(os.WriteFile(start, nil, 0o644))
+	s.Eventually("a process has said what it got", func() bool {
+		text, _ := os.ReadFile(said)
+		return hog{said: lastLine(string(text))}.refused()
+	})
+	if use := s.Use(id); use.Used != gib || use.Refusals == 0 {
+		s.t.Errorf("1 GiB is held and 3 GiB were refused; the slice shows %+v", use)
+	}
+	s.launch(s.daemons["containerd"])
+	s.ends(id, init)
+	s.remove(name)
+	s.works(s.run(container{}))
+}
+
+// containerdIsKilledCreating kills containerd while our hook waits for the enforcer. Its shim finds
+// nobody to make a container for.
+func containerdIsKilledCreating(s *site) {
+	s.Signal(unix.SIGSTOP)
+	done := make(chan struct{})
+	var name string
+	var err error
+	go func() {
+		defer close(done)
+		name, _, err = s.try(container{})
+	}()
+	found := s.soon(func() bool { return s.hook() != 0 })
+	s.daemons["containerd"].stop(unix.SIGKILL)
+	s.Signal(unix.SIGCONT)
+	<-done
+	if !found {
+		s.t.Fatalf("no hook was seen; the engine: %v", err)
+	}
+	if err == nil {
+		s.t.Error("containerd was killed and the engine says that the container runs")
+	}
+	s.launch(s.daemons["containerd"])
+	s.remove(name)
+	s.Eventually("the slice is gone", s.IsGone(s.id(name)))
+	// containerd 1.6 keeps the shim, which has no container now, and with it the name, whosever shim it is.
+	for _, line := range s.lookProcesses() {
+		if strings.Contains(line, " -id "+name+" ") {
+			pid, _, _ := strings.Cut(line, " ")
+			kill(pid)
+			s.Eventually("containerd has cleaned up", func() bool { return len(s.lookBundles()) == 0 })
+		}
+	}
+	s.works(s.run(container{name: name})) // nothing of the former is in its way
+}
+
+// foreground is an engine that can start a container and wait for it, with or without a terminal.
+type foreground interface {
+	foreground(c container, terminal bool) []string // the command, which removes the container when it has ended
+}
+
+func hasForeground(e engine) string {
+	if _, ok := e.(foreground); ok {
+		return ""
+	}
+	return "nobody waits for a container there"
+}
+
+// attachedRun is `run --rm`: its user sees what a process says, and gets its status.
+func attachedRun(s *site) {
+	for _, terminal := range []bool{false, true} {
+		c := container{name: fmt.Sprintf("attached%d-%d", names.Add(1), os.Getpid())}
+		s.t.Cleanup(func() { _, _ = s.engine.remove(c.name) })
+		// A second process ends when it was refused, and the first, which holds memory, with the container's init. That waits a
+		// moment: clients may lose what is said just before the end.
+		c.args = []string{"/bin/sh", "-c", fmt.Sprintf(`/demo/cuda_hog %d >/fake/%[2]s & until grep -q holds /fake/%[2]s; do sleep 0.05; done
+			cat /fake/%[2]s; rm /fake/%[2]s; /demo/cuda_hog %d; sleep 0.2; exit 7`, gib, c.name, 3*gib)}
+		if terminal {
+			c.args[2] = "test -t 1 || exit 8; " + c.args[2]
+		}
+		words := s.engine.(foreground).foreground(c.complete(s), terminal)
+		if terminal { // script makes one, and has the command as a line of a shell's
+			for i, word := range words {
+				words[i] = "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
+			}
+			words = []string{"script", "-qec", strings.Join(words, " "), "/dev/null"}
+		}
+		out, err := s.output(words[0], words[1:]...)
+		if exit, ok := err.(*exec.ExitError); !ok || exit.ExitCode() != 7 {
+			s.t.Errorf("terminal: %v: the status should be 7: %v", terminal, err)
+		}
+		for _, part := range []string{"holds " + strconv.Itoa(gib) + " of " + strconv.Itoa(quota), "CUDA_ERROR_OUT_OF_MEMORY"} {
+			if !strings.Contains(out, part) {
+				s.t.Errorf("terminal: %v: %q is not in what the user is shown:\n%s", terminal, part, out)
+			}
+		}
+		s.Eventually("there is no slice", func() bool { return len(s.Slices()) == 0 })
+	}
+}
+
+// shimOptions: what a client sends to runc's shim or to ours reaches the low-level runtime.
+func shimOptions(s *site) {
+	e := s.engine.(*ctr)
+	real := tool(s.t, e.runtime...)
+	root, record, recorder := s.in("another-root"), s.in("recorded"), s.in("recorder")
+	defer os.RemoveAll(root)
+	// Without systemd the option would be an error.
+	script := fmt.Sprintf(`#!/bin/sh
+echo "$*" >>%s
+for word; do shift; [ "$word" = --systemd-cgroup ] || set -- "$@" "$word"; done
+exec %s "$@"
+`, record, real)
+	s.Must(os.WriteFile(recorder, []byte(script), 0o755))
+	config, err := os.ReadFile(s.Config())
+	s.Must(err)
+	edited := strings.Replace(string(config), strconv.Quote(real), strconv.Quote(recorder), 1)
+	if edited == string(config) {
+		s.t.Fatalf("the configuration does not name %s:\n%s", real, config)
+	}
+	s.Must(os.WriteFile(s.Config(), []byte(edited), 0o644))
+	defer func() { s.Must(os.WriteFile(s.Config(), config, 0o644)) }()
+	options := s.in("options.toml")
+	s.Must(os.WriteFile(options, fmt.Appendf(nil, "Root = %q\nSystemdCgroup = true\nNoPivotRoot = true\n", root), 0o644))
+
+	for _, flags := range [][]string{
+		{"--runtime", "io.containerd.runc.v2", "--runc-binary", filepath.Join(s.Bin, "gpuslice-runtime"), "--runc-root", root, "--runc-systemd-cgroup"},
+		{"--runtime", shimRuntime, "--runtime-config-path", options},
+	} {
+		s.Must(os.WriteFile(record, nil, 0o644))
+		c := container{name: fmt.Sprintf("options%d-%d", names.Add(1), os.Getpid())}
+		s.t.Cleanup(func() { _, _ = e.remove(c.name) })
+		words := append([]string{"run", "--detach", "--cgroup", "/" + s.containerdNamespace() + "/x.slice:gpuslice:" + c.name}, flags...)
+		if out, err := s.ctr(append(words, e.words(c.complete(s))...)...); err != nil {
+			s.t.Fatalf("%q: %v\n%s", flags, err, out)
+		}
+		s.works(c.name)
+		s.remove(c.name)
+		text, err := os.ReadFile(record)
+		s.Must(err)
+		for _, verb := range []string{"create", "start", "exec", "delete"} {
+			lines := slices.DeleteFunc(strings.Split(string(text), "\n"), func(line string) bool {
+				words := strings.Fields(line)
+				// What runc's shim asks when it is cleaned up after names the root only.
+				return !slices.Contains(words, verb) || slices.Contains(words, "--force")
+			})
+			if len(lines) == 0 {
+				s.t.Errorf("%q: the low-level runtime was not told to %s:\n%s", flags, verb, text)
+			}
+			for _, line := range lines {
+				words := strings.Fields(line)
+				at := slices.Index(words, "--root")
+				if at < 0 || words[at+1] != filepath.Join(root, s.containerdNamespace()) || !slices.Contains(words, "--systemd-cgroup") {
+					s.t.Errorf("%q: the low-level runtime was told %q", flags, line)
+				}
+				if verb == "create" && slices.Contains(words, "--no-pivot") != (flags[1] == shimRuntime) {
+					s.t.Errorf("%q: --no-pivot is of the second: %q", flags, line)
+				}
+			}
+		}
+	}
+}
+
+// sameIDElsewhere: containerd's namespaces each have their own ids, and a slice has its container's. The second user of
+// one is told, and the first does not notice.
+func sameIDElsewhere(s *site) {
+	e := s.engine.(*ctr)
+	name := s.run(container{})
+	if g := s.hog(name, gib); !g.holds(gib, quota) {
+		s.t.Fatalf("said %q", g.said)
+	}
+	other := s.containerdNamespace() + "-other"
+	elsewhere := func(args ...string) (string, error) {
+		return s.output("ctr", append([]string{"--address", s.containerdSocket(), "--namespace", other}, args...)...)
+	}
+	defer func() {
+		_, _ = elsewhere("container", "delete", name)
+		_, _ = elsewhere("image", "remove", "--sync", imageRef("busybox"))
+		_, err := elsewhere("namespace", "remove", other)
+		s.Must(err)
+		s.Must(os.RemoveAll(runcRoot(other)))
+	}()
+	if out, err := elsewhere("image", "import", imageArchive(s.t, "busybox")); err != nil {
+		s.t.Fatalf("import: %v\n%s", err, out)
+	}
+	words := e.words(container{name: name, image: "busybox"}.complete(s))
+	out, err := elsewhere(append([]string{"run", "--detach", "--cgroup", "/" + s.containerdNamespace() + "/other", "--runtime", shimRuntime}, words...)...)
+	if err == nil {
+		s.t.Error("a second container of that id was started")
+	}
+	s.told(out, name, "exists", "choose another id")
+	if use := s.Use(s.id(name)); use.Used != gib {
+		s.t.Errorf("the first shows %+v, want 1 GiB", use)
+	}
+	if g := s.hog(name, 3*gib); !g.refused() {
+		s.t.Errorf("3 GiB beside 1 GiB: said %q", g.said)
+	}
+}

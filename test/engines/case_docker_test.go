@@ -1,0 +1,232 @@
+//go:build engines
+
+// SPDX-License-Identifier: Apache-2.0
+
+package engines
+
+import (
+	"context"
+	"os"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+func isDocker(e engine) string {
+	if _, ok := e.(*docker); ok {
+		return ""
+	}
+	return "it is Docker's own"
+}
+
+// docker is a command of docker's, which must work.
+func (s *site) docker(args ...string) string {
+	s.t.Helper()
+	out, err := s.engine.(*docker).invoke(args...)
+	if err != nil {
+		s.t.Fatalf("docker %s: %v\n%s", strings.Join(args, " "), err, out)
+	}
+	return strings.TrimSpace(out)
+}
+
+func hasShims(e engine) string {
+	if d, ok := e.(*docker); ok && d.old {
+		return "Docker 20.10 has no runtimes but programs"
+	}
+	return isDocker(e)
+}
+
+// dockerByShim: our shim is another way to the same, under its own name or one in daemon.json.
+func dockerByShim(s *site) {
+	for _, runtime := range []string{shimRuntime, dockerShim} {
+		flags := []string{"--runtime", runtime}
+		name, out, err := s.try(container{flags: flags, annotations: vram("4X")})
+		if err == nil {
+			s.t.Error("4X was accepted")
+		}
+		s.told(out, `"4X"`, `"4G"`)
+		s.remove(name)
+		name = s.run(container{flags: flags})
+		s.works(name)
+		s.remove(name)
+	}
+	s.killShim(container{flags: []string{"--runtime", dockerShim}})
+}
+
+// dockerStops: an init that heeds SIGTERM, and one that has to be killed.
+func dockerStops(s *site) {
+	for _, c := range []struct{ init, status string }{
+		{"trap 'exit 7' TERM; sleep 600 & wait", "7"},
+		{"trap '' TERM; while :; do sleep 1; done", "137"},
+	} {
+		name := s.run(container{args: []string{"/bin/sh", "-c", c.init}})
+		id := s.id(name)
+		if g := s.hog(name, 3*gib); !g.holds(3*gib, quota) {
+			s.t.Fatalf("said %q", g.said)
+		}
+		s.docker("stop", "-t", "1", name)
+		if status := s.docker("inspect", "--format", "{{.State.ExitCode}}", name); status != c.status {
+			s.t.Errorf("it ended with %s, want %s", status, c.status)
+		}
+		s.Eventually("the slice is gone", s.IsGone(id))
+		s.docker("start", name)
+		s.Eventually("nothing is held", s.Holds(id, 0))
+		s.remove(name)
+	}
+}
+
+// dockerUpdates: what the engine changes in a container's cgroup, and in its record of it, is not ours.
+func dockerUpdates(s *site) {
+	name := s.run(container{})
+	if g := s.hog(name, gib); !g.holds(gib, quota) {
+		s.t.Fatalf("said %q", g.said)
+	}
+	s.docker("update", "--memory", "1g", "--memory-swap", "1g", name)
+	if g := s.hog(name, 3*gib); !g.refused() {
+		s.t.Errorf("3 GiB beside 1 GiB: said %q", g.said)
+	}
+	s.killHogs(s.id(name))
+	s.docker("restart", "-t", "0", name)
+	s.works(name)
+}
+
+func dockerInit(s *site) {
+	name := s.run(container{flags: []string{"--init"}})
+	if comm := s.exec(name, "cat", "/proc/1/comm"); !strings.Contains(comm, "init") {
+		s.t.Fatalf("its first process is %q", comm)
+	}
+	s.works(name)
+}
+
+// dockerNamespaces: who shares namespaces with another container shares no quota with it.
+func dockerNamespaces(s *site) {
+	one := s.run(container{flags: []string{"--ipc", "shareable"}})
+	two := s.run(container{flags: []string{"--pid", "container:" + one, "--ipc", "container:" + one}})
+	if s.exec(one, "readlink", "/proc/self/ns/pid") != s.exec(two, "readlink", "/proc/self/ns/pid") {
+		s.t.Fatal("they have not one pid namespace")
+	}
+	if g := s.hog(two, 3*gib); !g.holds(3*gib, quota) {
+		s.t.Fatalf("said %q", g.said)
+	}
+	s.works(one)
+	if g := s.hog(two, 3*gib); !g.refused() {
+		s.t.Errorf("3 GiB beside 3 GiB: said %q", g.said)
+	}
+	if g := s.hog(one, gib); !g.holds(gib, quota) {
+		s.t.Fatalf("said %q", g.said)
+	}
+	s.remove(two)
+	s.Eventually("the slice is gone", s.IsGone(s.id(two)))
+	s.Eventually("the other's is not", s.Holds(s.id(one), gib))
+	s.remove(one)
+	for _, mode := range []string{"host", "private"} {
+		name := s.run(container{flags: []string{"--cgroupns", mode}})
+		s.works(name)
+		s.remove(name)
+	}
+}
+
+// dockerCommits: a container's layer has what we mount on, and nothing of ours in it. The image made of it works with
+// us and without.
+func dockerCommits(s *site) {
+	name := s.run(container{})
+	s.exec(name, "/bin/sh", "-c", "echo works >/etc/mine")
+	for line := range strings.Lines(s.docker("diff", name)) {
+		switch change := strings.TrimSpace(line); change {
+		case "C /etc", "A /etc/mine", "A /etc/ld.so.preload", "A /.gpuslice",
+			"A /demo", "A /fakecuda", "A /fake": // what the suite mounts on
+		default:
+			s.t.Errorf("the layer has %q", change)
+		}
+	}
+	s.docker("commit", name, imageRef("committed"))
+	defer s.docker("rmi", "--force", imageRef("committed"))
+	// What a container had while it ran is not there when it is over.
+	s.docker("stop", "-t", "0", name)
+	if diff := s.docker("diff", name); strings.Contains(diff, "gpuslice") || strings.Contains(diff, "preload") {
+		s.t.Errorf("after its end the layer has\n%s", diff)
+	}
+	s.remove(name)
+
+	plain := s.run(container{image: "committed", flags: []string{"--runtime", "runc"}})
+	if out := s.exec(plain, "/bin/sh", "-c", "cat /etc/mine; cat /etc/ld.so.preload; ls -A /.gpuslice"); out != "works\n" {
+		s.t.Errorf("without gpuslice a container of the image says %q", out)
+	}
+	s.remove(plain)
+	again := s.run(container{image: "committed"})
+	if out := s.exec(again, "cat", "/etc/mine"); out != "works\n" {
+		s.t.Errorf("a container of the image says %q", out)
+	}
+	s.works(again)
+	s.remove(again)
+}
+
+// dockerCopies: cp looks at a container from outside.
+func dockerCopies(s *site) {
+	name := s.run(container{})
+	file, back := s.in("copied"), s.in("copied-back")
+	defer os.Remove(file)
+	defer os.RemoveAll(back)
+	s.Must(os.WriteFile(file, []byte("works\n"), 0o644))
+	s.docker("cp", file, name+":/etc/mine")
+	if out := s.exec(name, "cat", "/etc/mine"); out != "works\n" {
+		s.t.Errorf("the container sees %q", out)
+	}
+	s.docker("cp", name+":/etc", back)
+	if text, err := os.ReadFile(s.in("copied-back", "mine")); string(text) != "works\n" {
+		s.t.Errorf("copied from the container is %q, %v", text, err)
+	}
+	s.works(name)
+}
+
+// dockerHealth: a health check is started by the daemon, and is one more process of the slice.
+func dockerHealth(s *site) {
+	name := s.run(container{flags: []string{
+		"--health-interval", "200ms", "--health-retries", "1000",
+		"--health-cmd", "/demo/cuda_hog 5368709120 2>&1 | grep CUDA_ERROR_OUT_OF_MEMORY", // 5 GiB
+	}})
+	s.Eventually("what is more than the quota is refused to the check", func() bool {
+		return s.docker("inspect", "--format", "{{.State.Health.Status}}", name) == "healthy"
+	})
+	if use := s.Use(s.id(name)); use.Refusals == 0 || use.Used != 0 {
+		s.t.Errorf("the slice shows %+v", use)
+	}
+}
+
+// dockerRestarts: Docker starts the container again by itself.
+func dockerRestarts(s *site) {
+	name := s.run(container{flags: []string{"--restart", "always"}})
+	id := s.id(name)
+	first, err := s.Client.Slice(context.Background(), id)
+	s.Must(err)
+	if g := s.hog(name, 3*gib); !g.holds(3*gib, quota) {
+		s.t.Fatalf("said %q", g.said)
+	}
+	s.Must(unix.Kill(first.PID, unix.SIGKILL))
+	s.Eventually("there is a new generation", func() bool {
+		slice, err := s.Client.Slice(context.Background(), id)
+		return err == nil && slice.Generation > first.Generation && slice.PID != first.PID
+	})
+	s.Eventually("it runs", func() bool { return s.docker("inspect", "--format", "{{.State.Running}}", name) == "true" })
+	s.works(name)
+}
+
+// dockerByDefault: daemon.json's default-runtime, for those who name no runtime.
+func dockerByDefault(s *site) {
+	e := s.engine.(*docker)
+	e.runtime = ""
+	defer func() { e.runtime = dockerRuntime }()
+	s.works(s.run(container{}))
+	name, out, err := s.try(container{annotations: map[string]string{}})
+	if e.old {
+		s.Must(err)
+		if use := s.Use(s.id(name)); use.Limit != 70*gib {
+			s.t.Errorf("the slice shows %+v, want default_vram", use)
+		}
+		return
+	}
+	if err == nil {
+		s.t.Error("a container without a quota was started")
+	}
+	s.told(out, "no quota", "gpuslice.vram=4G")
+}

@@ -1,0 +1,234 @@
+//go:build engines
+
+// SPDX-License-Identifier: Apache-2.0
+
+package engines
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+)
+
+// equippable is an engine that is tried with NVIDIA's container toolkit too.
+type equippable interface {
+	// equipped is another such engine, whose up equips its site.
+	equipped() engine
+	// ask is a container that asks for GPUs ("0", "1" or "all") in a way, or says why the engine has not that way.
+	ask(w way, gpus string) (c container, not string)
+}
+
+// way is one by which GPUs get into containers.
+type way string
+
+const (
+	byCDI  way = "cdi"  // the engine, by a CDI specification
+	byFlag way = "gpus" // the engine's own flag --gpus, which it turns into CDI
+	byHook way = "hook" // that flag, for which it names a hook
+	// The other ways are runtimes, by their names, and NVIDIA_VISIBLE_DEVICES.
+)
+
+func hasWay(ways ...way) func(engine) string {
+	return func(e engine) (why string) {
+		q, ok := e.(equippable)
+		if !ok {
+			return "tried with other engines"
+		}
+		for _, w := range ways {
+			if _, why = q.ask(w, "0"); why == "" {
+				return ""
+			}
+		}
+		return why
+	}
+}
+
+func (w way) isFlag() bool { return w == byCDI || w == byFlag || w == byHook }
+
+// equipped is the site's sister that has a machine of two GPUs and the toolkit. It is started for the first case that
+// wants it, and ends with the engine's last.
+func (s *site) equipped() *site {
+	s.t.Helper()
+	if s.sister == nil {
+		s.sister = newSite(s.row, row{make: s.engine.(equippable).equipped})
+	}
+	return s.sister.of(s.t)
+}
+
+// asked is a container that asks for GPUs in a way. The driver is not bound into it: that is the toolkit's affair.
+func (s *site) asked(w way, gpus string) container {
+	s.t.Helper()
+	c, _ := s.engine.(equippable).ask(w, gpus)
+	c.env = append([]string{"LD_LIBRARY_PATH="}, c.env...)
+	return c
+}
+
+// gives starts a container, which is to see the GPUs of those indices, and shows that its quota counts on them, and
+// holds. nil is a container to which the toolkit gives nothing: its quota is on all GPUs.
+func (s *site) gives(c container, seen ...int) {
+	s.t.Helper()
+	name := s.run(c)
+	id := s.id(name)
+	devices, err := s.Client.Devices(context.Background())
+	s.Must(err)
+	if len(devices) != 2 {
+		s.t.Fatalf("the machine has %d GPUs, want 2", len(devices))
+	}
+	var want []string
+	for _, d := range devices {
+		if seen == nil || slices.Contains(seen, d.Index) {
+			want = append(want, d.UUID)
+		}
+	}
+	if got := s.counts(id); !slices.Equal(got, want) {
+		s.t.Errorf("%q %q: the quota counts on %q, want %q", c.flags, c.env, got, want)
+	}
+	nodes := s.exec(name, "/bin/sh", "-c", "echo /dev/nvidia[0-9]")
+	for n := range devices {
+		if has := strings.Contains(nodes, fmt.Sprint("/dev/nvidia", n)); has != slices.Contains(seen, n) {
+			s.t.Errorf("%q %q: it has %s, and is to see %d", c.flags, c.env, nodes, seen)
+		}
+	}
+	for _, n := range seen {
+		hog := fmt.Sprintf("CUDA_VISIBLE_DEVICES=%d /demo/cuda_hog ", n) // the simulated driver shows all
+		if g := s.hogBy(name, fmt.Sprint(hog, 3*gib)); !g.holds(3*gib, quota) {
+			s.t.Errorf("%q %q: on GPU %d the first process said %q", c.flags, c.env, n, g.said)
+		}
+		if g := s.hogBy(name, fmt.Sprint(hog, 2*gib)); !g.refused() {
+			s.t.Errorf("%q %q: on GPU %d the second process said %q: 2 GiB do not fit beside 3", c.flags, c.env, n, g.said)
+		}
+	}
+	if seen == nil {
+		if g := s.hog(name, gib); !strings.HasPrefix(g.said, "dlopen: ") {
+			s.t.Errorf("%q %q: it was given no driver, and a process said %q", c.flags, c.env, g.said)
+		}
+	}
+	s.remove(name)
+	s.Eventually("the slice is gone", s.IsGone(id))
+}
+
+// counts are the UUIDs of the GPUs on which a slice's quota counts.
+func (s *site) counts(id string) (uuids []string) {
+	s.t.Helper()
+	slice, err := s.Client.Slice(context.Background(), id)
+	s.Must(err)
+	for _, d := range slice.Devices {
+		uuids = append(uuids, d.Device)
+	}
+	return uuids
+}
+
+// refuses tries a container that is to be refused with a sentence of ours.
+func (s *site) refuses(c container, told ...string) {
+	s.t.Helper()
+	name, out, err := s.try(c)
+	if err == nil {
+		s.t.Errorf("%q %q %q was accepted", c.annotations, c.flags, c.env)
+	}
+	s.told(out, told...)
+	s.remove(name)
+}
+
+// cdiByEngine: device nodes and the driver's libraries are in config.json before we are called.
+func cdiByEngine(s *site) {
+	s.sisters(func(s *site) {
+		s.gives(s.asked(byCDI, "1"), 1)
+		s.gives(s.asked(byCDI, "all"), 0, 1)
+		c := s.asked(byCDI, "0")
+		c.annotations = map[string]string{"gpuslice.vram.1": "4G"}
+		if p, ok := s.engine.(*equippedPodman); ok && p.hooks {
+			return // of what a hook says crun shows nothing
+		}
+		s.refuses(c, "device 1", "does not see", "it sees 0")
+	})
+}
+
+// gpusFlag: a hook changes the container when it is there already, before ours or after it.
+func gpusFlag(s *site) {
+	s.sisters(func(s *site) {
+		for _, w := range []way{byFlag, byHook} {
+			if _, not := s.engine.(equippable).ask(w, "0"); not != "" {
+				continue
+			}
+			_ = os.Remove(s.cliLog())
+			s.gives(s.asked(w, "1"), 1)
+			s.gives(s.asked(w, "all"), 0, 1)
+			if w == byHook {
+				s.configured("1", "0,1")
+			} else {
+				s.configured()
+			}
+		}
+	})
+}
+
+// configured checks for which devices nvidia-container-cli was called.
+func (s *site) configured(devices ...string) {
+	s.t.Helper()
+	text, _ := os.ReadFile(s.cliLog())
+	var got []string
+	for word := range strings.FieldsSeq(string(text)) {
+		if value, ok := strings.CutPrefix(word, "--device="); ok {
+			got = append(got, strings.ReplaceAll(value, "all", "0,1"))
+		}
+	}
+	if !slices.Equal(got, devices) {
+		s.t.Errorf("nvidia-container-cli was to configure %q, and was called so:\n%s", devices, text)
+	}
+}
+
+// nvidiaInside: gpuslice-runtime's low-level runtime is NVIDIA's, which writes config.json anew after us.
+func nvidiaInside(s *site) { s.nvidiaRuntime(inside) }
+
+// nvidiaOutside: the low-level runtime of NVIDIA's is gpuslice-runtime.
+func nvidiaOutside(s *site) { s.nvidiaRuntime(outside) }
+
+func (s *site) nvidiaRuntime(name string) {
+	s.t.Helper()
+	s.sisters(func(s *site) {
+		_, byHand := s.engine.(*equippedOCI) // else it is about what the engine makes of it
+		for _, mode := range []string{modeCDI, modeLegacy} {
+			_ = os.Remove(s.cliLog())
+			w := way(name + mode)
+			devices := []string{"0"}
+			s.gives(s.asked(w, "0"), 0)
+			if byHand {
+				devices = append(devices, "0,1")
+				s.gives(s.asked(w, "all"), 0, 1)
+				s.gives(s.asked(w, "void"))
+			}
+			if mode == modeLegacy {
+				s.configured(devices...)
+			}
+		}
+		c := s.asked(way(name+modeCDI), "0")
+		c.annotations = vram("4X")
+		s.refuses(c, `"4X"`, "gpuslice.vram")
+		if byHand {
+			c.annotations = map[string]string{}
+			s.refuses(c, "no quota")
+			// In the mode of its default, NVIDIA's runtime takes a whole name of CDI from the specification.
+			s.gives(s.asked(way(name+modeAuto), "nvidia.com/gpu=1"), 1)
+		}
+	})
+}
+
+// runtimesLoop: two runtimes that wrap each other are told apart from two that work.
+func runtimesLoop(s *site) {
+	s.sisters(func(s *site) {
+		for _, first := range []string{"gpuslice-runtime", "nvidia-container-runtime"} {
+			s.refuses(s.asked(way(loop+first), "0"), "two runtimes that wrap each other", "must name runc")
+		}
+	})
+}
+
+// sisters runs a part of a case on the equipped site, which it must leave as it found it.
+func (s *site) sisters(run func(s *site)) {
+	s.t.Helper()
+	sister := s.equipped()
+	before := sister.look()
+	defer func() { sister.clean(before) }()
+	run(sister)
+}

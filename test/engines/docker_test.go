@@ -1,0 +1,286 @@
+//go:build engines
+
+// SPDX-License-Identifier: Apache-2.0
+
+package engines
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuslice/gpuslice/test/testhost"
+)
+
+// docker is Docker Engine, with a containerd of its own.
+type docker struct {
+	*dockerlike
+	version    string   // of dockerd and docker: their directory in the cache
+	containerd string   // its directory
+	low        []string // the low-level runtime, in the cache
+	// old is an engine that knows no annotations: the quota comes by a variable, as allow_env has it.
+	old bool
+	// more is done to daemon.json; nil: nothing.
+	more func(config object)
+
+	mu       sync.Mutex
+	remapped *dockerlike     // that of a second daemon, with userns-remap; nil if it is not up
+	inUserns map[string]bool // the second daemon's containers, by name and id
+}
+
+// oldDefault is default_vram for engines that know no annotations: what the variable can lower.
+const oldDefault = "70G"
+
+func (e *docker) options(t testing.TB) testhost.Options {
+	o := testhost.Options{Runtimes: []string{tool(t, e.low...)}}
+	if e.old {
+		o.Runtimes = []string{withoutCapability(t, o.Runtimes[0])}
+		o.Runtime = fmt.Sprintf("default_vram = %q\nallow_env = true", oldDefault)
+	}
+	return o
+}
+
+// withoutCapability is a low-level runtime that does not give what root has not here: an old dockerd gives a privileged
+// container all capabilities that there are, and an old runc then fails.
+func withoutCapability(t testing.TB, runtime string) string {
+	has, err := unix.PrctlRetInt(unix.PR_CAPBSET_READ, unix.CAP_SYS_RESOURCE, 0, 0, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if has == 1 {
+		return runtime
+	}
+	script := fmt.Sprintf(`#!/bin/sh
+flag=
+for word; do
+	case $flag in
+	--bundle) file=$word/config.json ;;
+	--process) file=$word ;;
+	*) file= ;;
+	esac
+	[ -z "$file" ] || sed -i 's/"CAP_SYS_RESOURCE",//g' "$file"
+	flag=$word
+done
+exec %s "$@"
+`, runtime)
+	path := filepath.Join(t.TempDir(), "runc")
+	if err := os.WriteFile(path, []byte(script), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func (e *docker) hasDaemon(name string) bool { return name == "containerd" || name == "dockerd" }
+
+// Names of runtimes in daemon.json.
+const (
+	dockerRuntime = "gpuslice"      // gpuslice-runtime, and Docker's default here
+	dockerShim    = "gpuslice-shim" // our shim, with options
+)
+
+func (e *docker) up(s *site) {
+	tool(s.t, e.version, "dockerd")
+	containerdConfigure(s, containerdOptions{version: e.containerd})
+	s.prepend(filepath.Dir(filepath.Join(e.low...))) // docker's own runtime "runc"
+	s.prepend(e.version)
+	containerdStart(s)
+	// What is said here of runc's state is in a file, since dockerd passes nothing else on to a shim that it does not know.
+	s.Must(os.WriteFile(s.in("shim.toml"), fmt.Appendf(nil, "Root = %q\n", s.in("docker", "exec", "runtime-shim")), 0o644))
+	hadDocker()
+	s.t.Cleanup(func() {
+		// What a dockerd that was killed has bound there.
+		_ = unix.Unmount(s.in("docker", "data"), 0)
+		if !hadDocker() {
+			_ = os.Remove(dockerPlugins)
+			_ = os.Remove(filepath.Dir(dockerPlugins))
+		}
+	})
+	e.dockerlike = e.client(s, "docker")
+	config := e.config(s, "docker")
+	config["containerd"] = s.containerdSocket()
+	config["containerd-namespace"] = s.containerdNamespace()
+	config["containerd-plugins-namespace"] = s.containerdNamespace() + "-plugins"
+	config["live-restore"] = true
+	if e.more != nil {
+		e.more(config)
+	}
+	e.daemon(s, "docker", "dockerd", config)
+	// One that comes back is up when dockerd has found it.
+	back := s.daemons["containerd"]
+	first := back.ready
+	back.ready = func() error {
+		if err := first(); err != nil {
+			return err
+		}
+		out, err := e.invoke("version", "--format", "{{range .Server.Components}}{{.Name}} {{end}}")
+		if err == nil && !strings.Contains(out, "containerd ") {
+			err = fmt.Errorf("dockerd sees only %q", out)
+		}
+		return err
+	}
+	for _, image := range images {
+		s.must(e.program[0], append(e.program[1:], "load", "--quiet", "--input", imageArchive(s.t, image))...)
+	}
+}
+
+// dockerPlugins is a directory that every dockerd makes, wherever else it is told to have what is its own.
+const dockerPlugins = "/run/docker/plugins"
+
+// hadDocker says whether the machine had it before the suite.
+var hadDocker = sync.OnceValue(func() bool {
+	_, err := os.Stat(dockerPlugins)
+	return err == nil
+})
+
+// client is docker, talking to the daemon that has all in a directory of the site.
+func (e *docker) client(s *site, dir string) *dockerlike {
+	d := &dockerlike{
+		s: s, program: []string{"docker", "--host", "unix://" + s.in(dir, "sock")}, runtime: dockerRuntime,
+		flags: []string{"--network", "none"},
+	}
+	if e.old {
+		d.annotate = asVariable
+	}
+	return d
+}
+
+// asVariable says the annotation of the quota by a variable, which is all that can be said in that way.
+func asVariable(annotations map[string]string) []string {
+	if value, ok := annotations["gpuslice.vram"]; ok {
+		return []string{"--env", "GPUSLICE_VRAM=" + value}
+	}
+	return nil
+}
+
+// config is daemon.json for a daemon that has all in a directory of the site.
+func (e *docker) config(s *site, dir string) object {
+	runtimes := object{dockerRuntime: object{"path": filepath.Join(s.Bin, "gpuslice-runtime")}}
+	config := object{
+		"hosts":     []string{"unix://" + s.in(dir, "sock")},
+		"data-root": s.in(dir, "data"), "exec-root": s.in(dir, "exec"), "pidfile": s.in(dir, "pid"),
+		"bridge": "none", "iptables": false, "ip6tables": false, "ip-forward": false, "userland-proxy": false,
+		"exec-opts": []string{"native.cgroupdriver=cgroupfs"}, "cgroup-parent": "/" + cgroupParent(s.Dir),
+		"runtimes": runtimes, "default-runtime": dockerRuntime,
+	}
+	if e.old {
+		config["deprecated-key-path"] = s.in(dir, "key.json") // else in /etc/docker
+	} else {
+		runtimes[dockerShim] = object{"runtimeType": shimRuntime, "options": object{"ConfigPath": s.in("shim.toml")}}
+	}
+	return config
+}
+
+// daemon starts a dockerd with a daemon.json. before are words that start it.
+func (e *docker) daemon(s *site, dir, name string, config object, before ...string) {
+	s.t.Helper()
+	if err := os.Mkdir(s.in(dir), 0o711); err != nil && !os.IsExist(err) {
+		s.t.Fatal(err)
+	}
+	text, err := json.MarshalIndent(config, "", "  ")
+	s.Must(err)
+	file := s.in(dir, "daemon.json")
+	s.Must(os.WriteFile(file, text, 0o644))
+	client := e.client(s, dir)
+	s.daemon(name, func() error {
+		if out, err := client.invoke("version"); err != nil {
+			return fmt.Errorf("%w: %s", err, out)
+		}
+		return nil
+	}, append(before, "dockerd", "--config-file", file)...)
+}
+
+// usernsUp starts a second dockerd, since userns-remap holds for all of a daemon's containers. It starts a containerd
+// by itself, and is in a mount namespace of its own, where /etc/subuid says what the case needs.
+func (e *docker) usernsUp(s *site) {
+	s.t.Helper()
+	s.Must(os.WriteFile(s.in("subid"), fmt.Appendf(nil, "daemon:%d:65536\n", usernsBase), 0o644))
+	config := e.config(s, "remapped")
+	config["userns-remap"] = "daemon"
+	mount := fmt.Sprintf(`mount --bind %[1]s /etc/subuid && mount --bind %[1]s /etc/subgid && exec "$@"`, s.in("subid"))
+	e.daemon(s, "remapped", "dockerd-remapped", config, "unshare", "--mount", "--propagation", "private", "sh", "-ec", mount, "sh")
+	client := e.client(s, "remapped")
+	if out, err := client.invoke("load", "--quiet", "--input", imageArchive(s.t, "debian")); err != nil {
+		s.t.Fatalf("%v\n%s", err, out)
+	}
+	e.remapped, e.inUserns = client, map[string]bool{}
+}
+
+// usernsDown ends it with its only container, so that the case's site is as it was.
+func (e *docker) usernsDown() {
+	e.remapped.s.daemons["dockerd-remapped"].stop(unix.SIGTERM)
+	e.remapped, e.inUserns = nil, nil
+}
+
+// of is the client that has a container.
+func (e *docker) of(name string) *dockerlike {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.inUserns[name] {
+		return e.remapped
+	}
+	return e.dockerlike
+}
+
+func (e *docker) run(c container) (string, error) {
+	if !c.userns {
+		return e.dockerlike.run(c)
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.usernsUp(e.s)
+	e.inUserns[c.name] = true
+	out, err := e.remapped.run(c)
+	e.inUserns[e.remapped.id(c.name)] = true
+	return out, err
+}
+
+func (e *docker) exec(name string, args ...string) (string, error) {
+	return e.of(name).exec(name, args...)
+}
+
+func (e *docker) id(name string) string { return e.of(name).id(name) }
+
+func (e *docker) remove(name string) (string, error) {
+	client := e.of(name)
+	out, err := client.remove(name)
+	if client != e.dockerlike {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		e.usernsDown()
+	}
+	return out, err
+}
+
+// refusals are those of the variable: there is one, and without it the operator's default holds.
+func (e *docker) refusals() []refusal {
+	if !e.old {
+		return bad
+	}
+	var all []refusal
+	for _, r := range []struct {
+		value string
+		told  []string
+	}{
+		{"4X", []string{`"4X"`, `"4G"`}},
+		{"0", []string{`"0"`}},
+		{"-1G", []string{`"-1G"`}},
+		{"99999999999G", []string{`"99999999999G"`}},
+		{"50%", []string{`"50%"`, "a size and a share cannot be compared"}},
+		{"71G", []string{`"71G"`, "the most that it can ask for"}},
+	} {
+		all = append(all, refusal{vram(r.value), append(r.told, "GPUSLICE_VRAM", "is not accepted", "default_vram", `"`+oldDefault+`"`)})
+	}
+	return all
+}
+
+// inspect reads a container's properties by a template.
+func (e *docker) inspect(name, template string) string {
+	out, _ := e.of(name).invoke("inspect", "--format", template, name)
+	return strings.TrimSpace(out)
+}

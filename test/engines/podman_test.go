@@ -1,0 +1,122 @@
+//go:build engines
+
+// SPDX-License-Identifier: Apache-2.0
+
+package engines
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/gpuslice/gpuslice/test/testhost"
+)
+
+// podman is Podman of Debian. It finds its configuration where users have it, since it is apart: what the distribution gives it, and
+// what `gpuslice install podman` writes.
+type podman struct {
+	dockerlike
+	low   []string // the low-level runtime, in the cache
+	hooks bool     // that is the one which Podman runs, with our hook by hooks.d
+	path  string   // of the low-level runtime
+}
+
+func (e *podman) options(t testing.TB) testhost.Options {
+	e.path = alone(t, e.low...)
+	return testhost.Options{Runtimes: []string{e.path}}
+}
+
+func (e *podman) isApart() bool { return true }
+
+func (e *podman) up(s *site) {
+	tool(s.t, "podman", "podman")
+	s.prepend("podman")
+	install := []string{"install", "podman"}
+	e.s, e.program = s, []string{"podman", "--runtime", "gpuslice"}
+	if e.hooks {
+		install = append(install, "--hooks")
+		e.program = e.program[:1]
+	}
+	e.flags = []string{"--network", "none", "--cgroup-parent", "/" + cgroupParent(s.Dir), "--pull", "never"}
+	e.userns = []string{"--uidmap", fmt.Sprintf("0:%d:65536", usernsBase), "--gidmap", fmt.Sprintf("0:%d:65536", usernsBase)}
+
+	s.Must(os.Symlink(filepath.Join(filepath.Dir(e.path), "state"), s.in("runc")))
+	s.Must(os.WriteFile(s.in("containers.conf"), []byte(e.config()), 0o644))
+	s.Must(os.WriteFile(s.in("storage.conf"), []byte(e.storage()), 0o644))
+	// The host's own configuration is not there. All containers' monitors share a cgroup, which stays.
+	s.must("sh", "-euc", `
+		cd "$2"
+		rm -rf /etc/containers /usr/share/containers
+		cp -r "$1/etc/containers" /etc/containers
+		cp -r "$1/containers" /usr/share/containers
+		cp containers.conf storage.conf /etc/containers/
+		mkdir -p /etc/gpuslice
+		cp config.toml /etc/gpuslice/
+		mkdir -p /sys/fs/cgroup/"${2##*/}"/conmon
+	`, "sh", tool(s.t, "podman"), s.Dir)
+	s.must("gpuslice", install...)
+	for _, image := range images {
+		s.must("podman", "load", "--quiet", "--input", imageArchive(s.t, image))
+	}
+}
+
+// config is containers.conf.
+func (e *podman) config() string {
+	var env []string
+	for _, v := range append([]string{"PATH=" + e.s.path}, e.s.env...) {
+		env = append(env, fmt.Sprintf("%q", v))
+	}
+	name := filepath.Base(e.path)
+	// Limits that the one of the test allows, without a controller of pids. What could be shared with the host's Podman is not.
+	return fmt.Sprintf(`[containers]
+default_ulimits = ["nofile=1024:1024", "nproc=1024:1024"]
+pids_limit = 0
+log_driver = "k8s-file"
+
+[engine]
+cgroup_manager = "cgroupfs"
+conmon_env_vars = [%s]
+conmon_path = [%q]
+events_logger = "file"
+helper_binaries_dir = [%q]
+init_path = %q
+lock_type = "file"
+runtime = %q
+stop_timeout = 0
+tmp_dir = %q
+
+[engine.runtimes]
+%s = [%q]
+`, strings.Join(env, ", "), tool(e.s.t, "podman", "conmon"), tool(e.s.t, "podman"), tool(e.s.t, "podman", "catatonit"),
+		name, e.s.in("podman", "tmp"), name, e.path)
+}
+
+// storage is storage.conf.
+func (e *podman) storage() string {
+	return fmt.Sprintf(`[storage]
+driver = "overlay"
+graphroot = %q
+runroot = %q
+
+[storage.options.overlay]
+skip_mount_home = "true"
+`, e.s.in("podman", "graph"), e.s.in("podman", "run"))
+}
+
+// refusals: without an annotation of ours nobody asks us.
+func (e *podman) refusals() (all []refusal) {
+	for _, r := range bad {
+		if !e.hooks || len(r.annotations) > 0 {
+			all = append(all, r)
+		}
+	}
+	return all
+}
+
+// forgotten deletes what Podman leaves, with us or without, of a container whose monitor was killed: the runtime's state.
+func (e *podman) forgotten(id string) {
+	e.s.t.Helper()
+	e.s.must(e.path, "delete", "--force", id)
+}
