@@ -3,9 +3,12 @@
 package shim
 
 import (
+	"fmt"
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"github.com/gpuslice/gpuslice/shim/spec"
 )
 
 // Args is what the runtime needs to know of a command line that is the low-level runtime's.
@@ -21,12 +24,19 @@ func (a Args) Creates() bool {
 	return a.Verb == "create" || a.Verb == "run" || a.Verb == "restore"
 }
 
-// BundleDir is the absolute path of the bundle.
-func (a Args) BundleDir(cwd string) string {
-	if filepath.IsAbs(a.Bundle) {
-		return filepath.Clean(a.Bundle)
+// BundleDir is the absolute path of the bundle of which a container is to be made; "" if none is.
+func (a Args) BundleDir() (string, error) {
+	if !a.Creates() {
+		return "", nil
 	}
-	return filepath.Join(cwd, a.Bundle)
+	if a.Config != "" {
+		return "", fmt.Errorf("--config %.256q names another file than the bundle's %s, which the hook reads: give the container a bundle of its own", a.Config, spec.FileName)
+	}
+	dir, err := filepath.Abs(a.Bundle)
+	if err != nil {
+		return "", fmt.Errorf("find the working directory: %w", err)
+	}
+	return dir, nil
 }
 
 // withValue are the flags whose next word is their value, in runc and in crun, before and after the verb. A flag

@@ -16,29 +16,33 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ReportName is a file in the bundle to which the hook writes its sentence for [Wait].
-const ReportName = ".gpuslice-error"
+// reportName is a file in the bundle to which the hook writes its sentence.
+const reportName = ".gpuslice-error"
 
-// HidesHooks says whether a runtime throws away what its hooks write. crun does (it opens /dev/null for them unless an
+// hidesHooks says whether a runtime throws away what its hooks write. crun does (it opens /dev/null for them unless an
 // annotation of its own names a file), and would leave the operator with "exit code: 1".
-func HidesHooks(runtime string) bool {
+func hidesHooks(runtime string) bool {
 	return strings.Contains(filepath.Base(runtime), "crun")
 }
 
-// Exec becomes the runtime. It returns only if that fails.
-func Exec(runtime string, args, env []string) error {
-	err := unix.Exec(runtime, append([]string{runtime}, args...), env)
-	return fmt.Errorf("execute %s: %w", runtime, err)
+// Delegate has the low-level runtime carry out a command line. It returns only if that cannot be executed, or was
+// waited for because it makes a container of bundle and would not show what the hook says; then with its exit status.
+func (r *Runtime) Delegate(args []string, bundle string) (status int, err error) {
+	env := append(os.Environ(), ActiveEnv+"=1")
+	if r.reports && bundle != "" {
+		status, err = wait(r.Low, args, env)
+		if status == 0 || err != nil {
+			return status, err
+		}
+		return status, r.HookSaid(bundle)
+	}
+	err = unix.Exec(r.Low, append([]string{r.Low}, args...), env)
+	return 1, fmt.Errorf("execute %s: %w", r.Low, err)
 }
 
-// Wait runs the runtime as a child, with all that is open here, and returns its exit status and what our hook had to say
-// if it failed. The container's init is not our child but becomes the engine's, as if the runtime had been
-// executed: its parent exits before we do, and we are no subreaper.
-func Wait(runtime string, args, env []string, bundle string) (status int, hook error) {
-	report := filepath.Join(bundle, ReportName)
-	if err := os.Remove(report); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return 1, fmt.Errorf("an old report of the hook: %w", err)
-	}
+// wait runs the runtime as a child, with all that is open here, and returns its exit status. The container's init is not our
+// child but becomes the engine's, as if the runtime had been executed: its parent exits before we do, and we are no subreaper.
+func wait(runtime string, args, env []string) (status int, err error) {
 	// What an engine sends us is for the runtime. SIGKILL cannot be passed on: the kernel kills the child when
 	// the thread that started it ends, hence the lock.
 	goruntime.LockOSThread()
@@ -68,10 +72,16 @@ func Wait(runtime string, args, env []string, bundle string) (status int, hook e
 	if w, ok := state.Sys().(syscall.WaitStatus); ok && w.Signaled() {
 		status = 128 + int(w.Signal())
 	}
-	return status, readReport(report)
+	return status, nil
 }
 
-func readReport(path string) error {
+// HookSaid is what the hook had to say about the container that could not be made of bundle, if the low-level runtime does not
+// show it; else nil.
+func (r *Runtime) HookSaid(bundle string) error {
+	if !r.reports {
+		return nil
+	}
+	path := filepath.Join(bundle, reportName)
 	file, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return nil // the runtime failed without us

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/gpuslice/gpuslice/shim/spec"
@@ -24,12 +25,19 @@ const ActiveEnv = "GPUSLICE_RUNTIME_ACTIVE"
 var ErrLoop = errors.New("gpuslice-runtime was started by the runtime that it started itself: " +
 	"of two runtimes that wrap each other, one must name runc (runtimes in the [runtime] section of gpuslice's configuration, or that of the other)")
 
-// FindRuntime finds the first of names, which are looked up in path, or absolute. It passes over self, the file
-// of the running program, by whatever name it is found: an operator may have put it in the place of runc.
-func FindRuntime(names []string, path string, self os.FileInfo) (string, error) {
+// FindRuntime finds the first of names, which are looked up in path, or absolute. It passes over the programs ours,
+// by whatever name they are found: an operator may have put one in the place of runc.
+func FindRuntime(names []string, path string, ours ...string) (string, error) {
+	var passed []os.FileInfo
+	for _, program := range ours {
+		if info, ok := executable(program); ok {
+			passed = append(passed, info)
+		}
+	}
 	for _, name := range names {
 		for _, candidate := range candidates(name, path) {
-			if info, ok := executable(candidate); ok && (self == nil || !os.SameFile(info, self)) {
+			info, ok := executable(candidate)
+			if ok && !slices.ContainsFunc(passed, func(own os.FileInfo) bool { return os.SameFile(info, own) }) {
 				return candidate, nil
 			}
 		}

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package shim is what stands between an engine and the low-level OCI runtime: it adds gpuslice's hooks to the bundle
-// of a container that is about to be made, and hands everything over to runc, crun or
-// nvidia-container-runtime by execve(2), so that the engine talks to that one from then on. (Under crun it
-// waits for a container to be made, because crun does not show what a hook says.)
+// of a container that is about to be made, and leaves all else to runc, crun or nvidia-container-runtime. As
+// gpuslice-runtime it becomes that one by execve(2), so that the engine talks to it from then on. (Under crun it
+// waits for a container to be made, because crun does not show what a hook says.) As containerd's shim
+// (package shim/containerd) it is a shim of that one.
 //
 // It never changes an argument, and of a bundle nothing but the hooks. Whatever the annotations ask for is
 // checked here already, because what this program says is what an engine shows; what a hook says arrives
@@ -13,6 +14,7 @@ package shim
 import (
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 
 	"github.com/gpuslice/gpuslice/hook"
@@ -29,25 +31,25 @@ const hookTimeout = 15
 // that root runs on the host.
 var hookEnv = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
 
-// Runtime edits bundles.
+// Runtime edits bundles, and names the program that takes them.
 type Runtime struct {
 	Policy   annotations.Policy
 	HookPath string // absolute; "" if it was not found
 	Config   string // the configuration that the hook is to read; "" is the default's place
-	Reports  bool   // the hook is to write what it has to say to a file, for [Wait]
+	Low      string // absolute path of the low-level runtime
+
+	reports bool // the hook is to write what it has to say to a file, since Low does not show it
 }
 
-// Prepare edits the bundle that a command line is about to make a container of. Command lines that
-// make none are left alone, and so are containers that the operator lets pass. Whether a pod's sandbox may go without a
-// quota is for the hook to say: here its devices are not there yet.
-func (r *Runtime) Prepare(args Args, cwd string) error {
-	if !args.Creates() {
-		return nil
+// Prepare edits the bundle dir, of which the low-level runtime is about to make a container. A container that the
+// operator lets pass is left alone. Whether a pod's sandbox may go without a quota is for the hook to say: here
+// its devices are not there yet.
+func (r *Runtime) Prepare(dir string) error {
+	if r.reports {
+		if err := os.Remove(filepath.Join(dir, reportName)); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return fmt.Errorf("an old report of the hook: %w", err)
+		}
 	}
-	if args.Config != "" {
-		return fmt.Errorf("--config %.256q names another file than the bundle's %s, which the hook reads: give the container a bundle of its own", args.Config, spec.FileName)
-	}
-	dir := args.BundleDir(cwd)
 	config, err := spec.Read(dir)
 	if err != nil {
 		return err
@@ -78,8 +80,8 @@ func (r *Runtime) hook(stage, bundle string) spec.Hook {
 	if r.Config != "" {
 		args = append(args, "--config", r.Config)
 	}
-	if r.Reports && stage == spec.Prestart {
-		args = append(args, "--report", filepath.Join(bundle, ReportName))
+	if r.reports && stage == spec.Prestart {
+		args = append(args, "--report", filepath.Join(bundle, reportName))
 	}
 	return spec.Hook{Path: r.HookPath, Args: append(args, stage), Env: hookEnv, Timeout: hookTimeout}
 }

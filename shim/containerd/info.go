@@ -36,7 +36,7 @@ func writeInfo(ctx context.Context, front Front, stdin io.Reader, stdout io.Writ
 	if err != nil {
 		return err
 	}
-	runc, err := front.Options(sent)
+	runc, err := understand(sent)
 	if err != nil {
 		return err
 	}
@@ -50,8 +50,10 @@ func writeInfo(ctx context.Context, front Front, stdin io.Reader, stdout io.Writ
 		Options: understood,
 	}
 	// A low-level runtime without such a command is as good as one without features: containerd goes on.
-	if text, err := features(ctx, runc.BinaryName); err == nil {
-		answer.Features = &anypb.Any{TypeUrl: featuresType, Value: text}
+	if low, err := front.Configured(false); err == nil {
+		if text, err := features(ctx, low.Low); err == nil {
+			answer.Features = &anypb.Any{TypeUrl: featuresType, Value: text}
+		}
 	}
 	text, err := proto.Marshal(answer)
 	if err != nil {

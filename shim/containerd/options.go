@@ -19,11 +19,10 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
+	gpuslice "github.com/gpuslice/gpuslice/shim"
 )
 
 const (
-	runtimeName = "gpuslice-runtime"
-
 	// The types of options that are understood. Types are compared without what stands before the last "/".
 	runcType    = "containerd.runc.v1.Options"
 	generalType = "runtimeoptions.v1.Options"
@@ -33,12 +32,7 @@ const (
 	maxOptions = 64 << 10
 )
 
-// Front turns what callers send into what runc's shim takes.
-type Front struct {
-	Find func() (string, error) // finds gpuslice-runtime
-}
-
-// Options returns runc's options for what a caller sent:
+// understand returns runc's options for what a caller sent:
 //
 //   - nothing (ctr, nerdctl, docker run --runtime io.containerd.gpuslice.v1): the defaults;
 //   - containerd.runc.v1.Options: themselves. Fields that are not known here, of a newer containerd, mean
@@ -50,22 +44,20 @@ type Front struct {
 //   - containerd.linux.runc.CreateOptions, which clients of containerd 1.x send to every runtime but runc's for a container in a
 //     user namespace (ctr run --uidmap), to say whose its pipes are: the shim of containerd 1.1 took these.
 //
-// BinaryName is then gpuslice-runtime, wherever it is installed. Another program is refused: it would either be ignored, or run
-// the container without a quota. The low-level runtime is named in gpuslice's own configuration.
-func (f Front) Options(sent *anypb.Any) (*options.Options, error) {
+// BinaryName may name gpuslice-runtime, for which runc's shim would need it, and is left out then. Another program is refused:
+// it would either be ignored, or run the container without a quota. The low-level runtime is named in gpuslice's own
+// configuration.
+func understand(sent *anypb.Any) (*options.Options, error) {
 	runc, err := decode(sent)
 	if err != nil {
 		return nil, err
 	}
-	switch named := runc.BinaryName; {
-	case named == "" || named == runtimeName:
-		if runc.BinaryName, err = f.Find(); err != nil {
-			return nil, err
-		}
-	case !filepath.IsAbs(named) || filepath.Base(named) != runtimeName:
-		return nil, fmt.Errorf("the runtime's options name BinaryName %.256q, but %s runs %s: leave BinaryName out, and name the low-level runtime by runtimes in the [runtime] section of gpuslice's configuration (%s)",
-			named, Name, runtimeName, api.DefaultConfig)
+	if named := runc.BinaryName; named != "" && named != gpuslice.RuntimeName &&
+		(!filepath.IsAbs(named) || filepath.Base(named) != gpuslice.RuntimeName) {
+		return nil, fmt.Errorf("the runtime's options name BinaryName %.256q, but %s prepares containers for a quota: leave BinaryName out, and name the low-level runtime by runtimes in the [runtime] section of gpuslice's configuration (%s)",
+			named, Name, api.DefaultConfig)
 	}
+	runc.BinaryName = ""
 	return runc, nil
 }
 

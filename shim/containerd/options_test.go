@@ -3,7 +3,6 @@
 package containerd
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -18,11 +17,9 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/durationpb"
+
+	gpuslice "github.com/gpuslice/gpuslice/shim"
 )
-
-const ours = "/opt/gpuslice/bin/gpuslice-runtime"
-
-var front = Front{Find: func() (string, error) { return ours, nil }}
 
 // send is what a caller sends. prefix is what some write before a type.
 func send(t testing.TB, prefix string, m proto.Message) *anypb.Any {
@@ -73,37 +70,33 @@ func TestOptionsOfEachCallerReachTheRuntime(t *testing.T) {
 	all := &options.Options{NoPivotRoot: true, NoNewKeyring: true, ShimCgroup: "/shims", IoUid: 4294967295, IoGid: 7, Root: "/run/runc", SystemdCgroup: true}
 	for name, c := range map[string]struct {
 		sent *anypb.Any
-		want *options.Options // but BinaryName, where it is ours
+		want *options.Options
 	}{
 		"none":                      {nil, &options.Options{}},
 		"an empty message":          {&anypb.Any{}, &options.Options{}},
 		"runc's":                    {send(t, "", all), all},
 		"runc's, empty":             {send(t, "", &options.Options{}), &options.Options{}},
 		"with a prefix":             {send(t, "type.googleapis.com/", all), all},
-		"our own name":              {send(t, "", &options.Options{BinaryName: runtimeName}), &options.Options{}},
-		"our own path":              {send(t, "", &options.Options{BinaryName: "/else/where/" + runtimeName}), &options.Options{BinaryName: "/else/where/" + runtimeName}},
+		"our own name":              {send(t, "", &options.Options{BinaryName: gpuslice.RuntimeName}), &options.Options{}},
+		"our own path":              {send(t, "", &options.Options{BinaryName: "/else/where/" + gpuslice.RuntimeName}), &options.Options{}},
 		"of dockerd without a path": {send(t, "", &runtimeoptions.Options{}), &options.Options{}},
 		"a body of containerd 1.6":  {send(t, "", body(bodyOf16)), &options.Options{SystemdCgroup: true}},
 		"a body of containerd 2.4":  {send(t, "types.containerd.io/", body(bodyOf24)), all},
 		"a body with its type":      {send(t, "", body("TypeUrl = \""+runcType+"\"\nConfigPath = \"\"\nIoUid = 1\n")), &options.Options{IoUid: 1}},
 		"in another case":           {send(t, "", body("systemdcgroup = true")), &options.Options{SystemdCgroup: true}},
 		"a type beside the body":    {send(t, "", &runtimeoptions.Options{TypeUrl: "x/" + runcType, ConfigBody: []byte("IoGid = 2")}), &options.Options{IoGid: 2}},
-		"our path in a body":        {send(t, "", body(`BinaryName = "/else/where/gpuslice-runtime"`)), &options.Options{BinaryName: "/else/where/" + runtimeName}},
+		"our path in a body":        {send(t, "", body(`BinaryName = "/else/where/gpuslice-runtime"`)), &options.Options{}},
 		"of 1.x, a user namespace":  {send(t, "", &runctypes.CreateOptions{IoUid: 1, IoGid: 2, NoPivotRoot: true}), &options.Options{IoUid: 1, IoGid: 2, NoPivotRoot: true}},
 		"a file":                    {send(t, "", &runtimeoptions.Options{ConfigPath: file}), &options.Options{SystemdCgroup: true, Root: "/from/file"}},
 		"a file before a body":      {send(t, "", &runtimeoptions.Options{ConfigPath: file, ConfigBody: []byte("?")}), &options.Options{SystemdCgroup: true, Root: "/from/file"}},
 	} {
-		got, err := front.Options(c.sent)
+		got, err := understand(c.sent)
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
 			continue
 		}
-		want := proto.Clone(c.want).(*options.Options)
-		if want.BinaryName == "" {
-			want.BinaryName = ours
-		}
-		if !proto.Equal(got, want) {
-			t.Errorf("%s:\ngot  %v\nwant %v", name, got, want)
+		if !proto.Equal(got, c.want) {
+			t.Errorf("%s:\ngot  %v\nwant %v", name, got, c.want)
 		}
 	}
 }
@@ -112,7 +105,7 @@ func TestAFieldOfANewerContainerdIsHandedOn(t *testing.T) {
 	sent := send(t, "", &options.Options{SystemdCgroup: true})
 	sent.Value = protowire.AppendTag(sent.Value, 1000, protowire.BytesType)
 	sent.Value = protowire.AppendString(sent.Value, "of tomorrow")
-	got, err := front.Options(sent)
+	got, err := understand(sent)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -140,8 +133,8 @@ func TestOptionsThatAreNotUnderstoodAreRefusedInOneSentence(t *testing.T) {
 		{&anypb.Any{Value: []byte("x")}, `of the type "", which is not understood`},
 		{&anypb.Any{TypeUrl: runcType, Value: []byte("garbage")}, "the runtime's options are no containerd.runc.v1.Options: "},
 		{&anypb.Any{TypeUrl: generalType, Value: []byte{0xff}}, "the runtime's options are no runtimeoptions.v1.Options: "},
-		{send(t, "", &options.Options{BinaryName: "runc"}), `name BinaryName "runc", but io.containerd.gpuslice.v1 runs gpuslice-runtime: leave BinaryName out, and name the low-level runtime by runtimes in the [runtime] section of gpuslice's configuration`},
-		{send(t, "", &options.Options{BinaryName: "../" + runtimeName}), `name BinaryName "../gpuslice-runtime"`},
+		{send(t, "", &options.Options{BinaryName: "runc"}), `name BinaryName "runc", but io.containerd.gpuslice.v1 prepares containers for a quota: leave BinaryName out, and name the low-level runtime by runtimes in the [runtime] section of gpuslice's configuration`},
+		{send(t, "", &options.Options{BinaryName: "../" + gpuslice.RuntimeName}), `name BinaryName "../gpuslice-runtime"`},
 		{text(`BinaryName = "/usr/bin/nvidia-container-runtime"`), `name BinaryName "/usr/bin/nvidia-container-runtime"`},
 		{text("SystemdCgroups = true"), `the runtime's options have no key "SystemdCgroups": they are runc's, NoPivotRoot, NoNewKeyring, ShimCgroup, IoUid, IoGid, BinaryName, Root, SystemdCgroup, `},
 		{text("[Options]\nSystemdCgroup = true"), `have no key "Options"`},
@@ -162,18 +155,10 @@ func TestOptionsThatAreNotUnderstoodAreRefusedInOneSentence(t *testing.T) {
 		{path(fifo), "not a regular file"},
 		{path(huge), fmt.Sprintf("in %q are larger than 64KiB", huge)},
 	} {
-		_, err := front.Options(c.sent)
+		_, err := understand(c.sent)
 		if err == nil || !strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), "\n") {
 			t.Errorf("%.80v: %v\nwant %s", c.sent, err, c.want)
 		}
-	}
-}
-
-func TestWithoutTheRuntimeNothingIsStarted(t *testing.T) {
-	lost := errors.New("lost")
-	nowhere := Front{Find: func() (string, error) { return "", lost }}
-	if _, err := nowhere.Options(nil); !errors.Is(err, lost) {
-		t.Errorf("got %v", err)
 	}
 }
 
@@ -228,7 +213,7 @@ func TestOptionsAreFoundInWhatEachContainerdWritesAtStart(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 			continue
 		}
-		got, err := front.Options(found)
+		got, err := understand(found)
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
 			continue
@@ -245,7 +230,7 @@ func TestOptionsAreFoundInWhatEachContainerdWritesAtStart(t *testing.T) {
 	} {
 		found, err := startOptions(input, "c1", "ns")
 		if err == nil {
-			_, err = front.Options(found)
+			_, err = understand(found)
 		}
 		if err == nil {
 			t.Errorf("%s: nothing is wrong with it", name)
@@ -258,14 +243,14 @@ func FuzzBody(f *testing.F) {
 	f.Add(bodyOf24)
 	f.Add("SystemdCgroups = true\n[[x]]\n\"\\u0000\" = 1")
 	f.Fuzz(func(t *testing.T, text string) {
-		got, err := front.Options(send(t, "", &runtimeoptions.Options{ConfigBody: []byte(text)}))
+		got, err := understand(send(t, "", &runtimeoptions.Options{ConfigBody: []byte(text)}))
 		if err != nil {
 			if strings.Contains(err.Error(), "\n") {
 				t.Errorf("more than a line: %q", err)
 			}
 			return
 		}
-		if filepath.Base(got.BinaryName) != runtimeName {
+		if got.BinaryName != "" {
 			t.Errorf("another program is run: %q", got.BinaryName)
 		}
 	})
@@ -279,11 +264,11 @@ func FuzzStart(f *testing.F) {
 		if err != nil || typeName(found.GetTypeUrl()) == generalType { // which may name a file
 			return
 		}
-		got, err := front.Options(found)
+		got, err := understand(found)
 		if err != nil {
 			return
 		}
-		if filepath.Base(got.BinaryName) != runtimeName {
+		if got.BinaryName != "" {
 			t.Errorf("another program is run: %q", got.BinaryName)
 		}
 	})

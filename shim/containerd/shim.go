@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package containerd is the containerd runtime io.containerd.gpuslice.v1: containerd's own shim for runc, with
-// gpuslice-runtime in the place of runc. So a container, and each pod, gets exactly what it gets
+// Package containerd is the containerd runtime io.containerd.gpuslice.v1: containerd's own shim for runc, which prepares each
+// bundle as gpuslice-runtime does before the low-level runtime sees it. So a container, and each pod, gets exactly what it gets
 // from io.containerd.runc.v2, and a client names it without an option: `ctr run --runtime io.containerd.gpuslice.v1`.
+// A container that runc's shim starts by gpuslice-runtime costs one more execution of a program for each
+// thing that is done with it; here there is none.
 //
 // It owns what runc's shim cannot do: it understands the options that a caller sends to a runtime which is not
-// runc's ([Front.Options]), and it answers what containerd 2 asks of a newer shim. It looks at no container: annotations,
-// hooks and slices are the business of gpuslice-runtime, whatever started it.
+// runc's ([understand]), and it answers what containerd 2 asks of a newer shim. It looks at no container: annotations
+// and hooks are the business of package shim, slices that of the hook.
 //
 // It is built on containerd 1.7, whose shims containerd 1.6 to 2.x all run; one built on 2.x does not serve 1.x.
 package containerd
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -42,6 +43,7 @@ const maxInput = 1 << 20
 
 // Main is the program. It returns the exit status, if containerd's package does not exit itself.
 func Main(args []string) int {
+	front := Front{gpuslice.Configured}
 	// Package shim of containerd 1.7 knows no -info, and would tell its own version. Neither comes with other flags.
 	if len(args) == 1 {
 		switch args[0] {
@@ -49,10 +51,9 @@ func Main(args []string) int {
 			fmt.Println(program, api.Version)
 			return 0
 		case "-info", "--info":
-			return report(writeInfo(context.Background(), Front{Find: FindRuntime}, os.Stdin, os.Stdout))
+			return report(writeInfo(context.Background(), front, os.Stdin, os.Stdout))
 		}
 	}
-	front := Front{Find: FindRuntime}
 	plugin.Register(taskPlugin(front))
 	shim.RunManager(context.Background(), &shimManager{manager.NewShimManager(Name), front})
 	return 0
@@ -66,17 +67,10 @@ func report(err error) int {
 	return 0
 }
 
-// FindRuntime finds gpuslice-runtime: beside this program, or in PATH.
-func FindRuntime() (string, error) {
-	self, err := os.Executable()
-	if err != nil {
-		return "", fmt.Errorf("find this program: %w", err)
-	}
-	path := gpuslice.FindBeside(runtimeName, self, os.Getenv("PATH"))
-	if path == "" {
-		return "", errors.New(runtimeName + " is neither beside " + program + " nor in PATH: install gpuslice again")
-	}
-	return path, nil
+// Front turns what callers send into what runc's shim takes.
+type Front struct {
+	// Configured is [gpuslice.Configured].
+	Configured func(creates bool) (*gpuslice.Runtime, error)
 }
 
 // shimManager starts a shim, and cleans up after one that died.
@@ -100,7 +94,7 @@ func (m *shimManager) Start(ctx context.Context, id string, opts shim.StartOpts)
 	if err != nil {
 		return "", err
 	}
-	runc, err := m.front.Options(sent)
+	runc, err := understand(sent)
 	if err != nil {
 		return "", err
 	}
@@ -124,8 +118,8 @@ func (m *shimManager) Start(ctx context.Context, id string, opts shim.StartOpts)
 	return m.Manager.Start(ctx, id, opts)
 }
 
-// Stop is what containerd runs when a shim died: it deletes the container by the runtime that the bundle's file
-// names. If the shim died before it wrote that, or gpuslice was moved since, the one that is found now takes its
+// Stop is what containerd runs when a shim died: it deletes the container by the low-level runtime that the bundle's file
+// names. If the shim died before it wrote that, or the runtime was moved since, the one that is found now takes its
 // place; else what was mounted would stay, and so would the container's processes.
 func (m *shimManager) Stop(ctx context.Context, id string) (shim.StopStatus, error) {
 	cwd, err := os.Getwd()
@@ -138,11 +132,11 @@ func (m *shimManager) Stop(ctx context.Context, id string) (shim.StopStatus, err
 		_, err = os.Stat(recorded)
 	}
 	if err != nil {
-		found, err := m.front.Find()
-		if err != nil {
-			found = runtimeName // runc's manager warns that it cannot be run, and cleans up all else
+		low := "runc" // if it cannot be run either, runc's manager warns, and cleans up all else
+		if found, err := m.front.Configured(false); err == nil {
+			low = found.Low
 		}
-		if err := runc.WriteRuntime(bundle, found); err != nil {
+		if err := runc.WriteRuntime(bundle, low); err != nil {
 			return shim.StopStatus{}, err
 		}
 	}

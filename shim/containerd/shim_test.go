@@ -7,6 +7,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -24,12 +25,15 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/gpuslice/gpuslice/hook/annotations"
+	gpuslice "github.com/gpuslice/gpuslice/shim"
 )
 
-// standIn writes a program in the place of gpuslice-runtime.
+// standIn writes a program in the place of the low-level runtime.
 func standIn(t *testing.T, script string) string {
 	t.Helper()
-	path := filepath.Join(t.TempDir(), runtimeName)
+	path := filepath.Join(t.TempDir(), "runc")
 	if err := os.WriteFile(path, []byte("#!/bin/sh\n"+script+"\n"), 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -37,7 +41,25 @@ func standIn(t *testing.T, script string) string {
 }
 
 func frontOf(path string) Front {
-	return Front{Find: func() (string, error) { return path, nil }}
+	return Front{func(bool) (*gpuslice.Runtime, error) {
+		return &gpuslice.Runtime{Policy: annotations.Policy{Pass: true}, HookPath: "/opt/gpuslice-hook", Low: path}, nil
+	}}
+}
+
+const low = "/opt/runc"
+
+var front = frontOf(low)
+
+var nowhere = Front{func(bool) (*gpuslice.Runtime, error) { return nil, errors.New("lost") }}
+
+// bundleOf makes a bundle with a configuration, and returns its directory.
+func bundleOf(t *testing.T, config string) string {
+	t.Helper()
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "config.json"), []byte(config), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return dir
 }
 
 // tasks is runc's service as far as a test needs it.
@@ -63,19 +85,39 @@ func unpack(t testing.TB, packed *anypb.Any) *options.Options {
 	return got
 }
 
-func TestAContainerIsCreatedByOurRuntime(t *testing.T) {
+func TestAContainerIsPreparedAndMadeByTheLowLevelRuntime(t *testing.T) {
 	inner := new(tasks)
 	s := &service{inner, front}
-	sent := &taskapi.CreateTaskRequest{ID: "c1", Options: send(t, "", body("SystemdCgroup = true"))}
+	bundle := bundleOf(t, `{"root": {"path": "rootfs"}, "annotations": {"gpuslice.vram": "1G"}}`)
+	sent := &taskapi.CreateTaskRequest{ID: "c1", Bundle: bundle, Options: send(t, "", body("SystemdCgroup = true"))}
 	if answer, err := s.Create(context.Background(), sent); err != nil || answer.Pid != 7 {
 		t.Fatal(answer, err)
 	}
-	want := &options.Options{SystemdCgroup: true, BinaryName: ours}
+	want := &options.Options{SystemdCgroup: true, BinaryName: low}
 	if got := unpack(t, inner.created[0].Options); !proto.Equal(got, want) || inner.created[0].ID != "c1" {
 		t.Errorf("got %v", inner.created[0])
 	}
-	if _, err := s.Create(context.Background(), &taskapi.CreateTaskRequest{Options: send(t, "", durationpb.New(1))}); err == nil || len(inner.created) != 1 {
-		t.Errorf("options that are not understood: %v", err)
+	text, err := os.ReadFile(filepath.Join(bundle, "config.json"))
+	if err != nil || strings.Count(string(text), `"/opt/gpuslice-hook"`) != 2 {
+		t.Errorf("the bundle: %s, %v", text, err)
+	}
+}
+
+func TestWhatIsWrongWithAContainerIsSaidBeforeAnythingIsMade(t *testing.T) {
+	bundle := bundleOf(t, `{"root": {"path": "rootfs"}, "annotations": {"gpuslice.vram": "lots"}}`)
+	for want, c := range map[string]struct {
+		front Front
+		sent  *anypb.Any
+	}{
+		"gpuslice: annotation gpuslice.vram":      {front, nil},
+		"gpuslice: the runtime's options are of ": {front, send(t, "", durationpb.New(1))},
+		"gpuslice: lost":                          {nowhere, nil},
+	} {
+		inner := new(tasks)
+		_, err := (&service{inner, c.front}).Create(context.Background(), &taskapi.CreateTaskRequest{Bundle: bundle, Options: c.sent})
+		if err == nil || !strings.HasPrefix(err.Error(), want) || len(inner.created) > 0 {
+			t.Errorf("want %s: %v", want, err)
+		}
 	}
 }
 
@@ -104,14 +146,7 @@ func TestTheManagerOfCgroupsIsTheOneThatTheContainerIsWrittenFor(t *testing.T) {
 		{send(t, "", body("SystemdCgroup = false")), systemd, false},
 		{send(t, "", body("SystemdCgroup = true")), "/kubepods/pod1/c1", true},
 	} {
-		bundle := t.TempDir()
-		config, err := json.Marshal(map[string]any{"linux": map[string]any{"cgroupsPath": c.cgroups}})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(bundle, "config.json"), config, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		bundle := bundleOf(t, fmt.Sprintf(`{"root": {"path": "rootfs"}, "linux": {"cgroupsPath": %q}}`, c.cgroups))
 		inner := new(tasks)
 		if _, err := (&service{inner, front}).Create(context.Background(), &taskapi.CreateTaskRequest{Bundle: bundle, Options: c.sent}); err != nil {
 			t.Errorf("%v: %v", c, err)
@@ -122,10 +157,7 @@ func TestTheManagerOfCgroupsIsTheOneThatTheContainerIsWrittenFor(t *testing.T) {
 		}
 	}
 	for _, text := range []string{"", "{", `{"linux": {"cgroupsPath": 1}}`} {
-		bundle := t.TempDir()
-		if err := os.WriteFile(filepath.Join(bundle, "config.json"), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		bundle := bundleOf(t, text)
 		if _, err := (&service{new(tasks), front}).Create(context.Background(), &taskapi.CreateTaskRequest{Bundle: bundle}); err == nil {
 			t.Errorf("%q: nothing is wrong with it", text)
 		}
@@ -167,10 +199,10 @@ func TestInfoTellsTheFeaturesOfTheLowLevelRuntime(t *testing.T) {
 	}
 }
 
-func TestAfterADeadShimTheContainerIsDeletedByOurRuntime(t *testing.T) {
+func TestAfterADeadShimTheContainerIsDeleted(t *testing.T) {
 	for name, recorded := range map[string]string{
 		"before it wrote the runtime": "",
-		"and gpuslice was moved":      "/not/there/any/more/" + runtimeName,
+		"and the runtime was moved":   "/not/there/any/more/runc",
 		"and all is as it was":        "recorded",
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -212,11 +244,10 @@ func TestAfterADeadShimTheContainerIsDeletedByOurRuntime(t *testing.T) {
 	}
 }
 
-func TestADeadShimIsCleanedUpAfterWithoutOurRuntime(t *testing.T) {
+func TestADeadShimIsCleanedUpAfterWithoutARuntime(t *testing.T) {
 	bundle := t.TempDir()
 	t.Chdir(bundle)
 	t.Setenv("PATH", "")
-	nowhere := Front{Find: func() (string, error) { return "", errors.New("lost") }}
 	m := &shimManager{manager.NewShimManager(Name), nowhere}
 	if _, err := m.Stop(namespaces.WithNamespace(context.Background(), "ns"), filepath.Base(bundle)); err != nil {
 		t.Error(err)

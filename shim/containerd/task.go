@@ -5,7 +5,9 @@ package containerd
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"os"
 	"strings"
 
 	taskapi "github.com/containerd/containerd/api/runtime/task/v2"
@@ -17,6 +19,8 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 
+	"github.com/gpuslice/gpuslice/hook"
+	gpuslice "github.com/gpuslice/gpuslice/shim"
 	"github.com/gpuslice/gpuslice/shim/spec"
 )
 
@@ -56,20 +60,12 @@ func (s *service) RegisterTTRPC(server *ttrpc.Server) error {
 	return nil
 }
 
-// Create makes a container with the options that its caller means. runc's service writes them into the bundle,
-// from where [shimManager.Stop] has them when the shim is dead.
+// Create makes a container with the options that its caller means, by the low-level runtime. runc's service writes both into
+// the bundle, from where [shimManager.Stop] has them when the shim is dead.
 func (s *service) Create(ctx context.Context, r *taskapi.CreateTaskRequest) (*taskapi.CreateTaskResponse, error) {
-	runc, err := s.front.Options(r.Options)
+	low, err := s.prepare(r)
 	if err != nil {
-		return nil, err
-	}
-	if saysNothing(r.Options) {
-		if runc.SystemdCgroup, err = impliesSystemd(r.Bundle); err != nil {
-			return nil, err
-		}
-	}
-	if r.Options, err = pack(runc); err != nil {
-		return nil, err
+		return nil, errors.New(hook.Sentence(err))
 	}
 	remapped, err := mountRemapped(r.Rootfs, r.Bundle)
 	if err != nil {
@@ -78,7 +74,39 @@ func (s *service) Create(ctx context.Context, r *taskapi.CreateTaskRequest) (*ta
 	if remapped {
 		r.Rootfs = nil
 	}
-	return s.TaskService.Create(ctx, r)
+	made, err := s.TaskService.Create(ctx, r)
+	if err != nil {
+		if said := low.HookSaid(r.Bundle); said != nil {
+			return nil, errors.New(hook.Sentence(said))
+		}
+	}
+	return made, err
+}
+
+// prepare edits the bundle, and replaces the options that were sent by those for runc's service.
+func (s *service) prepare(r *taskapi.CreateTaskRequest) (*gpuslice.Runtime, error) {
+	runc, err := understand(r.Options)
+	if err != nil {
+		return nil, err
+	}
+	if saysNothing(r.Options) {
+		if runc.SystemdCgroup, err = impliesSystemd(r.Bundle); err != nil {
+			return nil, err
+		}
+	}
+	low, err := s.front.Configured(true)
+	if err != nil {
+		return nil, err
+	}
+	runc.BinaryName = low.Low
+	if r.Options, err = pack(runc); err != nil {
+		return nil, err
+	}
+	// For the low-level runtime, should it be one that starts gpuslice-runtime.
+	if err := os.Setenv(gpuslice.ActiveEnv, "1"); err != nil {
+		return nil, err
+	}
+	return low, low.Prepare(r.Bundle)
 }
 
 // saysNothing is about a caller that could not say SystemdCgroup: one without options (nerdctl sends none to a

@@ -5,7 +5,6 @@
 package engines
 
 import (
-	"cmp"
 	"flag"
 	"fmt"
 	"os"
@@ -23,7 +22,7 @@ var tableFile = flag.String("table", "", "write the table of results into this `
 
 func TestMain(m *testing.M) {
 	flag.Parse()
-	out, err := exec.Command(cmp.Or(os.Getenv("XBUILD"), "./build.sh")).Output()
+	out, err := exec.Command("./build.sh").Output()
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "engines: build.sh: %v\n%s", err, out)
 		os.Exit(1)
