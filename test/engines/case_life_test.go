@@ -95,12 +95,18 @@ func hasShim(e engine) string {
 // parent of a process.
 func (s *site) parent(pid int) int {
 	s.t.Helper()
-	text, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
-	s.Must(err)
-	fields := strings.Fields(string(text[strings.LastIndexByte(string(text), ')')+1:]))
-	parent, err := strconv.Atoi(fields[1])
+	parent, err := parentOf(strconv.Itoa(pid))
 	s.Must(err)
 	return parent
+}
+
+func parentOf(pid string) (int, error) {
+	text, err := os.ReadFile("/proc/" + pid + "/stat")
+	if err != nil {
+		return 0, err
+	}
+	fields := strings.Fields(string(text[strings.LastIndexByte(string(text), ')')+1:]))
+	return strconv.Atoi(fields[1])
 }
 
 func shimIsKilled(s *site) { s.killShim(container{}) }
@@ -210,7 +216,9 @@ func (s *site) hook() int {
 		if err != nil || !strings.HasSuffix(string(line), "\x00prestart\x00") {
 			continue
 		}
-		if strings.Contains(string(line), s.Config()+"\x00") || s.apart.has(pid) {
+		// Apart it is known by who runs it: the hook's own first thread may be in the container already.
+		parent, err := parentOf(pid)
+		if err == nil && (strings.Contains(string(line), s.Config()+"\x00") || s.apart.has(strconv.Itoa(parent))) {
 			n, _ := strconv.Atoi(pid)
 			return n
 		}

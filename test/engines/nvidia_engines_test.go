@@ -212,7 +212,7 @@ func (e *equippedNerdctl) up(s *site) {
 // equippedPodman has NVIDIA's hook in its hooks.d, beside ours.
 type equippedPodman struct{ *podman }
 
-func (e *podman) equipped() engine { return &equippedPodman{&podman{hooks: e.hooks}} }
+func (e *podman) equipped() engine { return &equippedPodman{&podman{low: e.low, hooks: e.hooks}} }
 
 func (e *podman) ask(w way, gpus string) (c container, not string) {
 	switch {
