@@ -75,7 +75,8 @@ func (e *Enforcer) release(s *slice, cause string) error {
 	s.log.Info("slice released", "generation", s.generation, "cause", cause)
 	e.count(func(c Counter) { c.Released(cause) })
 	if cause == causeFailed { // nobody was told of it, so nothing of it is bound anywhere
-		return errors.Join(err, e.clear(s))
+		e.clear(s)
+		return err
 	}
 	s.tell(api.Event{Kind: api.EventReleased, Cause: cause})
 	return errors.Join(err, e.clearOnceEmpty(s))
@@ -98,7 +99,8 @@ func (s *slice) close() {
 // Called with change held.
 func (e *Enforcer) clearOnceEmpty(s *slice) error {
 	if !s.lingers() {
-		return e.clear(s)
+		e.clear(s)
+		return nil
 	}
 	if _, known := e.lingering[s]; !known {
 		e.lingering[s] = struct{}{}
@@ -112,7 +114,7 @@ func (e *Enforcer) clearOnceEmpty(s *slice) error {
 }
 
 // clear is called with change held.
-func (e *Enforcer) clear(s *slice) error {
+func (e *Enforcer) clear(s *slice) {
 	delete(e.lingering, s)
 	if !s.request.Session && !e.uses(s.cgroup) {
 		e.cgroups.Unwatch(s.cgroup)
@@ -122,9 +124,13 @@ func (e *Enforcer) clear(s *slice) error {
 	s.mu.Unlock()
 	e.removeSliceDir(s.dir)
 	killpoint.Pass("release.removed")
-	err := e.store.Forget(s.generation)
+	forgotten := e.store.Forget(s.generation)
 	killpoint.Pass("release.done")
-	return err
+	go func() {
+		if err := <-forgotten; err != nil {
+			s.log.Error("a slice that is cleared away is still on disk", "err", err)
+		}
+	}()
 }
 
 // lingers says whether a container has processes that may still use what the slice has bound there. (Those

@@ -125,7 +125,7 @@ func (e *Enforcer) revive(r store.Slice) *slice {
 // left on the host has to go once its processes have.
 func (e *Enforcer) finish(r store.Slice) error {
 	if r.BootID != e.boot {
-		return e.store.Forget(r.Generation)
+		return <-e.store.Forget(r.Generation)
 	}
 	s := e.revive(r)
 	s.mu.Lock()

@@ -29,21 +29,24 @@ func (q *queue) init() { q.idle = sync.NewCond(&q.mu) }
 
 // write runs change in a transaction of its own or shared with others, and returns when it is on disk.
 // change may run more than once.
-func (s *Store) write(change func(*bbolt.Tx) error) error {
+func (s *Store) write(change func(*bbolt.Tx) error) error { return <-s.begin(change) }
+
+// begin is write that does not wait: the channel says when it is on disk, or why not.
+func (s *Store) begin(change func(*bbolt.Tx) error) <-chan error {
 	w := &write{change, make(chan error, 1)}
 	q := &s.queue
 	q.mu.Lock()
+	defer q.mu.Unlock()
 	if q.closed {
-		q.mu.Unlock()
-		return ErrClosed
+		w.done <- ErrClosed
+		return w.done
 	}
 	q.waiting = append(q.waiting, w)
 	if !q.running {
 		q.running = true
 		go s.commit()
 	}
-	q.mu.Unlock()
-	return <-w.done
+	return w.done
 }
 
 // commit runs until nobody waits.

@@ -146,13 +146,11 @@ func (s *Store) Retire(slice Slice) error {
 	return nil
 }
 
-// Forget deletes what is left of the released slice of that generation. It is not an error if there is none.
-func (s *Store) Forget(generation uint64) error {
-	err := s.write(func(tx *bbolt.Tx) error { return remove(tx, bucketReleased, releasedKey(generation)) })
-	if err != nil {
-		return fmt.Errorf("forget the released slice of generation %d: %w", generation, err)
-	}
-	return nil
+// Forget deletes what is left of the released slice of that generation. It does not wait for the disk, since
+// nothing depends on it: a restart that finds the record clears away again what is gone. The channel says when it is
+// done; Close waits for it. It is not an error if there is none.
+func (s *Store) Forget(generation uint64) <-chan error {
+	return s.begin(func(tx *bbolt.Tx) error { return remove(tx, bucketReleased, releasedKey(generation)) })
 }
 
 // Slices returns all slices that are not released, ordered by id.

@@ -121,8 +121,8 @@ func TestAReleasedSliceLeavesItsIDFreeAndIsNotForgotten(t *testing.T) {
 	if got, err := s.Released(); err != nil || !reflect.DeepEqual(got, []Slice{first}) {
 		t.Errorf("released: %+v, %v", got, err)
 	}
-	check(t, s.Forget(1))
-	check(t, s.Forget(1))
+	check(t, <-s.Forget(1))
+	check(t, <-s.Forget(1))
 	if got, _ := s.Released(); len(got) != 0 {
 		t.Errorf("still there: %+v", got)
 	}

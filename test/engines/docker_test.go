@@ -26,6 +26,8 @@ type docker struct {
 	low        []string // the low-level runtime, in the cache
 	// old is an engine that knows no annotations: the quota comes by a variable, as allow_env has it.
 	old bool
+	// shim has our shim for the runtime "gpuslice", as `gpuslice install docker` has it; else that is gpuslice-runtime.
+	shim bool
 	// more is done to daemon.json; nil: nothing.
 	more func(config object)
 
@@ -80,7 +82,7 @@ func (e *docker) hasDaemon(name string) bool { return name == "containerd" || na
 
 // Names of runtimes in daemon.json.
 const (
-	dockerRuntime = "gpuslice"      // gpuslice-runtime, and Docker's default here
+	dockerRuntime = "gpuslice"      // also Docker's default here
 	dockerShim    = "gpuslice-shim" // our shim, with options
 )
 
@@ -161,6 +163,9 @@ func asVariable(annotations map[string]string) []string {
 // config is daemon.json for a daemon that has all in a directory of the site.
 func (e *docker) config(s *site, dir string) object {
 	runtimes := object{dockerRuntime: object{"path": filepath.Join(s.Bin, "gpuslice-runtime")}}
+	if e.shim {
+		runtimes[dockerRuntime] = object{"runtimeType": shimRuntime}
+	}
 	config := object{
 		"hosts":     []string{"unix://" + s.in(dir, "sock")},
 		"data-root": s.in(dir, "data"), "exec-root": s.in(dir, "exec"), "pidfile": s.in(dir, "pid"),

@@ -75,7 +75,11 @@ func (s *site) killHogs(id string) {
 			s.Must(err)
 		}
 	}
-	s.Eventually("what they held is back", s.Holds(id, 0))
+	// A context too: that of a process that was refused is in the quota until it has ended.
+	s.Eventually("what they held is back", func() bool {
+		use := s.Use(id)
+		return use.Used+use.Overhead == 0
+	})
 }
 
 // works is the core of every case: two processes draw on one quota, a third is refused, and a death gives back.

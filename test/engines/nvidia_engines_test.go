@@ -24,7 +24,7 @@ const chainsElsewhere = "which runtime calls which is tried by hand, with Docker
 type equippedDocker struct{ *docker }
 
 func (e *docker) equipped() engine {
-	return &equippedDocker{&docker{version: e.version, containerd: e.containerd, low: e.low, old: e.old}}
+	return &equippedDocker{&docker{version: e.version, containerd: e.containerd, low: e.low, old: e.old, shim: e.shim}}
 }
 
 func (e *equippedDocker) options(t testing.TB) testhost.Options {

@@ -20,6 +20,9 @@ var rows = []row{
 	{name: "nerdctl", version: []string{"nerdctl", "containerd-2", "runc-1.4"}, make: func() engine { return &nerdctl{dockerlike{runtime: "gpuslice"}} }},
 	{name: "nerdctl, shim", version: []string{"nerdctl", "containerd-2", "runc-1.4"}, make: func() engine { return &nerdctl{dockerlike{runtime: shimRuntime}} }},
 	{name: "docker 29", version: []string{"docker-29", "containerd-2", "runc-1.4"}, make: func() engine {
+		return &docker{version: "docker-29", containerd: "containerd-2", low: []string{"runc-1.4", "runc"}, shim: true}
+	}},
+	{name: "docker 29, by path", version: []string{"docker-29", "containerd-2", "runc-1.4"}, make: func() engine {
 		return &docker{version: "docker-29", containerd: "containerd-2", low: []string{"runc-1.4", "runc"}}
 	}},
 	{name: "docker 20.10", version: []string{"docker-20", "containerd-1.6", "runc-1.1"}, make: func() engine {

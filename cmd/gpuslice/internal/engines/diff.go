@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// context is the lines that a diff shows around a change.
-const context = 3
+// around is the lines that a diff shows around a change.
+const around = 3
 
 // diff returns what patch(1) makes after of before with; "" if they are the same.
 func diff(file string, before []byte, existed bool, after []byte, exists bool) string {
@@ -141,7 +141,7 @@ func hunks(lines []diffLine) [][2]int {
 		if l.sign == ' ' {
 			continue
 		}
-		start, end := max(0, i-context), min(len(lines), i+context+1)
+		start, end := max(0, i-around), min(len(lines), i+around+1)
 		if n := len(all); n > 0 && start <= all[n-1][1] {
 			all[n-1][1] = end
 		} else {

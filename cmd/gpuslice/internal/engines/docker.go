@@ -3,7 +3,14 @@
 package engines
 
 import (
+	"context"
 	"fmt"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
 
 	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/engines/conf"
 )
@@ -19,10 +26,41 @@ func (docker) programs() []string { return []string{"dockerd"} }
 func (docker) files() []string    { return []string{dockerFile} }
 func (docker) restart() string    { return "systemctl reload docker" }
 
-// plan gives the runtime the arguments of the default one, if that is a program too. (The one that Docker brings has none, and its
-// options come from dockerd itself.) A runtime by path is one that runc's shim runs, in every version of
-// Docker; one by type would need Docker 23, and dockerd gives it none of the options that it gives runc.
-func (docker) plan(v *view, o Options) (plan, error) {
+// shimVersion is the first major version of Docker whose runtimes may be shims (API 1.42).
+const shimVersion = 23
+
+// dockerVersion asks a dockerd; "" if it does not tell.
+func dockerVersion(dockerd string) string {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	said, err := exec.CommandContext(ctx, dockerd, "--version").Output() // "Docker version 28.1.0, build 4d8c241"
+	_, version, found := strings.Cut(string(said), " version ")
+	if err != nil || !found {
+		return ""
+	}
+	version, _, _ = strings.Cut(version, ",")
+	return strings.TrimSpace(version)
+}
+
+// entry is our shim, if this Docker takes one and containerd finds it: it starts a container with four fewer programs than
+// gpuslice-runtime, which stands before runc in each step. That, as a program by its path, every Docker takes.
+//
+// The runtime gets the arguments of the default one, if that is a program too. (The one that Docker brings has none, and its
+// options come from dockerd itself, which gives a shim none of them: package shim/containerd knows SystemdCgroup without.)
+func (docker) entry(v *view, standard map[string]any) conf.Table {
+	path, _ := standard["path"].(string)
+	args, _ := standard["runtimeArgs"].([]any)
+	if path != "" && len(args) > 0 {
+		return conf.Table{{Key: "path", Value: v.Runtime}, {Key: "runtimeArgs", Value: args}}
+	}
+	major, _, _ := strings.Cut(v.Docker, ".")
+	if n, err := strconv.Atoi(major); err == nil && n >= shimVersion && slices.Contains(systemPath, filepath.Dir(v.Shim)) {
+		return conf.Table{{Key: "runtimeType", Value: shimType}}
+	}
+	return conf.Table{{Key: "path", Value: v.Runtime}}
+}
+
+func (d docker) plan(v *view, o Options) (plan, error) {
 	var p plan
 	file := dockerFile
 	if o.File != "" {
@@ -32,31 +70,33 @@ func (docker) plan(v *view, o Options) (plan, error) {
 	if err != nil {
 		return p, err
 	}
-	entry := conf.Table{{Key: "path", Value: v.Runtime}}
+	var standard map[string]any
 	if value, there := decoded["default-runtime"]; there {
-		standard, ok := value.(string)
+		named, ok := value.(string)
 		if !ok {
 			return p, fmt.Errorf("%s: default-runtime is not a name", file)
 		}
-		runtime := conf.Tables(decoded, "runtimes", standard)
-		path, _ := runtime["path"].(string)
-		if args, ok := runtime["runtimeArgs"].([]any); ok && path != "" && len(args) > 0 {
-			entry = append(entry, conf.Pair{Key: "runtimeArgs", Value: args})
-		}
+		standard = conf.Tables(decoded, "runtimes", named)
+		path, _ := standard["path"].(string)
 		p.notes = v.lowLevel(path)
 	}
+	entry := d.entry(v, standard)
 	err = v.put(&e, []string{"runtimes", name}, entry, func(existing any) string {
 		table, _ := existing.(map[string]any)
 		if isRuntime(table["path"]) || table["runtimeType"] == shimType {
 			return ""
 		}
-		return "its path is not that of " + RuntimeName
+		return "it runs neither " + ShimName + " nor " + RuntimeName
 	})
 	if err != nil {
 		return p, err
 	}
 	p.edits = append(p.edits, e)
-	p.notes = append(p.notes, v.missing(v.Runtime)...)
+	program := v.Runtime
+	if entry[0].Key == "runtimeType" {
+		program = v.Shim
+	}
+	p.notes = append(p.notes, v.missing(program)...)
 	return p, nil
 }
 

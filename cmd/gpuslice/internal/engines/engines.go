@@ -44,6 +44,8 @@ type Host struct {
 	Root string // "/", or the root of an image; all other paths are beneath it
 	// Where the programs are; absolute.
 	Runtime, Shim, Hook string
+	// Docker is the version of the dockerd that will read what is written, "28.1.0"; "" if it is not known.
+	Docker string
 }
 
 // NewHost returns the host whose root is root. find finds a program of gpuslice on this machine, and is not asked about
@@ -62,6 +64,9 @@ func NewHost(root string, find func(program string) (string, error)) (Host, erro
 		if found, err := find(program); err == nil {
 			*at = found
 		}
+	}
+	if root == "/" {
+		h.Docker = dockerVersion("dockerd")
 	}
 	return h, nil
 }

@@ -12,6 +12,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/engines/conf"
 )
 
 func TestWhatSomebodyElseConfiguredStays(t *testing.T) {
@@ -22,7 +24,7 @@ func TestWhatSomebodyElseConfiguredStays(t *testing.T) {
 	}{
 		{"Docker", "docker", dockerFile, `{"runtimes": {"gpuslice": {"path": "/opt/gpuslice-runtime"}}}`, ""},
 		{"Docker by type", "docker", dockerFile, `{"runtimes": {"gpuslice": {"runtimeType": "io.containerd.gpuslice.v1"}}}`, ""},
-		{"Docker, another", "docker", dockerFile, `{"runtimes": {"gpuslice": {"path": "/usr/bin/runc"}}}`, "/etc/docker/daemon.json has a runtime gpuslice already, and its path is not that of gpuslice-runtime: --force replaces it"},
+		{"Docker, another", "docker", dockerFile, `{"runtimes": {"gpuslice": {"path": "/usr/bin/runc"}}}`, "/etc/docker/daemon.json has a runtime gpuslice already, and it runs neither containerd-shim-gpuslice-v1 nor gpuslice-runtime: --force replaces it"},
 		{"containerd", "containerd", containerdFile, cri + "runtime_type = \"io.containerd.gpuslice.v1\"\npod_annotations = [\"gpu*\"]\ncontainer_annotations = [\"*\"]\n", ""},
 		{"containerd through runc's shim", "containerd", containerdFile, cri + "runtime_type = \"io.containerd.runc.v2\"\npod_annotations = [\"*\"]\ncontainer_annotations = [\"*\"]\noptions.BinaryName = \"gpuslice-runtime\"\n", ""},
 		{"containerd, no annotations", "containerd", containerdFile, cri + "runtime_type = \"io.containerd.gpuslice.v1\"\n", "its pod_annotations let gpuslice.vram not through"},
@@ -153,7 +155,7 @@ func TestAFileBehindALinkIsEditedAndKeepsItsModeAndOwner(t *testing.T) {
 	if owner := info.Sys().(*syscall.Stat_t); info.Mode().Perm() != 0o600 || owner.Uid != 12345 || owner.Gid != 54321 {
 		t.Errorf("it is %v of %d:%d", info.Mode(), owner.Uid, owner.Gid)
 	}
-	if !strings.Contains(w.get("/opt/managed/daemon.json"), RuntimeName) {
+	if !strings.Contains(w.get("/opt/managed/daemon.json"), shimType) {
 		t.Error("what the link leads to is not edited")
 	}
 	if w.uninstall("docker"); !maps.Equal(before, w.files()) {
@@ -171,7 +173,7 @@ func TestNoLinkLeadsOutOfAnImage(t *testing.T) {
 	if left, err := os.ReadDir(outside); err != nil || len(left) > 0 {
 		t.Errorf("outside there is %v, %v", left, err)
 	}
-	if text := w.get(filepath.Join(outside, "docker/daemon.json")); !strings.Contains(text, RuntimeName) {
+	if text := w.get(filepath.Join(outside, "docker/daemon.json")); !strings.Contains(text, shimType) {
 		t.Errorf("beneath the root there is %q", text)
 	}
 }
@@ -343,5 +345,49 @@ func TestAnotherFile(t *testing.T) {
 	}
 	if w.uninstall("containerd"); !maps.Equal(before, w.files()) {
 		t.Errorf("after undoing: %v", w.files())
+	}
+}
+
+func TestAnOldDockerGetsAProgramAndNoShim(t *testing.T) {
+	const bin, opt = "/usr/local/bin/", "/opt/gpuslice/bin/"
+	for _, c := range []struct {
+		version, dir string
+		want         map[string]any
+	}{
+		{"20.10.24+dfsg1", bin, byPath},
+		{"22.06.0-beta.0", bin, byPath},
+		{"23.0.0", bin, byType},
+		{"2.0.0-beta.24", bin, byPath}, // moby's own numbers, which are not Docker's
+		{"", bin, byPath},
+		{"of tomorrow", bin, byPath},
+		{"29.0.1", opt, map[string]any{"path": opt + RuntimeName}}, // where containerd would not find it
+	} {
+		w := newWorld(t)
+		w.Docker, w.Runtime, w.Shim = c.version, c.dir+RuntimeName, c.dir+ShimName
+		w.install("docker", Options{})
+		is, err := conf.JSON.Decode([]byte(w.get(dockerFile)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if entry, _ := conf.Lookup(is, "runtimes", name); !conf.Equal(entry, c.want) {
+			t.Errorf("Docker %q, %s: %v, want %v", c.version, c.dir, entry, c.want)
+		}
+	}
+}
+
+func TestDockerTellsItsVersion(t *testing.T) {
+	for script, want := range map[string]string{
+		"echo 'Docker version 28.1.0, build 4d8c241'":   "28.1.0",
+		"echo 'Docker version 20.10.24+dfsg1, build x'": "20.10.24+dfsg1",
+		"echo nothing":                           "",
+		"echo 'Docker version 1, build'; exit 1": "",
+	} {
+		dockerd := filepath.Join(t.TempDir(), "dockerd")
+		if err := os.WriteFile(dockerd, []byte("#!/bin/sh\n"+script+"\n"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if got := dockerVersion(dockerd); got != want {
+			t.Errorf("%s: %q, want %q", script, got, want)
+		}
 	}
 }

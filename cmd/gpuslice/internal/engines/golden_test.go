@@ -26,7 +26,7 @@ type world struct {
 
 func newWorld(t *testing.T) world {
 	t.Helper()
-	w := world{t, Host{Root: t.TempDir(), Runtime: "/usr/local/bin/" + RuntimeName, Shim: "/usr/local/bin/" + ShimName, Hook: "/usr/local/bin/" + HookName}}
+	w := world{t, Host{Root: t.TempDir(), Docker: "29.0.1", Runtime: "/usr/local/bin/" + RuntimeName, Shim: "/usr/local/bin/" + ShimName, Hook: "/usr/local/bin/" + HookName}}
 	for _, program := range []string{w.Runtime, w.Shim, w.Hook} {
 		w.put(program, "#!")
 		if err := os.Chmod(w.Root+program, 0o755); err != nil {
@@ -125,7 +125,8 @@ func runtimesOf(plugin string) []string {
 var (
 	patterns = []any{"gpuslice.*"}
 	shim     = map[string]any{"runtime_type": shimType, "pod_annotations": patterns, "container_annotations": patterns}
-	docker1  = map[string]any{"path": "/usr/local/bin/" + RuntimeName}
+	byType   = map[string]any{"runtimeType": shimType}
+	byPath   = map[string]any{"path": "/usr/local/bin/" + RuntimeName}
 )
 
 func and(m map[string]any, more map[string]any) map[string]any {
@@ -137,10 +138,10 @@ func and(m map[string]any, more map[string]any) map[string]any {
 func goldens() []golden {
 	var all []golden
 	for _, input := range []string{"", "empty.json", "object.json", "heavy.json", "tabs.json", "crlf.json", "one-line.json", "byte-order-mark.json"} {
-		all = append(all, golden{engine: "docker", input: input, file: dockerFile, expect: docker1, root: []string{"runtimes", name}})
+		all = append(all, golden{engine: "docker", input: input, file: dockerFile, expect: byType, root: []string{"runtimes", name}})
 	}
 	all = append(all, golden{engine: "docker", input: "nvidia.json", file: dockerFile, root: []string{"runtimes", name},
-		expect: and(docker1, map[string]any{"runtimeArgs": []any{"--debug", "--log=/var/log/nvidia.log"}}),
+		expect: and(byPath, map[string]any{"runtimeArgs": []any{"--debug", "--log=/var/log/nvidia.log"}}),
 		notes:  []string{`runtimes = ["/usr/bin/nvidia-container-runtime"]`}})
 
 	withOptions := func(options map[string]any) map[string]any {
