@@ -277,7 +277,7 @@ def exec_shares(docker):
         return
     code, text = docker(*command, timeout=120)
     print(text.strip()[-400:])
-    check("docker exec draws on the same quota", re.search(r"^holds [01] GiB, then .*OutOfMemory", text, re.M), text.strip()[-200:])
+    check("docker exec draws on the same quota", re.search(r"^holds 0 GiB, then .*(?i:out of memory)", text, re.M), text.strip()[-200:])
 
 
 def refusal(docker, host):
