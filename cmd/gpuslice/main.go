@@ -60,8 +60,11 @@ Anything else gets one from gpuslice run:
 Run as an OCI runtime (gpuslice create …), it hands over to gpuslice-runtime: nerdctl
 needs this.`
 
-func newApp() *cli.App {
+func init() { // it is a variable of the whole program
 	cli.VersionPrinter = func(c *cli.Context) { fmt.Fprintln(c.App.Writer, "gpuslice", api.Version) }
+}
+
+func newApp() *cli.App {
 	return &cli.App{
 		Name:                 "gpuslice",
 		Usage:                "a quota of VRAM for containers and commands",
