@@ -131,9 +131,13 @@ func (crio) inUse(t tree, file string, _ []byte) string {
 	if err != nil {
 		return ""
 	}
-	used := ""
-	for _, other := range files {
-		text, _, err := t.read(other)
+	return lastNames(t, files, "default_runtime", "crio", "runtime")
+}
+
+// lastNames says where our runtime is the value of a key of a table, if the last of the files that has the key says so.
+func lastNames(t tree, files []string, key string, table ...string) (used string) {
+	for _, file := range files {
+		text, _, err := t.read(file)
 		if err != nil {
 			continue
 		}
@@ -141,20 +145,11 @@ func (crio) inUse(t tree, file string, _ []byte) string {
 		if err != nil {
 			continue
 		}
-		if n, ok := conf.Tables(decoded, "crio", "runtime")["default_runtime"].(string); ok {
+		if n, ok := conf.Tables(decoded, table...)[key].(string); ok {
 			if used = ""; n == name {
-				used = "default_runtime in " + other
+				used = key + " in " + file
 			}
 		}
 	}
 	return used
-}
-
-// dropIn begins a file of our own.
-func dropIn(v *view, file, engine string) (edit, error) {
-	e, _, err := v.start(file, formatTOML)
-	if len(e.text) == 0 {
-		e.text = fmt.Appendf(nil, dropInHeader, engine, engine)
-	}
-	return e, err
 }

@@ -174,21 +174,5 @@ func (podman) inUse(t tree, file string, _ []byte) string {
 	if err != nil {
 		return ""
 	}
-	used := ""
-	for _, other := range files {
-		text, _, err := t.read(other)
-		if err != nil {
-			continue
-		}
-		decoded, err := conf.TOML.Decode(text)
-		if err != nil {
-			continue
-		}
-		if n, ok := conf.Tables(decoded, "engine")["runtime"].(string); ok {
-			if used = ""; n == name {
-				used = "runtime in " + other
-			}
-		}
-	}
-	return used
+	return lastNames(t, files, "runtime", "engine")
 }
