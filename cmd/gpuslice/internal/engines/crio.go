@@ -153,3 +153,12 @@ func lastNames(t tree, files []string, key string, table ...string) (used string
 	}
 	return used
 }
+
+// dropIn begins a file of our own.
+func dropIn(v *view, file, engine string) (edit, error) {
+	e, _, err := v.start(file, formatTOML)
+	if len(e.text) == 0 {
+		e.text = fmt.Appendf(nil, dropInHeader, engine, engine)
+	}
+	return e, err
+}
