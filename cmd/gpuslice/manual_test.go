@@ -111,8 +111,8 @@ func TestShellsCompleteCommandsFlagsAndSlices(t *testing.T) {
 			if _, err := exec.LookPath(shell); err != nil {
 				t.Skipf("needs %s: test/deps.sh --ci", shell)
 			}
+			dir := shellHome(t, shell) // before t.Parallel: two apps at once are nothing for the package cli
 			t.Parallel()
-			dir := shellHome(t, shell)
 			for _, row := range []struct{ line, want, not string }{
 				{line: "gpuslice ", want: "run ps inspect events doctor completion version help", not: "man"},
 				{line: "gpuslice ru", want: "run", not: "ps"},

@@ -196,7 +196,9 @@ int main(void)
 	file = play(file_exporter, files[1]);
 	exporter = play(ipc_exporter, offers[1]);
 	importer = play(ipc_importer, turns[1]);
-	if (read(offers[0], &handle, sizeof(handle)) != sizeof(handle) ||
+	/* All three hold what they are going to. */
+	if (recv(files[0], &byte, 1, MSG_PEEK) != 1 ||
+	    read(offers[0], &handle, sizeof(handle)) != sizeof(handle) ||
 	    write(turns[0], &handle, sizeof(handle)) != sizeof(handle) ||
 	    read(turns[0], &byte, 1) != 1)
 		return 1;
