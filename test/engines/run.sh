@@ -12,7 +12,7 @@ trap 'rm -rf "$dir"' EXIT
 "$go" build -o "$dir/report" ./test/report
 export GPUSLICE_TABLE=$dir/table
 status=0
-"$go" test -tags engines -json -count=1 -timeout 40m ./test/engines "$@" ${TABLE:+-args -table "$PWD/$TABLE"} | "$dir/report" -strict >"$dir/said" || status=$?
+"$go" test -tags engines -json -count=1 -timeout 40m -parallel 4 ./test/engines "$@" ${TABLE:+-args -table "$PWD/$TABLE"} | "$dir/report" -strict >"$dir/said" || status=$?
 [ ! -e "$GPUSLICE_TABLE" ] || cat "$GPUSLICE_TABLE"
 cat "$dir/said" # last, since its last line is the sum
 exit "$status"
