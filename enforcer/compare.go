@@ -43,15 +43,20 @@ type holding struct{ bytes, number uint64 }
 func (e *Enforcer) compare(ctx context.Context, g *gpu) {
 	ticker := time.NewTicker(e.options.Interval)
 	defer ticker.Stop()
+	var again <-chan time.Time // a second look at what one look does not settle
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-ticker.C:
 		case <-g.kick:
+		case <-again:
 		}
+		again = nil
 		e.publish(g)
-		e.compareOnce(g)
+		if e.compareOnce(ctx, g) {
+			again = time.After(e.options.Interval / 2)
+		}
 		select {
 		case <-ctx.Done():
 			return
@@ -75,27 +80,25 @@ func (e *Enforcer) kickAll(s *slice) {
 	}
 }
 
-func (e *Enforcer) compareOnce(g *gpu) {
-	var slices []*slice
-	for _, s := range e.all() {
-		if _, covered := quotaOn(s.request.Quotas, g.Raw, g.Total); covered {
-			slices = append(slices, s)
-		}
-	}
+// compareOnce compares a device's ledgers once. again says that it should soon be done again.
+func (e *Enforcer) compareOnce(ctx context.Context, g *gpu) (again bool) {
+	// Those that have no quota there, too: they may hold nothing on it.
+	slices := e.all()
 	if len(slices) == 0 {
-		return
+		g.answered(nil)
+		return false
 	}
+	before := make(map[*slice]map[int]holding)
 	// What a slice's processes have beyond their lanes is at most what each round says.
 	beyond := make(map[*slice]map[int]uint64)
 	mine := make(map[*slice]map[int]uint64)
 	for round := range rounds {
-		before := make(map[*slice]map[int]holding)
 		for _, s := range slices {
 			before[s] = s.holdings(g.Raw)
 		}
 		all, err := e.truth.processes(g, patience)
 		if e.failing(g, err); err != nil {
-			return
+			return false
 		}
 		clear(mine)
 		for pid, bytes := range all {
@@ -126,15 +129,22 @@ func (e *Enforcer) compareOnce(g *gpu) {
 		}
 	}
 	for _, s := range slices {
-		if len(mine[s]) > 0 {
+		if _, covered := s.quotaOn(g.Raw, g.Total); covered && len(mine[s]) > 0 {
 			s.take(g)
 		}
 		s.charge(g.Raw, mine[s], beyond[s])
+		guilty, doubt := s.judge(g, mine[s], beyond[s], before[s])
+		again = again || doubt
+		for _, x := range guilty {
+			e.punish(ctx, s, x)
+		}
 	}
+	return again
 }
 
 // failing notes whether the driver answers, and says so when that changes.
 func (e *Enforcer) failing(g *gpu, err error) {
+	g.answered(err)
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	switch {
@@ -241,9 +251,6 @@ func (s *slice) charge(raw [16]byte, truth, beyond map[int]uint64) {
 			}
 			x = &excess{start: start}
 			d.excess[pid] = x
-			if s.byPID[pid] == nil {
-				s.log.Warn("a process of the slice holds memory and has not attached", "device", d.uuid, "pid", pid, "bytes", bytes)
-			}
 		}
 		x.believe(bytes, s.number(index, pid))
 	}
@@ -265,6 +272,9 @@ func (s *slice) chargeExcess(d *device) {
 	}
 	if err := d.account.Set(total); err != nil {
 		s.damaged(fmt.Errorf("overhead on device %s cannot be charged: %w", d.uuid, err))
+	}
+	if s.pool != nil {
+		s.pool.beyondLanes(s, d.UUID, total)
 	}
 }
 

@@ -12,10 +12,11 @@
 //   - stand in the way of a charge: processes that are attached go on while it is down.
 //
 // Locks: change serialises what makes and unmakes slices; mu guards the registry's maps and is never held
-// over anything that waits; each slice has its own. They are taken in that order.
+// over anything that waits; each slice has its own, and each pool, which is taken after a slice's; the book of what was given (admit.go) has one. They are taken in that order.
 package enforcer
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -50,6 +51,9 @@ type Counter interface {
 	Registered(code api.Code, took time.Duration) // "" if the slice was given
 	Released(cause string)
 	Attached(result string)
+	Bypassed(action string) // memory past the ledger was found, and this is done about it
+	Joined(result string)
+	Told(api.Event) // must not wait
 }
 
 // Options of an enforcer.
@@ -64,10 +68,25 @@ type Options struct {
 	Interval time.Duration
 	Truth    Truth // nil: there is none, and NoTruth says why
 	NoTruth  string
-	Log      *slog.Logger
+	// Backend enforces by the driver, on devices where that is found to work; nil: there is none. Enforcement is whether it is
+	// wanted; "" is api.Auto. With api.Native there is no enforcer where it does not work.
+	Backend     Backend
+	Enforcement api.Enforcement
+	Log         *slog.Logger
 	// Caller says who asks, by the kernel's word, for the context of a call; false if that is not known. nil: only
 	// this process itself asks.
-	Caller func(context.Context) (pid int, uid uint32, known bool)
+	Caller    func(context.Context) (pid int, uid uint32, known bool)
+	Admission Admission // how much of the devices may be given; the zero value is each byte once
+	Policy    Policy    // what is done about processes that hold memory past the ledger; the zero value names them
+	// MaxTTL is the longest that a slice may live from when that is asked for, and what one gets that asks for nothing; 0
+	// is no bound. Grace is what its processes then have between being asked to end and being killed; 0 is DefaultGrace.
+	MaxTTL, Grace time.Duration
+	// Clock is the time since boot, the host's suspension included. nil: CLOCK_BOOTTIME.
+	Clock func() time.Duration
+	// Event is told of each event, in their order; it must not wait for anything. nil: nobody is.
+	Event func(api.Event)
+	// Checks are what else Health looks at. nil: nothing.
+	Checks func() []api.Check
 	// Unprivileged enforcers serve sessions of their own user only: no containers, no restart.
 	Unprivileged bool
 }
@@ -83,15 +102,24 @@ type Enforcer struct {
 	cgroups *cgroup.Watcher  // nil if unprivileged
 	deaths  *process.Watcher // of members and of first processes
 	truth   *truth           // nil without driver truth
+	native  native           // where the driver enforces, too
 	events  *event.Log
+	book    book           // who was given what
+	ends    sync.WaitGroup // of slices that are ended by force
 
-	counter atomic.Pointer[Counter]
+	now    func() time.Duration // since boot
+	leases chan struct{}        // somebody's deadline may be earlier than it was
+
+	wrong    wrongTokens
+	counter  atomic.Pointer[Counter]
+	progress progress
 
 	change    sync.Mutex          // registering, releasing, restoring
 	lingering map[*slice]struct{} // released, with processes that are alive; guarded by change
 
 	mu     sync.RWMutex
 	slices map[string]*slice // by id
+	pools  map[string]*pool  // by name
 	closed bool
 }
 
@@ -106,7 +134,22 @@ func New(options Options) (*Enforcer, error) {
 	if options.ContextBytes == 0 {
 		options.ContextBytes = DefaultContextBytes
 	}
-	e := &Enforcer{options: options, log: options.Log, events: event.NewLog(eventsKept), slices: make(map[string]*slice), lingering: make(map[*slice]struct{})}
+	if options.Policy.Bypass == "" {
+		options.Policy.Bypass = api.Log
+	}
+	if options.Policy.Allowance == 0 {
+		options.Policy.Allowance = DefaultAllowance
+	}
+	if options.Grace == 0 {
+		options.Grace = DefaultGrace
+	}
+	if options.Clock == nil {
+		options.Clock = sinceBoot
+	}
+	e := &Enforcer{options: options, log: options.Log, events: event.NewLog(eventsKept), slices: make(map[string]*slice), pools: make(map[string]*pool), lingering: make(map[*slice]struct{})}
+	e.now, e.leases = options.Clock, make(chan struct{}, 1)
+	e.progress.begin = time.Now()
+	e.events.Tell(e.told)
 	if err := e.open(); err != nil {
 		return nil, errors.Join(err, e.Close())
 	}
@@ -144,6 +187,9 @@ func (e *Enforcer) open() error {
 	if err := e.openTruth(); err != nil {
 		return err
 	}
+	if err := e.openNative(); err != nil {
+		return err
+	}
 	return e.restore()
 }
 
@@ -156,19 +202,26 @@ func (e *Enforcer) Run(ctx context.Context) error {
 			loops.Go(func() { e.compare(ctx, d) })
 		}
 	}
+	loops.Go(func() { e.keepTime(ctx) })
 	ticker := time.NewTicker(e.options.Interval)
 	defer ticker.Stop()
 	for ctx.Err() == nil {
 		select {
-		case <-ticker.C:
+		case due := <-ticker.C:
 			for _, s := range e.all() {
 				s.check()
+				e.answerDamage(ctx, s)
 			}
+			for _, p := range e.allPools() {
+				p.check()
+			}
+			e.lookedAt(due)
 		case <-ctx.Done():
 		}
 	}
 	e.events.Close() // first, so that whoever follows them does not hold up the end
 	loops.Wait()
+	e.ends.Wait()
 	return e.Close()
 }
 
@@ -199,8 +252,12 @@ func (e *Enforcer) Close() error {
 		s.leave()
 	}
 	clear(e.lingering)
+	for _, p := range e.allPools() {
+		p.leave()
+	}
 	e.mu.Lock()
 	clear(e.slices)
+	clear(e.pools)
 	e.mu.Unlock()
 	if e.store != nil {
 		errs = append(errs, e.store.Close())
@@ -217,6 +274,7 @@ var ErrClosed = errors.New("the enforcer is stopping: ask again")
 // lockChange takes change, in an enforcer that is open.
 func (e *Enforcer) lockChange() error {
 	e.change.Lock()
+	e.progress.changes.Add(1)
 	e.mu.RLock()
 	defer e.mu.RUnlock()
 	if e.closed {
@@ -234,6 +292,14 @@ func (e *Enforcer) count(f func(Counter)) {
 	if c := e.counter.Load(); c != nil {
 		f(*c)
 	}
+}
+
+// told hands an event on. The log calls it, one event after the other.
+func (e *Enforcer) told(event api.Event) {
+	if e.options.Event != nil {
+		e.options.Event(event)
+	}
+	e.count(func(c Counter) { c.Told(event) })
 }
 
 // all slices, in no order.
@@ -255,11 +321,11 @@ func (e *Enforcer) find(id string) *slice {
 
 // Info about the enforcer.
 func (e *Enforcer) Info(context.Context) (api.Info, error) {
-	info := api.Info{Version: api.Version, Truth: "nvml", BootID: e.boot, PID: os.Getpid()}
+	info := api.Info{Version: api.Version, Truth: "nvml", Enforcement: cmp.Or(e.options.Enforcement, api.Auto), BootID: e.boot, PID: os.Getpid()}
 	if e.truth == nil {
 		info.Truth = e.options.NoTruth
 	} else {
-		info.Driver = e.options.Truth.DriverVersion()
+		info.Driver = e.truth.version
 	}
 	return info, nil
 }

@@ -101,7 +101,7 @@ func (h *hints) take(now time.Time) bool {
 func (s *slice) hear(pid int, r ledger.Request) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.state != api.Active || uint64(r.Device) >= uint64(len(s.devices)) || !s.hints.take(time.Now()) {
+	if (s.state != api.Active && s.state != api.Expired) || uint64(r.Device) >= uint64(len(s.devices)) || !s.hints.take(time.Now()) {
 		return
 	}
 	index := int(r.Device)
@@ -120,17 +120,23 @@ func (s *slice) hear(pid int, r ledger.Request) {
 	used := min(r.Used, d.Total)
 	e.Device, e.Call, e.Requested = d.uuid, r.Call.String(), min(r.Bytes, mostBytes)
 	e.Limit = d.shownLimit()
+	if r.Pool && s.pool != nil {
+		e.Pool, e.Limit = s.pool.name, s.pool.limitOn(d.UUID)
+	}
 	e.Overhead = min(r.Overhead, used)
 	e.Used = used - e.Overhead
 	s.tell(e)
 }
 
-// shownLimit is 0 in record mode.
+// shownLimit is 0 in record mode, and the pool's limit for a member that has none of its own.
 func (d *device) shownLimit() uint64 {
-	if d.Limit == ledger.NoLimit {
-		return 0
+	switch {
+	case d.Limit != ledger.NoLimit:
+		return d.given()
+	case d.pool != nil:
+		return d.pool.limitOn(d.UUID)
 	}
-	return d.Limit - d.away()
+	return 0
 }
 
 // keepUntold remembers what was not told of a dead process. Called with mu held, before another gets the lane.

@@ -2,7 +2,12 @@
 
 package enforcer
 
-import "github.com/gpuslice/gpuslice/enforcer/ledger"
+import (
+	"sync"
+	"time"
+
+	"github.com/gpuslice/gpuslice/enforcer/ledger"
+)
 
 // LeavePlaces makes the slice's ledger look as if all but n of its process slots had been given out.
 func (e *Enforcer) LeavePlaces(id string, n int) {
@@ -10,4 +15,30 @@ func (e *Enforcer) LeavePlaces(id string, n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.next = uint32(ledger.Slots + 1 - n)
+}
+
+// HoldSlice takes a slice's lock, as one would who never gives it back; HoldChange the lock of all changes. What they return
+// gives it back, and may be called twice.
+func (e *Enforcer) HoldSlice(id string) (release func()) {
+	s := e.find(id)
+	s.mu.Lock()
+	return sync.OnceFunc(s.mu.Unlock)
+}
+
+func (e *Enforcer) HoldChange() (release func()) {
+	if err := e.lockChange(); err != nil {
+		panic(err)
+	}
+	return sync.OnceFunc(e.change.Unlock)
+}
+
+// Age makes all that was done be longer ago.
+func (e *Enforcer) Age(by time.Duration) {
+	e.progress.looked.Add(-int64(by))
+	e.progress.changed.Add(-int64(by))
+	if e.truth != nil {
+		for _, g := range e.truth.devices {
+			g.answer.Add(-int64(by))
+		}
+	}
 }

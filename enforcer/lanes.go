@@ -39,7 +39,7 @@ type settles struct {
 }
 
 // answer is the slice's attach.Handler.
-func (s *slice) answer(peer *process.Handle, r ledger.Request) (reply ledger.Reply, file *os.File, ok bool) {
+func (s *slice) answer(peer *process.Handle, r ledger.Request) (reply ledger.Reply, files []*os.File, ok bool) {
 	kept := false
 	defer func() {
 		if !kept {
@@ -47,6 +47,9 @@ func (s *slice) answer(peer *process.Handle, r ledger.Request) (reply ledger.Rep
 		}
 	}()
 	if s.released() { // then it has no members, and whoever asks is told why he gets nothing
+		if r.Op == ledger.OpAttach {
+			s.turnAway(peer.PID, "released")
+		}
 		return ledger.Reply{Status: ledger.StatusClosed}, nil, true
 	}
 	if !s.e.member(s, peer) {
@@ -55,10 +58,13 @@ func (s *slice) answer(peer *process.Handle, r ledger.Request) (reply ledger.Rep
 	var err error
 	switch r.Op {
 	case ledger.OpAttach:
-		reply.Lane, file, err = s.attach(peer)
-		reply.Size = ledger.Size
+		reply, files, err = s.attach(peer)
 		kept = err == nil
-		s.e.count(func(c Counter) { c.Attached(attachResult(err)) })
+		result := attachResult(err)
+		s.e.count(func(c Counter) { c.Attached(result) })
+		if err != nil && result != attachStopping {
+			s.turnAway(peer.PID, result)
+		}
 	case ledger.OpDevice:
 		reply.Device, err = s.addDevice(r.UUID, r.Bytes)
 	case ledger.OpTruth:
@@ -70,7 +76,7 @@ func (s *slice) answer(peer *process.Handle, r ledger.Request) (reply ledger.Rep
 	}
 	switch {
 	case err == nil:
-		return reply, file, true
+		return reply, files, true
 	case errors.Is(err, ErrClosed), errors.Is(err, os.ErrClosed):
 		return reply, nil, false // the next enforcer answers
 	}
@@ -89,7 +95,7 @@ func (s *slice) released() bool {
 
 // stranger answers a process that is not of the slice. It is said once in full view: whoever can reach the
 // socket can ask as often as it likes.
-func (s *slice) stranger(peer *process.Handle) (ledger.Reply, *os.File, bool) {
+func (s *slice) stranger(peer *process.Handle) (ledger.Reply, []*os.File, bool) {
 	s.mu.Lock()
 	ended := s.state == left
 	level := slog.LevelDebug
@@ -101,9 +107,13 @@ func (s *slice) stranger(peer *process.Handle) (ledger.Reply, *os.File, bool) {
 		return ledger.Reply{}, nil, false // its members are not known here any more
 	}
 	s.e.count(func(c Counter) { c.Attached("stranger") })
+	s.turnAway(peer.PID, "stranger")
 	s.log.Log(context.Background(), level, "a process that is not of the slice asked for a place in its ledger", "pid", peer.PID)
 	return ledger.Reply{Status: ledger.StatusNotMember}, nil, true
 }
+
+// attachStopping is of a process that is answered by the next enforcer.
+const attachStopping = "stopping"
 
 // attachResult is an error of attach as one of few words.
 func attachResult(err error) string {
@@ -115,18 +125,18 @@ func attachResult(err error) string {
 	case errors.Is(err, ledger.StatusClosed):
 		return "closed"
 	case errors.Is(err, ErrClosed):
-		return "stopping"
+		return attachStopping
 	default:
 		return "error"
 	}
 }
 
-// attach gives the process a lane, and the ledger.
-func (s *slice) attach(peer *process.Handle) (uint32, *os.File, error) {
+// attach gives the process a lane, and the ledger; in a pool, the like there.
+func (s *slice) attach(peer *process.Handle) (reply ledger.Reply, files []*os.File, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err := s.refusal(); err != nil {
-		return 0, nil, err
+		return reply, nil, err
 	}
 	if old := s.byPID[peer.PID]; old != nil {
 		// Either its pid was a dead process's, whose end we are about to be told. Or it is the same process, which
@@ -137,35 +147,51 @@ func (s *slice) attach(peer *process.Handle) (uint32, *os.File, error) {
 	number, ok := s.place()
 	if !ok {
 		s.log.Warn("the slice has no free process slot", "pid", peer.PID, "slots", ledger.Slots)
-		return 0, nil, ledger.StatusFull
+		return reply, nil, ledger.StatusFull
 	}
 	// A descriptor of its own: the slice may be released, and the ledger closed, before the answer is sent.
 	file, err := s.duplicate()
 	if err != nil {
 		s.free = append(s.free, number)
-		return 0, nil, err
+		return reply, nil, err
 	}
 	l := &lane{number: number, process: peer, attached: time.Now()}
 	err = s.ledger.Assign(number, ledger.Owner{PID: peer.PID, Start: peer.Start, NSPID: peer.NSPID, PIDNS: peer.PIDNS})
 	if err != nil {
 		file.Close()
 		s.damaged(fmt.Errorf("lane %d cannot be given to process %d: %w", number, peer.PID, err))
-		return 0, nil, ledger.StatusClosed
+		return reply, nil, ledger.StatusClosed
 	}
 	killpoint.Pass("attach.assigned")
 	l.generation = s.ledger.Generation(number)
 	s.ledger.SetLive(number)
 	killpoint.Pass("attach.live")
 	s.own(l)
-	if err := s.watch(l); err != nil {
-		file.Close()
+	files = append(files, file)
+	if s.pool != nil {
+		var inPool *os.File
+		if reply.PoolLane, inPool, err = s.pool.attach(peer); err == nil {
+			files = append(files, inPool)
+		}
+	}
+	if err == nil {
+		err = s.watch(l)
+	}
+	if err != nil {
+		for _, file := range files {
+			file.Close()
+		}
+		if reply.PoolLane != 0 {
+			s.pool.withdraw(reply.PoolLane)
+		}
 		s.disown(l)
 		s.ledger.SetFree(number)
-		return 0, nil, err
+		return ledger.Reply{}, nil, err
 	}
 	s.log.Debug("a process attached", "pid", peer.PID, "lane", number)
 	s.e.kickAll(s)
-	return number, file, nil
+	reply.Lane, reply.Size = number, ledger.Size
+	return reply, files, nil
 }
 
 // refusal is why the slice's processes get nothing; nil if they do. Called with mu held.
@@ -241,7 +267,7 @@ func (s *slice) died(l *lane) {
 // settle ends a lane. Called with mu held.
 func (s *slice) settle(l *lane) {
 	s.e.deaths.Unwatch(l.process)
-	if s.state == api.Active {
+	if s.state == api.Active || s.state == api.Expired {
 		s.forgetSuspended(l)
 		bytes, err := s.ledger.Settle(l.number, l.generation)
 		if err != nil {
@@ -261,7 +287,7 @@ func (s *slice) settle(l *lane) {
 }
 
 // addDevice finds or adds a device of the ledger. The process says which one it sees and how big it is; with
-// driver truth the process is not believed about the size.
+// driver truth the process is not believed about the size. One of which others have too much has limit 0 in this slice.
 func (s *slice) addDevice(raw [16]byte, total uint64) (uint32, error) {
 	uuid := driver.UUID{Raw: raw}
 	if s.e.truth != nil {
@@ -280,7 +306,7 @@ func (s *slice) addDevice(raw [16]byte, total uint64) (uint32, error) {
 	if i := s.find(raw); i >= 0 {
 		return uint32(i), nil
 	}
-	limit, ok := quotaOn(s.request.Quotas, raw, total)
+	limit, ok := s.quota(raw, total)
 	switch {
 	case !ok:
 		return 0, ledger.StatusNoDevice
@@ -289,19 +315,35 @@ func (s *slice) addDevice(raw [16]byte, total uint64) (uint32, error) {
 	case len(s.devices) == ledger.Devices:
 		return 0, ledger.StatusFull
 	}
+	if s.pool != nil { // first, since who finds it in the slice looks for it there
+		if err := s.pool.addDevice(uuid, total); err != nil {
+			return 0, err
+		}
+	}
 	index := len(s.devices)
+	asked := min(limit, total)
+	denied := s.admitDevice(uuid.String(), asked)
+	if denied != nil {
+		limit = 0
+	}
 	s.devices = append(s.devices, s.describe(uuid, limit, total))
 	// On disk first: a page with a device more than the store knows of would look damaged after a restart.
 	if err := s.e.store.PutSlice(s.stored()); err != nil {
 		s.devices = s.devices[:index]
+		s.e.commit(s, s.commitment())
 		return 0, err
 	}
 	killpoint.Pass("device.stored")
+	if denied != nil {
+		s.log.Warn("the slice uses a device of which it can be given nothing", "device", uuid, "err", denied)
+		s.tell(api.Event{Kind: api.EventDenied, Device: uuid.String(), Requested: asked})
+	}
 	if err := s.write(index); err != nil {
 		s.devices = s.devices[:index]
 		s.damaged(fmt.Errorf("device %s cannot be added: %w", uuid, err))
 		return 0, ledger.StatusClosed
 	}
+	s.followNative()
 	s.log.Info("the slice uses a device", "device", uuid, "bytes", limit)
 	return uint32(index), nil
 }

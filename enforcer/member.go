@@ -54,15 +54,28 @@ func sameCgroup(p cgroup.Path) bool {
 	return err == nil && info.Sys().(*syscall.Stat_t).Ino == p.Inode
 }
 
+// session finds the session that is nearest above a process. The process's ancestors are read once, however many
+// sessions there are.
 func (e *Enforcer) session(pid int) *slice {
+	above := make(map[int]int) // how far
+	process.Ancestors(pid, func(pid int) bool {
+		if _, again := above[pid]; !again {
+			above[pid] = len(above)
+		}
+		return true
+	})
 	var found *slice
+	nearest := len(above)
 	for _, s := range e.all() {
-		if !s.request.Session || s.init == nil || !process.Ancestor(pid, s.request.PID) || !s.init.Alive() {
+		if !s.request.Session {
 			continue
 		}
-		if found == nil || process.Ancestor(s.request.PID, found.request.PID) {
-			found = s
-		}
+		s.roots(func(root *process.Handle) bool {
+			if far, is := above[root.PID]; is && far < nearest && root.Alive() {
+				found, nearest = s, far
+			}
+			return true
+		})
 	}
 	return found
 }

@@ -19,8 +19,13 @@ import (
 
 // Register makes a slice. When it returns without an error the slice is on disk and its processes can attach.
 func (e *Enforcer) Register(ctx context.Context, r api.RegisterRequest) (api.RegisterReply, error) {
+	return e.counted(func() (api.RegisterReply, error) { return e.register(ctx, r, nil) })
+}
+
+// counted counts what becomes of a request for a slice.
+func (e *Enforcer) counted(register func() (api.RegisterReply, error)) (api.RegisterReply, error) {
 	begin := time.Now()
-	reply, err := e.register(ctx, r)
+	reply, err := register()
 	var code api.Code
 	if refusal := (*api.Error)(nil); errors.As(err, &refusal) {
 		code = refusal.Code
@@ -31,33 +36,95 @@ func (e *Enforcer) Register(ctx context.Context, r api.RegisterRequest) (api.Reg
 	return reply, err
 }
 
-func (e *Enforcer) register(ctx context.Context, r api.RegisterRequest) (api.RegisterReply, error) {
+// register is Register within a user's limit, unless that is nil.
+func (e *Enforcer) register(ctx context.Context, r api.RegisterRequest, limit *UserLimit) (api.RegisterReply, error) {
 	r.Quotas = append([]api.Quota(nil), r.Quotas...)
 	if err := e.checkRequest(&r); err != nil {
 		return api.RegisterReply{}, err
-	}
-	if err := e.lockChange(); err != nil {
-		return api.RegisterReply{}, err
-	}
-	defer e.change.Unlock()
-	if err := ctx.Err(); err != nil {
-		return api.RegisterReply{}, err // who asked is gone: nobody would release it
 	}
 	s, err := e.newSlice(ctx, r)
 	if err != nil {
 		return api.RegisterReply{}, err
 	}
-	if err := e.makeWay(s); err != nil {
-		s.leave()
+	stored, err := e.decide(ctx, s, limit)
+	if err != nil {
 		return api.RegisterReply{}, err
 	}
-	if err := e.establish(s); err != nil {
-		return api.RegisterReply{}, errors.Join(err, e.release(s, causeFailed))
+	killpoint.Pass("register.decided")
+	// Without the lock, so that those who are decided on meanwhile come with the same sync of the disk or the next: a
+	// hundred containers that start together wait for a few.
+	if err := e.serve(s, stored()); err != nil {
+		return api.RegisterReply{}, err
 	}
 	killpoint.Pass("register.done")
-	s.log.Info("slice registered", "pid", r.PID, "cgroup", s.cgroup.String(), "tenant", r.Tenant, "pool", r.Pool, "mode", r.Mode)
-	s.tell(api.Event{Kind: api.EventRegistered, PID: r.PID})
 	return api.RegisterReply{Slice: s.show(false), Dir: s.dir, Library: e.options.Library}, nil
+}
+
+// decide gives a slice its id, its cgroup and its quotas, or says why it cannot have them. When it returns, the slice counts
+// for whoever asks next, and what goes to the disk goes there in the order of the decisions. Nobody has been told yet,
+// and nobody can attach: what stored returns says whether anybody may.
+func (e *Enforcer) decide(ctx context.Context, s *slice, limit *UserLimit) (stored func() error, err error) {
+	if err := e.lockChange(); err != nil {
+		s.leave()
+		return nil, err
+	}
+	defer e.change.Unlock()
+	err = ctx.Err() // who asked is gone: nobody would release it
+	if err == nil {
+		err = e.enterPool(s)
+	}
+	if err == nil {
+		err = e.makeWay(s)
+	}
+	if err == nil && limit != nil {
+		err = e.userMayHave(s, limit)
+	}
+	if err == nil {
+		err = e.admitSlice(s)
+	}
+	if err != nil {
+		s.leave()
+		return nil, err
+	}
+	if err := s.make(); err != nil {
+		return nil, errors.Join(err, e.release(s, causeFailed))
+	}
+	record := s.stored()
+	e.mu.Lock()
+	e.slices[s.id()] = s
+	e.mu.Unlock()
+	return e.store.BeginSlice(record), nil
+}
+
+// serve opens a slice to its processes, once its record is on disk; stored is why it is not.
+func (e *Enforcer) serve(s *slice, stored error) error {
+	if err := e.lockChange(); err != nil {
+		return err
+	}
+	defer e.change.Unlock()
+	if e.find(s.id()) != s { // by its id, or because its first process had ended
+		return api.Errorf(api.CodeNotFound, "slice %s was released while it was being registered", s.id())
+	}
+	err := stored
+	if err == nil {
+		killpoint.Pass("register.stored")
+		err = s.startNative()
+	}
+	if err == nil {
+		err = s.listen()
+	}
+	if err == nil {
+		killpoint.Pass("register.listening")
+		err = e.watchSlice(s)
+	}
+	if err != nil {
+		return errors.Join(err, e.release(s, causeFailed))
+	}
+	r := &s.request
+	s.log.Info("slice registered", "pid", r.PID, "cgroup", s.cgroup.String(), "tenant", r.Tenant, "pool", r.Pool, "mode", r.Mode)
+	s.tell(api.Event{Kind: api.EventRegistered, PID: r.PID, TTL: r.TTL})
+	e.lookAtLeases()
+	return nil
 }
 
 // newSlice finds out who the slice's processes are. It changes nothing outside this process.
@@ -72,6 +139,7 @@ func (e *Enforcer) newSlice(ctx context.Context, r api.RegisterRequest) (*slice,
 	s := &slice{
 		e: e, log: e.log.With("slice", r.ID), request: r, created: time.Now().UTC(),
 		initStart: init.Start, init: init, state: api.Active,
+		quotas: r.Quotas, ttl: r.TTL, deadline: e.until(r.TTL),
 		lanes: make(map[uint32]*lane), byPID: make(map[int]*lane), next: 1,
 	}
 	if r.Session {
@@ -91,6 +159,7 @@ func (e *Enforcer) newSlice(ctx context.Context, r api.RegisterRequest) (*slice,
 		return nil, err
 	}
 	s.dir = e.sliceDir(r.ID, s.generation)
+	s.mayBeLimited = e.enforcesOn(s)
 	return s, nil
 }
 
@@ -134,8 +203,8 @@ func (e *Enforcer) makeWay(s *slice) error {
 	return nil
 }
 
-// establish makes all that a slice consists of, the store's record before anybody can use it.
-func (e *Enforcer) establish(s *slice) error {
+// make makes what a slice consists of, but for its record and the socket.
+func (s *slice) make() error {
 	var name [16]byte
 	if _, err := rand.Read(name[:]); err != nil {
 		return err
@@ -147,19 +216,13 @@ func (e *Enforcer) establish(s *slice) error {
 	if err := s.makeDir(); err != nil {
 		return fmt.Errorf("make the slice's directory: %w", err)
 	}
+	if s.request.Session {
+		if err := s.makeToken(); err != nil {
+			return fmt.Errorf("make the session's token: %w", err)
+		}
+	}
 	killpoint.Pass("register.dir")
-	if err := e.store.PutSlice(s.stored()); err != nil {
-		return err
-	}
-	killpoint.Pass("register.stored")
-	e.mu.Lock()
-	e.slices[s.id()] = s
-	e.mu.Unlock()
-	if err := s.listen(); err != nil {
-		return err
-	}
-	killpoint.Pass("register.listening")
-	return e.watchSlice(s)
+	return nil
 }
 
 // begin makes a new ledger with the devices that the slice has, or is going to see.
@@ -173,9 +236,6 @@ func (s *slice) begin(name [16]byte) error {
 	s.ledger, s.identity = l, l.Identity()
 	if s.record() {
 		l.SetRecord()
-	}
-	if len(s.devices) == 0 {
-		s.devices = s.foresee()
 	}
 	for i := range s.devices {
 		if err := s.write(i); err != nil {
@@ -193,8 +253,8 @@ func (s *slice) foresee() []*device {
 	}
 	var devices []*device
 	for _, known := range s.e.truth.devices {
-		limit, ok := quotaOn(s.request.Quotas, known.Raw, known.Total)
-		if !ok || limit == 0 || !sees(&s.request, known.UUID) {
+		limit, ok := s.quota(known.Raw, known.Total)
+		if !ok || limit == 0 || !sees(&s.request, known.UUID) || !s.foresees(known.Raw) {
 			continue
 		}
 		uuid, err := driver.ParseUUID(known.UUID)

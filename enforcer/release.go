@@ -15,6 +15,7 @@ import (
 const (
 	causeAsked    = "asked"
 	causeEnded    = "ended"    // its processes have
+	causeExpired  = "expired"  // the like, since its time was over
 	causeReplaced = "replaced" // it had ended, and another took its id or cgroup
 	causeFailed   = "failed"   // its registration
 )
@@ -54,10 +55,15 @@ func (e *Enforcer) release(s *slice, cause string) error {
 	s.mu.Lock()
 	err := e.store.Retire(s.stored())
 	killpoint.Pass("release.marked")
-	if s.ledger != nil && s.state == api.Active {
+	if s.ledger != nil && (s.state == api.Active || s.state == api.Expired) {
 		s.tellCounts(true)
 		s.close()
 	}
+	s.denyNative()
+	if s.expired && cause == causeEnded {
+		cause = causeExpired
+	}
+	e.commit(s, s.remainder())
 	killpoint.Pass("release.closed")
 	s.state = api.Released
 	s.let()
@@ -116,8 +122,13 @@ func (e *Enforcer) clearOnceEmpty(s *slice) error {
 // clear is called with change held.
 func (e *Enforcer) clear(s *slice) {
 	delete(e.lingering, s)
+	e.commit(s, nil)
+	if s.pool != nil {
+		s.pool.part(s)
+	}
 	if !s.request.Session && !e.uses(s.cgroup) {
 		e.cgroups.Unwatch(s.cgroup)
+		s.clearNative()
 	}
 	s.mu.Lock()
 	s.hangUp()

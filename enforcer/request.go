@@ -3,7 +3,6 @@
 package enforcer
 
 import (
-	"math/bits"
 	"strconv"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
@@ -22,6 +21,11 @@ func (e *Enforcer) checkRequest(r *api.RegisterRequest) error {
 	if r.Mode == "" {
 		r.Mode = api.Enforce
 	}
+	ttl, err := e.granted(r.ID, r.TTL)
+	if err != nil {
+		return err
+	}
+	r.TTL = ttl
 	r.Visible = e.resolveVisible(r.Visible)
 	seen := make(map[string]bool)
 	for i := range r.Quotas {
@@ -39,7 +43,7 @@ func (e *Enforcer) checkRequest(r *api.RegisterRequest) error {
 		seen[name] = true
 		q.Device = name
 	}
-	return nil
+	return e.underMost(r.ID, r)
 }
 
 // resolve turns what a person may write for a device into its UUID, at once: indices change meaning with the
@@ -72,6 +76,15 @@ func (e *Enforcer) resolve(name string) (string, error) {
 // quotaOn is the bytes that a slice with these quotas may keep on a device of total bytes; false if none covers it.
 // A quota on that one device goes before one on all.
 func quotaOn(quotas []api.Quota, raw [16]byte, total uint64) (uint64, bool) {
+	covers := covering(quotas, raw)
+	if covers == nil {
+		return 0, false
+	}
+	return api.Share{Bytes: covers.Bytes, Percent: covers.Percent}.Of(total), true
+}
+
+// covering is the quota that counts on a device; nil if none does.
+func covering(quotas []api.Quota, raw [16]byte) *api.Quota {
 	var covers *api.Quota
 	for i, q := range quotas {
 		if q.Device == api.AllDevices {
@@ -84,14 +97,5 @@ func quotaOn(quotas []api.Quota, raw [16]byte, total uint64) (uint64, bool) {
 			covers = &quotas[i]
 		}
 	}
-	switch {
-	case covers == nil:
-		return 0, false
-	case covers.Percent > 0:
-		high, low := bits.Mul64(total, uint64(min(covers.Percent, 100)))
-		bytes, _ := bits.Div64(high, low, 100)
-		return bytes, true
-	default:
-		return covers.Bytes, true
-	}
+	return covers
 }

@@ -41,6 +41,10 @@ func (e *Enforcer) restore() error {
 	if err != nil {
 		return err
 	}
+	pools, err := e.loadPools()
+	if err != nil {
+		return err
+	}
 	keep := make(map[string]bool)
 	alive := make(map[*slice]store.Slice)
 	var otherBoot, ended int
@@ -71,9 +75,11 @@ func (e *Enforcer) restore() error {
 	// All of them are known before any is opened: which slice a process belongs to depends on all.
 	e.mu.Lock()
 	for s := range alive {
+		e.commit(s, s.commitment())
 		e.slices[s.id()] = s
 	}
 	e.mu.Unlock()
+	e.reopenPools(pools, alive, released)
 	for s, r := range alive {
 		if err := e.reopen(s, r); err != nil {
 			// One slice that cannot be served must not keep all others from it.
@@ -88,6 +94,7 @@ func (e *Enforcer) restore() error {
 			return err
 		}
 	}
+	e.sayOvergiven()
 	if otherBoot > 0 {
 		e.log.Info("the slices of an earlier boot are dropped", "count", otherBoot)
 	}
@@ -104,13 +111,19 @@ func (e *Enforcer) revive(r store.Slice) *slice {
 		created: r.Created, dir: r.Dir, initStart: r.InitStart, state: api.Active,
 		cgroup:   cgroup.Path{Mount: r.CgroupMount, Rel: r.CgroupRel, Inode: r.CgroupInode, V2: r.CgroupV2},
 		identity: ledger.Identity{Name: r.LedgerName, Dev: r.LedgerDev, Inode: r.LedgerInode},
-		lanes:    make(map[uint32]*lane), byPID: make(map[int]*lane), next: 1,
+		quotas:   r.Request.Quotas, ttl: r.Request.TTL, deadline: r.Deadline, expired: r.Expired, asked: r.Asked,
+		lanes: make(map[uint32]*lane), byPID: make(map[int]*lane), next: 1,
+	}
+	if s.pool = e.pools[r.Request.Pool]; s.pool != nil {
+		s.pool.join(s)
 	}
 	for _, l := range r.Limits {
 		if uuid, err := driver.ParseUUID(l.Device); err == nil {
 			s.devices = append(s.devices, s.describe(uuid, l.Bytes, l.Total))
 		}
 	}
+	s.inherited = r.Native
+	s.mayBeLimited = r.Native || e.enforcesOn(s)
 	if init, err := process.Open(r.Request.PID); err == nil {
 		if init.Start == r.InitStart {
 			s.init = init
@@ -118,6 +131,8 @@ func (e *Enforcer) revive(r store.Slice) *slice {
 			init.Close()
 		}
 	}
+	copy(s.token[:], r.TokenSum)
+	s.rejoin(r.Joined)
 	return s
 }
 
@@ -128,12 +143,17 @@ func (e *Enforcer) finish(r store.Slice) error {
 		return <-e.store.Forget(r.Generation)
 	}
 	s := e.revive(r)
+	taken := e.uses(s.cgroup) // by one that has begun since
 	s.mu.Lock()
 	if s.ledger = s.search(); s.ledger != nil {
 		for i, d := range s.devices[:min(s.ledger.DeviceCount(), len(s.devices))] {
 			d.account, _ = s.ledger.OpenAccount(i, 0)
 		}
 		s.close()
+		e.commit(s, s.remainder())
+	}
+	if !taken {
+		s.denyNative()
 	}
 	s.state = api.Released
 	s.let()
@@ -150,9 +170,16 @@ func (e *Enforcer) finish(r store.Slice) error {
 // reopen finds the slice's ledger again, settles who died meanwhile, and listens where the slice's
 // processes look for the enforcer.
 func (e *Enforcer) reopen(s *slice, r store.Slice) error {
+	if s.pool == nil && s.request.Pool != "" {
+		return fmt.Errorf("its pool %s is gone", s.request.Pool)
+	}
 	s.ledger = s.search()
 	if s.ledger == nil {
 		// Nobody has it mapped, so nobody has charged anything, and nobody can.
+		if len(s.devices) == 0 { // there was no driver truth when it began, and its quotas were promised all the same
+			s.devices = s.foresee()
+			e.commit(s, s.commitment())
+		}
 		if err := s.begin(r.LedgerName); err != nil {
 			return err
 		}
@@ -160,8 +187,12 @@ func (e *Enforcer) reopen(s *slice, r store.Slice) error {
 			return err
 		}
 	} else {
-		s.recover(r.Suspended)
+		s.recover(r)
 	}
+	if err := s.goOn(r); err != nil {
+		return err
+	}
+	s.resumeNative(r)
 	killpoint.Pass("restore.ledger")
 	if _, err := os.Lstat(filepath.Join(s.dir, bindName)); errors.Is(err, os.ErrNotExist) {
 		s.log.Error("the slice's directory was removed by somebody: a container that has it bound cannot attach new processes", "dir", s.dir)
@@ -172,6 +203,9 @@ func (e *Enforcer) reopen(s *slice, r store.Slice) error {
 	}
 	if err := s.listen(); err != nil {
 		return err
+	}
+	if err := s.serveJoined(); err != nil {
+		s.log.Error("let in the processes that joined the session", "err", err)
 	}
 	killpoint.Pass("restore.listening")
 	return e.watchSlice(s)
@@ -206,7 +240,7 @@ func (s *slice) pids() ([]int, error) {
 	}
 	var pids []int
 	for _, entry := range entries {
-		if pid, err := strconv.Atoi(entry.Name()); err == nil && process.Ancestor(pid, s.request.PID) {
+		if pid, err := strconv.Atoi(entry.Name()); err == nil && s.descends(pid) {
 			pids = append(pids, pid)
 		}
 	}
@@ -217,7 +251,7 @@ func (s *slice) pids() ([]int, error) {
 //
 // Processes that are checkpointed (suspended) hold what they are charged for again: who they are
 // stands in the page only, which their siblings can write.
-func (s *slice) recover(suspended bool) {
+func (s *slice) recover(r store.Slice) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	count := min(s.ledger.DeviceCount(), len(s.devices))
@@ -225,8 +259,13 @@ func (s *slice) recover(suspended bool) {
 		var err error
 		if i < count {
 			d.account, err = s.ledger.OpenAccount(i, 0)
-			if err == nil && suspended {
-				err = d.account.Limit(d.Limit)
+			if err == nil && !r.Expired {
+				err = s.refreeze(i)
+			}
+			if err == nil && r.Changing {
+				err = d.account.SetDevice(d.onPage(), s.e.contextBytes(d.UUID))
+			} else if err == nil && r.Suspended {
+				err = d.setLimit(d.Limit)
 			}
 		} else {
 			err = s.write(i) // the store had it, the page not yet
@@ -237,13 +276,32 @@ func (s *slice) recover(suspended bool) {
 		}
 		d.told = s.ledger.Recovered(i) // by the predecessor
 	}
+	if s.frozen != "" { // the predecessor may not have come to all of them
+		s.freeze(s.frozen)
+	}
 	s.next = s.ledger.HighLane() + 1
 	for number := uint32(1); number < s.next; number++ {
 		s.retake(number)
 	}
+	if r.Expired { // and the page is closed, or going to be
+		return
+	}
 	if err := s.verify(); err != nil {
 		s.damaged(err)
 	}
+}
+
+// goOn finishes with the slice's ledger what the predecessor had begun.
+func (s *slice) goOn(r store.Slice) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if r.Expired && s.state == api.Active {
+		s.shut()
+	}
+	if r.Changing {
+		return s.put()
+	}
+	return nil
 }
 
 // retake looks whose a lane is, by the page, and whether the kernel agrees. Called with mu held.

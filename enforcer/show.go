@@ -38,21 +38,24 @@ func (e *Enforcer) Devices(context.Context) ([]api.Device, error) {
 			e.truth.mu.Lock()
 			context := e.truth.contexts[g.Name]
 			e.truth.mu.Unlock()
-			shown = append(shown, api.Device{UUID: g.UUID, Index: g.Index, Name: g.Name, Total: g.Total, Context: context})
+			d := api.Device{UUID: g.UUID, Index: g.Index, Name: g.Name, Total: g.Total, Context: context}
+			e.showGiven(&d)
+			n := e.native.devices[g.Raw]
+			d.Enforcement, d.EnforcementReason = n.enforcement(), n.reason()
+			shown = append(shown, d)
 		}
 	}
 	for _, s := range e.all() {
 		s.mu.Lock()
 		for _, d := range s.devices {
-			i, known := index[d.UUID]
-			if !known {
-				i = len(shown)
-				index[d.UUID] = i
-				shown = append(shown, api.Device{UUID: d.uuid, Index: -1, Total: d.Total})
+			if _, known := index[d.UUID]; known {
+				continue
 			}
-			if !s.record() {
-				shown[i].Quotas += d.Limit
-			}
+			index[d.UUID] = len(shown)
+			named := api.Device{UUID: d.uuid, Index: -1, Total: d.Total}
+			e.showGiven(&named)
+			named.Enforcement, named.EnforcementReason = api.Intercept, (*nativeDevice)(nil).reason()
+			shown = append(shown, named)
 		}
 		s.mu.Unlock()
 	}
@@ -66,10 +69,14 @@ func (s *slice) show(processes bool) api.Slice {
 	shown := api.Slice{
 		ID: r.ID, Generation: s.generation, State: s.state, Reason: s.reason, Mode: r.Mode,
 		Pool: r.Pool, Tenant: r.Tenant, Container: r.Container, Session: r.Session, PID: r.PID,
-		Created: s.created, TTL: r.TTL, Devices: []api.DeviceUse{}, ProcessCount: len(s.lanes),
+		Created: s.created, Devices: []api.DeviceUse{}, ProcessCount: len(s.lanes),
 	}
+	s.showLease(&shown)
 	if s.state == left {
 		shown.State = api.Active
+	}
+	if s.frozen != "" && shown.State == api.Active {
+		shown.State, shown.Reason = api.Frozen, s.frozen
 	}
 	if !r.Session {
 		shown.Cgroup = s.cgroup.String()
@@ -100,6 +107,12 @@ func (s *slice) showDevice(index int, d *device) api.DeviceUse {
 		Allocations: f.Allocations, Refusals: f.Refusals, Recovered: f.Recovered,
 	}
 	use.Limit = d.shownLimit()
+	use.Enforcement = s.enforcementOn(d.UUID)
+	for at, x := range s.suspects {
+		if at.device == d.UUID && x.action != "" {
+			use.Bypass += min(x.bytes, d.Total)
+		}
+	}
 	if s.e.truth != nil {
 		if g := s.e.truth.device(d.UUID); g != nil {
 			use.Index, use.Name = g.Index, g.Name
@@ -137,6 +150,9 @@ func (s *slice) showProcesses() []api.Process {
 			}
 			if x := d.excess[pid]; x != nil {
 				use.Overhead += x.charged
+			}
+			if x := s.suspects[place{d.UUID, pid}]; x != nil && x.action != "" {
+				process(pid).Bypass = x.cause
 			}
 			if bytes, ok := d.driver[pid]; ok {
 				use.Driver = &bytes

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
@@ -31,7 +32,11 @@ type slice struct {
 	initStart  uint64
 	cgroup     cgroup.Path     // of a container
 	identity   ledger.Identity // of its ledger, once there is one
+	token      [32]byte        // the SHA-256 of a session's token; zero if it has none
 	init       *process.Handle // nil if it was dead already when the enforcer restarted
+	pool       *pool           // of which it is a member; nil if of none
+
+	joined atomic.Pointer[[]joined] // those that joined a session: what it points to does not change
 
 	mu      sync.Mutex
 	state   api.State
@@ -47,8 +52,27 @@ type slice struct {
 	next  uint32   // lanes from here on were never given out
 	live  ledger.Live
 
+	suspects    map[place]*suspect // processes that hold memory past the ledger
+	suspicious  time.Time          // when it was frozen, or would have been again
+	frozen      string             // why nothing more is given; "" if it is
+	overwritten bool               // its page was, and nothing is done about it yet
+
 	untold map[int]*untold // refusals of processes that ended, by pid
 	hints  hints           // how many processes have said so
+	turned turned          // who got no place in the ledger
+
+	quotas   []api.Quota // as they are now; request has those that it began with
+	changing bool        // the page's limits are being set to those in devices
+	lowered  bool        // a quota is less than what is used, which admission still counts
+	ttl      time.Duration
+	deadline time.Duration // since boot; 0 is never
+	ending   bool          // this enforcer sees to its end
+	expired  bool          // it is known that its time is over
+	asked    time.Duration // since boot: when its processes were asked to end; 0 if they were not
+
+	mayBeLimited bool              // the driver has limits of its cgroup, or is going to (native.go)
+	inherited    bool              // it may have some of a former enforcer
+	unlimited    map[[16]byte]bool // devices on which the driver could not be given a limit
 }
 
 // device is one device of a slice's ledger: the enforcer's own copy of what it wrote there.
@@ -56,11 +80,13 @@ type device struct {
 	ledger.Device
 	uuid    string
 	account *ledger.Account
+	pool    *pool           // whose quota counts as long as the slice has none of its own here; else nil
 	excess  map[int]*excess // by pid: what the driver holds beyond the ledger
 	driver  map[int]uint64  // by pid: driver truth, as of the last comparison
 	told    uint64          // of what was given back for the dead: bytes
 
 	suspended map[uint32]uint64 // by lane: what a checkpointed process is charged for; Limit is higher by it
+	frozen    bool              // the page has 0 in Limit's place
 }
 
 // left is the state of a slice that goes on without this enforcer.
@@ -74,23 +100,39 @@ func (s *slice) record() bool { return s.request.Mode == api.Record }
 func (s *slice) stored() store.Slice {
 	r := store.Slice{
 		Request: s.request, Generation: s.generation, Created: s.created,
+		Changing: s.changing, Deadline: s.deadline, Expired: s.expired, Asked: s.asked,
 		BootID: s.e.boot, InitStart: s.initStart,
 		CgroupMount: s.cgroup.Mount, CgroupRel: s.cgroup.Rel, CgroupInode: s.cgroup.Inode, CgroupV2: s.cgroup.V2,
-		Dir: s.dir, LedgerName: s.identity.Name, LedgerDev: s.identity.Dev, LedgerInode: s.identity.Inode,
+		Native: s.mayBeLimited,
+		Dir:    s.dir, LedgerName: s.identity.Name, LedgerDev: s.identity.Dev, LedgerInode: s.identity.Inode,
+		Joined: s.storedJoined(),
+	}
+	r.Request.Quotas, r.Request.TTL = s.quotas, s.ttl
+	if s.token != [32]byte{} {
+		r.TokenSum = s.token[:]
 	}
 	for _, d := range s.devices {
 		r.Suspended = r.Suspended || len(d.suspended) > 0
-		bytes, _ := quotaOn(s.request.Quotas, d.UUID, d.Total)
+		bytes := d.given()
+		if s.record() {
+			bytes, _ = quotaOn(s.quotas, d.UUID, d.Total)
+		}
 		r.Limits = append(r.Limits, store.Limit{Device: d.uuid, Bytes: bytes, Total: d.Total})
 	}
 	return r
 }
 
-// describe makes the enforcer's copy of a device on which the slice may keep limit bytes.
+// describe makes the enforcer's copy of a device on which the slice may keep limit bytes; 0 is of one that others have.
 func (s *slice) describe(uuid driver.UUID, limit, total uint64) *device {
 	d := &device{
 		Device: ledger.Device{UUID: uuid.Raw, Limit: limit, Quota: min(limit, total), Total: total},
 		uuid:   uuid.String(), excess: make(map[int]*excess), suspended: make(map[uint32]uint64),
+	}
+	if limit == ledger.NoLimit {
+		d.pool = s.pool
+	}
+	if limit == 0 {
+		d.Quota = total // it has no quota there: programs see the device, and nothing free
 	}
 	if s.record() {
 		// Nothing is refused, so nothing else must differ for the program either.
@@ -106,8 +148,8 @@ func (s *slice) write(index int) error {
 	if err != nil {
 		return err
 	}
-	d.account = account
-	return account.SetDevice(d.Device, s.e.contextBytes(d.UUID))
+	d.account, d.frozen = account, s.frozen != ""
+	return account.SetDevice(d.onPage(), s.e.contextBytes(d.UUID))
 }
 
 // find the ledger's index of a device; -1 if it has it not. Called with mu held.
@@ -146,6 +188,8 @@ func (s *slice) damaged(err error) {
 		return
 	}
 	s.state, s.reason = api.Damaged, err.Error()
+	// Not at a restart: a page that another version left need not be what this one expects.
+	s.overwritten = s.server != nil && (errors.Is(err, ledger.ErrDamaged) || errors.Is(err, ledger.ErrBusy))
 	s.ledger.SetClosed()
 	s.log.Error("the slice's ledger is damaged: a process of the slice overwrote it, or the slice is under attack; nothing more can be charged until the slice is released", "err", err)
 }
@@ -154,12 +198,22 @@ func (s *slice) damaged(err error) {
 func (s *slice) check() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.state != api.Active {
+	s.tellTurned()
+	switch s.state {
+	case api.Active:
+		if err := s.verify(); err != nil {
+			s.damaged(err)
+			return
+		}
+		if s.pool != nil {
+			s.pool.compare(s)
+		}
+	case api.Expired: // nothing is charged any more, so nothing can be charged wrongly
+	default:
 		return
 	}
-	if err := s.verify(); err != nil {
-		s.damaged(err)
-		return
+	if s.lowered {
+		s.recommit()
 	}
 	s.tellCounts(false)
 }
@@ -168,7 +222,7 @@ func (s *slice) check() {
 func (s *slice) verify() error {
 	headers := make([]ledger.Device, len(s.devices))
 	for i, d := range s.devices {
-		headers[i] = d.Device
+		headers[i] = d.onPage()
 	}
 	if err := s.ledger.Check(s.record(), false, headers); err != nil {
 		return err
@@ -203,13 +257,16 @@ func (s *slice) running() bool {
 	return populated
 }
 
-// leave lets go of the slice without ending it. Called once.
+// leave lets go of the slice without ending it. Called once, with change held if the slice is known to anybody.
 func (s *slice) leave() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.state = left
 	s.hangUp()
 	s.let()
+	if s.pool != nil {
+		s.pool.part(s)
+	}
 }
 
 // hangUp closes the attach socket. Called with mu held.
@@ -225,6 +282,7 @@ func (s *slice) hangUp() {
 
 // let closes what this process has open for the slice, but for the attach socket. Called with mu held.
 func (s *slice) let() {
+	s.acquit()
 	var errs []error
 	for n, l := range s.lanes {
 		s.e.deaths.Unwatch(l.process)
@@ -232,6 +290,7 @@ func (s *slice) let() {
 		delete(s.lanes, n)
 	}
 	clear(s.byPID)
+	s.letJoined()
 	if s.ledger != nil {
 		errs = append(errs, s.ledger.Close())
 		s.ledger = nil

@@ -25,13 +25,23 @@ func (d *device) away() uint64 {
 	return sum
 }
 
-// setAway changes what a lane counts for, and the limit with it. Called with mu held.
+// given is the limit without that. Called with mu held.
+func (d *device) given() uint64 {
+	if d.Limit == ledger.NoLimit {
+		return d.Limit
+	}
+	return d.Limit - d.away()
+}
+
+// setAway changes what a lane counts for, and the limit with it, if there is one. Called with mu held.
 func (d *device) setAway(number uint32, bytes uint64) error {
-	limit := d.Limit - d.suspended[number] + bytes
-	if err := d.account.Limit(limit); err != nil {
+	limit := d.Limit
+	if limit != ledger.NoLimit {
+		limit += bytes - d.suspended[number]
+	}
+	if err := d.setLimit(limit); err != nil {
 		return err
 	}
-	d.Limit = limit
 	if bytes == 0 {
 		delete(d.suspended, number)
 	} else {
@@ -88,6 +98,11 @@ func (s *slice) suspend(peer *process.Handle, pid uint64) error {
 			return ledger.StatusClosed
 		}
 	}
+	if s.pool != nil {
+		if err := s.pool.suspend(l.process.PID); err != nil {
+			return err
+		}
+	}
 	s.log.Debug("a process is checkpointed", "pid", l.process.PID)
 	return s.e.store.PutSlice(s.stored())
 }
@@ -111,12 +126,20 @@ func (s *slice) resume(peer *process.Handle, pid uint64) error {
 		}
 		was[d] = bytes
 		err := d.setAway(l.number, 0)
-		if err == nil && s.figures(i).Used > d.Limit {
+		if err == nil && (d.frozen || s.figures(i).Used > d.Limit) {
 			err = ledger.StatusRefused
 		}
 		if err != nil {
 			for d, bytes := range was {
 				_ = d.setAway(l.number, bytes) // it stays away; what fails here is seen by the next check
+			}
+			return err
+		}
+	}
+	if s.pool != nil {
+		if err := s.pool.resume(l.process.PID); err != nil {
+			for d, bytes := range was {
+				_ = d.setAway(l.number, bytes)
 			}
 			return err
 		}

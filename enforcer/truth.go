@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
@@ -37,6 +38,7 @@ var errHangs = errors.New("the driver does not answer")
 type truth struct {
 	source  Truth
 	devices []*gpu
+	version string // the driver's, as it was at the start: who asks the enforcer who it is shall not wait for the driver
 
 	mu       sync.Mutex
 	contexts map[string]uint64 // learned cost of a first context, by model
@@ -46,6 +48,10 @@ type gpu struct {
 	driver.Device
 	slot chan struct{} // taken while the driver is asked about this device
 	kick chan struct{} // compare soon
+
+	begin    time.Time     // what is in answer is counted from
+	answer   atomic.Int64  // when the driver last said who holds what, or nobody needed to know
+	failures atomic.Uint64 // questions that it did not answer
 
 	mu      sync.Mutex
 	failing bool
@@ -59,18 +65,23 @@ func (e *Enforcer) openTruth() error {
 		return nil
 	}
 	t := &truth{source: e.options.Truth}
-	found := make(chan []driver.Device, 1)
+	type answer struct {
+		devices []driver.Device
+		version string
+	}
+	found := make(chan answer, 1)
 	go func() {
 		devices, err := t.source.Devices()
 		if err != nil {
 			e.log.Error("a device cannot be read; no slice can use it", "err", err)
 		}
-		found <- devices
+		found <- answer{devices, t.source.DriverVersion()}
 	}()
 	select {
-	case devices := <-found:
-		for _, d := range devices {
-			t.devices = append(t.devices, &gpu{Device: d, slot: make(chan struct{}, 1), kick: make(chan struct{}, 1)})
+	case a := <-found:
+		t.version = a.version
+		for _, d := range a.devices {
+			t.devices = append(t.devices, &gpu{Device: d, slot: make(chan struct{}, 1), kick: make(chan struct{}, 1), begin: time.Now()})
 		}
 	case <-time.After(2 * patience):
 		return fmt.Errorf("list the devices: %w (nvidia-smi hangs too?)", errHangs)

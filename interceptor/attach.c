@@ -57,34 +57,59 @@ static void explain(struct process *process, enum ask_result result, uint16_t st
 	}
 }
 
+/* NULL if the descriptor is not of a ledger. */
+static struct ledger *map_ledger(int descriptor)
+{
+	struct ledger *ledger;
+
+	if (descriptor < 0)
+		return NULL;
+	ledger =
+	    mmap(NULL, sizeof(struct ledger), PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+	if (ledger == MAP_FAILED)
+		return NULL;
+	if (!ledger_valid(ledger, sizeof(struct ledger))) {
+		munmap(ledger, sizeof(struct ledger));
+		return NULL;
+	}
+	return ledger;
+}
+
 /*
  * Take the answer to ATTACH_OP_ATTACH. The page is mapped before the enforcer is asked whether it
  * is still there: one that died in between may have a successor by now that looked for a process
  * with this page, found none, and made another; what was charged on ours would count for nothing.
  */
 static enum ask_result adopt(struct process *process, const struct attach_reply *reply,
-                             int descriptor, int connection)
+                             const int descriptors[ASK_DESCRIPTORS], int connection)
 {
-	struct ledger *ledger;
+	struct ledger *ledger = NULL, *pool = NULL;
 	enum ask_result result = ASK_NONSENSE;
 
-	if (descriptor < 0 || reply->lane == 0 || reply->lane >= LEDGER_LANES ||
+	if (reply->lane == 0 || reply->lane >= LEDGER_LANES || reply->pool_lane >= LEDGER_LANES ||
 	    reply->size != sizeof(struct ledger))
 		return ASK_NONSENSE;
-	ledger =
-	    mmap(NULL, sizeof(struct ledger), PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
-	if (ledger == MAP_FAILED)
-		return ASK_NONSENSE;
-	if (ledger_valid(ledger, reply->size)) {
+	ledger = map_ledger(descriptors[0]);
+	if (reply->pool_lane)
+		pool = map_ledger(descriptors[1]);
+	if (ledger && (pool || !reply->pool_lane)) {
 		errno = ECONNRESET;
 		result = enforcer_there(connection) ? ASK_ANSWERED : ASK_UNREACHABLE;
 	}
 	if (result != ASK_ANSWERED) {
-		munmap(ledger, sizeof(struct ledger));
+		int saved = errno;
+
+		if (ledger)
+			munmap(ledger, sizeof(struct ledger));
+		if (pool)
+			munmap(pool, sizeof(struct ledger));
+		errno = saved;
 		return result;
 	}
 	process->ledger = ledger;
 	process->lane = reply->lane;
+	process->pool_ledger = pool;
+	process->pool_lane = reply->pool_lane;
 	__atomic_store_n(&process->attached, 1, __ATOMIC_RELEASE);
 	return ASK_ANSWERED;
 }
@@ -92,13 +117,13 @@ static enum ask_result adopt(struct process *process, const struct attach_reply 
 /* Ask; if `patient`, wait for an enforcer that is being restarted: it is back in a moment, and a
  * program should not fail for that. One that hangs (EAGAIN) was waited for already. */
 static enum ask_result ask(struct attach_request *request, struct attach_reply *reply,
-                           int *descriptor, int *connection, bool patient)
+                           int descriptors[ASK_DESCRIPTORS], int *connection, bool patient)
 {
 	uint64_t start = now();
 
 	for (;;) {
 		struct timespec pause = {.tv_nsec = RETRY_PAUSE};
-		enum ask_result result = ask_enforcer(request, reply, descriptor, connection);
+		enum ask_result result = ask_enforcer(request, reply, descriptors, connection);
 
 		if (result != ASK_UNREACHABLE || errno == EAGAIN || !patient ||
 		    now() - start >= FIRST_PATIENCE)
@@ -116,16 +141,18 @@ void attach_process(struct process *process)
 	for (int again = 0;; again++) {
 		struct attach_request request = {.op = ATTACH_OP_ATTACH};
 		struct attach_reply reply = {0};
-		int descriptor, connection, error;
-		enum ask_result result = ask(&request, &reply, &descriptor, &connection, first);
+		int descriptors[ASK_DESCRIPTORS], connection, error;
+		enum ask_result result = ask(&request, &reply, descriptors, &connection, first);
 		bool died;
 
 		if (result == ASK_ANSWERED && reply.status == ATTACH_OK)
-			result = adopt(process, &reply, descriptor, connection);
+			result = adopt(process, &reply, descriptors, connection);
 		died = result == ASK_UNREACHABLE && connection >= 0;
 		error = errno;
-		if (descriptor >= 0)
-			close(descriptor);
+		for (unsigned i = 0; i < ASK_DESCRIPTORS; i++) {
+			if (descriptors[i] >= 0)
+				close(descriptors[i]);
+		}
 		if (connection >= 0)
 			close(connection);
 		errno = error;
@@ -142,13 +169,7 @@ void attach_process(struct process *process)
 
 int attach_known_device(const struct process *process, const uint8_t uuid[16])
 {
-	uint32_t count = __atomic_load_n(&process->ledger->device_count, __ATOMIC_ACQUIRE);
-
-	for (uint32_t i = 0; i < count && i < LEDGER_DEVICES; i++) {
-		if (memcmp(process->ledger->device[i].uuid, uuid, 16) == 0)
-			return (int)i;
-	}
-	return -1;
+	return account_find_device(process->ledger, uuid);
 }
 
 /* The device's place in process->refused: its own, or that of the one refused longest ago. */
@@ -169,7 +190,7 @@ int attach_device(struct process *process, const uint8_t uuid[16], uint64_t byte
 {
 	struct attach_request request = {.op = ATTACH_OP_DEVICE, .bytes = bytes};
 	struct attach_reply reply = {0};
-	int descriptor, device = attach_known_device(process, uuid);
+	int device = attach_known_device(process, uuid);
 	size_t place;
 
 	if (device >= 0)
@@ -179,9 +200,7 @@ int attach_device(struct process *process, const uint8_t uuid[16], uint64_t byte
 	    now() < process->refused[place].retry_at)
 		return -1;
 	memcpy(request.uuid, uuid, 16);
-	if (ask(&request, &reply, &descriptor, NULL, true) == ASK_ANSWERED) {
-		if (descriptor >= 0)
-			close(descriptor);
+	if (ask(&request, &reply, NULL, NULL, true) == ASK_ANSWERED) {
 		if (reply.status == ATTACH_OK && reply.device < LEDGER_DEVICES)
 			return (int)reply.device;
 		if (ordinal >= 0)

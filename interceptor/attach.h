@@ -17,7 +17,7 @@
 #include <stdint.h>
 
 #define ATTACH_MAGIC 0x31415347u /* "GSA1" */
-#define ATTACH_VERSION 1u
+#define ATTACH_VERSION 2u
 
 /* Where a container finds its slice; bound there by the hook. */
 #define ATTACH_CONTAINER_DIR "/.gpuslice"
@@ -26,10 +26,11 @@
 #define ATTACH_DIR_ENV "GPUSLICE_DIR"
 
 enum attach_op {
-	/* Give me a place in the ledger. Answered with the ledger's descriptor (SCM_RIGHTS). */
+	/* Give me a place in the ledger. Answered with the ledger's descriptor (SCM_RIGHTS); if the
+	 * slice is in a pool, with that of the pool's ledger as the second. */
 	ATTACH_OP_ATTACH = 1,
-	/* Which ledger device is `uuid`, of `bytes` bytes? Adds it if the slice's quota covers it.
-	 */
+	/* Which ledger device is `uuid`, of `bytes` bytes? Adds it if the slice's quota covers it,
+	 * and its pool's; then the pool's ledger has it, too, at an index of its own. */
 	ATTACH_OP_DEVICE = 2,
 	/* I made my first context on `device`: how much does the driver hold for me there?
 	 * (driver truth for this process, in bytes; ATTACH_UNKNOWN without NVML) */
@@ -90,6 +91,7 @@ enum attach_status {
 	ATTACH_REFUSED = 8,    /* it does not fit */
 };
 
+/* A field that is not of the operation is 0. */
 struct attach_request {
 	uint32_t magic;
 	uint16_t version;
@@ -102,7 +104,8 @@ struct attach_request {
 	uint64_t used;     /* ATTACH_OP_REFUSED: bytes charged then by all, overhead included */
 	uint64_t overhead; /* ATTACH_OP_REFUSED: of that, as struct refusal has it */
 	uint32_t call;     /* ATTACH_OP_REFUSED: enum attach_call */
-	uint32_t reserved; /* 0, and so is each field that is not of the operation */
+	uint32_t pool;     /* ATTACH_OP_REFUSED: 1 if it was the pool's limit; then `used` and
+	                    * `overhead` are the pool's */
 };
 static_assert(sizeof(struct attach_request) == 64, "attach_request");
 
@@ -114,7 +117,9 @@ struct attach_reply {
 	uint32_t device; /* ATTACH_OP_DEVICE: ledger device index */
 	uint64_t bytes;  /* ATTACH_OP_TRUTH: what the driver holds for the process on the device */
 	uint64_t size;   /* ATTACH_OP_ATTACH: the ledger's size in bytes */
-	uint64_t reserved[4];
+	uint32_t pool_lane; /* ATTACH_OP_ATTACH: its lane in the pool's ledger; 0 without a pool */
+	uint32_t reserved0;
+	uint64_t reserved[3];
 };
 static_assert(sizeof(struct attach_reply) == 64, "attach_reply");
 

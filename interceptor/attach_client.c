@@ -40,12 +40,21 @@ static bool socket_path(struct sockaddr_un *address)
 	return true;
 }
 
+static void hang_up(int descriptors[ASK_DESCRIPTORS])
+{
+	for (unsigned i = 0; i < ASK_DESCRIPTORS; i++) {
+		if (descriptors[i] >= 0)
+			close(descriptors[i]);
+		descriptors[i] = -1;
+	}
+}
+
 static enum ask_result exchange(int s, const struct attach_request *request,
-                                struct attach_reply *reply, int *descriptor)
+                                struct attach_reply *reply, int descriptors[ASK_DESCRIPTORS])
 {
 	union {
 		struct cmsghdr align;
-		char bytes[CMSG_SPACE(sizeof(int))];
+		char bytes[CMSG_SPACE(sizeof(int[ASK_DESCRIPTORS]))];
 	} control;
 	struct iovec io = {.iov_base = reply, .iov_len = sizeof(*reply)};
 	struct msghdr message = {.msg_iov = &io,
@@ -71,14 +80,14 @@ static enum ask_result exchange(int s, const struct attach_request *request,
 		return ASK_UNREACHABLE;
 	}
 	header = CMSG_FIRSTHDR(&message);
-	if (header && header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS &&
-	    header->cmsg_len == CMSG_LEN(sizeof(int)))
-		memcpy(descriptor, CMSG_DATA(header), sizeof(int));
+	for (unsigned i = 0; header && i < ASK_DESCRIPTORS; i++) {
+		if (header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS &&
+		    header->cmsg_len >= CMSG_LEN((i + 1) * sizeof(int)))
+			memcpy(&descriptors[i], CMSG_DATA(header) + i * sizeof(int), sizeof(int));
+	}
 	if (n != (ssize_t)sizeof(*reply) || (message.msg_flags & MSG_TRUNC) ||
 	    reply->magic != ATTACH_MAGIC || reply->version != ATTACH_VERSION) {
-		if (*descriptor >= 0)
-			close(*descriptor);
-		*descriptor = -1;
+		hang_up(descriptors);
 		return ASK_NONSENSE;
 	}
 	return ASK_ANSWERED;
@@ -92,14 +101,16 @@ static void sign(struct attach_request *request)
 }
 
 enum ask_result ask_enforcer(struct attach_request *request, struct attach_reply *reply,
-                             int *descriptor, int *connection)
+                             int descriptors[ASK_DESCRIPTORS], int *connection)
 {
 	struct timeval patience = {.tv_sec = ASK_SECONDS};
 	struct sockaddr_un address;
 	enum ask_result result;
-	int s, saved;
+	int s, saved, none[ASK_DESCRIPTORS];
+	int *got = descriptors ? descriptors : none;
 
-	*descriptor = -1;
+	for (unsigned i = 0; i < ASK_DESCRIPTORS; i++)
+		got[i] = -1;
 	if (connection)
 		*connection = -1;
 	sign(request);
@@ -113,8 +124,10 @@ enum ask_result ask_enforcer(struct attach_request *request, struct attach_reply
 	if (connect(s, (const struct sockaddr *)&address, sizeof(address)) < 0)
 		result = ASK_UNREACHABLE;
 	else
-		result = exchange(s, request, reply, descriptor);
+		result = exchange(s, request, reply, got);
 	saved = errno;
+	if (!descriptors)
+		hang_up(got);
 	if (connection && result == ASK_ANSWERED)
 		*connection = s;
 	else

@@ -17,15 +17,18 @@ enum ask_result {
 /* How long the enforcer may take to answer, in seconds. */
 #define ASK_SECONDS 5
 
+/* How many descriptors come with an answer at most. */
+#define ASK_DESCRIPTORS 2
+
 /*
- * Ask the enforcer one question. magic and version of `request` are filled in. *descriptor becomes
- * the one that came with the answer, or -1.
+ * Ask the enforcer one question. magic and version of `request` are filled in. `descriptors` become
+ * those that came with the answer, or -1; NULL is for a question that is answered without.
  *
  * If `connection` is NULL the connection is closed. Else it is left open in *connection (-1 if
  * there is none), for the caller to see whether the enforcer that answered is still there.
  */
 enum ask_result ask_enforcer(struct attach_request *request, struct attach_reply *reply,
-                             int *descriptor, int *connection);
+                             int descriptors[ASK_DESCRIPTORS], int *connection);
 
 /*
  * Tell the enforcer something that is not answered. It never waits: if nobody listens, or too many

@@ -18,11 +18,9 @@ static bool tell(enum attach_op op, int pid)
 	struct attach_request request = {.op = (uint16_t)op, .bytes = (uint64_t)(unsigned int)pid};
 	struct attach_reply reply = {0};
 	enum ask_result result;
-	int descriptor, saved = errno;
+	int saved = errno;
 
-	result = ask_enforcer(&request, &reply, &descriptor, NULL);
-	if (descriptor >= 0)
-		close(descriptor);
+	result = ask_enforcer(&request, &reply, NULL, NULL);
 	errno = saved;
 	/* A process that is not of the slice is not the slice's to count. */
 	return result == ASK_ANSWERED &&

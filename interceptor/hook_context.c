@@ -31,13 +31,13 @@ static bool beyond_ledger(CUdevice ordinal, uint64_t *bytes)
 	if (device < 0)
 		return false;
 	lock_take(&process->account_lock);
-	number = process->account[device].number;
-	held = process->account[device].held;
+	number = process->account[device].slice.number;
+	held = process->account[device].slice.held;
 	contexts = process->context_bytes[device];
 	lock_give(&process->account_lock);
 	if (!process_truth(ordinal, &truth))
 		return false;
-	if (__atomic_load_n(&process->account[device].number, __ATOMIC_RELAXED) != number)
+	if (__atomic_load_n(&process->account[device].slice.number, __ATOMIC_RELAXED) != number)
 		return false;
 	*bytes = truth > held - contexts ? truth - (held - contexts) : 0;
 	return true;

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The ledger: the shared memory of one slice, in which its processes charge bytes of VRAM.
+ * The ledger: the shared memory of one slice, in which its processes charge bytes of VRAM. A pool
+ * of slices has one, too, in which all processes of its members charge (charge.h); read "pool" for
+ * "slice" there.
  *
  * This file is the only description of the layout. The interceptor is compiled from it; the
  * enforcer (Go) uses the same functions through cgo (package enforcer/ledger); nothing else reads
@@ -45,7 +47,7 @@
 #include <stdint.h>
 
 #define LEDGER_MAGIC 0x52474c4543494c53ull /* "SLICELGR" */
-#define LEDGER_LAYOUT 2u                   /* raised by any change of the structures below */
+#define LEDGER_LAYOUT 3u                   /* raised by any change of the structures below */
 #define LEDGER_DEVICES 16u
 #define LEDGER_SLOTS 4096u              /* processes of a slice at one time */
 #define LEDGER_LANES (LEDGER_SLOTS + 1) /* lane 0 is the enforcer's */
@@ -126,7 +128,8 @@ struct ledger {
 	uint32_t flags;
 	uint32_t record;   /* 1: record mode, nothing is refused */
 	uint8_t slice[16]; /* random name of this ledger: tells one mapping from another */
-	uint64_t reserved[9];
+	char pool[64];     /* the pool's name, with a 0 at its end; a slice's is empty */
+	uint64_t reserved[1];
 	struct ledger_device device[LEDGER_DEVICES];
 	uint8_t padding[4096 - 128 - 128 * LEDGER_DEVICES]; /* lanes begin on a page */
 	struct ledger_lane lane[LEDGER_LANES];

@@ -18,10 +18,12 @@ enum {
 	NVML_ERROR_UNINITIALIZED = 1,
 	NVML_ERROR_INVALID_ARGUMENT = 2,
 	NVML_ERROR_NOT_SUPPORTED = 3,
+	NVML_ERROR_NO_PERMISSION = 4,
 	NVML_ERROR_NOT_FOUND = 6,
 	NVML_ERROR_INSUFFICIENT_SIZE = 7,
 	NVML_ERROR_DRIVER_NOT_LOADED = 9,
 	NVML_ERROR_FUNCTION_NOT_FOUND = 13,
+	NVML_ERROR_OPERATING_SYSTEM = 17,
 	NVML_ERROR_LIB_RM_VERSION_MISMATCH = 18,
 	NVML_ERROR_MEMORY = 20,
 	NVML_ERROR_ARGUMENT_VERSION_MISMATCH = 25,
@@ -40,6 +42,21 @@ typedef struct {
 } nvmlMemory_v2_t;
 static_assert(sizeof(nvmlMemory_v2_t) == 40, "nvmlMemory_v2_t");
 #define NVML_MEMORY_V2 NVML_STRUCT_VERSION(nvmlMemory_v2_t, 2)
+
+/* Of drivers since R615. Soft 0 and hard NVML_DEVICE_MEMORY_LIMIT_MAX are no limit. */
+#define NVML_DEVICE_MEMORY_LIMIT_MAX 0xffffffffffffffffull
+
+typedef struct {
+	const char *nameSpace;                   /* a cgroup's directory */
+	unsigned long long softLimit, hardLimit; /* bytes */
+} nvmlSetMemoryLimits_v1_t;
+static_assert(sizeof(nvmlSetMemoryLimits_v1_t) == 24, "nvmlSetMemoryLimits_v1_t");
+
+typedef struct {
+	const char *nameSpace;
+	unsigned long long softLimit, hardLimit, currentUsed; /* bytes */
+} nvmlGetMemoryLimits_v1_t;
+static_assert(sizeof(nvmlGetMemoryLimits_v1_t) == 32, "nvmlGetMemoryLimits_v1_t");
 
 typedef struct {
 	unsigned int pid;

@@ -90,6 +90,25 @@ static int find_device(struct process *process, CUdevice ordinal)
 	return attach_device(process, (const uint8_t *)uuid.bytes, bytes, ordinal);
 }
 
+/* With account_lock held. False if the slice's pool has not the device: then nothing may be charged
+ * there. (The enforcer gives it to the pool first, so somebody has overwritten the pool's page.) */
+static bool open_account(struct process *process, uint32_t device)
+{
+	struct account *account = &process->account[device];
+	int in_pool;
+
+	if (process->pool_ledger) {
+		in_pool =
+		    account_find_device(process->pool_ledger, process->ledger->device[device].uuid);
+		if (in_pool < 0)
+			return false;
+		account->pool =
+		    ledger_open(process->pool_ledger, (uint32_t)in_pool, process->pool_lane);
+	}
+	account->slice = ledger_open(process->ledger, device, process->lane);
+	return true;
+}
+
 int process_device(struct process *process, CUdevice ordinal)
 {
 	int device;
@@ -113,9 +132,10 @@ int process_device(struct process *process, CUdevice ordinal)
 
 		lock_take(&process->account_lock);
 		if (!(process->opened & bit)) {
-			process->account[device - 1] =
-			    ledger_open(process->ledger, (uint32_t)device - 1, process->lane);
-			process->opened |= bit;
+			if (open_account(process, (uint32_t)device - 1))
+				process->opened |= bit;
+			else
+				device = 0;
 		}
 		lock_give(&process->account_lock);
 		__atomic_store_n(&process->device_of[ordinal], (uint8_t)device, __ATOMIC_RELEASE);
@@ -168,55 +188,71 @@ void process_count(CUdevice ordinal)
 	int device = process_device(process, ordinal);
 
 	if (device >= 0)
-		ledger_count_allocation(&process->account[device]);
+		ledger_count_allocation(&process->account[device].slice);
 }
 
-static void refuse(struct process *process, int device, uint64_t bytes, const char *what)
+static void refuse(struct process *process, int device, uint64_t bytes, bool by_pool,
+                   const char *what)
 {
 	struct refusal refusal;
 
 	lock_take(&process->account_lock);
-	ledger_count_refusal(&process->account[device]);
-	refusal = refusal_look(process, (uint32_t)device, bytes);
+	account_count_refusal(&process->account[device], by_pool);
+	refusal = refusal_look(process, (uint32_t)device, bytes, by_pool);
 	lock_give(&process->account_lock);
 	refusal_report(process, (uint32_t)device, &refusal, what);
 }
 
-static enum ledger_result try_charge(struct process *process, int device, uint64_t bytes)
+/* by_pool is account_charge()'s. */
+static enum ledger_result try_charge(struct process *process, int device, uint64_t bytes,
+                                     bool *by_pool)
 {
-	struct ledger_account *account = &process->account[device];
+	struct account *account = &process->account[device];
 	enum ledger_result result;
 
 	lock_take(&process->account_lock);
-	result = ledger_charge(account, bytes);
+	result = account_charge(account, bytes, by_pool);
 	lock_give(&process->account_lock);
 	return result;
 }
 
+/* Give back what the dead hold that this process can see to be dead: of its slice, and of other
+ * members of the pool in its pid namespace. Returns whether anything came back. */
+static bool settle_dead(struct process *process, int device)
+{
+	const struct account *account = &process->account[device];
+	bool any = sibling_settle_dead(process->ledger, (uint32_t)device, process->lane);
+
+	if (account->pool.ledger)
+		any |= sibling_settle_dead(account->pool.ledger, account->pool.device,
+		                           account->pool.lane);
+	return any;
+}
+
 /* The way that is taken seldom: it did not fit at once. */
-static __attribute__((noinline)) enum charge_result charge_slowly(struct process *process,
-                                                                  CUdevice ordinal, int device,
-                                                                  uint64_t bytes, const char *what,
-                                                                  enum ledger_result result)
+static __attribute__((noinline)) enum charge_result
+charge_slowly(struct process *process, CUdevice ordinal, int device, uint64_t bytes,
+              const char *what, enum ledger_result result, bool by_pool)
 {
 	int saved = errno;
 
 	while (result == LEDGER_REFUSED) {
 		bool more = pool_give_back(process, ordinal);
 
-		if (sibling_settle_dead(process->ledger, (uint32_t)device, process->lane))
+		if (settle_dead(process, device))
 			more = true;
 		/* Once more even if nothing came back: somebody else may have settled what we saw.
 		 */
-		result = try_charge(process, device, bytes);
+		result = try_charge(process, device, bytes, &by_pool);
 		if (!more)
 			break;
 	}
 	if (result == LEDGER_DAMAGED)
 		say_once(process, ONCE_DAMAGED,
-		         "the slice's ledger was overwritten: no more GPU memory is granted");
+		         "the %s's ledger was overwritten: no more GPU memory is granted",
+		         by_pool ? "pool" : "slice");
 	if (result != LEDGER_OK && what)
-		refuse(process, device, bytes, what);
+		refuse(process, device, bytes, by_pool, what);
 	errno = saved;
 	return result == LEDGER_OK ? CHARGE_OK : CHARGE_REFUSED;
 }
@@ -225,6 +261,7 @@ enum charge_result process_charge(CUdevice ordinal, uint64_t bytes, const char *
 {
 	struct process *process = process_attached();
 	enum ledger_result result;
+	bool by_pool;
 	int device;
 
 	if (__builtin_expect(!process, 0))
@@ -234,9 +271,9 @@ enum charge_result process_charge(CUdevice ordinal, uint64_t bytes, const char *
 		return CHARGE_UNATTACHED;
 	if (!bytes)
 		return CHARGE_OK; /* a context whose cost nobody knows yet */
-	result = try_charge(process, device, bytes);
+	result = try_charge(process, device, bytes, &by_pool);
 	if (__builtin_expect(result != LEDGER_OK, 0))
-		return charge_slowly(process, ordinal, device, bytes, what, result);
+		return charge_slowly(process, ordinal, device, bytes, what, result, by_pool);
 	return CHARGE_OK;
 }
 
@@ -245,25 +282,23 @@ enum charge_result process_try_charge(CUdevice ordinal, uint64_t bytes)
 	return process_charge(ordinal, bytes, NULL);
 }
 
-/* Add to what the account holds, up or down, without asking the limit. */
+/* Add to what is held, up or down, without asking a limit. */
 static void adjust(CUdevice ordinal, uint64_t more, uint64_t less, bool context)
 {
 	struct process *process = process_attached();
 	int device = process ? process_device(process, ordinal) : -1;
-	struct ledger_account *account;
+	struct account *account;
 
 	if (device < 0)
 		return;
 	account = &process->account[device];
 	lock_take(&process->account_lock);
-	if (less > account->held + more)
-		less = account->held + more;
-	(void)ledger_set(account, account->held + more - less);
+	account_adjust(account, more, less);
 	if (context) {
 		uint64_t *sum = &process->context_bytes[device];
 
 		*sum = *sum + more > less ? *sum + more - less : 0;
-		ledger_set_context(account, *sum);
+		account_set_context(account, *sum);
 	}
 	lock_give(&process->account_lock);
 }
@@ -289,7 +324,7 @@ enum charge_result process_charge_context(CUdevice ordinal, uint64_t bytes)
 	device = process_device(process, ordinal);
 	lock_take(&process->account_lock);
 	process->context_bytes[device] += bytes;
-	ledger_set_context(&process->account[device], process->context_bytes[device]);
+	account_set_context(&process->account[device], process->context_bytes[device]);
 	lock_give(&process->account_lock);
 	return CHARGE_OK;
 }
@@ -306,13 +341,11 @@ bool process_truth(CUdevice ordinal, uint64_t *bytes)
 	struct attach_request request = {.op = ATTACH_OP_TRUTH, .device = (uint32_t)device};
 	struct attach_reply reply = {0};
 	enum ask_result result;
-	int descriptor, saved = errno;
+	int saved = errno;
 
 	if (device < 0)
 		return false;
-	result = ask_enforcer(&request, &reply, &descriptor, NULL);
-	if (descriptor >= 0)
-		close(descriptor);
+	result = ask_enforcer(&request, &reply, NULL, NULL);
 	errno = saved;
 	if (result != ASK_ANSWERED || reply.status != ATTACH_OK)
 		return false;

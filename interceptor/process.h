@@ -6,6 +6,7 @@
 #ifndef GPUSLICE_PROCESS_H
 #define GPUSLICE_PROCESS_H
 
+#include "charge.h"
 #include "cuda_abi.h"
 #include "ledger.h"
 #include "lock.h"
@@ -28,12 +29,15 @@ struct pool;
  * (MADV_WIPEONFORK), which thereby begins anew: not attached, nothing held. */
 struct process {
 	struct lock attach_lock; /* guards attaching and `device_of` */
-	uint32_t attached;       /* 1 once `ledger` and `lane` are set */
+	uint32_t attached;       /* 1 once `ledger`, `lane` and the pool's are set */
 	uint32_t pid;            /* only where the kernel cannot wipe at fork; else 0 */
 	uint32_t said;           /* bits of enum once, see say.h */
 	uint64_t retry_at;       /* CLOCK_MONOTONIC nanoseconds: attach is not tried again before */
 	struct ledger *ledger;
 	uint32_t lane;
+	/* The ledger of the slice's pool, and the lane in it; NULL if the slice is in none. */
+	struct ledger *pool_ledger;
+	uint32_t pool_lane;
 
 	/* Ledger device of each CUDA device ordinal, plus one; 0 is not known yet. */
 	uint8_t device_of[PROCESS_ORDINALS];
@@ -45,8 +49,8 @@ struct process {
 
 	struct lock account_lock; /* guards `account`: a lane has one writer at a time */
 	uint32_t opened;          /* bit per ledger device: its account was opened */
-	struct ledger_account account[LEDGER_DEVICES];
-	uint64_t context_bytes[LEDGER_DEVICES]; /* part of account.held that is contexts */
+	struct account account[LEDGER_DEVICES];
+	uint64_t context_bytes[LEDGER_DEVICES]; /* part of what is held that is contexts */
 	uint64_t told_second;                   /* refusal.c: CLOCK_MONOTONIC second of the last */
 	uint32_t told;                          /* refusals of which the enforcer was told in it */
 

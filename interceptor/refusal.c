@@ -35,9 +35,10 @@ struct others {
 	uint64_t away;     /* of checkpointed ones: charged, and allowed for in the limit */
 };
 
-static struct others look_at_others(const struct process *process, uint32_t device)
+static struct others look_at_others(const struct ledger_account *account)
 {
-	const struct ledger *ledger = process->ledger;
+	const struct ledger *ledger = account->ledger;
+	uint32_t device = account->device;
 	uint32_t high = __atomic_load_n(&ledger->high_lane, __ATOMIC_ACQUIRE);
 	struct others others = {0};
 
@@ -46,7 +47,7 @@ static struct others look_at_others(const struct process *process, uint32_t devi
 		uint32_t state = __atomic_load_n(&l->state, __ATOMIC_ACQUIRE);
 		uint64_t context = __atomic_load_n(&l->entry[device].context, __ATOMIC_RELAXED);
 
-		if (lane == process->lane)
+		if (lane == account->lane)
 			continue;
 		/* One that was settled has left its figure in the entry, and holds nothing. */
 		if (state == LEDGER_LIVE && context)
@@ -57,11 +58,14 @@ static struct others look_at_others(const struct process *process, uint32_t devi
 	return others;
 }
 
-struct refusal refusal_look(struct process *process, uint32_t device, uint64_t bytes)
+struct refusal refusal_look(struct process *process, uint32_t device, uint64_t bytes, bool by_pool)
 {
-	const struct ledger_device *d = &process->ledger->device[device];
-	struct refusal refusal = {.say = say_wants_debug(), .tell = may_tell(process)};
-	uint64_t used = 0, limit = 0, overhead = 0, own = process->account[device].held;
+	const struct ledger_account *account =
+	    by_pool ? &process->account[device].pool : &process->account[device].slice;
+	const struct ledger_device *d = &account->ledger->device[account->device];
+	struct refusal refusal = {
+	    .say = say_wants_debug(), .tell = may_tell(process), .by_pool = by_pool};
+	uint64_t used = 0, limit = 0, overhead = 0, own = account->held;
 
 	if (!refusal.say && !refusal.tell)
 		return refusal;
@@ -70,11 +74,11 @@ struct refusal refusal_look(struct process *process, uint32_t device, uint64_t b
 	 * it gets, and the parts are cut so that they never add up to anything but `used`. */
 	for (unsigned looks = 0; looks < LOOKS; looks++) {
 		uint64_t tag = __atomic_load_n(&d->word.tag, __ATOMIC_ACQUIRE);
-		struct others others = look_at_others(process, device);
+		struct others others = look_at_others(account);
 
 		used = __atomic_load_n(&d->word.used, __ATOMIC_ACQUIRE);
 		limit = __atomic_load_n(&d->limit, __ATOMIC_RELAXED);
-		overhead = ledger_held(process->ledger, device, 0) + others.contexts +
+		overhead = ledger_held(account->ledger, account->device, 0) + others.contexts +
 		           process->context_bytes[device];
 		used -= least(others.away, used);
 		limit -= least(others.away, limit);
@@ -117,14 +121,42 @@ static struct figure figure(uint64_t bytes)
 	return f;
 }
 
-static void say_refusal(const uint8_t *u, const struct refusal *r, const char *what)
+/* " of pool NAME", or nothing. Any member could have written the name: what is no letter of one is
+ * not printed. */
+struct pool_name {
+	char text[sizeof(((struct ledger *)0)->pool) + 16];
+};
+
+static struct pool_name pool_name(const struct ledger *pool)
+{
+	struct pool_name name = {.text = ""};
+	size_t length;
+
+	if (!pool)
+		return name;
+	length = strlen(strcpy(name.text, " of pool "));
+	for (size_t i = 0; i < sizeof(pool->pool) && pool->pool[i]; i++) {
+		char c = pool->pool[i];
+		bool plain = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
+		             (c >= '0' && c <= '9') || c == '_' || c == '-' || c == '.';
+
+		name.text[length + i] = c;
+		if (!plain)
+			name.text[length + i] = '?';
+	}
+	return name;
+}
+
+static void say_refusal(const uint8_t *u, const struct refusal *r, const struct ledger *pool,
+                        const char *what)
 {
 	say_debug("refused %s of %s on "
 	          "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x: "
-	          "limit %s, used by this process %s, by siblings %s, overhead %s",
+	          "limit%s %s, used by this process %s, by siblings %s, overhead %s",
 	          what, figure(r->bytes).text, u[0], u[1], u[2], u[3], u[4], u[5], u[6], u[7], u[8],
-	          u[9], u[10], u[11], u[12], u[13], u[14], u[15], figure(r->limit).text,
-	          figure(r->own).text, figure(r->siblings).text, figure(r->overhead).text);
+	          u[9], u[10], u[11], u[12], u[13], u[14], u[15], pool_name(pool).text,
+	          figure(r->limit).text, figure(r->own).text, figure(r->siblings).text,
+	          figure(r->overhead).text);
 }
 
 static uint32_t call_of(const char *what)
@@ -140,7 +172,8 @@ void refusal_report(struct process *process, uint32_t device, const struct refus
                     const char *what)
 {
 	if (refusal->say)
-		say_refusal(process->ledger->device[device].uuid, refusal, what);
+		say_refusal(process->ledger->device[device].uuid, refusal,
+		            refusal->by_pool ? process->pool_ledger : NULL, what);
 	if (refusal->tell) {
 		struct attach_request request = {
 		    .op = ATTACH_OP_REFUSED,
@@ -149,6 +182,7 @@ void refusal_report(struct process *process, uint32_t device, const struct refus
 		    .used = refusal->own + refusal->siblings + refusal->overhead,
 		    .overhead = refusal->overhead,
 		    .call = call_of(what),
+		    .pool = refusal->by_pool,
 		};
 
 		tell_enforcer(&request);

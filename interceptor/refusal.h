@@ -22,10 +22,11 @@ struct refusal {
 	bool say, tell; /* to whom; if to nobody, the rest is 0 */
 	uint64_t bytes; /* asked for */
 	uint64_t limit, own, siblings, overhead;
+	bool by_pool; /* it was the pool's limit; siblings are all processes of its members */
 };
 
 /* Look, with account_lock held: then what this process holds stands still. */
-struct refusal refusal_look(struct process *process, uint32_t device, uint64_t bytes);
+struct refusal refusal_look(struct process *process, uint32_t device, uint64_t bytes, bool by_pool);
 
 /* Say and tell what was seen. `what` is process_charge()'s. errno may change. */
 void refusal_report(struct process *process, uint32_t device, const struct refusal *refusal,

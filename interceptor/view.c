@@ -1,6 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "view.h"
 
+/* What the slice's pool has left may be less than what the slice has. */
+static struct view with_pool(const struct ledger *pool, const uint8_t *uuid, struct view view)
+{
+	int device = account_find_device(pool, uuid);
+	const struct ledger_device *d;
+	uint64_t limit, used;
+
+	if (device < 0)
+		return (struct view){.total = view.total, .left = 0};
+	d = &pool->device[device];
+	used = __atomic_load_n(&d->word.used, __ATOMIC_RELAXED);
+	limit = __atomic_load_n(&d->limit, __ATOMIC_RELAXED);
+	view.total = least(view.total, __atomic_load_n(&d->quota, __ATOMIC_RELAXED));
+	view.left = least(view.left, limit > used ? limit - used : 0);
+	return view;
+}
+
 struct view view_of(const struct process *process, int device)
 {
 	struct view view = {.total = UINT64_MAX, .left = 0};
@@ -15,5 +32,5 @@ struct view view_of(const struct process *process, int device)
 	if (!process->ledger->record)
 		view.total = __atomic_load_n(&d->quota, __ATOMIC_RELAXED);
 	view.left = limit > used ? limit - used : 0;
-	return view;
+	return process->pool_ledger ? with_pool(process->pool_ledger, d->uuid, view) : view;
 }

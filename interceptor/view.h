@@ -5,7 +5,8 @@
 
 #include "process.h"
 
-/* In record mode both are more than any card has: the card is shown. */
+/* In record mode both are more than any card has: the card is shown. Of a slice in a pool, the
+ * smaller figures of the two. */
 struct view {
 	uint64_t total; /* bytes that are shown at most as the device's memory */
 	uint64_t left;  /* bytes that could still be charged: at most these are shown free */

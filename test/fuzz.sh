@@ -1,26 +1,73 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# fuzz.sh [TIME]: run each fuzz target of the tree for TIME (10s).
+#
+# fuzz.sh [TIME [NAME]]: run each fuzz target of the tree, or those that are called like NAME, for TIME (10s; 10m). Those of
+# Go are in its tests; those of C are test/fuzz/NAME.c, for libFuzzer, with the sanitizers of addresses and of
+# undefined behaviour. What a target fails on is kept where the next run, and `go test`, begin with it: testdata/fuzz beside
+# Go's, test/fuzz/corpus for C. The table at the end says how long each ran and how much it tried.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 go=${GO:-$(test/go.sh)}
-log=$(mktemp)
-trap 'rm -f "$log"' EXIT
+time=${1:-10s}
+name=${2:-}
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
 passed=0 failed=0
-while IFS=: read -r file target; do
-	if "$go" test -run '^$' -fuzz "^$target\$" -fuzztime "${1:-10s}" "./${file%/*}" >"$log" 2>&1 &&
-		tries=$(grep -oE 'execs: [1-9][0-9]*' "$log" | tail -1); then
-		echo "ok   ${file%/*} $target ($tries)"
+table=()
+
+# What C targets are linked with, beside what they include.
+declare -A with=([attach]="interceptor/ledger.c interceptor/charge.c")
+
+case $time in
+*m) seconds=$((${time%m} * 60)) ;;
+*s) seconds=${time%s} ;;
+*)
+	echo "fuzz: $time is not a time: 10s or 10m" >&2
+	exit 2
+	;;
+esac
+
+# result NAME STATUS TRIES BEGIN
+result() {
+	if [ "$2" = 0 ] && [ -n "$3" ]; then
 		passed=$((passed + 1))
+		table+=("$(printf '| %s | %d s | %s |' "$1" $((SECONDS - $4)) "$3")")
 	else
-		echo "FAIL ${file%/*} $target"
-		cat "$log"
+		echo "FAIL $1"
+		cat "$dir/log"
 		failed=$((failed + 1))
+		table+=("$(printf '| %s | %d s | FAILED |' "$1" $((SECONDS - $4)))")
 	fi
+}
+
+while IFS=: read -r file target; do
+	[[ ${file%/*}.$target == *"$name"* ]] || continue
+	begin=$SECONDS
+	"$go" test -run '^$' -fuzz "^$target\$" -fuzztime "$time" "./${file%/*}" >"$dir/log" 2>&1
+	status=$?
+	result "${file%/*} $target" "$status" "$(grep -oE 'execs: [1-9][0-9]*' "$dir/log" | tail -1 | grep -oE '[0-9]+')" "$begin"
 done < <(grep -roE --include='*_test.go' '^func Fuzz[A-Za-z0-9_]*' cmd enforcer hook shim | sed 's/func //')
+
+for file in test/fuzz/*.c; do
+	target=${file##*/}
+	target=${target%.c}
+	[[ $file == *"$name"* ]] || continue
+	begin=$SECONDS
+	mkdir -p "test/fuzz/corpus/$target" "$dir/$target"
+	# shellcheck disable=SC2086 # files are words
+	clang -std=gnu11 -g -O1 -Wall -Wextra -Werror -Iinterceptor -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all \
+		-o "$dir/$target.bin" "$file" ${with[$target]:-} >"$dir/log" 2>&1 &&
+		"$dir/$target.bin" -max_total_time="$seconds" -print_final_stats=1 -artifact_prefix="test/fuzz/corpus/$target/" \
+			"$dir/$target" "test/fuzz/corpus/$target" >"$dir/log" 2>&1
+	status=$?
+	result "$file" "$status" "$(grep -oE 'number_of_executed_units: [1-9][0-9]*' "$dir/log" | grep -oE '[0-9]+')" "$begin"
+done
+
 if [ $((passed + failed)) = 0 ]; then
 	echo "FAIL no fuzz target was found"
 	failed=1
 fi
+printf '| target | ran | tried |\n|---|---|---|\n'
+printf '%s\n' "${table[@]}"
 echo "$passed passed, $failed failed, 0 skipped"
 [ "$failed" = 0 ]

@@ -77,8 +77,17 @@ func newApp() *cli.App {
 				Name: "socket", Value: api.DefaultSocket, EnvVars: []string{"GPUSLICE_SOCKET"},
 				Usage: "control socket of the enforcer", TakesFile: true,
 			},
+			&cli.StringFlag{
+				Name: "session-socket", Value: api.DefaultSessionSocket, EnvVars: []string{"GPUSLICE_SESSION_SOCKET"},
+				Usage: "its socket for users who may not use that one", TakesFile: true,
+			},
+			&cli.StringFlag{
+				Name: "token", TakesFile: true,
+				Usage: "show the token of a session, from this `FILE` or descriptor: it opens that session",
+			},
 		},
-		Commands: []*cli.Command{runCommand(), psCommand(), inspectCommand(), eventsCommand(), doctorCommand(), installCommand(), uninstallCommand(), completionCommand(), manCommand(), versionCommand()},
+		Before:   showToken,
+		Commands: []*cli.Command{runCommand(), psCommand(), inspectCommand(), setCommand(), renewCommand(), releaseCommand(), poolCommand(), devicesCommand(), eventsCommand(), doctorCommand(), installCommand(), uninstallCommand(), completionCommand(), manCommand(), versionCommand()},
 		Action: func(c *cli.Context) error {
 			if c.Args().Present() {
 				return fmt.Errorf("there is no command %q: `gpuslice help` lists them", c.Args().First())

@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"time"
@@ -21,9 +22,19 @@ end, however they end. Root is not needed.
    gpuslice run --vram 4G -- python train.py
    gpuslice run --vram 50% --device 0 -- ./serve
    gpuslice run --vram 2G --mode record --quiet -- ./measure
+   gpuslice run --join "$GPUSLICE_TOKEN_FILE" -- ./beside-it
+   gpuslice run --vram 4G --ttl 1h -- ./experiment
+   gpuslice run --pool llm --vram 10G -- python serve.py
 
 The host's enforcer is used if it answers, so that the quota counts against the card like a
 container's; else one in this process, which knows nothing of other slices.
+
+With --join the command becomes part of a session that runs already and draws on its quota. Who shows the session's
+token may do that: GPUSLICE_TOKEN_FILE names the file in the session, which its user alone can read. A
+number is that of an open descriptor. The session ends with its own command.
+
+When its time is over (--ttl) nothing more is given, and its processes are sent SIGTERM, and those that are
+left SIGKILL. ` + "`gpuslice renew`" + ` gives it more.
 
 The exit code is the command's, or 128 + n if signal n killed it; 127 if there is no such
 command, 126 if it cannot be run, 125 if gpuslice failed.`
@@ -35,11 +46,14 @@ func runCommand() *cli.Command {
 		ArgsUsage:   "[--] COMMAND [ARG…]",
 		Description: runDescription,
 		Flags: []cli.Flag{
-			&cli.StringFlag{Name: "vram", Usage: "the quota: `SIZE`, such as 4G, 512MiB, or 50% of the device (required)"},
+			&cli.StringFlag{Name: "vram", Usage: "the quota: `SIZE`, such as 4G, 512MiB, or 50% of the device (required, unless there is a pool)"},
+			&cli.StringFlag{Name: "pool", Usage: "draw on the quota of that `POOL`, too; without --vram on that alone"},
 			&cli.StringSliceFlag{Name: "device", Usage: "UUID or index of the `DEVICE` that the quota is for; may be repeated (default: every device)"},
+			&cli.StringFlag{Name: "ttl", Value: "never", Usage: "how long it may run: `DURATION`, such as 90s, 30m or 12h; then it is ended"},
 			&cli.StringFlag{Name: "mode", Value: string(api.Enforce), Usage: "enforce, or record: count and show, refuse nothing"},
 			&cli.StringFlag{Name: "name", Usage: "the slice's `ID` (default: made up)"},
 			&cli.StringFlag{Name: "tenant", Usage: "`WHOM` to account it to"},
+			&cli.StringFlag{Name: "join", Usage: "join the session whose token is in this `FILE` or descriptor", TakesFile: true},
 			&cli.BoolFlag{Name: "embedded", Usage: "do not use the host's enforcer"},
 			&cli.BoolFlag{Name: "quiet", Aliases: []string{"q"}, Usage: "do not say which enforcer is used"},
 		},
@@ -55,7 +69,14 @@ func runCommand() *cli.Command {
 }
 
 func run(c *cli.Context) (int, error) {
-	request, err := sessionRequest(c)
+	var request api.RegisterRequest
+	var token api.Token
+	var err error
+	if c.IsSet("join") {
+		request.ID, token, err = joinFlags(c)
+	} else {
+		request, err = sessionRequest(c)
+	}
 	if err != nil {
 		return 0, &session.Error{Code: session.ExitFailed, Err: err}
 	}
@@ -71,16 +92,48 @@ func run(c *cli.Context) (int, error) {
 	s := session.Session{
 		Enforcer: enforcer,
 		Request:  request,
+		Token:    token,
 		Library:  place.New().Library,
 		Command:  c.Args().Slice(),
 		Env:      os.Environ(),
 		Registered: func(reply api.RegisterReply) {
 			if !c.Bool("quiet") {
-				fmt.Fprintf(os.Stderr, "gpuslice: slice %s, %s of VRAM, %s\n", reply.Slice.ID, c.String("vram"), which)
+				life := ""
+				if ttl := reply.Slice.TTL; ttl > 0 && token == "" {
+					life = " for " + api.FormatTTL(ttl)
+				}
+				fmt.Fprintf(os.Stderr, "gpuslice: slice %s, %s %s, %s\n", reply.Slice.ID, quotaOf(c), life, which)
 			}
 		},
 	}
 	return s.Run(c.Context)
+}
+
+// quotaOf is what the command may hold, in words.
+func quotaOf(c *cli.Context) string {
+	pool := c.String("pool")
+	switch {
+	case c.IsSet("join"):
+		return "joined"
+	case pool == "":
+		return c.String("vram") + " of VRAM"
+	case !c.IsSet("vram"):
+		return "VRAM of pool " + pool
+	}
+	return c.String("vram") + " of VRAM, of pool " + pool
+}
+
+// joinFlags reads --join.
+func joinFlags(c *cli.Context) (id string, token api.Token, err error) {
+	for _, other := range []string{"vram", "device", "ttl", "mode", "name", "tenant", "pool", "embedded"} {
+		if c.IsSet(other) {
+			return "", "", fmt.Errorf("--%s and --join: the session that is joined has what it was given: leave one of them out", other)
+		}
+	}
+	if id, token, err = readToken(c.String("join")); err != nil {
+		return "", "", fmt.Errorf("--join %s: %w", c.String("join"), err)
+	}
+	return id, token, nil
 }
 
 // sessionRequest reads the flags.
@@ -100,19 +153,25 @@ func sessionRequest(c *cli.Context) (api.RegisterRequest, error) {
 			return r, fmt.Errorf("--name: %w", err)
 		}
 	}
-	if !c.IsSet("vram") {
+	r.Pool = c.String("pool")
+	switch {
+	case r.Pool != "" && c.Bool("embedded"):
+		return r, errors.New("--pool: the host's enforcer keeps the pools, and --embedded does without it: leave one of them out")
+	case r.Pool != "" && r.Mode == api.Record:
+		return r, errors.New("--pool: nothing is refused to a command that only records, so it cannot be in a pool: leave one of them out")
+	case r.Pool == "" && !c.IsSet("vram"):
 		return r, fmt.Errorf("--vram is missing: how much may the command hold? For example --vram 4G")
+	case r.Pool == "" || c.IsSet("vram"):
+		var err error
+		if r.Quotas, err = quotaFlags(c); err != nil {
+			return r, err
+		}
+	case c.IsSet("device"):
+		return r, errors.New("--device says where --vram is for, which is missing")
 	}
-	bytes, percent, err := api.ParseQuota(c.String("vram"))
-	if err != nil {
-		return r, fmt.Errorf("--vram: %w", err)
-	}
-	devices := c.StringSlice("device")
-	if len(devices) == 0 {
-		devices = []string{api.AllDevices}
-	}
-	for _, device := range devices {
-		r.Quotas = append(r.Quotas, api.Quota{Device: device, Bytes: bytes, Percent: percent})
+	var err error
+	if r.TTL, err = api.ParseTTL(c.String("ttl")); err != nil {
+		return r, fmt.Errorf("--ttl: %w", err)
 	}
 	return r, nil
 }
@@ -131,8 +190,14 @@ func chooseEnforcer(c *cli.Context) (enforcer session.Enforcer, which string, st
 	if err == nil {
 		return host, "the host's enforcer", func() {}, nil
 	}
+	if c.String("pool") != "" {
+		return nil, "", nil, fmt.Errorf("--pool: the host's enforcer keeps the pools: %w", err)
+	}
 	if c.IsSet("socket") {
 		return nil, "", nil, fmt.Errorf("--socket %s: %w", c.String("socket"), err)
+	}
+	if c.IsSet("join") {
+		return nil, "", nil, err // an enforcer of its own has nothing that could be joined
 	}
 	which = "enforcer in this process (the host has none)"
 	if _, statErr := os.Stat(c.String("socket")); statErr == nil {

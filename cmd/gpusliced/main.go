@@ -14,9 +14,11 @@ import (
 	"os/signal"
 	"path/filepath"
 	"syscall"
+	"time"
 
 	"github.com/gpuslice/gpuslice/enforcer"
 	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/audit"
 	"github.com/gpuslice/gpuslice/enforcer/config"
 	"github.com/gpuslice/gpuslice/enforcer/driver"
 	"github.com/gpuslice/gpuslice/enforcer/metrics"
@@ -55,7 +57,7 @@ func main() {
 var errUsage = errors.New("wrong usage") // and the flag package has said so
 
 // parse reads the flags over the file over the defaults. show is what --version and the like ask for.
-func parse(args []string, stdout, stderr io.Writer) (c config.Enforcer, done bool, err error) {
+func parse(args []string, stdout, stderr io.Writer) (c config.Config, done bool, err error) {
 	flags := flag.NewFlagSet("gpusliced", flag.ContinueOnError)
 	flags.SetOutput(stderr)
 	flags.Usage = func() {
@@ -64,11 +66,12 @@ func parse(args []string, stdout, stderr io.Writer) (c config.Enforcer, done boo
 	}
 	file := flags.String("config", api.DefaultConfig, "read the configuration from this `file`")
 	version := flags.Bool("version", false, "print the version")
-	flags.StringVar(&c.Socket, "socket", "", "serve the control API on this `path`")
-	flags.StringVar(&c.RunDir, "run-dir", "", "keep the slices' directories in this `dir`")
-	flags.StringVar(&c.StateDir, "state-dir", "", "keep the state in this `dir`")
-	flags.StringVar(&c.MetricsAddress, "metrics", "", "serve Prometheus metrics on this `address`")
-	flags.StringVar(&c.LogLevel, "log-level", "", "`level`: debug, info, warn or error")
+	var given config.Enforcer
+	flags.StringVar(&given.Socket, "socket", "", "serve the control API on this `path`")
+	flags.StringVar(&given.RunDir, "run-dir", "", "keep the slices' directories in this `dir`")
+	flags.StringVar(&given.StateDir, "state-dir", "", "keep the state in this `dir`")
+	flags.StringVar(&given.MetricsAddress, "metrics", "", "serve Prometheus metrics on this `address`")
+	flags.StringVar(&given.LogLevel, "log-level", "", "`level`: debug, info, warn or error")
 	if err := flags.Parse(args); err != nil {
 		if errors.Is(err, flag.ErrHelp) {
 			return c, false, err
@@ -82,15 +85,13 @@ func parse(args []string, stdout, stderr io.Writer) (c config.Enforcer, done boo
 		fmt.Fprintln(stdout, "gpusliced", api.Version)
 		return c, true, nil
 	}
-	loaded, err := config.Load(*file)
-	if err != nil {
+	if c, err = config.Load(*file); err != nil {
 		return c, false, err
 	}
-	given := c
-	c = loaded.Enforcer
+	to := &c.Enforcer
 	for _, f := range []struct{ to, from *string }{
-		{&c.Socket, &given.Socket}, {&c.RunDir, &given.RunDir}, {&c.StateDir, &given.StateDir},
-		{&c.MetricsAddress, &given.MetricsAddress}, {&c.LogLevel, &given.LogLevel},
+		{&to.Socket, &given.Socket}, {&to.RunDir, &given.RunDir}, {&to.StateDir, &given.StateDir},
+		{&to.MetricsAddress, &given.MetricsAddress}, {&to.LogLevel, &given.LogLevel},
 	} {
 		if *f.from != "" {
 			*f.to = *f.from
@@ -100,10 +101,11 @@ func parse(args []string, stdout, stderr io.Writer) (c config.Enforcer, done boo
 }
 
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
-	c, done, err := parse(args, stdout, stderr)
+	whole, done, err := parse(args, stdout, stderr)
 	if done || err != nil {
 		return err
 	}
+	c := whole.Enforcer
 	var level slog.Level
 	if err := level.UnmarshalText([]byte(c.LogLevel)); err != nil {
 		return fmt.Errorf("log level %q is not known: debug, info, warn and error are accepted", c.LogLevel)
@@ -113,10 +115,21 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	options := enforcer.Options{
 		RunDir: c.RunDir, StateDir: c.StateDir, Library: c.Library,
 		ContextBytes: uint64(c.ContextOverhead), Interval: c.TruthInterval, Log: log,
+		Enforcement: c.Enforcement,
+		Admission: admission(whole),
+		Policy: enforcer.Policy{
+			Bypass: whole.Policy.Bypass, Scope: whole.Policy.Scope, Allowance: uint64(whole.Policy.Allowance),
+		},
+		Grace:     whole.Expiry.Grace, MaxTTL: time.Duration(whole.Expiry.MaxTTL),
 		Caller: func(ctx context.Context) (int, uint32, bool) {
 			p, known := server.PeerOf(ctx)
 			return p.PID, p.UID, known
 		},
+	}
+	record := openAudit(whole, log)
+	if record != nil {
+		defer record.Close() // last: what ends is recorded, too
+		options.Event = record.Event
 	}
 	if c.NVML == config.NVMLOff {
 		options.NoTruth = "it is off in the configuration"
@@ -124,19 +137,35 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		options.NoTruth = err.Error()
 	} else {
 		defer nvml.Close()
-		options.Truth = nvml
+		options.Truth, options.Backend = nvml, nvml
 	}
-	return serve(ctx, c, options, log)
+	return serve(ctx, whole, options, record, log)
 }
 
-func serve(ctx context.Context, c config.Enforcer, options enforcer.Options, log *slog.Logger) error {
+// admission is what the file says of it, for the enforcer.
+func admission(c config.Config) enforcer.Admission {
+	a := enforcer.Admission{
+		Overcommit: c.Admission.Thousandths(), Reserve: uint64(c.Admission.Reserve), MaxVRAM: c.Admission.MaxVRAM.Share,
+		Tenants: make(map[string]api.Share),
+	}
+	for name, tenant := range c.Tenants {
+		a.Tenants[name] = tenant.MaxVRAM.Share
+	}
+	return a
+}
+
+func serve(ctx context.Context, whole config.Config, options enforcer.Options, record *audit.Writer, log *slog.Logger) error {
+	c := whole.Enforcer
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
+	looks := &checks{record: record}
+	options.Checks = looks.look
 	e, err := enforcer.New(options)
 	if err != nil {
 		return err
 	}
 	count := metrics.New(e, log)
+	count.Watch(e, log)
 	e.CountWith(count)
 	if err := os.MkdirAll(filepath.Dir(c.Socket), 0o755); err != nil {
 		return errors.Join(err, e.Close())
@@ -150,10 +179,26 @@ func serve(ctx context.Context, c config.Enforcer, options enforcer.Options, log
 		return errors.Join(err, e.Close())
 	}
 
+	control := server.New(e, log)
+	if record != nil {
+		control.AuditWith(record.Put)
+		count.Audit(record.Counts)
+	}
+	if err := looks.made(c.Socket); err != nil {
+		return errors.Join(err, listener.Close(), e.Close())
+	}
+
 	// Each ends when ctx does; the first that fails ends the others.
 	tasks := []func() error{
 		func() error { return e.Run(ctx) },
-		func() error { return server.New(e, log).Serve(ctx, listener) },
+		func() error { return control.Serve(ctx, listener) },
+	}
+	users, err := serveUsers(whole.Sessions, e, record, log)
+	if err != nil {
+		return errors.Join(err, listener.Close(), e.Close())
+	}
+	if users != nil {
+		tasks = append(tasks, func() error { return users(ctx) })
 	}
 	if c.MetricsAddress != "" {
 		tasks = append(tasks, func() error { return count.Serve(ctx, c.MetricsAddress) })
@@ -168,6 +213,10 @@ func serve(ctx context.Context, c config.Enforcer, options enforcer.Options, log
 	log.Info("gpusliced is ready", "version", api.Version, "socket", c.Socket)
 	notify(log, "READY=1")
 	context.AfterFunc(ctx, func() { notify(log, "STOPPING=1") })
+	go watchdog(ctx, log, func() api.Health {
+		h, _ := e.Health(ctx)
+		return h
+	})
 	var errs []error
 	for range tasks {
 		errs = append(errs, <-failed)

@@ -23,7 +23,7 @@ func TestAFlagGoesBeforeTheFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	c, done, err := parse([]string{"--config", file, "--socket", "/c"}, io.Discard, io.Discard)
-	if done || err != nil || c.Socket != "/c" || c.RunDir != "/b" || c.StateDir != api.DefaultState {
+	if done || err != nil || c.Enforcer.Socket != "/c" || c.Enforcer.RunDir != "/b" || c.Enforcer.StateDir != api.DefaultState {
 		t.Fatal(c, done, err)
 	}
 }

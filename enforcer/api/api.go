@@ -57,9 +57,10 @@ type RegisterRequest struct {
 	ID     string  `json:"id"` // see CheckID
 	Quotas []Quota `json:"quotas"`
 	Mode   Mode    `json:"mode,omitempty"` // "" is Enforce
-	Pool   string  `json:"pool,omitempty"` // not kept by this version, and so refused by it
+	Pool   string  `json:"pool,omitempty"` // of which it becomes a member; then Quotas may be empty: the pool's counts
 	Tenant string  `json:"tenant,omitempty"`
-	// TTL is how long the slice lives, in nanoseconds; 0 is for ever. Not kept by this version either, and refused.
+	// TTL is how long the slice lives, in nanoseconds; 0 is for ever, or as long as the enforcer lets any slice live. When
+	// it is over nothing more is given to the slice's processes, and they are ended.
 	TTL time.Duration `json:"ttl,omitempty"`
 	// Visible are the devices that the slice's processes see: UUIDs, indices, and VisibleMinor of device nodes; the
 	// enforcer turns them into UUIDs. A quota on all devices counts on these, and one on any other device is refused. It
@@ -98,6 +99,8 @@ const (
 	Active   State = "active"
 	Released State = "released" // only in answers to Release
 	Damaged  State = "damaged"  // its ledger was overwritten; nothing more is charged
+	Frozen   State = "frozen"   // a process holds memory past the ledger; nothing more is charged until that is gone
+	Expired  State = "expired"  // its time is over; nothing more is charged, and its processes are being ended
 )
 
 // Slice as the enforcer shows it.
@@ -114,7 +117,9 @@ type Slice struct {
 	PID          int           `json:"pid"`
 	Cgroup       string        `json:"cgroup,omitempty"`
 	Created      time.Time     `json:"created"`
-	TTL          time.Duration `json:"ttl,omitempty"`
+	TTL          time.Duration `json:"ttl,omitempty"`       // how long it was to live when that was said last
+	Expires      *time.Time    `json:"expires,omitempty"`   // by the host's clock as it is now; nil for never
+	Remaining    time.Duration `json:"remaining,omitempty"` // until then; 0 if that was, or is never
 	Devices      []DeviceUse   `json:"devices"`
 	Processes    []Process     `json:"processes,omitempty"` // only in GET /v1/slices/{id}
 	ProcessCount int           `json:"process_count"`
@@ -125,19 +130,23 @@ type DeviceUse struct {
 	Device      string `json:"device"` // UUID
 	Index       int    `json:"index"`  // NVML's, -1 without NVML
 	Name        string `json:"name,omitempty"`
-	Limit       uint64 `json:"limit"`    // 0 in record mode
+	Limit       uint64 `json:"limit"`    // 0 in record mode, and where the slice can be given nothing
 	Used        uint64 `json:"used"`     // asked for by programs
 	Overhead    uint64 `json:"overhead"` // held by the driver beyond that: contexts, modules
 	Peak        uint64 `json:"peak"`     // of used + overhead
 	Allocations uint64 `json:"allocations"`
 	Refusals    uint64 `json:"refusals"`
 	Recovered   uint64 `json:"recovered"` // given back for dead processes
+
+	Enforcement Enforcement `json:"enforcement"` // Native or Intercept
+	Bypass      uint64      `json:"bypass"`      // of Overhead, held past the ledger by processes that were found to
 }
 
 // Process of a slice that has attached, or that driver truth found.
 type Process struct {
 	PID      int          `json:"pid"` // in the enforcer's pid namespace
 	Attached bool         `json:"attached"`
+	Bypass   string       `json:"bypass,omitempty"` // how it holds memory past the ledger: BypassUnattached or BypassExcess
 	Devices  []ProcessUse `json:"devices"`
 }
 
@@ -155,8 +164,15 @@ type Device struct {
 	Index   int    `json:"index"`
 	Name    string `json:"name"`
 	Total   uint64 `json:"total"`   // bytes
-	Quotas  uint64 `json:"quotas"`  // sum of the limits of all slices, bytes
-	Context uint64 `json:"context"` // learned cost of a process's first context, bytes; 0 if unknown
+	Reserve uint64 `json:"reserve"` // bytes of it that are nobody's quota
+	Quotas  uint64 `json:"quotas"`  // what was given of it, bytes: slices' quotas, and what released ones still hold
+	// Free is the bytes that may still be given; nil without driver truth, since nobody knows how much there is.
+	Free    *uint64 `json:"free,omitempty"`
+	Slices  int     `json:"slices"`  // to how many it was given
+	Context uint64  `json:"context"` // learned cost of a process's first context, bytes; 0 if unknown
+
+	Enforcement       Enforcement `json:"enforcement"`        // Native or Intercept
+	EnforcementReason string      `json:"enforcement_reason"` // why it is that one
 }
 
 // Info is GET /v1/info.
@@ -164,8 +180,10 @@ type Info struct {
 	Version string `json:"version"`
 	Driver  string `json:"driver,omitempty"` // NVML's driver version
 	Truth   string `json:"truth"`            // "nvml", or why there is none
-	BootID  string `json:"boot_id"`
-	PID     int    `json:"pid"`
+	// Enforcement is what the configuration says of it; what came of that, each Device has.
+	Enforcement Enforcement `json:"enforcement"`
+	BootID      string      `json:"boot_id"`
+	PID         int         `json:"pid"`
 }
 
 // Code of an Error, stable across versions.
@@ -180,7 +198,9 @@ const (
 	CodeQuotaExceeded Code = "quota_exceeded" // 409: the devices have not that much left
 	CodeTooLarge      Code = "too_large"      // 413: the request is
 	CodeNoDevice      Code = "no_device"      // 400: no such device
-	CodeBusy          Code = "busy"           // 503: as many follow the events as may
+	CodeExpired       Code = "expired"        // 409: its time is over
+	CodeForbidden     Code = "forbidden"      // 403: not for who asks
+	CodeBusy          Code = "busy"           // 503: as many follow the events as may, or wrong tokens were shown too often
 	CodeInternal      Code = "internal"       // 500
 )
 
@@ -214,6 +234,8 @@ var (
 	ErrExists        = &Error{Code: CodeExists, Message: "a slice with that id is active"}
 	ErrRunning       = &Error{Code: CodeRunning, Message: "the slice's processes are alive"}
 	ErrQuotaExceeded = &Error{Code: CodeQuotaExceeded, Message: "the quotas exceed the device"}
+	ErrExpired       = &Error{Code: CodeExpired, Message: "the slice's time is over"}
+	ErrForbidden     = &Error{Code: CodeForbidden, Message: "not for who asks"}
 	ErrNoDevice      = &Error{Code: CodeNoDevice, Message: "no such device"}
 )
 

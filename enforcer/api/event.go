@@ -12,12 +12,25 @@ const (
 	EventReleased   EventKind = "released"   // a slice ended
 	EventRefused    EventKind = "refused"    // memory was refused to a process, Count times
 	EventRecovered  EventKind = "recovered"  // bytes of processes that ended holding them were given back
-	EventMissed     EventKind = "missed"     // Count events are not kept any more; of who asks, not of the enforcer
+	EventChanged    EventKind = "changed"    // a slice has another quota, or other time
+	EventExpired    EventKind = "expired"    // a slice's time is over: it gets nothing more, and its processes are ended
+	EventDenied     EventKind = "denied"     // a process uses a device of which others were given too much: the slice gets nothing there
+	// EventUnlimited: the driver does not hold the slice's cgroup to its limits (Cause says why); the interceptor does.
+	EventUnlimited EventKind = "unlimited"
+	// EventAttachRefused: a process got no place in the ledger, Count times.
+	EventAttachRefused EventKind = "attach_refused"
+	EventBypass        EventKind = "bypass"  // a process was found to hold memory past the ledger, or the page to be overwritten
+	EventCleared       EventKind = "cleared" // it does not any more
+	EventKilled        EventKind = "killed"  // it was killed for it, or Count processes were
+	EventPoolCreated   EventKind = "pool_created"
+	EventPoolChanged   EventKind = "pool_changed" // it has another quota
+	EventPoolDeleted   EventKind = "pool_deleted"
+	EventMissed        EventKind = "missed" // Count events are not kept any more; of who asks, not of the enforcer
 )
 
 // EventKinds are all kinds that there are.
 func EventKinds() []EventKind {
-	return []EventKind{EventRegistered, EventReleased, EventRefused, EventRecovered, EventMissed}
+	return []EventKind{EventRegistered, EventReleased, EventRefused, EventRecovered, EventChanged, EventExpired, EventDenied, EventUnlimited, EventAttachRefused, EventBypass, EventCleared, EventKilled, EventPoolCreated, EventPoolChanged, EventPoolDeleted, EventMissed}
 }
 
 // Event is something that happened to a slice, told once. Fields that an event has nothing to say in, and
@@ -31,6 +44,9 @@ type Event struct {
 	Generation uint64 `json:"generation,omitempty"`
 	Container  string `json:"container,omitempty"`
 	Tenant     string `json:"tenant,omitempty"`
+	// Pool is the one that an event of a pool is about; of EventRefused the one whose limit it was, and then Limit, Used
+	// and Overhead are the pool's. It is absent if the limit was the slice's own.
+	Pool string `json:"pool,omitempty"`
 
 	PID     int    `json:"pid,omitempty"`     // in the enforcer's pid namespace; absent if it was several
 	Command string `json:"command,omitempty"` // what the process is named, by its own word
@@ -45,6 +61,12 @@ type Event struct {
 	Used      uint64 `json:"used,omitempty"`
 	Overhead  uint64 `json:"overhead,omitempty"`
 
-	Bytes uint64 `json:"bytes,omitempty"` // of EventRecovered
-	Cause string `json:"cause,omitempty"` // of EventReleased: asked, ended, or replaced
+	Bytes uint64 `json:"bytes,omitempty"` // of EventRecovered; of EventBypass and what follows from it, those past the ledger
+	Cause string `json:"cause,omitempty"` // of EventReleased: asked, ended, expired, or replaced; of EventChanged: quota, or ttl; of EventBypass: one of Bypass*
+
+	Action Action `json:"action,omitempty"` // of EventBypass: what is done about it
+
+	// Of EventRegistered, and EventChanged where Cause is ttl: how long the slice lives from then on, in nanoseconds; absent is
+	// for ever. Of EventExpired: how long it lived since that was said.
+	TTL time.Duration `json:"ttl,omitempty"`
 }

@@ -16,13 +16,16 @@ func (r *RegisterRequest) Validate() error {
 	if err := checkName("tenant", r.Tenant); err != nil {
 		return err
 	}
-	// The contract has both, and this version keeps neither: a slice that was given one would hold more, or
-	// live longer, than who asked for it believes.
-	switch {
-	case r.Pool != "":
-		return Errorf(CodeBadRequest, "pool %.64q is not accepted: this version of gpuslice has no pools, and nothing would keep the pool's quota: leave it out (annotation gpuslice.pool)", r.Pool)
-	case r.TTL != 0:
-		return Errorf(CodeBadRequest, "ttl %s is not accepted: in this version of gpuslice no slice expires: leave it out (annotation gpuslice.ttl), and stop the container when its time is over", r.TTL)
+	if r.Pool != "" {
+		if err := CheckPoolName(r.Pool); err != nil {
+			return err
+		}
+		if r.Mode == Record {
+			return Errorf(CodeBadRequest, "a slice that only records cannot be in pool %s: nothing would be refused to it, and the others' quota with it: leave one of them out", r.Pool)
+		}
+	}
+	if err := checkTTL(r.TTL); err != nil {
+		return err
 	}
 	switch {
 	case r.Mode != "" && r.Mode != Enforce && r.Mode != Record:
@@ -36,6 +39,9 @@ func (r *RegisterRequest) Validate() error {
 	}
 	if err := validateVisible(r.Visible); err != nil {
 		return err
+	}
+	if r.Pool != "" && len(r.Quotas) == 0 {
+		return nil
 	}
 	return validateQuotas(r.Quotas)
 }
@@ -88,11 +94,13 @@ func (c Code) Status() int {
 	switch c {
 	case CodeBadRequest, CodeNoDevice:
 		return 400
+	case CodeForbidden:
+		return 403
 	case CodeNotFound:
 		return 404
 	case CodeMethod:
 		return 405
-	case CodeExists, CodeRunning, CodeQuotaExceeded:
+	case CodeExists, CodeRunning, CodeExpired, CodeQuotaExceeded:
 		return 409
 	case CodeTooLarge:
 		return 413
@@ -105,6 +113,6 @@ func (c Code) Status() int {
 // Codes are all codes that there are.
 func Codes() []Code {
 	return []Code{
-		CodeBadRequest, CodeNotFound, CodeMethod, CodeExists, CodeRunning, CodeQuotaExceeded, CodeTooLarge, CodeNoDevice, CodeBusy, CodeInternal,
+		CodeBadRequest, CodeNotFound, CodeMethod, CodeExists, CodeRunning, CodeQuotaExceeded, CodeTooLarge, CodeNoDevice, CodeExpired, CodeForbidden, CodeBusy, CodeInternal,
 	}
 }

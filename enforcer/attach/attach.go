@@ -5,8 +5,8 @@
 // answer is, the Handler decides.
 //
 // Everything that arrives is hostile. The peer's identity is taken from the kernel and never from a message; a
-// connection lives for at most Patience twice; a slice has at most InFlight of them, so that a flood on one
-// socket costs its own slice only. Nothing here allocates by what a peer sends.
+// connection lives for at most Patience twice; a slice has at most InFlight of them, and Rate in a second, so that
+// a flood on one socket costs its own slice only. Nothing here allocates by what a peer sends.
 package attach
 
 import (
@@ -29,14 +29,19 @@ import (
 const (
 	// InFlight is how many connections of one slice are served at one time.
 	InFlight = 64
+	// Rate is how many messages of one slice are answered per second, once Burst of them were: a process of the
+	// slice sends a few in its life, and one that sends more waits in the kernel's queue with its siblings. Burst
+	// is so many that all processes that a slice can have may start at once.
+	Rate  = 1000
+	Burst = 4 * ledger.Slots
 	// Patience with a peer that connected and says nothing, or does not take its answer.
 	Patience = time.Second
 )
 
-// Handler answers one request of peer, which it owns from then on. The file, if any, goes to the peer with the
-// reply, and is closed by the caller. If ok is false there is no answer: the connection is closed, and the
+// Handler answers one request of peer, which it owns from then on. The files go to the peer with the
+// reply, and are closed by the caller. If ok is false there is no answer: the connection is closed, and the
 // peer asks again, as it does when an enforcer died.
-type Handler func(peer *process.Handle, request ledger.Request) (reply ledger.Reply, file *os.File, ok bool)
+type Handler func(peer *process.Handle, request ledger.Request) (reply ledger.Reply, files []*os.File, ok bool)
 
 // Listener hears what a process says without waiting for an answer (ledger.OpRefused). pid is who connected, as
 // the kernel says; it may have ended since, as a program that was refused often does at once, and then nothing
@@ -50,6 +55,7 @@ type Server struct {
 	hear     Listener
 	log      *slog.Logger
 	slots    chan struct{}
+	pace     pace
 	stop     context.CancelFunc
 	stopped  context.Context
 	strange  sync.Once
@@ -61,7 +67,7 @@ func Serve(place Place, handler Handler, hear Listener, log *slog.Logger) (*Serv
 	if err != nil {
 		return nil, fmt.Errorf("attach socket: %w", err)
 	}
-	s := &Server{listener: listener, handler: handler, hear: hear, log: log, slots: make(chan struct{}, InFlight)}
+	s := &Server{listener: listener, handler: handler, hear: hear, log: log, slots: make(chan struct{}, InFlight), pace: newPace(Rate, Burst)}
 	s.stopped, s.stop = context.WithCancel(context.Background())
 	go s.accept()
 	return s, nil
@@ -74,6 +80,7 @@ func (s *Server) Close() error {
 }
 
 func (s *Server) accept() {
+	short := false // of descriptors, most likely: some will come back
 	for {
 		// A slot before a connection: those who are too many wait in the backlog, not in here.
 		select {
@@ -88,15 +95,23 @@ func (s *Server) accept() {
 				conn.Close()
 			}
 			return
-		case err != nil: // no descriptors left, most likely: some will come back
+		case err != nil:
 			<-s.slots
-			s.log.Error("accept on the attach socket", "err", err)
+			if !short { // once, not ten times a second for each slice
+				s.log.Error("accept on the attach socket: who connects waits", "err", err)
+			}
+			short = true
 			select {
 			case <-time.After(100 * time.Millisecond):
 			case <-s.stopped.Done():
 				return
 			}
 		default:
+			short = false
+			if !s.pace.wait(s.stopped) {
+				conn.Close()
+				return
+			}
 			go func() {
 				defer func() { <-s.slots }()
 				s.serve(conn)
@@ -136,23 +151,27 @@ func (s *Server) serve(conn *net.UnixConn) {
 		s.send(conn, ledger.Reply{Status: ledger.StatusNotMember}, nil)
 		return
 	}
-	reply, file, ok := s.handler(peer, request)
-	if file != nil {
+	reply, files, ok := s.handler(peer, request)
+	for _, file := range files {
 		defer file.Close()
 	}
 	if ok {
-		s.send(conn, reply, file)
+		s.send(conn, reply, files)
 	}
 }
 
 // send answers, and then waits for the peer to hang up. That order is a promise to the peer: as long as it sees
 // the connection open after it mapped the ledger, the enforcer that gave it knows it (or will find it
 // mapped, if it is restarted from now on).
-func (s *Server) send(conn *net.UnixConn, reply ledger.Reply, file *os.File) {
+func (s *Server) send(conn *net.UnixConn, reply ledger.Reply, files []*os.File) {
 	_ = conn.SetDeadline(time.Now().Add(Patience))
 	var rights []byte
-	if file != nil {
-		rights = unix.UnixRights(int(file.Fd()))
+	if len(files) > 0 {
+		fds := make([]int, len(files))
+		for i, file := range files {
+			fds[i] = int(file.Fd())
+		}
+		rights = unix.UnixRights(fds...)
 	}
 	if _, _, err := conn.WriteMsgUnix(reply.Encode(), rights, nil); err != nil {
 		s.log.Debug("a peer did not take its answer", "err", err)

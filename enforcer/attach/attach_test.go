@@ -24,7 +24,7 @@ import (
 )
 
 // echo answers with the peer's pid, and closes it.
-func echo(peer *process.Handle, r ledger.Request) (ledger.Reply, *os.File, bool) {
+func echo(peer *process.Handle, r ledger.Request) (ledger.Reply, []*os.File, bool) {
 	defer peer.Close()
 	return ledger.Reply{Lane: uint32(peer.PID), Device: r.Device}, nil, true
 }
@@ -92,7 +92,7 @@ func TestThePeerIsWhoTheKernelSays(t *testing.T) {
 
 func TestAMalformedMessageIsAnsweredAsSuch(t *testing.T) {
 	good := ledger.Request{Op: ledger.OpAttach}.Encode()
-	dir := serve(t, func(peer *process.Handle, _ ledger.Request) (ledger.Reply, *os.File, bool) {
+	dir := serve(t, func(peer *process.Handle, _ ledger.Request) (ledger.Reply, []*os.File, bool) {
 		t.Error("it was taken for a request")
 		return echo(peer, ledger.Request{})
 	})
@@ -193,7 +193,7 @@ func TestAFloodOnOneSocketLeavesTheOthersAlone(t *testing.T) {
 
 func TestNoMoreThanInFlightAreServedAtOnce(t *testing.T) {
 	var now, most atomic.Int64
-	dir := serve(t, func(peer *process.Handle, r ledger.Request) (ledger.Reply, *os.File, bool) {
+	dir := serve(t, func(peer *process.Handle, r ledger.Request) (ledger.Reply, []*os.File, bool) {
 		n := now.Add(1)
 		for old := most.Load(); n > old && !most.CompareAndSwap(old, n); old = most.Load() {
 		}
@@ -257,7 +257,7 @@ func TestWhatAProcessSaysIsHeardThoughItHasEnded(t *testing.T) {
 		request ledger.Request
 	}
 	all := make(chan heard, 1)
-	dir := serveBoth(t, func(peer *process.Handle, _ ledger.Request) (ledger.Reply, *os.File, bool) {
+	dir := serveBoth(t, func(peer *process.Handle, _ ledger.Request) (ledger.Reply, []*os.File, bool) {
 		t.Error("it was taken for a question")
 		return echo(peer, ledger.Request{})
 	}, func(pid int, r ledger.Request) { all <- heard{pid, r} })
@@ -274,6 +274,9 @@ func TestWhatAProcessSaysIsHeardThoughItHasEnded(t *testing.T) {
 
 // TestMain makes this program that of TestWhatAProcessSaysIsHeardThoughItHasEnded, too.
 func TestMain(m *testing.M) {
+	if dir := os.Getenv("ATTACH_HAMMER"); dir != "" {
+		hammer(dir)
+	}
 	dir := os.Getenv("ATTACH_SAY_TO")
 	if dir == "" {
 		os.Exit(m.Run())

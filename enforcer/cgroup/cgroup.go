@@ -98,6 +98,14 @@ func Open(proc string) (*Host, error) {
 	return h, nil
 }
 
+// V2 is where cgroups of version 2 are mounted, and whether there are no others.
+func (h *Host) V2() (mount string, alone bool) {
+	if h.unified == nil {
+		return "", false
+	}
+	return h.unified.mount, len(h.controllers) == 0
+}
+
 // Of finds the cgroup that is pid's own, where pid is the first process of a container whose parent
 // is outside. It returns ErrShared if there is none.
 func (h *Host) Of(pid int) (Path, error) {

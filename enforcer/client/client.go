@@ -79,6 +79,11 @@ func (c *Client) Slice(ctx context.Context, id string) (api.Slice, error) {
 	return do[api.Slice](ctx, c, "GET", "/v1/slices/"+id, nil, maxList)
 }
 
+// Health says whether the enforcer makes progress. (That it answers at all is not the whole of it.)
+func (c *Client) Health(ctx context.Context) (api.Health, error) {
+	return do[api.Health](ctx, c, "GET", "/v1/health", nil, maxOne)
+}
+
 // Devices lists the host's devices.
 func (c *Client) Devices(ctx context.Context) ([]api.Device, error) {
 	return do[[]api.Device](ctx, c, "GET", "/v1/devices", nil, maxList)

@@ -22,9 +22,13 @@ import (
 // service answers what the test put in.
 type service struct {
 	slice   api.Slice
+	pool    api.Pool
 	request api.RegisterRequest
+	changed api.ChangeRequest
 	err     error
 	args    [2]any
+	token   api.Token
+	joined  int
 	log     *event.Log
 }
 
@@ -39,8 +43,37 @@ func (s *service) Release(_ context.Context, _ string, generation uint64, force 
 	s.args = [2]any{generation, force}
 	return s.slice, s.err
 }
+func (s *service) Change(_ context.Context, _ string, r api.ChangeRequest) (api.Slice, error) {
+	s.changed = r
+	return s.slice, s.err
+}
+func (s *service) Renew(_ context.Context, _ string, r api.RenewRequest) (api.Slice, error) {
+	s.changed = api.ChangeRequest{TTL: r.TTL}
+	return s.slice, s.err
+}
+func (s *service) Join(ctx context.Context, _ string, r api.JoinRequest) (api.RegisterReply, error) {
+	s.token, s.joined = api.TokenOf(ctx), r.PID
+	return api.RegisterReply{Slice: s.slice}, s.err
+}
 func (s *service) Slices(context.Context) ([]api.Slice, error)      { return []api.Slice{s.slice}, s.err }
 func (s *service) Slice(context.Context, string) (api.Slice, error) { return s.slice, s.err }
+func (s *service) Pools(context.Context) ([]api.Pool, error)        { return []api.Pool{s.pool}, s.err }
+func (s *service) Pool(context.Context, string) (api.Pool, error)   { return s.pool, s.err }
+func (s *service) CreatePool(_ context.Context, name string, r api.PoolRequest) (api.Pool, error) {
+	s.args = [2]any{"create " + name, r.Quotas}
+	return s.pool, s.err
+}
+func (s *service) SetPool(_ context.Context, name string, r api.PoolRequest) (api.Pool, error) {
+	s.args = [2]any{"set " + name, r.Quotas}
+	return s.pool, s.err
+}
+func (s *service) DeletePool(_ context.Context, name string) (api.Pool, error) {
+	s.args = [2]any{"delete " + name, nil}
+	return s.pool, s.err
+}
+func (s *service) Health(context.Context) (api.Health, error) {
+	return api.Health{Live: true, Checks: []api.Check{{Name: "socket", For: api.ForReady, Age: 3, Message: "m"}}}, s.err
+}
 func (s *service) Devices(context.Context) ([]api.Device, error) {
 	return []api.Device{{UUID: "GPU-1", Total: 1 << 40}}, s.err
 }
@@ -111,6 +144,16 @@ func TestEveryAnswerComesBackAsItWasGiven(t *testing.T) {
 	released, err := c.Release(ctx, "c1", 1<<64-1, true)
 	equal("release", released, s.slice, err)
 	equal("what was to be released", s.args, [2]any{uint64(1<<64 - 1), true}, nil)
+	ttl := time.Minute
+	change := api.ChangeRequest{Quotas: []api.Quota{{Device: "0", Percent: 30}}, TTL: &ttl}
+	changed, err := c.Change(ctx, "c1", change)
+	equal("change", changed, s.slice, err)
+	equal("what was to be changed", s.changed, change, nil)
+	renewed, err := c.Renew(ctx, "c1", api.RenewRequest{TTL: &ttl})
+	equal("renew", renewed, s.slice, err)
+	equal("what it was renewed by", s.changed, api.ChangeRequest{TTL: &ttl}, nil)
+	health, err := c.Health(ctx)
+	equal("health", health, api.Health{Live: true, Checks: []api.Check{{Name: "socket", For: api.ForReady, Age: 3, Message: "m"}}}, err)
 	devices, err := c.Devices(ctx)
 	equal("devices", devices, []api.Device{{UUID: "GPU-1", Total: 1 << 40}}, err)
 }
@@ -146,6 +189,7 @@ func TestAnAnswerWithoutAnEndIsGivenUp(t *testing.T) {
 		"release":  {func() error { _, err := c.Release(ctx, "c1", 0, true); return err }, maxOne},
 		"slices":   {func() error { _, err := c.Slices(ctx); return err }, maxList},
 		"slice":    {func() error { _, err := c.Slice(ctx, "c1"); return err }, maxList},
+		"health":   {func() error { _, err := c.Health(ctx); return err }, maxOne},
 		"devices":  {func() error { _, err := c.Devices(ctx); return err }, maxList},
 	} {
 		if err := ask.do(); err == nil || !strings.Contains(err.Error(), "more than") {
@@ -169,7 +213,7 @@ func TestErrorsAreToldApartOnThisSideToo(t *testing.T) {
 	s := &service{}
 	c := enforcer(t, s)
 	for _, want := range []*api.Error{
-		api.ErrBadRequest, api.ErrNotFound, api.ErrExists, api.ErrRunning, api.ErrQuotaExceeded, api.ErrNoDevice,
+		api.ErrBadRequest, api.ErrNotFound, api.ErrExists, api.ErrRunning, api.ErrQuotaExceeded, api.ErrNoDevice, api.ErrExpired,
 	} {
 		s.err = &api.Error{Code: want.Code, Message: "because", Requested: 3, Limit: 2}
 		_, err := c.Slice(context.Background(), "c1")
@@ -183,6 +227,9 @@ func TestErrorsAreToldApartOnThisSideToo(t *testing.T) {
 	}
 	if _, err := c.Release(context.Background(), "a?force=true", 0, false); !errors.Is(err, api.ErrBadRequest) {
 		t.Errorf("an id that is none: %v", err)
+	}
+	if _, err := c.Renew(context.Background(), "c1", api.RenewRequest{}); !errors.Is(err, api.ErrBadRequest) {
+		t.Errorf("renewed by nothing: %v", err)
 	}
 	_, err := c.Register(context.Background(), api.RegisterRequest{ID: "c1", Container: strings.Repeat("x", 1<<20)})
 	var e *api.Error

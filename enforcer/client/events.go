@@ -34,7 +34,7 @@ func (c *Client) Events(ctx context.Context, since uint64, follow bool, each fun
 	defer hangUp()
 	limit := time.AfterFunc(DefaultTimeout, func() { cancel(context.DeadlineExceeded) })
 	defer limit.Stop()
-	_, writeErr := conn.Write(request("GET", path, nil))
+	_, writeErr := conn.Write(request(ctx, "GET", path, nil))
 
 	lines := bufio.NewScanner(conn)
 	lines.Buffer(make([]byte, 0, 4096), maxLine)

@@ -64,7 +64,7 @@ func (c *Client) exchange(ctx context.Context, method, path string, body []byte,
 	defer hangUp()
 	// An enforcer that refuses early (too many connections, too large) answers and closes: its answer is
 	// worth more than the broken pipe.
-	_, writeErr := conn.Write(request(method, path, body))
+	_, writeErr := conn.Write(request(ctx, method, path, body))
 	raw, err := io.ReadAll(io.LimitReader(conn, most+1))
 	switch {
 	case ctx.Err() != nil:
@@ -96,11 +96,17 @@ func (c *Client) dial(ctx context.Context) (conn net.Conn, hangUp func(), err er
 	}, nil
 }
 
-func request(method, path string, body []byte) []byte {
+// request is what is sent. A token goes along that ctx has; what is none could be more than one header.
+func request(ctx context.Context, method, path string, body []byte) []byte {
 	var r bytes.Buffer
 	fmt.Fprintf(&r, "%s %s HTTP/1.0\r\nHost: gpuslice\r\nUser-Agent: gpuslice/%s\r\n", method, path, api.Version)
 	if body != nil {
 		fmt.Fprintf(&r, "Content-Type: application/json\r\nContent-Length: %d\r\n", len(body))
+	}
+	if token := api.TokenOf(ctx); token != "" {
+		if _, ok := token.Bytes(); ok {
+			r.WriteString("Authorization: Bearer " + string(token) + "\r\n")
+		}
 	}
 	r.WriteString("\r\n")
 	r.Write(body)

@@ -27,6 +27,13 @@ import (
 type Config struct {
 	Enforcer Enforcer `toml:"enforcer"`
 	Runtime  Runtime  `toml:"runtime"`
+	Expiry   Expiry   `toml:"expiry"`
+
+	Policy    Policy            `toml:"policy"`
+	Admission Admission         `toml:"admission"`
+	Tenants   map[string]Tenant `toml:"tenants"`
+	Audit     Audit             `toml:"audit"`
+	Sessions  Sessions          `toml:"sessions"`
 }
 
 // Enforcer is what gpusliced reads.
@@ -41,6 +48,8 @@ type Enforcer struct {
 	TruthInterval   time.Duration `toml:"truth_interval"`
 	ContextOverhead Size          `toml:"context_overhead"`
 	NVML            string        `toml:"nvml"`
+
+	Enforcement api.Enforcement `toml:"enforcement"`
 }
 
 // Runtime is what gpuslice-runtime and the hook read.
@@ -85,11 +94,18 @@ func Default() Config {
 			TruthInterval:   time.Second,
 			ContextOverhead: 512 << 20,
 			NVML:            NVMLAuto,
+			Enforcement:     api.Auto,
 		},
 		Runtime: Runtime{
 			Runtimes: []string{"runc", "crun"},
 			Missing:  MissingRefuse,
 		},
+		Expiry: Expiry{Grace: 10 * time.Second},
+		Admission: Admission{Overcommit: 1},
+		Policy:    defaultPolicy(),
+		Audit:     Audit{MaxSize: 64 << 20, MaxAge: 168 * time.Hour, Keep: 8},
+		Tenants:   map[string]Tenant{DefaultTenant: {}},
+		Sessions:  Sessions{Socket: api.DefaultSessionSocket},
 	}
 }
 
@@ -187,6 +203,10 @@ func (c *Config) check() error {
 		return fmt.Errorf("enforcer.log_level = %q: \"debug\", \"info\", \"warn\" and \"error\" are accepted", e.LogLevel)
 	case !oneOf(e.NVML, NVMLAuto, NVMLOff):
 		return fmt.Errorf("enforcer.nvml = %q: %q and %q are accepted", e.NVML, NVMLAuto, NVMLOff)
+	case !oneOf(string(e.Enforcement), string(api.Auto), string(api.Native), string(api.Intercept)):
+		return fmt.Errorf("enforcer.enforcement = %q: %q, %q and %q are accepted", e.Enforcement, api.Auto, api.Native, api.Intercept)
+	case e.Enforcement == api.Native && e.NVML == NVMLOff:
+		return fmt.Errorf("enforcer.enforcement = %q: with nvml = %q there is nobody to ask: %q and %q are accepted then", e.Enforcement, NVMLOff, api.Auto, api.Intercept)
 	case e.TruthInterval < 10*time.Millisecond || e.TruthInterval > time.Hour:
 		return fmt.Errorf("enforcer.truth_interval = %q: \"10ms\" to \"1h\" are accepted", e.TruthInterval)
 	case len(r.Runtimes) == 0:
@@ -202,7 +222,22 @@ func (c *Config) check() error {
 			return fmt.Errorf("runtime.default_vram: %w", err)
 		}
 	}
-	return nil
+	if err := c.Audit.check(); err != nil {
+		return err
+	}
+	if err := c.Policy.check(); err != nil {
+		return err
+	}
+	if err := c.Admission.check(); err != nil {
+		return err
+	}
+	if err := c.Expiry.check(); err != nil {
+		return err
+	}
+	if err := c.Sessions.check(); err != nil {
+		return err
+	}
+	return checkTenants(c.Tenants)
 }
 
 func oneOf(s string, accepted ...string) bool { return slices.Contains(accepted, s) }

@@ -57,9 +57,13 @@ func TestTheShippedFileNamesAndExplainsEveryKey(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, table := range reflect.VisibleFields(reflect.TypeFor[Config]()) {
-		for _, field := range reflect.VisibleFields(table.Type) {
-			table, key := table.Tag.Get("toml"), field.Tag.Get("toml")
-			if key == "" || !known.IsDefined(table, key) {
+		fields, path := table.Type, []string{table.Tag.Get("toml")}
+		if fields.Kind() == reflect.Map { // sections with names of their own; one stands for all
+			fields, path = fields.Elem(), append(path, DefaultTenant)
+		}
+		for _, field := range reflect.VisibleFields(fields) {
+			table, key := strings.Join(path, "."), field.Tag.Get("toml")
+			if key == "" || !known.IsDefined(append(path, key)...) {
 				t.Errorf("the file has no %s.%s (field %s)", table, key, field.Name)
 			}
 			if at := strings.Index(string(text), "\n"+key+" ="); at > 0 {
@@ -90,13 +94,32 @@ runtimes = ["/usr/bin/nvidia-container-runtime"]
 missing = "pass"
 default_vram = "50%"
 allow_env = true
+[admission]
+overcommit = 1.25
+reserve = "512m"
+max_vram = "50%"
+[tenants.physics]
+max_vram = "40G"
+[tenants."biology.1"]
+[audit]
+file = "/var/log/a"
+max_size = "1G"
+max_age = "24h"
+keep = 0
+[expiry]
+grace = "2m"
+max_ttl = "12h"
 `)
 	want := Config{
 		Enforcer: Enforcer{
 			Socket: "/a/b.sock", RunDir: "/r", StateDir: "/s", Library: "/l.so", LogLevel: "debug", MetricsAddress: "127.0.0.1:9835",
 			TruthInterval: 250 * time.Millisecond, ContextOverhead: 300 << 20, NVML: NVMLOff,
 		},
-		Runtime: Runtime{Runtimes: []string{"/usr/bin/nvidia-container-runtime"}, Missing: MissingPass, DefaultVRAM: "50%", AllowEnv: true},
+		Runtime:   Runtime{Runtimes: []string{"/usr/bin/nvidia-container-runtime"}, Missing: MissingPass, DefaultVRAM: "50%", AllowEnv: true},
+		Expiry:    Expiry{Grace: 2 * time.Minute, MaxTTL: TTL(12 * time.Hour)},
+		Audit:     Audit{File: "/var/log/a", MaxSize: 1 << 30, MaxAge: 24 * time.Hour},
+		Admission: Admission{Overcommit: 1.25, Reserve: 512 << 20, MaxVRAM: Share{api.Share{Percent: 50}}},
+		Tenants:   map[string]Tenant{DefaultTenant: {}, "physics": {Share{api.Share{Bytes: 40 << 30}}}, "biology.1": {}},
 	}
 	if err != nil || !reflect.DeepEqual(c, want) {
 		t.Errorf("got %+v, %v", c, err)
@@ -125,6 +148,22 @@ func TestWhatIsNotUnderstoodIsRefusedWithItsLine(t *testing.T) {
 		"[runtime]\ndefault_vram = \"150%\"\n":                            {"runtime.default_vram", "100%"},
 		"[runtime]\nallow_env = true\n":                                   {"runtime.allow_env", "allow_env needs default_vram"},
 		"[runtime]\nallow_env = \"yes\"\n":                                {"line 2", "allow_env"},
+		"[audit]\nfile = \"a\"\n":                                          {"audit.file", "absolute"},
+		"[audit]\nmax_size = \"1k\"\n":                                     {"audit.max_size", "64KiB"},
+		"[audit]\nmax_age = \"1s\"\n":                                      {"audit.max_age", "1m"},
+		"[audit]\nkeep = -1\n":                                             {"audit.keep", "0 to 10000"},
+		"[expiry]\ngrace = \"1ms\"\n":                                     {"expiry.grace", "100ms"},
+		"[expiry]\ngrace = \"2h\"\n":                                      {"expiry.grace", "1h"},
+		"[expiry]\nmax_ttl = \"never\"\n":                                 {"line 2", "never", "12h"},
+		"[expiry]\nmax_ttl = \"0s\"\n":                                    {"line 2", "0s"},
+		"[admission]\novercommit = 0.9\n":                                 {"admission.overcommit = 0.9", "1.0 to 1000.0", "reserve"},
+		"[admission]\novercommit = nan\n":                                 {"admission.overcommit", "1.0 to 1000.0"},
+		"[admission]\novercommit = \"2\"\n":                               {"line 2", "overcommit"},
+		"[admission]\nreserve = \"-1G\"\n":                                {"line 2", "4GiB"},
+		"[admission]\nmax_vram = \"110%\"\n":                              {"line 2", "100%"},
+		"[tenants.a]\nmaxvram = \"1G\"\n":                                 {"line 2", "tenants.a.maxvram"},
+		"[tenants.\"a b\"]\nmax_vram = \"1G\"\n":                          {`tenants."a b"`, "letters, digits"},
+		"[tenants.a]\nmax_vram = \"0\"\n":                                 {"line 2", "no memory"},
 	} {
 		_, err := load(t, text)
 		if err == nil {

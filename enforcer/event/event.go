@@ -26,11 +26,20 @@ type Log struct {
 	most    int
 	last    uint64        // number of the newest; 0 is none
 	changed chan struct{} // closed by the next Append; nil while nobody waits
+	told    func(api.Event)
 	closed  bool
 }
 
 // NewLog returns a Log of the newest events, as many as most, which is above 0.
 func NewLog(most int) *Log { return &Log{most: most} }
+
+// Tell makes f be told of each event from then on, in their order. f must not wait for anything, nor append: whoever appends
+// waits for it.
+func (l *Log) Tell(f func(api.Event)) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.told = f
+}
 
 // Append numbers the event, gives it the time of now if it has none, and keeps it.
 func (l *Log) Append(e api.Event) {
@@ -48,6 +57,9 @@ func (l *Log) Append(e api.Event) {
 		l.kept = append(l.kept, e)
 	} else {
 		l.kept[l.at(e.Seq)] = e
+	}
+	if l.told != nil {
+		l.told(e)
 	}
 	l.wake()
 }

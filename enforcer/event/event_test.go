@@ -156,3 +156,29 @@ func TestManyAppendAndReadAtTheSameTime(t *testing.T) {
 	}
 	all.Wait()
 }
+
+func TestWhoIsToldHearsEachEventInItsOrder(t *testing.T) {
+	l := NewLog(2)
+	var told []api.Event // guarded by the Log
+	l.Append(api.Event{Kind: api.EventRegistered})
+	l.Tell(func(e api.Event) { told = append(told, e) })
+	var all sync.WaitGroup
+	for range 4 {
+		all.Go(func() {
+			for range 100 {
+				l.Append(api.Event{Kind: api.EventRefused})
+			}
+		})
+	}
+	all.Wait()
+	l.Close()
+	l.Append(api.Event{Kind: api.EventReleased})
+	if len(told) != 400 {
+		t.Fatalf("%d were told", len(told))
+	}
+	for i, e := range told {
+		if e.Seq != uint64(i+2) || e.Kind != api.EventRefused || e.Time.IsZero() {
+			t.Fatalf("number %d is %+v", i, e)
+		}
+	}
+}

@@ -4,4 +4,4 @@
  * The go command rebuilds a package when a file of its directory changes, and does not see those: this
  * file changes with them. A test holds it against them.
  */
-#define NATIVE_DIGEST "3c5c09f74cc00e343bd03f9a6f47272ce898715f9ecaa9cd55e3a560fbeb0fd2"
+#define NATIVE_DIGEST "5c96f4315beb3c0be9ee9032b347f6f0d80027baac351e3235a8a0702c11d57c"

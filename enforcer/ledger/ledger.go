@@ -189,6 +189,14 @@ func (l *Ledger) Recovered(dev int) uint64 {
 	return atomic.LoadUint64(address(&l.device(dev).recovered))
 }
 
+// Limit that the page has for a device, by its word.
+func (l *Ledger) Limit(dev int) uint64 {
+	if !device(dev) {
+		return 0
+	}
+	return atomic.LoadUint64(address(&l.device(dev).limit))
+}
+
 // Generation of a lane.
 func (l *Ledger) Generation(i uint32) uint64 {
 	if !lane(i) {
@@ -221,6 +229,13 @@ func (l *Ledger) DeviceCount() int {
 
 // SetRecord says that nothing is refused.
 func (l *Ledger) SetRecord() { l.page.record = 1 }
+
+// SetPool names the pool whose ledger it is: for what its processes say of refusals. At most 63 bytes of name are kept.
+func (l *Ledger) SetPool(name string) {
+	for i := range min(len(name), len(l.page.pool)-1) {
+		l.page.pool[i] = C.char(name[i])
+	}
+}
 
 // SetContextBytes says what a process charges before it makes its first context on a device.
 func (l *Ledger) SetContextBytes(dev int, bytes uint64) {

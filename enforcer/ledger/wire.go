@@ -72,6 +72,7 @@ type Request struct {
 	Used     uint64   // OpRefused: bytes charged then, overhead included
 	Overhead uint64   // OpRefused: of that
 	Call     Call     // OpRefused
+	Pool     bool     // OpRefused: by the pool's limit, and Used and Overhead are the pool's
 }
 
 // Reply is what it hears.
@@ -81,6 +82,8 @@ type Reply struct {
 	Device uint32 // OpDevice
 	Bytes  uint64 // OpTruth
 	Size   uint64 // OpAttach
+	// PoolLane, of OpAttach, is 0 for a slice that is in no pool. Else the pool's ledger is the second descriptor.
+	PoolLane uint32
 }
 
 var errSize = errors.New("wrong size")
@@ -96,6 +99,7 @@ func DecodeRequest(message []byte) (Request, error) {
 		Op: Op(c.op), Device: uint32(c.device),
 		UUID: *(*[16]byte)(unsafe.Pointer(&c.uuid)), Bytes: uint64(c.bytes),
 		Used: uint64(c.used), Overhead: uint64(c.overhead), Call: Call(c.call),
+		Pool: c.pool == 1,
 	}
 	switch {
 	case c.magic != C.ATTACH_MAGIC:
@@ -106,8 +110,8 @@ func DecodeRequest(message []byte) (Request, error) {
 		return r, fmt.Errorf("ledger layout is %d, this enforcer has %d", uint32(c.layout), uint32(C.LEDGER_LAYOUT))
 	case r.Op < OpAttach || r.Op > OpResume:
 		return r, fmt.Errorf("operation is %d", uint16(c.op))
-	case c.reserved != 0 || (r.Op != OpRefused && (r.Used != 0 || r.Overhead != 0 || r.Call != 0)):
-		return r, errors.New("reserved fields are not zero")
+	case c.pool > 1 || (r.Op != OpRefused && (r.Used != 0 || r.Overhead != 0 || r.Call != 0 || r.Pool)):
+		return r, errors.New("fields of another operation are not zero")
 	}
 	return r, nil
 }
@@ -119,6 +123,9 @@ func (r Request) Encode() []byte {
 		device: C.uint32_t(r.Device), layout: C.LEDGER_LAYOUT, bytes: C.uint64_t(r.Bytes),
 		used: C.uint64_t(r.Used), overhead: C.uint64_t(r.Overhead), call: C.uint32_t(r.Call),
 	}
+	if r.Pool {
+		c.pool = 1
+	}
 	*(*[16]byte)(unsafe.Pointer(&c.uuid)) = r.UUID
 	return C.GoBytes(unsafe.Pointer(&c), C.sizeof_struct_attach_request)
 }
@@ -128,6 +135,7 @@ func (r Reply) Encode() []byte {
 	c := C.struct_attach_reply{
 		magic: C.ATTACH_MAGIC, version: C.ATTACH_VERSION, status: C.uint16_t(r.Status),
 		lane: C.uint32_t(r.Lane), device: C.uint32_t(r.Device), bytes: C.uint64_t(r.Bytes), size: C.uint64_t(r.Size),
+		pool_lane: C.uint32_t(r.PoolLane),
 	}
 	return C.GoBytes(unsafe.Pointer(&c), C.sizeof_struct_attach_reply)
 }
@@ -144,6 +152,6 @@ func DecodeReply(message []byte) (Reply, error) {
 	}
 	return Reply{
 		Status: Status(c.status), Lane: uint32(c.lane), Device: uint32(c.device),
-		Bytes: uint64(c.bytes), Size: uint64(c.size),
+		Bytes: uint64(c.bytes), Size: uint64(c.size), PoolLane: uint32(c.pool_lane),
 	}, nil
 }

@@ -5,6 +5,7 @@ package metrics
 import (
 	"context"
 	"log/slog"
+	"slices"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -23,6 +24,8 @@ var perDevice = []struct {
 		func(d api.DeviceUse) uint64 { return d.Used }},
 	{"overhead_bytes", "VRAM that the driver holds for the slice beyond that: contexts, modules.", prometheus.GaugeValue,
 		func(d api.DeviceUse) uint64 { return d.Overhead }},
+	{"bypass_bytes", "Of the overhead, VRAM that processes hold past the ledger: hidden from the interceptor.", prometheus.GaugeValue,
+		func(d api.DeviceUse) uint64 { return d.Bypass }},
 	{"peak_bytes", "The most VRAM that the slice held on the device at one time, overhead included.", prometheus.GaugeValue,
 		func(d api.DeviceUse) uint64 { return d.Peak }},
 	{"allocations_total", "Allocations that were charged.", prometheus.CounterValue,
@@ -34,10 +37,11 @@ var perDevice = []struct {
 }
 
 var (
-	slicesDesc    = prometheus.NewDesc("gpuslice_slices", "Slices that there are.", nil, nil)
-	infoDesc      = prometheus.NewDesc("gpuslice_slice_info", "Always 1; the labels say what the slice is.", []string{"slice", "tenant", "pool", "mode", "state"}, nil)
-	processesDesc = prometheus.NewDesc("gpuslice_slice_processes", "Processes of the slice that have attached.", []string{"slice"}, nil)
-	deviceDescs   = describeDevices()
+	slicesDesc     = prometheus.NewDesc("gpuslice_slices", "Slices that there are.", nil, nil)
+	infoDesc       = prometheus.NewDesc("gpuslice_slice_info", "Always 1; the labels say what the slice is.", []string{"slice", "tenant", "pool", "mode", "state"}, nil)
+	deviceUsedDesc = prometheus.NewDesc("gpuslice_device_used_bytes", "Memory of the device that slices hold, overhead included.", []string{"device"}, nil)
+	processesDesc  = prometheus.NewDesc("gpuslice_slice_processes", "Processes of the slice that have attached.", []string{"slice"}, nil)
+	deviceDescs    = describeDevices()
 )
 
 func describeDevices() []*prometheus.Desc {
@@ -59,7 +63,8 @@ func (c *collector) Describe(descs chan<- *prometheus.Desc) {
 	descs <- slicesDesc
 	descs <- infoDesc
 	descs <- processesDesc
-	for _, d := range deviceDescs {
+	descs <- deviceUsedDesc
+	for _, d := range slices.Concat(boundedDescs, deviceDescs) {
 		descs <- d
 	}
 }
@@ -79,12 +84,24 @@ func (c *collector) Collect(metrics chan<- prometheus.Metric) {
 		metrics <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
 	}
 	gauge(slicesDesc, float64(len(slices)))
+	used := make(map[string]uint64)
 	for _, s := range slices {
+		for _, d := range s.Devices {
+			used[d.Device] += d.Used + d.Overhead
+		}
+	}
+	for device, bytes := range used {
+		gauge(deviceUsedDesc, float64(bytes), device)
+	}
+	collectTenants(slices, gauge)
+	own := listed(slices)
+	gauge(unlistedDesc, float64(len(slices)-len(own)))
+	for _, s := range own {
 		gauge(infoDesc, 1, s.ID, s.Tenant, s.Pool, string(s.Mode), string(s.State))
 		gauge(processesDesc, float64(s.ProcessCount), s.ID)
 		for _, d := range s.Devices {
 			for i, m := range perDevice {
-				if m.name == "limit_bytes" && d.Limit == 0 {
+				if m.name == "limit_bytes" && d.Limit == 0 && s.Mode == api.Record {
 					continue
 				}
 				metrics <- prometheus.MustNewConstMetric(deviceDescs[i], m.kind, float64(m.value(d)), s.ID, d.Device)

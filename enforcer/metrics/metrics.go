@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
@@ -35,6 +36,11 @@ type Metrics struct {
 	register  prometheus.Histogram
 	releases  *prometheus.CounterVec
 	attaches  *prometheus.CounterVec
+	told      told
+	host      Host                             // nil: none
+	audit     func() (written, dropped uint64) // nil: there is no audit log
+	bypasses  *prometheus.CounterVec
+	joins     *prometheus.CounterVec
 }
 
 // New returns Metrics that show slices.
@@ -59,14 +65,45 @@ func New(slices Slices, log *slog.Logger) *Metrics {
 			Help: "Processes that asked for a place in a ledger, by result.",
 		}, []string{"result"}),
 	}
+	m.bypasses = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "gpuslice_bypass_total",
+		Help: "Processes that were found to hold VRAM past the ledger, and pages that were overwritten, by what was done: log, refuse, or kill.",
+	}, []string{"action"})
+	m.joins = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "gpuslice_session_tokens_total",
+		Help: "Sessions' tokens that were shown, by result: ok for a process that joined, wrong_token, limited where too many were wrong, or refused for another reason.",
+	}, []string{"result"})
 	build := prometheus.NewGauge(prometheus.GaugeOpts{
 		Name:        "gpuslice_build_info",
 		Help:        "Always 1; the labels say which gpuslice this is.",
 		ConstLabels: prometheus.Labels{"version": api.Version, "go_version": runtime.Version()},
 	})
 	build.Set(1)
-	m.registry.MustRegister(m.registers, m.register, m.releases, m.attaches, build, &collector{slices, log})
+	m.registry.MustRegister(m.registers, m.register, m.releases, m.attaches, m.bypasses, m.joins, build, &collector{slices, log})
+	if pools, ok := slices.(Pools); ok {
+		m.registry.MustRegister(&poolCollector{pools, log})
+	}
+	m.begin()
+	m.told = newTold()
+	m.registry.MustRegister(m.told.events, m.told.refusals, m.told.recovered,
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	m.registry.MustRegister(m.auditCounters()...)
 	return m
+}
+
+// begin makes the counters be there before anything is counted: one that is seen first when something has happened shows no
+// increase.
+func (m *Metrics) begin() {
+	m.registers.WithLabelValues("ok")
+	for _, code := range api.Codes() {
+		m.registers.WithLabelValues(string(code))
+	}
+	for _, result := range []string{"ok", "full", "closed", "error", "stopping", "stranger"} {
+		m.attaches.WithLabelValues(result)
+	}
+	for _, action := range []api.Action{api.Log, api.Refuse, api.Kill} {
+		m.bypasses.WithLabelValues(string(action))
+	}
 }
 
 // Registered counts a request for a slice and how long it took; code is "" if it was given.
@@ -84,10 +121,20 @@ func (m *Metrics) Released(cause string) { m.releases.WithLabelValues(cause).Inc
 // Attached counts a process that asked for a place in a ledger. The result is one of few words, such as "ok".
 func (m *Metrics) Attached(result string) { m.attaches.WithLabelValues(result).Inc() }
 
-// Handler answers /metrics, and nothing else.
+// Bypassed counts what was found to be held past the ledger, by what is done about it.
+func (m *Metrics) Bypassed(action string) { m.bypasses.WithLabelValues(action).Inc() }
+
+// Joined counts a session's token that was shown. The result is one of few words, such as "ok".
+func (m *Metrics) Joined(result string) { m.joins.WithLabelValues(result).Inc() }
+
+// Handler answers /metrics; /healthz and /readyz if a host is watched; and nothing else.
 func (m *Metrics) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{MaxRequestsInFlight: 4}))
+	if m.host != nil {
+		mux.Handle("GET /healthz", m.probe(func(h api.Health) bool { return h.Live }))
+		mux.Handle("GET /readyz", m.probe(func(h api.Health) bool { return h.Ready }))
+	}
 	return mux
 }
 

@@ -47,7 +47,7 @@ func (s *stream) serve(w http.ResponseWriter, r *http.Request, status int) {
 	w.WriteHeader(status)
 	for {
 		if s.follow { // of this batch; without follow the whole answer has it
-			_ = control.SetWriteDeadline(time.Now().Add(writeTimeout))
+			_ = control.SetWriteDeadline(time.Now().Add(patience(r)))
 		}
 		if s.send(w) != nil || control.Flush() != nil {
 			return // gone, or too slow
@@ -60,6 +60,14 @@ func (s *stream) serve(w http.ResponseWriter, r *http.Request, status int) {
 			return // the answer has begun: its end is all that can be said
 		}
 	}
+}
+
+// patience is how long the server waits for one who takes no answer.
+func patience(r *http.Request) time.Duration {
+	if s, ok := r.Context().Value(http.ServerContextKey).(*http.Server); ok {
+		return s.WriteTimeout
+	}
+	return controlLimits.write
 }
 
 func (s *stream) send(w http.ResponseWriter) error {

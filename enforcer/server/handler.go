@@ -43,24 +43,29 @@ var routes = []route{
 		}
 		return s.Slice(r.Context(), id)
 	}},
+	{"PATCH", "/v1/slices/{id}", http.StatusOK, nil, change},
 	{"DELETE", "/v1/slices/{id}", http.StatusOK, []string{"generation", "force"}, release},
+	{"POST", "/v1/slices/{id}/renew", http.StatusOK, nil, renew},
+	{"POST", "/v1/slices/{id}/join", http.StatusOK, nil, join},
+	{"GET", "/v1/pools", http.StatusOK, nil, pools},
+	{"GET", "/v1/pools/{name}", http.StatusOK, nil, pool},
+	{"PUT", "/v1/pools/{name}", http.StatusCreated, nil, createPool},
+	{"PATCH", "/v1/pools/{name}", http.StatusOK, nil, setPool},
+	{"DELETE", "/v1/pools/{name}", http.StatusOK, nil, deletePool},
 	{"GET", "/v1/devices", http.StatusOK, nil, func(s Service, _ http.ResponseWriter, r *http.Request) (any, error) {
 		all, err := s.Devices(r.Context())
 		return list(all), err
 	}},
 	{"GET", "/v1/events", http.StatusOK, []string{"since", "follow"}, events},
-	{"GET", "/healthz", http.StatusOK, nil, func(Service, http.ResponseWriter, *http.Request) (any, error) {
-		return Health{Status: "ok"}, nil
+	{"GET", "/v1/health", http.StatusOK, nil, func(s Service, _ http.ResponseWriter, r *http.Request) (any, error) {
+		return s.Health(r.Context())
 	}},
 }
 
-// Health is the answer of /healthz: the enforcer accepts requests.
-type Health struct {
-	Status string `json:"status"`
-}
-
 // Handler is the API without a socket.
-func Handler(service Service, log *slog.Logger) http.Handler {
+func Handler(service Service, log *slog.Logger) http.Handler { return handler(routes, service, log) }
+
+func handler(routes []route, service Service, log *slog.Logger) http.Handler {
 	mux := http.NewServeMux()
 	streams := make(chan struct{}, maxStreams)
 	methods := make(map[string][]string)
@@ -107,6 +112,7 @@ func Handler(service Service, log *slog.Logger) http.Handler {
 			fail(w, r, log, noPath(r))
 			return
 		}
+		takeToken(r)
 		mux.ServeHTTP(w, r)
 	})
 }
@@ -130,9 +136,12 @@ func register(s Service, w http.ResponseWriter, r *http.Request) (any, error) {
 	if err := decode(http.MaxBytesReader(w, r.Body, maxBody), &request); err != nil {
 		return nil, err
 	}
+	n := noteOf(r)
+	n.quotas, n.ttl, n.tenant, n.pool = request.Quotas, request.TTL, request.Tenant, request.Pool
 	if err := request.Validate(); err != nil {
 		return nil, err
 	}
+	n.slice, n.container = request.ID, request.Container
 	return s.Register(r.Context(), request)
 }
 
@@ -218,6 +227,7 @@ func fail(w http.ResponseWriter, r *http.Request, log *slog.Logger, err error) {
 	if !errors.As(err, &e) {
 		e = api.Errorf(api.CodeInternal, "%s", err.Error())
 	}
+	noteOf(r).refusal = e
 	level := slog.LevelDebug
 	if e.Code == api.CodeInternal {
 		level = slog.LevelError

@@ -11,7 +11,6 @@ import (
 	"os/user"
 	"path/filepath"
 	"strconv"
-	"sync"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -23,24 +22,42 @@ var ErrInUse = errors.New("another enforcer answers on it")
 // Listen makes the control socket, for root and group; for the caller's user alone if group is "". A socket that is
 // left from an enforcer that died is replaced, one that somebody answers on is not.
 func Listen(path, group string) (net.Listener, error) {
-	l, err := listen(path, group)
+	gid := -1
+	mode := os.FileMode(0o600)
+	if group != "" {
+		var err error
+		if gid, err = groupID(group); err != nil {
+			return nil, fmt.Errorf("listen on %s: %w", path, err)
+		}
+		mode = 0o660
+	}
+	return listenFor(path, gid, mode)
+}
+
+// ListenForUsers makes the users' socket, to which everybody may connect.
+func ListenForUsers(path string) (net.Listener, error) { return listenFor(path, -1, 0o666) }
+
+func groupID(group string) (int, error) {
+	g, err := user.LookupGroup(group)
+	if err != nil {
+		return 0, fmt.Errorf("%w: make the group (groupadd --system %s), or set group = \"\" in the configuration", err, group)
+	}
+	gid, err := strconv.Atoi(g.Gid)
+	if err != nil {
+		return 0, fmt.Errorf("group %s has id %q", group, g.Gid)
+	}
+	return gid, nil
+}
+
+func listenFor(path string, gid int, mode os.FileMode) (net.Listener, error) {
+	l, err := listen(path, gid, mode)
 	if err != nil {
 		return nil, fmt.Errorf("listen on %s: %w", path, err)
 	}
 	return l, nil
 }
 
-func listen(path, group string) (net.Listener, error) {
-	gid := -1
-	if group != "" {
-		g, err := user.LookupGroup(group)
-		if err != nil {
-			return nil, fmt.Errorf("%w: make the group (groupadd --system %s), or set group = \"\" in the configuration", err, group)
-		}
-		if gid, err = strconv.Atoi(g.Gid); err != nil {
-			return nil, fmt.Errorf("group %s has id %q", group, g.Gid)
-		}
-	}
+func listen(path string, gid int, mode os.FileMode) (net.Listener, error) {
 	if err := vacant(path); err != nil {
 		return nil, err
 	}
@@ -62,7 +79,10 @@ func listen(path, group string) (net.Listener, error) {
 	}
 	l.(*net.UnixListener).SetUnlinkOnClose(false) // its name is not that of the file any more
 	if gid >= 0 {
-		err = errors.Join(os.Chown(temporary, -1, gid), os.Chmod(temporary, 0o660))
+		err = os.Chown(temporary, -1, gid)
+	}
+	if err == nil {
+		err = os.Chmod(temporary, mode)
 	}
 	if err == nil {
 		err = os.Rename(temporary, path)
@@ -94,45 +114,4 @@ func vacant(path string) error {
 		return nil
 	}
 	return err // a full queue (EAGAIN) is an answer as well
-}
-
-// limited accepts no more than so many connections at a time; the rest wait in the kernel's queue.
-type limited struct {
-	net.Listener
-	free   chan struct{}
-	closed chan struct{}
-	once   sync.Once
-}
-
-func limit(l net.Listener, connections int) net.Listener {
-	return &limited{Listener: l, free: make(chan struct{}, connections), closed: make(chan struct{})}
-}
-
-func (l *limited) Accept() (net.Conn, error) {
-	select {
-	case l.free <- struct{}{}:
-	case <-l.closed:
-		return nil, net.ErrClosed
-	}
-	conn, err := l.Listener.Accept()
-	if err != nil {
-		<-l.free
-		return nil, err
-	}
-	return &limitedConn{Conn: conn, release: sync.OnceFunc(func() { <-l.free })}, nil
-}
-
-func (l *limited) Close() error {
-	l.once.Do(func() { close(l.closed) })
-	return l.Listener.Close()
-}
-
-type limitedConn struct {
-	net.Conn
-	release func()
-}
-
-func (c *limitedConn) Close() error {
-	defer c.release()
-	return c.Conn.Close()
 }

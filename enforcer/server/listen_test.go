@@ -91,7 +91,7 @@ func TestConnectionsBeyondTheLimitWait(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := limit(inner, 1)
+	l := limit(inner, connections{all: 1, others: 1, each: 1})
 	for range 2 {
 		conn, err := net.Dial("unix", path)
 		if err != nil {

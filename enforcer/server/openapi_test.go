@@ -106,10 +106,20 @@ var answers = map[string]struct{ request, reply reflect.Type }{
 	"GET /v1/slices":         {nil, reflect.TypeFor[[]api.Slice]()},
 	"POST /v1/slices":        {reflect.TypeFor[api.RegisterRequest](), reflect.TypeFor[api.RegisterReply]()},
 	"GET /v1/slices/{id}":    {nil, reflect.TypeFor[api.Slice]()},
+	"PATCH /v1/slices/{id}":  {reflect.TypeFor[api.ChangeRequest](), reflect.TypeFor[api.Slice]()},
 	"DELETE /v1/slices/{id}": {nil, reflect.TypeFor[api.Slice]()},
-	"GET /v1/devices":        {nil, reflect.TypeFor[[]api.Device]()},
-	"GET /v1/events":         {nil, reflect.TypeFor[api.Event]()}, // one in each line
-	"GET /healthz":           {nil, reflect.TypeFor[Health]()},
+
+	"POST /v1/slices/{id}/join":  {reflect.TypeFor[api.JoinRequest](), reflect.TypeFor[api.RegisterReply]()},
+	"POST /v1/slices/{id}/renew": {reflect.TypeFor[api.RenewRequest](), reflect.TypeFor[api.Slice]()},
+
+	"GET /v1/pools":           {nil, reflect.TypeFor[[]api.Pool]()},
+	"GET /v1/pools/{name}":    {nil, reflect.TypeFor[api.Pool]()},
+	"PUT /v1/pools/{name}":    {reflect.TypeFor[api.PoolRequest](), reflect.TypeFor[api.Pool]()},
+	"PATCH /v1/pools/{name}":  {reflect.TypeFor[api.PoolRequest](), reflect.TypeFor[api.Pool]()},
+	"DELETE /v1/pools/{name}": {nil, reflect.TypeFor[api.Pool]()},
+	"GET /v1/devices":         {nil, reflect.TypeFor[[]api.Device]()},
+	"GET /v1/events":          {nil, reflect.TypeFor[api.Event]()}, // one in each line
+	"GET /v1/health":          {nil, reflect.TypeFor[api.Health]()},
 }
 
 func TestEveryRouteIsDescribedAndEveryDescriptionHasARoute(t *testing.T) {
@@ -265,7 +275,8 @@ func (d document) checkStruct(t *testing.T, g reflect.Type) {
 var enums = map[reflect.Type][]string{
 	reflect.TypeFor[api.Mode]():      {string(api.Enforce), string(api.Record)},
 	reflect.TypeFor[api.EventKind](): eventKinds(),
-	reflect.TypeFor[api.State]():     {string(api.Active), string(api.Released), string(api.Damaged)},
+	reflect.TypeFor[api.Action]():    {string(api.Log), string(api.Refuse), string(api.Kill)},
+	reflect.TypeFor[api.State]():     {string(api.Active), string(api.Released), string(api.Damaged), string(api.Frozen), string(api.Expired)},
 }
 
 func eventKinds() []string {

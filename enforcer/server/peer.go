@@ -4,7 +4,10 @@ package server
 
 import (
 	"context"
+	"encoding/binary"
+	"errors"
 	"net"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -16,7 +19,10 @@ type Peer struct {
 	GID uint32
 }
 
-type peerKey struct{}
+type (
+	peerKey   struct{}
+	groupsKey struct{}
+)
 
 // PeerOf returns who asks, for the context that a Service is called with; false if that is not known.
 func PeerOf(ctx context.Context) (Peer, bool) {
@@ -24,23 +30,72 @@ func PeerOf(ctx context.Context) (Peer, bool) {
 	return p, ok
 }
 
+// GroupsOf returns the groups of who asks, when it connected: its own, and then those that it is in beside.
+func GroupsOf(ctx context.Context) []uint32 {
+	groups, _ := ctx.Value(groupsKey{}).([]uint32)
+	return groups
+}
+
 func withPeer(ctx context.Context, conn net.Conn) context.Context {
+	p, known := peerOf(conn)
+	if !known {
+		return ctx
+	}
+	groups, _ := askKernel(conn, peerGroups) // before Linux 4.13 nobody says: its own is known
+	ctx = context.WithValue(ctx, groupsKey{}, append([]uint32{p.GID}, groups...))
+	return context.WithValue(ctx, peerKey{}, p)
+}
+
+func peerOf(conn net.Conn) (Peer, bool) {
+	credentials, err := askKernel(conn, func(fd int) (*unix.Ucred, error) {
+		return unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
+	})
+	if err != nil {
+		return Peer{}, false
+	}
+	return Peer{PID: int(credentials.Pid), UID: credentials.Uid, GID: credentials.Gid}, true
+}
+
+// askKernel asks the kernel about a connection.
+func askKernel[T any](conn net.Conn, question func(fd int) (T, error)) (answer T, failed error) {
 	if c, ok := conn.(*limitedConn); ok {
 		conn = c.Conn
 	}
 	c, ok := conn.(*net.UnixConn)
 	if !ok {
-		return ctx
+		return answer, errors.ErrUnsupported
 	}
 	raw, err := c.SyscallConn()
 	if err != nil {
-		return ctx
+		return answer, err
 	}
-	var credentials *unix.Ucred
-	if raw.Control(func(fd uintptr) {
-		credentials, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
-	}) != nil || err != nil {
-		return ctx
+	if err := raw.Control(func(fd uintptr) { answer, failed = question(int(fd)) }); err != nil {
+		return answer, err
 	}
-	return context.WithValue(ctx, peerKey{}, Peer{PID: int(credentials.Pid), UID: credentials.Uid, GID: credentials.Gid})
+	return answer, failed
+}
+
+// mostGroups is NGROUPS_MAX.
+const mostGroups = 1 << 16
+
+// peerGroups is SO_PEERGROUPS.
+func peerGroups(fd int) ([]uint32, error) {
+	for n := 32; n <= mostGroups; n *= 2 {
+		buffer := make([]byte, 4*n)
+		length := uint32(len(buffer))
+		_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), unix.SOL_SOCKET, unix.SO_PEERGROUPS,
+			uintptr(unsafe.Pointer(&buffer[0])), uintptr(unsafe.Pointer(&length)), 0)
+		if errno == unix.ERANGE {
+			continue
+		}
+		if errno != 0 {
+			return nil, errno
+		}
+		var groups []uint32
+		for b := buffer[:length]; len(b) >= 4; b = b[4:] {
+			groups = append(groups, binary.NativeEndian.Uint32(b))
+		}
+		return groups, nil
+	}
+	return nil, unix.ERANGE
 }

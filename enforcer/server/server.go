@@ -5,7 +5,8 @@
 //
 // It owns the wire: routes, limits, decoding, statuses, the socket file. It decides nothing about slices, which
 // is for the Service behind it, and must never let a request, however malformed, slow or large, get in
-// the way of others. Who may ask is decided by the socket's mode alone; who asks is in Peer.
+// the way of others. Who may ask is decided by the socket's mode alone, but for the users' socket (users.go); who asks
+// is in Peer.
 package server
 
 import (
@@ -26,44 +27,52 @@ type Service interface {
 	Register(ctx context.Context, r api.RegisterRequest) (api.RegisterReply, error)
 	// Release gives back a slice of that generation; 0 is any. With force, even if its processes are alive.
 	Release(ctx context.Context, id string, generation uint64, force bool) (api.Slice, error)
+	Change(ctx context.Context, id string, r api.ChangeRequest) (api.Slice, error)
+	Renew(ctx context.Context, id string, r api.RenewRequest) (api.Slice, error)
+	// Join makes a process one of a session's, by the session's token, which is in ctx (api.TokenOf).
+	Join(ctx context.Context, id string, r api.JoinRequest) (api.RegisterReply, error)
 	Slices(ctx context.Context) ([]api.Slice, error)
 	Slice(ctx context.Context, id string) (api.Slice, error)
+	PoolService
 	Devices(ctx context.Context) ([]api.Device, error)
+	// Health waits for nothing.
+	Health(ctx context.Context) (api.Health, error)
 	// Events are some of those after number since, the oldest first; with wait one at least, or an error when there
 	// will be none.
 	Events(ctx context.Context, since uint64, wait bool) ([]api.Event, error)
 }
 
 const (
-	maxBody        = 64 << 10
-	maxHeader      = 16 << 10
-	maxConnections = 256
+	maxBody   = 64 << 10
+	maxHeader = 16 << 10
 	// maxStreams is how many of them may be told events: the hook's must find room.
-	maxStreams    = 32
-	headerTimeout = 5 * time.Second
-	readTimeout   = 10 * time.Second
-	writeTimeout  = 30 * time.Second
-	idleTimeout   = time.Minute
+	maxStreams = 32
 	// drainTimeout is how long a stopping enforcer waits for the requests under way.
 	drainTimeout = 5 * time.Second
 )
 
 // Server answers the control API.
 type Server struct {
-	http *http.Server
-	log  *slog.Logger
+	http   *http.Server
+	limits limits
+	log    *slog.Logger
 }
 
 // New returns a Server for service.
 func New(service Service, log *slog.Logger) *Server {
+	return newServer(Handler(service, log), controlLimits, log)
+}
+
+func newServer(h http.Handler, l limits, log *slog.Logger) *Server {
 	return &Server{
-		log: log,
+		limits: l,
+		log:    log,
 		http: &http.Server{
-			Handler:           Handler(service, log),
-			ReadHeaderTimeout: headerTimeout,
-			ReadTimeout:       readTimeout,
-			WriteTimeout:      writeTimeout,
-			IdleTimeout:       idleTimeout,
+			Handler:           h,
+			ReadHeaderTimeout: l.header,
+			ReadTimeout:       l.read,
+			WriteTimeout:      l.write,
+			IdleTimeout:       l.idle,
 			MaxHeaderBytes:    maxHeader,
 			ConnContext:       withPeer,
 			ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelDebug),
@@ -83,7 +92,7 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 		}
 		drained <- err
 	})
-	err := s.http.Serve(limit(l, maxConnections))
+	err := s.http.Serve(limit(l, s.limits.connections))
 	if stop() || !errors.Is(err, http.ErrServerClosed) {
 		return err
 	}

@@ -27,9 +27,13 @@ type fakeService struct {
 
 	registered api.RegisterRequest
 	released   string
+	changed    api.ChangeRequest
 	generation uint64
 	force      bool
 	peer       Peer
+	joined     string
+	token      api.Token
+	pid        int
 	log        *event.Log // nil: there are no events
 }
 
@@ -51,11 +55,42 @@ func (f *fakeService) Release(_ context.Context, id string, generation uint64, f
 	return api.Slice{ID: id, State: api.Released}, f.err
 }
 
+func (f *fakeService) Change(_ context.Context, id string, r api.ChangeRequest) (api.Slice, error) {
+	f.changed = r
+	return api.Slice{ID: id}, f.err
+}
+
+func (f *fakeService) Join(ctx context.Context, id string, r api.JoinRequest) (api.RegisterReply, error) {
+	f.joined, f.token, f.pid = id, api.TokenOf(ctx), r.PID
+	return api.RegisterReply{Slice: api.Slice{ID: id}}, f.err
+}
+
+func (f *fakeService) Renew(ctx context.Context, id string, r api.RenewRequest) (api.Slice, error) {
+	return f.Change(ctx, id, api.ChangeRequest{TTL: r.TTL})
+}
+
+func (f *fakeService) Pools(context.Context) ([]api.Pool, error) { return nil, f.err }
+func (f *fakeService) Pool(_ context.Context, name string) (api.Pool, error) {
+	return api.Pool{Name: name}, f.err
+}
+func (f *fakeService) CreatePool(_ context.Context, name string, r api.PoolRequest) (api.Pool, error) {
+	return api.Pool{Name: name, Quotas: r.Quotas}, f.err
+}
+func (f *fakeService) SetPool(_ context.Context, name string, r api.PoolRequest) (api.Pool, error) {
+	return api.Pool{Name: name, Quotas: r.Quotas}, f.err
+}
+func (f *fakeService) DeletePool(_ context.Context, name string) (api.Pool, error) {
+	return api.Pool{Name: name, State: api.Released}, f.err
+}
+
 func (f *fakeService) Slices(context.Context) ([]api.Slice, error) { return nil, f.err }
 func (f *fakeService) Slice(_ context.Context, id string) (api.Slice, error) {
 	return api.Slice{ID: id}, f.err
 }
 func (f *fakeService) Devices(context.Context) ([]api.Device, error) { return nil, f.err }
+func (f *fakeService) Health(context.Context) (api.Health, error) {
+	return api.Health{Live: true, Checks: []api.Check{{Name: "loop", OK: true}}}, f.err
+}
 
 func (f *fakeService) Events(ctx context.Context, since uint64, wait bool) ([]api.Event, error) {
 	if f.log == nil {
@@ -97,7 +132,7 @@ func TestEachVerbReachesTheService(t *testing.T) {
 		{"GET", "/v1/slices/c1", "", 200, `"id":"c1"`},
 		{"DELETE", "/v1/slices/c2?generation=9&force=true", "", 200, `"released"`},
 		{"GET", "/v1/devices", "", 200, `[]`},
-		{"GET", "/healthz", "", 200, `"ok"`},
+		{"GET", "/v1/health", "", 200, `{"live":true,"ready":false,"checks":[{"name":"loop","ok":true,"age":0}]}`},
 	} {
 		status, body := ask(t, f, c.method, c.target, c.body)
 		if status != c.status || !strings.Contains(string(body), c.want) {
@@ -267,7 +302,7 @@ func TestOneWhoSaysNothingDoesNotKeepOthersOut(t *testing.T) {
 		defer conn.Close()
 		_, _ = conn.Write([]byte("POST /v1/slices HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{"))
 	}
-	r, err := httpClient(path).Get("http://gpuslice/healthz")
+	r, err := httpClient(path).Get("http://gpuslice/v1/health")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -4,6 +4,7 @@ package store
 
 import (
 	"sync"
+	"time"
 
 	"go.etcd.io/bbolt"
 )
@@ -18,11 +19,16 @@ type queue struct {
 	waiting []*write
 	running bool
 	closed  bool
+
+	oldest   time.Time // when the oldest write of the batch under way was asked for; zero if none is
+	failures uint64    // batches that could not be written
+	last     error     // of the last batch
 }
 
 type write struct {
 	change func(*bbolt.Tx) error
 	done   chan error
+	asked  time.Time
 }
 
 func (q *queue) init() { q.idle = sync.NewCond(&q.mu) }
@@ -33,7 +39,7 @@ func (s *Store) write(change func(*bbolt.Tx) error) error { return <-s.begin(cha
 
 // begin is write that does not wait: the channel says when it is on disk, or why not.
 func (s *Store) begin(change func(*bbolt.Tx) error) <-chan error {
-	w := &write{change, make(chan error, 1)}
+	w := &write{change, make(chan error, 1), time.Now()}
 	q := &s.queue
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -58,16 +64,24 @@ func (s *Store) commit() {
 		q.waiting = nil
 		if len(batch) == 0 {
 			q.running = false
+			q.oldest = time.Time{}
 			q.idle.Broadcast()
 			q.mu.Unlock()
 			return
 		}
+		q.oldest = batch[0].asked
 		q.mu.Unlock()
-		s.commitBatch(batch)
+		err := s.commitBatch(batch)
+		q.mu.Lock()
+		if q.last = err; err != nil {
+			q.failures++
+		}
+		q.mu.Unlock()
 	}
 }
 
-func (s *Store) commitBatch(batch []*write) {
+// commitBatch returns the last error of the batch's writes.
+func (s *Store) commitBatch(batch []*write) error {
 	err := s.db.Update(func(tx *bbolt.Tx) error {
 		for _, w := range batch {
 			if err := w.change(tx); err != nil {
@@ -80,11 +94,44 @@ func (s *Store) commitBatch(batch []*write) {
 		for _, w := range batch {
 			w.done <- err
 		}
-		return
+		return err
 	}
 	// One of them failed, and took the others' transaction with it: each alone, so that each gets its own answer.
+	err = nil
 	for _, w := range batch {
-		w.done <- s.db.Update(w.change)
+		one := s.db.Update(w.change)
+		if one != nil {
+			err = one
+		}
+		w.done <- one
+	}
+	return err
+}
+
+// Progress is how long the oldest write waits for the disk, how many batches of writes have failed, and why the last one
+// did; nil if it did not. It waits for nothing.
+func (s *Store) Progress() (waiting time.Duration, failures uint64, err error) {
+	q := &s.queue
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	switch {
+	case !q.oldest.IsZero():
+		waiting = time.Since(q.oldest)
+	case len(q.waiting) > 0:
+		waiting = time.Since(q.waiting[0].asked)
+	}
+	return waiting, q.failures, q.last
+}
+
+// Retry begins a write that changes nothing if the last one failed: so that it is found out that the disk works again
+// though nobody asks for anything.
+func (s *Store) Retry() {
+	q := &s.queue
+	q.mu.Lock()
+	failed := q.last != nil && !q.running
+	q.mu.Unlock()
+	if failed {
+		s.begin(func(tx *bbolt.Tx) error { return putAbout(tx, keySchema, Schema) })
 	}
 }
 

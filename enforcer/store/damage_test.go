@@ -90,7 +90,7 @@ func TestANewerFileIsReportedAndKept(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "slices.db")
 	s := mustOpen(t, path)
 	check(t, s.write(func(tx *bbolt.Tx) error {
-		if _, err := tx.CreateBucket([]byte("pools")); err != nil { // as the next version would
+		if _, err := tx.CreateBucket([]byte("phases")); err != nil { // as the next version would
 			return err
 		}
 		return putAbout(tx, keySchema, Schema+1)

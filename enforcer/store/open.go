@@ -137,7 +137,7 @@ func create(path string) error {
 }
 
 func format(tx *bbolt.Tx) error {
-	for _, name := range [][]byte{bucketAbout, bucketSlices, bucketReleased, bucketContexts} {
+	for _, name := range allBuckets {
 		if _, err := tx.CreateBucket(name); err != nil {
 			return err
 		}

@@ -11,6 +11,8 @@
 //	│   └── <slice id>    Slice as JSON
 //	├── "released"
 //	│   └── <generation>  Slice as JSON: it is over, and what it left on the host is not yet cleared away
+//	├── "pools"
+//	│   └── <name>        Pool as JSON
 //	└── "contexts"
 //	    └── <device model>  uint64  learned bytes of a process's first context
 //
@@ -52,6 +54,17 @@ type Slice struct {
 
 	// A limit in the page may be higher than in Limits, for processes that are checkpointed.
 	Suspended bool `json:"suspended,omitempty"`
+	// Changing says that the limits of the page are being set to Limits, and may still be what they were.
+	Changing bool `json:"changing,omitempty"`
+
+	// Deadline is when the slice's time is over, since boot (CLOCK_BOOTTIME); 0 is never. Expired says that this was
+	// seen, so that nothing more may be charged; and Asked when its processes were then asked to end, 0 if they were not.
+	Deadline time.Duration `json:"deadline,omitempty"`
+	Expired  bool          `json:"expired,omitempty"`
+	Asked    time.Duration `json:"asked,omitempty"`
+
+	// Native says that the driver may hold the cgroup to limits.
+	Native bool `json:"native,omitempty"`
 
 	BootID      string `json:"boot_id"`
 	InitStart   uint64 `json:"init_start"` // start time of Request.PID, see package process
@@ -64,6 +77,17 @@ type Slice struct {
 	LedgerName  [16]byte `json:"ledger_name"`
 	LedgerDev   uint64   `json:"ledger_dev"`
 	LedgerInode uint64   `json:"ledger_inode"`
+
+	// TokenSum is the SHA-256 of a session's token; it cannot be shown. Joined are the processes that showed the token.
+	TokenSum []byte   `json:"token_sum,omitempty"`
+	Joined   []Joined `json:"joined,omitempty"`
+}
+
+// Joined is a process that joined a session.
+type Joined struct {
+	PID   int    `json:"pid"`
+	Start uint64 `json:"start"` // see package process
+	UID   uint32 `json:"uid"`
 }
 
 // Limit is a quota of the request, resolved to one device.
@@ -94,16 +118,23 @@ func (s *Store) Close() error {
 }
 
 // PutSlice writes a slice, in place of one of the same id.
-func (s *Store) PutSlice(slice Slice) error {
+func (s *Store) PutSlice(slice Slice) error { return s.BeginSlice(slice)() }
+
+// BeginSlice is PutSlice in two halves: what it returns waits for the disk, and is called once. What is begun first is
+// written first, or in the same step, whoever waits first: so an order that a lock gave is kept by those who wait
+// without it, and what they wait for is one sync of the disk for all of them.
+func (s *Store) BeginSlice(slice Slice) (wait func() error) {
 	id, value, err := encodeSlice(bucketSlices, slice)
 	if err != nil {
-		return err
+		return func() error { return err }
 	}
-	err = s.write(func(tx *bbolt.Tx) error { return put(tx, bucketSlices, id, value) })
-	if err != nil {
-		return fmt.Errorf("store slice %s: %w", slice.Request.ID, err)
+	done := s.begin(func(tx *bbolt.Tx) error { return put(tx, bucketSlices, id, value) })
+	return func() error {
+		if err := <-done; err != nil {
+			return fmt.Errorf("store slice %s: %w", slice.Request.ID, err)
+		}
+		return nil
 	}
-	return nil
 }
 
 // DeleteSlice forgets the slice of that id, if it is of that generation. It is not an error if there is none: to

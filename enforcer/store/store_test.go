@@ -199,8 +199,8 @@ func TestAWriteThatFailsDoesNotFailItsCompany(t *testing.T) {
 	s := mustOpen(t, filepath.Join(t.TempDir(), "slices.db"))
 	boom := errors.New("boom")
 	batch := []*write{
-		{func(tx *bbolt.Tx) error { return putAbout(tx, keyGeneration, 7) }, make(chan error, 1)},
-		{func(*bbolt.Tx) error { return boom }, make(chan error, 1)},
+		{change: func(tx *bbolt.Tx) error { return putAbout(tx, keyGeneration, 7) }, done: make(chan error, 1)},
+		{change: func(*bbolt.Tx) error { return boom }, done: make(chan error, 1)},
 	}
 	s.commitBatch(batch)
 	if err := <-batch[0].done; err != nil {
@@ -263,5 +263,50 @@ func BenchmarkPutSlice(b *testing.B) {
 			}
 			wg.Wait()
 		})
+	}
+}
+
+// A disk that hangs is a transaction that does not end.
+func TestAWriteThatTheDiskDoesNotTakeIsSeen(t *testing.T) {
+	s := mustOpen(t, filepath.Join(t.TempDir(), "slices.db"))
+	if waiting, failures, err := s.Progress(); waiting != 0 || failures != 0 || err != nil {
+		t.Errorf("nothing was written: %v, %d, %v", waiting, failures, err)
+	}
+	hang, err := s.db.Begin(true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	first := s.begin(func(*bbolt.Tx) error { return nil })
+	for {
+		if waiting, _, _ := s.Progress(); waiting > 20*time.Millisecond {
+			break
+		}
+		time.Sleep(time.Millisecond)
+	}
+	if err := hang.Rollback(); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-first; err != nil {
+		t.Fatal(err)
+	}
+	// One that fails is told until one succeeds, which is tried without being asked.
+	boom := errors.New("boom")
+	if err := s.write(func(*bbolt.Tx) error { return boom }); !errors.Is(err, boom) {
+		t.Fatal(err)
+	}
+	progress := func() (uint64, error) {
+		for {
+			if waiting, failures, err := s.Progress(); waiting == 0 {
+				return failures, err
+			}
+			time.Sleep(time.Millisecond)
+		}
+	}
+	if failures, err := progress(); failures != 1 || !errors.Is(err, boom) {
+		t.Errorf("%d, %v", failures, err)
+	}
+	s.Retry()
+	if failures, err := progress(); failures != 1 || err != nil {
+		t.Errorf("after a retry: %d, %v", failures, err)
 	}
 }

@@ -19,7 +19,10 @@ var (
 	bucketAbout    = []byte("about")
 	bucketSlices   = []byte("slices")
 	bucketReleased = []byte("released")
+	bucketPools    = []byte("pools")
 	bucketContexts = []byte("contexts")
+
+	allBuckets = [][]byte{bucketAbout, bucketSlices, bucketReleased, bucketPools, bucketContexts}
 
 	keySchema     = []byte("schema")
 	keyGeneration = []byte("generation")

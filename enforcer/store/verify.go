@@ -32,7 +32,7 @@ func verify(data []byte) error {
 
 func verifyEntries(buckets map[string]map[string][]byte) error {
 	for name := range buckets {
-		if !slices.Contains([]string{string(bucketAbout), string(bucketSlices), string(bucketReleased), string(bucketContexts)}, name) {
+		if !slices.ContainsFunc(allBuckets, func(b []byte) bool { return string(b) == name }) {
 			return fmt.Errorf("it has an unknown bucket %.80q", name)
 		}
 	}
@@ -49,6 +49,12 @@ func verifyEntries(buckets map[string]map[string][]byte) error {
 			found.add(bucket, key, value, 1)
 		}
 	}
+	for name, value := range buckets[string(bucketPools)] {
+		if _, err := decodePool(name, value); err != nil {
+			return err
+		}
+		found.add(bucketPools, name, value, 1)
+	}
 	for model, value := range buckets[string(bucketContexts)] {
 		if _, err := decodeNumber(bucketContexts, model, value); err != nil {
 			return err
@@ -62,7 +68,7 @@ func verifyEntries(buckets map[string]map[string][]byte) error {
 	if found != (sum{written[0], written[1]}) {
 		return fmt.Errorf("it has %d entries with another checksum than the %d that were written", found.count, written[0])
 	}
-	for _, name := range [][]byte{bucketAbout, bucketSlices, bucketReleased, bucketContexts} {
+	for _, name := range allBuckets {
 		if buckets[string(name)] == nil {
 			return fmt.Errorf("it has no bucket %q", name)
 		}

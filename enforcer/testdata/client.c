@@ -8,15 +8,21 @@
  *	truth INDEX           -> ok BYTES | status N
  *	charge INDEX BYTES    -> ok HELD | refused
  *	release INDEX BYTES   -> ok HELD
+ *	half INDEX BYTES      -> ok HELD (charges the slice, and not its pool)
  *	context INDEX BYTES   -> ok HELD
  *	refused INDEX BYTES   -> ok USED (as a refusal that the enforcer is told of)
  *	count INDEX COUNT     -> ok COUNT (as so many refusals that it is not told of)
  *	used INDEX            -> ok BYTES
+ *	pooled INDEX          -> ok BYTES (that all charged to the pool)
+ *	pokepool OFFSET VALUE -> ok (writes 8 bytes of the pool's page)
  *	limit INDEX           -> ok BYTES
  *	number INDEX          -> ok NUMBER
  *	hammer INDEX COUNT    -> ok HELD (charges and releases, again and again)
+ *	churn INDEX COUNT     -> ok HELD (the like, and keeps nothing)
  *	scribble SEED COUNT   -> ok (writes random bytes all over the page)
  *	poke OFFSET VALUE     -> ok (writes 8 bytes)
+ *	stubborn              -> ok 0 (SIGTERM does not end it any more)
+ *	terms                 -> ok COUNT (of SIGTERM since then)
  *	exec                  -> ok (becomes a new image of itself, that has not attached)
  *
  * Its argument is the slice's directory.
@@ -24,6 +30,7 @@
 #define _GNU_SOURCE
 #include <inttypes.h>
 #include <poll.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -33,19 +40,21 @@
 #include <unistd.h>
 
 #include "../../interceptor/attach.h"
+#include "../../interceptor/charge.c"
 #include "../../interceptor/ledger.c"
 
 static const char *dir;
-static struct ledger *ledger;
-static uint32_t lane;
-static struct ledger_account account[LEDGER_DEVICES];
+static struct ledger *ledger, *pool;
+static uint32_t lane, pool_lane;
+static struct account account[LEDGER_DEVICES];
 
-/* Ask; the descriptor that came with the answer, or -1. *conn stays open. */
-static int ask(struct attach_request *request, struct attach_reply *reply, int *conn)
+/* Ask; the descriptor that came with the answer, or -1, and the second one. *conn stays open. */
+static int ask_for(struct attach_request *request, struct attach_reply *reply, int *conn,
+                   int *second)
 {
 	struct sockaddr_un address = {.sun_family = AF_UNIX};
 	union {
-		char buffer[CMSG_SPACE(sizeof(int))];
+		char buffer[CMSG_SPACE(2 * sizeof(int))];
 		struct cmsghdr align;
 	} control;
 	struct iovec iov = {reply, sizeof(*reply)};
@@ -56,6 +65,7 @@ static int ask(struct attach_request *request, struct attach_reply *reply, int *
 	struct cmsghdr *header;
 	int fd = -1;
 
+	*second = -1;
 	request->magic = ATTACH_MAGIC;
 	request->version = ATTACH_VERSION;
 	request->layout = LEDGER_LAYOUT;
@@ -72,7 +82,16 @@ static int ask(struct attach_request *request, struct attach_reply *reply, int *
 	header = CMSG_FIRSTHDR(&message);
 	if (header && header->cmsg_type == SCM_RIGHTS)
 		memcpy(&fd, CMSG_DATA(header), sizeof(fd));
+	if (header && header->cmsg_len >= CMSG_LEN(2 * sizeof(int)))
+		memcpy(second, CMSG_DATA(header) + sizeof(int), sizeof(fd));
 	return fd;
+}
+
+static int ask(struct attach_request *request, struct attach_reply *reply, int *conn)
+{
+	int second;
+
+	return ask_for(request, reply, conn, &second);
 }
 
 /* Did the enforcer live until now? Then it knows, or will find, what we have mapped. */
@@ -87,27 +106,54 @@ static unsigned do_attach(void)
 {
 	struct attach_request request = {.op = ATTACH_OP_ATTACH};
 	struct attach_reply reply;
-	int conn, fd = ask(&request, &reply, &conn);
-	struct ledger *page;
+	int conn, second, fd = ask_for(&request, &reply, &conn, &second);
+	struct ledger *page, *common = NULL;
 	bool known;
 
 	if (fd < 0)
 		return reply.status ? reply.status : 101;
 	page = mmap(NULL, sizeof(*page), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	close(fd);
+	if (second >= 0) {
+		common = mmap(NULL, sizeof(*common), PROT_READ | PROT_WRITE, MAP_SHARED, second, 0);
+		close(second);
+	}
 	known = connected(conn);
 	close(conn);
-	if (page == MAP_FAILED || !ledger_valid(page, reply.size))
+	if (page == MAP_FAILED || !ledger_valid(page, reply.size) ||
+	    (common != NULL) != (reply.pool_lane != 0) ||
+	    (common && (common == MAP_FAILED || !ledger_valid(common, reply.size))))
 		return 102;
 	if (!known) {
 		munmap(page, sizeof(*page));
+		if (common)
+			munmap(common, sizeof(*common));
 		return 100;
 	}
 	ledger = page;
 	lane = reply.lane;
+	pool = common;
+	pool_lane = reply.pool_lane;
+	memset(account, 0, sizeof(account));
 	for (unsigned i = 0; i < LEDGER_DEVICES; i++)
-		account[i] = ledger_open(ledger, i, lane);
+		account[i].slice = ledger_open(ledger, i, lane);
 	return 0;
+}
+
+/* The account of a device, with the pool's as soon as that has the device. */
+static struct account *on_device(uint64_t device)
+{
+	struct account *a = &account[device];
+	int index = pool ? account_find_device(pool, ledger->device[device].uuid) : -1;
+
+	if (index >= 0 && !a->pool.ledger)
+		a->pool = ledger_open(pool, (uint32_t)index, pool_lane);
+	return a;
+}
+
+static uint64_t used_in_pool(uint64_t device)
+{
+	return pool->device[account[device].pool.device].word.used;
 }
 
 static void unhex(const char *text, uint8_t *bytes)
@@ -124,6 +170,14 @@ static void scribble(uint64_t seed, uint64_t count)
 		((volatile uint64_t *)ledger)[(seed >> 8) % (4 * 4096 / 8)] =
 		    seed * 0x9e3779b97f4a7c15u;
 	}
+}
+
+static volatile sig_atomic_t terms;
+
+static void count_term(int signal)
+{
+	(void)signal;
+	terms++;
 }
 
 static void say(enum ledger_result result, const uint64_t *value)
@@ -166,23 +220,36 @@ int main(int argc, char **argv)
 			close(conn);
 			printf(reply.status ? "status %" PRIu64 "\n" : "ok %" PRIu64 "\n",
 			       reply.status ? reply.status : reply.bytes);
+		} else if (!strcmp(word, "stubborn")) {
+			/* SA_RESTART: what is being read is still read. */
+			struct sigaction action = {.sa_handler = count_term,
+			                           .sa_flags = SA_RESTART};
+
+			sigaction(SIGTERM, &action, NULL);
+			puts("ok 0");
+		} else if (!strcmp(word, "terms")) {
+			printf("ok %d\n", (int)terms);
 		} else if (!strcmp(word, "exec")) {
 			execl("/proc/self/exe", argv[0], dir, NULL);
 		} else if (!ledger) {
 			puts("detached");
 		} else if (!strcmp(word, "charge") && on) {
-			enum ledger_result result = ledger_charge(&account[a], b);
+			bool by_pool;
+			enum ledger_result result = account_charge(on_device(a), b, &by_pool);
 
 			if (result == LEDGER_OK)
-				ledger_count_allocation(&account[a]);
+				ledger_count_allocation(&account[a].slice);
 			else if (result == LEDGER_REFUSED)
-				ledger_count_refusal(&account[a]);
-			say(result, &account[a].held);
+				account_count_refusal(&account[a], by_pool);
+			say(result, &account[a].slice.held);
+		} else if (!strcmp(word, "half") && on) {
+			say(ledger_charge(&account[a].slice, b), &account[a].slice.held);
 		} else if (!strcmp(word, "release") && on) {
-			say(ledger_release(&account[a], b), &account[a].held);
+			account_adjust(on_device(a), 0, b);
+			say(LEDGER_OK, &account[a].slice.held);
 		} else if (!strcmp(word, "context") && on) {
-			ledger_set_context(&account[a], b);
-			say(LEDGER_OK, &account[a].held);
+			account_set_context(on_device(a), b);
+			say(LEDGER_OK, &account[a].slice.held);
 		} else if (!strcmp(word, "refused") && on) {
 			request.op = ATTACH_OP_REFUSED;
 			request.device = a;
@@ -190,28 +257,50 @@ int main(int argc, char **argv)
 			request.used = ledger->device[a].word.used;
 			request.overhead = ledger_held(ledger, a, 0);
 			request.call = 1;
-			ledger_count_refusal(&account[a]);
+			if (pool && on_device(a)->pool.ledger) {
+				request.pool = 1;
+				request.used = used_in_pool(a);
+			}
+			account_count_refusal(&account[a], request.pool);
 			ask(&request, &reply, &conn); /* which is not answered */
 			close(conn);
 			say(LEDGER_OK, &request.used);
 		} else if (!strcmp(word, "count") && on) {
 			for (uint64_t i = 0; i < b; i++)
-				ledger_count_refusal(&account[a]);
+				account_count_refusal(&account[a], false);
 			say(LEDGER_OK, &b);
 		} else if (!strcmp(word, "used") && on) {
 			say(LEDGER_OK, &ledger->device[a].word.used);
+		} else if (!strcmp(word, "pooled") && on && on_device(a)->pool.ledger) {
+			b = used_in_pool(a);
+			say(LEDGER_OK, &b);
+		} else if (!strcmp(word, "pokepool") && n == 3 && pool && a <= sizeof(*pool) - 8) {
+			memcpy((char *)pool + a, &b, 8);
+			puts("ok");
 		} else if (!strcmp(word, "limit") && on) {
 			say(LEDGER_OK, &ledger->device[a].limit);
 		} else if (!strcmp(word, "number") && on) {
 			b = ledger_number(ledger, a, lane);
 			say(LEDGER_OK, &b);
 		} else if (!strcmp(word, "hammer") && on) {
+			bool by_pool;
+
 			while (b--) {
-				if (ledger_charge(&account[a], 1 + b % 7) == LEDGER_OK && b % 3)
-					ledger_release(&account[a], 1 + b % 7);
+				if (account_charge(on_device(a), 1 + b % 7, &by_pool) ==
+				        LEDGER_OK &&
+				    b % 3)
+					account_adjust(&account[a], 0, 1 + b % 7);
 			}
-			ledger_set(&account[a], 0);
-			say(LEDGER_OK, &account[a].held);
+			account_adjust(&account[a], 0, UINT64_MAX);
+			say(LEDGER_OK, &account[a].slice.held);
+		} else if (!strcmp(word, "churn") && on) {
+			bool by_pool;
+
+			while (b--) {
+				if (account_charge(on_device(a), 1 + b % 7, &by_pool) == LEDGER_OK)
+					account_adjust(&account[a], 0, 1 + b % 7);
+			}
+			say(LEDGER_OK, &account[a].slice.held);
 		} else if (!strcmp(word, "scribble") && n == 3) {
 			scribble(a | 1, b);
 			puts("ok");

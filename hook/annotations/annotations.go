@@ -67,7 +67,7 @@ func Parse(all map[string]string, env []string, policy Policy) (*Request, error)
 			return nil, err
 		}
 	}
-	if len(r.Quotas) > 0 {
+	if len(r.Quotas) > 0 || r.Pool != "" { // the pool's quota may be all that counts
 		return r, nil
 	}
 	q, err := policy.quota(env)

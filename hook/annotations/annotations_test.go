@@ -175,7 +175,7 @@ func FuzzParse(f *testing.F) {
 				t.Errorf("%q=%q %q=%q: quota %+v", k1, v1, k2, v2, q)
 			}
 		}
-		if len(r.Quotas) == 0 || r.TTL < 0 || len(r.Pool) > 63 || len(r.Tenant) > 63 {
+		if len(r.Quotas) == 0 && r.Pool == "" || r.TTL < 0 || len(r.Pool) > 63 || len(r.Tenant) > 63 {
 			t.Errorf("%q=%q %q=%q: %+v", k1, v1, k2, v2, r)
 		}
 	})

@@ -18,6 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
@@ -35,12 +36,21 @@ type host struct {
 // newHost starts an enforcer, or skips the test and says what it lacks.
 func newHost(t *testing.T) *host {
 	t.Helper()
+	return newHostBy(t, api.Intercept)
+}
+
+func newHostBy(t *testing.T, enforcement api.Enforcement) *host {
+	t.Helper()
 	t.Parallel() // each has a host of its own
 	runc, err := exec.LookPath("runc")
 	if err != nil {
 		t.Skip("needs runc: make deps")
 	}
-	return &host{testhost.New(t, testhost.Options{Runtimes: []string{runc}}), runc}
+	options := testhost.Options{Runtimes: []string{runc}, Enforcer: fmt.Sprintf("enforcement = %q\n", enforcement)}
+	if enforcement == api.Native {
+		options.Env = []string{"FAKECUDA_LIMITS=1"}
+	}
+	return &host{testhost.New(t, options), runc}
 }
 
 // container of a test.
@@ -175,11 +185,17 @@ func (g hog) refused() bool { return strings.HasSuffix(g.said, ": CUDA_ERROR_OUT
 // hog starts a process in the container that takes bytes of memory and keeps them.
 func (c *container) hog(bytes uint64) hog {
 	c.T.Helper()
+	return c.start("/demo/cuda_hog", strconv.FormatUint(bytes, 10))
+}
+
+// start starts a process in the container, and waits for its line.
+func (c *container) start(args ...string) hog {
+	c.T.Helper()
 	said, err := os.CreateTemp(c.Dir, "hog-")
 	c.Must(err)
 	defer said.Close()
 	pidFile := said.Name() + ".pid"
-	cmd := c.runtime("exec", "--detach", "--pid-file", pidFile, c.id, "/demo/cuda_hog", strconv.FormatUint(bytes, 10))
+	cmd := c.runtime(append([]string{"exec", "--detach", "--pid-file", pidFile, c.id}, args...)...)
 	cmd.Stdout, cmd.Stderr = said, said
 	c.Must(cmd.Run())
 	text, err := os.ReadFile(pidFile)

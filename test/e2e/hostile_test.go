@@ -137,7 +137,7 @@ func TestReleasedContainerIsRefusedForAsLongAsItRuns(t *testing.T) {
 func TestWhatCannotBeKeptRefusesTheContainer(t *testing.T) {
 	h := newHost(t)
 	for annotation, c := range map[string]struct{ value, says string }{
-		"gpuslice.pool":   {"night", "has no pools"},
+		"gpuslice.pool":   {"night", "there is no pool night"},
 		"gpuslice.ttl":    {"1h", "no slice expires"},
 		"gpuslice.vram.7": {"1G", "there is no device 7"},
 		"gpuslice.vram.GPU-00000000-0000-0000-0000-00000000dead": {"1G", "there is no device GPU-00000000-0000-0000-0000-00000000dead"},

@@ -12,84 +12,90 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
 )
 
 func TestSliceIsReleasedWhenItsContainerIsDeleted(t *testing.T) {
-	h := newHost(t)
-	c := h.newContainer(vram(), "/bin/sleep", "600")
-	c.run()
-	if g := c.hog(gib); !g.holds(gib, quota) {
-		t.Fatalf("said %q", g.said)
-	}
-	if out, err := c.output(c.runtime("delete", "--force", c.id)); err != nil {
-		t.Fatalf("delete: %v\n%s", err, out)
-	}
-	if slices := h.Slices(); len(slices) != 0 {
-		t.Errorf("the container is deleted, and %+v are left", slices)
-	}
-	entries, err := os.ReadDir(filepath.Join(h.Dir, "run", "slices"))
-	if err != nil || len(entries) != 0 {
-		t.Errorf("directories are left: %v, %v", entries, err)
-	}
-}
-
-func TestSliceIsReleasedIfPoststopNeverRuns(t *testing.T) {
-	h := newHost(t)
-	c := h.newContainer(vram(), "/demo/cuda_hog", strconv.Itoa(gib))
-	c.run()
-	h.Eventually("1 GiB is held", h.Holds(c.id, gib))
-	// Nobody deletes the container, as when engine and shim are dead.
-	h.Must(unix.Kill(c.pid(), unix.SIGKILL))
-	h.Eventually("the slice is gone", h.IsGone(c.id))
-}
-
-func TestContainerIDCanBeUsedAgain(t *testing.T) {
-	h := newHost(t)
-	for range 3 {
+	forEachBackend(t, func(t *testing.T, h *host, _ api.Enforcement) {
 		c := h.newContainer(vram(), "/bin/sleep", "600")
-		c.id = "gpuslice-e2e-again-" + strconv.Itoa(os.Getpid())
 		c.run()
-		if g := c.hog(3 * gib); !g.holds(3*gib, quota) {
+		if g := c.hog(gib); !g.holds(gib, quota) {
 			t.Fatalf("said %q", g.said)
 		}
 		if out, err := c.output(c.runtime("delete", "--force", c.id)); err != nil {
 			t.Fatalf("delete: %v\n%s", err, out)
 		}
-	}
+		if slices := h.Slices(); len(slices) != 0 {
+			t.Errorf("the container is deleted, and %+v are left", slices)
+		}
+		entries, err := os.ReadDir(filepath.Join(h.Dir, "run", "slices"))
+		if err != nil || len(entries) != 0 {
+			t.Errorf("directories are left: %v, %v", entries, err)
+		}
+	})
+}
+
+func TestSliceIsReleasedIfPoststopNeverRuns(t *testing.T) {
+	forEachBackend(t, func(t *testing.T, h *host, _ api.Enforcement) {
+		c := h.newContainer(vram(), "/demo/cuda_hog", strconv.Itoa(gib))
+		c.run()
+		h.Eventually("1 GiB is held", h.Holds(c.id, gib))
+		// Nobody deletes the container, as when engine and shim are dead.
+		h.Must(unix.Kill(c.pid(), unix.SIGKILL))
+		h.Eventually("the slice is gone", h.IsGone(c.id))
+	})
+}
+
+func TestContainerIDCanBeUsedAgain(t *testing.T) {
+	forEachBackend(t, func(t *testing.T, h *host, _ api.Enforcement) {
+		for range 3 {
+			c := h.newContainer(vram(), "/bin/sleep", "600")
+			c.id = "gpuslice-e2e-again-" + strconv.Itoa(os.Getpid())
+			c.run()
+			if g := c.hog(3 * gib); !g.holds(3*gib, quota) {
+				t.Fatalf("said %q", g.said)
+			}
+			if out, err := c.output(c.runtime("delete", "--force", c.id)); err != nil {
+				t.Fatalf("delete: %v\n%s", err, out)
+			}
+		}
+	})
 }
 
 func TestRestartedEnforcerKnowsWhoHoldsWhat(t *testing.T) {
-	h := newHost(t)
-	c := h.newContainer(vram(), "/bin/sleep", "600")
-	c.run()
-	stays, dies := c.hog(gib), c.hog(gib)
-	if !stays.holds(gib, quota) || !dies.holds(gib, quota) {
-		t.Fatalf("said %q and %q", stays.said, dies.said)
-	}
-	overhead := h.Use(c.id).Overhead
+	forEachBackend(t, func(t *testing.T, h *host, _ api.Enforcement) {
+		c := h.newContainer(vram(), "/bin/sleep", "600")
+		c.run()
+		stays, dies := c.hog(gib), c.hog(gib)
+		if !stays.holds(gib, quota) || !dies.holds(gib, quota) {
+			t.Fatalf("said %q and %q", stays.said, dies.said)
+		}
+		overhead := h.Use(c.id).Overhead
 
-	h.Stop(unix.SIGKILL)
-	c.kill(dies)
-	// A process that comes now cannot attach. It must get nothing, and not: no quota.
-	if g := c.hog(mib); !g.refused() {
-		t.Errorf("without an enforcer a new process said %q, want a refusal", g.said)
-	}
-	h.Start()
+		h.Stop(unix.SIGKILL)
+		c.kill(dies)
+		// A process that comes now cannot attach. It must get nothing, and not: no quota.
+		if g := c.hog(mib); !g.refused() {
+			t.Errorf("without an enforcer a new process said %q, want a refusal", g.said)
+		}
+		h.Start()
 
-	h.Eventually("the one that died meanwhile is settled", h.Holds(c.id, gib))
-	h.Eventually("its overhead, too", func() bool { return h.Use(c.id).Overhead == overhead/2 })
-	if g := c.hog(3 * gib); !g.refused() {
-		t.Errorf("3 GiB beside 1 GiB and contexts: said %q, want a refusal", g.said)
-	}
-	if g := c.hog(gib); !g.holds(gib, quota) {
-		t.Errorf("1 GiB more fits: said %q", g.said)
-	}
-	c.kill(stays)
-	h.Eventually("the death of one that attached before the restart is seen", h.Holds(c.id, gib))
-	if out, err := c.output(c.runtime("delete", "--force", c.id)); err != nil {
-		t.Fatalf("delete: %v\n%s", err, out)
-	}
-	h.Eventually("the slice is gone", h.IsGone(c.id))
+		h.Eventually("the one that died meanwhile is settled", h.Holds(c.id, gib))
+		h.Eventually("its overhead, too", func() bool { return h.Use(c.id).Overhead == overhead/2 })
+		if g := c.hog(3 * gib); !g.refused() {
+			t.Errorf("3 GiB beside 1 GiB and contexts: said %q, want a refusal", g.said)
+		}
+		if g := c.hog(gib); !g.holds(gib, quota) {
+			t.Errorf("1 GiB more fits: said %q", g.said)
+		}
+		c.kill(stays)
+		h.Eventually("the death of one that attached before the restart is seen", h.Holds(c.id, gib))
+		if out, err := c.output(c.runtime("delete", "--force", c.id)); err != nil {
+			t.Fatalf("delete: %v\n%s", err, out)
+		}
+		h.Eventually("the slice is gone", h.IsGone(c.id))
+	})
 }
 
 // What a checkpointed process is charged for is others' while the enforcer lives that was told of it. The next one

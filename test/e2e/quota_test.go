@@ -17,110 +17,115 @@ const quota = 4 * gib
 func vram() map[string]string { return map[string]string{"gpuslice.vram": "4G"} }
 
 func TestQuotaIsSharedByAllProcessesOfAContainer(t *testing.T) {
-	h := newHost(t)
-	c := h.newContainer(vram(), "/bin/sleep", "600")
-	c.run()
+	forEachBackend(t, func(t *testing.T, h *host, _ api.Enforcement) {
+		c := h.newContainer(vram(), "/bin/sleep", "600")
+		c.run()
 
-	first := c.hog(gib)
-	if !first.holds(gib, quota) {
-		t.Fatalf("the first process said %q: it should hold 1 GiB of a card of the quota's size", first.said)
-	}
-	each := gib + h.Use(c.id).Overhead // what one more process costs
-	count := uint64(1)
-	for ; count < 8; count++ {
-		if g := c.hog(gib); g.refused() {
-			break
-		} else if !g.holds(gib, quota) {
-			t.Fatalf("process %d said %q", count+1, g.said)
+		first := c.hog(gib)
+		if !first.holds(gib, quota) {
+			t.Fatalf("the first process said %q: it should hold 1 GiB of a card of the quota's size", first.said)
 		}
-	}
-	if want := quota / each; count != want {
-		t.Errorf("%d processes of %d bytes had room in %d, want %d", count, each, uint64(quota), want)
-	}
-	use := h.Use(c.id)
-	if use.Used != count*gib || use.Used+use.Overhead > quota || use.Limit != quota {
-		t.Errorf("%d processes hold 1 GiB each, and ps shows %+v", count, use)
-	}
-	if use.Refusals == 0 {
-		t.Error("the refusal was not counted")
-	}
+		each := gib + h.Use(c.id).Overhead // what one more process costs
+		count := uint64(1)
+		for ; count < 8; count++ {
+			if g := c.hog(gib); g.refused() {
+				break
+			} else if !g.holds(gib, quota) {
+				t.Fatalf("process %d said %q", count+1, g.said)
+			}
+		}
+		if want := quota / each; count != want {
+			t.Errorf("%d processes of %d bytes had room in %d, want %d", count, each, uint64(quota), want)
+		}
+		use := h.Use(c.id)
+		if use.Used != count*gib || use.Used+use.Overhead > quota || use.Limit != quota {
+			t.Errorf("%d processes hold 1 GiB each, and ps shows %+v", count, use)
+		}
+		if use.Refusals == 0 {
+			t.Error("the refusal was not counted")
+		}
+	})
 }
 
 func TestQuotaIsNeverPassedByProcessesThatRace(t *testing.T) {
-	h := newHost(t)
-	c := h.newContainer(vram(), "/bin/sleep", "600")
-	c.run()
+	forEachBackend(t, func(t *testing.T, h *host, _ api.Enforcement) {
+		c := h.newContainer(vram(), "/bin/sleep", "600")
+		c.run()
 
-	const racers = 12
-	script := `for i in $(seq ` + strconv.Itoa(racers) + `); do /demo/cuda_hog ` + strconv.Itoa(512*mib) + ` & done; wait`
-	out, err := os.Create(filepath.Join(h.Dir, "race"))
-	h.Must(err)
-	defer out.Close()
-	cmd := c.runtime("exec", "--detach", c.id, "/bin/sh", "-c", script)
-	cmd.Stdout, cmd.Stderr = out, out
-	h.Must(cmd.Run())
+		const racers = 12
+		script := `for i in $(seq ` + strconv.Itoa(racers) + `); do /demo/cuda_hog ` + strconv.Itoa(512*mib) + ` & done; wait`
+		out, err := os.Create(filepath.Join(h.Dir, "race"))
+		h.Must(err)
+		defer out.Close()
+		cmd := c.runtime("exec", "--detach", c.id, "/bin/sh", "-c", script)
+		cmd.Stdout, cmd.Stderr = out, out
+		h.Must(cmd.Run())
 
-	var text []byte
-	h.Eventually("all have said what they got", func() bool {
-		if slice, err := h.Client.Slice(t.Context(), c.id); err == nil {
-			for _, d := range slice.Devices {
-				if d.Used+d.Overhead > quota || d.Peak > quota {
-					t.Fatalf("over the quota: %+v", d)
+		var text []byte
+		h.Eventually("all have said what they got", func() bool {
+			if slice, err := h.Client.Slice(t.Context(), c.id); err == nil {
+				for _, d := range slice.Devices {
+					if d.Used+d.Overhead > quota || d.Peak > quota {
+						t.Fatalf("over the quota: %+v", d)
+					}
 				}
 			}
+			text, err = os.ReadFile(out.Name())
+			return err == nil && strings.Count(string(text), "\n") == racers
+		})
+		holders := strings.Count(string(text), "holds ")
+		if refused := strings.Count(string(text), ": CUDA_ERROR_OUT_OF_MEMORY"); refused == 0 || holders == 0 || refused+holders != racers {
+			t.Errorf("%d hold and %d were refused, of %d that have no room together:\n%s", holders, refused, racers, text)
 		}
-		text, err = os.ReadFile(out.Name())
-		return err == nil && strings.Count(string(text), "\n") == racers
+		h.Eventually("what is used is what the winners hold", h.Holds(c.id, uint64(holders)*512*mib))
 	})
-	holders := strings.Count(string(text), "holds ")
-	if refused := strings.Count(string(text), ": CUDA_ERROR_OUT_OF_MEMORY"); refused == 0 || holders == 0 || refused+holders != racers {
-		t.Errorf("%d hold and %d were refused, of %d that have no room together:\n%s", holders, refused, racers, text)
-	}
-	h.Eventually("what is used is what the winners hold", h.Holds(c.id, uint64(holders)*512*mib))
 }
 
 func TestBytesOfAKilledProcessAreThereForTheNext(t *testing.T) {
-	h := newHost(t)
-	c := h.newContainer(vram(), "/bin/sleep", "600")
-	c.run()
-	const most = 3 * gib
-	for range 5 {
-		g := c.hog(most)
-		if !g.holds(most, quota) {
-			t.Fatalf("said %q: the one before was killed, so there is room", g.said)
+	forEachBackend(t, func(t *testing.T, h *host, _ api.Enforcement) {
+		c := h.newContainer(vram(), "/bin/sleep", "600")
+		c.run()
+		const most = 3 * gib
+		for range 5 {
+			g := c.hog(most)
+			if !g.holds(most, quota) {
+				t.Fatalf("said %q: the one before was killed, so there is room", g.said)
+			}
+			c.kill(g)
 		}
-		c.kill(g)
-	}
-	h.Eventually("nothing is held", func() bool { return h.Use(c.id).Used == 0 && h.Use(c.id).Overhead == 0 })
+		h.Eventually("nothing is held", func() bool { return h.Use(c.id).Used == 0 && h.Use(c.id).Overhead == 0 })
+	})
 }
 
 func TestExecJoinsTheSliceOfItsContainer(t *testing.T) {
-	h := newHost(t)
-	c := h.newContainer(vram(), "/demo/cuda_hog", strconv.Itoa(2*gib))
-	c.run()
-	h.Eventually("the container's first process holds 2 GiB", h.Holds(c.id, 2*gib))
-	if g := c.hog(2 * gib); !g.refused() {
-		t.Errorf("an exec'd process said %q: 2 GiB do not fit beside what the first process holds", g.said)
-	}
-	if g := c.hog(gib / 2); !g.holds(gib/2, quota) {
-		t.Errorf("an exec'd process said %q: half a GiB fits", g.said)
-	}
+	forEachBackend(t, func(t *testing.T, h *host, _ api.Enforcement) {
+		c := h.newContainer(vram(), "/demo/cuda_hog", strconv.Itoa(2*gib))
+		c.run()
+		h.Eventually("the container's first process holds 2 GiB", h.Holds(c.id, 2*gib))
+		if g := c.hog(2 * gib); !g.refused() {
+			t.Errorf("an exec'd process said %q: 2 GiB do not fit beside what the first process holds", g.said)
+		}
+		if g := c.hog(gib / 2); !g.holds(gib/2, quota) {
+			t.Errorf("an exec'd process said %q: half a GiB fits", g.said)
+		}
+	})
 }
 
 func TestNoVariableLeadsOutOfAContainersSlice(t *testing.T) {
-	h := newHost(t)
-	c := h.newContainer(vram(), "/bin/sleep", "600")
-	c.run()
-	for _, env := range [][]string{
-		{"env", "-i", "LD_LIBRARY_PATH=/fakecuda", "FAKECUDA_STATE=/fake/state"},
-		{"env", "LD_PRELOAD="},
-		{"env", "GPUSLICE_DIR=/tmp"},
-	} {
-		out, err := c.exec(append(env, "/demo/cuda_hog", strconv.Itoa(5*gib))...)
-		if err == nil || !strings.Contains(out, "CUDA_ERROR_OUT_OF_MEMORY") {
-			t.Errorf("%q: 5 GiB of 4 were not refused: %v, %s", env, err, out)
+	forEachBackend(t, func(t *testing.T, h *host, _ api.Enforcement) {
+		c := h.newContainer(vram(), "/bin/sleep", "600")
+		c.run()
+		for _, env := range [][]string{
+			{"env", "-i", "LD_LIBRARY_PATH=/fakecuda", "FAKECUDA_STATE=/fake/state"},
+			{"env", "LD_PRELOAD="},
+			{"env", "GPUSLICE_DIR=/tmp"},
+		} {
+			out, err := c.exec(append(env, "/demo/cuda_hog", strconv.Itoa(5*gib))...)
+			if err == nil || !strings.Contains(out, "CUDA_ERROR_OUT_OF_MEMORY") {
+				t.Errorf("%q: 5 GiB of 4 were not refused: %v, %s", env, err, out)
+			}
 		}
-	}
+	})
 }
 
 func TestRecordModeCountsAndRefusesNothing(t *testing.T) {

@@ -5,6 +5,7 @@
 #include "driver.h"
 #include "external.h"
 #include "graph_memory.h"
+#include "machine_limit.h"
 #include "managed.h"
 #include "pool.h"
 #include "vmm.h"
@@ -225,7 +226,7 @@ CUDA_API CUresult cuMemGetInfo_v2(size_t *available, size_t *total)
 {
 	CUcontext context;
 	CUresult result;
-	uint64_t capacity, used;
+	uint64_t capacity, used, room;
 
 	latency(LATENCY_MEMORY_INFO);
 	result = driver_enter_context(&context);
@@ -233,8 +234,10 @@ CUDA_API CUresult cuMemGetInfo_v2(size_t *available, size_t *total)
 		return result;
 	capacity = device_capacity(context->device);
 	used = machine_used(context->device->machine);
+	room = used < capacity ? capacity - used : 0;
+	machine_limit_own(context->device->machine, &capacity, &room);
 	if (available)
-		*available = used < capacity ? capacity - used : 0;
+		*available = room;
 	if (total)
 		*total = capacity;
 	return driver_leave(CUDA_SUCCESS);

@@ -13,8 +13,8 @@ FAKECUDA_CFLAGS := -std=c11 -O2 -g -Wall -Wextra -Wpedantic -Wshadow -Wvla -Werr
 FAKECUDA_LDFLAGS := -shared -pthread -Wl,-Bsymbolic -Wl,-z,nodelete -Wl,-z,now -Wl,--no-undefined
 
 # What both libraries know of the machine; each has its own copy.
-FAKECUDA_SHARED := machine hold config latency uuid
-FAKECUDA_NVML   := nvml nvml_memory nvml_process
+FAKECUDA_SHARED := machine machine_limit hold config latency uuid
+FAKECUDA_NVML   := nvml nvml_fault nvml_limit nvml_memory nvml_process
 FAKECUDA_CUDA   := $(filter-out $(FAKECUDA_SHARED) $(FAKECUDA_NVML), \
                      $(basename $(notdir $(wildcard $(FAKECUDA)/*.c))))
 FAKECUDA_OBJ    := .cache/fakecuda

@@ -15,7 +15,7 @@
 #include <unistd.h>
 
 #define STATE_MAGIC 0x41444355u /* "UCDA" */
-#define STATE_VERSION 4u
+#define STATE_VERSION 5u
 
 /* Byte ranges of the file, used for locks alone. */
 #define STATE_LOCK 0
@@ -209,6 +209,7 @@ enum machine_status machine_join(void)
 		if (lock_byte(RECORD_LOCK(i), F_WRLCK, F_SETLK) == -1)
 			break;
 		machine_state->owner[i] = self;
+		machine_limits_join(i);
 		if (i >= atomic_load(&machine_state->record_count))
 			atomic_store(&machine_state->record_count, i + 1);
 		own_record = i;
@@ -262,7 +263,8 @@ bool machine_charge(unsigned device, uint64_t listed, uint64_t unlisted)
 	bool fits;
 
 	machine_lock();
-	fits = machine_fits(device, listed + unlisted);
+	fits = machine_fits(device, listed + unlisted) &&
+	       machine_limits_allow(device, own_record, listed + unlisted);
 	if (fits) {
 		atomic_fetch_add(&machine_state->listed[device][own_record], listed);
 		atomic_fetch_add(&machine_state->unlisted[device][own_record], unlisted);

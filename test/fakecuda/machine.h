@@ -62,7 +62,8 @@ const struct machine_device *machine_device(unsigned device);
 enum machine_status machine_join(void);
 
 /*
- * Adds to what this process holds, unless the card has less than that free: bytes that NVML lists
+ * Adds to what this process holds, unless the card has less than that free or its cgroup may hold
+ * less (machine_limit.h): bytes that NVML lists
  * as the process's, and bytes that are used on the card for it but listed for nobody. The caller
  * serialises the threads of its process for charge and release: a POSIX lock does not.
  */

@@ -27,10 +27,13 @@ static void put_away(unsigned record)
 
 static bool take_back(unsigned record)
 {
-	for (unsigned d = 0; d < machine_state->device_count; d++)
-		if (!machine_fits(d, machine_state->away_listed[d][record] +
-		                         machine_state->away_unlisted[d][record]))
+	for (unsigned d = 0; d < machine_state->device_count; d++) {
+		uint64_t bytes =
+		    machine_state->away_listed[d][record] + machine_state->away_unlisted[d][record];
+
+		if (!machine_fits(d, bytes) || !machine_limits_allow(d, record, bytes))
 			return false;
+	}
 	for (unsigned d = 0; d < machine_state->device_count; d++) {
 		atomic_fetch_add(&machine_state->listed[d][record],
 		                 machine_state->away_listed[d][record]);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The layout of the state file, for the files that write it: machine.c, hold.c and
- * machine_checkpoint.c. */
+/* The layout of the state file, for the files that write it: machine.c, hold.c, machine_limit.c
+ * and machine_checkpoint.c. */
 #ifndef FAKECUDA_MACHINE_STATE_H
 #define FAKECUDA_MACHINE_STATE_H
 
@@ -11,6 +11,8 @@
 
 #define MACHINE_MAX_OBJECTS 1024u
 #define MACHINE_MAX_HOLDS 8192u
+#define MACHINE_MAX_LIMITS 512u
+#define MACHINE_CGROUP_BYTES 512u
 
 /*
  * Who owns a record, as far as a process can tell about itself: the 16 random bytes that the
@@ -36,6 +38,14 @@ struct hold {
 	_Atomic int kind;
 };
 
+/* machine_limit.c. Written with the state locked. */
+struct limit {
+	char cgroup[MACHINE_CGROUP_BYTES]; /* "": this place is free */
+	uint64_t inode;
+	uint32_t device;
+	uint64_t soft, hard;
+};
+
 struct state {
 	atomic_uint magic; /* written last: the rest is complete once it is right */
 	uint32_t version;
@@ -43,6 +53,8 @@ struct state {
 	atomic_uint record_count; /* records below it have been used; it only grows */
 	struct machine_device device[MACHINE_MAX_DEVICES];
 	struct identity owner[MACHINE_MAX_PROCESSES];
+	/* As it was when the process joined, in the unified hierarchy; "" if it is not known. */
+	char cgroup[MACHINE_MAX_PROCESSES][MACHINE_CGROUP_BYTES];
 	/* Bytes per device and record. Written by the owner, or by whoever takes over the
 	 * record of a dead one. */
 	_Atomic uint64_t listed[MACHINE_MAX_DEVICES][MACHINE_MAX_PROCESSES];
@@ -55,8 +67,10 @@ struct state {
 	uint64_t away_listed[MACHINE_MAX_DEVICES][MACHINE_MAX_PROCESSES];
 	uint64_t away_unlisted[MACHINE_MAX_DEVICES][MACHINE_MAX_PROCESSES];
 	/* Written with the state locked, read by anyone. */
-	uint64_t last_number;   /* of objects and orders */
-	atomic_uint hold_count; /* holds below it have been used; it only grows */
+	uint64_t last_number;    /* of objects and orders */
+	atomic_uint hold_count;  /* holds below it have been used; it only grows */
+	atomic_uint limit_count; /* limits below it have been used; it only grows */
+	struct limit limit[MACHINE_MAX_LIMITS];
 	struct object object[MACHINE_MAX_OBJECTS];
 	struct hold hold[MACHINE_MAX_HOLDS];
 };
@@ -75,6 +89,11 @@ bool machine_record_is_live(unsigned record, pid_t *pid);
 unsigned machine_own_record(void);
 /* Whether the card has that many bytes free. With the state locked. */
 bool machine_fits(unsigned device, uint64_t bytes);
+
+/* machine_limit.c. With the state locked: */
+void machine_limits_join(unsigned record); /* of this process */
+/* Whether the limits above the record's process leave it that many bytes more. */
+bool machine_limits_allow(unsigned device, unsigned record, uint64_t bytes);
 
 /* hold.c. With the state locked: */
 void holds_forget(unsigned record);      /* of a process that is dead */

@@ -5,6 +5,7 @@
  */
 #include "config.h"
 #include "machine.h"
+#include "nvml_fault.h"
 #include "nvml_handle.h"
 #include "uuid.h"
 
@@ -23,8 +24,11 @@ static unsigned users; /* nvmlInit minus nvmlShutdown */
 static nvmlReturn_t start(void)
 {
 	bool reverse = config_is("FAKECUDA_NVML_ORDER", "reverse");
+	nvmlReturn_t fault = nvml_fault();
 	unsigned count;
 
+	if (fault != NVML_SUCCESS)
+		return fault;
 	if (config_is("FAKECUDA_NVML", "fail"))
 		return NVML_ERROR_DRIVER_NOT_LOADED;
 	switch (machine_open()) {
@@ -87,7 +91,7 @@ static nvmlReturn_t check_started(void)
 	pthread_mutex_lock(&lock);
 	started = users != 0;
 	pthread_mutex_unlock(&lock);
-	return started ? NVML_SUCCESS : NVML_ERROR_UNINITIALIZED;
+	return started ? nvml_fault() : NVML_ERROR_UNINITIALIZED;
 }
 
 nvmlReturn_t nvml_check(nvmlDevice_t device, const void *output)
@@ -108,10 +112,12 @@ NVML_API const char *nvmlErrorString(nvmlReturn_t result)
 	    [NVML_ERROR_UNINITIALIZED] = "Uninitialized",
 	    [NVML_ERROR_INVALID_ARGUMENT] = "Invalid Argument",
 	    [NVML_ERROR_NOT_SUPPORTED] = "Not Supported",
+	    [NVML_ERROR_NO_PERMISSION] = "Insufficient Permissions",
 	    [NVML_ERROR_NOT_FOUND] = "Not Found",
 	    [NVML_ERROR_INSUFFICIENT_SIZE] = "Insufficient Size",
 	    [NVML_ERROR_DRIVER_NOT_LOADED] = "Driver Not Loaded",
 	    [NVML_ERROR_FUNCTION_NOT_FOUND] = "Function Not Found",
+	    [NVML_ERROR_OPERATING_SYSTEM] = "Operating System Error",
 	    [NVML_ERROR_LIB_RM_VERSION_MISMATCH] = "Driver/library version mismatch",
 	    [NVML_ERROR_ARGUMENT_VERSION_MISMATCH] = "Argument version mismatch",
 	};

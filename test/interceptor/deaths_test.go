@@ -24,8 +24,9 @@ type daemon struct {
 
 func (d *daemon) socket() string { return filepath.Join(d.dir, "control.sock") }
 
-// startDaemon starts it with the simulated driver of env and waits until it answers.
-func startDaemon(t *testing.T, env []string) *daemon {
+// startDaemon starts it with the simulated driver of env and waits until it answers; more are lines of its configuration, of
+// [enforcer] at first.
+func startDaemon(t *testing.T, env []string, more ...string) *daemon {
 	t.Helper()
 	if os.Getuid() != 0 {
 		t.Skip("needs root: the enforcer of a host")
@@ -39,6 +40,7 @@ func startDaemon(t *testing.T, env []string) *daemon {
 	config := filepath.Join(dir, "config.toml")
 	text := fmt.Sprintf("[enforcer]\nsocket = %q\nrun_dir = %q\nstate_dir = %q\nlibrary = %q\ngroup = \"\"\ncontext_overhead = \"8M\"\n",
 		d.socket(), filepath.Join(dir, "run"), filepath.Join(dir, "state"), filepath.Join(bin(t), "libgpuslice.so"))
+	text += strings.Join(more, "\n")
 	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}

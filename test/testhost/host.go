@@ -61,6 +61,7 @@ func (o *Output) String() string {
 type Options struct {
 	Runtimes []string // as in the configuration; runc in PATH
 	Runtime  string   // more lines of the configuration's [runtime]
+	Enforcer string   // more lines of its [enforcer]
 	Env      []string // more of the enforcer's environment
 	Enter    []string // words that start the enforcer, before its own: a program that becomes it
 }
@@ -92,8 +93,8 @@ func New(t testing.TB, o Options) *Host {
 	for _, r := range o.Runtimes {
 		runtimes = append(runtimes, fmt.Sprintf("%q", r))
 	}
-	text := fmt.Sprintf("[enforcer]\nsocket = %q\nrun_dir = %q\nstate_dir = %q\nlibrary = %q\n\n[runtime]\nruntimes = [%s]\n%s\n",
-		h.Socket(), filepath.Join(h.Dir, "run"), filepath.Join(h.Dir, "state"), filepath.Join(h.Bin, api.LibraryName),
+	text := fmt.Sprintf("[enforcer]\nsocket = %q\nrun_dir = %q\nstate_dir = %q\nlibrary = %q\n%s\n[runtime]\nruntimes = [%s]\n%s\n",
+		h.Socket(), filepath.Join(h.Dir, "run"), filepath.Join(h.Dir, "state"), filepath.Join(h.Bin, api.LibraryName), o.Enforcer,
 		strings.Join(runtimes, ", "), o.Runtime)
 	h.Must(os.WriteFile(h.Config(), []byte(text), 0o644))
 	h.Client = client.New(h.Socket())
@@ -158,6 +159,9 @@ func (h *Host) Start() {
 		return err == nil
 	})
 }
+
+// SetEnv changes what more the enforcer has in its environment, from the next Start on.
+func (h *Host) SetEnv(env ...string) { h.env = env }
 
 // Stop ends the enforcer by a signal.
 func (h *Host) Stop(sig os.Signal) {

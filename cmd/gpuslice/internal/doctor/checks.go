@@ -141,12 +141,25 @@ func (h Host) devices(ctx context.Context, add adder, info api.Info, reachable b
 		return
 	}
 	for _, d := range devices {
-		add("devices", OK, fmt.Sprintf("%d: %s, %s, %s, of which quotas take %s",
-			d.Index, d.UUID, d.Name, api.FormatSize(d.Total), api.FormatSize(d.Quotas)), "")
+		free := ""
+		if d.Free != nil {
+			free = ", and " + api.FormatSize(*d.Free) + " may still be given"
+		}
+		add("devices", OK, fmt.Sprintf("%d: %s, %s, %s, of which quotas take %s%s",
+			d.Index, d.UUID, d.Name, api.FormatSize(d.Total), api.FormatSize(d.Quotas), free), "")
+	}
+	for _, d := range devices {
+		name := strconv.Itoa(d.Index)
+		if d.Index < 0 { // a MIG instance
+			name = d.UUID
+		}
+		if reachable { // else nobody enforces anything
+			add("enforce", OK, fmt.Sprintf("%s: %s, since %s", name, d.Enforcement, d.EnforcementReason), "")
+		}
 	}
 	if reachable && info.Truth != "nvml" {
 		add("devices", Warn, "there is no driver truth: "+info.Truth,
-			"make libnvidia-ml.so.1 loadable for the enforcer: without it memory that a process hides is not found")
+			"make libnvidia-ml.so.1 loadable for the enforcer: without it memory that a process hides is not found, and quotas may add up to more than there is")
 	}
 }
 

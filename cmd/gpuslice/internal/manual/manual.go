@@ -134,7 +134,7 @@ func (c Command) argument() (argument, []string) {
 	switch {
 	case strings.Contains(c.Args, "COMMAND"):
 		return argCommand, nil
-	case strings.HasPrefix(args, "SLICE") || args == "ID":
+	case strings.HasPrefix(args, "SLICE") || strings.HasPrefix(args+" ", "ID "):
 		return argSlice, nil
 	case args != "" && strings.Trim(args, "abcdefghijklmnopqrstuvwxyz0123456789-|") == "":
 		return argWords, strings.Split(args, "|")

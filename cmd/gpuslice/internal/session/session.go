@@ -38,6 +38,7 @@ const (
 type Enforcer interface {
 	Register(ctx context.Context, request api.RegisterRequest) (api.RegisterReply, error)
 	Release(ctx context.Context, id string, generation uint64, force bool) (api.Slice, error)
+	Join(ctx context.Context, id string, request api.JoinRequest) (api.RegisterReply, error)
 }
 
 // Session is one command to run in a slice.
@@ -45,6 +46,8 @@ type Session struct {
 	Enforcer Enforcer
 	// Request says what the slice is; ID may be "", and PID and Session are set by Run.
 	Request api.RegisterRequest
+	// Token is that of the session of Request.ID, which is joined; "" to begin one.
+	Token api.Token
 	// Library returns the interceptor's path; preferred is what the enforcer named.
 	Library func(preferred string) (string, error)
 	// Registered, if not nil, is told of the slice before the command starts.
@@ -91,21 +94,11 @@ func (s *Session) Run(ctx context.Context) (code int, err error) {
 		return 0, failed(ExitFailed, "become the reaper of the command's descendants: %w", err)
 	}
 
-	request := s.Request
-	request.Session = true
-	request.PID = os.Getpid()
-	if request.ID == "" {
-		request.ID = newID()
-	}
-	reply, err := s.Enforcer.Register(ctx, request)
+	reply, leave, err := s.enter(ctx)
 	if err != nil {
 		return 0, failed(ExitFailed, "%w", err)
 	}
-	defer func() {
-		// Only we are left of the slice's processes, hence the force. A release that fails is made up for by the
-		// enforcer, which sees us end. The command's exit code is worth more than this error.
-		_, _ = s.Enforcer.Release(context.WithoutCancel(ctx), reply.Slice.ID, reply.Slice.Generation, true)
-	}()
+	defer leave()
 
 	library, err := s.Library(reply.Library)
 	if err != nil {
@@ -114,7 +107,28 @@ func (s *Session) Run(ctx context.Context) (code int, err error) {
 	if s.Registered != nil {
 		s.Registered(reply)
 	}
-	return s.start(path, Environment(s.Env, library, filepath.Join(reply.Dir, "bind")))
+	env := Environment(s.Env, library, filepath.Join(reply.Dir, "bind"))
+	return s.start(path, append(env, api.TokenEnv+"="+filepath.Join(reply.Dir, api.TokenName)))
+}
+
+// enter makes this process one of a session, which leave ends if it began here.
+func (s *Session) enter(ctx context.Context) (reply api.RegisterReply, leave func(), err error) {
+	if s.Token != "" {
+		reply, err = s.Enforcer.Join(api.WithToken(ctx, s.Token), s.Request.ID, api.JoinRequest{PID: os.Getpid()})
+		return reply, func() {}, err
+	}
+	request := s.Request
+	request.Session = true
+	request.PID = os.Getpid()
+	if request.ID == "" {
+		request.ID = newID()
+	}
+	reply, err = s.Enforcer.Register(ctx, request)
+	return reply, func() {
+		// Only we are left of the slice's processes, hence the force. A release that fails is made up for by the
+		// enforcer, which sees us end. The command's exit code is worth more than this error.
+		_, _ = s.Enforcer.Release(context.WithoutCancel(ctx), reply.Slice.ID, reply.Slice.Generation, true)
+	}, err
 }
 
 // Environment returns env with the interceptor first in LD_PRELOAD, and the slice's directory.
@@ -125,7 +139,7 @@ func Environment(env []string, library, dir string) []string {
 	for _, entry := range env {
 		name, old, _ := strings.Cut(entry, "=")
 		switch name {
-		case api.DirEnv:
+		case api.DirEnv, api.TokenEnv:
 			continue
 		case preload:
 			if old != "" {

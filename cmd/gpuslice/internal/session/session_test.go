@@ -47,6 +47,10 @@ func (r recorder) Release(_ context.Context, id string, generation uint64, _ boo
 	return api.Slice{}, os.WriteFile(filepath.Join(r.dir, "released"), []byte(id+" "+strconv.FormatUint(generation, 10)), 0o600)
 }
 
+func (r recorder) Join(_ context.Context, id string, q api.JoinRequest) (api.RegisterReply, error) {
+	return api.RegisterReply{}, os.WriteFile(filepath.Join(r.dir, "joined"), []byte(id+" "+strconv.Itoa(q.PID)), 0o600)
+}
+
 func runHelper(dir string) int {
 	s := Session{
 		Enforcer: recorder{dir},

@@ -29,6 +29,9 @@ func sentence(e api.Event, whole bool) string {
 	on := device(api.DeviceUse{Device: e.Device}, whole)
 	switch e.Kind {
 	case api.EventRegistered:
+		if e.TTL > 0 {
+			return fmt.Sprintf("began with process %d, for %s", e.PID, api.FormatTTL(e.TTL))
+		}
 		return fmt.Sprintf("began with process %d", e.PID)
 	case api.EventReleased:
 		switch e.Cause {
@@ -36,6 +39,8 @@ func sentence(e api.Event, whole bool) string {
 			return "ended: it was asked for"
 		case "ended":
 			return "ended: its processes have"
+		case "expired":
+			return "ended: its time was over"
 		default:
 			return "ended: " + e.Cause
 		}
@@ -43,11 +48,69 @@ func sentence(e api.Event, whole bool) string {
 		return refused(e, on)
 	case api.EventRecovered:
 		return fmt.Sprintf("%s on %s given back for processes that ended holding it", api.FormatSize(e.Bytes), on)
+	case api.EventUnlimited:
+		return "the driver does not hold the container to its quota on " + on + ", the interceptor does: " + e.Cause
+	case api.EventDenied:
+		return fmt.Sprintf("a process uses %s, of which %s cannot be given: others have it, and the slice has nothing there", on, api.FormatSize(e.Requested))
+	case api.EventBypass, api.EventCleared, api.EventKilled:
+		return bypass(e, on)
+	case api.EventChanged:
+		return changed(e, on)
+	case api.EventExpired:
+		return "its time is over: it gets nothing more, and its processes are ended"
+	case api.EventPoolCreated:
+		return "pool " + e.Pool + " made"
+	case api.EventPoolChanged:
+		return "pool " + e.Pool + " has another quota"
+	case api.EventPoolDeleted:
+		return "pool " + e.Pool + " deleted"
 	case api.EventMissed:
 		return fmt.Sprintf("%d events before the next one are not kept any more", e.Count)
 	default: // of a newer enforcer
 		return "see --json"
 	}
+}
+
+func bypass(e api.Event, on string) string {
+	if e.Cause == api.BypassOverwritten {
+		if e.Kind == api.EventKilled {
+			return fmt.Sprintf("%d processes killed: the ledger was overwritten", e.Count)
+		}
+		return fmt.Sprintf("the ledger was overwritten; action: %s", e.Action)
+	}
+	who := fmt.Sprintf("process %d", e.PID)
+	if e.Command != "" {
+		who += " (" + e.Command + ")"
+	}
+	how := "beyond its charges"
+	if e.Cause == api.BypassUnattached {
+		how = "and never attached"
+	}
+	switch {
+	case e.Kind == api.EventCleared:
+		return fmt.Sprintf("%s does not hold %s on %s any more", who, api.FormatSize(e.Bytes), on)
+	case e.Kind == api.EventKilled && e.Count > 1:
+		return fmt.Sprintf("%s killed, with %d others of its slice: it held %s on %s %s", who, e.Count-1, api.FormatSize(e.Bytes), on, how)
+	case e.Kind == api.EventKilled:
+		return fmt.Sprintf("%s killed: it held %s on %s %s", who, api.FormatSize(e.Bytes), on, how)
+	}
+	return fmt.Sprintf("%s holds %s on %s %s; action: %s", who, api.FormatSize(e.Bytes), on, how, e.Action)
+}
+
+func changed(e api.Event, on string) string {
+	switch {
+	case e.Cause == "ttl" && e.TTL == 0:
+		return "it lives for ever from now on"
+	case e.Cause == "ttl":
+		return fmt.Sprintf("it lives for %s from now", api.FormatTTL(e.TTL))
+	case e.Device == "":
+		return "its quotas are others, of devices that it does not use yet"
+	}
+	over := ""
+	if e.Used+e.Overhead > e.Limit {
+		over = ": it is over that, and gets nothing until it has given back enough"
+	}
+	return fmt.Sprintf("its limit on %s is %s, used %s, overhead %s%s", on, api.FormatSize(e.Limit), api.FormatSize(e.Used), api.FormatSize(e.Overhead), over)
 }
 
 func refused(e api.Event, on string) string {
@@ -67,7 +130,11 @@ func refused(e api.Event, on string) string {
 	if e.Command != "" {
 		fmt.Fprintf(&b, " (%s)", e.Command)
 	}
-	fmt.Fprintf(&b, ": limit %s", api.FormatSize(e.Limit))
+	whose := ""
+	if e.Pool != "" {
+		whose = " of pool " + e.Pool
+	}
+	fmt.Fprintf(&b, ": limit%s %s", whose, api.FormatSize(e.Limit))
 	if e.Requested > 0 {
 		fmt.Fprintf(&b, ", used %s, overhead %s", api.FormatSize(e.Used), api.FormatSize(e.Overhead))
 	}

@@ -21,13 +21,28 @@ func TestAnEventIsOneLineWithASentence(t *testing.T) {
 		"2026-03-04 05:06:07  refused     s1            cuMemCreate of 2MiB, and 4 before it, on GPU-1b2c3d4e by process 7: limit 1GiB, used 0B, overhead 0B": {
 			Kind: api.EventRefused, Slice: "s1", PID: 7, Device: gpu, Call: "cuMemCreate", Count: 5, Requested: 2 << 20, Limit: 1 << 30,
 		},
+		"2026-03-04 05:06:07  refused     s1            cuMemCreate of 2MiB on GPU-1b2c3d4e by process 7: limit of pool llm 1GiB, used 1GiB, overhead 0B": {
+			Kind: api.EventRefused, Slice: "s1", PID: 7, Device: gpu, Call: "cuMemCreate", Count: 1, Requested: 2 << 20, Limit: 1 << 30, Used: 1 << 30, Pool: "llm",
+		},
+		"2026-03-04 05:06:07  pool_changed  -             pool llm has another quota": {Kind: api.EventPoolChanged, Pool: "llm"},
 		"2026-03-04 05:06:07  refused     s1            12 requests on GPU-1b2c3d4e: limit 1GiB": {
 			Kind: api.EventRefused, Slice: "s1", Device: gpu, Count: 12, Limit: 1 << 30,
 		},
 		"2026-03-04 05:06:07  registered  s1            began with process 9":                                                  {Kind: api.EventRegistered, Slice: "s1", PID: 9},
 		"2026-03-04 05:06:07  released    s1            ended: its processes have":                                             {Kind: api.EventReleased, Slice: "s1", Cause: "ended"},
 		"2026-03-04 05:06:07  recovered   s1            512MiB on GPU-1b2c3d4e given back for processes that ended holding it": {Kind: api.EventRecovered, Slice: "s1", Device: gpu, Bytes: 512 << 20},
-		"2026-03-04 05:06:07  missed      -             3 events before the next one are not kept any more":                    {Kind: api.EventMissed, Count: 3},
+		"2026-03-04 05:06:07  denied      s1            a process uses GPU-1b2c3d4e, of which 4GiB cannot be given: others have it, and the slice has nothing there": {
+			Kind: api.EventDenied, Slice: "s1", Device: gpu, Requested: 4 << 30,
+		},
+		"2026-03-04 05:06:07  registered  s1            began with process 9, for 1h30m": {Kind: api.EventRegistered, Slice: "s1", PID: 9, TTL: 90 * time.Minute},
+		"2026-03-04 05:06:07  released    s1            ended: its time was over":        {Kind: api.EventReleased, Slice: "s1", Cause: "expired"},
+		"2026-03-04 05:06:07  changed     s1            it lives for 1h from now":        {Kind: api.EventChanged, Slice: "s1", Cause: "ttl", TTL: time.Hour},
+		"2026-03-04 05:06:07  changed     s1            it lives for ever from now on":   {Kind: api.EventChanged, Slice: "s1", Cause: "ttl"},
+		"2026-03-04 05:06:07  changed     s1            its limit on GPU-1b2c3d4e is 4GiB, used 5GiB, overhead 512MiB: it is over that, and gets nothing until it has given back enough": {
+			Kind: api.EventChanged, Slice: "s1", Cause: "quota", Device: gpu, Limit: 4 << 30, Used: 5 << 30, Overhead: 512 << 20,
+		},
+		"2026-03-04 05:06:07  expired     s1            its time is over: it gets nothing more, and its processes are ended": {Kind: api.EventExpired, Slice: "s1", TTL: time.Hour},
+		"2026-03-04 05:06:07  missed      -             3 events before the next one are not kept any more":                  {Kind: api.EventMissed, Count: 3},
 	} {
 		e.Time = at
 		var out strings.Builder

@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"text/tabwriter"
+	"time"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
 )
@@ -28,7 +29,11 @@ func JSON(out io.Writer, v any) error {
 // Slices prints a row for each device of each slice. Long ids are shortened unless whole.
 func Slices(out io.Writer, slices []api.Slice, whole bool) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "SLICE\tCONTAINER\tDEVICE\tUSED\tOVERHEAD\tLIMIT\tPROCESSES\tSTATE")
+	expires := func(string) string { return "" }
+	if anyExpires(slices) {
+		expires = func(text string) string { return text + "\t" }
+	}
+	fmt.Fprintln(w, "SLICE\tCONTAINER\tDEVICE\tUSED\tOVERHEAD\tLIMIT\tPROCESSES\t"+expires("EXPIRES")+"STATE")
 	for _, s := range slices {
 		name, container := s.ID, s.Container
 		if !whole {
@@ -37,28 +42,56 @@ func Slices(out io.Writer, slices []api.Slice, whole bool) error {
 		if container == "" {
 			container = "-"
 		}
-		row := func(device, used, overhead, limit string) {
-			fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%d\t%s\n",
-				name, container, device, used, overhead, limit, s.ProcessCount, state(s))
+		row := func(device, used, overhead, limit, note string) {
+			fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%d\t%s%s\n",
+				name, container, device, used, overhead, limit, s.ProcessCount, expires(remaining(s)), state(s)+note)
 		}
 		if len(s.Devices) == 0 {
-			row("-", "-", "-", "-") // no process has looked at a device yet
+			row("-", "-", "-", "-", "") // no process has looked at a device yet
 		}
 		for _, d := range s.Devices {
 			limit := "none"
-			if d.Limit != 0 {
+			if d.Limit != 0 || s.Mode != api.Record {
 				limit = api.FormatSize(d.Limit)
 			}
-			row(device(d, whole), api.FormatSize(d.Used), api.FormatSize(d.Overhead), limit)
+			note := ""
+			if s.Mode != api.Record && d.Used+d.Overhead > d.Limit {
+				note = ", over" // its limit was lowered, or a process took what it was not given
+			}
+			row(device(d, whole), api.FormatSize(d.Used), api.FormatSize(d.Overhead), limit, note)
 		}
 	}
 	return w.Flush()
+}
+
+func anyExpires(slices []api.Slice) bool {
+	for _, s := range slices {
+		if s.Expires != nil {
+			return true
+		}
+	}
+	return false
+}
+
+// remaining is in what time a slice expires.
+func remaining(s api.Slice) string {
+	switch {
+	case s.Expires == nil:
+		return "never"
+	case s.Remaining <= 0:
+		return "now"
+	default:
+		return "in " + api.FormatTTL(max(s.Remaining, time.Second))
+	}
 }
 
 func state(s api.Slice) string {
 	text := string(s.State)
 	if s.Mode == api.Record {
 		text += ", record"
+	}
+	if s.Pool != "" {
+		text += ", pool " + s.Pool
 	}
 	return text
 }

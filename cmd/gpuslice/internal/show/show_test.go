@@ -6,6 +6,7 @@ import (
 	"errors"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
 )
@@ -41,6 +42,28 @@ func TestTableHasARowForEachDeviceAndShortIDs(t *testing.T) {
 	for i, line := range want {
 		if i >= len(got) || got[i] != line {
 			t.Errorf("line %d: got %q, want %q", i, got[min(i, len(got)-1)], line)
+		}
+	}
+}
+
+func TestWhatExpiresHasAColumnAndWhatIsOverItsLimitANote(t *testing.T) {
+	at := time.Now().Add(time.Hour)
+	all := slices()
+	all[0].Expires, all[0].Remaining = &at, 90*time.Minute+300*time.Millisecond
+	all[0].Devices[0].Used = 4 << 30
+	all[2].State, all[2].Expires = api.Expired, &at
+	var out strings.Builder
+	if err := Slices(&out, all, false); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		"SLICE CONTAINER DEVICE USED OVERHEAD LIMIT PROCESSES EXPIRES STATE",
+		"0123456789ab 0123456789ab GPU-1b2c3d4e 4GiB 512MiB 4GiB 3 in 1h30m active, over",
+		"run-a - MIG-9 0B 0B none 0 never active, record",
+		"run-b - - - - - 0 now expired",
+	} {
+		if got := strings.Join(strings.Fields(out.String()), " "); !strings.Contains(got, want) {
+			t.Errorf("%q is not in\n%s", want, out.String())
 		}
 	}
 }

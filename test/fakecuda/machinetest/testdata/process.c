@@ -90,6 +90,47 @@ static void say_processes(unsigned int index)
 	printf("\n");
 }
 
+/* limit CGROUP SOFT HARD on the first card */
+static void limit(const char *line)
+{
+	nvmlReturn_t (*by_index)(unsigned int, nvmlDevice_t *);
+	nvmlReturn_t (*set)(nvmlDevice_t, nvmlSetMemoryLimits_v1_t *);
+	nvmlSetMemoryLimits_v1_t limits;
+	nvmlDevice_t device;
+	char cgroup[400];
+
+	load(libnvml, "nvmlDeviceGetHandleByIndex_v2", &by_index);
+	load(libnvml, "nvmlDeviceSetMemoryLimits_v1", &set);
+	limits.nameSpace = cgroup;
+	if (sscanf(line, "%*s %399s %llu %llu", cgroup, &limits.softLimit, &limits.hardLimit) !=
+	        3 ||
+	    by_index(0, &device) != NVML_SUCCESS)
+		printf("failed\n");
+	else
+		printf("%d\n", set(device, &limits));
+}
+
+/* limits CGROUP: soft, hard and used, or NVML's error */
+static void say_limits(const char *line)
+{
+	nvmlReturn_t (*by_index)(unsigned int, nvmlDevice_t *);
+	nvmlReturn_t (*get)(nvmlDevice_t, nvmlGetMemoryLimits_v1_t *);
+	nvmlGetMemoryLimits_v1_t limits;
+	nvmlDevice_t device;
+	nvmlReturn_t result = NVML_ERROR_INVALID_ARGUMENT;
+	char cgroup[400];
+
+	load(libnvml, "nvmlDeviceGetHandleByIndex_v2", &by_index);
+	load(libnvml, "nvmlDeviceGetMemoryLimits_v1", &get);
+	limits.nameSpace = cgroup;
+	if (sscanf(line, "%*s %399s", cgroup) == 1 && by_index(0, &device) == NVML_SUCCESS)
+		result = get(device, &limits);
+	if (result == NVML_SUCCESS)
+		printf("%llu %llu %llu\n", limits.softLimit, limits.hardLimit, limits.currentUsed);
+	else
+		printf("%d\n", result);
+}
+
 static void shut_nvml_down(void)
 {
 	nvmlReturn_t (*shutdown)(void);
@@ -151,7 +192,7 @@ static void say_pair_time(int pairs)
 	       ((end.tv_sec - begin.tv_sec) * 1000000000ll + end.tv_nsec - begin.tv_nsec) / pairs);
 }
 
-static void obey(const char *command, size_t number)
+static void obey(const char *line, const char *command, size_t number)
 {
 	size_t available, total;
 
@@ -169,6 +210,10 @@ static void obey(const char *command, size_t number)
 		printf("%zu %zu\n", available, total);
 	else if (strcmp(command, "uuids") == 0)
 		say_uuids();
+	else if (strcmp(command, "limit") == 0)
+		limit(line);
+	else if (strcmp(command, "limits") == 0)
+		say_limits(line);
 	else if (strcmp(command, "processes") == 0)
 		say_processes((unsigned int)number);
 	else if (strcmp(command, "nvml") == 0)
@@ -190,14 +235,14 @@ static void obey(const char *command, size_t number)
 
 int main(void)
 {
-	char line[128], command[32];
+	char line[512], command[32];
 	size_t number;
 
 	load_all();
 	while (fgets(line, sizeof(line), stdin)) {
 		number = 0;
 		if (sscanf(line, "%31s %zu", command, &number) >= 1)
-			obey(command, number);
+			obey(line, command, number);
 	}
 	return 0;
 }

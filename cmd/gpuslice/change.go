@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/urfave/cli/v2"
+
+	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/show"
+	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/client"
+)
+
+func setCommand() *cli.Command {
+	return &cli.Command{
+		Name:      "set",
+		Usage:     "change the quota, or the time, of a slice that runs",
+		ArgsUsage: "ID",
+		Description: `ID may be the beginning of a slice's or a container's id. A quota counts from the next allocation
+on; a slice that holds more than that keeps it and gets nothing, which ps shows as "over".
+
+Without --device the quota is that on every device that has none of its own.
+
+   gpuslice set 3f2a91c0d5e8 --vram 6G
+   gpuslice set 3f2a91c0d5e8 --vram 50% --device 0
+   gpuslice set 3f2a91c0d5e8 --vram 6G --ttl 2h`,
+		Flags: []cli.Flag{
+			&cli.StringFlag{Name: "vram", Usage: "the quota: `SIZE`, such as 4G, 512MiB, or 50% of the device"},
+			&cli.StringSliceFlag{Name: "device", Usage: "UUID or index of the `DEVICE` that the quota is for; may be repeated"},
+			&cli.StringFlag{Name: "ttl", Usage: "how long it lives from now: `DURATION`, such as 90s, 30m or 12h, or never"},
+			&cli.BoolFlag{Name: "json", Usage: "print the slice as JSON, as the control API has it"},
+		},
+		OnUsageError: usageError(1),
+		Action: func(c *cli.Context) error {
+			words, err := trailingFlags(c)
+			if err != nil {
+				return fmt.Errorf("%w (see `gpuslice set --help`)", err)
+			}
+			if len(words) != 1 {
+				return fmt.Errorf("set takes one ID: `gpuslice ps` lists them")
+			}
+			request, err := changeRequest(c)
+			if err != nil {
+				return err
+			}
+			return changeSlice(c, words[0], func(ctx context.Context, enforcer *client.Client, id string) (api.Slice, error) {
+				return enforcer.Change(ctx, id, request)
+			})
+		},
+	}
+}
+
+// changeRequest reads the flags of set.
+func changeRequest(c *cli.Context) (r api.ChangeRequest, err error) {
+	if !c.IsSet("vram") && !c.IsSet("ttl") {
+		return r, errors.New("what is to be changed? For example --vram 6G, or --ttl 1h")
+	}
+	if c.IsSet("device") && !c.IsSet("vram") {
+		return r, errors.New("--device says where --vram is for, which is missing")
+	}
+	if c.IsSet("vram") {
+		if r.Quotas, err = quotaFlags(c); err != nil {
+			return r, err
+		}
+	}
+	if c.IsSet("ttl") {
+		ttl, err := api.ParseTTL(c.String("ttl"))
+		if err != nil {
+			return r, fmt.Errorf("--ttl: %w", err)
+		}
+		r.TTL = &ttl
+	}
+	return r, nil
+}
+
+func renewCommand() *cli.Command {
+	return &cli.Command{
+		Name:      "renew",
+		Usage:     "say how long a slice lives from now",
+		ArgsUsage: "ID DURATION",
+		Description: `ID may be the beginning of a slice's or a container's id. DURATION is one such as 90s, 30m or 12h, or never.
+A slice whose time is over is not renewed.
+
+   gpuslice renew 3f2a91c0d5e8 1h
+   gpuslice renew 3f2a91c0d5e8 never`,
+		Flags: []cli.Flag{
+			&cli.BoolFlag{Name: "json", Usage: "print the slice as JSON, as the control API has it"},
+		},
+		OnUsageError: usageError(1),
+		Action: func(c *cli.Context) error {
+			words, err := trailingFlags(c)
+			if err != nil {
+				return fmt.Errorf("%w (see `gpuslice renew --help`)", err)
+			}
+			if len(words) != 2 {
+				return fmt.Errorf("renew takes one ID and one DURATION, such as `gpuslice renew ID 1h`")
+			}
+			ttl, err := api.ParseTTL(words[1])
+			if err != nil {
+				return err
+			}
+			return changeSlice(c, words[0], func(ctx context.Context, enforcer *client.Client, id string) (api.Slice, error) {
+				return enforcer.Renew(ctx, id, api.RenewRequest{TTL: &ttl})
+			})
+		},
+	}
+}
+
+// changeSlice changes the slice that id is, or begins, and prints what it is then.
+func changeSlice(c *cli.Context, id string, change func(context.Context, *client.Client, string) (api.Slice, error)) error {
+	enforcer := connect(c)
+	slice, err := change(c.Context, enforcer, id)
+	if errors.Is(err, api.ErrNotFound) {
+		slices, listErr := enforcer.Slices(c.Context)
+		if listErr != nil {
+			return listErr
+		}
+		if id, err = show.Find(slices, id); err == nil {
+			slice, err = change(c.Context, enforcer, id)
+		}
+	}
+	if err != nil {
+		return err
+	}
+	if c.Bool("json") {
+		return show.JSON(c.App.Writer, slice)
+	}
+	return show.Slices(c.App.Writer, []api.Slice{slice}, false)
+}
+
+// quotaFlags reads --vram and --device.
+func quotaFlags(c *cli.Context) ([]api.Quota, error) {
+	bytes, percent, err := api.ParseQuota(c.String("vram"))
+	if err != nil {
+		return nil, fmt.Errorf("--vram: %w", err)
+	}
+	devices := c.StringSlice("device")
+	if len(devices) == 0 {
+		devices = []string{api.AllDevices}
+	}
+	quotas := make([]api.Quota, 0, len(devices))
+	for _, device := range devices {
+		quotas = append(quotas, api.Quota{Device: device, Bytes: bytes, Percent: percent})
+	}
+	return quotas, nil
+}

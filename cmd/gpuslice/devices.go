@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+
+	"github.com/urfave/cli/v2"
+
+	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/show"
+	"github.com/gpuslice/gpuslice/enforcer/api"
+)
+
+func devicesCommand() *cli.Command {
+	return &cli.Command{
+		Name:      "devices",
+		Usage:     "list the devices of this host, and what of them is given and free",
+		ArgsUsage: " ",
+		Description: `GIVEN is what slices were promised, whether they use it or not, FREE what the next one can still be
+given: the operator may keep a reserve, or give more than there is (overcommit).
+
+   gpuslice devices
+   gpuslice devices --json | jq '[.[].free] | add'`,
+		Flags: []cli.Flag{
+			&cli.BoolFlag{Name: "json", Usage: "print JSON, as the control API has it"},
+			&cli.BoolFlag{Name: "no-trunc", Usage: "do not shorten UUIDs"},
+		},
+		OnUsageError: usageError(1),
+		Action: func(c *cli.Context) error {
+			if c.Args().Present() {
+				return fmt.Errorf("devices takes no argument (see `gpuslice devices --help`)")
+			}
+			devices, err := connect(c).Devices(c.Context)
+			if err != nil {
+				return err
+			}
+			if c.Bool("json") {
+				if devices == nil {
+					devices = []api.Device{} // [], not null
+				}
+				return show.JSON(c.App.Writer, devices)
+			}
+			return show.Devices(c.App.Writer, devices, c.Bool("no-trunc"))
+		},
+	}
+}

@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/urfave/cli/v2"
+
+	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/show"
+	"github.com/gpuslice/gpuslice/enforcer/api"
+)
+
+func poolCommand() *cli.Command {
+	return &cli.Command{
+		Name:  "pool",
+		Usage: "groups of slices under one common quota",
+		Description: `Slices that name a pool draw on its quota together, and each on its own, if it has one.
+
+   gpuslice pool create llm --vram 40G
+   docker run --runtime=gpuslice --annotation gpuslice.pool=llm IMAGE
+   gpuslice run --pool llm --vram 10G -- python serve.py
+
+A pool stays until it is deleted, also when the host is restarted.`,
+		Subcommands: []*cli.Command{poolListCommand(), poolShowCommand(), poolCreateCommand(), poolSetCommand(), poolDeleteCommand()},
+		Action: func(c *cli.Context) error {
+			if c.Args().Present() {
+				return fmt.Errorf("there is no command %q: `gpuslice pool --help` lists them", "pool "+c.Args().First())
+			}
+			return cli.ShowSubcommandHelp(c)
+		},
+	}
+}
+
+var (
+	poolJSONFlag = &cli.BoolFlag{Name: "json", Usage: "print JSON, as the control API has it"}
+	poolFlags    = []cli.Flag{
+		&cli.StringFlag{Name: "vram", Usage: "the quota: `SIZE`, such as 40G, or 50% of the device (required)"},
+		&cli.StringSliceFlag{Name: "device", Usage: "UUID or index of the `DEVICE` that the quota is for; may be repeated (default: every device)"},
+		poolJSONFlag,
+	}
+)
+
+func poolListCommand() *cli.Command {
+	return &cli.Command{
+		Name:      "list",
+		Usage:     "list the pools of this host",
+		ArgsUsage: " ",
+		Description: `USED is what the members' programs asked for, OVERHEAD what the driver holds for them beyond that;
+both together stay within LIMIT.
+
+   gpuslice pool list
+   gpuslice pool list --json | jq -r '.[].members[]'`,
+		Flags:        []cli.Flag{poolJSONFlag, &cli.BoolFlag{Name: "no-trunc", Usage: "do not shorten ids"}},
+		OnUsageError: usageError(1),
+		Action: func(c *cli.Context) error {
+			if c.Args().Present() {
+				return fmt.Errorf("pool list takes no argument; `gpuslice pool show %s` shows one pool", c.Args().First())
+			}
+			pools, err := connect(c).Pools(c.Context)
+			if err != nil {
+				return err
+			}
+			if c.Bool("json") {
+				if pools == nil {
+					pools = []api.Pool{} // [], not null
+				}
+				return show.JSON(c.App.Writer, pools)
+			}
+			return show.Pools(c.App.Writer, pools, c.Bool("no-trunc"))
+		},
+	}
+}
+
+func poolShowCommand() *cli.Command {
+	return &cli.Command{
+		Name:      "show",
+		Usage:     "show everything about one pool, as JSON",
+		ArgsUsage: "POOL",
+		Description: `Its quotas, what its members hold on each device, and who they are.
+
+   gpuslice pool show llm`,
+		OnUsageError: usageError(1),
+		Action: func(c *cli.Context) error {
+			name, err := poolName(c, "show")
+			if err != nil {
+				return err
+			}
+			pool, err := connect(c).Pool(c.Context, name)
+			if err != nil {
+				return err
+			}
+			return show.JSON(c.App.Writer, pool)
+		},
+	}
+}
+
+func poolCreateCommand() *cli.Command {
+	return &cli.Command{
+		Name:      "create",
+		Usage:     "make a pool",
+		ArgsUsage: "POOL",
+		Description: `The pool's quota counts on the devices from now on, and its members' do not: they are parts of it.
+
+   gpuslice pool create llm --vram 40G
+   gpuslice pool create llm --vram 50% --device 0 --device 1`,
+		Flags:        poolFlags,
+		OnUsageError: usageError(1),
+		Action:       func(c *cli.Context) error { return changePool(c, "create") },
+	}
+}
+
+func poolSetCommand() *cli.Command {
+	return &cli.Command{
+		Name:      "set",
+		Usage:     "change the quota of a pool",
+		ArgsUsage: "POOL",
+		Description: `The quota counts from the next allocation on; members that hold more than that keep it and get
+nothing, which list shows as "over".
+
+   gpuslice pool set llm --vram 60G
+   gpuslice pool set llm --vram 20G --device 1`,
+		Flags:        poolFlags,
+		OnUsageError: usageError(1),
+		Action:       func(c *cli.Context) error { return changePool(c, "set") },
+	}
+}
+
+func poolDeleteCommand() *cli.Command {
+	return &cli.Command{
+		Name:      "delete",
+		Usage:     "end a pool that has no members",
+		ArgsUsage: "POOL",
+		Description: `A pool that has members is not deleted: their quota must not become none.
+
+   gpuslice pool delete llm`,
+		Flags:        []cli.Flag{poolJSONFlag},
+		OnUsageError: usageError(1),
+		Action: func(c *cli.Context) error {
+			name, err := poolName(c, "delete")
+			if err != nil {
+				return err
+			}
+			pool, err := connect(c).DeletePool(c.Context, name)
+			if err != nil || !c.Bool("json") {
+				return err
+			}
+			return show.JSON(c.App.Writer, pool)
+		},
+	}
+}
+
+// changePool creates a pool, or sets its quota, and prints what it is then.
+func changePool(c *cli.Context, verb string) error {
+	name, err := poolName(c, verb)
+	if err != nil {
+		return err
+	}
+	if !c.IsSet("vram") {
+		return errors.New("--vram is missing: how much may the members hold together? For example --vram 40G")
+	}
+	quotas, err := quotaFlags(c)
+	if err != nil {
+		return err
+	}
+	do := connect(c).CreatePool
+	if verb == "set" {
+		do = connect(c).SetPool
+	}
+	pool, err := do(c.Context, name, api.PoolRequest{Quotas: quotas})
+	if err != nil {
+		return err
+	}
+	if c.Bool("json") {
+		return show.JSON(c.App.Writer, pool)
+	}
+	return show.Pools(c.App.Writer, []api.Pool{pool}, false)
+}
+
+// poolName is the one argument, before or after the flags.
+func poolName(c *cli.Context, verb string) (string, error) {
+	words, err := trailingFlags(c)
+	if err != nil {
+		return "", fmt.Errorf("%w (see `gpuslice pool %s --help`)", err, verb)
+	}
+	if len(words) != 1 {
+		return "", fmt.Errorf("pool %s takes one POOL: `gpuslice pool list` lists them", verb)
+	}
+	return words[0], api.CheckPoolName(words[0])
+}

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+
+	"github.com/urfave/cli/v2"
+
+	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/show"
+)
+
+func releaseCommand() *cli.Command {
+	return &cli.Command{
+		Name:      "release",
+		Usage:     "end a slice",
+		ArgsUsage: "ID",
+		Description: `Its quota is free for others from then on. A slice whose processes are alive is released with --force only:
+they go on, keep what they hold, and get nothing more.
+
+   gpuslice release --force run-3f2a91c0d5
+   gpuslice --token ./token release --force run-3f2a91c0d5`,
+		Flags: []cli.Flag{
+			&cli.BoolFlag{Name: "force", Usage: "even if its processes are alive"},
+			&cli.BoolFlag{Name: "json", Usage: "print the slice as it was, as JSON"},
+		},
+		OnUsageError: usageError(1),
+		Action: func(c *cli.Context) error {
+			words, err := trailingFlags(c)
+			if err != nil {
+				return fmt.Errorf("%w (see `gpuslice release --help`)", err)
+			}
+			if len(words) != 1 {
+				return fmt.Errorf("release takes one ID: `gpuslice ps` lists them")
+			}
+			slice, err := connect(c).Release(c.Context, words[0], 0, c.Bool("force"))
+			if err != nil {
+				return err
+			}
+			if c.Bool("json") {
+				return show.JSON(c.App.Writer, slice)
+			}
+			fmt.Fprintln(c.App.Writer, slice.ID)
+			return nil
+		},
+	}
+}

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/user"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/audit"
+	"github.com/gpuslice/gpuslice/enforcer/config"
+)
+
+// openAudit begins the audit log; nil if there shall be none.
+func openAudit(c config.Config, log *slog.Logger) *audit.Writer {
+	if c.Audit.File == "" {
+		return nil
+	}
+	o := audit.Options{
+		File: c.Audit.File, MaxSize: int64(c.Audit.MaxSize), MaxAge: c.Audit.MaxAge, Keep: c.Audit.Keep, Log: log,
+	}
+	if g, err := user.LookupGroup(c.Enforcer.Group); err == nil {
+		if id, err := strconv.Atoi(g.Gid); err == nil {
+			o.GID = id
+		}
+	}
+	return audit.Open(o)
+}
+
+// checks are what the enforcer's health depends on that is not the enforcer's: that its control socket is still the one at that
+// path, and that the audit log is written.
+type checks struct {
+	socket string
+	stat   syscall.Stat_t // of the socket, when it was made
+	record *audit.Writer
+}
+
+// made notes the socket that there is now.
+func (c *checks) made(socket string) error {
+	c.socket = socket
+	if err := syscall.Stat(socket, &c.stat); err != nil {
+		return fmt.Errorf("stat %s: %w", socket, err)
+	}
+	return nil
+}
+
+func (c *checks) look() []api.Check {
+	socket := api.Check{Name: "socket", For: api.ForReady, OK: true}
+	var now syscall.Stat_t
+	switch err := syscall.Stat(c.socket, &now); {
+	case c.socket == "": // not yet
+		socket.OK, socket.Message = false, "the control socket is not there yet"
+	case err != nil:
+		socket.OK, socket.Message = false, fmt.Sprintf("the control socket %s is gone: restart gpusliced (%v)", c.socket, err)
+	case now.Ino != c.stat.Ino || now.Dev != c.stat.Dev:
+		socket.OK, socket.Message = false, fmt.Sprintf("the control socket %s is another's: restart gpusliced", c.socket)
+	}
+	all := []api.Check{socket}
+	if c.record != nil {
+		_, dropped := c.record.Counts()
+		record := api.Check{Name: "audit", OK: !c.record.Dropping(), Failures: dropped}
+		if !record.OK {
+			record.Message = "the audit log cannot be written: entries are dropped"
+		}
+		all = append(all, record)
+	}
+	return all
+}
+
+// watchdog tells systemd that the service lives (WatchdogSec= in the unit), for as long as it is so, until ctx ends. If it is not
+// so any more systemd ends the service by SIGABRT, of which Go says in the log what each goroutine does, and
+// starts it anew.
+func watchdog(ctx context.Context, log *slog.Logger, healthy func() api.Health) {
+	interval, ok := watchdogInterval(os.Getenv, os.Getpid())
+	if !ok {
+		return
+	}
+	ticker := time.NewTicker(interval)
+	defer ticker.Stop()
+	hangs := false
+	for {
+		if h := healthy(); h.Live {
+			hangs = false
+			notify(log, "WATCHDOG=1")
+		} else if !hangs {
+			hangs = true
+			log.Error("the enforcer hangs: unless it goes on, systemd starts it anew; slices and their processes go on", "err", wrong(h))
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+	}
+}
+
+// wrong is what keeps the enforcer from being live.
+func wrong(h api.Health) string {
+	var said []string
+	for _, c := range h.Checks {
+		if !c.OK && c.For == api.ForLive {
+			said = append(said, c.Message)
+		}
+	}
+	return strings.Join(said, "; ")
+}
+
+// watchdogInterval is a third of what systemd allows (sd_watchdog_enabled(3)): one that comes late is no reason to be killed.
+func watchdogInterval(env func(string) string, pid int) (time.Duration, bool) {
+	microseconds, err := strconv.ParseInt(env("WATCHDOG_USEC"), 10, 64)
+	if err != nil || microseconds <= 0 {
+		return 0, false
+	}
+	if whose := env("WATCHDOG_PID"); whose != "" && whose != strconv.Itoa(pid) {
+		return 0, false
+	}
+	return max(time.Millisecond, time.Duration(microseconds)*time.Microsecond/3), true
+}

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+
+	"github.com/gpuslice/gpuslice/enforcer"
+	"github.com/gpuslice/gpuslice/enforcer/audit"
+	"github.com/gpuslice/gpuslice/enforcer/config"
+	"github.com/gpuslice/gpuslice/enforcer/server"
+)
+
+// serveUsers makes the users' socket, if the file gives users any sessions, and returns what serves it; nil if it does not.
+func serveUsers(c config.Sessions, e *enforcer.Enforcer, record *audit.Writer, log *slog.Logger) (func(context.Context) error, error) {
+	if !c.Serve() {
+		return nil, nil
+	}
+	limits := make([]enforcer.UserLimit, 0, len(c.Limits))
+	for _, l := range c.Limits {
+		most := l.MaxSessions
+		if most == 0 {
+			most = config.DefaultMaxSessions
+		}
+		limits = append(limits, enforcer.UserLimit{User: l.User, Group: l.Group, MaxVRAM: l.MaxVRAM.Share, MaxSessions: most})
+	}
+	if err := os.MkdirAll(filepath.Dir(c.Socket), 0o755); err != nil {
+		return nil, fmt.Errorf("sessions.socket: %w", err)
+	}
+	listener, err := server.ListenForUsers(c.Socket)
+	if err != nil {
+		return nil, fmt.Errorf("sessions.socket: %w", err)
+	}
+	s := server.NewForUsers(e.Users(limits, server.GroupsOf), log)
+	if record != nil {
+		s.AuditWith(record.Put)
+	}
+	log.Info("users may have sessions", "socket", c.Socket, "limits", len(limits))
+	return func(ctx context.Context) error {
+		if err := s.Serve(ctx, listener); err != nil {
+			return errors.Join(errors.New("the users' socket"), err)
+		}
+		return nil
+	}, nil
+}

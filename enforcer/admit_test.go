@@ -1,0 +1,404 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforcer_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/gpuslice/gpuslice/enforcer"
+	"github.com/gpuslice/gpuslice/enforcer/api"
+)
+
+// newOffice is a host of two devices of 80 GiB, with these rules.
+func newOffice(t *testing.T, rules enforcer.Admission) *host {
+	t.Helper()
+	h := newHost(t, &fakeTruth{})
+	h.stop()
+	h.options.Admission = rules
+	h.start()
+	return h
+}
+
+// ask for a slice of a new process.
+func (h *host) ask(id string, change func(*api.RegisterRequest), quotas ...api.Quota) (*proc, error) {
+	h.t.Helper()
+	p := start(h.t, h.t.TempDir(), "")
+	r := api.RegisterRequest{ID: id, Session: true, PID: p.pid(), Quotas: quotas}
+	if change != nil {
+		change(&r)
+	}
+	_, err := h.Register(context.Background(), r)
+	return p, err
+}
+
+func (h *host) give(id string, quotas ...api.Quota) *proc {
+	h.t.Helper()
+	p, err := h.ask(id, nil, quotas...)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	return p
+}
+
+// device is what is shown of one.
+func (h *host) device(uuid string) api.Device {
+	h.t.Helper()
+	devices, err := h.Devices(context.Background())
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	for _, d := range devices {
+		if d.UUID == uuid {
+			return d
+		}
+	}
+	h.t.Fatalf("there is no device %s", uuid)
+	return api.Device{}
+}
+
+// given checks what of a device is given, and what is free.
+func (h *host) given(uuid string, given, free uint64) {
+	h.t.Helper()
+	if d := h.device(uuid); d.Quotas != given || d.Free == nil || *d.Free != free {
+		h.t.Fatalf("of %s are %d bytes given, and %v free; want %d and %d", uuid, d.Quotas, d.Free, given, free)
+	}
+}
+
+// refusal checks that err is one, and says all of this in one line.
+func refusal(t *testing.T, err error, says ...string) *api.Error {
+	t.Helper()
+	var e *api.Error
+	if !errors.As(err, &e) || e.Code != api.CodeQuotaExceeded {
+		t.Fatalf("%v is not the refusal of a quota", err)
+	}
+	for _, part := range says {
+		if !strings.Contains(e.Message, part) {
+			t.Errorf("%q does not say %q", e.Message, part)
+		}
+	}
+	if strings.Contains(e.Message, "\n") {
+		t.Errorf("%q has several lines", e.Message)
+	}
+	return e
+}
+
+func TestQuotasAddUpToNoMoreThanTheDeviceHas(t *testing.T) {
+	h := newOffice(t, enforcer.Admission{})
+	h.give("a", on(gpu0, 40*gib))
+	h.give("b", on(gpu0, 30*gib))
+	_, err := h.ask("c", nil, on(gpu0, 10*gib+1))
+	e := refusal(t, err, "c asks for", "device 0 ("+gpu0+")", "asks for 10737418241B", "10737418240B are left of the 85899345920B", "(a has 40GiB, b has 30GiB)", "ask for less")
+	if e.Device != gpu0 || e.Requested != 10*gib+1 || e.Limit != 80*gib || e.Current != 70*gib {
+		t.Errorf("%+v", e)
+	}
+	h.given(gpu0, 70*gib, 10*gib)
+	h.give("c", on(gpu0, 10*gib))
+	h.given(gpu0, 80*gib, 0)
+	_, err = h.ask("d", nil, on("0", 1))
+	refusal(t, err, "0B are left")
+	if _, err := h.Release(t.Context(), "a", 0, true); err != nil {
+		t.Fatal(err)
+	}
+	h.given(gpu0, 40*gib, 40*gib)
+	h.give("d", api.Quota{Device: gpu0, Percent: 50})
+	if d := h.device(gpu0); d.Slices != 3 {
+		t.Errorf("%d slices", d.Slices)
+	}
+}
+
+func TestARefusalNamesWhoHasMost(t *testing.T) {
+	h := newOffice(t, enforcer.Admission{})
+	for i := range 7 {
+		h.give(fmt.Sprintf("s%d", i), on(gpu0, uint64(8+i)*gib))
+	}
+	_, err := h.ask("late", nil, on(api.AllDevices, 4*gib))
+	refusal(t, err, "late asks for 4GiB on device 0", "3GiB are left of the 80GiB", "(s6 has 14GiB, s5 has 13GiB, s4 has 12GiB, and 4 others 38GiB)")
+}
+
+func TestAQuotaIsGivenOnAllDevicesOrOnNone(t *testing.T) {
+	h := newOffice(t, enforcer.Admission{})
+	h.give("a", on(gpu1, 79*gib))
+	_, err := h.ask("b", nil, on(api.AllDevices, 2*gib))
+	refusal(t, err, "device 1 ("+gpu1+")", "1GiB are left")
+	h.given(gpu0, 0, 80*gib)
+	h.give("b", on(gpu0, 80*gib), on(gpu1, gib))
+	h.given(gpu1, 80*gib, 0)
+}
+
+func TestAQuotaLargerThanTheDeviceIsTheDevice(t *testing.T) {
+	h := newOffice(t, enforcer.Admission{})
+	h.give("a", on(api.AllDevices, 100*gib))
+	h.given(gpu0, 80*gib, 0)
+}
+
+func TestASliceThatOnlyRecordsIsGivenNothing(t *testing.T) {
+	h := newOffice(t, enforcer.Admission{MaxVRAM: api.Share{Bytes: gib}})
+	for _, id := range []string{"a", "b"} {
+		if _, err := h.ask(id, func(r *api.RegisterRequest) { r.Mode = api.Record }, on(gpu0, 80*gib)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	h.given(gpu0, 0, 80*gib)
+}
+
+func TestAReserveIsNobodysAndOvercommitGivesBytesTwice(t *testing.T) {
+	h := newOffice(t, enforcer.Admission{Reserve: 2 * gib})
+	if d := h.device(gpu0); d.Reserve != 2*gib {
+		t.Errorf("%+v", d)
+	}
+	_, err := h.ask("all", nil, api.Quota{Device: gpu0, Percent: 100})
+	refusal(t, err, "78GiB are left of the 78GiB that may be given: ask for less")
+	h.give("most", on(gpu0, 78*gib))
+	h = newOffice(t, enforcer.Admission{Reserve: 2 * gib, Overcommit: 1500})
+	h.give("a", on(gpu0, 78*gib))
+	h.given(gpu0, 78*gib, 39*gib)
+	h.give("b", on(gpu0, 39*gib))
+	_, err = h.ask("c", nil, on(gpu0, 1))
+	refusal(t, err, "0B are left of the 117GiB")
+}
+
+func TestASliceAsksForNoMoreThanOneMay(t *testing.T) {
+	h := newOffice(t, enforcer.Admission{MaxVRAM: api.Share{Percent: 25}})
+	_, err := h.ask("a", nil, on(gpu0, 21*gib))
+	e := refusal(t, err, "a slice may have 20GiB of it at most (max_vram)", "device 0 ("+gpu0+")")
+	if e.Limit != 20*gib || e.Requested != 21*gib {
+		t.Errorf("%+v", e)
+	}
+	h.give("a", on(gpu0, 20*gib))
+}
+
+func TestATenantsSlicesAddUpToNoMoreThanItMayHave(t *testing.T) {
+	h := newOffice(t, enforcer.Admission{Tenants: map[string]api.Share{
+		"physics": {Bytes: 30 * gib}, enforcer.DefaultTenant: {Percent: 25}, "free": {},
+	}})
+	of := func(tenant string) func(*api.RegisterRequest) {
+		return func(r *api.RegisterRequest) { r.Tenant = tenant }
+	}
+	fits := func(id, tenant string, bytes uint64) {
+		t.Helper()
+		if _, err := h.ask(id, of(tenant), on(gpu0, bytes)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	fits("a", "physics", 20*gib)
+	_, err := h.ask("b", of("physics"), on(gpu0, 11*gib))
+	e := refusal(t, err, "tenant physics has 10GiB left of 30GiB (a has 20GiB)")
+	if e.Limit != 30*gib || e.Current != 20*gib {
+		t.Errorf("%+v", e)
+	}
+	// Each without a section has the default by itself, and all without a name have it together.
+	fits("c", "chemistry", 20*gib)
+	fits("d", "", 15*gib)
+	_, err = h.ask("e", nil, on(gpu0, 6*gib))
+	refusal(t, err, "whoever names no tenant has 5GiB left of 20GiB (d has 15GiB)")
+	fits("f", "free", 25*gib)
+	// Its device is full, whoever it is.
+	_, err = h.ask("g", of("biology"), on(gpu0, gib))
+	refusal(t, err, "0B are left of the 80GiB")
+	if _, err := h.ask("h", of("physics"), on(gpu1, 30*gib)); err != nil {
+		t.Errorf("another device: %v", err)
+	}
+}
+
+func TestWithoutDriverTruthABoundStillHolds(t *testing.T) {
+	h := newHost(t, nil)
+	h.stop()
+	h.options.Admission = enforcer.Admission{MaxVRAM: api.Share{Bytes: 4 * gib}}
+	h.start()
+	_, err := h.ask("a", nil, on(gpu0, 4*gib+1))
+	refusal(t, err, "(max_vram)")
+	_, err = h.ask("a", nil, api.Quota{Device: gpu0, Percent: 1})
+	refusal(t, err, "without NVML nobody knows")
+	h.give("a", on(gpu0, 4*gib))
+	for i := range 30 { // nobody knows how much there is
+		h.give(fmt.Sprint("s", i), on(gpu0, 4*gib))
+	}
+	if d, err := h.Devices(t.Context()); err != nil || len(d) != 0 {
+		t.Errorf("%+v, %v", d, err)
+	}
+}
+
+func TestADeviceThatOthersHaveGivesNothingToWhoUsesItUnforeseen(t *testing.T) {
+	h := newOffice(t, enforcer.Admission{})
+	h.give("a", on(gpu1, 78*gib))
+	link := filepath.Join(t.TempDir(), "link")
+	b := start(t, link, "")
+	reply, err := h.sees("b", b, []string{"0"}, on(api.AllDevices, 4*gib))
+	if err != nil {
+		t.Fatal(err)
+	}
+	relink(t, reply, link)
+	attach(b)
+	b.must("device %s %d", hex0, 80*gib)
+	index := b.must("device %s %d", hex1, 80*gib)
+	b.must("charge 0 %d", 4*gib)
+	b.expect("refused", "charge %d 1", index)
+	check := func() {
+		t.Helper()
+		s := h.see("b")
+		if len(s.Devices) != 2 || s.State != api.Active || s.Devices[1].Device != gpu1 || s.Devices[1].Limit != 0 || s.Devices[0].Limit != 4*gib {
+			t.Fatalf("%+v", s)
+		}
+		h.given(gpu1, 78*gib, 2*gib)
+	}
+	check()
+	events, err := h.Events(t.Context(), 0, false)
+	if err != nil || !slices.ContainsFunc(events, func(e api.Event) bool {
+		return e.Kind == api.EventDenied && e.Slice == "b" && e.Device == gpu1 && e.Requested == 4*gib
+	}) {
+		t.Errorf("nobody was told: %+v, %v", events, err)
+	}
+	h.restart()
+	check()
+	b.expect("refused", "charge %d 1", index)
+}
+
+func TestSlicesThatDoNotFitAnyMoreStayAndNoneIsAdded(t *testing.T) {
+	h := newOffice(t, enforcer.Admission{Overcommit: 2000})
+	p, _ := h.session("a", on(gpu0, 80*gib))
+	attach(p)
+	p.must("device %s %d", hex0, 80*gib)
+	q, err := h.ask("b", func(r *api.RegisterRequest) { r.Tenant = "physics" }, on(gpu0, 60*gib))
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.stop()
+	var log bytes.Buffer
+	h.options.Admission = enforcer.Admission{Tenants: map[string]api.Share{"physics": {Bytes: gib}}}
+	h.options.Log = slog.New(slog.NewTextHandler(&log, nil))
+	h.start()
+	p.must("charge 0 %d", 80*gib)
+	h.given(gpu0, 140*gib, 0)
+	_, err = h.ask("c", nil, on(gpu0, 1))
+	refusal(t, err, "0B are left of the 80GiB")
+	q.kill()
+	eventually(t, "b is gone", func() bool { return h.device(gpu0).Quotas == 80*gib })
+	_, err = h.ask("c", nil, on(gpu0, 1))
+	refusal(t, err, "a has 80GiB")
+	h.stop()
+	for _, line := range []string{"slices were given more of a device than may", "a tenant's slices were given more"} {
+		if n := strings.Count(log.String(), line); n != 1 {
+			t.Errorf("the log says %d times that %s:\n%s", n, line, log.String())
+		}
+	}
+	h.start()
+}
+
+func TestWhatAReleasedSliceHoldsIsGivenToNobodyUntilItsProcessesEnd(t *testing.T) {
+	cgroup := newCgroup(t)
+	h := newOffice(t, enforcer.Admission{})
+	link := filepath.Join(t.TempDir(), "link")
+	init := start(t, link, cgroup)
+	reply, err := h.Register(t.Context(), api.RegisterRequest{ID: "c", Container: "c", PID: init.pid(), Quotas: []api.Quota{on(api.AllDevices, 60*gib)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	relink(t, reply, link)
+	attach(init)
+	init.must("device %s %d", hex0, 80*gib)
+	init.must("charge 0 %d", 10*gib)
+	if _, err := h.Release(t.Context(), "c", 0, true); err != nil {
+		t.Fatal(err)
+	}
+	h.given(gpu0, 10*gib, 70*gib)
+	h.given(gpu1, 0, 80*gib)
+	_, err = h.ask("d", nil, on(gpu0, 71*gib))
+	refusal(t, err, "c has 10GiB")
+	h.restart()
+	h.given(gpu0, 10*gib, 70*gib)
+	init.kill()
+	eventually(t, "all is given back", func() bool { return h.device(gpu0).Quotas == 0 })
+	h.give("d", on(gpu0, 80*gib))
+}
+
+func TestAQuotaThatWasLoweredCountsAsWhatIsStillUsed(t *testing.T) {
+	h := newOffice(t, enforcer.Admission{})
+	p, _ := h.session("a", on(gpu0, 60*gib))
+	attach(p)
+	p.must("device %s %d", hex0, 80*gib)
+	p.must("charge 0 %d", 50*gib)
+	if _, err := h.Change(t.Context(), "a", api.ChangeRequest{Quotas: []api.Quota{on(gpu0, 10*gib)}}); err != nil {
+		t.Fatal(err)
+	}
+	h.given(gpu0, 50*gib, 30*gib)
+	_, err := h.ask("b", nil, on(gpu0, 31*gib))
+	refusal(t, err, "30GiB are left", "a has 50GiB")
+	p.must("release 0 %d", 20*gib)
+	eventually(t, "what is given back can be given", func() bool { return h.device(gpu0).Quotas == 30*gib })
+	p.must("release 0 %d", 30*gib)
+	eventually(t, "its quota counts again", func() bool { return h.device(gpu0).Quotas == 10*gib })
+	h.give("b", on(gpu0, 70*gib))
+	_, err = h.Change(t.Context(), "a", api.ChangeRequest{Quotas: []api.Quota{on(gpu0, 10*gib+1)}})
+	refusal(t, err, "0B are left of the 80GiB", "b has 70GiB")
+	if s := h.see("a"); s.Devices[0].Limit != 10*gib {
+		t.Errorf("%+v", s)
+	}
+}
+
+func TestNobodyIsRefusedForTheSakeOfTheDead(t *testing.T) {
+	h := newOffice(t, enforcer.Admission{})
+	for i := range 20 {
+		h.give(fmt.Sprint("s", i), on(gpu0, 80*gib)).kill()
+	}
+}
+
+func TestTheLastBytesAreGivenOnceHoweverManyAskForThem(t *testing.T) {
+	h := newOffice(t, enforcer.Admission{})
+	const askers, each = 32, 30 * gib // two fit on each device
+	p := make([]*proc, askers)
+	for i := range p {
+		p[i] = start(t, t.TempDir(), "")
+	}
+	for round := range 3 {
+		var ready, done sync.WaitGroup
+		ready.Add(1)
+		won := make([]bool, askers)
+		for i := range askers {
+			done.Go(func() {
+				ready.Wait()
+				_, err := h.Register(context.Background(), api.RegisterRequest{
+					ID: fmt.Sprint("s", i), Session: true, PID: p[i].pid(), Quotas: []api.Quota{on(gpu0, each), on(gpu1, each-uint64(i))},
+				})
+				won[i] = err == nil
+				if err != nil && !errors.Is(err, api.ErrQuotaExceeded) {
+					t.Error(err)
+				}
+			})
+		}
+		ready.Done()
+		done.Wait()
+		var winners int
+		for i, w := range won {
+			if w {
+				winners++
+				if _, err := h.Release(context.Background(), fmt.Sprint("s", i), 0, true); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+		if winners != 2 {
+			t.Errorf("round %d: %d slices of 30 GiB were given on 80 GiB", round, winners)
+		}
+		h.given(gpu0, 0, 80*gib)
+		h.given(gpu1, 0, 80*gib)
+	}
+}
+
+// relink leads who looks for its slice in link to the one of a reply.
+func relink(t *testing.T, reply api.RegisterReply, link string) {
+	t.Helper()
+	_ = os.Remove(link)
+	if err := os.Symlink(filepath.Join(reply.Dir, "bind"), link); err != nil {
+		t.Fatal(err)
+	}
+}

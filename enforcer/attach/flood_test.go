@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package attach
+
+import (
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/ledger"
+	"github.com/gpuslice/gpuslice/enforcer/process"
+)
+
+func TestPaceIsABurstAndThenARate(t *testing.T) {
+	p, now := newPace(10, 3), time.Unix(1000, 0)
+	for i, want := range []time.Duration{0, 0, 0, 100, 200, 300} {
+		if got := p.take(now); got != want*time.Millisecond {
+			t.Errorf("number %d waits %v, want %v ms", i, got, want)
+		}
+	}
+	// In 400 ms four more are let through: the three that waited and one.
+	for i, want := range []time.Duration{0, 100} {
+		if got := p.take(now.Add(400 * time.Millisecond)); got != want*time.Millisecond {
+			t.Errorf("then number %d waits %v, want %v ms", i, got, want)
+		}
+	}
+	// However long nobody comes, the burst is no larger.
+	for i, want := range []time.Duration{0, 0, 0, 100} {
+		if got := p.take(now.Add(time.Hour)); got != want*time.Millisecond {
+			t.Errorf("after an hour number %d waits %v, want %v ms", i, got, want)
+		}
+	}
+}
+
+// hammer asks dir's socket again and again until it is killed, as a process of a container may.
+func hammer(dir string) {
+	message := ledger.Request{Op: ledger.OpAttach}.Encode()
+	for {
+		conn, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: filepath.Join(dir, api.AttachSocketName), Net: "unixpacket"})
+		if err != nil {
+			time.Sleep(time.Millisecond) // the backlog is full
+			continue
+		}
+		_, _ = conn.Write(message)
+		_, _ = conn.Read(make([]byte, 128))
+		conn.Close()
+	}
+}
+
+// 64 processes on one slice's socket: each question on another's is answered, and theirs are no more than the rate.
+func TestAFloodIsBoundedAndTheOtherSliceAlwaysGetsAnAnswer(t *testing.T) {
+	var flood atomic.Int64
+	flooded := serve(t, func(peer *process.Handle, r ledger.Request) (ledger.Reply, []*os.File, bool) {
+		flood.Add(1)
+		return echo(peer, r)
+	})
+	other := serve(t, echo)
+	began := time.Now()
+	for range 64 {
+		child := exec.Command(os.Args[0])
+		child.Env = append(os.Environ(), "ATTACH_HAMMER="+flooded)
+		if err := child.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			_ = child.Process.Kill()
+			_ = child.Wait()
+		})
+	}
+	// Until the burst is over and the rate holds.
+	asked := 0
+	for deadline := began.Add(time.Minute); time.Now().Before(deadline) && (flood.Load() < int64(Burst+Rate) || asked < 200); asked++ {
+		conn := dial(t, other)
+		if r := ask(t, conn, ledger.Request{Op: ledger.OpTruth, Device: uint32(asked)}.Encode(), nil); r.Device != uint32(asked) {
+			t.Fatalf("%+v", r)
+		}
+		conn.Close()
+	}
+	took := time.Since(began)
+	if n, most := flood.Load(), int64(Burst)+int64(took/(time.Second/Rate))+InFlight; n > most {
+		t.Errorf("the flood got %d answers in %v, want %d at most", n, took, most)
+	}
+	t.Logf("in %v the flood got %d answers, the other slice all of its %d", took, flood.Load(), asked)
+}
+
+// What is not the attach protocol, above all the control API's, is not spoken here.
+func TestTheAttachSocketDoesNotSpeakTheControlAPI(t *testing.T) {
+	dir := serve(t, func(peer *process.Handle, _ ledger.Request) (ledger.Reply, []*os.File, bool) {
+		t.Error("it was taken for a request")
+		return echo(peer, ledger.Request{})
+	})
+	for _, verb := range []string{
+		"GET /v1/slices HTTP/1.0\r\n\r\n",
+		"DELETE /v1/slices/x?force=true HTTP/1.0\r\nHost: gpuslice\r\n\r\n",
+		"POST /v1/slices HTTP/1.1\r\nHost: gpuslice\r\nContent-Length: 2\r\n\r\n{}", // 64 bytes, as a message has
+	} {
+		conn := dial(t, dir)
+		if r := ask(t, conn, []byte(verb), nil); r.Status != ledger.StatusMalformed {
+			t.Errorf("%q: %+v", verb, r)
+		}
+		conn.Close()
+	}
+	// And a stream, which HTTP needs, cannot be had.
+	if conn, err := net.Dial("unix", filepath.Join(dir, api.AttachSocketName)); err == nil {
+		conn.Close()
+		t.Error("it is a stream")
+	}
+}
+
+// Without descriptors nobody is answered, and nobody is lost for good.
+func TestWithoutDescriptorsItWaitsAndComesBack(t *testing.T) {
+	dir := os.Getenv("ATTACH_EXHAUSTED")
+	if dir == "" {
+		child := exec.Command(os.Args[0], "-test.run=^TestWithoutDescriptorsItWaitsAndComesBack$")
+		child.Env = append(os.Environ(), "ATTACH_EXHAUSTED=1") // its limit is its own
+		if out, err := child.CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		return
+	}
+	dir = serve(t, echo)
+	conn := dial(t, dir) // it is connected before there are none
+	defer conn.Close()
+	ask(t, conn, ledger.Request{Op: ledger.OpAttach}.Encode(), nil)
+	late := dial(t, dir)
+	defer late.Close()
+	var before unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &before); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 64, Max: before.Max}); err != nil {
+		t.Fatal(err)
+	}
+	var taken []*os.File
+	for {
+		file, err := os.Open("/dev/null")
+		if err != nil {
+			break
+		}
+		taken = append(taken, file)
+	}
+	if _, err := os.ReadDir("/proc/" + strconv.Itoa(os.Getpid()) + "/fd"); err == nil {
+		t.Fatal("there is one left")
+	}
+	time.Sleep(300 * time.Millisecond) // it tries a few times, in vain
+	for _, file := range taken {
+		file.Close()
+	}
+	again := dial(t, dir)
+	defer again.Close()
+	for _, c := range []*net.UnixConn{late, again} {
+		ask(t, c, ledger.Request{Op: ledger.OpAttach}.Encode(), nil)
+	}
+}

@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package audit
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// small is a file system of 64 KiB.
+func small(t *testing.T) string {
+	t.Helper()
+	if os.Getuid() != 0 {
+		t.Skip("root is needed, to mount a file system")
+	}
+	dir := t.TempDir()
+	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size=64k"); err != nil {
+		t.Skipf("a file system must be mounted: %v", err)
+	}
+	t.Cleanup(func() { _ = syscall.Unmount(dir, syscall.MNT_DETACH) })
+	return dir
+}
+
+// whole checks that each of n entries is in the files or is said to be missing there, and that the log has
+// said once that they are dropped and once that this has ended.
+func whole(t *testing.T, w *Writer, log *said, dir string, n int) {
+	t.Helper()
+	eventually(t, "the log says that entries are written again", func() bool { return log.count(ends) == 1 })
+	w.Close()
+	there, missing := accounted(read(t, files(t, dir)...))
+	written, dropped := w.Counts()
+	if there+missing != n || missing == 0 || written != uint64(there) || dropped != uint64(missing) {
+		t.Errorf("%d entries are there and %d are said to be missing, of %d; counted %d and %d", there, missing, n, written, dropped)
+	}
+	if log.count(begins) != 1 || log.count(ends) != 1 {
+		t.Errorf("the log: %s", log.b.String())
+	}
+}
+
+func TestAFullDiskStopsNobodyAndTheFileSaysWhatIsMissing(t *testing.T) {
+	dir := small(t)
+	w, log := writer(t, dir, nil)
+	n := 0
+	for ; !w.Dropping() || n < 2000; n++ {
+		if n > 1e6 {
+			t.Fatal("64 KiB take a million entries")
+		}
+		w.Put(entry(n))
+		if n%100 == 0 {
+			time.Sleep(time.Millisecond) // it is the disk that shall be too small, not the queue
+		}
+	}
+	eventually(t, "all were tried", func() bool { written, dropped := w.Counts(); return written+dropped == uint64(n) })
+	// What was written before the disk was full are whole lines.
+	if there, _ := accounted(read(t, files(t, dir)...)); there < 100 {
+		t.Errorf("%d entries were written", there)
+	}
+	if err := syscall.Mount("", dir, "", syscall.MS_REMOUNT, "size=16m"); err != nil {
+		t.Fatal(err)
+	}
+	w.Put(entry(n))
+	whole(t, w, log, dir, n+1)
+}
+
+func TestAReadOnlyDiskStopsNobody(t *testing.T) {
+	dir := small(t)
+	w, log := writer(t, dir, nil)
+	w.Put(entry(0))
+	eventually(t, "the first is written", w.wrote(1))
+	// Nobody may have a file open for writing when a file system becomes read-only: so it is closed by being moved.
+	name := filepath.Join(dir, "audit.jsonl")
+	if err := os.Rename(name, name+".000001"); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the file system can be made read-only", func() bool {
+		return syscall.Mount("", dir, "", syscall.MS_REMOUNT|syscall.MS_RDONLY, "") == nil
+	})
+	for n := 1; n < 50; n++ {
+		w.Put(entry(n))
+	}
+	eventually(t, "entries are dropped", func() bool { _, dropped := w.Counts(); return dropped == 49 })
+	if err := syscall.Mount("", dir, "", syscall.MS_REMOUNT, "size=64k"); err != nil {
+		t.Fatal(err)
+	}
+	// The marker does not wait for another entry.
+	whole(t, w, log, dir, 50)
+}
+
+func TestADirectoryThatVanishesStopsNobody(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "log")
+	w, log := writer(t, dir, nil)
+	w.Put(entry(0)) // it was never there
+	eventually(t, "entries are dropped", func() bool { _, dropped := w.Counts(); return dropped == 1 })
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the marker is written", func() bool { return log.count(ends) == 1 })
+	w.Put(entry(1))
+	eventually(t, "an entry is written", w.wrote(1))
+	aside := dir + "-aside"
+	if err := os.Rename(dir, aside); err != nil {
+		t.Fatal(err)
+	}
+	w.Put(entry(2))
+	eventually(t, "entries are dropped again", func() bool { _, dropped := w.Counts(); return dropped == 2 })
+	if err := os.Rename(aside, dir); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the second marker is written", func() bool { return log.count(ends) == 2 })
+	w.Close()
+	all := read(t, files(t, dir)...)
+	if len(all) != 3 || all[0].Kind != KindDropped || all[1].Slice != "s1" || all[2].Kind != KindDropped || all[2].Count != 1 || all[2].Cause == "" {
+		t.Errorf("%+v", all)
+	}
+}
+
+func TestADiskThatHangsStopsNobody(t *testing.T) {
+	dir := t.TempDir()
+	var hang sync.Mutex
+	hang.Lock()
+	w, log := writer(t, dir, func(o *Options) {
+		o.MaxAge = time.Hour
+		// Of entries that have a time it is the writer alone who asks for it.
+		o.Now = func() time.Time { hang.Lock(); defer hang.Unlock(); return time.Unix(1e9, 0) }
+	})
+	const most = 3 * queued
+	w.Put(entry(0)) // makes the file; the next one is the first that hangs
+	eventually(t, "the first is written", w.wrote(1))
+	for n := 1; n < most; n++ {
+		w.Put(entry(n))
+	}
+	_, dropped := w.Counts()
+	if dropped < queued || dropped > most-queued {
+		t.Errorf("%d were dropped", dropped)
+	}
+	hang.Unlock()
+	whole(t, w, log, dir, most)
+	// The marker is where the missing ones were: each entry before it is older, and each after it newer.
+	all := read(t, files(t, dir)...)
+	if last := all[len(all)-1]; last.Kind != KindDropped {
+		t.Errorf("the last is %+v", last)
+	}
+}
+
+func TestAFileThatIsNotOneIsLeftAlone(t *testing.T) {
+	dir := t.TempDir()
+	victim := filepath.Join(dir, "victim")
+	if err := os.WriteFile(victim, []byte("mine"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	name := filepath.Join(dir, "audit.jsonl")
+	for what, place := range map[string]func() error{
+		"a link":      func() error { return os.Symlink(victim, name) },
+		"a pipe":      func() error { return syscall.Mkfifo(name, 0o600) },
+		"a directory": func() error { return os.Mkdir(name, 0o700) },
+	} {
+		if err := place(); err != nil {
+			t.Fatal(err)
+		}
+		w, log := writer(t, dir, nil)
+		w.Put(entry(1))
+		eventually(t, what+" is refused", func() bool { return log.count(begins) == 1 })
+		w.Close()
+		if err := os.Remove(name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if text, err := os.ReadFile(victim); err != nil || !bytes.Equal(text, []byte("mine")) {
+		t.Errorf("%q, %v", text, err)
+	}
+}
+
+func TestAFileThatCannotBeRotatedGrows(t *testing.T) {
+	dir := small(t)
+	name := filepath.Join(dir, "audit.jsonl")
+	if err := os.WriteFile(name, nil, 0o640); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Mount(name, name, "", syscall.MS_BIND, ""); err != nil { // one that is mounted cannot be renamed
+		t.Fatal(err)
+	}
+	unmount := sync.OnceFunc(func() { _ = syscall.Unmount(name, syscall.MNT_DETACH) })
+	defer unmount()
+	w, log := writer(t, dir, func(o *Options) { o.MaxSize = 500 })
+	for n := range 20 {
+		w.Put(entry(n))
+	}
+	eventually(t, "all are written", w.wrote(20))
+	if all := read(t, name); len(all) != 20 || log.count("cannot be rotated") != 1 || log.count(begins) != 0 {
+		t.Errorf("%d entries; the log: %s", len(all), log.b.String())
+	}
+	unmount()
+	time.Sleep(2 * time.Millisecond) // until it is tried again
+	w.Put(entry(20))
+	w.Close()
+	if names := files(t, dir); len(names) != 2 || len(read(t, names[0])) != 20 || len(read(t, names[1])) != 1 {
+		t.Errorf("%q", names)
+	}
+}

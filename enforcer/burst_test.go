@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforcer_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+)
+
+// burst registers n sessions of this process at one time, and says which were answered yes.
+func (d *daemon) burst(round, n int) map[string]bool {
+	var all sync.WaitGroup
+	var mu sync.Mutex
+	yes := make(map[string]bool)
+	for i := range n {
+		all.Go(func() {
+			id := fmt.Sprintf("b%d-%d", round, i)
+			_, err := d.Register(context.Background(), api.RegisterRequest{
+				ID: id, Session: true, PID: os.Getpid(), UID: uint32(os.Getuid()), Quotas: []api.Quota{on(gpu0, gib)}})
+			mu.Lock()
+			defer mu.Unlock()
+			yes[id] = err == nil
+		})
+	}
+	all.Wait()
+	return yes
+}
+
+// Many registers go to the disk together, in the order of their decisions. Whenever the enforcer is killed, the next one has
+// each that was answered yes.
+func TestManyRegistersAtOnceAndAKillLoseNoneThatWasPromised(t *testing.T) {
+	d := newDaemon(t)
+	rounds := 4
+	if os.Getenv("GPUSLICE_LONG") != "" {
+		rounds = 40
+	}
+	promised, lost := 0, 0
+	for round := range rounds {
+		// At the n-th passing of a point, or at some time.
+		point := ""
+		if points := []string{"register.decided", "register.stored", "register.listening"}; round%(len(points)+1) < len(points) {
+			point = fmt.Sprintf("%s:%d", points[round%(len(points)+1)], 1+rand.IntN(60))
+		}
+		d.start(point)
+		if point == "" {
+			victim := d.cmd.Process
+			time.AfterFunc(time.Duration(rand.IntN(30_000))*time.Microsecond, func() { _ = victim.Kill() })
+		}
+		yes := d.burst(round, 100)
+		d.died(point)
+		if !d.start("") {
+			t.Fatalf("after a death at %q it does not start again\n%s", point, d.log())
+		}
+		there := d.ids()
+		for id, was := range yes {
+			s, is := there[id]
+			if was && (!is || s.State != api.Active) {
+				t.Errorf("after a death at %q slice %s, which was promised, is %+v", point, id, s)
+			}
+			if was {
+				promised++
+			} else if !is {
+				lost++
+			}
+		}
+		d.nothingLeft()
+		for id := range there {
+			if _, err := d.Release(context.Background(), id, 0, true); err != nil {
+				t.Fatal(err)
+			}
+		}
+		d.kill()
+	}
+	t.Logf("%d were promised and are there; %d were not, and are not", promised, lost)
+	if promised == 0 || lost == 0 {
+		t.Errorf("the kills came too early or too late: %d promised, %d lost", promised, lost)
+	}
+}
+
+// One of several that ask for one id at the same time gets it, and one of several containers a cgroup, while the disk is
+// waited for without the lock.
+func TestOneOfManyWhoAskForTheSameGetsIt(t *testing.T) {
+	h := newHost(t, nil)
+	p := start(t, "/nonexistent", "")
+	for round := range 10 {
+		id := fmt.Sprint("same", round)
+		var all sync.WaitGroup
+		var mu sync.Mutex
+		given := 0
+		for range 16 {
+			all.Go(func() {
+				_, err := h.Register(context.Background(), api.RegisterRequest{ID: id, Session: true, PID: p.pid(), Quotas: []api.Quota{on(gpu0, gib)}})
+				if err != nil && !errors.Is(err, api.ErrExists) {
+					t.Error(err)
+				}
+				mu.Lock()
+				defer mu.Unlock()
+				if err == nil {
+					given++
+				}
+			})
+		}
+		all.Wait()
+		if given != 1 {
+			t.Fatalf("%d got the id", given)
+		}
+	}
+}
+
+// A release that comes before the disk has the slice ends it: who registers is told, and nothing is left.
+func TestAReleaseDuringARegistrationLeavesNothing(t *testing.T) {
+	h := newHost(t, nil)
+	p := start(t, "/nonexistent", "")
+	registered, released := 0, 0
+	for round := range 100 {
+		id := fmt.Sprint("r", round)
+		ended := make(chan error, 1)
+		go func() {
+			var err error
+			for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); {
+				if _, err = h.Release(context.Background(), id, 0, true); !errors.Is(err, api.ErrNotFound) {
+					break
+				}
+			}
+			ended <- err
+		}()
+		_, err := h.Register(context.Background(), api.RegisterRequest{ID: id, Session: true, PID: p.pid(), Quotas: []api.Quota{on(gpu0, gib)}})
+		switch {
+		case err == nil:
+			registered++
+		case errors.Is(err, api.ErrNotFound):
+			released++
+		default:
+			t.Fatal(err)
+		}
+		if err := <-ended; err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := len(slicesOf(t, h)); n != 0 {
+		t.Errorf("%d slices are left", n)
+	}
+	if dirs, err := os.ReadDir(h.options.RunDir + "/slices"); err != nil || len(dirs) != 0 {
+		t.Errorf("left: %v, %v", dirs, err)
+	}
+	t.Logf("%d were registered and then released, %d were released before that", registered, released)
+}

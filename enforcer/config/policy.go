@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"fmt"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+)
+
+// Policy is what gpusliced does about processes that hold memory past the ledger.
+type Policy struct {
+	Bypass    api.Action `toml:"bypass"`
+	Scope     api.Scope  `toml:"scope"`
+	Allowance Size       `toml:"allowance"`
+}
+
+// DefaultAllowance is argued for in docs/security.md.
+const DefaultAllowance = 1 << 30
+
+func defaultPolicy() Policy {
+	return Policy{Bypass: api.Log, Scope: api.ScopeProcess, Allowance: DefaultAllowance}
+}
+
+// check says which value is not accepted, and what is.
+func (p *Policy) check() error {
+	switch {
+	case !oneOf(string(p.Bypass), string(api.Log), string(api.Refuse), string(api.Kill)):
+		return fmt.Errorf("policy.bypass = %q: %q, %q and %q are accepted", p.Bypass, api.Log, api.Refuse, api.Kill)
+	case !oneOf(string(p.Scope), string(api.ScopeProcess), string(api.ScopeSlice)):
+		return fmt.Errorf("policy.scope = %q: %q and %q are accepted", p.Scope, api.ScopeProcess, api.ScopeSlice)
+	case p.Allowance == 0:
+		return fmt.Errorf("policy.allowance = %q: at least one byte is accepted: every process holds more than it asked for", "0")
+	}
+	return nil
+}

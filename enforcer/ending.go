@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforcer
+
+import (
+	"context"
+	"errors"
+	"os"
+	"syscall"
+	"time"
+
+	"github.com/gpuslice/gpuslice/enforcer/cgroup"
+	"github.com/gpuslice/gpuslice/enforcer/killpoint"
+	"github.com/gpuslice/gpuslice/enforcer/process"
+)
+
+// The end of processes. Those of a container are all in its cgroup and below it. Those of a session are its first process
+// and what descends from it, and the first process comes last: what it leaves behind would no longer be known as its
+// descendants. `gpuslice run` is such a first process. It ends by itself when no descendant is left, with its command's exit
+// code; and it hands signals on to its command, which would get them twice.
+
+const (
+	// asks is how often the processes are listed to be asked to end: for those that were forked meanwhile.
+	asks = 3
+	// firstLook and lastLook are from one round of killing to the next, which are needed for what was forked meanwhile,
+	// and by processes that the kernel holds in a system call.
+	firstLook = 20 * time.Millisecond
+	lastLook  = 5 * time.Second
+	// alone is how many rounds a session's first process has to end by itself when it is the last one.
+	alone = 5
+	// stubborn is after how many rounds it is said that processes do not go.
+	stubborn = 10
+)
+
+// terminate sends SIGTERM once to each process of the slice.
+func (e *Enforcer) terminate(s *slice) {
+	type one struct {
+		pid   int
+		start uint64
+	}
+	sent := make(map[one]bool)
+	for range asks {
+		before := len(sent)
+		e.eachProcess(s, func(p *process.Handle) {
+			if who := (one{p.PID, p.Start}); !sent[who] {
+				sent[who] = true
+				e.signal(s, p, syscall.SIGTERM)
+			}
+		})
+		if len(sent) == before {
+			break
+		}
+	}
+	if len(sent) == 0 && s.request.Session {
+		e.signalFirst(s, syscall.SIGTERM)
+	}
+}
+
+// endByForce kills the slice's processes until there are none, and releases it then. It returns when that is so, or
+// ctx ends.
+func (e *Enforcer) endByForce(ctx context.Context, s *slice) {
+	waited, last := firstLook, 0
+	for round := 1; ; round++ {
+		left := e.killRound(s)
+		killpoint.Pass("expire.killed")
+		if left > 0 {
+			last = 0
+		} else if last++; s.request.Session && last >= alone {
+			e.signalFirst(s, syscall.SIGKILL)
+		}
+		e.ended(s) // if nobody has said so yet
+		if round == stubborn {
+			s.log.Error("processes of an expired slice do not end, though they are killed again and again: the kernel holds them in a system call, or they fork faster", "count", left)
+		}
+		if !e.sleep(ctx, s, waited) {
+			return
+		}
+		waited = min(2*waited, lastLook)
+	}
+}
+
+// killRound sends SIGKILL to all processes of the slice that there are, but for a session's first one, and says how many it has found.
+func (e *Enforcer) killRound(s *slice) (found int) {
+	if !s.request.Session {
+		// All at once, so that nobody can fork away.
+		if err := cgroup.Kill(s.cgroup); err != nil && !errors.Is(err, cgroup.ErrNoKill) {
+			s.log.Error("kill the slice's cgroup", "cgroup", s.cgroup.String(), "err", err)
+		}
+	}
+	e.eachProcess(s, func(p *process.Handle) {
+		found++
+		e.signal(s, p, syscall.SIGKILL)
+	})
+	return found
+}
+
+func (e *Enforcer) signal(s *slice, p *process.Handle, sig syscall.Signal) {
+	if err := p.Signal(sig); err != nil && !errors.Is(err, process.ErrDead) {
+		s.log.Error("end a process of the slice", "pid", p.PID, "signal", sig.String(), "err", err)
+		return
+	}
+	s.log.Debug("a process of the slice is to end", "pid", p.PID, "signal", sig.String())
+}
+
+// signalFirst is for a session's first process. It is not for this process, which is that of `gpuslice run --embedded`.
+func (e *Enforcer) signalFirst(s *slice, sig syscall.Signal) {
+	p, err := process.Open(s.request.PID)
+	if err != nil {
+		return // dead
+	}
+	defer p.Close()
+	if p.Start == s.initStart && p.PID != os.Getpid() {
+		e.signal(s, p, sig)
+	}
+}
+
+// eachProcess calls f for all processes of the slice that are alive, but for a session's first one.
+func (e *Enforcer) eachProcess(s *slice, f func(*process.Handle)) {
+	pids, err := s.pids()
+	if err != nil {
+		s.log.Error("list the slice's processes", "err", err)
+	}
+	for _, pid := range pids {
+		if pid == os.Getpid() || s.request.Session && pid == s.request.PID {
+			continue
+		}
+		p, err := process.Open(pid)
+		if err != nil {
+			continue // dead
+		}
+		// Its pid may be another's than when it was listed.
+		if s.mine(pid) && p.Alive() {
+			f(p)
+		}
+		p.Close()
+	}
+}
+
+// mine says whether pid is the slice's to end. A container's are all that are in its cgroup, whatever slices they have
+// made for themselves in there; a session's are not those in a container that has a slice.
+func (s *slice) mine(pid int) bool {
+	if s.request.Session {
+		return s.e.owner(pid) == s
+	}
+	membership, err := s.e.host.Membership(pid)
+	return err == nil && membership.In(s.cgroup) && sameCgroup(s.cgroup)
+}

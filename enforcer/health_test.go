@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforcer_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+)
+
+func (h *host) health() api.Health {
+	h.t.Helper()
+	asked := make(chan api.Health, 1)
+	go func() {
+		health, err := h.Health(context.Background())
+		if err != nil {
+			h.t.Error(err)
+		}
+		asked <- health
+	}()
+	select {
+	case health := <-asked:
+		return health
+	case <-time.After(10 * time.Second):
+		h.t.Fatal("nobody says whether the enforcer is well")
+		return api.Health{}
+	}
+}
+
+func check(h api.Health, name string) api.Check {
+	for _, c := range h.Checks {
+		if c.Name == name {
+			return c
+		}
+	}
+	return api.Check{}
+}
+
+func TestAnEnforcerThatWorksIsLiveAndReady(t *testing.T) {
+	h := newHost(t, &fakeTruth{})
+	h.session("s1", on("*", gib))
+	h.session("s2", on("*", gib))
+	eventually(t, "it has looked at its slices", func() bool { return h.Lag() > 0 })
+	health := h.health()
+	for _, c := range health.Checks {
+		if !c.OK || c.Message != "" || c.Age > 5*time.Second {
+			t.Errorf("%+v", c)
+		}
+	}
+	if !health.Live || !health.Ready || len(health.Checks) != 6 { // the loop, changes, the store, the disk, two devices
+		t.Errorf("%+v", health)
+	}
+}
+
+// The loop hangs as it would if it waited for a slice's lock for ever.
+func TestALoopThatHangsIsNotLive(t *testing.T) {
+	h := newHost(t, nil)
+	h.session("s1", on("*", gib))
+	release := h.HoldSlice("s1")
+	defer release()
+	var health api.Health
+	eventually(t, "it hangs", func() bool {
+		h.Age(time.Minute)
+		health = h.health()
+		return !health.Live
+	})
+	if c := check(health, "loop"); health.Live || health.Ready || c.OK || c.For != api.ForLive || c.Message == "" || c.Age < time.Minute {
+		t.Errorf("%+v", health)
+	}
+	release()
+	eventually(t, "it is live again", func() bool { return h.health().Live })
+}
+
+func TestAChangeThatNeverEndsIsNotLive(t *testing.T) {
+	h := newHost(t, nil)
+	release := h.HoldChange()
+	defer release()
+	var health api.Health
+	eventually(t, "only the change hangs", func() bool {
+		h.Age(time.Minute)
+		time.Sleep(100 * time.Millisecond) // so that the loop has looked
+		health = h.health()
+		return check(health, "loop").OK && !health.Live
+	})
+	if check(health, "changes").OK || !check(health, "store").OK {
+		t.Errorf("%+v", health)
+	}
+	release()
+	eventually(t, "it is live again", func() bool { return h.health().Live })
+}
+
+// Changes that take turns without a pause are progress, though the lock is never seen free.
+func TestManyChangesAreProgress(t *testing.T) {
+	h := newHost(t, nil)
+	ctx, stop := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for ctx.Err() == nil {
+			release := h.HoldChange()
+			time.Sleep(time.Millisecond)
+			release()
+		}
+	}()
+	h.Age(time.Minute)
+	eventually(t, "it is live", func() bool { return h.health().Live })
+	stop()
+	<-done
+}
+
+// A driver that hangs, hangs after a restart as well, and nothing but driver truth depends on it.
+func TestADriverThatHangsIsSaidAndIsNoReasonToRestart(t *testing.T) {
+	truth := &fakeTruth{hang: make(chan struct{})}
+	h := newHost(t, truth)
+	h.session("s1", on("*", gib))
+	eventually(t, "the driver is asked", func() bool { return truth.looked() > 0 })
+	var health api.Health
+	eventually(t, "the driver is missed", func() bool {
+		h.Age(time.Minute)
+		health = h.health()
+		return !check(health, "truth").OK
+	})
+	c := check(health, "truth")
+	if c.OK || c.For != "" || c.Device != gpu0 || c.Message == "" || c.Age < time.Minute {
+		t.Errorf("%+v", c)
+	}
+	eventually(t, "the loop has looked", func() bool { return check(h.health(), "loop").OK })
+	if health = h.health(); !health.Live || !health.Ready {
+		t.Errorf("%+v", health)
+	}
+	if _, reply := h.session("s2", on("*", gib)); reply.Slice.ID != "s2" {
+		t.Errorf("%+v", reply)
+	}
+	close(truth.hang)
+	eventually(t, "the driver is heard", func() bool { return check(h.health(), "truth").OK })
+}
+
+func TestADriverIsNotMissedWhileNobodyUsesIt(t *testing.T) {
+	h := newHost(t, &fakeTruth{})
+	h.Age(time.Minute)
+	eventually(t, "the devices are looked at", func() bool { return check(h.health(), "truth").Age < 5*time.Second })
+}

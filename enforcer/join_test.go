@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforcer_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/metrics"
+)
+
+// asker is who asks in a test, which for the enforcer is what the kernel says.
+type asker struct {
+	pid int
+	uid uint32
+}
+
+type askerKey struct{}
+
+// as is the context of a question.
+func as(pid int, uid uint32) context.Context {
+	return context.WithValue(context.Background(), askerKey{}, asker{pid, uid})
+}
+
+// believe makes the enforcer take the contexts' word for who asks.
+func (h *host) believe() {
+	h.options.Caller = func(ctx context.Context) (int, uint32, bool) {
+		a, known := ctx.Value(askerKey{}).(asker)
+		return a.pid, a.uid, known
+	}
+	h.restart()
+}
+
+// session of this user, asked for by its first process, with its token.
+func (h *host) tokenSession(id string, quotas ...api.Quota) (*proc, api.RegisterReply, api.Token) {
+	h.t.Helper()
+	link := filepath.Join(h.options.RunDir, "to-"+id)
+	p := start(h.t, link, "")
+	reply, err := h.Register(as(p.pid(), uint32(os.Geteuid())), api.RegisterRequest{
+		ID: id, Quotas: quotas, Session: true, PID: p.pid(), UID: uint32(os.Geteuid()), GID: uint32(os.Getegid())})
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	if err := os.Symlink(filepath.Join(reply.Dir, "bind"), link); err != nil {
+		h.t.Fatal(err)
+	}
+	text, err := os.ReadFile(filepath.Join(reply.Dir, api.TokenName))
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	named, token, err := api.ParseTokenFile(string(text))
+	if err != nil || named != id {
+		h.t.Fatalf("%q, %v", named, err)
+	}
+	return p, reply, token
+}
+
+// join as p itself would.
+func (h *host) join(p *proc, id string, token api.Token) error {
+	_, err := h.Join(api.WithToken(as(p.pid(), uint32(os.Geteuid())), token), id, api.JoinRequest{PID: p.pid()})
+	return err
+}
+
+func TestATokenLetsAProcessJoinThatDoesNotDescendFromTheSession(t *testing.T) {
+	h := newHost(t, nil)
+	h.believe()
+	_, reply, token := h.tokenSession("s", on(gpu0, 4*gib))
+	bind := filepath.Join(reply.Dir, "bind")
+	other := start(t, bind, "")
+	other.expect("status 1", "attach") // a stranger
+	if err := h.join(other, "s", token); err != nil {
+		t.Fatal(err)
+	}
+	other.must("attach")
+	other.must("device %s %d", hex0, 80*gib)
+	other.must("charge 0 %d", 3*gib)
+	other.expect("refused", "charge 0 %d", 2*gib)
+	if err := h.join(other, "s", token); err == nil || !strings.Contains(err.Error(), "of session s already") {
+		t.Errorf("it joins twice: %v", err)
+	}
+	if s := h.see("s"); s.ProcessCount != 1 || s.Devices[0].Used != 3*gib {
+		t.Fatalf("%+v", s)
+	}
+	// Its end gives back what it held, and one who has its pid next is a stranger.
+	other.kill()
+	eventually(t, "what it held is given back", func() bool { return h.see("s").Devices[0].Used == 0 })
+}
+
+func TestWhoJoinedIsKnownAfterARestart(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("root is needed: an enforcer without privileges is not restarted")
+	}
+	h := newHost(t, nil)
+	h.believe()
+	_, reply, token := h.tokenSession("s", on(gpu0, 4*gib))
+	first, second := start(t, filepath.Join(reply.Dir, "bind"), ""), start(t, filepath.Join(reply.Dir, "bind"), "")
+	for _, p := range []*proc{first, second} {
+		if err := h.join(p, "s", token); err != nil {
+			t.Fatal(err)
+		}
+		p.must("attach")
+	}
+	first.must("device %s %d", hex0, 80*gib)
+	first.must("charge 0 %d", gib)
+	second.must("charge 0 %d", 2*gib)
+	h.stop()
+	second.kill()
+	h.start()
+	eventually(t, "the living are known, the dead settled", func() bool {
+		s := h.see("s")
+		return s.ProcessCount == 1 && s.Devices[0].Used == gib
+	})
+	first.tell("exec")
+	first.must("attach") // it is still a member
+	// And the token is still the session's: its sum was kept.
+	if err := h.join(start(t, filepath.Join(reply.Dir, "bind"), ""), "s", token); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestAWrongTokenOpensNothingAndIsCounted(t *testing.T) {
+	h := newHost(t, nil)
+	h.believe()
+	count := &tokens{Metrics: metrics.New(h, slog.New(slog.DiscardHandler)), results: make(map[string]int)}
+	h.CountWith(count)
+	_, _, token := h.tokenSession("s", on(gpu0, gib))
+	_, _, others := h.tokenSession("other", on(gpu0, gib))
+	p := start(t, "/nonexistent", "")
+	wrong := []api.Token{"", "x", others, api.Token(strings.Repeat("0", 64)), token[:62], token + "00", api.Token(strings.ToUpper(string(token)) + " ")}
+	for _, shown := range wrong {
+		if err := h.join(p, "s", shown); !errors.Is(err, api.ErrForbidden) || strings.Contains(err.Error(), string(token)) {
+			t.Errorf("%q: %v", string(shown), err)
+		}
+	}
+	if err := h.join(p, "none", token); !errors.Is(err, api.ErrForbidden) {
+		t.Errorf("of a session that is not there: %v", err)
+	}
+	if count.of("wrong_token") != len(wrong)+1 {
+		t.Errorf("%+v", count.results)
+	}
+	// Then no token of that user is looked at for a while, but other users' are.
+	for range 20 {
+		_ = h.join(p, "s", others)
+	}
+	if err := h.join(p, "s", token); !errors.Is(err, &api.Error{Code: api.CodeBusy}) {
+		t.Errorf("after too many: %v", err)
+	}
+	if count.of("wrong_token") != 10 || count.of("limited") == 0 || count.of("ok") != 0 {
+		t.Errorf("%+v", count.results)
+	}
+	ctx := api.WithToken(as(p.pid(), 4242), token)
+	if _, err := h.Join(ctx, "s", api.JoinRequest{PID: p.pid()}); err != nil {
+		t.Errorf("another user is kept out by that: %v", err)
+	}
+}
+
+func TestAStrangersProcessIsNotJoined(t *testing.T) {
+	h := newHost(t, nil)
+	h.believe()
+	first, _, token := h.tokenSession("s", on(gpu0, gib))
+	victim, asks := start(t, "/nonexistent", ""), start(t, "/nonexistent", "")
+	ctx := api.WithToken(as(asks.pid(), uint32(os.Geteuid())), token)
+	if _, err := h.Join(ctx, "s", api.JoinRequest{PID: victim.pid()}); !errors.Is(err, api.ErrBadRequest) || !strings.Contains(err.Error(), "descendant") {
+		t.Errorf("%v", err)
+	}
+	first.kill()
+	eventually(t, "the session is over", func() bool {
+		_, err := h.Slice(context.Background(), "s")
+		return errors.Is(err, api.ErrNotFound)
+	})
+	if err := h.join(asks, "s", token); !errors.Is(err, api.ErrForbidden) {
+		t.Errorf("a token of a session that is over: %v", err)
+	}
+}
+
+func TestAContainersProcessDoesNotLeaveItsSliceByJoining(t *testing.T) {
+	cgroup := newCgroup(t)
+	h := newHost(t, nil)
+	h.believe()
+	_, _, token := h.tokenSession("s", on(gpu0, 40*gib))
+	p := start(t, "/nonexistent", cgroup)
+	if _, err := h.Register(context.Background(), api.RegisterRequest{ID: "c", PID: p.pid(), Quotas: []api.Quota{on(gpu0, gib)}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := h.join(p, "s", token); !errors.Is(err, api.ErrBadRequest) || !strings.Contains(err.Error(), "container's") {
+		t.Errorf("%v", err)
+	}
+}
+
+// The secret is in the session's file and nowhere else: not in the log, the store, an event, an answer.
+func TestATokenIsWrittenInItsFileOnly(t *testing.T) {
+	h := newHost(t, nil)
+	var log lockedBuffer
+	h.options.Log = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	h.believe()
+	p, reply, token := h.tokenSession("s", on(gpu0, gib))
+	info, err := os.Stat(filepath.Join(reply.Dir, api.TokenName))
+	if err != nil || info.Mode().Perm() != 0o600 {
+		t.Fatalf("%v, %v", info, err)
+	}
+	joins := start(t, "/nonexistent", "")
+	_ = h.join(joins, "s", token[:60])
+	if err := h.join(joins, "s", token); err != nil {
+		t.Fatal(err)
+	}
+	events, err := h.Events(context.Background(), 0, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	said := slog.New(slog.NewTextHandler(&log, nil))
+	said.Info("shown by mistake", "token", token, "reply", reply, "events", events, "slice", h.see("s"))
+	secret, _ := token.Bytes()
+	for what, text := range map[string]string{"log": log.String(), "command line": command(t, p.pid(), "cmdline"), "environment": command(t, p.pid(), "environ")} {
+		if strings.Contains(text, string(token)) || strings.Contains(text, string(token[:60])) || strings.Contains(text, string(secret)) {
+			t.Errorf("the %s has it", what)
+		}
+	}
+	h.stop()
+	err = filepath.WalkDir(h.options.StateDir, func(path string, _ os.DirEntry, _ error) error {
+		if b, err := os.ReadFile(path); err == nil && (bytes.Contains(b, []byte(token)) || bytes.Contains(b, secret)) {
+			t.Errorf("%s has it", path)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func command(t *testing.T, pid int, name string) string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// tokens counts what becomes of those that are shown.
+type tokens struct {
+	*metrics.Metrics
+	mu      sync.Mutex
+	results map[string]int
+}
+
+func (c *tokens) Joined(result string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.results[result]++
+}
+
+func (c *tokens) of(result string) int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.results[result]
+}
+
+type lockedBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (b *lockedBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.Write(p)
+}
+
+func (b *lockedBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.String()
+}

@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforcer
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/killpoint"
+)
+
+// How long slices live. A deadline is a time since boot (CLOCK_BOOTTIME), which nobody sets and which goes on while the
+// host is suspended: whoever sets the wall clock moves no deadline, only what is shown of it. It is on disk, and means
+// something until the next boot, as the slice does.
+//
+// What comes after it is done in steps, each of which may be the last of this enforcer: the slice is marked on disk; nothing
+// more can be charged; its processes are asked to end; that they were, and when, is on disk; after the grace those that
+// are left are killed; the slice is released as any whose processes have ended. The next enforcer goes on behind the
+// step that it finds on disk.
+
+// DefaultGrace is from SIGTERM to SIGKILL.
+const DefaultGrace = 10 * time.Second
+
+// longestSleep until the clock is looked at again: a sleep counts no time that the host was suspended.
+const longestSleep = time.Second
+
+// sinceBoot is CLOCK_BOOTTIME.
+func sinceBoot() time.Duration {
+	var t unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &t) // fails for a clock only that the kernel does not have: since 2.6.39
+	return time.Duration(t.Nano())
+}
+
+// granted is how long a slice lives that asks for ttl; 0 is for ever.
+func (e *Enforcer) granted(id string, ttl time.Duration) (time.Duration, error) {
+	most := e.options.MaxTTL
+	switch {
+	case most == 0 || ttl > 0 && ttl <= most:
+		return ttl, nil
+	case ttl == 0:
+		return most, nil
+	}
+	return 0, api.Errorf(api.CodeBadRequest, "slice %s: a ttl of %s is not accepted: up to %s is (max_ttl in the configuration)", id, api.FormatTTL(ttl), api.FormatTTL(most))
+}
+
+// until is the deadline of who lives so long from now.
+func (e *Enforcer) until(ttl time.Duration) time.Duration {
+	if ttl == 0 {
+		return 0
+	}
+	return e.now() + ttl
+}
+
+// timeIsOver says whether the slice's time is over. Called with mu held.
+func (s *slice) timeIsOver() bool { return s.deadline != 0 && s.e.now() >= s.deadline }
+
+// lookAtLeases is for when there may be an earlier deadline than there was.
+func (e *Enforcer) lookAtLeases() {
+	select {
+	case e.leases <- struct{}{}:
+	default: // they are going to be looked at
+	}
+}
+
+// keepTime ends the slices whose time is over, until ctx ends.
+func (e *Enforcer) keepTime(ctx context.Context) {
+	var ending sync.WaitGroup
+	defer ending.Wait()
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-e.leases:
+		case <-timer.C:
+		}
+		next := time.Duration(0)
+		for _, s := range e.all() {
+			left, due := s.due()
+			if due {
+				ending.Go(func() { e.end(ctx, s) })
+			} else if left > 0 && (next == 0 || left < next) {
+				next = left
+			}
+		}
+		if next > 0 {
+			timer.Reset(min(next, longestSleep))
+		} else {
+			timer.Stop()
+		}
+	}
+}
+
+// due says whether the slice is to be ended now, which is then begun; and if not, in what time it is; 0 is never.
+func (s *slice) due() (left time.Duration, due bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.deadline == 0 || s.ending {
+		return 0, false
+	}
+	if s.timeIsOver() {
+		s.ending = true
+		return 0, true
+	}
+	return s.deadline - s.e.now(), false
+}
+
+// end takes a slice whose time is over to its end.
+func (e *Enforcer) end(ctx context.Context, s *slice) {
+	if !e.expire(s) {
+		// It was renewed meanwhile, or is gone.
+		s.mu.Lock()
+		s.ending = false
+		s.mu.Unlock()
+		e.lookAtLeases()
+		return
+	}
+	asked := e.askToEnd(s)
+	for e.now() < asked+e.options.Grace {
+		if !e.sleep(ctx, s, min(asked+e.options.Grace-e.now(), longestSleep)) {
+			return
+		}
+	}
+	e.endByForce(ctx, s)
+}
+
+// sleep says whether the slice is still there after that time, and the enforcer goes on.
+func (e *Enforcer) sleep(ctx context.Context, s *slice, time_ time.Duration) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-time.After(time_):
+		return e.find(s.id()) == s
+	}
+}
+
+// expire lets nothing more be charged in a slice whose time is over. It says no if its time is not over, or it is not there.
+func (e *Enforcer) expire(s *slice) bool {
+	if e.lockChange() != nil {
+		return false
+	}
+	defer e.change.Unlock()
+	if e.find(s.id()) != s {
+		return false
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.timeIsOver() {
+		return false
+	}
+	if s.expired { // by a former enforcer
+		return true
+	}
+	s.expired = true
+	if err := s.put(); err != nil {
+		s.log.Error("that the slice's time is over is not on disk; the next enforcer finds it out again", "err", err)
+	}
+	killpoint.Pass("expire.marked")
+	s.log.Info("the slice's time is over: it gets nothing more, and its processes are asked to end", "ttl", s.ttl, "grace", e.options.Grace)
+	s.tell(api.Event{Kind: api.EventExpired, TTL: s.ttl})
+	if s.state == api.Active {
+		s.tellCounts(false)
+		s.shut()
+	}
+	killpoint.Pass("expire.closed")
+	return true
+}
+
+// shut is what an expired slice's ledger becomes: nothing can be charged, what is held counts until it is given back.
+// Called with mu held.
+func (s *slice) shut() {
+	for _, d := range s.devices {
+		// What a checkpointed process is charged for was lent to others, who get nothing any more.
+		d.Limit = d.given()
+		clear(d.suspended)
+	}
+	s.close()
+	s.denyNative()
+	s.state, s.reason = api.Expired, "its time is over: its processes are being ended"
+}
+
+// askToEnd sends SIGTERM to the slice's processes, and says when that was.
+func (e *Enforcer) askToEnd(s *slice) time.Duration {
+	s.mu.Lock()
+	asked := s.asked
+	s.mu.Unlock()
+	if asked != 0 { // by a former enforcer
+		return asked
+	}
+	e.terminate(s)
+	killpoint.Pass("expire.asked")
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.asked = e.now()
+	if err := s.put(); err != nil {
+		s.log.Error("that the slice's processes were asked to end is not on disk; the next enforcer asks them again", "err", err)
+	}
+	killpoint.Pass("expire.noted")
+	return s.asked
+}
+
+// put writes the slice to the store, unless it is not there any more. Called with mu held.
+func (s *slice) put() error {
+	if s.state == api.Released || s.state == left {
+		return nil
+	}
+	return s.e.store.PutSlice(s.stored())
+}
+
+// showLease is called with mu held.
+func (s *slice) showLease(shown *api.Slice) {
+	shown.TTL = s.ttl
+	if s.deadline == 0 {
+		return
+	}
+	remaining := s.deadline - s.e.now()
+	at := time.Now().UTC().Add(remaining).Round(time.Second)
+	shown.Expires, shown.Remaining = &at, max(remaining, 0)
+}

@@ -1,0 +1,379 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforcer_test
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+)
+
+// clock is a time since boot that passes when the test says so.
+type clock struct {
+	mu sync.Mutex
+	at time.Duration
+}
+
+func (c *clock) now() time.Duration {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.at
+}
+
+func (c *clock) pass(d time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.at += d
+}
+
+const grace = time.Minute
+
+// newTimedHost is an enforcer with a clock of its own.
+func newTimedHost(t *testing.T) (*host, *clock) {
+	t.Helper()
+	h, c := newHost(t, nil), &clock{at: time.Hour}
+	h.stop()
+	h.options.Clock, h.options.Grace = c.now, grace
+	h.start()
+	return h, c
+}
+
+// lease registers a slice of a process, which attaches.
+func (h *host) lease(id string, cgroup string, ttl time.Duration) *proc {
+	h.t.Helper()
+	link := filepath.Join(h.options.RunDir, "to-"+id)
+	p := start(h.t, link, cgroup)
+	request := api.RegisterRequest{ID: id, PID: p.pid(), TTL: ttl, Quotas: []api.Quota{on(gpu0, gib)}}
+	if cgroup == "" {
+		request.Session, request.UID, request.GID = true, uint32(os.Geteuid()), uint32(os.Getegid())
+	}
+	reply, err := h.Register(context.Background(), request)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	if err := os.Symlink(filepath.Join(reply.Dir, "bind"), link); err != nil {
+		h.t.Fatal(err)
+	}
+	p.must("attach")
+	p.must("device %s %d", hex0, 80*gib)
+	return p
+}
+
+// ended waits for the process's end, which is not the test's doing.
+func (p *proc) ended() {
+	p.t.Helper()
+	done := make(chan struct{})
+	go func() { _ = p.cmd.Wait(); close(done) }()
+	select {
+	case <-done:
+	case <-time.After(30 * time.Second):
+		p.t.Fatalf("process %d is still there", p.pid())
+	}
+}
+
+func (h *host) gone(id string) {
+	h.t.Helper()
+	eventually(h.t, "slice "+id+" is gone", func() bool {
+		_, err := h.Slice(context.Background(), id)
+		return errors.Is(err, api.ErrNotFound)
+	})
+}
+
+func (h *host) expired(id string) {
+	h.t.Helper()
+	eventually(h.t, "the time of slice "+id+" is over", func() bool { return h.see(id).State == api.Expired })
+}
+
+// storyOf is the kinds and causes of a slice's events.
+func (h *host) storyOf(id string) []string {
+	h.t.Helper()
+	events, err := h.Events(context.Background(), 0, false)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	var told []string
+	for _, e := range events {
+		if e.Slice == id {
+			told = append(told, string(e.Kind)+" "+e.Cause)
+		}
+	}
+	return told
+}
+
+func renewed(ttl time.Duration) api.RenewRequest { return api.RenewRequest{TTL: &ttl} }
+
+func TestASliceWhoseTimeIsOverEnds(t *testing.T) {
+	h, c := newTimedHost(t)
+	p := h.lease("s", "", time.Hour)
+	c.pass(time.Hour - 1)
+	p.must("charge 0 1")
+	p.must("release 0 1")
+	s := h.see("s")
+	if s.State != api.Active || s.TTL != time.Hour || s.Remaining != 1 || s.Expires == nil || time.Until(*s.Expires).Abs() > time.Minute {
+		t.Fatalf("%+v", s)
+	}
+	c.pass(1)
+	p.ended()
+	h.gone("s")
+	if told := h.storyOf("s"); !slices.Equal(told, []string{"registered ", "expired ", "released expired"}) {
+		t.Errorf("told was %q", told)
+	}
+}
+
+// The three ways in which a slice's processes are known: a cgroup that the kernel kills at once, one of v1, and a tree.
+func TestAProcessThatDoesNotWantToEndIsKilledAfterTheGrace(t *testing.T) {
+	for name, place := range map[string]func(*testing.T) string{
+		"cgroup v2": newCgroup, "cgroup v1": newOldCgroup, "session": func(*testing.T) string { return "" },
+	} {
+		t.Run(name, func(t *testing.T) {
+			cgroup := place(t)
+			h, c := newTimedHost(t)
+			p := h.lease("s", cgroup, time.Second)
+			p.must("stubborn")
+			p.must("charge 0 %d", gib/2)
+			sibling := p
+			if cgroup != "" {
+				sibling = start(t, filepath.Join(h.options.RunDir, "to-s"), cgroup)
+				sibling.must("stubborn")
+			}
+			c.pass(time.Second)
+			h.expired("s")
+			p.expect("refused", "charge 0 1")
+			sibling.expect("status 3", "attach")
+			if s := h.see("s"); s.Devices[0].Used != gib/2 || s.Devices[0].Limit != gib || s.Remaining != 0 || s.Reason == "" {
+				t.Errorf("%+v", s)
+			}
+			for what, err := range map[string]error{
+				"renewed":     second(h.Renew(context.Background(), "s", renewed(time.Hour))),
+				"given":       second(h.Change(context.Background(), "s", api.ChangeRequest{Quotas: []api.Quota{on(gpu0, 2*gib)}})),
+				"made a pass": second(h.Renew(context.Background(), "s", renewed(0))),
+			} {
+				if !errors.Is(err, api.ErrExpired) {
+					t.Errorf("%s: %v", what, err)
+				}
+			}
+			eventually(t, "it was asked to end", func() bool { return p.must("terms") == 1 })
+			// Not before its time: what is said to it is still answered.
+			c.pass(grace - 1)
+			p.must("release 0 1")
+			c.pass(1)
+			p.ended()
+			if sibling != p {
+				sibling.ended()
+			}
+			h.gone("s")
+		})
+	}
+}
+
+func second[T any](_ T, err error) error { return err }
+
+// newOldCgroup makes a cgroup of v1.
+func newOldCgroup(t *testing.T) string {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("root is needed, to make a cgroup")
+	}
+	dir, err := os.MkdirTemp("/sys/fs/cgroup/pids", "gpuslice-test-")
+	if err != nil {
+		t.Skipf("a cgroup hierarchy of v1 is needed: %v", err)
+	}
+	t.Cleanup(func() { eventually(t, "remove the cgroup", func() bool { return os.Remove(dir) == nil }) })
+	return dir
+}
+
+func TestRenewingMovesTheEnd(t *testing.T) {
+	h, c := newTimedHost(t)
+	p := h.lease("s", "", time.Minute)
+	c.pass(30 * time.Second)
+	s, err := h.Renew(context.Background(), "s", renewed(time.Hour))
+	if err != nil || s.Remaining != time.Hour || s.TTL != time.Hour {
+		t.Fatalf("%+v, %v", s, err)
+	}
+	h.restart() // it is on disk
+	c.pass(time.Hour - 1)
+	h.restart()
+	if s := h.see("s"); s.State != api.Active || s.Remaining != 1 {
+		t.Fatalf("%+v", s)
+	}
+	if s, err = h.Renew(context.Background(), "s", renewed(0)); err != nil || s.Expires != nil || s.TTL != 0 {
+		t.Fatalf("for ever: %+v, %v", s, err)
+	}
+	c.pass(10000 * time.Hour)
+	h.restart()
+	p.must("charge 0 1")
+	if s, err = h.Renew(context.Background(), "s", renewed(time.Second)); err != nil || s.Remaining != time.Second {
+		t.Fatalf("less: %+v, %v", s, err)
+	}
+	c.pass(time.Second)
+	p.ended()
+	h.gone("s")
+	if err := second(h.Renew(context.Background(), "s", renewed(time.Hour))); !errors.Is(err, api.ErrNotFound) {
+		t.Error(err)
+	}
+}
+
+// Of a renewal and the end of time at the same moment one comes first, and then the other does not happen.
+func TestARenewalThatWasGrantedIsKept(t *testing.T) {
+	rounds := 20
+	if os.Getenv("GPUSLICE_LONG") != "" {
+		rounds = 500
+	}
+	h, c := newTimedHost(t)
+	h.lease("other", "", time.Hour)
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	go func() { // so that whether anybody's time is over is looked at all the while
+		defer close(stopped)
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+				_, _ = h.Renew(context.Background(), "other", renewed(time.Hour))
+			}
+		}
+	}()
+	defer func() { close(stop); <-stopped }()
+	var kept, over int
+	for range rounds {
+		p := h.lease("s", "", time.Second)
+		errs := make(chan error)
+		go func() { errs <- second(h.Renew(context.Background(), "s", renewed(time.Hour))) }()
+		time.Sleep(time.Duration(rand.IntN(3000)) * time.Microsecond)
+		c.pass(time.Second)
+		switch err := <-errs; {
+		case err == nil:
+			kept++
+			if s := h.see("s"); s.State != api.Active || s.Remaining <= 0 {
+				t.Fatalf("it was renewed, and is %+v", s)
+			}
+			p.must("charge 0 1")
+			if _, err := h.Release(context.Background(), "s", 0, true); err != nil {
+				t.Fatal(err)
+			}
+			p.kill()
+		case errors.Is(err, api.ErrExpired), errors.Is(err, api.ErrNotFound):
+			over++
+			p.ended()
+		default:
+			t.Fatal(err)
+		}
+		h.gone("s")
+		_ = os.Remove(filepath.Join(h.options.RunDir, "to-s"))
+	}
+	t.Logf("%d were renewed, the time of %d was over", kept, over)
+}
+
+func TestTimeGoesOnWhileNoEnforcerRuns(t *testing.T) {
+	h, c := newTimedHost(t)
+	p := h.lease("s", "", time.Hour)
+	h.stop()
+	c.pass(2 * time.Hour)
+	p.must("charge 0 1") // nobody is there to say no
+	h.start()
+	p.ended()
+	h.gone("s")
+}
+
+func TestTheNextEnforcerGoesOnWithAnEndThatHasBegun(t *testing.T) {
+	h, c := newTimedHost(t)
+	p := h.lease("s", newCgroup(t), time.Hour)
+	p.must("stubborn")
+	p.must("charge 0 %d", gib/2)
+	c.pass(time.Hour)
+	eventually(t, "it was asked to end", func() bool { return p.must("terms") == 1 })
+	h.restart()
+	if s := h.see("s"); s.State != api.Expired || s.Devices[0].Used != gib/2 {
+		t.Fatalf("%+v", s)
+	}
+	p.expect("refused", "charge 0 1")
+	p.must("release 0 1")
+	if err := second(h.Renew(context.Background(), "s", renewed(time.Hour))); !errors.Is(err, api.ErrExpired) {
+		t.Error(err)
+	}
+	h.stop()
+	c.pass(grace)
+	if n := p.must("terms"); n != 1 {
+		t.Errorf("it was asked %d times to end", n)
+	}
+	h.start()
+	p.ended()
+	h.gone("s")
+}
+
+// The wall clock has no say: what moves a deadline is renewal alone. That time passes in a leap is what a host sees that
+// was suspended.
+func TestWhatIsLeftIsOfTheClockThatNobodySets(t *testing.T) {
+	h, c := newTimedHost(t)
+	p := h.lease("s", "", time.Hour)
+	other := h.lease("other", "", 48*time.Hour)
+	for range 3 {
+		h.restart()
+		if s := h.see("s"); s.State != api.Active || s.Remaining != time.Hour || time.Until(*s.Expires).Round(time.Minute) != time.Hour {
+			t.Fatalf("no time has passed: %+v", s)
+		}
+	}
+	c.pass(24 * time.Hour)
+	p.ended()
+	h.gone("s")
+	if s := h.see("other"); s.State != api.Active || s.Remaining != 24*time.Hour {
+		t.Fatalf("%+v", s)
+	}
+	other.must("charge 0 1")
+}
+
+func TestNobodyLivesLongerThanTheOperatorLets(t *testing.T) {
+	h, _ := newTimedHost(t)
+	h.stop()
+	h.options.MaxTTL = time.Hour
+	h.start()
+	h.lease("s", "", 0)
+	if s := h.see("s"); s.TTL != time.Hour || s.Remaining != time.Hour {
+		t.Errorf("who asks for nothing gets %+v", s)
+	}
+	p := start(t, "", "")
+	_, err := h.Register(context.Background(), api.RegisterRequest{
+		ID: "long", Session: true, PID: p.pid(), Quotas: []api.Quota{on(gpu0, gib)}, TTL: time.Hour + 1,
+		UID: uint32(os.Geteuid()), GID: uint32(os.Getegid()),
+	})
+	if !errors.Is(err, api.ErrBadRequest) {
+		t.Error(err)
+	}
+	if err := second(h.Renew(context.Background(), "s", renewed(2*time.Hour))); !errors.Is(err, api.ErrBadRequest) {
+		t.Error(err)
+	}
+	if s, err := h.Renew(context.Background(), "s", renewed(0)); err != nil || s.Remaining != time.Hour {
+		t.Errorf("for ever: %+v, %v", s, err)
+	}
+}
+
+// An engine that deletes the container of an expired slice is not in the way, nor is the slice in its.
+func TestAnExpiredSliceCanBeReleased(t *testing.T) {
+	h, c := newTimedHost(t)
+	p := h.lease("s", newCgroup(t), time.Hour)
+	p.must("stubborn")
+	c.pass(time.Hour)
+	h.expired("s")
+	p.kill()
+	h.gone("s")
+	if told := h.storyOf("s"); !slices.Contains(told, "released expired") {
+		t.Errorf("told was %q", told)
+	}
+	q := h.lease("t", newCgroup(t), time.Hour)
+	q.must("stubborn")
+	c.pass(time.Hour)
+	h.expired("t")
+	if _, err := h.Release(context.Background(), "t", 0, true); err != nil {
+		t.Fatal(err)
+	}
+	q.expect("refused", "charge 0 1")
+	q.kill()
+}

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package metrics
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+)
+
+// Whoever starts containers chooses their tenants' names, and how many slices there are: each would be series of its own in
+// every scrape. So both are bounded, by an order in which nobody's series comes and goes because of others who are newer.
+const (
+	// mostTenants is how many have series of their own: the first by name. The rest is summed under otherTenants.
+	mostTenants  = 100
+	otherTenants = "other"
+	// mostSlices is how many have series of their own: the oldest. The others are in the sums of their tenant and of the
+	// devices, and are not summed by themselves, since a counter must not fall when one of them ends.
+	mostSlices = 1000
+)
+
+var (
+	unlistedDesc       = describe("slices_unlisted", "Slices that have no series of their own, since there are so many.")
+	tenantSlicesDesc   = describe("tenant_slices", "Slices of the tenant.", "tenant")
+	tenantLimitDesc    = describe("tenant_limit_bytes", "VRAM that the tenant's slices may keep on the device, all together; a pool's members keep what the pool may.", "tenant", "device")
+	tenantUsedDesc     = describe("tenant_used_bytes", "VRAM that the tenant's programs asked for and hold.", "tenant", "device")
+	tenantOverheadDesc = describe("tenant_overhead_bytes", "VRAM that the driver holds for the tenant's slices beyond that: contexts, modules.", "tenant", "device")
+
+	boundedDescs = []*prometheus.Desc{unlistedDesc, tenantSlicesDesc, tenantLimitDesc, tenantUsedDesc, tenantOverheadDesc}
+)
+
+// listed are the slices that have series of their own.
+func listed(all []api.Slice) []api.Slice {
+	if len(all) <= mostSlices {
+		return all
+	}
+	all = slices.Clone(all)
+	slices.SortFunc(all, func(a, b api.Slice) int { return cmp.Or(a.Created.Compare(b.Created), cmp.Compare(a.ID, b.ID)) })
+	return all[:mostSlices]
+}
+
+// tenantUse is what the slices of a tenant have, on each device.
+type tenantUse struct {
+	slices  int
+	devices map[string]*api.DeviceUse
+}
+
+// byTenant adds slices up, for each tenant that has series of its own, and for all others.
+func byTenant(all []api.Slice) map[string]*tenantUse {
+	names := make(map[string]bool)
+	for _, s := range all {
+		names[s.Tenant] = true
+	}
+	delete(names, otherTenants) // who is named so is not told from them
+	own := slices.Sorted(maps.Keys(names))
+	own = own[:min(len(own), mostTenants)]
+	uses := make(map[string]*tenantUse)
+	for _, s := range all {
+		name := s.Tenant
+		if _, found := slices.BinarySearch(own, name); !found {
+			name = otherTenants
+		}
+		if uses[name] == nil {
+			uses[name] = &tenantUse{devices: make(map[string]*api.DeviceUse)}
+		}
+		uses[name].add(s)
+	}
+	return uses
+}
+
+func (u *tenantUse) add(s api.Slice) {
+	u.slices++
+	for _, d := range s.Devices {
+		sum := u.devices[d.Device]
+		if sum == nil {
+			sum = &api.DeviceUse{}
+			u.devices[d.Device] = sum
+		}
+		if s.Pool == "" { // its limit may be the pool's, and would count for each member
+			sum.Limit += d.Limit
+		}
+		sum.Used += d.Used
+		sum.Overhead += d.Overhead
+	}
+}
+
+// collectTenants shows what each tenant has.
+func collectTenants(all []api.Slice, gauge func(d *prometheus.Desc, v float64, labels ...string)) {
+	for name, u := range byTenant(all) {
+		gauge(tenantSlicesDesc, float64(u.slices), name)
+		for device, d := range u.devices {
+			gauge(tenantLimitDesc, float64(d.Limit), name, device)
+			gauge(tenantUsedDesc, float64(d.Used), name, device)
+			gauge(tenantOverheadDesc, float64(d.Overhead), name, device)
+		}
+	}
+}

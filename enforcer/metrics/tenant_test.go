@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package metrics
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+)
+
+func TestATenantsSlicesAreAddedUp(t *testing.T) {
+	of := func(id, tenant string, used, limit uint64) api.Slice {
+		return api.Slice{ID: id, Tenant: tenant, Devices: []api.DeviceUse{{Device: "GPU-1", Used: used, Overhead: 1, Limit: limit}, {Device: "GPU-2", Limit: limit}}}
+	}
+	_, text := scrape(t, New(&fixed{slices: []api.Slice{of("a", "physics", 5, 10), of("b", "physics", 6, 20), of("c", "", 7, 0), {Tenant: "physics", Pool: "llm", Devices: []api.DeviceUse{{Device: "GPU-1", Limit: 99}}}}}, quiet()))
+	for _, line := range []string{
+		`gpuslice_tenant_slices{tenant="physics"} 3`, `gpuslice_tenant_slices{tenant=""} 1`,
+		`gpuslice_tenant_limit_bytes{device="GPU-1",tenant="physics"} 30`,
+		`gpuslice_tenant_limit_bytes{device="GPU-2",tenant="physics"} 30`,
+		`gpuslice_tenant_used_bytes{device="GPU-1",tenant="physics"} 11`,
+		`gpuslice_tenant_overhead_bytes{device="GPU-1",tenant="physics"} 2`,
+		`gpuslice_tenant_used_bytes{device="GPU-1",tenant=""} 7`,
+	} {
+		if !strings.Contains(text, "\n"+line+"\n") {
+			t.Errorf("there is no %s in\n%s", line, text)
+		}
+	}
+}
+
+func TestTenantsWithoutEndAreSummedUp(t *testing.T) {
+	var all []api.Slice
+	for _, i := range []int{7, 149, 3, 0} { // in whatever order they come
+		for n := range 150 {
+			name := fmt.Sprintf("t%03d", (n+i)%150)
+			all = append(all, api.Slice{ID: fmt.Sprint(len(all)), Tenant: name, Devices: []api.DeviceUse{{Device: "GPU-1", Used: 1, Limit: 2}}})
+		}
+	}
+	all = append(all, api.Slice{ID: "x", Tenant: otherTenants, Devices: []api.DeviceUse{{Device: "GPU-1", Used: 1000}}})
+	uses := byTenant(all)
+	if len(uses) != mostTenants+1 {
+		t.Errorf("%d tenants have series", len(uses))
+	}
+	for n := range 150 {
+		name := fmt.Sprintf("t%03d", n)
+		if own := uses[name] != nil; own != (n < mostTenants) || own && uses[name].slices != 4 {
+			t.Errorf("%s: %+v", name, uses[name])
+		}
+	}
+	if other := uses[otherTenants]; other.slices != 4*50+1 || other.devices["GPU-1"].Used != 4*50+1000 || other.devices["GPU-1"].Limit != 4*50*2 {
+		t.Errorf("the others are %+v, %+v", other, other.devices["GPU-1"])
+	}
+}
+
+func TestSlicesWithoutEndHaveNoSeriesWithoutEnd(t *testing.T) {
+	f := &fixed{}
+	begin := time.Date(2026, 3, 4, 5, 6, 7, 0, time.UTC)
+	for i := range mostSlices + 5 {
+		f.slices = append(f.slices, api.Slice{
+			ID: fmt.Sprintf("s%05d", 9999-i), Tenant: "physics", Created: begin.Add(time.Duration(i) * time.Second),
+			Devices: []api.DeviceUse{{Device: "GPU-1", Used: 1}},
+		})
+	}
+	_, text := scrape(t, New(f, quiet()))
+	if n := strings.Count(text, "\ngpuslice_slice_used_bytes{"); n != mostSlices {
+		t.Errorf("%d slices have series", n)
+	}
+	for _, line := range []string{
+		"gpuslice_slices_unlisted 5", fmt.Sprint("gpuslice_slices ", mostSlices+5),
+		`gpuslice_slice_processes{slice="s09999"} 0`, // the oldest
+		fmt.Sprintf(`gpuslice_tenant_used_bytes{device="GPU-1",tenant="physics"} %d`, mostSlices+5),
+	} {
+		if !strings.Contains(text, "\n"+line+"\n") {
+			t.Errorf("there is no %s", line)
+		}
+	}
+	if strings.Contains(text, fmt.Sprintf(`slice="s%05d"`, 9999-mostSlices)) {
+		t.Error("the newest have series")
+	}
+}

@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforcer
+
+import (
+	"errors"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/driver"
+	"github.com/gpuslice/gpuslice/enforcer/killpoint"
+	"github.com/gpuslice/gpuslice/enforcer/store"
+)
+
+// What the driver is told of slices, on the devices where it enforces (backend.go). The interceptor is there all the same:
+// by it programs see their quota, and are refused before the driver is asked. The driver's limit is the same number, and
+// is for whoever has gone around the interceptor. It stands on the slice's cgroup, so a session has none, and it goes
+// with the cgroup: nothing of it is left when that is removed first.
+//
+// The store knows before the driver does that a cgroup may have limits (store.Slice.Native), so that an enforcer that
+// does not enforce by the driver any more finds whose to take away.
+
+// limitable says whether the driver can hold the slice to anything, and should.
+func (s *slice) limitable() bool {
+	return !s.request.Session && !s.record() && s.cgroup.V2 && s.e.native.backend != nil
+}
+
+// enforcesOn says whether the driver is to hold a slice to its quotas, on any device.
+func (e *Enforcer) enforcesOn(s *slice) bool {
+	for _, d := range e.native.devices {
+		if d.why == "" && s.limitable() {
+			return true
+		}
+	}
+	return false
+}
+
+// byDriver says whether the driver holds the slice to its quota on a device. Called with mu held.
+func (s *slice) byDriver(d *nativeDevice) bool {
+	return d != nil && d.why == "" && s.limitable() && !s.unlimited[d.Raw]
+}
+
+// enforcementOn is who enforces the slice's quota on a device. Called with mu held.
+func (s *slice) enforcementOn(raw [16]byte) api.Enforcement {
+	if s.byDriver(s.e.native.devices[raw]) {
+		return api.Native
+	}
+	return api.Intercept
+}
+
+// driverLimit is the bytes that the driver is to hold the slice to on a device; false if the slice has no quota there. It is what
+// the page has, but for what is lent by checkpointed processes, whose memory the driver does not count. Called with mu held.
+func (s *slice) driverLimit(d *nativeDevice) (uint64, bool) {
+	if i := s.find(d.Raw); i >= 0 {
+		has := s.devices[i]
+		if has.frozen {
+			return 0, true
+		}
+		return min(has.Limit-has.away(), has.Quota, d.Total), true
+	}
+	bytes, ok := quotaOn(s.quotas, d.Raw, d.Total) // it is not known to see the device, and may use it yet
+	return min(bytes, d.Total), ok
+}
+
+// setNative sets the driver's limits of the slice's cgroup; or takes them away, where a former enforcer has set them
+// and this one sets none. It can be called at any time, again and again. What fails is told to failed, which says whether
+// to go on. Called with mu held.
+func (s *slice) setNative(limitOn func(*nativeDevice) (uint64, bool), failed func(*nativeDevice, error) error) error {
+	n := &s.e.native
+	if !s.mayBeLimited || n.backend == nil || len(n.devices) == 0 || !sameCgroup(s.cgroup) {
+		return nil // nobody to ask, or the kernel has taken the limits away with the cgroup
+	}
+	limited := false
+	for _, g := range s.e.truth.devices {
+		d := n.devices[g.Raw]
+		bytes, has := limitOn(d)
+		var err error
+		if has && s.byDriver(d) {
+			limited = true
+			err = n.ask(d, func(b Backend) error { return limit(b, n.mount, s.cgroup.Dir(), d.UUID, bytes) })
+		} else if s.inherited {
+			err = n.ask(d, func(b Backend) error { return unlimit(b, s.cgroup.Dir(), d.UUID) })
+		}
+		switch {
+		case err == nil:
+		case errors.Is(err, driver.ErrNoController) && s.e.options.Enforcement != api.Native:
+			if s.unlimited == nil {
+				s.unlimited = make(map[[16]byte]bool)
+			}
+			s.unlimited[d.Raw] = true
+			s.sayNative(d, err)
+		default:
+			if err := failed(d, err); err != nil {
+				return err
+			}
+		}
+	}
+	s.inherited, s.mayBeLimited = false, limited
+	return nil
+}
+
+// startNative is for a slice that is on disk and that nobody can use yet: it is not given if the driver does not hold it.
+func (s *slice) startNative() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	err := s.setNative(s.driverLimit, func(d *nativeDevice, err error) error {
+		refusal := api.Errorf(api.CodeInternal, "the driver does not hold slice %s to its quota on device %s: %v (enforcement = %q in the configuration does without it)", s.id(), d.called(d.UUID), err, api.Intercept)
+		refusal.Device = d.UUID
+		return refusal
+	})
+	killpoint.Pass("register.limited")
+	return err
+}
+
+// followNative brings the driver's limits to what the slice's are now. It is in use: its ledger counts, whatever the driver
+// says. Called with mu held.
+func (s *slice) followNative() { _ = s.setNative(s.driverLimit, s.sayNative) }
+
+// denyNative lets the slice's processes have nothing more. Called with mu held.
+func (s *slice) denyNative() {
+	_ = s.setNative(func(d *nativeDevice) (uint64, bool) {
+		_, has := s.driverLimit(d)
+		return 0, has
+	}, s.sayNative)
+}
+
+// resumeNative is followNative for a slice that a former enforcer has left.
+func (s *slice) resumeNative(r store.Slice) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if r.Native && len(s.e.native.devices) == 0 {
+		s.log.Warn("the driver may hold the slice to the quota that it had, and without NVML it cannot be told another one", "cgroup", s.cgroup.String())
+	}
+	if s.mayBeLimited && !r.Native {
+		if err := s.put(); err != nil {
+			s.log.Error("the driver is not told of the slice's quota, since the disk could not be told first", "err", err)
+			return
+		}
+	}
+	if s.state == api.Active || s.state == api.Damaged { // else it is denied everything
+		s.followNative()
+	}
+	killpoint.Pass("restore.limited")
+}
+
+// clearNative takes the driver's limits away before the cgroup goes. No other slice may have the cgroup. Called with change
+// held.
+func (s *slice) clearNative() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n := &s.e.native
+	if !s.mayBeLimited || n.backend == nil || !sameCgroup(s.cgroup) {
+		return
+	}
+	for _, d := range n.devices {
+		err := n.ask(d, func(b Backend) error { return unlimit(b, s.cgroup.Dir(), d.UUID) })
+		if err != nil && s.sayNative(d, err) != nil {
+			return
+		}
+	}
+	killpoint.Pass("release.unlimited")
+}
+
+// sayNative is for an error that nothing is stopped by, but for further questions to a driver that hangs.
+func (s *slice) sayNative(d *nativeDevice, err error) error {
+	if errors.Is(err, driver.ErrNoCgroup) {
+		return nil // it has gone this moment
+	}
+	s.log.Error("the driver's limit of the slice's cgroup is not what it should be; the ledger's is", "device", d.UUID, "cgroup", s.cgroup.String(), "err", err)
+	s.tell(api.Event{Kind: api.EventUnlimited, Device: d.UUID, Cause: err.Error()})
+	if errors.Is(err, errHangs) {
+		return err
+	}
+	return nil
+}

@@ -1,0 +1,505 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforcer_test
+
+import (
+	"context"
+	"math/rand/v2"
+	"os"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/gpuslice/gpuslice/enforcer"
+	"github.com/gpuslice/gpuslice/enforcer/api"
+)
+
+// newPolicyHost is a host with a policy of what to do about memory past the ledger.
+func newPolicyHost(t *testing.T, truth *fakeTruth, action api.Action, scope api.Scope) *host {
+	t.Helper()
+	h := newHost(t, truth)
+	h.stop()
+	h.options.Policy = enforcer.Policy{Bypass: action, Scope: scope}
+	h.start()
+	return h
+}
+
+// comparisons waits until driver truth was looked at so often.
+func (f *fakeTruth) comparisons(t *testing.T, n int) {
+	t.Helper()
+	from := f.looked()
+	eventually(t, "it is compared", func() bool { return f.looked() > from+n })
+}
+
+func (p *proc) dead() bool {
+	var info syscall.WaitStatus
+	pid, err := syscall.Wait4(p.pid(), &info, syscall.WNOHANG, nil)
+	return pid == p.pid() || err == syscall.ECHILD
+}
+
+// slice s of a container with two processes, of which the first begins it.
+func (h *host) pair(quotas ...api.Quota) (first, second *proc) {
+	h.t.Helper()
+	cgroup := newCgroup(h.t)
+	link := h.options.RunDir + "/to-s"
+	first = start(h.t, link, cgroup)
+	reply, err := h.Register(context.Background(), api.RegisterRequest{ID: "s", Container: "s", PID: first.pid(), Quotas: quotas})
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	if err := os.Symlink(reply.Dir+"/bind", link); err != nil {
+		h.t.Fatal(err)
+	}
+	return first, start(h.t, link, cgroup)
+}
+
+func TestAProcessThatNeverAttachedIsNamed(t *testing.T) {
+	truth := &fakeTruth{}
+	h := newHost(t, truth)
+	p, _ := h.session("s", on(gpu0, 4*gib))
+	truth.set(gpu0, p.pid(), 3*gib)
+	eventually(t, "it is named", func() bool { return len(h.told(api.EventBypass)) > 0 })
+	truth.comparisons(t, 8)
+	events := h.told(api.EventBypass)
+	if len(events) != 1 {
+		t.Fatalf("it is told once: %+v", events)
+	}
+	e := events[0]
+	if e.PID != p.pid() || e.Command != "client" || e.Device != gpu0 || e.Bytes != 3*gib || e.Cause != api.BypassUnattached || e.Action != api.Log || e.Limit != 4*gib {
+		t.Fatalf("%+v", e)
+	}
+	if s := h.see("s"); s.State != api.Active || s.Devices[0].Bypass != 3*gib || s.Processes[0].Bypass != api.BypassUnattached {
+		t.Fatalf("%+v", s)
+	}
+	truth.set(gpu0, p.pid(), 0)
+	eventually(t, "that it is gone is told, too", func() bool { return len(h.told(api.EventCleared)) == 1 })
+	if s := h.see("s"); s.Devices[0].Bypass != 0 {
+		t.Fatalf("%+v", s)
+	}
+}
+
+// Also on a device on which the slice has nothing.
+func TestAProcessThatUsesADeviceWithoutAQuotaIsNamed(t *testing.T) {
+	truth := &fakeTruth{}
+	h := newHost(t, truth)
+	p, _ := h.session("s", on(gpu0, 4*gib))
+	truth.set(gpu1, p.pid(), gib)
+	eventually(t, "it is named", func() bool { return len(h.told(api.EventBypass)) == 1 })
+	if e := h.told(api.EventBypass)[0]; e.Device != gpu1 || e.Limit != 0 {
+		t.Fatalf("%+v", e)
+	}
+}
+
+func TestThePolicyKillsTheProcessAndNobodyElse(t *testing.T) {
+	truth := &fakeTruth{}
+	h := newPolicyHost(t, truth, api.Kill, api.ScopeProcess)
+	honest, hidden := h.pair(on(gpu0, 4*gib))
+	honest.must("attach")
+	honest.must("charge 0 %d", gib)
+	truth.set(gpu0, honest.pid(), gib+300*mib)
+	truth.set(gpu0, hidden.pid(), 2*gib)
+	eventually(t, "it is dead", hidden.dead)
+	truth.set(gpu0, hidden.pid(), 0)
+	eventually(t, "the death is told", func() bool { return len(h.told(api.EventKilled)) == 1 })
+	if e := h.told(api.EventKilled)[0]; e.PID != hidden.pid() || e.Command != "client" || e.Bytes != 2*gib || e.Count != 1 {
+		t.Fatalf("%+v", e)
+	}
+	truth.comparisons(t, 20)
+	honest.must("charge 0 %d", gib)
+	if n := len(h.told(api.EventKilled)); n != 1 {
+		t.Fatalf("%d were killed", n)
+	}
+}
+
+func TestThePolicyKillsTheSlice(t *testing.T) {
+	truth := &fakeTruth{}
+	h := newPolicyHost(t, truth, api.Kill, api.ScopeSlice)
+	honest, hidden := h.pair(on(gpu0, 4*gib))
+	honest.must("attach")
+	truth.set(gpu0, hidden.pid(), 2*gib)
+	eventually(t, "both are dead", func() bool { return hidden.dead() && honest.dead() })
+	truth.set(gpu0, hidden.pid(), 0)
+	eventually(t, "the slice is gone", func() bool { _, err := h.Slice(context.Background(), "s"); return err != nil })
+	if events := h.told(api.EventKilled); len(events) != 1 || events[0].PID != hidden.pid() || events[0].Count < 2 {
+		t.Fatalf("%+v", events)
+	}
+}
+
+func TestThePolicyRefusesUntilItIsGone(t *testing.T) {
+	truth := &fakeTruth{}
+	h := newPolicyHost(t, truth, api.Refuse, "")
+	honest, hidden := h.pair(on(gpu0, 8*gib), on(gpu1, 8*gib))
+	honest.must("attach")
+	honest.must("charge 0 %d", 2*gib)
+	truth.set(gpu0, honest.pid(), 2*gib)
+	truth.set(gpu0, hidden.pid(), gib)
+	frozen := func() bool { return h.see("s").State == api.Frozen }
+	eventually(t, "it is frozen", frozen)
+	honest.expect("refused", "charge 0 1") // though 5 GiB of the quota are left
+	honest.expect("refused", "charge 1 1")
+	s := h.see("s")
+	if s.Devices[0].Limit != 8*gib || s.Devices[0].Bypass != gib || !strings.Contains(s.Reason, "(client) holds 1GiB on "+gpu0) {
+		t.Fatalf("%+v", s)
+	}
+	truth.set(gpu0, honest.pid(), gib)
+	honest.must("release 0 %d", gib) // to give back is always allowed
+	honest.expect("refused", "charge 0 1")
+
+	h.restart()
+	if !frozen() {
+		t.Fatalf("a restart gives it back: %+v", h.see("s"))
+	}
+	eventually(t, "it is found again", func() bool { return len(h.told(api.EventBypass)) == 1 })
+	truth.comparisons(t, 8)
+	if !frozen() {
+		t.Fatalf("%+v", h.see("s"))
+	}
+
+	hidden.kill()
+	truth.set(gpu0, hidden.pid(), 0)
+	eventually(t, "it is given back", func() bool { return h.see("s").State == api.Active })
+	honest.must("charge 0 %d", 7*gib)
+	honest.must("charge 1 %d", 8*gib)
+	honest.expect("refused", "charge 0 1")
+	if s := h.see("s"); s.Reason != "" || len(h.told(api.EventCleared)) != 1 || len(h.told(api.EventKilled)) != 0 {
+		t.Fatalf("%+v", s)
+	}
+}
+
+// An enforcer that would freeze nothing gives back what its predecessor has frozen.
+func TestAChangedPolicyGivesBackWhatWasFrozen(t *testing.T) {
+	truth := &fakeTruth{}
+	h := newPolicyHost(t, truth, api.Refuse, "")
+	honest, hidden := h.pair(on(gpu0, 8*gib))
+	honest.must("attach")
+	truth.set(gpu0, hidden.pid(), gib)
+	eventually(t, "it is frozen", func() bool { return h.see("s").State == api.Frozen })
+	h.stop()
+	h.options.Policy.Bypass = api.Log
+	h.start()
+	honest.must("charge 0 %d", gib)
+	if s := h.see("s"); s.State != api.Active {
+		t.Fatalf("%+v", s)
+	}
+}
+
+func TestAnAttachedProcessIsNamedBeyondTheAllowanceAndKilledBeyondTheLimit(t *testing.T) {
+	truth := &fakeTruth{}
+	h := newPolicyHost(t, truth, api.Kill, "")
+	p, _ := h.session("s", on(gpu0, 8*gib))
+	p.must("attach")
+	p.must("charge 0 %d", gib)
+	truth.set(gpu0, p.pid(), 2*gib) // the driver's own, as far as anybody knows
+	truth.comparisons(t, 20)
+	if events := h.told(api.EventBypass); len(events) != 0 {
+		t.Fatalf("what the driver takes for itself is named: %+v", events)
+	}
+	truth.set(gpu0, p.pid(), 8*gib) // within the quota: nobody suffers
+	eventually(t, "it is named", func() bool { return len(h.told(api.EventBypass)) == 1 })
+	truth.comparisons(t, 20)
+	if e := h.told(api.EventBypass)[0]; e.Action != api.Log || e.Cause != api.BypassExcess || e.Bytes != 7*gib || p.dead() {
+		t.Fatalf("%+v", e)
+	}
+	truth.set(gpu0, p.pid(), 8*gib+2*mib)
+	eventually(t, "it is dead", p.dead)
+	eventually(t, "that is told", func() bool { return len(h.told(api.EventKilled)) == 1 })
+	if events := h.told(api.EventBypass); len(events) != 2 || events[1].Action != api.Kill {
+		t.Fatalf("%+v", events)
+	}
+}
+
+func TestOneLookConvictsNobody(t *testing.T) {
+	truth := &fakeTruth{}
+	h := newPolicyHost(t, truth, api.Kill, api.ScopeSlice)
+	p, _ := h.session("s", on(gpu0, 4*gib))
+	p.must("attach")
+	for range 20 {
+		// Seen by the rounds of one comparison at most.
+		truth.set(gpu0, p.pid(), 12*gib)
+		from := truth.looked()
+		eventually(t, "a look", func() bool { return truth.looked() > from })
+		truth.set(gpu0, p.pid(), 0)
+		truth.comparisons(t, 2)
+	}
+	if p.dead() || len(h.told(api.EventBypass)) != 0 {
+		t.Fatalf("%+v", h.told(api.EventBypass))
+	}
+}
+
+// A process that has ended is still listed by a look that began before, and is a zombie until its parent takes notice.
+func TestTheDeadAreNotAccused(t *testing.T) {
+	truth := &fakeTruth{}
+	h := newPolicyHost(t, truth, api.Kill, api.ScopeSlice)
+	honest, other := h.pair(on(gpu0, 4*gib))
+	honest.must("attach")
+	other.must("attach")
+	other.must("charge 0 %d", gib)
+	truth.set(gpu0, other.pid(), gib)
+	_ = other.cmd.Process.Kill() // and is not waited for
+	truth.comparisons(t, 20)
+	if events := h.told(api.EventBypass); len(events) != 0 || honest.dead() {
+		t.Fatalf("%+v", events)
+	}
+}
+
+func TestInRecordModeTheyAreNamedAndNoMore(t *testing.T) {
+	truth := &fakeTruth{}
+	h := newPolicyHost(t, truth, api.Kill, api.ScopeSlice)
+	p := start(t, "/nonexistent", "")
+	if _, err := h.Register(context.Background(), api.RegisterRequest{ID: "s", Mode: api.Record, Quotas: []api.Quota{on(gpu0, gib)}, Session: true, PID: p.pid(), UID: uint32(os.Geteuid())}); err != nil {
+		t.Fatal(err)
+	}
+	truth.set(gpu0, p.pid(), 3*gib)
+	eventually(t, "it is named", func() bool { return len(h.told(api.EventBypass)) == 1 })
+	truth.comparisons(t, 10)
+	if e := h.told(api.EventBypass)[0]; e.Action != api.Log || p.dead() {
+		t.Fatalf("%+v", e)
+	}
+}
+
+func TestAStrangerIsNotAccused(t *testing.T) {
+	truth := &fakeTruth{}
+	h := newPolicyHost(t, truth, api.Kill, api.ScopeSlice)
+	p, _ := h.session("s", on(gpu0, 4*gib))
+	p.must("attach")
+	stranger := start(t, "/nonexistent", "")
+	truth.set(gpu0, stranger.pid(), 70*gib)
+	truth.comparisons(t, 20)
+	if events := h.told(api.EventBypass); len(events) != 0 || stranger.dead() || p.dead() {
+		t.Fatalf("%+v", events)
+	}
+}
+
+func TestAnOverwrittenPageIsTheSlices(t *testing.T) {
+	for action, dies := range map[api.Action]bool{api.Log: false, api.Refuse: false, api.Kill: true} {
+		t.Run(string(action), func(t *testing.T) {
+			h := newPolicyHost(t, nil, action, api.ScopeProcess) // that needs no driver truth
+			vandal, sibling := h.pair(on(gpu0, 4*gib))
+			vandal.must("attach")
+			sibling.must("attach")
+			vandal.expect("ok", "poke %d %d", 40, 1) // the ledger's name
+			eventually(t, "it is told", func() bool { return len(h.told(api.EventBypass)) == 1 })
+			if e := h.told(api.EventBypass)[0]; e.Cause != api.BypassOverwritten || e.Action != action || e.PID != 0 {
+				t.Fatalf("%+v", e)
+			}
+			if !dies {
+				time.Sleep(100 * time.Millisecond)
+				if vandal.dead() || sibling.dead() || !damaged(h, "s") {
+					t.Fatal("it is not left alone")
+				}
+				return
+			}
+			eventually(t, "they are dead", func() bool { return vandal.dead() && sibling.dead() })
+			eventually(t, "the slice is gone", func() bool { _, err := h.Slice(context.Background(), "s"); return err != nil })
+			if events := h.told(api.EventKilled); len(events) != 1 || events[0].Count != 2 {
+				t.Fatalf("%+v", events)
+			}
+		})
+	}
+}
+
+// Who overwrites the page does not get rid of the policy by it.
+func TestADamagedSliceIsStillLookedAt(t *testing.T) {
+	truth := &fakeTruth{}
+	h := newPolicyHost(t, truth, api.Refuse, "")
+	p, hidden := h.pair(on(gpu0, 4*gib))
+	p.must("attach")
+	p.expect("ok", "poke %d %d", 40, 1)
+	eventually(t, "it is damaged", func() bool { return damaged(h, "s") })
+	truth.set(gpu0, hidden.pid(), gib)
+	truth.set(gpu0, p.pid(), 5*gib)
+	truth.comparisons(t, 20)
+	causes := make(map[string]int)
+	for _, e := range h.told(api.EventBypass) {
+		causes[e.Cause] = e.PID
+	}
+	if causes[api.BypassUnattached] != hidden.pid() || len(causes) != 2 {
+		t.Fatalf("what it could have charged honestly is held against it, or not what it could not: %v", causes)
+	}
+	truth.set(gpu0, p.pid(), 5*gib+2*mib)
+	eventually(t, "more than limit and allowance is named", func() bool {
+		for _, e := range h.told(api.EventBypass) {
+			if e.Cause == api.BypassExcess && e.PID == p.pid() {
+				return true
+			}
+		}
+		return false
+	})
+}
+
+// treacherous is driver truth that is asked in the worst moment as often as not: the process has little when it is looked
+// at before and after, and much in between.
+type treacherous struct {
+	fakeTruth
+	p  atomic.Pointer[proc]
+	up atomic.Int64 // how often it was
+}
+
+func (f *treacherous) Processes(uuid string) (map[int]uint64, error) {
+	p := f.p.Load()
+	if p == nil || uuid != gpu0 || rand.IntN(2) == 0 {
+		return f.fakeTruth.Processes(uuid)
+	}
+	if p.ask("charge 0 %d", 3*gib) == "refused" {
+		return f.fakeTruth.Processes(uuid)
+	}
+	f.up.Add(1)
+	f.set(uuid, p.pid(), 3*gib+500*mib)
+	all, err := f.fakeTruth.Processes(uuid)
+	f.set(uuid, p.pid(), 500*mib)
+	p.must("release 0 %d", 3*gib)
+	return all, err
+}
+
+func TestAProcessAtWorkIsNotAccusedByCoincidence(t *testing.T) {
+	truth := &treacherous{}
+	h := newHost(t, &truth.fakeTruth)
+	h.stop()
+	h.options.Truth = truth
+	h.options.Policy = enforcer.Policy{Bypass: api.Kill}
+	h.start()
+	p, _ := h.session("s", on(gpu0, 4*gib))
+	p.must("attach")
+	p.must("charge 0 %d", 500*mib)
+	truth.p.Store(p)
+	for end := time.Now().Add(seconds(3)); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+		if events := h.told(api.EventBypass); len(events) != 0 {
+			t.Fatalf("%+v", events)
+		}
+	}
+	h.stop() // before the process ends
+	if truth.up.Load() < 20 {
+		t.Fatalf("the moment was met %d times", truth.up.Load())
+	}
+}
+
+// An attacker does not escape by being at work all the time.
+func TestAProcessThatChargesAllTheTimeIsFound(t *testing.T) {
+	truth := &fakeTruth{}
+	h := newPolicyHost(t, truth, api.Kill, "")
+	p, _ := h.session("s", on(gpu0, 4*gib))
+	p.must("attach")
+	p.tell("hammer 0 %d", uint64(1)<<40)
+	truth.set(gpu0, p.pid(), 6*gib)
+	eventually(t, "it is dead", p.dead)
+	if events := h.told(api.EventKilled); len(events) != 1 || events[0].Cause != api.BypassExcess {
+		t.Fatalf("%+v", events)
+	}
+}
+
+// seconds a test of chance goes on.
+func seconds(n int) time.Duration {
+	if os.Getenv("GPUSLICE_LONG") != "" {
+		n *= 20
+	}
+	return time.Duration(n) * time.Second
+}
+
+// TestHonestProcessesAreNeverAccused is a storm of processes that do what honest ones do, at random: attach, make a context whose
+// cost nobody knows, charge before they take and release after they gave, grow by what the driver takes for itself, call
+// execve, and die at any moment.
+func TestHonestProcessesAreNeverAccused(t *testing.T) {
+	truth := &fakeTruth{}
+	h := newPolicyHost(t, truth, api.Kill, api.ScopeSlice)
+	first, _ := h.pair(on(gpu0, 40*gib))
+	link, cgroup := h.options.RunDir+"/to-s", cgroupOf(t, first)
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	end := time.Now().Add(seconds(3))
+	var storm sync.WaitGroup
+	var steps, deaths atomic.Int64
+	for worker := range uint64(4) {
+		storm.Go(func() {
+			r := rand.New(rand.NewPCG(seed, worker))
+			for time.Now().Before(end) {
+				honestLife(t, truth, r, link, cgroup, &steps)
+				deaths.Add(1)
+			}
+		})
+	}
+	storm.Wait()
+	truth.comparisons(t, 10)
+	for _, kind := range []api.EventKind{api.EventBypass, api.EventKilled} {
+		if events := h.told(kind); len(events) != 0 {
+			t.Fatalf("seed %d: %+v", seed, events)
+		}
+	}
+	if first.dead() {
+		t.Fatal("the slice was killed")
+	}
+	if d := h.see("s").Devices[0]; d.Used != 0 || d.Overhead != 0 || steps.Load() < 100 {
+		t.Fatalf("after %d steps and %d deaths: %+v", steps.Load(), deaths.Load(), d)
+	}
+	t.Logf("%d steps, %d deaths", steps.Load(), deaths.Load())
+}
+
+// honestLife is that of one honest process of the storm.
+func honestLife(t *testing.T, truth *fakeTruth, r *rand.Rand, link, cgroup string, steps *atomic.Int64) {
+	p := start(t, link, cgroup)
+	held, own := uint64(0), uint64(0)
+	show := func() { truth.set(gpu0, p.pid(), held+own) }
+	begin := func() {
+		p.must("attach")
+		held, own = 0, 0
+		if r.IntN(2) == 0 { // a context of which nobody knows what it costs before it is there
+			own = uint64(1+r.IntN(600)) * mib
+			show()
+			if p.must("truth 0") != own {
+				t.Error("driver truth is told wrongly")
+			}
+			if p.ask("charge 0 %d", own) == "refused" {
+				truth.set(gpu0, p.pid(), 0) // it does not fit, and is given up
+				own = 0
+			}
+			held, own = own, 0
+		}
+	}
+	begin()
+	for range r.IntN(60) {
+		steps.Add(1)
+		switch bytes := uint64(r.IntN(4000)) * mib; r.IntN(8) {
+		case 0, 1, 2:
+			if strings.HasPrefix(p.ask("charge 0 %d", bytes), "ok ") {
+				held += bytes
+				show()
+			}
+		case 3, 4, 5:
+			bytes = min(bytes, held)
+			held -= bytes
+			show()
+			p.must("release 0 %d", bytes)
+		case 6:
+			own = uint64(r.IntN(1024)) * mib
+			show()
+		case 7:
+			if r.IntN(4) > 0 {
+				time.Sleep(time.Duration(r.IntN(30)) * time.Millisecond)
+				continue
+			}
+			truth.set(gpu0, p.pid(), 0) // the old image's memory goes before the new one runs
+			p.tell("exec")
+			begin()
+		}
+	}
+	_ = p.cmd.Process.Kill()
+	if r.IntN(2) == 0 {
+		time.Sleep(time.Duration(r.IntN(100)) * time.Millisecond) // a zombie
+	}
+	truth.set(gpu0, p.pid(), 0)
+	p.kill()
+}
+
+// cgroupOf finds the cgroup that newCgroup made for a process.
+func cgroupOf(t *testing.T, p *proc) string {
+	t.Helper()
+	for _, arg := range p.cmd.Args {
+		if strings.HasPrefix(arg, "/sys/fs/cgroup") {
+			return arg
+		}
+	}
+	t.Fatalf("process %d is in no cgroup of this test", p.pid())
+	return ""
+}

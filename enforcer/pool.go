@@ -1,0 +1,364 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforcer
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/driver"
+	"github.com/gpuslice/gpuslice/enforcer/killpoint"
+	"github.com/gpuslice/gpuslice/enforcer/ledger"
+	"github.com/gpuslice/gpuslice/enforcer/process"
+	"github.com/gpuslice/gpuslice/enforcer/store"
+)
+
+// pool is a named group of slices under one common quota. It is one more ledger, in which each process of a member has a
+// lane beside the one in its slice's: a charge must fit both (interceptor/charge.h). What is above mu does not change.
+//
+// Its lanes are by process, not by slice: a slice may be released while its processes live, and what they hold counts in
+// the pool until they end. So the pool watches them by pidfds of its own.
+type pool struct {
+	e       *Enforcer
+	log     *slog.Logger
+	name    string
+	created time.Time
+
+	members map[*slice]struct{} // until they are cleared away; guarded by the enforcer's change
+
+	mu       sync.Mutex // taken after a slice's
+	quotas   []api.Quota
+	state    api.State
+	reason   string
+	ledger   *ledger.Ledger
+	identity ledger.Identity
+	devices  []*poolDevice // in the ledger's order
+
+	lanes map[uint32]*poolLane
+	byPID map[int]*poolLane
+	free  []uint32 // lanes that were given back
+	next  uint32   // lanes from here on were never given out
+	live  ledger.Live
+}
+
+// poolDevice is a device of the pool's ledger, and what the enforcer charges there for members.
+type poolDevice struct {
+	*device
+	beyond map[*slice]uint64            // what the enforcer charges in the member's own ledger: the driver's excess
+	short  map[*slice]map[int]shortfall // by pid: what a process charged to its slice, and not to the pool
+}
+
+// poolLane is a place in the pool's ledger that a process has.
+type poolLane struct {
+	number     uint32
+	generation uint64
+	process    *process.Handle
+}
+
+func (e *Enforcer) newPool(name string, created time.Time, quotas []api.Quota) *pool {
+	return &pool{
+		e: e, log: e.log.With("pool", name), name: name, created: created, quotas: quotas, state: api.Active,
+		members: make(map[*slice]struct{}), lanes: make(map[uint32]*poolLane), byPID: make(map[int]*poolLane), next: 1,
+	}
+}
+
+// called and tenant make the pool a holder of what admission gives: its members' quotas are parts of its own.
+func (p *pool) called() string         { return "pool " + p.name }
+func (p *pool) tenant() (string, bool) { return "", false }
+
+// commitment is what the pool is given of each device. Called with mu held, or before anybody knows the pool.
+func (p *pool) commitment() map[string]uint64 {
+	has := make(map[string]uint64)
+	for _, d := range p.devices {
+		if bytes := min(d.given(), d.Total); bytes > 0 {
+			has[d.uuid] = bytes
+		}
+	}
+	return has
+}
+
+// stored is the pool as the store keeps it. Called with mu held, or before anybody knows the pool.
+func (p *pool) stored() store.Pool {
+	r := store.Pool{
+		Name: p.name, Quotas: p.quotas, Created: p.created, BootID: p.e.boot,
+		LedgerName: p.identity.Name, LedgerDev: p.identity.Dev, LedgerInode: p.identity.Inode,
+	}
+	for _, d := range p.devices {
+		r.Limits = append(r.Limits, store.Limit{Device: d.uuid, Bytes: d.given(), Total: d.Total})
+	}
+	return r
+}
+
+// describe makes the enforcer's copy of a device; limit 0 is of one of which others have too much.
+func (p *pool) describe(uuid driver.UUID, limit, total uint64) *poolDevice {
+	d := &poolDevice{
+		device: &device{
+			Device: ledger.Device{UUID: uuid.Raw, Limit: limit, Quota: min(limit, total), Total: total},
+			uuid:   uuid.String(), suspended: make(map[uint32]uint64),
+		},
+		beyond: make(map[*slice]uint64), short: make(map[*slice]map[int]shortfall),
+	}
+	if limit == 0 {
+		d.Quota = total
+	}
+	return d
+}
+
+// foresee is the devices that the pool's quotas cover, as far as they are known and the ledger can hold them. Others are added
+// when a member's process uses them.
+func (p *pool) foresee() []*poolDevice {
+	if p.e.truth == nil {
+		return nil
+	}
+	var devices []*poolDevice
+	for _, known := range p.e.truth.devices {
+		limit, ok := quotaOn(p.quotas, known.Raw, known.Total)
+		uuid, err := driver.ParseUUID(known.UUID)
+		if ok && limit > 0 && err == nil {
+			devices = append(devices, p.describe(uuid, limit, known.Total))
+		}
+	}
+	if len(devices) > ledger.Devices {
+		return nil
+	}
+	return devices
+}
+
+// begin makes a new ledger. Called with mu held, or before anybody knows the pool.
+func (p *pool) begin(name [16]byte) error {
+	l, err := ledger.Create(name)
+	if err != nil {
+		return err
+	}
+	l.SetPool(p.name)
+	p.ledger, p.identity = l, l.Identity()
+	for i := range p.devices {
+		if err := p.write(i); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// write puts a device of p.devices into the ledger, or what has changed about it. Called with mu held.
+func (p *pool) write(index int) error {
+	d := p.devices[index]
+	if d.account == nil {
+		account, err := p.ledger.OpenAccount(index, 0)
+		if err != nil {
+			return err
+		}
+		d.account = account
+	}
+	return d.account.SetDevice(d.Device, 0)
+}
+
+// find the ledger's index of a device; -1 if it has it not. Called with mu held.
+func (p *pool) find(raw [16]byte) int {
+	for i, d := range p.devices {
+		if d.UUID == raw {
+			return i
+		}
+	}
+	return -1
+}
+
+// covers says whether a member may use a device at all.
+func (p *pool) covers(raw [16]byte) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return covering(p.quotas, raw) != nil
+}
+
+// addDevice makes sure that the pool's ledger has a device, before a member's has it. Its error is a ledger.Status, or what
+// kept it from the disk.
+func (p *pool) addDevice(uuid driver.UUID, total uint64) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err := p.refusal(); err != nil {
+		return err
+	}
+	if p.find(uuid.Raw) >= 0 {
+		return nil
+	}
+	limit, ok := quotaOn(p.quotas, uuid.Raw, total)
+	switch {
+	case !ok:
+		return ledger.StatusNoDevice
+	case total == 0 || limit == 0:
+		return ledger.StatusMalformed
+	case len(p.devices) == ledger.Devices:
+		return ledger.StatusFull
+	}
+	if err := p.e.admit(p, map[string]uint64{uuid.String(): min(limit, total)}); err != nil {
+		p.log.Warn("a member uses a device of which the pool can be given nothing", "device", uuid, "err", err)
+		limit = 0
+	}
+	index := len(p.devices)
+	p.devices = append(p.devices, p.describe(uuid, limit, total))
+	err := p.e.store.PutPool(p.stored()) // on disk first, as for a slice
+	if err == nil {
+		killpoint.Pass("pool.device")
+		err = p.write(index)
+		if err != nil {
+			p.damaged(fmt.Errorf("device %s cannot be added: %w", uuid, err))
+			err = ledger.StatusClosed
+		}
+	}
+	if err != nil {
+		p.devices = p.devices[:index]
+		p.e.commit(p, p.commitment())
+	}
+	return err
+}
+
+// refusal is why members get nothing from the pool; nil if they do. Called with mu held.
+func (p *pool) refusal() error {
+	switch p.state {
+	case api.Active:
+		return nil
+	case left:
+		return ErrClosed
+	default:
+		return ledger.StatusClosed
+	}
+}
+
+// damaged says that the page cannot be trusted any more. Called with mu held.
+func (p *pool) damaged(err error) {
+	if p.state != api.Active {
+		return
+	}
+	p.state, p.reason = api.Damaged, err.Error()
+	if p.ledger != nil {
+		p.ledger.SetClosed()
+	}
+	p.log.Error("the pool's ledger is damaged: a process of a member overwrote it, or the pool is under attack; nothing more can be charged by its members until they are gone and the pool is made anew", "err", err)
+}
+
+// check compares the page with the enforcer's own copy.
+func (p *pool) check() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.state != api.Active {
+		return
+	}
+	if err := p.verify(); err != nil {
+		p.damaged(err)
+	}
+}
+
+// verify is called with mu held.
+func (p *pool) verify() error {
+	headers := make([]ledger.Device, len(p.devices))
+	for i, d := range p.devices {
+		headers[i] = d.Device
+	}
+	if err := p.ledger.Check(false, false, headers); err != nil {
+		return err
+	}
+	for i, d := range p.devices {
+		if f := p.figures(i); f.Quiet && f.Used != f.Held {
+			return fmt.Errorf("%w: device %s has %d bytes charged, its lanes hold %d", ledger.ErrDamaged, d.uuid, f.Used, f.Held)
+		}
+	}
+	return nil
+}
+
+// figures is called with mu held.
+func (p *pool) figures(index int) ledger.Figures {
+	return p.ledger.Figures(index, &p.live, p.next-1)
+}
+
+// leave lets go of the pool without ending it.
+func (p *pool) leave() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.state = left
+	var errs []error
+	for number, l := range p.lanes {
+		p.e.deaths.Unwatch(l.process)
+		errs = append(errs, l.process.Close())
+		delete(p.lanes, number)
+	}
+	clear(p.byPID)
+	if p.ledger != nil {
+		errs = append(errs, p.ledger.Close())
+		p.ledger = nil
+	}
+	if err := errors.Join(errs...); err != nil && !errors.Is(err, os.ErrClosed) {
+		p.log.Error("close a pool", "err", err)
+	}
+}
+
+// enterPool makes a slice a member of the pool that it names. Called with change held, before anybody knows the slice.
+func (e *Enforcer) enterPool(s *slice) error {
+	name := s.request.Pool
+	if name == "" {
+		return nil
+	}
+	p := e.findPool(name)
+	if p == nil {
+		return api.Errorf(api.CodeBadRequest, "there is no pool %s, which slice %s names: `gpuslice pool list` lists them, and `gpuslice pool create %s --vram SIZE` makes it", name, s.id(), name)
+	}
+	for _, q := range s.quotas {
+		uuid, err := driver.ParseUUID(q.Device)
+		if err == nil && !p.covers(uuid.Raw) {
+			refusal := api.Errorf(api.CodeNoDevice, "slice %s has a quota on device %s, where pool %s has none: a member may use what both have", s.id(), q.Device, name)
+			refusal.Device = q.Device
+			return refusal
+		}
+	}
+	s.pool = p
+	p.join(s)
+	return nil
+}
+
+// quota is the bytes that the slice may keep on a device of total bytes, as far as that is its own affair; false if it may
+// not use it. A member of a pool that has no quota of its own may keep what the pool has. Called with mu held, or before
+// anybody knows the slice.
+func (s *slice) quota(raw [16]byte, total uint64) (uint64, bool) {
+	if s.pool != nil {
+		if !s.pool.covers(raw) {
+			return 0, false
+		}
+		if len(s.quotas) == 0 {
+			return ledger.NoLimit, true
+		}
+	}
+	return quotaOn(s.quotas, raw, total)
+}
+
+// foresees says whether the device may be one of the slice's from its beginning: where the slice is in a pool, the pool's
+// ledger has it first.
+func (s *slice) foresees(raw [16]byte) bool {
+	if s.pool == nil {
+		return true
+	}
+	s.pool.mu.Lock()
+	defer s.pool.mu.Unlock()
+	return s.pool.find(raw) >= 0
+}
+
+// limitOn is the pool's limit on a device; 0 if it has it not.
+func (p *pool) limitOn(raw [16]byte) uint64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if index := p.find(raw); index >= 0 {
+		return p.devices[index].given()
+	}
+	return 0
+}
+
+// overLimit says whether the members hold more than they may on a device.
+func (p *pool) overLimit(raw [16]byte) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	index := p.find(raw)
+	return index < 0 || p.state != api.Active || p.figures(index).Used > p.devices[index].Limit
+}

@@ -1,0 +1,309 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforcer
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/killpoint"
+	"github.com/gpuslice/gpuslice/enforcer/ledger"
+	"github.com/gpuslice/gpuslice/enforcer/process"
+)
+
+// attach gives a process of a member a lane, and the pool's ledger. It keeps nothing of peer.
+func (p *pool) attach(peer *process.Handle) (uint32, *os.File, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err := p.refusal(); err != nil {
+		return 0, nil, err
+	}
+	if old := p.byPID[peer.PID]; old != nil {
+		p.settle(old) // for the reasons that slice.attach has
+		killpoint.Pass("attach.pool.settled")
+	}
+	own, err := process.Open(peer.PID)
+	switch {
+	case errors.Is(err, process.ErrDead):
+		return 0, nil, ledger.StatusNotMember
+	case err != nil:
+		return 0, nil, err
+	case own.Start != peer.Start:
+		own.Close()
+		return 0, nil, ledger.StatusNotMember
+	}
+	number, file, err := p.give(own)
+	if err != nil {
+		own.Close()
+		return 0, nil, err
+	}
+	return number, file, nil
+}
+
+// give is called with mu held. The lane has the process from then on.
+func (p *pool) give(h *process.Handle) (uint32, *os.File, error) {
+	number, ok := p.place()
+	if !ok {
+		p.log.Warn("the pool has no free process slot", "pid", h.PID, "slots", ledger.Slots)
+		return 0, nil, ledger.StatusFull
+	}
+	fd, err := unix.FcntlInt(p.ledger.File().Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		p.free = append(p.free, number)
+		return 0, nil, fmt.Errorf("duplicate the descriptor of the pool's ledger: %w", err)
+	}
+	file := os.NewFile(uintptr(fd), "ledger")
+	if err := p.ledger.Assign(number, ledger.Owner{PID: h.PID, Start: h.Start, NSPID: h.NSPID, PIDNS: h.PIDNS}); err != nil {
+		file.Close()
+		p.damaged(fmt.Errorf("lane %d cannot be given to process %d: %w", number, h.PID, err))
+		return 0, nil, ledger.StatusClosed
+	}
+	killpoint.Pass("attach.pool.assigned")
+	l := &poolLane{number: number, generation: p.ledger.Generation(number), process: h}
+	p.ledger.SetLive(number)
+	p.own(l)
+	if err := p.watch(l); err != nil {
+		file.Close()
+		p.disown(l)
+		p.ledger.SetFree(number)
+		return 0, nil, err
+	}
+	killpoint.Pass("attach.pool.live")
+	return number, file, nil
+}
+
+// place takes a free lane. Called with mu held.
+func (p *pool) place() (uint32, bool) {
+	if n := len(p.free); n > 0 {
+		number := p.free[n-1]
+		p.free = p.free[:n-1]
+		return number, true
+	}
+	if int(p.next) > ledger.Slots {
+		return 0, false
+	}
+	p.next++
+	return p.next - 1, true
+}
+
+// own puts a lane on the books; disown takes it off. Called with mu held.
+func (p *pool) own(l *poolLane) {
+	p.lanes[l.number], p.byPID[l.process.PID], p.live[l.number] = l, l, 1
+}
+
+func (p *pool) disown(l *poolLane) {
+	delete(p.lanes, l.number)
+	if p.byPID[l.process.PID] == l {
+		delete(p.byPID, l.process.PID)
+	}
+	p.live[l.number] = 0
+	p.free = append(p.free, l.number)
+}
+
+// watch is called with mu held.
+func (p *pool) watch(l *poolLane) error {
+	return p.e.deaths.Watch(l.process, func() { go p.died(l) })
+}
+
+// died gives back what a dead process held of the pool. Its slice does the like for itself; neither waits for the other.
+func (p *pool) died(l *poolLane) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.lanes[l.number] != l {
+		return
+	}
+	killpoint.Pass("death.pool.seen")
+	p.settle(l)
+}
+
+// withdraw takes back a lane that was given to a process which is not told of it.
+func (p *pool) withdraw(number uint32) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if l := p.lanes[number]; l != nil {
+		p.settle(l)
+	}
+}
+
+// settle ends a lane. Called with mu held.
+func (p *pool) settle(l *poolLane) {
+	p.e.deaths.Unwatch(l.process)
+	if p.state == api.Active {
+		p.forgetSuspended(l)
+		if _, err := p.ledger.Settle(l.number, l.generation); err != nil {
+			p.damaged(fmt.Errorf("lane %d of process %d cannot be settled: %w", l.number, l.process.PID, err))
+		}
+		killpoint.Pass("death.pool.settled")
+		p.ledger.SetFree(l.number)
+	}
+	p.disown(l)
+	l.process.Close()
+}
+
+// suspend and resume do in the pool what slice.suspend and slice.resume do in the slice. Called with the slice's mu held.
+func (p *pool) suspend(pid int) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	l := p.byPID[pid]
+	if err := p.refusal(); err != nil || l == nil {
+		return err
+	}
+	p.ledger.SetSuspended(l.number)
+	for i, d := range p.devices {
+		if err := d.setAway(l.number, p.ledger.Held(i, l.number)); err != nil {
+			p.damaged(fmt.Errorf("the limit on device %s cannot be raised: %w", d.uuid, err))
+			return ledger.StatusClosed
+		}
+	}
+	return nil
+}
+
+func (p *pool) resume(pid int) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	l := p.byPID[pid]
+	if err := p.refusal(); err != nil || l == nil {
+		return err
+	}
+	was := make(map[*poolDevice]uint64)
+	for i, d := range p.devices {
+		bytes := d.suspended[l.number]
+		if bytes == 0 {
+			continue
+		}
+		was[d] = bytes
+		err := d.setAway(l.number, 0)
+		if err == nil && p.figures(i).Used > d.Limit {
+			err = ledger.StatusRefused
+		}
+		if err != nil {
+			for d, bytes := range was {
+				_ = d.setAway(l.number, bytes) // what fails here is seen by the next check
+			}
+			return err
+		}
+	}
+	p.ledger.SetLive(l.number)
+	return nil
+}
+
+// forgetSuspended is for a lane that is about to be settled. Called with mu held.
+func (p *pool) forgetSuspended(l *poolLane) {
+	for _, d := range p.devices {
+		if d.suspended[l.number] == 0 {
+			continue
+		}
+		if err := d.setAway(l.number, 0); err != nil {
+			p.damaged(fmt.Errorf("the limit on device %s cannot be lowered: %w", d.uuid, err))
+		}
+	}
+}
+
+// shortfall is what a process holds in its slice and not in the pool. Between its two charges an honest one does, for an
+// instant; one that has overwritten the pool's page, or leaves it out, for good. So two looks between which neither lane has
+// changed are believed.
+type shortfall struct {
+	inSlice, inPool uint64 // numbers of the lanes' last changes
+	bytes, charged  uint64
+}
+
+// beyondLanes charges the pool for what the driver holds for a member's processes beyond their lanes, of which the slice says
+// how much it is. Called with the slice's mu held.
+func (p *pool) beyondLanes(s *slice, raw [16]byte, bytes uint64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	index := p.find(raw)
+	if index < 0 || p.state != api.Active {
+		return
+	}
+	d := p.devices[index]
+	if d.beyond[s] == bytes {
+		return
+	}
+	if d.beyond[s] = bytes; bytes == 0 {
+		delete(d.beyond, s)
+	}
+	p.chargeBeyond(d)
+}
+
+// compare looks whether what a member's processes charged to their slice they charged to the pool. Called with the slice's
+// mu held.
+func (p *pool) compare(s *slice) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.state != api.Active {
+		return
+	}
+	for i, sd := range s.devices {
+		index := p.find(sd.UUID)
+		if index < 0 {
+			continue
+		}
+		d := p.devices[index]
+		before, found := d.short[s], make(map[int]shortfall)
+		for pid, l := range s.byPID {
+			now := shortfall{}
+			if pl := p.byPID[pid]; pl != nil {
+				now.inPool, now.bytes = p.ledger.Number(index, pl.number), p.ledger.Held(index, pl.number)
+			}
+			held := s.ledger.Held(i, l.number)
+			now.inSlice, now.bytes = s.ledger.Number(i, l.number), held-min(held, now.bytes)
+			if now.bytes == 0 {
+				continue
+			}
+			if old := before[pid]; old.bytes > 0 && old.inSlice == now.inSlice && old.inPool == now.inPool {
+				now.charged = now.bytes
+			} else {
+				now.charged = min(old.charged, now.bytes)
+			}
+			found[pid] = now
+		}
+		if len(before) == 0 && len(found) == 0 {
+			continue
+		}
+		d.short[s] = found
+		p.chargeBeyond(d)
+	}
+}
+
+// chargeBeyond brings lane 0 to the sums over all members. Called with mu held.
+func (p *pool) chargeBeyond(d *poolDevice) {
+	var total uint64
+	for _, bytes := range d.beyond {
+		total += bytes
+	}
+	for _, short := range d.short {
+		for _, s := range short {
+			total += s.charged
+		}
+	}
+	if err := d.account.Set(total); err != nil {
+		p.damaged(fmt.Errorf("overhead on device %s cannot be charged: %w", d.uuid, err))
+	}
+}
+
+// join and part say which slices are members. Called with the enforcer's change held.
+func (p *pool) join(s *slice) { p.members[s] = struct{}{} }
+
+func (p *pool) part(s *slice) {
+	if _, member := p.members[s]; !member {
+		return
+	}
+	delete(p.members, s)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, d := range p.devices {
+		if d.beyond[s] == 0 && d.short[s] == nil {
+			continue
+		}
+		delete(d.beyond, s)
+		delete(d.short, s)
+		if p.state == api.Active {
+			p.chargeBeyond(d)
+		}
+	}
+}

@@ -1,0 +1,302 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforcer
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/killpoint"
+)
+
+// CreatePool makes a pool. When it returns without an error the pool is on disk, and slices can become members.
+func (e *Enforcer) CreatePool(ctx context.Context, name string, r api.PoolRequest) (api.Pool, error) {
+	quotas, err := e.checkPool(name, r)
+	if err != nil {
+		return api.Pool{}, err
+	}
+	if err := e.lockChange(); err != nil {
+		return api.Pool{}, err
+	}
+	defer e.change.Unlock()
+	switch {
+	case ctx.Err() != nil:
+		return api.Pool{}, ctx.Err()
+	case e.options.Unprivileged:
+		return api.Pool{}, api.Errorf(api.CodeBadRequest, "pool %s: this enforcer runs without privileges and serves one session", name)
+	case e.findPool(name) != nil:
+		return api.Pool{}, api.Errorf(api.CodeExists, "pool %s exists: `gpuslice pool set` changes it", name)
+	case len(e.allPools()) >= api.MaxPools:
+		return api.Pool{}, api.Errorf(api.CodeBadRequest, "pool %s: there are %d pools, and no more are accepted: delete one", name, api.MaxPools)
+	}
+	p := e.newPool(name, time.Now().UTC(), quotas)
+	p.devices = p.foresee()
+	if err := e.admit(p, p.commitment()); err != nil {
+		return api.Pool{}, err
+	}
+	var random [16]byte
+	_, err = rand.Read(random[:])
+	if err == nil {
+		err = p.begin(random)
+	}
+	killpoint.Pass("pool.ledger")
+	if err == nil {
+		err = e.store.PutPool(p.stored())
+	}
+	if err != nil {
+		e.commit(p, nil)
+		p.leave()
+		return api.Pool{}, err
+	}
+	killpoint.Pass("pool.stored")
+	e.mu.Lock()
+	e.pools[name] = p
+	e.mu.Unlock()
+	p.log.Info("pool created")
+	p.tell(api.EventPoolCreated)
+	return p.show(), nil
+}
+
+// SetPool changes quotas of a pool: each goes in place of that on the same device. When it returns without an error no
+// charge that read an older limit can take effect any more. What members hold beyond a lower one they keep.
+func (e *Enforcer) SetPool(ctx context.Context, name string, r api.PoolRequest) (api.Pool, error) {
+	quotas, err := e.checkPool(name, r)
+	if err != nil {
+		return api.Pool{}, err
+	}
+	if err := e.lockChange(); err != nil {
+		return api.Pool{}, err
+	}
+	defer e.change.Unlock()
+	p := e.findPool(name)
+	switch {
+	case ctx.Err() != nil:
+		return api.Pool{}, ctx.Err()
+	case p == nil:
+		return api.Pool{}, noPool(name)
+	}
+	if err := p.set(quotas); err != nil {
+		return api.Pool{}, err
+	}
+	p.log.Info("pool changed")
+	p.tell(api.EventPoolChanged)
+	return p.show(), nil
+}
+
+// set is called with the enforcer's change held.
+func (p *pool) set(quotas []api.Quota) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch p.state {
+	case api.Active:
+	case api.Damaged:
+		return api.Errorf(api.CodeBadRequest, "pool %s is damaged (%s): delete it when its members are gone, and create it anew", p.name, p.reason)
+	default:
+		return ErrClosed
+	}
+	before, merged := p.quotas, replaceQuotas(p.quotas, quotas)
+	limits, wants := make([]uint64, len(p.devices)), make(map[string]uint64)
+	for i, d := range p.devices {
+		limits[i], _ = quotaOn(merged, d.UUID, d.Total)
+		wants[d.uuid] = min(limits[i], d.Total)
+	}
+	if err := p.e.admit(p, wants); err != nil {
+		return err
+	}
+	// On disk first. A restart writes what it finds there into the page.
+	r := p.stored()
+	r.Quotas = merged
+	for i := range r.Limits {
+		r.Limits[i].Bytes = limits[i]
+	}
+	if err := p.e.store.PutPool(r); err != nil {
+		p.e.commit(p, p.commitment())
+		return err
+	}
+	killpoint.Pass("pool.set.stored")
+	p.quotas = merged
+	for i, d := range p.devices {
+		d.Limit, d.Quota = limits[i]+d.away(), min(limits[i], d.Total)
+		if err := p.write(i); err != nil {
+			p.quotas = before
+			p.damaged(err)
+			return err
+		}
+		killpoint.Pass("pool.set.written")
+	}
+	p.e.commit(p, p.commitment())
+	return nil
+}
+
+// replaceQuotas puts each new quota in the place of that on the same device, or beside the others.
+func replaceQuotas(quotas, replacements []api.Quota) []api.Quota {
+	merged := slices.Clone(quotas)
+	for _, q := range replacements {
+		i := slices.IndexFunc(merged, func(old api.Quota) bool { return old.Device == q.Device })
+		if i < 0 {
+			merged = append(merged, q)
+		} else {
+			merged[i] = q
+		}
+	}
+	return merged
+}
+
+// DeletePool ends a pool that has no members. Those that have one stay: their quota must not become none.
+func (e *Enforcer) DeletePool(_ context.Context, name string) (api.Pool, error) {
+	if err := api.CheckPoolName(name); err != nil {
+		return api.Pool{}, err
+	}
+	if err := e.lockChange(); err != nil {
+		return api.Pool{}, err
+	}
+	defer e.change.Unlock()
+	p := e.findPool(name)
+	if p == nil {
+		return api.Pool{}, noPool(name)
+	}
+	shown := p.show()
+	switch {
+	case len(p.members) > 0:
+		return api.Pool{}, api.Errorf(api.CodeRunning, "pool %s has %d members (%s): end them first", name, len(p.members), p.someMembers())
+	case shown.ProcessCount > 0:
+		return api.Pool{}, api.Errorf(api.CodeRunning, "pool %s has %d processes, of slices that were released: end them first", name, shown.ProcessCount)
+	}
+	if err := e.store.DeletePool(name); err != nil {
+		return api.Pool{}, err
+	}
+	killpoint.Pass("pool.deleted")
+	e.mu.Lock()
+	delete(e.pools, name)
+	e.mu.Unlock()
+	e.commit(p, nil)
+	p.leave()
+	p.log.Info("pool deleted")
+	p.tell(api.EventPoolDeleted)
+	shown.State = api.Released
+	return shown, nil
+}
+
+// someMembers names a few of many. Called with the enforcer's change held.
+func (p *pool) someMembers() string {
+	var names []string
+	for s := range p.members {
+		names = append(names, s.called())
+	}
+	slices.Sort(names)
+	if len(names) > named {
+		return strings.Join(names[:named], ", ") + ", …"
+	}
+	return strings.Join(names, ", ")
+}
+
+// checkPool says what is wrong with a request, and returns its quotas with devices as UUIDs.
+func (e *Enforcer) checkPool(name string, r api.PoolRequest) ([]api.Quota, error) {
+	if err := api.CheckPoolName(name); err != nil {
+		return nil, err
+	}
+	if err := r.Validate(); err != nil {
+		return nil, err
+	}
+	quotas := slices.Clone(r.Quotas)
+	for i := range quotas {
+		device, err := e.resolve(quotas[i].Device)
+		if err != nil {
+			return nil, err
+		}
+		if slices.ContainsFunc(quotas[:i], func(q api.Quota) bool { return q.Device == device }) {
+			return nil, api.Errorf(api.CodeBadRequest, "device %s has two quotas: one is accepted", device)
+		}
+		quotas[i].Device = device
+	}
+	return quotas, nil
+}
+
+func noPool(name string) error {
+	return api.Errorf(api.CodeNotFound, "there is no pool %.64q: `gpuslice pool list` lists them", name)
+}
+
+// Pools shows all pools, by name.
+func (e *Enforcer) Pools(context.Context) ([]api.Pool, error) {
+	shown := []api.Pool{}
+	for _, p := range e.allPools() {
+		shown = append(shown, p.show())
+	}
+	slices.SortFunc(shown, func(a, b api.Pool) int { return cmp.Compare(a.Name, b.Name) })
+	return shown, nil
+}
+
+// Pool shows one pool.
+func (e *Enforcer) Pool(_ context.Context, name string) (api.Pool, error) {
+	if p := e.findPool(name); p != nil {
+		return p.show(), nil
+	}
+	return api.Pool{}, noPool(name)
+}
+
+func (e *Enforcer) findPool(name string) *pool {
+	e.mu.RLock()
+	defer e.mu.RUnlock()
+	return e.pools[name]
+}
+
+// allPools is in no order.
+func (e *Enforcer) allPools() []*pool {
+	e.mu.RLock()
+	defer e.mu.RUnlock()
+	all := make([]*pool, 0, len(e.pools))
+	for _, p := range e.pools {
+		all = append(all, p)
+	}
+	return all
+}
+
+// tell appends an event of the pool.
+func (p *pool) tell(kind api.EventKind) { p.e.events.Append(api.Event{Kind: kind, Pool: p.name}) }
+
+func (p *pool) show() api.Pool {
+	shown := api.Pool{Name: p.name, Created: p.created, Devices: []api.PoolUse{}, Members: []string{}}
+	for _, s := range p.e.all() {
+		if s.pool == p {
+			shown.Members = append(shown.Members, s.id())
+		}
+	}
+	slices.Sort(shown.Members)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	shown.Quotas, shown.State, shown.Reason, shown.ProcessCount = slices.Clone(p.quotas), p.state, p.reason, len(p.lanes)
+	if p.state == left {
+		shown.State = api.Active
+	}
+	if p.ledger == nil {
+		return shown
+	}
+	for i, d := range p.devices {
+		shown.Devices = append(shown.Devices, p.showDevice(i, d))
+	}
+	return shown
+}
+
+// showDevice is called with mu held.
+func (p *pool) showDevice(index int, d *poolDevice) api.PoolUse {
+	f := p.figures(index)
+	// As of a slice: not of one instant, and never below zero.
+	f.Used -= min(f.Used, d.away())
+	for number := range d.suspended {
+		f.Context -= min(f.Context, p.ledger.Context(index, number))
+	}
+	overhead := min(f.Used, f.Context+f.Enforcer)
+	use := api.PoolUse{
+		Device: d.uuid, Index: -1, Limit: d.given(), Used: f.Used - overhead, Overhead: overhead,
+		Peak: f.Peak, Refusals: f.Refusals, Recovered: f.Recovered,
+	}
+	if g := p.e.gpuOf(d.uuid); g != nil {
+		use.Index, use.Name = g.Index, g.Name
+	}
+	return use
+}

@@ -1,0 +1,412 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforcer_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/store"
+)
+
+func (h *host) pool(name string, quotas ...api.Quota) {
+	h.t.Helper()
+	if os.Geteuid() != 0 {
+		h.t.Skip("pools are a privileged enforcer's")
+	}
+	if _, err := h.CreatePool(context.Background(), name, api.PoolRequest{Quotas: quotas}); err != nil {
+		h.t.Fatal(err)
+	}
+}
+
+// member is session in a pool.
+func (h *host) member(id, pool string, quotas ...api.Quota) *proc {
+	h.t.Helper()
+	link := filepath.Join(h.options.RunDir, "to-"+id)
+	p := start(h.t, link, "")
+	reply, err := h.Register(context.Background(), api.RegisterRequest{
+		ID: id, Quotas: quotas, Pool: pool, Session: true, PID: p.pid(), UID: uint32(os.Geteuid()), GID: uint32(os.Getegid()),
+	})
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	if err := os.Symlink(filepath.Join(reply.Dir, "bind"), link); err != nil {
+		h.t.Fatal(err)
+	}
+	return p
+}
+
+// uses attaches a process, which then uses device 0.
+func (p *proc) uses() *proc {
+	p.t.Helper()
+	p.must("attach")
+	p.must("device %s %d", hex0, 80*gib)
+	return p
+}
+
+func (h *host) seePool(name string) api.Pool {
+	h.t.Helper()
+	p, err := h.Pool(context.Background(), name)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	return p
+}
+
+// pooled is what a pool's members hold on its first device.
+func (h *host) pooled(name string) uint64 {
+	h.t.Helper()
+	p := h.seePool(name)
+	if len(p.Devices) == 0 {
+		return 0
+	}
+	return p.Devices[0].Used + p.Devices[0].Overhead
+}
+
+func TestMembersOfAPoolDrawOnTheirOwnQuotaAndOnThePools(t *testing.T) {
+	h := newHost(t, nil)
+	h.pool("llm", on(api.AllDevices, 6*gib))
+	a, b := h.member("a", "llm", on(api.AllDevices, 4*gib)).uses(), h.member("b", "llm", on(api.AllDevices, 4*gib)).uses()
+	a.must("charge 0 %d", 4*gib)
+	a.expect("refused", "charge 0 1") // by its own
+	b.must("charge 0 %d", 2*gib)
+	b.expect("refused", "charge 0 1") // by the pool's
+	if p := h.seePool("llm"); p.Devices[0].Used != 6*gib || p.Devices[0].Limit != 6*gib || p.Devices[0].Refusals != 1 ||
+		strings.Join(p.Members, " ") != "a b" || p.ProcessCount != 2 || p.State != api.Active {
+		t.Fatalf("%+v", p)
+	}
+	if d := h.see("b").Devices[0]; d.Used != 2*gib || d.Limit != 4*gib || d.Refusals != 1 {
+		t.Fatalf("what the pool refused is charged to its member: %+v", d)
+	}
+	a.must("release 0 %d", gib)
+	b.must("charge 0 %d", gib)
+	a.expect("refused", "charge 0 1")
+}
+
+func TestAMemberWithoutAQuotaTakesWhatIsFreeInThePool(t *testing.T) {
+	h := newHost(t, nil)
+	h.pool("llm", on(api.AllDevices, 6*gib))
+	a, b := h.member("a", "llm", on(api.AllDevices, 2*gib)).uses(), h.member("elastic", "llm").uses()
+	b.must("charge 0 %d", 5*gib)
+	a.must("charge 0 %d", gib)
+	b.expect("refused", "charge 0 1")
+	if d := h.see("elastic").Devices[0]; d.Limit != 6*gib || d.Used != 5*gib {
+		t.Fatalf("%+v", d)
+	}
+	b.must("release 0 %d", 4*gib)
+	a.must("charge 0 %d", gib)
+	a.expect("refused", "charge 0 1")
+	b.must("charge 0 %d", 3*gib)
+}
+
+func TestDeathAndExecGiveBackToBothLedgers(t *testing.T) {
+	h := newHost(t, nil)
+	h.pool("llm", on(api.AllDevices, 6*gib))
+	a, b := h.member("a", "llm", on(api.AllDevices, 4*gib)).uses(), h.member("b", "llm").uses()
+	a.must("charge 0 %d", 4*gib)
+	b.must("charge 0 %d", 2*gib)
+	a.tell("exec")
+	a.uses()
+	if used := h.see("a").Devices[0].Used; used != 0 || h.pooled("llm") != 2*gib {
+		t.Fatalf("after exec the slice has %d, the pool %d", used, h.pooled("llm"))
+	}
+	a.must("charge 0 %d", 4*gib)
+	a.kill()
+	eventually(t, "the dead one's bytes are back", func() bool { return h.pooled("llm") == 2*gib })
+	b.must("charge 0 %d", 4*gib)
+	b.expect("refused", "charge 0 1")
+	if r := h.seePool("llm").Devices[0].Recovered; r != 8*gib {
+		t.Fatalf("recovered %d", r)
+	}
+}
+
+// Between the two charges: the process has charged its slice, and not the pool.
+func TestAProcessThatDiesBetweenItsTwoChargesLosesNoByte(t *testing.T) {
+	h := newHost(t, nil)
+	h.pool("llm", on(api.AllDevices, 6*gib))
+	a, b := h.member("a", "llm", on(api.AllDevices, 4*gib)).uses(), h.member("b", "llm").uses()
+	a.must("charge 0 %d", gib)
+	a.must("half 0 %d", gib)
+	a.kill()
+	eventually(t, "the dead one's bytes are back", func() bool { return h.pooled("llm") == 0 })
+	b.must("charge 0 %d", 6*gib)
+}
+
+// A process that leaves the pool out, or overwrites its lane there, is found by what it charged to its slice.
+func TestWhatIsChargedToTheSliceAndNotToThePoolIsChargedThere(t *testing.T) {
+	h := newHost(t, nil)
+	h.pool("llm", on(api.AllDevices, 6*gib))
+	a, b := h.member("a", "llm", on(api.AllDevices, 4*gib)).uses(), h.member("b", "llm").uses()
+	a.must("charge 0 %d", gib)
+	a.must("half 0 %d", 2*gib)
+	eventually(t, "it counts in the pool", func() bool { return h.pooled("llm") == 3*gib })
+	if d := h.seePool("llm").Devices[0]; d.Overhead != 2*gib {
+		t.Fatalf("%+v", d)
+	}
+	b.must("charge 0 %d", 3*gib)
+	b.expect("refused", "charge 0 1")
+	a.kill()
+	eventually(t, "nothing of it is left", func() bool { return h.pooled("llm") == 3*gib })
+}
+
+func TestWhatTheDriverHoldsForAMemberCountsInThePool(t *testing.T) {
+	truth := &fakeTruth{}
+	h := newHost(t, truth)
+	h.pool("llm", on(gpu0, 6*gib))
+	a, b := h.member("a", "llm", on(api.AllDevices, 4*gib)).uses(), h.member("b", "llm").uses()
+	a.must("charge 0 %d", gib)
+	truth.set(gpu0, a.pid(), 3*gib)
+	eventually(t, "the driver's excess counts", func() bool { return h.pooled("llm") == 3*gib })
+	b.must("charge 0 %d", 3*gib)
+	b.expect("refused", "charge 0 1")
+	truth.set(gpu0, a.pid(), 0)
+	a.kill()
+	eventually(t, "and goes with its process", func() bool { return h.pooled("llm") == 3*gib })
+	b.must("charge 0 %d", 3*gib)
+}
+
+func TestAReleasedMembersProcessesCountUntilTheyEnd(t *testing.T) {
+	h := newHost(t, nil)
+	h.pool("llm", on(api.AllDevices, 6*gib))
+	a, b := h.member("a", "llm", on(api.AllDevices, 4*gib)).uses(), h.member("b", "llm").uses()
+	a.must("charge 0 %d", 4*gib)
+	if _, err := h.Release(context.Background(), "a", 0, true); err != nil {
+		t.Fatal(err)
+	}
+	a.expect("refused", "charge 0 1")
+	b.expect("refused", "charge 0 %d", 3*gib)
+	if _, err := h.DeletePool(context.Background(), "llm"); !errors.Is(err, api.ErrRunning) {
+		t.Fatalf("a pool with members was deleted: %v", err)
+	}
+	a.must("release 0 %d", gib)
+	b.must("charge 0 %d", 3*gib)
+	a.kill()
+	eventually(t, "its bytes are back", func() bool { return h.pooled("llm") == 3*gib })
+	b.kill()
+	eventually(t, "the last member is gone", func() bool {
+		_, err := h.DeletePool(context.Background(), "llm")
+		return err == nil
+	})
+	if all, err := h.Pools(context.Background()); err != nil || len(all) != 0 {
+		t.Fatal(all, err)
+	}
+}
+
+func TestAPoolsQuotaIsChangedWhileItIsUsed(t *testing.T) {
+	h := newHost(t, &fakeTruth{})
+	h.pool("llm", on(api.AllDevices, 6*gib))
+	a := h.member("a", "llm").uses()
+	a.must("charge 0 %d", 6*gib)
+	a.expect("refused", "charge 0 1")
+	set := func(quotas ...api.Quota) api.Pool {
+		t.Helper()
+		p, err := h.SetPool(context.Background(), "llm", api.PoolRequest{Quotas: quotas})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	if p := set(on("0", 8*gib)); len(p.Quotas) != 2 || p.Devices[0].Limit != 8*gib || p.Devices[1].Limit != 6*gib {
+		t.Fatalf("%+v", p)
+	}
+	a.must("charge 0 %d", 2*gib)
+	a.expect("refused", "charge 0 1")
+	set(on(gpu0, gib))
+	a.expect("refused", "charge 0 1")
+	a.must("release 0 %d", 7*gib)
+	a.expect("refused", "charge 0 1")
+	a.must("release 0 1")
+	a.must("charge 0 1")
+	if _, err := h.SetPool(context.Background(), "other", api.PoolRequest{Quotas: []api.Quota{on("*", gib)}}); !errors.Is(err, api.ErrNotFound) {
+		t.Fatal(err)
+	}
+	var kinds []api.EventKind
+	events, err := h.Events(context.Background(), 0, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range events {
+		if e.Pool == "llm" {
+			kinds = append(kinds, e.Kind)
+		}
+	}
+	if want := "[pool_created pool_changed pool_changed]"; fmt.Sprint(kinds) != want {
+		t.Fatalf("%v, want %s", kinds, want)
+	}
+}
+
+// The pool's quota is given, its members' are parts of it.
+func TestThePoolIsWhatCountsOnADevice(t *testing.T) {
+	h := newHost(t, &fakeTruth{})
+	h.pool("llm", on(gpu0, 60*gib))
+	h.member("a", "llm", on(api.AllDevices, 50*gib))
+	h.member("b", "llm", on(api.AllDevices, 50*gib))
+	h.member("c", "llm")
+	devices, err := h.Devices(context.Background())
+	if err != nil || devices[0].Quotas != 60*gib || devices[1].Quotas != 0 {
+		t.Fatalf("%+v %v", devices, err)
+	}
+	var refusal *api.Error
+	_, err = h.CreatePool(context.Background(), "more", api.PoolRequest{Quotas: []api.Quota{on(gpu0, 21*gib)}})
+	if !errors.As(err, &refusal) || refusal.Code != api.CodeQuotaExceeded || !strings.Contains(refusal.Message, "pool llm has 60GiB") {
+		t.Fatal(err)
+	}
+	h.session("s", on(gpu0, 20*gib))
+	if _, err := h.SetPool(context.Background(), "llm", api.PoolRequest{Quotas: []api.Quota{on(gpu0, 61*gib)}}); !errors.Is(err, api.ErrQuotaExceeded) {
+		t.Fatal(err)
+	}
+	if p := h.seePool("llm"); p.Quotas[0].Bytes != 60*gib || p.Devices[0].Limit != 60*gib {
+		t.Fatalf("what was refused changed something: %+v", p)
+	}
+	p := start(t, "/nowhere", "")
+	_, err = h.Register(context.Background(), api.RegisterRequest{ID: "x", Session: true, PID: p.pid(), Pool: "nobody", Quotas: []api.Quota{on(gpu0, gib)}})
+	if !errors.Is(err, api.ErrBadRequest) || !strings.Contains(err.Error(), "there is no pool nobody") {
+		t.Fatal(err)
+	}
+	_, err = h.Register(context.Background(), api.RegisterRequest{ID: "x", Session: true, PID: p.pid(), Pool: "llm", Quotas: []api.Quota{on(gpu1, gib)}})
+	if !errors.Is(err, api.ErrNoDevice) || !strings.Contains(err.Error(), "where pool llm has none") {
+		t.Fatal(err)
+	}
+	_, err = h.Register(context.Background(), api.RegisterRequest{ID: "x", Session: true, PID: p.pid(), Pool: "llm", Mode: api.Record})
+	if !errors.Is(err, api.ErrBadRequest) || !strings.Contains(err.Error(), "only records") {
+		t.Fatal(err)
+	}
+}
+
+func TestAPoolIsThereAgainAfterARestart(t *testing.T) {
+	h := newHost(t, nil)
+	h.pool("llm", on(api.AllDevices, 6*gib))
+	h.pool("idle", api.Quota{Device: api.AllDevices, Percent: 25})
+	a, b, dies := h.member("a", "llm", on(api.AllDevices, 4*gib)).uses(), h.member("b", "llm").uses(), h.member("dies", "llm").uses()
+	a.must("charge 0 %d", 2*gib)
+	b.must("charge 0 %d", gib)
+	dies.must("charge 0 %d", gib)
+	h.stop()
+	dies.kill()
+	a.must("charge 0 %d", gib) // nobody is needed for that
+	b.expect("refused", "charge 0 %d", 2*gib)
+	h.start()
+	eventually(t, "what died meanwhile is settled", func() bool { return h.pooled("llm") == 4*gib })
+	if p := h.seePool("llm"); p.ProcessCount != 2 || strings.Join(p.Members, " ") != "a b" || p.State != api.Active {
+		t.Fatalf("%+v", p)
+	}
+	b.must("charge 0 %d", 2*gib)
+	b.expect("refused", "charge 0 1")
+	a.kill()
+	eventually(t, "a death after the restart is seen", func() bool { return h.pooled("llm") == 3*gib })
+	c := h.member("c", "llm").uses()
+	c.must("charge 0 %d", 3*gib)
+	c.expect("refused", "charge 0 1")
+	if p := h.seePool("idle"); len(p.Quotas) != 1 || p.Quotas[0].Percent != 25 {
+		t.Fatalf("%+v", p)
+	}
+}
+
+func TestAPoolOutlivesTheHostsBootAsWhatItWasMadeFor(t *testing.T) {
+	h := newHost(t, &fakeTruth{})
+	h.pool("llm", on(gpu0, 6*gib))
+	created := h.seePool("llm").Created
+	h.stop()
+	s, _, err := store.Open(filepath.Join(h.options.StateDir, "gpuslice.db"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	pools, err := s.Pools()
+	if err != nil || len(pools) != 1 {
+		t.Fatal(pools, err)
+	}
+	pools[0].BootID = "another"
+	if err := errors.Join(s.PutPool(pools[0]), s.Close()); err != nil {
+		t.Fatal(err)
+	}
+	h.start()
+	if p := h.seePool("llm"); p.State != api.Active || !p.Created.Equal(created) || len(p.Devices) != 1 || p.Devices[0].Limit != 6*gib || p.Devices[0].Used != 0 {
+		t.Fatalf("%+v", p)
+	}
+	a := h.member("a", "llm").uses()
+	a.must("charge 0 %d", 6*gib)
+	a.expect("refused", "charge 0 1")
+}
+
+func TestAnOverwrittenPoolGivesNothingMore(t *testing.T) {
+	h := newHost(t, nil)
+	h.pool("llm", on(api.AllDevices, 6*gib))
+	a, b := h.member("a", "llm").uses(), h.member("b", "llm", on(api.AllDevices, gib)).uses()
+	s, _ := h.session("s", on(api.AllDevices, gib))
+	s.uses()
+	a.expect("ok", "pokepool 144 %d", 100*gib) // the first device's limit
+	eventually(t, "it is found", func() bool { return h.seePool("llm").State == api.Damaged })
+	a.expect("refused", "charge 0 1")
+	b.expect("refused", "charge 0 1")
+	s.must("charge 0 %d", gib)
+	if h.see("b").State != api.Active {
+		t.Fatal("its members are")
+	}
+	if _, err := h.SetPool(context.Background(), "llm", api.PoolRequest{Quotas: []api.Quota{on("*", gib)}}); !errors.Is(err, api.ErrBadRequest) {
+		t.Fatal(err)
+	}
+}
+
+func TestARefusalSaysWhoseLimitItWas(t *testing.T) {
+	h := newHost(t, nil)
+	h.pool("llm", on(api.AllDevices, 6*gib))
+	a := h.member("a", "llm", on(api.AllDevices, 8*gib)).uses()
+	a.must("charge 0 %d", 5*gib)
+	a.must("refused 0 %d", 2*gib)
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	for since := uint64(0); ; {
+		events, err := h.Events(ctx, since, true)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range events {
+			since = e.Seq
+			if e.Kind != api.EventRefused {
+				continue
+			}
+			if e.Pool != "llm" || e.Limit != 6*gib || e.Used != 5*gib || e.Requested != 2*gib || e.Slice != "a" {
+				t.Fatalf("%+v", e)
+			}
+			return
+		}
+	}
+}
+
+// Many processes of several members race for a pool's bytes, and die: what is left is what the living hold.
+func TestMembersRaceForThePoolsLastBytesAndDie(t *testing.T) {
+	h := newHost(t, nil)
+	const limit = 40 // as many bytes: each process holds up to 7 at one time
+	h.pool("tight", on(api.AllDevices, limit))
+	var wait sync.WaitGroup
+	for i := range 6 {
+		p := h.member(fmt.Sprintf("m%d", i), "tight", on(api.AllDevices, 30)).uses()
+		if i%2 == 0 {
+			wait.Go(func() {
+				for range 20 {
+					p.must("hammer 0 20000")
+				}
+			})
+		} else {
+			p.tell("hammer 0 100000000")
+			wait.Go(func() {
+				time.Sleep(time.Duration(50+40*i) * time.Millisecond)
+				p.kill()
+			})
+		}
+	}
+	wait.Wait()
+	eventually(t, "nothing is held any more", func() bool { return h.pooled("tight") == 0 })
+	p := h.seePool("tight")
+	if p.State != api.Active || p.Devices[0].Peak > limit || p.Devices[0].Peak < limit-6 {
+		t.Fatalf("%+v", p)
+	}
+}

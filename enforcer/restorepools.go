@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforcer
+
+import (
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/driver"
+	"github.com/gpuslice/gpuslice/enforcer/killpoint"
+	"github.com/gpuslice/gpuslice/enforcer/ledger"
+	"github.com/gpuslice/gpuslice/enforcer/process"
+	"github.com/gpuslice/gpuslice/enforcer/store"
+)
+
+// loadPools makes the pools of the store known, without their ledgers. A pool outlives its members, and the host's boot: its
+// quotas do.
+func (e *Enforcer) loadPools() (map[*pool]store.Pool, error) {
+	records, err := e.store.Pools()
+	if err != nil {
+		return nil, err
+	}
+	loaded := make(map[*pool]store.Pool)
+	for _, r := range records {
+		p := e.newPool(r.Name, r.Created, r.Quotas)
+		if r.BootID == e.boot {
+			p.identity = ledger.Identity{Name: r.LedgerName, Dev: r.LedgerDev, Inode: r.LedgerInode}
+			for _, l := range r.Limits {
+				if uuid, err := driver.ParseUUID(l.Device); err == nil {
+					p.devices = append(p.devices, p.describe(uuid, l.Bytes, l.Total))
+				}
+			}
+		}
+		loaded[p] = r
+		e.pools[r.Name] = p
+	}
+	return loaded, nil
+}
+
+// reopenPools finds the pools' ledgers again, or makes new ones: before any slice listens, since who attaches to a member
+// needs the pool. Who may have a ledger are the processes of slices that are alive, and of those that were released.
+func (e *Enforcer) reopenPools(loaded map[*pool]store.Pool, alive map[*slice]store.Slice, released []store.Slice) {
+	pids := make(map[*pool][]int)
+	look := func(s *slice) {
+		if s.pool == nil {
+			return
+		}
+		found, err := s.pids()
+		if err != nil {
+			s.log.Error("list the slice's processes", "err", err)
+		}
+		pids[s.pool] = append(pids[s.pool], found...)
+	}
+	for s := range alive {
+		look(s)
+	}
+	for _, r := range released {
+		if r.BootID == e.boot && r.Request.Pool != "" {
+			s := e.revive(r)
+			look(s)
+			s.leave()
+		}
+	}
+	for p, r := range loaded {
+		if err := p.reopen(r, pids[p]); err != nil {
+			p.log.Error("the pool cannot be taken up again; its members get nothing more", "err", err)
+			p.state, p.reason = api.Damaged, fmt.Sprintf("it could not be taken up again: %v", err)
+		}
+		e.commit(p, p.commitment())
+		killpoint.Pass("restore.pool")
+	}
+}
+
+func (p *pool) reopen(r store.Pool, pids []int) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if r.BootID == p.e.boot {
+		if p.ledger = p.search(pids); p.ledger != nil {
+			return p.recover()
+		}
+	}
+	// Nobody has it mapped, so nobody has charged anything to it, and nobody can.
+	name := r.LedgerName
+	if r.BootID != p.e.boot {
+		if _, err := rand.Read(name[:]); err != nil {
+			return err
+		}
+	}
+	if len(p.devices) == 0 {
+		p.devices = p.foresee()
+	}
+	if err := p.begin(name); err != nil {
+		return err
+	}
+	return p.e.store.PutPool(p.stored())
+}
+
+// search looks for the ledger in processes of the pool's slices.
+func (p *pool) search(pids []int) *ledger.Ledger {
+	for _, pid := range pids {
+		l, err := ledger.FromProcess(pid, p.identity)
+		if err == nil {
+			return l
+		}
+		if !errors.Is(err, os.ErrNotExist) {
+			p.log.Warn("look for the pool's ledger", "pid", pid, "err", err)
+		}
+	}
+	return nil
+}
+
+// recover puts this enforcer's books in order by a page that the predecessor left. Limits are written anew: the predecessor
+// may have died between the disk and the page, or have raised them for processes that were checkpointed. Called with mu held.
+func (p *pool) recover() error {
+	for i := range p.devices {
+		if err := p.write(i); err != nil {
+			p.damaged(err)
+			return nil
+		}
+	}
+	p.next = p.ledger.HighLane() + 1
+	for number := uint32(1); number < p.next; number++ {
+		p.retake(number)
+	}
+	if p.state == api.Active {
+		if err := p.verify(); err != nil {
+			p.damaged(err)
+		}
+	}
+	return nil
+}
+
+// retake looks whose a lane is, by the page. Who is alive and has the page mapped can still write the lane, so it is
+// kept, whatever has become of the process's slice; any other is settled. Called with mu held.
+func (p *pool) retake(number uint32) {
+	owner, generation, live := p.ledger.Lane(number)
+	if !live {
+		p.free = append(p.free, number)
+		return
+	}
+	if h, err := process.Open(owner.PID); err == nil {
+		if h.Start == owner.Start && p.byPID[h.PID] == nil && p.mapped(h.PID) {
+			l := &poolLane{number: number, generation: generation, process: h}
+			p.own(l)
+			p.ledger.SetLive(number)
+			if err := p.watch(l); err != nil {
+				p.log.Error("watch a process of the pool", "pid", h.PID, "err", err)
+			}
+			return
+		}
+		h.Close()
+	}
+	if _, err := p.ledger.Settle(number, generation); err != nil {
+		p.damaged(fmt.Errorf("lane %d of process %d cannot be settled: %w", number, owner.PID, err))
+		return
+	}
+	killpoint.Pass("restore.pool.settled")
+	p.ledger.SetFree(number)
+	p.free = append(p.free, number)
+}
+
+// mapped says whether a process has the pool's page; of one of which that cannot be found out, it may.
+func (p *pool) mapped(pid int) bool {
+	l, err := ledger.FromProcess(pid, p.identity)
+	if err != nil {
+		return !errors.Is(err, os.ErrNotExist)
+	}
+	if err := l.Close(); err != nil {
+		p.log.Error("close a pool's ledger", "err", err)
+	}
+	return true
+}

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package server
+
+import (
+	"context"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/audit"
+)
+
+// note is what becomes of a request that is to be recorded, as the handlers find it out.
+type note struct {
+	slice, pool string
+	tenant      string
+	container   string
+	quotas      []api.Quota
+	ttl         time.Duration
+	refusal     *api.Error
+}
+
+type noteKey struct{}
+
+// noteOf is the note of a request; one that nobody reads if it is not to be recorded.
+func noteOf(r *http.Request) *note {
+	if n, ok := r.Context().Value(noteKey{}).(*note); ok {
+		return n
+	}
+	return &note{}
+}
+
+// AuditWith makes put be called for each request for a change, once it is known what became of it. It must be called before
+// Serve, and put must not wait.
+func (s *Server) AuditWith(put func(audit.Entry)) { s.http.Handler = audited(s.http.Handler, put) }
+
+func audited(next http.Handler, put func(audit.Entry)) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodGet || r.Method == http.MethodHead {
+			next.ServeHTTP(w, r)
+			return
+		}
+		n := &note{}
+		r = r.WithContext(context.WithValue(r.Context(), noteKey{}, n))
+		next.ServeHTTP(w, r)
+		// The mux has said in r which route it was. What has none changes nothing.
+		if method, _, ok := strings.Cut(r.Pattern, " "); !ok || method != r.Method {
+			return
+		}
+		put(n.entry(r))
+	})
+}
+
+func (n *note) entry(r *http.Request) audit.Entry {
+	e := audit.Entry{
+		Event:     api.Event{Kind: audit.KindRequest, Slice: n.slice, Container: n.container, Tenant: n.tenant, Pool: n.pool, TTL: n.ttl},
+		Operation: r.Pattern, Result: audit.OK, Quotas: n.quotas,
+	}
+	// What was asked for in a path is recorded if it can be a name; else the refusal's sentence has it, shortened.
+	if id := r.PathValue("id"); e.Slice == "" && api.CheckID(id) == nil {
+		e.Slice = id
+	}
+	if name := r.PathValue("name"); e.Pool == "" && api.CheckID(name) == nil {
+		e.Pool = name
+	}
+	if p, known := PeerOf(r.Context()); known {
+		e.PID, e.UID = p.PID, &p.UID
+	}
+	if n.refusal != nil {
+		e.Result, e.Code, e.Message = audit.Refused, n.refusal.Code, n.refusal.Message
+		e.Device, e.Requested, e.Limit, e.Used = n.refusal.Device, n.refusal.Requested, n.refusal.Limit, n.refusal.Current
+	}
+	return e
+}

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package server
+
+import (
+	"io"
+	"net/http"
+	"os"
+	"reflect"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/audit"
+)
+
+func TestEachRequestForAChangeIsRecordedWithWhoAskedAndWhatBecameOfIt(t *testing.T) {
+	path := socketPath(t)
+	l, err := Listen(path, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := &fakeService{}
+	s := New(f, quiet())
+	var mu sync.Mutex
+	var put []audit.Entry
+	s.AuditWith(func(e audit.Entry) { mu.Lock(); defer mu.Unlock(); put = append(put, e) })
+	done := make(chan error, 1)
+	go func() { done <- s.Serve(t.Context(), l) }()
+	do := func(method, target, body string, refusal *api.Error) audit.Entry {
+		t.Helper()
+		f.err = nil
+		if refusal != nil {
+			f.err = refusal
+		}
+		request, err := http.NewRequestWithContext(t.Context(), method, "http://gpuslice"+target, strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, err := httpClient(path).Do(request)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, _ = io.Copy(io.Discard, r.Body)
+		r.Body.Close()
+		mu.Lock()
+		defer mu.Unlock()
+		if len(put) == 0 {
+			return audit.Entry{}
+		}
+		e := put[0]
+		put = put[1:]
+		if e.Kind != audit.KindRequest || e.PID != os.Getpid() || e.UID == nil || *e.UID != uint32(os.Getuid()) {
+			t.Errorf("%s %s: %+v", method, target, e)
+		}
+		e.Kind, e.PID, e.UID = "", 0, nil
+		return e
+	}
+	full := &api.Error{Code: api.CodeQuotaExceeded, Message: "no", Device: "GPU-1", Requested: 3, Limit: 2, Current: 1}
+	long := strings.Repeat("x", 300)
+	for _, c := range []struct {
+		method, target, body string
+		refusal              *api.Error
+		want                 audit.Entry
+	}{
+		{"POST", "/v1/slices", goodRequest, nil, audit.Entry{
+			Event: api.Event{Slice: "c1"}, Operation: "POST /v1/slices", Result: audit.OK, Quotas: []api.Quota{{Device: "*", Bytes: 1024}}}},
+		{"POST", "/v1/slices", goodRequest, full, audit.Entry{
+			Event:     api.Event{Slice: "c1", Device: "GPU-1", Requested: 3, Limit: 2, Used: 1},
+			Operation: "POST /v1/slices", Result: audit.Refused, Code: api.CodeQuotaExceeded, Message: "no", Quotas: []api.Quota{{Device: "*", Bytes: 1024}}}},
+		{"POST", "/v1/slices", "{", nil, audit.Entry{
+			Operation: "POST /v1/slices", Result: audit.Refused, Code: api.CodeBadRequest, Message: "the request cannot be read: unexpected EOF"}},
+		{"DELETE", "/v1/slices/c2?force=true", "", nil, audit.Entry{
+			Event: api.Event{Slice: "c2"}, Operation: "DELETE /v1/slices/{id}", Result: audit.OK}},
+		{"DELETE", "/v1/slices/" + long, "", nil, audit.Entry{
+			Operation: "DELETE /v1/slices/{id}", Result: audit.Refused, Code: api.CodeBadRequest, Message: "slice id has 300 characters: 1 to 255 are accepted"}},
+		{"POST", "/v1/slices/c3/renew", `{"ttl":3600000000000}`, nil, audit.Entry{
+			Event: api.Event{Slice: "c3", TTL: 3600e9}, Operation: "POST /v1/slices/{id}/renew", Result: audit.OK}},
+		{"PATCH", "/v1/slices/c3", `{"quotas":[{"device":"*","percent":5}]}`, nil, audit.Entry{
+			Event: api.Event{Slice: "c3"}, Operation: "PATCH /v1/slices/{id}", Result: audit.OK, Quotas: []api.Quota{{Device: "*", Percent: 5}}}},
+		// What only looks, or does not exist, is not recorded.
+		{"GET", "/v1/slices", "", nil, audit.Entry{}},
+		{"PUT", "/v1/slices", "", nil, audit.Entry{}},
+		{"POST", "/v2/slices", "", nil, audit.Entry{}},
+	} {
+		if got := do(c.method, c.target, c.body, c.refusal); !reflect.DeepEqual(got, c.want) {
+			t.Errorf("%s %s:\ngot  %+v\nwant %+v", c.method, c.target, got, c.want)
+		}
+	}
+}

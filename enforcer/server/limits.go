@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package server
+
+import (
+	"encoding/json"
+	"fmt"
+	"net"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+)
+
+// limits of one socket: on what those who ask can take from one another.
+type limits struct {
+	connections // at one time
+
+	header time.Duration // until a request's head is there
+	read   time.Duration // until all of it is
+	write  time.Duration // for the answer, or for each batch of a stream of events
+	idle   time.Duration // between two requests
+}
+
+// connections that are served at one time. Those of root and of the enforcer's own user wait in the kernel's queue when
+// there are as many as may be; others are told so and closed, or they would stand in that queue before root's.
+type connections struct {
+	all    int
+	others int // of users but root and the enforcer's own
+	each   int // of each of those
+}
+
+var (
+	controlLimits = limits{
+		connections: connections{all: 256, others: 128, each: 48},
+		header:      5 * time.Second, read: 10 * time.Second, write: 30 * time.Second, idle: time.Minute,
+	}
+	userLimits = limits{
+		connections: connections{all: 256, others: 192, each: 8},
+		header:      2 * time.Second, read: 5 * time.Second, write: 10 * time.Second, idle: 10 * time.Second,
+	}
+)
+
+// limited keeps to the limits on connections.
+type limited struct {
+	net.Listener
+	connections
+	free   chan struct{}
+	closed chan struct{}
+	once   sync.Once
+
+	mu     sync.Mutex
+	others int
+	by     map[uint32]int // users but root and the enforcer's own
+}
+
+func limit(l net.Listener, c connections) net.Listener {
+	return &limited{Listener: l, connections: c, free: make(chan struct{}, c.all), closed: make(chan struct{}), by: make(map[uint32]int)}
+}
+
+func (l *limited) Accept() (net.Conn, error) {
+	select {
+	case l.free <- struct{}{}:
+	case <-l.closed:
+		return nil, net.ErrClosed
+	}
+	for {
+		conn, err := l.Listener.Accept()
+		if err != nil {
+			<-l.free
+			return nil, err
+		}
+		leave, err := l.enter(conn)
+		if err != nil {
+			turnAway(conn, err)
+			continue
+		}
+		return &limitedConn{Conn: conn, release: sync.OnceFunc(func() {
+			leave()
+			<-l.free
+		})}, nil
+	}
+}
+
+// enter counts a connection, or says why there are too many.
+func (l *limited) enter(conn net.Conn) (leave func(), err error) {
+	p, known := peerOf(conn)
+	if known && (p.UID == 0 || int(p.UID) == os.Geteuid()) {
+		return func() {}, nil
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case l.by[p.UID] >= l.each:
+		return nil, api.Errorf(api.CodeBusy, "uid %d has %d connections open, as many as a user may have: ask again later", p.UID, l.each)
+	case l.others >= l.connections.others:
+		return nil, api.Errorf(api.CodeBusy, "%d connections are open, as many as may be: ask again later", l.others)
+	}
+	l.others++
+	l.by[p.UID]++
+	return func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.others--
+		if l.by[p.UID]--; l.by[p.UID] == 0 {
+			delete(l.by, p.UID)
+		}
+	}, nil
+}
+
+// turnAway answers without having read what is asked: there is room for that in the kernel, so it waits for nobody.
+func turnAway(conn net.Conn, why error) {
+	defer conn.Close()
+	body, err := json.Marshal(why)
+	if err != nil {
+		return
+	}
+	_ = conn.SetWriteDeadline(time.Now().Add(time.Second))
+	_, _ = fmt.Fprintf(conn, "HTTP/1.0 503 Service Unavailable\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s\n", len(body)+1, body)
+}
+
+func (l *limited) Close() error {
+	l.once.Do(func() { close(l.closed) })
+	return l.Listener.Close()
+}
+
+type limitedConn struct {
+	net.Conn
+	release func()
+}
+
+func (c *limitedConn) Close() error {
+	defer c.release()
+	return c.Conn.Close()
+}

@@ -1,0 +1,300 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package server
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+)
+
+const nobody = 65534
+
+// crowd is this program as another: it opens connections, as many as it can, says how many stayed open, and holds them until
+// its input ends.
+const crowd = "GPUSLICE_CROWD"
+
+func TestMain(m *testing.M) {
+	if path := os.Getenv(crowd); path != "" {
+		holdMany(path)
+		return
+	}
+	os.Exit(m.Run())
+}
+
+func holdMany(path string) {
+	n, _ := strconv.Atoi(os.Getenv(crowd + "_COUNT"))
+	var limit unix.Rlimit
+	if unix.Getrlimit(unix.RLIMIT_NOFILE, &limit) == nil {
+		limit.Cur = limit.Max
+		_ = unix.Setrlimit(unix.RLIMIT_NOFILE, &limit)
+	}
+	conns := make([]net.Conn, 0, n)
+	failed := 0
+	for len(conns) < n {
+		conn, err := net.Dial("unix", path)
+		if errors.Is(err, unix.EAGAIN) { // the kernel's queue is full
+			time.Sleep(time.Millisecond)
+			continue
+		}
+		if err != nil {
+			if failed++; failed > 100 {
+				fmt.Println("cannot connect:", err)
+				return
+			}
+			continue
+		}
+		conns = append(conns, conn)
+	}
+	// Who was turned away was told so; the last ones may have to wait for that.
+	expected, _ := strconv.Atoi(os.Getenv(crowd + "_OPEN"))
+	open, busy := conns, 0
+	for deadline := time.Now().Add(20 * time.Second); len(open) > expected && time.Now().Before(deadline); {
+		var still []net.Conn
+		for _, conn := range open {
+			_ = conn.SetReadDeadline(time.Now().Add(time.Millisecond))
+			answer := make([]byte, 1024)
+			n, err := conn.Read(answer)
+			switch {
+			case strings.Contains(string(answer[:n]), `"busy"`):
+				busy++
+			case errors.Is(err, os.ErrDeadlineExceeded):
+				still = append(still, conn)
+			}
+		}
+		open = still
+	}
+	fmt.Printf("%d open, %d busy\n", len(open), busy)
+	_, _ = io.Copy(io.Discard, os.Stdin)
+}
+
+// serveWith serves on a socket that is everybody's, with these limits.
+func serveWith(t *testing.T, s Service, l limits) (path string) {
+	t.Helper()
+	path = socketPath(t)
+	if err := os.Chmod(filepath.Dir(path), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	listener, err := ListenForUsers(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- newServer(Handler(s, quiet()), l, quiet()).Serve(ctx, listener) }()
+	t.Cleanup(func() { cancel(); <-done })
+	return path
+}
+
+func answers200(t *testing.T, path string) {
+	t.Helper()
+	r, err := httpClient(path).Get("http://gpuslice/v1/info")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Body.Close()
+	if r.StatusCode != 200 {
+		t.Fatalf("status %d", r.StatusCode)
+	}
+}
+
+// asNobody makes a copy of this program that nobody can run.
+func asNobody(t *testing.T, env ...string) *exec.Cmd {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("root is needed, to be another user")
+	}
+	program, err := os.ReadFile(os.Args[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, err := os.MkdirTemp("/tmp", "gs")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	copied := filepath.Join(dir, "crowd")
+	if err := errors.Join(os.Chmod(dir, 0o755), os.WriteFile(copied, program, 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(copied)
+	cmd.Env = append(os.Environ(), env...)
+	cmd.Dir = "/"
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
+	return cmd
+}
+
+func openFiles(t *testing.T) int {
+	t.Helper()
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(entries)
+}
+
+func TestTenThousandIdleConnectionsOfAUserKeepNobodyOut(t *testing.T) {
+	l := controlLimits
+	l.header = time.Minute // they are not thrown out while this looks
+	path := serveWith(t, &fakeService{}, l)
+	const connections = 10_000
+	child := asNobody(t, crowd+"="+path, fmt.Sprintf("%s_COUNT=%d", crowd, connections), fmt.Sprintf("%s_OPEN=%d", crowd, l.each))
+	in, err := child.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := child.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := openFiles(t)
+	if err := child.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { in.Close(); _ = child.Wait() }()
+	answers200(t, path) // in the middle of it
+	said, err := bufio.NewReader(out).ReadString('\n')
+	if err != nil {
+		t.Fatal(err)
+	}
+	var open, busy int
+	if _, err := fmt.Sscanf(said, "%d open, %d busy", &open, &busy); err != nil {
+		t.Fatalf("%q: %v", said, err)
+	}
+	if open != l.each || busy != connections-l.each {
+		t.Errorf("%d connections stayed open and %d were refused: want %d and %d", open, busy, l.each, connections-l.each)
+	}
+	if n := openFiles(t); n > before+l.each+8 {
+		t.Errorf("%d descriptors, %d before", n, before)
+	}
+	for range 100 {
+		answers200(t, path)
+	}
+}
+
+func TestAUsersPlacesAreFreeAgainWhenHisConnectionsEnd(t *testing.T) {
+	path := serveWith(t, &fakeService{}, userLimits)
+	program := asNobody(t)
+	for range 3 {
+		for deadline := time.Now().Add(20 * time.Second); ; { // the ends of those before are seen in their own time
+			child := exec.Command(program.Path)
+			child.Dir, child.SysProcAttr, child.Stdin = program.Dir, program.SysProcAttr, strings.NewReader("")
+			child.Env = append(program.Env, crowd+"="+path, fmt.Sprintf("%s_COUNT=%d", crowd, userLimits.each), fmt.Sprintf("%s_OPEN=%d", crowd, userLimits.each))
+			said, err := child.Output()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if string(said) == fmt.Sprintf("%d open, 0 busy\n", userLimits.each) {
+				break
+			}
+			if time.Now().After(deadline) {
+				t.Fatalf("%q", said)
+			}
+		}
+	}
+}
+
+func TestWhoIsSlowIsHungUpOn(t *testing.T) {
+	l := controlLimits
+	l.header, l.read, l.idle = 50*time.Millisecond, 100*time.Millisecond, 50*time.Millisecond
+	path := serveWith(t, &fakeService{}, l)
+	head := "POST /v1/slices HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n"
+	for name, says := range map[string]func(io.Writer){
+		"nothing":              func(io.Writer) {},
+		"half a head":          func(w io.Writer) { _, _ = io.WriteString(w, head) },
+		"a byte now and then":  func(w io.Writer) { drip(w, head) },
+		"half a body":          func(w io.Writer) { _, _ = io.WriteString(w, head+"\r\n{") },
+		"a body bit by bit":    func(w io.Writer) { _, _ = io.WriteString(w, head+"\r\n"); drip(w, strings.Repeat(" ", 1000)) },
+		"one request, no more": func(w io.Writer) { _, _ = io.WriteString(w, "GET /v1/info HTTP/1.1\r\nHost: x\r\n\r\n") },
+	} {
+		conn, err := net.Dial("unix", path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		go says(conn)
+		_ = conn.SetReadDeadline(time.Now().Add(30 * time.Second))
+		if _, err := io.Copy(io.Discard, conn); errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("%s: it waits", name)
+		}
+		conn.Close()
+	}
+	answers200(t, path)
+}
+
+// drip writes a byte at a time until nobody reads.
+func drip(w io.Writer, text string) {
+	for i := range text {
+		if _, err := io.WriteString(w, text[i:i+1]); err != nil {
+			return
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+func TestAHeadThatIsTooLargeIsRefused(t *testing.T) {
+	path := serveWith(t, &fakeService{}, controlLimits)
+	r, err := http.NewRequest("GET", "http://gpuslice/v1/info", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Header.Set("X", strings.Repeat("x", 2*maxHeader))
+	answer, err := httpClient(path).Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	answer.Body.Close()
+	if answer.StatusCode != 431 {
+		t.Errorf("status %d", answer.StatusCode)
+	}
+}
+
+func TestFollowersThatNeverReadAreHungUpOn(t *testing.T) {
+	f := withEvents(1, 4096)
+	l := controlLimits
+	l.write = 50 * time.Millisecond
+	path := serveWith(t, f, l)
+	for range maxStreams { // there is no place for another
+		conn, err := net.Dial("unix", path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		_, _ = io.WriteString(conn, "GET /v1/events?follow=true HTTP/1.0\r\n\r\n")
+		if line, err := bufio.NewReaderSize(conn, 16).ReadString('\n'); err != nil || !strings.Contains(line, " 200 ") {
+			t.Fatalf("%q, %v", line, err)
+		}
+	}
+	long := strings.Repeat("x", 1000)
+	for range 4000 { // more than their sockets take
+		f.log.Append(api.Event{Kind: api.EventRefused, Tenant: long})
+	}
+	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		r, err := httpClient(path).Head("http://gpuslice/v1/events")
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Body.Close()
+		if r.StatusCode == 200 {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("they still have their places: %d", r.StatusCode)
+		}
+	}
+}

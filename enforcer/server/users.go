@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package server
+
+import (
+	"context"
+	"log/slog"
+	"net/http"
+	"slices"
+	"strings"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+)
+
+// UserService is what the handlers of the users' socket call, with who asks in the context (PeerOf, GroupsOf): that
+// socket is open to all, and the service decides who may have what.
+type UserService interface {
+	Info(ctx context.Context) (api.Info, error)
+	Register(ctx context.Context, r api.RegisterRequest) (api.RegisterReply, error)
+	Join(ctx context.Context, id string, r api.JoinRequest) (api.RegisterReply, error)
+	Release(ctx context.Context, id string, generation uint64, force bool) (api.Slice, error)
+	Renew(ctx context.Context, id string, r api.RenewRequest) (api.Slice, error)
+	Slices(ctx context.Context) ([]api.Slice, error)
+	Slice(ctx context.Context, id string) (api.Slice, error)
+}
+
+// userRoutes are the routes of the users' socket. What is not named here is not there.
+var userRoutes = []string{
+	"GET /v1/info",
+	"GET /v1/slices",
+	"POST /v1/slices",
+	"GET /v1/slices/{id}",
+	"DELETE /v1/slices/{id}",
+	"POST /v1/slices/{id}/renew",
+	"POST /v1/slices/{id}/join",
+}
+
+// UserHandler is the users' API without a socket.
+func UserHandler(service UserService, log *slog.Logger) http.Handler {
+	theirs := slices.DeleteFunc(slices.Clone(routes), func(r route) bool {
+		return !slices.Contains(userRoutes, r.method+" "+r.path)
+	})
+	return handler(theirs, forUsers{users: service}, log)
+}
+
+// NewForUsers returns a Server of the users' socket.
+func NewForUsers(service UserService, log *slog.Logger) *Server {
+	return newServer(UserHandler(service, log), userLimits, log)
+}
+
+// forUsers is the Service of the users' socket.
+type forUsers struct {
+	Service // nil: no route of theirs leads to another of its methods
+	users   UserService
+}
+
+func (f forUsers) Info(ctx context.Context) (api.Info, error) { return f.users.Info(ctx) }
+func (f forUsers) Register(ctx context.Context, r api.RegisterRequest) (api.RegisterReply, error) {
+	return f.users.Register(ctx, r)
+}
+func (f forUsers) Join(ctx context.Context, id string, r api.JoinRequest) (api.RegisterReply, error) {
+	return f.users.Join(ctx, id, r)
+}
+func (f forUsers) Release(ctx context.Context, id string, generation uint64, force bool) (api.Slice, error) {
+	return f.users.Release(ctx, id, generation, force)
+}
+func (f forUsers) Renew(ctx context.Context, id string, r api.RenewRequest) (api.Slice, error) {
+	return f.users.Renew(ctx, id, r)
+}
+func (f forUsers) Slices(ctx context.Context) ([]api.Slice, error) { return f.users.Slices(ctx) }
+func (f forUsers) Slice(ctx context.Context, id string) (api.Slice, error) {
+	return f.users.Slice(ctx, id)
+}
+
+func join(s Service, w http.ResponseWriter, r *http.Request) (any, error) {
+	id, err := sliceID(r)
+	if err != nil {
+		return nil, err
+	}
+	var request api.JoinRequest
+	if err := decode(http.MaxBytesReader(w, r.Body, maxBody), &request); err != nil {
+		return nil, err
+	}
+	if err := request.Validate(); err != nil {
+		return nil, err
+	}
+	return s.Join(r.Context(), id, request)
+}
+
+// bearer is how a token is shown: in a header, which is in no log, no list of processes, and no name of a path.
+const bearer = "Bearer "
+
+// takeToken puts the token that a request shows into its context.
+func takeToken(r *http.Request) {
+	values := r.Header.Values("Authorization")
+	if len(values) != 1 {
+		return
+	}
+	// In place: others look in r for the route that was found.
+	if token, ok := strings.CutPrefix(values[0], bearer); ok {
+		*r = *r.WithContext(api.WithToken(r.Context(), api.Token(token)))
+	}
+}

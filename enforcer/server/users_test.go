@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package server
+
+import (
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+)
+
+// askUsers sends one request to the users' handlers, with a token if it is not "".
+func askUsers(t *testing.T, s UserService, method, target, body string, token ...string) (int, api.Error) {
+	t.Helper()
+	w, r := httptest.NewRecorder(), httptest.NewRequest(method, target, strings.NewReader(body))
+	for _, value := range token {
+		r.Header.Add("Authorization", value)
+	}
+	UserHandler(s, quiet()).ServeHTTP(w, r)
+	var e api.Error
+	if err := json.Unmarshal(w.Body.Bytes(), &e); err != nil && w.Code/100 != 2 {
+		t.Errorf("%s %s: the answer is not JSON: %q", method, target, w.Body)
+	}
+	return w.Code, e
+}
+
+func TestTheUsersSocketHasTheVerbsOfSessionsAlone(t *testing.T) {
+	bodies := map[string]string{
+		"POST /v1/slices":            goodRequest,
+		"POST /v1/slices/{id}/renew": `{"ttl":3600000000000}`,
+		"POST /v1/slices/{id}/join":  `{"pid":7}`,
+	}
+	for _, r := range routes {
+		name := r.method + " " + r.path
+		target := strings.NewReplacer("{id}", "s1", "{name}", "p1").Replace(r.path)
+		status, e := askUsers(t, &fakeService{}, r.method, target, bodies[name])
+		switch theirs := slices.Contains(userRoutes, name); {
+		case theirs && status != r.status:
+			t.Errorf("%s: status %d: %s", name, status, e.Message)
+		case !theirs && (status != 404 && status != 405 || e.Code != api.CodeNotFound && e.Code != api.CodeMethod):
+			t.Errorf("%s can be reached: status %d", name, status)
+		}
+	}
+	for _, name := range userRoutes {
+		if !slices.ContainsFunc(routes, func(r route) bool { return r.method+" "+r.path == name }) {
+			t.Errorf("%s is no route", name)
+		}
+	}
+}
+
+func TestATokenComesInAHeaderAndInNoOtherWay(t *testing.T) {
+	token := strings.Repeat("ab", 32)
+	for name, c := range map[string]struct {
+		headers []string
+		want    api.Token
+	}{
+		"shown":        {[]string{"Bearer " + token}, api.Token(token)},
+		"none":         {nil, ""},
+		"another kind": {[]string{"Basic " + token}, ""},
+		"twice":        {[]string{"Bearer " + token, "Bearer " + token}, ""},
+		"nothing":      {[]string{"Bearer "}, ""},
+	} {
+		f := &fakeService{}
+		if status, e := askUsers(t, f, "POST", "/v1/slices/s1/join", `{"pid":7}`, c.headers...); status != 200 || f.joined != "s1" || f.pid != 7 || f.token != c.want {
+			t.Errorf("%s: %d %s, %q", name, status, e.Message, string(f.token))
+		}
+	}
+	for _, c := range []struct{ target, body string }{
+		{"/v1/slices/s1/join?token=" + token, `{"pid":7}`},
+		{"/v1/slices/s1/join", `{"pid":7,"token":"` + token + `"}`},
+		{"/v1/slices/s1/join", `{"pid":0}`},
+		{"/v1/slices/s1/join", `{}`},
+		{"/v1/slices/s1/join", ``},
+	} {
+		f := &fakeService{}
+		status, e := askUsers(t, f, "POST", c.target, c.body)
+		if status != 400 || f.joined != "" || strings.Contains(e.Message, token) {
+			t.Errorf("%s %s: %d %q", c.target, c.body, status, e.Message)
+		}
+	}
+}
+
+func FuzzUsers(f *testing.F) {
+	f.Add("POST", "/v1/slices/s1/join", "Bearer "+strings.Repeat("ab", 32), []byte(`{"pid":7}`))
+	f.Add("DELETE", "/v1/slices/s1?generation=1&force=true", "Bearer x", []byte{})
+	f.Add("GET", "/v1/slices", "", []byte{})
+	f.Add("GET", "/v1/../v1/devices", "Basic x", []byte{})
+	f.Fuzz(func(t *testing.T, method, target, authorization string, body []byte) {
+		r, err := http.NewRequest(method, "http://gpuslice", strings.NewReader(string(body)))
+		if err != nil {
+			t.Skip()
+		}
+		// As a parser of requests might leave it, and worse.
+		r.URL.Path, r.URL.RawQuery, _ = strings.Cut(target, "?")
+		r.Header.Set("Authorization", authorization)
+		s, w := &fakeService{}, httptest.NewRecorder()
+		UserHandler(s, quiet()).ServeHTTP(w, r)
+		if w.Code == 500 || w.Code/100 == 2 && !json.Valid(w.Body.Bytes()) {
+			t.Errorf("%s %q: %d %q", method, target, w.Code, w.Body)
+		}
+		if s.joined != "" && api.CheckID(s.joined) != nil || s.released != "" && api.CheckID(s.released) != nil {
+			t.Errorf("%s %q reached the service with an id that is none", method, target)
+		}
+		if s.registered.ID != "" && s.registered.Validate() != nil {
+			t.Errorf("an invalid request came through: %s", body)
+		}
+	})
+}
+
+// FuzzRequests is the same for the control socket.
+func FuzzRequests(f *testing.F) {
+	f.Add("POST", "/v1/slices", []byte(goodRequest))
+	f.Add("PATCH", "/v1/slices/s1", []byte(`{"quotas":[{"device":"*","bytes":1}],"ttl":0}`))
+	f.Add("POST", "/v1/slices/s1/renew", []byte(`{"ttl":1000000000}`))
+	f.Add("DELETE", "/v1/slices/s1?force=1", []byte{})
+	f.Add("GET", "/v1/events?since=18446744073709551615", []byte{})
+	f.Add("PUT", "/v1/pools/p", []byte(`{"quotas":[{"device":"*","percent":50}]}`))
+	f.Fuzz(func(t *testing.T, method, target string, body []byte) {
+		r, err := http.NewRequest(method, "http://gpuslice", strings.NewReader(string(body)))
+		if err != nil {
+			t.Skip()
+		}
+		r.URL.Path, r.URL.RawQuery, _ = strings.Cut(target, "?")
+		s, w := &fakeService{}, httptest.NewRecorder()
+		Handler(s, quiet()).ServeHTTP(w, r)
+		if w.Code == 500 {
+			t.Errorf("%s %q: %q", method, target, w.Body)
+		}
+		if s.registered.ID != "" && s.registered.Validate() != nil {
+			t.Errorf("an invalid request came through: %s", body)
+		}
+	})
+}

@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforcer
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/killpoint"
+	"github.com/gpuslice/gpuslice/enforcer/ledger"
+)
+
+// What can be changed about a slice, as events have it.
+const (
+	changedQuota = "quota"
+	changedTTL   = "ttl"
+)
+
+// Change gives a slice that runs other quotas, or other time. All of it is so when it returns, and on disk, or nothing is.
+//
+// A quota counts from the next charge on: when Change returns, no charge that the new limit has no room for can take
+// effect any more, on any device. What is held beyond a limit that was lowered stays with whoever holds it.
+func (e *Enforcer) Change(_ context.Context, id string, r api.ChangeRequest) (api.Slice, error) {
+	if err := api.CheckID(id); err != nil {
+		return api.Slice{}, err
+	}
+	if err := r.Validate(); err != nil {
+		return api.Slice{}, err
+	}
+	if err := e.lockChange(); err != nil {
+		return api.Slice{}, err
+	}
+	defer e.change.Unlock()
+	s := e.find(id)
+	if s == nil {
+		return api.Slice{}, api.Errorf(api.CodeNotFound, "there is no slice %s", id)
+	}
+	if err := s.set(r); err != nil {
+		return api.Slice{}, err
+	}
+	e.lookAtLeases()
+	return s.show(false), nil
+}
+
+// Renew says how long a slice lives from now on. One whose time is over is not renewed: its processes are being ended.
+func (e *Enforcer) Renew(ctx context.Context, id string, r api.RenewRequest) (api.Slice, error) {
+	if err := r.Validate(); err != nil {
+		return api.Slice{}, err
+	}
+	return e.Change(ctx, id, api.ChangeRequest{TTL: r.TTL})
+}
+
+// set is called with change held.
+func (s *slice) set(r api.ChangeRequest) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.unchangeable(len(r.Quotas) > 0); err != nil {
+		return err
+	}
+	ttl, deadline := s.ttl, s.deadline
+	if r.TTL != nil {
+		var err error
+		if ttl, err = s.e.granted(s.id(), *r.TTL); err != nil {
+			return err
+		}
+		deadline = s.e.until(ttl)
+	}
+	quotas, err := s.merge(r.Quotas)
+	if err != nil {
+		return err
+	}
+	if err := s.setQuotas(quotas, func() { s.ttl, s.deadline = ttl, deadline }); err != nil {
+		return err
+	}
+	if r.TTL != nil {
+		s.log.Info("the slice's time was changed", "ttl", ttl)
+		s.tell(api.Event{Kind: api.EventChanged, Cause: changedTTL, TTL: ttl})
+	}
+	return nil
+}
+
+// unchangeable is why nothing, or its quotas, can be changed about the slice. Called with mu held.
+func (s *slice) unchangeable(quotas bool) error {
+	switch {
+	case s.state == left:
+		return ErrClosed
+	case s.expired || s.timeIsOver():
+		return api.Errorf(api.CodeExpired, "the time of slice %s is over, and its processes are being ended: nothing can be changed about it", s.id())
+	case s.state != api.Active:
+		return api.Errorf(api.CodeBadRequest, "slice %s is %s, and gets nothing more: nothing can be changed about it", s.id(), s.state)
+	case quotas && s.record():
+		return api.Errorf(api.CodeBadRequest, "slice %s only records: nothing is refused to it, so that its quotas mean nothing, and its mode stays until it ends", s.id())
+	}
+	return nil
+}
+
+// merge puts quotas in place of the slice's own. Called with mu held.
+func (s *slice) merge(quotas []api.Quota) ([]api.Quota, error) {
+	merged := slices.Clone(s.quotas)
+	seen := make(map[string]bool)
+	for _, q := range quotas {
+		name, err := s.e.resolve(q.Device)
+		if err != nil {
+			return nil, err
+		}
+		if name != api.AllDevices && !sees(&s.request, name) {
+			return nil, s.e.unseen(&s.request, q.Device, name)
+		}
+		if seen[name] {
+			return nil, api.Errorf(api.CodeBadRequest, "device %s has two quotas: one is accepted", name)
+		}
+		seen[name] = true
+		i := slices.IndexFunc(s.quotas, func(old api.Quota) bool { return old.Device == name })
+		switch {
+		case i >= 0:
+		case name != api.AllDevices || len(s.quotas) == 0: // it drew on its pool's alone
+			i = len(merged)
+			merged = append(merged, api.Quota{})
+		case len(s.quotas) == 1: // it is meant, whichever device it is on
+			i, name = 0, s.quotas[0].Device
+		default:
+			var names []string
+			for _, old := range s.quotas {
+				names = append(names, old.Device)
+			}
+			return nil, api.Errorf(api.CodeBadRequest, "slice %s has a quota on each of %s, and none on all devices: say which is meant", s.id(), strings.Join(names, ", "))
+		}
+		merged[i] = api.Quota{Device: name, Bytes: q.Bytes, Percent: q.Percent}
+	}
+	if s.counts() && len(quotas) > 0 {
+		if err := s.e.underMost(s.called(), &api.RegisterRequest{Quotas: quotas}); err != nil {
+			return nil, err
+		}
+	}
+	if len(merged) > api.MaxQuotas {
+		return nil, api.Errorf(api.CodeBadRequest, "slice %s would have %d quotas: up to %d are accepted", s.id(), len(merged), api.MaxQuotas)
+	}
+	return merged, nil
+}
+
+// setQuotas puts quotas in force, and writes them to the disk with what also changes. A restart from between the two
+// writes sets the page by the store. Called with change and mu held.
+func (s *slice) setQuotas(quotas []api.Quota, also func()) error {
+	limits, err := s.limitsBy(quotas)
+	if err != nil {
+		return err
+	}
+	had, ttl, deadline, before := s.e.has(s), s.ttl, s.deadline, s.quotas
+	wants := maps.Clone(had)
+	for d, limit := range limits {
+		wants[d.uuid] = min(limit, d.Total)
+	}
+	if s.counts() {
+		if err := s.e.admit(s, wants); err != nil {
+			return err
+		}
+	}
+	old := s.swapLimits(limits)
+	s.quotas, s.changing = quotas, len(limits) > 0
+	also()
+	if err := s.put(); err != nil {
+		s.swapLimits(old)
+		s.quotas, s.ttl, s.deadline, s.changing = before, ttl, deadline, false
+		s.e.commit(s, had)
+		return err
+	}
+	killpoint.Pass("set.stored")
+	if len(limits) == 0 {
+		if !slices.Equal(quotas, before) { // of devices that no process uses yet
+			s.tell(api.Event{Kind: api.EventChanged, Cause: changedQuota})
+		}
+		return nil
+	}
+	for i, d := range s.devices {
+		if _, changed := limits[d]; !changed {
+			continue
+		}
+		if err := d.account.SetDevice(d.onPage(), s.e.contextBytes(d.UUID)); err != nil {
+			s.damaged(err)
+			return api.Errorf(api.CodeInternal, "the limit of slice %s on device %s cannot be set: %v", s.id(), d.uuid, err)
+		}
+		killpoint.Pass("set.limited")
+		s.log.Info("the slice's quota was changed", "device", d.uuid, "bytes", limits[d], "before", old[d])
+		u := s.showDevice(i, d)
+		s.tell(api.Event{Kind: api.EventChanged, Cause: changedQuota, Device: d.uuid, Limit: u.Limit, Used: u.Used, Overhead: u.Overhead})
+	}
+	s.recommit()
+	s.followNative()
+	s.changing = false
+	if err := s.put(); err != nil {
+		s.log.Error("that the slice's quotas are in force is not on disk; the next enforcer sets them again", "err", err)
+	}
+	killpoint.Pass("set.done")
+	return nil
+}
+
+// limitsBy are the limits that become others by these quotas, in bytes. A device of which the slice could be given nothing
+// gets something only by a quota of its own. Called with mu held.
+func (s *slice) limitsBy(quotas []api.Quota) (map[*device]uint64, error) {
+	limits := make(map[*device]uint64)
+	for _, d := range s.devices {
+		covers := covering(quotas, d.UUID)
+		limit, ok := quotaOn(quotas, d.UUID, d.Total)
+		now := d.given()
+		switch {
+		case !ok || limit == now || s.record():
+		case limit == 0:
+			return nil, api.Errorf(api.CodeBadRequest, "the quota of slice %s on device %s would be 0 bytes", s.id(), d.uuid)
+		case now == 0 && covers.Device == api.AllDevices:
+		default:
+			limits[d] = limit
+		}
+	}
+	return limits, nil
+}
+
+// swapLimits sets the enforcer's own copy of limits, and returns what they were. Called with mu held.
+func (s *slice) swapLimits(limits map[*device]uint64) map[*device]uint64 {
+	old := make(map[*device]uint64)
+	for d, limit := range limits {
+		away := d.away() // may be charged beyond it
+		old[d] = d.given()
+		d.Limit, d.Quota = limit+away, min(limit, d.Total)
+		d.pool = nil
+		if limit == ledger.NoLimit {
+			d.Limit, d.pool = limit, s.pool
+		}
+		if limit == 0 {
+			d.Quota = d.Total // see describe
+		}
+	}
+	return old
+}
+
+// quotaOn is the slice's quota on a device of total bytes; false if it has none there.
+func (s *slice) quotaOn(raw [16]byte, total uint64) (uint64, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.quota(raw, total)
+}

@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforcer_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+)
+
+func (h *host) set(id string, quotas ...api.Quota) (api.Slice, error) {
+	return h.Change(context.Background(), id, api.ChangeRequest{Quotas: quotas})
+}
+
+func TestAQuotaCanBeChangedWhileTheSliceRuns(t *testing.T) {
+	truth := &fakeTruth{}
+	h := newHost(t, truth)
+	p, _ := h.session("s", on(api.AllDevices, 4*gib))
+	p.must("attach")
+	p.must("charge 0 %d", 4*gib)
+	p.expect("refused", "charge 0 1")
+
+	s, err := h.set("s", on(api.AllDevices, 6*gib))
+	if err != nil || s.Devices[0].Limit != 6*gib || s.Devices[1].Limit != 6*gib {
+		t.Fatalf("%+v, %v", s, err)
+	}
+	p.must("charge 0 %d", 2*gib)
+	p.expect("refused", "charge 0 1")
+
+	// Below what is held: nothing is taken away, and nothing more is given until there is room again.
+	if s, err = h.set("s", on(gpu0, 3*gib)); err != nil || s.Devices[0].Limit != 3*gib || s.Devices[0].Used != 6*gib || s.Devices[1].Limit != 6*gib {
+		t.Fatalf("%+v, %v", s, err)
+	}
+	p.expect("refused", "charge 0 1")
+	p.must("release 0 %d", 3*gib)
+	p.expect("refused", "charge 0 1")
+	p.must("release 0 1")
+	p.must("charge 0 1")
+
+	// The device has one of its own by now; the others have that on all.
+	if s, err = h.set("s", api.Quota{Device: api.AllDevices, Percent: 50}); err != nil || s.Devices[0].Limit != 3*gib || s.Devices[1].Limit != 40*gib {
+		t.Fatalf("%+v, %v", s, err)
+	}
+	h.restart()
+	if s = h.see("s"); s.State != api.Active || s.Devices[0].Limit != 3*gib || s.Devices[1].Limit != 40*gib {
+		t.Fatalf("after a restart %+v", s)
+	}
+	p.expect("refused", "charge 0 1")
+	p.must("charge 1 %d", 40*gib)
+	p.expect("refused", "charge 1 1")
+}
+
+func TestWhatIsChangedIsToldAndOnlyThat(t *testing.T) {
+	h := newHost(t, &fakeTruth{})
+	p, _ := h.session("s", on(api.AllDevices, gib))
+	p.must("attach")
+	p.must("charge 0 %d", gib)
+	for _, quota := range []uint64{gib, gib / 2, gib / 2} {
+		if _, err := h.set("s", on(gpu0, quota)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ttl := time.Hour
+	if _, err := h.Change(context.Background(), "s", api.ChangeRequest{TTL: &ttl}); err != nil {
+		t.Fatal(err)
+	}
+	events, err := h.Events(context.Background(), 0, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var changed []api.Event
+	for _, e := range events {
+		if e.Kind == api.EventChanged {
+			changed = append(changed, e)
+		}
+	}
+	if len(changed) != 3 || changed[1].Device != gpu0 || changed[1].Limit != gib/2 || changed[1].Used != gib || changed[2].TTL != ttl {
+		t.Errorf("%+v", changed)
+	}
+}
+
+func TestAChangeThatCannotBeIsRefusedAsAWhole(t *testing.T) {
+	truth := &fakeTruth{}
+	h := newHost(t, truth)
+	p, _ := h.session("s", on(gpu0, 4*gib), on(gpu1, 4*gib))
+	p.must("attach")
+	h.session("other", on(gpu1, 70*gib))
+	ttl := time.Hour
+	recording, err := h.Register(context.Background(), api.RegisterRequest{
+		ID: "r", Session: true, Mode: api.Record, PID: start(t, "", "").pid(), Quotas: []api.Quota{on(gpu0, gib)},
+		UID: uint32(os.Geteuid()), GID: uint32(os.Getegid()),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for what, row := range map[string]struct {
+		id     string
+		quotas []api.Quota
+		want   error
+	}{
+		"no such slice":          {"none", []api.Quota{on(gpu0, gib)}, api.ErrNotFound},
+		"no such device":         {"s", []api.Quota{on("7", gib)}, api.ErrNoDevice},
+		"a device twice":         {"s", []api.Quota{on("0", gib), on(gpu0, gib)}, api.ErrBadRequest},
+		"which is meant?":        {"s", []api.Quota{on(api.AllDevices, gib)}, api.ErrBadRequest},
+		"more than there is":     {"s", []api.Quota{on(gpu0, 5*gib), on(gpu1, 11*gib)}, api.ErrQuotaExceeded},
+		"of one that records":    {recording.Slice.ID, []api.Quota{on(gpu0, gib)}, api.ErrBadRequest},
+		"an id that cannot be":   {"../s", []api.Quota{on(gpu0, gib)}, api.ErrBadRequest},
+		"quotas that are nought": {"s", []api.Quota{on(gpu0, 0)}, api.ErrBadRequest},
+	} {
+		_, err := h.Change(context.Background(), row.id, api.ChangeRequest{Quotas: row.quotas, TTL: &ttl})
+		if !errors.Is(err, row.want) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	if _, err := h.Change(context.Background(), "s", api.ChangeRequest{}); !errors.Is(err, api.ErrBadRequest) {
+		t.Errorf("nothing: %v", err)
+	}
+	if s := h.see("s"); s.Expires != nil || s.Devices[0].Limit != 4*gib || s.Devices[1].Limit != 4*gib {
+		t.Errorf("something was changed: %+v", s)
+	}
+	// What was refused is not booked, nor is what was given up.
+	if _, err := h.set("s", on(gpu1, 10*gib)); err != nil {
+		t.Error(err)
+	}
+	if _, err := h.set("s", on(gpu1, gib)); err != nil {
+		t.Error(err)
+	}
+	if _, err := h.set("other", on(gpu1, 79*gib)); err != nil {
+		t.Error(err)
+	}
+	if _, err := h.Change(context.Background(), "r", api.ChangeRequest{TTL: &ttl}); err != nil {
+		t.Errorf("the time of one that records: %v", err)
+	}
+}
+
+// After a change has returned no charge takes effect that the new limit has no room for, however many are under way.
+func TestNoChargeBeyondANewLimitTakesEffectOnceItIsSet(t *testing.T) {
+	rounds := 200
+	if os.Getenv("GPUSLICE_LONG") != "" {
+		rounds = 5000
+	}
+	const high, low = 40, 4
+	h := newHost(t, &fakeTruth{})
+	reply, err := h.Register(context.Background(), api.RegisterRequest{
+		ID: "s", Session: true, PID: os.Getpid(), Quotas: []api.Quota{on(gpu0, high)}, UID: uint32(os.Geteuid()), GID: uint32(os.Getegid()),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := filepath.Join(reply.Dir, "bind")
+	watcher := start(t, dir, "")
+	watcher.must("attach")
+	for range 4 {
+		racer := start(t, dir, "")
+		racer.must("attach")
+		racer.tell("churn 0 %d", uint64(1)<<40) // without an end
+	}
+	var above int
+	for range rounds {
+		if _, err := h.set("s", on(gpu0, low)); err != nil {
+			t.Fatal(err)
+		}
+		most := max(watcher.must("used 0"), low)
+		if most > low {
+			above++
+		}
+		for range 20 {
+			if used := watcher.must("used 0"); used > most {
+				t.Fatalf("%d are charged, of %d that were when the limit of %d was in force", used, most, low)
+			}
+		}
+		if s, err := h.set("s", on(gpu0, high)); err != nil || s.State != api.Active {
+			t.Fatalf("%+v, %v", s, err)
+		}
+	}
+	t.Logf("%d of %d changes came upon more than the new limit", above, rounds)
+}

@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforcer
+
+import (
+	"context"
+	"os/user"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+)
+
+// UserLimit is what each user that it is for may have in sessions.
+type UserLimit struct {
+	User, Group string    // exactly one is set: a user's name or number, a group's
+	MaxVRAM     api.Share // of each device, all of the user's sessions together
+	MaxSessions int       // at one time
+}
+
+// Users is the enforcer for users without privileges: they begin sessions of their own, within the operator's limits, and
+// see, renew and release them. Who asks is what the kernel says; a session's token opens that session beside.
+type Users struct {
+	e      *Enforcer
+	limits []UserLimit
+	groups func(context.Context) []uint32
+}
+
+// Users returns the enforcer for users with these limits, of which the first that is for a user holds. groups are all
+// that who asks is in, by the kernel's word, his own first.
+func (e *Enforcer) Users(limits []UserLimit, groups func(context.Context) []uint32) *Users {
+	u := &Users{e: e, limits: limits, groups: groups}
+	for _, l := range limits {
+		if _, err := l.id(); err != nil {
+			e.log.Warn("a limit of sessions is for nobody as long as that does not exist", "user", l.User, "group", l.Group, "err", err)
+		}
+	}
+	return u
+}
+
+// id is the number of the user or the group. It is looked up for each session: users come and go while the enforcer runs.
+func (l *UserLimit) id() (uint32, error) {
+	name, lookUp := l.User, func(name string) (string, error) {
+		u, err := user.Lookup(name)
+		if err != nil {
+			return "", err
+		}
+		return u.Uid, nil
+	}
+	if l.Group != "" {
+		name, lookUp = l.Group, func(name string) (string, error) {
+			g, err := user.LookupGroup(name)
+			if err != nil {
+				return "", err
+			}
+			return g.Gid, nil
+		}
+	}
+	if n, err := strconv.ParseUint(name, 10, 32); err == nil {
+		return uint32(n), nil
+	}
+	number, err := lookUp(name)
+	if err != nil {
+		return 0, err
+	}
+	n, err := strconv.ParseUint(number, 10, 32)
+	return uint32(n), err
+}
+
+// limit of who asks; nil if none is for him.
+func (u *Users) limit(ctx context.Context, uid uint32) *UserLimit {
+	groups := u.groups(ctx)
+	for i := range u.limits {
+		l := &u.limits[i]
+		id, err := l.id()
+		if err == nil && (l.User != "" && id == uid || l.Group != "" && slices.Contains(groups, id)) {
+			return l
+		}
+	}
+	return nil
+}
+
+func (u *Users) who(ctx context.Context) (uid uint32, err error) {
+	_, uid, known := u.e.caller(ctx)
+	if !known {
+		return 0, api.Errorf(api.CodeForbidden, "the kernel does not say who asks, and a session is for a user")
+	}
+	return uid, nil
+}
+
+// own is the session of that id, if it is of who asks, or who asks shows its token. Others' are not said to exist.
+func (u *Users) own(ctx context.Context, id string) error {
+	uid, err := u.who(ctx)
+	if err != nil {
+		return err
+	}
+	if s := u.e.find(id); s != nil && s.isOf(uid) {
+		return nil
+	}
+	if api.TokenOf(ctx) != "" {
+		_, err := u.e.shown(ctx, id)
+		return err
+	}
+	return api.Errorf(api.CodeNotFound, "you have no session %.255s", id)
+}
+
+func (s *slice) isOf(uid uint32) bool { return s.request.Session && s.request.UID == uid }
+
+// Info about the enforcer.
+func (u *Users) Info(ctx context.Context) (api.Info, error) { return u.e.Info(ctx) }
+
+// Slices shows the sessions of who asks.
+func (u *Users) Slices(ctx context.Context) ([]api.Slice, error) {
+	uid, err := u.who(ctx)
+	if err != nil {
+		return nil, err
+	}
+	all, err := u.e.Slices(ctx)
+	return slices.DeleteFunc(all, func(shown api.Slice) bool {
+		s := u.e.find(shown.ID)
+		return s == nil || s.generation != shown.Generation || !s.isOf(uid)
+	}), err
+}
+
+// Slice shows one of them.
+func (u *Users) Slice(ctx context.Context, id string) (api.Slice, error) {
+	if err := u.own(ctx, id); err != nil {
+		return api.Slice{}, err
+	}
+	return u.e.Slice(ctx, id)
+}
+
+// Release ends one of them.
+func (u *Users) Release(ctx context.Context, id string, generation uint64, force bool) (api.Slice, error) {
+	if err := u.own(ctx, id); err != nil {
+		return api.Slice{}, err
+	}
+	return u.e.Release(ctx, id, generation, force)
+}
+
+// Renew lets one of them live for so long from now.
+func (u *Users) Renew(ctx context.Context, id string, r api.RenewRequest) (api.Slice, error) {
+	if err := u.own(ctx, id); err != nil {
+		return api.Slice{}, err
+	}
+	return u.e.Renew(ctx, id, r)
+}
+
+// Join is the enforcer's: a token is asked for in any case.
+func (u *Users) Join(ctx context.Context, id string, r api.JoinRequest) (api.RegisterReply, error) {
+	return u.e.Join(ctx, id, r)
+}
+
+// Register begins a session of who asks. Its id begins with the user's number, so that nobody takes the id of a container
+// that somebody is about to start.
+func (u *Users) Register(ctx context.Context, r api.RegisterRequest) (api.RegisterReply, error) {
+	return u.e.counted(func() (api.RegisterReply, error) {
+		uid, err := u.who(ctx)
+		if err != nil {
+			return api.RegisterReply{}, err
+		}
+		l := u.limit(ctx, uid)
+		if l == nil {
+			return api.RegisterReply{}, api.Errorf(api.CodeForbidden, "uid %d may have no session on this host: the operator names who may in [[sessions.limits]] of the configuration (`gpuslice run --embedded` does without)", uid)
+		}
+		if err := mayAsk(&r); err != nil {
+			return api.RegisterReply{}, err
+		}
+		r.UID = uid
+		if groups := u.groups(ctx); len(groups) > 0 {
+			r.GID = groups[0]
+		}
+		if prefix := "u" + strconv.FormatUint(uint64(uid), 10) + "-"; !strings.HasPrefix(r.ID, prefix) {
+			r.ID = prefix + r.ID
+		}
+		return u.e.register(ctx, r, l)
+	})
+}
+
+// mayAsk says what of a request is not a user's to ask for.
+func mayAsk(r *api.RegisterRequest) error {
+	refuse := func(format string, args ...any) error {
+		return api.Errorf(api.CodeForbidden, format+": on this socket a user begins sessions of his own (root and the socket's group have the control socket)", args...)
+	}
+	switch {
+	case !r.Session:
+		return refuse("slice %s is a container's", r.ID)
+	case r.Tenant != "":
+		return refuse("tenant %s would pay for the session", r.Tenant)
+	case r.Pool != "":
+		return refuse("pool %s would pay for the session", r.Pool)
+	case r.Mode == api.Record:
+		return refuse("nothing is refused in mode %s, so that a limit would mean nothing", r.Mode)
+	}
+	return nil
+}
+
+// userMayHave says why a user may not have another session, by the operator's limit. Called with change held.
+func (e *Enforcer) userMayHave(s *slice, l *UserLimit) error {
+	var others []*slice
+	for _, other := range e.all() {
+		if other.isOf(s.request.UID) && !(other.init != nil && !other.init.Alive()) {
+			others = append(others, other)
+		}
+	}
+	if len(others) >= l.MaxSessions {
+		return api.Errorf(api.CodeQuotaExceeded, "uid %d has %d sessions, and may have %d at one time: end one of them first", s.request.UID, len(others), l.MaxSessions)
+	}
+	if e.truth == nil {
+		return e.userMayAsk(s, l, others)
+	}
+	devices := s.foresee()
+	if len(devices) == 0 {
+		return api.Errorf(api.CodeBadRequest, "session %s has a quota on no device that is there, or on more than a slice can have", s.id())
+	}
+	for _, d := range devices {
+		g := e.gpuOf(d.uuid)
+		if g == nil {
+			continue
+		}
+		var used uint64
+		for _, other := range others {
+			used += e.has(other)[d.uuid]
+		}
+		if err := l.refuse(s, g.called(d.uuid), d.uuid, min(d.Limit, d.Total), used, l.MaxVRAM.Of(g.Total)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// userMayAsk goes by what is asked for: without driver truth nobody knows how large the devices are, nor which there are, so
+// each session counts with the largest of its quotas.
+func (e *Enforcer) userMayAsk(s *slice, l *UserLimit, others []*slice) error {
+	wants, known := largest(s.quotas)
+	if l.MaxVRAM.Percent > 0 || !known {
+		return api.Errorf(api.CodeQuotaExceeded, "without NVML nobody knows what a share of a device is: the quota and the operator's max_vram (%s) are accepted as sizes only", l.MaxVRAM)
+	}
+	var used uint64
+	for _, other := range others {
+		other.mu.Lock()
+		bytes, _ := largest(other.quotas)
+		other.mu.Unlock()
+		used += bytes
+	}
+	return l.refuse(s, "any", "", wants, used, l.MaxVRAM.Bytes)
+}
+
+// largest of the quotas, in bytes; not known if one is a share.
+func largest(quotas []api.Quota) (bytes uint64, known bool) {
+	known = true
+	for _, q := range quotas {
+		known = known && q.Percent == 0
+		bytes = max(bytes, q.Bytes)
+	}
+	return bytes, known
+}
+
+// refuse says why bytes are too many beside used.
+func (l *UserLimit) refuse(s *slice, device, uuid string, bytes, used, most uint64) error {
+	if used <= most && bytes <= most-used {
+		return nil
+	}
+	e := api.Errorf(api.CodeQuotaExceeded, "%s asks for %s on device %s, where uid %d's sessions may have %s together (max_vram) and have %s: ask for less, or end one of them",
+		s.id(), api.FormatSize(bytes), device, s.request.UID, api.FormatSize(most), api.FormatSize(used))
+	e.Device, e.Requested, e.Limit, e.Current = uuid, bytes, most, used
+	return e
+}

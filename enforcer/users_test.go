@@ -1,0 +1,268 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforcer_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"github.com/gpuslice/gpuslice/enforcer"
+	"github.com/gpuslice/gpuslice/enforcer/api"
+)
+
+const (
+	alice   = 5001
+	bob     = 5002
+	carol   = 5003
+	student = 6001
+)
+
+// newUsers lets alice and the students have sessions; bob and carol are students.
+func newUsers(t *testing.T, truth *fakeTruth) (*host, *enforcer.Users) {
+	t.Helper()
+	h := newHost(t, truth)
+	h.believe()
+	return h, h.Users([]enforcer.UserLimit{
+		{User: "5001", MaxVRAM: api.Share{Bytes: 10 * gib}, MaxSessions: 3},
+		{User: "no-such-user-here", MaxVRAM: api.Share{Percent: 100}, MaxSessions: 9},
+		{Group: "6001", MaxVRAM: api.Share{Percent: 10}, MaxSessions: 16}, // of 80 GiB
+	}, func(ctx context.Context) []uint32 {
+		if a, _ := ctx.Value(askerKey{}).(asker); a.uid == alice || a.uid == bob || a.uid == carol {
+			return []uint32{a.uid, student}
+		}
+		return []uint32{4000}
+	})
+}
+
+// begin a session of a user, with a process of its own.
+func begin(t *testing.T, u *enforcer.Users, uid uint32, id string, quotas ...api.Quota) (api.RegisterReply, error) {
+	t.Helper()
+	p := start(t, "/nonexistent", "")
+	return u.Register(as(p.pid(), uid), api.RegisterRequest{ID: id, Quotas: quotas, Session: true, PID: p.pid(), UID: uid})
+}
+
+func TestAUserMayHaveWhatTheFirstLimitThatIsForHimSays(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("root is needed, to serve other users")
+	}
+	h, u := newUsers(t, &fakeTruth{})
+	reply, err := begin(t, u, alice, "a", on(gpu0, 6*gib))
+	if err != nil || reply.Slice.ID != "u5001-a" {
+		t.Fatalf("%+v, %v", reply, err)
+	}
+	for name, c := range map[string]struct {
+		uid   uint32
+		quota api.Quota
+		want  string
+	}{
+		"more than is left":         {alice, on(gpu0, 5*gib), "uid 5001's sessions may have 10GiB together (max_vram) and have 6GiB"},
+		"all devices":               {alice, on(api.AllDevices, 5*gib), "10GiB together"},
+		"a share":                   {bob, api.Quota{Device: gpu0, Percent: 11}, "8GiB together"},
+		"one who is in no group":    {4711, on(gpu0, gib), "uid 4711 may have no session on this host"},
+		"root, who is not named":    {0, on(gpu0, gib), "uid 0 may have no session on this host"},
+		"what nobody could be told": {alice, on(gpu1, 11*gib), "and have 0"},
+	} {
+		_, err := begin(t, u, c.uid, "x", c.quota)
+		if err == nil || !strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), "\n") {
+			t.Errorf("%s: %v: it does not say %q", name, err, c.want)
+		}
+	}
+	// On the other device there is as much, and what fits exactly is given.
+	for _, quota := range []api.Quota{on(gpu1, 10*gib), on(gpu0, 4*gib)} {
+		if _, err := begin(t, u, alice, "b"+quota.Device[len(quota.Device)-2:], quota); err != nil {
+			t.Error(err)
+		}
+	}
+	if _, err := begin(t, u, alice, "c", on(gpu1, 1)); !errors.Is(err, api.ErrQuotaExceeded) || !strings.Contains(err.Error(), "3 sessions") {
+		t.Errorf("a fourth session: %v", err)
+	}
+	// Of a group each has what the limit says.
+	for _, uid := range []uint32{bob, carol} {
+		if _, err := begin(t, u, uid, "g", api.Quota{Device: gpu0, Percent: 10}); err != nil {
+			t.Error(err)
+		}
+	}
+	// What ended is free again.
+	if _, err := u.Release(as(1, alice), "u5001-a", 0, true); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := begin(t, u, alice, "a", on(gpu0, 6*gib)); err != nil {
+		t.Error(err)
+	}
+	if n := len(slicesOf(t, h)); n != 5 {
+		t.Errorf("%d slices", n)
+	}
+}
+
+func slicesOf(t *testing.T, h *host) []api.Slice {
+	t.Helper()
+	all, err := h.Slices(context.Background())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+func TestWithoutDriverTruthAUsersLimitIsOfWhatIsAskedFor(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("root is needed, to serve other users")
+	}
+	_, u := newUsers(t, nil)
+	if _, err := begin(t, u, alice, "a", on(gpu0, 6*gib), on(gpu1, 2*gib)); err != nil {
+		t.Fatal(err)
+	}
+	for want, quota := range map[string]api.Quota{
+		"have 6GiB":                 on(gpu1, 5*gib),
+		"accepted as sizes only":    {Device: gpu0, Percent: 1},
+		"max_vram (10%) are accept": on(gpu0, gib),
+	} {
+		uid := uint32(alice)
+		if strings.HasPrefix(want, "max_vram") {
+			uid = bob
+		}
+		if _, err := begin(t, u, uid, "x", quota); !errors.Is(err, api.ErrQuotaExceeded) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v does not say %q", err, want)
+		}
+	}
+	if _, err := begin(t, u, alice, "b", on(gpu1, 4*gib)); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestAUserAsksForNothingThatIsTheOperatorsToGive(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("root is needed, to serve other users")
+	}
+	h, u := newUsers(t, &fakeTruth{})
+	stranger := start(t, "/nonexistent", "")
+	for name, change := range map[string]func(*api.RegisterRequest){
+		"is a container's":      func(r *api.RegisterRequest) { r.Session = false },
+		"tenant t would pay":    func(r *api.RegisterRequest) { r.Tenant = "t" },
+		"pool p would pay":      func(r *api.RegisterRequest) { r.Pool = "p" },
+		"a limit would mean":    func(r *api.RegisterRequest) { r.Mode = api.Record },
+		"neither the one that":  func(r *api.RegisterRequest) { r.PID = stranger.pid() },
+		"there is no device 17": func(r *api.RegisterRequest) { r.Quotas[0].Device = "17" },
+	} {
+		p := start(t, "/nonexistent", "")
+		r := api.RegisterRequest{ID: "x", Quotas: []api.Quota{on(gpu0, gib)}, Session: true, PID: p.pid()}
+		change(&r)
+		if _, err := u.Register(as(p.pid(), alice), r); err == nil || !strings.Contains(err.Error(), name) {
+			t.Errorf("%v does not say %q", err, name)
+		}
+	}
+	if _, err := u.Register(context.Background(), api.RegisterRequest{}); !errors.Is(err, api.ErrForbidden) {
+		t.Errorf("somebody whom the kernel does not know: %v", err)
+	}
+	// He is who the kernel says, whatever he writes.
+	p := start(t, "/nonexistent", "")
+	reply, err := u.Register(as(p.pid(), alice), api.RegisterRequest{ID: "x", Quotas: []api.Quota{on(gpu0, gib)}, Session: true, PID: p.pid(), UID: alice, GID: 0})
+	if err != nil {
+		t.Fatal(err)
+	}
+	info, err := os.Stat(reply.Dir + "/" + api.TokenName)
+	if err != nil || int(info.Sys().(*syscall.Stat_t).Uid) != alice {
+		t.Errorf("the token is of uid %d, %v", int(info.Sys().(*syscall.Stat_t).Uid), err)
+	}
+	if n := len(slicesOf(t, h)); n != 1 {
+		t.Errorf("%d slices", n)
+	}
+}
+
+func TestAUserSeesAndEndsHisOwnSessionsAlone(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("root is needed, to serve other users")
+	}
+	h, u := newUsers(t, &fakeTruth{})
+	mine, err := begin(t, u, alice, "mine", on(gpu0, gib))
+	if err != nil {
+		t.Fatal(err)
+	}
+	theirs, err := begin(t, u, bob, "theirs", on(gpu0, gib))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if all, err := u.Slices(as(1, alice)); err != nil || len(all) != 1 || all[0].ID != mine.Slice.ID {
+		t.Errorf("%+v, %v", all, err)
+	}
+	hour := api.MinTTL * 3600
+	other := func(ctx context.Context, id string) map[string]error {
+		return map[string]error{
+			"shown":    second(u.Slice(ctx, id)),
+			"renewed":  second(u.Renew(ctx, id, api.RenewRequest{TTL: &hour})),
+			"released": second(u.Release(ctx, id, 0, true)),
+		}
+	}
+	for _, id := range []string{theirs.Slice.ID, "none"} {
+		for what, err := range other(as(1, alice), id) {
+			if !errors.Is(err, api.ErrNotFound) || !strings.Contains(err.Error(), "you have no session "+id) {
+				t.Errorf("%s is %s: %v", id, what, err)
+			}
+		}
+	}
+	wrong := api.WithToken(as(1, alice), api.Token(strings.Repeat("0", 64)))
+	for what, err := range other(wrong, theirs.Slice.ID) {
+		if !errors.Is(err, api.ErrForbidden) {
+			t.Errorf("with a wrong token it is %s: %v", what, err)
+		}
+	}
+	if n := len(slicesOf(t, h)); n != 2 {
+		t.Fatalf("%d slices", n)
+	}
+	// Who was given the token may.
+	text, err := os.ReadFile(theirs.Dir + "/" + api.TokenName)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, token, err := api.ParseTokenFile(string(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	shown := api.WithToken(as(1, alice), token)
+	if s, err := u.Slice(shown, theirs.Slice.ID); err != nil || s.ID != theirs.Slice.ID {
+		t.Errorf("shown: %v", err)
+	}
+	if s, err := u.Renew(shown, theirs.Slice.ID, api.RenewRequest{TTL: &hour}); err != nil || s.TTL != hour {
+		t.Errorf("renewed: %v", err)
+	}
+	if _, err := u.Release(shown, theirs.Slice.ID, 0, true); err != nil {
+		t.Errorf("released: %v", err)
+	}
+	if _, err := u.Release(as(1, alice), mine.Slice.ID, 0, true); err != nil {
+		t.Errorf("one's own: %v", err)
+	}
+}
+
+func TestUsersWhoRaceForTheirLastBytesGetNoMore(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("root is needed, to serve other users")
+	}
+	h, u := newUsers(t, &fakeTruth{})
+	p := start(t, "/nonexistent", "")
+	var racers sync.WaitGroup
+	var mu sync.Mutex
+	given := 0
+	for i := range 32 {
+		racers.Go(func() {
+			_, err := u.Register(as(p.pid(), bob), api.RegisterRequest{
+				ID: strconv.Itoa(i), Quotas: []api.Quota{on(gpu0, gib)}, Session: true, PID: p.pid()})
+			if err != nil && !errors.Is(err, api.ErrQuotaExceeded) {
+				t.Error(err)
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			if err == nil {
+				given++
+			}
+		})
+	}
+	racers.Wait()
+	if n := len(slicesOf(t, h)); given != 8 || n != 8 {
+		t.Errorf("%d given, %d slices, of 8 GiB by 1 GiB", given, n)
+	}
+}

@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/test/testhost"
+)
+
+// newHostWith has these lines in its configuration, and these variables in its enforcer's environment.
+func newHostWith(t *testing.T, lines string, env ...string) *host {
+	t.Helper()
+	t.Parallel()
+	runc, err := exec.LookPath("runc")
+	if err != nil {
+		t.Skip("needs runc: make deps")
+	}
+	return &host{testhost.New(t, testhost.Options{Runtimes: []string{runc}, Runtime: lines, Env: env}), runc}
+}
+
+// device is the host's only one.
+func (h *host) device() api.Device {
+	h.T.Helper()
+	devices, err := h.Client.Devices(h.T.Context())
+	h.Must(err)
+	if len(devices) != 1 || devices[0].Free == nil {
+		h.T.Fatalf("the devices are %+v", devices)
+	}
+	return devices[0]
+}
+
+// refused starts the container, which must fail, and returns the sentence that runc shows of it.
+func (c *container) refused() string {
+	c.T.Helper()
+	out, err := c.output(c.runtime("run", "--detach", "--bundle", c.bundle, c.id))
+	if err == nil {
+		c.T.Fatalf("it was created: %s", out)
+	}
+	return out
+}
+
+func TestAContainerWhoseQuotaDoesNotFitIsToldWhoHasTheRest(t *testing.T) {
+	h := newHostWith(t, "[admission]\nreserve = \"1G\"\nmax_vram = \"75%\"\n[tenants.physics]\nmax_vram = \"2G\"\n")
+	d := h.device()
+	if d.Reserve != gib || *d.Free != d.Total-gib {
+		t.Fatalf("%+v", d)
+	}
+	half := map[string]string{"gpuslice.vram": "50%"}
+	first := h.newContainer(half, "/bin/sleep", "600")
+	first.run()
+
+	second := h.newContainer(half, "/bin/sleep", "600")
+	out := second.refused()
+	left := api.FormatSize(d.Total/2 - gib)
+	for _, says := range []string{
+		"gpuslice: ", second.id + " asks for " + api.FormatSize(d.Total/2) + " on device 0 (" + d.UUID + "), where " + left + " are left of the " + api.FormatSize(d.Total-gib),
+		"(" + first.id + " has " + api.FormatSize(d.Total/2) + "): ask for less, or end one of them",
+	} {
+		if !strings.Contains(out, says) {
+			t.Errorf("runc shows\n%s\nwhich does not say %q", out, says)
+		}
+	}
+	if out := h.newContainer(map[string]string{"gpuslice.vram": "80%"}, "/bin/true").refused(); !strings.Contains(out, "a slice may have "+api.FormatSize(d.Total/4*3)+" of it at most (max_vram)") {
+		t.Error(out)
+	}
+	if out := h.newContainer(map[string]string{"gpuslice.vram.0": "3G", "gpuslice.tenant": "physics"}, "/bin/true").refused(); !strings.Contains(out, "tenant physics has 2GiB left of 2GiB") {
+		t.Error(out)
+	}
+	if slices := h.Slices(); len(slices) != 1 {
+		t.Errorf("slices are left: %+v", slices)
+	}
+
+	// What the first gives back, the second gets.
+	h.Must(first.runtime("delete", "--force", first.id).Run())
+	second.run()
+	if d := h.device(); d.Quotas != d.Total/2 || d.Slices != 1 {
+		t.Errorf("%+v", d)
+	}
+}
+
+func TestDevicesShowWhatIsGivenAndFree(t *testing.T) {
+	h := newHost(t)
+	c := h.newContainer(vram(), "/bin/sleep", "600")
+	c.run()
+	show := func(args ...string) string {
+		cmd := exec.Command(filepath.Join(h.Bin, "gpuslice"), append([]string{"--socket", h.Socket(), "devices"}, args...)...)
+		out, err := cmd.CombinedOutput()
+		if err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		return string(out)
+	}
+	d := h.device()
+	lines := strings.Split(show(), "\n")
+	for _, want := range []string{"0 ", api.FormatSize(d.Total), " 4GiB ", api.FormatSize(d.Total - 4*gib), " 1"} {
+		if !strings.Contains(lines[1], want) {
+			t.Errorf("%q is not in %q", want, lines[1])
+		}
+	}
+	var all []api.Device
+	if err := json.Unmarshal([]byte(show("--json")), &all); err != nil || len(all) != 1 || *all[0].Free != d.Total-4*gib {
+		t.Errorf("%+v, %v", all, err)
+	}
+}
+
+// asker wants a slice, and keeps asking until it is told whether it has it.
+type asker struct {
+	id      string
+	pid     int
+	has, no bool
+}
+
+func (h *host) askers(count int) []*asker {
+	h.T.Helper()
+	var all []*asker
+	for i := range count {
+		cmd := exec.Command("/bin/sleep", "600")
+		h.Must(cmd.Start())
+		h.T.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+		all = append(all, &asker{id: fmt.Sprintf("s%d", i), pid: cmd.Process.Pid})
+	}
+	return all
+}
+
+// ask for bytes of every device. That there is no answer, since the enforcer is killed, is no error.
+func (a *asker) ask(h *host, bytes uint64) {
+	_, err := h.Client.Register(h.T.Context(), api.RegisterRequest{
+		ID: a.id, Session: true, PID: a.pid, Quotas: []api.Quota{{Device: api.AllDevices, Bytes: bytes}},
+	})
+	switch {
+	case err == nil, errors.Is(err, api.ErrExists): // the enforcer died between its yes and the answer
+		a.has = true
+	case errors.Is(err, api.ErrQuotaExceeded):
+		a.no = true
+	case errors.Is(err, api.ErrBadRequest):
+		h.T.Errorf("%s: %v", a.id, err)
+	}
+}
+
+// together does something for each, all at the same time.
+func together(all []*asker, do func(*asker)) {
+	var done sync.WaitGroup
+	for _, a := range all {
+		done.Go(func() { do(a) })
+	}
+	done.Wait()
+}
+
+// kept checks that there is what was promised, and that it fits.
+func (h *host) kept(all []*asker, bytes uint64) {
+	h.T.Helper()
+	there := make(map[string]bool)
+	for _, s := range h.Slices() {
+		there[s.ID] = true
+	}
+	for _, a := range all {
+		if a.has && !there[a.id] {
+			h.T.Fatalf("%s was promised a slice, and it is not there", a.id)
+		}
+	}
+	d := h.device()
+	if d.Quotas > d.Total || d.Quotas != uint64(len(there))*bytes || *d.Free != d.Total-d.Quotas {
+		h.T.Fatalf("%d slices have %d bytes each: %+v", len(there), bytes, d)
+	}
+}
+
+func TestTheLastBytesAreGivenOnceWhereverTheEnforcerIsKilled(t *testing.T) {
+	for _, point := range []string{"register.ledger:4", "register.dir:3", "register.decided:4", "register.stored:2", "register.listening:3", "register.done:5"} {
+		t.Run(point, func(t *testing.T) {
+			h := newHostWith(t, "", "GPUSLICE_KILLPOINT="+point)
+			all := h.askers(12)
+			bytes := h.device().Total / 5 // five of them
+			var deaths int
+			for undecided := all; len(undecided) > 0; {
+				together(undecided, func(a *asker) { a.ask(h, bytes) })
+				if _, err := h.Client.Info(t.Context()); err != nil {
+					deaths++
+					h.Stop(unix.SIGKILL)
+					h.Start()
+				}
+				h.kept(all, bytes)
+				undecided = nil
+				for _, a := range all {
+					if !a.has && !a.no {
+						undecided = append(undecided, a)
+					}
+				}
+			}
+			if got := len(h.Slices()); got != 5 || deaths == 0 {
+				t.Errorf("after %d deaths there are %d slices, where 5 fit", deaths, got)
+			}
+		})
+	}
+}
+
+func TestQuotasAddUpThroughAnyNumberOfDeathsOfTheEnforcer(t *testing.T) {
+	h := newHost(t)
+	all := h.askers(16)
+	bytes := h.device().Total / 5
+	for range 8 {
+		killed := make(chan struct{})
+		time.AfterFunc(time.Duration(rand.IntN(30))*time.Millisecond, func() {
+			h.Stop(unix.SIGKILL)
+			close(killed)
+		})
+		together(all, func(a *asker) {
+			for {
+				select {
+				case <-killed:
+					return
+				default:
+				}
+				a.ask(h, bytes)
+				if a.has && rand.IntN(2) == 0 {
+					a.has = false // from here on it may be there or not
+					_, _ = h.Client.Release(h.T.Context(), a.id, 0, true)
+				}
+			}
+		})
+		h.Start()
+		h.kept(all, bytes)
+	}
+	for _, a := range all {
+		if _, err := h.Client.Release(t.Context(), a.id, 0, true); err != nil && !errors.Is(err, api.ErrNotFound) {
+			t.Error(err)
+		}
+	}
+	if d := h.device(); d.Quotas != 0 || *d.Free != d.Total {
+		t.Errorf("nobody has anything, and %+v", d)
+	}
+}

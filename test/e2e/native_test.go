@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"bytes"
+	"debug/elf"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+)
+
+// forEachBackend runs a test on a host where the interceptor enforces; and, if cgroups of version 2 are mounted alone
+// (test/cgroup2.sh), on one where the driver does too.
+func forEachBackend(t *testing.T, test func(t *testing.T, h *host, by api.Enforcement)) {
+	backends := []api.Enforcement{api.Intercept}
+	if _, err := os.Stat("/sys/fs/cgroup/cgroup.procs"); err == nil {
+		backends = append(backends, api.Native)
+	}
+	for _, b := range backends {
+		t.Run(string(b), func(t *testing.T) { test(t, newHostBy(t, b), b) })
+	}
+}
+
+// blindLoader makes a dynamic loader that reads no ld.so.preload where every container sees it as /fake/loader: what is
+// started by it is like a static program, without the interceptor.
+func (h *host) blindLoader() {
+	h.T.Helper()
+	program, err := elf.Open(filepath.Join(h.Bin, "demo", "cuda_hog"))
+	h.Must(err)
+	defer program.Close()
+	path, err := program.Section(".interp").Data()
+	h.Must(err)
+	loader, err := os.ReadFile(string(bytes.TrimRight(path, "\x00")))
+	h.Must(err)
+	blind := bytes.ReplaceAll(loader, []byte("/etc/ld.so.preload"), []byte("/etc/ld.so.nothing"))
+	if bytes.Equal(blind, loader) {
+		h.T.Fatal("the loader does not name /etc/ld.so.preload")
+	}
+	h.Must(os.WriteFile(filepath.Join(h.Dir, "fake", "loader"), blind, 0o755))
+}
+
+func TestAProgramWithoutTheInterceptorIsRefusedByTheDriverOrFoundAfterwards(t *testing.T) {
+	forEachBackend(t, func(t *testing.T, h *host, by api.Enforcement) {
+		h.blindLoader()
+		c := h.newContainer(vram(), "/bin/sleep", "600")
+		c.run()
+		blind := func(bytes uint64) string {
+			return c.started("/fake/loader", "/demo/cuda_hog", strconv.FormatUint(bytes, 10))
+		}
+		if use := c.Use(c.id); use.Enforcement != by {
+			t.Errorf("%+v: want %s", use, by)
+		}
+		beyond := blind(5 * gib)
+		if by == api.Intercept {
+			if !strings.HasPrefix(beyond, fmt.Sprintf("holds %d of ", 5*gib)) {
+				t.Errorf("said %q: nobody stops it", beyond)
+			}
+			h.Eventually("driver truth has found it", func() bool { return c.Use(c.id).Overhead > 5*gib })
+		} else {
+			if !strings.HasSuffix(beyond, "CUDA_ERROR_OUT_OF_MEMORY") {
+				t.Errorf("said %q: 5 GiB of 4 do not fit", beyond)
+			}
+			if within := blind(3 * gib); within != fmt.Sprintf("holds %d of %d", 3*gib, quota) {
+				t.Errorf("said %q: 3 GiB of 4 fit, and the card is shown as large as the quota", within)
+			}
+			if second := blind(gib); !strings.HasSuffix(second, "CUDA_ERROR_OUT_OF_MEMORY") {
+				t.Errorf("said %q: 1 GiB does not fit beside 3 GiB and contexts", second)
+			}
+			h.Eventually("what it holds counts", func() bool { return c.Use(c.id).Overhead > 3*gib })
+		}
+		if g := c.hog(gib); !g.refused() {
+			t.Errorf("an honest process said %q: there is no room", g.said)
+		}
+	})
+}
+
+func TestWhoEnforcesIsShown(t *testing.T) {
+	forEachBackend(t, func(t *testing.T, h *host, by api.Enforcement) {
+		out, _ := exec.Command(filepath.Join(h.Bin, "gpuslice"), "--socket", h.Socket(), "doctor").CombinedOutput()
+		want := map[api.Enforcement]string{
+			api.Intercept: "0: intercept, since the configuration says so",
+			api.Native:    "0: native, since the driver keeps a limit that is set for a cgroup",
+		}[by]
+		if !strings.Contains(string(out), want) {
+			t.Errorf("gpuslice doctor does not say %q:\n%s", want, out)
+		}
+	})
+}
+
+// Here no driver has limits: the simulated one is not told to.
+func TestWhatIsToBeEnforcedByTheDriverIsNotEnforcedByLess(t *testing.T) {
+	h := newHost(t)
+	config := filepath.Join(h.Dir, "native.toml")
+	text := fmt.Sprintf("[enforcer]\nsocket = %q\nrun_dir = %q\nstate_dir = %q\nenforcement = \"native\"\n",
+		filepath.Join(h.Dir, "n.sock"), filepath.Join(h.Dir, "n-run"), filepath.Join(h.Dir, "n-state"))
+	h.Must(os.WriteFile(config, []byte(text), 0o644))
+	cmd := exec.Command(filepath.Join(h.Bin, "gpusliced"), "--config", config)
+	cmd.Env = h.Env()
+	var said bytes.Buffer
+	cmd.Stderr = &said
+	err := cmd.Run()
+	last := lastLine(said.String())
+	if err == nil || !strings.HasPrefix(last, `gpusliced: enforcement = "native" cannot be kept on device 0 (GPU-`) {
+		t.Errorf("%v, %q", err, said.String())
+	}
+}

@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"bufio"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// cli runs gpuslice against the host's enforcer.
+func (h *host) cli(args ...string) (string, error) {
+	h.T.Helper()
+	cmd := exec.Command(filepath.Join(h.Bin, "gpuslice"), append([]string{"--socket", h.Socket()}, args...)...)
+	cmd.Env = h.Env()
+	out, err := cmd.CombinedOutput()
+	return string(out), err
+}
+
+// teller is a program of a session, which is asked what the driver says.
+type teller struct {
+	h   *host
+	in  *os.File
+	out *bufio.Reader
+}
+
+// newTeller runs it in a session of that name.
+func (h *host) newTeller(name string, args ...string) *teller {
+	h.T.Helper()
+	h.compile("teller")
+	args = append(append([]string{"--socket", h.Socket(), "run", "--quiet", "--name", name}, args...), "--", filepath.Join(h.Dir, "fake", "teller"))
+	cmd := exec.Command(filepath.Join(h.Bin, "gpuslice"), args...)
+	cmd.Env, cmd.Stderr = h.Env(), &h.Log
+	in, w, err := os.Pipe()
+	h.Must(err)
+	cmd.Stdin = in
+	out, err := cmd.StdoutPipe()
+	h.Must(err)
+	h.Must(cmd.Start())
+	in.Close()
+	h.T.Cleanup(func() {
+		w.Close()
+		_ = cmd.Wait()
+	})
+	return &teller{h, w, bufio.NewReader(out)}
+}
+
+func (p *teller) ask(line string) string {
+	p.h.T.Helper()
+	_, err := fmt.Fprintln(p.in, line)
+	p.h.Must(err)
+	answer, err := p.out.ReadString('\n')
+	p.h.Must(err)
+	return strings.TrimSpace(answer)
+}
+
+// info is what cuMemGetInfo says.
+func (p *teller) info() (free, total uint64) {
+	p.h.T.Helper()
+	if _, err := fmt.Sscanf(p.ask("info"), "%d of %d", &free, &total); err != nil {
+		p.h.T.Fatal(err)
+	}
+	return free, total
+}
+
+func TestARunningProgramSeesAQuotaThatIsChanged(t *testing.T) {
+	h := newHost(t)
+	p := h.newTeller("s", "--vram", "4G")
+	free, total := p.info()
+	context := total - free
+	if total != 4*gib || p.ask("total") != fmt.Sprint(4*gib) {
+		t.Fatalf("it sees %d of %d", free, total)
+	}
+	if got := p.ask(fmt.Sprint(4 * gib)); got != "refused" {
+		t.Fatalf("4 GiB beside a context: %s", got)
+	}
+
+	if out, err := h.cli("set", "s", "--vram", "6G"); err != nil || !strings.Contains(out, "6GiB") {
+		t.Fatalf("%v: %s", err, out)
+	}
+	if free, total := p.info(); total != 6*gib || free != 6*gib-context || p.ask("total") != fmt.Sprint(6*gib) {
+		t.Errorf("after set it sees %d of %d", free, total)
+	}
+	if got := p.ask(fmt.Sprint(4 * gib)); got != "ok" {
+		t.Fatalf("4 GiB of 6: %s", got)
+	}
+
+	// Less than it holds: it keeps that, and is told that nothing is free.
+	if out, err := h.cli("set", "--vram=3G", "s"); err != nil || !strings.Contains(out, "3GiB") || !strings.Contains(out, "active, over") {
+		t.Fatalf("%v: %s", err, out)
+	}
+	if free, total := p.info(); total != 3*gib || free != 0 {
+		t.Errorf("over its limit it sees %d of %d", free, total)
+	}
+	if got := p.ask(fmt.Sprint(2 * mib)); got != "refused" {
+		t.Errorf("2 MiB more: %s", got)
+	}
+	if use := h.Use("s"); use.Used != 4*gib || use.Limit != 3*gib {
+		t.Errorf("%+v", use)
+	}
+	out, err := h.cli("ps")
+	if err != nil || !strings.Contains(out, "active, over") || strings.Contains(out, "EXPIRES") {
+		t.Errorf("%v: %s", err, out)
+	}
+	if out, err := h.cli("events"); err != nil || !strings.Contains(out, "its limit on") || !strings.Contains(out, "it is over that") {
+		t.Errorf("%v: %s", err, out)
+	}
+}
+
+func TestASetThatCannotBeSaysWhy(t *testing.T) {
+	h := newHost(t)
+	h.newTeller("s", "--vram", "4G").info()
+	h.newTeller("large", "--vram", "70G").info()
+	h.newTeller("records", "--vram", "4G", "--mode", "record").info()
+	for _, row := range []struct {
+		args []string
+		says string
+	}{
+		{[]string{"set", "s"}, "what is to be changed"},
+		{[]string{"set", "--vram", "2G"}, "takes one ID"},
+		{[]string{"set", "s", "--vram", "much"}, "is not a size"},
+		{[]string{"set", "s", "--device", "0"}, "--vram"},
+		{[]string{"set", "s", "--vram", "2G", "--device", "9"}, "there is no device 9"},
+		{[]string{"set", "s", "--size", "2G"}, "not defined"},
+		{[]string{"set", "none", "--vram", "2G"}, "no slice"},
+		{[]string{"set", "s", "--vram", "20G"}, "large"},
+		{[]string{"set", "records", "--vram", "2G"}, "only records"},
+		{[]string{"set", "s", "--ttl", "soon"}, "is not a time to live"},
+		{[]string{"renew", "s"}, "one ID and one DURATION"},
+		{[]string{"renew", "s", "1"}, "is not a time to live"},
+	} {
+		if out, err := h.cli(row.args...); err == nil || !strings.Contains(out, row.says) || strings.Count(out, "\n") != 1 {
+			t.Errorf("%q: %v, %q: %q is expected, in one line", row.args, err, out, row.says)
+		}
+	}
+	if use := h.Use("s"); use.Limit != 4*gib {
+		t.Errorf("%+v", use)
+	}
+}
+
+// What a checkpointed process is charged for is lent to others beside the quota, and taken back before it comes back:
+// whatever the quota became meanwhile.
+func TestAQuotaIsChangedWhileAProcessIsCheckpointed(t *testing.T) {
+	h := newHost(t)
+	h.compile("putaway")
+	c := h.newContainer(vram(), "/bin/sleep", "600")
+	c.run()
+	if g := c.hog(2 * gib); !g.holds(2*gib, quota) {
+		t.Fatalf("said %q", g.said)
+	}
+	putaway := func(what string) string {
+		t.Helper()
+		out, _ := c.exec("/fake/putaway", what, "cuda_hog")
+		return strings.TrimSpace(out)
+	}
+	before := putaway("checkpoint")
+	h.Eventually("it is away", h.Holds(c.id, 0))
+	if out, err := h.cli("set", c.id, "--vram", "3G"); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	if use := h.Use(c.id); use.Limit != 3*gib || use.Used != 0 {
+		t.Fatalf("%+v", use)
+	}
+	if g := c.hog(3 * gib); !g.refused() {
+		t.Errorf("3 GiB and a context of 3: %q", g.said)
+	}
+	g := c.hog(2 * gib)
+	if !g.holds(2*gib, 3*gib) {
+		t.Fatalf("2 GiB of 3, with another 2 away: %q", g.said)
+	}
+	if got := putaway("restore"); got == before {
+		t.Errorf("the driver said %q: 2 GiB and 2 GiB do not fit in 3", got)
+	}
+	if out, err := h.cli("set", c.id, "--vram", "6G"); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	putaway("restore")
+	h.Eventually("both are there", h.Holds(c.id, 4*gib))
+	if use := h.Use(c.id); use.Limit != 6*gib {
+		t.Errorf("%+v", use)
+	}
+}

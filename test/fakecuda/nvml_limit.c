@@ -1,0 +1,70 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * libnvidia-ml: what a cgroup may hold of a card, as drivers of R615 and later have it. Without
+ * FAKECUDA_LIMITS=1 the driver is one that has the functions and cannot do it.
+ */
+#define _GNU_SOURCE
+#include "config.h"
+#include "machine_limit.h"
+#include "nvml_handle.h"
+
+#include <unistd.h>
+
+static nvmlReturn_t check(nvmlDevice_t device, const void *limits, const char *cgroup)
+{
+	nvmlReturn_t result = nvml_check(device, limits);
+
+	if (result != NVML_SUCCESS)
+		return result;
+	if (!cgroup)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	return config_is("FAKECUDA_LIMITS", "1") ? NVML_SUCCESS : NVML_ERROR_NOT_SUPPORTED;
+}
+
+static nvmlReturn_t result_of(enum machine_limit_status status)
+{
+	switch (status) {
+	case MACHINE_LIMIT_OK:
+		return NVML_SUCCESS;
+	case MACHINE_LIMIT_NONE:
+		return NVML_ERROR_NOT_FOUND;
+	case MACHINE_LIMIT_NO_CGROUP:
+		return NVML_ERROR_OPERATING_SYSTEM;
+	default:
+		return NVML_ERROR_MEMORY;
+	}
+}
+
+NVML_API nvmlReturn_t nvmlDeviceSetMemoryLimits_v1(nvmlDevice_t device,
+                                                   nvmlSetMemoryLimits_v1_t *limits)
+{
+	nvmlReturn_t result = check(device, limits, limits ? limits->nameSpace : NULL);
+	uint64_t total;
+
+	if (result != NVML_SUCCESS)
+		return result;
+	if (geteuid() != 0)
+		return NVML_ERROR_NO_PERMISSION;
+	total = machine_device(device->machine)->memory;
+	if (limits->softLimit > limits->hardLimit || limits->softLimit > total ||
+	    (limits->hardLimit > total && limits->hardLimit != NVML_DEVICE_MEMORY_LIMIT_MAX))
+		return NVML_ERROR_INVALID_ARGUMENT;
+	return result_of(machine_limit_set(device->machine, limits->nameSpace, limits->softLimit,
+	                                   limits->hardLimit));
+}
+
+NVML_API nvmlReturn_t nvmlDeviceGetMemoryLimits_v1(nvmlDevice_t device,
+                                                   nvmlGetMemoryLimits_v1_t *limits)
+{
+	nvmlReturn_t result = check(device, limits, limits ? limits->nameSpace : NULL);
+	struct machine_limit limit;
+
+	if (result == NVML_SUCCESS)
+		result = result_of(machine_limit_get(device->machine, limits->nameSpace, &limit));
+	if (result != NVML_SUCCESS)
+		return result;
+	limits->softLimit = limit.soft;
+	limits->hardLimit = limit.hard;
+	limits->currentUsed = limit.used;
+	return NVML_SUCCESS;
+}

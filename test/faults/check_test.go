@@ -1,0 +1,271 @@
+//go:build faults
+
+// SPDX-License-Identifier: Apache-2.0
+
+package faults
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+)
+
+// promptly is how soon the daemon answers. A machine that tests is slow, so that only a daemon that takes longer three
+// times in a row is one that hangs.
+const promptly = time.Second
+
+// prompt asks the enforcer, which must answer at once, whatever it is waiting for itself.
+func (w *world) prompt(what string, ask func(ctx context.Context) error) {
+	w.Helper()
+	for tries := 1; ; tries++ {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		begin := time.Now()
+		err := ask(ctx)
+		took := time.Since(begin)
+		cancel()
+		if err != nil {
+			w.fail("%s: after %v: %v", what, took, err)
+		}
+		w.slowest = max(w.slowest, took)
+		if took < promptly {
+			return
+		}
+		if tries == 3 {
+			w.fail("%s: the enforcer took %v, and more than %v twice before", what, took, promptly)
+		}
+	}
+}
+
+// listing asks the enforcer for its slices.
+func (w *world) listing() (all []api.Slice) {
+	w.Helper()
+	w.prompt("list the slices", func(ctx context.Context) (err error) {
+		all, err = w.client.Slices(ctx)
+		return err
+	})
+	return all
+}
+
+// never looks at what may at no instant be so: more charged than the limit, more held than the limit.
+func (w *world) never() {
+	w.Helper()
+	if w.away == "" && w.doubt == "" {
+		honest := map[string]bool{}
+		for _, s := range w.slices {
+			honest[s.id] = s.state != spoilt
+		}
+		for _, s := range w.listing() {
+			for _, d := range s.Devices {
+				if d.Used+d.Overhead > d.Limit && honest[s.ID] {
+					w.fail("slice %s has charged %d and %d of %d bytes on %s", s.ID, d.Used, d.Overhead, d.Limit, d.Device)
+				}
+			}
+		}
+	}
+	listed := w.listed()
+	for _, s := range w.slices {
+		for device := range devices {
+			var bytes uint64
+			for _, p := range s.workers {
+				bytes += listed[device][p.pid]
+			}
+			if bytes > s.limit && s.state != spoilt {
+				w.fail("the driver holds %d bytes on device %d for slice %s, whose limit is %d", bytes, device, s.id, s.limit)
+			}
+		}
+	}
+}
+
+// check compares all there is with the model: at once what the driver holds, which is true at every instant, and in
+// the end what the enforcer says, which hears of deaths in its time.
+func (w *world) check() {
+	w.Helper()
+	w.never()
+	listed := w.listed()
+	mine := map[int]bool{w.looker.pid: true}
+	for _, s := range w.slices {
+		for _, p := range s.workers {
+			mine[p.pid] = true
+			for device := range devices {
+				want := p.on(device)
+				if !p.contexts[device] {
+					want = 0 // NVML lists those that have one
+				}
+				if got := listed[device][p.pid]; got != want && s.state != spoilt {
+					w.fail("the driver holds %d bytes on device %d for process %d of %s, the model %d", got, device, p.pid, s.id, want)
+				}
+			}
+		}
+	}
+	for device := range devices {
+		for pid, bytes := range listed[device] {
+			if !mine[pid] {
+				w.fail("the driver holds %d bytes on device %d for process %d, which should be dead", bytes, device, pid)
+			}
+		}
+	}
+	if w.away != "" || w.doubt != "" {
+		return
+	}
+	w.resolve()
+	var why error
+	for deadline := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
+		if why = w.differs(); why == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			w.fail("after %v: %v", patience, why)
+		}
+	}
+}
+
+// resolve finds out what became of slices whose release was asked for and not answered.
+func (w *world) resolve() {
+	w.Helper()
+	there := map[string]bool{}
+	for _, s := range w.listing() {
+		there[s.ID] = true
+	}
+	for _, s := range w.slices {
+		if s.state != unknown {
+			continue
+		}
+		if s.state = released; there[s.id] {
+			s.state = active
+		}
+		w.say("%s turns out to be %s", s.id, s.state)
+	}
+}
+
+// differs says in what the enforcer's world is not the model's.
+func (w *world) differs() error {
+	w.Helper()
+	listing := w.listing()
+	byID := map[string]api.Slice{}
+	for _, s := range listing {
+		byID[s.ID] = s
+	}
+	dirs := 0
+	for _, s := range w.slices {
+		got, there := byID[s.id]
+		delete(byID, s.id)
+		if there || s.state == released && !s.session {
+			dirs++ // of a container that is released it stays while there are processes
+		}
+		switch {
+		case s.state == released && there:
+			return fmt.Errorf("slice %s was released, and is listed as %s", s.id, got.State)
+		case s.state == released:
+		case !there:
+			return fmt.Errorf("slice %s is lost", s.id)
+		case s.state == spoilt:
+		default:
+			if err := s.differs(got); err != nil {
+				return err
+			}
+		}
+	}
+	for id, s := range byID {
+		return fmt.Errorf("slice %s is still listed, as %s", id, s.State)
+	}
+	entries, err := os.ReadDir(w.slicesDir())
+	if err != nil || len(entries) != dirs {
+		return fmt.Errorf("there are %d directories for %d slices (%w)", len(entries), dirs, errors.Join(err))
+	}
+	return w.socketsDiffer(dirs)
+}
+
+func (s *slice) differs(got api.Slice) error {
+	if got.State != api.Active {
+		return fmt.Errorf("slice %s is %s: %s", s.id, got.State, got.Reason)
+	}
+	for _, d := range got.Devices {
+		if d.Index < 0 || d.Index >= devices {
+			continue // without NVML nothing has a number
+		}
+		if d.Limit != s.limit {
+			return fmt.Errorf("slice %s has a limit of %d bytes on device %d, the model %d", s.id, d.Limit, d.Index, s.limit)
+		}
+		if want := s.used(d.Index); d.Used+d.Overhead != want {
+			return fmt.Errorf("slice %s has charged %d and %d bytes on device %d, the model %d", s.id, d.Used, d.Overhead, d.Index, want)
+		}
+	}
+	attached := 0
+	for _, p := range s.workers {
+		if p.attached {
+			attached++
+		}
+	}
+	if got.ProcessCount != attached {
+		return fmt.Errorf("slice %s has %d processes attached, the model %d", s.id, got.ProcessCount, attached)
+	}
+	return nil
+}
+
+// socketsDiffer says whether the enforcer listens on one socket for each slice and on its own.
+func (w *world) socketsDiffer(slices int) error {
+	text, err := os.ReadFile("/proc/net/unix")
+	if err != nil {
+		return err
+	}
+	accepting := map[string]bool{} // by inode
+	for line := range strings.Lines(string(text)) {
+		const flags, inode = 3, 6
+		if words := strings.Fields(line); len(words) > inode && words[flags] == "00010000" {
+			accepting["socket:["+words[inode]+"]"] = true
+		}
+	}
+	cmd, _ := w.daemon.now()
+	dir := fmt.Sprintf("/proc/%d/fd", cmd.Process.Pid)
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	listening := 0
+	for _, e := range entries {
+		if link, _ := os.Readlink(filepath.Join(dir, e.Name())); accepting[link] {
+			listening++
+		}
+	}
+	if listening != slices+1 {
+		return fmt.Errorf("the enforcer listens on %d sockets for %d slices", listening, slices)
+	}
+	return nil
+}
+
+// nothingLeft checks a host without slices.
+func (w *world) nothingLeft() {
+	w.Helper()
+	// Each poststop looks after a few roots whose own never came.
+	none := &slice{id: w.name()}
+	for range 50 {
+		if err := w.hook("poststop", none); err != nil {
+			w.fail("poststop: %v", err)
+		}
+	}
+	for _, dir := range []string{w.slicesDir(), filepath.Join(w.dir, "run", "hook")} {
+		entries, err := os.ReadDir(dir)
+		if err != nil && !os.IsNotExist(err) {
+			w.fail("%v", err)
+		}
+		for _, e := range entries {
+			if e.Name() != "lock" {
+				w.fail("%s is left in %s", e.Name(), dir)
+			}
+		}
+	}
+	text, err := os.ReadFile("/proc/self/mountinfo")
+	w.must(err)
+	if n := strings.Count(string(text), " "+w.dir+"/"); n != 2 {
+		w.fail("%d mounts below %s, 2 of them the test's own:\n%s", n, w.dir, text)
+	}
+	if all := w.listed(); len(all[0])+len(all[1]) > 0 {
+		w.fail("the driver still holds memory: %v", all)
+	}
+}

@@ -1,0 +1,143 @@
+//go:build faults
+
+// SPDX-License-Identifier: Apache-2.0
+
+package faults
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuslice/gpuslice/enforcer/killpoint"
+)
+
+// patience is how long something may take that happens at once: machines that test are slow.
+const patience = 30 * time.Second
+
+// daemon is the real gpusliced, which is killed again and again.
+type daemon struct {
+	w *world
+
+	mu      sync.Mutex
+	cmd     *exec.Cmd
+	done    chan struct{} // closed when cmd has ended
+	revives int           // deaths after which it was started again by itself
+}
+
+func (w *world) config() string    { return filepath.Join(w.dir, "config.toml") }
+func (w *world) socket() string    { return filepath.Join(w.dir, "run", "control.sock") }
+func (w *world) nvmlFault() string { return filepath.Join(w.dir, "nvml") }
+func (w *world) slicesDir() string { return filepath.Join(w.dir, "run", "slices") }
+
+// launch starts it, to die at a point if one is given. If it dies, and revive is not 0, it is started again after that
+// time, as systemd does.
+func (d *daemon) launch(point string, revive time.Duration) error {
+	cmd := exec.Command(filepath.Join(d.w.bin, "gpusliced"), "--config", d.w.config(), "--log-level", "debug")
+	log, err := os.OpenFile(d.w.logFile(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.Env = append(d.w.env(), "FAKECUDA_NVML_FAULT="+d.w.nvmlFault(), killpoint.Env+"="+point)
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	done := make(chan struct{})
+	d.mu.Lock()
+	d.cmd, d.done = cmd, done
+	d.mu.Unlock()
+	go func() {
+		_ = cmd.Wait()
+		if revive > 0 {
+			time.Sleep(revive)
+			d.mu.Lock()
+			d.revives++
+			d.mu.Unlock()
+			_ = d.launch("", 0) // that it does not come up is found by who waits for it
+		}
+		close(done)
+	}()
+	return nil
+}
+
+func (d *daemon) now() (*exec.Cmd, chan struct{}) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.cmd, d.done
+}
+
+// up waits until the newest one answers; an error says that it ended instead.
+func (d *daemon) up() error {
+	for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(2 * time.Millisecond) {
+		cmd, done := d.now()
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		info, err := d.w.client.Info(ctx)
+		cancel()
+		if err == nil && info.PID == cmd.Process.Pid {
+			return nil
+		}
+		select {
+		case <-done:
+			if newer, _ := d.now(); newer == cmd {
+				return errors.New("it has ended")
+			}
+		default:
+		}
+	}
+	return fmt.Errorf("it does not answer within %v", patience)
+}
+
+// end ends it by a signal, and any that is started in its place.
+func (d *daemon) end(sig unix.Signal) {
+	for {
+		cmd, done := d.now()
+		if cmd == nil {
+			return
+		}
+		_ = unix.Kill(cmd.Process.Pid, sig)
+		select {
+		case <-done:
+		case <-time.After(patience):
+			d.w.fail("the enforcer did not end by %v", sig)
+		}
+		if newer, _ := d.now(); newer == cmd {
+			return
+		}
+	}
+}
+
+// start starts it and waits for it, which must succeed.
+func (w *world) start() {
+	w.Helper()
+	if err := w.daemon.launch("", 0); err != nil {
+		w.fail("start the enforcer: %v", err)
+	}
+	if err := w.daemon.up(); err != nil {
+		w.fail("start the enforcer: %v", err)
+	}
+}
+
+func (w *world) restart(sig unix.Signal) {
+	w.Helper()
+	w.daemon.end(sig)
+	w.start()
+}
+
+// descriptors is how many the daemon has open.
+func (w *world) descriptors() int {
+	cmd, _ := w.daemon.now()
+	entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", cmd.Process.Pid))
+	if err != nil {
+		w.fail("count the enforcer's descriptors: %v", err)
+	}
+	return len(entries)
+}

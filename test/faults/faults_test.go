@@ -1,0 +1,570 @@
+//go:build faults
+
+// SPDX-License-Identifier: Apache-2.0
+
+package faults
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+)
+
+// fault is something that goes wrong while operations go on. inject brings it about, does operations, ends it, and says how
+// it ended, in few words that do not depend on the seed; "" if it could not be tried.
+type fault struct {
+	name   string
+	inject func(w *world, r *rand.Rand) string
+}
+
+func faults() []fault {
+	list := []fault{
+		{"enforcer killed while nothing happens", killIdle},
+		{"enforcer killed while all processes allocate", killInStorm},
+		{"enforcer killed while it registers or releases", killInChange},
+		{"enforcer stopped by SIGTERM while all processes allocate", stopInStorm},
+		{"enforcer away for a while", away},
+		{"enforcer stopped (SIGSTOP) for a while", stopped},
+		{"enforcer killed, and a process attaches before it is back", attachMeanwhile},
+		{"processes killed while they allocate", killWorkers},
+		{"process killed while it attaches", killAttaching},
+		{"hook killed at a system call", killHookAtCall},
+		{"hook killed at any moment", killHookAnytime},
+		{"disk full", diskFull},
+		{"disk full, and the enforcer killed", diskFullAndKilled},
+		{"run directory full", runFull},
+		{"state read-only when the enforcer starts", readOnly},
+		{"container frozen", frozen},
+		{"container frozen, and the enforcer killed", frozenAndKilled},
+		{"clients that say half a request on the control socket", halfRequests},
+		{"processes that say nothing, half, or nonsense on the attach socket", halfAttaches},
+		{"NVML fails", func(w *world, r *rand.Rand) string { return w.nvml("fail", false) }},
+		{"NVML fails, and the enforcer is killed", func(w *world, r *rand.Rand) string { return w.nvml("fail", true) }},
+		{"NVML hangs", func(w *world, r *rand.Rand) string { return w.nvml("hang", false) }},
+		{"ledger overwritten by a process of the slice", scribble},
+	}
+	for _, point := range killPoints() {
+		list = append(list, fault{"enforcer killed at `" + point + "`", func(w *world, r *rand.Rand) string { return w.killAt(point, r) }})
+	}
+	return list
+}
+
+func onlyNamed(part string) []fault {
+	var list []fault
+	for _, f := range faults() {
+		if strings.Contains(f.name, part) {
+			list = append(list, f)
+		}
+	}
+	return slices.Repeat(list, 20)
+}
+
+// killPoints are those that the enforcer's sources have.
+var killPoints = func() []string {
+	var points []string
+	call := regexp.MustCompile(`killpoint\.Pass\("([a-z.-]+)"\)`)
+	_ = filepath.WalkDir("../../enforcer", func(path string, e os.DirEntry, err error) error {
+		if err == nil && strings.HasSuffix(path, ".go") && !strings.HasSuffix(path, "_test.go") {
+			text, _ := os.ReadFile(path)
+			for _, m := range call.FindAllSubmatch(text, -1) {
+				points = append(points, string(m[1]))
+			}
+		}
+		return nil
+	})
+	slices.Sort(points)
+	return slices.Compact(points)
+}
+
+// inject has a fault happen, and compares the world with the model when it is over.
+func (w *world) inject(f fault) {
+	w.Helper()
+	w.step++
+	w.say("FAULT: %s", f.name)
+	outcome := f.inject(w, w.random())
+	w.doubt, w.away = "", ""
+	w.check()
+	w.say("OVER: %s: %s", f.name, outcome)
+	results.add(f.name, outcome)
+}
+
+func pause(r *rand.Rand, most time.Duration) time.Duration {
+	return time.Duration(r.Int64N(int64(most)))
+}
+
+func (w *world) operations(n int) {
+	for range n {
+		w.operate()
+	}
+}
+
+// killAt arms a point, and does what there is to do until the enforcer dies at it; then it is started again, as systemd
+// does, while operations go on.
+func (w *world) killAt(point string, r *rand.Rand) string {
+	part, _, _ := strings.Cut(point, ".")
+	if part == "restore" {
+		w.populate(r)
+	}
+	w.daemon.end(unix.SIGKILL)
+	if part == "restore" {
+		w.away = "the enforcer is away"
+		if killProcess(w, r) {
+			w.check()
+		}
+		w.away = ""
+	}
+	if part == "device" { // with driver truth all that a slice can see is known when it begins
+		w.must(os.WriteFile(w.nvmlFault(), []byte("fail"), 0o644))
+	}
+	w.doubt = "the enforcer dies at " + point
+	before := w.daemon.revives
+	w.must(w.daemon.launch(point, time.Millisecond+pause(r, 100*time.Millisecond)))
+	w.must(w.daemon.up())
+	died := func() bool {
+		w.daemon.mu.Lock()
+		defer w.daemon.mu.Unlock()
+		return w.daemon.revives > before
+	}
+	// What passes the points of that name sooner or later; the rest is chance.
+	way := map[string][]func(*world, *rand.Rand) bool{
+		"register": {beginContainer}, "release": {beginContainer, endSlice, releaseByForce, endSlice}, "attach": {beginContainer, beginProcess, makeContext, executeAnew},
+		"death": {beginContainer, beginProcess, makeContext, killProcess}, "device": {beginContainer, beginProcess, makeContext},
+	}[part]
+	for n := 0; n < 40 && !died(); n++ {
+		w.step++
+		if len(way) > 0 && n%2 == 0 {
+			w.trim(mostSlices - 1)
+			way[n/2%len(way)](w, w.random())
+			w.check()
+		} else {
+			w.operate()
+		}
+	}
+	passed := died()
+	w.must(os.RemoveAll(w.nvmlFault()))
+	if !passed || part == "device" {
+		w.restart(unix.SIGKILL)
+	}
+	if err := w.daemon.up(); err != nil {
+		w.fail("after a death at %s: %v", point, err)
+	}
+	w.doubt = ""
+	w.check()
+	if !passed {
+		return "not passed"
+	}
+	return "nothing lost or leaked"
+}
+
+const whole = "nothing lost or leaked"
+
+func killIdle(w *world, r *rand.Rand) string {
+	w.restart(unix.SIGKILL)
+	return whole
+}
+
+func killInStorm(w *world, r *rand.Rand) string { return inStorm(w, r, unix.SIGKILL) }
+func stopInStorm(w *world, r *rand.Rand) string { return inStorm(w, r, unix.SIGTERM) }
+
+func inStorm(w *world, r *rand.Rand, sig unix.Signal) string {
+	w.populate(r)
+	w.doubt = "the enforcer is ended"
+	wait := pause(r, 50*time.Millisecond)
+	if !storm(w, r, func() {
+		time.Sleep(wait)
+		w.daemon.end(sig)
+		time.Sleep(wait)
+		_ = w.daemon.launch("", 0)
+	}) {
+		return ""
+	}
+	w.must(w.daemon.up())
+	return whole
+}
+
+// killInChange kills it at a moment of its own choice, a few milliseconds after a request.
+func killInChange(w *world, r *rand.Rand) string {
+	w.doubt = "the enforcer is killed"
+	for _, change := range []func(*world, *rand.Rand) bool{beginContainer, beginSession, endSlice, releaseByForce} {
+		cmd, _ := w.daemon.now()
+		w.daemon.end(unix.SIGKILL)
+		w.must(w.daemon.launch("", 20*time.Millisecond))
+		w.must(w.daemon.up())
+		cmd, _ = w.daemon.now()
+		timer := time.AfterFunc(pause(r, 12*time.Millisecond), func() { _ = cmd.Process.Kill() })
+		change(w, r)
+		timer.Stop()
+		_ = cmd.Process.Kill()
+		w.eventually("the enforcer is started again", func() bool { newer, _ := w.daemon.now(); return newer != cmd })
+		w.must(w.daemon.up())
+		w.step++
+	}
+	return whole
+}
+
+// populate sees to it that there are processes at work.
+func (w *world) populate(r *rand.Rand) {
+	for len(w.slices) < 3 {
+		w.registerContainer(r)
+	}
+	for _, s := range w.slices {
+		for s.state == active && !s.frozen && len(s.workers) < 2 && (s.session || !s.init.dead) && len(s.workers) > 0 {
+			w.join(s)
+		}
+		for _, p := range slices.Clone(s.workers) {
+			for device := range devices {
+				if s.state == active && !s.frozen && !p.contexts[device] {
+					p.makeContext(device)
+				}
+			}
+		}
+	}
+}
+
+// away: charging, refusing and giving back go on without an enforcer, and so does taking back from the dead.
+func away(w *world, r *rand.Rand) string {
+	w.populate(r)
+	w.daemon.end(unix.SIGKILL)
+	w.away = "the enforcer is away"
+	w.operations(8)
+	if err := w.hook("prestart", &slice{id: w.name(), init: w.looker}); err == nil {
+		w.fail("a container was given a slice, and no enforcer is there")
+	}
+	w.start()
+	return whole
+}
+
+func stopped(w *world, r *rand.Rand) string {
+	w.populate(r)
+	cmd, _ := w.daemon.now()
+	w.must(cmd.Process.Signal(unix.SIGSTOP))
+	w.away = "the enforcer is stopped"
+	w.say("(hooks wait for their time, so slices end later)")
+	for range 6 {
+		w.step++
+		r := w.random()
+		[]func(*world, *rand.Rand) bool{allocate, free, allocateAll, killProcess, allocate, askTotal}[r.IntN(6)](w, r)
+		w.check()
+	}
+	w.must(cmd.Process.Signal(unix.SIGCONT))
+	return whole
+}
+
+func attachMeanwhile(w *world, r *rand.Rand) string {
+	s := w.pickSlice(r, func(s *slice) bool { return s.state == active && len(s.workers) > 0 && (s.session || !s.init.dead) })
+	if s == nil {
+		s = w.registerContainer(r)
+	}
+	p := w.join(s)
+	w.daemon.end(unix.SIGKILL)
+	p.tell("context 0")
+	time.Sleep(pause(r, 500*time.Millisecond))
+	w.start()
+	answer := p.hear()
+	p.attached = true
+	p.contexts[0] = p.granted(answer, 0, contextBytes)
+	return whole
+}
+
+func killWorkers(w *world, r *rand.Rand) string {
+	for range 3 {
+		w.populate(r)
+		if !storm(w, r, nil) {
+			return ""
+		}
+		w.check()
+	}
+	return "all given back"
+}
+
+func killAttaching(w *world, r *rand.Rand) string {
+	s := w.pickSlice(r, func(s *slice) bool { return s.state == active && len(s.workers) > 0 && (s.session || !s.init.dead) })
+	if s == nil {
+		s = w.registerContainer(r)
+	}
+	for range 5 {
+		p := w.join(s)
+		p.tell("context 0")
+		time.Sleep(pause(r, 5*time.Millisecond))
+		p.kill()
+		w.check()
+	}
+	return "all given back"
+}
+
+// A container whose hook is killed is not created: the runtime ends its init and runs poststop.
+func killHookAtCall(w *world, r *rand.Rand) string {
+	w.doubt = "the hook is killed"
+	calls := shuffled(r, []string{"connect", "openat2", "mkdirat", "flock", "pwrite64", "fstat", "open_tree", "mount_setattr", "move_mount", "write", "setns"})
+	for _, call := range calls[:4] {
+		inject := fmt.Sprintf("inject=%s:signal=KILL:when=%d", call, 1+r.IntN(2))
+		w.say("the hook is killed at %s", inject)
+		if s := w.registerContainer(r, "strace", "-f", "-o", "/dev/null", "-e", inject); s != nil {
+			w.say("… it does not make that call")
+		}
+		w.doubt = ""
+		w.check()
+		w.doubt = "the hook is killed"
+		w.trim(mostSlices)
+	}
+	return whole
+}
+
+func killHookAnytime(w *world, r *rand.Rand) string {
+	for range 4 {
+		w.doubt = "the hook is killed"
+		limit := fmt.Sprintf("%.4f", (2*time.Millisecond + pause(r, 15*time.Millisecond)).Seconds())
+		w.say("the hook is killed after %s s", limit)
+		w.registerContainer(r, "timeout", "--signal=KILL", limit)
+		w.doubt = ""
+		w.check()
+		w.trim(mostSlices)
+	}
+	return whole
+}
+
+// trim ends the oldest slices if there are more than most.
+func (w *world) trim(most int) {
+	for len(w.slices) > most {
+		s := w.slices[0]
+		if s.session {
+			w.stopSession(s)
+		} else {
+			w.stopContainer(s)
+		}
+	}
+}
+
+// fill takes all bytes and all names of a small file system.
+func (w *world) fill(dir string) (empty func()) {
+	place := filepath.Join(dir, "filler")
+	w.must(os.Mkdir(place, 0o700))
+	file, err := os.Create(filepath.Join(place, "bytes"))
+	w.must(err)
+	chunk := make([]byte, 1<<16)
+	for len(chunk) > 0 {
+		if _, err := file.Write(chunk); err != nil {
+			chunk = chunk[:len(chunk)/2]
+		}
+	}
+	file.Close()
+	for n := 0; ; n++ {
+		if unix.Mkdir(filepath.Join(place, fmt.Sprint(n)), 0o700) != nil || n == 100000 {
+			break
+		}
+	}
+	return func() { w.must(os.RemoveAll(place)) }
+}
+
+func diskFull(w *world, r *rand.Rand) string {
+	empty := w.fill(filepath.Join(w.dir, "state"))
+	w.doubt = "the disk is full"
+	w.operations(8)
+	beginContainer(w, r)
+	empty()
+	return w.afterwards(r)
+}
+
+func diskFullAndKilled(w *world, r *rand.Rand) string {
+	empty := w.fill(filepath.Join(w.dir, "state"))
+	w.doubt = "the disk is full"
+	w.operations(3)
+	w.daemon.end(unix.SIGKILL)
+	_ = w.daemon.launch("", 0)
+	started := w.daemon.up() == nil
+	if !started {
+		w.say("it does not start on a full disk")
+		w.away = "the enforcer is away"
+	}
+	w.operations(3)
+	empty()
+	w.restart(unix.SIGKILL)
+	w.away = ""
+	return w.afterwards(r)
+}
+
+func runFull(w *world, r *rand.Rand) string {
+	empty := w.fill(filepath.Join(w.dir, "run"))
+	w.doubt = "the run directory is full"
+	w.operations(6)
+	beginContainer(w, r)
+	beginSession(w, r)
+	empty()
+	return w.afterwards(r)
+}
+
+// afterwards: what did not go goes.
+func (w *world) afterwards(r *rand.Rand) string {
+	w.doubt = ""
+	w.check()
+	w.trim(mostSlices)
+	w.registerContainer(r)
+	w.check()
+	w.trim(mostSlices)
+	return "refused or done, and well afterwards"
+}
+
+// readOnly: a file system cannot be made read-only under an open file, so the enforcer meets it when it starts.
+func readOnly(w *world, r *rand.Rand) string {
+	state := filepath.Join(w.dir, "state")
+	w.populate(r)
+	w.daemon.end(unix.SIGKILL)
+	w.must(unix.Mount("", state, "", unix.MS_REMOUNT|unix.MS_RDONLY, "size=4m"))
+	w.must(w.daemon.launch("", 0))
+	err := w.daemon.up()
+	w.away = "the enforcer cannot start"
+	if err == nil {
+		w.fail("it has started with a state that it cannot write")
+	}
+	w.operations(4)
+	w.must(unix.Mount("", state, "", unix.MS_REMOUNT, "size=4m"))
+	w.start()
+	w.away = ""
+	return w.afterwards(r)
+}
+
+func (w *world) freeze(r *rand.Rand) (*slice, func()) {
+	w.populate(r)
+	s := w.pickSlice(r, func(s *slice) bool { return !s.session && s.state == active })
+	if s == nil {
+		return nil, nil
+	}
+	w.say("%s is frozen", s.id)
+	set := func(value string) { w.must(os.WriteFile(filepath.Join(s.cgroup, "cgroup.freeze"), []byte(value), 0)) }
+	set("1")
+	s.frozen = true
+	w.eventually("the container is frozen", func() bool {
+		text, _ := os.ReadFile(filepath.Join(s.cgroup, "cgroup.events"))
+		return strings.Contains(string(text), "frozen 1")
+	})
+	return s, func() { set("0"); s.frozen = false }
+}
+
+func frozen(w *world, r *rand.Rand) string {
+	s, thaw := w.freeze(r)
+	if s == nil {
+		return ""
+	}
+	w.operations(6)
+	if p := s.workers[len(s.workers)-1]; p != s.init {
+		w.say("process %d of %s is killed while it is frozen", p.pid, s.id)
+		p.kill()
+		w.check()
+	}
+	thaw()
+	return "harms nobody else; " + whole
+}
+
+func frozenAndKilled(w *world, r *rand.Rand) string {
+	s, thaw := w.freeze(r)
+	if s == nil {
+		return ""
+	}
+	w.restart(unix.SIGKILL)
+	w.check()
+	w.operations(4)
+	thaw()
+	return "harms nobody else; " + whole
+}
+
+func halfRequests(w *world, r *rand.Rand) string {
+	var open []net.Conn
+	for _, text := range []string{"", "GET /v1/sl", "POST /v1/slices HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{\"id\":", "\x00\xff\n\n", "DELETE"} {
+		for range 8 {
+			conn, err := net.Dial("unix", w.socket())
+			w.must(err)
+			_, err = conn.Write([]byte(text))
+			w.must(err)
+			open = append(open, conn)
+		}
+	}
+	w.operations(5)
+	for _, conn := range open {
+		conn.Close()
+	}
+	return "harms nobody else"
+}
+
+func halfAttaches(w *world, r *rand.Rand) string {
+	s := w.pickSlice(r, func(s *slice) bool { return s.state == active })
+	if s == nil {
+		s = w.registerContainer(r)
+	}
+	shown, err := w.client.Slice(w.Context(), s.id)
+	w.must(err)
+	sockets, err := filepath.Glob(filepath.Join(w.slicesDir(), "*", "bind", api.AttachSocketName))
+	w.must(err)
+	w.say("%d sockets hear half of something, beside that of %s", len(sockets), shown.ID)
+	var open []net.Conn
+	for _, socket := range sockets {
+		for _, n := range []int{0, 1, 63, 64, 65, 4096} {
+			conn, err := net.Dial("unixpacket", socket)
+			w.must(err)
+			message := make([]byte, n)
+			for i := range message {
+				message[i] = byte(r.Uint32())
+			}
+			if n > 0 {
+				_, _ = conn.Write(message)
+			}
+			open = append(open, conn)
+		}
+	}
+	w.operations(5)
+	for _, conn := range open {
+		conn.Close()
+	}
+	return "harms nobody else"
+}
+
+// nvml: without driver truth the ledger alone counts.
+func (w *world) nvml(what string, kill bool) string {
+	w.must(os.WriteFile(w.nvmlFault(), []byte(what), 0o644))
+	w.operations(4)
+	if kill {
+		w.restart(unix.SIGKILL)
+		w.operations(3)
+	}
+	w.must(os.Remove(w.nvmlFault()))
+	if kill {
+		w.check()
+		w.restart(unix.SIGKILL)
+	}
+	return "the ledger goes on"
+}
+
+// scribble: the slice is the offender's own; all others go on.
+func scribble(w *world, r *rand.Rand) string {
+	p := w.pickWorker(r, func(p *worker) bool { return p.attached && p.slice.state == active })
+	if p == nil {
+		w.populate(r)
+		if p = w.pickWorker(r, func(p *worker) bool { return p.attached && p.slice.state == active }); p == nil {
+			return ""
+		}
+	}
+	s := p.slice
+	s.state = spoilt
+	w.say("process %d overwrites the ledger of %s", p.pid, s.id)
+	if got := p.ask("scribble %d %d", r.Uint32(), 1+r.IntN(2000)); !strings.HasPrefix(got, "ok ") || got == "ok 0" {
+		w.fail("process %d has not found its ledger: %q", p.pid, got)
+	}
+	w.operations(5)
+	if slices.Contains(w.slices, s) {
+		if s.session {
+			w.stopSession(s)
+		} else {
+			w.stopContainer(s)
+		}
+	}
+	return "harms nobody else"
+}

@@ -1,0 +1,100 @@
+//go:build faults
+
+// SPDX-License-Identifier: Apache-2.0
+
+// Package faults runs thousands of random operations against all of gpuslice at once, injects faults among them, and
+// compares what happens with a model after every step. The daemon, the hook, the interceptor and the processes are the
+// real ones; only the driver is simulated, and the runtime is played.
+//
+// A run is a row of rounds. Each has a host of its own and a seed, from which its operations and faults follow, one by
+// one: `test/faults/run.sh -seed N` does one round again. Where two processes meet is what the kernel makes of it.
+package faults
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+)
+
+var (
+	seedFlag  = flag.Uint64("seed", 0, "do the round of this `seed` alone")
+	duration  = flag.Duration("duration", 5*time.Minute, "begin new rounds for so `long`")
+	only      = flag.String("only", "", "inject this `fault` alone, again and again")
+	tableFile = flag.String("table", "", "write the table of results into this `file`")
+)
+
+// programs are what the tests compile: by name, the path.
+var programs = map[string]string{}
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	dir, err := compile()
+	status := 1
+	if err == nil {
+		status = m.Run()
+		err = results.finish(*tableFile)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "faults:", err)
+		status = 1
+	}
+	os.RemoveAll(dir)
+	os.Exit(status)
+}
+
+func compile() (dir string, err error) {
+	if os.Getuid() != 0 {
+		return "", errors.New("needs root: containers, cgroups, mounts")
+	}
+	if dir, err = os.MkdirTemp("/tmp", "gsf-bin-"); err != nil {
+		return "", err
+	}
+	for _, name := range []string{"worker", "enter"} {
+		programs[name] = filepath.Join(dir, name)
+		out, err := exec.Command("cc", "-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-I../../interceptor",
+			"-o", programs[name], "programs/"+name+".c", "-ldl").CombinedOutput()
+		if err != nil {
+			return dir, fmt.Errorf("compile %s: %w\n%s", name, err, out)
+		}
+	}
+	return dir, nil
+}
+
+func TestNothingIsExceededLostOrLeakedWhateverFails(t *testing.T) {
+	if *seedFlag != 0 {
+		t.Run(fmt.Sprint("seed=", *seedFlag), func(t *testing.T) { round(t, *seedFlag) })
+		return
+	}
+	first := uint64(time.Now().UnixNano()) % 1e9
+	begin := time.Now()
+	for i := uint64(0); i == 0 || time.Since(begin) < *duration; i++ {
+		if !t.Run(fmt.Sprint("seed=", first+i), func(t *testing.T) { round(t, first+i) }) {
+			return
+		}
+	}
+}
+
+// round is one host's life: every fault once, in an order of the seed's, with operations between them.
+func round(t *testing.T, seed uint64) {
+	w := newWorld(t, seed)
+	list := shuffled(w.random(), faults())
+	if *only != "" {
+		list = onlyNamed(*only)
+	}
+	for range operationsBefore {
+		w.operate()
+	}
+	for _, f := range list {
+		for range operationsBetween {
+			w.operate()
+		}
+		w.inject(f)
+	}
+	w.end()
+	results.addRound(w.steps, w.slowest)
+}

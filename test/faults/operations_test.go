@@ -1,0 +1,468 @@
+//go:build faults
+
+// SPDX-License-Identifier: Apache-2.0
+
+package faults
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+)
+
+// operation is what a user, a program or an engine does. A new feature's is a new row of operations.
+type operation struct {
+	name   string
+	weight int
+	asks   bool // the enforcer: not done while that is away
+	// run does it and brings the model up to date. False if there is nothing to do it with.
+	run func(w *world, r *rand.Rand) bool
+}
+
+func operations() []operation {
+	return []operation{
+		{"begin a container", 3, true, beginContainer},
+		{"begin a session", 2, true, beginSession},
+		{"begin a container that is not accepted", 1, true, beginRefused},
+		{"begin a process", 6, true, beginProcess},
+		{"make a context", 8, true, makeContext},
+		{"allocate", 24, false, allocate},
+		{"allocate the last byte", 6, false, allocateAll},
+		{"free", 14, false, free},
+		{"ask how much there is", 4, false, askTotal},
+		{"fork", 2, false, forkChild},
+		{"execute anew", 2, true, executeAnew},
+		{"end a process", 3, false, endProcess},
+		{"kill a process", 4, false, killProcess},
+		{"end a slice", 2, false, endSlice},
+		{"end a container without its hook", 2, false, loseContainer},
+		{"kill `gpuslice run`", 1, true, killRun},
+		{"release by force", 2, true, releaseByForce},
+		{"release what runs", 2, true, releaseWhatRuns},
+		{"show", 3, true, show},
+		{"all at once", 2, false, func(w *world, r *rand.Rand) bool { return storm(w, r, nil) }},
+	}
+}
+
+// operate does the next random operation, and compares the world with the model. If there is nothing to do it with, it is
+// the next one in the list that can be done.
+func (w *world) operate() {
+	w.Helper()
+	w.step++
+	r := w.random()
+	var list []operation
+	for _, o := range operations() {
+		list = append(list, slices.Repeat([]operation{o}, o.weight)...)
+	}
+	n := r.IntN(len(list))
+	for i := range list {
+		o := list[(n+i)%len(list)]
+		if o.asks && w.away != "" || !o.run(w, w.random()) {
+			continue
+		}
+		w.steps++
+		results.operation(o.name)
+		break
+	}
+	w.check()
+}
+
+// pickSlice of those in the given states, that can run; nil if there is none.
+func (w *world) pickSlice(r *rand.Rand, fits func(*slice) bool) *slice {
+	var list []*slice
+	for _, s := range w.slices {
+		if !s.frozen && s.state != unknown && fits(s) {
+			list = append(list, s)
+		}
+	}
+	n := r.Uint64()
+	if len(list) == 0 {
+		return nil
+	}
+	return list[n%uint64(len(list))]
+}
+
+func (w *world) pickWorker(r *rand.Rand, fits func(*worker) bool) *worker {
+	var list []*worker
+	for _, s := range w.slices {
+		for _, p := range s.workers {
+			if !s.frozen && s.state != unknown && fits(p) {
+				list = append(list, p)
+			}
+		}
+	}
+	n := r.Uint64()
+	if len(list) == 0 {
+		return nil
+	}
+	return list[n%uint64(len(list))]
+}
+
+func beginContainer(w *world, r *rand.Rand) bool {
+	if len(w.slices) >= mostSlices {
+		return false
+	}
+	w.say("begin a container, gsf-…-%d", w.named+1)
+	w.registerContainer(r)
+	return true
+}
+
+func beginSession(w *world, r *rand.Rand) bool {
+	if len(w.slices) >= mostSlices {
+		return false
+	}
+	w.say("begin a session, gsf-…-%d", w.named+1)
+	w.registerSession(r)
+	return true
+}
+
+func beginRefused(w *world, r *rand.Rand) bool {
+	annotations := []map[string]string{
+		{}, {"gpuslice.vram": "0"}, {"gpuslice.vram": "much"}, {"gpuslice.varm": "1G", "gpuslice.vram": "1G"}, {"gpuslice.vram": "1G", "gpuslice.mode": "hope"},
+	}[r.IntN(5)]
+	s := &slice{id: w.name(), state: active}
+	s.cgroup = w.newCgroup(s.id)
+	w.add(s)
+	w.say("begin a container with %v", annotations)
+	w.create(s, annotations)
+	if err := w.hook("prestart", s); err == nil {
+		w.fail("a container with the annotations %v was accepted", annotations)
+	}
+	w.stopContainer(s)
+	return true
+}
+
+func beginProcess(w *world, r *rand.Rand) bool {
+	s := w.pickSlice(r, func(s *slice) bool {
+		return len(s.workers) > 0 && len(s.workers) < mostWorkers && (s.session || !s.init.dead)
+	})
+	if s == nil {
+		return false
+	}
+	w.say("begin a process in %s", s.id)
+	w.join(s)
+	return true
+}
+
+// granted compares an answer with what the model says of a request that needs so many bytes.
+func (p *worker) granted(answer string, device int, bytes uint64) bool {
+	p.w.Helper()
+	s, ok := p.slice, strings.HasPrefix(answer, "ok")
+	if !ok && answer != "oom" {
+		p.w.fail("process %d of %s was answered %q", p.pid, s.id, answer)
+	}
+	switch {
+	case s.state == spoilt:
+	case s.state == released && ok:
+		p.w.fail("process %d was given %d bytes, and its slice %s is released", p.pid, bytes, s.id)
+	case s.state == active && ok != s.fits(device, bytes):
+		p.w.fail("process %d of %s, which has %d of %d bytes on device %d, asked for %d and was answered %q", p.pid, s.id, s.used(device), s.limit, device, bytes, answer)
+	}
+	return ok
+}
+
+func makeContext(w *world, r *rand.Rand) bool {
+	device := r.IntN(devices)
+	p := w.pickWorker(r, func(p *worker) bool { return !p.contexts[device] })
+	if p == nil {
+		return false
+	}
+	w.say("process %d of %s makes a context on device %d", p.pid, p.slice.id, device)
+	p.makeContext(device)
+	return true
+}
+
+func (p *worker) makeContext(device int) {
+	p.w.Helper()
+	answer := p.ask("context %d", device)
+	ok := p.granted(answer, device, contextBytes)
+	if p.slice.state == active {
+		p.attached = true
+	}
+	if ok {
+		p.contexts[device] = true
+	}
+	p.w.say("… %s", answer)
+}
+
+func size(r *rand.Rand) uint64 {
+	return block * []uint64{1, 1 + r.Uint64N(8), 1 + r.Uint64N(64), 1 + r.Uint64N(1024)}[r.IntN(4)]
+}
+
+func allocate(w *world, r *rand.Rand) bool {
+	device, bytes, kind := r.IntN(devices), size(r), r.IntN(2)
+	p := w.pickWorker(r, func(p *worker) bool { return p.contexts[device] })
+	if p == nil {
+		return false
+	}
+	w.say("process %d of %s allocates %d on device %d", p.pid, p.slice.id, bytes, device)
+	p.allocate(device, bytes, kind)
+	return true
+}
+
+func (p *worker) allocate(device int, bytes uint64, kind int) {
+	p.w.Helper()
+	answer := p.ask("alloc %d %d %d", device, bytes, kind)
+	if p.granted(answer, device, bytes) {
+		number, err := strconv.Atoi(strings.TrimPrefix(answer, "ok "))
+		p.w.must(err)
+		p.held = append(p.held, allocation{number, device, bytes})
+	}
+	p.w.say("… %s", answer)
+}
+
+// allocateAll takes what is left to the byte, and asks for more.
+func allocateAll(w *world, r *rand.Rand) bool {
+	device := r.IntN(devices)
+	p := w.pickWorker(r, func(p *worker) bool { return p.contexts[device] && p.slice.state == active })
+	if p == nil {
+		return false
+	}
+	s := p.slice
+	rest := s.limit - s.used(device)
+	w.say("process %d of %s takes the last %d bytes on device %d", p.pid, s.id, rest, device)
+	if rest > 0 {
+		p.allocate(device, rest, r.IntN(2))
+	}
+	p.allocate(device, block, r.IntN(2))
+	return true
+}
+
+func free(w *world, r *rand.Rand) bool {
+	p := w.pickWorker(r, func(p *worker) bool { return len(p.held) > 0 })
+	if p == nil {
+		return false
+	}
+	n := r.IntN(len(p.held))
+	a := p.held[n]
+	w.say("process %d of %s frees %d on device %d", p.pid, p.slice.id, a.bytes, a.device)
+	if answer := p.ask("free %d", a.number); answer != "ok" {
+		w.fail("process %d of %s was answered %q to a free", p.pid, p.slice.id, answer)
+	}
+	p.held = append(p.held[:n:n], p.held[n+1:]...)
+	return true
+}
+
+func askTotal(w *world, r *rand.Rand) bool {
+	device := r.IntN(devices)
+	p := w.pickWorker(r, func(p *worker) bool { return p.contexts[device] && p.slice.state == active })
+	if p == nil {
+		return false
+	}
+	s := p.slice
+	w.say("process %d of %s asks how much there is on device %d", p.pid, s.id, device)
+	var left, total uint64
+	answer, want := p.ask("total %d", device), s.limit-s.used(device)
+	_, err := fmt.Sscanf(answer, "ok %d %d", &left, &total)
+	// Who ended while nobody was there to see it is counted until the enforcer is back, or somebody needs the bytes.
+	if err != nil || total != s.limit || left > want || left != want && w.away == "" && w.doubt == "" {
+		w.fail("process %d of %s was told %q of device %d, want %d of %d", p.pid, s.id, answer, device, want, s.limit)
+	}
+	return true
+}
+
+func forkChild(w *world, r *rand.Rand) bool {
+	device := r.IntN(devices)
+	p := w.pickWorker(r, func(p *worker) bool { return p.contexts[device] })
+	if p == nil {
+		return false
+	}
+	w.say("process %d of %s forks, and its child allocates", p.pid, p.slice.id)
+	const notInitialized = "ok 3"
+	if got := p.ask("fork %d", device); got != notInitialized {
+		w.fail("a forked child of process %d was answered %q", p.pid, got)
+	}
+	return true
+}
+
+// executeAnew becomes a new image, which asks for CUDA again: then what the former one held is given back.
+func executeAnew(w *world, r *rand.Rand) bool {
+	p := w.pickWorker(r, func(p *worker) bool { return p.attached && p.slice.state == active })
+	if p == nil {
+		return false
+	}
+	w.say("process %d of %s executes itself anew", p.pid, p.slice.id)
+	if got := p.ask("exec"); got != fmt.Sprint("ready ", p.pid) {
+		w.fail("the new image of process %d: %q", p.pid, got)
+	}
+	p.held, p.contexts = nil, [devices]bool{}
+	p.makeContext(r.IntN(devices))
+	return true
+}
+
+// last says whether the slice ends with this process.
+func (p *worker) last() bool { return len(p.slice.workers) == 1 || p == p.slice.init }
+
+func endProcess(w *world, r *rand.Rand) bool {
+	p := w.pickWorker(r, func(p *worker) bool { return !p.last() && (!p.slice.session || p != p.slice.workers[0]) })
+	if p == nil {
+		return false
+	}
+	w.say("process %d of %s ends", p.pid, p.slice.id)
+	p.tell("exit")
+	p.gone()
+	return true
+}
+
+func killProcess(w *world, r *rand.Rand) bool {
+	p := w.pickWorker(r, func(p *worker) bool { return !p.last() })
+	if p == nil {
+		return false
+	}
+	w.say("process %d of %s is killed", p.pid, p.slice.id)
+	p.kill()
+	return true
+}
+
+func endSlice(w *world, r *rand.Rand) bool {
+	s := w.pickSlice(r, func(*slice) bool { return true })
+	if s == nil {
+		return false
+	}
+	w.say("%s ends", s.id)
+	if s.session {
+		w.stopSession(s)
+	} else {
+		w.stopContainer(s)
+	}
+	return true
+}
+
+// loseContainer ends it without a poststop: its engine is dead.
+func loseContainer(w *world, r *rand.Rand) bool {
+	s := w.pickSlice(r, func(s *slice) bool { return !s.session })
+	if s == nil {
+		return false
+	}
+	w.say("%s ends, and nobody says so", s.id)
+	w.killAll(s)
+	w.drop(s)
+	return true
+}
+
+// killRun leaves a session's processes alone: they get nothing more.
+func killRun(w *world, r *rand.Rand) bool {
+	s := w.pickSlice(r, func(s *slice) bool { return s.session && s.state == active && s.run != nil })
+	if s == nil {
+		return false
+	}
+	w.say("`gpuslice run` of %s is killed", s.id)
+	w.must(s.run.Process.Kill())
+	_ = s.run.Wait()
+	s.run = nil
+	s.state = released
+	if w.doubt != "" {
+		return true
+	}
+	w.eventually("the session is released", func() bool {
+		_, err := w.client.Slice(w.Context(), s.id)
+		return errors.Is(err, api.ErrNotFound)
+	})
+	return true
+}
+
+func releaseByForce(w *world, r *rand.Rand) bool {
+	s := w.pickSlice(r, func(s *slice) bool { return s.state == active })
+	if s == nil {
+		return false
+	}
+	w.say("%s is released by force", s.id)
+	_, err := w.client.Release(w.Context(), s.id, 0, true)
+	switch {
+	case err == nil:
+		s.state = released
+	case w.doubt == "":
+		w.fail("release %s by force: %v", s.id, err)
+	default:
+		w.say("… %v", err)
+		s.state = unknown
+	}
+	return true
+}
+
+func releaseWhatRuns(w *world, r *rand.Rand) bool {
+	s := w.pickSlice(r, func(s *slice) bool { return s.state == active })
+	if s == nil {
+		return false
+	}
+	w.say("%s shall be released, and runs", s.id)
+	if _, err := w.client.Release(w.Context(), s.id, 0, false); !errors.Is(err, api.ErrRunning) && w.doubt == "" {
+		w.fail("release %s, which runs: %v", s.id, err)
+	}
+	return true
+}
+
+func show(w *world, r *rand.Rand) bool {
+	s := w.pickSlice(r, func(s *slice) bool { return s.state == active })
+	if w.doubt != "" {
+		return false
+	}
+	w.prompt("who is the enforcer", func(ctx context.Context) error { _, err := w.client.Info(ctx); return err })
+	w.prompt("show the devices", func(ctx context.Context) error { _, err := w.client.Devices(ctx); return err })
+	w.prompt("show the events", func(ctx context.Context) error { return w.client.Events(ctx, 0, false, func(api.Event) error { return nil }) })
+	if s != nil {
+		w.prompt("show a slice", func(ctx context.Context) error { _, err := w.client.Slice(ctx, s.id); return err })
+	}
+	return true
+}
+
+// storm has all processes allocate and free at the same time, while some are killed, and meanwhile happens.
+func storm(w *world, r *rand.Rand, meanwhile func()) bool {
+	var all []*worker
+	for _, s := range w.slices {
+		for _, p := range s.workers {
+			if s.state == active && !s.frozen && (p.contexts[0] || p.contexts[1]) {
+				all = append(all, p)
+			}
+		}
+	}
+	if len(all) < 2 {
+		return false
+	}
+	const count = 4000
+	w.say("%d processes allocate and free at the same time", len(all))
+	for _, p := range all {
+		p.tell("storm %d %d %d", r.Uint32(), count, p.slice.limit/2)
+	}
+	var killed []*worker
+	for _, p := range all {
+		if p != p.slice.workers[0] && r.IntN(4) == 0 { // one stays, or the slice ends
+			killed = append(killed, p)
+		}
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for _, p := range killed {
+			time.Sleep(time.Duration(1+p.pid%7) * time.Millisecond)
+			_ = unix.Kill(p.pid, unix.SIGKILL)
+		}
+		if meanwhile != nil {
+			meanwhile()
+		}
+	}()
+	for range 3 {
+		w.never()
+	}
+	<-done
+	for _, p := range killed {
+		p.kill()
+		all = without(all, p)
+	}
+	for _, p := range all {
+		if got := p.hear(); !strings.HasPrefix(got, fmt.Sprint("ok ", count)) {
+			w.fail("process %d of %s in the storm: %q", p.pid, p.slice.id, got)
+		}
+	}
+	results.killed(len(killed))
+	return true
+}

@@ -1,0 +1,346 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * worker: a program of CUDA that does what a line on its standard input says, and answers with a line. It begins with
+ * "ready PID". It speaks to the driver only, and knows nothing of gpuslice but where its ledger is mapped.
+ *
+ *	context DEVICE              -> ok | oom | error CODE
+ *	alloc DEVICE BYTES KIND     -> ok I | oom | error CODE   (0: cuMemAlloc, 1: cuMemCreate)
+ *	free I                      -> ok | error CODE
+ *	total DEVICE                -> ok FREE TOTAL
+ *	storm SEED COUNT BYTES      -> ok COUNT REFUSALS  (takes and gives back; holds nothing more when it answers)
+ *	fork DEVICE                 -> ok CODE  (what cuMemAlloc answers in a forked child, which then ends)
+ *	spawn IN OUT                -> ok PID   (another worker, a child, at two FIFOs)
+ *	exec                        -> ready PID  (becomes a new image of itself, which holds nothing)
+ *	scribble SEED COUNT         -> ok COUNT  (writes words all over the beginning of its slice's ledger)
+ *	list DEVICE                 -> ok PID:BYTES …  (of NVML: for a worker in no slice, who looks on)
+ *	exit                        -> (ends)
+ */
+#define _GNU_SOURCE
+#include "cuda_abi.h"
+#include "nvml_abi.h"
+
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { DEVICES = 2, MOST = 4096 };
+
+static struct {
+	CUresult (*init)(unsigned int);
+	CUresult (*device_get)(CUdevice *, int);
+	CUresult (*retain)(CUcontext *, CUdevice);
+	CUresult (*set_current)(CUcontext);
+	CUresult (*mem_alloc)(CUdeviceptr *, size_t);
+	CUresult (*mem_free)(CUdeviceptr);
+	CUresult (*mem_create)(CUmemGenericAllocationHandle *, size_t, const CUmemAllocationProp *,
+	                       unsigned long long);
+	CUresult (*mem_release)(CUmemGenericAllocationHandle);
+	CUresult (*mem_get_info)(size_t *, size_t *);
+} cu;
+
+static CUcontext context[DEVICES];
+static struct {
+	uint64_t handle;
+	int device, kind, used;
+} held[MOST];
+
+static void load(void)
+{
+	const struct {
+		const char *name;
+		void *where;
+	} names[] = {
+	    {"cuInit", &cu.init},
+	    {"cuDeviceGet", &cu.device_get},
+	    {"cuDevicePrimaryCtxRetain", &cu.retain},
+	    {"cuCtxSetCurrent", &cu.set_current},
+	    {"cuMemAlloc_v2", &cu.mem_alloc},
+	    {"cuMemFree_v2", &cu.mem_free},
+	    {"cuMemCreate", &cu.mem_create},
+	    {"cuMemRelease", &cu.mem_release},
+	    {"cuMemGetInfo_v2", &cu.mem_get_info},
+	};
+	void *driver = dlopen("libcuda.so.1", RTLD_NOW);
+
+	for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+		void *function = driver ? dlsym(driver, names[i].name) : NULL;
+
+		if (!function) {
+			printf("no %s: %s\n", names[i].name, dlerror());
+			exit(1);
+		}
+		memcpy(names[i].where, &function, sizeof(function));
+	}
+}
+
+static const char *say(CUresult result)
+{
+	static char text[32];
+
+	if (result == CUDA_SUCCESS)
+		return "ok";
+	if (result == CUDA_ERROR_OUT_OF_MEMORY)
+		return "oom";
+	snprintf(text, sizeof(text), "error %d", result);
+	return text;
+}
+
+static CUresult enter(int device)
+{
+	CUresult result = CUDA_SUCCESS;
+	CUdevice ordinal;
+
+	if (!context[device]) {
+		if (!cu.init)
+			load();
+		result = cu.init(0);
+		if (result == CUDA_SUCCESS)
+			result = cu.device_get(&ordinal, device);
+		if (result == CUDA_SUCCESS)
+			result = cu.retain(&context[device], ordinal);
+		if (result != CUDA_SUCCESS)
+			context[device] = NULL;
+	}
+	return result == CUDA_SUCCESS ? cu.set_current(context[device]) : result;
+}
+
+static CUresult take(int device, uint64_t bytes, int kind, int *index)
+{
+	CUresult result = enter(device);
+	CUdeviceptr pointer = 0;
+	CUmemGenericAllocationHandle handle = 0;
+	CUmemAllocationProp property = {.type = CU_MEM_ALLOCATION_TYPE_PINNED};
+	int i = 0;
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	while (i < MOST - 1 && held[i].used)
+		i++;
+	property.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+	property.location.id = device;
+	if (kind == 0)
+		result = cu.mem_alloc(&pointer, bytes);
+	else
+		result = cu.mem_create(&handle, bytes, &property, 0);
+	if (result == CUDA_SUCCESS) {
+		held[i].handle = kind == 0 ? pointer : handle;
+		held[i].device = device;
+		held[i].kind = kind;
+		held[i].used = 1;
+		*index = i;
+	}
+	return result;
+}
+
+static CUresult give(int i)
+{
+	CUresult result = enter(held[i].device);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	result = held[i].kind == 0 ? cu.mem_free(held[i].handle) : cu.mem_release(held[i].handle);
+	if (result == CUDA_SUCCESS)
+		held[i].used = 0;
+	return result;
+}
+
+static uint64_t next_random(uint64_t *state)
+{
+	*state ^= *state << 13;
+	*state ^= *state >> 7;
+	*state ^= *state << 17;
+	return *state;
+}
+
+/* Up to eight at a time, of any size up to `most`, on the devices on which there is a context. */
+static void storm(uint64_t seed, uint64_t count, uint64_t most)
+{
+	int mine[8] = {-1, -1, -1, -1, -1, -1, -1, -1};
+	uint64_t state = seed * 2 + 1, refusals = 0;
+	CUresult result = CUDA_SUCCESS;
+
+	for (uint64_t n = 0; n < count && result == CUDA_SUCCESS; n++) {
+		int slot = (int)(next_random(&state) % 8), kind = (int)(next_random(&state) % 2);
+		int device = (int)(next_random(&state) % DEVICES);
+		uint64_t bytes = (1 + next_random(&state) % (most >> 21)) << 21;
+
+		if (mine[slot] >= 0) {
+			result = give(mine[slot]);
+			mine[slot] = -1;
+		} else if (context[device]) {
+			result = take(device, bytes, kind, &mine[slot]);
+			if (result == CUDA_ERROR_OUT_OF_MEMORY) {
+				result = CUDA_SUCCESS;
+				refusals++;
+			}
+		}
+	}
+	for (int slot = 0; slot < 8; slot++) {
+		if (mine[slot] >= 0 && result == CUDA_SUCCESS)
+			result = give(mine[slot]);
+	}
+	if (result != CUDA_SUCCESS)
+		puts(say(result));
+	else
+		printf("ok %" PRIu64 " %" PRIu64 "\n", count, refusals);
+}
+
+/* What a child of a fork is answered: it has no CUDA. */
+static void fork_child(int device)
+{
+	CUdeviceptr pointer;
+	int answer[2], code = -1;
+	pid_t child;
+
+	if (pipe(answer) != 0 || (child = fork()) < 0) {
+		puts("what: fork");
+		return;
+	}
+	if (child == 0) {
+		code = context[device] ? (int)cu.mem_alloc(&pointer, 1 << 21) : -1;
+		_exit(write(answer[1], &code, sizeof(code)) != sizeof(code));
+	}
+	close(answer[1]);
+	if (read(answer[0], &code, sizeof(code)) != sizeof(code))
+		code = -2;
+	close(answer[0]);
+	waitpid(child, NULL, 0);
+	printf("ok %d\n", code);
+}
+
+static void spawn(char **argv, const char *in, const char *out)
+{
+	/* Both ways: so that opening waits for nobody. */
+	int from = open(in, O_RDWR | O_CLOEXEC), to = open(out, O_RDWR | O_CLOEXEC);
+	pid_t child = from < 0 || to < 0 ? -1 : fork();
+
+	if (child == 0) {
+		dup2(from, 0);
+		dup2(to, 1);
+		execl("/proc/self/exe", argv[0], NULL);
+		_exit(127);
+	}
+	if (child < 0)
+		puts("what: spawn");
+	else
+		printf("ok %d\n", child);
+	close(from);
+	close(to);
+}
+
+static void scribble(uint64_t seed, uint64_t count)
+{
+	FILE *maps = fopen("/proc/self/maps", "r");
+	uint64_t state = seed * 2 + 1, *page = NULL;
+	char line[512];
+	uintptr_t begin;
+
+	while (maps && fgets(line, sizeof(line), maps)) {
+		if (strstr(line, "/memfd:gpuslice") && sscanf(line, "%" SCNxPTR, &begin) == 1) {
+			page = (uint64_t *)begin;
+			break;
+		}
+	}
+	if (maps)
+		fclose(maps);
+	for (uint64_t n = 0; page && n < count; n++)
+		((volatile uint64_t *)page)[next_random(&state) % (4 * 4096 / 8)] =
+		    next_random(&state);
+	printf("ok %" PRIu64 "\n", page ? count : 0);
+}
+
+static void list(unsigned device)
+{
+	static nvmlReturn_t (*init)(void);
+	static nvmlReturn_t (*by_index)(unsigned, nvmlDevice_t *);
+	static nvmlReturn_t (*processes)(nvmlDevice_t, unsigned *, nvmlProcessInfo_v2_t *);
+	static nvmlProcessInfo_v2_t all[1024];
+	unsigned count = 1024;
+	nvmlDevice_t handle;
+
+	if (!init) {
+		void *nvml = dlopen("libnvidia-ml.so.1", RTLD_NOW);
+
+		if (!nvml) {
+			printf("no NVML: %s\n", dlerror());
+			exit(1);
+		}
+		*(void **)&init = dlsym(nvml, "nvmlInit_v2");
+		*(void **)&by_index = dlsym(nvml, "nvmlDeviceGetHandleByIndex_v2");
+		*(void **)&processes = dlsym(nvml, "nvmlDeviceGetComputeRunningProcesses_v3");
+		if (init() != NVML_SUCCESS) {
+			puts("what: nvmlInit");
+			exit(1);
+		}
+	}
+	if (by_index(device, &handle) != NVML_SUCCESS ||
+	    processes(handle, &count, all) != NVML_SUCCESS) {
+		puts("what: NVML");
+		return;
+	}
+	printf("ok");
+	for (unsigned i = 0; i < count; i++)
+		printf(" %u:%llu", all[i].pid, all[i].usedGpuMemory);
+	puts("");
+}
+
+int main(int argc, char **argv)
+{
+	char line[512], word[16] = "", in[200], out[200];
+	uint64_t a, b, c;
+
+	(void)argc;
+	setvbuf(stdout, NULL, _IOLBF, 0);
+	setvbuf(stdin, NULL, _IONBF, 0); /* what is not read yet is for the image after "exec" */
+	printf("ready %d\n", getpid());
+	while (fgets(line, sizeof(line), stdin)) {
+		int n = sscanf(line, "%15s %" SCNu64 " %" SCNu64 " %" SCNu64, word, &a, &b, &c);
+		CUresult result;
+		int i = 0;
+
+		if (!strcmp(word, "context") && n == 2 && a < DEVICES) {
+			puts(say(enter((int)a)));
+		} else if (!strcmp(word, "alloc") && n == 4 && a < DEVICES) {
+			result = take((int)a, b, (int)c, &i);
+			if (result == CUDA_SUCCESS)
+				printf("ok %d\n", i);
+			else
+				puts(say(result));
+		} else if (!strcmp(word, "free") && n == 2 && a < MOST && held[a].used) {
+			puts(say(give((int)a)));
+		} else if (!strcmp(word, "total") && n == 2 && a < DEVICES) {
+			size_t free_bytes = 0, total = 0;
+
+			result = enter((int)a);
+			if (result == CUDA_SUCCESS)
+				result = cu.mem_get_info(&free_bytes, &total);
+			if (result == CUDA_SUCCESS)
+				printf("ok %zu %zu\n", free_bytes, total);
+			else
+				puts(say(result));
+		} else if (!strcmp(word, "storm") && n == 4 && c >> 21 > 0) {
+			storm(a, b, c);
+		} else if (!strcmp(word, "fork") && n == 2 && a < DEVICES) {
+			fork_child((int)a);
+		} else if (sscanf(line, "spawn %199s %199s", in, out) == 2) {
+			spawn(argv, in, out);
+		} else if (!strcmp(word, "exec")) {
+			execl("/proc/self/exe", argv[0], NULL);
+		} else if (!strcmp(word, "scribble") && n == 3) {
+			scribble(a, b);
+		} else if (!strcmp(word, "list") && n == 2) {
+			list((unsigned)a);
+		} else if (!strcmp(word, "exit")) {
+			return 0;
+		} else {
+			printf("what: %s", line);
+		}
+	}
+	return 0;
+}

@@ -1,0 +1,294 @@
+//go:build faults
+
+// SPDX-License-Identifier: Apache-2.0
+
+package faults
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+type state string
+
+const (
+	active   state = "active"
+	released state = "released" // by force: its processes get nothing more
+	spoilt   state = "spoilt"   // a process wrote over its ledger: what it gets is not foretold
+	unknown  state = "unknown"  // whether it was released is seen when the enforcer is well again
+)
+
+// slice is what the model says of one.
+type slice struct {
+	id      string
+	session bool
+	limit   uint64 // on each device
+	state   state
+	frozen  bool
+	workers []*worker
+
+	init   *worker   // of a container: the first; its mount namespace is the container's
+	cgroup string    // of a container
+	run    *exec.Cmd // of a session: `gpuslice run`
+}
+
+func (s *slice) used(device int) uint64 {
+	var bytes uint64
+	for _, p := range s.workers {
+		bytes += p.on(device)
+	}
+	return bytes
+}
+
+func (s *slice) fits(device int, bytes uint64) bool { return s.used(device)+bytes <= s.limit }
+
+func (w *world) name() string {
+	w.named++
+	return fmt.Sprintf("gsf-%d-%d-%d", os.Getpid(), w.seed, w.named)
+}
+
+// quota of a slice: some leave hardly room for the contexts.
+func quota(r *rand.Rand) uint64 {
+	return []uint64{192 * mib, 512 * mib, gib, 3 * gib, 8 * gib}[r.IntN(5)]
+}
+
+func (w *world) bundle(s *slice) string   { return filepath.Join(w.dir, "bundles", s.id) }
+func (w *world) rootfs(s *slice) string   { return filepath.Join(w.bundle(s), "rootfs") }
+func binary(w *world, name string) string { return filepath.Join(w.bin, name) }
+func insideEnv() []string {
+	return []string{"LD_LIBRARY_PATH=/fakecuda", "FAKECUDA_STATE=/fake/state", fmt.Sprint("FAKECUDA_CONTEXT=", contextBytes)}
+}
+func toMiB(bytes uint64) string { return strconv.FormatUint(bytes/mib, 10) + "M" }
+func (w *world) add(s *slice)   { w.slices = append(w.slices, s) }
+func (w *world) drop(s *slice)  { w.slices = without(w.slices, s) }
+
+// create makes a container as a runtime does, up to the moment in which the hooks run.
+func (w *world) create(s *slice, annotations map[string]string) {
+	w.Helper()
+	for _, dir := range []string{"proc", "dev", "etc", "tmp", "usr", "programs", "fakecuda", "fake"} {
+		w.must(os.MkdirAll(filepath.Join(w.rootfs(s), dir), 0o755))
+	}
+	args := []string{"create", s.cgroup, w.rootfs(s), "/proc:proc", "/dev:dev", "/usr:usr", filepath.Dir(programs["worker"]) + ":programs",
+		filepath.Join(w.bin, "fakecuda") + ":fakecuda", filepath.Join(w.dir, "fake") + ":fake"}
+	for _, name := range []string{"bin", "sbin", "lib", "lib64"} {
+		info, err := os.Lstat("/" + name)
+		switch {
+		case err != nil:
+		case info.Mode()&os.ModeSymlink != 0:
+			target, err := os.Readlink("/" + name)
+			w.must(err)
+			w.must(os.Symlink(target, filepath.Join(w.rootfs(s), name)))
+		default:
+			w.must(os.Mkdir(filepath.Join(w.rootfs(s), name), 0o755))
+			args = append(args, "/"+name+":"+name)
+		}
+	}
+	config, err := json.Marshal(map[string]any{
+		"ociVersion": "1.0.2", "root": map[string]any{"path": "rootfs"}, "annotations": annotations,
+		"process": map[string]any{"args": []string{"/programs/worker"}, "env": []string{}},
+	})
+	w.must(err)
+	w.must(os.WriteFile(filepath.Join(w.bundle(s), "config.json"), config, 0o644))
+	cmd := exec.Command(programs["enter"], append(args, "--", "/programs/worker")...)
+	cmd.Env = insideEnv()
+	s.init = w.newWorker(s, cmd)
+	s.workers = []*worker{s.init}
+	if said := s.init.hear(); said != fmt.Sprint("created ", s.init.pid) {
+		w.fail("create the container %s: %q", s.id, said)
+	}
+}
+
+// begin lets the container's program run.
+func (w *world) begin(s *slice) {
+	w.Helper()
+	if _, err := s.init.in.WriteString("g"); err != nil {
+		w.fail("begin: %v", err)
+	}
+	if said := s.init.hear(); said != fmt.Sprint("ready ", s.init.pid) {
+		w.fail("begin the container %s: %q", s.id, said)
+	}
+}
+
+// hook runs the real one; words come before it, if it is to be killed. An error has what it said.
+func (w *world) hook(stage string, s *slice, words ...string) error {
+	pid := 0
+	if s.init != nil && stage != "poststop" {
+		pid = s.init.pid
+	}
+	state, err := json.Marshal(map[string]any{"ociVersion": "1.0.2", "id": s.id, "status": "creating", "pid": pid, "bundle": w.bundle(s)})
+	w.must(err)
+	words = append(words, binary(w, "gpuslice-hook"), "--config", w.config(), stage)
+	cmd := exec.Command(words[0], words[1:]...)
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH")}
+	cmd.Stdin = bytes.NewReader(state)
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("%w: %s", err, out)
+	}
+	return nil
+}
+
+func (w *world) newCgroup(name string) string {
+	w.Helper()
+	for _, mount := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/unified"} {
+		var st unix.Statfs_t
+		if unix.Statfs(mount, &st) == nil && st.Type == unix.CGROUP2_SUPER_MAGIC {
+			dir := filepath.Join(mount, name)
+			w.must(os.Mkdir(dir, 0o755))
+			return dir
+		}
+	}
+	w.fail("there is no unified cgroup hierarchy")
+	return ""
+}
+
+func (w *world) removeCgroup(s *slice) {
+	w.eventually("the cgroup can be removed", func() bool { err := os.Remove(s.cgroup); return err == nil || os.IsNotExist(err) })
+}
+
+// registerContainer begins a container; nil if the enforcer was not able to give it a slice and had a reason.
+func (w *world) registerContainer(r *rand.Rand, words ...string) *slice {
+	w.Helper()
+	s := &slice{id: w.name(), limit: quota(r), state: active}
+	s.cgroup = w.newCgroup(s.id)
+	w.add(s)
+	w.create(s, map[string]string{"gpuslice.vram": toMiB(s.limit)})
+	if err := w.hook("prestart", s, words...); err != nil {
+		if w.doubt == "" && w.away == "" {
+			w.fail("the container %s was refused: %v", s.id, err)
+		}
+		w.say("… refused: %.300v", err)
+		w.stopContainer(s)
+		return nil
+	}
+	if w.away != "" {
+		w.fail("the hook has given the container %s a slice, and %s", s.id, w.away)
+	}
+	w.begin(s)
+	return s
+}
+
+// stopContainer ends it as a runtime does.
+func (w *world) stopContainer(s *slice) {
+	w.Helper()
+	w.killAll(s)
+	if err := w.hook("poststop", s); err != nil {
+		w.fail("poststop: %v", err) // it must not: the hooks of others come after it
+	}
+	w.must(os.RemoveAll(w.bundle(s)))
+	w.drop(s)
+}
+
+// killAll ends a container's processes, and its cgroup.
+func (w *world) killAll(s *slice) {
+	w.Helper()
+	for len(s.workers) > 0 {
+		s.workers[0].kill()
+	}
+	w.removeCgroup(s)
+}
+
+// join begins another process in a slice.
+func (w *world) join(s *slice) *worker {
+	w.Helper()
+	if s.session {
+		return w.spawn(s.workers[0])
+	}
+	cmd := exec.Command(programs["enter"], "join", s.cgroup, strconv.Itoa(s.init.pid), "--", "/programs/worker")
+	cmd.Env = insideEnv()
+	p := w.newWorker(s, cmd)
+	s.workers = append(s.workers, p)
+	if said := p.hear(); said != fmt.Sprint("ready ", p.pid) {
+		w.fail("begin a process in %s: %q", s.id, said)
+	}
+	return p
+}
+
+// spawn has a worker make another, of the same slice.
+func (w *world) spawn(parent *worker) *worker {
+	w.Helper()
+	p := &worker{w: w, slice: parent.slice}
+	in, out := filepath.Join(w.dir, "in"), filepath.Join(w.dir, "out")
+	for _, fifo := range []string{in, out} {
+		w.must(unix.Mkfifo(fifo, 0o600))
+	}
+	answer := parent.ask("spawn %s %s", in, out)
+	pid, err := strconv.Atoi(strings.TrimPrefix(answer, "ok "))
+	if err != nil {
+		w.fail("a process was asked for another one: %q", answer)
+	}
+	p.pid = pid
+	p.in, err = os.OpenFile(in, os.O_WRONLY|unix.O_NONBLOCK, 0)
+	w.must(err)
+	p.out, err = os.OpenFile(out, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	w.must(err)
+	p.lines = bufio.NewReader(p.out)
+	w.workers = append(w.workers, p)
+	w.must(os.Remove(in))
+	w.must(os.Remove(out))
+	if said := p.hear(); said != fmt.Sprint("ready ", pid) {
+		w.fail("a process's child: %q", said)
+	}
+	parent.slice.workers = append(parent.slice.workers, p)
+	return p
+}
+
+// registerSession begins one by `gpuslice run`; nil as for registerContainer.
+func (w *world) registerSession(r *rand.Rand) *slice {
+	w.Helper()
+	s := &slice{id: w.name(), limit: quota(r), state: active, session: true}
+	s.run = exec.Command(binary(w, "gpuslice"), "--socket", w.socket(), "run", "--name", s.id, "--vram", toMiB(s.limit), "--quiet", "--", programs["worker"])
+	w.add(s)
+	p := w.newWorker(s, s.run)
+	p.cmd = nil // the worker is its child
+	said := p.hear()
+	if said == "gone" {
+		err := s.run.Wait()
+		p.forget()
+		w.drop(s)
+		if w.doubt == "" && w.away == "" {
+			w.fail("the session %s was refused: %v", s.id, err)
+		}
+		w.say("… refused")
+		return nil
+	}
+	if w.away != "" {
+		w.fail("the session %s has begun, and %s", s.id, w.away)
+	}
+	pid, err := strconv.Atoi(strings.TrimPrefix(said, "ready "))
+	if err != nil {
+		w.fail("the session %s began with %q", s.id, said)
+	}
+	p.pid = pid
+	s.workers = []*worker{p}
+	return s
+}
+
+// stopSession ends all its processes, and `gpuslice run` with them.
+func (w *world) stopSession(s *slice) {
+	w.Helper()
+	for len(s.workers) > 0 {
+		s.workers[0].kill()
+	}
+	if s.run != nil {
+		ended := make(chan struct{})
+		go func() { _ = s.run.Wait(); close(ended) }() // with 137: its command was killed
+		select {
+		case <-ended:
+		case <-time.After(patience):
+			w.fail("`gpuslice run` of %s goes on without processes", s.id)
+		}
+	}
+	w.drop(s)
+}

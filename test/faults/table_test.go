@@ -1,0 +1,119 @@
+//go:build faults
+
+// SPDX-License-Identifier: Apache-2.0
+
+package faults
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+)
+
+// table is what the suite did, as docs/reliability.md shows it.
+type table struct {
+	mu         sync.Mutex
+	tried      map[string]map[string]int // by fault and outcome
+	operations map[string]int
+	rounds     int
+	steps      int
+	deaths     int // of processes in storms
+	slowest    time.Duration
+}
+
+var results = table{tried: map[string]map[string]int{}, operations: map[string]int{}}
+
+func (r *table) add(fault, outcome string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.tried[fault] == nil {
+		r.tried[fault] = map[string]int{}
+	}
+	r.tried[fault][outcome]++
+}
+
+func (r *table) operation(name string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.operations[name]++
+}
+
+func (r *table) killed(n int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.deaths += n
+}
+
+func (r *table) addRound(steps int, slowest time.Duration) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.rounds++
+	r.steps += steps
+	r.slowest = max(r.slowest, slowest)
+}
+
+const (
+	begin = "<!-- the suite writes from here -->\n"
+	end   = "<!-- to here -->\n"
+)
+
+// finish prints the table, and writes it into the document if that is named. Then, every fault must have been tried: a
+// run of a part of the suite must not make a table of it.
+func (r *table) finish(document string) error {
+	text, whole := r.markdown()
+	fmt.Print(text)
+	if document == "" {
+		return nil
+	}
+	if !whole {
+		return errors.New("not every fault was tried, so the table is not written")
+	}
+	page, err := os.ReadFile(document)
+	if err != nil {
+		return err
+	}
+	head, rest, ok := bytes.Cut(page, []byte(begin))
+	_, tail, also := bytes.Cut(rest, []byte(end))
+	if !ok || !also {
+		return fmt.Errorf("%s has no lines %q and %q", document, begin, end)
+	}
+	return os.WriteFile(document, append(append(append(head, begin+text...), end...), tail...), 0o644)
+}
+
+func (r *table) markdown() (text string, whole bool) {
+	var b strings.Builder
+	whole = true
+	fmt.Fprint(&b, "| fault | tried | outcome |\n|---|---|---|\n")
+	for _, f := range faults() {
+		outcomes := r.tried[f.name]
+		total, done := 0, 0
+		var words []string
+		for _, outcome := range slices.Sorted(maps.Keys(outcomes)) {
+			n := outcomes[outcome]
+			total += n
+			if outcome == "" || outcome == "not passed" {
+				continue
+			}
+			done += n
+			words = append(words, outcome)
+		}
+		if n := outcomes["not passed"]; n > 0 {
+			words = append(words, fmt.Sprintf("not passed by what was done: %d", n))
+		}
+		whole = whole && done > 0
+		fmt.Fprintf(&b, "| %s | %d | %s |\n", f.name, done, strings.Join(words, "; "))
+	}
+	killed := 0
+	for _, n := range r.operations {
+		killed += n
+	}
+	fmt.Fprintf(&b, "\n%d rounds with %d operations, of which each was followed by a comparison with the model; %d processes were killed while they "+
+		"allocated. The slowest answer of the enforcer took %v.\n", r.rounds, killed, r.deaths, r.slowest.Round(time.Millisecond))
+	return b.String(), whole
+}

@@ -1,0 +1,170 @@
+//go:build faults
+
+// SPDX-License-Identifier: Apache-2.0
+
+package faults
+
+import (
+	"bufio"
+	"fmt"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// worker is a process that does what it is told (programs/worker.c), and what the model says that it holds.
+type worker struct {
+	w     *world
+	slice *slice
+	cmd   *exec.Cmd // nil if it is another worker's child
+	pid   int
+	in    *os.File
+	out   *os.File
+	lines *bufio.Reader
+	dead  bool
+
+	attached bool
+	contexts [devices]bool
+	held     []allocation
+	shy      time.Time // it was refused by who was not there, and does not ask again before then
+}
+
+// allocation of a worker, which knows it by a number.
+type allocation struct {
+	number, device int
+	bytes          uint64
+}
+
+// newWorker starts a command whose input and output are a worker's. Nothing was read from it yet.
+func (w *world) newWorker(s *slice, cmd *exec.Cmd) *worker {
+	w.Helper()
+	p := &worker{w: w, slice: s, cmd: cmd}
+	in, to, err := os.Pipe()
+	w.must(err)
+	from, out, err := os.Pipe()
+	w.must(err)
+	cmd.Stdin, cmd.Stdout = in, out
+	cmd.Stderr = os.Stderr
+	if cmd.Env == nil {
+		cmd.Env = w.env()
+	}
+	w.must(cmd.Start())
+	in.Close()
+	out.Close()
+	p.in, p.out, p.lines, p.pid = to, from, bufio.NewReader(from), cmd.Process.Pid
+	w.workers = append(w.workers, p)
+	return p
+}
+
+// hear is the worker's next line; "gone" if there will be none.
+func (p *worker) hear() string {
+	p.w.Helper()
+	_ = p.out.SetReadDeadline(time.Now().Add(patience))
+	line, err := p.lines.ReadString('\n')
+	if os.IsTimeout(err) {
+		p.w.fail("process %d does not answer within %v", p.pid, patience)
+	}
+	if err != nil {
+		return "gone"
+	}
+	return strings.TrimSpace(line)
+}
+
+func (p *worker) tell(format string, args ...any) {
+	fmt.Fprintf(p.in, format+"\n", args...) // to one that is gone: then no answer comes
+}
+
+func (p *worker) ask(format string, args ...any) string {
+	p.w.Helper()
+	time.Sleep(time.Until(p.shy))
+	p.tell(format, args...)
+	return p.hear()
+}
+
+// kill kills it and waits until the kernel has taken it apart.
+func (p *worker) kill() {
+	if !p.dead {
+		_ = unix.Kill(p.pid, unix.SIGKILL)
+	}
+	p.gone()
+}
+
+// gone waits for the end of a process that ends.
+func (p *worker) gone() {
+	if p.dead {
+		return
+	}
+	if p.cmd != nil {
+		_ = p.cmd.Wait()
+	} else {
+		p.w.eventually(fmt.Sprintf("process %d has ended", p.pid), func() bool { return !alive(p.pid) })
+	}
+	p.forget()
+}
+
+// forget takes it out of the model.
+func (p *worker) forget() {
+	p.dead = true
+	p.in.Close()
+	p.out.Close()
+	if p.slice != nil {
+		p.slice.workers = without(p.slice.workers, p)
+	}
+}
+
+func alive(pid int) bool {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return false
+	}
+	_, rest, _ := strings.Cut(string(text), ") ")
+	return !strings.HasPrefix(rest, "Z") && !strings.HasPrefix(rest, "X")
+}
+
+// on is what the model says that it holds on a device.
+func (p *worker) on(device int) uint64 {
+	var bytes uint64
+	if p.contexts[device] {
+		bytes = contextBytes
+	}
+	for _, a := range p.held {
+		if a.device == device {
+			bytes += a.bytes
+		}
+	}
+	return bytes
+}
+
+// listed is what NVML says of all processes, by device and pid.
+func (w *world) listed() (all [devices]map[int]uint64) {
+	w.Helper()
+	for device := range devices {
+		all[device] = make(map[int]uint64)
+		words := strings.Fields(w.looker.ask("list %d", device))
+		if len(words) == 0 || words[0] != "ok" {
+			w.fail("NVML does not tell who looks on: %q", words)
+		}
+		for _, word := range words[1:] {
+			pid, bytes, _ := strings.Cut(word, ":")
+			n, err := strconv.Atoi(pid)
+			w.must(err)
+			all[device][n], err = strconv.ParseUint(bytes, 10, 64)
+			w.must(err)
+		}
+	}
+	return all
+}
+
+func without[E comparable](list []E, e E) []E {
+	var rest []E
+	for _, other := range list {
+		if other != e {
+			rest = append(rest, other)
+		}
+	}
+	return rest
+}

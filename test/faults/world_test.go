@@ -1,0 +1,226 @@
+//go:build faults
+
+// SPDX-License-Identifier: Apache-2.0
+
+package faults
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/client"
+)
+
+const (
+	mib = uint64(1) << 20
+	gib = uint64(1) << 30
+
+	devices      = 2
+	block        = 2 * mib // what the card gives, and so what is charged, is a multiple of it
+	contextBytes = 64 * mib
+
+	mostSlices        = 7
+	mostWorkers       = 4 // of a slice
+	operationsBefore  = 12
+	operationsBetween = 3
+)
+
+// world is one host: a daemon with file systems of its own, the simulated cards, the slices, and what the model says of
+// them.
+type world struct {
+	*testing.T
+	dir, bin string
+	seed     uint64
+	step     int
+	client   *client.Client
+	daemon   *daemon
+	looker   *worker // in no slice: asks NVML
+	slices   []*slice
+	named    int    // slices so far
+	doubt    string // why the enforcer may fail to do what it is asked for; "": it may not
+	away     string // why it is not there at all
+	still    bool   // nothing may be said of the ledgers now
+	trace    []string
+	steps    int
+	slowest  time.Duration
+	workers  []*worker // all that ever were
+	idle     int       // descriptors of a daemon without slices
+}
+
+func newWorld(t *testing.T, seed uint64) *world {
+	t.Helper()
+	w := &world{T: t, seed: seed}
+	var err error
+	if w.bin, err = filepath.Abs("../../bin"); err != nil {
+		t.Fatal(err)
+	}
+	// Not t.TempDir: a socket's address has 108 bytes.
+	if w.dir, err = os.MkdirTemp("/tmp", "gsf-"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(w.clear)
+	for _, name := range []string{"run", "state", "fake", "bundles"} {
+		w.must(os.Mkdir(filepath.Join(w.dir, name), 0o755))
+	}
+	// Small, so that they can be filled. The mount namespace is the test's own: run.sh makes it.
+	w.must(unix.Mount("tmpfs", filepath.Join(w.dir, "run"), "tmpfs", 0, "size=4m,nr_inodes=2000,mode=755"))
+	w.must(unix.Mount("tmpfs", filepath.Join(w.dir, "state"), "tmpfs", 0, "size=4m,mode=700"))
+	w.must(os.WriteFile(w.config(), fmt.Appendf(nil, `[enforcer]
+socket = %q
+run_dir = %q
+state_dir = %q
+library = %q
+group = ""
+truth_interval = "100ms"
+context_overhead = "64M"
+`, w.socket(), filepath.Join(w.dir, "run"), filepath.Join(w.dir, "state"), filepath.Join(w.bin, api.LibraryName)), 0o644))
+	w.client = client.New(w.socket())
+	w.daemon = &daemon{w: w}
+	w.looker = w.newWorker(nil, exec.Command(programs["worker"]))
+	if said := w.looker.hear(); !strings.HasPrefix(said, "ready ") {
+		w.fail("the one who looks on: %q", said)
+	}
+	w.looker.ask("list 0") // makes the cards
+	w.start()
+	w.warm()
+	w.eventually("the enforcer has nothing open of former slices", func() bool {
+		now := w.descriptors()
+		same := now == w.idle
+		w.idle = now
+		return same
+	})
+	return w
+}
+
+// warm has the enforcer learn what a context takes: what the first one takes is charged when it is there.
+func (w *world) warm() {
+	r := w.random()
+	s := w.registerContainer(r)
+	for device := range devices {
+		if got := s.init.ask("context %d", device); got != "ok" {
+			w.fail("the first context: %q", got)
+		}
+		s.init.contexts[device] = true
+	}
+	w.eventually("the enforcer has learned what a context takes", func() bool {
+		all, err := w.client.Devices(w.Context())
+		return err == nil && len(all) == devices && all[0].Context == contextBytes
+	})
+	w.stopContainer(s)
+	w.check()
+}
+
+// env is that of the simulated driver and of our programs.
+func (w *world) env() []string {
+	return append(os.Environ(), "LD_LIBRARY_PATH="+filepath.Join(w.bin, "fakecuda"), "FAKECUDA_STATE="+filepath.Join(w.dir, "fake", "state"),
+		fmt.Sprint("FAKECUDA_DEVICES=", devices), "FAKECUDA_MEMORY=64G", fmt.Sprint("FAKECUDA_CONTEXT=", contextBytes), "GPUSLICE_CONFIG="+w.config())
+}
+
+func (w *world) logFile() string { return filepath.Join(w.dir, "log") }
+
+// random numbers of this step: they depend on the seed and the step, and on nothing that was answered before.
+func (w *world) random() *rand.Rand { return rand.New(rand.NewPCG(w.seed, uint64(w.step))) }
+
+func shuffled[E any](r *rand.Rand, list []E) []E {
+	list = slices.Clone(list)
+	r.Shuffle(len(list), func(i, j int) { list[i], list[j] = list[j], list[i] })
+	return list
+}
+
+// say adds a line to what happened.
+func (w *world) say(format string, args ...any) {
+	w.trace = append(w.trace, fmt.Sprintf("%4d  %s", w.step, fmt.Sprintf(format, args...)))
+	if testing.Verbose() {
+		w.Log(w.trace[len(w.trace)-1])
+	}
+}
+
+func (w *world) must(err error) {
+	w.Helper()
+	if err != nil {
+		w.fail("%v", err)
+	}
+}
+
+// fail ends the round, with how to have it again and what led to it.
+func (w *world) fail(format string, args ...any) {
+	w.Helper()
+	text, _ := os.ReadFile(w.logFile())
+	w.Fatalf("%s\n\nAgain: test/faults/run.sh -seed %d\n\nThe last steps:\n%s\n\nThe enforcer:\n%s", fmt.Sprintf(format, args...), w.seed,
+		strings.Join(w.trace[max(0, len(w.trace)-25):], "\n"), text[max(0, len(text)-8000):])
+}
+
+// eventually waits for what the kernel or the enforcer does by itself.
+func (w *world) eventually(what string, is func() bool) {
+	w.Helper()
+	for deadline := time.Now().Add(patience); !is(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			w.fail("after %v it is still not so that %s", patience, what)
+		}
+	}
+}
+
+// end gives all back, and checks that nothing is left.
+func (w *world) end() {
+	w.say("the end")
+	for _, s := range slices.Clone(w.slices) {
+		if s.session {
+			w.stopSession(s)
+		} else {
+			w.stopContainer(s)
+		}
+	}
+	w.check()
+	w.eventually("the enforcer has closed what it had open", func() bool { return w.descriptors() <= w.idle })
+	w.restart(unix.SIGTERM)
+	w.check()
+	w.nothingLeft()
+}
+
+// clear removes what the round made, however it ended.
+func (w *world) clear() {
+	w.daemon.mu.Lock()
+	cmd, done := w.daemon.cmd, w.daemon.done
+	w.daemon.mu.Unlock()
+	if cmd != nil {
+		_ = unix.Kill(cmd.Process.Pid, unix.SIGCONT)
+		_ = unix.Kill(cmd.Process.Pid, unix.SIGKILL)
+		<-done
+		if newer, _ := w.daemon.now(); newer != cmd {
+			_ = newer.Process.Kill()
+		}
+	}
+	for _, s := range w.slices {
+		if s.cgroup != "" {
+			_ = os.WriteFile(filepath.Join(s.cgroup, "cgroup.freeze"), []byte("0"), 0)
+		}
+	}
+	for _, p := range w.workers {
+		if !p.dead {
+			_ = unix.Kill(p.pid, unix.SIGKILL)
+		}
+	}
+	for _, s := range w.slices {
+		if s.run != nil {
+			_ = s.run.Process.Kill()
+			_ = s.run.Wait()
+		}
+		for tries := 0; s.cgroup != "" && os.Remove(s.cgroup) != nil && tries < 200; tries++ {
+			time.Sleep(5 * time.Millisecond)
+		}
+	}
+	for _, name := range []string{"run", "state"} {
+		_ = unix.Unmount(filepath.Join(w.dir, name), unix.MNT_DETACH)
+	}
+	_ = os.RemoveAll(w.dir)
+}

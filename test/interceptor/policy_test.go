@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package interceptor
+
+import (
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/client"
+)
+
+// The strictest policy that there is, looked at a hundred times a second, and honest processes that do all that
+// can be done with memory: whoever is accused here would be killed with all others.
+func TestAStormOfHonestProcessesIsNeverAccused(t *testing.T) {
+	seconds, processes := "5", "6"
+	if os.Getenv("GPUSLICE_LONG") != "" {
+		seconds, processes = "60", "16"
+	}
+	for _, context := range []string{"64M", "8M"} {
+		t.Run("context="+context, func(t *testing.T) {
+			env := environment(t, "FAKECUDA_CONTEXT="+context)
+			d := startDaemon(t, env, `truth_interval = "10ms"`, `[policy]`, `bypass = "kill"`, `scope = "slice"`, `allowance = "128M"`)
+			// Events are kept as long as the enforcer is, also those of a slice that has ended.
+			cmd, lines := d.start(t, env, "4G", compile(t, "storm", "../../interceptor/ledger.c"), seconds, processes, "2")
+			last := lastOf(t, lines)
+			if err := cmd.Wait(); err != nil || strings.Contains(last, " 0 kills") {
+				t.Errorf("%v, %q", err, last)
+			}
+			events := 0
+			err := client.New(d.socket()).Events(t.Context(), 0, false, func(e api.Event) error {
+				events++
+				if e.Kind == api.EventBypass || e.Kind == api.EventKilled {
+					t.Errorf("%+v", e)
+				}
+				return nil
+			})
+			if err != nil || events == 0 {
+				t.Errorf("%d events, %v", events, err)
+			}
+		})
+	}
+}

@@ -1,0 +1,347 @@
+//go:build prometheus
+
+// SPDX-License-Identifier: Apache-2.0
+
+package prometheus
+
+import (
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+	"gopkg.in/yaml.v3"
+)
+
+type rules struct {
+	Groups []struct {
+		Rules []struct {
+			Alert       string            `yaml:"alert"`
+			Expr        string            `yaml:"expr"`
+			Labels      map[string]string `yaml:"labels"`
+			Annotations map[string]string `yaml:"annotations"`
+		} `yaml:"rules"`
+	} `yaml:"groups"`
+}
+
+func loadRules(t *testing.T) rules {
+	t.Helper()
+	var r rules
+	text, err := os.ReadFile(rulesFile)
+	if err == nil {
+		err = yaml.Unmarshal(text, &r)
+	}
+	if err != nil || len(r.Groups) == 0 {
+		t.Fatalf("%s: %v", rulesFile, err)
+	}
+	return r
+}
+
+type panel struct {
+	ID      int    `json:"id"`
+	Type    string `json:"type"`
+	Title   string `json:"title"`
+	GridPos struct{ X, Y, W, H int }
+	Targets []struct {
+		Expr  string `json:"expr"`
+		RefID string `json:"refId"`
+	} `json:"targets"`
+}
+
+type dashboard struct {
+	UID        string  `json:"uid"`
+	Panels     []panel `json:"panels"`
+	Templating struct {
+		List []struct {
+			Name, Type, Definition string
+		} `json:"list"`
+	} `json:"templating"`
+}
+
+func loadDashboard(t *testing.T) dashboard {
+	t.Helper()
+	var d dashboard
+	text, err := os.ReadFile(dashboardFile)
+	if err == nil {
+		err = json.Unmarshal(text, &d)
+	}
+	if err != nil || len(d.Panels) == 0 {
+		t.Fatalf("%s: %v", dashboardFile, err)
+	}
+	return d
+}
+
+// concrete is an expression with a dashboard's variables replaced, as "All" replaces them.
+func concrete(expr string) string {
+	return strings.NewReplacer("$instance", ".*", "$slice", ".*", "$__rate_interval", "10s").Replace(expr)
+}
+
+// documented are the metrics of docs/metrics.md, with their labels.
+func documented(t *testing.T) map[string][]string {
+	t.Helper()
+	text, err := os.ReadFile(metricsTable)
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := make(map[string][]string)
+	for _, row := range regexp.MustCompile("(?m)^\\| `([a-z_]+)` \\| ([a-z]+) \\| ([a-z_, ]*) \\|").FindAllStringSubmatch(string(text), -1) {
+		names := []string{row[1]}
+		labels := strings.FieldsFunc(row[3], func(r rune) bool { return r == ',' || r == ' ' })
+		if row[2] == "histogram" {
+			names = []string{row[1] + "_bucket", row[1] + "_sum", row[1] + "_count"}
+			labels = append(labels, "le")
+		}
+		for _, name := range names {
+			found[name] = append(labels, "instance", "job")
+		}
+	}
+	if len(found) < 30 {
+		t.Fatalf("%s has %d metrics", metricsTable, len(found))
+	}
+	return found
+}
+
+var (
+	quotedText = regexp.MustCompile(`"[^"]*"`)
+	identifier = regexp.MustCompile(`[a-zA-Z_][a-zA-Z0-9_]*`)
+	labelLists = regexp.MustCompile(`(?:by|on|group_left|group_right|ignoring|without) ?\(([^)]*)\)`)
+	matchers   = regexp.MustCompile(`([a-z_]+) ?(?:=~|!~|!=|=) ?""`)
+)
+
+// checkNames says which metric or label of an expression does not exist.
+func checkNames(t *testing.T, where, expr string, known map[string][]string) {
+	t.Helper()
+	bare := quotedText.ReplaceAllString(concrete(expr), `""`)
+	var labels []string
+	metrics := 0
+	for _, name := range identifier.FindAllString(bare, -1) {
+		if name != "up" && !strings.HasPrefix(name, "gpuslice_") && !strings.HasPrefix(name, "process_") {
+			continue
+		}
+		metrics++
+		if name == "up" {
+			labels = append(labels, "instance", "job")
+		} else if known[name] == nil {
+			t.Errorf("%s: there is no metric %s", where, name)
+		}
+		labels = append(labels, known[name]...)
+	}
+	if metrics == 0 {
+		t.Errorf("%s: no metric is in %s", where, expr)
+	}
+	var used []string
+	for _, list := range labelLists.FindAllStringSubmatch(bare, -1) {
+		used = append(used, identifier.FindAllString(list[1], -1)...)
+	}
+	for _, m := range matchers.FindAllStringSubmatch(bare, -1) {
+		used = append(used, m[1])
+	}
+	for _, label := range used {
+		if !slices.Contains(labels, label) {
+			t.Errorf("%s: no metric of it has the label %s: %s", where, label, expr)
+		}
+	}
+}
+
+func TestTheRulesKeepTheirOwnTests(t *testing.T) {
+	promtool := program(t, "promtool")
+	for _, words := range [][]string{{"check", "config", scrapeFile}, {"check", "rules", rulesFile}, {"test", "rules", "alerts_test.yml"}} {
+		if out, err := exec.Command(promtool, words...).CombinedOutput(); err != nil {
+			t.Errorf("promtool %s: %v\n%s", strings.Join(words, " "), err, out)
+		}
+	}
+}
+
+func TestEachAlertIsTestedAndSaysWhatToDo(t *testing.T) {
+	text, err := os.ReadFile("alerts_test.yml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, group := range loadRules(t).Groups {
+		for _, r := range group.Rules {
+			if !strings.Contains(string(text), "alertname: "+r.Alert+"\n        exp_alerts:") {
+				t.Errorf("%s fires in no test", r.Alert)
+			}
+			if r.Annotations["summary"] == "" || r.Annotations["description"] == "" || !slices.Contains([]string{"page", "ticket"}, r.Labels["severity"]) {
+				t.Errorf("%s: %+v, %+v", r.Alert, r.Labels, r.Annotations)
+			}
+		}
+	}
+}
+
+func TestTheDashboardsPanelsHaveTheirPlaces(t *testing.T) {
+	d := loadDashboard(t)
+	ids := make(map[int]bool)
+	taken := make(map[[2]int]string)
+	for _, p := range d.Panels {
+		if ids[p.ID] || p.Title == "" || (p.Type != "row" && len(p.Targets) == 0) {
+			t.Errorf("panel %d, %q", p.ID, p.Title)
+		}
+		ids[p.ID] = true
+		refs := make(map[string]bool)
+		for _, target := range p.Targets {
+			if refs[target.RefID] {
+				t.Errorf("%s: two queries are %s", p.Title, target.RefID)
+			}
+			refs[target.RefID] = true
+		}
+		for x := p.GridPos.X; x < p.GridPos.X+p.GridPos.W; x++ {
+			for y := p.GridPos.Y; y < p.GridPos.Y+p.GridPos.H; y++ {
+				if other := taken[[2]int{x, y}]; x >= 24 || other != "" {
+					t.Fatalf("%q and %q are at %d, %d", p.Title, other, x, y)
+				}
+				taken[[2]int{x, y}] = p.Title
+			}
+		}
+	}
+}
+
+// emptyIsGood are the panels that show nothing on a host on which all is well.
+var emptyIsGood = []string{"Past the ledger"}
+
+func TestEachExpressionIsAnsweredByARealPrometheus(t *testing.T) {
+	h, address := host(t)
+	absolute, err := filepath.Abs(rulesFile)
+	h.Must(err)
+	s := startServer(t, address, absolute)
+	known := documented(t)
+
+	// Something of everything: a slice that is refused again and again, one whose processes are killed, one in a pool; and
+	// sessions that come and go.
+	cli(h, "pool", "create", "llm", "--vram", "4G")
+	session(h, `$HOG 1073741824 & while :; do $HOG 4294967296 >/dev/null; sleep .2; done`, "--vram", "2G")
+	session(h, `while :; do $HOG 1073741824 >/dev/null & sleep .3; kill -9 $!; wait; done`, "--vram", "2G")
+	session(h, `$HOG 1073741824 & while :; do $HOG 4294967296 >/dev/null; sleep .2; done`, "--pool", "llm")
+	h.Eventually("three slices hold something", func() bool { return len(h.Slices()) == 3 })
+
+	answered := func(where, expr string, empty bool) {
+		t.Helper()
+		checkNames(t, where, expr, known)
+		var found []sample
+		var err error
+		eventually(t, where+" is answered: "+expr, func() bool {
+			found, err = s.query(concrete(expr))
+			return err != nil || empty || len(found) > 0
+		})
+		if err != nil {
+			t.Errorf("%s: %s: %v", where, expr, err)
+		}
+		for _, f := range found {
+			if f.Value[1] == "NaN" {
+				t.Logf("%s: %s is not a number for %v", where, expr, f.Metric)
+			}
+		}
+	}
+	h.Must(func() error { _, err := s.query("up"); return err }())
+	d := loadDashboard(t)
+	for _, p := range d.Panels {
+		for _, target := range p.Targets {
+			answered(p.Title, target.Expr, slices.Contains(emptyIsGood, p.Title))
+		}
+	}
+	for _, v := range d.Templating.List {
+		if inner, ok := strings.CutPrefix(v.Definition, "label_values("); ok {
+			i := strings.LastIndex(inner, ",")
+			answered("variable "+v.Name, "count by ("+strings.TrimSpace(strings.TrimSuffix(inner[i+1:], ")"))+") ("+inner[:i]+")", false)
+		}
+	}
+	for _, group := range loadRules(t).Groups {
+		for _, r := range group.Rules {
+			answered(r.Alert, r.Expr, true)
+		}
+	}
+	// What is scraped is what is documented.
+	names, err := s.query(`count by (__name__) ({job="gpuslice"})`)
+	h.Must(err)
+	for _, n := range names {
+		name := n.Metric["__name__"]
+		if known[name] == nil && name != "up" && !strings.HasPrefix(name, "scrape_") {
+			t.Errorf("%s is not in %s", name, metricsTable)
+		}
+	}
+}
+
+// quick are the rules, with less patience than a person wants.
+func quick(t *testing.T) string {
+	t.Helper()
+	text, err := os.ReadFile(rulesFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	short := regexp.MustCompile(`for: \d+m`).ReplaceAllString(string(text), "for: 0s")
+	short = strings.Replace(short, "gpuslice_truth_age_seconds > 60", "gpuslice_truth_age_seconds > 5", 1)
+	file := filepath.Join(t.TempDir(), "alerts.yml")
+	if err := os.WriteFile(file, []byte(short), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return file
+}
+
+func (s *server) fires(alert string) bool {
+	found, err := s.query(`ALERTS{alertstate="firing", alertname="` + alert + `"}`)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return len(found) > 0
+}
+
+func TestAHostThatIsWellRaisesNoAlertAndOneThatIsDownDoes(t *testing.T) {
+	h, address := host(t)
+	s := startServer(t, address, quick(t))
+	session(h, `$HOG 1073741824`, "--vram", "2G")
+	up := func(value string) func() bool {
+		return func() bool {
+			found, err := s.query(`up{job="gpuslice"}`)
+			return err == nil && len(found) == 1 && found[0].Value[1] == value
+		}
+	}
+	eventually(t, "it is scraped", up("1"))
+	eventually(t, "the slice is seen", func() bool {
+		found, err := s.query("gpuslice_slice_used_bytes")
+		return err == nil && len(found) == 1 && found[0].Value[1] == "1073741824"
+	})
+	if firing, err := s.query(`ALERTS{alertstate="firing"}`); err != nil || len(firing) > 0 {
+		t.Errorf("%v, %v", firing, err)
+	}
+	h.Stop(unix.SIGKILL)
+	eventually(t, "it is down", func() bool { return up("0")() && s.fires("GpusliceDown") })
+	h.Start()
+	eventually(t, "it is up again", func() bool { return up("1")() && !s.fires("GpusliceDown") })
+}
+
+// A driver that hangs, hangs for a restarted enforcer as well: somebody is told, and nothing is restarted.
+func TestADriverThatHangsIsToldAndTheEnforcerGoesOn(t *testing.T) {
+	fault := filepath.Join(t.TempDir(), "fault")
+	h, address := host(t, "FAKECUDA_NVML_FAULT="+fault)
+	s := startServer(t, address, quick(t))
+	session(h, `$HOG 1073741824`, "--vram", "2G")
+	value := func(expr string) func(want string) bool {
+		return func(want string) bool {
+			found, err := s.query(expr)
+			return err == nil && len(found) == 1 && found[0].Value[1] == want
+		}
+	}
+	eventually(t, "the driver answers", func() bool { return value("gpuslice_truth_age_seconds < bool 1")("1") })
+	h.Must(os.WriteFile(fault, []byte("hang"), 0o600))
+	eventually(t, "somebody is told", func() bool { return s.fires("GpusliceTruthIsOld") })
+	for _, expr := range []string{"gpuslice_live", "gpuslice_ready", `up{job="gpuslice"}`} {
+		if !value(expr)("1") {
+			t.Errorf("%s is not 1 while the driver hangs", expr)
+		}
+	}
+	// Slices are given and ended meanwhile.
+	if out, err := h.Client.Health(t.Context()); err != nil || !out.Live || !out.Ready {
+		t.Errorf("%+v, %v", out, err)
+	}
+	session(h, "sleep 600", "--vram", "1G")
+	h.Eventually("a slice is given", func() bool { return len(h.Slices()) == 2 })
+	h.Must(os.Remove(fault))
+	eventually(t, "the driver answers again", func() bool {
+		return value("gpuslice_truth_age_seconds < bool 1")("1") && !s.fires("GpusliceTruthIsOld")
+	})
+}
