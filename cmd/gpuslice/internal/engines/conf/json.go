@@ -53,8 +53,10 @@ func (jsonFormat) Decode(text []byte) (map[string]any, error) {
 	return nil, fmt.Errorf("line %d: %w", lineOf(bare, offset), err)
 }
 
+// lineOf is the line of an offset as a decoder tells it, which need not lie within the text (that of TOML: -1, for what is wrong with the
+// first byte).
 func lineOf(text []byte, offset int64) int {
-	return 1 + bytes.Count(text[:min(int(offset), len(text))], []byte{'\n'})
+	return 1 + bytes.Count(text[:max(0, min(int(offset), len(text)))], []byte{'\n'})
 }
 
 // object is a JSON object's place, from brace to brace, and those of its members, from key to value.
