@@ -103,6 +103,10 @@ test: build ## Run every quick test (the longer ones: .ci/run)
 test-engines: build ## Try Docker, containerd, CRI, nerdctl, Podman, runc and crun (ENGINES_FLAGS='-run TestEngines/docker')
 	$(QUIET)GO='$(GO)' test/engines/run.sh $(ENGINES_FLAGS)
 
+.PHONY: test-metrics
+test-metrics: build ## Try the alert rules and the dashboard with a real Prometheus
+	$(QUIET)GO='$(GO)' test/prometheus/run.sh $(METRICS_FLAGS)
+
 .PHONY: demo
 demo: build ## Run a container with 4 GiB of VRAM and check each promise
 	$(QUIET)RUNC='$(RUNC)' test/demo/demo.sh

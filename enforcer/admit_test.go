@@ -339,7 +339,7 @@ func TestAQuotaThatWasLoweredCountsAsWhatIsStillUsed(t *testing.T) {
 	eventually(t, "its quota counts again", func() bool { return h.device(gpu0).Quotas == 10*gib })
 	h.give("b", on(gpu0, 70*gib))
 	_, err = h.Change(t.Context(), "a", api.ChangeRequest{Quotas: []api.Quota{on(gpu0, 10*gib+1)}})
-	refusal(t, err, "0B are left of the 80GiB", "b has 70GiB")
+	refusal(t, err, "10737418240B are left", "b has 70GiB")
 	if s := h.see("a"); s.Devices[0].Limit != 10*gib {
 		t.Errorf("%+v", s)
 	}

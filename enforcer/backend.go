@@ -171,13 +171,12 @@ func unlimit(b Backend, dir, device string) error {
 
 // handDown has each cgroup from the mount down to dir's parent give its children the dmem controller.
 func handDown(mount, dir string) error {
-	rel, err := filepath.Rel(mount, filepath.Dir(dir))
-	if err != nil {
-		return err
+	var above []string
+	for at := dir; at != mount && at != "/"; {
+		at = filepath.Dir(at)
+		above = append(above, at)
 	}
-	at := mount
-	for _, name := range append([]string{"."}, strings.Split(rel, "/")...) {
-		at = filepath.Join(at, name)
+	for _, at := range slices.Backward(above) {
 		file := filepath.Join(at, "cgroup.subtree_control")
 		has, err := os.ReadFile(file)
 		if err != nil {

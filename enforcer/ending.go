@@ -27,7 +27,7 @@ const (
 	firstLook = 20 * time.Millisecond
 	lastLook  = 5 * time.Second
 	// alone is how many rounds a session's first process has to end by itself when it is the last one.
-	alone = 5
+	alone = 7
 	// stubborn is after how many rounds it is said that processes do not go.
 	stubborn = 10
 )

@@ -5,20 +5,18 @@ package enforcer
 import (
 	"context"
 	"math"
-	"os"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
+	"github.com/gpuslice/gpuslice/enforcer/process"
 )
 
 // What is told of slices. A refusal is counted by the process, in its lane; that count decides how many there were,
 // and how many are still to be told. What a process says of one (attach.Listener) adds what the count does not have,
 // and makes it known at once. What was not said, or not heard, the regular look finds: so nothing is told twice,
-// whatever a process says, and nothing is lost, however many are refused. Of what happened while no enforcer ran
-// there are no events; the counts of the slice have it.
+// whatever a process says, and nothing is lost, however many are refused. Of what processes did while no enforcer ran
+// there are no events; the counts of the slice have it. That it ended meanwhile is told at the start.
 
 const (
 	eventsKept = 4096
@@ -212,16 +210,5 @@ func (s *slice) tellCounts(all bool) {
 	}
 }
 
-// command is what a process is named, by its own word: printable, and short.
-func command(pid int) string {
-	name, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/comm")
-	if err != nil {
-		return ""
-	}
-	return strings.Map(func(r rune) rune {
-		if !strconv.IsPrint(r) {
-			return -1
-		}
-		return r
-	}, strings.ToValidUTF8(strings.TrimSuffix(string(name), "\n"), ""))
-}
+// command is what a process is named, by its own word.
+func command(pid int) string { return process.Name(pid) }

@@ -9,6 +9,8 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
 )
 
+var HandDown = handDown
+
 // LeavePlaces makes the slice's ledger look as if all but n of its process slots had been given out.
 func (e *Enforcer) LeavePlaces(id string, n int) {
 	s := e.find(id)

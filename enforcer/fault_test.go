@@ -173,7 +173,7 @@ func (d *daemon) nothingLeft() {
 
 // points are those of a slice's life, in its order.
 var points = []string{
-	"register.ledger", "register.dir", "register.decided", "register.stored", "register.listening", "register.done",
+	"register.ledger", "register.dir", "register.decided", "register.stored", "register.limited", "register.listening", "register.done",
 	"device.stored", "attach.assigned", "attach.live", "attach.replied", "attach.settled",
 	"death.seen", "death.settled", "release.marked", "release.closed", "release.lingering", "release.removed", "release.done",
 }

@@ -181,7 +181,7 @@ func (s *slice) shut() {
 	}
 	s.close()
 	s.denyNative()
-	s.state, s.reason = api.Expired, "its time is over: its processes are being ended"
+	s.state, s.reason = api.Expired, "its time is over"
 }
 
 // askToEnd sends SIGTERM to the slice's processes, and says when that was.

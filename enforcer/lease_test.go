@@ -174,6 +174,30 @@ func TestAProcessThatDoesNotWantToEndIsKilledAfterTheGrace(t *testing.T) {
 	}
 }
 
+// What is never in the process that was looked at cannot be signalled; but its cgroup can be killed.
+func TestAnEndIsNotEscapedByForking(t *testing.T) {
+	cgroup := newCgroup(t)
+	if _, err := os.Stat(filepath.Join(cgroup, "cgroup.kill")); err != nil {
+		t.Skip("requires Linux 5.14")
+	}
+	h, c := newTimedHost(t)
+	p := h.lease("s", cgroup, time.Second)
+	p.must("stubborn")
+	t.Cleanup(func() { _ = os.WriteFile(filepath.Join(cgroup, "cgroup.kill"), []byte("1"), 0) })
+	p.tell("hop")
+	p.ended()
+	c.pass(time.Second)
+	h.expired("s")
+	eventually(t, "slice s is gone", func() bool {
+		c.pass(time.Second)
+		_, err := h.Slice(context.Background(), "s")
+		return errors.Is(err, api.ErrNotFound)
+	})
+	if left := processes(t, cgroup); len(left) != 0 {
+		t.Errorf("%v are left", left)
+	}
+}
+
 func second[T any](_ T, err error) error { return err }
 
 // newOldCgroup makes a cgroup of v1.

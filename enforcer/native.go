@@ -8,6 +8,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/driver"
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
+	"github.com/gpuslice/gpuslice/enforcer/ledger"
 	"github.com/gpuslice/gpuslice/enforcer/store"
 )
 
@@ -48,17 +49,29 @@ func (s *slice) enforcementOn(raw [16]byte) api.Enforcement {
 }
 
 // driverLimit is the bytes that the driver is to hold the slice to on a device; false if the slice has no quota there. It is what
-// the page has, but for what is lent by checkpointed processes, whose memory the driver does not count. Called with mu held.
+// the page has, but for what is lent by checkpointed processes, whose memory the driver does not count; and the pool's for
+// a member that has none of its own. Called with mu held.
 func (s *slice) driverLimit(d *nativeDevice) (uint64, bool) {
 	if i := s.find(d.Raw); i >= 0 {
 		has := s.devices[i]
 		if has.frozen {
 			return 0, true
 		}
-		return min(has.Limit-has.away(), has.Quota, d.Total), true
+		return min(has.shownLimit(), d.Total), true
 	}
-	bytes, ok := quotaOn(s.quotas, d.Raw, d.Total) // it is not known to see the device, and may use it yet
+	bytes, ok := s.quota(d.Raw, d.Total) // it is not known to see the device, and may use it yet
+	if ok && bytes == ledger.NoLimit {
+		bytes = s.pool.quotaOn(d.Raw, d.Total)
+	}
 	return min(bytes, d.Total), ok
+}
+
+// quotaOn is the pool's quota on a device of total bytes; 0 if it has none there.
+func (p *pool) quotaOn(raw [16]byte, total uint64) uint64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	bytes, _ := quotaOn(p.quotas, raw, total)
+	return bytes
 }
 
 // setNative sets the driver's limits of the slice's cgroup; or takes them away, where a former enforcer has set them
@@ -87,7 +100,7 @@ func (s *slice) setNative(limitOn func(*nativeDevice) (uint64, bool), failed fun
 				s.unlimited = make(map[[16]byte]bool)
 			}
 			s.unlimited[d.Raw] = true
-			s.sayNative(d, err)
+			_ = s.sayNative(d, err)
 		default:
 			if err := failed(d, err); err != nil {
 				return err
@@ -111,9 +124,22 @@ func (s *slice) startNative() error {
 	return err
 }
 
-// followNative brings the driver's limits to what the slice's are now. It is in use: its ledger counts, whatever the driver
-// says. Called with mu held.
-func (s *slice) followNative() { _ = s.setNative(s.driverLimit, s.sayNative) }
+// followNative brings the driver's limits to what the slice's are now, unless it gets nothing any more. It is in use: its
+// ledger counts, whatever the driver says. Called with mu held.
+func (s *slice) followNative() {
+	if s.state == api.Active || s.state == api.Damaged {
+		_ = s.setNative(s.driverLimit, s.sayNative)
+	}
+}
+
+// followNative is the like for the members of a pool that has another quota. Called with the enforcer's change held.
+func (p *pool) followNative() {
+	for s := range p.members {
+		s.mu.Lock()
+		s.followNative()
+		s.mu.Unlock()
+	}
+}
 
 // denyNative lets the slice's processes have nothing more. Called with mu held.
 func (s *slice) denyNative() {
@@ -136,9 +162,7 @@ func (s *slice) resumeNative(r store.Slice) {
 			return
 		}
 	}
-	if s.state == api.Active || s.state == api.Damaged { // else it is denied everything
-		s.followNative()
-	}
+	s.followNative()
 	killpoint.Pass("restore.limited")
 }
 

@@ -5,14 +5,15 @@ package enforcer_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/gpuslice/gpuslice/enforcer"
 	"github.com/gpuslice/gpuslice/enforcer/api"
@@ -179,6 +180,40 @@ func TestTheDriverHoldsAContainersCgroupToItsQuotas(t *testing.T) {
 	})
 }
 
+func TestTheDriverHoldsAMemberToItsOwnQuotaOrToThePools(t *testing.T) {
+	if !inV2(t) {
+		return
+	}
+	f := &fakeBackend{}
+	h := newNativeHost(t, f)
+	pool := func(bytes uint64) api.PoolRequest { return api.PoolRequest{Quotas: []api.Quota{on(gpu0, bytes)}} }
+	if _, err := h.CreatePool(context.Background(), "p", pool(10*gib)); err != nil {
+		t.Fatal(err)
+	}
+	member := func(id string, quotas ...api.Quota) string {
+		cgroup := newCgroup(t)
+		p := start(t, "", cgroup)
+		if _, err := h.Register(context.Background(), api.RegisterRequest{ID: id, PID: p.pid(), Pool: "p", Quotas: quotas}); err != nil {
+			t.Fatal(err)
+		}
+		return cgroup
+	}
+	elastic, own := member("e"), member("o", on(gpu0, 2*gib))
+	f.are(t, "without a quota of its own", elastic, 10*gib, driver.NoLimit)
+	f.are(t, "with one", own, 2*gib, driver.NoLimit)
+	if _, err := h.Release(context.Background(), "o", 0, true); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := h.SetPool(context.Background(), "p", pool(12*gib)); err != nil {
+		t.Fatal(err)
+	}
+	f.are(t, "of a larger pool", elastic, 12*gib, driver.NoLimit)
+	f.are(t, "released", own, 0, driver.NoLimit)
+	h.restart()
+	f.are(t, "after a restart", elastic, 12*gib, driver.NoLimit)
+	f.are(t, "released, after a restart", own, 0, driver.NoLimit)
+}
+
 func TestAnEnforcerThatEnforcesByTheInterceptorTakesTheDriversLimitsAway(t *testing.T) {
 	if !inV2(t) {
 		return
@@ -277,6 +312,57 @@ func TestACgroupThatTheDriverCannotLimitIsTheInterceptors(t *testing.T) {
 	}
 }
 
+// holds waits until the driver holds a cgroup to so many bytes of the first device.
+func (f *fakeBackend) holds(t *testing.T, when, cgroup string, want uint64) {
+	t.Helper()
+	eventually(t, when, func() bool {
+		got, _ := f.Limited(cgroup, gpu0)
+		return got == want
+	})
+}
+
+func TestAnExpiredSliceGetsNothingFromTheDriver(t *testing.T) {
+	if !inV2(t) {
+		return
+	}
+	f, c := &fakeBackend{}, &clock{at: time.Hour}
+	h := newNativeHost(t, f)
+	h.stop()
+	h.options.Clock, h.options.Grace = c.now, grace
+	h.start()
+	cgroup := newCgroup(t)
+	p := h.lease("s", cgroup, time.Hour)
+	f.are(t, "registered", cgroup, gib, driver.NoLimit)
+	if err := p.cmd.Process.Signal(syscall.SIGSTOP); err != nil { // it does not end when it is asked to
+		t.Fatal(err)
+	}
+	c.pass(time.Hour)
+	f.holds(t, "it gets nothing more", cgroup, 0)
+	h.restart()
+	f.are(t, "after a restart", cgroup, 0, driver.NoLimit)
+	c.pass(grace)
+	f.holds(t, "its limit is taken away", cgroup, driver.NoLimit)
+}
+
+func TestAFrozenSliceGetsNothingFromTheDriverUntilItIsThawed(t *testing.T) {
+	if !inV2(t) {
+		return
+	}
+	f, truth := &fakeBackend{}, &fakeTruth{}
+	h := newHost(t, truth)
+	h.stop()
+	h.options.Backend, h.options.Policy = f, enforcer.Policy{Bypass: api.Refuse}
+	h.start()
+	b, _, err := h.newBox("c", on(gpu0, 4*gib))
+	if err != nil {
+		t.Fatal(err)
+	}
+	truth.set(gpu0, b.init.pid(), 3*gib) // and it never attached
+	f.holds(t, "it is frozen", b.cgroup, 0)
+	truth.set(gpu0, b.init.pid(), 0)
+	f.holds(t, "it is thawed", b.cgroup, 4*gib)
+}
+
 func TestADriverThatHangsKeepsNobodyWaiting(t *testing.T) {
 	if !inV2(t) {
 		return
@@ -307,153 +393,4 @@ func TestADriverThatHangsKeepsNobodyWaiting(t *testing.T) {
 	})
 	h.restart()
 	f.are(t, "after a restart", b.cgroup, 2*gib, driver.NoLimit)
-}
-
-func TestNativeIsInForceWhereItIsProvenToWorkOnly(t *testing.T) {
-	if !inV2(t) {
-		return
-	}
-	for why, b := range map[string]enforcer.Backend{
-		"there is no NVML":           nil,
-		"R615":                       oldDriver{},
-		"is 18446744073709551615":    &fakeBackend{forget: true},
-		"configuration says so":      &fakeBackend{},
-		"the driver does not answer": &fakeBackend{hang: make(chan struct{})},
-	} {
-		h := newHost(t, &fakeTruth{})
-		h.stop()
-		h.options.Backend = b
-		if strings.HasPrefix(why, "configuration") {
-			h.options.Enforcement = api.Intercept
-		}
-		h.start()
-		devices, err := h.Devices(context.Background())
-		if err != nil || devices[0].Enforcement != api.Intercept || !strings.Contains(devices[0].EnforcementReason, why) {
-			t.Errorf("%s: %+v, %v", why, devices, err)
-		}
-		h.stop()
-		h.options.Enforcement = api.Native
-		if strings.HasPrefix(why, "configuration") {
-			continue
-		}
-		if e, err := enforcer.New(h.options); err == nil || !strings.Contains(err.Error(), why) || strings.Contains(err.Error(), "\n") {
-			t.Errorf("%s: it starts: %v", why, err)
-			if e != nil {
-				e.Close()
-			}
-		}
-		left, err := filepath.Glob("/sys/fs/cgroup/gpuslice-probe-*")
-		if err != nil || len(left) > 0 {
-			t.Errorf("%s: left: %v, %v", why, left, err)
-		}
-	}
-}
-
-// oldDriver has no limits.
-type oldDriver struct{}
-
-var errOld = fmt.Errorf("%w: it is older than R615", driver.ErrNoLimits)
-
-func (oldDriver) Limit(string, string, uint64) error     { return errOld }
-func (oldDriver) Limited(string, string) (uint64, error) { return 0, errOld }
-func (oldDriver) Unlimit(string, string) error           { return errOld }
-
-func TestOnAHostWithBothVersionsOfCgroupsTheInterceptorEnforces(t *testing.T) {
-	if _, err := os.Stat("/sys/fs/cgroup/cgroup.procs"); err == nil {
-		return // it has version 2 alone, and the tests above are of that
-	}
-	f := &fakeBackend{}
-	h := newNativeHost(t, f)
-	devices, err := h.Devices(context.Background())
-	want := "version 1"
-	if os.Geteuid() != 0 {
-		want = "sessions"
-	}
-	if err != nil || devices[0].Enforcement != api.Intercept || !strings.Contains(devices[0].EnforcementReason, want) {
-		t.Errorf("%+v, %v", devices, err)
-	}
-}
-
-// The real daemon, on the simulated driver.
-func TestAnEnforcerKilledWhileItTellsTheDriverConverges(t *testing.T) {
-	libraries, err := filepath.Abs("../bin/fakecuda")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := os.Stat(filepath.Join(libraries, "libnvidia-ml.so.1")); err != nil {
-		t.Skipf("requires the simulated driver (make build): %v", err)
-	}
-	state := filepath.Join(t.TempDir(), "machine")
-	if !inV2(t, "LD_LIBRARY_PATH="+libraries, "FAKECUDA_STATE="+state, "FAKECUDA_LIMITS=1", "FAKECUDA_MEMORY=8G") {
-		return
-	}
-	nvml, err := driver.Open()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer nvml.Close()
-	devices, err := nvml.Devices()
-	if err != nil || len(devices) != 1 {
-		t.Fatalf("%+v, %v", devices, err)
-	}
-	limit := func(cgroup string) uint64 {
-		t.Helper()
-		bytes, err := nvml.Limited(cgroup, devices[0].UUID)
-		if err != nil && !errors.Is(err, driver.ErrNoCgroup) {
-			t.Fatal(err)
-		}
-		return bytes
-	}
-	for _, point := range []string{"register.stored", "register.limited", "register.done", "restore.limited", "release.closed", "release.unlimited"} {
-		d := newDaemon(t)
-		config := "[enforcer]\ngroup = \"\"\nenforcement = \"native\"\n"
-		if err := os.WriteFile(filepath.Join(d.dir, "config.toml"), []byte(config), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		request := func(c *container, id string) api.RegisterRequest {
-			return api.RegisterRequest{ID: id, PID: c.init.pid(), Quotas: []api.Quota{{Device: api.AllDevices, Bytes: 3 * gib}}}
-		}
-		d.start("")
-		keep, other := newContainer(t, d, "k"), newContainer(t, d, "o")
-		if _, err := d.Register(context.Background(), request(keep, "keep")); err != nil {
-			t.Fatalf("%v\n%s", err, d.log())
-		}
-		d.kill()
-		if !d.start(point) {
-			d.start("")
-		}
-		_, registered := d.Register(context.Background(), request(other, "other"))
-		if registered == nil && limit(other.cgroup) != 3*gib {
-			t.Errorf("%s: the slice is given, and the driver's limit is %d", point, limit(other.cgroup))
-		}
-		if strings.HasPrefix(point, "register.") {
-			d.died(point)
-			d.start("")
-		}
-		if _, stored := d.ids()["other"]; stored != (limit(other.cgroup) == 3*gib) {
-			t.Errorf("%s: the slice is there: %v, and the driver's limit is %d", point, stored, limit(other.cgroup))
-		}
-		_, _ = d.Release(context.Background(), "other", 0, true)
-		if point == "release.closed" {
-			d.died(point)
-			d.start("")
-		}
-		eventually(t, "nothing more is given", func() bool { return limit(other.cgroup) == 0 })
-		other.init.kill()
-		if point == "release.unlimited" {
-			d.died(point)
-			d.start("")
-		}
-		eventually(t, point+": the limit is taken away", func() bool { return limit(other.cgroup) == driver.NoLimit })
-		if limit(keep.cgroup) != 3*gib {
-			t.Errorf("%s: the limit of the other slice is %d", point, limit(keep.cgroup))
-		}
-		keep.init.kill()
-		eventually(t, "the last slice is gone", func() bool { return len(d.ids()) == 0 && limit(keep.cgroup) == driver.NoLimit })
-		eventually(t, "nothing is left", func() bool {
-			dirs, err := os.ReadDir(filepath.Join(d.dir, "run", "slices"))
-			return err == nil && len(dirs) == 0
-		})
-		d.kill()
-	}
 }

@@ -216,6 +216,7 @@ func TestOneLookConvictsNobody(t *testing.T) {
 	h := newPolicyHost(t, truth, api.Kill, api.ScopeSlice)
 	p, _ := h.session("s", on(gpu0, 4*gib))
 	p.must("attach")
+	p.must("charge 0 1") // it is not about to make its first context
 	for range 20 {
 		// Seen by the rounds of one comparison at most.
 		truth.set(gpu0, p.pid(), 12*gib)
@@ -361,7 +362,7 @@ func TestAProcessAtWorkIsNotAccusedByCoincidence(t *testing.T) {
 	h.options.Truth = truth
 	h.options.Policy = enforcer.Policy{Bypass: api.Kill}
 	h.start()
-	p, _ := h.session("s", on(gpu0, 4*gib))
+	p, _ := h.session("s", on(gpu0, 12*gib))
 	p.must("attach")
 	p.must("charge 0 %d", 500*mib)
 	truth.p.Store(p)

@@ -83,6 +83,7 @@ func (e *Enforcer) SetPool(ctx context.Context, name string, r api.PoolRequest) 
 	if err := p.set(quotas); err != nil {
 		return api.Pool{}, err
 	}
+	p.followNative()
 	p.log.Info("pool changed")
 	p.tell(api.EventPoolChanged)
 	return p.show(), nil

@@ -18,6 +18,7 @@ const (
 	causeExpired  = "expired"  // the like, since its time was over
 	causeReplaced = "replaced" // it had ended, and another took its id or cgroup
 	causeFailed   = "failed"   // its registration
+	causeRebooted = "rebooted" // the host was, while no enforcer ran
 )
 
 // Release ends a slice: of that generation only, unless it is 0. Without force, one whose processes are alive

@@ -49,22 +49,33 @@ func (e *Enforcer) restore() error {
 	alive := make(map[*slice]store.Slice)
 	var otherBoot, ended int
 	for _, r := range records {
+		cause := causeEnded
 		if r.BootID == e.boot {
 			if s := e.revive(r); s.running() {
 				alive[s] = r
 				keep[s.dir] = true
 				continue
 			} else {
+				s.mu.Lock()
+				if s.request.Session {
+					s.closeLeft()
+				}
+				s.mu.Unlock()
 				s.leave()
 			}
 			ended++
 			e.log.Info("a slice ended while no enforcer ran", "slice", r.Request.ID, "generation", r.Generation)
 		} else {
 			otherBoot++
+			cause = causeRebooted
 		}
 		if err := e.store.DeleteSlice(r.Request.ID, r.Generation); err != nil {
 			return err
 		}
+		e.events.Append(api.Event{
+			Kind: api.EventReleased, Slice: r.Request.ID, Generation: r.Generation,
+			Container: r.Request.Container, Tenant: r.Request.Tenant, Cause: cause,
+		})
 	}
 	for _, r := range released {
 		if r.BootID == e.boot {
@@ -136,6 +147,19 @@ func (e *Enforcer) revive(r store.Slice) *slice {
 	return s
 }
 
+// closeLeft closes the page of a slice that is over, if a process has it still: it would go on as if there were the slice.
+// Called with mu held.
+func (s *slice) closeLeft() bool {
+	if s.ledger = s.search(); s.ledger == nil {
+		return false
+	}
+	for i, d := range s.devices[:min(s.ledger.DeviceCount(), len(s.devices))] {
+		d.account, _ = s.ledger.OpenAccount(i, 0)
+	}
+	s.close()
+	return true
+}
+
 // finish goes on with a release where a former enforcer stopped: the page may not be closed yet, and what the slice
 // left on the host has to go once its processes have.
 func (e *Enforcer) finish(r store.Slice) error {
@@ -145,11 +169,7 @@ func (e *Enforcer) finish(r store.Slice) error {
 	s := e.revive(r)
 	taken := e.uses(s.cgroup) // by one that has begun since
 	s.mu.Lock()
-	if s.ledger = s.search(); s.ledger != nil {
-		for i, d := range s.devices[:min(s.ledger.DeviceCount(), len(s.devices))] {
-			d.account, _ = s.ledger.OpenAccount(i, 0)
-		}
-		s.close()
+	if s.closeLeft() {
 		e.commit(s, s.remainder())
 	}
 	if !taken {
@@ -213,7 +233,11 @@ func (e *Enforcer) reopen(s *slice, r store.Slice) error {
 
 // search looks for the ledger in the slice's processes.
 func (s *slice) search() *ledger.Ledger {
-	pids, err := s.pids()
+	list := s.pids
+	if s.request.Session && s.init == nil {
+		list = anyPIDs
+	}
+	pids, err := list()
 	if err != nil {
 		s.log.Error("list the slice's processes", "err", err)
 	}
@@ -245,6 +269,19 @@ func (s *slice) pids() ([]int, error) {
 		}
 	}
 	return pids, nil
+}
+
+// anyPIDs are those among which the ledger of a session is looked for whose first process is dead: whoever descended from
+// that is nobody's descendant now.
+func anyPIDs() ([]int, error) {
+	entries, err := os.ReadDir("/proc")
+	var pids []int
+	for _, entry := range entries {
+		if pid, err := strconv.Atoi(entry.Name()); err == nil {
+			pids = append(pids, pid)
+		}
+	}
+	return pids, err
 }
 
 // recover puts this enforcer's books in order by a page that the predecessor left.

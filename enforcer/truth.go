@@ -60,7 +60,7 @@ type gpu struct {
 
 func (e *Enforcer) openTruth() error {
 	if e.options.Truth == nil {
-		e.log.Warn("no driver truth: memory that a process hides or that the driver takes for itself is not seen, and a context is charged with the configured figure",
+		e.log.Warn("no driver truth: memory that a process hides or that the driver takes for itself is not seen, a context is charged with the configured figure, and nobody knows whether quotas add up to more than there is",
 			"why", e.options.NoTruth, "bytes", e.options.ContextBytes)
 		return nil
 	}

@@ -62,7 +62,7 @@ static CUresult prepare(struct process *process, struct pool *pool, const struct
 	*charged = most;
 	lock_take(&pool->lock);
 	pool->pending += most;
-	pool->charged += most;
+	__atomic_store_n(&pool->charged, pool->charged + most, __ATOMIC_RELAXED);
 	lock_give(&pool->lock);
 	return CUDA_SUCCESS;
 }

@@ -85,13 +85,15 @@ static CUresult look_after(struct pool *pool, const struct request *r)
 static CUresult allocate_growing(struct pool *pool, const struct request *r, uint64_t grain)
 {
 	uint64_t growth;
+	int64_t slack;
 	CUresult result;
 
 	lock_take(&pool->lock);
 	(void)pool_settle(pool, true);
 	pool_look_for_slack(pool);
-	if (pool->slack >= (int64_t)grain) {
-		pool->slack -= (int64_t)grain;
+	slack = __atomic_load_n(&pool->slack, __ATOMIC_RELAXED);
+	if (slack >= (int64_t)grain) {
+		__atomic_store_n(&pool->slack, slack - (int64_t)grain, __ATOMIC_RELAXED);
 		growth = 0;
 	} else {
 		growth = (grain + POOL_STEP - 1) & ~(POOL_STEP - 1);
@@ -106,7 +108,7 @@ static CUresult allocate_growing(struct pool *pool, const struct request *r, uin
 			return CUDA_ERROR_OUT_OF_MEMORY;
 		lock_take(&pool->lock);
 		pool->pending += growth;
-		pool->charged += growth;
+		__atomic_store_n(&pool->charged, pool->charged + growth, __ATOMIC_RELAXED);
 		lock_give(&pool->lock);
 	}
 	result = call_driver(r);
@@ -142,7 +144,8 @@ static inline CUresult allocate_warm(struct pool *pool, const struct request *r)
 	__atomic_store_n(&pool->slack, slack - (int64_t)grain, __ATOMIC_RELAXED);
 	result = call_driver(r);
 	if (result == CUDA_SUCCESS) {
-		__atomic_fetch_add(pool->allocations, 1, __ATOMIC_RELAXED);
+		__atomic_fetch_add(__atomic_load_n(&pool->allocations, __ATOMIC_RELAXED), 1,
+		                   __ATOMIC_RELAXED);
 		if (__builtin_expect(!pool_in_known_blocks(pool, *r->pointer, r->bytes, false), 0))
 			return look_after(pool, r);
 	}
@@ -155,12 +158,14 @@ static CUresult allocate(struct process *process, struct pool *pool, const struc
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	if (!pool || pool->ordinal < 0 || !DRIVER_HAS(cuMemPoolGetAttribute))
 		return call_driver(r);
-	if (!pool->allocations) {
+	if (!__atomic_load_n(&pool->allocations, __ATOMIC_RELAXED)) {
 		int device = process_device(process, pool->ordinal);
 
 		if (device < 0)
 			return CUDA_ERROR_OUT_OF_MEMORY;
-		pool->allocations = &process->ledger->lane[process->lane].entry[device].allocations;
+		__atomic_store_n(&pool->allocations,
+		                 &process->ledger->lane[process->lane].entry[device].allocations,
+		                 __ATOMIC_RELAXED);
 	}
 	return allocate_warm(pool, r);
 }
@@ -191,7 +196,8 @@ static CUresult allocate_current(const struct request *r)
 	/* With one device its pool is at hand. (In a forked child `process` is empty.) */
 	if (process && process_has_one_device()) {
 		pool = __atomic_load_n(&process->current_pool[0], __ATOMIC_ACQUIRE);
-		if (__builtin_expect(pool && pool->allocations, 1))
+		if (__builtin_expect(pool && __atomic_load_n(&pool->allocations, __ATOMIC_RELAXED),
+		                     1))
 			return allocate_warm(pool, r);
 	}
 	process = process_attached();

@@ -20,7 +20,10 @@ uint64_t pool_attribute(const struct pool *pool, int which)
 		    &value);
 	else
 		result = DRIVER(cuMemPoolGetAttribute)(pool->handle, which, &value);
-	return result == CUDA_SUCCESS ? value : pool->reserved; /* never seen; keep what we know */
+	if (result == CUDA_SUCCESS)
+		return value;
+	return __atomic_load_n(&pool->reserved,
+	                       __ATOMIC_RELAXED); /* never seen; keep what we know */
 }
 
 /* Have the driver let go of what is free in it. */
@@ -177,7 +180,7 @@ bool pool_settle(struct pool *pool, bool anyway)
 	} else if (target < pool->charged) {
 		process_release(pool->ordinal, pool->charged - target);
 	}
-	pool->charged = target;
+	__atomic_store_n(&pool->charged, target, __ATOMIC_RELAXED);
 	/* What it let go of may be backed anew without our being asked; what is charged stays an
 	 * upper bound until the next look, and that begins with no block known. */
 	if (reserved < pool->reserved) {
@@ -214,13 +217,16 @@ bool pool_give_back(struct process *process, CUdevice ordinal)
 {
 	bool any = false;
 
-	for (struct pool *pool = process->pools; pool; pool = pool->next) {
-		uint64_t before = pool->charged;
+	for (struct pool *pool = __atomic_load_n(&process->pools, __ATOMIC_ACQUIRE); pool;
+	     pool = pool->next) {
+		uint64_t before;
 
 		/* A pool that is being settled by its own thread is up to date in a moment; and
 		 * that thread may be the one that asks. */
-		if (pool->ordinal != ordinal || !pool->handle || !before || !lock_try(&pool->lock))
+		if (pool->ordinal != ordinal || !__atomic_load_n(&pool->handle, __ATOMIC_ACQUIRE) ||
+		    !__atomic_load_n(&pool->charged, __ATOMIC_RELAXED) || !lock_try(&pool->lock))
 			continue;
+		before = pool->charged;
 		trim(pool);
 		(void)pool_settle(pool, true);
 		pool_look_for_slack(pool);

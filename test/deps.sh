@@ -40,6 +40,7 @@ if [ "${1:-}" = --ci ]; then
 		"mandoc mandoc"
 		"zsh zsh"
 		"fish fish"
+		"prometheus prometheus"
 	)
 fi
 

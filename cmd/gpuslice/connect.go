@@ -3,7 +3,6 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -24,7 +23,7 @@ func connect(c *cli.Context) *client.Client {
 // socket is the control socket, or the users' if that is the one that may be used.
 func socket(c *cli.Context) string {
 	control := c.String("socket")
-	if !c.IsSet("socket") && errors.Is(unix.Access(control, unix.W_OK), unix.EACCES) {
+	if !c.IsSet("socket") && unix.Access(control, unix.W_OK) != nil {
 		if users := c.String("session-socket"); unix.Access(users, unix.W_OK) == nil {
 			return users
 		}

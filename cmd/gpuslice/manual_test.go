@@ -72,7 +72,7 @@ func shellHome(t *testing.T, shell string) string {
 	for file, text := range map[string]string{
 		completionFiles[shell]: printed(t, "completion", shell), "harness": shells[shell], "harness.hook": zshHook,
 		// It stands for the program, which is asked for slices.
-		"bin/gpuslice": "#!/bin/sh\n[ \"$*\" = ps ] && printf 'SLICE USED\\nslice-1 0B\\nslice-1 0B\\nslice-2 0B\\n'\n",
+		"bin/gpuslice": "#!/bin/sh\n[ \"$*\" = ps ] && printf 'SLICE USED\\nslice-1 0B\\nslice-1 0B\\nslice-2 0B\\n'\n[ \"$*\" = 'pool list' ] && printf 'POOL USED\\npool-1 0B\\npool-1 0B\\n'\n",
 	} {
 		path := filepath.Join(dir, file)
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
@@ -128,6 +128,10 @@ func TestShellsCompleteCommandsFlagsAndSlices(t *testing.T) {
 				{line: "gpuslice inspect ", want: "slice-1 slice-2", not: "SLICE"},
 				{line: "gpuslice set ", want: "slice-1 slice-2", not: "SLICE"},
 				{line: "gpuslice set slice-1 --v", want: "--vram", not: "slice-1"},
+				{line: "gpuslice pool ", want: "create list show set delete", not: "slice-1 pool-1"},
+				{line: "gpuslice pool show ", want: "pool-1", not: "POOL slice-1"},
+				{line: "gpuslice pool set po", want: "pool-1"},
+				{line: "gpuslice pool create x --v", want: "--vram", not: "pool-1"},
 				{line: "gpuslice renew sl", want: "slice-1 slice-2"},
 				{line: "gpuslice events slice-1", want: "slice-1", not: "slice-2"},
 				{line: "gpuslice completion ", want: "bash zsh fish"},

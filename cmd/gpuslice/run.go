@@ -105,6 +105,11 @@ func run(c *cli.Context) (int, error) {
 				fmt.Fprintf(os.Stderr, "gpuslice: slice %s, %s %s, %s\n", reply.Slice.ID, quotaOf(c), life, which)
 			}
 		},
+		Released: func(slice api.Slice) {
+			if slice.Reason != "" && !c.Bool("quiet") { // the command did not end by itself, or was refused everything
+				fmt.Fprintf(os.Stderr, "gpuslice: slice %s: %s\n", slice.ID, slice.Reason)
+			}
+		},
 	}
 	return s.Run(c.Context)
 }

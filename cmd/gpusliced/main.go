@@ -116,11 +116,11 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		RunDir: c.RunDir, StateDir: c.StateDir, Library: c.Library,
 		ContextBytes: uint64(c.ContextOverhead), Interval: c.TruthInterval, Log: log,
 		Enforcement: c.Enforcement,
-		Admission: admission(whole),
+		Admission:   admission(whole),
 		Policy: enforcer.Policy{
 			Bypass: whole.Policy.Bypass, Scope: whole.Policy.Scope, Allowance: uint64(whole.Policy.Allowance),
 		},
-		Grace:     whole.Expiry.Grace, MaxTTL: time.Duration(whole.Expiry.MaxTTL),
+		Grace: whole.Expiry.Grace, MaxTTL: time.Duration(whole.Expiry.MaxTTL),
 		Caller: func(ctx context.Context) (int, uint32, bool) {
 			p, known := server.PeerOf(ctx)
 			return p.PID, p.UID, known

@@ -22,7 +22,7 @@ else
 fi
 rm -rf /var/lib/gpuslice
 if [ "$1" = purge ]; then
-	rm -rf /etc/gpuslice
+	rm -rf /etc/gpuslice /var/log/gpuslice
 	rm -f /etc/systemd/system/*.wants/"$unit"
 	! getent group gpuslice >/dev/null || groupdel gpuslice || true
 else

@@ -26,7 +26,9 @@ function say(text, line, lines, i, n) {
 function paragraph() {
 	if (comment == "")
 		return
-	print ".Pp"
+	if (!begins)
+		print ".Pp"
+	begins = 0
 	say(comment)
 	comment = ""
 }
@@ -66,6 +68,7 @@ BEGIN {
 	paragraph()
 	gsub(/[][]/, "")
 	print ".Sh SECTION " toupper($0)
+	begins = 1
 	next
 }
 /^[a-z_]+ *=/ {
@@ -76,6 +79,7 @@ BEGIN {
 	if (!listing)
 		print ".Bl -tag -width Ds"
 	listing = 1
+	begins = 0
 	print ".It Ic " escape(key) " No = " escape(value)
 	say(comment)
 	comment = ""

@@ -57,7 +57,7 @@ func (r *RenewRequest) Validate() error {
 // checkTTL accepts 0, which is for ever.
 func checkTTL(ttl time.Duration) error {
 	if ttl != 0 && (ttl < MinTTL || ttl > MaxTTL) {
-		return Errorf(CodeBadRequest, "ttl %s is not accepted: %s to %s are, and 0 for ever", ttl, MinTTL, FormatTTL(MaxTTL))
+		return Errorf(CodeBadRequest, "ttl %s is not accepted: %s up to %s is, and 0 for ever", ttl, MinTTL, FormatTTL(MaxTTL))
 	}
 	return nil
 }

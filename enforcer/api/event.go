@@ -62,7 +62,7 @@ type Event struct {
 	Overhead  uint64 `json:"overhead,omitempty"`
 
 	Bytes uint64 `json:"bytes,omitempty"` // of EventRecovered; of EventBypass and what follows from it, those past the ledger
-	Cause string `json:"cause,omitempty"` // of EventReleased: asked, ended, expired, or replaced; of EventChanged: quota, or ttl; of EventBypass: one of Bypass*
+	Cause string `json:"cause,omitempty"` // of EventReleased: asked, ended, expired, replaced, or rebooted; of EventChanged: quota, or ttl; of EventBypass: one of Bypass*
 
 	Action Action `json:"action,omitempty"` // of EventBypass: what is done about it
 

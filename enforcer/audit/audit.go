@@ -43,7 +43,7 @@ type Entry struct {
 	Message   string      `json:"message,omitempty"`   // the same in a sentence
 	Operation string      `json:"operation,omitempty"` // what was asked for, as openapi.yaml names it: "POST /v1/slices"
 	UID       *uint32     `json:"uid,omitempty"`       // by the kernel's word; absent if it is not known
-	Quotas    []api.Quota `json:"quotas,omitempty"` // that were asked for
+	Quotas    []api.Quota `json:"quotas,omitempty"`    // that were asked for
 }
 
 // Of is the entry of an event.

@@ -4,8 +4,8 @@
 // empty or gone. It is what makes "all processes of a container" a fact and not a claim.
 //
 // It owns the differences between cgroup v1, v2 and the hybrid layout; nothing above it knows which one
-// the host has. It only reads: it must never create, remove or write to a cgroup, and it must never
-// build a path from a container's id, since every engine and every cgroup driver builds another.
+// the host has. It reads, and Kill ends processes: it must never create, remove or otherwise write to a cgroup, and
+// it must never build a path from a container's id, since every engine and every cgroup driver builds another.
 //
 // # Which hierarchy names a container
 //

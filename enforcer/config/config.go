@@ -100,12 +100,12 @@ func Default() Config {
 			Runtimes: []string{"runc", "crun"},
 			Missing:  MissingRefuse,
 		},
-		Expiry: Expiry{Grace: 10 * time.Second},
+		Expiry:    Expiry{Grace: 10 * time.Second},
 		Admission: Admission{Overcommit: 1},
 		Policy:    defaultPolicy(),
 		Audit:     Audit{MaxSize: 64 << 20, MaxAge: 168 * time.Hour, Keep: 8},
 		Tenants:   map[string]Tenant{DefaultTenant: {}},
-		Sessions:  Sessions{Socket: api.DefaultSessionSocket},
+		Sessions:  Sessions{Socket: api.DefaultSessionSocket, Limits: []SessionLimit{}},
 	}
 }
 

@@ -89,6 +89,7 @@ metrics_address = "127.0.0.1:9835"
 truth_interval = "250ms"
 context_overhead = "300m"
 nvml = "off"
+enforcement = "intercept"
 [runtime]
 runtimes = ["/usr/bin/nvidia-container-runtime"]
 missing = "pass"
@@ -106,17 +107,34 @@ file = "/var/log/a"
 max_size = "1G"
 max_age = "24h"
 keep = 0
+[policy]
+bypass = "kill"
+scope = "slice"
+allowance = "512m"
 [expiry]
 grace = "2m"
 max_ttl = "12h"
+[sessions]
+socket = "/u.sock"
+[[sessions.limits]]
+user = "alice"
+max_vram = "8G"
+max_sessions = 2
+[[sessions.limits]]
+group = "100"
+max_vram = "50%"
 `)
 	want := Config{
 		Enforcer: Enforcer{
 			Socket: "/a/b.sock", RunDir: "/r", StateDir: "/s", Library: "/l.so", LogLevel: "debug", MetricsAddress: "127.0.0.1:9835",
-			TruthInterval: 250 * time.Millisecond, ContextOverhead: 300 << 20, NVML: NVMLOff,
+			TruthInterval: 250 * time.Millisecond, ContextOverhead: 300 << 20, NVML: NVMLOff, Enforcement: api.Intercept,
 		},
-		Runtime:   Runtime{Runtimes: []string{"/usr/bin/nvidia-container-runtime"}, Missing: MissingPass, DefaultVRAM: "50%", AllowEnv: true},
-		Expiry:    Expiry{Grace: 2 * time.Minute, MaxTTL: TTL(12 * time.Hour)},
+		Runtime: Runtime{Runtimes: []string{"/usr/bin/nvidia-container-runtime"}, Missing: MissingPass, DefaultVRAM: "50%", AllowEnv: true},
+		Policy:  Policy{Bypass: api.Kill, Scope: api.ScopeSlice, Allowance: 512 << 20},
+		Expiry:  Expiry{Grace: 2 * time.Minute, MaxTTL: TTL(12 * time.Hour)},
+		Sessions: Sessions{Socket: "/u.sock", Limits: []SessionLimit{
+			{User: "alice", MaxVRAM: Share{api.Share{Bytes: 8 << 30}}, MaxSessions: 2}, {Group: "100", MaxVRAM: Share{api.Share{Percent: 50}}},
+		}},
 		Audit:     Audit{File: "/var/log/a", MaxSize: 1 << 30, MaxAge: 24 * time.Hour},
 		Admission: Admission{Overcommit: 1.25, Reserve: 512 << 20, MaxVRAM: Share{api.Share{Percent: 50}}},
 		Tenants:   map[string]Tenant{DefaultTenant: {}, "physics": {Share{api.Share{Bytes: 40 << 30}}}, "biology.1": {}},
@@ -128,42 +146,54 @@ max_ttl = "12h"
 
 func TestWhatIsNotUnderstoodIsRefusedWithItsLine(t *testing.T) {
 	for text, want := range map[string][]string{
-		"[enforcer]\n\nsockt = \"/a\"\n":                                  {"line 3", "enforcer.sockt"},
-		"[runtime]\nmissing = \"pass\"\n[runtme]\nmissing = \"refuse\"\n": {"line 3", "runtme"},
-		"# a comment\nsocket = \"/a\"\n":                                  {"line 2", "socket"},
-		"[enforcer]\n\"socket \" = \"/a\"\n":                              {"enforcer"},
-		"enforcer = {sockt = \"/a\"}\n":                                   {"enforcer.sockt"},
-		"[enforcer]\nsocket = /a\n":                                       {"line 2"},
-		"[enforcer]\nsocket = 7\n":                                        {"line 2", "socket"},
-		"[enforcer]\nsocket = \"/a\"\nsocket = \"/b\"\n":                  {"line 3"},
-		"[enforcer]\nsocket = \"a.sock\"\n":                               {"enforcer.socket", "absolute"},
-		"[enforcer]\nlog_level = \"verbose\"\n":                           {"enforcer.log_level", `"debug"`},
-		"[enforcer]\ntruth_interval = \"0s\"\n":                           {"enforcer.truth_interval", "10ms"},
-		"[enforcer]\ntruth_interval = \"soon\"\n":                         {"line 2", "soon"},
-		"[enforcer]\ncontext_overhead = \"0\"\n":                          {"line 2", "4GiB"},
-		"[enforcer]\ncontext_overhead = \"4X\"\n":                         {"4X", "4GiB"},
-		"[enforcer]\nnvml = \"on\"\n":                                     {"enforcer.nvml", `"auto"`},
-		"[runtime]\nmissing = \"ignore\"\n":                               {"runtime.missing", `"refuse"`},
-		"[runtime]\nruntimes = []\n":                                      {"runtime.runtimes"},
-		"[runtime]\ndefault_vram = \"150%\"\n":                            {"runtime.default_vram", "100%"},
-		"[runtime]\nallow_env = true\n":                                   {"runtime.allow_env", "allow_env needs default_vram"},
-		"[runtime]\nallow_env = \"yes\"\n":                                {"line 2", "allow_env"},
-		"[audit]\nfile = \"a\"\n":                                          {"audit.file", "absolute"},
-		"[audit]\nmax_size = \"1k\"\n":                                     {"audit.max_size", "64KiB"},
-		"[audit]\nmax_age = \"1s\"\n":                                      {"audit.max_age", "1m"},
-		"[audit]\nkeep = -1\n":                                             {"audit.keep", "0 to 10000"},
-		"[expiry]\ngrace = \"1ms\"\n":                                     {"expiry.grace", "100ms"},
-		"[expiry]\ngrace = \"2h\"\n":                                      {"expiry.grace", "1h"},
-		"[expiry]\nmax_ttl = \"never\"\n":                                 {"line 2", "never", "12h"},
-		"[expiry]\nmax_ttl = \"0s\"\n":                                    {"line 2", "0s"},
-		"[admission]\novercommit = 0.9\n":                                 {"admission.overcommit = 0.9", "1.0 to 1000.0", "reserve"},
-		"[admission]\novercommit = nan\n":                                 {"admission.overcommit", "1.0 to 1000.0"},
-		"[admission]\novercommit = \"2\"\n":                               {"line 2", "overcommit"},
-		"[admission]\nreserve = \"-1G\"\n":                                {"line 2", "4GiB"},
-		"[admission]\nmax_vram = \"110%\"\n":                              {"line 2", "100%"},
-		"[tenants.a]\nmaxvram = \"1G\"\n":                                 {"line 2", "tenants.a.maxvram"},
-		"[tenants.\"a b\"]\nmax_vram = \"1G\"\n":                          {`tenants."a b"`, "letters, digits"},
-		"[tenants.a]\nmax_vram = \"0\"\n":                                 {"line 2", "no memory"},
+		"[enforcer]\n\nsockt = \"/a\"\n":                                            {"line 3", "enforcer.sockt"},
+		"[runtime]\nmissing = \"pass\"\n[runtme]\nmissing = \"refuse\"\n":           {"line 3", "runtme"},
+		"# a comment\nsocket = \"/a\"\n":                                            {"line 2", "socket"},
+		"[enforcer]\n\"socket \" = \"/a\"\n":                                        {"enforcer"},
+		"enforcer = {sockt = \"/a\"}\n":                                             {"enforcer.sockt"},
+		"[enforcer]\nsocket = /a\n":                                                 {"line 2"},
+		"[enforcer]\nsocket = 7\n":                                                  {"line 2", "socket"},
+		"[enforcer]\nsocket = \"/a\"\nsocket = \"/b\"\n":                            {"line 3"},
+		"[enforcer]\nsocket = \"a.sock\"\n":                                         {"enforcer.socket", "absolute"},
+		"[enforcer]\nlog_level = \"verbose\"\n":                                     {"enforcer.log_level", `"debug"`},
+		"[enforcer]\ntruth_interval = \"0s\"\n":                                     {"enforcer.truth_interval", "10ms"},
+		"[enforcer]\ntruth_interval = \"soon\"\n":                                   {"line 2", "soon"},
+		"[enforcer]\ncontext_overhead = \"0\"\n":                                    {"line 2", "4GiB"},
+		"[enforcer]\ncontext_overhead = \"4X\"\n":                                   {"4X", "4GiB"},
+		"[enforcer]\nnvml = \"on\"\n":                                               {"enforcer.nvml", `"auto"`},
+		"[runtime]\nmissing = \"ignore\"\n":                                         {"runtime.missing", `"refuse"`},
+		"[runtime]\nruntimes = []\n":                                                {"runtime.runtimes"},
+		"[runtime]\ndefault_vram = \"150%\"\n":                                      {"runtime.default_vram", "100%"},
+		"[runtime]\nallow_env = true\n":                                             {"runtime.allow_env", "allow_env needs default_vram"},
+		"[enforcer]\nenforcement = \"driver\"\n":                                    {"enforcer.enforcement = \"driver\"", `"native"`},
+		"[enforcer]\nenforcement = \"native\"\nnvml = \"off\"\n":                    {"enforcer.enforcement", `nvml = "off"`},
+		"[runtime]\nallow_env = \"yes\"\n":                                          {"line 2", "allow_env"},
+		"[audit]\nfile = \"a\"\n":                                                   {"audit.file", "absolute"},
+		"[audit]\nmax_size = \"1k\"\n":                                              {"audit.max_size", "64KiB"},
+		"[audit]\nmax_age = \"1s\"\n":                                               {"audit.max_age", "1m"},
+		"[audit]\nkeep = -1\n":                                                      {"audit.keep", "0 to 10000"},
+		"[sessions]\nsocket = \"s\"\n":                                              {"sessions.socket", "absolute"},
+		"[[sessions.limits]]\nmax_vram = \"1G\"\n":                                  {"number 1", "exactly one"},
+		"[[sessions.limits]]\nuser = \"a\"\ngroup = \"b\"\nmax_vram = \"1G\"\n":     {"number 1", "exactly one"},
+		"[[sessions.limits]]\nuser = \"a\"\n":                                       {"number 1", "no max_vram"},
+		"[[sessions.limits]]\nuser = \"a\"\nmax_vram = \"0\"\n":                     {"line 3"},
+		"[[sessions.limits]]\nuser = \"a\"\nmax_vram = \"1G\"\nmax_sessions = -1\n": {"number 1", "max_sessions = -1"},
+		"[[sessions.limits]]\nuser = \"a\"\nmaxvram = \"1G\"\n":                     {"sessions.limits.maxvram"},
+		"[expiry]\ngrace = \"1ms\"\n":                                               {"expiry.grace", "100ms"},
+		"[expiry]\ngrace = \"2h\"\n":                                                {"expiry.grace", "1h"},
+		"[expiry]\nmax_ttl = \"never\"\n":                                           {"line 2", "never", "12h"},
+		"[expiry]\nmax_ttl = \"0s\"\n":                                              {"line 2", "0s"},
+		"[policy]\nbypass = \"stop\"\n":                                             {"policy.bypass", `"log", "refuse" and "kill"`},
+		"[policy]\nscope = \"host\"\n":                                              {"policy.scope", `"process" and "slice"`},
+		"[policy]\nallowance = \"0\"\n":                                             {"line 2", "no memory"},
+		"[admission]\novercommit = 0.9\n":                                           {"admission.overcommit = 0.9", "1.0 to 1000.0", "reserve"},
+		"[admission]\novercommit = nan\n":                                           {"admission.overcommit", "1.0 to 1000.0"},
+		"[admission]\novercommit = \"2\"\n":                                         {"line 2", "overcommit"},
+		"[admission]\nreserve = \"-1G\"\n":                                          {"line 2", "4GiB"},
+		"[admission]\nmax_vram = \"110%\"\n":                                        {"line 2", "100%"},
+		"[tenants.a]\nmaxvram = \"1G\"\n":                                           {"line 2", "tenants.a.maxvram"},
+		"[tenants.\"a b\"]\nmax_vram = \"1G\"\n":                                    {`tenants."a b"`, "letters, digits"},
+		"[tenants.a]\nmax_vram = \"0\"\n":                                           {"line 2", "no memory"},
 	} {
 		_, err := load(t, text)
 		if err == nil {

@@ -29,8 +29,6 @@ func (p *Policy) check() error {
 		return fmt.Errorf("policy.bypass = %q: %q, %q and %q are accepted", p.Bypass, api.Log, api.Refuse, api.Kill)
 	case !oneOf(string(p.Scope), string(api.ScopeProcess), string(api.ScopeSlice)):
 		return fmt.Errorf("policy.scope = %q: %q and %q are accepted", p.Scope, api.ScopeProcess, api.ScopeSlice)
-	case p.Allowance == 0:
-		return fmt.Errorf("policy.allowance = %q: at least one byte is accepted: every process holds more than it asked for", "0")
 	}
 	return nil
 }

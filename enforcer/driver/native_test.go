@@ -21,11 +21,13 @@ type limitedDevice struct {
 	soft, hard uint64
 }
 
+//nolint:staticcheck // the name is go-nvml's
 func (d *limitedDevice) SetMemoryLimits_v1(_ string, soft, hard uint64) nvml.Return {
 	d.soft, d.hard = soft, hard
 	return d.ret
 }
 
+//nolint:staticcheck // the name is go-nvml's
 func (d *limitedDevice) GetMemoryLimits_v1(string) (nvml.MemoryLimits_v1, nvml.Return) {
 	return nvml.MemoryLimits_v1{SoftLimit: d.soft, HardLimit: d.hard}, d.ret
 }

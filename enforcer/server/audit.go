@@ -10,6 +10,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/audit"
+	"github.com/gpuslice/gpuslice/enforcer/process"
 )
 
 // note is what becomes of a request that is to be recorded, as the handlers find it out.
@@ -62,11 +63,12 @@ func (n *note) entry(r *http.Request) audit.Entry {
 	if id := r.PathValue("id"); e.Slice == "" && api.CheckID(id) == nil {
 		e.Slice = id
 	}
-	if name := r.PathValue("name"); e.Pool == "" && api.CheckID(name) == nil {
+	if name := r.PathValue("name"); e.Pool == "" && api.CheckPoolName(name) == nil {
 		e.Pool = name
 	}
 	if p, known := PeerOf(r.Context()); known {
-		e.PID, e.UID = p.PID, &p.UID
+		// It waits for its answer, which is sent when this returns, so it is still the one that has this pid.
+		e.PID, e.UID, e.Command = p.PID, &p.UID, process.Name(p.PID)
 	}
 	if n.refusal != nil {
 		e.Result, e.Code, e.Message = audit.Refused, n.refusal.Code, n.refusal.Message

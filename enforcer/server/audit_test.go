@@ -51,10 +51,10 @@ func TestEachRequestForAChangeIsRecordedWithWhoAskedAndWhatBecameOfIt(t *testing
 		}
 		e := put[0]
 		put = put[1:]
-		if e.Kind != audit.KindRequest || e.PID != os.Getpid() || e.UID == nil || *e.UID != uint32(os.Getuid()) {
+		if e.Kind != audit.KindRequest || e.PID != os.Getpid() || e.UID == nil || *e.UID != uint32(os.Getuid()) || e.Command == "" {
 			t.Errorf("%s %s: %+v", method, target, e)
 		}
-		e.Kind, e.PID, e.UID = "", 0, nil
+		e.Kind, e.PID, e.UID, e.Command = "", 0, nil, ""
 		return e
 	}
 	full := &api.Error{Code: api.CodeQuotaExceeded, Message: "no", Device: "GPU-1", Requested: 3, Limit: 2, Current: 1}

@@ -21,6 +21,7 @@
  *	churn INDEX COUNT     -> ok HELD (the like, and keeps nothing)
  *	scribble SEED COUNT   -> ok (writes random bytes all over the page)
  *	poke OFFSET VALUE     -> ok (writes 8 bytes)
+ *	hop                   -> (it becomes a child of its own, again and again)
  *	stubborn              -> ok 0 (SIGTERM does not end it any more)
  *	terms                 -> ok COUNT (of SIGTERM since then)
  *	exec                  -> ok (becomes a new image of itself, that has not attached)
@@ -220,6 +221,10 @@ int main(int argc, char **argv)
 			close(conn);
 			printf(reply.status ? "status %" PRIu64 "\n" : "ok %" PRIu64 "\n",
 			       reply.status ? reply.status : reply.bytes);
+		} else if (!strcmp(word, "hop")) {
+			for (;;)
+				if (fork() > 0)
+					_exit(0);
 		} else if (!strcmp(word, "stubborn")) {
 			/* SA_RESTART: what is being read is still read. */
 			struct sigaction action = {.sa_handler = count_term,

@@ -180,3 +180,12 @@ func FuzzParse(f *testing.F) {
 		}
 	})
 }
+
+func TestAPoolIsAQuotaToo(t *testing.T) {
+	for _, policy := range []Policy{{}, {DefaultVRAM: "2G"}, {Pass: true}, {DefaultVRAM: "2G", AllowEnv: true}} {
+		got, err := Parse(map[string]string{"gpuslice.pool": "llm"}, []string{"GPUSLICE_VRAM=1G"}, policy)
+		if err != nil || len(got.Quotas) != 0 || got.Pool != "llm" {
+			t.Errorf("%+v: %+v, %v", policy, got, err)
+		}
+	}
+}

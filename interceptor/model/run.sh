@@ -1,8 +1,9 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 #
-# Checks ledger.pml: every configuration must hold, exhaustively, and every broken variant must be
-# caught. Prints a table; fails on any surprise, also on a search that did not finish.
+# Checks ledger.pml, and pool.pml (names that begin with "pool"): every configuration must hold,
+# exhaustively, and every broken variant must be caught. Prints a table; fails on any surprise, also
+# on a search that did not finish.
 #
 #   run.sh [--quick] [-j JOBS]
 #
@@ -30,6 +31,7 @@ three='-DOPS=2 -DDEATHS=1 -DSIZES=1 -DOVERHEADS=1'
 recycle='-DOPS=2 -DDEATHS=1 -DSIZES=1 -DRESPAWNS=1'
 enforcer='-DOPS=1 -DDEATHS=1 -DSIZES=1 -DRESPAWNS=1 -DENFORCER_DEATHS=1 -DOVERHEADS=1'
 limit='-DOPS=2 -DDEATHS=0 -DSIZES=2 -DLIMITS=1 -DLIMIT=3 -DLOW=1 -DSIBLINGS=0'
+pools='-DOPS=2 -DDEATHS=1'
 reader='-DOPS=2 -DDEATHS=0 -DSIZES=1 -DREADER=1 -DSIBLINGS=0'
 
 # expectation | name | speed | flags
@@ -45,6 +47,12 @@ holds|limit|long|$limit
 holds|limit-deaths|long|-DOPS=1 -DDEATHS=1 -DSIZES=2 -DLIMITS=2 -DLIMIT=3 -DENFORCER_DEATHS=1
 holds|raises|long|-DOPS=2 -DDEATHS=1 -DSIZES=2 -DRAISES=1
 holds|reader|long|$reader
+holds|pool|quick|-DOPS=1 -DDEATHS=1
+holds|pool: two calls|long|$pools
+holds|pool: deaths|long|-DOPS=2 -DDEATHS=2
+holds|pool: recycle|long|-DOPS=1 -DDEATHS=2 -DRESPAWNS=1
+holds|pool: overhead|long|-DOPS=1 -DDEATHS=1 -DOVERHEADS=1
+holds|pool: release|long|-DOPS=2 -DDEATHS=1 -DRELEASE=1
 holds|spare: SUM_FIRST|quick|$pair -DSUM_FIRST
 holds|spare: GENERATION_LATE|quick|$recycle -DGENERATION_LATE
 caught|NO_CONFIRM|quick|$pair -DBROKEN_NO_CONFIRM
@@ -70,6 +78,15 @@ caught|REFUSE_UNCHECKED|quick|$limit -DBROKEN_REFUSE_UNCHECKED
 caught|USED_FIRST|quick|$limit -DBROKEN_USED_FIRST
 caught|HELD_SUM_FIRST|quick|$reader -DSUM_FIRST
 caught|HELD_SETTLED|quick|$reader -DBROKEN_HELD_SETTLED
+caught|pool: POOL_UNASKED|quick|$pools -DBROKEN_POOL_UNASKED
+caught|pool: LAST_UNIT|quick|$pools -DBROKEN_LAST_UNIT
+caught|pool: POOL_FIRST|quick|$pools -DBROKEN_POOL_FIRST
+caught|pool: SLICE_FIRST|quick|$pools -DBROKEN_SLICE_FIRST
+caught|pool: NO_GIVE_BACK|quick|$pools -DBROKEN_NO_GIVE_BACK
+caught|pool: SLICE_ALONE|quick|$pools -DBROKEN_SLICE_ALONE
+caught|pool: BY_SLICE|quick|$pools -DBROKEN_BY_SLICE
+caught|pool: RESPAWN_EARLY|quick|-DOPS=1 -DDEATHS=2 -DRESPAWNS=1 -DBROKEN_RESPAWN_EARLY
+caught|pool: SETTLE_LIVING|quick|-DOPS=2 -DDEATHS=0 -DRELEASE=1 -DBROKEN_SETTLE_LIVING
 caught|NUMBER_WRITTEN|long|$reader -DBROKEN_NUMBER_WRITTEN
 END
 }
@@ -83,13 +100,17 @@ one() {
 	expect=${1%%|*}; rest=${1#*|}
 	name=${rest%%|*}; rest=${rest#*|}
 	speed=${rest%%|*}; flags=${rest#*|}
+	case $name in
+	pool*) model=pool.pml ;;
+	*) model=ledger.pml ;;
+	esac
 	# To compile with -O2 takes longer than most of these searches.
 	optimise=-O0
 	if [ "$speed" = long ]; then optimise=-O2; fi
 	dir=$(mktemp -d "$work/XXXXXX")
 	cd "$dir"
 	# shellcheck disable=SC2086
-	if ! spin -a $flags "$here/ledger.pml" >log 2>&1 ||
+	if ! spin -a $flags "$here/$model" >log 2>&1 ||
 		! gcc $optimise -w -DSAFETY -DCOLLAPSE -DMEMLIM=1900 -o pan pan.c >>log 2>&1; then
 		cat log >&2
 		echo "$name|-|-|-|BAD: does not compile"

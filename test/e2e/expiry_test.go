@@ -102,7 +102,7 @@ func TestASessionEndsWhenItsTimeIsOver(t *testing.T) {
 			if cmd.ProcessState.ExitCode() != 128+9 {
 				t.Errorf("its command was killed, and it says %v\n%s", err, said.String())
 			}
-			if !strings.Contains(said.String(), "for 2s") {
+			if !strings.Contains(said.String(), "for 2s") || !strings.Contains(said.String(), "slice s: its time is over\n") {
 				t.Errorf("it said %q", said.String())
 			}
 			h.Eventually("nothing of it is left", func() bool { return errors.Is(unix.Kill(-cmd.Process.Pid, 0), unix.ESRCH) })

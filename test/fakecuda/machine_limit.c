@@ -33,7 +33,7 @@ static bool below_mount(char *path, char *relative, uint64_t *inode)
 	if (path[0] != '/' || !is_cgroup(path, &info))
 		return false;
 	*inode = info.st_ino;
-	strcpy(whole, path);
+	memcpy(whole, path, mount + 1);
 	while (mount > 0) {
 		char *slash = strrchr(path, '/');
 
@@ -42,10 +42,8 @@ static bool below_mount(char *path, char *relative, uint64_t *inode)
 			break;
 		mount = (size_t)(slash - path);
 	}
-	if (strlen(whole + mount) >= MACHINE_CGROUP_BYTES)
-		return false;
-	strcpy(relative, whole[mount] ? whole + mount : "/");
-	return true;
+	return snprintf(relative, MACHINE_CGROUP_BYTES, "%s", whole[mount] ? whole + mount : "/") <
+	       (int)MACHINE_CGROUP_BYTES;
 }
 
 /* Whether the cgroup is `above` or below it. */
@@ -155,7 +153,7 @@ static struct limit *find_or_add(unsigned device, const char *mount, const char 
 		limit = &machine_state->limit[i];
 		*limit = (struct limit){
 		    .inode = info.st_ino, .device = device, .hard = MACHINE_NO_LIMIT};
-		strcpy(limit->cgroup, cgroup);
+		snprintf(limit->cgroup, sizeof(limit->cgroup), "%s", cgroup);
 		if (i >= atomic_load(&machine_state->limit_count))
 			atomic_store(&machine_state->limit_count, i + 1);
 	}
@@ -174,7 +172,7 @@ static void reserve_above(unsigned device, const char *mount, const char *cgroup
 	char above[MACHINE_CGROUP_BYTES];
 	char *slash;
 
-	strcpy(above, cgroup);
+	snprintf(above, sizeof(above), "%s", cgroup);
 	while (more && (slash = strrchr(above, '/')) != above) {
 		struct limit *limit;
 
@@ -193,10 +191,9 @@ static bool begin(const char *path, char *mount, char *cgroup)
 	char given[PATH_MAX];
 	uint64_t inode;
 
-	if (strlen(path) >= sizeof(given))
+	if (snprintf(given, sizeof(given), "%s", path) >= (int)sizeof(given))
 		return false;
-	strcpy(given, path);
-	strcpy(mount, path);
+	memcpy(mount, given, sizeof(given));
 	if (!below_mount(given, cgroup, &inode))
 		return false;
 	if (strcmp(cgroup, "/") != 0)

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -56,14 +57,17 @@ func (w *world) listing() (all []api.Slice) {
 func (w *world) never() {
 	w.Helper()
 	if w.away == "" && w.doubt == "" {
-		honest := map[string]bool{}
+		byID := map[string]*slice{}
 		for _, s := range w.slices {
-			honest[s.id] = s.state != spoilt
+			byID[s.id] = s
 		}
 		for _, s := range w.listing() {
 			for _, d := range s.Devices {
-				if d.Used+d.Overhead > d.Limit && honest[s.ID] {
-					w.fail("slice %s has charged %d and %d of %d bytes on %s", s.ID, d.Used, d.Overhead, d.Limit, d.Device)
+				if d.Index < 0 || d.Index >= devices {
+					continue // without NVML nothing has a number
+				}
+				if s := byID[s.ID]; s != nil && s.state != spoilt && d.Used+d.Overhead > s.most(w, d.Index) {
+					w.fail("slice %s has charged %d and %d bytes on device %d, where it may have %d", s.id, d.Used, d.Overhead, d.Index, s.most(w, d.Index))
 				}
 			}
 		}
@@ -75,12 +79,32 @@ func (w *world) never() {
 			for _, p := range s.workers {
 				bytes += listed[device][p.pid]
 			}
-			if bytes > s.limit && s.state != spoilt {
-				w.fail("the driver holds %d bytes on device %d for slice %s, whose limit is %d", bytes, device, s.id, s.limit)
+			if bytes > s.most(w, device) && s.state != spoilt {
+				w.fail("the driver holds %d bytes on device %d for slice %s, which may have %d", bytes, device, s.id, s.most(w, device))
+			}
+		}
+	}
+	for _, p := range w.pools {
+		for device := range devices {
+			var bytes uint64
+			honest := true
+			for _, s := range w.slices {
+				for _, q := range s.workers {
+					if s.pool == p {
+						bytes += listed[device][q.pid]
+						honest = honest && s.state != spoilt
+					}
+				}
+			}
+			if most := max(p.limit, slices.Max(append(p.others, 0)), p.used(w, device)); honest && bytes > most {
+				w.fail("the driver holds %d bytes on device %d for %s, which may have %d", bytes, device, p.name, most)
 			}
 		}
 	}
 }
+
+// most is what the slice may have on a device: its limit, or what it had before that was lowered.
+func (s *slice) most(_ *world, device int) uint64 { return max(slices.Max(s.limits()), s.used(device)) }
 
 // check compares all there is with the model: at once what the driver holds, which is true at every instant, and in
 // the end what the enforcer says, which hears of deaths in its time.
@@ -178,6 +202,9 @@ func (w *world) differs() error {
 	if err != nil || len(entries) != dirs {
 		return fmt.Errorf("there are %d directories for %d slices (%w)", len(entries), dirs, errors.Join(err))
 	}
+	if err := w.poolsDiffer(); err != nil {
+		return err
+	}
 	return w.socketsDiffer(dirs)
 }
 
@@ -189,13 +216,17 @@ func (s *slice) differs(got api.Slice) error {
 		if d.Index < 0 || d.Index >= devices {
 			continue // without NVML nothing has a number
 		}
-		if d.Limit != s.limit {
+		if slices.Contains(s.others, d.Limit) {
+			s.limit = d.Limit
+		}
+		if d.Limit != s.limit && !s.elastic {
 			return fmt.Errorf("slice %s has a limit of %d bytes on device %d, the model %d", s.id, d.Limit, d.Index, s.limit)
 		}
 		if want := s.used(d.Index); d.Used+d.Overhead != want {
 			return fmt.Errorf("slice %s has charged %d and %d bytes on device %d, the model %d", s.id, d.Used, d.Overhead, d.Index, want)
 		}
 	}
+	s.others = nil
 	attached := 0
 	for _, p := range s.workers {
 		if p.attached {
@@ -209,7 +240,7 @@ func (s *slice) differs(got api.Slice) error {
 }
 
 // socketsDiffer says whether the enforcer listens on one socket for each slice and on its own.
-func (w *world) socketsDiffer(slices int) error {
+func (w *world) socketsDiffer(count int) error {
 	text, err := os.ReadFile("/proc/net/unix")
 	if err != nil {
 		return err
@@ -233,8 +264,8 @@ func (w *world) socketsDiffer(slices int) error {
 			listening++
 		}
 	}
-	if listening != slices+1 {
-		return fmt.Errorf("the enforcer listens on %d sockets for %d slices", listening, slices)
+	if listening != count+1 {
+		return fmt.Errorf("the enforcer listens on %d sockets for %d slices", listening, count)
 	}
 	return nil
 }

@@ -83,7 +83,9 @@ var killPoints = func() []string {
 		return nil
 	})
 	slices.Sort(points)
-	return slices.Compact(points)
+	// These need another configuration than this suite's, or tokens: the tests beside them pass them.
+	elsewhere := regexp.MustCompile(`^(policy|join)\.|^(register|restore)\.limited$|^release\.unlimited$`)
+	return slices.DeleteFunc(slices.Compact(points), elsewhere.MatchString)
 }
 
 // inject has a fault happen, and compares the world with the model when it is over.
@@ -114,17 +116,30 @@ func (w *world) killAt(point string, r *rand.Rand) string {
 	part, _, _ := strings.Cut(point, ".")
 	if part == "restore" {
 		w.populate(r)
+		w.trim(mostSlices - 1)
+		createPool(w, r)
+		beginMember(w, r)
+		w.populate(r)
+		w.check()
 	}
 	w.daemon.end(unix.SIGKILL)
 	if part == "restore" {
 		w.away = "the enforcer is away"
-		if killProcess(w, r) {
-			w.check()
+		for range 4 {
+			if killProcess(w, r) {
+				w.check()
+			}
+			w.step++
+			r = w.random()
 		}
 		w.away = ""
 	}
-	if part == "device" { // with driver truth all that a slice can see is known when it begins
+	if strings.Contains(point, "pool") {
+		part = "pool"
+	}
+	if point == "device.stored" || point == "pool.device" { // with driver truth all that a slice can see is known when it begins
 		w.must(os.WriteFile(w.nvmlFault(), []byte("fail"), 0o644))
+		w.blind = true
 	}
 	w.doubt = "the enforcer dies at " + point
 	before := w.daemon.revives
@@ -139,6 +154,7 @@ func (w *world) killAt(point string, r *rand.Rand) string {
 	way := map[string][]func(*world, *rand.Rand) bool{
 		"register": {beginContainer}, "release": {beginContainer, endSlice, releaseByForce, endSlice}, "attach": {beginContainer, beginProcess, makeContext, executeAnew},
 		"death": {beginContainer, beginProcess, makeContext, killProcess}, "device": {beginContainer, beginProcess, makeContext},
+		"set": {beginContainer, changeQuota}, "expire": {expire}, "pool": {createPool, changePool, deletePool, beginMember, memberWork},
 	}[part]
 	for n := 0; n < 40 && !died(); n++ {
 		w.step++
@@ -152,7 +168,8 @@ func (w *world) killAt(point string, r *rand.Rand) string {
 	}
 	passed := died()
 	w.must(os.RemoveAll(w.nvmlFault()))
-	if !passed || part == "device" {
+	if !passed || w.blind {
+		w.blind = false
 		w.restart(unix.SIGKILL)
 	}
 	if err := w.daemon.up(); err != nil {
@@ -532,8 +549,10 @@ func (w *world) nvml(what string, kill bool) string {
 	w.must(os.WriteFile(w.nvmlFault(), []byte(what), 0o644))
 	w.operations(4)
 	if kill {
+		w.blind = true
 		w.restart(unix.SIGKILL)
 		w.operations(3)
+		w.blind = false
 	}
 	w.must(os.Remove(w.nvmlFault()))
 	if kill {

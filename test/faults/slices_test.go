@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -37,6 +38,9 @@ type slice struct {
 	state   state
 	frozen  bool
 	workers []*worker
+	others  []uint64 // the limit may be one of these: it was changed, and the answer did not come
+	pool    *pool
+	elastic bool // it has no quota of its own, but its pool's
 
 	init   *worker   // of a container: the first; its mount namespace is the container's
 	cgroup string    // of a container
@@ -51,7 +55,18 @@ func (s *slice) used(device int) uint64 {
 	return bytes
 }
 
-func (s *slice) fits(device int, bytes uint64) bool { return s.used(device)+bytes <= s.limit }
+// room is how much more the slice may take on a device, at most and at least: they differ where the model does not know.
+func (s *slice) room(w *world, device int) (most, least uint64) {
+	left := func(limit, used uint64) uint64 { return limit - min(limit, used) }
+	used := s.used(device)
+	most, least = left(slices.Max(s.limits()), used), left(slices.Min(s.limits()), used)
+	if p := s.pool; p != nil {
+		limits, used := append([]uint64{p.limit}, p.others...), p.used(w, device)
+		most = min(most, left(slices.Max(limits), used))
+		least = min(least, left(slices.Min(limits), used+p.ghosts[device]))
+	}
+	return most, least
+}
 
 func (w *world) name() string {
 	w.named++
@@ -161,9 +176,15 @@ func (w *world) removeCgroup(s *slice) {
 func (w *world) registerContainer(r *rand.Rand, words ...string) *slice {
 	w.Helper()
 	s := &slice{id: w.name(), limit: quota(r), state: active}
+	return w.beginContainer(s, map[string]string{"gpuslice.vram": toMiB(s.limit)}, words...)
+}
+
+// beginContainer begins one with these annotations; words come before its hook.
+func (w *world) beginContainer(s *slice, annotations map[string]string, words ...string) *slice {
+	w.Helper()
 	s.cgroup = w.newCgroup(s.id)
 	w.add(s)
-	w.create(s, map[string]string{"gpuslice.vram": toMiB(s.limit)})
+	w.create(s, annotations)
 	if err := w.hook("prestart", s, words...); err != nil {
 		if w.doubt == "" && w.away == "" {
 			w.fail("the container %s was refused: %v", s.id, err)

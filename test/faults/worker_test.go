@@ -112,6 +112,11 @@ func (p *worker) forget() {
 	p.in.Close()
 	p.out.Close()
 	if p.slice != nil {
+		if pool := p.slice.pool; pool != nil && (p.w.away != "" || p.w.doubt != "") {
+			for device := range devices {
+				pool.ghosts[device] += p.on(device)
+			}
+		}
 		p.slice.workers = without(p.slice.workers, p)
 	}
 }

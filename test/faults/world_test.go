@@ -29,8 +29,11 @@ const (
 	block        = 2 * mib // what the card gives, and so what is charged, is a multiple of it
 	contextBytes = 64 * mib
 
+	memory = "512G" // of each card
+
 	mostSlices        = 7
 	mostWorkers       = 4 // of a slice
+	mostPools         = 2
 	operationsBefore  = 12
 	operationsBetween = 3
 )
@@ -46,10 +49,11 @@ type world struct {
 	daemon   *daemon
 	looker   *worker // in no slice: asks NVML
 	slices   []*slice
+	pools    []*pool
 	named    int    // slices so far
 	doubt    string // why the enforcer may fail to do what it is asked for; "": it may not
 	away     string // why it is not there at all
-	still    bool   // nothing may be said of the ledgers now
+	blind    bool   // without driver truth it does not know how much there is
 	trace    []string
 	steps    int
 	slowest  time.Duration
@@ -83,6 +87,9 @@ library = %q
 group = ""
 truth_interval = "100ms"
 context_overhead = "64M"
+
+[expiry]
+grace = "200ms"
 `, w.socket(), filepath.Join(w.dir, "run"), filepath.Join(w.dir, "state"), filepath.Join(w.bin, api.LibraryName)), 0o644))
 	w.client = client.New(w.socket())
 	w.daemon = &daemon{w: w}
@@ -123,7 +130,7 @@ func (w *world) warm() {
 // env is that of the simulated driver and of our programs.
 func (w *world) env() []string {
 	return append(os.Environ(), "LD_LIBRARY_PATH="+filepath.Join(w.bin, "fakecuda"), "FAKECUDA_STATE="+filepath.Join(w.dir, "fake", "state"),
-		fmt.Sprint("FAKECUDA_DEVICES=", devices), "FAKECUDA_MEMORY=64G", fmt.Sprint("FAKECUDA_CONTEXT=", contextBytes), "GPUSLICE_CONFIG="+w.config())
+		fmt.Sprint("FAKECUDA_DEVICES=", devices), "FAKECUDA_MEMORY="+memory, fmt.Sprint("FAKECUDA_CONTEXT=", contextBytes), "GPUSLICE_CONFIG="+w.config())
 }
 
 func (w *world) logFile() string { return filepath.Join(w.dir, "log") }
@@ -179,6 +186,12 @@ func (w *world) end() {
 		} else {
 			w.stopContainer(s)
 		}
+	}
+	for _, p := range slices.Clone(w.pools) {
+		if _, err := w.client.DeletePool(w.Context(), p.name); err != nil {
+			w.fail("delete %s at the end: %v", p.name, err)
+		}
+		w.pools = without(w.pools, p)
 	}
 	w.check()
 	w.eventually("the enforcer has closed what it had open", func() bool { return w.descriptors() <= w.idle })

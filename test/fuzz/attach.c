@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Answers to the interceptor's questions, as its client reads them: any bytes, any descriptors with them, an enforcer that
- * dies at any moment. Nothing may leak, nothing may be read that did not come; and a process that attaches has a lane
- * of a valid ledger.
+ * Answers to the interceptor's questions, as its client reads them: any bytes, any descriptors with
+ * them, an enforcer that dies at any moment. Nothing may leak, nothing may be read that did not
+ * come; and a process that attaches has a lane of a valid ledger.
  *
- * The sockets are real; only who is connected to is played, and time passes as fast as it is asked for.
+ * The sockets are real; only who is connected to is played, and time passes as fast as it is asked
+ * for.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -40,7 +41,8 @@ static int played_sleep(const struct timespec *time, struct timespec *rest);
 #undef connect
 #include "../../interceptor/ledger.h"
 
-#define ROUNDS 8 /* questions that are answered by the input; later ones are not answered at all */
+#define ROUNDS 8 /* questions that are answered by the input; later ones are not answered at all   \
+	          */
 
 static const uint8_t *data;
 static size_t size;
@@ -109,8 +111,8 @@ static int played_socket(int domain, int type, int protocol)
 	return pair[0];
 }
 
-/* A ledger, empty or not one; or something that cannot be mapped. All have a ledger's size at least: a shorter file is
- * what no enforcer has, and would end who maps it. */
+/* A ledger, empty or not one; or something that cannot be mapped. All have a ledger's size at
+ * least: a shorter file is what no enforcer has, and would end who maps it. */
 static int descriptor(uint8_t kind)
 {
 	static const uint8_t name[16] = {7};

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The search for symbols in a loaded object, with both kinds of hash table: the input is names and how the tables are
- * built. What the loader has mapped is well-formed, so the tables are; but the names, how many there are, how they
- * collide and what they stand for are anybody's. Whoever defines a function is found, and nobody else.
+ * The search for symbols in a loaded object, with both kinds of hash table: the input is names and
+ * how the tables are built. What the loader has mapped is well-formed, so the tables are; but the
+ * names, how many there are, how they collide and what they stand for are anybody's. Whoever
+ * defines a function is found, and nobody else.
  */
 #define _GNU_SOURCE
 #include <link.h>
@@ -27,7 +28,7 @@ static struct object {
 } object;
 static ElfW(Phdr) header;
 
-#define OBJECT ((ElfW(Addr))&object)
+#define OBJECT ((ElfW(Addr)) & object)
 
 static void must(int truth, const char *what)
 {
@@ -71,7 +72,8 @@ static void build(uint32_t buckets)
 			object.symbols[first++] = moved;
 		}
 	}
-	qsort_r(object.symbols + first, object.count - first, sizeof(ElfW(Sym)), by_bucket, &buckets);
+	qsort_r(object.symbols + first, object.count - first, sizeof(ElfW(Sym)), by_bucket,
+	        &buckets);
 	object.gnu_hash[0] = buckets;
 	object.gnu_hash[1] = first;
 	object.gnu_hash[2] = 1; /* a word of a filter that is not looked at */
@@ -134,13 +136,16 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	{
 		ElfW(Addr) base = data[1] & 4 ? 0 : OBJECT;
 
-		object.dynamic[n++] = (ElfW(Dyn)){DT_SYMTAB, {base + offsetof(struct object, symbols)}};
-		object.dynamic[n++] = (ElfW(Dyn)){DT_STRTAB, {base + offsetof(struct object, strings)}};
+		object.dynamic[n++] =
+		    (ElfW(Dyn)){DT_SYMTAB, {base + offsetof(struct object, symbols)}};
+		object.dynamic[n++] =
+		    (ElfW(Dyn)){DT_STRTAB, {base + offsetof(struct object, strings)}};
 		if (data[1] & 1)
 			object.dynamic[n++] =
 			    (ElfW(Dyn)){DT_GNU_HASH, {base + offsetof(struct object, gnu_hash)}};
 		if (data[1] & 2)
-			object.dynamic[n++] = (ElfW(Dyn)){DT_HASH, {base + offsetof(struct object, hash)}};
+			object.dynamic[n++] =
+			    (ElfW(Dyn)){DT_HASH, {base + offsetof(struct object, hash)}};
 		if (data[1] & 8)
 			object.dynamic[n++] = (ElfW(Dyn)){DT_SONAME, {1}};
 	}
@@ -159,12 +164,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 			const ElfW(Sym) *other = &object.symbols[j];
 
 			if (strcmp(object.strings + other->st_name, name) != 0 ||
-			    other->st_shndx == SHN_UNDEF || ELF64_ST_TYPE(other->st_info) != STT_FUNC)
+			    other->st_shndx == SHN_UNDEF ||
+			    ELF64_ST_TYPE(other->st_info) != STT_FUNC)
 				continue;
 			wanted = 1;
 			right |= address == OBJECT + other->st_value;
 		}
-		must(wanted ? right : address == 0, "a function that is defined is found, and no other");
+		must(wanted ? right : address == 0,
+		     "a function that is defined is found, and no other");
 	}
 	(void)elf_find_symbol(&found, "cuMemAlloc_v2");
 	return 0;

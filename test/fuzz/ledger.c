@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The ledger over a hostile page. The input is first what a process of the slice wrote there, and then what others do: the
- * enforcer (its own functions on the page, too) and processes, in any order. Nothing may be read or written outside
- * of the page, which lies between two that nobody may touch, and every function must end. Nor may a lane's owner lose sight
- * of what it holds itself: that it keeps in its own memory.
+ * The ledger over a hostile page. The input is first what a process of the slice wrote there, and
+ * then what others do: the enforcer (its own functions on the page, too) and processes, in any
+ * order. Nothing may be read or written outside of the page, which lies between two that nobody may
+ * touch, and every function must end. Nor may a lane's owner lose sight of what it holds itself:
+ * that it keeps in its own memory.
  */
 #define _GNU_SOURCE
 #include "../../enforcer/ledger/native.c"
@@ -29,7 +30,8 @@ static void must(bool truth, const char *what)
 
 static struct ledger *new_page(void)
 {
-	char *all = mmap(NULL, ROOM + 2 * (size_t)GUARD, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	char *all =
+	    mmap(NULL, ROOM + 2 * (size_t)GUARD, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
 	must(all != MAP_FAILED, "a page can be mapped");
 	must(mprotect(all + GUARD, ROOM, PROT_READ | PROT_WRITE) == 0, "it can be opened");
@@ -140,10 +142,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 			(void)ledger_settle(page, device, lane, take_value(&in), bytes);
 			break;
 		case 5:
-			(void)native_assign(page, 1 + (uint32_t)take(&in, 2) % LEDGER_SLOTS, &owner);
+			(void)native_assign(page, 1 + (uint32_t)take(&in, 2) % LEDGER_SLOTS,
+			                    &owner);
 			break;
 		case 6:
-			(void)native_settle(page, 3, page->lane[3].generation, LEDGER_DEVICES, bytes);
+			(void)native_settle(page, 3, page->lane[3].generation, LEDGER_DEVICES,
+			                    bytes);
 			native_free(page, 3);
 			break;
 		case 7:
@@ -158,7 +162,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 			ledger_lend(page, value);
 			must(!value || ledger_lent(page, value), "a name that was lent is known");
 			break;
-		case 10: /* a process of the slice that begins, and an enforcer that is started again */
+		case 10: /* a process of the slice that begins, and an enforcer that is started
+		            again */
 			(void)ledger_open(page, 0, 1);
 			enforcer = ledger_open(page, 0, 0);
 			break;

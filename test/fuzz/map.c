@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The map of the interceptor against a list: whatever is put, used, swept and taken, in whatever order, both know the same.
+ * The map of the interceptor against a list: whatever is put, used, swept and taken, in whatever
+ * order, both know the same.
  */
 #define _GNU_SOURCE
 #include "../../interceptor/map.c"
@@ -78,7 +79,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		default: {
 			unsigned many = data[0] % 8 < 3 ? 1 : data[4]; /* in a row: it grows */
 
-			for (unsigned n = 0; n < many && count < MOST; n++, key += (uint64_t)1 << 21) {
+			for (unsigned n = 0; n < many && count < MOST;
+			     n++, key += (uint64_t)1 << 21) {
 				i = place_of(key);
 				must(map_put(map, key, value), "there is memory");
 				list[i].key = key;
@@ -118,7 +120,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 			map_sweep(map, sweep, NULL);
 			break;
 		}
-		must(map_get(map, key, &got) == (place_of(key) < count), "both know the key or neither");
+		must(map_get(map, key, &got) == (place_of(key) < count),
+		     "both know the key or neither");
 	}
 	for (size_t i = 0; map && i < count; i++) {
 		struct map_value got;
@@ -130,8 +133,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	for (unsigned s = 0; map && s < MAP_SHARDS; s++) {
 		must(map->shard[s].count == 0, "nothing is left");
 		if (map->shard[s].entries)
-			munmap(map->shard[s].entries,
-			       sizeof(struct map_entry) << map->shard[s].bits);
+			munmap(map->shard[s].entries, sizeof(struct map_entry)
+			                                  << map->shard[s].bits);
 	}
 	free(map);
 	return 0;

@@ -42,6 +42,9 @@ program storm 16G "$STORM" 16 3
 echo "== promises"
 RUNC=${RUNC:-$PWD/bin/runc} python3 test/gpu/check.py --out "$OUT" || failed=1
 
+echo "== memory past the ledger; time and quotas that change"
+RUNC=${RUNC:-$PWD/bin/runc} python3 test/gpu/bypass.py --out "$OUT/bypass" || failed=1
+
 echo "== every row of docs/coverage.md"
 RUNC=${RUNC:-$PWD/bin/runc} python3 test/gpu/rows.py --out "$OUT/rows" || failed=1
 

@@ -78,6 +78,17 @@ func TestRaceIsCleanWithSanitizers(t *testing.T) {
 	run(t, program, "-n", "8", "-t", pick("1", "10"), "-l")
 }
 
+func TestAChargeIsInBothLedgersOrInNone(t *testing.T) {
+	run(t, compile(t, "gcc", "account", interceptor+"/charge.c"))
+	run(t, compile(t, "gcc", "account", interceptor+"/charge.c", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"))
+}
+
+func TestProcessesOfTwoSlicesRaceForTheLastByteOfTheirPool(t *testing.T) {
+	run(t, compile(t, "gcc", "pool", interceptor+"/charge.c"), "-n", "64", "-t", pick("2", "30"))
+	run(t, compile(t, "gcc", "pool", interceptor+"/charge.c", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
+		"-n", "8", "-t", pick("1", "10"))
+}
+
 func TestHostilePageHarmsNobodyElse(t *testing.T) {
 	run(t, compile(t, "gcc", "hostile"), "-t", pick("1", "10"))
 	run(t, compile(t, "gcc", "hostile", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"),

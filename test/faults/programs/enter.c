@@ -3,10 +3,10 @@
  * enter: what a runtime does between a container's creation and its program, and no more.
  *
  *	enter create CGROUP ROOTFS WHAT:WHERE… -- PROGRAM ARG…
- *		goes into the cgroup, makes a mount namespace, binds each WHAT on ROOTFS/WHERE, says "created PID", and
- *		waits for a byte on its standard input: the hooks run now. Then the root is ROOTFS, and it becomes PROGRAM.
- *	enter join CGROUP PID -- PROGRAM ARG…
- *		goes into the cgroup, and the mount namespace and root of PID, and becomes PROGRAM.
+ *		goes into the cgroup, makes a mount namespace, binds each WHAT on ROOTFS/WHERE, says
+ *"created PID", and waits for a byte on its standard input: the hooks run now. Then the root is
+ *ROOTFS, and it becomes PROGRAM. enter join CGROUP PID -- PROGRAM ARG… goes into the cgroup, and
+ *the mount namespace and root of PID, and becomes PROGRAM.
  */
 #define _GNU_SOURCE
 #include <errno.h>

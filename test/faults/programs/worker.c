@@ -1,19 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * worker: a program of CUDA that does what a line on its standard input says, and answers with a line. It begins with
- * "ready PID". It speaks to the driver only, and knows nothing of gpuslice but where its ledger is mapped.
+ * worker: a program of CUDA that does what a line on its standard input says, and answers with a
+ *line. It begins with "ready PID". It speaks to the driver only, and knows nothing of gpuslice but
+ *where its ledger is mapped.
  *
  *	context DEVICE              -> ok | oom | error CODE
  *	alloc DEVICE BYTES KIND     -> ok I | oom | error CODE   (0: cuMemAlloc, 1: cuMemCreate)
  *	free I                      -> ok | error CODE
  *	total DEVICE                -> ok FREE TOTAL
- *	storm SEED COUNT BYTES      -> ok COUNT REFUSALS  (takes and gives back; holds nothing more when it answers)
- *	fork DEVICE                 -> ok CODE  (what cuMemAlloc answers in a forked child, which then ends)
- *	spawn IN OUT                -> ok PID   (another worker, a child, at two FIFOs)
- *	exec                        -> ready PID  (becomes a new image of itself, which holds nothing)
- *	scribble SEED COUNT         -> ok COUNT  (writes words all over the beginning of its slice's ledger)
- *	list DEVICE                 -> ok PID:BYTES …  (of NVML: for a worker in no slice, who looks on)
- *	exit                        -> (ends)
+ *	storm SEED COUNT BYTES      -> ok COUNT REFUSALS  (takes and gives back; holds nothing more
+ *when it answers) fork DEVICE                 -> ok CODE  (what cuMemAlloc answers in a forked
+ *child, which then ends) spawn IN OUT                -> ok PID   (another worker, a child, at two
+ *FIFOs) exec                        -> ready PID  (becomes a new image of itself, which holds
+ *nothing) scribble SEED COUNT         -> ok COUNT  (writes words all over the beginning of its
+ *slice's ledger) list DEVICE                 -> ok PID:BYTES …  (of NVML: for a worker in no slice,
+ *who looks on) exit                        -> (ends)
  */
 #define _GNU_SOURCE
 #include "cuda_abi.h"
@@ -336,6 +337,9 @@ int main(int argc, char **argv)
 			scribble(a, b);
 		} else if (!strcmp(word, "list") && n == 2) {
 			list((unsigned)a);
+		} else if (!strcmp(word, "stubborn")) {
+			signal(SIGTERM, SIG_IGN);
+			puts("ok");
 		} else if (!strcmp(word, "exit")) {
 			return 0;
 		} else {

@@ -21,7 +21,8 @@ type fakeEnforcer struct {
 
 func (f fakeEnforcer) Info(context.Context) (api.Info, error) { return f.info, f.err }
 func (f fakeEnforcer) Devices(context.Context) ([]api.Device, error) {
-	return []api.Device{{UUID: "GPU-1", Name: "H100", Total: 80 << 30}}, f.err
+	free := uint64(30 << 30)
+	return []api.Device{{UUID: "GPU-1", Name: "H100", Total: 80 << 30, Quotas: 50 << 30, Free: &free}}, f.err
 }
 
 func put(t *testing.T, root, name, text string) {
@@ -87,6 +88,14 @@ func TestHealthyHostHasNothingToDo(t *testing.T) {
 			continue
 		}
 		if f.Level != OK || f.Do != "" {
+			t.Errorf("%+v", f)
+		}
+	}
+}
+
+func TestADeviceSaysWhatMayStillBeGiven(t *testing.T) {
+	for _, f := range find(healthy(t).Check(context.Background()), "devices") {
+		if !strings.Contains(f.Message, "quotas take 50GiB, and 30GiB may still be given") {
 			t.Errorf("%+v", f)
 		}
 	}

@@ -53,6 +53,8 @@ _gpuslice() {
 		mapfile -t COMPREPLY < <(compgen -W "$flags" -- "$cur")
 	elif [[ $argument == slice ]]; then
 		mapfile -t COMPREPLY < <(compgen -W "$(` + slicesCommand + `)" -- "$cur")
+	elif [[ $argument == pool ]]; then
+		mapfile -t COMPREPLY < <(compgen -W "$(` + poolsCommand + `)" -- "$cur")
 	else
 		mapfile -t COMPREPLY < <(compgen -W "$commands $words" -- "$cur")
 	fi
@@ -67,7 +69,7 @@ _gpuslice_table() {
 func Bash(out io.Writer, root Command) error {
 	var b strings.Builder
 	b.WriteString(bashHead)
-	kinds := map[argument]string{argSlice: "slice", argCommand: "command"}
+	kinds := map[argument]string{argSlice: "slice", argPool: "pool", argCommand: "command"}
 	root.walk(func(c Command) {
 		var names []string
 		for _, sub := range c.Commands {

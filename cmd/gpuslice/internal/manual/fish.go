@@ -103,6 +103,8 @@ func fishCommand(b *strings.Builder, root, c Command) {
 		fmt.Fprintf(b, "%s -xa %s\n", at(path), fishQuote(strings.Join(words, " ")))
 	case argSlice:
 		fmt.Fprintf(b, "%s -xa %s\n", at(path), fishQuote("("+slicesCommand+")"))
+	case argPool:
+		fmt.Fprintf(b, "%s -xa %s\n", at(path), fishQuote("("+poolsCommand+")"))
 	case argCommand:
 		valued := append(root.flagNames(takesValue), c.flagNames(takesValue)...)
 		// The dash: what begins with two it would take for flags of its own, up to the first word that does not.

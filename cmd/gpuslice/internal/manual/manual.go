@@ -41,6 +41,7 @@ const (
 	argNone argument = iota
 	argWords
 	argSlice
+	argPool
 	argCommand
 )
 
@@ -136,6 +137,8 @@ func (c Command) argument() (argument, []string) {
 		return argCommand, nil
 	case strings.HasPrefix(args, "SLICE") || strings.HasPrefix(args+" ", "ID "):
 		return argSlice, nil
+	case args == "POOL":
+		return argPool, nil
 	case args != "" && strings.Trim(args, "abcdefghijklmnopqrstuvwxyz0123456789-|") == "":
 		return argWords, strings.Split(args, "|")
 	}
@@ -169,3 +172,6 @@ func takesFile(f Flag) bool  { return f.File }
 
 // slicesCommand lists the ids of the slices. Without an enforcer that is none, quickly.
 const slicesCommand = `gpuslice ps 2>/dev/null | awk 'NR > 1 && !seen[$1]++ { print $1 }'`
+
+// poolsCommand lists the names of the pools, in the same way.
+const poolsCommand = `gpuslice pool list 2>/dev/null | awk 'NR > 1 && !seen[$1]++ { print $1 }'`

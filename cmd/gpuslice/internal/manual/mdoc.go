@@ -71,7 +71,8 @@ func (p *page) command(c Command) {
 	if c.Args != "" {
 		title += " " + c.Args
 	}
-	p.line(".Ss " + escape(title))
+	// A list of words may be longer than a line: it may be broken behind each.
+	p.line(".Ss " + strings.ReplaceAll(escape(title), "|", `|\:`))
 	p.text(sentence(c.Usage))
 	if c.Description != "" {
 		p.line(".Pp")

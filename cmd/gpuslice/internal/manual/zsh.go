@@ -13,6 +13,7 @@ func Zsh(out io.Writer, root Command) error {
 	var b strings.Builder
 	b.WriteString("#compdef gpuslice\n# SPDX-License-Identifier: Apache-2.0\n# zsh completion for gpuslice: made by \"gpuslice completion zsh\".\n\n")
 	fmt.Fprintf(&b, "_gpuslice_slices() {\n\tlocal -a slices\n\tslices=(${(f)\"$(%s)\"})\n\t_describe -t slices slice slices\n}\n\n", slicesCommand)
+	fmt.Fprintf(&b, "_gpuslice_pools() {\n\tlocal -a pools\n\tpools=(${(f)\"$(%s)\"})\n\t_describe -t pools pool pools\n}\n\n", poolsCommand)
 	root.walk(func(c Command) { zshFunction(&b, c) })
 	// The file is the function when zsh loads it by its name, and defines it when it is sourced.
 	b.WriteString("if [ \"$funcstack[1]\" = _gpuslice ]; then\n\t_gpuslice \"$@\"\nelse\n\tcompdef _gpuslice gpuslice\nfi\n")
@@ -43,6 +44,8 @@ func zshFunction(b *strings.Builder, c Command) {
 		b.WriteString(" \\\n\t\t" + single("*:"+c.Args+":("+strings.Join(words, " ")+")"))
 	case kind == argSlice:
 		b.WriteString(" \\\n\t\t'1:slice:_gpuslice_slices'")
+	case kind == argPool:
+		b.WriteString(" \\\n\t\t'1:pool:_gpuslice_pools'")
 	case kind == argCommand:
 		b.WriteString(" \\\n\t\t'(-)*::command: _normal'")
 	}

@@ -52,8 +52,10 @@ type Session struct {
 	Library func(preferred string) (string, error)
 	// Registered, if not nil, is told of the slice before the command starts.
 	Registered func(api.RegisterReply)
-	Command    []string
-	Env        []string
+	// Released, if not nil, is told what the slice had become, once it was released.
+	Released func(api.Slice)
+	Command  []string
+	Env      []string
 }
 
 // Error has the exit code that gpuslice shall end with. Without an Err there is nothing to say.
@@ -127,7 +129,10 @@ func (s *Session) enter(ctx context.Context) (reply api.RegisterReply, leave fun
 	return reply, func() {
 		// Only we are left of the slice's processes, hence the force. A release that fails is made up for by the
 		// enforcer, which sees us end. The command's exit code is worth more than this error.
-		_, _ = s.Enforcer.Release(context.WithoutCancel(ctx), reply.Slice.ID, reply.Slice.Generation, true)
+		was, err := s.Enforcer.Release(context.WithoutCancel(ctx), reply.Slice.ID, reply.Slice.Generation, true)
+		if err == nil && s.Released != nil {
+			s.Released(was)
+		}
 	}, err
 }
 

@@ -41,6 +41,8 @@ func sentence(e api.Event, whole bool) string {
 			return "ended: its processes have"
 		case "expired":
 			return "ended: its time was over"
+		case "rebooted":
+			return "ended: the host was started anew"
 		default:
 			return "ended: " + e.Cause
 		}
@@ -58,6 +60,8 @@ func sentence(e api.Event, whole bool) string {
 		return changed(e, on)
 	case api.EventExpired:
 		return "its time is over: it gets nothing more, and its processes are ended"
+	case api.EventAttachRefused:
+		return attachRefused(e)
 	case api.EventPoolCreated:
 		return "pool " + e.Pool + " made"
 	case api.EventPoolChanged:
@@ -69,6 +73,26 @@ func sentence(e api.Event, whole bool) string {
 	default: // of a newer enforcer
 		return "see --json"
 	}
+}
+
+func attachRefused(e api.Event) string {
+	who := fmt.Sprintf("%d processes", e.Count)
+	if e.PID != 0 {
+		who = fmt.Sprintf("process %d", e.PID)
+	}
+	if e.Command != "" {
+		who += " (" + e.Command + ")"
+	}
+	why, ok := map[string]string{
+		"stranger": "not of the slice",
+		"full":     "the slice has as many processes as it can",
+		"closed":   "the slice gets nothing more",
+		"released": "the slice was released",
+	}[e.Cause]
+	if !ok {
+		why = e.Cause
+	}
+	return who + " got no place in the ledger: " + why
 }
 
 func bypass(e api.Event, on string) string {

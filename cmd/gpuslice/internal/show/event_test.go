@@ -34,6 +34,9 @@ func TestAnEventIsOneLineWithASentence(t *testing.T) {
 		"2026-03-04 05:06:07  denied      s1            a process uses GPU-1b2c3d4e, of which 4GiB cannot be given: others have it, and the slice has nothing there": {
 			Kind: api.EventDenied, Slice: "s1", Device: gpu, Requested: 4 << 30,
 		},
+		"2026-03-04 05:06:07  unlimited   s1            the driver does not hold the container to its quota on GPU-1b2c3d4e, the interceptor does: why": {
+			Kind: api.EventUnlimited, Slice: "s1", Device: gpu, Cause: "why",
+		},
 		"2026-03-04 05:06:07  registered  s1            began with process 9, for 1h30m": {Kind: api.EventRegistered, Slice: "s1", PID: 9, TTL: 90 * time.Minute},
 		"2026-03-04 05:06:07  released    s1            ended: its time was over":        {Kind: api.EventReleased, Slice: "s1", Cause: "expired"},
 		"2026-03-04 05:06:07  changed     s1            it lives for 1h from now":        {Kind: api.EventChanged, Slice: "s1", Cause: "ttl", TTL: time.Hour},
@@ -42,7 +45,22 @@ func TestAnEventIsOneLineWithASentence(t *testing.T) {
 			Kind: api.EventChanged, Slice: "s1", Cause: "quota", Device: gpu, Limit: 4 << 30, Used: 5 << 30, Overhead: 512 << 20,
 		},
 		"2026-03-04 05:06:07  expired     s1            its time is over: it gets nothing more, and its processes are ended": {Kind: api.EventExpired, Slice: "s1", TTL: time.Hour},
-		"2026-03-04 05:06:07  missed      -             3 events before the next one are not kept any more":                  {Kind: api.EventMissed, Count: 3},
+		"2026-03-04 05:06:07  attach_refused  s1            process 7 (nc) got no place in the ledger: not of the slice": {
+			Kind: api.EventAttachRefused, Slice: "s1", PID: 7, Command: "nc", Cause: "stranger", Count: 1,
+		},
+		"2026-03-04 05:06:07  attach_refused  s1            90 processes got no place in the ledger: the slice was released": {
+			Kind: api.EventAttachRefused, Slice: "s1", Cause: "released", Count: 90,
+		},
+		"2026-03-04 05:06:07  bypass      s1            process 7 (x) holds 2GiB on GPU-1b2c3d4e and never attached; action: kill": {
+			Kind: api.EventBypass, Slice: "s1", PID: 7, Command: "x", Device: gpu, Bytes: 2 << 30, Cause: api.BypassUnattached, Action: api.Kill,
+		},
+		"2026-03-04 05:06:07  killed      s1            process 7 (x) killed, with 2 others of its slice: it held 2GiB on GPU-1b2c3d4e beyond its charges": {
+			Kind: api.EventKilled, Slice: "s1", PID: 7, Command: "x", Device: gpu, Bytes: 2 << 30, Cause: api.BypassExcess, Count: 3,
+		},
+		"2026-03-04 05:06:07  bypass      s1            the ledger was overwritten; action: refuse": {
+			Kind: api.EventBypass, Slice: "s1", Cause: api.BypassOverwritten, Action: api.Refuse,
+		},
+		"2026-03-04 05:06:07  missed      -             3 events before the next one are not kept any more": {Kind: api.EventMissed, Count: 3},
 	} {
 		e.Time = at
 		var out strings.Builder

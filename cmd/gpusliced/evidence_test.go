@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/audit"
+	"github.com/gpuslice/gpuslice/enforcer/client"
+)
+
+// notifications is systemd, for as long as the test runs.
+func notifications(t *testing.T, dir string) (hear func(patience time.Duration) string) {
+	t.Helper()
+	path := filepath.Join(dir, "notify")
+	socket, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { socket.Close() })
+	t.Setenv("NOTIFY_SOCKET", path)
+	return func(patience time.Duration) string {
+		_ = socket.SetReadDeadline(time.Now().Add(patience))
+		b := make([]byte, 64)
+		n, err := socket.Read(b)
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			return ""
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(b[:n])
+	}
+}
+
+func short(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "gs-") // a socket's path is short
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	return dir
+}
+
+func TestTheWatchdogIsFedOnlyWhileTheEnforcerMakesProgress(t *testing.T) {
+	hear := notifications(t, short(t))
+	t.Setenv("WATCHDOG_USEC", "30000")
+	t.Setenv("WATCHDOG_PID", fmt.Sprint(os.Getpid()))
+	var said bytes.Buffer
+	var hangs atomic.Bool
+	asked := make(chan struct{})
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		watchdog(ctx, slog.New(slog.NewTextHandler(&said, nil)), func() api.Health {
+			select {
+			case asked <- struct{}{}:
+			case <-ctx.Done():
+			}
+			h := api.Health{Checks: []api.Check{
+				{Name: "truth", Message: "the driver is asleep"}, {Name: "loop", For: api.ForLive, OK: !hangs.Load(), Message: "it stands still"},
+			}}
+			h.Conclude()
+			return h
+		})
+	}()
+	fed := func() {
+		t.Helper()
+		if got := hear(10 * time.Second); got != "WATCHDOG=1" {
+			t.Fatalf("%q", got)
+		}
+	}
+	<-asked
+	fed()
+	<-asked
+	fed()
+	hangs.Store(true)
+	for range 4 { // that many times it would have been due
+		<-asked
+	}
+	if got := hear(50 * time.Millisecond); got != "" {
+		t.Errorf("fed while it hangs: %q", got)
+	}
+	hangs.Store(false)
+	<-asked
+	fed()
+	stop()
+	<-done
+	if text := said.String(); strings.Count(text, "hangs") != 1 || !strings.Contains(text, "it stands still") || strings.Contains(text, "asleep") {
+		t.Errorf("the log: %s", text)
+	}
+}
+
+func TestThereIsAWatchdogOnlyIfSystemdAskedForOne(t *testing.T) {
+	for _, c := range []struct {
+		microseconds, pid string
+		want              time.Duration
+	}{
+		{"", "", 0}, {"0", "", 0}, {"-5", "", 0}, {"x", "", 0}, {"60000000", "8", 0},
+		{"60000000", "7", 20 * time.Second}, {"60000000", "", 20 * time.Second}, {"1", "7", time.Millisecond},
+	} {
+		got, ok := watchdogInterval(func(name string) string {
+			return map[string]string{"WATCHDOG_USEC": c.microseconds, "WATCHDOG_PID": c.pid}[name]
+		}, 7)
+		if got != c.want || ok != (c.want > 0) {
+			t.Errorf("%+v: %v, %v", c, got, ok)
+		}
+	}
+}
+
+func TestWhoAskedForWhatIsInTheAuditLogAndProbesSayWhetherItIsReady(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("root is needed, to serve containers")
+	}
+	dir := short(t)
+	path := func(name string) string { return filepath.Join(dir, name) }
+	hear := notifications(t, dir)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := l.Addr().String()
+	l.Close()
+	config := fmt.Sprintf("[enforcer]\nnvml = \"off\"\ngroup = \"no-such-group\"\n[audit]\nfile = %q\n", path("audit.jsonl"))
+	if err := os.WriteFile(path("config.toml"), []byte(config), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() {
+		ended <- run(ctx, []string{
+			"--config", path("config.toml"), "--socket", path("control.sock"),
+			"--run-dir", path("run"), "--state-dir", path("state"), "--metrics", address,
+		}, io.Discard, io.Discard)
+	}()
+	if got := hear(10 * time.Second); got != "READY=1" {
+		t.Fatalf("%q", got)
+	}
+	c := client.New(path("control.sock"))
+	request := api.RegisterRequest{ID: "s1", PID: os.Getpid(), Session: true, Quotas: []api.Quota{{Device: "*", Bytes: 1 << 30}}}
+	if _, err := c.Register(ctx, request); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Register(ctx, request); !errors.Is(err, api.ErrExists) {
+		t.Fatal(err)
+	}
+	if _, err := c.Release(ctx, "s1", 0, true); err != nil {
+		t.Fatal(err)
+	}
+
+	probe := func(what string) int {
+		t.Helper()
+		for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+			r, err := http.Get("http://" + address + what)
+			if err == nil {
+				r.Body.Close()
+				return r.StatusCode
+			}
+			if time.Now().After(deadline) {
+				t.Fatal(err)
+			}
+		}
+	}
+	if live, ready := probe("/healthz"), probe("/readyz"); live != 200 || ready != 200 {
+		t.Errorf("%d, %d", live, ready)
+	}
+	if h, err := c.Health(ctx); err != nil || !h.Live || !h.Ready {
+		t.Errorf("%+v, %v", h, err)
+	}
+	if err := os.Remove(path("control.sock")); err != nil {
+		t.Fatal(err)
+	}
+	if live, ready := probe("/healthz"), probe("/readyz"); live != 200 || ready != 503 {
+		t.Errorf("without its socket: %d, %d", live, ready)
+	}
+
+	stop()
+	if err := <-ended; err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(path("audit.jsonl"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var said []string
+	for line := range strings.Lines(string(text)) {
+		var e audit.Entry
+		if err := json.Unmarshal([]byte(line), &e); err != nil {
+			t.Fatalf("%v: %s", err, line)
+		}
+		if e.Slice != "s1" || e.Time.IsZero() {
+			t.Errorf("%s", line)
+		}
+		if e.Kind == audit.KindRequest && (e.PID != os.Getpid() || e.UID == nil || *e.UID != 0) {
+			t.Errorf("it is not said who asked: %s", line)
+		}
+		said = append(said, strings.Join(strings.Fields(fmt.Sprint(e.Kind, " ", e.Operation, " ", e.Result, " ", e.Code, " ", e.Cause)), " "))
+	}
+	want := []string{
+		"registered ok", "request POST /v1/slices ok", "request POST /v1/slices refused exists",
+		"released ok asked", "request DELETE /v1/slices/{id} ok",
+	}
+	if strings.Join(said, "\n") != strings.Join(want, "\n") {
+		t.Errorf("%q", said)
+	}
+}

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package api
+
+import (
+	"errors"
+	"testing"
+	"time"
+)
+
+func TestATimeToLiveIsReadAndWritten(t *testing.T) {
+	for text, want := range map[string]time.Duration{
+		"never": 0, "0": 0, "1s": time.Second, "90s": 90 * time.Second, "1h30m": 90 * time.Minute, "1.5h": 90 * time.Minute, "876000h": MaxTTL,
+	} {
+		if got, err := ParseTTL(text); err != nil || got != want {
+			t.Errorf("%s: %v, %v", text, got, err)
+		}
+	}
+	for _, text := range []string{"", "1", "0s", "999ms", "-1h", "876001h", "9999999999h", "1d", "soon", "Never"} {
+		if got, err := ParseTTL(text); !errors.Is(err, ErrBadRequest) {
+			t.Errorf("%q is accepted: %v, %v", text, got, err)
+		}
+	}
+	for d, want := range map[time.Duration]string{
+		0: "0s", -time.Hour: "0s", time.Second: "1s", 1499 * time.Millisecond: "1s", 90 * time.Second: "1m30s", time.Hour: "1h",
+		time.Hour + 5*time.Second: "1h5s", 48 * time.Hour: "48h", 2*time.Hour - 1: "2h",
+	} {
+		if got := FormatTTL(d); got != want {
+			t.Errorf("%d: %s, want %s", d, got, want)
+		}
+	}
+}
+
+func TestAChangeOfNothingIsRefused(t *testing.T) {
+	second, hour, tiny := time.Second, time.Hour, time.Millisecond
+	none := time.Duration(0)
+	for what, err := range map[string]error{
+		"nothing":          (&ChangeRequest{}).Validate(),
+		"too short":        (&ChangeRequest{TTL: &tiny}).Validate(),
+		"no bytes":         (&ChangeRequest{Quotas: []Quota{{Device: AllDevices}}, TTL: &hour}).Validate(),
+		"a device twice":   (&ChangeRequest{Quotas: []Quota{{Device: "0", Bytes: 1}, {Device: "0", Bytes: 1}}}).Validate(),
+		"renewed by what?": (&RenewRequest{}).Validate(),
+		"renewed too long": (&RenewRequest{TTL: ptr(MaxTTL + 1)}).Validate(),
+	} {
+		if !errors.Is(err, ErrBadRequest) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	for what, err := range map[string]error{
+		"a time":       (&ChangeRequest{TTL: &second}).Validate(),
+		"for ever":     (&ChangeRequest{TTL: &none}).Validate(),
+		"a quota":      (&ChangeRequest{Quotas: []Quota{{Device: AllDevices, Percent: 10}}}).Validate(),
+		"renewed":      (&RenewRequest{TTL: &hour}).Validate(),
+		"without end":  (&RenewRequest{TTL: &none}).Validate(),
+		"the longest":  (&RenewRequest{TTL: ptr(MaxTTL)}).Validate(),
+		"the shortest": (&RenewRequest{TTL: ptr(MinTTL)}).Validate(),
+	} {
+		if err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+}
+
+func ptr[T any](v T) *T { return &v }

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforcer_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/gpuslice/gpuslice/enforcer"
+	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/driver"
+)
+
+func TestNativeIsInForceWhereItIsProvenToWorkOnly(t *testing.T) {
+	if !inV2(t) {
+		return
+	}
+	for why, b := range map[string]enforcer.Backend{
+		"there is no NVML":           nil,
+		"R615":                       oldDriver{},
+		"is 18446744073709551615":    &fakeBackend{forget: true},
+		"configuration says so":      &fakeBackend{},
+		"the driver does not answer": &fakeBackend{hang: make(chan struct{})},
+	} {
+		h := newHost(t, &fakeTruth{})
+		h.stop()
+		h.options.Backend = b
+		if strings.HasPrefix(why, "configuration") {
+			h.options.Enforcement = api.Intercept
+		}
+		h.start()
+		devices, err := h.Devices(context.Background())
+		if err != nil || devices[0].Enforcement != api.Intercept || !strings.Contains(devices[0].EnforcementReason, why) {
+			t.Errorf("%s: %+v, %v", why, devices, err)
+		}
+		h.stop()
+		h.options.Enforcement = api.Native
+		if strings.HasPrefix(why, "configuration") {
+			continue
+		}
+		if e, err := enforcer.New(h.options); err == nil || !strings.Contains(err.Error(), why) || strings.Contains(err.Error(), "\n") {
+			t.Errorf("%s: it starts: %v", why, err)
+			if e != nil {
+				e.Close()
+			}
+		}
+		left, err := filepath.Glob("/sys/fs/cgroup/gpuslice-probe-*")
+		if err != nil || len(left) > 0 {
+			t.Errorf("%s: left: %v, %v", why, left, err)
+		}
+	}
+}
+
+// oldDriver has no limits.
+type oldDriver struct{}
+
+var errOld = fmt.Errorf("%w: it is older than R615", driver.ErrNoLimits)
+
+func (oldDriver) Limit(string, string, uint64) error     { return errOld }
+func (oldDriver) Limited(string, string) (uint64, error) { return 0, errOld }
+func (oldDriver) Unlimit(string, string) error           { return errOld }
+
+func TestOnAHostWithBothVersionsOfCgroupsTheInterceptorEnforces(t *testing.T) {
+	if _, err := os.Stat("/sys/fs/cgroup/cgroup.procs"); err == nil {
+		return // it has version 2 alone, and the tests above are of that
+	}
+	f := &fakeBackend{}
+	h := newNativeHost(t, f)
+	devices, err := h.Devices(context.Background())
+	want := "version 1"
+	if os.Geteuid() != 0 {
+		want = "sessions"
+	}
+	if err != nil || devices[0].Enforcement != api.Intercept || !strings.Contains(devices[0].EnforcementReason, want) {
+		t.Errorf("%+v, %v", devices, err)
+	}
+}
+
+func TestEachCgroupAboveHandsTheControllerDown(t *testing.T) {
+	mount := t.TempDir()
+	for dir, has := range map[string]string{"": "cpu dmem\n", "engine": "memory\n", "engine/c": "", "engine/c/below": ""} {
+		if err := os.MkdirAll(filepath.Join(mount, dir), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(mount, dir, "cgroup.subtree_control"), []byte(has), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := enforcer.HandDown(mount, filepath.Join(mount, "engine/c/below")); err != nil {
+		t.Fatal(err)
+	}
+	for dir, want := range map[string]string{"": "cpu dmem\n", "engine": "+dmem", "engine/c": "+dmem", "engine/c/below": ""} {
+		if got, err := os.ReadFile(filepath.Join(mount, dir, "cgroup.subtree_control")); err != nil || string(got) != want {
+			t.Errorf("%q was told %q, want %q: %v", dir, got, want, err)
+		}
+	}
+}

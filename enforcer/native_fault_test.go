@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforcer_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/driver"
+)
+
+// The real daemon, on the simulated driver.
+func TestAnEnforcerKilledWhileItTellsTheDriverConverges(t *testing.T) {
+	libraries, err := filepath.Abs("../bin/fakecuda")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(filepath.Join(libraries, "libnvidia-ml.so.1")); err != nil {
+		t.Skipf("requires the simulated driver (make build): %v", err)
+	}
+	state := filepath.Join(t.TempDir(), "machine")
+	if !inV2(t, "LD_LIBRARY_PATH="+libraries, "FAKECUDA_STATE="+state, "FAKECUDA_LIMITS=1", "FAKECUDA_MEMORY=8G") {
+		return
+	}
+	nvml, err := driver.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nvml.Close()
+	devices, err := nvml.Devices()
+	if err != nil || len(devices) != 1 {
+		t.Fatalf("%+v, %v", devices, err)
+	}
+	limit := func(cgroup string) uint64 {
+		t.Helper()
+		bytes, err := nvml.Limited(cgroup, devices[0].UUID)
+		if err != nil && !errors.Is(err, driver.ErrNoCgroup) {
+			t.Fatal(err)
+		}
+		return bytes
+	}
+	for _, point := range []string{"register.stored", "register.limited", "register.done", "restore.limited", "release.closed", "release.unlimited"} {
+		d := newDaemon(t)
+		config := "[enforcer]\ngroup = \"\"\nenforcement = \"native\"\n"
+		if err := os.WriteFile(filepath.Join(d.dir, "config.toml"), []byte(config), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		request := func(c *container, id string) api.RegisterRequest {
+			return api.RegisterRequest{ID: id, PID: c.init.pid(), Quotas: []api.Quota{{Device: api.AllDevices, Bytes: 3 * gib}}}
+		}
+		d.start("")
+		keep, other := newContainer(t, d, "k"), newContainer(t, d, "o")
+		if _, err := d.Register(context.Background(), request(keep, "keep")); err != nil {
+			t.Fatalf("%v\n%s", err, d.log())
+		}
+		d.kill()
+		if !d.start(point) {
+			d.start("")
+		}
+		_, registered := d.Register(context.Background(), request(other, "other"))
+		if registered == nil && limit(other.cgroup) != 3*gib {
+			t.Errorf("%s: the slice is given, and the driver's limit is %d", point, limit(other.cgroup))
+		}
+		if strings.HasPrefix(point, "register.") {
+			d.died(point)
+			d.start("")
+		}
+		if _, stored := d.ids()["other"]; stored != (limit(other.cgroup) == 3*gib) {
+			t.Errorf("%s: the slice is there: %v, and the driver's limit is %d", point, stored, limit(other.cgroup))
+		}
+		_, _ = d.Release(context.Background(), "other", 0, true)
+		if point == "release.closed" {
+			d.died(point)
+			d.start("")
+		}
+		eventually(t, "nothing more is given", func() bool { return limit(other.cgroup) == 0 })
+		other.init.kill()
+		if point == "release.unlimited" {
+			d.died(point)
+			d.start("")
+		}
+		eventually(t, point+": the limit is taken away", func() bool { return limit(other.cgroup) == driver.NoLimit })
+		if limit(keep.cgroup) != 3*gib {
+			t.Errorf("%s: the limit of the other slice is %d", point, limit(keep.cgroup))
+		}
+		keep.init.kill()
+		eventually(t, "the last slice is gone", func() bool { return len(d.ids()) == 0 && limit(keep.cgroup) == driver.NoLimit })
+		eventually(t, "nothing is left", func() bool {
+			dirs, err := os.ReadDir(filepath.Join(d.dir, "run", "slices"))
+			return err == nil && len(dirs) == 0
+		})
+		d.kill()
+	}
+}

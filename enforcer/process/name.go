@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package process
+
+import (
+	"os"
+	"strconv"
+	"strings"
+)
+
+// Name is what a process is named, by its own word: printable, and short. "" if it has ended.
+func Name(pid int) string {
+	name, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/comm")
+	if err != nil {
+		return ""
+	}
+	return strings.Map(func(r rune) rune {
+		if !strconv.IsPrint(r) {
+			return -1
+		}
+		return r
+	}, strings.ToValidUTF8(strings.TrimSuffix(string(name), "\n"), ""))
+}

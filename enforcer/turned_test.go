@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforcer_test
+
+import (
+	"context"
+	"path/filepath"
+	"testing"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+)
+
+func TestWhoGetsNoPlaceIsToldOneByOneAndThenAsASum(t *testing.T) {
+	h := newHost(t, nil)
+	_, reply := h.session("s1", on(gpu0, gib))
+	stranger := start(t, filepath.Join(reply.Dir, "bind"), "")
+	const asked = 200
+	for range asked {
+		stranger.expect("status 1", "attach")
+	}
+	sum := func() (sum uint64) {
+		for _, e := range h.told(api.EventAttachRefused) {
+			sum += e.Count
+		}
+		return sum
+	}
+	eventually(t, "all are told", func() bool { return sum() == asked })
+	told := h.told(api.EventAttachRefused)
+	if len(told) > asked/2 {
+		t.Errorf("%d events tell of %d", len(told), asked)
+	}
+	if e := told[0]; e.Slice != "s1" || e.PID != stranger.pid() || e.Command != "client" || e.Cause != "stranger" || e.Count != 1 {
+		t.Errorf("%+v", e)
+	}
+}
+
+func TestAMemberThatGetsNoPlaceIsToldToo(t *testing.T) {
+	h := newHost(t, nil)
+	p, _ := h.session("s1", on(gpu0, gib))
+	h.LeavePlaces("s1", 0)
+	if answer := p.ask("attach"); answer == "ok" {
+		t.Fatal("it got a place")
+	}
+	told := h.told(api.EventAttachRefused)
+	if len(told) != 1 || told[0].Cause != "full" || told[0].PID != p.pid() {
+		t.Errorf("%+v", told)
+	}
+	// In their order: what the slice itself has to say comes before its end.
+	if _, err := h.Release(context.Background(), "s1", 0, true); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Who is told of events, as the audit log is, hears those of the beginning as well, before anybody can ask for them.
+func TestWhoIsToldOfEventsMissesNone(t *testing.T) {
+	h := newHost(t, nil)
+	h.stop()
+	told := make(chan api.Event, 100)
+	h.options.Event = func(e api.Event) { told <- e }
+	h.start()
+	p, _ := h.session("s1", on(gpu0, gib))
+	h.stop()
+	p.kill()
+	h.start() // it ended while no enforcer ran
+	eventually(t, "the slice is gone", func() bool { _, err := h.Slice(context.Background(), "s1"); return err != nil })
+	var kinds []api.EventKind
+	for len(told) > 0 {
+		e := <-told
+		if e.Slice != "s1" || e.Seq == 0 {
+			t.Errorf("%+v", e)
+		}
+		kinds = append(kinds, e.Kind)
+	}
+	if len(kinds) != 2 || kinds[0] != api.EventRegistered || kinds[1] != api.EventReleased {
+		t.Errorf("%v", kinds)
+	}
+}

@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/test/testhost"
+)
+
+const somebody = 65533 // beside nobody
+
+// usersHost is a host whose operator lets nobody have sessions of 4 GiB together.
+type usersHost struct {
+	*host
+	bin string
+}
+
+func newUsersHost(t *testing.T) *usersHost {
+	t.Helper()
+	t.Parallel()
+	runc, err := exec.LookPath("runc")
+	if err != nil {
+		t.Skip("needs runc: make deps")
+	}
+	// The socket's place is known only when the directory is.
+	h := &usersHost{host: &host{testhost.New(t, testhost.Options{Runtimes: []string{runc}}), runc}}
+	h.Stop(unix.SIGTERM)
+	file, err := os.OpenFile(h.Config(), os.O_APPEND|os.O_WRONLY, 0)
+	h.Must(err)
+	_, err = fmt.Fprintf(file, "\n[sessions]\nsocket = %q\n[[sessions.limits]]\nuser = \"%d\"\nmax_vram = \"4G\"\nmax_sessions = 2\n", h.users(), nobody)
+	h.Must(err)
+	h.Must(file.Close())
+	h.Start()
+	h.bin = h.forNobody()
+	h.Must(os.Chmod(filepath.Join(h.Dir, "fake"), 0o777))
+	return h
+}
+
+func (h *usersHost) users() string { return filepath.Join(h.Dir, "run", "session.sock") }
+
+// as is a gpuslice of a user, with a simulated card of his own.
+func (h *usersHost) as(uid uint32, args ...string) *exec.Cmd {
+	cmd := exec.Command(filepath.Join(h.bin, "gpuslice"), args...)
+	cmd.Env = []string{"PATH=/usr/bin:/bin", "HOG=" + filepath.Join(h.bin, "demo", "cuda_hog"), "GPUSLICE_SESSION_SOCKET=" + h.users(),
+		"LD_LIBRARY_PATH=" + filepath.Join(h.bin, "fakecuda"), "FAKECUDA_STATE=" + filepath.Join(h.Dir, "fake", strconv.Itoa(int(uid)))}
+	cmd.Dir = "/"
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}}
+	return cmd
+}
+
+// session runs a hog in a session of nobody until the test ends, and returns its id and where its token is.
+func (h *usersHost) session(vram string, size uint64) (id, token string) {
+	h.T.Helper()
+	cmd := h.as(nobody, "run", "--vram", vram, "--", "sh", "-c", fmt.Sprintf("echo $GPUSLICE_TOKEN_FILE; exec $HOG %d", size))
+	var said bytes.Buffer
+	cmd.Stderr = &said
+	out, err := cmd.StdoutPipe()
+	h.Must(err)
+	h.Must(cmd.Start())
+	h.T.Cleanup(func() {
+		_ = cmd.Process.Signal(unix.SIGTERM)
+		_ = cmd.Wait()
+	})
+	lines := bufio.NewScanner(out)
+	for range 2 {
+		if !lines.Scan() {
+			h.T.Fatalf("the session said too little: %s", said.String())
+		}
+		if token == "" {
+			token = lines.Text()
+		}
+	}
+	if !strings.HasPrefix(lines.Text(), fmt.Sprintf("holds %d of ", size)) {
+		h.T.Fatalf("the hog says %q", lines.Text())
+	}
+	text, err := os.ReadFile(token)
+	h.Must(err)
+	id, _, err = api.ParseTokenFile(string(text))
+	h.Must(err)
+	return id, token
+}
+
+func output(cmd *exec.Cmd) (string, int) {
+	out, _ := cmd.CombinedOutput()
+	return string(out), cmd.ProcessState.ExitCode()
+}
+
+func TestAUserWithoutPrivilegesHasSessionsOfTheHostsEnforcer(t *testing.T) {
+	h := newUsersHost(t)
+	id, _ := h.session("3G", 2*gib)
+	if !strings.HasPrefix(id, fmt.Sprintf("u%d-run-", nobody)) {
+		t.Errorf("its id is %s", id)
+	}
+	h.Eventually("it is counted by the host's enforcer", func() bool {
+		s, err := h.Client.Slice(context.Background(), id)
+		return err == nil && s.Session && len(s.Devices) == 1 && s.Devices[0].Used == 2*gib
+	})
+	for name, c := range map[string]struct {
+		uid  uint32
+		args []string
+		want string
+	}{
+		"more than the operator lets him have": {nobody, []string{"run", "--vram", "2G", "--", "true"}, "sessions may have 4GiB together (max_vram) and have 3GiB"},
+		"another user":                         {somebody, []string{"run", "--vram", "1G", "--", "true"}, "uid 65533 may have no session on this host"},
+		"a tenant":                             {nobody, []string{"run", "--vram", "1G", "--tenant", "rich", "--", "true"}, "tenant rich would pay"},
+		"somebody else's session":              {somebody, []string{"release", "--force", id}, "you have no session " + id},
+		"what is no session's":                 {nobody, []string{"set", id, "--vram", "4G"}, "is not possible"},
+	} {
+		out, code := output(h.as(c.uid, c.args...))
+		if code == 0 || !strings.Contains(out, c.want) || strings.Count(out, "\n") != 1 {
+			t.Errorf("%s: exit code %d, %q, which does not say %q", name, code, out, c.want)
+		}
+	}
+	// His own he sees, renews and ends.
+	if out, code := output(h.as(nobody, "ps")); code != 0 || !strings.Contains(out, id) {
+		t.Errorf("ps: %d %s", code, out)
+	}
+	if out, code := output(h.as(somebody, "ps")); code != 0 || strings.Contains(out, id) {
+		t.Errorf("somebody's ps: %d %s", code, out)
+	}
+	if out, code := output(h.as(nobody, "renew", id, "1h")); code != 0 {
+		t.Errorf("renew: %d %s", code, out)
+	}
+	if out, code := output(h.as(nobody, "release", "--force", id)); code != 0 {
+		t.Errorf("release: %d %s", code, out)
+	}
+	h.Eventually("it is gone", h.IsGone(id))
+}
+
+func TestWhoShowsTheTokenJoinsTheSession(t *testing.T) {
+	h := newUsersHost(t)
+	id, token := h.session("2G", 1*gib)
+	// The same user, from elsewhere.
+	out, code := output(h.as(nobody, "run", "--join", token, "--", "sh", "-c", fmt.Sprintf("$HOG %d", 2*gib)))
+	if code != 0 && !strings.Contains(out, "CUDA_ERROR_OUT_OF_MEMORY") || !strings.Contains(out, "slice "+id+", joined") {
+		t.Errorf("a process that joined draws on the session's quota: exit code %d, %s", code, out)
+	}
+	// Another user has no right to the file, though he knows its name.
+	out, code = output(h.as(somebody, "run", "--join", token, "--", "true"))
+	if code != 125 || !strings.Contains(out, "permission denied") {
+		t.Errorf("a stolen path: exit code %d, %s", code, out)
+	}
+	// What he makes up opens nothing.
+	forged := filepath.Join(h.Dir, "public", "forged")
+	h.Must(os.WriteFile(forged, []byte(id+" "+strings.Repeat("0", 64)+"\n"), 0o644))
+	out, code = output(h.as(somebody, "run", "--join", forged, "--", "true"))
+	if code != 125 || !strings.Contains(out, "no session "+id+" with that token") {
+		t.Errorf("a forged token: exit code %d, %s", code, out)
+	}
+	// One who is handed the open file may, and the session's quota holds him.
+	file, err := os.Open(token)
+	h.Must(err)
+	defer file.Close()
+	cmd := h.as(somebody, "run", "--join", "3", "--", "sh", "-c", fmt.Sprintf("id -u; $HOG %d & read line; kill $!", gib/2))
+	cmd.ExtraFiles = []*os.File{file}
+	in, err := cmd.StdinPipe()
+	h.Must(err)
+	var said lines
+	cmd.Stdout, cmd.Stderr = &said, &said
+	h.Must(cmd.Start())
+	h.Eventually("the enforcer counts what another user's process holds", func() bool {
+		s, err := h.Client.Slice(context.Background(), id)
+		return err == nil && len(s.Devices) == 1 && s.Devices[0].Used == gib+gib/2 && s.ProcessCount == 2
+	})
+	in.Close()
+	_ = cmd.Wait()
+	if text := said.String(); !strings.Contains(text, strconv.Itoa(somebody)+"\n") || !strings.Contains(text, fmt.Sprintf("holds %d of %d", gib/2, 2*gib)) {
+		t.Errorf("it said %s", text)
+	}
+	h.Eventually("it is given back", func() bool {
+		s, err := h.Client.Slice(context.Background(), id)
+		return err == nil && s.Devices[0].Used == gib
+	})
+	// By the token, the session is renewed and ended without being one's own.
+	given := filepath.Join(h.Dir, "public", "given")
+	text, err := os.ReadFile(token)
+	h.Must(err)
+	h.Must(os.WriteFile(given, text, 0o644))
+	if out, code := output(h.as(somebody, "--token", given, "renew", id, "1h")); code != 0 {
+		t.Errorf("renew: %d %s", code, out)
+	}
+	if out, code := output(h.as(somebody, "--token", given, "release", "--force", id)); code != 0 {
+		t.Errorf("release: %d %s", code, out)
+	}
+	if log := h.Log.String(); strings.Contains(log, strings.Fields(string(text))[1]) {
+		t.Error("the token is in the enforcer's log")
+	}
+}
+
+// lines may be written while they are read.
+type lines = testhost.Output
+
+func TestWithoutLimitsThereIsNoSocketForUsers(t *testing.T) {
+	h := newHost(t)
+	if _, err := os.Lstat(filepath.Join(h.Dir, "run", "session.sock")); !os.IsNotExist(err) {
+		t.Errorf("%v", err)
+	}
+}

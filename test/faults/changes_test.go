@@ -1,0 +1,319 @@
+//go:build faults
+
+// SPDX-License-Identifier: Apache-2.0
+
+package faults
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+)
+
+// changeQuota gives a slice that runs more, or less, or less than it holds.
+func changeQuota(w *world, r *rand.Rand) bool {
+	s := w.pickSlice(r, func(s *slice) bool { return s.state == active && !s.elastic })
+	if s == nil {
+		return false
+	}
+	limit := quota(r)
+	w.say("%s gets %d instead of %d", s.id, limit, s.limit)
+	_, err := w.client.Change(w.Context(), s.id, api.ChangeRequest{Quotas: []api.Quota{{Device: api.AllDevices, Bytes: limit}}})
+	switch {
+	case err == nil:
+		s.limit = limit
+	case w.doubt == "":
+		w.fail("change the quota of %s: %v", s.id, err)
+	default:
+		w.say("… %v", err)
+		s.others = append(s.others, limit)
+	}
+	return true
+}
+
+// limits that the slice may have, as far as is known.
+func (s *slice) limits() []uint64 { return append([]uint64{s.limit}, s.others...) }
+
+// askTooMuch asks for the whole card, beside slices that have some of it.
+func askTooMuch(w *world, r *rand.Rand) bool {
+	given := w.pickSlice(r, func(s *slice) bool { return s.state == active && s.pool == nil })
+	if given == nil || w.doubt != "" {
+		return false
+	}
+	s := &slice{id: w.name(), state: active}
+	s.cgroup = w.newCgroup(s.id)
+	w.add(s)
+	w.say("begin a container that asks for all there is")
+	w.create(s, map[string]string{"gpuslice.vram": memory})
+	if err := w.hook("prestart", s); err == nil && !w.blind {
+		w.fail("a container was given all memory, and %s has %d bytes of it", given.id, given.limit)
+	}
+	w.stopContainer(s)
+	return true
+}
+
+// expire is the whole life of a container that may live for a second. Some of its processes do not end when they are
+// asked to.
+func expire(w *world, r *rand.Rand) bool {
+	s := &slice{id: w.name(), limit: gib, state: active}
+	s.cgroup = w.newCgroup(s.id)
+	w.add(s)
+	w.say("begin a container that lives for a second, %s", s.id)
+	w.create(s, map[string]string{"gpuslice.vram": toMiB(s.limit), "gpuslice.ttl": "1s"})
+	if err := w.hook("prestart", s); err != nil {
+		if w.doubt == "" {
+			w.fail("%v", err)
+		}
+		w.stopContainer(s)
+		return true
+	}
+	s.state = spoilt // nothing is foretold of one that ends any moment
+	w.begin(s)
+	stubborn := r.IntN(2) == 0
+	for range 2 {
+		cmd := []string{"context 0", "alloc 0 4194304 0"}
+		p := w.join(s)
+		if stubborn {
+			cmd = append(cmd, "stubborn")
+		}
+		for _, c := range cmd {
+			p.ask("%s", c)
+		}
+	}
+	w.eventually("its time is over and its processes are gone", func() bool {
+		for _, p := range s.workers {
+			if alive(p.pid) {
+				return false
+			}
+		}
+		return true
+	})
+	for _, p := range slices.Clone(s.workers) {
+		p.gone()
+	}
+	w.stopContainer(s)
+	return true
+}
+
+// renew gives time, which does not pass, or takes it back.
+func renew(w *world, r *rand.Rand) bool {
+	s := w.pickSlice(r, func(s *slice) bool { return s.state == active })
+	if s == nil {
+		return false
+	}
+	ttl := []time.Duration{0, time.Hour, 100 * time.Hour}[r.IntN(3)]
+	w.say("%s lives for %v from now", s.id, ttl)
+	if _, err := w.client.Renew(w.Context(), s.id, api.RenewRequest{TTL: &ttl}); err != nil && w.doubt == "" {
+		w.fail("renew %s: %v", s.id, err)
+	}
+	return true
+}
+
+// pool is what the model says of one.
+type pool struct {
+	name    string
+	limit   uint64
+	others  []uint64 // the limit may be one of these: it was changed, and the answer did not come
+	unknown bool     // so is whether it is there
+	// ghosts are bytes of processes that died while no enforcer was there to give them back: in another container nobody else
+	// can see that they are dead.
+	ghosts [devices]uint64
+}
+
+func (p *pool) used(w *world, device int) uint64 {
+	var bytes uint64
+	for _, s := range w.slices {
+		if s.pool == p {
+			bytes += s.used(device)
+		}
+	}
+	return bytes
+}
+
+func (w *world) members(p *pool) (n int) {
+	for _, s := range w.slices {
+		if s.pool == p {
+			n++
+		}
+	}
+	return n
+}
+
+// noLimit of its own has a slice that draws on its pool alone.
+const noLimit = uint64(1) << 62
+
+func onAll(bytes uint64) api.PoolRequest {
+	return api.PoolRequest{Quotas: []api.Quota{{Device: api.AllDevices, Bytes: bytes}}}
+}
+
+func (w *world) pickPool(r *rand.Rand) *pool {
+	var list []*pool
+	for _, p := range w.pools {
+		if !p.unknown {
+			list = append(list, p)
+		}
+	}
+	n := r.Uint64()
+	if len(list) == 0 {
+		return nil
+	}
+	return list[n%uint64(len(list))]
+}
+
+func createPool(w *world, r *rand.Rand) bool {
+	if len(w.pools) >= mostPools {
+		return false
+	}
+	w.named++
+	p := &pool{name: fmt.Sprint("pool-", w.named), limit: quota(r)}
+	w.say("create %s with %d", p.name, p.limit)
+	_, err := w.client.CreatePool(w.Context(), p.name, onAll(p.limit))
+	if err != nil && w.doubt == "" {
+		w.fail("create %s: %v", p.name, err)
+	}
+	p.unknown = err != nil
+	w.pools = append(w.pools, p)
+	return true
+}
+
+func changePool(w *world, r *rand.Rand) bool {
+	p := w.pickPool(r)
+	if p == nil {
+		return false
+	}
+	limit := quota(r)
+	w.say("%s gets %d instead of %d", p.name, limit, p.limit)
+	_, err := w.client.SetPool(w.Context(), p.name, onAll(limit))
+	switch {
+	case err == nil:
+		p.limit = limit
+	case w.doubt == "":
+		w.fail("change %s: %v", p.name, err)
+	default:
+		p.others = append(p.others, limit)
+	}
+	return true
+}
+
+func deletePool(w *world, r *rand.Rand) bool {
+	p := w.pickPool(r)
+	if p == nil {
+		return false
+	}
+	n := w.members(p)
+	w.say("delete %s, which has %d members", p.name, n)
+	_, err := w.client.DeletePool(w.Context(), p.name)
+	switch {
+	case n > 0 && err == nil:
+		w.fail("%s was deleted, and has %d members", p.name, n)
+	case n > 0 && !errors.Is(err, api.ErrRunning) && w.doubt == "":
+		w.fail("delete %s, which has %d members: %v", p.name, n, err)
+	case n > 0:
+	case err == nil:
+		w.pools = without(w.pools, p)
+	case w.doubt == "":
+		w.fail("delete %s: %v", p.name, err)
+	default:
+		p.unknown = true
+	}
+	return true
+}
+
+// beginMember begins a container that draws on a pool, too, or on it alone.
+func beginMember(w *world, r *rand.Rand) bool {
+	p := w.pickPool(r)
+	if p == nil || len(w.slices) >= mostSlices {
+		return false
+	}
+	s := &slice{id: w.name(), limit: quota(r), state: active, pool: p, elastic: r.IntN(3) == 0}
+	annotations := map[string]string{"gpuslice.pool": p.name}
+	if s.elastic {
+		s.limit = noLimit
+	} else {
+		annotations["gpuslice.vram"] = toMiB(s.limit)
+	}
+	w.say("begin a container in %s, %s", p.name, s.id)
+	w.beginContainer(s, annotations)
+	return true
+}
+
+// memberWork: a process of a pool's member begins, and is killed.
+func memberWork(w *world, r *rand.Rand) bool {
+	s := w.pickSlice(r, func(s *slice) bool {
+		return s.state == active && s.pool != nil && !s.init.dead && len(s.workers) < mostWorkers
+	})
+	if s == nil {
+		return false
+	}
+	w.say("a process of %s, in %s, allocates, becomes another and is killed", s.id, s.pool.name)
+	p := w.join(s)
+	device := r.IntN(devices)
+	p.makeContext(device)
+	if p.contexts[device] {
+		p.allocate(device, size(r), r.IntN(2))
+	}
+	w.check()
+	if p.attached && r.IntN(2) == 0 {
+		if got := p.ask("exec"); got != fmt.Sprint("ready ", p.pid) {
+			w.fail("the new image of process %d: %q", p.pid, got)
+		}
+		p.held, p.contexts = nil, [devices]bool{}
+		p.makeContext(device)
+		w.check()
+	}
+	p.kill()
+	return true
+}
+
+// poolsDiffer compares the pools with the model.
+func (w *world) poolsDiffer() error {
+	all, err := w.client.Pools(w.Context())
+	if err != nil {
+		return err
+	}
+	byName := map[string]api.Pool{}
+	for _, p := range all {
+		byName[p.Name] = p
+	}
+	for _, p := range slices.Clone(w.pools) {
+		got, there := byName[p.name]
+		delete(byName, p.name)
+		switch {
+		case p.unknown && !there:
+			w.pools = without(w.pools, p)
+			continue
+		case !there:
+			return fmt.Errorf("%s is lost", p.name)
+		}
+		p.unknown = false
+		if got.State != api.Active {
+			return fmt.Errorf("%s is %s: %s", p.name, got.State, got.Reason)
+		}
+		for _, d := range got.Devices {
+			if d.Index < 0 || d.Index >= devices {
+				continue
+			}
+			if slices.Contains(p.others, d.Limit) {
+				p.limit = d.Limit
+			}
+			if d.Limit != p.limit {
+				return fmt.Errorf("%s has a limit of %d bytes, the model %d", p.name, d.Limit, p.limit)
+			}
+			if want := p.used(w, d.Index); d.Used+d.Overhead != want {
+				return fmt.Errorf("%s has charged %d and %d bytes on device %d, the model %d", p.name, d.Used, d.Overhead, d.Index, want)
+			}
+		}
+		p.others = nil
+	}
+	for name := range byName {
+		return fmt.Errorf("there is a pool %s", name)
+	}
+	for _, p := range w.pools {
+		p.ghosts = [devices]uint64{}
+	}
+	return nil
+}

@@ -1,0 +1,378 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Shows on a real GPU what becomes of memory that is held past the ledger, and of slices whose time or quota changes.
+
+Run as root on a machine with an NVIDIA GPU and runc, after `make build`; PyTorch is used if it is there:
+
+    RUNC=/path/to/runc test/gpu/bypass.py [--out DIR] [--only named,killed,slice,frozen,ttl,resize]
+
+Needs no Go and no network. Under the simulated driver: LD_LIBRARY_PATH=bin/fakecuda, FAKECUDA_STATE below a directory of its
+own, not in /tmp. Each case starts an enforcer of its own and stops it. The program that hides is bin/demo/cuda_hog under a
+copy of the dynamic loader that looks for another file than /etc/ld.so.preload: what any image can bring along, without
+a privilege. Prints a line per promise, then a table, and exits with the number of those not kept.
+
+`bypass.py inside WHAT DIR` is what runs in the containers.
+"""
+import argparse
+import contextlib
+import ctypes
+import glob
+import importlib.util
+import json
+import os
+import random
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+
+sys.dont_write_bytecode = True  # it would lie in the source tree
+from host import BIN, GIB, HERE, MIB, RUNC, Host, Truth, output, pids_of
+
+INTERVAL = 1.0  # of the comparison with driver truth, seconds
+# A killed process has to end, and a sample has to see it: seconds beyond the intervals that are promised.
+END = 0.3
+PATIENCE = 30.0
+HOG = BIN + "/demo/cuda_hog"
+OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
+results = []
+
+
+def check(name, ok, seen):
+    results.append((name, bool(ok), seen))
+    print(f"{'PASS' if ok else 'FAIL'}  {name}: {seen}", flush=True)
+
+
+def eventually(is_so, patience=PATIENCE):
+    """Waits until is_so() returns something true, and returns it; the last it returned if it never does."""
+    deadline = time.monotonic() + patience
+    while True:
+        value = is_so()
+        if value or time.monotonic() > deadline:
+            return value
+        time.sleep(0.02)
+
+
+class Case:
+    """A container that sleeps, under an enforcer with a policy of its own, in which programs are started."""
+
+    def __init__(self, out, name, vram, policy="", expiry=""):
+        self.name, self.programs = name, []
+        with socket.socket() as s:
+            s.bind(("127.0.0.1", 0))
+            self.metrics = f"127.0.0.1:{s.getsockname()[1]}"
+        self.host = Host(out, f'metrics_address = "{self.metrics}"\ntruth_interval = "{int(INTERVAL * 1000)}ms"\n'
+                              f"[policy]\n{policy}\n[expiry]\n{expiry}\n")
+        self.log = open(os.path.join(out, f"bypass-{name}.log"), "w+")
+        self.truth = Truth()
+        path, self.out = self.host.bundle(name, ["/bin/sleep", "600"], {"gpuslice.vram": vram})
+        self.loader()
+        self.container = self.host.launch(path, name, self.log)
+        if not eventually(self.slice) or not eventually(lambda: pids_of(self.host, name)):
+            self.log.seek(0)
+            sys.exit("the container did not start: " + self.log.read()[-2000:])
+
+    def loader(self):
+        """Copies the loader into the container, with another file in place of /etc/ld.so.preload."""
+        found = [p for p in glob.glob("/lib*/ld-linux-*.so.*") if os.path.exists(p)][0]
+        with open(found, "rb") as f:
+            text = f.read()
+        assert b"/etc/ld.so.preload" in text, found
+        copy = os.path.join(self.out, "loader")
+        with open(copy, "wb") as f:
+            f.write(text.replace(b"/etc/ld.so.preload", b"/etc/ld.so.nowhere"))
+        os.chmod(copy, 0o755)
+
+    def slice(self):
+        """The slice as `gpuslice inspect` shows it; None if there is none."""
+        try:
+            return json.loads(output(BIN + "/gpuslice", "--socket", self.host.socket, "inspect", self.name, timeout=20))
+        except ValueError:
+            return None
+
+    def device(self):
+        s = self.slice()
+        return s["devices"][0] if s and s["devices"] else {"used": 0, "overhead": 0, "limit": 0, "bypass": 0}
+
+    def gpuslice(self, *words):
+        return output(BIN + "/gpuslice", "--socket", self.host.socket, *words, timeout=20).strip()
+
+    def events(self, kind):
+        lines = self.gpuslice("events", "--json", self.name).splitlines()
+        return [e for e in map(json.loads, lines) if e["kind"] == kind]
+
+    def start(self, *args):
+        """Starts a program in the container; it is known by the pids that are new on the card."""
+        program = subprocess.Popen([RUNC, "--root", self.host.dir + "/runc", "exec", self.name, *args], text=True,
+                                   stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self.log)
+        self.programs.append(program)
+        return program
+
+    def hog(self, size):
+        """A program that goes through the interceptor; its line."""
+        return self.start(HOG, str(size)).stdout.readline().strip()
+
+    def hide(self, size):
+        """A program that does not. Returns its line, its pid, and when NVML showed all that it takes."""
+        before = set(self.truth.processes())
+        program = self.start("/out/loader", HOG, str(size))
+        seen, over = {}, threading.Event()
+
+        def sample():
+            while not over.is_set() and not seen:
+                new = {p: b for p, b in self.truth.processes().items() if p not in before and b >= size}
+                if new:
+                    seen.update(pid=max(new, key=new.get), at=time.monotonic())
+                time.sleep(0.005)
+
+        sampler = threading.Thread(target=sample)
+        sampler.start()
+        said = program.stdout.readline().strip()
+        eventually(lambda: seen or program.poll() is not None, 5)
+        over.set()
+        sampler.join()
+        return said, seen.get("pid", 0), seen.get("at", time.monotonic())
+
+    def gone(self, pid):
+        """When NVML shows a process no more; None if it does for long."""
+        return time.monotonic() if eventually(lambda: pid not in self.truth.processes()) else None
+
+    def close(self):
+        self.host.remove(self.name)
+        for program in [*self.programs, self.container]:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                program.wait(20)
+        self.host.stop()
+        self.log.close()
+
+
+def named(case):
+    """2 GiB in a slice of 1 GiB, and the policy is to name it."""
+    said, pid, at = case.hide(2 * GIB)
+    check("a loader of its own gets past the interceptor", said.startswith("holds ") and pid, said)
+    event = eventually(lambda: (case.events("bypass") or [None])[0])
+    after = time.monotonic() - at
+    check("it is found within two intervals", event and event["pid"] == pid and event["bytes"] >= 2 * GIB and
+          event["cause"] == "unattached" and event["action"] == "log" and after < 2 * INTERVAL + END,
+          f"{after:.2f} s after NVML showed it: {event}")
+    text = urllib.request.urlopen(f"http://{case.metrics}/metrics", timeout=10).read().decode()
+    lines = re.findall(r"^(gpuslice_bypass_total\{.*|gpuslice_slice_bypass_bytes\{.*)$", text, re.M)
+    held = next((float(l.split()[-1]) for l in lines if l.startswith("gpuslice_slice_bypass_bytes")), 0)
+    check("metrics count it", 'gpuslice_bypass_total{action="log"} 1' in lines and held >= 2 * GIB, lines)
+    process = next((p for p in case.slice()["processes"] if p["pid"] == pid), {})
+    check("gpuslice inspect names it", process.get("bypass") == "unattached" and not process.get("attached"), process)
+    line = case.hog(MIB)
+    check("a sibling is refused: it counts against the quota", "OUT_OF_MEMORY" in line, line)
+    check("nobody is killed", pid in case.truth.processes() and not case.events("killed"), "")
+
+
+def killed(case):
+    honest = case.hog(256 * MIB)
+    mine = set(case.truth.processes()) & pids_of(case.host, case.name)
+    said, pid, at = case.hide(4 * GIB)
+    check("4 GiB past a quota of 2 GiB", said.startswith("holds ") and pid, said)
+    end = case.gone(pid)
+    check("killed, and its memory free, within two intervals", end and end - at < 2 * INTERVAL + END,
+          f"{end - at:.2f} s after NVML showed it" if end else "it is still there")
+    event = eventually(lambda: (case.events("killed") or [None])[0])
+    check("the event names pid, command and bytes", event and event["pid"] == pid and event.get("command") and
+          event["bytes"] >= 4 * GIB, event)
+    check("its honest sibling lives", honest.startswith("holds ") and mine and mine <= set(case.truth.processes()), honest)
+    free = eventually(lambda: case.device()["overhead"] < GIB)
+    line = case.hog(256 * MIB)
+    check("what it held is given to others", free and line.startswith("holds "), line)
+
+
+def slice_(case):
+    case.hog(256 * MIB)
+    mine = set(case.truth.processes()) & pids_of(case.host, case.name)
+    _, pid, at = case.hide(4 * GIB)
+    end = case.gone(pid)
+    gone = eventually(lambda: not mine & set(case.truth.processes()) and not case.slice())
+    check("scope = slice: the whole slice is gone", end and gone and pid, f"{end - at:.2f} s for the one that hid" if end else "still there")
+
+
+def frozen(case):
+    grows = case.start(sys.executable, "-B", os.path.abspath(__file__), "inside", "grow", "/out")
+    begun = eventually(lambda: os.path.exists(case.out + "/holds"))
+
+    def try_again(name):
+        open(f"{case.out}/{name}", "w").close()
+        eventually(lambda: os.path.exists(f"{case.out}/{name}.result"))
+        with open(f"{case.out}/{name}.result") as f:
+            return int(f.read())
+
+    first = try_again("before")
+    check("an honest process allocates", begun and first == 0, f"result {first}")
+    said, pid, at = case.hide(GIB)
+    check("1 GiB is hidden, within the quota", said.startswith("holds ") and pid, said)
+    state = eventually(lambda: (case.slice() or {}).get("state") == "frozen")
+    after = time.monotonic() - at
+    check("the slice is frozen within two intervals", state and after < 2 * INTERVAL + END, f"{after:.2f} s after NVML showed it; {case.slice().get('reason')}")
+    second = try_again("during")
+    check("an honest sibling's next allocation is refused", second == OUT_OF_MEMORY, f"result {second}; {case.device()}")
+    os.kill(pid, 9)
+    active = eventually(lambda: (case.slice() or {}).get("state") == "active")
+    third = try_again("after")
+    check("and granted when the hidden memory is gone", active and third == 0, f"result {third}")
+    check("nobody was killed by the enforcer", not case.events("killed") and grows.poll() is None, "")
+
+
+def ttl(case):
+    torch = importlib.util.find_spec("torch")
+    if torch:
+        holder = case.start(sys.executable, "-B", HERE + "/in_container.py", "hold", "2048")
+    else:
+        holder = case.start(HOG, str(2 * GIB))
+    said = holder.stdout.readline().strip()
+    mine = set(case.truth.processes()) & pids_of(case.host, case.name)
+    check("a process holds 2 GiB" + (" by PyTorch" if torch else ""), said.startswith("h") and mine, said)
+    renewed = case.gpuslice("renew", case.name, "3s")
+    at = time.monotonic()
+    shown = case.slice() or {}
+    time.sleep(1.5)
+    check("it lives until its time is over", mine <= set(case.truth.processes()) and shown.get("expires"), renewed or shown.get("expires"))
+    gone = eventually(lambda: not mine & set(case.truth.processes()))
+    after = time.monotonic() - at
+    # 3 s, the grace of 2 s in which Python does not end by itself, and a moment to be killed.
+    check("then the card is free", gone and 2.9 < after < 3 + 2 + 2 * INTERVAL, f"{after:.2f} s after 3 s were asked for")
+    check("and the slice is gone", eventually(lambda: not case.slice()), case.events("expired"))
+
+
+def resize(case):
+    load = case.start(sys.executable, "-B", os.path.abspath(__file__), "inside", "load", "/out")
+    check("three processes are at work", eventually(lambda: os.path.exists(case.out + "/holds"), 60), load.poll())
+
+    def held():
+        d = case.device()
+        return d["used"] + d["overhead"]
+
+    def total():
+        with contextlib.suppress(OSError, ValueError), open(case.out + "/total") as f:
+            return int(f.read())
+        return 0
+
+    eventually(lambda: held() > 5 * GIB)
+    before = held()
+    said = case.gpuslice("set", case.name, "--vram", "4G")
+    worst, below, last, samples = 0, False, held(), 0
+    for end in [time.monotonic() + 8]:
+        while time.monotonic() < end:
+            now = held()
+            below = below or now <= 4 * GIB
+            worst = max(worst, now - (4 * GIB if below else max(last, 4 * GIB)))
+            last = now
+            samples += 1
+    check("set to 4 GiB under load: nothing more is given above it", before > 4 * GIB and below and worst <= 64 * MIB,
+          f"{before // MIB} MiB before, then at most {worst // MIB} MiB above what it was or 4 GiB in {samples} looks; {said}")
+    sum_ = sum(b for p, b in case.truth.processes().items() if p in pids_of(case.host, case.name))
+    check("driver truth agrees", 0 < sum_ <= 4 * GIB + 64 * MIB, f"{sum_ // MIB} MiB")
+    check("programs see it at their next call", eventually(lambda: total() == 4 * GIB), f"total {total()}")
+    case.gpuslice("set", case.name, "--vram", "10G")
+    check("raised to 10 GiB it grows", eventually(lambda: held() > 6 * GIB) and eventually(lambda: total() == 10 * GIB),
+          f"{held() // MIB} MiB, total {total()}")
+    # What is at work now goes on until the container is removed.
+
+
+class Cuda:
+    """This process's context, and memory in it."""
+
+    def __init__(self):
+        self.lib = ctypes.CDLL("libcuda.so.1")
+        context = ctypes.c_void_p()
+        self.result = (self.lib.cuInit(0) or self.lib.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) or
+                       self.lib.cuCtxSetCurrent(context))
+
+    def take(self, size):
+        pointer = ctypes.c_uint64()
+        return self.lib.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(size)), pointer
+
+    def total(self):
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        self.lib.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total))
+        return total.value
+
+
+def put(path, text):
+    with open(path + ".new", "w") as f:
+        f.write(str(text))
+    os.rename(path + ".new", path)
+
+
+def grow(directory):
+    """Takes 64 MiB each time that it is told to, and says the driver's result."""
+    cuda = Cuda()
+    put(directory + "/holds", cuda.result or cuda.take(64 * MIB)[0])
+    for name in ("before", "during", "after"):
+        eventually(lambda: os.path.exists(f"{directory}/{name}"), 600)
+        put(f"{directory}/{name}.result", cuda.take(64 * MIB)[0])
+    time.sleep(600)
+
+
+def load(directory):
+    """Three processes that take and give back at random, as much as they get."""
+    for number in range(3):
+        if os.fork() == 0:
+            break
+    else:
+        time.sleep(600)
+    cuda, kept, random_ = Cuda(), [], random.Random(number)
+    while True:
+        # Now and then all of it goes: a lower quota can be reached.
+        if kept and random_.random() < 0.02:
+            for pointer in kept:
+                cuda.lib.cuMemFree_v2(pointer)
+            kept.clear()
+        result, pointer = cuda.take(random_.randrange(32, 128) * MIB)
+        if result == 0:
+            kept.append(pointer)
+        elif kept:
+            cuda.lib.cuMemFree_v2(kept.pop(random_.randrange(len(kept))))
+        if number == 0:
+            put(directory + "/total", cuda.total())
+            put(directory + "/holds", "")
+        time.sleep(0.005)
+
+
+CASES = {
+    "named": (named, {"vram": "1G"}),
+    "killed": (killed, {"vram": "2G", "policy": 'bypass = "kill"'}),
+    "slice": (slice_, {"vram": "2G", "policy": 'bypass = "kill"\nscope = "slice"'}),
+    "frozen": (frozen, {"vram": "4G", "policy": 'bypass = "refuse"'}),
+    "ttl": (ttl, {"vram": "4G", "expiry": 'grace = "2s"'}),
+    "resize": (resize, {"vram": "8G"}),
+}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", default=tempfile.gettempdir(), help="where logs are kept")
+    parser.add_argument("--only", default=",".join(CASES), help="which of " + ", ".join(CASES))
+    arguments = parser.parse_args()
+    os.makedirs(arguments.out, exist_ok=True)
+    for name in arguments.only.split(","):
+        run, more = CASES[name]
+        case = Case(arguments.out, name, **more)
+        try:
+            run(case)
+        except Exception as error:  # the other cases are still worth running
+            check(f"{name} runs to its end", False, repr(error))
+        finally:
+            case.close()
+    print()
+    for name, ok, _ in results:
+        print(f"{'ok  ' if ok else 'FAIL'}  {name}")
+    failed = sum(not ok for _, ok, _ in results)
+    print(f"{len(results) - failed} passed, {failed} failed")
+    return failed
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["inside"]:
+        {"grow": grow, "load": load}[sys.argv[2]](sys.argv[3])
+    else:
+        sys.exit(main())

@@ -1,0 +1,92 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# run.sh [SECONDS]: the interceptor, built with the sanitizers, in programs that race: with that of threads, and with those of
+# addresses and undefined behaviour together. A program races for SECONDS (8), if it is one that can be told for how long.
+#
+# The functions that stand in for dlsym are not instrumented, and use none of the C library's (early.c): the sanitizers'
+# runtimes call dlsym before they are ready to hear of anything.
+set -uo pipefail
+cd "$(dirname "$0")/../.." || exit
+seconds=${1:-8}
+passed=0 failed=0
+dir=$(mktemp -d)
+[ -n "${KEEP:-}" ] || trap 'rm -rf "$dir"' EXIT; echo $dir
+
+warnings=(-Wall -Wextra -Werror)
+early=(interceptor/route.c interceptor/elf_symbol.c interceptor/trampoline.S test/sanitizers/early.c)
+late=()
+for file in interceptor/*.c; do
+	[[ " ${early[*]} " == *" $file "* ]] || late+=("$file")
+done
+
+# library KIND FLAG…: $dir/KIND/libgpuslice.so, beside the CLI that preloads it.
+library() {
+	local kind=$1 file objects=()
+	shift
+	mkdir -p "$dir/$kind"
+	cp bin/gpuslice "$dir/$kind/" || return
+	for file in "${late[@]}"; do
+		objects+=("$dir/$kind/$(basename "$file").o")
+		cc -std=c11 -D_GNU_SOURCE -O1 -g -fPIC -fvisibility=hidden "${warnings[@]}" "$@" -c -o "${objects[-1]}" "$file" || return
+	done
+	for file in "${early[@]}"; do
+		objects+=("$dir/$kind/$(basename "$file").o")
+		cc -std=c11 -O1 -g -fPIC -fvisibility=hidden -fno-builtin -D_GNU_SOURCE -Dstrcmp=plain_strcmp -Dstrrchr=plain_strrchr \
+			-Ddl_iterate_phdr=plain_dl_iterate_phdr "${warnings[@]}" -c -o "${objects[-1]}" "$file" || return
+	done
+	cc "$@" -shared -Wl,-soname,libgpuslice.so -Wl,-Bsymbolic -o "$dir/$kind/libgpuslice.so" "${objects[@]}"
+}
+
+# try KIND QUOTA PROGRAM ARG…: compile the program with the flags of its kind and run it in a slice.
+try() {
+	local kind=$1 quota=$2 program=$3 begin=$SECONDS sources
+	shift 3
+	sources=(test/interceptor/programs/"$program"*.c)
+	[ "$program" != storm ] || sources+=(interceptor/ledger.c)
+	if cc -std=gnu11 -O1 -g "${warnings[@]}" "${flags[@]}" -Iinterceptor -o "$dir/$kind/$program" "${sources[@]}" \
+		bin/fakecuda/libcuda.so.1 -ldl -lpthread >"$dir/log" 2>&1 &&
+		LD_LIBRARY_PATH=$PWD/bin/fakecuda FAKECUDA_STATE=$dir/state FAKECUDA_DEVICES=2 FAKECUDA_CONTEXT=${context:-8M} \
+			"$dir/$kind/gpuslice" run --embedded --quiet --vram "$quota" -- "$dir/$kind/$program" "$@" >"$dir/log" 2>&1 &&
+		! grep -qE 'WARNING: ThreadSanitizer|ERROR: AddressSanitizer|runtime error:' "$dir/log"; then
+		echo "ok   $kind: $program $* ($((SECONDS - begin)) s)"
+		passed=$((passed + 1))
+	else
+		echo "FAIL $kind: $program $*"
+		head -c 20000 "$dir/log"
+		failed=$((failed + 1))
+	fi
+	rm -f "$dir"/state*
+}
+
+built() {
+	echo "FAIL $1: the interceptor does not compile"
+	cat "$dir/log"
+	failed=$((failed + 1))
+}
+
+export TSAN_OPTIONS="halt_on_error=1 second_deadlock_stack=1"
+# -Wno-tsan: it does not understand fences, which are the ledger's for other processes; what threads share is behind locks.
+flags=(-fsanitize=thread -Wno-tsan)
+if library thread "${flags[@]}" -include test/sanitizers/tsan_atomic128.h >"$dir/log" 2>&1; then
+	try thread 2G threads 16 4000
+	try thread 1536M race "$seconds" 8 4 $((1536 << 20))
+	try thread 4G storm "$seconds" 8 2
+else
+	built thread
+fi
+
+# verify_asan_link_order=0: the interceptor is preloaded, and so comes before the runtime.
+export ASAN_OPTIONS="detect_leaks=0 verify_asan_link_order=0" UBSAN_OPTIONS="halt_on_error=1 print_stacktrace=1"
+flags=(-fsanitize=address,undefined -fno-sanitize-recover=all)
+if library address "${flags[@]}" >"$dir/log" 2>&1; then
+	try address 2G threads 16 4000
+	try address 1536M race "$seconds" 8 4 $((1536 << 20))
+	try address 4G storm "$seconds" 8 2
+	context=64M try address 4G accounting
+	context=64M try address 2G fork
+else
+	built address
+fi
+echo "$passed passed, $failed failed, 0 skipped"
+[ "$failed" = 0 ]
