@@ -15,7 +15,7 @@ import (
 const (
 	causeAsked    = "asked"
 	causeEnded    = "ended"    // its processes have
-	causeExpired  = "expired"  // the like, since its time was over
+	causeExpired  = "expired"  // its time was over
 	causeReplaced = "replaced" // it had ended, and another took its id or cgroup
 	causeFailed   = "failed"   // its registration
 	causeRebooted = "rebooted" // the host was, while no enforcer ran
@@ -61,7 +61,7 @@ func (e *Enforcer) release(s *slice, cause string) error {
 		s.close()
 	}
 	s.denyNative()
-	if s.expired && cause == causeEnded {
+	if s.expired && (cause == causeEnded || cause == causeAsked) { // whoever saw to it first: its engine, its session, or we
 		cause = causeExpired
 	}
 	e.commit(s, s.remainder())

@@ -102,7 +102,7 @@ func run(c *cli.Context) (int, error) {
 				if ttl := reply.Slice.TTL; ttl > 0 && token == "" {
 					life = " for " + api.FormatTTL(ttl)
 				}
-				fmt.Fprintf(os.Stderr, "gpuslice: slice %s, %s %s, %s\n", reply.Slice.ID, quotaOf(c), life, which)
+				fmt.Fprintf(os.Stderr, "gpuslice: slice %s, %s%s, %s\n", reply.Slice.ID, quotaOf(c), life, which)
 			}
 		},
 		Released: func(slice api.Slice) {

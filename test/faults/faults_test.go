@@ -562,14 +562,15 @@ func (w *world) nvml(what string, kill bool) string {
 	return "the ledger goes on"
 }
 
-// scribble: the slice is the offender's own; all others go on.
+// scribble: the slice is the offender's own; all others go on. (A pool's ledger is all its members', any of which can spoil it.)
 func scribble(w *world, r *rand.Rand) string {
-	p := w.pickWorker(r, func(p *worker) bool { return p.attached && p.slice.state == active })
+	victim := func(p *worker) bool { return p.attached && p.slice.state == active && p.slice.pool == nil }
+	p := w.pickWorker(r, victim)
 	if p == nil {
-		w.populate(r)
-		if p = w.pickWorker(r, func(p *worker) bool { return p.attached && p.slice.state == active }); p == nil {
-			return ""
-		}
+		w.trim(mostSlices - 1)
+		s := w.registerContainer(r)
+		s.init.makeContext(0)
+		p = s.init
 	}
 	s := p.slice
 	s.state = spoilt

@@ -59,6 +59,9 @@ func measure(o *options) error {
 	if os.Geteuid() != 0 {
 		return errors.New("root is needed, to make cgroups")
 	}
+	if err := room(o); err != nil {
+		return err
+	}
 	r := &results{Slices: o.slices, Clients: o.clients, Active: o.active}
 	var err error
 	if r.SyncsPerSecond, err = syncs(o.keepState); err != nil {
@@ -78,6 +81,26 @@ func measure(o *options) error {
 		return err
 	}
 	return os.WriteFile(o.out, append(text, '\n'), 0o644)
+}
+
+// room raises the limit on descriptors to that of the enforcer's unit, or registers no more slices than fit below what there is.
+func room(o *options) error {
+	const unit, each, rest = 65536, 3, 500
+	limit := unix.Rlimit{Cur: unit, Max: unit}
+	if unix.Setrlimit(unix.RLIMIT_NOFILE, &limit) != nil {
+		if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+			return err
+		}
+		limit.Cur = limit.Max
+		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+			return err
+		}
+	}
+	if most := int(limit.Cur-rest) / each; o.slices > most {
+		fmt.Printf("this machine gives a process %d descriptors, which is enough for %d slices\n\n", limit.Cur, most)
+		o.slices = most
+	}
+	return nil
 }
 
 // syncs is how many writes of a page a second the disk takes, one after the other.
@@ -238,7 +261,11 @@ func start(o *options, truth bool) (*enforcer, error) {
 		return nil, err
 	}
 	e.Client = client.New(e.socket())
-	return e, e.run()
+	if err := e.run(); err != nil {
+		e.stop()
+		return nil, err
+	}
+	return e, nil
 }
 
 func (e *enforcer) socket() string { return filepath.Join(e.dir, "control.sock") }
@@ -256,11 +283,6 @@ func (e *enforcer) run() error {
 	e.cmd.Env, e.cmd.Stderr = e.environment(), os.Stderr
 	if err := e.cmd.Start(); err != nil {
 		return err
-	}
-	// As many as its unit lets it have.
-	limit := unix.Rlimit{Cur: 65536, Max: 65536}
-	if err := unix.Prlimit(e.cmd.Process.Pid, unix.RLIMIT_NOFILE, &limit, nil); err != nil {
-		return fmt.Errorf("raise the enforcer's limit on descriptors: %w", err)
 	}
 	for deadline := time.Now().Add(5 * time.Minute); ; time.Sleep(5 * time.Millisecond) {
 		if _, err := e.Info(context.Background()); err == nil {

@@ -34,6 +34,7 @@ type Finding struct {
 type Enforcer interface {
 	Info(ctx context.Context) (api.Info, error)
 	Devices(ctx context.Context) ([]api.Device, error)
+	Health(ctx context.Context) (api.Health, error)
 }
 
 // Host is what the doctor looks at.
@@ -61,6 +62,9 @@ func (h Host) Check(ctx context.Context) []Finding {
 
 	h.driver(add)
 	h.enforcer(add, info, infoErr)
+	if infoErr == nil {
+		h.health(ctx, add)
+	}
 	h.devices(ctx, add, info, infoErr == nil)
 	h.cgroup(add)
 	h.runtimes(ctx, add)

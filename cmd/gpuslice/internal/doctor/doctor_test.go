@@ -15,14 +15,21 @@ import (
 )
 
 type fakeEnforcer struct {
-	info api.Info
-	err  error
+	info   api.Info
+	health api.Health
+	err    error
 }
+
+func (f fakeEnforcer) Health(context.Context) (api.Health, error) { return f.health, f.err }
 
 func (f fakeEnforcer) Info(context.Context) (api.Info, error) { return f.info, f.err }
 func (f fakeEnforcer) Devices(context.Context) ([]api.Device, error) {
 	free := uint64(30 << 30)
 	return []api.Device{{UUID: "GPU-1", Name: "H100", Total: 80 << 30, Quotas: 50 << 30, Free: &free}}, f.err
+}
+
+func unwell(c api.Check) fakeEnforcer {
+	return fakeEnforcer{info: api.Info{Version: api.Version, Truth: "nvml"}, health: api.Health{Checks: []api.Check{{Name: "loop", OK: true}, c}}}
 }
 
 func put(t *testing.T, root, name, text string) {
@@ -107,18 +114,20 @@ func TestEachDefectIsFoundAndSaysWhatToDo(t *testing.T) {
 		level Level
 		spoil func(h *Host)
 	}{
-		"no driver":        {"driver", Fail, func(h *Host) { os.Remove(filepath.Join(h.Root, "opt/nvidia/lib/libcuda.so.1")) }},
-		"no kernel module": {"driver", Warn, func(h *Host) { os.RemoveAll(filepath.Join(h.Root, "proc")) }},
-		"no enforcer":      {"enforcer", Fail, func(h *Host) { h.Enforcer = fakeEnforcer{err: api.ErrUnreachable} }},
-		"not allowed":      {"enforcer", Fail, func(h *Host) { h.Enforcer = fakeEnforcer{err: os.ErrPermission} }},
-		"another version":  {"enforcer", Warn, func(h *Host) { h.Enforcer = fakeEnforcer{info: api.Info{Version: "9", Truth: "nvml"}} }},
-		"no truth":         {"devices", Warn, func(h *Host) { h.Enforcer = fakeEnforcer{info: api.Info{Truth: "no NVML"}} }},
-		"no device":        {"devices", Fail, func(h *Host) { h.Enforcer = fakeEnforcer{err: api.ErrUnreachable} }},
-		"no cgroup":        {"cgroup", Fail, func(h *Host) { os.RemoveAll(filepath.Join(h.Root, "sys")) }},
-		"no runc":          {"runtime", Fail, func(h *Host) { h.LookPath = func(string) (string, error) { return "", exec.ErrNotFound } }},
-		"no hook":          {"programs", Fail, func(h *Host) { os.Remove(filepath.Join(h.Root, "bin/gpuslice-hook")) }},
-		"writable hook":    {"programs", Fail, func(h *Host) { os.Chmod(filepath.Join(h.Root, "bin/gpuslice-hook"), 0o757) }},
-		"no library":       {"library", Fail, func(h *Host) { h.Library = func() (string, error) { return "", errors.New("nowhere") } }},
+		"no driver":           {"driver", Fail, func(h *Host) { os.Remove(filepath.Join(h.Root, "opt/nvidia/lib/libcuda.so.1")) }},
+		"no kernel module":    {"driver", Warn, func(h *Host) { os.RemoveAll(filepath.Join(h.Root, "proc")) }},
+		"no enforcer":         {"enforcer", Fail, func(h *Host) { h.Enforcer = fakeEnforcer{err: api.ErrUnreachable} }},
+		"not allowed":         {"enforcer", Fail, func(h *Host) { h.Enforcer = fakeEnforcer{err: os.ErrPermission} }},
+		"another version":     {"enforcer", Warn, func(h *Host) { h.Enforcer = fakeEnforcer{info: api.Info{Version: "9", Truth: "nvml"}} }},
+		"a store that hangs":  {"health", Fail, func(h *Host) { h.Enforcer = unwell(api.Check{Name: "store", For: api.ForLive, Message: "m"}) }},
+		"a driver that hangs": {"health", Warn, func(h *Host) { h.Enforcer = unwell(api.Check{Name: "truth", Device: "GPU-1", Message: "m"}) }},
+		"no truth":            {"devices", Warn, func(h *Host) { h.Enforcer = fakeEnforcer{info: api.Info{Truth: "no NVML"}} }},
+		"no device":           {"devices", Fail, func(h *Host) { h.Enforcer = fakeEnforcer{err: api.ErrUnreachable} }},
+		"no cgroup":           {"cgroup", Fail, func(h *Host) { os.RemoveAll(filepath.Join(h.Root, "sys")) }},
+		"no runc":             {"runtime", Fail, func(h *Host) { h.LookPath = func(string) (string, error) { return "", exec.ErrNotFound } }},
+		"no hook":             {"programs", Fail, func(h *Host) { os.Remove(filepath.Join(h.Root, "bin/gpuslice-hook")) }},
+		"writable hook":       {"programs", Fail, func(h *Host) { os.Chmod(filepath.Join(h.Root, "bin/gpuslice-hook"), 0o757) }},
+		"no library":          {"library", Fail, func(h *Host) { h.Library = func() (string, error) { return "", errors.New("nowhere") } }},
 		"damaged library": {"library", Fail, func(h *Host) {
 			h.Library = func() (string, error) { return filepath.Join(h.Root, "etc/ld.so.conf"), nil }
 		}},

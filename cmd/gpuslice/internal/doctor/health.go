@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+import "context"
+
+// health says what the enforcer finds wrong with itself. One that cannot say so is older, and enforcer has said that.
+func (h Host) health(ctx context.Context, add adder) {
+	health, err := h.Enforcer.Health(ctx)
+	if err != nil {
+		return
+	}
+	for _, c := range health.Checks {
+		if c.OK {
+			continue
+		}
+		level, message := Fail, c.Message
+		if c.For == "" {
+			level = Warn
+		}
+		if c.Device != "" {
+			message = c.Device + ": " + message
+		}
+		add("health", level, message, "see its log: `journalctl -u gpusliced`, and docs/operations.md")
+	}
+}
