@@ -40,7 +40,7 @@ SUITES := test/model.sh
 
 .PHONY: help
 help: ## Show this list
-	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 include $(wildcard interceptor/build.mk test/*/build.mk)
 
@@ -106,6 +106,14 @@ test-engines: build ## Try Docker, containerd, CRI, nerdctl, Podman, runc and cr
 .PHONY: test-metrics
 test-metrics: build ## Try the alert rules and the dashboard with a real Prometheus
 	$(QUIET)GO='$(GO)' test/prometheus/run.sh $(METRICS_FLAGS)
+
+.PHONY: test-faults
+test-faults: build ## Inject faults for five minutes and compare with a model (GPUSLICE_FAULTS=1h; FAULTS_FLAGS='-seed 7')
+	$(QUIET)GO='$(GO)' test/faults/run.sh $(FAULTS_FLAGS)
+
+.PHONY: test-sanitizers
+test-sanitizers: build ## Race the interceptor under the sanitizers of threads, addresses and undefined behaviour
+	$(QUIET)test/sanitizers/run.sh
 
 .PHONY: demo
 demo: build ## Run a container with 4 GiB of VRAM and check each promise

@@ -38,6 +38,7 @@ type pool struct {
 	ledger   *ledger.Ledger
 	identity ledger.Identity
 	devices  []*poolDevice // in the ledger's order
+	lowered  bool          // a quota is less than what is used, which admission still counts
 
 	lanes map[uint32]*poolLane
 	byPID map[int]*poolLane
@@ -80,6 +81,20 @@ func (p *pool) commitment() map[string]uint64 {
 		}
 	}
 	return has
+}
+
+// recommit notes what the pool is given now. Of a quota that was lowered below what its members hold, that counts as long
+// as it is more: it can be promised to nobody. Called with mu held.
+func (p *pool) recommit() {
+	has, had := p.commitment(), p.e.has(p)
+	p.lowered = false
+	for i, d := range p.devices {
+		f := p.figures(i)
+		if used := min(f.Used-min(f.Used, d.away()), had[d.uuid]); used > has[d.uuid] {
+			has[d.uuid], p.lowered = used, true
+		}
+	}
+	p.e.commit(p, has)
 }
 
 // stored is the pool as the store keeps it. Called with mu held, or before anybody knows the pool.
@@ -250,6 +265,10 @@ func (p *pool) check() {
 	}
 	if err := p.verify(); err != nil {
 		p.damaged(err)
+		return
+	}
+	if p.lowered {
+		p.recommit()
 	}
 }
 

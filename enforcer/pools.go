@@ -106,6 +106,7 @@ func (p *pool) set(quotas []api.Quota) error {
 		limits[i], _ = quotaOn(merged, d.UUID, d.Total)
 		wants[d.uuid] = min(limits[i], d.Total)
 	}
+	had := p.e.has(p)
 	if err := p.e.admit(p, wants); err != nil {
 		return err
 	}
@@ -116,7 +117,7 @@ func (p *pool) set(quotas []api.Quota) error {
 		r.Limits[i].Bytes = limits[i]
 	}
 	if err := p.e.store.PutPool(r); err != nil {
-		p.e.commit(p, p.commitment())
+		p.e.commit(p, had)
 		return err
 	}
 	killpoint.Pass("pool.set.stored")
@@ -130,7 +131,7 @@ func (p *pool) set(quotas []api.Quota) error {
 		}
 		killpoint.Pass("pool.set.written")
 	}
-	p.e.commit(p, p.commitment())
+	p.recommit()
 	return nil
 }
 

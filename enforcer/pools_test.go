@@ -260,6 +260,27 @@ func TestThePoolIsWhatCountsOnADevice(t *testing.T) {
 		t.Fatal(err)
 	}
 	h.session("s", on(gpu0, 20*gib))
+	used := h.member("holds", "llm").uses()
+	used.must("charge 0 %d", 50*gib)
+	given := func() uint64 {
+		devices, err := h.Devices(context.Background())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return devices[0].Quotas
+	}
+	set := func(bytes uint64) {
+		t.Helper()
+		if _, err := h.SetPool(context.Background(), "llm", api.PoolRequest{Quotas: []api.Quota{on(gpu0, bytes)}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if set(10 * gib); given() != 70*gib {
+		t.Fatalf("%d are given: what members hold beyond the new quota is promised to others", given())
+	}
+	used.must("release 0 %d", 45*gib)
+	eventually(t, "it counts less once it is less", func() bool { return given() == 30*gib })
+	set(60 * gib)
 	if _, err := h.SetPool(context.Background(), "llm", api.PoolRequest{Quotas: []api.Quota{on(gpu0, 61*gib)}}); !errors.Is(err, api.ErrQuotaExceeded) {
 		t.Fatal(err)
 	}

@@ -24,6 +24,9 @@ needs=(
 )
 if [ "${1:-}" = --ci ]; then
 	needs+=(
+		"clang clang"
+		# libFuzzer and the sanitizers' runtimes, in the directory of that clang.
+		"$(clang -print-resource-dir 2>/dev/null)/lib/linux/libclang_rt.fuzzer-$(uname -m).a libclang-rt-dev"
 		"clang-format clang-format"
 		"clang-tidy clang-tidy"
 		"shellcheck shellcheck"

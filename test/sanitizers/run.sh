@@ -11,7 +11,7 @@ cd "$(dirname "$0")/../.." || exit
 seconds=${1:-8}
 passed=0 failed=0
 dir=$(mktemp -d)
-[ -n "${KEEP:-}" ] || trap 'rm -rf "$dir"' EXIT; echo $dir
+trap 'rm -rf "$dir"' EXIT
 
 warnings=(-Wall -Wextra -Werror)
 early=(interceptor/route.c interceptor/elf_symbol.c interceptor/trampoline.S test/sanitizers/early.c)

@@ -161,9 +161,13 @@ func together(o *options, r *results) error {
 	if r.Many, _, err = e.register(c, o.clients); err != nil {
 		return err
 	}
-	time.Sleep(2 * time.Second) // its memory settles
 	after, err := e.cost()
 	if err != nil {
+		return err
+	}
+	r.CPU = (after.cpu - before.cpu).Seconds() * 1000 / float64(len(c))
+	time.Sleep(2 * time.Second) // its memory settles
+	if after, err = e.cost(); err != nil {
 		return err
 	}
 	r.BytesPerSlice = float64(after.resident-before.resident) / float64(len(c))

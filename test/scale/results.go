@@ -24,6 +24,7 @@ type results struct {
 	SyncsPerSecond float64 `json:"syncs_per_second"` // of the disk, one after the other
 	One            timing  `json:"one"`
 	Many           timing  `json:"many"`
+	CPU            float64 `json:"cpu_ms"`          // of the enforcer, for each of many
 	Restart        float64 `json:"restart_seconds"` // with all slices, until it answers
 
 	BytesPerSlice       float64 `json:"bytes_per_slice"`
@@ -51,7 +52,8 @@ func (r *results) print(w io.Writer) {
 		row(line.name, fmt.Sprintf("%.0f", line.PerSecond), fmt.Sprintf("%.2f", line.P50), fmt.Sprintf("%.2f", line.P99), fmt.Sprintf("%.2f", line.PerSecond/r.SyncsPerSecond))
 	}
 	_ = t.Flush()
-	fmt.Fprintf(w, "\nthe disk alone: %.0f syncs a second; many at a time against one: %.1f\n", r.SyncsPerSecond, r.Many.PerSecond/r.One.PerSecond)
+	fmt.Fprintf(w, "\nthe disk alone: %.0f syncs a second; many at a time against one: %.1f; the enforcer's CPU time for each of many: %.2f ms\n",
+		r.SyncsPerSecond, r.Many.PerSecond/r.One.PerSecond, r.CPU)
 	fmt.Fprintf(w, "a slice: %.1f KiB of memory, %.2f descriptors\n", r.BytesPerSlice/1024, r.DescriptorsPerSlice)
 	fmt.Fprintf(w, "a restart after a kill with %d slices: %.1f s until it answers; none was lost\n", r.Slices, r.Restart)
 	fmt.Fprintf(w, "idle: %.2f %% of a core without slices, %.2f %% with %d slices of an attached process each, %.2f %% with %d slices of none\n",
