@@ -92,6 +92,7 @@ func (e *Enforcer) compareOnce(ctx context.Context, g *gpu) (again bool) {
 	// What a slice's processes have beyond their lanes is at most what each round says.
 	beyond := make(map[*slice]map[int]uint64)
 	mine := make(map[*slice]map[int]uint64)
+	known := attachedTo(slices)
 	for round := range rounds {
 		for _, s := range slices {
 			before[s] = s.holdings(g.Raw)
@@ -102,7 +103,7 @@ func (e *Enforcer) compareOnce(ctx context.Context, g *gpu) (again bool) {
 		}
 		clear(mine)
 		for pid, bytes := range all {
-			if s := e.owner(pid); s != nil {
+			if s := known.owner(e, pid); s != nil {
 				if mine[s] == nil {
 					mine[s] = make(map[int]uint64)
 				}
@@ -185,7 +186,7 @@ func (s *slice) holdings(raw [16]byte) map[int]holding {
 }
 
 // beyond is what the driver holds for each process beyond its lane. moved says that a process was at work
-// meanwhile whose excess would have to be raised.
+// meanwhile whose excess would have to be raised, or that would have to be suspected.
 func (s *slice) beyond(raw [16]byte, truth map[int]uint64, before map[int]holding) (found map[int]uint64, moved bool) {
 	found = make(map[int]uint64, len(truth))
 	after := s.holdings(raw)
@@ -204,7 +205,8 @@ func (s *slice) beyond(raw [16]byte, truth map[int]uint64, before map[int]holdin
 		if index < 0 || before[pid].number == after[pid].number {
 			continue
 		}
-		if x := s.devices[index].excess[pid]; found[pid] > 0 && (x == nil || found[pid] > x.charged) {
+		x := s.devices[index].excess[pid]
+		if found[pid] > 0 && (x == nil || found[pid] > x.charged) || found[pid] > s.e.options.Policy.Allowance {
 			moved = true
 		}
 	}

@@ -280,3 +280,46 @@ func (b *lockedBuffer) String() string {
 	defer b.mu.Unlock()
 	return b.b.String()
 }
+
+// A process that joins is one of the session or not, never half: whenever the enforcer is killed, asking again settles it.
+func TestAnEnforcerKilledWhileAProcessJoinsComesBack(t *testing.T) {
+	d := newDaemon(t)
+	for _, point := range []string{"join.stored", "join.done"} {
+		d.start(point)
+		id := "s-" + point[len("join."):]
+		link := filepath.Join(d.dir, id)
+		first := start(t, link, "")
+		reply, err := d.Register(context.Background(), api.RegisterRequest{ID: id, Session: true, PID: first.pid(), Quotas: []api.Quota{on(gpu0, gib)}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, err := os.ReadFile(filepath.Join(reply.Dir, api.TokenName))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, token, err := api.ParseTokenFile(string(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		other := start(t, filepath.Join(reply.Dir, "bind"), "")
+		ctx := api.WithToken(context.Background(), token)
+		if _, err := d.Join(ctx, id, api.JoinRequest{PID: other.pid()}); err == nil {
+			t.Errorf("%s was not passed", point)
+		}
+		d.died(point)
+		d.start("")
+		if _, err := d.Join(ctx, id, api.JoinRequest{PID: other.pid()}); err != nil && !strings.Contains(err.Error(), "already") {
+			t.Errorf("after a death at %s: %v\n%s", point, err, d.log())
+		}
+		attach(other)
+		other.must("device %s %d", hex0, 80*gib)
+		other.must("charge 0 %d", gib)
+		other.expect("refused", "charge 0 1")
+		if err := second(d.Release(context.Background(), id, 0, true)); err != nil {
+			t.Fatal(err)
+		}
+		d.kill()
+		first.kill()
+		other.kill()
+	}
+}

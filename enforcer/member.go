@@ -4,6 +4,7 @@ package enforcer
 
 import (
 	"os"
+	"slices"
 	"syscall"
 
 	"github.com/gpuslice/gpuslice/enforcer/cgroup"
@@ -25,6 +26,36 @@ func (e *Enforcer) owner(pid int) *slice {
 		return container
 	}
 	return session
+}
+
+// attached is the processes that have a place in a ledger, by pid.
+type attached map[int]lodger
+
+type lodger struct {
+	slice   *slice
+	process *process.Handle
+}
+
+// attachedTo are those of some slices.
+func attachedTo(slices []*slice) attached {
+	all := make(attached)
+	for _, s := range slices {
+		s.mu.Lock()
+		for pid, l := range s.byPID {
+			all[pid] = lodger{s, l.process}
+		}
+		s.mu.Unlock()
+	}
+	return all
+}
+
+// owner is the enforcer's, without a question to the kernel for a process that was let in and lives: it charges in
+// that slice's ledger, wherever it went since. That is what makes looking at idle processes every second cheap.
+func (a attached) owner(e *Enforcer, pid int) *slice {
+	if of, is := a[pid]; is && of.process.Alive() {
+		return of.slice
+	}
+	return e.owner(pid)
 }
 
 func (e *Enforcer) container(pid int) *slice {
@@ -57,6 +88,10 @@ func sameCgroup(p cgroup.Path) bool {
 // session finds the session that is nearest above a process. The process's ancestors are read once, however many
 // sessions there are.
 func (e *Enforcer) session(pid int) *slice {
+	sessions := slices.DeleteFunc(e.all(), func(s *slice) bool { return !s.request.Session })
+	if len(sessions) == 0 {
+		return nil
+	}
 	above := make(map[int]int) // how far
 	process.Ancestors(pid, func(pid int) bool {
 		if _, again := above[pid]; !again {
@@ -66,10 +101,7 @@ func (e *Enforcer) session(pid int) *slice {
 	})
 	var found *slice
 	nearest := len(above)
-	for _, s := range e.all() {
-		if !s.request.Session {
-			continue
-		}
+	for _, s := range sessions {
 		s.roots(func(root *process.Handle) bool {
 			if far, is := above[root.PID]; is && far < nearest && root.Alive() {
 				found, nearest = s, far

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -127,19 +128,25 @@ func (p *pool) describe(uuid driver.UUID, limit, total uint64) *poolDevice {
 // foresee is the devices that the pool's quotas cover, as far as they are known and the ledger can hold them. Others are added
 // when a member's process uses them.
 func (p *pool) foresee() []*poolDevice {
+	return p.withForeseen(p.quotas)
+}
+
+// withForeseen is the devices of the ledger, and behind them those that these quotas cover beside, if it can hold them all.
+// Called with mu held, or before anybody knows the pool.
+func (p *pool) withForeseen(quotas []api.Quota) []*poolDevice {
+	devices := slices.Clone(p.devices)
 	if p.e.truth == nil {
-		return nil
+		return devices
 	}
-	var devices []*poolDevice
 	for _, known := range p.e.truth.devices {
-		limit, ok := quotaOn(p.quotas, known.Raw, known.Total)
+		limit, ok := quotaOn(quotas, known.Raw, known.Total)
 		uuid, err := driver.ParseUUID(known.UUID)
-		if ok && limit > 0 && err == nil {
+		if ok && limit > 0 && err == nil && p.find(known.Raw) < 0 {
 			devices = append(devices, p.describe(uuid, limit, known.Total))
 		}
 	}
 	if len(devices) > ledger.Devices {
-		return nil
+		return slices.Clone(p.devices)
 	}
 	return devices
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
+	"github.com/gpuslice/gpuslice/enforcer/store"
 )
 
 // CreatePool makes a pool. When it returns without an error the pool is on disk, and slices can become members.
@@ -100,9 +101,13 @@ func (p *pool) set(quotas []api.Quota) error {
 	default:
 		return ErrClosed
 	}
-	before, merged := p.quotas, replaceQuotas(p.quotas, quotas)
-	limits, wants := make([]uint64, len(p.devices)), make(map[string]uint64)
-	for i, d := range p.devices {
+	merged := replaceQuotas(p.quotas, quotas)
+	if len(merged) > api.MaxQuotas {
+		return api.Errorf(api.CodeBadRequest, "pool %s would have %d quotas: up to %d are accepted", p.name, len(merged), api.MaxQuotas)
+	}
+	devices := p.withForeseen(merged)
+	limits, wants := make([]uint64, len(devices)), make(map[string]uint64)
+	for i, d := range devices {
 		limits[i], _ = quotaOn(merged, d.UUID, d.Total)
 		wants[d.uuid] = min(limits[i], d.Total)
 	}
@@ -112,20 +117,19 @@ func (p *pool) set(quotas []api.Quota) error {
 	}
 	// On disk first. A restart writes what it finds there into the page.
 	r := p.stored()
-	r.Quotas = merged
-	for i := range r.Limits {
-		r.Limits[i].Bytes = limits[i]
+	r.Quotas, r.Limits = merged, nil
+	for i, d := range devices {
+		r.Limits = append(r.Limits, store.Limit{Device: d.uuid, Bytes: limits[i], Total: d.Total})
 	}
 	if err := p.e.store.PutPool(r); err != nil {
 		p.e.commit(p, had)
 		return err
 	}
 	killpoint.Pass("pool.set.stored")
-	p.quotas = merged
+	p.quotas, p.devices = merged, devices
 	for i, d := range p.devices {
 		d.Limit, d.Quota = limits[i]+d.away(), min(limits[i], d.Total)
 		if err := p.write(i); err != nil {
-			p.quotas = before
 			p.damaged(err)
 			return err
 		}

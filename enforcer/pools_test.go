@@ -243,6 +243,29 @@ func TestAPoolsQuotaIsChangedWhileItIsUsed(t *testing.T) {
 	}
 }
 
+func TestAPoolIsExtendedToAnotherDevice(t *testing.T) {
+	h := newHost(t, &fakeTruth{})
+	h.pool("llm", on(gpu0, 6*gib))
+	a := h.member("a", "llm").uses()
+	a.expect("status 5", "device %s %d", hex1, 80*gib)
+	p, err := h.SetPool(context.Background(), "llm", api.PoolRequest{Quotas: []api.Quota{on("1", 2*gib)}})
+	if err != nil || len(p.Devices) != 2 || p.Devices[0].Limit != 6*gib || p.Devices[1].Limit != 2*gib {
+		t.Fatalf("%+v %v", p, err)
+	}
+	if devices, err := h.Devices(context.Background()); err != nil || devices[1].Quotas != 2*gib {
+		t.Fatalf("%+v %v", devices, err)
+	}
+	if index := a.must("device %s %d", hex1, 80*gib); index != 1 {
+		t.Fatalf("index %d", index)
+	}
+	a.must("charge 1 %d", 2*gib)
+	a.expect("refused", "charge 1 1")
+	h.restart()
+	if p := h.seePool("llm"); p.State != api.Active || len(p.Devices) != 2 || p.Devices[1].Used != 2*gib || p.Devices[1].Limit != 2*gib {
+		t.Fatalf("%+v", p)
+	}
+}
+
 // The pool's quota is given, its members' are parts of it.
 func TestThePoolIsWhatCountsOnADevice(t *testing.T) {
 	h := newHost(t, &fakeTruth{})

@@ -91,8 +91,13 @@ func (e *Enforcer) restore() error {
 	}
 	e.mu.Unlock()
 	e.reopenPools(pools, alive, released)
+	// Their records go to the disk together, and are waited for one after the other.
+	stored := make(map[*slice]func() error)
 	for s, r := range alive {
-		if err := e.reopen(s, r); err != nil {
+		stored[s] = e.findLedger(s, r)
+	}
+	for s, r := range alive {
+		if err := e.reopen(s, r, stored[s]); err != nil {
 			// One slice that cannot be served must not keep all others from it.
 			s.log.Error("the slice cannot be taken up again; its processes get nothing more", "err", err)
 			s.mu.Lock()
@@ -187,27 +192,31 @@ func (e *Enforcer) finish(r store.Slice) error {
 	return e.clearOnceEmpty(s)
 }
 
-// reopen finds the slice's ledger again, settles who died meanwhile, and listens where the slice's
-// processes look for the enforcer.
-func (e *Enforcer) reopen(s *slice, r store.Slice) error {
+// findLedger finds the slice's ledger again, or makes one. What it returns says whether that is on disk.
+func (e *Enforcer) findLedger(s *slice, r store.Slice) (stored func() error) {
+	result := func(err error) func() error { return func() error { return err } }
 	if s.pool == nil && s.request.Pool != "" {
-		return fmt.Errorf("its pool %s is gone", s.request.Pool)
+		return result(fmt.Errorf("its pool %s is gone", s.request.Pool))
 	}
-	s.ledger = s.search()
-	if s.ledger == nil {
-		// Nobody has it mapped, so nobody has charged anything, and nobody can.
-		if len(s.devices) == 0 { // there was no driver truth when it began, and its quotas were promised all the same
-			s.devices = s.foresee()
-			e.commit(s, s.commitment())
-		}
-		if err := s.begin(r.LedgerName); err != nil {
-			return err
-		}
-		if err := e.store.PutSlice(s.stored()); err != nil {
-			return err
-		}
-	} else {
+	if s.ledger = s.search(); s.ledger != nil {
 		s.recover(r)
+		return result(nil)
+	}
+	// Nobody has it mapped, so nobody has charged anything, and nobody can.
+	if len(s.devices) == 0 { // there was no driver truth when it began, and its quotas were promised all the same
+		s.devices = s.foresee()
+		e.commit(s, s.commitment())
+	}
+	if err := s.begin(r.LedgerName); err != nil {
+		return result(err)
+	}
+	return e.store.BeginSlice(s.stored())
+}
+
+// reopen goes on with a slice that has its ledger, and listens where the slice's processes look for the enforcer.
+func (e *Enforcer) reopen(s *slice, r store.Slice, stored func() error) error {
+	if err := stored(); err != nil {
+		return err
 	}
 	if err := s.goOn(r); err != nil {
 		return err

@@ -295,7 +295,11 @@ func TestMessagesSurviveTheWire(t *testing.T) {
 	if got, err := DecodeRequest(request.Encode()); err != nil || got != request {
 		t.Fatal(got, err)
 	}
-	reply := Reply{Status: StatusFull, Lane: 1, Device: 2, Bytes: 3, Size: 4}
+	refused := Request{Op: OpRefused, Device: 3, Bytes: 1, Used: 2, Overhead: 1, Call: 2, Pool: true}
+	if got, err := DecodeRequest(refused.Encode()); err != nil || got != refused {
+		t.Fatal(got, err)
+	}
+	reply := Reply{Status: StatusFull, Lane: 1, Device: 2, Bytes: 3, Size: 4, PoolLane: 5}
 	if got, err := DecodeReply(reply.Encode()); err != nil || got != reply {
 		t.Fatal(got, err)
 	}

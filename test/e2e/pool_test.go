@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
 func (h *host) mustRun(args ...string) string {
@@ -237,6 +238,37 @@ func TestAMemberGetsAQuotaOfItsOwnWhileItRuns(t *testing.T) {
 		t.Errorf("said %q", g.said)
 	}
 	if use := h.Use(c.id); use.Limit != 4*gib || use.Used != 2*gib {
+		t.Errorf("%+v", use)
+	}
+}
+
+// The race of test/interceptor in a member whose only limit is the pool's: never over, never refused wrongly, to the byte,
+// with deaths; by what the programs got, and not by what the ledgers say.
+func TestAPoolIsNeverPassedAndNeverRefusesWronglyInARace(t *testing.T) {
+	t.Parallel()
+	const limit = 1536 * mib
+	card := []string{"FAKECUDA_DEVICES=2", "FAKECUDA_CONTEXT=8M"}
+	h := &host{testhost.New(t, testhost.Options{Env: card}), ""}
+	program := filepath.Join(h.Dir, "race")
+	out, err := exec.Command("cc", "-std=gnu11", "-O1", "-I../../interceptor", "-o", program, "../interceptor/programs/race.c",
+		filepath.Join(h.Bin, "fakecuda", "libcuda.so.1"), "-ldl", "-lpthread").CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	h.mustRun("pool", "create", "llm", "--vram", strconv.Itoa(limit))
+	race := exec.Command(filepath.Join(h.Bin, "gpuslice"), "--socket", h.Socket(),
+		"run", "--pool", "llm", "--quiet", "--", program, "4", "24", "4", strconv.Itoa(limit))
+	race.Env = append(h.Env(), card...)
+	text, err := race.CombinedOutput()
+	if err != nil || strings.Contains(string(text), " 0 refusals") || strings.Contains(string(text), " 0 kills") {
+		t.Fatalf("%v\n%s", err, text)
+	}
+	t.Logf("%s", text)
+	h.Eventually("nothing is left", func() bool {
+		use := h.pool("llm")
+		return use.Used == 0 && use.Overhead == 0
+	})
+	if use := h.pool("llm"); use.Peak > limit || use.Refusals == 0 {
 		t.Errorf("%+v", use)
 	}
 }

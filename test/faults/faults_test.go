@@ -144,6 +144,7 @@ func (w *world) killAt(point string, r *rand.Rand) string {
 	w.doubt = "the enforcer dies at " + point
 	before := w.daemon.revives
 	w.must(w.daemon.launch(point, time.Millisecond+pause(r, 100*time.Millisecond)))
+	armed, _ := w.daemon.now()
 	w.must(w.daemon.up())
 	died := func() bool {
 		w.daemon.mu.Lock()
@@ -156,7 +157,7 @@ func (w *world) killAt(point string, r *rand.Rand) string {
 		"death": {beginContainer, beginProcess, makeContext, killProcess}, "device": {beginContainer, beginProcess, makeContext},
 		"set": {beginContainer, changeQuota}, "expire": {expire}, "pool": {createPool, changePool, deletePool, beginMember, memberWork},
 	}[part]
-	for n := 0; n < 40 && !died(); n++ {
+	for n := 0; n < 8 || n < 40 && !died(); n++ {
 		w.step++
 		if len(way) > 0 && n%2 == 0 {
 			w.trim(mostSlices - 1)
@@ -164,6 +165,9 @@ func (w *world) killAt(point string, r *rand.Rand) string {
 			w.check()
 		} else {
 			w.operate()
+		}
+		if !alive(armed.Process.Pid) { // so that the next operation finds the next one
+			w.must(w.daemon.up())
 		}
 	}
 	passed := died()
@@ -212,12 +216,13 @@ func inStorm(w *world, r *rand.Rand, sig unix.Signal) string {
 // killInChange kills it at a moment of its own choice, a few milliseconds after a request.
 func killInChange(w *world, r *rand.Rand) string {
 	w.doubt = "the enforcer is killed"
-	for _, change := range []func(*world, *rand.Rand) bool{beginContainer, beginSession, endSlice, releaseByForce} {
-		cmd, _ := w.daemon.now()
+	w.trim(mostSlices - 1)
+	before := slices.Clone(w.slices)
+	for _, change := range []func(*world, *rand.Rand) bool{beginContainer, beginSession, releaseByForce, endSlice} {
 		w.daemon.end(unix.SIGKILL)
 		w.must(w.daemon.launch("", 20*time.Millisecond))
 		w.must(w.daemon.up())
-		cmd, _ = w.daemon.now()
+		cmd, _ := w.daemon.now()
 		timer := time.AfterFunc(pause(r, 12*time.Millisecond), func() { _ = cmd.Process.Kill() })
 		change(w, r)
 		timer.Stop()
@@ -225,6 +230,13 @@ func killInChange(w *world, r *rand.Rand) string {
 		w.eventually("the enforcer is started again", func() bool { newer, _ := w.daemon.now(); return newer != cmd })
 		w.must(w.daemon.up())
 		w.step++
+	}
+	w.doubt = ""
+	w.check()
+	for _, s := range slices.Clone(w.slices) {
+		if !slices.Contains(before, s) || s.state == released {
+			w.stop(s)
+		}
 	}
 	return whole
 }
@@ -328,11 +340,11 @@ func killHookAtCall(w *world, r *rand.Rand) string {
 		w.say("the hook is killed at %s", inject)
 		if s := w.registerContainer(r, "strace", "-f", "-o", "/dev/null", "-e", inject); s != nil {
 			w.say("… it does not make that call")
+			w.stopContainer(s)
 		}
 		w.doubt = ""
 		w.check()
 		w.doubt = "the hook is killed"
-		w.trim(mostSlices)
 	}
 	return whole
 }
@@ -342,10 +354,12 @@ func killHookAnytime(w *world, r *rand.Rand) string {
 		w.doubt = "the hook is killed"
 		limit := fmt.Sprintf("%.4f", (2*time.Millisecond + pause(r, 15*time.Millisecond)).Seconds())
 		w.say("the hook is killed after %s s", limit)
-		w.registerContainer(r, "timeout", "--signal=KILL", limit)
+		if s := w.registerContainer(r, "timeout", "--signal=KILL", limit); s != nil {
+			w.say("… it was ready before")
+			w.stopContainer(s)
+		}
 		w.doubt = ""
 		w.check()
-		w.trim(mostSlices)
 	}
 	return whole
 }
@@ -353,12 +367,7 @@ func killHookAnytime(w *world, r *rand.Rand) string {
 // trim ends the oldest slices if there are more than most.
 func (w *world) trim(most int) {
 	for len(w.slices) > most {
-		s := w.slices[0]
-		if s.session {
-			w.stopSession(s)
-		} else {
-			w.stopContainer(s)
-		}
+		w.stop(w.slices[0])
 	}
 }
 
@@ -580,11 +589,7 @@ func scribble(w *world, r *rand.Rand) string {
 	}
 	w.operations(5)
 	if slices.Contains(w.slices, s) {
-		if s.session {
-			w.stopSession(s)
-		} else {
-			w.stopContainer(s)
-		}
+		w.stop(s)
 	}
 	return "harms nobody else"
 }

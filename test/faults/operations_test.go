@@ -345,11 +345,7 @@ func endSlice(w *world, r *rand.Rand) bool {
 		return false
 	}
 	w.say("%s ends", s.id)
-	if s.session {
-		w.stopSession(s)
-	} else {
-		w.stopContainer(s)
-	}
+	w.stop(s)
 	return true
 }
 

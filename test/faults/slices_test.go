@@ -313,3 +313,12 @@ func (w *world) stopSession(s *slice) {
 	}
 	w.drop(s)
 }
+
+func (w *world) stop(s *slice) {
+	w.Helper()
+	if s.session {
+		w.stopSession(s)
+	} else {
+		w.stopContainer(s)
+	}
+}

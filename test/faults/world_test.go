@@ -181,11 +181,7 @@ func (w *world) eventually(what string, is func() bool) {
 func (w *world) end() {
 	w.say("the end")
 	for _, s := range slices.Clone(w.slices) {
-		if s.session {
-			w.stopSession(s)
-		} else {
-			w.stopContainer(s)
-		}
+		w.stop(s)
 	}
 	for _, p := range slices.Clone(w.pools) {
 		if _, err := w.client.DeletePool(w.Context(), p.name); err != nil {

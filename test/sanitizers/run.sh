@@ -78,7 +78,7 @@ fi
 
 # verify_asan_link_order=0: the interceptor is preloaded, and so comes before the runtime.
 export ASAN_OPTIONS="detect_leaks=0 verify_asan_link_order=0" UBSAN_OPTIONS="halt_on_error=1 print_stacktrace=1"
-flags=(-fsanitize=address,undefined -fno-sanitize-recover=all)
+flags=("-fsanitize=address,undefined" -fno-sanitize-recover=all)
 if library address "${flags[@]}" >"$dir/log" 2>&1; then
 	try address 2G threads 16 4000
 	try address 1536M race "$seconds" 8 4 $((1536 << 20))

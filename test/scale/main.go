@@ -236,7 +236,7 @@ type container struct {
 func start(o *options, truth bool) (*enforcer, error) {
 	e := &enforcer{o: o, truth: truth}
 	var err error
-	if e.dir, err = os.MkdirTemp("/tmp", "gpuslice-scale-"); err != nil {
+	if e.dir, err = os.MkdirTemp(volatile(), "gpuslice-scale-"); err != nil {
 		return nil, err
 	}
 	if e.state, err = os.MkdirTemp(o.keepState, "gpuslice-scale-"); err != nil {
@@ -270,6 +270,17 @@ func start(o *options, truth bool) (*enforcer, error) {
 		return nil, err
 	}
 	return e, nil
+}
+
+// volatile is a directory in memory, as /run/gpuslice is; a disk's file system takes much longer to make a slice's directory.
+func volatile() string {
+	for _, dir := range []string{"/run", "/dev/shm"} {
+		var st unix.Statfs_t
+		if unix.Statfs(dir, &st) == nil && st.Type == unix.TMPFS_MAGIC {
+			return dir
+		}
+	}
+	return "/tmp"
 }
 
 func (e *enforcer) socket() string { return filepath.Join(e.dir, "control.sock") }

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package api
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"strings"
+	"testing"
+)
+
+func TestATokenIsNotPrinted(t *testing.T) {
+	secret := strings.Repeat("5a", 32)
+	token := Token(secret)
+	var log bytes.Buffer
+	for _, l := range []*slog.Logger{slog.New(slog.NewTextHandler(&log, nil)), slog.New(slog.NewJSONHandler(&log, nil))} {
+		l.Info("shown", "token", token, "in", []any{token})
+	}
+	for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%q"} {
+		fmt.Fprintf(&log, verb, token)
+		fmt.Fprintf(&log, verb, struct{ T Token }{token})
+	}
+	// JSON of a structure is what a program writes that means to.
+	text := strings.ReplaceAll(log.String(), `"in":["`+secret+`"]`, "")
+	if strings.Contains(text, secret) {
+		t.Errorf("it is in %s", text)
+	}
+	if b, err := json.Marshal(token); err != nil || string(b) != `"`+secret+`"` {
+		t.Errorf("%s, %v", b, err)
+	}
+}
+
+func TestATokensFileIsReadAsItWasWritten(t *testing.T) {
+	secret := bytes.Repeat([]byte{0xa5}, 32)
+	text := FormatTokenFile("u1-run", secret)
+	id, token, err := ParseTokenFile(text)
+	if b, ok := token.Bytes(); err != nil || id != "u1-run" || !ok || !bytes.Equal(b, secret) || len(text) > MaxTokenFile {
+		t.Errorf("%q, %v", id, err)
+	}
+	for _, wrong := range []string{"", "\n", "u1-run", "u1-run ", text + "x", "a/b " + string(token), " " + string(token), "u1-run " + string(token[1:]), "u1-run " + string(token) + "00"} {
+		if _, _, err := ParseTokenFile(wrong); err == nil || strings.Contains(err.Error(), string(token[1:])) {
+			t.Errorf("%q: %v", wrong, err)
+		}
+	}
+}

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforcer_test
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+)
+
+// Without descriptors the enforcer refuses what it cannot do, keeps what it has, and goes on when there are some again.
+func TestAnEnforcerWithoutDescriptorsGoesOnWhenThereAreSomeAgain(t *testing.T) {
+	d := newDaemon(t)
+	d.start("")
+	request := func(id string) error {
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		_, err := d.Register(ctx, api.RegisterRequest{ID: id, Session: true, PID: os.Getpid(), Quotas: []api.Quota{on(gpu0, gib)}})
+		return err
+	}
+	if err := request("before"); err != nil {
+		t.Fatal(err)
+	}
+	var limit unix.Rlimit
+	if err := unix.Prlimit(d.cmd.Process.Pid, unix.RLIMIT_NOFILE, nil, &limit); err != nil {
+		t.Fatal(err)
+	}
+	set := func(n uint64) {
+		t.Helper()
+		if err := unix.Prlimit(d.cmd.Process.Pid, unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: n, Max: limit.Max}, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", d.cmd.Process.Pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	// From none left to a few: it fails at another step each time.
+	for left := range uint64(8) {
+		set(uint64(len(entries)) + left)
+		if err := request(fmt.Sprint("short", left)); err == nil {
+			if _, err := d.Release(context.Background(), fmt.Sprint("short", left), 0, true); err != nil {
+				t.Log("it cannot be released now:", err)
+			}
+		}
+		if !d.alive() {
+			t.Fatalf("it died with %d descriptors left\n%s", left, d.log())
+		}
+	}
+	// And with all of them taken by connections that say nothing.
+	set(uint64(len(entries)) + 20)
+	var idle []net.Conn
+	for range 40 {
+		if conn, err := net.Dial("unix", filepath.Join(d.dir, "control.sock")); err == nil {
+			idle = append(idle, conn)
+		}
+	}
+	for _, conn := range idle {
+		conn.Close()
+	}
+	set(limit.Cur)
+	eventually(t, "it answers again", func() bool { return request("after") == nil })
+	for id, s := range d.ids() {
+		if s.State != api.Active {
+			t.Errorf("%s is %s: %s", id, s.State, s.Reason)
+		}
+		if err := second(d.Release(context.Background(), id, 0, true)); err != nil {
+			t.Error(err)
+		}
+	}
+	d.nothingLeft()
+}
