@@ -125,10 +125,15 @@ func (p *pages) page(id uint64) ([]byte, error) {
 	return b[:n*p.size], nil
 }
 
-// keys is a range: from low, included, to high, excluded; nil is no bound.
+// keys is the range of a page's keys: from low to high, excluded; nil is no bound. low is the page's first key: bbolt finds a page
+// in its parent by that when it writes, and would enter it a second time if the two differed.
 type keys struct{ low, high []byte }
 
-func (k keys) hold(key []byte) bool {
+// hold says whether the range has a key, which is the page's first one or comes after another.
+func (k keys) hold(key []byte, first bool) bool {
+	if first && k.low != nil && !bytes.Equal(key, k.low) {
+		return false
+	}
 	return len(key) > 0 && (k.low == nil || bytes.Compare(key, k.low) >= 0) && (k.high == nil || bytes.Compare(key, k.high) < 0)
 }
 
@@ -184,7 +189,7 @@ func leaf(b []byte, within keys, each visit) error {
 			return err
 		}
 		key, value := entry[:ksize], entry[ksize:]
-		if !within.hold(key) || bytes.Compare(key, last) <= 0 {
+		if !within.hold(key, i == 0) || bytes.Compare(key, last) <= 0 {
 			return damaged("key %.80q is out of order", key)
 		}
 		last = key
@@ -210,7 +215,7 @@ func (p *pages) branch(b []byte, within keys, depth int, each visit) error {
 		if err != nil {
 			return err
 		}
-		if !within.hold(key) || (i > 0 && bytes.Compare(key, children[i-1].low) <= 0) {
+		if !within.hold(key, i == 0) || (i > 0 && bytes.Compare(key, children[i-1].low) <= 0) {
 			return damaged("branch key %.80q is out of order", key)
 		}
 		children[i].low, children[i].high = key, within.high
