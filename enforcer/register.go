@@ -123,7 +123,9 @@ func (e *Enforcer) serve(s *slice, stored error) error {
 	r := &s.request
 	s.log.Info("slice registered", "pid", r.PID, "cgroup", s.cgroup.String(), "tenant", r.Tenant, "pool", r.Pool, "mode", r.Mode)
 	s.tell(api.Event{Kind: api.EventRegistered, PID: r.PID, TTL: r.TTL})
-	e.lookAtLeases()
+	if r.TTL > 0 {
+		e.lookAtLeases()
+	}
 	return nil
 }
 

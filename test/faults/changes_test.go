@@ -269,6 +269,23 @@ func memberWork(w *world, r *rand.Rand) bool {
 	return true
 }
 
+// dropPools ends all pools, and their members before them.
+func (w *world) dropPools() {
+	w.Helper()
+	for _, s := range slices.Clone(w.slices) {
+		if s.pool != nil {
+			w.stop(s)
+		}
+	}
+	w.check()
+	for _, p := range slices.Clone(w.pools) {
+		if _, err := w.client.DeletePool(w.Context(), p.name); err != nil {
+			w.fail("delete %s: %v", p.name, err)
+		}
+		w.pools = without(w.pools, p)
+	}
+}
+
 // poolsDiffer compares the pools with the model.
 func (w *world) poolsDiffer() error {
 	all, err := w.client.Pools(w.Context())

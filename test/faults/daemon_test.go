@@ -26,10 +26,9 @@ const patience = 30 * time.Second
 type daemon struct {
 	w *world
 
-	mu      sync.Mutex
-	cmd     *exec.Cmd
-	done    chan struct{} // closed when cmd has ended
-	revives int           // deaths after which it was started again by itself
+	mu   sync.Mutex
+	cmd  *exec.Cmd
+	done chan struct{} // closed when cmd has ended
 }
 
 func (w *world) config() string    { return filepath.Join(w.dir, "config.toml") }
@@ -59,9 +58,6 @@ func (d *daemon) launch(point string, revive time.Duration) error {
 		_ = cmd.Wait()
 		if revive > 0 {
 			time.Sleep(revive)
-			d.mu.Lock()
-			d.revives++
-			d.mu.Unlock()
 			_ = d.launch("", 0) // that it does not come up is found by who waits for it
 		}
 		close(done)

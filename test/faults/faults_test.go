@@ -122,6 +122,9 @@ func (w *world) killAt(point string, r *rand.Rand) string {
 		w.populate(r)
 		w.check()
 	}
+	if strings.HasPrefix(point, "pool.") {
+		w.dropPools()
+	}
 	w.daemon.end(unix.SIGKILL)
 	if part == "restore" {
 		w.away = "the enforcer is away"
@@ -142,20 +145,15 @@ func (w *world) killAt(point string, r *rand.Rand) string {
 		w.blind = true
 	}
 	w.doubt = "the enforcer dies at " + point
-	before := w.daemon.revives
 	w.must(w.daemon.launch(point, time.Millisecond+pause(r, 100*time.Millisecond)))
 	armed, _ := w.daemon.now()
 	w.must(w.daemon.up())
-	died := func() bool {
-		w.daemon.mu.Lock()
-		defer w.daemon.mu.Unlock()
-		return w.daemon.revives > before
-	}
+	died := func() bool { return !alive(armed.Process.Pid) }
 	// What passes the points of that name sooner or later; the rest is chance.
 	way := map[string][]func(*world, *rand.Rand) bool{
 		"register": {beginContainer}, "release": {beginContainer, endSlice, releaseByForce, endSlice}, "attach": {beginContainer, beginProcess, makeContext, executeAnew},
 		"death": {beginContainer, beginProcess, makeContext, killProcess}, "device": {beginContainer, beginProcess, makeContext},
-		"set": {beginContainer, changeQuota}, "expire": {expire}, "pool": {createPool, changePool, deletePool, beginMember, memberWork},
+		"set": {beginContainer, changeQuota}, "expire": {expire}, "pool": {createPool, beginMember, memberWork, changePool, deletePool},
 	}[part]
 	for n := 0; n < 8 || n < 40 && !died(); n++ {
 		w.step++
@@ -166,7 +164,8 @@ func (w *world) killAt(point string, r *rand.Rand) string {
 		} else {
 			w.operate()
 		}
-		if !alive(armed.Process.Pid) { // so that the next operation finds the next one
+		time.Sleep(10 * time.Millisecond) // deaths are told in the kernel's time
+		if !alive(armed.Process.Pid) {    // so that the next operation finds the next one
 			w.must(w.daemon.up())
 		}
 	}

@@ -183,12 +183,7 @@ func (w *world) end() {
 	for _, s := range slices.Clone(w.slices) {
 		w.stop(s)
 	}
-	for _, p := range slices.Clone(w.pools) {
-		if _, err := w.client.DeletePool(w.Context(), p.name); err != nil {
-			w.fail("delete %s at the end: %v", p.name, err)
-		}
-		w.pools = without(w.pools, p)
-	}
+	w.dropPools()
 	w.check()
 	w.eventually("the enforcer has closed what it had open", func() bool { return w.descriptors() <= w.idle })
 	w.restart(unix.SIGTERM)
