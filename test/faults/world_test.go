@@ -36,6 +36,7 @@ const (
 	mostPools         = 2
 	operationsBefore  = 12
 	operationsBetween = 3
+	faultsTogether    = 4 // on the same slices
 )
 
 // world is one host: a daemon with file systems of its own, the simulated cards, the slices, and what the model says of
@@ -177,14 +178,20 @@ func (w *world) eventually(what string, is func() bool) {
 	}
 }
 
-// end gives all back, and checks that nothing is left.
-func (w *world) end() {
-	w.say("the end")
+// dropAll ends all slices and pools.
+func (w *world) dropAll() {
+	w.Helper()
 	for _, s := range slices.Clone(w.slices) {
 		w.stop(s)
 	}
 	w.dropPools()
 	w.check()
+}
+
+// end gives all back, and checks that nothing is left.
+func (w *world) end() {
+	w.say("the end")
+	w.dropAll()
 	w.eventually("the enforcer has closed what it had open", func() bool { return w.descriptors() <= w.idle })
 	w.restart(unix.SIGTERM)
 	w.check()
