@@ -40,7 +40,7 @@ func TestManyRegistersAtOnceAndAKillLoseNoneThatWasPromised(t *testing.T) {
 	d := newDaemon(t)
 	rounds := 4
 	if os.Getenv("GPUSLICE_LONG") != "" {
-		rounds = 40
+		rounds = 20
 	}
 	promised, lost := 0, 0
 	for round := range rounds {

@@ -44,3 +44,11 @@ func (e *Enforcer) Age(by time.Duration) {
 		}
 	}
 }
+
+// Asked says whether it is noted that the slice's processes were asked to end.
+func (e *Enforcer) Asked(id string) bool {
+	s := e.find(id)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.asked != 0
+}

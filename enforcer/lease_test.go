@@ -161,6 +161,7 @@ func TestAProcessThatDoesNotWantToEndIsKilledAfterTheGrace(t *testing.T) {
 				}
 			}
 			eventually(t, "it was asked to end", func() bool { return p.must("terms") == 1 })
+			eventually(t, "from then on the grace counts", func() bool { return h.Asked("s") })
 			// Not before its time: what is said to it is still answered.
 			c.pass(grace - 1)
 			p.must("release 0 1")

@@ -394,7 +394,7 @@ func TestAProcessThatChargesAllTheTimeIsFound(t *testing.T) {
 // seconds a test of chance goes on.
 func seconds(n int) time.Duration {
 	if os.Getenv("GPUSLICE_LONG") != "" {
-		n *= 20
+		n *= 8
 	}
 	return time.Duration(n) * time.Second
 }

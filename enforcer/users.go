@@ -200,7 +200,7 @@ func mayAsk(r *api.RegisterRequest) error {
 func (e *Enforcer) userMayHave(s *slice, l *UserLimit) error {
 	var others []*slice
 	for _, other := range e.all() {
-		if other.isOf(s.request.UID) && !(other.init != nil && !other.init.Alive()) {
+		if other.isOf(s.request.UID) && (other.init == nil || other.init.Alive()) {
 			others = append(others, other)
 		}
 	}

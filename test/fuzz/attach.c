@@ -41,8 +41,8 @@ static int played_sleep(const struct timespec *time, struct timespec *rest);
 #undef connect
 #include "../../interceptor/ledger.h"
 
-#define ROUNDS 8 /* questions that are answered by the input; later ones are not answered at all   \
-	          */
+/* Questions that are answered by the input; later ones are not answered at all. */
+#define ROUNDS 8
 
 static const uint8_t *data;
 static size_t size;

@@ -123,7 +123,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		symbol->st_name = (ElfW(Word))at;
 		symbol->st_info = data[i] & 1 ? STT_FUNC : STT_OBJECT;
 		symbol->st_shndx = data[i] & 2 ? 1 : SHN_UNDEF;
-		symbol->st_value = object.count * 16u;
+		symbol->st_value = (Elf64_Addr)object.count * 16;
 		memcpy(object.strings + at, data + i + 2, length);
 		at += length + 1;
 		i += 2 + length;

@@ -61,21 +61,21 @@ func run(t *testing.T, command ...string) {
 }
 
 func TestSIGKILLAtAnyInstructionLeavesTheBooksBalanced(t *testing.T) {
-	run(t, compile(t, "gcc", "step"), pick("211", "29"))
+	run(t, compile(t, "gcc", "step"), pick("211", "59"))
 }
 
 func TestManyProcessesRaceForTheLastByte(t *testing.T) {
 	program := compile(t, "gcc", "stress")
 	for name, flags := range map[string][]string{"fixed limit": nil, "changing limit": {"-l"}} {
 		t.Run(name, func(t *testing.T) {
-			run(t, append([]string{program, "-n", "64", "-t", pick("2", "30")}, flags...)...)
+			run(t, append([]string{program, "-n", "64", "-t", pick("2", "15")}, flags...)...)
 		})
 	}
 }
 
 func TestRaceIsCleanWithSanitizers(t *testing.T) {
 	program := compile(t, "gcc", "stress", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
-	run(t, program, "-n", "8", "-t", pick("1", "10"), "-l")
+	run(t, program, "-n", "8", "-t", pick("1", "5"), "-l")
 }
 
 func TestAChargeIsInBothLedgersOrInNone(t *testing.T) {
@@ -84,15 +84,15 @@ func TestAChargeIsInBothLedgersOrInNone(t *testing.T) {
 }
 
 func TestProcessesOfTwoSlicesRaceForTheLastByteOfTheirPool(t *testing.T) {
-	run(t, compile(t, "gcc", "pool", interceptor+"/charge.c"), "-n", "64", "-t", pick("2", "30"))
+	run(t, compile(t, "gcc", "pool", interceptor+"/charge.c"), "-n", "64", "-t", pick("2", "15"))
 	run(t, compile(t, "gcc", "pool", interceptor+"/charge.c", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
-		"-n", "8", "-t", pick("1", "10"))
+		"-n", "8", "-t", pick("1", "5"))
 }
 
 func TestHostilePageHarmsNobodyElse(t *testing.T) {
-	run(t, compile(t, "gcc", "hostile"), "-t", pick("1", "10"))
+	run(t, compile(t, "gcc", "hostile"), "-t", pick("1", "5"))
 	run(t, compile(t, "gcc", "hostile", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
-		"-t", pick("1", "10"))
+		"-t", pick("1", "5"))
 }
 
 func TestCostDoesNotGrowWithTheNumberOfProcesses(t *testing.T) {
@@ -106,6 +106,6 @@ func TestRaceOnARM(t *testing.T) {
 		t.Skipf("requires %s", qemu)
 	}
 	program := compile(t, "aarch64-linux-gnu-gcc", "stress", "-static")
-	run(t, qemu, program, "-n", "8", "-t", pick("2", "10"))
-	run(t, qemu, program, "-n", "8", "-t", pick("1", "10"), "-l")
+	run(t, qemu, program, "-n", "8", "-t", pick("2", "5"))
+	run(t, qemu, program, "-n", "8", "-t", pick("1", "5"), "-l")
 }
