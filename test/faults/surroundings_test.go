@@ -1,0 +1,242 @@
+//go:build faults
+
+// SPDX-License-Identifier: Apache-2.0
+
+package faults
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+)
+
+// fill takes all bytes and all names of a small file system.
+func (w *world) fill(dir string) (empty func()) {
+	place := filepath.Join(dir, "filler")
+	w.must(os.Mkdir(place, 0o700))
+	file, err := os.Create(filepath.Join(place, "bytes"))
+	w.must(err)
+	chunk := make([]byte, 1<<16)
+	for len(chunk) > 0 {
+		if _, err := file.Write(chunk); err != nil {
+			chunk = chunk[:len(chunk)/2]
+		}
+	}
+	file.Close()
+	for n := 0; ; n++ {
+		if unix.Mkdir(filepath.Join(place, fmt.Sprint(n)), 0o700) != nil || n == 100000 {
+			break
+		}
+	}
+	return func() { w.must(os.RemoveAll(place)) }
+}
+
+func diskFull(w *world, r *rand.Rand) string {
+	empty := w.fill(filepath.Join(w.dir, "state"))
+	w.doubt = "the disk is full"
+	w.operations(8)
+	beginContainer(w, r)
+	empty()
+	return w.afterwards(r)
+}
+
+func diskFullAndKilled(w *world, r *rand.Rand) string {
+	empty := w.fill(filepath.Join(w.dir, "state"))
+	w.doubt = "the disk is full"
+	w.operations(3)
+	w.daemon.end(unix.SIGKILL)
+	_ = w.daemon.launch("", 0)
+	started := w.daemon.up() == nil
+	if !started {
+		w.say("it does not start on a full disk")
+		w.away = "the enforcer is away"
+	}
+	w.operations(3)
+	empty()
+	w.restart(unix.SIGKILL)
+	w.away = ""
+	return w.afterwards(r)
+}
+
+func runFull(w *world, r *rand.Rand) string {
+	empty := w.fill(filepath.Join(w.dir, "run"))
+	w.doubt = "the run directory is full"
+	w.operations(6)
+	beginContainer(w, r)
+	beginSession(w, r)
+	empty()
+	return w.afterwards(r)
+}
+
+// afterwards: what did not go goes.
+func (w *world) afterwards(r *rand.Rand) string {
+	w.doubt = ""
+	w.check()
+	w.trim(mostSlices)
+	w.registerContainer(r)
+	w.check()
+	w.trim(mostSlices)
+	return "refused or done, and well afterwards"
+}
+
+// readOnly: a file system cannot be made read-only under an open file, so the enforcer meets it when it starts.
+func readOnly(w *world, r *rand.Rand) string {
+	state := filepath.Join(w.dir, "state")
+	w.populate(r)
+	w.daemon.end(unix.SIGKILL)
+	w.must(unix.Mount("", state, "", unix.MS_REMOUNT|unix.MS_RDONLY, "size=4m"))
+	w.must(w.daemon.launch("", 0))
+	err := w.daemon.up()
+	w.away = "the enforcer cannot start"
+	if err == nil {
+		w.fail("it has started with a state that it cannot write")
+	}
+	w.operations(4)
+	w.must(unix.Mount("", state, "", unix.MS_REMOUNT, "size=4m"))
+	w.start()
+	w.away = ""
+	return w.afterwards(r)
+}
+
+func (w *world) freeze(r *rand.Rand) (*slice, func()) {
+	w.populate(r)
+	s := w.pickSlice(r, func(s *slice) bool { return !s.session && s.state == active })
+	if s == nil {
+		return nil, nil
+	}
+	w.say("%s is frozen", s.id)
+	set := func(value string) { w.must(os.WriteFile(filepath.Join(s.cgroup, "cgroup.freeze"), []byte(value), 0)) }
+	set("1")
+	s.frozen = true
+	w.eventually("the container is frozen", func() bool {
+		text, _ := os.ReadFile(filepath.Join(s.cgroup, "cgroup.events"))
+		return strings.Contains(string(text), "frozen 1")
+	})
+	return s, func() { set("0"); s.frozen = false }
+}
+
+func frozen(w *world, r *rand.Rand) string {
+	s, thaw := w.freeze(r)
+	if s == nil {
+		return ""
+	}
+	w.operations(6)
+	if p := s.workers[len(s.workers)-1]; p != s.init {
+		w.say("process %d of %s is killed while it is frozen", p.pid, s.id)
+		p.kill()
+		w.check()
+	}
+	thaw()
+	return "harms nobody else; " + whole
+}
+
+func frozenAndKilled(w *world, r *rand.Rand) string {
+	s, thaw := w.freeze(r)
+	if s == nil {
+		return ""
+	}
+	w.restart(unix.SIGKILL)
+	w.check()
+	w.operations(4)
+	thaw()
+	return "harms nobody else; " + whole
+}
+
+func halfRequests(w *world, r *rand.Rand) string {
+	var open []net.Conn
+	for _, text := range []string{"", "GET /v1/sl", "POST /v1/slices HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{\"id\":", "\x00\xff\n\n", "DELETE"} {
+		for range 8 {
+			conn, err := net.Dial("unix", w.socket())
+			w.must(err)
+			_, err = conn.Write([]byte(text))
+			w.must(err)
+			open = append(open, conn)
+		}
+	}
+	w.operations(5)
+	for _, conn := range open {
+		conn.Close()
+	}
+	return "harms nobody else"
+}
+
+func halfAttaches(w *world, r *rand.Rand) string {
+	s := w.pickSlice(r, func(s *slice) bool { return s.state == active })
+	if s == nil {
+		s = w.registerContainer(r)
+	}
+	shown, err := w.client.Slice(w.Context(), s.id)
+	w.must(err)
+	sockets, err := filepath.Glob(filepath.Join(w.slicesDir(), "*", "bind", api.AttachSocketName))
+	w.must(err)
+	w.say("%d sockets hear half of something, beside that of %s", len(sockets), shown.ID)
+	var open []net.Conn
+	for _, socket := range sockets {
+		for _, n := range []int{0, 1, 63, 64, 65, 4096} {
+			conn, err := net.Dial("unixpacket", socket)
+			w.must(err)
+			message := make([]byte, n)
+			for i := range message {
+				message[i] = byte(r.Uint32())
+			}
+			if n > 0 {
+				_, _ = conn.Write(message)
+			}
+			open = append(open, conn)
+		}
+	}
+	w.operations(5)
+	for _, conn := range open {
+		conn.Close()
+	}
+	return "harms nobody else"
+}
+
+// nvml: without driver truth the ledger alone counts.
+func (w *world) nvml(what string, kill bool) string {
+	w.must(os.WriteFile(w.nvmlFault(), []byte(what), 0o644))
+	w.operations(4)
+	if kill {
+		w.blind = true
+		w.restart(unix.SIGKILL)
+		w.operations(3)
+		w.blind = false
+	}
+	w.must(os.Remove(w.nvmlFault()))
+	if kill {
+		w.check()
+		w.restart(unix.SIGKILL)
+	}
+	return "the ledger goes on"
+}
+
+// scribble: the slice is the offender's own; all others go on. (A pool's ledger is all its members', any of which can spoil it.)
+func scribble(w *world, r *rand.Rand) string {
+	victim := func(p *worker) bool { return p.attached && p.slice.state == active && p.slice.pool == nil }
+	p := w.pickWorker(r, victim)
+	if p == nil {
+		w.trim(mostSlices - 1)
+		s := w.registerContainer(r)
+		s.init.makeContext(0)
+		p = s.init
+	}
+	s := p.slice
+	s.state = spoilt
+	w.say("process %d overwrites the ledger of %s", p.pid, s.id)
+	if got := p.ask("scribble %d %d", r.Uint32(), 1+r.IntN(2000)); !strings.HasPrefix(got, "ok ") || got == "ok 0" {
+		w.fail("process %d has not found its ledger: %q", p.pid, got)
+	}
+	w.operations(5)
+	if slices.Contains(w.slices, s) {
+		w.stop(s)
+	}
+	return "harms nobody else"
+}
