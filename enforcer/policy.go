@@ -208,9 +208,20 @@ func (s *slice) forget(raw [16]byte, now time.Time) {
 			s.drop(at)
 		}
 	}
-	if s.frozen != "" && s.state == api.Active && now.Sub(s.suspicious) >= patience {
+	if s.frozen != "" && s.state == api.Active && now.Sub(s.suspicious) >= patience && !s.inDoubt() {
 		s.thaw()
 	}
+}
+
+// inDoubt says whether a process is suspected of which nobody is sure yet: nothing is given back before that is known. Called with mu
+// held.
+func (s *slice) inDoubt() bool {
+	for _, x := range s.suspects {
+		if x.action == "" {
+			return true
+		}
+	}
+	return false
 }
 
 // drop and acquit let go of one suspect, or of all. Called with mu held.
