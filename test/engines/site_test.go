@@ -58,6 +58,7 @@ func newSite(t *testing.T, r row) *site {
 		s.apart = newApart(t)
 		o.Enter = s.apart.enter()
 	}
+	o.Runtime += "\n[admission]\novercommit = 2.0" // for the two that race for the last of a card
 	s.Host = testhost.New(t, o)
 	// All users of all containers.
 	s.Must(os.Chmod(s.Dir, 0o755))
