@@ -118,7 +118,7 @@ var machines = map[string][]string{
 func TestBytesOfAKilledProcessAreItsSiblings(t *testing.T) {
 	count := "50"
 	if os.Getenv("GPUSLICE_LONG") != "" {
-		count = "300"
+		count = "150"
 	}
 	for name, more := range machines {
 		t.Run(name, func(t *testing.T) {

@@ -105,7 +105,7 @@ func TestEveryKindOfMemoryIsChargedRefusedAndGivenBack(t *testing.T) {
 func TestManyProcessesRaceForTheLastByte(t *testing.T) {
 	seconds, processes, limit := "6", "24", 14<<10
 	if os.Getenv("GPUSLICE_LONG") != "" {
-		seconds, processes, limit = "25", "64", 36<<10
+		seconds, processes, limit = "12", "64", 36<<10
 	}
 	cases := []struct {
 		name, nvml, context string

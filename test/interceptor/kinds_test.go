@@ -11,7 +11,7 @@ import (
 func TestEveryKindOfMemoryAtOnceIsExactUnderKills(t *testing.T) {
 	seconds, processes := "5", "6"
 	if os.Getenv("GPUSLICE_LONG") != "" {
-		seconds, processes = "20", "16"
+		seconds, processes = "10", "16"
 	}
 	for _, context := range []string{"64M", "8M"} {
 		t.Run("context="+context, func(t *testing.T) {

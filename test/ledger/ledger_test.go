@@ -61,14 +61,14 @@ func run(t *testing.T, command ...string) {
 }
 
 func TestSIGKILLAtAnyInstructionLeavesTheBooksBalanced(t *testing.T) {
-	run(t, compile(t, "gcc", "step"), pick("211", "59"))
+	run(t, compile(t, "gcc", "step"), pick("211", "101"))
 }
 
 func TestManyProcessesRaceForTheLastByte(t *testing.T) {
 	program := compile(t, "gcc", "stress")
 	for name, flags := range map[string][]string{"fixed limit": nil, "changing limit": {"-l"}} {
 		t.Run(name, func(t *testing.T) {
-			run(t, append([]string{program, "-n", "64", "-t", pick("2", "15")}, flags...)...)
+			run(t, append([]string{program, "-n", "64", "-t", pick("2", "8")}, flags...)...)
 		})
 	}
 }
@@ -84,7 +84,7 @@ func TestAChargeIsInBothLedgersOrInNone(t *testing.T) {
 }
 
 func TestProcessesOfTwoSlicesRaceForTheLastByteOfTheirPool(t *testing.T) {
-	run(t, compile(t, "gcc", "pool", interceptor+"/charge.c"), "-n", "64", "-t", pick("2", "15"))
+	run(t, compile(t, "gcc", "pool", interceptor+"/charge.c"), "-n", "64", "-t", pick("2", "8"))
 	run(t, compile(t, "gcc", "pool", interceptor+"/charge.c", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
 		"-n", "8", "-t", pick("1", "5"))
 }
