@@ -27,7 +27,7 @@ import (
 func TestSlicesOutliveAnEnforcerThatIsKilledAgainAndAgain(t *testing.T) {
 	rounds := 2 * (len(points) + 3)
 	if os.Getenv("GPUSLICE_LONG") != "" {
-		rounds = 100
+		rounds *= 2
 	}
 	_ = os.Remove(newCgroup(t)) // or skip, before anything is built
 	d := newDaemon(t)
