@@ -138,7 +138,8 @@ func parse(text []byte, where string) (*options.Options, error) {
 	}{Options: new(options.Options)}
 	known, err := toml.Decode(string(text), &all)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %s", where, strings.TrimPrefix(err.Error(), "toml: "))
+		why := strings.ReplaceAll(strings.TrimPrefix(err.Error(), "toml: "), "\n", " ") // it may quote the text
+		return nil, fmt.Errorf("%s: %s", where, why)
 	}
 	if unknown := known.Undecoded(); len(unknown) > 0 {
 		return nil, fmt.Errorf("%s have no key %.256q: they are runc's, %s", where, unknown[0].String(), keys())
