@@ -38,9 +38,10 @@ func TestAProcessChargesUpToItsQuotaAndDeathGivesItBack(t *testing.T) {
 		_, err := h.Slice(context.Background(), "s")
 		return errors.Is(err, api.ErrNotFound)
 	})
-	if _, err := os.Stat(reply.Dir); !os.IsNotExist(err) {
-		t.Fatalf("its directory is still there: %v", err)
-	}
+	eventually(t, "so is its directory", func() bool {
+		_, err := os.Stat(reply.Dir)
+		return os.IsNotExist(err)
+	})
 }
 
 func TestQuotaIsSharedByAllProcessesOfAContainer(t *testing.T) {
