@@ -233,16 +233,10 @@ func (e *Enforcer) gpuOf(uuid string) *gpu {
 // quota on all devices may be larger than one of them). That its processes hold less, or that some are checkpointed, changes
 // nothing. Called with mu held, or before anybody knows the slice.
 func (s *slice) commitment() map[string]uint64 {
-	has := make(map[string]uint64)
 	if !s.counts() {
-		return has
+		return make(map[string]uint64)
 	}
-	for _, d := range s.devices {
-		if bytes := min(d.given(), d.Total); bytes > 0 {
-			has[d.uuid] = bytes
-		}
-	}
-	return has
+	return promised(s.devices)
 }
 
 // recommit notes what the slice is given by the quotas that are in force now. Where less than it uses, it has what it uses, and
@@ -250,12 +244,7 @@ func (s *slice) commitment() map[string]uint64 {
 // the device full. Called with mu held.
 func (s *slice) recommit() {
 	has, had := s.commitment(), s.e.has(s)
-	s.lowered = false
-	for i, d := range s.devices {
-		if used := min(s.usedOn(i), had[d.uuid]); used > has[d.uuid] {
-			has[d.uuid], s.lowered = used, true
-		}
-	}
+	s.lowered = keepUsed(has, had, s.devices, s.usedOn)
 	s.e.commit(s, has)
 }
 

@@ -313,6 +313,9 @@ func (e *Enforcer) all() []*slice {
 	return all
 }
 
+// noSlice is the answer about an id that no slice has.
+func noSlice(id string) error { return api.Errorf(api.CodeNotFound, "there is no slice %.255s", id) }
+
 func (e *Enforcer) find(id string) *slice {
 	e.mu.RLock()
 	defer e.mu.RUnlock()

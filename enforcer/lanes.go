@@ -10,8 +10,6 @@ import (
 	"os"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/driver"
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
@@ -149,8 +147,7 @@ func (s *slice) attach(peer *process.Handle) (reply ledger.Reply, files []*os.Fi
 		s.log.Warn("the slice has no free process slot", "pid", peer.PID, "slots", ledger.Slots)
 		return reply, nil, ledger.StatusFull
 	}
-	// A descriptor of its own: the slice may be released, and the ledger closed, before the answer is sent.
-	file, err := s.duplicate()
+	file, err := duplicate(s.ledger)
 	if err != nil {
 		s.free = append(s.free, number)
 		return reply, nil, err
@@ -195,38 +192,7 @@ func (s *slice) attach(peer *process.Handle) (reply ledger.Reply, files []*os.Fi
 }
 
 // refusal is why the slice's processes get nothing; nil if they do. Called with mu held.
-func (s *slice) refusal() error {
-	switch s.state {
-	case api.Active:
-		return nil
-	case left:
-		return ErrClosed
-	default:
-		return ledger.StatusClosed
-	}
-}
-
-// place takes a free lane, in constant time. Called with mu held.
-func (s *slice) place() (uint32, bool) {
-	if n := len(s.free); n > 0 {
-		number := s.free[n-1]
-		s.free = s.free[:n-1]
-		return number, true
-	}
-	if int(s.next) > ledger.Slots {
-		return 0, false
-	}
-	s.next++
-	return s.next - 1, true
-}
-
-func (s *slice) duplicate() (*os.File, error) {
-	fd, err := unix.FcntlInt(s.ledger.File().Fd(), unix.F_DUPFD_CLOEXEC, 0)
-	if err != nil {
-		return nil, fmt.Errorf("duplicate the ledger's descriptor: %w", err)
-	}
-	return os.NewFile(uintptr(fd), "ledger"), nil
-}
+func (s *slice) refusal() error { return refusalIn(s.state) }
 
 // own puts a lane on the books; disown takes it off. Called with mu held.
 func (s *slice) own(l *lane) {

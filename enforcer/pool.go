@@ -41,11 +41,9 @@ type pool struct {
 	devices  []*poolDevice // in the ledger's order
 	lowered  bool          // a quota is less than what is used, which admission still counts
 
+	slots
 	lanes map[uint32]*poolLane
 	byPID map[int]*poolLane
-	free  []uint32 // lanes that were given back
-	next  uint32   // lanes from here on were never given out
-	live  ledger.Live
 }
 
 // poolDevice is a device of the pool's ledger, and what the enforcer charges there for members.
@@ -65,7 +63,7 @@ type poolLane struct {
 func (e *Enforcer) newPool(name string, created time.Time, quotas []api.Quota) *pool {
 	return &pool{
 		e: e, log: e.log.With("pool", name), name: name, created: created, quotas: quotas, state: api.Active,
-		members: make(map[*slice]struct{}), lanes: make(map[uint32]*poolLane), byPID: make(map[int]*poolLane), next: 1,
+		members: make(map[*slice]struct{}), lanes: make(map[uint32]*poolLane), byPID: make(map[int]*poolLane), slots: slots{next: 1},
 	}
 }
 
@@ -74,27 +72,25 @@ func (p *pool) called() string         { return "pool " + p.name }
 func (p *pool) tenant() (string, bool) { return "", false }
 
 // commitment is what the pool is given of each device. Called with mu held, or before anybody knows the pool.
-func (p *pool) commitment() map[string]uint64 {
-	has := make(map[string]uint64)
-	for _, d := range p.devices {
-		if bytes := min(d.given(), d.Total); bytes > 0 {
-			has[d.uuid] = bytes
-		}
+func (p *pool) commitment() map[string]uint64 { return promised(p.plain()) }
+
+// plain is the devices, as what the pool's ledger has in common with a slice's sees them.
+func (p *pool) plain() []*device {
+	all := make([]*device, len(p.devices))
+	for i, d := range p.devices {
+		all[i] = d.device
 	}
-	return has
+	return all
 }
 
 // recommit notes what the pool is given now. Of a quota that was lowered below what its members hold, that counts as long
 // as it is more: it can be promised to nobody. Called with mu held.
 func (p *pool) recommit() {
 	has, had := p.commitment(), p.e.has(p)
-	p.lowered = false
-	for i, d := range p.devices {
-		f := p.figures(i)
-		if used := min(f.Used-min(f.Used, d.away()), had[d.uuid]); used > has[d.uuid] {
-			has[d.uuid], p.lowered = used, true
-		}
-	}
+	p.lowered = keepUsed(has, had, p.plain(), func(index int) uint64 {
+		used := p.figures(index).Used
+		return used - min(used, p.devices[index].away())
+	})
 	p.e.commit(p, has)
 }
 
@@ -240,16 +236,7 @@ func (p *pool) addDevice(uuid driver.UUID, total uint64) error {
 }
 
 // refusal is why members get nothing from the pool; nil if they do. Called with mu held.
-func (p *pool) refusal() error {
-	switch p.state {
-	case api.Active:
-		return nil
-	case left:
-		return ErrClosed
-	default:
-		return ledger.StatusClosed
-	}
-}
+func (p *pool) refusal() error { return refusalIn(p.state) }
 
 // damaged says that the page cannot be trusted any more. Called with mu held.
 func (p *pool) damaged(err error) {
@@ -281,24 +268,12 @@ func (p *pool) check() {
 
 // verify is called with mu held.
 func (p *pool) verify() error {
-	headers := make([]ledger.Device, len(p.devices))
-	for i, d := range p.devices {
-		headers[i] = d.Device
-	}
-	if err := p.ledger.Check(false, false, headers); err != nil {
-		return err
-	}
-	for i, d := range p.devices {
-		if f := p.figures(i); f.Quiet && f.Used != f.Held {
-			return fmt.Errorf("%w: device %s has %d bytes charged, its lanes hold %d", ledger.ErrDamaged, d.uuid, f.Used, f.Held)
-		}
-	}
-	return nil
+	return verifyPage(p.ledger, false, p.plain(), p.figures)
 }
 
 // figures is called with mu held.
 func (p *pool) figures(index int) ledger.Figures {
-	return p.ledger.Figures(index, &p.live, p.next-1)
+	return p.slots.figures(p.ledger, index)
 }
 
 // leave lets go of the pool without ending it.

@@ -7,8 +7,6 @@ import (
 	"fmt"
 	"os"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
@@ -51,12 +49,11 @@ func (p *pool) give(h *process.Handle) (uint32, *os.File, error) {
 		p.log.Warn("the pool has no free process slot", "pid", h.PID, "slots", ledger.Slots)
 		return 0, nil, ledger.StatusFull
 	}
-	fd, err := unix.FcntlInt(p.ledger.File().Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	file, err := duplicate(p.ledger)
 	if err != nil {
 		p.free = append(p.free, number)
-		return 0, nil, fmt.Errorf("duplicate the descriptor of the pool's ledger: %w", err)
+		return 0, nil, err
 	}
-	file := os.NewFile(uintptr(fd), "ledger")
 	if err := p.ledger.Assign(number, ledger.Owner{PID: h.PID, Start: h.Start, NSPID: h.NSPID, PIDNS: h.PIDNS}); err != nil {
 		file.Close()
 		p.damaged(fmt.Errorf("lane %d cannot be given to process %d: %w", number, h.PID, err))
@@ -74,20 +71,6 @@ func (p *pool) give(h *process.Handle) (uint32, *os.File, error) {
 	}
 	killpoint.Pass("attach.pool.live")
 	return number, file, nil
-}
-
-// place takes a free lane. Called with mu held.
-func (p *pool) place() (uint32, bool) {
-	if n := len(p.free); n > 0 {
-		number := p.free[n-1]
-		p.free = p.free[:n-1]
-		return number, true
-	}
-	if int(p.next) > ledger.Slots {
-		return 0, false
-	}
-	p.next++
-	return p.next - 1, true
 }
 
 // own puts a lane on the books; disown takes it off. Called with mu held.
@@ -169,23 +152,8 @@ func (p *pool) resume(pid int) error {
 	if err := p.refusal(); err != nil || l == nil {
 		return err
 	}
-	was := make(map[*poolDevice]uint64)
-	for i, d := range p.devices {
-		bytes := d.suspended[l.number]
-		if bytes == 0 {
-			continue
-		}
-		was[d] = bytes
-		err := d.setAway(l.number, 0)
-		if err == nil && p.figures(i).Used > d.Limit {
-			err = ledger.StatusRefused
-		}
-		if err != nil {
-			for d, bytes := range was {
-				_ = d.setAway(l.number, bytes) // what fails here is seen by the next check
-			}
-			return err
-		}
+	if _, _, err := takeBack(p.plain(), l.number, p.figures); err != nil {
+		return err
 	}
 	p.ledger.SetLive(l.number)
 	return nil

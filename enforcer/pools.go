@@ -290,13 +290,7 @@ func (p *pool) show() api.Pool {
 
 // showDevice is called with mu held.
 func (p *pool) showDevice(index int, d *poolDevice) api.PoolUse {
-	f := p.figures(index)
-	// As of a slice: not of one instant, and never below zero.
-	f.Used -= min(f.Used, d.away())
-	for number := range d.suspended {
-		f.Context -= min(f.Context, p.ledger.Context(index, number))
-	}
-	overhead := min(f.Used, f.Context+f.Enforcer)
+	f, overhead := d.shown(p.figures(index), p.ledger, index)
 	use := api.PoolUse{
 		Device: d.uuid, Index: -1, Limit: d.given(), Used: f.Used - overhead, Overhead: overhead,
 		Peak: f.Peak, Refusals: f.Refusals, Recovered: f.Recovered,

@@ -142,7 +142,7 @@ func (e *Enforcer) newSlice(ctx context.Context, r api.RegisterRequest) (*slice,
 		e: e, log: e.log.With("slice", r.ID), request: r, created: time.Now().UTC(),
 		initStart: init.Start, init: init, state: api.Active,
 		quotas: r.Quotas, ttl: r.TTL, deadline: e.until(r.TTL),
-		lanes: make(map[uint32]*lane), byPID: make(map[int]*lane), next: 1,
+		lanes: make(map[uint32]*lane), byPID: make(map[int]*lane), slots: slots{next: 1},
 	}
 	if r.Session {
 		err = e.mayBegin(ctx, r)

@@ -34,7 +34,7 @@ func (e *Enforcer) Release(_ context.Context, id string, generation uint64, forc
 	defer e.change.Unlock()
 	s := e.find(id)
 	if s == nil {
-		return api.Slice{}, api.Errorf(api.CodeNotFound, "there is no slice %s", id)
+		return api.Slice{}, noSlice(id)
 	}
 	if generation != 0 && generation != s.generation {
 		return api.Slice{}, api.Errorf(api.CodeNotFound, "there is no slice %s of generation %d: it was released", id, generation)

@@ -128,7 +128,7 @@ func (e *Enforcer) revive(r store.Slice) *slice {
 		cgroup:   cgroup.Path{Mount: r.CgroupMount, Rel: r.CgroupRel, Inode: r.CgroupInode, V2: r.CgroupV2},
 		identity: ledger.Identity{Name: r.LedgerName, Dev: r.LedgerDev, Inode: r.LedgerInode},
 		quotas:   r.Request.Quotas, ttl: r.Request.TTL, deadline: r.Deadline, expired: r.Expired, asked: r.Asked,
-		lanes: make(map[uint32]*lane), byPID: make(map[int]*lane), next: 1,
+		lanes: make(map[uint32]*lane), byPID: make(map[int]*lane), slots: slots{next: 1},
 	}
 	if s.pool = e.pools[r.Request.Pool]; s.pool != nil {
 		s.pool.join(s)

@@ -36,7 +36,7 @@ func (e *Enforcer) Change(_ context.Context, id string, r api.ChangeRequest) (ap
 	defer e.change.Unlock()
 	s := e.find(id)
 	if s == nil {
-		return api.Slice{}, api.Errorf(api.CodeNotFound, "there is no slice %s", id)
+		return api.Slice{}, noSlice(id)
 	}
 	if err := s.set(r); err != nil {
 		return api.Slice{}, err

@@ -25,7 +25,7 @@ func (e *Enforcer) Slice(_ context.Context, id string) (api.Slice, error) {
 	if s := e.find(id); s != nil {
 		return s.show(true), nil
 	}
-	return api.Slice{}, api.Errorf(api.CodeNotFound, "there is no slice %.255s", id)
+	return api.Slice{}, noSlice(id)
 }
 
 // Devices shows the host's devices; without driver truth, those that slices have named.
@@ -95,13 +95,7 @@ func (s *slice) show(processes bool) api.Slice {
 
 // showDevice is called with mu held.
 func (s *slice) showDevice(index int, d *device) api.DeviceUse {
-	f := s.figures(index)
-	// The figures are not of one instant, and the page may say anything: never below zero.
-	f.Used -= min(f.Used, d.away())
-	for number := range d.suspended {
-		f.Context -= min(f.Context, s.ledger.Context(index, number))
-	}
-	overhead := min(f.Used, f.Context+f.Enforcer)
+	f, overhead := d.shown(s.figures(index), s.ledger, index)
 	use := api.DeviceUse{
 		Device: d.uuid, Index: -1, Used: f.Used - overhead, Overhead: overhead, Peak: f.Peak,
 		Allocations: f.Allocations, Refusals: f.Refusals, Recovered: f.Recovered,
@@ -113,10 +107,8 @@ func (s *slice) showDevice(index int, d *device) api.DeviceUse {
 			use.Bypass += min(x.bytes, d.Total)
 		}
 	}
-	if s.e.truth != nil {
-		if g := s.e.truth.device(d.UUID); g != nil {
-			use.Index, use.Name = g.Index, g.Name
-		}
+	if g := s.e.gpuOf(d.uuid); g != nil {
+		use.Index, use.Name = g.Index, g.Name
 	}
 	return use
 }

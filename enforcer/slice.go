@@ -4,7 +4,6 @@ package enforcer
 
 import (
 	"errors"
-	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -46,11 +45,9 @@ type slice struct {
 	devices []*device // in the ledger's order
 	server  *attach.Server
 
+	slots
 	lanes map[uint32]*lane
 	byPID map[int]*lane
-	free  []uint32 // lanes that were given back
-	next  uint32   // lanes from here on were never given out
-	live  ledger.Live
 
 	suspects    map[place]*suspect // processes that hold memory past the ledger
 	suspicious  time.Time          // when it was frozen, or would have been again
@@ -220,25 +217,12 @@ func (s *slice) check() {
 
 // verify is called with mu held.
 func (s *slice) verify() error {
-	headers := make([]ledger.Device, len(s.devices))
-	for i, d := range s.devices {
-		headers[i] = d.onPage()
-	}
-	if err := s.ledger.Check(s.record(), false, headers); err != nil {
-		return err
-	}
-	for i, d := range s.devices {
-		// Both are changed by the same swap, so with nothing changing meanwhile they cannot differ.
-		if f := s.figures(i); f.Quiet && f.Used != f.Held {
-			return fmt.Errorf("%w: device %s has %d bytes charged, its lanes hold %d", ledger.ErrDamaged, d.uuid, f.Used, f.Held)
-		}
-	}
-	return nil
+	return verifyPage(s.ledger, s.record(), s.devices, s.figures)
 }
 
 // figures is called with mu held.
 func (s *slice) figures(index int) ledger.Figures {
-	return s.ledger.Figures(index, &s.live, s.next-1)
+	return s.slots.figures(s.ledger, index)
 }
 
 // running says whether a process of the slice is alive, as far as its kind of slice can tell.

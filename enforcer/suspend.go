@@ -118,34 +118,18 @@ func (s *slice) resume(peer *process.Handle, pid uint64) error {
 	if l == nil {
 		return ledger.StatusNotMember
 	}
-	was := make(map[*device]uint64)
-	for i, d := range s.devices {
-		bytes := d.suspended[l.number]
-		if bytes == 0 {
-			continue
-		}
-		was[d] = bytes
-		err := d.setAway(l.number, 0)
-		if err == nil && (d.frozen || s.figures(i).Used > d.Limit) {
-			err = ledger.StatusRefused
-		}
-		if err != nil {
-			for d, bytes := range was {
-				_ = d.setAway(l.number, bytes) // it stays away; what fails here is seen by the next check
-			}
-			return err
-		}
+	was, undo, err := takeBack(s.devices, l.number, s.figures)
+	if err != nil {
+		return err
 	}
 	if s.pool != nil {
 		if err := s.pool.resume(l.process.PID); err != nil {
-			for d, bytes := range was {
-				_ = d.setAway(l.number, bytes)
-			}
+			undo()
 			return err
 		}
 	}
 	s.ledger.SetLive(l.number)
-	if len(was) == 0 {
+	if !was {
 		return nil
 	}
 	s.log.Debug("a checkpointed process comes back", "pid", l.process.PID)
