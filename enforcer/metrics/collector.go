@@ -12,12 +12,24 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/api"
 )
 
-// perDevice are the metrics of a slice on a device.
-var perDevice = []struct {
+// figure is a metric of a holder on a device, of which Use is what the API shows.
+type figure[Use any] struct {
 	name, help string
 	kind       prometheus.ValueType
-	value      func(api.DeviceUse) uint64
-}{
+	value      func(Use) uint64
+}
+
+// describeAll makes the descriptions of figures, whose names begin alike and whose labels are the holder and the device.
+func describeAll[Use any](figures []figure[Use], holder string) []*prometheus.Desc {
+	descs := make([]*prometheus.Desc, len(figures))
+	for i, f := range figures {
+		descs[i] = describe("gpuslice_"+holder+"_"+f.name, f.help, holder, "device")
+	}
+	return descs
+}
+
+// perDevice are the metrics of a slice on a device.
+var perDevice = []figure[api.DeviceUse]{
 	{"limit_bytes", "VRAM that the slice may keep on the device; absent if nothing is refused.", prometheus.GaugeValue,
 		func(d api.DeviceUse) uint64 { return d.Limit }},
 	{"used_bytes", "VRAM that the slice's programs asked for and hold.", prometheus.GaugeValue,
@@ -41,16 +53,8 @@ var (
 	infoDesc       = prometheus.NewDesc("gpuslice_slice_info", "Always 1; the labels say what the slice is.", []string{"slice", "tenant", "pool", "mode", "state"}, nil)
 	deviceUsedDesc = prometheus.NewDesc("gpuslice_device_used_bytes", "Memory of the device that slices hold, overhead included.", []string{"device"}, nil)
 	processesDesc  = prometheus.NewDesc("gpuslice_slice_processes", "Processes of the slice that have attached.", []string{"slice"}, nil)
-	deviceDescs    = describeDevices()
+	deviceDescs    = describeAll(perDevice, "slice")
 )
-
-func describeDevices() []*prometheus.Desc {
-	descs := make([]*prometheus.Desc, len(perDevice))
-	for i, m := range perDevice {
-		descs[i] = prometheus.NewDesc("gpuslice_slice_"+m.name, m.help, []string{"slice", "device"}, nil)
-	}
-	return descs
-}
 
 // collector reads the slices for each scrape.
 type collector struct {

@@ -17,11 +17,7 @@ type Pools interface {
 }
 
 // perPoolDevice are the metrics of a pool on a device.
-var perPoolDevice = []struct {
-	name, help string
-	kind       prometheus.ValueType
-	value      func(api.PoolUse) uint64
-}{
+var perPoolDevice = []figure[api.PoolUse]{
 	{"limit_bytes", "VRAM that the pool's members may keep on the device together.", prometheus.GaugeValue,
 		func(d api.PoolUse) uint64 { return d.Limit }},
 	{"used_bytes", "VRAM that the members' programs asked for and hold.", prometheus.GaugeValue,
@@ -40,16 +36,8 @@ var (
 	poolsDesc         = prometheus.NewDesc("gpuslice_pools", "Pools that there are.", nil, nil)
 	poolMembersDesc   = prometheus.NewDesc("gpuslice_pool_members", "Slices that are in the pool.", []string{"pool"}, nil)
 	poolProcessesDesc = prometheus.NewDesc("gpuslice_pool_processes", "Processes of the pool's members that have attached.", []string{"pool"}, nil)
-	poolDeviceDescs   = describePoolDevices()
+	poolDeviceDescs   = describeAll(perPoolDevice, "pool")
 )
-
-func describePoolDevices() []*prometheus.Desc {
-	descs := make([]*prometheus.Desc, len(perPoolDevice))
-	for i, m := range perPoolDevice {
-		descs[i] = prometheus.NewDesc("gpuslice_pool_"+m.name, m.help, []string{"pool", "device"}, nil)
-	}
-	return descs
-}
 
 // poolCollector reads the pools for each scrape.
 type poolCollector struct {

@@ -60,23 +60,35 @@ func Install(h Host, engineName string, o Options) (Result, error) {
 	return result, nil
 }
 
-func install(h Host, engineName string, o Options) (Result, error) {
-	r := Result{Engine: engineName, State: Nothing, Changes: []Change{}, Notes: []string{}}
-	e, err := find(engineName)
-	if err != nil {
-		return r, err
+func nothingYet(engineName string) Result {
+	return Result{Engine: engineName, State: Nothing, Changes: []Change{}, Notes: []string{}}
+}
+
+// begin finds the engine, and what is on record of it; under the lock, if something may change.
+func begin(h Host, engineName string, changes bool) (e engine, rec *record, unlock func(), err error) {
+	if e, err = find(engineName); err != nil {
+		return nil, nil, nil, err
 	}
-	if !o.DryRun {
-		unlock, err := lock(h.tree())
-		if err != nil {
-			return r, err
+	unlock = func() {}
+	if changes {
+		if unlock, err = lock(h.tree()); err != nil {
+			return nil, nil, nil, err
 		}
-		defer unlock()
 	}
-	rec, err := loadRecord(h.tree(), engineName)
+	if rec, err = loadRecord(h.tree(), engineName); err != nil {
+		unlock()
+		return nil, nil, nil, err
+	}
+	return e, rec, unlock, nil
+}
+
+func install(h Host, engineName string, o Options) (Result, error) {
+	r := nothingYet(engineName)
+	e, rec, unlock, err := begin(h, engineName, !o.DryRun)
 	if err != nil {
 		return r, err
 	}
+	defer unlock()
 	v := &view{Host: h, record: rec, force: o.Force}
 	p, err := e.plan(v, o)
 	if err != nil {
@@ -159,22 +171,13 @@ type undone struct {
 }
 
 func uninstall(h Host, engineName string, o Options) (Result, error) {
-	r := Result{Engine: engineName, State: Nothing, Changes: []Change{}, Notes: []string{}}
-	e, err := find(engineName)
+	r := nothingYet(engineName)
+	// Without a record nothing is changed, and the lock's directory not made either.
+	e, rec, unlock, err := begin(h, engineName, !o.DryRun && h.tree().exists(recordPath(engineName)))
 	if err != nil {
 		return r, err
 	}
-	if !o.DryRun && h.tree().exists(recordPath(engineName)) {
-		unlock, err := lock(h.tree())
-		if err != nil {
-			return r, err
-		}
-		defer unlock()
-	}
-	rec, err := loadRecord(h.tree(), engineName)
-	if err != nil {
-		return r, err
-	}
+	defer unlock()
 	var files []undone
 	for _, f := range slices.Clone(rec.Files) {
 		if o.File != "" && o.File != f.Path {
