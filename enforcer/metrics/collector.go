@@ -23,7 +23,7 @@ type figure[Use any] struct {
 func describeAll[Use any](figures []figure[Use], holder string) []*prometheus.Desc {
 	descs := make([]*prometheus.Desc, len(figures))
 	for i, f := range figures {
-		descs[i] = describe("gpuslice_"+holder+"_"+f.name, f.help, holder, "device")
+		descs[i] = describe(holder+"_"+f.name, f.help, holder, "device")
 	}
 	return descs
 }
