@@ -14,79 +14,16 @@
  */
 #define _GNU_SOURCE
 #include "charge.h"
-#include "check.h"
+#include "crowd.h"
 
-#include <errno.h>
-#include <poll.h>
-#include <sched.h>
-#include <sys/syscall.h>
-#include <sys/wait.h>
-
-#ifndef SYS_pidfd_open
-#define SYS_pidfd_open 434
-#endif
-
-enum { TIGHT, ROOMY, DEVICES };
 enum { SLICES = 2 };
 
-#define MOST_HELD 1000u /* per process and device */
 #define MOST 256u
 
-struct worker {
-	int go, parked;
-	uint64_t held[DEVICES];
-	uint64_t operations, refusals[2], recovered; /* refusals by the slice, by the pool */
-} __attribute__((aligned(64)));
-
 static struct ledger *slices[SLICES], *pool;
-static struct {
-	int pause, quit;
-	int failed;
-	struct worker worker[MOST + 1];
-} * control;
-static pid_t pid_of[MOST + 1];
-static uint64_t random_state;
-
-#define WRONG(...)                                                                                 \
-	do {                                                                                       \
-		__atomic_store_n(&control->failed, 1, __ATOMIC_SEQ_CST);                           \
-		FAIL(__VA_ARGS__);                                                                 \
-	} while (0)
-
 static struct ledger *slice_of(uint32_t process)
 {
 	return slices[process % SLICES];
-}
-
-static bool is_dead(uint32_t pid)
-{
-	struct pollfd p = {.fd = (int)syscall(SYS_pidfd_open, pid, 0), .events = POLLIN};
-	bool dead;
-
-	if (p.fd < 0)
-		return errno == ESRCH;
-	dead = poll(&p, 1, 0) == 1;
-	close(p.fd);
-	return dead;
-}
-
-/* As the interceptor does: generation first, then who it is, then whether that is dead. */
-static void settle_siblings(struct worker *me, const struct ledger_account *account)
-{
-	struct ledger *ledger = account->ledger;
-	uint32_t high = __atomic_load_n(&ledger->high_lane, __ATOMIC_ACQUIRE);
-
-	for (uint32_t lane = 1; lane <= high; lane++) {
-		uint64_t generation = generation_of(ledger, lane), bytes = 0;
-		uint32_t pid = __atomic_load_n(&ledger->lane[lane].pid, __ATOMIC_ACQUIRE);
-
-		if (lane == account->lane || pid == 0 ||
-		    ledger_held(ledger, account->device, lane) == 0 || !is_dead(pid))
-			continue;
-		if (ledger_settle(ledger, account->device, lane, generation, &bytes) != LEDGER_OK)
-			WRONG("lane %u: cannot settle lane %u", account->lane, lane);
-		me->recovered += bytes;
-	}
 }
 
 /* Lanes are the processes' numbers, in both ledgers. */
@@ -116,12 +53,7 @@ static void work(uint32_t number, uint64_t seed)
 		enum ledger_result result;
 		bool by_pool;
 
-		while (__atomic_load_n(&control->pause, __ATOMIC_ACQUIRE)) {
-			__atomic_store_n(&me->parked, 1, __ATOMIC_RELEASE);
-			usleep(500);
-		}
-		__atomic_store_n(&me->parked, 0, __ATOMIC_SEQ_CST);
-		if (__atomic_load_n(&control->pause, __ATOMIC_SEQ_CST))
+		if (!may_go_on(me))
 			continue; /* asked between the two */
 
 		switch (next_random(&random) % 8) {
@@ -173,40 +105,12 @@ static void work(uint32_t number, uint64_t seed)
 	_exit(0);
 }
 
-static void give(struct ledger *ledger, uint32_t lane, pid_t pid)
-{
-	/* The identity before the generation that it belongs to. */
-	__atomic_store_n(&ledger->lane[lane].pid, (uint32_t)pid, __ATOMIC_RELEASE);
-	if (ledger_recycle(ledger, lane) != LEDGER_OK)
-		FAIL("lane %u cannot be recycled", lane);
-	__atomic_store_n(&ledger->lane[lane].state, LEDGER_LIVE, __ATOMIC_RELEASE);
-}
-
 static void start(uint32_t number)
 {
-	struct worker *w = &control->worker[number];
-	uint64_t seed = next_random(&random_state);
-	pid_t pid;
-
-	w->go = w->parked = 0;
-	w->held[TIGHT] = w->held[ROOMY] = 0;
-	pid = fork();
-	if (pid < 0)
-		FAIL("fork: %s", strerror(errno));
-	if (pid == 0)
-		work(number, seed);
-	pid_of[number] = pid;
-	give(slice_of(number), number, pid);
-	give(pool, number, pid);
-	__atomic_store_n(&w->go, 1, __ATOMIC_RELEASE);
-}
-
-static void settle_in(struct ledger *ledger, uint32_t lane)
-{
-	for (uint32_t device = 0; device < DEVICES; device++)
-		if (ledger_settle(ledger, device, lane, generation_of(ledger, lane), NULL) !=
-		    LEDGER_OK)
-			FAIL("lane %u cannot be settled", lane);
+	beget(number);
+	give(slice_of(number), number);
+	give(pool, number);
+	__atomic_store_n(&control->worker[number].go, 1, __ATOMIC_RELEASE);
 }
 
 /* In either order, and others go on meanwhile. */
@@ -215,32 +119,8 @@ static void settle(uint32_t number)
 	bool pool_first = next_random(&random_state) % 2;
 
 	settle_in(pool_first ? pool : slice_of(number), number);
-	if (next_random(&random_state) % 4 == 0)
-		usleep((useconds_t)(next_random(&random_state) % 2000));
+	dawdle();
 	settle_in(pool_first ? slice_of(number) : pool, number);
-}
-
-static unsigned kill_some(uint32_t processes)
-{
-	uint32_t first = 1 + (uint32_t)(next_random(&random_state) % processes);
-	uint32_t count = 1 + (uint32_t)(next_random(&random_state) % (processes / 4 + 1));
-	siginfo_t info;
-
-	if (first + count > processes + 1)
-		count = processes + 1 - first;
-	for (uint32_t i = first; i < first + count; i++)
-		kill(pid_of[i], SIGKILL);
-	for (uint32_t i = first; i < first + count; i++) {
-		/* It stays a zombie until it is settled: its number is not another process's. */
-		if (waitid(P_PID, (id_t)pid_of[i], &info, WEXITED | WNOWAIT) != 0)
-			FAIL("waitid: %s", strerror(errno));
-		if (info.si_code != CLD_KILLED)
-			FAIL("process %u ended by itself", i);
-		settle(i);
-		waitpid(pid_of[i], NULL, 0);
-		start(i);
-	}
-	return count;
 }
 
 static void check_used(const char *what, const struct ledger *ledger, uint32_t device, uint64_t sum)
@@ -253,15 +133,7 @@ static void check_used(const char *what, const struct ledger *ledger, uint32_t d
 /* Everybody stands still: the books must balance. */
 static void balance(uint32_t processes)
 {
-	uint64_t deadline = nanoseconds() + 60000000000ull;
-
-	__atomic_store_n(&control->pause, 1, __ATOMIC_SEQ_CST);
-	for (uint32_t i = 1; i <= processes; i++)
-		while (!__atomic_load_n(&control->worker[i].parked, __ATOMIC_ACQUIRE)) {
-			if (control->failed || nanoseconds() > deadline)
-				FAIL("process %u does not come to rest", i);
-			usleep(200);
-		}
+	halt(processes);
 	for (uint32_t device = 0; device < DEVICES; device++) {
 		uint64_t sum[SLICES] = {0};
 

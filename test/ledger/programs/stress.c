@@ -12,71 +12,9 @@
  *   stress [-n PROCESSES] [-t SECONDS] [-s SEED] [-l]      -l: the limit of device 0 changes, too
  */
 #define _GNU_SOURCE
-#include "check.h"
-
-#include <errno.h>
-#include <poll.h>
-#include <sched.h>
-#include <signal.h>
-#include <sys/syscall.h>
-#include <sys/wait.h>
-
-#ifndef SYS_pidfd_open
-#define SYS_pidfd_open 434
-#endif
-
-enum { TIGHT, ROOMY, DEVICES };
-
-#define MOST_HELD 1000u /* per process and device */
-
-struct worker {
-	int go, parked;
-	uint64_t held[DEVICES];
-	uint64_t operations, refusals, recovered;
-} __attribute__((aligned(64)));
+#include "crowd.h"
 
 static struct ledger *ledger;
-static struct {
-	int pause, quit;
-	int failed;
-	struct worker worker[LEDGER_LANES];
-} * control;
-static pid_t pid_of[LEDGER_LANES];
-static uint64_t random_state;
-
-#define WRONG(...)                                                                                 \
-	do {                                                                                       \
-		__atomic_store_n(&control->failed, 1, __ATOMIC_SEQ_CST);                           \
-		FAIL(__VA_ARGS__);                                                                 \
-	} while (0)
-
-/* As the interceptor does: generation first, then who it is, then whether that is dead. */
-static void settle_siblings(struct worker *me, uint32_t own, uint32_t device)
-{
-	uint32_t high = __atomic_load_n(&ledger->high_lane, __ATOMIC_ACQUIRE);
-
-	for (uint32_t lane = 1; lane <= high; lane++) {
-		uint64_t generation = generation_of(ledger, lane), bytes = 0;
-		uint32_t pid = __atomic_load_n(&ledger->lane[lane].pid, __ATOMIC_ACQUIRE);
-		struct pollfd p = {.events = POLLIN};
-		bool dead;
-
-		if (lane == own || pid == 0 || ledger_held(ledger, device, lane) == 0)
-			continue;
-		p.fd = (int)syscall(SYS_pidfd_open, pid, 0);
-		if (p.fd < 0) {
-			dead = errno == ESRCH;
-		} else {
-			dead = poll(&p, 1, 0) == 1;
-			close(p.fd);
-		}
-		if (!dead)
-			continue;
-		if (ledger_settle(ledger, device, lane, generation, &bytes) != LEDGER_OK)
-			WRONG("lane %u: cannot settle lane %u", own, lane);
-		me->recovered += bytes;
-	}
-}
 
 static void work(uint32_t lane, uint64_t seed)
 {
@@ -98,12 +36,7 @@ static void work(uint32_t lane, uint64_t seed)
 		uint64_t size = 1 + next_random(&random) % 300, held = a->held;
 		enum ledger_result result;
 
-		while (__atomic_load_n(&control->pause, __ATOMIC_ACQUIRE)) {
-			__atomic_store_n(&me->parked, 1, __ATOMIC_RELEASE);
-			usleep(500);
-		}
-		__atomic_store_n(&me->parked, 0, __ATOMIC_SEQ_CST);
-		if (__atomic_load_n(&control->pause, __ATOMIC_SEQ_CST))
+		if (!may_go_on(me))
 			continue; /* asked between the two */
 
 		switch (next_random(&random) % 8) {
@@ -118,12 +51,12 @@ static void work(uint32_t lane, uint64_t seed)
 				held += size;
 			if (result != LEDGER_REFUSED)
 				break;
-			me->refusals++;
+			me->refusals[0]++;
 			ledger_count_refusal(a);
 			if (device == ROOMY)
 				WRONG("lane %u: %" PRIu64 " bytes refused, though there is room",
 				      lane, size);
-			settle_siblings(me, lane, device);
+			settle_siblings(me, a);
 			result = LEDGER_OK;
 			break;
 		case 0:
@@ -151,73 +84,22 @@ static void work(uint32_t lane, uint64_t seed)
 
 static void start(uint32_t lane)
 {
-	struct worker *w = &control->worker[lane];
-	uint64_t seed = next_random(&random_state);
-	pid_t pid;
-
-	w->go = w->parked = 0;
-	w->held[TIGHT] = w->held[ROOMY] = 0;
-	pid = fork();
-	if (pid < 0)
-		FAIL("fork: %s", strerror(errno));
-	if (pid == 0)
-		work(lane, seed);
-	pid_of[lane] = pid;
-	/* The identity before the generation that it belongs to. */
-	__atomic_store_n(&ledger->lane[lane].pid, (uint32_t)pid, __ATOMIC_RELEASE);
-	if (ledger_recycle(ledger, lane) != LEDGER_OK)
-		FAIL("lane %u cannot be recycled", lane);
-	__atomic_store_n(&ledger->lane[lane].state, LEDGER_LIVE, __ATOMIC_RELEASE);
-	__atomic_store_n(&w->go, 1, __ATOMIC_RELEASE);
+	beget(lane);
+	give(ledger, lane);
+	__atomic_store_n(&control->worker[lane].go, 1, __ATOMIC_RELEASE);
 }
 
+/* After a while for the siblings, or at once, to be first. */
 static void settle(uint32_t lane)
 {
-	for (uint32_t device = 0; device < DEVICES; device++)
-		if (ledger_settle(ledger, device, lane, generation_of(ledger, lane), NULL) !=
-		    LEDGER_OK)
-			FAIL("lane %u cannot be settled", lane);
-}
-
-/* Kill some; leave them to the siblings for a while, or try to be first. Returns how many. */
-static unsigned kill_some(uint32_t lanes)
-{
-	uint32_t first = 1 + (uint32_t)(next_random(&random_state) % lanes);
-	uint32_t count = 1 + (uint32_t)(next_random(&random_state) % (lanes / 4 + 1));
-	siginfo_t info;
-
-	if (first + count > lanes + 1)
-		count = lanes + 1 - first;
-	/* Together: where processes outnumber CPUs, each needs its turn to die. */
-	for (uint32_t lane = first; lane < first + count; lane++)
-		kill(pid_of[lane], SIGKILL);
-	for (uint32_t lane = first; lane < first + count; lane++) {
-		/* It stays a zombie until it is settled: its number is not another process's. */
-		if (waitid(P_PID, (id_t)pid_of[lane], &info, WEXITED | WNOWAIT) != 0)
-			FAIL("waitid: %s", strerror(errno));
-		if (info.si_code != CLD_KILLED)
-			FAIL("lane %u ended by itself", lane);
-		if (next_random(&random_state) % 4 == 0)
-			usleep((useconds_t)(next_random(&random_state) % 2000));
-		settle(lane);
-		waitpid(pid_of[lane], NULL, 0);
-		start(lane);
-	}
-	return count;
+	dawdle();
+	settle_in(ledger, lane);
 }
 
 /* Everybody stands still: the books must balance. */
 static void balance(uint32_t lanes, const struct ledger_account *enforcer)
 {
-	uint64_t deadline = nanoseconds() + 60000000000ull;
-
-	__atomic_store_n(&control->pause, 1, __ATOMIC_SEQ_CST);
-	for (uint32_t lane = 1; lane <= lanes; lane++)
-		while (!__atomic_load_n(&control->worker[lane].parked, __ATOMIC_ACQUIRE)) {
-			if (control->failed || nanoseconds() > deadline)
-				FAIL("lane %u does not come to rest", lane);
-			usleep(200);
-		}
+	halt(lanes);
 	for (uint32_t device = 0; device < DEVICES; device++) {
 		uint64_t sum = enforcer[device].held;
 
@@ -350,7 +232,7 @@ int main(int argc, char **argv)
 		waitpid(pid_of[lane], NULL, 0);
 		settle(lane);
 		operations += control->worker[lane].operations;
-		refusals += control->worker[lane].refusals;
+		refusals += control->worker[lane].refusals[0];
 		recovered += control->worker[lane].recovered;
 	}
 	if (control->failed)
