@@ -45,6 +45,10 @@ while IFS=: read -r file target; do
 	begin=$SECONDS
 	"$go" test -run '^$' -fuzz "^$target\$" -fuzztime "$time" "./${file%/*}" >"$dir/log" 2>&1
 	status=$?
+	# Now and then Go calls the end of the time a failure; a real one has an input.
+	if [ "$status" != 0 ] && grep -q '^    context deadline exceeded$' "$dir/log" && ! grep -q 'Failing input' "$dir/log"; then
+		status=0
+	fi
 	result "${file%/*} $target" "$status" "$(grep -oE 'execs: [1-9][0-9]*' "$dir/log" | tail -1 | grep -oE '[0-9]+')" "$begin"
 done < <(grep -roE --include='*_test.go' '^func Fuzz[A-Za-z0-9_]*' cmd enforcer hook shim | sed 's/func //')
 

@@ -15,6 +15,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
 )
@@ -174,12 +175,17 @@ type refusal struct {
 func (r *refusal) Error() string { return r.sentence }
 func (r *refusal) Unwrap() error { return r.cause }
 
-// shown quotes what a user wrote, in at most about 80 characters and without control characters.
+// shown quotes what a user wrote, in about 80 bytes and without control characters; what is cut off ends in "…".
 // A plain key stays as it was written.
 func shown(s string) string {
-	const most = 64
-	if len(s) > most {
-		return fmt.Sprintf("%q…", s[:most])
+	const most = 80 // of the quoted text: a byte of s takes up to four there
+	end := 0
+	for end < len(s) {
+		_, size := utf8.DecodeRuneInString(s[end:])
+		if len(strconv.Quote(s[:end+size])) > most {
+			return strconv.Quote(s[:end]) + "…"
+		}
+		end += size
 	}
 	if strings.HasPrefix(s, Prefix) && strconv.Quote(s) == `"`+s+`"` {
 		return s

@@ -102,5 +102,8 @@ func add(hooks []byte, stage string, h Hook, first bool) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("hooks.%s: %w", stage, err)
 	}
+	if err := json.Unmarshal(list, new([]Hook)); err != nil {
+		return nil, fmt.Errorf("hooks.%s: not a list of hooks: %w", stage, err)
+	}
 	return set(hooks, stage, list)
 }

@@ -92,6 +92,7 @@ func TestWhatCannotBeEditedIsRefused(t *testing.T) {
 		`{"hooks":[]}`:                  "not a JSON object",
 		`{"hooks":{"prestart":{}}}`:     "hooks.prestart: expected an array",
 		`{"hooks":{"poststop":"x"}}`:    "hooks.poststop: expected an array",
+		`{"hooks":{"poststop":[100]}}`:  "hooks.poststop: not a list of hooks",
 		`{"hooks":{},"hooks":{}}`:       "more than once",
 		`{"hooks":{},"HOOKS":{}}`:       "more than once",
 		`{"Hooks":{}}`:                  "other letter case",
@@ -105,7 +106,7 @@ func TestWhatCannotBeEditedIsRefused(t *testing.T) {
 }
 
 func FuzzAddHooks(f *testing.F) {
-	f.Add([]byte(`{"hooks":{"prestart":[{"path":"/a"}],"poststop":[ 1 ] },"x":1e999}`))
+	f.Add([]byte(`{"hooks":{"prestart":[{"path":"/a"}],"poststop":[ {"timeout":1} ] },"x":1e9}`))
 	f.Add([]byte(`{"hooks":null}`))
 	f.Fuzz(func(t *testing.T, in []byte) {
 		out, err := AddHooks(in, ourPrestart, ourPoststop)
