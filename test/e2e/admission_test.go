@@ -17,19 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
-	"github.com/gpuslice/gpuslice/test/testhost"
 )
-
-// newHostWith has these lines in its configuration, and these variables in its enforcer's environment.
-func newHostWith(t *testing.T, lines string, env ...string) *host {
-	t.Helper()
-	t.Parallel()
-	runc, err := exec.LookPath("runc")
-	if err != nil {
-		t.Skip("needs runc: make deps")
-	}
-	return &host{testhost.New(t, testhost.Options{Runtimes: []string{runc}, Runtime: lines, Env: env}), runc}
-}
 
 // device is the host's only one.
 func (h *host) device() api.Device {
@@ -53,42 +41,43 @@ func (c *container) refused() string {
 }
 
 func TestAContainerWhoseQuotaDoesNotFitIsToldWhoHasTheRest(t *testing.T) {
-	h := newHostWith(t, "[admission]\nreserve = \"1G\"\nmax_vram = \"75%\"\n[tenants.physics]\nmax_vram = \"2G\"\n")
-	d := h.device()
-	if d.Reserve != gib || *d.Free != d.Total-gib {
-		t.Fatalf("%+v", d)
-	}
-	half := map[string]string{"gpuslice.vram": "50%"}
-	first := h.newContainer(half, "/bin/sleep", "600")
-	first.run()
-
-	second := h.newContainer(half, "/bin/sleep", "600")
-	out := second.refused()
-	left := api.FormatSize(d.Total/2 - gib)
-	for _, says := range []string{
-		"gpuslice: ", second.id + " asks for " + api.FormatSize(d.Total/2) + " on device 0 (" + d.UUID + "), where " + left + " are left of the " + api.FormatSize(d.Total-gib),
-		"(" + first.id + " has " + api.FormatSize(d.Total/2) + "): ask for less, or end one of them",
-	} {
-		if !strings.Contains(out, says) {
-			t.Errorf("runc shows\n%s\nwhich does not say %q", out, says)
+	forEachBackendWith(t, "[admission]\nreserve = \"1G\"\nmax_vram = \"75%\"\n[tenants.physics]\nmax_vram = \"2G\"\n", func(t *testing.T, h *host, _ api.Enforcement) {
+		d := h.device()
+		if d.Reserve != gib || *d.Free != d.Total-gib {
+			t.Fatalf("%+v", d)
 		}
-	}
-	if out := h.newContainer(map[string]string{"gpuslice.vram": "80%"}, "/bin/true").refused(); !strings.Contains(out, "a slice may have "+api.FormatSize(d.Total/4*3)+" of it at most (max_vram)") {
-		t.Error(out)
-	}
-	if out := h.newContainer(map[string]string{"gpuslice.vram.0": "3G", "gpuslice.tenant": "physics"}, "/bin/true").refused(); !strings.Contains(out, "tenant physics has 2GiB left of 2GiB") {
-		t.Error(out)
-	}
-	if slices := h.Slices(); len(slices) != 1 {
-		t.Errorf("slices are left: %+v", slices)
-	}
+		half := map[string]string{"gpuslice.vram": "50%"}
+		first := h.newContainer(half, "/bin/sleep", "600")
+		first.run()
 
-	// What the first gives back, the second gets.
-	h.Must(first.runtime("delete", "--force", first.id).Run())
-	second.run()
-	if d := h.device(); d.Quotas != d.Total/2 || d.Slices != 1 {
-		t.Errorf("%+v", d)
-	}
+		second := h.newContainer(half, "/bin/sleep", "600")
+		out := second.refused()
+		left := api.FormatSize(d.Total/2 - gib)
+		for _, says := range []string{
+			"gpuslice: ", second.id + " asks for " + api.FormatSize(d.Total/2) + " on device 0 (" + d.UUID + "), where " + left + " are left of the " + api.FormatSize(d.Total-gib),
+			"(" + first.id + " has " + api.FormatSize(d.Total/2) + "): ask for less, or end one of them",
+		} {
+			if !strings.Contains(out, says) {
+				t.Errorf("runc shows\n%s\nwhich does not say %q", out, says)
+			}
+		}
+		if out := h.newContainer(map[string]string{"gpuslice.vram": "80%"}, "/bin/true").refused(); !strings.Contains(out, "a slice may have "+api.FormatSize(d.Total/4*3)+" of it at most (max_vram)") {
+			t.Error(out)
+		}
+		if out := h.newContainer(map[string]string{"gpuslice.vram.0": "3G", "gpuslice.tenant": "physics"}, "/bin/true").refused(); !strings.Contains(out, "tenant physics has 2GiB left of 2GiB") {
+			t.Error(out)
+		}
+		if slices := h.Slices(); len(slices) != 1 {
+			t.Errorf("slices are left: %+v", slices)
+		}
+
+		// What the first gives back, the second gets.
+		h.Must(first.runtime("delete", "--force", first.id).Run())
+		second.run()
+		if d := h.device(); d.Quotas != d.Total/2 || d.Slices != 1 {
+			t.Errorf("%+v", d)
+		}
+	})
 }
 
 func TestDevicesShowWhatIsGivenAndFree(t *testing.T) {
@@ -180,7 +169,7 @@ func (h *host) kept(all []*asker, bytes uint64) {
 func TestTheLastBytesAreGivenOnceWhereverTheEnforcerIsKilled(t *testing.T) {
 	for _, point := range []string{"register.ledger:4", "register.dir:3", "register.decided:4", "register.stored:2", "register.listening:3", "register.done:5"} {
 		t.Run(point, func(t *testing.T) {
-			h := newHostWith(t, "", "GPUSLICE_KILLPOINT="+point)
+			h := newHostBy(t, api.Intercept, "", "GPUSLICE_KILLPOINT="+point)
 			all := h.askers(12)
 			bytes := h.device().Total / 5 // five of them
 			var deaths int

@@ -17,70 +17,69 @@ import (
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
-// newTimedHost is a host with a short grace.
-func newTimedHost(t *testing.T) *host {
-	t.Helper()
-	return newHostWith(t, "\n[expiry]\ngrace = \"1s\"\nmax_ttl = \"24h\"\n")
-}
+// timed is a configuration with a short grace.
+const timed = "[expiry]\ngrace = \"1s\"\nmax_ttl = \"24h\"\n"
 
 // What does not end when it is asked to, and has another child all the while.
 const stubborn = `trap "" TERM; while :; do sleep 0.02 & sleep 0.01; done`
 
 func TestAContainerEndsWhenItsTimeIsOver(t *testing.T) {
-	h := newTimedHost(t)
-	annotations := vram()
-	annotations["gpuslice.ttl"] = "5s"
-	c := h.newContainer(annotations, "/bin/sh", "-c", stubborn)
-	c.run()
-	if g := c.hog(gib); !g.holds(gib, quota) {
-		t.Fatalf("said %q", g.said)
-	}
-	out, err := h.cli("ps")
-	if err != nil || !strings.Contains(out, "EXPIRES") || !strings.Contains(out, "in ") {
-		t.Errorf("%v: %s", err, out)
-	}
-	slice, err := h.Client.Slice(t.Context(), c.id)
-	if err != nil || slice.TTL != 5*time.Second || slice.Expires == nil || slice.Remaining > slice.TTL {
-		t.Errorf("%+v, %v", slice, err)
-	}
-	h.Eventually("the slice is gone", h.IsGone(c.id))
-	h.Eventually("and its processes are", func() bool {
-		out, err := c.runtime("state", c.id).Output()
-		return err == nil && strings.Contains(string(out), "stopped")
+	forEachBackendWith(t, timed, func(t *testing.T, h *host, _ api.Enforcement) {
+		annotations := vram()
+		annotations["gpuslice.ttl"] = "5s"
+		c := h.newContainer(annotations, "/bin/sh", "-c", stubborn)
+		c.run()
+		if g := c.hog(gib); !g.holds(gib, quota) {
+			t.Fatalf("said %q", g.said)
+		}
+		out, err := h.cli("ps")
+		if err != nil || !strings.Contains(out, "EXPIRES") || !strings.Contains(out, "in ") {
+			t.Errorf("%v: %s", err, out)
+		}
+		slice, err := h.Client.Slice(t.Context(), c.id)
+		if err != nil || slice.TTL != 5*time.Second || slice.Expires == nil || slice.Remaining > slice.TTL {
+			t.Errorf("%+v, %v", slice, err)
+		}
+		h.Eventually("the slice is gone", h.IsGone(c.id))
+		h.Eventually("and its processes are", func() bool {
+			out, err := c.runtime("state", c.id).Output()
+			return err == nil && strings.Contains(string(out), "stopped")
+		})
+		if out, err := h.cli("events", c.id); err != nil || !strings.Contains(out, "its time is over") || !strings.Contains(out, "ended: its time was over") {
+			t.Errorf("%v: %s", err, out)
+		}
+		if out, err := c.output(c.runtime("delete", c.id)); err != nil {
+			t.Errorf("delete: %v\n%s", err, out)
+		}
 	})
-	if out, err := h.cli("events", c.id); err != nil || !strings.Contains(out, "its time is over") || !strings.Contains(out, "ended: its time was over") {
-		t.Errorf("%v: %s", err, out)
-	}
-	if out, err := c.output(c.runtime("delete", c.id)); err != nil {
-		t.Errorf("delete: %v\n%s", err, out)
-	}
 }
 
 func TestARenewedContainerGoesOn(t *testing.T) {
-	h := newTimedHost(t)
-	annotations := vram()
-	annotations["gpuslice.ttl"] = "1h"
-	c := h.newContainer(annotations, "/bin/sleep", "600")
-	c.run()
-	if out, err := h.cli("renew", c.id[:len(c.id)-1], "2h"); err != nil || !strings.Contains(out, "in 2h") && !strings.Contains(out, "in 1h59m") {
-		t.Errorf("%v: %s", err, out)
-	}
-	if out, err := h.cli("renew", "--json", c.id, "3h"); err != nil || !strings.Contains(out, `"ttl": 10800000000000`) {
-		t.Errorf("%v: %s", err, out)
-	}
-	if out, err := h.cli("renew", c.id, "48h"); err == nil || !strings.Contains(out, "max_ttl") {
-		t.Errorf("%v: %s", err, out)
-	}
-	if out, err := h.cli("set", c.id, "--ttl", "1s", "--vram", "2G"); err != nil {
-		t.Errorf("%v: %s", err, out)
-	}
-	h.Eventually("the slice is gone", h.IsGone(c.id))
+	forEachBackendWith(t, timed, func(t *testing.T, h *host, _ api.Enforcement) {
+		annotations := vram()
+		annotations["gpuslice.ttl"] = "1h"
+		c := h.newContainer(annotations, "/bin/sleep", "600")
+		c.run()
+		if out, err := h.cli("renew", c.id[:len(c.id)-1], "2h"); err != nil || !strings.Contains(out, "in 2h") && !strings.Contains(out, "in 1h59m") {
+			t.Errorf("%v: %s", err, out)
+		}
+		if out, err := h.cli("renew", "--json", c.id, "3h"); err != nil || !strings.Contains(out, `"ttl": 10800000000000`) {
+			t.Errorf("%v: %s", err, out)
+		}
+		if out, err := h.cli("renew", c.id, "48h"); err == nil || !strings.Contains(out, "max_ttl") {
+			t.Errorf("%v: %s", err, out)
+		}
+		if out, err := h.cli("set", c.id, "--ttl", "1s", "--vram", "2G"); err != nil {
+			t.Errorf("%v: %s", err, out)
+		}
+		h.Eventually("the slice is gone", h.IsGone(c.id))
+	})
 }
 
 func TestASessionEndsWhenItsTimeIsOver(t *testing.T) {
 	for _, where := range [][]string{{"--socket", ""}, {"run", "--embedded"}} {
 		t.Run(strings.TrimLeft(where[len(where)-1], "-"), func(t *testing.T) {
-			h := newTimedHost(t)
+			h := newHostBy(t, api.Intercept, timed)
 			args := []string{"--socket", h.Socket(), "run"}
 			patience := 5 * time.Second // the grace is the host's
 			if where[0] == "run" {
@@ -113,7 +112,7 @@ func TestASessionEndsWhenItsTimeIsOver(t *testing.T) {
 
 // One that ends when it is asked to has its own exit code, and was asked once.
 func TestASessionIsAskedToEndFirst(t *testing.T) {
-	h := newTimedHost(t)
+	h := newHostBy(t, api.Intercept, timed)
 	out, err := h.cli("run", "--name", "s", "--quiet", "--vram", "1G", "--ttl", "1s", "--", "sh", "-c",
 		`n=0; trap 'n=$((n + 1)); echo asked $n' TERM; while [ $n = 0 ]; do sleep 0.05; done; sleep 0.2; exit $((40 + n))`)
 	var exit *exec.ExitError
@@ -123,20 +122,21 @@ func TestASessionIsAskedToEndFirst(t *testing.T) {
 }
 
 func TestAContainerWhoseTimePassesWhileNoEnforcerRunsEndsWithTheNext(t *testing.T) {
-	h := newTimedHost(t)
-	annotations := vram()
-	annotations["gpuslice.ttl"] = "1s"
-	c := h.newContainer(annotations, "/bin/sh", "-c", stubborn)
-	c.run()
-	h.Stop(unix.SIGKILL)
-	at := time.Now()
-	h.Eventually("its time is over", func() bool { return time.Since(at) > 1200*time.Millisecond })
-	if err := unix.Kill(c.pid(), 0); err != nil {
-		t.Fatalf("nobody was there to end it: %v", err)
-	}
-	h.Start()
-	h.Eventually("the slice is gone", h.IsGone(c.id))
-	if _, err := h.Client.Renew(t.Context(), c.id, api.RenewRequest{TTL: new(time.Duration)}); !errors.Is(err, api.ErrNotFound) {
-		t.Error(err)
-	}
+	forEachBackendWith(t, timed, func(t *testing.T, h *host, _ api.Enforcement) {
+		annotations := vram()
+		annotations["gpuslice.ttl"] = "1s"
+		c := h.newContainer(annotations, "/bin/sh", "-c", stubborn)
+		c.run()
+		h.Stop(unix.SIGKILL)
+		at := time.Now()
+		h.Eventually("its time is over", func() bool { return time.Since(at) > 1200*time.Millisecond })
+		if err := unix.Kill(c.pid(), 0); err != nil {
+			t.Fatalf("nobody was there to end it: %v", err)
+		}
+		h.Start()
+		h.Eventually("the slice is gone", h.IsGone(c.id))
+		if _, err := h.Client.Renew(t.Context(), c.id, api.RenewRequest{TTL: new(time.Duration)}); !errors.Is(err, api.ErrNotFound) {
+			t.Error(err)
+		}
+	})
 }

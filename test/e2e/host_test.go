@@ -36,19 +36,22 @@ type host struct {
 // newHost starts an enforcer, or skips the test and says what it lacks.
 func newHost(t *testing.T) *host {
 	t.Helper()
-	return newHostBy(t, api.Intercept)
+	return newHostBy(t, api.Intercept, "")
 }
 
-func newHostBy(t *testing.T, enforcement api.Enforcement) *host {
+// newHostBy has these lines in its configuration, and these variables in its enforcer's environment.
+func newHostBy(t *testing.T, enforcement api.Enforcement, lines string, env ...string) *host {
 	t.Helper()
 	t.Parallel() // each has a host of its own
 	runc, err := exec.LookPath("runc")
 	if err != nil {
 		t.Skip("needs runc: make deps")
 	}
-	options := testhost.Options{Runtimes: []string{runc}, Enforcer: fmt.Sprintf("enforcement = %q\n", enforcement)}
+	options := testhost.Options{
+		Runtimes: []string{runc}, Enforcer: fmt.Sprintf("enforcement = %q\n", enforcement), Runtime: lines, Env: env,
+	}
 	if enforcement == api.Native {
-		options.Env = []string{"FAKECUDA_LIMITS=1"}
+		options.Env = append(options.Env, "FAKECUDA_LIMITS=1")
 	}
 	return &host{testhost.New(t, options), runc}
 }

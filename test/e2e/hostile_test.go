@@ -18,9 +18,14 @@ import (
 // compile builds programs/NAME.c to where every container sees it as /fake/NAME.
 func (h *host) compile(name string) {
 	h.T.Helper()
-	out, err := exec.Command("cc", "-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror",
-		"-o", filepath.Join(h.Dir, "fake", name), filepath.Join("programs", name+".c"), "-ldl").CombinedOutput()
-	if err != nil {
+	h.compileAs(name, filepath.Join("programs", name+".c"), "-ldl")
+}
+
+// compileAs builds a source with these flags, as another name.
+func (h *host) compileAs(name, source string, flags ...string) {
+	h.T.Helper()
+	args := append([]string{"-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-o", filepath.Join(h.Dir, "fake", name), source}, flags...)
+	if out, err := exec.Command("cc", args...).CombinedOutput(); err != nil {
 		h.T.Fatalf("%v\n%s", err, out)
 	}
 }

@@ -19,12 +19,19 @@ import (
 // forEachBackend runs a test on a host where the interceptor enforces; and, if cgroups of version 2 are mounted alone
 // (test/cgroup2.sh), on one where the driver does too.
 func forEachBackend(t *testing.T, test func(t *testing.T, h *host, by api.Enforcement)) {
+	t.Helper()
+	forEachBackendWith(t, "", test)
+}
+
+// forEachBackendWith has these lines in the configuration, and these variables in the enforcer's environment.
+func forEachBackendWith(t *testing.T, lines string, test func(t *testing.T, h *host, by api.Enforcement), env ...string) {
+	t.Helper()
 	backends := []api.Enforcement{api.Intercept}
 	if _, err := os.Stat("/sys/fs/cgroup/cgroup.procs"); err == nil {
 		backends = append(backends, api.Native)
 	}
 	for _, b := range backends {
-		t.Run(string(b), func(t *testing.T) { test(t, newHostBy(t, b), b) })
+		t.Run(string(b), func(t *testing.T) { test(t, newHostBy(t, b, lines, env...), b) })
 	}
 }
 

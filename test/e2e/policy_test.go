@@ -15,19 +15,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
-	"github.com/gpuslice/gpuslice/test/testhost"
 )
-
-// newPolicyHost is a host whose configuration has a policy.
-func newPolicyHost(t *testing.T, policy string, env ...string) *host {
-	t.Helper()
-	t.Parallel()
-	runc, err := exec.LookPath("runc")
-	if err != nil {
-		t.Skip("needs runc: make deps")
-	}
-	return &host{testhost.New(t, testhost.Options{Runtimes: []string{runc}, Runtime: "\n[policy]\n" + policy, Enforcer: "enforcement = \"intercept\"\n", Env: env}), runc}
-}
 
 // ownLoader puts a dynamic loader into every container that does not read /etc/ld.so.preload: what an image can bring along,
 // without any privilege. It returns the loader's path there.
@@ -50,7 +38,11 @@ func (h *host) ownLoader() string {
 // hide starts a process in the container that takes bytes past the interceptor and keeps them.
 func (c *container) hide(bytes uint64) hog {
 	c.T.Helper()
-	return c.start(c.ownLoader(), "/demo/cuda_hog", strconv.FormatUint(bytes, 10))
+	g := c.start(c.ownLoader(), "/demo/cuda_hog", strconv.FormatUint(bytes, 10))
+	if !strings.HasPrefix(g.said, "holds ") {
+		c.T.Fatalf("it did not get past the interceptor: %q", g.said)
+	}
+	return g
 }
 
 func (h *host) dead(g hog) func() bool {
@@ -66,13 +58,10 @@ func (h *host) is(id string, want api.State) func() bool {
 }
 
 func TestHiddenMemoryIsNamedInEventsAndInspect(t *testing.T) {
-	h := newPolicyHost(t, "")
+	h := newHost(t)
 	c := h.newContainer(vram(), "/bin/sleep", "600")
 	c.run()
 	g := c.hide(8 * gib) // twice its quota
-	if !strings.HasPrefix(g.said, "holds ") {
-		t.Fatalf("it did not get past the interceptor: %q", g.said)
-	}
 	h.Eventually("it is named", func() bool { return len(h.events(c.id, api.EventBypass)) == 1 })
 	if e := h.events(c.id, api.EventBypass)[0]; e.PID != g.pid || e.Bytes < 8*gib || e.Action != api.Log || e.Cause != api.BypassUnattached {
 		t.Errorf("%+v", e)
@@ -88,85 +77,88 @@ func TestHiddenMemoryIsNamedInEventsAndInspect(t *testing.T) {
 }
 
 func TestAProcessThatHidesMemoryIsKilledAndItsSiblingsAreNot(t *testing.T) {
-	h := newPolicyHost(t, "bypass = \"kill\"\n")
-	c := h.newContainer(vram(), "/bin/sleep", "600")
-	c.run()
-	honest := c.hog(gib)
-	g := c.hide(3 * gib)
-	h.Eventually("it is dead", h.dead(g))
-	h.Eventually("the death is told", func() bool { return len(h.events(c.id, api.EventKilled)) == 1 })
-	if e := h.events(c.id, api.EventKilled)[0]; e.PID != g.pid || e.Bytes < 3*gib || e.Command == "" {
-		t.Errorf("%+v", e)
-	}
-	h.Eventually("its memory is free", func() bool {
-		use := h.Use(c.id)
-		return use.Bypass == 0 && use.Used == gib && use.Overhead < gib
+	forEachBackendWith(t, "[policy]\nbypass = \"kill\"\n", func(t *testing.T, h *host, _ api.Enforcement) {
+		c := h.newContainer(vram(), "/bin/sleep", "600")
+		c.run()
+		honest := c.hog(gib)
+		g := c.hide(gib) // within the quota, so the driver does not refuse it
+		h.Eventually("it is dead", h.dead(g))
+		h.Eventually("the death is told", func() bool { return len(h.events(c.id, api.EventKilled)) == 1 })
+		if e := h.events(c.id, api.EventKilled)[0]; e.PID != g.pid || e.Bytes < gib || e.Command == "" {
+			t.Errorf("%+v", e)
+		}
+		h.Eventually("its memory is free", func() bool {
+			use := h.Use(c.id)
+			return use.Bypass == 0 && use.Used == gib && use.Overhead < gib
+		})
+		if h.dead(honest)() {
+			t.Error("its sibling was killed, too")
+		}
+		if more := c.hog(gib); !more.holds(gib, quota) {
+			t.Errorf("another process said %q", more.said)
+		}
 	})
-	if h.dead(honest)() {
-		t.Error("its sibling was killed, too")
-	}
-	if more := c.hog(gib); !more.holds(gib, quota) {
-		t.Errorf("another process said %q", more.said)
-	}
 }
 
 func TestTheContainerOfAProcessThatHidesMemoryIsKilled(t *testing.T) {
-	h := newPolicyHost(t, "bypass = \"kill\"\nscope = \"slice\"\n")
-	c, other := h.newContainer(vram(), "/bin/sleep", "600"), h.newContainer(vram(), "/bin/sleep", "600")
-	c.run()
-	other.run()
-	bystander := other.hog(gib)
-	c.hog(gib)
-	c.hide(3 * gib)
-	h.Eventually("the slice is gone", h.IsGone(c.id))
-	h.Eventually("all of it is told", func() bool { return len(h.events(c.id, api.EventKilled)) == 1 })
-	if e := h.events(c.id, api.EventKilled)[0]; e.Count < 3 { // sleep, the honest one, the hidden one
-		t.Errorf("%+v", e)
-	}
-	if h.dead(bystander)() {
-		t.Error("a process of another container was killed")
-	}
+	forEachBackendWith(t, "[policy]\nbypass = \"kill\"\nscope = \"slice\"\n", func(t *testing.T, h *host, _ api.Enforcement) {
+		c, other := h.newContainer(vram(), "/bin/sleep", "600"), h.newContainer(vram(), "/bin/sleep", "600")
+		c.run()
+		other.run()
+		bystander := other.hog(gib)
+		c.hog(gib)
+		c.hide(gib)
+		h.Eventually("the slice is gone", h.IsGone(c.id))
+		h.Eventually("all of it is told", func() bool { return len(h.events(c.id, api.EventKilled)) == 1 })
+		if e := h.events(c.id, api.EventKilled)[0]; e.Count < 3 { // sleep, the honest one, the hidden one
+			t.Errorf("%+v", e)
+		}
+		if h.dead(bystander)() {
+			t.Error("a process of another container was killed")
+		}
+	})
 }
 
 // The enforcer is killed at each step of freezing a slice and of giving back, and its successor comes to the same end.
 func TestASliceIsFrozenAsLongAsMemoryIsHidden(t *testing.T) {
 	for _, point := range []string{"", "policy.found", "policy.frozen", "policy.thawed"} {
 		t.Run("killed at "+point, func(t *testing.T) {
-			h := newPolicyHost(t, "bypass = \"refuse\"\n", killpoint.Env+"="+point)
-			c := h.newContainer(vram(), "/bin/sleep", "600")
-			c.run()
-			died := func() {
-				h.Eventually("the enforcer is dead", func() bool {
-					_, err := h.Client.Info(t.Context())
-					return err != nil
-				})
-				h.Stop(unix.SIGKILL)
-				h.SetEnv()
-				h.Start()
-			}
-			g := c.hide(gib)
-			if point == "policy.found" || point == "policy.frozen" {
-				died()
-			}
-			h.Eventually("it is frozen", h.is(c.id, api.Frozen))
-			if honest := c.hog(mib); !honest.refused() {
-				t.Errorf("with 1 GiB hidden of 4 a sibling said %q", honest.said)
-			}
-			out, err := exec.Command(filepath.Join(h.Bin, "gpuslice"), "--socket", h.Socket(), "ps", "--no-trunc").CombinedOutput()
-			if err != nil || !strings.Contains(string(out), "frozen") {
-				t.Errorf("gpuslice ps: %v\n%s", err, out)
-			}
-			c.kill(g)
-			if point == "policy.thawed" {
-				died()
-			}
-			h.Eventually("it is given back", h.is(c.id, api.Active))
-			if honest := c.hog(3 * gib); !honest.holds(3*gib, quota) {
-				t.Errorf("afterwards a process said %q", honest.said)
-			}
-			if n := len(h.events(c.id, api.EventKilled)); n != 0 {
-				t.Errorf("%d were killed", n)
-			}
+			forEachBackendWith(t, "[policy]\nbypass = \"refuse\"\n", func(t *testing.T, h *host, _ api.Enforcement) {
+				c := h.newContainer(vram(), "/bin/sleep", "600")
+				c.run()
+				died := func() {
+					h.Eventually("the enforcer is dead", func() bool {
+						_, err := h.Client.Info(t.Context())
+						return err != nil
+					})
+					h.Stop(unix.SIGKILL)
+					h.SetEnv("FAKECUDA_LIMITS=1")
+					h.Start()
+				}
+				g := c.hide(gib)
+				if point == "policy.found" || point == "policy.frozen" {
+					died()
+				}
+				h.Eventually("it is frozen", h.is(c.id, api.Frozen))
+				if honest := c.hog(mib); !honest.refused() {
+					t.Errorf("with 1 GiB hidden of 4 a sibling said %q", honest.said)
+				}
+				out, err := exec.Command(filepath.Join(h.Bin, "gpuslice"), "--socket", h.Socket(), "ps", "--no-trunc").CombinedOutput()
+				if err != nil || !strings.Contains(string(out), "frozen") {
+					t.Errorf("gpuslice ps: %v\n%s", err, out)
+				}
+				c.kill(g)
+				if point == "policy.thawed" {
+					died()
+				}
+				h.Eventually("it is given back", h.is(c.id, api.Active))
+				if honest := c.hog(3 * gib); !honest.holds(3*gib, quota) {
+					t.Errorf("afterwards a process said %q", honest.said)
+				}
+				if n := len(h.events(c.id, api.EventKilled)); n != 0 {
+					t.Errorf("%d were killed", n)
+				}
+			}, killpoint.Env+"="+point)
 		})
 	}
 }

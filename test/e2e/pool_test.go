@@ -46,108 +46,110 @@ func inPool(vram string) map[string]string {
 }
 
 func TestTwoContainersDrawOnOnePool(t *testing.T) {
-	h := newHost(t)
-	const limit = 6 * gib
-	h.mustRun("pool", "create", "llm", "--vram", "6G")
-	own, elastic := h.newContainer(inPool("4G"), "/bin/sleep", "600"), h.newContainer(inPool(""), "/bin/sleep", "600")
-	own.run()
-	elastic.run()
+	forEachBackend(t, func(t *testing.T, h *host, _ api.Enforcement) {
+		const limit = 6 * gib
+		h.mustRun("pool", "create", "llm", "--vram", "6G")
+		own, elastic := h.newContainer(inPool("4G"), "/bin/sleep", "600"), h.newContainer(inPool(""), "/bin/sleep", "600")
+		own.run()
+		elastic.run()
 
-	// What programs see is the smaller of the two.
-	if g := own.hog(gib); !g.holds(gib, 4*gib) {
-		t.Fatalf("said %q: it should see its own quota", g.said)
-	}
-	first := elastic.hog(3 * gib)
-	if !first.holds(3*gib, limit) {
-		t.Fatalf("said %q: it should see the pool's quota", first.said)
-	}
-	use := h.pool("llm")
-	if use.Used != 4*gib || use.Overhead == 0 || use.Limit != limit {
-		t.Fatalf("%+v", use)
-	}
-	// Within its own quota, and beyond the pool's.
-	left := limit - use.Used - use.Overhead
-	if g := own.hog(left); !g.refused() {
-		t.Fatalf("said %q: with its context there is no room for that in the pool", g.said)
-	}
-	// A death in one container is room in the other, although neither sees the other's processes.
-	elastic.kill(first)
-	h.Eventually("the bytes are back", func() bool { return h.pool("llm").Used == gib })
-	if g := own.hog(gib); !g.holds(gib, 4*gib) {
-		t.Fatalf("said %q: there is room", g.said)
-	}
-	h.Eventually("driver truth agrees", func() bool {
-		all := h.Use(own.id)
+		// What programs see is the smaller of the two.
+		if g := own.hog(gib); !g.holds(gib, 4*gib) {
+			t.Fatalf("said %q: it should see its own quota", g.said)
+		}
+		first := elastic.hog(3 * gib)
+		if !first.holds(3*gib, limit) {
+			t.Fatalf("said %q: it should see the pool's quota", first.said)
+		}
 		use := h.pool("llm")
-		return all.Used == use.Used && all.Overhead == use.Overhead
-	})
+		if use.Used != 4*gib || use.Overhead == 0 || use.Limit != limit {
+			t.Fatalf("%+v", use)
+		}
+		// Within its own quota, and beyond the pool's.
+		left := limit - use.Used - use.Overhead
+		if g := own.hog(left); !g.refused() {
+			t.Fatalf("said %q: with its context there is no room for that in the pool", g.said)
+		}
+		// A death in one container is room in the other, although neither sees the other's processes.
+		elastic.kill(first)
+		h.Eventually("the bytes are back", func() bool { return h.pool("llm").Used == gib })
+		if g := own.hog(gib); !g.holds(gib, 4*gib) {
+			t.Fatalf("said %q: there is room", g.said)
+		}
+		h.Eventually("driver truth agrees", func() bool {
+			all := h.Use(own.id)
+			use := h.pool("llm")
+			return all.Used == use.Used && all.Overhead == use.Overhead
+		})
 
-	// The event says whose limit it was.
-	if g := elastic.hog(5 * gib); !g.refused() {
-		t.Fatalf("said %q: there is no room", g.said)
-	}
-	h.Eventually("the refusal is told", func() bool {
-		out := h.mustRun("events")
-		return strings.Contains(out, "limit of pool llm 6GiB")
+		// The event says whose limit it was.
+		if g := elastic.hog(5 * gib); !g.refused() {
+			t.Fatalf("said %q: there is no room", g.said)
+		}
+		h.Eventually("the refusal is told", func() bool {
+			out := h.mustRun("events")
+			return strings.Contains(out, "limit of pool llm 6GiB")
+		})
+		out, err := elastic.exec("env", "GPUSLICE_DEBUG=1", "/demo/cuda_hog", strconv.Itoa(5*gib))
+		if err == nil || !strings.Contains(out, "limit of pool llm 6442450944 bytes (6.0 GiB), used by this process") {
+			t.Errorf("%v: %s", err, out)
+		}
+		if out, err := h.cli("pool", "delete", "llm"); err == nil || !strings.Contains(out, "has 2 members") {
+			t.Errorf("a pool with members: %v, %s", err, out)
+		}
+		out = h.mustRun("pool", "list")
+		if !strings.Contains(out, "llm") || !strings.Contains(out, "6GiB") {
+			t.Error(out)
+		}
 	})
-	out, err := elastic.exec("env", "GPUSLICE_DEBUG=1", "/demo/cuda_hog", strconv.Itoa(5*gib))
-	if err == nil || !strings.Contains(out, "limit of pool llm 6442450944 bytes (6.0 GiB), used by this process") {
-		t.Errorf("%v: %s", err, out)
-	}
-	if out, err := h.cli("pool", "delete", "llm"); err == nil || !strings.Contains(out, "has 2 members") {
-		t.Errorf("a pool with members: %v, %s", err, out)
-	}
-	out = h.mustRun("pool", "list")
-	if !strings.Contains(out, "llm") || !strings.Contains(out, "6GiB") {
-		t.Error(out)
-	}
 }
 
 func TestAPoolHoldsWhileTheEnforcerIsRestarted(t *testing.T) {
-	h := newHost(t)
-	h.mustRun("pool", "create", "llm", "--vram", "7G")
-	a, b := h.newContainer(inPool("6G"), "/bin/sleep", "600"), h.newContainer(inPool(""), "/bin/sleep", "600")
-	a.run()
-	b.run()
-	stays, dies := a.hog(2*gib), b.hog(2*gib)
-	if !stays.holds(2*gib, 6*gib) || !dies.holds(2*gib, 7*gib) {
-		t.Fatalf("said %q and %q", stays.said, dies.said)
-	}
-	before := h.pool("llm")
-	h.Stop(unix.SIGKILL)
-	b.kill(dies) // and nobody can see that, but for its siblings
-	h.Start()
-	h.Eventually("what died meanwhile is given back, and what lives is not", func() bool {
-		use := h.pool("llm")
-		return use.Used == 2*gib && use.Overhead == before.Overhead/2
-	})
-	more := b.hog(3 * gib)
-	if !more.holds(3*gib, 7*gib) {
-		t.Fatalf("said %q: there is room", more.said)
-	}
-	if g := a.hog(2 * gib); !g.refused() {
-		t.Fatalf("said %q: there is none", g.said)
-	}
-	// The quota is changed under them.
-	h.mustRun("pool", "set", "llm", "--vram", "10G")
-	if g := a.hog(2 * gib); !g.holds(2*gib, 6*gib) {
-		t.Fatalf("said %q: there is room now", g.said)
-	}
-	h.mustRun("pool", "set", "llm", "--vram", "1G")
-	if out := h.mustRun("pool", "list"); !strings.Contains(out, "over") {
-		t.Error(out)
-	}
-	if g := b.hog(mib); !g.refused() {
-		t.Fatalf("said %q: it is over", g.said)
-	}
-	for _, c := range []*container{a, b} {
-		if out, err := c.output(c.runtime("delete", "--force", c.id)); err != nil {
-			t.Fatalf("%v: %s", err, out)
+	forEachBackend(t, func(t *testing.T, h *host, _ api.Enforcement) {
+		h.mustRun("pool", "create", "llm", "--vram", "7G")
+		a, b := h.newContainer(inPool("6G"), "/bin/sleep", "600"), h.newContainer(inPool(""), "/bin/sleep", "600")
+		a.run()
+		b.run()
+		stays, dies := a.hog(2*gib), b.hog(2*gib)
+		if !stays.holds(2*gib, 6*gib) || !dies.holds(2*gib, 7*gib) {
+			t.Fatalf("said %q and %q", stays.said, dies.said)
 		}
-	}
-	h.Eventually("the pool is empty, and goes", func() bool {
-		_, err := h.cli("pool", "delete", "llm")
-		return err == nil
+		before := h.pool("llm")
+		h.Stop(unix.SIGKILL)
+		b.kill(dies) // and nobody can see that, but for its siblings
+		h.Start()
+		h.Eventually("what died meanwhile is given back, and what lives is not", func() bool {
+			use := h.pool("llm")
+			return use.Used == 2*gib && use.Overhead == before.Overhead/2
+		})
+		more := b.hog(3 * gib)
+		if !more.holds(3*gib, 7*gib) {
+			t.Fatalf("said %q: there is room", more.said)
+		}
+		if g := a.hog(2 * gib); !g.refused() {
+			t.Fatalf("said %q: there is none", g.said)
+		}
+		// The quota is changed under them.
+		h.mustRun("pool", "set", "llm", "--vram", "10G")
+		if g := a.hog(2 * gib); !g.holds(2*gib, 6*gib) {
+			t.Fatalf("said %q: there is room now", g.said)
+		}
+		h.mustRun("pool", "set", "llm", "--vram", "1G")
+		if out := h.mustRun("pool", "list"); !strings.Contains(out, "over") {
+			t.Error(out)
+		}
+		if g := b.hog(mib); !g.refused() {
+			t.Fatalf("said %q: it is over", g.said)
+		}
+		for _, c := range []*container{a, b} {
+			if out, err := c.output(c.runtime("delete", "--force", c.id)); err != nil {
+				t.Fatalf("%v: %s", err, out)
+			}
+		}
+		h.Eventually("the pool is empty, and goes", func() bool {
+			_, err := h.cli("pool", "delete", "llm")
+			return err == nil
+		})
 	})
 }
 
@@ -223,23 +225,24 @@ func TestACheckpointedMembersBytesAreForOtherMembers(t *testing.T) {
 }
 
 func TestAMemberGetsAQuotaOfItsOwnWhileItRuns(t *testing.T) {
-	h := newHost(t)
-	h.mustRun("pool", "create", "llm", "--vram", "8G")
-	c := h.newContainer(inPool(""), "/bin/sleep", "600")
-	c.run()
-	if g := c.hog(gib); !g.holds(gib, 8*gib) {
-		t.Fatalf("said %q", g.said)
-	}
-	h.mustRun("set", c.id, "--vram", "4G")
-	if g := c.hog(3 * gib); !g.refused() {
-		t.Errorf("said %q: with its contexts there is no room in 4 GiB", g.said)
-	}
-	if g := c.hog(gib); !g.holds(gib, 4*gib) {
-		t.Errorf("said %q", g.said)
-	}
-	if use := h.Use(c.id); use.Limit != 4*gib || use.Used != 2*gib {
-		t.Errorf("%+v", use)
-	}
+	forEachBackend(t, func(t *testing.T, h *host, _ api.Enforcement) {
+		h.mustRun("pool", "create", "llm", "--vram", "8G")
+		c := h.newContainer(inPool(""), "/bin/sleep", "600")
+		c.run()
+		if g := c.hog(gib); !g.holds(gib, 8*gib) {
+			t.Fatalf("said %q", g.said)
+		}
+		h.mustRun("set", c.id, "--vram", "4G")
+		if g := c.hog(3 * gib); !g.refused() {
+			t.Errorf("said %q: with its contexts there is no room in 4 GiB", g.said)
+		}
+		if g := c.hog(gib); !g.holds(gib, 4*gib) {
+			t.Errorf("said %q", g.said)
+		}
+		if use := h.Use(c.id); use.Limit != 4*gib || use.Used != 2*gib {
+			t.Errorf("%+v", use)
+		}
+	})
 }
 
 // The race of test/interceptor in a member whose only limit is the pool's: never over, never refused wrongly, to the byte,

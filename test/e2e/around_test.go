@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"bytes"
+	"debug/elf"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+)
+
+// found waits until a process of a slice is told to hold memory past the ledger, and looks whether that counts.
+func (h *host) found(id string, pid int, bytes uint64) {
+	h.T.Helper()
+	h.Eventually("it is found", func() bool {
+		return slices.ContainsFunc(h.events(id, api.EventBypass), func(e api.Event) bool {
+			return (pid == 0 || e.PID == pid) && e.Bytes >= bytes && e.Cause == api.BypassUnattached
+		})
+	})
+	h.Eventually("it counts", func() bool { return h.Use(id).Overhead >= bytes })
+}
+
+// A copy of the driver's library, whose functions are called by where they are: nobody is asked for a name.
+func TestACopyOfTheDriverIsFoundByDriverTruth(t *testing.T) {
+	h := newHost(t)
+	h.compile("around")
+	driver := filepath.Join(h.Bin, "fakecuda", "libcuda.so.1")
+	library, err := os.ReadFile(driver)
+	h.Must(err)
+	h.Must(os.WriteFile(filepath.Join(h.Dir, "fake", "copy.so"), library, 0o755))
+	file, err := elf.NewFile(bytes.NewReader(library))
+	h.Must(err)
+	symbols, err := file.DynamicSymbols()
+	h.Must(err)
+	command := []string{"/fake/around", strconv.Itoa(5 * gib), "/fake/copy.so"}
+	for _, s := range symbols {
+		if slices.Contains([]string{"cuInit", "cuDevicePrimaryCtxRetain", "cuCtxSetCurrent", "cuMemAlloc_v2"}, s.Name) {
+			command = append(command, fmt.Sprintf("%s=%d", s.Name, s.Value))
+		}
+	}
+	c := h.newContainer(vram(), "/bin/sleep", "600")
+	c.run()
+	g := c.start(command...)
+	if g.said != "holds" {
+		t.Fatalf("it did not get past the interceptor: %q", g.said)
+	}
+	h.found(c.id, g.pid, 5*gib)
+	if other := c.hog(mib); !other.refused() {
+		t.Errorf("a sibling said %q", other.said)
+	}
+}
+
+// A library that bears the interceptor's name, as ld.so.preload writes it, is taken for the interceptor by the loader.
+func TestALibraryOfThatNameIsFoundByDriverTruth(t *testing.T) {
+	h := newHost(t)
+	empty := filepath.Join(h.Dir, "empty.c")
+	h.Must(os.WriteFile(empty, []byte("extern int nothing;\n"), 0o644))
+	var preload []string
+	for i, soname := range []string{"/.gpuslice/libgpuslice.so", "/.gpuslice/$PLATFORM/libgpuslice.so"} {
+		name := fmt.Sprintf("named%d.so", i)
+		h.compileAs(name, empty, "-shared", "-Wl,-soname,"+soname)
+		preload = append(preload, "/fake/"+name)
+	}
+	c := h.newContainer(vram(), "/bin/sleep", "600")
+	c.run()
+	g := c.start("env", "LD_PRELOAD="+strings.Join(preload, ":"), "/demo/cuda_hog", strconv.Itoa(5*gib))
+	if !strings.HasPrefix(g.said, fmt.Sprintf("holds %d of ", 5*gib)) {
+		t.Fatalf("it did not get past the interceptor: %q", g.said)
+	}
+	h.found(c.id, g.pid, 5*gib)
+}
+
+// Nothing is preloaded where there is no loader.
+func TestAStaticProgramIsWithoutTheInterceptor(t *testing.T) {
+	h := newHost(t)
+	h.compile("around")
+	h.compileAs("alone", filepath.Join("programs", "around.c"), "-static", "-DALONE")
+	c := h.newContainer(vram(), "/bin/sleep", "600")
+	c.run()
+	c.says("loaded\n", "/fake/around")
+	c.says("alone\n", "/fake/alone")
+}
+
+// A session is carried by the environment; what clears that is found. A container is not: TestNoVariableLeadsOutOfAContainersSlice.
+func TestAClearedEnvironmentInASessionIsFoundByDriverTruth(t *testing.T) {
+	h := newHost(t)
+	cmd := exec.Command(filepath.Join(h.Bin, "gpuslice"), "--socket", h.Socket(), "run", "--vram", "1G", "--name", "s1", "--",
+		"env", "-i", "LD_LIBRARY_PATH="+filepath.Join(h.Bin, "fakecuda"), "FAKECUDA_STATE="+filepath.Join(h.Dir, "fake", "state"),
+		filepath.Join(h.Bin, "demo", "cuda_hog"), strconv.Itoa(2*gib))
+	cmd.Env = h.Env()
+	var said lines
+	cmd.Stdout, cmd.Stderr = &said, &said
+	h.Must(cmd.Start())
+	defer func() {
+		_ = cmd.Process.Signal(os.Interrupt)
+		_ = cmd.Wait()
+	}()
+	h.Eventually("it got past the interceptor", func() bool { return strings.Contains(said.String(), fmt.Sprintf("holds %d of ", 2*gib)) })
+	h.found("s1", 0, 2*gib)
+}
