@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforcer_test
+
+import (
+	"fmt"
+	"log/slog"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/metrics"
+)
+
+func TestWhatIsFoundIsCounted(t *testing.T) {
+	truth := &fakeTruth{}
+	h := newHost(t, truth)
+	m := metrics.New(h, slog.New(slog.DiscardHandler))
+	h.CountWith(m)
+	p, _ := h.session("s", on(gpu0, 4*gib))
+	says := func(name string, value float64) func() bool {
+		return func() bool {
+			w := httptest.NewRecorder()
+			m.Handler().ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
+			for line := range strings.Lines(w.Body.String()) {
+				if strings.HasPrefix(line, name) && strings.HasSuffix(line, fmt.Sprintf("} %v\n", value)) {
+					return true
+				}
+			}
+			return false
+		}
+	}
+	eventually(t, "nothing is found yet", says(`gpuslice_bypass_total{action="log"`, 0))
+	truth.set(gpu0, p.pid(), 3*gib)
+	eventually(t, "it is counted", says(`gpuslice_bypass_total{action="log"`, 1))
+	eventually(t, "its bytes are shown", says("gpuslice_slice_bypass_bytes{", float64(3*gib)))
+	truth.set(gpu0, p.pid(), 0)
+	eventually(t, "as long as they are there", says("gpuslice_slice_bypass_bytes{", 0))
+	if !says(`gpuslice_bypass_total{action="log"`, 1)() {
+		t.Error("what was counted is not any more, or twice")
+	}
+}
+
+// The like of TestAnAttachedProcessIsNamedBeyondTheAllowanceAndKilledBeyondTheLimit, where the policy is to refuse.
+func TestAnAttachedProcessIsNamedBeyondTheAllowanceAndFreezesItsSliceBeyondTheLimit(t *testing.T) {
+	truth := &fakeTruth{}
+	h := newPolicyHost(t, truth, api.Refuse, "")
+	p, _ := h.session("s", on(gpu0, 8*gib), on(gpu1, 8*gib))
+	p.must("attach")
+	p.must("charge 0 %d", gib)
+	truth.set(gpu0, p.pid(), 4*gib)
+	eventually(t, "it is named", func() bool { return len(h.told(api.EventBypass)) == 1 })
+	truth.comparisons(t, 20)
+	if e := h.told(api.EventBypass)[0]; e.Action != api.Log || e.Cause != api.BypassExcess || h.see("s").State != api.Active {
+		t.Fatalf("%+v, %+v", e, h.see("s"))
+	}
+	p.must("charge 0 %d", gib) // what it hides counts, and there is room
+	truth.set(gpu0, p.pid(), 9*gib)
+	eventually(t, "it is frozen", func() bool { return h.see("s").State == api.Frozen })
+	p.expect("refused", "charge 0 1")
+	p.expect("refused", "charge 1 1")
+	truth.set(gpu0, p.pid(), 2*gib)
+	eventually(t, "it is given back", func() bool { return h.see("s").State == api.Active })
+	p.must("charge 1 %d", 8*gib)
+	if p.dead() || len(h.told(api.EventKilled)) != 0 {
+		t.Fatal("somebody was killed")
+	}
+}
+
+// A page that is wrong when the enforcer takes it up may be that of another version: it gives nothing more, and nobody is killed
+// for it.
+func TestAPageThatIsFoundOverwrittenAtARestartKillsNobody(t *testing.T) {
+	h := newPolicyHost(t, nil, api.Kill, api.ScopeSlice)
+	vandal, sibling := h.pair(on(gpu0, 4*gib))
+	for _, p := range []*proc{vandal, sibling} {
+		p.must("attach")
+		p.must("device %s %d", hex0, 80*gib)
+	}
+	h.stop()
+	vandal.expect("ok", "poke %d %d", 128+16, uint64(1)<<50) // the first device's limit
+	h.start()
+	if !damaged(h, "s") {
+		t.Fatalf("%+v", h.see("s"))
+	}
+	sibling.expect("refused", "charge 0 1")
+	time.Sleep(100 * time.Millisecond) // five looks
+	if vandal.dead() || sibling.dead() || len(h.told(api.EventKilled)) != 0 {
+		t.Fatalf("%+v", h.told(api.EventKilled))
+	}
+}

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforcer_test
+
+import (
+	"context"
+	"log/slog"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+)
+
+// mute is a driver that says what it has at first, and from some time on nothing, not even which version it is.
+type mute struct {
+	fakeTruth
+	silent atomic.Bool
+	end    chan struct{}
+}
+
+func (m *mute) DriverVersion() string {
+	if m.silent.Load() {
+		<-m.end
+	}
+	return "580"
+}
+
+// Engines' hooks, probes and the metrics ask the enforcer who it is: a driver that hangs must not make it look dead.
+func TestWhoAsksTheEnforcerWhoItIsDoesNotWaitForTheDriver(t *testing.T) {
+	truth := &mute{end: make(chan struct{})}
+	h := newHost(t, nil)
+	h.stop()
+	h.options.Truth = truth
+	h.start()
+	h.session("s", on(gpu0, gib))
+	truth.mu.Lock()
+	truth.hang = truth.end
+	truth.mu.Unlock()
+	truth.silent.Store(true)
+	defer close(truth.end)
+	truth.comparisons(t, 1) // it is being asked, and hangs
+
+	told := make(chan api.Info, 1)
+	go func() {
+		info, err := h.Info(context.Background())
+		if err != nil {
+			t.Error(err)
+		}
+		told <- info
+	}()
+	select {
+	case info := <-told:
+		if info.Truth != "nvml" || info.Driver != "580" {
+			t.Errorf("%+v", info)
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("the question waits for the driver")
+	}
+}
+
+func TestWithoutDriverTruthTheEnforcerSaysSoAtItsStart(t *testing.T) {
+	h := newHost(t, nil)
+	h.stop()
+	var log lockedBuffer
+	h.options.Log = slog.New(slog.NewTextHandler(&log, nil))
+	h.start()
+	if said := log.String(); strings.Count(said, "no driver truth") != 1 || !strings.Contains(said, h.options.NoTruth) {
+		t.Errorf("it says\n%s", said)
+	}
+	if info, err := h.Info(context.Background()); err != nil || info.Truth != h.options.NoTruth {
+		t.Errorf("%+v, %v", info, err)
+	}
+}

@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforcer_test
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/store"
+)
+
+// startBelow begins a process as the child of another one, which is p.cmd. When that is killed, it is nobody's descendant.
+func startBelow(t *testing.T, dir string) *proc {
+	t.Helper()
+	client, err := buildClient()
+	if err != nil {
+		t.Skipf("a C compiler is needed: %v", err)
+	}
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	out, end, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer end.Close()
+	// A shell gives what it starts beside itself another standard input; the fourth descriptor is let through.
+	cmd := exec.Command("/bin/sh", "-c", `"$0" "$1" <&3 3<&- & wait`, client, dir)
+	cmd.ExtraFiles, cmd.Stdout, cmd.Stderr = []*os.File{r}, end, os.Stderr
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	p := &proc{t: t, cmd: cmd, in: w, out: bufio.NewReader(out)}
+	t.Cleanup(func() { p.kill(); out.Close() }) // the child ends with its input
+	p.ask("hello")                              // it is there
+	return p
+}
+
+// A session's child outlives the session's first process, and nobody is there to see it. Its page is closed by the next
+// enforcer, which has to look for it among all processes: it is nobody's descendant any more.
+func TestWhatASessionLeavesWhileNoEnforcerRunsGetsNothingMore(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("root is needed: an enforcer without privileges is not restarted")
+	}
+	h := newHost(t, nil)
+	link := filepath.Join(h.options.RunDir, "to-s")
+	child := startBelow(t, link)
+	first := child.cmd.Process
+	reply, err := h.Register(context.Background(), api.RegisterRequest{ID: "s", Session: true, PID: first.Pid, Quotas: []api.Quota{on(gpu0, 4*gib)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	relink(t, reply, link)
+	child.must("attach")
+	child.must("device %s %d", hex0, 80*gib)
+	child.must("charge 0 %d", gib)
+	other, _ := h.session("other", on(gpu0, gib))
+	other.must("attach")
+	other.must("device %s %d", hex0, 80*gib)
+	h.stop()
+	_ = first.Kill()
+	_, _ = first.Wait()
+	child.must("charge 0 %d", gib) // nobody is needed for that, and nobody knows better yet
+	h.start()
+	if _, err := h.Slice(context.Background(), "s"); !errors.Is(err, api.ErrNotFound) {
+		t.Fatalf("the session is still there: %v", err)
+	}
+	child.expect("refused", "charge 0 1")
+	child.must("release 0 %d", gib) // to give back is always allowed
+	child.expect("refused", "charge 0 1")
+	other.must("charge 0 %d", gib)
+}
+
+// A session ends with its first process, for those who joined it, too.
+func TestThoseWhoJoinedGetNothingMoreOnceTheSessionIsOver(t *testing.T) {
+	h := newHost(t, nil)
+	h.believe()
+	first, reply, token := h.tokenSession("s", on(gpu0, 4*gib))
+	joined := start(t, filepath.Join(reply.Dir, "bind"), "")
+	if err := h.join(joined, "s", token); err != nil {
+		t.Fatal(err)
+	}
+	joined.must("attach")
+	joined.must("device %s %d", hex0, 80*gib)
+	joined.must("charge 0 %d", gib)
+	first.kill()
+	eventually(t, "the session is over", func() bool {
+		_, err := h.Slice(context.Background(), "s")
+		return errors.Is(err, api.ErrNotFound)
+	})
+	joined.expect("refused", "charge 0 1")
+	eventually(t, "its token is gone with it", func() bool {
+		_, err := os.Stat(filepath.Join(reply.Dir, api.TokenName))
+		return os.IsNotExist(err)
+	})
+}
+
+// What a process says of itself is not asked for: the socket that it reaches and the cgroup that it is in decide, and both must
+// be one slice's.
+func TestAProcessOfOneContainerIsAStrangerInAnother(t *testing.T) {
+	h := newHost(t, nil)
+	victim, reply, err := h.newBox("victim", on(gpu0, gib))
+	if err != nil {
+		t.Fatal(err)
+	}
+	thief, _, err := h.newBox("thief", on(gpu0, gib))
+	if err != nil {
+		t.Fatal(err)
+	}
+	victim.init.must("attach")
+	victim.init.must("device %s %d", hex0, 80*gib)
+	victim.init.must("charge 0 %d", gib)
+	relink(t, reply, thief.link) // as if it had got at the other's directory
+	thief.init.expect("status 1", "attach")
+	thief.init.expect("status 1", "device %s %d", hex0, 80*gib)
+	if s := h.see("victim"); s.ProcessCount != 1 || s.Devices[0].Used != gib {
+		t.Errorf("%+v", s)
+	}
+}
+
+func TestSlicesOfAnEarlierBootAreDropped(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("root is needed: an enforcer without privileges is not restarted")
+	}
+	h := newHost(t, &fakeTruth{})
+	p, _ := h.session("s", on(gpu0, 60*gib)) // its first process is alive: it is not for that
+	h.stop()
+	s, _, err := store.Open(filepath.Join(h.options.StateDir, "gpuslice.db"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	records, err := s.Slices()
+	if err != nil || len(records) != 1 {
+		t.Fatal(records, err)
+	}
+	records[0].BootID = "another"
+	if err := errors.Join(s.PutSlice(records[0]), s.Close()); err != nil {
+		t.Fatal(err)
+	}
+	h.start()
+	if all := slicesOf(t, h); len(all) != 0 {
+		t.Errorf("%+v", all)
+	}
+	h.given(gpu0, 0, 80*gib)
+	if left, err := os.ReadDir(filepath.Join(h.options.RunDir, "slices")); err != nil || len(left) != 0 {
+		t.Errorf("left: %v, %v", left, err)
+	}
+	p.kill()
+}

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package server
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+)
+
+// What an operator is told about the two sockets is what holds: docs/security.md has a table of it, of which the third column is
+// package attach's.
+func TestTheLimitsAreTheDocumentedOnes(t *testing.T) {
+	document, err := os.ReadFile("../../docs/security.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	connections := func(c connections) string {
+		return fmt.Sprintf("%d; of users but root %d, of each %d", c.all, c.others, c.each)
+	}
+	c, u := controlLimits, userLimits
+	for _, row := range []string{
+		fmt.Sprintf("connections at a time | %s | %s", connections(c.connections), connections(u.connections)),
+		fmt.Sprintf("until the head of a request is there | %.0f s | %.0f s", c.header.Seconds(), u.header.Seconds()),
+		fmt.Sprintf("until all of it is | %.0f s | %.0f s", c.read.Seconds(), u.read.Seconds()),
+		fmt.Sprintf("for the answer to be taken | %.0f s | %.0f s", c.write.Seconds(), u.write.Seconds()),
+		fmt.Sprintf("between two requests | %.0f s | %.0f s", c.idle.Seconds(), u.idle.Seconds()),
+		fmt.Sprintf("size of a head and of a body | %d KiB, %d KiB | the same", maxHeader>>10, maxBody>>10),
+		fmt.Sprintf("followers of events | %d at a time, each hung up on that does not read | none", maxStreams),
+	} {
+		if !strings.Contains(string(document), "\n| "+row+" |") {
+			t.Errorf("docs/security.md has no row %q", row)
+		}
+	}
+}
