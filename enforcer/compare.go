@@ -98,9 +98,11 @@ func (e *Enforcer) compareOnce(ctx context.Context, g *gpu) (again bool) {
 			before[s] = s.holdings(g.Raw)
 		}
 		all, err := e.truth.processes(g, patience)
-		if e.failing(g, err); err != nil {
+		if err != nil {
+			e.failing(g, err)
 			return false
 		}
+		var untold error
 		clear(mine)
 		for pid, bytes := range all {
 			if s := known.owner(e, pid); s != nil {
@@ -108,8 +110,12 @@ func (e *Enforcer) compareOnce(ctx context.Context, g *gpu) (again bool) {
 					mine[s] = make(map[int]uint64)
 				}
 				mine[s][pid] = bytes
+				if bytes == driver.Unknown {
+					untold = errUntold
+				}
 			}
 		}
+		e.failing(g, untold)
 		moving := false
 		for _, s := range slices {
 			found, moved := s.beyond(g.Raw, mine[s], before[s])

@@ -31,7 +31,10 @@ const (
 	significant = 1 << 20
 )
 
-var errHangs = errors.New("the driver does not answer")
+var (
+	errHangs  = errors.New("the driver does not answer")
+	errUntold = errors.New("the driver does not tell what each process holds")
+)
 
 // truth is driver truth with its defects kept away from the rest: one question per device at a time, nobody
 // waits longer than he wants.

@@ -5,6 +5,7 @@ package enforcer_test
 import (
 	"context"
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -71,6 +72,12 @@ func TestAnUnknownFigureIsNotCharged(t *testing.T) {
 	}
 	p.must("attach")
 	p.expect("status 6", "truth 0")
+	untold := func() bool {
+		health, _ := h.Health(context.Background())
+		i := slices.IndexFunc(health.Checks, func(c api.Check) bool { return c.Name == "truth" && c.Device == gpu0 })
+		return i >= 0 && health.Checks[i].Failures > 0
+	}
+	eventually(t, "nobody takes that for an answer", untold)
 }
 
 func TestTheFirstContextsCostIsLearnedAndChargedBefore(t *testing.T) {
