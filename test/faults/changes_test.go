@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
-	"time"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
 )
@@ -53,63 +52,6 @@ func askTooMuch(w *world, r *rand.Rand) bool {
 		w.fail("a container was given all memory, and %s has %d bytes of it", given.id, given.limit)
 	}
 	w.stopContainer(s)
-	return true
-}
-
-// expire is the whole life of a container that may live for a second. Some of its processes do not end when they are
-// asked to.
-func expire(w *world, r *rand.Rand) bool {
-	s := &slice{id: w.name(), limit: gib, state: active}
-	s.cgroup = w.newCgroup(s.id)
-	w.add(s)
-	w.say("begin a container that lives for a second, %s", s.id)
-	w.create(s, map[string]string{"gpuslice.vram": toMiB(s.limit), "gpuslice.ttl": "1s"})
-	if err := w.hook("prestart", s); err != nil {
-		if w.doubt == "" {
-			w.fail("%v", err)
-		}
-		w.stopContainer(s)
-		return true
-	}
-	s.state = spoilt // nothing is foretold of one that ends any moment
-	w.begin(s)
-	stubborn := r.IntN(2) == 0
-	for range 2 {
-		cmd := []string{"context 0", "alloc 0 4194304 0"}
-		p := w.join(s)
-		if stubborn {
-			cmd = append(cmd, "stubborn")
-		}
-		for _, c := range cmd {
-			p.ask("%s", c)
-		}
-	}
-	w.eventually("its time is over and its processes are gone", func() bool {
-		for _, p := range s.workers {
-			if alive(p.pid) {
-				return false
-			}
-		}
-		return true
-	})
-	for _, p := range slices.Clone(s.workers) {
-		p.gone()
-	}
-	w.stopContainer(s)
-	return true
-}
-
-// renew gives time, which does not pass, or takes it back.
-func renew(w *world, r *rand.Rand) bool {
-	s := w.pickSlice(r, func(s *slice) bool { return s.state == active })
-	if s == nil {
-		return false
-	}
-	ttl := []time.Duration{0, time.Hour, 100 * time.Hour}[r.IntN(3)]
-	w.say("%s lives for %v from now", s.id, ttl)
-	if _, err := w.client.Renew(w.Context(), s.id, api.RenewRequest{TTL: &ttl}); err != nil && w.doubt == "" {
-		w.fail("renew %s: %v", s.id, err)
-	}
 	return true
 }
 
@@ -301,12 +243,14 @@ func (w *world) poolsDiffer() error {
 		delete(byName, p.name)
 		switch {
 		case p.unknown && !there:
-			w.pools = without(w.pools, p)
+			if !w.unsettled {
+				w.pools = without(w.pools, p)
+			}
 			continue
 		case !there:
 			return fmt.Errorf("%s is lost", p.name)
 		}
-		p.unknown = false
+		p.unknown = p.unknown && w.unsettled
 		if got.State != api.Active {
 			return fmt.Errorf("%s is %s: %s", p.name, got.State, got.Reason)
 		}
@@ -315,6 +259,7 @@ func (w *world) poolsDiffer() error {
 				continue
 			}
 			if slices.Contains(p.others, d.Limit) {
+				p.others = append(p.others, p.limit)
 				p.limit = d.Limit
 			}
 			if d.Limit != p.limit {
@@ -324,7 +269,9 @@ func (w *world) poolsDiffer() error {
 				return fmt.Errorf("%s has charged %d and %d bytes on device %d, the model %d", p.name, d.Used, d.Overhead, d.Index, want)
 			}
 		}
-		p.others = nil
+		if !w.unsettled {
+			p.others = nil
+		}
 	}
 	for name := range byName {
 		return fmt.Errorf("there is a pool %s", name)

@@ -46,6 +46,8 @@ func (w *world) prompt(what string, ask func(ctx context.Context) error) {
 // listing asks the enforcer for its slices.
 func (w *world) listing() (all []api.Slice) {
 	w.Helper()
+	w.asked.begin = sinceBoot()
+	defer func() { w.asked.end = sinceBoot() }()
 	w.prompt("list the slices", func(ctx context.Context) (err error) {
 		all, err = w.client.Slices(ctx)
 		return err
@@ -56,6 +58,7 @@ func (w *world) listing() (all []api.Slice) {
 // never looks at what may at no instant be so: more charged than the limit, more held than the limit.
 func (w *world) never() {
 	w.Helper()
+	w.goesOn()
 	if w.away == "" && w.doubt == "" {
 		byID := map[string]*slice{}
 		for _, s := range w.slices {
@@ -152,15 +155,19 @@ func (w *world) check() {
 // resolve finds out what became of slices whose release was asked for and not answered.
 func (w *world) resolve() {
 	w.Helper()
-	there := map[string]bool{}
+	there := map[string]api.State{}
 	for _, s := range w.listing() {
-		there[s.ID] = true
+		there[s.ID] = s.State
 	}
 	for _, s := range w.slices {
 		if s.state != unknown {
 			continue
 		}
-		if s.state = released; there[s.id] {
+		switch s.state = released; there[s.id] {
+		case "":
+		case api.Damaged:
+			s.state = closed
+		default:
 			s.state = active
 		}
 		w.say("%s turns out to be %s", s.id, s.state)
@@ -189,8 +196,11 @@ func (w *world) differs() error {
 		case !there:
 			return fmt.Errorf("slice %s is lost", s.id)
 		case s.state == spoilt:
+		case s.state == closed && got.State != api.Damaged:
+			return fmt.Errorf("slice %s is %s, and its page was closed", s.id, got.State)
+		case s.state == closed:
 		default:
-			if err := s.differs(got); err != nil {
+			if err := errors.Join(s.differs(w, got), s.lease.differs(got, w.asked.begin, w.asked.end, w.ahead)); err != nil {
 				return err
 			}
 		}
@@ -202,13 +212,13 @@ func (w *world) differs() error {
 	if err != nil || len(entries) != dirs {
 		return fmt.Errorf("there are %d directories for %d slices (%w)", len(entries), dirs, errors.Join(err))
 	}
-	if err := w.poolsDiffer(); err != nil {
+	if err := errors.Join(w.poolsDiffer(), w.limitsDiffer()); err != nil {
 		return err
 	}
 	return w.socketsDiffer(dirs)
 }
 
-func (s *slice) differs(got api.Slice) error {
+func (s *slice) differs(w *world, got api.Slice) error {
 	if got.State != api.Active {
 		return fmt.Errorf("slice %s is %s: %s", s.id, got.State, got.Reason)
 	}
@@ -217,6 +227,7 @@ func (s *slice) differs(got api.Slice) error {
 			continue // without NVML nothing has a number
 		}
 		if slices.Contains(s.others, d.Limit) {
+			s.others = append(s.others, s.limit)
 			s.limit = d.Limit
 		}
 		if d.Limit != s.limit && !s.elastic {
@@ -226,7 +237,9 @@ func (s *slice) differs(got api.Slice) error {
 			return fmt.Errorf("slice %s has charged %d and %d bytes on device %d, the model %d", s.id, d.Used, d.Overhead, d.Index, want)
 		}
 	}
-	s.others = nil
+	if !w.unsettled {
+		s.others = nil
+	}
 	attached := 0
 	for _, p := range s.workers {
 		if p.attached {

@@ -39,7 +39,11 @@ func (w *world) slicesDir() string { return filepath.Join(w.dir, "run", "slices"
 // launch starts it, to die at a point if one is given. If it dies, and revive is not 0, it is started again after that
 // time, as systemd does.
 func (d *daemon) launch(point string, revive time.Duration) error {
-	cmd := exec.Command(filepath.Join(d.w.bin, "gpusliced"), "--config", d.w.config(), "--log-level", "debug")
+	words := []string{binary(d.w, "gpusliced"), "--config", d.w.config(), "--log-level", "debug"}
+	if d.w.misled {
+		words = append([]string{programs["mislead"], d.w.liesFile(), d.w.stateDir(), "--"}, words...)
+	}
+	cmd := exec.Command(words[0], words[1:]...)
 	log, err := os.OpenFile(d.w.logFile(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return err

@@ -18,7 +18,10 @@ import (
 )
 
 // last says whether the slice ends with this process.
-func (p *worker) last() bool { return len(p.slice.workers) == 1 || p == p.slice.init }
+func (p *worker) last() bool {
+	all := p.slice.workers
+	return len(all) == 1 || p == p.slice.init || p.slice.session && p == all[0] && all[1].run != nil
+}
 
 func endProcess(w *world, r *rand.Rand) bool {
 	p := w.pickWorker(r, func(p *worker) bool { return !p.last() && (!p.slice.session || p != p.slice.workers[0]) })

@@ -18,9 +18,12 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 var (
@@ -33,8 +36,17 @@ var (
 // programs are what the tests compile: by name, the path.
 var programs = map[string]string{}
 
+// interrupted is closed when somebody wants the suite to end: the round that is under way fails then, and clears away.
+var interrupted = make(chan struct{})
+
 func TestMain(m *testing.M) {
 	flag.Parse()
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, unix.SIGINT, unix.SIGTERM)
+	go func() {
+		<-signals
+		close(interrupted)
+	}()
 	dir, err := compile()
 	status := 1
 	if err == nil {
@@ -56,7 +68,7 @@ func compile() (dir string, err error) {
 	if dir, err = os.MkdirTemp("/tmp", "gsf-bin-"); err != nil {
 		return "", err
 	}
-	for _, name := range []string{"worker", "enter"} {
+	for _, name := range []string{"worker", "enter", "mislead"} {
 		programs[name] = filepath.Join(dir, name)
 		out, err := exec.Command("cc", "-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-I../../interceptor",
 			"-o", programs[name], "programs/"+name+".c", "-ldl").CombinedOutput()

@@ -5,7 +5,6 @@
 package faults
 
 import (
-	"bufio"
 	"bytes"
 	"encoding/json"
 	"fmt"
@@ -15,7 +14,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -26,6 +24,7 @@ type state string
 const (
 	active   state = "active"
 	released state = "released" // by force: its processes get nothing more
+	closed   state = "closed"   // the like, and listed as damaged: the disk was not told, and the enforcer is another since
 	spoilt   state = "spoilt"   // a process wrote over its ledger: what it gets is not foretold
 	unknown  state = "unknown"  // whether it was released is seen when the enforcer is well again
 )
@@ -37,6 +36,7 @@ type slice struct {
 	limit   uint64 // on each device
 	state   state
 	frozen  bool
+	cut     bool // nobody was attached when an enforcer began that could not write it down: it gets nothing before the next one
 	workers []*worker
 	others  []uint64 // the limit may be one of these: it was changed, and the answer did not come
 	pool    *pool
@@ -45,6 +45,8 @@ type slice struct {
 	init   *worker   // of a container: the first; its mount namespace is the container's
 	cgroup string    // of a container
 	run    *exec.Cmd // of a session: `gpuslice run`
+	token  string    // of a session: the file with its token
+	lease  lease
 }
 
 func (s *slice) used(device int) uint64 {
@@ -217,6 +219,9 @@ func (w *world) killAll(s *slice) {
 	for len(s.workers) > 0 {
 		s.workers[0].kill()
 	}
+	if w.native {
+		time.Sleep(20 * time.Millisecond) // an engine is not that quick: there are limits to take away while the cgroup is there
+	}
 	w.removeCgroup(s)
 }
 
@@ -234,84 +239,6 @@ func (w *world) join(s *slice) *worker {
 		w.fail("begin a process in %s: %q", s.id, said)
 	}
 	return p
-}
-
-// spawn has a worker make another, of the same slice.
-func (w *world) spawn(parent *worker) *worker {
-	w.Helper()
-	p := &worker{w: w, slice: parent.slice}
-	in, out := filepath.Join(w.dir, "in"), filepath.Join(w.dir, "out")
-	for _, fifo := range []string{in, out} {
-		w.must(unix.Mkfifo(fifo, 0o600))
-	}
-	answer := parent.ask("spawn %s %s", in, out)
-	pid, err := strconv.Atoi(strings.TrimPrefix(answer, "ok "))
-	if err != nil {
-		w.fail("a process was asked for another one: %q", answer)
-	}
-	p.pid = pid
-	p.in, err = os.OpenFile(in, os.O_WRONLY|unix.O_NONBLOCK, 0)
-	w.must(err)
-	p.out, err = os.OpenFile(out, os.O_RDONLY|unix.O_NONBLOCK, 0)
-	w.must(err)
-	p.lines = bufio.NewReader(p.out)
-	w.workers = append(w.workers, p)
-	w.must(os.Remove(in))
-	w.must(os.Remove(out))
-	if said := p.hear(); said != fmt.Sprint("ready ", pid) {
-		w.fail("a process's child: %q", said)
-	}
-	parent.slice.workers = append(parent.slice.workers, p)
-	return p
-}
-
-// registerSession begins one by `gpuslice run`; nil as for registerContainer.
-func (w *world) registerSession(r *rand.Rand) *slice {
-	w.Helper()
-	s := &slice{id: w.name(), limit: quota(r), state: active, session: true}
-	s.run = exec.Command(binary(w, "gpuslice"), "--socket", w.socket(), "run", "--name", s.id, "--vram", toMiB(s.limit), "--quiet", "--", programs["worker"])
-	w.add(s)
-	p := w.newWorker(s, s.run)
-	p.cmd = nil // the worker is its child
-	said := p.hear()
-	if said == "gone" {
-		err := s.run.Wait()
-		p.forget()
-		w.drop(s)
-		if w.doubt == "" && w.away == "" {
-			w.fail("the session %s was refused: %v", s.id, err)
-		}
-		w.say("… refused")
-		return nil
-	}
-	if w.away != "" {
-		w.fail("the session %s has begun, and %s", s.id, w.away)
-	}
-	pid, err := strconv.Atoi(strings.TrimPrefix(said, "ready "))
-	if err != nil {
-		w.fail("the session %s began with %q", s.id, said)
-	}
-	p.pid = pid
-	s.workers = []*worker{p}
-	return s
-}
-
-// stopSession ends all its processes, and `gpuslice run` with them.
-func (w *world) stopSession(s *slice) {
-	w.Helper()
-	for len(s.workers) > 0 {
-		s.workers[0].kill()
-	}
-	if s.run != nil {
-		ended := make(chan struct{})
-		go func() { _ = s.run.Wait(); close(ended) }() // with 137: its command was killed
-		select {
-		case <-ended:
-		case <-time.After(patience):
-			w.fail("`gpuslice run` of %s goes on without processes", s.id)
-		}
-	}
-	w.drop(s)
 }
 
 func (w *world) stop(s *slice) {

@@ -231,8 +231,12 @@ func scribble(w *world, r *rand.Rand) string {
 	s := p.slice
 	s.state = spoilt
 	w.say("process %d overwrites the ledger of %s", p.pid, s.id)
-	if got := p.ask("scribble %d %d", r.Uint32(), 1+r.IntN(2000)); !strings.HasPrefix(got, "ok ") || got == "ok 0" {
+	got := p.ask("scribble %d %d", r.Uint32(), 1+r.IntN(2000))
+	if !strings.HasPrefix(got, "ok ") && w.policy != api.Kill || got == "ok 0" {
 		w.fail("process %d has not found its ledger: %q", p.pid, got)
+	}
+	if w.policy == api.Kill {
+		w.stop(s) // its processes are killed any moment, if what was overwritten matters
 	}
 	w.operations(5)
 	if slices.Contains(w.slices, s) {

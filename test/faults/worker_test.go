@@ -21,6 +21,7 @@ type worker struct {
 	w     *world
 	slice *slice
 	cmd   *exec.Cmd // nil if it is another worker's child
+	run   *exec.Cmd // `gpuslice run --join`, whose child it is: it joined its session
 	pid   int
 	in    *os.File
 	out   *os.File
@@ -103,6 +104,7 @@ func (p *worker) gone() {
 	} else {
 		p.w.eventually(fmt.Sprintf("process %d has ended", p.pid), func() bool { return !alive(p.pid) })
 	}
+	p.w.ended(p.run)
 	p.forget()
 }
 

@@ -54,17 +54,27 @@ type world struct {
 	named    int    // slices so far
 	doubt    string // why the enforcer may fail to do what it is asked for; "": it may not
 	away     string // why it is not there at all
-	blind    bool   // without driver truth it does not know how much there is
-	trace    []string
-	steps    int
-	slowest  time.Duration
-	workers  []*worker // all that ever were
-	idle     int       // descriptors of a daemon without slices
+	// A change that failed may be on the disk: what it shows now is not what the next enforcer finds.
+	unsettled bool
+	blind     bool // without driver truth it does not know how much there is
+	trace     []string
+	steps     int
+	slowest   time.Duration
+	workers   []*worker // all that ever were
+	idle      int       // descriptors of a daemon without slices
+
+	policy api.Action    // about memory past the ledger; whatever it is, nobody honest is to be hurt
+	native bool          // the driver enforces, too
+	misled bool          // the enforcer runs under programs/mislead.c
+	turn   int64         // so often it was lied to
+	ahead  time.Duration // by which its wall clock is
+
+	asked struct{ begin, end time.Duration } // since boot: when the slices were listed last
 }
 
 func newWorld(t *testing.T, seed uint64) *world {
 	t.Helper()
-	w := &world{T: t, seed: seed}
+	w := &world{T: t, seed: seed, policy: []api.Action{api.Log, api.Refuse, api.Kill}[seed%3]}
 	var err error
 	if w.bin, err = filepath.Abs("../../bin"); err != nil {
 		t.Fatal(err)
@@ -80,18 +90,7 @@ func newWorld(t *testing.T, seed uint64) *world {
 	// Small, so that they can be filled. The mount namespace is the test's own: run.sh makes it.
 	w.must(unix.Mount("tmpfs", filepath.Join(w.dir, "run"), "tmpfs", 0, "size=4m,nr_inodes=2000,mode=755"))
 	w.must(unix.Mount("tmpfs", filepath.Join(w.dir, "state"), "tmpfs", 0, "size=4m,mode=700"))
-	w.must(os.WriteFile(w.config(), fmt.Appendf(nil, `[enforcer]
-socket = %q
-run_dir = %q
-state_dir = %q
-library = %q
-group = ""
-truth_interval = "100ms"
-context_overhead = "64M"
-
-[expiry]
-grace = "200ms"
-`, w.socket(), filepath.Join(w.dir, "run"), filepath.Join(w.dir, "state"), filepath.Join(w.bin, api.LibraryName)), 0o644))
+	w.configure(w.policy, false)
 	w.client = client.New(w.socket())
 	w.daemon = &daemon{w: w}
 	w.looker = w.newWorker(nil, exec.Command(programs["worker"]))
@@ -108,6 +107,32 @@ grace = "200ms"
 		return same
 	})
 	return w
+}
+
+// configure is for the enforcer that is started next.
+func (w *world) configure(policy api.Action, native bool) {
+	w.Helper()
+	enforcement := api.Intercept
+	if native {
+		enforcement = api.Native
+	}
+	w.policy, w.native = policy, native
+	w.must(os.WriteFile(w.config(), fmt.Appendf(nil, `[enforcer]
+socket = %q
+run_dir = %q
+state_dir = %q
+library = %q
+group = ""
+truth_interval = "100ms"
+context_overhead = "64M"
+enforcement = %q
+
+[expiry]
+grace = "200ms"
+
+[policy]
+bypass = %q
+`, w.socket(), filepath.Join(w.dir, "run"), w.stateDir(), filepath.Join(w.bin, api.LibraryName), enforcement, policy), 0o644))
 }
 
 // warm has the enforcer learn what a context takes: what the first one takes is charged when it is there.
@@ -131,7 +156,7 @@ func (w *world) warm() {
 // env is that of the simulated driver and of our programs.
 func (w *world) env() []string {
 	return append(os.Environ(), "LD_LIBRARY_PATH="+filepath.Join(w.bin, "fakecuda"), "FAKECUDA_STATE="+filepath.Join(w.dir, "fake", "state"),
-		fmt.Sprint("FAKECUDA_DEVICES=", devices), "FAKECUDA_MEMORY="+memory, fmt.Sprint("FAKECUDA_CONTEXT=", contextBytes), "GPUSLICE_CONFIG="+w.config())
+		fmt.Sprint("FAKECUDA_DEVICES=", devices), "FAKECUDA_MEMORY="+memory, fmt.Sprint("FAKECUDA_CONTEXT=", contextBytes), "FAKECUDA_LIMITS=1", "GPUSLICE_CONFIG="+w.config())
 }
 
 func (w *world) logFile() string { return filepath.Join(w.dir, "log") }
@@ -163,15 +188,27 @@ func (w *world) must(err error) {
 // fail ends the round, with how to have it again and what led to it.
 func (w *world) fail(format string, args ...any) {
 	w.Helper()
+	w.goesOn()
 	text, _ := os.ReadFile(w.logFile())
 	w.Fatalf("%s\n\nAgain: test/faults/run.sh -seed %d\n\nThe last steps:\n%s\n\nThe enforcer:\n%s", fmt.Sprintf(format, args...), w.seed,
 		strings.Join(w.trace[max(0, len(w.trace)-25):], "\n"), text[max(0, len(text)-8000):])
+}
+
+// goesOn ends the round if the suite was told to end.
+func (w *world) goesOn() {
+	w.Helper()
+	select {
+	case <-interrupted:
+		w.Fatal("interrupted")
+	default:
+	}
 }
 
 // eventually waits for what the kernel or the enforcer does by itself.
 func (w *world) eventually(what string, is func() bool) {
 	w.Helper()
 	for deadline := time.Now().Add(patience); !is(); time.Sleep(5 * time.Millisecond) {
+		w.goesOn()
 		if time.Now().After(deadline) {
 			w.fail("after %v it is still not so that %s", patience, what)
 		}

@@ -3,10 +3,13 @@
  * enter: what a runtime does between a container's creation and its program, and no more.
  *
  *	enter create CGROUP ROOTFS WHAT:WHERE… -- PROGRAM ARG…
- *		goes into the cgroup, makes a mount namespace, binds each WHAT on ROOTFS/WHERE, says
- *"created PID", and waits for a byte on its standard input: the hooks run now. Then the root is
- *ROOTFS, and it becomes PROGRAM. enter join CGROUP PID -- PROGRAM ARG… goes into the cgroup, and
- *the mount namespace and root of PID, and becomes PROGRAM.
+ *		goes into the cgroup, makes a mount namespace, binds each WHAT on ROOTFS/WHERE,
+ *		says "created PID", and waits for a byte on its standard input: the hooks run now.
+ *		Then the root is ROOTFS, and it becomes PROGRAM.
+ *	enter join CGROUP PID -- PROGRAM ARG…
+ *		goes into the cgroup, and the mount namespace and root of PID, and becomes PROGRAM.
+ *	enter hide CGROUP -- PROGRAM ARG…
+ *		goes into the cgroup alone, where nothing preloads the interceptor.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -85,16 +88,19 @@ int main(int argc, char **argv)
 		program++;
 	if (argc < 5 || !*program || !program[1]) {
 		fprintf(stderr, "usage: enter create CGROUP ROOTFS WHAT:WHERE… -- PROGRAM, or "
-		                "enter join CGROUP PID -- PROGRAM\n");
+		                "enter join CGROUP PID -- PROGRAM, or "
+		                "enter hide CGROUP -- PROGRAM\n");
 		return 2;
 	}
 	join_cgroup(argv[2]);
-	if (!strcmp(argv[1], "create"))
-		create(argv[3], argv + 4);
-	else
-		join(argv[3]);
-	must(chroot("."), "chroot", argv[3]);
-	must(chdir("/"), "chdir", "/");
+	if (strcmp(argv[1], "hide") != 0) {
+		if (!strcmp(argv[1], "create"))
+			create(argv[3], argv + 4);
+		else
+			join(argv[3]);
+		must(chroot("."), "chroot", argv[3]);
+		must(chdir("/"), "chdir", "/");
+	}
 	execv(program[1], program + 1);
 	must(-1, "execute", program[1]);
 	return 1;

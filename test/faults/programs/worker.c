@@ -1,20 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * worker: a program of CUDA that does what a line on its standard input says, and answers with a
- *line. It begins with "ready PID". It speaks to the driver only, and knows nothing of gpuslice but
- *where its ledger is mapped.
+ * line. It begins with "ready PID". It speaks to the driver only, and knows nothing of gpuslice but
+ * where its ledger is mapped.
  *
- *	context DEVICE              -> ok | oom | error CODE
- *	alloc DEVICE BYTES KIND     -> ok I | oom | error CODE   (0: cuMemAlloc, 1: cuMemCreate)
- *	free I                      -> ok | error CODE
- *	total DEVICE                -> ok FREE TOTAL
- *	storm SEED COUNT BYTES      -> ok COUNT REFUSALS  (takes and gives back; holds nothing more
- *when it answers) fork DEVICE                 -> ok CODE  (what cuMemAlloc answers in a forked
- *child, which then ends) spawn IN OUT                -> ok PID   (another worker, a child, at two
- *FIFOs) exec                        -> ready PID  (becomes a new image of itself, which holds
- *nothing) scribble SEED COUNT         -> ok COUNT  (writes words all over the beginning of its
- *slice's ledger) list DEVICE                 -> ok PID:BYTES …  (of NVML: for a worker in no slice,
- *who looks on) exit                        -> (ends)
+ *	context DEVICE          -> ok | oom | error CODE
+ *	alloc DEVICE BYTES KIND -> ok I | oom | error CODE (0: cuMemAlloc, 1: cuMemCreate)
+ *	free I                  -> ok | error CODE
+ *	total DEVICE            -> ok FREE TOTAL
+ *	storm SEED COUNT BYTES  -> ok COUNT REFUSALS (takes and gives back; holds nothing more then)
+ *	fork DEVICE             -> ok CODE (of cuMemAlloc in a forked child, which then ends)
+ *	spawn IN OUT            -> ok PID (another worker, a child, at two FIFOs)
+ *	exec                    -> ready PID (becomes a new image of itself, which holds nothing)
+ *	scribble SEED COUNT     -> ok COUNT (writes words all over its slice's ledger's beginning)
+ *	stubborn                -> ok (does not end by SIGTERM)
+ *	exit                    -> (ends)
+ *
+ * And for a worker in no slice, who looks on:
+ *
+ *	list DEVICE             -> ok PID:BYTES … (of NVML)
+ *	limit DEVICE CGROUP     -> ok BYTES | none (what the driver holds a cgroup to)
  */
 #define _GNU_SOURCE
 #include "cuda_abi.h"
@@ -256,32 +261,57 @@ static void scribble(uint64_t seed, uint64_t count)
 	printf("ok %" PRIu64 "\n", page ? count : 0);
 }
 
-static void list(unsigned device)
+static struct {
+	nvmlReturn_t (*init)(void);
+	nvmlReturn_t (*by_index)(unsigned, nvmlDevice_t *);
+	nvmlReturn_t (*processes)(nvmlDevice_t, unsigned *, nvmlProcessInfo_v2_t *);
+	nvmlReturn_t (*limits)(nvmlDevice_t, nvmlGetMemoryLimits_v1_t *);
+} nvml;
+
+static nvmlReturn_t look_at(unsigned device, nvmlDevice_t *handle)
 {
-	static nvmlReturn_t (*init)(void);
-	static nvmlReturn_t (*by_index)(unsigned, nvmlDevice_t *);
-	static nvmlReturn_t (*processes)(nvmlDevice_t, unsigned *, nvmlProcessInfo_v2_t *);
-	static nvmlProcessInfo_v2_t all[1024];
-	unsigned count = 1024;
-	nvmlDevice_t handle;
+	if (!nvml.init) {
+		void *library = dlopen("libnvidia-ml.so.1", RTLD_NOW);
 
-	if (!init) {
-		void *nvml = dlopen("libnvidia-ml.so.1", RTLD_NOW);
-
-		if (!nvml) {
+		if (!library) {
 			printf("no NVML: %s\n", dlerror());
 			exit(1);
 		}
-		*(void **)&init = dlsym(nvml, "nvmlInit_v2");
-		*(void **)&by_index = dlsym(nvml, "nvmlDeviceGetHandleByIndex_v2");
-		*(void **)&processes = dlsym(nvml, "nvmlDeviceGetComputeRunningProcesses_v3");
-		if (init() != NVML_SUCCESS) {
+		*(void **)&nvml.init = dlsym(library, "nvmlInit_v2");
+		*(void **)&nvml.by_index = dlsym(library, "nvmlDeviceGetHandleByIndex_v2");
+		*(void **)&nvml.processes =
+		    dlsym(library, "nvmlDeviceGetComputeRunningProcesses_v3");
+		*(void **)&nvml.limits = dlsym(library, "nvmlDeviceGetMemoryLimits_v1");
+		if (nvml.init() != NVML_SUCCESS) {
 			puts("what: nvmlInit");
 			exit(1);
 		}
 	}
-	if (by_index(device, &handle) != NVML_SUCCESS ||
-	    processes(handle, &count, all) != NVML_SUCCESS) {
+	return nvml.by_index(device, handle);
+}
+
+static void limit(unsigned device, char *cgroup)
+{
+	nvmlGetMemoryLimits_v1_t limits = {.nameSpace = cgroup};
+	nvmlDevice_t handle;
+	nvmlReturn_t result = look_at(device, &handle);
+
+	if (result == NVML_SUCCESS)
+		result = nvml.limits(handle, &limits);
+	if (result == NVML_SUCCESS)
+		printf("ok %llu\n", limits.hardLimit);
+	else
+		printf(result == NVML_ERROR_NOT_FOUND ? "none\n" : "what: NVML %d\n", result);
+}
+
+static void list(unsigned device)
+{
+	static nvmlProcessInfo_v2_t all[1024];
+	unsigned count = 1024;
+	nvmlDevice_t handle;
+
+	if (look_at(device, &handle) != NVML_SUCCESS ||
+	    nvml.processes(handle, &count, all) != NVML_SUCCESS) {
 		puts("what: NVML");
 		return;
 	}
@@ -337,6 +367,8 @@ int main(int argc, char **argv)
 			scribble(a, b);
 		} else if (!strcmp(word, "list") && n == 2) {
 			list((unsigned)a);
+		} else if (sscanf(line, "limit %" SCNu64 " %199s", &a, in) == 2) {
+			limit((unsigned)a, in);
 		} else if (!strcmp(word, "stubborn")) {
 			signal(SIGTERM, SIG_IGN);
 			puts("ok");

@@ -1,0 +1,133 @@
+//go:build faults
+
+// SPDX-License-Identifier: Apache-2.0
+
+package faults
+
+import (
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+)
+
+// killPoints are those that the enforcer's sources have.
+var killPoints = func() []string {
+	var points []string
+	call := regexp.MustCompile(`killpoint\.Pass\("([a-z.-]+)"\)`)
+	_ = filepath.WalkDir("../../enforcer", func(path string, e os.DirEntry, err error) error {
+		if err == nil && strings.HasSuffix(path, ".go") && !strings.HasSuffix(path, "_test.go") {
+			text, _ := os.ReadFile(path)
+			for _, m := range call.FindAllSubmatch(text, -1) {
+				points = append(points, string(m[1]))
+			}
+		}
+		return nil
+	})
+	slices.Sort(points)
+	return slices.Compact(points)
+}
+
+// killAt arms a point, and does what there is to do until the enforcer dies at it; then it is started again, as systemd
+// does, while operations go on.
+func (w *world) killAt(point string, r *rand.Rand) string {
+	part, _, _ := strings.Cut(point, ".")
+	if part == "restore" {
+		w.populate(r)
+		w.trim(mostSlices - 1)
+		createPool(w, r)
+		beginMember(w, r)
+		w.populate(r)
+		w.check()
+	}
+	if strings.HasPrefix(point, "pool.") {
+		w.dropPools()
+	}
+	w.daemon.end(unix.SIGKILL)
+	policy := w.policy
+	w.configure(configuredFor(point, w.policy, r))
+	if part == "restore" {
+		w.away = "the enforcer is away"
+		for range 4 {
+			if killProcess(w, r) {
+				w.check()
+			}
+			w.step++
+			r = w.random()
+		}
+		w.away = ""
+	}
+	if strings.Contains(point, "pool") {
+		part = "pool"
+	}
+	if point == "device.stored" || point == "pool.device" { // with driver truth all that a slice can see is known when it begins
+		w.must(os.WriteFile(w.nvmlFault(), []byte("fail"), 0o644))
+		w.blind = true
+	}
+	w.doubt = "the enforcer dies at " + point
+	w.must(w.daemon.launch(point, time.Millisecond+pause(r, 100*time.Millisecond)))
+	armed, _ := w.daemon.now()
+	w.must(w.daemon.up())
+	died := func() bool { return !alive(armed.Process.Pid) }
+	// What passes the points of that name sooner or later; the rest is chance.
+	way := map[string][]func(*world, *rand.Rand) bool{
+		"register": {beginContainer}, "release": {beginContainer, endSlice, releaseByForce, endSlice}, "attach": {beginContainer, beginProcess, makeContext, executeAnew},
+		"death": {beginContainer, beginProcess, makeContext, killProcess}, "device": {beginContainer, beginProcess, makeContext},
+		"set": {beginContainer, changeQuota}, "expire": {expire}, "policy": {beginContainer, makeContext, hide}, "join": {beginSession, joinSession, killProcess},
+		"pool": {createPool, beginMember, memberWork, changePool, deletePool},
+	}[part]
+	for n := 0; n < 8 || n < 40 && !died(); n++ {
+		w.step++
+		if len(way) > 0 && n%2 == 0 {
+			w.trim(mostSlices - 1)
+			way[n/2%len(way)](w, w.random())
+			w.check()
+		} else {
+			w.operate()
+		}
+		time.Sleep(10 * time.Millisecond) // deaths are told in the kernel's time
+		if !alive(armed.Process.Pid) {    // so that the next operation finds the next one
+			w.must(w.daemon.up())
+		}
+	}
+	passed := died()
+	w.must(os.RemoveAll(w.nvmlFault()))
+	if !passed || w.blind {
+		w.blind = false
+		w.restart(unix.SIGKILL)
+	}
+	if err := w.daemon.up(); err != nil {
+		w.fail("after a death at %s: %v", point, err)
+	}
+	w.doubt = ""
+	w.check()
+	if w.native || w.policy != policy {
+		w.configure(policy, false)
+		w.restart(unix.SIGTERM)
+		w.check()
+	}
+	if !passed {
+		return "not passed"
+	}
+	return "nothing lost or leaked"
+}
+
+// configuredFor is what an enforcer needs that passes the point.
+func configuredFor(point string, policy api.Action, r *rand.Rand) (_ api.Action, native bool) {
+	switch {
+	case point == "policy.killed":
+		policy = api.Kill
+	case point == "policy.found":
+		policy = []api.Action{api.Log, api.Refuse, api.Kill}[r.IntN(3)]
+	case strings.HasPrefix(point, "policy."):
+		policy = api.Refuse
+	}
+	return policy, strings.HasSuffix(point, "limited")
+}

@@ -1,0 +1,168 @@
+//go:build faults
+
+// SPDX-License-Identifier: Apache-2.0
+
+package faults
+
+import (
+	"bytes"
+	encoding "encoding/binary"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// lies are what an enforcer is told that was started by programs/mislead.c, as the kernel would tell it.
+type lies struct {
+	ahead      time.Duration // by which the wall clock is; whole seconds
+	writeError unix.Errno    // of changing files and names in the state directory
+	syncError  unix.Errno    // of having them on the disk
+	spared     int           // so many calls go well before the first of these errors
+}
+
+func (w *world) liesFile() string { return filepath.Join(w.dir, "lies") }
+func (w *world) stateDir() string { return filepath.Join(w.dir, "state") }
+
+// lie tells it something else from now on.
+func (w *world) lie(l lies) {
+	w.Helper()
+	w.turn++
+	w.ahead = l.ahead
+	var text bytes.Buffer // struct lies
+	for _, n := range []int64{int64(l.ahead / time.Second), int64(l.writeError), int64(l.syncError), int64(l.spared), w.turn} {
+		w.must(encoding.Write(&text, encoding.NativeEndian, n))
+	}
+	file, err := os.OpenFile(w.liesFile(), os.O_CREATE|os.O_WRONLY, 0o600) // over what is there: it is read meanwhile
+	w.must(err)
+	_, err = file.Write(text.Bytes())
+	w.must(err)
+	w.must(file.Close())
+}
+
+// mislead starts the enforcer again as one that can be lied to, until believe.
+func (w *world) mislead() {
+	w.Helper()
+	w.lie(lies{})
+	w.misled = true
+	w.restart(unix.SIGKILL)
+}
+
+// believe has all be as the kernel says: what goes on, goes on, and what is on disk is found by the next enforcer.
+func (w *world) believe(r *rand.Rand) string {
+	w.Helper()
+	w.lie(lies{})
+	outcome := w.afterwards(r)
+	w.misled, w.unsettled = false, false
+	w.restart(unix.SIGKILL)
+	w.check()
+	return outcome
+}
+
+// jumpingClock: whoever sets the clock ends no slice, and none lives longer for it.
+func jumpingClock(w *world, r *rand.Rand) string {
+	w.populate(r)
+	w.mislead()
+	const day = 24 * time.Hour
+	jumps := shuffled(r, []time.Duration{time.Hour, -time.Hour, 3 * day, -40 * day, 10 * 365 * day, -10 * 365 * day})
+	for i, ahead := range jumps[:3] {
+		w.step++
+		w.trim(mostSlices - 1)
+		for range 2 {
+			renew(w, w.random())
+			w.step++
+		}
+		w.say("the clock is set, to %v from what it is", ahead)
+		expireWhile(w, w.random(), func() { w.lie(lies{ahead: ahead}) })
+		w.check()
+		if i%2 == 1 {
+			w.restart(unix.SIGKILL)
+			w.check()
+		}
+		w.operations(2)
+	}
+	w.believe(r)
+	return whole + "; none expires early, or late"
+}
+
+func stateTurnsReadOnly(w *world, r *rand.Rand) string {
+	w.populate(r)
+	w.mislead()
+	return w.refuses(r, lies{writeError: unix.EROFS, spared: r.IntN(8)}, false)
+}
+
+func stateTurnsReadOnlyAndKilled(w *world, r *rand.Rand) string {
+	w.populate(r)
+	w.mislead()
+	return w.refuses(r, lies{writeError: unix.EROFS, spared: r.IntN(8)}, true)
+}
+
+func diskFails(w *world, r *rand.Rand) string {
+	w.populate(r)
+	w.mislead()
+	return w.refuses(r, failing(r), false)
+}
+
+func diskFailsAndKilled(w *world, r *rand.Rand) string {
+	w.populate(r)
+	w.mislead()
+	return w.refuses(r, failing(r), true)
+}
+
+// failing is a disk that takes what is written and cannot keep it, or that does not take it either.
+func failing(r *rand.Rand) lies {
+	l := lies{syncError: unix.EIO, spared: r.IntN(8)}
+	if r.IntN(2) == 0 {
+		l.writeError = unix.EIO
+	}
+	return l
+}
+
+// refuses has operations done on a state that turns bad under the enforcer, which is killed then or not.
+func (w *world) refuses(r *rand.Rand, l lies, kill bool) string {
+	w.Helper()
+	w.say("the state turns bad: %+v", l)
+	w.doubt, w.unsettled = "the state is bad", true
+	w.lie(l)
+	w.operations(6)
+	beginContainer(w, r)
+	beginSession(w, r)
+	if kill {
+		w.daemon.end(unix.SIGKILL)
+		l.spared = 0
+		w.lie(l)
+		w.must(w.daemon.launch("", 0))
+		started := w.daemon.up() == nil
+		if !started {
+			w.say("it does not start")
+			w.away = "the enforcer cannot start"
+			w.hasSaid(l)
+		} else if l.writeError == unix.EROFS {
+			w.fail("it has started with a state that it cannot write")
+		}
+		for _, s := range w.slices {
+			s.cut = !slices.ContainsFunc(s.workers, func(p *worker) bool { return p.attached })
+		}
+		w.operations(4)
+		w.lie(lies{})
+		w.restart(unix.SIGKILL)
+		w.away = ""
+		for _, s := range w.slices {
+			s.cut = false
+		}
+	}
+	return w.believe(r)
+}
+
+// hasSaid looks whether the enforcer that did not start said why.
+func (w *world) hasSaid(l lies) {
+	w.Helper()
+	why := max(l.writeError, l.syncError).Error()
+	if text, err := os.ReadFile(w.logFile()); err != nil || !strings.Contains(string(text[max(0, len(text)-2000):]), why) {
+		w.fail("it does not say that it cannot start: %s (%v)", why, err)
+	}
+}
