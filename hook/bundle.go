@@ -4,6 +4,7 @@ package hook
 
 import (
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -28,6 +29,22 @@ type Bundle struct {
 // OCI specification has a copy of them: the root filesystem is named only there, and one source cannot
 // contradict itself. Both are the engine's words, neither is the image's.
 func ReadBundle(dir string) (Bundle, error) {
+	path := filepath.Join(dir, "config.json")
+	// Not blocking, should it be a FIFO.
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return Bundle{}, fmt.Errorf("the bundle: %w", err)
+	}
+	defer f.Close()
+	text, err := io.ReadAll(io.LimitReader(f, maxConfig+1))
+	if err != nil {
+		return Bundle{}, fmt.Errorf("the bundle's %s: %w", path, err)
+	}
+	return ParseBundle(path, text)
+}
+
+// ParseBundle is [ReadBundle] for whoever has read config.json already; path is where that is.
+func ParseBundle(path string, text []byte) (Bundle, error) {
 	var config struct {
 		Root struct {
 			Path string `json:"path"`
@@ -41,14 +58,7 @@ func ReadBundle(dir string) (Bundle, error) {
 		Hooks       gpus.Hooks        `json:"hooks"`
 		Linux       gpus.Linux        `json:"linux"`
 	}
-	path := filepath.Join(dir, "config.json")
-	// Not blocking, should it be a FIFO.
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
-	if err != nil {
-		return Bundle{}, fmt.Errorf("the bundle: %w", err)
-	}
-	defer f.Close()
-	if err := decode(f, maxConfig, &config); err != nil {
+	if err := decode(text, maxConfig, &config); err != nil {
 		return Bundle{}, fmt.Errorf("the bundle's %s: %w", path, err)
 	}
 	if config.Root.Path == "" {
@@ -56,7 +66,7 @@ func ReadBundle(dir string) (Bundle, error) {
 	}
 	rootfs := config.Root.Path
 	if !filepath.IsAbs(rootfs) {
-		rootfs = filepath.Join(dir, rootfs)
+		rootfs = filepath.Join(filepath.Dir(path), rootfs)
 	}
 	return Bundle{
 		Rootfs: filepath.Clean(rootfs), Annotations: config.Annotations, Args: config.Process.Args,

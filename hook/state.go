@@ -25,7 +25,11 @@ type State struct {
 // ReadState reads and checks the state.
 func ReadState(r io.Reader) (State, error) {
 	var s State
-	if err := decode(r, maxState, &s); err != nil {
+	text, err := io.ReadAll(io.LimitReader(r, maxState+1))
+	if err == nil {
+		err = decode(text, maxState, &s)
+	}
+	if err != nil {
 		return s, fmt.Errorf("the container's state on standard input: %w", err)
 	}
 	if err := api.CheckID(s.ID); err != nil {
@@ -38,15 +42,11 @@ func ReadState(r io.Reader) (State, error) {
 }
 
 // decode reads one JSON value of at most limit bytes.
-func decode(r io.Reader, limit int64, into any) error {
-	text, err := io.ReadAll(io.LimitReader(r, limit+1))
-	if err != nil {
-		return err
-	}
-	if int64(len(text)) > limit {
+func decode(text []byte, limit int, into any) error {
+	if len(text) > limit {
 		return fmt.Errorf("it is longer than %d MiB", limit>>20)
 	}
-	err = json.Unmarshal(text, into)
+	err := json.Unmarshal(text, into)
 	var bad *json.UnmarshalTypeError
 	if errors.As(err, &bad) {
 		return fmt.Errorf("%s is a JSON %s, which does not belong there", bad.Field, bad.Value)

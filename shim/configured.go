@@ -35,13 +35,13 @@ func Configured(creates bool) (*Runtime, error) {
 		return nil, fmt.Errorf("find this program: %w", err)
 	}
 	path := os.Getenv("PATH")
-	low, err := FindRuntime(cfg.Runtime.Runtimes, path, self, FindBeside(RuntimeName, self, path))
+	low, err := findRuntime(cfg.Runtime.Runtimes, path, self, findBeside(RuntimeName, self, path))
 	if err != nil {
 		return nil, err
 	}
 	return &Runtime{
-		Policy:   annotations.Policy{DefaultVRAM: cfg.Runtime.DefaultVRAM, Pass: cfg.Runtime.Missing == config.MissingPass, AllowEnv: cfg.Runtime.AllowEnv},
-		HookPath: FindHook(self, path),
+		Policy:   annotations.PolicyOf(cfg.Runtime),
+		HookPath: findHook(self, path),
 		Config:   os.Getenv(configEnv),
 		Low:      low,
 		reports:  hidesHooks(low),

@@ -25,9 +25,9 @@ const ActiveEnv = "GPUSLICE_RUNTIME_ACTIVE"
 var ErrLoop = errors.New("gpuslice-runtime was started by the runtime that it started itself: " +
 	"of two runtimes that wrap each other, one must name runc (runtimes in the [runtime] section of gpuslice's configuration, or that of the other)")
 
-// FindRuntime finds the first of names, which are looked up in path, or absolute. It passes over the programs ours,
+// findRuntime finds the first of names, which are looked up in path, or absolute. It passes over the programs ours,
 // by whatever name they are found: an operator may have put one in the place of runc.
-func FindRuntime(names []string, path string, ours ...string) (string, error) {
+func findRuntime(names []string, path string, ours ...string) (string, error) {
 	var passed []os.FileInfo
 	for _, program := range ours {
 		if info, ok := executable(program); ok {
@@ -46,11 +46,11 @@ func FindRuntime(names []string, path string, ours ...string) (string, error) {
 		strings.Join(names, ", "), path)
 }
 
-// FindHook finds our hook: beside the running program, or in path. "" means nowhere.
-func FindHook(self, path string) string { return FindBeside(spec.HookName, self, path) }
+// findHook finds our hook: beside the running program, or in path. "" means nowhere.
+func findHook(self, path string) string { return findBeside(spec.HookName, self, path) }
 
-// FindBeside finds one of gpuslice's programs: beside self, the running one, or in path. "" means nowhere.
-func FindBeside(name, self, path string) string {
+// findBeside finds one of gpuslice's programs: beside self, the running one, or in path. "" means nowhere.
+func findBeside(name, self, path string) string {
 	for _, candidate := range append([]string{filepath.Join(filepath.Dir(self), name)}, candidates(name, path)...) {
 		if _, ok := executable(candidate); ok && filepath.IsAbs(candidate) {
 			return candidate

@@ -43,20 +43,17 @@ type Runtime struct {
 	reports bool // the hook is to write what it has to say to a file, since Low does not show it
 }
 
-// Prepare edits the bundle dir, of which the low-level runtime is about to make a container. A container that the
-// operator lets pass is left alone. Whether a pod's sandbox may go without a quota is for the hook to say: here
-// its devices are not there yet.
-func (r *Runtime) Prepare(dir string) error {
+// Prepare edits the bundle of config, of which the low-level runtime is about to make a container: what is judged is what is
+// edited, should the file change meanwhile. A container that the operator lets pass is left alone. Whether a pod's
+// sandbox may go without a quota is for the hook to say: here its devices are not there yet.
+func (r *Runtime) Prepare(config *spec.File) error {
+	dir := filepath.Dir(config.Path)
 	if r.reports {
 		if err := os.Remove(filepath.Join(dir, reportName)); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return fmt.Errorf("an old report of the hook: %w", err)
 		}
 	}
-	config, err := spec.Read(dir)
-	if err != nil {
-		return err
-	}
-	bundle, err := hook.ReadBundle(dir)
+	bundle, err := hook.ParseBundle(config.Path, config.Text)
 	if err != nil {
 		return err
 	}

@@ -8,6 +8,9 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/gpuslice/gpuslice/hook/annotations"
+	"github.com/gpuslice/gpuslice/shim/spec"
 )
 
 func TestArgumentsAreReadAsRuncAndCrunReadThem(t *testing.T) {
@@ -77,7 +80,7 @@ func TestTheRuntimeIsNeverItself(t *testing.T) {
 		{[]string{self}, ""},
 		{[]string{"nothing-of-that-name"}, ""},
 	} {
-		got, err := FindRuntime(c.names, ours+":relative:"+theirs, self, filepath.Join(ours, "not-there"))
+		got, err := findRuntime(c.names, ours+":relative:"+theirs, self, filepath.Join(ours, "not-there"))
 		if got != c.want || (err == nil) != (c.want != "") {
 			t.Errorf("%v: %q, %v", c.names, got, err)
 		}
@@ -87,12 +90,40 @@ func TestTheRuntimeIsNeverItself(t *testing.T) {
 func TestTheHookBesideTheRuntimeIsPreferred(t *testing.T) {
 	beside, inPath := t.TempDir(), t.TempDir()
 	other := executableAt(t, inPath, "gpuslice-hook")
-	if got := FindHook(filepath.Join(beside, "gpuslice-runtime"), inPath); got != other {
+	if got := findHook(filepath.Join(beside, "gpuslice-runtime"), inPath); got != other {
 		t.Errorf("in PATH: %q", got)
 	}
 	near := executableAt(t, beside, "gpuslice-hook")
-	if got := FindHook(filepath.Join(beside, "gpuslice-runtime"), inPath); got != near {
+	if got := findHook(filepath.Join(beside, "gpuslice-runtime"), inPath); got != near {
 		t.Errorf("beside: %q", got)
+	}
+}
+
+func TestWhatIsJudgedIsWhatIsEdited(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, spec.FileName)
+	for want, texts := range map[string][2]string{ // what is read, and what stands there when it is judged
+		"gpuslice.vram": {`{"root": {"path": "r"}, "annotations": {"gpuslice.vram": "1G"}}`, `{"root": {"path": "r"}}`},
+		"left alone":    {`{"root": {"path": "r"}}`, `{"left alone": {}}`},
+	} {
+		if err := os.WriteFile(path, []byte(texts[0]), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		config, err := spec.Read(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(texts[1]), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		r := Runtime{Policy: annotations.Policy{Pass: true}, HookPath: "/opt/" + spec.HookName}
+		if err := r.Prepare(config); err != nil {
+			t.Fatal(err)
+		}
+		text, err := os.ReadFile(path)
+		if err != nil || !strings.Contains(string(text), want) || strings.Contains(string(text), spec.HookName) != (want == "gpuslice.vram") {
+			t.Errorf("%s: %s, %v", want, text, err)
+		}
 	}
 }
 

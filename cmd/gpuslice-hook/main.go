@@ -72,7 +72,7 @@ func (c command) load() (*hook.Hook, error) {
 	}
 	h := &hook.Hook{
 		Enforcer: client.New(cfg.Enforcer.Socket),
-		Policy:   annotations.Policy{DefaultVRAM: cfg.Runtime.DefaultVRAM, Pass: cfg.Runtime.Missing == config.MissingPass, AllowEnv: cfg.Runtime.AllowEnv},
+		Policy:   annotations.PolicyOf(cfg.Runtime),
 		Records:  filepath.Join(cfg.Enforcer.RunDir, "hook"),
 	}
 	if c.timing != "" {

@@ -7,6 +7,7 @@ import (
 	"os"
 
 	"github.com/gpuslice/gpuslice/shim"
+	"github.com/gpuslice/gpuslice/shim/spec"
 )
 
 func main() {
@@ -32,7 +33,11 @@ func run(args shim.Args) (status int, err error) {
 		return 1, err
 	}
 	if bundle != "" {
-		if err := r.Prepare(bundle); err != nil {
+		config, err := spec.Read(bundle)
+		if err == nil {
+			err = r.Prepare(config)
+		}
+		if err != nil {
 			return 1, err
 		}
 	}

@@ -35,12 +35,9 @@ Without --device the quota is that on every device that has none of its own.
 		},
 		OnUsageError: usageError(1),
 		Action: func(c *cli.Context) error {
-			words, err := trailingFlags(c)
+			words, err := arguments(c, 1, "set takes one ID: `gpuslice ps` lists them")
 			if err != nil {
-				return fmt.Errorf("%w (see `gpuslice set --help`)", err)
-			}
-			if len(words) != 1 {
-				return fmt.Errorf("set takes one ID: `gpuslice ps` lists them")
+				return err
 			}
 			request, err := changeRequest(c)
 			if err != nil {
@@ -91,12 +88,9 @@ A slice whose time is over is not renewed.
 		},
 		OnUsageError: usageError(1),
 		Action: func(c *cli.Context) error {
-			words, err := trailingFlags(c)
+			words, err := arguments(c, 2, "renew takes one ID and one DURATION, such as `gpuslice renew ID 1h`")
 			if err != nil {
-				return fmt.Errorf("%w (see `gpuslice renew --help`)", err)
-			}
-			if len(words) != 2 {
-				return fmt.Errorf("renew takes one ID and one DURATION, such as `gpuslice renew ID 1h`")
+				return err
 			}
 			ttl, err := api.ParseTTL(words[1])
 			if err != nil {
@@ -111,17 +105,7 @@ A slice whose time is over is not renewed.
 
 // changeSlice changes the slice that id is, or begins, and prints what it is then.
 func changeSlice(c *cli.Context, id string, change func(context.Context, *client.Client, string) (api.Slice, error)) error {
-	enforcer := connect(c)
-	slice, err := change(c.Context, enforcer, id)
-	if errors.Is(err, api.ErrNotFound) {
-		slices, listErr := enforcer.Slices(c.Context)
-		if listErr != nil {
-			return listErr
-		}
-		if id, err = show.Find(slices, id); err == nil {
-			slice, err = change(c.Context, enforcer, id)
-		}
-	}
+	slice, err := named(c, id, change)
 	if err != nil {
 		return err
 	}

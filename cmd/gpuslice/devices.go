@@ -8,7 +8,6 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/show"
-	"github.com/gpuslice/gpuslice/enforcer/api"
 )
 
 func devicesCommand() *cli.Command {
@@ -34,13 +33,7 @@ given: the operator may keep a reserve, or give more than there is (overcommit).
 			if err != nil {
 				return err
 			}
-			if c.Bool("json") {
-				if devices == nil {
-					devices = []api.Device{} // [], not null
-				}
-				return show.JSON(c.App.Writer, devices)
-			}
-			return show.Devices(c.App.Writer, devices, c.Bool("no-trunc"))
+			return printList(c, devices, show.Devices)
 		},
 	}
 }

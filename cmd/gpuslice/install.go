@@ -196,6 +196,18 @@ func trailingFlags(c *cli.Context) ([]string, error) {
 	return names, nil
 }
 
+// arguments returns the words that are not flags, of which there must be n; wanted is the error if there are not.
+func arguments(c *cli.Context, n int, wanted string) ([]string, error) {
+	words, err := trailingFlags(c)
+	if err != nil {
+		return nil, usageError(1)(c, err, true)
+	}
+	if len(words) != n {
+		return nil, errors.New(wanted)
+	}
+	return words, nil
+}
+
 // printResults prints what was done for a person. In a dry run standard output has the diff alone, which patch(1) takes.
 func printResults(c *cli.Context, results []engines.Result, dry bool) {
 	said := c.App.Writer

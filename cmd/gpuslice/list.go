@@ -3,13 +3,16 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"io"
 
 	"github.com/urfave/cli/v2"
 
 	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/show"
 	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/client"
 )
 
 func psCommand() *cli.Command {
@@ -35,13 +38,7 @@ together stay within LIMIT.
 			if err != nil {
 				return err
 			}
-			if c.Bool("json") {
-				if slices == nil {
-					slices = []api.Slice{} // [], not null
-				}
-				return show.JSON(c.App.Writer, slices)
-			}
-			return show.Slices(c.App.Writer, slices, c.Bool("no-trunc"))
+			return printList(c, slices, show.Slices)
 		},
 	}
 }
@@ -59,22 +56,41 @@ func inspectCommand() *cli.Command {
 			if c.NArg() != 1 {
 				return fmt.Errorf("inspect takes one ID: `gpuslice ps` lists them")
 			}
-			enforcer := connect(c)
-			id := c.Args().First()
-			slice, err := enforcer.Slice(c.Context, id)
-			if errors.Is(err, api.ErrNotFound) {
-				slices, listErr := enforcer.Slices(c.Context)
-				if listErr != nil {
-					return listErr
-				}
-				if id, err = show.Find(slices, id); err == nil {
-					slice, err = enforcer.Slice(c.Context, id)
-				}
-			}
+			slice, err := named(c, c.Args().First(), func(ctx context.Context, enforcer *client.Client, id string) (api.Slice, error) {
+				return enforcer.Slice(ctx, id)
+			})
 			if err != nil {
 				return err
 			}
 			return show.JSON(c.App.Writer, slice)
 		},
 	}
+}
+
+// printList prints what was listed: as JSON, or as the table that table prints.
+func printList[T any](c *cli.Context, all []T, table func(out io.Writer, all []T, whole bool) error) error {
+	if !c.Bool("json") {
+		return table(c.App.Writer, all, c.Bool("no-trunc"))
+	}
+	if all == nil {
+		all = []T{} // [], not null
+	}
+	return show.JSON(c.App.Writer, all)
+}
+
+// named has do ask the enforcer about the slice that id is, or begins.
+func named(c *cli.Context, id string, do func(context.Context, *client.Client, string) (api.Slice, error)) (api.Slice, error) {
+	enforcer := connect(c)
+	slice, err := do(c.Context, enforcer, id)
+	if !errors.Is(err, api.ErrNotFound) {
+		return slice, err
+	}
+	slices, err := enforcer.Slices(c.Context)
+	if err != nil {
+		return api.Slice{}, err
+	}
+	if id, err = show.Find(slices, id); err != nil {
+		return api.Slice{}, err
+	}
+	return do(c.Context, enforcer, id)
 }

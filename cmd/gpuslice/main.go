@@ -70,7 +70,6 @@ func newApp() *cli.App {
 		Usage:                "a quota of VRAM for containers and commands",
 		Description:          description,
 		Version:              api.Version,
-		HideVersion:          false,
 		EnableBashCompletion: true,
 		Flags: []cli.Flag{
 			&cli.StringFlag{
@@ -101,18 +100,15 @@ func newApp() *cli.App {
 
 func usageError(code int) cli.OnUsageErrorFunc {
 	return func(c *cli.Context, err error, _ bool) error {
-		help := "gpuslice help"
-		if c.Command != nil && c.Command.Name != "" && c.Command.Name != "gpuslice" {
-			help = "gpuslice " + c.Command.Name + " --help"
-		}
-		return &session.Error{Code: code, Err: fmt.Errorf("%w (see `%s`)", err, help)}
+		return &session.Error{Code: code, Err: fmt.Errorf("%w (see `%s --help`)", err, c.Command.HelpName)}
 	}
 }
 
 func versionCommand() *cli.Command {
 	return &cli.Command{
-		Name:  "version",
-		Usage: "show this program's version, and the enforcer's if it answers",
+		Name:         "version",
+		Usage:        "show this program's version, and the enforcer's if it answers",
+		OnUsageError: usageError(1),
 		Action: func(c *cli.Context) error {
 			fmt.Fprintln(c.App.Writer, "gpuslice ", api.Version)
 			if info, err := connect(c).Info(c.Context); err == nil {

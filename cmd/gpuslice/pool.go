@@ -23,7 +23,8 @@ func poolCommand() *cli.Command {
    gpuslice run --pool llm --vram 10G -- python serve.py
 
 A pool stays until it is deleted, also when the host is restarted.`,
-		Subcommands: []*cli.Command{poolListCommand(), poolShowCommand(), poolCreateCommand(), poolSetCommand(), poolDeleteCommand()},
+		OnUsageError: usageError(1),
+		Subcommands:  []*cli.Command{poolListCommand(), poolShowCommand(), poolCreateCommand(), poolSetCommand(), poolDeleteCommand()},
 		Action: func(c *cli.Context) error {
 			if c.Args().Present() {
 				return fmt.Errorf("there is no command %q: `gpuslice pool --help` lists them", "pool "+c.Args().First())
@@ -62,13 +63,7 @@ both together stay within LIMIT.
 			if err != nil {
 				return err
 			}
-			if c.Bool("json") {
-				if pools == nil {
-					pools = []api.Pool{} // [], not null
-				}
-				return show.JSON(c.App.Writer, pools)
-			}
-			return show.Pools(c.App.Writer, pools, c.Bool("no-trunc"))
+			return printList(c, pools, show.Pools)
 		},
 	}
 }
@@ -180,12 +175,9 @@ func changePool(c *cli.Context, verb string) error {
 
 // poolName is the one argument, before or after the flags.
 func poolName(c *cli.Context, verb string) (string, error) {
-	words, err := trailingFlags(c)
+	words, err := arguments(c, 1, "pool "+verb+" takes one POOL: `gpuslice pool list` lists them")
 	if err != nil {
-		return "", fmt.Errorf("%w (see `gpuslice pool %s --help`)", err, verb)
-	}
-	if len(words) != 1 {
-		return "", fmt.Errorf("pool %s takes one POOL: `gpuslice pool list` lists them", verb)
+		return "", err
 	}
 	return words[0], api.CheckPoolName(words[0])
 }

@@ -26,12 +26,9 @@ they go on, keep what they hold, and get nothing more.
 		},
 		OnUsageError: usageError(1),
 		Action: func(c *cli.Context) error {
-			words, err := trailingFlags(c)
+			words, err := arguments(c, 1, "release takes one ID: `gpuslice ps` lists them")
 			if err != nil {
-				return fmt.Errorf("%w (see `gpuslice release --help`)", err)
-			}
-			if len(words) != 1 {
-				return fmt.Errorf("release takes one ID: `gpuslice ps` lists them")
+				return err
 			}
 			slice, err := connect(c).Release(c.Context, words[0], 0, c.Bool("force"))
 			if err != nil {

@@ -195,11 +195,23 @@ func TestWhoAskedForWhatIsInTheAuditLogAndProbesSayWhetherItIsReady(t *testing.T
 	if err := <-ended; err != nil {
 		t.Fatal(err)
 	}
-	text, err := os.ReadFile(path("audit.jsonl"))
+	said := audited(t, path("audit.jsonl"))
+	want := []string{
+		"registered ok", "request POST /v1/slices ok", "request POST /v1/slices refused exists",
+		"released ok asked", "request DELETE /v1/slices/{id} ok",
+	}
+	if strings.Join(said, "\n") != strings.Join(want, "\n") {
+		t.Errorf("%q", said)
+	}
+}
+
+// audited returns in short what the audit log says, all of which is of the slice s1 and was asked for by this process.
+func audited(t *testing.T, file string) (said []string) {
+	t.Helper()
+	text, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
 	}
-	var said []string
 	for line := range strings.Lines(string(text)) {
 		var e audit.Entry
 		if err := json.Unmarshal([]byte(line), &e); err != nil {
@@ -213,11 +225,5 @@ func TestWhoAskedForWhatIsInTheAuditLogAndProbesSayWhetherItIsReady(t *testing.T
 		}
 		said = append(said, strings.Join(strings.Fields(fmt.Sprint(e.Kind, " ", e.Operation, " ", e.Result, " ", e.Code, " ", e.Cause)), " "))
 	}
-	want := []string{
-		"registered ok", "request POST /v1/slices ok", "request POST /v1/slices refused exists",
-		"released ok asked", "request DELETE /v1/slices/{id} ok",
-	}
-	if strings.Join(said, "\n") != strings.Join(want, "\n") {
-		t.Errorf("%q", said)
-	}
+	return said
 }

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -56,7 +57,7 @@ func main() {
 
 var errUsage = errors.New("wrong usage") // and the flag package has said so
 
-// parse reads the flags over the file over the defaults. show is what --version and the like ask for.
+// parse reads the flags over the file over the defaults. done says that --version was asked for, and answered.
 func parse(args []string, stdout, stderr io.Writer) (c config.Config, done bool, err error) {
 	flags := flag.NewFlagSet("gpusliced", flag.ContinueOnError)
 	flags.SetOutput(stderr)
@@ -154,6 +155,19 @@ func admission(c config.Config) enforcer.Admission {
 	return a
 }
 
+// listen makes the control socket, which is root's alone if there is no such group.
+func listen(socket, group string, log *slog.Logger) (net.Listener, error) {
+	if err := os.MkdirAll(filepath.Dir(socket), 0o755); err != nil {
+		return nil, err
+	}
+	listener, err := server.Listen(socket, group)
+	if group != "" && missingGroup(err) {
+		log.Warn("the group does not exist, so only root can ask the enforcer: groupadd --system makes it", "group", group)
+		return server.Listen(socket, "")
+	}
+	return listener, err
+}
+
 func serve(ctx context.Context, whole config.Config, options enforcer.Options, record *audit.Writer, log *slog.Logger) error {
 	c := whole.Enforcer
 	ctx, stop := context.WithCancel(ctx)
@@ -167,14 +181,7 @@ func serve(ctx context.Context, whole config.Config, options enforcer.Options, r
 	count := metrics.New(e, log)
 	count.Watch(e, log)
 	e.CountWith(count)
-	if err := os.MkdirAll(filepath.Dir(c.Socket), 0o755); err != nil {
-		return errors.Join(err, e.Close())
-	}
-	listener, err := server.Listen(c.Socket, c.Group)
-	if c.Group != "" && missingGroup(err) {
-		log.Warn("the group does not exist, so only root can ask the enforcer: groupadd --system makes it", "group", c.Group)
-		listener, err = server.Listen(c.Socket, "")
-	}
+	listener, err := listen(c.Socket, c.Group, log)
 	if err != nil {
 		return errors.Join(err, e.Close())
 	}

@@ -6,7 +6,6 @@ import (
 	"context"
 	"flag"
 	"fmt"
-	"os"
 	"regexp"
 	"slices"
 	"strings"
@@ -18,15 +17,12 @@ import (
 	dto "github.com/prometheus/client_model/go"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/test/doctable"
 )
 
 var update = flag.Bool("update", false, "write the table of docs/metrics.md")
 
-const (
-	document = "../../docs/metrics.md"
-	begins   = "<!-- table -->\n"
-	ends     = "<!-- end of table -->\n"
-)
+const document = "../../docs/metrics.md"
 
 // all is a host on which each metric has a value.
 type all struct{ *fixed }
@@ -119,20 +115,15 @@ func TestEachMetricIsDocumentedAndNothingElseIs(t *testing.T) {
 		help := strings.ReplaceAll(f.GetHelp(), "|", "\\|")
 		fmt.Fprintf(&table, "| `%s` | %s | %s | %s |\n", name, strings.ToLower(f.GetType().String()), strings.Join(labels(f), ", "), help)
 	}
-	text, err := os.ReadFile(document)
+	written, err := doctable.Read(document)
 	if err != nil {
 		t.Fatal(err)
-	}
-	before, rest, ok := strings.Cut(string(text), begins)
-	written, after, ok2 := strings.Cut(rest, ends)
-	if !ok || !ok2 {
-		t.Fatalf("%s has no place for the table", document)
 	}
 	if written == table.String() {
 		return
 	}
 	if *update {
-		if err := os.WriteFile(document, []byte(before+begins+table.String()+ends+after), 0o644); err != nil {
+		if err := doctable.Write(document, table.String()); err != nil {
 			t.Fatal(err)
 		}
 		return

@@ -46,33 +46,21 @@ type Metrics struct {
 // New returns Metrics that show slices.
 func New(slices Slices, log *slog.Logger) *Metrics {
 	m := &Metrics{
-		registry: prometheus.NewRegistry(),
-		registers: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "gpuslice_registers_total",
-			Help: "Slices that were asked for, by result: ok, or the error's code.",
-		}, []string{"result"}),
+		registry:  prometheus.NewRegistry(),
+		registers: counters("gpuslice_registers_total", "result", "Slices that were asked for, by result: ok, or the error's code."),
 		register: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name:    "gpuslice_register_duration_seconds",
 			Help:    "From the request for a slice to the answer: what a container's start waits for.",
 			Buckets: []float64{.0005, .001, .002, .003, .005, .0075, .01, .02, .03, .05, .075, .1, .2, .5, 1, 2, 5},
 		}),
-		releases: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "gpuslice_releases_total",
-			Help: "Slices that were released, by cause.",
-		}, []string{"cause"}),
-		attaches: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "gpuslice_attaches_total",
-			Help: "Processes that asked for a place in a ledger, by result.",
-		}, []string{"result"}),
+		releases: counters("gpuslice_releases_total", "cause", "Slices that were released, by cause."),
+		attaches: counters("gpuslice_attaches_total", "result", "Processes that asked for a place in a ledger, by result."),
+		bypasses: counters("gpuslice_bypass_total", "action",
+			"Processes that were found to hold VRAM past the ledger, and pages that were overwritten, by what was done: log, refuse, or kill."),
+		joins: counters("gpuslice_session_tokens_total", "result",
+			"Sessions' tokens that were shown, by result: ok for a process that joined, wrong_token, limited where too many were wrong, or refused for another reason."),
+		told: newTold(),
 	}
-	m.bypasses = prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "gpuslice_bypass_total",
-		Help: "Processes that were found to hold VRAM past the ledger, and pages that were overwritten, by what was done: log, refuse, or kill.",
-	}, []string{"action"})
-	m.joins = prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "gpuslice_session_tokens_total",
-		Help: "Sessions' tokens that were shown, by result: ok for a process that joined, wrong_token, limited where too many were wrong, or refused for another reason.",
-	}, []string{"result"})
 	build := prometheus.NewGauge(prometheus.GaugeOpts{
 		Name:        "gpuslice_build_info",
 		Help:        "Always 1; the labels say which gpuslice this is.",
@@ -84,11 +72,15 @@ func New(slices Slices, log *slog.Logger) *Metrics {
 		m.registry.MustRegister(&poolCollector{pools, log})
 	}
 	m.begin()
-	m.told = newTold()
 	m.registry.MustRegister(m.told.events, m.told.refusals, m.told.recovered,
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	m.registry.MustRegister(m.auditCounters()...)
 	return m
+}
+
+// counters are one for each value of a label.
+func counters(name, label, help string) *prometheus.CounterVec {
+	return prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, []string{label})
 }
 
 // begin makes the counters be there before anything is counted: one that is seen first when something has happened shows no

@@ -17,10 +17,7 @@ type told struct {
 
 func newTold() told {
 	t := told{
-		events: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "gpuslice_events_total",
-			Help: "What was told of slices, by kind; one event can tell of several refusals.",
-		}, []string{"kind"}),
+		events: counters("gpuslice_events_total", "kind", "What was told of slices, by kind; one event can tell of several refusals."),
 		refusals: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "gpuslice_refusals_total",
 			Help: "Allocations that were refused, of all slices that there were.",

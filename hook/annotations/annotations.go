@@ -18,6 +18,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/config"
 )
 
 // The annotations of the contract.
@@ -43,6 +44,11 @@ type Policy struct {
 	DefaultVRAM string // a size for them; "" is none
 	Pass        bool   // without any annotation of ours they run outside gpuslice
 	AllowEnv    bool   // the variable Env may ask for less than DefaultVRAM
+}
+
+// PolicyOf is the policy of a configuration: the runtime's and the hook's must be one.
+func PolicyOf(c config.Runtime) Policy {
+	return Policy{DefaultVRAM: c.DefaultVRAM, Pass: c.Missing == config.MissingPass, AllowEnv: c.AllowEnv}
 }
 
 // Request is what a container asks for.

@@ -6,7 +6,8 @@
 // what is bound on it in every other mount namespace. Engines give each container a root of its own; with plain
 // runc, or podman run --rootfs, two containers can share one, and the end of the first would then take
 // the interceptor out of the second without a word. So there is one record per root directory, under a lock,
-// and only the last user removes. It is kept in the run directory, which a reboot empties.
+// and only the last user removes. It is kept in the run directory, which a reboot empties. It must never touch a root
+// itself: what is removed there is package mount's to decide.
 package roots
 
 import (

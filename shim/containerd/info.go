@@ -27,7 +27,7 @@ const featuresTimeout = 10 * time.Second
 // writeInfo answers -info, by which containerd 2 asks what a runtime can do: the options as they were understood, and
 // the features of the low-level runtime. Of these containerd needs to know whether it can map the ids of
 // mounts, without which it starts no pod in a user namespace.
-func writeInfo(ctx context.Context, front Front, stdin io.Reader, stdout io.Writer) error {
+func writeInfo(ctx context.Context, find configured, stdin io.Reader, stdout io.Writer) error {
 	input, err := readInput(stdin)
 	if err != nil {
 		return err
@@ -50,7 +50,7 @@ func writeInfo(ctx context.Context, front Front, stdin io.Reader, stdout io.Writ
 		Options: understood,
 	}
 	// A low-level runtime without such a command is as good as one without features: containerd goes on.
-	if low, err := front.Configured(false); err == nil {
+	if low, err := find(false); err == nil {
 		if text, err := features(ctx, low.Low); err == nil {
 			answer.Features = &anypb.Any{TypeUrl: featuresType, Value: text}
 		}

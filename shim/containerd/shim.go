@@ -43,7 +43,6 @@ const maxInput = 1 << 20
 
 // Main is the program. It returns the exit status, if containerd's package does not exit itself.
 func Main(args []string) int {
-	front := Front{gpuslice.Configured}
 	// Package shim of containerd 1.7 knows no -info, and would tell its own version. Neither comes with other flags.
 	if len(args) == 1 {
 		switch args[0] {
@@ -51,11 +50,11 @@ func Main(args []string) int {
 			fmt.Println(program, api.Version)
 			return 0
 		case "-info", "--info":
-			return report(writeInfo(context.Background(), front, os.Stdin, os.Stdout))
+			return report(writeInfo(context.Background(), gpuslice.Configured, os.Stdin, os.Stdout))
 		}
 	}
-	plugin.Register(taskPlugin(front))
-	shim.RunManager(context.Background(), &shimManager{manager.NewShimManager(Name), front})
+	plugin.Register(taskPlugin(gpuslice.Configured))
+	shim.RunManager(context.Background(), &shimManager{manager.NewShimManager(Name), gpuslice.Configured})
 	return 0
 }
 
@@ -67,16 +66,13 @@ func report(err error) int {
 	return 0
 }
 
-// Front turns what callers send into what runc's shim takes.
-type Front struct {
-	// Configured is [gpuslice.Configured].
-	Configured func(creates bool) (*gpuslice.Runtime, error)
-}
+// configured is [gpuslice.Configured], or what a test has in its place.
+type configured func(creates bool) (*gpuslice.Runtime, error)
 
 // shimManager starts a shim, and cleans up after one that died.
 type shimManager struct {
 	shim.Manager
-	front Front
+	find configured
 }
 
 // Start refuses options that are not understood before there is anything to clean up, and hands the
@@ -133,7 +129,7 @@ func (m *shimManager) Stop(ctx context.Context, id string) (shim.StopStatus, err
 	}
 	if err != nil {
 		low := "runc" // if it cannot be run either, runc's manager warns, and cleans up all else
-		if found, err := m.front.Configured(false); err == nil {
+		if found, err := m.find(false); err == nil {
 			low = found.Low
 		}
 		if err := runc.WriteRuntime(bundle, low); err != nil {

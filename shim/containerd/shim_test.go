@@ -40,17 +40,15 @@ func standIn(t *testing.T, script string) string {
 	return path
 }
 
-func frontOf(path string) Front {
-	return Front{func(bool) (*gpuslice.Runtime, error) {
+func runs(path string) configured {
+	return func(bool) (*gpuslice.Runtime, error) {
 		return &gpuslice.Runtime{Policy: annotations.Policy{Pass: true}, HookPath: "/opt/gpuslice-hook", Low: path}, nil
-	}}
+	}
 }
 
 const low = "/opt/runc"
 
-var front = frontOf(low)
-
-var nowhere = Front{func(bool) (*gpuslice.Runtime, error) { return nil, errors.New("lost") }}
+func nowhere(bool) (*gpuslice.Runtime, error) { return nil, errors.New("lost") }
 
 // bundleOf makes a bundle with a configuration, and returns its directory.
 func bundleOf(t *testing.T, config string) string {
@@ -87,7 +85,7 @@ func unpack(t testing.TB, packed *anypb.Any) *options.Options {
 
 func TestAContainerIsPreparedAndMadeByTheLowLevelRuntime(t *testing.T) {
 	inner := new(tasks)
-	s := &service{inner, front}
+	s := &service{inner, runs(low)}
 	bundle := bundleOf(t, `{"root": {"path": "rootfs"}, "annotations": {"gpuslice.vram": "1G"}}`)
 	sent := &taskapi.CreateTaskRequest{ID: "c1", Bundle: bundle, Options: send(t, "", body("SystemdCgroup = true"))}
 	if answer, err := s.Create(context.Background(), sent); err != nil || answer.Pid != 7 {
@@ -106,15 +104,15 @@ func TestAContainerIsPreparedAndMadeByTheLowLevelRuntime(t *testing.T) {
 func TestWhatIsWrongWithAContainerIsSaidBeforeAnythingIsMade(t *testing.T) {
 	bundle := bundleOf(t, `{"root": {"path": "rootfs"}, "annotations": {"gpuslice.vram": "lots"}}`)
 	for want, c := range map[string]struct {
-		front Front
-		sent  *anypb.Any
+		find configured
+		sent *anypb.Any
 	}{
-		"gpuslice: annotation gpuslice.vram":      {front, nil},
-		"gpuslice: the runtime's options are of ": {front, send(t, "", durationpb.New(1))},
+		"gpuslice: annotation gpuslice.vram":      {runs(low), nil},
+		"gpuslice: the runtime's options are of ": {runs(low), send(t, "", durationpb.New(1))},
 		"gpuslice: lost":                          {nowhere, nil},
 	} {
 		inner := new(tasks)
-		_, err := (&service{inner, c.front}).Create(context.Background(), &taskapi.CreateTaskRequest{Bundle: bundle, Options: c.sent})
+		_, err := (&service{inner, c.find}).Create(context.Background(), &taskapi.CreateTaskRequest{Bundle: bundle, Options: c.sent})
 		if err == nil || !strings.HasPrefix(err.Error(), want) || len(inner.created) > 0 {
 			t.Errorf("want %s: %v", want, err)
 		}
@@ -148,7 +146,7 @@ func TestTheManagerOfCgroupsIsTheOneThatTheContainerIsWrittenFor(t *testing.T) {
 	} {
 		bundle := bundleOf(t, fmt.Sprintf(`{"root": {"path": "rootfs"}, "linux": {"cgroupsPath": %q}}`, c.cgroups))
 		inner := new(tasks)
-		if _, err := (&service{inner, front}).Create(context.Background(), &taskapi.CreateTaskRequest{Bundle: bundle, Options: c.sent}); err != nil {
+		if _, err := (&service{inner, runs(low)}).Create(context.Background(), &taskapi.CreateTaskRequest{Bundle: bundle, Options: c.sent}); err != nil {
 			t.Errorf("%v: %v", c, err)
 			continue
 		}
@@ -158,7 +156,7 @@ func TestTheManagerOfCgroupsIsTheOneThatTheContainerIsWrittenFor(t *testing.T) {
 	}
 	for _, text := range []string{"", "{", `{"linux": {"cgroupsPath": 1}}`} {
 		bundle := bundleOf(t, text)
-		if _, err := (&service{new(tasks), front}).Create(context.Background(), &taskapi.CreateTaskRequest{Bundle: bundle}); err == nil {
+		if _, err := (&service{new(tasks), runs(low)}).Create(context.Background(), &taskapi.CreateTaskRequest{Bundle: bundle}); err == nil {
 			t.Errorf("%q: nothing is wrong with it", text)
 		}
 	}
@@ -168,7 +166,7 @@ func TestInfoTellsTheFeaturesOfTheLowLevelRuntime(t *testing.T) {
 	ask := func(script string, input []byte) (*types.RuntimeInfo, error) {
 		t.Helper()
 		var out bytes.Buffer
-		if err := writeInfo(context.Background(), frontOf(standIn(t, script)), bytes.NewReader(input), &out); err != nil {
+		if err := writeInfo(context.Background(), runs(standIn(t, script)), bytes.NewReader(input), &out); err != nil {
 			return nil, err
 		}
 		info := new(types.RuntimeInfo)
@@ -223,7 +221,7 @@ func TestAfterADeadShimTheContainerIsDeleted(t *testing.T) {
 				}
 			}
 			t.Chdir(bundle)
-			m := &shimManager{manager.NewShimManager(Name), frontOf(found)}
+			m := &shimManager{manager.NewShimManager(Name), runs(found)}
 			ctx := namespaces.WithNamespace(context.Background(), "ns")
 			status, err := m.Stop(ctx, filepath.Base(bundle))
 			if err != nil || status.ExitStatus != 137 {

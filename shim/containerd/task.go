@@ -27,11 +27,11 @@ import (
 // service is runc's shim: it serves the containers of one pod, or one container.
 type service struct {
 	taskapi.TaskService
-	front Front
+	find configured
 }
 
 // taskPlugin is in the place of the package runc/task/plugin, which registers runc's service as it is.
-func taskPlugin(front Front) *plugin.Registration {
+func taskPlugin(find configured) *plugin.Registration {
 	return &plugin.Registration{
 		Type:     plugin.TTRPCPlugin,
 		ID:       "task",
@@ -49,7 +49,7 @@ func taskPlugin(front Front) *plugin.Registration {
 			if err != nil {
 				return nil, err
 			}
-			return &service{runc, front}, nil
+			return &service{runc, find}, nil
 		},
 	}
 }
@@ -89,12 +89,16 @@ func (s *service) prepare(r *taskapi.CreateTaskRequest) (*gpuslice.Runtime, erro
 	if err != nil {
 		return nil, err
 	}
+	config, err := spec.Read(r.Bundle)
+	if err != nil {
+		return nil, err
+	}
 	if saysNothing(r.Options) {
-		if runc.SystemdCgroup, err = impliesSystemd(r.Bundle); err != nil {
+		if runc.SystemdCgroup, err = impliesSystemd(config); err != nil {
 			return nil, err
 		}
 	}
-	low, err := s.front.Configured(true)
+	low, err := s.find(true)
 	if err != nil {
 		return nil, err
 	}
@@ -106,7 +110,7 @@ func (s *service) prepare(r *taskapi.CreateTaskRequest) (*gpuslice.Runtime, erro
 	if err := os.Setenv(gpuslice.ActiveEnv, "1"); err != nil {
 		return nil, err
 	}
-	return low, low.Prepare(r.Bundle)
+	return low, low.Prepare(config)
 }
 
 // saysNothing is about a caller that could not say SystemdCgroup: one without options (nerdctl sends none to a
@@ -127,11 +131,7 @@ func saysNothing(sent *anypb.Any) bool {
 // impliesSystemd says whether the container's cgroup is written as only systemd's manager of cgroups takes it,
 // "kubepods-pod1.slice:cri-containerd:ID". The other manager would make a directory of that name at the root, beside
 // the limits of the slice, and nobody means that.
-func impliesSystemd(bundle string) (bool, error) {
-	config, err := spec.Read(bundle)
-	if err != nil {
-		return false, err
-	}
+func impliesSystemd(config *spec.File) (bool, error) {
 	var container struct {
 		Linux struct {
 			CgroupsPath string `json:"cgroupsPath"`

@@ -5,13 +5,14 @@
 package engines
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync"
+
+	"github.com/gpuslice/gpuslice/test/doctable"
 )
 
 // table is what the suite found, as docs/engines.md shows it.
@@ -49,13 +50,8 @@ func (r row) why(e engine, c testcase) string {
 	return ""
 }
 
-const (
-	begin = "<!-- the suite writes from here -->\n"
-	end   = "<!-- to here -->\n"
-)
-
-// finish prints the table, or puts it into the file that GPUSLICE_TABLE names, and writes it into the document if that is named. Then, every cell must be there: a run of a
-// part of the suite must not make a table of it.
+// finish prints the table, or puts it into the file that GPUSLICE_TABLE names, and writes it into the document if that is named.
+// Then, every cell must be there: a run of a part of the suite must not make a table of it.
 func (r *table) finish(document string) error {
 	text, whole := r.markdown()
 	if file := os.Getenv("GPUSLICE_TABLE"); file == "" {
@@ -69,16 +65,7 @@ func (r *table) finish(document string) error {
 	if !whole {
 		return errors.New("not every case was tried, so the table is not written")
 	}
-	page, err := os.ReadFile(document)
-	if err != nil {
-		return err
-	}
-	head, rest, ok := bytes.Cut(page, []byte(begin))
-	_, tail, also := bytes.Cut(rest, []byte(end))
-	if !ok || !also {
-		return fmt.Errorf("%s has no lines %q and %q", document, begin, end)
-	}
-	return os.WriteFile(document, append(append(append(head, begin+text...), end...), tail...), 0o644)
+	return doctable.Write(document, text)
 }
 
 func (r *table) markdown() (text string, whole bool) {

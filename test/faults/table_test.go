@@ -5,15 +5,15 @@
 package faults
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"maps"
-	"os"
 	"slices"
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/gpuslice/gpuslice/test/doctable"
 )
 
 // table is what the suite did, as docs/reliability.md shows it.
@@ -58,11 +58,6 @@ func (r *table) addRound(steps int, slowest time.Duration) {
 	r.slowest = max(r.slowest, slowest)
 }
 
-const (
-	begin = "<!-- the suite writes from here -->\n"
-	end   = "<!-- to here -->\n"
-)
-
 // finish prints the table, and writes it into the document if that is named. Then, every fault must have been tried: a
 // run of a part of the suite must not make a table of it.
 func (r *table) finish(document string) error {
@@ -74,16 +69,7 @@ func (r *table) finish(document string) error {
 	if !whole {
 		return errors.New("not every fault was tried, so the table is not written")
 	}
-	page, err := os.ReadFile(document)
-	if err != nil {
-		return err
-	}
-	head, rest, ok := bytes.Cut(page, []byte(begin))
-	_, tail, also := bytes.Cut(rest, []byte(end))
-	if !ok || !also {
-		return fmt.Errorf("%s has no lines %q and %q", document, begin, end)
-	}
-	return os.WriteFile(document, append(append(append(head, begin+text...), end...), tail...), 0o644)
+	return doctable.Write(document, text)
 }
 
 func (r *table) markdown() (text string, whole bool) {

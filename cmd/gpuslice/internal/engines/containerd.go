@@ -3,6 +3,7 @@
 package engines
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"path"
@@ -66,16 +67,13 @@ func (l loaded) section() map[string]any { return conf.Tables(l.decoded, criSect
 // plan copies the default runtime's settings, in which SystemdCgroup is what a cluster depends on, but for what says which program it is.
 func (c containerd) plan(v *view, o Options) (plan, error) {
 	var p plan
-	file := containerdFile
-	if o.File != "" {
-		file = o.File
-	}
+	file := cmp.Or(o.File, containerdFile)
 	files, err := c.load(v, file)
 	if err != nil {
 		return p, err
 	}
 	target, section := effective(files)
-	e, _, err := v.start(target.file, formatTOML)
+	e, _, err := v.open(target.file, formatTOML)
 	if err != nil {
 		return p, err
 	}
@@ -100,7 +98,7 @@ func (c containerd) plan(v *view, o Options) (plan, error) {
 		}
 		// Under 1.x a section that is replaced says nothing.
 		if existing, there := conf.Lookup(l.section(), "containerd", "runtimes", name); there && l.version > 2 {
-			kept, err := v.elsewhere(l.file, existing, serves)
+			kept, err := v.judge(l.file, existing, serves)
 			if err != nil {
 				return p, err
 			}

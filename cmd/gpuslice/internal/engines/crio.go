@@ -3,7 +3,7 @@
 package engines
 
 import (
-	"fmt"
+	"cmp"
 	"path"
 
 	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/engines/conf"
@@ -27,43 +27,27 @@ func (crio) programs() []string { return []string{"crio"} }
 func (crio) files() []string    { return []string{crioFile, path.Dir(crioDropIn)} }
 func (crio) restart() string    { return "systemctl restart crio" }
 
-const dropInHeader = "# Written by gpuslice install %s, which also takes it back: gpuslice uninstall %s\n"
-
-var crioRuntimes = []string{"crio", "runtime", "runtimes"}
+func crioRuntime(name string) []string { return []string{"crio", "runtime", "runtimes", name} }
 
 // plan gives the runtime what the default one has: its monitor above all, since the packages of CRI-O bring one that is not in PATH.
 // A default runtime that is a virtual machine's has nothing that would fit.
-func (crio) plan(v *view, o Options) (plan, error) {
+func (c crio) plan(v *view, o Options) (plan, error) {
 	var p plan
-	file := crioDropIn
-	if o.File != "" {
-		file = o.File
-	}
-	defaultName := ""
-	runtimes := make(map[string]any)
-	where := make(map[string]string)
-	others, err := crioFiles(v.tree(), file)
+	file := cmp.Or(o.File, crioDropIn)
+	others, err := v.layers(crioFiles, file)
 	if err != nil {
 		return p, err
 	}
-	for _, other := range others {
-		decoded, err := v.decode(other, conf.TOML)
-		if err != nil {
-			return p, err
-		}
-		if n, ok := conf.Tables(decoded, "crio", "runtime")["default_runtime"].(string); ok {
-			defaultName = n
-		}
-		for n, runtime := range conf.Tables(decoded, crioRuntimes...) {
-			runtimes[n], where[n] = runtime, other
-		}
-	}
+	named, _ := others.last("crio", "runtime", "default_runtime")
+	defaultName, _ := named.(string)
 	if defaultName == "" { // CRI-O's own is crun, and was runc before 1.31
-		if defaultName = "crun"; runtimes[defaultName] == nil {
+		defaultName = "crun"
+		if _, where := others.last(crioRuntime(defaultName)...); where == "" {
 			defaultName = "runc"
 		}
 	}
-	base := conf.Tables(runtimes, defaultName)
+	standard, _ := others.last(crioRuntime(defaultName)...)
+	base, _ := standard.(map[string]any)
 	kind, _ := base["runtime_type"].(string)
 	if kind == "" {
 		kind = "oci"
@@ -82,33 +66,14 @@ func (crio) plan(v *view, o Options) (plan, error) {
 		p.notes = v.lowLevel(runtime)
 	}
 
-	serves := func(existing any) string {
+	err = v.dropIn(&p, c, file, others, crioRuntime(name), entry, func(existing any) string {
 		table, _ := existing.(map[string]any)
 		if isRuntime(table["runtime_path"]) {
 			return ""
 		}
 		return "its runtime_path is not that of " + RuntimeName
-	}
-	if existing, there := runtimes[name]; there {
-		kept, err := v.elsewhere(where[name], existing, serves)
-		if err != nil {
-			return p, err
-		}
-		if kept != "" {
-			p.notes = append(p.notes, kept)
-			return p, nil
-		}
-	}
-	e, err := dropIn(v, file, "crio")
-	if err != nil {
-		return p, err
-	}
-	if err := v.put(&e, append(crioRuntimes[:3:3], name), entry, serves); err != nil {
-		return p, err
-	}
-	p.edits = append(p.edits, e)
-	p.notes = append(p.notes, v.missing(v.Runtime)...)
-	return p, nil
+	})
+	return p, err
 }
 
 // crioFiles are the files that CRI-O reads beside the drop-in, in its order.
@@ -127,38 +92,5 @@ func crioFiles(t tree, dropIn string) ([]string, error) {
 }
 
 func (crio) inUse(t tree, file string, _ []byte) string {
-	files, err := crioFiles(t, file)
-	if err != nil {
-		return ""
-	}
-	return lastNames(t, files, "default_runtime", "crio", "runtime")
-}
-
-// lastNames says where our runtime is the value of a key of a table, if the last of the files that has the key says so.
-func lastNames(t tree, files []string, key string, table ...string) (used string) {
-	for _, file := range files {
-		text, _, err := t.read(file)
-		if err != nil {
-			continue
-		}
-		decoded, err := conf.TOML.Decode(text)
-		if err != nil {
-			continue
-		}
-		if n, ok := conf.Tables(decoded, table...)[key].(string); ok {
-			if used = ""; n == name {
-				used = key + " in " + file
-			}
-		}
-	}
-	return used
-}
-
-// dropIn begins a file of our own.
-func dropIn(v *view, file, engine string) (edit, error) {
-	e, _, err := v.start(file, formatTOML)
-	if len(e.text) == 0 {
-		e.text = fmt.Appendf(nil, dropInHeader, engine, engine)
-	}
-	return e, err
+	return lastNames(t, crioFiles, file, "crio", "runtime", "default_runtime")
 }

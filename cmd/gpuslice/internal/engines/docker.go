@@ -3,6 +3,7 @@
 package engines
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os/exec"
@@ -62,11 +63,8 @@ func (docker) entry(v *view, standard map[string]any) conf.Table {
 
 func (d docker) plan(v *view, o Options) (plan, error) {
 	var p plan
-	file := dockerFile
-	if o.File != "" {
-		file = o.File
-	}
-	e, decoded, err := v.start(file, formatJSON)
+	file := cmp.Or(o.File, dockerFile)
+	e, decoded, err := v.open(file, formatJSON)
 	if err != nil {
 		return p, err
 	}

@@ -222,21 +222,8 @@ func (v *view) read(file string) (text []byte, exists bool, err error) {
 	return f.undo(text)
 }
 
-// decode reads and decodes a file as it would be without us; nothing if there is none.
-func (v *view) decode(file string, format conf.Format) (map[string]any, error) {
-	text, _, err := v.read(file)
-	if err != nil {
-		return nil, err
-	}
-	decoded, err := format.Decode(text)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", file, err)
-	}
-	return decoded, nil
-}
-
-// start begins an edit of a file.
-func (v *view) start(file, format string) (edit, map[string]any, error) {
+// open begins an edit of a file, and decodes it as it would be without us.
+func (v *view) open(file, format string) (edit, map[string]any, error) {
 	text, _, err := v.read(file)
 	if err != nil {
 		return edit{}, nil, err
@@ -248,8 +235,7 @@ func (v *view) start(file, format string) (edit, map[string]any, error) {
 	return edit{file: file, format: format, text: text}, decoded, nil
 }
 
-// put adds an entry to the file. If there is one already it is kept if it serves, replaced by force, and else an
-// error; serves says why it does not, and "" if it does.
+// put adds an entry to the file, unless there is one already that is kept.
 func (v *view) put(e *edit, key []string, value any, serves func(existing any) string) error {
 	f := formats[e.format]
 	decoded, err := f.Decode(e.text)
@@ -257,13 +243,8 @@ func (v *view) put(e *edit, key []string, value any, serves func(existing any) s
 		return fmt.Errorf("%s: %w", e.file, err)
 	}
 	if existing, there := conf.Lookup(decoded, key...); there {
-		why := serves(existing)
-		if why == "" {
-			e.kept = fmt.Sprintf("%s has a runtime gpuslice already, which is kept as it is", e.file)
-			return nil
-		}
-		if !v.force {
-			return fmt.Errorf("%s has a runtime gpuslice already, and %s: --force replaces it", e.file, why)
+		if e.kept, err = v.judge(e.file, existing, serves); err != nil || e.kept != "" {
+			return err
 		}
 		if e.text, err = f.Remove(e.text, key); err != nil {
 			return fmt.Errorf("%s: %w", e.file, err)
@@ -276,9 +257,9 @@ func (v *view) put(e *edit, key []string, value any, serves func(existing any) s
 	return nil
 }
 
-// elsewhere judges an entry in another file than the one that is written: the same rules as for put, and true if it is
-// kept.
-func (v *view) elsewhere(file string, existing any, serves func(existing any) string) (string, error) {
+// judge judges a runtime gpuslice that is in a file already. It is kept if it serves, of which kept is a note; it is replaced by
+// force, and else an error. serves says why it does not, and "" if it does.
+func (v *view) judge(file string, existing any, serves func(existing any) string) (kept string, err error) {
 	why := serves(existing)
 	if why == "" {
 		return fmt.Sprintf("%s has a runtime gpuslice already, which is kept as it is", file), nil

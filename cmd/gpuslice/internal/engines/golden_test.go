@@ -171,14 +171,14 @@ func goldens() []golden {
 
 	crio := map[string]any{"runtime_path": "/usr/local/bin/" + RuntimeName, "runtime_type": "oci", "runtime_root": "/run/runc"}
 	all = append(all,
-		golden{engine: "crio", output: crioDropIn, expect: crio, root: append(crioRuntimes[:3:3], name)},
-		golden{engine: "crio", input: "00-default.conf", file: path.Dir(crioDropIn) + "/00-default.conf", output: crioDropIn, root: append(crioRuntimes[:3:3], name),
+		golden{engine: "crio", output: crioDropIn, expect: crio, root: crioRuntime(name)},
+		golden{engine: "crio", input: "00-default.conf", file: path.Dir(crioDropIn) + "/00-default.conf", output: crioDropIn, root: crioRuntime(name),
 			expect: and(crio, map[string]any{"monitor_path": "/usr/libexec/crio/conmon", "monitor_cgroup": "system.slice",
 				"monitor_env": []any{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}})},
-		golden{engine: "crio", input: "10-crio.conf", file: path.Dir(crioDropIn) + "/10-crio.conf", output: crioDropIn, root: append(crioRuntimes[:3:3], name),
+		golden{engine: "crio", input: "10-crio.conf", file: path.Dir(crioDropIn) + "/10-crio.conf", output: crioDropIn, root: crioRuntime(name),
 			expect: and(crio, map[string]any{"runtime_root": "/run/crun", "monitor_path": "/usr/libexec/crio/conmon", "allowed_annotations": []any{"io.containers.trace-syscall"}}),
 			notes:  []string{`runtimes = ["/usr/libexec/crio/crun"]`}},
-		golden{engine: "podman", input: "containers.conf", file: podmanShared, output: podmanDropIn, root: append(podmanRuntimes[:2:2], name)},
+		golden{engine: "podman", input: "containers.conf", file: podmanShared, output: podmanDropIn, root: []string{"engine", "runtimes", name}},
 	)
 	return all
 }

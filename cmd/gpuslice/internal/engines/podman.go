@@ -3,6 +3,7 @@
 package engines
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"path"
@@ -32,70 +33,31 @@ func (podman) programs() []string { return []string{"podman"} }
 func (podman) files() []string    { return []string{podmanFile, path.Dir(podmanDropIn)} }
 func (podman) restart() string    { return "" }
 
-var podmanRuntimes = []string{"engine", "runtimes"}
-
-func (podman) plan(v *view, o Options) (plan, error) {
+func (e podman) plan(v *view, o Options) (plan, error) {
 	var p plan
-	file := podmanDropIn
-	if o.File != "" {
-		file = o.File
-	}
-	hooks := hooksShared
-	var existing any
-	var where, runtime string
-	others, err := podmanFiles(v.tree(), file)
+	file := cmp.Or(o.File, podmanDropIn)
+	others, err := v.layers(podmanFiles, file)
 	if err != nil {
 		return p, err
 	}
-	for _, other := range others {
-		decoded, err := v.decode(other, conf.TOML)
-		if err != nil {
-			return p, err
-		}
-		engine := conf.Tables(decoded, "engine")
-		if n, ok := engine["runtime"].(string); ok {
-			runtime = n
-		}
-		if list, ok := engine["hooks_dir"].([]any); ok {
-			hooks = hooksDir(list, hooks)
-		}
-		if here, there := conf.Lookup(decoded, append(podmanRuntimes[:2:2], name)...); there {
-			existing, where = here, other
-		}
-	}
+	named, _ := others.last("engine", "runtime")
+	runtime, _ := named.(string)
 	p.notes = v.lowLevel(runtime)
-
-	serves := func(existing any) string {
+	err = v.dropIn(&p, e, file, others, []string{"engine", "runtimes", name}, []any{v.Runtime}, func(existing any) string {
 		if list, _ := existing.([]any); slices.ContainsFunc(list, isRuntime) {
 			return ""
 		}
 		return "it does not name " + RuntimeName
+	})
+	if err != nil {
+		return p, err
 	}
-	kept := ""
-	if where != "" {
-		if kept, err = v.elsewhere(where, existing, serves); err != nil {
-			return p, err
-		}
-	}
-	if kept != "" {
-		p.notes = append(p.notes, kept)
-	} else {
-		e, err := dropIn(v, file, "podman")
-		if err != nil {
-			return p, err
-		}
-		if err := v.put(&e, append(podmanRuntimes[:2:2], name), []any{v.Runtime}, serves); err != nil {
-			return p, err
-		}
-		p.edits = append(p.edits, e)
-	}
-	p.notes = append(p.notes, v.missing(v.Runtime)...)
 	if o.Hooks {
-		files, err := v.hookFiles(hooks)
+		hooks, err := v.hookFiles(hooksDir(others))
 		if err != nil {
 			return p, err
 		}
-		p.edits = append(p.edits, files...)
+		p.edits = append(p.edits, hooks...)
 		p.notes = append(p.notes, v.missing(v.Hook)...)
 	}
 	return p, nil
@@ -103,11 +65,15 @@ func (podman) plan(v *view, o Options) (plan, error) {
 
 // hooksDir chooses among the directories that are read: the host's own if it is one of them, else the last, of
 // which a file takes precedence.
-func hooksDir(list []any, unless string) string {
-	chosen := unless
-	for _, dir := range list {
-		if text, ok := dir.(string); ok && path.IsAbs(text) && chosen != hooksHost {
-			chosen = path.Clean(text)
+func hooksDir(others layers) string {
+	chosen := hooksShared
+	for _, l := range others {
+		dirs, _ := conf.Lookup(l.decoded, "engine", "hooks_dir")
+		list, _ := dirs.([]any)
+		for _, dir := range list {
+			if text, ok := dir.(string); ok && path.IsAbs(text) && chosen != hooksHost {
+				chosen = path.Clean(text)
+			}
 		}
 	}
 	return chosen
@@ -170,9 +136,5 @@ func (podman) inUse(t tree, file string, _ []byte) string {
 	if path.Ext(file) == ".json" {
 		return "" // a hook
 	}
-	files, err := podmanFiles(t, file)
-	if err != nil {
-		return ""
-	}
-	return lastNames(t, files, "runtime", "engine")
+	return lastNames(t, podmanFiles, file, "engine", "runtime")
 }

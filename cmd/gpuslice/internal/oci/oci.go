@@ -3,6 +3,8 @@
 // Package oci tells a command line that was meant for an OCI runtime from one that was meant for the
 // CLI. nerdctl looks `--runtime NAME` up in PATH and runs it as a runtime; so
 // `nerdctl run --runtime gpuslice` runs `gpuslice --root … create …`.
+//
+// It must never take a person's command for a runtime's: what is unclear is a person's.
 package oci
 
 import "strings"

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package place finds the other parts of gpuslice on this machine: beside the running program
-// first, so that a build directory and an installation under any prefix each use their own.
+// first, so that a build directory and an installation under any prefix each use their own. It only looks, and must never run
+// what it finds.
 package place
 
 import (

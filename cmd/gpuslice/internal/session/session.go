@@ -6,6 +6,8 @@
 //
 // It binds honest programs: a process that clears its environment leaves the slice's view, as
 // nothing but the environment carries it (docs/security.md). Containers do not have this limit.
+//
+// It must never keep the command's exit code from the caller, nor a signal from the command.
 package session
 
 import (
@@ -109,7 +111,7 @@ func (s *Session) Run(ctx context.Context) (code int, err error) {
 	if s.Registered != nil {
 		s.Registered(reply)
 	}
-	env := Environment(s.Env, library, filepath.Join(reply.Dir, "bind"))
+	env := environment(s.Env, library, filepath.Join(reply.Dir, "bind"))
 	return s.start(path, append(env, api.TokenEnv+"="+filepath.Join(reply.Dir, api.TokenName)))
 }
 
@@ -136,8 +138,8 @@ func (s *Session) enter(ctx context.Context) (reply api.RegisterReply, leave fun
 	}, err
 }
 
-// Environment returns env with the interceptor first in LD_PRELOAD, and the slice's directory.
-func Environment(env []string, library, dir string) []string {
+// environment returns env with the interceptor first in LD_PRELOAD, and the slice's directory.
+func environment(env []string, library, dir string) []string {
 	const preload = "LD_PRELOAD"
 	result := make([]string, 0, len(env)+2)
 	value := library

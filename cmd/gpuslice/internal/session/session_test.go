@@ -301,12 +301,12 @@ func TestASignalForASessionWhoseCommandIsGoneReachesWhatIsLeft(t *testing.T) {
 }
 
 func TestEnvironmentHasTheInterceptorFirst(t *testing.T) {
-	got := Environment([]string{"A=1", "LD_PRELOAD=/x.so", "GPUSLICE_DIR=/old", "B=2"}, "/l.so", "/dir")
+	got := environment([]string{"A=1", "LD_PRELOAD=/x.so", "GPUSLICE_DIR=/old", "B=2"}, "/l.so", "/dir")
 	want := []string{"A=1", "B=2", "LD_PRELOAD=/l.so:/x.so", "GPUSLICE_DIR=/dir"}
 	if !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
 	}
-	got = Environment([]string{"LD_PRELOAD="}, "/l.so", "/dir")
+	got = environment([]string{"LD_PRELOAD="}, "/l.so", "/dir")
 	if want := []string{"LD_PRELOAD=/l.so", "GPUSLICE_DIR=/dir"}; !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
 	}

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package show prints slices for people (tables) and for programs (JSON). The JSON is that of the
-// control API, so it is as stable as the API.
+// Package show prints slices, pools, devices and events for people (tables) and for programs (JSON). The JSON is that of the
+// control API, so it is as stable as the API. It must never ask anybody for more: what it prints is what it was given.
 package show
 
 import (

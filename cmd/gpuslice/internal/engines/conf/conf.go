@@ -75,13 +75,13 @@ func ordered(value any) any {
 	return value
 }
 
-// Plain returns value as a decoder returns it.
-func Plain(value any) any {
+// plain returns value as a decoder returns it.
+func plain(value any) any {
 	switch v := value.(type) {
 	case Table:
 		m := make(map[string]any, len(v))
 		for _, p := range v {
-			m[p.Key] = Plain(p.Value)
+			m[p.Key] = plain(p.Value)
 		}
 		return m
 	case []string:
@@ -93,7 +93,7 @@ func Plain(value any) any {
 	case []any:
 		list := make([]any, len(v))
 		for i := range v {
-			list[i] = Plain(v[i])
+			list[i] = plain(v[i])
 		}
 		return list
 	}
@@ -201,7 +201,7 @@ func checkAdded(f Format, text, edited []byte, path []string, value any) error {
 	if err != nil {
 		return err
 	}
-	want, err := with(before, path, Plain(value))
+	want, err := with(before, path, plain(value))
 	if err != nil {
 		return err
 	}

@@ -15,6 +15,15 @@ var (
 	short     = []string{"runtimes", "ours"}
 )
 
+func becomes(t *testing.T, name, want string, edit func() ([]byte, error)) {
+	t.Helper()
+	t.Run(name, func(t *testing.T) {
+		if got, err := edit(); err != nil || string(got) != want {
+			t.Fatalf("%v\n%s\nwant\n%s", err, got, want)
+		}
+	})
+}
+
 func TestTOMLEntryIsAddedAndTheRestKept(t *testing.T) {
 	table := `[plugins."io.x.v1".runtimes.ours]
   type = "x"
@@ -64,12 +73,7 @@ func TestTOMLEntryIsTakenOutOfAnEditedText(t *testing.T) {
 		{"inline, dotted", "runtimes = { ours.k = 1, ours.l = 2, a = 1 }\n", "runtimes = { a = 1 }\n"},
 		{"a name that only begins like it", "[runtimes.ours2]\na = 1\n[runtimes.ours]\n", "[runtimes.ours2]\na = 1\n"},
 	} {
-		t.Run(c.name, func(t *testing.T) {
-			got, err := TOML.Remove([]byte(c.text), short)
-			if err != nil || string(got) != c.want {
-				t.Fatalf("%v\n%q\nwant\n%q", err, got, c.want)
-			}
-		})
+		becomes(t, c.name, c.want, func() ([]byte, error) { return TOML.Remove([]byte(c.text), short) })
 	}
 }
 
@@ -94,12 +98,7 @@ func TestJSONEntryIsAddedAndTheRestKept(t *testing.T) {
 		{"no others", "{\n    \"runtimes\": {}\n}\n", "{\n    \"runtimes\": " + object + "\n}\n"},
 		{"byte order mark", "\xef\xbb\xbf{}", "\xef\xbb\xbf{\n    \"runtimes\": " + object + "\n}"},
 	} {
-		t.Run(c.name, func(t *testing.T) {
-			got, err := JSON.Add([]byte(c.text), short, jsonEntry)
-			if err != nil || string(got) != c.want {
-				t.Fatalf("%v\n%s\nwant\n%s", err, got, c.want)
-			}
-		})
+		becomes(t, c.name, c.want, func() ([]byte, error) { return JSON.Add([]byte(c.text), short, jsonEntry) })
 	}
 }
 
@@ -109,12 +108,7 @@ func TestJSONEntryIsTakenOutOfAnEditedText(t *testing.T) {
 		{"first", "{\"runtimes\": {\n \"ours\": {},\n \"x\": 1\n}}", "{\"runtimes\": {\n \"x\": 1\n}}"},
 		{"alone", "{\"runtimes\": {\n \"ours\": {}\n}, \"y\": 2}", "{\"runtimes\": {}, \"y\": 2}"},
 	} {
-		t.Run(c.name, func(t *testing.T) {
-			got, err := JSON.Remove([]byte(c.text), short)
-			if err != nil || string(got) != c.want {
-				t.Fatalf("%v\n%q\nwant\n%q", err, got, c.want)
-			}
-		})
+		becomes(t, c.name, c.want, func() ([]byte, error) { return JSON.Remove([]byte(c.text), short) })
 	}
 }
 
@@ -167,7 +161,7 @@ func fuzzEdit(t *testing.T, f Format, text []byte, path []string, value any) {
 	if err != nil {
 		t.Fatalf("%v in\n%q", err, edited)
 	}
-	want, err := with(before, path, Plain(value))
+	want, err := with(before, path, plain(value))
 	if err != nil || !Equal(after, want) {
 		t.Fatalf("%v: it says\n%v\nwant\n%v", err, after, want)
 	}

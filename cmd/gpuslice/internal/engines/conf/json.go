@@ -219,7 +219,7 @@ func (w jsonWriter) value(value any, indent string, lines bool) string {
 		between := w.eol + indent + w.unit
 		return "{" + between + strings.Join(parts, ","+between) + w.eol + indent + "}"
 	case []string:
-		return w.value(Plain(v), indent, lines)
+		return w.value(plain(v), indent, lines)
 	case []any:
 		var parts []string
 		for _, e := range v {

@@ -150,7 +150,7 @@ func tomlValue(value any) string {
 		}
 		return "{ " + strings.Join(parts, ", ") + " }"
 	case []string:
-		return tomlValue(Plain(v))
+		return tomlValue(plain(v))
 	case []any:
 		var parts []string
 		for _, e := range v {

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package doctable reads and writes the table that a test keeps in a document, between the lines begin and end. It never
+// touches what is beside them, nor a document without them.
+package doctable
+
+import (
+	"fmt"
+	"os"
+	"strings"
+)
+
+const (
+	begin = "<!-- the suite writes from here -->\n"
+	end   = "<!-- to here -->\n"
+)
+
+// Read returns what a document has between the lines.
+func Read(document string) (string, error) {
+	_, table, _, err := parts(document)
+	return table, err
+}
+
+// Write puts table, whose last line has an end, in the place of that.
+func Write(document, table string) error {
+	before, _, after, err := parts(document)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(document, []byte(before+begin+table+end+after), 0o644)
+}
+
+func parts(document string) (before, table, after string, err error) {
+	text, err := os.ReadFile(document)
+	if err != nil {
+		return "", "", "", err
+	}
+	before, rest, ok := strings.Cut(string(text), begin)
+	table, after, also := strings.Cut(rest, end)
+	if !ok || !also {
+		return "", "", "", fmt.Errorf("%s has no lines %q and %q", document, begin, end)
+	}
+	return before, table, after, nil
+}

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package doctable
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+func TestTheTableIsReplacedAndNothingElse(t *testing.T) {
+	document := filepath.Join(t.TempDir(), "document.md")
+	const before, after = "# Title\n\n", "\nThe rest.\n"
+	if err := os.WriteFile(document, []byte(before+begin+"| old |\n"+end+after), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := Read(document); got != "| old |\n" || err != nil {
+		t.Errorf("%q, %v", got, err)
+	}
+	for _, table := range []string{"| new |\n|---|\n", ""} {
+		if err := Write(document, table); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := os.ReadFile(document); string(got) != before+begin+table+end+after || err != nil {
+			t.Errorf("%q, %v", got, err)
+		}
+	}
+}
+
+func TestADocumentWithoutAPlaceIsLeftAsItIs(t *testing.T) {
+	document := filepath.Join(t.TempDir(), "document.md")
+	for _, text := range []string{"", begin, end, end + begin, "x" + begin[:len(begin)-1]} {
+		if err := os.WriteFile(document, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := Read(document); err == nil {
+			t.Errorf("%q: read %q", text, got)
+		}
+		if err := Write(document, "table\n"); err == nil {
+			t.Errorf("%q was written", text)
+		}
+		if got, err := os.ReadFile(document); string(got) != text || err != nil {
+			t.Errorf("%q became %q, %v", text, got, err)
+		}
+	}
+	if err := Write(filepath.Join(t.TempDir(), "none.md"), "table\n"); !os.IsNotExist(err) {
+		t.Errorf("no document: %v", err)
+	}
+}
