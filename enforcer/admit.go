@@ -9,6 +9,7 @@ import (
 	"sync"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/process"
 )
 
 // Admission is what the devices of a host may be given away of. What it refuses is refused at the door: a quota that
@@ -302,7 +303,10 @@ func (e *Enforcer) admitSlice(s *slice) error {
 		return nil
 	}
 	for _, other := range e.all() {
-		e.releaseEnded(other)
+		// A cgroup is not looked at for each of thousands that are as alive as they seem.
+		if !process.Exists(other.request.PID) {
+			e.releaseEnded(other)
+		}
 	}
 	for other := range e.lingering {
 		if !other.lingers() {

@@ -398,7 +398,5 @@ func TestTheLastBytesAreGivenOnceHoweverManyAskForThem(t *testing.T) {
 func relink(t *testing.T, reply api.RegisterReply, link string) {
 	t.Helper()
 	_ = os.Remove(link)
-	if err := os.Symlink(filepath.Join(reply.Dir, "bind"), link); err != nil {
-		t.Fatal(err)
-	}
+	lead(t, link, reply)
 }

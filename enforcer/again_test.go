@@ -215,11 +215,7 @@ func newWitness(t *testing.T, d *daemon) *witness {
 	w.c = newContainer(t, d, "w")
 	request := w.c.request("witness")
 	request.Quotas = []api.Quota{on(api.AllDevices, witnessed)}
-	reply, err := d.Register(context.Background(), request)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Symlink(filepath.Join(reply.Dir, "bind"), w.c.link); err != nil {
+	if err := d.registerAs(w.c, request); err != nil {
 		t.Fatal(err)
 	}
 	go w.run(program, []string{

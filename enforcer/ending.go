@@ -104,12 +104,12 @@ func (e *Enforcer) signal(s *slice, p *process.Handle, sig syscall.Signal) {
 
 // signalFirst is for a session's first process. It is not for this process, which is that of `gpuslice run --embedded`.
 func (e *Enforcer) signalFirst(s *slice, sig syscall.Signal) {
-	p, err := process.Open(s.request.PID)
+	p, err := process.Again(s.request.PID, s.initStart)
 	if err != nil {
 		return // dead
 	}
 	defer p.Close()
-	if p.Start == s.initStart && p.PID != os.Getpid() {
+	if p.PID != os.Getpid() {
 		e.signal(s, p, sig)
 	}
 }

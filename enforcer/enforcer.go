@@ -21,7 +21,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -117,10 +119,12 @@ type Enforcer struct {
 	change    sync.Mutex          // registering, releasing, restoring
 	lingering map[*slice]struct{} // released, with processes that are alive; guarded by change
 
-	mu     sync.RWMutex
-	slices map[string]*slice // by id
-	pools  map[string]*pool  // by name
-	closed bool
+	mu       sync.RWMutex
+	slices   map[string]*slice      // by id
+	byCgroup map[cgroup.Path]*slice // those of containers, by where: of two, the later
+	sessions map[*slice]struct{}    // the others
+	pools    map[string]*pool       // by name
+	closed   bool
 }
 
 // New opens the state, and takes up the slices that are still alive. It fails if another enforcer has the state.
@@ -146,7 +150,7 @@ func New(options Options) (*Enforcer, error) {
 	if options.Clock == nil {
 		options.Clock = sinceBoot
 	}
-	e := &Enforcer{options: options, log: options.Log, events: event.NewLog(eventsKept), slices: make(map[string]*slice), pools: make(map[string]*pool), lingering: make(map[*slice]struct{})}
+	e := &Enforcer{options: options, log: options.Log, events: event.NewLog(eventsKept), slices: make(map[string]*slice), byCgroup: make(map[cgroup.Path]*slice), sessions: make(map[*slice]struct{}), pools: make(map[string]*pool), lingering: make(map[*slice]struct{})}
 	e.now, e.leases = options.Clock, make(chan struct{}, 1)
 	e.progress.begin = time.Now()
 	e.events.Tell(e.told)
@@ -257,6 +261,8 @@ func (e *Enforcer) Close() error {
 	}
 	e.mu.Lock()
 	clear(e.slices)
+	clear(e.byCgroup)
+	clear(e.sessions)
 	clear(e.pools)
 	e.mu.Unlock()
 	if e.store != nil {
@@ -306,11 +312,44 @@ func (e *Enforcer) told(event api.Event) {
 func (e *Enforcer) all() []*slice {
 	e.mu.RLock()
 	defer e.mu.RUnlock()
-	all := make([]*slice, 0, len(e.slices))
-	for _, s := range e.slices {
-		all = append(all, s)
+	return slices.AppendSeq(make([]*slice, 0, len(e.slices)), maps.Values(e.slices))
+}
+
+// enter puts a slice into the registry; strike takes it out.
+func (e *Enforcer) enter(s *slice) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.slices[s.id()] = s
+	if s.request.Session {
+		e.sessions[s] = struct{}{}
+	} else {
+		e.byCgroup[where(s.cgroup)] = s
 	}
-	return all
+}
+
+func (e *Enforcer) strike(s *slice) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.slices[s.id()] == s {
+		delete(e.slices, s.id())
+	}
+	delete(e.sessions, s)
+	if at := where(s.cgroup); e.byCgroup[at] == s {
+		delete(e.byCgroup, at)
+	}
+}
+
+// where is a cgroup's path, whichever cgroup has it: /proc/PID/cgroup says no more.
+func where(p cgroup.Path) cgroup.Path { return cgroup.Path{Mount: p.Mount, Rel: p.Rel} }
+
+// inCgroup is the slice of the container that has a cgroup; nil if there is none.
+func (e *Enforcer) inCgroup(p cgroup.Path) *slice {
+	e.mu.RLock()
+	defer e.mu.RUnlock()
+	if s := e.byCgroup[where(p)]; s != nil && s.cgroup == p {
+		return s
+	}
+	return nil
 }
 
 // noSlice is the answer about an id that no slice has.

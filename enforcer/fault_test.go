@@ -132,10 +132,13 @@ func (c *container) request(id string) api.RegisterRequest {
 }
 
 func (d *daemon) register(c *container, id string) error {
-	reply, err := d.Register(context.Background(), c.request(id))
+	return d.registerAs(c, c.request(id))
+}
+
+func (d *daemon) registerAs(c *container, r api.RegisterRequest) error {
+	reply, err := d.Register(context.Background(), r)
 	if err == nil {
-		_ = os.Remove(c.link)
-		err = os.Symlink(filepath.Join(reply.Dir, "bind"), c.link)
+		lead(d.t, c.link, reply)
 	}
 	return err
 }
@@ -299,10 +302,22 @@ func TestAnEnforcerKilledWhileItComesBackComesBack(t *testing.T) {
 	if err := d.register(c, "keep"); err != nil {
 		t.Fatal(err)
 	}
+	diesAsItComesBack(t, d, c, []string{"restore.ledger", "restore.settled", "restore.listening"}, func(after string) {
+		if s := d.ids()["keep"]; s.State != api.Active || s.Devices[0].Used != gib || s.ProcessCount != 1 {
+			t.Fatalf("after a death at %s: %+v\n%s", after, s, d.log())
+		}
+		d.nothingLeft()
+	})
+}
+
+// diesAsItComesBack has the daemon die at each of points, when it is to settle what another process of c leaves, and look when
+// it is back. c may hold 4 GiB.
+func diesAsItComesBack(t *testing.T, d *daemon, c *container, points []string, look func(after string)) {
+	t.Helper()
 	attach(c.init)
 	c.init.must("device %s %d", hex0, 80*gib)
 	c.init.must("charge 0 %d", gib)
-	for _, point := range []string{"restore.ledger", "restore.settled", "restore.listening"} {
+	for _, point := range points {
 		dies := start(t, c.link, c.cgroup)
 		attach(dies)
 		dies.must("charge 0 %d", gib)
@@ -311,12 +326,10 @@ func TestAnEnforcerKilledWhileItComesBackComesBack(t *testing.T) {
 		if d.start(point) {
 			t.Fatalf("it did not pass %s", point)
 		}
+		c.init.expect("refused", "charge 0 %d", 4*gib)
 		if !d.start("") {
 			t.Fatalf("after a death at %s it does not start\n%s", point, d.log())
 		}
-		if s := d.ids()["keep"]; s.State != api.Active || s.Devices[0].Used != gib || s.ProcessCount != 1 {
-			t.Fatalf("after a death at %s: %+v\n%s", point, s, d.log())
-		}
-		d.nothingLeft()
+		look(point)
 	}
 }

@@ -255,8 +255,16 @@ func (h *host) restart() {
 	h.start()
 }
 
-// session registers a slice of p and its descendants, and p looks for it where it is: so the directory that p was
-// started with is made a link to the slice's.
+// lead makes the directory that a process was started with a link to its slice's: there it looks for it.
+func lead(t testing.TB, link string, reply api.RegisterReply) {
+	t.Helper()
+	_ = os.Remove(link) // to one before
+	if err := os.Symlink(filepath.Join(reply.Dir, "bind"), link); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// session registers a slice of a process that it starts, and of its descendants.
 func (h *host) session(id string, quotas ...api.Quota) (*proc, api.RegisterReply) {
 	h.t.Helper()
 	link := filepath.Join(h.options.RunDir, "to-"+id)
@@ -265,9 +273,7 @@ func (h *host) session(id string, quotas ...api.Quota) (*proc, api.RegisterReply
 	if err != nil {
 		h.t.Fatal(err)
 	}
-	if err := os.Symlink(filepath.Join(reply.Dir, "bind"), link); err != nil {
-		h.t.Fatal(err)
-	}
+	lead(h.t, link, reply)
 	return p, reply
 }
 

@@ -317,15 +317,9 @@ func (s *slice) storedJoined() []store.Joined {
 func (s *slice) rejoin(stored []store.Joined) {
 	var all []joined
 	for _, r := range stored {
-		p, err := process.Open(r.PID)
-		if err != nil {
-			continue
+		if p, err := process.Again(r.PID, r.Start); err == nil {
+			all = append(all, joined{p, r.UID})
 		}
-		if p.Start != r.Start {
-			p.Close()
-			continue
-		}
-		all = append(all, joined{p, r.UID})
 	}
 	if len(all) > 0 {
 		s.joined.Store(&all)

@@ -50,9 +50,7 @@ func (h *host) tokenSession(id string, quotas ...api.Quota) (*proc, api.Register
 	if err != nil {
 		h.t.Fatal(err)
 	}
-	if err := os.Symlink(filepath.Join(reply.Dir, "bind"), link); err != nil {
-		h.t.Fatal(err)
-	}
+	lead(h.t, link, reply)
 	text, err := os.ReadFile(filepath.Join(reply.Dir, api.TokenName))
 	if err != nil {
 		h.t.Fatal(err)

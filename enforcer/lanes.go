@@ -147,7 +147,7 @@ func (s *slice) attach(peer *process.Handle) (reply ledger.Reply, files []*os.Fi
 		s.log.Warn("the slice has no free process slot", "pid", peer.PID, "slots", ledger.Slots)
 		return reply, nil, ledger.StatusFull
 	}
-	file, err := duplicate(s.ledger)
+	file, err := s.ledger.File()
 	if err != nil {
 		s.free = append(s.free, number)
 		return reply, nil, err

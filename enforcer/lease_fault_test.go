@@ -39,11 +39,7 @@ func TestAnEndThatHasBegunComesToItsEndWhateverTheEnforcerDiesOf(t *testing.T) {
 			}
 			request := c.request("c")
 			request.TTL = time.Second
-			reply, err := d.Register(context.Background(), request)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := os.Symlink(filepath.Join(reply.Dir, "bind"), c.link); err != nil {
+			if err := d.registerAs(c, request); err != nil {
 				t.Fatal(err)
 			}
 			p := c.init
@@ -79,11 +75,7 @@ func TestAChangeIsWholeWhateverTheEnforcerDiesOf(t *testing.T) {
 			c := newContainer(t, d, "c")
 			request := c.request("c")
 			request.Quotas = []api.Quota{on(api.AllDevices, 4*gib)}
-			reply, err := d.Register(context.Background(), request)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := os.Symlink(filepath.Join(reply.Dir, "bind"), c.link); err != nil {
+			if err := d.registerAs(c, request); err != nil {
 				t.Fatal(err)
 			}
 			p := c.init
@@ -92,7 +84,7 @@ func TestAChangeIsWholeWhateverTheEnforcerDiesOf(t *testing.T) {
 			p.must("device %s %d", hex1, 80*gib)
 			p.must("charge 1 %d", 3*gib)
 			ttl := time.Hour
-			_, err = d.Change(context.Background(), "c", api.ChangeRequest{Quotas: []api.Quota{on(api.AllDevices, 2*gib)}, TTL: &ttl})
+			_, err := d.Change(context.Background(), "c", api.ChangeRequest{Quotas: []api.Quota{on(api.AllDevices, 2*gib)}, TTL: &ttl})
 			if err == nil {
 				t.Fatal("it answered, and should be dead")
 			}

@@ -59,9 +59,7 @@ func (h *host) lease(id string, cgroup string, ttl time.Duration) *proc {
 	if err != nil {
 		h.t.Fatal(err)
 	}
-	if err := os.Symlink(filepath.Join(reply.Dir, "bind"), link); err != nil {
-		h.t.Fatal(err)
-	}
+	lead(h.t, link, reply)
 	p.must("attach")
 	p.must("device %s %d", hex0, 80*gib)
 	return p

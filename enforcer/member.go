@@ -3,6 +3,7 @@
 package enforcer
 
 import (
+	"maps"
 	"os"
 	"slices"
 	"syscall"
@@ -67,12 +68,14 @@ func (e *Enforcer) container(pid int) *slice {
 		return nil // dead, most likely
 	}
 	var found *slice
-	for _, s := range e.all() {
-		if !s.request.Session && membership.In(s.cgroup) &&
-			(found == nil || len(s.cgroup.Rel) > len(found.cgroup.Rel)) {
+	e.mu.RLock()
+	membership.Each(func(mount, rel string) {
+		s := e.byCgroup[cgroup.Path{Mount: mount, Rel: rel}]
+		if s != nil && (found == nil || len(rel) > len(found.cgroup.Rel)) {
 			found = s
 		}
-	}
+	})
+	e.mu.RUnlock()
 	// A path can be used again, before the liveness of the one that had it is noticed.
 	if found == nil || !sameCgroup(found.cgroup) {
 		return nil
@@ -88,7 +91,9 @@ func sameCgroup(p cgroup.Path) bool {
 // session finds the session that is nearest above a process. The process's ancestors are read once, however many
 // sessions there are.
 func (e *Enforcer) session(pid int) *slice {
-	sessions := slices.DeleteFunc(e.all(), func(s *slice) bool { return !s.request.Session })
+	e.mu.RLock()
+	sessions := slices.Collect(maps.Keys(e.sessions))
+	e.mu.RUnlock()
 	if len(sessions) == 0 {
 		return nil
 	}

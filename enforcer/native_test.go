@@ -124,9 +124,7 @@ func (h *host) newBox(id string, quotas ...api.Quota) (*box, api.RegisterReply, 
 	b.init = start(h.t, b.link, b.cgroup)
 	reply, err := h.Register(context.Background(), api.RegisterRequest{ID: id, Container: id, PID: b.init.pid(), Quotas: quotas})
 	if err == nil {
-		if err := os.Symlink(filepath.Join(reply.Dir, "bind"), b.link); err != nil {
-			h.t.Fatal(err)
-		}
+		lead(h.t, b.link, reply)
 	}
 	return b, reply, err
 }
@@ -236,6 +234,32 @@ func TestAnEnforcerThatEnforcesByTheInterceptorTakesTheDriversLimitsAway(t *test
 	h.options.Enforcement = api.Native
 	h.start()
 	f.are(t, "native again", b.cgroup, 4*gib, driver.NoLimit)
+}
+
+// Also those that it had not when it was released.
+func TestTheDriversLimitOfAReleasedContainerIsTakenAwayToo(t *testing.T) {
+	if !inV2(t) {
+		return
+	}
+	f := &fakeBackend{}
+	h := newNativeHost(t, f)
+	as := func(enforcement api.Enforcement) {
+		h.stop()
+		h.options.Enforcement = enforcement
+		h.start()
+	}
+	as(api.Intercept)
+	b, _, err := h.newBox("c", on(gpu0, 4*gib))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := h.Release(context.Background(), "c", 0, true); err != nil {
+		t.Fatal(err)
+	}
+	as(api.Native)
+	f.are(t, "native", b.cgroup, 0, driver.NoLimit)
+	as(api.Intercept)
+	f.are(t, "intercept", b.cgroup, driver.NoLimit, driver.NoLimit)
 }
 
 func TestWhoHasNoCgroupOrIsRefusedNothingHasNoDriversLimit(t *testing.T) {

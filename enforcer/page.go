@@ -4,9 +4,6 @@ package enforcer
 
 import (
 	"fmt"
-	"os"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
@@ -49,15 +46,6 @@ func refusalIn(state api.State) error {
 	default:
 		return ledger.StatusClosed
 	}
-}
-
-// duplicate is the ledger's file by a descriptor of its own: the ledger may be closed before the answer that has it is sent.
-func duplicate(l *ledger.Ledger) (*os.File, error) {
-	fd, err := unix.FcntlInt(l.File().Fd(), unix.F_DUPFD_CLOEXEC, 0)
-	if err != nil {
-		return nil, fmt.Errorf("duplicate the ledger's descriptor: %w", err)
-	}
-	return os.NewFile(uintptr(fd), "ledger"), nil
 }
 
 // verifyPage holds a page to the enforcer's own copy of its devices.

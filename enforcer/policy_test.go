@@ -50,9 +50,7 @@ func (h *host) pair(quotas ...api.Quota) (first, second *proc) {
 	if err != nil {
 		h.t.Fatal(err)
 	}
-	if err := os.Symlink(reply.Dir+"/bind", link); err != nil {
-		h.t.Fatal(err)
-	}
+	lead(h.t, link, reply)
 	return first, start(h.t, link, cgroup)
 }
 

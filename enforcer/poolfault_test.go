@@ -25,12 +25,7 @@ func TestAnEnforcerKilledAtAnyPointOfAPoolLosesNothingAndLeaksNothing(t *testing
 func (d *daemon) registerIn(c *container, id, pool string) error {
 	request := c.request(id)
 	request.Pool, request.Quotas = pool, nil
-	reply, err := d.Register(context.Background(), request)
-	if err == nil {
-		_ = os.Remove(c.link)
-		err = os.Symlink(reply.Dir+"/bind", c.link)
-	}
-	return err
+	return d.registerAs(c, request)
 }
 
 func (d *daemon) pools() map[string]api.Pool {
@@ -174,24 +169,9 @@ func TestAnEnforcerKilledWhileItTakesUpAPoolTakesItUp(t *testing.T) {
 	if err := d.registerIn(c, "keep", "llm"); err != nil {
 		t.Fatal(err)
 	}
-	attach(c.init)
-	c.init.must("device %s %d", hex0, 80*gib)
-	c.init.must("charge 0 %d", gib)
-	for _, point := range []string{"restore.pool.settled", "restore.pool", "restore.ledger"} {
-		dies := start(t, c.link, c.cgroup)
-		attach(dies)
-		dies.must("charge 0 %d", gib)
-		d.kill()
-		dies.kill()
-		if d.start(point) {
-			t.Fatalf("it did not pass %s", point)
-		}
-		c.init.expect("refused", "charge 0 %d", 4*gib)
-		if !d.start("") {
-			t.Fatalf("after a death at %s it does not start\n%s", point, d.log())
-		}
+	diesAsItComesBack(t, d, c, []string{"restore.pool.settled", "restore.pool", "restore.ledger"}, func(after string) {
 		if p := d.pools()["llm"]; p.State != api.Active || p.Devices[0].Used != gib || p.ProcessCount != 1 {
-			t.Fatalf("after a death at %s: %+v\n%s", point, p, d.log())
+			t.Fatalf("after a death at %s: %+v\n%s", after, p, d.log())
 		}
-	}
+	})
 }

@@ -24,15 +24,12 @@ func (p *pool) attach(peer *process.Handle) (uint32, *os.File, error) {
 		p.settle(old) // for the reasons that slice.attach has
 		killpoint.Pass("attach.pool.settled")
 	}
-	own, err := process.Open(peer.PID)
-	switch {
-	case errors.Is(err, process.ErrDead):
+	own, err := process.Again(peer.PID, peer.Start)
+	if errors.Is(err, process.ErrDead) {
 		return 0, nil, ledger.StatusNotMember
-	case err != nil:
+	}
+	if err != nil {
 		return 0, nil, err
-	case own.Start != peer.Start:
-		own.Close()
-		return 0, nil, ledger.StatusNotMember
 	}
 	number, file, err := p.give(own)
 	if err != nil {
@@ -49,7 +46,7 @@ func (p *pool) give(h *process.Handle) (uint32, *os.File, error) {
 		p.log.Warn("the pool has no free process slot", "pid", h.PID, "slots", ledger.Slots)
 		return 0, nil, ledger.StatusFull
 	}
-	file, err := duplicate(p.ledger)
+	file, err := p.ledger.File()
 	if err != nil {
 		p.free = append(p.free, number)
 		return 0, nil, err
@@ -108,6 +105,15 @@ func (p *pool) withdraw(number uint32) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if l := p.lanes[number]; l != nil {
+		p.settle(l)
+	}
+}
+
+// executed is for a process whose lane in its slice is settled although it lives. Called with the slice's mu held.
+func (p *pool) executed(pid int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if l := p.byPID[pid]; l != nil {
 		p.settle(l)
 	}
 }

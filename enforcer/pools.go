@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"context"
 	"crypto/rand"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -255,11 +256,7 @@ func (e *Enforcer) findPool(name string) *pool {
 func (e *Enforcer) allPools() []*pool {
 	e.mu.RLock()
 	defer e.mu.RUnlock()
-	all := make([]*pool, 0, len(e.pools))
-	for _, p := range e.pools {
-		all = append(all, p)
-	}
-	return all
+	return slices.AppendSeq(make([]*pool, 0, len(e.pools)), maps.Values(e.pools))
 }
 
 // tell appends an event of the pool.

@@ -38,9 +38,7 @@ func (h *host) member(id, pool string, quotas ...api.Quota) *proc {
 	if err != nil {
 		h.t.Fatal(err)
 	}
-	if err := os.Symlink(filepath.Join(reply.Dir, "bind"), link); err != nil {
-		h.t.Fatal(err)
-	}
+	lead(h.t, link, reply)
 	return p
 }
 

@@ -90,9 +90,7 @@ func (e *Enforcer) decide(ctx context.Context, s *slice, limit *UserLimit) (stor
 		return nil, errors.Join(err, e.release(s, causeFailed))
 	}
 	record := s.stored()
-	e.mu.Lock()
-	e.slices[s.id()] = s
-	e.mu.Unlock()
+	e.enter(s)
 	return e.store.BeginSlice(record), nil
 }
 
@@ -162,6 +160,10 @@ func (e *Enforcer) newSlice(ctx context.Context, r api.RegisterRequest) (*slice,
 	}
 	s.dir = e.sliceDir(r.ID, s.generation)
 	s.mayBeLimited = e.enforcesOn(s)
+	if !s.watchesFirst() {
+		s.init = nil
+		init.Close()
+	}
 	return s, nil
 }
 
@@ -183,26 +185,21 @@ func (e *Enforcer) mayBegin(ctx context.Context, r api.RegisterRequest) error {
 	return nil
 }
 
-// makeWay releases slices that are over but not released yet, and that the new one replaces: the engine has
+// makeWay releases a slice that is over but not released yet, and that the new one replaces: the engine has
 // restarted the container before the end of the former one was noticed.
 func (e *Enforcer) makeWay(s *slice) error {
-	for _, other := range e.all() {
-		switch {
-		case other.id() == s.id():
-			// Its init decides, not its cgroup: after a restart that is the new one's.
-			if other.init != nil && other.init.Alive() {
-				return api.Errorf(api.CodeExists, "slice %s exists, and its process %d is alive: release it first, or choose another id", s.id(), other.request.PID)
-			}
-		case !s.request.Session && !other.request.Session && other.cgroup == s.cgroup:
-			return api.Errorf(api.CodeExists, "slice %s: cgroup %s is slice %s's already", s.id(), s.cgroup, other.id())
-		default:
-			continue
-		}
-		if err := e.release(other, causeReplaced); err != nil {
-			return err
-		}
+	other := e.inCgroup(s.cgroup)
+	if other != nil && other.id() != s.id() {
+		return api.Errorf(api.CodeExists, "slice %s: cgroup %s is slice %s's already", s.id(), s.cgroup, other.id())
 	}
-	return nil
+	if other = e.find(s.id()); other == nil {
+		return nil
+	}
+	// Its init decides, not its cgroup: after a restart that is the new one's.
+	if other.firstLives() {
+		return api.Errorf(api.CodeExists, "slice %s exists, and its process %d is alive: release it first, or choose another id", s.id(), other.request.PID)
+	}
+	return e.release(other, causeReplaced)
 }
 
 // make makes what a slice consists of, but for its record and the socket.
@@ -290,7 +287,7 @@ func (e *Enforcer) watchSlice(s *slice) error {
 	if err := e.watchCgroup(s.cgroup); err != nil {
 		return err
 	}
-	if s.init == nil {
+	if s.watchesFirst() && s.init == nil {
 		e.cgroups.Recheck(s.cgroup)
 	}
 	return nil
@@ -347,15 +344,10 @@ func (e *Enforcer) releaseEnded(s *slice) {
 
 // uses says whether there is a slice of a cgroup, released or not. Called with change held.
 func (e *Enforcer) uses(p cgroup.Path) bool {
-	for _, s := range e.all() {
-		if s.cgroup == p {
-			return true
-		}
-	}
 	for s := range e.lingering {
 		if s.cgroup == p {
 			return true
 		}
 	}
-	return false
+	return e.inCgroup(p) != nil
 }

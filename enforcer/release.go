@@ -70,15 +70,11 @@ func (e *Enforcer) release(s *slice, cause string) error {
 	s.let()
 	s.mu.Unlock()
 	if err != nil {
-		// The disk is full or gone. The slice is over all the same; a restart will find a record of
-		// something that is dead, and drop it.
+		// The disk is full or gone. The slice is over all the same, and the store says so once the disk is well. A restart before
+		// that finds a record of something that is dead, and drops it; or a page that is closed, and gives nothing more.
 		s.log.Error("the release of a slice is not on disk", "err", err)
 	}
-	e.mu.Lock()
-	if e.slices[s.id()] == s {
-		delete(e.slices, s.id())
-	}
-	e.mu.Unlock()
+	e.strike(s)
 	s.log.Info("slice released", "generation", s.generation, "cause", cause)
 	e.count(func(c Counter) { c.Released(cause) })
 	if cause == causeFailed { // nobody was told of it, so nothing of it is bound anywhere

@@ -44,9 +44,7 @@ func TestAReleasedContainerKeepsItsInterceptorUntilItsProcessesEnd(t *testing.T)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Symlink(reply.Dir+"/bind", link); err != nil {
-		t.Fatal(err)
-	}
+	lead(t, link, reply)
 	init.must("attach")
 	init.must("device %s %d", hex0, 80*gib)
 	init.must("charge 0 1")

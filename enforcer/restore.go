@@ -84,12 +84,10 @@ func (e *Enforcer) restore() error {
 	}
 	e.sweep(keep)
 	// All of them are known before any is opened: which slice a process belongs to depends on all.
-	e.mu.Lock()
 	for s := range alive {
 		e.commit(s, s.commitment())
-		e.slices[s.id()] = s
+		e.enter(s)
 	}
-	e.mu.Unlock()
 	e.reopenPools(pools, alive, released)
 	// Their records go to the disk together, and are waited for one after the other.
 	stored := make(map[*slice]func() error)
@@ -140,12 +138,8 @@ func (e *Enforcer) revive(r store.Slice) *slice {
 	}
 	s.inherited = r.Native
 	s.mayBeLimited = r.Native || e.enforcesOn(s)
-	if init, err := process.Open(r.Request.PID); err == nil {
-		if init.Start == r.InitStart {
-			s.init = init
-		} else {
-			init.Close()
-		}
+	if s.watchesFirst() {
+		s.init, _ = process.Again(r.Request.PID, r.InitStart)
 	}
 	copy(s.token[:], r.TokenSum)
 	s.rejoin(r.Joined)
@@ -177,7 +171,14 @@ func (e *Enforcer) finish(r store.Slice) error {
 	if s.closeLeft() {
 		e.commit(s, s.remainder())
 	}
-	if !taken {
+	deny := !taken
+	if deny && s.mayBeLimited && !r.Native {
+		if err := e.store.Retire(s.stored()); err != nil {
+			s.log.Error("the driver is not told that the slice gets nothing more, since the disk could not be told first", "err", err)
+			deny = false
+		}
+	}
+	if deny {
 		s.denyNative()
 	}
 	s.state = api.Released
@@ -218,9 +219,7 @@ func (e *Enforcer) reopen(s *slice, r store.Slice, stored func() error) error {
 	if err := stored(); err != nil {
 		return err
 	}
-	if err := s.goOn(r); err != nil {
-		return err
-	}
+	s.goOn(r)
 	s.resumeNative(r)
 	killpoint.Pass("restore.ledger")
 	if _, err := os.Lstat(filepath.Join(s.dir, bindName)); errors.Is(err, os.ErrNotExist) {
@@ -338,16 +337,18 @@ func (s *slice) recover(r store.Slice) {
 }
 
 // goOn finishes with the slice's ledger what the predecessor had begun.
-func (s *slice) goOn(r store.Slice) error {
+func (s *slice) goOn(r store.Slice) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if r.Expired && s.state == api.Active {
 		s.shut()
 	}
-	if r.Changing {
-		return s.put()
+	if !r.Changing {
+		return
 	}
-	return nil
+	if err := s.put(); err != nil {
+		s.log.Error("that the slice's quotas are in force is not on disk; the next enforcer sets them again", "err", err)
+	}
 }
 
 // retake looks whose a lane is, by the page, and whether the kernel agrees. Called with mu held.
@@ -357,9 +358,9 @@ func (s *slice) retake(number uint32) {
 		s.free = append(s.free, number)
 		return
 	}
-	if p, err := process.Open(owner.PID); err == nil {
+	if p, err := process.Again(owner.PID, owner.Start); err == nil {
 		l := &lane{number: number, generation: generation, process: p}
-		if p.Start == owner.Start && s.e.member(s, p) {
+		if s.e.member(s, p) {
 			s.own(l)
 			s.ledger.SetLive(number)
 			if err := s.watch(l); err != nil {

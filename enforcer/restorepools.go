@@ -141,8 +141,8 @@ func (p *pool) retake(number uint32) {
 		p.free = append(p.free, number)
 		return
 	}
-	if h, err := process.Open(owner.PID); err == nil {
-		if h.Start == owner.Start && p.byPID[h.PID] == nil && p.mapped(h.PID) {
+	if h, err := process.Again(owner.PID, owner.Start); err == nil {
+		if p.byPID[h.PID] == nil && p.mapped(h.PID) {
 			l := &poolLane{number: number, generation: generation, process: h}
 			p.own(l)
 			p.ledger.SetLive(number)

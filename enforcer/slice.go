@@ -32,7 +32,7 @@ type slice struct {
 	cgroup     cgroup.Path     // of a container
 	identity   ledger.Identity // of its ledger, once there is one
 	token      [32]byte        // the SHA-256 of a session's token; zero if it has none
-	init       *process.Handle // nil if it was dead already when the enforcer restarted
+	init       *process.Handle // if watchesFirst; nil if it was dead already when the enforcer restarted
 	pool       *pool           // of which it is a member; nil if of none
 
 	joined atomic.Pointer[[]joined] // those that joined a session: what it points to does not change
@@ -48,6 +48,8 @@ type slice struct {
 	slots
 	lanes map[uint32]*lane
 	byPID map[int]*lane
+
+	executed bool // it is being looked whose image is another (exec.go)
 
 	suspects    map[place]*suspect // processes that hold memory past the ledger
 	suspicious  time.Time          // when it was frozen, or would have been again
@@ -223,6 +225,20 @@ func (s *slice) verify() error {
 // figures is called with mu held.
 func (s *slice) figures(index int) ledger.Figures {
 	return s.slots.figures(s.ledger, index)
+}
+
+// watchesFirst says whether the end of the slice's first process is waited for. A cgroup of version 2 tells by itself when it has
+// become empty; there the process is looked up when it is asked for, which saves a descriptor for each container.
+func (s *slice) watchesFirst() bool { return !s.cgroup.V2 }
+
+// firstLives says whether the process with which the slice began is alive.
+func (s *slice) firstLives() bool {
+	p, err := process.Again(s.request.PID, s.initStart)
+	if err != nil {
+		return !errors.Is(err, process.ErrDead) // what is not known to be dead is alive
+	}
+	p.Close()
+	return true
 }
 
 // running says whether a process of the slice is alive, as far as its kind of slice can tell.

@@ -53,9 +53,7 @@ func TestQuotaIsSharedByAllProcessesOfAContainer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Symlink(reply.Dir+"/bind", link); err != nil {
-		t.Fatal(err)
-	}
+	lead(t, link, reply)
 	other := start(t, link, dir)
 	for _, p := range []*proc{init, other} {
 		p.must("attach")
@@ -93,9 +91,7 @@ func TestCountersOnlyGoUp(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Symlink(reply.Dir+"/bind", link); err != nil {
-		t.Fatal(err)
-	}
+	lead(t, link, reply)
 	init.must("attach") // it keeps the page in the world while the others come and go
 	init.must("device %s %d", hex0, 80*gib)
 	for n := uint64(1); n <= 5; n++ {
@@ -129,9 +125,7 @@ func TestASliceSurvivesItsInitWhileItsCgroupIsPopulated(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Symlink(reply.Dir+"/bind", link); err != nil {
-		t.Fatal(err)
-	}
+	lead(t, link, reply)
 	other := start(t, link, dir)
 	other.must("attach")
 	other.must("device %s %d", hex0, 80*gib)
@@ -161,9 +155,7 @@ func TestARestartFindsSlicesAndSettlesWhoDiedMeanwhile(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Symlink(reply.Dir+"/bind", link); err != nil {
-		t.Fatal(err)
-	}
+	lead(t, link, reply)
 	b := start(t, link, dir)
 	for _, p := range []*proc{a, b} {
 		p.must("attach")
@@ -292,9 +284,7 @@ func TestRecordModeRefusesNothing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Symlink(reply.Dir+"/bind", link); err != nil {
-		t.Fatal(err)
-	}
+	lead(t, link, reply)
 	p.must("attach")
 	p.must("device %s %d", hex0, 80*gib)
 	p.must("charge 0 %d", 70*gib)
@@ -402,9 +392,7 @@ func TestTwoHundredProcessesComeAndGoExactly(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Symlink(reply.Dir+"/bind", link); err != nil {
-		t.Fatal(err)
-	}
+	lead(t, link, reply)
 	init.must("attach")
 	init.must("device %s %d", hex0, 80*gib)
 	const generations, each = 5, 40
@@ -449,9 +437,7 @@ func TestHonestProcessesAreNeverCalledDamaged(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Symlink(reply.Dir+"/bind", link); err != nil {
-		t.Fatal(err)
-	}
+	lead(t, link, reply)
 	init.must("attach")
 	init.must("device %s %d", hex0, 80*gib)
 	init.must("charge 0 %d", mib)
@@ -488,9 +474,7 @@ func TestAFullSliceRefusesTheNextProcessUntilOneEnds(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Symlink(reply.Dir+"/bind", link); err != nil {
-		t.Fatal(err)
-	}
+	lead(t, link, reply)
 	h.LeavePlaces("c", 2)
 	first.must("attach")
 	second, third := start(t, link, dir), start(t, link, dir)

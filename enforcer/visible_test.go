@@ -6,8 +6,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -141,9 +139,7 @@ func TestADeviceThatWasNotKnownToBeSeenHasTheQuotaToo(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Symlink(filepath.Join(reply.Dir, "bind"), link); err != nil {
-		t.Fatal(err)
-	}
+	lead(t, link, reply)
 	check := func(when string, want ...string) {
 		t.Helper()
 		if got := shown(h.see("s")); !slices.Equal(got, want) {

@@ -3,6 +3,7 @@
 package cgroup
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
@@ -10,8 +11,11 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // These tests make cgroups of the host's own kernel.
@@ -211,6 +215,35 @@ func TestRemovalIsReportedWithoutAnybodysHelp(t *testing.T) {
 		wantReport(t, reports)
 		wantSilence(t, others)
 		end(stays)
+	})
+}
+
+// A parent tells of one cgroup that it was removed. That the many others in it were looked at would not be seen, but for its cost.
+func TestARemovalConcernsNoNeighbour(t *testing.T) {
+	eachHierarchy(t, func(t *testing.T, p Path) {
+		w := newTestWatcher(t)
+		a, b := below(t, p, "a"), below(t, p, "b")
+		member(t, a)
+		member(t, b)
+		watch(t, w, a)
+		watch(t, w, b)
+		w.mu.Lock()
+		parent := w.watched[a].wds[0]
+		w.mu.Unlock()
+		event := func(name string) []byte {
+			raw := binary.NativeEndian.AppendUint32(nil, uint32(parent))
+			raw = binary.NativeEndian.AppendUint32(raw, unix.IN_DELETE|unix.IN_ISDIR)
+			raw = binary.NativeEndian.AppendUint32(raw, 0) // cookie
+			raw = binary.NativeEndian.AppendUint32(raw, 16)
+			return append(raw, append([]byte(name), make([]byte, 16-len(name))...)...)
+		}
+		for name, want := range map[string][]Path{"a": {a}, "ab": {}, "": {a, b}} {
+			got := w.concerned(event(name))
+			slices.SortFunc(got, func(a, b Path) int { return strings.Compare(a.Rel, b.Rel) })
+			if !slices.Equal(got, want) {
+				t.Errorf("of %q: %v are looked at, want %v", name, got, want)
+			}
+		}
 	})
 }
 

@@ -22,6 +22,16 @@ func (m Membership) In(p Path) bool {
 	return ok && contains(p.Rel, rel)
 }
 
+// Each calls f with each cgroup that the process is in or below.
+func (m Membership) Each(f func(mount, rel string)) {
+	for mount, rel := range m.rel {
+		for ; rel != "/"; rel = filepath.Dir(rel) {
+			f(mount, rel)
+		}
+		f(mount, rel)
+	}
+}
+
 // Membership reads which cgroups pid is in. The caller holds the process's pidfd and checks it afterwards.
 func (h *Host) Membership(pid int) (Membership, error) {
 	return h.read(strconv.Itoa(pid))

@@ -3,6 +3,7 @@
 package cgroup
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -33,13 +34,13 @@ type Watcher struct {
 	mu      sync.Mutex
 	closed  bool
 	watched map[Path]*watched
+	soon    map[Path]bool           // to be looked at without an event
 	users   map[int32]map[Path]bool // inotify watch to the cgroups that it concerns
 }
 
 type watched struct {
 	empty    func()
 	wds      []int32
-	look     bool // once, without waiting for an event
 	failed   bool // the last look did: try again
 	initDead bool // Recheck was called
 }
@@ -55,7 +56,7 @@ func NewWatcher() (*Watcher, error) {
 	}
 	w := &Watcher{
 		inotify: os.NewFile(uintptr(fd), "inotify"), done: make(chan struct{}),
-		watched: make(map[Path]*watched), users: make(map[int32]map[Path]bool),
+		watched: make(map[Path]*watched), soon: make(map[Path]bool), users: make(map[int32]map[Path]bool),
 	}
 	go w.loop()
 	return w, nil
@@ -84,7 +85,7 @@ func (w *Watcher) Watch(p Path, empty func()) error {
 	}
 	// It may have become empty before the watches were there. The loop looks, not this call, so that empty
 	// never runs under its caller's locks.
-	e.look = true
+	w.soon[p] = true
 	w.wake()
 	return nil
 }
@@ -130,6 +131,7 @@ func (w *Watcher) forget(p Path) bool {
 		return false
 	}
 	delete(w.watched, p)
+	delete(w.soon, p)
 	for _, wd := range e.wds {
 		delete(w.users[wd], p)
 		if len(w.users[wd]) > 0 {
@@ -150,7 +152,7 @@ func (w *Watcher) Recheck(p Path) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if e := w.watched[p]; e != nil {
-		e.look, e.initDead = true, true
+		e.initDead, w.soon[p] = true, true
 		w.wake()
 	}
 }
@@ -194,7 +196,8 @@ func (w *Watcher) loop() {
 	}
 }
 
-// concerned are the cgroups that a batch of events is about; all of them, if the kernel lost some.
+// concerned are the cgroups that a batch of events is about; all of them, if the kernel lost some. What a directory tells of
+// one cgroup, by its name, the others in it need not look at: there may be thousands.
 func (w *Watcher) concerned(events []byte) []Path {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -202,15 +205,18 @@ func (w *Watcher) concerned(events []byte) []Path {
 	for len(events) >= unix.SizeofInotifyEvent {
 		wd := int32(binary.NativeEndian.Uint32(events))
 		mask := binary.NativeEndian.Uint32(events[4:])
-		size := unix.SizeofInotifyEvent + int(binary.NativeEndian.Uint32(events[12:]))
-		events = events[min(size, len(events)):]
+		size := min(unix.SizeofInotifyEvent+int(binary.NativeEndian.Uint32(events[12:])), len(events))
+		name := string(bytes.TrimRight(events[unix.SizeofInotifyEvent:size], "\x00"))
+		events = events[size:]
 		if mask&unix.IN_Q_OVERFLOW != 0 {
 			for p := range w.watched {
 				set[p] = true
 			}
 		}
 		for p := range w.users[wd] {
-			set[p] = true
+			if name == "" || name == filepath.Base(p.Rel) {
+				set[p] = true
+			}
 		}
 	}
 	due := make([]Path, 0, len(set))
@@ -225,16 +231,14 @@ func (w *Watcher) concerned(events []byte) []Path {
 func (w *Watcher) due() []Path {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	var due []Path
+	due := make([]Path, 0, len(w.soon))
 	var next time.Time // never
-	for p, e := range w.watched {
-		polled := e.polled(p)
-		if e.look || polled {
-			due = append(due, p)
-		}
-		e.look = false
-		if polled {
+	for p := range w.soon {
+		due = append(due, p)
+		if w.watched[p].polled(p) {
 			next = time.Now().Add(pollInterval)
+		} else {
+			delete(w.soon, p)
 		}
 	}
 	if !w.closed {
@@ -255,6 +259,7 @@ func (w *Watcher) look(p Path) func() {
 	e.failed = err != nil
 	switch {
 	case e.failed:
+		w.soon[p] = true
 		// Not to be read just now (out of descriptors, say) does not mean that it is empty.
 		if !w.closed {
 			_ = w.inotify.SetReadDeadline(time.Now().Add(pollInterval))

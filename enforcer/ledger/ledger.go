@@ -61,7 +61,7 @@ func result(r C.enum_ledger_result) error {
 
 // Ledger is one slice's page, mapped. Its methods may be called by any number of goroutines, but for Close.
 type Ledger struct {
-	file *os.File
+	file *os.File // nil where the mapping is enough to have it again
 	mem  []byte
 	page *C.struct_ledger
 	id   Identity
@@ -76,9 +76,6 @@ type Identity struct {
 
 // Identity of the ledger.
 func (l *Ledger) Identity() Identity { return l.id }
-
-// File is the memfd, to be sent to a process that attaches.
-func (l *Ledger) File() *os.File { return l.file }
 
 // Owner is the process that a lane is given to, as the kernel described it.
 type Owner struct {

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -26,6 +27,16 @@ func create(t *testing.T) *Ledger {
 	}
 	t.Cleanup(func() { l.Close() })
 	return l
+}
+
+func file(t *testing.T, l *Ledger) *os.File {
+	t.Helper()
+	memfd, err := l.File()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { memfd.Close() })
+	return memfd
 }
 
 var someDevice = Device{UUID: [16]byte{9}, Limit: 1000, Quota: 1000, Total: 5000}
@@ -76,14 +87,76 @@ func TestTheDigestIsThatOfTheInterceptorsSources(t *testing.T) {
 
 func TestTheLedgerCannotShrinkOrGrow(t *testing.T) {
 	l := create(t)
+	memfd := file(t, l)
 	for _, size := range []int64{0, int64(Size) - 1, int64(Size) + 1} {
-		if err := l.File().Truncate(size); !errors.Is(err, unix.EPERM) {
+		if err := memfd.Truncate(size); !errors.Is(err, unix.EPERM) {
 			t.Errorf("truncate to %d: %v", size, err)
 		}
 	}
 	if err := l.Check(false, false, nil); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// descriptors is how many this process has of the ledger's memfd.
+func descriptors(t *testing.T, l *Ledger) (count int) {
+	t.Helper()
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, entry := range entries {
+		var st unix.Stat_t
+		if unix.Stat("/proc/self/fd/"+entry.Name(), &st) == nil && st.Dev == l.id.Dev && st.Ino == l.id.Inode {
+			count++
+		}
+	}
+	return count
+}
+
+// handedOut holds a descriptor of the ledger to what a process may expect of it.
+func handedOut(t *testing.T, l *Ledger) {
+	t.Helper()
+	again, err := Open(file(t, l), l.Identity()) // it is the very file, and sealed
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer again.Close()
+	l.SetClosed()
+	if err := again.Check(false, true, nil); err != nil {
+		t.Error("what is written here is not there:", err)
+	}
+	again.SetRecord()
+	if err := l.Check(true, true, nil); err != nil {
+		t.Error("what is written there is not here:", err)
+	}
+}
+
+func TestALedgerIsHandedOutByItsMappingAlone(t *testing.T) {
+	l := create(t)
+	if l.file != nil {
+		t.Skip("CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE is needed, for /proc/self/map_files")
+	}
+	neighbour := create(t) // the kernel puts it beside, and does not join the two
+	handedOut(t, l)
+	handedOut(t, neighbour)
+	if n := descriptors(t, l) + descriptors(t, neighbour); n != 0 {
+		t.Errorf("two ledgers have %d descriptors", n)
+	}
+}
+
+func TestALedgerKeepsItsFileWithoutTheRightToItsMapping(t *testing.T) {
+	runtime.LockOSThread() // and never back: the thread that has lost its capabilities ends with the test
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var none [2]unix.CapUserData
+	if err := unix.Capset(&header, &none[0]); err != nil {
+		t.Fatal(err)
+	}
+	l := create(t)
+	if n := descriptors(t, l); n != 1 {
+		t.Fatalf("it has %d descriptors", n)
+	}
+	handedOut(t, l)
 }
 
 func TestADeadLaneIsSettledOnceAndGivenToTheNext(t *testing.T) {
@@ -148,7 +221,7 @@ func TestCheckNamesWhatWasOverwritten(t *testing.T) {
 func TestNothingInThePageMakesUsCrashOrHang(t *testing.T) {
 	l := create(t)
 	enforcer := withDevice(t, l)
-	second, err := unix.Mmap(int(l.File().Fd()), 0, int(Size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	second, err := unix.Mmap(int(file(t, l).Fd()), 0, int(Size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -227,7 +300,7 @@ func TestGoAndCAgreeThroughSharedMemory(t *testing.T) {
 	withDevice(t, l)
 	give(t, l, 1)
 	cmd := exec.Command(program)
-	cmd.ExtraFiles = []*os.File{l.File()}
+	cmd.ExtraFiles = []*os.File{file(t, l)}
 	in, err := cmd.StdinPipe()
 	if err != nil {
 		t.Fatal(err)

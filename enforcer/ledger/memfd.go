@@ -89,15 +89,46 @@ func mapFile(file *os.File) (*Ledger, error) {
 		file.Close()
 		return nil, fmt.Errorf("map the ledger: %w", err)
 	}
-	return &Ledger{
-		file: file, mem: mem, page: (*C.struct_ledger)(unsafe.Pointer(&mem[0])),
+	l := &Ledger{
+		mem: mem, page: (*C.struct_ledger)(unsafe.Pointer(&mem[0])),
 		id: Identity{Dev: st.Dev, Inode: st.Ino},
-	}, nil
+	}
+	// Who has thousands of slices has no descriptor to spare for each.
+	if again, err := reopen(l.link(), l.id); err == nil {
+		again.Close()
+		file.Close()
+	} else { // without CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE, most likely
+		l.file = file
+	}
+	return l, nil
+}
+
+// link is the kernel's name of the mapping. It is of exactly this range, from page to page: the kernel joins two mappings
+// only where the second goes on in the same file, and divides one only by calls that nobody makes for a ledger.
+func (l *Ledger) link() string {
+	begin, page := uintptr(unsafe.Pointer(l.page)), uintptr(os.Getpagesize())
+	return fmt.Sprintf("/proc/self/map_files/%x-%x", begin, begin+(uintptr(Size)+page-1)/page*page)
+}
+
+// File is a new descriptor of the memfd, to be sent to a process that attaches. Whoever asks closes it.
+func (l *Ledger) File() (*os.File, error) {
+	if l.file == nil {
+		return reopen(l.link(), l.id)
+	}
+	fd, err := unix.FcntlInt(l.file.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("duplicate the ledger's descriptor: %w", err)
+	}
+	return os.NewFile(uintptr(fd), "ledger"), nil
 }
 
 // Close unmaps the ledger. Processes that have it mapped keep it.
 func (l *Ledger) Close() error {
-	return errors.Join(unix.Munmap(l.mem), l.file.Close())
+	err := unix.Munmap(l.mem)
+	if l.file != nil {
+		err = errors.Join(err, l.file.Close())
+	}
+	return err
 }
 
 // FromProcess finds the ledger id among the mappings of a process: so a restarted enforcer comes back to the
@@ -106,29 +137,51 @@ func (l *Ledger) Close() error {
 // The process may be hostile and map a look-alike: device and inode say that it is the very file, for as long as
 // any process has it; and whoever could forge the rest can write into the real page as well.
 func FromProcess(pid int, id Identity) (*Ledger, error) {
-	maps, err := os.Open(fmt.Sprintf("/proc/%d/maps", pid))
+	at, err := mapping(pid, id)
 	if err != nil {
 		return nil, fmt.Errorf("look for the ledger in process %d: %w", pid, err)
 	}
+	if at == "" {
+		return nil, fmt.Errorf("process %d has no ledger: %w", pid, os.ErrNotExist)
+	}
+	file, err := reopen(fmt.Sprintf("/proc/%d/map_files/%s", pid, at), id)
+	if err != nil {
+		return nil, fmt.Errorf("fetch the ledger from process %d: %w", pid, err)
+	}
+	return Open(file, id)
+}
+
+// Mapped says whether a process has the ledger id. It is an error if the process has no memory at all: it has ended, or its
+// first thread has and others go on.
+func Mapped(pid int, id Identity) (bool, error) {
+	at, err := mapping(pid, id)
+	return at != "", err
+}
+
+// mapping is where a process has the ledger, as the kernel writes it; "" if it has it not.
+func mapping(pid int, id Identity) (string, error) {
+	maps, err := os.Open(fmt.Sprintf("/proc/%d/maps", pid))
+	if err != nil {
+		return "", err
+	}
 	defer maps.Close()
 	want := fmt.Appendf(nil, "%02x:%02x %d ", unix.Major(id.Dev), unix.Minor(id.Dev), id.Inode)
-	lines := bufio.NewScanner(maps)
+	lines, some := bufio.NewScanner(maps), false
 	for lines.Scan() {
 		// 7f0c4c000000-7f0c4c441000 rw-s 00000000 00:01 2061  /memfd:gpuslice (deleted)
+		some = true
 		fields := bytes.SplitN(lines.Bytes(), []byte(" "), 4)
-		if len(fields) != 4 || !bytes.Equal(fields[2], []byte("00000000")) || !bytes.HasPrefix(fields[3], want) {
-			continue
+		if len(fields) == 4 && bytes.Equal(fields[2], []byte("00000000")) && bytes.HasPrefix(fields[3], want) {
+			return string(fields[0]), nil
 		}
-		file, err := reopen(fmt.Sprintf("/proc/%d/map_files/%s", pid, fields[0]), id)
-		if err != nil {
-			return nil, fmt.Errorf("fetch the ledger from process %d: %w", pid, err)
-		}
-		return Open(file, id)
 	}
 	if err := lines.Err(); err != nil {
-		return nil, fmt.Errorf("look for the ledger in process %d: %w", pid, err)
+		return "", err
 	}
-	return nil, fmt.Errorf("process %d has no ledger: %w", pid, os.ErrNotExist)
+	if !some {
+		return "", fmt.Errorf("process %d has no memory: %w", pid, os.ErrNotExist)
+	}
+	return "", nil
 }
 
 // reopen opens the file behind a link of map_files. First only as a place: the process may have put something

@@ -37,6 +37,28 @@ func Open(pid int) (*Handle, error) {
 	return take(fd, pid)
 }
 
+// Again takes hold of a process that was known before, by its pid and start time. It returns ErrDead if it has ended, whoever
+// has its pid now.
+func Again(pid int, start uint64) (*Handle, error) {
+	h, err := Open(pid)
+	if err == nil && h.Start != start {
+		h.Close()
+		return nil, fmt.Errorf("process %d: %w", pid, ErrDead)
+	}
+	return h, err
+}
+
+// Exists says whether there is a process that has this pid and has not ended, whichever it is. It reads nothing of /proc.
+func Exists(pid int) bool {
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return !errors.Is(err, unix.ESRCH)
+	}
+	h := &Handle{fd: fd}
+	defer h.Close()
+	return h.Alive()
+}
+
 // FromPidfd makes a Handle of a pidfd that the kernel gave (SO_PEERPIDFD), and owns fd from then on, even if
 // it fails. The pid that came with it (SO_PEERCRED) is checked against the pidfd; 0 means that none came.
 func FromPidfd(fd, pid int) (*Handle, error) {

@@ -95,6 +95,32 @@ func TestTheDeadAreDead(t *testing.T) {
 	}
 }
 
+func TestAProcessIsFoundAgainByItsStartTime(t *testing.T) {
+	cmd := sleeper(t)
+	first := mustOpen(t, cmd.Process.Pid)
+	again, err := Again(first.PID, first.Start)
+	if err != nil || again.Identity != first.Identity || !again.Alive() {
+		t.Fatalf("%+v, %v", again, err)
+	}
+	defer again.Close()
+	if !Exists(first.PID) {
+		t.Error("it does not exist")
+	}
+	if _, err := Again(first.PID, first.Start+1); !errors.Is(err, ErrDead) {
+		t.Errorf("another that had its pid: %v", err)
+	}
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	waitFor(t, func() bool { return !first.Alive() })
+	if _, err := Again(first.PID, first.Start); !errors.Is(err, ErrDead) { // its parent has not taken notice yet
+		t.Errorf("a dead one: %v", err)
+	}
+	if Exists(first.PID) {
+		t.Error("a dead one exists")
+	}
+}
+
 func TestSignalReachesTheProcess(t *testing.T) {
 	cmd := sleeper(t)
 	h := mustOpen(t, cmd.Process.Pid)

@@ -3,6 +3,7 @@
 package store
 
 import (
+	"maps"
 	"sync"
 	"time"
 
@@ -19,6 +20,8 @@ type queue struct {
 	waiting []*write
 	running bool
 	closed  bool
+
+	owed map[uint64]func(*bbolt.Tx) error // releases that could not be written, by generation
 
 	oldest   time.Time // when the oldest write of the batch under way was asked for; zero if none is
 	failures uint64    // batches that could not be written
@@ -71,12 +74,39 @@ func (s *Store) commit() {
 		}
 		q.oldest = batch[0].asked
 		q.mu.Unlock()
+		s.commitOwed()
 		err := s.commitBatch(batch)
 		q.mu.Lock()
 		if q.last = err; err != nil {
 			q.failures++
 		}
 		q.mu.Unlock()
+	}
+}
+
+// owe has a change written before whatever comes next; nil: not any more.
+func (q *queue) owe(generation uint64, change func(*bbolt.Tx) error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.owed == nil {
+		q.owed = make(map[uint64]func(*bbolt.Tx) error)
+	}
+	if q.owed[generation] = change; change == nil {
+		delete(q.owed, generation)
+	}
+}
+
+// commitOwed writes what is owed, or leaves it for the next time.
+func (s *Store) commitOwed() {
+	q := &s.queue
+	q.mu.Lock()
+	owed := maps.Clone(q.owed)
+	q.mu.Unlock()
+	for generation, change := range owed {
+		if s.db.Update(change) != nil {
+			return
+		}
+		q.owe(generation, nil)
 	}
 }
 
@@ -128,7 +158,7 @@ func (s *Store) Progress() (waiting time.Duration, failures uint64, err error) {
 func (s *Store) Retry() {
 	q := &s.queue
 	q.mu.Lock()
-	failed := q.last != nil && !q.running
+	failed := (q.last != nil || len(q.owed) > 0) && !q.running
 	q.mu.Unlock()
 	if failed {
 		s.begin(func(tx *bbolt.Tx) error { return putAbout(tx, keySchema, Schema) })

@@ -159,19 +159,21 @@ func removeSlice(tx *bbolt.Tx, id string, generation uint64) error {
 	return remove(tx, bucketSlices, id)
 }
 
-// Retire moves a slice to those that are released, in one step: its id is free from then on.
+// Retire moves a slice to those that are released, in one step: its id is free from then on. If the disk does not take
+// that, it is written again once the disk takes anything, since who is released stays so.
 func (s *Store) Retire(slice Slice) error {
 	key, value, err := encodeSlice(bucketReleased, slice)
 	if err != nil {
 		return err
 	}
-	err = s.write(func(tx *bbolt.Tx) error {
+	change := func(tx *bbolt.Tx) error {
 		if err := removeSlice(tx, slice.Request.ID, slice.Generation); err != nil {
 			return err
 		}
 		return put(tx, bucketReleased, key, value)
-	})
-	if err != nil {
+	}
+	if err := s.write(change); err != nil {
+		s.queue.owe(slice.Generation, change)
 		return fmt.Errorf("store that slice %s is released: %w", slice.Request.ID, err)
 	}
 	return nil
@@ -181,6 +183,7 @@ func (s *Store) Retire(slice Slice) error {
 // nothing depends on it: a restart that finds the record clears away again what is gone. The channel says when it is
 // done; Close waits for it. It is not an error if there is none.
 func (s *Store) Forget(generation uint64) <-chan error {
+	s.queue.owe(generation, nil)
 	return s.begin(func(tx *bbolt.Tx) error { return remove(tx, bucketReleased, releasedKey(generation)) })
 }
 

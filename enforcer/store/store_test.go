@@ -130,6 +130,40 @@ func TestAReleasedSliceLeavesItsIDFreeAndIsNotForgotten(t *testing.T) {
 	mustOpen(t, path) // and the file's sum is right
 }
 
+func TestAReleaseThatTheDiskDidNotTakeIsWrittenOnceItTakesAnything(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "slices.db")
+	s := mustOpen(t, path)
+	over, gone := example("over", 1), example("gone", 2)
+	check(t, s.PutSlice(over))
+	check(t, s.PutSlice(gone))
+
+	good := s.db
+	bad, err := bbolt.Open(filepath.Join(t.TempDir(), "bad.db"), 0o600, nil)
+	check(t, err)
+	check(t, bad.Close()) // takes nothing
+	s.db = bad
+	for _, slice := range []Slice{over, gone} {
+		if err := s.Retire(slice); err == nil {
+			t.Fatal("the disk took it")
+		}
+	}
+	if err := <-s.Forget(gone.Generation); err == nil {
+		t.Fatal("the disk took it")
+	}
+	s.db = good
+	check(t, s.PutSlice(example("another", 3)))
+	check(t, s.Close())
+
+	s = mustOpen(t, path)
+	if got, err := s.Released(); err != nil || !reflect.DeepEqual(got, []Slice{over}) {
+		t.Errorf("released: %+v, %v", got, err)
+	}
+	// Of what has been cleared away meanwhile the next enforcer finds nothing, and drops it.
+	if got, err := s.Slices(); err != nil || len(got) != 2 || got[1].Request.ID != "gone" {
+		t.Errorf("active: %+v, %v", got, err)
+	}
+}
+
 func TestGenerationsNeverRepeat(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "slices.db")
 	var last uint64

@@ -4,7 +4,7 @@
 
 Run as root on a machine with an NVIDIA GPU and runc, after `make build`; PyTorch is used if it is there:
 
-    RUNC=/path/to/runc test/gpu/bypass.py [--out DIR] [--only named,killed,slice,frozen,ttl,resize]
+    RUNC=/path/to/runc test/gpu/bypass.py [--out DIR] [--only named,killed,slice,frozen,ttl,resize,exec]
 
 Needs no Go and no network. Under the simulated driver: LD_LIBRARY_PATH=bin/fakecuda, FAKECUDA_STATE below a directory of its
 own, not in /tmp. Each case starts an enforcer of its own and stops it. The program that hides is bin/demo/cuda_hog under a
@@ -278,6 +278,21 @@ def resize(case):
     # What is at work now goes on until the container is removed.
 
 
+def exec_(case):
+    """2 GiB, and then another image that never asks for CUDA: nothing is written to the ledger by it."""
+    program = case.start(sys.executable, "-B", os.path.abspath(__file__), "inside", "become", "/out")
+    held = eventually(lambda: os.path.exists(case.out + "/holds")) and case.device()
+    check("a process holds 2 GiB", held and held["used"] >= 2 * GIB, held)
+    put(case.out + "/go", "")
+    free = eventually(lambda: not case.truth.processes())
+    at = time.monotonic()
+    given = eventually(lambda: case.device()["used"] + case.device()["overhead"] == 0)
+    check("after execve the driver holds nothing, and nothing is charged", free and given and program.poll() is None,
+          f"{time.monotonic() - at:.2f} s after NVML showed it; {case.device()}")
+    line = case.hog(3 * GIB)
+    check("others can have it", line.startswith("holds "), line)
+
+
 class Cuda:
     """This process's context, and memory in it."""
 
@@ -313,6 +328,14 @@ def grow(directory):
     time.sleep(600)
 
 
+def become(directory):
+    """Takes 2 GiB, and becomes a program that does nothing."""
+    cuda = Cuda()
+    put(directory + "/holds", cuda.result or cuda.take(2 * GIB)[0])
+    eventually(lambda: os.path.exists(directory + "/go"), 600)
+    os.execv("/bin/sleep", ["sleep", "600"])
+
+
 def load(directory):
     """Three processes that take and give back at random, as much as they get."""
     for number in range(3):
@@ -345,6 +368,7 @@ CASES = {
     "frozen": (frozen, {"vram": "4G", "policy": 'bypass = "refuse"'}),
     "ttl": (ttl, {"vram": "4G", "expiry": 'grace = "2s"'}),
     "resize": (resize, {"vram": "8G"}),
+    "exec": (exec_, {"vram": "4G"}),
 }
 
 
@@ -373,6 +397,6 @@ def main():
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["inside"]:
-        {"grow": grow, "load": load}[sys.argv[2]](sys.argv[3])
+        {"become": become, "grow": grow, "load": load}[sys.argv[2]](sys.argv[3])
     else:
         sys.exit(main())

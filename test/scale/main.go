@@ -74,7 +74,7 @@ func measure(o *options) error {
 
 // room raises the limit on descriptors to that of the enforcer's unit, or registers no more slices than fit below what there is.
 func room(o *options) error {
-	const unit, each, rest = 65536, 3, 500
+	const unit, each, rest = 65536, 1, 500
 	limit := unix.Rlimit{Cur: unit, Max: unit}
 	if unix.Setrlimit(unix.RLIMIT_NOFILE, &limit) != nil {
 		if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforcer_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"testing"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+)
+
+// How many slices a host can have is how many descriptors the enforcer may have, by those that it needs for each.
+func TestASliceCostsFewDescriptors(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("root is needed, to make cgroups, and to do without the ledger's descriptor")
+	}
+	const slices = 100
+	register := func(t *testing.T, request func(id string) api.RegisterRequest, each int) {
+		t.Helper()
+		h := newHost(t, nil)
+		before := openFiles(t)
+		for i := range slices {
+			if _, err := h.Register(context.Background(), request(fmt.Sprint("s", i))); err != nil {
+				t.Fatal(err)
+			}
+		}
+		// Others come and go, but fewer than there are slices.
+		if n := openFiles(t) - before; n > slices*each+slices/2 {
+			t.Errorf("%d slices have %d descriptors, not %d each", slices, n, each)
+		}
+	}
+	containers := func(parent func(*testing.T) string, each int) func(*testing.T) {
+		return func(t *testing.T) {
+			pids := inCgroups(t, parent(t), slices)
+			register(t, func(id string) api.RegisterRequest {
+				pid := pids[0]
+				pids = pids[1:]
+				return api.RegisterRequest{ID: id, Container: id, PID: pid, Quotas: []api.Quota{on(gpu0, gib)}}
+			}, each)
+		}
+	}
+	t.Run("containers", containers(newCgroup, 1)) // the attach socket
+	if _, err := os.Stat(oldCgroups); err == nil {
+		t.Run("containers of version 1", containers(newOldCgroup, 2)) // and the first process, whose end says something of the cgroup's
+	}
+	t.Run("sessions", func(t *testing.T) {
+		register(t, func(id string) api.RegisterRequest {
+			return api.RegisterRequest{ID: id, Session: true, PID: os.Getpid(), Quotas: []api.Quota{on(gpu0, gib)}}
+		}, 2)
+	})
+}
+
+// openFiles is how many descriptors this process has.
+func openFiles(t *testing.T) int {
+	t.Helper()
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(entries)
+}
+
+// inCgroups are processes with a cgroup for each below parent.
+func inCgroups(t *testing.T, parent string, n int) (pids []int) {
+	t.Helper()
+	for i := range n {
+		dir := filepath.Join(parent, strconv.Itoa(i))
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { eventually(t, "remove the cgroup", func() bool { return os.Remove(dir) == nil }) })
+		cmd := exec.Command("sleep", "600")
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			_ = cmd.Process.Kill()
+			_ = cmd.Wait()
+		})
+		pid := cmd.Process.Pid
+		if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0); err != nil {
+			t.Fatal(err)
+		}
+		pids = append(pids, pid)
+	}
+	return pids
+}

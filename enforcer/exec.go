@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforcer
+
+import "github.com/gpuslice/gpuslice/enforcer/ledger"
+
+// settleExecuted gives back what a process held before it called execve: with its old image went what the driver held for it,
+// and the ledger. If the new image asks for a place its lane is settled then (attach). One that never does is found here: driver
+// truth says that it holds nothing on the device, its lane says that it does, and it has not got the ledger any more, so that
+// nobody can write that lane. A checkpointed process still has it.
+//
+// It goes on aside, once at a time: to read what a process has mapped can take as long as the process likes.
+func (s *slice) settleExecuted(truth map[int]uint64, before map[int]holding) {
+	var found []*lane
+	s.mu.Lock()
+	for pid, h := range before {
+		if _, listed := truth[pid]; !listed && h.bytes > 0 && s.byPID[pid] != nil {
+			found = append(found, s.byPID[pid])
+		}
+	}
+	if len(found) == 0 || s.executed {
+		s.mu.Unlock()
+		return
+	}
+	s.executed = true
+	s.mu.Unlock()
+	go func() {
+		for _, l := range found {
+			if mapped, err := ledger.Mapped(l.process.PID, s.identity); mapped || err != nil {
+				continue
+			}
+			s.mu.Lock()
+			if s.lanes[l.number] == l && l.process.Alive() { // nobody has asked for a place meanwhile
+				s.settle(l)
+				if s.pool != nil {
+					s.pool.executed(l.process.PID)
+				}
+			}
+			s.mu.Unlock()
+		}
+		s.mu.Lock()
+		s.executed = false
+		s.mu.Unlock()
+	}()
+}
