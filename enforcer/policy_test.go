@@ -162,7 +162,8 @@ func TestThePolicyRefusesUntilItIsGone(t *testing.T) {
 	honest.must("charge 0 %d", 7*gib)
 	honest.must("charge 1 %d", 8*gib)
 	honest.expect("refused", "charge 0 1")
-	if s := h.see("s"); s.Reason != "" || len(h.told(api.EventCleared)) != 1 || len(h.told(api.EventKilled)) != 0 {
+	eventually(t, "that is told", func() bool { return len(h.told(api.EventCleared)) == 1 })
+	if s := h.see("s"); s.Reason != "" || len(h.told(api.EventKilled)) != 0 {
 		t.Fatalf("%+v", s)
 	}
 }

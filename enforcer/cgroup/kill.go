@@ -13,8 +13,9 @@ import (
 // ErrNoKill says that the kernel cannot kill a cgroup as a whole: that of v1 cannot, nor can one before Linux 5.14.
 var ErrNoKill = errors.New("the kernel cannot kill that cgroup as a whole")
 
-// Kill sends SIGKILL to all processes in p and below it, also those that are just being forked. A cgroup that is gone, or
-// whose path another one has now, has none.
+// Kill sends SIGKILL to all processes in p and below it, also those that are just being forked. Where they fork without end one
+// was seen to be left, once (Linux 6.18): who wants a cgroup empty looks, and kills again. A cgroup that is gone, or whose path
+// another one has now, has none.
 func Kill(p Path) error {
 	if !p.V2 {
 		return ErrNoKill

@@ -51,6 +51,9 @@ func TestKillEndsACgroupAndAllBelowIt(t *testing.T) {
 			t.Fatal(err)
 		}
 		waitFor(t, "nobody is left", func() bool {
+			if err := Kill(p); err != nil {
+				t.Fatal(err)
+			}
 			populated, err := Populated(p)
 			return err == nil && !populated
 		})
