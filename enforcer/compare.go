@@ -140,7 +140,7 @@ func (e *Enforcer) compareOnce(ctx context.Context, g *gpu) (again bool) {
 			s.take(g)
 		}
 		s.charge(g.Raw, mine[s], beyond[s])
-		s.settleExecuted(mine[s], before[s])
+		s.settleExecuted(g.Raw, mine[s])
 		guilty, doubt := s.judge(g, mine[s], beyond[s], before[s])
 		again = again || doubt
 		for _, x := range guilty {

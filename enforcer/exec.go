@@ -2,7 +2,10 @@
 
 package enforcer
 
-import "github.com/gpuslice/gpuslice/enforcer/ledger"
+import (
+	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/ledger"
+)
 
 // settleExecuted gives back what a process held before it called execve: with its old image went what the driver held for it,
 // and the ledger. If the new image asks for a place its lane is settled then (attach). One that never does is found here: driver
@@ -10,12 +13,14 @@ import "github.com/gpuslice/gpuslice/enforcer/ledger"
 // nobody can write that lane. A checkpointed process still has it.
 //
 // It goes on aside, once at a time: to read what a process has mapped can take as long as the process likes.
-func (s *slice) settleExecuted(truth map[int]uint64, before map[int]holding) {
+func (s *slice) settleExecuted(raw [16]byte, truth map[int]uint64) {
 	var found []*lane
 	s.mu.Lock()
-	for pid, h := range before {
-		if _, listed := truth[pid]; !listed && h.bytes > 0 && s.byPID[pid] != nil {
-			found = append(found, s.byPID[pid])
+	index := s.find(raw)
+	for pid, l := range s.byPID {
+		// By the lane as it is now: who holds bytes in it has mapped the page. One that was just given may not be mapped yet.
+		if _, listed := truth[pid]; index >= 0 && s.state == api.Active && !listed && s.ledger.Held(index, l.number) > 0 {
+			found = append(found, l)
 		}
 	}
 	if len(found) == 0 || s.executed {
