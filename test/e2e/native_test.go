@@ -4,7 +4,6 @@ package e2e
 
 import (
 	"bytes"
-	"debug/elf"
 	"fmt"
 	"os"
 	"os/exec"
@@ -35,31 +34,13 @@ func forEachBackendWith(t *testing.T, lines string, test func(t *testing.T, h *h
 	}
 }
 
-// blindLoader makes a dynamic loader that reads no ld.so.preload where every container sees it as /fake/loader: what is
-// started by it is like a static program, without the interceptor.
-func (h *host) blindLoader() {
-	h.T.Helper()
-	program, err := elf.Open(filepath.Join(h.Bin, "demo", "cuda_hog"))
-	h.Must(err)
-	defer program.Close()
-	path, err := program.Section(".interp").Data()
-	h.Must(err)
-	loader, err := os.ReadFile(string(bytes.TrimRight(path, "\x00")))
-	h.Must(err)
-	blind := bytes.ReplaceAll(loader, []byte("/etc/ld.so.preload"), []byte("/etc/ld.so.nothing"))
-	if bytes.Equal(blind, loader) {
-		h.T.Fatal("the loader does not name /etc/ld.so.preload")
-	}
-	h.Must(os.WriteFile(filepath.Join(h.Dir, "fake", "loader"), blind, 0o755))
-}
-
 func TestAProgramWithoutTheInterceptorIsRefusedByTheDriverOrFoundAfterwards(t *testing.T) {
 	forEachBackend(t, func(t *testing.T, h *host, by api.Enforcement) {
-		h.blindLoader()
+		loader := h.ownLoader()
 		c := h.newContainer(vram(), "/bin/sleep", "600")
 		c.run()
 		blind := func(bytes uint64) string {
-			return c.started("/fake/loader", "/demo/cuda_hog", strconv.FormatUint(bytes, 10))
+			return c.started(loader, "/demo/cuda_hog", strconv.FormatUint(bytes, 10))
 		}
 		if use := c.Use(c.id); use.Enforcement != by {
 			t.Errorf("%+v: want %s", use, by)
