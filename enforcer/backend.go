@@ -127,25 +127,8 @@ func (e *Enforcer) probe(d *nativeDevice) string {
 
 // ask has f done, and waits for it for so long. What f writes is its caller's only if there is no error.
 func (n *native) ask(d *nativeDevice, f func(Backend) error) error {
-	timer := time.NewTimer(patienceOfBackend)
-	defer timer.Stop()
-	select {
-	case d.slot <- struct{}{}:
-	case <-timer.C:
-		return errHangs
-	}
-	done := make(chan error, 1)
-	go func() {
-		err := f(n.backend)
-		<-d.slot
-		done <- err
-	}()
-	select {
-	case err := <-done:
-		return err
-	case <-timer.C:
-		return errHangs
-	}
+	_, err := ask(d.slot, patienceOfBackend, func() (struct{}, error) { return struct{}{}, f(n.backend) })
+	return err
 }
 
 // limit sets a limit for a cgroup. Where the driver keeps limits by the kernel's dmem controller, the cgroup needs that one, and

@@ -4,6 +4,7 @@ package enforcer
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"time"
@@ -45,16 +46,18 @@ func (e *Enforcer) compare(ctx context.Context, g *gpu) {
 	defer ticker.Stop()
 	var again <-chan time.Time // a second look at what one look does not settle
 	for {
+		due := false
 		select {
 		case <-ctx.Done():
 			return
 		case <-ticker.C:
+			due = true
 		case <-g.kick:
 		case <-again:
 		}
 		again = nil
 		e.publish(g)
-		if e.compareOnce(ctx, g) {
+		if e.look(ctx, g, due) {
 			again = time.After(e.options.Interval / 2)
 		}
 		select {
@@ -80,14 +83,38 @@ func (e *Enforcer) kickAll(s *slice) {
 	}
 }
 
-// compareOnce compares a device's ledgers once. again says that it should soon be done again.
-func (e *Enforcer) compareOnce(ctx context.Context, g *gpu) (again bool) {
+// look compares a device's ledgers with the truth; or not, if that is only due and a glance says that it would find what it
+// found. again says that it should soon be done again.
+func (e *Enforcer) look(ctx context.Context, g *gpu, due bool) (again bool) {
 	// Those that have no quota there, too: they may hold nothing on it.
 	slices := e.all()
 	if len(slices) == 0 {
 		g.answered(nil)
 		return false
 	}
+	now, err := e.glance(g, slices)
+	switch {
+	case errors.Is(err, errHangs): // as would the next question
+		e.failing(g, err)
+		return false
+	case err == nil && due && g.seen.same(now):
+		e.failing(g, nil)
+		return false
+	}
+	found := e.compareOnce(ctx, g, slices)
+	g.seen.compared(now, found, err == nil)
+	return found.again
+}
+
+// found is what a comparison leaves.
+type found struct {
+	listed uint64 // bytes of all processes that the driver lists
+	again  bool   // it should soon be done again
+	open   bool   // another one may find something else, though nothing has changed
+}
+
+// compareOnce compares a device's ledgers once.
+func (e *Enforcer) compareOnce(ctx context.Context, g *gpu, slices []*slice) (f found) {
 	before := make(map[*slice]map[int]holding)
 	// What a slice's processes have beyond their lanes is at most what each round says.
 	beyond := make(map[*slice]map[int]uint64)
@@ -100,19 +127,25 @@ func (e *Enforcer) compareOnce(ctx context.Context, g *gpu) (again bool) {
 		all, err := e.truth.processes(g, patience)
 		if err != nil {
 			e.failing(g, err)
-			return false
+			return found{open: true}
 		}
 		var untold error
 		clear(mine)
+		f = found{}
 		for pid, bytes := range all {
-			if s := known.owner(e, pid); s != nil {
-				if mine[s] == nil {
-					mine[s] = make(map[int]uint64)
-				}
+			s := known.owner(e, pid)
+			switch {
+			case s == nil:
+				f.open = f.open || bytes > 0 // it may give back what another one takes, and has no lane that tells of it
+			case mine[s] == nil:
+				mine[s] = map[int]uint64{pid: bytes}
+			default:
 				mine[s][pid] = bytes
-				if bytes == driver.Unknown {
-					untold = errUntold
-				}
+			}
+			if bytes != driver.Unknown {
+				f.listed += bytes
+			} else if f.open = true; s != nil {
+				untold = errUntold
 			}
 		}
 		e.failing(g, untold)
@@ -139,15 +172,16 @@ func (e *Enforcer) compareOnce(ctx context.Context, g *gpu) (again bool) {
 		if _, covered := s.quotaOn(g.Raw, g.Total); covered && len(mine[s]) > 0 {
 			s.take(g)
 		}
-		s.charge(g.Raw, mine[s], beyond[s])
-		s.settleExecuted(g.Raw, mine[s])
-		guilty, doubt := s.judge(g, mine[s], beyond[s], before[s])
-		again = again || doubt
+		unsettled := s.charge(g.Raw, mine[s], beyond[s])
+		executed := s.settleExecuted(g.Raw, mine[s])
+		guilty, doubt, suspicious := s.judge(g, mine[s], beyond[s], before[s])
+		f.again = f.again || doubt
+		f.open = f.open || unsettled || executed || suspicious
 		for _, x := range guilty {
 			e.punish(ctx, s, x)
 		}
 	}
-	return again
+	return f
 }
 
 // failing notes whether the driver answers, and says so when that changes.
@@ -221,13 +255,13 @@ func (s *slice) beyond(raw [16]byte, truth map[int]uint64, before map[int]holdin
 }
 
 // charge brings lane 0 to what the driver holds beyond the ledger: up at once; down when a process died, or
-// when two comparisons say so.
-func (s *slice) charge(raw [16]byte, truth, beyond map[int]uint64) {
+// when two comparisons say so. unsettled says that there may be more to charge, or less, though nothing changes.
+func (s *slice) charge(raw [16]byte, truth, beyond map[int]uint64) (unsettled bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	index := s.find(raw)
 	if index < 0 || s.state != api.Active {
-		return
+		return false
 	}
 	d := s.devices[index]
 	d.driver = maps.Clone(truth)
@@ -243,10 +277,8 @@ func (s *slice) charge(raw [16]byte, truth, beyond map[int]uint64) {
 	for pid, bytes := range beyond {
 		x := d.excess[pid]
 		if l := s.byPID[pid]; l != nil {
-			if l.settles[index].number == s.number(index, pid) && time.Now().Before(l.settles[index].until) {
-				continue
-			}
-			if s.makesFirstContext(index, l) {
+			if l.settles[index].number == s.number(index, pid) && time.Now().Before(l.settles[index].until) || s.makesFirstContext(index, l) {
+				unsettled = true
 				continue
 			}
 			if known := truth[pid]; known != driver.Unknown { // it may have charged since it was looked at
@@ -263,7 +295,11 @@ func (s *slice) charge(raw [16]byte, truth, beyond map[int]uint64) {
 		}
 		x.believe(bytes, s.number(index, pid))
 	}
+	for _, x := range d.excess {
+		unsettled = unsettled || x.isLower
+	}
 	s.chargeExcess(d)
+	return unsettled
 }
 
 // makesFirstContext says that the process has charged nothing yet on the device and may be making its first

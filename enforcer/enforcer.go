@@ -42,6 +42,8 @@ type Truth interface {
 	// Processes is what the driver holds on a device for each pid of the host, in bytes; driver.Unknown where
 	// it does not say.
 	Processes(uuid string) (map[int]uint64, error)
+	// Used is how many bytes of a device's memory are in use, the driver's own included.
+	Used(uuid string) (uint64, error)
 	DriverVersion() string
 }
 

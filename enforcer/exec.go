@@ -12,8 +12,9 @@ import (
 // truth says that it holds nothing on the device, its lane says that it does, and it has not got the ledger any more, so that
 // nobody can write that lane. A checkpointed process still has it.
 //
-// It goes on aside, once at a time: to read what a process has mapped can take as long as the process likes.
-func (s *slice) settleExecuted(raw [16]byte, truth map[int]uint64) {
+// It goes on aside, once at a time: to read what a process has mapped can take as long as the process likes. It says whether
+// there is any that may be such a one.
+func (s *slice) settleExecuted(raw [16]byte, truth map[int]uint64) bool {
 	var found []*lane
 	s.mu.Lock()
 	index := s.find(raw)
@@ -25,7 +26,7 @@ func (s *slice) settleExecuted(raw [16]byte, truth map[int]uint64) {
 	}
 	if len(found) == 0 || s.executed {
 		s.mu.Unlock()
-		return
+		return len(found) > 0
 	}
 	s.executed = true
 	s.mu.Unlock()
@@ -47,4 +48,5 @@ func (s *slice) settleExecuted(raw [16]byte, truth map[int]uint64) {
 		s.executed = false
 		s.mu.Unlock()
 	}()
+	return true
 }

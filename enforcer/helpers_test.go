@@ -146,7 +146,9 @@ type fakeTruth struct {
 	mu    sync.Mutex
 	bytes map[string]map[int]uint64
 	hang  chan struct{}
-	asked int
+	asked int // who holds what; or anything, while it hangs
+
+	glanced int // how much is in use
 }
 
 func (f *fakeTruth) Devices() ([]driver.Device, error) {
@@ -174,6 +176,25 @@ func (f *fakeTruth) Processes(uuid string) (map[int]uint64, error) {
 		<-hang
 	}
 	return all, nil
+}
+
+func (f *fakeTruth) Used(uuid string) (uint64, error) {
+	f.mu.Lock()
+	used, hang := uint64(gib), f.hang
+	f.glanced++
+	if hang != nil {
+		f.asked++
+	}
+	for _, bytes := range f.bytes[uuid] {
+		if bytes != driver.Unknown {
+			used += bytes
+		}
+	}
+	f.mu.Unlock()
+	if hang != nil {
+		<-hang
+	}
+	return used, nil
 }
 
 func (f *fakeTruth) DriverVersion() string { return "0" }

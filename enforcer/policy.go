@@ -72,15 +72,15 @@ type suspect struct {
 
 // judge looks which processes hold memory on a device past the ledger, after a comparison: truth is what the driver
 // says, beyond what the comparison found beyond the lanes, before what these held when it began. It returns whom to kill;
-// doubt says that a second look should come soon.
-func (s *slice) judge(g *gpu, truth, beyond map[int]uint64, before map[int]holding) (kill []*suspect, doubt bool) {
+// doubt says that a second look should come soon, suspicious that looks are needed until there is nobody to suspect.
+func (s *slice) judge(g *gpu, truth, beyond map[int]uint64, before map[int]holding) (kill []*suspect, doubt, suspicious bool) {
 	now := time.Now()
 	after := s.holdings(g.Raw)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.state != api.Active && s.state != api.Damaged {
 		s.acquit()
-		return nil, false
+		return nil, false, false
 	}
 	index := s.find(g.Raw) // -1 is a device on which the slice has nothing to hold
 	for pid, bytes := range truth {
@@ -109,7 +109,7 @@ func (s *slice) judge(g *gpu, truth, beyond map[int]uint64, before map[int]holdi
 		}
 	}
 	s.forget(g.Raw, now)
-	return kill, doubt
+	return kill, doubt, len(s.suspects) > 0 || s.frozen != ""
 }
 
 // past is how much a process holds past the ledger, and how; "" if that is nothing to speak of. Called with mu held.
@@ -143,7 +143,7 @@ func (s *slice) suspect(at place, cause string, now time.Time) *suspect {
 		if x.process.Alive() && x.cause == cause {
 			return x
 		}
-		s.drop(at)
+		s.lift(at)
 	}
 	p, err := process.Open(at.pid)
 	if err != nil {
@@ -201,11 +201,7 @@ func (s *slice) forget(raw [16]byte, now time.Time) {
 			continue
 		}
 		if x.action == "" || !x.process.Alive() || now.Sub(x.last) >= patience {
-			if x.action != "" {
-				s.tell(api.Event{Kind: api.EventCleared, PID: x.process.PID, Command: x.command, Device: x.uuid, Bytes: x.bytes, Cause: x.cause})
-				s.log.Info("a process of the slice holds nothing past the ledger any more", "device", x.uuid, "pid", x.process.PID)
-			}
-			s.drop(at)
+			s.lift(at)
 		}
 	}
 	if s.frozen != "" && s.state == api.Active && now.Sub(s.suspicious) >= patience && !s.inDoubt() {
@@ -222,6 +218,15 @@ func (s *slice) inDoubt() bool {
 		}
 	}
 	return false
+}
+
+// lift lets go of a suspect, and says so if anything was done about it. Called with mu held.
+func (s *slice) lift(at place) {
+	if x := s.suspects[at]; x.action != "" {
+		s.tell(api.Event{Kind: api.EventCleared, PID: x.process.PID, Command: x.command, Device: x.uuid, Bytes: x.bytes, Cause: x.cause})
+		s.log.Info("a process of the slice holds nothing past the ledger any more", "device", x.uuid, "pid", x.process.PID)
+	}
+	s.drop(at)
 }
 
 // drop and acquit let go of one suspect, or of all. Called with mu held.

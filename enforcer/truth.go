@@ -52,6 +52,8 @@ type gpu struct {
 	slot chan struct{} // taken while the driver is asked about this device
 	kick chan struct{} // compare soon
 
+	seen seen // by the loop that compares
+
 	begin    time.Time     // what is in answer is counted from
 	answer   atomic.Int64  // when the driver last said who holds what, or nobody needed to know
 	failures atomic.Uint64 // questions that it did not answer
@@ -108,28 +110,34 @@ func (t *truth) device(raw [16]byte) *gpu {
 
 // processes asks the driver what each process holds on a device.
 func (t *truth) processes(g *gpu, patience time.Duration) (map[int]uint64, error) {
+	return ask(g.slot, patience, func() (map[int]uint64, error) { return t.source.Processes(g.UUID) })
+}
+
+// ask asks the driver something, if slot is free or becomes so. A question that hangs keeps the slot, and is not asked again.
+func ask[T any](slot chan struct{}, patience time.Duration, question func() (T, error)) (T, error) {
 	timer := time.NewTimer(patience)
 	defer timer.Stop()
+	var none T
 	select {
-	case g.slot <- struct{}{}:
+	case slot <- struct{}{}:
 	case <-timer.C:
-		return nil, errHangs
+		return none, errHangs
 	}
 	type answer struct {
-		bytes map[int]uint64
+		value T
 		err   error
 	}
 	answered := make(chan answer, 1)
 	go func() {
-		bytes, err := t.source.Processes(g.UUID)
-		<-g.slot // only now: a question that hangs is not asked again
-		answered <- answer{bytes, err}
+		value, err := question()
+		<-slot
+		answered <- answer{value, err}
 	}()
 	select {
 	case a := <-answered:
-		return a.bytes, a.err
+		return a.value, a.err
 	case <-timer.C:
-		return nil, errHangs
+		return none, errHangs
 	}
 }
 

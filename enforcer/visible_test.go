@@ -40,6 +40,7 @@ func (machine) Devices() ([]driver.Device, error) {
 }
 
 func (machine) Processes(string) (map[int]uint64, error) { return nil, nil }
+func (machine) Used(string) (uint64, error)              { return 0, nil }
 func (machine) DriverVersion() string                    { return "0" }
 
 func newMachine(t *testing.T) *host {

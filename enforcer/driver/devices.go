@@ -136,6 +136,19 @@ func describe(handle nvml.Device, index int, parent string) (Device, error) {
 	}, nil
 }
 
+// Used is how many bytes of a device's memory are in use, by whomever; what the driver keeps for itself is among them.
+func (n *NVML) Used(uuid string) (uint64, error) {
+	device, err := n.handle(uuid)
+	if err != nil {
+		return 0, err
+	}
+	memory, ret := device.GetMemoryInfo()
+	if ret != nvml.SUCCESS {
+		return 0, fmt.Errorf("memory of %s: %w", uuid, ret)
+	}
+	return memory.Used, nil
+}
+
 // handle of the device of that UUID. A device that came since the last Devices is looked for once.
 func (n *NVML) handle(uuid string) (nvml.Device, error) {
 	if h := n.known(uuid); h != nil {

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforcer_test
+
+import (
+	"sync/atomic"
+	"testing"
+
+	"github.com/gpuslice/gpuslice/enforcer"
+	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/driver"
+)
+
+// looks are how often driver truth was asked for how much is in use, and who holds what: of all devices.
+func (f *fakeTruth) looks() (glanced, listed int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.glanced, f.asked
+}
+
+// listings says how often all processes were asked for while n glances were taken.
+func (f *fakeTruth) listings(t *testing.T, n int) int {
+	t.Helper()
+	glanced, listed := f.looks()
+	eventually(t, "glances", func() bool { now, _ := f.looks(); return now >= glanced+n })
+	_, now := f.looks()
+	return now - listed
+}
+
+// quiet waits until nothing is open: of a hundred glances one in ten is followed by a listing.
+func (f *fakeTruth) quiet(t *testing.T) {
+	t.Helper()
+	eventually(t, "a glance is enough", func() bool { return f.listings(t, 40) < 10 })
+}
+
+// idle is a slice of two processes, of which one attached and holds something, with a host that has seen that.
+func idle(t *testing.T) (truth *fakeTruth, h *host, honest, other *proc) {
+	t.Helper()
+	truth = &fakeTruth{}
+	h = newPolicyHost(t, truth, api.Log, "")
+	honest, other = h.pair(on(gpu0, 12*gib))
+	honest.must("attach")
+	honest.must("charge 0 %d", 2*gib)
+	truth.set(gpu0, honest.pid(), 2*gib+100*mib)
+	return truth, h, honest, other
+}
+
+func TestWhereNothingChangesTheDriverIsNotAskedForAllProcesses(t *testing.T) {
+	truth, h, honest, _ := idle(t)
+	truth.quiet(t)
+	if n := truth.listings(t, 100); n == 0 {
+		t.Error("nobody would see a change that a glance does not show")
+	}
+	if d := h.see("s").Devices[0]; d.Overhead != 100*mib {
+		t.Errorf("%+v", d)
+	}
+	honest.must("charge 0 %d", gib)
+	truth.set(gpu0, honest.pid(), 3*gib+200*mib)
+	eventually(t, "what it takes then is seen", func() bool { return h.see("s").Devices[0].Overhead == 200*mib })
+	truth.quiet(t)
+}
+
+// What is hidden is found as soon as where every look asks for all, also if others gave back as much.
+func TestAGlanceHidesNobody(t *testing.T) {
+	for _, c := range []struct {
+		what   string
+		within int // looks
+		happen func(truth *fakeTruth, honest, other *proc)
+	}{
+		{"more is used", 3, func(truth *fakeTruth, honest, other *proc) {
+			truth.set(gpu0, other.pid(), gib)
+		}},
+		{"as much is used, and a lane changed", 3, func(truth *fakeTruth, honest, other *proc) {
+			honest.must("release 0 %d", gib)
+			truth.swap(gpu0, honest.pid(), other.pid(), gib)
+		}},
+		{"as much is used, and no lane changed", 13, func(truth *fakeTruth, honest, other *proc) {
+			truth.swap(gpu0, honest.pid(), other.pid(), 100*mib)
+		}},
+	} {
+		t.Run(c.what, func(t *testing.T) {
+			truth, h, honest, other := idle(t)
+			h.stop()
+			var at atomic.Int64 // how many looks there had been when it was named
+			h.options.Event = func(e api.Event) {
+				if e.Kind == api.EventBypass && e.PID == other.pid() {
+					glanced, _ := truth.looks()
+					at.CompareAndSwap(0, int64(glanced))
+				}
+			}
+			h.start()
+			truth.quiet(t)
+			c.happen(truth, honest, other)
+			from, _ := truth.looks()
+			eventually(t, "it is named", func() bool { return at.Load() > 0 })
+			// Two devices are looked at, each in its own time.
+			if looks := int(at.Load()) - from; looks > 4*c.within {
+				t.Errorf("it took %d looks at two devices", looks)
+			}
+		})
+	}
+}
+
+// As long as something is open, each look asks for all.
+func TestAGlanceIsNotEnoughWhereSomethingIsOpen(t *testing.T) {
+	for _, c := range []struct {
+		what string
+		open func(h *host, truth *fakeTruth, other *proc)
+	}{
+		{"a process of no slice, which may give back what a hidden one takes", func(h *host, truth *fakeTruth, _ *proc) {
+			truth.set(gpu0, 1, gib)
+		}},
+		{"a process of which it is not known what it holds", func(h *host, truth *fakeTruth, other *proc) {
+			truth.set(gpu0, other.pid(), driver.Unknown)
+		}},
+		{"a process that holds memory past the ledger", func(h *host, truth *fakeTruth, other *proc) {
+			truth.set(gpu0, other.pid(), gib)
+		}},
+	} {
+		t.Run(c.what, func(t *testing.T) {
+			truth, h, _, other := idle(t)
+			truth.quiet(t)
+			c.open(h, truth, other)
+			truth.comparisons(t, 2)
+			// Of the two devices, one is quiet.
+			if n := truth.listings(t, 100); n < 40 {
+				t.Errorf("%d of 100 glances were followed by a listing", n)
+			}
+			truth.set(gpu0, 1, 0)
+			truth.set(gpu0, other.pid(), 0)
+			truth.quiet(t)
+		})
+	}
+}
+
+// swap takes bytes from one process and gives them to another, in one step.
+func (f *fakeTruth) swap(uuid string, from, to int, bytes uint64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.bytes[uuid][from] -= bytes
+	f.bytes[uuid][to] += bytes
+}
+
+var _ enforcer.Truth = (*fakeTruth)(nil)
