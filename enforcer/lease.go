@@ -166,6 +166,7 @@ func (e *Enforcer) expire(s *slice) bool {
 	if s.state == api.Active {
 		s.tellCounts(false)
 		s.shut()
+		s.denyNative()
 	}
 	killpoint.Pass("expire.closed")
 	return true
@@ -180,7 +181,6 @@ func (s *slice) shut() {
 		clear(d.suspended)
 	}
 	s.close()
-	s.denyNative()
 	s.state, s.reason = api.Expired, "its time is over"
 }
 
@@ -209,7 +209,9 @@ func (s *slice) put() error {
 	if s.state == api.Released || s.state == left {
 		return nil
 	}
-	return s.e.store.PutSlice(s.stored())
+	err := s.e.store.PutSlice(s.stored())
+	s.limitsKnown = s.limitsKnown || err == nil
+	return err
 }
 
 // showLease is called with mu held.

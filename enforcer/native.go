@@ -18,7 +18,8 @@ import (
 // with the cgroup: nothing of it is left when that is removed first.
 //
 // The store knows before the driver does that a cgroup may have limits (store.Slice.Native), so that an enforcer that
-// does not enforce by the driver any more finds whose to take away.
+// does not enforce by the driver any more finds whose to take away. Of a slice of which it does not know, the driver is told
+// nothing (slice.limitsKnown).
 
 // limitable says whether the driver can hold the slice to anything, and should.
 func (s *slice) limitable() bool {
@@ -79,8 +80,8 @@ func (p *pool) quotaOn(raw [16]byte, total uint64) uint64 {
 // to go on. Called with mu held.
 func (s *slice) setNative(limitOn func(*nativeDevice) (uint64, bool), failed func(*nativeDevice, error) error) error {
 	n := &s.e.native
-	if !s.mayBeLimited || n.backend == nil || len(n.devices) == 0 || !sameCgroup(s.cgroup) {
-		return nil // nobody to ask, or the kernel has taken the limits away with the cgroup
+	if !s.mayBeLimited || !s.limitsKnown || n.backend == nil || len(n.devices) == 0 || !sameCgroup(s.cgroup) {
+		return nil // nobody to ask, or not yet, or the kernel has taken the limits away with the cgroup
 	}
 	limited := false
 	for _, g := range s.e.truth.devices {
@@ -115,6 +116,7 @@ func (s *slice) setNative(limitOn func(*nativeDevice) (uint64, bool), failed fun
 func (s *slice) startNative() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.limitsKnown = true
 	err := s.setNative(s.driverLimit, func(d *nativeDevice, err error) error {
 		refusal := api.Errorf(api.CodeInternal, "the driver does not hold slice %s to its quota on device %s: %v (enforcement = %q in the configuration does without it)", s.id(), d.called(d.UUID), err, api.Intercept)
 		refusal.Device = d.UUID
@@ -149,18 +151,28 @@ func (s *slice) denyNative() {
 	}, s.sayNative)
 }
 
-// resumeNative is followNative for a slice that a former enforcer has left.
+// tellStore has the store know that the slice's cgroup may have limits, by a write of its record. Called with mu held.
+func (s *slice) tellStore(write func() error) {
+	if !s.mayBeLimited || s.limitsKnown {
+		return
+	}
+	if err := write(); err != nil {
+		s.log.Error("the driver is not told what the slice gets, since the disk could not be told first", "err", err)
+		return
+	}
+	s.limitsKnown = true
+}
+
+// resumeNative tells the driver of a slice that a former enforcer has left.
 func (s *slice) resumeNative(r store.Slice) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if r.Native && len(s.e.native.devices) == 0 {
 		s.log.Warn("the driver may hold the slice to the quota that it had, and without NVML it cannot be told another one", "cgroup", s.cgroup.String())
 	}
-	if s.mayBeLimited && !r.Native {
-		if err := s.put(); err != nil {
-			s.log.Error("the driver is not told of the slice's quota, since the disk could not be told first", "err", err)
-			return
-		}
+	s.tellStore(s.put)
+	if s.state == api.Expired {
+		s.denyNative()
 	}
 	s.followNative()
 	killpoint.Pass("restore.limited")

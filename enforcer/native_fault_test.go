@@ -8,11 +8,102 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
+	"github.com/gpuslice/gpuslice/enforcer"
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/driver"
+	"github.com/gpuslice/gpuslice/enforcer/store"
 )
+
+// onlooker is a driver with limits that looks, whenever it is told one, whether the store knows.
+type onlooker struct {
+	*fakeBackend
+	t        *testing.T
+	stateDir string
+}
+
+func (w *onlooker) Limit(cgroup, device string, bytes uint64) error {
+	if strings.Contains(cgroup, "probe") {
+		return w.fakeBackend.Limit(cgroup, device, bytes)
+	}
+	text, err := os.ReadFile(filepath.Join(w.stateDir, "gpuslice.db"))
+	if err != nil {
+		w.t.Error(err)
+	}
+	path := filepath.Join(w.t.TempDir(), "copy.db") // the file is the enforcer's as long as it runs
+	if err := os.WriteFile(path, text, 0o600); err != nil {
+		w.t.Error(err)
+	}
+	s, report, err := store.Open(path)
+	if err != nil || report != "" {
+		w.t.Fatal(report, err)
+	}
+	defer s.Close()
+	active, err := s.Slices()
+	released, more := s.Released()
+	if err := errors.Join(err, more); err != nil {
+		w.t.Error(err)
+	}
+	for _, r := range append(active, released...) {
+		if r.Native && strings.HasSuffix(cgroup, r.CgroupRel) {
+			return w.fakeBackend.Limit(cgroup, device, bytes)
+		}
+	}
+	w.t.Errorf("the driver is told that %s gets %d bytes, and the store does not know", cgroup, bytes)
+	return w.fakeBackend.Limit(cgroup, device, bytes)
+}
+
+// An enforcer that enforces by the driver finds slices of one that did not, at each step of their lives.
+func TestTheStoreKnowsOfLimitsBeforeTheDriverDoes(t *testing.T) {
+	if !inV2(t) {
+		return
+	}
+	f, c, truth := &fakeBackend{}, &clock{at: time.Hour}, &fakeTruth{}
+	h := newHost(t, truth)
+	h.options.Clock, h.options.Grace, h.options.Policy = c.now, grace, enforcer.Policy{Bypass: api.Refuse}
+	h.options.Backend = &onlooker{f, t, h.options.StateDir}
+	as := func(enforcement api.Enforcement) {
+		t.Helper()
+		h.stop()
+		h.options.Enforcement = enforcement
+		h.start()
+	}
+	as(api.Intercept)
+	cgroups := make(map[string]string)
+	for _, id := range []string{"active", "frozen", "expired", "released"} {
+		cgroups[id] = newCgroup(t)
+		ttl := time.Duration(0)
+		if id == "expired" {
+			ttl = time.Hour
+		}
+		p := h.lease(id, cgroups[id], ttl)
+		switch id {
+		case "frozen":
+			truth.set(gpu0, p.pid(), 3*gib)
+			eventually(t, "it is frozen", func() bool { return h.see(id).State == api.Frozen })
+		case "expired": // it does not end when it is asked to
+			if err := p.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if _, err := h.Release(context.Background(), "released", 0, true); err != nil {
+		t.Fatal(err)
+	}
+	c.pass(time.Hour)
+	h.expired("expired")
+	as(api.Native)
+	for id, want := range map[string]uint64{"active": gib, "frozen": 0, "expired": 0, "released": 0} {
+		f.holds(t, id, cgroups[id], want)
+	}
+	as(api.Intercept)
+	for id, cgroup := range cgroups {
+		f.are(t, id, cgroup, driver.NoLimit, driver.NoLimit)
+	}
+}
 
 // The real daemon, on the simulated driver.
 func TestAnEnforcerKilledWhileItTellsTheDriverConverges(t *testing.T) {

@@ -136,7 +136,7 @@ func (e *Enforcer) revive(r store.Slice) *slice {
 			s.devices = append(s.devices, s.describe(uuid, l.Bytes, l.Total))
 		}
 	}
-	s.inherited = r.Native
+	s.inherited, s.limitsKnown = r.Native, r.Native
 	s.mayBeLimited = r.Native || e.enforcesOn(s)
 	if s.watchesFirst() {
 		s.init, _ = process.Again(r.Request.PID, r.InitStart)
@@ -171,14 +171,8 @@ func (e *Enforcer) finish(r store.Slice) error {
 	if s.closeLeft() {
 		e.commit(s, s.remainder())
 	}
-	deny := !taken
-	if deny && s.mayBeLimited && !r.Native {
-		if err := e.store.Retire(s.stored()); err != nil {
-			s.log.Error("the driver is not told that the slice gets nothing more, since the disk could not be told first", "err", err)
-			deny = false
-		}
-	}
-	if deny {
+	if !taken {
+		s.tellStore(func() error { return e.store.Retire(s.stored()) })
 		s.denyNative()
 	}
 	s.state = api.Released

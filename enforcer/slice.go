@@ -70,6 +70,7 @@ type slice struct {
 	asked    time.Duration // since boot: when its processes were asked to end; 0 if they were not
 
 	mayBeLimited bool              // the driver has limits of its cgroup, or is going to (native.go)
+	limitsKnown  bool              // to the store: before that the driver is not told
 	inherited    bool              // it may have some of a former enforcer
 	unlimited    map[[16]byte]bool // devices on which the driver could not be given a limit
 }

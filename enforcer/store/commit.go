@@ -96,6 +96,23 @@ func (q *queue) owe(generation uint64, change func(*bbolt.Tx) error) {
 	}
 }
 
+// oweToo has change written behind what is owed of that generation, if there is any, as one. It returns what is to be written now.
+func (q *queue) oweToo(generation uint64, change func(*bbolt.Tx) error) func(*bbolt.Tx) error {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	owed := q.owed[generation]
+	if owed == nil {
+		return change
+	}
+	q.owed[generation] = func(tx *bbolt.Tx) error {
+		if err := owed(tx); err != nil {
+			return err
+		}
+		return change(tx)
+	}
+	return q.owed[generation]
+}
+
 // commitOwed writes what is owed, or leaves it for the next time.
 func (s *Store) commitOwed() {
 	q := &s.queue
@@ -103,7 +120,7 @@ func (s *Store) commitOwed() {
 	owed := maps.Clone(q.owed)
 	q.mu.Unlock()
 	for generation, change := range owed {
-		if s.db.Update(change) != nil {
+		if s.update(change) != nil {
 			return
 		}
 		q.owe(generation, nil)
@@ -112,7 +129,7 @@ func (s *Store) commitOwed() {
 
 // commitBatch returns the last error of the batch's writes.
 func (s *Store) commitBatch(batch []*write) error {
-	err := s.db.Update(func(tx *bbolt.Tx) error {
+	err := s.update(func(tx *bbolt.Tx) error {
 		for _, w := range batch {
 			if err := w.change(tx); err != nil {
 				return err
@@ -129,7 +146,7 @@ func (s *Store) commitBatch(batch []*write) error {
 	// One of them failed, and took the others' transaction with it: each alone, so that each gets its own answer.
 	err = nil
 	for _, w := range batch {
-		one := s.db.Update(w.change)
+		one := s.update(w.change)
 		if one != nil {
 			err = one
 		}

@@ -151,14 +151,19 @@ func format(tx *bbolt.Tx) error {
 
 func load(path string) (*Store, error) {
 	// The shortest Timeout there is: one try for the lock.
-	db, err := bbolt.Open(path, 0o600, &bbolt.Options{Timeout: 1, NoStatistics: true})
+	s := &Store{}
+	open := func(name string, flag int, mode os.FileMode) (file *os.File, err error) {
+		s.file, err = os.OpenFile(name, flag, mode)
+		return s.file, err
+	}
+	db, err := bbolt.Open(path, 0o600, &bbolt.Options{Timeout: 1, NoStatistics: true, OpenFile: open})
 	if errors.Is(err, bolterrors.ErrTimeout) {
 		return nil, ErrLocked
 	}
 	if err != nil {
 		return nil, err
 	}
-	s := &Store{db: db}
+	s.db, s.transact, s.pageSize = db, db.Update, db.Info().PageSize
 	s.queue.init()
 	err = db.View(func(tx *bbolt.Tx) (err error) {
 		s.next, err = decodeNumber(bucketAbout, string(keyGeneration), tx.Bucket(bucketAbout).Get(keyGeneration))

@@ -18,14 +18,16 @@
 //
 // Every value ends in a CRC-32C of its bucket, key and value; numbers are big-endian.
 //
-// It owns that file. What it promises: a write that returned nil is on disk; a file that is damaged or newer is
-// never worked on and never silently emptied, but renamed aside and reported; no input makes it crash.
+// It owns that file. What it promises: a write that returned nil is on disk; one that failed is undone, as soon as the disk
+// takes that; a file that is damaged or newer is never worked on and never silently emptied, but renamed aside and reported; no
+// input makes it crash.
 // It must never decide what a record means: whether a slice still lives is for the enforcer to find out.
 package store
 
 import (
 	"errors"
 	"fmt"
+	"os"
 	"sync"
 	"time"
 
@@ -99,19 +101,25 @@ type Limit struct {
 
 // Store is the open file. Its methods may be called by several goroutines.
 type Store struct {
-	db *bbolt.DB
+	db       *bbolt.DB
+	file     *os.File                                 // the db's
+	pageSize int                                      // of the file
+	transact func(change func(*bbolt.Tx) error) error // db.Update
 
-	queue queue
+	queue  queue
+	former *metaPage // still to be put back (undo.go)
 
 	mu       sync.Mutex
 	next     uint64 // the next generation to give out
 	reserved uint64 // generations below this one are reserved on disk
 }
 
-// Close ends the Store, after the writes that were asked for.
+// Close ends the Store, after the writes that were asked for. What is to be undone or owed still is tried once more.
 func (s *Store) Close() error {
 	s.queue.close()
-	if err := s.db.Close(); err != nil {
+	err := s.undo()
+	s.commitOwed()
+	if err := errors.Join(err, s.db.Close()); err != nil {
 		return fmt.Errorf("close the store: %w", err)
 	}
 	return nil
@@ -183,8 +191,7 @@ func (s *Store) Retire(slice Slice) error {
 // nothing depends on it: a restart that finds the record clears away again what is gone. The channel says when it is
 // done; Close waits for it. It is not an error if there is none.
 func (s *Store) Forget(generation uint64) <-chan error {
-	s.queue.owe(generation, nil)
-	return s.begin(func(tx *bbolt.Tx) error { return remove(tx, bucketReleased, releasedKey(generation)) })
+	return s.begin(s.queue.oweToo(generation, func(tx *bbolt.Tx) error { return remove(tx, bucketReleased, releasedKey(generation)) }))
 }
 
 // Slices returns all slices that are not released, ordered by id.

@@ -137,11 +137,7 @@ func TestAReleaseThatTheDiskDidNotTakeIsWrittenOnceItTakesAnything(t *testing.T)
 	check(t, s.PutSlice(over))
 	check(t, s.PutSlice(gone))
 
-	good := s.db
-	bad, err := bbolt.Open(filepath.Join(t.TempDir(), "bad.db"), 0o600, nil)
-	check(t, err)
-	check(t, bad.Close()) // takes nothing
-	s.db = bad
+	heal := fail(s)
 	for _, slice := range []Slice{over, gone} {
 		if err := s.Retire(slice); err == nil {
 			t.Fatal("the disk took it")
@@ -150,16 +146,23 @@ func TestAReleaseThatTheDiskDidNotTakeIsWrittenOnceItTakesAnything(t *testing.T)
 	if err := <-s.Forget(gone.Generation); err == nil {
 		t.Fatal("the disk took it")
 	}
-	s.db = good
+	heal()
 	check(t, s.PutSlice(example("another", 3)))
-	check(t, s.Close())
+	last := example("last", 4)
+	check(t, s.PutSlice(last))
+	heal = fail(s)
+	if err := s.Retire(last); err == nil {
+		t.Fatal("the disk took it")
+	}
+	heal()
+	check(t, s.Close()) // or when the store is closed
 
 	s = mustOpen(t, path)
-	if got, err := s.Released(); err != nil || !reflect.DeepEqual(got, []Slice{over}) {
+	if got, err := s.Released(); err != nil || !reflect.DeepEqual(got, []Slice{over, last}) {
 		t.Errorf("released: %+v, %v", got, err)
 	}
-	// Of what has been cleared away meanwhile the next enforcer finds nothing, and drops it.
-	if got, err := s.Slices(); err != nil || len(got) != 2 || got[1].Request.ID != "gone" {
+	// What has been cleared away meanwhile is forgotten as well.
+	if got, err := s.Slices(); err != nil || len(got) != 1 || got[0].Request.ID != "another" {
 		t.Errorf("active: %+v, %v", got, err)
 	}
 }

@@ -29,10 +29,18 @@ func changeQuota(w *world, r *rand.Rand) bool {
 		w.fail("change the quota of %s: %v", s.id, err)
 	default:
 		w.say("… %v", err)
-		s.others = append(s.others, limit)
+		if w.mayBe(err) {
+			s.others = append(s.others, limit)
+		}
 	}
 	return true
 }
+
+// mayBe says whether a change that failed may be in force for the next enforcer: nobody answered, or the disk keeps it.
+func (w *world) mayBe(err error) bool { return !answered(err) || w.keeps }
+
+// answered says whether an error is the enforcer's own.
+func answered(err error) bool { return errors.As(err, new(*api.Error)) }
 
 // limits that the slice may have, as far as is known.
 func (s *slice) limits() []uint64 { return append([]uint64{s.limit}, s.others...) }
@@ -59,7 +67,7 @@ func askTooMuch(w *world, r *rand.Rand) bool {
 type pool struct {
 	name    string
 	limit   uint64
-	others  []uint64 // the limit may be one of these: it was changed, and the answer did not come
+	others  []uint64 // as a slice's
 	unknown bool     // so is whether it is there
 	// ghosts are bytes of processes that died while no enforcer was there to give them back: in another container nobody else
 	// can see that they are dead.
@@ -117,8 +125,10 @@ func createPool(w *world, r *rand.Rand) bool {
 	if err != nil && w.doubt == "" {
 		w.fail("create %s: %v", p.name, err)
 	}
-	p.unknown = err != nil
-	w.pools = append(w.pools, p)
+	if err == nil || w.mayBe(err) {
+		p.unknown = err != nil
+		w.pools = append(w.pools, p)
+	}
 	return true
 }
 
@@ -135,7 +145,7 @@ func changePool(w *world, r *rand.Rand) bool {
 		p.limit = limit
 	case w.doubt == "":
 		w.fail("change %s: %v", p.name, err)
-	default:
+	case w.mayBe(err):
 		p.others = append(p.others, limit)
 	}
 	return true
@@ -160,7 +170,7 @@ func deletePool(w *world, r *rand.Rand) bool {
 	case w.doubt == "":
 		w.fail("delete %s: %v", p.name, err)
 	default:
-		p.unknown = true
+		p.unknown = w.mayBe(err)
 	}
 	return true
 }
@@ -243,14 +253,12 @@ func (w *world) poolsDiffer() error {
 		delete(byName, p.name)
 		switch {
 		case p.unknown && !there:
-			if !w.unsettled {
-				w.pools = without(w.pools, p)
-			}
+			w.pools = without(w.pools, p)
 			continue
 		case !there:
 			return fmt.Errorf("%s is lost", p.name)
 		}
-		p.unknown = p.unknown && w.unsettled
+		p.unknown = false
 		if got.State != api.Active {
 			return fmt.Errorf("%s is %s: %s", p.name, got.State, got.Reason)
 		}
@@ -269,9 +277,7 @@ func (w *world) poolsDiffer() error {
 				return fmt.Errorf("%s has charged %d and %d bytes on device %d, the model %d", p.name, d.Used, d.Overhead, d.Index, want)
 			}
 		}
-		if !w.unsettled {
-			p.others = nil
-		}
+		p.others = nil
 	}
 	for name := range byName {
 		return fmt.Errorf("there is a pool %s", name)

@@ -163,6 +163,10 @@ func (w *world) resolve() {
 		if s.state != unknown {
 			continue
 		}
+		if s.owed && there[s.id] != "" {
+			w.fail("%s was released, which the disk was not told then, and is listed as %s", s.id, there[s.id])
+		}
+		s.owed = false
 		switch s.state = released; there[s.id] {
 		case "":
 		case api.Damaged:
@@ -203,6 +207,7 @@ func (w *world) differs() error {
 			if err := errors.Join(s.differs(w, got), s.lease.differs(got, w.asked.begin, w.asked.end, w.ahead)); err != nil {
 				return err
 			}
+			s.others = nil
 		}
 	}
 	for id, s := range byID {
@@ -236,9 +241,6 @@ func (s *slice) differs(w *world, got api.Slice) error {
 		if want := s.used(d.Index); d.Used+d.Overhead != want {
 			return fmt.Errorf("slice %s has charged %d and %d bytes on device %d, the model %d", s.id, d.Used, d.Overhead, d.Index, want)
 		}
-	}
-	if !w.unsettled {
-		s.others = nil
 	}
 	attached := 0
 	for _, p := range s.workers {

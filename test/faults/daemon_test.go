@@ -98,6 +98,9 @@ func (d *daemon) up() error {
 
 // end ends it by a signal, and any that is started in its place.
 func (d *daemon) end(sig unix.Signal) {
+	for _, s := range d.w.slices {
+		s.owed = s.owed && sig != unix.SIGKILL
+	}
 	for {
 		cmd, done := d.now()
 		if cmd == nil {

@@ -101,7 +101,7 @@ func releaseByForce(w *world, r *rand.Rand) bool {
 		w.fail("release %s by force: %v", s.id, err)
 	default:
 		w.say("… %v", err)
-		s.state = unknown
+		s.state, s.owed = unknown, answered(err)
 	}
 	return true
 }

@@ -18,7 +18,7 @@ import (
 // lease is between which times since boot a slice's own is over; 0 is never.
 type lease struct {
 	from, to time.Duration
-	unsure   bool // it was changed, and the answer did not come
+	unsure   bool // it was changed, or not (mayBe)
 }
 
 // sinceBoot is by CLOCK_BOOTTIME, which nobody sets.
@@ -94,7 +94,9 @@ func renew(w *world, r *rand.Rand) bool {
 		w.fail("renew %s: %v", s.id, err)
 	case err != nil:
 		w.say("… %v", err)
-		s.lease = lease{unsure: true}
+		if w.mayBe(err) {
+			s.lease = lease{unsure: true}
+		}
 	case ttl == 0:
 		s.lease = lease{}
 	default:

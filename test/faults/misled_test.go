@@ -57,7 +57,7 @@ func (w *world) believe(r *rand.Rand) string {
 	w.Helper()
 	w.lie(lies{})
 	outcome := w.afterwards(r)
-	w.misled, w.unsettled = false, false
+	w.misled = false
 	w.restart(unix.SIGKILL)
 	w.check()
 	return outcome
@@ -126,11 +126,12 @@ func failing(r *rand.Rand) lies {
 func (w *world) refuses(r *rand.Rand, l lies, kill bool) string {
 	w.Helper()
 	w.say("the state turns bad: %+v", l)
-	w.doubt, w.unsettled = "the state is bad", true
+	w.doubt, w.keeps = "the state is bad", kill && l.writeError != 0 && l.syncError != 0
 	w.lie(l)
 	w.operations(6)
 	beginContainer(w, r)
 	beginSession(w, r)
+	w.keeps = false
 	if kill {
 		w.daemon.end(unix.SIGKILL)
 		l.spared = 0
@@ -154,6 +155,10 @@ func (w *world) refuses(r *rand.Rand, l lies, kill bool) string {
 		for _, s := range w.slices {
 			s.cut = false
 		}
+	} else if r.IntN(2) == 0 {
+		w.say("the disk is well, and the enforcer is stopped")
+		w.lie(lies{})
+		w.restart(unix.SIGTERM)
 	}
 	return w.believe(r)
 }

@@ -38,7 +38,8 @@ type slice struct {
 	frozen  bool
 	cut     bool // nobody was attached when an enforcer began that could not write it down: it gets nothing before the next one
 	workers []*worker
-	others  []uint64 // the limit may be one of these: it was changed, and the answer did not come
+	others  []uint64 // the limit may be one of these: it was changed, and whether it is (mayBe) is seen when the enforcer is well again
+	owed    bool     // its release is unknown, and the enforcer that has not written it down yet was not killed
 	pool    *pool
 	elastic bool // it has no quota of its own, but its pool's
 

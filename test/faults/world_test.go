@@ -54,14 +54,14 @@ type world struct {
 	named    int    // slices so far
 	doubt    string // why the enforcer may fail to do what it is asked for; "": it may not
 	away     string // why it is not there at all
-	// A change that failed may be on the disk: what it shows now is not what the next enforcer finds.
-	unsettled bool
-	blind     bool // without driver truth it does not know how much there is
-	trace     []string
-	steps     int
-	slowest   time.Duration
-	workers   []*worker // all that ever were
-	idle      int       // descriptors of a daemon without slices
+	// The disk may keep what it refuses, since it does not let it be undone, and the enforcer is killed before it does.
+	keeps   bool
+	blind   bool // without driver truth it does not know how much there is
+	trace   []string
+	steps   int
+	slowest time.Duration
+	workers []*worker // all that ever were
+	idle    int       // descriptors of a daemon without slices
 
 	policy api.Action    // about memory past the ledger; whatever it is, nobody honest is to be hurt
 	native bool          // the driver enforces, too
