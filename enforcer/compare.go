@@ -96,13 +96,15 @@ func (e *Enforcer) look(ctx context.Context, g *gpu, due bool) (again bool) {
 	switch {
 	case errors.Is(err, errHangs): // as would the next question
 		e.failing(g, err)
+		g.seen = seen{} // who asked for this look did so for what no glance shows
 		return false
 	case err == nil && due && g.seen.same(now):
 		e.failing(g, nil)
 		return false
 	}
 	found := e.compareOnce(ctx, g, slices)
-	g.seen.compared(now, found, err == nil)
+	// Instances of a GPU can share memory: what is in use of it is then not what is in use here.
+	g.seen.compared(now, found, err == nil && g.Parent == "")
 	return found.again
 }
 
@@ -136,11 +138,13 @@ func (e *Enforcer) compareOnce(ctx context.Context, g *gpu, slices []*slice) (f 
 			s := known.owner(e, pid)
 			switch {
 			case s == nil:
-				f.open = f.open || bytes > 0 // it may give back what another one takes, and has no lane that tells of it
 			case mine[s] == nil:
 				mine[s] = map[int]uint64{pid: bytes}
 			default:
 				mine[s][pid] = bytes
+			}
+			if before[s] == nil && bytes > 0 { // nobody's, or of a slice whose lanes there count for nothing
+				f.open = true // it may give back what another one takes, without a lane that tells of it
 			}
 			if bytes != driver.Unknown {
 				f.listed += bytes
@@ -268,7 +272,7 @@ func (s *slice) charge(raw [16]byte, truth, beyond map[int]uint64) (unsettled bo
 	maps.DeleteFunc(d.driver, func(_ int, bytes uint64) bool { return bytes == driver.Unknown })
 	for pid, x := range d.excess {
 		start, err := process.StartTime(pid)
-		if err != nil || start != x.start {
+		if errors.Is(err, process.ErrDead) || err == nil && start != x.start {
 			delete(d.excess, pid)
 		} else if _, listed := beyond[pid]; !listed {
 			x.believe(0, s.number(index, pid))
@@ -288,6 +292,7 @@ func (s *slice) charge(raw [16]byte, truth, beyond map[int]uint64) (unsettled bo
 		if x == nil {
 			start, err := process.StartTime(pid)
 			if err != nil || bytes == 0 {
+				unsettled = unsettled || err != nil // nobody knows yet whose it is
 				continue
 			}
 			x = &excess{start: start}

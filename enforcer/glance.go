@@ -11,9 +11,9 @@ import (
 // To ask the driver who holds what takes time in the kernel for each process, several times over: 5 ms of CPU for 100 processes
 // (NVML of driver 580 on an H100). How much of the device's memory is in use it says in 8 µs. So a glance at that, and at what all
 // lanes hold, comes before each comparison that is only due. If both are what they were, nobody has come, gone, charged or given
-// back by a lane, and what any process got otherwise another one gave back to the byte. A process of no slice could, and one
-// that is suspected: where the last comparison knew of any, or left anything open, the next one is made. An attached process
-// could with what the driver holds for it beyond its lane: therefore one is made now and then in any case.
+// back by a lane, and what any process got otherwise another one gave back to the byte. A process without a lane that counts could,
+// and one that is suspected: where the last comparison knew of any, or left anything open, the next one is made. An attached
+// process could if it gives back past its lane: therefore one is made now and then in any case.
 
 // glances are how many comparisons in a row a glance can stand for.
 const glances = 10

@@ -33,6 +33,13 @@ func (f *fakeTruth) quiet(t *testing.T) {
 	eventually(t, "a glance is enough", func() bool { return f.listings(t, 40) < 10 })
 }
 
+// justListed waits for a listing of both devices: without a reason the next ones come late.
+func (f *fakeTruth) justListed(t *testing.T) {
+	t.Helper()
+	_, from := f.looks()
+	eventually(t, "all are listed", func() bool { _, listed := f.looks(); return listed >= from+2 })
+}
+
 // idle is a slice of two processes, of which one attached and holds something, with a host that has seen that.
 func idle(t *testing.T) (truth *fakeTruth, h *host, honest, other *proc) {
 	t.Helper()
@@ -90,6 +97,7 @@ func TestAGlanceHidesNobody(t *testing.T) {
 			}
 			h.start()
 			truth.quiet(t)
+			truth.justListed(t)
 			c.happen(truth, honest, other)
 			from, _ := truth.looks()
 			eventually(t, "it is named", func() bool { return at.Load() > 0 })
@@ -103,31 +111,44 @@ func TestAGlanceHidesNobody(t *testing.T) {
 
 // As long as something is open, each look asks for all.
 func TestAGlanceIsNotEnoughWhereSomethingIsOpen(t *testing.T) {
+	const stays, passes = true, false
 	for _, c := range []struct {
 		what string
-		open func(h *host, truth *fakeTruth, other *proc)
+		stay bool
+		open func(h *host, truth *fakeTruth, honest, other *proc)
 	}{
-		{"a process of no slice, which may give back what a hidden one takes", func(h *host, truth *fakeTruth, _ *proc) {
+		{"a process of no slice, which may give back what a hidden one takes", passes, func(h *host, truth *fakeTruth, _, _ *proc) {
 			truth.set(gpu0, 1, gib)
 		}},
-		{"a process of which it is not known what it holds", func(h *host, truth *fakeTruth, other *proc) {
+		{"a process of which it is not known what it holds", passes, func(h *host, truth *fakeTruth, _, other *proc) {
 			truth.set(gpu0, other.pid(), driver.Unknown)
 		}},
-		{"a process that holds memory past the ledger", func(h *host, truth *fakeTruth, other *proc) {
+		{"a process that holds memory past the ledger", passes, func(h *host, truth *fakeTruth, _, other *proc) {
 			truth.set(gpu0, other.pid(), gib)
+		}},
+		{"memory on a device on which the slice has no quota", passes, func(h *host, truth *fakeTruth, honest, _ *proc) {
+			truth.set(gpu1, honest.pid(), gib/2)
+		}},
+		{"a slice whose lanes nobody believes any more", stays, func(h *host, truth *fakeTruth, honest, _ *proc) {
+			honest.expect("ok", "poke %d %d", 128+16, uint64(1)<<50) // the first device's limit
+			eventually(t, "it is damaged", func() bool { return damaged(h, "s") })
 		}},
 	} {
 		t.Run(c.what, func(t *testing.T) {
-			truth, h, _, other := idle(t)
+			truth, h, honest, other := idle(t)
 			truth.quiet(t)
-			c.open(h, truth, other)
+			c.open(h, truth, honest, other)
 			truth.comparisons(t, 2)
 			// Of the two devices, one is quiet.
 			if n := truth.listings(t, 100); n < 40 {
 				t.Errorf("%d of 100 glances were followed by a listing", n)
 			}
+			if c.stay {
+				return
+			}
 			truth.set(gpu0, 1, 0)
 			truth.set(gpu0, other.pid(), 0)
+			truth.set(gpu1, honest.pid(), 0)
 			truth.quiet(t)
 		})
 	}

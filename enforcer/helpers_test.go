@@ -180,7 +180,7 @@ func (f *fakeTruth) Processes(uuid string) (map[int]uint64, error) {
 
 func (f *fakeTruth) Used(uuid string) (uint64, error) {
 	f.mu.Lock()
-	used, hang := uint64(gib), f.hang
+	used, hang := gib, f.hang
 	f.glanced++
 	if hang != nil {
 		f.asked++

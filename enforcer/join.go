@@ -307,7 +307,7 @@ func (s *slice) storedJoined() []store.Joined {
 	var stored []store.Joined
 	if all := s.joined.Load(); all != nil {
 		for _, j := range *all {
-			stored = append(stored, store.Joined{PID: j.PID, Start: j.Start, UID: j.uid})
+			stored = append(stored, store.Joined{Process: store.Process{PID: j.PID, Start: j.Start}, UID: j.uid})
 		}
 	}
 	return stored

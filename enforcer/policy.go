@@ -93,6 +93,7 @@ func (s *slice) judge(g *gpu, truth, beyond map[int]uint64, before map[int]holdi
 		}
 		x := s.suspect(place{g.Raw, pid}, cause, now)
 		if x == nil {
+			suspicious = true
 			continue
 		}
 		x.uuid, x.bytes, x.last = g.UUID, past, now
@@ -109,7 +110,7 @@ func (s *slice) judge(g *gpu, truth, beyond map[int]uint64, before map[int]holdi
 		}
 	}
 	s.forget(g.Raw, now)
-	return kill, doubt, len(s.suspects) > 0 || s.frozen != ""
+	return kill, doubt, suspicious || len(s.suspects) > 0 || s.frozen != ""
 }
 
 // past is how much a process holds past the ledger, and how; "" if that is nothing to speak of. Called with mu held.

@@ -54,6 +54,7 @@ func (e *Enforcer) Release(_ context.Context, id string, generation uint64, forc
 // stopped. Called with change held.
 func (e *Enforcer) release(s *slice, cause string) error {
 	s.mu.Lock()
+	s.outlive()
 	err := e.store.Retire(s.stored())
 	killpoint.Pass("release.marked")
 	if s.ledger != nil && (s.state == api.Active || s.state == api.Expired) {
@@ -95,7 +96,7 @@ func (s *slice) close() {
 	}
 }
 
-// clearOnceEmpty clears away what a released slice leaves on the host; but as long as its container has processes all of
+// clearOnceEmpty clears away what a released slice leaves on the host; but as long as it has processes all of
 // that stays, and who asks for a place in the ledger is told that the slice was released. The interceptor is bound
 // in the slice's directory: the kernel takes a mount away when the file under it is removed, in every namespace;
 // the loader then finds nothing to preload, says nothing, and what such a container starts has no quota at all.
@@ -105,12 +106,23 @@ func (e *Enforcer) clearOnceEmpty(s *slice) error {
 		e.clear(s)
 		return nil
 	}
-	if _, known := e.lingering[s]; !known {
+	_, known := e.lingering[s]
+	if !known {
 		e.lingering[s] = struct{}{}
-		s.log.Warn("the slice is released and its cgroup has processes: they get nothing more, and its directory stays until they end", "cgroup", s.cgroup.String())
+		s.log.Warn("the slice is released and has processes: they get nothing more, and what it holds counts until they end", "cgroup", s.cgroup.String(), "survivors", len(s.survivors))
 	}
 	killpoint.Pass("release.lingering")
-	if err := e.watchCgroup(s.cgroup); err != nil {
+	var err error
+	if !s.request.Session {
+		err = e.watchCgroup(s.cgroup)
+	} else if !known {
+		s.mu.Lock()
+		s.hangUp() // nothing of it is bound anywhere, and its token opens nothing any more
+		s.mu.Unlock()
+		e.removeSliceDir(s.dir)
+		err = e.watchSurvivors(s)
+	}
+	if err != nil {
 		s.log.Error("the slice's directory stays until the enforcer is restarted", "dir", s.dir, "err", err)
 	}
 	return nil
@@ -127,6 +139,7 @@ func (e *Enforcer) clear(s *slice) {
 		e.cgroups.Unwatch(s.cgroup)
 		s.clearNative()
 	}
+	s.letSurvivors()
 	s.mu.Lock()
 	s.hangUp()
 	s.mu.Unlock()
@@ -141,11 +154,11 @@ func (e *Enforcer) clear(s *slice) {
 	}()
 }
 
-// lingers says whether a container has processes that may still use what the slice has bound there. (Those
-// of a session have nothing bound: without the attach socket they are refused.)
+// lingers says whether a released slice has processes: a container's may still use what is bound there, a session's hold what
+// it gave them.
 func (s *slice) lingers() bool {
 	if s.request.Session {
-		return false
+		return s.outlived()
 	}
 	populated, err := cgroup.Populated(s.cgroup)
 	if err != nil {

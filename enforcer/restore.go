@@ -57,11 +57,15 @@ func (e *Enforcer) restore() error {
 				continue
 			} else {
 				s.mu.Lock()
-				if s.request.Session {
-					s.closeLeft()
-				}
+				outlived := s.request.Session && s.closeLeft()
 				s.mu.Unlock()
 				s.leave()
+				if outlived {
+					if err := e.store.Retire(r); err != nil {
+						return err
+					}
+					released = append(released, r)
+				}
 			}
 			ended++
 			e.log.Info("a slice ended while no enforcer ran", "slice", r.Request.ID, "generation", r.Generation)
@@ -176,9 +180,10 @@ func (e *Enforcer) finish(r store.Slice) error {
 		s.denyNative()
 	}
 	s.state = api.Released
+	s.findSurvivors(r.Survivors)
 	s.let()
 	s.mu.Unlock()
-	if s.lingers() {
+	if !s.request.Session && s.lingers() {
 		if err := s.listen(); err != nil {
 			// Nobody answers there, and who is not answered gets nothing.
 			s.log.Error("listen for the processes of a released slice", "err", err)

@@ -69,6 +69,8 @@ type slice struct {
 	expired  bool          // it is known that its time is over
 	asked    time.Duration // since boot: when its processes were asked to end; 0 if they were not
 
+	survivors []*process.Handle // of a session that is released; guarded by the enforcer's change
+
 	mayBeLimited bool              // the driver has limits of its cgroup, or is going to (native.go)
 	limitsKnown  bool              // to the store: before that the driver is not told
 	inherited    bool              // it may have some of a former enforcer
@@ -105,7 +107,7 @@ func (s *slice) stored() store.Slice {
 		CgroupMount: s.cgroup.Mount, CgroupRel: s.cgroup.Rel, CgroupInode: s.cgroup.Inode, CgroupV2: s.cgroup.V2,
 		Native: s.mayBeLimited,
 		Dir:    s.dir, LedgerName: s.identity.Name, LedgerDev: s.identity.Dev, LedgerInode: s.identity.Inode,
-		Joined: s.storedJoined(),
+		Joined: s.storedJoined(), Survivors: s.storedSurvivors(),
 	}
 	r.Request.Quotas, r.Request.TTL = s.quotas, s.ttl
 	if s.token != [32]byte{} {
@@ -265,6 +267,7 @@ func (s *slice) leave() {
 	s.state = left
 	s.hangUp()
 	s.let()
+	s.letSurvivors()
 	if s.pool != nil {
 		s.pool.part(s)
 	}

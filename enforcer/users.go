@@ -204,8 +204,13 @@ func (e *Enforcer) userMayHave(s *slice, l *UserLimit) error {
 			others = append(others, other)
 		}
 	}
+	for other := range e.lingering {
+		if other.isOf(s.request.UID) && other.lingers() {
+			others = append(others, other)
+		}
+	}
 	if len(others) >= l.MaxSessions {
-		return api.Errorf(api.CodeQuotaExceeded, "uid %d has %d sessions, and may have %d at one time: end one of them first", s.request.UID, len(others), l.MaxSessions)
+		return api.Errorf(api.CodeQuotaExceeded, "uid %d has %d sessions, and may have %d at one time: end one of them first (one that is over counts until its processes have ended)", s.request.UID, len(others), l.MaxSessions)
 	}
 	if e.truth == nil {
 		return e.userMayAsk(s, l, others)

@@ -83,13 +83,21 @@ type Slice struct {
 	// TokenSum is the SHA-256 of a session's token; it cannot be shown. Joined are the processes that showed the token.
 	TokenSum []byte   `json:"token_sum,omitempty"`
 	Joined   []Joined `json:"joined,omitempty"`
+
+	// Survivors are the processes of a session that is released that lived on.
+	Survivors []Process `json:"survivors,omitempty"`
+}
+
+// Process is one of this boot.
+type Process struct {
+	PID   int    `json:"pid"`
+	Start uint64 `json:"start"` // see package process
 }
 
 // Joined is a process that joined a session.
 type Joined struct {
-	PID   int    `json:"pid"`
-	Start uint64 `json:"start"` // see package process
-	UID   uint32 `json:"uid"`
+	Process
+	UID uint32 `json:"uid"`
 }
 
 // Limit is a quota of the request, resolved to one device.
