@@ -67,6 +67,19 @@ func TestWhereNothingChangesTheDriverIsNotAskedForAllProcesses(t *testing.T) {
 	truth.quiet(t)
 }
 
+// What the driver holds beyond a lane is believed to be less once two looks say so: the second comes at the next interval.
+func TestAGlanceKeepsNobodyFromWhatWasGivenBack(t *testing.T) {
+	truth, h, honest, _ := idle(t)
+	truth.quiet(t)
+	truth.justListed(t)
+	truth.set(gpu0, honest.pid(), 2*gib+20*mib)
+	from, _ := truth.looks()
+	eventually(t, "four looks at each device", func() bool { now, _ := truth.looks(); return now >= from+8 })
+	if d := h.see("s").Devices[0]; d.Overhead != 20*mib {
+		t.Errorf("%+v", d)
+	}
+}
+
 // What is hidden is found as soon as where every look asks for all, also if others gave back as much.
 func TestAGlanceHidesNobody(t *testing.T) {
 	for _, c := range []struct {
