@@ -203,6 +203,21 @@ func (e *Enforcer) mayHave(h holder, uuid string, bytes uint64) error {
 	return nil
 }
 
+// TenantBounds are the most bytes that all slices of a tenant may be given together, by device; none without a bound, nor without driver
+// truth.
+func (e *Enforcer) TenantBounds(tenant string) map[string]uint64 {
+	bounds := make(map[string]uint64)
+	if e.truth == nil {
+		return bounds
+	}
+	for _, g := range e.truth.devices {
+		if most, known := boundOn(e.options.Admission.tenant(tenant), g); known {
+			bounds[g.UUID] = most
+		}
+	}
+	return bounds
+}
+
 var noneGiven given
 
 // boundOn is a bound in bytes on a device; not known if there is none, or if it is a share of a device whose size nobody knows.

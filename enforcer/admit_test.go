@@ -202,6 +202,11 @@ func TestATenantsSlicesAddUpToNoMoreThanItMayHave(t *testing.T) {
 	_, err = h.ask("e", nil, on(gpu0, 6*gib))
 	refusal(t, err, "whoever names no tenant has 5GiB left of 20GiB (d has 15GiB)")
 	fits("f", "free", 25*gib)
+	for tenant, want := range map[string]uint64{"physics": 30 * gib, "": 20 * gib, "chemistry": 20 * gib, "free": 0} {
+		if bounds := h.TenantBounds(tenant); bounds[gpu0] != want || want == 0 && len(bounds) > 0 {
+			t.Errorf("tenant %q is bounded by %v", tenant, bounds)
+		}
+	}
 	// Its device is full, whoever it is.
 	_, err = h.ask("g", of("biology"), on(gpu0, gib))
 	refusal(t, err, "0B are left of the 80GiB")
@@ -254,7 +259,8 @@ func TestADeviceThatOthersHaveGivesNothingToWhoUsesItUnforeseen(t *testing.T) {
 	check()
 	events, err := h.Events(t.Context(), 0, false)
 	if err != nil || !slices.ContainsFunc(events, func(e api.Event) bool {
-		return e.Kind == api.EventDenied && e.Slice == "b" && e.Device == gpu1 && e.Requested == 4*gib
+		return e.Kind == api.EventDenied && e.Slice == "b" && e.Device == gpu1 && e.Requested == 4*gib &&
+			strings.Contains(e.Cause, "2GiB are left of the 80GiB")
 	}) {
 		t.Errorf("nobody was told: %+v, %v", events, err)
 	}

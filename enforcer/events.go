@@ -117,13 +117,21 @@ func (s *slice) hear(pid int, r ledger.Request) {
 	d := s.devices[index]
 	used := min(r.Used, d.Total)
 	e.Device, e.Call, e.Requested = d.uuid, r.Call.String(), min(r.Bytes, mostBytes)
-	e.Limit = d.shownLimit()
+	e.Limit = d.toldLimit()
 	if r.Pool && s.pool != nil {
-		e.Pool, e.Limit = s.pool.name, s.pool.limitOn(d.UUID)
+		e.Pool, e.Limit = s.pool.name, new(s.pool.limitOn(d.UUID))
 	}
-	e.Overhead = min(r.Overhead, used)
-	e.Used = used - e.Overhead
+	overhead := min(r.Overhead, used)
+	e.Used, e.Overhead = new(used-overhead), &overhead
 	s.tell(e)
+}
+
+// toldLimit is the limit that an event has: none in record mode, and 0 where the slice can be given nothing.
+func (d *device) toldLimit() *uint64 {
+	if d.Limit == ledger.NoLimit && d.pool == nil {
+		return nil
+	}
+	return new(d.shownLimit())
 }
 
 // shownLimit is 0 in record mode, and the pool's limit for a member that has none of its own.
@@ -164,7 +172,7 @@ func (s *slice) keepUntold(l *lane) {
 // before. Called with mu held.
 func (s *slice) tellCounts(all bool) {
 	for i, d := range s.devices {
-		e := api.Event{Kind: api.EventRefused, Device: d.uuid, Limit: d.shownLimit()}
+		e := api.Event{Kind: api.EventRefused, Device: d.uuid, Limit: d.toldLimit()}
 		processes := 0
 		add := func(n uint64, pid int, command string) {
 			if n == 0 {

@@ -52,3 +52,6 @@ func (e *Enforcer) Asked(id string) bool {
 	defer s.mu.Unlock()
 	return s.asked != 0
 }
+
+// LoseDisk has every write to the disk fail from now on.
+func (e *Enforcer) LoseDisk() error { return e.store.Close() }

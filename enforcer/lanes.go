@@ -253,7 +253,7 @@ func (s *slice) settle(l *lane) {
 }
 
 // addDevice finds or adds a device of the ledger. The process says which one it sees and how big it is; with
-// driver truth the process is not believed about the size. One of which others have too much has limit 0 in this slice.
+// driver truth the process is not believed about the size. One of which the slice cannot be given its quota has limit 0.
 func (s *slice) addDevice(raw [16]byte, total uint64) (uint32, error) {
 	uuid := driver.UUID{Raw: raw}
 	if s.e.truth != nil {
@@ -302,7 +302,7 @@ func (s *slice) addDevice(raw [16]byte, total uint64) (uint32, error) {
 	killpoint.Pass("device.stored")
 	if denied != nil {
 		s.log.Warn("the slice uses a device of which it can be given nothing", "device", uuid, "err", denied)
-		s.tell(api.Event{Kind: api.EventDenied, Device: uuid.String(), Requested: asked})
+		s.tell(api.Event{Kind: api.EventDenied, Device: uuid.String(), Requested: asked, Cause: denied.Error()})
 	}
 	if err := s.write(index); err != nil {
 		s.devices = s.devices[:index]

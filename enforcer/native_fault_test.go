@@ -105,8 +105,10 @@ func TestTheStoreKnowsOfLimitsBeforeTheDriverDoes(t *testing.T) {
 	}
 }
 
-// The real daemon, on the simulated driver.
-func TestAnEnforcerKilledWhileItTellsTheDriverConverges(t *testing.T) {
+// onSimulatedDriver runs the calling test as inV2 does, where the driver is the simulated one and has limits. In that run it
+// returns the devices, and what a cgroup is limited to on one of them.
+func onSimulatedDriver(t *testing.T, env ...string) (devices []driver.Device, limit func(cgroup string, device int) uint64) {
+	t.Helper()
 	libraries, err := filepath.Abs("../bin/fakecuda")
 	if err != nil {
 		t.Fatal(err)
@@ -114,33 +116,48 @@ func TestAnEnforcerKilledWhileItTellsTheDriverConverges(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(libraries, "libnvidia-ml.so.1")); err != nil {
 		t.Skipf("requires the simulated driver (make build): %v", err)
 	}
-	state := filepath.Join(t.TempDir(), "machine")
-	if !inV2(t, "LD_LIBRARY_PATH="+libraries, "FAKECUDA_STATE="+state, "FAKECUDA_LIMITS=1", "FAKECUDA_MEMORY=8G") {
-		return
+	env = append(env, "LD_LIBRARY_PATH="+libraries, "FAKECUDA_STATE="+filepath.Join(t.TempDir(), "machine"), "FAKECUDA_LIMITS=1", "FAKECUDA_MEMORY=8G")
+	if !inV2(t, env...) {
+		return nil, nil
 	}
 	nvml, err := driver.Open()
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer nvml.Close()
-	devices, err := nvml.Devices()
-	if err != nil || len(devices) != 1 {
-		t.Fatalf("%+v, %v", devices, err)
+	t.Cleanup(func() { nvml.Close() })
+	if devices, err = nvml.Devices(); err != nil {
+		t.Fatal(err)
 	}
-	limit := func(cgroup string) uint64 {
+	return devices, func(cgroup string, device int) uint64 {
 		t.Helper()
-		bytes, err := nvml.Limited(cgroup, devices[0].UUID)
+		bytes, err := nvml.Limited(cgroup, devices[device].UUID)
 		if err != nil && !errors.Is(err, driver.ErrNoCgroup) {
 			t.Fatal(err)
 		}
 		return bytes
 	}
+}
+
+// nativeDaemon is one that has the driver enforce.
+func nativeDaemon(t *testing.T) *daemon {
+	t.Helper()
+	d := newDaemon(t)
+	config := "[enforcer]\ngroup = \"\"\nenforcement = \"native\"\n"
+	if err := os.WriteFile(filepath.Join(d.dir, "config.toml"), []byte(config), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+// The real daemon, on the simulated driver.
+func TestAnEnforcerKilledWhileItTellsTheDriverConverges(t *testing.T) {
+	devices, limitOn := onSimulatedDriver(t)
+	if devices == nil {
+		return
+	}
+	limit := func(cgroup string) uint64 { return limitOn(cgroup, 0) }
 	for _, point := range []string{"register.stored", "register.limited", "register.done", "restore.limited", "release.closed", "release.unlimited"} {
-		d := newDaemon(t)
-		config := "[enforcer]\ngroup = \"\"\nenforcement = \"native\"\n"
-		if err := os.WriteFile(filepath.Join(d.dir, "config.toml"), []byte(config), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		d := nativeDaemon(t)
 		request := func(c *container, id string) api.RegisterRequest {
 			return api.RegisterRequest{ID: id, PID: c.init.pid(), Quotas: []api.Quota{{Device: api.AllDevices, Bytes: 3 * gib}}}
 		}
@@ -185,6 +202,43 @@ func TestAnEnforcerKilledWhileItTellsTheDriverConverges(t *testing.T) {
 			dirs, err := os.ReadDir(filepath.Join(d.dir, "run", "slices"))
 			return err == nil && len(dirs) == 0
 		})
+		d.kill()
+	}
+}
+
+func TestAnEnforcerKilledWhileItGivesAnotherDeviceHasGivenIt(t *testing.T) {
+	devices, limit := onSimulatedDriver(t, "FAKECUDA_DEVICES=2")
+	if devices == nil {
+		return
+	}
+	for _, point := range []string{"set.stored", "set.limited", "set.done"} {
+		d := nativeDaemon(t)
+		d.start(point)
+		c := newContainer(t, d, "c")
+		request := c.request("c")
+		request.Quotas = []api.Quota{on("0", 3*gib)}
+		if err := d.registerAs(c, request); err != nil {
+			t.Fatalf("%v\n%s", err, d.log())
+		}
+		attach(c.init)
+		if _, err := d.Change(context.Background(), "c", api.ChangeRequest{Quotas: []api.Quota{on("1", 2*gib)}}); err == nil {
+			t.Fatal("it answered, and should be dead")
+		}
+		d.died(point)
+		d.start("")
+		if s := d.ids()["c"]; s.State != api.Active || len(s.Devices) != 2 || s.Devices[1].Limit != 2*gib || len(s.Quotas) != 2 {
+			t.Errorf("%s: %+v\n%s", point, s, d.log())
+		}
+		if a, b := limit(c.cgroup, 0), limit(c.cgroup, 1); a != 3*gib || b != 2*gib {
+			t.Errorf("%s: the driver holds it to %d and %d", point, a, b)
+		}
+		if all, err := d.Devices(context.Background()); err != nil || all[1].Quotas != 2*gib {
+			t.Errorf("%s: %+v, %v", point, all, err)
+		}
+		c.init.must("charge 1 %d", 2*gib)
+		c.init.expect("refused", "charge 1 1")
+		c.init.kill()
+		eventually(t, "the slice is gone", func() bool { return len(d.ids()) == 0 })
 		d.kill()
 	}
 }

@@ -177,7 +177,7 @@ func (s *slice) answerTo(index int, x *suspect) api.Action {
 	x.action = action
 	e := api.Event{Kind: api.EventBypass, PID: x.process.PID, Command: x.command, Device: x.uuid, Bytes: x.bytes, Cause: x.cause, Action: action}
 	if index >= 0 {
-		e.Limit = s.devices[index].shownLimit()
+		e.Limit = s.devices[index].toldLimit()
 	}
 	s.tell(e)
 	s.e.count(func(c Counter) { c.Bypassed(string(action)) })

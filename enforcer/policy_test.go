@@ -66,7 +66,7 @@ func TestAProcessThatNeverAttachedIsNamed(t *testing.T) {
 		t.Fatalf("it is told once: %+v", events)
 	}
 	e := events[0]
-	if e.PID != p.pid() || e.Command != "client" || e.Device != gpu0 || e.Bytes != 3*gib || e.Cause != api.BypassUnattached || e.Action != api.Log || e.Limit != 4*gib {
+	if e.PID != p.pid() || e.Command != "client" || e.Device != gpu0 || e.Bytes != 3*gib || e.Cause != api.BypassUnattached || e.Action != api.Log || *e.Limit != 4*gib {
 		t.Fatalf("%+v", e)
 	}
 	if s := h.see("s"); s.State != api.Active || s.Devices[0].Bypass != 3*gib || s.Processes[0].Bypass != api.BypassUnattached {
@@ -86,7 +86,7 @@ func TestAProcessThatUsesADeviceWithoutAQuotaIsNamed(t *testing.T) {
 	p, _ := h.session("s", on(gpu0, 4*gib))
 	truth.set(gpu1, p.pid(), gib)
 	eventually(t, "it is named", func() bool { return len(h.told(api.EventBypass)) == 1 })
-	if e := h.told(api.EventBypass)[0]; e.Device != gpu1 || e.Limit != 0 {
+	if e := h.told(api.EventBypass)[0]; e.Device != gpu1 || e.Limit != nil {
 		t.Fatalf("%+v", e)
 	}
 }

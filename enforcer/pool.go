@@ -106,7 +106,7 @@ func (p *pool) stored() store.Pool {
 	return r
 }
 
-// describe makes the enforcer's copy of a device; limit 0 is of one of which others have too much.
+// describe makes the enforcer's copy of a device; limit 0 is of one of which it cannot be given its quota.
 func (p *pool) describe(uuid driver.UUID, limit, total uint64) *poolDevice {
 	d := &poolDevice{
 		device: &device{
@@ -191,6 +191,19 @@ func (p *pool) covers(raw [16]byte) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return covering(p.quotas, raw) != nil
+}
+
+// coversAll says why a member cannot have these quotas.
+func (p *pool) coversAll(id string, quotas []api.Quota) error {
+	for _, q := range quotas {
+		uuid, err := driver.ParseUUID(q.Device)
+		if err == nil && !p.covers(uuid.Raw) {
+			refusal := api.Errorf(api.CodeNoDevice, "slice %s has a quota on device %s, where pool %s has none: a member may use what both have", id, q.Device, p.name)
+			refusal.Device = q.Device
+			return refusal
+		}
+	}
+	return nil
 }
 
 // addDevice makes sure that the pool's ledger has a device, before a member's has it. Its error is a ledger.Status, or what
@@ -307,13 +320,8 @@ func (e *Enforcer) enterPool(s *slice) error {
 	if p == nil {
 		return api.Errorf(api.CodeBadRequest, "there is no pool %s, which slice %s names: `gpuslice pool list` lists them, and `gpuslice pool create %s --vram SIZE` makes it", name, s.id(), name)
 	}
-	for _, q := range s.quotas {
-		uuid, err := driver.ParseUUID(q.Device)
-		if err == nil && !p.covers(uuid.Raw) {
-			refusal := api.Errorf(api.CodeNoDevice, "slice %s has a quota on device %s, where pool %s has none: a member may use what both have", s.id(), q.Device, name)
-			refusal.Device = q.Device
-			return refusal
-		}
+	if err := p.coversAll(s.id(), s.quotas); err != nil {
+		return err
 	}
 	s.pool = p
 	p.join(s)

@@ -60,8 +60,9 @@ func (e *Enforcer) CreatePool(ctx context.Context, name string, r api.PoolReques
 	e.pools[name] = p
 	e.mu.Unlock()
 	p.log.Info("pool created")
-	p.tell(api.EventPoolCreated)
-	return p.show(), nil
+	shown := p.show()
+	p.tell(api.EventPoolCreated, shown.Devices)
+	return shown, nil
 }
 
 // SetPool changes quotas of a pool: each goes in place of that on the same device. When it returns without an error no
@@ -82,13 +83,17 @@ func (e *Enforcer) SetPool(ctx context.Context, name string, r api.PoolRequest) 
 	case p == nil:
 		return api.Pool{}, noPool(name)
 	}
+	before := p.show().Devices
 	if err := p.set(quotas); err != nil {
 		return api.Pool{}, err
 	}
 	p.followNative()
 	p.log.Info("pool changed")
-	p.tell(api.EventPoolChanged)
-	return p.show(), nil
+	shown := p.show()
+	p.tell(api.EventPoolChanged, slices.DeleteFunc(slices.Clone(shown.Devices), func(u api.PoolUse) bool {
+		return slices.ContainsFunc(before, func(was api.PoolUse) bool { return was.Device == u.Device && was.Limit == u.Limit })
+	}))
+	return shown, nil
 }
 
 // set is called with the enforcer's change held.
@@ -172,7 +177,7 @@ func (e *Enforcer) DeletePool(_ context.Context, name string) (api.Pool, error) 
 	case len(p.members) > 0:
 		return api.Pool{}, api.Errorf(api.CodeRunning, "pool %s has %d members (%s): end them first", name, len(p.members), p.someMembers())
 	case shown.ProcessCount > 0:
-		return api.Pool{}, api.Errorf(api.CodeRunning, "pool %s has %d processes, of slices that were released: end them first", name, shown.ProcessCount)
+		return api.Pool{}, api.Errorf(api.CodeRunning, "processes of slices that were released are still in pool %s (%d): end them first", name, shown.ProcessCount)
 	}
 	if err := e.store.DeletePool(name); err != nil {
 		return api.Pool{}, err
@@ -184,7 +189,7 @@ func (e *Enforcer) DeletePool(_ context.Context, name string) (api.Pool, error) 
 	e.commit(p, nil)
 	p.leave()
 	p.log.Info("pool deleted")
-	p.tell(api.EventPoolDeleted)
+	p.tell(api.EventPoolDeleted, nil)
 	shown.State = api.Released
 	return shown, nil
 }
@@ -259,8 +264,18 @@ func (e *Enforcer) allPools() []*pool {
 	return slices.AppendSeq(make([]*pool, 0, len(e.pools)), maps.Values(e.pools))
 }
 
-// tell appends an event of the pool.
-func (p *pool) tell(kind api.EventKind) { p.e.events.Append(api.Event{Kind: kind, Pool: p.name}) }
+// tell appends an event of the pool for each of these devices; one if there is none: no process has looked at a device yet,
+// and nothing else knows them.
+func (p *pool) tell(kind api.EventKind, uses []api.PoolUse) {
+	e := api.Event{Kind: kind, Pool: p.name}
+	if len(uses) == 0 {
+		p.e.events.Append(e)
+	}
+	for _, u := range uses {
+		e.Device, e.Limit, e.Used, e.Overhead = u.Device, &u.Limit, &u.Used, &u.Overhead
+		p.e.events.Append(e)
+	}
+}
 
 func (p *pool) show() api.Pool {
 	shown := api.Pool{Name: p.name, Created: p.created, Devices: []api.PoolUse{}, Members: []string{}}

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -227,6 +228,7 @@ func TestAPoolsQuotaIsChangedWhileItIsUsed(t *testing.T) {
 		t.Fatal(err)
 	}
 	var kinds []api.EventKind
+	var figures []uint64
 	events, err := h.Events(context.Background(), 0, false)
 	if err != nil {
 		t.Fatal(err)
@@ -234,10 +236,16 @@ func TestAPoolsQuotaIsChangedWhileItIsUsed(t *testing.T) {
 	for _, e := range events {
 		if e.Pool == "llm" {
 			kinds = append(kinds, e.Kind)
+			if e.Kind == api.EventPoolChanged { // with what is so from then on
+				figures = append(figures, *e.Limit, *e.Used, *e.Overhead)
+			}
 		}
 	}
-	if want := "[pool_created pool_changed pool_changed]"; fmt.Sprint(kinds) != want {
+	if want := "[pool_created pool_created pool_changed pool_changed]"; fmt.Sprint(kinds) != want { // there are two devices
 		t.Fatalf("%v, want %s", kinds, want)
+	}
+	if want := []uint64{8 * gib, 6 * gib, 0, gib, 8 * gib, 0}; !slices.Equal(figures, want) {
+		t.Fatalf("%v, want %v", figures, want)
 	}
 }
 
@@ -415,7 +423,7 @@ func TestARefusalSaysWhoseLimitItWas(t *testing.T) {
 			if e.Kind != api.EventRefused {
 				continue
 			}
-			if e.Pool != "llm" || e.Limit != 6*gib || e.Used != 5*gib || e.Requested != 2*gib || e.Slice != "a" {
+			if e.Pool != "llm" || *e.Limit != 6*gib || *e.Used != 5*gib || e.Requested != 2*gib || e.Slice != "a" {
 				t.Fatalf("%+v", e)
 			}
 			return

@@ -247,13 +247,19 @@ func (s *slice) begin(name [16]byte) error {
 // foresee is the devices that the slice sees and the quotas cover, as far as they are known and the ledger can hold them. If
 // there are more, each is added when a process says that it uses it, and so is one that it was not known to see.
 func (s *slice) foresee() []*device {
+	return s.foreseeBy(s.quota)
+}
+
+// foreseeBy is those of them that the ledger does not have, with the limits that limitOn says. Called with mu held, or before
+// anybody knows the slice.
+func (s *slice) foreseeBy(limitOn func(raw [16]byte, total uint64) (uint64, bool)) []*device {
 	if s.e.truth == nil {
 		return nil
 	}
 	var devices []*device
 	for _, known := range s.e.truth.devices {
-		limit, ok := s.quota(known.Raw, known.Total)
-		if !ok || limit == 0 || !sees(&s.request, known.UUID) || !s.foresees(known.Raw) {
+		limit, ok := limitOn(known.Raw, known.Total)
+		if !ok || limit == 0 || s.find(known.Raw) >= 0 || !sees(&s.request, known.UUID) || !s.foresees(known.Raw) {
 			continue
 		}
 		uuid, err := driver.ParseUUID(known.UUID)
@@ -262,7 +268,7 @@ func (s *slice) foresee() []*device {
 		}
 		devices = append(devices, s.describe(uuid, limit, known.Total))
 	}
-	if len(devices) > ledger.Devices {
+	if len(s.devices)+len(devices) > ledger.Devices {
 		return nil
 	}
 	return devices

@@ -43,6 +43,10 @@ func (e *Enforcer) checkRequest(r *api.RegisterRequest) error {
 		seen[name] = true
 		q.Device = name
 	}
+	if r.Mode == api.Record && !seen[api.AllDevices] {
+		// Nothing is refused, on whatever device.
+		r.Quotas = append(r.Quotas, api.Quota{Device: api.AllDevices, Percent: 100})
+	}
 	return e.underMost(r.ID, r)
 }
 

@@ -4,7 +4,6 @@ package enforcer
 
 import (
 	"context"
-	"maps"
 	"slices"
 	"strings"
 
@@ -135,6 +134,11 @@ func (s *slice) merge(quotas []api.Quota) ([]api.Quota, error) {
 			return nil, err
 		}
 	}
+	if s.pool != nil && len(quotas) > 0 {
+		if err := s.pool.coversAll(s.id(), merged); err != nil {
+			return nil, err
+		}
+	}
 	if len(merged) > api.MaxQuotas {
 		return nil, api.Errorf(api.CodeBadRequest, "slice %s would have %d quotas: up to %d are accepted", s.id(), len(merged), api.MaxQuotas)
 	}
@@ -142,14 +146,21 @@ func (s *slice) merge(quotas []api.Quota) ([]api.Quota, error) {
 }
 
 // setQuotas puts quotas in force, and writes them to the disk with what also changes. A restart from between the two
-// writes sets the page by the store. Called with change and mu held.
+// writes sets the page by the store. Devices that no process uses yet are given from then on, as at the slice's beginning:
+// the first use finds them. Called with change and mu held.
 func (s *slice) setQuotas(quotas []api.Quota, also func()) error {
 	limits, err := s.limitsBy(quotas)
 	if err != nil {
 		return err
 	}
-	had, ttl, deadline, before := s.e.has(s), s.ttl, s.deadline, s.quotas
-	wants := maps.Clone(had)
+	added := s.foreseeBy(func(raw [16]byte, total uint64) (uint64, bool) {
+		if now, then := covering(s.quotas, raw), covering(quotas, raw); now != nil && then != nil && *now == *then {
+			return 0, false // nothing was asked for there
+		}
+		return quotaOn(quotas, raw, total)
+	})
+	had, ttl, deadline, before, known := s.e.has(s), s.ttl, s.deadline, s.quotas, s.devices
+	wants := promised(added)
 	for d, limit := range limits {
 		wants[d.uuid] = min(limit, d.Total)
 	}
@@ -159,33 +170,43 @@ func (s *slice) setQuotas(quotas []api.Quota, also func()) error {
 		}
 	}
 	old := s.swapLimits(limits)
+	s.devices = append(slices.Clip(known), added...)
 	s.quotas, s.changing = quotas, len(limits) > 0
 	also()
 	if err := s.put(); err != nil {
 		s.swapLimits(old)
-		s.quotas, s.ttl, s.deadline, s.changing = before, ttl, deadline, false
+		s.quotas, s.ttl, s.deadline, s.devices, s.changing = before, ttl, deadline, known, false
 		s.e.commit(s, had)
 		return err
 	}
 	killpoint.Pass("set.stored")
-	if len(limits) == 0 {
-		if !slices.Equal(quotas, before) { // of devices that no process uses yet
+	if len(limits)+len(added) == 0 {
+		if !slices.Equal(quotas, before) { // of devices that are not known before they are used
 			s.tell(api.Event{Kind: api.EventChanged, Cause: changedQuota})
+			s.followNative()
 		}
 		return nil
 	}
 	for i, d := range s.devices {
-		if _, changed := limits[d]; !changed {
+		limit, changed := limits[d]
+		var err error
+		switch {
+		case i >= len(known):
+			limit, err = d.given(), s.write(i)
+		case changed:
+			err = d.account.SetDevice(d.onPage(), s.e.contextBytes(d.UUID))
+		default:
 			continue
 		}
-		if err := d.account.SetDevice(d.onPage(), s.e.contextBytes(d.UUID)); err != nil {
+		if err != nil {
+			s.devices = s.devices[:max(i, len(known))] // those that are on the page
 			s.damaged(err)
 			return api.Errorf(api.CodeInternal, "the limit of slice %s on device %s cannot be set: %v", s.id(), d.uuid, err)
 		}
 		killpoint.Pass("set.limited")
-		s.log.Info("the slice's quota was changed", "device", d.uuid, "bytes", limits[d], "before", old[d])
+		s.log.Info("the slice's quota was changed", "device", d.uuid, "bytes", limit, "before", old[d])
 		u := s.showDevice(i, d)
-		s.tell(api.Event{Kind: api.EventChanged, Cause: changedQuota, Device: d.uuid, Limit: u.Limit, Used: u.Used, Overhead: u.Overhead})
+		s.tell(api.Event{Kind: api.EventChanged, Cause: changedQuota, Device: d.uuid, Limit: &u.Limit, Used: &u.Used, Overhead: &u.Overhead})
 	}
 	s.recommit()
 	s.followNative()

@@ -7,10 +7,14 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/gpuslice/gpuslice/enforcer"
 	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/driver"
 )
 
 func (h *host) set(id string, quotas ...api.Quota) (api.Slice, error) {
@@ -79,7 +83,7 @@ func TestWhatIsChangedIsToldAndOnlyThat(t *testing.T) {
 			changed = append(changed, e)
 		}
 	}
-	if len(changed) != 3 || changed[1].Device != gpu0 || changed[1].Limit != gib/2 || changed[1].Used != gib || changed[2].TTL != ttl {
+	if len(changed) != 3 || changed[1].Device != gpu0 || *changed[1].Limit != gib/2 || *changed[1].Used != gib || changed[2].TTL != ttl {
 		t.Errorf("%+v", changed)
 	}
 }
@@ -136,6 +140,113 @@ func TestAChangeThatCannotBeIsRefusedAsAWhole(t *testing.T) {
 	if _, err := h.Change(context.Background(), "r", api.ChangeRequest{TTL: &ttl}); err != nil {
 		t.Errorf("the time of one that records: %v", err)
 	}
+}
+
+// A device that no process uses yet is given, or refused, when it is asked for; its first use finds what was given.
+func TestAQuotaOnADeviceThatIsNotUsedYetIsGivenOrRefusedAtOnce(t *testing.T) {
+	h := newOffice(t, enforcer.Admission{MaxVRAM: api.Share{Bytes: 70 * gib}, Tenants: map[string]api.Share{"physics": {Bytes: 10 * gib}}})
+	p, _ := h.session("s", on(gpu0, 4*gib))
+	p.must("attach")
+	h.give("large", on(gpu1, 30*gib))
+	if _, err := h.ask("p", func(r *api.RegisterRequest) { r.Tenant = "physics" }, on(gpu0, 4*gib)); err != nil {
+		t.Fatal(err)
+	}
+	unchanged := func(id string) {
+		t.Helper()
+		if s := h.see(id); s.State != api.Active || len(s.Devices) != 1 || !slices.Equal(s.Quotas, []api.Quota{on(gpu0, 4*gib)}) {
+			t.Errorf("something was changed: %+v", s)
+		}
+		h.given(gpu1, 30*gib, 50*gib)
+	}
+	for _, row := range []struct {
+		id    string
+		bytes uint64
+		says  []string
+	}{
+		{"s", 60 * gib, []string{"s asks for 60GiB on device 1 (" + gpu1 + ")", "50GiB are left of the 80GiB", "large has 30GiB"}},
+		{"s", 71 * gib, []string{"70GiB", "max_vram"}},
+		{"p", 20 * gib, []string{"tenant physics has 10GiB left of 10GiB"}},
+	} {
+		_, err := h.set(row.id, on("1", row.bytes))
+		refusal(t, err, row.says...)
+		unchanged(row.id)
+	}
+	if err := h.LoseDisk(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := h.set("s", on(gpu1, 20*gib)); err == nil {
+		t.Error("it is given, and not on disk")
+	}
+	unchanged("s")
+	h.restart()
+	unchanged("s")
+
+	s, err := h.set("s", on(gpu1, 20*gib))
+	if err != nil {
+		t.Fatal(err)
+	}
+	check := func(s api.Slice) {
+		t.Helper()
+		if s.State != api.Active || len(s.Devices) != 2 || s.Devices[0].Limit != 4*gib || s.Devices[1].Limit != 20*gib ||
+			!slices.Equal(s.Quotas, []api.Quota{on(gpu0, 4*gib), on(gpu1, 20*gib)}) {
+			t.Fatalf("%+v", s)
+		}
+		h.given(gpu1, 50*gib, 30*gib)
+	}
+	check(s)
+	events, err := h.Events(context.Background(), 0, false)
+	if err != nil || !slices.ContainsFunc(events, func(e api.Event) bool {
+		return e.Kind == api.EventChanged && e.Slice == "s" && e.Device == gpu1 && e.Limit != nil && *e.Limit == 20*gib
+	}) {
+		t.Errorf("nobody was told: %+v, %v", events, err)
+	}
+	p.must("charge 1 %d", 20*gib)
+	p.expect("refused", "charge 1 1")
+	h.restart()
+	check(h.see("s"))
+	p.expect("refused", "charge 1 1")
+	if index := p.must("device %s %d", hex1, 80*gib); index != 1 {
+		t.Errorf("it has place %d", index)
+	}
+}
+
+func TestAMemberIsGivenAnotherDeviceWhereItsPoolHasOne(t *testing.T) {
+	h := newHost(t, &fakeTruth{})
+	ctx := context.Background()
+	if _, err := h.CreatePool(ctx, "llm", api.PoolRequest{Quotas: []api.Quota{on(gpu0, 10*gib)}}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := h.ask("m", func(r *api.RegisterRequest) { r.Pool = "llm" }, on(gpu0, gib)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := h.set("m", on(gpu1, 5*gib)); !errors.Is(err, api.ErrNoDevice) || !strings.Contains(err.Error(), "pool llm has none") {
+		t.Errorf("where the pool has nothing: %v", err)
+	}
+	if _, err := h.SetPool(ctx, "llm", api.PoolRequest{Quotas: []api.Quota{on(gpu1, 20*gib)}}); err != nil {
+		t.Fatal(err)
+	}
+	if s, err := h.set("m", on(gpu1, 5*gib)); err != nil || len(s.Devices) != 2 || s.Devices[1].Limit != 5*gib {
+		t.Errorf("%+v, %v", s, err)
+	}
+	h.given(gpu1, 20*gib, 60*gib) // the pool's
+}
+
+func TestTheDriverKnowsOfAnotherDeviceAtOnce(t *testing.T) {
+	if !inV2(t) {
+		return
+	}
+	f := &fakeBackend{}
+	h := newNativeHost(t, f)
+	b, _, err := h.newBox("c", on(gpu0, 4*gib))
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.are(t, "registered", b.cgroup, 4*gib, driver.NoLimit)
+	s, err := h.set("c", on(gpu1, 5*gib))
+	if err != nil || len(s.Devices) != 2 || s.Devices[1].Enforcement != api.Native {
+		t.Fatalf("%+v, %v", s, err)
+	}
+	f.are(t, "with another device", b.cgroup, 4*gib, 5*gib)
 }
 
 // After a change has returned no charge takes effect that the new limit has no room for, however many are under way.

@@ -69,7 +69,7 @@ func (s *slice) show(processes bool) api.Slice {
 	shown := api.Slice{
 		ID: r.ID, Generation: s.generation, State: s.state, Reason: s.reason, Mode: r.Mode,
 		Pool: r.Pool, Tenant: r.Tenant, Container: r.Container, Session: r.Session, PID: r.PID,
-		Created: s.created, Devices: []api.DeviceUse{}, ProcessCount: len(s.lanes),
+		Quotas: append([]api.Quota{}, s.quotas...), Created: s.created, Devices: []api.DeviceUse{}, ProcessCount: len(s.lanes),
 	}
 	s.showLease(&shown)
 	if s.state == left {

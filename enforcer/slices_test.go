@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -277,19 +278,35 @@ func TestTheHostsUsersDoNotReachAContainersSocket(t *testing.T) {
 }
 
 func TestRecordModeRefusesNothing(t *testing.T) {
-	h := newHost(t, nil)
-	link := filepath.Join(h.options.RunDir, "l")
-	p := start(t, link, "")
-	reply, err := h.Register(context.Background(), api.RegisterRequest{ID: "s", Mode: api.Record, Session: true, PID: p.pid(), Quotas: []api.Quota{on(gpu0, gib)}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	lead(t, link, reply)
-	p.must("attach")
-	p.must("device %s %d", hex0, 80*gib)
-	p.must("charge 0 %d", 70*gib)
-	if d := h.see("s").Devices[0]; d.Used != 70*gib || d.Limit != 0 {
-		t.Fatalf("%+v", d)
+	whole := api.Quota{Device: api.AllDevices, Percent: 100}
+	for what, row := range map[string]struct {
+		quotas, shown []api.Quota
+	}{
+		"with a quota on one device": {[]api.Quota{on(gpu0, gib)}, []api.Quota{on(gpu0, gib), whole}},
+		"without a quota":            {nil, []api.Quota{whole}},
+	} {
+		t.Run(what, func(t *testing.T) {
+			h := newHost(t, nil)
+			link := filepath.Join(h.options.RunDir, "l")
+			p := start(t, link, "")
+			reply, err := h.Register(context.Background(), api.RegisterRequest{ID: "s", Mode: api.Record, Session: true, PID: p.pid(), Quotas: row.quotas})
+			if err != nil {
+				t.Fatal(err)
+			}
+			lead(t, link, reply)
+			p.must("attach")
+			p.must("device %s %d", hex0, 80*gib)
+			p.must("device %s %d", hex1, 80*gib)
+			p.must("charge 0 %d", 70*gib)
+			p.must("charge 1 %d", 80*gib)
+			s := h.see("s")
+			if d := s.Devices; len(d) != 2 || d[0].Used != 70*gib || d[0].Limit != 0 || d[1].Used != 80*gib || d[1].Limit != 0 {
+				t.Errorf("%+v", d)
+			}
+			if !slices.Equal(s.Quotas, row.shown) {
+				t.Errorf("%+v", s.Quotas)
+			}
+		})
 	}
 }
 

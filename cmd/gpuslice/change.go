@@ -22,7 +22,8 @@ func setCommand() *cli.Command {
 		Description: `ID may be the beginning of a slice's or a container's id. A quota counts from the next allocation
 on; a slice that holds more than that keeps it and gets nothing, which ps shows as "over".
 
-Without --device the quota is that on every device that has none of its own.
+Without --device the quota is that on every device that has none of its own. On a device that the
+slice does not use yet it is given at once, or refused, like when a slice begins.
 
    gpuslice set 3f2a91c0d5e8 --vram 6G
    gpuslice set 3f2a91c0d5e8 --vram 50% --device 0
@@ -30,7 +31,7 @@ Without --device the quota is that on every device that has none of its own.
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "vram", Usage: "the quota: `SIZE`, such as 4G, 512MiB, or 50% of the device"},
 			&cli.StringSliceFlag{Name: "device", Usage: "UUID or index of the `DEVICE` that the quota is for; may be repeated"},
-			&cli.StringFlag{Name: "ttl", Usage: "how long it lives from now: `DURATION`, such as 90s, 30m or 12h, or never"},
+			&cli.StringFlag{Name: "ttl", Usage: "how long it lives from now: `DURATION`, such as 90s, 30m or 12h; never, or 0, for no end"},
 			&cli.BoolFlag{Name: "json", Usage: "print the slice as JSON, as the control API has it"},
 		},
 		OnUsageError: usageError(1),
@@ -78,7 +79,8 @@ func renewCommand() *cli.Command {
 		Name:      "renew",
 		Usage:     "say how long a slice lives from now",
 		ArgsUsage: "ID DURATION",
-		Description: `ID may be the beginning of a slice's or a container's id. DURATION is one such as 90s, 30m or 12h, or never.
+		Description: `ID may be the beginning of a slice's or a container's id. DURATION is one such as 90s, 30m or 12h, or
+never, or 0, for no end.
 A slice whose time is over is not renewed.
 
    gpuslice renew 3f2a91c0d5e8 1h

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -38,7 +39,7 @@ func showToken(c *cli.Context) error {
 	}
 	_, token, err := readToken(c.String("token"))
 	if err != nil {
-		return fmt.Errorf("--token %s: %w", c.String("token"), err)
+		return fmt.Errorf("--token %q: %w", c.String("token"), err)
 	}
 	c.Context = api.WithToken(c.Context, token)
 	return nil
@@ -47,6 +48,9 @@ func showToken(c *cli.Context) error {
 // readToken reads a session's id and token from a file, or from a descriptor if its number is given: so a token can be handed
 // on to who may not read the file, and is in no list of processes and no environment.
 func readToken(from string) (id string, token api.Token, err error) {
+	if from == "" {
+		return "", "", errors.New("a file with a session's token is accepted, or the number of a descriptor that is open for one")
+	}
 	var file *os.File
 	if fd, err := strconv.ParseUint(from, 10, 31); err == nil {
 		file = os.NewFile(uintptr(fd), "descriptor "+from)

@@ -25,17 +25,18 @@ func doctorCommand() *cli.Command {
 		Description: `It only looks. The exit code is 1 if anything fails.
 
    gpuslice doctor
-   gpuslice doctor --json | jq '.[] | select(.level != "ok")'`,
+   gpuslice doctor --json | jq '.[] | select(.level == "warn" or .level == "fail")'`,
 		Flags:        []cli.Flag{&cli.BoolFlag{Name: "json", Usage: "print JSON"}},
 		OnUsageError: usageError(1),
 		Action: func(c *cli.Context) error {
 			ctx, cancel := context.WithTimeout(c.Context, 30*time.Second)
 			defer cancel()
-			finder := place.New()
+			finder, asked := place.New(), socket(c)
 			host := doctor.Host{
 				Root:           "/",
 				Env:            os.Getenv,
-				Socket:         c.String("socket"),
+				Socket:         asked,
+				Sessions:       asked != c.String("socket"),
 				Enforcer:       connect(c),
 				Devices:        nvmlDevices,
 				Library:        func() (string, error) { return finder.Library("") },

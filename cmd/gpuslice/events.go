@@ -32,7 +32,7 @@ enforcer keeps the newest 4096 events since it was started.
    gpuslice events --json | jq -r 'select(.kind == "refused") | [.slice, .requested] | @tsv'`,
 		Flags: []cli.Flag{
 			&cli.BoolFlag{Name: "follow", Aliases: []string{"f"}, Usage: "go on with what happens from now on, until interrupted"},
-			&cli.StringFlag{Name: "since", Usage: "only events of the last `DURATION`, such as 90s or 10m, or after the event of that number (seq)"},
+			&cli.StringFlag{Name: "since", Usage: "only events of the last `DURATION`, such as 90s or 10m, or after the event of that number (seq): all, if gpusliced was started anew and has not come to it"},
 			&cli.BoolFlag{Name: "json", Usage: "print JSON lines, as the control API has them"},
 			&cli.BoolFlag{Name: "no-trunc", Usage: "do not shorten ids"},
 		},
@@ -51,14 +51,23 @@ enforcer keeps the newest 4096 events since it was started.
 			}
 			ctx, stop := signal.NotifyContext(c.Context, syscall.SIGINT, syscall.SIGTERM)
 			defer stop()
+			id, told, shown := c.Args().First(), false, false
 			err = connect(c).Events(ctx, seq, c.Bool("follow"), func(e api.Event) error {
-				if !concerns(e, c.Args().First(), from) {
+				if !told && e.Seq <= seq {
+					fmt.Fprintf(c.App.ErrWriter, "gpuslice: gpusliced has not come to event %d since it was started: all that it keeps is shown\n", seq)
+				}
+				told = true
+				if !concerns(e, id, from) {
 					return nil
 				}
+				shown = true
 				return put(e)
 			})
 			if ctx.Err() != nil && errors.Is(err, context.Canceled) {
 				return nil // that is how one ends to follow
+			}
+			if err == nil && !shown && id != "" {
+				fmt.Fprintf(c.App.ErrWriter, "gpuslice: no such event of %q is kept: it may have ended long ago, or never have been\n", id)
 			}
 			return err
 		},

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -66,7 +67,7 @@ func serve(t *testing.T, happened ...api.Event) (*event.Log, string) {
 func runEvents(t *testing.T, out *bytes.Buffer, socket string, args ...string) error {
 	t.Helper()
 	app := newApp()
-	app.Writer = out
+	app.Writer, app.ErrWriter = out, io.Discard
 	return app.Run(append([]string{"gpuslice", "--socket", socket, "events"}, args...))
 }
 
@@ -106,8 +107,30 @@ func TestEventsAreOfTheSliceAndTheTimeThatWereAskedFor(t *testing.T) {
 		}
 	}
 	var out bytes.Buffer
-	if err := runEvents(t, &out, socket, "xyz"); err != nil || strings.Count(out.String(), "\n") != 1 || !strings.Contains(out.String(), "registered  xyz") {
+	if err := runEvents(t, &out, socket, "xyz"); err != nil || strings.Count(out.String(), "\n") != 1 || !strings.Contains(out.String(), "registered      xyz") {
 		t.Errorf("%v: %q", err, out.String())
+	}
+}
+
+func TestThatNothingIsKeptOrThatTheNumberIsAnotherEnforcersIsSaid(t *testing.T) {
+	_, socket := serve(t, api.Event{Kind: api.EventRegistered, Slice: "abc"}, api.Event{Kind: api.EventReleased, Slice: "abc"})
+	for args, want := range map[string]string{
+		"":             "",
+		"ab":           "",
+		"nope":         `no such event of "nope" is kept`,
+		"--since 1 ab": "",
+		"--since 2":    "", // there is none after it
+		"--since 3":    "gpusliced has not come to event 3",
+	} {
+		var said bytes.Buffer
+		app := newApp()
+		app.Writer, app.ErrWriter = io.Discard, &said
+		if err := app.Run(append([]string{"gpuslice", "--socket", socket, "events"}, strings.Fields(args)...)); err != nil {
+			t.Errorf("%q: %v", args, err)
+		}
+		if !strings.Contains(said.String(), want) || (want == "") != (said.Len() == 0) || strings.Count(said.String(), "\n") > 1 {
+			t.Errorf("%q: said %q", args, said.String())
+		}
 	}
 }
 

@@ -17,11 +17,6 @@ import (
 	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/show"
 )
 
-const (
-	exitFailed = 1
-	exitUsage  = 2
-)
-
 const installDescription = `The engines are docker, containerd (for Kubernetes), crio and podman; all means those that are
 on this machine. A drop-in is written where the engine has them; else its file is edited, and
 everything that is in it stays. The engine's default runtime lends its settings. Nothing is restarted: what
@@ -32,8 +27,7 @@ is to be is said.
    gpuslice install podman --hooks
    gpuslice install all --root /mnt/image
 
-A second time there is nothing to do. The exit code is 1 if an engine's configuration was not understood, which
-then is as it was, and 2 for a wrong command line.`
+A second time there is nothing to do. An engine's configuration that is not understood stays as it was.`
 
 const uninstallDescription = `What gpuslice install changed is as it was before. If a file was edited since, only the runtime gpuslice is
 taken out of it. An entry that somebody else made stays.
@@ -59,7 +53,7 @@ func installCommand() *cli.Command {
 		Flags: append(engineFlags(),
 			&cli.BoolFlag{Name: "hooks", Usage: "podman: also run the hook under every other runtime, for containers with an annotation of gpuslice"},
 			&cli.BoolFlag{Name: "force", Usage: "replace a runtime gpuslice that somebody else configured"}),
-		OnUsageError: usageError(exitUsage),
+		OnUsageError: usageError(1),
 		Action:       func(c *cli.Context) error { return forEngines(c, engines.Install, leftOutOfInstall) },
 	}
 }
@@ -71,7 +65,7 @@ func uninstallCommand() *cli.Command {
 		ArgsUsage:    "docker|containerd|crio|podman|all",
 		Description:  uninstallDescription,
 		Flags:        engineFlags(),
-		OnUsageError: usageError(exitUsage),
+		OnUsageError: usageError(1),
 		Action: func(c *cli.Context) error {
 			return forEngines(c, engines.Uninstall, func(engines.Host, string) string { return "" })
 		},
@@ -91,7 +85,7 @@ type engineAction func(engines.Host, string, engines.Options) (engines.Result, e
 
 // forEngines acts on each engine that the command line names. One that fails does not keep the others from their turn.
 func forEngines(c *cli.Context, act engineAction, leftOut func(engines.Host, string) string) error {
-	usage := usageError(exitUsage)
+	usage := usageError(1)
 	names, err := trailingFlags(c)
 	if err != nil {
 		return usage(c, err, true)
@@ -123,6 +117,7 @@ func forEngines(c *cli.Context, act engineAction, leftOut func(engines.Host, str
 				failed = true
 			}
 		}
+		r.DryRun = o.DryRun
 		results = append(results, r)
 	}
 	if !c.Bool("json") {
@@ -131,7 +126,7 @@ func forEngines(c *cli.Context, act engineAction, leftOut func(engines.Host, str
 		return err
 	}
 	if failed {
-		return &session.Error{Code: exitFailed} // why is said already
+		return &session.Error{Code: 1} // why is said already
 	}
 	return nil
 }

@@ -34,6 +34,12 @@ func completionCommand() *cli.Command {
 	}
 }
 
+const exitStatus = `0 if what was asked for was done, 1 if it was not, or if the command line is wrong; 1 of doctor also says that
+something fails on this host, and 1 of install and uninstall that an engine could not be configured.
+
+run ends with its command's exit code, or 128 + n if signal n killed it; with 127 if there is no such command, 126 if it cannot
+be run, and 125 if gpuslice failed or its own command line is wrong.`
+
 // manCommand is for the installation, which has it print gpuslice(1).
 func manCommand() *cli.Command {
 	return &cli.Command{
@@ -47,7 +53,9 @@ func manCommand() *cli.Command {
 			if given := c.Timestamp("date"); given != nil {
 				date = *given
 			}
-			return manual.Mdoc(c.App.Writer, manual.Read(newApp()), api.Version, date)
+			program := manual.Read(newApp())
+			program.Exit = exitStatus
+			return manual.Mdoc(c.App.Writer, program, api.Version, date)
 		},
 	}
 }

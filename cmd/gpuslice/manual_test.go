@@ -72,7 +72,7 @@ func shellHome(t *testing.T, shell string) string {
 	for file, text := range map[string]string{
 		completionFiles[shell]: printed(t, "completion", shell), "harness": shells[shell], "harness.hook": zshHook,
 		// It stands for the program, which is asked for slices.
-		"bin/gpuslice": "#!/bin/sh\n[ \"$*\" = ps ] && printf 'SLICE USED\\nslice-1 0B\\nslice-1 0B\\nslice-2 0B\\n'\n[ \"$*\" = 'pool list' ] && printf 'POOL USED\\npool-1 0B\\npool-1 0B\\n'\n",
+		"bin/gpuslice": "#!/bin/sh\n[ \"$*\" = 'ps --no-trunc' ] && printf 'SLICE USED\\nslice-1 0B\\nslice-1 0B\\nslice-2 0B\\n'\n[ \"$*\" = 'pool list' ] && printf 'POOL USED\\npool-1 0B\\npool-1 0B\\n'\n",
 	} {
 		path := filepath.Join(dir, file)
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
@@ -173,7 +173,7 @@ func TestCompletingDoesNotRunTheCommand(t *testing.T) {
 
 func TestTheManualPageHasEveryCommandAndFlag(t *testing.T) {
 	page := strings.ReplaceAll(printed(t, "man", "--date", "2026-01-02"), `\-`, "-")
-	for _, want := range []string{".Dd January 2, 2026\n", ".Dt GPUSLICE 1\n", ".It Ev GPUSLICE_SOCKET\n"} {
+	for _, want := range []string{".Dd January 2, 2026\n", ".Dt GPUSLICE 1\n", ".It Ev GPUSLICE_SOCKET\n", ".Sh EXIT STATUS\n0 if"} {
 		if !strings.Contains(page, want) {
 			t.Errorf("no %q", want)
 		}

@@ -21,8 +21,7 @@ end, however they end. Root is not needed.
 
    gpuslice run --vram 4G -- python train.py
    gpuslice run --vram 50% --device 0 -- ./serve
-   gpuslice run --vram 2G --mode record --quiet -- ./measure
-   gpuslice run --join "$GPUSLICE_TOKEN_FILE" -- ./beside-it
+   gpuslice run --mode record --quiet -- ./measure
    gpuslice run --vram 4G --ttl 1h -- ./experiment
    gpuslice run --pool llm --vram 10G -- python serve.py
 
@@ -31,7 +30,11 @@ container's; else one in this process, which knows nothing of other slices.
 
 With --join the command becomes part of a session that runs already and draws on its quota. Who shows the session's
 token may do that: GPUSLICE_TOKEN_FILE names the file in the session, which its user alone can read. A
-number is that of an open descriptor. The session ends with its own command.
+number is that of an open descriptor. The session ends with its own command. Here the second line is typed
+beside the session, in another terminal:
+
+   gpuslice run --vram 4G -- sh -c 'echo "$GPUSLICE_TOKEN_FILE" >token; exec ./serve'
+   gpuslice run --join "$(cat token)" -- ./beside-it
 
 When its time is over (--ttl) nothing more is given, and its processes are sent SIGTERM, and those that are
 left SIGKILL. ` + "`gpuslice renew`" + ` gives it more.
@@ -46,10 +49,10 @@ func runCommand() *cli.Command {
 		ArgsUsage:   "[--] COMMAND [ARG…]",
 		Description: runDescription,
 		Flags: []cli.Flag{
-			&cli.StringFlag{Name: "vram", Usage: "the quota: `SIZE`, such as 4G, 512MiB, or 50% of the device (required, unless there is a pool)"},
+			&cli.StringFlag{Name: "vram", Usage: "the quota: `SIZE`, such as 4G, 512MiB, or 50% of the device (required, unless there is a pool, or --mode record)"},
 			&cli.StringFlag{Name: "pool", Usage: "draw on the quota of that `POOL`, too; without --vram on that alone"},
 			&cli.StringSliceFlag{Name: "device", Usage: "UUID or index of the `DEVICE` that the quota is for; may be repeated (default: every device)"},
-			&cli.StringFlag{Name: "ttl", Value: "never", Usage: "how long it may run: `DURATION`, such as 90s, 30m or 12h; then it is ended"},
+			&cli.StringFlag{Name: "ttl", Value: "never", Usage: "how long it may run: `DURATION`, such as 90s, 30m or 12h; then it is ended; never, or 0, for no end"},
 			&cli.StringFlag{Name: "mode", Value: string(api.Enforce), Usage: "enforce, or record: count and show, refuse nothing"},
 			&cli.StringFlag{Name: "name", Usage: "the slice's `ID` (default: made up)"},
 			&cli.StringFlag{Name: "tenant", Usage: "`WHOM` to account it to"},
@@ -120,6 +123,8 @@ func quotaOf(c *cli.Context) string {
 	switch {
 	case c.IsSet("join"):
 		return "joined"
+	case c.String("mode") == string(api.Record):
+		return "VRAM is counted and not refused"
 	case pool == "":
 		return c.String("vram") + " of VRAM"
 	case !c.IsSet("vram"):
@@ -136,7 +141,7 @@ func joinFlags(c *cli.Context) (id string, token api.Token, err error) {
 		}
 	}
 	if id, token, err = readToken(c.String("join")); err != nil {
-		return "", "", fmt.Errorf("--join %s: %w", c.String("join"), err)
+		return "", "", fmt.Errorf("--join %q: %w", c.String("join"), err)
 	}
 	return id, token, nil
 }
@@ -160,19 +165,23 @@ func sessionRequest(c *cli.Context) (api.RegisterRequest, error) {
 	}
 	r.Pool = c.String("pool")
 	switch {
+	case c.IsSet("tenant") && r.Tenant == "":
+		return r, errors.New(`--tenant "" is no name: say whom to account it to, or leave it out`)
+	case c.IsSet("pool") && r.Pool == "":
+		return r, fmt.Errorf("--pool: %w", api.CheckPoolName(""))
 	case r.Pool != "" && c.Bool("embedded"):
 		return r, errors.New("--pool: the host's enforcer keeps the pools, and --embedded does without it: leave one of them out")
 	case r.Pool != "" && r.Mode == api.Record:
 		return r, errors.New("--pool: nothing is refused to a command that only records, so it cannot be in a pool: leave one of them out")
-	case r.Pool == "" && !c.IsSet("vram"):
-		return r, fmt.Errorf("--vram is missing: how much may the command hold? For example --vram 4G")
-	case r.Pool == "" || c.IsSet("vram"):
+	case c.IsSet("vram"):
 		var err error
 		if r.Quotas, err = quotaFlags(c); err != nil {
 			return r, err
 		}
 	case c.IsSet("device"):
 		return r, errors.New("--device says where --vram is for, which is missing")
+	case r.Pool == "" && r.Mode != api.Record:
+		return r, fmt.Errorf("--vram is missing: how much may the command hold? For example --vram 4G")
 	}
 	var err error
 	if r.TTL, err = api.ParseTTL(c.String("ttl")); err != nil {

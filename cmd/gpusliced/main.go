@@ -34,7 +34,7 @@ Usage:
 Examples:
   gpusliced                                     as a service, configured by %s
   gpusliced --log-level debug                   say more
-  gpusliced --metrics 127.0.0.1:9464            serve Prometheus metrics there
+  gpusliced --metrics 127.0.0.1:9835            serve Prometheus metrics there
   gpusliced --run-dir /tmp/g --state-dir /tmp/s --socket /tmp/g/control.sock
                                                 beside another one, for a test
 
@@ -112,6 +112,9 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		return fmt.Errorf("log level %q is not known: debug, info, warn and error are accepted", c.LogLevel)
 	}
 	log := slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: level}))
+	if _, err := os.Stat(c.Library); err != nil {
+		log.Error("the interceptor is not there: no container gets a slice before it is", "library", c.Library, "err", err)
+	}
 
 	options := enforcer.Options{
 		RunDir: c.RunDir, StateDir: c.StateDir, Library: c.Library,
@@ -170,6 +173,14 @@ func listen(socket, group string, log *slog.Logger) (net.Listener, error) {
 
 func serve(ctx context.Context, whole config.Config, options enforcer.Options, record *audit.Writer, log *slog.Logger) error {
 	c := whole.Enforcer
+	var scraped net.Listener // by Prometheus; before anything else is begun: the address may be another's
+	if c.MetricsAddress != "" {
+		var err error
+		if scraped, err = net.Listen("tcp", c.MetricsAddress); err != nil {
+			return fmt.Errorf("serve metrics on %q: %w", c.MetricsAddress, err)
+		}
+		defer scraped.Close()
+	}
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	looks := &checks{record: record}
@@ -207,8 +218,8 @@ func serve(ctx context.Context, whole config.Config, options enforcer.Options, r
 	if users != nil {
 		tasks = append(tasks, func() error { return users(ctx) })
 	}
-	if c.MetricsAddress != "" {
-		tasks = append(tasks, func() error { return count.Serve(ctx, c.MetricsAddress) })
+	if scraped != nil {
+		tasks = append(tasks, func() error { return count.Serve(ctx, scraped) })
 	}
 	failed := make(chan error, len(tasks))
 	for _, task := range tasks {

@@ -5,11 +5,14 @@ package main
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"io"
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -29,9 +32,13 @@ func TestAFlagGoesBeforeTheFile(t *testing.T) {
 }
 
 func TestWrongUsageIsSaid(t *testing.T) {
-	for _, args := range [][]string{{"start"}, {"--no-such"}, {"--log-level", "loud"}} {
+	empty := filepath.Join(t.TempDir(), "config.toml")
+	if err := os.WriteFile(empty, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range [][]string{{"start"}, {"--no-such"}, {"--log-level", "loud"}, {"--config", "/nonexistent"}} {
 		var said bytes.Buffer
-		err := run(context.Background(), append([]string{"--config", "/nonexistent"}, args...), io.Discard, &said)
+		err := run(context.Background(), append([]string{"--config", empty}, args...), io.Discard, &said)
 		if err == nil || !strings.Contains(said.String()+err.Error(), strings.TrimLeft(args[len(args)-1], "-")) {
 			t.Errorf("%v: %v, %q", args, err, said.String())
 		}
@@ -83,4 +90,79 @@ func TestItTellsSystemdWhenItIsReadyAndStopsWhenAsked(t *testing.T) {
 	if err := <-ended; err != nil {
 		t.Fatal(err)
 	}
+}
+
+func TestWhatIsLackingIsSaidAtTheStart(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("root is needed, to serve containers")
+	}
+	dir := short(t)
+	path := func(name string) string { return filepath.Join(dir, name) }
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
+	text := fmt.Sprintf("[enforcer]\nnvml = \"off\"\ngroup = \"\"\nlibrary = %q\n[audit]\nfile = %q\n", path("no.so"), path("none/audit.jsonl"))
+	if err := os.WriteFile(path("config.toml"), []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	words := []string{"--config", path("config.toml"), "--socket", path("control.sock"), "--run-dir", path("run"), "--state-dir", path("state")}
+
+	hear := notifications(t, dir)
+	ctx, stop := context.WithCancel(context.Background())
+	var log lines
+	ended := make(chan error, 1)
+	go func() { ended <- run(ctx, words, io.Discard, &log) }()
+	if got := hear(10 * time.Second); got != "READY=1" {
+		t.Fatalf("%q", got)
+	}
+	for _, want := range []string{path("no.so"), path("none/audit.jsonl")} {
+		for deadline := time.Now().Add(10 * time.Second); !log.has("level=ERROR", want); time.Sleep(time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatalf("no error names %s", want)
+			}
+		}
+	}
+	h, err := client.New(path("control.sock")).Health(ctx)
+	if i := slices.IndexFunc(h.Checks, func(c api.Check) bool { return c.Name == "audit" }); err != nil || !h.Ready || i < 0 || h.Checks[i].OK {
+		t.Errorf("%+v, %v", h, err)
+	}
+	stop()
+	if err := <-ended; err != nil {
+		t.Fatal(err)
+	}
+
+	// An address that is another's: it is never said to be ready.
+	for _, address := range []string{taken.Addr().String(), "256.0.0.1:1", "nowhere"} {
+		var log lines
+		err := run(context.Background(), append(words, "--metrics", address), io.Discard, &log)
+		if err == nil || !strings.Contains(err.Error(), address) || log.has("ready") {
+			t.Errorf("%s: %v", address, err)
+		}
+	}
+}
+
+// lines is a log that is written while it is read.
+type lines struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *lines) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+// has says whether one line has all of these.
+func (l *lines) has(words ...string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for line := range strings.Lines(l.b.String()) {
+		if !slices.ContainsFunc(words, func(word string) bool { return !strings.Contains(line, word) }) {
+			return true
+		}
+	}
+	return false
 }

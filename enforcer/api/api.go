@@ -54,10 +54,11 @@ type Quota struct {
 // RegisterRequest asks for a slice. Exactly one of Cgroup (a container) and Session (a
 // `gpuslice run`) says who its processes are.
 type RegisterRequest struct {
-	ID     string  `json:"id"` // see CheckID
+	ID string `json:"id"` // see CheckID
+	// Quotas may be empty in a pool: then the pool's counts. In record mode what none covers is counted on as a whole.
 	Quotas []Quota `json:"quotas"`
 	Mode   Mode    `json:"mode,omitempty"` // "" is Enforce
-	Pool   string  `json:"pool,omitempty"` // of which it becomes a member; then Quotas may be empty: the pool's counts
+	Pool   string  `json:"pool,omitempty"` // of which it becomes a member
 	Tenant string  `json:"tenant,omitempty"`
 	// TTL is how long the slice lives, in nanoseconds; 0 is for ever, or as long as the enforcer lets any slice live. When
 	// it is over nothing more is given to the slice's processes, and they are ended.
@@ -112,6 +113,7 @@ type Slice struct {
 	Mode         Mode          `json:"mode"`
 	Pool         string        `json:"pool,omitempty"`
 	Tenant       string        `json:"tenant,omitempty"`
+	Quotas       []Quota       `json:"quotas"` // by UUID, or AllDevices; none of a pool's member that draws on the pool's alone
 	Container    string        `json:"container,omitempty"`
 	Session      bool          `json:"session,omitempty"`
 	PID          int           `json:"pid"`
@@ -247,8 +249,7 @@ func CheckID(id string) error {
 	if id == "" || len(id) > 255 {
 		return Errorf(CodeBadRequest, "slice id has %d characters: 1 to 255 are accepted", len(id))
 	}
-	for i := 0; i < len(id); i++ {
-		c := id[i]
+	for i, c := range id {
 		switch {
 		case c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z', c >= '0' && c <= '9', c == '_', c == '+', c == '-':
 		case c == '.' && i > 0:

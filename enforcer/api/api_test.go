@@ -28,6 +28,10 @@ func TestAGoodRequestIsValid(t *testing.T) {
 	if err := r.Validate(); err != nil {
 		t.Error(err)
 	}
+	r.Mode, r.Quotas = Record, nil
+	if err := r.Validate(); err != nil {
+		t.Error(err)
+	}
 }
 
 func TestABadRequestIsRefusedWithAReason(t *testing.T) {
@@ -36,6 +40,9 @@ func TestABadRequestIsRefusedWithAReason(t *testing.T) {
 		"pool name":       func(r *RegisterRequest) { r.Pool = "../night" },
 		"only records":    func(r *RegisterRequest) { r.Pool, r.Mode = "night", Record },
 		"tenant":          func(r *RegisterRequest) { r.Tenant = "a\nb" },
+		"tenant name":     func(r *RegisterRequest) { r.Tenant = "a+b" },
+		"63 letters":      func(r *RegisterRequest) { r.Tenant = strings.Repeat("a", 64) },
+		"has 'ä'":         func(r *RegisterRequest) { r.ID = "ä b" },
 		"mode":            func(r *RegisterRequest) { r.Mode = "Enforce" },
 		"ttl 1ms":         func(r *RegisterRequest) { r.TTL = time.Millisecond },
 		"ttl -1ns":        func(r *RegisterRequest) { r.TTL = -1 },

@@ -14,8 +14,6 @@ const (
 	MaxTTL = 100 * 365 * 24 * time.Hour
 )
 
-const ttlAccepted = `a duration of a second or more, such as "90s", "30m" or "12h", is accepted`
-
 // ChangeRequest is what is to be different about a slice that runs. What it does not name stays as it is.
 type ChangeRequest struct {
 	// Quotas each go in place of the slice's quota on the same device: AllDevices in place of the one that the slice has
@@ -69,7 +67,8 @@ func ParseTTL(s string) (time.Duration, error) {
 	}
 	ttl, err := time.ParseDuration(s)
 	if err != nil || ttl < MinTTL || ttl > MaxTTL {
-		return 0, Errorf(CodeBadRequest, `%.80q is not a time to live: %s, and "never"`, s, ttlAccepted)
+		return 0, Errorf(CodeBadRequest, `%.80q is not a time to live: a duration from %s to %s, such as "90s", "30m" or "12h", is accepted, and "never" or 0`,
+			s, FormatTTL(MinTTL), FormatTTL(MaxTTL))
 	}
 	return ttl, nil
 }

@@ -4,6 +4,7 @@ package api
 
 import (
 	"errors"
+	"strings"
 	"testing"
 	"time"
 )
@@ -19,6 +20,8 @@ func TestATimeToLiveIsReadAndWritten(t *testing.T) {
 	for _, text := range []string{"", "1", "0s", "999ms", "-1h", "876001h", "9999999999h", "1d", "soon", "Never"} {
 		if got, err := ParseTTL(text); !errors.Is(err, ErrBadRequest) {
 			t.Errorf("%q is accepted: %v, %v", text, got, err)
+		} else if !strings.Contains(err.Error(), "876000h") || !strings.Contains(err.Error(), `"never" or 0`) {
+			t.Errorf("%q: %v does not say what is accepted", text, err)
 		}
 	}
 	for d, want := range map[time.Duration]string{

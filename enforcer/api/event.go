@@ -14,7 +14,7 @@ const (
 	EventRecovered  EventKind = "recovered"  // bytes of processes that ended holding them were given back
 	EventChanged    EventKind = "changed"    // a slice has another quota, or other time
 	EventExpired    EventKind = "expired"    // a slice's time is over: it gets nothing more, and its processes are ended
-	EventDenied     EventKind = "denied"     // a process uses a device of which others were given too much: the slice gets nothing there
+	EventDenied     EventKind = "denied"     // a process uses a device of which the slice cannot be given its quota, and gets nothing there: Cause says why
 	// EventUnlimited: the driver does not hold the slice's cgroup to its limits (Cause says why); the interceptor does.
 	EventUnlimited EventKind = "unlimited"
 	// EventAttachRefused: a process got no place in the ledger, Count times.
@@ -22,10 +22,11 @@ const (
 	EventBypass        EventKind = "bypass"  // a process was found to hold memory past the ledger, or the page to be overwritten
 	EventCleared       EventKind = "cleared" // it does not any more
 	EventKilled        EventKind = "killed"  // it was killed for it, or Count processes were
-	EventPoolCreated   EventKind = "pool_created"
-	EventPoolChanged   EventKind = "pool_changed" // it has another quota
-	EventPoolDeleted   EventKind = "pool_deleted"
-	EventMissed        EventKind = "missed" // Count events are not kept any more; of who asks, not of the enforcer
+	// EventPoolCreated and EventPoolChanged are told for each device, or once while none is known.
+	EventPoolCreated EventKind = "pool_created"
+	EventPoolChanged EventKind = "pool_changed" // it has another quota
+	EventPoolDeleted EventKind = "pool_deleted"
+	EventMissed      EventKind = "missed" // Count events are not kept any more; of who asks, not of the enforcer
 )
 
 // EventKinds are all kinds that there are.
@@ -33,8 +34,8 @@ func EventKinds() []EventKind {
 	return []EventKind{EventRegistered, EventReleased, EventRefused, EventRecovered, EventChanged, EventExpired, EventDenied, EventUnlimited, EventAttachRefused, EventBypass, EventCleared, EventKilled, EventPoolCreated, EventPoolChanged, EventPoolDeleted, EventMissed}
 }
 
-// Event is something that happened to a slice, told once. Fields that an event has nothing to say in, and
-// figures that are 0, are absent. Sizes in bytes.
+// Event is something that happened to a slice, or to a pool, told once. Fields that an event has nothing to say in are
+// absent. Sizes in bytes.
 type Event struct {
 	Seq  uint64    `json:"seq"` // 1 and up, of this enforcer since it was started
 	Time time.Time `json:"time"`
@@ -52,17 +53,19 @@ type Event struct {
 	Command string `json:"command,omitempty"` // what the process is named, by its own word
 	Device  string `json:"device,omitempty"`  // UUID
 
-	// Of EventRefused. The last of the Count requests, if its process could say what it was; else Requested and what
-	// follows are absent. Used and Overhead are as DeviceUse has them, at that moment.
+	// Of EventRefused. The last of the Count requests, if its process could say what it was; else Call, Requested, Used and
+	// Overhead are absent.
 	Count     uint64 `json:"count,omitempty"`     // since the last event that counted this process's refusals
 	Call      string `json:"call,omitempty"`      // what it was for, such as "cuMemAlloc"
 	Requested uint64 `json:"requested,omitempty"` // as it would have been charged
-	Limit     uint64 `json:"limit,omitempty"`
-	Used      uint64 `json:"used,omitempty"`
-	Overhead  uint64 `json:"overhead,omitempty"`
+	// Limit, Used and Overhead are as DeviceUse and PoolUse have them, at that moment; nil is not known, or no limit. Of what is
+	// refused or changed, of pools, and Limit of EventBypass.
+	Limit    *uint64 `json:"limit,omitempty"`
+	Used     *uint64 `json:"used,omitempty"`
+	Overhead *uint64 `json:"overhead,omitempty"`
 
 	Bytes uint64 `json:"bytes,omitempty"` // of EventRecovered; of EventBypass and what follows from it, those past the ledger
-	Cause string `json:"cause,omitempty"` // of EventReleased: asked, ended, expired, replaced, or rebooted; of EventChanged: quota, or ttl; of EventBypass: one of Bypass*
+	Cause string `json:"cause,omitempty"` // of EventReleased: asked, ended, expired, replaced, or rebooted; of EventChanged: quota, or ttl; of EventDenied: a sentence; of EventBypass: one of Bypass*
 
 	Action Action `json:"action,omitempty"` // of EventBypass: what is done about it
 

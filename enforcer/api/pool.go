@@ -43,7 +43,12 @@ func (r *PoolRequest) Validate() error { return validateQuotas(r.Quotas) }
 
 // CheckPoolName says whether a pool can have that name: 1 to 63 letters, digits, "_", "-" and ".", beginning with a letter
 // or a digit.
-func CheckPoolName(name string) error {
+func CheckPoolName(name string) error { return checkName("pool", name) }
+
+// CheckTenant says the same of a tenant.
+func CheckTenant(name string) error { return checkName("tenant", name) }
+
+func checkName(what, name string) error {
 	ok := name != "" && len(name) <= 63
 	for i := range len(name) {
 		c := name[i]
@@ -51,7 +56,7 @@ func CheckPoolName(name string) error {
 		ok = ok && (alnum || i > 0 && (c == '_' || c == '-' || c == '.'))
 	}
 	if !ok {
-		return Errorf(CodeBadRequest, "pool name %.64q is not one: 1 to 63 letters, digits, \"_\", \"-\" and \".\" are accepted, beginning with a letter or a digit", name)
+		return Errorf(CodeBadRequest, "%s name %.64q is not one: 1 to 63 letters, digits, \"_\", \"-\" and \".\" are accepted, beginning with a letter or a digit", what, name)
 	}
 	return nil
 }

@@ -13,8 +13,10 @@ func (r *RegisterRequest) Validate() error {
 	if err := CheckID(r.ID); err != nil {
 		return err
 	}
-	if err := checkName("tenant", r.Tenant); err != nil {
-		return err
+	if r.Tenant != "" {
+		if err := CheckTenant(r.Tenant); err != nil {
+			return err
+		}
 	}
 	if r.Pool != "" {
 		if err := CheckPoolName(r.Pool); err != nil {
@@ -40,7 +42,7 @@ func (r *RegisterRequest) Validate() error {
 	if err := validateVisible(r.Visible); err != nil {
 		return err
 	}
-	if r.Pool != "" && len(r.Quotas) == 0 {
+	if (r.Pool != "" || r.Mode == Record) && len(r.Quotas) == 0 {
 		return nil
 	}
 	return validateQuotas(r.Quotas)
@@ -55,13 +57,6 @@ func validateVisible(names []string) error {
 		if _, minor := ParseMinor(name); !device && !minor {
 			return Errorf(CodeBadRequest, "visible device %.80q: a UUID, an index or %q is accepted", name, minorPrefix+"N")
 		}
-	}
-	return nil
-}
-
-func checkName(what, name string) error {
-	if name != "" && CheckID(name) != nil {
-		return Errorf(CodeBadRequest, "%s %.64q is not a name: up to 255 letters, digits and \"_+-\" are accepted, and \".\" but at the start", what, name)
 	}
 	return nil
 }

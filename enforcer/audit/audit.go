@@ -29,19 +29,20 @@ const (
 const (
 	OK      = "ok"
 	Refused = "refused"
+	Gone    = "gone" // a slice was to be released that is not there any more, or never was: nobody was refused anything
 )
 
 // Entry is one line. PID, UID and Command are of the process that the entry is about: of a request, the one that asked.
 // The other fields of an event are as api.Event has them; of a request that was refused, Requested, Limit and Used are
-// the refusal's.
+// the refusal's. What was refused, whoever asked for it, has Operation and Bytes: those of an event are its Call and Requested.
 type Entry struct {
 	api.Event
 	Seq uint64 `json:"seq,omitempty"` // of the event, if it is one
 
-	Result    string      `json:"result,omitempty"`    // OK or Refused
-	Code      api.Code    `json:"code,omitempty"`      // why it was refused
+	Result    string      `json:"result,omitempty"`    // OK, Refused or Gone
+	Code      api.Code    `json:"code,omitempty"`      // why it was not OK
 	Message   string      `json:"message,omitempty"`   // the same in a sentence
-	Operation string      `json:"operation,omitempty"` // what was asked for, as openapi.yaml names it: "POST /v1/slices"
+	Operation string      `json:"operation,omitempty"` // what was asked for, as openapi.yaml names it: "POST /v1/slices"; of an event the Call
 	UID       *uint32     `json:"uid,omitempty"`       // by the kernel's word; absent if it is not known
 	Quotas    []api.Quota `json:"quotas,omitempty"`    // that were asked for
 }
@@ -50,9 +51,10 @@ type Entry struct {
 func Of(e api.Event) Entry {
 	entry := Entry{Event: e, Seq: e.Seq, Result: OK}
 	switch e.Kind {
-	case api.EventRefused:
+	case api.EventRefused, api.EventDenied:
 		entry.Result, entry.Code = Refused, api.CodeQuotaExceeded
-	case api.EventAttachRefused, api.EventDenied:
+		entry.Operation, entry.Bytes = e.Call, e.Requested
+	case api.EventAttachRefused:
 		entry.Result = Refused
 	}
 	return entry
@@ -190,6 +192,9 @@ func (w *Writer) run() {
 	defer w.file.close()
 	ticker := time.NewTicker(w.options.Retry)
 	defer ticker.Stop()
+	if err := w.file.ready(); err != nil { // it is said before an entry is lost
+		w.fails(w.options.Now().UTC(), err)
+	}
 	for {
 		select {
 		case <-w.wake:
@@ -261,6 +266,9 @@ func (w *Writer) fails(at time.Time, err error) {
 
 // goesOn says so in the log when nothing is dropped any more.
 func (w *Writer) goesOn() {
+	if w.resting || !w.Dropping() || w.file.ready() != nil {
+		return
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.dropping && w.lost.Count == 0 && len(w.queue) <= queued {

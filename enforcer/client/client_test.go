@@ -11,6 +11,7 @@ import (
 	"os"
 	"reflect"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -235,6 +236,13 @@ func TestErrorsAreToldApartOnThisSideToo(t *testing.T) {
 	var e *api.Error
 	if !errors.As(err, &e) || e.Code != api.CodeTooLarge {
 		t.Errorf("a request that is too large: %v", err)
+	}
+}
+
+func TestWhoMayNotAskIsToldWhoMay(t *testing.T) {
+	err := New("/s").unreachable(syscall.EACCES)
+	if !errors.Is(err, os.ErrPermission) || errors.Is(err, api.ErrUnreachable) || !strings.Contains(err.Error(), "/s (permission denied): root may") {
+		t.Errorf("got %v", err)
 	}
 }
 

@@ -68,8 +68,8 @@ func (a *Admission) check() error {
 
 func checkTenants(tenants map[string]Tenant) error {
 	for _, name := range slices.Sorted(maps.Keys(tenants)) {
-		if api.CheckID(name) != nil {
-			return fmt.Errorf("tenants.%q: up to 255 letters, digits and \"_+-\" are accepted, and \".\" but at the start", name)
+		if err := api.CheckTenant(name); err != nil {
+			return fmt.Errorf("tenants.%q: %w", name, err)
 		}
 	}
 	return nil

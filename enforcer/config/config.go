@@ -14,6 +14,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -109,11 +110,12 @@ func Default() Config {
 	}
 }
 
-// Load reads the file; what it does not set is as in Default, and so is everything if there is no file.
+// Load reads the file; what it does not set is as in Default, and so is everything if there is no file at the place where one is
+// looked for. Any other was named, and one that is not there is an error: a misspelt name must not mean no limit.
 func Load(path string) (Config, error) {
 	c := Default()
 	text, err := os.ReadFile(path)
-	if errors.Is(err, fs.ErrNotExist) {
+	if errors.Is(err, fs.ErrNotExist) && path == api.DefaultConfig {
 		return c, nil
 	}
 	if err != nil {
@@ -146,7 +148,7 @@ func parse(text string, c *Config) error {
 		if errors.As(err, &syntax) {
 			return fmt.Errorf("line %d: %s", syntax.Position.Line, message(syntax))
 		}
-		return err
+		return wrongType(err)
 	}
 	if unknown := known.Undecoded(); len(unknown) > 0 {
 		return fmt.Errorf("%sthere is no key %s: configs/config.toml has them all", lineOf(text, unknown[0]), unknown[0])
@@ -159,6 +161,24 @@ func message(e toml.ParseError) string {
 		return e.Message
 	}
 	return strings.TrimPrefix(e.Error(), "toml: ")
+}
+
+// Of a value of the wrong type the library says what it is called in the library.
+var (
+	incompatible = regexp.MustCompile(`^toml: line (\d+) \(last key "(.+)"\): incompatible types: TOML value has type \S+; destination has type (\w+)`)
+	inWords      = map[string]string{
+		"string": "text in quotes", "primitive": "text in quotes", "slice": "a list in brackets", "boolean": "true or false, without quotes,",
+		"float": "a number without quotes, such as 1.5,", "integer": "a whole number without quotes",
+	}
+)
+
+// wrongType says what is accepted in the place of a value of another type.
+func wrongType(err error) error {
+	m := incompatible.FindStringSubmatch(err.Error())
+	if m == nil || inWords[m[3]] == "" {
+		return err
+	}
+	return fmt.Errorf("line %s: %s: %s is accepted", m[1], m[2], inWords[m[3]])
 }
 
 // lineOf finds the line that sets key, as "line 7: "; "" if it is set in a form that is not looked for (an inline table).

@@ -35,8 +35,10 @@ func TestTheShippedFileIsTheDefaults(t *testing.T) {
 	if !reflect.DeepEqual(c, Default()) {
 		t.Errorf("the file says %+v\nthe default is %+v", c, Default())
 	}
-	if none, err := Load(filepath.Join(t.TempDir(), "none")); err != nil || !reflect.DeepEqual(none, Default()) {
-		t.Errorf("no file: %+v, %v", none, err)
+	if _, err := os.Stat(api.DefaultConfig); errors.Is(err, os.ErrNotExist) {
+		if none, err := Load(api.DefaultConfig); err != nil || !reflect.DeepEqual(none, Default()) {
+			t.Errorf("no file: %+v, %v", none, err)
+		}
 	}
 	if empty, err := load(t, ""); err != nil || !reflect.DeepEqual(empty, Default()) {
 		t.Errorf("an empty file: %+v, %v", empty, err)
@@ -152,7 +154,7 @@ func TestWhatIsNotUnderstoodIsRefusedWithItsLine(t *testing.T) {
 		"[enforcer]\n\"socket \" = \"/a\"\n":                                        {"enforcer"},
 		"enforcer = {sockt = \"/a\"}\n":                                             {"enforcer.sockt"},
 		"[enforcer]\nsocket = /a\n":                                                 {"line 2"},
-		"[enforcer]\nsocket = 7\n":                                                  {"line 2", "socket"},
+		"[enforcer]\nsocket = 7\n":                                                  {"line 2: enforcer.socket: text in quotes is accepted"},
 		"[enforcer]\nsocket = \"/a\"\nsocket = \"/b\"\n":                            {"line 3"},
 		"[enforcer]\nsocket = \"a.sock\"\n":                                         {"enforcer.socket", "absolute"},
 		"[enforcer]\nlog_level = \"verbose\"\n":                                     {"enforcer.log_level", `"debug"`},
@@ -167,10 +169,13 @@ func TestWhatIsNotUnderstoodIsRefusedWithItsLine(t *testing.T) {
 		"[runtime]\nallow_env = true\n":                                             {"runtime.allow_env", "allow_env needs default_vram"},
 		"[enforcer]\nenforcement = \"driver\"\n":                                    {"enforcer.enforcement = \"driver\"", `"native"`},
 		"[enforcer]\nenforcement = \"native\"\nnvml = \"off\"\n":                    {"enforcer.enforcement", `nvml = "off"`},
-		"[runtime]\nallow_env = \"yes\"\n":                                          {"line 2", "allow_env"},
+		"[runtime]\nallow_env = \"yes\"\n":                                          {"line 2: runtime.allow_env: true or false"},
 		"[audit]\nfile = \"a\"\n":                                                   {"audit.file", "absolute"},
 		"[audit]\nmax_size = \"1k\"\n":                                              {"audit.max_size", "64KiB"},
 		"[audit]\nmax_age = \"1s\"\n":                                               {"audit.max_age", "1m"},
+		"[audit]\nkeep = \"8\"\n":                                                   {"line 2: audit.keep: a whole number"},
+		"[runtime]\nruntimes = \"runc\"\n":                                          {"line 2: runtime.runtimes: a list"},
+		"[policy]\nallowance = [1]\n":                                               {"line 2: policy.allowance: text in quotes"},
 		"[audit]\nkeep = -1\n":                                                      {"audit.keep", "0 to 10000"},
 		"[sessions]\nsocket = \"s\"\n":                                              {"sessions.socket", "absolute"},
 		"[[sessions.limits]]\nmax_vram = \"1G\"\n":                                  {"number 1", "exactly one"},
@@ -188,11 +193,12 @@ func TestWhatIsNotUnderstoodIsRefusedWithItsLine(t *testing.T) {
 		"[policy]\nallowance = \"0\"\n":                                             {"line 2", "no memory"},
 		"[admission]\novercommit = 0.9\n":                                           {"admission.overcommit = 0.9", "1.0 to 1000.0", "reserve"},
 		"[admission]\novercommit = nan\n":                                           {"admission.overcommit", "1.0 to 1000.0"},
-		"[admission]\novercommit = \"2\"\n":                                         {"line 2", "overcommit"},
+		"[admission]\novercommit = \"2\"\n":                                         {"line 2: admission.overcommit: a number without quotes"},
 		"[admission]\nreserve = \"-1G\"\n":                                          {"line 2", "4GiB"},
 		"[admission]\nmax_vram = \"110%\"\n":                                        {"line 2", "100%"},
 		"[tenants.a]\nmaxvram = \"1G\"\n":                                           {"line 2", "tenants.a.maxvram"},
 		"[tenants.\"a b\"]\nmax_vram = \"1G\"\n":                                    {`tenants."a b"`, "letters, digits"},
+		"[tenants.\"a+b\"]\n":                                                       {`tenants."a+b"`, "1 to 63"},
 		"[tenants.a]\nmax_vram = \"0\"\n":                                           {"line 2", "no memory"},
 	} {
 		_, err := load(t, text)
@@ -213,6 +219,10 @@ func TestWhatIsNotUnderstoodIsRefusedWithItsLine(t *testing.T) {
 
 func TestAFileThatCannotBeReadIsNotNoFile(t *testing.T) {
 	if _, err := Load(t.TempDir()); err == nil || errors.Is(err, os.ErrNotExist) {
+		t.Errorf("got %v", err)
+	}
+	misspelt := filepath.Join(t.TempDir(), "confg.toml")
+	if _, err := Load(misspelt); !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), misspelt) {
 		t.Errorf("got %v", err)
 	}
 }

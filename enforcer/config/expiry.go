@@ -26,7 +26,8 @@ func (t *TTL) UnmarshalText(text []byte) error {
 	}
 	d, err := time.ParseDuration(string(text))
 	if err != nil || d < api.MinTTL || d > api.MaxTTL {
-		return fmt.Errorf("%.80q is not a time to live: a duration of a second or more is accepted, such as \"12h\", and \"\" for none", text)
+		return fmt.Errorf("%.80q is not a time to live: a duration from %s to %s is accepted, such as \"12h\", and \"\" for none",
+			text, api.FormatTTL(api.MinTTL), api.FormatTTL(api.MaxTTL))
 	}
 	*t = TTL(d)
 	return nil

@@ -97,7 +97,8 @@ func (c *collector) Collect(metrics chan<- prometheus.Metric) {
 	for device, bytes := range used {
 		gauge(deviceUsedDesc, float64(bytes), device)
 	}
-	collectTenants(slices, gauge)
+	bounds, _ := c.slices.(Bounds)
+	collectTenants(slices, bounds, gauge)
 	own := listed(slices)
 	gauge(unlistedDesc, float64(len(slices)-len(own)))
 	for _, s := range own {

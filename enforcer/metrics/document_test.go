@@ -43,6 +43,8 @@ func (all) Health(context.Context) (api.Health, error) {
 
 func (all) Lag() time.Duration { return time.Millisecond }
 
+func (all) TenantBounds(string) map[string]uint64 { return map[string]uint64{"GPU-1": 5} }
+
 func (all) Pools(context.Context) ([]api.Pool, error) {
 	return []api.Pool{{Name: "llm", Devices: []api.PoolUse{{Device: "GPU-1", Limit: 9, Used: 1}}}}, nil
 }

@@ -10,6 +10,7 @@ package metrics
 import (
 	"context"
 	"log/slog"
+	"net"
 	"net/http"
 	"runtime"
 	"time"
@@ -96,6 +97,12 @@ func (m *Metrics) begin() {
 	for _, action := range []api.Action{api.Log, api.Refuse, api.Kill} {
 		m.bypasses.WithLabelValues(string(action))
 	}
+	for _, cause := range []string{"asked", "ended", "expired", "replaced", "failed"} {
+		m.releases.WithLabelValues(cause)
+	}
+	for _, result := range []string{"ok", "wrong_token", "limited", "refused"} {
+		m.joins.WithLabelValues(result)
+	}
 }
 
 // Registered counts a request for a slice and how long it took; code is "" if it was given.
@@ -130,15 +137,15 @@ func (m *Metrics) Handler() http.Handler {
 	return mux
 }
 
-// Serve answers on address until ctx ends, and then returns nil.
-func (m *Metrics) Serve(ctx context.Context, address string) error {
+// Serve answers on the listener, which it closes, until ctx ends, and then returns nil.
+func (m *Metrics) Serve(ctx context.Context, listener net.Listener) error {
 	server := &http.Server{
-		Addr: address, Handler: m.Handler(),
+		Handler:           m.Handler(),
 		ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 5 * time.Second, WriteTimeout: 30 * time.Second, IdleTimeout: time.Minute,
 		MaxHeaderBytes: 16 << 10,
 	}
 	stop := context.AfterFunc(ctx, func() { _ = server.Close() })
-	err := server.ListenAndServe()
+	err := server.Serve(listener)
 	if !stop() {
 		return nil // it was ctx
 	}

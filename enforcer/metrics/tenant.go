@@ -25,13 +25,19 @@ const (
 
 var (
 	unlistedDesc       = describe("slices_unlisted", "Slices that have no series of their own, since there are so many.")
-	tenantSlicesDesc   = describe("tenant_slices", "Slices of the tenant.", "tenant")
-	tenantLimitDesc    = describe("tenant_limit_bytes", "VRAM that the tenant's slices may keep on the device, all together; a pool's members keep what the pool may.", "tenant", "device")
-	tenantUsedDesc     = describe("tenant_used_bytes", "VRAM that the tenant's programs asked for and hold.", "tenant", "device")
+	tenantSlicesDesc   = describe("tenant_slices", "Slices of the tenant, pools' members among them.", "tenant")
+	tenantMaxDesc      = describe("tenant_max_bytes", "VRAM of the device that the configuration lets the tenant's slices have, all together (max_vram), without pools' members; absent without a bound.", "tenant", "device")
+	tenantLimitDesc    = describe("tenant_limit_bytes", "VRAM that the tenant's slices may keep on the device, all together, without pools' members.", "tenant", "device")
+	tenantUsedDesc     = describe("tenant_used_bytes", "VRAM that the tenant's programs asked for and hold, without those of pools' members.", "tenant", "device")
 	tenantOverheadDesc = describe("tenant_overhead_bytes", "VRAM that the driver holds for the tenant's slices beyond that: contexts, modules.", "tenant", "device")
 
-	boundedDescs = []*prometheus.Desc{unlistedDesc, tenantSlicesDesc, tenantLimitDesc, tenantUsedDesc, tenantOverheadDesc}
+	boundedDescs = []*prometheus.Desc{unlistedDesc, tenantSlicesDesc, tenantMaxDesc, tenantLimitDesc, tenantUsedDesc, tenantOverheadDesc}
 )
+
+// Bounds are what the configuration lets each tenant have: bytes, by the UUID of each device on which it has a bound.
+type Bounds interface {
+	TenantBounds(tenant string) map[string]uint64
+}
 
 // listed are the slices that have series of their own.
 func listed(all []api.Slice) []api.Slice {
@@ -72,26 +78,34 @@ func byTenant(all []api.Slice) map[string]*tenantUse {
 	return uses
 }
 
+// add leaves out what pools' members have: it is the pool's, which is of no tenant, bounds all of them together, and has
+// metrics of its own. So what a tenant uses, may keep and may be given can be compared.
 func (u *tenantUse) add(s api.Slice) {
 	u.slices++
+	if s.Pool != "" {
+		return
+	}
 	for _, d := range s.Devices {
 		sum := u.devices[d.Device]
 		if sum == nil {
 			sum = &api.DeviceUse{}
 			u.devices[d.Device] = sum
 		}
-		if s.Pool == "" { // its limit may be the pool's, and would count for each member
-			sum.Limit += d.Limit
-		}
+		sum.Limit += d.Limit
 		sum.Used += d.Used
 		sum.Overhead += d.Overhead
 	}
 }
 
-// collectTenants shows what each tenant has.
-func collectTenants(all []api.Slice, gauge func(d *prometheus.Desc, v float64, labels ...string)) {
+// collectTenants shows what each tenant has, and what it may have; bounds may be nil.
+func collectTenants(all []api.Slice, bounds Bounds, gauge func(d *prometheus.Desc, v float64, labels ...string)) {
 	for name, u := range byTenant(all) {
 		gauge(tenantSlicesDesc, float64(u.slices), name)
+		if bounds != nil && name != otherTenants { // each of those has its own
+			for device, bytes := range bounds.TenantBounds(name) {
+				gauge(tenantMaxDesc, float64(bytes), name, device)
+			}
+		}
 		for device, d := range u.devices {
 			gauge(tenantLimitDesc, float64(d.Limit), name, device)
 			gauge(tenantUsedDesc, float64(d.Used), name, device)

@@ -15,7 +15,8 @@ func TestATenantsSlicesAreAddedUp(t *testing.T) {
 	of := func(id, tenant string, used, limit uint64) api.Slice {
 		return api.Slice{ID: id, Tenant: tenant, Devices: []api.DeviceUse{{Device: "GPU-1", Used: used, Overhead: 1, Limit: limit}, {Device: "GPU-2", Limit: limit}}}
 	}
-	_, text := scrape(t, New(&fixed{slices: []api.Slice{of("a", "physics", 5, 10), of("b", "physics", 6, 20), of("c", "", 7, 0), {Tenant: "physics", Pool: "llm", Devices: []api.DeviceUse{{Device: "GPU-1", Limit: 99}}}}}, quiet()))
+	member := api.Slice{Tenant: "physics", Pool: "llm", Devices: []api.DeviceUse{{Device: "GPU-1", Limit: 99, Used: 50, Overhead: 3}}}
+	_, text := scrape(t, New(bounded{&fixed{slices: []api.Slice{of("a", "physics", 5, 10), of("b", "physics", 6, 20), of("c", "", 7, 0), of("d", otherTenants, 1, 1), member}}}, quiet()))
 	for _, line := range []string{
 		`gpuslice_tenant_slices{tenant="physics"} 3`, `gpuslice_tenant_slices{tenant=""} 1`,
 		`gpuslice_tenant_limit_bytes{device="GPU-1",tenant="physics"} 30`,
@@ -23,11 +24,22 @@ func TestATenantsSlicesAreAddedUp(t *testing.T) {
 		`gpuslice_tenant_used_bytes{device="GPU-1",tenant="physics"} 11`,
 		`gpuslice_tenant_overhead_bytes{device="GPU-1",tenant="physics"} 2`,
 		`gpuslice_tenant_used_bytes{device="GPU-1",tenant=""} 7`,
+		`gpuslice_tenant_max_bytes{device="GPU-1",tenant="physics"} 40`,
 	} {
 		if !strings.Contains(text, "\n"+line+"\n") {
 			t.Errorf("there is no %s in\n%s", line, text)
 		}
 	}
+	if n := strings.Count(text, "\ngpuslice_tenant_max_bytes{"); n != 1 {
+		t.Errorf("%d bounds are shown, and there is one", n)
+	}
+}
+
+// bounded is a host whose configuration bounds one tenant, and the rest of the tenants that are too many.
+type bounded struct{ *fixed }
+
+func (bounded) TenantBounds(tenant string) map[string]uint64 {
+	return map[string]map[string]uint64{"physics": {"GPU-1": 40}, otherTenants: {"GPU-1": 7}}[tenant]
 }
 
 func TestTenantsWithoutEndAreSummedUp(t *testing.T) {

@@ -72,7 +72,12 @@ func (n *note) entry(r *http.Request) audit.Entry {
 	}
 	if n.refusal != nil {
 		e.Result, e.Code, e.Message = audit.Refused, n.refusal.Code, n.refusal.Message
-		e.Device, e.Requested, e.Limit, e.Used = n.refusal.Device, n.refusal.Requested, n.refusal.Limit, n.refusal.Current
+		if e.Code == api.CodeNotFound && e.Operation == "DELETE /v1/slices/{id}" {
+			e.Result = audit.Gone // whoever ends a container says so, whether or not its slice has ended by itself
+		}
+		if e.Device, e.Requested = n.refusal.Device, n.refusal.Requested; e.Requested > 0 {
+			e.Bytes, e.Limit, e.Used = e.Requested, &n.refusal.Limit, &n.refusal.Current
+		}
 	}
 	return e
 }

@@ -57,7 +57,7 @@ func TestEachRequestForAChangeIsRecordedWithWhoAskedAndWhatBecameOfIt(t *testing
 		e.Kind, e.PID, e.UID, e.Command = "", 0, nil, ""
 		return e
 	}
-	full := &api.Error{Code: api.CodeQuotaExceeded, Message: "no", Device: "GPU-1", Requested: 3, Limit: 2, Current: 1}
+	full := &api.Error{Code: api.CodeQuotaExceeded, Message: "no", Device: "GPU-1", Requested: 3, Limit: 2}
 	long := strings.Repeat("x", 300)
 	for _, c := range []struct {
 		method, target, body string
@@ -67,12 +67,19 @@ func TestEachRequestForAChangeIsRecordedWithWhoAskedAndWhatBecameOfIt(t *testing
 		{"POST", "/v1/slices", goodRequest, nil, audit.Entry{
 			Event: api.Event{Slice: "c1"}, Operation: "POST /v1/slices", Result: audit.OK, Quotas: []api.Quota{{Device: "*", Bytes: 1024}}}},
 		{"POST", "/v1/slices", goodRequest, full, audit.Entry{
-			Event:     api.Event{Slice: "c1", Device: "GPU-1", Requested: 3, Limit: 2, Used: 1},
+			Event:     api.Event{Slice: "c1", Device: "GPU-1", Requested: 3, Bytes: 3, Limit: new(uint64(2)), Used: new(uint64(0))},
 			Operation: "POST /v1/slices", Result: audit.Refused, Code: api.CodeQuotaExceeded, Message: "no", Quotas: []api.Quota{{Device: "*", Bytes: 1024}}}},
 		{"POST", "/v1/slices", "{", nil, audit.Entry{
 			Operation: "POST /v1/slices", Result: audit.Refused, Code: api.CodeBadRequest, Message: "the request cannot be read: unexpected EOF"}},
 		{"DELETE", "/v1/slices/c2?force=true", "", nil, audit.Entry{
 			Event: api.Event{Slice: "c2"}, Operation: "DELETE /v1/slices/{id}", Result: audit.OK}},
+		// A container's end is told whether or not its slice has ended by itself: nobody was refused anything.
+		{"DELETE", "/v1/slices/c2", "", api.Errorf(api.CodeNotFound, "there is no slice c2"), audit.Entry{
+			Event: api.Event{Slice: "c2"}, Operation: "DELETE /v1/slices/{id}", Result: audit.Gone, Code: api.CodeNotFound, Message: "there is no slice c2"}},
+		{"DELETE", "/v1/slices/c2", "", api.Errorf(api.CodeForbidden, "it is another's"), audit.Entry{
+			Event: api.Event{Slice: "c2"}, Operation: "DELETE /v1/slices/{id}", Result: audit.Refused, Code: api.CodeForbidden, Message: "it is another's"}},
+		{"POST", "/v1/slices/c3/renew", `{"ttl":3600000000000}`, api.Errorf(api.CodeNotFound, "there is no slice c3"), audit.Entry{
+			Event: api.Event{Slice: "c3", TTL: 3600e9}, Operation: "POST /v1/slices/{id}/renew", Result: audit.Refused, Code: api.CodeNotFound, Message: "there is no slice c3"}},
 		{"DELETE", "/v1/slices/" + long, "", nil, audit.Entry{
 			Operation: "DELETE /v1/slices/{id}", Result: audit.Refused, Code: api.CodeBadRequest, Message: "slice id has 300 characters: 1 to 255 are accepted"}},
 		{"POST", "/v1/slices/c3/renew", `{"ttl":3600000000000}`, nil, audit.Entry{

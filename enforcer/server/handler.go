@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/url"
 	"path"
+	"reflect"
 	"runtime/debug"
 	"slices"
 	"strconv"
@@ -207,7 +208,32 @@ func decode(body io.Reader, into any) error {
 	if errors.As(err, &large) {
 		return api.Errorf(api.CodeTooLarge, "the request is too large: up to %d bytes are accepted", large.Limit)
 	}
+	var wrong *json.UnmarshalTypeError
+	if errors.As(err, &wrong) {
+		field := "the request"
+		if wrong.Field != "" {
+			field = wrong.Field
+		}
+		return api.Errorf(api.CodeBadRequest, "%.100s was given as %.100s: %s is accepted", field, wrong.Value, inJSON(wrong.Type))
+	}
 	return api.Errorf(api.CodeBadRequest, "the request cannot be read: %.200s", strings.TrimPrefix(err.Error(), "json: "))
+}
+
+// inJSON is what a Go type of the API takes.
+func inJSON(t reflect.Type) string {
+	switch t.Kind() {
+	case reflect.String:
+		return "a string"
+	case reflect.Bool:
+		return "true or false"
+	case reflect.Slice:
+		return "an array"
+	case reflect.Uint64, reflect.Uint32:
+		return "a whole number from 0 to " + strconv.FormatUint(1<<t.Bits()-1, 10)
+	case reflect.Int, reflect.Int64:
+		return "a whole number"
+	}
+	return "an object"
 }
 
 // list is never null in JSON.

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -249,18 +248,17 @@ func drip(w io.Writer, text string) {
 
 func TestAHeadThatIsTooLargeIsRefused(t *testing.T) {
 	path := serveWith(t, &fakeService{}, controlLimits)
-	r, err := http.NewRequest("GET", "http://gpuslice/v1/info", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	r.Header.Set("X", strings.Repeat("x", 2*maxHeader))
-	answer, err := httpClient(path).Do(r)
-	if err != nil {
-		t.Fatal(err)
-	}
-	answer.Body.Close()
-	if answer.StatusCode != 431 {
-		t.Errorf("status %d", answer.StatusCode)
+	for size, want := range map[int]string{maxHeader: " 200 ", maxHeader + 1: " 431 ", 2 * maxHeader: " 431 "} {
+		const before, after = "GET /v1/info HTTP/1.0\r\nX: ", "\r\n\r\n"
+		conn, err := net.Dial("unix", path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		_, _ = io.WriteString(conn, before+strings.Repeat("x", size-len(before)-len(after))+after)
+		if line, err := bufio.NewReader(conn).ReadString('\n'); err != nil || !strings.Contains(line, want) {
+			t.Errorf("a head of %d bytes: %q, %v", size, line, err)
+		}
 	}
 }
 

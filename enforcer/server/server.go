@@ -44,7 +44,9 @@ type Service interface {
 
 const (
 	maxBody   = 64 << 10
-	maxHeader = 16 << 10
+	maxHeader = 16 << 10 // the line of the request and all headers, with what is between them
+	// headerSlop is what net/http reads of a head beyond its MaxHeaderBytes.
+	headerSlop = 4 << 10
 	// maxStreams is how many of them may be told events: the hook's must find room.
 	maxStreams = 32
 	// drainTimeout is how long a stopping enforcer waits for the requests under way.
@@ -73,7 +75,7 @@ func newServer(h http.Handler, l limits, log *slog.Logger) *Server {
 			ReadTimeout:       l.read,
 			WriteTimeout:      l.write,
 			IdleTimeout:       l.idle,
-			MaxHeaderBytes:    maxHeader,
+			MaxHeaderBytes:    maxHeader - headerSlop,
 			ConnContext:       withPeer,
 			ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelDebug),
 		},

@@ -24,7 +24,7 @@ type UserService interface {
 	Slice(ctx context.Context, id string) (api.Slice, error)
 }
 
-// userRoutes are the routes of the users' socket. What is not named here is not there.
+// userRoutes are the routes of the users' socket. What is not named here leads to no service.
 var userRoutes = []string{
 	"GET /v1/info",
 	"GET /v1/slices",
@@ -37,15 +37,24 @@ var userRoutes = []string{
 
 // UserHandler is the users' API without a socket.
 func UserHandler(service UserService, log *slog.Logger) http.Handler {
-	theirs := slices.DeleteFunc(slices.Clone(routes), func(r route) bool {
-		return !slices.Contains(userRoutes, r.method+" "+r.path)
-	})
+	theirs := slices.Clone(routes)
+	for i, r := range theirs {
+		if !slices.Contains(userRoutes, r.method+" "+r.path) {
+			theirs[i].handle = operators
+		}
+	}
 	return handler(theirs, forUsers{users: service}, log)
 }
 
 // NewForUsers returns a Server of the users' socket.
 func NewForUsers(service UserService, log *slog.Logger) *Server {
 	return newServer(UserHandler(service, log), userLimits, log)
+}
+
+// operators is what the operator alone may ask for.
+func operators(Service, http.ResponseWriter, *http.Request) (any, error) {
+	return nil, api.Errorf(api.CodeForbidden, "users may begin, list, inspect, join, renew and release their own sessions here: "+
+		"the rest is the operator's, on the control socket")
 }
 
 // forUsers is the Service of the users' socket.

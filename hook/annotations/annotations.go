@@ -74,7 +74,8 @@ func Parse(all map[string]string, env []string, policy Policy) (*Request, error)
 			return nil, err
 		}
 	}
-	if len(r.Quotas) > 0 || r.Pool != "" { // the pool's quota may be all that counts
+	// The pool's quota may be all that counts; who only records needs none.
+	if len(r.Quotas) > 0 || r.Pool != "" || r.Mode == api.Record {
 		return r, nil
 	}
 	q, err := policy.quota(env)

@@ -134,6 +134,7 @@ func TestWithoutAQuotaTheOperatorDecides(t *testing.T) {
 	def := Request{Quotas: []api.Quota{{Device: api.AllDevices, Bytes: 2 << 30}}, Mode: api.Enforce}
 	withTenant := def
 	withTenant.Tenant = "alice"
+	records, recording := map[string]string{"gpuslice.mode": "record"}, &Request{Mode: api.Record}
 	for _, c := range []struct {
 		name   string
 		all    map[string]string
@@ -148,6 +149,8 @@ func TestWithoutAQuotaTheOperatorDecides(t *testing.T) {
 		{"a default before pass", none, Policy{DefaultVRAM: "2G", Pass: true}, &def, nil},
 		{"ours but no quota", some, Policy{}, nil, ErrMissing},
 		{"ours but no quota does not pass", some, Policy{Pass: true}, nil, ErrMissing},
+		{"record mode needs none", records, Policy{}, recording, nil},
+		{"record mode needs no default", records, Policy{DefaultVRAM: "2G", Pass: true}, recording, nil},
 		{"ours with a default", some, Policy{DefaultVRAM: "2G"}, &withTenant, nil},
 	} {
 		got, err := Parse(c.all, nil, c.policy)
@@ -175,7 +178,7 @@ func FuzzParse(f *testing.F) {
 				t.Errorf("%q=%q %q=%q: quota %+v", k1, v1, k2, v2, q)
 			}
 		}
-		if len(r.Quotas) == 0 && r.Pool == "" || r.TTL < 0 || len(r.Pool) > 63 || len(r.Tenant) > 63 {
+		if len(r.Quotas) == 0 && r.Pool == "" && r.Mode != api.Record || r.TTL < 0 || len(r.Pool) > 63 || len(r.Tenant) > 63 {
 			t.Errorf("%q=%q %q=%q: %+v", k1, v1, k2, v2, r)
 		}
 	})

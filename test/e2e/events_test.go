@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"regexp"
 	"strconv"
 	"strings"
@@ -92,12 +93,12 @@ func TestARefusalIsToldToTheProgramAndTheHostWithTheSameFigures(t *testing.T) {
 	want := api.Event{
 		Seq: e.Seq, Time: e.Time, Kind: api.EventRefused, Slice: c.id, Generation: e.Generation, Container: e.Container,
 		PID: e.PID, Command: "asker", Device: said[3], Count: 1, Call: said[1],
-		Requested: figure(2), Limit: figure(4), Used: figure(5) + figure(6), Overhead: figure(7),
+		Requested: figure(2), Limit: new(figure(4)), Used: new(figure(5) + figure(6)), Overhead: new(figure(7)),
 	}
-	if e != want || e.PID == 0 || e.Call != "cuMemAlloc" || e.Requested != 3*gib || e.Limit != quota || e.Used != 2*gib || e.Overhead == 0 {
+	if !reflect.DeepEqual(e, want) || e.PID == 0 || e.Call != "cuMemAlloc" || e.Requested != 3*gib || *e.Limit != quota || *e.Used != 2*gib || *e.Overhead == 0 {
 		t.Errorf("told %+v\nsaid %+v", e, want)
 	}
-	if e.Used+e.Overhead+e.Requested <= e.Limit {
+	if *e.Used+*e.Overhead+e.Requested <= *e.Limit {
 		t.Errorf("it would have fitted: %+v", e)
 	}
 	if e.Container != c.id {

@@ -178,6 +178,8 @@ func TestASessionAndAContainerAreInOnePool(t *testing.T) {
 		{"run", "--pool", "llm", "--embedded", "--", "/bin/true"},
 		{"run", "--pool", "llm", "--mode", "record", "--", "/bin/true"},
 		{"run", "--pool", "llm", "--device", "0", "--", "/bin/true"},
+		{"run", "--pool", "", "--vram", "1G", "--", "/bin/true"},
+		{"run", "--tenant", "", "--vram", "1G", "--", "/bin/true"},
 	} {
 		if out, err := h.cli(args...); err == nil || strings.Count(out, "\n") != 1 || !strings.Contains(out, "gpuslice: ") {
 			t.Errorf("%q: %v, %s", args, err, out)

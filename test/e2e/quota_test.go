@@ -130,15 +130,18 @@ func TestNoVariableLeadsOutOfAContainersSlice(t *testing.T) {
 
 func TestRecordModeCountsAndRefusesNothing(t *testing.T) {
 	h := newHost(t)
-	annotations := vram()
-	annotations["gpuslice.mode"] = "record"
-	c := h.newContainer(annotations, "/bin/sleep", "600")
-	c.run()
-	if g := c.hog(6 * gib); g.refused() || !strings.HasPrefix(g.said, "holds ") {
-		t.Errorf("said %q: record mode refuses nothing", g.said)
+	for _, annotations := range []map[string]string{{"gpuslice.mode": "record"}, {"gpuslice.mode": "record", "gpuslice.vram": "4G"}} {
+		c := h.newContainer(annotations, "/bin/sleep", "600")
+		c.run()
+		if g := c.hog(6 * gib); g.refused() || !strings.HasPrefix(g.said, "holds ") {
+			t.Errorf("%v: said %q: record mode refuses nothing", annotations, g.said)
+		}
+		if use := h.Use(c.id); use.Used != 6*gib || use.Limit != 0 {
+			t.Errorf("%v: %+v: 6 GiB should be counted, against no limit", annotations, use)
+		}
 	}
-	if use := h.Use(c.id); use.Used != 6*gib || use.Limit != 0 {
-		t.Errorf("%+v: 6 GiB should be counted, against no limit", use)
+	if out, err := h.cli("run", "--quiet", "--mode", "record", "--", "/bin/echo", "it ran"); err != nil || out != "it ran\n" {
+		t.Errorf("%v: %s", err, out)
 	}
 }
 

@@ -118,7 +118,7 @@ func TestAUserWithoutPrivilegesHasSessionsOfTheHostsEnforcer(t *testing.T) {
 		"another user":                         {somebody, []string{"run", "--vram", "1G", "--", "true"}, "uid 65533 may have no session on this host"},
 		"a tenant":                             {nobody, []string{"run", "--vram", "1G", "--tenant", "rich", "--", "true"}, "tenant rich would pay"},
 		"somebody else's session":              {somebody, []string{"release", "--force", id}, "you have no session " + id},
-		"what is no session's":                 {nobody, []string{"set", id, "--vram", "4G"}, "is not possible"},
+		"what is no session's":                 {nobody, []string{"set", id, "--vram", "4G"}, "the operator's, on the control socket"},
 	} {
 		out, code := output(h.as(c.uid, c.args...))
 		if code == 0 || !strings.Contains(out, c.want) || strings.Count(out, "\n") != 1 {

@@ -29,10 +29,11 @@ func TestABadAnnotationIsShownInTheLog(t *testing.T) {
 			requires(t, "runc")
 			e := startEnforcer(t)
 			b := newBundle(t, id(t), c.annotations, nil)
+			empty := filepath.Join(e.dir, "empty.toml")
+			write(t, empty, "")
 			clean := nothingLeft(t, e, b, id(t))
 			container := newContainer(t, runc, id(t), b)
-			program := program(t, "gpuslice-runtime")
-			container.program, container.env = program, []string{"GPUSLICE_CONFIG=" + filepath.Join(e.dir, "none")}
+			container.program, container.env = program(t, "gpuslice-runtime"), []string{"GPUSLICE_CONFIG=" + empty}
 			out, err := container.create()
 			if err == nil {
 				t.Fatal("it was created")

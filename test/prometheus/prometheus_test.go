@@ -141,7 +141,7 @@ func host(t *testing.T, env ...string) (h *testhost.Host, address string) {
 	address = freeAddress(t)
 	return testhost.New(t, testhost.Options{
 		Env:      env,
-		Enforcer: fmt.Sprintf("metrics_address = %q\ntruth_interval = \"200ms\"\n", address),
+		Enforcer: fmt.Sprintf("metrics_address = %q\ntruth_interval = \"200ms\"\n\n[tenants.default]\nmax_vram = \"90%%\"\n", address),
 	}), address
 }
 

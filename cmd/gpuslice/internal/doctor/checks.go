@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"os/user"
 	"path/filepath"
 	"runtime"
 	"strconv"
@@ -114,7 +115,7 @@ func (h Host) enforcer(add adder, info api.Info, err error) {
 	case err == nil:
 		add("enforcer", OK, fmt.Sprintf("answers on %s, version %s, pid %d", h.Socket, info.Version, info.PID), "")
 	case errors.Is(err, fs.ErrPermission), errors.Is(err, syscall.EACCES):
-		add("enforcer", Fail, "you may not use "+h.Socket, "run this as root, or join the group gpuslice")
+		add("enforcer", Fail, "you may not use "+h.Socket, "run this as root"+orGroup(h.Socket))
 	case errors.Is(err, api.ErrUnreachable):
 		add("enforcer", Fail, fmt.Sprintf("nobody answers on %s: no container can get a slice (`gpuslice run` can)", h.Socket), start)
 	default:
@@ -122,11 +123,25 @@ func (h Host) enforcer(add adder, info api.Info, err error) {
 	}
 }
 
-func (h Host) devices(ctx context.Context, add adder, info api.Info, reachable bool) {
+// orGroup says which group beside root may use a socket; "" if none may, or nobody knows.
+func orGroup(socket string) string {
+	var s syscall.Stat_t
+	if syscall.Stat(socket, &s) != nil || s.Gid == 0 || s.Mode&syscall.S_IWGRP == 0 {
+		return ""
+	}
+	name := strconv.Itoa(int(s.Gid))
+	if g, err := user.LookupGroupId(name); err == nil {
+		name = g.Name
+	}
+	return ", or join the group " + name
+}
+
+// devices asks the enforcer, if it tells of devices where we may ask it, and else NVML, which knows of no quota.
+func (h Host) devices(ctx context.Context, add adder, info api.Info, told bool) {
 	var devices []api.Device
 	var err error
 	from := "NVML"
-	if reachable {
+	if told {
 		from = "the enforcer"
 		devices, err = h.Enforcer.Devices(ctx)
 	} else {
@@ -141,23 +156,25 @@ func (h Host) devices(ctx context.Context, add adder, info api.Info, reachable b
 		return
 	}
 	for _, d := range devices {
-		free := ""
-		if d.Free != nil {
-			free = ", and " + api.FormatSize(*d.Free) + " may still be given"
+		given := ""
+		if told {
+			given = ", of which quotas take " + api.FormatSize(d.Quotas)
 		}
-		add("devices", OK, fmt.Sprintf("%d: %s, %s, %s, of which quotas take %s%s",
-			d.Index, d.UUID, d.Name, api.FormatSize(d.Total), api.FormatSize(d.Quotas), free), "")
+		if d.Free != nil {
+			given += ", and " + api.FormatSize(*d.Free) + " may still be given"
+		}
+		add("devices", OK, fmt.Sprintf("%d: %s, %s, %s%s", d.Index, d.UUID, d.Name, api.FormatSize(d.Total), given), "")
 	}
 	for _, d := range devices {
 		name := strconv.Itoa(d.Index)
 		if d.Index < 0 { // a MIG instance
 			name = d.UUID
 		}
-		if reachable { // else nobody enforces anything
+		if told { // else nobody enforces anything, or nobody says so
 			add("enforce", OK, fmt.Sprintf("%s: %s, since %s", name, d.Enforcement, d.EnforcementReason), "")
 		}
 	}
-	if reachable && info.Truth != "nvml" {
+	if told && info.Truth != "nvml" {
 		add("devices", Warn, "there is no driver truth: "+info.Truth,
 			"make libnvidia-ml.so.1 loadable for the enforcer: without it memory that a process hides is not found, and quotas may add up to more than there is")
 	}

@@ -18,6 +18,7 @@ type Level string
 
 const (
 	OK   Level = "ok"
+	Skip Level = "skip" // not looked at; Message says why
 	Warn Level = "warn" // works, but not as an operator may expect
 	Fail Level = "fail" // something that gpuslice is for does not work
 )
@@ -27,7 +28,7 @@ type Finding struct {
 	Check   string `json:"check"`
 	Level   Level  `json:"level"`
 	Message string `json:"message"`
-	Do      string `json:"do,omitempty"` // what to do; set if Level is not OK
+	Do      string `json:"do,omitempty"` // what to do; set if Level is Warn or Fail
 }
 
 // Enforcer is what the doctor asks the host's enforcer.
@@ -42,6 +43,7 @@ type Host struct {
 	Root     string // "/", or a tree for tests
 	Env      func(name string) string
 	Socket   string
+	Sessions bool // Socket is the one for users, on which the enforcer tells of sessions alone
 	Enforcer Enforcer
 	// Devices reads driver truth without the enforcer.
 	Devices func() ([]api.Device, error)
@@ -62,10 +64,14 @@ func (h Host) Check(ctx context.Context) []Finding {
 
 	h.driver(add)
 	h.enforcer(add, info, infoErr)
-	if infoErr == nil {
+	told := infoErr == nil && !h.Sessions
+	if told {
 		h.health(ctx, add)
 	}
-	h.devices(ctx, add, info, infoErr == nil)
+	h.devices(ctx, add, info, told)
+	if infoErr == nil && h.Sessions {
+		add("enforce", Skip, h.Socket+" is for sessions: how the enforcer is, what of the devices is given and who enforces it, is told on the control socket alone", "")
+	}
 	h.cgroup(add)
 	h.runtimes(ctx, add)
 	h.programs(add)

@@ -7,7 +7,10 @@ import (
 	"errors"
 	"os"
 	"os/exec"
+	"os/user"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -104,6 +107,50 @@ func TestADeviceSaysWhatMayStillBeGiven(t *testing.T) {
 	for _, f := range find(healthy(t).Check(context.Background()), "devices") {
 		if !strings.Contains(f.Message, "quotas take 50GiB, and 30GiB may still be given") {
 			t.Errorf("%+v", f)
+		}
+	}
+}
+
+func TestWhatASocketDoesNotTellIsNotMadeUp(t *testing.T) {
+	nvml := func() ([]api.Device, error) { return []api.Device{{UUID: "GPU-1", Name: "H100", Total: 80 << 30}}, nil }
+	socket := filepath.Join(t.TempDir(), "s")
+	if err := errors.Join(os.WriteFile(socket, nil, 0o660), os.Chmod(socket, 0o660)); err != nil {
+		t.Fatal(err)
+	}
+	gid := os.Getgid()
+	if gid == 0 { // whose group is nobody beside root
+		gid = 1
+		if err := os.Chown(socket, 0, gid); err != nil {
+			t.Fatal(err)
+		}
+	}
+	group, err := user.LookupGroupId(strconv.Itoa(gid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	join := "run this as root, or join the group " + group.Name
+	for name, c := range map[string]struct {
+		enforcer fakeEnforcer
+		sessions bool
+		want     []Finding
+	}{
+		"who may not ask": {fakeEnforcer{err: os.ErrPermission}, false, []Finding{{"enforcer", Fail, "you may not use " + socket, join}}},
+		"a session's user": {fakeEnforcer{info: api.Info{Version: api.Version, Truth: "nvml"}}, true, []Finding{
+			{"enforcer", OK, "answers on " + socket + ", version " + api.Version + ", pid 0", ""},
+		}},
+	} {
+		h := healthy(t)
+		h.Enforcer, h.Sessions, h.Devices, h.Socket = c.enforcer, c.sessions, nvml, socket
+		findings := h.Check(context.Background())
+		if got := find(findings, "enforcer"); !slices.Equal(got, c.want) {
+			t.Errorf("%s: %+v", name, got)
+		}
+		if got := find(findings, "devices"); len(got) != 1 || got[0].Level != OK || got[0].Message != "0: GPU-1, H100, 80GiB" {
+			t.Errorf("%s: %+v", name, got)
+		}
+		skipped := find(findings, "enforce")
+		if c.sessions != (len(skipped) == 1 && skipped[0].Level == Skip && strings.Contains(skipped[0].Message, "control socket")) {
+			t.Errorf("%s: %+v", name, skipped)
 		}
 	}
 }

@@ -26,6 +26,7 @@ type Result struct {
 	Engine  string   `json:"engine"`
 	State   State    `json:"state"`
 	Why     string   `json:"why,omitempty"` // it was left out, or failed
+	DryRun  bool     `json:"dry_run"`       // nothing was changed: State, Changes and Restart are what would be
 	Changes []Change `json:"changes"`
 	Notes   []string `json:"notes"`
 	// Restart is the command that makes the change count; "" if none is needed.

@@ -22,6 +22,7 @@ type Command struct {
 	Args        string   // what stands behind the flags
 	Flags       []Flag
 	Commands    []Command // in the order of the help text
+	Exit        string    // of the program: what its exit code says, as Description
 }
 
 // Flag is one flag of a command.
@@ -171,7 +172,7 @@ func takesValue(f Flag) bool { return f.Value != "" }
 func takesFile(f Flag) bool  { return f.File }
 
 // slicesCommand lists the ids of the slices. Without an enforcer that is none, quickly.
-const slicesCommand = `gpuslice ps 2>/dev/null | awk 'NR > 1 && !seen[$1]++ { print $1 }'`
+const slicesCommand = `gpuslice ps --no-trunc 2>/dev/null | awk 'NR > 1 && !seen[$1]++ { print $1 }'`
 
 // poolsCommand lists the names of the pools, in the same way.
 const poolsCommand = `gpuslice pool list 2>/dev/null | awk 'NR > 1 && !seen[$1]++ { print $1 }'`

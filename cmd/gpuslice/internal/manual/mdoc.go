@@ -50,6 +50,8 @@ func Mdoc(out io.Writer, root Command, version string, since time.Time) error {
 		}
 	})
 	p.line(".El")
+	p.line(".Sh EXIT STATUS")
+	p.text(root.Exit)
 	p.line(".Sh SEE ALSO")
 	p.line(".Xr gpuslice.toml 5 ,")
 	p.line(".Xr gpuslice-hook 8 ,")

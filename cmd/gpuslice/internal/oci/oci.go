@@ -7,7 +7,10 @@
 // It must never take a person's command for a runtime's: what is unclear is a person's.
 package oci
 
-import "strings"
+import (
+	"slices"
+	"strings"
+)
 
 // verbs of a runtime that the CLI does not have itself.
 var verbs = map[string]bool{
@@ -23,7 +26,7 @@ var globals = map[string]bool{
 }
 
 // runFlags, psFlags and eventsFlags are those of a runtime's `run`, `ps` and `events`, which the CLI has too. An engine gives
-// global flags as well, so that what is unclear here (`events ID`) is a person's.
+// global flags as well, so that what is unclear here (`ps ID`, `events ID`) is a person's.
 var (
 	runFlags = map[string]bool{
 		"bundle": true, "b": true, "console-socket": true, "detach": true, "d": true, "pid-file": true,
@@ -62,22 +65,18 @@ func verbForRuntime(verb string, rest []string) bool {
 		name, _, isFlag := flag(rest[0])
 		return isFlag && runFlags[name]
 	case "ps":
-		for _, word := range rest {
-			name, _, isFlag := flag(word)
-			if !isFlag || psFlags[name] {
-				return true // `ps ID`: ours takes no argument
-			}
-		}
-		return false
+		return anyOf(psFlags, rest)
 	case "events":
-		for _, word := range rest {
-			if name, _, isFlag := flag(word); isFlag && eventsFlags[name] {
-				return true
-			}
-		}
-		return false
+		return anyOf(eventsFlags, rest)
 	}
 	return verbs[verb]
+}
+
+func anyOf(flags map[string]bool, words []string) bool {
+	return slices.ContainsFunc(words, func(word string) bool {
+		name, _, isFlag := flag(word)
+		return isFlag && flags[name]
+	})
 }
 
 // flag splits "--name=value", "--name" or "-n".

@@ -31,7 +31,7 @@ func TestRuntimeCommandLinesGoToTheRuntimeAndOthersStay(t *testing.T) {
 		"ps":                          false,
 		"ps --json":                   false,
 		"ps --no-trunc":               false,
-		"ps id":                       true,
+		"ps id":                       false,
 		"ps -f json id":               true,
 		"events --stats id":           true,
 		"events --interval 5s id":     true,

@@ -10,6 +10,9 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/api"
 )
 
+// longestKind is as wide as the longest kind of event.
+const longestKind = len(api.EventAttachRefused)
+
 // Event prints one line: when, what, whose, and a sentence. The columns are of fixed width: the next event
 // may be long in coming.
 func Event(out io.Writer, e api.Event, whole bool) error {
@@ -20,8 +23,8 @@ func Event(out io.Writer, e api.Event, whole bool) error {
 	if id == "" {
 		id = "-"
 	}
-	_, err := fmt.Fprintf(out, "%s  %-10s  %-*s  %s\n",
-		e.Time.Local().Format("2006-01-02 15:04:05"), e.Kind, Short, id, sentence(e, whole))
+	_, err := fmt.Fprintf(out, "%s  %-*s  %-*s  %s\n",
+		e.Time.Local().Format("2006-01-02 15:04:05"), longestKind, e.Kind, Short, id, sentence(e, whole))
 	return err
 }
 
@@ -53,7 +56,7 @@ func sentence(e api.Event, whole bool) string {
 	case api.EventUnlimited:
 		return "the driver does not hold the container to its quota on " + on + ", the interceptor does: " + e.Cause
 	case api.EventDenied:
-		return fmt.Sprintf("a process uses %s, of which %s cannot be given: others have it, and the slice has nothing there", on, api.FormatSize(e.Requested))
+		return fmt.Sprintf("a process uses %s, and the slice has nothing there: %s", on, e.Cause)
 	case api.EventBypass, api.EventCleared, api.EventKilled:
 		return bypass(e, on)
 	case api.EventChanged:
@@ -63,9 +66,9 @@ func sentence(e api.Event, whole bool) string {
 	case api.EventAttachRefused:
 		return attachRefused(e)
 	case api.EventPoolCreated:
-		return "pool " + e.Pool + " made"
+		return "pool " + e.Pool + " made" + poolLimit(e, on)
 	case api.EventPoolChanged:
-		return "pool " + e.Pool + " has another quota"
+		return "pool " + e.Pool + " has another quota" + poolLimit(e, on)
 	case api.EventPoolDeleted:
 		return "pool " + e.Pool + " deleted"
 	case api.EventMissed:
@@ -73,6 +76,14 @@ func sentence(e api.Event, whole bool) string {
 	default: // of a newer enforcer
 		return "see --json"
 	}
+}
+
+// poolLimit is nothing if no device was known yet.
+func poolLimit(e api.Event, on string) string {
+	if e.Device == "" {
+		return ""
+	}
+	return ": " + changed(e, on)
 }
 
 func attachRefused(e api.Event) string {
@@ -131,10 +142,18 @@ func changed(e api.Event, on string) string {
 		return "its quotas are others, of devices that it does not use yet"
 	}
 	over := ""
-	if e.Used+e.Overhead > e.Limit {
+	if e.Limit != nil && e.Used != nil && e.Overhead != nil && *e.Used+*e.Overhead > *e.Limit {
 		over = ": it is over that, and gets nothing until it has given back enough"
 	}
-	return fmt.Sprintf("its limit on %s is %s, used %s, overhead %s%s", on, api.FormatSize(e.Limit), api.FormatSize(e.Used), api.FormatSize(e.Overhead), over)
+	return fmt.Sprintf("its limit on %s is %s, used %s, overhead %s%s", on, size(e.Limit), size(e.Used), size(e.Overhead), over)
+}
+
+// size is a figure that an enforcer may not have told.
+func size(bytes *uint64) string {
+	if bytes == nil {
+		return "unknown"
+	}
+	return api.FormatSize(*bytes)
 }
 
 func refused(e api.Event, on string) string {
@@ -158,9 +177,9 @@ func refused(e api.Event, on string) string {
 	if e.Pool != "" {
 		whose = " of pool " + e.Pool
 	}
-	fmt.Fprintf(&b, ": limit%s %s", whose, api.FormatSize(e.Limit))
+	fmt.Fprintf(&b, ": limit%s %s", whose, size(e.Limit))
 	if e.Requested > 0 {
-		fmt.Fprintf(&b, ", used %s, overhead %s", api.FormatSize(e.Used), api.FormatSize(e.Overhead))
+		fmt.Fprintf(&b, ", used %s, overhead %s", size(e.Used), size(e.Overhead))
 	}
 	return b.String()
 }

@@ -14,53 +14,56 @@ func TestAnEventIsOneLineWithASentence(t *testing.T) {
 	const gpu = "GPU-1b2c3d4e-0000-1111-2222-333344445555"
 	at := time.Date(2026, 3, 4, 5, 6, 7, 0, time.Local)
 	for want, e := range map[string]api.Event{
-		"2026-03-04 05:06:07  refused     0123456789ab  cuMemAlloc of 3GiB on GPU-1b2c3d4e by process 7 (python): limit 8GiB, used 6GiB, overhead 1GiB": {
+		"2026-03-04 05:06:07  refused         0123456789ab  cuMemAlloc of 3GiB on GPU-1b2c3d4e by process 7 (python): limit 8GiB, used 6GiB, overhead 1GiB": {
 			Kind: api.EventRefused, Slice: container, PID: 7, Command: "python", Device: gpu, Call: "cuMemAlloc", Count: 1,
-			Requested: 3 << 30, Limit: 8 << 30, Used: 6 << 30, Overhead: 1 << 30,
+			Requested: 3 << 30, Limit: new(uint64(8 << 30)), Used: new(uint64(6 << 30)), Overhead: new(uint64(1 << 30)),
 		},
-		"2026-03-04 05:06:07  refused     s1            cuMemCreate of 2MiB, and 4 before it, on GPU-1b2c3d4e by process 7: limit 1GiB, used 0B, overhead 0B": {
-			Kind: api.EventRefused, Slice: "s1", PID: 7, Device: gpu, Call: "cuMemCreate", Count: 5, Requested: 2 << 20, Limit: 1 << 30,
+		"2026-03-04 05:06:07  refused         s1            cuMemCreate of 2MiB, and 4 before it, on GPU-1b2c3d4e by process 7: limit 1GiB, used 0B, overhead 0B": {
+			Kind: api.EventRefused, Slice: "s1", PID: 7, Device: gpu, Call: "cuMemCreate", Count: 5, Requested: 2 << 20, Limit: new(uint64(1 << 30)), Used: new(uint64(0)), Overhead: new(uint64(0)),
 		},
-		"2026-03-04 05:06:07  refused     s1            cuMemCreate of 2MiB on GPU-1b2c3d4e by process 7: limit of pool llm 1GiB, used 1GiB, overhead 0B": {
-			Kind: api.EventRefused, Slice: "s1", PID: 7, Device: gpu, Call: "cuMemCreate", Count: 1, Requested: 2 << 20, Limit: 1 << 30, Used: 1 << 30, Pool: "llm",
+		"2026-03-04 05:06:07  refused         s1            cuMemCreate of 2MiB on GPU-1b2c3d4e by process 7: limit of pool llm 1GiB, used 1GiB, overhead unknown": {
+			Kind: api.EventRefused, Slice: "s1", PID: 7, Device: gpu, Call: "cuMemCreate", Count: 1, Requested: 2 << 20, Limit: new(uint64(1 << 30)), Used: new(uint64(1 << 30)), Pool: "llm", // of an enforcer that left out what was 0
 		},
-		"2026-03-04 05:06:07  pool_changed  -             pool llm has another quota": {Kind: api.EventPoolChanged, Pool: "llm"},
-		"2026-03-04 05:06:07  refused     s1            12 requests on GPU-1b2c3d4e: limit 1GiB": {
-			Kind: api.EventRefused, Slice: "s1", Device: gpu, Count: 12, Limit: 1 << 30,
+		"2026-03-04 05:06:07  pool_changed    -             pool llm has another quota": {Kind: api.EventPoolChanged, Pool: "llm"},
+		"2026-03-04 05:06:07  pool_changed    -             pool llm has another quota: its limit on GPU-1b2c3d4e is 4GiB, used 0B, overhead 0B": {
+			Kind: api.EventPoolChanged, Pool: "llm", Device: gpu, Limit: new(uint64(4 << 30)), Used: new(uint64(0)), Overhead: new(uint64(0)),
 		},
-		"2026-03-04 05:06:07  registered  s1            began with process 9":                                                  {Kind: api.EventRegistered, Slice: "s1", PID: 9},
-		"2026-03-04 05:06:07  released    s1            ended: its processes have":                                             {Kind: api.EventReleased, Slice: "s1", Cause: "ended"},
-		"2026-03-04 05:06:07  recovered   s1            512MiB on GPU-1b2c3d4e given back for processes that ended holding it": {Kind: api.EventRecovered, Slice: "s1", Device: gpu, Bytes: 512 << 20},
-		"2026-03-04 05:06:07  denied      s1            a process uses GPU-1b2c3d4e, of which 4GiB cannot be given: others have it, and the slice has nothing there": {
-			Kind: api.EventDenied, Slice: "s1", Device: gpu, Requested: 4 << 30,
+		"2026-03-04 05:06:07  refused         s1            12 requests on GPU-1b2c3d4e: limit 1GiB": {
+			Kind: api.EventRefused, Slice: "s1", Device: gpu, Count: 12, Limit: new(uint64(1 << 30)),
 		},
-		"2026-03-04 05:06:07  unlimited   s1            the driver does not hold the container to its quota on GPU-1b2c3d4e, the interceptor does: why": {
+		"2026-03-04 05:06:07  registered      s1            began with process 9":                                                  {Kind: api.EventRegistered, Slice: "s1", PID: 9},
+		"2026-03-04 05:06:07  released        s1            ended: its processes have":                                             {Kind: api.EventReleased, Slice: "s1", Cause: "ended"},
+		"2026-03-04 05:06:07  recovered       s1            512MiB on GPU-1b2c3d4e given back for processes that ended holding it": {Kind: api.EventRecovered, Slice: "s1", Device: gpu, Bytes: 512 << 20},
+		"2026-03-04 05:06:07  denied          s1            a process uses GPU-1b2c3d4e, and the slice has nothing there: s1 asks for 4GiB, where there is less": {
+			Kind: api.EventDenied, Slice: "s1", Device: gpu, Requested: 4 << 30, Cause: "s1 asks for 4GiB, where there is less",
+		},
+		"2026-03-04 05:06:07  unlimited       s1            the driver does not hold the container to its quota on GPU-1b2c3d4e, the interceptor does: why": {
 			Kind: api.EventUnlimited, Slice: "s1", Device: gpu, Cause: "why",
 		},
-		"2026-03-04 05:06:07  registered  s1            began with process 9, for 1h30m": {Kind: api.EventRegistered, Slice: "s1", PID: 9, TTL: 90 * time.Minute},
-		"2026-03-04 05:06:07  released    s1            ended: its time was over":        {Kind: api.EventReleased, Slice: "s1", Cause: "expired"},
-		"2026-03-04 05:06:07  changed     s1            it lives for 1h from now":        {Kind: api.EventChanged, Slice: "s1", Cause: "ttl", TTL: time.Hour},
-		"2026-03-04 05:06:07  changed     s1            it lives for ever from now on":   {Kind: api.EventChanged, Slice: "s1", Cause: "ttl"},
-		"2026-03-04 05:06:07  changed     s1            its limit on GPU-1b2c3d4e is 4GiB, used 5GiB, overhead 512MiB: it is over that, and gets nothing until it has given back enough": {
-			Kind: api.EventChanged, Slice: "s1", Cause: "quota", Device: gpu, Limit: 4 << 30, Used: 5 << 30, Overhead: 512 << 20,
+		"2026-03-04 05:06:07  registered      s1            began with process 9, for 1h30m": {Kind: api.EventRegistered, Slice: "s1", PID: 9, TTL: 90 * time.Minute},
+		"2026-03-04 05:06:07  released        s1            ended: its time was over":        {Kind: api.EventReleased, Slice: "s1", Cause: "expired"},
+		"2026-03-04 05:06:07  changed         s1            it lives for 1h from now":        {Kind: api.EventChanged, Slice: "s1", Cause: "ttl", TTL: time.Hour},
+		"2026-03-04 05:06:07  changed         s1            it lives for ever from now on":   {Kind: api.EventChanged, Slice: "s1", Cause: "ttl"},
+		"2026-03-04 05:06:07  changed         s1            its limit on GPU-1b2c3d4e is 4GiB, used 5GiB, overhead 512MiB: it is over that, and gets nothing until it has given back enough": {
+			Kind: api.EventChanged, Slice: "s1", Cause: "quota", Device: gpu, Limit: new(uint64(4 << 30)), Used: new(uint64(5 << 30)), Overhead: new(uint64(512 << 20)),
 		},
-		"2026-03-04 05:06:07  expired     s1            its time is over: it gets nothing more, and its processes are ended": {Kind: api.EventExpired, Slice: "s1", TTL: time.Hour},
+		"2026-03-04 05:06:07  expired         s1            its time is over: it gets nothing more, and its processes are ended": {Kind: api.EventExpired, Slice: "s1", TTL: time.Hour},
 		"2026-03-04 05:06:07  attach_refused  s1            process 7 (nc) got no place in the ledger: not of the slice": {
 			Kind: api.EventAttachRefused, Slice: "s1", PID: 7, Command: "nc", Cause: "stranger", Count: 1,
 		},
 		"2026-03-04 05:06:07  attach_refused  s1            90 processes got no place in the ledger: the slice was released": {
 			Kind: api.EventAttachRefused, Slice: "s1", Cause: "released", Count: 90,
 		},
-		"2026-03-04 05:06:07  bypass      s1            process 7 (x) holds 2GiB on GPU-1b2c3d4e and never attached; action: kill": {
+		"2026-03-04 05:06:07  bypass          s1            process 7 (x) holds 2GiB on GPU-1b2c3d4e and never attached; action: kill": {
 			Kind: api.EventBypass, Slice: "s1", PID: 7, Command: "x", Device: gpu, Bytes: 2 << 30, Cause: api.BypassUnattached, Action: api.Kill,
 		},
-		"2026-03-04 05:06:07  killed      s1            process 7 (x) killed, with 2 others of its slice: it held 2GiB on GPU-1b2c3d4e beyond its charges": {
+		"2026-03-04 05:06:07  killed          s1            process 7 (x) killed, with 2 others of its slice: it held 2GiB on GPU-1b2c3d4e beyond its charges": {
 			Kind: api.EventKilled, Slice: "s1", PID: 7, Command: "x", Device: gpu, Bytes: 2 << 30, Cause: api.BypassExcess, Count: 3,
 		},
-		"2026-03-04 05:06:07  bypass      s1            the ledger was overwritten; action: refuse": {
+		"2026-03-04 05:06:07  bypass          s1            the ledger was overwritten; action: refuse": {
 			Kind: api.EventBypass, Slice: "s1", Cause: api.BypassOverwritten, Action: api.Refuse,
 		},
-		"2026-03-04 05:06:07  missed      -             3 events before the next one are not kept any more": {Kind: api.EventMissed, Count: 3},
+		"2026-03-04 05:06:07  missed          -             3 events before the next one are not kept any more": {Kind: api.EventMissed, Count: 3},
 	} {
 		e.Time = at
 		var out strings.Builder

@@ -26,7 +26,7 @@ func Pools(out io.Writer, pools []api.Pool, whole bool) error {
 			if d.Used+d.Overhead > d.Limit {
 				note = ", over"
 			}
-			row(device(api.DeviceUse{Device: d.Device}, whole), api.FormatSize(d.Used), api.FormatSize(d.Overhead), api.FormatSize(d.Limit), note)
+			row(numbered(d.Device, d.Index, whole), api.FormatSize(d.Used), api.FormatSize(d.Overhead), api.FormatSize(d.Limit), note)
 		}
 	}
 	return w.Flush()

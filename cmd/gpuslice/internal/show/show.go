@@ -19,6 +19,9 @@ import (
 // Short is how many characters of a container's id are shown, as docker does.
 const Short = 12
 
+// widest is how many characters of a name that a person gave are shown: both its ends, as it may be told from others by either.
+const widest = 40
+
 // JSON prints v, indented.
 func JSON(out io.Writer, v any) error {
 	encoder := json.NewEncoder(out)
@@ -58,7 +61,7 @@ func Slices(out io.Writer, slices []api.Slice, whole bool) error {
 			if s.Mode != api.Record && d.Used+d.Overhead > d.Limit {
 				note = ", over" // its limit was lowered, or a process took what it was not given
 			}
-			row(device(d, whole), api.FormatSize(d.Used), api.FormatSize(d.Overhead), limit, note)
+			row(numbered(d.Device, d.Index, whole), api.FormatSize(d.Used), api.FormatSize(d.Overhead), limit, note)
 		}
 	}
 	return w.Flush()
@@ -109,12 +112,25 @@ func device(d api.DeviceUse, whole bool) string {
 	return parts[0] + "-" + parts[1]
 }
 
-// shortID shortens what engines generate (64 hexadecimal digits), and leaves names that people gave alone.
-func shortID(id string) string {
-	if len(id) != 64 || strings.Trim(id, "0123456789abcdef") != "" {
-		return id
+// numbered is the same with the index before it (0:GPU-1b2c3d4e), by which devices whose UUIDs begin alike are told apart; that
+// of NVML, as of --device and of `gpuslice devices`.
+func numbered(uuid string, index int, whole bool) string {
+	text := device(api.DeviceUse{Device: uuid}, whole)
+	if whole || index < 0 { // a MIG device has none
+		return text
 	}
-	return id[:Short]
+	return strconv.Itoa(index) + ":" + text
+}
+
+// shortID shortens what engines generate (64 hexadecimal digits), and names that people gave only if they are very long.
+func shortID(id string) string {
+	switch {
+	case len(id) == 64 && strings.Trim(id, "0123456789abcdef") == "":
+		return id[:Short]
+	case len(id) > widest:
+		return id[:widest/2-1] + "…" + id[len(id)-widest/2:]
+	}
+	return id
 }
 
 // Find returns the slice that id names: wholly, or by the beginning of its id if that is one slice's only.
@@ -132,7 +148,7 @@ func Find(slices []api.Slice, id string) (string, error) {
 	case 1:
 		return found[0], nil
 	case 0:
-		return "", fmt.Errorf("no slice %s: `gpuslice ps` lists them: %w", strconv.Quote(id), api.ErrNotFound)
+		return "", api.Errorf(api.CodeNotFound, "no slice %s: `gpuslice ps` lists them", strconv.Quote(id))
 	}
 	return "", fmt.Errorf("%s begins the ids of %d slices (%s): give more of it", strconv.Quote(id), len(found), strings.Join(found, ", "))
 }

@@ -19,7 +19,7 @@ func slices() []api.Slice {
 			ID: container, Container: container, State: api.Active, Mode: api.Enforce, ProcessCount: 3,
 			Devices: []api.DeviceUse{{Device: "GPU-1b2c3d4e-0000-1111-2222-333344445555", Limit: 4 << 30, Used: 3 << 30, Overhead: 512 << 20}},
 		},
-		{ID: "run-a", Session: true, State: api.Active, Mode: api.Record, Devices: []api.DeviceUse{{Device: "MIG-9-8-7"}}},
+		{ID: "run-a", Session: true, State: api.Active, Mode: api.Record, Devices: []api.DeviceUse{{Device: "MIG-9-8-7", Index: -1}}},
 		{ID: "run-b", Session: true, State: api.Active, Mode: api.Enforce},
 	}
 }
@@ -35,7 +35,7 @@ func TestTableHasARowForEachDeviceAndShortIDs(t *testing.T) {
 	}
 	want := []string{
 		"SLICE CONTAINER DEVICE USED OVERHEAD LIMIT PROCESSES STATE",
-		"0123456789ab 0123456789ab GPU-1b2c3d4e " + strings.Join([]string{api.FormatSize(3 << 30), api.FormatSize(512 << 20), api.FormatSize(4 << 30)}, " ") + " 3 active",
+		"0123456789ab 0123456789ab 0:GPU-1b2c3d4e " + strings.Join([]string{api.FormatSize(3 << 30), api.FormatSize(512 << 20), api.FormatSize(4 << 30)}, " ") + " 3 active",
 		"run-a - MIG-9 " + api.FormatSize(0) + " " + api.FormatSize(0) + " none 0 active, record",
 		"run-b - - - - - 0 active",
 	}
@@ -58,7 +58,7 @@ func TestWhatExpiresHasAColumnAndWhatIsOverItsLimitANote(t *testing.T) {
 	}
 	for _, want := range []string{
 		"SLICE CONTAINER DEVICE USED OVERHEAD LIMIT PROCESSES EXPIRES STATE",
-		"0123456789ab 0123456789ab GPU-1b2c3d4e 4GiB 512MiB 4GiB 3 in 1h30m active, over",
+		"0123456789ab 0123456789ab 0:GPU-1b2c3d4e 4GiB 512MiB 4GiB 3 in 1h30m active, over",
 		"run-a - MIG-9 0B 0B none 0 never active, record",
 		"run-b - - - - - 0 now expired",
 	} {
@@ -87,7 +87,23 @@ func TestSliceIsFoundByTheBeginningOfItsID(t *testing.T) {
 	if _, err := Find(slices(), "run-"); err == nil || !strings.Contains(err.Error(), "2 slices") {
 		t.Errorf("an ambiguous beginning: %v", err)
 	}
-	if _, err := Find(slices(), "x"); !errors.Is(err, api.ErrNotFound) {
+	if _, err := Find(slices(), "x"); !errors.Is(err, api.ErrNotFound) || strings.Contains(err.Error(), "no such slice") { // which was said
 		t.Errorf("an unknown id: %v", err)
+	}
+}
+
+func TestALongNameDoesNotWidenTheTable(t *testing.T) {
+	name := "job-" + strings.Repeat("n", 200) + "-rank3"
+	for whole, want := range map[bool]string{
+		false: "job-nnnnnnnnnnnnnnn…nnnnnnnnnnnnnn-rank3  -          ",
+		true:  name + "  -          ",
+	} {
+		var out strings.Builder
+		if err := Slices(&out, []api.Slice{{ID: name, State: api.Active}}, whole); err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains(out.String(), "\n"+want) {
+			t.Errorf("%v:\n%s", whole, out.String())
+		}
 	}
 }

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/doctor"
+	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/server"
+)
+
+// forSessions is the enforcer on the users' socket, which knows who it is, and nothing else.
+type forSessions struct{ server.UserService }
+
+func (forSessions) Info(context.Context) (api.Info, error) {
+	return api.Info{Version: api.Version, Truth: "nvml"}, nil
+}
+
+func TestTheDoctorNamesTheSocketThatItAsked(t *testing.T) {
+	if _, err := os.Stat(api.DefaultSocket); err == nil || os.Getenv("GPUSLICE_SOCKET") != "" {
+		t.Skip("this host has a control socket, which goes before the users'")
+	}
+	dir, err := os.MkdirTemp("", "gs") // t.TempDir is too long for the name of a socket
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	socket := filepath.Join(dir, "s")
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() {
+		done <- server.NewForUsers(forSessions{}, slog.New(slog.DiscardHandler)).Serve(ctx, l)
+	}()
+	out, _, _ := cliRun("--session-socket", socket, "doctor", "--json")
+	stop()
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	var findings []doctor.Finding
+	if err := json.Unmarshal([]byte(out), &findings); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	for check, want := range map[string]doctor.Level{"enforcer": doctor.OK, "enforce": doctor.Skip} {
+		if !slices.ContainsFunc(findings, func(f doctor.Finding) bool {
+			return f.Check == check && f.Level == want && strings.Contains(f.Message, socket)
+		}) {
+			t.Errorf("%s: %+v", check, findings)
+		}
+	}
+}
