@@ -16,7 +16,7 @@ func releaseCommand() *cli.Command {
 		Usage:     "end a slice",
 		ArgsUsage: "ID",
 		Description: `Its quota is free for others from then on. A slice whose processes are alive is released with --force only:
-they go on, keep what they hold, and get nothing more.
+they go on, get nothing more, and what they hold is free once they have ended.
 
    gpuslice release --force run-3f2a91c0d5
    gpuslice --token ./token release --force run-3f2a91c0d5`,
