@@ -172,7 +172,9 @@ func (e *Enforcer) finish(r store.Slice) error {
 	s := e.revive(r)
 	taken := e.uses(s.cgroup) // by one that has begun since
 	s.mu.Lock()
-	if s.closeLeft() {
+	found := s.closeLeft()
+	s.findSurvivors(r.Survivors)
+	if found || s.outlived() {
 		e.commit(s, s.remainder())
 	}
 	if !taken {
@@ -180,7 +182,6 @@ func (e *Enforcer) finish(r store.Slice) error {
 		s.denyNative()
 	}
 	s.state = api.Released
-	s.findSurvivors(r.Survivors)
 	s.let()
 	s.mu.Unlock()
 	if !s.request.Session && s.lingers() {
