@@ -178,11 +178,13 @@ func (p *pool) forgetSuspended(l *poolLane) {
 }
 
 // shortfall is what a process holds in its slice and not in the pool. Between its two charges an honest one does, for an
-// instant; one that has overwritten the pool's page, or leaves it out, for good. So two looks between which neither lane has
-// changed are believed.
+// instant, or for as long as it is stopped there; one that has overwritten the pool's page, or leaves it out, for good. So two
+// looks between which neither lane has changed are believed, as far as the driver says that the process holds it. Where the
+// driver does not say, it is charged as far as it fits: the pool has not more than its limit for a suspicion.
 type shortfall struct {
 	inSlice, inPool uint64 // numbers of the lanes' last changes
 	bytes, charged  uint64
+	suspected       bool // the driver does not say
 }
 
 // beyondLanes charges the pool for what the driver holds for a member's processes beyond their lanes, of which the slice says
@@ -218,13 +220,16 @@ func (p *pool) compare(s *slice) {
 			continue
 		}
 		d := p.devices[index]
-		before, found := d.short[s], make(map[int]shortfall)
+		before, found, told := d.short[s], make(map[int]shortfall), s.e.tells(sd.UUID)
 		for pid, l := range s.byPID {
-			now := shortfall{}
+			now := shortfall{suspected: !told}
 			if pl := p.byPID[pid]; pl != nil {
 				now.inPool, now.bytes = p.ledger.Number(index, pl.number), p.ledger.Held(index, pl.number)
 			}
 			held := s.ledger.Held(i, l.number)
+			if told {
+				held = min(held, sd.driver[pid])
+			}
 			now.inSlice, now.bytes = s.ledger.Number(i, l.number), held-min(held, now.bytes)
 			if now.bytes == 0 {
 				continue
@@ -246,16 +251,31 @@ func (p *pool) compare(s *slice) {
 
 // chargeBeyond brings lane 0 to the sums over all members. Called with mu held.
 func (p *pool) chargeBeyond(d *poolDevice) {
-	var total uint64
+	var known, suspected uint64
 	for _, bytes := range d.beyond {
-		total += bytes
+		known += bytes
 	}
 	for _, short := range d.short {
 		for _, s := range short {
-			total += s.charged
+			if s.suspected {
+				suspected += s.charged
+			} else {
+				known += s.charged
+			}
 		}
 	}
-	if err := d.account.Set(total); err != nil {
+	var err error
+	if held := d.account.Held(); held < known || held > known+suspected {
+		err = d.account.Set(max(known, min(held, known+suspected)))
+	}
+	used, rest := p.figures(p.find(d.UUID)).Used, known+suspected-d.account.Held()
+	if err == nil && rest > 0 && used < d.Limit {
+		// Others may take it first: then it is tried again at the next look.
+		if err = d.account.Charge(min(rest, d.Limit-used)); errors.Is(err, ledger.ErrRefused) {
+			err = nil
+		}
+	}
+	if err != nil {
 		p.damaged(fmt.Errorf("overhead on device %s cannot be charged: %w", d.uuid, err))
 	}
 }

@@ -156,6 +156,36 @@ func TestWhatIsChargedToTheSliceAndNotToThePoolIsChargedThere(t *testing.T) {
 	eventually(t, "nothing of it is left", func() bool { return h.pooled("llm") == 3*gib })
 }
 
+// A process that is stopped between its two charges has nothing of the second one yet. It may be one that leaves the pool out: that
+// counts if the driver says so, and where it does not, as far as there is room in the pool.
+func TestWhoIsStoppedBetweenItsTwoChargesTakesNothingThatThePoolHasNot(t *testing.T) {
+	truth := &fakeTruth{}
+	h := newHost(t, truth)
+	h.pool("llm", on(gpu0, 6*gib))
+	a, b := h.member("a", "llm", on(gpu0, 4*gib)).uses(), h.member("b", "llm").uses()
+	a.must("charge 0 %d", gib)
+	truth.set(gpu0, a.pid(), gib)
+	a.must("half 0 %d", 2*gib)
+	truth.comparisons(t, 10)
+	b.must("charge 0 %d", 5*gib)
+	truth.set(gpu0, b.pid(), 5*gib)
+	truth.set(gpu0, a.pid(), 3*gib)
+	eventually(t, "the driver has given it to the process", func() bool { return h.pooled("llm") == 8*gib })
+
+	h = newHost(t, nil)
+	h.pool("llm", on(gpu0, 6*gib))
+	a, b = h.member("a", "llm", on(gpu0, 4*gib)).uses(), h.member("b", "llm").uses()
+	a.must("charge 0 %d", gib)
+	b.must("charge 0 %d", 4*gib)
+	a.must("half 0 %d", 2*gib)
+	eventually(t, "what is free counts", func() bool { return h.pooled("llm") == 6*gib })
+	b.must("release 0 %d", gib/2)
+	eventually(t, "and what becomes free", func() bool { return h.pooled("llm") == 6*gib })
+	if d := h.seePool("llm").Devices[0]; d.Peak > 6*gib || d.Overhead != 3*gib/2 {
+		t.Errorf("%+v", d)
+	}
+}
+
 func TestWhatTheDriverHoldsForAMemberCountsInThePool(t *testing.T) {
 	truth := &fakeTruth{}
 	h := newHost(t, truth)

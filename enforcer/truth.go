@@ -113,6 +113,20 @@ func (t *truth) processes(g *gpu, patience time.Duration) (map[int]uint64, error
 	return ask(g.slot, patience, func() (map[int]uint64, error) { return t.source.Processes(g.UUID) })
 }
 
+// tells says whether the driver has told lately what each process holds on a device.
+func (e *Enforcer) tells(raw [16]byte) bool {
+	if e.truth == nil {
+		return false
+	}
+	g := e.truth.device(raw)
+	if g == nil {
+		return false
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return !g.failing
+}
+
 // ask asks the driver something, if slot is free or becomes so. A question that hangs keeps the slot, and is not asked again.
 func ask[T any](slot chan struct{}, patience time.Duration, question func() (T, error)) (T, error) {
 	timer := time.NewTimer(patience)
