@@ -40,6 +40,7 @@ func expireWhile(w *world, r *rand.Rand, meanwhile func()) bool {
 	w.say("begin a container that lives for a second, %s", s.id)
 	w.create(s, map[string]string{"gpuslice.vram": toMiB(s.limit), "gpuslice.ttl": ttl.String()})
 	begin := time.Now()
+	s.over = begin.Add(ttl)
 	if err := w.hook("prestart", s); err != nil {
 		if w.doubt == "" {
 			w.fail("%v", err)
