@@ -3,6 +3,7 @@
 package enforcer
 
 import (
+	"errors"
 	"maps"
 	"math/bits"
 	"slices"
@@ -300,8 +301,10 @@ func (s *slice) remainder() map[string]uint64 {
 	for i, d := range s.devices {
 		held := s.usedOn(i)
 		var truth uint64
-		for _, bytes := range d.driver {
-			truth += bytes
+		for pid, bytes := range d.driver {
+			if _, err := process.StartTime(pid); !errors.Is(err, process.ErrDead) {
+				truth += bytes
+			}
 		}
 		has[d.uuid] = min(has[d.uuid], max(held, truth))
 	}

@@ -45,6 +45,15 @@ func (e *Enforcer) Age(by time.Duration) {
 	}
 }
 
+// NotOnDisk makes it look as if the disk had been full when the slice was taken up again, by an enforcer that has the driver
+// enforce.
+func (e *Enforcer) NotOnDisk(id string) {
+	s := e.find(id)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.limitsKnown = false
+}
+
 // Asked says whether it is noted that the slice's processes were asked to end.
 func (e *Enforcer) Asked(id string) bool {
 	s := e.find(id)

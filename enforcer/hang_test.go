@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
 // mute is a driver that says what it has at first, and from some time on nothing, not even which version it is.
@@ -63,7 +64,7 @@ func TestWhoAsksTheEnforcerWhoItIsDoesNotWaitForTheDriver(t *testing.T) {
 func TestWithoutDriverTruthTheEnforcerSaysSoAtItsStart(t *testing.T) {
 	h := newHost(t, nil)
 	h.stop()
-	var log lockedBuffer
+	var log testhost.Output
 	h.options.Log = slog.New(slog.NewTextHandler(&log, nil))
 	h.start()
 	if said := log.String(); strings.Count(said, "no driver truth") != 1 || !strings.Contains(said, h.options.NoTruth) {

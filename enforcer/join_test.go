@@ -16,6 +16,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/metrics"
+	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
 // asker is who asks in a test, which for the enforcer is what the kernel says.
@@ -197,7 +198,7 @@ func TestAContainersProcessDoesNotLeaveItsSliceByJoining(t *testing.T) {
 // The secret is in the session's file and nowhere else: not in the log, the store, an event, an answer.
 func TestATokenIsWrittenInItsFileOnly(t *testing.T) {
 	h := newHost(t, nil)
-	var log lockedBuffer
+	var log testhost.Output
 	h.options.Log = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	h.believe()
 	p, reply, token := h.tokenSession("s", on(gpu0, gib))
@@ -260,23 +261,6 @@ func (c *tokens) of(result string) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.results[result]
-}
-
-type lockedBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (b *lockedBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.Write(p)
-}
-
-func (b *lockedBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.String()
 }
 
 // A process that joins is one of the session or not, never half: whenever the enforcer is killed, asking again settles it.

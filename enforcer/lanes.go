@@ -294,7 +294,7 @@ func (s *slice) addDevice(raw [16]byte, total uint64) (uint32, error) {
 	}
 	s.devices = append(s.devices, s.describe(uuid, limit, total))
 	// On disk first: a page with a device more than the store knows of would look damaged after a restart.
-	if err := s.e.store.PutSlice(s.stored()); err != nil {
+	if err := s.put(); err != nil {
 		s.devices = s.devices[:index]
 		s.e.commit(s, s.commitment())
 		return 0, err

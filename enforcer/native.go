@@ -9,7 +9,6 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/driver"
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
-	"github.com/gpuslice/gpuslice/enforcer/store"
 )
 
 // What the driver is told of slices, on the devices where it enforces (backend.go). The interceptor is there all the same:
@@ -83,13 +82,11 @@ func (s *slice) setNative(limitOn func(*nativeDevice) (uint64, bool), failed fun
 	if !s.mayBeLimited || !s.limitsKnown || n.backend == nil || len(n.devices) == 0 || !sameCgroup(s.cgroup) {
 		return nil // nobody to ask, or not yet, or the kernel has taken the limits away with the cgroup
 	}
-	limited := false
 	for _, g := range s.e.truth.devices {
 		d := n.devices[g.Raw]
 		bytes, has := limitOn(d)
 		var err error
 		if has && s.byDriver(d) {
-			limited = true
 			err = n.ask(d, func(b Backend) error { return limit(b, n.mount, s.cgroup.Dir(), d.UUID, bytes) })
 		} else if s.inherited {
 			err = n.ask(d, func(b Backend) error { return unlimit(b, s.cgroup.Dir(), d.UUID) })
@@ -108,7 +105,7 @@ func (s *slice) setNative(limitOn func(*nativeDevice) (uint64, bool), failed fun
 			}
 		}
 	}
-	s.inherited, s.mayBeLimited = false, limited
+	s.inherited, s.mayBeLimited = false, s.e.enforcesOn(s) // then or now, on one device or another
 	return nil
 }
 
@@ -163,19 +160,13 @@ func (s *slice) tellStore(write func() error) {
 	s.limitsKnown = true
 }
 
-// resumeNative tells the driver of a slice that a former enforcer has left.
-func (s *slice) resumeNative(r store.Slice) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if r.Native && len(s.e.native.devices) == 0 {
-		s.log.Warn("the driver may hold the slice to the quota that it had, and without NVML it cannot be told another one", "cgroup", s.cgroup.String())
-	}
+// resumeNative tells the driver of a slice that a former enforcer has left, once the store knows. Called with mu held.
+func (s *slice) resumeNative() {
 	s.tellStore(s.put)
 	if s.state == api.Expired {
 		s.denyNative()
 	}
 	s.followNative()
-	killpoint.Pass("restore.limited")
 }
 
 // clearNative takes the driver's limits away before the cgroup goes. No other slice may have the cgroup. Called with change

@@ -105,6 +105,28 @@ func TestTheStoreKnowsOfLimitsBeforeTheDriverDoes(t *testing.T) {
 	}
 }
 
+func TestTheDriverIsToldOnceTheDiskKnows(t *testing.T) {
+	if !inV2(t) {
+		return
+	}
+	f := &fakeBackend{}
+	h := newNativeHost(t, f)
+	b, _, err := h.newBox("c", on(gpu0, 4*gib))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, device := range []string{gpu0, gpu1} {
+		if err := f.Unlimit(b.cgroup, device); err != nil {
+			t.Fatal(err)
+		}
+	}
+	h.NotOnDisk("c")
+	eventually(t, "the driver is told", func() bool {
+		bytes, _ := f.Limited(b.cgroup, gpu0)
+		return bytes == 4*gib
+	})
+}
+
 // onSimulatedDriver runs the calling test as inV2 does, where the driver is the simulated one and has limits. In that run it
 // returns the devices, and what a cgroup is limited to on one of them.
 func onSimulatedDriver(t *testing.T, env ...string) (devices []driver.Device, limit func(cgroup string, device int) uint64) {

@@ -44,6 +44,7 @@ type fakeBackend struct {
 	limits map[[2]string]uint64 // by cgroup and device
 	err    error                // of Limit
 	forget bool                 // Limit does nothing
+	weak   string               // a device that it has no limits for
 	hang   chan struct{}
 }
 
@@ -61,6 +62,9 @@ func (f *fakeBackend) Limit(cgroup, device string, bytes uint64) error {
 	}
 	if f.err != nil && !strings.Contains(cgroup, "probe") {
 		return f.err
+	}
+	if device == f.weak {
+		return errors.New("no limits there")
 	}
 	if f.limits == nil {
 		f.limits = make(map[[2]string]uint64)

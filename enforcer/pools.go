@@ -83,16 +83,18 @@ func (e *Enforcer) SetPool(ctx context.Context, name string, r api.PoolRequest) 
 	case p == nil:
 		return api.Pool{}, noPool(name)
 	}
-	before := p.show().Devices
+	had, before := p.quotas, p.show().Devices
 	if err := p.set(quotas); err != nil {
 		return api.Pool{}, err
 	}
 	p.followNative()
 	p.log.Info("pool changed")
 	shown := p.show()
-	p.tell(api.EventPoolChanged, slices.DeleteFunc(slices.Clone(shown.Devices), func(u api.PoolUse) bool {
-		return slices.ContainsFunc(before, func(was api.PoolUse) bool { return was.Device == u.Device && was.Limit == u.Limit })
-	}))
+	if !slices.Equal(had, p.quotas) {
+		p.tell(api.EventPoolChanged, slices.DeleteFunc(slices.Clone(shown.Devices), func(u api.PoolUse) bool {
+			return slices.ContainsFunc(before, func(was api.PoolUse) bool { return was.Device == u.Device && was.Limit == u.Limit })
+		}))
+	}
 	return shown, nil
 }
 

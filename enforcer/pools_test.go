@@ -249,6 +249,7 @@ func TestAPoolsQuotaIsChangedWhileItIsUsed(t *testing.T) {
 	a.must("charge 0 %d", 2*gib)
 	a.expect("refused", "charge 0 1")
 	set(on(gpu0, gib))
+	set(on(gpu0, gib)) // as it was: nothing happened
 	a.expect("refused", "charge 0 1")
 	a.must("release 0 %d", 7*gib)
 	a.expect("refused", "charge 0 1")

@@ -54,8 +54,14 @@ func (e *Enforcer) Release(_ context.Context, id string, generation uint64, forc
 // stopped. Called with change held.
 func (e *Enforcer) release(s *slice, cause string) error {
 	s.mu.Lock()
+	for _, l := range s.lanes {
+		if !l.process.Alive() { // nobody will look at it any more
+			s.settle(l)
+		}
+	}
 	s.outlive()
 	err := e.store.Retire(s.stored())
+	s.limitsKnown = s.limitsKnown || err == nil
 	killpoint.Pass("release.marked")
 	if s.ledger != nil && (s.state == api.Active || s.state == api.Expired) {
 		s.tellCounts(true)
@@ -96,7 +102,7 @@ func (s *slice) close() {
 	}
 }
 
-// clearOnceEmpty clears away what a released slice leaves on the host; but as long as it has processes all of
+// clearOnceEmpty clears away what a released slice leaves on the host; but as long as a container has processes all of
 // that stays, and who asks for a place in the ledger is told that the slice was released. The interceptor is bound
 // in the slice's directory: the kernel takes a mount away when the file under it is removed, in every namespace;
 // the loader then finds nothing to preload, says nothing, and what such a container starts has no quota at all.
@@ -112,18 +118,18 @@ func (e *Enforcer) clearOnceEmpty(s *slice) error {
 		s.log.Warn("the slice is released and has processes: they get nothing more, and what it holds counts until they end", "cgroup", s.cgroup.String(), "survivors", len(s.survivors))
 	}
 	killpoint.Pass("release.lingering")
-	var err error
 	if !s.request.Session {
-		err = e.watchCgroup(s.cgroup)
+		if err := e.watchCgroup(s.cgroup); err != nil {
+			s.log.Error("the slice's directory stays until the enforcer is restarted", "dir", s.dir, "err", err)
+		}
 	} else if !known {
 		s.mu.Lock()
 		s.hangUp() // nothing of it is bound anywhere, and its token opens nothing any more
 		s.mu.Unlock()
 		e.removeSliceDir(s.dir)
-		err = e.watchSurvivors(s)
-	}
-	if err != nil {
-		s.log.Error("the slice's directory stays until the enforcer is restarted", "dir", s.dir, "err", err)
+		if err := e.watchSurvivors(s); err != nil {
+			s.log.Error("what the session held may count until the enforcer is restarted", "err", err)
+		}
 	}
 	return nil
 }

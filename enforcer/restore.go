@@ -159,8 +159,32 @@ func (s *slice) closeLeft() bool {
 	for i, d := range s.devices[:min(s.ledger.DeviceCount(), len(s.devices))] {
 		d.account, _ = s.ledger.OpenAccount(i, 0)
 	}
+	s.settleDead()
 	s.close()
 	return true
+}
+
+// settleDead gives back what lanes of a page hold that nobody looks at any more, whose processes are dead. Called with mu held.
+func (s *slice) settleDead() {
+	for number := uint32(1); number <= s.ledger.HighLane(); number++ {
+		owner, generation, live := s.ledger.Lane(number)
+		if !live {
+			continue
+		}
+		p, err := process.Again(owner.PID, owner.Start)
+		if err == nil {
+			p.Close()
+		}
+		if !errors.Is(err, process.ErrDead) {
+			continue
+		}
+		if _, err := s.ledger.Settle(number, generation); err != nil {
+			s.log.Error("what a dead process held counts until the slice is cleared away", "pid", owner.PID, "err", err)
+			continue
+		}
+		killpoint.Pass("restore.settled")
+		s.ledger.SetFree(number)
+	}
 }
 
 // finish goes on with a release where a former enforcer stopped: the page may not be closed yet, and what the slice
@@ -220,7 +244,13 @@ func (e *Enforcer) reopen(s *slice, r store.Slice, stored func() error) error {
 		return err
 	}
 	s.goOn(r)
-	s.resumeNative(r)
+	s.mu.Lock()
+	if r.Native && len(e.native.devices) == 0 {
+		s.log.Warn("the driver may hold the slice to the quota that it had, and without NVML it cannot be told another one", "cgroup", s.cgroup.String())
+	}
+	s.resumeNative()
+	s.mu.Unlock()
+	killpoint.Pass("restore.limited")
 	killpoint.Pass("restore.ledger")
 	if _, err := os.Lstat(filepath.Join(s.dir, bindName)); errors.Is(err, os.ErrNotExist) {
 		s.log.Error("the slice's directory was removed by somebody: a container that has it bound cannot attach new processes", "dir", s.dir)
@@ -241,11 +271,7 @@ func (e *Enforcer) reopen(s *slice, r store.Slice, stored func() error) error {
 
 // search looks for the ledger in the slice's processes.
 func (s *slice) search() *ledger.Ledger {
-	list := s.pids
-	if s.request.Session && s.init == nil {
-		list = anyPIDs
-	}
-	pids, err := list()
+	pids, err := s.mayMap()
 	if err != nil {
 		s.log.Error("list the slice's processes", "err", err)
 	}
@@ -279,8 +305,16 @@ func (s *slice) pids() ([]int, error) {
 	return pids, nil
 }
 
-// anyPIDs are those among which the ledger of a session is looked for whose first process is dead: whoever descended from
-// that is nobody's descendant now.
+// mayMap are the processes that may have pages of the slice: its own, or any if it is a session whose first process is dead, since
+// whoever descended from that is nobody's descendant now.
+func (s *slice) mayMap() ([]int, error) {
+	if s.request.Session && s.init == nil {
+		return anyPIDs()
+	}
+	return s.pids()
+}
+
+// anyPIDs are all processes of the host.
 func anyPIDs() ([]int, error) {
 	entries, err := os.ReadDir("/proc")
 	var pids []int

@@ -48,7 +48,7 @@ func (e *Enforcer) reopenPools(loaded map[*pool]store.Pool, alive map[*slice]sto
 		if s.pool == nil {
 			return
 		}
-		found, err := s.pids()
+		found, err := s.mayMap()
 		if err != nil {
 			s.log.Error("list the slice's processes", "err", err)
 		}

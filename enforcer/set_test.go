@@ -249,6 +249,27 @@ func TestTheDriverKnowsOfAnotherDeviceAtOnce(t *testing.T) {
 	f.are(t, "with another device", b.cgroup, 4*gib, 5*gib)
 }
 
+// A slice that had nothing to be told of may have it later.
+func TestTheDriverKnowsOfADeviceThatIsTheFirstItEnforcesOn(t *testing.T) {
+	if !inV2(t) {
+		return
+	}
+	f := &fakeBackend{weak: gpu0}
+	h := newNativeHost(t, f)
+	b, _, err := h.newBox("c", on(gpu0, 4*gib))
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.are(t, "registered", b.cgroup, driver.NoLimit, driver.NoLimit)
+	s, err := h.set("c", on(gpu1, 5*gib))
+	if err != nil || len(s.Devices) != 2 || s.Devices[0].Enforcement != api.Intercept || s.Devices[1].Enforcement != api.Native {
+		t.Fatalf("%+v, %v", s, err)
+	}
+	f.are(t, "with the other device", b.cgroup, driver.NoLimit, 5*gib)
+	h.restart()
+	f.are(t, "restarted", b.cgroup, driver.NoLimit, 5*gib)
+}
+
 // After a change has returned no charge takes effect that the new limit has no room for, however many are under way.
 func TestNoChargeBeyondANewLimitTakesEffectOnceItIsSet(t *testing.T) {
 	rounds := 200

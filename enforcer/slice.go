@@ -201,6 +201,9 @@ func (s *slice) check() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.tellTurned()
+	if s.mayBeLimited && !s.limitsKnown && s.server != nil { // the disk could not be told when it was taken up again
+		s.resumeNative()
+	}
 	switch s.state {
 	case api.Active:
 		if err := s.verify(); err != nil {

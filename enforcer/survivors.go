@@ -85,12 +85,11 @@ func (e *Enforcer) watchSurvivors(s *slice) error {
 			e.clear(s)
 		}
 	}
+	var errs []error
 	for _, p := range s.survivors {
-		if err := e.deaths.Watch(p, func() { go died() }); err != nil {
-			return err
-		}
+		errs = append(errs, e.deaths.Watch(p, func() { go died() }))
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
 // letSurvivors closes what is open for them. Called with change held.

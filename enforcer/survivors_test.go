@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
 )
@@ -18,15 +19,20 @@ func TestWhatOutlivesASessionCountsUntilItHasEnded(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("root is needed: an enforcer without privileges is not restarted")
 	}
-	for how, end := range map[string]func(t *testing.T, h *host, first *proc){
-		"released by force": func(t *testing.T, h *host, _ *proc) {
+	for how, end := range map[string]func(t *testing.T, h *host, first, dead *proc){
+		"released by force": func(t *testing.T, h *host, _, dead *proc) {
+			dead.kill()
 			if _, err := h.Release(context.Background(), "s", 0, true); err != nil {
 				t.Fatal(err)
 			}
 		},
-		"its first process was killed": func(_ *testing.T, _ *host, first *proc) { first.kill() },
-		"it was killed while no enforcer ran": func(_ *testing.T, h *host, first *proc) {
+		"its first process was killed": func(_ *testing.T, _ *host, first, dead *proc) {
+			dead.kill()
+			first.kill()
+		},
+		"it was killed while no enforcer ran": func(_ *testing.T, h *host, first, dead *proc) {
 			h.stop()
+			dead.kill()
 			first.kill()
 			h.start()
 		},
@@ -41,7 +47,13 @@ func TestWhatOutlivesASessionCountsUntilItHasEnded(t *testing.T) {
 			}
 			other.must("attach")
 			other.must("charge 0 %d", 3*gib)
-			end(t, h, first)
+			dead := start(t, filepath.Join(reply.Dir, "bind"), "") // by then
+			if err := h.join(dead, "s", token); err != nil {
+				t.Fatal(err)
+			}
+			dead.must("attach")
+			dead.must("charge 0 %d", 2*gib)
+			end(t, h, first, dead)
 			gone := func() bool {
 				_, err := h.Slice(context.Background(), "s")
 				return errors.Is(err, api.ErrNotFound)
@@ -63,6 +75,50 @@ func TestWhatOutlivesASessionCountsUntilItHasEnded(t *testing.T) {
 			}
 		})
 	}
+}
+
+// What outlives a member of a pool is the pool's.
+func TestAPoolCountsWhatOutlivesASessionInItUntilItHasEnded(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("root is needed: an enforcer without privileges is not restarted")
+	}
+	h := newHost(t, &fakeTruth{})
+	h.pool("llm", on(gpu0, 8*gib))
+	link := filepath.Join(h.options.RunDir, "to-s")
+	below := startBelow(t, link)
+	reply, err := h.Register(context.Background(), api.RegisterRequest{ID: "s", Pool: "llm", Session: true, PID: below.pid()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	lead(t, link, reply)
+	below.must("attach")
+	below.must("charge 0 %d", 3*gib)
+	used := func(want uint64) func() bool {
+		return func() bool { return h.seePool("llm").Devices[0].Used == want }
+	}
+	if !used(3 * gib)() {
+		t.Fatalf("%+v", h.seePool("llm"))
+	}
+	if err := below.cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the session is gone", func() bool {
+		_, err := h.Slice(context.Background(), "s")
+		return errors.Is(err, api.ErrNotFound) && used(3*gib)()
+	})
+	for range 2 {
+		h.restart()
+		if !used(3 * gib)() {
+			t.Errorf("restarted: %+v", h.seePool("llm"))
+		}
+	}
+	p := h.member("t", "llm")
+	p.must("attach")
+	p.must("charge 0 %d", 5*gib)
+	p.expect("refused", "charge 0 1")
+	below.in.Close() // which ends it
+	eventually(t, "it is free", used(5*gib))
+	p.must("charge 0 %d", 3*gib)
 }
 
 // A user has no more by ending one session after the other while their processes live on.
@@ -93,5 +149,46 @@ func TestAUsersLimitHoldsForWhatOutlivesHisSessions(t *testing.T) {
 			_, err := begin(t, u, alice, "b", on(gpu0, 3*gib))
 			return err == nil
 		})
+	}
+}
+
+// Nor by ending one's first process in the moment in which another one is decided.
+func TestAUsersLimitHoldsWhileTheEndOfASessionIsNotSeenYet(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("root is needed, to serve other users")
+	}
+	h, u := newUsers(t, &fakeTruth{})
+	first := start(t, "/nonexistent", "")
+	reply, err := u.Register(as(first.pid(), alice), api.RegisterRequest{ID: "a", Quotas: []api.Quota{on(gpu0, 8*gib)}, Session: true, PID: first.pid(), UID: alice})
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(filepath.Join(reply.Dir, api.TokenName))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, token, err := api.ParseTokenFile(string(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := start(t, filepath.Join(reply.Dir, "bind"), "")
+	if _, err := u.Join(api.WithToken(as(other.pid(), alice), token), "u5001-a", api.JoinRequest{PID: other.pid()}); err != nil {
+		t.Fatal(err)
+	}
+	other.must("attach")
+	other.must("device %s %d", hex0, 80*gib)
+	other.must("charge 0 %d", 8*gib)
+	release := h.HoldChange()
+	defer release()
+	began := make(chan error, 1)
+	go func() {
+		_, err := begin(t, u, alice, "b", on(gpu0, 3*gib))
+		began <- err
+	}()
+	time.Sleep(50 * time.Millisecond) // most often it has come to wait by then
+	first.kill()
+	release()
+	if err := <-began; !errors.Is(err, api.ErrQuotaExceeded) || !strings.Contains(err.Error(), "have 8GiB") {
+		t.Errorf("%v", err)
 	}
 }

@@ -104,7 +104,7 @@ func (s *slice) suspend(peer *process.Handle, pid uint64) error {
 		}
 	}
 	s.log.Debug("a process is checkpointed", "pid", l.process.PID)
-	return s.e.store.PutSlice(s.stored())
+	return s.put()
 }
 
 // resume takes back what suspend gave, on all devices or on none.
@@ -133,7 +133,7 @@ func (s *slice) resume(peer *process.Handle, pid uint64) error {
 		return nil
 	}
 	s.log.Debug("a checkpointed process comes back", "pid", l.process.PID)
-	return s.e.store.PutSlice(s.stored())
+	return s.put()
 }
 
 // forgetSuspended is for a lane that is about to be settled. Called with mu held.

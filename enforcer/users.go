@@ -4,6 +4,7 @@ package enforcer
 
 import (
 	"context"
+	"errors"
 	"os/user"
 	"slices"
 	"strconv"
@@ -89,20 +90,26 @@ func (u *Users) who(ctx context.Context) (uid uint32, err error) {
 	return uid, nil
 }
 
-// own is the session of that id, if it is of who asks, or who asks shows its token. Others' are not said to exist.
+// own is the session of that id, if it is of who asks, or who asks shows its token. Others' are not said to exist; the error is an
+// api.ErrForbidden all the same, for the audit log.
 func (u *Users) own(ctx context.Context, id string) error {
 	uid, err := u.who(ctx)
 	if err != nil {
 		return err
 	}
-	if s := u.e.find(id); s != nil && s.isOf(uid) {
+	s := u.e.find(id)
+	if s != nil && s.isOf(uid) {
 		return nil
 	}
 	if api.TokenOf(ctx) != "" {
 		_, err := u.e.shown(ctx, id)
 		return err
 	}
-	return api.Errorf(api.CodeNotFound, "you have no session %.255s", id)
+	none := api.Errorf(api.CodeNotFound, "you have no session %.255s", id)
+	if s != nil {
+		return errors.Join(none, api.ErrForbidden)
+	}
+	return none
 }
 
 func (s *slice) isOf(uid uint32) bool { return s.request.Session && s.request.UID == uid }
@@ -200,7 +207,10 @@ func mayAsk(r *api.RegisterRequest) error {
 func (e *Enforcer) userMayHave(s *slice, l *UserLimit) error {
 	var others []*slice
 	for _, other := range e.all() {
-		if other.isOf(s.request.UID) && (other.init == nil || other.init.Alive()) {
+		if !other.isOf(s.request.UID) {
+			continue
+		}
+		if e.releaseEnded(other); e.find(other.id()) == other { // if it is over, it may linger
 			others = append(others, other)
 		}
 	}

@@ -203,6 +203,9 @@ func TestAUserSeesAndEndsHisOwnSessionsAlone(t *testing.T) {
 			if !errors.Is(err, api.ErrNotFound) || !strings.Contains(err.Error(), "you have no session "+id) {
 				t.Errorf("%s is %s: %v", id, what, err)
 			}
+			if audited := errors.Is(err, api.ErrForbidden); audited != (id == theirs.Slice.ID) {
+				t.Errorf("%s is %s: the audit log says that it was refused: %v", id, what, audited)
+			}
 		}
 	}
 	wrong := api.WithToken(as(1, alice), api.Token(strings.Repeat("0", 64)))

@@ -36,7 +36,7 @@ func doctorCommand() *cli.Command {
 				Root:           "/",
 				Env:            os.Getenv,
 				Socket:         asked,
-				Sessions:       asked != c.String("socket"),
+				Sessions:       asked == c.String("session-socket"),
 				Enforcer:       connect(c),
 				Devices:        nvmlDevices,
 				Library:        func() (string, error) { return finder.Library("") },

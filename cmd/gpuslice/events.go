@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"os/signal"
 	"strconv"
-	"strings"
 	"syscall"
 	"time"
 
@@ -66,7 +65,7 @@ enforcer keeps the newest 4096 events since it was started.
 			if ctx.Err() != nil && errors.Is(err, context.Canceled) {
 				return nil // that is how one ends to follow
 			}
-			if err == nil && !shown && id != "" {
+			if err == nil && !shown && id != "" && !c.IsSet("since") {
 				fmt.Fprintf(c.App.ErrWriter, "gpuslice: no such event of %q is kept: it may have ended long ago, or never have been\n", id)
 			}
 			return err
@@ -96,5 +95,5 @@ func concerns(e api.Event, id string, from time.Time) bool {
 	if e.Kind == api.EventMissed {
 		return true
 	}
-	return !e.Time.Before(from) && (strings.HasPrefix(e.Slice, id) || strings.HasPrefix(e.Container, id))
+	return !e.Time.Before(from) && (show.Names(id, e.Slice) || show.Names(id, e.Container))
 }

@@ -119,6 +119,7 @@ func TestThatNothingIsKeptOrThatTheNumberIsAnotherEnforcersIsSaid(t *testing.T) 
 		"ab":           "",
 		"nope":         `no such event of "nope" is kept`,
 		"--since 1 ab": "",
+		"--since 2 ab": "",
 		"--since 2":    "", // there is none after it
 		"--since 3":    "gpusliced has not come to event 3",
 	} {

@@ -78,12 +78,14 @@ func printList[T any](c *cli.Context, all []T, table func(out io.Writer, all []T
 	return show.JSON(c.App.Writer, all)
 }
 
-// named has do ask the enforcer about the slice that id is, or begins.
+// named has do ask the enforcer about the slice that id is, begins, or is shown by.
 func named(c *cli.Context, id string, do func(context.Context, *client.Client, string) (api.Slice, error)) (api.Slice, error) {
 	enforcer := connect(c)
-	slice, err := do(c.Context, enforcer, id)
-	if !errors.Is(err, api.ErrNotFound) {
-		return slice, err
+	if !show.Shortened(id) {
+		slice, err := do(c.Context, enforcer, id)
+		if !errors.Is(err, api.ErrNotFound) {
+			return slice, err
+		}
 	}
 	slices, err := enforcer.Slices(c.Context)
 	if err != nil {

@@ -38,7 +38,7 @@ const exitStatus = `0 if what was asked for was done, 1 if it was not, or if the
 something fails on this host, and 1 of install and uninstall that an engine could not be configured.
 
 run ends with its command's exit code, or 128 + n if signal n killed it; with 127 if there is no such command, 126 if it cannot
-be run, and 125 if gpuslice failed or its own command line is wrong.`
+be run, and 125 if gpuslice failed or the words after run are wrong; what is wrong before them is 1.`
 
 // manCommand is for the installation, which has it print gpuslice(1).
 func manCommand() *cli.Command {

@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -21,7 +20,6 @@ import (
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/audit"
-	"github.com/gpuslice/gpuslice/enforcer/client"
 )
 
 // notifications is systemd, for as long as the test runs.
@@ -126,34 +124,15 @@ func TestThereIsAWatchdogOnlyIfSystemdAskedForOne(t *testing.T) {
 }
 
 func TestWhoAskedForWhatIsInTheAuditLogAndProbesSayWhetherItIsReady(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("root is needed, to serve containers")
-	}
-	dir := short(t)
-	path := func(name string) string { return filepath.Join(dir, name) }
-	hear := notifications(t, dir)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	address := l.Addr().String()
 	l.Close()
-	config := fmt.Sprintf("[enforcer]\nnvml = \"off\"\ngroup = \"no-such-group\"\n[audit]\nfile = %q\n", path("audit.jsonl"))
-	if err := os.WriteFile(path("config.toml"), []byte(config), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	ctx, stop := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
-	go func() {
-		ended <- run(ctx, []string{
-			"--config", path("config.toml"), "--socket", path("control.sock"),
-			"--run-dir", path("run"), "--state-dir", path("state"), "--metrics", address,
-		}, io.Discard, io.Discard)
-	}()
-	if got := hear(10 * time.Second); got != "READY=1" {
-		t.Fatalf("%q", got)
-	}
-	c := client.New(path("control.sock"))
+	d := newDaemon(t, "[enforcer]\nnvml = \"off\"\ngroup = \"no-such-group\"\n[audit]\nfile = \"DIR/audit.jsonl\"\n")
+	stop := d.begin("--metrics", address)
+	c, ctx := d.client(), context.Background()
 	request := api.RegisterRequest{ID: "s1", PID: os.Getpid(), Session: true, Quotas: []api.Quota{{Device: "*", Bytes: 1 << 30}}}
 	if _, err := c.Register(ctx, request); err != nil {
 		t.Fatal(err)
@@ -184,7 +163,7 @@ func TestWhoAskedForWhatIsInTheAuditLogAndProbesSayWhetherItIsReady(t *testing.T
 	if h, err := c.Health(ctx); err != nil || !h.Live || !h.Ready {
 		t.Errorf("%+v, %v", h, err)
 	}
-	if err := os.Remove(path("control.sock")); err != nil {
+	if err := os.Remove(d.path("control.sock")); err != nil {
 		t.Fatal(err)
 	}
 	if live, ready := probe("/healthz"), probe("/readyz"); live != 200 || ready != 503 {
@@ -192,10 +171,7 @@ func TestWhoAskedForWhatIsInTheAuditLogAndProbesSayWhetherItIsReady(t *testing.T
 	}
 
 	stop()
-	if err := <-ended; err != nil {
-		t.Fatal(err)
-	}
-	said := audited(t, path("audit.jsonl"))
+	said := audited(t, d.path("audit.jsonl"))
 	want := []string{
 		"registered ok", "request POST /v1/slices ok", "request POST /v1/slices refused exists",
 		"released ok asked", "request DELETE /v1/slices/{id} ok",

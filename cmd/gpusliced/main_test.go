@@ -5,19 +5,18 @@ package main
 import (
 	"bytes"
 	"context"
-	"fmt"
 	"io"
 	"net"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/client"
+	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
 func TestAFlagGoesBeforeTheFile(t *testing.T) {
@@ -46,120 +45,100 @@ func TestWrongUsageIsSaid(t *testing.T) {
 }
 
 func TestItTellsSystemdWhenItIsReadyAndStopsWhenAsked(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("root is needed, to serve containers")
-	}
-	dir, err := os.MkdirTemp("", "gs-")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer os.RemoveAll(dir)
-	path := func(name string) string { return filepath.Join(dir, name) }
-	notified, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path("notify"), Net: "unixgram"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer notified.Close()
-	t.Setenv("NOTIFY_SOCKET", path("notify"))
-	if err := os.WriteFile(path("config.toml"), []byte("[enforcer]\nnvml = \"off\"\ngroup = \"no-such-group\"\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	ctx, stop := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
-	go func() {
-		ended <- run(ctx, []string{
-			"--config", path("config.toml"), "--socket", path("control.sock"),
-			"--run-dir", path("run"), "--state-dir", path("state"), "--metrics", "127.0.0.1:0",
-		}, io.Discard, io.Discard)
-	}()
-	hear := func(want string) {
-		t.Helper()
-		_ = notified.SetReadDeadline(time.Now().Add(10 * time.Second))
-		b := make([]byte, 64)
-		if n, err := notified.Read(b); err != nil || string(b[:n]) != want {
-			t.Fatalf("%q, %v: want %q", b[:n], err, want)
-		}
-	}
-	hear("READY=1")
-	info, err := client.New(path("control.sock")).Info(context.Background())
+	d := newDaemon(t, "[enforcer]\nnvml = \"off\"\ngroup = \"no-such-group\"\n")
+	stop := d.begin("--metrics", "127.0.0.1:0")
+	info, err := d.client().Info(context.Background())
 	if err != nil || info.PID != os.Getpid() || !strings.Contains(info.Truth, "off") {
 		t.Fatalf("%+v, %v", info, err)
 	}
 	stop()
-	hear("STOPPING=1")
-	if err := <-ended; err != nil {
-		t.Fatal(err)
+	if got := d.hear(10 * time.Second); got != "STOPPING=1" {
+		t.Fatalf("%q", got)
 	}
 }
 
 func TestWhatIsLackingIsSaidAtTheStart(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("root is needed, to serve containers")
-	}
-	dir := short(t)
-	path := func(name string) string { return filepath.Join(dir, name) }
-	taken, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer taken.Close()
-	text := fmt.Sprintf("[enforcer]\nnvml = \"off\"\ngroup = \"\"\nlibrary = %q\n[audit]\nfile = %q\n", path("no.so"), path("none/audit.jsonl"))
-	if err := os.WriteFile(path("config.toml"), []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	words := []string{"--config", path("config.toml"), "--socket", path("control.sock"), "--run-dir", path("run"), "--state-dir", path("state")}
-
-	hear := notifications(t, dir)
-	ctx, stop := context.WithCancel(context.Background())
-	var log lines
-	ended := make(chan error, 1)
-	go func() { ended <- run(ctx, words, io.Discard, &log) }()
-	if got := hear(10 * time.Second); got != "READY=1" {
-		t.Fatalf("%q", got)
-	}
-	for _, want := range []string{path("no.so"), path("none/audit.jsonl")} {
-		for deadline := time.Now().Add(10 * time.Second); !log.has("level=ERROR", want); time.Sleep(time.Millisecond) {
+	d := newDaemon(t, "[enforcer]\nnvml = \"off\"\ngroup = \"\"\nlibrary = \"DIR/no.so\"\n[audit]\nfile = \"DIR/none/audit.jsonl\"\n")
+	stop := d.begin()
+	for _, want := range []string{d.path("no.so"), d.path("none/audit.jsonl")} {
+		for deadline := time.Now().Add(10 * time.Second); !has(&d.log, "level=ERROR", want); time.Sleep(time.Millisecond) {
 			if time.Now().After(deadline) {
 				t.Fatalf("no error names %s", want)
 			}
 		}
 	}
-	h, err := client.New(path("control.sock")).Health(ctx)
+	h, err := d.client().Health(context.Background())
 	if i := slices.IndexFunc(h.Checks, func(c api.Check) bool { return c.Name == "audit" }); err != nil || !h.Ready || i < 0 || h.Checks[i].OK {
 		t.Errorf("%+v, %v", h, err)
 	}
 	stop()
-	if err := <-ended; err != nil {
-		t.Fatal(err)
-	}
 
 	// An address that is another's: it is never said to be ready.
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
 	for _, address := range []string{taken.Addr().String(), "256.0.0.1:1", "nowhere"} {
-		var log lines
-		err := run(context.Background(), append(words, "--metrics", address), io.Discard, &log)
-		if err == nil || !strings.Contains(err.Error(), address) || log.has("ready") {
+		var log testhost.Output
+		err := run(context.Background(), append(slices.Clip(d.words), "--metrics", address), io.Discard, &log)
+		if err == nil || !strings.Contains(err.Error(), address) || has(&log, "ready") {
 			t.Errorf("%s: %v", address, err)
 		}
 	}
 }
 
-// lines is a log that is written while it is read.
-type lines struct {
-	mu sync.Mutex
-	b  bytes.Buffer
+// daemon is this program in a directory of its own.
+type daemon struct {
+	t     *testing.T
+	dir   string
+	words []string
+	hear  func(patience time.Duration) string // what it tells systemd
+	log   testhost.Output
 }
 
-func (l *lines) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
+// newDaemon has not begun yet. In its configuration DIR is its directory.
+func newDaemon(t *testing.T, config string) *daemon {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("root is needed, to serve containers")
+	}
+	d := &daemon{t: t, dir: short(t)}
+	if err := os.WriteFile(d.path("config.toml"), []byte(strings.ReplaceAll(config, "DIR", d.dir)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	d.hear = notifications(t, d.dir)
+	d.words = []string{
+		"--config", d.path("config.toml"), "--socket", d.path("control.sock"), "--run-dir", d.path("run"), "--state-dir", d.path("state"),
+	}
+	return d
 }
 
-// has says whether one line has all of these.
-func (l *lines) has(words ...string) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for line := range strings.Lines(l.b.String()) {
+func (d *daemon) path(name string) string { return filepath.Join(d.dir, name) }
+
+func (d *daemon) client() *client.Client { return client.New(d.path("control.sock")) }
+
+// begin returns when it is ready. stop asks it to end, and returns when it has.
+func (d *daemon) begin(words ...string) (stop func()) {
+	d.t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- run(ctx, append(slices.Clip(d.words), words...), io.Discard, &d.log) }()
+	if got := d.hear(10 * time.Second); got != "READY=1" {
+		d.t.Fatalf("%q: %s", got, d.log.String())
+	}
+	return func() {
+		d.t.Helper()
+		cancel()
+		if err := <-ended; err != nil {
+			d.t.Fatal(err)
+		}
+	}
+}
+
+// has says whether one line of a log has all of these.
+func has(log *testhost.Output, words ...string) bool {
+	for line := range strings.Lines(log.String()) {
 		if !slices.ContainsFunc(words, func(word string) bool { return !strings.Contains(line, word) }) {
 			return true
 		}

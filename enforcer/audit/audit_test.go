@@ -4,7 +4,6 @@ package audit
 
 import (
 	"bufio"
-	"bytes"
 	"encoding/json"
 	"fmt"
 	"log/slog"
@@ -17,25 +16,13 @@ import (
 	"time"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
 // said is a log that a test reads.
-type said struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
+type said struct{ testhost.Output }
 
-func (s *said) Write(p []byte) (int, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.b.Write(p)
-}
-
-func (s *said) count(text string) int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return strings.Count(s.b.String(), text)
-}
+func (s *said) count(text string) int { return strings.Count(s.String(), text) }
 
 const (
 	begins = "entries are dropped until it can"
@@ -311,6 +298,6 @@ func TestAnotherProgramMayRotateTheFile(t *testing.T) {
 		t.Errorf("%+v", all)
 	}
 	if log.count(begins) != 0 {
-		t.Error(log.b.String())
+		t.Error(log.String())
 	}
 }

@@ -38,7 +38,7 @@ func whole(t *testing.T, w *Writer, log *said, dir string, n int) {
 		t.Errorf("%d entries are there and %d are said to be missing, of %d; counted %d and %d", there, missing, n, written, dropped)
 	}
 	if log.count(begins) != 1 || log.count(ends) != 1 {
-		t.Errorf("the log: %s", log.b.String())
+		t.Errorf("the log: %s", log.String())
 	}
 }
 
@@ -193,7 +193,7 @@ func TestAFileThatCannotBeRotatedGrows(t *testing.T) {
 	}
 	eventually(t, "all are written", w.wrote(20))
 	if all := read(t, name); len(all) != 20 || log.count("cannot be rotated") != 1 || log.count(begins) != 0 {
-		t.Errorf("%d entries; the log: %s", len(all), log.b.String())
+		t.Errorf("%d entries; the log: %s", len(all), log.String())
 	}
 	unmount()
 	time.Sleep(2 * time.Millisecond) // until it is tried again

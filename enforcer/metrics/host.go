@@ -39,7 +39,7 @@ var (
 	loopLagDesc       = describe("loop_lag_seconds", "How long after its time the last regular look at all slices ended.")
 	storeWaitDesc     = describe("store_wait_seconds", "How long the oldest change has waited for the disk; 0 if none waits.")
 	storeFailuresDesc = describe("store_failures_total", "Changes, or groups of them, that could not be stored.")
-	truthAgeDesc      = describe("truth_age_seconds", "Since the driver last said who holds what on the device.", "device")
+	truthAgeDesc      = describe("truth_age_seconds", "Since the driver last said who holds what on the device, or that no other amount is in use.", "device")
 	truthFailuresDesc = describe("truth_failures_total", "Times that the driver did not say who holds what on the device.", "device")
 
 	hostDescs = []*prometheus.Desc{

@@ -21,6 +21,7 @@ type note struct {
 	quotas      []api.Quota
 	ttl         time.Duration
 	refusal     *api.Error
+	hidden      bool // it is another's, which who asked is not told
 }
 
 type noteKey struct{}
@@ -72,7 +73,7 @@ func (n *note) entry(r *http.Request) audit.Entry {
 	}
 	if n.refusal != nil {
 		e.Result, e.Code, e.Message = audit.Refused, n.refusal.Code, n.refusal.Message
-		if e.Code == api.CodeNotFound && e.Operation == "DELETE /v1/slices/{id}" {
+		if e.Code == api.CodeNotFound && !n.hidden && e.Operation == "DELETE /v1/slices/{id}" {
 			e.Result = audit.Gone // whoever ends a container says so, whether or not its slice has ended by itself
 		}
 		if e.Device, e.Requested = n.refusal.Device, n.refusal.Requested; e.Requested > 0 {

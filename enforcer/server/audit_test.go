@@ -3,6 +3,7 @@
 package server
 
 import (
+	"errors"
 	"io"
 	"net/http"
 	"os"
@@ -28,12 +29,9 @@ func TestEachRequestForAChangeIsRecordedWithWhoAskedAndWhatBecameOfIt(t *testing
 	s.AuditWith(func(e audit.Entry) { mu.Lock(); defer mu.Unlock(); put = append(put, e) })
 	done := make(chan error, 1)
 	go func() { done <- s.Serve(t.Context(), l) }()
-	do := func(method, target, body string, refusal *api.Error) audit.Entry {
+	do := func(method, target, body string, refusal error) audit.Entry {
 		t.Helper()
-		f.err = nil
-		if refusal != nil {
-			f.err = refusal
-		}
+		f.err = refusal
 		request, err := http.NewRequestWithContext(t.Context(), method, "http://gpuslice"+target, strings.NewReader(body))
 		if err != nil {
 			t.Fatal(err)
@@ -61,7 +59,7 @@ func TestEachRequestForAChangeIsRecordedWithWhoAskedAndWhatBecameOfIt(t *testing
 	long := strings.Repeat("x", 300)
 	for _, c := range []struct {
 		method, target, body string
-		refusal              *api.Error
+		refusal              error
 		want                 audit.Entry
 	}{
 		{"POST", "/v1/slices", goodRequest, nil, audit.Entry{
@@ -76,6 +74,8 @@ func TestEachRequestForAChangeIsRecordedWithWhoAskedAndWhatBecameOfIt(t *testing
 		// A container's end is told whether or not its slice has ended by itself: nobody was refused anything.
 		{"DELETE", "/v1/slices/c2", "", api.Errorf(api.CodeNotFound, "there is no slice c2"), audit.Entry{
 			Event: api.Event{Slice: "c2"}, Operation: "DELETE /v1/slices/{id}", Result: audit.Gone, Code: api.CodeNotFound, Message: "there is no slice c2"}},
+		{"DELETE", "/v1/slices/c2", "", errors.Join(api.Errorf(api.CodeNotFound, "you have no session c2"), api.ErrForbidden), audit.Entry{
+			Event: api.Event{Slice: "c2"}, Operation: "DELETE /v1/slices/{id}", Result: audit.Refused, Code: api.CodeNotFound, Message: "you have no session c2"}},
 		{"DELETE", "/v1/slices/c2", "", api.Errorf(api.CodeForbidden, "it is another's"), audit.Entry{
 			Event: api.Event{Slice: "c2"}, Operation: "DELETE /v1/slices/{id}", Result: audit.Refused, Code: api.CodeForbidden, Message: "it is another's"}},
 		{"POST", "/v1/slices/c3/renew", `{"ttl":3600000000000}`, api.Errorf(api.CodeNotFound, "there is no slice c3"), audit.Entry{

@@ -253,7 +253,8 @@ func fail(w http.ResponseWriter, r *http.Request, log *slog.Logger, err error) {
 	if !errors.As(err, &e) {
 		e = api.Errorf(api.CodeInternal, "%s", err.Error())
 	}
-	noteOf(r).refusal = e
+	n := noteOf(r)
+	n.refusal, n.hidden = e, errors.Is(err, api.ErrForbidden)
 	level := slog.LevelDebug
 	if e.Code == api.CodeInternal {
 		level = slog.LevelError

@@ -109,8 +109,9 @@ func (r *Request) set(key, value string) (err error) {
 		r.Tenant, err = name(key, value)
 	case TTL:
 		r.TTL, err = time.ParseDuration(value)
-		if err != nil || r.TTL < time.Second {
-			return refused(key, value, `a duration of a second or more, such as "90s", "30m" or "12h"`)
+		if err != nil || r.TTL < api.MinTTL || r.TTL > api.MaxTTL {
+			return refused(key, value, fmt.Sprintf(`a duration from %s to %s, such as "90s", "30m" or "12h"`,
+				api.FormatTTL(api.MinTTL), api.FormatTTL(api.MaxTTL)))
 		}
 	case Mode:
 		r.Mode = api.Mode(value)

@@ -39,7 +39,7 @@ type Host struct {
 	command *exec.Cmd
 }
 
-// Output may be written while it is read.
+// Output may be written while it is read. Its zero value is empty.
 type Output struct {
 	mu sync.Mutex
 	b  bytes.Buffer

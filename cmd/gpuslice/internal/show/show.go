@@ -22,6 +22,8 @@ const Short = 12
 // widest is how many characters of a name that a person gave are shown: both its ends, as it may be told from others by either.
 const widest = 40
 
+const gap = "…"
+
 // JSON prints v, indented.
 func JSON(out io.Writer, v any) error {
 	encoder := json.NewEncoder(out)
@@ -128,19 +130,27 @@ func shortID(id string) string {
 	case len(id) == 64 && strings.Trim(id, "0123456789abcdef") == "":
 		return id[:Short]
 	case len(id) > widest:
-		return id[:widest/2-1] + "…" + id[len(id)-widest/2:]
+		return id[:widest/2-1] + gap + id[len(id)-widest/2:]
 	}
 	return id
 }
 
-// Find returns the slice that id names: wholly, or by the beginning of its id if that is one slice's only.
+// Names says whether what a person gave names an id: by its beginning, or as shortID shows it.
+func Names(given, id string) bool {
+	return strings.HasPrefix(id, given) || Shortened(given) && shortID(id) == given
+}
+
+// Shortened says whether a table shows less than the id, so that this cannot be one.
+func Shortened(id string) bool { return strings.Contains(id, gap) }
+
+// Find returns the slice that id names: wholly, or as Names has it if that is one slice's only.
 func Find(slices []api.Slice, id string) (string, error) {
 	var found []string
 	for _, s := range slices {
 		if s.ID == id {
 			return id, nil
 		}
-		if strings.HasPrefix(s.ID, id) || strings.HasPrefix(s.Container, id) {
+		if Names(id, s.ID) || Names(id, s.Container) {
 			found = append(found, s.ID)
 		}
 	}
@@ -150,5 +160,5 @@ func Find(slices []api.Slice, id string) (string, error) {
 	case 0:
 		return "", api.Errorf(api.CodeNotFound, "no slice %s: `gpuslice ps` lists them", strconv.Quote(id))
 	}
-	return "", fmt.Errorf("%s begins the ids of %d slices (%s): give more of it", strconv.Quote(id), len(found), strings.Join(found, ", "))
+	return "", fmt.Errorf("%s names %d slices (%s): give more of it", strconv.Quote(id), len(found), strings.Join(found, ", "))
 }

@@ -105,5 +105,9 @@ func TestALongNameDoesNotWidenTheTable(t *testing.T) {
 		if !strings.Contains(out.String(), "\n"+want) {
 			t.Errorf("%v:\n%s", whole, out.String())
 		}
+		given, _, _ := strings.Cut(want, " ")
+		if id, err := Find([]api.Slice{{ID: name}, {ID: name + "3"}}, given); err != nil && !whole || id != name {
+			t.Errorf("%q, as it is shown: %q, %v", given, id, err)
+		}
 	}
 }
