@@ -3,13 +3,14 @@
 package enforcer
 
 import (
-	"errors"
 	"maps"
 	"math/bits"
 	"slices"
 	"sync"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/cgroup"
+	"github.com/gpuslice/gpuslice/enforcer/driver"
 	"github.com/gpuslice/gpuslice/enforcer/process"
 )
 
@@ -286,10 +287,11 @@ func (s *slice) admitDevice(uuid string, bytes uint64) error {
 	return s.e.admit(s, map[string]uint64{uuid: bytes})
 }
 
-// remainder is what a released slice still counts for, until it is cleared away: what it held when it was closed. It can
-// become no more, and by how much it becomes less nobody looks any more; whoever got those bytes would find the device
+// remainder is what a released slice still counts for, until it is cleared away: what those who are alive held when it was closed.
+// It can become no more, and by how much it becomes less nobody looks any more; whoever got those bytes would find the device
 // full. A slice that holds nothing gets nothing, and counts for nothing. What its page says can be a process's own
-// word: driver truth counts if it is more, and for one that is damaged all that it was given. Called with mu held.
+// word, and memory that a dead process lent is another's by now: the driver is asked. If it does not say, or if the page is damaged, all
+// that the slice was given counts. Called with change and mu held.
 func (s *slice) remainder() map[string]uint64 {
 	has := s.commitment()
 	for uuid, bytes := range s.e.has(s) {
@@ -298,17 +300,65 @@ func (s *slice) remainder() map[string]uint64 {
 	if s.state == api.Damaged || s.ledger == nil {
 		return has
 	}
+	ask := s.e.truth != nil && s.lingers()
 	for i, d := range s.devices {
 		held := s.usedOn(i)
-		var truth uint64
-		for pid, bytes := range d.driver {
-			if _, err := process.StartTime(pid); !errors.Is(err, process.ErrDead) {
-				truth += bytes
+		if ask {
+			truth, err := s.stillOn(d)
+			if err != nil {
+				s.log.Warn("the driver does not say what the slice's processes hold: all that it was given counts", "device", d.uuid, "err", err)
+				break // nor does it say the rest in time
 			}
+			held = max(truth, min(held, s.heldByLiving(i)))
 		}
-		has[d.uuid] = min(has[d.uuid], max(held, truth))
+		has[d.uuid] = min(has[d.uuid], held)
 	}
 	return has
+}
+
+// stillOn is the bytes that the driver says the processes of a slice that ends hold on a device. Called with change and mu held.
+func (s *slice) stillOn(d *device) (bytes uint64, err error) {
+	g := s.e.truth.device(d.UUID)
+	if g == nil || !s.e.tells(d.UUID) {
+		return 0, errUntold
+	}
+	all, err := s.e.truth.processes(g, patienceOfRelease)
+	if err != nil {
+		return 0, err
+	}
+	pids := maps.Clone(d.driver)
+	if pids == nil {
+		pids = make(map[int]uint64)
+	}
+	for _, p := range s.survivors {
+		pids[p.PID] = 0
+	}
+	if !s.request.Session {
+		list, err := cgroup.PIDs(s.cgroup)
+		if err != nil {
+			return 0, err
+		}
+		for _, pid := range list {
+			pids[pid] = 0
+		}
+	}
+	for pid := range pids {
+		if all[pid] == driver.Unknown {
+			return 0, errUntold
+		}
+		bytes += all[pid]
+	}
+	return bytes, nil
+}
+
+// heldByLiving is what the lanes of living processes say on a device. Called with mu held.
+func (s *slice) heldByLiving(index int) (bytes uint64) {
+	for number := uint32(1); index < s.ledger.DeviceCount() && number <= s.ledger.HighLane(); number++ {
+		if owner, _, live := s.ledger.Lane(number); live && process.Exists(owner.PID) {
+			bytes += s.ledger.Held(index, number)
+		}
+	}
+	return bytes
 }
 
 // admitSlice is admit for one that is about to be made. Those whose end nobody has noticed yet are not in its way. Called

@@ -51,7 +51,7 @@ func (e *Enforcer) NotOnDisk(id string) {
 	s := e.find(id)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.limitsKnown = false
+	s.limitsKnown, s.limitsUntold = false, true
 }
 
 // Asked says whether it is noted that the slice's processes were asked to end.

@@ -52,15 +52,21 @@ func (h *host) tokenSession(id string, quotas ...api.Quota) (*proc, api.Register
 		h.t.Fatal(err)
 	}
 	lead(h.t, link, reply)
+	return p, reply, tokenOf(h.t, reply)
+}
+
+// tokenOf is the token of a session that was registered.
+func tokenOf(t *testing.T, reply api.RegisterReply) api.Token {
+	t.Helper()
 	text, err := os.ReadFile(filepath.Join(reply.Dir, api.TokenName))
 	if err != nil {
-		h.t.Fatal(err)
+		t.Fatal(err)
 	}
 	named, token, err := api.ParseTokenFile(string(text))
-	if err != nil || named != id {
-		h.t.Fatalf("%q, %v", named, err)
+	if err != nil || named != reply.Slice.ID {
+		t.Fatalf("%q, %v", named, err)
 	}
-	return p, reply, token
+	return token
 }
 
 // join as p itself would.

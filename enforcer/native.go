@@ -160,9 +160,11 @@ func (s *slice) tellStore(write func() error) {
 	s.limitsKnown = true
 }
 
-// resumeNative tells the driver of a slice that a former enforcer has left, once the store knows. Called with mu held.
+// resumeNative tells the driver of a slice that a former enforcer has left, once the store knows: now, or
+// when the disk is well again (check). Called with mu held.
 func (s *slice) resumeNative() {
 	s.tellStore(s.put)
+	s.limitsUntold = s.mayBeLimited && !s.limitsKnown
 	if s.state == api.Expired {
 		s.denyNative()
 	}

@@ -90,10 +90,11 @@ func (e *Enforcer) SetPool(ctx context.Context, name string, r api.PoolRequest) 
 	p.followNative()
 	p.log.Info("pool changed")
 	shown := p.show()
-	if !slices.Equal(had, p.quotas) {
-		p.tell(api.EventPoolChanged, slices.DeleteFunc(slices.Clone(shown.Devices), func(u api.PoolUse) bool {
-			return slices.ContainsFunc(before, func(was api.PoolUse) bool { return was.Device == u.Device && was.Limit == u.Limit })
-		}))
+	changed := slices.DeleteFunc(slices.Clone(shown.Devices), func(u api.PoolUse) bool {
+		return slices.ContainsFunc(before, func(was api.PoolUse) bool { return was.Device == u.Device && was.Limit == u.Limit })
+	})
+	if len(changed) > 0 || !slices.Equal(had, p.quotas) {
+		p.tell(api.EventPoolChanged, changed)
 	}
 	return shown, nil
 }

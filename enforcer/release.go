@@ -54,11 +54,6 @@ func (e *Enforcer) Release(_ context.Context, id string, generation uint64, forc
 // stopped. Called with change held.
 func (e *Enforcer) release(s *slice, cause string) error {
 	s.mu.Lock()
-	for _, l := range s.lanes {
-		if !l.process.Alive() { // nobody will look at it any more
-			s.settle(l)
-		}
-	}
 	s.outlive()
 	err := e.store.Retire(s.stored())
 	s.limitsKnown = s.limitsKnown || err == nil

@@ -159,32 +159,8 @@ func (s *slice) closeLeft() bool {
 	for i, d := range s.devices[:min(s.ledger.DeviceCount(), len(s.devices))] {
 		d.account, _ = s.ledger.OpenAccount(i, 0)
 	}
-	s.settleDead()
 	s.close()
 	return true
-}
-
-// settleDead gives back what lanes of a page hold that nobody looks at any more, whose processes are dead. Called with mu held.
-func (s *slice) settleDead() {
-	for number := uint32(1); number <= s.ledger.HighLane(); number++ {
-		owner, generation, live := s.ledger.Lane(number)
-		if !live {
-			continue
-		}
-		p, err := process.Again(owner.PID, owner.Start)
-		if err == nil {
-			p.Close()
-		}
-		if !errors.Is(err, process.ErrDead) {
-			continue
-		}
-		if _, err := s.ledger.Settle(number, generation); err != nil {
-			s.log.Error("what a dead process held counts until the slice is cleared away", "pid", owner.PID, "err", err)
-			continue
-		}
-		killpoint.Pass("restore.settled")
-		s.ledger.SetFree(number)
-	}
 }
 
 // finish goes on with a release where a former enforcer stopped: the page may not be closed yet, and what the slice

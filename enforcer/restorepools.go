@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/driver"
@@ -61,11 +62,15 @@ func (e *Enforcer) reopenPools(loaded map[*pool]store.Pool, alive map[*slice]sto
 		if r.BootID == e.boot && r.Request.Pool != "" {
 			s := e.revive(r)
 			look(s)
+			for _, p := range r.Survivors {
+				pids[s.pool] = append(pids[s.pool], p.PID)
+			}
 			s.leave()
 		}
 	}
 	for p, r := range loaded {
-		if err := p.reopen(r, pids[p]); err != nil {
+		slices.Sort(pids[p])
+		if err := p.reopen(r, slices.Compact(pids[p])); err != nil {
 			p.log.Error("the pool cannot be taken up again; its members get nothing more", "err", err)
 			p.state, p.reason = api.Damaged, fmt.Sprintf("it could not be taken up again: %v", err)
 		}

@@ -73,6 +73,7 @@ type slice struct {
 
 	mayBeLimited bool              // the driver has limits of its cgroup, or is going to (native.go)
 	limitsKnown  bool              // to the store: before that the driver is not told
+	limitsUntold bool              // to the driver, since the disk could not be told first
 	inherited    bool              // it may have some of a former enforcer
 	unlimited    map[[16]byte]bool // devices on which the driver could not be given a limit
 }
@@ -201,7 +202,7 @@ func (s *slice) check() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.tellTurned()
-	if s.mayBeLimited && !s.limitsKnown && s.server != nil { // the disk could not be told when it was taken up again
+	if s.limitsUntold && s.e.diskIsWell() {
 		s.resumeNative()
 	}
 	switch s.state {

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/driver"
 )
 
 // What outlives a session is not free, however the session ended, and whatever became of the enforcer meanwhile.
@@ -77,6 +78,64 @@ func TestWhatOutlivesASessionCountsUntilItHasEnded(t *testing.T) {
 	}
 }
 
+// Memory that a process lent is another's when it dies, and no lane says so. The driver does; or nobody does.
+func TestWhatADeadProcessLentCountsWithWhoOutlivesTheSession(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("root is needed: an enforcer without privileges is not restarted")
+	}
+	for name, c := range map[string]struct {
+		truth, want uint64
+		silent      bool
+	}{
+		"lent":             {5 * gib, 5 * gib, false},
+		"given back":       {gib, 3 * gib, false},
+		"more than is his": {20 * gib, 8 * gib, false},
+		"nobody knows":     {0, 8 * gib, true},
+		"driver is silent": {driver.Unknown, 8 * gib, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			truth := &fakeTruth{}
+			h := newHost(t, truth)
+			h.believe()
+			first, reply, token := h.tokenSession("s", on(gpu0, 8*gib))
+			join := func(bytes uint64) *proc {
+				p := start(t, filepath.Join(reply.Dir, "bind"), "")
+				if err := h.join(p, "s", token); err != nil {
+					t.Fatal(err)
+				}
+				p.must("attach")
+				p.must("charge 0 %d", bytes)
+				return p
+			}
+			other, lender := join(3*gib), join(2*gib)
+			release := h.HoldChange()
+			defer release()
+			lender.kill()
+			eventually(t, "its end is seen", func() bool { return other.must("used 0") == 3*gib })
+			truth.set(gpu0, other.pid(), c.truth)
+			if c.silent {
+				truth.mu.Lock()
+				truth.hang = make(chan struct{})
+				truth.mu.Unlock()
+				defer close(truth.hang)
+			}
+			first.kill()
+			release()
+			eventually(t, "the session is gone", func() bool {
+				_, err := h.Slice(context.Background(), "s")
+				return errors.Is(err, api.ErrNotFound)
+			})
+			if got := h.device(gpu0).Quotas; got != c.want {
+				t.Errorf("%d count, want %d", got, c.want)
+			}
+			if !c.silent {
+				h.restart()
+				h.given(gpu0, c.want, 80*gib-c.want)
+			}
+		})
+	}
+}
+
 // What outlives a member of a pool is the pool's.
 func TestAPoolCountsWhatOutlivesASessionInItUntilItHasEnded(t *testing.T) {
 	if os.Geteuid() != 0 {
@@ -121,6 +180,41 @@ func TestAPoolCountsWhatOutlivesASessionInItUntilItHasEnded(t *testing.T) {
 	p.must("charge 0 %d", 3*gib)
 }
 
+// Also if its first process lives on, and who holds the page does not descend from that.
+func TestAPoolCountsWhatAReleasedSessionHolds(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("root is needed: an enforcer without privileges is not restarted")
+	}
+	h := newHost(t, &fakeTruth{})
+	h.believe()
+	h.pool("llm", on(gpu0, 8*gib))
+	first := start(t, "/nonexistent", "")
+	reply, err := h.Register(as(first.pid(), 0), api.RegisterRequest{ID: "s", Pool: "llm", Session: true, PID: first.pid()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := startBelow(t, filepath.Join(reply.Dir, "bind"))
+	if err := h.join(other, "s", tokenOf(t, reply)); err != nil {
+		t.Fatal(err)
+	}
+	other.must("attach")
+	other.must("charge 0 %d", 3*gib)
+	if err := other.cmd.Process.Kill(); err != nil { // who joined; its child has the page
+		t.Fatal(err)
+	}
+	if _, err := h.Release(context.Background(), "s", 0, true); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		h.restart()
+		if got := h.seePool("llm").Devices[0].Used; got != 3*gib {
+			t.Errorf("%d are used", got)
+		}
+	}
+	other.in.Close() // which ends it
+	eventually(t, "it is free", func() bool { return h.seePool("llm").Devices[0].Used == 0 })
+}
+
 // A user has no more by ending one session after the other while their processes live on.
 func TestAUsersLimitHoldsForWhatOutlivesHisSessions(t *testing.T) {
 	if os.Geteuid() != 0 {
@@ -163,16 +257,8 @@ func TestAUsersLimitHoldsWhileTheEndOfASessionIsNotSeenYet(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	text, err := os.ReadFile(filepath.Join(reply.Dir, api.TokenName))
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, token, err := api.ParseTokenFile(string(text))
-	if err != nil {
-		t.Fatal(err)
-	}
 	other := start(t, filepath.Join(reply.Dir, "bind"), "")
-	if _, err := u.Join(api.WithToken(as(other.pid(), alice), token), "u5001-a", api.JoinRequest{PID: other.pid()}); err != nil {
+	if _, err := u.Join(api.WithToken(as(other.pid(), alice), tokenOf(t, reply)), "u5001-a", api.JoinRequest{PID: other.pid()}); err != nil {
 		t.Fatal(err)
 	}
 	other.must("attach")
@@ -180,9 +266,10 @@ func TestAUsersLimitHoldsWhileTheEndOfASessionIsNotSeenYet(t *testing.T) {
 	other.must("charge 0 %d", 8*gib)
 	release := h.HoldChange()
 	defer release()
+	next := start(t, "/nonexistent", "")
 	began := make(chan error, 1)
 	go func() {
-		_, err := begin(t, u, alice, "b", on(gpu0, 3*gib))
+		_, err := u.Register(as(next.pid(), alice), api.RegisterRequest{ID: "b", Quotas: []api.Quota{on(gpu0, 3*gib)}, Session: true, PID: next.pid(), UID: alice})
 		began <- err
 	}()
 	time.Sleep(50 * time.Millisecond) // most often it has come to wait by then

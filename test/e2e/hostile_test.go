@@ -143,7 +143,7 @@ func TestWhatCannotBeKeptRefusesTheContainer(t *testing.T) {
 	h := newHost(t)
 	for annotation, c := range map[string]struct{ value, says string }{
 		"gpuslice.pool":   {"night", "there is no pool night"},
-		"gpuslice.ttl":    {"876001h", "up to 876000h"},
+		"gpuslice.ttl":    {"876001h", "from 1s to 876000h"},
 		"gpuslice.vram.7": {"1G", "there is no device 7"},
 		"gpuslice.vram.GPU-00000000-0000-0000-0000-00000000dead": {"1G", "there is no device GPU-00000000-0000-0000-0000-00000000dead"},
 	} {
