@@ -3,6 +3,7 @@
 package enforcer
 
 import (
+	"errors"
 	"maps"
 	"math/bits"
 	"slices"
@@ -297,68 +298,106 @@ func (s *slice) remainder() map[string]uint64 {
 	for uuid, bytes := range s.e.has(s) {
 		has[uuid] = max(has[uuid], bytes)
 	}
-	if s.state == api.Damaged || s.ledger == nil {
+	ask := s.counts() && s.e.truth != nil && s.lingers()
+	switch {
+	case s.state == api.Damaged, s.ledger == nil && (!ask || s.request.Session):
+		return has
+	case !ask:
+		for i, d := range s.devices {
+			has[d.uuid] = min(has[d.uuid], s.usedOn(i))
+		}
 		return has
 	}
-	ask := s.e.truth != nil && s.lingers()
+	holders, err := s.holders() // first: what the last of them lent, if he ends meanwhile, is another's when the driver is asked
 	for i, d := range s.devices {
-		held := s.usedOn(i)
-		if ask {
-			truth, err := s.stillOn(d)
-			if err != nil {
-				s.log.Warn("the driver does not say what the slice's processes hold: all that it was given counts", "device", d.uuid, "err", err)
-				break // nor does it say the rest in time
-			}
-			held = max(truth, min(held, s.heldByLiving(i)))
+		var held uint64
+		if err == nil {
+			held, err = s.stillOn(i, holders)
 		}
-		has[d.uuid] = min(has[d.uuid], held)
+		if err == nil {
+			has[d.uuid] = min(has[d.uuid], held)
+			continue
+		}
+		s.log.Warn("it is not known what the slice's processes hold: all that it was given counts", "device", d.uuid, "err", err)
+		if errors.Is(err, errUntold) {
+			err = nil // of the others it may be
+		}
 	}
 	return has
 }
 
-// stillOn is the bytes that the driver says the processes of a slice that ends hold on a device. Called with change and mu held.
-func (s *slice) stillOn(d *device) (bytes uint64, err error) {
+// holders are the living processes that may hold what a slice that ends was given, each with its lanes. Called with change and mu
+// held.
+func (s *slice) holders() (map[int][]uint32, error) {
+	all := make(map[int][]uint32)
+	for _, p := range s.survivors {
+		all[p.PID] = nil
+	}
+	for _, d := range s.devices {
+		for pid := range d.driver {
+			all[pid] = nil
+		}
+	}
+	if !s.request.Session {
+		pids, err := cgroup.PIDs(s.cgroup)
+		if err != nil {
+			return nil, err
+		}
+		for _, pid := range pids {
+			all[pid] = nil
+		}
+	}
+	for number, l := range s.lanes {
+		if l.process.Alive() {
+			all[l.process.PID] = append(all[l.process.PID], number)
+		}
+	}
+	if s.ledger == nil || len(s.lanes) > 0 {
+		return all, nil
+	}
+	for number := uint32(1); number <= s.ledger.HighLane(); number++ { // nobody has taken them up: finish
+		owner, _, live := s.ledger.Lane(number)
+		if !live {
+			continue
+		}
+		if p, err := process.Again(owner.PID, owner.Start); err == nil {
+			all[p.PID] = append(all[p.PID], number)
+			p.Close()
+		}
+	}
+	return all, nil
+}
+
+// stillOn is what they hold on a device: each what the driver says, or its lanes if that is more. Who is checkpointed holds nothing,
+// and gets nothing back. Called with change and mu held.
+func (s *slice) stillOn(index int, holders map[int][]uint32) (bytes uint64, err error) {
+	d := s.devices[index]
 	g := s.e.truth.device(d.UUID)
 	if g == nil || !s.e.tells(d.UUID) {
 		return 0, errUntold
 	}
-	all, err := s.e.truth.processes(g, patienceOfRelease)
+	truth, err := s.e.truth.processes(g, patienceOfRelease)
 	if err != nil {
+		s.e.failing(g, err)
 		return 0, err
 	}
-	pids := maps.Clone(d.driver)
-	if pids == nil {
-		pids = make(map[int]uint64)
-	}
-	for _, p := range s.survivors {
-		pids[p.PID] = 0
-	}
-	if !s.request.Session {
-		list, err := cgroup.PIDs(s.cgroup)
-		if err != nil {
-			return 0, err
+	known := s.ledger != nil && index < s.ledger.DeviceCount()
+	for pid, lanes := range holders {
+		var charged uint64
+		for _, number := range lanes {
+			if _, away := d.suspended[number]; known && !away {
+				charged += s.ledger.Held(index, number)
+			}
 		}
-		for _, pid := range list {
-			pids[pid] = 0
-		}
-	}
-	for pid := range pids {
-		if all[pid] == driver.Unknown {
+		if truth[pid] == driver.Unknown {
 			return 0, errUntold
 		}
-		bytes += all[pid]
+		bytes += max(charged, truth[pid])
+	}
+	if known && d.driver == nil && s.request.Session { // of whom it was not known any more when this enforcer began
+		bytes += s.ledger.Held(index, 0)
 	}
 	return bytes, nil
-}
-
-// heldByLiving is what the lanes of living processes say on a device. Called with mu held.
-func (s *slice) heldByLiving(index int) (bytes uint64) {
-	for number := uint32(1); index < s.ledger.DeviceCount() && number <= s.ledger.HighLane(); number++ {
-		if owner, _, live := s.ledger.Lane(number); live && process.Exists(owner.PID) {
-			bytes += s.ledger.Held(index, number)
-		}
-	}
-	return bytes
 }
 
 // admitSlice is admit for one that is about to be made. Those whose end nobody has noticed yet are not in its way. Called

@@ -159,7 +159,7 @@ func TestThePolicyRefusesUntilItIsGone(t *testing.T) {
 	hidden.kill()
 	truth.set(gpu0, hidden.pid(), 0)
 	eventually(t, "it is given back", func() bool { return h.see("s").State == api.Active })
-	honest.must("charge 0 %d", 7*gib)
+	eventually(t, "what was hidden is, too", func() bool { return honest.ask("charge 0 %d", 7*gib) != "refused" })
 	honest.must("charge 1 %d", 8*gib)
 	honest.expect("refused", "charge 0 1")
 	eventually(t, "that is told", func() bool { return len(h.told(api.EventCleared)) == 1 })

@@ -33,6 +33,7 @@ func openStore(dir string, log *slog.Logger) (*store.Store, error) {
 func (e *Enforcer) restore() error {
 	e.change.Lock() // what is watched from here on may end at once
 	defer e.change.Unlock()
+	defer func() { e.pages = nil }()
 	records, err := e.store.Slices()
 	if err != nil {
 		return err
@@ -92,7 +93,7 @@ func (e *Enforcer) restore() error {
 		e.commit(s, s.commitment())
 		e.enter(s)
 	}
-	e.reopenPools(pools, alive, released)
+	e.reopenPools(pools)
 	// Their records go to the disk together, and are waited for one after the other.
 	stored := make(map[*slice]func() error)
 	for s, r := range alive {
@@ -153,7 +154,7 @@ func (e *Enforcer) revive(r store.Slice) *slice {
 // closeLeft closes the page of a slice that is over, if a process has it still: it would go on as if there were the slice.
 // Called with mu held.
 func (s *slice) closeLeft() bool {
-	if s.ledger = s.search(); s.ledger == nil {
+	if s.ledger = s.e.fetch(s.identity, s.log); s.ledger == nil {
 		return false
 	}
 	for i, d := range s.devices[:min(s.ledger.DeviceCount(), len(s.devices))] {
@@ -174,7 +175,7 @@ func (e *Enforcer) finish(r store.Slice) error {
 	s.mu.Lock()
 	found := s.closeLeft()
 	s.findSurvivors(r.Survivors)
-	if found || s.outlived() {
+	if found || s.lingers() {
 		e.commit(s, s.remainder())
 	}
 	if !taken {
@@ -199,7 +200,7 @@ func (e *Enforcer) findLedger(s *slice, r store.Slice) (stored func() error) {
 	if s.pool == nil && s.request.Pool != "" {
 		return result(fmt.Errorf("its pool %s is gone", s.request.Pool))
 	}
-	if s.ledger = s.search(); s.ledger != nil {
+	if s.ledger = s.e.fetch(s.identity, s.log); s.ledger != nil {
 		s.recover(r)
 		return result(nil)
 	}
@@ -245,24 +246,6 @@ func (e *Enforcer) reopen(s *slice, r store.Slice, stored func() error) error {
 	return e.watchSlice(s)
 }
 
-// search looks for the ledger in the slice's processes.
-func (s *slice) search() *ledger.Ledger {
-	pids, err := s.mayMap()
-	if err != nil {
-		s.log.Error("list the slice's processes", "err", err)
-	}
-	for _, pid := range pids {
-		l, err := ledger.FromProcess(pid, s.identity)
-		if err == nil {
-			return l
-		}
-		if !errors.Is(err, os.ErrNotExist) {
-			s.log.Warn("look for the slice's ledger", "pid", pid, "err", err)
-		}
-	}
-	return nil
-}
-
 // pids are the slice's processes now.
 func (s *slice) pids() ([]int, error) {
 	if !s.request.Session {
@@ -279,27 +262,6 @@ func (s *slice) pids() ([]int, error) {
 		}
 	}
 	return pids, nil
-}
-
-// mayMap are the processes that may have pages of the slice: its own, or any if it is a session whose first process is dead, since
-// whoever descended from that is nobody's descendant now.
-func (s *slice) mayMap() ([]int, error) {
-	if s.request.Session && s.init == nil {
-		return anyPIDs()
-	}
-	return s.pids()
-}
-
-// anyPIDs are all processes of the host.
-func anyPIDs() ([]int, error) {
-	entries, err := os.ReadDir("/proc")
-	var pids []int
-	for _, entry := range entries {
-		if pid, err := strconv.Atoi(entry.Name()); err == nil {
-			pids = append(pids, pid)
-		}
-	}
-	return pids, err
 }
 
 // recover puts this enforcer's books in order by a page that the predecessor left.
@@ -361,6 +323,15 @@ func (s *slice) goOn(r store.Slice) {
 	}
 }
 
+// strayed says whether a process has a session's page that is none of its processes any more: who began it, and was one, has ended.
+func (s *slice) strayed(p *process.Handle) bool {
+	if !s.request.Session {
+		return false
+	}
+	mapped, err := ledger.Mapped(p.PID, s.identity)
+	return (mapped || err != nil) && p.Alive()
+}
+
 // retake looks whose a lane is, by the page, and whether the kernel agrees. Called with mu held.
 func (s *slice) retake(number uint32) {
 	owner, generation, live := s.ledger.Lane(number)
@@ -370,7 +341,7 @@ func (s *slice) retake(number uint32) {
 	}
 	if p, err := process.Again(owner.PID, owner.Start); err == nil {
 		l := &lane{number: number, generation: generation, process: p}
-		if s.e.member(s, p) {
+		if s.e.member(s, p) || s.strayed(p) {
 			s.own(l)
 			s.ledger.SetLive(number)
 			if err := s.watch(l); err != nil {

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"slices"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/driver"
@@ -42,35 +41,10 @@ func (e *Enforcer) loadPools() (map[*pool]store.Pool, error) {
 }
 
 // reopenPools finds the pools' ledgers again, or makes new ones: before any slice listens, since who attaches to a member
-// needs the pool. Who may have a ledger are the processes of slices that are alive, and of those that were released.
-func (e *Enforcer) reopenPools(loaded map[*pool]store.Pool, alive map[*slice]store.Slice, released []store.Slice) {
-	pids := make(map[*pool][]int)
-	look := func(s *slice) {
-		if s.pool == nil {
-			return
-		}
-		found, err := s.mayMap()
-		if err != nil {
-			s.log.Error("list the slice's processes", "err", err)
-		}
-		pids[s.pool] = append(pids[s.pool], found...)
-	}
-	for s := range alive {
-		look(s)
-	}
-	for _, r := range released {
-		if r.BootID == e.boot && r.Request.Pool != "" {
-			s := e.revive(r)
-			look(s)
-			for _, p := range r.Survivors {
-				pids[s.pool] = append(pids[s.pool], p.PID)
-			}
-			s.leave()
-		}
-	}
+// needs the pool.
+func (e *Enforcer) reopenPools(loaded map[*pool]store.Pool) {
 	for p, r := range loaded {
-		slices.Sort(pids[p])
-		if err := p.reopen(r, slices.Compact(pids[p])); err != nil {
+		if err := p.reopen(r); err != nil {
 			p.log.Error("the pool cannot be taken up again; its members get nothing more", "err", err)
 			p.state, p.reason = api.Damaged, fmt.Sprintf("it could not be taken up again: %v", err)
 		}
@@ -79,11 +53,11 @@ func (e *Enforcer) reopenPools(loaded map[*pool]store.Pool, alive map[*slice]sto
 	}
 }
 
-func (p *pool) reopen(r store.Pool, pids []int) error {
+func (p *pool) reopen(r store.Pool) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if r.BootID == p.e.boot {
-		if p.ledger = p.search(pids); p.ledger != nil {
+		if p.ledger = p.e.fetch(p.identity, p.log); p.ledger != nil {
 			return p.recover()
 		}
 	}
@@ -101,20 +75,6 @@ func (p *pool) reopen(r store.Pool, pids []int) error {
 		return err
 	}
 	return p.e.store.PutPool(p.stored())
-}
-
-// search looks for the ledger in processes of the pool's slices.
-func (p *pool) search(pids []int) *ledger.Ledger {
-	for _, pid := range pids {
-		l, err := ledger.FromProcess(pid, p.identity)
-		if err == nil {
-			return l
-		}
-		if !errors.Is(err, os.ErrNotExist) {
-			p.log.Warn("look for the pool's ledger", "pid", pid, "err", err)
-		}
-	}
-	return nil
 }
 
 // recover puts this enforcer's books in order by a page that the predecessor left. Limits are written anew: the predecessor

@@ -4,7 +4,6 @@ package enforcer
 
 import (
 	"errors"
-	"os"
 	"slices"
 
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
@@ -29,7 +28,7 @@ func (s *slice) outlive() {
 }
 
 // findSurvivors finds them again: those that a former enforcer noted. If the session ended while there was none, whoever has its
-// ledger. Called with mu held.
+// ledger. Called with change and mu held.
 func (s *slice) findSurvivors(noted []store.Process) {
 	if !s.request.Session {
 		return
@@ -40,14 +39,7 @@ func (s *slice) findSurvivors(noted []store.Process) {
 	if len(noted) > 0 || s.ledger == nil {
 		return
 	}
-	pids, err := anyPIDs()
-	if err != nil {
-		s.log.Error("look for who outlives the session", "err", err)
-	}
-	for _, pid := range pids {
-		if pid == os.Getpid() { // which has just opened it
-			continue
-		}
+	for _, pid := range s.e.whoHas(s.identity) {
 		p, err := process.Open(pid)
 		if err != nil {
 			continue // it has ended

@@ -136,6 +136,95 @@ func TestWhatADeadProcessLentCountsWithWhoOutlivesTheSession(t *testing.T) {
 	}
 }
 
+// Each process holds what the driver says, or what it was charged, if that is more.
+func TestWhatOutlivesASessionCountsProcessByProcess(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("root is needed: an enforcer without privileges is not restarted")
+	}
+	truth := &fakeTruth{}
+	h := newHost(t, truth)
+	h.believe()
+	_, reply, token := h.tokenSession("s", on(gpu0, 12*gib))
+	for charged, held := range map[uint64]uint64{3 * gib: gib, gib: 4 * gib} {
+		p := start(t, filepath.Join(reply.Dir, "bind"), "")
+		if err := h.join(p, "s", token); err != nil {
+			t.Fatal(err)
+		}
+		p.must("attach")
+		p.must("charge 0 %d", charged)
+		truth.set(gpu0, p.pid(), held)
+	}
+	if _, err := h.Release(context.Background(), "s", 0, true); err != nil {
+		t.Fatal(err)
+	}
+	h.given(gpu0, 7*gib, 73*gib)
+	h.restart()
+	if got := h.device(gpu0).Quotas; got < 7*gib { // and perhaps what was past the lanes, twice
+		t.Errorf("restarted: %d", got)
+	}
+}
+
+// What no lane says the driver does, of the processes in a container's cgroup.
+func TestWhatAReleasedContainerHoldsPastItsLedgerCounts(t *testing.T) {
+	cgroup := newCgroup(t)
+	truth := &fakeTruth{}
+	h := newHost(t, truth)
+	p := start(t, "/nonexistent", cgroup) // it never attaches
+	if _, err := h.Register(context.Background(), api.RegisterRequest{ID: "c", PID: p.pid(), Quotas: []api.Quota{on(gpu0, 8*gib)}}); err != nil {
+		t.Fatal(err)
+	}
+	truth.set(gpu0, p.pid(), 5*gib)
+	if _, err := h.Release(context.Background(), "c", 0, true); err != nil {
+		t.Fatal(err)
+	}
+	h.given(gpu0, 5*gib, 75*gib)
+	h.restart()
+	h.given(gpu0, 5*gib, 75*gib)
+	p.kill()
+	eventually(t, "it is free", func() bool { return h.device(gpu0).Quotas == 0 })
+}
+
+// A restarted enforcer finds the page of a session in whoever has it, also if that is none of its processes any more.
+func TestAPageIsFoundInWhoeverHasIt(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("root is needed: an enforcer without privileges is not restarted")
+	}
+	h := newHost(t, &fakeTruth{})
+	h.believe()
+	h.pool("llm", on(gpu0, 8*gib))
+	for _, pool := range []string{"", "llm"} {
+		id := "s" + pool
+		first := start(t, "/nonexistent", "")
+		r := api.RegisterRequest{ID: id, Pool: pool, Session: true, PID: first.pid()}
+		if pool == "" {
+			r.Quotas = []api.Quota{on(gpu0, 8*gib)}
+		}
+		reply, err := h.Register(as(first.pid(), 0), r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		stray := startBelow(t, filepath.Join(reply.Dir, "bind"))
+		if err := h.join(stray, id, tokenOf(t, reply)); err != nil {
+			t.Fatal(err)
+		}
+		stray.must("attach")
+		stray.must("charge 0 %d", 3*gib)
+		if err := stray.cmd.Process.Kill(); err != nil { // who joined; its child has the page
+			t.Fatal(err)
+		}
+		for range 2 {
+			h.restart()
+			if s := h.see(id); s.State != api.Active || s.Devices[0].Used != 3*gib || len(s.Processes) != 1 {
+				t.Errorf("%+v", s)
+			}
+		}
+		stray.must("charge 0 %d", 5*gib)
+		stray.expect("refused", "charge 0 1")
+		stray.in.Close() // which ends it
+		eventually(t, "it is given back", func() bool { return h.see(id).Devices[0].Used == 0 })
+	}
+}
+
 // What outlives a member of a pool is the pool's.
 func TestAPoolCountsWhatOutlivesASessionInItUntilItHasEnded(t *testing.T) {
 	if os.Geteuid() != 0 {

@@ -20,8 +20,6 @@ const (
 	patience = 5 * time.Second
 	// patienceOfProcess is less than what the asking process has with us.
 	patienceOfProcess = 700 * time.Millisecond
-	// patienceOfRelease is less, since all other changes wait for a release.
-	patienceOfRelease = 300 * time.Millisecond
 	// patienceOfContext is how long a process may take from its attach to its first charge: it makes a context meanwhile,
 	// which takes a few tenths of a second.
 	patienceOfContext = 3 * time.Second
@@ -32,6 +30,9 @@ const (
 	// significant is how much a cost must change to be worth a write.
 	significant = 1 << 20
 )
+
+// patienceOfRelease is less, since all other changes wait for a release. Tests have more.
+var patienceOfRelease = 300 * time.Millisecond
 
 var (
 	errHangs  = errors.New("the driver does not answer")

@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strconv"
 	"strings"
 	"unsafe"
 
@@ -159,29 +160,62 @@ func Mapped(pid int, id Identity) (bool, error) {
 }
 
 // mapping is where a process has the ledger, as the kernel writes it; "" if it has it not.
-func mapping(pid int, id Identity) (string, error) {
+func mapping(pid int, id Identity) (at string, err error) {
+	err = mappings(pid, func(where string, file File) bool {
+		if file == id.File() {
+			at = where
+		}
+		return at == ""
+	})
+	return at, err
+}
+
+// Files are the ledgers that a process has mapped, and what else it maps that the kernel calls like one. It is an error if the
+// process has no memory at all, as with Mapped.
+func Files(pid int) (files []File, err error) {
+	err = mappings(pid, func(_ string, file File) bool {
+		files = append(files, file)
+		return true
+	})
+	return files, err
+}
+
+// mappings calls f for each mapping that may be the beginning of a ledger, as long as f says so.
+func mappings(pid int, f func(at string, file File) bool) error {
 	maps, err := os.Open(fmt.Sprintf("/proc/%d/maps", pid))
 	if err != nil {
-		return "", err
+		return err
 	}
 	defer maps.Close()
-	want := fmt.Appendf(nil, "%02x:%02x %d ", unix.Major(id.Dev), unix.Minor(id.Dev), id.Inode)
 	lines, some := bufio.NewScanner(maps), false
 	for lines.Scan() {
-		// 7f0c4c000000-7f0c4c441000 rw-s 00000000 00:01 2061  /memfd:gpuslice (deleted)
 		some = true
-		fields := bytes.SplitN(lines.Bytes(), []byte(" "), 4)
-		if len(fields) == 4 && bytes.Equal(fields[2], []byte("00000000")) && bytes.HasPrefix(fields[3], want) {
-			return string(fields[0]), nil
+		if !bytes.HasSuffix(lines.Bytes(), []byte(" /memfd:"+memfdName+" (deleted)")) {
+			continue
+		}
+		// 7f0c4c000000-7f0c4c441000 rw-s 00000000 00:01 2061  /memfd:gpuslice (deleted)
+		fields := strings.Fields(lines.Text())
+		if fields[2] != "00000000" {
+			continue
+		}
+		major, minor, _ := strings.Cut(fields[3], ":")
+		a, errA := strconv.ParseUint(major, 16, 32)
+		b, errB := strconv.ParseUint(minor, 16, 32)
+		inode, errC := strconv.ParseUint(fields[4], 10, 64)
+		if err := errors.Join(errA, errB, errC); err != nil {
+			return err
+		}
+		if !f(fields[0], File{unix.Mkdev(uint32(a), uint32(b)), inode}) {
+			return nil
 		}
 	}
 	if err := lines.Err(); err != nil {
-		return "", err
+		return err
 	}
 	if !some {
-		return "", fmt.Errorf("process %d has no memory: %w", pid, os.ErrNotExist)
+		return fmt.Errorf("process %d has no memory: %w", pid, os.ErrNotExist)
 	}
-	return "", nil
+	return nil
 }
 
 // reopen opens the file behind a link of map_files. First only as a place: the process may have put something

@@ -4,28 +4,35 @@ package interceptor
 
 import (
 	"os"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 )
 
 func TestEveryKindOfMemoryAtOnceIsExactUnderKills(t *testing.T) {
-	seconds, processes := "5", "6"
+	seconds, processes := 5, "6"
 	if os.Getenv("GPUSLICE_LONG") != "" {
-		seconds, processes = "10", "16"
+		seconds, processes = 10, "16"
 	}
+	nothing := []string{" 0 graphs", " 0 refusals", " 0 kills", " 0 exact"}
 	for _, context := range []string{"64M", "8M"} {
 		t.Run("context="+context, func(t *testing.T) {
 			env := environment(t, "FAKECUDA_CONTEXT="+context)
-			out, err := inSlice(t, env, "4G", compile(t, "storm", "../../interceptor/ledger.c"), seconds, processes, "2")
-			if err != nil {
-				t.Fatalf("%v\n%s", err, out)
-			}
-			for _, nothing := range []string{" 0 graphs", " 0 refusals", " 0 kills", " 0 exact"} {
-				if strings.Contains(out, nothing) {
-					t.Fatalf("%s, so this shows nothing:\n%s", nothing, out)
+			storm := compile(t, "storm", "../../interceptor/ledger.c")
+			for n := seconds; ; n *= 3 { // a slow machine needs longer to come to what is to be shown
+				out, err := inSlice(t, env, "4G", storm, strconv.Itoa(n), processes, "2")
+				if err != nil {
+					t.Fatalf("%v\n%s", err, out)
+				}
+				t.Log(out)
+				if !slices.ContainsFunc(nothing, func(s string) bool { return strings.Contains(out, s) }) {
+					break
+				}
+				if n > 5*seconds {
+					t.Fatal("this shows nothing")
 				}
 			}
-			t.Log(out)
 		})
 	}
 }
