@@ -382,6 +382,7 @@ func (s *slice) stillOn(index int, holders map[int][]uint32) (bytes uint64, err 
 		return 0, err
 	}
 	known := s.ledger != nil && index < s.ledger.DeviceCount()
+	var past uint64 // the ledger
 	for pid, lanes := range holders {
 		var charged uint64
 		for _, number := range lanes {
@@ -393,9 +394,11 @@ func (s *slice) stillOn(index int, holders map[int][]uint32) (bytes uint64, err 
 			return 0, errUntold
 		}
 		bytes += max(charged, truth[pid])
+		past += truth[pid] - min(charged, truth[pid])
 	}
-	if known && d.driver == nil && s.request.Session { // of whom it was not known any more when this enforcer began
-		bytes += s.ledger.Held(index, 0)
+	if known && d.driver == nil && s.request.Session { // who held it was not noted by the enforcer before this one
+		held := s.ledger.Held(index, 0)
+		bytes += held - min(held, past)
 	}
 	return bytes, nil
 }

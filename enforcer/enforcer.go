@@ -119,7 +119,7 @@ type Enforcer struct {
 	progress progress
 
 	change    sync.Mutex          // registering, releasing, restoring
-	pages     pages               // while it is being restored; guarded by change
+	pages     *pages              // while it is being restored; guarded by change
 	lingering map[*slice]struct{} // released, with processes that are alive; guarded by change
 
 	mu       sync.RWMutex

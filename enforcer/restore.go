@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
@@ -33,6 +34,7 @@ func openStore(dir string, log *slog.Logger) (*store.Store, error) {
 func (e *Enforcer) restore() error {
 	e.change.Lock() // what is watched from here on may end at once
 	defer e.change.Unlock()
+	e.pages = newPages(e.log)
 	defer func() { e.pages = nil }()
 	records, err := e.store.Slices()
 	if err != nil {
@@ -45,6 +47,12 @@ func (e *Enforcer) restore() error {
 	pools, err := e.loadPools()
 	if err != nil {
 		return err
+	}
+	for _, r := range slices.Concat(records, released) {
+		e.pages.want(r.LedgerDev, r.LedgerInode)
+	}
+	for _, r := range pools {
+		e.pages.want(r.LedgerDev, r.LedgerInode)
 	}
 	keep := make(map[string]bool)
 	alive := make(map[*slice]store.Slice)
@@ -154,7 +162,7 @@ func (e *Enforcer) revive(r store.Slice) *slice {
 // closeLeft closes the page of a slice that is over, if a process has it still: it would go on as if there were the slice.
 // Called with mu held.
 func (s *slice) closeLeft() bool {
-	if s.ledger = s.e.fetch(s.identity, s.log); s.ledger == nil {
+	if s.ledger = s.e.pages.fetch(s.identity); s.ledger == nil {
 		return false
 	}
 	for i, d := range s.devices[:min(s.ledger.DeviceCount(), len(s.devices))] {
@@ -175,7 +183,7 @@ func (e *Enforcer) finish(r store.Slice) error {
 	s.mu.Lock()
 	found := s.closeLeft()
 	s.findSurvivors(r.Survivors)
-	if found || s.lingers() {
+	if found || s.outlived() || s.e.truth != nil && s.lingers() {
 		e.commit(s, s.remainder())
 	}
 	if !taken {
@@ -200,7 +208,7 @@ func (e *Enforcer) findLedger(s *slice, r store.Slice) (stored func() error) {
 	if s.pool == nil && s.request.Pool != "" {
 		return result(fmt.Errorf("its pool %s is gone", s.request.Pool))
 	}
-	if s.ledger = s.e.fetch(s.identity, s.log); s.ledger != nil {
+	if s.ledger = s.e.pages.fetch(s.identity); s.ledger != nil {
 		s.recover(r)
 		return result(nil)
 	}
@@ -323,15 +331,6 @@ func (s *slice) goOn(r store.Slice) {
 	}
 }
 
-// strayed says whether a process has a session's page that is none of its processes any more: who began it, and was one, has ended.
-func (s *slice) strayed(p *process.Handle) bool {
-	if !s.request.Session {
-		return false
-	}
-	mapped, err := ledger.Mapped(p.PID, s.identity)
-	return (mapped || err != nil) && p.Alive()
-}
-
 // retake looks whose a lane is, by the page, and whether the kernel agrees. Called with mu held.
 func (s *slice) retake(number uint32) {
 	owner, generation, live := s.ledger.Lane(number)
@@ -341,7 +340,8 @@ func (s *slice) retake(number uint32) {
 	}
 	if p, err := process.Again(owner.PID, owner.Start); err == nil {
 		l := &lane{number: number, generation: generation, process: p}
-		if s.e.member(s, p) || s.strayed(p) {
+		// Whoever began a session's process, and was of the session, may have ended.
+		if s.e.member(s, p) || s.request.Session && s.e.pages.mayHave(s.identity, p.PID) && p.Alive() {
 			s.own(l)
 			s.ledger.SetLive(number)
 			if err := s.watch(l); err != nil {

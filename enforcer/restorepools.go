@@ -4,9 +4,7 @@ package enforcer
 
 import (
 	"crypto/rand"
-	"errors"
 	"fmt"
-	"os"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/driver"
@@ -57,7 +55,7 @@ func (p *pool) reopen(r store.Pool) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if r.BootID == p.e.boot {
-		if p.ledger = p.e.fetch(p.identity, p.log); p.ledger != nil {
+		if p.ledger = p.e.pages.fetch(p.identity); p.ledger != nil {
 			return p.recover()
 		}
 	}
@@ -107,7 +105,7 @@ func (p *pool) retake(number uint32) {
 		return
 	}
 	if h, err := process.Again(owner.PID, owner.Start); err == nil {
-		if p.byPID[h.PID] == nil && p.mapped(h.PID) {
+		if p.byPID[h.PID] == nil && p.e.pages.mayHave(p.identity, h.PID) && h.Alive() {
 			l := &poolLane{number: number, generation: generation, process: h}
 			p.own(l)
 			p.ledger.SetLive(number)
@@ -125,16 +123,4 @@ func (p *pool) retake(number uint32) {
 	killpoint.Pass("restore.pool.settled")
 	p.ledger.SetFree(number)
 	p.free = append(p.free, number)
-}
-
-// mapped says whether a process has the pool's page; of one of which that cannot be found out, it may.
-func (p *pool) mapped(pid int) bool {
-	l, err := ledger.FromProcess(pid, p.identity)
-	if err != nil {
-		return !errors.Is(err, os.ErrNotExist)
-	}
-	if err := l.Close(); err != nil {
-		p.log.Error("close a pool's ledger", "err", err)
-	}
-	return true
 }

@@ -39,7 +39,7 @@ func (s *slice) findSurvivors(noted []store.Process) {
 	if len(noted) > 0 || s.ledger == nil {
 		return
 	}
-	for _, pid := range s.e.whoHas(s.identity) {
+	for _, pid := range s.e.pages.whoHas(s.identity) {
 		p, err := process.Open(pid)
 		if err != nil {
 			continue // it has ended

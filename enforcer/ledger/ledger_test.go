@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -341,7 +342,31 @@ func TestGoAndCAgreeThroughSharedMemory(t *testing.T) {
 		if _, err := FromProcess(cmd.Process.Pid, other); !errors.Is(err, os.ErrNotExist) {
 			t.Fatalf("another ledger: %v", err)
 		}
+		files, err := Files(cmd.Process.Pid, map[File]bool{l.Identity().File(): true, other.File(): true})
+		if err != nil || len(files) != 1 || files[0] != l.Identity().File() {
+			t.Fatalf("%v, %v", files, err)
+		}
 	})
+}
+
+func TestALedgerThatIsMappedOftenIsOneFile(t *testing.T) {
+	l, other := create(t), create(t)
+	f := file(t, l)
+	for range 100 {
+		mem, err := unix.Mmap(int(f.Fd()), 0, os.Getpagesize(), unix.PROT_READ, unix.MAP_SHARED)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = unix.Munmap(mem) }()
+	}
+	one, two, none := l.Identity().File(), other.Identity().File(), File{Dev: l.Identity().Dev, Inode: 1 << 60}
+	files, err := Files(os.Getpid(), map[File]bool{one: true, two: true, none: true})
+	if err != nil || len(files) != 2 || !slices.Contains(files, one) || !slices.Contains(files, two) {
+		t.Fatalf("%v, %v: want %v and %v", files, err, one, two)
+	}
+	if files, err := Files(2, map[File]bool{one: true}); len(files) != 0 || !errors.Is(err, os.ErrNotExist) && !errors.Is(err, os.ErrPermission) { // a thread of the kernel
+		t.Fatalf("%v, %v", files, err)
+	}
 }
 
 func TestAnUnsealedLookAlikeIsNotOpened(t *testing.T) {

@@ -13,7 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"strconv"
+	"slices"
 	"strings"
 	"unsafe"
 
@@ -161,27 +161,37 @@ func Mapped(pid int, id Identity) (bool, error) {
 
 // mapping is where a process has the ledger, as the kernel writes it; "" if it has it not.
 func mapping(pid int, id Identity) (at string, err error) {
-	err = mappings(pid, func(where string, file File) bool {
-		if file == id.File() {
-			at = where
-		}
-		return at == ""
+	err = mappings(pid, map[string]File{id.File().inMaps(): id.File()}, func(where string, _ File) bool {
+		at = where
+		return false
 	})
 	return at, err
 }
 
-// Files are the ledgers that a process has mapped, and what else it maps that the kernel calls like one. It is an error if the
-// process has no memory at all, as with Mapped.
-func Files(pid int) (files []File, err error) {
-	err = mappings(pid, func(_ string, file File) bool {
-		files = append(files, file)
-		return true
+// Files are those of the wanted ledgers that a process has mapped. It is an error if the process has no memory at all, as with
+// Mapped.
+func Files(pid int, wanted map[File]bool) (files []File, err error) {
+	byText := make(map[string]File, len(wanted))
+	for file := range wanted {
+		byText[file.inMaps()] = file
+	}
+	err = mappings(pid, byText, func(_ string, file File) bool {
+		if !slices.Contains(files, file) {
+			files = append(files, file)
+		}
+		return len(files) < len(wanted)
 	})
 	return files, err
 }
 
-// mappings calls f for each mapping that may be the beginning of a ledger, as long as f says so.
-func mappings(pid int, f func(at string, file File) bool) error {
+// inMaps is how /proc/PID/maps writes the file.
+func (f File) inMaps() string {
+	return fmt.Sprintf("%02x:%02x %d", unix.Major(f.Dev), unix.Minor(f.Dev), f.Inode)
+}
+
+// mappings calls f for each mapping that is the beginning of one of these files, as long as f says so. What else the kernel says of
+// a mapping, its name above all, the process may have chosen.
+func mappings(pid int, wanted map[string]File, f func(at string, file File) bool) error {
 	maps, err := os.Open(fmt.Sprintf("/proc/%d/maps", pid))
 	if err != nil {
 		return err
@@ -189,23 +199,16 @@ func mappings(pid int, f func(at string, file File) bool) error {
 	defer maps.Close()
 	lines, some := bufio.NewScanner(maps), false
 	for lines.Scan() {
-		some = true
-		if !bytes.HasSuffix(lines.Bytes(), []byte(" /memfd:"+memfdName+" (deleted)")) {
-			continue
-		}
 		// 7f0c4c000000-7f0c4c441000 rw-s 00000000 00:01 2061  /memfd:gpuslice (deleted)
-		fields := strings.Fields(lines.Text())
-		if fields[2] != "00000000" {
+		some = true
+		fields := bytes.SplitN(lines.Bytes(), []byte(" "), 4)
+		if len(fields) < 4 || !bytes.Equal(fields[2], []byte("00000000")) {
 			continue
 		}
-		major, minor, _ := strings.Cut(fields[3], ":")
-		a, errA := strconv.ParseUint(major, 16, 32)
-		b, errB := strconv.ParseUint(minor, 16, 32)
-		inode, errC := strconv.ParseUint(fields[4], 10, 64)
-		if err := errors.Join(errA, errB, errC); err != nil {
-			return err
-		}
-		if !f(fields[0], File{unix.Mkdev(uint32(a), uint32(b)), inode}) {
+		device, rest, _ := bytes.Cut(fields[3], []byte(" "))
+		inode, _, _ := bytes.Cut(rest, []byte(" "))
+		file, is := wanted[string(fields[3][:len(device)+1+len(inode)])]
+		if is && !f(string(fields[0]), file) {
 			return nil
 		}
 	}
