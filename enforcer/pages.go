@@ -129,7 +129,8 @@ func (p *pages) lookAt(pids []int) (rest []int) {
 		select {
 		case a := <-answers:
 			if a.err != nil && !errors.Is(a.err, os.ErrNotExist) { // it has ended, or has no memory of its own
-				p.log.Warn("look for the ledgers of slices", "pid", pid, "err", a.err)
+				p.log.Warn("a process cannot be looked at: if it is the last that has a slice's ledger, that is not found", "pid", pid, "err", a.err)
+				p.silent[pid] = true
 			}
 			for _, file := range a.files {
 				p.found[file] = append(p.found[file], pid)
