@@ -18,12 +18,12 @@ import (
 // all processes of the host are looked at, once. It is used with the enforcer's change held.
 type pages struct {
 	log    *slog.Logger
-	wanted map[ledger.File]bool
+	wanted ledger.Wanted
 	found  map[ledger.File][]int // by pid; nil if nobody has looked yet
 	silent map[int]bool          // did not let itself be looked at, and may have any
 	looks  int
 
-	files func(pid int, wanted map[ledger.File]bool) ([]ledger.File, error) // ledger.Files, but in tests
+	files func(pid int, wanted ledger.Wanted) ([]ledger.File, error) // ledger.Files, but in tests
 }
 
 const (
@@ -37,13 +37,13 @@ const (
 )
 
 func newPages(log *slog.Logger) *pages {
-	return &pages{log: log, wanted: make(map[ledger.File]bool), silent: make(map[int]bool), files: ledger.Files}
+	return &pages{log: log, wanted: make(ledger.Wanted), silent: make(map[int]bool), files: ledger.Files}
 }
 
 // want is called for all before anything is asked for. No inode is 0, but what a process has mapped that is no file looks like one.
 func (p *pages) want(dev, inode uint64) {
 	if inode != 0 {
-		p.wanted[ledger.File{Dev: dev, Inode: inode}] = true
+		p.wanted.Add(ledger.File{Dev: dev, Inode: inode})
 	}
 }
 

@@ -19,7 +19,7 @@ func TestAProcessThatHangsIsPassedByWhenPagesAreLookedFor(t *testing.T) {
 	hang := make(chan struct{})
 	defer close(hang)
 	asked := make(chan int, 1<<16)
-	p.files = func(pid int, wanted map[ledger.File]bool) ([]ledger.File, error) {
+	p.files = func(pid int, wanted ledger.Wanted) ([]ledger.File, error) {
 		asked <- pid
 		switch pid {
 		case 1:

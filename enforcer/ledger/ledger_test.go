@@ -342,11 +342,19 @@ func TestGoAndCAgreeThroughSharedMemory(t *testing.T) {
 		if _, err := FromProcess(cmd.Process.Pid, other); !errors.Is(err, os.ErrNotExist) {
 			t.Fatalf("another ledger: %v", err)
 		}
-		files, err := Files(cmd.Process.Pid, map[File]bool{l.Identity().File(): true, other.File(): true})
+		files, err := Files(cmd.Process.Pid, wanted(l.Identity().File(), other.File()))
 		if err != nil || len(files) != 1 || files[0] != l.Identity().File() {
 			t.Fatalf("%v, %v", files, err)
 		}
 	})
+}
+
+func wanted(files ...File) Wanted {
+	w := make(Wanted)
+	for _, f := range files {
+		w.Add(f)
+	}
+	return w
 }
 
 func TestALedgerThatIsMappedOftenIsOneFile(t *testing.T) {
@@ -360,11 +368,11 @@ func TestALedgerThatIsMappedOftenIsOneFile(t *testing.T) {
 		defer func() { _ = unix.Munmap(mem) }()
 	}
 	one, two, none := l.Identity().File(), other.Identity().File(), File{Dev: l.Identity().Dev, Inode: 1 << 60}
-	files, err := Files(os.Getpid(), map[File]bool{one: true, two: true, none: true})
+	files, err := Files(os.Getpid(), wanted(one, two, none))
 	if err != nil || len(files) != 2 || !slices.Contains(files, one) || !slices.Contains(files, two) {
 		t.Fatalf("%v, %v: want %v and %v", files, err, one, two)
 	}
-	if files, err := Files(2, map[File]bool{one: true}); len(files) != 0 || !errors.Is(err, os.ErrNotExist) && !errors.Is(err, os.ErrPermission) { // a thread of the kernel
+	if files, err := Files(2, wanted(one)); len(files) != 0 || !errors.Is(err, os.ErrNotExist) && !errors.Is(err, os.ErrPermission) { // a thread of the kernel
 		t.Fatalf("%v, %v", files, err)
 	}
 }

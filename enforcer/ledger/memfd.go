@@ -161,21 +161,27 @@ func Mapped(pid int, id Identity) (bool, error) {
 
 // mapping is where a process has the ledger, as the kernel writes it; "" if it has it not.
 func mapping(pid int, id Identity) (at string, err error) {
-	err = mappings(pid, map[string]File{id.File().inMaps(): id.File()}, func(where string, _ File) bool {
+	only := make(Wanted)
+	only.Add(id.File())
+	err = mappings(pid, only, func(where string, _ File) bool {
 		at = where
 		return false
 	})
 	return at, err
 }
 
+// Wanted are ledgers to look for in many processes, by how /proc/PID/maps writes their files.
+type Wanted map[string]File
+
+// Add makes it one more.
+func (w Wanted) Add(f File) {
+	w[fmt.Sprintf("%02x:%02x %d", unix.Major(f.Dev), unix.Minor(f.Dev), f.Inode)] = f
+}
+
 // Files are those of the wanted ledgers that a process has mapped. It is an error if the process has no memory at all, as with
 // Mapped.
-func Files(pid int, wanted map[File]bool) (files []File, err error) {
-	byText := make(map[string]File, len(wanted))
-	for file := range wanted {
-		byText[file.inMaps()] = file
-	}
-	err = mappings(pid, byText, func(_ string, file File) bool {
+func Files(pid int, wanted Wanted) (files []File, err error) {
+	err = mappings(pid, wanted, func(_ string, file File) bool {
 		if !slices.Contains(files, file) {
 			files = append(files, file)
 		}
@@ -184,14 +190,9 @@ func Files(pid int, wanted map[File]bool) (files []File, err error) {
 	return files, err
 }
 
-// inMaps is how /proc/PID/maps writes the file.
-func (f File) inMaps() string {
-	return fmt.Sprintf("%02x:%02x %d", unix.Major(f.Dev), unix.Minor(f.Dev), f.Inode)
-}
-
 // mappings calls f for each mapping that is the beginning of one of these files, as long as f says so. What else the kernel says of
 // a mapping, its name above all, the process may have chosen.
-func mappings(pid int, wanted map[string]File, f func(at string, file File) bool) error {
+func mappings(pid int, wanted Wanted, f func(at string, file File) bool) error {
 	maps, err := os.Open(fmt.Sprintf("/proc/%d/maps", pid))
 	if err != nil {
 		return err
