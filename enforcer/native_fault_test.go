@@ -106,14 +106,10 @@ func TestTheStoreKnowsOfLimitsBeforeTheDriverDoes(t *testing.T) {
 }
 
 func TestTheDriverIsToldOnceTheDiskKnows(t *testing.T) {
-	if !inV2(t) {
-		return
-	}
 	f := &fakeBackend{}
-	h := newNativeHost(t, f)
-	b, _, err := h.newBox("c", on(gpu0, 4*gib))
-	if err != nil {
-		t.Fatal(err)
+	h, b := newNativeBox(t, f)
+	if h == nil {
+		return
 	}
 	for _, device := range []string{gpu0, gpu1} {
 		if err := f.Unlimit(b.cgroup, device); err != nil {

@@ -133,6 +133,20 @@ func (h *host) newBox(id string, quotas ...api.Quota) (*box, api.RegisterReply, 
 	return b, reply, err
 }
 
+// newNativeBox is such a host with a container of 4 GiB on the first device, as inV2 runs the calling test; nil but in that run.
+func newNativeBox(t *testing.T, b enforcer.Backend) (*host, *box) {
+	t.Helper()
+	if !inV2(t) {
+		return nil, nil
+	}
+	h := newNativeHost(t, b)
+	c, _, err := h.newBox("c", on(gpu0, 4*gib))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return h, c
+}
+
 func TestTheDriverHoldsAContainersCgroupToItsQuotas(t *testing.T) {
 	if !inV2(t) {
 		return
@@ -217,14 +231,10 @@ func TestTheDriverHoldsAMemberToItsOwnQuotaOrToThePools(t *testing.T) {
 }
 
 func TestAnEnforcerThatEnforcesByTheInterceptorTakesTheDriversLimitsAway(t *testing.T) {
-	if !inV2(t) {
-		return
-	}
 	f := &fakeBackend{}
-	h := newNativeHost(t, f)
-	b, _, err := h.newBox("c", on(gpu0, 4*gib))
-	if err != nil {
-		t.Fatal(err)
+	h, b := newNativeBox(t, f)
+	if h == nil {
+		return
 	}
 	f.are(t, "native", b.cgroup, 4*gib, driver.NoLimit)
 	h.stop()
@@ -392,14 +402,10 @@ func TestAFrozenSliceGetsNothingFromTheDriverUntilItIsThawed(t *testing.T) {
 }
 
 func TestADriverThatHangsKeepsNobodyWaiting(t *testing.T) {
-	if !inV2(t) {
-		return
-	}
 	f := &fakeBackend{}
-	h := newNativeHost(t, f)
-	b, _, err := h.newBox("c", on(gpu0, 4*gib))
-	if err != nil {
-		t.Fatal(err)
+	h, b := newNativeBox(t, f)
+	if h == nil {
+		return
 	}
 	hang := make(chan struct{})
 	f.mu.Lock()

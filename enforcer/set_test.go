@@ -232,14 +232,10 @@ func TestAMemberIsGivenAnotherDeviceWhereItsPoolHasOne(t *testing.T) {
 }
 
 func TestTheDriverKnowsOfAnotherDeviceAtOnce(t *testing.T) {
-	if !inV2(t) {
-		return
-	}
 	f := &fakeBackend{}
-	h := newNativeHost(t, f)
-	b, _, err := h.newBox("c", on(gpu0, 4*gib))
-	if err != nil {
-		t.Fatal(err)
+	h, b := newNativeBox(t, f)
+	if h == nil {
+		return
 	}
 	f.are(t, "registered", b.cgroup, 4*gib, driver.NoLimit)
 	s, err := h.set("c", on(gpu1, 5*gib))
@@ -251,14 +247,10 @@ func TestTheDriverKnowsOfAnotherDeviceAtOnce(t *testing.T) {
 
 // A slice that had nothing to be told of may have it later.
 func TestTheDriverKnowsOfADeviceThatIsTheFirstItEnforcesOn(t *testing.T) {
-	if !inV2(t) {
-		return
-	}
 	f := &fakeBackend{weak: gpu0}
-	h := newNativeHost(t, f)
-	b, _, err := h.newBox("c", on(gpu0, 4*gib))
-	if err != nil {
-		t.Fatal(err)
+	h, b := newNativeBox(t, f)
+	if h == nil {
+		return
 	}
 	f.are(t, "registered", b.cgroup, driver.NoLimit, driver.NoLimit)
 	s, err := h.set("c", on(gpu1, 5*gib))
