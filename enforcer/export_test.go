@@ -3,6 +3,7 @@
 package enforcer
 
 import (
+	"os"
 	"sync"
 	"time"
 
@@ -66,3 +67,19 @@ func (e *Enforcer) Asked(id string) bool {
 
 // LoseDisk has every write to the disk fail from now on.
 func (e *Enforcer) LoseDisk() error { return e.store.Close() }
+
+// Silence has processes not let themselves be looked at, from the next start of an enforcer until restore.
+func Silence(silent func(pid int) bool) (restore func()) {
+	hang := make(chan struct{})
+	filesOf = func(pid int, wanted ledger.Wanted) ([]ledger.File, error) {
+		if silent(pid) {
+			<-hang
+			return nil, os.ErrNotExist
+		}
+		return ledger.Files(pid, wanted)
+	}
+	return sync.OnceFunc(func() {
+		filesOf = ledger.Files
+		close(hang)
+	})
+}

@@ -117,12 +117,12 @@ func (s *slice) judge(g *gpu, truth, beyond map[int]uint64, before map[int]holdi
 func (s *slice) past(index, pid int, bytes, beyond uint64, after holding) (cause string, past uint64) {
 	l := s.byPID[pid]
 	switch {
-	case l == nil:
+	case l == nil && s.ledger != nil:
 		return api.BypassUnattached, bytes
-	case !l.process.Alive(): // the pid may be another's, whose turn comes when the lane is settled
+	case l != nil && !l.process.Alive(): // the pid may be another's, whose turn comes when the lane is settled
 		return "", 0
 	case s.state == api.Damaged:
-		// The page says anything. An honest process could have charged the limit, and no more.
+		// The page says anything, or was not found. An honest process could have charged the limit, and no more.
 		if index >= 0 {
 			bytes -= min(bytes, s.devices[index].shownLimit())
 		}

@@ -108,12 +108,14 @@ func (e *Enforcer) restore() error {
 		stored[s] = e.findLedger(s, r)
 	}
 	for s, r := range alive {
-		if err := e.reopen(s, r, stored[s]); err != nil {
-			// One slice that cannot be served must not keep all others from it.
-			s.log.Error("the slice cannot be taken up again; its processes get nothing more", "err", err)
-			s.mu.Lock()
-			s.state, s.reason = api.Damaged, fmt.Sprintf("it could not be taken up again: %v", err)
-			s.mu.Unlock()
+		// One slice that cannot be served must not keep all others from it.
+		if err := stored[s](); err != nil {
+			s.untaken(err)
+		} else {
+			s.takeUp(r)
+		}
+		if err := e.reopen(s); err != nil {
+			s.untaken(err)
 		}
 	}
 	for _, r := range released {
@@ -212,6 +214,9 @@ func (e *Enforcer) findLedger(s *slice, r store.Slice) (stored func() error) {
 		s.recover(r)
 		return result(nil)
 	}
+	if err := e.pages.lost(func(pid int) bool { return e.owner(pid) == s }); err != nil {
+		return result(err)
+	}
 	// Nobody has it mapped, so nobody has charged anything, and nobody can.
 	if len(s.devices) == 0 { // there was no driver truth when it began, and its quotas were promised all the same
 		s.devices = s.foresee()
@@ -223,20 +228,30 @@ func (e *Enforcer) findLedger(s *slice, r store.Slice) (stored func() error) {
 	return e.store.BeginSlice(s.stored())
 }
 
-// reopen goes on with a slice that has its ledger, and listens where the slice's processes look for the enforcer.
-func (e *Enforcer) reopen(s *slice, r store.Slice, stored func() error) error {
-	if err := stored(); err != nil {
-		return err
-	}
+// untaken says why the slice cannot go on. It ends as any other.
+func (s *slice) untaken(err error) {
+	s.log.Error("the slice cannot be taken up again; its processes get nothing more", "err", err)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.state, s.reason = api.Damaged, fmt.Sprintf("it could not be taken up again: %v", err)
+}
+
+// takeUp goes on with a slice that has its ledger, where the predecessor stopped.
+func (s *slice) takeUp(r store.Slice) {
 	s.goOn(r)
 	s.mu.Lock()
-	if r.Native && len(e.native.devices) == 0 {
+	if r.Native && len(s.e.native.devices) == 0 {
 		s.log.Warn("the driver may hold the slice to the quota that it had, and without NVML it cannot be told another one", "cgroup", s.cgroup.String())
 	}
 	s.resumeNative()
 	s.mu.Unlock()
 	killpoint.Pass("restore.limited")
 	killpoint.Pass("restore.ledger")
+}
+
+// reopen listens where the slice's processes look for the enforcer, and waits for their end.
+func (e *Enforcer) reopen(s *slice) error {
+	err := e.watchSlice(s)
 	if _, err := os.Lstat(filepath.Join(s.dir, bindName)); errors.Is(err, os.ErrNotExist) {
 		s.log.Error("the slice's directory was removed by somebody: a container that has it bound cannot attach new processes", "dir", s.dir)
 		e.removeSliceDir(s.dir)
@@ -251,7 +266,7 @@ func (e *Enforcer) reopen(s *slice, r store.Slice, stored func() error) error {
 		s.log.Error("let in the processes that joined the session", "err", err)
 	}
 	killpoint.Pass("restore.listening")
-	return e.watchSlice(s)
+	return err
 }
 
 // pids are the slice's processes now.

@@ -58,6 +58,9 @@ func (p *pool) reopen(r store.Pool) error {
 		if p.ledger = p.e.pages.fetch(p.identity); p.ledger != nil {
 			return p.recover()
 		}
+		if err := p.e.pages.lost(func(pid int) bool { s := p.e.owner(pid); return s != nil && s.pool == p }); err != nil {
+			return err
+		}
 	}
 	// Nobody has it mapped, so nobody has charged anything to it, and nobody can.
 	name := r.LedgerName

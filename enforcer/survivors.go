@@ -6,7 +6,6 @@ import (
 	"errors"
 	"slices"
 
-	"github.com/gpuslice/gpuslice/enforcer/ledger"
 	"github.com/gpuslice/gpuslice/enforcer/process"
 	"github.com/gpuslice/gpuslice/enforcer/store"
 )
@@ -44,7 +43,7 @@ func (s *slice) findSurvivors(noted []store.Process) {
 		if err != nil {
 			continue // it has ended
 		}
-		if mapped, _ := ledger.Mapped(pid, s.identity); mapped {
+		if s.e.pages.mayStillHave(s.identity, pid) {
 			s.survive(p, nil)
 		} else {
 			p.Close()

@@ -198,13 +198,14 @@ func attachMeanwhile(w *world, r *rand.Rand) string {
 		s = w.registerContainer(r)
 	}
 	p := w.join(s)
+	w.doubt = "the enforcer is not there"
 	w.daemon.end(unix.SIGKILL)
+	begin := time.Now()
 	p.tell("context 0")
 	time.Sleep(pause(r, 500*time.Millisecond))
 	w.start()
-	answer := p.hear()
-	p.attached = true
-	p.contexts[0] = p.granted(answer, 0, contextBytes)
+	p.tookContext(0, begin, p.hear())
+	w.doubt = ""
 	return whole
 }
 

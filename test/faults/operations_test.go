@@ -158,6 +158,13 @@ func beginProcess(w *world, r *rand.Rand) bool {
 	return true
 }
 
+// How long a process waits for an enforcer at first, and how long it does not ask again: FIRST_PATIENCE and RETRY_AFTER of the
+// interceptor.
+const (
+	firstPatience = 5 * time.Second
+	retryAfter    = time.Second
+)
+
 // granted compares an answer with what the model says of a request that needs so many bytes.
 func (p *worker) granted(answer string, device int, bytes uint64) bool {
 	p.w.Helper()
@@ -169,7 +176,7 @@ func (p *worker) granted(answer string, device int, bytes uint64) bool {
 	switch {
 	case s.state == spoilt:
 	case s.cut && !ok:
-		p.shy = time.Now().Add(time.Second) // RETRY_AFTER of the interceptor
+		p.shy = time.Now().Add(retryAfter)
 	case (s.state == released || s.state == closed) && ok:
 		p.w.fail("process %d was given %d bytes, and its slice %s is %s", p.pid, bytes, s.id, s.state)
 	case s.state == active && ok && bytes > most, s.state == active && !ok && bytes <= least:
@@ -192,15 +199,24 @@ func makeContext(w *world, r *rand.Rand) bool {
 
 func (p *worker) makeContext(device int) {
 	p.w.Helper()
-	answer := p.ask("context %d", device)
-	ok := p.granted(answer, device, contextBytes)
-	if p.slice.state == active && (ok || !p.slice.cut) {
+	begin := time.Now()
+	p.tookContext(device, begin, p.ask("context %d", device))
+}
+
+// tookContext is for an answer to a process that asked for a context at begin.
+func (p *worker) tookContext(device int, begin time.Time, answer string) {
+	p.w.Helper()
+	p.w.say("… %s", answer)
+	// It has waited for an enforcer that died meanwhile in vain, on a machine that is so slow; and does not wait again.
+	p.alone = (p.alone || time.Since(begin) >= firstPatience) && answer == "oom"
+	if p.alone && p.w.doubt != "" {
+		p.shy = time.Now().Add(retryAfter)
+		return
+	}
+	p.contexts[device] = p.granted(answer, device, contextBytes)
+	if p.slice.state == active && (p.contexts[device] || !p.slice.cut) {
 		p.attached = true
 	}
-	if ok {
-		p.contexts[device] = true
-	}
-	p.w.say("… %s", answer)
 }
 
 func size(r *rand.Rand) uint64 {

@@ -31,6 +31,7 @@ type worker struct {
 	attached bool
 	contexts [devices]bool
 	held     []allocation
+	alone    bool      // it has waited in vain for an enforcer, and does not wait again
 	shy      time.Time // it was refused by who was not there, and does not ask again before then
 }
 
