@@ -54,28 +54,55 @@ func TestALedgerThatIsNotFoundIsNotReplaced(t *testing.T) {
 	slow.expect("refused", "charge 0 1")
 }
 
-// Past what could be charged, it is memory past the ledger as any other. And such a slice ends as any other.
-func TestASliceWhoseLedgerIsNotFoundIsHeldToItsQuota(t *testing.T) {
-	truth := &fakeTruth{}
-	h := newPolicyHost(t, truth, api.Kill, api.ScopeSlice)
-	slow, _ := h.pair(on(gpu0, 4*gib))
-	slow.uses().must("charge 0 %d", 3*gib)
+// lost starts an enforcer again, to which a process does not let itself be looked at.
+func (h *host) lost(id string, p *proc) {
+	h.t.Helper()
 	h.stop()
-	defer enforcer.Silence(func(pid int) bool { return pid == slow.pid() })()
+	defer enforcer.Silence(func(pid int) bool { return pid == p.pid() })()
 	h.start()
-	truth.set(gpu0, slow.pid(), 9*gib)
-	slow.ended()
-	truth.set(gpu0, slow.pid(), 0)
-	h.gone("s")
-	eventually(t, "its quota is free", func() bool { return h.device(gpu0).Quotas == 0 })
+	if s := h.see(id); s.State != api.Damaged {
+		h.t.Fatalf("%+v", s)
+	}
+}
+
+// What a process could have charged is not held against it, what is past that is memory past the ledger as any other; and so is all
+// of whoever cannot have the ledger.
+func TestASliceWhoseLedgerIsNotFoundIsHeldToItsQuota(t *testing.T) {
+	for name, c := range map[string]struct {
+		hides      func(slow, sibling *proc) *proc
+		has, bytes uint64
+		cause      string
+	}{
+		"who may have it":    {func(slow, _ *proc) *proc { return slow }, 9 * gib, 5 * gib, api.BypassExcess},
+		"who cannot have it": {func(_, sibling *proc) *proc { return sibling }, gib, gib, api.BypassUnattached},
+	} {
+		t.Run(name, func(t *testing.T) {
+			truth := &fakeTruth{}
+			h := newPolicyHost(t, truth, api.Kill, api.ScopeProcess)
+			slow, sibling := h.pair(on(gpu0, 4*gib))
+			slow.uses().must("charge 0 %d", 3*gib)
+			h.lost("s", slow)
+			hides := c.hides(slow, sibling)
+			truth.set(gpu0, hides.pid(), c.has)
+			hides.ended()
+			told := h.told(api.EventBypass)
+			if len(told) != 1 || told[0].PID != hides.pid() || told[0].Cause != c.cause || told[0].Bytes != c.bytes {
+				t.Fatalf("%+v", told)
+			}
+			truth.set(gpu0, hides.pid(), 0)
+			h.given(gpu0, 4*gib, 76*gib)
+			slow.kill()
+			sibling.kill()
+			h.gone("s")
+			eventually(t, "its quota is free", func() bool { return h.device(gpu0).Quotas == 0 })
+		})
+	}
 }
 
 func TestASliceWhoseLedgerIsNotFoundExpires(t *testing.T) {
 	h := newHost(t, &fakeTruth{})
-	slow := h.lease("s", newCgroup(t), 3*time.Second)
-	h.stop()
-	defer enforcer.Silence(func(pid int) bool { return pid == slow.pid() })()
-	h.start()
+	slow := h.lease("s", newCgroup(t), 6*time.Second)
+	h.lost("s", slow)
 	slow.ended()
 	h.gone("s")
 }
@@ -109,24 +136,80 @@ func TestAPoolsLedgerThatIsNotFoundIsNotReplaced(t *testing.T) {
 	eventually(t, "it is given back", func() bool { return h.pooled("llm") == gib })
 }
 
-// A session ends while none runs, and who outlives it cannot be looked at: it is not known to have been the session's.
-func TestASessionWhoseLedgerIsNotFoundEnds(t *testing.T) {
+// Who may have the ledger of a session that is over counts as long as it lives, for it may hold what it was given, and charge the rest.
+func TestWhoMayHaveALedgerThatIsNotFoundOutlivesItsSession(t *testing.T) {
+	for how, end := range map[string]func(t *testing.T, h *host, first *proc){
+		"released by force": func(t *testing.T, h *host, _ *proc) {
+			if _, err := h.Release(context.Background(), "s", 0, true); err != nil {
+				t.Fatal(err)
+			}
+		},
+		"its first process was killed": func(_ *testing.T, _ *host, first *proc) { first.kill() },
+	} {
+		t.Run(how, func(t *testing.T) {
+			h := newHost(t, &fakeTruth{})
+			h.believe()
+			first, reply, token := h.tokenSession("s", on(gpu0, 8*gib))
+			slow := start(t, filepath.Join(reply.Dir, "bind"), "")
+			if err := h.join(slow, "s", token); err != nil {
+				t.Fatal(err)
+			}
+			slow.uses().must("charge 0 %d", 3*gib)
+			h.lost("s", slow)
+			end(t, h, first)
+			h.gone("s")
+			h.given(gpu0, 8*gib, 72*gib)
+			h.restart()
+			slow.expect("refused", "charge 0 1") // it lets itself be looked at now
+			slow.kill()
+			eventually(t, "its quota is free", func() bool { return h.device(gpu0).Quotas == 0 })
+		})
+	}
+}
+
+// A released container is no slice any more, and what it holds of a pool counts there.
+func TestAPoolsLedgerThatAReleasedMemberMayHaveIsNotReplaced(t *testing.T) {
 	h := newHost(t, &fakeTruth{})
-	h.believe()
-	first, reply, token := h.tokenSession("s", on(gpu0, 8*gib))
-	slow := start(t, filepath.Join(reply.Dir, "bind"), "")
-	if err := h.join(slow, "s", token); err != nil {
+	h.pool("llm", on(gpu0, 6*gib))
+	link := h.options.RunDir + "/to-s"
+	slow := start(t, link, newCgroup(t))
+	reply, err := h.Register(context.Background(), api.RegisterRequest{ID: "s", Container: "s", PID: slow.pid(), Pool: "llm"})
+	if err != nil {
 		t.Fatal(err)
 	}
-	slow.uses().must("charge 0 %d", 3*gib)
-	h.stop()
-	defer enforcer.Silence(func(pid int) bool { return pid == slow.pid() })()
-	h.start()
-	if s := h.see("s"); s.State != api.Damaged {
-		t.Fatalf("%+v", s)
+	lead(t, link, reply)
+	slow.uses().must("charge 0 %d", 5*gib)
+	if _, err := h.Release(context.Background(), "s", 0, true); err != nil {
+		t.Fatal(err)
 	}
-	first.kill()
-	h.gone("s")
+	h.stop()
+	restore := enforcer.Silence(func(pid int) bool { return pid == slow.pid() })
+	defer restore()
+	h.start()
+	if p := h.seePool("llm"); p.State != api.Damaged {
+		t.Fatalf("%+v", p)
+	}
+	restore()
+	h.restart()
+	if h.pooled("llm") != 5*gib || h.seePool("llm").State != api.Active {
+		t.Fatalf("%+v", h.seePool("llm"))
+	}
 	slow.kill()
-	eventually(t, "its quota is free", func() bool { return h.device(gpu0).Quotas == 0 })
+	eventually(t, "it is given back", func() bool { return h.pooled("llm") == 0 })
+}
+
+// What a slice was promised that uses no device yet is kept for it.
+func TestTheQuotaOfASliceWhoseLedgerIsNotFoundIsKept(t *testing.T) {
+	h := newHost(t, nil)
+	slow, _ := h.pair(on(api.AllDevices, 4*gib))
+	h.pool("llm", on(api.AllDevices, gib))
+	member := h.member("m", "llm")
+	h.stop()
+	h.options.Truth, h.options.NoTruth = &fakeTruth{}, ""
+	defer enforcer.Silence(func(pid int) bool { return pid == slow.pid() || pid == member.pid() })()
+	h.start()
+	if h.see("s").State != api.Damaged || h.seePool("llm").State != api.Damaged {
+		t.Fatalf("%+v, %+v", h.see("s"), h.seePool("llm"))
+	}
+	h.given(gpu0, 5*gib, 75*gib)
 }

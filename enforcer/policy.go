@@ -117,7 +117,7 @@ func (s *slice) judge(g *gpu, truth, beyond map[int]uint64, before map[int]holdi
 func (s *slice) past(index, pid int, bytes, beyond uint64, after holding) (cause string, past uint64) {
 	l := s.byPID[pid]
 	switch {
-	case l == nil && s.ledger != nil:
+	case l == nil && (s.ledger != nil || !s.mayOutlive(pid)):
 		return api.BypassUnattached, bytes
 	case l != nil && !l.process.Alive(): // the pid may be another's, whose turn comes when the lane is settled
 		return "", 0

@@ -101,7 +101,7 @@ func (e *Enforcer) restore() error {
 		e.commit(s, s.commitment())
 		e.enter(s)
 	}
-	e.reopenPools(pools)
+	e.reopenPools(pools, released)
 	// Their records go to the disk together, and are waited for one after the other.
 	stored := make(map[*slice]func() error)
 	for s, r := range alive {
@@ -138,7 +138,7 @@ func (e *Enforcer) revive(r store.Slice) *slice {
 	s := &slice{
 		e: e, log: e.log.With("slice", r.Request.ID), request: r.Request, generation: r.Generation,
 		created: r.Created, dir: r.Dir, initStart: r.InitStart, state: api.Active,
-		cgroup:   cgroup.Path{Mount: r.CgroupMount, Rel: r.CgroupRel, Inode: r.CgroupInode, V2: r.CgroupV2},
+		cgroup:   cgroupOf(r),
 		identity: ledger.Identity{Name: r.LedgerName, Dev: r.LedgerDev, Inode: r.LedgerInode},
 		quotas:   r.Request.Quotas, ttl: r.Request.TTL, deadline: r.Deadline, expired: r.Expired, asked: r.Asked,
 		lanes: make(map[uint32]*lane), byPID: make(map[int]*lane), slots: slots{next: 1},
@@ -159,6 +159,10 @@ func (e *Enforcer) revive(r store.Slice) *slice {
 	copy(s.token[:], r.TokenSum)
 	s.rejoin(r.Joined)
 	return s
+}
+
+func cgroupOf(r store.Slice) cgroup.Path {
+	return cgroup.Path{Mount: r.CgroupMount, Rel: r.CgroupRel, Inode: r.CgroupInode, V2: r.CgroupV2}
 }
 
 // closeLeft closes the page of a slice that is over, if a process has it still: it would go on as if there were the slice.
@@ -214,23 +218,42 @@ func (e *Enforcer) findLedger(s *slice, r store.Slice) (stored func() error) {
 		s.recover(r)
 		return result(nil)
 	}
-	if err := e.pages.lost(func(pid int) bool { return e.owner(pid) == s }); err != nil {
-		return result(err)
-	}
-	// Nobody has it mapped, so nobody has charged anything, and nobody can.
 	if len(s.devices) == 0 { // there was no driver truth when it began, and its quotas were promised all the same
 		s.devices = s.foresee()
 		e.commit(s, s.commitment())
 	}
+	if err := s.lost(); err != nil {
+		return result(err)
+	}
+	// Nobody has it mapped, so nobody has charged anything, and nobody can.
 	if err := s.begin(r.LedgerName); err != nil {
 		return result(err)
 	}
 	return e.store.BeginSlice(s.stored())
 }
 
+// lost says why a slice whose ledger was not found gets no other: one of its processes may have it, and what that has charged
+// would not count. It may hold as much as the slice may have, and outlive it.
+func (s *slice) lost() error {
+	silent, err := s.e.pages.silentAmong(s.pids)
+	if len(silent) > 0 {
+		err = errSilent(silent[0])
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, pid := range silent {
+		s.survive(process.Open(pid))
+	}
+	return err
+}
+
+func errSilent(pid int) error {
+	return fmt.Errorf("process %d does not let itself be looked at, and may have the ledger", pid)
+}
+
 // untaken says why the slice cannot go on. It ends as any other.
 func (s *slice) untaken(err error) {
-	s.log.Error("the slice cannot be taken up again; its processes get nothing more", "err", err)
+	s.log.Error("the slice cannot be taken up again; no process is let in any more", "err", err)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.state, s.reason = api.Damaged, fmt.Sprintf("it could not be taken up again: %v", err)

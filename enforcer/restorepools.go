@@ -4,9 +4,11 @@ package enforcer
 
 import (
 	"crypto/rand"
+	"errors"
 	"fmt"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/cgroup"
 	"github.com/gpuslice/gpuslice/enforcer/driver"
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
@@ -40,10 +42,10 @@ func (e *Enforcer) loadPools() (map[*pool]store.Pool, error) {
 
 // reopenPools finds the pools' ledgers again, or makes new ones: before any slice listens, since who attaches to a member
 // needs the pool.
-func (e *Enforcer) reopenPools(loaded map[*pool]store.Pool) {
+func (e *Enforcer) reopenPools(loaded map[*pool]store.Pool, released []store.Slice) {
 	for p, r := range loaded {
-		if err := p.reopen(r); err != nil {
-			p.log.Error("the pool cannot be taken up again; its members get nothing more", "err", err)
+		if err := p.reopen(r, released); err != nil {
+			p.log.Error("the pool cannot be taken up again; no process is let in any more", "err", err)
 			p.state, p.reason = api.Damaged, fmt.Sprintf("it could not be taken up again: %v", err)
 		}
 		e.commit(p, p.commitment())
@@ -51,15 +53,24 @@ func (e *Enforcer) reopenPools(loaded map[*pool]store.Pool) {
 	}
 }
 
-func (p *pool) reopen(r store.Pool) error {
+func (p *pool) reopen(r store.Pool, released []store.Slice) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if r.BootID == p.e.boot {
 		if p.ledger = p.e.pages.fetch(p.identity); p.ledger != nil {
 			return p.recover()
 		}
-		if err := p.e.pages.lost(func(pid int) bool { s := p.e.owner(pid); return s != nil && s.pool == p }); err != nil {
+	}
+	if len(p.devices) == 0 {
+		p.devices = p.foresee()
+	}
+	if r.BootID == p.e.boot {
+		silent, err := p.e.pages.silentAmong(func() ([]int, error) { return p.pids(released) })
+		if err != nil {
 			return err
+		}
+		if len(silent) > 0 {
+			return errSilent(silent[0])
 		}
 	}
 	// Nobody has it mapped, so nobody has charged anything to it, and nobody can.
@@ -69,13 +80,31 @@ func (p *pool) reopen(r store.Pool) error {
 			return err
 		}
 	}
-	if len(p.devices) == 0 {
-		p.devices = p.foresee()
-	}
 	if err := p.begin(name); err != nil {
 		return err
 	}
 	return p.e.store.PutPool(p.stored())
+}
+
+// pids are the processes of its members, and of those that were released and may not be gone.
+func (p *pool) pids(released []store.Slice) (all []int, err error) {
+	for s := range p.members {
+		pids, bad := s.pids()
+		all, err = append(all, pids...), errors.Join(err, bad)
+	}
+	for _, r := range released {
+		if r.BootID != p.e.boot || r.Request.Pool != p.name {
+			continue
+		}
+		for _, survivor := range r.Survivors {
+			all = append(all, survivor.PID)
+		}
+		if !r.Request.Session {
+			pids, bad := cgroup.PIDs(cgroupOf(r))
+			all, err = append(all, pids...), errors.Join(err, bad)
+		}
+	}
+	return all, err
 }
 
 // recover puts this enforcer's books in order by a page that the predecessor left. Limits are written anew: the predecessor

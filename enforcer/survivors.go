@@ -38,6 +38,11 @@ func (s *slice) findSurvivors(noted []store.Process) {
 	if len(noted) > 0 || s.ledger == nil {
 		return
 	}
+	for number := uint32(1); number <= s.ledger.HighLane(); number++ {
+		if owner, _, live := s.ledger.Lane(number); live && s.e.pages.silent[owner.PID] {
+			s.survive(process.Again(owner.PID, owner.Start))
+		}
+	}
 	for _, pid := range s.e.pages.whoHas(s.identity) {
 		p, err := process.Open(pid)
 		if err != nil {
@@ -53,13 +58,18 @@ func (s *slice) findSurvivors(noted []store.Process) {
 
 func (s *slice) survive(p *process.Handle, err error) {
 	switch {
-	case err == nil && p.Alive():
+	case err == nil && p.Alive() && !s.mayOutlive(p.PID):
 		s.survivors = append(s.survivors, p)
 	case err == nil:
 		p.Close()
 	case !errors.Is(err, process.ErrDead):
 		s.log.Error("a process that outlives the session is not known: what it holds counts for nothing", "err", err)
 	}
+}
+
+// mayOutlive says whether a process is one of those. Called with mu held.
+func (s *slice) mayOutlive(pid int) bool {
+	return slices.ContainsFunc(s.survivors, func(p *process.Handle) bool { return p.PID == pid && p.Alive() })
 }
 
 // outlived says whether somebody outlives the session. Called with change held.

@@ -199,6 +199,7 @@ func makeContext(w *world, r *rand.Rand) bool {
 
 func (p *worker) makeContext(device int) {
 	p.w.Helper()
+	time.Sleep(time.Until(p.shy))
 	begin := time.Now()
 	p.tookContext(device, begin, p.ask("context %d", device))
 }
