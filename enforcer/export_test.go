@@ -71,15 +71,15 @@ func (e *Enforcer) LoseDisk() error { return e.store.Close() }
 // Silence has processes not let themselves be looked at, from the next start of an enforcer until restore.
 func Silence(silent func(pid int) bool) (restore func()) {
 	hang := make(chan struct{})
-	filesOf = func(pid int, wanted ledger.Wanted) ([]ledger.File, error) {
+	findIn = func(pid int, wanted ledger.Wanted, open func(ledger.Identity) bool) ([]ledger.Found, error) {
 		if silent(pid) {
 			<-hang
 			return nil, os.ErrNotExist
 		}
-		return ledger.Files(pid, wanted)
+		return ledger.Find(pid, wanted, open)
 	}
 	return sync.OnceFunc(func() {
-		filesOf = ledger.Files
+		findIn = ledger.Find
 		close(hang)
 	})
 }

@@ -3,80 +3,100 @@
 package enforcer
 
 import (
+	"bytes"
 	"cmp"
 	"errors"
+	"fmt"
 	"log/slog"
 	"maps"
 	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
+	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
 )
 
-// pages says which processes have the ledgers of slices and pools mapped. By them a restarted enforcer comes back to its pages. Who
-// has one need not be one of its slice any more, by cgroup or descent: a session's process may be nobody's descendant by now. So
-// all processes of the host are looked at, once. It is used with the enforcer's change held.
+// pages finds the ledgers of slices and pools in the processes that have them mapped. By them a restarted enforcer comes back to its
+// pages. Who has one need not be one of its slice any more, by cgroup or descent: a session's process may be nobody's descendant
+// by now. So all processes of the host are looked at. It is used with the enforcer's change held.
 //
 // The kernel lets whoever reads the mappings of a process wait for as long as that changes them, which a hostile one can draw out;
 // and on a host under load an honest one may hold them and wait for a processor. So who does not let himself be looked at
-// for some time is silent, and may have any page. Each cgroup's processes are looked at beside the others': it can keep itself
-// from being looked at, and nobody else.
+// for some time is silent, and may have any page. The processes of a user in a cgroup are looked at beside those of all
+// others: they can keep themselves from being looked at, and nobody else.
 type pages struct {
 	log      *slog.Logger
 	wanted   ledger.Wanted
-	found    map[ledger.File][]int // by pid; nil if nobody has looked yet
-	silent   map[int]bool
-	patience time.Duration // for who may be silent
 	looks    int
-	lookers  atomic.Int32 // threads that look, or hang
+	patience time.Duration             // for who may be silent
+	answers  map[int][]ledger.Found    // by pid
+	holders  map[ledger.Identity][]int // the same the other way round
+	silent   map[int]bool              // who did not answer
+	failed   error                     // why it is not known who there is
 
+	places  chan struct{} // of those who look and do not wait
+	threads atomic.Int32  // of all who look, or hang
+
+	mu   sync.Mutex
+	got  map[ledger.Identity]*ledger.Ledger // nil is one that was fetched
+	over bool
+
+	// Tests have others.
 	groups func() ([][]int, error)
-	files  func(pid int, wanted ledger.Wanted) ([]ledger.File, error)
-	open   func(pid int, id ledger.Identity) (*ledger.Ledger, error)
+	find   func(pid int, wanted ledger.Wanted, open func(ledger.Identity) bool) ([]ledger.Found, error)
 }
 
-// filesOf is for tests.
-var filesOf = ledger.Files
-
 const (
-	// mostPatience is halved each time that it was in vain. Who attaches waits five seconds for an enforcer that is started again.
+	// mostPatience is halved after each look that it was in vain for. Who attaches waits five seconds for an enforcer that is started
+	// again.
 	mostPatience  = 2 * time.Second
 	leastPatience = 20 * time.Millisecond
-	// patiencePerProcess is more than an honest one takes; for all of a cgroup it is mostPatience at most.
+	// patiencePerProcess is more than an honest one takes; for all of a group it is mostPatience at most.
 	patiencePerProcess = time.Millisecond
-	// mostGroups are looked at at a time, each by some lookers at most. Who hangs holds a thread; each group has one, as long as there
-	// are not twice as many.
-	mostGroups, lookersOfGroup, mostLookers = 64, 16, 1024
-	// mostAsked are those who are asked for a ledger at a time, of those who have it.
-	mostAsked = 8
+	// mostPlaces is for the processors; who hangs holds none, but a thread. Beyond mostThreads a group has one looker, beyond twice that
+	// none.
+	mostPlaces, lookersOfGroup, mostThreads = 16, 16, 1024
 	// mostLooks are how often all processes are looked at, at most: who had a page may have ended since, and left it to a child.
-	mostLooks = 8
+	mostLooks = 3
 )
+
+// findIn is for tests.
+var findIn = ledger.Find
 
 func newPages(log *slog.Logger) *pages {
 	return &pages{
-		log: log, wanted: make(ledger.Wanted), silent: make(map[int]bool), patience: mostPatience,
-		groups: byCgroup, files: filesOf, open: ledger.FromProcess,
+		log: log, wanted: make(ledger.Wanted), answers: make(map[int][]ledger.Found), silent: make(map[int]bool),
+		patience: mostPatience, places: make(chan struct{}, mostPlaces), got: make(map[ledger.Identity]*ledger.Ledger),
+		groups: byUser, find: findIn,
+	}
+}
+
+// close lets go of what nobody has fetched.
+func (p *pages) close() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.over = true
+	for _, l := range p.got {
+		if l != nil {
+			_ = l.Close()
+		}
 	}
 }
 
 // want is called for all before anything is asked for. No inode is 0, but what a process has mapped that is no file looks like one.
-func (p *pages) want(dev, inode uint64) {
-	if inode != 0 {
-		p.wanted.Add(ledger.File{Dev: dev, Inode: inode})
+func (p *pages) want(id ledger.Identity) {
+	if id.Inode != 0 {
+		p.wanted.Add(id)
 	}
 }
 
-// whoHas is who had a ledger mapped when processes were last looked at.
+// whoHas is who had a ledger mapped when processes were looked at.
 func (p *pages) whoHas(id ledger.Identity) []int {
-	if p.found == nil {
-		p.look()
-	}
-	return p.found[id.File()]
+	p.look()
+	return p.holders[id]
 }
 
 // mayHave says whether a process had the ledger mapped, or may have.
@@ -84,165 +104,137 @@ func (p *pages) mayHave(id ledger.Identity, pid int) bool {
 	return slices.Contains(p.whoHas(id), pid) || p.silent[pid]
 }
 
-// silentAmong are the silent ones of some processes.
-func (p *pages) silentAmong(of func() ([]int, error)) ([]int, error) {
-	if len(p.silent) == 0 {
+// has says whether a ledger was found, and fetch gives it to one who asks; nil if it was not found.
+func (p *pages) has(id ledger.Identity) bool {
+	p.look()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.got[id] != nil
+}
+
+func (p *pages) fetch(id ledger.Identity) *ledger.Ledger {
+	p.look()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	l := p.got[id]
+	p.got[id] = nil
+	return l
+}
+
+// mayBeWith says which of some processes may have a ledger that was not found.
+func (p *pages) mayBeWith(id ledger.Identity, among func() ([]int, error)) ([]int, error) {
+	if p.failed != nil {
+		return nil, p.failed
+	}
+	if len(p.silent) == 0 && len(p.holders[id]) == 0 {
 		return nil, nil
 	}
-	all, err := of()
-	return slices.DeleteFunc(all, func(pid int) bool { return !p.silent[pid] }), err
+	all, err := among()
+	return slices.DeleteFunc(all, func(pid int) bool { return !p.mayHave(id, pid) }), err
 }
 
-// fetch finds a ledger in the processes; nil if it does not get it from any.
-func (p *pages) fetch(id ledger.Identity) *ledger.Ledger {
-	asked := func() []int {
-		return slices.DeleteFunc(slices.Clone(p.whoHas(id)), func(pid int) bool { return p.silent[pid] })
-	}
-	for tries := 0; len(asked()) > 0; tries++ {
-		if tries == 3 || tries > 0 && p.looks == mostLooks {
-			p.pass(asked()) // it goes from place to place there
-			break
-		}
-		if tries > 0 {
-			p.look()
-		}
-		all := asked()
-		if l := p.from(all[:min(len(all), mostAsked)], id); l != nil {
-			return l
-		}
-	}
-	return nil
-}
-
-// from fetches a ledger from one of those who had it.
-func (p *pages) from(pids []int, id ledger.Identity) *ledger.Ledger {
-	type answer struct {
-		pid    int
-		ledger *ledger.Ledger
-		err    error
-	}
-	answers, enough := make(chan answer), make(chan struct{})
-	defer close(enough)
-	waiting := make(map[int]bool)
-	for _, pid := range pids {
-		waiting[pid] = true
-		go func() {
-			l, err := p.open(pid, id)
-			select {
-			case answers <- answer{pid, l, err}:
-			case <-enough:
-				if err == nil {
-					_ = l.Close()
-				}
-			}
-		}()
-	}
-	deadline := time.After(p.patience)
-	for len(waiting) > 0 {
-		select {
-		case a := <-answers:
-			delete(waiting, a.pid)
-			if a.err == nil {
-				return a.ledger
-			}
-			if !errors.Is(a.err, os.ErrNotExist) {
-				p.log.Warn("look for the ledger of a slice", "pid", a.pid, "err", a.err)
-			}
-		case <-deadline:
-			p.pass(slices.Sorted(maps.Keys(waiting)))
-			return nil
-		}
-	}
-	return nil
-}
-
-// mayStillHave says whether a process that had a ledger has it now, or may have.
-func (p *pages) mayStillHave(id ledger.Identity, pid int) bool {
-	if p.silent[pid] {
-		return true
-	}
-	has, err := ask(make(chan struct{}, 1), p.patience, func() (bool, error) { return ledger.Mapped(pid, id) })
-	if errors.Is(err, errHangs) {
-		p.pass([]int{pid})
-		return true
-	}
-	return has
-}
-
-// pass goes on without processes.
-func (p *pages) pass(pids []int) {
-	p.patience = max(p.patience/2, leastPatience)
-	for _, pid := range pids {
-		p.silent[pid] = true
-	}
-	p.log.Error("processes do not let themselves be looked at: a ledger that none but them has is not found",
-		"count", len(pids), "pids", pids[:min(len(pids), 32)])
-}
-
-// byCgroup are all processes but this one, which has those that it has opened, by their cgroups, small ones first.
-func byCgroup() ([][]int, error) {
+// byUser are all processes but this one, which has those that it has opened, by their cgroups and users, few first.
+func byUser() ([][]int, error) {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
 		return nil, err
 	}
-	groups := make(map[string][]int)
+	type group struct {
+		cgroup string
+		uid    string
+	}
+	groups := make(map[group][]int)
 	for _, entry := range entries {
-		if pid, err := strconv.Atoi(entry.Name()); err == nil && pid != os.Getpid() {
-			cgroup, _ := os.ReadFile(filepath.Join("/proc", entry.Name(), "cgroup")) // it may have ended
-			groups[string(cgroup)] = append(groups[string(cgroup)], pid)
+		pid, err := strconv.Atoi(entry.Name())
+		if err != nil || pid == os.Getpid() {
+			continue
 		}
+		cgroup, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid)) // it may have ended
+		status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+		_, uid, _ := bytes.Cut(status, []byte("\nUid:"))
+		uid, _, _ = bytes.Cut(uid, []byte("\n"))
+		of := group{string(cgroup), string(uid)}
+		groups[of] = append(groups[of], pid)
 	}
 	return slices.SortedFunc(maps.Values(groups), func(a, b []int) int { return cmp.Compare(len(a), len(b)) }), nil
 }
 
+// look looks at all processes, again if somebody had a page that he has not any more.
 func (p *pages) look() {
-	p.found = make(map[ledger.File][]int)
-	p.looks++
-	if len(p.wanted) == 0 {
+	if p.looks > 0 {
 		return
 	}
+	for p.looks = 1; len(p.wanted) > 0 && p.lookOnce() && p.looks < mostLooks; p.looks++ {
+	}
+}
+
+// lookOnce says whether it has to be done again.
+func (p *pages) lookOnce() (again bool) {
 	groups, err := p.groups()
 	if err != nil {
 		p.log.Error("look for the ledgers of slices in all processes", "err", err)
+		p.failed = fmt.Errorf("look for the ledger in all processes: %w", err)
+		return false
 	}
-	until := time.Now().Add(p.patience)
-	results := make(chan lookedAt)
+	results := make(chan []answer, len(groups))
+	for _, group := range groups {
+		group = slices.DeleteFunc(group, func(pid int) bool { return p.silent[pid] })
+		p.places <- struct{}{}
+		go func() { results <- p.lookAt(group) }()
+	}
+	answers := make(map[int][]ledger.Found)
 	var silent []int
-	for running := 0; running > 0 || len(groups) > 0; running-- {
-		for ; running < mostGroups && len(groups) > 0; running++ {
-			group := slices.DeleteFunc(groups[0], func(pid int) bool { return p.silent[pid] })
-			groups = groups[1:]
-			go func() { results <- p.lookAt(group, until) }()
+	for range groups {
+		for _, a := range <-results {
+			switch _, before := p.answers[a.pid]; {
+			case a.err == nil:
+				answers[a.pid] = a.found
+			case errors.Is(a.err, os.ErrNotExist): // it has ended
+			case before:
+				answers[a.pid] = p.answers[a.pid]
+			case errors.Is(a.err, errHangs):
+				silent = append(silent, a.pid)
+			default:
+				p.log.Warn("a process cannot be looked at: if it is the last that has a slice's ledger, that is not found", "pid", a.pid, "err", a.err)
+				p.silent[a.pid] = true
+			}
 		}
-		r := <-results
-		for file, pids := range r.found {
-			p.found[file] = append(p.found[file], pids...)
-		}
-		for pid, err := range r.barred {
-			p.log.Warn("a process cannot be looked at: if it is the last that has a slice's ledger, that is not found", "pid", pid, "err", err)
-			p.silent[pid] = true
-		}
-		silent = append(silent, r.silent...)
 	}
 	if len(silent) > 0 {
-		p.pass(silent)
+		p.patience = max(p.patience/2, leastPatience)
+		slices.Sort(silent)
+		p.log.Error("processes do not let themselves be looked at: a ledger that none but them has is not found",
+			"count", len(silent), "pids", silent[:min(len(silent), 32)])
+		for _, pid := range silent {
+			p.silent[pid] = true
+		}
 	}
+	p.answers, p.holders = answers, make(map[ledger.Identity][]int)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for pid, all := range answers {
+		for _, f := range all {
+			p.holders[f.Identity] = append(p.holders[f.Identity], pid)
+			if f.Err != nil && p.got[f.Identity] == nil {
+				again = true
+				if !errors.Is(f.Err, os.ErrNotExist) {
+					p.log.Warn("open the ledger of a slice", "pid", pid, "err", f.Err)
+				}
+			}
+		}
+	}
+	return again
 }
 
-// lookedAt is what became of a group's processes.
-type lookedAt struct {
-	found  map[ledger.File][]int
-	barred map[int]error
-	silent []int
+// answer is what became of a process that was looked at: errHangs if it is silent.
+type answer struct {
+	pid   int
+	found []ledger.Found
+	err   error
 }
 
-// lookAt looks at a group's processes. It is done in a goroutine of its own.
-func (p *pages) lookAt(pids []int, until time.Time) lookedAt {
-	type answer struct {
-		pid   int
-		files []ledger.File
-		err   error
-	}
+// lookAt looks at processes that answer for each other. It has a place among those who look, for its first looker.
+func (p *pages) lookAt(pids []int) (all []answer) {
 	waiting := make(map[int]bool, len(pids))
 	next, answers := make(chan int, len(pids)), make(chan answer, len(pids))
 	for _, pid := range pids {
@@ -250,46 +242,82 @@ func (p *pages) lookAt(pids []int, until time.Time) lookedAt {
 		next <- pid
 	}
 	close(next)
-	lookers := 0
-	begin := func() {
-		if held := p.lookers.Add(1); held > 2*mostLookers || lookers > 0 && held > mostLookers {
-			p.lookers.Add(-1)
-			return
-		}
-		lookers++
-		go func() {
-			defer p.lookers.Add(-1)
-			for pid := range next {
-				files, err := p.files(pid, p.wanted)
-				answers <- answer{pid, files, err}
-			}
-		}()
+	take := func(a answer) {
+		delete(waiting, a.pid)
+		all = append(all, a)
 	}
-	begin()
+	if p.threads.Load() < 2*mostThreads {
+		go p.looker(next, answers, true)
+	} else {
+		<-p.places
+	}
 	tick := time.NewTicker(leastPatience)
 	defer tick.Stop()
-	deadline := time.After(max(time.Until(until), leastPatience) + min(time.Duration(len(pids))*patiencePerProcess, mostPatience))
-	result := lookedAt{found: make(map[ledger.File][]int), barred: make(map[int]error)}
-	for len(waiting) > 0 {
+	deadline := time.After(p.patience + min(time.Duration(len(pids))*patiencePerProcess, mostPatience))
+	for lookers := 1; len(waiting) > 0; {
 		select {
 		case a := <-answers:
-			delete(waiting, a.pid)
-			if a.err != nil && !errors.Is(a.err, os.ErrNotExist) { // it has ended, or has no memory of its own
-				result.barred[a.pid] = a.err
-			}
-			for _, file := range a.files {
-				result.found[file] = append(result.found[file], a.pid)
-			}
+			take(a)
 		case <-tick.C: // those who look may all be waiting
-			for more := max(1, lookers); more > 0 && lookers < lookersOfGroup && len(next) > 0; more-- {
-				begin()
+			for more := lookers; more > 0 && lookers < lookersOfGroup && len(next) > 0 && p.threads.Load() < mostThreads; more-- {
+				lookers++
+				go p.looker(next, answers, false)
 			}
 		case <-deadline:
 			for range next { // nobody begins with another
 			}
-			result.silent = slices.Sorted(maps.Keys(waiting))
-			return result
+			for len(answers) > 0 {
+				take(<-answers)
+			}
+			for pid := range waiting {
+				all = append(all, answer{pid: pid, err: errHangs})
+			}
+			return all
 		}
 	}
-	return result
+	return all
+}
+
+// looker looks at one process after the other. Who is kept waiting gives his place to another.
+func (p *pages) looker(next <-chan int, answers chan<- answer, placed bool) {
+	p.threads.Add(1)
+	defer p.threads.Add(-1)
+	for pid := range next {
+		if !placed {
+			p.places <- struct{}{}
+		}
+		timer := time.AfterFunc(leastPatience, func() { <-p.places })
+		found, err := p.find(pid, p.wanted, p.missing)
+		placed = timer.Stop()
+		p.keep(found)
+		answers <- answer{pid, found, err}
+	}
+	if placed {
+		<-p.places
+	}
+}
+
+// missing says whether a ledger was not found yet.
+func (p *pages) missing(id ledger.Identity) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	l, fetched := p.got[id]
+	return l == nil && !fetched && !p.over
+}
+
+// keep keeps what was found first, whenever that is.
+func (p *pages) keep(found []ledger.Found) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for i, f := range found {
+		if f.Ledger == nil {
+			continue
+		}
+		if _, known := p.got[f.Identity]; known || p.over {
+			_ = f.Ledger.Close()
+		} else {
+			p.got[f.Identity] = f.Ledger
+		}
+		found[i].Ledger = nil
+	}
 }

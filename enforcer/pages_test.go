@@ -3,8 +3,8 @@
 package enforcer
 
 import (
+	"errors"
 	"log/slog"
-	"maps"
 	"os"
 	"slices"
 	"sync"
@@ -21,7 +21,8 @@ var wantedPage = ledger.Identity{Dev: 1, Inode: 7}
 func newTestPages(t *testing.T, groups [][]int, hang, have func(pid int) bool) (p *pages, asked func(pid int) int) {
 	t.Helper()
 	p = newPages(slog.New(slog.DiscardHandler))
-	p.want(wantedPage.Dev, wantedPage.Inode)
+	t.Cleanup(p.close)
+	p.want(wantedPage)
 	p.groups = func() (all [][]int, err error) {
 		for _, group := range groups {
 			all = append(all, slices.Clone(group))
@@ -32,7 +33,7 @@ func newTestPages(t *testing.T, groups [][]int, hang, have func(pid int) bool) (
 	times := make(map[int]int)
 	over := make(chan struct{})
 	t.Cleanup(func() { close(over) })
-	p.files = func(pid int, _ ledger.Wanted) ([]ledger.File, error) {
+	p.find = func(pid int, _ ledger.Wanted, _ func(ledger.Identity) bool) ([]ledger.Found, error) {
 		mu.Lock()
 		times[pid]++
 		mu.Unlock()
@@ -40,7 +41,7 @@ func newTestPages(t *testing.T, groups [][]int, hang, have func(pid int) bool) (
 			<-over
 		}
 		if have(pid) {
-			return []ledger.File{wantedPage.File()}, nil
+			return []ledger.Found{{Identity: wantedPage}}, nil
 		}
 		return nil, os.ErrNotExist
 	}
@@ -60,31 +61,25 @@ func span(from, to int) (all []int) {
 
 func is(pids ...int) func(int) bool { return func(pid int) bool { return slices.Contains(pids, pid) } }
 
-// A process that does not let itself be looked at keeps nobody's page from being found, and is asked once.
+// A process that does not let itself be looked at keeps nobody's page from being found.
 func TestAProcessThatHangsIsPassedByWhenPagesAreLookedFor(t *testing.T) {
-	p, asked := newTestPages(t, [][]int{{1, 2, 3, 4}}, is(1), is(3))
-	files := p.files
-	p.files = func(pid int, wanted ledger.Wanted) ([]ledger.File, error) {
+	p, _ := newTestPages(t, [][]int{{1, 2, 3, 4}}, is(1), is(3))
+	find := p.find
+	p.find = func(pid int, wanted ledger.Wanted, open func(ledger.Identity) bool) ([]ledger.Found, error) {
 		if pid == 2 {
 			return nil, os.ErrPermission
 		}
-		return files(pid, wanted)
+		return find(pid, wanted, open)
 	}
-	for range 2 {
-		if got := p.whoHas(wantedPage); !slices.Equal(got, []int{3}) {
-			t.Fatalf("%v has it, want 3", got)
-		}
-		p.look()
+	if got := p.whoHas(wantedPage); !slices.Equal(got, []int{3}) {
+		t.Fatalf("%v has it, want 3", got)
 	}
 	for pid, want := range map[int]bool{1: true, 2: true, 3: true, 4: false} {
 		if p.mayHave(wantedPage, pid) != want {
 			t.Errorf("process %d may have it: %t", pid, !want)
 		}
 	}
-	if asked(1) != 1 || asked(3) != 3 {
-		t.Errorf("asked %d and %d times", asked(1), asked(3))
-	}
-	got, err := p.silentAmong(func() ([]int, error) { return []int{1, 2, 3, 4}, nil })
+	got, err := p.mayBeWith(wantedPage, func() ([]int, error) { return []int{1, 2, 4}, nil })
 	if err != nil || !slices.Equal(got, []int{1, 2}) {
 		t.Errorf("%v, %v", got, err)
 	}
@@ -93,19 +88,19 @@ func TestAProcessThatHangsIsPassedByWhenPagesAreLookedFor(t *testing.T) {
 // On a host under load somebody may have to wait for a processor, in the middle of a change of its mappings.
 func TestWhoIsSlowIsWaitedFor(t *testing.T) {
 	p, _ := newTestPages(t, [][]int{{1, 2}}, is(), is(1, 2))
-	files := p.files
-	p.files = func(pid int, wanted ledger.Wanted) ([]ledger.File, error) {
+	find := p.find
+	p.find = func(pid int, wanted ledger.Wanted, open func(ledger.Identity) bool) ([]ledger.Found, error) {
 		if pid == 1 {
 			time.Sleep(mostPatience / 4)
 		}
-		return files(pid, wanted)
+		return find(pid, wanted, open)
 	}
 	if got := slices.Sorted(slices.Values(p.whoHas(wantedPage))); !slices.Equal(got, []int{1, 2}) || len(p.silent) > 0 {
 		t.Fatalf("%v have it, and %v are silent", got, p.silent)
 	}
 }
 
-// However many hang in a cgroup, and in however many cgroups, those of the others are looked at, and few threads are held.
+// However many hang of a user or in a cgroup, and of however many, the others are looked at, and few threads are held.
 func TestManyThatHangKeepNobodyElseFromBeingLookedAt(t *testing.T) {
 	honest := span(1, 100)
 	groups := [][]int{span(1001, 6000), honest}
@@ -118,75 +113,94 @@ func TestManyThatHangKeepNobodyElseFromBeingLookedAt(t *testing.T) {
 	if got := slices.Sorted(slices.Values(p.whoHas(wantedPage))); !slices.Equal(got, append(honest, 101)) {
 		t.Fatalf("%v have it", got)
 	}
-	if len(p.silent) != 9000 || p.silent[101] || p.lookers.Load() > 2*mostLookers {
-		t.Errorf("%d are silent, %d hold a thread", len(p.silent), p.lookers.Load())
+	if len(p.silent) != 9000 || p.silent[101] || p.threads.Load() > 2*mostThreads {
+		t.Errorf("%d are silent, %d hold a thread", len(p.silent), p.threads.Load())
 	}
 	hung := 0
 	for _, pid := range groups[0] {
 		hung += asked(pid)
 	}
 	if hung > lookersOfGroup {
-		t.Errorf("%d of a cgroup hold a thread", hung)
+		t.Errorf("%d of a group hold a thread", hung)
 	}
-	p.look()
-	t.Logf("9000 of 201 cgroups hang: %v", time.Since(begin))
+	t.Logf("9000 of 201 groups hang: %v", time.Since(begin))
 }
 
-// A process that had a page, and hangs when it is fetched, is passed by, too; and one that moves it from place to place.
-func TestAPageIsFetchedFromWhoLetsIt(t *testing.T) {
-	const hangs, moves, gives = 1, 2, 3
-	made, err := ledger.Create([16]byte{1})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer made.Close()
-	late, err := ledger.Create([16]byte{2})
-	if err != nil {
-		t.Fatal(err)
-	}
-	hang := make(chan struct{})
-	open := func(pid int, _ ledger.Identity) (*ledger.Ledger, error) {
-		switch pid {
-		case hangs:
-			<-hang
-			return late, nil
-		case moves:
-			return nil, os.ErrNotExist
+// A page is had from whoever gives it, however late, and is closed if nobody fetches it.
+func TestAPageIsFoundInWhoeverGivesIt(t *testing.T) {
+	const hangs, moves, gives, late = 1, 2, 3, 4
+	pages := make(map[int]*ledger.Ledger)
+	for _, pid := range []int{gives, late} {
+		var err error
+		if pages[pid], err = ledger.Create([16]byte{byte(pid)}); err != nil {
+			t.Fatal(err)
 		}
-		return made, nil
 	}
-	p, _ := newTestPages(t, [][]int{{hangs, moves, gives}}, is(), is(hangs, moves, gives))
-	p.open = open
-	if got := p.fetch(wantedPage); got != made || len(p.silent) > 0 {
-		t.Fatalf("it was not fetched from who gives it; silent: %v", p.silent)
-	}
-	p, _ = newTestPages(t, [][]int{{hangs, moves}}, is(), is(hangs, moves))
-	p.open = open
-	if got := p.fetch(wantedPage); got != nil {
-		t.Fatal("who gave it?")
-	}
-	if got := slices.Sorted(maps.Keys(p.silent)); !slices.Equal(got, []int{hangs, moves}) {
-		t.Errorf("silent: %v", got)
-	}
-	close(hang)
-	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
-		if mapped, err := ledger.Mapped(os.Getpid(), late.Identity()); err != nil || time.Now().After(deadline) {
-			t.Fatalf("what came too late stays open: %v", err)
-		} else if !mapped {
-			break
+	wait := make(chan struct{})
+	host := func(pids ...int) *pagesOf {
+		p, asked := newTestPages(t, [][]int{pids}, is(hangs), is(pids...))
+		find := p.find
+		p.find = func(pid int, wanted ledger.Wanted, open func(ledger.Identity) bool) ([]ledger.Found, error) {
+			found, err := find(pid, wanted, open)
+			if l := pages[pid]; l != nil && open(wantedPage) {
+				found[0].Ledger = l
+			} else if pid == moves {
+				found[0].Err = os.ErrNotExist
+			}
+			if pid == late {
+				<-wait
+			}
+			return found, err
 		}
+		return &pagesOf{p, asked}
+	}
+	p := host(hangs, moves, gives)
+	if !p.has(wantedPage) || p.fetch(wantedPage) != pages[gives] || p.fetch(wantedPage) != nil || p.has(wantedPage) {
+		t.Fatal("it was not found, or twice")
+	}
+	p = host(moves, late)
+	if p.fetch(wantedPage) != nil || p.asked(moves) != mostLooks {
+		t.Fatalf("who gave it? Looked %d times", p.asked(moves))
+	}
+	if got, err := p.mayBeWith(wantedPage, func() ([]int, error) { return []int{moves, late, 5}, nil }); err != nil || !slices.Equal(got, []int{moves, late}) {
+		t.Errorf("it may be with %v, %v", got, err)
+	}
+	p.close()
+	close(wait)
+	for deadline := time.Now().Add(10 * time.Second); p.threads.Load() > 0 && time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+	}
+	if mapped, err := ledger.Mapped(os.Getpid(), pages[late].Identity()); err != nil || mapped {
+		t.Errorf("what came too late stays open: %v", err)
+	}
+	_ = pages[gives].Close()
+}
+
+type pagesOf struct {
+	*pages
+	asked func(pid int) int
+}
+
+// If it is not known who there is, anybody may have any page.
+func TestWithoutALookAtAllProcessesNoLedgerIsReplaced(t *testing.T) {
+	p, _ := newTestPages(t, nil, is(), is())
+	p.groups = func() ([][]int, error) { return nil, os.ErrPermission }
+	if p.fetch(wantedPage) != nil {
+		t.Fatal("what was found?")
+	}
+	if _, err := p.mayBeWith(wantedPage, func() ([]int, error) { return nil, nil }); !errors.Is(err, os.ErrPermission) {
+		t.Fatal(err)
 	}
 }
 
-func TestProcessesAreLookedAtByTheirCgroups(t *testing.T) {
-	groups, err := byCgroup()
+func TestProcessesAreLookedAtByTheirUsersAndCgroups(t *testing.T) {
+	groups, err := byUser()
 	if err != nil {
 		t.Fatal(err)
 	}
 	var all []int
 	for i, group := range groups {
 		if i > 0 && len(group) < len(groups[i-1]) {
-			t.Errorf("a cgroup of %d after one of %d", len(group), len(groups[i-1]))
+			t.Errorf("one of %d after one of %d", len(group), len(groups[i-1]))
 		}
 		all = append(all, group...)
 	}

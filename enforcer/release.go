@@ -76,14 +76,15 @@ func (e *Enforcer) release(s *slice, cause string) error {
 		// that finds a record of something that is dead, and drops it; or a page that is closed, and gives nothing more.
 		s.log.Error("the release of a slice is not on disk", "err", err)
 	}
-	e.strike(s)
 	s.log.Info("slice released", "generation", s.generation, "cause", cause)
 	e.count(func(c Counter) { c.Released(cause) })
 	if cause == causeFailed { // nobody was told of it, so nothing of it is bound anywhere
+		e.strike(s)
 		e.clear(s)
 		return err
 	}
-	s.tell(api.Event{Kind: api.EventReleased, Cause: cause})
+	s.tell(api.Event{Kind: api.EventReleased, Cause: cause}) // whoever finds it gone finds this
+	e.strike(s)
 	return errors.Join(err, e.clearOnceEmpty(s))
 }
 

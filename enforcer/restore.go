@@ -35,7 +35,10 @@ func (e *Enforcer) restore() error {
 	e.change.Lock() // what is watched from here on may end at once
 	defer e.change.Unlock()
 	e.pages = newPages(e.log)
-	defer func() { e.pages = nil }()
+	defer func() {
+		e.pages.close()
+		e.pages = nil
+	}()
 	records, err := e.store.Slices()
 	if err != nil {
 		return err
@@ -49,10 +52,10 @@ func (e *Enforcer) restore() error {
 		return err
 	}
 	for _, r := range slices.Concat(records, released) {
-		e.pages.want(r.LedgerDev, r.LedgerInode)
+		e.pages.want(ledger.Identity{Name: r.LedgerName, Dev: r.LedgerDev, Inode: r.LedgerInode})
 	}
 	for _, r := range pools {
-		e.pages.want(r.LedgerDev, r.LedgerInode)
+		e.pages.want(ledger.Identity{Name: r.LedgerName, Dev: r.LedgerDev, Inode: r.LedgerInode})
 	}
 	keep := make(map[string]bool)
 	alive := make(map[*slice]store.Slice)
@@ -65,11 +68,8 @@ func (e *Enforcer) restore() error {
 				keep[s.dir] = true
 				continue
 			} else {
-				s.mu.Lock()
-				outlived := s.request.Session && s.closeLeft()
-				s.mu.Unlock()
 				s.leave()
-				if outlived {
+				if s.request.Session && e.pages.has(s.identity) { // somebody outlives it
 					if err := e.store.Retire(r); err != nil {
 						return err
 					}
@@ -235,20 +235,21 @@ func (e *Enforcer) findLedger(s *slice, r store.Slice) (stored func() error) {
 // lost says why a slice whose ledger was not found gets no other: one of its processes may have it, and what that has charged
 // would not count. It may hold as much as the slice may have, and outlive it.
 func (s *slice) lost() error {
-	silent, err := s.e.pages.silentAmong(s.pids)
-	if len(silent) > 0 {
-		err = errSilent(silent[0])
-	}
+	pids, err := s.e.pages.mayBeWith(s.identity, s.pids)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, pid := range silent {
+	for _, pid := range pids[:min(len(pids), ledger.Slots)] {
 		s.survive(process.Open(pid))
 	}
-	return err
+	return errors.Join(err, errLost(pids))
 }
 
-func errSilent(pid int) error {
-	return fmt.Errorf("process %d does not let itself be looked at, and may have the ledger", pid)
+// errLost says that a ledger which was not found may be with some processes; nil if there are none.
+func errLost(pids []int) error {
+	if len(pids) == 0 {
+		return nil
+	}
+	return fmt.Errorf("process %d does not let itself be looked at, and may have the ledger", pids[0])
 }
 
 // untaken says why the slice cannot go on. It ends as any other.

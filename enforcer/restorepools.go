@@ -65,12 +65,9 @@ func (p *pool) reopen(r store.Pool, released []store.Slice) error {
 		p.devices = p.foresee()
 	}
 	if r.BootID == p.e.boot {
-		silent, err := p.e.pages.silentAmong(func() ([]int, error) { return p.pids(released) })
-		if err != nil {
+		pids, err := p.e.pages.mayBeWith(p.identity, func() ([]int, error) { return p.pids(released) })
+		if err := errors.Join(err, errLost(pids)); err != nil {
 			return err
-		}
-		if len(silent) > 0 {
-			return errSilent(silent[0])
 		}
 	}
 	// Nobody has it mapped, so nobody has charged anything to it, and nobody can.

@@ -38,20 +38,12 @@ func (s *slice) findSurvivors(noted []store.Process) {
 	if len(noted) > 0 || s.ledger == nil {
 		return
 	}
-	for number := uint32(1); number <= s.ledger.HighLane(); number++ {
-		if owner, _, live := s.ledger.Lane(number); live && s.e.pages.silent[owner.PID] {
-			s.survive(process.Again(owner.PID, owner.Start))
-		}
-	}
 	for _, pid := range s.e.pages.whoHas(s.identity) {
-		p, err := process.Open(pid)
-		if err != nil {
-			continue // it has ended
-		}
-		if s.e.pages.mayStillHave(s.identity, pid) {
-			s.survive(p, nil)
-		} else {
-			p.Close()
+		s.survive(process.Open(pid))
+	}
+	for number := uint32(1); number <= s.ledger.HighLane(); number++ {
+		if owner, _, live := s.ledger.Lane(number); live && s.e.pages.mayHave(s.identity, owner.PID) {
+			s.survive(process.Again(owner.PID, owner.Start))
 		}
 	}
 }

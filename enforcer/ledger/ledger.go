@@ -74,12 +74,6 @@ type Identity struct {
 	Inode uint64
 }
 
-// File is what the kernel tells a ledger's file from others by.
-type File struct{ Dev, Inode uint64 }
-
-// File of the ledger.
-func (id Identity) File() File { return File{id.Dev, id.Inode} }
-
 // Identity of the ledger.
 func (l *Ledger) Identity() Identity { return l.id }
 

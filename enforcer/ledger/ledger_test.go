@@ -16,6 +16,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -266,9 +267,17 @@ func TestNothingInThePageMakesUsCrashOrHang(t *testing.T) {
 
 // otherProcess has the ledger mapped, by C code that is the interceptor's.
 const otherProcess = `
+#include <pthread.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <sys/mman.h>
 #include "ledger.c"
+static void *stay(void *nothing)
+{
+	(void)nothing;
+	getchar();
+	exit(0);
+}
 int main(void)
 {
 	struct ledger *l = mmap(NULL, sizeof(*l), PROT_READ | PROT_WRITE, MAP_SHARED, 3, 0);
@@ -280,7 +289,9 @@ int main(void)
 	printf("%d %d %llu\n", ledger_charge(&a, 700), ledger_charge(&a, 700), (unsigned long long)l->device[0].limit);
 	fflush(stdout);
 	getchar();
-	return 0;
+	if (pthread_create(&(pthread_t){0}, NULL, stay, NULL))
+		return 1;
+	pthread_exit(NULL);
 }
 `
 
@@ -294,7 +305,7 @@ func TestGoAndCAgreeThroughSharedMemory(t *testing.T) {
 	if err := os.WriteFile(source, []byte(otherProcess), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if out, err := exec.Command(cc, "-O2", "-I", "../../interceptor", "-o", program, source).CombinedOutput(); err != nil {
+	if out, err := exec.Command(cc, "-O2", "-I", "../../interceptor", "-pthread", "-o", program, source).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
 	l := create(t)
@@ -329,35 +340,56 @@ func TestGoAndCAgreeThroughSharedMemory(t *testing.T) {
 		if os.Geteuid() != 0 {
 			t.Skip("root is needed, for /proc/PID/map_files")
 		}
-		found, err := FromProcess(cmd.Process.Pid, l.Identity())
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer found.Close()
-		if held := found.Held(0, 1); held != 700 {
-			t.Fatalf("the lane holds %d bytes", held)
-		}
 		other := l.Identity()
 		other.Inode++
-		if _, err := FromProcess(cmd.Process.Pid, other); !errors.Is(err, os.ErrNotExist) {
-			t.Fatalf("another ledger: %v", err)
+		all, err := Find(cmd.Process.Pid, wanted(l.Identity(), other), func(Identity) bool { return true })
+		if err != nil || len(all) != 1 || all[0].Identity != l.Identity() || all[0].Err != nil {
+			t.Fatalf("%v, %v", all, err)
 		}
-		files, err := Files(cmd.Process.Pid, wanted(l.Identity().File(), other.File()))
-		if err != nil || len(files) != 1 || files[0] != l.Identity().File() {
-			t.Fatalf("%v, %v", files, err)
+		defer all[0].Ledger.Close()
+		if held := all[0].Ledger.Held(0, 1); held != 700 {
+			t.Fatalf("the lane holds %d bytes", held)
+		}
+		if all, err := Find(cmd.Process.Pid, wanted(other), func(Identity) bool { return true }); err != nil || len(all) != 0 {
+			t.Fatalf("another ledger: %v, %v", all, err)
+		}
+	})
+	t.Run("also when its first thread has ended", func(t *testing.T) {
+		if os.Geteuid() != 0 {
+			t.Skip("root is needed, for /proc/PID/map_files")
+		}
+		if _, err := in.Write([]byte("\n")); err != nil {
+			t.Fatal(err)
+		}
+		for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+			stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", cmd.Process.Pid))
+			if err != nil || time.Now().After(deadline) {
+				t.Fatalf("%s, %v", stat, err)
+			}
+			if bytes.Contains(stat, []byte(") Z ")) {
+				break
+			}
+		}
+		all, err := Find(cmd.Process.Pid, wanted(l.Identity()), func(Identity) bool { return true })
+		if err != nil || len(all) != 1 || all[0].Err != nil {
+			t.Fatalf("%v, %v", all, err)
+		}
+		defer all[0].Ledger.Close()
+		if mapped, err := Mapped(cmd.Process.Pid, l.Identity()); !mapped || err != nil {
+			t.Fatal(err)
 		}
 	})
 }
 
-func wanted(files ...File) Wanted {
+func wanted(ids ...Identity) Wanted {
 	w := make(Wanted)
-	for _, f := range files {
-		w.Add(f)
+	for _, id := range ids {
+		w.Add(id)
 	}
 	return w
 }
 
-func TestALedgerThatIsMappedOftenIsOneFile(t *testing.T) {
+func TestALedgerThatIsMappedOftenIsFoundOnce(t *testing.T) {
 	l, other := create(t), create(t)
 	f := file(t, l)
 	for range 100 {
@@ -367,13 +399,14 @@ func TestALedgerThatIsMappedOftenIsOneFile(t *testing.T) {
 		}
 		defer func() { _ = unix.Munmap(mem) }()
 	}
-	one, two, none := l.Identity().File(), other.Identity().File(), File{Dev: l.Identity().Dev, Inode: 1 << 60}
-	files, err := Files(os.Getpid(), wanted(one, two, none))
-	if err != nil || len(files) != 2 || !slices.Contains(files, one) || !slices.Contains(files, two) {
-		t.Fatalf("%v, %v: want %v and %v", files, err, one, two)
+	one, two, none := l.Identity(), other.Identity(), Identity{Dev: l.Identity().Dev, Inode: 1 << 60}
+	no := func(Identity) bool { return false }
+	all, err := Find(os.Getpid(), wanted(one, two, none), no)
+	if err != nil || len(all) != 2 || !slices.Contains(all, Found{Identity: one}) || !slices.Contains(all, Found{Identity: two}) {
+		t.Fatalf("%v, %v: want %v and %v", all, err, one, two)
 	}
-	if files, err := Files(2, wanted(one)); len(files) != 0 || !errors.Is(err, os.ErrNotExist) && !errors.Is(err, os.ErrPermission) { // a thread of the kernel
-		t.Fatalf("%v, %v", files, err)
+	if all, err := Find(2, wanted(one), no); len(all) != 0 || !errors.Is(err, os.ErrNotExist) && !errors.Is(err, os.ErrPermission) { // a thread of the kernel
+		t.Fatalf("%v, %v", all, err)
 	}
 }
 

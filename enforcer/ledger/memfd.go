@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"unsafe"
 
@@ -132,73 +133,86 @@ func (l *Ledger) Close() error {
 	return err
 }
 
-// FromProcess finds the ledger id among the mappings of a process: so a restarted enforcer comes back to the
-// page that its slices went on charging. os.ErrNotExist if the process has it not.
+// Wanted are ledgers to look for in many processes, by how /proc/PID/maps writes their files.
+type Wanted map[string]Identity
+
+// Add makes it one more.
+func (w Wanted) Add(id Identity) {
+	w[fmt.Sprintf("%02x:%02x %d", unix.Major(id.Dev), unix.Minor(id.Dev), id.Inode)] = id
+}
+
+// Found is a ledger that a process has mapped.
+type Found struct {
+	Identity Identity
+	Ledger   *Ledger // nil if it was not to be opened
+	Err      error   // why it could not be opened; os.ErrNotExist if the process has it no more, or elsewhere
+}
+
+// Find looks which of the wanted ledgers a process has mapped, and opens those that open says: so a restarted enforcer comes back to
+// the pages that its slices went on charging. It is an error if the process has no memory at all: it has ended.
 //
 // The process may be hostile and map a look-alike: device and inode say that it is the very file, for as long as
 // any process has it; and whoever could forge the rest can write into the real page as well.
-func FromProcess(pid int, id Identity) (*Ledger, error) {
-	at, err := mapping(pid, id)
-	if err != nil {
-		return nil, fmt.Errorf("look for the ledger in process %d: %w", pid, err)
-	}
-	if at == "" {
-		return nil, fmt.Errorf("process %d has no ledger: %w", pid, os.ErrNotExist)
-	}
-	file, err := reopen(fmt.Sprintf("/proc/%d/map_files/%s", pid, at), id)
-	if err != nil {
-		return nil, fmt.Errorf("fetch the ledger from process %d: %w", pid, err)
-	}
-	return Open(file, id)
+func Find(pid int, wanted Wanted, open func(Identity) bool) (all []Found, err error) {
+	err = mappings(pid, wanted, func(link string, id Identity) bool {
+		if slices.ContainsFunc(all, func(f Found) bool { return f.Identity == id }) {
+			return true
+		}
+		f := Found{Identity: id}
+		if open(id) {
+			var file *os.File
+			if file, f.Err = reopen(link, id); f.Err == nil {
+				f.Ledger, f.Err = Open(file, id)
+			}
+		}
+		all = append(all, f)
+		return len(all) < len(wanted)
+	})
+	return all, err
 }
 
-// Mapped says whether a process has the ledger id. It is an error if the process has no memory at all: it has ended, or its
-// first thread has and others go on.
-func Mapped(pid int, id Identity) (bool, error) {
-	at, err := mapping(pid, id)
-	return at != "", err
-}
-
-// mapping is where a process has the ledger, as the kernel writes it; "" if it has it not.
-func mapping(pid int, id Identity) (at string, err error) {
+// Mapped says whether a process has the ledger id. It is an error if the process has no memory at all: it has ended.
+func Mapped(pid int, id Identity) (mapped bool, err error) {
 	only := make(Wanted)
-	only.Add(id.File())
-	err = mappings(pid, only, func(where string, _ File) bool {
-		at = where
+	only.Add(id)
+	err = mappings(pid, only, func(string, Identity) bool {
+		mapped = true
 		return false
 	})
-	return at, err
+	return mapped, err
 }
 
-// Wanted are ledgers to look for in many processes, by how /proc/PID/maps writes their files.
-type Wanted map[string]File
-
-// Add makes it one more.
-func (w Wanted) Add(f File) {
-	w[fmt.Sprintf("%02x:%02x %d", unix.Major(f.Dev), unix.Minor(f.Dev), f.Inode)] = f
-}
-
-// Files are those of the wanted ledgers that a process has mapped. It is an error if the process has no memory at all, as with
-// Mapped.
-func Files(pid int, wanted Wanted) (files []File, err error) {
-	err = mappings(pid, wanted, func(_ string, file File) bool {
-		if !slices.Contains(files, file) {
-			files = append(files, file)
-		}
-		return len(files) < len(wanted)
-	})
-	return files, err
-}
-
-// mappings calls f for each mapping that is the beginning of one of these files, as long as f says so. What else the kernel says of
-// a mapping, its name above all, the process may have chosen.
-func mappings(pid int, wanted Wanted, f func(at string, file File) bool) error {
-	maps, err := os.Open(fmt.Sprintf("/proc/%d/maps", pid))
+// mappings calls f for each mapping that is the beginning of one of these files, as long as f says so, with its link in map_files. What
+// else the kernel says of a mapping, its name above all, the process may have chosen.
+func mappings(pid int, wanted Wanted, f func(link string, id Identity) bool) error {
+	some, err := mappingsOf(pid, wanted, f)
+	if some || err != nil {
+		return err
+	}
+	// The first thread may have exited, and others go on: they have the memory.
+	tasks, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
 	if err != nil {
 		return err
 	}
+	for _, task := range tasks {
+		if tid, err := strconv.Atoi(task.Name()); err == nil && tid != pid {
+			some, err := mappingsOf(tid, wanted, f)
+			if some || err != nil && !errors.Is(err, os.ErrNotExist) {
+				return err
+			}
+		}
+	}
+	return fmt.Errorf("process %d has no memory: %w", pid, os.ErrNotExist)
+}
+
+// mappingsOf is mappings by one thread. It says whether that has any memory.
+func mappingsOf(tid int, wanted Wanted, f func(link string, id Identity) bool) (some bool, err error) {
+	maps, err := os.Open(fmt.Sprintf("/proc/%d/maps", tid))
+	if err != nil {
+		return false, err
+	}
 	defer maps.Close()
-	lines, some := bufio.NewScanner(maps), false
+	lines := bufio.NewScanner(maps)
 	for lines.Scan() {
 		// 7f0c4c000000-7f0c4c441000 rw-s 00000000 00:01 2061  /memfd:gpuslice (deleted)
 		some = true
@@ -208,18 +222,12 @@ func mappings(pid int, wanted Wanted, f func(at string, file File) bool) error {
 		}
 		device, rest, _ := bytes.Cut(fields[3], []byte(" "))
 		inode, _, _ := bytes.Cut(rest, []byte(" "))
-		file, is := wanted[string(fields[3][:len(device)+1+len(inode)])]
-		if is && !f(string(fields[0]), file) {
-			return nil
+		id, is := wanted[string(fields[3][:len(device)+1+len(inode)])]
+		if is && !f(fmt.Sprintf("/proc/%d/map_files/%s", tid, fields[0]), id) {
+			return true, nil
 		}
 	}
-	if err := lines.Err(); err != nil {
-		return err
-	}
-	if !some {
-		return fmt.Errorf("process %d has no memory: %w", pid, os.ErrNotExist)
-	}
-	return nil
+	return some, lines.Err()
 }
 
 // reopen opens the file behind a link of map_files. First only as a place: the process may have put something
