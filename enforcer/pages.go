@@ -3,7 +3,6 @@
 package enforcer
 
 import (
-	"bytes"
 	"cmp"
 	"errors"
 	"fmt"
@@ -14,9 +13,11 @@ import (
 	"strconv"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
+	"github.com/gpuslice/gpuslice/enforcer/process"
 )
 
 // pages finds the ledgers of slices and pools in the processes that have them mapped. By them a restarted enforcer comes back to its
@@ -26,7 +27,7 @@ import (
 // The kernel lets whoever reads the mappings of a process wait for as long as that changes them, which a hostile one can draw out;
 // and on a host under load an honest one may hold them and wait for a processor. So who does not let himself be looked at
 // for some time is silent, and may have any page. The processes of a user in a cgroup are looked at beside those of all
-// others: they can keep themselves from being looked at, and nobody else.
+// others: they can keep themselves from being looked at, and nobody else, until more hang than there may be threads.
 type pages struct {
 	log      *slog.Logger
 	wanted   ledger.Wanted
@@ -34,7 +35,8 @@ type pages struct {
 	patience time.Duration             // for who may be silent
 	answers  map[int][]ledger.Found    // by pid
 	holders  map[ledger.Identity][]int // the same the other way round
-	silent   map[int]bool              // who did not answer
+	silent   map[int]bool              // who did not answer, the last time
+	above    map[int][]int             // their ancestors, and themselves
 	failed   error                     // why it is not known who there is
 
 	places  chan struct{} // of those who look and do not wait
@@ -52,10 +54,11 @@ type pages struct {
 const (
 	// mostPatience is halved after each look that it was in vain for. Who attaches waits five seconds for an enforcer that is started
 	// again.
-	mostPatience  = 2 * time.Second
-	leastPatience = 20 * time.Millisecond
-	// patiencePerProcess is more than an honest one takes; for all of a group it is mostPatience at most.
+	mostPatience = 2 * time.Second
+	// patiencePerProcess is more than an honest one takes; for all of a group it is half of the other at most.
 	patiencePerProcess = time.Millisecond
+	// yieldAfter is when whoever looks gives his place to another.
+	yieldAfter = 20 * time.Millisecond
 	// mostPlaces is for the processors; who hangs holds none, but a thread. Beyond mostThreads a group has one looker, beyond twice that
 	// none.
 	mostPlaces, lookersOfGroup, mostThreads = 16, 16, 1024
@@ -63,12 +66,14 @@ const (
 	mostLooks = 3
 )
 
+var errSilent = errors.New("the process does not let itself be looked at")
+
 // findIn is for tests.
 var findIn = ledger.Find
 
 func newPages(log *slog.Logger) *pages {
 	return &pages{
-		log: log, wanted: make(ledger.Wanted), answers: make(map[int][]ledger.Found), silent: make(map[int]bool),
+		log: log, wanted: make(ledger.Wanted), answers: make(map[int][]ledger.Found), silent: make(map[int]bool), above: make(map[int][]int),
 		patience: mostPatience, places: make(chan struct{}, mostPlaces), got: make(map[ledger.Identity]*ledger.Ledger),
 		groups: byUser, find: findIn,
 	}
@@ -121,16 +126,40 @@ func (p *pages) fetch(id ledger.Identity) *ledger.Ledger {
 	return l
 }
 
-// mayBeWith says which of some processes may have a ledger that was not found.
-func (p *pages) mayBeWith(id ledger.Identity, among func() ([]int, error)) ([]int, error) {
-	if p.failed != nil {
-		return nil, p.failed
+// mayBeWith are the processes that may have a ledger which was not found: those that have it and did not give it, and of the silent ones
+// those that were let in.
+func (p *pages) mayBeWith(id ledger.Identity, letIn func() (func(pid int) bool, error)) ([]int, error) {
+	pids := slices.DeleteFunc(slices.Clone(p.holders[id]), ended)
+	if p.failed != nil || len(p.silent) == 0 {
+		return pids, p.failed
 	}
-	if len(p.silent) == 0 && len(p.holders[id]) == 0 {
-		return nil, nil
+	is, err := letIn()
+	for pid := range p.silent {
+		if err == nil && is(pid) {
+			pids = append(pids, pid)
+		}
 	}
-	all, err := among()
-	return slices.DeleteFunc(all, func(pid int) bool { return !p.mayHave(id, pid) }), err
+	return pids, err
+}
+
+func ended(pid int) bool {
+	h, err := process.Open(pid)
+	if err != nil {
+		return errors.Is(err, process.ErrDead)
+	}
+	defer h.Close()
+	return !h.Alive()
+}
+
+// ancestors of a silent process, and itself.
+func (p *pages) ancestors(pid int) []int {
+	if _, known := p.above[pid]; !known {
+		process.Ancestors(pid, func(above int) bool {
+			p.above[pid] = append(p.above[pid], above)
+			return true
+		})
+	}
+	return p.above[pid]
 }
 
 // byUser are all processes but this one, which has those that it has opened, by their cgroups and users, few first.
@@ -141,7 +170,7 @@ func byUser() ([][]int, error) {
 	}
 	type group struct {
 		cgroup string
-		uid    string
+		uid    uint32
 	}
 	groups := make(map[group][]int)
 	for _, entry := range entries {
@@ -149,11 +178,13 @@ func byUser() ([][]int, error) {
 		if err != nil || pid == os.Getpid() {
 			continue
 		}
-		cgroup, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid)) // it may have ended
-		status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-		_, uid, _ := bytes.Cut(status, []byte("\nUid:"))
-		uid, _, _ = bytes.Cut(uid, []byte("\n"))
-		of := group{string(cgroup), string(uid)}
+		of := group{}
+		if info, err := entry.Info(); err == nil { // or it has ended
+			of.uid = info.Sys().(*syscall.Stat_t).Uid
+		}
+		if cgroup, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid)); err == nil {
+			of.cgroup = string(cgroup)
+		}
 		groups[of] = append(groups[of], pid)
 	}
 	return slices.SortedFunc(maps.Values(groups), func(a, b []int) int { return cmp.Compare(len(a), len(b)) }), nil
@@ -186,13 +217,11 @@ func (p *pages) lookOnce() (again bool) {
 	var silent []int
 	for range groups {
 		for _, a := range <-results {
-			switch _, before := p.answers[a.pid]; {
+			switch {
 			case a.err == nil:
 				answers[a.pid] = a.found
 			case errors.Is(a.err, os.ErrNotExist): // it has ended
-			case before:
-				answers[a.pid] = p.answers[a.pid]
-			case errors.Is(a.err, errHangs):
+			case errors.Is(a.err, errSilent):
 				silent = append(silent, a.pid)
 			default:
 				p.log.Warn("a process cannot be looked at: if it is the last that has a slice's ledger, that is not found", "pid", a.pid, "err", a.err)
@@ -201,12 +230,17 @@ func (p *pages) lookOnce() (again bool) {
 		}
 	}
 	if len(silent) > 0 {
-		p.patience = max(p.patience/2, leastPatience)
+		p.patience /= 2
 		slices.Sort(silent)
 		p.log.Error("processes do not let themselves be looked at: a ledger that none but them has is not found",
 			"count", len(silent), "pids", silent[:min(len(silent), 32)])
 		for _, pid := range silent {
 			p.silent[pid] = true
+		}
+	}
+	for pid := range p.silent { // what it answered before
+		if before, answered := p.answers[pid]; answered {
+			answers[pid] = before
 		}
 	}
 	p.answers, p.holders = answers, make(map[ledger.Identity][]int)
@@ -226,7 +260,7 @@ func (p *pages) lookOnce() (again bool) {
 	return again
 }
 
-// answer is what became of a process that was looked at: errHangs if it is silent.
+// answer is what became of a process that was looked at: errSilent if it is silent.
 type answer struct {
 	pid   int
 	found []ledger.Found
@@ -251,9 +285,9 @@ func (p *pages) lookAt(pids []int) (all []answer) {
 	} else {
 		<-p.places
 	}
-	tick := time.NewTicker(leastPatience)
+	tick := time.NewTicker(yieldAfter)
 	defer tick.Stop()
-	deadline := time.After(p.patience + min(time.Duration(len(pids))*patiencePerProcess, mostPatience))
+	deadline := time.After(p.patience + min(time.Duration(len(pids))*patiencePerProcess, p.patience/2))
 	for lookers := 1; len(waiting) > 0; {
 		select {
 		case a := <-answers:
@@ -270,7 +304,7 @@ func (p *pages) lookAt(pids []int) (all []answer) {
 				take(<-answers)
 			}
 			for pid := range waiting {
-				all = append(all, answer{pid: pid, err: errHangs})
+				all = append(all, answer{pid: pid, err: errSilent})
 			}
 			return all
 		}
@@ -286,7 +320,7 @@ func (p *pages) looker(next <-chan int, answers chan<- answer, placed bool) {
 		if !placed {
 			p.places <- struct{}{}
 		}
-		timer := time.AfterFunc(leastPatience, func() { <-p.places })
+		timer := time.AfterFunc(yieldAfter, func() { <-p.places })
 		found, err := p.find(pid, p.wanted, p.missing)
 		placed = timer.Stop()
 		p.keep(found)

@@ -235,13 +235,37 @@ func (e *Enforcer) findLedger(s *slice, r store.Slice) (stored func() error) {
 // lost says why a slice whose ledger was not found gets no other: one of its processes may have it, and what that has charged
 // would not count. It may hold as much as the slice may have, and outlive it.
 func (s *slice) lost() error {
-	pids, err := s.e.pages.mayBeWith(s.identity, s.pids)
+	pids, err := s.e.pages.mayBeWith(s.identity, s.letIn)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, pid := range pids[:min(len(pids), ledger.Slots)] {
 		s.survive(process.Open(pid))
 	}
 	return errors.Join(err, errLost(pids))
+}
+
+// letIn says which of those who may have any page may have been let in to the slice.
+func (s *slice) letIn() (func(pid int) bool, error) {
+	if !s.request.Session {
+		return inCgroup(s.cgroup)
+	}
+	return func(pid int) (is bool) {
+		for _, above := range s.e.pages.ancestors(pid) {
+			s.roots(func(root *process.Handle) bool {
+				is = root.PID == above && root.Alive()
+				return !is
+			})
+			if is {
+				break
+			}
+		}
+		return is
+	}, nil
+}
+
+func inCgroup(path cgroup.Path) (func(pid int) bool, error) {
+	pids, err := cgroup.PIDs(path)
+	return func(pid int) bool { return slices.Contains(pids, pid) }, err
 }
 
 // errLost says that a ledger which was not found may be with some processes; nil if there are none.
@@ -279,12 +303,12 @@ func (e *Enforcer) reopen(s *slice) error {
 	if _, err := os.Lstat(filepath.Join(s.dir, bindName)); errors.Is(err, os.ErrNotExist) {
 		s.log.Error("the slice's directory was removed by somebody: a container that has it bound cannot attach new processes", "dir", s.dir)
 		e.removeSliceDir(s.dir)
-		if err := s.makeDir(); err != nil {
-			return err
+		if failed := s.makeDir(); failed != nil {
+			return errors.Join(err, failed)
 		}
 	}
-	if err := s.listen(); err != nil {
-		return err
+	if failed := s.listen(); failed != nil {
+		return errors.Join(err, failed)
 	}
 	if err := s.serveJoined(); err != nil {
 		s.log.Error("let in the processes that joined the session", "err", err)

@@ -6,9 +6,9 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
-	"github.com/gpuslice/gpuslice/enforcer/cgroup"
 	"github.com/gpuslice/gpuslice/enforcer/driver"
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
@@ -65,7 +65,7 @@ func (p *pool) reopen(r store.Pool, released []store.Slice) error {
 		p.devices = p.foresee()
 	}
 	if r.BootID == p.e.boot {
-		pids, err := p.e.pages.mayBeWith(p.identity, func() ([]int, error) { return p.pids(released) })
+		pids, err := p.e.pages.mayBeWith(p.identity, func() (func(int) bool, error) { return p.letIn(released) })
 		if err := errors.Join(err, errLost(pids)); err != nil {
 			return err
 		}
@@ -83,25 +83,28 @@ func (p *pool) reopen(r store.Pool, released []store.Slice) error {
 	return p.e.store.PutPool(p.stored())
 }
 
-// pids are the processes of its members, and of those that were released and may not be gone.
-func (p *pool) pids(released []store.Slice) (all []int, err error) {
+// letIn is the like of a slice's for its members, and for those that were released and may not be gone.
+func (p *pool) letIn(released []store.Slice) (func(pid int) bool, error) {
+	var each []func(pid int) bool
+	var errs []error
+	add := func(is func(pid int) bool, err error) { each, errs = append(each, is), append(errs, err) }
 	for s := range p.members {
-		pids, bad := s.pids()
-		all, err = append(all, pids...), errors.Join(err, bad)
+		add(s.letIn())
 	}
 	for _, r := range released {
 		if r.BootID != p.e.boot || r.Request.Pool != p.name {
 			continue
 		}
-		for _, survivor := range r.Survivors {
-			all = append(all, survivor.PID)
-		}
+		add(func(pid int) bool {
+			return slices.ContainsFunc(r.Survivors, func(survivor store.Process) bool { return survivor.PID == pid })
+		}, nil)
 		if !r.Request.Session {
-			pids, bad := cgroup.PIDs(cgroupOf(r))
-			all, err = append(all, pids...), errors.Join(err, bad)
+			add(inCgroup(cgroupOf(r)))
 		}
 	}
-	return all, err
+	return func(pid int) bool {
+		return slices.ContainsFunc(each, func(is func(int) bool) bool { return is(pid) })
+	}, errors.Join(errs...)
 }
 
 // recover puts this enforcer's books in order by a page that the predecessor left. Limits are written anew: the predecessor

@@ -69,7 +69,7 @@ type slice struct {
 	expired  bool          // it is known that its time is over
 	asked    time.Duration // since boot: when its processes were asked to end; 0 if they were not
 
-	survivors []*process.Handle // of a session that is released, or who may have a ledger that was not found; guarded by the enforcer's change
+	survivors []*process.Handle // of a session that is released, or who may have a ledger that was not found; guarded by mu, and once it is released by the enforcer's change
 
 	mayBeLimited bool              // the driver has limits of its cgroup, or is going to (native.go)
 	limitsKnown  bool              // to the store: before that the driver is not told

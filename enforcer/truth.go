@@ -130,7 +130,7 @@ func (e *Enforcer) tells(raw [16]byte) bool {
 	return !g.failing
 }
 
-// ask asks something that may hang, of the driver above all, if slot is free or becomes so. A question that hangs keeps the slot, and is not asked again.
+// ask asks the driver something, if slot is free or becomes so. A question that hangs keeps the slot, and is not asked again.
 func ask[T any](slot chan struct{}, patience time.Duration, question func() (T, error)) (T, error) {
 	timer := time.NewTimer(patience)
 	defer timer.Stop()

@@ -197,7 +197,7 @@ func mappings(pid int, wanted Wanted, f func(link string, id Identity) bool) err
 	for _, task := range tasks {
 		if tid, err := strconv.Atoi(task.Name()); err == nil && tid != pid {
 			some, err := mappingsOf(tid, wanted, f)
-			if some || err != nil && !errors.Is(err, os.ErrNotExist) {
+			if some || err != nil {
 				return err
 			}
 		}
@@ -207,6 +207,11 @@ func mappings(pid int, wanted Wanted, f func(link string, id Identity) bool) err
 
 // mappingsOf is mappings by one thread. It says whether that has any memory.
 func mappingsOf(tid int, wanted Wanted, f func(link string, id Identity) bool) (some bool, err error) {
+	defer func() {
+		if errors.Is(err, unix.ESRCH) || errors.Is(err, os.ErrNotExist) { // it has ended meanwhile
+			some, err = false, nil
+		}
+	}()
 	maps, err := os.Open(fmt.Sprintf("/proc/%d/maps", tid))
 	if err != nil {
 		return false, err
