@@ -287,27 +287,32 @@ func (p *pages) lookAt(pids []int) (all []answer) {
 	}
 	tick := time.NewTicker(yieldAfter)
 	defer tick.Stop()
-	deadline := time.After(p.patience + min(time.Duration(len(pids))*patiencePerProcess, p.patience/2))
+	// Time counts only while this is done at all: a host that does not let the enforcer go on, either, makes nobody silent.
+	patience := p.patience + min(time.Duration(len(pids))*patiencePerProcess, p.patience/2)
 	for lookers := 1; len(waiting) > 0; {
 		select {
 		case a := <-answers:
 			take(a)
-		case <-tick.C: // those who look may all be waiting
-			for more := lookers; more > 0 && lookers < lookersOfGroup && len(next) > 0 && p.threads.Load() < mostThreads; more-- {
-				lookers++
-				go p.looker(next, answers, false)
-			}
-		case <-deadline:
-			for range next { // nobody begins with another
-			}
-			for len(answers) > 0 {
-				take(<-answers)
-			}
-			for pid := range waiting {
-				all = append(all, answer{pid: pid, err: errSilent})
-			}
-			return all
+			continue
+		case <-tick.C:
+			patience -= yieldAfter
 		}
+		if patience <= 0 {
+			break
+		}
+		// Those who look may all be waiting.
+		for more := lookers; more > 0 && lookers < lookersOfGroup && len(next) > 0 && p.threads.Load() < mostThreads; more-- {
+			lookers++
+			go p.looker(next, answers, false)
+		}
+	}
+	for range next { // nobody begins with another
+	}
+	for len(answers) > 0 {
+		take(<-answers)
+	}
+	for pid := range waiting {
+		all = append(all, answer{pid: pid, err: errSilent})
 	}
 	return all
 }
