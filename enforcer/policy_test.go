@@ -387,6 +387,7 @@ func TestAProcessThatChargesAllTheTimeIsFound(t *testing.T) {
 	p.tell("hammer 0 %d", uint64(1)<<40)
 	truth.set(gpu0, p.pid(), 6*gib)
 	eventually(t, "it is dead", p.dead)
+	eventually(t, "it is told", func() bool { return len(h.told(api.EventKilled)) > 0 })
 	if events := h.told(api.EventKilled); len(events) != 1 || events[0].Cause != api.BypassExcess {
 		t.Fatalf("%+v", events)
 	}
