@@ -7,6 +7,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -23,10 +24,7 @@ func TestALedgerThatIsNotFoundIsNotReplaced(t *testing.T) {
 	slow, sibling := h.pair(on(gpu0, 4*gib))
 	slow.uses().must("charge 0 %d", 3*gib)
 	truth.set(gpu0, slow.pid(), 3*gib)
-	h.stop()
-	restore := enforcer.Silence(func(pid int) bool { return pid == slow.pid() })
-	defer restore()
-	h.start()
+	h.restartBlindTo(slow)
 	if s := h.see("s"); s.State != api.Damaged || !strings.Contains(s.Reason, "does not let itself be looked at") {
 		t.Fatalf("%+v", s)
 	}
@@ -43,7 +41,6 @@ func TestALedgerThatIsNotFoundIsNotReplaced(t *testing.T) {
 	if _, err := h.set("s", on(gpu0, 8*gib)); !errors.Is(err, api.ErrBadRequest) {
 		t.Fatal(err)
 	}
-	restore()
 	h.restart()
 	if s := h.see("s"); s.State != api.Active || s.Devices[0].Used != 4*gib {
 		t.Fatalf("%+v", s)
@@ -55,12 +52,20 @@ func TestALedgerThatIsNotFoundIsNotReplaced(t *testing.T) {
 	slow.expect("refused", "charge 0 1")
 }
 
-// lost starts an enforcer again, to which a process does not let itself be looked at.
-func (h *host) lost(id string, p *proc) {
+// restartBlindTo starts an enforcer again, to which processes do not let themselves be looked at.
+func (h *host) restartBlindTo(silent ...*proc) {
 	h.t.Helper()
 	h.stop()
-	defer enforcer.Silence(func(pid int) bool { return pid == p.pid() })()
+	defer enforcer.Silence(func(pid int) bool {
+		return slices.ContainsFunc(silent, func(p *proc) bool { return p.pid() == pid })
+	})()
 	h.start()
+}
+
+// lost is that, and a slice that has lost its ledger by it.
+func (h *host) lost(id string, p *proc) {
+	h.t.Helper()
+	h.restartBlindTo(p)
 	if s := h.see(id); s.State != api.Damaged {
 		h.t.Fatalf("%+v", s)
 	}
@@ -114,10 +119,7 @@ func TestAPoolsLedgerThatIsNotFoundIsNotReplaced(t *testing.T) {
 	h.pool("llm", on(gpu0, 6*gib))
 	slow, other := h.member("a", "llm").uses(), h.member("b", "llm")
 	slow.must("charge 0 %d", 5*gib)
-	h.stop()
-	restore := enforcer.Silence(func(pid int) bool { return pid == slow.pid() })
-	defer restore()
-	h.start()
+	h.restartBlindTo(slow)
 	if p := h.seePool("llm"); p.State != api.Damaged || !strings.Contains(p.Reason, "does not let itself be looked at") {
 		t.Fatalf("%+v", p)
 	}
@@ -127,7 +129,6 @@ func TestAPoolsLedgerThatIsNotFoundIsNotReplaced(t *testing.T) {
 		t.Fatal(err)
 	}
 	h.member("c", "llm").expect("status 3", "attach")
-	restore()
 	h.restart()
 	if h.pooled("llm") != 5*gib || h.seePool("llm").State != api.Active {
 		t.Fatalf("%+v", h.seePool("llm"))
@@ -187,14 +188,10 @@ func TestAPoolsLedgerThatAReleasedMemberMayHaveIsNotReplaced(t *testing.T) {
 	if _, err := h.Release(context.Background(), "s", 0, true); err != nil {
 		t.Fatal(err)
 	}
-	h.stop()
-	restore := enforcer.Silence(func(pid int) bool { return pid == slow.pid() })
-	defer restore()
-	h.start()
+	h.restartBlindTo(slow)
 	if p := h.seePool("llm"); p.State != api.Damaged {
 		t.Fatalf("%+v", p)
 	}
-	restore()
 	h.restart()
 	if h.pooled("llm") != 5*gib || h.seePool("llm").State != api.Active {
 		t.Fatalf("%+v", h.seePool("llm"))
@@ -209,10 +206,8 @@ func TestTheQuotaOfASliceWhoseLedgerIsNotFoundIsKept(t *testing.T) {
 	slow, _ := h.pair(on(api.AllDevices, 4*gib))
 	h.pool("llm", on(api.AllDevices, gib))
 	member := h.member("m", "llm")
-	h.stop()
 	h.options.Truth, h.options.NoTruth = &fakeTruth{}, ""
-	defer enforcer.Silence(func(pid int) bool { return pid == slow.pid() || pid == member.pid() })()
-	h.start()
+	h.restartBlindTo(slow, member)
 	if h.see("s").State != api.Damaged || h.seePool("llm").State != api.Damaged {
 		t.Fatalf("%+v, %+v", h.see("s"), h.seePool("llm"))
 	}
