@@ -17,24 +17,43 @@ import (
 // The comparison of the ledger with driver truth. What the driver holds for a process beyond what its lane holds
 // (modules, local memory, memory that it hides) is charged by the enforcer in lane 0, as one sum per device.
 // Memory that a process gets is charged first, and memory that it gives back is released last; so an honest lane
-// is never below the truth of the same instant, and what is beyond it is overhead or hidden.
+// is not below the truth of the same instant, and what is beyond it is overhead or hidden. The exceptions are calls of which is
+// known only afterwards what they took: as long as one is under way, its lane says so (ledger.Uncharged).
+//
+// No look at a process that is at work is exact, since its lane and the driver are read one after the other. So it is looked at
+// up to three times: the excess is raised to the least of what these say, and lowered to the most.
 
 const (
 	// shortest time between two comparisons of a device, however often processes ask for one.
 	shortest = 20 * time.Millisecond
-	// rounds of looking before an excess is charged to a process that is charging at that moment.
+	// rounds of looking at a process that is charging at that moment, before its excess is changed.
 	rounds = 3
+	// lows is how many comparisons in a row have to find less at a process that never stands still.
+	lows = 8
+	// patienceOfCall is how long calls that charge afterwards may put off that an excess is raised. They take a millisecond, if
+	// their process is let run.
+	patienceOfCall = 2 * time.Second
 )
 
 // excess is what the driver holds for one process beyond its lane.
 type excess struct {
 	start   uint64 // of the process: its pid may be another's next time
 	charged uint64
-	// lower is what the last comparison said, if less. One low figure can be a coincidence of a process that is
-	// at work: two in a row, with nothing charged in between, are believed.
-	lower   uint64
-	isLower bool
-	number  uint64
+	// low is how many comparisons in a row found less than is charged, most the highest that they found and last what the last
+	// one did. One low figure can be a coincidence of a process that is at work: two in a row are believed if nothing was
+	// charged in between, else only many.
+	low        int
+	most, last uint64
+	number     uint64    // the lane's last change, as of the last comparison
+	late       time.Time // since when more was found each time, while calls were under way that charge afterwards
+}
+
+// bounds is what looks at a process say that the driver holds for it beyond its lane: between the least and the most.
+type bounds struct{ least, most uint64 }
+
+// and is what they say together with more looks.
+func (b bounds) and(more bounds) bounds {
+	return bounds{min(b.least, more.least), max(b.most, more.most)}
 }
 
 // holding is what a process's lane held before the driver was asked.
@@ -118,8 +137,7 @@ type found struct {
 // compareOnce compares a device's ledgers once.
 func (e *Enforcer) compareOnce(ctx context.Context, g *gpu, slices []*slice) (f found) {
 	before := make(map[*slice]map[int]holding)
-	// What a slice's processes have beyond their lanes is at most what each round says.
-	beyond := make(map[*slice]map[int]uint64)
+	beyond := make(map[*slice]map[int]bounds)
 	mine := make(map[*slice]map[int]uint64)
 	known := attachedTo(slices)
 	for round := range rounds {
@@ -161,9 +179,9 @@ func (e *Enforcer) compareOnce(ctx context.Context, g *gpu, slices []*slice) (f 
 				beyond[s] = found
 				continue
 			}
-			for pid, bytes := range found {
+			for pid, now := range found {
 				if earlier, ok := beyond[s][pid]; ok {
-					found[pid] = min(earlier, bytes)
+					found[pid] = earlier.and(now)
 				}
 			}
 			beyond[s] = found
@@ -231,9 +249,9 @@ func (s *slice) holdings(raw [16]byte) map[int]holding {
 }
 
 // beyond is what the driver holds for each process beyond its lane. moved says that a process was at work
-// meanwhile whose excess would have to be raised, or that would have to be suspected.
-func (s *slice) beyond(raw [16]byte, truth map[int]uint64, before map[int]holding) (found map[int]uint64, moved bool) {
-	found = make(map[int]uint64, len(truth))
+// meanwhile whose excess would have to be changed, or that would have to be suspected.
+func (s *slice) beyond(raw [16]byte, truth map[int]uint64, before map[int]holding) (found map[int]bounds, moved bool) {
+	found = make(map[int]bounds, len(truth))
 	after := s.holdings(raw)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -241,17 +259,21 @@ func (s *slice) beyond(raw [16]byte, truth map[int]uint64, before map[int]holdin
 	for pid, bytes := range truth {
 		if bytes == driver.Unknown { // what was charged for it stays
 			if index >= 0 && s.devices[index].excess[pid] != nil {
-				found[pid] = s.devices[index].excess[pid].charged
+				charged := s.devices[index].excess[pid].charged
+				found[pid] = bounds{charged, charged}
 			}
 			continue
 		}
-		held := max(before[pid].bytes, after[pid].bytes)
-		found[pid] = bytes - min(bytes, held)
+		more := bytes - min(bytes, max(before[pid].bytes, after[pid].bytes))
+		found[pid] = bounds{more, more}
 		if index < 0 || before[pid].number == after[pid].number {
 			continue
 		}
-		x := s.devices[index].excess[pid]
-		if found[pid] > 0 && (x == nil || found[pid] > x.charged) || found[pid] > s.e.options.Policy.Allowance {
+		var charged uint64
+		if x := s.devices[index].excess[pid]; x != nil {
+			charged = x.charged
+		}
+		if more != charged || more > s.e.options.Policy.Allowance {
 			moved = true
 		}
 	}
@@ -259,8 +281,8 @@ func (s *slice) beyond(raw [16]byte, truth map[int]uint64, before map[int]holdin
 }
 
 // charge brings lane 0 to what the driver holds beyond the ledger: up at once; down when a process died, or
-// when two comparisons say so. unsettled says that there may be more to charge, or less, though nothing changes.
-func (s *slice) charge(raw [16]byte, truth, beyond map[int]uint64) (unsettled bool) {
+// when several comparisons say so. unsettled says that there may be more to charge, or less, though nothing changes.
+func (s *slice) charge(raw [16]byte, truth map[int]uint64, beyond map[int]bounds) (unsettled bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	index := s.find(raw)
@@ -275,33 +297,39 @@ func (s *slice) charge(raw [16]byte, truth, beyond map[int]uint64) (unsettled bo
 		if errors.Is(err, process.ErrDead) || err == nil && start != x.start {
 			delete(d.excess, pid)
 		} else if _, listed := beyond[pid]; !listed {
-			x.believe(0, s.number(index, pid))
+			x.believe(bounds{}, s.number(index, pid))
 		}
 	}
-	for pid, bytes := range beyond {
+	for pid, found := range beyond {
 		x := d.excess[pid]
+		late := false
 		if l := s.byPID[pid]; l != nil {
 			if l.settles[index].number == s.number(index, pid) && time.Now().Before(l.settles[index].until) || s.makesFirstContext(index, l) {
 				unsettled = true
 				continue
 			}
+			late = s.ledger.Uncharged(index, l.number) > 0
 			if known := truth[pid]; known != driver.Unknown { // it may have charged since it was looked at
-				bytes = min(bytes, known-min(known, s.ledger.Held(index, l.number)))
+				found.least = min(found.least, known-min(known, s.ledger.Held(index, l.number)))
 			}
 		}
 		if x == nil {
 			start, err := process.StartTime(pid)
-			if err != nil || bytes == 0 {
+			if err != nil || found.least == 0 {
 				unsettled = unsettled || err != nil // nobody knows yet whose it is
 				continue
 			}
 			x = &excess{start: start}
 			d.excess[pid] = x
 		}
-		x.believe(bytes, s.number(index, pid))
+		if x.putsOff(found, late) {
+			unsettled = true
+			continue
+		}
+		x.believe(found, s.number(index, pid))
 	}
 	for _, x := range d.excess {
-		unsettled = unsettled || x.isLower
+		unsettled = unsettled || x.low > 0
 	}
 	s.chargeExcess(d)
 	return unsettled
@@ -336,13 +364,38 @@ func (s *slice) number(index, pid int) uint64 {
 	return 0
 }
 
-func (x *excess) believe(bytes, number uint64) {
-	switch {
-	case bytes >= x.charged:
-		x.charged, x.isLower = bytes, false
-	case x.isLower && x.number == number:
-		x.charged, x.lower = max(bytes, x.lower), bytes
-	default:
-		x.lower, x.isLower, x.number = bytes, true, number
+// putsOff says that what was found is not charged yet: late says that calls are under way which charge afterwards.
+func (x *excess) putsOff(found bounds, late bool) bool {
+	if !late || found.least <= x.charged {
+		x.late = time.Time{}
+		return false
 	}
+	if x.late.IsZero() {
+		x.late = time.Now()
+	}
+	return time.Since(x.late) < patienceOfCall
+}
+
+// believe takes in what a comparison found. number is that of the lane's last change.
+func (x *excess) believe(found bounds, number uint64) {
+	switch {
+	case found.least >= x.charged:
+		x.charged, x.low = found.least, 0
+		return
+	case found.most >= x.charged:
+		x.low = 0
+		return
+	}
+	if x.low == 0 {
+		x.most, x.last = 0, x.charged
+	}
+	x.low++
+	x.most = max(x.most, found.most)
+	switch {
+	case x.number == number:
+		x.charged = max(x.last, found.most)
+	case x.low == lows:
+		x.charged, x.low = x.most, 0
+	}
+	x.last, x.number = found.most, number
 }

@@ -69,6 +69,73 @@ func TestAnAttachedProcessIsNamedBeyondTheAllowanceAndFreezesItsSliceBeyondTheLi
 	}
 }
 
+// A process that never stands still cannot be looked at exactly. What it does not hold any more is given back nevertheless.
+func TestAnExcessThatIsGoneIsGivenBackByAProcessThatNeverStandsStill(t *testing.T) {
+	truth := &fakeTruth{takes: time.Millisecond} // during which it charges
+	h := newHost(t, truth)
+	p, _ := h.session("s", on(gpu0, gib))
+	p.must("attach")
+	truth.set(gpu0, p.pid(), 3*mib)
+	eventually(t, "it is charged", func() bool { return overhead(h) == 3*mib })
+	p.tell("churn 0 %d", uint64(1)<<40) // up to 7 bytes at a time
+	around := func(bytes uint64) bool { o := overhead(h); return o <= bytes && o+7 >= bytes }
+	// One in doubt is looked at three times, which makes 60 of the 20 comparisons of each of two devices.
+	if looks := truth.listings(t, 40); looks < 26 {
+		t.Errorf("a process in doubt was looked at %d times in 20 comparisons", looks)
+	}
+	if !around(3 * mib) {
+		t.Fatalf("%d are charged", overhead(h))
+	}
+	truth.set(gpu0, p.pid(), mib)
+	eventually(t, "it is given back", func() bool { return around(mib) })
+	truth.set(gpu0, p.pid(), 0)
+	eventually(t, "all of it", func() bool { return overhead(h) == 0 })
+}
+
+// Of some calls only the driver knows what they take: it holds that before the process can charge it.
+func TestWhatIsChargedAfterTheCallIsNotTakenForHidden(t *testing.T) {
+	truth := &fakeTruth{}
+	h := newHost(t, truth)
+	p, _ := h.session("s", on(gpu0, 4*mib))
+	p.must("attach")
+	p.must("device %s %d", hex0, 80*gib)
+	p.must("charge 0 %d", 2*mib)
+	if n := p.must("begin 0"); n != 1 {
+		t.Fatalf("%d calls are under way", n)
+	}
+	truth.set(gpu0, p.pid(), 4*mib)
+	truth.comparisons(t, 10)
+	if o := overhead(h); o != 0 {
+		t.Fatalf("%d bytes are charged for the process before it can", o)
+	}
+	p.must("charge 0 %d", 2*mib)
+	if n := p.must("end 0"); n != 0 {
+		t.Fatalf("%d calls are under way", n)
+	}
+	truth.comparisons(t, 10)
+	if o := overhead(h); o != 0 {
+		t.Fatalf("%d bytes are charged twice", o)
+	}
+	truth.set(gpu0, p.pid(), 5*mib)
+	eventually(t, "what nobody charges is charged at once", func() bool { return overhead(h) == mib })
+}
+
+// Nor does it hide anything for long that a process says that such a call is under way.
+func TestACallThatNeverEndsHidesNothing(t *testing.T) {
+	truth := &fakeTruth{}
+	h := newHost(t, truth)
+	p, _ := h.session("s", on(gpu0, gib))
+	p.must("attach")
+	p.must("device %s %d", hex0, 80*gib)
+	p.must("begin 0")
+	p.tell("churn 0 %d", uint64(1)<<40)
+	for hidden := uint64(2 * mib); hidden < 10*mib; hidden += mib { // more each time, so that none of it stays
+		truth.set(gpu0, p.pid(), hidden)
+		truth.comparisons(t, 3)
+	}
+	eventually(t, "it is charged", func() bool { return overhead(h) > 9*mib-8 })
+}
+
 // A page that is wrong when the enforcer takes it up may be that of another version: it gives nothing more, and nobody is killed
 // for it.
 func TestAPageThatIsFoundOverwrittenAtARestartKillsNobody(t *testing.T) {

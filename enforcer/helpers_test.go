@@ -149,6 +149,8 @@ type fakeTruth struct {
 	asked int // who holds what; or anything, while it hangs
 
 	glanced int // how much is in use
+
+	takes time.Duration // to say who holds what
 }
 
 func (f *fakeTruth) Devices() ([]driver.Device, error) {
@@ -172,6 +174,7 @@ func (f *fakeTruth) Processes(uuid string) (map[int]uint64, error) {
 		all[pid] = bytes
 	}
 	f.mu.Unlock()
+	time.Sleep(f.takes)
 	if hang != nil {
 		<-hang
 	}

@@ -73,7 +73,7 @@ type suspect struct {
 // judge looks which processes hold memory on a device past the ledger, after a comparison: truth is what the driver
 // says, beyond what the comparison found beyond the lanes, before what these held when it began. It returns whom to kill;
 // doubt says that a second look should come soon, suspicious that looks are needed until there is nobody to suspect.
-func (s *slice) judge(g *gpu, truth, beyond map[int]uint64, before map[int]holding) (kill []*suspect, doubt, suspicious bool) {
+func (s *slice) judge(g *gpu, truth map[int]uint64, beyond map[int]bounds, before map[int]holding) (kill []*suspect, doubt, suspicious bool) {
 	now := time.Now()
 	after := s.holdings(g.Raw)
 	s.mu.Lock()
@@ -87,7 +87,7 @@ func (s *slice) judge(g *gpu, truth, beyond map[int]uint64, before map[int]holdi
 		if bytes == 0 || bytes == driver.Unknown {
 			continue
 		}
-		cause, past := s.past(index, pid, bytes, beyond[pid], after[pid])
+		cause, past := s.past(index, pid, bytes, beyond[pid].least, after[pid])
 		if cause == "" {
 			continue
 		}

@@ -73,12 +73,15 @@ static CUresult allocate_small(const struct request *r, CUdevice ordinal)
 
 	if (!process_ready(ordinal))
 		return CUDA_ERROR_OUT_OF_MEMORY;
+	process_begin_uncharged(ordinal);
 	result = call_driver(r);
-	if (result != CUDA_SUCCESS)
-		return result;
-	if (block_took_small(address(r), ordinal) != CHARGE_OK)
-		return free_again(r);
-	process_count(ordinal);
+	if (result == CUDA_SUCCESS) {
+		if (block_took_small(address(r), ordinal) == CHARGE_OK)
+			process_count(ordinal);
+		else
+			result = free_again(r);
+	}
+	process_end_uncharged(ordinal);
 	return result;
 }
 

@@ -259,6 +259,9 @@ enum ledger_result ledger_recycle(struct ledger *ledger, uint32_t lane)
 		struct ledger_device *d = &ledger->device[device];
 		struct ledger_entry *entry = &l->entry[device];
 
+		/* Its owner may have died in such a call before it charged anything. */
+		if (load(&entry->uncharged) != 0)
+			store(&entry->uncharged, 0);
 		if (load(&entry->number) == 0)
 			continue; /* never used; do not touch more of the page than needed */
 		d->retired_allocations += entry->allocations;
@@ -283,6 +286,22 @@ void ledger_count_refusal(const struct ledger_account *account)
 	uint64_t *n = &account->ledger->lane[account->lane].entry[account->device].refusals;
 
 	__atomic_fetch_add(n, 1, __ATOMIC_RELAXED);
+}
+
+static uint64_t *uncharged(const struct ledger_account *account)
+{
+	return &account->ledger->lane[account->lane].entry[account->device].uncharged;
+}
+
+/* Before anything that the call does, and after the charge. */
+void ledger_begin_uncharged(const struct ledger_account *account)
+{
+	__atomic_fetch_add(uncharged(account), 1, __ATOMIC_SEQ_CST);
+}
+
+void ledger_end_uncharged(const struct ledger_account *account)
+{
+	__atomic_fetch_sub(uncharged(account), 1, __ATOMIC_RELEASE);
 }
 
 void ledger_set_context(const struct ledger_account *account, uint64_t bytes)
@@ -333,6 +352,11 @@ uint64_t ledger_number(const struct ledger *ledger, uint32_t device, uint32_t la
 			break;
 	}
 	return took;
+}
+
+uint64_t ledger_uncharged(const struct ledger *ledger, uint32_t device, uint32_t lane)
+{
+	return load(&ledger->lane[lane].entry[device].uncharged);
 }
 
 /* A name has this many places, beside one another. */

@@ -47,7 +47,9 @@
 #include <stdint.h>
 
 #define LEDGER_MAGIC 0x52474c4543494c53ull /* "SLICELGR" */
-#define LEDGER_LAYOUT 3u                   /* raised by any change of the structures below */
+/* Raised by any change of the structures below; not where a reserved word gets a meaning that its 0
+ * of so far fits, as an older interceptor leaves it there. */
+#define LEDGER_LAYOUT 3u
 #define LEDGER_DEVICES 16u
 #define LEDGER_SLOTS 4096u              /* processes of a slice at one time */
 #define LEDGER_LANES (LEDGER_SLOTS + 1) /* lane 0 is the enforcer's */
@@ -88,7 +90,7 @@ struct ledger_entry {
 	uint64_t context;     /* bytes of `sum` that are contexts (shown as overhead) */
 	uint64_t allocations; /* that succeeded, since the process attached */
 	uint64_t refusals;
-	uint64_t reserved;
+	uint64_t uncharged; /* calls under way that are charged only when the driver has returned */
 };
 static_assert(sizeof(struct ledger_entry) == 64, "ledger_entry");
 
@@ -212,6 +214,11 @@ enum ledger_result ledger_recycle(struct ledger *ledger, uint32_t lane);
 void ledger_count_allocation(const struct ledger_account *account);
 void ledger_count_refusal(const struct ledger_account *account);
 
+/* A call of the driver begins, or ends, of which is known only afterwards what it took: until its
+ * end the driver may hold for the lane what it has not charged yet. Any thread of the owner may. */
+void ledger_begin_uncharged(const struct ledger_account *account);
+void ledger_end_uncharged(const struct ledger_account *account);
+
 /* Set how much of what the account holds are contexts. */
 void ledger_set_context(const struct ledger_account *account, uint64_t bytes);
 
@@ -230,5 +237,9 @@ uint64_t ledger_held(const struct ledger *ledger, uint32_t device, uint32_t lane
 /* The number of the lane's last change that was written down: unchanged means nothing was charged.
  */
 uint64_t ledger_number(const struct ledger *ledger, uint32_t device, uint32_t lane);
+
+/* How many calls of the lane's owner are between ledger_begin_uncharged() and its end, by its word.
+ * What is read of the lane after it includes what those charged that have ended. */
+uint64_t ledger_uncharged(const struct ledger *ledger, uint32_t device, uint32_t lane);
 
 #endif

@@ -182,13 +182,29 @@ CUdevice process_current_ordinal(void)
 	return ordinal;
 }
 
-void process_count(CUdevice ordinal)
+/* What is written in the lane's entry of a device without its lock, by any thread. */
+static void note(CUdevice ordinal, void (*write)(const struct ledger_account *))
 {
 	struct process *process = process_get();
 	int device = process_device(process, ordinal);
 
 	if (device >= 0)
-		ledger_count_allocation(&process->account[device].slice);
+		write(&process->account[device].slice);
+}
+
+void process_begin_uncharged(CUdevice ordinal)
+{
+	note(ordinal, ledger_begin_uncharged);
+}
+
+void process_end_uncharged(CUdevice ordinal)
+{
+	note(ordinal, ledger_end_uncharged);
+}
+
+void process_count(CUdevice ordinal)
+{
+	note(ordinal, ledger_count_allocation);
 }
 
 static void refuse(struct process *process, int device, uint64_t bytes, bool by_pool,

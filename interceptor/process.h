@@ -116,6 +116,11 @@ static inline bool process_has_one_device(void)
 /* The ordinal of the current context's device, or -1: then the call is the driver's to refuse. */
 CUdevice process_current_ordinal(void);
 
+/* Around a call of the driver that is charged only afterwards, charge included: what it takes is
+ * not hidden memory meanwhile. Of an attached process that has a quota on the device. */
+void process_begin_uncharged(CUdevice ordinal);
+void process_end_uncharged(CUdevice ordinal);
+
 /* Count an allocation that succeeded. */
 void process_count(CUdevice ordinal);
 

@@ -4,4 +4,4 @@
  * The go command rebuilds a package when a file of its directory changes, and does not see those: this
  * file changes with them. A test holds it against them.
  */
-#define NATIVE_DIGEST "5c96f4315beb3c0be9ee9032b347f6f0d80027baac351e3235a8a0702c11d57c"
+#define NATIVE_DIGEST "fbc08b1134218f13a31dbb14949ddf82580e3c443ad4a22bd8a712d9a1d2dd55"

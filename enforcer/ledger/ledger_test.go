@@ -191,9 +191,13 @@ func TestADeadLaneIsSettledOnceAndGivenToTheNext(t *testing.T) {
 	if f := l.Figures(0, &live, 1); f.Used != 300 || f.Held != 300 || f.Peak != 900 || f.Recovered != 600 {
 		t.Fatalf("%+v", f)
 	}
+	l.page.lane[1].entry[0].uncharged = 1 // its owner died in such a call
+	if l.Uncharged(0, 1) != 1 {
+		t.Fatal("a call that begins is not seen")
+	}
 	l.SetFree(1)
 	b := give(t, l, 1)
-	if l.Generation(1) != generation+1 || b.Held() != 0 {
+	if l.Generation(1) != generation+1 || b.Held() != 0 || l.Uncharged(0, 1) != 0 {
 		t.Fatal("the next owner does not begin anew")
 	}
 	if back, err := l.Settle(1, generation); err != nil || back[0] != 0 {

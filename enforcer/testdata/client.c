@@ -17,6 +17,8 @@
  *	pokepool OFFSET VALUE -> ok (writes 8 bytes of the pool's page)
  *	limit INDEX           -> ok BYTES
  *	number INDEX          -> ok NUMBER
+ *	begin INDEX           -> ok CALLS (of calls that are under way and charged afterwards)
+ *	end INDEX             -> ok CALLS
  *	hammer INDEX COUNT    -> ok HELD (charges and releases, again and again)
  *	churn INDEX COUNT     -> ok HELD (the like, and keeps nothing)
  *	scribble SEED COUNT   -> ok (writes random bytes all over the page)
@@ -286,6 +288,14 @@ int main(int argc, char **argv)
 			say(LEDGER_OK, &ledger->device[a].limit);
 		} else if (!strcmp(word, "number") && on) {
 			b = ledger_number(ledger, a, lane);
+			say(LEDGER_OK, &b);
+		} else if (!strcmp(word, "begin") && on) {
+			ledger_begin_uncharged(&on_device(a)->slice);
+			b = ledger_uncharged(ledger, a, lane);
+			say(LEDGER_OK, &b);
+		} else if (!strcmp(word, "end") && on) {
+			ledger_end_uncharged(&on_device(a)->slice);
+			b = ledger_uncharged(ledger, a, lane);
 			say(LEDGER_OK, &b);
 		} else if (!strcmp(word, "hammer") && on) {
 			bool by_pool;

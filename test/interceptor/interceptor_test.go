@@ -102,6 +102,18 @@ func TestEveryKindOfMemoryIsChargedRefusedAndGivenBack(t *testing.T) {
 	}
 }
 
+func TestAProcessThatNeverStandsStillIsChargedExactly(t *testing.T) {
+	seconds := "6"
+	if os.Getenv("GPUSLICE_LONG") != "" {
+		seconds = "20"
+	}
+	out, err := inSlice(t, environment(t, "FAKECUDA_CONTEXT=64M"), "1G", compile(t, "small"), seconds)
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	t.Log(out)
+}
+
 func TestManyProcessesRaceForTheLastByte(t *testing.T) {
 	seconds, processes, limit := "6", "24", 14<<10
 	if os.Getenv("GPUSLICE_LONG") != "" {

@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * small SECONDS: takes and gives back small allocations without a pause, and looks each time at
+ * what the slice has left. A small allocation is charged after the driver's call (block.h): what
+ * the driver holds meanwhile is not charged by anyone else. Exits 0 if each look was exact.
+ */
+#include "cuda_abi.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+#define MIB (1ull << 20)
+
+CUresult cuInit(unsigned int);
+CUresult cuDevicePrimaryCtxRetain(CUcontext *, CUdevice);
+CUresult cuCtxSetCurrent(CUcontext);
+CUresult cuMemGetInfo_v2(size_t *, size_t *);
+CUresult cuMemAlloc_v2(CUdeviceptr *, size_t);
+CUresult cuMemFree_v2(CUdeviceptr);
+
+static void must(CUresult result)
+{
+	if (result != CUDA_SUCCESS) {
+		printf("CUDA error %d\n", result);
+		exit(1);
+	}
+}
+
+static size_t left(void)
+{
+	size_t available, total;
+
+	must(cuMemGetInfo_v2(&available, &total));
+	return available;
+}
+
+int main(int argc, char **argv)
+{
+	time_t end = time(NULL) + (argc > 1 ? atoi(argv[1]) : 1);
+	unsigned long looks = 0, wrong = 0;
+	CUcontext context;
+	size_t base;
+
+	must(cuInit(0));
+	must(cuDevicePrimaryCtxRetain(&context, 0));
+	must(cuCtxSetCurrent(context));
+	base = left();
+	while (time(NULL) < end) {
+		CUdeviceptr first, second;
+
+		must(cuMemAlloc_v2(&first, MIB));
+		must(cuMemAlloc_v2(&second, MIB)); /* in the same block */
+		looks++;
+		if (base - left() != 2 * MIB)
+			wrong++;
+		must(cuMemFree_v2(first));
+		must(cuMemFree_v2(second));
+	}
+	printf("%lu looks, %lu wrong\n", looks, wrong);
+	return looks == 0 || wrong != 0;
+}
