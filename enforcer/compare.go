@@ -11,14 +11,16 @@ import (
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/driver"
+	"github.com/gpuslice/gpuslice/enforcer/ledger"
 	"github.com/gpuslice/gpuslice/enforcer/process"
 )
 
 // The comparison of the ledger with driver truth. What the driver holds for a process beyond what its lane holds
 // (modules, local memory, memory that it hides) is charged by the enforcer in lane 0, as one sum per device.
 // Memory that a process gets is charged first, and memory that it gives back is released last; so an honest lane
-// is not below the truth of the same instant, and what is beyond it is overhead or hidden. The exceptions are calls of which is
-// known only afterwards what they took: as long as one is under way, its lane says so (ledger.Uncharged).
+// is not below the truth of the same instant, and what is beyond it is overhead or hidden. The exception are small allocations:
+// only the driver knows which block they fall into, so that is charged afterwards. The lane says that one is under way
+// (ledger.Uncharged), and its block is not charged as well.
 //
 // No look at a process that is at work is exact, since its lane and the driver are read one after the other. So it is looked at
 // up to three times: the excess is raised to the least of what these say, and lowered to the most.
@@ -30,10 +32,15 @@ const (
 	rounds = 3
 	// lows is how many comparisons in a row have to find less at a process that never stands still.
 	lows = 8
-	// patienceOfCall is how long calls that charge afterwards may put off that an excess is raised. They take a millisecond, if
-	// their process is let run.
-	patienceOfCall = 2 * time.Second
+	// blockBytes is what a call that is charged afterwards can take (interceptor/block.h). The driver serves a process's threads
+	// one after the other, so few of many such calls have taken theirs: the more are believed, the more can be hidden.
+	blockBytes = 2 << 20
+	mostUnsaid = 16
 )
+
+// patienceOfCall is how long such calls are waited for; two intervals, if those are longer. They take a millisecond, if their
+// process is let run. Tests have more.
+var patienceOfCall = 2 * time.Second
 
 // excess is what the driver holds for one process beyond its lane.
 type excess struct {
@@ -45,19 +52,30 @@ type excess struct {
 	low        int
 	most, last uint64
 	number     uint64    // the lane's last change, as of the last comparison
-	late       time.Time // since when more was found each time, while calls were under way that charge afterwards
+	late       time.Time // since when each comparison found more, and calls that may owe it
 }
 
 // bounds is what looks at a process say that the driver holds for it beyond its lane: between the least and the most.
-type bounds struct{ least, most uint64 }
+type bounds struct {
+	least, most uint64
+	unsaid      uint64 // bytes that calls may have taken which are charged only afterwards
+}
 
 // and is what they say together with more looks.
 func (b bounds) and(more bounds) bounds {
-	return bounds{min(b.least, more.least), max(b.most, more.most)}
+	return bounds{min(b.least, more.least), max(b.most, more.most), max(b.unsaid, more.unsaid)}
 }
 
-// holding is what a process's lane held before the driver was asked.
-type holding struct{ bytes, number uint64 }
+// holding is what a process's lane said at one time.
+type holding struct {
+	bytes, number uint64
+	calls         ledger.Calls
+}
+
+// unsaid is how many bytes calls may have taken, between two times, that the lane does not say yet.
+func unsaid(before, after holding) uint64 {
+	return blockBytes * min(uint64(after.calls.UnderWay)+uint64(after.calls.Ended-before.calls.Ended), mostUnsaid)
+}
 
 // compare keeps one device's ledgers with the truth, until ctx ends.
 func (e *Enforcer) compare(ctx context.Context, g *gpu) {
@@ -194,10 +212,10 @@ func (e *Enforcer) compareOnce(ctx context.Context, g *gpu, slices []*slice) (f 
 		if _, covered := s.quotaOn(g.Raw, g.Total); covered && len(mine[s]) > 0 {
 			s.take(g)
 		}
-		unsettled := s.charge(g.Raw, mine[s], beyond[s])
+		unsettled, waits := s.charge(g.Raw, mine[s], beyond[s])
 		executed := s.settleExecuted(g.Raw, mine[s])
 		guilty, doubt, suspicious := s.judge(g, mine[s], beyond[s], before[s])
-		f.again = f.again || doubt
+		f.again = f.again || doubt || waits
 		f.open = f.open || unsettled || executed || suspicious
 		for _, x := range guilty {
 			e.punish(ctx, s, x)
@@ -243,7 +261,8 @@ func (s *slice) holdings(raw [16]byte) map[int]holding {
 	}
 	all := make(map[int]holding, len(s.lanes))
 	for _, l := range s.lanes {
-		all[l.process.PID] = holding{s.ledger.Held(index, l.number), s.ledger.Number(index, l.number)}
+		calls := s.ledger.Uncharged(index, l.number) // first: what those charged that have ended is in the rest
+		all[l.process.PID] = holding{s.ledger.Held(index, l.number), s.ledger.Number(index, l.number), calls}
 	}
 	return all
 }
@@ -260,12 +279,12 @@ func (s *slice) beyond(raw [16]byte, truth map[int]uint64, before map[int]holdin
 		if bytes == driver.Unknown { // what was charged for it stays
 			if index >= 0 && s.devices[index].excess[pid] != nil {
 				charged := s.devices[index].excess[pid].charged
-				found[pid] = bounds{charged, charged}
+				found[pid] = bounds{least: charged, most: charged}
 			}
 			continue
 		}
 		more := bytes - min(bytes, max(before[pid].bytes, after[pid].bytes))
-		found[pid] = bounds{more, more}
+		found[pid] = bounds{more, more, unsaid(before[pid], after[pid])}
 		if index < 0 || before[pid].number == after[pid].number {
 			continue
 		}
@@ -281,13 +300,14 @@ func (s *slice) beyond(raw [16]byte, truth map[int]uint64, before map[int]holdin
 }
 
 // charge brings lane 0 to what the driver holds beyond the ledger: up at once; down when a process died, or
-// when several comparisons say so. unsettled says that there may be more to charge, or less, though nothing changes.
-func (s *slice) charge(raw [16]byte, truth map[int]uint64, beyond map[int]bounds) (unsettled bool) {
+// when several comparisons say so. unsettled says that there may be more to charge, or less, though nothing changes; waits
+// that some of it was left to calls which charge it themselves.
+func (s *slice) charge(raw [16]byte, truth map[int]uint64, beyond map[int]bounds) (unsettled, waits bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	index := s.find(raw)
 	if index < 0 || s.state != api.Active {
-		return false
+		return false, false
 	}
 	d := s.devices[index]
 	d.driver = maps.Clone(truth)
@@ -302,13 +322,11 @@ func (s *slice) charge(raw [16]byte, truth map[int]uint64, beyond map[int]bounds
 	}
 	for pid, found := range beyond {
 		x := d.excess[pid]
-		late := false
 		if l := s.byPID[pid]; l != nil {
 			if l.settles[index].number == s.number(index, pid) && time.Now().Before(l.settles[index].until) || s.makesFirstContext(index, l) {
 				unsettled = true
 				continue
 			}
-			late = s.ledger.Uncharged(index, l.number) > 0
 			if known := truth[pid]; known != driver.Unknown { // it may have charged since it was looked at
 				found.least = min(found.least, known-min(known, s.ledger.Held(index, l.number)))
 			}
@@ -322,17 +340,16 @@ func (s *slice) charge(raw [16]byte, truth map[int]uint64, beyond map[int]bounds
 			x = &excess{start: start}
 			d.excess[pid] = x
 		}
-		if x.putsOff(found, late) {
-			unsettled = true
-			continue
-		}
+		left := x.leave(found, max(patienceOfCall, 2*s.e.options.Interval))
+		waits = waits || left < found.least
+		found.least = left
 		x.believe(found, s.number(index, pid))
 	}
 	for _, x := range d.excess {
 		unsettled = unsettled || x.low > 0
 	}
 	s.chargeExcess(d)
-	return unsettled
+	return unsettled || waits, waits
 }
 
 // makesFirstContext says that the process has charged nothing yet on the device and may be making its first
@@ -364,16 +381,18 @@ func (s *slice) number(index, pid int) uint64 {
 	return 0
 }
 
-// putsOff says that what was found is not charged yet: late says that calls are under way which charge afterwards.
-func (x *excess) putsOff(found bounds, late bool) bool {
-	if !late || found.least <= x.charged {
+// leave is the least of what was found, without what is left to calls that are under way to charge: for so long as patience says.
+func (x *excess) leave(found bounds, patience time.Duration) (least uint64) {
+	more := min(found.unsaid, found.least-min(found.least, x.charged))
+	switch {
+	case more == 0:
 		x.late = time.Time{}
-		return false
-	}
-	if x.late.IsZero() {
+	case x.late.IsZero():
 		x.late = time.Now()
+	case time.Since(x.late) >= patience:
+		return found.least
 	}
-	return time.Since(x.late) < patienceOfCall
+	return found.least - more
 }
 
 // believe takes in what a comparison found. number is that of the lane's last change.
@@ -394,6 +413,7 @@ func (x *excess) believe(found bounds, number uint64) {
 	switch {
 	case x.number == number:
 		x.charged = max(x.last, found.most)
+		x.low, x.most = 1, found.most
 	case x.low == lows:
 		x.charged, x.low = x.most, 0
 	}

@@ -2,7 +2,13 @@
 
 package enforcer
 
-import "testing"
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/gpuslice/gpuslice/enforcer/ledger"
+)
 
 // What is charged for a process beyond its lane goes up at once, and down when it is sure that it was too much.
 func TestWhichLooksAnExcessFollows(t *testing.T) {
@@ -10,37 +16,99 @@ func TestWhichLooksAnExcessFollows(t *testing.T) {
 		bounds
 		number uint64
 	}
-	atWork := func(n int, b bounds) (looks []look) {
-		for i := range n {
-			looks = append(looks, look{b, uint64(10 + i)})
+	between := func(least, most uint64) bounds { return bounds{least: least, most: most} }
+	next := uint64(100)
+	atWork := func(n int, b bounds) (looks []look) { // of a process that has charged each time
+		for range n {
+			next++
+			looks = append(looks, look{b, next})
 		}
 		return looks
 	}
+	still := func(n int, b bounds) (looks []look) {
+		next++
+		return slices.Repeat([]look{{b, next}}, n)
+	}
 	for _, c := range []struct {
 		what  string
-		looks []look // beginning with 5 charged
+		looks [][]look // beginning with 5 charged
 		want  uint64
 	}{
-		{"the least of more is believed at once", []look{{bounds{7, 9}.and(bounds{8, 8}), 2}}, 7},
-		{"one low look is not", []look{{bounds{2, 2}, 1}}, 5},
-		{"two are, of a process that stands still", []look{{bounds{2, 2}, 1}, {bounds{3, 3}, 1}}, 3},
-		{"the higher of the two", []look{{bounds{3, 3}, 1}, {bounds{2, 2}, 1}}, 3},
-		{"and the next one's", []look{{bounds{3, 3}, 1}, {bounds{2, 2}, 1}, {bounds{2, 2}, 1}}, 2},
-		{"a high one in between begins anew", []look{{bounds{2, 2}, 1}, {bounds{5, 5}, 1}, {bounds{2, 2}, 1}}, 5},
-		{"of one at work two say nothing", atWork(2, bounds{2, 2}), 5},
-		{"nor do several", atWork(lows-1, bounds{2, 2}), 5},
-		{"many do", atWork(lows, bounds{2, 2}), 2},
-		{"to the most that they found", append([]look{{bounds{1, 2}.and(bounds{2, 4}), 99}}, atWork(lows-1, bounds{1, 2})...), 4},
-		{"if none of them was high", append(atWork(lows-1, bounds{1, 2}), look{bounds{2, 5}, 99}), 5},
-		{"they count from the last high one", append(append(atWork(lows-1, bounds{1, 2}), look{bounds{2, 5}, 98}), look{bounds{1, 2}, 99}), 5},
-		{"once it stands still it is as for any", append(atWork(3, bounds{4, 4}), look{bounds{2, 2}, 99}, look{bounds{2, 2}, 99}), 2},
+		{"the least of more is believed at once", [][]look{still(1, between(7, 9).and(between(8, 8)))}, 7},
+		{"one low look is not", [][]look{still(1, between(2, 2))}, 5},
+		{"two are, of a process that stands still", [][]look{still(2, between(2, 2))}, 2},
+		{"the higher of the two", [][]look{{{between(3, 3), 1}, {between(2, 2), 1}}}, 3},
+		{"and the next one's", [][]look{{{between(3, 3), 1}, {between(2, 2), 1}, {between(2, 2), 1}}}, 2},
+		{"a high one in between begins anew", [][]look{{{between(2, 2), 1}, {between(5, 5), 1}, {between(2, 2), 1}}}, 5},
+		{"of one at work two say nothing", [][]look{atWork(2, between(2, 2))}, 5},
+		{"nor do several", [][]look{atWork(lows-1, between(2, 2))}, 5},
+		{"many do", [][]look{atWork(lows, between(2, 2))}, 2},
+		{"to the most that they found", [][]look{atWork(1, between(1, 2).and(between(2, 4))), atWork(lows-1, between(1, 2))}, 4},
+		{"and on from there", [][]look{atWork(1, between(2, 4)), atWork(2*lows-1, between(1, 2))}, 2},
+		{"if none of them was high", [][]look{atWork(lows-1, between(1, 2)), atWork(1, between(2, 5))}, 5},
+		{"they count from the last high one", [][]look{atWork(lows-1, between(1, 2)), atWork(1, between(2, 5)), atWork(1, between(1, 2))}, 5},
+		{"once it stands still it is as for any", [][]look{atWork(3, between(4, 4)), still(2, between(2, 2))}, 2},
+		{"which nothing older raises again", [][]look{atWork(1, between(4, 4)), still(2, between(2, 2)), atWork(lows, between(1, 1))}, 2},
+		{"nor stops", [][]look{atWork(lows-3, between(1, 2)), still(2, between(2, 4)), atWork(2*lows, between(1, 2))}, 2},
 	} {
 		x := excess{charged: 5, number: 1}
-		for _, l := range c.looks {
+		for _, l := range slices.Concat(c.looks...) {
 			x.believe(l.bounds, l.number)
 		}
 		if x.charged != c.want {
 			t.Errorf("%s: %d is charged, expected %d", c.what, x.charged, c.want)
+		}
+	}
+}
+
+// Calls that charge what they took when the driver has returned are waited for: so many bytes, so long.
+func TestWhatIsLeftToCalls(t *testing.T) {
+	const patience = time.Hour
+	x := excess{charged: 5}
+	found := func(least, unsaid uint64) uint64 {
+		return x.leave(bounds{least: least, most: least, unsaid: unsaid}, patience)
+	}
+	if least := found(7, 0); least != 7 || !x.late.IsZero() {
+		t.Errorf("without any call %d is charged", least)
+	}
+	if least := found(4, 3); least != 4 || !x.late.IsZero() {
+		t.Errorf("of less %d is charged", least)
+	}
+	if least := found(7, 3); least != 5 || x.late.IsZero() {
+		t.Errorf("%d is charged of what a call may have taken", least)
+	}
+	if least := found(10, 3); least != 7 {
+		t.Errorf("%d is charged of what it cannot have taken", least)
+	}
+	x.late = time.Now().Add(-patience)
+	if least := found(10, 3); least != 10 {
+		t.Errorf("after a long time %d is charged", least)
+	}
+	if least := found(5, 3); least != 5 || !x.late.IsZero() {
+		t.Error("it does not begin anew when nothing is left to wait for")
+	}
+}
+
+func TestWhichCallsMayHaveTakenMemoryThatIsNotCharged(t *testing.T) {
+	calls := func(underWay, ended uint32) holding {
+		return holding{calls: ledger.Calls{UnderWay: underWay, Ended: ended}}
+	}
+	for _, c := range []struct {
+		what          string
+		before, after holding
+		want          uint64 // calls
+	}{
+		{"none", calls(0, 7), calls(0, 7), 0},
+		{"one that has not ended", calls(1, 7), calls(1, 7), 1},
+		{"one that has ended since", calls(1, 7), calls(0, 8), 1},
+		{"one that came and went meanwhile", calls(0, 7), calls(0, 8), 1},
+		{"one of each", calls(1, 7), calls(1, 8), 2},
+		{"across the end of the count", calls(1, 1<<32-1), calls(0, 0), 1},
+		{"more than can have", calls(4000, 7), calls(4000, 9000), mostUnsaid},
+		{"what nobody believes", calls(0, 0), calls(1<<32-1, 1<<32-1), mostUnsaid},
+	} {
+		if got := unsaid(c.before, c.after); got != c.want*blockBytes {
+			t.Errorf("%s: %d bytes, expected %d", c.what, got, c.want*blockBytes)
 		}
 	}
 }

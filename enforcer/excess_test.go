@@ -79,10 +79,8 @@ func TestAnExcessThatIsGoneIsGivenBackByAProcessThatNeverStandsStill(t *testing.
 	eventually(t, "it is charged", func() bool { return overhead(h) == 3*mib })
 	p.tell("churn 0 %d", uint64(1)<<40) // up to 7 bytes at a time
 	around := func(bytes uint64) bool { o := overhead(h); return o <= bytes && o+7 >= bytes }
-	// One in doubt is looked at three times, which makes 60 of the 20 comparisons of each of two devices.
-	if looks := truth.listings(t, 40); looks < 26 {
-		t.Errorf("a process in doubt was looked at %d times in 20 comparisons", looks)
-	}
+	// Three times, if it is at work meanwhile: that makes 60 of the 20 comparisons of each of two devices.
+	eventually(t, "it is looked at more than once to a comparison", func() bool { return truth.listings(t, 40) > 26 })
 	if !around(3 * mib) {
 		t.Fatalf("%d are charged", overhead(h))
 	}
@@ -120,7 +118,7 @@ func TestWhatIsChargedAfterTheCallIsNotTakenForHidden(t *testing.T) {
 	eventually(t, "what nobody charges is charged at once", func() bool { return overhead(h) == mib })
 }
 
-// Nor does it hide anything for long that a process says that such a call is under way.
+// A process that says for ever that such a call is under way hides what one could have taken, and for seconds.
 func TestACallThatNeverEndsHidesNothing(t *testing.T) {
 	truth := &fakeTruth{}
 	h := newHost(t, truth)
@@ -129,11 +127,17 @@ func TestACallThatNeverEndsHidesNothing(t *testing.T) {
 	p.must("device %s %d", hex0, 80*gib)
 	p.must("begin 0")
 	p.tell("churn 0 %d", uint64(1)<<40)
-	for hidden := uint64(2 * mib); hidden < 10*mib; hidden += mib { // more each time, so that none of it stays
-		truth.set(gpu0, p.pid(), hidden)
-		truth.comparisons(t, 3)
+	hidden := uint64(10 * mib)
+	truth.set(gpu0, p.pid(), hidden)
+	eventually(t, "what it cannot have taken is charged", func() bool { return overhead(h) > 8*mib-8 })
+	if o := overhead(h); o > 8*mib {
+		t.Fatalf("%d bytes are charged: the call is not waited for", o)
 	}
-	eventually(t, "it is charged", func() bool { return overhead(h) > 9*mib-8 })
+	eventually(t, "all is, though it is a little more each time", func() bool {
+		hidden++
+		truth.set(gpu0, p.pid(), hidden)
+		return overhead(h) > 10*mib-8
+	})
 }
 
 // A page that is wrong when the enforcer takes it up may be that of another version: it gives nothing more, and nobody is killed

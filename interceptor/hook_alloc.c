@@ -69,19 +69,15 @@ static CUresult free_again(const struct request *r)
 
 static CUresult allocate_small(const struct request *r, CUdevice ordinal)
 {
+	const struct ledger_account *lane = process_begin_uncharged(ordinal);
 	CUresult result;
 
-	if (!process_ready(ordinal))
+	if (!lane)
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	process_begin_uncharged(ordinal);
 	result = call_driver(r);
-	if (result == CUDA_SUCCESS) {
-		if (block_took_small(address(r), ordinal) == CHARGE_OK)
-			process_count(ordinal);
-		else
-			result = free_again(r);
-	}
-	process_end_uncharged(ordinal);
+	if (result == CUDA_SUCCESS && block_took_small(address(r), ordinal) != CHARGE_OK)
+		result = free_again(r);
+	process_end_uncharged(lane, result == CUDA_SUCCESS);
 	return result;
 }
 

@@ -293,7 +293,6 @@ static uint64_t *uncharged(const struct ledger_account *account)
 	return &account->ledger->lane[account->lane].entry[account->device].uncharged;
 }
 
-/* Before anything that the call does, and after the charge. */
 void ledger_begin_uncharged(const struct ledger_account *account)
 {
 	__atomic_fetch_add(uncharged(account), 1, __ATOMIC_SEQ_CST);
@@ -301,7 +300,7 @@ void ledger_begin_uncharged(const struct ledger_account *account)
 
 void ledger_end_uncharged(const struct ledger_account *account)
 {
-	__atomic_fetch_sub(uncharged(account), 1, __ATOMIC_RELEASE);
+	__atomic_fetch_add(uncharged(account), (1ull << 32) - 1, __ATOMIC_RELEASE);
 }
 
 void ledger_set_context(const struct ledger_account *account, uint64_t bytes)
@@ -354,9 +353,12 @@ uint64_t ledger_number(const struct ledger *ledger, uint32_t device, uint32_t la
 	return took;
 }
 
-uint64_t ledger_uncharged(const struct ledger *ledger, uint32_t device, uint32_t lane)
+struct ledger_uncharged ledger_uncharged(const struct ledger *ledger, uint32_t device,
+                                         uint32_t lane)
 {
-	return load(&ledger->lane[lane].entry[device].uncharged);
+	uint64_t word = load(&ledger->lane[lane].entry[device].uncharged);
+
+	return (struct ledger_uncharged){(uint32_t)word, (uint32_t)(word >> 32)};
 }
 
 /* A name has this many places, beside one another. */

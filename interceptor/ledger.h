@@ -90,7 +90,7 @@ struct ledger_entry {
 	uint64_t context;     /* bytes of `sum` that are contexts (shown as overhead) */
 	uint64_t allocations; /* that succeeded, since the process attached */
 	uint64_t refusals;
-	uint64_t uncharged; /* calls under way that are charged only when the driver has returned */
+	uint64_t uncharged; /* ledger_begin_uncharged(): calls under way, and ended << 32 */
 };
 static_assert(sizeof(struct ledger_entry) == 64, "ledger_entry");
 
@@ -215,7 +215,8 @@ void ledger_count_allocation(const struct ledger_account *account);
 void ledger_count_refusal(const struct ledger_account *account);
 
 /* A call of the driver begins, or ends, of which is known only afterwards what it took: until its
- * end the driver may hold for the lane what it has not charged yet. Any thread of the owner may. */
+ * end, by which that is charged or given back, the driver may hold for the lane what it has not
+ * charged. Any thread of the owner may. */
 void ledger_begin_uncharged(const struct ledger_account *account);
 void ledger_end_uncharged(const struct ledger_account *account);
 
@@ -238,8 +239,13 @@ uint64_t ledger_held(const struct ledger *ledger, uint32_t device, uint32_t lane
  */
 uint64_t ledger_number(const struct ledger *ledger, uint32_t device, uint32_t lane);
 
-/* How many calls of the lane's owner are between ledger_begin_uncharged() and its end, by its word.
- * What is read of the lane after it includes what those charged that have ended. */
-uint64_t ledger_uncharged(const struct ledger *ledger, uint32_t device, uint32_t lane);
+/* How many calls of the lane's owner are between ledger_begin_uncharged() and its end, and how many
+ * ended, both modulo 2^32 and by its word. What is read of the lane afterwards includes what those
+ * charged that have ended. */
+struct ledger_uncharged {
+	uint32_t under_way, ended;
+};
+struct ledger_uncharged ledger_uncharged(const struct ledger *ledger, uint32_t device,
+                                         uint32_t lane);
 
 #endif

@@ -182,29 +182,33 @@ CUdevice process_current_ordinal(void)
 	return ordinal;
 }
 
-/* What is written in the lane's entry of a device without its lock, by any thread. */
-static void note(CUdevice ordinal, void (*write)(const struct ledger_account *))
+void process_count(CUdevice ordinal)
 {
 	struct process *process = process_get();
 	int device = process_device(process, ordinal);
 
 	if (device >= 0)
-		write(&process->account[device].slice);
+		ledger_count_allocation(&process->account[device].slice);
 }
 
-void process_begin_uncharged(CUdevice ordinal)
+const struct ledger_account *process_begin_uncharged(CUdevice ordinal)
 {
-	note(ordinal, ledger_begin_uncharged);
+	struct process *process = process_attached();
+	int device = process ? process_device(process, ordinal) : -1;
+
+	if (device < 0)
+		return NULL;
+	ledger_begin_uncharged(&process->account[device].slice);
+	return &process->account[device].slice;
 }
 
-void process_end_uncharged(CUdevice ordinal)
+void process_end_uncharged(const struct ledger_account *lane, bool succeeded)
 {
-	note(ordinal, ledger_end_uncharged);
-}
-
-void process_count(CUdevice ordinal)
-{
-	note(ordinal, ledger_count_allocation);
+	if (!lane->ledger)
+		return; /* a child that a signal's handler forked meanwhile */
+	if (succeeded)
+		ledger_count_allocation(lane);
+	ledger_end_uncharged(lane);
 }
 
 static void refuse(struct process *process, int device, uint64_t bytes, bool by_pool,

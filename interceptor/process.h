@@ -116,10 +116,13 @@ static inline bool process_has_one_device(void)
 /* The ordinal of the current context's device, or -1: then the call is the driver's to refuse. */
 CUdevice process_current_ordinal(void);
 
-/* Around a call of the driver that is charged only afterwards, charge included: what it takes is
- * not hidden memory meanwhile. Of an attached process that has a quota on the device. */
-void process_begin_uncharged(CUdevice ordinal);
-void process_end_uncharged(CUdevice ordinal);
+/*
+ * Around a call of the driver for an allocation that is charged only afterwards, and that charge:
+ * what it takes is not hidden memory meanwhile. NULL if this process is not attached or its slice
+ * has no quota on the device; then the call is not made. An allocation that succeeded is counted.
+ */
+const struct ledger_account *process_begin_uncharged(CUdevice ordinal);
+void process_end_uncharged(const struct ledger_account *lane, bool succeeded);
 
 /* Count an allocation that succeeded. */
 void process_count(CUdevice ordinal);

@@ -4,4 +4,4 @@
  * The go command rebuilds a package when a file of its directory changes, and does not see those: this
  * file changes with them. A test holds it against them.
  */
-#define NATIVE_DIGEST "fbc08b1134218f13a31dbb14949ddf82580e3c443ad4a22bd8a712d9a1d2dd55"
+#define NATIVE_DIGEST "b42dc85e6675e88be052a500f0efd23ab66a3b87b0def41e15fc240221e0e0e1"

@@ -161,13 +161,16 @@ func (l *Ledger) Number(dev int, i uint32) uint64 {
 	return uint64(C.ledger_number(l.page, C.uint32_t(dev), C.uint32_t(i)))
 }
 
-// Uncharged is how many calls of a lane's owner are under way on a device that it charges only when the driver has returned, by
-// its word. What is read of the lane afterwards includes what those charged that have ended.
-func (l *Ledger) Uncharged(dev int, i uint32) uint64 {
+// Calls of a lane's owner that it charges only when the driver has returned, by its word and modulo 2^32.
+type Calls struct{ UnderWay, Ended uint32 }
+
+// Uncharged are such calls on a device. What is read of the lane afterwards includes what those charged that have ended.
+func (l *Ledger) Uncharged(dev int, i uint32) Calls {
 	if !device(dev) || !lane(i) {
-		return 0
+		return Calls{}
 	}
-	return uint64(C.ledger_uncharged(l.page, C.uint32_t(dev), C.uint32_t(i)))
+	calls := C.ledger_uncharged(l.page, C.uint32_t(dev), C.uint32_t(i))
+	return Calls{UnderWay: uint32(calls.under_way), Ended: uint32(calls.ended)}
 }
 
 // Context is how much of what a lane holds are contexts, by its owner's word.

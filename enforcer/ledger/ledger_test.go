@@ -192,12 +192,12 @@ func TestADeadLaneIsSettledOnceAndGivenToTheNext(t *testing.T) {
 		t.Fatalf("%+v", f)
 	}
 	l.page.lane[1].entry[0].uncharged = 1 // its owner died in such a call
-	if l.Uncharged(0, 1) != 1 {
+	if l.Uncharged(0, 1) != (Calls{UnderWay: 1}) {
 		t.Fatal("a call that begins is not seen")
 	}
 	l.SetFree(1)
 	b := give(t, l, 1)
-	if l.Generation(1) != generation+1 || b.Held() != 0 || l.Uncharged(0, 1) != 0 {
+	if l.Generation(1) != generation+1 || b.Held() != 0 || l.Uncharged(0, 1) != (Calls{}) {
 		t.Fatal("the next owner does not begin anew")
 	}
 	if back, err := l.Settle(1, generation); err != nil || back[0] != 0 {

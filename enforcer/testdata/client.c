@@ -291,11 +291,11 @@ int main(int argc, char **argv)
 			say(LEDGER_OK, &b);
 		} else if (!strcmp(word, "begin") && on) {
 			ledger_begin_uncharged(&on_device(a)->slice);
-			b = ledger_uncharged(ledger, a, lane);
+			b = ledger_uncharged(ledger, a, lane).under_way;
 			say(LEDGER_OK, &b);
 		} else if (!strcmp(word, "end") && on) {
 			ledger_end_uncharged(&on_device(a)->slice);
-			b = ledger_uncharged(ledger, a, lane);
+			b = ledger_uncharged(ledger, a, lane).under_way;
 			say(LEDGER_OK, &b);
 		} else if (!strcmp(word, "hammer") && on) {
 			bool by_pool;
