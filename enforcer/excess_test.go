@@ -127,7 +127,7 @@ func TestACallThatNeverEndsHidesNothing(t *testing.T) {
 	p.must("device %s %d", hex0, 80*gib)
 	p.must("begin 0")
 	p.tell("churn 0 %d", uint64(1)<<40)
-	hidden := uint64(10 * mib)
+	hidden := 10 * mib
 	truth.set(gpu0, p.pid(), hidden)
 	eventually(t, "what it cannot have taken is charged", func() bool { return overhead(h) > 8*mib-8 })
 	if o := overhead(h); o > 8*mib {

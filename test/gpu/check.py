@@ -146,6 +146,7 @@ def main():
     arguments = parser.parse_args()
     print(output("nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader").strip(), flush=True)
     print(output(RUNC, "--version").splitlines()[0], "kernel", os.uname().release, flush=True)
+    os.makedirs(arguments.out, exist_ok=True)
     only = arguments.only.split(",")
     host = Host(arguments.out)
     try:
