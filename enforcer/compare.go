@@ -38,9 +38,11 @@ const (
 	mostUnsaid = 16
 )
 
-// patienceOfCall is how long such calls are waited for; two intervals, if those are longer. They take a millisecond, if their
-// process is let run. Tests have more.
+// patienceOfCall is how long such calls are waited for; two intervals, if those are longer, and looksAtCalls comparisons. They take
+// a millisecond, if their process is let run. Tests have more.
 var patienceOfCall = 2 * time.Second
+
+const looksAtCalls = 4
 
 // excess is what the driver holds for one process beyond its lane.
 type excess struct {
@@ -53,12 +55,13 @@ type excess struct {
 	most, last uint64
 	number     uint64    // the lane's last change, as of the last comparison
 	late       time.Time // since when each comparison found more, and calls that may owe it
+	looks      int       // how many those are
 }
 
 // bounds is what looks at a process say that the driver holds for it beyond its lane: between the least and the most.
 type bounds struct {
 	least, most uint64
-	unsaid      uint64 // bytes that calls may have taken which are charged only afterwards
+	unsaid      uint64 // bytes that calls may have taken of which the lane does not say so yet
 }
 
 // and is what they say together with more looks.
@@ -66,14 +69,17 @@ func (b bounds) and(more bounds) bounds {
 	return bounds{min(b.least, more.least), max(b.most, more.most), max(b.unsaid, more.unsaid)}
 }
 
+// sure is what the driver holds for it whatever the calls under way have taken.
+func (b bounds) sure() uint64 { return b.least - min(b.least, b.unsaid) }
+
 // holding is what a process's lane said at one time.
 type holding struct {
 	bytes, number uint64
 	calls         ledger.Calls
 }
 
-// unsaid is how many bytes calls may have taken, between two times, that the lane does not say yet.
-func unsaid(before, after holding) uint64 {
+// unsaidBetween is what calls may have taken that were under way at any time between the two.
+func unsaidBetween(before, after holding) uint64 {
 	return blockBytes * min(uint64(after.calls.UnderWay)+uint64(after.calls.Ended-before.calls.Ended), mostUnsaid)
 }
 
@@ -284,7 +290,7 @@ func (s *slice) beyond(raw [16]byte, truth map[int]uint64, before map[int]holdin
 			continue
 		}
 		more := bytes - min(bytes, max(before[pid].bytes, after[pid].bytes))
-		found[pid] = bounds{more, more, unsaid(before[pid], after[pid])}
+		found[pid] = bounds{more, more, unsaidBetween(before[pid], after[pid])}
 		if index < 0 || before[pid].number == after[pid].number {
 			continue
 		}
@@ -317,6 +323,7 @@ func (s *slice) charge(raw [16]byte, truth map[int]uint64, beyond map[int]bounds
 		if errors.Is(err, process.ErrDead) || err == nil && start != x.start {
 			delete(d.excess, pid)
 		} else if _, listed := beyond[pid]; !listed {
+			x.late = time.Time{}
 			x.believe(bounds{}, s.number(index, pid))
 		}
 	}
@@ -340,9 +347,9 @@ func (s *slice) charge(raw [16]byte, truth map[int]uint64, beyond map[int]bounds
 			x = &excess{start: start}
 			d.excess[pid] = x
 		}
-		left := x.leave(found, max(patienceOfCall, 2*s.e.options.Interval))
-		waits = waits || left < found.least
-		found.least = left
+		due := x.due(found, max(patienceOfCall, 2*s.e.options.Interval))
+		waits = waits || due < found.least
+		found.least = due
 		x.believe(found, s.number(index, pid))
 	}
 	for _, x := range d.excess {
@@ -381,18 +388,22 @@ func (s *slice) number(index, pid int) uint64 {
 	return 0
 }
 
-// leave is the least of what was found, without what is left to calls that are under way to charge: for so long as patience says.
-func (x *excess) leave(found bounds, patience time.Duration) (least uint64) {
-	more := min(found.unsaid, found.least-min(found.least, x.charged))
-	switch {
-	case more == 0:
+// due is the least of what was found, without what calls may have taken and will charge themselves: these are left that for so long as
+// patience says.
+func (x *excess) due(found bounds, patience time.Duration) uint64 {
+	left := min(found.unsaid, found.least-min(found.least, x.charged))
+	if left == 0 {
 		x.late = time.Time{}
-	case x.late.IsZero():
-		x.late = time.Now()
-	case time.Since(x.late) >= patience:
 		return found.least
 	}
-	return found.least - more
+	if x.late.IsZero() {
+		x.late, x.looks = time.Now(), 0
+	}
+	x.looks++
+	if x.looks > looksAtCalls && time.Since(x.late) >= patience {
+		return found.least
+	}
+	return found.least - left
 }
 
 // believe takes in what a comparison found. number is that of the lane's last change.

@@ -66,7 +66,7 @@ func TestWhatIsLeftToCalls(t *testing.T) {
 	const patience = time.Hour
 	x := excess{charged: 5}
 	found := func(least, unsaid uint64) uint64 {
-		return x.leave(bounds{least: least, most: least, unsaid: unsaid}, patience)
+		return x.due(bounds{least: least, most: least, unsaid: unsaid}, patience)
 	}
 	if least := found(7, 0); least != 7 || !x.late.IsZero() {
 		t.Errorf("without any call %d is charged", least)
@@ -81,8 +81,13 @@ func TestWhatIsLeftToCalls(t *testing.T) {
 		t.Errorf("%d is charged of what it cannot have taken", least)
 	}
 	x.late = time.Now().Add(-patience)
+	for x.looks < looksAtCalls {
+		if least := found(10, 3); least != 7 {
+			t.Errorf("after a long time and %d looks %d is charged", x.looks, least)
+		}
+	}
 	if least := found(10, 3); least != 10 {
-		t.Errorf("after a long time %d is charged", least)
+		t.Errorf("after a long time and many looks %d is charged", least)
 	}
 	if least := found(5, 3); least != 5 || !x.late.IsZero() {
 		t.Error("it does not begin anew when nothing is left to wait for")
@@ -107,7 +112,7 @@ func TestWhichCallsMayHaveTakenMemoryThatIsNotCharged(t *testing.T) {
 		{"more than can have", calls(4000, 7), calls(4000, 9000), mostUnsaid},
 		{"what nobody believes", calls(0, 0), calls(1<<32-1, 1<<32-1), mostUnsaid},
 	} {
-		if got := unsaid(c.before, c.after); got != c.want*blockBytes {
+		if got := unsaidBetween(c.before, c.after); got != c.want*blockBytes {
 			t.Errorf("%s: %d bytes, expected %d", c.what, got, c.want*blockBytes)
 		}
 	}

@@ -140,6 +140,28 @@ func TestACallThatNeverEndsHidesNothing(t *testing.T) {
 	})
 }
 
+// One that also charges and gives back by turns cannot be told from one that only makes small allocations. So it can keep what is left to
+// such calls, and no more.
+func TestAProcessThatClaimsCallsAndGoesUpAndDownHidesLittle(t *testing.T) {
+	const most = 32 * mib
+	truth := &fakeTruth{}
+	h := newHost(t, truth)
+	p, _ := h.session("s", on(gpu0, gib))
+	p.must("attach")
+	p.must("device %s %d", hex0, 80*gib)
+	for range 100 {
+		p.must("begin 0")
+	}
+	truth.set(gpu0, p.pid(), 100*mib)
+	eventually(t, "all but so much is charged", func() bool {
+		p.must("charge 0 %d", most)
+		time.Sleep(5 * time.Millisecond)
+		p.must("release 0 %d", most)
+		time.Sleep(5 * time.Millisecond)
+		return overhead(h) >= 100*mib-most
+	})
+}
+
 // A page that is wrong when the enforcer takes it up may be that of another version: it gives nothing more, and nobody is killed
 // for it.
 func TestAPageThatIsFoundOverwrittenAtARestartKillsNobody(t *testing.T) {

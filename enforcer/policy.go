@@ -87,7 +87,7 @@ func (s *slice) judge(g *gpu, truth map[int]uint64, beyond map[int]bounds, befor
 		if bytes == 0 || bytes == driver.Unknown {
 			continue
 		}
-		cause, past := s.past(index, pid, bytes, beyond[pid].least, after[pid])
+		cause, past := s.past(index, pid, bytes, beyond[pid].sure(), after[pid])
 		if cause == "" {
 			continue
 		}

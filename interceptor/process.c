@@ -205,7 +205,7 @@ const struct ledger_account *process_begin_uncharged(CUdevice ordinal)
 void process_end_uncharged(const struct ledger_account *lane, bool succeeded)
 {
 	if (!lane->ledger)
-		return; /* a child that a signal's handler forked meanwhile */
+		return; /* a child that a signal's handler forked meanwhile, and has not attached */
 	if (succeeded)
 		ledger_count_allocation(lane);
 	ledger_end_uncharged(lane);

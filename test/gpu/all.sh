@@ -37,7 +37,6 @@ program nvml 4G agree
 program race 8G 20 8 2 8589934592
 program kills 4G 40
 program checkpoint 4G
-program small 1G "$((STORM / 3))"
 program storm 16G "$STORM" 16 3
 
 echo "== promises"

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shows on a real GPU what becomes of memory that is held past the ledger, and of slices whose time or quota changes.
 
-Run as root on a machine with an NVIDIA GPU and runc, after `make build`; PyTorch is used if it is there:
+Run as root on a machine with an NVIDIA GPU and runc, after `make build`, with cc; PyTorch is used if it is there:
 
-    RUNC=/path/to/runc test/gpu/bypass.py [--out DIR] [--only named,killed,slice,frozen,ttl,resize,exec]
+    RUNC=/path/to/runc test/gpu/bypass.py [--out DIR] [--only named,killed,slice,frozen,ttl,resize,exec,busy]
 
 Needs no Go and no network. Under the simulated driver: LD_LIBRARY_PATH=bin/fakecuda, FAKECUDA_STATE below a directory of its
 own, not in /tmp. Each case starts an enforcer of its own and stops it. The program that hides is bin/demo/cuda_hog under a
@@ -31,7 +31,7 @@ import time
 import urllib.request
 
 sys.dont_write_bytecode = True  # it would lie in the source tree
-from host import BIN, GIB, HERE, MIB, RUNC, Host, Truth, output, pids_of
+from host import BIN, GIB, HERE, MIB, ROOT, RUNC, Host, Truth, output, pids_of
 
 INTERVAL = 1.0  # of the comparison with driver truth, seconds
 # A killed process has to end, and a sample has to see it: seconds beyond the intervals that are promised.
@@ -60,12 +60,12 @@ def eventually(is_so, patience=PATIENCE):
 class Case:
     """A container that sleeps, under an enforcer with a policy of its own, in which programs are started."""
 
-    def __init__(self, out, name, vram, policy="", expiry=""):
+    def __init__(self, out, name, vram, policy="", expiry="", interval=INTERVAL):
         self.name, self.programs = name, []
         with socket.socket() as s:
             s.bind(("127.0.0.1", 0))
             self.metrics = f"127.0.0.1:{s.getsockname()[1]}"
-        self.host = Host(out, f'metrics_address = "{self.metrics}"\ntruth_interval = "{int(INTERVAL * 1000)}ms"\n'
+        self.host = Host(out, f'metrics_address = "{self.metrics}"\ntruth_interval = "{int(interval * 1000)}ms"\n'
                               f"[policy]\n{policy}\n[expiry]\n{expiry}\n")
         self.log = open(os.path.join(out, f"bypass-{name}.log"), "w+")
         self.truth = Truth()
@@ -294,6 +294,21 @@ def exec_(case):
     check("others can have it", line.startswith("holds "), line)
 
 
+def busy(case):
+    """A process that never stands still, looked at as often as can be, against what it has taken by its own count."""
+    source = f"{ROOT}/test/interceptor/programs/small.c"
+    built = subprocess.run(["cc", "-O1", f"-I{ROOT}/interceptor", "-o", case.out + "/small", source, *libcuda()],
+                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    line = built.stdout or case.start("/out/small", "20").stdout.readline().strip()
+    check("a process that never stands still is charged exactly", line.endswith(" 0 wrong"), line)
+
+
+def libcuda():
+    """What a program is linked with: the simulated driver, if that is what the loader finds."""
+    simulated = BIN + "/fakecuda/libcuda.so.1"
+    return [simulated] if "fakecuda" in os.environ.get("LD_LIBRARY_PATH", "") else ["-l:libcuda.so.1"]
+
+
 class Cuda:
     """This process's context, and memory in it."""
 
@@ -370,6 +385,7 @@ CASES = {
     "ttl": (ttl, {"vram": "4G", "expiry": 'grace = "2s"'}),
     "resize": (resize, {"vram": "8G"}),
     "exec": (exec_, {"vram": "4G"}),
+    "busy": (busy, {"vram": "2G", "interval": 0.02}),
 }
 
 

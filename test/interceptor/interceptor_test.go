@@ -102,20 +102,18 @@ func TestEveryKindOfMemoryIsChargedRefusedAndGivenBack(t *testing.T) {
 	}
 }
 
+// Driver truth is looked at fifty times as often as usual.
 func TestAProcessThatNeverStandsStillIsChargedExactly(t *testing.T) {
 	seconds := "6"
 	if os.Getenv("GPUSLICE_LONG") != "" {
 		seconds = "20"
 	}
-	config := filepath.Join(t.TempDir(), "config.toml") // it is looked at fifty times as often as usual
-	if err := os.WriteFile(config, []byte("[enforcer]\ntruth_interval = \"20ms\"\n"), 0o644); err != nil {
-		t.Fatal(err)
+	env := environment(t, "FAKECUDA_CONTEXT=64M")
+	cmd, lines := startDaemon(t, env, `truth_interval = "20ms"`).start(t, env, "1G", compile(t, "small"), seconds)
+	last := lastOf(t, lines)
+	if err := cmd.Wait(); err != nil {
+		t.Fatalf("%v: %s", err, last)
 	}
-	out, err := inSlice(t, environment(t, "FAKECUDA_CONTEXT=64M", "GPUSLICE_CONFIG="+config), "1G", compile(t, "small"), seconds)
-	if err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
-	t.Log(out)
 }
 
 func TestManyProcessesRaceForTheLastByte(t *testing.T) {

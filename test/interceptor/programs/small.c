@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
+#include <unistd.h>
 
 #define MIB (1ull << 20)
 
@@ -35,17 +36,35 @@ static size_t left(void)
 	return available;
 }
 
+/* What is left when nothing changes it any more: a context is charged a moment after it is there.
+ */
+static size_t settled(void)
+{
+	size_t now = left();
+
+	for (int same = 0; same < 50; same++) {
+		size_t before = now;
+
+		usleep(10 * 1000);
+		now = left();
+		if (now != before)
+			same = 0;
+	}
+	return now;
+}
+
 int main(int argc, char **argv)
 {
-	time_t end = time(NULL) + (argc > 1 ? atoi(argv[1]) : 1);
 	unsigned long looks = 0, wrong = 0;
 	CUcontext context;
 	size_t base;
+	time_t end;
 
 	must(cuInit(0));
 	must(cuDevicePrimaryCtxRetain(&context, 0));
 	must(cuCtxSetCurrent(context));
-	base = left();
+	base = settled();
+	end = time(NULL) + (argc > 1 ? atoi(argv[1]) : 1);
 	while (time(NULL) < end) {
 		CUdeviceptr first, second;
 
