@@ -259,6 +259,7 @@ func TestNothingInThePageMakesUsCrashOrHang(t *testing.T) {
 		_ = enforcer.Set(uint64(i))
 		_ = l.Figures(i%20-2, &live, l.HighLane()+uint32(i))
 		_ = l.Held(i, uint32(i*i))
+		_, _ = l.Uncharged(i, uint32(i*i)), l.Number(i, uint32(i*i))
 		_ = l.Check(false, false, []Device{someDevice})
 		_ = l.DeviceCount()
 	}

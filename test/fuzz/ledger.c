@@ -142,8 +142,16 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 			(void)ledger_settle(page, device, lane, take_value(&in), bytes);
 			break;
 		case 5:
-			(void)native_assign(page, 1 + (uint32_t)take(&in, 2) % LEDGER_SLOTS,
-			                    &owner);
+			lane = 1 + (uint32_t)take(&in, 2) % LEDGER_SLOTS;
+			if (native_assign(page, lane, &owner) != LEDGER_OK)
+				break;
+			for (device = 0; device < LEDGER_DEVICES; device++) {
+				struct ledger_uncharged calls =
+				    ledger_uncharged(page, device, lane);
+
+				must(!calls.under_way && !calls.ended,
+				     "a new owner has no calls under way");
+			}
 			break;
 		case 6:
 			(void)native_settle(page, 3, page->lane[3].generation, LEDGER_DEVICES,
@@ -155,7 +163,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 			break;
 		case 8:
 			(void)native_sums(page, (uint32_t)take(&in, 1) % LEDGER_DEVICES, live, 8);
-			(void)ledger_number(page, 0, (uint32_t)take(&in, 2) % LEDGER_LANES);
+			lane = (uint32_t)take(&in, 2) % LEDGER_LANES;
+			(void)ledger_number(page, 0, lane);
+			(void)ledger_uncharged(page, 0, lane);
 			break;
 		case 9:
 			value = take_value(&in);
@@ -172,7 +182,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 			native_close(page);
 			break;
 		case 12:
+			ledger_begin_uncharged(&own);
 			ledger_count_allocation(&own);
+			ledger_end_uncharged(&own);
 			ledger_count_refusal(&own);
 			ledger_set_context(&own, take_value(&in));
 			break;
