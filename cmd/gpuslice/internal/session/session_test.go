@@ -8,6 +8,7 @@ import (
 	"errors"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -160,6 +161,9 @@ func TestSliceHoldsNoSecondOne(t *testing.T) {
 
 func TestSignalsReachTheCommand(t *testing.T) {
 	for _, sig := range []unix.Signal{unix.SIGTERM, unix.SIGHUP, unix.SIGUSR1, unix.SIGINT} {
+		if signal.Ignored(sig) { // by who runs the tests, as nohup does: then the command would ignore it, too
+			signal.Notify(make(chan os.Signal, 1), sig)
+		}
 		name := strings.TrimPrefix(unix.SignalName(sig), "SIG")
 		cmd := command(t, t.TempDir(), "sh", "-c", `trap "exit 5" `+name+`; echo ready; while :; do sleep 0.05; done`)
 		cmd.SysProcAttr = &unix.SysProcAttr{Setsid: true} // no terminal
