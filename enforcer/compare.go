@@ -18,7 +18,7 @@ import (
 // The comparison of the ledger with driver truth. What the driver holds for a process beyond what its lane holds
 // (modules, local memory, memory that it hides) is charged by the enforcer in lane 0, as one sum per device.
 // Memory that a process gets is charged first, and memory that it gives back is released last; so an honest lane
-// is not below the truth of the same instant, and what is beyond it is overhead or hidden. The exception are small allocations:
+// is not below the truth of the same instant, and what is beyond it is overhead or hidden. Small allocations are the exception:
 // only the driver knows which block they fall into, so that is charged afterwards. The lane says that one is under way
 // (ledger.Uncharged), and its block is not charged as well.
 //
@@ -36,13 +36,13 @@ const (
 	// one after the other, so few of many such calls have taken theirs: the more are believed, the more can be hidden.
 	blockBytes = 2 << 20
 	mostUnsaid = 16
+	// looksAtCalls is how many comparisons such calls are waited for, at least.
+	looksAtCalls = 4
 )
 
-// patienceOfCall is how long such calls are waited for; two intervals, if those are longer, and looksAtCalls comparisons. They take
-// a millisecond, if their process is let run. Tests have more.
+// patienceOfCall is how long they are waited for, at least; two intervals, if those are longer. They take a millisecond, if their
+// process is let run. Tests have more.
 var patienceOfCall = 2 * time.Second
-
-const looksAtCalls = 4
 
 // excess is what the driver holds for one process beyond its lane.
 type excess struct {
@@ -307,7 +307,7 @@ func (s *slice) beyond(raw [16]byte, truth map[int]uint64, before map[int]holdin
 
 // charge brings lane 0 to what the driver holds beyond the ledger: up at once; down when a process died, or
 // when several comparisons say so. unsettled says that there may be more to charge, or less, though nothing changes; waits
-// that some of it was left to calls which charge it themselves.
+// that some of it was left to calls which charge it themselves, so that the next look should come soon.
 func (s *slice) charge(raw [16]byte, truth map[int]uint64, beyond map[int]bounds) (unsettled, waits bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -356,7 +356,7 @@ func (s *slice) charge(raw [16]byte, truth map[int]uint64, beyond map[int]bounds
 		unsettled = unsettled || x.low > 0
 	}
 	s.chargeExcess(d)
-	return unsettled || waits, waits
+	return unsettled, waits
 }
 
 // makesFirstContext says that the process has charged nothing yet on the device and may be making its first

@@ -289,12 +289,11 @@ int main(int argc, char **argv)
 		} else if (!strcmp(word, "number") && on) {
 			b = ledger_number(ledger, a, lane);
 			say(LEDGER_OK, &b);
-		} else if (!strcmp(word, "begin") && on) {
-			ledger_begin_uncharged(&on_device(a)->slice);
-			b = ledger_uncharged(ledger, a, lane).under_way;
-			say(LEDGER_OK, &b);
-		} else if (!strcmp(word, "end") && on) {
-			ledger_end_uncharged(&on_device(a)->slice);
+		} else if ((!strcmp(word, "begin") || !strcmp(word, "end")) && on) {
+			if (*word == 'b')
+				ledger_begin_uncharged(&on_device(a)->slice);
+			else
+				ledger_end_uncharged(&on_device(a)->slice);
 			b = ledger_uncharged(ledger, a, lane).under_way;
 			say(LEDGER_OK, &b);
 		} else if (!strcmp(word, "hammer") && on) {

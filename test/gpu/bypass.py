@@ -6,7 +6,7 @@ Run as root on a machine with an NVIDIA GPU and runc, after `make build`, with c
 
     RUNC=/path/to/runc test/gpu/bypass.py [--out DIR] [--only named,killed,slice,frozen,ttl,resize,exec,busy]
 
-Needs no Go and no network. Under the simulated driver: LD_LIBRARY_PATH=bin/fakecuda, FAKECUDA_STATE below a directory of its
+Needs no Go and no network. Under the simulated driver: LD_LIBRARY_PATH=$PWD/bin/fakecuda, FAKECUDA_STATE below a directory of its
 own, not in /tmp. Each case starts an enforcer of its own and stops it. The program that hides is bin/demo/cuda_hog under a
 copy of the dynamic loader that looks for another file than /etc/ld.so.preload: what any image can bring along, without
 a privilege. Prints a line per promise, then a table, and exits with the number of those not kept.
@@ -297,16 +297,11 @@ def exec_(case):
 def busy(case):
     """A process that never stands still, looked at as often as can be, against what it has taken by its own count."""
     source = f"{ROOT}/test/interceptor/programs/small.c"
-    built = subprocess.run(["cc", "-O1", f"-I{ROOT}/interceptor", "-o", case.out + "/small", source, *libcuda()],
-                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    line = built.stdout or case.start("/out/small", "20").stdout.readline().strip()
+    # Linked with the driver that the loader finds.
+    built = output("cc", "-O1", f"-I{ROOT}/interceptor", "-o", case.out + "/small", source, "-l:libcuda.so.1",
+                   env={**os.environ, "LIBRARY_PATH": os.environ.get("LD_LIBRARY_PATH", "")})
+    line = built or case.start("/out/small", "20").stdout.readline().strip()
     check("a process that never stands still is charged exactly", line.endswith(" 0 wrong"), line)
-
-
-def libcuda():
-    """What a program is linked with: the simulated driver, if that is what the loader finds."""
-    simulated = BIN + "/fakecuda/libcuda.so.1"
-    return [simulated] if "fakecuda" in os.environ.get("LD_LIBRARY_PATH", "") else ["-l:libcuda.so.1"]
 
 
 class Cuda:

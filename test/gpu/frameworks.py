@@ -17,7 +17,7 @@ case. A case whose time is up is killed and counts as failed; the next ones go o
 If a program does not even compute within its quota, it is run once more outside a slice, so that a framework which does
 not work on this machine at all is told from one that gpuslice breaks.
 
-Under the simulated driver (LD_LIBRARY_PATH=bin/fakecuda, FAKECUDA_STATE below a directory of its own, not in /tmp) the
+Under the simulated driver (LD_LIBRARY_PATH=$PWD/bin/fakecuda, FAKECUDA_STATE below a directory of its own, not in /tmp) the
 cases in C run, too.
 """
 import argparse
