@@ -118,6 +118,9 @@ type Enforcer struct {
 	counter  atomic.Pointer[Counter]
 	progress progress
 
+	late      map[*slice]store.Slice // those that takeUpLate tries; of restore, and then of the regular look
+	latePools map[*pool]store.Pool   // the like
+
 	change    sync.Mutex          // registering, releasing, restoring
 	pages     *pages              // while it is being restored; guarded by change
 	lingering map[*slice]struct{} // released, with processes that are alive; guarded by change
@@ -153,7 +156,11 @@ func New(options Options) (*Enforcer, error) {
 	if options.Clock == nil {
 		options.Clock = sinceBoot
 	}
-	e := &Enforcer{options: options, log: options.Log, events: event.NewLog(eventsKept), slices: make(map[string]*slice), byCgroup: make(map[cgroup.Path]*slice), sessions: make(map[*slice]struct{}), pools: make(map[string]*pool), lingering: make(map[*slice]struct{})}
+	e := &Enforcer{
+		options: options, log: options.Log, events: event.NewLog(eventsKept),
+		late: make(map[*slice]store.Slice), latePools: make(map[*pool]store.Pool), lingering: make(map[*slice]struct{}),
+		slices: make(map[string]*slice), byCgroup: make(map[cgroup.Path]*slice), sessions: make(map[*slice]struct{}), pools: make(map[string]*pool),
+	}
 	e.now, e.leases = options.Clock, make(chan struct{}, 1)
 	e.progress.begin = time.Now()
 	e.events.Tell(e.told)
@@ -222,6 +229,7 @@ func (e *Enforcer) Run(ctx context.Context) error {
 			for _, p := range e.allPools() {
 				p.check()
 			}
+			e.takeUpLate()
 			e.lookedAt(due)
 		case <-ctx.Done():
 		}

@@ -3,8 +3,10 @@
 package enforcer
 
 import (
+	"errors"
 	"os"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
@@ -55,6 +57,24 @@ func (e *Enforcer) NotOnDisk(id string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.limitsKnown, s.limitsUntold = false, true
+}
+
+// NotTaken makes it look as if the disk had not taken the new ledgers of a slice and a pool ("" is none), before Run.
+func (e *Enforcer) NotTaken(id, name string) error {
+	full := errLate(syscall.ENOSPC)
+	var err error
+	if p := e.findPool(name); p != nil {
+		e.latePools[p] = p.stored()
+		p.untaken(full)
+		err = p.ledger.Close()
+		p.ledger = nil
+	}
+	s := e.find(id)
+	e.late[s] = s.stored()
+	s.untaken(full)
+	err = errors.Join(err, s.ledger.Close())
+	s.ledger = nil
+	return err
 }
 
 // Asked says whether it is noted that the slice's processes were asked to end.

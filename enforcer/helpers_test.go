@@ -261,6 +261,10 @@ func (h *host) start() {
 	if err != nil {
 		h.t.Fatal(err)
 	}
+	h.run(e)
+}
+
+func (h *host) run(e *enforcer.Enforcer) {
 	h.Enforcer = e
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)

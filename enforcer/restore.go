@@ -105,17 +105,23 @@ func (e *Enforcer) restore() error {
 	// Their records go to the disk together, and are waited for one after the other.
 	stored := make(map[*slice]func() error)
 	for s, r := range alive {
-		stored[s] = e.findLedger(s, r)
+		if stored[s], err = e.findLedger(s, r); err != nil {
+			s.untaken(err)
+		}
 	}
 	for s, r := range alive {
 		// One slice that cannot be served must not keep all others from it.
-		if err := stored[s](); err != nil {
-			s.untaken(err)
+		wait := stored[s]
+		if wait == nil { // it cannot be
+		} else if err := wait(); err != nil {
+			s.untaken(errLate(err))
+			e.late[s] = r
 		} else {
 			s.takeUp(r)
 		}
 		if err := e.reopen(s); err != nil {
 			s.untaken(err)
+			delete(e.late, s)
 		}
 	}
 	for _, r := range released {
@@ -209,27 +215,36 @@ func (e *Enforcer) finish(r store.Slice) error {
 }
 
 // findLedger finds the slice's ledger again, or makes one. What it returns says whether that is on disk.
-func (e *Enforcer) findLedger(s *slice, r store.Slice) (stored func() error) {
-	result := func(err error) func() error { return func() error { return err } }
+func (e *Enforcer) findLedger(s *slice, r store.Slice) (stored func() error, err error) {
 	if s.pool == nil && s.request.Pool != "" {
-		return result(fmt.Errorf("its pool %s is gone", s.request.Pool))
+		return nil, fmt.Errorf("its pool %s is gone", s.request.Pool)
 	}
 	if s.ledger = s.e.pages.fetch(s.identity); s.ledger != nil {
 		s.recover(r)
-		return result(nil)
+		return func() error { return nil }, nil
 	}
 	if len(s.devices) == 0 { // there was no driver truth when it began, and its quotas were promised all the same
 		s.devices = s.foresee()
 		e.commit(s, s.commitment())
 	}
 	if err := s.lost(); err != nil {
-		return result(err)
+		return nil, err
 	}
 	// Nobody has it mapped, so nobody has charged anything, and nobody can.
-	if err := s.begin(r.LedgerName); err != nil {
-		return result(err)
+	return s.beginAgain(r.LedgerName), nil
+}
+
+// beginAgain gives a slice whose ledger nobody has another one. What it returns says whether that is on disk; before, nobody may
+// have it: the next enforcer would not find it.
+func (s *slice) beginAgain(name [16]byte) (stored func() error) {
+	if s.ledger == nil {
+		if err := s.begin(name); err != nil {
+			return func() error { return err }
+		}
 	}
-	return e.store.BeginSlice(s.stored())
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.e.store.BeginSlice(s.stored())
 }
 
 // lost says why a slice whose ledger was not found gets no other: one of its processes may have it, and what that has charged
@@ -276,12 +291,49 @@ func errLost(pids []int) error {
 	return fmt.Errorf("process %d does not let itself be looked at, and may have the ledger", pids[0])
 }
 
+// errLate is for what is tried again (takeUpLate).
+func errLate(err error) error {
+	return fmt.Errorf("its new ledger has to be on disk first, which is tried again and again: %w", err)
+}
+
 // untaken says why the slice cannot go on. It ends as any other.
 func (s *slice) untaken(err error) {
-	s.log.Error("the slice cannot be taken up again; no process is let in any more", "err", err)
+	s.log.Error("the slice cannot be taken up again; no process is let in", "err", err)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.state, s.reason = api.Damaged, fmt.Sprintf("it could not be taken up again: %v", err)
+}
+
+// takeUpLate goes on with the slices and pools whose new ledgers the disk did not take at the start, once it does.
+func (e *Enforcer) takeUpLate() {
+	if len(e.late)+len(e.latePools) == 0 || !e.diskIsWell() || !e.change.TryLock() { // else at the next look
+		return
+	}
+	defer e.change.Unlock()
+	for p, r := range e.latePools {
+		if e.findPool(p.name) != p || p.takeUpLate(r) == nil {
+			delete(e.latePools, p)
+		}
+	}
+	stored := make(map[*slice]func() error)
+	for s, r := range e.late {
+		if e.find(s.id()) == s {
+			stored[s] = s.beginAgain(r.LedgerName)
+		} else {
+			delete(e.late, s)
+		}
+	}
+	for s, stored := range stored {
+		if stored() != nil {
+			continue
+		}
+		s.mu.Lock()
+		s.state, s.reason = api.Active, ""
+		s.mu.Unlock()
+		s.log.Info("the disk takes the slice, which goes on")
+		s.takeUp(e.late[s])
+		delete(e.late, s)
+	}
 }
 
 // takeUp goes on with a slice that has its ledger, where the predecessor stopped.
@@ -383,7 +435,7 @@ func (s *slice) recover(r store.Slice) {
 func (s *slice) goOn(r store.Slice) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if r.Expired && s.state == api.Active {
+	if s.expired && s.state == api.Active {
 		s.shut()
 	}
 	if !r.Changing {

@@ -44,21 +44,34 @@ func (e *Enforcer) loadPools() (map[*pool]store.Pool, error) {
 // needs the pool.
 func (e *Enforcer) reopenPools(loaded map[*pool]store.Pool, released []store.Slice) {
 	for p, r := range loaded {
-		if err := p.reopen(r, released); err != nil {
-			p.log.Error("the pool cannot be taken up again; no process is let in any more", "err", err)
-			p.state, p.reason = api.Damaged, fmt.Sprintf("it could not be taken up again: %v", err)
+		late, err := p.reopen(r, released)
+		if late {
+			e.latePools[p] = r
+			err = errLate(err)
+		}
+		if err != nil {
+			p.untaken(err)
 		}
 		e.commit(p, p.commitment())
 		killpoint.Pass("restore.pool")
 	}
 }
 
-func (p *pool) reopen(r store.Pool, released []store.Slice) error {
+// untaken says why the pool cannot go on.
+func (p *pool) untaken(err error) {
+	p.log.Error("the pool cannot be taken up again; no process is let in", "err", err)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.state, p.reason = api.Damaged, fmt.Sprintf("it could not be taken up again: %v", err)
+}
+
+// reopen finds the pool's ledger again, or makes one; late says that an error may pass.
+func (p *pool) reopen(r store.Pool, released []store.Slice) (late bool, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if r.BootID == p.e.boot {
 		if p.ledger = p.e.pages.fetch(p.identity); p.ledger != nil {
-			return p.recover()
+			return false, p.recover()
 		}
 	}
 	if len(p.devices) == 0 {
@@ -67,20 +80,40 @@ func (p *pool) reopen(r store.Pool, released []store.Slice) error {
 	if r.BootID == p.e.boot {
 		pids, err := p.e.pages.mayBeWith(p.identity, func() (func(int) bool, error) { return p.letIn(released) })
 		if err := errors.Join(err, errLost(pids)); err != nil {
-			return err
+			return false, err
 		}
 	}
 	// Nobody has it mapped, so nobody has charged anything to it, and nobody can.
-	name := r.LedgerName
-	if r.BootID != p.e.boot {
-		if _, err := rand.Read(name[:]); err != nil {
+	err = p.beginAgain(r)
+	return err != nil, err
+}
+
+// beginAgain gives a pool whose ledger nobody has another one. Before that is on disk nobody may have it. Called with mu held.
+func (p *pool) beginAgain(r store.Pool) error {
+	if p.ledger == nil {
+		name := r.LedgerName
+		if r.BootID != p.e.boot {
+			if _, err := rand.Read(name[:]); err != nil {
+				return err
+			}
+		}
+		if err := p.begin(name); err != nil {
 			return err
 		}
 	}
-	if err := p.begin(name); err != nil {
+	return p.e.store.PutPool(p.stored())
+}
+
+// takeUpLate goes on with a pool that the disk did not take at the start, if it does now.
+func (p *pool) takeUpLate(r store.Pool) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err := p.beginAgain(r); err != nil {
 		return err
 	}
-	return p.e.store.PutPool(p.stored())
+	p.state, p.reason = api.Active, ""
+	p.log.Info("the disk takes the pool, which goes on")
+	return nil
 }
 
 // letIn is the like of a slice's for its members, and for those that were released and may not be gone.

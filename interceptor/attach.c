@@ -49,7 +49,8 @@ static void explain(struct process *process, enum ask_result result, uint16_t st
 		         "the slice has no free process slot (%u at one time): %s", LEDGER_SLOTS,
 		         consequence);
 	} else if (status == ATTACH_CLOSED) {
-		say_once(process, ONCE_CLOSED, "the slice was released, or its time is over: %s",
+		say_once(process, ONCE_CLOSED,
+		         "the slice was released, its time is over, or it is damaged: %s",
 		         consequence);
 	} else {
 		say_once(process, ONCE_ATTACH_FAILED,

@@ -4,4 +4,4 @@
  * The go command rebuilds a package when a file of its directory changes, and does not see those: this
  * file changes with them. A test holds it against them.
  */
-#define NATIVE_DIGEST "b42dc85e6675e88be052a500f0efd23ab66a3b87b0def41e15fc240221e0e0e1"
+#define NATIVE_DIGEST "eeba4048ef571cd2e4427b7093c4c0997211c72f6727fd6422231fd49f287034"

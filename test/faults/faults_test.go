@@ -37,6 +37,7 @@ func faults() []fault {
 		{"disk full", diskFull},
 		{"disk full, and the enforcer killed", diskFullAndKilled},
 		{"run directory full", runFull},
+		{"run directory full, and the enforcer killed", runFullAndKilled},
 		{"state read-only when the enforcer starts", readOnly},
 		{"state becomes read-only", stateTurnsReadOnly},
 		{"state becomes read-only, and the enforcer killed", stateTurnsReadOnlyAndKilled},

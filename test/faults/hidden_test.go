@@ -17,7 +17,7 @@ import (
 // hide has a process of a container hold memory of which the interceptor knows nothing, and sees to it that the enforcer
 // does what its policy says, and that nothing is left of it.
 func hide(w *world, r *rand.Rand) bool {
-	s := w.pickSlice(r, func(s *slice) bool { return s.state == active && !s.session && s.pool == nil })
+	s := w.pickSlice(r, func(s *slice) bool { return s.state == active && !s.cut && !s.session && s.pool == nil })
 	_, silent := os.Stat(w.nvmlFault())
 	if s == nil || silent == nil || w.blind {
 		return false

@@ -10,7 +10,6 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 
@@ -145,16 +144,14 @@ func (w *world) refuses(r *rand.Rand, l lies, kill bool) string {
 		} else if l.writeError == unix.EROFS {
 			w.fail("it has started with a state that it cannot write")
 		}
-		for _, s := range w.slices {
-			s.cut = !slices.ContainsFunc(s.workers, func(p *worker) bool { return p.attached })
-		}
+		w.cutOff()
 		w.operations(4)
 		w.lie(lies{})
-		w.restart(unix.SIGKILL)
-		w.away = ""
-		for _, s := range w.slices {
-			s.cut = false
+		if !started || r.IntN(2) == 0 {
+			w.restart(unix.SIGKILL)
 		}
+		w.away = ""
+		w.letGoOn()
 	} else if r.IntN(2) == 0 {
 		w.say("the disk is well, and the enforcer is stopped")
 		w.lie(lies{})

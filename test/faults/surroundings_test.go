@@ -52,28 +52,60 @@ func diskFullAndKilled(w *world, r *rand.Rand) string {
 	empty := w.fill(filepath.Join(w.dir, "state"))
 	w.doubt = "the disk is full"
 	w.operations(3)
+	return w.killedWhileFull(r, empty)
+}
+
+// killedWhileFull: the next enforcer starts, or says that it cannot. What it takes up it takes up whole, at the latest when there is
+// room again.
+func (w *world) killedWhileFull(r *rand.Rand, empty func()) string {
 	w.daemon.end(unix.SIGKILL)
-	_ = w.daemon.launch("", 0)
+	w.must(w.daemon.launch("", 0))
 	started := w.daemon.up() == nil
 	if !started {
-		w.say("it does not start on a full disk")
-		w.away = "the enforcer is away"
+		w.say("it does not start")
+		w.away = "the enforcer cannot start"
 	}
+	w.cutOff()
 	w.operations(3)
 	empty()
-	w.restart(unix.SIGKILL)
+	if !started || r.IntN(2) == 0 {
+		w.restart(unix.SIGKILL)
+	}
 	w.away = ""
+	w.letGoOn()
 	return w.afterwards(r)
 }
 
+// cutOff: an enforcer has begun that could not write anything down. Who was not attached then gets nothing before it can (letGoOn).
+func (w *world) cutOff() {
+	for _, s := range w.slices {
+		s.cut = !slices.ContainsFunc(s.workers, func(p *worker) bool { return p.attached })
+	}
+}
+
+func (w *world) letGoOn() {
+	for _, s := range w.slices {
+		s.cut = false
+	}
+}
+
 func runFull(w *world, r *rand.Rand) string {
-	empty := w.fill(filepath.Join(w.dir, "run"))
+	empty := w.fillRun(r)
+	empty()
+	return w.afterwards(r)
+}
+
+func runFullAndKilled(w *world, r *rand.Rand) string {
+	return w.killedWhileFull(r, w.fillRun(r))
+}
+
+func (w *world) fillRun(r *rand.Rand) (empty func()) {
+	empty = w.fill(filepath.Join(w.dir, "run"))
 	w.doubt = "the run directory is full"
 	w.operations(6)
 	beginContainer(w, r)
 	beginSession(w, r)
-	empty()
-	return w.afterwards(r)
+	return empty
 }
 
 // afterwards: what did not go goes.
