@@ -117,9 +117,7 @@ type Enforcer struct {
 	wrong    wrongTokens
 	counter  atomic.Pointer[Counter]
 	progress progress
-
-	late      map[*slice]store.Slice // those that takeUpLate tries; of restore, and then of the regular look
-	latePools map[*pool]store.Pool   // the like
+	late     late
 
 	change    sync.Mutex          // registering, releasing, restoring
 	pages     *pages              // while it is being restored; guarded by change
@@ -158,7 +156,7 @@ func New(options Options) (*Enforcer, error) {
 	}
 	e := &Enforcer{
 		options: options, log: options.Log, events: event.NewLog(eventsKept),
-		late: make(map[*slice]store.Slice), latePools: make(map[*pool]store.Pool), lingering: make(map[*slice]struct{}),
+		late: newLate(), lingering: make(map[*slice]struct{}),
 		slices: make(map[string]*slice), byCgroup: make(map[cgroup.Path]*slice), sessions: make(map[*slice]struct{}), pools: make(map[string]*pool),
 	}
 	e.now, e.leases = options.Clock, make(chan struct{}, 1)

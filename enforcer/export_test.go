@@ -64,13 +64,13 @@ func (e *Enforcer) NotTaken(id, name string) error {
 	full := errLate(syscall.ENOSPC)
 	var err error
 	if p := e.findPool(name); p != nil {
-		e.latePools[p] = p.stored()
+		e.late.pools[p] = p.stored()
 		p.untaken(full)
 		err = p.ledger.Close()
 		p.ledger = nil
 	}
 	s := e.find(id)
-	e.late[s] = s.stored()
+	e.late.slices[s] = s.stored()
 	s.untaken(full)
 	err = errors.Join(err, s.ledger.Close())
 	s.ledger = nil

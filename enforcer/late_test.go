@@ -5,6 +5,8 @@ package enforcer_test
 import (
 	"context"
 	"errors"
+	"os"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -128,4 +130,27 @@ func TestWhoHidesInASliceThatTheDiskDidNotTakeIsFound(t *testing.T) {
 	truth.set(gpu0, p.pid(), 0)
 	h.goesOn("s")
 	sibling.must("charge 0 1")
+}
+
+func TestASliceWithoutASocketGetsOneWhenItCan(t *testing.T) {
+	h := newHost(t, &fakeTruth{})
+	p, reply := h.session("s", on(gpu0, 4*gib))
+	p.uses().must("charge 0 %d", 3*gib)
+	h.stop()
+	obstacle := filepath.Join(reply.Dir, "bind", ".attach.sock")
+	if err := os.Mkdir(obstacle, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	h.start()
+	if s := h.see("s"); s.State != api.Active || s.Devices[0].Used+s.Devices[0].Overhead != 3*gib {
+		t.Fatalf("%+v", s)
+	}
+	p.must("charge 0 %d", gib)
+	p.expect("status 100", "attach")
+	if err := os.Remove(obstacle); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "it can be asked", func() bool { return strings.HasPrefix(p.ask("attach"), "ok ") })
+	p.uses().must("charge 0 %d", 4*gib) // what a process had before it attached anew is given back
+	p.expect("refused", "charge 0 1")
 }

@@ -71,7 +71,7 @@ func (e *Enforcer) restore() error {
 				s.leave()
 				if s.request.Session && e.pages.has(s.identity) { // somebody outlives it
 					if err := e.store.Retire(r); err != nil {
-						return err
+						e.log.Error("the release of a slice is not on disk yet", "slice", r.Request.ID, "err", err)
 					}
 					released = append(released, r)
 				}
@@ -83,7 +83,7 @@ func (e *Enforcer) restore() error {
 			cause = causeRebooted
 		}
 		if err := e.store.DeleteSlice(r.Request.ID, r.Generation); err != nil {
-			return err
+			e.log.Error("a slice that has ended is still on disk; the next enforcer drops it", "slice", r.Request.ID, "err", err)
 		}
 		e.events.Append(api.Event{
 			Kind: api.EventReleased, Slice: r.Request.ID, Generation: r.Generation,
@@ -115,18 +115,22 @@ func (e *Enforcer) restore() error {
 		if wait == nil { // it cannot be
 		} else if err := wait(); err != nil {
 			s.untaken(errLate(err))
-			e.late[s] = r
+			e.late.slices[s] = r
 		} else {
 			s.takeUp(r)
 		}
-		if err := e.reopen(s); err != nil {
+		if err := e.watchSlice(s); err != nil {
 			s.untaken(err)
-			delete(e.late, s)
+			delete(e.late.slices, s)
+		}
+		if err := e.reopen(s); err != nil {
+			s.log.Error("no process can attach until there is a socket, which is tried again and again", "err", err)
+			e.late.deaf[s] = struct{}{}
 		}
 	}
 	for _, r := range released {
 		if err := e.finish(r); err != nil {
-			return err
+			e.log.Error("a released slice is not cleared away; the next enforcer does it", "slice", r.Request.ID, "err", err)
 		}
 	}
 	e.sayOvergiven()
@@ -234,19 +238,6 @@ func (e *Enforcer) findLedger(s *slice, r store.Slice) (stored func() error, err
 	return s.beginAgain(r.LedgerName), nil
 }
 
-// beginAgain gives a slice whose ledger nobody has another one. What it returns says whether that is on disk; before, nobody may
-// have it: the next enforcer would not find it.
-func (s *slice) beginAgain(name [16]byte) (stored func() error) {
-	if s.ledger == nil {
-		if err := s.begin(name); err != nil {
-			return func() error { return err }
-		}
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.e.store.BeginSlice(s.stored())
-}
-
 // lost says why a slice whose ledger was not found gets no other: one of its processes may have it, and what that has charged
 // would not count. It may hold as much as the slice may have, and outlive it.
 func (s *slice) lost() error {
@@ -291,49 +282,12 @@ func errLost(pids []int) error {
 	return fmt.Errorf("process %d does not let itself be looked at, and may have the ledger", pids[0])
 }
 
-// errLate is for what is tried again (takeUpLate).
-func errLate(err error) error {
-	return fmt.Errorf("its new ledger has to be on disk first, which is tried again and again: %w", err)
-}
-
 // untaken says why the slice cannot go on. It ends as any other.
 func (s *slice) untaken(err error) {
 	s.log.Error("the slice cannot be taken up again; no process is let in", "err", err)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.state, s.reason = api.Damaged, fmt.Sprintf("it could not be taken up again: %v", err)
-}
-
-// takeUpLate goes on with the slices and pools whose new ledgers the disk did not take at the start, once it does.
-func (e *Enforcer) takeUpLate() {
-	if len(e.late)+len(e.latePools) == 0 || !e.diskIsWell() || !e.change.TryLock() { // else at the next look
-		return
-	}
-	defer e.change.Unlock()
-	for p, r := range e.latePools {
-		if e.findPool(p.name) != p || p.takeUpLate(r) == nil {
-			delete(e.latePools, p)
-		}
-	}
-	stored := make(map[*slice]func() error)
-	for s, r := range e.late {
-		if e.find(s.id()) == s {
-			stored[s] = s.beginAgain(r.LedgerName)
-		} else {
-			delete(e.late, s)
-		}
-	}
-	for s, stored := range stored {
-		if stored() != nil {
-			continue
-		}
-		s.mu.Lock()
-		s.state, s.reason = api.Active, ""
-		s.mu.Unlock()
-		s.log.Info("the disk takes the slice, which goes on")
-		s.takeUp(e.late[s])
-		delete(e.late, s)
-	}
 }
 
 // takeUp goes on with a slice that has its ledger, where the predecessor stopped.
@@ -349,24 +303,24 @@ func (s *slice) takeUp(r store.Slice) {
 	killpoint.Pass("restore.ledger")
 }
 
-// reopen listens where the slice's processes look for the enforcer, and waits for their end.
+// reopen listens where the slice's processes look for the enforcer.
 func (e *Enforcer) reopen(s *slice) error {
-	err := e.watchSlice(s)
 	if _, err := os.Lstat(filepath.Join(s.dir, bindName)); errors.Is(err, os.ErrNotExist) {
 		s.log.Error("the slice's directory was removed by somebody: a container that has it bound cannot attach new processes", "dir", s.dir)
 		e.removeSliceDir(s.dir)
-		if failed := s.makeDir(); failed != nil {
-			return errors.Join(err, failed)
+		if err := s.makeDir(); err != nil {
+			e.removeSliceDir(s.dir)
+			return err
 		}
 	}
-	if failed := s.listen(); failed != nil {
-		return errors.Join(err, failed)
+	if err := s.listen(); err != nil {
+		return err
 	}
 	if err := s.serveJoined(); err != nil {
 		s.log.Error("let in the processes that joined the session", "err", err)
 	}
 	killpoint.Pass("restore.listening")
-	return err
+	return nil
 }
 
 // pids are the slice's processes now.
@@ -435,7 +389,7 @@ func (s *slice) recover(r store.Slice) {
 func (s *slice) goOn(r store.Slice) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.expired && s.state == api.Active {
+	if r.Expired && s.state == api.Active {
 		s.shut()
 	}
 	if !r.Changing {

@@ -3,7 +3,6 @@
 package enforcer
 
 import (
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"slices"
@@ -46,7 +45,7 @@ func (e *Enforcer) reopenPools(loaded map[*pool]store.Pool, released []store.Sli
 	for p, r := range loaded {
 		late, err := p.reopen(r, released)
 		if late {
-			e.latePools[p] = r
+			e.late.pools[p] = r
 			err = errLate(err)
 		}
 		if err != nil {
@@ -84,36 +83,10 @@ func (p *pool) reopen(r store.Pool, released []store.Slice) (late bool, err erro
 		}
 	}
 	// Nobody has it mapped, so nobody has charged anything to it, and nobody can.
-	err = p.beginAgain(r)
+	if err = p.beginAgain(r); err == nil {
+		err = p.e.store.PutPool(p.stored())
+	}
 	return err != nil, err
-}
-
-// beginAgain gives a pool whose ledger nobody has another one. Before that is on disk nobody may have it. Called with mu held.
-func (p *pool) beginAgain(r store.Pool) error {
-	if p.ledger == nil {
-		name := r.LedgerName
-		if r.BootID != p.e.boot {
-			if _, err := rand.Read(name[:]); err != nil {
-				return err
-			}
-		}
-		if err := p.begin(name); err != nil {
-			return err
-		}
-	}
-	return p.e.store.PutPool(p.stored())
-}
-
-// takeUpLate goes on with a pool that the disk did not take at the start, if it does now.
-func (p *pool) takeUpLate(r store.Pool) error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if err := p.beginAgain(r); err != nil {
-		return err
-	}
-	p.state, p.reason = api.Active, ""
-	p.log.Info("the disk takes the pool, which goes on")
-	return nil
 }
 
 // letIn is the like of a slice's for its members, and for those that were released and may not be gone.

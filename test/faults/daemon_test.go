@@ -75,6 +75,8 @@ func (d *daemon) now() (*exec.Cmd, chan struct{}) {
 	return d.cmd, d.done
 }
 
+var errEnded = errors.New("it has ended")
+
 // up waits until the newest one answers; an error says that it ended instead.
 func (d *daemon) up() error {
 	for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(2 * time.Millisecond) {
@@ -88,7 +90,7 @@ func (d *daemon) up() error {
 		select {
 		case <-done:
 			if newer, _ := d.now(); newer == cmd {
-				return errors.New("it has ended")
+				return errEnded
 			}
 		default:
 		}

@@ -140,7 +140,7 @@ func (w *world) refuses(r *rand.Rand, l lies, kill bool) string {
 		if !started {
 			w.say("it does not start")
 			w.away = "the enforcer cannot start"
-			w.hasSaid(l)
+			w.hasSaid(max(l.writeError, l.syncError))
 		} else if l.writeError == unix.EROFS {
 			w.fail("it has started with a state that it cannot write")
 		}
@@ -161,10 +161,9 @@ func (w *world) refuses(r *rand.Rand, l lies, kill bool) string {
 }
 
 // hasSaid looks whether the enforcer that did not start said why.
-func (w *world) hasSaid(l lies) {
+func (w *world) hasSaid(why unix.Errno) {
 	w.Helper()
-	why := max(l.writeError, l.syncError).Error()
-	if text, err := os.ReadFile(w.logFile()); err != nil || !strings.Contains(string(text[max(0, len(text)-2000):]), why) {
+	if text, err := os.ReadFile(w.logFile()); err != nil || !strings.Contains(string(text[max(0, len(text)-2000):]), why.Error()) {
 		w.fail("it does not say that it cannot start: %s (%v)", why, err)
 	}
 }

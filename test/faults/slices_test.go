@@ -36,7 +36,7 @@ type slice struct {
 	limit   uint64 // on each device
 	state   state
 	frozen  bool
-	cut     bool // nobody was attached when an enforcer began that could not write it down: it gets nothing before the next one
+	cut     bool // nobody was attached when an enforcer began that could not write it down: it gets nothing before one can
 	workers []*worker
 	others  []uint64 // the limit may be one of these: it was changed, and whether it is (mayBe) is seen when the enforcer is well again
 	owed    bool     // its release is unknown, and the enforcer that has not written it down yet was not killed

@@ -5,6 +5,7 @@
 package faults
 
 import (
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net"
@@ -52,23 +53,31 @@ func diskFullAndKilled(w *world, r *rand.Rand) string {
 	empty := w.fill(filepath.Join(w.dir, "state"))
 	w.doubt = "the disk is full"
 	w.operations(3)
-	return w.killedWhileFull(r, empty)
+	w.killWhileFull()
+	w.cutOff()
+	return w.roomAgain(r, empty)
 }
 
-// killedWhileFull: the next enforcer starts, or says that it cannot. What it takes up it takes up whole, at the latest when there is
-// room again.
-func (w *world) killedWhileFull(r *rand.Rand, empty func()) string {
+// killWhileFull: the next enforcer starts, or says that it cannot.
+func (w *world) killWhileFull() {
+	w.Helper()
 	w.daemon.end(unix.SIGKILL)
 	w.must(w.daemon.launch("", 0))
-	started := w.daemon.up() == nil
-	if !started {
+	if err := w.daemon.up(); errors.Is(err, errEnded) {
 		w.say("it does not start")
 		w.away = "the enforcer cannot start"
+		w.hasSaid(unix.ENOSPC)
+	} else if err != nil {
+		w.fail("start the enforcer: %v", err)
 	}
-	w.cutOff()
+}
+
+// roomAgain: what an enforcer has taken up in part goes on by itself, or is taken up by the next.
+func (w *world) roomAgain(r *rand.Rand, empty func()) string {
+	w.Helper()
 	w.operations(3)
 	empty()
-	if !started || r.IntN(2) == 0 {
+	if w.away != "" || r.IntN(2) == 0 {
 		w.restart(unix.SIGKILL)
 	}
 	w.away = ""
@@ -84,6 +93,13 @@ func (w *world) cutOff() {
 }
 
 func (w *world) letGoOn() {
+	w.Helper()
+	w.eventually("what waits for the disk goes on", func() bool {
+		pools, err := w.client.Pools(w.Context())
+		w.must(err)
+		return !slices.ContainsFunc(w.listing(), func(s api.Slice) bool { return strings.Contains(s.Reason, "tried again") }) &&
+			!slices.ContainsFunc(pools, func(p api.Pool) bool { return strings.Contains(p.Reason, "tried again") })
+	})
 	for _, s := range w.slices {
 		s.cut = false
 	}
@@ -96,7 +112,9 @@ func runFull(w *world, r *rand.Rand) string {
 }
 
 func runFullAndKilled(w *world, r *rand.Rand) string {
-	return w.killedWhileFull(r, w.fillRun(r))
+	empty := w.fillRun(r)
+	w.killWhileFull()
+	return w.roomAgain(r, empty)
 }
 
 func (w *world) fillRun(r *rand.Rand) (empty func()) {

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforcer
+
+import (
+	"crypto/rand"
+	"fmt"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/store"
+)
+
+// late is what a restart could not take up whole, for want of something that may be there later: each regular look tries it again.
+// Of restore, and then of the regular look.
+//
+// A new ledger is one of these: it must be on disk before anybody has it, or the next enforcer would not find it.
+type late struct {
+	slices map[*slice]store.Slice // whose new ledgers the disk did not take
+	pools  map[*pool]store.Pool   // the like
+	deaf   map[*slice]struct{}    // without an attach socket
+}
+
+func newLate() late {
+	return late{make(map[*slice]store.Slice), make(map[*pool]store.Pool), make(map[*slice]struct{})}
+}
+
+func errLate(err error) error {
+	return fmt.Errorf("its new ledger has to be on disk first, which is tried again and again: %w", err)
+}
+
+// takeUpLate tries it again.
+func (e *Enforcer) takeUpLate() {
+	l := &e.late
+	if len(l.slices)+len(l.pools)+len(l.deaf) == 0 || !e.change.TryLock() { // else at the next look
+		return
+	}
+	defer e.change.Unlock()
+	for s := range l.deaf {
+		if e.find(s.id()) != s || e.reopen(s) == nil {
+			delete(l.deaf, s)
+		}
+	}
+	for p, r := range l.pools {
+		if e.findPool(p.name) != p || e.diskIsWell() && p.takeUpLate(r) {
+			delete(l.pools, p)
+		}
+	}
+	if e.diskIsWell() {
+		e.takeUpSlicesLate()
+	}
+}
+
+func (e *Enforcer) takeUpSlicesLate() {
+	late := e.late.slices
+	stored := make(map[*slice]func() error)
+	for s, r := range late {
+		if e.find(s.id()) == s {
+			stored[s] = s.beginAgain(r.LedgerName)
+		} else {
+			delete(late, s)
+		}
+	}
+	for s, stored := range stored {
+		if stored() != nil {
+			continue
+		}
+		s.takeUp(late[s])
+		delete(late, s)
+		s.mu.Lock()
+		s.state, s.reason = api.Active, ""
+		if s.expired {
+			s.shut()
+			s.denyNative()
+		}
+		s.mu.Unlock()
+		s.log.Info("the disk takes the slice, which goes on")
+	}
+}
+
+// beginAgain gives a slice whose ledger nobody has another one. What it returns says whether that is on disk. Called with change
+// held.
+func (s *slice) beginAgain(name [16]byte) (stored func() error) {
+	if s.ledger == nil {
+		if err := s.begin(name); err != nil {
+			return func() error { return err }
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.e.store.BeginSlice(s.stored())
+}
+
+// takeUpLate says whether the disk takes the pool. Called with the enforcer's change held, so that nothing changes about it meanwhile.
+func (p *pool) takeUpLate(r store.Pool) bool {
+	p.mu.Lock()
+	err := p.beginAgain(r)
+	stored := p.stored()
+	p.mu.Unlock()
+	if err != nil || p.e.store.PutPool(stored) != nil {
+		return false
+	}
+	p.mu.Lock()
+	p.state, p.reason = api.Active, ""
+	p.mu.Unlock()
+	p.log.Info("the disk takes the pool, which goes on")
+	return true
+}
+
+// beginAgain gives a pool whose ledger nobody has another one, which nobody may have before it is on disk. Called with mu held.
+func (p *pool) beginAgain(r store.Pool) error {
+	if p.ledger != nil {
+		return nil
+	}
+	name := r.LedgerName
+	if r.BootID != p.e.boot {
+		if _, err := rand.Read(name[:]); err != nil {
+			return err
+		}
+	}
+	return p.begin(name)
+}
