@@ -59,6 +59,9 @@ func (w *world) listing() (all []api.Slice) {
 func (w *world) never() {
 	w.Helper()
 	w.goesOn()
+	for _, s := range w.slices {
+		s.noteCharged()
+	}
 	if w.away == "" && w.doubt == "" {
 		byID := map[string]*slice{}
 		for _, s := range w.slices {
@@ -69,7 +72,7 @@ func (w *world) never() {
 				if d.Index < 0 || d.Index >= devices {
 					continue // without NVML nothing has a number
 				}
-				if s := byID[s.ID]; s != nil && s.state != spoilt && d.Used+d.Overhead > s.most(w, d.Index) {
+				if s := byID[s.ID]; s != nil && s.state != spoilt && d.Used+d.Overhead > max(s.most(w, d.Index), s.charged[d.Index]) {
 					w.fail("slice %s has charged %d and %d bytes on device %d, where it may have %d", s.id, d.Used, d.Overhead, d.Index, s.most(w, d.Index))
 				}
 			}
@@ -109,6 +112,13 @@ func (w *world) never() {
 // most is what the slice may have on a device: its limit, or what it had before that was lowered.
 func (s *slice) most(_ *world, device int) uint64 { return max(slices.Max(s.limits()), s.used(device)) }
 
+// noteCharged: what a process held that has ended is charged until the enforcer hears of it, also beyond a limit that was lowered.
+func (s *slice) noteCharged() {
+	for device := range devices {
+		s.charged[device] = max(s.charged[device], s.used(device))
+	}
+}
+
 // check compares all there is with the model: at once what the driver holds, which is true at every instant, and in
 // the end what the enforcer says, which hears of deaths in its time.
 func (w *world) check() {
@@ -144,6 +154,10 @@ func (w *world) check() {
 	var why error
 	for deadline := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
 		if why = w.differs(); why == nil {
+			for _, s := range w.slices {
+				s.charged = [devices]uint64{}
+				s.noteCharged()
+			}
 			return
 		}
 		if time.Now().After(deadline) {

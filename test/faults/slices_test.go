@@ -41,7 +41,8 @@ type slice struct {
 	others  []uint64 // the limit may be one of these: it was changed, and whether it is (mayBe) is seen when the enforcer is well again
 	owed    bool     // its release is unknown, and the enforcer that has not written it down yet was not killed
 	pool    *pool
-	elastic bool // it has no quota of its own, but its pool's
+	elastic bool            // it has no quota of its own, but its pool's
+	charged [devices]uint64 // the most that it has used since the enforcer was last seen to have heard of all deaths
 
 	init   *worker   // of a container: the first; its mount namespace is the container's
 	cgroup string    // of a container
