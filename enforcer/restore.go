@@ -111,13 +111,13 @@ func (e *Enforcer) restore() error {
 	}
 	for s, r := range alive {
 		// One slice that cannot be served must not keep all others from it.
-		wait := stored[s]
-		if wait == nil { // it cannot be
-		} else if err := wait(); err != nil {
-			s.untaken(errLate(err))
-			e.late.slices[s] = r
-		} else {
-			s.takeUp(r)
+		if wait := stored[s]; wait != nil {
+			if err := wait(); err != nil {
+				s.untaken(errLate(err))
+				e.late.slices[s] = r
+			} else {
+				s.takeUp(r)
+			}
 		}
 		if err := e.watchSlice(s); err != nil {
 			s.untaken(err)
