@@ -258,6 +258,9 @@ func (e *Enforcer) Close() error {
 	if e.cgroups != nil {
 		errs = append(errs, e.cgroups.Close())
 	}
+	for _, p := range e.allPools() { // first: it keeps what is charged there for members
+		p.leave()
+	}
 	for _, s := range e.all() {
 		s.leave()
 	}
@@ -265,9 +268,6 @@ func (e *Enforcer) Close() error {
 		s.leave()
 	}
 	clear(e.lingering)
-	for _, p := range e.allPools() {
-		p.leave()
-	}
 	e.mu.Lock()
 	clear(e.slices)
 	clear(e.byCgroup)

@@ -95,6 +95,7 @@ func TestASliceThatTheDiskDidNotTakeExpires(t *testing.T) {
 	c.pass(time.Hour)
 	room()
 	h.expired("s")
+	eventually(t, "from then on the grace counts", func() bool { return h.Asked("s") })
 	c.pass(grace)
 	p.ended()
 	h.gone("s")

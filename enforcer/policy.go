@@ -205,16 +205,16 @@ func (s *slice) forget(raw [16]byte, now time.Time) {
 			s.lift(at)
 		}
 	}
-	if s.frozen != "" && s.state == api.Active && now.Sub(s.suspicious) >= patience && !s.inDoubt() {
+	if s.frozen != "" && s.state == api.Active && now.Sub(s.suspicious) >= patience && !s.inDoubt(now, patience) {
 		s.thaw()
 	}
 }
 
-// inDoubt says whether a process is suspected of which nobody is sure yet: nothing is given back before that is known. Called with mu
-// held.
-func (s *slice) inDoubt() bool {
+// inDoubt says whether a process is suspected of which nobody is sure yet, or not any more, since its device was not looked at:
+// nothing is given back before that is known. Called with mu held.
+func (s *slice) inDoubt(now time.Time, patience time.Duration) bool {
 	for _, x := range s.suspects {
-		if x.action == "" {
+		if x.action == "" || x.action == api.Refuse && now.Sub(x.last) >= patience {
 			return true
 		}
 	}

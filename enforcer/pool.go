@@ -51,6 +51,8 @@ type poolDevice struct {
 	*device
 	beyond map[*slice]uint64            // what the enforcer charges in the member's own ledger: the driver's excess
 	short  map[*slice]map[int]shortfall // by pid: what a process charged to its slice, and not to the pool
+
+	unheard map[*slice]struct{} // members for which the former enforcer may have charged, and this one has not compared yet
 }
 
 // poolLane is a place in the pool's ledger that a process has.

@@ -197,7 +197,9 @@ func (p *pool) beyondLanes(s *slice, raw [16]byte, bytes uint64) {
 		return
 	}
 	d := p.devices[index]
-	if d.beyond[s] == bytes {
+	_, first := d.unheard[s]
+	delete(d.unheard, s)
+	if d.beyond[s] == bytes && !first {
 		return
 	}
 	if d.beyond[s] = bytes; bytes == 0 {
@@ -265,6 +267,9 @@ func (p *pool) chargeBeyond(d *poolDevice) {
 		}
 	}
 	var err error
+	if len(d.unheard) > 0 {
+		known = max(known, d.account.Held())
+	}
 	if held := d.account.Held(); held < known || held > known+suspected {
 		err = d.account.Set(max(known, min(held, known+suspected)))
 	}
@@ -291,9 +296,11 @@ func (p *pool) part(s *slice) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, d := range p.devices {
-		if d.beyond[s] == 0 && d.short[s] == nil {
+		_, unheard := d.unheard[s]
+		if d.beyond[s] == 0 && d.short[s] == nil && !unheard {
 			continue
 		}
+		delete(d.unheard, s)
 		delete(d.beyond, s)
 		delete(d.short, s)
 		if p.state == api.Active {

@@ -202,6 +202,23 @@ func TestWhatTheDriverHoldsForAMemberCountsInThePool(t *testing.T) {
 	b.must("charge 0 %d", 3*gib)
 }
 
+// What it gave back while no enforcer ran is the pool's again.
+func TestWhatTheDriverHeldForAMemberIsThePoolsAgainAfterARestart(t *testing.T) {
+	truth := &fakeTruth{}
+	h := newHost(t, truth)
+	h.pool("llm", on(gpu0, 6*gib))
+	a, b := h.member("a", "llm").uses(), h.member("b", "llm").uses()
+	a.must("charge 0 %d", gib)
+	truth.set(gpu0, a.pid(), 3*gib)
+	eventually(t, "it counts in the pool", func() bool { return h.pooled("llm") == 3*gib })
+	h.stop()
+	truth.set(gpu0, a.pid(), gib)
+	h.start()
+	eventually(t, "what is gone does not", func() bool { return h.pooled("llm") == gib })
+	b.must("charge 0 %d", 5*gib)
+	a.expect("refused", "charge 0 1")
+}
+
 func TestAReleasedMembersProcessesCountUntilTheyEnd(t *testing.T) {
 	h := newHost(t, nil)
 	h.pool("llm", on(api.AllDevices, 6*gib))

@@ -122,6 +122,11 @@ func (p *pool) recover() error {
 			return nil
 		}
 	}
+	if p.e.truth != nil {
+		for _, d := range p.devices {
+			d.unheard = p.membersOn(d.UUID)
+		}
+	}
 	p.next = p.ledger.HighLane() + 1
 	for number := uint32(1); number < p.next; number++ {
 		p.retake(number)
@@ -132,6 +137,17 @@ func (p *pool) recover() error {
 		}
 	}
 	return nil
+}
+
+// membersOn are those that have a device.
+func (p *pool) membersOn(raw [16]byte) map[*slice]struct{} {
+	those := make(map[*slice]struct{})
+	for s := range p.members {
+		if s.find(raw) >= 0 {
+			those[s] = struct{}{}
+		}
+	}
+	return those
 }
 
 // retake looks whose a lane is, by the page. Who is alive and has the page mapped can still write the lane, so it is

@@ -77,9 +77,6 @@ func killRun(w *world, r *rand.Rand) bool {
 	_ = s.run.Wait()
 	s.run = nil
 	s.state = released
-	if w.doubt != "" {
-		return true
-	}
 	w.eventually("the session is released", func() bool {
 		_, err := w.client.Slice(w.Context(), s.id)
 		return errors.Is(err, api.ErrNotFound)

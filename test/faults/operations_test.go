@@ -211,10 +211,11 @@ func (p *worker) tookContext(device int, begin time.Time, answer string) {
 	// It has waited for an enforcer that died meanwhile in vain, on a machine that is so slow; and does not wait again.
 	p.alone = (p.alone || time.Since(begin) >= firstPatience) && answer == "oom"
 	if p.alone && p.w.doubt != "" {
-		p.shy = time.Now().Add(retryAfter)
+		p.attached, p.shy = false, time.Now().Add(retryAfter) // a former image was
 		return
 	}
 	p.contexts[device] = p.granted(answer, device, contextBytes)
+	p.alone = p.alone || p.slice.cut && answer == "oom" // let in on a disk that is said to be full, and refused for want of quota
 	if p.slice.state == active && (p.contexts[device] || !p.slice.cut) {
 		p.attached = true
 	}
