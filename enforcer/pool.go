@@ -52,7 +52,8 @@ type poolDevice struct {
 	beyond map[*slice]uint64            // what the enforcer charges in the member's own ledger: the driver's excess
 	short  map[*slice]map[int]shortfall // by pid: what a process charged to its slice, and not to the pool
 
-	unheard map[*slice]struct{} // members for which the former enforcer may have charged, and this one has not compared yet
+	inherited uint64              // what the former enforcer had charged for members: no less is as long as there are some
+	unheard   map[*slice]struct{} // that this one has not compared yet
 }
 
 // poolLane is a place in the pool's ledger that a process has.

@@ -268,7 +268,7 @@ func (p *pool) chargeBeyond(d *poolDevice) {
 	}
 	var err error
 	if len(d.unheard) > 0 {
-		known = max(known, d.account.Held())
+		known = max(known, d.inherited)
 	}
 	if held := d.account.Held(); held < known || held > known+suspected {
 		err = d.account.Set(max(known, min(held, known+suspected)))

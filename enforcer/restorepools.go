@@ -124,7 +124,7 @@ func (p *pool) recover() error {
 	}
 	if p.e.truth != nil {
 		for _, d := range p.devices {
-			d.unheard = p.membersOn(d.UUID)
+			d.inherited, d.unheard = d.account.Held(), p.membersOn(d.UUID)
 		}
 	}
 	p.next = p.ledger.HighLane() + 1
@@ -139,11 +139,11 @@ func (p *pool) recover() error {
 	return nil
 }
 
-// membersOn are those that have a device.
+// membersOn are those that have a device, and use it.
 func (p *pool) membersOn(raw [16]byte) map[*slice]struct{} {
 	those := make(map[*slice]struct{})
 	for s := range p.members {
-		if s.find(raw) >= 0 {
+		if s.find(raw) >= 0 && !s.expired {
 			those[s] = struct{}{}
 		}
 	}
