@@ -167,7 +167,7 @@ func storm(w *world, r *rand.Rand, meanwhile func()) bool {
 		}
 	}()
 	for range 3 {
-		w.never()
+		w.never(3)
 	}
 	<-done
 	for _, p := range killed {
