@@ -426,7 +426,10 @@ func (x *excess) believe(found bounds, number uint64) {
 		x.charged = max(x.last, found.most)
 		x.low, x.most = 1, found.most
 	case x.low == lows:
-		x.charged, x.low = x.most, 0
+		x.charged, x.low, x.most = x.most, 0, 0
+		if found.most < x.charged { // it is lower already: nothing is settled, and no glance may stand for the next look
+			x.low, x.most = 1, found.most
+		}
 	}
 	x.last, x.number = found.most, number
 }

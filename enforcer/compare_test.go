@@ -3,6 +3,7 @@
 package enforcer
 
 import (
+	"math/rand/v2"
 	"slices"
 	"testing"
 	"time"
@@ -49,6 +50,7 @@ func TestWhichLooksAnExcessFollows(t *testing.T) {
 		{"they count from the last high one", [][]look{atWork(lows-1, between(1, 2)), atWork(1, between(2, 5)), atWork(1, between(1, 2))}, 5},
 		{"once it stands still it is as for any", [][]look{atWork(3, between(4, 4)), still(2, between(2, 2))}, 2},
 		{"which nothing older raises again", [][]look{atWork(1, between(4, 4)), still(2, between(2, 2)), atWork(lows, between(1, 1))}, 2},
+		{"at once, if it stands still then", [][]look{atWork(1, between(4, 4)), atWork(lows-2, between(2, 2)), still(2, between(2, 2))}, 2},
 		{"nor stops", [][]look{atWork(lows-3, between(1, 2)), still(2, between(2, 4)), atWork(2*lows, between(1, 2))}, 2},
 	} {
 		x := excess{charged: 5, number: 1}
@@ -58,6 +60,34 @@ func TestWhichLooksAnExcessFollows(t *testing.T) {
 		if x.charged != c.want {
 			t.Errorf("%s: %d is charged, expected %d", c.what, x.charged, c.want)
 		}
+	}
+}
+
+// What is charged is settled only if the last look found no less: a glance stands for the looks that follow (glance.go).
+func TestAnExcessIsSettledOnlyWhereItIsFound(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 2))
+	settled := 0
+	for range 1000 {
+		x := excess{charged: 5, number: 1}
+		number := x.number
+		for range 4 * lows {
+			if random.IntN(4) > 0 {
+				number++
+			}
+			least := random.Uint64N(4)
+			last := bounds{least: least, most: least + random.Uint64N(2)}
+			x.believe(last, number)
+			if x.low > 0 {
+				continue
+			}
+			settled++
+			if last.most < x.charged {
+				t.Fatalf("%d is charged and taken for settled, where the last look found %d to %d", x.charged, last.least, last.most)
+			}
+		}
+	}
+	if settled == 0 {
+		t.Fatal("nothing was ever settled")
 	}
 }
 
