@@ -268,9 +268,16 @@ func (s *slice) holdings(raw [16]byte) map[int]holding {
 	all := make(map[int]holding, len(s.lanes))
 	for _, l := range s.lanes {
 		calls := s.ledger.Uncharged(index, l.number) // first: what those charged that have ended is in the rest
-		all[l.process.PID] = holding{s.ledger.Held(index, l.number), s.ledger.Number(index, l.number), calls}
+		all[l.process.PID] = holding{s.charged(index, l), s.ledger.Number(index, l.number), calls}
 	}
 	return all
+}
+
+// charged is what a lane holds on a device for its process. What a checkpointed one is charged for is lent to others: if the driver
+// holds it for the process again and nobody has asked for it back, that is beyond the lane. Called with mu held.
+func (s *slice) charged(index int, l *lane) uint64 {
+	held := s.ledger.Held(index, l.number)
+	return held - min(held, s.devices[index].suspended[l.number])
 }
 
 // beyond is what the driver holds for each process beyond its lane. moved says that a process was at work
@@ -335,7 +342,7 @@ func (s *slice) charge(raw [16]byte, truth map[int]uint64, beyond map[int]bounds
 				continue
 			}
 			if known := truth[pid]; known != driver.Unknown { // it may have charged since it was looked at
-				found.least = min(found.least, known-min(known, s.ledger.Held(index, l.number)))
+				found.least = min(found.least, known-min(known, s.charged(index, l)))
 			}
 		}
 		if x == nil {

@@ -78,7 +78,7 @@ func (s *slice) glance(raw [16]byte) (digest uint64) {
 	}
 	for _, l := range s.lanes {
 		digest += maphash.Comparable(digestKey, entry{s.generation, s.state, l.number, l.generation,
-			holding{bytes: s.ledger.Held(index, l.number), number: s.ledger.Number(index, l.number)}})
+			holding{bytes: s.charged(index, l), number: s.ledger.Number(index, l.number)}})
 	}
 	return digest
 }

@@ -27,6 +27,7 @@ type lane struct {
 	attached   time.Time            // zero if that was another enforcer's doing
 	learned    [ledger.Devices]bool // its first context's cost was looked at
 	settles    [ledger.Devices]settles
+	lent       bool // by a former enforcer: its process was checkpointed, and others may have taken what it is charged for
 }
 
 // settles says that a process is about to charge what the driver holds for it: it has not before its lane has

@@ -115,6 +115,16 @@ func takeBack(devices []*device, number uint32, figures func(index int) ledger.F
 	return len(away) > 0, undo, nil
 }
 
+// exceeded says whether more than the limit is charged on a device on which the lane holds something.
+func exceeded(l *ledger.Ledger, devices []*device, number uint32, figures func(index int) ledger.Figures) bool {
+	for i, d := range devices {
+		if l.Held(i, number) > 0 && (d.frozen || figures(i).Used > d.Limit) {
+			return true
+		}
+	}
+	return false
+}
+
 // shown is a device's figures for people, without what checkpointed processes are charged for, and how much of what is used is
 // overhead. The figures are not of one instant, and the page may say anything: nothing is below zero.
 func (d *device) shown(f ledger.Figures, l *ledger.Ledger, index int) (_ ledger.Figures, overhead uint64) {

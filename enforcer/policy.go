@@ -130,7 +130,7 @@ func (s *slice) past(index, pid int, bytes, beyond uint64, after holding) (cause
 	case l.settles[index].number == s.number(index, pid) && time.Now().Before(l.settles[index].until), s.makesFirstContext(index, l):
 		return "", 0
 	default: // what it has charged since it was looked at counts for it
-		bytes = min(beyond, bytes-min(bytes, max(after.bytes, s.ledger.Held(index, l.number))))
+		bytes = min(beyond, bytes-min(bytes, max(after.bytes, s.charged(index, l))))
 	}
 	if bytes <= s.e.options.Policy.Allowance {
 		return "", 0

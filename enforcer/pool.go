@@ -61,6 +61,7 @@ type poolLane struct {
 	number     uint32
 	generation uint64
 	process    *process.Handle
+	lent       bool // by a former enforcer, as a slice's lane
 }
 
 func (e *Enforcer) newPool(name string, created time.Time, quotas []api.Quota) *pool {

@@ -141,6 +141,7 @@ func (p *pool) suspend(pid int) error {
 	if err := p.refusal(); err != nil || l == nil {
 		return err
 	}
+	l.lent = false
 	p.ledger.SetSuspended(l.number)
 	for i, d := range p.devices {
 		if err := d.setAway(l.number, p.ledger.Held(i, l.number)); err != nil {
@@ -158,9 +159,13 @@ func (p *pool) resume(pid int) error {
 	if err := p.refusal(); err != nil || l == nil {
 		return err
 	}
+	if l.lent && exceeded(p.ledger, p.plain(), l.number, p.figures) {
+		return ledger.StatusRefused
+	}
 	if _, _, err := takeBack(p.plain(), l.number, p.figures); err != nil {
 		return err
 	}
+	l.lent = false
 	p.ledger.SetLive(l.number)
 	return nil
 }

@@ -408,7 +408,7 @@ func (s *slice) retake(number uint32) {
 		return
 	}
 	if p, err := process.Again(owner.PID, owner.Start); err == nil {
-		l := &lane{number: number, generation: generation, process: p}
+		l := &lane{number: number, generation: generation, process: p, lent: s.ledger.Suspended(number)}
 		// Whoever began a session's process, and was of the session, may have ended.
 		if s.e.member(s, p) || s.request.Session && s.e.pages.mayHave(s.identity, p.PID) && p.Alive() {
 			s.own(l)

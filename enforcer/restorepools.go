@@ -160,7 +160,7 @@ func (p *pool) retake(number uint32) {
 	}
 	if h, err := process.Again(owner.PID, owner.Start); err == nil {
 		if p.byPID[h.PID] == nil && p.e.pages.mayHave(p.identity, h.PID) && h.Alive() {
-			l := &poolLane{number: number, generation: generation, process: h}
+			l := &poolLane{number: number, generation: generation, process: h, lent: p.ledger.Suspended(number)}
 			p.own(l)
 			p.ledger.SetLive(number)
 			if err := p.watch(l); err != nil {

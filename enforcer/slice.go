@@ -49,6 +49,7 @@ type slice struct {
 	lanes map[uint32]*lane
 	byPID map[int]*lane
 
+	lending  bool // limits are about to be raised by what a checkpointed process is charged for
 	executed bool // it is being looked whose image is another (exec.go)
 
 	suspects    map[place]*suspect // processes that hold memory past the ledger
@@ -103,7 +104,7 @@ func (s *slice) record() bool { return s.request.Mode == api.Record }
 func (s *slice) stored() store.Slice {
 	r := store.Slice{
 		Request: s.request, Generation: s.generation, Created: s.created,
-		Changing: s.changing, Deadline: s.deadline, Expired: s.expired, Asked: s.asked,
+		Changing: s.changing, Suspended: s.lending, Deadline: s.deadline, Expired: s.expired, Asked: s.asked,
 		BootID: s.e.boot, InitStart: s.initStart,
 		CgroupMount: s.cgroup.Mount, CgroupRel: s.cgroup.Rel, CgroupInode: s.cgroup.Inode, CgroupV2: s.cgroup.V2,
 		Native: s.mayBeLimited,

@@ -7,13 +7,18 @@ import (
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/driver"
+	"github.com/gpuslice/gpuslice/enforcer/killpoint"
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
 	"github.com/gpuslice/gpuslice/enforcer/process"
 )
 
 // A checkpointed process (cuCheckpointProcess*) holds nothing on the device until it is restored. Its lane stays as
 // it is, since only its owner may write it; the limit is raised by what it holds, so that others may take that. It is
-// lowered first whenever the process comes back, or its lane is settled: then never too much is charged.
+// lowered first whenever the process comes back, or its lane is settled: then never too much is charged. One that is brought back
+// behind our back holds that beyond its lane (charged).
+//
+// A restart lowers the limit, since only the page says who is checkpointed. What others took meanwhile stays, and who was away comes
+// back when it fits again.
 
 // away is what checkpointed processes are charged for on the device: bytes of the page's limit, and of what is used
 // there, that are nobody's. Called with mu held.
@@ -91,20 +96,31 @@ func (s *slice) suspend(peer *process.Handle, pid uint64) error {
 	if s.lanes[l.number] != l {
 		return ledger.StatusNotMember
 	}
+	// On disk first: an enforcer that finds a higher limit than it knows of takes the page for overwritten.
+	s.lending = true
+	err := s.put()
+	s.lending = false
+	if err != nil {
+		return err
+	}
+	killpoint.Pass("suspend.stored")
+	l.lent = false
 	s.ledger.SetSuspended(l.number)
 	for i, d := range devices {
 		if err := d.setAway(l.number, s.ledger.Held(i, l.number)); err != nil {
 			s.damaged(fmt.Errorf("the limit on device %s cannot be raised: %w", d.uuid, err))
 			return ledger.StatusClosed
 		}
+		killpoint.Pass("suspend.raised")
 	}
 	if s.pool != nil {
 		if err := s.pool.suspend(l.process.PID); err != nil {
 			return err
 		}
 	}
+	killpoint.Pass("suspend.done")
 	s.log.Debug("a process is checkpointed", "pid", l.process.PID)
-	return s.put()
+	return nil
 }
 
 // resume takes back what suspend gave, on all devices or on none.
@@ -118,6 +134,9 @@ func (s *slice) resume(peer *process.Handle, pid uint64) error {
 	if l == nil {
 		return ledger.StatusNotMember
 	}
+	if l.lent && exceeded(s.ledger, s.devices, l.number, s.figures) {
+		return ledger.StatusRefused
+	}
 	was, undo, err := takeBack(s.devices, l.number, s.figures)
 	if err != nil {
 		return err
@@ -128,6 +147,7 @@ func (s *slice) resume(peer *process.Handle, pid uint64) error {
 			return err
 		}
 	}
+	l.lent = false
 	s.ledger.SetLive(l.number)
 	if !was {
 		return nil

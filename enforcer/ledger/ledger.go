@@ -226,6 +226,11 @@ func (l *Ledger) Lane(i uint32) (owner Owner, generation uint64, live bool) {
 	}, uint64(p.generation), live
 }
 
+// Suspended says whether the page calls the lane's owner checkpointed: anybody who has the page can write that.
+func (l *Ledger) Suspended(i uint32) bool {
+	return lane(i) && atomic.LoadUint32((*uint32)(unsafe.Pointer(&l.page.lane[i].state))) == C.LEDGER_SUSPENDED
+}
+
 // HighLane is the highest lane that was ever given out, by the page's word, within bounds.
 func (l *Ledger) HighLane() uint32 {
 	return min(atomic.LoadUint32((*uint32)(unsafe.Pointer(&l.page.high_lane))), uint32(Slots))

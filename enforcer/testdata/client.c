@@ -23,6 +23,7 @@
  *	churn INDEX COUNT     -> ok HELD (the like, and keeps nothing)
  *	scribble SEED COUNT   -> ok (writes random bytes all over the page)
  *	poke OFFSET VALUE     -> ok (writes 8 bytes)
+ *	suspend PID, resume PID -> ok 0 | status N
  *	hop                   -> (it becomes a child of its own, again and again)
  *	stubborn              -> ok 0 (SIGTERM does not end it any more)
  *	terms                 -> ok COUNT (of SIGTERM since then)
@@ -223,6 +224,12 @@ int main(int argc, char **argv)
 			close(conn);
 			printf(reply.status ? "status %" PRIu64 "\n" : "ok %" PRIu64 "\n",
 			       reply.status ? reply.status : reply.bytes);
+		} else if (!strcmp(word, "suspend") || !strcmp(word, "resume")) {
+			request.op = *word == 's' ? ATTACH_OP_SUSPEND : ATTACH_OP_RESUME;
+			request.bytes = a;
+			ask(&request, &reply, &conn);
+			close(conn);
+			printf(reply.status ? "status %u\n" : "ok %u\n", reply.status);
 		} else if (!strcmp(word, "hop")) {
 			for (;;)
 				if (fork() > 0)
