@@ -37,6 +37,27 @@ type settles struct {
 	until  time.Time
 }
 
+// excusedAgain is after how many times as long a process is excused again for what it has not charged yet.
+const excusedAgain = 10
+
+// follow is for a process that had a lane already: one that calls execve, or only asks for a place, again and again would be excused
+// all the time.
+func (l *lane) follow(old *lane) {
+	if old.process.Start != l.process.Start {
+		return
+	}
+	now := l.attached
+	if now.Sub(old.attached) < excusedAgain*patienceOfContext {
+		l.attached = old.attached
+	}
+	for i, was := range old.settles {
+		if was.until.After(now) {
+			was.until = now
+		}
+		l.settles[i] = was
+	}
+}
+
 // answer is the slice's attach.Handler.
 func (s *slice) answer(peer *process.Handle, r ledger.Request) (reply ledger.Reply, files []*os.File, ok bool) {
 	kept := false
@@ -137,9 +158,11 @@ func (s *slice) attach(peer *process.Handle) (reply ledger.Reply, files []*os.Fi
 	if err := s.refusal(); err != nil {
 		return reply, nil, err
 	}
+	l := &lane{process: peer, attached: time.Now()}
 	if old := s.byPID[peer.PID]; old != nil {
 		// Either its pid was a dead process's, whose end we are about to be told. Or it is the same process, which
 		// asks once per image: then it has called execve, and what the former image held went with its mappings.
+		l.follow(old)
 		s.settle(old)
 		killpoint.Pass("attach.settled")
 	}
@@ -153,7 +176,7 @@ func (s *slice) attach(peer *process.Handle) (reply ledger.Reply, files []*os.Fi
 		s.free = append(s.free, number)
 		return reply, nil, err
 	}
-	l := &lane{number: number, process: peer, attached: time.Now()}
+	l.number = number
 	err = s.ledger.Assign(number, ledger.Owner{PID: peer.PID, Start: peer.Start, NSPID: peer.NSPID, PIDNS: peer.PIDNS})
 	if err != nil {
 		file.Close()

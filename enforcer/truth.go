@@ -262,6 +262,9 @@ func (s *slice) tellTruth(peer *process.Handle, index uint32) (uint64, error) {
 // charges that itself as soon as it has the answer. It would count twice, and refuse what fits, until two comparisons had
 // found that out. Called with mu held, once for a lane and device.
 func (s *slice) settling(l *lane, index int) {
+	if time.Since(l.settles[index].until) < excusedAgain*patienceOfProcess { // by a lane that it had before
+		return
+	}
 	l.settles[index] = settles{number: s.ledger.Number(index, l.number), until: time.Now().Add(patienceOfProcess)}
 	if d := s.devices[index]; d.excess[l.process.PID] != nil {
 		delete(d.excess, l.process.PID)

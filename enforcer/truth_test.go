@@ -188,3 +188,22 @@ func TestAProcessThatAsksAndDoesNotChargeIsFound(t *testing.T) {
 		t.Fatalf("asking again took it back: %+v", d)
 	}
 }
+
+// Nor does to attach again and again, as a process may that has called execve.
+func TestAProcessThatAttachesAgainAndAgainIsFound(t *testing.T) {
+	for _, asks := range []bool{false, true} {
+		truth := &fakeTruth{}
+		h := newPolicyHost(t, truth, api.Log, "")
+		p, _ := h.session("s", on(gpu0, 4*gib))
+		p.must("attach")
+		truth.set(gpu0, p.pid(), 3*gib)
+		eventually(t, "it is charged, and named", func() bool {
+			p.tell("exec")
+			p.must("attach")
+			if asks {
+				p.must("truth 0")
+			}
+			return overhead(h) == 3*gib && len(h.told(api.EventBypass)) > 0
+		})
+	}
+}
