@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -212,4 +213,24 @@ func TestTheQuotaOfASliceWhoseLedgerIsNotFoundIsKept(t *testing.T) {
 		t.Fatalf("%+v, %+v", h.see("s"), h.seePool("llm"))
 	}
 	h.given(gpu0, 5*gib, 75*gib)
+}
+
+// A process that the host's operator moved elsewhere still has the page, and goes on charging there.
+func TestWhoLeftTheCgroupKeepsItsLaneAtARestart(t *testing.T) {
+	elsewhere := newCgroup(t)
+	h := newHost(t, nil)
+	_, p := h.pair(on(gpu0, 4*gib))
+	p.uses().must("charge 0 %d", gib)
+	h.stop()
+	if err := os.WriteFile(filepath.Join(elsewhere, "cgroup.procs"), []byte(strconv.Itoa(p.pid())), 0); err != nil {
+		t.Fatal(err)
+	}
+	h.start()
+	if s := h.see("s"); s.State != api.Active || s.Devices[0].Used != gib {
+		t.Fatalf("%+v", s)
+	}
+	p.must("charge 0 %d", 3*gib)
+	p.expect("refused", "charge 0 1")
+	p.kill()
+	eventually(t, "it is given back", func() bool { return h.see("s").Devices[0].Used == 0 })
 }

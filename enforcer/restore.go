@@ -409,8 +409,9 @@ func (s *slice) retake(number uint32) {
 	}
 	if p, err := process.Again(owner.PID, owner.Start); err == nil {
 		l := &lane{number: number, generation: generation, process: p, lent: s.ledger.Suspended(number)}
-		// Whoever began a session's process, and was of the session, may have ended.
-		if s.e.member(s, p) || s.request.Session && s.e.pages.mayHave(s.identity, p.PID) && p.Alive() {
+		// Whoever began a session's process, and was of the session, may have ended; a container's process may have been moved
+		// to another cgroup. Who has the page can still write the lane.
+		if s.e.member(s, p) || s.e.pages.mayHave(s.identity, p.PID) && p.Alive() {
 			s.own(l)
 			s.ledger.SetLive(number)
 			if err := s.watch(l); err != nil {
