@@ -8,7 +8,6 @@ import (
 	"os/user"
 	"slices"
 	"strconv"
-	"strings"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
 )
@@ -159,8 +158,7 @@ func (u *Users) Join(ctx context.Context, id string, r api.JoinRequest) (api.Reg
 	return u.e.Join(ctx, id, r)
 }
 
-// Register begins a session of who asks. Its id begins with the user's number, so that nobody takes the id of a container
-// that somebody is about to start.
+// Register begins a session of who asks, whose id is api.UserSessionID's.
 func (u *Users) Register(ctx context.Context, r api.RegisterRequest) (api.RegisterReply, error) {
 	return u.e.counted(func() (api.RegisterReply, error) {
 		uid, err := u.who(ctx)
@@ -178,9 +176,7 @@ func (u *Users) Register(ctx context.Context, r api.RegisterRequest) (api.Regist
 		if groups := u.groups(ctx); len(groups) > 0 {
 			r.GID = groups[0]
 		}
-		if prefix := "u" + strconv.FormatUint(uint64(uid), 10) + "-"; !strings.HasPrefix(r.ID, prefix) {
-			r.ID = prefix + r.ID
-		}
+		r.ID = api.UserSessionID(uid, r.ID)
 		return u.e.register(ctx, r, l)
 	})
 }

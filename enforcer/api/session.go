@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/hex"
 	"log/slog"
+	"strconv"
 	"strings"
 )
 
@@ -50,6 +51,16 @@ func (r *JoinRequest) Validate() error {
 		return Errorf(CodeBadRequest, "pid %d is not one: that of the process that joins the session is needed", r.PID)
 	}
 	return nil
+}
+
+// UserSessionID is the id of a session that a user without privileges begins by a name: it begins with the user's number, so that
+// nobody takes the id of a container that somebody is about to start. An id that it made stays as it is.
+func UserSessionID(uid uint32, name string) string {
+	prefix := "u" + strconv.FormatUint(uint64(uid), 10) + "-"
+	if strings.HasPrefix(name, prefix) {
+		return name
+	}
+	return prefix + name
 }
 
 type tokenKey struct{}

@@ -45,3 +45,20 @@ func TestATokensFileIsReadAsItWasWritten(t *testing.T) {
 		}
 	}
 }
+
+func TestAUsersSessionHasAnIDThatBeginsWithTheUser(t *testing.T) {
+	for _, c := range []struct {
+		uid        uint32
+		name, want string
+	}{
+		{5001, "train", "u5001-train"},
+		{5001, "u5001-train", "u5001-train"},
+		{5001, "u500-train", "u5001-u500-train"}, // another user's
+		{0, "run-1", "u0-run-1"},
+		{1<<32 - 1, "a", "u4294967295-a"},
+	} {
+		if got := UserSessionID(c.uid, c.name); got != c.want {
+			t.Errorf("%d, %q: %q, want %q", c.uid, c.name, got, c.want)
+		}
+	}
+}

@@ -27,8 +27,10 @@ type note struct {
 type noteKey struct{}
 
 // noteOf is the note of a request; one that nobody reads if it is not to be recorded.
-func noteOf(r *http.Request) *note {
-	if n, ok := r.Context().Value(noteKey{}).(*note); ok {
+func noteOf(r *http.Request) *note { return noteIn(r.Context()) }
+
+func noteIn(ctx context.Context) *note {
+	if n, ok := ctx.Value(noteKey{}).(*note); ok {
 		return n
 	}
 	return &note{}

@@ -16,45 +16,54 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/audit"
 )
 
-func TestEachRequestForAChangeIsRecordedWithWhoAskedAndWhatBecameOfIt(t *testing.T) {
-	path := socketPath(t)
-	l, err := Listen(path, "")
+// auditor asks a Server on a socket, and returns the entry that it put of a request, without what all have in common.
+type auditor struct {
+	path string
+	mu   sync.Mutex
+	put  []audit.Entry
+}
+
+func newAuditor(t *testing.T, s *Server) *auditor {
+	t.Helper()
+	a := &auditor{path: socketPath(t)}
+	l, err := Listen(a.path, "")
 	if err != nil {
 		t.Fatal(err)
 	}
-	f := &fakeService{}
-	s := New(f, quiet())
-	var mu sync.Mutex
-	var put []audit.Entry
-	s.AuditWith(func(e audit.Entry) { mu.Lock(); defer mu.Unlock(); put = append(put, e) })
-	done := make(chan error, 1)
-	go func() { done <- s.Serve(t.Context(), l) }()
-	do := func(method, target, body string, refusal error) audit.Entry {
-		t.Helper()
-		f.err = refusal
-		request, err := http.NewRequestWithContext(t.Context(), method, "http://gpuslice"+target, strings.NewReader(body))
-		if err != nil {
-			t.Fatal(err)
-		}
-		r, err := httpClient(path).Do(request)
-		if err != nil {
-			t.Fatal(err)
-		}
-		_, _ = io.Copy(io.Discard, r.Body)
-		r.Body.Close()
-		mu.Lock()
-		defer mu.Unlock()
-		if len(put) == 0 {
-			return audit.Entry{}
-		}
-		e := put[0]
-		put = put[1:]
-		if e.Kind != audit.KindRequest || e.PID != os.Getpid() || e.UID == nil || *e.UID != uint32(os.Getuid()) || e.Command == "" {
-			t.Errorf("%s %s: %+v", method, target, e)
-		}
-		e.Kind, e.PID, e.UID, e.Command = "", 0, nil, ""
-		return e
+	s.AuditWith(func(e audit.Entry) { a.mu.Lock(); defer a.mu.Unlock(); a.put = append(a.put, e) })
+	go func() { _ = s.Serve(t.Context(), l) }()
+	return a
+}
+
+func (a *auditor) ask(t *testing.T, method, target, body string) audit.Entry {
+	t.Helper()
+	request, err := http.NewRequestWithContext(t.Context(), method, "http://gpuslice"+target, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
 	}
+	r, err := httpClient(a.path).Do(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, _ = io.Copy(io.Discard, r.Body)
+	r.Body.Close()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if len(a.put) == 0 {
+		return audit.Entry{}
+	}
+	e := a.put[0]
+	a.put = a.put[1:]
+	if e.Kind != audit.KindRequest || e.PID != os.Getpid() || e.UID == nil || *e.UID != uint32(os.Getuid()) || e.Command == "" {
+		t.Errorf("%s %s: %+v", method, target, e)
+	}
+	e.Kind, e.PID, e.UID, e.Command = "", 0, nil, ""
+	return e
+}
+
+func TestEachRequestForAChangeIsRecordedWithWhoAskedAndWhatBecameOfIt(t *testing.T) {
+	f := &fakeService{}
+	a := newAuditor(t, New(f, quiet()))
 	full := &api.Error{Code: api.CodeQuotaExceeded, Message: "no", Device: "GPU-1", Requested: 3, Limit: 2}
 	long := strings.Repeat("x", 300)
 	for _, c := range []struct {
@@ -91,8 +100,33 @@ func TestEachRequestForAChangeIsRecordedWithWhoAskedAndWhatBecameOfIt(t *testing
 		{"PUT", "/v1/slices", "", nil, audit.Entry{}},
 		{"POST", "/v2/slices", "", nil, audit.Entry{}},
 	} {
-		if got := do(c.method, c.target, c.body, c.refusal); !reflect.DeepEqual(got, c.want) {
+		f.err = c.refusal
+		if got := a.ask(t, c.method, c.target, c.body); !reflect.DeepEqual(got, c.want) {
 			t.Errorf("%s %s:\ngot  %+v\nwant %+v", c.method, c.target, got, c.want)
 		}
+	}
+}
+
+// A user's session has the same id in the record of who asked for it as in ps, in its events and in whatever is asked about it.
+func TestARequestForAUsersSessionIsRecordedUnderTheIDThatTheSessionHas(t *testing.T) {
+	f := &fakeService{}
+	a := newAuditor(t, NewForUsers(f, quiet()))
+	id := api.UserSessionID(uint32(os.Getuid()), "train")
+	for _, name := range []string{"train", id} {
+		for _, refusal := range []error{nil, api.Errorf(api.CodeForbidden, "no")} {
+			f.err = refusal
+			if got := a.ask(t, "POST", "/v1/slices", `{"id":"`+name+`","pid":7,"session":true,"quotas":[{"device":"*","bytes":1}]}`); got.Slice != id || f.registered.ID != id {
+				t.Errorf("%s, %v: recorded as %q, registered as %q; want %q", name, refusal, got.Slice, f.registered.ID, id)
+			}
+		}
+	}
+	f.err = nil
+	if got := a.ask(t, "DELETE", "/v1/slices/"+id, ""); got.Slice != id {
+		t.Errorf("its release is recorded as %q", got.Slice)
+	}
+	// With the user's number a name can be too long to be an id: the service says so, and no such thing is recorded.
+	long := strings.Repeat("x", 255)
+	if got := a.ask(t, "POST", "/v1/slices", `{"id":"`+long+`","pid":7,"session":true,"quotas":[{"device":"*","bytes":1}]}`); got.Slice != long {
+		t.Errorf("a long name is recorded as %q", got.Slice)
 	}
 }

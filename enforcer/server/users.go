@@ -65,6 +65,12 @@ type forUsers struct {
 
 func (f forUsers) Info(ctx context.Context) (api.Info, error) { return f.users.Info(ctx) }
 func (f forUsers) Register(ctx context.Context, r api.RegisterRequest) (api.RegisterReply, error) {
+	// Here already, and not only in the service, so that what is refused is recorded under the same id as what is given.
+	if p, known := PeerOf(ctx); known {
+		if id := api.UserSessionID(p.UID, r.ID); api.CheckID(id) == nil { // else the service refuses it, and says why
+			r.ID, noteIn(ctx).slice = id, id
+		}
+	}
 	return f.users.Register(ctx, r)
 }
 func (f forUsers) Join(ctx context.Context, id string, r api.JoinRequest) (api.RegisterReply, error) {
