@@ -20,6 +20,8 @@ type note struct {
 	container   string
 	quotas      []api.Quota
 	ttl         time.Duration
+	mode        api.Mode
+	force       bool
 	refusal     *api.Error
 	hidden      bool // it is another's, which who asked is not told
 }
@@ -60,7 +62,7 @@ func audited(next http.Handler, put func(audit.Entry)) http.Handler {
 func (n *note) entry(r *http.Request) audit.Entry {
 	e := audit.Entry{
 		Event:     api.Event{Kind: audit.KindRequest, Slice: n.slice, Container: n.container, Tenant: n.tenant, Pool: n.pool, TTL: n.ttl},
-		Operation: r.Pattern, Result: audit.OK, Quotas: n.quotas,
+		Operation: r.Pattern, Result: audit.OK, Quotas: n.quotas, Mode: n.mode, Force: n.force,
 	}
 	// What was asked for in a path is recorded if it can be a name; else the refusal's sentence has it, shortened.
 	if id := r.PathValue("id"); e.Slice == "" && api.CheckID(id) == nil {

@@ -72,13 +72,17 @@ func TestEachRequestForAChangeIsRecordedWithWhoAskedAndWhatBecameOfIt(t *testing
 		want                 audit.Entry
 	}{
 		{"POST", "/v1/slices", goodRequest, nil, audit.Entry{
-			Event: api.Event{Slice: "c1"}, Operation: "POST /v1/slices", Result: audit.OK, Quotas: []api.Quota{{Device: "*", Bytes: 1024}}}},
+			Event: api.Event{Slice: "c1"}, Operation: "POST /v1/slices", Result: audit.OK, Quotas: []api.Quota{{Device: "*", Bytes: 1024}}, Mode: api.Enforce}},
+		{"POST", "/v1/slices", `{"id":"c1","pid":7,"quotas":[],"mode":"record"}`, nil, audit.Entry{
+			Event: api.Event{Slice: "c1"}, Operation: "POST /v1/slices", Result: audit.OK, Quotas: []api.Quota{}, Mode: api.Record}},
 		{"POST", "/v1/slices", goodRequest, full, audit.Entry{
 			Event:     api.Event{Slice: "c1", Device: "GPU-1", Requested: 3, Bytes: 3, Limit: new(uint64(2)), Used: new(uint64(0))},
-			Operation: "POST /v1/slices", Result: audit.Refused, Code: api.CodeQuotaExceeded, Message: "no", Quotas: []api.Quota{{Device: "*", Bytes: 1024}}}},
+			Operation: "POST /v1/slices", Result: audit.Refused, Code: api.CodeQuotaExceeded, Message: "no", Quotas: []api.Quota{{Device: "*", Bytes: 1024}}, Mode: api.Enforce}},
 		{"POST", "/v1/slices", "{", nil, audit.Entry{
 			Operation: "POST /v1/slices", Result: audit.Refused, Code: api.CodeBadRequest, Message: "the request cannot be read: unexpected EOF"}},
 		{"DELETE", "/v1/slices/c2?force=true", "", nil, audit.Entry{
+			Event: api.Event{Slice: "c2"}, Operation: "DELETE /v1/slices/{id}", Result: audit.OK, Force: true}},
+		{"DELETE", "/v1/slices/c2?force=false", "", nil, audit.Entry{
 			Event: api.Event{Slice: "c2"}, Operation: "DELETE /v1/slices/{id}", Result: audit.OK}},
 		// A container's end is told whether or not its slice has ended by itself: nobody was refused anything.
 		{"DELETE", "/v1/slices/c2", "", api.Errorf(api.CodeNotFound, "there is no slice c2"), audit.Entry{

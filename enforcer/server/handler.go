@@ -3,6 +3,7 @@
 package server
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"io"
@@ -142,7 +143,7 @@ func register(s Service, w http.ResponseWriter, r *http.Request) (any, error) {
 	if err := request.Validate(); err != nil {
 		return nil, err
 	}
-	n.slice, n.container = request.ID, request.Container
+	n.slice, n.container, n.mode = request.ID, request.Container, cmp.Or(request.Mode, api.Enforce)
 	return s.Register(r.Context(), request)
 }
 
@@ -159,6 +160,7 @@ func release(s Service, _ http.ResponseWriter, r *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
+	noteOf(r).force = force
 	return s.Release(r.Context(), id, generation, force)
 }
 
