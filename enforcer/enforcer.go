@@ -283,8 +283,8 @@ func (e *Enforcer) Close() error {
 	return errors.Join(errs...)
 }
 
-// ErrClosed is returned by an enforcer that was closed. Its slices go on.
-var ErrClosed = errors.New("the enforcer is stopping: ask again")
+// ErrClosed is returned by an enforcer that was closed. Its slices go on, and the next one answers: so nothing failed.
+var ErrClosed error = api.Errorf(api.CodeBusy, "the enforcer is stopping: ask again")
 
 // lockChange takes change, in an enforcer that is open.
 func (e *Enforcer) lockChange() error {

@@ -202,7 +202,7 @@ const (
 	CodeNoDevice      Code = "no_device"      // 400: no such device
 	CodeExpired       Code = "expired"        // 409: its time is over
 	CodeForbidden     Code = "forbidden"      // 403: not for who asks
-	CodeBusy          Code = "busy"           // 503: as many follow the events as may, or wrong tokens were shown too often
+	CodeBusy          Code = "busy"           // 503: ask again later: the enforcer is stopping, or as many ask, follow or have joined as may
 	CodeInternal      Code = "internal"       // 500
 )
 

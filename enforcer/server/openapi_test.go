@@ -180,7 +180,12 @@ func (d document) checkStatuses(t *testing.T, name string, o operation, success 
 			}
 		}
 	}
-	for _, status := range []string{strconv.Itoa(success), "400", "500"} {
+	// Anything can be asked wrongly, fail, or come when too many ask or the enforcer stops.
+	must := []string{strconv.Itoa(success), "400", "500", "503"}
+	if len(o.RequestBody.Content) > 0 {
+		must = append(must, "413")
+	}
+	for _, status := range must {
 		if _, ok := o.Responses[status]; !ok {
 			t.Errorf("%s: status %s is not described", name, status)
 		}
