@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -16,6 +17,7 @@ import (
 	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/place"
 	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/session"
 	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/show"
+	"github.com/gpuslice/gpuslice/enforcer/api"
 )
 
 func doctorCommand() *cli.Command {
@@ -25,16 +27,25 @@ func doctorCommand() *cli.Command {
 		Description: `It only looks. The exit code is 1 if anything fails.
 
    gpuslice doctor
+   gpuslice doctor --config ./config.toml
    gpuslice doctor --json | jq '.[] | select(.level == "warn" or .level == "fail")'`,
-		Flags:        []cli.Flag{&cli.BoolFlag{Name: "json", Usage: "print JSON"}},
+		Flags: []cli.Flag{
+			&cli.StringFlag{Name: "config", Value: api.DefaultConfig, Usage: "the configuration `FILE` of gpusliced", TakesFile: true},
+			&cli.BoolFlag{Name: "json", Usage: "print JSON"},
+		},
 		OnUsageError: usageError(1),
 		Action: func(c *cli.Context) error {
+			configuration, err := filepath.Abs(c.String("config"))
+			if err != nil {
+				return err
+			}
 			ctx, cancel := context.WithTimeout(c.Context, 30*time.Second)
 			defer cancel()
 			finder, asked := place.New(), socket(c)
 			host := doctor.Host{
 				Root:           "/",
 				Env:            os.Getenv,
+				Config:         configuration,
 				Socket:         asked,
 				Sessions:       asked == c.String("session-socket"),
 				Enforcer:       connect(c),
@@ -45,7 +56,6 @@ func doctorCommand() *cli.Command {
 				LookPath:       exec.LookPath,
 			}
 			findings := host.Check(ctx)
-			var err error
 			if c.Bool("json") {
 				err = show.JSON(c.App.Writer, findings)
 			} else {

@@ -61,3 +61,13 @@ func TestTheDoctorNamesTheSocketThatItAsked(t *testing.T) {
 		}
 	}
 }
+
+func TestTheDoctorReadsTheConfigurationThatItIsGiven(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "c.toml")
+	if err := os.WriteFile(file, []byte("[enforcer]\nsokcet = \"/x\"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if out, _, code := cliRun("doctor", "--config", file); code != 1 || !strings.Contains(out, file+": line 2: there is no key enforcer.sokcet") {
+		t.Errorf("%d: %s", code, out)
+	}
+}

@@ -18,6 +18,7 @@ import (
 	"syscall"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/config"
 )
 
 func (h Host) path(name string) string { return filepath.Join(h.Root, name) }
@@ -104,6 +105,24 @@ func (h Host) loaderConf(name string, depth int) []string {
 		}
 	}
 	return dirs
+}
+
+// config reads the configuration as gpusliced does when it starts: one that runs has what the file said then, which is no
+// longer in force after the next start if the file was spoilt since.
+func (h Host) config(add adder) {
+	if h.Config == api.DefaultConfig && !h.exists(h.Config) {
+		add("config", OK, "there is no "+h.Config+": the defaults hold", "")
+		return
+	}
+	_, err := config.Load(h.path(h.Config))
+	switch {
+	case err == nil:
+		add("config", OK, h.Config, "")
+	case errors.Is(err, fs.ErrPermission):
+		add("config", Skip, "you may not read "+h.Config, "")
+	default:
+		add("config", Fail, err.Error(), "correct it, or gpusliced will not start again and gpuslice-runtime refuses new containers; then `systemctl restart gpusliced` (running containers go on)")
+	}
 }
 
 func (h Host) enforcer(add adder, info api.Info, err error) {

@@ -42,6 +42,7 @@ type Enforcer interface {
 type Host struct {
 	Root     string // "/", or a tree for tests
 	Env      func(name string) string
+	Config   string // the configuration file of gpusliced
 	Socket   string
 	Sessions bool // Socket is the one for users, on which the enforcer tells of sessions alone
 	Enforcer Enforcer
@@ -63,6 +64,7 @@ func (h Host) Check(ctx context.Context) []Finding {
 	info, infoErr := h.Enforcer.Info(ctx)
 
 	h.driver(add)
+	h.config(add)
 	h.enforcer(add, info, infoErr)
 	told := infoErr == nil && !h.Sessions
 	if told {

@@ -64,6 +64,7 @@ func healthy(t *testing.T) Host {
 	}
 	return Host{
 		Root:     root,
+		Config:   api.DefaultConfig,
 		Env:      func(string) string { return "" },
 		Socket:   "/run/x.sock",
 		Enforcer: fakeEnforcer{info: api.Info{Version: api.Version, Truth: "nvml"}},
@@ -163,6 +164,8 @@ func TestEachDefectIsFoundAndSaysWhatToDo(t *testing.T) {
 	}{
 		"no driver":           {"driver", Fail, func(h *Host) { os.Remove(filepath.Join(h.Root, "opt/nvidia/lib/libcuda.so.1")) }},
 		"no kernel module":    {"driver", Warn, func(h *Host) { os.RemoveAll(filepath.Join(h.Root, "proc")) }},
+		"a misspelt key":      {"config", Fail, func(h *Host) { put(t, h.Root, api.DefaultConfig, "[enforcer]\nsokcet = \"/x\"\n") }},
+		"no such file":        {"config", Fail, func(h *Host) { h.Config = "/etc/gpuslice/other.toml" }},
 		"no enforcer":         {"enforcer", Fail, func(h *Host) { h.Enforcer = fakeEnforcer{err: api.ErrUnreachable} }},
 		"not allowed":         {"enforcer", Fail, func(h *Host) { h.Enforcer = fakeEnforcer{err: os.ErrPermission} }},
 		"another version":     {"enforcer", Warn, func(h *Host) { h.Enforcer = fakeEnforcer{info: api.Info{Version: "9", Truth: "nvml"}} }},
@@ -222,5 +225,28 @@ func TestVersionsAreComparedByNumber(t *testing.T) {
 		if got := newer(c.a, c.b); got != c.want {
 			t.Errorf("newer(%s, %s) is %v", c.a, c.b, got)
 		}
+	}
+}
+
+func TestWhatIsWrongInTheConfigurationIsNamed(t *testing.T) {
+	for text, want := range map[string]string{
+		"[enforcer]\nlog_level = \"info\"\n":                    api.DefaultConfig,
+		"[enforcer]\n\nsokcet = \"/x\"\n":                       "line 3: there is no key enforcer.sokcet",
+		"[enforcer]\nlog_level = \"loud\"\n":                    "enforcer.log_level = \"loud\"",
+		"[enforcer\n":                                           "line 2: ",
+		"[[sessions.limits]]\nuser = 5001\nmax_vram = \"4G\"\n": "line 2: ",
+	} {
+		h := healthy(t)
+		put(t, h.Root, api.DefaultConfig, text)
+		level := Fail
+		if want == api.DefaultConfig {
+			level = OK
+		}
+		if got := find(h.Check(context.Background()), "config"); len(got) != 1 || got[0].Level != level || !strings.Contains(got[0].Message, want) {
+			t.Errorf("%q: %+v: want %s, %q", text, got, level, want)
+		}
+	}
+	if got := find(healthy(t).Check(context.Background()), "config"); len(got) != 1 || got[0].Level != OK || !strings.Contains(got[0].Message, "the defaults hold") {
+		t.Errorf("without a file: %+v", got)
 	}
 }
