@@ -107,7 +107,7 @@ A slice whose time is over is not renewed.
 
 // changeSlice changes the slice that id is, or begins, and prints what it is then.
 func changeSlice(c *cli.Context, id string, change func(context.Context, *client.Client, string) (api.Slice, error)) error {
-	slice, err := named(c, id, change)
+	slice, err := named(c, id, show.Names, change)
 	if err != nil {
 		return err
 	}

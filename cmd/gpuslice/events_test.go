@@ -37,15 +37,23 @@ func (h told) Events(ctx context.Context, since uint64, wait bool) ([]api.Event,
 // serve makes a host on which these happened, and returns its socket.
 func serve(t *testing.T, happened ...api.Event) (*event.Log, string) {
 	t.Helper()
+	h := told{log: event.NewLog(64)}
+	for _, e := range happened {
+		h.log.Append(e)
+	}
+	socket := listen(t, h)
+	t.Cleanup(h.log.Close) // before the server's end, which waits for who follows
+	return h.log, socket
+}
+
+// listen serves a host's enforcer, and returns its socket.
+func listen(t *testing.T, service server.Service) string {
+	t.Helper()
 	dir, err := os.MkdirTemp("", "gs") // t.TempDir is too long for the name of a socket
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	h := told{log: event.NewLog(64)}
-	for _, e := range happened {
-		h.log.Append(e)
-	}
 	socket := filepath.Join(dir, "s")
 	l, err := server.Listen(socket, "")
 	if err != nil {
@@ -53,15 +61,14 @@ func serve(t *testing.T, happened ...api.Event) (*event.Log, string) {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error)
-	go func() { done <- server.New(h, slog.New(slog.DiscardHandler)).Serve(ctx, l) }()
+	go func() { done <- server.New(service, slog.New(slog.DiscardHandler)).Serve(ctx, l) }()
 	t.Cleanup(func() {
-		h.log.Close()
 		cancel()
 		if err := <-done; err != nil {
 			t.Error(err)
 		}
 	})
-	return h.log, socket
+	return socket
 }
 
 func runEvents(t *testing.T, out *bytes.Buffer, socket string, args ...string) error {

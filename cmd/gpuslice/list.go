@@ -56,7 +56,7 @@ func inspectCommand() *cli.Command {
 			if c.NArg() != 1 {
 				return fmt.Errorf("inspect takes one ID: `gpuslice ps` lists them")
 			}
-			slice, err := named(c, c.Args().First(), func(ctx context.Context, enforcer *client.Client, id string) (api.Slice, error) {
+			slice, err := named(c, c.Args().First(), show.Names, func(ctx context.Context, enforcer *client.Client, id string) (api.Slice, error) {
 				return enforcer.Slice(ctx, id)
 			})
 			if err != nil {
@@ -78,21 +78,27 @@ func printList[T any](c *cli.Context, all []T, table func(out io.Writer, all []T
 	return show.JSON(c.App.Writer, all)
 }
 
-// named has do ask the enforcer about the slice that id is, begins, or is shown by.
-func named(c *cli.Context, id string, do func(context.Context, *client.Client, string) (api.Slice, error)) (api.Slice, error) {
+// named has do ask the enforcer about the slice that id is, or that it names (show.Names or show.Means).
+func named(c *cli.Context, id string, names func(given, id string) bool, do func(context.Context, *client.Client, string) (api.Slice, error)) (api.Slice, error) {
 	enforcer := connect(c)
+	var none error
 	if !show.Shortened(id) {
 		slice, err := do(c.Context, enforcer, id)
 		if !errors.Is(err, api.ErrNotFound) {
 			return slice, err
 		}
+		none = fmt.Errorf("%w: `gpuslice ps` lists what there is", err)
 	}
 	slices, err := enforcer.Slices(c.Context)
 	if err != nil {
 		return api.Slice{}, err
 	}
-	if id, err = show.Find(slices, id); err != nil {
+	whole, err := show.Find(slices, id, names)
+	if errors.Is(err, api.ErrNotFound) && none != nil {
+		return api.Slice{}, none // in the words of the enforcer, which knows whose it is not
+	}
+	if err != nil {
 		return api.Slice{}, err
 	}
-	return do(c.Context, enforcer, id)
+	return do(c.Context, enforcer, whole)
 }

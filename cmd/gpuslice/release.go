@@ -3,11 +3,14 @@
 package main
 
 import (
+	"context"
 	"fmt"
 
 	"github.com/urfave/cli/v2"
 
 	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/show"
+	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/client"
 )
 
 func releaseCommand() *cli.Command {
@@ -15,7 +18,10 @@ func releaseCommand() *cli.Command {
 		Name:      "release",
 		Usage:     "end a slice",
 		ArgsUsage: "ID",
-		Description: `Its quota is free for others from then on. A slice whose processes are alive is released with --force only:
+		Description: `ID is a slice's or a container's, whole or as ps shows it. The beginning will do of an id that an engine made, and not
+of a name that a person gave.
+
+Its quota is free for others from then on. A slice whose processes are alive is released with --force only:
 they go on, get nothing more, and what they hold is free once they have ended.
 
    gpuslice release --force run-3f2a91c0d5
@@ -30,7 +36,9 @@ they go on, get nothing more, and what they hold is free once they have ended.
 			if err != nil {
 				return err
 			}
-			slice, err := connect(c).Release(c.Context, words[0], 0, c.Bool("force"))
+			slice, err := named(c, words[0], show.Means, func(ctx context.Context, enforcer *client.Client, id string) (api.Slice, error) {
+				return enforcer.Release(ctx, id, 0, c.Bool("force"))
+			})
 			if err != nil {
 				return err
 			}

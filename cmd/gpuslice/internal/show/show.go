@@ -127,7 +127,7 @@ func numbered(uuid string, index int, whole bool) string {
 // shortID shortens what engines generate (64 hexadecimal digits), and names that people gave only if they are very long.
 func shortID(id string) string {
 	switch {
-	case len(id) == 64 && strings.Trim(id, "0123456789abcdef") == "":
+	case generated(id):
 		return id[:Short]
 	case len(id) > widest:
 		return id[:widest/2-1] + gap + id[len(id)-widest/2:]
@@ -135,22 +135,33 @@ func shortID(id string) string {
 	return id
 }
 
+// generated says whether an engine made the id.
+func generated(id string) bool {
+	return len(id) == 64 && strings.Trim(id, "0123456789abcdef") == ""
+}
+
 // Names says whether what a person gave names an id: by its beginning, or as shortID shows it.
 func Names(given, id string) bool {
 	return strings.HasPrefix(id, given) || Shortened(given) && shortID(id) == given
 }
 
+// Means is Names for who wants to end what he names: a name that a person gave is meant as it is shown, and not by its beginning, since
+// job-1, which has ended, must not mean job-10.
+func Means(given, id string) bool {
+	return Names(given, id) && (generated(id) || shortID(id) == given)
+}
+
 // Shortened says whether a table shows less than the id, so that this cannot be one.
 func Shortened(id string) bool { return strings.Contains(id, gap) }
 
-// Find returns the slice that id names: wholly, or as Names has it if that is one slice's only.
-func Find(slices []api.Slice, id string) (string, error) {
+// Find returns the slice that id names: wholly, or as names (Names or Means) has it if that is one slice's only.
+func Find(slices []api.Slice, id string, names func(given, id string) bool) (string, error) {
 	var found []string
 	for _, s := range slices {
 		if s.ID == id {
 			return id, nil
 		}
-		if Names(id, s.ID) || Names(id, s.Container) {
+		if names(id, s.ID) || names(id, s.Container) {
 			found = append(found, s.ID)
 		}
 	}

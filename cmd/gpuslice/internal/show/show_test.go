@@ -81,13 +81,13 @@ func TestNoTruncShowsWholeIDs(t *testing.T) {
 }
 
 func TestSliceIsFoundByTheBeginningOfItsID(t *testing.T) {
-	if id, err := Find(slices(), "0123456789ab"); err != nil || id != container {
+	if id, err := Find(slices(), "0123456789ab", Names); err != nil || id != container {
 		t.Errorf("got %s, %v", id, err)
 	}
-	if _, err := Find(slices(), "run-"); err == nil || !strings.Contains(err.Error(), "2 slices") {
+	if _, err := Find(slices(), "run-", Names); err == nil || !strings.Contains(err.Error(), "2 slices") {
 		t.Errorf("an ambiguous beginning: %v", err)
 	}
-	if _, err := Find(slices(), "x"); !errors.Is(err, api.ErrNotFound) || strings.Contains(err.Error(), "no such slice") { // which was said
+	if _, err := Find(slices(), "x", Names); !errors.Is(err, api.ErrNotFound) || strings.Contains(err.Error(), "no such slice") { // which was said
 		t.Errorf("an unknown id: %v", err)
 	}
 }
@@ -106,8 +106,32 @@ func TestALongNameDoesNotWidenTheTable(t *testing.T) {
 			t.Errorf("%v:\n%s", whole, out.String())
 		}
 		given, _, _ := strings.Cut(want, " ")
-		if id, err := Find([]api.Slice{{ID: name}, {ID: name + "3"}}, given); err != nil && !whole || id != name {
+		if id, err := Find([]api.Slice{{ID: name}, {ID: name + "3"}}, given, Means); err != nil && !whole || id != name {
 			t.Errorf("%q, as it is shown: %q, %v", given, id, err)
 		}
+	}
+}
+
+func TestWhatIsToEndIsMeantAsItIsShown(t *testing.T) {
+	long := "job-" + strings.Repeat("n", 200)
+	all := append(slices(), api.Slice{ID: "pod-1", Container: strings.Repeat("ab", 32)}, api.Slice{ID: long + "-x-" + long}, api.Slice{ID: long + "-y-" + long})
+	for given, want := range map[string]string{
+		"run-a":                      "run-a",
+		container:                    container,
+		"0123456789ab":               container,
+		"0123456":                    container,
+		"abababababab":               "pod-1", // by its container
+		"run":                        "",
+		"run-":                       "",
+		"pod":                        "",
+		"job-":                       "",
+		shortID(long + "-x-" + long): "", // two look like that
+	} {
+		if id, err := Find(all, given, Means); id != want || (err == nil) != (want != "") {
+			t.Errorf("%q: %q, %v", given, id, err)
+		}
+	}
+	if _, err := Find(all, shortID(long+"-x-"+long), Means); err == nil || !strings.Contains(err.Error(), "2 slices ("+long+"-x-"+long+", ") || strings.Contains(err.Error(), "\n") {
+		t.Errorf("what two are shown as: %v", err)
 	}
 }

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/server"
+)
+
+// holds is a host's enforcer that has these slices, and does with one of them what it is asked to.
+type holds struct {
+	server.Service
+	all []api.Slice
+}
+
+func (h holds) Slices(context.Context) ([]api.Slice, error) { return h.all, nil }
+
+func (h holds) Slice(_ context.Context, id string) (api.Slice, error) {
+	if i := slices.IndexFunc(h.all, func(s api.Slice) bool { return s.ID == id }); i >= 0 {
+		return h.all[i], nil
+	}
+	return api.Slice{}, api.Errorf(api.CodeNotFound, "there is no slice %s", id)
+}
+
+func (h holds) Release(ctx context.Context, id string, _ uint64, _ bool) (api.Slice, error) {
+	return h.Slice(ctx, id)
+}
+
+func (h holds) Change(ctx context.Context, id string, _ api.ChangeRequest) (api.Slice, error) {
+	return h.Slice(ctx, id)
+}
+
+func (h holds) Renew(ctx context.Context, id string, _ api.RenewRequest) (api.Slice, error) {
+	return h.Slice(ctx, id)
+}
+
+func TestWhatPsShowsNamesASliceToEveryCommand(t *testing.T) {
+	one, two := "0123456789ab"+strings.Repeat("0", 52), "0123456789ff"+strings.Repeat("0", 52)
+	socket := listen(t, holds{all: []api.Slice{{ID: one}, {ID: two}, {ID: "job-10"}, {ID: "job-" + strings.Repeat("n", 100)}}})
+	shown := "job-nnnnnnnnnnnnnnn…nnnnnnnnnnnnnnnnnnnn"
+	for _, command := range [][]string{
+		{"inspect", "ID"}, {"set", "ID", "--ttl", "1h", "--json"}, {"renew", "ID", "1h", "--json"}, {"release", "ID", "--json"},
+	} {
+		ask := func(id string) (got, said string, code int) {
+			args := slices.Clone(command)
+			args[1] = id
+			out, said, code := cliRun(append([]string{"--socket", socket}, args...)...)
+			var s api.Slice
+			if code == 0 && json.Unmarshal([]byte(out), &s) != nil {
+				t.Errorf("%s %s: %s", command[0], id, out)
+			}
+			return s.ID, said, code
+		}
+		for given, want := range map[string]string{one: one, "0123456789ab": one, "0123456789f": two, "job-10": "job-10", shown: "job-" + strings.Repeat("n", 100)} {
+			if got, said, code := ask(given); code != 0 || got != want {
+				t.Errorf("%s %s: %q, %s", command[0], given, got, said)
+			}
+		}
+		if _, said, code := ask("0123456789"); code != 1 || !strings.Contains(said, `"0123456789" names 2 slices (`+one+", "+two+")") || strings.Contains(said, "\n") {
+			t.Errorf("%s of what begins two: %d, %s", command[0], code, said)
+		}
+		if _, said, code := ask("none"); code != 1 || said != "there is no slice none: `gpuslice ps` lists what there is" {
+			t.Errorf("%s of none: %d, %s", command[0], code, said)
+		}
+	}
+	// job-1 has ended; whoever ends it again does not mean job-10.
+	if _, said, code := cliRun("--socket", socket, "release", "--force", "job-1"); code != 1 || !strings.HasPrefix(said, "there is no slice job-1:") {
+		t.Errorf("%d, %s", code, said)
+	}
+}
