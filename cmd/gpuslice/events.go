@@ -22,9 +22,9 @@ func eventsCommand() *cli.Command {
 	return &cli.Command{
 		Name:      "events",
 		Usage:     "show what happened to slices: refusals, beginnings, ends",
-		ArgsUsage: "[SLICE]",
-		Description: `SLICE may be the beginning of a slice's or a container's id; without it all are shown. The
-enforcer keeps the newest 4096 events since it was started.
+		ArgsUsage: "[SLICE|POOL]",
+		Description: `SLICE may be the beginning of a slice's or a container's id. POOL is a pool's name: its own events are shown, and
+what its limit refused. Without either all are shown. The enforcer keeps the newest 4096 events since it was started.
 
    gpuslice events --since 10m
    gpuslice events --follow 3f2a91c0d5e8
@@ -37,8 +37,17 @@ enforcer keeps the newest 4096 events since it was started.
 		},
 		OnUsageError: usageError(1),
 		Action: func(c *cli.Context) error {
-			if c.NArg() > 1 {
-				return fmt.Errorf("events takes one SLICE: `gpuslice ps` lists them")
+			words, err := words(c)
+			if err != nil {
+				return err
+			}
+			id := ""
+			switch len(words) {
+			case 0:
+			case 1:
+				id = words[0]
+			default:
+				return errors.New("events takes one SLICE, or one POOL: `gpuslice ps` and `gpuslice pool list` list them")
 			}
 			seq, from, err := since(c.String("since"), time.Now())
 			if err != nil {
@@ -50,7 +59,7 @@ enforcer keeps the newest 4096 events since it was started.
 			}
 			ctx, stop := signal.NotifyContext(c.Context, syscall.SIGINT, syscall.SIGTERM)
 			defer stop()
-			id, told, shown := c.Args().First(), false, false
+			told, shown := false, false
 			err = connect(c).Events(ctx, seq, c.Bool("follow"), func(e api.Event) error {
 				if !told && e.Seq <= seq {
 					fmt.Fprintf(c.App.ErrWriter, "gpuslice: gpusliced has not come to event %d since it was started: all that it keeps is shown\n", seq)
@@ -89,11 +98,11 @@ func since(text string, now time.Time) (seq uint64, from time.Time, err error) {
 	return 0, now.Add(-ago), nil
 }
 
-// concerns says whether an event is of a slice that id begins, and not of before from. What was missed may have
-// been.
+// concerns says whether an event is of a slice that id begins, or of the pool that has that name, and not of before from. What
+// was missed may have been.
 func concerns(e api.Event, id string, from time.Time) bool {
 	if e.Kind == api.EventMissed {
 		return true
 	}
-	return !e.Time.Before(from) && (show.Names(id, e.Slice) || show.Names(id, e.Container))
+	return !e.Time.Before(from) && (show.Names(id, e.Slice) || show.Names(id, e.Container) || e.Pool == id)
 }

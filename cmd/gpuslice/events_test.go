@@ -84,17 +84,24 @@ func TestEventsAreOfTheSliceAndTheTimeThatWereAskedFor(t *testing.T) {
 		api.Event{Kind: api.EventRegistered, Slice: "abc", Container: "0123", Time: now.Add(-time.Hour)},
 		api.Event{Kind: api.EventRefused, Slice: "abc", Container: "0123", Count: 1, Time: now},
 		api.Event{Kind: api.EventRegistered, Slice: "xyz", Time: now},
+		api.Event{Kind: api.EventPoolCreated, Pool: "llm", Time: now},
+		api.Event{Kind: api.EventRefused, Slice: "xyz", Pool: "llm", Count: 1, Time: now},
 	)
 	for args, want := range map[string]string{
-		"":                 "1 2 3",
+		"":                 "1 2 3 4 5",
 		"ab":               "1 2",
 		"012":              "1 2",
 		"bc":               "",
-		"--since 10m":      "2 3",
-		"--since 2":        "3",
+		"--since 10m":      "2 3 4 5",
+		"--since 2":        "3 4 5",
 		"--since 10m abc":  "2",
-		"--since 100000":   "1 2 3", // an earlier enforcer's
-		"--since 1h30m xy": "3",
+		"--since 100000":   "1 2 3 4 5", // an earlier enforcer's
+		"--since 1h30m xy": "3 5",
+		"abc --since 10m":  "2",
+		"abc --since=1":    "2",
+		"llm":              "4 5",
+		"ll":               "",
+		"-- xyz":           "3 5",
 	} {
 		var out bytes.Buffer
 		if err := runEvents(t, &out, socket, append([]string{"--json"}, strings.Fields(args)...)...); err != nil {
@@ -114,7 +121,7 @@ func TestEventsAreOfTheSliceAndTheTimeThatWereAskedFor(t *testing.T) {
 		}
 	}
 	var out bytes.Buffer
-	if err := runEvents(t, &out, socket, "xyz"); err != nil || strings.Count(out.String(), "\n") != 1 || !strings.Contains(out.String(), "registered      xyz") {
+	if err := runEvents(t, &out, socket, "xyz", "--no-trunc"); err != nil || strings.Count(out.String(), "\n") != 2 || !strings.Contains(out.String(), "registered      xyz") {
 		t.Errorf("%v: %q", err, out.String())
 	}
 }
@@ -149,7 +156,7 @@ func TestFollowingSaysThatTheEnforcerEnded(t *testing.T) {
 		log.Close()
 	})
 	var out bytes.Buffer
-	err := runEvents(t, &out, socket, "-f")
+	err := runEvents(t, &out, socket, "abc", "-f")
 	if err == nil || !strings.Contains(err.Error(), "does not answer any more") {
 		t.Errorf("%v", err)
 	}

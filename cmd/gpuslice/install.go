@@ -86,9 +86,9 @@ type engineAction func(engines.Host, string, engines.Options) (engines.Result, e
 // forEngines acts on each engine that the command line names. One that fails does not keep the others from their turn.
 func forEngines(c *cli.Context, act engineAction, leftOut func(engines.Host, string) string) error {
 	usage := usageError(1)
-	names, err := trailingFlags(c)
+	names, err := words(c)
 	if err != nil {
-		return usage(c, err, true)
+		return err
 	}
 	everything := len(names) == 1 && names[0] == "all"
 	if everything {
@@ -162,10 +162,13 @@ func checkEngines(c *cli.Context, names []string, everything bool) error {
 }
 
 // trailingFlags returns the arguments that are not flags. The library stops looking for flags at the first of those;
-// here people write `install docker --dry-run`.
+// here people write `install docker --dry-run`. All behind -- are arguments. After an error without words there is nothing more to do.
 func trailingFlags(c *cli.Context) ([]string, error) {
 	var names []string
 	for args := c.Args().Slice(); len(args) > 0; args = args[1:] {
+		if args[0] == "--" {
+			return append(names, args[1:]...), nil
+		}
 		flag, isFlag := strings.CutPrefix(args[0], "-")
 		if !isFlag {
 			names = append(names, args[0])
@@ -184,18 +187,32 @@ func trailingFlags(c *cli.Context) ([]string, error) {
 			}
 			value = args[0]
 		}
-		if err := c.Set(flag, value); err != nil {
+		// The library keeps a value for each name of a flag, and the first is the one that is read.
+		if err := c.Set(c.Command.Flags[i].Names()[0], value); err != nil {
 			return nil, fmt.Errorf("invalid value %q for flag -%s: %w", value, flag, err)
+		}
+		if c.Command.Flags[i] == cli.HelpFlag && value == "true" {
+			cli.HelpPrinter(c.App.Writer, cli.CommandHelpTemplate, c.Command)
+			return nil, &session.Error{}
 		}
 	}
 	return names, nil
 }
 
+// words is trailingFlags with the error of a wrong command line.
+func words(c *cli.Context) ([]string, error) {
+	words, err := trailingFlags(c)
+	if err != nil && err.Error() != "" {
+		err = usageError(1)(c, err, true)
+	}
+	return words, err
+}
+
 // arguments returns the words that are not flags, of which there must be n; wanted is the error if there are not.
 func arguments(c *cli.Context, n int, wanted string) ([]string, error) {
-	words, err := trailingFlags(c)
+	words, err := words(c)
 	if err != nil {
-		return nil, usageError(1)(c, err, true)
+		return nil, err
 	}
 	if len(words) != n {
 		return nil, errors.New(wanted)

@@ -43,6 +43,9 @@ together stay within LIMIT.
 	}
 }
 
+// alreadyJSONFlag is of commands that print nothing else, for who asks all of them for it.
+var alreadyJSONFlag = &cli.BoolFlag{Name: "json", Usage: "print JSON, as is done without it"}
+
 func inspectCommand() *cli.Command {
 	return &cli.Command{
 		Name:      "inspect",
@@ -51,12 +54,14 @@ func inspectCommand() *cli.Command {
 		Description: `ID may be the beginning of a slice's or a container's id.
 
    gpuslice inspect 3f2a91c0d5e8`,
+		Flags:        []cli.Flag{alreadyJSONFlag},
 		OnUsageError: usageError(1),
 		Action: func(c *cli.Context) error {
-			if c.NArg() != 1 {
-				return fmt.Errorf("inspect takes one ID: `gpuslice ps` lists them")
+			words, err := arguments(c, 1, "inspect takes one ID: `gpuslice ps` lists them")
+			if err != nil {
+				return err
 			}
-			slice, err := named(c, c.Args().First(), show.Names, func(ctx context.Context, enforcer *client.Client, id string) (api.Slice, error) {
+			slice, err := named(c, words[0], show.Names, func(ctx context.Context, enforcer *client.Client, id string) (api.Slice, error) {
 				return enforcer.Slice(ctx, id)
 			})
 			if err != nil {

@@ -74,3 +74,28 @@ func TestWhatPsShowsNamesASliceToEveryCommand(t *testing.T) {
 		t.Errorf("%d, %s", code, said)
 	}
 }
+
+func TestFlagsBehindTheArgumentCountAsThoseBeforeIt(t *testing.T) {
+	socket := listen(t, holds{all: []api.Slice{{ID: "a"}}})
+	for before, behind := range map[string]string{
+		"inspect --json a":         "inspect a --json",
+		"release --json --force a": "release a --force --json",
+		"renew --json a 1h":        "renew a 1h --json",
+		"set --json --ttl 1h a":    "set a --ttl 1h --json",
+		"inspect --help":           "inspect a --help",
+		"release -h":               "release a --force -h", // and nothing is released
+		"events --help":            "events a --help",
+		"pool delete --help":       "pool delete a --help",
+		"install --help":           "install docker --dry-run --help",
+		"pool show --help":         "pool show p --json -h",
+		"set --json --ttl 1h -- a": "set --json --ttl 1h a --",
+	} {
+		wanted, _, one := cliRun(append([]string{"--socket", socket}, strings.Fields(before)...)...)
+		if got, said, two := cliRun(append([]string{"--socket", socket}, strings.Fields(behind)...)...); one != 0 || two != 0 || got != wanted || got == "" {
+			t.Errorf("%s: %d, %s%s\n%s: %d, %s", behind, two, got, said, before, one, wanted)
+		}
+	}
+	if _, said, code := cliRun("--socket", socket, "inspect", "a", "--jsn"); code != 1 || !strings.HasSuffix(said, "-jsn (see `gpuslice inspect --help`)") {
+		t.Errorf("%d, %s", code, said)
+	}
+}

@@ -76,6 +76,7 @@ func poolShowCommand() *cli.Command {
 		Description: `Its quotas, what its members hold on each device, and who they are.
 
    gpuslice pool show llm`,
+		Flags:        []cli.Flag{alreadyJSONFlag},
 		OnUsageError: usageError(1),
 		Action: func(c *cli.Context) error {
 			name, err := poolName(c, "show")

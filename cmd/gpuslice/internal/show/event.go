@@ -3,6 +3,7 @@
 package show
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"strings"
@@ -20,7 +21,7 @@ func Event(out io.Writer, e api.Event, whole bool) error {
 	if !whole {
 		id = shortID(id)
 	}
-	if id == "" {
+	if id = cmp.Or(id, e.Pool); id == "" {
 		id = "-"
 	}
 	_, err := fmt.Fprintf(out, "%s  %-*s  %-*s  %s\n",
