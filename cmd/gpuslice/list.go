@@ -21,7 +21,7 @@ func psCommand() *cli.Command {
 		Usage:     "list the slices of this host",
 		ArgsUsage: " ",
 		Description: `USED is what programs asked for, OVERHEAD what the driver holds for them beyond that; both
-together stay within LIMIT.
+together stay within LIMIT. TENANT and EXPIRES are there if a slice has one.
 
    gpuslice ps
    gpuslice ps --json | jq -r '.[] | select(.tenant == "a") | .id'`,

@@ -5,6 +5,7 @@
 package show
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -32,24 +33,19 @@ func JSON(out io.Writer, v any) error {
 }
 
 // Slices prints a row for each device of each slice. Long ids are shortened unless whole.
-func Slices(out io.Writer, slices []api.Slice, whole bool) error {
+func Slices(out io.Writer, all []api.Slice, whole bool) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	expires := func(string) string { return "" }
-	if anyExpires(slices) {
-		expires = func(text string) string { return text + "\t" }
-	}
-	fmt.Fprintln(w, "SLICE\tCONTAINER\tDEVICE\tUSED\tOVERHEAD\tLIMIT\tPROCESSES\t"+expires("EXPIRES")+"STATE")
-	for _, s := range slices {
-		name, container := s.ID, s.Container
+	expires := column(all, func(s api.Slice) bool { return s.Expires != nil })
+	tenant := column(all, func(s api.Slice) bool { return s.Tenant != "" })
+	fmt.Fprintln(w, "SLICE\tCONTAINER\t"+tenant("TENANT")+"DEVICE\tUSED\tOVERHEAD\tLIMIT\tPROCESSES\t"+expires("EXPIRES")+"STATE")
+	for _, s := range all {
+		name, container, whose := s.ID, cmp.Or(s.Container, "-"), cmp.Or(s.Tenant, "-")
 		if !whole {
-			name, container = shortID(name), shortID(container)
-		}
-		if container == "" {
-			container = "-"
+			name, container, whose = shortID(name), shortID(container), shortID(whose)
 		}
 		row := func(device, used, overhead, limit, note string) {
-			fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%d\t%s%s\n",
-				name, container, device, used, overhead, limit, s.ProcessCount, expires(remaining(s)), state(s)+note)
+			fmt.Fprintf(w, "%s\t%s\t%s%s\t%s\t%s\t%s\t%d\t%s%s\n",
+				name, container, tenant(whose), device, used, overhead, limit, s.ProcessCount, expires(remaining(s)), state(s)+note)
 		}
 		if len(s.Devices) == 0 {
 			row("-", "-", "-", "-", "") // no process has looked at a device yet
@@ -69,13 +65,14 @@ func Slices(out io.Writer, slices []api.Slice, whole bool) error {
 	return w.Flush()
 }
 
-func anyExpires(slices []api.Slice) bool {
-	for _, s := range slices {
-		if s.Expires != nil {
-			return true
+// column returns what a cell of a column is in a row: nothing, unless a slice has something to say there.
+func column(all []api.Slice, says func(api.Slice) bool) func(text string) string {
+	for _, s := range all {
+		if says(s) {
+			return func(text string) string { return text + "\t" }
 		}
 	}
-	return false
+	return func(string) string { return "" }
 }
 
 // remaining is in what time a slice expires.

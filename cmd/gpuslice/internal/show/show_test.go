@@ -68,6 +68,25 @@ func TestWhatExpiresHasAColumnAndWhatIsOverItsLimitANote(t *testing.T) {
 	}
 }
 
+func TestTenantsHaveAColumnIfThereAreAny(t *testing.T) {
+	all := slices()
+	all[0].Tenant, all[1].Tenant = "team-a", "team-"+strings.Repeat("x", 58)
+	for whole, want := range map[bool][]string{
+		false: {"SLICE CONTAINER TENANT DEVICE", "0123456789ab 0123456789ab team-a 0:GPU-1b2c3d4e", "run-a - team-" + strings.Repeat("x", 14) + gap + strings.Repeat("x", 20) + " MIG-9", "run-b - - - - - - 0 active"},
+		true:  {"run-a - team-" + strings.Repeat("x", 58) + " MIG-9-8-7"},
+	} {
+		var out strings.Builder
+		if err := Slices(&out, all, whole); err != nil {
+			t.Fatal(err)
+		}
+		for _, row := range want {
+			if got := strings.Join(strings.Fields(out.String()), " "); !strings.Contains(got, row) {
+				t.Errorf("%q is not in\n%s", row, out.String())
+			}
+		}
+	}
+}
+
 func TestNoTruncShowsWholeIDs(t *testing.T) {
 	var out strings.Builder
 	if err := Slices(&out, slices(), true); err != nil {
