@@ -5,6 +5,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -17,6 +18,10 @@ import (
 type holds struct {
 	server.Service
 	all []api.Slice
+}
+
+func (h holds) Info(context.Context) (api.Info, error) {
+	return api.Info{Version: "9", Driver: "580.1"}, nil
 }
 
 func (h holds) Slices(context.Context) ([]api.Slice, error) { return h.all, nil }
@@ -97,5 +102,22 @@ func TestFlagsBehindTheArgumentCountAsThoseBeforeIt(t *testing.T) {
 	}
 	if _, said, code := cliRun("--socket", socket, "inspect", "a", "--jsn"); code != 1 || !strings.HasSuffix(said, "-jsn (see `gpuslice inspect --help`)") {
 		t.Errorf("%d, %s", code, said)
+	}
+}
+
+func TestTheVersionsAreAlsoJSON(t *testing.T) {
+	for socket, want := range map[string]versions{
+		listen(t, holds{}):    {Version: api.Version, Enforcer: &api.Info{Version: "9", Driver: "580.1"}},
+		t.TempDir() + "/none": {Version: api.Version},
+	} {
+		out, said, code := cliRun("--socket", socket, "version", "--json")
+		var got versions
+		if err := json.Unmarshal([]byte(out), &got); err != nil || code != 0 || !reflect.DeepEqual(got, want) {
+			t.Errorf("%v, %d: %s%s", err, code, out, said)
+		}
+	}
+	socket := listen(t, holds{})
+	if out, _, _ := cliRun("--socket", socket, "version"); out != "gpuslice  "+api.Version+"\ngpusliced 9\ndriver    580.1\n" {
+		t.Error(out)
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/oci"
 	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/place"
 	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/session"
+	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/show"
 	"github.com/gpuslice/gpuslice/enforcer/api"
 )
 
@@ -104,17 +105,34 @@ func usageError(code int) cli.OnUsageErrorFunc {
 	}
 }
 
+// versions are what version prints as JSON.
+type versions struct {
+	Version  string    `json:"version"`            // this program's
+	Enforcer *api.Info `json:"enforcer,omitempty"` // nil if it does not answer
+}
+
 func versionCommand() *cli.Command {
 	return &cli.Command{
 		Name:         "version",
 		Usage:        "show this program's version, and the enforcer's if it answers",
+		Flags:        []cli.Flag{&cli.BoolFlag{Name: "json", Usage: "print JSON; enforcer is there if it answers, as the control API has it"}},
 		OnUsageError: usageError(1),
 		Action: func(c *cli.Context) error {
-			fmt.Fprintln(c.App.Writer, "gpuslice ", api.Version)
+			if c.Args().Present() {
+				return errors.New("version takes no argument (see `gpuslice version --help`)")
+			}
+			known := versions{Version: api.Version}
 			if info, err := connect(c).Info(c.Context); err == nil {
-				fmt.Fprintln(c.App.Writer, "gpusliced", info.Version)
-				if info.Driver != "" {
-					fmt.Fprintln(c.App.Writer, "driver   ", info.Driver)
+				known.Enforcer = &info
+			}
+			if c.Bool("json") {
+				return show.JSON(c.App.Writer, known)
+			}
+			fmt.Fprintln(c.App.Writer, "gpuslice ", known.Version)
+			if known.Enforcer != nil {
+				fmt.Fprintln(c.App.Writer, "gpusliced", known.Enforcer.Version)
+				if known.Enforcer.Driver != "" {
+					fmt.Fprintln(c.App.Writer, "driver   ", known.Enforcer.Driver)
 				}
 			}
 			return nil
