@@ -201,6 +201,18 @@ func TestAContainersProcessDoesNotLeaveItsSliceByJoining(t *testing.T) {
 	}
 }
 
+func TestAnEnforcerThatOnlyItsOwnProcessAsksMakesNoToken(t *testing.T) {
+	h := newHost(t, nil)
+	_, reply := h.session("s", on(gpu0, gib))
+	if _, err := os.Lstat(filepath.Join(reply.Dir, api.TokenName)); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("there is a token: %v", err)
+	}
+	zero := api.WithToken(context.Background(), api.Token(strings.Repeat("00", 32)))
+	if _, err := h.Join(zero, "s", api.JoinRequest{PID: os.Getpid()}); !errors.Is(err, api.ErrForbidden) {
+		t.Errorf("it is joined without one: %v", err)
+	}
+}
+
 // The secret is in the session's file and nowhere else: not in the log, the store, an event, an answer.
 func TestATokenIsWrittenInItsFileOnly(t *testing.T) {
 	h := newHost(t, nil)

@@ -215,7 +215,7 @@ func (s *slice) make() error {
 	if err := s.makeDir(); err != nil {
 		return fmt.Errorf("make the slice's directory: %w", err)
 	}
-	if s.request.Session {
+	if s.request.Session && s.e.options.Caller != nil { // else nobody can ask but who has the session, and a token opens nothing
 		if err := s.makeToken(); err != nil {
 			return fmt.Errorf("make the session's token: %w", err)
 		}

@@ -29,8 +29,8 @@ The host's enforcer is used if it answers, so that the quota counts against the 
 container's; else one in this process, which knows nothing of other slices.
 
 With --join the command becomes part of a session that runs already and draws on its quota. Who shows the session's
-token may do that: GPUSLICE_TOKEN_FILE names the file in the session, which its user alone can read. A
-number is that of an open descriptor. The session ends with its own command. Here the second line is typed
+token may do that: GPUSLICE_TOKEN_FILE names the file in the session, which its user alone can read. (A session
+of an enforcer in this process has none: nobody can join it.) A number is that of an open descriptor. The session ends with its own command. Here the second line is typed
 beside the session, in another terminal:
 
    gpuslice run --vram 4G -- sh -c 'echo "$GPUSLICE_TOKEN_FILE" >token; exec ./serve'

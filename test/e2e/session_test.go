@@ -44,7 +44,7 @@ func TestSessionNeedsNoPrivileges(t *testing.T) {
 	h.Must(os.Chown(runtimeDir, nobody, nobody))
 	hog := filepath.Join(bin, "demo", "cuda_hog")
 	cmd := exec.Command(filepath.Join(bin, "gpuslice"), "run", "--embedded", "--vram", "4G", "--", "sh", "-c",
-		`id -u; (`+hog+` 3221225472 & echo $!) | { read pid; read line; echo "$line"; `+hog+` 3221225472; kill -9 $pid; }; exit 7`)
+		`id -u; echo "token: $GPUSLICE_TOKEN_FILE."; (`+hog+` 3221225472 & echo $!) | { read pid; read line; echo "$line"; `+hog+` 3221225472; kill -9 $pid; }; exit 7`)
 	cmd.Env = []string{"PATH=/usr/bin:/bin", "XDG_RUNTIME_DIR=" + runtimeDir,
 		"LD_LIBRARY_PATH=" + filepath.Join(bin, "fakecuda"), "FAKECUDA_STATE=" + filepath.Join(h.Dir, "fake", "nobody")}
 	cmd.Dir = "/"
@@ -53,7 +53,7 @@ func TestSessionNeedsNoPrivileges(t *testing.T) {
 	if cmd.ProcessState.ExitCode() != 7 {
 		t.Errorf("the command's exit code is 7, got %v", err)
 	}
-	for _, want := range []string{"enforcer in this process", strconv.Itoa(nobody) + "\n", "holds 3221225472 of 4294967296\n", "CUDA_ERROR_OUT_OF_MEMORY\n"} {
+	for _, want := range []string{"enforcer in this process", "token: .\n", strconv.Itoa(nobody) + "\n", "holds 3221225472 of 4294967296\n", "CUDA_ERROR_OUT_OF_MEMORY\n"} {
 		if !strings.Contains(string(out), want) {
 			t.Errorf("%q is not in\n%s", want, out)
 		}

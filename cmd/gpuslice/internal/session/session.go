@@ -112,7 +112,12 @@ func (s *Session) Run(ctx context.Context) (code int, err error) {
 		s.Registered(reply)
 	}
 	env := environment(s.Env, library, filepath.Join(reply.Dir, "bind"))
-	return s.start(path, append(env, api.TokenEnv+"="+filepath.Join(reply.Dir, api.TokenName)))
+	// An enforcer in this process makes no token: nobody could show it. One that is only hidden from who joins is named.
+	token := filepath.Join(reply.Dir, api.TokenName)
+	if _, err := os.Lstat(token); !errors.Is(err, fs.ErrNotExist) {
+		env = append(env, api.TokenEnv+"="+token)
+	}
+	return s.start(path, env)
 }
 
 // enter makes this process one of a session, which leave ends if it began here.

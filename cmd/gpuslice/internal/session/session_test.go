@@ -304,6 +304,25 @@ func TestASignalForASessionWhoseCommandIsGoneReachesWhatIsLeft(t *testing.T) {
 	}
 }
 
+func TestATokenIsNamedWhereThereIsOne(t *testing.T) {
+	for _, there := range []bool{true, false} {
+		dir := t.TempDir()
+		file := filepath.Join(dir, api.TokenName)
+		if there {
+			if err := os.WriteFile(file, nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		} else {
+			file = ""
+		}
+		cmd := command(t, dir, "sh", "-c", `echo "$`+api.TokenEnv+`"`)
+		cmd.Env = append(cmd.Env, api.TokenEnv+"=/of/another/session")
+		if out, err := cmd.Output(); err != nil || string(out) != file+"\n" {
+			t.Errorf("%v: %q, %v", there, out, err)
+		}
+	}
+}
+
 func TestEnvironmentHasTheInterceptorFirst(t *testing.T) {
 	got := environment([]string{"A=1", "LD_PRELOAD=/x.so", "GPUSLICE_DIR=/old", "B=2"}, "/l.so", "/dir")
 	want := []string{"A=1", "B=2", "LD_PRELOAD=/l.so:/x.so", "GPUSLICE_DIR=/dir"}
