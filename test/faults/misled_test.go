@@ -7,13 +7,17 @@ package faults
 import (
 	"bytes"
 	encoding "encoding/binary"
+	"fmt"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
 )
 
 // lies are what an enforcer is told that was started by programs/mislead.c, as the kernel would tell it.
@@ -110,6 +114,65 @@ func diskFailsAndKilled(w *world, r *rand.Rand) string {
 	w.populate(r)
 	w.mislead()
 	return w.refuses(r, failing(r), true)
+}
+
+// full is a disk on which nothing can be written. That its file system is full does not suffice for it: the store's file has
+// free pages in it, which the store writes over.
+var full = lies{writeError: unix.ENOSPC}
+
+func diskFull(w *world, r *rand.Rand) string {
+	return w.whileFull(r, false)
+}
+
+func diskFullAndKilled(w *world, r *rand.Rand) string {
+	return w.whileFull(r, true)
+}
+
+// whileFull has the file system full, too: for new names, and for what the enforcer writes beside its store.
+func (w *world) whileFull(r *rand.Rand, kill bool) string {
+	w.mislead()
+	w.trim(mostSlices - 1)
+	w.registerContainer(r) // so that generations are reserved, and the next one gets as far as being stored
+	empty := w.fill(w.stateDir())
+	w.lie(full)
+	w.doubt = "the disk is full"
+	w.isFull()
+	w.operations(6)
+	beginContainer(w, r)
+	beginSession(w, r)
+	w.isFull()
+	if kill {
+		w.killWhileFull()
+		w.cutOff()
+		w.operations(4)
+		w.isFull()
+	}
+	empty()
+	w.lie(lies{})
+	if w.away != "" || kill && r.IntN(2) == 0 {
+		w.restart(unix.SIGKILL)
+	}
+	w.away = ""
+	w.letGoOn()
+	w.eventually("the audit log is written again", func() bool {
+		health, err := w.client.Health(w.Context())
+		w.must(err)
+		return !slices.ContainsFunc(health.Checks, func(c api.Check) bool { return c.Name == "audit" && !c.OK })
+	})
+	return w.believe(r)
+}
+
+// isFull sees to it that the enforcer can write nothing down, promises nothing, and says why.
+func (w *world) isFull() {
+	w.Helper()
+	if w.away != "" {
+		return
+	}
+	w.named++
+	_, err := w.client.CreatePool(w.Context(), fmt.Sprint("pool-", w.named), onAll(gib))
+	if !answered(err) || !strings.Contains(err.Error(), unix.ENOSPC.Error()) {
+		w.fail("a pool is created while nothing can be written: %v", err)
+	}
 }
 
 // failing is a disk that takes what is written and cannot keep it, or that does not take it either.

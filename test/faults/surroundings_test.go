@@ -40,24 +40,6 @@ func (w *world) fill(dir string) (empty func()) {
 	return func() { w.must(os.RemoveAll(place)) }
 }
 
-func diskFull(w *world, r *rand.Rand) string {
-	empty := w.fill(filepath.Join(w.dir, "state"))
-	w.doubt = "the disk is full"
-	w.operations(8)
-	beginContainer(w, r)
-	empty()
-	return w.afterwards(r)
-}
-
-func diskFullAndKilled(w *world, r *rand.Rand) string {
-	empty := w.fill(filepath.Join(w.dir, "state"))
-	w.doubt = "the disk is full"
-	w.operations(3)
-	w.killWhileFull()
-	w.cutOff()
-	return w.roomAgain(r, empty)
-}
-
 // killWhileFull: the next enforcer starts, or says that it cannot.
 func (w *world) killWhileFull() {
 	w.Helper()

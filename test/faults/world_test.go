@@ -89,7 +89,7 @@ func newWorld(t *testing.T, seed uint64) *world {
 	}
 	// Small, so that they can be filled. The mount namespace is the test's own: run.sh makes it.
 	w.must(unix.Mount("tmpfs", filepath.Join(w.dir, "run"), "tmpfs", 0, "size=4m,nr_inodes=2000,mode=755"))
-	w.must(unix.Mount("tmpfs", filepath.Join(w.dir, "state"), "tmpfs", 0, "size=4m,mode=700"))
+	w.must(unix.Mount("tmpfs", filepath.Join(w.dir, "state"), "tmpfs", 0, "size=4m,nr_inodes=2000,mode=700"))
 	w.configure(w.policy, false)
 	w.client = client.New(w.socket())
 	w.daemon = &daemon{w: w}
@@ -132,7 +132,13 @@ grace = "200ms"
 
 [policy]
 bypass = %q
-`, w.socket(), filepath.Join(w.dir, "run"), w.stateDir(), filepath.Join(w.bin, api.LibraryName), enforcement, policy), 0o644))
+
+[audit]
+file = %q
+max_size = "64KiB"
+keep = 1
+`, w.socket(), filepath.Join(w.dir, "run"), w.stateDir(), filepath.Join(w.bin, api.LibraryName), enforcement, policy,
+		filepath.Join(w.stateDir(), "audit.jsonl")), 0o644))
 }
 
 // warm has the enforcer learn what a context takes: what the first one takes is charged when it is there.
