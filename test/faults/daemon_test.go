@@ -100,22 +100,28 @@ func (d *daemon) up() error {
 
 // end ends it by a signal, and any that is started in its place.
 func (d *daemon) end(sig unix.Signal) {
+	d.w.Helper()
+	d.w.must(d.ends(sig))
+}
+
+// ends is end for who must not fail: an error says that it goes on.
+func (d *daemon) ends(sig unix.Signal) error {
 	for _, s := range d.w.slices {
 		s.owed = s.owed && sig != unix.SIGKILL
 	}
 	for {
 		cmd, done := d.now()
 		if cmd == nil {
-			return
+			return nil
 		}
 		_ = unix.Kill(cmd.Process.Pid, sig)
 		select {
 		case <-done:
 		case <-time.After(patience):
-			d.w.fail("the enforcer did not end by %v", sig)
+			return fmt.Errorf("after %v the enforcer, process %d, has not ended by %v", patience, cmd.Process.Pid, sig)
 		}
 		if newer, _ := d.now(); newer == cmd {
-			return
+			return nil
 		}
 	}
 }

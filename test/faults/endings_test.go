@@ -74,7 +74,7 @@ func killRun(w *world, r *rand.Rand) bool {
 	}
 	w.say("`gpuslice run` of %s is killed", s.id)
 	w.must(s.run.Process.Kill())
-	_ = s.run.Wait()
+	w.ended(s.run)
 	s.run = nil
 	s.state = released
 	w.eventually("the session is released", func() bool {
@@ -169,7 +169,7 @@ func storm(w *world, r *rand.Rand, meanwhile func()) bool {
 	for range 3 {
 		w.never(3)
 	}
-	<-done
+	<-done // it waits for nothing without an end
 	for _, p := range killed {
 		p.kill()
 		all = without(all, p)

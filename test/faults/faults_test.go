@@ -5,6 +5,7 @@
 package faults
 
 import (
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -105,14 +106,16 @@ func inStorm(w *world, r *rand.Rand, sig unix.Signal) string {
 	w.populate(r)
 	w.doubt = "the enforcer is ended"
 	wait := pause(r, 50*time.Millisecond)
+	var err error
 	if !storm(w, r, func() {
 		time.Sleep(wait)
-		w.daemon.end(sig)
+		err = w.daemon.ends(sig)
 		time.Sleep(wait)
-		_ = w.daemon.launch("", 0)
+		err = errors.Join(err, w.daemon.launch("", 0))
 	}) {
 		return ""
 	}
+	w.must(err)
 	w.must(w.daemon.up())
 	return whole
 }

@@ -15,7 +15,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -32,7 +31,7 @@ func (w *world) registerSession(r *rand.Rand) *slice {
 	p.cmd = nil // the worker is its child
 	said := p.hear()
 	if said == "gone" {
-		err := s.run.Wait()
+		err := w.reap(s.run)
 		p.forget()
 		w.drop(s)
 		if w.doubt == "" && w.away == "" {
@@ -70,13 +69,7 @@ func (w *world) ended(run *exec.Cmd) {
 	if run == nil {
 		return
 	}
-	done := make(chan struct{})
-	go func() { _ = run.Wait(); close(done) }() // with 137: its command was killed
-	select {
-	case <-done:
-	case <-time.After(patience):
-		w.fail("%v goes on without processes", run.Args)
-	}
+	_ = w.reap(run) // with 137: its command was killed
 }
 
 // spawn has a worker make another, of the same slice.

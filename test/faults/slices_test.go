@@ -6,6 +6,7 @@ package faults
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
 	"math/rand/v2"
@@ -152,10 +153,16 @@ func (w *world) hook(stage string, s *slice, words ...string) error {
 	state, err := json.Marshal(map[string]any{"ociVersion": "1.0.2", "id": s.id, "status": "creating", "pid": pid, "bundle": w.bundle(s)})
 	w.must(err)
 	words = append(words, binary(w, "gpuslice-hook"), "--config", w.config(), stage)
-	cmd := exec.Command(words[0], words[1:]...)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, words[0], words[1:]...)
+	cmd.WaitDelay = time.Second // for what it has started, and is not killed
 	cmd.Env = []string{"PATH=" + os.Getenv("PATH")}
 	cmd.Stdin = bytes.NewReader(state)
 	out, err := cmd.CombinedOutput()
+	if ctx.Err() != nil {
+		w.fail("after %v the hook %s of %s has not ended: %v: %s", patience, stage, s.id, err, out)
+	}
 	if err != nil {
 		return fmt.Errorf("%w: %s", err, out)
 	}
@@ -176,8 +183,17 @@ func (w *world) newCgroup(name string) string {
 	return ""
 }
 
-func (w *world) removeCgroup(s *slice) {
-	w.eventually("the cgroup can be removed", func() bool { err := os.Remove(s.cgroup); return err == nil || os.IsNotExist(err) })
+// removeCgroup removes it, if there is one, as soon as the last of its processes has ended.
+func (s *slice) removeCgroup() error {
+	for deadline := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
+		err := os.Remove(s.cgroup)
+		if s.cgroup == "" || err == nil || os.IsNotExist(err) {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("after %v the cgroup of %s cannot be removed: %w", patience, s.id, err)
+		}
+	}
 }
 
 // registerContainer begins a container; nil if the enforcer was not able to give it a slice and had a reason.
@@ -228,7 +244,7 @@ func (w *world) killAll(s *slice) {
 	if w.native {
 		time.Sleep(20 * time.Millisecond) // an engine is not that quick: there are limits to take away while the cgroup is there
 	}
-	w.removeCgroup(s)
+	w.must(s.removeCgroup())
 }
 
 // join begins another process in a slice.

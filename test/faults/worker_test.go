@@ -6,6 +6,7 @@ package faults
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -95,13 +96,38 @@ func (p *worker) kill() {
 	p.gone()
 }
 
+// reap waits for the end of a process of ours that ends, and returns how it did. One that does not ends the round.
+func (w *world) reap(cmd *exec.Cmd) error {
+	w.Helper()
+	err := ending(cmd)
+	if errors.Is(err, errLate) {
+		w.fail("%v", err)
+	}
+	return err
+}
+
+var errLate = errors.New("it goes on")
+
+// ending is reap for who must not fail: errLate says that it goes on.
+func ending(cmd *exec.Cmd) error {
+	done := make(chan error, 1)
+	go func() { done <- cmd.Wait() }()
+	select {
+	case err := <-done:
+		return err
+	case <-time.After(patience):
+		return fmt.Errorf("after %v process %d, which should end, has not: %w (%v)", patience, cmd.Process.Pid, errLate, cmd.Args)
+	}
+}
+
 // gone waits for the end of a process that ends.
 func (p *worker) gone() {
+	p.w.Helper()
 	if p.dead {
 		return
 	}
 	if p.cmd != nil {
-		_ = p.cmd.Wait()
+		_ = p.w.reap(p.cmd)
 	} else {
 		p.w.eventually(fmt.Sprintf("process %d has ended", p.pid), func() bool { return !alive(p.pid) })
 	}

@@ -5,6 +5,7 @@
 package faults
 
 import (
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -75,6 +76,7 @@ type world struct {
 func newWorld(t *testing.T, seed uint64) *world {
 	t.Helper()
 	w := &world{T: t, seed: seed, policy: []api.Action{api.Log, api.Refuse, api.Kill}[seed%3]}
+	w.daemon = &daemon{w: w}
 	var err error
 	if w.bin, err = filepath.Abs("../../bin"); err != nil {
 		t.Fatal(err)
@@ -92,7 +94,6 @@ func newWorld(t *testing.T, seed uint64) *world {
 	w.must(unix.Mount("tmpfs", filepath.Join(w.dir, "state"), "tmpfs", 0, "size=4m,nr_inodes=2000,mode=700"))
 	w.configure(w.policy, false)
 	w.client = client.New(w.socket())
-	w.daemon = &daemon{w: w}
 	w.looker = w.newWorker(nil, exec.Command(programs["worker"]))
 	if said := w.looker.hear(); !strings.HasPrefix(said, "ready ") {
 		w.fail("the one who looks on: %q", said)
@@ -241,22 +242,15 @@ func (w *world) end() {
 	w.nothingLeft()
 }
 
-// clear removes what the round made, however it ended.
+// clear removes what the round made, however it ended. What it cannot remove it says, and goes on.
 func (w *world) clear() {
-	w.daemon.mu.Lock()
-	cmd, done := w.daemon.cmd, w.daemon.done
-	w.daemon.mu.Unlock()
-	if cmd != nil {
-		_ = unix.Kill(cmd.Process.Pid, unix.SIGCONT)
-		_ = unix.Kill(cmd.Process.Pid, unix.SIGKILL)
-		<-done
-		if newer, _ := w.daemon.now(); newer != cmd {
-			_ = newer.Process.Kill()
-		}
+	if err := w.daemon.ends(unix.SIGKILL); err != nil {
+		w.Error(err)
 	}
 	for _, s := range w.slices {
 		if s.cgroup != "" {
 			_ = os.WriteFile(filepath.Join(s.cgroup, "cgroup.freeze"), []byte("0"), 0)
+			_ = os.WriteFile(filepath.Join(s.cgroup, "cgroup.kill"), []byte("1"), 0) // also who is not known yet
 		}
 	}
 	for _, p := range w.workers {
@@ -267,10 +261,12 @@ func (w *world) clear() {
 	for _, s := range w.slices {
 		if s.run != nil {
 			_ = s.run.Process.Kill()
-			_ = s.run.Wait()
+			if err := ending(s.run); errors.Is(err, errLate) {
+				w.Error(err)
+			}
 		}
-		for tries := 0; s.cgroup != "" && os.Remove(s.cgroup) != nil && tries < 200; tries++ {
-			time.Sleep(5 * time.Millisecond)
+		if err := s.removeCgroup(); err != nil {
+			w.Error(err)
 		}
 	}
 	for _, name := range []string{"run", "state"} {
