@@ -119,9 +119,11 @@ func (l lease) differs(got api.Slice, begin, end, ahead time.Duration) error {
 	case got.Expires == nil || got.Remaining < l.from-end || got.Remaining > l.to-begin:
 		return fmt.Errorf("slice %s has %v left, the model between %v and %v", got.ID, got.Remaining, l.from-end, l.to-begin)
 	}
-	const rounded = 2 * time.Second // to a second, and what the answer took
-	if by := time.Until(*got.Expires) - ahead - got.Remaining; by.Abs() > rounded {
-		return fmt.Errorf("slice %s is shown to end at %v, which is %v off", got.ID, got.Expires, by)
+	// It was shown between begin and end, by the wall clock.
+	const rounded = 2 * time.Second // to a second, and that clock is slewed
+	shown := time.Until(*got.Expires) + sinceBoot() - ahead - got.Remaining
+	if shown < begin-rounded || shown > end+rounded {
+		return fmt.Errorf("slice %s is shown to end at %v, which is %v off", got.ID, got.Expires, max(begin-shown, shown-end))
 	}
 	return nil
 }

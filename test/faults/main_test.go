@@ -49,6 +49,7 @@ func TestMain(m *testing.M) {
 	}()
 	dir, err := compile()
 	status := 1
+	go machine.watch()
 	if err == nil {
 		status = m.Run()
 		err = results.finish(*tableFile)

@@ -208,9 +208,12 @@ func (p *worker) makeContext(device int) {
 func (p *worker) tookContext(device int, begin time.Time, answer string) {
 	p.w.Helper()
 	p.w.say("… %s", answer)
-	// It has waited for an enforcer that died meanwhile in vain, on a machine that is so slow; and does not wait again.
-	p.alone = (p.alone || time.Since(begin) >= firstPatience) && answer == "oom"
-	if p.alone && p.w.doubt != "" {
+	// It has waited for an enforcer that died meanwhile in vain, or for one on a machine that stood still; and does not wait again.
+	end := time.Now()
+	took := end.Sub(begin)
+	stood := took >= firstPatience && took-machine.between(begin, end) < firstPatience
+	p.alone = (p.alone || took >= firstPatience) && answer == "oom"
+	if p.alone && (p.w.doubt != "" || stood) {
 		p.attached, p.shy = false, time.Now().Add(retryAfter) // a former image was
 		return
 	}

@@ -100,6 +100,7 @@ func (r *table) markdown() (text string, whole bool) {
 		killed += n
 	}
 	fmt.Fprintf(&b, "\n%d rounds with %d operations, of which each was followed by a comparison with the model; %d processes were killed while they "+
-		"allocated. The slowest answer of the enforcer took %v.\n", r.rounds, killed, r.deaths, r.slowest.Round(time.Millisecond))
+		"allocated. The slowest answer of the enforcer took %v, not counting the time for which the machine stood still: up to %v at once.\n", r.rounds, killed, r.deaths,
+		r.slowest.Round(time.Millisecond), machine.most().Round(time.Millisecond))
 	return b.String(), whole
 }
