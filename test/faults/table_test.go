@@ -61,20 +61,25 @@ func (r *table) addRound(steps int, slowest time.Duration) {
 // finish prints the table, and writes it into the document if that is named. Then, every fault must have been tried: a
 // run of a part of the suite must not make a table of it.
 func (r *table) finish(document string) error {
-	text, whole := r.markdown()
+	text, never := r.markdown()
 	fmt.Print(text)
+	if len(never) > 0 { // no failure: a short run cannot try all
+		fmt.Printf("Never tried in this run, %d: %s.\n", len(never), strings.Join(never, "; "))
+	} else {
+		fmt.Println("Every fault was tried.")
+	}
 	if document == "" {
 		return nil
 	}
-	if !whole {
+	if len(never) > 0 {
 		return errors.New("not every fault was tried, so the table is not written")
 	}
 	return doctable.Write(document, text)
 }
 
-func (r *table) markdown() (text string, whole bool) {
+// markdown is the table, and which faults were never tried, or were not passed by what was done.
+func (r *table) markdown() (text string, never []string) {
 	var b strings.Builder
-	whole = true
 	fmt.Fprint(&b, "| fault | tried | outcome |\n|---|---|---|\n")
 	for _, f := range faults() {
 		outcomes := r.tried[f.name]
@@ -92,7 +97,9 @@ func (r *table) markdown() (text string, whole bool) {
 		if n := outcomes["not passed"]; n > 0 {
 			words = append(words, fmt.Sprintf("not passed by what was done: %d", n))
 		}
-		whole = whole && done > 0
+		if done == 0 {
+			never = append(never, f.name)
+		}
 		fmt.Fprintf(&b, "| %s | %d | %s |\n", f.name, done, strings.Join(words, "; "))
 	}
 	killed := 0
@@ -102,5 +109,5 @@ func (r *table) markdown() (text string, whole bool) {
 	fmt.Fprintf(&b, "\n%d rounds with %d operations, of which each was followed by a comparison with the model; %d processes were killed while they "+
 		"allocated. The slowest answer of the enforcer took %v, not counting the time for which the machine stood still: up to %v at once.\n", r.rounds, killed, r.deaths,
 		r.slowest.Round(time.Millisecond), machine.most().Round(time.Millisecond))
-	return b.String(), whole
+	return b.String(), never
 }
