@@ -28,6 +28,7 @@ import (
 
 var (
 	seedFlag  = flag.Uint64("seed", 0, "do the round of this `seed` alone")
+	firstFlag = flag.Uint64("first", 0, "begin with the round of this `seed`, and count up; 0: a random one")
 	duration  = flag.Duration("duration", 5*time.Minute, "begin new rounds for so `long`")
 	only      = flag.String("only", "", "inject this `fault` alone, again and again")
 	tableFile = flag.String("table", "", "write the table of results into this `file`")
@@ -85,7 +86,11 @@ func TestNothingIsExceededLostOrLeakedWhateverFails(t *testing.T) {
 		t.Run(fmt.Sprint("seed=", *seedFlag), func(t *testing.T) { round(t, *seedFlag) })
 		return
 	}
-	first := uint64(time.Now().UnixNano()) % 1e9
+	first := *firstFlag
+	if first == 0 {
+		first = uint64(time.Now().UnixNano()) % 1e9
+	}
+	fmt.Printf("The first round has the seed %d; the others count up.\n", first)
 	begin := time.Now()
 	for i := uint64(0); i == 0 || time.Since(begin) < *duration; i++ {
 		if !t.Run(fmt.Sprint("seed=", first+i), func(t *testing.T) { round(t, first+i) }) {

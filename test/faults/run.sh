@@ -3,7 +3,8 @@
 #
 # run.sh [-seed N] [-only FAULT] [FLAG…]: run the fault suite, in a mount namespace of its own, so that nothing that it
 # mounts can stay, and where cgroups of version 2 are mounted alone, as on most hosts: the driver enforces there only. It
-# begins new rounds for GPUSLICE_FAULTS (5m). With TABLE=docs/reliability.md the table of results is written there.
+# begins new rounds for GPUSLICE_FAULTS (5m). Their seeds count up from a random one, or with GPUSLICE_FAULTS_SEED=commit from one
+# that is the commit's: its first 8 digits. With TABLE=docs/reliability.md the table of results is written there.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 if [ "${1:-}" = inside ]; then
@@ -20,10 +21,25 @@ if [ "$(id -u)" != 0 ]; then
 	echo "faults: it makes containers, cgroups and mounts: run this as root" >&2
 	exit 1
 fi
+first=0 # a random one
+case ${GPUSLICE_FAULTS_SEED:-} in
+"") ;;
+commit)
+	if commit=$(git rev-parse --verify --quiet HEAD 2>/dev/null); then
+		first=$((16#${commit:0:8}))
+	else
+		echo "faults: there is no commit to take the first seed from (git says none here): it is a random one"
+	fi
+	;;
+*)
+	echo "faults: GPUSLICE_FAULTS_SEED=$GPUSLICE_FAULTS_SEED cannot be used: \"commit\" is accepted, and nothing for a random first seed" >&2
+	exit 2
+	;;
+esac
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
 "$go" test -tags faults -c -o "$dir/faults" ./test/faults
-unshare --mount --propagation private test/faults/run.sh inside "$dir/faults" -test.timeout 0 -duration "${GPUSLICE_FAULTS:-5m}" \
+unshare --mount --propagation private test/faults/run.sh inside "$dir/faults" -test.timeout 0 -duration "${GPUSLICE_FAULTS:-5m}" -first "$first" \
 	${TABLE:+-table "$PWD/$TABLE"} "$@" &
 suite=$!
 # It clears away what it has made, and then says that it failed.
