@@ -2,13 +2,27 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Install below an empty directory, look at what is there, install again, uninstall: the configuration is kept and
-# nothing else is left. The unit is one that systemd understands and finds closed enough, and the system calls that it
-# allows are enough for the daemon.
+# nothing else is left. The unit is one that systemd understands and finds closed enough; and what it leaves the daemon, of files,
+# capabilities and system calls, is enough to serve a session and to end a container, also where the driver enforces.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+if [ "$(id -u)" != 0 ]; then
+	echo "check-install: it makes mounts and cgroups: run this as root" >&2
+	exit 1
+fi
 root=$(mktemp -d /tmp/gpuslice-install.XXXXXX) # short: a socket's address has 108 bytes
 session=
-trap '[ -z "$session" ] || kill "$session" 2>/dev/null || true; rm -rf "$root"' EXIT
+container='' cgroup='' card=/dev/shm/gpuslice-install-$$
+cleanup() {
+	local process
+	for process in $session $container; do
+		kill -9 "$process" 2>/dev/null || true
+	done
+	wait
+	[ -z "$cgroup" ] || rmdir "$cgroup"
+	rm -rf "$root" "$card"
+}
+trap cleanup EXIT
 prefix=/opt/gpuslice
 installed=(make --no-print-directory DESTDIR="$root" PREFIX="$prefix")
 # "Exposure", of ten, by systemd-analyze; what is left of it is said in the unit.
@@ -92,29 +106,59 @@ while read -r sets; do
 	esac
 done < <(sed -n 's/^SystemCallFilter=//p' configs/gpusliced.service)
 
-# A session is served, from its first process to its end; then the daemon is asked to stop.
-mkdir "$root/run" "$root/state"
-sed "s|^library = .*|library = \"$libdir/libgpuslice.so\"|" configs/config.toml >"$root/config.toml"
-export FAKECUDA_STATE=$root/card LD_LIBRARY_PATH=$PWD/bin/fakecuda
-strace -f -qq -o "$root/strace" "$bin/gpusliced" --config "$root/config.toml" --socket "$root/s" \
-	--run-dir "$root/run" --state-dir "$root/state" 2>"$root/said" &
+# Where systemd would have it started by the unit, test/confined.sh starts it with what the unit leaves it; and its configuration is
+# the installed one, but for where it is, and that the driver enforces. A session is served, from its first process to its end; a
+# container's process that does not hear SIGTERM is ended when its time is over; then the daemon is asked to stop.
+mkdir -p "$root"/{run,var/lib,var/log}/gpuslice
+sed "s#\"/run/#\"$root/run/#; s#\"/var/#\"$root/var/#; s#^library = .*#library = \"$libdir/libgpuslice.so\"#
+	s#^enforcement = .*#enforcement = \"native\"#; s#^grace = .*#grace = \"100ms\"#; s#^group = .*#group = \"daemon\"#
+	s#^file = .*#file = \"$root/var/log/gpuslice/audit.jsonl\"#" configs/config.toml >"$root/config.toml"
+export FAKECUDA_STATE=$card FAKECUDA_LIMITS=1 LD_LIBRARY_PATH=$PWD/bin/fakecuda
+logs=$root/var/log/gpuslice socket=$root/run/gpuslice/gpuslice.sock
+test/confined.sh configs/gpusliced.service "$root" strace -f -qq -o "$logs/strace" \
+	"$bin/gpusliced" --config "$root/config.toml" 2>"$root/said" &
 strace=$!
-for ((i = 0; i < 500; i++)); do
-	[ ! -S "$root/s" ] || break
+while [ ! -S "$socket" ]; do
+	kill -0 $strace 2>/dev/null || wrong "gpusliced does not start: $(cat "$root/said")"
 	sleep 0.02
 done
-daemon=$(cat "$root/state/lock" 2>/dev/null) || wrong "gpusliced does not start: $(cat "$root/said")"
+daemon=$(cat "$root/var/lib/gpuslice/lock")
 session=$daemon
-"$bin/gpuslice" --socket "$root/s" run --quiet --vram 2G -- bin/demo/cuda_hog 0
+"$bin/gpuslice" --socket "$socket" run --quiet --vram 2G -- bin/demo/cuda_hog 0
+unified=$(findmnt --noheadings --types cgroup2 --output TARGET | head -1)
+[ -n "$unified" ] || wrong "no cgroups of version 2 are mounted"
+cgroup=$(mktemp -d "$unified/gpuslice-install.XXXXXX")
+sh -c 'trap "" TERM; echo $$ >"$0/cgroup.procs"; exec sleep 600' "$cgroup" &
+container=$!
+until grep -q "^$container$" "$cgroup/cgroup.procs"; do
+	sleep 0.02
+done
+python3 - "$socket" "$container" <<'EOF'
+import http.client, json, socket, sys
+connection = http.client.HTTPConnection("localhost")
+connection.sock = socket.socket(socket.AF_UNIX)
+connection.sock.connect(sys.argv[1])
+request = {"id": "c", "container": "c", "pid": int(sys.argv[2]), "quotas": [{"device": "*", "bytes": 1 << 30}], "ttl": 10**9}
+connection.request("POST", "/v1/slices", json.dumps(request), {"Content-Type": "application/json"})
+answer = connection.getresponse()
+if answer.status // 100 != 2:
+    sys.exit(answer.read().decode())
+EOF
+wait "$container" 2>/dev/null || true # it is killed, or the step takes too long
+container=
+grep -q '"cgroup.kill", O_WRONLY|O_CLOEXEC.* = [0-9]' "$logs/strace" || wrong "a container was not ended by cgroup.kill: $(cat "$root/said")"
 kill "$daemon"
 wait $strace || wrong "gpusliced: $(cat "$root/said")"
 session=
-used=$(grep -oE '^[0-9]+ +[a-z0-9_]+\(' "$root/strace" | grep -oE '[a-z0-9_]+\($' | tr -d '(' | sort -u)
+if grep 'level=\(WARN\|ERROR\)' "$root/said"; then
+	wrong "confined, gpusliced lacks something"
+fi
+used=$(grep -oE '^[0-9]+ +[a-z0-9_]+\(' "$logs/strace" | grep -oE '[a-z0-9_]+\($' | tr -d '(' | sort -u)
 [ "$(wc -l <<<"$used")" -gt 20 ] || wrong "strace saw nothing"
 # prlimit64 is the Go runtime's, and may fail.
 refused=$(comm -23 <(echo "$used") <(echo "$allowed") | grep -vx prlimit64 || true)
 [ -z "$refused" ] || wrong "the unit's SystemCallFilter refuses what gpusliced calls: $refused"
-rm -rf "$root"/{run,state,card,config.toml,strace,said,s}
+rm -rf "${root:?}"/{run,var,config.toml,said}
 
 # --- again, with another library; and never over one that is there ----------------------------------------
 

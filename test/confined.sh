@@ -1,0 +1,90 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# confined.sh UNIT ROOT COMMAND…: runs a command as a systemd unit says, as far as that goes without systemd: with its mounts,
+# capabilities and NoNewPrivileges. Its ReadWritePaths are below ROOT. The calls that it may make are not looked at here. A line of
+# the unit that is not known here is an error, so that nobody adds one that is not tried.
+set -euo pipefail
+if [ "${GPUSLICE_CONFINED:-}" != inside ]; then
+	GPUSLICE_CONFINED=inside exec unshare --mount --uts "$0" "$@"
+fi
+unset GPUSLICE_CONFINED
+unit=$1 root=$2
+shift 2
+
+# Paths, and whether what is below them can be written, of which the longest holds: what one setting leaves open another may close.
+declare -A may
+open() {
+	local path
+	for path; do
+		may[$path]=${may[$path]:-yes}
+	done
+}
+close() {
+	local path
+	for path; do
+		may[$path]=no
+	done
+}
+hidden=() privileges=()
+while IFS='=' read -r key value; do
+	case $key=$value in
+	ProtectSystem=strict)
+		close /
+		open /dev /proc /sys /home /root /run/user
+		;;
+	ProtectHome=read-only) close /home /root /run/user ;;
+	ProtectKernelTunables=yes)
+		close /sys /proc/sys /proc/sysrq-trigger /proc/latency_stats /proc/acpi /proc/timer_stats /proc/fs /proc/irq
+		open /sys/fs/cgroup
+		;;
+	ProtectControlGroups=yes) close /sys/fs/cgroup ;;
+	ProtectKernelLogs=yes) hidden+=(/dev/kmsg /proc/kmsg) ;;
+	ProtectKernelModules=yes) hidden+=(/lib/modules /usr/lib/modules) ;;
+	ReadWritePaths=*)
+		for path in $value; do
+			open "$root$path"
+		done
+		;;
+	CapabilityBoundingSet=*)
+		[ -n "$value" ] || value=CAP_CHOWN # setpriv wants one
+		privileges+=("--bounding-set=-all,+${value// /,+}" --inh-caps=-all)
+		;;
+	NoNewPrivileges=yes) privileges+=(--no-new-privs) ;;
+	# Calls: whoever runs this looks at those that are made.
+	SystemCall*=* | Restrict*=yes | RestrictAddressFamilies=* | LockPersonality=yes | MemoryDenyWriteExecute=yes) ;;
+	ProtectHostname=yes) ;; # a UTS namespace of its own, and a filter
+	# What is no confinement.
+	Type=* | ExecStart=* | Restart*=* | KillMode=* | *Directory=* | *DirectoryMode=* | RuntimeDirectoryPreserve=* | WatchdogSec=* | \
+		LimitNOFILE=* | OOMScoreAdjust=* | KeyringMode=private) ;;
+	*)
+		echo "confined: $unit: $key=$value is not known here: say what it does" >&2
+		exit 1
+		;;
+	esac
+done < <(sed -n '/^\[Service\]/,/^\[Install\]/s/^[A-Za-z]*=/&/p' "$unit")
+
+# Cgroups as on most hosts of today, as test/cgroup2.sh has them.
+if ! [ -e /sys/fs/cgroup/cgroup.procs ]; then
+	umount -R /sys/fs/cgroup
+	mount -t cgroup2 none /sys/fs/cgroup
+fi
+for path in "${!may[@]}"; do
+	[ ! -e "$path" ] || mountpoint -q "$path" || mount --bind "$path" "$path"
+done
+while read -r mount; do
+	mount=$(printf %b "$mount")
+	at=$mount
+	until [ -n "${may[$at]:-}" ] || [ "$at" = / ]; do
+		at=$(dirname "$at")
+	done
+	[ "${may[$at]:-yes}" = yes ] || mount -o remount,bind,ro "$mount"
+done < <(findmnt --noheadings --raw --output TARGET)
+for path in "${hidden[@]}"; do
+	if [ -d "$path" ] && [ ! -L "$path" ]; then
+		mount -t tmpfs -o ro,mode=0 none "$path"
+	elif [ -e "$path" ] && [ ! -L "$path" ]; then
+		mount --bind /dev/null "$path"
+	fi
+done
+exec setpriv "${privileges[@]//CAP_/}" "$@"
