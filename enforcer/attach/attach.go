@@ -123,8 +123,8 @@ func (s *Server) accept() {
 func (s *Server) serve(conn *net.UnixConn) {
 	defer conn.Close()
 	_ = conn.SetDeadline(time.Now().Add(Patience))
-	// Read, not ReadMsgUnix: where no room for them is offered, the kernel drops the descriptors that a peer sends
-	// along. One byte more than a message has, so that a longer one is seen to be longer.
+	// Read, not ReadMsgUnix: where no room for them is offered, a kernel that did not refuse the descriptors that a peer sends
+	// along (listen) drops them. One byte more than a message has, so that a longer one is seen to be longer.
 	var buffer [ledger.MessageSize + 1]byte
 	n, err := conn.Read(buffer[:])
 	if err != nil {

@@ -21,6 +21,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
 	"github.com/gpuslice/gpuslice/enforcer/process"
+	"github.com/gpuslice/gpuslice/enforcer/unixsocket"
 )
 
 // echo answers with the peer's pid, and closes it.
@@ -36,17 +37,23 @@ func serve(t testing.TB, handler Handler) string {
 
 func serveBoth(t testing.TB, handler Handler, hear Listener) string {
 	t.Helper()
+	_, dir := serving(t, handler, hear)
+	return dir
+}
+
+func serving(t testing.TB, handler Handler, hear Listener) (s *Server, dir string) {
+	t.Helper()
 	dir, err := os.MkdirTemp("", "gs-")
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	s, err := Serve(Place{Dir: dir, Mode: 0o600, UID: -1, GID: -1}, handler, hear, slog.New(slog.DiscardHandler))
+	s, err = Serve(Place{Dir: dir, Mode: 0o600, UID: -1, GID: -1}, handler, hear, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { s.Close() })
-	return dir
+	return s, dir
 }
 
 func dial(t testing.TB, dir string) *net.UnixConn {
@@ -124,11 +131,26 @@ func descriptors(t testing.TB) int {
 }
 
 func TestDescriptorsThatAPeerSendsAreNotKept(t *testing.T) {
-	dir := serve(t, echo)
+	s, dir := serving(t, echo, func(int, ledger.Request) {})
+	request := ledger.Request{Op: ledger.OpAttach}.Encode()
 	before := descriptors(t)
+	if unixsocket.Refuses() {
+		conn := dial(t, dir)
+		if _, _, err := conn.WriteMsgUnix(request, unix.UnixRights(0, 1, 2), nil); !errors.Is(err, unix.EPERM) {
+			t.Errorf("they were sent: %v", err)
+		}
+		ask(t, conn, request, nil)
+		conn.Close()
+	}
+	// As before Linux 6.16: they are let go of when the message is read.
+	raw, err := s.listener.SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = raw.Control(func(fd uintptr) { _ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unixsocket.PassRights, 1) })
 	for range 50 {
 		conn := dial(t, dir)
-		ask(t, conn, ledger.Request{Op: ledger.OpAttach}.Encode(), unix.UnixRights(0, 1, 2))
+		ask(t, conn, request, unix.UnixRights(0, 1, 2))
 		conn.Close()
 	}
 	for deadline := time.Now().Add(5 * time.Second); descriptors(t) > before; time.Sleep(time.Millisecond) {

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/unixsocket"
 )
 
 // backlog bounds those who wait to be accepted; the next connect() waits in the peer.
@@ -43,6 +44,9 @@ func listen(p Place) (*net.UnixListener, error) {
 	}
 	file := os.NewFile(uintptr(fd), p.Dir)
 	defer file.Close() // net.FileListener duplicates it
+	if err := unixsocket.RefuseDescriptors(fd); err != nil {
+		return nil, err
+	}
 	if err := unix.Bind(fd, &unix.SockaddrUnix{Name: fmt.Sprintf("/proc/self/fd/%d/%s", dir, fresh)}); err != nil {
 		return nil, fmt.Errorf("bind %s/%s: %w", p.Dir, fresh, err)
 	}

@@ -14,6 +14,8 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuslice/gpuslice/enforcer/unixsocket"
 )
 
 // ErrInUse says that somebody answers on the socket already.
@@ -71,7 +73,10 @@ func listen(path string, gid int, mode os.FileMode) (net.Listener, error) {
 		var err error
 		// Linux gives the file the mode of the socket's own inode. A umask would do the same for every
 		// file that any thread makes meanwhile.
-		return errors.Join(c.Control(func(fd uintptr) { err = unix.Fchmod(int(fd), 0o600) }), err)
+		failed := c.Control(func(fd uintptr) {
+			err = errors.Join(unix.Fchmod(int(fd), 0o600), unixsocket.RefuseDescriptors(int(fd)))
+		})
+		return errors.Join(failed, err)
 	}}
 	l, err := config.Listen(context.Background(), "unix", temporary)
 	if err != nil {

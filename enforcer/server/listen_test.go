@@ -4,6 +4,7 @@ package server
 
 import (
 	"errors"
+	"io"
 	"net"
 	"os"
 	"os/user"
@@ -13,6 +14,10 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuslice/gpuslice/enforcer/unixsocket"
 )
 
 func TestTheSocketIsForRootAndTheGroupAlone(t *testing.T) {
@@ -37,6 +42,56 @@ func TestTheSocketIsForRootAndTheGroupAlone(t *testing.T) {
 		if files, _ := filepath.Glob(filepath.Dir(path) + "/.*sock*"); len(files) > 0 {
 			t.Errorf("left behind: %q", files)
 		}
+	}
+}
+
+func TestDescriptorsThatAPeerSendsAreNotKept(t *testing.T) {
+	for name, listen := range map[string]func(path string) (net.Listener, error){
+		"control": func(path string) (net.Listener, error) { return Listen(path, "") },
+		"users":   ListenForUsers,
+	} {
+		path := socketPath(t)
+		l, err := listen(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Run(name, func(t *testing.T) { sendDescriptor(t, path, unixsocket.Refuses()) })
+		// As before Linux 6.16: they are let go of when the message is read.
+		raw, err := l.(*net.UnixListener).SyscallConn()
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = raw.Control(func(fd uintptr) { _ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unixsocket.PassRights, 1) })
+		go func() { _ = New(&fakeService{}, quiet()).Serve(t.Context(), l) }()
+		t.Run(name+", older kernel", func(t *testing.T) { sendDescriptor(t, path, false) })
+	}
+}
+
+// sendDescriptor sends one end of a pipe along with a request, and looks whether anybody has it in the end.
+func sendDescriptor(t *testing.T, path string, refused bool) {
+	conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	_, _, err = conn.WriteMsgUnix([]byte("GET /v1/info HTTP/1.1\r\nHost: x\r\n\r\n"), unix.UnixRights(int(w.Fd())), nil)
+	w.Close()
+	if refused != errors.Is(err, unix.EPERM) {
+		t.Fatalf("refused: %v, want %v", err, refused)
+	}
+	if !refused {
+		if _, err := conn.Read(make([]byte, 1)); err != nil {
+			t.Errorf("no answer: %v", err)
+		}
+	}
+	_ = r.SetReadDeadline(time.Now().Add(time.Minute))
+	if _, err := r.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
+		t.Errorf("somebody has the pipe still: %v", err)
 	}
 }
 
