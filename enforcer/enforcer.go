@@ -79,7 +79,7 @@ type Options struct {
 	Log         *slog.Logger
 	// Caller says who asks, by the kernel's word, for the context of a call; false if that is not known. nil: only
 	// this process itself asks.
-	Caller    func(context.Context) (pid int, uid uint32, known bool)
+	Caller    func(context.Context) (who Asker, known bool)
 	Admission Admission // how much of the devices may be given; the zero value is each byte once
 	Policy    Policy    // what is done about processes that hold memory past the ledger; the zero value names them
 	// MaxTTL is the longest that a slice may live from when that is asked for, and what one gets that asks for nothing; 0

@@ -139,10 +139,35 @@ func (w *wrongTokens) add(uid uint32) int {
 	return w.by[uid].count
 }
 
+// Asker is who asks: the process that connected, as the kernel says, which may have ended since.
+type Asker struct {
+	PID   int    // 0: it is not in the enforcer's pid namespace, nor below it
+	Start uint64 // of the process; 0 if that is not known
+	UID   uint32
+}
+
+// owns says why a process is neither who asks nor descends from it. The caller holds a Handle of pid, and looks afterwards
+// whether that is alive.
+func (a Asker) owns(pid int) error {
+	if a.PID <= 0 {
+		return errors.New("the one that asks is not in the enforcer's pid namespace, nor below it, so its processes are not known")
+	}
+	if !process.Ancestor(pid, a.PID) {
+		return fmt.Errorf("process %d is neither the one that asks (%d) nor a descendant of it", pid, a.PID)
+	}
+	// It may have ended, its connection be another's that descends from it, and its pid a stranger's.
+	asker, err := process.Again(a.PID, a.Start)
+	if err != nil {
+		return fmt.Errorf("the one that asks: %w", err)
+	}
+	return asker.Close()
+}
+
 // caller is who asks; this process itself if nobody else can.
-func (e *Enforcer) caller(ctx context.Context) (pid int, uid uint32, known bool) {
+func (e *Enforcer) caller(ctx context.Context) (who Asker, known bool) {
 	if e.options.Caller == nil {
-		return os.Getpid(), uint32(os.Geteuid()), true
+		start, err := process.StartTime(os.Getpid())
+		return Asker{PID: os.Getpid(), Start: start, UID: uint32(os.Geteuid())}, err == nil
 	}
 	return e.options.Caller(ctx)
 }
@@ -150,7 +175,8 @@ func (e *Enforcer) caller(ctx context.Context) (pid int, uid uint32, known bool)
 // shown is the session whose token is shown with a question. What is refused does not say whether there is such a
 // session.
 func (e *Enforcer) shown(ctx context.Context, id string) (*slice, error) {
-	pid, uid, known := e.caller(ctx)
+	asker, known := e.caller(ctx)
+	uid := asker.UID
 	switch {
 	case !known:
 		return nil, api.Errorf(api.CodeForbidden, "the kernel does not say who shows the token")
@@ -167,7 +193,7 @@ func (e *Enforcer) shown(ctx context.Context, id string) (*slice, error) {
 	}
 	e.countJoined("wrong_token")
 	if e.wrong.add(uid) == 1 { // of this minute: the log is not theirs to fill
-		e.log.Warn("somebody has shown a token that is not the session's", "slice", id, "pid", pid, "uid", uid)
+		e.log.Warn("somebody has shown a token that is not the session's", "slice", id, "pid", asker.PID, "uid", uid)
 	}
 	return nil, api.Errorf(api.CodeForbidden, "there is no session %s with that token: the file that %s names in the session has it", id, api.TokenEnv)
 }
@@ -187,34 +213,34 @@ func (e *Enforcer) Join(ctx context.Context, id string, r api.JoinRequest) (api.
 	if err != nil {
 		return api.RegisterReply{}, err
 	}
-	pid, uid, _ := e.caller(ctx)
-	if err := e.join(s, r.PID, pid, uid); err != nil {
+	asker, _ := e.caller(ctx)
+	if err := e.join(s, r.PID, asker); err != nil {
 		e.countJoined("refused")
 		return api.RegisterReply{}, err
 	}
 	killpoint.Pass("join.done")
 	e.countJoined("ok")
-	s.log.Info("a process joined the session", "pid", r.PID, "uid", uid)
+	s.log.Info("a process joined the session", "pid", r.PID, "uid", asker.UID)
 	return api.RegisterReply{Slice: s.show(false), Dir: s.dir, Library: e.options.Library}, nil
 }
 
-func (e *Enforcer) join(s *slice, pid, caller int, uid uint32) error {
+func (e *Enforcer) join(s *slice, pid int, asker Asker) error {
 	p, err := process.Open(pid)
 	if err != nil {
 		return api.Errorf(api.CodeBadRequest, "process %d cannot join session %s: %v", pid, s.id(), err)
 	}
-	if err := e.mayJoin(s, p, caller); err != nil {
+	if err := e.mayJoin(s, p, asker); err != nil {
 		p.Close()
 		return api.Errorf(api.CodeBadRequest, "process %d cannot join session %s: %v", pid, s.id(), err)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	j := joined{p, uid}
+	j := joined{p, asker.UID}
 	if err := s.addJoined(j); err != nil {
 		p.Close()
 		return err
 	}
-	err = s.openTo(uid)
+	err = s.openTo(asker.UID)
 	if err == nil {
 		err = e.watchJoined(s, j)
 	}
@@ -225,9 +251,9 @@ func (e *Enforcer) join(s *slice, pid, caller int, uid uint32) error {
 }
 
 // mayJoin says why a process may not: as a session begins with one's own processes, so they are one's own that join it.
-func (e *Enforcer) mayJoin(s *slice, p *process.Handle, caller int) error {
-	if !process.Ancestor(p.PID, caller) {
-		return fmt.Errorf("it is neither the one that asks (%d) nor a descendant of it", caller)
+func (e *Enforcer) mayJoin(s *slice, p *process.Handle, asker Asker) error {
+	if err := asker.owns(p.PID); err != nil {
+		return err
 	}
 	if other := e.session(p.PID); other != nil {
 		return fmt.Errorf("it is of session %s already", other.id())

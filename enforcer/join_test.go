@@ -14,29 +14,32 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/gpuslice/gpuslice/enforcer"
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/metrics"
+	"github.com/gpuslice/gpuslice/enforcer/process"
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
-// asker is who asks in a test, which for the enforcer is what the kernel says.
-type asker struct {
-	pid int
-	uid uint32
-}
-
 type askerKey struct{}
 
-// as is the context of a question.
-func as(pid int, uid uint32) context.Context {
-	return context.WithValue(context.Background(), askerKey{}, asker{pid, uid})
+// as is the context of a question that this process asks, which for the enforcer is what the kernel says.
+func as(pid int, uid uint32) context.Context { return askedBy(asker(pid, uid)) }
+
+func askedBy(who enforcer.Asker) context.Context {
+	return context.WithValue(context.Background(), askerKey{}, who)
+}
+
+func asker(pid int, uid uint32) enforcer.Asker {
+	start, _ := process.StartTime(pid) // a dead one has none
+	return enforcer.Asker{PID: pid, Start: start, UID: uid}
 }
 
 // believe makes the enforcer take the contexts' word for who asks.
 func (h *host) believe() {
-	h.options.Caller = func(ctx context.Context) (int, uint32, bool) {
-		a, known := ctx.Value(askerKey{}).(asker)
-		return a.pid, a.uid, known
+	h.options.Caller = func(ctx context.Context) (enforcer.Asker, bool) {
+		a, known := ctx.Value(askerKey{}).(enforcer.Asker)
+		return a, known
 	}
 	h.restart()
 }
@@ -175,6 +178,13 @@ func TestAStrangersProcessIsNotJoined(t *testing.T) {
 	victim, asks := start(t, "/nonexistent", ""), start(t, "/nonexistent", "")
 	ctx := api.WithToken(as(asks.pid(), uint32(os.Geteuid())), token)
 	if _, err := h.Join(ctx, "s", api.JoinRequest{PID: victim.pid()}); !errors.Is(err, api.ErrBadRequest) || !strings.Contains(err.Error(), "descendant") {
+		t.Errorf("%v", err)
+	}
+	// Who asked has ended, and the victim has its pid.
+	dead := asker(victim.pid(), uint32(os.Geteuid()))
+	dead.Start--
+	ctx = api.WithToken(askedBy(dead), token)
+	if _, err := h.Join(ctx, "s", api.JoinRequest{PID: victim.pid()}); !errors.Is(err, api.ErrBadRequest) || !strings.Contains(err.Error(), "is dead") {
 		t.Errorf("%v", err)
 	}
 	first.kill()

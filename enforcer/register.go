@@ -173,13 +173,14 @@ func (e *Enforcer) mayBegin(ctx context.Context, r api.RegisterRequest) error {
 	if e.options.Caller == nil {
 		return nil
 	}
-	pid, uid, known := e.options.Caller(ctx)
-	switch {
-	case !known:
+	asker, known := e.options.Caller(ctx)
+	if !known {
 		return errors.New("the kernel does not say who asks, and a session is given to its own processes only")
-	case !process.Ancestor(r.PID, pid):
-		return fmt.Errorf("process %d is neither the one that asks (%d) nor a descendant of it: a session begins with a process of one's own, and `gpuslice run` makes one", r.PID, pid)
-	case uid != 0 && r.UID != uid:
+	}
+	if err := asker.owns(r.PID); err != nil {
+		return fmt.Errorf("%w: a session begins with a process of one's own, and `gpuslice run` makes one", err)
+	}
+	if uid := asker.UID; uid != 0 && r.UID != uid {
 		return fmt.Errorf("uid %d asks for a session of uid %d: one's own is accepted", uid, r.UID)
 	}
 	return nil

@@ -211,26 +211,29 @@ func TestASessionBeginsWithAProcessOfWhoAsks(t *testing.T) {
 	h.stop()
 	child, stranger := start(t, "", ""), os.Getppid()
 	type caller struct {
-		pid   int
-		uid   uint32
+		enforcer.Asker
 		known bool
 	}
 	var asks caller
-	h.options.Caller = func(context.Context) (int, uint32, bool) { return asks.pid, asks.uid, asks.known }
+	h.options.Caller = func(context.Context) (enforcer.Asker, bool) { return asks.Asker, asks.known }
 	h.start()
 	me := uint32(os.Geteuid())
+	before := asker(os.Getpid(), me) // had this pid before this process
+	before.Start--
 	for name, c := range map[string]struct {
 		asks caller
 		pid  int
 		uid  uint32
 		says string
 	}{
-		"itself":           {caller{os.Getpid(), me, true}, os.Getpid(), me, ""},
-		"a child":          {caller{os.Getpid(), me, true}, child.pid(), me, ""},
-		"a parent":         {caller{os.Getpid(), me, true}, stranger, me, "nor a descendant"},
-		"another's":        {caller{child.pid(), me, true}, os.Getpid(), me, "nor a descendant"},
+		"itself":           {caller{asker(os.Getpid(), me), true}, os.Getpid(), me, ""},
+		"a child":          {caller{asker(os.Getpid(), me), true}, child.pid(), me, ""},
+		"a parent":         {caller{asker(os.Getpid(), me), true}, stranger, me, "nor a descendant"},
+		"another's":        {caller{asker(child.pid(), me), true}, os.Getpid(), me, "nor a descendant"},
 		"nobody knows who": {caller{}, os.Getpid(), me, "does not say"},
-		"another's uid":    {caller{os.Getpid(), 4711, true}, child.pid(), 4712, "of uid 4712"},
+		"another's uid":    {caller{asker(os.Getpid(), 4711), true}, child.pid(), 4712, "of uid 4712"},
+		"one with the pid": {caller{before, true}, child.pid(), me, "the one that asks: process"},
+		"one unseen":       {caller{enforcer.Asker{UID: me}, true}, child.pid(), me, "not in the enforcer's pid namespace"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			asks = c.asks

@@ -82,11 +82,11 @@ func (u *Users) limit(ctx context.Context, uid uint32) *UserLimit {
 }
 
 func (u *Users) who(ctx context.Context) (uid uint32, err error) {
-	_, uid, known := u.e.caller(ctx)
+	asker, known := u.e.caller(ctx)
 	if !known {
 		return 0, api.Errorf(api.CodeForbidden, "the kernel does not say who asks, and a session is for a user")
 	}
-	return uid, nil
+	return asker.UID, nil
 }
 
 // own is the session of that id, if it is of who asks, or who asks shows its token. Others' are not said to exist; the error is an

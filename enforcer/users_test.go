@@ -33,8 +33,8 @@ func newUsers(t *testing.T, truth *fakeTruth) (*host, *enforcer.Users) {
 		{User: "no-such-user-here", MaxVRAM: api.Share{Percent: 100}, MaxSessions: 9},
 		{Group: "6001", MaxVRAM: api.Share{Percent: 10}, MaxSessions: 16}, // of 80 GiB
 	}, func(ctx context.Context) []uint32 {
-		if a, _ := ctx.Value(askerKey{}).(asker); a.uid == alice || a.uid == bob || a.uid == carol {
-			return []uint32{a.uid, student}
+		if a, _ := ctx.Value(askerKey{}).(enforcer.Asker); a.UID == alice || a.UID == bob || a.UID == carol {
+			return []uint32{a.UID, student}
 		}
 		return []uint32{4000}
 	})

@@ -125,9 +125,9 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 			Bypass: whole.Policy.Bypass, Scope: whole.Policy.Scope, Allowance: uint64(whole.Policy.Allowance),
 		},
 		Grace: whole.Expiry.Grace, MaxTTL: time.Duration(whole.Expiry.MaxTTL),
-		Caller: func(ctx context.Context) (int, uint32, bool) {
+		Caller: func(ctx context.Context) (enforcer.Asker, bool) {
 			p, known := server.PeerOf(ctx)
-			return p.PID, p.UID, known
+			return enforcer.Asker{PID: p.PID, Start: p.Start, UID: p.UID}, known
 		},
 	}
 	record := openAudit(whole, log)

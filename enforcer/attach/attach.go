@@ -11,7 +11,6 @@ package attach
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -24,6 +23,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
 	"github.com/gpuslice/gpuslice/enforcer/process"
+	"github.com/gpuslice/gpuslice/enforcer/unixsocket"
 )
 
 const (
@@ -138,14 +138,14 @@ func (s *Server) serve(conn *net.UnixConn) {
 		return
 	}
 	if request.Op == ledger.OpRefused {
-		if credentials, err := credentialsOf(conn); err != nil {
+		if credentials, err := unixsocket.Ask(conn, unixsocket.Credentials); err != nil {
 			s.log.Debug("a peer that said something cannot be identified", "err", err)
 		} else {
 			s.hear(int(credentials.Pid), request)
 		}
 		return
 	}
-	peer, err := identify(conn)
+	peer, err := unixsocket.Ask(conn, unixsocket.Identify)
 	if err != nil {
 		s.log.Debug("a peer cannot be identified", "err", err)
 		s.send(conn, ledger.Reply{Status: ledger.StatusNotMember}, nil)
@@ -188,62 +188,4 @@ func (s *Server) complain(err error) {
 	level := slog.LevelDebug
 	s.strange.Do(func() { level = slog.LevelWarn })
 	s.log.Log(s.stopped, level, "a process sent what is no attach request", "err", err)
-}
-
-// identify asks the kernel who is at the other end.
-func identify(conn *net.UnixConn) (*process.Handle, error) {
-	return control(conn, identifyFD)
-}
-
-// credentialsOf is who connected, whether or not it is alive.
-func credentialsOf(conn *net.UnixConn) (*unix.Ucred, error) {
-	return control(conn, credentialsOfFD)
-}
-
-func control[T any](conn *net.UnixConn, question func(fd int) (T, error)) (answer T, failed error) {
-	raw, err := conn.SyscallConn()
-	if err != nil {
-		return answer, err
-	}
-	if err := raw.Control(func(fd uintptr) { answer, failed = question(int(fd)) }); err != nil {
-		return answer, err
-	}
-	return answer, failed
-}
-
-func credentialsOfFD(fd int) (*unix.Ucred, error) {
-	credentials, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
-	if err != nil {
-		return nil, os.NewSyscallError("SO_PEERCRED", err)
-	}
-	if credentials.Pid <= 0 {
-		return nil, errors.New("the peer is not in the enforcer's pid namespace, nor below it")
-	}
-	return credentials, nil
-}
-
-func identifyFD(fd int) (*process.Handle, error) {
-	credentials, err := credentialsOfFD(fd)
-	if err != nil {
-		return nil, err
-	}
-	pidfd, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PEERPIDFD)
-	if err == nil {
-		return process.FromPidfd(pidfd, int(credentials.Pid))
-	}
-	if !errors.Is(err, unix.ENOPROTOOPT) && !errors.Is(err, unix.EINVAL) {
-		return nil, os.NewSyscallError("SO_PEERPIDFD", err)
-	}
-	// Before Linux 6.5. The pid may have changed hands since the peer connected, but then the peer is dead and
-	// its end of the connection closed.
-	peer, err := process.Open(int(credentials.Pid))
-	if err != nil {
-		return nil, err
-	}
-	poll := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}
-	if n, err := unix.Poll(poll, 0); err != nil || n != 0 {
-		peer.Close()
-		return nil, process.ErrDead
-	}
-	return peer, nil
 }

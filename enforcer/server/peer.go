@@ -10,13 +10,16 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuslice/gpuslice/enforcer/unixsocket"
 )
 
 // Peer is who asks, as the kernel says: the process that connected.
 type Peer struct {
-	PID int // a hint for logs: it may have ended since
-	UID uint32
-	GID uint32
+	PID   int    // a hint for logs: it may have ended since, and the pid be another's; 0 if it cannot be seen from here
+	Start uint64 // with PID, the process that connected (process.Again); 0 if it had ended by the time that it was asked for
+	UID   uint32
+	GID   uint32
 }
 
 type (
@@ -40,6 +43,11 @@ func withPeer(ctx context.Context, conn net.Conn) context.Context {
 	p, known := peerOf(conn)
 	if !known {
 		return ctx
+	}
+	// At once: an older kernel names the process by its pid alone.
+	if process, err := askKernel(conn, unixsocket.Identify); err == nil {
+		p.Start = process.Start
+		process.Close()
 	}
 	groups, _ := askKernel(conn, peerGroups) // before Linux 4.13 nobody says: its own is known
 	ctx = context.WithValue(ctx, groupsKey{}, append([]uint32{p.GID}, groups...))
@@ -65,14 +73,7 @@ func askKernel[T any](conn net.Conn, question func(fd int) (T, error)) (answer T
 	if !ok {
 		return answer, errors.ErrUnsupported
 	}
-	raw, err := c.SyscallConn()
-	if err != nil {
-		return answer, err
-	}
-	if err := raw.Control(func(fd uintptr) { answer, failed = question(int(fd)) }); err != nil {
-		return answer, err
-	}
-	return answer, failed
+	return unixsocket.Ask(c, question)
 }
 
 // mostGroups is NGROUPS_MAX.

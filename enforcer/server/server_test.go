@@ -18,6 +18,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/event"
+	"github.com/gpuslice/gpuslice/enforcer/process"
 )
 
 // fakeService records the calls, and answers each with err.
@@ -293,7 +294,11 @@ func TestWhoAsksIsWhatTheKernelSays(t *testing.T) {
 	if err := stop(); err != nil {
 		t.Errorf("stopping: %v", err)
 	}
-	if f.peer != (Peer{PID: os.Getpid(), UID: uint32(os.Getuid()), GID: uint32(os.Getgid())}) {
+	start, err := process.StartTime(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if f.peer != (Peer{PID: os.Getpid(), Start: start, UID: uint32(os.Getuid()), GID: uint32(os.Getgid())}) {
 		t.Errorf("the peer is %+v", f.peer)
 	}
 }

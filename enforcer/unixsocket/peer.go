@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package unixsocket
+
+import (
+	"errors"
+	"net"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuslice/gpuslice/enforcer/process"
+)
+
+// Ask asks the kernel about a connection.
+func Ask[T any](conn *net.UnixConn, question func(fd int) (T, error)) (answer T, failed error) {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return answer, err
+	}
+	if err := raw.Control(func(fd uintptr) { answer, failed = question(int(fd)) }); err != nil {
+		return answer, err
+	}
+	return answer, failed
+}
+
+// Credentials are who connected, whether or not it is alive.
+func Credentials(fd int) (*unix.Ucred, error) {
+	credentials, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
+	if err != nil {
+		return nil, os.NewSyscallError("SO_PEERCRED", err)
+	}
+	if credentials.Pid <= 0 {
+		return nil, errors.New("the peer is not in the enforcer's pid namespace, nor below it")
+	}
+	return credentials, nil
+}
+
+// Identify takes hold of the process that connected.
+func Identify(fd int) (*process.Handle, error) {
+	credentials, err := Credentials(fd)
+	if err != nil {
+		return nil, err
+	}
+	pidfd, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PEERPIDFD)
+	if err == nil {
+		return process.FromPidfd(pidfd, int(credentials.Pid))
+	}
+	if !errors.Is(err, unix.ENOPROTOOPT) && !errors.Is(err, unix.EINVAL) {
+		return nil, os.NewSyscallError("SO_PEERPIDFD", err)
+	}
+	// Before Linux 6.5. The pid may have changed hands since the peer connected, but then the peer is dead and
+	// its end of the connection closed.
+	peer, err := process.Open(int(credentials.Pid))
+	if err != nil {
+		return nil, err
+	}
+	poll := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}
+	if n, err := unix.Poll(poll, 0); err != nil || n != 0 {
+		peer.Close()
+		return nil, process.ErrDead
+	}
+	return peer, nil
+}
