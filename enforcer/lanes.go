@@ -58,8 +58,11 @@ func (l *lane) follow(old *lane) {
 	}
 }
 
+// isMember is the slice's attach.Member.
+func (s *slice) isMember(peer *process.Handle) bool { return s.e.member(s, peer) }
+
 // answer is the slice's attach.Handler.
-func (s *slice) answer(peer *process.Handle, r ledger.Request) (reply ledger.Reply, files []*os.File, ok bool) {
+func (s *slice) answer(peer *process.Handle, member bool, r ledger.Request) (reply ledger.Reply, files []*os.File, ok bool) {
 	kept := false
 	defer func() {
 		if !kept {
@@ -72,7 +75,7 @@ func (s *slice) answer(peer *process.Handle, r ledger.Request) (reply ledger.Rep
 		}
 		return ledger.Reply{Status: ledger.StatusClosed}, nil, true
 	}
-	if !s.e.member(s, peer) {
+	if !member {
 		return s.stranger(peer)
 	}
 	var err error

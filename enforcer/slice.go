@@ -175,7 +175,7 @@ func (s *slice) listen() error {
 			place.UID, place.GID = int(s.request.UID), int(s.request.GID)
 		}
 	}
-	server, err := attach.Serve(place, s.answer, s.hear, s.log)
+	server, err := attach.Serve(place, s.isMember, s.answer, s.hear, s.log)
 	if err != nil {
 		return err
 	}

@@ -38,10 +38,14 @@ const (
 	Patience = time.Second
 )
 
+// Member says whether a process is of the slice. It is asked about one process at a time: the answer can take thousands of looks at
+// /proc, as a process tree is as deep as who makes it likes, so a flood of questions costs one processor and not all of them.
+type Member func(peer *process.Handle) bool
+
 // Handler answers one request of peer, which it owns from then on. The files go to the peer with the
 // reply, and are closed by the caller. If ok is false there is no answer: the connection is closed, and the
 // peer asks again, as it does when an enforcer died.
-type Handler func(peer *process.Handle, request ledger.Request) (reply ledger.Reply, files []*os.File, ok bool)
+type Handler func(peer *process.Handle, member bool, request ledger.Request) (reply ledger.Reply, files []*os.File, ok bool)
 
 // Listener hears what a process says without waiting for an answer (ledger.OpRefused). pid is who connected, as
 // the kernel says; it may have ended since, as a program that was refused often does at once, and then nothing
@@ -51,6 +55,8 @@ type Listener func(pid int, request ledger.Request)
 // Server is one slice's attach socket.
 type Server struct {
 	listener *net.UnixListener
+	asking   sync.Mutex // member
+	member   Member
 	handler  Handler
 	hear     Listener
 	log      *slog.Logger
@@ -62,12 +68,12 @@ type Server struct {
 }
 
 // Serve listens in the place and answers until Close.
-func Serve(place Place, handler Handler, hear Listener, log *slog.Logger) (*Server, error) {
+func Serve(place Place, member Member, handler Handler, hear Listener, log *slog.Logger) (*Server, error) {
 	listener, err := listen(place)
 	if err != nil {
 		return nil, fmt.Errorf("attach socket: %w", err)
 	}
-	s := &Server{listener: listener, handler: handler, hear: hear, log: log, slots: make(chan struct{}, InFlight), pace: newPace(Rate, Burst)}
+	s := &Server{listener: listener, member: member, handler: handler, hear: hear, log: log, slots: make(chan struct{}, InFlight), pace: newPace(Rate, Burst)}
 	s.stopped, s.stop = context.WithCancel(context.Background())
 	go s.accept()
 	return s, nil
@@ -151,13 +157,19 @@ func (s *Server) serve(conn *net.UnixConn) {
 		s.send(conn, ledger.Reply{Status: ledger.StatusNotMember}, nil)
 		return
 	}
-	reply, files, ok := s.handler(peer, request)
+	reply, files, ok := s.handler(peer, s.ask(peer), request)
 	for _, file := range files {
 		defer file.Close()
 	}
 	if ok {
 		s.send(conn, reply, files)
 	}
+}
+
+func (s *Server) ask(peer *process.Handle) bool {
+	s.asking.Lock()
+	defer s.asking.Unlock()
+	return s.member(peer)
 }
 
 // send answers, and then waits for the peer to hang up. That order is a promise to the peer: as long as it sees

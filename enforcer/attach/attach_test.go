@@ -24,8 +24,10 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/unixsocket"
 )
 
+func anybody(*process.Handle) bool { return true }
+
 // echo answers with the peer's pid, and closes it.
-func echo(peer *process.Handle, r ledger.Request) (ledger.Reply, []*os.File, bool) {
+func echo(peer *process.Handle, _ bool, r ledger.Request) (ledger.Reply, []*os.File, bool) {
 	defer peer.Close()
 	return ledger.Reply{Lane: uint32(peer.PID), Device: r.Device}, nil, true
 }
@@ -37,18 +39,18 @@ func serve(t testing.TB, handler Handler) string {
 
 func serveBoth(t testing.TB, handler Handler, hear Listener) string {
 	t.Helper()
-	_, dir := serving(t, handler, hear)
+	_, dir := serving(t, anybody, handler, hear)
 	return dir
 }
 
-func serving(t testing.TB, handler Handler, hear Listener) (s *Server, dir string) {
+func serving(t testing.TB, member Member, handler Handler, hear Listener) (s *Server, dir string) {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "gs-")
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	s, err = Serve(Place{Dir: dir, Mode: 0o600, UID: -1, GID: -1}, handler, hear, slog.New(slog.DiscardHandler))
+	s, err = Serve(Place{Dir: dir, Mode: 0o600, UID: -1, GID: -1}, member, handler, hear, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -99,9 +101,9 @@ func TestThePeerIsWhoTheKernelSays(t *testing.T) {
 
 func TestAMalformedMessageIsAnsweredAsSuch(t *testing.T) {
 	good := ledger.Request{Op: ledger.OpAttach}.Encode()
-	dir := serve(t, func(peer *process.Handle, _ ledger.Request) (ledger.Reply, []*os.File, bool) {
+	dir := serve(t, func(peer *process.Handle, _ bool, _ ledger.Request) (ledger.Reply, []*os.File, bool) {
 		t.Error("it was taken for a request")
-		return echo(peer, ledger.Request{})
+		return echo(peer, true, ledger.Request{})
 	})
 	for name, message := range map[string][]byte{
 		"short": good[:63], "long": append(bytes.Clone(good), 0), "huge": make([]byte, 60000),
@@ -131,7 +133,7 @@ func descriptors(t testing.TB) int {
 }
 
 func TestDescriptorsThatAPeerSendsAreNotKept(t *testing.T) {
-	s, dir := serving(t, echo, func(int, ledger.Request) {})
+	s, dir := serving(t, anybody, echo, func(int, ledger.Request) {})
 	request := ledger.Request{Op: ledger.OpAttach}.Encode()
 	before := descriptors(t)
 	if unixsocket.Refuses() {
@@ -215,13 +217,13 @@ func TestAFloodOnOneSocketLeavesTheOthersAlone(t *testing.T) {
 
 func TestNoMoreThanInFlightAreServedAtOnce(t *testing.T) {
 	var now, most atomic.Int64
-	dir := serve(t, func(peer *process.Handle, r ledger.Request) (ledger.Reply, []*os.File, bool) {
+	dir := serve(t, func(peer *process.Handle, _ bool, r ledger.Request) (ledger.Reply, []*os.File, bool) {
 		n := now.Add(1)
 		for old := most.Load(); n > old && !most.CompareAndSwap(old, n); old = most.Load() {
 		}
 		time.Sleep(5 * time.Millisecond)
 		now.Add(-1)
-		return echo(peer, r)
+		return echo(peer, true, r)
 	})
 	done := make(chan struct{})
 	const clients = 3 * InFlight
@@ -243,7 +245,7 @@ func TestNoMoreThanInFlightAreServedAtOnce(t *testing.T) {
 
 func TestListeningAgainReplacesTheSocketOfADeadEnforcer(t *testing.T) {
 	dir := serve(t, echo)
-	again, err := Serve(Place{Dir: dir, Mode: 0o666, UID: -1, GID: -1}, echo, nil, slog.New(slog.DiscardHandler))
+	again, err := Serve(Place{Dir: dir, Mode: 0o666, UID: -1, GID: -1}, anybody, echo, nil, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -263,7 +265,7 @@ func TestALinkInPlaceOfTheDirectoryIsNotFollowed(t *testing.T) {
 	if err := os.Symlink(dir, link); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Serve(Place{Dir: link, Mode: 0o666, UID: -1, GID: -1}, echo, nil, slog.New(slog.DiscardHandler)); err == nil {
+	if _, err := Serve(Place{Dir: link, Mode: 0o666, UID: -1, GID: -1}, anybody, echo, nil, slog.New(slog.DiscardHandler)); err == nil {
 		t.Fatal("it was")
 	}
 }
@@ -279,9 +281,9 @@ func TestWhatAProcessSaysIsHeardThoughItHasEnded(t *testing.T) {
 		request ledger.Request
 	}
 	all := make(chan heard, 1)
-	dir := serveBoth(t, func(peer *process.Handle, _ ledger.Request) (ledger.Reply, []*os.File, bool) {
+	dir := serveBoth(t, func(peer *process.Handle, _ bool, _ ledger.Request) (ledger.Reply, []*os.File, bool) {
 		t.Error("it was taken for a question")
-		return echo(peer, ledger.Request{})
+		return echo(peer, true, ledger.Request{})
 	}, func(pid int, r ledger.Request) { all <- heard{pid, r} })
 	// A shell's child would do; but this one has to speak to a socket, so it is this program.
 	child := exec.Command(os.Args[0])

@@ -59,9 +59,9 @@ func hammer(dir string) {
 // 64 processes on one slice's socket: each question on another's is answered, and theirs are no more than the rate.
 func TestAFloodIsBoundedAndTheOtherSliceAlwaysGetsAnAnswer(t *testing.T) {
 	var flood atomic.Int64
-	flooded := serve(t, func(peer *process.Handle, r ledger.Request) (ledger.Reply, []*os.File, bool) {
+	flooded := serve(t, func(peer *process.Handle, _ bool, r ledger.Request) (ledger.Reply, []*os.File, bool) {
 		flood.Add(1)
-		return echo(peer, r)
+		return echo(peer, true, r)
 	})
 	other := serve(t, echo)
 	began := time.Now()
@@ -92,11 +92,49 @@ func TestAFloodIsBoundedAndTheOtherSliceAlwaysGetsAnAnswer(t *testing.T) {
 	t.Logf("in %v the flood got %d answers, the other slice all of its %d", took, flood.Load(), asked)
 }
 
+// However many ask, one at a time makes the enforcer look who is above it in the process tree.
+func TestOnePeerAtATimeIsLookedUp(t *testing.T) {
+	var now, answered atomic.Int64
+	_, dir := serving(t, func(*process.Handle) bool {
+		if n := now.Add(1); n > 1 {
+			t.Errorf("%d at a time", n)
+		}
+		time.Sleep(time.Millisecond) // as a deep tree takes
+		now.Add(-1)
+		return false
+	}, func(peer *process.Handle, member bool, r ledger.Request) (ledger.Reply, []*os.File, bool) {
+		if member {
+			t.Error("a stranger is taken for a member")
+		}
+		answered.Add(1)
+		return echo(peer, member, r)
+	}, func(int, ledger.Request) {})
+	var conns []*net.UnixConn
+	message := ledger.Request{Op: ledger.OpAttach}.Encode()
+	for range InFlight {
+		conn := dial(t, dir)
+		defer conn.Close()
+		if _, err := conn.Write(message); err != nil {
+			t.Fatal(err)
+		}
+		conns = append(conns, conn)
+	}
+	for _, conn := range conns {
+		_ = conn.SetReadDeadline(time.Now().Add(time.Minute))
+		if n, err := conn.Read(make([]byte, 128)); err != nil || n == 0 {
+			t.Fatalf("no answer: %d, %v", n, err)
+		}
+	}
+	if n := answered.Load(); n != InFlight {
+		t.Errorf("%d of %d were answered", n, InFlight)
+	}
+}
+
 // What is not the attach protocol, above all the control API's, is not spoken here.
 func TestTheAttachSocketDoesNotSpeakTheControlAPI(t *testing.T) {
-	dir := serve(t, func(peer *process.Handle, _ ledger.Request) (ledger.Reply, []*os.File, bool) {
+	dir := serve(t, func(peer *process.Handle, _ bool, _ ledger.Request) (ledger.Reply, []*os.File, bool) {
 		t.Error("it was taken for a request")
-		return echo(peer, ledger.Request{})
+		return echo(peer, true, ledger.Request{})
 	})
 	for _, verb := range []string{
 		"GET /v1/slices HTTP/1.0\r\n\r\n",

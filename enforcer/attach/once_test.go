@@ -17,9 +17,9 @@ import (
 
 func TestAConnectionHasOneQuestionAndOneAnswer(t *testing.T) {
 	var asked atomic.Int64
-	conn := dial(t, serve(t, func(peer *process.Handle, r ledger.Request) (ledger.Reply, []*os.File, bool) {
+	conn := dial(t, serve(t, func(peer *process.Handle, _ bool, r ledger.Request) (ledger.Reply, []*os.File, bool) {
 		asked.Add(1)
-		return echo(peer, r)
+		return echo(peer, true, r)
 	}))
 	defer conn.Close()
 	question := ledger.Request{Op: ledger.OpTruth}.Encode()
