@@ -11,12 +11,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* Of Linux 3.15: older C libraries lack the names. */
-#ifndef F_OFD_GETLK
-#define F_OFD_GETLK 36
-#define F_OFD_SETLK 37
-#endif
-
 #define NOWHERE MACHINE_MAX_HOLDS
 
 static int open_file(void)

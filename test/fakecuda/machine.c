@@ -15,37 +15,53 @@
 #include <unistd.h>
 
 #define STATE_MAGIC 0x41444355u /* "UCDA" */
-#define STATE_VERSION 5u
+#define STATE_VERSION 6u
 
 /* Byte ranges of the file, used for locks alone. */
 #define STATE_LOCK 0
 #define RECORD_LOCK(record) (1 + (off_t)(record))
+/* Locked for a description that the owner's forks share with it. */
+#define SHARED_LOCK(record) (RECORD_LOCK(record) + MACHINE_MAX_PROCESSES)
 #define NO_RECORD MACHINE_MAX_PROCESSES
 
 struct state *machine_state;
 static int state_fd = -1;
+static int shared_fd = -1; /* the same file, by a description that has a lock of its own */
 static unsigned own_record = NO_RECORD;
 static struct identity self;
+/* By which pids this process has seen the owners of records, below a part of their identity. */
+static _Atomic uint64_t seen[MACHINE_MAX_PROCESSES];
 
-static int lock_byte(off_t byte, short type, int command)
+static int lock_byte(int fd, off_t byte, short type, int command)
 {
 	struct flock lock = {.l_type = type, .l_whence = SEEK_SET, .l_start = byte, .l_len = 1};
 	int result;
 
 	do
-		result = fcntl(state_fd, command, &lock);
+		result = fcntl(fd, command, &lock);
 	while (result == -1 && errno == EINTR);
 	return result;
 }
 
+/* Whether it is, for anybody but the asker; *pid is who has it, or 0 if that is not told. */
+static bool byte_is_locked(off_t byte, int command, pid_t *pid)
+{
+	struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = byte, .l_len = 1};
+
+	if (fcntl(state_fd, command, &lock) == -1 || lock.l_type == F_UNLCK)
+		return false;
+	*pid = lock.l_pid > 0 ? lock.l_pid : 0;
+	return true;
+}
+
 void machine_lock(void)
 {
-	lock_byte(STATE_LOCK, F_WRLCK, F_SETLKW);
+	lock_byte(state_fd, STATE_LOCK, F_WRLCK, F_SETLKW);
 }
 
 void machine_unlock(void)
 {
-	lock_byte(STATE_LOCK, F_UNLCK, F_SETLK);
+	lock_byte(state_fd, STATE_LOCK, F_UNLCK, F_SETLK);
 }
 
 static void empty_record(unsigned record)
@@ -70,10 +86,12 @@ static uint64_t held_by(unsigned device, unsigned record)
 static void learn_identity(void)
 {
 	const void *random = (const void *)getauxval(AT_RANDOM);
+	struct stat namespace;
 
 	if (random)
 		memcpy(self.random, random, sizeof(self.random));
 	self.pid = getpid();
+	self.namespace = stat("/proc/self/ns/pid", &namespace) == 0 ? namespace.st_ino : 0;
 }
 
 static bool is_own_record(unsigned record)
@@ -84,18 +102,38 @@ static bool is_own_record(unsigned record)
 	       memcmp(owner->random, self.random, sizeof(self.random)) == 0;
 }
 
+static uint64_t as_seen(unsigned record, pid_t pid)
+{
+	uint32_t part;
+
+	memcpy(&part, machine_state->owner[record].random, sizeof(part));
+	return (uint64_t)part << 32 | (uint32_t)pid;
+}
+
+/* The pid of an owner that is dead, of which the kernel tells nothing any more. */
+static pid_t pid_of_the_dead(unsigned record)
+{
+	const struct identity *owner = &machine_state->owner[record];
+	pid_t pid = (pid_t)(uint32_t)atomic_load(&seen[record]);
+
+	if (pid && atomic_load(&seen[record]) == as_seen(record, pid))
+		return pid;
+	return self.namespace && owner->namespace == self.namespace ? owner->pid : 0;
+}
+
 bool machine_record_is_live(unsigned record, pid_t *pid)
 {
-	struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_len = 1};
-
-	lock.l_start = RECORD_LOCK(record);
 	if (is_own_record(record)) {
 		*pid = self.pid;
 		return true;
 	}
-	if (fcntl(state_fd, F_GETLK, &lock) == -1 || lock.l_type == F_UNLCK)
+	if (byte_is_locked(RECORD_LOCK(record), F_GETLK, pid)) {
+		atomic_store(&seen[record], as_seen(record, *pid));
+		return true;
+	}
+	if (!byte_is_locked(SHARED_LOCK(record), F_OFD_GETLK, pid))
 		return false;
-	*pid = lock.l_pid > 0 ? lock.l_pid : 0;
+	*pid = pid_of_the_dead(record);
 	return true;
 }
 
@@ -157,19 +195,25 @@ out:
 	return status;
 }
 
+static int open_state(void)
+{
+	char path[256];
+
+	config_state_path(path, sizeof(path));
+	return open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+}
+
 enum machine_status machine_open(void)
 {
 	static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
 	enum machine_status status = MACHINE_OK;
-	char path[256];
 
 	pthread_mutex_lock(&opening);
 	learn_identity();
 	if (machine_state)
 		goto out;
 	if (state_fd == -1) {
-		config_state_path(path, sizeof(path));
-		state_fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+		state_fd = open_state();
 		/* Every user may use the card, as with /dev/nvidia0; fails harmlessly for all
 		 * but the one who made the file. */
 		if (state_fd != -1)
@@ -198,6 +242,10 @@ enum machine_status machine_join(void)
 
 	if (own_record != NO_RECORD)
 		return MACHINE_OK;
+	if (shared_fd == -1)
+		shared_fd = open_state();
+	if (shared_fd == -1)
+		return MACHINE_UNREACHABLE;
 	machine_lock();
 	for (unsigned i = 0; i < MACHINE_MAX_PROCESSES; i++) {
 		/* One with this process's identity is a dead namesake's: it has not joined yet. */
@@ -206,7 +254,8 @@ enum machine_status machine_join(void)
 		/* Emptied before it is locked: a record that is live never shows its former
 		 * owner's bytes. */
 		empty_record(i);
-		if (lock_byte(RECORD_LOCK(i), F_WRLCK, F_SETLK) == -1)
+		if (lock_byte(shared_fd, SHARED_LOCK(i), F_WRLCK, F_OFD_SETLK) == -1 ||
+		    lock_byte(state_fd, RECORD_LOCK(i), F_WRLCK, F_SETLK) == -1)
 			break;
 		machine_state->owner[i] = self;
 		machine_limits_join(i);

@@ -15,6 +15,12 @@
  * place: its owner word is a thread id of the owner's namespace, and the kernel would mistake
  * thread 7 of one container for thread 7 of another.
  *
+ * A fork of a process keeps its memory on the card, though it cannot use it: the card gives it back
+ * when the last descriptor of the driver's files is closed, and NVML lists it under the dead
+ * process's pid until then. So each process has a second lock, for an open file description that
+ * its forks inherit, and that an exec closes. The kernel does not say whose that is; who has seen
+ * the process alive knows its pid, and so does its own namespace.
+ *
  * The price of POSIX locks is that closing *any* descriptor of the file drops all of the
  * process's locks on it. So no descriptor is ever closed, and both libraries are never unloaded.
  */

@@ -7,7 +7,14 @@
 #include "hold.h"
 #include "machine.h"
 
+#include <fcntl.h>
 #include <stdatomic.h>
+
+/* Of Linux 3.15: older C libraries lack the names. */
+#ifndef F_OFD_GETLK
+#define F_OFD_GETLK 36
+#define F_OFD_SETLK 37
+#endif
 
 #define MACHINE_MAX_OBJECTS 1024u
 #define MACHINE_MAX_HOLDS 8192u
@@ -23,6 +30,7 @@
 struct identity {
 	uint8_t random[16];
 	pid_t pid;
+	uint64_t namespace; /* the inode of the pid namespace in which it has that; 0: not known */
 };
 
 struct object {
@@ -82,8 +90,9 @@ void machine_lock(void);
 void machine_unlock(void);
 
 /*
- * True while the record's owner lives. `*pid` is its pid as the caller sees it, or 0 if it is
- * in a namespace that the caller does not see into.
+ * True while the record's owner or a fork of it lives. `*pid` is the owner's pid as the caller sees
+ * it, or 0 if it is in a namespace that the caller does not see into, or dead and was not seen
+ * before.
  */
 bool machine_record_is_live(unsigned record, pid_t *pid);
 unsigned machine_own_record(void);

@@ -15,6 +15,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -215,6 +216,81 @@ func TestMemoryIsFreeAfterAnExec(t *testing.T) {
 	if list := b.processes(0); len(list) != 1 {
 		t.Errorf("NVML lists %v, want one process", list)
 	}
+}
+
+// leave has the process fork, and what it returns ends the child.
+func (p *process) leave() (end func()) {
+	p.t.Helper()
+	answer := p.tell("leave")
+	child, err := strconv.Atoi(answer)
+	if err != nil || child <= 0 {
+		p.t.Fatalf("leave: %q", answer)
+	}
+	end = sync.OnceFunc(func() { _ = syscall.Kill(child, syscall.SIGKILL) })
+	p.t.Cleanup(end)
+	return end
+}
+
+// wantFree waits: the end of a dead process's child is told to nobody here.
+func (p *process) wantFree(bytes uint64) {
+	p.t.Helper()
+	free := p.free()
+	for deadline := time.Now().Add(30 * time.Second); free != bytes && time.Now().Before(deadline); free = p.free() {
+		time.Sleep(time.Millisecond)
+	}
+	if free != bytes {
+		p.t.Fatalf("free: %d bytes, want %d", free, bytes)
+	}
+}
+
+func TestMemoryOfTheDeadStaysWhileAForkOfThemLives(t *testing.T) {
+	m := newMachine(t)
+	a, b := m.startOnCard(), m.startOnCard()
+	empty := b.free() + 64*mib
+	end := a.leave() // also what comes later is of the same descriptors
+	a.want("alloc "+strconv.Itoa(5*gib), "0")
+	a.want("create "+strconv.Itoa(1*gib), "0")
+	a.kill()
+	if free := b.free(); free != empty-6*gib-64*mib {
+		t.Errorf("free after the parent's death: %d, want %d", free, empty-6*gib-64*mib)
+	}
+	if bytes := b.processes(0)[a.cmd.Process.Pid]; bytes != 6*gib+64*mib {
+		t.Errorf("NVML lists %d bytes for the dead, want %d", bytes, 6*gib+64*mib)
+	}
+	b.want("alloc "+strconv.Itoa(2*gib), strconv.Itoa(outOfMemory))
+	end()
+	b.wantFree(empty)
+	if list := b.processes(0); len(list) != 1 {
+		t.Errorf("NVML lists %v, want one process", list)
+	}
+	b.want("alloc "+strconv.Itoa(8*gib-64*mib), "0")
+}
+
+// Who saw it alive lists the dead by the same pid, though it is that of another namespace.
+func TestTheDeadOfAContainerAreListedAsWhoTheyWere(t *testing.T) {
+	unshare := []string{"unshare", "--pid", "--fork", "--kill-child"}
+	if out, err := exec.Command(unshare[0], append(unshare[1:], "true")...).CombinedOutput(); err != nil {
+		t.Skipf("requires a new pid namespace (root): %v: %s", err, out)
+	}
+	m := newMachine(t)
+	host := m.startOnCard()
+	before := host.free()
+	inside := m.startOnCard(append(unshare, "sh", "-c", `"$0"; echo dead; sleep 600`)...)
+	inside.want("alloc "+strconv.Itoa(1*gib), "0")
+	inside.tell("leave") // a child that ends with the namespace
+	alive := host.processes(0)
+	for pid := range alive {
+		if pid != host.cmd.Process.Pid {
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+		}
+	}
+	for inside.answer() != "dead" { // after what the shell has to say
+	}
+	if got := host.processes(0); len(got) != 2 || fmt.Sprint(got) != fmt.Sprint(alive) {
+		t.Errorf("NVML on the host: %v, want %v", got, alive)
+	}
+	inside.kill()
+	host.wantFree(before)
 }
 
 func TestForkedChildHasNoDriver(t *testing.T) {

@@ -159,6 +159,18 @@ static void fork_child(void)
 	waitpid(child, &status, 0);
 }
 
+/* The pid of a forked child that does nothing until it is killed. */
+static void leave_child(void)
+{
+	pid_t child;
+
+	fflush(stdout);
+	child = fork();
+	while (child == 0)
+		pause();
+	printf("%d\n", child);
+}
+
 /* Takes and gives back at random, for ever, up to four at once; what it says is that it began. */
 static void churn(size_t most)
 {
@@ -222,6 +234,8 @@ static void obey(const char *line, const char *command, size_t number)
 		shut_nvml_down();
 	else if (strcmp(command, "fork") == 0)
 		fork_child();
+	else if (strcmp(command, "leave") == 0)
+		leave_child();
 	else if (strcmp(command, "exec") == 0)
 		execlp("sh", "sh", "-c", "echo another program; cat", (char *)NULL);
 	else if (strcmp(command, "churn") == 0)
