@@ -1,0 +1,117 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What becomes of a dead process's memory while a child that it forked lives on: one that has its
+ * descriptors still, and one that has called execve.
+ */
+#define _GNU_SOURCE
+#include "peer.h"
+
+#include <fcntl.h>
+
+#define SIZE (256 * MiB)
+
+static struct peer forks;
+
+/* Forks a child that lives until the first process lets it; returns when it has become what it will
+ * be. */
+static void leave_child(int socket, bool executes)
+{
+	int begun[2]; /* which an execve closes, too */
+	char byte;
+	pid_t child;
+
+	if (pipe2(begun, O_CLOEXEC) == -1)
+		stop("pipe2 failed");
+	child = fork();
+	if (child == -1)
+		stop("fork failed");
+	if (child == 0) {
+		if (executes && dup2(socket, STDIN_FILENO) != -1)
+			execlp("cat", "cat", (char *)NULL);
+		close(begun[1]);
+		while (read(socket, &byte, 1) > 0)
+			;
+		_exit(0);
+	}
+	close(begun[1]);
+	if (read(begun[0], &byte, 1) != 0)
+		stop("the child wrote");
+	give(socket, &child, sizeof(child));
+}
+
+/* It takes memory before it forks, and after that. */
+static void be_parent(int socket, bool executes)
+{
+	CUdeviceptr early, late;
+
+	await_turn(socket);
+	start_with_context();
+	MUST(cuMemAlloc_v2(&early, SIZE));
+	leave_child(socket, executes);
+	MUST(cuMemAlloc_v2(&late, SIZE));
+	give_turn(socket);
+	pause();
+}
+
+static void be_one_that_forks(int socket)
+{
+	be_parent(socket, false);
+}
+
+static void be_one_whose_child_executes(int socket)
+{
+	close(forks.socket); /* else the other one's child would live as long as this */
+	be_parent(socket, true);
+}
+
+/* What there is of the parent: as when it lived, nothing as before it came, or something else. */
+static void say(const char *key, const struct peer *parent, const long long *alive, long long empty)
+{
+	long long pid = listed(parent->pid), card = held();
+
+	printf("%s: listed %s, card %s\n", key,
+	       pid == -1         ? "no more"
+	       : pid == alive[0] ? "as alive"
+	                         : "otherwise",
+	       card == empty      ? "as before"
+	       : card == alive[1] ? "as alive"
+	                          : "otherwise");
+}
+
+static void outlive(const char *what, struct peer *peer)
+{
+	long long empty = held(), alive[2];
+	char key[64];
+	pid_t child;
+
+	give_turn(peer->socket);
+	take(peer->socket, &child, sizeof(child));
+	await_turn(peer->socket);
+	alive[0] = listed(peer->pid);
+	alive[1] = held();
+	printf("%s.alive: listed at least what it took %d, card at least that %d\n", what,
+	       alive[0] >= 2 * (long long)SIZE, alive[1] - empty >= alive[0]);
+
+	kill(peer->pid, SIGKILL);
+	waitpid(peer->pid, NULL, 0);
+	sprintf(key, "%s.parent_dead", what);
+	say(key, peer, alive, empty);
+
+	close(peer->socket);
+	waitpid(child, NULL, 0);
+	sprintf(key, "%s.child_ended", what);
+	say(key, peer, alive, empty);
+}
+
+int main(void)
+{
+	struct peer executes;
+
+	prctl(PR_SET_CHILD_SUBREAPER, 1); /* so that an orphan's end can be waited for */
+	forks = start_peer(be_one_that_forks);
+	executes = start_peer(be_one_whose_child_executes);
+	start();
+	outlive("fork", &forks);
+	outlive("exec", &executes);
+	return 0;
+}
