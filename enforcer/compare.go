@@ -163,7 +163,7 @@ func (e *Enforcer) compareOnce(ctx context.Context, g *gpu, slices []*slice) (f 
 	before := make(map[*slice]map[int]holding)
 	beyond := make(map[*slice]map[int]bounds)
 	mine := make(map[*slice]map[int]uint64)
-	known := attachedTo(slices)
+	known, gone := attachedTo(slices), deadOf(slices, g.Raw)
 	for round := range rounds {
 		for _, s := range slices {
 			before[s] = s.holdings(g.Raw)
@@ -178,6 +178,9 @@ func (e *Enforcer) compareOnce(ctx context.Context, g *gpu, slices []*slice) (f 
 		f = found{}
 		for pid, bytes := range all {
 			s := known.owner(e, pid)
+			if s == nil {
+				s = gone.owner(pid)
+			}
 			switch {
 			case s == nil:
 			case mine[s] == nil:
@@ -312,7 +315,7 @@ func (s *slice) beyond(raw [16]byte, truth map[int]uint64, before map[int]holdin
 	return found, moved
 }
 
-// charge brings lane 0 to what the driver holds beyond the ledger: up at once; down when a process died, or
+// charge brings lane 0 to what the driver holds beyond the ledger: up at once; down when a process died and is not listed any more, or
 // when several comparisons say so. unsettled says that there may be more to charge, or less, though nothing changes; waits
 // that some of it was left to calls which charge it themselves, so that the next look should come soon.
 func (s *slice) charge(raw [16]byte, truth map[int]uint64, beyond map[int]bounds) (unsettled, waits bool) {
@@ -327,9 +330,10 @@ func (s *slice) charge(raw [16]byte, truth map[int]uint64, beyond map[int]bounds
 	maps.DeleteFunc(d.driver, func(_ int, bytes uint64) bool { return bytes == driver.Unknown })
 	for pid, x := range d.excess {
 		start, err := process.StartTime(pid)
-		if errors.Is(err, process.ErrDead) || err == nil && start != x.start {
+		_, listed := beyond[pid]
+		if errors.Is(err, process.ErrDead) && !listed || err == nil && start != x.start {
 			delete(d.excess, pid)
-		} else if _, listed := beyond[pid]; !listed {
+		} else if !listed {
 			x.late = time.Time{}
 			x.believe(bounds{}, s.number(index, pid))
 		}
@@ -346,7 +350,7 @@ func (s *slice) charge(raw [16]byte, truth map[int]uint64, beyond map[int]bounds
 			}
 		}
 		if x == nil {
-			start, err := process.StartTime(pid)
+			start, err := d.startTime(pid)
 			if err != nil || found.least == 0 {
 				unsettled = unsettled || err != nil // nobody knows yet whose it is
 				continue
@@ -359,6 +363,7 @@ func (s *slice) charge(raw [16]byte, truth map[int]uint64, beyond map[int]bounds
 		found.least = due
 		x.believe(found, s.number(index, pid))
 	}
+	waits = d.bury(truth) || waits
 	for _, x := range d.excess {
 		unsettled = unsettled || x.low > 0
 	}

@@ -275,6 +275,9 @@ func (s *slice) settle(l *lane) {
 		s.keepUntold(l)
 		s.ledger.SetFree(l.number)
 	}
+	if !l.process.Alive() { // else it called execve, which closes what the driver would go by
+		s.mourn(l.process)
+	}
 	s.disown(l)
 	l.process.Close()
 }

@@ -86,6 +86,7 @@ type device struct {
 	account *ledger.Account
 	pool    *pool           // whose quota counts as long as the slice has none of its own here; else nil
 	excess  map[int]*excess // by pid: what the driver holds beyond the ledger
+	ghosts  map[int]*ghost  // by pid: the dead, until the driver was asked (ghosts.go)
 	driver  map[int]uint64  // by pid: driver truth, as of the last comparison
 	told    uint64          // of what was given back for the dead: bytes
 
@@ -130,7 +131,7 @@ func (s *slice) stored() store.Slice {
 func (s *slice) describe(uuid driver.UUID, limit, total uint64) *device {
 	d := &device{
 		Device: ledger.Device{UUID: uuid.Raw, Limit: limit, Quota: min(limit, total), Total: total},
-		uuid:   uuid.String(), excess: make(map[int]*excess), suspended: make(map[uint32]uint64),
+		uuid:   uuid.String(), excess: make(map[int]*excess), ghosts: make(map[int]*ghost), suspended: make(map[uint32]uint64),
 	}
 	if limit == ledger.NoLimit {
 		d.pool = s.pool

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforcer
+
+import (
+	"errors"
+	"maps"
+
+	"github.com/gpuslice/gpuslice/enforcer/process"
+)
+
+// What the driver holds for the dead. It gives a process's memory back when the last descriptor of its files is closed, and a child
+// that the process forked has them, too: as long as that lives the memory is on the device, and NVML lists it under the dead
+// one's pid (driver 580). Its lane is settled when it dies, as nobody can give back by it any more. What is listed after that is charged like
+// anything beyond a lane, until it is listed no more.
+//
+// Nobody is blamed for it: it was charged when it was taken, and there is no process to punish.
+
+// ghost is a dead process of a slice, until the driver was asked what it holds for it on a device since it died. What is listed then is
+// charged as an excess, which is what is known of it from there on.
+type ghost struct {
+	start uint64 // its pid may be another's next time
+	asked bool   // a comparison has begun since it died
+}
+
+// mourn notes a process that has died and whose lane is settled. Called with mu held.
+func (s *slice) mourn(p *process.Handle) {
+	for _, d := range s.devices {
+		if s.e.truth != nil && s.e.truth.device(d.UUID) != nil { // else nobody asks
+			d.ghosts[p.PID] = &ghost{start: p.Start}
+		}
+	}
+}
+
+// dead is whose process one was that has died, by pid.
+type dead map[int]mourned
+
+type mourned struct {
+	slice *slice
+	start uint64
+}
+
+// deadOf are those for whom the driver may still hold memory on a device. Called when a comparison begins.
+func deadOf(slices []*slice, raw [16]byte) dead {
+	all := make(dead)
+	for _, s := range slices {
+		s.mu.Lock()
+		if index := s.find(raw); index >= 0 {
+			d := s.devices[index]
+			for pid, x := range d.excess {
+				all[pid] = mourned{s, x.start}
+			}
+			for pid, g := range d.ghosts {
+				g.asked = true
+				all[pid] = mourned{s, g.start}
+			}
+		}
+		s.mu.Unlock()
+	}
+	return all
+}
+
+// owner is the slice of which the process was; nil if it was of none, or if its pid is another's now.
+func (all dead) owner(pid int) *slice {
+	was, is := all[pid]
+	if !is || reused(pid, was.start) {
+		return nil
+	}
+	return was.slice
+}
+
+// reused says whether a pid is that of a younger process.
+func reused(pid int, start uint64) bool {
+	now, err := process.StartTime(pid)
+	return err == nil && now != start
+}
+
+// startTime is when a process began that the driver lists; it may have died since. Called with mu held.
+func (d *device) startTime(pid int) (uint64, error) {
+	start, err := process.StartTime(pid)
+	if g := d.ghosts[pid]; g != nil && errors.Is(err, process.ErrDead) {
+		return g.start, nil
+	}
+	return start, err
+}
+
+// bury forgets of whom the driver was asked, after what it lists is charged. It says whether it lists any of them: it may just be about
+// to give that back. Called with mu held.
+func (d *device) bury(truth map[int]uint64) (lists bool) {
+	maps.DeleteFunc(d.ghosts, func(pid int, g *ghost) bool {
+		_, listed := truth[pid]
+		lists = lists || g.asked && listed
+		return g.asked && (!listed || d.excess[pid] != nil)
+	})
+	return lists
+}

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforcer_test
+
+import (
+	"testing"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+)
+
+// charged is what slice s has on its first device: by lanes, and beyond them.
+func charged(h *host) (used, overhead uint64) {
+	d := h.see("s").Devices[0]
+	return d.Used, d.Overhead
+}
+
+// What the driver lists for a dead process counts until it lists it no more, whether that attached or not, and nobody is blamed for it.
+func TestWhatIsLeftOfTheDeadCountsAndIsNobodysGuilt(t *testing.T) {
+	for _, action := range []api.Action{api.Log, api.Refuse, api.Kill} {
+		t.Run(string(action), func(t *testing.T) {
+			truth := &fakeTruth{}
+			h := newPolicyHost(t, truth, action, api.ScopeSlice)
+			parent, sibling := h.pair(on(gpu0, 4*gib), on(gpu1, 4*gib))
+			parent.must("attach")
+			sibling.must("attach")
+			parent.must("charge 0 %d", 3*gib)
+			truth.set(gpu0, parent.pid(), 3*gib)
+			parent.kill()
+			eventually(t, "it counts as overhead", func() bool { used, overhead := charged(h); return used == 0 && overhead == 3*gib })
+			sibling.expect("refused", "charge 0 %d", gib+1)
+			sibling.must("charge 0 %d", gib)
+			truth.set(gpu0, sibling.pid(), gib)
+			sibling.must("charge 1 %d", 4*gib) // on which it held nothing
+			truth.comparisons(t, 40)
+			if used, overhead := charged(h); used != gib || overhead != 3*gib {
+				t.Fatalf("%d and %d bytes are charged", used, overhead)
+			}
+			s := h.see("s")
+			if s.State != api.Active || sibling.dead() || len(h.told(api.EventBypass)) != 0 || len(h.told(api.EventKilled)) != 0 {
+				t.Fatalf("%+v, %+v", s, h.told(api.EventBypass))
+			}
+			if len(s.Processes) != 2 {
+				t.Fatalf("%+v", s.Processes)
+			}
+			for _, p := range s.Processes {
+				if dead := p.PID == parent.pid(); dead == p.Attached || dead && p.Devices[0].Overhead != 3*gib {
+					t.Fatalf("%+v", p)
+				}
+			}
+			truth.set(gpu0, parent.pid(), gib)
+			eventually(t, "it is less if the driver says so", func() bool { _, overhead := charged(h); return overhead == gib })
+			truth.set(gpu0, parent.pid(), 0)
+			eventually(t, "and over when it lists it no more", func() bool { _, overhead := charged(h); return overhead == 0 })
+			sibling.must("charge 0 %d", 3*gib)
+		})
+	}
+}
+
+// Bytes past the ledger, too.
+func TestWhatIsLeftOfOneThatNeverAttachedCounts(t *testing.T) {
+	truth := &fakeTruth{}
+	h := newHost(t, truth)
+	parent, sibling := h.pair(on(gpu0, 4*gib))
+	sibling.must("attach")
+	truth.set(gpu0, parent.pid(), 3*gib)
+	eventually(t, "it is charged", func() bool { return overhead(h) == 3*gib })
+	eventually(t, "and named", func() bool { return len(h.told(api.EventBypass)) == 1 })
+	parent.kill()
+	eventually(t, "whom nobody can be blamed for is not named any more", func() bool { return len(h.told(api.EventCleared)) == 1 })
+	truth.comparisons(t, 20)
+	sibling.expect("refused", "charge 0 %d", 2*gib)
+	truth.set(gpu0, parent.pid(), 0)
+	eventually(t, "it is free", func() bool { return overhead(h) == 0 })
+	sibling.must("charge 0 %d", 4*gib)
+}
+
+// One parent after another: the quota holds for all that they leave together, and the pool's.
+func TestNoNumberOfTheDeadHoldsMoreThanTheQuota(t *testing.T) {
+	truth := &fakeTruth{}
+	h := newHost(t, truth)
+	h.pool("llm", on(gpu0, 3*gib))
+	cgroup, link := newCgroup(t), h.options.RunDir+"/to-s"
+	first := start(t, link, cgroup)
+	reply, err := h.Register(t.Context(), api.RegisterRequest{ID: "s", Container: "s", PID: first.pid(), Pool: "llm", Quotas: []api.Quota{on(gpu0, 2*gib)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	lead(t, link, reply)
+	other := h.member("other", "llm").uses()
+	var left []*proc
+	for round := range 5 {
+		p := start(t, link, cgroup)
+		p.must("attach")
+		if round >= 2 {
+			p.expect("refused", "charge 0 1")
+		} else {
+			p.must("charge 0 %d", gib)
+			truth.set(gpu0, p.pid(), gib)
+			left = append(left, p)
+		}
+		p.kill()
+		held := min(uint64(round)+1, 2) * gib
+		eventually(t, "what they left counts", func() bool { used, overhead := charged(h); return used == 0 && overhead == held })
+		eventually(t, "in the pool, too", func() bool { return h.pooled("llm") == held })
+	}
+	other.must("charge 0 %d", gib)
+	other.expect("refused", "charge 0 1")
+	for _, p := range left {
+		truth.set(gpu0, p.pid(), 0)
+	}
+	eventually(t, "all of it is given back", func() bool { return h.pooled("llm") == gib })
+	other.must("charge 0 %d", 2*gib)
+}

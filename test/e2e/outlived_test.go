@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+)
+
+// used is how much of the simulated card is in use, by whomever.
+func (h *host) used() uint64 {
+	h.T.Helper()
+	cmd := exec.Command(filepath.Join(h.Dir, "fake", "leaver"))
+	cmd.Env = h.Env()
+	out, err := cmd.Output()
+	h.Must(err)
+	bytes, err := strconv.ParseUint(strings.TrimSpace(string(out)), 10, 64)
+	h.Must(err)
+	return bytes
+}
+
+// lists says whether the enforcer has seen a process in the driver's list.
+func (h *host) lists(id string, pid int) func() bool {
+	return func() bool {
+		s, err := h.Client.Slice(h.T.Context(), id)
+		return err == nil && slices.ContainsFunc(s.Processes, func(p api.Process) bool {
+			return p.PID == pid && slices.ContainsFunc(p.Devices, func(d api.ProcessUse) bool { return d.Driver != nil && *d.Driver >= gib })
+		})
+	}
+}
+
+// The driver gives a dead process's memory back when the children are gone that it forked: one parent after another takes some,
+// leaves a child and is killed, and the card has no more in use than the quota.
+func TestChildrenThatOutliveTheirParentsKeepNoMoreThanTheQuota(t *testing.T) {
+	const unlisted = 64 * mib // what the contexts of two or three take of the card besides
+	h := newHost(t)
+	h.compile("leaver")
+	c := h.newContainer(vram(), "/bin/sh", "-c", "while :; do sleep 0.1; done") // which reaps orphans, too
+	c.run()
+	empty := h.used()
+	left := uint64(0)
+	for round := range 5 {
+		g := c.start("/fake/leaver", strconv.Itoa(gib))
+		switch {
+		case g.said == "holds" && left < 3:
+			left++
+			h.Eventually("the driver was asked about it", h.lists(c.id, g.pid)) // the simulated one does not know the dead's pids on the host
+			c.kill(g)
+			h.Eventually("it is gone", h.dead(g))
+		case g.said != "2" || left == 0:
+			t.Fatalf("in round %d, after %d parents, it said %q", round, left, g.said)
+		}
+		h.Eventually("what they left counts, and nothing else", func() bool {
+			use := h.Use(c.id)
+			return use.Used == 0 && use.Overhead >= left*gib && use.Overhead+use.Used <= quota
+		})
+		if used := h.used() - empty; used < left*gib || used > quota+unlisted {
+			t.Fatalf("after %d parents %d bytes of the card are in use", left, used)
+		}
+	}
+	if left >= 4 {
+		t.Errorf("%d parents had a GiB and a context each", left)
+	}
+	if _, err := c.exec("/bin/sh", "-c", "kill -9 -1"); err != nil { // all but itself and the first
+		t.Fatal(err)
+	}
+	h.Eventually("all of it is given back", func() bool { use := h.Use(c.id); return use.Used+use.Overhead == 0 })
+	if g := c.hog(3 * gib); !g.holds(3*gib, quota) {
+		t.Errorf("then one said %q", g.said)
+	}
+}
