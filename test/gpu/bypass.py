@@ -4,7 +4,7 @@
 
 Run as root on a machine with an NVIDIA GPU and runc, after `make build`, with cc; PyTorch is used if it is there:
 
-    RUNC=/path/to/runc test/gpu/bypass.py [--out DIR] [--only named,killed,slice,frozen,ttl,resize,exec,busy]
+    RUNC=/path/to/runc test/gpu/bypass.py [--out DIR] [--only named,killed,slice,frozen,ttl,resize,exec,outlived,busy]
 
 Needs no Go and no network. Under the simulated driver: LD_LIBRARY_PATH=$PWD/bin/fakecuda, FAKECUDA_STATE below a directory of its
 own, not in /tmp. Each case starts an enforcer of its own and stops it. The program that hides is bin/demo/cuda_hog under a
@@ -294,6 +294,48 @@ def exec_(case):
     check("others can have it", line.startswith("holds "), line)
 
 
+def outlived(case):
+    """One parent after another takes 1 GiB, forks a child that lives on, and is killed; the quota is 4 GiB."""
+    empty, left, worst, counted = case.truth.used(), [], 0, True
+
+    def driver_knows(pid):
+        return any(p["pid"] == pid and any(d.get("driver") for d in p["devices"]) for p in case.slice()["processes"])
+
+    def is_counted():
+        d = case.device()
+        return d["used"] == 0 and len(left) * GIB <= d["overhead"] <= 4 * GIB
+
+    for _ in range(5):
+        before = set(case.truth.processes())
+        program = case.start(sys.executable, "-B", os.path.abspath(__file__), "inside", "leave", "/out")
+        line = program.stdout.readline().strip()
+        if line == "0":
+            new = eventually(lambda: set(case.truth.processes()) - before) or {0}
+            pid = new.pop()
+            seen = eventually(lambda: driver_knows(pid))
+            alive = case.truth.used()
+            os.kill(pid, 9)
+            program.wait(20)
+            left.append(pid)
+            print(f"      parent {pid}, seen {bool(seen)}: the card {(alive - empty) // MIB} MiB while it lived, "
+                  f"{(case.truth.used() - empty) // MIB} MiB after its death; NVML lists it: {pid in case.truth.processes()}", flush=True)
+        elif line != str(OUT_OF_MEMORY):
+            check("a parent is given memory or refused it", False, line)
+        counted = bool(eventually(is_counted)) and counted
+        worst = max(worst, case.truth.used() - empty)
+    check("what a dead parent held stays as long as its child lives", left and case.truth.used() - empty >= len(left) * GIB,
+          f"{len(left)} parents, {(case.truth.used() - empty) // MIB} MiB")
+    check("it counts for the slice", counted, case.device())
+    check("five rounds have no more of the card than the quota", 0 < len(left) < 4 and worst <= 4 * GIB + 64 * MIB, f"{worst // MIB} MiB")
+    check("nobody is blamed", not case.events("bypass") and not case.events("killed"), case.events("bypass"))
+    output(RUNC, "--root", case.host.dir + "/runc", "exec", case.name, "/bin/sh", "-c", "kill -9 -1")  # all but the first
+    free = eventually(lambda: case.device()["used"] + case.device()["overhead"] == 0)
+    check("all is free when the children have ended", free and case.truth.used() - empty < 64 * MIB,
+          f"{(case.truth.used() - empty) // MIB} MiB; {case.device()}")
+    line = case.hog(3 * GIB)
+    check("others can have it again", line.startswith("holds "), line)
+
+
 def busy(case):
     """A process that never stands still, looked at as often as can be, against what it has taken by its own count."""
     source = f"{ROOT}/test/interceptor/programs/small.c"
@@ -347,6 +389,19 @@ def become(directory):
     os.execv("/bin/sleep", ["sleep", "600"])
 
 
+def leave(_):
+    """Takes 1 GiB, leaves a child, says the driver's result, and waits to be killed."""
+    cuda = Cuda()
+    result = cuda.result or cuda.take(GIB)[0]
+    if result == 0 and os.fork() == 0:
+        for fd in range(3):  # runc waits for whoever has its pipes
+            os.close(fd)
+        time.sleep(600)
+    print(result, flush=True)
+    if result == 0:
+        time.sleep(600)
+
+
 def load(directory):
     """Three processes that take and give back at random, as much as they get."""
     for number in range(3):
@@ -380,6 +435,7 @@ CASES = {
     "ttl": (ttl, {"vram": "4G", "expiry": 'grace = "2s"'}),
     "resize": (resize, {"vram": "8G"}),
     "exec": (exec_, {"vram": "4G"}),
+    "outlived": (outlived, {"vram": "4G", "policy": 'bypass = "kill"'}),
     "busy": (busy, {"vram": "2G", "interval": 0.02}),
 }
 
@@ -409,6 +465,6 @@ def main():
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["inside"]:
-        {"become": become, "grow": grow, "load": load}[sys.argv[2]](sys.argv[3])
+        {"become": become, "grow": grow, "leave": leave, "load": load}[sys.argv[2]](sys.argv[3])
     else:
         sys.exit(main())

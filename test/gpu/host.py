@@ -161,6 +161,19 @@ class Truth:
                     held[p.pid] = held.get(p.pid, 0) + p.bytes
         return held
 
+    class Memory(ctypes.Structure):  # nvmlMemory_t
+        _fields_ = [("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong)]
+
+    def used(self):
+        """Bytes in use, by whomever, over all devices."""
+        sum_, memory = 0, self.Memory()
+        for device in self.devices:
+            code = self.nvml.nvmlDeviceGetMemoryInfo(device, ctypes.byref(memory))
+            if code:
+                raise OSError(f"nvmlDeviceGetMemoryInfo: {code}")
+            sum_ += memory.used
+        return sum_
+
 
 def smi_sum(pids):
     """What nvidia-smi says that these processes hold, in bytes, and of how many it spoke; NVML, where there is no
