@@ -145,6 +145,15 @@ func (d *device) shownLimit() uint64 {
 	return 0
 }
 
+// mostLimit is the highest limit that was ever in force there, which is what one honest process can have charged at most:
+// ledger.NoLimit in record mode.
+func (d *device) mostLimit() uint64 {
+	if d.Limit == ledger.NoLimit && d.pool != nil {
+		return max(d.most, d.pool.mostOn(d.UUID))
+	}
+	return max(d.most, d.given())
+}
+
 // keepUntold remembers what was not told of a dead process. Called with mu held, before another gets the lane.
 func (s *slice) keepUntold(l *lane) {
 	for i := range s.devices {

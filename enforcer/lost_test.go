@@ -106,6 +106,59 @@ func TestASliceWhoseLedgerIsNotFoundIsHeldToItsQuota(t *testing.T) {
 	}
 }
 
+// What was charged before a quota was lowered stays with whoever charged it, also where nobody can read that it was charged.
+func TestWhatWasChargedBeforeAQuotaWasLoweredIsNotHeldAgainstWhoMayHaveTheLedger(t *testing.T) {
+	for name, begin := range map[string]func(h *host) (slow *proc, id string){
+		"its own": func(h *host) (*proc, string) {
+			slow, _ := h.pair(on(gpu0, 4*gib))
+			slow.uses().must("charge 0 %d", 4*gib)
+			for _, bytes := range []uint64{gib, 2 * gib, gib} {
+				if _, err := h.set("s", on(gpu0, bytes)); err != nil {
+					h.t.Fatal(err)
+				}
+			}
+			return slow, "s"
+		},
+		"its pool's": func(h *host) (*proc, string) {
+			h.pool("llm", on(gpu0, 4*gib))
+			slow := h.member("a", "llm").uses()
+			slow.must("charge 0 %d", 4*gib)
+			if _, err := h.SetPool(context.Background(), "llm", api.PoolRequest{Quotas: []api.Quota{on(gpu0, gib)}}); err != nil {
+				h.t.Fatal(err)
+			}
+			return slow, "a"
+		},
+		"its own, which it had not before": func(h *host) (*proc, string) {
+			h.pool("llm", on(gpu0, 4*gib))
+			slow := h.member("a", "llm").uses()
+			slow.must("charge 0 %d", 4*gib)
+			if _, err := h.set("a", on(gpu0, gib)); err != nil {
+				h.t.Fatal(err)
+			}
+			return slow, "a"
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			truth := &fakeTruth{}
+			h := newPolicyHost(t, truth, api.Kill, api.ScopeProcess)
+			slow, id := begin(h)
+			truth.set(gpu0, slow.pid(), 4*gib)
+			for range 2 { // the record is written anew in between
+				h.lost(id, slow)
+				truth.comparisons(t, 8)
+			}
+			if slow.dead() || len(h.told(api.EventBypass)) != 0 {
+				t.Fatalf("what it charged is held against it: %+v", h.told(api.EventBypass))
+			}
+			truth.set(gpu0, slow.pid(), 6*gib)
+			slow.ended()
+			if told := h.told(api.EventBypass); len(told) != 1 || told[0].Bytes != 2*gib {
+				t.Fatalf("%+v", told)
+			}
+		})
+	}
+}
+
 func TestASliceWhoseLedgerIsNotFoundExpires(t *testing.T) {
 	h, c := newTimedHost(t)
 	slow := h.lease("s", newCgroup(t), time.Hour)

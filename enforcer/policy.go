@@ -122,9 +122,10 @@ func (s *slice) past(index, pid int, bytes, beyond uint64, after holding) (cause
 	case l != nil && !l.process.Alive(): // the pid may be another's, whose turn comes when the lane is settled
 		return "", 0
 	case s.state == api.Damaged:
-		// The page says anything, or was not found. An honest process could have charged the limit, and no more.
+		// The page says anything, or was not found. An honest process could have charged the limit, or one that was
+		// higher, and no more.
 		if index >= 0 {
-			bytes -= min(bytes, s.devices[index].shownLimit())
+			bytes -= min(bytes, s.devices[index].mostLimit())
 		}
 	case index < 0:
 	case l.settles[index].number == s.number(index, pid) && time.Now().Before(l.settles[index].until), s.makesFirstContext(index, l):

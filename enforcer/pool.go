@@ -105,7 +105,7 @@ func (p *pool) stored() store.Pool {
 		LedgerName: p.identity.Name, LedgerDev: p.identity.Dev, LedgerInode: p.identity.Inode,
 	}
 	for _, d := range p.devices {
-		r.Limits = append(r.Limits, store.Limit{Device: d.uuid, Bytes: d.given(), Total: d.Total})
+		r.Limits = append(r.Limits, store.Limit{Device: d.uuid, Bytes: d.given(), Total: d.Total, Most: above(d.most, d.given())})
 	}
 	return r
 }
@@ -364,6 +364,16 @@ func (p *pool) limitOn(raw [16]byte) uint64 {
 	defer p.mu.Unlock()
 	if index := p.find(raw); index >= 0 {
 		return p.devices[index].given()
+	}
+	return 0
+}
+
+// mostOn is the highest limit that the pool ever had on a device; 0 if it has it not.
+func (p *pool) mostOn(raw [16]byte) uint64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if index := p.find(raw); index >= 0 {
+		return p.devices[index].mostLimit()
 	}
 	return 0
 }

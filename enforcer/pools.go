@@ -128,7 +128,8 @@ func (p *pool) set(quotas []api.Quota) error {
 	r := p.stored()
 	r.Quotas, r.Limits = merged, nil
 	for i, d := range devices {
-		r.Limits = append(r.Limits, store.Limit{Device: d.uuid, Bytes: limits[i], Total: d.Total})
+		d.most = d.mostLimit()
+		r.Limits = append(r.Limits, store.Limit{Device: d.uuid, Bytes: limits[i], Total: d.Total, Most: above(d.most, limits[i])})
 	}
 	if err := p.e.store.PutPool(r); err != nil {
 		p.e.commit(p, had)

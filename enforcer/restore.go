@@ -158,7 +158,9 @@ func (e *Enforcer) revive(r store.Slice) *slice {
 	}
 	for _, l := range r.Limits {
 		if uuid, err := driver.ParseUUID(l.Device); err == nil {
-			s.devices = append(s.devices, s.describe(uuid, l.Bytes, l.Total))
+			d := s.describe(uuid, l.Bytes, l.Total)
+			d.most = l.Most
+			s.devices = append(s.devices, d)
 		}
 	}
 	s.inherited, s.limitsKnown = r.Native, r.Native

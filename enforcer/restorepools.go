@@ -29,7 +29,9 @@ func (e *Enforcer) loadPools() (map[*pool]store.Pool, error) {
 			p.identity = ledger.Identity{Name: r.LedgerName, Dev: r.LedgerDev, Inode: r.LedgerInode}
 			for _, l := range r.Limits {
 				if uuid, err := driver.ParseUUID(l.Device); err == nil {
-					p.devices = append(p.devices, p.describe(uuid, l.Bytes, l.Total))
+					d := p.describe(uuid, l.Bytes, l.Total)
+					d.most = l.Most
+					p.devices = append(p.devices, d)
 				}
 			}
 		}

@@ -169,6 +169,9 @@ func (s *slice) setQuotas(quotas []api.Quota, also func()) error {
 			return err
 		}
 	}
+	for d := range limits {
+		d.most = d.mostLimit()
+	}
 	old := s.swapLimits(limits)
 	s.devices = append(slices.Clip(known), added...)
 	s.quotas, s.changing = quotas, len(limits) > 0

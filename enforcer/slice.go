@@ -85,6 +85,7 @@ type device struct {
 	uuid    string
 	account *ledger.Account
 	pool    *pool           // whose quota counts as long as the slice has none of its own here; else nil
+	most    uint64          // the highest of the limits before this one: on disk before this one is on the page
 	excess  map[int]*excess // by pid: what the driver holds beyond the ledger
 	ghosts  map[int]*ghost  // by pid: the dead, until the driver was asked (ghosts.go)
 	driver  map[int]uint64  // by pid: driver truth, as of the last comparison
@@ -122,9 +123,17 @@ func (s *slice) stored() store.Slice {
 		if s.record() {
 			bytes, _ = quotaOn(s.quotas, d.UUID, d.Total)
 		}
-		r.Limits = append(r.Limits, store.Limit{Device: d.uuid, Bytes: bytes, Total: d.Total})
+		r.Limits = append(r.Limits, store.Limit{Device: d.uuid, Bytes: bytes, Total: d.Total, Most: above(d.most, bytes)})
 	}
 	return r
+}
+
+// above is a limit that was, for the store: 0 if it is not more than the one that is.
+func above(most, limit uint64) uint64 {
+	if most <= limit {
+		return 0
+	}
+	return most
 }
 
 // describe makes the enforcer's copy of a device on which the slice may keep limit bytes; 0 is of one that others have.

@@ -105,6 +105,10 @@ type Limit struct {
 	Device string `json:"device"` // a UUID
 	Bytes  uint64 `json:"bytes"`
 	Total  uint64 `json:"total"` // bytes of memory of the device
+
+	// Most is the highest limit that was ever in force there, if that was more than Bytes: a process that charged it may hold it
+	// still. Records of before there was this have none.
+	Most uint64 `json:"most,omitempty"`
 }
 
 // Store is the open file. Its methods may be called by several goroutines.

@@ -24,7 +24,7 @@ func example(id string, generation uint64) Slice {
 		},
 		Generation: generation,
 		Created:    time.Date(2024, 5, 17, 12, 0, 0, 123, time.UTC),
-		Limits:     []Limit{{Device: "GPU-1", Bytes: 4 << 30, Total: 80 << 30}},
+		Limits:     []Limit{{Device: "GPU-1", Bytes: 4 << 30, Total: 80 << 30, Most: 6 << 30}},
 		BootID:     "5f3c", InitStart: 123456789,
 		CgroupMount: "/sys/fs/cgroup", CgroupRel: "/docker/" + id, CgroupInode: 1 << 60, CgroupV2: true,
 		Dir: "/run/gpuslice/" + id, LedgerName: [16]byte{1, 2, 255}, LedgerDev: 25, LedgerInode: 1 << 63,
@@ -71,6 +71,15 @@ func TestWhatWasStoredIsThereAfterARestart(t *testing.T) {
 	check(t, err)
 	if want := map[string]uint64{"NVIDIA H100": 500 << 20}; !reflect.DeepEqual(contexts, want) {
 		t.Errorf("contexts: got %v, want %v", contexts, want)
+	}
+}
+
+func TestARecordFromBeforeThereWasAHighestLimitHasNone(t *testing.T) {
+	text := `{"request":{"id":"a","pid":1,"quotas":null},"generation":1,"limits":[{"device":"GPU-1","bytes":5,"total":9}]}`
+	slice, err := decodeSlice(bucketSlices, "a", seal(bucketSlices, "a", []byte(text)))
+	check(t, err)
+	if want := []Limit{{Device: "GPU-1", Bytes: 5, Total: 9}}; !reflect.DeepEqual(slice.Limits, want) {
+		t.Errorf("%+v", slice.Limits)
 	}
 }
 
