@@ -177,6 +177,13 @@ func TestAPoolsLedgerThatIsNotFoundIsNotReplaced(t *testing.T) {
 	if p := h.seePool("llm"); p.State != api.Damaged || !strings.Contains(p.Reason, "does not let itself be looked at") {
 		t.Fatalf("%+v", p)
 	}
+	told := make(map[string]string) // slices have their causes, and the pool has its own
+	for _, e := range h.told(api.EventDenied) {
+		told[e.Pool+e.Slice] = e.Cause
+	}
+	if !strings.Contains(told["llm"], "does not let itself be looked at") || !strings.Contains(told["a"], "does not let itself be looked at") {
+		t.Fatalf("%v", told)
+	}
 	h.given(gpu0, 6*gib, 74*gib)
 	other.expect("status 3", "attach")
 	if _, err := h.SetPool(context.Background(), "llm", api.PoolRequest{Quotas: []api.Quota{on(gpu0, gib)}}); !errors.Is(err, api.ErrBadRequest) {

@@ -230,9 +230,10 @@ func (p *pool) addDevice(uuid driver.UUID, total uint64) error {
 	case len(p.devices) == ledger.Devices:
 		return ledger.StatusFull
 	}
+	var denied *api.Event
 	if err := p.e.admit(p, map[string]uint64{uuid.String(): min(limit, total)}); err != nil {
 		p.log.Warn("a member uses a device of which the pool can be given nothing", "device", uuid, "err", err)
-		limit = 0
+		denied, limit = &api.Event{Kind: api.EventDenied, Pool: p.name, Device: uuid.String(), Requested: min(limit, total), Cause: err.Error()}, 0
 	}
 	index := len(p.devices)
 	p.devices = append(p.devices, p.describe(uuid, limit, total))
@@ -248,8 +249,12 @@ func (p *pool) addDevice(uuid driver.UUID, total uint64) error {
 	if err != nil {
 		p.devices = p.devices[:index]
 		p.e.commit(p, p.commitment())
+		return err
 	}
-	return err
+	if denied != nil {
+		p.e.events.Append(*denied)
+	}
+	return nil
 }
 
 // refusal is why members get nothing from the pool; nil if they do. Called with mu held.
@@ -260,6 +265,26 @@ func (p *pool) damaged(err error) {
 	if p.state != api.Active {
 		return
 	}
+	p.shut(err)
+	if errors.Is(err, ledger.ErrDamaged) || errors.Is(err, ledger.ErrBusy) {
+		p.tellOverwritten()
+	} else {
+		p.tellDenied(p.reason)
+	}
+}
+
+// unfit is damaged at a restart: a page that another version left need not be what this one expects, so nobody is accused. Called
+// with mu held.
+func (p *pool) unfit(err error) {
+	if p.state != api.Active {
+		return
+	}
+	p.shut(err)
+	p.tellDenied(p.reason)
+}
+
+// shut lets nothing more be charged. Called with mu held.
+func (p *pool) shut(err error) {
 	p.state, p.reason = api.Damaged, err.Error()
 	if p.ledger != nil {
 		p.ledger.SetClosed()

@@ -281,6 +281,22 @@ func (p *pool) tell(kind api.EventKind, uses []api.PoolUse) {
 	}
 }
 
+// tellOverwritten tells that a process of a member has overwritten the page. Whose it is nobody can tell, so that nobody is killed for it,
+// whatever the policy is. Called with mu held.
+func (p *pool) tellOverwritten() {
+	action := p.e.options.Policy.Bypass
+	if action == api.Kill {
+		action = api.Refuse
+	}
+	p.e.events.Append(api.Event{Kind: api.EventBypass, Pool: p.name, Cause: api.BypassOverwritten, Action: action})
+	p.e.count(func(c Counter) { c.Bypassed(string(action)) })
+}
+
+// tellDenied tells why members get nothing from the pool.
+func (p *pool) tellDenied(why string) {
+	p.e.events.Append(api.Event{Kind: api.EventDenied, Pool: p.name, Cause: why})
+}
+
 func (p *pool) show() api.Pool {
 	shown := api.Pool{Name: p.name, Created: p.created, Devices: []api.PoolUse{}, Members: []string{}}
 	for _, s := range p.e.all() {

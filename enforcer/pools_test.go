@@ -453,6 +453,43 @@ func TestAnOverwrittenPoolGivesNothingMore(t *testing.T) {
 	}
 }
 
+// Nobody is killed for it: which member's process it was nobody can tell.
+func TestAnOverwrittenPoolIsTold(t *testing.T) {
+	for action, told := range map[api.Action]api.Action{api.Log: api.Log, api.Refuse: api.Refuse, api.Kill: api.Refuse} {
+		t.Run(string(action), func(t *testing.T) {
+			h := newPolicyHost(t, nil, action, api.ScopeSlice)
+			h.pool("llm", on(api.AllDevices, 6*gib))
+			a := h.member("a", "llm").uses()
+			a.expect("ok", "pokepool 144 %d", 100*gib) // the first device's limit
+			eventually(t, "it is told", func() bool { return len(h.told(api.EventBypass)) > 0 })
+			h.looks()
+			events := h.told(api.EventBypass)
+			if e := events[0]; len(events) != 1 || e.Pool != "llm" || e.Slice != "" || e.Cause != api.BypassOverwritten || e.Action != told {
+				t.Fatalf("%+v", events)
+			}
+			a.expect("refused", "charge 0 1")
+			if n := len(h.told(api.EventKilled)); n != 0 || a.dead() {
+				t.Fatalf("%d were killed", n)
+			}
+		})
+	}
+}
+
+func TestAPoolThatIsDeniedADeviceIsTold(t *testing.T) {
+	h := newHost(t, nil)
+	h.pool("llm", on(api.AllDevices, 60*gib))
+	a := h.member("a", "llm").uses()
+	h.options.Truth, h.options.NoTruth = &fakeTruth{}, ""
+	h.restart() // now it is known how large the devices are, and that there is another, which the pool's ledger has not
+	h.give("s", on(gpu1, 40*gib))
+	a.must("device %s %d", hex1, 80*gib)
+	a.expect("refused", "charge 1 1")
+	events := h.told(api.EventDenied)
+	if len(events) != 1 || events[0].Pool != "llm" || events[0].Device != gpu1 || events[0].Requested != 60*gib || !strings.Contains(events[0].Cause, "pool llm asks for") {
+		t.Fatalf("%+v", events)
+	}
+}
+
 func TestARefusalSaysWhoseLimitItWas(t *testing.T) {
 	h := newHost(t, nil)
 	h.pool("llm", on(api.AllDevices, 6*gib))

@@ -290,6 +290,7 @@ func (s *slice) untaken(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.state, s.reason = api.Damaged, fmt.Sprintf("it could not be taken up again: %v", err)
+	s.tell(api.Event{Kind: api.EventDenied, Cause: s.reason})
 }
 
 // takeUp goes on with a slice that has its ledger, where the predecessor stopped.

@@ -64,6 +64,7 @@ func (p *pool) untaken(err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.state, p.reason = api.Damaged, fmt.Sprintf("it could not be taken up again: %v", err)
+	p.tellDenied(p.reason)
 }
 
 // reopen finds the pool's ledger again, or makes one; late says that an error may pass.
@@ -120,7 +121,7 @@ func (p *pool) letIn(released []store.Slice) (func(pid int) bool, error) {
 func (p *pool) recover() error {
 	for i := range p.devices {
 		if err := p.write(i); err != nil {
-			p.damaged(err)
+			p.unfit(err)
 			return nil
 		}
 	}
@@ -135,7 +136,7 @@ func (p *pool) recover() error {
 	}
 	if p.state == api.Active {
 		if err := p.verify(); err != nil {
-			p.damaged(err)
+			p.unfit(err)
 		}
 	}
 	return nil
@@ -173,7 +174,7 @@ func (p *pool) retake(number uint32) {
 		h.Close()
 	}
 	if _, err := p.ledger.Settle(number, generation); err != nil {
-		p.damaged(fmt.Errorf("lane %d of process %d cannot be settled: %w", number, owner.PID, err))
+		p.unfit(fmt.Errorf("lane %d of process %d cannot be settled: %w", number, owner.PID, err))
 		return
 	}
 	killpoint.Pass("restore.pool.settled")

@@ -14,12 +14,14 @@ const (
 	EventRecovered  EventKind = "recovered"  // bytes of processes that ended holding them were given back
 	EventChanged    EventKind = "changed"    // a slice has another quota, or other time
 	EventExpired    EventKind = "expired"    // a slice's time is over: it gets nothing more, and its processes are ended
-	EventDenied     EventKind = "denied"     // a process uses a device of which the slice cannot be given its quota, and gets nothing there: Cause says why
+	// EventDenied: a process uses a device of which the slice, or its pool, cannot be given its quota, and gets nothing there; or, without
+	// a Device, a slice or a pool could not be taken up again, and nothing more is given in it. Cause says why.
+	EventDenied EventKind = "denied"
 	// EventUnlimited: the driver does not hold the slice's cgroup to its limits (Cause says why); the interceptor does.
 	EventUnlimited EventKind = "unlimited"
 	// EventAttachRefused: a process got no place in the ledger, Count times.
 	EventAttachRefused EventKind = "attach_refused"
-	EventBypass        EventKind = "bypass"  // a process was found to hold memory past the ledger, or the page to be overwritten
+	EventBypass        EventKind = "bypass"  // a process was found to hold memory past the ledger, or the page of a slice or a pool to be overwritten
 	EventCleared       EventKind = "cleared" // it does not any more
 	EventKilled        EventKind = "killed"  // it was killed for it, or Count processes were
 	// EventPoolCreated and EventPoolChanged are told for each device, or once while none is known.

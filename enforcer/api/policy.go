@@ -26,6 +26,6 @@ const (
 	BypassUnattached = "unattached"
 	// BypassExcess is a process that attached, and holds more beyond its charges than the driver takes for itself.
 	BypassExcess = "excess"
-	// BypassOverwritten is a slice whose page holds what no honest process writes. Who wrote it nobody can tell.
+	// BypassOverwritten is a slice or a pool whose page holds what no honest process writes. Who wrote it nobody can tell.
 	BypassOverwritten = "overwritten"
 )

@@ -54,8 +54,11 @@ func Of(e api.Event) Entry {
 	entry := Entry{Event: e, Seq: e.Seq, Result: OK}
 	switch e.Kind {
 	case api.EventRefused, api.EventDenied:
-		entry.Result, entry.Code = Refused, api.CodeQuotaExceeded
+		entry.Result = Refused
 		entry.Operation, entry.Bytes = e.Call, e.Requested
+		if e.Device != "" { // else it was not for want of memory
+			entry.Code = api.CodeQuotaExceeded
+		}
 	case api.EventAttachRefused:
 		entry.Result = Refused
 	}

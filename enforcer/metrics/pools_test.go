@@ -22,7 +22,7 @@ func (p *pooled) Pools(context.Context) ([]api.Pool, error) { return p.pools, p.
 
 func TestPoolsAreShown(t *testing.T) {
 	p := &pooled{pools: []api.Pool{{
-		Name: "llm", Members: []string{"a", "b"}, ProcessCount: 5,
+		Name: "llm", State: api.Damaged, Members: []string{"a", "b"}, ProcessCount: 5,
 		Devices: []api.PoolUse{{Device: "GPU-1", Limit: 4 << 30, Used: 1 << 30, Overhead: 500, Peak: 2 << 30, Refusals: 3, Recovered: 77}},
 	}}}
 	m := New(p, quiet())
@@ -32,6 +32,7 @@ func TestPoolsAreShown(t *testing.T) {
 	}
 	for _, line := range []string{
 		`gpuslice_pools 1`,
+		`gpuslice_pool_info{pool="llm",state="damaged"} 1`,
 		`gpuslice_pool_members{pool="llm"} 2`,
 		`gpuslice_pool_processes{pool="llm"} 5`,
 		`gpuslice_pool_limit_bytes{device="GPU-1",pool="llm"} 4.294967296e+09`,

@@ -57,7 +57,7 @@ func sentence(e api.Event, whole bool) string {
 	case api.EventUnlimited:
 		return "the driver does not hold the container to its quota on " + on + ", the interceptor does: " + e.Cause
 	case api.EventDenied:
-		return fmt.Sprintf("a process uses %s, and the slice has nothing there: %s", on, e.Cause)
+		return denied(e, on)
 	case api.EventBypass, api.EventCleared, api.EventKilled:
 		return bypass(e, on)
 	case api.EventChanged:
@@ -107,12 +107,27 @@ func attachRefused(e api.Event) string {
 	return who + " got no place in the ledger: " + why
 }
 
+func denied(e api.Event, on string) string {
+	whose := "the slice"
+	if e.Pool != "" {
+		whose = "pool " + e.Pool
+	}
+	if e.Device == "" {
+		return fmt.Sprintf("nothing more is given in %s: %s", whose, e.Cause)
+	}
+	return fmt.Sprintf("a process uses %s, and %s has nothing there: %s", on, whose, e.Cause)
+}
+
 func bypass(e api.Event, on string) string {
 	if e.Cause == api.BypassOverwritten {
 		if e.Kind == api.EventKilled {
 			return fmt.Sprintf("%d processes killed: the ledger was overwritten", e.Count)
 		}
-		return fmt.Sprintf("the ledger was overwritten; action: %s", e.Action)
+		whose := "the ledger"
+		if e.Pool != "" {
+			whose += " of pool " + e.Pool
+		}
+		return fmt.Sprintf("%s was overwritten; action: %s", whose, e.Action)
 	}
 	who := fmt.Sprintf("process %d", e.PID)
 	if e.Command != "" {
