@@ -182,6 +182,13 @@ func (s *slice) keepUntold(l *lane) {
 func (s *slice) tellCounts(all bool) {
 	for i, d := range s.devices {
 		e := api.Event{Kind: api.EventRefused, Device: d.uuid, Limit: d.toldLimit()}
+		switch {
+		case s.pool == nil || d.frozen: // it was the slice's
+		case d.pool != nil:
+			e.Pool = d.pool.name
+		default: // the counts do not say whether it was that one or the pool's
+			e.Limit = nil
+		}
 		processes := 0
 		add := func(n uint64, pid int, command string) {
 			if n == 0 {

@@ -516,6 +516,26 @@ func TestARefusalSaysWhoseLimitItWas(t *testing.T) {
 	}
 }
 
+// What is told as a sum nobody has said the limits of.
+func TestRefusalsOfMembersThatAreToldAsASumNameNoLimitThatItWasNot(t *testing.T) {
+	h := newHost(t, nil)
+	h.pool("llm", on(api.AllDevices, 6*gib))
+	for _, id := range []string{"own", "none"} {
+		var quotas []api.Quota
+		if id == "own" {
+			quotas = append(quotas, on(api.AllDevices, 8*gib))
+		}
+		h.member(id, "llm", quotas...).uses().must("count 0 3")
+	}
+	eventually(t, "all are told", func() bool { return h.refusals() == 6 })
+	for _, e := range h.told(api.EventRefused) {
+		switch {
+		case e.Slice == "own" && (e.Pool != "" || e.Limit != nil), e.Slice == "none" && (e.Pool != "llm" || e.Limit == nil || *e.Limit != 6*gib):
+			t.Errorf("%+v", e)
+		}
+	}
+}
+
 // Many processes of several members race for a pool's bytes, and die: what is left is what the living hold.
 func TestMembersRaceForThePoolsLastBytesAndDie(t *testing.T) {
 	h := newHost(t, nil)

@@ -61,7 +61,8 @@ type Event struct {
 	Call      string `json:"call,omitempty"`      // what it was for, such as "cuMemAlloc"
 	Requested uint64 `json:"requested,omitempty"` // as it would have been charged
 	// Limit, Used and Overhead are as DeviceUse and PoolUse have them, at that moment; nil is not known, or no limit. Of what is
-	// refused or changed, of pools, and Limit of EventBypass.
+	// refused or changed, of pools, and Limit of EventBypass. Whether it was its own limit or the pool's is not known of a member that has
+	// both, if its process did not say.
 	Limit    *uint64 `json:"limit,omitempty"`
 	Used     *uint64 `json:"used,omitempty"`
 	Overhead *uint64 `json:"overhead,omitempty"`
