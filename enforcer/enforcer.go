@@ -214,6 +214,9 @@ func (e *Enforcer) Run(ctx context.Context) error {
 			loops.Go(func() { e.compare(ctx, d) })
 		}
 	}
+	if e.enforcesAnywhere() {
+		loops.Go(func() { e.keepNative(ctx) })
+	}
 	loops.Go(func() { e.keepTime(ctx) })
 	ticker := time.NewTicker(e.options.Interval)
 	defer ticker.Stop()

@@ -42,7 +42,7 @@ func (s *slice) byDriver(d *nativeDevice) bool {
 
 // enforcementOn is who enforces the slice's quota on a device. Called with mu held.
 func (s *slice) enforcementOn(raw [16]byte) api.Enforcement {
-	if s.byDriver(s.e.native.devices[raw]) {
+	if s.byDriver(s.e.native.devices[raw]) && !s.stale[raw] {
 		return api.Native
 	}
 	return api.Intercept
@@ -82,14 +82,22 @@ func (s *slice) setNative(limitOn func(*nativeDevice) (uint64, bool), failed fun
 	if !s.mayBeLimited || !s.limitsKnown || n.backend == nil || len(n.devices) == 0 || !sameCgroup(s.cgroup) {
 		return nil // nobody to ask, or not yet, or the kernel has taken the limits away with the cgroup
 	}
+	var hangs error
 	for _, g := range s.e.truth.devices {
 		d := n.devices[g.Raw]
 		bytes, has := limitOn(d)
-		var err error
+		err := hangs // on one device, and then nothing more is asked
 		if has && s.byDriver(d) {
-			err = n.ask(d, func(b Backend) error { return limit(b, n.mount, s.cgroup.Dir(), d.UUID, bytes) })
-		} else if s.inherited {
+			if err == nil {
+				err = s.limitTo(d, bytes)
+			}
+		} else if !s.inherited {
+			continue
+		} else if err == nil {
 			err = n.ask(d, func(b Backend) error { return unlimit(b, s.cgroup.Dir(), d.UUID) })
+		}
+		if errors.Is(err, errHangs) {
+			hangs = err
 		}
 		switch {
 		case err == nil:
@@ -105,8 +113,21 @@ func (s *slice) setNative(limitOn func(*nativeDevice) (uint64, bool), failed fun
 			}
 		}
 	}
-	s.inherited, s.mayBeLimited = false, s.e.enforcesOn(s) // then or now, on one device or another
+	if hangs == nil {
+		s.inherited, s.mayBeLimited = false, s.e.enforcesOn(s) // then or now, on one device or another
+	}
 	return nil
+}
+
+// limitTo has the driver hold the slice's cgroup to a limit. Called with mu held.
+func (s *slice) limitTo(d *nativeDevice, bytes uint64) error {
+	n := &s.e.native
+	err := n.ask(d, func(b Backend) error { return limit(b, n.mount, s.cgroup.Dir(), d.UUID, bytes) })
+	if err == nil && s.stale[d.Raw] {
+		delete(s.stale, d.Raw)
+		s.log.Info("the driver's limit of the slice's cgroup is what it should be again", "device", d.UUID, "cgroup", s.cgroup.String())
+	}
+	return err
 }
 
 // startNative is for a slice that is on disk and that nobody can use yet: it is not given if the driver does not hold it.
@@ -182,22 +203,28 @@ func (s *slice) clearNative() {
 	}
 	for _, d := range n.devices {
 		err := n.ask(d, func(b Backend) error { return unlimit(b, s.cgroup.Dir(), d.UUID) })
-		if err != nil && s.sayNative(d, err) != nil {
+		if err == nil {
+			continue
+		}
+		_ = s.sayNative(d, err)
+		if errors.Is(err, errHangs) {
 			return
 		}
 	}
 	killpoint.Pass("release.unlimited")
 }
 
-// sayNative is for an error that nothing is stopped by, but for further questions to a driver that hangs.
+// sayNative is for an error that nothing is stopped by. It is said once, until the driver's limit is what it should be (keepNative). Called
+// with mu held.
 func (s *slice) sayNative(d *nativeDevice, err error) error {
-	if errors.Is(err, driver.ErrNoCgroup) {
-		return nil // it has gone this moment
+	if errors.Is(err, driver.ErrNoCgroup) || s.stale[d.Raw] {
+		return nil // the cgroup has gone this moment, or it was said
 	}
+	if s.stale == nil {
+		s.stale = make(map[[16]byte]bool)
+	}
+	s.stale[d.Raw] = true
 	s.log.Error("the driver's limit of the slice's cgroup is not what it should be; the ledger's is", "device", d.UUID, "cgroup", s.cgroup.String(), "err", err)
 	s.tell(api.Event{Kind: api.EventUnlimited, Device: d.UUID, Cause: err.Error()})
-	if errors.Is(err, errHangs) {
-		return err
-	}
 	return nil
 }

@@ -260,3 +260,31 @@ func TestAnEnforcerKilledWhileItGivesAnotherDeviceHasGivenIt(t *testing.T) {
 		d.kill()
 	}
 }
+
+// On the simulated driver, as after a reset of a real one.
+func TestALimitThatTheSimulatedDriverLostIsSetAgain(t *testing.T) {
+	devices, limit := onSimulatedDriver(t)
+	if devices == nil {
+		return
+	}
+	d := nativeDaemon(t)
+	d.start("")
+	c := newContainer(t, d, "c")
+	request := c.request("c")
+	request.Quotas = []api.Quota{on("0", 3*gib)}
+	if err := d.registerAs(c, request); err != nil {
+		t.Fatalf("%v\n%s", err, d.log())
+	}
+	nvml, err := driver.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nvml.Close()
+	if err := nvml.Unlimit(c.cgroup, devices[0].UUID); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "it has it again", func() bool { return limit(c.cgroup, 0) == 3*gib })
+	c.init.kill()
+	eventually(t, "the slice is gone", func() bool { return len(d.ids()) == 0 })
+	d.kill()
+}

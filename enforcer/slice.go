@@ -77,6 +77,7 @@ type slice struct {
 	limitsUntold bool              // to the driver, since the disk could not be told first
 	inherited    bool              // it may have some of a former enforcer
 	unlimited    map[[16]byte]bool // devices on which the driver could not be given a limit
+	stale        map[[16]byte]bool // devices on which the driver's limit is not what it should be: it is told again and again
 }
 
 // device is one device of a slice's ledger: the enforcer's own copy of what it wrote there.

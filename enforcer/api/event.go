@@ -17,7 +17,8 @@ const (
 	// EventDenied: a process uses a device of which the slice, or its pool, cannot be given its quota, and gets nothing there; or, without
 	// a Device, a slice or a pool could not be taken up again, and nothing more is given in it. Cause says why.
 	EventDenied EventKind = "denied"
-	// EventUnlimited: the driver does not hold the slice's cgroup to its limits (Cause says why); the interceptor does.
+	// EventUnlimited: the driver does not hold the slice's cgroup to its limit on Device (Cause says why); the interceptor does. It is told once,
+	// until the driver does again.
 	EventUnlimited EventKind = "unlimited"
 	// EventAttachRefused: a process got no place in the ledger, Count times.
 	EventAttachRefused EventKind = "attach_refused"
