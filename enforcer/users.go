@@ -173,6 +173,7 @@ func (u *Users) Register(ctx context.Context, r api.RegisterRequest) (api.Regist
 			return api.RegisterReply{}, err
 		}
 		r.UID = uid
+		r.Visible = nil // his own word, which keeps no process from another device: he has, and is counted for, all that the quotas are on
 		if groups := u.groups(ctx); len(groups) > 0 {
 			r.GID = groups[0]
 		}

@@ -109,6 +109,40 @@ func slicesOf(t *testing.T, h *host) []api.Slice {
 	return all
 }
 
+// What a user says that his session sees keeps no process of his from another device.
+func TestAUsersSessionCountsOnAllDevicesThatItsQuotasAreOn(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("root is needed, to serve other users")
+	}
+	h, u := newUsers(t, &fakeTruth{})
+	see := func(id string, quota api.Quota) error {
+		p := start(t, "/nonexistent", "")
+		_, err := u.Register(as(p.pid(), alice), api.RegisterRequest{ID: id, Quotas: []api.Quota{quota}, Visible: []string{gpu0}, Session: true, PID: p.pid(), UID: alice})
+		return err
+	}
+	if err := see("all", on(api.AllDevices, 6*gib)); err != nil {
+		t.Fatal(err)
+	}
+	if given := h.device(gpu1).Quotas; given != 6*gib {
+		t.Errorf("%d bytes are given of the device that it says it does not see", given)
+	}
+	for name, err := range map[string]error{
+		"on a device that the other says it does not see": func() error { _, err := begin(t, u, alice, "b", on(gpu1, 5*gib)); return err }(),
+		"on one that it says it sees":                     see("c", on(gpu0, 5*gib)),
+	} {
+		if !errors.Is(err, api.ErrQuotaExceeded) || !strings.Contains(err.Error(), "and have 6GiB") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	// One that has no quota on a device is not counted there.
+	if err := see("one", on(gpu0, 4*gib)); err != nil {
+		t.Error(err)
+	}
+	if _, err := begin(t, u, alice, "other", on(gpu1, 4*gib)); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestWithoutDriverTruthAUsersLimitIsOfWhatIsAskedFor(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("root is needed, to serve other users")

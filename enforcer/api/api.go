@@ -66,7 +66,7 @@ type RegisterRequest struct {
 	// Visible are the devices that the slice's processes see: UUIDs, indices, and VisibleMinor of device nodes; the
 	// enforcer turns them into UUIDs. A quota on all devices counts on these, and one on any other device is refused. It
 	// is where quotas count and no barrier: a process that uses another device nevertheless has the quota there, too.
-	// Empty is unknown, which is all.
+	// Empty is unknown, which is all; and so is what a user without privileges says, whose limit would else not hold for the others.
 	Visible []string `json:"visible,omitempty"`
 
 	// PID is the container's init, or the session's first process, in the enforcer's pid namespace.
