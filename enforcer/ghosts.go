@@ -32,27 +32,22 @@ func (s *slice) mourn(p *process.Handle) {
 	}
 }
 
-// dead is whose process one was that has died, by pid.
-type dead map[int]mourned
+// dead is whose process one was for whom the driver may hold memory, by pid. Some of them live.
+type dead map[int]*slice
 
-type mourned struct {
-	slice *slice
-	start uint64
-}
-
-// deadOf are those for whom the driver may still hold memory on a device. Called when a comparison begins.
+// deadOf are those on a device. Called when a comparison begins.
 func deadOf(slices []*slice, raw [16]byte) dead {
 	all := make(dead)
 	for _, s := range slices {
 		s.mu.Lock()
 		if index := s.find(raw); index >= 0 {
 			d := s.devices[index]
-			for pid, x := range d.excess {
-				all[pid] = mourned{s, x.start}
+			for pid := range d.excess {
+				all[pid] = s
 			}
 			for pid, g := range d.ghosts {
 				g.asked = true
-				all[pid] = mourned{s, g.start}
+				all[pid] = s
 			}
 		}
 		s.mu.Unlock()
@@ -60,19 +55,12 @@ func deadOf(slices []*slice, raw [16]byte) dead {
 	return all
 }
 
-// owner is the slice of which the process was; nil if it was of none, or if its pid is another's now.
+// owner is the slice of which the process was; nil if it was of none, or if somebody has its pid: that is another, or not dead.
 func (all dead) owner(pid int) *slice {
-	was, is := all[pid]
-	if !is || reused(pid, was.start) {
-		return nil
+	if s := all[pid]; s != nil && !process.Exists(pid) {
+		return s
 	}
-	return was.slice
-}
-
-// reused says whether a pid is that of a younger process.
-func reused(pid int, start uint64) bool {
-	now, err := process.StartTime(pid)
-	return err == nil && now != start
+	return nil
 }
 
 // startTime is when a process began that the driver lists; it may have died since. Called with mu held.
