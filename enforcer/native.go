@@ -87,13 +87,14 @@ func (s *slice) setNative(limitOn func(*nativeDevice) (uint64, bool), failed fun
 		d := n.devices[g.Raw]
 		bytes, has := limitOn(d)
 		err := hangs // on one device, and then nothing more is asked
-		if has && s.byDriver(d) {
-			if err == nil {
-				err = s.limitTo(d, bytes)
-			}
-		} else if !s.inherited {
+		mine := has && s.byDriver(d)
+		switch {
+		case !mine && !s.inherited:
 			continue
-		} else if err == nil {
+		case err != nil:
+		case mine:
+			err = s.limitTo(d, bytes)
+		default:
 			err = n.ask(d, func(b Backend) error { return unlimit(b, s.cgroup.Dir(), d.UUID) })
 		}
 		if errors.Is(err, errHangs) {
