@@ -287,7 +287,12 @@ func (e *Enforcer) Close() error {
 }
 
 // ErrClosed is returned by an enforcer that was closed. Its slices go on, and the next one answers: so nothing failed.
-var ErrClosed error = api.Errorf(api.CodeBusy, "the enforcer is stopping: ask again")
+var ErrClosed error = closedError{api.Errorf(api.CodeBusy, "the enforcer is stopping: ask again")}
+
+// closedError is busy, and no other that is busy is it.
+type closedError struct{ error }
+
+func (c closedError) Unwrap() error { return c.error }
 
 // lockChange takes change, in an enforcer that is open.
 func (e *Enforcer) lockChange() error {

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"maps"
 
+	"github.com/gpuslice/gpuslice/enforcer/driver"
+	"github.com/gpuslice/gpuslice/enforcer/ledger"
 	"github.com/gpuslice/gpuslice/enforcer/process"
 )
 
@@ -26,7 +28,8 @@ type ghost struct {
 // mourn notes a process that has died and whose lane is settled. Called with mu held.
 func (s *slice) mourn(p *process.Handle) {
 	for _, d := range s.devices {
-		if s.e.truth != nil && s.e.truth.device(d.UUID) != nil { // else nobody asks
+		// Else nobody asks; or nobody answers, and they may be any number by now.
+		if s.e.truth != nil && s.e.truth.device(d.UUID) != nil && len(d.ghosts) < ledger.Slots {
 			d.ghosts[p.PID] = &ghost{start: p.Start}
 		}
 	}
@@ -76,8 +79,8 @@ func (d *device) startTime(pid int) (uint64, error) {
 // to give that back. Called with mu held.
 func (d *device) bury(truth map[int]uint64) (lists bool) {
 	maps.DeleteFunc(d.ghosts, func(pid int, g *ghost) bool {
-		_, listed := truth[pid]
-		lists = lists || g.asked && listed
+		bytes, listed := truth[pid]
+		lists = lists || g.asked && listed && bytes > 0 && bytes != driver.Unknown
 		return g.asked && (!listed || d.excess[pid] != nil)
 	})
 	return lists

@@ -416,7 +416,9 @@ func (s *slice) retake(number uint32) {
 		// to another cgroup. Who has the page can still write the lane.
 		if s.e.member(s, p) || s.e.pages.mayHave(s.identity, p.PID) && p.Alive() {
 			s.own(l)
-			s.ledger.SetLive(number)
+			if !l.lent { // else another restart has to know, too
+				s.ledger.SetLive(number)
+			}
 			if err := s.watch(l); err != nil {
 				s.log.Error("watch a process of the slice", "pid", p.PID, "err", err)
 			}

@@ -165,7 +165,9 @@ func (p *pool) retake(number uint32) {
 		if p.byPID[h.PID] == nil && p.e.pages.mayHave(p.identity, h.PID) && h.Alive() {
 			l := &poolLane{number: number, generation: generation, process: h, lent: p.ledger.Suspended(number)}
 			p.own(l)
-			p.ledger.SetLive(number)
+			if !l.lent {
+				p.ledger.SetLive(number)
+			}
 			if err := p.watch(l); err != nil {
 				p.log.Error("watch a process of the pool", "pid", h.PID, "err", err)
 			}

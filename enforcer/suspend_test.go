@@ -50,6 +50,8 @@ func TestACheckpointedProcessComesBackAfterARestartWhenItFits(t *testing.T) {
 		t.Fatalf("%+v", s)
 	}
 	b.expect("status 8", "resume %d", a.pid())
+	h.restart()
+	b.expect("status 8", "resume %d", a.pid())
 	b.must("release 0 %d", gib)
 	b.must("resume %d", a.pid())
 	b.expect("refused", "charge 0 1")
@@ -62,6 +64,8 @@ func TestACheckpointedProcessOfAPoolComesBackAfterARestartWhenItFits(t *testing.
 	a.must("charge 0 %d", 2*gib)
 	a.must("suspend %d", a.pid())
 	b.must("charge 0 %d", 3*gib)
+	h.restart()
+	a.expect("status 8", "resume %d", a.pid())
 	h.restart()
 	a.expect("status 8", "resume %d", a.pid())
 	b.must("release 0 %d", gib)

@@ -12,10 +12,11 @@ if [ "$(id -u)" != 0 ]; then
 fi
 root=$(mktemp -d /tmp/gpuslice-install.XXXXXX) # short: a socket's address has 108 bytes
 session=
-container='' cgroup='' card=/dev/shm/gpuslice-install-$$
+strace='' container='' cgroup='' card=/dev/shm/gpuslice-install-$$
+[ -w /dev/shm ] || card=$root/var/lib/gpuslice/card
 cleanup() {
 	local process
-	for process in $session $container; do
+	for process in $strace $(cat "$root/var/lib/gpuslice/lock" 2>/dev/null) $session $container; do
 		kill -9 "$process" 2>/dev/null || true
 	done
 	wait
@@ -34,7 +35,7 @@ wrong() {
 need() {
 	command -v "$1" >/dev/null || wrong "no $1: test/deps.sh --ci"
 }
-for tool in systemd-analyze strace mandoc; do
+for tool in systemd-analyze strace mandoc python3 findmnt setpriv; do
 	need $tool
 done
 
@@ -115,7 +116,7 @@ sed "s#\"/run/#\"$root/run/#; s#\"/var/#\"$root/var/#; s#^library = .*#library =
 	s#^file = .*#file = \"$root/var/log/gpuslice/audit.jsonl\"#" configs/config.toml >"$root/config.toml"
 export FAKECUDA_STATE=$card FAKECUDA_LIMITS=1 LD_LIBRARY_PATH=$PWD/bin/fakecuda
 logs=$root/var/log/gpuslice socket=$root/run/gpuslice/gpuslice.sock
-test/confined.sh configs/gpusliced.service "$root" strace -f -qq -o "$logs/strace" \
+test/confined.sh configs/gpusliced.service "$root" strace -ff -qq -o "$logs/strace" \
 	"$bin/gpusliced" --config "$root/config.toml" 2>"$root/said" &
 strace=$!
 while [ ! -S "$socket" ]; do
@@ -128,9 +129,10 @@ session=$daemon
 unified=$(findmnt --noheadings --types cgroup2 --output TARGET | head -1)
 [ -n "$unified" ] || wrong "no cgroups of version 2 are mounted"
 cgroup=$(mktemp -d "$unified/gpuslice-install.XXXXXX")
-sh -c 'trap "" TERM; echo $$ >"$0/cgroup.procs"; exec sleep 600' "$cgroup" &
+sh -c 'trap "" TERM; echo $$ >"$0/cgroup.procs" && exec sleep 600' "$cgroup" &
 container=$!
 until grep -q "^$container$" "$cgroup/cgroup.procs"; do
+	kill -0 $container 2>/dev/null || wrong "a process does not get into a cgroup below $unified"
 	sleep 0.02
 done
 python3 - "$socket" "$container" <<'EOF'
@@ -146,14 +148,16 @@ if answer.status // 100 != 2:
 EOF
 wait "$container" 2>/dev/null || true # it is killed, or the step takes too long
 container=
-grep -q '"cgroup.kill", O_WRONLY|O_CLOEXEC.* = [0-9]' "$logs/strace" || wrong "a container was not ended by cgroup.kill: $(cat "$root/said")"
+# A thread has a file of its own, where no other interrupts it. Linux has cgroup.kill from 5.14 on.
+[ ! -e "$cgroup/cgroup.kill" ] || grep -qh '"cgroup.kill", O_WRONLY|O_CLOEXEC.* = [0-9]' "$logs"/strace.* || wrong "a container was not ended by cgroup.kill: $(cat "$root/said")"
 kill "$daemon"
 wait $strace || wrong "gpusliced: $(cat "$root/said")"
-session=
-if grep 'level=\(WARN\|ERROR\)' "$root/said"; then
+session='' strace=''
+# A machine that stands still for a moment is no matter of confinement.
+if grep 'level=\(WARN\|ERROR\)' "$root/said" | grep -v "the driver does not answer"; then
 	wrong "confined, gpusliced lacks something"
 fi
-used=$(grep -oE '^[0-9]+ +[a-z0-9_]+\(' "$logs/strace" | grep -oE '[a-z0-9_]+\($' | tr -d '(' | sort -u)
+used=$(grep -hoE '^[a-z0-9_]+\(' "$logs"/strace.* | tr -d '(' | sort -u)
 [ "$(wc -l <<<"$used")" -gt 20 ] || wrong "strace saw nothing"
 # prlimit64 is the Go runtime's, and may fail.
 refused=$(comm -23 <(echo "$used") <(echo "$allowed") | grep -vx prlimit64 || true)

@@ -78,7 +78,7 @@ while read -r mount; do
 	until [ -n "${may[$at]:-}" ] || [ "$at" = / ]; do
 		at=$(dirname "$at")
 	done
-	[ "${may[$at]:-yes}" = yes ] || mount -o remount,bind,ro "$mount"
+	[ "${may[$at]:-yes}" = yes ] || mount -o remount,bind,ro "$mount" || ! mountpoint -q "$mount" # it has gone this moment
 done < <(findmnt --noheadings --raw --output TARGET)
 for path in "${hidden[@]}"; do
 	if [ -d "$path" ] && [ ! -L "$path" ]; then

@@ -63,13 +63,13 @@ func TestAnEventIsOneLineWithASentence(t *testing.T) {
 		"2026-03-04 05:06:07  bypass          s1            the ledger was overwritten; action: refuse": {
 			Kind: api.EventBypass, Slice: "s1", Cause: api.BypassOverwritten, Action: api.Refuse,
 		},
-		"2026-03-04 05:06:07  bypass          -             the ledger of pool llm was overwritten; action: refuse": {
+		"2026-03-04 05:06:07  bypass          llm           the ledger of pool llm was overwritten; action: refuse": {
 			Kind: api.EventBypass, Pool: "llm", Cause: api.BypassOverwritten, Action: api.Refuse,
 		},
-		"2026-03-04 05:06:07  denied          -             a process uses GPU-1b2c3d4e, and pool llm has nothing there: why": {
+		"2026-03-04 05:06:07  denied          llm           a process uses GPU-1b2c3d4e, and pool llm has nothing there: why": {
 			Kind: api.EventDenied, Pool: "llm", Device: gpu, Cause: "why",
 		},
-		"2026-03-04 05:06:07  denied          -             nothing more is given in pool llm: why":             {Kind: api.EventDenied, Pool: "llm", Cause: "why"},
+		"2026-03-04 05:06:07  denied          llm           nothing more is given in pool llm: why":             {Kind: api.EventDenied, Pool: "llm", Cause: "why"},
 		"2026-03-04 05:06:07  denied          s1            nothing more is given in the slice: why":            {Kind: api.EventDenied, Slice: "s1", Cause: "why"},
 		"2026-03-04 05:06:07  missed          -             3 events before the next one are not kept any more": {Kind: api.EventMissed, Count: 3},
 	} {
