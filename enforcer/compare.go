@@ -349,6 +349,13 @@ func (s *slice) charge(raw [16]byte, truth map[int]uint64, beyond map[int]bounds
 				found.least = min(found.least, known-min(known, s.charged(index, l)))
 			}
 		}
+		if s.mayBeGivenBack(d, pid) {
+			unsettled = true
+			if x == nil {
+				continue
+			}
+			found.least = min(found.least, x.charged)
+		}
 		if x == nil {
 			start, err := d.startTime(pid)
 			if err != nil || found.least == 0 {
@@ -363,7 +370,9 @@ func (s *slice) charge(raw [16]byte, truth map[int]uint64, beyond map[int]bounds
 		found.least = due
 		x.believe(found, s.number(index, pid))
 	}
-	waits = d.bury(truth) || waits
+	if d.bury(truth) {
+		s.e.kickAll(s)
+	}
 	for _, x := range d.excess {
 		unsettled = unsettled || x.low > 0
 	}

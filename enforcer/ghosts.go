@@ -16,13 +16,17 @@ import (
 // one's pid (driver 580). Its lane is settled when it dies, as nobody can give back by it any more. What is listed after that is charged like
 // anything beyond a lane, until it is listed no more.
 //
+// Of most that die nothing is left, and what others of the slice ask for that moment they must get. So what was listed before a death
+// says nothing, and two lists after it have to agree.
+//
 // Nobody is blamed for it: it was charged when it was taken, and there is no process to punish.
 
-// ghost is a dead process of a slice, until the driver was asked what it holds for it on a device since it died. What is listed then is
-// charged as an excess, which is what is known of it from there on.
+// ghost is a dead process of a slice, until the driver has said twice what it holds for it on a device since it died. What is listed then
+// is charged as an excess, which is what is known of it from there on.
 type ghost struct {
 	start uint64 // its pid may be another's next time
 	asked bool   // a comparison has begun since it died
+	seen  bool   // one that had begun since then has found it
 }
 
 // mourn notes a process that has died and whose lane is settled. Called with mu held.
@@ -75,13 +79,32 @@ func (d *device) startTime(pid int) (uint64, error) {
 	return start, err
 }
 
-// bury forgets of whom the driver was asked, after what it lists is charged. It says whether it lists any of them: it may just be about
-// to give that back. Called with mu held.
-func (d *device) bury(truth map[int]uint64) (lists bool) {
+// mayBeGivenBack says that a process is dead which the driver lists, and not for how long it is. What it has is no more than before. Called
+// with mu held.
+func (s *slice) mayBeGivenBack(d *device, pid int) bool {
+	if g := d.ghosts[pid]; g != nil && g.seen {
+		return false
+	}
+	if l := s.byPID[pid]; l != nil {
+		return !l.process.Alive()
+	}
+	_, err := process.StartTime(pid)
+	return errors.Is(err, process.ErrDead)
+}
+
+// bury forgets those of whom enough is known, after what is listed of them is charged. It says whether another look is needed: the
+// driver may just have been about to give that back. Called with mu held.
+func (d *device) bury(truth map[int]uint64) (again bool) {
 	maps.DeleteFunc(d.ghosts, func(pid int, g *ghost) bool {
-		bytes, listed := truth[pid]
-		lists = lists || g.asked && listed && bytes > 0 && bytes != driver.Unknown
-		return g.asked && (!listed || d.excess[pid] != nil)
+		bytes := truth[pid]
+		switch {
+		case !g.asked:
+			return false
+		case bytes == 0 || bytes == driver.Unknown || g.seen:
+			return true
+		}
+		g.seen, again = true, true
+		return false
 	})
-	return lists
+	return again
 }
