@@ -23,13 +23,13 @@ import (
 // (ledger.Uncharged), and its block is not charged as well.
 //
 // No look at a process that is at work is exact, since its lane and the driver are read one after the other. So it is looked at
-// up to three times: the excess is raised to the least of what these say, and lowered to the most.
+// up to five times: the excess is raised to the least of what these say, and lowered to the most.
 
 const (
 	// shortest time between two comparisons of a device, however often processes ask for one.
 	shortest = 20 * time.Millisecond
 	// rounds of looking at a process that is charging at that moment, before its excess is changed.
-	rounds = 3
+	rounds = 5
 	// lows is how many comparisons in a row have to find less at a process that never stands still.
 	lows = 8
 	// blockBytes is what a call that is charged afterwards can take (interceptor/block.h). The driver serves a process's threads

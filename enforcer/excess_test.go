@@ -79,7 +79,7 @@ func TestAnExcessThatIsGoneIsGivenBackByAProcessThatNeverStandsStill(t *testing.
 	eventually(t, "it is charged", func() bool { return overhead(h) == 3*mib })
 	p.tell("churn 0 %d", uint64(1)<<40) // up to 7 bytes at a time
 	around := func(bytes uint64) bool { o := overhead(h); return o <= bytes && o+7 >= bytes }
-	// Three times, if it is at work meanwhile: that makes 60 of the 20 comparisons of each of two devices.
+	// Five times, if it is at work meanwhile: that makes 100 of the 20 comparisons of each of two devices.
 	eventually(t, "it is looked at more than once to a comparison", func() bool { return truth.listings(t, 40) > 26 })
 	if !around(3 * mib) {
 		t.Fatalf("%d are charged", overhead(h))

@@ -31,7 +31,7 @@ import (
 // Nobody is judged by one look: it can fall between two steps of a process that is at work. Two in a row are believed
 // if the process charged nothing and gave nothing back meanwhile. Of one that did, a look can say too much: what
 // it held between two charges is not known. To be so misled, a look has to find the lane low, the driver high and the lane low
-// again; for a process that goes up and down at random that is one look in seven at most, each comparison looks three
+// again; for a process that goes up and down at random that is one look in seven at most, each comparison looks five
 // times at such a one (rounds), and eight comparisons in a row have to agree.
 
 const (
