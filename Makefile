@@ -67,7 +67,7 @@ deps: ## Install the Debian or Ubuntu packages that build, test and demo need
 FORCE:
 
 GO_SOURCES := $(shell find cmd enforcer hook shim \( -name '*.go' -o -name '*.[ch]' \) ! -name '*_test.go' 2>/dev/null)
-C_HEADERS  := $(wildcard interceptor/*.h)
+C_HEADERS  := $(wildcard interceptor/*.h interceptor/*.def)
 
 # The enforcer shares the ledger's code with the interceptor through cgo.
 $(BIN)/gpuslice $(BIN)/gpusliced: $(BIN)/%: $(GO_SOURCES) go.mod go.sum $(C_HEADERS) interceptor/ledger.c .cache/version

@@ -5,7 +5,7 @@
 # -Bsymbolic: our own use of an exported name means ours.
 
 INTERCEPTOR_SOURCES := $(sort $(wildcard interceptor/*.c)) interceptor/trampoline.S
-INTERCEPTOR_HEADERS := $(wildcard interceptor/*.h)
+INTERCEPTOR_HEADERS := $(wildcard interceptor/*.h interceptor/*.def)
 INTERCEPTOR_CFLAGS := -std=c11 -D_GNU_SOURCE -O2 -g -fPIC -fvisibility=hidden -fno-plt \
 	-Wall -Wextra -Werror -Wmissing-prototypes -Wstrict-prototypes
 # Else gcc links a constructor of its own there, which looks at the CPU.

@@ -123,8 +123,6 @@ CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes)
 {
 	struct request r = {.entry = ID_cuMemAlloc_v2, .pointer = pointer, .bytes = bytes};
 
-	if (!DRIVER_HAS(cuMemAlloc_v2))
-		return CUDA_ERROR_NOT_INITIALIZED;
 	return allocate(&r);
 }
 
@@ -132,8 +130,6 @@ CUresult cuMemAlloc(CUdeviceptr_v1 *pointer, unsigned int bytes)
 {
 	struct request r = {.entry = ID_cuMemAlloc, .pointer = pointer, .bytes = bytes};
 
-	if (!DRIVER_HAS(cuMemAlloc))
-		return CUDA_ERROR_NOT_INITIALIZED;
 	return allocate(&r);
 }
 
@@ -147,8 +143,6 @@ CUresult cuMemAllocPitch_v2(CUdeviceptr *pointer, size_t *pitch, size_t width, s
 	                    .height = height,
 	                    .element = element};
 
-	if (!DRIVER_HAS(cuMemAllocPitch_v2))
-		return CUDA_ERROR_NOT_INITIALIZED;
 	return pitch ? allocate(&r) : call_driver(&r);
 }
 
@@ -162,8 +156,6 @@ CUresult cuMemAllocPitch(CUdeviceptr_v1 *pointer, unsigned int *pitch, unsigned 
 	                    .height = height,
 	                    .element = element};
 
-	if (!DRIVER_HAS(cuMemAllocPitch))
-		return CUDA_ERROR_NOT_INITIALIZED;
 	return pitch ? allocate(&r) : call_driver(&r);
 }
 
@@ -175,8 +167,6 @@ CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned int flag
 	CUdevice ordinal;
 	CUresult result;
 
-	if (!DRIVER_HAS(cuMemAllocManaged))
-		return CUDA_ERROR_NOT_INITIALIZED;
 	ordinal = process_current_ordinal();
 	if (ordinal < 0 || !pointer || !bytes)
 		return DRIVER(cuMemAllocManaged)(pointer, bytes, flags);
@@ -219,15 +209,11 @@ static CUresult call_free(CUdeviceptr pointer, CUstream stream)
 
 CUresult cuMemFree_v2(CUdeviceptr pointer)
 {
-	if (!DRIVER_HAS(cuMemFree_v2))
-		return CUDA_ERROR_NOT_INITIALIZED;
 	return free_by(call_free_v2, pointer, NULL);
 }
 
 CUresult cuMemFree(CUdeviceptr_v1 pointer)
 {
-	if (!DRIVER_HAS(cuMemFree))
-		return CUDA_ERROR_NOT_INITIALIZED;
 	return free_by(call_free, pointer, NULL);
 }
 
@@ -239,8 +225,6 @@ CUresult cuMemFree(CUdeviceptr_v1 pointer)
  */
 CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream stream)
 {
-	if (!DRIVER_HAS(cuMemFreeAsync))
-		return CUDA_ERROR_NOT_INITIALIZED;
 	if (__builtin_expect(!block_maybe(pointer), 1))
 		return DRIVER(cuMemFreeAsync)(pointer, stream);
 	return free_by(DRIVER(cuMemFreeAsync), pointer, stream);
@@ -248,8 +232,6 @@ CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream stream)
 
 CUresult cuMemFreeAsync_ptsz(CUdeviceptr pointer, CUstream stream)
 {
-	if (!DRIVER_HAS(cuMemFreeAsync_ptsz))
-		return CUDA_ERROR_NOT_INITIALIZED;
 	if (__builtin_expect(!block_maybe(pointer), 1))
 		return DRIVER(cuMemFreeAsync_ptsz)(pointer, stream);
 	return free_by(DRIVER(cuMemFreeAsync_ptsz), pointer, stream);

@@ -191,8 +191,6 @@ CUresult cuArrayCreate_v2(CUarray *array, const CUDA_ARRAY_DESCRIPTOR *shape)
 	struct request r = {
 	    .entry = ID_cuArrayCreate_v2, .array = array, .shape = shape, .levels = 1};
 
-	if (!DRIVER_HAS(cuArrayCreate_v2))
-		return CUDA_ERROR_NOT_INITIALIZED;
 	if (shape)
 		r.full = (CUDA_ARRAY3D_DESCRIPTOR){.Width = shape->Width,
 		                                   .Height = shape->Height,
@@ -205,8 +203,6 @@ CUresult cuArrayCreate(CUarray *array, const CUDA_ARRAY_DESCRIPTOR_v1 *shape)
 {
 	struct request r = {.entry = ID_cuArrayCreate, .array = array, .shape = shape, .levels = 1};
 
-	if (!DRIVER_HAS(cuArrayCreate))
-		return CUDA_ERROR_NOT_INITIALIZED;
 	if (shape)
 		r.full = (CUDA_ARRAY3D_DESCRIPTOR){.Width = shape->Width,
 		                                   .Height = shape->Height,
@@ -220,8 +216,6 @@ CUresult cuArray3DCreate_v2(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR *shape
 	struct request r = {
 	    .entry = ID_cuArray3DCreate_v2, .array = array, .shape = shape, .levels = 1};
 
-	if (!DRIVER_HAS(cuArray3DCreate_v2))
-		return CUDA_ERROR_NOT_INITIALIZED;
 	if (shape)
 		r.full = *shape;
 	return create(&r);
@@ -232,8 +226,6 @@ CUresult cuArray3DCreate(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR_v1 *shape
 	struct request r = {
 	    .entry = ID_cuArray3DCreate, .array = array, .shape = shape, .levels = 1};
 
-	if (!DRIVER_HAS(cuArray3DCreate))
-		return CUDA_ERROR_NOT_INITIALIZED;
 	if (shape)
 		r.full = (CUDA_ARRAY3D_DESCRIPTOR){.Width = shape->Width,
 		                                   .Height = shape->Height,
@@ -250,8 +242,6 @@ CUresult cuMipmappedArrayCreate(CUmipmappedArray *array, const CUDA_ARRAY3D_DESC
 	struct request r = {
 	    .entry = ID_cuMipmappedArrayCreate, .array = array, .shape = shape, .levels = levels};
 
-	if (!DRIVER_HAS(cuMipmappedArrayCreate))
-		return CUDA_ERROR_NOT_INITIALIZED;
 	if (shape)
 		r.full = *shape;
 	return create(&r);
@@ -277,8 +267,6 @@ CUresult cuArrayDestroy(CUarray array)
 	struct map_value value = {0};
 	bool known;
 
-	if (!DRIVER_HAS(cuArrayDestroy))
-		return CUDA_ERROR_NOT_INITIALIZED;
 	known = unhold(key, &value);
 	return destroyed(DRIVER(cuArrayDestroy)(array), key, known, value);
 }
@@ -289,8 +277,6 @@ CUresult cuMipmappedArrayDestroy(CUmipmappedArray array)
 	struct map_value value = {0};
 	bool known;
 
-	if (!DRIVER_HAS(cuMipmappedArrayDestroy))
-		return CUDA_ERROR_NOT_INITIALIZED;
 	known = unhold(key, &value);
 	return destroyed(DRIVER(cuMipmappedArrayDestroy)(array), key, known, value);
 }

@@ -64,15 +64,11 @@ static CUresult map_array(CUresult (*call)(CUarrayMapInfo *list, unsigned int co
 
 CUresult cuMemMapArrayAsync(CUarrayMapInfo *list, unsigned int count, CUstream stream)
 {
-	if (!DRIVER_HAS(cuMemMapArrayAsync))
-		return CUDA_ERROR_NOT_INITIALIZED;
 	return map_array(DRIVER(cuMemMapArrayAsync), list, count, stream);
 }
 
 CUresult cuMemMapArrayAsync_ptsz(CUarrayMapInfo *list, unsigned int count, CUstream stream)
 {
-	if (!DRIVER_HAS(cuMemMapArrayAsync_ptsz))
-		return CUDA_ERROR_NOT_INITIALIZED;
 	return map_array(DRIVER(cuMemMapArrayAsync_ptsz), list, count, stream);
 }
 
@@ -83,8 +79,6 @@ CUresult cuMulticastCreate(CUmemGenericAllocationHandle *handle,
 	struct process *process = process_get();
 	CUresult result;
 
-	if (!DRIVER_HAS(cuMulticastCreate))
-		return CUDA_ERROR_NOT_INITIALIZED;
 	result = DRIVER(cuMulticastCreate)(handle, properties);
 	if (result == CUDA_SUCCESS && process) {
 		lock_take(&process->vmm_lock);
@@ -125,8 +119,6 @@ CUresult cuMulticastBindMem(CUmemGenericAllocationHandle multicast, size_t offse
                             CUmemGenericAllocationHandle handle, size_t from, size_t bytes,
                             unsigned long long flags)
 {
-	if (!DRIVER_HAS(cuMulticastBindMem))
-		return CUDA_ERROR_NOT_INITIALIZED;
 	return bound(DRIVER(cuMulticastBindMem)(multicast, offset, handle, from, bytes, flags),
 	             multicast, -1, offset, handle, 0);
 }
@@ -135,8 +127,6 @@ CUresult cuMulticastBindMem_v2(CUmemGenericAllocationHandle multicast, CUdevice 
                                size_t offset, CUmemGenericAllocationHandle handle, size_t from,
                                size_t bytes, unsigned long long flags)
 {
-	if (!DRIVER_HAS(cuMulticastBindMem_v2))
-		return CUDA_ERROR_NOT_INITIALIZED;
 	return bound(
 	    DRIVER(cuMulticastBindMem_v2)(multicast, device, offset, handle, from, bytes, flags),
 	    multicast, device, offset, handle, 0);
@@ -145,8 +135,6 @@ CUresult cuMulticastBindMem_v2(CUmemGenericAllocationHandle multicast, CUdevice 
 CUresult cuMulticastBindAddr(CUmemGenericAllocationHandle multicast, size_t offset,
                              CUdeviceptr address, size_t bytes, unsigned long long flags)
 {
-	if (!DRIVER_HAS(cuMulticastBindAddr))
-		return CUDA_ERROR_NOT_INITIALIZED;
 	return bound(DRIVER(cuMulticastBindAddr)(multicast, offset, address, bytes, flags),
 	             multicast, -1, offset, 0, address);
 }
@@ -155,8 +143,6 @@ CUresult cuMulticastBindAddr_v2(CUmemGenericAllocationHandle multicast, CUdevice
                                 size_t offset, CUdeviceptr address, size_t bytes,
                                 unsigned long long flags)
 {
-	if (!DRIVER_HAS(cuMulticastBindAddr_v2))
-		return CUDA_ERROR_NOT_INITIALIZED;
 	return bound(
 	    DRIVER(cuMulticastBindAddr_v2)(multicast, device, offset, address, bytes, flags),
 	    multicast, device, offset, 0, address);
@@ -168,8 +154,6 @@ CUresult cuMulticastUnbind(CUmemGenericAllocationHandle multicast, CUdevice devi
 	struct process *process = process_get();
 	CUresult result;
 
-	if (!DRIVER_HAS(cuMulticastUnbind))
-		return CUDA_ERROR_NOT_INITIALIZED;
 	result = DRIVER(cuMulticastUnbind)(multicast, device, offset, bytes);
 	if (result == CUDA_SUCCESS && process) {
 		lock_take(&process->vmm_lock);

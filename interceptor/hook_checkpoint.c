@@ -31,8 +31,6 @@ CUresult cuCheckpointProcessCheckpoint(int pid, void *arguments)
 {
 	CUresult result;
 
-	if (!DRIVER_HAS(cuCheckpointProcessCheckpoint))
-		return CUDA_ERROR_NOT_INITIALIZED;
 	result = DRIVER(cuCheckpointProcessCheckpoint)(pid, arguments);
 	if (result == CUDA_SUCCESS && process_attached())
 		(void)tell(ATTACH_OP_SUSPEND, pid);
@@ -43,8 +41,6 @@ CUresult cuCheckpointProcessRestore(int pid, void *arguments)
 {
 	CUresult result;
 
-	if (!DRIVER_HAS(cuCheckpointProcessRestore))
-		return CUDA_ERROR_NOT_INITIALIZED;
 	if (!process_attached() || !tell(ATTACH_OP_RESUME, pid))
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	result = DRIVER(cuCheckpointProcessRestore)(pid, arguments);

@@ -111,8 +111,6 @@ CUresult cuCtxCreate(CUcontext *context, unsigned int flags, CUdevice device)
 {
 	uint64_t charged;
 
-	if (!DRIVER_HAS(cuCtxCreate))
-		return CUDA_ERROR_NOT_INITIALIZED;
 	charged = expected(device);
 	if (process_charge_context(device, charged) != CHARGE_OK)
 		return CUDA_ERROR_OUT_OF_MEMORY;
@@ -123,8 +121,6 @@ CUresult cuCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice device)
 {
 	uint64_t charged;
 
-	if (!DRIVER_HAS(cuCtxCreate_v2))
-		return CUDA_ERROR_NOT_INITIALIZED;
 	charged = expected(device);
 	if (process_charge_context(device, charged) != CHARGE_OK)
 		return CUDA_ERROR_OUT_OF_MEMORY;
@@ -136,8 +132,6 @@ CUresult cuCtxCreate_v3(CUcontext *context, void *parameters, int count, unsigne
 {
 	uint64_t charged;
 
-	if (!DRIVER_HAS(cuCtxCreate_v3))
-		return CUDA_ERROR_NOT_INITIALIZED;
 	charged = expected(device);
 	if (process_charge_context(device, charged) != CHARGE_OK)
 		return CUDA_ERROR_OUT_OF_MEMORY;
@@ -149,8 +143,6 @@ CUresult cuCtxCreate_v4(CUcontext *context, void *parameters, unsigned int flags
 {
 	uint64_t charged;
 
-	if (!DRIVER_HAS(cuCtxCreate_v4))
-		return CUDA_ERROR_NOT_INITIALIZED;
 	charged = expected(device);
 	if (process_charge_context(device, charged) != CHARGE_OK)
 		return CUDA_ERROR_OUT_OF_MEMORY;
@@ -162,8 +154,6 @@ CUresult cuGLCtxCreate(CUcontext *context, unsigned int flags, CUdevice device)
 {
 	uint64_t charged;
 
-	if (!DRIVER_HAS(cuGLCtxCreate))
-		return CUDA_ERROR_NOT_INITIALIZED;
 	charged = expected(device);
 	if (process_charge_context(device, charged) != CHARGE_OK)
 		return CUDA_ERROR_OUT_OF_MEMORY;
@@ -174,8 +164,6 @@ CUresult cuGLCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice devic
 {
 	uint64_t charged;
 
-	if (!DRIVER_HAS(cuGLCtxCreate_v2))
-		return CUDA_ERROR_NOT_INITIALIZED;
 	charged = expected(device);
 	if (process_charge_context(device, charged) != CHARGE_OK)
 		return CUDA_ERROR_OUT_OF_MEMORY;
@@ -186,8 +174,6 @@ CUresult cuCtxDestroy(CUcontext context)
 {
 	CUresult result;
 
-	if (!DRIVER_HAS(cuCtxDestroy))
-		return CUDA_ERROR_NOT_INITIALIZED;
 	result = DRIVER(cuCtxDestroy)(context);
 	if (result == CUDA_SUCCESS)
 		context_gone((uint64_t)(uintptr_t)context);
@@ -198,8 +184,6 @@ CUresult cuCtxDestroy_v2(CUcontext context)
 {
 	CUresult result;
 
-	if (!DRIVER_HAS(cuCtxDestroy_v2))
-		return CUDA_ERROR_NOT_INITIALIZED;
 	result = DRIVER(cuCtxDestroy_v2)(context);
 	if (result == CUDA_SUCCESS)
 		context_gone((uint64_t)(uintptr_t)context);
@@ -212,8 +196,6 @@ CUresult cuCtxDetach(CUcontext context)
 {
 	CUresult result;
 
-	if (!DRIVER_HAS(cuCtxDetach))
-		return CUDA_ERROR_NOT_INITIALIZED;
 	result = DRIVER(cuCtxDetach)(context);
 	if (result == CUDA_SUCCESS)
 		context_gone((uint64_t)(uintptr_t)context);
@@ -244,8 +226,6 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
 	uint64_t charged;
 	CUresult result;
 
-	if (!DRIVER_HAS(cuDevicePrimaryCtxRetain))
-		return CUDA_ERROR_NOT_INITIALIZED;
 	if (primary_active(device))
 		return DRIVER(cuDevicePrimaryCtxRetain)(context, device);
 	charged = expected(device);
@@ -291,28 +271,20 @@ CUresult primary_left(CUresult result, CUdevice device)
 
 CUresult cuDevicePrimaryCtxRelease(CUdevice device)
 {
-	if (!DRIVER_HAS(cuDevicePrimaryCtxRelease))
-		return CUDA_ERROR_NOT_INITIALIZED;
 	return primary_left(DRIVER(cuDevicePrimaryCtxRelease)(device), device);
 }
 
 CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device)
 {
-	if (!DRIVER_HAS(cuDevicePrimaryCtxRelease_v2))
-		return CUDA_ERROR_NOT_INITIALIZED;
 	return primary_left(DRIVER(cuDevicePrimaryCtxRelease_v2)(device), device);
 }
 
 CUresult cuDevicePrimaryCtxReset(CUdevice device)
 {
-	if (!DRIVER_HAS(cuDevicePrimaryCtxReset))
-		return CUDA_ERROR_NOT_INITIALIZED;
 	return primary_left(DRIVER(cuDevicePrimaryCtxReset)(device), device);
 }
 
 CUresult cuDevicePrimaryCtxReset_v2(CUdevice device)
 {
-	if (!DRIVER_HAS(cuDevicePrimaryCtxReset_v2))
-		return CUDA_ERROR_NOT_INITIALIZED;
 	return primary_left(DRIVER(cuDevicePrimaryCtxReset_v2)(device), device);
 }

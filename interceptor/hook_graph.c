@@ -118,8 +118,6 @@ CUresult cuGraphLaunch(CUgraphExec graph, CUstream stream)
 	struct process *process = __atomic_load_n(&this_process, __ATOMIC_ACQUIRE);
 	struct launch l = {.graph = graph, .stream = stream};
 
-	if (!DRIVER_HAS(cuGraphLaunch))
-		return CUDA_ERROR_NOT_INITIALIZED;
 	if (__builtin_expect(!process || !graph_maybe(process, graph), 1))
 		return DRIVER(cuGraphLaunch)(graph, stream);
 	l.call = DRIVER(cuGraphLaunch);
@@ -132,8 +130,6 @@ CUresult cuGraphLaunch_ptsz(CUgraphExec graph, CUstream stream)
 	struct process *process = __atomic_load_n(&this_process, __ATOMIC_ACQUIRE);
 	struct launch l = {.graph = graph, .stream = stream};
 
-	if (!DRIVER_HAS(cuGraphLaunch_ptsz))
-		return CUDA_ERROR_NOT_INITIALIZED;
 	if (__builtin_expect(!process || !graph_maybe(process, graph), 1))
 		return DRIVER(cuGraphLaunch_ptsz)(graph, stream);
 	l.call = DRIVER(cuGraphLaunch_ptsz);
@@ -146,8 +142,6 @@ CUresult cuGraphUpload(CUgraphExec graph, CUstream stream)
 	struct process *process = __atomic_load_n(&this_process, __ATOMIC_ACQUIRE);
 	struct launch l = {.graph = graph, .stream = stream};
 
-	if (!DRIVER_HAS(cuGraphUpload))
-		return CUDA_ERROR_NOT_INITIALIZED;
 	if (!process || !graph_maybe(process, graph))
 		return DRIVER(cuGraphUpload)(graph, stream);
 	l.call = l.upload = DRIVER(cuGraphUpload);
@@ -159,8 +153,6 @@ CUresult cuGraphUpload_ptsz(CUgraphExec graph, CUstream stream)
 	struct process *process = __atomic_load_n(&this_process, __ATOMIC_ACQUIRE);
 	struct launch l = {.graph = graph, .stream = stream};
 
-	if (!DRIVER_HAS(cuGraphUpload_ptsz))
-		return CUDA_ERROR_NOT_INITIALIZED;
 	if (!process || !graph_maybe(process, graph))
 		return DRIVER(cuGraphUpload_ptsz)(graph, stream);
 	l.call = l.upload = DRIVER(cuGraphUpload_ptsz);
@@ -172,8 +164,6 @@ CUresult cuGraphInstantiate(CUgraphExec *graph, CUgraph source, CUgraphNode *err
 {
 	CUresult result;
 
-	if (!DRIVER_HAS(cuGraphInstantiate))
-		return CUDA_ERROR_NOT_INITIALIZED;
 	result = DRIVER(cuGraphInstantiate)(graph, source, error, log, bytes);
 	if (result == CUDA_SUCCESS)
 		graph_learn(*graph, source);
@@ -185,8 +175,6 @@ CUresult cuGraphInstantiate_v2(CUgraphExec *graph, CUgraph source, CUgraphNode *
 {
 	CUresult result;
 
-	if (!DRIVER_HAS(cuGraphInstantiate_v2))
-		return CUDA_ERROR_NOT_INITIALIZED;
 	result = DRIVER(cuGraphInstantiate_v2)(graph, source, error, log, bytes);
 	if (result == CUDA_SUCCESS)
 		graph_learn(*graph, source);
@@ -197,8 +185,6 @@ CUresult cuGraphInstantiateWithFlags(CUgraphExec *graph, CUgraph source, unsigne
 {
 	CUresult result;
 
-	if (!DRIVER_HAS(cuGraphInstantiateWithFlags))
-		return CUDA_ERROR_NOT_INITIALIZED;
 	result = DRIVER(cuGraphInstantiateWithFlags)(graph, source, flags);
 	if (result == CUDA_SUCCESS)
 		graph_learn(*graph, source);
@@ -239,8 +225,6 @@ static CUresult instantiate(instantiate_function call,
 CUresult cuGraphInstantiateWithParams(CUgraphExec *graph, CUgraph source,
                                       CUDA_GRAPH_INSTANTIATE_PARAMS *parameters)
 {
-	if (!DRIVER_HAS(cuGraphInstantiateWithParams))
-		return CUDA_ERROR_NOT_INITIALIZED;
 	return instantiate(DRIVER(cuGraphInstantiateWithParams), cuGraphUpload, graph, source,
 	                   parameters);
 }
@@ -248,8 +232,6 @@ CUresult cuGraphInstantiateWithParams(CUgraphExec *graph, CUgraph source,
 CUresult cuGraphInstantiateWithParams_ptsz(CUgraphExec *graph, CUgraph source,
                                            CUDA_GRAPH_INSTANTIATE_PARAMS *parameters)
 {
-	if (!DRIVER_HAS(cuGraphInstantiateWithParams_ptsz))
-		return CUDA_ERROR_NOT_INITIALIZED;
 	return instantiate(DRIVER(cuGraphInstantiateWithParams_ptsz), cuGraphUpload_ptsz, graph,
 	                   source, parameters);
 }
@@ -259,8 +241,6 @@ CUresult cuGraphExecDestroy(CUgraphExec graph)
 {
 	struct process *process = __atomic_load_n(&this_process, __ATOMIC_ACQUIRE);
 
-	if (!DRIVER_HAS(cuGraphExecDestroy))
-		return CUDA_ERROR_NOT_INITIALIZED;
 	/* Before the call: the handle may be another graph's as soon as it is let go. */
 	if (process && graph_maybe(process, graph))
 		graph_forget(process, graph);
@@ -272,8 +252,6 @@ CUresult cuDeviceGraphMemTrim(CUdevice device)
 	struct process *process = __atomic_load_n(&this_process, __ATOMIC_ACQUIRE);
 	CUresult result;
 
-	if (!DRIVER_HAS(cuDeviceGraphMemTrim))
-		return CUDA_ERROR_NOT_INITIALIZED;
 	result = DRIVER(cuDeviceGraphMemTrim)(device);
 	if (process && device >= 0 && device < PROCESS_ORDINALS && process->graph_pool[device])
 		pool_shrunk(process->graph_pool[device]);

@@ -23,8 +23,6 @@ CUresult cuGreenCtxCreate(CUgreenCtx *green, void *description, CUdevice device,
 	CUcontext primary = NULL;
 	CUresult result;
 
-	if (!DRIVER_HAS(cuGreenCtxCreate))
-		return CUDA_ERROR_NOT_INITIALIZED;
 	/* What makes the primary context active charges it: have that be our own call. */
 	result = cuDevicePrimaryCtxRetain(&primary, device);
 	if (result != CUDA_SUCCESS)
@@ -47,8 +45,6 @@ CUresult cuGreenCtxDestroy(CUgreenCtx green)
 	CUresult result;
 	bool known;
 
-	if (!DRIVER_HAS(cuGreenCtxDestroy))
-		return CUDA_ERROR_NOT_INITIALIZED;
 	known = process && map_take(&process->contexts, key_of(green), &value);
 	if (known && DRIVER_HAS(cuCtxFromGreenCtx) &&
 	    DRIVER(cuCtxFromGreenCtx)(&context, green) == CUDA_SUCCESS)
@@ -70,8 +66,6 @@ CUresult cuCtxFromGreenCtx(CUcontext *context, CUgreenCtx green)
 	struct map_value value;
 	CUresult result;
 
-	if (!DRIVER_HAS(cuCtxFromGreenCtx))
-		return CUDA_ERROR_NOT_INITIALIZED;
 	result = DRIVER(cuCtxFromGreenCtx)(context, green);
 	if (result == CUDA_SUCCESS && process &&
 	    map_get(&process->contexts, key_of(green), &value)) {

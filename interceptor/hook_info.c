@@ -16,8 +16,6 @@ CUresult cuMemGetInfo_v2(size_t *available, size_t *total)
 	struct view view;
 	CUresult result;
 
-	if (!DRIVER_HAS(cuMemGetInfo_v2))
-		return CUDA_ERROR_NOT_INITIALIZED;
 	ordinal = process_current_ordinal();
 	result = DRIVER(cuMemGetInfo_v2)(available, total);
 	if (result != CUDA_SUCCESS || ordinal < 0 || !available || !total)
@@ -34,8 +32,6 @@ CUresult cuMemGetInfo(unsigned int *available, unsigned int *total)
 	struct view view;
 	CUresult result;
 
-	if (!DRIVER_HAS(cuMemGetInfo))
-		return CUDA_ERROR_NOT_INITIALIZED;
 	ordinal = process_current_ordinal();
 	result = DRIVER(cuMemGetInfo)(available, total);
 	if (result != CUDA_SUCCESS || ordinal < 0 || !available || !total)
@@ -50,8 +46,6 @@ CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device)
 {
 	CUresult result;
 
-	if (!DRIVER_HAS(cuDeviceTotalMem_v2))
-		return CUDA_ERROR_NOT_INITIALIZED;
 	result = DRIVER(cuDeviceTotalMem_v2)(bytes, device);
 	if (result == CUDA_SUCCESS && bytes)
 		*bytes = least(*bytes, look(device).total);
@@ -62,8 +56,6 @@ CUresult cuDeviceTotalMem(unsigned int *bytes, CUdevice device)
 {
 	CUresult result;
 
-	if (!DRIVER_HAS(cuDeviceTotalMem))
-		return CUDA_ERROR_NOT_INITIALIZED;
 	result = DRIVER(cuDeviceTotalMem)(bytes, device);
 	if (result == CUDA_SUCCESS && bytes)
 		*bytes = (unsigned int)least(*bytes, look(device).total);

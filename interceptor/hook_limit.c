@@ -22,8 +22,6 @@ CUresult cuCtxSetLimit(int limit, size_t value)
 	CUdevice ordinal;
 	CUresult result;
 
-	if (!DRIVER_HAS(cuCtxSetLimit))
-		return CUDA_ERROR_NOT_INITIALIZED;
 	context = current_owner();
 	ordinal = process_current_ordinal();
 	if (limit != CU_LIMIT_MALLOC_HEAP_SIZE || !process || !context || ordinal < 0)

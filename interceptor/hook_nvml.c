@@ -27,8 +27,6 @@ nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
 	struct view view;
 	nvmlReturn_t result;
 
-	if (!NVML_HAS(nvmlDeviceGetMemoryInfo))
-		return nvml_missing();
 	result = NVML(nvmlDeviceGetMemoryInfo)(device, memory);
 	if (result != NVML_SUCCESS || !memory || !look(device, &view))
 		return result;
@@ -44,8 +42,6 @@ nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *me
 	struct view view;
 	nvmlReturn_t result;
 
-	if (!NVML_HAS(nvmlDeviceGetMemoryInfo_v2))
-		return nvml_missing();
 	result = NVML(nvmlDeviceGetMemoryInfo_v2)(device, memory);
 	if (result != NVML_SUCCESS || !memory || !look(device, &view))
 		return result;

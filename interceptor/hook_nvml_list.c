@@ -166,8 +166,6 @@ static nvmlReturn_t slice_of(const struct list *list, unsigned int *count, void 
 		    .device = device, .compute = computes, .stride = sizeof(type)};                \
 		nvmlReturn_t result = UNTOUCHED;                                                   \
                                                                                                    \
-		if (!NVML_HAS(name))                                                               \
-			return nvml_missing();                                                     \
 		list.function = (void *)NVML(name);                                                \
 		if (count)                                                                         \
 			result = slice_of(&list, count, infos);                                    \
@@ -189,8 +187,6 @@ nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device,
 {
 	nvmlReturn_t result = UNTOUCHED;
 
-	if (!NVML_HAS(nvmlDeviceGetRunningProcessDetailList))
-		return nvml_missing();
 	if (list && list->version == NVML_PROCESS_DETAIL_LIST_V1) {
 		struct list asked = {.device = device,
 		                     .version = list->version,
@@ -240,8 +236,6 @@ nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device,
 {
 	nvmlReturn_t result;
 
-	if (!NVML_HAS(nvmlDeviceGetProcessUtilization))
-		return nvml_missing();
 	result = NVML(nvmlDeviceGetProcessUtilization)(device, samples, count, since);
 	if (result != NVML_SUCCESS || !samples || !count || !*count)
 		return result;
@@ -255,8 +249,6 @@ nvmlReturn_t nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t device,
 {
 	nvmlReturn_t result;
 
-	if (!NVML_HAS(nvmlDeviceGetProcessesUtilizationInfo))
-		return nvml_missing();
 	result = NVML(nvmlDeviceGetProcessesUtilizationInfo)(device, info);
 	if (result != NVML_SUCCESS || !info || !info->procUtilArray || !info->processSamplesCount ||
 	    info->version != NVML_PROCESSES_UTILIZATION_INFO_V1)

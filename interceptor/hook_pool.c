@@ -211,8 +211,6 @@ CUresult cuMemAllocAsync(CUdeviceptr *pointer, size_t bytes, CUstream stream)
 {
 	struct request r = {.pointer = pointer, .bytes = bytes, .stream = stream};
 
-	if (!DRIVER_HAS(cuMemAllocAsync))
-		return CUDA_ERROR_NOT_INITIALIZED;
 	return allocate_current(&r);
 }
 
@@ -221,8 +219,6 @@ CUresult cuMemAllocAsync_ptsz(CUdeviceptr *pointer, size_t bytes, CUstream strea
 	struct request r = {
 	    .pointer = pointer, .bytes = bytes, .stream = stream, .per_thread = true};
 
-	if (!DRIVER_HAS(cuMemAllocAsync_ptsz))
-		return CUDA_ERROR_NOT_INITIALIZED;
 	return allocate_current(&r);
 }
 
@@ -240,8 +236,6 @@ CUresult cuMemAllocFromPoolAsync(CUdeviceptr *pointer, size_t bytes, CUmemoryPoo
 {
 	struct request r = {.pointer = pointer, .bytes = bytes, .handle = pool, .stream = stream};
 
-	if (!DRIVER_HAS(cuMemAllocFromPoolAsync))
-		return CUDA_ERROR_NOT_INITIALIZED;
 	return pool ? allocate_from(&r)
 	            : DRIVER(cuMemAllocFromPoolAsync)(pointer, bytes, pool, stream);
 }
@@ -255,8 +249,6 @@ CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *pointer, size_t bytes, CUmemo
 	                    .stream = stream,
 	                    .per_thread = true};
 
-	if (!DRIVER_HAS(cuMemAllocFromPoolAsync_ptsz))
-		return CUDA_ERROR_NOT_INITIALIZED;
 	return pool ? allocate_from(&r)
 	            : DRIVER(cuMemAllocFromPoolAsync_ptsz)(pointer, bytes, pool, stream);
 }
@@ -277,8 +269,6 @@ CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *properties)
 	struct process *process = process_get();
 	CUresult result;
 
-	if (!DRIVER_HAS(cuMemPoolCreate))
-		return CUDA_ERROR_NOT_INITIALIZED;
 	result = DRIVER(cuMemPoolCreate)(pool, properties);
 	if (result == CUDA_SUCCESS && process) {
 		(void)pool_add(process, *pool, ordinal_of_pool(properties));
@@ -295,8 +285,6 @@ CUresult cuMemPoolDestroy(CUmemoryPool handle)
 	uint64_t used = 0, charged = 0;
 	CUresult result;
 
-	if (!DRIVER_HAS(cuMemPoolDestroy))
-		return CUDA_ERROR_NOT_INITIALIZED;
 	if (!pool || pool->ordinal < 0 || !DRIVER_HAS(cuMemPoolGetAttribute)) {
 		result = DRIVER(cuMemPoolDestroy)(handle);
 		if (result == CUDA_SUCCESS && pool)
@@ -325,8 +313,6 @@ CUresult cuMemPoolTrimTo(CUmemoryPool handle, size_t keep)
 	struct pool *pool = process && handle ? pool_find(process, handle) : NULL;
 	CUresult result;
 
-	if (!DRIVER_HAS(cuMemPoolTrimTo))
-		return CUDA_ERROR_NOT_INITIALIZED;
 	result = DRIVER(cuMemPoolTrimTo)(handle, keep);
 	if (pool)
 		pool_shrunk(pool);
@@ -339,8 +325,6 @@ CUresult cuMemPoolSetAttribute(CUmemoryPool handle, int attribute, void *value)
 	struct pool *pool;
 	CUresult result;
 
-	if (!DRIVER_HAS(cuMemPoolSetAttribute))
-		return CUDA_ERROR_NOT_INITIALIZED;
 	result = DRIVER(cuMemPoolSetAttribute)(handle, attribute, value);
 	if (result == CUDA_SUCCESS && process && attribute == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD) {
 		pool = pool_of(process, handle);
@@ -356,8 +340,6 @@ CUresult cuDeviceSetMemPool(CUdevice device, CUmemoryPool pool)
 	struct process *process = process_get();
 	CUresult result;
 
-	if (!DRIVER_HAS(cuDeviceSetMemPool))
-		return CUDA_ERROR_NOT_INITIALIZED;
 	result = DRIVER(cuDeviceSetMemPool)(device, pool);
 	if (process)
 		pool_forget_current(process);
@@ -369,8 +351,6 @@ CUresult cuMemSetMemPool(CUmemLocation *location, int type, CUmemoryPool pool)
 	struct process *process = process_get();
 	CUresult result;
 
-	if (!DRIVER_HAS(cuMemSetMemPool))
-		return CUDA_ERROR_NOT_INITIALIZED;
 	result = DRIVER(cuMemSetMemPool)(location, type, pool);
 	if (process)
 		pool_forget_current(process);

@@ -93,8 +93,6 @@ CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr pointer)
 {
 	CUresult result;
 
-	if (!DRIVER_HAS(cuIpcGetMemHandle))
-		return CUDA_ERROR_NOT_INITIALIZED;
 	result = DRIVER(cuIpcGetMemHandle)(handle, pointer);
 	if (result == CUDA_SUCCESS)
 		lend(handle);
@@ -132,8 +130,6 @@ CUresult cuIpcOpenMemHandle(CUdeviceptr *pointer, CUipcMemHandle handle, unsigne
 {
 	CUresult result;
 
-	if (!DRIVER_HAS(cuIpcOpenMemHandle))
-		return CUDA_ERROR_NOT_INITIALIZED;
 	result = DRIVER(cuIpcOpenMemHandle)(pointer, handle, flags);
 	return result == CUDA_SUCCESS ? opened(pointer, &handle) : result;
 }
@@ -142,8 +138,6 @@ CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *pointer, CUipcMemHandle handle, unsi
 {
 	CUresult result;
 
-	if (!DRIVER_HAS(cuIpcOpenMemHandle_v2))
-		return CUDA_ERROR_NOT_INITIALIZED;
 	result = DRIVER(cuIpcOpenMemHandle_v2)(pointer, handle, flags);
 	return result == CUDA_SUCCESS ? opened(pointer, &handle) : result;
 }
@@ -155,8 +149,6 @@ CUresult cuIpcCloseMemHandle(CUdeviceptr pointer)
 	bool full, known;
 	CUresult result;
 
-	if (!DRIVER_HAS(cuIpcCloseMemHandle))
-		return CUDA_ERROR_NOT_INITIALIZED;
 	known = process && map_use(&process->pointers, pointer, -1, &value);
 	result = DRIVER(cuIpcCloseMemHandle)(pointer);
 	if (!known)
@@ -177,8 +169,6 @@ CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHan
 	struct object *object;
 	CUresult result;
 
-	if (!DRIVER_HAS(cuMemExportToShareableHandle))
-		return CUDA_ERROR_NOT_INITIALIZED;
 	result = DRIVER(cuMemExportToShareableHandle)(shareable, handle, type, flags);
 	if (result != CUDA_SUCCESS || !process)
 		return result;
@@ -216,8 +206,6 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, vo
 	uint32_t owner = 0;
 	CUresult result;
 
-	if (!DRIVER_HAS(cuMemImportFromShareableHandle))
-		return CUDA_ERROR_NOT_INITIALIZED;
 	if (type == CU_MEM_HANDLE_TYPE_FABRIC && shareable)
 		within = lent(shareable);
 	if (type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) {
@@ -252,8 +240,6 @@ CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool *pool, void *shareable,
 	struct process *process = process_get();
 	CUresult result;
 
-	if (!DRIVER_HAS(cuMemPoolImportFromShareableHandle))
-		return CUDA_ERROR_NOT_INITIALIZED;
 	result = DRIVER(cuMemPoolImportFromShareableHandle)(pool, shareable, type, flags);
 	if (result == CUDA_SUCCESS && process)
 		(void)pool_add(process, *pool, -1);
@@ -267,8 +253,6 @@ CUresult cuImportExternalMemory(CUexternalMemory *memory,
 	uint64_t bytes;
 	CUresult result;
 
-	if (!DRIVER_HAS(cuImportExternalMemory))
-		return CUDA_ERROR_NOT_INITIALIZED;
 	ordinal = process_current_ordinal();
 	/* The driver takes the descriptor over, so it is looked at before. */
 	if (!memory || !description || ordinal < 0 ||
@@ -287,8 +271,6 @@ CUresult cuDestroyExternalMemory(CUexternalMemory memory)
 	uint64_t key = (uint64_t)(uintptr_t)memory;
 	struct map_value value;
 
-	if (!DRIVER_HAS(cuDestroyExternalMemory))
-		return CUDA_ERROR_NOT_INITIALIZED;
 	if (!unhold(key, &value))
 		return DRIVER(cuDestroyExternalMemory)(memory);
 	return released_or_held(DRIVER(cuDestroyExternalMemory)(memory), key, value);

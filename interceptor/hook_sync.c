@@ -27,8 +27,6 @@ CUresult cuCtxSynchronize(void)
 {
 	CUresult result;
 
-	if (!DRIVER_HAS(cuCtxSynchronize))
-		return CUDA_ERROR_NOT_INITIALIZED;
 	result = DRIVER(cuCtxSynchronize)();
 	synchronised();
 	return result;
@@ -38,8 +36,6 @@ CUresult cuCtxSynchronize_v2(CUcontext context)
 {
 	CUresult result;
 
-	if (!DRIVER_HAS(cuCtxSynchronize_v2))
-		return CUDA_ERROR_NOT_INITIALIZED;
 	result = DRIVER(cuCtxSynchronize_v2)(context);
 	synchronised();
 	return result;
@@ -49,8 +45,6 @@ CUresult cuStreamSynchronize(CUstream stream)
 {
 	CUresult result;
 
-	if (!DRIVER_HAS(cuStreamSynchronize))
-		return CUDA_ERROR_NOT_INITIALIZED;
 	result = DRIVER(cuStreamSynchronize)(stream);
 	synchronised();
 	return result;
@@ -60,8 +54,6 @@ CUresult cuStreamSynchronize_ptsz(CUstream stream)
 {
 	CUresult result;
 
-	if (!DRIVER_HAS(cuStreamSynchronize_ptsz))
-		return CUDA_ERROR_NOT_INITIALIZED;
 	result = DRIVER(cuStreamSynchronize_ptsz)(stream);
 	synchronised();
 	return result;
@@ -71,8 +63,6 @@ CUresult cuEventSynchronize(void *event)
 {
 	CUresult result;
 
-	if (!DRIVER_HAS(cuEventSynchronize))
-		return CUDA_ERROR_NOT_INITIALIZED;
 	result = DRIVER(cuEventSynchronize)(event);
 	synchronised();
 	return result;

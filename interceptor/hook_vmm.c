@@ -16,8 +16,6 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes,
 	CUdevice ordinal;
 	CUresult result;
 
-	if (!DRIVER_HAS(cuMemCreate))
-		return CUDA_ERROR_NOT_INITIALIZED;
 	if (!handle || !properties || properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE)
 		return DRIVER(cuMemCreate)(handle, bytes, properties, flags);
 	/* The location, not the current context's device. */
@@ -43,8 +41,6 @@ CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
 	struct object *object = NULL;
 	CUresult result;
 
-	if (!DRIVER_HAS(cuMemRelease))
-		return CUDA_ERROR_NOT_INITIALIZED;
 	if (process) {
 		lock_take(&process->vmm_lock);
 		object = object_find(process, handle);
@@ -91,8 +87,6 @@ CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset,
 	uint64_t more = 0;
 	CUresult result;
 
-	if (!DRIVER_HAS(cuMemMap))
-		return CUDA_ERROR_NOT_INITIALIZED;
 	if (process) {
 		lock_take(&process->vmm_lock);
 		object = object_find(process, handle);
@@ -160,8 +154,6 @@ CUresult cuMemUnmap(CUdeviceptr address, size_t bytes)
 	struct map_value value;
 	CUresult result;
 
-	if (!DRIVER_HAS(cuMemUnmap))
-		return CUDA_ERROR_NOT_INITIALIZED;
 	if (process) {
 		lock_take(&process->vmm_lock);
 		if (map_get(&process->mappings, address, &value) && value.bytes == bytes) {
@@ -199,8 +191,6 @@ CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void 
 	struct object *object;
 	CUresult result;
 
-	if (!DRIVER_HAS(cuMemRetainAllocationHandle))
-		return CUDA_ERROR_NOT_INITIALIZED;
 	result = DRIVER(cuMemRetainAllocationHandle)(handle, address);
 	if (result != CUDA_SUCCESS || !process)
 		return result;

@@ -3,8 +3,8 @@
 #ifndef GPUSLICE_NVML_H
 #define GPUSLICE_NVML_H
 
-#include "nvml_table.h"
 #include "process.h"
+#include "table.h"
 
 #define NVML_NO_QUOTA (-1) /* the slice may hold nothing there, or the process is in no slice */
 #define NVML_UNNAMED (-2)  /* it has no UUID that gpuslice could know it by: shown as it is */

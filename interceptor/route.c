@@ -10,44 +10,13 @@
  * dlsym with RTLD_DEFAULT or RTLD_NEXT depends on who calls, and finds our exported symbols by
  * itself: like every other name, it is passed on by a jump (trampoline.S).
  */
-#include "elf_symbol.h"
-#include "nvml_table.h"
+#include "entry.h"
 #include "process.h"
 #include "say.h"
-#include "table.h"
 
 #include <dlfcn.h>
 #include <stddef.h>
 #include <string.h>
-
-void *driver_function[ENTRY_POINTS];
-
-static const struct {
-	const char *name;
-	void *hook; /* NULL: only called */
-} table[ENTRY_POINTS] = {
-#define GPUSLICE_HOOKED(name, arguments, charged, released) [ID_##name] = {#name, (void *)name},
-#define GPUSLICE_CALLED(name, arguments) [ID_##name] = {#name, NULL},
-    GPUSLICE_TABLE(GPUSLICE_NO_GROUP, GPUSLICE_HOOKED, GPUSLICE_CALLED)};
-
-/* Where libcuda was when driver_function was filled; a program may unload it and load it again. */
-static ElfW(Addr) driver_base;
-
-int driver_find(void)
-{
-	struct elf_object object;
-
-	if (!elf_find_object("libcuda.so.1", &object))
-		return 0;
-	if (object.base == __atomic_load_n(&driver_base, __ATOMIC_ACQUIRE))
-		return 1;
-	/* Several threads may do this at once: they store the same. */
-	for (int id = 0; id < ENTRY_POINTS; id++)
-		__atomic_store_n(&driver_function[id], elf_find_symbol(&object, table[id].name),
-		                 __ATOMIC_RELEASE);
-	__atomic_store_n(&driver_base, object.base, __ATOMIC_RELEASE);
-	return 1;
-}
 
 /* Whether a hook is of the name that `name` is without its version: of cuMemAlloc_v2_ptsz,
  * cuMemAlloc. */
@@ -55,12 +24,7 @@ static bool other_version_is_hooked(const char *name)
 {
 	size_t length = strcspn(name, "_");
 
-	for (int id = 0; id < ENTRY_POINTS; id++) {
-		if (table[id].hook && strncmp(table[id].name, name, length) == 0 &&
-		    (table[id].name[length] == '_' || !table[id].name[length]))
-			return true;
-	}
-	return false;
+	return library_hook_of_stem(&library_cuda, name, length);
 }
 
 /*
@@ -95,41 +59,36 @@ static void unknown_version(const char *name, const void *found, int cuda)
 }
 
 /* The function to hand out in place of `found`; the rest as for unknown_version(). */
-static void *exchange(void *found, const char *name, int cuda)
+static void *exchange(struct library *library, void *found, const char *name, int cuda)
 {
+	bool known;
+	void *hook;
+
 	/* NULL stands for both "not found" and "this driver has no such function". */
 	if (!found)
 		return NULL;
-	for (int id = 0; id < ENTRY_POINTS; id++) {
-		if (driver_function[id] == found)
-			return table[id].hook ? table[id].hook : found;
-	}
-	unknown_version(name, found, cuda);
-	return found;
+	hook = library_hook(library, found, &known);
+	if (!known && library == &library_cuda)
+		unknown_version(name, found, cuda);
+	return hook ? hook : found;
 }
 
 CUresult cuGetProcAddress(const char *name, void **function, int version, uint64_t flags)
 {
-	CUresult result;
+	CUresult result = DRIVER(cuGetProcAddress)(name, function, version, flags);
 
-	if (!DRIVER_HAS(cuGetProcAddress))
-		return CUDA_ERROR_NOT_INITIALIZED;
-	result = DRIVER(cuGetProcAddress)(name, function, version, flags);
 	if (result == CUDA_SUCCESS && function && *function)
-		*function = exchange(*function, name, version);
+		*function = exchange(&library_cuda, *function, name, version);
 	return result;
 }
 
 CUresult cuGetProcAddress_v2(const char *name, void **function, int version, uint64_t flags,
                              int *status)
 {
-	CUresult result;
+	CUresult result = DRIVER(cuGetProcAddress_v2)(name, function, version, flags, status);
 
-	if (!DRIVER_HAS(cuGetProcAddress_v2))
-		return CUDA_ERROR_NOT_INITIALIZED;
-	result = DRIVER(cuGetProcAddress_v2)(name, function, version, flags, status);
 	if (result == CUDA_SUCCESS && function && *function)
-		*function = exchange(*function, name, version);
+		*function = exchange(&library_cuda, *function, name, version);
 	return result;
 }
 
@@ -163,21 +122,15 @@ static void *from_libc(void **kept, const char *name)
 	return found;
 }
 
-static int is_nvml(const char *name)
+/* The library whose functions a look-up may lead to, if it is loaded. */
+static struct library *wanted(void *handle, const char *name)
 {
-	return strncmp(name, "nvml", 4) == 0;
-}
+	struct library *library;
 
-static int may_be_ours(void *handle, const char *name)
-{
 	if (handle == RTLD_DEFAULT || handle == RTLD_NEXT || !name)
-		return 0;
-	return is_nvml(name) ? nvml_find() : name[0] == 'c' && name[1] == 'u' && driver_find();
-}
-
-static void *exchange_either(void *found, const char *name)
-{
-	return is_nvml(name) ? nvml_exchange(found) : exchange(found, name, 0);
+		return NULL;
+	library = library_of(name);
+	return library && library_find(library, NULL) ? library : NULL;
 }
 
 /*
@@ -187,17 +140,19 @@ static void *exchange_either(void *found, const char *name)
 void *route_dlsym(void *handle, const char *name)
 {
 	void *(*real)(void *, const char *) = from_libc(&libc_dlsym, "dlsym");
+	struct library *library = wanted(handle, name);
 
-	if (!real || !may_be_ours(handle, name))
+	if (!real || !library)
 		return NULL;
-	return exchange_either(real(handle, name), name);
+	return exchange(library, real(handle, name), name, 0);
 }
 
 void *route_dlvsym(void *handle, const char *name, const char *version)
 {
 	void *(*real)(void *, const char *, const char *) = from_libc(&libc_dlvsym, "dlvsym");
+	struct library *library = wanted(handle, name);
 
-	if (!real || !may_be_ours(handle, name))
+	if (!real || !library)
 		return NULL;
-	return exchange_either(real(handle, name, version), name);
+	return exchange(library, real(handle, name, version), name, 0);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * table exports|coverage|names: what is generated from table.h, nvml_table.h and passes.h.
+ * table exports|coverage|names: what is generated from driver.def, nvml.def and passes.def.
  *
  *   exports   interceptor/exports.txt: the names that libgpuslice.so may export
  *   coverage  docs/coverage.md
@@ -8,12 +8,6 @@
  *
  * Runs on the machine that builds; it is no part of the library.
  */
-#include "table.h"
-#include "passes.h"
-#if __has_include("nvml_table.h")
-#include "nvml_table.h"
-#endif
-
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -27,20 +21,21 @@ struct row {
 	const char *name, *charged, *released;
 };
 
-#define ROW_GROUP(title, file) {GROUP, title, file, ""},
-#define ROW_HOOK(name, arguments, charged, released) {HOOK, #name, charged, released},
-#define ROW_CALL(name, arguments) {CALL, #name, "", ""},
-#define ROW_NVML_HOOK(name, arguments, charged, released) {NVML_HOOK, #name, charged, released},
-#define ROW_NVML_CALL(name, arguments) {NVML_CALL, #name, "", ""},
-#define ROW_PASSES(title) {PASSES, title, "", ""},
-#define ROW_PASS(name, reason) {PASS, #name, reason, ""},
-#define ROW_FAMILY(pattern, reason) {FAMILY, pattern, reason, ""},
-#define ROW_ABSENT(name, which) {ABSENT, #name, which, ""},
-
 static const struct row rows[] = {
-    GPUSLICE_TABLE(ROW_GROUP, ROW_HOOK, ROW_CALL)
-        GPUSLICE_NVML_TABLE(ROW_GROUP, ROW_NVML_HOOK, ROW_NVML_CALL)
-            GPUSLICE_PASSES(ROW_PASSES, ROW_PASS, ROW_FAMILY, ROW_ABSENT)};
+#define GROUP(title, file) {GROUP, title, file, ""},
+#define HOOK(name, arguments, charged, released) {HOOK, #name, charged, released},
+#define CALL(name, arguments) {CALL, #name, "", ""},
+#include "driver.def"
+#define GROUP(title, file) {GROUP, title, file, ""},
+#define HOOK(name, arguments, shown, released) {NVML_HOOK, #name, shown, released},
+#define CALL(name, arguments) {NVML_CALL, #name, "", ""},
+#include "nvml.def"
+#define GROUP(title) {PASSES, title, "", ""},
+#define PASS(name, reason) {PASS, #name, reason, ""},
+#define PASS_FAMILY(pattern, reason) {FAMILY, pattern, reason, ""},
+#define NOT_IN_580(name, which) {ABSENT, #name, which, ""},
+#include "passes.def"
+};
 
 #define ROWS (sizeof(rows) / sizeof(rows[0]))
 
@@ -66,7 +61,7 @@ static void print_exports(void)
 	for (size_t i = 0; i < TRAMPOLINES; i++)
 		names[count++] = trampolines[i];
 	qsort(names, count, sizeof(names[0]), by_name);
-	printf("# Generated from interceptor/table.h by `make generate`.\n");
+	printf("# Generated from interceptor/driver.def by `make generate`.\n");
 	for (size_t i = 0; i < count; i++)
 		printf("%s\n", names[i]);
 }
@@ -123,7 +118,7 @@ static void print_coverage(void)
 	size_t group = 0;
 
 	printf(
-	    "<!-- Generated from interceptor/table.h and interceptor/passes.h by `make generate`. "
+	    "<!-- Generated from interceptor/driver.def and interceptor/passes.def by `make generate`. "
 	    "-->\n"
 	    "# What gpuslice does with each of the driver's functions\n\n"
 	    "Every function that driver 580.159.04 (CUDA 13.0) exports, and some of newer ones. "

@@ -12,7 +12,7 @@ import (
 	"testing"
 )
 
-// table is what interceptor/table.h and passes.h say of the driver's functions: by kind, name and text.
+// table is what interceptor/driver.def and passes.def say of the driver's functions: by kind, name and text.
 type table map[string]map[string]string
 
 // theTable asks the program that also writes exports.txt and docs/coverage.md.

@@ -46,7 +46,7 @@ extern const struct row linear_rows[], pool_rows[], physical_rows[], array_rows[
     bind_rows[], graph_rows[], share_rows[], info_rows[];
 extern const struct peer share_peers[];
 
-/* Entry points that pass, so that table.h has no prototypes of them. */
+/* Entry points that pass, so that driver.def has no prototypes of them. */
 typedef struct CUevent_st *CUevent;
 typedef struct CUdevResourceDesc_st *CUdevResourceDesc;
 

@@ -1,0 +1,114 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "entry.h"
+
+#include <stddef.h>
+#include <string.h>
+
+/* In the order of enum entry_point, as the bindings of trampoline.S are. */
+static const struct {
+	const char *name;
+	void *hook; /* NULL: only called */
+} table[ENTRY_POINTS] = {
+#define HOOK(name, arguments, charged, released) [ID_##name] = {#name, (void *)name},
+#define CALL(name, arguments) [ID_##name] = {#name, NULL},
+#include "driver.def"
+#define HOOK(name, arguments, shown, released) [ID_##name] = {#name, (void *)name},
+#define CALL(name, arguments) [ID_##name] = {#name, NULL},
+#include "nvml.def"
+};
+
+static int absent_driver(void)
+{
+	return CUDA_ERROR_NOT_INITIALIZED;
+}
+
+static int absent_nvml(void)
+{
+	return library_nvml.base ? NVML_ERROR_FUNCTION_NOT_FOUND : NVML_ERROR_UNINITIALIZED;
+}
+
+struct library library_cuda = {.soname = "libcuda.so.1",
+                               .prefix = "cu",
+                               .first = 0,
+                               .last = DRIVER_ENTRY_POINTS,
+                               .absent = (void *)absent_driver};
+struct library library_nvml = {.soname = "libnvidia-ml.so.1",
+                               .prefix = "nvml",
+                               .first = DRIVER_ENTRY_POINTS,
+                               .last = ENTRY_POINTS,
+                               .absent = (void *)absent_nvml};
+
+struct library *library_of(const char *name)
+{
+	if (strncmp(name, library_cuda.prefix, 2) == 0)
+		return &library_cuda;
+	return strncmp(name, library_nvml.prefix, 4) == 0 ? &library_nvml : NULL;
+}
+
+bool library_find(struct library *library, struct elf_object *object)
+{
+	struct elf_object found;
+
+	if (!elf_find_object(library->soname, &found))
+		return false;
+	if (object)
+		*object = found;
+	if (found.base == __atomic_load_n(&library->base, __ATOMIC_ACQUIRE))
+		return true;
+	/* Several threads may do this at once: they store the same. */
+	for (enum entry_point entry = library->first; entry < library->last; entry++) {
+		void *function = elf_find_symbol(&found, table[entry].name);
+
+		__atomic_store_n(&entry_function[entry], function ? function : library->absent,
+		                 __ATOMIC_RELEASE);
+	}
+	__atomic_store_n(&library->base, found.base, __ATOMIC_RELEASE);
+	return true;
+}
+
+static struct library *library_with(enum entry_point entry)
+{
+	return entry < DRIVER_ENTRY_POINTS ? &library_cuda : &library_nvml;
+}
+
+bool entry_exists(enum entry_point entry)
+{
+	struct library *library = library_with(entry);
+
+	if (!__atomic_load_n(&library->base, __ATOMIC_ACQUIRE) && !library_find(library, NULL))
+		return false;
+	return __atomic_load_n(&entry_function[entry], __ATOMIC_RELAXED) != library->absent;
+}
+
+/* Called by the bindings: the function to go on to. */
+__attribute__((visibility("hidden"))) void *entry_bind(enum entry_point entry);
+void *entry_bind(enum entry_point entry)
+{
+	struct library *library = library_with(entry);
+
+	if (!library_find(library, NULL))
+		return library->absent;
+	return __atomic_load_n(&entry_function[entry], __ATOMIC_ACQUIRE);
+}
+
+void *library_hook(const struct library *library, const void *function, bool *known)
+{
+	for (enum entry_point entry = library->first; entry < library->last; entry++) {
+		if (entry_function[entry] == function) {
+			*known = true;
+			return table[entry].hook;
+		}
+	}
+	*known = false;
+	return NULL;
+}
+
+bool library_hook_of_stem(const struct library *library, const char *name, size_t length)
+{
+	for (enum entry_point entry = library->first; entry < library->last; entry++) {
+		if (table[entry].hook && strncmp(table[entry].name, name, length) == 0 &&
+		    (table[entry].name[length] == '_' || !table[entry].name[length]))
+			return true;
+	}
+	return false;
+}

@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Where the functions of table.h are: in which library, and which hook takes a function's place. */
+#ifndef GPUSLICE_ENTRY_H
+#define GPUSLICE_ENTRY_H
+
+#include "elf_symbol.h"
+#include "table.h"
+
+/* One of the libraries whose functions are hooked. */
+struct library {
+	const char *soname;
+	const char *prefix;           /* of the names that it exports */
+	enum entry_point first, last; /* its entries: [first, last) */
+	void *absent;                 /* stands in for what it does not have */
+	ElfW(Addr) base;              /* where it was when its entries were filled */
+};
+
+extern struct library library_cuda, library_nvml;
+
+/* The library that would export `name`, or NULL. */
+struct library *library_of(const char *name);
+
+/* Fill the library's entries if it is loaded, anew if it was unloaded and loaded again. Returns
+ * whether it is loaded; *object, if not NULL, is what was found. */
+bool library_find(struct library *library, struct elf_object *object);
+
+/* The hook for a function that the library found under an address, or NULL: it has no row, or is
+ * only called. *known says whether it has one. */
+void *library_hook(const struct library *library, const void *function, bool *known);
+
+/* Whether a hook is of the name that the first `length` letters of `name` are, in any version. */
+bool library_hook_of_stem(const struct library *library, const char *name, size_t length);
+
+#endif
