@@ -82,11 +82,20 @@ func (s *Session) listed(env []string, value string, devices []string) ([]string
 }
 
 // sameOrder says whether CUDA's indices are NVML's. CUDA puts the fastest device first unless it is asked for the order on the bus.
+// MIG instances have no index.
 func sameOrder(env []string, host []api.Device) bool {
 	if order, _ := lookup(env, orderEnv); order == "PCI_BUS_ID" {
 		return true
 	}
-	return !slices.ContainsFunc(host, func(d api.Device) bool { return d.Name != host[0].Name })
+	name := ""
+	return !slices.ContainsFunc(host, func(d api.Device) bool {
+		if d.Index < 0 {
+			return false
+		}
+		other := name != "" && d.Name != name
+		name = d.Name
+		return other
+	})
 }
 
 func ofIndex(host []api.Device, index int) string {
