@@ -8,7 +8,9 @@
 #include <stdatomic.h>
 #include <time.h>
 
+#ifndef DRIVER_VERSION /* build.mk makes another one */
 #define DRIVER_VERSION 13000
+#endif
 
 enum { FRESH, READY, INHERITED };
 
