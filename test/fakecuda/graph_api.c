@@ -79,8 +79,7 @@ CUresult graph_kernel(const CUDA_KERNEL_NODE_PARAMS *params, bool second_form, C
 
 		if (second_form && params->ctx)
 			context = params->ctx;
-		return context ? kernel_function(context, handle, out)
-		               : CUDA_ERROR_INVALID_CONTEXT;
+		return context ? kernel_function(context, handle, out) : CUDA_ERROR_INVALID_CONTEXT;
 	}
 	*out = handle;
 	return CUDA_SUCCESS;
