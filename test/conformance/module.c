@@ -127,6 +127,30 @@ static void linked(void)
 	MUST(cuLinkDestroy(state));
 }
 
+/* A library is loaded into each context that uses it, and unloaded from all. */
+static void contexts(CUcontext first)
+{
+	CUlibrary library;
+	CUmodule module;
+	CUcontext second;
+	long long without;
+
+	MUST(cuLibraryLoadData(&library, with_array(ARRAY), NULL, NULL, 0, NULL, NULL, 0));
+	without = held();
+	MUST(cuCtxCreate_v2(&second, 0, 0));
+	mark();
+	MUST(cuLibraryGetModule(&module, library));
+	say_taken("contexts.second");
+	MUST(cuCtxSetCurrent(first));
+	MUST(cuLibraryGetModule(&module, library));
+	say_taken("contexts.both");
+	MUST(cuCtxDestroy_v2(second));
+	MUST(cuCtxSetCurrent(first));
+	printf("contexts.second_destroyed: held %lld\n", held() - without);
+	MUST(cuLibraryUnload(library));
+	printf("contexts.unloaded: held %lld\n", held() - without);
+}
+
 /* Up to 1 MiB they share blocks; above it each has its own. */
 static void sizes(void)
 {
@@ -172,15 +196,18 @@ static void refusals(void)
 
 int main(int argc, char **argv)
 {
+	CUcontext context;
+
 	if (argc > 1)
 		mode = "eager.";
-	start_with_context();
+	context = start_with_context();
 	modules();
 	linked();
 	libraries("text", with_array(ARRAY));
 	sizes();
 	if (argc > 1)
 		return 0;
+	contexts(context);
 	refusals();
 	/* In a process of its own that inherits nothing of the driver's. */
 	setenv("CUDA_MODULE_LOADING", "EAGER", 1);
