@@ -214,7 +214,8 @@ typedef struct {
 } CUDA_GRAPH_INSTANTIATE_PARAMS;
 static_assert(sizeof(CUDA_GRAPH_INSTANTIATE_PARAMS) == 32, "CUDA_GRAPH_INSTANTIATE_PARAMS");
 
-/* A kernel node: its function, or, where that is NULL, its kernel. */
+/* A kernel node: its function, or, where that is NULL, its kernel. The form before CUDA 12 ends
+ * before `kern`. */
 typedef struct {
 	CUfunction func;
 	unsigned int gridDimX, gridDimY, gridDimZ;
@@ -226,17 +227,6 @@ typedef struct {
 	CUcontext ctx;
 } CUDA_KERNEL_NODE_PARAMS;
 static_assert(sizeof(CUDA_KERNEL_NODE_PARAMS) == 72, "CUDA_KERNEL_NODE_PARAMS");
-
-/* The same before CUDA 12. */
-typedef struct {
-	CUfunction func;
-	unsigned int gridDimX, gridDimY, gridDimZ;
-	unsigned int blockDimX, blockDimY, blockDimZ;
-	unsigned int sharedMemBytes;
-	void **kernelParams;
-	void **extra;
-} CUDA_KERNEL_NODE_PARAMS_v1;
-static_assert(sizeof(CUDA_KERNEL_NODE_PARAMS_v1) == 56, "CUDA_KERNEL_NODE_PARAMS_v1");
 
 /* CUgraphNodeParams, as far as it is read. */
 struct CUgraphNodeParams_st {

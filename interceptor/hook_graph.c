@@ -316,7 +316,7 @@ static uint32_t frame_of(const void *function, const void *kernel)
 }
 
 CUresult cuGraphExecKernelNodeSetParams(CUgraphExec graph, CUgraphNode node,
-                                        const CUDA_KERNEL_NODE_PARAMS_v1 *parameters)
+                                        const CUDA_KERNEL_NODE_PARAMS *parameters)
 {
 	uint32_t frame = parameters ? frame_of(parameters->func, NULL) : 0;
 

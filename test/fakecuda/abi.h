@@ -11,10 +11,6 @@
 #include <assert.h>
 #include <stdint.h>
 
-typedef struct CUmod_st *CUmodule;
-typedef struct CUfunc_st *CUfunction; /* or a CUkernel, where one is launched */
-typedef struct CUkern_st *CUkernel;
-typedef struct CUlib_st *CUlibrary;
 typedef struct CUlinkState_st *CUlinkState;
 typedef struct CUevent_st *CUevent;
 
@@ -68,16 +64,6 @@ enum {
 /* CUjitInputType */
 #define CU_JIT_INPUT_PTX 1
 
-typedef struct {
-	unsigned int gridDimX, gridDimY, gridDimZ;
-	unsigned int blockDimX, blockDimY, blockDimZ;
-	unsigned int sharedMemBytes;
-	CUstream hStream;
-	void *attrs;
-	unsigned int numAttrs;
-} CUlaunchConfig;
-static_assert(sizeof(CUlaunchConfig) == 56, "CUlaunchConfig");
-
 /* CUmemAccess_flags */
 enum {
 	CU_MEM_ACCESS_FLAGS_PROT_READ = 1,
@@ -124,18 +110,6 @@ typedef struct {
 	int result;
 	CUgraphNode errorNode, errorFromNode;
 } CUgraphExecUpdateResultInfo;
-
-/* The first form ends before `kern`. */
-typedef struct {
-	CUfunction func;
-	unsigned int gridDimX, gridDimY, gridDimZ;
-	unsigned int blockDimX, blockDimY, blockDimZ;
-	unsigned int sharedMemBytes;
-	void **kernelParams, **extra;
-	void *kern;
-	CUcontext ctx;
-} CUDA_KERNEL_NODE_PARAMS;
-static_assert(sizeof(CUDA_KERNEL_NODE_PARAMS) == 72, "CUDA_KERNEL_NODE_PARAMS");
 
 typedef struct {
 	CUdeviceptr dst;

@@ -71,7 +71,7 @@ CUresult graph_kernel(const CUDA_KERNEL_NODE_PARAMS *params, bool second_form, C
 		return CUDA_ERROR_INVALID_VALUE;
 	handle = params->func;
 	if (!handle && second_form)
-		handle = params->kern;
+		handle = (CUfunction)(void *)params->kern;
 	if (!handle || !params->gridDimX || !params->gridDimY || !params->gridDimZ ||
 	    !params->blockDimX || !params->blockDimY || !params->blockDimZ)
 		return CUDA_ERROR_INVALID_VALUE;
