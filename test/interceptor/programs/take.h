@@ -39,7 +39,8 @@ static inline void take_pieces(get_function *get, unsigned long long most, struc
 	}
 	result = FUNCTION(get, (unsigned int), "cuInit")(0);
 	if (result == CUDA_SUCCESS)
-		result = FUNCTION(get, (CUcontext *, CUdevice), "cuDevicePrimaryCtxRetain")(&context, 0);
+		result =
+		    FUNCTION(get, (CUcontext *, CUdevice), "cuDevicePrimaryCtxRetain")(&context, 0);
 	if (result == CUDA_SUCCESS)
 		result = FUNCTION(get, (CUcontext), "cuCtxSetCurrent")(context);
 	if (result == CUDA_SUCCESS)
