@@ -29,6 +29,8 @@ static long long stacks(size_t frame)
 
 	OK(cuDeviceGetAttribute(&processors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, 0));
 	OK(cuDeviceGetAttribute(&threads, CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, 0));
+	if (!processors || !threads)
+		failed("the card does not say how many threads it can run");
 	return ((long long)frame - FRESH_STACK) * processors * threads;
 }
 
@@ -329,7 +331,9 @@ static void lazy_within(void)
 	char *text = module_text(ARRAY, NULL);
 
 	begin();
-	for (size_t i = 0; i < USES && !no_libraries(); i++) {
+	if (no_libraries())
+		return;
+	for (size_t i = 0; i < USES; i++) {
 		CUlibrary library = library_of(text);
 
 		takes("loaded lazily", 0);
@@ -345,27 +349,26 @@ static void lazy_within(void)
 static void lazy_beyond(void)
 {
 	char *text = module_text(ARRAY, NULL);
+	CUlibrary library;
 	CUdeviceptr pointer;
 	long long filled;
 
 	begin();
+	if (no_libraries())
+		return;
 	filled = (long long)left();
 	pointer = fill(ARRAY - 32 * MIB);
 	filled -= (long long)left();
-	for (size_t i = 0; i < USES && !no_libraries(); i++) {
-		CUlibrary library = library_of(text);
-
+	for (size_t i = 0; i < USES; i++) {
+		library = library_of(text);
 		OUT_OF_MEMORY(uses[i].name, uses[i].use(library));
 		takes("undone", filled);
 		OK(OPTIONAL(cuLibraryUnload)(library));
 	}
 	OK(cuMemFree_v2(pointer));
-	if (!no_libraries()) {
-		CUlibrary library = library_of(text);
-
-		OK(use_global(library));
-		OK(OPTIONAL(cuLibraryUnload)(library));
-	}
+	library = library_of(text);
+	OK(use_global(library));
+	OK(OPTIONAL(cuLibraryUnload)(library));
 	takes("at the end", 0);
 	saw("%zu MiB are refused at the first use of their library with 32 less free", ARRAY / MIB);
 }
@@ -387,16 +390,18 @@ static void eager_within(void)
 		failed("no library in %s", path);
 	close(file);
 	begin_eager();
-	if (!no_libraries()) {
-		library = library_of(text);
-		takes("loaded eagerly", (long long)ARRAY);
-		OK(OPTIONAL(cuLibraryUnload)(library));
-		takes("unloaded", 0);
-		OK(OPTIONAL(cuLibraryLoadFromFile)(&library, path, NULL, NULL, 0, NULL, NULL, 0));
-		takes("loaded from a file", (long long)ARRAY);
-		OK(OPTIONAL(cuLibraryUnload)(library));
-		takes("that unloaded", 0);
+	if (no_libraries()) {
+		unlink(path);
+		return;
 	}
+	library = library_of(text);
+	takes("loaded eagerly", (long long)ARRAY);
+	OK(OPTIONAL(cuLibraryUnload)(library));
+	takes("unloaded", 0);
+	OK(OPTIONAL(cuLibraryLoadFromFile)(&library, path, NULL, NULL, 0, NULL, NULL, 0));
+	takes("loaded from a file", (long long)ARRAY);
+	OK(OPTIONAL(cuLibraryUnload)(library));
+	takes("that unloaded", 0);
 	unlink(path);
 	saw("an array of %zu MiB is charged when its library is loaded", ARRAY / MIB);
 }
