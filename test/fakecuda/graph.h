@@ -25,6 +25,9 @@ struct CUgraph_st {
 	struct graph_memory *memory; /* made with its first allocation */
 };
 
+/* graph_api.c: what the parameters of a kernel's node name, as a function of a module */
+CUresult graph_kernel(const CUDA_KERNEL_NODE_PARAMS *params, bool second_form, CUfunction *out);
+
 CUgraph graph_create(void);
 void graph_destroy(CUgraph graph);
 /* A node after others of the same graph; what its type needs is for the caller to fill in. */

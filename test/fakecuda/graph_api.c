@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Graphs as objects: their nodes, one function per type and one for all. */
 #include "graph.h"
+#include "kernel.h"
 
 #include <stdlib.h>
 
@@ -61,27 +62,88 @@ CUDA_API CUresult cuGraphAddMemsetNode(CUgraphNode *out, CUgraph graph, const CU
 	return add_plain(out, graph, after, count, CU_GRAPH_NODE_TYPE_MEMSET);
 }
 
-/* Both forms: the second one's parameters go on where the first one's end. */
-CUDA_API CUresult cuGraphAddKernelNode_v2(CUgraphNode *out, CUgraph graph, const CUgraphNode *after,
-                                          size_t count, const CUDA_KERNEL_NODE_PARAMS *params)
+CUresult graph_kernel(const CUDA_KERNEL_NODE_PARAMS *params, bool second_form, CUfunction *out)
+{
+	CUfunction handle;
+
+	if (!params)
+		return CUDA_ERROR_INVALID_VALUE;
+	handle = params->func;
+	if (!handle && second_form)
+		handle = params->kern;
+	if (!handle || !params->gridDimX || !params->gridDimY || !params->gridDimZ ||
+	    !params->blockDimX || !params->blockDimY || !params->blockDimZ)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (handle->what == LAUNCHABLE_KERNEL) {
+		CUcontext context = context_current();
+
+		if (second_form && params->ctx)
+			context = params->ctx;
+		return context ? kernel_function(context, handle, out)
+		               : CUDA_ERROR_INVALID_CONTEXT;
+	}
+	*out = handle;
+	return CUDA_SUCCESS;
+}
+
+static CUresult add_kernel(CUgraphNode *out, CUgraph graph, const CUgraphNode *after, size_t count,
+                           const CUDA_KERNEL_NODE_PARAMS *params, bool second_form)
 {
 	CUresult result = enter_graph(graph, out);
+	CUfunction function;
 
 	if (result != CUDA_SUCCESS)
 		return result;
-	if (!params || !params->func || !params->gridDimX || !params->gridDimY ||
-	    !params->gridDimZ || !params->blockDimX || !params->blockDimY || !params->blockDimZ)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
-	result = graph_add(graph, CU_GRAPH_NODE_TYPE_KERNEL, after, count, out);
+	result = graph_kernel(params, second_form, &function);
 	if (result == CUDA_SUCCESS)
-		(*out)->function = params->func;
+		result = graph_add(graph, CU_GRAPH_NODE_TYPE_KERNEL, after, count, out);
+	if (result == CUDA_SUCCESS)
+		(*out)->function = function;
 	return driver_leave(result);
+}
+
+/* The second form's parameters go on where the first one's end. */
+CUDA_API CUresult cuGraphAddKernelNode_v2(CUgraphNode *out, CUgraph graph, const CUgraphNode *after,
+                                          size_t count, const CUDA_KERNEL_NODE_PARAMS *params)
+{
+	return add_kernel(out, graph, after, count, params, true);
 }
 
 CUDA_API CUresult cuGraphAddKernelNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *after,
                                        size_t count, const CUDA_KERNEL_NODE_PARAMS *params)
 {
-	return cuGraphAddKernelNode_v2(out, graph, after, count, params);
+	return add_kernel(out, graph, after, count, params, false);
+}
+
+static CUresult set_kernel(CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS *params,
+                           bool second_form)
+{
+	CUresult result = driver_enter();
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!node || node->type != CU_GRAPH_NODE_TYPE_KERNEL)
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	return driver_leave(graph_kernel(params, second_form, &node->function));
+}
+
+CUDA_API CUresult cuGraphKernelNodeSetParams_v2(CUgraphNode node,
+                                                const CUDA_KERNEL_NODE_PARAMS *params)
+{
+	return set_kernel(node, params, true);
+}
+
+CUDA_API CUresult cuGraphKernelNodeSetParams(CUgraphNode node,
+                                             const CUDA_KERNEL_NODE_PARAMS *params)
+{
+	return set_kernel(node, params, false);
+}
+
+CUDA_API CUresult cuGraphNodeSetParams(CUgraphNode node, CUgraphNodeParams *params)
+{
+	if (!params || params->type != CU_GRAPH_NODE_TYPE_KERNEL)
+		return CUDA_ERROR_INVALID_VALUE;
+	return set_kernel(node, &params->as.kernel, true);
 }
 
 CUDA_API CUresult cuGraphAddMemAllocNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *after,

@@ -183,3 +183,78 @@ void pool_end_waits(struct segment *segment, CUstream stream)
 			extent = pool_merge(extent);
 		}
 }
+
+/* Makes what begins with the extent a segment of its own; NULL: there is no memory. */
+static struct segment *cut_before(struct extent *extent)
+{
+	struct segment *old = extent->segment;
+	struct segment *cut;
+
+	if (!extent->previous)
+		return old;
+	cut = calloc(1, sizeof(*cut));
+	if (!cut)
+		return NULL;
+	cut->pool = old->pool;
+	cut->first = extent;
+	extent->previous->next = NULL;
+	extent->previous = NULL;
+	for (struct extent *e = extent; e; e = e->next) {
+		e->segment = cut;
+		cut->size += e->size;
+		if (e->state == EXTENT_USED)
+			cut->used += e->size;
+	}
+	old->size -= cut->size;
+	old->used -= cut->used;
+	cut->next = old->next;
+	cut->link = &old->next;
+	if (cut->next)
+		cut->next->link = &cut->next;
+	old->next = cut;
+	return cut;
+}
+
+/* The whole steps that lie in a free extent; false if there is none. */
+static bool free_steps(const struct extent *extent, uint64_t *before, uint64_t *size)
+{
+	uint64_t start = extent->range.start - extent->segment->first->range.start;
+	uint64_t first = round_up(start, POOL_STEP);
+	uint64_t end = (start + extent->size) / POOL_STEP * POOL_STEP;
+
+	if (extent->state != EXTENT_FREE || end <= first)
+		return false;
+	*before = first - start;
+	*size = end - first;
+	return true;
+}
+
+void pool_shed(struct segment *segment)
+{
+	struct extent *extent = segment->first;
+	uint64_t before, size;
+
+	/* What was exported is shared as it is. */
+	if (segment->object)
+		return;
+	while (extent) {
+		struct extent *after;
+
+		if (!free_steps(extent, &before, &size)) {
+			extent = extent->next;
+			continue;
+		}
+		if (before) {
+			if (!pool_split(extent, before))
+				return;
+			extent = extent->next;
+		}
+		if (!pool_split(extent, size) || !cut_before(extent))
+			return;
+		after = extent->next;
+		if (after && !cut_before(after))
+			return;
+		pool_drop_segment(extent->segment);
+		extent = after;
+	}
+}

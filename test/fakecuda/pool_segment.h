@@ -38,6 +38,9 @@ struct segment *pool_grow(CUmemoryPool pool, uint64_t size);
 /* One without a used extent. */
 void pool_drop_segment(struct segment *segment);
 
+/* Gives back the steps of one in use in which nothing is, nor is waited for. */
+void pool_shed(struct segment *segment);
+
 /* One that the stream may take; NULL: there is none that is large enough. */
 struct extent *pool_find_extent(const struct segment *segment, uint64_t size, CUstream stream);
 /* Cuts the extent to the size, and the rest of it off; false if there is no memory. */
