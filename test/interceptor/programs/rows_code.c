@@ -16,9 +16,27 @@
 #define ARRAY (256 * MIB)
 #define FRESH_STACK 1024 /* bytes of each thread, in a fresh context */
 
+static long long filled; /* by fill_but() */
+
 static void takes(const char *step, long long bytes)
 {
-	charged_about(step, bytes, SLACK);
+	charged_about(step, filled + bytes, SLACK);
+}
+
+/* Linear memory that leaves a bit less than so much; give_room() frees it. */
+static CUdeviceptr fill_but(size_t keep)
+{
+	size_t room = left();
+	CUdeviceptr pointer = fill(keep);
+
+	filled = (long long)(room - left());
+	return pointer;
+}
+
+static void give_room(CUdeviceptr pointer)
+{
+	OK(cuMemFree_v2(pointer));
+	filled = 0;
 }
 
 /* Local memory is taken for all threads that the card can run at a time, however few are started.
@@ -153,12 +171,9 @@ static void modules_beyond(const struct way *way)
 {
 	char *text = module_text(ARRAY, NULL);
 	CUdeviceptr pointer;
-	long long filled;
 
 	begin();
-	filled = (long long)left();
-	pointer = fill(ARRAY - 32 * MIB);
-	filled -= (long long)left();
+	pointer = fill_but(ARRAY - 32 * MIB);
 	for (const struct way *w = way; w->name; w++) {
 		CUmodule module = NULL;
 		CUresult result;
@@ -168,9 +183,9 @@ static void modules_beyond(const struct way *way)
 		result = w->load(&module, text);
 		if (w->load != by_fat_binary || result == CUDA_SUCCESS)
 			expect(w->name, result, CUDA_ERROR_OUT_OF_MEMORY);
-		takes("undone", filled);
+		takes("undone", 0);
 	}
-	OK(cuMemFree_v2(pointer));
+	give_room(pointer);
 	takes("freed", 0);
 	for (const struct way *w = way; w->name; w++) {
 		CUmodule module = NULL;
@@ -351,21 +366,18 @@ static void lazy_beyond(void)
 	char *text = module_text(ARRAY, NULL);
 	CUlibrary library;
 	CUdeviceptr pointer;
-	long long filled;
 
 	begin();
 	if (no_libraries())
 		return;
-	filled = (long long)left();
-	pointer = fill(ARRAY - 32 * MIB);
-	filled -= (long long)left();
+	pointer = fill_but(ARRAY - 32 * MIB);
 	for (size_t i = 0; i < USES; i++) {
 		library = library_of(text);
 		OUT_OF_MEMORY(uses[i].name, uses[i].use(library));
-		takes("undone", filled);
+		takes("undone", 0);
 		OK(OPTIONAL(cuLibraryUnload)(library));
 	}
-	OK(cuMemFree_v2(pointer));
+	give_room(pointer);
 	library = library_of(text);
 	OK(use_global(library));
 	OK(OPTIONAL(cuLibraryUnload)(library));
@@ -411,18 +423,15 @@ static void eager_beyond(void)
 	char *text = module_text(ARRAY, NULL);
 	CUlibrary library = NULL;
 	CUdeviceptr pointer;
-	long long filled;
 
 	begin_eager();
 	if (no_libraries())
 		return;
-	filled = (long long)left();
-	pointer = fill(ARRAY - 32 * MIB);
-	filled -= (long long)left();
+	pointer = fill_but(ARRAY - 32 * MIB);
 	OUT_OF_MEMORY("an eager load",
 	              OPTIONAL(cuLibraryLoadData)(&library, text, NULL, NULL, 0, NULL, NULL, 0));
-	takes("undone", filled);
-	OK(cuMemFree_v2(pointer));
+	takes("undone", 0);
+	give_room(pointer);
 	OK(OPTIONAL(cuLibraryUnload)(library_of(text)));
 	takes("at the end", 0);
 	saw("an array of %zu MiB is refused with 32 less free, and loaded later", ARRAY / MIB);
@@ -533,22 +542,19 @@ static void frames_beyond(void)
 {
 	uint64_t none = 0;
 	void *parameters[] = {&none};
-	long long filled;
 	CUdeviceptr pointer;
 	CUmodule module;
 
 	begin();
 	module = load(module_text(0, frames));
-	filled = (long long)left();
-	pointer = fill((size_t)stacks(4096) - 64 * MIB);
-	filled -= (long long)left();
+	pointer = fill_but((size_t)stacks(4096) - 64 * MIB);
 	for (size_t i = 0; i < LAUNCHES; i++) {
 		if (!driver_symbol(launches[i].name))
 			continue;
 		for (const size_t *frame = &frames[2]; *frame; frame++) {
 			OUT_OF_MEMORY(launches[i].name,
 			              launches[i].launch(function_of(module, *frame), parameters));
-			takes("refused before it", filled);
+			takes("refused before it", 0);
 		}
 	}
 	if (stack_limit() != FRESH_STACK)
@@ -557,7 +563,7 @@ static void frames_beyond(void)
 	OK(launch(function_of(module, 0)));
 	OK(launch(function_of(module, 1024)));
 	usable("memory after a refused launch", pointer, 16 * MIB);
-	OK(cuMemFree_v2(pointer));
+	give_room(pointer);
 	OK(launch(function_of(module, 4096)));
 	takes("granted later", stacks(4096));
 	no_stacks();
@@ -715,28 +721,25 @@ static void graphs_beyond(void)
 	CUgraphNode node = NULL;
 	CUgraph large, small;
 	CUdeviceptr pointer;
-	long long filled;
 	CUmodule module;
 
 	begin();
 	if (no_kernel_nodes())
 		return;
 	module = load(module_text(0, frames));
-	filled = (long long)left();
-	pointer = fill((size_t)stacks(4096) - 64 * MIB);
-	filled -= (long long)left();
+	pointer = fill_but((size_t)stacks(4096) - 64 * MIB);
 	large = graph_of(function_of(module, 4096), &node);
 	OUT_OF_MEMORY("to instantiate", cuGraphInstantiateWithFlags(&executable, large, 0));
-	takes("refused before it", filled);
+	takes("refused before it", 0);
 	small = graph_of(function_of(module, 0), &node);
 	OK(cuGraphInstantiateWithFlags(&executable, small, 0));
 	if (driver_symbol("cuGraphExecKernelNodeSetParams_v2")) {
 		OUT_OF_MEMORY("another kernel in it",
 		              change(executable, node, function_of(module, 4096)));
-		takes("refused before it", filled);
+		takes("refused before it", 0);
 	}
-	run_and_end(executable, filled);
-	OK(cuMemFree_v2(pointer));
+	run_and_end(executable, 0);
+	give_room(pointer);
 	OK(cuGraphInstantiateWithFlags(&executable, large, 0));
 	takes("granted later", stacks(4096));
 	run_and_end(executable, stacks(4096));
@@ -764,19 +767,16 @@ static void stack_within(void)
 static void stack_beyond(void)
 {
 	CUdeviceptr pointer;
-	long long filled;
 
 	begin();
 	OUT_OF_MEMORY("64 KiB", cuCtxSetLimit(CU_LIMIT_STACK_SIZE, 65536));
 	takes("refused before it", 0);
-	filled = (long long)left();
-	pointer = fill((size_t)stacks(4096) - 64 * MIB);
-	filled -= (long long)left();
+	pointer = fill_but((size_t)stacks(4096) - 64 * MIB);
 	OUT_OF_MEMORY("4 KiB", cuCtxSetLimit(CU_LIMIT_STACK_SIZE, 4096));
-	takes("and this", filled);
+	takes("and this", 0);
 	if (stack_limit() != FRESH_STACK)
 		failed("the stack's limit is %zu", stack_limit());
-	OK(cuMemFree_v2(pointer));
+	give_room(pointer);
 	OK(cuCtxSetLimit(CU_LIMIT_STACK_SIZE, 4096));
 	no_stacks();
 	saw("a limit that does not fit is refused, and stays what it was");

@@ -34,6 +34,7 @@
 #define BLOCK (2 * MIB)
 
 CUresult cuInit(unsigned int);
+CUresult cuDeviceGetName(char *, int, CUdevice);
 CUresult cuDevicePrimaryCtxRetain(CUcontext *, CUdevice);
 CUresult cuDevicePrimaryCtxRelease_v2(CUdevice);
 CUresult cuCtxCreate_v2(CUcontext *, unsigned int, CUdevice);
@@ -131,6 +132,7 @@ static CUmemoryPool default_pool, own_pool, current_pool; /* the last: NULL, or 
 static uint64_t stack = FRESH_STACK;
 static uint64_t threads_at_a_time; /* of the card: each has a stack */
 static bool loaded;                /* a module, ever */
+static bool simulated;             /* the card */
 static _Atomic uint32_t racing;
 static CUdeviceptr addresses; /* HELD places of 16 MiB */
 static unsigned int seed;
@@ -427,12 +429,14 @@ static uint64_t holds(void)
 static int begin(CUcontext *context)
 {
 	int processors = 0, threads = 0;
+	char name[128] = "";
 	CUresult result;
 
-	if (cuInit(0) ||
+	if (cuInit(0) || cuDeviceGetName(name, sizeof(name), 0) ||
 	    cuDeviceGetAttribute(&processors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, 0) ||
 	    cuDeviceGetAttribute(&threads, CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, 0))
 		return 1;
+	simulated = strstr(name, "(simulated)") != NULL;
 	threads_at_a_time = (uint64_t)processors * (uint64_t)threads;
 	while ((result = cuCtxCreate_v2(context, 0, 0)) != CUDA_SUCCESS) {
 		if (result != CUDA_ERROR_OUT_OF_MEMORY || shared->stop)
@@ -512,9 +516,9 @@ static int child(int me, int others)
 			if (pause == 2)
 				(void)done(cuDeviceGraphMemTrim(0), "a trim");
 			shared->of[me].holds = holds();
-			/* The code beside a module's array is packed into blocks of which the
-			 * driver tells nothing. */
-			shared->of[me].unsure = loaded ? 16 * MIB : 0;
+			/* A card's driver packs the code beside a module's array into blocks of
+			 * which it tells nothing. */
+			shared->of[me].unsure = loaded && !simulated ? 16 * MIB : 0;
 			shared->of[me].idle = pause;
 			while (shared->pause == pause && !shared->stop)
 				usleep(200);
