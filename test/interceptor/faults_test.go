@@ -93,8 +93,7 @@ func TestASignalIsNotTakenForADeadEnforcer(t *testing.T) {
 }
 
 func TestARefusalReadsNoEnvironment(t *testing.T) {
-	seconds := "3"
-	out, err := inSlice(t, environment(t, "FAKECUDA_CONTEXT=64M", "GPUSLICE_DEBUG=1"), "1G", compile(t, "environ"), seconds)
+	out, err := inSlice(t, environment(t, "FAKECUDA_CONTEXT=64M"), "1G", compile(t, "environ"), "3")
 	if err != nil {
 		t.Errorf("%v\n%s", err, out[max(0, len(out)-2000):])
 	}

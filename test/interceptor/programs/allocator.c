@@ -15,10 +15,11 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #define MIB (1ull << 20)
-#define ARENA (256ull << 20)
+#define ARENA (16ull << 30) /* of addresses */
 #define ALIGNMENT 16
 
 CUresult cuInit(unsigned int);
@@ -40,7 +41,7 @@ static const CUmemAllocationProp properties = {.type = CU_MEM_ALLOCATION_TYPE_PI
                                                    CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
                                                .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}};
 
-static char arena[ARENA] __attribute__((aligned(ALIGNMENT)));
+static char *arena;
 static size_t used;
 static bool spills; /* as soon as the program has its context */
 static unsigned long spilled;
@@ -52,10 +53,15 @@ static void *allocate(size_t bytes, const void *caller)
 {
 	size_t whole = (bytes + 2 * ALIGNMENT - 1) & ~(size_t)(ALIGNMENT - 1);
 	size_t at = __atomic_fetch_add(&used, whole, __ATOMIC_RELAXED);
-	char *block = arena + at + ALIGNMENT;
+	char *block;
 
-	if (at + whole + ALIGNMENT > ARENA)
+	/* The first call is the loader's, before there are threads. */
+	if (!arena)
+		arena = mmap(NULL, ARENA, PROT_READ | PROT_WRITE,
+		             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	if (arena == MAP_FAILED || at + whole + ALIGNMENT > ARENA)
 		return NULL;
+	block = arena + at + ALIGNMENT;
 	memcpy(block - sizeof(size_t), &bytes, sizeof(size_t));
 	if (spills && !within && (uintptr_t)caller >= interceptor &&
 	    (uintptr_t)caller < interceptor_end) {
