@@ -171,7 +171,7 @@ int main(void)
 	pthread_t threads[4];
 	size_t before, after = 0, total;
 
-	alarm(60);
+	alarm(30);
 	if (cuInit(0) || cuDevicePrimaryCtxRetain(&context, 0) || cuCtxSetCurrent(context) ||
 	    cuMemGetInfo_v2(&before, &total) || !dl_iterate_phdr(find, NULL))
 		return 1;
