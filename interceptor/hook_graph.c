@@ -195,7 +195,9 @@ static CUresult making_end(struct making *making, CUresult result, CUgraphExec g
 	uint64_t bytes;
 
 	stack_end(&making->raise);
-	watch_end_anyway(&making->watch, &bytes);
+	/* It stays when the graph is destroyed, so there is nothing to undo. */
+	if (!watch_end(&making->watch, ATTACH_CALL_GRAPH, &bytes))
+		overhead_settle(making->watch.ordinal);
 	if (result == CUDA_SUCCESS)
 		graph_learn(graph, &making->needs);
 	graph_needs_end(&making->needs);

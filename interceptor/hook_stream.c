@@ -6,7 +6,7 @@
 static CUresult created(CUresult result)
 {
 	if (result == CUDA_SUCCESS)
-		overhead_count_stream();
+		overhead_stream_made();
 	return result;
 }
 
@@ -23,4 +23,21 @@ CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned int flags, int pr
 CUresult cuGreenCtxStreamCreate(CUstream *stream, CUgreenCtx green, unsigned int flags, int priority)
 {
 	return created(DRIVER(cuGreenCtxStreamCreate)(stream, green, flags, priority));
+}
+
+static CUresult destroyed(CUresult result)
+{
+	if (result == CUDA_SUCCESS)
+		overhead_stream_destroyed();
+	return result;
+}
+
+CUresult cuStreamDestroy(CUstream stream)
+{
+	return destroyed(DRIVER(cuStreamDestroy)(stream));
+}
+
+CUresult cuStreamDestroy_v2(CUstream stream)
+{
+	return destroyed(DRIVER(cuStreamDestroy_v2)(stream));
 }
