@@ -109,6 +109,12 @@ static bool is_next(struct search *search, const struct elf_object *object)
 	return false;
 }
 
+static bool is_other(struct search *search, const struct elf_object *object)
+{
+	return !elf_contains(object, search->address) && !elf_contains(object, (void *)visit) &&
+	       elf_find_symbol(object, search->name);
+}
+
 int elf_find_object(const char *name, struct elf_object *object)
 {
 	struct search search = {.wanted = is_named, .name = name, .object = object};
@@ -128,6 +134,9 @@ int elf_find_next(const void *address, const char *symbol, struct elf_object *ob
 	struct search search = {
 	    .wanted = is_next, .name = symbol, .address = address, .object = object};
 
+	if (dl_iterate_phdr(visit, &search))
+		return 1;
+	search.wanted = is_other;
 	return dl_iterate_phdr(visit, &search);
 }
 

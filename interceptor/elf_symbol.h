@@ -45,7 +45,9 @@ int elf_find_object(const char *name, struct elf_object *object);
 /* The like for the object that an address is in; */
 int elf_find_containing(const void *address, struct elf_object *object);
 
-/* and for the first one behind that of `address` which defines the function `symbol`. */
+/* and for the one that defines what is the next function `symbol` of the object that `address` is
+ * in: the first behind it, or else, since one that is opened late has what it needs before it, the
+ * first of all but us. */
 int elf_find_next(const void *address, const char *symbol, struct elf_object *object);
 
 /* The address of the function `name` that the object defines, or NULL. */

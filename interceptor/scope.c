@@ -427,21 +427,33 @@ bool scope_find(const void *address, struct elf_object *object, unsigned int *na
 }
 
 struct definer {
-	const struct link_map *from;
+	const struct link_map *caller;
+	bool next;
 	const char *symbol;
 	struct elf_object *object;
 };
 
+static bool defines(const struct link_map *map, struct definer *search)
+{
+	*search->object = (struct elf_object){.base = map->l_addr, .path = map->l_name};
+	return elf_read_dynamic(map->l_ld, search->object) &&
+	       elf_find_symbol(search->object, search->symbol);
+}
+
+/* In the order of elf_find_next(). */
 static int look_for_definer(struct dl_phdr_info *info, size_t size, void *data)
 {
 	struct definer *search = data;
+	const struct link_map *map;
 
 	(void)info;
 	(void)size;
-	for (const struct link_map *map = search->from; map; map = map->l_next) {
-		*search->object = (struct elf_object){.base = map->l_addr, .path = map->l_name};
-		if (elf_read_dynamic(map->l_ld, search->object) &&
-		    elf_find_symbol(search->object, search->symbol))
+	for (map = search->caller; search->next && map; map = map->l_next) {
+		if (map != search->caller && defines(map, search))
+			return 1;
+	}
+	for (map = first_of(search->caller); map; map = map->l_next) {
+		if ((map != search->caller || !search->next) && defines(map, search))
 			return 1;
 	}
 	return 2;
@@ -450,11 +462,7 @@ static int look_for_definer(struct dl_phdr_info *info, size_t size, void *data)
 bool scope_find_definer(const void *caller, bool next, const char *symbol,
                         struct elf_object *object)
 {
-	const struct link_map *map = map_of(caller);
-	struct definer search = {.symbol = symbol, .object = object};
+	struct definer search = {map_of(caller), next, symbol, object};
 
-	if (!map)
-		return false;
-	search.from = next ? map->l_next : first_of(map);
-	return dl_iterate_phdr(look_for_definer, &search) == 1;
+	return search.caller && dl_iterate_phdr(look_for_definer, &search) == 1;
 }

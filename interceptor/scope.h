@@ -36,8 +36,8 @@ unsigned int scope_hold(void *handle);
 /* The object that an address is in, in whatever namespace. */
 bool scope_find(const void *address, struct elf_object *object, unsigned int *namespace);
 
-/* The object in which dlsym finds a function for a caller in another namespace: the first behind the
- * caller's, or the first of all. */
+/* The object in which dlsym finds a function for a caller in another namespace: that which has its
+ * next (elf_find_next()), or the first of all. */
 bool scope_find_definer(const void *caller, bool next, const char *symbol,
                         struct elf_object *object);
 

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package interceptor
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+)
+
+// loaders builds programs/loaders.c, which is not linked with the driver, and its plugins beside it.
+func loaders(t *testing.T) (program, directory string) {
+	t.Helper()
+	directory = t.TempDir()
+	cc := os.Getenv("CC")
+	if cc == "" {
+		cc = "cc"
+	}
+	build := func(output string, args ...string) string {
+		t.Helper()
+		args = append([]string{"-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-I../../interceptor",
+			"-o", filepath.Join(directory, output)}, args...)
+		if out, err := exec.Command(cc, args...).CombinedOutput(); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		return filepath.Join(directory, output)
+	}
+	driver := filepath.Join(bin(t), "fakecuda", "libcuda.so.1")
+	build("plugin-linked.so", "-shared", "-fPIC", "-DLINKED", "programs/plugin.c", driver, "-ldl")
+	build("plugin-opens.so", "-shared", "-fPIC", "-DOPENS", "programs/plugin.c", "-ldl")
+	build("plugin-nested.so", "-shared", "-fPIC", "-DNESTS", "programs/plugin.c", "-ldl")
+	build("plugin-next.so", "-shared", "-fPIC", "-DNEXT", "programs/plugin.c", "-ldl")
+	return build("loaders", "programs/loaders.c", "-ldl"), directory
+}
+
+// However a program comes by the driver without meaning to hide it, and whatever it opened before: the quota holds,
+// and what fits it is granted.
+func TestNoLoaderLeadsPastTheQuota(t *testing.T) {
+	program, directory := loaders(t)
+	for _, way := range []string{"by-path", "copy", "dlmopen", "libc-dlsym", "libc-dlvsym", "next-dlsym",
+		"plugin-linked", "plugin-opens", "plugin-nested"} {
+		for _, order := range []string{"alone", "after", "before"} {
+			t.Run(way+" "+order, func(t *testing.T) {
+				out, err := inSlice(t, environment(t), "4G", program, way, order, fmt.Sprint(4*gib), directory)
+				if err != nil {
+					t.Errorf("%v\n%s", err, out)
+				}
+			})
+		}
+	}
+}
