@@ -26,7 +26,7 @@ static const char *const libc_names[] = {"libc.so.6", "libdl.so.2", MUSL};
 
 void *loader_find(void **kept, const char *name)
 {
-	void *found = __atomic_load_n(kept, __ATOMIC_ACQUIRE);
+	void *found = NULL;
 
 	for (size_t i = 0; !found && i < LIBC_NAMES; i++) {
 		struct elf_object object;
@@ -34,7 +34,8 @@ void *loader_find(void **kept, const char *name)
 		if (elf_find_object(libc_names[i], &object))
 			found = elf_find_symbol(&object, name);
 	}
-	__atomic_store_n(kept, found, __ATOMIC_RELEASE);
+	if (found)
+		__atomic_store_n(kept, found, __ATOMIC_RELEASE);
 	return found;
 }
 

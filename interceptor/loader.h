@@ -9,6 +9,7 @@
 #include "elf_symbol.h"
 
 #include <dlfcn.h>
+#include <stddef.h>
 
 #define LOADER_NAMESPACES 16 /* glibc's DL_NNS */
 
@@ -16,14 +17,22 @@
 extern __attribute__((visibility("hidden"))) void *loader_dlsym[LOADER_NAMESPACES],
     *loader_dlvsym[LOADER_NAMESPACES], *loader_dlopen, *loader_dlmopen;
 
-/* The function of that name of the base namespace's C library, or NULL; looked up until found. */
+/* Look for the function of that name of the base namespace's C library. */
 void *loader_find(void **kept, const char *name);
 
-/* That, with the type that the function has. */
+/* That, if it was not found yet. NULL if there is none. */
+static inline void *loader_get(void **kept, const char *name)
+{
+	void *found = __atomic_load_n(kept, __ATOMIC_ACQUIRE);
+
+	return __builtin_expect(found != NULL, 1) ? found : loader_find(kept, name);
+}
+
+/* And with the type that the function has. */
 #define LOADER(name)                                                                               \
 	({                                                                                         \
 		static void *kept_;                                                                \
-		(__typeof__(&name)) loader_find(&kept_, #name);                                    \
+		(__typeof__(&name)) loader_get(&kept_, #name);                                     \
 	})
 
 /* The dlopen that would be found without us: a tool's that was loaded behind us, or the C

@@ -158,6 +158,19 @@ static void *answer_by_caller(const struct lookup *lookup, struct library *libra
 	return stand_in ? stand_in : JUMP;
 }
 
+/* Whether a name may be one that is not passed on at once. */
+static inline bool may_matter(const char *name)
+{
+	return name && (name[0] == 'c' || name[0] == 'n' || name[0] == 'd');
+}
+
+/* Whether there are objects that must be held before anybody has a function of theirs. */
+static inline bool must_hold(const void *handle)
+{
+	return __builtin_expect(__atomic_load_n(&scope_seen, __ATOMIC_RELAXED) != 0, 0) &&
+	       handle != RTLD_DEFAULT && handle != RTLD_NEXT;
+}
+
 static void *route(const struct lookup *lookup)
 {
 	bool by_handle = lookup->handle != RTLD_DEFAULT && lookup->handle != RTLD_NEXT;
@@ -165,9 +178,9 @@ static void *route(const struct lookup *lookup)
 	unsigned int namespace = lookup->namespace;
 	void *stand_in, *found;
 
-	if (by_handle && __builtin_expect(__atomic_load_n(&scope_seen, __ATOMIC_RELAXED) != 0, 0))
+	if (must_hold(lookup->handle))
 		namespace = scope_hold(lookup->handle);
-	if (!lookup->name)
+	if (!may_matter(lookup->name))
 		return JUMP;
 	library = library_of(lookup->name);
 	stand_in = library ? NULL : loader_stand_in(lookup->name, namespace);
@@ -210,7 +223,10 @@ void *route_dlsym(void *handle, const char *name, const void *nothing, unsigned 
 	struct lookup lookup = {handle, name, NULL, namespace, caller};
 
 	(void)nothing;
-	return loader_find(&loader_dlsym[namespace], "dlsym") ? route(&lookup) : JUMP;
+	if (!loader_get(&loader_dlsym[namespace], "dlsym") ||
+	    (!may_matter(name) && !must_hold(handle)))
+		return JUMP;
+	return route(&lookup);
 }
 
 void *route_dlvsym(void *handle, const char *name, const char *version, unsigned int namespace,
@@ -218,7 +234,7 @@ void *route_dlvsym(void *handle, const char *name, const char *version, unsigned
 {
 	struct lookup lookup = {handle, name, version, namespace, caller};
 
-	if (!loader_find(&loader_dlvsym[namespace], "dlvsym") || !version)
+	if (!loader_get(&loader_dlvsym[namespace], "dlvsym") || !version)
 		return JUMP;
 	return route(&lookup);
 }
@@ -237,6 +253,6 @@ void *route_dlmopen(Lmid_t namespace, const char *file, int mode)
 	scope_see(SCOPE_NAMESPACE);
 	(void)namespace;
 	(void)route_dlopen(file, mode);
-	(void)loader_find(&loader_dlmopen, "dlmopen");
+	(void)loader_get(&loader_dlmopen, "dlmopen");
 	return JUMP;
 }
