@@ -43,15 +43,14 @@ static bool other_version_is_hooked(const char *name)
  */
 static void unknown(const char *name, int cuda)
 {
-	bool version = other_version_is_hooked(name);
 	struct process *process;
 
-	if (!version && listed(name, cuda != 0))
+	if (listed(name, cuda != 0))
 		return;
 	process = process_get();
 	if (!process)
 		return;
-	if (!version)
+	if (!other_version_is_hooked(name))
 		say_once(process, ONCE_UNLISTED,
 		         "%s is not known to this gpuslice: driver truth alone counts what it allocates",
 		         name);
