@@ -3,6 +3,7 @@
 #ifndef GPUSLICE_NVML_H
 #define GPUSLICE_NVML_H
 
+#include "nvml_cache.h"
 #include "process.h"
 #include "table.h"
 
@@ -12,5 +13,8 @@
 /* The ledger device of NVML's device: its index, or one of the two above. Asks the enforcer if no
  * process of the slice has met the device yet. `process` may be NULL: attached to nothing. */
 int nvml_ledger_device(struct process *process, nvmlDevice_t device);
+
+/* NVML's handles may mean other devices from now on. */
+void nvml_forget_devices(void);
 
 #endif

@@ -11,6 +11,7 @@
 #include "ledger.h"
 #include "lock.h"
 #include "map.h"
+#include "nvml_cache.h"
 
 #define PROCESS_ORDINALS 64  /* CUDA devices of one process */
 #define PROCESS_PRESENT 1024 /* words of the filter of block_maybe() */
@@ -46,6 +47,8 @@ struct process {
 		uint8_t uuid[16];
 		uint64_t retry_at;
 	} refused[PROCESS_ORDINALS];
+
+	struct nvml_cache nvml; /* nvml.c */
 
 	struct lock account_lock; /* guards `account`: a lane has one writer at a time */
 	uint32_t opened;          /* bit per ledger device: its account was opened */
