@@ -4,6 +4,8 @@
  */
 #include <stdint.h>
 
+/* clang-format off */
+
 static const char listed_names[] =
     "cuArray3DGetDescriptor\0"
     "cuArray3DGetDescriptor_v2\0"

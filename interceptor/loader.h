@@ -32,7 +32,7 @@ static inline void *loader_get(void **kept, const char *name)
 #define LOADER(name)                                                                               \
 	({                                                                                         \
 		static void *kept_;                                                                \
-		(__typeof__(&name)) loader_get(&kept_, #name);                                     \
+		(__typeof__(&name))loader_get(&kept_, #name);                                      \
 	})
 
 /* The dlopen that would be found without us: a tool's that was loaded behind us, or the C

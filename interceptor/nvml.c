@@ -123,7 +123,8 @@ static int ask_ledger_device(struct process *process, nvmlDevice_t device)
 
 int nvml_ledger_device(struct process *process, nvmlDevice_t device)
 {
-	uint32_t age = current_age(); /* of what is asked now, even if NVML is shut down meanwhile */
+	uint32_t age =
+	    current_age(); /* of what is asked now, even if NVML is shut down meanwhile */
 	int index = process && device ? recall(&process->nvml, device, age) : -1;
 
 	if (index >= 0)

@@ -24,7 +24,7 @@
 #include <stddef.h>
 #include <string.h>
 
-#define JUMP NULL                    /* the caller gets what the real function returns */
+#define JUMP NULL                  /* the caller gets what the real function returns */
 #define ROUTE_NOTHING ((void *)-1) /* the caller gets NULL, as trampoline.S knows */
 
 /* Whether a hook is of the name that `name` is without its version: of cuMemAlloc_v2_ptsz,
@@ -51,9 +51,10 @@ static void unknown(const char *name, int cuda)
 	if (!process)
 		return;
 	if (!other_version_is_hooked(name))
-		say_once(process, ONCE_UNLISTED,
-		         "%s is not known to this gpuslice: driver truth alone counts what it allocates",
-		         name);
+		say_once(
+		    process, ONCE_UNLISTED,
+		    "%s is not known to this gpuslice: driver truth alone counts what it allocates",
+		    name);
 	else if (cuda)
 		say_once(process, ONCE_UNKNOWN_VERSION,
 		         "%s of CUDA %d.%d is newer than this gpuslice: driver truth alone counts "
@@ -128,8 +129,7 @@ static void *answer(const struct lookup *lookup, struct library *library, void *
 
 	if (library_find(library, &object) && elf_contains(&object, found))
 		return exchange(library, found, lookup->name, 0);
-	if (!scope_find(found, &object, &namespace) ||
-	    strcmp(object.name, library->soname) != 0)
+	if (!scope_find(found, &object, &namespace) || strcmp(object.name, library->soname) != 0)
 		return found;
 	return of_the_one(lookup, library, object.path);
 }
@@ -142,9 +142,8 @@ static void *answer_by_caller(const struct lookup *lookup, struct library *libra
 	struct elf_object object;
 	void *stand_in;
 
-	if (lookup->namespace
-	        ? !scope_find_definer(lookup->caller, next, lookup->name, &object)
-	        : !elf_find_next(lookup->caller, lookup->name, &object))
+	if (lookup->namespace ? !scope_find_definer(lookup->caller, next, lookup->name, &object)
+	                      : !elf_find_next(lookup->caller, lookup->name, &object))
 		return JUMP;
 	if (!library)
 		stand_in = loader_is_libc(&object)
@@ -178,7 +177,7 @@ static void *route(const struct lookup *lookup)
 	void *stand_in, *found;
 
 	if (must_hold(lookup->handle))
-		namespace = scope_hold(lookup->handle);
+	namespace = scope_hold(lookup->handle);
 	if (!may_matter(lookup->name))
 		return JUMP;
 	library = library_of(lookup->name);

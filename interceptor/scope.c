@@ -145,8 +145,8 @@ static void *wanted(const struct pass *pass, const char *name, struct library **
 
 /* Whether it is the library's, or the C library's, that is called by the slot, and no tool's that
  * stands before it. One that is not resolved yet leads into its own object. */
-static bool leads_there(struct pass *pass, const struct elf_object *object, const ElfW(Sym) * symbol,
-                        const void *value, const struct library *library)
+static bool leads_there(struct pass *pass, const struct elf_object *object,
+                        const ElfW(Sym) * symbol, const void *value, const struct library *library)
 {
 	bool unresolved = symbol->st_shndx == SHN_UNDEF && elf_contains(object, value);
 
@@ -194,8 +194,8 @@ static bool is_slot(const ElfW(Rela) * relocation)
 	}
 }
 
-static void set_slots(struct pass *pass, const struct mapped *object,
-                      const ElfW(Rela) * relocation, size_t bytes)
+static void set_slots(struct pass *pass, const struct mapped *object, const ElfW(Rela) * relocation,
+                      size_t bytes)
 {
 	const struct elf_object *elf = &object->elf;
 

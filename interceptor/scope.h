@@ -11,7 +11,8 @@
  * A process that has no such objects pays a comparison at each dlsym.
  *
  * A thread that the C library of another namespace made has no character tables in the base's
- * (glibc before 2.42 sets these up where the thread was made), should the driver ask isalpha() there.
+ * (glibc before 2.42 sets these up where the thread was made), should the driver ask isalpha()
+ * there.
  */
 #ifndef GPUSLICE_SCOPE_H
 #define GPUSLICE_SCOPE_H
@@ -30,7 +31,8 @@ static inline void scope_see(uint32_t what)
 		__atomic_fetch_or(&scope_seen, what, __ATOMIC_RELAXED);
 }
 
-/* Set the slots of all objects in the namespace of a handle. Returns the number of the namespace. */
+/* Set the slots of all objects in the namespace of a handle. Returns the number of the namespace.
+ */
 unsigned int scope_hold(void *handle);
 
 /* The object that an address is in, in whatever namespace. */

@@ -67,7 +67,8 @@ static void print_exports(void)
 		printf("%s\n", names[i]);
 }
 
-/* The names of one kind, sorted, as one text and where in it each begins; a family's without its *. */
+/* The names of one kind, sorted, as one text and where in it each begins; a family's without its *.
+ */
 static bool print_texts(enum kind kind, const char *text, const char *at)
 {
 	const char *names[ROWS];
@@ -88,7 +89,8 @@ static bool print_texts(enum kind kind, const char *text, const char *at)
 
 		printf("%s%zu,", i % 12 ? " " : "\n    ", offset);
 		offset += length + 1;
-		if (kind == FAMILY && i + 1 < count && strncmp(names[i], names[i + 1], length) == 0) {
+		if (kind == FAMILY && i + 1 < count &&
+		    strncmp(names[i], names[i + 1], length) == 0) {
 			fprintf(stderr, "table: %s is a family of %s\n", names[i + 1], names[i]);
 			return false;
 		}
@@ -103,7 +105,9 @@ static bool print_listed(void)
 	       "/*\n"
 	       " * Generated from interceptor/passes.def by `make generate`.\n"
 	       " */\n"
-	       "#include <stdint.h>\n");
+	       "#include <stdint.h>\n"
+	       "\n"
+	       "/* clang-format off */\n");
 	return print_texts(PASS, "listed_names", "listed_name_at") &&
 	       print_texts(FAMILY, "listed_families", "listed_family_at");
 }
@@ -160,7 +164,8 @@ static void print_coverage(void)
 	size_t group = 0;
 
 	printf(
-	    "<!-- Generated from interceptor/driver.def and interceptor/passes.def by `make generate`. "
+	    "<!-- Generated from interceptor/driver.def and interceptor/passes.def by `make "
+	    "generate`. "
 	    "-->\n"
 	    "# What gpuslice does with each of the driver's functions\n\n"
 	    "Every function that driver 580.159.04 (CUDA 13.0) exports, and some of newer ones. "

@@ -5,14 +5,12 @@
  * QUOTA bytes. DIRECTORY has the kinds of guest.c. WAY:
  *
  *   linked, now, deepbind, deepbind-now
- *              one that is linked with the driver, bound lazily or at once, in a namespace of its own
- *              or with RTLD_DEEPBIND
- *   later      one in a namespace that opens the linked one there, when it was asked already
- *   next       one that asks for its next cuMemAlloc_v2, when libcuda was loaded before it
- *   other      another library of that name
- *   asked      dlmopen from dlsym
- *   nothing    in namespaces without the driver
- *   threads    as nothing, of which several threads ask while others are opened and closed
+ *              one that is linked with the driver, bound lazily or at once, in a namespace of its
+ * own or with RTLD_DEEPBIND later      one in a namespace that opens the linked one there, when it
+ * was asked already next       one that asks for its next cuMemAlloc_v2, when libcuda was loaded
+ * before it other      another library of that name asked      dlmopen from dlsym nothing    in
+ * namespaces without the driver threads    as nothing, of which several threads ask while others
+ * are opened and closed
  *
  * Prints what is wrong, and exits 0 if nothing is.
  */
@@ -162,7 +160,8 @@ static void see_other(void)
 	const char *said;
 
 	expect(cuda && other && far, "all are opened");
-	expect(dlsym(other, "cuMemAlloc_v2") == dlsym(cuda, "cuMemAlloc_v2"), "there is one driver");
+	expect(dlsym(other, "cuMemAlloc_v2") == dlsym(cuda, "cuMemAlloc_v2"),
+	       "there is one driver");
 	expect(dlsym(far, "cuMemAlloc_v2") == dlsym(cuda, "cuMemAlloc_v2"), "in all namespaces");
 	(void)dlerror();
 	expect(!dlsym(other, "cuOfNobodyElse"), "what it does not have, no other has");
@@ -175,7 +174,8 @@ static void see_asked(void)
 	void *libc = dlopen("libc.so.6", RTLD_NOW), *handle;
 	void *(*open)(Lmid_t, const char *, int);
 
-	*(void **)&open = dlsym(libc, "dlmopen") ?: dlsym(dlopen("libdl.so.2", RTLD_NOW), "dlmopen");
+	*(void **)&open =
+	    dlsym(libc, "dlmopen") ?: dlsym(dlopen("libdl.so.2", RTLD_NOW), "dlmopen");
 	handle = open(LM_ID_NEWLM, path_of("linked"), RTLD_LAZY);
 	expect(handle != NULL, "a guest is opened");
 	see_linked(handle);
