@@ -36,20 +36,6 @@ struct library library_nvml = {.soname = "libnvidia-ml.so.1",
                                .last = ENTRY_POINTS,
                                .absent = (void *)absent_nvml};
 
-/* cublas, cudnn, cuda… are other libraries' names. */
-static bool is_of_driver(const char *name)
-{
-	return name[0] == 'c' && name[1] == 'u' &&
-	       ((name[2] >= 'A' && name[2] <= 'Z') || strncmp(name + 2, "dbg", 3) == 0);
-}
-
-struct library *library_of(const char *name)
-{
-	if (is_of_driver(name))
-		return &library_cuda;
-	return strncmp(name, "nvml", 4) == 0 ? &library_nvml : NULL;
-}
-
 bool library_find(struct library *library, struct elf_object *object)
 {
 	struct elf_object found;

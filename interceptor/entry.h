@@ -21,8 +21,18 @@ struct library {
 
 extern struct library library_cuda, library_nvml;
 
-/* The library that would export `name`, or NULL. */
-struct library *library_of(const char *name);
+/* The library that would export `name`, or NULL: cublas, cudnn, cuda… are other libraries' names.
+ */
+static inline struct library *library_of(const char *name)
+{
+	if (name[0] == 'c' && name[1] == 'u' &&
+	    ((name[2] >= 'A' && name[2] <= 'Z') ||
+	     (name[2] == 'd' && name[3] == 'b' && name[4] == 'g')))
+		return &library_cuda;
+	if (name[0] == 'n' && name[1] == 'v' && name[2] == 'm' && name[3] == 'l')
+		return &library_nvml;
+	return NULL;
+}
 
 /* Fill the library's entries if it is loaded, anew if it was unloaded and loaded again. Returns
  * whether it is loaded; *object, if not NULL, is what was found. */

@@ -156,10 +156,10 @@ static void *answer_by_caller(const struct lookup *lookup, struct library *libra
 	return stand_in ? stand_in : JUMP;
 }
 
-/* Whether a name may be one that is not passed on at once. */
+/* Whether a name is not passed on at once: a library's, or one of the loader's. */
 static inline bool may_matter(const char *name)
 {
-	return name && (name[0] == 'c' || name[0] == 'n' || name[0] == 'd');
+	return name && (library_of(name) || (name[0] == 'd' && name[1] == 'l'));
 }
 
 /* Whether there are objects that must be held before anybody has a function of theirs. */

@@ -4,13 +4,16 @@
  * gets at the interceptor, and notices nothing else. Not linked with libcuda; run in a slice of
  * QUOTA bytes. DIRECTORY has the kinds of guest.c. WAY:
  *
- *   linked, now, deepbind, deepbind-now
- *              one that is linked with the driver, bound lazily or at once, in a namespace of its
- * own or with RTLD_DEEPBIND later      one in a namespace that opens the linked one there, when it
- * was asked already next       one that asks for its next cuMemAlloc_v2, when libcuda was loaded
- * before it other      another library of that name asked      dlmopen from dlsym nothing    in
- * namespaces without the driver threads    as nothing, of which several threads ask while others
- * are opened and closed
+ *   linked         one that is linked with the driver, bound lazily, in a namespace of its own
+ *   now            bound at once
+ *   deepbind       opened with RTLD_DEEPBIND, bound lazily
+ *   deepbind-now   and at once
+ *   later          one in a namespace whose first object was asked before and opens it
+ *   next           one that asks for its next cuMemAlloc_v2, behind libcuda
+ *   other          another library of that name
+ *   asked          dlmopen from dlsym
+ *   nothing        in a namespace without the driver
+ *   threads        threads that ask while others open and close
  *
  * Prints what is wrong, and exits 0 if nothing is.
  */
