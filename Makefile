@@ -23,6 +23,11 @@ VERSION ?= $(shell test/version.sh)
 
 BIN := bin
 
+# The same source gives the same files in any directory (test/reproducible.sh). The compiler takes the directory's name from PWD,
+# which names a link to it where one was followed.
+override CFLAGS += -ffile-prefix-map=$(CURDIR)=.
+export PWD := $(CURDIR)
+
 C_WARNINGS := -Wall -Wextra -Wpedantic -Wshadow -Wstrict-prototypes -Wvla -Werror
 C_FLAGS    := -std=c11 -O2 -g $(C_WARNINGS) -Iinterceptor
 

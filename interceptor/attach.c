@@ -138,6 +138,7 @@ void attach_process(struct process *process)
 {
 	bool first = process->retry_at == 0;
 
+	say_begin();
 	if (now() < process->retry_at)
 		return;
 	for (int again = 0;; again++) {

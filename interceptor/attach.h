@@ -50,12 +50,28 @@ enum attach_op {
 
 /* ATTACH_OP_REFUSED: what the memory was for. */
 enum attach_call {
-	ATTACH_CALL_OTHER = 0,
-	ATTACH_CALL_LAST = 14,
+	ATTACH_CALL_OTHER,
+	ATTACH_CALL_ALLOC,
+	ATTACH_CALL_MANAGED,
+	ATTACH_CALL_ASYNC,
+	ATTACH_CALL_CREATE,
+	ATTACH_CALL_ARRAY,
+	ATTACH_CALL_PITCH,
+	ATTACH_CALL_BLOCK,
+	ATTACH_CALL_POOL,
+	ATTACH_CALL_CONTEXT,
+	ATTACH_CALL_GRAPH,
+	ATTACH_CALL_IMPORT,
+	ATTACH_CALL_IPC,
+	ATTACH_CALL_EXTERNAL,
+	ATTACH_CALL_HEAP,
+	ATTACH_CALL_CODE,
+	ATTACH_CALL_STACK,
+	ATTACH_CALL_LAST = ATTACH_CALL_STACK,
 };
 
-/* The words of process_charge()'s callers, by enum attach_call: they are sent as a number, so that
- * nobody has to read what a hostile process wrote. A newer interceptor's are 0 for the enforcer. */
+/* In words. They are sent as a number, so that nobody has to read what a hostile process wrote. A
+ * newer interceptor's are 0 for the enforcer. */
 static inline const char *attach_call_name(uint32_t call)
 {
 	static const char *const names[ATTACH_CALL_LAST + 1] = {
@@ -74,6 +90,8 @@ static inline const char *attach_call_name(uint32_t call)
 	    "cuIpcOpenMemHandle",
 	    "cuImportExternalMemory",
 	    "the heap of kernels",
+	    "code and its variables",
+	    "the stack of kernels",
 	};
 
 	return names[call <= ATTACH_CALL_LAST ? call : ATTACH_CALL_OTHER];

@@ -11,17 +11,34 @@
 #include <sys/socket.h>
 #include <sys/time.h>
 #include <sys/un.h>
+#include <time.h>
 #include <unistd.h>
 
 /*
  * The socket's path. The container's own place comes first: an image must not be able to send its
- * processes elsewhere by its environment.
+ * processes elsewhere by its environment. That is read once, when the process asks for the first
+ * time and attach_lock is held: later the program may be changing it in another thread. A forked
+ * child inherits what was read.
  */
+static char session_path[sizeof(((struct sockaddr_un *)0)->sun_path)];
+static bool session_path_read;
+
+static void read_session_path(void)
+{
+	static const char name[] = "/" ATTACH_SOCKET_NAME;
+	const char *directory = getenv(ATTACH_DIR_ENV);
+	size_t length = directory ? strlen(directory) : 0;
+
+	session_path_read = true;
+	if (!length || directory[0] != '/' || length + sizeof(name) > sizeof(session_path))
+		return;
+	memcpy(session_path, directory, length);
+	memcpy(session_path + length, name, sizeof(name));
+}
+
 static bool socket_path(struct sockaddr_un *address)
 {
 	static const char in_container[] = ATTACH_CONTAINER_DIR "/" ATTACH_SOCKET_NAME;
-	const char *directory;
-	size_t length;
 
 	memset(address, 0, sizeof(*address));
 	address->sun_family = AF_UNIX;
@@ -29,15 +46,24 @@ static bool socket_path(struct sockaddr_un *address)
 		memcpy(address->sun_path, in_container, sizeof(in_container));
 		return true;
 	}
-	directory = getenv(ATTACH_DIR_ENV);
-	if (!directory || directory[0] != '/')
-		return false;
-	length = strlen(directory);
-	if (length + sizeof("/" ATTACH_SOCKET_NAME) > sizeof(address->sun_path))
-		return false;
-	memcpy(address->sun_path, directory, length);
-	memcpy(address->sun_path + length, "/" ATTACH_SOCKET_NAME, sizeof("/" ATTACH_SOCKET_NAME));
-	return true;
+	if (!session_path_read)
+		read_session_path();
+	memcpy(address->sun_path, session_path, sizeof(session_path));
+	return session_path[0] != '\0';
+}
+
+static uint64_t seconds(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (uint64_t)t.tv_sec;
+}
+
+/* A signal's handler interrupted a call: once more, but not for longer than the enforcer has. */
+static bool interrupted(ssize_t result, uint64_t began)
+{
+	return result < 0 && errno == EINTR && seconds() - began <= ASK_SECONDS;
 }
 
 static void hang_up(int descriptors[ASK_DESCRIPTORS])
@@ -61,17 +87,18 @@ static enum ask_result exchange(int s, const struct attach_request *request,
 	                         .msg_iovlen = 1,
 	                         .msg_control = control.bytes,
 	                         .msg_controllen = sizeof(control.bytes)};
+	uint64_t began = seconds();
 	struct cmsghdr *header;
 	ssize_t n;
 
 	do
 		n = send(s, request, sizeof(*request), MSG_NOSIGNAL);
-	while (n < 0 && errno == EINTR);
+	while (interrupted(n, began));
 	if (n != (ssize_t)sizeof(*request))
 		return ASK_UNREACHABLE;
 	do
 		n = recvmsg(s, &message, MSG_CMSG_CLOEXEC);
-	while (n < 0 && errno == EINTR);
+	while (interrupted(n, began));
 	if (n < 0)
 		return ASK_UNREACHABLE;
 	if (n == 0) {
@@ -105,8 +132,9 @@ enum ask_result ask_enforcer(struct attach_request *request, struct attach_reply
 {
 	struct timeval patience = {.tv_sec = ASK_SECONDS};
 	struct sockaddr_un address;
+	uint64_t began = seconds();
 	enum ask_result result;
-	int s, saved, none[ASK_DESCRIPTORS];
+	int s, n, saved, none[ASK_DESCRIPTORS];
 	int *got = descriptors ? descriptors : none;
 
 	for (unsigned i = 0; i < ASK_DESCRIPTORS; i++)
@@ -121,7 +149,10 @@ enum ask_result ask_enforcer(struct attach_request *request, struct attach_reply
 		return ASK_UNREACHABLE;
 	setsockopt(s, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
 	setsockopt(s, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience));
-	if (connect(s, (const struct sockaddr *)&address, sizeof(address)) < 0)
+	do
+		n = connect(s, (const struct sockaddr *)&address, sizeof(address));
+	while (interrupted(n, began));
+	if (n < 0)
 		result = ASK_UNREACHABLE;
 	else
 		result = exchange(s, request, reply, got);
@@ -157,6 +188,10 @@ void tell_enforcer(struct attach_request *request)
 bool enforcer_there(int connection)
 {
 	struct pollfd p = {.fd = connection, .events = POLLRDHUP};
+	int n;
 
-	return poll(&p, 1, 0) == 0;
+	do
+		n = poll(&p, 1, 0); /* waits for nothing, so this ends */
+	while (n < 0 && errno == EINTR);
+	return n == 0;
 }

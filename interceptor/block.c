@@ -1,22 +1,63 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "block.h"
 
-#include "hook.h"
+#include "context.h"
+#include "state.h"
+
+/*
+ * A word of the table: number of the block, device, allocations in it. 36 bits of numbers are
+ * addresses of 57 bits; 2^22 allocations are two for each byte.
+ */
+#define USES_BITS 22
+#define ORDINAL_BITS 6
+#define USES_MASK ((1ull << USES_BITS) - 1)
+
+static_assert(PROCESS_ORDINALS <= 1 << ORDINAL_BITS, "the word has room for the device");
+
+static uint64_t number_of(CUdeviceptr pointer)
+{
+	return pointer / BLOCK_BYTES;
+}
+
+static uint64_t word_of(uint64_t number, CUdevice ordinal)
+{
+	return number << (USES_BITS + ORDINAL_BITS) | (uint64_t)ordinal << USES_BITS;
+}
+
+static bool is_of(uint64_t word, uint64_t number)
+{
+	return word && word >> (USES_BITS + ORDINAL_BITS) == number;
+}
+
+static CUdevice ordinal_in(uint64_t word)
+{
+	return (CUdevice)(word >> USES_BITS & ((1u << ORDINAL_BITS) - 1));
+}
+
+static struct blocks *blocks_of(struct process *process)
+{
+	return &state_of(process)->blocks;
+}
+
+static uint64_t *small_of(struct blocks *blocks, uint64_t number)
+{
+	return &blocks->small[number % BLOCK_PLACES];
+}
 
 /* Block numbers begin at 0, keys do not. */
 static uint64_t key_of(CUdeviceptr pointer)
 {
-	return pointer / BLOCK_BYTES + 1;
+	return number_of(pointer) + 1;
 }
 
-static uint32_t *present(struct process *process, uint64_t key)
+static uint32_t *present(struct blocks *blocks, uint64_t number)
 {
-	return &process->blocks_present[key % PROCESS_PRESENT];
+	return &blocks->present[number % BLOCK_PRESENT];
 }
 
-static void count_present(struct process *process, uint64_t key, uint32_t by)
+static void count_present(struct blocks *blocks, uint64_t number, uint32_t by)
 {
-	__atomic_fetch_add(present(process, key), by, __ATOMIC_RELAXED);
+	__atomic_fetch_add(present(blocks, number), by, __ATOMIC_RELAXED);
 }
 
 uint64_t block_round(uint64_t bytes)
@@ -26,107 +67,252 @@ uint64_t block_round(uint64_t bytes)
 	return (bytes + BLOCK_BYTES - 1) & ~(BLOCK_BYTES - 1);
 }
 
-/* Remember what is charged already. If there is no memory for that it stays charged until the
- * process ends: too much rather than too little. */
-static void put(struct process *process, uint64_t key, struct map_value value)
+/* One more allocation in a block that the table has; false if it does not have it. */
+static bool use_small(struct blocks *blocks, uint64_t number)
 {
-	bool full;
+	uint64_t *at = small_of(blocks, number);
+	uint64_t word = __atomic_load_n(at, __ATOMIC_RELAXED);
 
-	if (map_use_or_put(&process->blocks, key, value, &full))
-		count_present(process, key, 1);
-	else if (!full) /* the driver packed it into a block that was charged already */
-		process_release(value.ordinal, value.bytes);
+	while (is_of(word, number)) {
+		if (__atomic_compare_exchange_n(at, &word, word + 1, true, __ATOMIC_ACQ_REL,
+		                                __ATOMIC_RELAXED))
+			return true;
+	}
+	return false;
 }
 
-enum charge_result block_took_small(CUdeviceptr pointer, CUdevice ordinal)
+/* Put a block of one small allocation into the table; false if its place is taken. */
+static bool put_small(struct blocks *blocks, uint64_t number, CUdevice ordinal)
 {
-	struct process *process = process_get();
-	uint64_t key = key_of(pointer);
-	struct map_value value;
-	enum charge_result result;
+	uint64_t none = 0;
 
-	if (map_use(&process->blocks, key, 1, &value))
-		return CHARGE_OK;
-	result = process_charge(ordinal, BLOCK_BYTES, "a block of small allocations");
-	if (result == CHARGE_OK)
-		put(process, key,
-		    (struct map_value){.bytes = BLOCK_BYTES,
-		                       .owner = current_owner(),
-		                       .ordinal = ordinal,
-		                       .uses = 1});
-	return result;
+	if (!__atomic_compare_exchange_n(small_of(blocks, number), &none,
+	                                 word_of(number, ordinal) | 1, false, __ATOMIC_ACQ_REL,
+	                                 __ATOMIC_RELAXED))
+		return false;
+	__atomic_store_n(&blocks->owner[number % BLOCK_PLACES], context_current(), __ATOMIC_RELAXED);
+	count_present(blocks, number, 1);
+	return true;
+}
+
+/* Into the map: remember what is charged, once for each block. */
+static void put_large(struct blocks *blocks, CUdeviceptr pointer, const struct block *block)
+{
+	struct block *known;
+	bool fresh = false;
+
+	lock_take(&blocks->lock);
+	known = map_put(&blocks->large, key_of(pointer), &fresh);
+	if (fresh)
+		*known = *block;
+	else if (known)
+		known->uses += block->uses;
+	lock_give(&blocks->lock);
+	if (fresh)
+		count_present(blocks, number_of(pointer), 1);
+	else if (known) /* the driver packed it into a block that was charged already */
+		process_release(block->ordinal, block->bytes, KIND_MEMORY);
+}
+
+/* One more in a block that the map has; false if it does not have it. */
+static bool use_large(struct blocks *blocks, CUdeviceptr pointer)
+{
+	struct block *known;
+
+	if (!__atomic_load_n(present(blocks, number_of(pointer)), __ATOMIC_ACQUIRE))
+		return false;
+	lock_take(&blocks->lock);
+	known = map_find(&blocks->large, key_of(pointer));
+	if (known)
+		known->uses++;
+	lock_give(&blocks->lock);
+	return known;
+}
+
+static __attribute__((noinline)) enum grant_result begin_block(struct blocks *blocks,
+                                                               CUdeviceptr pointer,
+                                                               CUdevice ordinal)
+{
+	uint64_t number = number_of(pointer);
+	enum grant_result result;
+
+	if (use_large(blocks, pointer))
+		return GRANTED;
+	result = grant(ordinal, BLOCK_BYTES, KIND_MEMORY, ATTACH_CALL_BLOCK);
+	if (result != GRANTED || put_small(blocks, number, ordinal))
+		return result;
+	if (use_small(blocks, number)) /* another thread was first */
+		process_release(ordinal, BLOCK_BYTES, KIND_MEMORY);
+	else
+		put_large(blocks, pointer,
+		          &(struct block){.bytes = BLOCK_BYTES,
+		                          .owner = context_current(),
+		                          .ordinal = ordinal,
+		                          .uses = 1});
+	return GRANTED;
+}
+
+enum grant_result block_took_small(CUdeviceptr pointer, CUdevice ordinal)
+{
+	struct blocks *blocks = blocks_of(this_process);
+
+	if (__builtin_expect(use_small(blocks, number_of(pointer)), 1))
+		return GRANTED;
+	return begin_block(blocks, pointer, ordinal);
 }
 
 void block_took(CUdeviceptr pointer, CUdevice ordinal, uint64_t bytes)
 {
-	struct process *process = process_get();
-	struct map_value stale;
+	struct blocks *blocks = blocks_of(process_get());
+	struct block block = {
+	    .bytes = bytes, .owner = context_current(), .ordinal = ordinal, .uses = 1};
+	struct block stale;
 
 	/* One that takes several blocks shares none of them: something at this address went without
 	 * our notice. */
-	if (bytes > BLOCK_BYTES && map_take(&process->blocks, key_of(pointer), &stale)) {
-		count_present(process, key_of(pointer), UINT32_MAX);
-		process_release(stale.ordinal, stale.bytes);
-	}
-	put(process, key_of(pointer),
-	    (struct map_value){
-	        .bytes = bytes, .owner = current_owner(), .ordinal = ordinal, .uses = 1});
-}
-
-bool block_leave(CUdeviceptr pointer, struct map_value *value)
-{
-	struct process *process = process_get();
-	uint64_t key = key_of(pointer);
-
-	if (!process || !map_use(&process->blocks, key, -1, value))
-		return false;
-	if (value->uses == 0)
-		count_present(process, key, UINT32_MAX);
-	return true;
-}
-
-void block_left(CUdeviceptr pointer, struct map_value value, CUresult result)
-{
-	if (result == CUDA_SUCCESS) {
-		if (value.uses == 0)
-			process_release(value.ordinal, value.bytes);
+	if (bytes > BLOCK_BYTES)
+		while (block_leave(pointer, &stale))
+			block_left(pointer, &stale, CUDA_SUCCESS);
+	else if (use_small(blocks, number_of(pointer))) {
+		process_release(ordinal, bytes, KIND_MEMORY);
 		return;
 	}
+	put_large(blocks, pointer, &block);
+}
+
+/* One less in a block of the table. */
+static bool leave_small(struct blocks *blocks, uint64_t number, struct block *block)
+{
+	uint64_t *at = small_of(blocks, number);
+	uint64_t word = __atomic_load_n(at, __ATOMIC_RELAXED), left;
+
+	while (is_of(word, number)) {
+		left = (word & USES_MASK) > 1 ? word - 1 : 0;
+		if (!__atomic_compare_exchange_n(at, &word, left, true, __ATOMIC_ACQ_REL,
+		                                 __ATOMIC_RELAXED))
+			continue;
+		block->bytes = BLOCK_BYTES;
+		block->ordinal = ordinal_in(word);
+		block->uses = (uint32_t)(word & USES_MASK) - 1;
+		if (!left)
+			count_present(blocks, number, UINT32_MAX);
+		return true;
+	}
+	return false;
+}
+
+static bool leave_large(struct blocks *blocks, CUdeviceptr pointer, struct block *block)
+{
+	struct block *known;
+
+	lock_take(&blocks->lock);
+	known = map_find(&blocks->large, key_of(pointer));
+	if (known) {
+		known->uses--;
+		*block = *known;
+		if (!known->uses)
+			map_remove(&blocks->large, known);
+	}
+	lock_give(&blocks->lock);
+	if (known && !block->uses)
+		count_present(blocks, number_of(pointer), UINT32_MAX);
+	return known;
+}
+
+bool block_leave(CUdeviceptr pointer, struct block *block)
+{
+	struct process *process = __atomic_load_n(&this_process, __ATOMIC_ACQUIRE);
+
+	if (!process)
+		return false;
+	if (__builtin_expect(leave_small(blocks_of(process), number_of(pointer), block), 1))
+		return true;
+	return leave_large(blocks_of(process), pointer, block);
+}
+
+static __attribute__((noinline)) void put_back(CUdeviceptr pointer, struct block block)
+{
+	struct blocks *blocks = blocks_of(process_get());
+
 	/* If others hold the block its charge is theirs too; if they left meanwhile, they gave it
 	 * back. */
-	if (value.uses != 0)
-		process_charge_anyway(value.ordinal, value.bytes);
-	value.uses = 1;
-	put(process_get(), key_of(pointer), value);
+	if (use_small(blocks, number_of(pointer)) || use_large(blocks, pointer)) {
+		if (!block.uses)
+			process_release(block.ordinal, block.bytes, KIND_MEMORY);
+		return;
+	}
+	if (block.uses)
+		process_charge_anyway(block.ordinal, block.bytes, KIND_MEMORY);
+	block.uses = 1;
+	block.owner = context_current();
+	put_large(blocks, pointer, &block);
+}
+
+void block_left(CUdeviceptr pointer, const struct block *block, CUresult result)
+{
+	if (__builtin_expect(result != CUDA_SUCCESS, 0))
+		put_back(pointer, *block);
+	else if (!block->uses)
+		process_release(block->ordinal, block->bytes, KIND_MEMORY);
 }
 
 bool block_maybe(CUdeviceptr pointer)
 {
 	struct process *process = __atomic_load_n(&this_process, __ATOMIC_ACQUIRE);
 
-	return process && __atomic_load_n(present(process, key_of(pointer)), __ATOMIC_RELAXED) != 0;
+	return process && __atomic_load_n(present(blocks_of(process), number_of(pointer)),
+	                                  __ATOMIC_RELAXED) != 0;
 }
 
-struct gone {
-	struct process *process;
-	uint64_t owner;
-	uint64_t *bytes;
-};
-
-static bool belongs(void *data, uint64_t key, struct map_value *value)
+void block_set_owner(struct process *process, uint64_t from, uint64_t to)
 {
-	struct gone *gone = data;
+	struct blocks *blocks = blocks_of(process);
+	struct block *at = NULL;
 
-	if (value->owner != gone->owner)
-		return false;
-	gone->bytes[value->ordinal] += value->bytes;
-	count_present(gone->process, key, UINT32_MAX);
-	return true;
+	for (unsigned i = 0; i < BLOCK_PLACES; i++) {
+		if (__atomic_load_n(&blocks->small[i], __ATOMIC_RELAXED) &&
+		    __atomic_load_n(&blocks->owner[i], __ATOMIC_RELAXED) == from)
+			__atomic_store_n(&blocks->owner[i], to, __ATOMIC_RELAXED);
+	}
+	lock_take(&blocks->lock);
+	while ((at = map_next(&blocks->large, at))) {
+		if (at->owner == from)
+			at->owner = to;
+	}
+	lock_give(&blocks->lock);
 }
 
-void block_owner_gone(struct process *process, uint64_t owner, uint64_t *bytes)
+void block_owner_gone(struct process *process, uint64_t owner)
 {
-	struct gone gone = {.process = process, .owner = owner, .bytes = bytes};
+	struct blocks *blocks = blocks_of(process);
+	uint64_t bytes[PROCESS_ORDINALS] = {0};
+	struct block *at = NULL;
 
-	map_sweep(&process->blocks, belongs, &gone);
+	for (unsigned i = 0; i < BLOCK_PLACES; i++) {
+		uint64_t word = __atomic_load_n(&blocks->small[i], __ATOMIC_ACQUIRE);
+
+		if (!word || __atomic_load_n(&blocks->owner[i], __ATOMIC_RELAXED) != owner)
+			continue;
+		word = __atomic_exchange_n(&blocks->small[i], 0, __ATOMIC_ACQ_REL);
+		if (!word)
+			continue;
+		count_present(blocks, word >> (USES_BITS + ORDINAL_BITS), UINT32_MAX);
+		bytes[ordinal_in(word)] += BLOCK_BYTES;
+	}
+	lock_take(&blocks->lock);
+	while ((at = map_next(&blocks->large, at))) {
+		struct block *gone = at;
+
+		if (at->owner != owner)
+			continue;
+		bytes[at->ordinal] += at->bytes;
+		count_present(blocks, map_key(at) - 1, UINT32_MAX);
+		at = map_before(&blocks->large, at);
+		map_remove(&blocks->large, gone);
+	}
+	lock_give(&blocks->lock);
+	for (CUdevice ordinal = 0; ordinal < PROCESS_ORDINALS; ordinal++) {
+		if (bytes[ordinal])
+			process_release(ordinal, bytes[ordinal], KIND_MEMORY);
+	}
 }

@@ -11,21 +11,45 @@
  * therefore charged after the call, at once: if the block is a new one and does not fit, the
  * allocation is freed again and refused. All others are charged before the call, those between 1
  * and 2 MiB too: most of them need a new block, and what did not is given back.
+ *
+ * A block that one allocation began and that takes no others, or more than one block, is in a map.
+ * A block of small ones has a word in a table: its number, its device, and how many live in it. One
+ * compare-and-swap counts an allocation or a free. A block whose place another one has is in the
+ * map, too.
  */
 #ifndef GPUSLICE_BLOCK_H
 #define GPUSLICE_BLOCK_H
 
-#include "process.h"
+#include "grant.h"
+#include "map.h"
 
 #define BLOCK_BYTES (2ull << 20)
 #define BLOCK_SMALL (1ull << 20) /* allocations up to this size are charged after the call */
 
+#define BLOCK_PLACES 8192  /* in the table: of 16 GiB that lie side by side */
+#define BLOCK_PRESENT 1024 /* words of the filter of block_maybe() */
+
+/* What is in the map: an allocation, or a block of `uses` small ones. */
+struct block {
+	uint64_t bytes, owner;
+	CUdevice ordinal;
+	uint32_t uses;
+};
+
+struct blocks {
+	uint64_t small[BLOCK_PLACES]; /* see block.c; 0 is free */
+	uint64_t owner[BLOCK_PLACES]; /* the context that the block is of */
+	struct lock lock;             /* guards `large` */
+	MAP(struct block) large;
+	uint32_t present[BLOCK_PRESENT]; /* how many blocks of both hash here */
+};
+
 /* What one allocation of `bytes` > BLOCK_SMALL takes. UINT64_MAX if that overflows. */
 uint64_t block_round(uint64_t bytes);
 
-/* The driver made a small allocation: charge its block if that is new. CHARGE_OK, or the caller
+/* The driver made a small allocation: charge its block if that is new. GRANTED, or the caller
  * frees it. */
-enum charge_result block_took_small(CUdeviceptr pointer, CUdevice ordinal);
+enum grant_result block_took_small(CUdeviceptr pointer, CUdevice ordinal);
 
 /* The driver made another allocation, for which `bytes` were charged: give back what the block was
  * charged already. */
@@ -37,13 +61,14 @@ void block_took(CUdeviceptr pointer, CUdevice ordinal, uint64_t bytes);
  * failed. Given back earlier, others could take the bytes while the driver still holds them; taken
  * out later, the address could be in use again by then.
  */
-bool block_leave(CUdeviceptr pointer, struct map_value *value);
-void block_left(CUdeviceptr pointer, struct map_value value, CUresult result);
+bool block_leave(CUdeviceptr pointer, struct block *block);
+void block_left(CUdeviceptr pointer, const struct block *block, CUresult result);
 
 /* False if the pointer is surely not of linear memory. A look at one word: cuMemFreeAsync asks. */
 bool block_maybe(CUdeviceptr pointer);
 
-/* Forget all that belonged to a context; adds what was charged for it to bytes[ordinal]. */
-void block_owner_gone(struct process *process, uint64_t owner, uint64_t *bytes);
+/* See context_leave(): what belongs to one owner belongs to another, or is given back. */
+void block_set_owner(struct process *process, uint64_t from, uint64_t to);
+void block_owner_gone(struct process *process, uint64_t owner);
 
 #endif

@@ -1,12 +1,80 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the kinds of contexts share. */
+/*
+ * The contexts of this process: what each was charged for, and whose what is allocated is. A
+ * context is known by its handle; what belongs to it has that as its owner.
+ */
 #ifndef GPUSLICE_CONTEXT_H
 #define GPUSLICE_CONTEXT_H
 
+#include "lock.h"
+#include "map.h"
 #include "process.h"
 
-/* After a release or a reset of a primary context, which returned `result`: if the driver says that
- * it is inactive now, all that was in it is gone. Returns `result`. */
+/* Local memory of kernels is counted in bytes per thread. So much comes with a context (driver
+ * observation, H100, 580.159.04: the default of CU_LIMIT_STACK_SIZE). */
+#define STACK_DEFAULT 1024u
+#define STACK_UNIT 16u
+
+/* By how much a context is raised that has room for so many bytes per thread, in those units. */
+static inline uint32_t stack_units(uint32_t bytes)
+{
+	return bytes > STACK_DEFAULT ? (bytes - STACK_DEFAULT + STACK_UNIT - 1) / STACK_UNIT : 0;
+}
+
+struct context {
+	CUdevice ordinal;
+	uint64_t bytes;       /* charged for the context itself */
+	uint64_t heap;        /* charged for the heap of kernels */
+	uint64_t stack_bytes; /* charged for local memory beyond what comes with a context */
+	uint32_t stack;       /* bytes per thread that its local memory has room for; 0: not asked */
+	uint64_t primary;     /* of a green one: the context that what is allocated in it is of */
+};
+
+struct contexts {
+	struct lock lock; /* guards `known` */
+	MAP(struct context) known;
+	bool green;       /* one was ever made from a green one */
+	/* By how much the local memory of each of them was raised at least, in units of
+	 * STACK_UNIT: a function that needs no more takes none at its launch. */
+	uint32_t raised;
+	struct lock primary_lock[PROCESS_ORDINALS]; /* held while a primary context comes or goes */
+	uint64_t primary[PROCESS_ORDINALS];         /* the handle of the one that is active */
+};
+
+/* The context that is current, as an owner of memory; 0 if there is none. */
+uint64_t context_current(void);
+
+/* Note a context; what was known under its handle is forgotten. */
+void context_note(uint64_t handle, const struct context *context);
+
+/* What is known of a context; false, and all zero, if nothing is. */
+bool context_get(uint64_t handle, struct context *context);
+bool context_take(uint64_t handle, struct context *context);
+
+/*
+ * Around the destruction of a context, in the order that block.h explains for block_leave(): all
+ * that belongs to it is set apart before the driver's call, since the handle may be another
+ * context's as soon as that returns; then it is given back, or put back if the driver failed.
+ */
+struct leaving {
+	uint64_t handle;
+	bool known;
+	struct context context;
+};
+struct leaving context_leave(uint64_t handle);
+CUresult context_left(const struct leaving *leaving, CUresult result);
+
+/* Change what is known of a context, which is noted if it is not known. */
+void context_set_heap(uint64_t handle, CUdevice ordinal, uint64_t bytes);
+/* Its local memory has room for `stack` bytes per thread from now on, of which `bytes` are charged.
+ * Returns what was charged for it before. */
+uint64_t context_set_stack(uint64_t handle, CUdevice ordinal, uint32_t stack, uint64_t bytes);
+
+/* Whether a device's primary context is active. */
+bool primary_active(CUdevice device);
+
+/* With its primary_lock held, after a call that may have ended it and returned `result`: if the
+ * driver says that it is inactive now, all that was in it is gone. Returns `result`. */
 CUresult primary_left(CUresult result, CUdevice device);
 
 #endif

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "graph.h"
 
-#include "hook.h"
+#include "function.h"
 #include "pool.h"
+#include "state.h"
+#include "table.h"
 
 #include <stdlib.h>
 
@@ -13,28 +15,22 @@ struct piece {
 	CUdevice ordinal;
 };
 
-struct pieces {
-	struct piece *piece;
-	size_t count, room;
-	bool incomplete; /* there may be more that cannot be seen */
-};
-
-static void add_piece(struct pieces *pieces, const CUDA_MEM_ALLOC_NODE_PARAMS *parameters)
+static void add_piece(struct graph_needs *needs, const CUDA_MEM_ALLOC_NODE_PARAMS *parameters)
 {
 	if (parameters->poolProps.location.type != CU_MEM_LOCATION_TYPE_DEVICE)
 		return;
-	if (pieces->count == pieces->room) {
-		size_t room = pieces->room ? 2 * pieces->room : 16;
-		struct piece *more = realloc(pieces->piece, room * sizeof(*more));
+	if (needs->count == needs->room) {
+		size_t room = needs->room ? 2 * needs->room : 16;
+		struct piece *more = realloc(needs->pieces, room * sizeof(*more));
 
 		if (!more) {
-			pieces->incomplete = true;
+			needs->incomplete = true;
 			return;
 		}
-		pieces->piece = more;
-		pieces->room = room;
+		needs->pieces = more;
+		needs->room = room;
 	}
-	pieces->piece[pieces->count++] =
+	needs->pieces[needs->count++] =
 	    (struct piece){.pointer = parameters->dptr,
 	                   .bytes = (parameters->bytesize + POOL_STEP - 1) & ~(POOL_STEP - 1),
 	                   .ordinal = parameters->poolProps.location.id};
@@ -48,7 +44,27 @@ struct todo {
 	size_t count;
 };
 
-static void look_at(CUgraphNode node, struct pieces *pieces, struct todo *todo)
+/* A kernel's frame matters only if any function has a large one. */
+static void look_at_kernel(CUgraphNode node, struct graph_needs *needs)
+{
+	CUDA_KERNEL_NODE_PARAMS parameters = {0};
+	CUresult result;
+	uint32_t frame;
+
+	if (!function_any_large())
+		return;
+	if (DRIVER_HAS(cuGraphKernelNodeGetParams_v2))
+		result = DRIVER(cuGraphKernelNodeGetParams_v2)(node, &parameters);
+	else
+		result = DRIVER(cuGraphKernelNodeGetParams)(node, &parameters);
+	if (result != CUDA_SUCCESS)
+		return;
+	frame = function_frame(parameters.func ? (void *)parameters.func : (void *)parameters.kern);
+	if (frame > needs->frame)
+		needs->frame = frame;
+}
+
+static void look_at(CUgraphNode node, struct graph_needs *needs, struct todo *todo)
 {
 	CUDA_MEM_ALLOC_NODE_PARAMS parameters;
 	CUgraph within = NULL;
@@ -56,20 +72,26 @@ static void look_at(CUgraphNode node, struct pieces *pieces, struct todo *todo)
 
 	if (DRIVER(cuGraphNodeGetType)(node, &type) != CUDA_SUCCESS)
 		return;
-	if (type == CU_GRAPH_NODE_TYPE_MEM_ALLOC &&
-	    DRIVER(cuGraphMemAllocNodeGetParams)(node, &parameters) == CUDA_SUCCESS)
-		add_piece(pieces, &parameters);
+	if (type == CU_GRAPH_NODE_TYPE_KERNEL)
+		look_at_kernel(node, needs);
+	else if (type == CU_GRAPH_NODE_TYPE_MEM_ALLOC &&
+	         DRIVER(cuGraphMemAllocNodeGetParams)(node, &parameters) == CUDA_SUCCESS)
+		add_piece(needs, &parameters);
 	else if (type == CU_GRAPH_NODE_TYPE_GRAPH && todo->count < GRAPHS_WITHIN &&
 	         DRIVER(cuGraphChildGraphNodeGetGraph)(node, &within) == CUDA_SUCCESS)
 		todo->graph[todo->count++] = within;
 	else if (type == CU_GRAPH_NODE_TYPE_GRAPH || type == CU_GRAPH_NODE_TYPE_CONDITIONAL)
-		pieces->incomplete = true;
+		needs->incomplete = true;
 }
 
-static void collect(CUgraph graph, struct pieces *pieces)
+void graph_look(CUgraph source, struct graph_needs *needs)
 {
-	struct todo todo = {.graph = {graph}, .count = 1};
+	struct todo todo = {.graph = {source}, .count = 1};
 
+	*needs = (struct graph_needs){0};
+	if (!source || !DRIVER_HAS(cuGraphGetNodes) || !DRIVER_HAS(cuGraphNodeGetType) ||
+	    !DRIVER_HAS(cuGraphMemAllocNodeGetParams) || !DRIVER_HAS(cuGraphChildGraphNodeGetGraph))
+		return;
 	while (todo.count) {
 		CUgraph next = todo.graph[--todo.count];
 		CUgraphNode *nodes;
@@ -79,13 +101,112 @@ static void collect(CUgraph graph, struct pieces *pieces)
 			continue;
 		nodes = calloc(count, sizeof(CUgraphNode));
 		if (!nodes || DRIVER(cuGraphGetNodes)(next, nodes, &count) != CUDA_SUCCESS) {
-			pieces->incomplete = true;
+			needs->incomplete = true;
 			count = 0;
 		}
+		needs->nodes += count;
 		for (size_t i = 0; i < count; i++)
-			look_at(nodes[i], pieces, &todo);
+			look_at(nodes[i], needs, &todo);
 		free(nodes);
 	}
+}
+
+void graph_needs_end(struct graph_needs *needs)
+{
+	free(needs->pieces);
+}
+
+/* --- those that are executable ---------------------------------------------------------------- */
+
+static struct graphs *graphs_of(struct process *process)
+{
+	return &state_of(process)->graphs;
+}
+
+static uint64_t key_of(CUgraphExec graph, unsigned place)
+{
+	return (uint64_t)(uintptr_t)graph + place;
+}
+
+static uint32_t *present(struct graphs *graphs, CUgraphExec graph)
+{
+	uint64_t hash = ((uint64_t)(uintptr_t)graph >> 4) * 0x9e3779b97f4a7c15ull;
+
+	return &graphs->present[hash >> 56];
+}
+
+bool graph_maybe(CUgraphExec graph)
+{
+	struct process *process = __atomic_load_n(&this_process, __ATOMIC_ACQUIRE);
+
+	return process &&
+	       __atomic_load_n(present(graphs_of(process), graph), __ATOMIC_ACQUIRE) != 0;
+}
+
+bool graph_use(CUgraphExec graph, unsigned place, struct graph_use *use)
+{
+	struct process *process = process_get();
+	struct graph_use *known;
+
+	if (!process)
+		return false;
+	lock_take(&graphs_of(process)->lock);
+	known = map_find(&graphs_of(process)->uses, key_of(graph, place));
+	if (known)
+		*use = *known;
+	lock_give(&graphs_of(process)->lock);
+	return known;
+}
+
+void graph_used(CUgraphExec graph, unsigned place, const struct graph_use *use)
+{
+	struct process *process = process_get();
+	struct graph_use *known;
+
+	if (!process)
+		return;
+	lock_take(&graphs_of(process)->lock);
+	known = map_find(&graphs_of(process)->uses, key_of(graph, place));
+	if (known)
+		*known = *use;
+	lock_give(&graphs_of(process)->lock);
+}
+
+/* With the lock held. */
+static void forget(struct graphs *graphs, CUgraphExec graph)
+{
+	for (unsigned place = 0; place < GRAPH_PLACES; place++) {
+		struct graph_use *known = map_find(&graphs->uses, key_of(graph, place));
+
+		if (!known)
+			break;
+		map_remove(&graphs->uses, known);
+		if (place == 0)
+			__atomic_fetch_sub(present(graphs, graph), 1, __ATOMIC_RELAXED);
+	}
+}
+
+void graph_forget(CUgraphExec graph)
+{
+	struct process *process = process_get();
+
+	if (!process)
+		return;
+	lock_take(&graphs_of(process)->lock);
+	forget(graphs_of(process), graph);
+	lock_give(&graphs_of(process)->lock);
+}
+
+static void remember(struct graphs *graphs, CUgraphExec graph, unsigned place,
+                     const struct graph_use *use)
+{
+	struct graph_use *known = map_put(&graphs->uses, key_of(graph, place), NULL);
+
+	if (!known)
+		return;
+	*known = *use;
+	if (place == 0)
+		__atomic_fetch_add(present(graphs, graph), 1, __ATOMIC_RELEASE);
 }
 
 static int by_pointer(const void *a, const void *b)
@@ -99,55 +220,31 @@ static int by_pointer(const void *a, const void *b)
 	return x->bytes > y->bytes ? -1 : x->bytes < y->bytes;
 }
 
-void graph_forget(struct process *process, CUgraphExec graph)
-{
-	struct map_value value;
-
-	for (unsigned place = 0; place < GRAPH_PLACES; place++) {
-		if (!map_take(&process->graphs, graph_key(graph, place), &value))
-			break;
-		if (place == 0)
-			__atomic_fetch_sub(graph_present(process, graph), 1, __ATOMIC_RELAXED);
-	}
-}
-
-static void remember(struct process *process, CUgraphExec graph, struct pieces *pieces)
-{
-	unsigned place = 0;
-
-	graph_forget(process, graph); /* one whose destruction we did not see */
-	if (pieces->count)
-		qsort(pieces->piece, pieces->count, sizeof(*pieces->piece), by_pointer);
-	for (size_t i = 0; i < pieces->count && place < GRAPH_PLACES; place++) {
-		struct map_value value = {.ordinal = pieces->piece[i].ordinal, .uses = -1};
-
-		for (; i < pieces->count && pieces->piece[i].ordinal == value.ordinal; i++) {
-			/* The same address again is the same memory: an allocation that
-			 * follows the other's free. */
-			if (i == 0 || pieces->piece[i].pointer != pieces->piece[i - 1].pointer)
-				value.bytes += pieces->piece[i].bytes;
-		}
-		if (map_put(&process->graphs, graph_key(graph, place), value) && place == 0)
-			__atomic_fetch_add(graph_present(process, graph), 1, __ATOMIC_RELEASE);
-	}
-	if (place == 0 && pieces->incomplete) {
-		struct map_value value = {.ordinal = process_current_ordinal(), .uses = -1};
-
-		if (value.ordinal >= 0 && map_put(&process->graphs, graph_key(graph, 0), value))
-			__atomic_fetch_add(graph_present(process, graph), 1, __ATOMIC_RELEASE);
-	}
-}
-
-void graph_learn(CUgraphExec graph, CUgraph source)
+void graph_learn(CUgraphExec graph, struct graph_needs *needs)
 {
 	struct process *process = process_get();
-	struct pieces pieces = {0};
+	const struct piece *piece = needs->pieces;
+	unsigned place = 0;
 
-	if (!process || !DRIVER_HAS(cuGraphGetNodes) || !DRIVER_HAS(cuGraphNodeGetType) ||
-	    !DRIVER_HAS(cuGraphMemAllocNodeGetParams) || !DRIVER_HAS(cuGraphChildGraphNodeGetGraph))
+	if (!process || (!needs->count && !needs->incomplete))
 		return;
-	collect(source, &pieces);
-	if (pieces.count || pieces.incomplete)
-		remember(process, graph, &pieces);
-	free(pieces.piece);
+	if (needs->count)
+		qsort(needs->pieces, needs->count, sizeof(*piece), by_pointer);
+	lock_take(&graphs_of(process)->lock);
+	forget(graphs_of(process), graph); /* one whose destruction we did not see */
+	for (size_t i = 0; i < needs->count && place < GRAPH_PLACES; place++) {
+		struct graph_use use = {.ordinal = piece[i].ordinal};
+
+		for (; i < needs->count && piece[i].ordinal == use.ordinal; i++) {
+			/* The same address again is the same memory: an allocation that
+			 * follows the other's free. */
+			if (i == 0 || piece[i].pointer != piece[i - 1].pointer)
+				use.bytes += piece[i].bytes;
+		}
+		remember(graphs_of(process), graph, place, &use);
+	}
+	if (place == 0 && process_current_ordinal() >= 0)
+		remember(graphs_of(process), graph, 0,
+		         &(struct graph_use){.ordinal = process_current_ordinal()});
+	lock_give(&graphs_of(process)->lock);
 }

@@ -3,36 +3,52 @@
 #ifndef GPUSLICE_GRAPH_H
 #define GPUSLICE_GRAPH_H
 
+#include "map.h"
 #include "process.h"
 
-/*
- * `process.graphs` has an entry for each device on which a graph allocates, by this key: bytes is
- * the most that the graph can make the device's memory of graphs grow by; owner and uses are
- * hook_graph.c's. Handles are pointers to larger things, so the numbers that follow one are free.
- */
-#define GRAPH_PLACES 8
+#define GRAPH_PLACES 8 /* devices on which one graph allocates */
+#define GRAPH_PRESENT 256
 
-static inline uint64_t graph_key(CUgraphExec graph, unsigned place)
-{
-	return (uint64_t)(uintptr_t)graph + place;
-}
+/* What a graph may do on one device. */
+struct graph_use {
+	CUdevice ordinal;
+	uint64_t bytes; /* the most that it can make the device's memory of graphs grow by */
+	/* Where it was launched last, and how often that memory had shrunk by then. */
+	bool launched;
+	CUstream stream;
+	uint32_t shrunk;
+};
 
-static inline uint32_t *graph_present(struct process *process, CUgraphExec graph)
-{
-	uint64_t hash = ((uint64_t)(uintptr_t)graph >> 4) * 0x9e3779b97f4a7c15ull;
-
-	return &process->graphs_present[hash >> 56];
-}
+struct graphs {
+	struct lock lock; /* guards `uses` */
+	/* By graph_key(): handles are pointers to larger things, so the numbers that follow one are
+	 * free. */
+	MAP(struct graph_use) uses;
+	uint32_t present[GRAPH_PRESENT]; /* how many graphs that allocate hash here */
+};
 
 /* False if the graph surely does not allocate: a look at one word. */
-static inline bool graph_maybe(struct process *process, CUgraphExec graph)
-{
-	return __atomic_load_n(graph_present(process, graph), __ATOMIC_ACQUIRE) != 0;
-}
+bool graph_maybe(CUgraphExec graph);
 
-/* After `graph` was made of `source`: look what it allocates. */
-void graph_learn(CUgraphExec graph, CUgraph source);
+/* What the graph does on its device number `place`; false if there are not so many. */
+bool graph_use(CUgraphExec graph, unsigned place, struct graph_use *use);
+void graph_used(CUgraphExec graph, unsigned place, const struct graph_use *use);
 
-void graph_forget(struct process *process, CUgraphExec graph);
+/* What a graph that is not executable yet will need. */
+struct graph_needs {
+	struct piece *pieces; /* its allocations */
+	size_t count, room;
+	size_t nodes;
+	uint32_t frame;  /* the largest of its kernels', as far as they were noted for it */
+	bool incomplete; /* there may be more that cannot be seen */
+};
+
+/* Look at it; graph_needs_end() gives back what that took. */
+void graph_look(CUgraph source, struct graph_needs *needs);
+void graph_needs_end(struct graph_needs *needs);
+
+/* `graph` was made of what was looked at; or it is no more. */
+void graph_learn(CUgraphExec graph, struct graph_needs *needs);
+void graph_forget(CUgraphExec graph);
 
 #endif

@@ -1,83 +1,179 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "hook.h"
+#include "hold.h"
 
-#include "block.h"
+#include "context.h"
+#include "grant.h"
+#include "state.h"
 
-uint64_t current_owner(void)
+static struct holds *holds_of(struct process *process)
 {
-	struct process *process = __atomic_load_n(&this_process, __ATOMIC_ACQUIRE);
-	struct map_value value;
-	CUcontext context = NULL;
-
-	if (!DRIVER_HAS(cuCtxGetCurrent) || DRIVER(cuCtxGetCurrent)(&context) != CUDA_SUCCESS)
-		return 0;
-	/* What is allocated in a green context is its primary context's. */
-	if (process && __atomic_load_n(&process->green, __ATOMIC_RELAXED) &&
-	    map_get(&process->contexts, (uint64_t)(uintptr_t)context, &value) && value.owner)
-		return value.owner;
-	return (uint64_t)(uintptr_t)context;
+	return &state_of(process)->holds;
 }
 
-CUresult held_or_released(CUresult result, uint64_t key, CUdevice ordinal, uint64_t bytes)
+void hold(uint64_t key, const struct holding *holding)
 {
 	struct process *process = process_get();
-	struct map_value value = {.bytes = bytes, .ordinal = ordinal};
+	struct holding *held;
 
-	if (result != CUDA_SUCCESS) {
-		process_release(ordinal, bytes);
-	} else if (process) {
-		value.owner = current_owner();
-		(void)map_put(&process->pointers, key, value);
-		process_count(ordinal);
-	}
-	return result;
-}
-
-bool unhold(uint64_t key, struct map_value *value)
-{
-	struct process *process = process_get();
-
-	return process && map_take(&process->pointers, key, value);
-}
-
-CUresult released_or_held(CUresult result, uint64_t key, struct map_value value)
-{
-	struct process *process = process_get();
-
-	if (result == CUDA_SUCCESS)
-		process_release(value.ordinal, value.bytes);
-	else if (process)
-		(void)map_put(&process->pointers, key, value);
-	return result;
-}
-
-struct gone {
-	uint64_t owner;
-	uint64_t bytes[PROCESS_ORDINALS];
-};
-
-static bool belongs(void *data, uint64_t key, struct map_value *value)
-{
-	struct gone *gone = data;
-
-	(void)key;
-	if (value->owner != gone->owner)
-		return false;
-	gone->bytes[value->ordinal] += value->bytes;
-	return true;
-}
-
-void owner_gone(uint64_t owner)
-{
-	struct process *process = process_get();
-	struct gone gone = {.owner = owner};
-
-	if (!process || !owner)
+	if (!process)
 		return;
-	map_sweep(&process->pointers, belongs, &gone);
-	block_owner_gone(process, owner, gone.bytes);
-	for (CUdevice ordinal = 0; ordinal < PROCESS_ORDINALS; ordinal++) {
-		if (gone.bytes[ordinal])
-			process_release(ordinal, gone.bytes[ordinal]);
+	lock_take(&holds_of(process)->lock);
+	held = map_put(&holds_of(process)->by_key, key, NULL);
+	if (held)
+		*held = *holding;
+	lock_give(&holds_of(process)->lock);
+}
+
+void hold_part(uint64_t key, const struct holding *part)
+{
+	struct process *process = process_get();
+	struct holding *held;
+	bool fresh = false;
+
+	if (!process)
+		return;
+	lock_take(&holds_of(process)->lock);
+	held = map_put(&holds_of(process)->by_key, key, &fresh);
+	if (fresh)
+		*held = *part;
+	else if (held)
+		held->bytes += part->bytes;
+	lock_give(&holds_of(process)->lock);
+}
+
+bool hold_known(uint64_t key)
+{
+	struct process *process = process_get();
+	bool known;
+
+	if (!process)
+		return false;
+	lock_take(&holds_of(process)->lock);
+	known = map_find(&holds_of(process)->by_key, key);
+	lock_give(&holds_of(process)->lock);
+	return known;
+}
+
+CUresult hold_or_release(CUresult result, uint64_t key, CUdevice ordinal, uint64_t bytes,
+                         enum kind kind)
+{
+	if (result != CUDA_SUCCESS) {
+		process_release(ordinal, bytes, kind);
+		return result;
 	}
+	hold(key, &(struct holding){
+	              .bytes = bytes, .owner = context_current(), .ordinal = ordinal, .kind = kind});
+	grant_count(ordinal);
+	return result;
+}
+
+bool unhold(uint64_t key, struct holding *holding)
+{
+	struct process *process = process_get();
+	struct holding *held;
+
+	if (!process)
+		return false;
+	lock_take(&holds_of(process)->lock);
+	held = map_find(&holds_of(process)->by_key, key);
+	if (held) {
+		*holding = *held;
+		map_remove(&holds_of(process)->by_key, held);
+	}
+	lock_give(&holds_of(process)->lock);
+	return held;
+}
+
+CUresult release_or_hold(CUresult result, uint64_t key, const struct holding *holding)
+{
+	if (result == CUDA_SUCCESS)
+		process_release(holding->ordinal, holding->bytes, holding->kind);
+	else
+		hold(key, holding);
+	return result;
+}
+
+bool hold_open(uint64_t key)
+{
+	struct process *process = process_get();
+	struct holding *held;
+
+	if (!process)
+		return false;
+	lock_take(&holds_of(process)->lock);
+	held = map_find(&holds_of(process)->by_key, key);
+	if (held)
+		held->opens++;
+	lock_give(&holds_of(process)->lock);
+	return held;
+}
+
+bool hold_close(uint64_t key, struct holding *holding)
+{
+	struct process *process = process_get();
+	struct holding *held;
+
+	if (!process)
+		return false;
+	lock_take(&holds_of(process)->lock);
+	held = map_find(&holds_of(process)->by_key, key);
+	if (held) {
+		*holding = *held;
+		if (held->opens > 1)
+			held->opens--;
+		else
+			map_remove(&holds_of(process)->by_key, held);
+	}
+	lock_give(&holds_of(process)->lock);
+	return held;
+}
+
+/* Take out all of one owner, or of one library; what is 0 does not count. */
+static void give_back(struct process *process, uint64_t owner, uint64_t source)
+{
+	uint64_t bytes[PROCESS_ORDINALS][KIND_OVERHEAD + 1] = {0};
+	struct holding *at = NULL;
+
+	lock_take(&holds_of(process)->lock);
+	while ((at = map_next(&holds_of(process)->by_key, at))) {
+		struct holding *gone = at;
+
+		if ((!owner || at->owner != owner) && (!source || at->source != source))
+			continue;
+		bytes[at->ordinal][at->kind] += at->bytes;
+		at = map_before(&holds_of(process)->by_key, at);
+		map_remove(&holds_of(process)->by_key, gone);
+	}
+	lock_give(&holds_of(process)->lock);
+	for (CUdevice ordinal = 0; ordinal < PROCESS_ORDINALS; ordinal++) {
+		for (enum kind kind = KIND_MEMORY; kind <= KIND_OVERHEAD; kind++) {
+			if (bytes[ordinal][kind])
+				process_release(ordinal, bytes[ordinal][kind], kind);
+		}
+	}
+}
+
+void hold_source_gone(uint64_t source)
+{
+	struct process *process = process_get();
+
+	if (process && source)
+		give_back(process, 0, source);
+}
+
+void hold_owner_gone(struct process *process, uint64_t owner)
+{
+	give_back(process, owner, 0);
+}
+
+void hold_set_owner(struct process *process, uint64_t from, uint64_t to)
+{
+	struct holding *at = NULL;
+
+	lock_take(&holds_of(process)->lock);
+	while ((at = map_next(&holds_of(process)->by_key, at))) {
+		if (at->owner == from)
+			at->owner = to;
+	}
+	lock_give(&holds_of(process)->lock);
 }

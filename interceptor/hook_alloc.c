@@ -2,7 +2,9 @@
 /* Linear memory: cuMemAlloc, cuMemAllocPitch, cuMemAllocManaged and what frees it, in all versions.
  */
 #include "block.h"
-#include "hook.h"
+#include "grant.h"
+#include "hold.h"
+#include "table.h"
 
 /* One request for linear memory, whichever entry point it came by. The older ones take 32-bit
  * outputs. */
@@ -69,15 +71,15 @@ static CUresult free_again(const struct request *r)
 
 static CUresult allocate_small(const struct request *r, CUdevice ordinal)
 {
-	const struct ledger_account *lane = process_begin_uncharged(ordinal);
+	const struct ledger_account *account = grant_begin_uncharged(ordinal);
 	CUresult result;
 
-	if (!lane)
+	if (!account)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	result = call_driver(r);
-	if (result == CUDA_SUCCESS && block_took_small(address(r), ordinal) != CHARGE_OK)
+	if (result == CUDA_SUCCESS && block_took_small(address(r), ordinal) != GRANTED)
 		result = free_again(r);
-	process_end_uncharged(lane, result == CUDA_SUCCESS);
+	grant_end_uncharged(account, result == CUDA_SUCCESS);
 	return result;
 }
 
@@ -86,23 +88,24 @@ static CUresult allocate_large(const struct request *r, CUdevice ordinal, uint64
 	uint64_t charged = block_round(bytes), real;
 	CUresult result;
 
-	if (process_charge(ordinal, charged, "cuMemAlloc") != CHARGE_OK)
+	if (grant(ordinal, charged, KIND_MEMORY, ATTACH_CALL_ALLOC) != GRANTED)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	result = call_driver(r);
 	if (result != CUDA_SUCCESS) {
-		process_release(ordinal, charged);
+		process_release(ordinal, charged, KIND_MEMORY);
 		return result;
 	}
 	real = block_round(asked(r, true));
-	if (real > charged && process_charge(ordinal, real - charged, "a pitch") != CHARGE_OK) {
+	if (real > charged &&
+	    grant(ordinal, real - charged, KIND_MEMORY, ATTACH_CALL_PITCH) != GRANTED) {
 		result = free_again(r);
-		process_release(ordinal, charged);
+		process_release(ordinal, charged, KIND_MEMORY);
 		return result;
 	}
 	if (real < charged)
-		process_release(ordinal, charged - real);
+		process_release(ordinal, charged - real, KIND_MEMORY);
 	block_took(address(r), ordinal, real);
-	process_count(ordinal);
+	grant_count(ordinal);
 	return result;
 }
 
@@ -170,10 +173,10 @@ CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned int flag
 	ordinal = process_current_ordinal();
 	if (ordinal < 0 || !pointer || !bytes)
 		return DRIVER(cuMemAllocManaged)(pointer, bytes, flags);
-	if (process_charge(ordinal, charged, "cuMemAllocManaged") != CHARGE_OK)
+	if (grant(ordinal, charged, KIND_UNLISTED, ATTACH_CALL_MANAGED) != GRANTED)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	result = DRIVER(cuMemAllocManaged)(pointer, bytes, flags);
-	return held_or_released(result, result ? 0 : *pointer, ordinal, charged);
+	return hold_or_release(result, result ? 0 : *pointer, ordinal, charged, KIND_UNLISTED);
 }
 
 /* Which of the driver's functions frees it. */
@@ -181,18 +184,19 @@ typedef CUresult (*free_function)(CUdeviceptr pointer, CUstream stream);
 
 static CUresult free_by(free_function call, CUdeviceptr pointer, CUstream stream)
 {
-	struct map_value value;
+	struct holding holding;
+	struct block block;
 	CUresult result;
 
-	if (block_leave(pointer, &value)) {
+	if (block_leave(pointer, &block)) {
 		result = call(pointer, stream);
-		block_left(pointer, value, result);
+		block_left(pointer, &block, result);
 		return result;
 	}
 	/* Unknown is a pool's pointer (its pool holds the bytes), an import, or a mistake. */
-	if (!unhold(pointer, &value))
+	if (!unhold(pointer, &holding))
 		return call(pointer, stream);
-	return released_or_held(call(pointer, stream), pointer, value);
+	return release_or_hold(call(pointer, stream), pointer, &holding);
 }
 
 static CUresult call_free_v2(CUdeviceptr pointer, CUstream stream)

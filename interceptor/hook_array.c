@@ -12,8 +12,10 @@
  * (but page tables). NV12 takes a byte and a half a texel.
  */
 #include "block.h"
-#include "hook.h"
+#include "grant.h"
+#include "hold.h"
 #include "object.h"
+#include "table.h"
 
 /* Bytes of one texel's channel; 0 if the format is not a plain one. */
 static uint64_t channel_bytes(int format)
@@ -180,10 +182,11 @@ static CUresult create(const struct request *r)
 	if (ordinal < 0 || !r->array || !r->shape)
 		return call_driver(r);
 	bytes = array_bytes(&r->full, r->levels);
-	if (process_charge(ordinal, bytes, "an array") != CHARGE_OK)
+	if (grant(ordinal, bytes, KIND_MEMORY, ATTACH_CALL_ARRAY) != GRANTED)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	result = call_driver(r);
-	return held_or_released(result, result ? 0 : *(uintptr_t *)r->array, ordinal, bytes);
+	return hold_or_release(result, result ? 0 : *(uintptr_t *)r->array, ordinal, bytes,
+	                       KIND_MEMORY);
 }
 
 CUresult cuArrayCreate_v2(CUarray *array, const CUDA_ARRAY_DESCRIPTOR *shape)
@@ -248,35 +251,27 @@ CUresult cuMipmappedArrayCreate(CUmipmappedArray *array, const CUDA_ARRAY3D_DESC
 }
 
 /* Its tiles, if it is sparse, let go of what was mapped in them. */
-static CUresult destroyed(CUresult result, uint64_t key, bool known, struct map_value value)
+static CUresult destroyed(CUresult result, uint64_t key, bool known, const struct holding *holding)
 {
-	struct process *process = process_get();
-
-	if (result == CUDA_SUCCESS && process &&
-	    __atomic_load_n(&process->bound, __ATOMIC_RELAXED)) {
-		lock_take(&process->vmm_lock);
-		object_unbind_all(process, key, -1, 0, UINT64_MAX);
-		lock_give(&process->vmm_lock);
-	}
-	return known ? released_or_held(result, key, value) : result;
+	if (result == CUDA_SUCCESS)
+		objects_unbind(key, -1, 0, UINT64_MAX);
+	return known ? release_or_hold(result, key, holding) : result;
 }
 
 CUresult cuArrayDestroy(CUarray array)
 {
 	uint64_t key = (uint64_t)(uintptr_t)array;
-	struct map_value value = {0};
-	bool known;
+	struct holding holding;
+	bool known = unhold(key, &holding);
 
-	known = unhold(key, &value);
-	return destroyed(DRIVER(cuArrayDestroy)(array), key, known, value);
+	return destroyed(DRIVER(cuArrayDestroy)(array), key, known, &holding);
 }
 
 CUresult cuMipmappedArrayDestroy(CUmipmappedArray array)
 {
 	uint64_t key = (uint64_t)(uintptr_t)array;
-	struct map_value value = {0};
-	bool known;
+	struct holding holding;
+	bool known = unhold(key, &holding);
 
-	known = unhold(key, &value);
-	return destroyed(DRIVER(cuMipmappedArrayDestroy)(array), key, known, value);
+	return destroyed(DRIVER(cuMipmappedArrayDestroy)(array), key, known, &holding);
 }

@@ -4,8 +4,8 @@
  * binding holds the memory as a mapping does, even when all its handles are released (driver
  * observation for tiles, H100, 580.159.04; NVIDIA's documentation for multicast objects).
  */
-#include "hook.h"
 #include "object.h"
+#include "table.h"
 
 static uint64_t mix(uint64_t hash, uint64_t word)
 {
@@ -14,10 +14,12 @@ static uint64_t mix(uint64_t hash, uint64_t word)
 }
 
 /* The name of the part of an array that is mapped: where it begins. */
-static uint64_t part_of(const CUarrayMapInfo *info)
+static uint64_t part_of(const void *data, CUdevice ordinal)
 {
+	const CUarrayMapInfo *info = data;
 	uint64_t hash = mix((uint64_t)(uintptr_t)info->resource.array, 1);
 
+	(void)ordinal; /* each part of an array is on its device */
 	hash = mix(hash, (uint64_t)info->subresourceType);
 	if (info->subresourceType == CU_ARRAY_SPARSE_SUBRESOURCE_TYPE_MIPTAIL) {
 		hash = mix(hash, info->subresource.miptail.layer);
@@ -40,25 +42,17 @@ static CUresult map_array(CUresult (*call)(CUarrayMapInfo *list, unsigned int co
                                            CUstream stream),
                           CUarrayMapInfo *list, unsigned int count, CUstream stream)
 {
-	struct process *process = process_get();
 	CUresult result = call(list, count, stream);
 
-	if (result != CUDA_SUCCESS || !process)
-		return result;
-	lock_take(&process->vmm_lock);
-	for (unsigned int i = 0; i < count; i++) {
+	for (unsigned int i = 0; result == CUDA_SUCCESS && i < count; i++) {
 		const CUarrayMapInfo *info = &list[i];
-		struct object *object = NULL;
 
 		if (info->memOperationType == CU_MEM_OPERATION_TYPE_MAP)
-			object = object_find(process, info->memHandle.memHandle);
-		if (object)
-			object_bind(process, object, (uint64_t)(uintptr_t)info->resource.array,
-			            part_of(info), 0);
+			object_bind(info->memHandle.memHandle, 0,
+			            (uint64_t)(uintptr_t)info->resource.array, 0, part_of, info);
 		else
-			object_unbind(process, part_of(info));
+			object_unbind(part_of(info, -1));
 	}
-	lock_give(&process->vmm_lock);
 	return result;
 }
 
@@ -76,42 +70,35 @@ CUresult cuMemMapArrayAsync_ptsz(CUarrayMapInfo *list, unsigned int count, CUstr
 CUresult cuMulticastCreate(CUmemGenericAllocationHandle *handle,
                            const CUmulticastObjectProp *properties)
 {
-	struct process *process = process_get();
-	CUresult result;
+	CUresult result = DRIVER(cuMulticastCreate)(handle, properties);
 
-	result = DRIVER(cuMulticastCreate)(handle, properties);
-	if (result == CUDA_SUCCESS && process) {
-		lock_take(&process->vmm_lock);
-		(void)object_new(process, *handle, -1, 0);
-		lock_give(&process->vmm_lock);
-	}
+	if (result == CUDA_SUCCESS)
+		object_made(*handle, -1, 0);
 	return result;
 }
 
-/* Each device of the object has bindings of its own at the same offsets. */
-static uint64_t place_in(CUmemGenericAllocationHandle multicast, CUdevice device, size_t offset)
+/* A place in a multicast object. Each of its devices has bindings of its own at the same offsets;
+ * the older entry points take the device, here -1, from the memory. */
+struct place {
+	CUmemGenericAllocationHandle multicast;
+	CUdevice device;
+	size_t offset;
+};
+
+static uint64_t place_of(const void *data, CUdevice ordinal)
 {
-	uint64_t hash = mix(mix(mix(multicast, 2), (uint64_t)(uint32_t)device), offset);
+	const struct place *place = data;
+	CUdevice device = place->device < 0 ? ordinal : place->device;
+	uint64_t hash = mix(mix(mix(place->multicast, 2), (uint64_t)(uint32_t)device), place->offset);
 
 	return hash ? hash : 1;
 }
 
-/* `device` is -1 where the older entry points take it from the memory. */
-static CUresult bound(CUresult result, CUmemGenericAllocationHandle multicast, CUdevice device,
-                      size_t offset, CUmemGenericAllocationHandle handle, CUdeviceptr address)
+static CUresult bound(CUresult result, const struct place *place,
+                      CUmemGenericAllocationHandle handle, CUdeviceptr address)
 {
-	struct process *process = process_get();
-	struct object *object;
-
-	if (result != CUDA_SUCCESS || !process)
-		return result;
-	lock_take(&process->vmm_lock);
-	object = address ? object_mapped_at(process, address) : object_find(process, handle);
-	if (object)
-		object_bind(process, object, multicast,
-		            place_in(multicast, device < 0 ? object->ordinal : device, offset),
-		            offset);
-	lock_give(&process->vmm_lock);
+	if (result == CUDA_SUCCESS)
+		object_bind(handle, address, place->multicast, place->offset, place_of, place);
 	return result;
 }
 
@@ -120,7 +107,7 @@ CUresult cuMulticastBindMem(CUmemGenericAllocationHandle multicast, size_t offse
                             unsigned long long flags)
 {
 	return bound(DRIVER(cuMulticastBindMem)(multicast, offset, handle, from, bytes, flags),
-	             multicast, -1, offset, handle, 0);
+	             &(struct place){multicast, -1, offset}, handle, 0);
 }
 
 CUresult cuMulticastBindMem_v2(CUmemGenericAllocationHandle multicast, CUdevice device,
@@ -129,14 +116,14 @@ CUresult cuMulticastBindMem_v2(CUmemGenericAllocationHandle multicast, CUdevice 
 {
 	return bound(
 	    DRIVER(cuMulticastBindMem_v2)(multicast, device, offset, handle, from, bytes, flags),
-	    multicast, device, offset, handle, 0);
+	    &(struct place){multicast, device, offset}, handle, 0);
 }
 
 CUresult cuMulticastBindAddr(CUmemGenericAllocationHandle multicast, size_t offset,
                              CUdeviceptr address, size_t bytes, unsigned long long flags)
 {
 	return bound(DRIVER(cuMulticastBindAddr)(multicast, offset, address, bytes, flags),
-	             multicast, -1, offset, 0, address);
+	             &(struct place){multicast, -1, offset}, 0, address);
 }
 
 CUresult cuMulticastBindAddr_v2(CUmemGenericAllocationHandle multicast, CUdevice device,
@@ -145,20 +132,15 @@ CUresult cuMulticastBindAddr_v2(CUmemGenericAllocationHandle multicast, CUdevice
 {
 	return bound(
 	    DRIVER(cuMulticastBindAddr_v2)(multicast, device, offset, address, bytes, flags),
-	    multicast, device, offset, 0, address);
+	    &(struct place){multicast, device, offset}, 0, address);
 }
 
 CUresult cuMulticastUnbind(CUmemGenericAllocationHandle multicast, CUdevice device, size_t offset,
                            size_t bytes)
 {
-	struct process *process = process_get();
-	CUresult result;
+	CUresult result = DRIVER(cuMulticastUnbind)(multicast, device, offset, bytes);
 
-	result = DRIVER(cuMulticastUnbind)(multicast, device, offset, bytes);
-	if (result == CUDA_SUCCESS && process) {
-		lock_take(&process->vmm_lock);
-		object_unbind_all(process, multicast, device, offset, bytes);
-		lock_give(&process->vmm_lock);
-	}
+	if (result == CUDA_SUCCESS)
+		objects_unbind(multicast, device, offset, bytes);
 	return result;
 }

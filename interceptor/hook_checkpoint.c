@@ -8,20 +8,18 @@
  * What is checkpointed from outside the slice (from the host, say) stays charged.
  */
 #include "attach_client.h"
-#include "hook.h"
-
-#include <errno.h>
-#include <unistd.h>
+#include "process.h"
+#include "quiet.h"
+#include "table.h"
 
 static bool tell(enum attach_op op, int pid)
 {
 	struct attach_request request = {.op = (uint16_t)op, .bytes = (uint64_t)(unsigned int)pid};
 	struct attach_reply reply = {0};
-	enum ask_result result;
-	int saved = errno;
+	struct quiet quiet = quiet_begin();
+	enum ask_result result = ask_enforcer(&request, &reply, NULL, NULL);
 
-	result = ask_enforcer(&request, &reply, NULL, NULL);
-	errno = saved;
+	quiet_end(quiet);
 	/* A process that is not of the slice is not the slice's to count. */
 	return result == ASK_ANSWERED &&
 	       (reply.status == ATTACH_OK || reply.status == ATTACH_NOT_MEMBER);

@@ -6,8 +6,11 @@
  * hold is settled afterwards from driver truth. If it turns out not to fit, it is destroyed again.
  */
 #include "context.h"
-#include "hook.h"
-#include "pool.h"
+#include "function.h"
+#include "grant.h"
+#include "overhead.h"
+#include "state.h"
+#include "table.h"
 
 /* What a context on this device is expected to take. */
 static uint64_t expected(CUdevice ordinal)
@@ -20,271 +23,223 @@ static uint64_t expected(CUdevice ordinal)
 	                                    __ATOMIC_RELAXED);
 }
 
-/* What the driver holds for this process beyond what the ledger says that it asked for. False if
- * unknown, or if another thread charged or gave back meanwhile. */
-static bool beyond_ledger(CUdevice ordinal, uint64_t *bytes)
-{
-	struct process *process = process_attached();
-	int device = process ? process_device(process, ordinal) : -1;
-	uint64_t number, held, contexts, truth;
-
-	if (device < 0)
-		return false;
-	lock_take(&process->account_lock);
-	number = process->account[device].slice.number;
-	held = process->account[device].slice.held;
-	contexts = process->context_bytes[device];
-	lock_give(&process->account_lock);
-	if (!process_truth(ordinal, &truth))
-		return false;
-	if (__atomic_load_n(&process->account[device].slice.number, __ATOMIC_RELAXED) != number)
-		return false;
-	*bytes = truth > held - contexts ? truth - (held - contexts) : 0;
-	return true;
-}
-
 /*
- * After a context was made for which `charged` was charged: make the charge what it takes, and
- * remember it. False if that does not fit.
+ * After a context was made for which `charged` was charged: make the charge what it takes. False if
+ * that does not fit.
  */
-static bool settle(CUdevice ordinal, uint64_t owner, uint64_t charged)
+static bool settle(CUdevice ordinal, uint64_t *charged)
 {
 	struct process *process = process_get();
-	struct map_value value = {.ordinal = ordinal};
-	uint64_t all, other, real = charged;
+	int device = process_device(process, ordinal);
+	uint64_t all, other, real = *charged;
 
-	if (beyond_ledger(ordinal, &all)) {
-		int device = process_device(process, ordinal);
-
-		other = process->context_bytes[device] - charged;
+	if (device >= 0 && overhead_measure(process, device, &all)) {
+		other = __atomic_load_n(&process->held[device].overhead, __ATOMIC_RELAXED);
+		other -= *charged < other ? *charged : other;
 		real = all > other ? all - other : 0;
 	}
-	if (real > charged) {
-		if (process_charge_context(ordinal, real - charged) != CHARGE_OK)
-			return false;
-	} else if (real < charged) {
-		process_release_context(ordinal, charged - real);
-	}
-	value.bytes = real;
-	(void)map_put(&process->contexts, owner, value);
+	if (real > *charged &&
+	    grant(ordinal, real - *charged, KIND_OVERHEAD, ATTACH_CALL_CONTEXT) != GRANTED)
+		return false;
+	if (real < *charged)
+		process_release(ordinal, *charged - real, KIND_OVERHEAD);
+	*charged = real;
 	return true;
 }
 
-/* All that belonged to a context is gone with it. */
-static void context_gone(uint64_t owner)
-{
-	struct process *process = process_get();
-	struct map_value value;
+/* A context to be made, whichever entry point it came by. */
+struct request {
+	enum entry_point entry;
+	CUcontext *context;
+	void *parameters;
+	int count;
+	unsigned int flags;
+	CUdevice device;
+};
 
-	if (!process)
-		return;
-	owner_gone(owner);
-	if (map_take(&process->contexts, owner, &value)) {
-		pool_settle_all(process, value.ordinal);
-		process_release_context(value.ordinal, value.bytes);
+static CUresult call_driver(const struct request *r)
+{
+	switch (r->entry) {
+	case ID_cuCtxCreate:
+		return DRIVER(cuCtxCreate)(r->context, r->flags, r->device);
+	case ID_cuCtxCreate_v2:
+		return DRIVER(cuCtxCreate_v2)(r->context, r->flags, r->device);
+	case ID_cuCtxCreate_v3:
+		return DRIVER(cuCtxCreate_v3)(r->context, r->parameters, r->count, r->flags,
+		                              r->device);
+	case ID_cuCtxCreate_v4:
+		return DRIVER(cuCtxCreate_v4)(r->context, r->parameters, r->flags, r->device);
+	case ID_cuGLCtxCreate:
+		return DRIVER(cuGLCtxCreate)(r->context, r->flags, r->device);
+	case ID_cuGLCtxCreate_v2:
+		return DRIVER(cuGLCtxCreate_v2)(r->context, r->flags, r->device);
+	default:
+		return DRIVER(cuDevicePrimaryCtxRetain)(r->context, r->device);
 	}
 }
 
-static CUresult destroy_again(CUcontext *context)
+static void destroy_again(const struct request *r)
 {
-	if (DRIVER_HAS(cuCtxDestroy_v2))
-		(void)DRIVER(cuCtxDestroy_v2)(*context);
-	*context = NULL;
-	return CUDA_ERROR_OUT_OF_MEMORY;
+	if (r->entry == ID_cuDevicePrimaryCtxRetain && DRIVER_HAS(cuDevicePrimaryCtxRelease_v2))
+		(void)DRIVER(cuDevicePrimaryCtxRelease_v2)(r->device);
+	else if (r->entry != ID_cuDevicePrimaryCtxRetain && DRIVER_HAS(cuCtxDestroy_v2))
+		(void)DRIVER(cuCtxDestroy_v2)(*r->context);
+	*r->context = NULL;
 }
 
-/* What follows the driver's answer, alike for all versions of cuCtxCreate. */
-static CUresult created(CUresult result, CUcontext *context, CUdevice device, uint64_t charged)
+static CUresult create(const struct request *r)
 {
+	uint64_t charged = expected(r->device);
+	CUresult result;
+
+	if (grant(r->device, charged, KIND_OVERHEAD, ATTACH_CALL_CONTEXT) != GRANTED)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	result = call_driver(r);
 	if (result != CUDA_SUCCESS) {
-		process_release_context(device, charged);
+		process_release(r->device, charged, KIND_OVERHEAD);
 		return result;
 	}
-	if (!settle(device, (uint64_t)(uintptr_t)*context, charged)) {
-		process_release_context(device, charged);
-		return destroy_again(context);
+	if (!settle(r->device, &charged)) {
+		destroy_again(r);
+		process_release(r->device, charged, KIND_OVERHEAD);
+		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
+	context_note((uint64_t)(uintptr_t)*r->context,
+	             &(struct context){.ordinal = r->device, .bytes = charged});
+	function_all_new();
 	return result;
 }
 
 CUresult cuCtxCreate(CUcontext *context, unsigned int flags, CUdevice device)
 {
-	uint64_t charged;
-
-	charged = expected(device);
-	if (process_charge_context(device, charged) != CHARGE_OK)
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	return created(DRIVER(cuCtxCreate)(context, flags, device), context, device, charged);
+	return create(&(struct request){
+	    .entry = ID_cuCtxCreate, .context = context, .flags = flags, .device = device});
 }
 
 CUresult cuCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice device)
 {
-	uint64_t charged;
-
-	charged = expected(device);
-	if (process_charge_context(device, charged) != CHARGE_OK)
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	return created(DRIVER(cuCtxCreate_v2)(context, flags, device), context, device, charged);
+	return create(&(struct request){
+	    .entry = ID_cuCtxCreate_v2, .context = context, .flags = flags, .device = device});
 }
 
 CUresult cuCtxCreate_v3(CUcontext *context, void *parameters, int count, unsigned int flags,
                         CUdevice device)
 {
-	uint64_t charged;
-
-	charged = expected(device);
-	if (process_charge_context(device, charged) != CHARGE_OK)
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	return created(DRIVER(cuCtxCreate_v3)(context, parameters, count, flags, device), context,
-	               device, charged);
+	return create(&(struct request){.entry = ID_cuCtxCreate_v3,
+	                                .context = context,
+	                                .parameters = parameters,
+	                                .count = count,
+	                                .flags = flags,
+	                                .device = device});
 }
 
 CUresult cuCtxCreate_v4(CUcontext *context, void *parameters, unsigned int flags, CUdevice device)
 {
-	uint64_t charged;
-
-	charged = expected(device);
-	if (process_charge_context(device, charged) != CHARGE_OK)
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	return created(DRIVER(cuCtxCreate_v4)(context, parameters, flags, device), context, device,
-	               charged);
+	return create(&(struct request){.entry = ID_cuCtxCreate_v4,
+	                                .context = context,
+	                                .parameters = parameters,
+	                                .flags = flags,
+	                                .device = device});
 }
 
 CUresult cuGLCtxCreate(CUcontext *context, unsigned int flags, CUdevice device)
 {
-	uint64_t charged;
-
-	charged = expected(device);
-	if (process_charge_context(device, charged) != CHARGE_OK)
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	return created(DRIVER(cuGLCtxCreate)(context, flags, device), context, device, charged);
+	return create(&(struct request){
+	    .entry = ID_cuGLCtxCreate, .context = context, .flags = flags, .device = device});
 }
 
 CUresult cuGLCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice device)
 {
-	uint64_t charged;
-
-	charged = expected(device);
-	if (process_charge_context(device, charged) != CHARGE_OK)
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	return created(DRIVER(cuGLCtxCreate_v2)(context, flags, device), context, device, charged);
+	return create(&(struct request){
+	    .entry = ID_cuGLCtxCreate_v2, .context = context, .flags = flags, .device = device});
 }
 
 CUresult cuCtxDestroy(CUcontext context)
 {
-	CUresult result;
+	struct leaving leaving = context_leave((uint64_t)(uintptr_t)context);
 
-	result = DRIVER(cuCtxDestroy)(context);
-	if (result == CUDA_SUCCESS)
-		context_gone((uint64_t)(uintptr_t)context);
-	return result;
+	return context_left(&leaving, DRIVER(cuCtxDestroy)(context));
 }
 
 CUresult cuCtxDestroy_v2(CUcontext context)
 {
-	CUresult result;
+	struct leaving leaving = context_leave((uint64_t)(uintptr_t)context);
 
-	result = DRIVER(cuCtxDestroy_v2)(context);
-	if (result == CUDA_SUCCESS)
-		context_gone((uint64_t)(uintptr_t)context);
-	return result;
+	return context_left(&leaving, DRIVER(cuCtxDestroy_v2)(context));
 }
 
 /* Destroys it if this was the last use; nobody can ask whether it was. A context of
  * cuCtxCreate has one use unless cuCtxAttach (deprecated since CUDA 4) made more. */
 CUresult cuCtxDetach(CUcontext context)
 {
-	CUresult result;
+	struct leaving leaving = context_leave((uint64_t)(uintptr_t)context);
 
-	result = DRIVER(cuCtxDetach)(context);
-	if (result == CUDA_SUCCESS)
-		context_gone((uint64_t)(uintptr_t)context);
-	return result;
+	return context_left(&leaving, DRIVER(cuCtxDetach)(context));
 }
 
-static bool primary_active(CUdevice device)
-{
-	unsigned int flags;
-	int active = 0;
+/* --- primary contexts ------------------------------------------------------------------------ */
 
-	return DRIVER_HAS(cuDevicePrimaryCtxGetState) &&
-	       DRIVER(cuDevicePrimaryCtxGetState)(device, &flags, &active) == CUDA_SUCCESS &&
-	       active;
-}
-
-/* Whose are the bytes of a device's primary context: its handle is only known once it is
- * retained, so its charge is kept under the device. */
-static uint64_t primary_key(CUdevice device)
+/* The lock under which a device's primary context comes and goes, taken; NULL if the device cannot
+ * be one. */
+static struct lock *take_primary(CUdevice device)
 {
-	return UINT64_MAX - (uint64_t)device;
+	struct process *process = process_get();
+	struct lock *lock;
+
+	if (!process || device < 0 || device >= PROCESS_ORDINALS)
+		return NULL;
+	lock = &state_of(process)->contexts.primary_lock[device];
+	lock_take(lock);
+	return lock;
 }
 
 CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
 {
-	struct process *process;
-	struct map_value value;
-	uint64_t charged;
+	struct request r = {
+	    .entry = ID_cuDevicePrimaryCtxRetain, .context = context, .device = device};
+	struct lock *lock = take_primary(device);
 	CUresult result;
 
-	if (primary_active(device))
-		return DRIVER(cuDevicePrimaryCtxRetain)(context, device);
-	charged = expected(device);
-	if (process_charge_context(device, charged) != CHARGE_OK)
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	result = DRIVER(cuDevicePrimaryCtxRetain)(context, device);
-	process = process_get();
-	/* Two threads may both have found it inactive; one of them made it. */
-	if (result == CUDA_SUCCESS && map_get(&process->contexts, primary_key(device), &value)) {
-		process_release_context(device, charged);
-		return result;
-	}
-	if (result != CUDA_SUCCESS) {
-		process_release_context(device, charged);
-		return result;
-	}
-	if (!settle(device, primary_key(device), charged)) {
-		process_release_context(device, charged);
-		if (DRIVER_HAS(cuDevicePrimaryCtxRelease_v2))
-			(void)DRIVER(cuDevicePrimaryCtxRelease_v2)(device);
-		*context = NULL;
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	}
-	if (map_get(&process->contexts, primary_key(device), &value)) {
-		value.owner = (uint64_t)(uintptr_t)*context;
-		(void)map_put(&process->contexts, primary_key(device), value);
-	}
+	if (!lock || !context)
+		result = call_driver(&r);
+	else if (primary_active(device))
+		result = call_driver(&r);
+	else if ((result = create(&r)) == CUDA_SUCCESS)
+		state_of(this_process)->contexts.primary[device] = (uint64_t)(uintptr_t)*context;
+	if (lock)
+		lock_give(lock);
 	return result;
 }
 
-CUresult primary_left(CUresult result, CUdevice device)
+/* Releases and resets: `call` of the device, which may be the last use. */
+static CUresult leave_primary(CUresult (*call)(CUdevice device), CUdevice device)
 {
-	struct process *process = process_get();
-	struct map_value value;
+	struct lock *lock = take_primary(device);
+	CUresult result = call(device);
 
-	if (result == CUDA_SUCCESS && process && !primary_active(device) &&
-	    map_get(&process->contexts, primary_key(device), &value)) {
-		owner_gone(value.owner);
-		context_gone(primary_key(device));
+	if (lock) {
+		result = primary_left(result, device);
+		lock_give(lock);
 	}
 	return result;
 }
 
 CUresult cuDevicePrimaryCtxRelease(CUdevice device)
 {
-	return primary_left(DRIVER(cuDevicePrimaryCtxRelease)(device), device);
+	return leave_primary(DRIVER(cuDevicePrimaryCtxRelease), device);
 }
 
 CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device)
 {
-	return primary_left(DRIVER(cuDevicePrimaryCtxRelease_v2)(device), device);
+	return leave_primary(DRIVER(cuDevicePrimaryCtxRelease_v2), device);
 }
 
 CUresult cuDevicePrimaryCtxReset(CUdevice device)
 {
-	return primary_left(DRIVER(cuDevicePrimaryCtxReset)(device), device);
+	return leave_primary(DRIVER(cuDevicePrimaryCtxReset), device);
 }
 
 CUresult cuDevicePrimaryCtxReset_v2(CUdevice device)
 {
-	return primary_left(DRIVER(cuDevicePrimaryCtxReset_v2)(device), device);
+	return leave_primary(DRIVER(cuDevicePrimaryCtxReset_v2), device);
 }

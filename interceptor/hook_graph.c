@@ -7,24 +7,34 @@
  * allocates, in whole steps.
  *
  * A graph without allocations costs a look at one word per launch.
+ *
+ * What making a graph executable takes by itself is the stacks of its kernels (stack.h), and some 2
+ * KiB for each node of a large one, which stay when it is destroyed (driver observation).
  */
+#include "function.h"
 #include "graph.h"
-#include "hook.h"
+#include "grant.h"
+#include "overhead.h"
 #include "pool.h"
+#include "stack.h"
+#include "state.h"
+#include "table.h"
+
+/* Graphs of fewer nodes take nothing by themselves that could be seen. */
+#define MANY_NODES 4096
 
 /*
  * A graph that was uploaded or launched, and launched again in the same stream with no memory of
  * graphs let go of meanwhile, takes none.
  */
-static bool is_resident(const struct map_value *value, CUstream stream, const struct pool *pool)
+static bool is_resident(const struct graph_use *use, CUstream stream, const struct pool *pool)
 {
-	return value->owner == (uint64_t)(uintptr_t)stream &&
-	       (uint32_t)value->uses ==
-	           (__atomic_load_n(&pool->shrunk, __ATOMIC_RELAXED) & INT32_MAX);
+	return use->launched && use->stream == stream &&
+	       use->shrunk == __atomic_load_n(&pool->shrunk, __ATOMIC_RELAXED);
 }
 
 /* A call that may make the device's memory of graphs grow. */
-struct launch {
+struct graph_launch {
 	CUgraphExec graph;
 	CUstream stream;
 	CUresult (*call)(CUgraphExec graph, CUstream stream);
@@ -36,56 +46,65 @@ struct launch {
  * taken: that shows when it is uploaded, which takes the memory and runs nothing. So for that
  * instant the card, not the ledger, may hold more; what does not fit then is trimmed at once.
  */
-static CUresult upload_first(struct process *process, struct pool *pool, const struct launch *l)
+static CUresult upload_first(struct process *process, struct pool *pool,
+                             const struct graph_launch *l)
 {
 	CUresult result = l->upload(l->graph, l->stream);
+	uint64_t missing;
 
 	lock_take(&pool->lock);
-	if (!pool_settle(pool, false))
-		result = CUDA_ERROR_OUT_OF_MEMORY;
+	missing = pool_missing(pool);
 	lock_give(&pool->lock);
+	if (missing && grant(pool->ordinal, missing, KIND_MEMORY, ATTACH_CALL_GRAPH) != GRANTED) {
+		result = CUDA_ERROR_OUT_OF_MEMORY;
+	} else if (missing) {
+		lock_take(&pool->lock);
+		pool_add_charge(pool, missing);
+		pool_settle(pool);
+		lock_give(&pool->lock);
+	}
 	if (result != CUDA_SUCCESS)
 		(void)pool_give_back(process, pool->ordinal);
 	return result;
 }
 
 /* Charge the most that the launch may take, or find that it takes less. */
-static CUresult prepare(struct process *process, struct pool *pool, const struct launch *l,
+static CUresult prepare(struct process *process, struct pool *pool, const struct graph_launch *l,
                         uint64_t most, uint64_t *charged)
 {
-	if (process_try_charge(pool->ordinal, most) != CHARGE_OK) {
+	if (grant_if_free(pool->ordinal, most) != GRANTED) {
 		if (l->upload && __atomic_load_n(&pool->reserved, __ATOMIC_RELAXED))
 			return upload_first(process, pool, l);
-		if (process_charge(pool->ordinal, most, "a graph's launch") != CHARGE_OK)
+		if (grant(pool->ordinal, most, KIND_MEMORY, ATTACH_CALL_GRAPH) != GRANTED)
 			return CUDA_ERROR_OUT_OF_MEMORY;
 	}
 	*charged = most;
 	lock_take(&pool->lock);
 	pool->pending += most;
-	__atomic_store_n(&pool->charged, pool->charged + most, __ATOMIC_RELAXED);
+	pool_add_charge(pool, most);
 	lock_give(&pool->lock);
 	return CUDA_SUCCESS;
 }
 
-static __attribute__((noinline)) CUresult launch(struct process *process, const struct launch *l)
+static __attribute__((noinline)) CUresult launch(const struct graph_launch *l)
 {
+	struct process *process = process_get();
 	struct pool *pools[GRAPH_PLACES];
-	struct map_value values[GRAPH_PLACES];
+	struct graph_use uses[GRAPH_PLACES];
 	uint64_t charged[GRAPH_PLACES] = {0};
 	unsigned count = 0;
 	CUresult result = CUDA_SUCCESS;
 
-	while (count < GRAPH_PLACES &&
-	       map_get(&process->graphs, graph_key(l->graph, count), &values[count])) {
-		pools[count] = pool_of_graphs(process, values[count].ordinal);
-		if (!pools[count] || !process_ready(values[count].ordinal))
+	while (count < GRAPH_PLACES && graph_use(l->graph, count, &uses[count])) {
+		pools[count] = pool_of_graphs(process, uses[count].ordinal);
+		if (!pools[count] || !process_ready(uses[count].ordinal))
 			return CUDA_ERROR_OUT_OF_MEMORY;
 		count++;
 	}
 	for (unsigned i = 0; i < count && result == CUDA_SUCCESS; i++) {
-		if (is_resident(&values[i], l->stream, pools[i]) || !values[i].bytes)
+		if (is_resident(&uses[i], l->stream, pools[i]) || !uses[i].bytes)
 			continue;
-		result = prepare(process, pools[i], l, values[i].bytes, &charged[i]);
+		result = prepare(process, pools[i], l, uses[i].bytes, &charged[i]);
 	}
 	if (result == CUDA_SUCCESS)
 		result = l->call(l->graph, l->stream);
@@ -100,95 +119,122 @@ static __attribute__((noinline)) CUresult launch(struct process *process, const 
 		                      __atomic_load_n(&pool->reserved, __ATOMIC_RELAXED)) {
 			lock_take(&pool->lock);
 			pool->pending -= charged[i];
-			(void)pool_settle(pool, true);
+			pool_settle(pool);
 			lock_give(&pool->lock);
 		}
-		if (result != CUDA_SUCCESS || is_resident(&values[i], l->stream, pool))
+		if (result != CUDA_SUCCESS || is_resident(&uses[i], l->stream, pool))
 			continue;
-		values[i].owner = (uint64_t)(uintptr_t)l->stream;
-		values[i].uses =
-		    (int32_t)(__atomic_load_n(&pool->shrunk, __ATOMIC_RELAXED) & INT32_MAX);
-		(void)map_put(&process->graphs, graph_key(l->graph, i), values[i]);
+		uses[i].launched = true;
+		uses[i].stream = l->stream;
+		uses[i].shrunk = __atomic_load_n(&pool->shrunk, __ATOMIC_RELAXED);
+		graph_used(l->graph, i, &uses[i]);
 	}
 	return result;
 }
 
 CUresult cuGraphLaunch(CUgraphExec graph, CUstream stream)
 {
-	struct process *process = __atomic_load_n(&this_process, __ATOMIC_ACQUIRE);
-	struct launch l = {.graph = graph, .stream = stream};
-
-	if (__builtin_expect(!process || !graph_maybe(process, graph), 1))
+	if (__builtin_expect(!graph_maybe(graph), 1))
 		return DRIVER(cuGraphLaunch)(graph, stream);
-	l.call = DRIVER(cuGraphLaunch);
-	l.upload = DRIVER_HAS(cuGraphUpload) ? DRIVER(cuGraphUpload) : NULL;
-	return launch(process, &l);
+	return launch(&(struct graph_launch){graph, stream, DRIVER(cuGraphLaunch),
+	                                     DRIVER_HAS(cuGraphUpload) ? DRIVER(cuGraphUpload)
+	                                                               : NULL});
 }
 
 CUresult cuGraphLaunch_ptsz(CUgraphExec graph, CUstream stream)
 {
-	struct process *process = __atomic_load_n(&this_process, __ATOMIC_ACQUIRE);
-	struct launch l = {.graph = graph, .stream = stream};
-
-	if (__builtin_expect(!process || !graph_maybe(process, graph), 1))
+	if (__builtin_expect(!graph_maybe(graph), 1))
 		return DRIVER(cuGraphLaunch_ptsz)(graph, stream);
-	l.call = DRIVER(cuGraphLaunch_ptsz);
-	l.upload = DRIVER_HAS(cuGraphUpload_ptsz) ? DRIVER(cuGraphUpload_ptsz) : NULL;
-	return launch(process, &l);
+	return launch(&(struct graph_launch){
+	    graph, stream, DRIVER(cuGraphLaunch_ptsz),
+	    DRIVER_HAS(cuGraphUpload_ptsz) ? DRIVER(cuGraphUpload_ptsz) : NULL});
 }
 
 CUresult cuGraphUpload(CUgraphExec graph, CUstream stream)
 {
-	struct process *process = __atomic_load_n(&this_process, __ATOMIC_ACQUIRE);
-	struct launch l = {.graph = graph, .stream = stream};
-
-	if (!process || !graph_maybe(process, graph))
+	if (!graph_maybe(graph))
 		return DRIVER(cuGraphUpload)(graph, stream);
-	l.call = l.upload = DRIVER(cuGraphUpload);
-	return launch(process, &l);
+	return launch(&(struct graph_launch){graph, stream, DRIVER(cuGraphUpload),
+	                                     DRIVER(cuGraphUpload)});
 }
 
 CUresult cuGraphUpload_ptsz(CUgraphExec graph, CUstream stream)
 {
-	struct process *process = __atomic_load_n(&this_process, __ATOMIC_ACQUIRE);
-	struct launch l = {.graph = graph, .stream = stream};
-
-	if (!process || !graph_maybe(process, graph))
+	if (!graph_maybe(graph))
 		return DRIVER(cuGraphUpload_ptsz)(graph, stream);
-	l.call = l.upload = DRIVER(cuGraphUpload_ptsz);
-	return launch(process, &l);
+	return launch(&(struct graph_launch){graph, stream, DRIVER(cuGraphUpload_ptsz),
+	                                     DRIVER(cuGraphUpload_ptsz)});
+}
+
+/* --- making them executable ------------------------------------------------------------------- */
+
+/* A call that makes a graph executable, or makes of an executable one another. */
+struct making {
+	struct graph_needs needs;
+	struct raise raise;
+	struct watch watch;
+};
+
+/* False if its kernels' stacks do not fit; then the call is not made. */
+static bool making_begin(struct making *making, CUgraph source)
+{
+	graph_look(source, &making->needs);
+	making->raise = (struct raise){0};
+	making->watch = (struct watch){.ordinal = -1};
+	if (making->needs.frame && !stack_begin(&making->raise, making->needs.frame)) {
+		graph_needs_end(&making->needs);
+		return false;
+	}
+	if (making->needs.nodes >= MANY_NODES)
+		making->watch = watch_begin();
+	return true;
+}
+
+static CUresult making_end(struct making *making, CUresult result, CUgraphExec graph)
+{
+	uint64_t bytes;
+
+	stack_end(&making->raise);
+	watch_end_anyway(&making->watch, &bytes);
+	if (result == CUDA_SUCCESS)
+		graph_learn(graph, &making->needs);
+	graph_needs_end(&making->needs);
+	return result;
 }
 
 CUresult cuGraphInstantiate(CUgraphExec *graph, CUgraph source, CUgraphNode *error, char *log,
                             size_t bytes)
 {
+	struct making making;
 	CUresult result;
 
+	if (!making_begin(&making, source))
+		return CUDA_ERROR_OUT_OF_MEMORY;
 	result = DRIVER(cuGraphInstantiate)(graph, source, error, log, bytes);
-	if (result == CUDA_SUCCESS)
-		graph_learn(*graph, source);
-	return result;
+	return making_end(&making, result, result ? NULL : *graph);
 }
 
 CUresult cuGraphInstantiate_v2(CUgraphExec *graph, CUgraph source, CUgraphNode *error, char *log,
                                size_t bytes)
 {
+	struct making making;
 	CUresult result;
 
+	if (!making_begin(&making, source))
+		return CUDA_ERROR_OUT_OF_MEMORY;
 	result = DRIVER(cuGraphInstantiate_v2)(graph, source, error, log, bytes);
-	if (result == CUDA_SUCCESS)
-		graph_learn(*graph, source);
-	return result;
+	return making_end(&making, result, result ? NULL : *graph);
 }
 
 CUresult cuGraphInstantiateWithFlags(CUgraphExec *graph, CUgraph source, unsigned long long flags)
 {
+	struct making making;
 	CUresult result;
 
+	if (!making_begin(&making, source))
+		return CUDA_ERROR_OUT_OF_MEMORY;
 	result = DRIVER(cuGraphInstantiateWithFlags)(graph, source, flags);
-	if (result == CUDA_SUCCESS)
-		graph_learn(*graph, source);
-	return result;
+	return making_end(&making, result, result ? NULL : *graph);
 }
 
 /* The one instantiation that may upload. The flag is taken from it, so that the upload is one that
@@ -202,17 +248,18 @@ static CUresult instantiate(instantiate_function call,
                             CUDA_GRAPH_INSTANTIATE_PARAMS *parameters)
 {
 	bool uploads = parameters && (parameters->flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD);
+	struct making making;
 	CUresult result;
 
+	if (!making_begin(&making, source))
+		return CUDA_ERROR_OUT_OF_MEMORY;
 	if (uploads)
 		parameters->flags &= ~(uint64_t)CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD;
 	result = call(graph, source, parameters);
 	if (uploads)
 		parameters->flags |= CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD;
-	if (result != CUDA_SUCCESS)
-		return result;
-	graph_learn(*graph, source);
-	if (!uploads)
+	result = making_end(&making, result, result ? NULL : *graph);
+	if (result != CUDA_SUCCESS || !uploads)
 		return result;
 	result = upload(*graph, parameters->hUploadStream);
 	if (result != CUDA_SUCCESS) {
@@ -239,21 +286,96 @@ CUresult cuGraphInstantiateWithParams_ptsz(CUgraphExec *graph, CUgraph source,
 /* Its memory stays reserved until it is trimmed. */
 CUresult cuGraphExecDestroy(CUgraphExec graph)
 {
-	struct process *process = __atomic_load_n(&this_process, __ATOMIC_ACQUIRE);
-
 	/* Before the call: the handle may be another graph's as soon as it is let go. */
-	if (process && graph_maybe(process, graph))
-		graph_forget(process, graph);
+	if (graph_maybe(graph))
+		graph_forget(graph);
 	return DRIVER(cuGraphExecDestroy)(graph);
+}
+
+/* Other kernels in the place of those that it has. What it allocates cannot be changed so. */
+
+#define WITH_STACK(frame, call)                                                                    \
+	do {                                                                                       \
+		struct raise raise;                                                                \
+		CUresult result;                                                                   \
+                                                                                                   \
+		if ((frame) <= STACK_DEFAULT)                                                      \
+			return call;                                                               \
+		if (!stack_begin(&raise, frame))                                                   \
+			return CUDA_ERROR_OUT_OF_MEMORY;                                           \
+		result = call;                                                                     \
+		stack_end(&raise);                                                                 \
+		return result;                                                                     \
+	} while (0)
+
+static uint32_t frame_of(const void *function, const void *kernel)
+{
+	if (!function_any_large())
+		return 0;
+	return function_frame(function ? function : kernel);
+}
+
+CUresult cuGraphExecKernelNodeSetParams(CUgraphExec graph, CUgraphNode node,
+                                        const CUDA_KERNEL_NODE_PARAMS *parameters)
+{
+	uint32_t frame = parameters ? frame_of(parameters->func, NULL) : 0;
+
+	WITH_STACK(frame, DRIVER(cuGraphExecKernelNodeSetParams)(graph, node, parameters));
+}
+
+CUresult cuGraphExecKernelNodeSetParams_v2(CUgraphExec graph, CUgraphNode node,
+                                           const CUDA_KERNEL_NODE_PARAMS *parameters)
+{
+	uint32_t frame = parameters ? frame_of(parameters->func, parameters->kern) : 0;
+
+	WITH_STACK(frame, DRIVER(cuGraphExecKernelNodeSetParams_v2)(graph, node, parameters));
+}
+
+CUresult cuGraphExecNodeSetParams(CUgraphExec graph, CUgraphNode node,
+                                  const struct CUgraphNodeParams_st *parameters)
+{
+	const CUDA_KERNEL_NODE_PARAMS *kernel = &parameters->kernel;
+	uint32_t frame = 0;
+
+	if (parameters && parameters->type == CU_GRAPH_NODE_TYPE_KERNEL)
+		frame = frame_of(kernel->func, kernel->kern);
+	WITH_STACK(frame, DRIVER(cuGraphExecNodeSetParams)(graph, node, parameters));
+}
+
+static uint32_t largest_frame(CUgraph source)
+{
+	struct graph_needs needs;
+
+	if (!function_any_large())
+		return 0;
+	graph_look(source, &needs);
+	graph_needs_end(&needs);
+	return needs.frame;
+}
+
+CUresult cuGraphExecChildGraphNodeSetParams(CUgraphExec graph, CUgraphNode node, CUgraph child)
+{
+	WITH_STACK(largest_frame(child),
+	           DRIVER(cuGraphExecChildGraphNodeSetParams)(graph, node, child));
+}
+
+CUresult cuGraphExecUpdate(CUgraphExec graph, CUgraph source, CUgraphNode *error, int *status)
+{
+	WITH_STACK(largest_frame(source), DRIVER(cuGraphExecUpdate)(graph, source, error, status));
+}
+
+CUresult cuGraphExecUpdate_v2(CUgraphExec graph, CUgraph source, void *info)
+{
+	WITH_STACK(largest_frame(source), DRIVER(cuGraphExecUpdate_v2)(graph, source, info));
 }
 
 CUresult cuDeviceGraphMemTrim(CUdevice device)
 {
-	struct process *process = __atomic_load_n(&this_process, __ATOMIC_ACQUIRE);
-	CUresult result;
+	struct process *process = process_get();
+	CUresult result = DRIVER(cuDeviceGraphMemTrim)(device);
+	struct pool *pool = process ? pool_of_graphs_known(process, device) : NULL;
 
-	result = DRIVER(cuDeviceGraphMemTrim)(device);
-	if (process && device >= 0 && device < PROCESS_ORDINALS && process->graph_pool[device])
-		pool_shrunk(process->graph_pool[device]);
+	if (pool)
+		pool_shrunk(pool);
 	return result;
 }

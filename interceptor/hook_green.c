@@ -5,11 +5,12 @@
  * allocated while one was current stays when it is destroyed, until the primary context goes
  * (driver observation, H100, 580.159.04): so it belongs to that.
  *
- * In process.contexts a green context has an entry under its handle, and one under the handle of
- * the context made from it; `owner` of both is the primary context.
+ * A green context is noted under its handle, and under the handle of the context made from it; both
+ * with their primary context.
  */
 #include "context.h"
-#include "hook.h"
+#include "state.h"
+#include "table.h"
 
 static uint64_t key_of(const void *handle)
 {
@@ -18,8 +19,6 @@ static uint64_t key_of(const void *handle)
 
 CUresult cuGreenCtxCreate(CUgreenCtx *green, void *description, CUdevice device, unsigned int flags)
 {
-	struct process *process;
-	struct map_value value = {.ordinal = device};
 	CUcontext primary = NULL;
 	CUresult result;
 
@@ -28,11 +27,9 @@ CUresult cuGreenCtxCreate(CUgreenCtx *green, void *description, CUdevice device,
 	if (result != CUDA_SUCCESS)
 		return result;
 	result = DRIVER(cuGreenCtxCreate)(green, description, device, flags);
-	process = process_get();
-	if (result == CUDA_SUCCESS && process) {
-		value.owner = key_of(primary);
-		(void)map_put(&process->contexts, key_of(*green), value);
-	}
+	if (result == CUDA_SUCCESS)
+		context_note(key_of(*green),
+		             &(struct context){.ordinal = device, .primary = key_of(primary)});
 	(void)cuDevicePrimaryCtxRelease_v2(device);
 	return result;
 }
@@ -40,37 +37,34 @@ CUresult cuGreenCtxCreate(CUgreenCtx *green, void *description, CUdevice device,
 CUresult cuGreenCtxDestroy(CUgreenCtx green)
 {
 	struct process *process = process_get();
-	struct map_value value, same;
+	struct context known, made;
 	CUcontext context = NULL;
+	struct lock *lock;
 	CUresult result;
-	bool known;
 
-	known = process && map_take(&process->contexts, key_of(green), &value);
-	if (known && DRIVER_HAS(cuCtxFromGreenCtx) &&
+	if (!process || !context_take(key_of(green), &known))
+		return DRIVER(cuGreenCtxDestroy)(green);
+	if (DRIVER_HAS(cuCtxFromGreenCtx) &&
 	    DRIVER(cuCtxFromGreenCtx)(&context, green) == CUDA_SUCCESS)
-		(void)map_take(&process->contexts, key_of(context), &same);
-	result = DRIVER(cuGreenCtxDestroy)(green);
-	if (!known)
-		return result;
-	if (result == CUDA_SUCCESS)
-		return primary_left(result, value.ordinal);
-	(void)map_put(&process->contexts, key_of(green), value);
-	if (context)
-		(void)map_put(&process->contexts, key_of(context), value);
+		(void)context_take(key_of(context), &made);
+	lock = &state_of(process)->contexts.primary_lock[known.ordinal];
+	lock_take(lock);
+	result = primary_left(DRIVER(cuGreenCtxDestroy)(green), known.ordinal);
+	lock_give(lock);
+	if (result != CUDA_SUCCESS) {
+		context_note(key_of(green), &known);
+		if (context)
+			context_note(key_of(context), &known);
+	}
 	return result;
 }
 
 CUresult cuCtxFromGreenCtx(CUcontext *context, CUgreenCtx green)
 {
-	struct process *process = process_get();
-	struct map_value value;
-	CUresult result;
+	CUresult result = DRIVER(cuCtxFromGreenCtx)(context, green);
+	struct context known;
 
-	result = DRIVER(cuCtxFromGreenCtx)(context, green);
-	if (result == CUDA_SUCCESS && process &&
-	    map_get(&process->contexts, key_of(green), &value)) {
-		(void)map_put(&process->contexts, key_of(*context), value);
-		__atomic_store_n(&process->green, true, __ATOMIC_RELAXED);
-	}
+	if (result == CUDA_SUCCESS && context_get(key_of(green), &known))
+		context_note(key_of(*context), &known);
 	return result;
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What CUDA shows to programs: the slice as the card. */
-#include "hook.h"
+#include "table.h"
 #include "view.h"
 
 static struct view look(CUdevice ordinal)

@@ -2,45 +2,58 @@
 /*
  * cuCtxSetLimit. The heap of kernels that call malloc is taken at the first launch of one (driver
  * observation, H100, 580.159.04), when it is too late to refuse; so it is charged when it is set.
- * The default heap, 8 MiB, is overhead like the code that it comes with. Stacks are overhead, too:
- * how much they take depends on the kernels. The buffer of printf took no device memory.
+ * The default heap, 8 MiB, is overhead like the code that it comes with. Stacks are taken, and given
+ * back, at once (stack.h). What the other limits make the driver take, it takes when a module that
+ * needs it is loaded (a printf buffer, 64 MiB at most), or it took nothing that could be seen.
  */
 #include "block.h"
-#include "hook.h"
+#include "context.h"
+#include "grant.h"
+#include "stack.h"
+#include "table.h"
 
-/* The heap of a context is kept beside its pointers; no handle has an odd value. */
-static uint64_t heap_key(uint64_t context)
+static CUresult set_stack(size_t value)
 {
-	return context | 1;
+	struct raise raise;
+	CUresult result;
+
+	if (!stack_begin(&raise, value))
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	result = DRIVER(cuCtxSetLimit)(CU_LIMIT_STACK_SIZE, value);
+	stack_end(&raise);
+	return result;
+}
+
+static CUresult set_heap(uint64_t context, CUdevice ordinal, size_t value)
+{
+	uint64_t bytes = block_round(value);
+	struct context known;
+	CUresult result;
+
+	(void)context_get(context, &known);
+	if (bytes > known.heap &&
+	    grant(ordinal, bytes - known.heap, KIND_MEMORY, ATTACH_CALL_HEAP) != GRANTED)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	result = DRIVER(cuCtxSetLimit)(CU_LIMIT_MALLOC_HEAP_SIZE, value);
+	if (result != CUDA_SUCCESS) {
+		if (bytes > known.heap)
+			process_release(ordinal, bytes - known.heap, KIND_MEMORY);
+		return result;
+	}
+	context_set_heap(context, ordinal, bytes);
+	if (bytes < known.heap)
+		process_release(ordinal, known.heap - bytes, KIND_MEMORY);
+	return result;
 }
 
 CUresult cuCtxSetLimit(int limit, size_t value)
 {
-	struct process *process = process_get();
-	uint64_t context, bytes, before = 0;
-	struct map_value heap = {0};
-	CUdevice ordinal;
-	CUresult result;
+	uint64_t context = context_current();
+	CUdevice ordinal = process_current_ordinal();
 
-	context = current_owner();
-	ordinal = process_current_ordinal();
-	if (limit != CU_LIMIT_MALLOC_HEAP_SIZE || !process || !context || ordinal < 0)
-		return DRIVER(cuCtxSetLimit)(limit, value);
-	bytes = block_round(value);
-	if (map_get(&process->pointers, heap_key(context), &heap))
-		before = heap.bytes;
-	if (bytes > before &&
-	    process_charge(ordinal, bytes - before, "the heap of kernels") != CHARGE_OK)
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	result = DRIVER(cuCtxSetLimit)(limit, value);
-	if (result != CUDA_SUCCESS) {
-		if (bytes > before)
-			process_release(ordinal, bytes - before);
-		return result;
-	}
-	heap = (struct map_value){.bytes = bytes, .owner = context, .ordinal = ordinal};
-	(void)map_put(&process->pointers, heap_key(context), heap);
-	if (bytes < before)
-		process_release(ordinal, before - bytes);
-	return result;
+	if (context && ordinal >= 0 && limit == CU_LIMIT_MALLOC_HEAP_SIZE)
+		return set_heap(context, ordinal, value);
+	if (context && ordinal >= 0 && limit == CU_LIMIT_STACK_SIZE)
+		return set_stack(value);
+	return DRIVER(cuCtxSetLimit)(limit, value);
 }

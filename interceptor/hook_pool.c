@@ -4,20 +4,12 @@
  * destroy pools. Before a call that may make a pool grow, the growth is charged; afterwards the
  * charge is settled to what the pool reserves.
  */
-#include "hook.h"
+#include "context.h"
+#include "grant.h"
 #include "pool.h"
-
-#include <stddef.h>
-
-static bool capturing(CUstream stream, bool per_thread)
-{
-	int status = 0;
-
-	if (per_thread && DRIVER_HAS(cuStreamIsCapturing_ptsz))
-		return DRIVER(cuStreamIsCapturing_ptsz)(stream, &status) == CUDA_SUCCESS && status;
-	return DRIVER_HAS(cuStreamIsCapturing) &&
-	       DRIVER(cuStreamIsCapturing)(stream, &status) == CUDA_SUCCESS && status;
-}
+#include "state.h"
+#include "stream.h"
+#include "table.h"
 
 /* One request, whichever entry point it came by. */
 struct request {
@@ -47,21 +39,36 @@ static void call_free(const struct request *r)
 		(void)DRIVER(cuMemFreeAsync)(*r->pointer, r->stream);
 }
 
+/* With the pool's lock held, after a growth that does not fit: hand the memory back. What the pool
+ * cannot let go of at once, since the free is ordered in its stream, the driver holds and is charged. */
+static CUresult hand_back(struct pool *pool, const struct request *r)
+{
+	call_free(r);
+	*r->pointer = 0;
+	if (DRIVER_HAS(cuMemPoolTrimTo))
+		(void)DRIVER(cuMemPoolTrimTo)(pool->handle, pool->reserved);
+	pool_settle(pool);
+	return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
 /* After a call that succeeded and was not expected to make the pool grow, but did. */
 static CUresult settle_surprise(struct pool *pool, const struct request *r)
 {
 	CUresult result = CUDA_SUCCESS;
+	uint64_t missing;
 
 	lock_take(&pool->lock);
-	if (!pool_settle(pool, false)) {
-		/* It does not fit. Hand the memory back; what the pool cannot let go of at once,
-		 * since the free is ordered in its stream, the driver holds and is charged. */
-		call_free(r);
-		*r->pointer = 0;
-		if (DRIVER_HAS(cuMemPoolTrimTo))
-			(void)DRIVER(cuMemPoolTrimTo)(pool->handle, pool->reserved);
-		(void)pool_settle(pool, true);
-		result = CUDA_ERROR_OUT_OF_MEMORY;
+	missing = pool_missing(pool);
+	lock_give(&pool->lock);
+	if (missing && grant(pool->ordinal, missing, pool->kind, ATTACH_CALL_POOL) != GRANTED) {
+		lock_take(&pool->lock);
+		result = hand_back(pool, r);
+	} else {
+		lock_take(&pool->lock);
+		if (missing) {
+			pool_add_charge(pool, missing);
+			pool_settle(pool);
+		}
 	}
 	pool_look_for_slack(pool);
 	lock_give(&pool->lock);
@@ -69,7 +76,7 @@ static CUresult settle_surprise(struct pool *pool, const struct request *r)
 }
 
 /* After a call that was not expected to make the pool grow: look whether it did. */
-static CUresult look_after(struct pool *pool, const struct request *r)
+static __attribute__((noinline)) CUresult look_after(struct pool *pool, const struct request *r)
 {
 	uint64_t reserved = pool_attribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT);
 
@@ -82,14 +89,15 @@ static CUresult look_after(struct pool *pool, const struct request *r)
 	return CUDA_SUCCESS;
 }
 
-static CUresult allocate_growing(struct pool *pool, const struct request *r, uint64_t grain)
+static __attribute__((noinline)) CUresult allocate_growing(struct pool *pool,
+                                                           const struct request *r, uint64_t grain)
 {
 	uint64_t growth;
 	int64_t slack;
 	CUresult result;
 
 	lock_take(&pool->lock);
-	(void)pool_settle(pool, true);
+	pool_settle(pool);
 	pool_look_for_slack(pool);
 	slack = __atomic_load_n(&pool->slack, __ATOMIC_RELAXED);
 	if (slack >= (int64_t)grain) {
@@ -102,32 +110,33 @@ static CUresult allocate_growing(struct pool *pool, const struct request *r, uin
 
 	if (growth) {
 		/* What is captured becomes a graph's node and takes no memory now. */
-		if (capturing(r->stream, r->per_thread))
+		if (stream_records(r->stream, r->per_thread))
 			return call_driver(r);
-		if (process_charge(pool->ordinal, growth, "cuMemAllocAsync") != CHARGE_OK)
+		if (grant(pool->ordinal, growth, pool->kind, ATTACH_CALL_ASYNC) != GRANTED)
 			return CUDA_ERROR_OUT_OF_MEMORY;
 		lock_take(&pool->lock);
 		pool->pending += growth;
-		__atomic_store_n(&pool->charged, pool->charged + growth, __ATOMIC_RELAXED);
+		pool_add_charge(pool, growth);
 		lock_give(&pool->lock);
 	}
 	result = call_driver(r);
 	if (result == CUDA_SUCCESS)
-		process_count(pool->ordinal);
+		grant_count(pool->ordinal);
 	if (!growth)
 		return result == CUDA_SUCCESS ? look_after(pool, r) : result;
 	lock_take(&pool->lock);
 	pool->pending -= growth;
 	/* Another thread's growth may be in what is reserved and in `pending` too: then too much
 	 * is charged until that thread comes here. */
-	(void)pool_settle(pool, true);
+	pool_settle(pool);
 	pool_look_for_slack(pool);
 	lock_give(&pool->lock);
 	return result;
 }
 
 /* The usual case, which must cost next to nothing: the pool has room, and gives out what it had. */
-static inline CUresult allocate_warm(struct pool *pool, const struct request *r)
+static inline CUresult allocate_warm(struct process *process, struct pool *pool,
+                                     const struct request *r)
 {
 	uint64_t grain = (r->bytes + POOL_GRAIN - 1) & ~(POOL_GRAIN - 1);
 	int64_t slack = __atomic_load_n(&pool->slack, __ATOMIC_RELAXED);
@@ -143,9 +152,13 @@ static inline CUresult allocate_warm(struct pool *pool, const struct request *r)
 	}
 	__atomic_store_n(&pool->slack, slack - (int64_t)grain, __ATOMIC_RELAXED);
 	result = call_driver(r);
-	if (result == CUDA_SUCCESS) {
-		__atomic_fetch_add(__atomic_load_n(&pool->allocations, __ATOMIC_RELAXED), 1,
-		                   __ATOMIC_RELAXED);
+	if (__builtin_expect(result == CUDA_SUCCESS, 1)) {
+		uint32_t *full = ledger_count(__atomic_load_n(&pool->allocations, __ATOMIC_RELAXED),
+		                              process_first_thread(process));
+
+		if (full)
+			ledger_retire_allocations(
+			    process->ledger, (uint32_t)process_device(process, pool->ordinal), full);
 		if (__builtin_expect(!pool_in_known_blocks(pool, *r->pointer, r->bytes, false), 0))
 			return look_after(pool, r);
 	}
@@ -164,10 +177,10 @@ static CUresult allocate(struct process *process, struct pool *pool, const struc
 		if (device < 0)
 			return CUDA_ERROR_OUT_OF_MEMORY;
 		__atomic_store_n(&pool->allocations,
-		                 &process->ledger->lane[process->lane].entry[device].allocations,
+		                 ledger_allocations_word(&process->held[device].account.slice),
 		                 __ATOMIC_RELAXED);
 	}
-	return allocate_warm(pool, r);
+	return allocate_warm(process, pool, r);
 }
 
 /* The pool that cuMemAllocAsync draws on is that of the stream's device; the handles below 3 are
@@ -187,24 +200,46 @@ static CUdevice stream_ordinal(CUstream stream, bool per_thread)
 	return process_current_ordinal();
 }
 
+/* Another pool has become current while the call was in the driver: which of them grew, if one did,
+ * nobody can tell, so all are settled. */
+static __attribute__((noinline)) CUresult look_at_all(struct process *process, CUresult result)
+{
+	for (CUdevice ordinal = 0; ordinal < process_devices; ordinal++) {
+		(void)pool_current(process, ordinal);
+		pool_settle_all(process, ordinal);
+	}
+	return result;
+}
+
 static CUresult allocate_current(const struct request *r)
 {
 	struct process *process = __atomic_load_n(&this_process, __ATOMIC_ACQUIRE);
-	struct pool *pool;
-	CUdevice ordinal;
+	struct pool **current, *pool;
+	CUdevice ordinal = 0;
+	CUresult result;
 
 	/* With one device its pool is at hand. (In a forked child `process` is empty.) */
 	if (process && process_has_one_device()) {
-		pool = __atomic_load_n(&process->current_pool[0], __ATOMIC_ACQUIRE);
+		current = &state_of(process)->pools.current[0];
+		pool = __atomic_load_n(current, __ATOMIC_ACQUIRE);
 		if (__builtin_expect(pool && __atomic_load_n(&pool->allocations, __ATOMIC_RELAXED),
-		                     1))
-			return allocate_warm(pool, r);
+		                     1)) {
+			result = allocate_warm(process, pool, r);
+			if (__builtin_expect(__atomic_load_n(current, __ATOMIC_RELAXED) != pool, 0))
+				return look_at_all(process, result);
+			return result;
+		}
 	}
 	process = process_attached();
 	ordinal = stream_ordinal(r->stream, r->per_thread);
 	if (ordinal < 0)
 		return call_driver(r);
-	return allocate(process, process ? pool_current(process, ordinal) : NULL, r);
+	pool = process ? pool_current(process, ordinal) : NULL;
+	result = allocate(process, pool, r);
+	if (process && ordinal < PROCESS_ORDINALS &&
+	    __atomic_load_n(&state_of(process)->pools.current[ordinal], __ATOMIC_RELAXED) != pool)
+		return look_at_all(process, result);
+	return result;
 }
 
 CUresult cuMemAllocAsync(CUdeviceptr *pointer, size_t bytes, CUstream stream)
@@ -228,6 +263,8 @@ static CUresult allocate_from(const struct request *r)
 
 	if (!r->handle)
 		return call_driver(r);
+	if (process && pool_is_retired(process, r->handle))
+		return CUDA_ERROR_INVALID_VALUE;
 	return allocate(process, process ? pool_of(process, r->handle) : NULL, r);
 }
 
@@ -253,57 +290,60 @@ CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *pointer, size_t bytes, CUmemo
 	            : DRIVER(cuMemAllocFromPoolAsync_ptsz)(pointer, bytes, pool, stream);
 }
 
-/* Where a new pool's memory counts, -1 for nowhere. Managed memory moves by use, so it counts as if
- * it were on its preferred device, or the current one. */
-static CUdevice ordinal_of_pool(const CUmemPoolProps *properties)
+/* Where a pool's memory counts. Managed memory moves by use, so it counts as if it were on its
+ * preferred device, or the current one. */
+static CUdevice ordinal_at(const CUmemLocation *location, int type)
 {
-	if (properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE)
-		return properties->location.id;
-	if (properties->allocType == CU_MEM_ALLOCATION_TYPE_MANAGED)
-		return process_current_ordinal();
-	return -1;
+	if (location->type == CU_MEM_LOCATION_TYPE_DEVICE)
+		return location->id;
+	return type == CU_MEM_ALLOCATION_TYPE_MANAGED ? process_current_ordinal() : POOL_ELSEWHERE;
 }
 
-CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *properties)
+/* A pool was handed out. */
+static struct pool *note(CUresult result, const CUmemoryPool *pool, const CUmemLocation *location,
+                         int type)
 {
 	struct process *process = process_get();
-	CUresult result;
 
-	result = DRIVER(cuMemPoolCreate)(pool, properties);
-	if (result == CUDA_SUCCESS && process) {
-		(void)pool_add(process, *pool, ordinal_of_pool(properties));
-	}
+	if (result != CUDA_SUCCESS || !process || !location)
+		return NULL;
+	return pool_note(process, *pool, ordinal_at(location, type),
+	                 type == CU_MEM_ALLOCATION_TYPE_MANAGED);
+}
+
+CUresult cuMemPoolCreate(CUmemoryPool *handle, const CUmemPoolProps *properties)
+{
+	CUresult result = DRIVER(cuMemPoolCreate)(handle, properties);
+	struct pool *pool;
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	pool = note(result, handle, &properties->location, properties->allocType);
+	if (pool)
+		pool->made = true;
 	return result;
 }
 
-/* A destroyed pool's memory goes when the last of its allocations does. The driver no longer says
- * when that is, so what is in use now stays charged until the process ends. */
 CUresult cuMemPoolDestroy(CUmemoryPool handle)
 {
 	struct process *process = process_get();
-	struct pool *pool = process && handle ? pool_find(process, handle) : NULL;
-	uint64_t used = 0, charged = 0;
-	CUresult result;
 
-	if (!pool || pool->ordinal < 0 || !DRIVER_HAS(cuMemPoolGetAttribute)) {
-		result = DRIVER(cuMemPoolDestroy)(handle);
-		if (result == CUDA_SUCCESS && pool)
-			__atomic_store_n(&pool->handle, NULL, __ATOMIC_RELEASE);
-		return result;
-	}
-	lock_take(&pool->lock);
-	used = pool_attribute(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT);
-	used = (used + POOL_STEP - 1) & ~(POOL_STEP - 1);
-	charged = pool->charged;
-	/* The handle may be another pool's as soon as the driver has let it go. */
-	__atomic_store_n(&pool->handle, NULL, __ATOMIC_RELEASE);
-	lock_give(&pool->lock);
+	return process && handle ? pool_destroy(process, handle) : DRIVER(cuMemPoolDestroy)(handle);
+}
 
-	result = DRIVER(cuMemPoolDestroy)(handle);
-	if (result != CUDA_SUCCESS)
-		__atomic_store_n(&pool->handle, handle, __ATOMIC_RELEASE);
-	else if (charged > used)
-		process_release(pool->ordinal, charged - used);
+CUresult cuMemGetDefaultMemPool(CUmemoryPool *pool, CUmemLocation *location, int type)
+{
+	CUresult result = DRIVER(cuMemGetDefaultMemPool)(pool, location, type);
+
+	(void)note(result, pool, location, type);
+	return result;
+}
+
+CUresult cuMemGetMemPool(CUmemoryPool *pool, CUmemLocation *location, int type)
+{
+	CUresult result = DRIVER(cuMemGetMemPool)(pool, location, type);
+
+	(void)note(result, pool, location, type);
 	return result;
 }
 
@@ -311,9 +351,8 @@ CUresult cuMemPoolTrimTo(CUmemoryPool handle, size_t keep)
 {
 	struct process *process = process_get();
 	struct pool *pool = process && handle ? pool_find(process, handle) : NULL;
-	CUresult result;
+	CUresult result = DRIVER(cuMemPoolTrimTo)(handle, keep);
 
-	result = DRIVER(cuMemPoolTrimTo)(handle, keep);
 	if (pool)
 		pool_shrunk(pool);
 	return result;
@@ -322,37 +361,32 @@ CUresult cuMemPoolTrimTo(CUmemoryPool handle, size_t keep)
 CUresult cuMemPoolSetAttribute(CUmemoryPool handle, int attribute, void *value)
 {
 	struct process *process = process_get();
+	CUresult result = DRIVER(cuMemPoolSetAttribute)(handle, attribute, value);
 	struct pool *pool;
-	CUresult result;
 
-	result = DRIVER(cuMemPoolSetAttribute)(handle, attribute, value);
 	if (result == CUDA_SUCCESS && process && attribute == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD) {
 		pool = pool_of(process, handle);
 		if (pool)
-			__atomic_store_n(&pool->threshold, *(const uint64_t *)value,
-			                 __ATOMIC_RELAXED);
+			pool_set_threshold(pool, *(const uint64_t *)value);
 	}
+	return result;
+}
+
+static CUresult current_changed(CUresult result)
+{
+	struct process *process = process_get();
+
+	if (process)
+		pool_forget_current(process);
 	return result;
 }
 
 CUresult cuDeviceSetMemPool(CUdevice device, CUmemoryPool pool)
 {
-	struct process *process = process_get();
-	CUresult result;
-
-	result = DRIVER(cuDeviceSetMemPool)(device, pool);
-	if (process)
-		pool_forget_current(process);
-	return result;
+	return current_changed(DRIVER(cuDeviceSetMemPool)(device, pool));
 }
 
 CUresult cuMemSetMemPool(CUmemLocation *location, int type, CUmemoryPool pool)
 {
-	struct process *process = process_get();
-	CUresult result;
-
-	result = DRIVER(cuMemSetMemPool)(location, type, pool);
-	if (process)
-		pool_forget_current(process);
-	return result;
+	return current_changed(DRIVER(cuMemSetMemPool)(location, type, pool));
 }

@@ -12,11 +12,13 @@
  * When the lender frees the memory or dies while it is open elsewhere, it stays, and driver truth
  * counts it with the borrower from then on (driver observation, H100, 580.159.04).
  */
-#include "hook.h"
+#include "block.h"
+#include "context.h"
+#include "grant.h"
+#include "hold.h"
 #include "object.h"
 #include "pool.h"
-
-#include "block.h"
+#include "table.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -102,22 +104,20 @@ CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr pointer)
 /* How large it is can be asked only once it is open. */
 static CUresult opened(CUdeviceptr *pointer, const CUipcMemHandle *handle)
 {
-	struct process *process = process_get();
-	struct map_value value = {.uses = 1};
+	struct holding import = {.opens = 1};
 	CUdeviceptr base = 0;
 	size_t bytes = 0;
 
 	/* Open already: the driver counts, and so do we. */
-	if (lent(handle) || (process && map_use(&process->pointers, *pointer, 1, &value)))
+	if (lent(handle) || hold_open(*pointer))
 		return CUDA_SUCCESS;
 	if (DRIVER_HAS(cuMemGetAddressRange_v2))
 		(void)DRIVER(cuMemGetAddressRange_v2)(&base, &bytes, *pointer);
-	value = (struct map_value){.bytes = block_round(bytes),
-	                           .owner = current_owner(),
-	                           .ordinal = process_current_ordinal(),
-	                           .uses = 1};
-	if (process_charge(value.ordinal, value.bytes, "cuIpcOpenMemHandle") == CHARGE_OK) {
-		(void)map_put(&process->pointers, *pointer, value);
+	import.bytes = block_round(bytes);
+	import.owner = context_current();
+	import.ordinal = process_current_ordinal();
+	if (grant(import.ordinal, import.bytes, KIND_MEMORY, ATTACH_CALL_IPC) == GRANTED) {
+		hold(*pointer, &import);
 		return CUDA_SUCCESS;
 	}
 	if (DRIVER_HAS(cuIpcCloseMemHandle))
@@ -144,20 +144,18 @@ CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *pointer, CUipcMemHandle handle, unsi
 
 CUresult cuIpcCloseMemHandle(CUdeviceptr pointer)
 {
-	struct process *process = process_get();
-	struct map_value value;
-	bool full, known;
-	CUresult result;
+	struct holding import;
+	bool known = hold_close(pointer, &import);
+	CUresult result = DRIVER(cuIpcCloseMemHandle)(pointer);
 
-	known = process && map_use(&process->pointers, pointer, -1, &value);
-	result = DRIVER(cuIpcCloseMemHandle)(pointer);
 	if (!known)
 		return result;
 	if (result != CUDA_SUCCESS) {
-		value.uses = 1;
-		(void)map_use_or_put(&process->pointers, pointer, value, &full);
-	} else if (value.uses == 0) {
-		process_release(value.ordinal, value.bytes);
+		import.opens = 1;
+		if (!hold_open(pointer))
+			hold(pointer, &import);
+	} else if (import.opens == 1) {
+		process_release(import.ordinal, import.bytes, import.kind);
 	}
 	return result;
 }
@@ -165,23 +163,16 @@ CUresult cuIpcCloseMemHandle(CUdeviceptr pointer)
 CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHandle handle,
                                       int type, unsigned long long flags)
 {
-	struct process *process = process_get();
-	struct object *object;
-	CUresult result;
+	CUresult result = DRIVER(cuMemExportToShareableHandle)(shareable, handle, type, flags);
 
-	result = DRIVER(cuMemExportToShareableHandle)(shareable, handle, type, flags);
-	if (result != CUDA_SUCCESS || !process)
+	if (result != CUDA_SUCCESS)
 		return result;
 	if (type == CU_MEM_HANDLE_TYPE_FABRIC)
 		lend(shareable);
-	if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
-		return result;
-	own(*(const int *)shareable);
-	lock_take(&process->vmm_lock);
-	object = object_find(process, handle);
-	if (object)
-		object->exported = *(const int *)shareable;
-	lock_give(&process->vmm_lock);
+	if (type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) {
+		own(*(const int *)shareable);
+		object_exported(handle, *(const int *)shareable);
+	}
 	return result;
 }
 
@@ -199,10 +190,8 @@ static CUdevice ordinal_of(CUmemGenericAllocationHandle handle)
 CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *shareable,
                                         int type)
 {
-	struct process *process = process_get();
-	struct object *object = NULL;
 	int descriptor = (int)(intptr_t)shareable;
-	bool within = false;
+	bool within = false, own_export;
 	uint32_t owner = 0;
 	CUresult result;
 
@@ -213,23 +202,15 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, vo
 		within = of_slice(owner);
 	}
 	result = DRIVER(cuMemImportFromShareableHandle)(handle, shareable, type);
-	if (result != CUDA_SUCCESS || !process)
+	if (result != CUDA_SUCCESS)
 		return result;
-	lock_take(&process->vmm_lock);
 	/* One's own export is one more reference to it; if it was released meanwhile, only the
 	 * descriptor kept it, and nobody is charged for it any more. */
-	if (owner && owner == (uint32_t)syscall(SYS_getpid)) {
-		object = object_exported_to(process, descriptor);
-		within = object != NULL;
-	}
-	if (object) {
-		object_add_handle(process, object, *handle);
-	} else if (!within && ordinal_of(*handle) >= 0) {
-		object = object_new(process, *handle, ordinal_of(*handle), 0);
-		if (object)
-			object->borrowed = true;
-	}
-	lock_give(&process->vmm_lock);
+	own_export = owner && owner == (uint32_t)syscall(SYS_getpid);
+	if (own_export && object_reimported(*handle, descriptor))
+		return result;
+	if ((own_export || !within) && ordinal_of(*handle) >= 0)
+		object_borrowed(*handle, ordinal_of(*handle));
 	return result;
 }
 
@@ -242,36 +223,36 @@ CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool *pool, void *shareable,
 
 	result = DRIVER(cuMemPoolImportFromShareableHandle)(pool, shareable, type, flags);
 	if (result == CUDA_SUCCESS && process)
-		(void)pool_add(process, *pool, -1);
+		pool_note(process, *pool, POOL_ELSEWHERE, false);
 	return result;
 }
 
 CUresult cuImportExternalMemory(CUexternalMemory *memory,
                                 const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *description)
 {
-	CUdevice ordinal;
+	CUdevice ordinal = process_current_ordinal();
 	uint64_t bytes;
 	CUresult result;
 
-	ordinal = process_current_ordinal();
 	/* The driver takes the descriptor over, so it is looked at before. */
 	if (!memory || !description || ordinal < 0 ||
 	    (description->type == CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD &&
 	     of_slice(owner_of(description->handle.fd))))
 		return DRIVER(cuImportExternalMemory)(memory, description);
 	bytes = block_round(description->size);
-	if (process_charge(ordinal, bytes, "cuImportExternalMemory") != CHARGE_OK)
+	if (grant(ordinal, bytes, KIND_MEMORY, ATTACH_CALL_EXTERNAL) != GRANTED)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	result = DRIVER(cuImportExternalMemory)(memory, description);
-	return held_or_released(result, result ? 0 : (uint64_t)(uintptr_t)*memory, ordinal, bytes);
+	return hold_or_release(result, result ? 0 : (uint64_t)(uintptr_t)*memory, ordinal, bytes,
+	                       KIND_MEMORY);
 }
 
 CUresult cuDestroyExternalMemory(CUexternalMemory memory)
 {
 	uint64_t key = (uint64_t)(uintptr_t)memory;
-	struct map_value value;
+	struct holding import;
 
-	if (!unhold(key, &value))
+	if (!unhold(key, &import))
 		return DRIVER(cuDestroyExternalMemory)(memory);
-	return released_or_held(DRIVER(cuDestroyExternalMemory)(memory), key, value);
+	return release_or_hold(DRIVER(cuDestroyExternalMemory)(memory), key, &import);
 }

@@ -255,6 +255,8 @@ enum ledger_result ledger_recycle(struct ledger *ledger, uint32_t lane)
 	/* First the generation: a settler that comes late sees that its reading is stale. */
 	store(&l->generation, generation + 1);
 	__atomic_thread_fence(__ATOMIC_SEQ_CST);
+	if (load(&l->first_uncharged) != 0)
+		store(&l->first_uncharged, 0);
 	for (uint32_t device = 0; device < LEDGER_DEVICES; device++) {
 		struct ledger_device *d = &ledger->device[device];
 		struct ledger_entry *entry = &l->entry[device];
@@ -264,7 +266,8 @@ enum ledger_result ledger_recycle(struct ledger *ledger, uint32_t lane)
 			store(&entry->uncharged, 0);
 		if (load(&entry->number) == 0)
 			continue; /* never used; do not touch more of the page than needed */
-		d->retired_allocations += entry->allocations;
+		__atomic_fetch_add(&d->retired_allocations, ledger_allocations(entry),
+		                   __ATOMIC_RELAXED);
 		d->retired_refusals += entry->refusals;
 		entry->allocations = entry->refusals = entry->context = 0;
 		entry->sum[0] = entry->sum[1] = 0;
@@ -274,11 +277,29 @@ enum ledger_result ledger_recycle(struct ledger *ledger, uint32_t lane)
 	return LEDGER_OK;
 }
 
-void ledger_count_allocation(const struct ledger_account *account)
-{
-	uint64_t *n = &account->ledger->lane[account->lane].entry[account->device].allocations;
+/* What a half of entry.allocations holds when it is retired. */
+#define HALF_FULL (1u << 31)
 
-	__atomic_fetch_add(n, 1, __ATOMIC_RELAXED);
+void ledger_retire_allocations(struct ledger *ledger, uint32_t device, uint32_t *half)
+{
+	/* Threads that count in this half at the same time see that it is full, too: who takes it
+	 * away has retired it. */
+	uint32_t now = __atomic_load_n(half, __ATOMIC_RELAXED);
+
+	while (now >= HALF_FULL &&
+	       !__atomic_compare_exchange_n(half, &now, now - HALF_FULL, false, __ATOMIC_RELAXED,
+	                                    __ATOMIC_RELAXED))
+		;
+	if (now >= HALF_FULL)
+		__atomic_fetch_add(&ledger->device[device].retired_allocations, HALF_FULL,
+		                   __ATOMIC_RELAXED);
+}
+
+uint64_t ledger_allocations(const struct ledger_entry *entry)
+{
+	uint64_t word = __atomic_load_n(&entry->allocations, __ATOMIC_RELAXED);
+
+	return (uint32_t)word + (word >> 32);
 }
 
 void ledger_count_refusal(const struct ledger_account *account)
@@ -286,21 +307,6 @@ void ledger_count_refusal(const struct ledger_account *account)
 	uint64_t *n = &account->ledger->lane[account->lane].entry[account->device].refusals;
 
 	__atomic_fetch_add(n, 1, __ATOMIC_RELAXED);
-}
-
-static uint64_t *uncharged(const struct ledger_account *account)
-{
-	return &account->ledger->lane[account->lane].entry[account->device].uncharged;
-}
-
-void ledger_begin_uncharged(const struct ledger_account *account)
-{
-	__atomic_fetch_add(uncharged(account), 1, __ATOMIC_SEQ_CST);
-}
-
-void ledger_end_uncharged(const struct ledger_account *account)
-{
-	__atomic_fetch_add(uncharged(account), (1ull << 32) - 1, __ATOMIC_RELEASE);
 }
 
 void ledger_set_context(const struct ledger_account *account, uint64_t bytes)
@@ -356,9 +362,11 @@ uint64_t ledger_number(const struct ledger *ledger, uint32_t device, uint32_t la
 struct ledger_uncharged ledger_uncharged(const struct ledger *ledger, uint32_t device,
                                          uint32_t lane)
 {
-	uint64_t word = load(&ledger->lane[lane].entry[device].uncharged);
+	const struct ledger_lane *l = &ledger->lane[lane];
+	uint64_t first = load(&l->first_uncharged), others = load(&l->entry[device].uncharged);
 
-	return (struct ledger_uncharged){(uint32_t)word, (uint32_t)(word >> 32)};
+	return (struct ledger_uncharged){(uint32_t)first + (uint32_t)others,
+	                                 (uint32_t)(first >> 32) + (uint32_t)(others >> 32)};
 }
 
 /* A name has this many places, beside one another. */

@@ -87,8 +87,8 @@ struct ledger_entry {
 	uint64_t number;      /* the lane's last change that was written down */
 	uint64_t sum[2];      /* sum[n & 1]: bytes held after change n */
 	uint64_t confirmed;   /* highest change known to have taken effect; written by others */
-	uint64_t context;     /* bytes of `sum` that are contexts (shown as overhead) */
-	uint64_t allocations; /* that succeeded, since the process attached */
+	uint64_t context;     /* bytes of `sum` that are overhead: contexts, code, local memory */
+	uint64_t allocations; /* that succeeded, since the process attached: see ledger_count() */
 	uint64_t refusals;
 	uint64_t uncharged; /* ledger_begin_uncharged(): calls under way, and ended << 32 */
 };
@@ -111,7 +111,8 @@ struct ledger_lane {
 	uint64_t pid_ns; /* inode of the process's own pid namespace */
 	uint32_t ns_pid; /* its pid there */
 	uint32_t reserved0;
-	uint64_t reserved[3];
+	uint64_t first_uncharged; /* as ledger_entry.uncharged, of the first thread, on any device */
+	uint64_t reserved[2];
 	struct ledger_entry entry[LEDGER_DEVICES];
 };
 static_assert(sizeof(struct ledger_lane) == 64 + 64 * LEDGER_DEVICES, "ledger_lane");
@@ -209,18 +210,77 @@ enum ledger_result ledger_settle(struct ledger *ledger, uint32_t device, uint32_
  */
 enum ledger_result ledger_recycle(struct ledger *ledger, uint32_t lane);
 
-/* Count an allocation that succeeded, or a refusal, in the lane's entry. Any thread of the owner
- * may. */
-void ledger_count_allocation(const struct ledger_account *account);
+/*
+ * Counting. Any thread of the owner may; `first` says that it is the one thread of the process that
+ * counts by plain stores, which cost a nanosecond where an atomic addition costs six. It has words
+ * of its own for that: an allocation is counted in one half or the other of entry.allocations, which
+ * are numbers of their own, and what a half can no longer count goes to the device's
+ * retired_allocations.
+ */
 void ledger_count_refusal(const struct ledger_account *account);
+uint64_t ledger_allocations(const struct ledger_entry *entry);
+void ledger_retire_allocations(struct ledger *ledger, uint32_t device, uint32_t *half);
 
-/* A call of the driver begins, or ends, of which is known only afterwards what it took: until its
+/* Count one in a word like entry.allocations; returns the half that it was counted in if that is full,
+ * for ledger_retire_allocations(), else NULL. */
+static inline uint32_t *ledger_count(uint64_t *word, bool first)
+{
+	uint32_t *half = (uint32_t *)(void *)word + !first, now;
+
+	if (first) {
+		now = __atomic_load_n(half, __ATOMIC_RELAXED) + 1;
+		__atomic_store_n(half, now, __ATOMIC_RELAXED);
+	} else {
+		now = __atomic_add_fetch(half, 1, __ATOMIC_RELAXED);
+	}
+	return __builtin_expect(now >> 31, 0) ? half : NULL;
+}
+
+static inline uint64_t *ledger_allocations_word(const struct ledger_account *account)
+{
+	return &account->ledger->lane[account->lane].entry[account->device].allocations;
+}
+
+static inline void ledger_count_allocation(const struct ledger_account *account, bool first)
+{
+	uint32_t *full = ledger_count(ledger_allocations_word(account), first);
+
+	if (full)
+		ledger_retire_allocations(account->ledger, account->device, full);
+}
+
+/*
+ * A call of the driver begins, or ends, of which is known only afterwards what it took: until its
  * end, by which that is charged or given back, the driver may hold for the lane what it has not
- * charged. Any thread of the owner may. */
-void ledger_begin_uncharged(const struct ledger_account *account);
-void ledger_end_uncharged(const struct ledger_account *account);
+ * charged. No barrier stands behind the beginning: who asks the driver for what it holds waits for
+ * the same lock of the driver's in which the call takes its memory, and reads the lane after that.
+ */
+#define LEDGER_CALL_ENDED ((1ull << 32) - 1) /* one less under way, one more ended */
 
-/* Set how much of what the account holds are contexts. */
+static inline void ledger_count_call(const struct ledger_account *account, bool first,
+                                     uint64_t more)
+{
+	struct ledger_lane *lane = &account->ledger->lane[account->lane];
+
+	if (first)
+		__atomic_store_n(&lane->first_uncharged,
+		                 __atomic_load_n(&lane->first_uncharged, __ATOMIC_RELAXED) + more,
+		                 __ATOMIC_RELEASE);
+	else
+		__atomic_fetch_add(&lane->entry[account->device].uncharged, more, __ATOMIC_ACQ_REL);
+}
+
+static inline void ledger_begin_uncharged(const struct ledger_account *account, bool first)
+{
+	ledger_count_call(account, first, 1);
+}
+
+static inline void ledger_end_uncharged(const struct ledger_account *account, bool first)
+{
+	ledger_count_call(account, first, LEDGER_CALL_ENDED);
+}
+
+/* Set how much of what the account holds is overhead: contexts and what comes with them. */
 void ledger_set_context(const struct ledger_account *account, uint64_t bytes);
 
 /*

@@ -73,20 +73,14 @@ static const char listed_names[] =
     "cuGraphAddNode\0"
     "cuGraphAddNode_v2\0"
     "cuGraphExecBatchMemOpNodeSetParams\0"
-    "cuGraphExecChildGraphNodeSetParams\0"
     "cuGraphExecEventRecordNodeSetEvent\0"
     "cuGraphExecEventWaitNodeSetEvent\0"
     "cuGraphExecExternalSemaphoresSignalNodeSetParams\0"
     "cuGraphExecExternalSemaphoresWaitNodeSetParams\0"
     "cuGraphExecGetFlags\0"
     "cuGraphExecHostNodeSetParams\0"
-    "cuGraphExecKernelNodeSetParams\0"
-    "cuGraphExecKernelNodeSetParams_v2\0"
     "cuGraphExecMemcpyNodeSetParams\0"
     "cuGraphExecMemsetNodeSetParams\0"
-    "cuGraphExecNodeSetParams\0"
-    "cuGraphExecUpdate\0"
-    "cuGraphExecUpdate_v2\0"
     "cuGraphMemFreeNodeGetParams\0"
     "cuGraphMemcpyNodeGetParams\0"
     "cuGraphMemcpyNodeSetParams\0"
@@ -109,26 +103,10 @@ static const char listed_names[] =
     "cuGraphicsUnregisterResource\0"
     "cuGraphicsVDPAURegisterOutputSurface\0"
     "cuGraphicsVDPAURegisterVideoSurface\0"
-    "cuGreenCtxStreamCreate\0"
     "cuImportExternalSemaphore\0"
     "cuInit\0"
     "cuIpcGetEventHandle\0"
     "cuIpcOpenEventHandle\0"
-    "cuLaunch\0"
-    "cuLaunchCooperativeKernel\0"
-    "cuLaunchCooperativeKernelMultiDevice\0"
-    "cuLaunchCooperativeKernel_ptsz\0"
-    "cuLaunchGrid\0"
-    "cuLaunchGridAsync\0"
-    "cuLaunchKernel\0"
-    "cuLaunchKernelEx\0"
-    "cuLaunchKernelEx_ptsz\0"
-    "cuLaunchKernel_ptsz\0"
-    "cuLibraryGetGlobal\0"
-    "cuLibraryGetManaged\0"
-    "cuLibraryLoadData\0"
-    "cuLibraryLoadFromFile\0"
-    "cuLibraryUnload\0"
     "cuLinkAddData\0"
     "cuLinkAddData_v2\0"
     "cuLinkAddFile\0"
@@ -155,9 +133,7 @@ static const char listed_names[] =
     "cuMemGetAllocationGranularity\0"
     "cuMemGetAttribute\0"
     "cuMemGetAttribute_v2\0"
-    "cuMemGetDefaultMemPool\0"
     "cuMemGetHandleForAddressRange\0"
-    "cuMemGetMemPool\0"
     "cuMemHostAlloc\0"
     "cuMemHostGetDevicePointer\0"
     "cuMemHostGetDevicePointer_v2\0"
@@ -185,17 +161,10 @@ static const char listed_names[] =
     "cuModuleGetGlobal\0"
     "cuModuleGetGlobal_v2\0"
     "cuModuleGetLoadingMode\0"
-    "cuModuleLoad\0"
-    "cuModuleLoadData\0"
-    "cuModuleLoadDataEx\0"
-    "cuModuleLoadFatBinary\0"
-    "cuModuleUnload\0"
     "cuMulticastAddDevice\0"
     "cuMulticastGetGranularity\0"
     "cuStreamAttachMemAsync\0"
     "cuStreamAttachMemAsync_ptsz\0"
-    "cuStreamCreate\0"
-    "cuStreamCreateWithPriority\0"
     "cuStreamDestroy\0"
     "cuStreamDestroy_v2\0"
     "cuVDPAUCtxCreate\0"
@@ -208,18 +177,15 @@ static const uint16_t listed_name_at[] = {
     634, 666, 697, 711, 726, 744, 776, 816, 827, 842, 860, 869,
     889, 914, 942, 975, 998, 1026, 1051, 1079, 1101, 1128, 1155, 1172,
     1197, 1222, 1245, 1271, 1291, 1317, 1341, 1380, 1417, 1436, 1457, 1481,
-    1504, 1526, 1547, 1568, 1583, 1601, 1636, 1671, 1706, 1739, 1788, 1835,
-    1855, 1884, 1915, 1949, 1980, 2011, 2036, 2054, 2075, 2103, 2130, 2157,
-    2184, 2211, 2238, 2265, 2291, 2314, 2342, 2378, 2420, 2455, 2493, 2523,
-    2556, 2592, 2617, 2647, 2676, 2713, 2749, 2772, 2798, 2805, 2825, 2846,
-    2855, 2881, 2918, 2949, 2962, 2980, 2995, 3012, 3034, 3054, 3073, 3093,
-    3111, 3133, 3149, 3163, 3180, 3194, 3211, 3226, 3239, 3255, 3269, 3286,
-    3306, 3318, 3333, 3348, 3366, 3392, 3423, 3457, 3496, 3519, 3547, 3561,
-    3576, 3597, 3627, 3645, 3666, 3689, 3719, 3735, 3750, 3776, 3805, 3823,
-    3841, 3862, 3882, 3905, 3938, 3957, 3980, 3999, 4018, 4042, 4064, 4091,
-    4115, 4144, 4167, 4191, 4206, 4231, 4269, 4305, 4323, 4344, 4367, 4380,
-    4397, 4416, 4438, 4453, 4474, 4500, 4523, 4551, 4566, 4593, 4609, 4628,
-    4645, 4665,
+    1504, 1526, 1547, 1568, 1583, 1601, 1636, 1671, 1704, 1753, 1800, 1820,
+    1849, 1880, 1911, 1939, 1966, 1993, 2020, 2047, 2074, 2101, 2127, 2150,
+    2178, 2214, 2256, 2291, 2329, 2359, 2392, 2428, 2453, 2483, 2512, 2549,
+    2585, 2611, 2618, 2638, 2659, 2673, 2690, 2704, 2721, 2736, 2749, 2765,
+    2779, 2796, 2816, 2828, 2843, 2858, 2876, 2902, 2933, 2967, 3006, 3029,
+    3057, 3071, 3086, 3107, 3137, 3155, 3176, 3206, 3221, 3247, 3276, 3294,
+    3312, 3333, 3353, 3376, 3409, 3428, 3451, 3470, 3489, 3513, 3535, 3562,
+    3586, 3615, 3638, 3662, 3677, 3702, 3740, 3776, 3794, 3815, 3838, 3859,
+    3885, 3908, 3936, 3952, 3971, 3988, 4008,
 };
 
 static const char listed_families[] =

@@ -1,62 +1,103 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A map from addresses and handles to what is known about them, for many threads. Sharded, so that
- * threads seldom meet and no single insertion pays for growing all of it: the cost stays flat up to
- * millions of entries. All zero is an empty map.
+ * A map from addresses and handles to what is known about them, typed by its values:
+ *
+ *     MAP(struct mapping) mappings;
+ *     struct mapping *found = map_find(&mappings, address);
+ *
+ * Its owner has a lock that guards it; a pointer to a value holds until the map is changed. All zero
+ * is an empty map. Open addressing with linear probing; its memory is mapped, not allocated: the
+ * program may have its own malloc(), and may be inside it.
  */
 #ifndef GPUSLICE_MAP_H
 #define GPUSLICE_MAP_H
 
-#include "lock.h"
-
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
-#define MAP_SHARDS 64
-
-struct map_value {
-	uint64_t bytes; /* charged for it */
-	uint64_t owner; /* the context that it belongs to, or 0; hook_vmm.c keeps pointers here */
-	int32_t ordinal;
-	int32_t uses; /* block.c: live pointers in it */
-};
-
-struct map_entry {
-	uint64_t key; /* never 0 */
-	struct map_value value;
-};
-
-struct map_shard {
-	struct lock lock;
-	uint32_t bits; /* room for 1 << bits entries, if `entries` is not NULL */
-	uint64_t count;
-	struct map_entry *entries;
-};
-
 struct map {
-	struct map_shard shard[MAP_SHARDS];
+	unsigned char *entries; /* each a key, never 0, and a value */
+	uint32_t bits;          /* room for 1 << bits of them, if `entries` is not NULL */
+	uint64_t count;
 };
 
-/* Insert or replace. False if there is no memory for it. */
-bool map_put(struct map *map, uint64_t key, struct map_value value);
+#define MAP(type)                                                                                  \
+	union {                                                                                    \
+		struct map map;                                                                    \
+		type *value; /* for its type only */                                               \
+	}
 
-/* Look up; with `remove`, take it out. */
-bool map_get(struct map *map, uint64_t key, struct map_value *value);
-bool map_take(struct map *map, uint64_t key, struct map_value *value);
+/* The value of `key`, or NULL. */
+#define map_find(m, key) ((__typeof__((m)->value))map_find_(&(m)->map, key, sizeof(*(m)->value)))
+
+/* The value of `key`, all zero if there was none: then *fresh, if not NULL, is set. NULL if there is
+ * no memory for it. */
+#define map_put(m, key, fresh)                                                                     \
+	((__typeof__((m)->value))map_put_(&(m)->map, key, sizeof(*(m)->value), fresh))
+
+/* Take out what map_find() or map_put() returned. */
+#define map_remove(m, found) map_remove_(&(m)->map, found, sizeof(*(m)->value))
 
 /*
- * Add `by` to the uses of what is there, and take it out if none is left. False if nothing is
- * there. *value is what it is afterwards.
+ * All values, in no order: `for (at = NULL; (at = map_next(m, at));)`. The one at hand may be taken
+ * out: then go on with map_before(m, at), since what moves into its place is next.
  */
-bool map_use(struct map *map, uint64_t key, int by, struct map_value *value);
+#define map_next(m, at)                                                                            \
+	((__typeof__((m)->value))map_next_(&(m)->map, at, sizeof(*(m)->value)))
+#define map_before(m, at)                                                                          \
+	((__typeof__((m)->value))map_before_(&(m)->map, at, sizeof(*(m)->value)))
 
-/* The same, but if nothing is there insert `fresh`; true if it was inserted. *full is set if there
- * was no memory for that. */
-bool map_use_or_put(struct map *map, uint64_t key, struct map_value fresh, bool *full);
+/* Give the map's memory back; it is empty then. */
+#define map_end(m) map_end_(&(m)->map, sizeof(*(m)->value))
 
-/* Call `visit` for each entry, with the shard's lock held; entries for which it returns true
- * are taken out. `visit` must not use the map. */
-void map_sweep(struct map *map, bool (*visit)(void *data, uint64_t key, struct map_value *value),
-               void *data);
+/* The key of a value. */
+static inline uint64_t map_key(const void *value)
+{
+	return ((const uint64_t *)value)[-1];
+}
+
+void *map_put_(struct map *map, uint64_t key, size_t size, bool *fresh);
+void map_remove_(struct map *map, void *value, size_t size);
+void *map_next_(const struct map *map, const void *at, size_t size);
+void *map_before_(const struct map *map, const void *at, size_t size);
+void map_end_(struct map *map, size_t size);
+
+static inline size_t map_stride(size_t size)
+{
+	return sizeof(uint64_t) + ((size + 7) & ~(size_t)7);
+}
+
+/* Device addresses differ in their middle bits, handles in their low ones: multiply (Knuth's
+ * golden ratio constant) and use the high bits. */
+static inline uint64_t map_home(const struct map *map, uint64_t key)
+{
+	return ((key >> 4 ^ key) * 0x9e3779b97f4a7c15ull) >> (64 - map->bits);
+}
+
+static inline uint64_t *map_at(const struct map *map, uint64_t i, size_t size)
+{
+	return (uint64_t *)(void *)(map->entries + i * map_stride(size));
+}
+
+/* The place of `key`, or the free one where it belongs. There is always a free one. */
+static inline uint64_t map_place(const struct map *map, uint64_t key, size_t size)
+{
+	uint64_t mask = (1ull << map->bits) - 1, i = map_home(map, key);
+
+	while (*map_at(map, i, size) && *map_at(map, i, size) != key)
+		i = (i + 1) & mask;
+	return i;
+}
+
+static inline void *map_find_(const struct map *map, uint64_t key, size_t size)
+{
+	uint64_t *entry;
+
+	if (!map->count || !key)
+		return NULL;
+	entry = map_at(map, map_place(map, key, size), size);
+	return *entry ? entry + 1 : NULL;
+}
 
 #endif

@@ -3,6 +3,7 @@
 #include "nvml.h"
 
 #include "entry.h"
+#include "state.h"
 
 #include <stdbool.h>
 #include <string.h>
@@ -125,12 +126,13 @@ int nvml_ledger_device(struct process *process, nvmlDevice_t device)
 {
 	uint32_t age =
 	    current_age(); /* of what is asked now, even if NVML is shut down meanwhile */
-	int index = process && device ? recall(&process->nvml, device, age) : -1;
+	struct nvml_cache *cache = process ? &state_of(process)->nvml : NULL;
+	int index = cache && device ? recall(cache, device, age) : -1;
 
 	if (index >= 0)
 		return index;
 	index = ask_ledger_device(process, device);
 	if (index >= 0)
-		remember(&process->nvml, device, age, index);
+		remember(cache, device, age, index);
 	return index;
 }

@@ -3,7 +3,6 @@
 #ifndef GPUSLICE_NVML_H
 #define GPUSLICE_NVML_H
 
-#include "nvml_cache.h"
 #include "process.h"
 #include "table.h"
 

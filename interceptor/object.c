@@ -1,185 +1,458 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "object.h"
 
-#include <stdlib.h>
+#include "state.h"
 
-#define OFFSET_UNIT 21 /* offsets of bindings are kept in units of 2 MiB: their granularity */
+#include <sys/mman.h>
 
-struct object *object_new(struct process *process, CUmemGenericAllocationHandle handle,
-                          CUdevice ordinal, uint64_t bytes)
+#define CHUNK (64 * 1024) /* bytes of objects that are mapped at one time */
+
+/* NULL only if memory is short. */
+static struct objects *objects(void)
 {
-	struct object *object = malloc(sizeof(*object));
+	struct process *process = process_get();
 
-	if (!object)
-		return NULL;
-	*object =
-	    (struct object){.bytes = bytes, .ordinal = ordinal, .handle = handle, .exported = -1};
-	object_add_handle(process, object, handle);
+	return process ? &state_of(process)->objects : NULL;
+}
+
+/* --- objects, with the lock held ------------------------------------------------------------- */
+
+static struct object *new_object(struct objects *all)
+{
+	struct object *object, *chunk;
+
+	if (!all->free) {
+		chunk = mmap(NULL, CHUNK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+		if (chunk == MAP_FAILED)
+			return NULL;
+		for (size_t i = 0; i < CHUNK / sizeof(*chunk); i++) {
+			chunk[i].next = all->free;
+			all->free = &chunk[i];
+		}
+	}
+	object = all->free;
+	all->free = object->next;
 	return object;
 }
 
-struct object *object_find(struct process *process, CUmemGenericAllocationHandle handle)
+/* Make it what `what` says, with no reference yet. */
+static void begin(struct objects *all, struct object *object, const struct object *what)
 {
-	struct map_value value;
-
-	return map_get(&process->handles, handle, &value) ? object_of(&value) : NULL;
+	*object = *what;
+	object->references = 0;
+	object->serial = ++all->serial;
 }
 
-struct mapped_at {
-	uint64_t address;
-	struct object *object;
-};
+static void unbind_all(struct objects *all, uint64_t holder, CUdevice device, uint64_t offset,
+                       uint64_t bytes);
 
-static bool is_mapped_at(void *data, uint64_t key, struct map_value *value)
+/* One reference less: what nothing refers to is given back. */
+static void drop(struct objects *all, struct object *object)
 {
-	struct mapped_at *search = data;
-
-	if (search->address >= key && search->address - key < value->bytes)
-		search->object = object_of(value);
-	return false;
-}
-
-struct object *object_mapped_at(struct process *process, CUdeviceptr address)
-{
-	struct mapped_at search = {.address = address};
-
-	map_sweep(&process->mappings, is_mapped_at, &search);
-	return search.object;
-}
-
-struct exported {
-	int descriptor;
-	struct object *object;
-};
-
-static bool was_exported(void *data, uint64_t key, struct map_value *value)
-{
-	struct exported *search = data;
-
-	(void)key;
-	if (object_of(value)->exported == search->descriptor)
-		search->object = object_of(value);
-	return false;
-}
-
-struct object *object_exported_to(struct process *process, int descriptor)
-{
-	struct exported search = {.descriptor = descriptor};
-
-	map_sweep(&process->handles, was_exported, &search);
-	if (!search.object)
-		map_sweep(&process->mappings, was_exported, &search);
-	return search.object;
-}
-
-void object_add_handle(struct process *process, struct object *object,
-                       CUmemGenericAllocationHandle handle)
-{
-	struct map_value value;
-
-	if (map_get(&process->handles, handle, &value) && object_of(&value) == object)
-		value.uses++;
+	if (--object->references)
+		return;
+	if (object->ordinal >= 0)
+		process_release(object->ordinal, object->bytes, KIND_MEMORY);
 	else
-		value = object_value(object, 0);
+		unbind_all(all, object->handle, -1, 0, UINT64_MAX);
+	object->serial = 0;
+	object->next = all->free;
+	all->free = object;
+}
+
+static void add_handle(struct objects *all, struct object *object,
+                       CUmemGenericAllocationHandle value)
+{
+	struct handle *handle = map_put(&all->handles, value, NULL);
+
+	object->references++;
 	/* If it cannot be remembered, its release is not seen: the bytes stay charged. */
-	(void)map_put(&process->handles, handle, value);
-	object->handles++;
-}
-
-void object_drop_handle(struct process *process, struct object *object,
-                        CUmemGenericAllocationHandle handle)
-{
-	struct map_value value;
-
-	object->handles--;
-	if (!map_get(&process->handles, handle, &value) || object_of(&value) != object)
-		return;
-	if (--value.uses > 0)
-		(void)map_put(&process->handles, handle, value);
-	else
-		(void)map_take(&process->handles, handle, &value);
-}
-
-/* The object is memory, not a multicast object. */
-static void drop_memory(struct object *object)
-{
-	if (object->handles || object->mappings)
-		return;
-	process_release(object->ordinal, object->bytes);
-	free(object);
-}
-
-void object_drop_if_unused(struct process *process, struct object *object)
-{
-	if (object->ordinal >= 0) {
-		drop_memory(object);
-	} else if (!object->handles && !object->mappings) {
-		object_unbind_all(process, object->handle, -1, 0, UINT64_MAX);
-		free(object);
+	if (handle && handle->object == object) {
+		handle->uses++;
+	} else if (handle) {
+		handle->object = object;
+		handle->uses = 1;
 	}
 }
 
-void object_bind(struct process *process, struct object *object, uint64_t holder, uint64_t key,
-                 uint64_t offset)
+static struct object *find(struct objects *all, CUmemGenericAllocationHandle value)
 {
-	struct map_value value = object_value(object, holder);
+	struct handle *handle = map_find(&all->handles, value);
 
-	value.uses = (int32_t)(offset >> OFFSET_UNIT);
-	object->mappings++;
-	object_unbind(process, key);
-	if (map_put(&process->binds, key, value))
-		__atomic_store_n(&process->bound, true, __ATOMIC_RELAXED);
+	return handle ? handle->object : NULL;
 }
 
-void object_unbind(struct process *process, uint64_t key)
+static struct object *find_mapped(struct objects *all, CUdeviceptr address)
 {
-	struct map_value value;
+	struct mapping *at = NULL;
 
-	if (!map_take(&process->binds, key, &value))
+	while ((at = map_next(&all->mapped, at))) {
+		if (address >= map_key(at) && address - map_key(at) < at->bytes)
+			return at->object;
+	}
+	return NULL;
+}
+
+/* --- handles --------------------------------------------------------------------------------- */
+
+static void make(CUmemGenericAllocationHandle handle, const struct object *what)
+{
+	struct objects *all = objects();
+	struct object *object;
+
+	if (!all)
 		return;
-	object_of(&value)->mappings--;
-	drop_memory(object_of(&value));
+	lock_take(&all->lock);
+	object = new_object(all);
+	if (object) {
+		begin(all, object, what);
+		object->handle = handle;
+		object->exported = -1;
+		add_handle(all, object, handle);
+	}
+	lock_give(&all->lock);
 }
 
-/* `visit` of map_sweep() must not use the map: what is found is chained, and dropped afterwards. */
-struct range {
-	uint64_t holder, begin, end;
-	CUdevice device;
-	uint64_t *keys;
-	size_t count, room;
-};
-
-static bool in_range(void *data, uint64_t key, struct map_value *value)
+void object_made(CUmemGenericAllocationHandle handle, CUdevice ordinal, uint64_t bytes)
 {
-	struct range *range = data;
-	uint64_t offset = (uint64_t)(uint32_t)value->uses << OFFSET_UNIT;
+	make(handle, &(struct object){.ordinal = ordinal, .bytes = bytes});
+}
 
-	if (value->bytes != range->holder || offset < range->begin || offset >= range->end ||
-	    (range->device >= 0 && object_of(value)->ordinal != range->device))
+void object_borrowed(CUmemGenericAllocationHandle handle, CUdevice ordinal)
+{
+	make(handle, &(struct object){.ordinal = ordinal, .borrowed = true});
+}
+
+void object_retained(CUmemGenericAllocationHandle handle, CUdeviceptr address)
+{
+	struct objects *all = objects();
+	struct object *object;
+
+	if (!all)
+		return;
+	lock_take(&all->lock);
+	object = find(all, handle);
+	if (!object) /* all its handles were released */
+		object = find_mapped(all, address);
+	if (object)
+		add_handle(all, object, handle);
+	lock_give(&all->lock);
+}
+
+struct object *object_release(CUmemGenericAllocationHandle value)
+{
+	struct objects *all = objects();
+	struct object *object = NULL;
+	struct handle *handle;
+
+	if (!all)
+		return NULL;
+	lock_take(&all->lock);
+	handle = map_find(&all->handles, value);
+	if (handle) {
+		/* Out of the map before the driver may give the value to another object. Its
+		 * reference stays until the driver has answered. */
+		object = handle->object;
+		if (!--handle->uses)
+			map_remove(&all->handles, handle);
+	}
+	lock_give(&all->lock);
+	return object;
+}
+
+void object_released(struct object *object, CUmemGenericAllocationHandle handle, CUresult result)
+{
+	struct objects *all = objects();
+
+	if (!object || !all)
+		return;
+	lock_take(&all->lock);
+	if (result != CUDA_SUCCESS)
+		add_handle(all, object, handle);
+	drop(all, object);
+	lock_give(&all->lock);
+}
+
+void object_exported(CUmemGenericAllocationHandle value, int descriptor)
+{
+	struct objects *all = objects();
+	struct handle *at = NULL;
+	struct mapping *mapped = NULL;
+	struct object *object;
+
+	if (!all)
+		return;
+	lock_take(&all->lock);
+	while ((at = map_next(&all->handles, at))) {
+		if (at->object->exported == descriptor)
+			at->object->exported = -1;
+	}
+	while ((mapped = map_next(&all->mapped, mapped))) {
+		if (mapped->object->exported == descriptor)
+			mapped->object->exported = -1;
+	}
+	object = find(all, value);
+	if (object)
+		object->exported = descriptor;
+	lock_give(&all->lock);
+}
+
+bool object_reimported(CUmemGenericAllocationHandle value, int descriptor)
+{
+	struct objects *all = objects();
+	struct object *object = NULL;
+	struct handle *at = NULL;
+	struct mapping *mapped = NULL;
+
+	if (!all)
 		return false;
-	if (range->count == range->room) {
-		size_t room = range->room ? 2 * range->room : 16;
-		uint64_t *more = realloc(range->keys, room * sizeof(*more));
-
-		if (!more)
-			return false; /* it stays bound, and charged */
-		range->keys = more;
-		range->room = room;
+	lock_take(&all->lock);
+	while (!object && (at = map_next(&all->handles, at))) {
+		if (at->object->exported == descriptor)
+			object = at->object;
 	}
-	range->keys[range->count++] = key;
-	return false;
+	while (!object && (mapped = map_next(&all->mapped, mapped))) {
+		if (mapped->object->exported == descriptor)
+			object = mapped->object;
+	}
+	if (object)
+		add_handle(all, object, value);
+	lock_give(&all->lock);
+	return object;
 }
 
-void object_unbind_all(struct process *process, uint64_t holder, CUdevice device, uint64_t offset,
+/* --- mappings -------------------------------------------------------------------------------- */
+
+/* Nobody can ask how large an import is. It is charged as far as it is mapped, before that. How much
+ * more that is. */
+static uint64_t more_of_borrowed(const struct object *object, uint64_t offset, uint64_t bytes)
+{
+	uint64_t end = offset + bytes;
+
+	return object->borrowed && end >= offset && end > object->bytes ? end - object->bytes : 0;
+}
+
+static struct mapping *note_mapping(struct objects *all, struct object *object,
+                                    CUdeviceptr address, uint64_t bytes)
+{
+	bool fresh = false;
+	struct mapping *mapping = map_put(&all->mapped, address, &fresh);
+
+	/* One that is there already is the driver's to refuse. */
+	if (!fresh)
+		return NULL;
+	*mapping = (struct mapping){object, bytes};
+	return mapping;
+}
+
+bool object_map(struct attempt *attempt, CUdeviceptr address, uint64_t bytes, uint64_t offset,
+                CUmemGenericAllocationHandle handle)
+{
+	struct objects *all = objects();
+	bool fits = true;
+	uint64_t more;
+
+	*attempt = (struct attempt){0};
+	if (!all)
+		return true;
+	lock_take(&all->lock);
+	attempt->object = find(all, handle);
+	if (attempt->object) {
+		more = more_of_borrowed(attempt->object, offset, bytes);
+		if (__builtin_expect(more != 0, 0)) {
+			fits = grant(attempt->object->ordinal, more, KIND_MEMORY,
+			             ATTACH_CALL_IMPORT) == GRANTED;
+			attempt->charged = fits ? more : 0;
+			attempt->object->bytes += attempt->charged;
+		}
+		if (fits && note_mapping(all, attempt->object, address, bytes))
+			attempt->object->references++;
+		else
+			attempt->object = NULL;
+	}
+	lock_give(&all->lock);
+	return fits;
+}
+
+void object_not_mapped(const struct attempt *attempt, CUdeviceptr address)
+{
+	struct objects *all = objects();
+	struct mapping *mapping;
+
+	if (!attempt->object || !all)
+		return;
+	lock_take(&all->lock);
+	mapping = map_find(&all->mapped, address);
+	if (mapping && mapping->object == attempt->object)
+		map_remove(&all->mapped, mapping);
+	attempt->object->bytes -= attempt->charged;
+	if (attempt->charged)
+		process_release(attempt->object->ordinal, attempt->charged, KIND_MEMORY);
+	drop(all, attempt->object);
+	lock_give(&all->lock);
+}
+
+void object_unmap(struct unmapping *unmapping, CUdeviceptr address, uint64_t bytes)
+{
+	struct objects *all = objects();
+	struct mapping *at, *kept;
+
+	*unmapping = (struct unmapping){.address = address};
+	if (!all)
+		return;
+	lock_take(&all->lock);
+	at = map_find(&all->mapped, address);
+	if (__builtin_expect(at && at->bytes == bytes, 1)) {
+		unmapping->one = *at;
+		map_remove(&all->mapped, at);
+		if (unmapping->one.object->references > 1) {
+			unmapping->copy = *unmapping->one.object;
+			unmapping->one.object->references--;
+		}
+	} else {
+		for (at = NULL; (at = map_next(&all->mapped, at));) {
+			struct mapping *gone = at;
+
+			if (map_key(at) < address || map_key(at) - address >= bytes)
+				continue;
+			kept = map_put(&unmapping->several, map_key(at), NULL);
+			if (!kept)
+				continue; /* it stays known, and charged */
+			*kept = *at;
+			at = map_before(&all->mapped, at);
+			map_remove(&all->mapped, gone);
+		}
+	}
+	lock_give(&all->lock);
+}
+
+static void end_mapping(struct objects *all, CUdeviceptr address, const struct mapping *was,
+                        CUresult result)
+{
+	struct mapping *again;
+
+	if (result == CUDA_SUCCESS) {
+		drop(all, was->object);
+		return;
+	}
+	again = map_put(&all->mapped, address, NULL);
+	if (again)
+		*again = *was;
+}
+
+/* The driver refused it after its reference was given back. Who else had one may have given it back,
+ * too, meanwhile, and the charge with it. */
+static void take_back(struct objects *all, struct unmapping *unmapping)
+{
+	struct object *object = unmapping->one.object;
+
+	if (object->serial != unmapping->copy.serial) {
+		object = new_object(all);
+		if (!object)
+			return;
+		begin(all, object, &unmapping->copy);
+		process_charge_anyway(object->ordinal, object->bytes, KIND_MEMORY);
+		unmapping->one.object = object;
+	}
+	object->references++;
+}
+
+void object_unmapped(struct unmapping *unmapping, CUresult result)
+{
+	struct objects *all = objects();
+	struct mapping *at = NULL;
+	bool early = unmapping->copy.serial != 0;
+
+	if (!all || (!unmapping->one.object && !unmapping->several.map.count) ||
+	    (early && result == CUDA_SUCCESS))
+		return;
+	lock_take(&all->lock);
+	if (early)
+		take_back(all, unmapping);
+	if (unmapping->one.object)
+		end_mapping(all, unmapping->address, &unmapping->one, result);
+	while ((at = map_next(&unmapping->several, at)))
+		end_mapping(all, map_key(at), at, result);
+	lock_give(&all->lock);
+	map_end(&unmapping->several);
+}
+
+/* --- bindings -------------------------------------------------------------------------------- */
+
+/* With the lock held. */
+static void unbind(struct objects *all, uint64_t part)
+{
+	struct binding *binding = map_find(&all->bound, part);
+	struct object *object = binding ? binding->object : NULL;
+
+	if (!binding)
+		return;
+	map_remove(&all->bound, binding);
+	drop(all, object);
+}
+
+static void unbind_all(struct objects *all, uint64_t holder, CUdevice device, uint64_t offset,
                        uint64_t bytes)
 {
-	struct range range = {.holder = holder, .device = device, .begin = offset};
+	uint64_t end = bytes < UINT64_MAX - offset ? offset + bytes : UINT64_MAX;
+	struct binding *at = NULL;
 
-	if (!__atomic_load_n(&process->bound, __ATOMIC_RELAXED))
+	while ((at = map_next(&all->bound, at))) {
+		struct binding *gone = at;
+		struct object *object = at->object;
+
+		if (at->holder != holder || at->offset < offset || at->offset >= end ||
+		    (device >= 0 && object->ordinal != device))
+			continue;
+		at = map_before(&all->bound, at);
+		map_remove(&all->bound, gone);
+		drop(all, object); /* memory: only a multicast object would come back here */
+	}
+}
+
+void object_bind(CUmemGenericAllocationHandle handle, CUdeviceptr address, uint64_t holder,
+                 uint64_t offset, part_function part, const void *data)
+{
+	struct objects *all = objects();
+	struct binding *binding;
+	struct object *object;
+	uint64_t key;
+
+	if (!all)
 		return;
-	range.end = bytes < UINT64_MAX - offset ? offset + bytes : UINT64_MAX;
-	map_sweep(&process->binds, in_range, &range);
-	for (size_t i = 0; i < range.count; i++)
-		object_unbind(process, range.keys[i]);
-	free(range.keys);
+	lock_take(&all->lock);
+	object = address ? find_mapped(all, address) : find(all, handle);
+	key = part(data, object ? object->ordinal : -1);
+	if (object)
+		object->references++; /* first: it may be what is bound there already */
+	unbind(all, key);
+	if (object) {
+		binding = map_put(&all->bound, key, NULL);
+		if (binding)
+			*binding = (struct binding){object, holder, offset};
+		__atomic_store_n(&all->any_bound, true, __ATOMIC_RELAXED);
+	}
+	lock_give(&all->lock);
+}
+
+void object_unbind(uint64_t part)
+{
+	struct objects *all = objects();
+
+	if (!all)
+		return;
+	lock_take(&all->lock);
+	unbind(all, part);
+	lock_give(&all->lock);
+}
+
+void objects_unbind(uint64_t holder, CUdevice device, uint64_t offset, uint64_t bytes)
+{
+	struct objects *all = objects();
+
+	if (!all || !__atomic_load_n(&all->any_bound, __ATOMIC_RELAXED))
+		return;
+	lock_take(&all->lock);
+	unbind_all(all, holder, device, offset, bytes);
+	lock_give(&all->lock);
 }

@@ -4,70 +4,108 @@
  * refers to them, be it a handle, a mapping, a tile of a sparse array, or a multicast binding. Only
  * the last of them gives the bytes back.
  *
- * Everything here is guarded by process.vmm_lock, which the caller holds.
+ * A reference is noted before the driver's call that makes it, and taken back if that fails; one
+ * that a call ends is taken out before it, and what was the last is given back after it. So a call
+ * takes the lock once. Memory for all this is mapped: the program's malloc() may be what calls us.
  */
 #ifndef GPUSLICE_OBJECT_H
 #define GPUSLICE_OBJECT_H
 
-#include "process.h"
+#include "grant.h"
+#include "map.h"
 
+/* A piece of physical memory, or a multicast object, which is none. */
 struct object {
-	uint64_t bytes;    /* charged for it */
-	CUdevice ordinal;  /* where; -1: nothing is charged (a multicast object) */
-	uint64_t handle;   /* the value that it was first known by */
-	uint32_t handles;  /* references by handles, of whatever value */
-	uint32_t mappings; /* other references, and calls that are about to make or drop one */
-	int exported;      /* the descriptor that it was last exported to, or -1 */
-	bool borrowed;     /* from outside the slice: charged as far as it was ever mapped */
+	uint64_t bytes;      /* charged for it */
+	uint64_t handle;     /* the value that it was first known by */
+	CUdevice ordinal;    /* where; -1: nothing is charged (a multicast object) */
+	uint32_t references; /* handles, mappings, bindings, and calls that are about to end one */
+	int exported;        /* the descriptor that it was last exported to, or -1 */
+	bool borrowed;       /* from outside the slice: charged as far as it was ever mapped */
+	uint64_t serial;     /* of this object among all that used this memory; 0: it is gone */
+	struct object *next; /* of those that are free to be used again */
 };
 
-/* Values of process.handles: `owner` is the object, `uses` the references by that handle. Of
- * process.mappings: `bytes` the length. Of process.binds: `bytes` what it is bound to. */
-static inline struct object *object_of(const struct map_value *value)
-{
-	return (struct object *)(uintptr_t)value->owner;
-}
+struct handle {
+	struct object *object;
+	uint32_t uses; /* how often the program has this value */
+};
 
-static inline struct map_value object_value(struct object *object, uint64_t bytes)
-{
-	return (struct map_value){.owner = (uint64_t)(uintptr_t)object, .bytes = bytes, .uses = 1};
-}
+struct mapping {
+	struct object *object;
+	uint64_t bytes;
+};
 
-/* A new object that `handle` refers to. NULL if there is no memory for it: then what was charged
- * for it stays charged until the process ends. */
-struct object *object_new(struct process *process, CUmemGenericAllocationHandle handle,
-                          CUdevice ordinal, uint64_t bytes);
+/* A part of something else, an array or a multicast object, that holds memory. */
+struct binding {
+	struct object *object;
+	uint64_t holder; /* whose part it is */
+	uint64_t offset; /* of the part */
+};
 
-/* The object that a handle refers to, or NULL if it is not known. */
-struct object *object_find(struct process *process, CUmemGenericAllocationHandle handle);
+struct objects {
+	struct lock lock;            /* guards all of this */
+	MAP(struct handle) handles;  /* by value */
+	MAP(struct mapping) mapped;  /* by address */
+	MAP(struct binding) bound;   /* by a name of the part */
+	bool any_bound;              /* there was ever one */
+	struct object *free;
+	uint64_t serial; /* of the last one */
+};
 
-/* The object that is mapped at an address, or NULL. */
-struct object *object_mapped_at(struct process *process, CUdeviceptr address);
+/* A new object that `handle` refers to. If there is no memory for it, what was charged for it stays
+ * charged until the process ends. */
+void object_made(CUmemGenericAllocationHandle handle, CUdevice ordinal, uint64_t bytes);
+void object_borrowed(CUmemGenericAllocationHandle handle, CUdevice ordinal);
 
-/* The object that was exported to that descriptor, or NULL. */
-struct object *object_exported_to(struct process *process, int descriptor);
+/* The program has the handle once more, of the object that it is of, or that is mapped at the
+ * address. */
+void object_retained(CUmemGenericAllocationHandle handle, CUdeviceptr address);
 
-/* One reference more, or less, by a handle of that value. */
-void object_add_handle(struct process *process, struct object *object,
-                       CUmemGenericAllocationHandle handle);
-void object_drop_handle(struct process *process, struct object *object,
-                        CUmemGenericAllocationHandle handle);
+/* Around cuMemRelease. */
+struct object *object_release(CUmemGenericAllocationHandle handle);
+void object_released(struct object *object, CUmemGenericAllocationHandle handle, CUresult result);
 
-/* Give back what nothing refers to. */
-void object_drop_if_unused(struct process *process, struct object *object);
+/* Around cuMemMap. False if it is borrowed memory that does not fit. */
+struct attempt {
+	struct object *object; /* NULL: not known */
+	uint64_t charged;
+};
+bool object_map(struct attempt *attempt, CUdeviceptr address, uint64_t bytes, uint64_t offset,
+                CUmemGenericAllocationHandle handle);
+void object_not_mapped(const struct attempt *attempt, CUdeviceptr address);
 
 /*
- * Bindings: references by parts of something else, an array or a multicast object, whose handle
- * is `holder`. Only memory is bound, never a multicast object. `key` names the part, `offset` is in
- * bytes and counts in whole 2 MiB. To bind a part anew drops what was bound there.
+ * Around cuMemUnmap, which may end several mappings that lie side by side; part of one it refuses
+ * (driver observation). Those that were taken out are the usual one, or else a list.
  */
-void object_bind(struct process *process, struct object *object, uint64_t holder, uint64_t key,
-                 uint64_t offset);
-void object_unbind(struct process *process, uint64_t key);
+struct unmapping {
+	CUdeviceptr address;
+	struct mapping one;  /* `object` is NULL if there is none */
+	struct object copy;  /* of its object, if other references keep that: then `one` gave its own
+	                      * back already, and afterwards there is nothing to do */
+	MAP(struct mapping) several;
+};
+void object_unmap(struct unmapping *unmapping, CUdeviceptr address, uint64_t bytes);
+void object_unmapped(struct unmapping *unmapping, CUresult result);
+
+/* An object was exported to a descriptor, whose number may have been another one's before. */
+void object_exported(CUmemGenericAllocationHandle handle, int descriptor);
+/* The program imported what it had exported to that descriptor. False if that is not known. */
+bool object_reimported(CUmemGenericAllocationHandle handle, int descriptor);
+
+/*
+ * Bindings: `holder` is the handle of the array or multicast object, `part` names the part, `offset`
+ * is in bytes. To bind a part anew drops what was bound there. What is bound is that handle's memory,
+ * or what is mapped at that address; `part` may depend on its device.
+ */
+typedef uint64_t (*part_function)(const void *data, CUdevice ordinal);
+void object_bind(CUmemGenericAllocationHandle handle, CUdeviceptr address, uint64_t holder,
+                 uint64_t offset, part_function part, const void *data);
+void object_unbind(uint64_t part);
 
 /* Drop all bindings of a holder, of memory on `device` (-1: wherever), whose offset is in [offset,
  * offset + bytes). */
-void object_unbind_all(struct process *process, uint64_t holder, CUdevice device, uint64_t offset,
-                       uint64_t bytes);
+void objects_unbind(uint64_t holder, CUdevice device, uint64_t offset, uint64_t bytes);
 
 #endif

@@ -1,10 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "pool.h"
 
-#include "hook.h"
+#include "state.h"
+#include "table.h"
 
-#include <stddef.h>
 #include <sys/mman.h>
+
+static struct pools *pools_of(struct process *process)
+{
+	return &state_of(process)->pools;
+}
 
 uint64_t pool_attribute(const struct pool *pool, int which)
 {
@@ -37,39 +42,35 @@ static void trim(const struct pool *pool)
 	}
 }
 
-/* A pool that a hook did not see made is a device's default pool, or an import, or not on a device.
- */
-static CUdevice ordinal_of_unseen(CUmemoryPool handle)
+/* --- the list -------------------------------------------------------------------------------- */
+
+static struct pool *find(struct process *process, CUmemoryPool handle)
 {
-	int count = 0;
-
-	if (!DRIVER_HAS(cuDeviceGetCount) || !DRIVER_HAS(cuDeviceGetDefaultMemPool) ||
-	    DRIVER(cuDeviceGetCount)(&count) != CUDA_SUCCESS)
-		return -1;
-	for (CUdevice ordinal = 0; ordinal < count && ordinal < PROCESS_ORDINALS; ordinal++) {
-		CUmemoryPool other;
-
-		if (DRIVER(cuDeviceGetDefaultMemPool)(&other, ordinal) == CUDA_SUCCESS &&
-		    other == handle)
-			return ordinal;
-	}
-	return -1;
-}
-
-struct pool *pool_find(struct process *process, CUmemoryPool handle)
-{
-	struct pool *pool = __atomic_load_n(&process->pools, __ATOMIC_ACQUIRE);
+	struct pool *pool = __atomic_load_n(&pools_of(process)->list, __ATOMIC_ACQUIRE);
 
 	while (pool && __atomic_load_n(&pool->handle, __ATOMIC_RELAXED) != handle)
 		pool = pool->next;
 	return pool;
 }
 
-/* With pool_lock held: a node that is in the list and has no handle yet. Nodes are never unlinked:
- * readers take no lock. */
+struct pool *pool_find(struct process *process, CUmemoryPool handle)
+{
+	struct pool *pool = find(process, handle);
+
+	return pool && !__atomic_load_n(&pool->retired, __ATOMIC_RELAXED) ? pool : NULL;
+}
+
+bool pool_is_retired(struct process *process, CUmemoryPool handle)
+{
+	struct pool *pool = find(process, handle);
+
+	return pool && __atomic_load_n(&pool->retired, __ATOMIC_RELAXED);
+}
+
+/* With the list's lock held: a node that is in the list and has no handle yet. */
 static struct pool *free_node(struct process *process)
 {
-	struct pool *pool = pool_find(process, NULL);
+	struct pool *pool = find(process, NULL);
 
 	if (pool)
 		return pool;
@@ -77,35 +78,68 @@ static struct pool *free_node(struct process *process)
 	    mmap(NULL, sizeof(*pool), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	if (pool == MAP_FAILED)
 		return NULL;
-	pool->next = process->pools;
-	__atomic_store_n(&process->pools, pool, __ATOMIC_RELEASE);
+	pool->next = pools_of(process)->list;
+	__atomic_store_n(&pools_of(process)->list, pool, __ATOMIC_RELEASE);
 	return pool;
 }
 
-struct pool *pool_add(struct process *process, CUmemoryPool handle, CUdevice ordinal)
+/* With the list's lock held. */
+static struct pool *begin(struct process *process, CUmemoryPool handle, CUdevice ordinal,
+                          enum kind kind)
+{
+	struct pool *pool = free_node(process);
+
+	if (!pool)
+		return NULL;
+	pool->ordinal = ordinal;
+	pool->kind = kind;
+	pool->graphs = !handle;
+	pool->made = pool->retired = false;
+	pool->reserved = pool->charged = pool->pending = 0;
+	pool->threshold = pool->graphs ? UINT64_MAX : 0; /* a synchronisation does not shrink it */
+	pool->slack = 0;
+	pool->allocations = NULL;
+	pool_forget_blocks(pool);
+	/* A handle that no pool of the driver has, for what is none. */
+	__atomic_store_n(&pool->handle, handle ? handle : (CUmemoryPool)pool, __ATOMIC_RELEASE);
+	return pool;
+}
+
+/*
+ * A pool that no hook saw handed out: by an entry point that is not known, or before we were. It is
+ * a device's default one; else it counts, for want of a better place, on the current device.
+ */
+static CUdevice ordinal_of_unseen(CUmemoryPool handle)
+{
+	int count = 0;
+
+	if (!DRIVER_HAS(cuDeviceGetCount) || !DRIVER_HAS(cuDeviceGetDefaultMemPool) ||
+	    DRIVER(cuDeviceGetCount)(&count) != CUDA_SUCCESS)
+		return process_current_ordinal();
+	for (CUdevice ordinal = 0; ordinal < count && ordinal < PROCESS_ORDINALS; ordinal++) {
+		CUmemoryPool other;
+
+		if (DRIVER(cuDeviceGetDefaultMemPool)(&other, ordinal) == CUDA_SUCCESS &&
+		    other == handle)
+			return ordinal;
+	}
+	return process_current_ordinal();
+}
+
+struct pool *pool_note(struct process *process, CUmemoryPool handle, CUdevice ordinal, bool managed)
 {
 	struct pool *pool;
 
 	if (!handle)
 		return NULL;
-	lock_take(&process->pool_lock);
-	pool = pool_find(process, handle);
+	lock_take(&pools_of(process)->lock);
+	pool = find(process, handle);
 	if (!pool) {
-		if (ordinal < -1)
+		if (ordinal == POOL_UNSEEN)
 			ordinal = ordinal_of_unseen(handle);
-		pool = free_node(process);
-		if (!pool) {
-			lock_give(&process->pool_lock);
-			return NULL;
-		}
-		pool->ordinal = ordinal;
-		pool->reserved = pool->charged = pool->pending = 0;
-		pool->threshold = 0;
-		pool->slack = 0;
-		pool->allocations = NULL;
-		__atomic_store_n(&pool->handle, handle, __ATOMIC_RELEASE);
+		pool = begin(process, handle, ordinal, managed ? KIND_UNLISTED : KIND_MEMORY);
 	}
-	lock_give(&process->pool_lock);
+	lock_give(&pools_of(process)->lock);
 	return pool;
 }
 
@@ -113,39 +147,31 @@ struct pool *pool_of(struct process *process, CUmemoryPool handle)
 {
 	struct pool *pool = pool_find(process, handle);
 
-	return pool ? pool : pool_add(process, handle, -2);
+	return pool ? pool : pool_note(process, handle, POOL_UNSEEN, false);
+}
+
+struct pool *pool_of_graphs_known(struct process *process, CUdevice ordinal)
+{
+	if (ordinal < 0 || ordinal >= PROCESS_ORDINALS)
+		return NULL;
+	return __atomic_load_n(&pools_of(process)->graphs[ordinal], __ATOMIC_ACQUIRE);
 }
 
 struct pool *pool_of_graphs(struct process *process, CUdevice ordinal)
 {
-	struct pool *pool;
+	struct pool *pool = pool_of_graphs_known(process, ordinal);
 
-	if (ordinal < 0 || ordinal >= PROCESS_ORDINALS || !DRIVER_HAS(cuDeviceGetGraphMemAttribute))
-		return NULL;
-	pool = __atomic_load_n(&process->graph_pool[ordinal], __ATOMIC_ACQUIRE);
-	if (__builtin_expect(pool != NULL, 1))
+	if (pool || ordinal < 0 || ordinal >= PROCESS_ORDINALS ||
+	    !DRIVER_HAS(cuDeviceGetGraphMemAttribute))
 		return pool;
-	lock_take(&process->pool_lock);
-	pool = process->graph_pool[ordinal];
-	if (!pool)
-		pool = free_node(process);
-	if (pool && !pool->graphs) {
-		pool->ordinal = ordinal;
-		pool->reserved = pool->charged = pool->pending = 0;
-		pool->threshold = UINT64_MAX; /* it does not shrink at a synchronisation */
-		pool->graphs = true;
-		/* A handle that no pool of the driver has. */
-		__atomic_store_n(&pool->handle, (CUmemoryPool)pool, __ATOMIC_RELEASE);
-		__atomic_store_n(&process->graph_pool[ordinal], pool, __ATOMIC_RELEASE);
+	lock_take(&pools_of(process)->lock);
+	pool = pools_of(process)->graphs[ordinal];
+	if (!pool) {
+		pool = begin(process, NULL, ordinal, KIND_MEMORY);
+		__atomic_store_n(&pools_of(process)->graphs[ordinal], pool, __ATOMIC_RELEASE);
 	}
-	lock_give(&process->pool_lock);
+	lock_give(&pools_of(process)->lock);
 	return pool;
-}
-
-void pool_forget_blocks(struct pool *pool)
-{
-	for (unsigned i = 0; i < POOL_KNOWN; i++)
-		__atomic_store_n(&pool->known[i], 0, __ATOMIC_RELAXED);
 }
 
 struct pool *pool_current(struct process *process, CUdevice ordinal)
@@ -155,32 +181,49 @@ struct pool *pool_current(struct process *process, CUdevice ordinal)
 
 	if (ordinal < 0 || ordinal >= PROCESS_ORDINALS)
 		return NULL;
-	pool = __atomic_load_n(&process->current_pool[ordinal], __ATOMIC_ACQUIRE);
+	pool = __atomic_load_n(&pools_of(process)->current[ordinal], __ATOMIC_ACQUIRE);
 	if (__builtin_expect(pool != NULL, 1))
 		return pool;
 	if (!DRIVER_HAS(cuDeviceGetMemPool) ||
 	    DRIVER(cuDeviceGetMemPool)(&handle, ordinal) != CUDA_SUCCESS)
 		return NULL;
 	pool = pool_of(process, handle);
-	__atomic_store_n(&process->current_pool[ordinal], pool, __ATOMIC_RELEASE);
+	__atomic_store_n(&pools_of(process)->current[ordinal], pool, __ATOMIC_RELEASE);
 	return pool;
 }
 
-bool pool_settle(struct pool *pool, bool anyway)
+void pool_forget_current(struct process *process)
 {
-	uint64_t reserved = pool_attribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT);
-	uint64_t target = reserved + pool->pending;
+	for (CUdevice ordinal = 0; ordinal < PROCESS_ORDINALS; ordinal++)
+		__atomic_store_n(&pools_of(process)->current[ordinal], NULL, __ATOMIC_RELEASE);
+}
 
-	if (target > pool->charged) {
-		if (anyway)
-			process_charge_anyway(pool->ordinal, target - pool->charged);
-		else if (process_charge(pool->ordinal, target - pool->charged, "a pool's growth") !=
-		         CHARGE_OK)
-			return false;
-	} else if (target < pool->charged) {
-		process_release(pool->ordinal, pool->charged - target);
-	}
-	__atomic_store_n(&pool->charged, target, __ATOMIC_RELAXED);
+/* --- charges --------------------------------------------------------------------------------- */
+
+void pool_forget_blocks(struct pool *pool)
+{
+	for (unsigned i = 0; i < POOL_KNOWN; i++)
+		__atomic_store_n(&pool->known[i], 0, __ATOMIC_RELAXED);
+}
+
+/* Whether it may shrink at the next synchronisation. */
+static void look_whether_it_may_shrink(struct pool *pool)
+{
+	struct process *process = process_get();
+
+	if (process && (pool->retired || pool->charged > pool->threshold))
+		__atomic_store_n(&pools_of(process)->may_shrink, true, __ATOMIC_RELAXED);
+}
+
+void pool_add_charge(struct pool *pool, uint64_t bytes)
+{
+	__atomic_store_n(&pool->charged, pool->charged + bytes, __ATOMIC_RELAXED);
+	look_whether_it_may_shrink(pool);
+}
+
+static void settled(struct pool *pool, uint64_t reserved)
+{
+	__atomic_store_n(&pool->charged, reserved + pool->pending, __ATOMIC_RELAXED);
 	/* What it let go of may be backed anew without our being asked; what is charged stays an
 	 * upper bound until the next look, and that begins with no block known. */
 	if (reserved < pool->reserved) {
@@ -188,7 +231,37 @@ bool pool_settle(struct pool *pool, bool anyway)
 		pool_forget_blocks(pool);
 	}
 	__atomic_store_n(&pool->reserved, reserved, __ATOMIC_RELAXED);
-	return true;
+	look_whether_it_may_shrink(pool);
+}
+
+uint64_t pool_missing(struct pool *pool)
+{
+	uint64_t reserved = pool_attribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT);
+	uint64_t target = reserved + pool->pending;
+	struct process *process = process_attached();
+	int device = process ? process_device(process, pool->ordinal) : -1;
+	bool by_pool;
+
+	if (target > pool->charged &&
+	    (device < 0 || process_charge(process, device, target - pool->charged, pool->kind,
+	                                  &by_pool) != LEDGER_OK))
+		return target - pool->charged;
+	if (target < pool->charged)
+		process_release(pool->ordinal, pool->charged - target, pool->kind);
+	settled(pool, reserved);
+	return 0;
+}
+
+void pool_settle(struct pool *pool)
+{
+	uint64_t reserved = pool_attribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT);
+	uint64_t target = reserved + pool->pending;
+
+	if (target > pool->charged)
+		process_charge_anyway(pool->ordinal, target - pool->charged, pool->kind);
+	else if (target < pool->charged)
+		process_release(pool->ordinal, pool->charged - target, pool->kind);
+	settled(pool, reserved);
 }
 
 void pool_look_for_slack(struct pool *pool)
@@ -200,37 +273,87 @@ void pool_look_for_slack(struct pool *pool)
 	                 __ATOMIC_RELAXED);
 }
 
+/* Whether there is anything to account for. */
+static bool counts(const struct pool *pool)
+{
+	return pool->ordinal >= 0 && __atomic_load_n(&pool->handle, __ATOMIC_ACQUIRE) &&
+	       (pool->graphs || DRIVER_HAS(cuMemPoolGetAttribute));
+}
+
+/* With the lock held: a retired pool that has become empty goes, and its node with it. */
+static void end_if_empty(struct pool *pool)
+{
+	if (!pool->retired || pool->reserved || pool->pending)
+		return;
+	(void)DRIVER(cuMemPoolDestroy)(pool->handle);
+	pool->retired = false;
+	__atomic_store_n(&pool->handle, NULL, __ATOMIC_RELEASE);
+}
+
 void pool_shrunk(struct pool *pool)
 {
-	if (pool->ordinal < 0 || (!pool->graphs && !DRIVER_HAS(cuMemPoolGetAttribute)))
+	if (!counts(pool))
 		return;
 	lock_take(&pool->lock);
-	if (pool->handle &&
-	    pool_attribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT) != pool->reserved) {
-		(void)pool_settle(pool, true);
+	if (pool->handle && (pool->retired ||
+	                     pool_attribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT) !=
+	                         pool->reserved)) {
+		pool_settle(pool);
 		pool_look_for_slack(pool);
+		end_if_empty(pool);
 	}
 	lock_give(&pool->lock);
+}
+
+void pool_synchronised(void)
+{
+	struct process *process = __atomic_load_n(&this_process, __ATOMIC_ACQUIRE);
+
+	if (__builtin_expect(!process || !__atomic_load_n(&pools_of(process)->may_shrink,
+	                                                  __ATOMIC_RELAXED),
+	                     1))
+		return;
+	/* Set again by those that still may. */
+	__atomic_store_n(&pools_of(process)->may_shrink, false, __ATOMIC_RELAXED);
+	for (struct pool *pool = __atomic_load_n(&pools_of(process)->list, __ATOMIC_ACQUIRE); pool;
+	     pool = pool->next) {
+		if (__atomic_load_n(&pool->charged, __ATOMIC_RELAXED) <=
+		        __atomic_load_n(&pool->threshold, __ATOMIC_RELAXED) &&
+		    !__atomic_load_n(&pool->retired, __ATOMIC_RELAXED))
+			continue;
+		pool_shrunk(pool);
+		if (pool->handle)
+			look_whether_it_may_shrink(pool);
+	}
+}
+
+void pool_set_threshold(struct pool *pool, uint64_t bytes)
+{
+	__atomic_store_n(&pool->threshold, bytes, __ATOMIC_RELAXED);
+	look_whether_it_may_shrink(pool);
 }
 
 bool pool_give_back(struct process *process, CUdevice ordinal)
 {
 	bool any = false;
 
-	for (struct pool *pool = __atomic_load_n(&process->pools, __ATOMIC_ACQUIRE); pool;
+	for (struct pool *pool = __atomic_load_n(&pools_of(process)->list, __ATOMIC_ACQUIRE); pool;
 	     pool = pool->next) {
 		uint64_t before;
 
 		/* A pool that is being settled by its own thread is up to date in a moment; and
 		 * that thread may be the one that asks. */
-		if (pool->ordinal != ordinal || !__atomic_load_n(&pool->handle, __ATOMIC_ACQUIRE) ||
+		if (pool->ordinal != ordinal || !counts(pool) ||
 		    !__atomic_load_n(&pool->charged, __ATOMIC_RELAXED) || !lock_try(&pool->lock))
 			continue;
-		before = pool->charged;
-		trim(pool);
-		(void)pool_settle(pool, true);
-		pool_look_for_slack(pool);
-		any |= pool->charged < before;
+		if (pool->handle) {
+			before = pool->charged;
+			trim(pool);
+			pool_settle(pool);
+			pool_look_for_slack(pool);
+			any |= pool->charged < before;
+			end_if_empty(pool);
+		}
 		lock_give(&pool->lock);
 	}
 	return any;
@@ -238,15 +361,69 @@ bool pool_give_back(struct process *process, CUdevice ordinal)
 
 void pool_settle_all(struct process *process, CUdevice ordinal)
 {
-	for (struct pool *pool = __atomic_load_n(&process->pools, __ATOMIC_ACQUIRE); pool;
+	for (struct pool *pool = __atomic_load_n(&pools_of(process)->list, __ATOMIC_ACQUIRE); pool;
 	     pool = pool->next) {
 		if (pool->ordinal == ordinal && __atomic_load_n(&pool->charged, __ATOMIC_RELAXED))
 			pool_shrunk(pool);
 	}
 }
 
-void pool_forget_current(struct process *process)
+/* --- the end --------------------------------------------------------------------------------- */
+
+/* What the driver does itself when a current pool is destroyed (driver observation): the default one
+ * is current again. */
+static void make_default_current(CUmemoryPool handle, CUdevice ordinal)
 {
-	for (CUdevice ordinal = 0; ordinal < PROCESS_ORDINALS; ordinal++)
-		__atomic_store_n(&process->current_pool[ordinal], NULL, __ATOMIC_RELEASE);
+	CUmemoryPool other;
+
+	if (DRIVER_HAS(cuDeviceGetMemPool) && DRIVER_HAS(cuDeviceSetMemPool) &&
+	    DRIVER(cuDeviceGetMemPool)(&other, ordinal) == CUDA_SUCCESS && other == handle &&
+	    DRIVER(cuDeviceGetDefaultMemPool)(&other, ordinal) == CUDA_SUCCESS)
+		(void)DRIVER(cuDeviceSetMemPool)(ordinal, other);
+	for (int type = CU_MEM_ALLOCATION_TYPE_PINNED; type <= CU_MEM_ALLOCATION_TYPE_MANAGED; type++) {
+		CUmemLocation location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = ordinal};
+
+		if (DRIVER_HAS(cuMemGetMemPool) && DRIVER_HAS(cuMemSetMemPool) &&
+		    DRIVER(cuMemGetMemPool)(&other, &location, type) == CUDA_SUCCESS &&
+		    other == handle &&
+		    DRIVER(cuMemGetDefaultMemPool)(&other, &location, type) == CUDA_SUCCESS)
+			(void)DRIVER(cuMemSetMemPool)(&location, type, other);
+	}
+}
+
+/* With the pool's lock held. */
+static void retire(struct pool *pool)
+{
+	uint64_t none = 0;
+	int count = 0;
+
+	(void)DRIVER(cuMemPoolSetAttribute)(pool->handle, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &none);
+	if (DRIVER(cuDeviceGetCount)(&count) == CUDA_SUCCESS) {
+		for (CUdevice ordinal = 0; ordinal < count; ordinal++)
+			make_default_current(pool->handle, ordinal);
+	}
+	pool->threshold = 0;
+	__atomic_store_n(&pool->retired, true, __ATOMIC_RELEASE);
+	look_whether_it_may_shrink(pool);
+}
+
+CUresult pool_destroy(struct process *process, CUmemoryPool handle)
+{
+	struct pool *pool = pool_find(process, handle);
+	CUresult result = CUDA_SUCCESS;
+
+	if (!pool)
+		return DRIVER(cuMemPoolDestroy)(handle);
+	lock_take(&pool->lock);
+	if (pool->made && counts(pool)) {
+		trim(pool);
+		pool_settle(pool);
+	}
+	if (pool->made && (pool->reserved || pool->pending))
+		retire(pool);
+	else if ((result = DRIVER(cuMemPoolDestroy)(handle)) == CUDA_SUCCESS)
+		__atomic_store_n(&pool->handle, NULL, __ATOMIC_RELEASE);
+	lock_give(&pool->lock);
+	pool_forget_current(process);
+	return result;
 }

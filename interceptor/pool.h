@@ -11,6 +11,11 @@
  * What graphs allocate is kept by the driver in a pool of its own for each device, with the same
  * steps, that grows when a graph is uploaded or launched and shrinks only when it is trimmed
  * (cuDeviceGraphMemTrim). It is accounted for as one more pool.
+ *
+ * A pool that the program destroys while memory of it is in use goes when the last of that is freed,
+ * and then only the driver knows. So it is retired: the driver keeps it, and is told to destroy it
+ * when it has become empty, which pool_give_back() and each synchronisation look for. Its handle
+ * cannot be another pool's before that. The nodes of this list are this file's alone.
  */
 #ifndef GPUSLICE_POOL_H
 #define GPUSLICE_POOL_H
@@ -22,21 +27,31 @@
 #define POOL_BLOCK (2ull << 20) /* the device's memory comes in pages of this size */
 #define POOL_KNOWN 512
 
+enum {
+	POOL_ELSEWHERE = -1, /* in place of an ordinal: not on a device, so it costs nothing */
+	POOL_UNSEEN = -2,    /* somebody must find out */
+};
+
 struct pool {
+	/* What a warm allocation looks at, on one cache line. */
+	CUmemoryPool handle; /* NULL: the node is free for another pool */
+	/* At least so many bytes are free in what is reserved. A hint: threads may overwrite one
+	 * another's subtraction, and what it gets wrong is seen by look_after(). */
+	int64_t slack;
+	uint64_t *allocations; /* this lane's counter on the device; NULL until the first request */
+	CUdevice ordinal;      /* or POOL_ELSEWHERE */
+	bool graphs;           /* the device's memory of graphs: not one that the driver calls a pool */
+	bool made;             /* by the program, so that it can destroy it */
+	bool retired;          /* which it has */
+	enum kind kind;        /* managed memory is listed for nobody */
+
 	struct pool *next;
-	CUmemoryPool handle; /* NULL: destroyed, the node is free for another pool */
-	bool graphs;      /* the device's memory of graphs: not one that the driver calls a pool */
-	CUdevice ordinal; /* -1: not on a device (host, managed, imported): costs nothing */
 	struct lock lock;
 	uint64_t reserved;  /* what the pool reserved when we last looked */
 	uint64_t charged;   /* == reserved + pending, but while a growth is settled */
 	uint64_t pending;   /* charged for growth by calls that are in the driver now */
 	uint64_t threshold; /* the pool keeps so much at a synchronisation */
 	uint32_t shrunk;    /* how often it was seen to have let go of memory */
-	/* At least so many bytes are free in what is reserved. A hint: threads may overwrite one
-	 * another's subtraction, and what it gets wrong is seen by look_after(). */
-	int64_t slack;
-	uint64_t *allocations; /* this lane's counter on the device; NULL until the first request */
 	/*
 	 * Numbers of address blocks that were seen backed since `reserved` was last seen to change,
 	 * each at its number modulo POOL_KNOWN. An allocation inside such blocks did not make the
@@ -45,14 +60,27 @@ struct pool {
 	uint64_t known[POOL_KNOWN];
 };
 
-/* The pool with that handle; pool_of() makes it known if it is not. NULL if there is none, or no
- * memory. */
+struct pools {
+	struct lock lock;     /* guards the list; a pool has a lock of its own */
+	struct pool *list;    /* nodes are never unlinked: readers take no lock */
+	bool may_shrink;      /* at a synchronisation: a pool is above its threshold, or retired */
+	struct pool *current[PROCESS_ORDINALS]; /* what cuMemAllocAsync draws on */
+	struct pool *graphs[PROCESS_ORDINALS];
+};
+
+/* The pool with that handle, unless it is retired; pool_of() makes it known if it is not. NULL if
+ * there is none, or no memory. */
 struct pool *pool_find(struct process *process, CUmemoryPool handle);
 struct pool *pool_of(struct process *process, CUmemoryPool handle);
 
-/* Make a pool known. `ordinal` is its device, -1 if it is not on one, less to have that found out.
- */
-struct pool *pool_add(struct process *process, CUmemoryPool handle, CUdevice ordinal);
+/* Whether the program has destroyed it. */
+bool pool_is_retired(struct process *process, CUmemoryPool handle);
+
+/* Make a pool known. `ordinal` is its device or one of the two above. */
+struct pool *pool_note(struct process *process, CUmemoryPool handle, CUdevice ordinal, bool managed);
+
+/* The program destroys it. */
+CUresult pool_destroy(struct process *process, CUmemoryPool handle);
 
 /* The pool that cuMemAllocAsync draws on for this device. */
 struct pool *pool_current(struct process *process, CUdevice ordinal);
@@ -60,6 +88,8 @@ void pool_forget_current(struct process *process);
 
 /* The device's memory of graphs. NULL if the driver has no figure for it, or no memory. */
 struct pool *pool_of_graphs(struct process *process, CUdevice ordinal);
+/* The same, if it was ever asked for. */
+struct pool *pool_of_graphs_known(struct process *process, CUdevice ordinal);
 
 /* What the driver says of the pool: one of CU_MEMPOOL_ATTR_*. */
 uint64_t pool_attribute(const struct pool *pool, int which);
@@ -87,18 +117,28 @@ static inline bool pool_in_known_blocks(struct pool *pool, CUdeviceptr pointer, 
 void pool_forget_blocks(struct pool *pool);
 
 /*
- * With the pool's lock held: make the charge what the pool reserves now, plus what is
- * pending. Growth that nobody charged before (the pool was fragmented, or its free memory belonged
- * to another stream's future) is charged if it fits; `false` if it does not. With `anyway` it is
- * charged in any case, for the driver holds it.
+ * With the pool's lock held: make the charge what the pool reserves now, plus what is pending.
+ * Growth that nobody charged before (the pool was fragmented, or its free memory belonged to another
+ * stream's future) is charged if it fits; if it does not, nothing is changed and so many bytes are
+ * missing. pool_settle() charges it in any case, for the driver holds it.
  */
-bool pool_settle(struct pool *pool, bool anyway);
+uint64_t pool_missing(struct pool *pool);
+void pool_settle(struct pool *pool);
+
+/* With the pool's lock held: `bytes` that were charged by somebody else are the pool's. */
+void pool_add_charge(struct pool *pool, uint64_t bytes);
 
 /* With the pool's lock held: find out how much of it is free. */
 void pool_look_for_slack(struct pool *pool);
 
 /* Settle a pool that may have shrunk. */
 void pool_shrunk(struct pool *pool);
+
+/* The same for all of them, after a synchronisation: one look at a word if none can have. */
+void pool_synchronised(void);
+
+/* The pool keeps so many bytes at a synchronisation. */
+void pool_set_threshold(struct pool *pool, uint64_t bytes);
 
 /*
  * Give back what the process's pools on this device do not need: trim their free memory, and settle

@@ -2,13 +2,10 @@
 #include "process.h"
 
 #include "attach_client.h"
-#include "pool.h"
-#include "refusal.h"
-#include "say.h"
-#include "sibling.h"
+#include "quiet.h"
+#include "state.h"
 #include "table.h"
 
-#include <errno.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -20,7 +17,7 @@ struct process *this_process;
 
 static struct process *process_make(void)
 {
-	size_t size = sizeof(struct process);
+	size_t size = sizeof(struct state);
 	struct process *expected = NULL;
 	struct process *made =
 	    mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -45,7 +42,7 @@ struct process *process_get(void)
 		return process_make();
 	if (process->pid && process->pid != (uint32_t)syscall(SYS_getpid)) {
 		/* A child of fork on a kernel that does not wipe. It has one thread yet. */
-		memset(process, 0, sizeof(*process));
+		memset(process, 0, sizeof(struct state));
 		process->pid = (uint32_t)getpid();
 	}
 	return process;
@@ -58,13 +55,13 @@ struct process *process_attached(void)
 	if (!process)
 		return NULL;
 	if (__builtin_expect(!__atomic_load_n(&process->attached, __ATOMIC_ACQUIRE), 0)) {
-		int saved = errno;
+		struct quiet quiet = quiet_begin();
 
 		lock_take(&process->attach_lock);
 		if (!process->attached)
 			attach_process(process);
 		lock_give(&process->attach_lock);
-		errno = saved;
+		quiet_end(quiet);
 		if (!__atomic_load_n(&process->attached, __ATOMIC_ACQUIRE))
 			return NULL;
 	}
@@ -94,7 +91,7 @@ static int find_device(struct process *process, CUdevice ordinal)
  * there. (The enforcer gives it to the pool first, so somebody has overwritten the pool's page.) */
 static bool open_account(struct process *process, uint32_t device)
 {
-	struct account *account = &process->account[device];
+	struct account *account = &process->held[device].account;
 	int in_pool;
 
 	if (process->pool_ledger) {
@@ -111,6 +108,7 @@ static bool open_account(struct process *process, uint32_t device)
 
 int process_device(struct process *process, CUdevice ordinal)
 {
+	struct quiet quiet;
 	int device;
 
 	if (ordinal < 0 || ordinal >= PROCESS_ORDINALS)
@@ -119,14 +117,11 @@ int process_device(struct process *process, CUdevice ordinal)
 	if (__builtin_expect(device != 0, 1))
 		return device - 1;
 
+	quiet = quiet_begin();
 	lock_take(&process->attach_lock);
 	device = process->device_of[ordinal];
-	if (device == 0) {
-		int saved = errno;
-
+	if (device == 0)
 		device = find_device(process, ordinal) + 1;
-		errno = saved;
-	}
 	if (device != 0) {
 		uint32_t bit = 1u << (device - 1);
 
@@ -141,17 +136,19 @@ int process_device(struct process *process, CUdevice ordinal)
 		__atomic_store_n(&process->device_of[ordinal], (uint8_t)device, __ATOMIC_RELEASE);
 	}
 	lock_give(&process->attach_lock);
+	quiet_end(quiet);
 	return device - 1;
 }
 
 int process_device_by_uuid(struct process *process, const uint8_t uuid[16], uint64_t bytes)
 {
-	int device, saved = errno;
+	struct quiet quiet = quiet_begin();
+	int device;
 
 	lock_take(&process->attach_lock);
 	device = attach_device(process, uuid, bytes, -1);
 	lock_give(&process->attach_lock);
-	errno = saved;
+	quiet_end(quiet);
 	return device;
 }
 
@@ -182,191 +179,63 @@ CUdevice process_current_ordinal(void)
 	return ordinal;
 }
 
-void process_count(CUdevice ordinal)
+/* With account_lock held: so much more, and so much less, of what is held is of this kind. */
+static void count_kind(struct held *held, uint64_t more, uint64_t less, enum kind kind)
 {
-	struct process *process = process_get();
-	int device = process_device(process, ordinal);
+	uint64_t *sum = kind == KIND_OVERHEAD ? &held->overhead : &held->unlisted;
 
-	if (device >= 0)
-		ledger_count_allocation(&process->account[device].slice);
+	if (kind == KIND_MEMORY)
+		return;
+	*sum = *sum + more > less ? *sum + more - less : 0;
+	if (kind == KIND_OVERHEAD)
+		account_set_context(&held->account, *sum);
 }
 
-const struct ledger_account *process_begin_uncharged(CUdevice ordinal)
+enum ledger_result process_charge(struct process *process, int device, uint64_t bytes,
+                                  enum kind kind, bool *by_pool)
 {
-	struct process *process = process_attached();
-	int device = process ? process_device(process, ordinal) : -1;
-
-	if (device < 0)
-		return NULL;
-	ledger_begin_uncharged(&process->account[device].slice);
-	return &process->account[device].slice;
-}
-
-void process_end_uncharged(const struct ledger_account *lane, bool succeeded)
-{
-	if (!lane->ledger)
-		return; /* a child that a signal's handler forked meanwhile, and has not attached */
-	if (succeeded)
-		ledger_count_allocation(lane);
-	ledger_end_uncharged(lane);
-}
-
-static void refuse(struct process *process, int device, uint64_t bytes, bool by_pool,
-                   const char *what)
-{
-	struct refusal refusal;
-
-	lock_take(&process->account_lock);
-	account_count_refusal(&process->account[device], by_pool);
-	refusal = refusal_look(process, (uint32_t)device, bytes, by_pool);
-	lock_give(&process->account_lock);
-	refusal_report(process, (uint32_t)device, &refusal, what);
-}
-
-/* by_pool is account_charge()'s. */
-static enum ledger_result try_charge(struct process *process, int device, uint64_t bytes,
-                                     bool *by_pool)
-{
-	struct account *account = &process->account[device];
+	struct held *held = &process->held[device];
 	enum ledger_result result;
 
 	lock_take(&process->account_lock);
-	result = account_charge(account, bytes, by_pool);
+	result = account_charge(&held->account, bytes, by_pool);
+	if (result == LEDGER_OK)
+		count_kind(held, bytes, 0, kind);
 	lock_give(&process->account_lock);
 	return result;
 }
 
-/* Give back what the dead hold that this process can see to be dead: of its slice, and of other
- * members of the pool in its pid namespace. Returns whether anything came back. */
-static bool settle_dead(struct process *process, int device)
-{
-	const struct account *account = &process->account[device];
-	bool any = sibling_settle_dead(process->ledger, (uint32_t)device, process->lane);
-
-	if (account->pool.ledger)
-		any |= sibling_settle_dead(account->pool.ledger, account->pool.device,
-		                           account->pool.lane);
-	return any;
-}
-
-/* The way that is taken seldom: it did not fit at once. */
-static __attribute__((noinline)) enum charge_result
-charge_slowly(struct process *process, CUdevice ordinal, int device, uint64_t bytes,
-              const char *what, enum ledger_result result, bool by_pool)
-{
-	int saved = errno;
-
-	while (result == LEDGER_REFUSED) {
-		bool more = pool_give_back(process, ordinal);
-
-		if (settle_dead(process, device))
-			more = true;
-		/* Once more even if nothing came back: somebody else may have settled what we saw.
-		 */
-		result = try_charge(process, device, bytes, &by_pool);
-		if (!more)
-			break;
-	}
-	if (result == LEDGER_DAMAGED)
-		say_once(process, ONCE_DAMAGED,
-		         "the %s's ledger was overwritten: no more GPU memory is granted",
-		         by_pool ? "pool" : "slice");
-	if (result != LEDGER_OK && what)
-		refuse(process, device, bytes, by_pool, what);
-	errno = saved;
-	return result == LEDGER_OK ? CHARGE_OK : CHARGE_REFUSED;
-}
-
-enum charge_result process_charge(CUdevice ordinal, uint64_t bytes, const char *what)
-{
-	struct process *process = process_attached();
-	enum ledger_result result;
-	bool by_pool;
-	int device;
-
-	if (__builtin_expect(!process, 0))
-		return CHARGE_UNATTACHED;
-	device = process_device(process, ordinal);
-	if (__builtin_expect(device < 0, 0))
-		return CHARGE_UNATTACHED;
-	if (!bytes)
-		return CHARGE_OK; /* a context whose cost nobody knows yet */
-	result = try_charge(process, device, bytes, &by_pool);
-	if (__builtin_expect(result != LEDGER_OK, 0))
-		return charge_slowly(process, ordinal, device, bytes, what, result, by_pool);
-	return CHARGE_OK;
-}
-
-enum charge_result process_try_charge(CUdevice ordinal, uint64_t bytes)
-{
-	return process_charge(ordinal, bytes, NULL);
-}
-
-/* Add to what is held, up or down, without asking a limit. */
-static void adjust(CUdevice ordinal, uint64_t more, uint64_t less, bool context)
+static void adjust(CUdevice ordinal, uint64_t more, uint64_t less, enum kind kind)
 {
 	struct process *process = process_attached();
 	int device = process ? process_device(process, ordinal) : -1;
-	struct account *account;
 
 	if (device < 0)
 		return;
-	account = &process->account[device];
 	lock_take(&process->account_lock);
-	account_adjust(account, more, less);
-	if (context) {
-		uint64_t *sum = &process->context_bytes[device];
-
-		*sum = *sum + more > less ? *sum + more - less : 0;
-		account_set_context(account, *sum);
-	}
+	account_adjust(&process->held[device].account, more, less);
+	count_kind(&process->held[device], more, less, kind);
 	lock_give(&process->account_lock);
 }
 
-void process_charge_anyway(CUdevice ordinal, uint64_t bytes)
+void process_charge_anyway(CUdevice ordinal, uint64_t bytes, enum kind kind)
 {
-	adjust(ordinal, bytes, 0, false);
+	adjust(ordinal, bytes, 0, kind);
 }
 
-void process_release(CUdevice ordinal, uint64_t bytes)
+void process_release(CUdevice ordinal, uint64_t bytes, enum kind kind)
 {
-	adjust(ordinal, 0, bytes, false);
+	adjust(ordinal, 0, bytes, kind);
 }
 
-enum charge_result process_charge_context(CUdevice ordinal, uint64_t bytes)
+bool process_truth(int device, uint64_t *bytes)
 {
-	enum charge_result result = process_charge(ordinal, bytes, "a context");
-	struct process *process = process_get();
-	int device;
-
-	if (result != CHARGE_OK)
-		return result;
-	device = process_device(process, ordinal);
-	lock_take(&process->account_lock);
-	process->context_bytes[device] += bytes;
-	account_set_context(&process->account[device], process->context_bytes[device]);
-	lock_give(&process->account_lock);
-	return CHARGE_OK;
-}
-
-void process_release_context(CUdevice ordinal, uint64_t bytes)
-{
-	adjust(ordinal, 0, bytes, true);
-}
-
-bool process_truth(CUdevice ordinal, uint64_t *bytes)
-{
-	struct process *process = process_attached();
-	int device = process ? process_device(process, ordinal) : -1;
 	struct attach_request request = {.op = ATTACH_OP_TRUTH, .device = (uint32_t)device};
 	struct attach_reply reply = {0};
-	enum ask_result result;
-	int saved = errno;
+	struct quiet quiet = quiet_begin();
+	enum ask_result result = ask_enforcer(&request, &reply, NULL, NULL);
 
-	if (device < 0)
-		return false;
-	result = ask_enforcer(&request, &reply, NULL, NULL);
-	errno = saved;
+	quiet_end(quiet);
 	if (result != ASK_ANSWERED || reply.status != ATTACH_OK)
 		return false;
 	*bytes = reply.bytes;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * This process as a member of its slice: its lane in the ledger, its devices, and the charging
- * of bytes to them. Hooks say what they take and give back here; nothing else touches the ledger.
+ * This process as a member of its slice: its lane in the ledger, its devices, and what it has
+ * charged to them. grant.h is what hooks ask; below it, nothing else touches the ledger.
  */
 #ifndef GPUSLICE_PROCESS_H
 #define GPUSLICE_PROCESS_H
@@ -10,24 +10,24 @@
 #include "cuda_abi.h"
 #include "ledger.h"
 #include "lock.h"
-#include "map.h"
-#include "nvml_cache.h"
 
-#define PROCESS_ORDINALS 64  /* CUDA devices of one process */
-#define PROCESS_PRESENT 1024 /* words of the filter of block_maybe() */
-#define PROCESS_GRAPHS 256   /* the like, of hook_graph.c */
+#define PROCESS_ORDINALS 64 /* CUDA devices of one process */
 
-/* What became of a request for bytes. */
-enum charge_result {
-	CHARGE_OK,
-	CHARGE_REFUSED,   /* it does not fit */
-	CHARGE_UNATTACHED /* no ledger: the quota is unknown, so nothing is granted (fail closed) */
+/* What bytes are charged for: what the program asked for, and what the driver took beside it. */
+enum kind {
+	KIND_MEMORY,   /* driver truth lists it for this process */
+	KIND_UNLISTED, /* managed memory, which driver truth lists for nobody */
+	KIND_OVERHEAD, /* contexts, code, local memory: shown apart */
 };
 
-struct pool;
+/* What this process holds on one device of the ledger. */
+struct held {
+	struct account account;
+	uint64_t overhead, unlisted; /* parts of what the account holds */
+};
 
-/* All that is remembered about this process. The memory is wiped in a forked child
- * (MADV_WIPEONFORK), which thereby begins anew: not attached, nothing held. */
+/* The memory is wiped in a forked child (MADV_WIPEONFORK), which thereby begins anew: not attached,
+ * nothing held. What the hooks remember lies behind it: state.h. */
 struct process {
 	struct lock attach_lock; /* guards attaching and `device_of` */
 	uint32_t attached;       /* 1 once `ledger`, `lane` and the pool's are set */
@@ -39,6 +39,7 @@ struct process {
 	/* The ledger of the slice's pool, and the lane in it; NULL if the slice is in none. */
 	struct ledger *pool_ledger;
 	uint32_t pool_lane;
+	uintptr_t first; /* the thread that counts by plain stores: see ledger_count_allocation() */
 
 	/* Ledger device of each CUDA device ordinal, plus one; 0 is not known yet. */
 	uint8_t device_of[PROCESS_ORDINALS];
@@ -48,34 +49,11 @@ struct process {
 		uint64_t retry_at;
 	} refused[PROCESS_ORDINALS];
 
-	struct nvml_cache nvml; /* nvml.c */
-
-	struct lock account_lock; /* guards `account`: a lane has one writer at a time */
+	struct lock account_lock; /* guards `held`: a lane has one writer at a time */
 	uint32_t opened;          /* bit per ledger device: its account was opened */
-	struct account account[LEDGER_DEVICES];
-	uint64_t context_bytes[LEDGER_DEVICES]; /* part of what is held that is contexts */
-	uint64_t told_second;                   /* refusal.c: CLOCK_MONOTONIC second of the last */
-	uint32_t told;                          /* refusals of which the enforcer was told in it */
-
-	struct map blocks; /* block.c: linear memory, by 2 MiB of addresses */
-	uint32_t blocks_present[PROCESS_PRESENT]; /* how many entries of `blocks` hash here */
-	struct map pointers; /* hold.c: managed memory by address, arrays by handle */
-	struct map contexts; /* hook_context.c, hook_green.c */
-	bool green;          /* a context was ever made from a green one */
-
-	struct lock vmm_lock;
-	struct map handles;  /* object.h: physical memory by handle, */
-	struct map mappings; /* by address, */
-	struct map binds;    /* and by part of an array or multicast object */
-	bool bound;          /* there was ever one in `binds` */
-
-	struct lock pool_lock; /* guards the list; a pool has a lock of its own */
-	struct pool *pools;
-	struct pool *current_pool[PROCESS_ORDINALS]; /* what cuMemAllocAsync draws on */
-	struct pool *graph_pool[PROCESS_ORDINALS];
-
-	struct map graphs;                       /* hook_graph.c: executable graphs that allocate */
-	uint32_t graphs_present[PROCESS_GRAPHS]; /* how many entries of `graphs` hash here */
+	struct held held[LEDGER_DEVICES];
+	uint64_t told_second; /* refusal.c: CLOCK_MONOTONIC second of the last */
+	uint32_t told;        /* refusals of which the enforcer was told in it */
 };
 
 /* NULL until the first call that matters. Read it only to see whether there is something to do; in
@@ -95,14 +73,14 @@ void attach_process(struct process *process);
 int attach_device(struct process *process, const uint8_t uuid[16], uint64_t bytes,
                   CUdevice ordinal);
 
-/* Which ledger device has the UUID, or -1 if none has it yet. */
+/* The ledger device that has the UUID already, -1 if none does. Asks nobody and needs no lock. */
 int attach_known_device(const struct process *process, const uint8_t uuid[16]);
 
-/* The ledger device of a CUDA device ordinal, or -1 if the slice has no quota there. */
+/* The ledger device of a CUDA device, -1 if the slice has no quota there. */
 int process_device(struct process *process, CUdevice ordinal);
 
-/* The like for a device of `bytes` of memory that is known by its UUID. Only to look at: nothing
- * can be charged there before process_device() was asked. */
+/* The same by UUID, for a device that the program may know by NVML only: nothing is charged
+ * there. */
 int process_device_by_uuid(struct process *process, const uint8_t uuid[16], uint64_t bytes);
 
 /* Whether this process is attached and its slice has a quota on the device. */
@@ -119,35 +97,34 @@ static inline bool process_has_one_device(void)
 /* The ordinal of the current context's device, or -1: then the call is the driver's to refuse. */
 CUdevice process_current_ordinal(void);
 
-/*
- * Around a call of the driver for an allocation that is charged only afterwards, and that charge:
- * what it takes is not hidden memory meanwhile. NULL if this process is not attached or its slice
- * has no quota on the device; then the call is not made. An allocation that succeeded is counted.
- */
-const struct ledger_account *process_begin_uncharged(CUdevice ordinal);
-void process_end_uncharged(const struct ledger_account *lane, bool succeeded);
+/* Whether the calling thread is the one that counts by plain stores. The first that asks is. */
+static inline bool process_first_thread(struct process *process)
+{
+	uintptr_t self, none = 0;
+	uintptr_t first = __atomic_load_n(&process->first, __ATOMIC_RELAXED);
 
-/* Count an allocation that succeeded. */
-void process_count(CUdevice ordinal);
+#if defined(__x86_64__)
+	__asm__("movq %%fs:0, %0" : "=r"(self));
+#else
+	__asm__("mrs %0, tpidr_el0" : "=r"(self));
+#endif
+	if (__builtin_expect(first == self, 1))
+		return true;
+	return !first && __atomic_compare_exchange_n(&process->first, &none, self, false,
+	                                             __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+}
 
-/* Charge `bytes` on the device `ordinal`. Before it refuses it gives back what can be: dead
- * siblings' bytes and free memory of own pools. `what` names the caller for messages. */
-enum charge_result process_charge(CUdevice ordinal, uint64_t bytes, const char *what);
+/* Charge `bytes`, if they fit now: nothing is done to make room. *by_pool is account_charge()'s. */
+enum ledger_result process_charge(struct process *process, int device, uint64_t bytes,
+                                  enum kind kind, bool *by_pool);
 
-/* The same, for a caller that can do without: it tells and counts no refusal. */
-enum charge_result process_try_charge(CUdevice ordinal, uint64_t bytes);
+/* Add to what is held, up or down, without asking a limit: for what the driver holds already, and
+ * for what it gave back. */
+void process_charge_anyway(CUdevice ordinal, uint64_t bytes, enum kind kind);
+void process_release(CUdevice ordinal, uint64_t bytes, enum kind kind);
 
-/* Charge without asking the limit: for what the driver holds already. */
-void process_charge_anyway(CUdevice ordinal, uint64_t bytes);
-
-void process_release(CUdevice ordinal, uint64_t bytes);
-
-/* Contexts are charged like other memory, and shown apart. */
-enum charge_result process_charge_context(CUdevice ordinal, uint64_t bytes);
-void process_release_context(CUdevice ordinal, uint64_t bytes);
-
-/* What driver truth says that this process holds on the device; false if it is unknown. Asks the
- * enforcer. */
-bool process_truth(CUdevice ordinal, uint64_t *bytes);
+/* What driver truth says that this process holds on the device, less what the enforcer has charged
+ * for it by itself; false if it is unknown. Asks the enforcer. */
+bool process_truth(int device, uint64_t *bytes);
 
 #endif

@@ -61,7 +61,7 @@ static struct others look_at_others(const struct ledger_account *account)
 struct refusal refusal_look(struct process *process, uint32_t device, uint64_t bytes, bool by_pool)
 {
 	const struct ledger_account *account =
-	    by_pool ? &process->account[device].pool : &process->account[device].slice;
+	    by_pool ? &process->held[device].account.pool : &process->held[device].account.slice;
 	const struct ledger_device *d = &account->ledger->device[account->device];
 	struct refusal refusal = {
 	    .say = say_wants_debug(), .tell = may_tell(process), .by_pool = by_pool};
@@ -69,7 +69,7 @@ struct refusal refusal_look(struct process *process, uint32_t device, uint64_t b
 
 	if (!refusal.say && !refusal.tell)
 		return refusal;
-	own -= least(own, process->context_bytes[device]);
+	own -= least(own, process->held[device].overhead);
 	/* One instant, if the word stands still while the lanes are summed; else as near to one as
 	 * it gets, and the parts are cut so that they never add up to anything but `used`. */
 	for (unsigned looks = 0; looks < LOOKS; looks++) {
@@ -79,7 +79,7 @@ struct refusal refusal_look(struct process *process, uint32_t device, uint64_t b
 		used = __atomic_load_n(&d->word.used, __ATOMIC_ACQUIRE);
 		limit = __atomic_load_n(&d->limit, __ATOMIC_RELAXED);
 		overhead = ledger_held(account->ledger, account->device, 0) + others.contexts +
-		           process->context_bytes[device];
+		           process->held[device].overhead;
 		used -= least(others.away, used);
 		limit -= least(others.away, limit);
 		__atomic_thread_fence(__ATOMIC_ACQUIRE);
@@ -159,21 +159,12 @@ static void say_refusal(const uint8_t *u, const struct refusal *r, const struct 
 	          figure(r->overhead).text);
 }
 
-static uint32_t call_of(const char *what)
-{
-	for (uint32_t call = 0; call <= ATTACH_CALL_LAST; call++) {
-		if (strcmp(what, attach_call_name(call)) == 0)
-			return call;
-	}
-	return ATTACH_CALL_OTHER;
-}
-
 void refusal_report(struct process *process, uint32_t device, const struct refusal *refusal,
-                    const char *what)
+                    enum attach_call call)
 {
 	if (refusal->say)
 		say_refusal(process->ledger->device[device].uuid, refusal,
-		            refusal->by_pool ? process->pool_ledger : NULL, what);
+		            refusal->by_pool ? process->pool_ledger : NULL, attach_call_name(call));
 	if (refusal->tell) {
 		struct attach_request request = {
 		    .op = ATTACH_OP_REFUSED,
@@ -181,7 +172,7 @@ void refusal_report(struct process *process, uint32_t device, const struct refus
 		    .bytes = refusal->bytes,
 		    .used = refusal->own + refusal->siblings + refusal->overhead,
 		    .overhead = refusal->overhead,
-		    .call = call_of(what),
+		    .call = call,
 		    .pool = refusal->by_pool,
 		};
 

@@ -6,6 +6,7 @@
 #ifndef GPUSLICE_REFUSAL_H
 #define GPUSLICE_REFUSAL_H
 
+#include "attach.h"
 #include "process.h"
 
 /* How many refusals a process tells the enforcer within a second. A program that asks again and
@@ -28,8 +29,8 @@ struct refusal {
 /* Look, with account_lock held: then what this process holds stands still. */
 struct refusal refusal_look(struct process *process, uint32_t device, uint64_t bytes, bool by_pool);
 
-/* Say and tell what was seen. `what` is process_charge()'s. errno may change. */
+/* Say and tell what was seen. errno may change. */
 void refusal_report(struct process *process, uint32_t device, const struct refusal *refusal,
-                    const char *what);
+                    enum attach_call call);
 
 #endif

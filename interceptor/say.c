@@ -43,11 +43,21 @@ void say_once(struct process *process, enum once once, const char *format, ...)
 	va_end(arguments);
 }
 
-bool say_wants_debug(void)
+/* 0 not read yet, 1 no, 2 yes. A forked child inherits it. */
+static unsigned char wants_debug;
+
+/* Read once: the program may be changing its environment in another thread at any later time. */
+void say_begin(void)
 {
 	const char *wanted = getenv("GPUSLICE_DEBUG");
 
-	return wanted && *wanted && !(wanted[0] == '0' && !wanted[1]);
+	if (!wants_debug)
+		wants_debug = wanted && *wanted && !(wanted[0] == '0' && !wanted[1]) ? 2 : 1;
+}
+
+bool say_wants_debug(void)
+{
+	return wants_debug == 2;
 }
 
 void say_debug(const char *format, ...)

@@ -28,6 +28,9 @@ enum once {
 void say_once(struct process *process, enum once once, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
+/* Read the environment, once, at the first attach. */
+void say_begin(void);
+
 /* Whether GPUSLICE_DEBUG is set to something other than 0. */
 bool say_wants_debug(void);
 

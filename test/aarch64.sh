@@ -38,7 +38,7 @@ conformance() {
 
 # By the Makefile's own rules, in directories of their own.
 make --no-print-directory CC="$cc" FAKECUDA_BIN="$dir/fakecuda" FAKECUDA_OBJ="$dir/obj" INTERCEPTOR="$dir/libgpuslice.so" \
-	"$dir/libgpuslice.so" "$dir/fakecuda/libcuda.so.1" "$dir/fakecuda/libnvidia-ml.so.1"
+	"$dir/libgpuslice.so" "$dir/fakecuda/libcuda.so.1" "$dir/fakecuda/libnvidia-ml.so.1" "$dir/fakecuda-11.2/libcuda.so.1"
 make --no-print-directory CC="$cc" CONFORMANCE_BIN="$dir/conformance" conformance
 check "symbols" test/check-symbols.sh "$dir/libgpuslice.so" interceptor/exports.txt
 check "conformance" conformance

@@ -20,7 +20,7 @@ const runDescription = `The command and all its descendants draw on one quota; w
 end, however they end. Root is not needed.
 
    gpuslice run --vram 4G -- python train.py
-   gpuslice run --vram 50% --device 0 -- ./serve
+   gpuslice run --vram 50% --device 1 -- ./serve
    gpuslice run --mode record --quiet -- ./measure
    gpuslice run --vram 4G --ttl 1h -- ./experiment
    gpuslice run --pool llm --vram 10G -- python serve.py
@@ -28,10 +28,16 @@ end, however they end. Root is not needed.
 The host's enforcer is used if it answers, so that the quota counts against the card like a
 container's; else one in this process, which knows nothing of other slices.
 
+With --device CUDA shows the command those devices alone, in the order in which they are given: the first is cuda:0. They
+are listed by UUID in CUDA_VISIBLE_DEVICES. If that is set already, its order is kept, and it must have each of them. An
+index is that of nvidia-smi and ` + "`gpuslice devices`" + `. A command that sets CUDA_VISIBLE_DEVICES itself sees what it
+lists; on a device without a quota it is given nothing.
+
 With --join the command becomes part of a session that runs already and draws on its quota. Who shows the session's
 token may do that: GPUSLICE_TOKEN_FILE names the file in the session, which its user alone can read. (A session
-of an enforcer in this process has none: nobody can join it.) A number is that of an open descriptor. The session ends with its own command. Here the second line is typed
-beside the session, in another terminal:
+of an enforcer in this process has none: nobody can join it.) A number is that of an open descriptor. The command sees the devices that the
+session has quotas on; of those, the ones that its own CUDA_VISIBLE_DEVICES lists, if it is set. The session ends with its own command. Here
+the second line is typed beside the session, in another terminal:
 
    gpuslice run --vram 4G -- sh -c 'echo "$GPUSLICE_TOKEN_FILE" >token; exec ./serve'
    gpuslice run --join "$(cat token)" -- ./beside-it
@@ -51,7 +57,7 @@ func runCommand() *cli.Command {
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "vram", Usage: "the quota: `SIZE`, such as 4G, 512MiB, or 50% of the device (required, unless there is a pool, or --mode record)"},
 			&cli.StringFlag{Name: "pool", Usage: "draw on the quota of that `POOL`, too; without --vram on that alone"},
-			&cli.StringSliceFlag{Name: "device", Usage: "UUID or index of the `DEVICE` that the quota is for; may be repeated (default: every device)"},
+			&cli.StringSliceFlag{Name: "device", Usage: "UUID or index of the `DEVICE` that the quota is for, and that alone the command sees; may be repeated (default: every device)"},
 			&cli.StringFlag{Name: "ttl", Value: "never", Usage: "how long it may run: `DURATION`, such as 90s, 30m or 12h; then it is ended; never, or 0, for no end"},
 			&cli.StringFlag{Name: "mode", Value: string(api.Enforce), Usage: "enforce, or record: count and show, refuse nothing"},
 			&cli.StringFlag{Name: "name", Usage: "the slice's `ID` (default: made up)"},
@@ -97,6 +103,7 @@ func run(c *cli.Context) (int, error) {
 		Request:  request,
 		Token:    token,
 		Library:  place.New().Library,
+		Devices:  nvmlDevices,
 		Command:  c.Args().Slice(),
 		Env:      os.Environ(),
 		Registered: func(reply api.RegisterReply) {

@@ -4,4 +4,4 @@
  * The go command rebuilds a package when a file of its directory changes, and does not see those: this
  * file changes with them. A test holds it against them.
  */
-#define NATIVE_DIGEST "eeba4048ef571cd2e4427b7093c4c0997211c72f6727fd6422231fd49f287034"
+#define NATIVE_DIGEST "506383124130d4e110a63f1bc6656bc1f9acdc7b661752817a1d6f7e6da2cabb"

@@ -117,7 +117,7 @@ struct native_sums native_sums(const struct ledger *ledger, uint32_t device, con
 
 		/* What a dead process has counted stays in its lane until the next one gets it, and
 		 * is `retired` from then on: the sum of both never goes down. */
-		sums.allocations += load(&entry->allocations);
+		sums.allocations += ledger_allocations(entry);
 		sums.refusals += load(&entry->refusals);
 		if (!live[lane])
 			continue;

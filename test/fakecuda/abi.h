@@ -11,14 +11,14 @@
 #include <assert.h>
 #include <stdint.h>
 
-typedef struct CUmod_st *CUmodule;
-typedef struct CUfunc_st *CUfunction;
+typedef struct CUlinkState_st *CUlinkState;
 typedef struct CUevent_st *CUevent;
 
 enum {
 	CUDA_ERROR_ALREADY_MAPPED = 208,
 	CUDA_ERROR_UNSUPPORTED_LIMIT = 215,
 	CUDA_ERROR_INVALID_GRAPHICS_CONTEXT = 219,
+	CUDA_ERROR_FILE_NOT_FOUND = 301,
 	CUDA_ERROR_NOT_READY = 600,
 	CUDA_ERROR_ILLEGAL_ADDRESS = 700,
 	CUDA_ERROR_SYSTEM_DRIVER_MISMATCH = 803,
@@ -35,6 +35,7 @@ enum {
 	CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT = 16,
 	CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY = 19,
 	CU_DEVICE_ATTRIBUTE_PCI_BUS_ID = 33,
+	CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR = 39,
 	CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING = 41,
 	CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR = 75,
 	CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY = 83,
@@ -42,6 +43,26 @@ enum {
 	CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED = 102,
 	CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED = 115,
 };
+
+/* CUfunction_attribute */
+enum {
+	CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK = 0,
+	CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES = 1,
+	CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES = 3,
+	CU_FUNC_ATTRIBUTE_NUM_REGS = 4,
+	CU_FUNC_ATTRIBUTE_PTX_VERSION = 5,
+	CU_FUNC_ATTRIBUTE_BINARY_VERSION = 6,
+	CU_FUNC_ATTRIBUTE_MAX = 16,
+};
+
+/* CUmoduleLoadingMode */
+enum {
+	CU_MODULE_EAGER_LOADING = 1,
+	CU_MODULE_LAZY_LOADING = 2,
+};
+
+/* CUjitInputType */
+#define CU_JIT_INPUT_PTX 1
 
 /* CUmemAccess_flags */
 enum {
@@ -89,18 +110,6 @@ typedef struct {
 	int result;
 	CUgraphNode errorNode, errorFromNode;
 } CUgraphExecUpdateResultInfo;
-
-/* The first form ends before `kern`. */
-typedef struct {
-	CUfunction func;
-	unsigned int gridDimX, gridDimY, gridDimZ;
-	unsigned int blockDimX, blockDimY, blockDimZ;
-	unsigned int sharedMemBytes;
-	void **kernelParams, **extra;
-	void *kern;
-	CUcontext ctx;
-} CUDA_KERNEL_NODE_PARAMS;
-static_assert(sizeof(CUDA_KERNEL_NODE_PARAMS) == 72, "CUDA_KERNEL_NODE_PARAMS");
 
 typedef struct {
 	CUdeviceptr dst;

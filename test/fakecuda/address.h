@@ -30,6 +30,7 @@ enum range_kind {
 	RANGE_OPENED,   /* another process's, by its IPC handle */
 	RANGE_IMPORTED, /* another process's, of a pool */
 	RANGE_EXTERNAL,
+	RANGE_CODE, /* a module's arrays */
 	RANGE_RESERVED,
 };
 

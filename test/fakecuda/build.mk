@@ -20,10 +20,33 @@ FAKECUDA_CUDA   := $(filter-out $(FAKECUDA_SHARED) $(FAKECUDA_NVML), \
 FAKECUDA_OBJ    := .cache/fakecuda
 
 .PHONY: fakecuda
-fakecuda: $(FAKECUDA_BIN)/libcuda.so.1 $(FAKECUDA_BIN)/libnvidia-ml.so.1
+fakecuda: $(FAKECUDA_BIN)/libcuda.so.1 $(FAKECUDA_BIN)/libnvidia-ml.so.1 $(FAKECUDA_OLD_BIN)/libcuda.so.1
 
 $(FAKECUDA_BIN)/libcuda.so.1: $(patsubst %,$(FAKECUDA_OBJ)/%.o,$(FAKECUDA_CUDA) $(FAKECUDA_SHARED))
 $(FAKECUDA_BIN)/libnvidia-ml.so.1: $(patsubst %,$(FAKECUDA_OBJ)/%.o,$(FAKECUDA_NVML) $(FAKECUDA_SHARED))
+
+# The oldest driver that gpuslice supports: the same, with the functions of CUDA 11.2 alone.
+FAKECUDA_OLD         := 11020
+FAKECUDA_OLD_BIN     := $(FAKECUDA_BIN)-11.2
+FAKECUDA_OLD_EXPORTS := $(FAKECUDA_OBJ)/exports-$(FAKECUDA_OLD).map
+
+BUILD += $(FAKECUDA_OLD_BIN)/libcuda.so.1
+
+$(FAKECUDA_OLD_BIN)/libcuda.so.1: $(FAKECUDA_OBJ)/driver-$(FAKECUDA_OLD).o $(FAKECUDA_OLD_EXPORTS) \
+    $(patsubst %,$(FAKECUDA_OBJ)/%.o,$(filter-out driver,$(FAKECUDA_CUDA)) $(FAKECUDA_SHARED))
+	@mkdir -p $(@D)
+	$(QUIET)$(CC) $(CFLAGS) $(FAKECUDA_LDFLAGS) -Wl,-soname,libcuda.so.1 \
+		-Wl,--version-script=$(FAKECUDA_OLD_EXPORTS) -o $@ $(filter %.o,$^)
+
+$(FAKECUDA_OBJ)/driver-$(FAKECUDA_OLD).o: $(FAKECUDA)/driver.c
+	@mkdir -p $(@D)
+	$(QUIET)$(CC) $(FAKECUDA_CFLAGS) -DDRIVER_VERSION=$(FAKECUDA_OLD) $(CFLAGS) -c -o $@ $<
+
+$(FAKECUDA_OLD_EXPORTS): $(FAKECUDA)/entries.h $(FAKECUDA)/build.mk
+	@mkdir -p $(@D)
+	$(QUIET)awk -F'[(), ]+' -v version=$(FAKECUDA_OLD) 'BEGIN { print "{ global:" } \
+		/^(ENTRY|PER_THREAD)\(/ && $$3 <= version { print "\t" $$4 ";" } \
+		END { print "local: *; };" }' $< >$@
 
 $(FAKECUDA_BIN)/%:
 	@mkdir -p $(@D)

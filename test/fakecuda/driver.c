@@ -8,7 +8,9 @@
 #include <stdatomic.h>
 #include <time.h>
 
+#ifndef DRIVER_VERSION /* build.mk makes another one */
 #define DRIVER_VERSION 13000
+#endif
 
 enum { FRESH, READY, INHERITED };
 
@@ -134,6 +136,7 @@ static const struct {
     {CUDA_ERROR_INVALID_GRAPHICS_CONTEXT, "CUDA_ERROR_INVALID_GRAPHICS_CONTEXT",
      "invalid OpenGL or DirectX context"},
     {CUDA_ERROR_INVALID_HANDLE, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle"},
+    {CUDA_ERROR_FILE_NOT_FOUND, "CUDA_ERROR_FILE_NOT_FOUND", "file not found"},
     {CUDA_ERROR_ILLEGAL_STATE, "CUDA_ERROR_ILLEGAL_STATE",
      "the operation cannot be performed in the present state"},
     {CUDA_ERROR_NOT_FOUND, "CUDA_ERROR_NOT_FOUND", "named symbol not found"},

@@ -34,8 +34,21 @@ struct owned {
 	CUcontext context; /* in which it was made */
 };
 
-/* CUlimit: those that an H100 knows are below it. */
-#define LIMITS 7
+/* CUlimit: those that the driver knows are below it. */
+#define LIMITS 10
+
+/* What the card can run at a time. */
+#define CARD_PROCESSORS 132
+#define CARD_PROCESSOR_THREADS 2048
+
+/* What a context holds of its card by itself (overhead.h), in bytes but for the counts. */
+struct overhead {
+	uint64_t small_code, large_code; /* of modules; the small ones share blocks */
+	uint64_t code;                   /* that is taken for them */
+	uint64_t stack;
+	uint64_t stream_count, streams;
+	uint64_t node_count, nodes; /* of executable graphs */
+};
 
 struct CUctx_st {
 	struct device *device;
@@ -48,6 +61,9 @@ struct CUctx_st {
 	unsigned flags;
 	/* None of these is used in a green context: its primary one's stand for it. */
 	size_t limits[LIMITS];
+	struct overhead overhead;
+	bool fifo_backed;            /* a module that prints was loaded (limit.h) */
+	uint64_t frame_wanted;       /* by the graph that is being instantiated (graph_exec.c) */
 	bool heap_taken, fifo_taken; /* by kernels that were launched (limit.h) */
 	bool faulted;                /* a wrong address was touched: nothing works in it any more */
 	unsigned greens;             /* green contexts that were made while it was alive */

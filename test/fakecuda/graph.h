@@ -13,6 +13,7 @@ struct CUgraphNode_st {
 	size_t after_count;
 	unsigned mark;                     /* of the last search that came by */
 	CUfunction function;               /* of a kernel */
+	CUDA_KERNEL_NODE_PARAMS kernel;    /* as the program gave it */
 	CUgraph child;                     /* of a child graph */
 	CUDA_MEM_ALLOC_NODE_PARAMS params; /* of an allocation; of a free only `dptr` */
 	struct graph_slot *slot;           /* of an allocation, and of a free of the same graph */
@@ -24,6 +25,9 @@ struct CUgraph_st {
 	bool allocates;              /* or frees: it can be neither cloned nor put into another */
 	struct graph_memory *memory; /* made with its first allocation */
 };
+
+/* graph_api.c: what the parameters of a kernel's node name, as a function of a module */
+CUresult graph_kernel(const CUDA_KERNEL_NODE_PARAMS *params, bool second_form, CUfunction *out);
 
 CUgraph graph_create(void);
 void graph_destroy(CUgraph graph);

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Graphs as objects: their nodes, one function per type and one for all. */
 #include "graph.h"
+#include "kernel.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 /* Leaves the lock held only on success. */
 static CUresult enter_graph(CUgraph graph, const void *out)
@@ -61,27 +63,100 @@ CUDA_API CUresult cuGraphAddMemsetNode(CUgraphNode *out, CUgraph graph, const CU
 	return add_plain(out, graph, after, count, CU_GRAPH_NODE_TYPE_MEMSET);
 }
 
-/* Both forms: the second one's parameters go on where the first one's end. */
-CUDA_API CUresult cuGraphAddKernelNode_v2(CUgraphNode *out, CUgraph graph, const CUgraphNode *after,
-                                          size_t count, const CUDA_KERNEL_NODE_PARAMS *params)
+CUresult graph_kernel(const CUDA_KERNEL_NODE_PARAMS *params, bool second_form, CUfunction *out)
+{
+	CUfunction handle;
+
+	if (!params)
+		return CUDA_ERROR_INVALID_VALUE;
+	handle = params->func;
+	if (!handle && second_form)
+		handle = (CUfunction)(void *)params->kern;
+	if (!handle || !params->gridDimX || !params->gridDimY || !params->gridDimZ ||
+	    !params->blockDimX || !params->blockDimY || !params->blockDimZ)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (handle->what == LAUNCHABLE_KERNEL) {
+		CUcontext context = context_current();
+
+		if (second_form && params->ctx)
+			context = params->ctx;
+		return context ? kernel_function(context, handle, out) : CUDA_ERROR_INVALID_CONTEXT;
+	}
+	*out = handle;
+	return CUDA_SUCCESS;
+}
+
+static void set_function(CUgraphNode node, CUfunction function,
+                         const CUDA_KERNEL_NODE_PARAMS *params, bool second_form)
+{
+	node->function = function;
+	node->kernel = (CUDA_KERNEL_NODE_PARAMS){0};
+	memcpy(&node->kernel, params,
+	       second_form ? sizeof(*params) : offsetof(CUDA_KERNEL_NODE_PARAMS, kern));
+}
+
+static CUresult add_kernel(CUgraphNode *out, CUgraph graph, const CUgraphNode *after, size_t count,
+                           const CUDA_KERNEL_NODE_PARAMS *params, bool second_form)
 {
 	CUresult result = enter_graph(graph, out);
+	CUfunction function;
 
 	if (result != CUDA_SUCCESS)
 		return result;
-	if (!params || !params->func || !params->gridDimX || !params->gridDimY ||
-	    !params->gridDimZ || !params->blockDimX || !params->blockDimY || !params->blockDimZ)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
-	result = graph_add(graph, CU_GRAPH_NODE_TYPE_KERNEL, after, count, out);
+	result = graph_kernel(params, second_form, &function);
 	if (result == CUDA_SUCCESS)
-		(*out)->function = params->func;
+		result = graph_add(graph, CU_GRAPH_NODE_TYPE_KERNEL, after, count, out);
+	if (result == CUDA_SUCCESS)
+		set_function(*out, function, params, second_form);
 	return driver_leave(result);
+}
+
+/* The second form's parameters go on where the first one's end. */
+CUDA_API CUresult cuGraphAddKernelNode_v2(CUgraphNode *out, CUgraph graph, const CUgraphNode *after,
+                                          size_t count, const CUDA_KERNEL_NODE_PARAMS *params)
+{
+	return add_kernel(out, graph, after, count, params, true);
 }
 
 CUDA_API CUresult cuGraphAddKernelNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *after,
                                        size_t count, const CUDA_KERNEL_NODE_PARAMS *params)
 {
-	return cuGraphAddKernelNode_v2(out, graph, after, count, params);
+	return add_kernel(out, graph, after, count, params, false);
+}
+
+static CUresult set_kernel(CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS *params,
+                           bool second_form)
+{
+	CUresult result = driver_enter();
+	CUfunction function;
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!node || node->type != CU_GRAPH_NODE_TYPE_KERNEL)
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	result = graph_kernel(params, second_form, &function);
+	if (result == CUDA_SUCCESS)
+		set_function(node, function, params, second_form);
+	return driver_leave(result);
+}
+
+CUDA_API CUresult cuGraphKernelNodeSetParams_v2(CUgraphNode node,
+                                                const CUDA_KERNEL_NODE_PARAMS *params)
+{
+	return set_kernel(node, params, true);
+}
+
+CUDA_API CUresult cuGraphKernelNodeSetParams(CUgraphNode node,
+                                             const CUDA_KERNEL_NODE_PARAMS *params)
+{
+	return set_kernel(node, params, false);
+}
+
+CUDA_API CUresult cuGraphNodeSetParams(CUgraphNode node, CUgraphNodeParams *params)
+{
+	if (!params || params->type != CU_GRAPH_NODE_TYPE_KERNEL)
+		return CUDA_ERROR_INVALID_VALUE;
+	return set_kernel(node, &params->as.kernel, true);
 }
 
 CUDA_API CUresult cuGraphAddMemAllocNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *after,
@@ -133,6 +208,7 @@ static CUresult clone_node(const struct CUgraphNode_st *node, CUgraph to)
 	if (result != CUDA_SUCCESS)
 		return result;
 	copy->function = node->function;
+	copy->kernel = node->kernel;
 	if (node->child)
 		return clone(node->child, &copy->child);
 	return CUDA_SUCCESS;
@@ -253,6 +329,28 @@ static CUresult enter_node(CUgraphNode node, int type, const void *out)
 	if (result == CUDA_SUCCESS && (!node || !out || node->type != type))
 		return driver_leave(CUDA_ERROR_INVALID_VALUE);
 	return result;
+}
+
+CUDA_API CUresult cuGraphKernelNodeGetParams_v2(CUgraphNode node, CUDA_KERNEL_NODE_PARAMS *out)
+{
+	CUresult result = enter_node(node, CU_GRAPH_NODE_TYPE_KERNEL, out);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	*out = node->kernel;
+	return driver_leave(CUDA_SUCCESS);
+}
+
+/* The first form knows functions alone. */
+CUDA_API CUresult cuGraphKernelNodeGetParams(CUgraphNode node, CUDA_KERNEL_NODE_PARAMS *out)
+{
+	CUresult result = enter_node(node, CU_GRAPH_NODE_TYPE_KERNEL, out);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	memcpy(out, &node->kernel, offsetof(CUDA_KERNEL_NODE_PARAMS, kern));
+	out->func = node->function;
+	return driver_leave(CUDA_SUCCESS);
 }
 
 CUDA_API CUresult cuGraphMemAllocNodeGetParams(CUgraphNode node, CUDA_MEM_ALLOC_NODE_PARAMS *out)

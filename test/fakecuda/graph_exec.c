@@ -1,13 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Executable graphs. One that is launched has run when the call returns, as all other work. */
 #include "capture.h"
+#include "graph.h"
 #include "kernel.h"
+#include "limit.h"
+#include "overhead.h"
 #include "stream.h"
 
 #include <stdlib.h>
 
 /* One node, as far as a launch has something to do for it. */
 struct step {
+	CUgraphNode node; /* by which a program names it; it may be gone */
 	int type;
 	CUfunction function;     /* of a kernel */
 	CUdeviceptr pointer;     /* of a free of what another graph allocated */
@@ -19,6 +23,7 @@ struct CUgraphExec_st {
 	uint64_t flags;
 	struct graph_memory *memory; /* NULL: its graph allocates nothing */
 	uint64_t partial[MACHINE_MAX_DEVICES];
+	CUcontext context; /* that holds what its nodes take (overhead.h), or NULL */
 	size_t count;
 	struct step *steps;
 };
@@ -47,7 +52,7 @@ static bool is_kept(const struct CUgraphNode_st *alloc)
 static struct step *write_steps(CUgraph graph, struct step *step)
 {
 	for (CUgraphNode node = graph->first; node; node = node->next) {
-		*step = (struct step){.type = node->type, .function = node->function};
+		*step = (struct step){.node = node, .type = node->type, .function = node->function};
 		if (node->type == CU_GRAPH_NODE_TYPE_MEM_FREE && !node->slot)
 			step->pointer = node->params.dptr;
 		if (node->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC && is_kept(node)) {
@@ -61,18 +66,70 @@ static struct step *write_steps(CUgraph graph, struct step *step)
 	return step;
 }
 
-static bool learn_steps(CUgraphExec exec, CUgraph graph)
+/*
+ * The local memory of all kernels: observed to be taken here, and not at a launch. In each context
+ * it fits for its largest frame or is left as it was.
+ */
+static CUresult fit_stacks(const struct step *steps, size_t count)
+{
+	CUresult result = CUDA_SUCCESS;
+
+	for (size_t i = 0; i < count; i++)
+		if (steps[i].function)
+			kernel_context(steps[i].function)->frame_wanted = 0;
+	for (size_t i = 0; i < count; i++) {
+		CUfunction function = steps[i].function;
+
+		if (function && kernel_context(function)->frame_wanted < function->frame)
+			kernel_context(function)->frame_wanted = function->frame;
+	}
+	for (size_t i = 0; i < count && result == CUDA_SUCCESS; i++) {
+		CUcontext context = steps[i].function ? kernel_context(steps[i].function) : NULL;
+
+		if (context)
+			result = limit_fit_stack(context, context->frame_wanted);
+	}
+	return result;
+}
+
+/* The nodes of an update's graph take the places of those that the steps were made of. */
+static CUresult learn_steps(CUgraphExec exec, CUgraph graph)
 {
 	size_t count = count_steps(graph);
 	struct step *steps = calloc(count + 1, sizeof(*steps));
+	CUresult result;
 
 	if (!steps)
-		return false;
+		return CUDA_ERROR_OUT_OF_MEMORY;
 	write_steps(graph, steps);
+	result = fit_stacks(steps, count);
+	if (result != CUDA_SUCCESS) {
+		free(steps);
+		return result;
+	}
+	for (size_t i = 0; exec->steps && i < count; i++)
+		steps[i].node = exec->steps[i].node;
 	free(exec->steps);
 	exec->steps = steps;
 	exec->count = count;
-	return true;
+	return CUDA_SUCCESS;
+}
+
+/* For the nodes, in the context of the first kernel. */
+static CUresult hold_nodes(CUgraphExec exec)
+{
+	CUcontext context = NULL;
+	CUresult result;
+
+	for (size_t i = 0; i < exec->count && !context; i++)
+		if (exec->steps[i].function)
+			context = kernel_context(exec->steps[i].function);
+	if (!context)
+		return CUDA_SUCCESS;
+	result = overhead_add_nodes(context, exec->count);
+	if (result == CUDA_SUCCESS)
+		exec->context = context;
+	return result;
 }
 
 /* All the card's memory that a launch needs; nothing more if it is there. */
@@ -90,6 +147,8 @@ static void destroy(CUgraphExec exec)
 		exec->memory->instantiated = false;
 		graph_memory_drop(exec->memory);
 	}
+	if (exec->context)
+		overhead_drop_nodes(exec->context, exec->count);
 	free(exec->steps);
 	free(exec);
 }
@@ -97,6 +156,7 @@ static void destroy(CUgraphExec exec)
 static CUresult instantiate(CUgraphExec *out, CUgraph graph, uint64_t flags)
 {
 	CUgraphExec exec;
+	CUresult result;
 
 	if (!out || !graph)
 		return CUDA_ERROR_INVALID_VALUE;
@@ -106,9 +166,12 @@ static CUresult instantiate(CUgraphExec *out, CUgraph graph, uint64_t flags)
 	exec = calloc(1, sizeof(*exec));
 	if (!exec)
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	if (!learn_steps(exec, graph)) {
-		free(exec);
-		return CUDA_ERROR_OUT_OF_MEMORY;
+	result = learn_steps(exec, graph);
+	if (result == CUDA_SUCCESS)
+		result = hold_nodes(exec);
+	if (result != CUDA_SUCCESS) {
+		destroy(exec);
+		return result;
 	}
 	exec->flags = flags;
 	exec->memory = graph->memory;
@@ -303,7 +366,7 @@ CUDA_API CUresult cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph,
 	*info = (CUgraphExecUpdateResultInfo){.result = compare(exec, graph)};
 	if (info->result != CU_GRAPH_EXEC_UPDATE_SUCCESS)
 		return driver_leave(CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE);
-	return driver_leave(learn_steps(exec, graph) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY);
+	return driver_leave(learn_steps(exec, graph));
 }
 
 CUDA_API CUresult cuGraphExecUpdate(CUgraphExec exec, CUgraph graph, CUgraphNode *error_node,
@@ -319,4 +382,49 @@ CUDA_API CUresult cuGraphExecUpdate(CUgraphExec exec, CUgraph graph, CUgraphNode
 	if (update)
 		*update = info.result;
 	return result;
+}
+
+static CUresult set_kernel(CUgraphExec exec, CUgraphNode node,
+                           const CUDA_KERNEL_NODE_PARAMS *params, bool second_form)
+{
+	CUresult result = driver_enter();
+	CUfunction function;
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	result =
+	    exec && node ? graph_kernel(params, second_form, &function) : CUDA_ERROR_INVALID_VALUE;
+	if (result != CUDA_SUCCESS)
+		return driver_leave(result);
+	for (size_t i = 0; i < exec->count; i++) {
+		struct step *step = &exec->steps[i];
+
+		if (step->node != node || step->type != CU_GRAPH_NODE_TYPE_KERNEL)
+			continue;
+		result = limit_fit_stack(kernel_context(function), function->frame);
+		if (result == CUDA_SUCCESS)
+			step->function = function;
+		return driver_leave(result);
+	}
+	return driver_leave(CUDA_ERROR_INVALID_VALUE);
+}
+
+CUDA_API CUresult cuGraphExecKernelNodeSetParams_v2(CUgraphExec exec, CUgraphNode node,
+                                                    const CUDA_KERNEL_NODE_PARAMS *params)
+{
+	return set_kernel(exec, node, params, true);
+}
+
+CUDA_API CUresult cuGraphExecKernelNodeSetParams(CUgraphExec exec, CUgraphNode node,
+                                                 const CUDA_KERNEL_NODE_PARAMS *params)
+{
+	return set_kernel(exec, node, params, false);
+}
+
+CUDA_API CUresult cuGraphExecNodeSetParams(CUgraphExec exec, CUgraphNode node,
+                                           CUgraphNodeParams *params)
+{
+	if (!params || params->type != CU_GRAPH_NODE_TYPE_KERNEL)
+		return CUDA_ERROR_INVALID_VALUE;
+	return set_kernel(exec, node, &params->as.kernel, true);
 }

@@ -11,7 +11,6 @@
 #define GREEN_FIRST 6291456u /* bytes of the first one in a primary context */
 #define GREEN_NEXT 4194304u
 
-#define PROCESSORS 132u
 #define GROUP_STEP 8u /* multiprocessors, on compute capability 9.0 */
 
 struct CUdevResourceDesc_st {
@@ -47,7 +46,7 @@ CUDA_API CUresult cuDeviceGetDevResource(CUdevice ordinal, CUdevResource *out, i
 		return result;
 	if (!out || type != CU_DEV_RESOURCE_TYPE_SM)
 		return driver_leave(CUDA_ERROR_INVALID_VALUE);
-	set_processors(out, PROCESSORS);
+	set_processors(out, CARD_PROCESSORS);
 	return driver_leave(CUDA_SUCCESS);
 }
 

@@ -1,73 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Modules, their functions, and launches. */
+/* Launches. */
 #include "kernel.h"
 
 #include "capture.h"
+#include "library.h"
 #include "limit.h"
+#include "module.h"
 #include "stream.h"
 
-#include <stdlib.h>
-#include <string.h>
-
-struct CUmod_st {
-	struct owned owned;
-};
-
-static void free_module(struct owned *owned)
+CUresult kernel_function(CUcontext context, CUfunction handle, CUfunction *out)
 {
-	free(owned);
+	if (handle->what == LAUNCHABLE_KERNEL)
+		return library_function(context, (CUkernel)handle, out);
+	*out = handle;
+	return CUDA_SUCCESS;
 }
 
-CUDA_API CUresult cuModuleLoadData(CUmodule *out, const void *image)
+CUcontext kernel_context(const struct CUfunc_st *function)
 {
-	CUcontext context;
-	CUresult result = driver_enter_context(&context);
-	CUmodule module;
-
-	if (result != CUDA_SUCCESS)
-		return result;
-	if (!out || !image)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
-	module = calloc(1, sizeof(*module));
-	if (!module)
-		return driver_leave(CUDA_ERROR_OUT_OF_MEMORY);
-	context_own(context, &module->owned, free_module);
-	*out = module;
-	return driver_leave(CUDA_SUCCESS);
-}
-
-CUDA_API CUresult cuModuleUnload(CUmodule module)
-{
-	CUcontext context;
-	CUresult result = driver_enter_context(&context);
-
-	if (result != CUDA_SUCCESS)
-		return result;
-	if (!module)
-		return driver_leave(CUDA_ERROR_INVALID_HANDLE);
-	context_disown(&module->owned);
-	free(module);
-	return driver_leave(CUDA_SUCCESS);
-}
-
-/* Any name is one of a kernel, and one kernel stands for all that want the same. */
-CUDA_API CUresult cuModuleGetFunction(CUfunction *out, CUmodule module, const char *name)
-{
-	static struct CUfunc_st functions[2][2] = {
-	    {{false, false}, {false, true}},
-	    {{true, false}, {true, true}},
-	};
-	CUcontext context;
-	CUresult result = driver_enter_context(&context);
-
-	if (result != CUDA_SUCCESS)
-		return result;
-	if (!module)
-		return driver_leave(CUDA_ERROR_INVALID_HANDLE);
-	if (!out || !name)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
-	*out = &functions[strstr(name, "malloc") != NULL][strstr(name, "printf") != NULL];
-	return driver_leave(CUDA_SUCCESS);
+	return function->module->owned.context;
 }
 
 CUresult kernel_run(CUcontext context, const struct CUfunc_st *function)
@@ -81,30 +32,123 @@ CUresult kernel_run(CUcontext context, const struct CUfunc_st *function)
 	return result;
 }
 
-CUDA_API CUresult cuLaunchKernel(CUfunction function, unsigned int grid_x, unsigned int grid_y,
-                                 unsigned int grid_z, unsigned int block_x, unsigned int block_y,
-                                 unsigned int block_z, unsigned int shared_bytes, CUstream stream,
-                                 void **parameters, void **extra)
+static CUresult run_now(CUcontext context, const struct CUfunc_st *function)
+{
+	CUresult result = limit_fit_stack(kernel_context(function), function->frame);
+
+	return result == CUDA_SUCCESS ? kernel_run(context, function) : result;
+}
+
+static CUresult launch(const CUlaunchConfig *config, CUfunction handle, CUstream stream)
 {
 	CUcontext context;
 	CUresult result = driver_enter_context(&context);
 	struct capture *capture;
+	CUfunction function;
 	CUgraphNode node;
 
-	(void)shared_bytes;
-	(void)parameters;
-	(void)extra;
 	if (result != CUDA_SUCCESS)
 		return result;
-	if (!function)
+	if (!handle)
 		return driver_leave(CUDA_ERROR_INVALID_HANDLE);
-	if (!grid_x || !grid_y || !grid_z || !block_x || !block_y || !block_z)
+	if (!config->gridDimX || !config->gridDimY || !config->gridDimZ || !config->blockDimX ||
+	    !config->blockDimY || !config->blockDimZ)
 		return driver_leave(CUDA_ERROR_INVALID_VALUE);
-	capture = capture_of(stream_legacy(stream));
+	result = kernel_function(context, handle, &function);
+	if (result != CUDA_SUCCESS)
+		return driver_leave(result);
+	capture = capture_of(stream);
 	if (!capture)
-		return driver_leave(kernel_run(context, function));
+		return driver_leave(run_now(context, function));
 	result = capture_add(capture, CU_GRAPH_NODE_TYPE_KERNEL, &node);
-	if (result == CUDA_SUCCESS)
+	if (result == CUDA_SUCCESS) {
 		node->function = function;
+		node->kernel = (CUDA_KERNEL_NODE_PARAMS){.func = function,
+		                                         .gridDimX = config->gridDimX,
+		                                         .gridDimY = config->gridDimY,
+		                                         .gridDimZ = config->gridDimZ,
+		                                         .blockDimX = config->blockDimX,
+		                                         .blockDimY = config->blockDimY,
+		                                         .blockDimZ = config->blockDimZ,
+		                                         .sharedMemBytes = config->sharedMemBytes};
+	}
 	return driver_leave(result);
+}
+
+#define DIMENSIONS                                                                                 \
+	unsigned int grid_x, unsigned int grid_y, unsigned int grid_z, unsigned int block_x,       \
+	    unsigned int block_y, unsigned int block_z, unsigned int shared_bytes
+#define CONFIG                                                                                     \
+	&(CUlaunchConfig)                                                                          \
+	{                                                                                          \
+		grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes, NULL, NULL, 0     \
+	}
+
+CUDA_API CUresult cuLaunchKernel(CUfunction function, DIMENSIONS, CUstream stream,
+                                 void **parameters, void **extra)
+{
+	(void)parameters;
+	(void)extra;
+	return launch(CONFIG, function, stream_legacy(stream));
+}
+
+CUDA_API CUresult cuLaunchKernel_ptsz(CUfunction function, DIMENSIONS, CUstream stream,
+                                      void **parameters, void **extra)
+{
+	(void)parameters;
+	(void)extra;
+	return launch(CONFIG, function, stream_per_thread(stream));
+}
+
+CUDA_API CUresult cuLaunchCooperativeKernel(CUfunction function, DIMENSIONS, CUstream stream,
+                                            void **parameters)
+{
+	(void)parameters;
+	return launch(CONFIG, function, stream_legacy(stream));
+}
+
+CUDA_API CUresult cuLaunchCooperativeKernel_ptsz(CUfunction function, DIMENSIONS, CUstream stream,
+                                                 void **parameters)
+{
+	(void)parameters;
+	return launch(CONFIG, function, stream_per_thread(stream));
+}
+
+CUDA_API CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function,
+                                   void **parameters, void **extra)
+{
+	(void)parameters;
+	(void)extra;
+	return config ? launch(config, function, stream_legacy(config->hStream))
+	              : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUDA_API CUresult cuLaunchKernelEx_ptsz(const CUlaunchConfig *config, CUfunction function,
+                                        void **parameters, void **extra)
+{
+	(void)parameters;
+	(void)extra;
+	return config ? launch(config, function, stream_per_thread(config->hStream))
+	              : CUDA_ERROR_INVALID_VALUE;
+}
+
+/* The forms of CUDA 2, whose blocks have a size that is set beforehand: here it is one thread. */
+CUDA_API CUresult cuLaunchGridAsync(CUfunction function, int width, int height, CUstream stream)
+{
+	CUlaunchConfig config = {
+	    (unsigned int)width, (unsigned int)height, 1, 1, 1, 1, 0, NULL, NULL, 0};
+
+	if (width <= 0 || height <= 0)
+		return CUDA_ERROR_INVALID_VALUE;
+	return launch(&config, function, stream_legacy(stream));
+}
+
+CUDA_API CUresult cuLaunchGrid(CUfunction function, int width, int height)
+{
+	return cuLaunchGridAsync(function, width, height, NULL);
+}
+
+CUDA_API CUresult cuLaunch(CUfunction function)
+{
+	return cuLaunchGridAsync(function, 1, 1, NULL);
 }

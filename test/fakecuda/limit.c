@@ -1,53 +1,90 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "limit.h"
 
+#include "overhead.h"
+
 #include <string.h>
 
-/* CUlimit: a depth that cards since compute capability 9.0 do not have */
-#define DEV_RUNTIME_SYNC_DEPTH 3
+/* CUlimit, beside those of interceptor/cuda_abi.h */
+enum {
+	DEV_RUNTIME_SYNC_DEPTH = 3, /* which cards since compute capability 9.0 do not have */
+	PENDING_LAUNCHES = 4,
+	PERSISTING_L2 = 6,
+	CIG_SHMEM_FALLBACK = 9,
+};
+
+/* Observed: what 2^20 pending launches become, and of what a part of the L2 cache is a multiple. */
+#define PENDING_MOST 599186
+#define L2_STEP 3276800
+
+/* Observed: of a FIFO of 512 MiB the card holds that much, of the default one nothing that could be
+ * seen. */
+#define FIFO_BACKED (64 * MiB)
 
 #define HEAP_STEP (2 * MiB)
 #define HEAP_OVERHEAD (2 * MiB)
 /* Observed once, of 200 GiB: what a larger heap becomes. What it depends on is not known. */
 #define HEAP_MOST 17681179680ull
 
-/* What an H100 says: stack, printf FIFO, malloc heap, -, pending launches, L2 fetch, L2 persisting.
- */
-static const size_t defaults[LIMITS] = {1024, 8650752, 8388608, 0, 2048, 64, 9830400};
+/* What an H100 says: stack, printf FIFO, malloc heap, -, pending launches, L2 fetch, L2 persisting,
+ * shared memory, graphics beside it, -. */
+static const size_t defaults[LIMITS] = {STACK_LEAST, 8650752, 8388608, 0, 2048,
+                                        64,          9830400, 232448,  0, 0};
 
 void limits_start(CUcontext context)
 {
 	memcpy(context->limits, defaults, sizeof(defaults));
 	context->heap_taken = false;
 	context->fifo_taken = false;
+	context->fifo_backed = false;
+	context->overhead = (struct overhead){0};
 }
 
-static CUcontext holder(CUcontext context)
+CUresult limit_fit_stack(CUcontext context, uint64_t frame)
 {
-	return context->parent ? context->parent : context;
+	CUresult result;
+
+	context = context_holder(context);
+	if (frame <= context->limits[CU_LIMIT_STACK_SIZE])
+		return CUDA_SUCCESS;
+	result = overhead_set_stack(context, frame);
+	if (result == CUDA_SUCCESS)
+		context->limits[CU_LIMIT_STACK_SIZE] = frame;
+	return result;
 }
 
 CUresult limit_take_heap(CUcontext context)
 {
 	uint64_t bytes;
 
-	context = holder(context);
+	context = context_holder(context);
 	if (context->heap_taken)
 		return CUDA_SUCCESS;
 	bytes = context->limits[CU_LIMIT_MALLOC_HEAP_SIZE];
 	if (bytes > device_capacity(context->device))
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	bytes = round_up(bytes, HEAP_STEP) + HEAP_OVERHEAD;
-	if (!device_charge(context->device, bytes))
+	if (overhead_keep(context, bytes) != CUDA_SUCCESS)
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	context->listed += bytes;
 	context->heap_taken = true;
 	return CUDA_SUCCESS;
 }
 
 void limit_take_fifo(CUcontext context)
 {
-	holder(context)->fifo_taken = true;
+	context_holder(context)->fifo_taken = true;
+}
+
+CUresult limit_back_fifo(CUcontext context)
+{
+	CUresult result = CUDA_SUCCESS;
+
+	context = context_holder(context);
+	if (context->limits[CU_LIMIT_PRINTF_FIFO_SIZE] > FIFO_BACKED && !context->fifo_backed) {
+		result = overhead_keep(context, FIFO_BACKED);
+		context->fifo_backed = result == CUDA_SUCCESS;
+	}
+	return result;
 }
 
 /* Leaves the lock held only on success. */
@@ -57,10 +94,10 @@ static CUresult enter_limit(int limit, CUcontext *context)
 
 	if (result != CUDA_SUCCESS)
 		return result;
-	*context = holder(*context);
+	*context = context_holder(*context);
 	if (limit < 0 || limit >= LIMITS)
 		return driver_leave(CUDA_ERROR_INVALID_VALUE);
-	if (limit == DEV_RUNTIME_SYNC_DEPTH)
+	if (limit == DEV_RUNTIME_SYNC_DEPTH || limit == CIG_SHMEM_FALLBACK)
 		return driver_leave(CUDA_ERROR_UNSUPPORTED_LIMIT);
 	return CUDA_SUCCESS;
 }
@@ -78,7 +115,27 @@ CUDA_API CUresult cuCtxGetLimit(size_t *value, int limit)
 	return driver_leave(CUDA_SUCCESS);
 }
 
-/* Any value will do until a kernel needs the memory. */
+static bool is_in_use(const struct CUctx_st *context, int limit)
+{
+	return (limit == CU_LIMIT_MALLOC_HEAP_SIZE && context->heap_taken) ||
+	       (limit == CU_LIMIT_PRINTF_FIFO_SIZE && context->fifo_taken);
+}
+
+static size_t granted(int limit, size_t value)
+{
+	switch (limit) {
+	case CU_LIMIT_MALLOC_HEAP_SIZE:
+		return value < HEAP_MOST ? value : HEAP_MOST;
+	case PENDING_LAUNCHES:
+		return value < PENDING_MOST ? value : PENDING_MOST;
+	case PERSISTING_L2:
+		return round_up(value, L2_STEP);
+	default:
+		return value;
+	}
+}
+
+/* Stacks are there at once; of the others any value will do until a kernel needs the memory. */
 CUDA_API CUresult cuCtxSetLimit(int limit, size_t value)
 {
 	CUcontext context;
@@ -86,11 +143,11 @@ CUDA_API CUresult cuCtxSetLimit(int limit, size_t value)
 
 	if (result != CUDA_SUCCESS)
 		return result;
-	if ((limit == CU_LIMIT_MALLOC_HEAP_SIZE && context->heap_taken) ||
-	    (limit == CU_LIMIT_PRINTF_FIFO_SIZE && context->fifo_taken))
+	if (is_in_use(context, limit))
 		return driver_leave(CUDA_ERROR_INVALID_VALUE);
-	if (limit == CU_LIMIT_MALLOC_HEAP_SIZE && value > HEAP_MOST)
-		value = HEAP_MOST;
-	context->limits[limit] = value;
-	return driver_leave(CUDA_SUCCESS);
+	if (limit == CU_LIMIT_STACK_SIZE)
+		result = overhead_set_stack(context, value);
+	if (result == CUDA_SUCCESS)
+		context->limits[limit] = granted(limit, value);
+	return driver_leave(result);
 }

@@ -76,9 +76,11 @@ static void trim(CUmemoryPool pool, uint64_t keep, bool awaited_too)
 
 	for (segment = pool->segments; segment; segment = next) {
 		next = segment->next;
-		if (segment->used || pool->reserved - segment->size < keep)
+		if (pool->reserved - segment->size < keep)
 			continue;
-		if (awaited_too || !pool_is_awaited(segment))
+		if (segment->used)
+			pool_shed(segment);
+		else if (awaited_too || !pool_is_awaited(segment))
 			pool_drop_segment(segment);
 	}
 }
@@ -88,13 +90,25 @@ void pool_trim(CUmemoryPool pool, uint64_t keep)
 	trim(pool, keep, true);
 }
 
+/*
+ * What a wait leaves of a pool. Observed: one that the program has destroyed keeps what is in use,
+ * in steps of its own, and goes with its last allocation, when that has been waited for.
+ */
+static void settle(CUmemoryPool pool)
+{
+	trim(pool, pool->destroyed ? 0 : pool->threshold, false);
+	if (pool->destroyed && !pool->segments)
+		forget_pool(pool);
+}
+
 void pool_destroy(CUmemoryPool pool)
 {
 	pool->destroyed = true;
 	pool_trim(pool, 0);
 	if (pool->device && pool->device->current_pool == pool)
 		pool->device->current_pool = NULL;
-	if (!pool->live)
+	places_forget(pool);
+	if (!pool->segments)
 		forget_pool(pool);
 }
 
@@ -107,6 +121,8 @@ CUresult pool_allocate(CUmemoryPool pool, size_t size, CUstream stream, CUdevice
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	for (struct segment *s = pool->segments; s && !extent; s = s->next)
 		extent = pool_find_extent(s, need, stream);
+	if (!extent && pool->managed_on)
+		extent = pool_extend(pool, need, stream);
 	if (!extent) {
 		struct segment *segment = pool_grow(pool, need);
 
@@ -121,7 +137,6 @@ CUresult pool_allocate(CUmemoryPool pool, size_t size, CUstream stream, CUdevice
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	extent->state = EXTENT_USED;
 	extent->segment->used += need;
-	pool->live++;
 	pool->used += size;
 	if (pool->used > pool->used_high)
 		pool->used_high = pool->used;
@@ -132,19 +147,12 @@ CUresult pool_allocate(CUmemoryPool pool, size_t size, CUstream stream, CUdevice
 static void free_extent(struct range *range, enum extent_state state, CUstream stream)
 {
 	struct extent *extent = pool_extent_of(range);
-	CUmemoryPool pool = extent->segment->pool;
 
 	ranges_remove(&allocations, range);
 	extent->segment->used -= extent->size;
-	pool->live--;
 	extent->state = state;
 	extent->stream = stream;
 	pool_merge(extent);
-	if (pool->destroyed) {
-		pool_trim(pool, 0);
-		if (!pool->live)
-			forget_pool(pool);
-	}
 }
 
 void pool_free(struct range *range, CUstream stream)
@@ -157,16 +165,22 @@ void pool_free(struct range *range, CUstream stream)
 void pool_free_now(struct range *range)
 {
 	CUmemoryPool pool = pool_extent_of(range)->segment->pool;
-	bool destroyed = pool->destroyed;
 
 	free_extent(range, EXTENT_FREE, NULL);
-	if (!destroyed)
-		trim(pool, pool->threshold, false);
+	settle(pool);
 }
 
 CUmemoryPool pool_of(const struct range *range)
 {
 	return pool_extent_of((struct range *)range)->segment->pool;
+}
+
+bool pool_may_touch(const struct range *range, const struct device *device)
+{
+	const struct CUmemPoolHandle_st *pool = pool_of(range);
+
+	return pool->device || pool->managed_on || pool->type == CU_MEM_ALLOCATION_TYPE_MANAGED ||
+	       pool->access[device->ordinal];
 }
 
 uint64_t pool_share_segment(struct range *range)
@@ -191,12 +205,18 @@ uint64_t pool_share_segment(struct range *range)
 
 void pools_synchronise(struct device *device, CUstream stream)
 {
-	for (CUmemoryPool pool = pools; pool; pool = pool->next) {
-		if ((pool->managed_on ? pool->managed_on : pool->device) != device)
+	CUmemoryPool pool, next;
+
+	for (pool = pools; pool; pool = next) {
+		struct device *where = pool->managed_on ? pool->managed_on : pool->device;
+
+		next = pool->next;
+		/* Pools of the host are any card's. */
+		if (where && where != device)
 			continue;
 		for (struct segment *s = pool->segments; s; s = s->next)
 			pool_end_waits(s, stream);
-		trim(pool, pool->threshold, false);
+		settle(pool);
 	}
 }
 

@@ -22,7 +22,6 @@ struct CUmemPoolHandle_st {
 	uint64_t threshold;
 	uint64_t reserved, reserved_high;
 	uint64_t used, used_high; /* as the attributes tell: what was asked for, not rounded */
-	uint64_t live;            /* allocations */
 	int reuse[3];             /* attributes 1 to 3 */
 	int access[MACHINE_MAX_DEVICES];
 	int handle_types; /* what it may be exported as */
@@ -55,8 +54,13 @@ void pools_synchronise(struct device *device, CUstream stream);
 bool pools_give_back(struct device *device);
 
 CUmemoryPool pool_of(const struct range *range);
+/* Whether the card may: pinned memory of the host is closed to it until cuMemPoolSetAccess. */
+bool pool_may_touch(const struct range *range, const struct device *device);
 /* The machine's object for the segment that an allocation lies in; 0: there is no room. */
 uint64_t pool_share_segment(struct range *range);
+
+/* pool_places.c: it is current nowhere any more. */
+void places_forget(CUmemoryPool pool);
 
 /* pool_share.c. Pools of other processes are not among those that pool_is_known knows. */
 bool pool_import_destroy(CUmemoryPool pool); /* false: it is no import */

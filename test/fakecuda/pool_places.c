@@ -45,13 +45,9 @@ CUDA_API CUresult cuDeviceSetMemPool(CUdevice ordinal, CUmemoryPool pool)
 
 /*
  * The forms of CUDA 13.0 name a location and a kind of memory. Pinned memory of a card has the
- * pools above; for every other pair there is one pool that costs no VRAM.
+ * pools above; every other pair has one of its own. A card's managed one takes pages that NVML
+ * lists for nobody (pool_segment.c), the others nothing of a card.
  */
-struct place {
-	CUmemoryPool default_pool;
-	CUmemoryPool *current_pool; /* unknown or NULL: the default one is used */
-};
-
 struct elsewhere {
 	struct elsewhere *next;
 	CUmemLocation location;
@@ -59,12 +55,25 @@ struct elsewhere {
 	CUmemoryPool default_pool, current_pool;
 };
 
+struct place {
+	CUmemoryPool default_pool;
+	CUmemoryPool *current_pool; /* NULL there: the default one is used */
+};
+
+static struct elsewhere *all_elsewhere;
+
+void places_forget(CUmemoryPool pool)
+{
+	for (struct elsewhere *here = all_elsewhere; here; here = here->next)
+		if (here->current_pool == pool)
+			here->current_pool = NULL;
+}
+
 static struct elsewhere *elsewhere_at(const CUmemLocation *location, int type)
 {
-	static struct elsewhere *all;
 	struct elsewhere *here;
 
-	for (here = all; here; here = here->next)
+	for (here = all_elsewhere; here; here = here->next)
 		if (here->type == type && here->location.type == location->type &&
 		    here->location.id == location->id)
 			return here;
@@ -79,20 +88,39 @@ static struct elsewhere *elsewhere_at(const CUmemLocation *location, int type)
 		return NULL;
 	}
 	here->default_pool->is_default = true;
-	here->next = all;
-	all = here;
+	here->next = all_elsewhere;
+	all_elsewhere = here;
 	return here;
+}
+
+static CUresult check_place(const CUmemLocation *location, int type)
+{
+	if (type != CU_MEM_ALLOCATION_TYPE_PINNED && type != CU_MEM_ALLOCATION_TYPE_MANAGED)
+		return CUDA_ERROR_INVALID_VALUE;
+	switch (location->type) {
+	case CU_MEM_LOCATION_TYPE_DEVICE:
+		return device_at(location->id) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
+	case CU_MEM_LOCATION_TYPE_HOST:
+	case CU_MEM_LOCATION_TYPE_HOST_NUMA:
+		return CUDA_SUCCESS;
+	case CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT:
+		return CUDA_ERROR_NOT_SUPPORTED;
+	default:
+		return CUDA_ERROR_INVALID_VALUE;
+	}
 }
 
 static CUresult find_place(const CUmemLocation *location, int type, struct place *place)
 {
-	bool on_card = location->type == CU_MEM_LOCATION_TYPE_DEVICE;
-	struct device *device = on_card ? device_at(location->id) : NULL;
+	CUresult result = check_place(location, type);
 	struct elsewhere *elsewhere;
 
-	if (on_card && !device)
-		return CUDA_ERROR_INVALID_DEVICE;
-	if (device && type == CU_MEM_ALLOCATION_TYPE_PINNED) {
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (location->type == CU_MEM_LOCATION_TYPE_DEVICE &&
+	    type == CU_MEM_ALLOCATION_TYPE_PINNED) {
+		struct device *device = device_at(location->id);
+
 		*place = (struct place){pool_default(device), &device->current_pool};
 		return place->default_pool ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 	}
@@ -138,7 +166,7 @@ CUDA_API CUresult cuMemGetMemPool(CUmemoryPool *out, CUmemLocation *location, in
 		return result;
 	if (!out)
 		return driver_leave(CUDA_ERROR_INVALID_VALUE);
-	*out = pool_is_known(*place.current_pool) ? *place.current_pool : place.default_pool;
+	*out = *place.current_pool ? *place.current_pool : place.default_pool;
 	return driver_leave(CUDA_SUCCESS);
 }
 
@@ -149,7 +177,9 @@ CUDA_API CUresult cuMemSetMemPool(CUmemLocation *location, int type, CUmemoryPoo
 
 	if (result != CUDA_SUCCESS)
 		return result;
-	if (!pool_is_known(pool) || pool->device != place.default_pool->device)
+	if (!pool_is_known(pool) || pool->device != place.default_pool->device ||
+	    pool->type != place.default_pool->type ||
+	    pool->location.type != place.default_pool->location.type)
 		return driver_leave(CUDA_ERROR_INVALID_VALUE);
 	*place.current_pool = pool;
 	return driver_leave(CUDA_SUCCESS);

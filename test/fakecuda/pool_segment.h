@@ -25,6 +25,7 @@ struct segment {
 	struct segment *next, **link;
 	CUmemoryPool pool;
 	uint64_t size, used;
+	uint64_t room; /* addresses from its start on, for it to grow */
 	struct extent *first;
 	uint64_t object; /* once an allocation in it was exported (hold.h) */
 	unsigned hold;
@@ -35,8 +36,13 @@ struct extent *pool_extent_of(struct range *range);
 
 /* A new segment for at least that many bytes, all free; NULL: there is no room. */
 struct segment *pool_grow(CUmemoryPool pool, uint64_t size);
+/* What is needed at the end of a segment that can grow in place; NULL: none can. */
+struct extent *pool_extend(CUmemoryPool pool, uint64_t need, CUstream stream);
 /* One without a used extent. */
 void pool_drop_segment(struct segment *segment);
+
+/* Gives back the steps of one in use in which nothing is, nor is waited for. */
+void pool_shed(struct segment *segment);
 
 /* One that the stream may take; NULL: there is none that is large enough. */
 struct extent *pool_find_extent(const struct segment *segment, uint64_t size, CUstream stream);

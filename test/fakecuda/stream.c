@@ -6,6 +6,7 @@
 #include "stream.h"
 
 #include "capture.h"
+#include "overhead.h"
 #include "pool.h"
 #include "vmm.h"
 
@@ -29,6 +30,7 @@ CUstream stream_object(CUstream stream)
 static void free_stream(struct owned *owned)
 {
 	capture_forget((CUstream)owned);
+	overhead_drop_stream(owned->context);
 	free(owned);
 }
 
@@ -41,8 +43,10 @@ CUresult stream_create(CUcontext context, CUstream *out)
 {
 	CUstream stream = calloc(1, sizeof(*stream));
 
-	if (!stream)
+	if (!stream || overhead_add_stream(context) != CUDA_SUCCESS) {
+		free(stream);
 		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
 	context_own(context, &stream->owned, free_stream);
 	*out = stream;
 	return CUDA_SUCCESS;

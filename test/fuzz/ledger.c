@@ -182,9 +182,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 			native_close(page);
 			break;
 		case 12:
-			ledger_begin_uncharged(&own);
-			ledger_count_allocation(&own);
-			ledger_end_uncharged(&own);
+			ledger_begin_uncharged(&own, false);
+			ledger_count_allocation(&own, true);
+			ledger_end_uncharged(&own, false);
 			ledger_count_refusal(&own);
 			ledger_set_context(&own, take_value(&in));
 			break;

@@ -37,7 +37,32 @@ program nvml 4G agree
 program race 8G 20 8 2 8589934592
 program kills 4G 40
 program checkpoint 4G
+program primary 8G 4 20
+program signals 4G 10
+program environ 4G 5
+program allocator 8G
 program storm 16G "$STORM" 16 3
+
+echo "== ways around the loader"
+# loaders.c is not linked with libcuda, and its plugins lie beside it.
+part() { # OUTPUT SOURCE FLAG…
+	output=bin/gpu-test/loaders/$1 source=test/interceptor/programs/$2
+	shift 2
+	gcc -std=gnu11 -O1 -g -Iinterceptor -o "$output" "$source" "$@" -ldl
+}
+mkdir -p bin/gpu-test/loaders
+if part loaders loaders.c && part plugin-linked.so plugin.c -shared -fPIC -DLINKED -lcuda &&
+	part plugin-opens.so plugin.c -shared -fPIC -DOPENS && part plugin-nested.so plugin.c -shared -fPIC -DNESTS &&
+	part plugin-next.so plugin.c -shared -fPIC -DNEXT; then
+	for way in by-path copy dlmopen libc-dlsym libc-dlvsym next-dlsym plugin-linked plugin-opens plugin-nested; do
+		for order in alone after before; do
+			timeout 60 bin/gpuslice run --embedded --quiet --vram 4G -- bin/gpu-test/loaders/loaders "$way" "$order" 4294967296 \
+				"$PWD/bin/gpu-test/loaders" 2>&1 || failed=1
+		done
+	done
+else
+	failed=1
+fi
 
 echo "== promises"
 RUNC=${RUNC:-$PWD/bin/runc} python3 test/gpu/check.py --out "$OUT" || failed=1

@@ -49,8 +49,14 @@ func sources(t *testing.T, name string) []string {
 // compile builds programs/NAME.c, linked with the simulated driver and libraries.
 func compile(t *testing.T, name string, libraries ...string) string {
 	t.Helper()
+	return compileFor(t, "fakecuda", name, libraries...)
+}
+
+// compileFor is compile for the simulated driver in a directory of bin; the program can call what that one has.
+func compileFor(t *testing.T, driverDir, name string, libraries ...string) string {
+	t.Helper()
 	program := filepath.Join(t.TempDir(), name)
-	driver := filepath.Join(bin(t), "fakecuda", "libcuda.so.1")
+	driver := filepath.Join(bin(t), driverDir, "libcuda.so.1")
 	cc := os.Getenv("CC")
 	if cc == "" {
 		cc = "cc"

@@ -43,7 +43,7 @@ struct peer {
 
 /* Each ends with an entry without a name. */
 extern const struct row linear_rows[], pool_rows[], physical_rows[], array_rows[], context_rows[],
-    bind_rows[], graph_rows[], share_rows[], info_rows[];
+    bind_rows[], graph_rows[], share_rows[], info_rows[], code_rows[];
 extern const struct peer share_peers[];
 
 /* Entry points that pass, so that driver.def has no prototypes of them. */
@@ -80,6 +80,8 @@ CUresult cuMemAddressReserve(CUdeviceptr *address, size_t bytes, size_t alignmen
 CUresult cuMemAddressFree(CUdeviceptr address, size_t bytes);
 CUresult cuMemSetAccess(CUdeviceptr address, size_t bytes, const CUmemAccessDesc *access,
                         size_t count);
+CUresult cuMemGetDefaultMemPool(CUmemoryPool *pool, CUmemLocation *location, int type);
+CUresult cuMemGetMemPool(CUmemoryPool *pool, CUmemLocation *location, int type);
 CUresult cuMemPoolExportToShareableHandle(void *shareable, CUmemoryPool pool, int type,
                                           unsigned long long flags);
 CUresult cuMemPoolExportPointer(CUmemPoolPtrExportData *data, CUdeviceptr pointer);
@@ -137,6 +139,12 @@ size_t quota(void);
 void charged(const char *step, long long bytes);
 void charged_late(const char *step, long long bytes);
 void charged_about(const char *step, long long bytes, long long slack);
+
+/* What NVML says that the slice's processes hold; false if it does not say. agrees(): the slice is
+ * charged no less than that at once, and no more in the end; agrees_late() gives both a while. */
+bool truth(size_t *bytes);
+void agrees(const char *step, long long slack);
+void agrees_late(const char *step, long long slack);
 
 void expect(const char *step, CUresult result, CUresult wanted);
 #define OK(call) expect(#call, call, CUDA_SUCCESS)

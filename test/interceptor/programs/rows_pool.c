@@ -295,6 +295,169 @@ static void threads_beyond(void)
 	refused_beyond(&kind);
 }
 
+/* The device's current pool destroyed: the default pool is current again. */
+static void begin_without_current(void)
+{
+	CUmemPoolProps shape =
+	    properties(CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_LOCATION_TYPE_DEVICE);
+	CUmemoryPool pool = NULL, usual = NULL, current = NULL;
+	CUdeviceptr pointer = 0;
+
+	begin();
+	OK(cuMemPoolCreate(&pool, &shape));
+	OK(cuDeviceSetMemPool(0, pool));
+	OK(cuMemAllocAsync(&pointer, 40 * MIB, NULL));
+	charged("40 MiB of the current pool", 64 * MIB);
+	OK(cuMemFreeAsync(pointer, NULL));
+	OK(cuMemPoolDestroy(pool));
+	OK(cuCtxSynchronize());
+	charged("it is destroyed", 0);
+	OK(cuDeviceGetDefaultMemPool(&usual, 0));
+	OK(cuDeviceGetMemPool(&current, 0));
+	if (current != usual)
+		failed("the current pool is not the default one");
+}
+
+static void current_within(void)
+{
+	CUdeviceptr a = 0, b = 0;
+
+	begin_without_current();
+	OK(cuMemAllocAsync(&a, 40 * MIB, NULL));
+	charged("40 MiB", 64 * MIB);
+	OK(cuMemAllocAsync(&b, 20 * MIB, NULL));
+	charged("20 MiB more, in the same steps", 64 * MIB);
+	OK(cuMemFreeAsync(a, NULL));
+	OK(cuMemFreeAsync(b, NULL));
+	OK(cuCtxSynchronize());
+	charged("freed and synchronised", 0);
+	saw("with the current pool destroyed, 40 and 20 MiB charge 64");
+}
+
+static void current_beyond(void)
+{
+	static const struct kind kind = {make_default, drop};
+
+	begin_without_current();
+	refused_beyond(&kind);
+}
+
+/* The pools of managed memory that are there without having been made. */
+static const char *const found_names[] = {"cuMemGetDefaultMemPool", "cuMemGetMemPool"};
+
+static CUmemoryPool find_managed(unsigned which)
+{
+	__typeof__(&cuMemGetMemPool) find =
+	    which ? OPTIONAL(cuMemGetMemPool) : OPTIONAL(cuMemGetDefaultMemPool);
+	CUmemLocation location = {.type = CU_MEM_LOCATION_TYPE_DEVICE};
+	CUmemoryPool pool = NULL;
+
+	if (!find)
+		saw("no %s", found_names[which]);
+	else
+		expect(found_names[which], find(&pool, &location, CU_MEM_ALLOCATION_TYPE_MANAGED),
+		       CUDA_SUCCESS);
+	return pool;
+}
+
+static void found_within(void)
+{
+	begin();
+	for (unsigned which = 0; which < 2; which++) {
+		CUmemoryPool pool = find_managed(which);
+		CUdeviceptr pointer = 0;
+
+		if (!pool)
+			continue;
+		OK(cuMemAllocFromPoolAsync(&pointer, 100 * MIB, pool, NULL));
+		OK(cuCtxSynchronize());
+		charged("100 MiB", 128 * MIB);
+		usable("managed memory of a pool", pointer, 100 * MIB);
+		OK(cuMemFreeAsync(pointer, NULL));
+		OK(cuCtxSynchronize());
+		OK(cuMemPoolTrimTo(pool, 0));
+		charged("freed and trimmed", 0);
+		saw("%s: 100 MiB charge 128", found_names[which]);
+	}
+}
+
+static void found_beyond(void)
+{
+	static const struct kind kind = {make_own, drop};
+
+	begin();
+	for (unsigned which = 0; which < 2; which++) {
+		pool_in_use = find_managed(which);
+		if (pool_in_use)
+			refused_beyond(&kind);
+	}
+}
+
+/* Pools that are destroyed while memory of theirs is in use: it is given back when it is freed. */
+static void destroy_many(unsigned rounds)
+{
+	CUmemPoolProps shape =
+	    properties(CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_LOCATION_TYPE_DEVICE);
+
+	for (unsigned i = 0; i < rounds; i++) {
+		CUmemoryPool pool = NULL;
+		CUdeviceptr pointer = 0;
+		CUresult result;
+
+		OK(cuMemPoolCreate(&pool, &shape));
+		result = cuMemAllocFromPoolAsync(&pointer, MIB, pool, NULL);
+		if (result != CUDA_SUCCESS) {
+			failed("round %u", i);
+			expect("1 MiB of a new pool", result, CUDA_SUCCESS);
+			return;
+		}
+		OK(cuMemPoolDestroy(pool));
+		OK(cuMemFreeAsync(pointer, NULL));
+		OK(cuCtxSynchronize());
+	}
+}
+
+#define ROUNDS 300
+
+static void destroyed_within(void)
+{
+	CUmemPoolProps shape =
+	    properties(CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_LOCATION_TYPE_DEVICE);
+	CUmemoryPool pool = NULL;
+	CUdeviceptr a = 0, b = 0;
+
+	begin();
+	OK(cuMemPoolCreate(&pool, &shape));
+	OK(cuMemAllocFromPoolAsync(&a, 40 * MIB, pool, NULL));
+	OK(cuMemAllocFromPoolAsync(&b, MIB, pool, NULL));
+	OK(cuCtxSynchronize());
+	OK(cuMemPoolDestroy(pool));
+	charged("destroyed in use", 64 * MIB);
+	usable("memory of a destroyed pool", a, 40 * MIB);
+	OK(cuMemFreeAsync(a, NULL));
+	OK(cuCtxSynchronize());
+	charged("40 MiB freed", 32 * MIB);
+	OK(cuMemFreeAsync(b, NULL));
+	OK(cuCtxSynchronize());
+	charged("all freed", 0);
+	destroy_many(ROUNDS);
+	charged("at the end", 0);
+	saw("a pool destroyed in use charges until its memory is freed: %u times in a row", ROUNDS);
+}
+
+static void destroyed_beyond(void)
+{
+	long long room;
+
+	begin();
+	room = (long long)left();
+	(void)fill(64 * MIB);
+	room -= (long long)left();
+	destroy_many(ROUNDS);
+	charged("at the end", room);
+	saw("%u pools in turn, with room for two", ROUNDS);
+}
+
 const struct row pool_rows[] = {
     {"pool-default", "cuMemAllocAsync cuMemFreeAsync cuMemFree_v2 cuCtxSynchronize", default_within,
      default_beyond},
@@ -308,6 +471,13 @@ const struct row pool_rows[] = {
      own_within, own_beyond},
     {"pool-managed", "cuMemPoolCreate cuMemAllocFromPoolAsync cuMemFreeAsync cuMemPoolDestroy",
      managed_within, managed_beyond},
+    {"pool-current",
+     "cuMemPoolCreate cuDeviceSetMemPool cuMemPoolDestroy cuMemAllocAsync cuMemFreeAsync",
+     current_within, current_beyond},
+    {"pool-found", "cuMemAllocFromPoolAsync cuMemFreeAsync cuMemPoolTrimTo", found_within,
+     found_beyond},
+    {"pool-destroyed", "cuMemPoolCreate cuMemAllocFromPoolAsync cuMemPoolDestroy cuMemFreeAsync",
+     destroyed_within, destroyed_beyond},
     {"pool-host", "cuMemPoolCreate cuMemAllocFromPoolAsync cuMemFreeAsync cuMemPoolDestroy",
      host_within, host_beyond},
     {"pool-threads",

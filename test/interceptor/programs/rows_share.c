@@ -186,6 +186,89 @@ static void fd_beyond(void)
 	    bytes / MIB);
 }
 
+static CUmemGenericAllocationHandle exportable(size_t bytes)
+{
+	CUmemAllocationProp properties = on_device(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+	CUmemGenericAllocationHandle handle = 0;
+
+	OK(cuMemCreate(&handle, bytes, &properties, 0));
+	return handle;
+}
+
+static int export(CUmemGenericAllocationHandle handle)
+{
+	int descriptor = -1;
+
+	OK(cuMemExportToShareableHandle(&descriptor, handle,
+	                                CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+	return descriptor;
+}
+
+/* Two objects that were exported as descriptors of one number, one after the other; the second is
+ * imported by it and is gone, the first stays. */
+static CUmemGenericAllocationHandle number_again(size_t bytes)
+{
+	CUmemGenericAllocationHandle a = exportable(bytes), b = exportable(bytes), again;
+	int number = export(a), same;
+
+	close(number);
+	same = export(b);
+	if (number != same)
+		failed("the descriptors are %d and %d", number, same);
+	charged("two objects", 2 * (long long)bytes);
+	again = import(same);
+	close(same);
+	charged("the second imported", 2 * (long long)bytes);
+	OK(cuMemRelease(b));
+	charged("held by the import", 2 * (long long)bytes);
+	OK(cuMemRelease(again));
+	charged("and that released", (long long)bytes);
+	return a;
+}
+
+static void again_within(void)
+{
+	CUmemGenericAllocationHandle a, b;
+	int number;
+
+	begin();
+	a = number_again(64 * MIB);
+	OK(cuMemRelease(a));
+	charged("both gone", 0);
+	/* The other way round: the first goes while the second is known by the number. */
+	a = exportable(64 * MIB);
+	number = export(a);
+	close(number);
+	b = exportable(32 * MIB);
+	number = export(b);
+	OK(cuMemRelease(a));
+	charged("the first gone", 32 * MIB);
+	a = import(number);
+	close(number);
+	OK(cuMemRelease(b));
+	charged("held by the import", 32 * MIB);
+	OK(cuMemRelease(a));
+	charged("at the end", 0);
+	saw("a descriptor's number that is used again stands for the second object");
+}
+
+static void again_beyond(void)
+{
+	CUmemGenericAllocationHandle a, more = 0;
+	CUmemAllocationProp properties = on_device(0);
+	size_t bytes;
+
+	begin();
+	bytes = part(0.4);
+	a = number_again(bytes);
+	OK(cuMemCreate(&more, bytes, &properties, 0));
+	OUT_OF_MEMORY("a third", cuMemCreate(&more, bytes, &properties, 0));
+	OK(cuMemRelease(more));
+	OK(cuMemRelease(a));
+	charged("at the end", 0);
+	saw("%zu MiB of the second are free for others, those of the first are not", bytes / MIB);
+}
+
 static CUresult import_external(CUexternalMemory *memory, int descriptor, size_t bytes)
 {
 	CUDA_EXTERNAL_MEMORY_HANDLE_DESC description = {
@@ -370,6 +453,9 @@ const struct row share_rows[] = {
      ipc_within, ipc_beyond},
     {"share-fd", "cuMemExportToShareableHandle cuMemImportFromShareableHandle cuMemMap cuMemUnmap",
      fd_within, fd_beyond},
+    {"share-number",
+     "cuMemCreate cuMemRelease cuMemExportToShareableHandle cuMemImportFromShareableHandle",
+     again_within, again_beyond},
     {"share-external", "cuImportExternalMemory cuDestroyExternalMemory", external_within,
      external_beyond},
     {"share-pool", "cuMemPoolImportFromShareableHandle cuMemPoolDestroy", pool_within, pool_beyond},

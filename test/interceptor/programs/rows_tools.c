@@ -109,8 +109,7 @@ size_t quota(void)
 	return bytes;
 }
 
-/* What NVML says that the slice's processes hold; false if it does not say. */
-static bool truth(size_t *bytes)
+bool truth(size_t *bytes)
 {
 	static nvmlReturn_t (*processes)(nvmlDevice_t, unsigned int *, nvmlProcessInfo_v2_t *);
 	static nvmlDevice_t device;
@@ -216,6 +215,36 @@ void charged_late(const char *step, long long bytes)
 void charged_about(const char *step, long long bytes, long long slack)
 {
 	look(step, bytes, slack, false);
+}
+
+static void compare(const char *step, long long slack, bool late)
+{
+	double end = now() + PATIENCE;
+	long long used, more;
+	size_t held;
+
+	while (truth(&held)) {
+		used = (long long)quota() - (long long)left();
+		more = used - (long long)held;
+		/* A full slice shows nothing free, however much it holds beyond that. */
+		if (llabs(more) <= slack || (more < 0 && !left()))
+			return;
+		if (now() > end || (more < 0 && !late)) {
+			failed("%s: %lld bytes are charged, and %zu held", step, used, held);
+			return;
+		}
+		usleep(10000);
+	}
+}
+
+void agrees(const char *step, long long slack)
+{
+	compare(step, slack, false);
+}
+
+void agrees_late(const char *step, long long slack)
+{
+	compare(step, slack, true);
 }
 
 #define SAMPLE (64 * KIB)

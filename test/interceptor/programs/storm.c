@@ -3,7 +3,7 @@
  * storm SECONDS PROCESSES KILLS [SEED [KINDS]]: processes of one slice take and give back memory of
  * every kind that the driver has, at random, and some of them are killed at random. Run in a slice
  * on one device whose quota their contexts do not fill. KINDS is a sum of powers of two: which
- * kinds (enum kind) are asked for.
+ * kinds (enum kind) are asked for, and what else is done (enum deed).
  *
  * At pauses nothing is in flight. Each process then says what the driver holds for it, by what it
  * knows of the kinds it used; the parent reads the slice's ledger, which its own interceptor has
@@ -11,10 +11,12 @@
  * nothing may be left. A process that makes no step for a minute is a hang.
  */
 #define _GNU_SOURCE
+#include "code.h"
 #include "cuda_abi.h"
 #include "ledger.h"
 
 #include <errno.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -32,8 +34,12 @@
 #define BLOCK (2 * MIB)
 
 CUresult cuInit(unsigned int);
+CUresult cuDeviceGetName(char *, int, CUdevice);
 CUresult cuDevicePrimaryCtxRetain(CUcontext *, CUdevice);
+CUresult cuDevicePrimaryCtxRelease_v2(CUdevice);
+CUresult cuCtxCreate_v2(CUcontext *, unsigned int, CUdevice);
 CUresult cuCtxSetCurrent(CUcontext);
+CUresult cuCtxSetLimit(int, size_t);
 CUresult cuCtxSynchronize(void);
 CUresult cuMemAlloc_v2(CUdeviceptr *, size_t);
 CUresult cuMemAllocManaged(CUdeviceptr *, size_t, unsigned int);
@@ -42,7 +48,9 @@ CUresult cuMemAllocAsync(CUdeviceptr *, size_t, CUstream);
 CUresult cuMemAllocFromPoolAsync(CUdeviceptr *, size_t, CUmemoryPool, CUstream);
 CUresult cuMemFreeAsync(CUdeviceptr, CUstream);
 CUresult cuMemPoolCreate(CUmemoryPool *, const CUmemPoolProps *);
+CUresult cuMemPoolDestroy(CUmemoryPool);
 CUresult cuMemPoolGetAttribute(CUmemoryPool, int, void *);
+CUresult cuDeviceSetMemPool(CUdevice, CUmemoryPool);
 CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *, CUdevice);
 CUresult cuMemCreate(CUmemGenericAllocationHandle *, size_t, const CUmemAllocationProp *,
                      unsigned long long);
@@ -66,16 +74,26 @@ CUresult cuIpcGetMemHandle(CUipcMemHandle *, CUdeviceptr);
 CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *, CUipcMemHandle, unsigned int);
 CUresult cuIpcCloseMemHandle(CUdeviceptr);
 
-enum kind { SMALL, LARGE, MANAGED, POOLED, OWN_POOL, PHYSICAL, MAPPED, ARRAY, KINDS };
+enum kind { SMALL, LARGE, MANAGED, POOLED, OWN_POOL, PHYSICAL, MAPPED, ARRAY, MODULE, KINDS };
+
+/* Pools are made and destroyed, also the current one and those in use; the stack's limit is
+ * changed, by itself and by launches; threads retain and release the primary context. */
+enum deed { POOLS = KINDS, STACKS, RACES, DEEDS };
+
+#define FRAME 2048       /* bytes of a thread's stack that a module's kernel wants */
+#define FRESH_STACK 1024 /* that a context has without being asked */
+#define RACERS 2
 
 static struct shared {
 	_Atomic uint32_t pause, stop, wrong;
-	_Atomic uint64_t calls[KINDS], refusals, launches, opens;
+	_Atomic uint64_t calls[KINDS], refusals, launches, opens, pools, stacks, races;
 	struct {
 		_Atomic uint32_t ready, idle;
 		_Atomic uint64_t steps;
-		_Atomic uint64_t holds; /* valid while idle */
-		_Atomic uint32_t lends; /* `lent` is a handle of memory that is held */
+		_Atomic uint64_t holds;   /* valid while idle */
+		_Atomic uint64_t unsure;  /* of which the driver says no more than: about */
+		_Atomic uint64_t context; /* charged for the one context that lives at a pause */
+		_Atomic uint32_t lends;   /* `lent` is a handle of memory that is held */
 		CUipcMemHandle lent;
 	} of[MOST];
 } * shared;
@@ -104,17 +122,50 @@ static struct piece {
 	CUdeviceptr pointer;
 	CUmemGenericAllocationHandle handle;
 	CUarray array;
-	uint64_t bytes;
+	CUmodule module;
+	CUmemoryPool pool; /* that it is of, unless that was destroyed */
+	uint64_t bytes;    /* 0 while a pool holds it */
 } pieces[HELD];
 
-static unsigned int kinds = (1u << KINDS) - 1;
-static CUmemoryPool default_pool, own_pool;
+static unsigned int kinds = (1u << DEEDS) - 1;
+static CUmemoryPool default_pool, own_pool, current_pool; /* the last: NULL, or made by us */
+static uint64_t stack = FRESH_STACK;
+static uint64_t threads_at_a_time; /* of the card: each has a stack */
+static bool loaded;                /* a module, ever */
+static bool simulated;             /* the card */
+static _Atomic uint32_t racing;
 static CUdeviceptr addresses; /* HELD places of 16 MiB */
 static unsigned int seed;
 
 static size_t up_to(size_t most)
 {
 	return (size_t)rand_r(&seed) % most + 1;
+}
+
+/* A module with an array, and a kernel that is launched now and then. The driver takes the stacks
+ * of all threads then, if that is more than it has taken yet. */
+static CUresult load(struct piece *p)
+{
+	static const size_t frames[] = {FRAME, 0};
+	char *text = module_text(p->bytes, frames);
+	uint64_t none = 0;
+	void *parameters[] = {&none};
+	CUfunction function;
+	CUresult result = cuModuleLoadData(&p->module, text);
+
+	free(text);
+	if (result != CUDA_SUCCESS)
+		return result;
+	loaded = true;
+	if (!(kinds >> STACKS & 1) || rand_r(&seed) % 8)
+		return result;
+	if (cuModuleGetFunction(&function, p->module, "frame2048"))
+		complain("a module has no kernel", 0, 0);
+	else if (done(cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, NULL, parameters, NULL),
+	              "a launch") &&
+	         stack < FRAME)
+		stack = FRAME;
+	return result;
 }
 
 static void take(int i)
@@ -144,9 +195,11 @@ static void take(int i)
 		result = cuMemAllocManaged(&p->pointer, p->bytes, 1);
 		break;
 	case POOLED:
+		p->pool = current_pool ? current_pool : default_pool;
 		result = cuMemAllocAsync(&p->pointer, up_to(40 * MIB), NULL);
 		break;
 	case OWN_POOL:
+		p->pool = own_pool;
 		result = cuMemAllocFromPoolAsync(&p->pointer, up_to(40 * MIB), own_pool, NULL);
 		break;
 	case PHYSICAL:
@@ -163,6 +216,10 @@ static void take(int i)
 	case ARRAY:
 		p->bytes = 16 * MIB;
 		result = cuArrayCreate_v2(&p->array, &square);
+		break;
+	case MODULE:
+		p->bytes = (up_to(31) + 1) * BLOCK;
+		result = load(p);
 		break;
 	default:
 		break;
@@ -189,6 +246,9 @@ static void give(int i)
 		break;
 	case ARRAY:
 		result = cuArrayDestroy(p->array);
+		break;
+	case MODULE:
+		result = cuModuleUnload(p->module);
 		break;
 	default:
 		result = cuMemFree_v2(p->pointer);
@@ -252,6 +312,88 @@ static uint64_t of_pool(CUmemoryPool pool)
 	return bytes;
 }
 
+/*
+ * Destroys a pool, of which at most one piece is in use then: of that it is known what it holds
+ * until it is freed, for the driver does not tell of a destroyed pool.
+ */
+static void end_pool(CUmemoryPool *pool)
+{
+	struct piece *last = NULL;
+	bool none = rand_r(&seed) % 2;
+
+	for (int i = 0; i < HELD; i++) {
+		if (!pieces[i].taken || pieces[i].pool != *pool)
+			continue;
+		if (last || none)
+			give(i);
+		else
+			last = &pieces[i];
+	}
+	(void)done(cuCtxSynchronize(), "a synchronisation");
+	if (last) {
+		last->bytes = of_pool(*pool);
+		last->pool = NULL;
+	}
+	(void)done(cuMemPoolDestroy(*pool), "cuMemPoolDestroy");
+	*pool = NULL;
+	shared->pools++;
+}
+
+static bool make_pool(CUmemoryPool *pool)
+{
+	CUmemPoolProps properties = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
+	                             .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}};
+
+	return done(cuMemPoolCreate(pool, &properties), "cuMemPoolCreate");
+}
+
+/* Our own pool is another one, or the device's current one is ours, or is ours no more: destroyed
+ * while it is current, it makes place for the default one. */
+static void change_pools(void)
+{
+	if (rand_r(&seed) % 2) {
+		end_pool(&own_pool);
+		if (!make_pool(&own_pool))
+			complain("no pool", 0, 0);
+	} else if (current_pool) {
+		end_pool(&current_pool);
+	} else if (make_pool(&current_pool)) {
+		(void)done(cuDeviceSetMemPool(0, current_pool), "cuDeviceSetMemPool");
+	}
+}
+
+static void change_stack(uint64_t bytes)
+{
+	if (done(cuCtxSetLimit(CU_LIMIT_STACK_SIZE, bytes), "cuCtxSetLimit"))
+		stack = bytes;
+	shared->stacks++;
+}
+
+/* The primary context comes and goes between several threads; at a pause it is gone. */
+static void *race(void *argument)
+{
+	unsigned int random = (unsigned int)(uintptr_t)argument;
+
+	while (!shared->stop) {
+		CUcontext primary;
+		CUdeviceptr pointer;
+
+		usleep((unsigned int)rand_r(&random) % 60000);
+		racing++;
+		if (!shared->pause &&
+		    done(cuDevicePrimaryCtxRetain(&primary, 0), "cuDevicePrimaryCtxRetain")) {
+			if (cuCtxSetCurrent(primary) ||
+			    (done(cuMemAlloc_v2(&pointer, 4 * MIB), "an allocation") &&
+			     cuMemFree_v2(pointer)) ||
+			    cuCtxSetCurrent(NULL) || cuDevicePrimaryCtxRelease_v2(0))
+				complain("the primary context failed", 0, 0);
+			shared->races++;
+		}
+		racing--;
+	}
+	return NULL;
+}
+
 static bool packed(const struct piece *p)
 {
 	return (p->taken == SMALL + 1 || p->taken == LARGE + 1) && p->bytes < BLOCK;
@@ -276,31 +418,72 @@ static uint64_t holds(void)
 	}
 	if (cuDeviceGetGraphMemAttribute(0, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, &graphs))
 		complain("cuDeviceGetGraphMemAttribute failed", 0, 0);
-	return bytes + of_pool(default_pool) + of_pool(own_pool) + graphs;
+	if (current_pool)
+		bytes += of_pool(current_pool);
+	return bytes + of_pool(default_pool) + of_pool(own_pool) + graphs +
+	       (stack - FRESH_STACK) * threads_at_a_time;
 }
 
-/* A context may be refused while the others hold all: they pause until it is there. */
+/* A context may be refused while the others hold all: they pause until it is there. It is not the
+ * primary one, which threads race for. */
 static int begin(CUcontext *context)
 {
-	CUmemPoolProps properties = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
-	                             .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}};
+	int processors = 0, threads = 0;
+	char name[128] = "";
 	CUresult result;
 
-	if (cuInit(0))
+	if (cuInit(0) || cuDeviceGetName(name, sizeof(name), 0) ||
+	    cuDeviceGetAttribute(&processors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, 0) ||
+	    cuDeviceGetAttribute(&threads, CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, 0))
 		return 1;
-	while ((result = cuDevicePrimaryCtxRetain(context, 0)) != CUDA_SUCCESS) {
+	simulated = strstr(name, "(simulated)") != NULL;
+	threads_at_a_time = (uint64_t)processors * (uint64_t)threads;
+	while ((result = cuCtxCreate_v2(context, 0, 0)) != CUDA_SUCCESS) {
 		if (result != CUDA_ERROR_OUT_OF_MEMORY || shared->stop)
 			return 1;
 		usleep(10000);
 	}
 	return cuCtxSetCurrent(*context) || cuDeviceGetDefaultMemPool(&default_pool, 0) ||
-	       cuMemPoolCreate(&own_pool, &properties) ||
+	       !make_pool(&own_pool) ||
 	       cuMemAddressReserve(&addresses, 16 * MIB * (uint64_t)HELD, 0, 0, 0);
+}
+
+/* The page that this process's own interceptor mapped. */
+static struct ledger *find_ledger(void)
+{
+	FILE *maps = fopen("/proc/self/maps", "r");
+	struct ledger *found = NULL;
+	char line[512];
+
+	while (maps && !found && fgets(line, sizeof(line), maps)) {
+		unsigned long begin, end;
+
+		if (sscanf(line, "%lx-%lx rw-s", &begin, &end) == 2 && strstr(line, "/memfd:") &&
+		    end - begin >= sizeof(struct ledger) &&
+		    ledger_valid((struct ledger *)begin, sizeof(struct ledger)))
+			found = (struct ledger *)begin;
+	}
+	if (maps)
+		fclose(maps);
+	return found;
+}
+
+/* The lane of a process; 0 if it has none. */
+static uint32_t lane_of(const struct ledger *ledger, pid_t pid)
+{
+	for (uint32_t lane = 1; lane <= ledger->high_lane && lane < LEDGER_LANES; lane++) {
+		if (ledger->lane[lane].state == LEDGER_LIVE &&
+		    ledger->lane[lane].ns_pid == (uint32_t)pid)
+			return lane;
+	}
+	return 0;
 }
 
 static int child(int me, int others)
 {
+	const struct ledger *ledger;
 	CUcontext context;
+	pthread_t thread;
 
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	if (begin(&context)) {
@@ -308,6 +491,11 @@ static int child(int me, int others)
 			complain("a process could not begin", (uint64_t)me, 0);
 		return 1;
 	}
+	if (!(ledger = find_ledger()))
+		return 1;
+	shared->of[me].context = ledger->lane[lane_of(ledger, getpid())].entry[0].context;
+	for (uintptr_t i = 1; i <= RACERS && kinds >> RACES & 1; i++)
+		pthread_create(&thread, NULL, race, (void *)(i + seed));
 	shared->of[me].ready = 1;
 	while (!shared->stop) {
 		uint32_t pause = shared->pause;
@@ -320,10 +508,17 @@ static int child(int me, int others)
 				if (pieces[i].taken)
 					give(i);
 			}
+			if (pause == 2 && stack != FRESH_STACK)
+				change_stack(FRESH_STACK);
+			while (racing)
+				usleep(200);
 			(void)done(cuCtxSynchronize(), "a synchronisation");
 			if (pause == 2)
 				(void)done(cuDeviceGraphMemTrim(0), "a trim");
 			shared->of[me].holds = holds();
+			/* A card's driver packs the code beside a module's array into blocks of
+			 * which it tells nothing. */
+			shared->of[me].unsure = loaded && !simulated ? 16 * MIB : 0;
 			shared->of[me].idle = pause;
 			while (shared->pause == pause && !shared->stop)
 				usleep(200);
@@ -334,6 +529,10 @@ static int child(int me, int others)
 			launch();
 		if (rand_r(&seed) % 64 == 0)
 			borrow(me, others);
+		if ((kinds >> POOLS & 1) && rand_r(&seed) % 128 == 0)
+			change_pools();
+		if ((kinds >> STACKS & 1) && rand_r(&seed) % 256 == 0)
+			change_stack(FRESH_STACK * (uint64_t)up_to(4));
 		if (pieces[i].taken) {
 			shared->of[me].lends = 0;
 			give(i);
@@ -372,37 +571,6 @@ static double seconds(void)
 	return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
 }
 
-/* The page that this process's own interceptor mapped. */
-static struct ledger *find_ledger(void)
-{
-	FILE *maps = fopen("/proc/self/maps", "r");
-	struct ledger *found = NULL;
-	char line[512];
-
-	while (maps && !found && fgets(line, sizeof(line), maps)) {
-		unsigned long begin, end;
-
-		if (sscanf(line, "%lx-%lx rw-s", &begin, &end) == 2 && strstr(line, "/memfd:") &&
-		    end - begin >= sizeof(struct ledger) &&
-		    ledger_valid((struct ledger *)begin, sizeof(struct ledger)))
-			found = (struct ledger *)begin;
-	}
-	if (maps)
-		fclose(maps);
-	return found;
-}
-
-/* The lane of a process; 0 if it has none. */
-static uint32_t lane_of(const struct ledger *ledger, pid_t pid)
-{
-	for (uint32_t lane = 1; lane <= ledger->high_lane && lane < LEDGER_LANES; lane++) {
-		if (ledger->lane[lane].state == LEDGER_LIVE &&
-		    ledger->lane[lane].ns_pid == (uint32_t)pid)
-			return lane;
-	}
-	return 0;
-}
-
 /* What a process has charged beside contexts. */
 static uint64_t lane_holds(const struct ledger *ledger, pid_t pid)
 {
@@ -424,9 +592,16 @@ static uint64_t all_lanes(const struct ledger *ledger)
 static void compare(const struct ledger *ledger, const pid_t *pids, int processes)
 {
 	for (int i = 0; i < processes; i++) {
-		if (pids[i] && lane_holds(ledger, pids[i]) != shared->of[i].holds)
-			complain("a lane is not what its process holds",
-			         lane_holds(ledger, pids[i]), shared->of[i].holds);
+		uint64_t lane, holds = shared->of[i].holds, unsure = shared->of[i].unsure, context;
+
+		if (!pids[i])
+			continue;
+		lane = lane_holds(ledger, pids[i]);
+		if (lane + unsure < holds || lane > holds + unsure)
+			complain("a lane is not what its process holds", lane, holds);
+		context = ledger->lane[lane_of(ledger, pids[i])].entry[0].context;
+		if (context != shared->of[i].context)
+			complain("a lane has not one context", context, shared->of[i].context);
 	}
 	/* Deaths are settled at once, but not within our waitpid(); driver truth moves lane 0 now
 	 * and then. */
@@ -579,11 +754,14 @@ int main(int argc, char **argv)
 	}
 	printf(
 	    "%d processes, %llu allocations of %d kinds, %llu graphs, %llu opened handles, %llu "
+	    "pools destroyed, %llu stacks changed, %llu primary contexts, %llu "
 	    "refusals, %llu kills, %llu exact comparisons, at most %llu MiB charged of %llu, %llu "
 	    "above it by pools' growth: %s\n",
 	    processes, (unsigned long long)allocations, KINDS, (unsigned long long)shared->launches,
-	    (unsigned long long)shared->opens, (unsigned long long)shared->refusals,
-	    (unsigned long long)kills, (unsigned long long)pauses, (unsigned long long)(peak >> 20),
+	    (unsigned long long)shared->opens, (unsigned long long)shared->pools,
+	    (unsigned long long)shared->stacks, (unsigned long long)shared->races,
+	    (unsigned long long)shared->refusals, (unsigned long long)kills,
+	    (unsigned long long)pauses, (unsigned long long)(peak >> 20),
 	    (unsigned long long)(ledger->device[0].limit >> 20),
 	    (unsigned long long)(surplus >> 20), shared->wrong ? "WRONG" : "exact");
 	return shared->wrong ? 1 : 0;

@@ -116,7 +116,7 @@ static void call_all(void)
 	note(ledger_settle(ledger, device, lane, generation, NULL));
 	ledger_held(ledger, device, lane);
 	ledger_number(ledger, device, lane);
-	ledger_count_allocation(&account);
+	ledger_count_allocation(&account, true);
 	ledger_count_refusal(&account);
 	ledger_set_context(&account, nasty(&random_state));
 	alarm(LONGEST_CALL * LEDGER_DEVICES);

@@ -52,6 +52,8 @@ type Session struct {
 	Token api.Token
 	// Library returns the interceptor's path; preferred is what the enforcer named.
 	Library func(preferred string) (string, error)
+	// Devices lists the host's devices. It is called if the session is for some of them and CUDA_VISIBLE_DEVICES is set.
+	Devices func() ([]api.Device, error)
 	// Registered, if not nil, is told of the slice before the command starts.
 	Registered func(api.RegisterReply)
 	// Released, if not nil, is told what the slice had become, once it was released.
@@ -86,7 +88,7 @@ func (s *Session) Run(ctx context.Context) (code int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	if dir := lookup(s.Env, api.DirEnv); dir != "" {
+	if dir, _ := lookup(s.Env, api.DirEnv); dir != "" {
 		return 0, failed(ExitFailed, "this is a process of a slice already (%s=%s), and a slice holds no second one: run the command without `gpuslice run`", api.DirEnv, dir)
 	}
 	if _, err := os.Lstat(filepath.Join(api.ContainerDir, api.AttachSocketName)); err == nil {
@@ -108,10 +110,14 @@ func (s *Session) Run(ctx context.Context) (code int, err error) {
 	if err != nil {
 		return 0, failed(ExitFailed, "%w", err)
 	}
+	env, err := s.show(s.Env, &reply.Slice)
+	if err != nil {
+		return 0, failed(ExitFailed, "%w", err)
+	}
 	if s.Registered != nil {
 		s.Registered(reply)
 	}
-	env := environment(s.Env, library, filepath.Join(reply.Dir, "bind"))
+	env = environment(env, library, filepath.Join(reply.Dir, "bind"))
 	// An enforcer in this process makes no token: nobody could show it. One that is only hidden from who joins is named.
 	token := filepath.Join(reply.Dir, api.TokenName)
 	if _, err := os.Lstat(token); !errors.Is(err, fs.ErrNotExist) {
@@ -201,13 +207,13 @@ func lookPath(name string) (string, error) {
 	return "", failed(ExitNotRunnable, "%s: %w", name, errors.Unwrap(err))
 }
 
-func lookup(env []string, name string) string {
+func lookup(env []string, name string) (value string, ok bool) {
 	for _, entry := range env {
 		if key, value, _ := strings.Cut(entry, "="); key == name {
-			return value
+			return value, true
 		}
 	}
-	return ""
+	return "", false
 }
 
 func newID() string {

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package session
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+)
+
+// CUDA shows a program the devices that visibleEnv lists, in that order; orderEnv says how its indices count.
+const (
+	visibleEnv = "CUDA_VISIBLE_DEVICES"
+	orderEnv   = "CUDA_DEVICE_ORDER"
+)
+
+// show returns env with the session's devices, and no others, visible to CUDA. They are listed by UUID, in the order of --device,
+// or in that of the caller's own CUDA_VISIBLE_DEVICES if it has one. A session on all devices leaves env as it is.
+func (s *Session) show(env []string, slice *api.Slice) ([]string, error) {
+	devices := devicesOf(slice)
+	if len(devices) == 0 {
+		return env, nil
+	}
+	shown := devices
+	if own, ok := lookup(env, visibleEnv); ok {
+		listed, err := s.listed(env, own, devices)
+		if err != nil {
+			return nil, err
+		}
+		if shown = intersect(listed, devices); len(shown) == 0 || s.Token == "" && len(shown) < len(devices) {
+			return nil, fmt.Errorf("%s=%s leaves out %s, which this session is for: list it there by its UUID, or unset %s",
+				visibleEnv, own, strings.Join(without(devices, shown), ", "), visibleEnv)
+		}
+	}
+	env = slices.DeleteFunc(slices.Clone(env), func(entry string) bool { return strings.HasPrefix(entry, visibleEnv+"=") })
+	return append(env, visibleEnv+"="+strings.Join(shown, ",")), nil
+}
+
+// devicesOf are the devices that a session is for, as UUIDs; none means all. In record mode the enforcer adds all others itself.
+func devicesOf(slice *api.Slice) []string {
+	var devices []string
+	for _, q := range slice.Quotas {
+		switch {
+		case q.Device != api.AllDevices:
+			devices = append(devices, q.Device)
+		case slice.Mode != api.Record:
+			return nil
+		}
+	}
+	return devices
+}
+
+// listed are the UUIDs that a value of CUDA_VISIBLE_DEVICES names, as CUDA reads it: indices and UUIDs, which may be shortened, up
+// to the first entry that names no device. The session's devices are found without a list of the host's.
+func (s *Session) listed(env []string, value string, devices []string) ([]string, error) {
+	host, hostErr := s.Devices()
+	var uuids []string
+	for entry := range strings.SplitSeq(value, ",") {
+		entry = strings.TrimSpace(entry)
+		uuid := ""
+		if index, err := strconv.Atoi(entry); err == nil {
+			if hostErr != nil {
+				return nil, fmt.Errorf("%s=%s has an index, and the devices cannot be counted: %w (list UUIDs there, or unset it)", visibleEnv, value, hostErr)
+			}
+			if !sameOrder(env, host) {
+				return nil, fmt.Errorf("%s=%s has an index, and CUDA may count different models in another order than NVML: list UUIDs there, or set %s=PCI_BUS_ID",
+					visibleEnv, value, orderEnv)
+			}
+			uuid = ofIndex(host, index)
+		} else {
+			uuid = ofPrefix(host, devices, entry)
+		}
+		if uuid == "" {
+			break
+		}
+		uuids = append(uuids, uuid)
+	}
+	return uuids, nil
+}
+
+// sameOrder says whether CUDA's indices are NVML's. CUDA puts the fastest device first unless it is asked for the order on the bus.
+// MIG instances have no index.
+func sameOrder(env []string, host []api.Device) bool {
+	if order, _ := lookup(env, orderEnv); order == "PCI_BUS_ID" {
+		return true
+	}
+	name := ""
+	return !slices.ContainsFunc(host, func(d api.Device) bool {
+		if d.Index < 0 {
+			return false
+		}
+		other := name != "" && d.Name != name
+		name = d.Name
+		return other
+	})
+}
+
+func ofIndex(host []api.Device, index int) string {
+	for _, d := range host {
+		if index >= 0 && d.Index == index {
+			return d.UUID
+		}
+	}
+	return ""
+}
+
+// ofPrefix is the one device whose UUID begins so; "" if there is none, or more than one.
+func ofPrefix(host []api.Device, devices []string, prefix string) string {
+	if len(prefix) <= len("GPU-") {
+		return ""
+	}
+	all := slices.Clone(devices)
+	for _, d := range host {
+		all = append(all, d.UUID)
+	}
+	found := ""
+	for _, uuid := range all {
+		if len(uuid) < len(prefix) || !strings.EqualFold(uuid[:len(prefix)], prefix) || uuid == found {
+			continue
+		}
+		if found != "" {
+			return ""
+		}
+		found = uuid
+	}
+	return found
+}
+
+func intersect(listed, devices []string) []string {
+	var both []string
+	for _, uuid := range listed {
+		if slices.Contains(devices, uuid) && !slices.Contains(both, uuid) {
+			both = append(both, uuid)
+		}
+	}
+	return both
+}
+
+func without(devices, shown []string) []string {
+	return slices.DeleteFunc(slices.Clone(devices), func(uuid string) bool { return slices.Contains(shown, uuid) })
+}

@@ -1,0 +1,209 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "context.h"
+
+#include "state.h"
+#include "table.h"
+
+static struct contexts *contexts_of(struct process *process)
+{
+	return &state_of(process)->contexts;
+}
+
+uint64_t context_current(void)
+{
+	struct process *process = __atomic_load_n(&this_process, __ATOMIC_ACQUIRE);
+	CUcontext current = NULL;
+	struct context known;
+
+	if (!DRIVER_HAS(cuCtxGetCurrent) || DRIVER(cuCtxGetCurrent)(&current) != CUDA_SUCCESS)
+		return 0;
+	/* What is allocated in a green context is its primary context's. */
+	if (process && __atomic_load_n(&contexts_of(process)->green, __ATOMIC_RELAXED) &&
+	    context_get((uint64_t)(uintptr_t)current, &known) && known.primary)
+		return known.primary;
+	return (uint64_t)(uintptr_t)current;
+}
+
+/* With the lock held. A context whose stacks nobody has asked for has those that come with it. */
+static void find_least_stack(struct contexts *contexts)
+{
+	uint32_t least = UINT32_MAX;
+	struct context *at = NULL;
+
+	while ((at = map_next(&contexts->known, at))) {
+		if (!at->primary && stack_units(at->stack) < least)
+			least = stack_units(at->stack);
+	}
+	__atomic_store_n(&contexts->raised, least == UINT32_MAX ? 0 : least, __ATOMIC_RELAXED);
+}
+
+void context_note(uint64_t handle, const struct context *context)
+{
+	struct process *process = process_get();
+	struct contexts *contexts;
+	struct context *known;
+
+	if (!process)
+		return;
+	contexts = contexts_of(process);
+	lock_take(&contexts->lock);
+	known = map_put(&contexts->known, handle, NULL);
+	if (known)
+		*known = *context;
+	if (context->primary)
+		__atomic_store_n(&contexts->green, true, __ATOMIC_RELAXED);
+	find_least_stack(contexts);
+	lock_give(&contexts->lock);
+}
+
+static bool look(uint64_t handle, struct context *context, bool take)
+{
+	struct process *process = process_get();
+	struct contexts *contexts;
+	struct context *known;
+
+	*context = (struct context){0};
+	if (!process)
+		return false;
+	contexts = contexts_of(process);
+	lock_take(&contexts->lock);
+	known = map_find(&contexts->known, handle);
+	if (known) {
+		*context = *known;
+		if (take) {
+			map_remove(&contexts->known, known);
+			find_least_stack(contexts);
+		}
+	}
+	lock_give(&contexts->lock);
+	return known;
+}
+
+bool context_get(uint64_t handle, struct context *context)
+{
+	return look(handle, context, false);
+}
+
+bool context_take(uint64_t handle, struct context *context)
+{
+	return look(handle, context, true);
+}
+
+static void set_owner(uint64_t from, uint64_t to)
+{
+	struct process *process = process_get();
+
+	if (!process || !from)
+		return;
+	hold_set_owner(process, from, to);
+	block_set_owner(process, from, to);
+}
+
+/* No handle is odd. */
+static uint64_t apart(uint64_t handle)
+{
+	return handle | 1;
+}
+
+struct leaving context_leave(uint64_t handle)
+{
+	struct leaving leaving = {.handle = handle};
+
+	leaving.known = context_take(handle, &leaving.context);
+	set_owner(handle, apart(handle));
+	return leaving;
+}
+
+CUresult context_left(const struct leaving *leaving, CUresult result)
+{
+	struct process *process = process_get();
+	const struct context *context = &leaving->context;
+
+	if (!process || !leaving->handle)
+		return result;
+	if (result != CUDA_SUCCESS) {
+		set_owner(apart(leaving->handle), leaving->handle);
+		if (leaving->known)
+			context_note(leaving->handle, context);
+		return result;
+	}
+	hold_owner_gone(process, apart(leaving->handle));
+	block_owner_gone(process, apart(leaving->handle));
+	if (!leaving->known)
+		return result;
+	pool_settle_all(process, context->ordinal);
+	process_release(context->ordinal, context->heap, KIND_MEMORY);
+	process_release(context->ordinal, context->bytes + context->stack_bytes, KIND_OVERHEAD);
+	return result;
+}
+
+/* With the lock held: the context, noted if it was not known. */
+static struct context *known_of(struct contexts *contexts, uint64_t handle, CUdevice ordinal)
+{
+	bool fresh = false;
+	struct context *known = map_put(&contexts->known, handle, &fresh);
+
+	if (fresh)
+		known->ordinal = ordinal;
+	return known;
+}
+
+void context_set_heap(uint64_t handle, CUdevice ordinal, uint64_t bytes)
+{
+	struct process *process = process_get();
+	struct context *known;
+
+	if (!process)
+		return;
+	lock_take(&contexts_of(process)->lock);
+	known = known_of(contexts_of(process), handle, ordinal);
+	if (known)
+		known->heap = bytes;
+	lock_give(&contexts_of(process)->lock);
+}
+
+uint64_t context_set_stack(uint64_t handle, CUdevice ordinal, uint32_t stack, uint64_t bytes)
+{
+	struct process *process = process_get();
+	struct context *known;
+	uint64_t before = 0;
+
+	if (!process)
+		return 0;
+	lock_take(&contexts_of(process)->lock);
+	known = known_of(contexts_of(process), handle, ordinal);
+	if (known) {
+		before = known->stack_bytes;
+		known->stack = stack;
+		known->stack_bytes = bytes;
+		find_least_stack(contexts_of(process));
+	}
+	lock_give(&contexts_of(process)->lock);
+	return before;
+}
+
+bool primary_active(CUdevice device)
+{
+	unsigned int flags;
+	int active = 0;
+
+	return DRIVER_HAS(cuDevicePrimaryCtxGetState) &&
+	       DRIVER(cuDevicePrimaryCtxGetState)(device, &flags, &active) == CUDA_SUCCESS &&
+	       active;
+}
+
+CUresult primary_left(CUresult result, CUdevice device)
+{
+	struct process *process = process_get();
+	struct leaving leaving;
+	uint64_t *primary;
+
+	if (result != CUDA_SUCCESS || !process || device < 0 || device >= PROCESS_ORDINALS)
+		return result;
+	primary = &contexts_of(process)->primary[device];
+	if (!*primary || primary_active(device))
+		return result;
+	leaving = context_leave(*primary);
+	*primary = 0;
+	return context_left(&leaving, result);
+}

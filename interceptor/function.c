@@ -1,0 +1,186 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "function.h"
+
+#include "state.h"
+
+static struct functions *functions_of(struct process *process)
+{
+	return &state_of(process)->functions;
+}
+
+static uint64_t key_of(const void *function)
+{
+	return (uint64_t)(uintptr_t)function;
+}
+
+static uint32_t *care_of(struct functions *functions, const void *function)
+{
+	uint64_t hash = (key_of(function) >> 4) * 0x9e3779b97f4a7c15ull;
+
+	return &functions->care[hash >> 52];
+}
+
+static_assert(FUNCTION_PLACES == 1 << (64 - 52), "the hash has a place");
+
+/* With the lock held: count the function as new, or no more. */
+static void set_new(struct functions *functions, const void *function, struct function *known,
+                    bool is_new)
+{
+	if (known->is_new != is_new)
+		__atomic_fetch_add(care_of(functions, function),
+		                   is_new ? FUNCTION_NEW : -FUNCTION_NEW, __ATOMIC_RELAXED);
+	known->is_new = is_new;
+}
+
+/* With the lock held. It is not lowered again: what was noted for it may be many. */
+static void raise_care(struct functions *functions, const void *function, uint32_t units)
+{
+	uint32_t *care = care_of(functions, function);
+	uint32_t now = __atomic_load_n(care, __ATOMIC_RELAXED);
+
+	if (units >= FUNCTION_NEW)
+		units = FUNCTION_NEW - 1;
+	if (units > now % FUNCTION_NEW)
+		__atomic_store_n(care, now - now % FUNCTION_NEW + units, __ATOMIC_RELAXED);
+}
+
+void function_note(const void *function, uint64_t source, uint32_t frame, bool is_new)
+{
+	struct process *process = process_get();
+	struct functions *functions;
+	struct function *known;
+	bool fresh;
+
+	if (!process || !function || (frame <= STACK_DEFAULT && !is_new))
+		return;
+	functions = functions_of(process);
+	lock_take(&functions->lock);
+	known = map_put(&functions->known, key_of(function), &fresh);
+	if (known) {
+		/* The same one, looked up again, may have been launched meanwhile. */
+		if (fresh || known->source != source)
+			set_new(functions, function, known, is_new);
+		known->frame = frame;
+		known->source = source;
+		raise_care(functions, function, stack_units(frame));
+		if (frame > STACK_DEFAULT)
+			__atomic_fetch_add(&functions->large, 1, __ATOMIC_RELAXED);
+	}
+	lock_give(&functions->lock);
+}
+
+void function_source_gone(uint64_t source)
+{
+	struct process *process = process_get();
+	struct functions *functions;
+	struct function *at = NULL;
+
+	if (!process || !__atomic_load_n(&functions_of(process)->known.map.count, __ATOMIC_RELAXED))
+		return;
+	functions = functions_of(process);
+	lock_take(&functions->lock);
+	while ((at = map_next(&functions->known, at))) {
+		struct function *gone = at;
+
+		if (at->source != source)
+			continue;
+		set_new(functions, (const void *)(uintptr_t)map_key(at), at, false);
+		at = map_before(&functions->known, at);
+		map_remove(&functions->known, gone);
+	}
+	lock_give(&functions->lock);
+}
+
+void function_all_new(void)
+{
+	struct process *process = process_get();
+	struct functions *functions;
+	struct function *at = NULL;
+
+	if (!process)
+		return;
+	functions = functions_of(process);
+	lock_take(&functions->lock);
+	while ((at = map_next(&functions->known, at)))
+		set_new(functions, (const void *)(uintptr_t)map_key(at), at, true);
+	lock_give(&functions->lock);
+}
+
+static bool find(const void *function, struct function *found)
+{
+	struct process *process = process_get();
+	struct function *known;
+
+	*found = (struct function){0};
+	if (!process)
+		return false;
+	lock_take(&functions_of(process)->lock);
+	known = map_find(&functions_of(process)->known, key_of(function));
+	if (known)
+		*found = *known;
+	lock_give(&functions_of(process)->lock);
+	return known;
+}
+
+uint32_t function_frame(const void *function)
+{
+	struct function found;
+
+	return find(function, &found) ? found.frame : 0;
+}
+
+uint64_t function_source(const void *function)
+{
+	struct function found;
+
+	return find(function, &found) ? found.source : 0;
+}
+
+bool function_any_large(void)
+{
+	struct process *process = __atomic_load_n(&this_process, __ATOMIC_ACQUIRE);
+
+	return process && __atomic_load_n(&functions_of(process)->large, __ATOMIC_RELAXED);
+}
+
+bool function_is_plain(const void *function)
+{
+	struct process *process = __atomic_load_n(&this_process, __ATOMIC_ACQUIRE);
+
+	return !process ||
+	       __atomic_load_n(care_of(functions_of(process), function), __ATOMIC_RELAXED) <=
+	           __atomic_load_n(&state_of(process)->contexts.raised, __ATOMIC_RELAXED);
+}
+
+bool launch_begin(struct launch *launch, const void *function, bool recorded)
+{
+	struct function found;
+
+	*launch = (struct launch){.function = function};
+	if (recorded || !find(function, &found))
+		return true;
+	launch->is_new = found.is_new;
+	if (found.frame > STACK_DEFAULT && !stack_begin(&launch->raise, found.frame))
+		return false;
+	if (found.is_new)
+		launch->watch = watch_begin();
+	return true;
+}
+
+CUresult launch_end(const struct launch *launch, CUresult result)
+{
+	struct process *process = process_get();
+	struct function *known;
+	uint64_t bytes;
+
+	stack_end(&launch->raise);
+	if (!launch->is_new || !process)
+		return result;
+	watch_end_anyway(&launch->watch, &bytes);
+	lock_take(&functions_of(process)->lock);
+	known = map_find(&functions_of(process)->known, key_of(launch->function));
+	if (known)
+		set_new(functions_of(process), launch->function, known, false);
+	lock_give(&functions_of(process)->lock);
+	return result;
+}

@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The functions that kernels are launched by, as far as a launch of them may take memory: those with
+ * a large frame (stack.h), and those of a library that the driver may not have loaded yet, which
+ * it does at the first use in a context. They are noted when they are looked up.
+ */
+#ifndef GPUSLICE_FUNCTION_H
+#define GPUSLICE_FUNCTION_H
+
+#include "context.h"
+#include "lock.h"
+#include "map.h"
+#include "overhead.h"
+#include "stack.h"
+
+#define FUNCTION_PLACES 4096
+
+struct function {
+	uint32_t frame; /* bytes per thread */
+	bool is_new;    /* was not launched yet in some context */
+	uint64_t source; /* the module or library that it is of */
+};
+
+struct functions {
+	struct lock lock; /* guards `known` */
+	MAP(struct function) known;
+	uint32_t large; /* how many were noted for their frame */
+	/* For all functions that hash here: how many are new, above FUNCTION_NEW, and by how much the
+	 * largest raises a context, in units of STACK_UNIT. */
+	uint32_t care[FUNCTION_PLACES];
+};
+
+#define FUNCTION_NEW (1u << 20)
+
+/* Note a function that was looked up in a module or a library. */
+void function_note(const void *function, uint64_t source, uint32_t frame, bool is_new);
+
+/* Forget those of a module or a library that was unloaded. */
+void function_source_gone(uint64_t source);
+
+/* A context was made, in which no library is loaded yet. */
+void function_all_new(void);
+
+/* The frame of a function that was noted, and the module or library that it is of; else 0. */
+uint32_t function_frame(const void *function);
+uint64_t function_source(const void *function);
+
+/* Whether any function was noted for its frame. */
+bool function_any_large(void);
+
+/* Whether a launch of it surely takes no memory: one comparison. */
+bool function_is_plain(const void *function);
+
+/* A launch of one that is not. */
+struct launch {
+	const void *function;
+	bool is_new;
+	struct raise raise;
+	struct watch watch;
+};
+
+/* Before it: charge what it raises, if it is not only recorded. False if that does not fit; then the
+ * launch is not made. */
+bool launch_begin(struct launch *launch, const void *function, bool recorded);
+
+/* After it. Returns `result`. */
+CUresult launch_end(const struct launch *launch, CUresult result);
+
+#endif

@@ -1,0 +1,149 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "grant.h"
+
+#include "overhead.h"
+#include "pool.h"
+#include "quiet.h"
+#include "refusal.h"
+#include "say.h"
+#include "sibling.h"
+
+static void refuse(struct process *process, int device, uint64_t bytes, bool by_pool,
+                   enum attach_call call)
+{
+	struct refusal refusal;
+
+	lock_take(&process->account_lock);
+	account_count_refusal(&process->held[device].account, by_pool);
+	refusal = refusal_look(process, (uint32_t)device, bytes, by_pool);
+	lock_give(&process->account_lock);
+	refusal_report(process, (uint32_t)device, &refusal, call);
+}
+
+/* Give back what the dead hold that this process can see to be dead: of its slice, and of other
+ * members of the pool in its pid namespace. Returns whether anything came back. */
+static bool settle_dead(struct process *process, int device)
+{
+	const struct account *account = &process->held[device].account;
+	bool any = sibling_settle_dead(process->ledger, (uint32_t)device, process->lane);
+
+	if (account->pool.ledger)
+		any |= sibling_settle_dead(account->pool.ledger, account->pool.device,
+		                           account->pool.lane);
+	return any;
+}
+
+struct wish {
+	CUdevice ordinal;
+	uint64_t bytes;
+	enum kind kind;
+	enum attach_call call;
+	bool quietly; /* can do without */
+};
+
+/* The way that is taken seldom: it did not fit at once. */
+static __attribute__((noinline)) enum grant_result
+make_room(struct process *process, int device, const struct wish *wish, enum ledger_result result,
+          bool by_pool)
+{
+	struct quiet quiet = quiet_begin();
+
+	while (result == LEDGER_REFUSED) {
+		bool more = pool_give_back(process, wish->ordinal);
+
+		if (settle_dead(process, device))
+			more = true;
+		/* Once more even if nothing came back: somebody else may have settled what we saw.
+		 */
+		result = process_charge(process, device, wish->bytes, wish->kind, &by_pool);
+		if (!more)
+			break;
+	}
+	if (result == LEDGER_DAMAGED)
+		say_once(process, ONCE_DAMAGED,
+		         "the %s's ledger was overwritten: no more GPU memory is granted",
+		         by_pool ? "pool" : "slice");
+	if (result != LEDGER_OK && !wish->quietly)
+		refuse(process, device, wish->bytes, by_pool, wish->call);
+	quiet_end(quiet);
+	return result == LEDGER_OK ? GRANTED : REFUSED;
+}
+
+static enum grant_result fulfil(const struct wish *wish)
+{
+	struct process *process = process_attached();
+	enum ledger_result result;
+	bool by_pool;
+	int device;
+
+	if (__builtin_expect(!process, 0))
+		return UNATTACHED;
+	device = process_device(process, wish->ordinal);
+	if (__builtin_expect(device < 0, 0))
+		return UNATTACHED;
+	if (!wish->bytes)
+		return GRANTED; /* a context whose cost nobody knows yet */
+	if (__builtin_expect(overhead_is_open(process, device), 0))
+		overhead_close(process, wish->ordinal, device);
+	result = process_charge(process, device, wish->bytes, wish->kind, &by_pool);
+	if (__builtin_expect(result != LEDGER_OK, 0))
+		return make_room(process, device, wish, result, by_pool);
+	return GRANTED;
+}
+
+enum grant_result grant(CUdevice ordinal, uint64_t bytes, enum kind kind, enum attach_call call)
+{
+	struct wish wish = {.ordinal = ordinal, .bytes = bytes, .kind = kind, .call = call};
+
+	return fulfil(&wish);
+}
+
+enum grant_result grant_if_free(CUdevice ordinal, uint64_t bytes)
+{
+	struct wish wish = {.ordinal = ordinal, .bytes = bytes, .quietly = true};
+
+	return fulfil(&wish);
+}
+
+bool grant_any_left(CUdevice ordinal, enum attach_call call)
+{
+	if (grant(ordinal, 1, KIND_OVERHEAD, call) != GRANTED)
+		return false;
+	process_release(ordinal, 1, KIND_OVERHEAD);
+	return true;
+}
+
+const struct ledger_account *grant_begin_uncharged(CUdevice ordinal)
+{
+	struct process *process = process_attached();
+	int device = process ? process_device(process, ordinal) : -1;
+	const struct ledger_account *account;
+
+	if (device < 0)
+		return NULL;
+	account = &process->held[device].account.slice;
+	ledger_begin_uncharged(account, process_first_thread(process));
+	return account;
+}
+
+void grant_end_uncharged(const struct ledger_account *account, bool succeeded)
+{
+	bool first;
+
+	if (!account->ledger)
+		return; /* a child that a signal's handler forked meanwhile, and has not attached */
+	first = process_first_thread(this_process);
+	if (succeeded)
+		ledger_count_allocation(account, first);
+	ledger_end_uncharged(account, first);
+}
+
+void grant_count(CUdevice ordinal)
+{
+	struct process *process = process_get();
+	int device = process_device(process, ordinal);
+
+	if (device >= 0)
+		ledger_count_allocation(&process->held[device].account.slice,
+		                        process_first_thread(process));
+}

@@ -1,0 +1,301 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Code is memory, too: a module's variables, and what it needs to run, are taken from the device
+ * when it is loaded. A library's are taken at the first use of it in a context, unless
+ * CUDA_MODULE_LOADING is EAGER (driver observation, H100, 580.159.04). How much shows only
+ * afterwards. A load that does not fit is undone; what came with the first use of a library cannot
+ * be, so it is charged all the same, and the use fails.
+ */
+#include "function.h"
+#include "hold.h"
+#include "overhead.h"
+#include "state.h"
+#include "table.h"
+
+#include <string.h>
+
+enum { FUNCTION_LOCAL_BYTES = 3 }; /* CUfunction_attribute */
+
+static uint64_t key_of(const void *handle)
+{
+	return (uint64_t)(uintptr_t)handle;
+}
+
+/* --- modules --------------------------------------------------------------------------------- */
+
+static CUresult loaded(const struct watch *watch, CUresult result, CUmodule *module)
+{
+	struct holding code = {.ordinal = watch->ordinal, .kind = KIND_OVERHEAD};
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!watch_end(watch, ATTACH_CALL_CODE, &code.bytes)) {
+		(void)DRIVER(cuModuleUnload)(*module);
+		*module = NULL;
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	if (code.bytes) {
+		code.owner = context_current();
+		hold(key_of(*module), &code);
+	}
+	return result;
+}
+
+CUresult cuModuleLoad(CUmodule *module, const char *file)
+{
+	struct watch watch = watch_begin();
+
+	return loaded(&watch, DRIVER(cuModuleLoad)(module, file), module);
+}
+
+CUresult cuModuleLoadData(CUmodule *module, const void *image)
+{
+	struct watch watch = watch_begin();
+
+	return loaded(&watch, DRIVER(cuModuleLoadData)(module, image), module);
+}
+
+CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned int count, int *options,
+                            void **values)
+{
+	struct watch watch = watch_begin();
+
+	return loaded(&watch, DRIVER(cuModuleLoadDataEx)(module, image, count, options, values),
+	              module);
+}
+
+CUresult cuModuleLoadFatBinary(CUmodule *module, const void *image)
+{
+	struct watch watch = watch_begin();
+
+	return loaded(&watch, DRIVER(cuModuleLoadFatBinary)(module, image), module);
+}
+
+CUresult cuModuleUnload(CUmodule module)
+{
+	struct holding code;
+	bool known = unhold(key_of(module), &code);
+	CUresult result;
+
+	/* Before the call: the handles may be others' as soon as the driver has let them go. */
+	function_source_gone(key_of(module));
+	result = DRIVER(cuModuleUnload)(module);
+	return known ? release_or_hold(result, key_of(module), &code) : result;
+}
+
+static void note_function(CUfunction function, CUmodule module)
+{
+	int frame = 0;
+
+	if (DRIVER_HAS(cuFuncGetAttribute) &&
+	    DRIVER(cuFuncGetAttribute)(&frame, FUNCTION_LOCAL_BYTES, function) == CUDA_SUCCESS)
+		function_note(function, key_of(module), (uint32_t)frame, false);
+}
+
+CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name)
+{
+	CUresult result = DRIVER(cuModuleGetFunction)(function, module, name);
+
+	if (result == CUDA_SUCCESS)
+		note_function(*function, module);
+	return result;
+}
+
+CUresult cuModuleEnumerateFunctions(CUfunction *functions, unsigned int count, CUmodule module)
+{
+	CUresult result;
+
+	if (functions && count)
+		memset(functions, 0, count * sizeof(*functions));
+	result = DRIVER(cuModuleEnumerateFunctions)(functions, count, module);
+	for (unsigned int i = 0; result == CUDA_SUCCESS && i < count && functions[i]; i++)
+		note_function(functions[i], module);
+	return result;
+}
+
+/* --- libraries ------------------------------------------------------------------------------- */
+
+/* What a library took in a context; it has an entry as soon as it is loaded there. */
+static uint64_t in_context(uint64_t library, uint64_t context)
+{
+	uint64_t hash = (library ^ context << 1) * 0x9e3779b97f4a7c15ull;
+
+	return (hash ^ hash >> 29) | 1;
+}
+
+static void hold_library(const struct watch *watch, uint64_t library, uint64_t bytes)
+{
+	uint64_t context = context_current();
+
+	hold_part(in_context(library, context), &(struct holding){.bytes = bytes,
+	                                                          .owner = context,
+	                                                          .source = library,
+	                                                          .ordinal = watch->ordinal,
+	                                                          .kind = KIND_OVERHEAD});
+}
+
+static CUresult loaded_library(const struct watch *watch, CUresult result, CUlibrary *library)
+{
+	uint64_t bytes;
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!watch_end(watch, ATTACH_CALL_CODE, &bytes)) {
+		(void)DRIVER(cuLibraryUnload)(*library);
+		*library = NULL;
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	if (bytes)
+		hold_library(watch, key_of(*library), bytes);
+	return result;
+}
+
+CUresult cuLibraryLoadData(CUlibrary *library, const void *code, int *jit_options, void **jit_values,
+                           unsigned int jit_count, int *options, void **values, unsigned int count)
+{
+	struct watch watch = watch_begin();
+
+	return loaded_library(&watch,
+	                      DRIVER(cuLibraryLoadData)(library, code, jit_options, jit_values,
+	                                                jit_count, options, values, count),
+	                      library);
+}
+
+CUresult cuLibraryLoadFromFile(CUlibrary *library, const char *file, int *jit_options,
+                               void **jit_values, unsigned int jit_count, int *options,
+                               void **values, unsigned int count)
+{
+	struct watch watch = watch_begin();
+
+	return loaded_library(&watch,
+	                      DRIVER(cuLibraryLoadFromFile)(library, file, jit_options, jit_values,
+	                                                    jit_count, options, values, count),
+	                      library);
+}
+
+CUresult cuLibraryUnload(CUlibrary library)
+{
+	CUresult result;
+
+	function_source_gone(key_of(library));
+	result = DRIVER(cuLibraryUnload)(library);
+	if (result == CUDA_SUCCESS)
+		hold_source_gone(key_of(library));
+	return result;
+}
+
+/* A use of a library, which may be the first in this context. */
+struct use {
+	uint64_t library;
+	bool first;
+	struct watch watch;
+};
+
+/* False if the slice has nothing left: then the library is not loaded, whatever it takes. */
+static bool use_begin(struct use *use, uint64_t library)
+{
+	*use = (struct use){.library = library};
+	use->first = library && !hold_known(in_context(library, context_current()));
+	if (!use->first)
+		return true;
+	use->watch = watch_begin();
+	return use->watch.ordinal < 0 || grant_any_left(use->watch.ordinal, ATTACH_CALL_CODE);
+}
+
+static CUresult use_end(const struct use *use, CUresult result)
+{
+	uint64_t bytes;
+
+	if (!use->first || use->watch.ordinal < 0)
+		return result;
+	watch_end_anyway(&use->watch, &bytes);
+	hold_library(&use->watch, use->library, bytes);
+	if (bytes && result == CUDA_SUCCESS && !grant_any_left(use->watch.ordinal, ATTACH_CALL_CODE))
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	return result;
+}
+
+CUresult cuLibraryGetModule(CUmodule *module, CUlibrary library)
+{
+	struct use use;
+
+	if (!use_begin(&use, key_of(library)))
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	return use_end(&use, DRIVER(cuLibraryGetModule)(module, library));
+}
+
+CUresult cuLibraryGetGlobal(CUdeviceptr *pointer, size_t *bytes, CUlibrary library, const char *name)
+{
+	struct use use;
+
+	if (!use_begin(&use, key_of(library)))
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	return use_end(&use, DRIVER(cuLibraryGetGlobal)(pointer, bytes, library, name));
+}
+
+CUresult cuLibraryGetManaged(CUdeviceptr *pointer, size_t *bytes, CUlibrary library,
+                             const char *name)
+{
+	struct use use;
+
+	if (!use_begin(&use, key_of(library)))
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	return use_end(&use, DRIVER(cuLibraryGetManaged)(pointer, bytes, library, name));
+}
+
+CUresult cuLibraryGetUnifiedFunction(void **function, CUlibrary library, const char *symbol)
+{
+	struct use use;
+
+	if (!use_begin(&use, key_of(library)))
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	return use_end(&use, DRIVER(cuLibraryGetUnifiedFunction)(function, library, symbol));
+}
+
+/* A kernel is launched by its own handle or by its function's; both may be the first use. */
+static void note_kernel(CUkernel kernel, CUlibrary library)
+{
+	CUdevice ordinal = process_current_ordinal();
+	int frame = 0;
+
+	if (!DRIVER_HAS(cuKernelGetAttribute) ||
+	    DRIVER(cuKernelGetAttribute)(&frame, FUNCTION_LOCAL_BYTES, kernel,
+	                                 ordinal < 0 ? 0 : ordinal) != CUDA_SUCCESS)
+		frame = 0;
+	function_note(kernel, key_of(library), (uint32_t)frame, true);
+}
+
+CUresult cuLibraryGetKernel(CUkernel *kernel, CUlibrary library, const char *name)
+{
+	CUresult result = DRIVER(cuLibraryGetKernel)(kernel, library, name);
+
+	if (result == CUDA_SUCCESS)
+		note_kernel(*kernel, library);
+	return result;
+}
+
+CUresult cuLibraryEnumerateKernels(CUkernel *kernels, unsigned int count, CUlibrary library)
+{
+	CUresult result;
+
+	if (kernels && count)
+		memset(kernels, 0, count * sizeof(*kernels));
+	result = DRIVER(cuLibraryEnumerateKernels)(kernels, count, library);
+	for (unsigned int i = 0; result == CUDA_SUCCESS && i < count && kernels[i]; i++)
+		note_kernel(kernels[i], library);
+	return result;
+}
+
+CUresult cuKernelGetFunction(CUfunction *function, CUkernel kernel)
+{
+	uint64_t library = function_source(kernel);
+	struct use use;
+	CUresult result;
+
+	if (!use_begin(&use, library))
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	result = use_end(&use, DRIVER(cuKernelGetFunction)(function, kernel));
+	if (result == CUDA_SUCCESS && function_frame(kernel) > STACK_DEFAULT)
+		function_note(*function, library, function_frame(kernel), false);
+	return result;
+}

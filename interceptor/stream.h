@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef GPUSLICE_STREAM_H
+#define GPUSLICE_STREAM_H
+
+#include "table.h"
+
+/* Whether what is launched in the stream is recorded for a graph, and takes no memory now.
+ * `per_thread`: NULL is the thread's own default stream. */
+static inline bool stream_records(CUstream stream, bool per_thread)
+{
+	int status = 0;
+
+	if (per_thread && DRIVER_HAS(cuStreamIsCapturing_ptsz))
+		return DRIVER(cuStreamIsCapturing_ptsz)(stream, &status) == CUDA_SUCCESS && status;
+	return DRIVER_HAS(cuStreamIsCapturing) &&
+	       DRIVER(cuStreamIsCapturing)(stream, &status) == CUDA_SUCCESS && status;
+}
+
+#endif

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+)
+
+// cardsOf is a host of three cards, their UUIDs by NVML's index, and a program that prints the devices that CUDA shows it.
+func cardsOf(t *testing.T) (h *host, uuids []string, program string) {
+	t.Helper()
+	h = newHostOf(t, 3)
+	devices, err := h.Client.Devices(t.Context())
+	h.Must(err)
+	for i, d := range devices {
+		if d.Index != i {
+			t.Fatalf("device %d has the index %d", i, d.Index)
+		}
+		uuids = append(uuids, d.UUID)
+	}
+	h.compile("devices")
+	return h, uuids, filepath.Join(h.Dir, "fake", "devices")
+}
+
+// run is `gpuslice run` with arguments, on that host of three cards; more is put in its environment.
+func (h *host) run(more []string, args ...string) *exec.Cmd {
+	cmd := exec.Command(filepath.Join(h.Bin, "gpuslice"), append([]string{"--socket", h.Socket(), "run", "--quiet"}, args...)...)
+	cmd.Env = append(append(h.Env(), "FAKECUDA_DEVICES=3", "FAKECUDA_NVML_ORDER=reverse"), more...)
+	return cmd
+}
+
+func TestASessionSeesTheDevicesItIsForInTheOrderGiven(t *testing.T) {
+	h, uuids, program := cardsOf(t)
+	for _, c := range []struct {
+		devices []string
+		own     string // CUDA_VISIBLE_DEVICES; "-" for unset
+		want    []int
+	}{
+		{nil, "-", []int{2, 1, 0}}, // CUDA counts from the other end here
+		{nil, uuids[1], []int{1}},
+		{[]string{"1"}, "-", []int{1}},
+		{[]string{"0"}, "-", []int{0}},
+		{[]string{uuids[2]}, "-", []int{2}},
+		{[]string{"0", "2"}, "-", []int{0, 2}},
+		{[]string{"2", "0"}, "-", []int{2, 0}},
+		{[]string{"2", "0"}, strings.Join(uuids, ","), []int{0, 2}},
+		{[]string{"1"}, uuids[2] + "," + uuids[1], []int{1}},
+		{[]string{"1"}, "0,1,2", []int{1}},
+		{[]string{"2", "1"}, "1,2", []int{1, 2}},
+	} {
+		for _, more := range [][]string{nil, {"--embedded"}, {"--mode", "record"}} {
+			args := append([]string{"--vram", "4G"}, more...)
+			for _, device := range c.devices {
+				args = append(args, "--device", device)
+			}
+			env := []string{"NVIDIA_VISIBLE_DEVICES=all"}
+			if c.own != "-" {
+				env = append(env, "CUDA_VISIBLE_DEVICES="+c.own)
+			}
+			out, code := output(h.run(env, append(args, "--", "sh", "-c", program+`; echo "$NVIDIA_VISIBLE_DEVICES"`)...))
+			want := "all\n"
+			for _, index := range slices.Backward(c.want) {
+				want = uuids[index] + "\n" + want
+			}
+			if code != 0 || out != want {
+				t.Errorf("%v with %s: exit code %d, it sees\n%s, want\n%s", args, c.own, code, out, want)
+			}
+		}
+	}
+}
+
+func TestADeviceThatCUDAVisibleDevicesLeavesOutIsRefused(t *testing.T) {
+	h, uuids, program := cardsOf(t)
+	for own, devices := range map[string][]string{
+		"0":                               {"1"},
+		"":                                {"1"},
+		"-1":                              {"1"},
+		"7,1":                             {"1"}, // CUDA stops at what names no device
+		uuids[0]:                          {"0", "1"},
+		uuids[1][:len("GPU-12345678")]:    {"1"}, // it begins more than one UUID
+		uuids[0] + ",nothing," + uuids[1]: {"1"},
+	} {
+		args := []string{"--vram", "4G"}
+		for _, device := range devices {
+			args = append(args, "--device", device)
+		}
+		out, code := output(h.run([]string{"CUDA_VISIBLE_DEVICES=" + own}, append(args, "--", program)...))
+		want := fmt.Sprintf("gpuslice: CUDA_VISIBLE_DEVICES=%s leaves out %s, which this session is for: ", own, uuids[1])
+		if code != 125 || !strings.HasPrefix(out, want) || strings.Count(out, "\n") != 1 {
+			t.Errorf("%s: exit code %d, %q, want %q…", own, code, out, want)
+		}
+	}
+	if slices := h.Slices(); len(slices) != 0 {
+		t.Errorf("slices are left: %+v", slices)
+	}
+}
+
+func TestACommandThatJoinsSeesTheDevicesOfTheSession(t *testing.T) {
+	h, uuids, program := cardsOf(t)
+	token := filepath.Join(h.Dir, "token")
+	first := h.run(nil, "--name", "s", "--vram", "4G", "--device", "2", "--device", "0", "--", "sh", "-c", `cp "$`+api.TokenEnv+`" `+token+`.new && mv `+token+`.new `+token+`; read line`)
+	in, err := first.StdinPipe()
+	h.Must(err)
+	h.Must(first.Start())
+	defer func() {
+		in.Close()
+		_ = first.Wait()
+	}()
+	h.Eventually("the session runs", func() bool {
+		_, err := os.Stat(token)
+		return err == nil
+	})
+	for own, want := range map[string]string{
+		"-":                       uuids[2] + "\n" + uuids[0] + "\n",
+		uuids[1] + "," + uuids[0]: uuids[0] + "\n",
+		uuids[0] + "," + uuids[2]: uuids[0] + "\n" + uuids[2] + "\n",
+	} {
+		var env []string
+		if own != "-" {
+			env = append(env, "CUDA_VISIBLE_DEVICES="+own)
+		}
+		if out, code := output(h.run(env, "--join", token, "--", program)); code != 0 || out != want {
+			t.Errorf("with %s: exit code %d, it sees\n%s, want\n%s", own, code, out, want)
+		}
+	}
+	out, code := output(h.run([]string{"CUDA_VISIBLE_DEVICES=" + uuids[1]}, "--join", token, "--", program))
+	if code != 125 || !strings.Contains(out, " leaves out "+uuids[2]+", "+uuids[0]) {
+		t.Errorf("with a device that the session is not for: exit code %d, %s", code, out)
+	}
+}

@@ -1,0 +1,143 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a program may ask about a function or a kernel. Nothing is loaded for an answer. */
+#include "kernel.h"
+#include "library.h"
+#include "module.h"
+
+static CUresult attribute(int which, uint64_t frame, int *out)
+{
+	if (!out || which < 0 || which >= CU_FUNC_ATTRIBUTE_MAX)
+		return CUDA_ERROR_INVALID_VALUE;
+	switch (which) {
+	case CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK:
+		*out = 1024;
+		break;
+	case CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES:
+		*out = (int)frame;
+		break;
+	case CU_FUNC_ATTRIBUTE_NUM_REGS:
+		*out = 16;
+		break;
+	case CU_FUNC_ATTRIBUTE_PTX_VERSION:
+		*out = 70;
+		break;
+	case CU_FUNC_ATTRIBUTE_BINARY_VERSION:
+		*out = 90;
+		break;
+	default:
+		*out = 0;
+	}
+	return CUDA_SUCCESS;
+}
+
+/* Leaves the lock held only on success. */
+static CUresult enter_function(CUfunction function)
+{
+	CUcontext context;
+	CUresult result = driver_enter_context(&context);
+
+	if (result == CUDA_SUCCESS && !function)
+		return driver_leave(CUDA_ERROR_INVALID_HANDLE);
+	return result;
+}
+
+/* One of either kind will do. */
+CUDA_API CUresult cuFuncGetAttribute(int *out, int which, CUfunction function)
+{
+	CUresult result = enter_function(function);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	return driver_leave(attribute(
+	    which,
+	    function->what == LAUNCHABLE_KERNEL ? ((CUkernel)function)->frame : function->frame,
+	    out));
+}
+
+CUDA_API CUresult cuFuncSetAttribute(CUfunction function, int which, int value)
+{
+	CUresult result = enter_function(function);
+
+	(void)which;
+	(void)value;
+	return result == CUDA_SUCCESS ? driver_leave(CUDA_SUCCESS) : result;
+}
+
+CUDA_API CUresult cuFuncGetModule(CUmodule *out, CUfunction function)
+{
+	CUresult result = enter_function(function);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!out || function->what != LAUNCHABLE_FUNCTION)
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	*out = function->module;
+	return driver_leave(CUDA_SUCCESS);
+}
+
+/* A function of a module that is loaded is, too. */
+CUDA_API CUresult cuFuncIsLoaded(int *state, CUfunction function)
+{
+	CUresult result = enter_function(function);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!state)
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	*state = 1;
+	return driver_leave(CUDA_SUCCESS);
+}
+
+CUDA_API CUresult cuFuncLoad(CUfunction function)
+{
+	CUresult result = enter_function(function);
+
+	return result == CUDA_SUCCESS ? driver_leave(CUDA_SUCCESS) : result;
+}
+
+/* Leaves the lock held only on success. */
+static CUresult enter_kernel(CUkernel kernel, const void *out)
+{
+	CUresult result = driver_enter();
+
+	if (result == CUDA_SUCCESS && !kernel)
+		return driver_leave(CUDA_ERROR_INVALID_HANDLE);
+	if (result == CUDA_SUCCESS && !out)
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	return result;
+}
+
+CUDA_API CUresult cuKernelGetAttribute(int *out, int which, CUkernel kernel, CUdevice device)
+{
+	CUresult result = enter_kernel(kernel, out);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!device_at(device))
+		return driver_leave(CUDA_ERROR_INVALID_DEVICE);
+	return driver_leave(attribute(which, kernel->frame, out));
+}
+
+CUDA_API CUresult cuKernelGetLibrary(CUlibrary *out, CUkernel kernel)
+{
+	CUresult result = enter_kernel(kernel, out);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	*out = kernel->library;
+	return driver_leave(CUDA_SUCCESS);
+}
+
+CUDA_API CUresult cuKernelGetFunction(CUfunction *out, CUkernel kernel)
+{
+	CUcontext context;
+	CUresult result = driver_enter_context(&context);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!kernel)
+		return driver_leave(CUDA_ERROR_INVALID_HANDLE);
+	if (!out)
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	return driver_leave(library_function(context, kernel, out));
+}

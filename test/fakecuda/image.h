@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What an image of code says, as far as it is text: PTX, or what cuLinkComplete made of it. Any
+ * other image is empty here: it takes nothing, and any name is one of its kernels.
+ */
+#ifndef FAKECUDA_IMAGE_H
+#define FAKECUDA_IMAGE_H
+
+#include "driver.h"
+
+/* A kernel and its frame, or an array and its size. */
+struct symbol {
+	char *name;
+	uint64_t bytes;
+	uint64_t offset; /* of an array in the memory of its module */
+};
+
+struct symbols {
+	struct symbol *list;
+	size_t count;
+};
+
+struct image {
+	unsigned holders;
+	struct symbols kernels, arrays;
+	uint64_t bytes;   /* of all arrays */
+	bool uses_printf; /* it calls vprintf */
+};
+
+/* NULL: there is no memory. Its only holder is the caller. */
+struct image *image_read(const char *text);
+struct image *image_hold(struct image *image);
+void image_drop(struct image *image);
+/* NULL: it has none of that name. */
+const struct symbol *image_find(const struct symbols *symbols, const char *name);
+
+/* A file's bytes and a 0 after them, for the caller to free. */
+CUresult image_load_file(const char *path, char **out);
+
+#endif

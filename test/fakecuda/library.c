@@ -1,0 +1,280 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#define _GNU_SOURCE
+#include "library.h"
+
+#include "config.h"
+#include "module.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct CUlib_st {
+	CUlibrary next; /* all libraries of the process */
+	struct image *image;
+	CUkernel kernels; /* that were asked for */
+	CUmodule modules; /* one for each context that it is loaded into */
+};
+
+static CUlibrary all;
+
+/* Once: a program may change its environment. Expects the lock held, as all but entry points do. */
+bool library_is_eager(void)
+{
+	static enum { UNKNOWN, LAZY, EAGER } mode;
+
+	if (mode == UNKNOWN)
+		mode = config_is("CUDA_MODULE_LOADING", "EAGER") ? EAGER : LAZY;
+	return mode == EAGER;
+}
+
+void library_forget(CUlibrary library, CUmodule module)
+{
+	CUmodule *link = &library->modules;
+
+	while (*link != module)
+		link = &(*link)->next;
+	*link = module->next;
+}
+
+static CUresult load_into(CUcontext context, CUlibrary library, CUmodule *out)
+{
+	CUcontext holder = context->parent ? context->parent : context;
+	CUmodule module;
+	CUresult result;
+
+	for (module = library->modules; module; module = module->next)
+		if (module->owned.context == holder) {
+			*out = module;
+			return CUDA_SUCCESS;
+		}
+	result = module_create(holder, library->image, &module);
+	if (result != CUDA_SUCCESS)
+		return result;
+	module->library = library;
+	module->next = library->modules;
+	library->modules = module;
+	*out = module;
+	return CUDA_SUCCESS;
+}
+
+CUresult library_function(CUcontext context, CUkernel kernel, CUfunction *out)
+{
+	CUmodule module;
+	CUresult result = load_into(context, kernel->library, &module);
+
+	return result == CUDA_SUCCESS ? module_function(module, kernel->name, out) : result;
+}
+
+static void destroy(CUlibrary library)
+{
+	while (library->modules)
+		module_destroy(library->modules);
+	while (library->kernels) {
+		CUkernel kernel = library->kernels;
+
+		library->kernels = kernel->next;
+		free(kernel->name);
+		free(kernel);
+	}
+	image_drop(library->image);
+	free(library);
+}
+
+/* Needs no context; with one and an eager driver it is loaded there at once. */
+static CUresult load(CUlibrary *out, const void *text)
+{
+	CUresult result = driver_enter();
+	CUcontext context = context_current();
+	CUlibrary library;
+	CUmodule module;
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!out || !text)
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	library = calloc(1, sizeof(*library));
+	if (!library)
+		return driver_leave(CUDA_ERROR_OUT_OF_MEMORY);
+	library->image = image_read(text);
+	if (!library->image) {
+		free(library);
+		return driver_leave(CUDA_ERROR_OUT_OF_MEMORY);
+	}
+	if (library_is_eager() && context && context->alive)
+		result = load_into(context, library, &module);
+	if (result != CUDA_SUCCESS) {
+		destroy(library);
+		return driver_leave(result);
+	}
+	library->next = all;
+	all = library;
+	*out = library;
+	return driver_leave(CUDA_SUCCESS);
+}
+
+CUDA_API CUresult cuLibraryLoadData(CUlibrary *out, const void *image, int *jit_options,
+                                    void **jit_values, unsigned int jit_count, int *options,
+                                    void **values, unsigned int count)
+{
+	(void)jit_options;
+	(void)jit_values;
+	(void)jit_count;
+	(void)options;
+	(void)values;
+	(void)count;
+	return load(out, image);
+}
+
+CUDA_API CUresult cuLibraryLoadFromFile(CUlibrary *out, const char *path, int *jit_options,
+                                        void **jit_values, unsigned int jit_count, int *options,
+                                        void **values, unsigned int count)
+{
+	char *text;
+	CUresult result = path ? image_load_file(path, &text) : CUDA_ERROR_INVALID_VALUE;
+
+	(void)jit_options;
+	(void)jit_values;
+	(void)jit_count;
+	(void)options;
+	(void)values;
+	(void)count;
+	if (result != CUDA_SUCCESS)
+		return result;
+	result = load(out, text);
+	free(text);
+	return result;
+}
+
+static CUlibrary *link_to(CUlibrary library)
+{
+	CUlibrary *link = &all;
+
+	while (*link && *link != library)
+		link = &(*link)->next;
+	return link;
+}
+
+/* Leaves the lock held only on success. */
+static CUresult enter_library(CUlibrary library, const void *out)
+{
+	CUresult result = driver_enter();
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!library || !*link_to(library))
+		return driver_leave(CUDA_ERROR_INVALID_HANDLE);
+	return out ? CUDA_SUCCESS : driver_leave(CUDA_ERROR_INVALID_VALUE);
+}
+
+CUDA_API CUresult cuLibraryUnload(CUlibrary library)
+{
+	CUresult result = enter_library(library, library);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	*link_to(library) = library->next;
+	destroy(library);
+	return driver_leave(CUDA_SUCCESS);
+}
+
+static CUresult find_kernel(CUlibrary library, const char *name, CUkernel *out)
+{
+	const struct symbols *kernels = &library->image->kernels;
+	const struct symbol *symbol = image_find(kernels, name);
+	CUkernel kernel;
+
+	for (kernel = library->kernels; kernel; kernel = kernel->next)
+		if (strcmp(kernel->name, name) == 0) {
+			*out = kernel;
+			return CUDA_SUCCESS;
+		}
+	if (!symbol && kernels->count)
+		return CUDA_ERROR_NOT_FOUND;
+	kernel = calloc(1, sizeof(*kernel));
+	if (!kernel)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	*kernel = (struct CUkern_st){.what = LAUNCHABLE_KERNEL,
+	                             .next = library->kernels,
+	                             .library = library,
+	                             .name = strdup(name),
+	                             .frame = symbol ? symbol->bytes : 0};
+	if (!kernel->name) {
+		free(kernel);
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	library->kernels = kernel;
+	*out = kernel;
+	return CUDA_SUCCESS;
+}
+
+CUDA_API CUresult cuLibraryGetKernel(CUkernel *out, CUlibrary library, const char *name)
+{
+	CUresult result = enter_library(library, out);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	return driver_leave(name ? find_kernel(library, name, out) : CUDA_ERROR_INVALID_VALUE);
+}
+
+CUDA_API CUresult cuLibraryGetKernelCount(unsigned int *count, CUlibrary library)
+{
+	CUresult result = enter_library(library, count);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	*count = (unsigned int)library->image->kernels.count;
+	return driver_leave(CUDA_SUCCESS);
+}
+
+CUDA_API CUresult cuLibraryEnumerateKernels(CUkernel *out, unsigned int count, CUlibrary library)
+{
+	CUresult result = enter_library(library, out);
+	const struct symbols *kernels;
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	kernels = &library->image->kernels;
+	for (unsigned i = 0; i < count && result == CUDA_SUCCESS; i++) {
+		if (i < kernels->count)
+			result = find_kernel(library, kernels->list[i].name, &out[i]);
+		else
+			out[i] = NULL;
+	}
+	return driver_leave(result);
+}
+
+/* The library in the current context. Leaves the lock held only on success. */
+static CUresult enter_loaded(CUlibrary library, CUmodule *out)
+{
+	CUcontext context;
+	CUresult result = driver_enter_context(&context);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!library || !*link_to(library))
+		return driver_leave(CUDA_ERROR_INVALID_HANDLE);
+	result = load_into(context, library, out);
+	return result == CUDA_SUCCESS ? result : driver_leave(result);
+}
+
+CUDA_API CUresult cuLibraryGetModule(CUmodule *out, CUlibrary library)
+{
+	CUmodule module = NULL;
+	CUresult result = out ? enter_loaded(library, &module) : CUDA_ERROR_INVALID_VALUE;
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	*out = module;
+	return driver_leave(CUDA_SUCCESS);
+}
+
+CUDA_API CUresult cuLibraryGetGlobal(CUdeviceptr *address, size_t *size, CUlibrary library,
+                                     const char *name)
+{
+	CUmodule module = NULL;
+	CUresult result = name ? enter_loaded(library, &module) : CUDA_ERROR_INVALID_VALUE;
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	return driver_leave(module_array(module, name, address, size));
+}

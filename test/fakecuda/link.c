@@ -1,0 +1,135 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Linking. What comes out is the text of all that went in: image.h reads it as it would have read
+ * the parts. Nothing of it is on the card before it is loaded.
+ */
+#define _GNU_SOURCE
+#include "driver.h"
+#include "image.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define HEADER "// linked\n"
+
+struct CUlinkState_st {
+	char *text;
+	size_t length;
+};
+
+CUDA_API CUresult cuLinkCreate_v2(unsigned int count, int *options, void **values, CUlinkState *out)
+{
+	CUcontext context;
+	CUresult result = driver_enter_context(&context);
+	CUlinkState state;
+
+	(void)count;
+	(void)options;
+	(void)values;
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!out)
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	state = calloc(1, sizeof(*state));
+	if (state)
+		state->text = strdup(HEADER);
+	if (!state || !state->text) {
+		free(state);
+		return driver_leave(CUDA_ERROR_OUT_OF_MEMORY);
+	}
+	state->length = strlen(HEADER);
+	*out = state;
+	return driver_leave(CUDA_SUCCESS);
+}
+
+CUDA_API CUresult cuLinkCreate(unsigned int count, int *options, void **values, CUlinkState *out)
+{
+	return cuLinkCreate_v2(count, options, values, out);
+}
+
+/* Of what is no text, the part before its first 0 byte. */
+CUDA_API CUresult cuLinkAddData_v2(CUlinkState state, int type, void *data, size_t size,
+                                   const char *name, unsigned int count, int *options,
+                                   void **values)
+{
+	CUresult result = driver_enter();
+	size_t length;
+	char *text;
+
+	(void)type;
+	(void)name;
+	(void)count;
+	(void)options;
+	(void)values;
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!state)
+		return driver_leave(CUDA_ERROR_INVALID_HANDLE);
+	if (!data || !size)
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	length = strnlen(data, size);
+	text = realloc(state->text, state->length + length + 2);
+	if (!text)
+		return driver_leave(CUDA_ERROR_OUT_OF_MEMORY);
+	memcpy(text + state->length, data, length);
+	memcpy(text + state->length + length, "\n", 2);
+	state->text = text;
+	state->length += length + 1;
+	return driver_leave(CUDA_SUCCESS);
+}
+
+CUDA_API CUresult cuLinkAddData(CUlinkState state, int type, void *data, size_t size,
+                                const char *name, unsigned int count, int *options, void **values)
+{
+	return cuLinkAddData_v2(state, type, data, size, name, count, options, values);
+}
+
+CUDA_API CUresult cuLinkAddFile_v2(CUlinkState state, int type, const char *path,
+                                   unsigned int count, int *options, void **values)
+{
+	char *text;
+	CUresult result = path ? image_load_file(path, &text) : CUDA_ERROR_INVALID_VALUE;
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	result =
+	    cuLinkAddData_v2(state, type, text, strlen(text) + 1, path, count, options, values);
+	free(text);
+	return result;
+}
+
+CUDA_API CUresult cuLinkAddFile(CUlinkState state, int type, const char *path, unsigned int count,
+                                int *options, void **values)
+{
+	return cuLinkAddFile_v2(state, type, path, count, options, values);
+}
+
+/* The image is the state's, and goes with it. */
+CUDA_API CUresult cuLinkComplete(CUlinkState state, void **image, size_t *size)
+{
+	CUresult result = driver_enter();
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!state)
+		return driver_leave(CUDA_ERROR_INVALID_HANDLE);
+	if (!image)
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	*image = state->text;
+	if (size)
+		*size = state->length + 1;
+	return driver_leave(CUDA_SUCCESS);
+}
+
+CUDA_API CUresult cuLinkDestroy(CUlinkState state)
+{
+	CUresult result = driver_enter();
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!state)
+		return driver_leave(CUDA_ERROR_INVALID_HANDLE);
+	free(state->text);
+	free(state);
+	return driver_leave(CUDA_SUCCESS);
+}

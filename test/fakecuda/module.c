@@ -1,0 +1,268 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#define _GNU_SOURCE
+#include "module.h"
+
+#include "kernel.h"
+#include "library.h"
+#include "limit.h"
+#include "overhead.h"
+#include "vram.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static void free_module(struct owned *owned)
+{
+	CUmodule module = (CUmodule)owned;
+
+	while (module->functions) {
+		CUfunction function = module->functions;
+
+		module->functions = function->next;
+		free(function->name);
+		free(function);
+	}
+	if (module->arrays.size) {
+		ranges_remove(&allocations, &module->arrays);
+		address_free(module->arrays.start, round_up(module->arrays.size, ADDRESS_STEP));
+	}
+	if (module->library)
+		library_forget(module->library, module);
+	overhead_give_code(owned->context, module->image->bytes);
+	image_drop(module->image);
+	free(module);
+}
+
+CUresult module_create(CUcontext context, struct image *image, CUmodule *out)
+{
+	CUmodule module = calloc(1, sizeof(*module));
+	CUresult result;
+
+	if (!module)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	result = overhead_take_code(context, image->bytes);
+	if (result != CUDA_SUCCESS)
+		goto no_memory;
+	if (image->uses_printf)
+		result = limit_back_fifo(context);
+	if (result != CUDA_SUCCESS)
+		goto no_fifo;
+	module->image = image_hold(image);
+	context_own(context, &module->owned, free_module);
+	*out = module;
+	return CUDA_SUCCESS;
+no_fifo:
+	overhead_give_code(context, image->bytes);
+no_memory:
+	free(module);
+	return result;
+}
+
+void module_destroy(CUmodule module)
+{
+	context_disown(&module->owned);
+	free_module(&module->owned);
+}
+
+CUresult module_function(CUmodule module, const char *name, CUfunction *out)
+{
+	const struct symbols *kernels = &module->image->kernels;
+	const struct symbol *symbol = image_find(kernels, name);
+	CUfunction function;
+
+	for (function = module->functions; function; function = function->next)
+		if (strcmp(function->name, name) == 0) {
+			*out = function;
+			return CUDA_SUCCESS;
+		}
+	if (!symbol && kernels->count)
+		return CUDA_ERROR_NOT_FOUND;
+	function = calloc(1, sizeof(*function));
+	if (!function)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	*function = (struct CUfunc_st){.what = LAUNCHABLE_FUNCTION,
+	                               .next = module->functions,
+	                               .module = module,
+	                               .name = strdup(name),
+	                               .frame = symbol ? symbol->bytes : 0,
+	                               .uses_malloc = strstr(name, "malloc"),
+	                               .uses_printf = strstr(name, "printf")};
+	if (!function->name) {
+		free(function);
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	module->functions = function;
+	*out = function;
+	return CUDA_SUCCESS;
+}
+
+/* The memory was taken with the module; now it gets addresses. */
+static bool address_arrays(CUmodule module)
+{
+	struct range *arrays = &module->arrays;
+	uint64_t size = round_up(module->image->bytes, ADDRESS_STEP);
+
+	if (arrays->size)
+		return true;
+	*arrays = (struct range){.kind = RANGE_CODE, .size = module->image->bytes};
+	arrays->start = address_reserve(size, ADDRESS_STEP);
+	if (arrays->start && ranges_add(&allocations, arrays))
+		return true;
+	if (arrays->start)
+		address_free(arrays->start, size);
+	arrays->size = 0;
+	return false;
+}
+
+CUresult module_array(CUmodule module, const char *name, CUdeviceptr *address, size_t *size)
+{
+	const struct symbol *symbol = image_find(&module->image->arrays, name);
+
+	if (!symbol)
+		return CUDA_ERROR_NOT_FOUND;
+	if (!address_arrays(module))
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	if (address)
+		*address = module->arrays.start + symbol->offset;
+	if (size)
+		*size = symbol->bytes;
+	return CUDA_SUCCESS;
+}
+
+static CUresult load(CUmodule *out, const void *text)
+{
+	CUcontext context;
+	CUresult result = driver_enter_context(&context);
+	struct image *image;
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!out || !text)
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	image = image_read(text);
+	if (!image)
+		return driver_leave(CUDA_ERROR_OUT_OF_MEMORY);
+	result = module_create(context, image, out);
+	image_drop(image);
+	return driver_leave(result);
+}
+
+CUDA_API CUresult cuModuleLoadData(CUmodule *out, const void *image)
+{
+	return load(out, image);
+}
+
+CUDA_API CUresult cuModuleLoadDataEx(CUmodule *out, const void *image, unsigned int count,
+                                     int *options, void **values)
+{
+	(void)count;
+	(void)options;
+	(void)values;
+	return load(out, image);
+}
+
+CUDA_API CUresult cuModuleLoadFatBinary(CUmodule *out, const void *image)
+{
+	return load(out, image);
+}
+
+CUDA_API CUresult cuModuleLoad(CUmodule *out, const char *path)
+{
+	char *text;
+	CUresult result = path ? image_load_file(path, &text) : CUDA_ERROR_INVALID_VALUE;
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	result = load(out, text);
+	free(text);
+	return result;
+}
+
+/* Leaves the lock held only on success. */
+static CUresult enter_module(CUmodule module)
+{
+	CUcontext context;
+	CUresult result = driver_enter_context(&context);
+
+	if (result == CUDA_SUCCESS && !module)
+		return driver_leave(CUDA_ERROR_INVALID_HANDLE);
+	return result;
+}
+
+CUDA_API CUresult cuModuleUnload(CUmodule module)
+{
+	CUresult result = enter_module(module);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	/* A library's goes with the library. */
+	if (module->library)
+		return driver_leave(CUDA_ERROR_INVALID_HANDLE);
+	module_destroy(module);
+	return driver_leave(CUDA_SUCCESS);
+}
+
+CUDA_API CUresult cuModuleGetFunction(CUfunction *out, CUmodule module, const char *name)
+{
+	CUresult result = enter_module(module);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!out || !name)
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	return driver_leave(module_function(module, name, out));
+}
+
+CUDA_API CUresult cuModuleGetFunctionCount(unsigned int *count, CUmodule module)
+{
+	CUresult result = enter_module(module);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!count)
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	*count = (unsigned int)module->image->kernels.count;
+	return driver_leave(CUDA_SUCCESS);
+}
+
+CUDA_API CUresult cuModuleEnumerateFunctions(CUfunction *out, unsigned int count, CUmodule module)
+{
+	CUresult result = enter_module(module);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!out)
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	for (unsigned i = 0; i < count && result == CUDA_SUCCESS; i++) {
+		if (i < module->image->kernels.count)
+			result =
+			    module_function(module, module->image->kernels.list[i].name, &out[i]);
+		else
+			out[i] = NULL;
+	}
+	return driver_leave(result);
+}
+
+CUDA_API CUresult cuModuleGetGlobal_v2(CUdeviceptr *address, size_t *size, CUmodule module,
+                                       const char *name)
+{
+	CUresult result = enter_module(module);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!name)
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	return driver_leave(module_array(module, name, address, size));
+}
+
+CUDA_API CUresult cuModuleGetLoadingMode(int *mode)
+{
+	CUresult result = driver_enter();
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!mode)
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	*mode = library_is_eager() ? CU_MODULE_EAGER_LOADING : CU_MODULE_LAZY_LOADING;
+	return driver_leave(CUDA_SUCCESS);
+}

@@ -1,0 +1,24 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* An image in a context: what its arrays take there, and its functions. */
+#ifndef FAKECUDA_MODULE_H
+#define FAKECUDA_MODULE_H
+
+#include "address.h"
+#include "image.h"
+
+struct CUmod_st {
+	struct owned owned;
+	struct image *image;
+	CUfunction functions; /* that were asked for */
+	struct range arrays;  /* empty until one is asked for */
+	CUlibrary library;    /* that it is a part of, or NULL */
+	CUmodule next;        /* of that library, in another context */
+};
+
+/* Takes the memory of the card. It holds the image. */
+CUresult module_create(CUcontext context, struct image *image, CUmodule *out);
+void module_destroy(CUmodule module);
+CUresult module_function(CUmodule module, const char *name, CUfunction *out);
+CUresult module_array(CUmodule module, const char *name, CUdeviceptr *address, size_t *size);
+
+#endif

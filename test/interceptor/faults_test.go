@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package interceptor
+
+import (
+	"net"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// A primary context is charged once for all who retain it, and as long as it is active: whoever else retains, releases
+// or resets it at the same moment.
+func TestThreadsRaceForThePrimaryContext(t *testing.T) {
+	for _, nvml := range []string{"", "fail"} {
+		t.Run("nvml="+nvml, func(t *testing.T) {
+			env := environment(t, "FAKECUDA_NVML="+nvml, "FAKECUDA_CONTEXT=64M")
+			daemon := startDaemon(t, env)
+			cmd, lines := daemon.start(t, env, "2G", compile(t, "primary"), "8", "200")
+			last := lastOf(t, lines)
+			if err := cmd.Wait(); err != nil {
+				t.Fatalf("%v: %s", err, last)
+			}
+		})
+	}
+}
+
+// attachSocket makes a directory in which somebody listens in the enforcer's place. `serve` is called for each connection
+// in turn, with its number from 0, in a goroutine of its own.
+func attachSocket(t *testing.T, serve func(c *net.UnixConn, number int)) string {
+	t.Helper()
+	dir := t.TempDir()
+	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: filepath.Join(dir, "attach.sock"), Net: "unixpacket"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	go func() {
+		for number := 0; ; number++ {
+			c, err := l.AcceptUnix()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer c.Close()
+				serve(c, number)
+			}()
+		}
+	}()
+	return dir
+}
+
+func TestAThreadCancelledInItsFirstCallHoldsUpNobody(t *testing.T) {
+	hang := func(*net.UnixConn, int) { time.Sleep(60 * time.Second) }
+	cases := []struct {
+		name string
+		dir  func(t *testing.T) string
+	}{
+		{"a hung enforcer", func(t *testing.T) string { return attachSocket(t, hang) }},
+		{"one that hangs once", func(t *testing.T) string {
+			return attachSocket(t, func(c *net.UnixConn, number int) {
+				if number == 0 {
+					hang(c, number)
+				}
+			})
+		}},
+		{"a slow one", func(t *testing.T) string {
+			return attachSocket(t, func(*net.UnixConn, int) { time.Sleep(time.Second) })
+		}},
+		{"nobody listens", func(t *testing.T) string { return t.TempDir() }},
+	}
+	program := compile(t, "cancel")
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			cmd := exec.Command(program)
+			cmd.Env = environment(t, "LD_PRELOAD="+filepath.Join(bin(t), "libgpuslice.so"), "GPUSLICE_DIR="+c.dir(t))
+			out, err := cmd.CombinedOutput()
+			if err != nil {
+				t.Errorf("%v\n%s", err, out)
+			}
+		})
+	}
+}
+
+func TestASignalIsNotTakenForADeadEnforcer(t *testing.T) {
+	out, err := inSlice(t, environment(t, "FAKECUDA_CONTEXT=64M"), "1G", compile(t, "signals"), "40")
+	if err != nil || strings.Contains(out, "gpuslice: ") {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+func TestARefusalReadsNoEnvironment(t *testing.T) {
+	out, err := inSlice(t, environment(t, "FAKECUDA_CONTEXT=64M"), "1G", compile(t, "environ"), "3")
+	if err != nil {
+		t.Errorf("%v\n%s", err, out[max(0, len(out)-2000):])
+	}
+	if !strings.Contains(out, "gpuslice: ") {
+		t.Error("no refusal was explained")
+	}
+}
+
+func TestAnAllocatorThatUsesTheCardDoesNotDeadlock(t *testing.T) {
+	out, err := inSlice(t, environment(t, "FAKECUDA_CONTEXT=64M"), "8G", compile(t, "allocator"))
+	if err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+	t.Log(out)
+}

@@ -1,0 +1,192 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A program with a malloc of its own, which now and then takes memory of the card: an allocator
+ * that keeps spilled pages there. Called by the interceptor it does so each time, and nothing may
+ * hang: SIGALRM ends it if something does. (What the driver's own calls do with such an allocator
+ * is not looked at here.) Exits 0 if at the end nothing is charged.
+ */
+#define _GNU_SOURCE
+#include "cuda_abi.h"
+
+#include <dlfcn.h>
+#include <link.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#define MIB (1ull << 20)
+#define ARENA (16ull << 30) /* of addresses */
+#define ALIGNMENT 16
+
+CUresult cuInit(unsigned int);
+CUresult cuDevicePrimaryCtxRetain(CUcontext *, CUdevice);
+CUresult cuCtxSetCurrent(CUcontext);
+CUresult cuMemGetInfo_v2(size_t *, size_t *);
+CUresult cuMemCreate(CUmemGenericAllocationHandle *, size_t, const CUmemAllocationProp *,
+                     unsigned long long);
+CUresult cuMemRelease(CUmemGenericAllocationHandle);
+CUresult cuMemAddressReserve(CUdeviceptr *, size_t, size_t, CUdeviceptr, unsigned long long);
+CUresult cuMemMap(CUdeviceptr, size_t, size_t, CUmemGenericAllocationHandle, unsigned long long);
+CUresult cuMemUnmap(CUdeviceptr, size_t);
+CUresult cuMemExportToShareableHandle(void *, CUmemGenericAllocationHandle, int,
+                                      unsigned long long);
+CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *, void *, int);
+
+static const CUmemAllocationProp properties = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                               .requestedHandleTypes =
+                                                   CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+                                               .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}};
+
+static char *arena;
+static size_t used;
+static bool spills; /* as soon as the program has its context */
+static unsigned long spilled;
+static uintptr_t interceptor, interceptor_end;
+static __thread bool within __attribute__((tls_model("initial-exec")));
+
+/* Nothing is used again: this ends soon enough. */
+static void *allocate(size_t bytes, const void *caller)
+{
+	size_t whole = (bytes + 2 * ALIGNMENT - 1) & ~(size_t)(ALIGNMENT - 1);
+	size_t at = __atomic_fetch_add(&used, whole, __ATOMIC_RELAXED);
+	char *block;
+
+	/* The first call is the loader's, before there are threads. */
+	if (!arena)
+		arena = mmap(NULL, ARENA, PROT_READ | PROT_WRITE,
+		             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	if (arena == MAP_FAILED || at + whole + ALIGNMENT > ARENA)
+		return NULL;
+	block = arena + at + ALIGNMENT;
+	memcpy(block - sizeof(size_t), &bytes, sizeof(size_t));
+	if (spills && !within && (uintptr_t)caller >= interceptor &&
+	    (uintptr_t)caller < interceptor_end) {
+		CUmemGenericAllocationHandle handle;
+
+		within = true;
+		if (cuMemCreate(&handle, 2 * MIB, &properties, 0) == CUDA_SUCCESS) {
+			__atomic_fetch_add(&spilled, 1, __ATOMIC_RELAXED);
+			(void)cuMemRelease(handle);
+		}
+		within = false;
+	}
+	return block;
+}
+
+void *malloc(size_t bytes)
+{
+	return allocate(bytes, __builtin_return_address(0));
+}
+
+void free(void *block)
+{
+	(void)block;
+}
+
+void *calloc(size_t count, size_t bytes)
+{
+	if (bytes && count > SIZE_MAX / bytes)
+		return NULL;
+	/* Nothing is used again, so it is all zeros. */
+	return allocate(count * bytes, __builtin_return_address(0));
+}
+
+void *realloc(void *block, size_t bytes)
+{
+	void *other = allocate(bytes, __builtin_return_address(0));
+	size_t former;
+
+	if (block && other) {
+		memcpy(&former, (char *)block - sizeof(size_t), sizeof(size_t));
+		memcpy(other, block, former < bytes ? former : bytes);
+	}
+	return other;
+}
+
+static int find(struct dl_phdr_info *info, size_t size, void *data)
+{
+	(void)size, (void)data;
+	if (!strstr(info->dlpi_name, "libgpuslice.so"))
+		return 0;
+	interceptor = info->dlpi_addr;
+	for (int i = 0; i < info->dlpi_phnum; i++) {
+		const ElfW(Phdr) *part = &info->dlpi_phdr[i];
+
+		if (part->p_type == PT_LOAD &&
+		    info->dlpi_addr + part->p_vaddr + part->p_memsz > interceptor_end)
+			interceptor_end = info->dlpi_addr + part->p_vaddr + part->p_memsz;
+	}
+	return 1;
+}
+
+static CUcontext context;
+static int wrong;
+
+static void expect(const char *what, CUresult result)
+{
+	if (result != CUDA_SUCCESS) {
+		printf("%s: CUDA error %d\n", what, result);
+		wrong = 1;
+	}
+}
+
+/* More objects and mappings than any table of the interceptor's has room for at first. */
+static void *work(void *argument)
+{
+	enum { COUNT = 300 };
+	CUmemGenericAllocationHandle handles[COUNT], again;
+	CUdeviceptr base = 0;
+
+	expect("cuCtxSetCurrent", cuCtxSetCurrent(context));
+	expect("cuMemAddressReserve", cuMemAddressReserve(&base, COUNT * 2 * MIB, 0, 0, 0));
+	for (unsigned i = 0; i < COUNT; i++) {
+		expect("cuMemCreate", cuMemCreate(&handles[i], 2 * MIB, &properties, 0));
+		expect("cuMemMap", cuMemMap(base + i * 2 * MIB, 2 * MIB, 0, handles[i], 0));
+	}
+	for (unsigned i = 0; i < COUNT; i++) {
+		int number = -1;
+
+		if (i % 16 == 0) {
+			expect("an export", cuMemExportToShareableHandle(
+			                        &number, handles[i],
+			                        CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+			expect("an import", cuMemImportFromShareableHandle(
+			                        &again, (void *)(intptr_t)number,
+			                        CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
+			expect("cuMemRelease", cuMemRelease(again));
+			close(number);
+		}
+		expect("cuMemRelease", cuMemRelease(handles[i]));
+		expect("cuMemUnmap", cuMemUnmap(base + i * 2 * MIB, 2 * MIB));
+	}
+	return argument;
+}
+
+int main(void)
+{
+	pthread_t threads[4];
+	size_t before, after = 0, total;
+
+	alarm(30);
+	if (cuInit(0) || cuDevicePrimaryCtxRetain(&context, 0) || cuCtxSetCurrent(context) ||
+	    cuMemGetInfo_v2(&before, &total) || !dl_iterate_phdr(find, NULL))
+		return 1;
+	spills = true;
+	work(NULL); /* alone: what hangs now waits for itself */
+	for (int i = 0; i < 4; i++)
+		pthread_create(&threads[i], NULL, work, NULL);
+	for (int i = 0; i < 4; i++)
+		pthread_join(threads[i], NULL);
+	spills = false;
+	for (int tries = 0; tries < 500 && after != before; tries++) {
+		cuMemGetInfo_v2(&after, &total);
+		usleep(10000);
+	}
+	printf("%lu times from inside malloc, %lld bytes charged at the end\n", spilled,
+	       (long long)before - (long long)after);
+	return wrong || after != before;
+}

@@ -1,0 +1,177 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Code, as programs load it: entry points that table.h has no prototypes of, and the text of
+ * modules that take memory by themselves. The text is PTX that any card since Volta compiles.
+ */
+#ifndef CODE_H
+#define CODE_H
+
+#include "cuda_abi.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+typedef struct CUmod_st *CUmodule;
+typedef struct CUfunc_st *CUfunction;
+typedef struct CUkern_st *CUkernel;
+typedef struct CUlib_st *CUlibrary;
+typedef struct CUlinkState_st *CUlinkState;
+
+#define CU_JIT_INPUT_PTX 1
+#define CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT 16
+#define CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR 39
+#define CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH 95
+#define CU_STREAM_CAPTURE_MODE_RELAXED 2
+
+typedef struct {
+	unsigned int gridDimX, gridDimY, gridDimZ;
+	unsigned int blockDimX, blockDimY, blockDimZ;
+	unsigned int sharedMemBytes;
+	CUstream hStream;
+	void *attrs;
+	unsigned int numAttrs;
+} CUlaunchConfig;
+static_assert(sizeof(CUlaunchConfig) == 56, "CUlaunchConfig");
+
+/* The layout of CUDA 12, for the functions whose names end in _v2. */
+typedef struct {
+	CUfunction func;
+	unsigned int gridDimX, gridDimY, gridDimZ;
+	unsigned int blockDimX, blockDimY, blockDimZ;
+	unsigned int sharedMemBytes;
+	void **kernelParams;
+	void **extra;
+	CUkernel kern;
+	CUcontext ctx;
+} CUDA_KERNEL_NODE_PARAMS;
+static_assert(sizeof(CUDA_KERNEL_NODE_PARAMS) == 72, "CUDA_KERNEL_NODE_PARAMS");
+
+CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device);
+CUresult cuModuleLoad(CUmodule *module, const char *file);
+CUresult cuModuleLoadData(CUmodule *module, const void *image);
+CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned int count, int *options,
+                            void **values);
+CUresult cuModuleLoadFatBinary(CUmodule *module, const void *image);
+CUresult cuModuleUnload(CUmodule module);
+CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name);
+CUresult cuModuleGetGlobal_v2(CUdeviceptr *pointer, size_t *bytes, CUmodule module,
+                              const char *name);
+CUresult cuLibraryLoadData(CUlibrary *library, const void *image, int *jit, void **jit_values,
+                           unsigned int jit_count, int *options, void **values, unsigned int count);
+CUresult cuLibraryLoadFromFile(CUlibrary *library, const char *file, int *jit, void **jit_values,
+                               unsigned int jit_count, int *options, void **values,
+                               unsigned int count);
+CUresult cuLibraryUnload(CUlibrary library);
+CUresult cuLibraryGetKernel(CUkernel *kernel, CUlibrary library, const char *name);
+CUresult cuLibraryGetModule(CUmodule *module, CUlibrary library);
+CUresult cuLibraryGetGlobal(CUdeviceptr *pointer, size_t *bytes, CUlibrary library,
+                            const char *name);
+CUresult cuKernelGetFunction(CUfunction *function, CUkernel kernel);
+CUresult cuLinkCreate_v2(unsigned int count, int *options, void **values, CUlinkState *state);
+CUresult cuLinkAddData_v2(CUlinkState state, int type, void *data, size_t bytes, const char *name,
+                          unsigned int count, int *options, void **values);
+CUresult cuLinkComplete(CUlinkState state, void **image, size_t *bytes);
+CUresult cuLinkDestroy(CUlinkState state);
+CUresult cuLaunchKernel(CUfunction function, unsigned int grid_x, unsigned int grid_y,
+                        unsigned int grid_z, unsigned int block_x, unsigned int block_y,
+                        unsigned int block_z, unsigned int shared, CUstream stream,
+                        void **parameters, void **extra);
+CUresult cuLaunchKernel_ptsz(CUfunction function, unsigned int grid_x, unsigned int grid_y,
+                             unsigned int grid_z, unsigned int block_x, unsigned int block_y,
+                             unsigned int block_z, unsigned int shared, CUstream stream,
+                             void **parameters, void **extra);
+CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **parameters,
+                          void **extra);
+CUresult cuLaunchKernelEx_ptsz(const CUlaunchConfig *config, CUfunction function, void **parameters,
+                               void **extra);
+CUresult cuLaunchCooperativeKernel(CUfunction function, unsigned int grid_x, unsigned int grid_y,
+                                   unsigned int grid_z, unsigned int block_x, unsigned int block_y,
+                                   unsigned int block_z, unsigned int shared, CUstream stream,
+                                   void **parameters);
+CUresult cuLaunchCooperativeKernel_ptsz(CUfunction function, unsigned int grid_x,
+                                        unsigned int grid_y, unsigned int grid_z,
+                                        unsigned int block_x, unsigned int block_y,
+                                        unsigned int block_z, unsigned int shared, CUstream stream,
+                                        void **parameters);
+CUresult cuGraphAddKernelNode_v2(CUgraphNode *node, CUgraph graph, const CUgraphNode *after,
+                                 size_t count, const CUDA_KERNEL_NODE_PARAMS *parameters);
+CUresult cuGraphExecKernelNodeSetParams_v2(CUgraphExec executable, CUgraphNode node,
+                                           const CUDA_KERNEL_NODE_PARAMS *parameters);
+
+/* A text that grows; its memory is kept. */
+struct text {
+	char *bytes;
+	size_t length, room;
+};
+
+__attribute__((format(printf, 2, 3))) static inline void text_add(struct text *text,
+                                                                  const char *format, ...)
+{
+	va_list arguments;
+
+	if (text->room - text->length < 4096) {
+		text->room += 16384;
+		text->bytes = realloc(text->bytes, text->room);
+		if (!text->bytes)
+			abort();
+	}
+	va_start(arguments, format);
+	text->length += (size_t)vsnprintf(text->bytes + text->length, text->room - text->length,
+	                                  format, arguments);
+	va_end(arguments);
+}
+
+/* A kernel `frameBYTES` whose frame is of so many bytes in each thread. */
+static inline void text_frame(struct text *text, size_t bytes)
+{
+	text_add(text,
+	         ".visible .entry frame%zu(.param .u64 x)\n{\n.local .align 8 .b8 buf[%zu];\n"
+	         ".reg .b64 %%rd<8>;\n.reg .b16 %%rs<3>;\nld.param.u64 %%rd1,[x];\n"
+	         "mov.u64 %%rd2,buf;\nadd.s64 %%rd3,%%rd2,%%rd1;\nst.local.u8 [%%rd3],1;\n"
+	         "add.s64 %%rd4,%%rd3,7;\nld.local.u8 %%rs1,[%%rd4];\n"
+	         "st.local.u8 [%%rd3+3],%%rs1;\nld.local.u8 %%rs2,[%%rd3+1];\n"
+	         "st.local.u8 [%%rd4+2],%%rs2;\nret;\n}\n",
+	         bytes, bytes);
+}
+
+/*
+ * A module: an array `big` and a kernel `usebig` that writes to it, unless `array` is 0; a kernel
+ * `empty`; and one for each frame up to a 0.
+ */
+static inline char *module_text(size_t array, const size_t *frames)
+{
+	struct text text = {0};
+
+	text_add(&text, ".version 7.0\n.target sm_70\n.address_size 64\n");
+	if (array)
+		text_add(&text,
+		         ".visible .global .align 16 .b8 big[%zu];\n"
+		         ".visible .entry usebig(.param .u64 x)\n{\n.reg .b64 %%rd<4>;\n"
+		         "ld.param.u64 %%rd1,[x];\nmov.u64 %%rd2,big;\n"
+		         "add.s64 %%rd3,%%rd2,%%rd1;\nst.global.u8 [%%rd3],1;\nret;\n}\n",
+		         array);
+	text_add(&text, ".visible .entry empty()\n{\nret;\n}\n");
+	for (; frames && *frames; frames++)
+		text_frame(&text, *frames);
+	return text.bytes;
+}
+
+/* A module whose kernel `prints` prints an empty line. */
+static inline char *printing_module_text(void)
+{
+	struct text text = {0};
+
+	text_add(&text,
+	         ".version 7.0\n.target sm_70\n.address_size 64\n"
+	         ".extern .func (.param .b32 r) vprintf (.param .b64 a,.param .b64 b);\n"
+	         ".global .align 1 .b8 fmt[2]={10,0};\n.visible .entry prints()\n{\n"
+	         ".reg .b64 %%rd<4>;\n.reg .b32 %%r<3>;\nmov.u64 %%rd1,fmt;\n"
+	         "cvta.global.u64 %%rd2,%%rd1;\nmov.u64 %%rd3,0;\n{\n.param .b64 p0;\n"
+	         "st.param.b64 [p0],%%rd2;\n.param .b64 p1;\nst.param.b64 [p1],%%rd3;\n"
+	         ".param .b32 rv;\ncall.uni (rv),vprintf,(p0,p1);\nld.param.b32 %%r1,[rv];\n}\n"
+	         "ret;\n}\n");
+	return text.bytes;
+}
+
+#endif

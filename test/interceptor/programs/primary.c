@@ -1,0 +1,197 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * primary THREADS ROUNDS: threads retain, release and reset the primary context against each other,
+ * and make and destroy contexts of their own. After each kind of race nothing is charged beside
+ * the one context of the main thread, and all that is left can be allocated. Exits 0 if so.
+ */
+#include "cuda_abi.h"
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define MIB (1ull << 20)
+#define MOST 64
+
+CUresult cuInit(unsigned int);
+CUresult cuDeviceGetName(char *, int, CUdevice);
+CUresult cuDevicePrimaryCtxRetain(CUcontext *, CUdevice);
+CUresult cuDevicePrimaryCtxRelease_v2(CUdevice);
+CUresult cuDevicePrimaryCtxReset_v2(CUdevice);
+CUresult cuCtxCreate_v2(CUcontext *, unsigned int, CUdevice);
+CUresult cuCtxDestroy_v2(CUcontext);
+CUresult cuCtxSetCurrent(CUcontext);
+CUresult cuMemGetInfo_v2(size_t *, size_t *);
+CUresult cuMemAlloc_v2(CUdeviceptr *, size_t);
+CUresult cuMemFree_v2(CUdeviceptr);
+
+static pthread_barrier_t barrier;
+static int rounds, wrong;
+static long long slack; /* what a real driver may hold of its own, more or less than at first */
+
+static void expect(const char *what, CUresult result)
+{
+	if (result != CUDA_SUCCESS) {
+		printf("%s: CUDA error %d\n", what, result);
+		__atomic_store_n(&wrong, 1, __ATOMIC_RELAXED);
+	}
+}
+
+static size_t left(void)
+{
+	size_t available = 0, total;
+
+	expect("cuMemGetInfo", cuMemGetInfo_v2(&available, &total));
+	return available;
+}
+
+/* Memory in a context that nobody can take away meanwhile. */
+static void use(CUcontext context)
+{
+	CUdeviceptr pointer;
+
+	expect("cuCtxSetCurrent", cuCtxSetCurrent(context));
+	expect("cuMemAlloc", cuMemAlloc_v2(&pointer, 4 * MIB));
+	expect("cuMemFree", cuMemFree_v2(pointer));
+	expect("cuCtxSetCurrent", cuCtxSetCurrent(NULL));
+}
+
+/* All retain an inactive context at the same instant; the last release makes it inactive. */
+static void *retain_against_retain(void *argument)
+{
+	CUcontext context;
+
+	for (int i = 0; i < rounds; i++) {
+		pthread_barrier_wait(&barrier);
+		expect("retain", cuDevicePrimaryCtxRetain(&context, 0));
+		use(context);
+		pthread_barrier_wait(&barrier);
+		expect("release", cuDevicePrimaryCtxRelease_v2(0));
+	}
+	return argument;
+}
+
+/* Nobody waits, so a release that makes it inactive meets a retain that makes it active. */
+static void *release_against_retain(void *argument)
+{
+	CUcontext context;
+
+	for (int i = 0; i < 4 * rounds; i++) {
+		expect("retain", cuDevicePrimaryCtxRetain(&context, 0));
+		use(context);
+		expect("release", cuDevicePrimaryCtxRelease_v2(0));
+	}
+	return argument;
+}
+
+/* A reset ends what others have retained, and a retain begins it anew. Nothing is done in it, for
+ * it may be gone at any moment. */
+static void *reset_against_retain(void *argument)
+{
+	bool resets = (uintptr_t)argument % 2;
+	CUcontext context;
+
+	for (int i = 0; i < 2 * rounds; i++) {
+		if (resets)
+			expect("reset", cuDevicePrimaryCtxReset_v2(0));
+		else
+			expect("retain", cuDevicePrimaryCtxRetain(&context, 0));
+	}
+	return NULL;
+}
+
+/* A handle that one thread's destroy has freed may be the next one that another's create gets. */
+static void *create_against_destroy(void *argument)
+{
+	CUcontext context;
+
+	for (int i = 0; i < rounds; i++) {
+		CUdeviceptr pointer;
+		CUresult result = cuCtxCreate_v2(&context, 0, 0);
+
+		if (result == CUDA_ERROR_OUT_OF_MEMORY)
+			continue; /* the others' leave no room */
+		expect("create", result);
+		expect("cuMemAlloc", cuMemAlloc_v2(&pointer, 4 * MIB));
+		expect("destroy", cuCtxDestroy_v2(context));
+	}
+	return argument;
+}
+
+static const struct {
+	const char *name;
+	void *(*run)(void *);
+} races[] = {{"retain against retain", retain_against_retain},
+             {"release against retain", release_against_retain},
+             {"reset against retain", reset_against_retain},
+             {"create against destroy", create_against_destroy}};
+
+/* Driver truth finds now and then what was between two of its looks, for a second. */
+static bool is_back(size_t before)
+{
+	for (int tries = 0; tries < 500; tries++) {
+		if (llabs((long long)left() - (long long)before) <= slack)
+			return true;
+		usleep(10000);
+	}
+	return false;
+}
+
+int main(int argc, char **argv)
+{
+	int count = argc > 2 ? atoi(argv[1]) : 8;
+	pthread_t threads[MOST];
+	char name[128] = "";
+	CUcontext own;
+	size_t before;
+
+	rounds = argc > 2 ? atoi(argv[2]) : 100;
+	if (count < 2 || count > MOST || cuInit(0) || cuCtxCreate_v2(&own, 0, 0) ||
+	    cuDeviceGetName(name, sizeof(name), 0) ||
+	    pthread_barrier_init(&barrier, NULL, (unsigned int)count))
+		return 1;
+	if (!strstr(name, "(simulated)"))
+		slack = 16 * (long long)MIB;
+	sleep(2); /* what this context takes is known to driver truth, too */
+	before = left();
+	for (size_t race = 0; race < sizeof(races) / sizeof(*races); race++) {
+		CUdeviceptr pointer = 0;
+
+		for (int i = 0; i < count; i++)
+			pthread_create(&threads[i], NULL, races[race].run,
+			               (void *)(uintptr_t)(i + 1));
+		for (int i = 0; i < count; i++)
+			pthread_join(threads[i], NULL);
+		/* Those of the resets are still to come; the driver says when there is none. */
+		while (cuDevicePrimaryCtxRelease_v2(0) == CUDA_SUCCESS)
+			;
+		expect("cuCtxSetCurrent", cuCtxSetCurrent(own));
+		if (!is_back(before)) {
+			printf("%s: %lld bytes too many are charged\n", races[race].name,
+			       (long long)before - (long long)left());
+			wrong = 1;
+		}
+		expect(races[race].name, cuMemAlloc_v2(&pointer, left() & ~(2 * MIB - 1)));
+		if (cuMemAlloc_v2(&pointer, 2 * MIB) != CUDA_ERROR_OUT_OF_MEMORY) {
+			printf("%s: more than the quota is granted\n", races[race].name);
+			wrong = 1;
+		}
+		if (wrong)
+			break;
+		expect("cuCtxDestroy", cuCtxDestroy_v2(own));
+		expect("cuCtxCreate", cuCtxCreate_v2(&own, 0, 0));
+		if (!is_back(before)) {
+			printf("%s: another context has %lld bytes less\n", races[race].name,
+			       (long long)before - (long long)left());
+			wrong = 1;
+		}
+	}
+	if (!wrong)
+		printf("%zu races of %d threads: nothing is left of them\n",
+		       sizeof(races) / sizeof(*races), count);
+	return wrong;
+}

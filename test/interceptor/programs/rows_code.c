@@ -1,0 +1,894 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the driver takes for code: arrays of modules, and local memory of kernels whose frames are
+ * large. A load is undone if it does not fit, and what a launch would take is refused before it.
+ */
+#include "rows.h"
+
+#include "code.h"
+
+#include <string.h>
+#include <unistd.h>
+
+/* Of the code itself, and of what blocks of 2 MiB have left over. */
+#define SLACK (16 * (long long)MIB)
+
+#define ARRAY (256 * MIB)
+#define FRESH_STACK 1024 /* bytes of each thread, in a fresh context */
+
+static long long filled; /* by fill_but() */
+
+static void takes(const char *step, long long bytes)
+{
+	charged_about(step, filled + bytes, SLACK);
+}
+
+/* Linear memory that leaves a bit less than so much; give_room() frees it. */
+static CUdeviceptr fill_but(size_t keep)
+{
+	size_t room = left();
+	CUdeviceptr pointer = fill(keep);
+
+	filled = (long long)(room - left());
+	return pointer;
+}
+
+static void give_room(CUdeviceptr pointer)
+{
+	OK(cuMemFree_v2(pointer));
+	filled = 0;
+}
+
+/* Local memory is taken for all threads that the card can run at a time, however few are started.
+ */
+static long long stacks(size_t frame)
+{
+	int processors = 0, threads = 0;
+
+	OK(cuDeviceGetAttribute(&processors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, 0));
+	OK(cuDeviceGetAttribute(&threads, CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, 0));
+	if (!processors || !threads)
+		failed("the card does not say how many threads it can run");
+	return ((long long)frame - FRESH_STACK) * processors * threads;
+}
+
+/* All frames of these rows. The last two fit no quota of 16 GiB or less. */
+static const size_t frames[] = {1024, 2048, 4096, 65536, 204800, 0};
+
+static CUmodule load(const char *text)
+{
+	CUmodule module = NULL;
+
+	OK(cuModuleLoadData(&module, text));
+	return module;
+}
+
+static CUfunction function_of(CUmodule module, size_t frame)
+{
+	CUfunction function = NULL;
+	char name[32];
+
+	snprintf(name, sizeof(name), frame ? "frame%zu" : "empty", frame);
+	OK(cuModuleGetFunction(&function, module, name));
+	return function;
+}
+
+/* --- modules --- */
+
+/* The ways to load a module from its text. */
+static CUresult by_data(CUmodule *module, const char *text)
+{
+	return cuModuleLoadData(module, text);
+}
+
+static CUresult by_data_ex(CUmodule *module, const char *text)
+{
+	return OPTIONAL(cuModuleLoadDataEx)(module, text, 0, NULL, NULL);
+}
+
+static CUresult by_fat_binary(CUmodule *module, const char *text)
+{
+	return OPTIONAL(cuModuleLoadFatBinary)(module, text);
+}
+
+static CUresult by_file(CUmodule *module, const char *text)
+{
+	char path[] = "/tmp/module-XXXXXX";
+	int file = mkstemp(path);
+	CUresult result;
+
+	if (file < 0 || write(file, text, strlen(text)) != (ssize_t)strlen(text))
+		failed("no module in %s", path);
+	close(file);
+	result = OPTIONAL(cuModuleLoad)(module, path);
+	unlink(path);
+	return result;
+}
+
+/* The linker's image is loaded as any other; that it takes nothing itself is looked at apart. */
+static CUresult by_link(CUmodule *module, const char *text)
+{
+	CUlinkState state = NULL;
+	CUresult result;
+	void *image = NULL;
+	size_t bytes = 0;
+
+	OK(OPTIONAL(cuLinkCreate_v2)(0, NULL, NULL, &state));
+	OK(OPTIONAL(cuLinkAddData_v2)(state, CU_JIT_INPUT_PTX, (void *)(uintptr_t)text,
+	                              strlen(text) + 1, "text", 0, NULL, NULL));
+	OK(OPTIONAL(cuLinkComplete)(state, &image, &bytes));
+	takes("linked", 0);
+	result = cuModuleLoadData(module, image);
+	OK(OPTIONAL(cuLinkDestroy)(state));
+	return result;
+}
+
+struct way {
+	const char *name; /* of what a driver may lack */
+	CUresult (*load)(CUmodule *module, const char *text);
+};
+
+static const struct way data_ways[] = {
+    {"cuModuleLoadData", by_data}, {"cuModuleLoadDataEx", by_data_ex}, {0}};
+static const struct way file_ways[] = {
+    {"cuModuleLoad", by_file}, {"cuModuleLoadFatBinary", by_fat_binary}, {0}};
+static const struct way link_ways[] = {{"cuLinkComplete", by_link}, {0}};
+
+static void modules_within(const struct way *way)
+{
+	char *text = module_text(ARRAY, NULL);
+
+	begin();
+	for (; way->name; way++) {
+		CUmodule module = NULL;
+		CUdeviceptr array = 0;
+		size_t bytes = 0;
+
+		if (!driver_symbol(way->name)) {
+			saw("no %s", way->name);
+			continue;
+		}
+		if (way->load(&module, text) != CUDA_SUCCESS && way->load == by_fat_binary) {
+			saw("%s takes no text", way->name);
+			continue;
+		}
+		takes(way->name, (long long)ARRAY);
+		if (driver_symbol("cuModuleGetGlobal_v2")) {
+			OK(OPTIONAL(cuModuleGetGlobal_v2)(&array, &bytes, module, "big"));
+			if (bytes != ARRAY)
+				failed("the array is of %zu bytes", bytes);
+			else
+				usable("a module's array", array, ARRAY);
+		}
+		OK(cuModuleUnload(module));
+		takes("unloaded", 0);
+		saw("%s charges an array of %zu MiB until the module is unloaded", way->name,
+		    ARRAY / MIB);
+	}
+}
+
+static void modules_beyond(const struct way *way)
+{
+	char *text = module_text(ARRAY, NULL);
+	CUdeviceptr pointer;
+
+	begin();
+	pointer = fill_but(ARRAY - 32 * MIB);
+	for (const struct way *w = way; w->name; w++) {
+		CUmodule module = NULL;
+		CUresult result;
+
+		if (!driver_symbol(w->name))
+			continue;
+		result = w->load(&module, text);
+		if (w->load != by_fat_binary || result == CUDA_SUCCESS)
+			expect(w->name, result, CUDA_ERROR_OUT_OF_MEMORY);
+		takes("undone", 0);
+	}
+	give_room(pointer);
+	takes("freed", 0);
+	for (const struct way *w = way; w->name; w++) {
+		CUmodule module = NULL;
+
+		if (driver_symbol(w->name) && w->load != by_fat_binary) {
+			expect(w->name, w->load(&module, text), CUDA_SUCCESS);
+			OK(cuModuleUnload(module));
+		}
+	}
+	takes("at the end", 0);
+	saw("an array of %zu MiB is refused with 32 less free, and loaded later", ARRAY / MIB);
+}
+
+static void data_within(void)
+{
+	modules_within(data_ways);
+}
+
+static void data_beyond(void)
+{
+	modules_beyond(data_ways);
+}
+
+static void file_within(void)
+{
+	modules_within(file_ways);
+}
+
+static void file_beyond(void)
+{
+	modules_beyond(file_ways);
+}
+
+static void link_within(void)
+{
+	modules_within(link_ways);
+}
+
+static void link_beyond(void)
+{
+	modules_beyond(link_ways);
+}
+
+/* Many that are small each, as programs that compile at run time have. */
+static void many_within(void)
+{
+	static CUmodule modules[64];
+	char *text = module_text(3 * MIB, NULL);
+
+	begin();
+	for (unsigned i = 0; i < 64; i++)
+		modules[i] = load(text);
+	takes("64 arrays of 3 MiB", 64 * 4 * (long long)MIB);
+	for (unsigned i = 0; i < 64; i++)
+		OK(cuModuleUnload(modules[i]));
+	takes("unloaded", 0);
+	saw("64 arrays of 3 MiB charge 4 each");
+}
+
+static void many_beyond(void)
+{
+	char *text = module_text(64 * MIB, NULL);
+	CUmodule modules[128] = {NULL};
+	size_t room, count = 0;
+	CUresult result = CUDA_SUCCESS;
+
+	begin();
+	room = part(0.5);
+	(void)fill(room);
+	while (count < 128 && result == CUDA_SUCCESS) {
+		result = cuModuleLoadData(&modules[count], text);
+		count += result == CUDA_SUCCESS;
+	}
+	expect("the first that does not fit", result, CUDA_ERROR_OUT_OF_MEMORY);
+	if (count * 64 * MIB > room + 64 * MIB || (count + 2) * 64 * MIB < room)
+		failed("%zu arrays of 64 MiB were loaded into %zu MiB", count, room / MIB);
+	for (size_t i = 0; i < count; i++)
+		OK(cuModuleUnload(modules[i]));
+	saw("%zu arrays of 64 MiB fit %zu MiB, the next one is refused", count, room / MIB);
+}
+
+/* --- libraries --- */
+
+static CUlibrary library_of(const char *text)
+{
+	CUlibrary library = NULL;
+
+	OK(OPTIONAL(cuLibraryLoadData)(&library, text, NULL, NULL, 0, NULL, NULL, 0));
+	return library;
+}
+
+static CUresult launch(CUfunction function)
+{
+	uint64_t none = 0;
+	void *parameters[] = {&none};
+	CUresult result = cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, NULL, parameters, NULL);
+
+	if (result == CUDA_SUCCESS)
+		result = cuCtxSynchronize();
+	return result;
+}
+
+/* What makes a library that was loaded lazily take its arrays. */
+static CUresult use_function(CUlibrary library)
+{
+	CUfunction function = NULL;
+	CUkernel kernel = NULL;
+
+	OK(OPTIONAL(cuLibraryGetKernel)(&kernel, library, "empty"));
+	takes("a kernel's handle", 0);
+	return OPTIONAL(cuKernelGetFunction)(&function, kernel);
+}
+
+static CUresult use_global(CUlibrary library)
+{
+	CUdeviceptr array = 0;
+	size_t bytes = 0;
+
+	return OPTIONAL(cuLibraryGetGlobal)(&array, &bytes, library, "big");
+}
+
+static CUresult use_module(CUlibrary library)
+{
+	CUmodule module = NULL;
+
+	return OPTIONAL(cuLibraryGetModule)(&module, library);
+}
+
+static CUresult use_launch(CUlibrary library)
+{
+	CUkernel kernel = NULL;
+
+	OK(OPTIONAL(cuLibraryGetKernel)(&kernel, library, "empty"));
+	takes("a kernel's handle", 0);
+	return launch((CUfunction)(void *)kernel);
+}
+
+static const struct {
+	const char *name;
+	CUresult (*use)(CUlibrary library);
+} uses[] = {{"cuKernelGetFunction", use_function},
+            {"cuLibraryGetGlobal", use_global},
+            {"cuLibraryGetModule", use_module},
+            {"a launch by a kernel's handle", use_launch}};
+
+#define USES (sizeof(uses) / sizeof(*uses))
+
+static bool no_libraries(void)
+{
+	if (driver_symbol("cuLibraryLoadData"))
+		return false;
+	saw("this driver has no libraries");
+	return true;
+}
+
+static void lazy_within(void)
+{
+	char *text = module_text(ARRAY, NULL);
+
+	begin();
+	if (no_libraries())
+		return;
+	for (size_t i = 0; i < USES; i++) {
+		CUlibrary library = library_of(text);
+
+		takes("loaded lazily", 0);
+		expect(uses[i].name, uses[i].use(library), CUDA_SUCCESS);
+		takes(uses[i].name, (long long)ARRAY);
+		OK(OPTIONAL(cuLibraryUnload)(library));
+		takes("unloaded", 0);
+	}
+	saw("an array of %zu MiB is charged at the first use of its library, until it is unloaded",
+	    ARRAY / MIB);
+}
+
+static void lazy_beyond(void)
+{
+	char *text = module_text(ARRAY, NULL);
+	CUlibrary library;
+	CUdeviceptr pointer;
+
+	begin();
+	if (no_libraries())
+		return;
+	pointer = fill_but(ARRAY - 32 * MIB);
+	for (size_t i = 0; i < USES; i++) {
+		library = library_of(text);
+		OUT_OF_MEMORY(uses[i].name, uses[i].use(library));
+		takes("undone", 0);
+		OK(OPTIONAL(cuLibraryUnload)(library));
+	}
+	give_room(pointer);
+	library = library_of(text);
+	OK(use_global(library));
+	OK(OPTIONAL(cuLibraryUnload)(library));
+	takes("at the end", 0);
+	saw("%zu MiB are refused at the first use of their library with 32 less free", ARRAY / MIB);
+}
+
+/* All code is loaded at once where the environment says so before the driver starts. */
+static void begin_eager(void)
+{
+	setenv("CUDA_MODULE_LOADING", "EAGER", 1);
+	begin();
+}
+
+static void eager_within(void)
+{
+	char *text = module_text(ARRAY, NULL), path[] = "/tmp/library-XXXXXX";
+	int file = mkstemp(path);
+	CUlibrary library = NULL;
+
+	if (write(file, text, strlen(text)) != (ssize_t)strlen(text))
+		failed("no library in %s", path);
+	close(file);
+	begin_eager();
+	if (no_libraries()) {
+		unlink(path);
+		return;
+	}
+	library = library_of(text);
+	takes("loaded eagerly", (long long)ARRAY);
+	OK(OPTIONAL(cuLibraryUnload)(library));
+	takes("unloaded", 0);
+	OK(OPTIONAL(cuLibraryLoadFromFile)(&library, path, NULL, NULL, 0, NULL, NULL, 0));
+	takes("loaded from a file", (long long)ARRAY);
+	OK(OPTIONAL(cuLibraryUnload)(library));
+	takes("that unloaded", 0);
+	unlink(path);
+	saw("an array of %zu MiB is charged when its library is loaded", ARRAY / MIB);
+}
+
+static void eager_beyond(void)
+{
+	char *text = module_text(ARRAY, NULL);
+	CUlibrary library = NULL;
+	CUdeviceptr pointer;
+
+	begin_eager();
+	if (no_libraries())
+		return;
+	pointer = fill_but(ARRAY - 32 * MIB);
+	OUT_OF_MEMORY("an eager load",
+	              OPTIONAL(cuLibraryLoadData)(&library, text, NULL, NULL, 0, NULL, NULL, 0));
+	takes("undone", 0);
+	give_room(pointer);
+	OK(OPTIONAL(cuLibraryUnload)(library_of(text)));
+	takes("at the end", 0);
+	saw("an array of %zu MiB is refused with 32 less free, and loaded later", ARRAY / MIB);
+}
+
+/* --- frames --- */
+
+static CUresult plainly(CUfunction function, void **parameters)
+{
+	return cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, NULL, parameters, NULL);
+}
+
+static CUresult of_thread(CUfunction function, void **parameters)
+{
+	return OPTIONAL(cuLaunchKernel_ptsz)(function, 1, 1, 1, 1, 1, 1, 0, NULL, parameters, NULL);
+}
+
+static const CUlaunchConfig one = {
+    .gridDimX = 1, .gridDimY = 1, .gridDimZ = 1, .blockDimX = 1, .blockDimY = 1, .blockDimZ = 1};
+
+static CUresult configured(CUfunction function, void **parameters)
+{
+	return OPTIONAL(cuLaunchKernelEx)(&one, function, parameters, NULL);
+}
+
+static CUresult configured_of_thread(CUfunction function, void **parameters)
+{
+	return OPTIONAL(cuLaunchKernelEx_ptsz)(&one, function, parameters, NULL);
+}
+
+static CUresult together(CUfunction function, void **parameters)
+{
+	return OPTIONAL(cuLaunchCooperativeKernel)(function, 1, 1, 1, 1, 1, 1, 0, NULL, parameters);
+}
+
+static CUresult together_of_thread(CUfunction function, void **parameters)
+{
+	return OPTIONAL(cuLaunchCooperativeKernel_ptsz)(function, 1, 1, 1, 1, 1, 1, 0, NULL,
+	                                                parameters);
+}
+
+static const struct {
+	const char *name;
+	CUresult (*launch)(CUfunction function, void **parameters);
+} launches[] = {{"cuLaunchKernel", plainly},
+                {"cuLaunchKernel_ptsz", of_thread},
+                {"cuLaunchKernelEx", configured},
+                {"cuLaunchKernelEx_ptsz", configured_of_thread},
+                {"cuLaunchCooperativeKernel", together},
+                {"cuLaunchCooperativeKernel_ptsz", together_of_thread}};
+
+#define LAUNCHES (sizeof(launches) / sizeof(*launches))
+
+/* Local memory back to what a fresh context has. */
+static void no_stacks(void)
+{
+	OK(cuCtxSetLimit(CU_LIMIT_STACK_SIZE, FRESH_STACK));
+	takes("the stack's limit lowered", 0);
+}
+
+static size_t stack_limit(void)
+{
+	size_t bytes = 0;
+
+	OK(cuCtxGetLimit(&bytes, CU_LIMIT_STACK_SIZE));
+	return bytes;
+}
+
+static void frames_within(void)
+{
+	uint64_t none = 0;
+	void *parameters[] = {&none};
+	CUmodule module;
+
+	begin();
+	module = load(module_text(0, frames));
+	for (const size_t *frame = frames; *frame; frame++)
+		(void)function_of(module, *frame);
+	takes("looked up and never launched", 0);
+	for (size_t i = 0; i < LAUNCHES; i++) {
+		if (!driver_symbol(launches[i].name)) {
+			saw("no %s", launches[i].name);
+			continue;
+		}
+		for (const size_t *frame = frames; *frame <= 4096; frame++) {
+			expect(launches[i].name,
+			       launches[i].launch(function_of(module, *frame), parameters),
+			       CUDA_SUCCESS);
+			OK(cuCtxSynchronize());
+			takes(launches[i].name, stacks(*frame));
+		}
+		OK(launch(function_of(module, 0)));
+		OK(launch(function_of(module, 2048)));
+		takes("smaller ones after it", stacks(4096));
+		no_stacks();
+	}
+	/* It is the context's and goes with it, not with the code. */
+	OK(launch(function_of(module, 2048)));
+	OK(cuModuleUnload(module));
+	takes("the module unloaded", stacks(2048));
+	no_stacks();
+	saw("frames of 1, 2 and 4 KiB charge %lld, %lld and %lld MiB when they are launched first",
+	    stacks(1024) / (long long)MIB, stacks(2048) / (long long)MIB,
+	    stacks(4096) / (long long)MIB);
+}
+
+static void frames_beyond(void)
+{
+	uint64_t none = 0;
+	void *parameters[] = {&none};
+	CUdeviceptr pointer;
+	CUmodule module;
+
+	begin();
+	module = load(module_text(0, frames));
+	pointer = fill_but((size_t)stacks(4096) - 64 * MIB);
+	for (size_t i = 0; i < LAUNCHES; i++) {
+		if (!driver_symbol(launches[i].name))
+			continue;
+		for (const size_t *frame = &frames[2]; *frame; frame++) {
+			OUT_OF_MEMORY(launches[i].name,
+			              launches[i].launch(function_of(module, *frame), parameters));
+			takes("refused before it", 0);
+		}
+	}
+	if (stack_limit() != FRESH_STACK)
+		failed("the stack's limit is %zu", stack_limit());
+	/* The context is as good as before. */
+	OK(launch(function_of(module, 0)));
+	OK(launch(function_of(module, 1024)));
+	usable("memory after a refused launch", pointer, 16 * MIB);
+	give_room(pointer);
+	OK(launch(function_of(module, 4096)));
+	takes("granted later", stacks(4096));
+	no_stacks();
+	saw("4, 64 and 200 KiB are refused with %lld MiB free, and 4 launched later",
+	    stacks(4096) / (long long)MIB - 64);
+}
+
+/* Each context has its own. */
+static void second_within(void)
+{
+	CUcontext context = NULL;
+	size_t before;
+	long long cost;
+	CUmodule module;
+
+	begin();
+	before = left();
+	OK(cuCtxCreate_v2(&context, 0, 0));
+	cost = (long long)before - (long long)left();
+	module = load(module_text(0, frames));
+	OK(launch(function_of(module, 2048)));
+	takes("a frame of 2 KiB", cost + stacks(2048));
+	OK(cuCtxSetCurrent(own_context));
+	module = load(module_text(0, frames));
+	OK(launch(function_of(module, 2048)));
+	takes("the same in the first context", cost + 2 * stacks(2048));
+	OK(cuCtxDestroy_v2(context));
+	OK(cuCtxSetCurrent(own_context));
+	takes("one destroyed", stacks(2048));
+	no_stacks();
+	saw("%lld MiB in each of two contexts", stacks(2048) / (long long)MIB);
+}
+
+static void second_beyond(void)
+{
+	CUcontext context = NULL;
+	CUdeviceptr pointer;
+	CUmodule module;
+
+	begin();
+	OK(launch(function_of(load(module_text(0, frames)), 2048)));
+	OK(cuCtxCreate_v2(&context, 0, 0));
+	module = load(module_text(0, frames));
+	pointer = fill((size_t)stacks(2048) - 64 * MIB);
+	OUT_OF_MEMORY("what the first context has", launch(function_of(module, 2048)));
+	OK(cuMemFree_v2(pointer));
+	OK(launch(function_of(module, 2048)));
+	OK(cuCtxDestroy_v2(context));
+	OK(cuCtxSetCurrent(own_context));
+	takes("destroyed", stacks(2048));
+	no_stacks();
+	saw("what one context has taken is not another's");
+}
+
+/* --- graphs --- */
+
+static CUDA_KERNEL_NODE_PARAMS node_of(CUfunction function, void **parameters)
+{
+	return (CUDA_KERNEL_NODE_PARAMS){.func = function,
+	                                 .gridDimX = 1,
+	                                 .gridDimY = 1,
+	                                 .gridDimZ = 1,
+	                                 .blockDimX = 1,
+	                                 .blockDimY = 1,
+	                                 .blockDimZ = 1,
+	                                 .kernelParams = parameters};
+}
+
+static bool no_kernel_nodes(void)
+{
+	if (driver_symbol("cuGraphAddKernelNode_v2"))
+		return false;
+	saw("this driver has no cuGraphAddKernelNode_v2");
+	return true;
+}
+
+static CUgraph graph_of(CUfunction function, CUgraphNode *node)
+{
+	static uint64_t none;
+	static void *parameters[] = {&none};
+	CUDA_KERNEL_NODE_PARAMS kernel = node_of(function, parameters);
+	CUgraph graph = NULL;
+
+	OK(cuGraphCreate(&graph, 0));
+	OK(OPTIONAL(cuGraphAddKernelNode_v2)(node, graph, NULL, 0, &kernel));
+	return graph;
+}
+
+static CUresult change(CUgraphExec executable, CUgraphNode node, CUfunction function)
+{
+	static uint64_t none;
+	static void *parameters[] = {&none};
+	CUDA_KERNEL_NODE_PARAMS kernel = node_of(function, parameters);
+
+	return OPTIONAL(cuGraphExecKernelNodeSetParams_v2)(executable, node, &kernel);
+}
+
+static void run_and_end(CUgraphExec executable, long long bytes)
+{
+	OK(cuGraphLaunch(executable, NULL));
+	OK(cuCtxSynchronize());
+	takes("launched", bytes);
+	OK(cuGraphExecDestroy(executable));
+}
+
+static void graphs_within(void)
+{
+	CUgraphExec executable = NULL;
+	CUgraphNode node = NULL;
+	CUgraph graph = NULL;
+	CUstream stream = NULL;
+	CUmodule module;
+
+	begin();
+	if (no_kernel_nodes())
+		return;
+	module = load(module_text(0, frames));
+	graph = graph_of(function_of(module, 2048), &node);
+	takes("a node", 0);
+	OK(cuGraphInstantiateWithFlags(&executable, graph, 0));
+	takes("instantiated", stacks(2048));
+	if (driver_symbol("cuGraphExecKernelNodeSetParams_v2")) {
+		OK(change(executable, node, function_of(module, 4096)));
+		takes("another kernel in it", stacks(4096));
+		run_and_end(executable, stacks(4096));
+	} else {
+		run_and_end(executable, stacks(2048));
+	}
+	OK(cuGraphDestroy(graph));
+	no_stacks();
+	/* Captured from a stream. */
+	OK(cuStreamCreate(&stream, 1));
+	OK(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+	{
+		uint64_t none = 0;
+		void *parameters[] = {&none};
+
+		OK(cuLaunchKernel(function_of(module, 2048), 1, 1, 1, 1, 1, 1, 0, stream,
+		                  parameters, NULL));
+	}
+	OK(cuStreamEndCapture(stream, &graph));
+	OK(cuGraphInstantiateWithFlags(&executable, graph, 0));
+	takes("captured and instantiated", stacks(2048));
+	run_and_end(executable, stacks(2048));
+	OK(cuGraphDestroy(graph));
+	OK(cuStreamDestroy_v2(stream));
+	no_stacks();
+	saw("a graph takes %lld MiB for a frame of 2 KiB when it is instantiated",
+	    stacks(2048) / (long long)MIB);
+}
+
+static void graphs_beyond(void)
+{
+	CUgraphExec executable = NULL;
+	CUgraphNode node = NULL;
+	CUgraph large, small;
+	CUdeviceptr pointer;
+	CUmodule module;
+
+	begin();
+	if (no_kernel_nodes())
+		return;
+	module = load(module_text(0, frames));
+	pointer = fill_but((size_t)stacks(4096) - 64 * MIB);
+	large = graph_of(function_of(module, 4096), &node);
+	OUT_OF_MEMORY("to instantiate", cuGraphInstantiateWithFlags(&executable, large, 0));
+	takes("refused before it", 0);
+	small = graph_of(function_of(module, 0), &node);
+	OK(cuGraphInstantiateWithFlags(&executable, small, 0));
+	if (driver_symbol("cuGraphExecKernelNodeSetParams_v2")) {
+		OUT_OF_MEMORY("another kernel in it",
+		              change(executable, node, function_of(module, 4096)));
+		takes("refused before it", 0);
+	}
+	run_and_end(executable, 0);
+	give_room(pointer);
+	OK(cuGraphInstantiateWithFlags(&executable, large, 0));
+	takes("granted later", stacks(4096));
+	run_and_end(executable, stacks(4096));
+	no_stacks();
+	saw("a graph with a frame of 4 KiB is refused with %lld MiB free",
+	    stacks(4096) / (long long)MIB - 64);
+}
+
+/* --- limits --- */
+
+static void stack_within(void)
+{
+	begin();
+	OK(cuCtxSetLimit(CU_LIMIT_STACK_SIZE, 4096));
+	takes("4 KiB", stacks(4096));
+	OK(launch(function_of(load(module_text(0, frames)), 2048)));
+	takes("a launch within it", stacks(4096));
+	OK(cuCtxSetLimit(CU_LIMIT_STACK_SIZE, 2048));
+	takes("2 KiB", stacks(2048));
+	no_stacks();
+	saw("a stack of 4 KiB charges %lld MiB, of 2 KiB %lld", stacks(4096) / (long long)MIB,
+	    stacks(2048) / (long long)MIB);
+}
+
+static void stack_beyond(void)
+{
+	CUdeviceptr pointer;
+
+	begin();
+	OUT_OF_MEMORY("64 KiB", cuCtxSetLimit(CU_LIMIT_STACK_SIZE, 65536));
+	takes("refused before it", 0);
+	pointer = fill_but((size_t)stacks(4096) - 64 * MIB);
+	OUT_OF_MEMORY("4 KiB", cuCtxSetLimit(CU_LIMIT_STACK_SIZE, 4096));
+	takes("and this", 0);
+	if (stack_limit() != FRESH_STACK)
+		failed("the stack's limit is %zu", stack_limit());
+	give_room(pointer);
+	OK(cuCtxSetLimit(CU_LIMIT_STACK_SIZE, 4096));
+	no_stacks();
+	saw("a limit that does not fit is refused, and stays what it was");
+}
+
+/* What the driver takes for it is its own affair: what counts is that it is charged. */
+static void print_within(void)
+{
+	CUfunction function = NULL;
+	CUmodule module;
+
+	begin();
+	OK(cuCtxSetLimit(CU_LIMIT_PRINTF_FIFO_SIZE, 512 * MIB));
+	agrees("a buffer of 512 MiB for printf", SLACK);
+	module = load(printing_module_text());
+	agrees("a module that prints", SLACK);
+	OK(cuModuleGetFunction(&function, module, "prints"));
+	OK(cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL));
+	OK(cuCtxSynchronize());
+	agrees("launched", SLACK);
+	OK(cuModuleUnload(module));
+	saw("what a buffer for printf takes is charged when it is taken");
+}
+
+static void print_beyond(void)
+{
+	CUmodule module = NULL;
+	CUresult result;
+	CUdeviceptr pointer;
+
+	begin();
+	OK(cuCtxSetLimit(CU_LIMIT_PRINTF_FIFO_SIZE, 512 * MIB));
+	pointer = fill(4 * MIB);
+	/* An H100 takes 64 MiB here. */
+	result = cuModuleLoadData(&module, printing_module_text());
+	if (result != CUDA_SUCCESS)
+		expect("a module that prints, in a full slice", result, CUDA_ERROR_OUT_OF_MEMORY);
+	agrees("in a full slice", SLACK);
+	OK(cuMemFree_v2(pointer));
+	if (result != CUDA_SUCCESS)
+		OK(cuModuleLoadData(&module, printing_module_text()));
+	OK(cuModuleUnload(module));
+	saw("with 4 MiB free it is %s",
+	    result == CUDA_SUCCESS ? "granted: it takes less" : "refused");
+}
+
+/* --- streams --- */
+
+#define STREAMS 2000
+
+static CUstream streams[STREAMS];
+
+/* No call takes much, so that driver truth finds it: at the next charge, or a second later. */
+static void streams_within(void)
+{
+	CUdeviceptr pointer = 0;
+
+	begin();
+	for (unsigned i = 0; i < STREAMS; i++)
+		OK(cuStreamCreate(&streams[i], 1));
+	OK(cuMemAlloc_v2(&pointer, 64 * MIB));
+	agrees_late("2,000 streams", SLACK);
+	for (unsigned i = 0; i < STREAMS; i++)
+		OK(cuStreamDestroy_v2(streams[i]));
+	OK(cuMemFree_v2(pointer));
+	agrees_late("destroyed", SLACK);
+	saw("what 2,000 streams take is charged");
+}
+
+static void streams_beyond(void)
+{
+	CUdeviceptr pointer;
+	CUresult result = CUDA_SUCCESS;
+	unsigned count = 0;
+	size_t held = 0;
+
+	begin();
+	(void)fill(64 * MIB);
+	while (count < STREAMS && result == CUDA_SUCCESS) {
+		result = cuStreamCreate(&streams[count], 1);
+		count += result == CUDA_SUCCESS;
+	}
+	if (result != CUDA_SUCCESS)
+		expect("a stream beyond the quota", result, CUDA_ERROR_OUT_OF_MEMORY);
+	sleep(2); /* two looks of the enforcer */
+	agrees_late("streams beyond the quota", SLACK);
+	if (truth(&held) && held > quota() - 2 * MIB)
+		OUT_OF_MEMORY("2 MiB more", cuMemAlloc_v2(&pointer, 2 * MIB));
+	saw("%u streams in 64 MiB, and nothing beside them once the quota is full", count);
+}
+
+const struct row code_rows[] = {
+    {"code-module", "cuModuleLoadData cuModuleLoadDataEx cuModuleUnload", data_within, data_beyond},
+    {"code-file", "cuModuleLoad cuModuleLoadFatBinary cuModuleUnload", file_within, file_beyond},
+    {"code-linked", "cuModuleLoadData cuModuleUnload", link_within, link_beyond},
+    {"code-many", "cuModuleLoadData cuModuleUnload", many_within, many_beyond},
+    {"code-lazy",
+     "cuLibraryLoadData cuLibraryUnload cuLibraryGetGlobal cuLibraryGetModule cuKernelGetFunction "
+     "cuLaunchKernel",
+     lazy_within, lazy_beyond},
+    {"code-eager", "cuLibraryLoadData cuLibraryLoadFromFile cuLibraryUnload", eager_within,
+     eager_beyond},
+    {"code-frames",
+     "cuModuleGetFunction cuLaunchKernel cuLaunchKernel_ptsz cuLaunchKernelEx "
+     "cuLaunchKernelEx_ptsz cuLaunchCooperativeKernel cuLaunchCooperativeKernel_ptsz "
+     "cuCtxSetLimit",
+     frames_within, frames_beyond},
+    {"code-second", "cuLaunchKernel cuCtxCreate_v2 cuCtxDestroy_v2", second_within, second_beyond},
+    {"code-graph",
+     "cuGraphInstantiateWithFlags cuGraphExecKernelNodeSetParams_v2 cuGraphLaunch cuLaunchKernel",
+     graphs_within, graphs_beyond},
+    {"code-stack", "cuCtxSetLimit", stack_within, stack_beyond},
+    {"code-printf", "cuCtxSetLimit cuModuleLoadData", print_within, print_beyond},
+    {"code-streams", "cuMemAlloc_v2", streams_within, streams_beyond},
+    {0}};

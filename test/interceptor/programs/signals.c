@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * signals COUNT: so many processes, one after the other, make their first CUDA call under a rain of
+ * signals whose handler restarts nothing. Each gets its memory: a call that a signal interrupts
+ * says nothing of the enforcer. Exits 0 if so.
+ */
+#define _GNU_SOURCE
+#include "cuda_abi.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+CUresult cuInit(unsigned int);
+CUresult cuCtxSetCurrent(CUcontext);
+CUresult cuDevicePrimaryCtxRetain(CUcontext *, CUdevice);
+CUresult cuMemAlloc_v2(CUdeviceptr *, size_t);
+
+static pthread_t target;
+static int over;
+
+static void ignore(int number)
+{
+	(void)number;
+}
+
+static void *rain(void *argument)
+{
+	while (!__atomic_load_n(&over, __ATOMIC_RELAXED))
+		pthread_kill(target, SIGUSR1);
+	return argument;
+}
+
+static int child(void)
+{
+	struct sigaction action = {.sa_handler = ignore};
+	CUdeviceptr pointer;
+	CUcontext context;
+	pthread_t thread;
+	CUresult result;
+
+	alarm(60);
+	sigaction(SIGUSR1, &action, NULL);
+	target = pthread_self();
+	/* Nothing of this call is the interceptor's. */
+	if (cuInit(0) || pthread_create(&thread, NULL, rain, NULL))
+		return 1;
+	result = cuDevicePrimaryCtxRetain(&context, 0);
+	__atomic_store_n(&over, 1, __ATOMIC_RELAXED);
+	pthread_join(thread, NULL);
+	if (result == CUDA_SUCCESS)
+		result = cuCtxSetCurrent(context);
+	if (result == CUDA_SUCCESS)
+		result = cuMemAlloc_v2(&pointer, 2 << 20);
+	if (result != CUDA_SUCCESS)
+		printf("CUDA error %d\n", result);
+	return result != CUDA_SUCCESS;
+}
+
+int main(int argc, char **argv)
+{
+	int count, failures = 0;
+
+	if (argc == 2 && strcmp(argv[1], "child") == 0)
+		return child();
+	count = argc == 2 ? atoi(argv[1]) : 20;
+	for (int i = 0; i < count; i++) {
+		pid_t pid = fork();
+		int status = 1;
+
+		if (pid == 0) {
+			execl("/proc/self/exe", argv[0], "child", (char *)NULL);
+			_exit(127);
+		}
+		if (pid < 0 || waitpid(pid, &status, 0) != pid || status)
+			failures++;
+	}
+	printf("%d of %d processes failed\n", failures, count);
+	return failures != 0;
+}
