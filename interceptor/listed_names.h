@@ -107,6 +107,10 @@ static const char listed_names[] =
     "cuInit\0"
     "cuIpcGetEventHandle\0"
     "cuIpcOpenEventHandle\0"
+    "cuKernelGetLibrary\0"
+    "cuKernelGetName\0"
+    "cuKernelGetParamInfo\0"
+    "cuLibraryGetKernelCount\0"
     "cuLinkAddData\0"
     "cuLinkAddData_v2\0"
     "cuLinkAddFile\0"
@@ -158,9 +162,12 @@ static const char listed_names[] =
     "cuMipmappedArrayGetLevel\0"
     "cuMipmappedArrayGetMemoryRequirements\0"
     "cuMipmappedArrayGetSparseProperties\0"
+    "cuModuleGetFunctionCount\0"
     "cuModuleGetGlobal\0"
     "cuModuleGetGlobal_v2\0"
     "cuModuleGetLoadingMode\0"
+    "cuModuleGetSurfRef\0"
+    "cuModuleGetTexRef\0"
     "cuMulticastAddDevice\0"
     "cuMulticastGetGranularity\0"
     "cuStreamAttachMemAsync\0"
@@ -180,12 +187,13 @@ static const uint16_t listed_name_at[] = {
     1504, 1526, 1547, 1568, 1583, 1601, 1636, 1671, 1704, 1753, 1800, 1820,
     1849, 1880, 1911, 1939, 1966, 1993, 2020, 2047, 2074, 2101, 2127, 2150,
     2178, 2214, 2256, 2291, 2329, 2359, 2392, 2428, 2453, 2483, 2512, 2549,
-    2585, 2611, 2618, 2638, 2659, 2673, 2690, 2704, 2721, 2736, 2749, 2765,
-    2779, 2796, 2816, 2828, 2843, 2858, 2876, 2902, 2933, 2967, 3006, 3029,
-    3057, 3071, 3086, 3107, 3137, 3155, 3176, 3206, 3221, 3247, 3276, 3294,
-    3312, 3333, 3353, 3376, 3409, 3428, 3451, 3470, 3489, 3513, 3535, 3562,
-    3586, 3615, 3638, 3662, 3677, 3702, 3740, 3776, 3794, 3815, 3838, 3859,
-    3885, 3908, 3936, 3952, 3971, 3988, 4008,
+    2585, 2611, 2618, 2638, 2659, 2678, 2694, 2715, 2739, 2753, 2770, 2784,
+    2801, 2816, 2829, 2845, 2859, 2876, 2896, 2908, 2923, 2938, 2956, 2982,
+    3013, 3047, 3086, 3109, 3137, 3151, 3166, 3187, 3217, 3235, 3256, 3286,
+    3301, 3327, 3356, 3374, 3392, 3413, 3433, 3456, 3489, 3508, 3531, 3550,
+    3569, 3593, 3615, 3642, 3666, 3695, 3718, 3742, 3757, 3782, 3820, 3856,
+    3881, 3899, 3920, 3943, 3962, 3980, 4001, 4027, 4050, 4078, 4094, 4113,
+    4130, 4150,
 };
 
 static const char listed_families[] =
@@ -235,15 +243,11 @@ static const char listed_families[] =
     "cuGreenCtxGet\0"
     "cuGreenCtxRecordEvent\0"
     "cuGreenCtxWaitEvent\0"
-    "cuKernel\0"
+    "cuKernelSet\0"
     "cuLaunchHostFunc\0"
-    "cuLibraryEnumerate\0"
-    "cuLibraryGet\0"
     "cuLogs\0"
     "cuMemcpy\0"
     "cuMemset\0"
-    "cuModuleEnumerate\0"
-    "cuModuleGet\0"
     "cuOccupancy\0"
     "cuParam\0"
     "cuPointer\0"
@@ -274,8 +278,8 @@ static const uint16_t listed_family_at[] = {
     0, 11, 34, 56, 65, 81, 98, 115, 143, 163, 179, 193,
     217, 232, 246, 254, 266, 292, 304, 321, 340, 359, 378, 391,
     405, 413, 420, 431, 453, 475, 488, 507, 521, 534, 549, 562,
-    578, 589, 605, 623, 635, 660, 674, 698, 712, 734, 754, 763,
-    780, 799, 812, 819, 828, 837, 855, 867, 879, 887, 897, 908,
-    935, 955, 974, 995, 1018, 1037, 1049, 1060, 1074, 1095, 1117, 1130,
-    1144, 1151, 1163, 1175, 1184, 1201, 1214, 1239,
+    578, 589, 605, 623, 635, 660, 674, 698, 712, 734, 754, 766,
+    783, 790, 799, 808, 820, 828, 838, 849, 876, 896, 915, 936,
+    959, 978, 990, 1001, 1015, 1036, 1058, 1071, 1085, 1092, 1104, 1116,
+    1125, 1142, 1155, 1180,
 };
