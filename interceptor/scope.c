@@ -2,12 +2,11 @@
 #include "scope.h"
 
 #include "loader.h"
+#include "slot.h"
 
 #include <errno.h>
 #include <stddef.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 #define PASS_TRIES 8
 #define PATH_ROOM 4096
@@ -32,48 +31,6 @@ static struct treated {
 } treated[LOADER_NAMESPACES];
 
 /* --- objects of any namespace ----------------------------------------------------------------- */
-
-struct mapped {
-	struct elf_object elf;
-	ElfW(Addr) relro_start, relro_end; /* pages that the loader made read-only */
-};
-
-static ElfW(Addr) page_size(void)
-{
-	return (ElfW(Addr))sysconf(_SC_PAGESIZE);
-}
-
-static bool is_mapped(ElfW(Addr) address)
-{
-	unsigned char resident;
-
-	return mincore((void *)(address & -page_size()), 1, &resident) == 0;
-}
-
-/* The program headers follow the ELF header, with which an object begins. Not so where addresses
- * do not count from 0: a program that is not position-independent, which calls by our symbols. */
-static bool read_object(const struct link_map *map, struct mapped *object)
-{
-	const ElfW(Ehdr) *elf = (const void *)map->l_addr;
-	const ElfW(Phdr) * header;
-	ElfW(Addr) page = page_size();
-
-	*object = (struct mapped){.elf = {.base = map->l_addr, .path = map->l_name}};
-	if (!map->l_addr || !map->l_ld || !elf_read_dynamic(map->l_ld, &object->elf) ||
-	    !is_mapped(map->l_addr) || memcmp(elf->e_ident, ELFMAG, SELFMAG) != 0)
-		return false;
-	header = (const void *)(map->l_addr + elf->e_phoff);
-	elf_read_range(header, elf->e_phnum, &object->elf);
-	for (unsigned int i = 0; i < elf->e_phnum; i++) {
-		ElfW(Addr) start = map->l_addr + header[i].p_vaddr;
-
-		if (header[i].p_type != PT_GNU_RELRO)
-			continue;
-		object->relro_start = start & -page;
-		object->relro_end = (start + header[i].p_memsz) & -page;
-	}
-	return true;
-}
 
 static const struct link_map *first_of(const struct link_map *map)
 {
@@ -111,7 +68,7 @@ static bool find_owner(struct pass *pass, const void *address)
 	if (elf_contains(&pass->hit.elf, address))
 		return true;
 	for (const struct link_map *map = first_of(pass->map); map; map = map->l_next) {
-		if (read_object(map, &pass->hit) && elf_contains(&pass->hit.elf, address))
+		if (slot_read_object(map, &pass->hit) && elf_contains(&pass->hit.elf, address))
 			return true;
 	}
 	pass->hit = (struct mapped){0};
@@ -125,7 +82,7 @@ static bool find_definer(struct pass *pass, const char *name)
 	    (is_copy(&pass->hit.elf, &library_cuda) || is_copy(&pass->hit.elf, &library_nvml)))
 		return true;
 	for (const struct link_map *map = first_of(pass->map); map; map = map->l_next) {
-		if (read_object(map, &pass->hit) && elf_find_symbol(&pass->hit.elf, name))
+		if (slot_read_object(map, &pass->hit) && elf_find_symbol(&pass->hit.elf, name))
 			return true;
 	}
 	pass->hit = (struct mapped){0};
@@ -159,106 +116,43 @@ static bool leads_there(struct pass *pass, const struct elf_object *object,
 	return library ? is_copy(&pass->hit.elf, library) : loader_is_libc(&pass->hit.elf);
 }
 
-static void set_slot(const struct mapped *object, void **slot, void *value)
+/* What the slot of a symbol shall lead to; NULL: it stays. */
+static void *exchange(void *context, const struct elf_object *object, const ElfW(Sym) * symbol,
+                      const void *value)
 {
-	ElfW(Addr) at = (ElfW(Addr))slot, page = page_size();
-	bool locked = at >= object->relro_start && at < object->relro_end;
+	struct pass *pass = context;
+	struct library *library;
+	void *instead = wanted(pass, object->strings + symbol->st_name, &library);
 
-	if (locked && mprotect((void *)(at & -page), page, PROT_READ | PROT_WRITE) != 0)
+	if (!instead || instead == value || !leads_there(pass, object, symbol, value, library))
+		return NULL;
+	pass->uses_cuda |= library == &library_cuda;
+	pass->uses_nvml |= library == &library_nvml;
+	return instead;
+}
+
+/* The C library of a namespace: what dlsym is there. */
+static void keep_dlsym(unsigned int namespace, const struct elf_object *libc)
+{
+	void *found = elf_find_symbol(libc, "dlsym"), *versioned = elf_find_symbol(libc, "dlvsym");
+
+	if (!found || namespace == 0)
 		return;
-	__atomic_store_n(slot, value, __ATOMIC_RELEASE);
-	if (locked)
-		(void)mprotect((void *)(at & -page), page, PROT_READ);
-}
-
-#if defined(__x86_64__)
-#define JUMP_SLOT R_X86_64_JUMP_SLOT
-#define GLOB_DAT R_X86_64_GLOB_DAT
-#define ABSOLUTE R_X86_64_64
-#elif defined(__aarch64__)
-#define JUMP_SLOT R_AARCH64_JUMP_SLOT
-#define GLOB_DAT R_AARCH64_GLOB_DAT
-#define ABSOLUTE R_AARCH64_ABS64
-#endif
-
-static bool is_slot(const ElfW(Rela) * relocation)
-{
-	switch (ELF64_R_TYPE(relocation->r_info)) {
-	case JUMP_SLOT:
-	case GLOB_DAT:
-		return true;
-	case ABSOLUTE:
-		return relocation->r_addend == 0;
-	default:
-		return false;
-	}
-}
-
-static void set_slots(struct pass *pass, const struct mapped *object, const ElfW(Rela) * relocation,
-                      size_t bytes)
-{
-	const struct elf_object *elf = &object->elf;
-
-	for (size_t i = 0; i < bytes / sizeof(*relocation); i++, relocation++) {
-		const ElfW(Sym) *symbol = &elf->symbols[ELF64_R_SYM(relocation->r_info)];
-		void **slot = (void **)(elf->base + relocation->r_offset);
-		struct library *library;
-		void *value;
-
-		if (!is_slot(relocation))
-			continue;
-		value = wanted(pass, elf->strings + symbol->st_name, &library);
-		if (!value || *slot == value || !leads_there(pass, elf, symbol, *slot, library))
-			continue;
-		set_slot(object, slot, value);
-		pass->uses_cuda |= library == &library_cuda;
-		pass->uses_nvml |= library == &library_nvml;
-	}
+	__atomic_store_n(&loader_dlsym[namespace], found, __ATOMIC_RELEASE);
+	__atomic_store_n(&loader_dlvsym[namespace], versioned, __ATOMIC_RELEASE);
 }
 
 static void treat_object(struct pass *pass, const struct link_map *map)
 {
-	const ElfW(Rela) *relocations = NULL, *jumps = NULL;
-	size_t relocation_bytes = 0, jump_bytes = 0;
 	struct mapped object;
 
-	if (!read_object(map, &object))
+	if (!slot_read_object(map, &object))
 		return;
-	if (loader_is_libc(&object.elf)) {
-		void *found = elf_find_symbol(&object.elf, "dlsym");
-
-		if (found && pass->namespace) {
-			__atomic_store_n(&loader_dlsym[pass->namespace], found, __ATOMIC_RELEASE);
-			__atomic_store_n(&loader_dlvsym[pass->namespace],
-			                 elf_find_symbol(&object.elf, "dlvsym"), __ATOMIC_RELEASE);
-		}
-		return;
-	}
-	if (loader_is_loader(&object.elf) || is_copy(&object.elf, &library_cuda) ||
-	    is_copy(&object.elf, &library_nvml) || elf_contains(&object.elf, &scope_seen))
-		return;
-	for (const ElfW(Dyn) *d = map->l_ld; d->d_tag != DT_NULL; d++) {
-		const void *at = (const void *)elf_address(&object.elf, d->d_un.d_ptr);
-
-		switch (d->d_tag) {
-		case DT_RELA:
-			relocations = at;
-			break;
-		case DT_RELASZ:
-			relocation_bytes = d->d_un.d_val;
-			break;
-		case DT_JMPREL:
-			jumps = at;
-			break;
-		case DT_PLTRELSZ:
-			jump_bytes = d->d_un.d_val;
-			break;
-		default:
-			break;
-		}
-	}
-	set_slots(pass, &object, relocations, relocations ? relocation_bytes : 0);
-	set_slots(pass, &object, jumps, jumps ? jump_bytes : 0);
+	if (loader_is_libc(&object.elf))
+		keep_dlsym(pass->namespace, &object.elf);
+	else if (!loader_is_loader(&object.elf) && !is_copy(&object.elf, &library_cuda) &&
+	         !is_copy(&object.elf, &library_nvml) && !elf_contains(&object.elf, &scope_seen))
+		slot_set_all(&object, exchange, pass);
 }
 
 /* --- callbacks of dl_iterate_phdr(), which end it at once ------------------------------------- */
@@ -288,7 +182,7 @@ static int find_missing(struct dl_phdr_info *info, size_t size, void *data)
 	pass->has_nvml = library_find(&library_nvml, &pass->nvml);
 	pass->missing = NULL;
 	for (const struct link_map *map = first_of(pass->map); map; map = map->l_next) {
-		if (!read_object(map, &object) || strlen(map->l_name) >= PATH_ROOM)
+		if (!slot_read_object(map, &object) || strlen(map->l_name) >= PATH_ROOM)
 			continue;
 		if (!pass->has_cuda && !pass->tried_cuda && is_copy(&object.elf, &library_cuda))
 			pass->missing = &library_cuda;
@@ -448,8 +342,8 @@ static int look_for_definer(struct dl_phdr_info *info, size_t size, void *data)
 
 	(void)info;
 	(void)size;
-	for (map = search->caller; search->next && map; map = map->l_next) {
-		if (map != search->caller && defines(map, search))
+	for (map = search->caller->l_next; search->next && map; map = map->l_next) {
+		if (defines(map, search))
 			return 1;
 	}
 	for (map = first_of(search->caller); map; map = map->l_next) {
