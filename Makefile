@@ -136,6 +136,7 @@ lint: ## Check formatting and run the linters
 generate: .cache/table ## Write again what is generated from other files
 	$(QUIET)$(GO) generate ./...
 	$(QUIET).cache/table exports >interceptor/exports.txt
+	$(QUIET).cache/table listed >interceptor/listed_names.h
 	$(QUIET).cache/table coverage >docs/coverage.md
 
 # --- install -------------------------------------------------------------------------------

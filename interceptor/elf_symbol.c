@@ -5,68 +5,138 @@
 #include <stdint.h>
 #include <string.h>
 
+bool elf_read_dynamic(const ElfW(Dyn) * dynamic, struct elf_object *object)
+{
+	ElfW(Addr) soname = 0;
+	bool has_soname = false;
+
+	for (; dynamic->d_tag != DT_NULL; dynamic++) {
+		ElfW(Addr) value = dynamic->d_un.d_ptr;
+		const void *at = (const void *)elf_address(object, value);
+
+		switch (dynamic->d_tag) {
+		case DT_SYMTAB:
+			object->symbols = at;
+			break;
+		case DT_STRTAB:
+			object->strings = at;
+			break;
+		case DT_GNU_HASH:
+			object->gnu_hash = at;
+			break;
+		case DT_HASH:
+			object->hash = at;
+			break;
+		case DT_SONAME:
+			soname = value;
+			has_soname = true;
+			break;
+		default:
+			break;
+		}
+	}
+	if (!object->symbols || !object->strings || !(object->gnu_hash || object->hash))
+		return false;
+	if (has_soname) {
+		object->name = object->strings + soname;
+	} else {
+		const char *slash = strrchr(object->path, '/');
+
+		object->name = slash ? slash + 1 : object->path;
+	}
+	return true;
+}
+
+void elf_read_range(const ElfW(Phdr) * header, unsigned int count, struct elf_object *object)
+{
+	object->start = UINTPTR_MAX;
+	object->end = 0;
+	for (unsigned int i = 0; i < count; i++) {
+		ElfW(Addr) start = object->base + header[i].p_vaddr;
+
+		if (header[i].p_type != PT_LOAD)
+			continue;
+		if (start < object->start)
+			object->start = start;
+		if (start + header[i].p_memsz > object->end)
+			object->end = start + header[i].p_memsz;
+	}
+}
+
 struct search {
-	const char *soname;
+	bool (*wanted)(struct search *search, const struct elf_object *object);
+	const char *name;
+	const void *address;
+	bool passed; /* the object that `address` is in */
 	struct elf_object *object;
 };
 
 static int visit(struct dl_phdr_info *info, size_t size, void *data)
 {
 	struct search *search = data;
-	struct elf_object object = {.base = info->dlpi_addr};
+	struct elf_object object = {.base = info->dlpi_addr, .path = info->dlpi_name};
 	const ElfW(Dyn) *dynamic = NULL;
-	const char *slash = strrchr(info->dlpi_name, '/');
-	const char *file = slash ? slash + 1 : info->dlpi_name, *name;
-	ElfW(Addr) soname = 0;
-	int has_soname = 0;
 
 	(void)size;
 	for (int i = 0; i < info->dlpi_phnum; i++) {
 		if (info->dlpi_phdr[i].p_type == PT_DYNAMIC)
 			dynamic = (const void *)(info->dlpi_addr + info->dlpi_phdr[i].p_vaddr);
 	}
-	if (!dynamic)
+	if (!dynamic || !elf_read_dynamic(dynamic, &object))
 		return 0;
-	for (; dynamic->d_tag != DT_NULL; dynamic++) {
-		/* The loader relocates these in place, but for the vDSO, whose page it cannot
-		 * write: an address below the base is still an offset. */
-		ElfW(Addr) value = dynamic->d_un.d_ptr;
-		const void *at = (const void *)(value < object.base ? value + object.base : value);
-
-		switch (dynamic->d_tag) {
-		case DT_SYMTAB:
-			object.symbols = at;
-			break;
-		case DT_STRTAB:
-			object.strings = at;
-			break;
-		case DT_GNU_HASH:
-			object.gnu_hash = at;
-			break;
-		case DT_HASH:
-			object.hash = at;
-			break;
-		case DT_SONAME:
-			soname = value;
-			has_soname = 1;
-			break;
-		default:
-			break;
-		}
-	}
-	if (!object.symbols || !object.strings || !(object.gnu_hash || object.hash))
-		return 0;
-	name = has_soname ? object.strings + soname : file;
-	if (strcmp(name, search->soname) != 0)
+	elf_read_range(info->dlpi_phdr, info->dlpi_phnum, &object);
+	if (!search->wanted(search, &object))
 		return 0;
 	*search->object = object;
 	return 1;
 }
 
-int elf_find_object(const char *soname, struct elf_object *object)
+static bool is_named(struct search *search, const struct elf_object *object)
 {
-	struct search search = {.soname = soname, .object = object};
+	return strcmp(object->name, search->name) == 0;
+}
 
+static bool is_around(struct search *search, const struct elf_object *object)
+{
+	return elf_contains(object, search->address);
+}
+
+static bool is_next(struct search *search, const struct elf_object *object)
+{
+	if (search->passed)
+		return elf_find_symbol(object, search->name);
+	search->passed = elf_contains(object, search->address);
+	return false;
+}
+
+static bool is_other(struct search *search, const struct elf_object *object)
+{
+	return !elf_contains(object, search->address) && !elf_contains(object, (void *)visit) &&
+	       elf_find_symbol(object, search->name);
+}
+
+int elf_find_object(const char *name, struct elf_object *object)
+{
+	struct search search = {.wanted = is_named, .name = name, .object = object};
+
+	return dl_iterate_phdr(visit, &search);
+}
+
+int elf_find_containing(const void *address, struct elf_object *object)
+{
+	struct search search = {.wanted = is_around, .address = address, .object = object};
+
+	return dl_iterate_phdr(visit, &search);
+}
+
+int elf_find_next(const void *address, const char *symbol, struct elf_object *object)
+{
+	struct search search = {
+	    .wanted = is_next, .name = symbol, .address = address, .object = object};
+
+	if (dl_iterate_phdr(visit, &search))
+		return 1;
+	search.wanted = is_other;
 	return dl_iterate_phdr(visit, &search);
 }
 

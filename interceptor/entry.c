@@ -28,22 +28,13 @@ static int absent_nvml(void)
 }
 
 struct library library_cuda = {.soname = "libcuda.so.1",
-                               .prefix = "cu",
                                .first = 0,
                                .last = DRIVER_ENTRY_POINTS,
                                .absent = (void *)absent_driver};
 struct library library_nvml = {.soname = "libnvidia-ml.so.1",
-                               .prefix = "nvml",
                                .first = DRIVER_ENTRY_POINTS,
                                .last = ENTRY_POINTS,
                                .absent = (void *)absent_nvml};
-
-struct library *library_of(const char *name)
-{
-	if (strncmp(name, library_cuda.prefix, 2) == 0)
-		return &library_cuda;
-	return strncmp(name, library_nvml.prefix, 4) == 0 ? &library_nvml : NULL;
-}
 
 bool library_find(struct library *library, struct elf_object *object)
 {
@@ -62,6 +53,7 @@ bool library_find(struct library *library, struct elf_object *object)
 		__atomic_store_n(&entry_function[entry], function ? function : library->absent,
 		                 __ATOMIC_RELEASE);
 	}
+	__atomic_fetch_add(&library->fills, 1, __ATOMIC_RELEASE);
 	__atomic_store_n(&library->base, found.base, __ATOMIC_RELEASE);
 	return true;
 }
@@ -101,6 +93,16 @@ void *library_hook(const struct library *library, const void *function, bool *kn
 	}
 	*known = false;
 	return NULL;
+}
+
+void *library_answer(const struct library *library, const struct elf_object *object,
+                     const char *name)
+{
+	void *function = elf_find_symbol(object, name);
+	bool known;
+	void *hook = function ? library_hook(library, function, &known) : NULL;
+
+	return hook ? hook : function;
 }
 
 bool library_hook_of_stem(const struct library *library, const char *name, size_t length)

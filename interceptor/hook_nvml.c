@@ -54,3 +54,11 @@ nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *me
 	memory->used = granted - memory->free;
 	return result;
 }
+
+nvmlReturn_t nvmlShutdown(void)
+{
+	nvmlReturn_t result = NVML(nvmlShutdown)();
+
+	nvml_forget_devices();
+	return result;
+}

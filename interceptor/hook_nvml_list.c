@@ -84,11 +84,15 @@ static void gather(struct gathered *to, const void *entry, size_t stride)
 	to->count++;
 }
 
-static void gather_ours(const struct who *who, const struct list *list, unsigned char *entries,
-                        unsigned int count, size_t stride, struct gathered *to)
-{
-	uint64_t listed[LEDGER_LANES / 64 + 1] = {0};
+/* Which lanes NVML listed: a bit each. */
+struct listed {
+	uint64_t bits[LEDGER_LANES / 64 + 1];
+};
 
+/* Of NVML's entries, those of the slice. */
+static void gather_listed(const struct who *who, unsigned char *entries, unsigned int count,
+                          size_t stride, struct listed *listed, struct gathered *to)
+{
 	for (unsigned int i = 0; i < count; i++) {
 		unsigned char *entry = entries + i * stride;
 		uint32_t lane = who_lane(who, pid_at(entry + PID_AT));
@@ -96,20 +100,24 @@ static void gather_ours(const struct who *who, const struct list *list, unsigned
 
 		if (!lane)
 			continue;
-		listed[lane / 64] |= 1ull << lane % 64;
+		listed->bits[lane / 64] |= 1ull << lane % 64;
 		pid = who_pid(who, &who->process->ledger->lane[lane]);
 		memcpy(entry + PID_AT, &pid, sizeof(pid));
 		gather(to, entry, stride);
 	}
-	if (!list->compute || who->device < 0)
-		return;
+}
+
+/* Whoever else of the slice holds memory. */
+static void gather_others(const struct who *who, const struct listed *listed, size_t stride,
+                          struct gathered *to)
+{
 	for (uint32_t i = 1; i <= who_lanes(who); i++) {
 		const struct ledger_lane *lane = &who->process->ledger->lane[i];
 		nvmlProcessDetail_v1_t entry = {.gpuInstanceId = NVML_NO_INSTANCE,
 		                                .computeInstanceId = NVML_NO_INSTANCE};
 		unsigned char bytes[ENTRY_MOST] = {0};
 
-		if (listed[i / 64] >> i % 64 & 1 ||
+		if (listed->bits[i / 64] >> i % 64 & 1 ||
 		    __atomic_load_n(&lane->state, __ATOMIC_ACQUIRE) != LEDGER_LIVE)
 			continue;
 		entry.usedGpuMemory = ledger_held(who->process->ledger, (uint32_t)who->device, i);
@@ -121,42 +129,58 @@ static void gather_ours(const struct who *who, const struct list *list, unsigned
 	}
 }
 
+/* Gather the slice's part of an answer with room for *count entries; *count becomes NVML's. */
+static nvmlReturn_t gather_answer(const struct list *list, struct who *who, unsigned int *count,
+                                  struct gathered *to)
+{
+	size_t size = (size_t)*count * ENTRY_MOST, stride;
+	struct listed listed = {0};
+	unsigned int room = *count;
+	nvmlReturn_t result;
+	/* Not malloc(): the program may have its own, and may be inside it. */
+	unsigned char *entries =
+	    mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+	if (entries == MAP_FAILED)
+		return NVML_ERROR_MEMORY;
+	memset(entries, UNWRITTEN, size);
+	result = ask(list, count, entries);
+	if (result == NVML_SUCCESS) {
+		*count = *count < room ? *count : room;
+		stride = stride_of(entries, size, *count, list->stride);
+		who_see_kind(who, entries, stride, *count);
+		gather_listed(who, entries, *count, stride, &listed, to);
+		if (list->compute && who->device >= 0)
+			gather_others(who, &listed, stride, to);
+	}
+	munmap(entries, size);
+	return result;
+}
+
 /* The slice's part of a list, by the protocol of NVML's reference: *count is the room, and becomes
  * how many there are; with too little room nothing else is told. */
 static nvmlReturn_t slice_of(const struct list *list, unsigned int *count, void *infos)
 {
 	struct gathered to = {.out = infos, .room = *count};
-	unsigned int room = 256, found;
+	nvmlReturn_t result = UNTOUCHED;
+	unsigned int room = 256;
 	struct who who;
-	nvmlReturn_t result;
 
 	/* Room without an array is for NVML to refuse. */
 	if ((!infos && to.room) || !who_look(list->device, &who))
 		return UNTOUCHED;
-	for (int tries = 1;; tries++, room = found + 64) { /* while processes come */
-		size_t size = (size_t)room * ENTRY_MOST, stride;
-		/* Not malloc(): the program may have its own, and may be inside it. */
-		unsigned char *entries =
-		    mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	for (int tries = 0; tries < LIST_TRIES; tries++) {
+		unsigned int found = room;
 
-		if (entries == MAP_FAILED)
-			return NVML_ERROR_MEMORY;
-		memset(entries, UNWRITTEN, size);
-		found = room;
-		result = ask(list, &found, entries);
-		if (result == NVML_SUCCESS) {
-			found = found < room ? found : room;
-			stride = stride_of(entries, size, found, list->stride);
-			who_see_kind(&who, entries, stride, found);
-			gather_ours(&who, list, entries, found, stride, &to);
-			*count = to.count;
-			if (to.count > to.room)
-				result = NVML_ERROR_INSUFFICIENT_SIZE;
-		}
-		munmap(entries, size);
-		if (result != NVML_ERROR_INSUFFICIENT_SIZE || found <= room || tries == LIST_TRIES)
-			return result;
+		result = gather_answer(list, &who, &found, &to);
+		if (result != NVML_ERROR_INSUFFICIENT_SIZE || found <= room)
+			break;
+		room = found + 64; /* while processes come */
 	}
+	if (result != NVML_SUCCESS)
+		return result;
+	*count = to.count;
+	return to.count > to.room ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
 }
 
 #define LIST(name, type, computes)                                                                 \

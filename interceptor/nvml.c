@@ -2,6 +2,9 @@
 /* Which device of the ledger NVML speaks of. */
 #include "nvml.h"
 
+#include "entry.h"
+#include "state.h"
+
 #include <stdbool.h>
 #include <string.h>
 
@@ -38,7 +41,67 @@ static bool read_uuid(const char *text, uint8_t uuid[16])
 	return *text == '\0';
 }
 
-int nvml_ledger_device(struct process *process, nvmlDevice_t device)
+/* --- what was asked before -------------------------------------------------------------------- */
+
+static uint32_t shutdowns;
+
+void nvml_forget_devices(void)
+{
+	__atomic_fetch_add(&shutdowns, 1, __ATOMIC_RELEASE);
+}
+
+static uint32_t current_age(void)
+{
+	return __atomic_load_n(&shutdowns, __ATOMIC_ACQUIRE) +
+	       __atomic_load_n(&library_nvml.fills, __ATOMIC_ACQUIRE);
+}
+
+/* Handles lie some hundred bytes apart. */
+static size_t first_slot(nvmlDevice_t device)
+{
+	return (size_t)(((uintptr_t)device >> 4) * 0x9e3779b97f4a7c15u >> 58);
+}
+
+_Static_assert(NVML_CACHE_SLOTS == 1 << (64 - 58), "first_slot() is one of them");
+
+/* -1 if it is not known. */
+static int recall(struct nvml_cache *cache, nvmlDevice_t device, uint32_t age)
+{
+	for (size_t i = 0, at = first_slot(device); i < NVML_CACHE_SLOTS; i++, at++) {
+		__typeof__(&cache->slot[0]) slot = &cache->slot[at % NVML_CACHE_SLOTS];
+		void *there = __atomic_load_n(&slot->device, __ATOMIC_ACQUIRE);
+		uint64_t answer;
+
+		if (!there)
+			break;
+		if (there != device)
+			continue;
+		answer = __atomic_load_n(&slot->answer, __ATOMIC_RELAXED);
+		return answer >> 32 == age ? (int)(uint32_t)answer - 1 : -1;
+	}
+	return -1;
+}
+
+/* A full cache takes no more: those are asked for each time. */
+static void remember(struct nvml_cache *cache, nvmlDevice_t device, uint32_t age, int index)
+{
+	for (size_t i = 0, at = first_slot(device); i < NVML_CACHE_SLOTS; i++, at++) {
+		__typeof__(&cache->slot[0]) slot = &cache->slot[at % NVML_CACHE_SLOTS];
+		void *there = NULL;
+
+		if (!__atomic_compare_exchange_n(&slot->device, &there, (void *)device, false,
+		                                 __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE) &&
+		    there != device)
+			continue;
+		__atomic_store_n(&slot->answer, (uint64_t)age << 32 | (uint32_t)(index + 1),
+		                 __ATOMIC_RELAXED);
+		return;
+	}
+}
+
+/* ---------------------------------------------------------------------------------------------- */
+
+static int ask_ledger_device(struct process *process, nvmlDevice_t device)
 {
 	char text[UUID_TEXT_BYTES] = "";
 	nvmlMemory_t memory = {0};
@@ -57,4 +120,19 @@ int nvml_ledger_device(struct process *process, nvmlDevice_t device)
 	if (NVML_HAS(nvmlDeviceGetMemoryInfo))
 		(void)NVML(nvmlDeviceGetMemoryInfo)(device, &memory);
 	return process_device_by_uuid(process, uuid, memory.total);
+}
+
+int nvml_ledger_device(struct process *process, nvmlDevice_t device)
+{
+	uint32_t age =
+	    current_age(); /* of what is asked now, even if NVML is shut down meanwhile */
+	struct nvml_cache *cache = process ? &state_of(process)->nvml : NULL;
+	int index = cache && device ? recall(cache, device, age) : -1;
+
+	if (index >= 0)
+		return index;
+	index = ask_ledger_device(process, device);
+	if (index >= 0)
+		remember(cache, device, age, index);
+	return index;
 }

@@ -13,4 +13,7 @@
  * process of the slice has met the device yet. `process` may be NULL: attached to nothing. */
 int nvml_ledger_device(struct process *process, nvmlDevice_t device);
 
+/* NVML's handles may mean other devices from now on. */
+void nvml_forget_devices(void);
+
 #endif

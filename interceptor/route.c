@@ -3,20 +3,29 @@
  * How a program gets at the driver's functions, and how ours take their place:
  *
  *   - linked with libcuda: our exported symbols come first, since we are preloaded;
- *   - dlsym and dlvsym on a handle, cuGetProcAddress in both forms: the real one is called, and if
- *     the pointer that it returns *is* a function we stand in for, ours is returned instead. So
- *     versions, flags and per-thread variants are right by construction.
+ *   - dlsym and dlvsym, cuGetProcAddress in both forms: the real one is called, and if the pointer
+ *     that it returns *is* a function we stand in for, ours is returned instead. So versions, flags
+ *     and per-thread variants are right by construction;
+ *   - dlsym itself, by dlsym: ours again;
+ *   - another copy of the driver: what is found there is exchanged for the first one's (entry.h);
+ *   - objects that we do not come before: scope.h.
  *
- * dlsym with RTLD_DEFAULT or RTLD_NEXT depends on who calls, and finds our exported symbols by
- * itself: like every other name, it is passed on by a jump (trampoline.S).
+ * dlsym with RTLD_DEFAULT or RTLD_NEXT depends on who calls. Names that are not the driver's are
+ * passed on by a jump (trampoline.S), like every other; for the driver's it is found out where the
+ * look-up would lead.
  */
 #include "entry.h"
+#include "listed.h"
+#include "loader.h"
 #include "process.h"
 #include "say.h"
+#include "scope.h"
 
-#include <dlfcn.h>
 #include <stddef.h>
 #include <string.h>
+
+#define JUMP NULL                  /* the caller gets what the real function returns */
+#define ROUTE_NOTHING ((void *)-1) /* the caller gets NULL, as trampoline.S knows */
 
 /* Whether a hook is of the name that `name` is without its version: of cuMemAlloc_v2_ptsz,
  * cuMemAlloc. */
@@ -28,48 +37,44 @@ static bool other_version_is_hooked(const char *name)
 }
 
 /*
- * A program was handed `found` under `name`, and no row of the table is it. If that is a version of
- * a hooked function that came with a newer driver, nothing but driver truth will count what it
- * takes: say so. `cuda` is the CUDA version that it was asked for by, as 13010; 0 if the name has
- * it.
+ * A program was handed a function under `name` of which no row of the table is: nothing but driver
+ * truth will count what it takes, if it takes anything. Say so. `cuda` is the CUDA version that it
+ * was asked for by, as 13010; 0 if the name has it.
  */
-static void unknown_version(const char *name, const void *found, int cuda)
+static void unknown(const char *name, int cuda)
 {
 	struct process *process;
-	struct elf_object object;
 
-	if (!other_version_is_hooked(name))
-		return;
-	/* What dlsym() found may be another library's, which has its own functions of such names.
-	 */
-	if (!cuda &&
-	    (!elf_find_object("libcuda.so.1", &object) || elf_find_symbol(&object, name) != found))
+	if (listed(name, cuda != 0))
 		return;
 	process = process_get();
-	if (process && cuda)
+	if (!process)
+		return;
+	if (!other_version_is_hooked(name))
+		say_once(
+		    process, ONCE_UNLISTED,
+		    "%s is not known to this gpuslice: driver truth alone counts what it allocates",
+		    name);
+	else if (cuda)
 		say_once(process, ONCE_UNKNOWN_VERSION,
 		         "%s of CUDA %d.%d is newer than this gpuslice: driver truth alone counts "
 		         "what it allocates",
 		         name, cuda / 1000, cuda % 1000 / 10);
-	else if (process)
+	else
 		say_once(process, ONCE_UNKNOWN_VERSION,
 		         "%s is newer than this gpuslice: driver truth alone counts what it "
 		         "allocates",
 		         name);
 }
 
-/* The function to hand out in place of `found`; the rest as for unknown_version(). */
+/* The function to hand out in place of one of the library's; the rest as for unknown(). */
 static void *exchange(struct library *library, void *found, const char *name, int cuda)
 {
 	bool known;
-	void *hook;
+	void *hook = library_hook(library, found, &known);
 
-	/* NULL stands for both "not found" and "this driver has no such function". */
-	if (!found)
-		return NULL;
-	hook = library_hook(library, found, &known);
 	if (!known && library == &library_cuda)
-		unknown_version(name, found, cuda);
+		unknown(name, cuda);
 	return hook ? hook : found;
 }
 
@@ -92,67 +97,160 @@ CUresult cuGetProcAddress_v2(const char *name, void **function, int version, uin
 	return result;
 }
 
-/* The C library's own, for the trampolines. In libc since glibc 2.34, in libdl before; a program
- * that calls them has whichever it is. */
-__attribute__((visibility("hidden"))) void *libc_dlsym, *libc_dlvsym;
+/* A look-up by dlsym or dlvsym. */
+struct lookup {
+	void *handle;
+	const char *name, *version; /* NULL: by dlsym */
+	unsigned int namespace;     /* the caller's */
+	const void *caller;         /* where it goes on */
+};
 
-__attribute__((visibility("hidden"))) void *route_dlsym(void *handle, const char *name);
-__attribute__((visibility("hidden"))) void *route_dlvsym(void *handle, const char *name,
-                                                         const char *version);
-
-/* musl's C library, which is its loader, too: `gpuslice run` is for any program. */
-#if defined(__x86_64__)
-#define MUSL "ld-musl-x86_64.so.1"
-#elif defined(__aarch64__)
-#define MUSL "ld-musl-aarch64.so.1"
-#endif
-
-static void *from_libc(void **kept, const char *name)
+static void *look_up(const struct lookup *lookup, void *handle)
 {
-	static const char *const sonames[] = {"libc.so.6", "libdl.so.2", MUSL};
-	void *found = __atomic_load_n(kept, __ATOMIC_ACQUIRE);
+	return loader_look_up(lookup->namespace, handle, lookup->name, lookup->version);
+}
 
-	for (size_t i = 0; !found && i < sizeof(sonames) / sizeof(*sonames); i++) {
+/* The name in the one driver of this process; path is another copy's. */
+static void *of_the_one(const struct lookup *lookup, struct library *library, const char *path)
+{
+	void *handle = scope_base_library(library, path);
+	void *found = handle ? look_up(lookup, handle) : NULL;
+
+	if (!found || !library_find(library, NULL))
+		return ROUTE_NOTHING;
+	return exchange(library, found, lookup->name, 0);
+}
+
+/* What was found for a name that is the library's, or another's of that prefix. */
+static void *answer(const struct lookup *lookup, struct library *library, void *found)
+{
+	struct elf_object object;
+	unsigned int namespace;
+
+	if (library_find(library, &object) && elf_contains(&object, found))
+		return exchange(library, found, lookup->name, 0);
+	if (!scope_find(found, &object, &namespace) || strcmp(object.name, library->soname) != 0)
+		return found;
+	return of_the_one(lookup, library, object.path);
+}
+
+/* For the caller's next, and for what is common to a namespace that is not ours, the caller's
+ * return address counts: see whose the function would be. */
+static void *answer_by_caller(const struct lookup *lookup, struct library *library)
+{
+	bool next = lookup->handle == RTLD_NEXT;
+	struct elf_object object;
+	void *stand_in;
+
+	if (lookup->namespace ? !scope_find_definer(lookup->caller, next, lookup->name, &object)
+	                      : !elf_find_next(lookup->caller, lookup->name, &object))
+		return JUMP;
+	if (!library)
+		stand_in = loader_is_libc(&object)
+		               ? loader_stand_in(lookup->name, lookup->namespace)
+		               : NULL;
+	else if (strcmp(object.name, library->soname) == 0)
+		stand_in = of_the_one(lookup, library, object.path);
+	else
+		return JUMP;
+	return stand_in ? stand_in : JUMP;
+}
+
+/* Whether a name is not passed on at once: a library's, or one of the loader's. */
+static inline bool may_matter(const char *name)
+{
+	return name && (library_of(name) || (name[0] == 'd' && name[1] == 'l'));
+}
+
+/* Whether there are objects that must be held before anybody has a function of theirs. */
+static inline bool must_hold(const void *handle)
+{
+	return __builtin_expect(__atomic_load_n(&scope_seen, __ATOMIC_RELAXED) != 0, 0) &&
+	       handle != RTLD_DEFAULT && handle != RTLD_NEXT;
+}
+
+static void *route(const struct lookup *lookup)
+{
+	bool by_handle = lookup->handle != RTLD_DEFAULT && lookup->handle != RTLD_NEXT;
+	struct library *library;
+	unsigned int namespace = lookup->namespace;
+	void *stand_in, *found;
+
+	if (must_hold(lookup->handle))
+	namespace = scope_hold(lookup->handle);
+	if (!may_matter(lookup->name))
+		return JUMP;
+	library = library_of(lookup->name);
+	stand_in = library ? NULL : loader_stand_in(lookup->name, namespace);
+	if (!library && !stand_in)
+		return JUMP;
+	if (lookup->handle == RTLD_NEXT || (!by_handle && lookup->namespace))
+		return answer_by_caller(lookup, library);
+	/* What is common to all of the base is found from here, too; if not, the caller may know
+	 * more. */
+	found = look_up(lookup, lookup->handle);
+	if (!found)
+		return by_handle ? ROUTE_NOTHING : JUMP;
+	if (library)
+		return answer(lookup, library, found);
+	{
 		struct elf_object object;
 
-		if (elf_find_object(sonames[i], &object))
-			found = elf_find_symbol(&object, name);
+		return scope_find(found, &object, &namespace) && loader_is_libc(&object)
+		           ? loader_stand_in(lookup->name, namespace)
+		           : found;
 	}
-	__atomic_store_n(kept, found, __ATOMIC_RELEASE);
-	return found;
 }
 
-/* The library whose functions a look-up may lead to, if it is loaded. */
-static struct library *wanted(void *handle, const char *name)
-{
-	struct library *library;
+/* Called by the trampolines: what to return to the caller, JUMP or ROUTE_NOTHING. To jump to the
+ * real function they need loader_dlsym and the like to be set. */
+__attribute__((visibility("hidden"))) void *route_dlsym(void *handle, const char *name,
+                                                        const void *nothing, unsigned int namespace,
+                                                        const void *caller);
+__attribute__((visibility("hidden"))) void *route_dlvsym(void *handle, const char *name,
+                                                         const char *version,
+                                                         unsigned int namespace,
+                                                         const void *caller);
+__attribute__((visibility("hidden"))) void *route_dlopen(const char *file, int mode);
+__attribute__((visibility("hidden"))) void *route_dlmopen(Lmid_t namespace, const char *file,
+                                                          int mode);
 
-	if (handle == RTLD_DEFAULT || handle == RTLD_NEXT || !name)
-		return NULL;
-	library = library_of(name);
-	return library && library_find(library, NULL) ? library : NULL;
+void *route_dlsym(void *handle, const char *name, const void *nothing, unsigned int namespace,
+                  const void *caller)
+{
+	struct lookup lookup = {handle, name, NULL, namespace, caller};
+
+	(void)nothing;
+	if (!loader_get(&loader_dlsym[namespace], "dlsym") ||
+	    (!may_matter(name) && !must_hold(handle)))
+		return JUMP;
+	return route(&lookup);
 }
 
-/*
- * Called by the trampolines in trampoline.S: what to return to the caller, or NULL if the real
- * function shall be jumped to. They need libc_dlsym or libc_dlvsym to be set.
- */
-void *route_dlsym(void *handle, const char *name)
+void *route_dlvsym(void *handle, const char *name, const char *version, unsigned int namespace,
+                   const void *caller)
 {
-	void *(*real)(void *, const char *) = from_libc(&libc_dlsym, "dlsym");
-	struct library *library = wanted(handle, name);
+	struct lookup lookup = {handle, name, version, namespace, caller};
 
-	if (!real || !library)
-		return NULL;
-	return exchange(library, real(handle, name), name, 0);
+	if (!loader_get(&loader_dlvsym[namespace], "dlvsym") || !version)
+		return JUMP;
+	return route(&lookup);
 }
 
-void *route_dlvsym(void *handle, const char *name, const char *version)
+void *route_dlopen(const char *file, int mode)
 {
-	void *(*real)(void *, const char *, const char *) = from_libc(&libc_dlvsym, "dlvsym");
-	struct library *library = wanted(handle, name);
+	(void)file;
+	if (mode & RTLD_DEEPBIND)
+		scope_see(SCOPE_DEEPBIND);
+	(void)loader_find_dlopen();
+	return JUMP;
+}
 
-	if (!real || !library)
-		return NULL;
-	return exchange(library, real(handle, name, version), name, 0);
+void *route_dlmopen(Lmid_t namespace, const char *file, int mode)
+{
+	scope_see(SCOPE_NAMESPACE);
+	(void)namespace;
+	(void)route_dlopen(file, mode);
+	(void)loader_get(&loader_dlmopen, "dlmopen");
+	return JUMP;
 }

@@ -21,6 +21,7 @@ enum once {
 	ONCE_NO_DEVICE = 1 << 5,
 	ONCE_DAMAGED = 1 << 6,
 	ONCE_UNKNOWN_VERSION = 1 << 7,
+	ONCE_UNLISTED = 1 << 8,
 };
 
 /* Print "gpuslice: " and the message in one write, the first time that `once` is said. */

@@ -8,6 +8,7 @@
 #include "function.h"
 #include "graph.h"
 #include "hold.h"
+#include "nvml_cache.h"
 #include "object.h"
 #include "overhead.h"
 #include "pool.h"
@@ -23,6 +24,7 @@ struct state {
 	struct objects objects;
 	struct pools pools;
 	struct graphs graphs;
+	struct nvml_cache nvml;
 };
 
 static inline struct state *state_of(struct process *process)

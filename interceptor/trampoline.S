@@ -1,16 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * dlsym and dlvsym: ask route_dlsym() first; if it has no answer, jump to the C library's own with
- * the caller's arguments and return address as they were, for RTLD_NEXT means the
- * caller's next, and the C library tells the caller by its return address. If there is
- * none to jump to, return NULL.
+ * dlsym, dlvsym, dlopen and dlmopen: ask route.c first. If it has an answer, that is returned, and
+ * ROUTE_NOTHING (route.c) is NULL; else jump to the real one with the caller's arguments and return
+ * address as they were, for RTLD_NEXT means the caller's next, and the loader tells the caller by
+ * its return address. If there is none to jump to, return NULL.
+ *
+ * What other namespaces call is a dlsym of their own each, by the number of the namespace: it jumps
+ * to their C library's, in which they ask dlerror().
  */
 	.text
 
 #if defined(__x86_64__)
 
-.macro TRAMPOLINE name, route, real
-	.globl	\name
+.macro TRAMPOLINE name, route, real, namespace
 	.type	\name, @function
 \name:
 	.cfi_startproc
@@ -21,6 +23,8 @@
 	.cfi_adjust_cfa_offset 8
 	pushq	%rdx		/* three pushes and the return address: the stack is aligned */
 	.cfi_adjust_cfa_offset 8
+	movl	$\namespace, %ecx
+	movq	24(%rsp), %r8
 	call	\route
 	popq	%rdx
 	.cfi_adjust_cfa_offset -8
@@ -30,11 +34,14 @@
 	.cfi_adjust_cfa_offset -8
 	testq	%rax, %rax
 	jnz	1f
-	movq	\real(%rip), %rax
+	movq	\real + 8 * \namespace(%rip), %rax
 	testq	%rax, %rax
-	jz	1f
+	jz	2f
 	jmp	*%rax
-1:	ret
+1:	cmpq	$-1, %rax
+	jne	2f
+	xorl	%eax, %eax
+2:	ret
 	.cfi_endproc
 	.size	\name, . - \name
 .endm
@@ -76,8 +83,7 @@ binding_\name:
 
 #elif defined(__aarch64__)
 
-.macro TRAMPOLINE name, route, real
-	.globl	\name
+.macro TRAMPOLINE name, route, real, namespace
 	.type	\name, %function
 \name:
 	.cfi_startproc
@@ -87,6 +93,8 @@ binding_\name:
 	.cfi_offset x30, -40
 	stp	x0, x1, [sp, #16]
 	str	x2, [sp, #32]
+	mov	w3, #\namespace
+	mov	x4, x30
 	bl	\route
 	mov	x16, x0
 	ldp	x0, x1, [sp, #16]
@@ -96,11 +104,12 @@ binding_\name:
 	.cfi_restore x30
 	.cfi_def_cfa_offset 0
 	cbnz	x16, 1f
-	adrp	x16, \real
-	ldr	x16, [x16, #:lo12:\real]
+	adrp	x16, \real + 8 * \namespace
+	ldr	x16, [x16, #:lo12:\real + 8 * \namespace]
 	cbz	x16, 1f
 	br	x16
-1:	mov	x0, x16
+1:	cmn	x16, #1
+	csel	x0, xzr, x16, eq
 	ret
 	.cfi_endproc
 	.size	\name, . - \name
@@ -139,8 +148,18 @@ binding_\name:
 
 #endif
 
-	TRAMPOLINE dlsym, route_dlsym, libc_dlsym
-	TRAMPOLINE dlvsym, route_dlvsym, libc_dlvsym
+	.globl	dlsym, dlvsym, dlopen, dlmopen
+	TRAMPOLINE dlsym, route_dlsym, loader_dlsym, 0
+	TRAMPOLINE dlvsym, route_dlvsym, loader_dlvsym, 0
+	TRAMPOLINE dlopen, route_dlopen, loader_dlopen, 0
+	TRAMPOLINE dlmopen, route_dlmopen, loader_dlmopen, 0
+
+#define OTHER_NAMESPACES 1,2,3,4,5,6,7,8,9,10,11,12,13,14,15 /* LOADER_NAMESPACES of loader.h, but for the base */
+
+	.irp	n, OTHER_NAMESPACES
+	TRAMPOLINE dlsym_of_\n, route_dlsym, loader_dlsym, \n
+	TRAMPOLINE dlvsym_of_\n, route_dlvsym, loader_dlvsym, \n
+	.endr
 
 	.set	entry, 0
 #define HOOK(name, arguments, charged, released) BINDING name
@@ -149,6 +168,21 @@ binding_\name:
 #define HOOK(name, arguments, shown, released) BINDING name
 #define CALL(name, arguments) BINDING name
 #include "nvml.def"
+
+	.section .data.rel.ro, "aw"
+	.balign	8
+	.globl	trampoline_dlsym, trampoline_dlvsym
+	.hidden	trampoline_dlsym, trampoline_dlvsym
+trampoline_dlsym:
+	.quad	dlsym
+	.irp	n, OTHER_NAMESPACES
+	.quad	dlsym_of_\n
+	.endr
+trampoline_dlvsym:
+	.quad	dlvsym
+	.irp	n, OTHER_NAMESPACES
+	.quad	dlvsym_of_\n
+	.endr
 
 	.section .data.rel, "aw"
 	.balign	8

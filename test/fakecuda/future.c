@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A version of a function that no driver has yet, for what the interceptor does when one comes. A
- * real driver would not have it: cuGetProcAddress hands it out with FAKECUDA_FUTURE=1 alone.
+ * A version of a function that no driver has yet, and a function of a name that no gpuslice knows,
+ * for what the interceptor does when they come. A real driver would not have them: cuGetProcAddress
+ * hands them out with FAKECUDA_FUTURE=1 alone.
  */
 #include "driver.h"
 
@@ -11,4 +12,11 @@ CUDA_API CUresult cuMemAlloc_v99(CUdeviceptr *out, size_t size, unsigned long lo
 CUDA_API CUresult cuMemAlloc_v99(CUdeviceptr *out, size_t size, unsigned long long flags)
 {
 	return flags ? CUDA_ERROR_INVALID_VALUE : cuMemAlloc_v2(out, size);
+}
+
+CUDA_API CUresult cuLogicalMemAlloc(CUdeviceptr *out, size_t size, unsigned long long flags);
+
+CUDA_API CUresult cuLogicalMemAlloc(CUdeviceptr *out, size_t size, unsigned long long flags)
+{
+	return cuMemAlloc_v99(out, size, flags);
 }

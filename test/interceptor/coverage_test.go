@@ -216,7 +216,7 @@ func TestCoverageIsOfAllVersionsOfAName(t *testing.T) {
 }
 
 func TestTableOfHooksIsWhatTheLibraryExports(t *testing.T) {
-	want := []string{"dlsym", "dlvsym"}
+	want := []string{"dlmopen", "dlopen", "dlsym", "dlvsym"}
 	all := theTable(t)
 	for _, kind := range []string{"hook", "nvml-hook"} {
 		for name := range all[kind] {
@@ -251,8 +251,9 @@ func TestCoverageOfTheSimulatedDriverIsTold(t *testing.T) {
 	}
 }
 
-func TestUnknownVersionIsLeftToDriverTruthAndSaidOnce(t *testing.T) {
+func TestWhatIsNotKnownIsLeftToDriverTruthAndSaidOnce(t *testing.T) {
 	program := compile(t, "future")
+	const unlisted = "cuLogicalMemAlloc"
 	cases := []struct {
 		name, says string
 		ways       []string
@@ -260,6 +261,9 @@ func TestUnknownVersionIsLeftToDriverTruthAndSaidOnce(t *testing.T) {
 		{"by cuGetProcAddress", "cuMemAlloc of CUDA 99.0", []string{"procaddr"}},
 		{"by dlsym", "cuMemAlloc_v99", []string{"dlsym"}},
 		{"twice", "cuMemAlloc of CUDA 99.0", []string{"procaddr", "dlsym", "procaddr"}},
+		{"a name that no table has", unlisted, []string{"unlisted", "unlisted-dlsym"}},
+		{"that by dlsym", unlisted, []string{"unlisted-dlsym", "unlisted"}},
+		{"that of the next object", unlisted, []string{"unlisted-next"}},
 		{"known ones", "", []string{"others", "old"}},
 	}
 	for _, c := range cases {
@@ -270,11 +274,48 @@ func TestUnknownVersionIsLeftToDriverTruthAndSaidOnce(t *testing.T) {
 			}
 			want := ""
 			if c.says != "" {
-				want = "gpuslice: " + c.says + " is newer than this gpuslice: driver truth alone counts what it allocates\n"
+				why := " is newer than"
+				if c.says == unlisted {
+					why = " is not known to"
+				}
+				want = "gpuslice: " + c.says + why + " this gpuslice: driver truth alone counts what it allocates\n"
 			}
 			if out != want {
 				t.Errorf("said:\n%s\nwant:\n%s", out, want)
 			}
 		})
+	}
+}
+
+// All that the measured driver exports is asked for by name: none of it is unknown.
+func TestNothingOfTheMeasuredDriverIsSaidToBeUnknown(t *testing.T) {
+	source := filepath.Join(t.TempDir(), "listed.c")
+	var text strings.Builder
+	text.WriteString("#include \"listed.h\"\n#include <stdio.h>\nint main(void)\n{\n")
+	all := theTable(t)
+	for _, name := range card(t) {
+		_, hook := all["hook"][name]
+		_, call := all["call"][name]
+		if !hook && !call {
+			text.WriteString("\tif (!listed(\"" + name + "\", false) || !listed(\"" + stem(name) + "\", true))\n\t\tputs(\"" + name + "\");\n")
+		}
+	}
+	for _, name := range []string{"cu", "cuA", "cuGraphAdd", "cuLogicalEndpointCreate", "cuzzz", "zzz", ""} {
+		text.WriteString("\tif (listed(\"" + name + "\", false) || listed(\"" + name + "\", true))\n\t\tputs(\"not: " + name + "\");\n")
+	}
+	text.WriteString("}\n")
+	if err := os.WriteFile(source, []byte(text.String()), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	program := filepath.Join(t.TempDir(), "listed")
+	cc := os.Getenv("CC")
+	if cc == "" {
+		cc = "cc"
+	}
+	if out, err := exec.Command(cc, "-std=c11", "-I../../interceptor", "-o", program, source, "../../interceptor/listed.c").CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	if out, err := exec.Command(program).Output(); err != nil || len(out) > 0 {
+		t.Errorf("%v, of these the answer is wrong:\n%s", err, out)
 	}
 }

@@ -14,7 +14,7 @@ dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
 
 warnings=(-Wall -Wextra -Werror)
-early=(interceptor/route.c interceptor/elf_symbol.c interceptor/trampoline.S test/sanitizers/early.c)
+early=(interceptor/route.c interceptor/loader.c interceptor/elf_symbol.c interceptor/trampoline.S test/sanitizers/early.c)
 late=()
 for file in interceptor/*.c; do
 	[[ " ${early[*]} " == *" $file "* ]] || late+=("$file")

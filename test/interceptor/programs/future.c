@@ -5,6 +5,9 @@
  *
  *   procaddr, old   cuMemAlloc by cuGetProcAddress, of CUDA 99.0 and of 12.0
  *   dlsym           cuMemAlloc_v99
+ *   unlisted        cuLogicalMemAlloc by cuGetProcAddress, whose name no table has
+ *   unlisted-dlsym  that by dlsym
+ *   unlisted-next   that by dlsym for the next object
  *   others          what is not hooked, and what does not exist: nothing is found
  *
  * Prints what is wrong, and exits 0 if nothing is.
@@ -44,6 +47,12 @@ static void *find(const char *way)
 		cuGetProcAddress_v2("cuMemAlloc", &found, 12000, 0, &status);
 	else if (strcmp(way, "dlsym") == 0)
 		found = dlsym(cuda, "cuMemAlloc_v99");
+	else if (strcmp(way, "unlisted") == 0)
+		cuGetProcAddress_v2("cuLogicalMemAlloc", &found, 99000, 0, &status);
+	else if (strcmp(way, "unlisted-dlsym") == 0)
+		found = dlsym(cuda, "cuLogicalMemAlloc");
+	else if (strcmp(way, "unlisted-next") == 0)
+		found = dlsym(RTLD_NEXT, "cuLogicalMemAlloc");
 	else {
 		cuGetProcAddress_v2("cuLaunchKernel", &found, 99000, 0, &status);
 		cuGetProcAddress_v2("cuStreamIsCapturing", &found, 99000, 0, &status);

@@ -1,0 +1,362 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "scope.h"
+
+#include "loader.h"
+#include "slot.h"
+
+#include <errno.h>
+#include <stddef.h>
+#include <string.h>
+
+#define PASS_TRIES 8
+#define PATH_ROOM 4096
+
+uint32_t scope_seen;
+
+/*
+ * What was done in each namespace: its first `count` objects were treated when the loader had
+ * loaded `adds` objects and unloaded `subs`. A namespace's list only grows at its end, unless
+ * something was unloaded. All are treated again if the driver came, or came anew: slots that are
+ * not resolved yet may lead to it now.
+ *
+ * Read and written in callbacks of dl_iterate_phdr() alone: the loader's lock, which it holds, is
+ * the one that keeps the lists as they are. A lock of ours would have to be taken before the
+ * loader's here, and behind it when a constructor calls dlsym. No other function of the loader may
+ * be called there.
+ */
+static struct treated {
+	unsigned long long adds, subs;
+	uint32_t fills; /* of the libraries' entries until then */
+	size_t count;
+} treated[LOADER_NAMESPACES];
+
+/* --- objects of any namespace ----------------------------------------------------------------- */
+
+static const struct link_map *first_of(const struct link_map *map)
+{
+	while (map->l_prev)
+		map = map->l_prev;
+	return map;
+}
+
+static bool is_copy(const struct elf_object *object, const struct library *library)
+{
+	return strcmp(object->name, library->soname) == 0;
+}
+
+/* --- one pass over a namespace ---------------------------------------------------------------- */
+
+struct pass {
+	unsigned int namespace;
+	const struct link_map *map; /* any of it */
+	unsigned long long adds, subs;
+	bool last; /* is made whatever else is being loaded */
+	/* The process's own, while a pass is made. */
+	struct elf_object cuda, nvml;
+	bool has_cuda, has_nvml;
+	struct mapped hit; /* the object that was found last: the next slot is of it mostly */
+	bool uses_cuda, uses_nvml; /* a slot was set to it */
+	/* A library that is there and not in the base, and which of them were opened already. */
+	struct library *missing;
+	bool tried_cuda, tried_nvml;
+	char path[PATH_ROOM];
+};
+
+/* The object of the namespace that has the address. */
+static bool find_owner(struct pass *pass, const void *address)
+{
+	if (elf_contains(&pass->hit.elf, address))
+		return true;
+	for (const struct link_map *map = first_of(pass->map); map; map = map->l_next) {
+		if (slot_read_object(map, &pass->hit) && elf_contains(&pass->hit.elf, address))
+			return true;
+	}
+	pass->hit = (struct mapped){0};
+	return false;
+}
+
+/* The object that the loader would find the function in. */
+static bool find_definer(struct pass *pass, const char *name)
+{
+	if (pass->hit.elf.name && elf_find_symbol(&pass->hit.elf, name) &&
+	    (is_copy(&pass->hit.elf, &library_cuda) || is_copy(&pass->hit.elf, &library_nvml)))
+		return true;
+	for (const struct link_map *map = first_of(pass->map); map; map = map->l_next) {
+		if (slot_read_object(map, &pass->hit) && elf_find_symbol(&pass->hit.elf, name))
+			return true;
+	}
+	pass->hit = (struct mapped){0};
+	return false;
+}
+
+/* What shall be called by the name, or NULL: whatever is. *library is NULL for the loader's. */
+static void *wanted(const struct pass *pass, const char *name, struct library **library)
+{
+	*library = library_of(name);
+	if (!*library)
+		return loader_stand_in(name, pass->namespace);
+	if (*library == &library_cuda)
+		return pass->has_cuda ? library_answer(*library, &pass->cuda, name) : NULL;
+	return pass->has_nvml ? library_answer(*library, &pass->nvml, name) : NULL;
+}
+
+/* Whether it is the library's, or the C library's, that is called by the slot, and no tool's that
+ * stands before it. One that is not resolved yet leads into its own object. */
+static bool leads_there(struct pass *pass, const struct elf_object *object,
+                        const ElfW(Sym) * symbol, const void *value, const struct library *library)
+{
+	bool unresolved = symbol->st_shndx == SHN_UNDEF && elf_contains(object, value);
+
+	if (!value || !(unresolved ? find_definer(pass, object->strings + symbol->st_name)
+	                           : find_owner(pass, value)))
+		return false;
+	/* In the base an unresolved one leads to us, or with RTLD_DEEPBIND past us. */
+	if (elf_contains(&pass->hit.elf, &scope_seen))
+		return true;
+	return library ? is_copy(&pass->hit.elf, library) : loader_is_libc(&pass->hit.elf);
+}
+
+/* What the slot of a symbol shall lead to; NULL: it stays. */
+static void *exchange(void *context, const struct elf_object *object, const ElfW(Sym) * symbol,
+                      const void *value)
+{
+	struct pass *pass = context;
+	struct library *library;
+	void *instead = wanted(pass, object->strings + symbol->st_name, &library);
+
+	if (!instead || instead == value || !leads_there(pass, object, symbol, value, library))
+		return NULL;
+	pass->uses_cuda |= library == &library_cuda;
+	pass->uses_nvml |= library == &library_nvml;
+	return instead;
+}
+
+/* The C library of a namespace: what dlsym is there. */
+static void keep_dlsym(unsigned int namespace, const struct elf_object *libc)
+{
+	void *found = elf_find_symbol(libc, "dlsym"), *versioned = elf_find_symbol(libc, "dlvsym");
+
+	if (!found || namespace == 0)
+		return;
+	__atomic_store_n(&loader_dlsym[namespace], found, __ATOMIC_RELEASE);
+	__atomic_store_n(&loader_dlvsym[namespace], versioned, __ATOMIC_RELEASE);
+}
+
+static void treat_object(struct pass *pass, const struct link_map *map)
+{
+	struct mapped object;
+
+	if (!slot_read_object(map, &object))
+		return;
+	if (loader_is_libc(&object.elf))
+		keep_dlsym(pass->namespace, &object.elf);
+	else if (!loader_is_loader(&object.elf) && !is_copy(&object.elf, &library_cuda) &&
+	         !is_copy(&object.elf, &library_nvml) && !elf_contains(&object.elf, &scope_seen))
+		slot_set_all(&object, exchange, pass);
+}
+
+/* --- callbacks of dl_iterate_phdr(), which end it at once ------------------------------------- */
+
+/* 1 if the namespace is treated, else 2. */
+static int is_treated(struct dl_phdr_info *info, size_t size, void *data)
+{
+	const struct treated *done;
+	struct pass *pass = data;
+
+	(void)size;
+	done = &treated[pass->namespace];
+	pass->adds = info->dlpi_adds;
+	pass->subs = info->dlpi_subs;
+	return done->adds == pass->adds && done->subs == pass->subs ? 1 : 2;
+}
+
+/* Look for a library that is there, and not in the base. */
+static int find_missing(struct dl_phdr_info *info, size_t size, void *data)
+{
+	struct pass *pass = data;
+	struct mapped object;
+
+	(void)info;
+	(void)size;
+	pass->has_cuda = library_find(&library_cuda, &pass->cuda);
+	pass->has_nvml = library_find(&library_nvml, &pass->nvml);
+	pass->missing = NULL;
+	for (const struct link_map *map = first_of(pass->map); map; map = map->l_next) {
+		if (!slot_read_object(map, &object) || strlen(map->l_name) >= PATH_ROOM)
+			continue;
+		if (!pass->has_cuda && !pass->tried_cuda && is_copy(&object.elf, &library_cuda))
+			pass->missing = &library_cuda;
+		if (!pass->has_nvml && !pass->tried_nvml && is_copy(&object.elf, &library_nvml))
+			pass->missing = &library_nvml;
+		if (pass->missing) {
+			memcpy(pass->path, map->l_name, strlen(map->l_name) + 1);
+			break;
+		}
+	}
+	return 1;
+}
+
+/* 1 if the pass was made; 2 if something was loaded since is_treated(). */
+static int make_pass(struct dl_phdr_info *info, size_t size, void *data)
+{
+	struct pass *pass = data;
+	struct treated *done = &treated[pass->namespace];
+	size_t from = 0, at = 0;
+	uint32_t fills;
+
+	(void)size;
+	if ((pass->adds != info->dlpi_adds || pass->subs != info->dlpi_subs) && !pass->last)
+		return 2;
+	pass->has_cuda = library_find(&library_cuda, &pass->cuda);
+	pass->has_nvml = library_find(&library_nvml, &pass->nvml);
+	fills = library_cuda.fills + library_nvml.fills;
+	if (done->subs == info->dlpi_subs && done->fills == fills)
+		from = done->count;
+	for (const struct link_map *map = first_of(pass->map); map; map = map->l_next, at++) {
+		if (at >= from)
+			treat_object(pass, map);
+	}
+	*done = (struct treated){info->dlpi_adds, info->dlpi_subs, fills, at};
+	return 1;
+}
+
+/* ---------------------------------------------------------------------------------------------- */
+
+void *scope_base_library(struct library *library, const char *path)
+{
+	__typeof__(&dlopen) open = LOADER(dlopen);
+	struct elf_object object;
+	int saved = errno;
+	void *handle = NULL;
+
+	if (open && library_find(library, &object))
+		handle = open(object.path, RTLD_LAZY | RTLD_NOLOAD | RTLD_NODELETE);
+	else if (open && path)
+		handle = open(path, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+	errno = saved;
+	return handle;
+}
+
+/*
+ * Others may load objects meanwhile, and what is on the list need not be relocated yet. Whoever
+ * loads holds a lock that dladdr() waits for: if nothing was added since before that, all of it is.
+ */
+static void treat(struct pass *pass)
+{
+	__typeof__(&dladdr) wait = LOADER(dladdr);
+
+	for (int tries = 1; dl_iterate_phdr(is_treated, pass) == 2; tries++) {
+		Dl_info info;
+
+		pass->last = tries == PASS_TRIES;
+		if (wait)
+			(void)wait(pass, &info); /* an address that is in no object */
+		(void)dl_iterate_phdr(find_missing, pass);
+		if (pass->missing) {
+			pass->tried_cuda |= pass->missing == &library_cuda;
+			pass->tried_nvml |= pass->missing == &library_nvml;
+			(void)scope_base_library(pass->missing, pass->path);
+		} else if (dl_iterate_phdr(make_pass, pass) == 1) {
+			break;
+		}
+	}
+	/* What slots lead to stays. */
+	if (pass->uses_cuda)
+		(void)scope_base_library(&library_cuda, NULL);
+	if (pass->uses_nvml)
+		(void)scope_base_library(&library_nvml, NULL);
+}
+
+unsigned int scope_hold(void *handle)
+{
+	__typeof__(&dlinfo) about = LOADER(dlinfo);
+	struct pass pass;
+	Lmid_t namespace = LM_ID_BASE;
+	int saved = errno;
+	void *map;
+
+	if (!about || about(handle, RTLD_DI_LMID, &namespace) != 0 || namespace < 0 ||
+	    namespace >= LOADER_NAMESPACES || about(handle, RTLD_DI_LINKMAP, &map) != 0)
+		return 0;
+	if (namespace == LM_ID_BASE &&
+	    !(__atomic_load_n(&scope_seen, __ATOMIC_RELAXED) & SCOPE_DEEPBIND))
+		return 0;
+	pass.namespace = (unsigned int)namespace;
+	pass.map = map;
+	pass.last = pass.uses_cuda = pass.uses_nvml = pass.tried_cuda = pass.tried_nvml = false;
+	pass.hit = (struct mapped){0};
+	treat(&pass);
+	errno = saved;
+	return pass.namespace;
+}
+
+/* Of an address in another namespace; NULL if there are none. */
+static struct link_map *map_of(const void *address)
+{
+	__typeof__(&dladdr1) about = LOADER(dladdr1);
+	void *map = NULL;
+	Dl_info info;
+
+	if (!about || !about(address, &info, &map, RTLD_DL_LINKMAP))
+		return NULL;
+	return map;
+}
+
+bool scope_find(const void *address, struct elf_object *object, unsigned int *namespace)
+{
+	__typeof__(&dlinfo) about = LOADER(dlinfo);
+	Lmid_t id = LM_ID_BASE;
+	struct link_map *map;
+
+	*namespace = 0;
+	if (elf_find_containing(address, object))
+		return true;
+	map = map_of(address);
+	if (!map || !about || about(map, RTLD_DI_LMID, &id) != 0 || id < 0 ||
+	    id >= LOADER_NAMESPACES)
+		return false;
+	*namespace = (unsigned int)id;
+	*object = (struct elf_object){.base = map->l_addr, .path = map->l_name};
+	return elf_read_dynamic(map->l_ld, object);
+}
+
+struct definer {
+	const struct link_map *caller;
+	bool next;
+	const char *symbol;
+	struct elf_object *object;
+};
+
+static bool defines(const struct link_map *map, struct definer *search)
+{
+	*search->object = (struct elf_object){.base = map->l_addr, .path = map->l_name};
+	return elf_read_dynamic(map->l_ld, search->object) &&
+	       elf_find_symbol(search->object, search->symbol);
+}
+
+/* In the order of elf_find_next(). */
+static int look_for_definer(struct dl_phdr_info *info, size_t size, void *data)
+{
+	struct definer *search = data;
+	const struct link_map *map;
+
+	(void)info;
+	(void)size;
+	for (map = search->caller->l_next; search->next && map; map = map->l_next) {
+		if (defines(map, search))
+			return 1;
+	}
+	for (map = first_of(search->caller); map; map = map->l_next) {
+		if ((map != search->caller || !search->next) && defines(map, search))
+			return 1;
+	}
+	return 2;
+}
+
+bool scope_find_definer(const void *caller, bool next, const char *symbol,
+                        struct elf_object *object)
+{
+	struct definer search = {map_of(caller), next, symbol, object};
+
+	return search.caller && dl_iterate_phdr(look_for_definer, &search) == 1;
+}

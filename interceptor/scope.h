@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Objects whose calls do not come by us of themselves: those in another namespace (dlmopen), where
+ * nothing is preloaded, and those opened with RTLD_DEEPBIND, which find the driver before us.
+ *
+ * Nobody gets at a function of such an object but by dlsym on its handle. So then, before the
+ * look-up, the slots are set by which the object and all others of its namespace call the driver,
+ * NVML and dlsym. What they load later is met in the same way: their dlsym is ours by then. What is
+ * not held is what constructors call, while the object is being opened.
+ *
+ * A process that has no such objects pays a comparison at each dlsym.
+ *
+ * A thread that the C library of another namespace made has no character tables in the base's
+ * (glibc before 2.42 sets these up where the thread was made), should the driver ask isalpha()
+ * there.
+ */
+#ifndef GPUSLICE_SCOPE_H
+#define GPUSLICE_SCOPE_H
+
+#include "entry.h"
+
+/* What was seen of this process. */
+#define SCOPE_NAMESPACE 1 /* dlmopen was called */
+#define SCOPE_DEEPBIND 2  /* or dlopen with RTLD_DEEPBIND */
+
+extern uint32_t scope_seen;
+
+static inline void scope_see(uint32_t what)
+{
+	if (!(__atomic_load_n(&scope_seen, __ATOMIC_RELAXED) & what))
+		__atomic_fetch_or(&scope_seen, what, __ATOMIC_RELAXED);
+}
+
+/* Set the slots of all objects in the namespace of a handle. Returns the number of the namespace.
+ */
+unsigned int scope_hold(void *handle);
+
+/* The object that an address is in, in whatever namespace. */
+bool scope_find(const void *address, struct elf_object *object, unsigned int *namespace);
+
+/* The object in which dlsym finds a function for a caller in another namespace: that which has its
+ * next (elf_find_next()), or the first of all. */
+bool scope_find_definer(const void *caller, bool next, const char *symbol,
+                        struct elf_object *object);
+
+/* The library in the base namespace, opened from `path` if it is not loaded, as a handle that stays
+ * valid; NULL if it cannot be. */
+void *scope_base_library(struct library *library, const char *path);
+
+#endif

@@ -1,0 +1,129 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "slot.h"
+
+#include <stddef.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+static ElfW(Addr) page_size(void)
+{
+	return (ElfW(Addr))sysconf(_SC_PAGESIZE);
+}
+
+static bool is_mapped(ElfW(Addr) address)
+{
+	unsigned char resident;
+
+	return mincore((void *)(address & -page_size()), 1, &resident) == 0;
+}
+
+/* The program headers follow the ELF header, with which an object begins. Not so where addresses
+ * do not count from 0: a program that is not position-independent, which calls by our symbols. */
+bool slot_read_object(const struct link_map *map, struct mapped *object)
+{
+	const ElfW(Ehdr) *elf = (const void *)map->l_addr;
+	const ElfW(Phdr) * header;
+	ElfW(Addr) page = page_size();
+
+	*object = (struct mapped){.dynamic = map->l_ld,
+	                          .elf = {.base = map->l_addr, .path = map->l_name}};
+	if (!map->l_addr || !map->l_ld || !elf_read_dynamic(map->l_ld, &object->elf) ||
+	    !is_mapped(map->l_addr) || memcmp(elf->e_ident, ELFMAG, SELFMAG) != 0)
+		return false;
+	header = (const void *)(map->l_addr + elf->e_phoff);
+	elf_read_range(header, elf->e_phnum, &object->elf);
+	for (unsigned int i = 0; i < elf->e_phnum; i++) {
+		ElfW(Addr) start = map->l_addr + header[i].p_vaddr;
+
+		if (header[i].p_type != PT_GNU_RELRO)
+			continue;
+		object->relro_start = start & -page;
+		object->relro_end = (start + header[i].p_memsz) & -page;
+	}
+	return true;
+}
+
+static void set_slot(const struct mapped *object, void **slot, void *value)
+{
+	ElfW(Addr) at = (ElfW(Addr))slot, page = page_size();
+	bool locked = at >= object->relro_start && at < object->relro_end;
+
+	if (locked && mprotect((void *)(at & -page), page, PROT_READ | PROT_WRITE) != 0)
+		return;
+	__atomic_store_n(slot, value, __ATOMIC_RELEASE);
+	if (locked)
+		(void)mprotect((void *)(at & -page), page, PROT_READ);
+}
+
+#if defined(__x86_64__)
+#define JUMP_SLOT R_X86_64_JUMP_SLOT
+#define GLOB_DAT R_X86_64_GLOB_DAT
+#define ABSOLUTE R_X86_64_64
+#elif defined(__aarch64__)
+#define JUMP_SLOT R_AARCH64_JUMP_SLOT
+#define GLOB_DAT R_AARCH64_GLOB_DAT
+#define ABSOLUTE R_AARCH64_ABS64
+#endif
+
+static bool is_slot(const ElfW(Rela) * relocation)
+{
+	switch (ELF64_R_TYPE(relocation->r_info)) {
+	case JUMP_SLOT:
+	case GLOB_DAT:
+		return true;
+	case ABSOLUTE:
+		return relocation->r_addend == 0;
+	default:
+		return false;
+	}
+}
+
+static void set_table(const struct mapped *object, const ElfW(Rela) * relocation, size_t bytes,
+                      slot_exchange *exchange, void *context)
+{
+	const struct elf_object *elf = &object->elf;
+
+	for (size_t i = 0; i < bytes / sizeof(*relocation); i++, relocation++) {
+		void **slot = (void **)(elf->base + relocation->r_offset);
+		void *value;
+
+		if (!is_slot(relocation))
+			continue;
+		value =
+		    exchange(context, elf, &elf->symbols[ELF64_R_SYM(relocation->r_info)], *slot);
+		if (value)
+			set_slot(object, slot, value);
+	}
+}
+
+void slot_set_all(const struct mapped *object, slot_exchange *exchange, void *context)
+{
+	const ElfW(Rela) *relocations = NULL, *jumps = NULL;
+	size_t relocation_bytes = 0, jump_bytes = 0;
+
+	for (const ElfW(Dyn) *d = object->dynamic; d->d_tag != DT_NULL; d++) {
+		const void *at = (const void *)elf_address(&object->elf, d->d_un.d_ptr);
+
+		switch (d->d_tag) {
+		case DT_RELA:
+			relocations = at;
+			break;
+		case DT_RELASZ:
+			relocation_bytes = d->d_un.d_val;
+			break;
+		case DT_JMPREL:
+			jumps = at;
+			break;
+		case DT_PLTRELSZ:
+			jump_bytes = d->d_un.d_val;
+			break;
+		default:
+			break;
+		}
+	}
+	if (relocations)
+		set_table(object, relocations, relocation_bytes, exchange, context);
+	if (jumps)
+		set_table(object, jumps, jump_bytes, exchange, context);
+}

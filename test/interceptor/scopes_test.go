@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package interceptor
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+)
+
+// scopes builds programs/scopes.c, which is not linked with the driver, and its guests beside it.
+func scopes(t *testing.T) (program, directory string) {
+	t.Helper()
+	directory = t.TempDir()
+	cc := os.Getenv("CC")
+	if cc == "" {
+		cc = "cc"
+	}
+	build := func(output string, args ...string) string {
+		t.Helper()
+		args = append([]string{"-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-I../../interceptor",
+			"-o", filepath.Join(directory, output)}, args...)
+		if out, err := exec.Command(cc, args...).CombinedOutput(); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		return filepath.Join(directory, output)
+	}
+	guest := func(name string, args ...string) {
+		build(name+".so", append([]string{"-shared", "-fPIC", "programs/guest.c"}, append(args, "-ldl")...)...)
+	}
+	cuda, nvml := filepath.Join(bin(t), "fakecuda", "libcuda.so.1"), filepath.Join(bin(t), "fakecuda", "libnvidia-ml.so.1")
+	guest("plain")
+	guest("other", "-DOTHER", "-Wl,-soname,libcuda.so.1")
+	guest("linked", "-DLINKED", cuda, nvml, "-Wl,-z,lazy")
+	guest("now", "-DLINKED", cuda, nvml, "-Wl,-z,now", "-Wl,-z,relro")
+	return build("scopes", "programs/scopes.c", "-ldl", "-lpthread"), directory
+}
+
+func TestObjectsThatAPreloadDoesNotReachAreHeld(t *testing.T) {
+	program, directory := scopes(t)
+	for _, way := range []string{"linked", "now", "deepbind", "deepbind-now", "later", "next", "other", "asked", "nothing", "threads"} {
+		t.Run(way, func(t *testing.T) {
+			out, err := inSlice(t, environment(t), "4G", program, way, directory, fmt.Sprint(4*gib))
+			if err != nil {
+				t.Errorf("%v\n%s", err, out)
+			}
+		})
+	}
+}
