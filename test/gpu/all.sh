@@ -73,6 +73,17 @@ RUNC=${RUNC:-$PWD/bin/runc} python3 test/gpu/bypass.py --out "$OUT/bypass" || fa
 echo "== every row of docs/coverage.md"
 RUNC=${RUNC:-$PWD/bin/runc} python3 test/gpu/rows.py --out "$OUT/rows" || failed=1
 
+echo "== the CUDA runtime, static and shared"
+test/gpu/runtime.py || failed=1
+
+echo "== tools inside a slice and around one"
+test/gpu/tools.py --out "$OUT/tools" || failed=1
+
+if [ "$(nvidia-smi -L | grep -c '^GPU')" -ge 2 ]; then
+	echo "== two GPUs"
+	RUNC=${RUNC:-$PWD/bin/runc} test/gpu/two.py --out "$OUT/two" || failed=1
+fi
+
 echo "== frameworks"
 RUNC=${RUNC:-$PWD/bin/runc} python3 test/gpu/frameworks.py --jobs 4 --out "$OUT/frameworks" --json "$OUT/frameworks.json" ||
 	failed=1

@@ -80,7 +80,7 @@ def fits(device, quota):
 
 
 def brief(devices):
-    return ", ".join(f"{d['uuid'][:12]} {d['total'] // MIB} MiB, {d['taken'] // MIB} granted" for d in devices) or "nothing"
+    return ", ".join(f"…{d['uuid'][-6:]} {d['total'] // MIB} MiB, {d['taken'] // MIB} granted" for d in devices) or "nothing"
 
 
 def check_collective():
@@ -94,7 +94,7 @@ def check_collective():
 def check_peers(names):
     text = session(["--vram", "4G"], [*WORKER, "peers"])
     said = answer(text)
-    check("copies between two devices in one slice", said.get("right"), said or text[-400:])
+    check("copies between two devices in one slice", said.get("right"), "right" if said.get("right") else text[-400:])
     check("both hold to their quota meanwhile", len(said.get("devices", [])) == len(names) and
           all(fits(d, 4 * GIB) for d in said["devices"]), brief(said.get("devices", [])))
 
