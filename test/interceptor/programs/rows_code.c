@@ -238,7 +238,7 @@ static void many_within(void)
 	begin();
 	for (unsigned i = 0; i < 64; i++)
 		modules[i] = load(text);
-	takes("64 arrays of 3 MiB", 64 * 4 * (long long)MIB);
+	takes("64 arrays of 3 MiB", 256 * (long long)MIB);
 	for (unsigned i = 0; i < 64; i++)
 		OK(cuModuleUnload(modules[i]));
 	takes("unloaded", 0);
