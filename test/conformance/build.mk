@@ -7,9 +7,9 @@
 CONFORMANCE          := test/conformance
 CONFORMANCE_BIN      := bin/conformance
 CONFORMANCE_PROGRAMS := $(addprefix $(CONFORMANCE_BIN)/,alloc pool vmm elastic share ipc outlive external array \
-                          tile context graph graph_full limit green checkpoint \
+                          tile context graph graph_full limit module stack many places green checkpoint \
                           procaddr info nvml fault link)
-CONFORMANCE_HEADERS  := $(CONFORMANCE)/conformance.h $(CONFORMANCE)/peer.h $(CONFORMANCE)/graphs.h interceptor/cuda_abi.h interceptor/nvml_abi.h \
+CONFORMANCE_HEADERS  := $(CONFORMANCE)/conformance.h $(CONFORMANCE)/peer.h $(CONFORMANCE)/graphs.h $(CONFORMANCE)/code.h interceptor/cuda_abi.h interceptor/nvml_abi.h \
                         test/fakecuda/abi.h
 CONFORMANCE_CFLAGS   := -std=c11 -O2 -g -Wall -Wextra -Wpedantic -Wshadow -Wvla -Werror
 

@@ -34,6 +34,7 @@ typedef CUmemGenericAllocationHandle CUhandle;
 	X(cuInit, (unsigned int))                                                                  \
 	X(cuDriverGetVersion, (int *))                                                             \
 	X(cuDeviceGetName, (char *, int, CUdevice))                                                \
+	X(cuDeviceGetAttribute, (int *, int, CUdevice))                                            \
 	X(cuDeviceGetUuid_v2, (CUuuid *, CUdevice))                                                \
 	X(cuDeviceTotalMem, (unsigned int *, CUdevice))                                            \
 	X(cuDeviceTotalMem_v2, (size_t *, CUdevice))                                               \
@@ -72,6 +73,11 @@ typedef CUmemGenericAllocationHandle CUhandle;
 	X(cuEventSynchronize, (CUevent))                                                           \
 	X(cuEventDestroy_v2, (CUevent))                                                            \
 	X(cuDeviceGetDefaultMemPool, (CUmemoryPool *, CUdevice))                                   \
+	X(cuDeviceGetMemPool, (CUmemoryPool *, CUdevice))                                          \
+	X(cuDeviceSetMemPool, (CUdevice, CUmemoryPool))                                            \
+	X(cuMemGetDefaultMemPool, (CUmemoryPool *, CUmemLocation *, int))                          \
+	X(cuMemGetMemPool, (CUmemoryPool *, CUmemLocation *, int))                                 \
+	X(cuMemSetMemPool, (CUmemLocation *, int, CUmemoryPool))                                   \
 	X(cuMemPoolCreate, (CUmemoryPool *, const CUmemPoolProps *))                               \
 	X(cuMemPoolDestroy, (CUmemoryPool))                                                        \
 	X(cuMemPoolTrimTo, (CUmemoryPool, size_t))                                                 \
@@ -151,8 +157,7 @@ typedef CUmemGenericAllocationHandle CUhandle;
 #define LATER_ENTRY_POINTS(X)                                                                      \
 	X(cuCtxGetLimit, (size_t *, int))                                                          \
 	X(cuCtxSetLimit, (int, size_t))                                                            \
-	X(cuModuleLoadData, (CUmodule *, const void *))                                            \
-	X(cuModuleGetFunction, (CUfunction *, CUmodule, const char *))                             \
+	CODE_ENTRY_POINTS(X)                                                                       \
 	X(cuLaunchKernel, (CUfunction, unsigned int, unsigned int, unsigned int, unsigned int,     \
 	                   unsigned int, unsigned int, unsigned int, CUstream, void **, void **))  \
 	X(cuDeviceGetDevResource, (CUdevice, CUdevResource *, int))                                \
@@ -169,6 +174,31 @@ typedef CUmemGenericAllocationHandle CUhandle;
 	X(cuCheckpointProcessCheckpoint, (int, void *))                                            \
 	X(cuCheckpointProcessRestore, (int, void *))                                               \
 	X(cuCheckpointProcessUnlock, (int, void *))
+
+#define CODE_ENTRY_POINTS(X)                                                                       \
+	X(cuModuleLoadData, (CUmodule *, const void *))                                            \
+	X(cuModuleLoadDataEx, (CUmodule *, const void *, unsigned int, int *, void **))            \
+	X(cuModuleUnload, (CUmodule))                                                              \
+	X(cuModuleGetFunction, (CUfunction *, CUmodule, const char *))                             \
+	X(cuModuleGetGlobal_v2, (CUdeviceptr *, size_t *, CUmodule, const char *))                 \
+	X(cuFuncGetAttribute, (int *, int, CUfunction))                                            \
+	X(cuLinkCreate_v2, (unsigned int, int *, void **, CUlinkState *))                          \
+	X(cuLinkAddData_v2,                                                                        \
+	  (CUlinkState, int, void *, size_t, const char *, unsigned int, int *, void **))          \
+	X(cuLinkComplete, (CUlinkState, void **, size_t *))                                        \
+	X(cuLinkDestroy, (CUlinkState))                                                            \
+	X(cuLibraryLoadData,                                                                       \
+	  (CUlibrary *, const void *, int *, void **, unsigned int, int *, void **, unsigned int)) \
+	X(cuLibraryUnload, (CUlibrary))                                                            \
+	X(cuLibraryGetKernel, (CUkernel *, CUlibrary, const char *))                               \
+	X(cuLibraryGetModule, (CUmodule *, CUlibrary))                                             \
+	X(cuLibraryGetGlobal, (CUdeviceptr *, size_t *, CUlibrary, const char *))                  \
+	X(cuKernelGetFunction, (CUfunction *, CUkernel))                                           \
+	X(cuKernelGetAttribute, (int *, int, CUkernel, CUdevice))                                  \
+	X(cuGraphAddKernelNode_v2,                                                                 \
+	  (CUgraphNode *, CUgraph, const CUgraphNode *, size_t, const CUDA_KERNEL_NODE_PARAMS *))  \
+	X(cuGraphExecKernelNodeSetParams_v2,                                                       \
+	  (CUgraphExec, CUgraphNode, const CUDA_KERNEL_NODE_PARAMS *))
 
 #define NVML_ENTRY_POINTS(X)                                                                       \
 	X(nvmlInit_v2, (void))                                                                     \

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Limits of a context: their values, and when the malloc heap of kernels takes memory. */
+/* Limits of a context: their values, and when the malloc heap and the printf FIFO take memory. */
 #include "conformance.h"
 
-enum { SYNC_DEPTH = 3, PENDING_LAUNCHES = 4, COUNT_OF_LIMITS = 7 };
+enum { SYNC_DEPTH = 3, PENDING_LAUNCHES = 4, PERSISTING_L2 = 6, COUNT_OF_LIMITS = 12 };
 
 /* A kernel that calls malloc and free, and one that does nothing. */
 static const char ptx[] =
@@ -18,6 +18,19 @@ static const char ptx[] =
     "  call.uni free, (param0);\n }\n"
     " ret;\n}\n"
     ".visible .entry kempty()\n{\n ret;\n}\n";
+
+/* A kernel that prints nothing by printf. */
+static const char printing[] =
+    ".version 7.0\n.target sm_70\n.address_size 64\n"
+    ".extern .func (.param .b32 r) vprintf (.param .b64 a, .param .b64 b);\n"
+    ".global .align 1 .b8 fmt[1] = {0};\n"
+    ".visible .entry kprintf()\n{\n"
+    " .reg .b64 %rd<4>;\n .reg .b32 %r<3>;\n"
+    " mov.u64 %rd1, fmt;\n cvta.global.u64 %rd2, %rd1;\n mov.u64 %rd3, 0;\n"
+    " {\n  .param .b64 p0;\n  st.param.b64 [p0], %rd2;\n"
+    "  .param .b64 p1;\n  st.param.b64 [p1], %rd3;\n  .param .b32 rv;\n"
+    "  call.uni (rv), vprintf, (p0, p1);\n  ld.param.b32 %r1, [rv];\n }\n"
+    " ret;\n}\n";
 
 static long long before;
 
@@ -50,6 +63,27 @@ static void launch(CUfunction function)
 {
 	MUST(cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL));
 	MUST(cuCtxSynchronize());
+}
+
+/* In a fresh context: the FIFO is set before a module that prints is loaded. */
+static void fifo(void)
+{
+	CUmodule module;
+	CUfunction prints;
+
+	set("fifo.512MiB", CU_LIMIT_PRINTF_FIFO_SIZE, 512 * MiB);
+	MUST(cuModuleLoadData(&module, printing));
+	say_held("fifo.loaded");
+	MUST(cuModuleGetFunction(&prints, module, "kprintf"));
+	say_held("fifo.looked_up");
+	launch(prints);
+	say_held("fifo.launched");
+	set("fifo.pending_1Mi", PENDING_LAUNCHES, 1 << 20);
+	set("fifo.persisting_20MiB", PERSISTING_L2, 20 * MiB);
+	set("fifo.heap_256MiB", CU_LIMIT_MALLOC_HEAP_SIZE, 256 * MiB);
+	set("fifo.used", CU_LIMIT_PRINTF_FIFO_SIZE, 1024 * MiB);
+	MUST(cuModuleUnload(module));
+	say_held("fifo.unloaded");
 }
 
 int main(void)
@@ -94,5 +128,6 @@ int main(void)
 	MUST(cuDevicePrimaryCtxRetain(&(CUcontext){NULL}, 0));
 	before = held();
 	set("reset.heap_64MiB", CU_LIMIT_MALLOC_HEAP_SIZE, 64 * MiB);
+	fifo();
 	return 0;
 }

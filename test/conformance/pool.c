@@ -167,6 +167,41 @@ static void two_streams(CUmemoryPool pool, CUstream first, CUstream second)
 	set_threshold(pool, 0);
 }
 
+/* Destroyed while it is a device's current one, and while two allocations live in it. */
+static void destroyed_pool(CUmemoryPool fallback, CUstream stream)
+{
+	CUmemPoolProps properties = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
+	                             .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
+	CUmemoryPool pool, current = NULL;
+	CUdeviceptr large, small;
+	long long before = held();
+
+	MUST(cuMemPoolCreate(&pool, &properties));
+	MUST(cuDeviceSetMemPool(0, pool));
+	MUST(cuMemPoolDestroy(pool));
+	MUST(cuDeviceGetMemPool(&current, 0));
+	printf("destroyed.current: default %d\n", current == fallback);
+	MUST(cuMemAllocAsync(&small, 1 * MiB, stream));
+	say(fallback, "destroyed.current.alloc", before);
+	MUST(cuMemFreeAsync(small, stream));
+	MUST(cuStreamSynchronize(stream));
+
+	MUST(cuMemPoolCreate(&pool, &properties));
+	MUST(cuMemAllocFromPoolAsync(&large, 40 * MiB, pool, stream));
+	MUST(cuMemAllocFromPoolAsync(&small, 1 * MiB, pool, stream));
+	say(pool, "destroyed.live", before);
+	MUST(cuMemPoolDestroy(pool));
+	printf("destroyed.in_use: held %lld\n", held() - before);
+	MUST(cuMemFreeAsync(large, stream));
+	printf("destroyed.40_freed: held %lld\n", held() - before);
+	MUST(cuStreamSynchronize(stream));
+	printf("destroyed.40_waited: held %lld\n", held() - before);
+	MUST(cuMemFreeAsync(small, stream));
+	printf("destroyed.1_freed: held %lld\n", held() - before);
+	MUST(cuStreamSynchronize(stream));
+	printf("destroyed.1_waited: held %lld\n", held() - before);
+}
+
 /* Pools that the program makes: destroyed while in use, limited, on the host. */
 static void own_pool(CUstream stream)
 {
@@ -264,6 +299,7 @@ int main(void)
 	waits(pool, first, second);
 	two_streams(pool, first, second);
 	own_pool(first);
+	destroyed_pool(pool, first);
 	managed_pool(first);
 	return 0;
 }

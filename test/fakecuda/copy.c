@@ -7,6 +7,7 @@
 #include "capture.h"
 #include "driver.h"
 #include "managed.h"
+#include "pool.h"
 #include "stream.h"
 #include "vmm.h"
 
@@ -29,8 +30,11 @@ static CUresult check(CUcontext context, CUdeviceptr start, size_t size, bool wr
 		return vmm_may_touch(context, start, size, write) ? CUDA_SUCCESS
 		                                                  : CUDA_ERROR_INVALID_VALUE;
 	range = ranges_at(&allocations, start);
-	return range && size <= range->size - (start - range->start) ? CUDA_SUCCESS
-	                                                             : CUDA_ERROR_INVALID_VALUE;
+	if (!range || size > range->size - (start - range->start))
+		return CUDA_ERROR_INVALID_VALUE;
+	if (range->kind == RANGE_POOL && !pool_may_touch(range, context->device))
+		return CUDA_ERROR_INVALID_VALUE;
+	return CUDA_SUCCESS;
 }
 
 /* A write by the card: managed pages that it hits are there from now on. */

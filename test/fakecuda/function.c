@@ -48,11 +48,10 @@ CUDA_API CUresult cuFuncGetAttribute(int *out, int which, CUfunction function)
 
 	if (result != CUDA_SUCCESS)
 		return result;
-	return driver_leave(attribute(which,
-	                              function->what == LAUNCHABLE_KERNEL
-	                                  ? ((CUkernel)function)->frame
-	                                  : function->frame,
-	                              out));
+	return driver_leave(attribute(
+	    which,
+	    function->what == LAUNCHABLE_KERNEL ? ((CUkernel)function)->frame : function->frame,
+	    out));
 }
 
 CUDA_API CUresult cuFuncSetAttribute(CUfunction function, int which, int value)

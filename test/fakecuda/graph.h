@@ -13,6 +13,7 @@ struct CUgraphNode_st {
 	size_t after_count;
 	unsigned mark;                     /* of the last search that came by */
 	CUfunction function;               /* of a kernel */
+	CUDA_KERNEL_NODE_PARAMS kernel;    /* as the program gave it */
 	CUgraph child;                     /* of a child graph */
 	CUDA_MEM_ALLOC_NODE_PARAMS params; /* of an allocation; of a free only `dptr` */
 	struct graph_slot *slot;           /* of an allocation, and of a free of the same graph */

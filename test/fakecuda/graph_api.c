@@ -4,6 +4,7 @@
 #include "kernel.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 /* Leaves the lock held only on success. */
 static CUresult enter_graph(CUgraph graph, const void *out)
@@ -79,11 +80,19 @@ CUresult graph_kernel(const CUDA_KERNEL_NODE_PARAMS *params, bool second_form, C
 
 		if (second_form && params->ctx)
 			context = params->ctx;
-		return context ? kernel_function(context, handle, out)
-		               : CUDA_ERROR_INVALID_CONTEXT;
+		return context ? kernel_function(context, handle, out) : CUDA_ERROR_INVALID_CONTEXT;
 	}
 	*out = handle;
 	return CUDA_SUCCESS;
+}
+
+static void set_function(CUgraphNode node, CUfunction function,
+                         const CUDA_KERNEL_NODE_PARAMS *params, bool second_form)
+{
+	node->function = function;
+	node->kernel = (CUDA_KERNEL_NODE_PARAMS){0};
+	memcpy(&node->kernel, params,
+	       second_form ? sizeof(*params) : offsetof(CUDA_KERNEL_NODE_PARAMS, kern));
 }
 
 static CUresult add_kernel(CUgraphNode *out, CUgraph graph, const CUgraphNode *after, size_t count,
@@ -98,7 +107,7 @@ static CUresult add_kernel(CUgraphNode *out, CUgraph graph, const CUgraphNode *a
 	if (result == CUDA_SUCCESS)
 		result = graph_add(graph, CU_GRAPH_NODE_TYPE_KERNEL, after, count, out);
 	if (result == CUDA_SUCCESS)
-		(*out)->function = function;
+		set_function(*out, function, params, second_form);
 	return driver_leave(result);
 }
 
@@ -119,12 +128,16 @@ static CUresult set_kernel(CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS *para
                            bool second_form)
 {
 	CUresult result = driver_enter();
+	CUfunction function;
 
 	if (result != CUDA_SUCCESS)
 		return result;
 	if (!node || node->type != CU_GRAPH_NODE_TYPE_KERNEL)
 		return driver_leave(CUDA_ERROR_INVALID_VALUE);
-	return driver_leave(graph_kernel(params, second_form, &node->function));
+	result = graph_kernel(params, second_form, &function);
+	if (result == CUDA_SUCCESS)
+		set_function(node, function, params, second_form);
+	return driver_leave(result);
 }
 
 CUDA_API CUresult cuGraphKernelNodeSetParams_v2(CUgraphNode node,
@@ -195,6 +208,7 @@ static CUresult clone_node(const struct CUgraphNode_st *node, CUgraph to)
 	if (result != CUDA_SUCCESS)
 		return result;
 	copy->function = node->function;
+	copy->kernel = node->kernel;
 	if (node->child)
 		return clone(node->child, &copy->child);
 	return CUDA_SUCCESS;
@@ -315,6 +329,28 @@ static CUresult enter_node(CUgraphNode node, int type, const void *out)
 	if (result == CUDA_SUCCESS && (!node || !out || node->type != type))
 		return driver_leave(CUDA_ERROR_INVALID_VALUE);
 	return result;
+}
+
+CUDA_API CUresult cuGraphKernelNodeGetParams_v2(CUgraphNode node, CUDA_KERNEL_NODE_PARAMS *out)
+{
+	CUresult result = enter_node(node, CU_GRAPH_NODE_TYPE_KERNEL, out);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	*out = node->kernel;
+	return driver_leave(CUDA_SUCCESS);
+}
+
+/* The first form knows functions alone. */
+CUDA_API CUresult cuGraphKernelNodeGetParams(CUgraphNode node, CUDA_KERNEL_NODE_PARAMS *out)
+{
+	CUresult result = enter_node(node, CU_GRAPH_NODE_TYPE_KERNEL, out);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	memcpy(out, &node->kernel, offsetof(CUDA_KERNEL_NODE_PARAMS, kern));
+	out->func = node->function;
+	return driver_leave(CUDA_SUCCESS);
 }
 
 CUDA_API CUresult cuGraphMemAllocNodeGetParams(CUgraphNode node, CUDA_MEM_ALLOC_NODE_PARAMS *out)

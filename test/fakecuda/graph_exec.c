@@ -52,8 +52,7 @@ static bool is_kept(const struct CUgraphNode_st *alloc)
 static struct step *write_steps(CUgraph graph, struct step *step)
 {
 	for (CUgraphNode node = graph->first; node; node = node->next) {
-		*step = (struct step){
-		    .node = node, .type = node->type, .function = node->function};
+		*step = (struct step){.node = node, .type = node->type, .function = node->function};
 		if (node->type == CU_GRAPH_NODE_TYPE_MEM_FREE && !node->slot)
 			step->pointer = node->params.dptr;
 		if (node->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC && is_kept(node)) {
@@ -85,8 +84,7 @@ static CUresult fit_stacks(const struct step *steps, size_t count)
 			kernel_context(function)->frame_wanted = function->frame;
 	}
 	for (size_t i = 0; i < count && result == CUDA_SUCCESS; i++) {
-		CUcontext context =
-		    steps[i].function ? kernel_context(steps[i].function) : NULL;
+		CUcontext context = steps[i].function ? kernel_context(steps[i].function) : NULL;
 
 		if (context)
 			result = limit_fit_stack(context, context->frame_wanted);
@@ -394,8 +392,8 @@ static CUresult set_kernel(CUgraphExec exec, CUgraphNode node,
 
 	if (result != CUDA_SUCCESS)
 		return result;
-	result = exec && node ? graph_kernel(params, second_form, &function)
-	                      : CUDA_ERROR_INVALID_VALUE;
+	result =
+	    exec && node ? graph_kernel(params, second_form, &function) : CUDA_ERROR_INVALID_VALUE;
 	if (result != CUDA_SUCCESS)
 		return driver_leave(result);
 	for (size_t i = 0; i < exec->count; i++) {

@@ -54,10 +54,9 @@ static uint64_t factor_of(const struct word *word)
 	static const struct {
 		const char *name;
 		unsigned bytes;
-	} types[] = {{".b8", 1},  {".u8", 1},  {".s8", 1},  {".b16", 2}, {".u16", 2},
-	             {".s16", 2}, {".f16", 2}, {".b32", 4}, {".u32", 4}, {".s32", 4},
-	             {".f32", 4}, {".b64", 8}, {".u64", 8}, {".s64", 8}, {".f64", 8},
-	             {".v2", 2},  {".v4", 4}};
+	} types[] = {{".b8", 1},  {".u8", 1},  {".s8", 1},  {".b16", 2}, {".u16", 2}, {".s16", 2},
+	             {".f16", 2}, {".b32", 4}, {".u32", 4}, {".s32", 4}, {".f32", 4}, {".b64", 8},
+	             {".u64", 8}, {".s64", 8}, {".f64", 8}, {".v2", 2},  {".v4", 4}};
 
 	for (size_t i = 0; i < sizeof(types) / sizeof(types[0]); i++)
 		if (is(word, types[i].name))

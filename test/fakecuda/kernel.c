@@ -61,8 +61,17 @@ static CUresult launch(const CUlaunchConfig *config, CUfunction handle, CUstream
 	if (!capture)
 		return driver_leave(run_now(context, function));
 	result = capture_add(capture, CU_GRAPH_NODE_TYPE_KERNEL, &node);
-	if (result == CUDA_SUCCESS)
+	if (result == CUDA_SUCCESS) {
 		node->function = function;
+		node->kernel = (CUDA_KERNEL_NODE_PARAMS){.func = function,
+		                                         .gridDimX = config->gridDimX,
+		                                         .gridDimY = config->gridDimY,
+		                                         .gridDimZ = config->gridDimZ,
+		                                         .blockDimX = config->blockDimX,
+		                                         .blockDimY = config->blockDimY,
+		                                         .blockDimZ = config->blockDimZ,
+		                                         .sharedMemBytes = config->sharedMemBytes};
+	}
 	return driver_leave(result);
 }
 

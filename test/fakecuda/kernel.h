@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Kernels do nothing. What the driver takes for one when it is launched depends on its frame, and on
- * its name.
+ * Kernels do nothing. What the driver takes for one when it is launched depends on its frame, and
+ * on its name.
  */
 #ifndef FAKECUDA_KERNEL_H
 #define FAKECUDA_KERNEL_H

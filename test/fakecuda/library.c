@@ -259,7 +259,7 @@ static CUresult enter_loaded(CUlibrary library, CUmodule *out)
 
 CUDA_API CUresult cuLibraryGetModule(CUmodule *out, CUlibrary library)
 {
-	CUmodule module;
+	CUmodule module = NULL;
 	CUresult result = out ? enter_loaded(library, &module) : CUDA_ERROR_INVALID_VALUE;
 
 	if (result != CUDA_SUCCESS)
@@ -271,7 +271,7 @@ CUDA_API CUresult cuLibraryGetModule(CUmodule *out, CUlibrary library)
 CUDA_API CUresult cuLibraryGetGlobal(CUdeviceptr *address, size_t *size, CUlibrary library,
                                      const char *name)
 {
-	CUmodule module;
+	CUmodule module = NULL;
 	CUresult result = name ? enter_loaded(library, &module) : CUDA_ERROR_INVALID_VALUE;
 
 	if (result != CUDA_SUCCESS)

@@ -28,8 +28,8 @@ enum {
 
 /* What an H100 says: stack, printf FIFO, malloc heap, -, pending launches, L2 fetch, L2 persisting,
  * shared memory, graphics beside it, -. */
-static const size_t defaults[LIMITS] = {STACK_LEAST, 8650752, 8388608, 0, 2048, 64,
-                                        9830400,     232448,  0,       0};
+static const size_t defaults[LIMITS] = {STACK_LEAST, 8650752, 8388608, 0, 2048,
+                                        64,          9830400, 232448,  0, 0};
 
 void limits_start(CUcontext context)
 {

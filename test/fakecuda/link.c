@@ -92,8 +92,8 @@ CUDA_API CUresult cuLinkAddFile_v2(CUlinkState state, int type, const char *path
 
 	if (result != CUDA_SUCCESS)
 		return result;
-	result = cuLinkAddData_v2(state, type, text, strlen(text) + 1, path, count, options,
-	                          values);
+	result =
+	    cuLinkAddData_v2(state, type, text, strlen(text) + 1, path, count, options, values);
 	free(text);
 	return result;
 }

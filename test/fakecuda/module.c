@@ -235,7 +235,8 @@ CUDA_API CUresult cuModuleEnumerateFunctions(CUfunction *out, unsigned int count
 		return driver_leave(CUDA_ERROR_INVALID_VALUE);
 	for (unsigned i = 0; i < count && result == CUDA_SUCCESS; i++) {
 		if (i < module->image->kernels.count)
-			result = module_function(module, module->image->kernels.list[i].name, &out[i]);
+			result =
+			    module_function(module, module->image->kernels.list[i].name, &out[i]);
 		else
 			out[i] = NULL;
 	}

@@ -91,8 +91,8 @@ void pool_trim(CUmemoryPool pool, uint64_t keep)
 }
 
 /*
- * What a wait leaves of a pool. Observed: one that the program has destroyed keeps what is in use, in
- * steps of its own, and goes with its last allocation, when that has been waited for.
+ * What a wait leaves of a pool. Observed: one that the program has destroyed keeps what is in use,
+ * in steps of its own, and goes with its last allocation, when that has been waited for.
  */
 static void settle(CUmemoryPool pool)
 {
@@ -121,6 +121,8 @@ CUresult pool_allocate(CUmemoryPool pool, size_t size, CUstream stream, CUdevice
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	for (struct segment *s = pool->segments; s && !extent; s = s->next)
 		extent = pool_find_extent(s, need, stream);
+	if (!extent && pool->managed_on)
+		extent = pool_extend(pool, need, stream);
 	if (!extent) {
 		struct segment *segment = pool_grow(pool, need);
 
@@ -171,6 +173,14 @@ void pool_free_now(struct range *range)
 CUmemoryPool pool_of(const struct range *range)
 {
 	return pool_extent_of((struct range *)range)->segment->pool;
+}
+
+bool pool_may_touch(const struct range *range, const struct device *device)
+{
+	const struct CUmemPoolHandle_st *pool = pool_of(range);
+
+	return pool->device || pool->managed_on || pool->type == CU_MEM_ALLOCATION_TYPE_MANAGED ||
+	       pool->access[device->ordinal];
 }
 
 uint64_t pool_share_segment(struct range *range)

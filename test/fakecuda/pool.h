@@ -54,6 +54,8 @@ void pools_synchronise(struct device *device, CUstream stream);
 bool pools_give_back(struct device *device);
 
 CUmemoryPool pool_of(const struct range *range);
+/* Whether the card may: pinned memory of the host is closed to it until cuMemPoolSetAccess. */
+bool pool_may_touch(const struct range *range, const struct device *device);
 /* The machine's object for the segment that an allocation lies in; 0: there is no room. */
 uint64_t pool_share_segment(struct range *range);
 

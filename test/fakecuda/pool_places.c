@@ -44,9 +44,9 @@ CUDA_API CUresult cuDeviceSetMemPool(CUdevice ordinal, CUmemoryPool pool)
 }
 
 /*
- * The forms of CUDA 13.0 name a location and a kind of memory. Pinned memory of a card has the pools
- * above; every other pair has one of its own. A card's managed one takes pages that NVML lists for
- * nobody (pool_segment.c), the others nothing of a card.
+ * The forms of CUDA 13.0 name a location and a kind of memory. Pinned memory of a card has the
+ * pools above; every other pair has one of its own. A card's managed one takes pages that NVML
+ * lists for nobody (pool_segment.c), the others nothing of a card.
  */
 struct elsewhere {
 	struct elsewhere *next;

@@ -25,6 +25,7 @@ struct segment {
 	struct segment *next, **link;
 	CUmemoryPool pool;
 	uint64_t size, used;
+	uint64_t room; /* addresses from its start on, for it to grow */
 	struct extent *first;
 	uint64_t object; /* once an allocation in it was exported (hold.h) */
 	unsigned hold;
@@ -35,6 +36,8 @@ struct extent *pool_extent_of(struct range *range);
 
 /* A new segment for at least that many bytes, all free; NULL: there is no room. */
 struct segment *pool_grow(CUmemoryPool pool, uint64_t size);
+/* What is needed at the end of a segment that can grow in place; NULL: none can. */
+struct extent *pool_extend(CUmemoryPool pool, uint64_t need, CUstream stream);
 /* One without a used extent. */
 void pool_drop_segment(struct segment *segment);
 

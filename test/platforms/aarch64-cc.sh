@@ -2,14 +2,18 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # A cc that compiles for aarch64, and leaves in the place of a program a script that runs it under qemu-user with the
-# libraries in AARCH64: the interceptor and fakecuda/, which also stand in for those in bin/.
+# libraries in AARCH64: the interceptor and fakecuda/ or fakecuda-11.2/, which also stand in for those in bin/.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
-arguments=() output='' program=yes previous=''
+arguments=() output='' program=yes previous='' driver=fakecuda
 for argument; do
 	case $argument in
 	-c | -shared | -dumpmachine) program='' ;;
-	*/bin/fakecuda/*) argument=$AARCH64/fakecuda/${argument##*/} ;;
+	*/bin/fakecuda*/*)
+		driver=${argument##*/bin/}
+		driver=${driver%%/*}
+		argument=$AARCH64/$driver/${argument##*/}
+		;;
 	esac
 	[ "$previous" != -o ] || output=$argument
 	previous=$argument
@@ -25,7 +29,7 @@ mv "$output" "$output.aarch64"
 cat >"$output" <<END
 #!$(command -v busybox) sh
 [ -z "\$LD_PRELOAD" ] || export LD_PRELOAD="$AARCH64/libgpuslice.so"
-export LD_LIBRARY_PATH="$AARCH64/fakecuda" GPUSLICE_ANEW="$output"
+export LD_LIBRARY_PATH="$AARCH64/$driver:$AARCH64/fakecuda" GPUSLICE_ANEW="$output"
 exec qemu-aarch64-static -L /usr/aarch64-linux-gnu "$output.aarch64" "\$@"
 END
 chmod +x "$output"

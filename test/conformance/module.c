@@ -1,0 +1,216 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Code is memory, too: what modules with arrays take, when, and when it is given back. The program
+ * starts itself again with an eager driver: how it loads is decided once per process.
+ */
+#define _GNU_SOURCE
+#include "code.h"
+
+#define ARRAY (512 * MiB)
+
+/* Keys of an eager driver's lines begin with "eager.". */
+static const char *mode = "";
+
+static void say_key(const char *key)
+{
+	char text[96];
+
+	snprintf(text, sizeof(text), "%s%s", mode, key);
+	say_taken(text);
+}
+
+static void say_result_key(const char *key, CUresult result)
+{
+	printf("%s%s: %s\n", mode, key, name_of(result));
+}
+
+static void modules(void)
+{
+	CUmodule module;
+	CUfunction function;
+	CUdeviceptr address;
+	size_t size;
+
+	mark();
+	MUST(cuModuleLoadData(&module, with_array(ARRAY)));
+	say_key("module.loaded");
+	MUST(cuModuleGetFunction(&function, module, "empty"));
+	MUST(launch(function));
+	say_key("module.launched");
+	MUST(cuModuleGetFunction(&function, module, "usebig"));
+	MUST(launch(function));
+	say_key("module.launched_user");
+	MUST(cuModuleGetGlobal_v2(&address, &size, module, "big"));
+	printf("%smodule.array: %zu bytes\n", mode, size);
+	say_result_key("module.array.free", cuMemFree_v2(address));
+	say_result_key("module.no_function", cuModuleGetFunction(&function, module, "none"));
+	say_result_key("module.no_array", cuModuleGetGlobal_v2(&address, &size, module, "none"));
+	MUST(cuModuleUnload(module));
+	say_key("module.unloaded");
+	MUST(cuModuleLoadDataEx(&module, with_array(ARRAY), 0, NULL, NULL));
+	say_key("module.loaded_ex");
+	MUST(cuModuleUnload(module));
+	say_key("module.unloaded_ex");
+}
+
+static void links(void *image)
+{
+	CUmodule module;
+
+	MUST(cuModuleLoadData(&module, image));
+	say_key("link.loaded");
+	MUST(cuModuleUnload(module));
+	say_key("link.unloaded");
+}
+
+/* From its first use in a context on a library is a module there. */
+static void libraries(const char *name, const void *image)
+{
+	CUlibrary library;
+	CUkernel kernel;
+	CUfunction function;
+	CUmodule module;
+	CUdeviceptr address;
+	size_t size;
+	char key[96];
+	int frame = -1;
+
+#define SAY(what)                                                                                  \
+	snprintf(key, sizeof(key), "library.%s." what, name);                                      \
+	say_key(key)
+	mark();
+	MUST(cuLibraryLoadData(&library, image, NULL, NULL, 0, NULL, NULL, 0));
+	SAY("loaded");
+	MUST(cuLibraryGetKernel(&kernel, library, "empty"));
+	SAY("got_kernel");
+	MUST(cuKernelGetAttribute(&frame, CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, kernel, 0));
+	SAY("got_attribute");
+	MUST(cuKernelGetFunction(&function, kernel));
+	SAY("got_function");
+	MUST(launch((CUfunction)kernel));
+	SAY("launched");
+	MUST(cuLibraryUnload(library));
+	SAY("unloaded");
+
+	MUST(cuLibraryLoadData(&library, image, NULL, NULL, 0, NULL, NULL, 0));
+	MUST(cuLibraryGetGlobal(&address, &size, library, "big"));
+	SAY("got_array");
+	MUST(cuLibraryUnload(library));
+	MUST(cuLibraryLoadData(&library, image, NULL, NULL, 0, NULL, NULL, 0));
+	MUST(cuLibraryGetModule(&module, library));
+	SAY("got_module");
+	MUST(cuLibraryUnload(library));
+	MUST(cuLibraryLoadData(&library, image, NULL, NULL, 0, NULL, NULL, 0));
+	MUST(cuLibraryGetKernel(&kernel, library, "empty"));
+	MUST(launch((CUfunction)kernel));
+	SAY("launched_alone");
+	MUST(cuLibraryUnload(library));
+	SAY("unloaded_again");
+#undef SAY
+}
+
+static void linked(void)
+{
+	const char *text = with_array(ARRAY);
+	CUlinkState state;
+	void *image;
+	size_t size;
+
+	mark();
+	MUST(cuLinkCreate_v2(0, NULL, NULL, &state));
+	MUST(cuLinkAddData_v2(state, CU_JIT_INPUT_PTX, (void *)(uintptr_t)text, strlen(text) + 1,
+	                      "text", 0, NULL, NULL));
+	MUST(cuLinkComplete(state, &image, &size));
+	say_key("link.complete");
+	links(image);
+	libraries("linked", image);
+	MUST(cuLinkDestroy(state));
+}
+
+/* A library is loaded into each context that uses it, and unloaded from all. */
+static void contexts(CUcontext first)
+{
+	CUlibrary library;
+	CUmodule module;
+	CUcontext second;
+	long long without;
+
+	MUST(cuLibraryLoadData(&library, with_array(ARRAY), NULL, NULL, 0, NULL, NULL, 0));
+	without = held();
+	MUST(cuCtxCreate_v2(&second, 0, 0));
+	mark();
+	MUST(cuLibraryGetModule(&module, library));
+	say_taken("contexts.second");
+	MUST(cuCtxSetCurrent(first));
+	MUST(cuLibraryGetModule(&module, library));
+	say_taken("contexts.both");
+	MUST(cuCtxDestroy_v2(second));
+	MUST(cuCtxSetCurrent(first));
+	printf("contexts.second_destroyed: held %lld\n", held() - without);
+	MUST(cuLibraryUnload(library));
+	printf("contexts.unloaded: held %lld\n", held() - without);
+}
+
+/* Up to 1 MiB they share blocks; above it each has its own. */
+static void sizes(void)
+{
+	CUmodule modules[40];
+
+	mark();
+	for (int i = 0; i < 4; i++) {
+		char key[32];
+
+		MUST(cuModuleLoadData(&modules[i], with_array(3 * MiB)));
+		sprintf(key, "size.3MiB.%d", i + 1);
+		say_key(key);
+	}
+	for (int i = 0; i < 4; i++)
+		MUST(cuModuleUnload(modules[i]));
+	say_key("size.3MiB.unloaded");
+	mark();
+	for (int i = 0; i < 40; i++)
+		MUST(cuModuleLoadData(&modules[i], with_array(100 * KiB)));
+	say_key("size.100KiB.40");
+	for (int i = 0; i < 40; i++)
+		MUST(cuModuleUnload(modules[i]));
+	say_key("size.100KiB.unloaded");
+}
+
+/* What does not fit: too large for any card of today. */
+static void refusals(void)
+{
+	CUmodule module;
+	CUlibrary library;
+	CUresult result;
+
+	mark();
+	say_result("full.module", cuModuleLoadData(&module, with_array(400 * GiB)));
+	result = cuLibraryLoadData(&library, with_array(400 * GiB), NULL, NULL, 0, NULL, NULL, 0);
+	say_result("full.library", result);
+	if (result == CUDA_SUCCESS) {
+		say_result("full.library.module", cuLibraryGetModule(&module, library));
+		MUST(cuLibraryUnload(library));
+	}
+	say_key("full");
+}
+
+int main(int argc, char **argv)
+{
+	CUcontext context;
+
+	if (argc > 1)
+		mode = "eager.";
+	context = start_with_context();
+	modules();
+	linked();
+	libraries("text", with_array(ARRAY));
+	sizes();
+	if (argc > 1)
+		return 0;
+	contexts(context);
+	refusals();
+	/* In a process of its own that inherits nothing of the driver's. */
+	setenv("CUDA_MODULE_LOADING", "EAGER", 1);
+	execl("/proc/self/exe", argv[0], "eager", (char *)NULL);
+	stop("execl failed");
+}
