@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 #
-# Everything that only a real GPU can show, in one run: conformance programs, check.py, frameworks.py, the bench. As root,
+# Everything that only a real GPU can show, in one run: conformance programs, the other programs here, the bench. As root,
 # after `make build`; needs runc (RUNC=path), python3 with the frameworks that frameworks.py names, nvcc and gcc; no Go, no
 # network. OUT is where logs go. Prints short tables.
 set -u
@@ -38,6 +38,7 @@ program race 8G 20 8 2 8589934592
 program kills 4G 40
 program checkpoint 4G
 program primary 8G 4 20
+program codethreads 8G 8 200
 program signals 4G 10
 program environ 4G 5
 program allocator 8G
