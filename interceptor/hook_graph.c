@@ -366,7 +366,8 @@ CUresult cuGraphExecUpdate(CUgraphExec graph, CUgraph source, CUgraphNode *error
 	WITH_STACK(largest_frame(source), DRIVER(cuGraphExecUpdate)(graph, source, error, status));
 }
 
-CUresult cuGraphExecUpdate_v2(CUgraphExec graph, CUgraph source, void *info)
+CUresult cuGraphExecUpdate_v2(CUgraphExec graph, CUgraph source,
+                              CUgraphExecUpdateResultInfo *info)
 {
 	WITH_STACK(largest_frame(source), DRIVER(cuGraphExecUpdate_v2)(graph, source, info));
 }

@@ -190,26 +190,11 @@ bool watch_end(const struct watch *watch, enum attach_call call, uint64_t *bytes
 	return grant(watch->ordinal, *bytes, KIND_OVERHEAD, call) == GRANTED;
 }
 
-/* Whether so many came and went that it is time to look. */
-static bool many_streams(void)
+void overhead_stream_made(void)
 {
 	struct process *process = process_get();
 
-	return process && __atomic_add_fetch(&overheads_of(process)->streams, 1,
-	                                     __ATOMIC_RELAXED) %
-	                          STREAMS ==
-	                      0;
-}
-
-void overhead_stream_made(void)
-{
-	if (many_streams())
+	if (process &&
+	    __atomic_add_fetch(&overheads_of(process)->streams, 1, __ATOMIC_RELAXED) % STREAMS == 0)
 		overhead_leave_open(process_current_ordinal());
-}
-
-/* Now: the process may have no further request. */
-void overhead_stream_destroyed(void)
-{
-	if (many_streams())
-		overhead_settle(process_current_ordinal());
 }

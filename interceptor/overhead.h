@@ -18,7 +18,7 @@
 struct overheads {
 	struct lock lock;   /* guards `loose` */
 	uint32_t open;      /* bit per ledger device: something may have taken what is not charged */
-	uint32_t streams;   /* that were made or destroyed */
+	uint32_t streams;   /* that were made */
 	/* Per ledger device, what was found without anybody who would give it back. */
 	uint64_t loose[LEDGER_DEVICES];
 	uint64_t not_before; /* CLOCK_MONOTONIC milliseconds: the driver is not asked again before */
@@ -56,8 +56,7 @@ struct watch watch_begin(void);
  * caller undoes the call, or charges it anyway. */
 bool watch_end(const struct watch *watch, enum attach_call call, uint64_t *bytes);
 
-/* Streams take a little each: one was made, or destroyed. */
+/* A stream was made: each takes a little. */
 void overhead_stream_made(void);
-void overhead_stream_destroyed(void);
 
 #endif

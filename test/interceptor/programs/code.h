@@ -77,10 +77,6 @@ CUresult cuGraphAddChildGraphNode(CUgraphNode *node, CUgraph graph, const CUgrap
                                   size_t count, CUgraph child);
 
 /* What an update of an executable graph has to say. */
-typedef struct {
-	int result;
-	CUgraphNode errorNode, errorFromNode;
-} CUgraphExecUpdateResultInfo;
 CUresult cuGraphExecUpdate_v2(CUgraphExec executable, CUgraph graph,
                               CUgraphExecUpdateResultInfo *info);
 
