@@ -91,7 +91,6 @@ def peers():
             sys.exit(f"cuMemAlloc: error {error}")
         places.append(pointer)
     count = ctypes.c_size_t(size)
-    # Context 1 is current now: to device 0, across, and back from device 1.
     driver.call("cuCtxSetCurrent", driver.contexts[0])
     driver.call("cuMemcpyHtoD_v2", places[0], there, count)
     if hasattr(driver.cuda, "cuMemcpyPeer"):
