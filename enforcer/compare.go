@@ -62,11 +62,12 @@ type excess struct {
 type bounds struct {
 	least, most uint64
 	unsaid      uint64 // bytes that calls may have taken of which the lane does not say so yet
+	loading     bool   // a call was under way that may have taken any amount: code was loaded
 }
 
 // and is what they say together with more looks.
 func (b bounds) and(more bounds) bounds {
-	return bounds{min(b.least, more.least), max(b.most, more.most), max(b.unsaid, more.unsaid)}
+	return bounds{min(b.least, more.least), max(b.most, more.most), max(b.unsaid, more.unsaid), b.loading || more.loading}
 }
 
 // sure is what the driver holds for it whatever the calls under way have taken.
@@ -75,7 +76,12 @@ func (b bounds) sure() uint64 { return b.least - min(b.least, b.unsaid) }
 // holding is what a process's lane said at one time.
 type holding struct {
 	bytes, number uint64
-	calls         ledger.Calls
+	calls, loads  ledger.Calls
+}
+
+// loadingBetween says whether code was being loaded at any time between the two.
+func loadingBetween(before, after holding) bool {
+	return after.loads.UnderWay != 0 || after.loads.Ended != before.loads.Ended
 }
 
 // unsaidBetween is what calls may have taken that were under way at any time between the two.
@@ -271,7 +277,8 @@ func (s *slice) holdings(raw [16]byte) map[int]holding {
 	all := make(map[int]holding, len(s.lanes))
 	for _, l := range s.lanes {
 		calls := s.ledger.Uncharged(index, l.number) // first: what those charged that have ended is in the rest
-		all[l.process.PID] = holding{s.charged(index, l), s.ledger.Number(index, l.number), calls}
+		loads := s.ledger.Loads(l.number)
+		all[l.process.PID] = holding{s.charged(index, l), s.ledger.Number(index, l.number), calls, loads}
 	}
 	return all
 }
@@ -300,7 +307,7 @@ func (s *slice) beyond(raw [16]byte, truth map[int]uint64, before map[int]holdin
 			continue
 		}
 		more := bytes - min(bytes, max(before[pid].bytes, after[pid].bytes))
-		found[pid] = bounds{more, more, unsaidBetween(before[pid], after[pid])}
+		found[pid] = bounds{more, more, unsaidBetween(before[pid], after[pid]), loadingBetween(before[pid], after[pid])}
 		if index < 0 || before[pid].number == after[pid].number {
 			continue
 		}
@@ -412,7 +419,10 @@ func (s *slice) number(index, pid int) uint64 {
 // due is the least of what was found, without what calls may have taken and will charge themselves: these are left that for so long as
 // patience says.
 func (x *excess) due(found bounds, patience time.Duration) uint64 {
-	left := min(found.unsaid, found.least-min(found.least, x.charged))
+	left := found.least - min(found.least, x.charged)
+	if !found.loading {
+		left = min(left, found.unsaid)
+	}
 	if left == 0 {
 		x.late = time.Time{}
 		return found.least

@@ -110,6 +110,8 @@ struct leaving context_leave(uint64_t handle)
 	struct leaving leaving = {.handle = handle};
 
 	leaving.known = context_take(handle, &leaving.context);
+	if (leaving.known)
+		overhead_change_begin(leaving.context.ordinal);
 	set_owner(handle, apart(handle));
 	return leaving;
 }
@@ -123,8 +125,10 @@ CUresult context_left(const struct leaving *leaving, CUresult result)
 		return result;
 	if (result != CUDA_SUCCESS) {
 		set_owner(apart(leaving->handle), leaving->handle);
-		if (leaving->known)
+		if (leaving->known) {
 			context_note(leaving->handle, context);
+			overhead_change_end(context->ordinal);
+		}
 		return result;
 	}
 	hold_owner_gone(process, apart(leaving->handle));
@@ -134,6 +138,7 @@ CUresult context_left(const struct leaving *leaving, CUresult result)
 	pool_settle_all(process, context->ordinal);
 	process_release(context->ordinal, context->heap, KIND_MEMORY);
 	process_release(context->ordinal, context->bytes + context->stack_bytes, KIND_OVERHEAD);
+	overhead_change_end(context->ordinal);
 	overhead_settle_loose(context->ordinal);
 	return result;
 }

@@ -33,7 +33,10 @@ static bool settle(CUdevice ordinal, uint64_t *charged)
 	int device = process_device(process, ordinal);
 	uint64_t all, other, real = *charged;
 
-	if (device >= 0 && overhead_measure(process, device, &all)) {
+	/* While another thread loads code nobody can tell which of the two took what; unless nobody
+	 * knows what a context takes, the expected figure is taken. */
+	if (device >= 0 && (!*charged || !overhead_loading(process, device)) &&
+	    overhead_measure(process, device, true, &all)) {
 		other = __atomic_load_n(&process->held[device].overhead, __ATOMIC_RELAXED);
 		other -= *charged < other ? *charged : other;
 		real = all > other ? all - other : 0;
@@ -87,7 +90,7 @@ static void destroy_again(const struct request *r)
 	*r->context = NULL;
 }
 
-static CUresult create(const struct request *r)
+static CUresult make(const struct request *r)
 {
 	uint64_t charged = expected(r->device);
 	CUresult result;
@@ -107,6 +110,16 @@ static CUresult create(const struct request *r)
 	context_note((uint64_t)(uintptr_t)*r->context,
 	             &(struct context){.ordinal = r->device, .bytes = charged});
 	function_all_new();
+	return result;
+}
+
+static CUresult create(const struct request *r)
+{
+	CUresult result;
+
+	overhead_change_begin(r->device);
+	result = make(r);
+	overhead_change_end(r->device);
 	return result;
 }
 

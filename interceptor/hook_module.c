@@ -9,6 +9,7 @@
 #include "function.h"
 #include "hold.h"
 #include "library.h"
+#include "overhead.h"
 #include "state.h"
 #include "table.h"
 
@@ -80,8 +81,15 @@ CUresult cuModuleUnload(CUmodule module)
 
 	/* Before the call: the handles may be others' as soon as the driver has let them go. */
 	function_source_gone(key_of(module));
+	if (!known)
+		code.ordinal = process_current_ordinal();
+	overhead_change_begin(code.ordinal);
 	result = DRIVER(cuModuleUnload)(module);
-	return known ? release_or_hold(result, key_of(module), &code) : result;
+	if (known)
+		result = release_or_hold(result, key_of(module), &code);
+	overhead_change_end(code.ordinal);
+	overhead_settle_loose(code.ordinal);
+	return result;
 }
 
 static void note_function(CUfunction function, CUmodule module)
@@ -158,12 +166,16 @@ CUresult cuLibraryLoadFromFile(CUlibrary *library, const char *file, int *jit_op
 
 CUresult cuLibraryUnload(CUlibrary library)
 {
+	CUdevice ordinal = process_current_ordinal();
 	CUresult result;
 
 	function_source_gone(key_of(library));
+	overhead_change_begin(ordinal);
 	result = DRIVER(cuLibraryUnload)(library);
 	if (result == CUDA_SUCCESS)
 		hold_source_gone(key_of(library));
+	overhead_change_end(ordinal);
+	overhead_settle_loose(ordinal);
 	return result;
 }
 

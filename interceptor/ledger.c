@@ -257,6 +257,8 @@ enum ledger_result ledger_recycle(struct ledger *ledger, uint32_t lane)
 	__atomic_thread_fence(__ATOMIC_SEQ_CST);
 	if (load(&l->first_uncharged) != 0)
 		store(&l->first_uncharged, 0);
+	if (load(&l->loads) != 0)
+		store(&l->loads, 0);
 	for (uint32_t device = 0; device < LEDGER_DEVICES; device++) {
 		struct ledger_device *d = &ledger->device[device];
 		struct ledger_entry *entry = &l->entry[device];
@@ -367,6 +369,13 @@ struct ledger_uncharged ledger_uncharged(const struct ledger *ledger, uint32_t d
 
 	return (struct ledger_uncharged){(uint32_t)first + (uint32_t)others,
 	                                 (uint32_t)(first >> 32) + (uint32_t)(others >> 32)};
+}
+
+struct ledger_uncharged ledger_loads(const struct ledger *ledger, uint32_t lane)
+{
+	uint64_t word = load(&ledger->lane[lane].loads);
+
+	return (struct ledger_uncharged){(uint32_t)word, (uint32_t)(word >> 32)};
 }
 
 /* A name has this many places, beside one another. */

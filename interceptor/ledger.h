@@ -112,7 +112,8 @@ struct ledger_lane {
 	uint32_t ns_pid; /* its pid there */
 	uint32_t reserved0;
 	uint64_t first_uncharged; /* as ledger_entry.uncharged, of the first thread, on any device */
-	uint64_t reserved[2];
+	uint64_t loads; /* the like, of calls that may take any amount: ledger_begin_load() */
+	uint64_t reserved[1];
 	struct ledger_entry entry[LEDGER_DEVICES];
 };
 static_assert(sizeof(struct ledger_lane) == 64 + 64 * LEDGER_DEVICES, "ledger_lane");
@@ -280,6 +281,22 @@ static inline void ledger_end_uncharged(const struct ledger_account *account, bo
 	ledger_count_call(account, first, LEDGER_CALL_ENDED);
 }
 
+/* The same for a call that may take any amount, on any device: code that is loaded. */
+static inline void ledger_count_load(const struct ledger_account *account, uint64_t more)
+{
+	__atomic_fetch_add(&account->ledger->lane[account->lane].loads, more, __ATOMIC_ACQ_REL);
+}
+
+static inline void ledger_begin_load(const struct ledger_account *account)
+{
+	ledger_count_load(account, 1);
+}
+
+static inline void ledger_end_load(const struct ledger_account *account)
+{
+	ledger_count_load(account, LEDGER_CALL_ENDED);
+}
+
 /* Set how much of what the account holds is overhead: contexts and what comes with them. */
 void ledger_set_context(const struct ledger_account *account, uint64_t bytes);
 
@@ -307,5 +324,8 @@ struct ledger_uncharged {
 };
 struct ledger_uncharged ledger_uncharged(const struct ledger *ledger, uint32_t device,
                                          uint32_t lane);
+
+/* The same of loads, on any device. */
+struct ledger_uncharged ledger_loads(const struct ledger *ledger, uint32_t lane);
 
 #endif

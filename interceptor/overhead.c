@@ -14,6 +14,8 @@
 /* A stream takes 0.55 MiB (driver observation, H100, 580.159.04): look after so many. */
 #define STREAMS 8
 
+#define NAPS 2500 /* of 200 us: half a second */
+
 #define CAPTURE_MODE_RELAXED 2 /* CUstreamCaptureMode */
 
 static struct overheads *overheads_of(struct process *process)
@@ -51,22 +53,50 @@ static struct instant look(struct process *process, int device)
 	return now;
 }
 
-bool overhead_measure(struct process *process, int device, uint64_t *bytes)
+static void leave_open(struct process *process, int device)
 {
-	for (int tries = 0; tries < TRIES; tries++) {
+	__atomic_fetch_or(&overheads_of(process)->open, 1u << device, __ATOMIC_RELAXED);
+}
+
+static bool others_change(struct process *process, int device, bool own)
+{
+	return __atomic_load_n(&overheads_of(process)->changing[device], __ATOMIC_ACQUIRE) >
+	       (uint32_t)own;
+}
+
+/* The device is asked again soon, but not by the next of a million requests. */
+static void wait_a_little(struct process *process)
+{
+	__atomic_store_n(&overheads_of(process)->not_before, milliseconds() + PAUSE,
+	                 __ATOMIC_RELAXED);
+}
+
+bool overhead_measure(struct process *process, int device, bool own, uint64_t *bytes)
+{
+	for (int tries = 0; tries < TRIES && !others_change(process, device, own); tries++) {
 		struct instant before = look(process, device), after;
 		uint64_t truth;
 
 		if (!process_truth(device, &truth))
-			return false;
+			break;
 		after = look(process, device);
 		if (before.number != after.number || after.calls.under_way ||
-		    before.calls.ended != after.calls.ended)
+		    before.calls.ended != after.calls.ended || others_change(process, device, own))
 			continue;
 		*bytes = truth > after.asked ? truth - after.asked : 0;
 		return true;
 	}
+	leave_open(process, device);
+	if (!others_change(process, device, own))
+		wait_a_little(process);
 	return false;
+}
+
+bool overhead_loading(struct process *process, int device)
+{
+	const struct ledger_account *account = &process->held[device].account.slice;
+
+	return ledger_loads(account->ledger, account->lane).under_way;
 }
 
 void overhead_leave_open(CUdevice ordinal)
@@ -75,7 +105,7 @@ void overhead_leave_open(CUdevice ordinal)
 	int device = process ? process_device(process, ordinal) : -1;
 
 	if (device >= 0)
-		__atomic_fetch_or(&overheads_of(process)->open, 1u << device, __ATOMIC_RELAXED);
+		leave_open(process, device);
 }
 
 bool overhead_is_open(struct process *process, int device)
@@ -88,14 +118,14 @@ static uint64_t charged(struct process *process, int device)
 	return __atomic_load_n(&process->held[device].overhead, __ATOMIC_RELAXED);
 }
 
-/* Make what is charged what there is, as far as it is nobody's. False if nobody knows. */
-static bool settle(struct process *process, CUdevice ordinal, int device)
+/* Make what is charged what there is, as far as it is nobody's. */
+static void settle(struct process *process, CUdevice ordinal, int device)
 {
 	struct overheads *overheads = overheads_of(process);
 	uint64_t all, now, less;
 
-	if (!overhead_measure(process, device, &all))
-		return false;
+	if (!overhead_measure(process, device, false, &all))
+		return;
 	lock_take(&overheads->lock);
 	now = charged(process, device);
 	if (all > now) {
@@ -107,7 +137,6 @@ static bool settle(struct process *process, CUdevice ordinal, int device)
 		process_release(ordinal, less, KIND_OVERHEAD);
 	}
 	lock_give(&overheads->lock);
-	return true;
 }
 
 void overhead_settle(CUdevice ordinal)
@@ -115,8 +144,8 @@ void overhead_settle(CUdevice ordinal)
 	struct process *process = process_attached();
 	int device = process ? process_device(process, ordinal) : -1;
 
-	if (device >= 0 && !settle(process, ordinal, device))
-		overhead_leave_open(ordinal);
+	if (device >= 0)
+		settle(process, ordinal, device);
 }
 
 void overhead_settle_loose(CUdevice ordinal)
@@ -128,19 +157,37 @@ void overhead_settle_loose(CUdevice ordinal)
 		overhead_settle(ordinal);
 }
 
+static void close_now(struct process *process, CUdevice ordinal, int device)
+{
+	/* First: what is left open meanwhile stays so. */
+	__atomic_fetch_and(&overheads_of(process)->open, ~(1u << device), __ATOMIC_ACQ_REL);
+	settle(process, ordinal, device);
+}
+
 void overhead_close(struct process *process, CUdevice ordinal, int device)
 {
-	struct overheads *overheads = overheads_of(process);
-	uint64_t now = milliseconds();
+	if (milliseconds() >= __atomic_load_n(&overheads_of(process)->not_before, __ATOMIC_RELAXED))
+		close_now(process, ordinal, device);
+}
 
-	if (now < __atomic_load_n(&overheads->not_before, __ATOMIC_RELAXED))
-		return;
-	/* First: what is left open meanwhile stays so. */
-	__atomic_fetch_and(&overheads->open, ~(1u << device), __ATOMIC_RELAXED);
-	if (settle(process, ordinal, device))
-		return;
-	__atomic_store_n(&overheads->not_before, now + PAUSE, __ATOMIC_RELAXED);
-	__atomic_fetch_or(&overheads->open, 1u << device, __ATOMIC_RELAXED);
+void overhead_change_begin(CUdevice ordinal)
+{
+	struct process *process = process_attached();
+	int device = process ? process_device(process, ordinal) : -1;
+
+	if (device >= 0)
+		__atomic_fetch_add(&overheads_of(process)->changing[device], 1, __ATOMIC_ACQ_REL);
+}
+
+void overhead_change_end(CUdevice ordinal)
+{
+	struct process *process = process_attached();
+	int device = process ? process_device(process, ordinal) : -1;
+
+	if (device >= 0 &&
+	    __atomic_sub_fetch(&overheads_of(process)->changing[device], 1, __ATOMIC_ACQ_REL) == 0 &&
+	    overhead_is_open(process, device))
+		close_now(process, ordinal, device);
 }
 
 /* Free bytes of the current device, 0 if that cannot be asked. In a thread that records a graph the
@@ -163,31 +210,88 @@ static uint64_t bytes_left(void)
 struct watch watch_begin(void)
 {
 	struct watch watch = {.ordinal = -1};
+	struct process *process;
+	int device;
 
 	if (!context_current())
 		return watch;
 	watch.ordinal = process_current_ordinal();
-	if (watch.ordinal >= 0)
+	process = process_attached();
+	device = process ? process_device(process, watch.ordinal) : -1;
+	if (device >= 0) {
+		watch.account = &process->held[device].account.slice;
+		ledger_begin_load(watch.account);
+		watch.loads = ledger_loads(watch.account->ledger, watch.account->lane);
 		watch.left = bytes_left();
+	}
 	return watch;
+}
+
+/* A context takes a fraction of a second to come or go; one that takes longer is not waited for. */
+static void wait_for_changes(struct process *process, int device)
+{
+	struct timespec nap = {.tv_nsec = 200000};
+
+	for (int naps = 0; naps < NAPS && others_change(process, device, false); naps++)
+		nanosleep(&nap, NULL);
+}
+
+/* What the call took that is not charged; 0, too, if that is left for later. */
+static uint64_t taken(const struct watch *watch)
+{
+	struct process *process = process_get();
+	int device = process_device(process, watch->ordinal);
+	uint64_t all, now;
+
+	if (bytes_left() == watch->left)
+		return 0;
+	wait_for_changes(process, device);
+	if (!overhead_measure(process, device, false, &all)) {
+		/* If no other change is under way any more, nobody else will close it. */
+		if (!others_change(process, device, false))
+			close_now(process, watch->ordinal, device);
+		return 0;
+	}
+	now = charged(process, device);
+	return all > now ? all - now : 0;
+}
+
+/* Whether another load was under way at any time since this one began: then what was measured may be
+ * of both. */
+static bool alone(const struct watch *watch)
+{
+	struct ledger_uncharged now = ledger_loads(watch->account->ledger, watch->account->lane);
+
+	return now.under_way == 1 && watch->loads.under_way == 1 &&
+	       now.ended == watch->loads.ended;
+}
+
+static void add_loose(const struct watch *watch, uint64_t bytes)
+{
+	struct overheads *overheads = overheads_of(process_get());
+
+	lock_take(&overheads->lock);
+	overheads->loose[watch->account->device] += bytes;
+	lock_give(&overheads->lock);
 }
 
 bool watch_end(const struct watch *watch, enum attach_call call, uint64_t *bytes)
 {
-	struct process *process = watch->ordinal >= 0 ? process_attached() : NULL;
-	int device = process ? process_device(process, watch->ordinal) : -1;
-	uint64_t all, now;
+	bool fits = true;
 
 	*bytes = 0;
-	if (device < 0 || bytes_left() == watch->left)
+	/* (In a child that a signal's handler forked meanwhile the account is empty.) */
+	if (!watch->account || !watch->account->ledger)
 		return true;
-	if (!overhead_measure(process, device, &all)) {
-		overhead_leave_open(watch->ordinal);
-		return true;
+	*bytes = taken(watch);
+	if (*bytes)
+		fits = grant(watch->ordinal, *bytes, KIND_OVERHEAD, call) == GRANTED;
+	if (fits && !alone(watch)) {
+		add_loose(watch, *bytes);
+		*bytes = 0;
 	}
-	now = charged(process, device);
-	*bytes = all > now ? all - now : 0;
-	return grant(watch->ordinal, *bytes, KIND_OVERHEAD, call) == GRANTED;
+	ledger_end_load(watch->account);
+	return fits;
 }
 
 void overhead_stream_made(void)

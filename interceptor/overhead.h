@@ -16,6 +16,7 @@
 #include "process.h"
 
 struct overheads {
+	uint32_t changing[LEDGER_DEVICES]; /* calls under way that charge, or give back, by themselves */
 	struct lock lock;   /* guards `loose` */
 	uint32_t open;      /* bit per ledger device: something may have taken what is not charged */
 	uint32_t streams;   /* that were made */
@@ -24,9 +25,20 @@ struct overheads {
 	uint64_t not_before; /* CLOCK_MONOTONIC milliseconds: the driver is not asked again before */
 };
 
-/* All overhead of this process on the device, by driver truth. False if nobody knows, or if other
- * threads charged or gave back while it was asked. */
-bool overhead_measure(struct process *process, int device, uint64_t *bytes);
+/*
+ * All overhead of this process on the device, by driver truth. False if nobody knows, or if other
+ * threads charged or gave back while it was asked: then the device is left open. `own` says that the
+ * caller is between the two below.
+ */
+bool overhead_measure(struct process *process, int device, bool own, uint64_t *bytes);
+
+/* Around a call that makes or ends overhead whose charge is made before it, or given back after it:
+ * what another thread measured in between would be wrong. Who ends the last closes the device. */
+void overhead_change_begin(CUdevice ordinal);
+void overhead_change_end(CUdevice ordinal);
+
+/* Whether a load is under way. */
+bool overhead_loading(struct process *process, int device);
 
 /* Leave the CUDA device open. */
 void overhead_leave_open(CUdevice ordinal);
@@ -46,14 +58,17 @@ void overhead_close(struct process *process, CUdevice ordinal, int device);
 struct watch {
 	CUdevice ordinal; /* -1: nothing can be taken, for there is no context */
 	uint64_t left;    /* free bytes of the card before the call */
+	const struct ledger_account *account; /* in whose lane the call is noted, or NULL */
+	struct ledger_uncharged loads;        /* as they were when it began, itself included */
 };
 
 /* Around it. If the card's free memory is the same before and after, it took nothing, and nobody
  * is asked. */
 struct watch watch_begin(void);
 
-/* After it: charge what it took, *bytes. False if that does not fit: then nothing is charged, and the
- * caller undoes the call, or charges it anyway. */
+/* After it: charge what it took, *bytes, which is the caller's to give back. False if that does not
+ * fit: then nothing is charged, and the caller undoes the call, or charges it anyway. What was
+ * measured while another thread loaded code, too, is charged, but nobody's. */
 bool watch_end(const struct watch *watch, enum attach_call call, uint64_t *bytes);
 
 /* A stream was made: each takes a little. */

@@ -173,6 +173,15 @@ func (l *Ledger) Uncharged(dev int, i uint32) Calls {
 	return Calls{UnderWay: uint32(calls.under_way), Ended: uint32(calls.ended)}
 }
 
+// Loads are such calls that may take any amount, on any device.
+func (l *Ledger) Loads(i uint32) Calls {
+	if !lane(i) {
+		return Calls{}
+	}
+	calls := C.ledger_loads(l.page, C.uint32_t(i))
+	return Calls{UnderWay: uint32(calls.under_way), Ended: uint32(calls.ended)}
+}
+
 // Context is how much of what a lane holds are contexts, by its owner's word.
 func (l *Ledger) Context(dev int, i uint32) uint64 {
 	if !device(dev) || !lane(i) {
