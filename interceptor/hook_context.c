@@ -32,11 +32,17 @@ static bool settle(CUdevice ordinal, uint64_t *charged)
 	struct process *process = process_get();
 	int device = process_device(process, ordinal);
 	uint64_t all, other, real = *charged;
+	struct ledger_uncharged before = {0}, after = {0};
+	bool known = false;
 
-	/* While another thread loads code nobody can tell which of the two took what; unless nobody
-	 * knows what a context takes, the expected figure is taken. */
-	if (device >= 0 && (!*charged || !overhead_loading(process, device)) &&
-	    overhead_measure(process, device, true, &all)) {
+	if (device >= 0) {
+		before = overhead_loads(process, device);
+		known = overhead_measure(process, device, true, &all);
+		after = overhead_loads(process, device);
+	}
+	/* If another thread loaded code meanwhile nobody can tell which of the two took what: then the
+	 * expected figure stays, if there is one. */
+	if (known && (!*charged || (!after.under_way && before.ended == after.ended))) {
 		other = __atomic_load_n(&process->held[device].overhead, __ATOMIC_RELAXED);
 		other -= *charged < other ? *charged : other;
 		real = all > other ? all - other : 0;

@@ -92,11 +92,11 @@ bool overhead_measure(struct process *process, int device, bool own, uint64_t *b
 	return false;
 }
 
-bool overhead_loading(struct process *process, int device)
+struct ledger_uncharged overhead_loads(struct process *process, int device)
 {
 	const struct ledger_account *account = &process->held[device].account.slice;
 
-	return ledger_loads(account->ledger, account->lane).under_way;
+	return ledger_loads(account->ledger, account->lane);
 }
 
 void overhead_leave_open(CUdevice ordinal)
@@ -207,6 +207,13 @@ static uint64_t bytes_left(void)
 	return available;
 }
 
+/* It changes with every charge of the slice: who frees as much as a load takes, at the same time, does
+ * not hide it. */
+static uint64_t tag_of(struct process *process, int device)
+{
+	return __atomic_load_n(&process->ledger->device[device].word.tag, __ATOMIC_RELAXED);
+}
+
 struct watch watch_begin(void)
 {
 	struct watch watch = {.ordinal = -1};
@@ -222,6 +229,7 @@ struct watch watch_begin(void)
 		watch.account = &process->held[device].account.slice;
 		ledger_begin_load(watch.account);
 		watch.loads = ledger_loads(watch.account->ledger, watch.account->lane);
+		watch.tag = tag_of(process, device);
 		watch.left = bytes_left();
 	}
 	return watch;
@@ -243,7 +251,7 @@ static uint64_t taken(const struct watch *watch)
 	int device = process_device(process, watch->ordinal);
 	uint64_t all, now;
 
-	if (bytes_left() == watch->left)
+	if (tag_of(process, device) == watch->tag && bytes_left() == watch->left)
 		return 0;
 	wait_for_changes(process, device);
 	if (!overhead_measure(process, device, false, &all)) {

@@ -37,8 +37,8 @@ bool overhead_measure(struct process *process, int device, bool own, uint64_t *b
 void overhead_change_begin(CUdevice ordinal);
 void overhead_change_end(CUdevice ordinal);
 
-/* Whether a load is under way. */
-bool overhead_loading(struct process *process, int device);
+/* How many loads are under way, and ended. */
+struct ledger_uncharged overhead_loads(struct process *process, int device);
 
 /* Leave the CUDA device open. */
 void overhead_leave_open(CUdevice ordinal);
@@ -58,12 +58,13 @@ void overhead_close(struct process *process, CUdevice ordinal, int device);
 struct watch {
 	CUdevice ordinal; /* -1: nothing can be taken, for there is no context */
 	uint64_t left;    /* free bytes of the card before the call */
+	uint64_t tag;     /* of the last change of what the slice holds, before it */
 	const struct ledger_account *account; /* in whose lane the call is noted, or NULL */
 	struct ledger_uncharged loads;        /* as they were when it began, itself included */
 };
 
-/* Around it. If the card's free memory is the same before and after, it took nothing, and nobody
- * is asked. */
+/* Around it. If the card's free memory is the same before and after, and nobody in the slice charged
+ * anything, it took nothing, and nobody is asked. */
 struct watch watch_begin(void);
 
 /* After it: charge what it took, *bytes, which is the caller's to give back. False if that does not
