@@ -219,7 +219,8 @@ func (e *Enforcer) publish(g *gpu) {
 	}
 }
 
-// tellTruth answers a process that has made its first context, and learns from it.
+// tellTruth answers a process that has made a context or loaded code, and learns from its first context what one costs. What it is told
+// is what it has to charge itself: what the enforcer has charged for it is not in it.
 func (s *slice) tellTruth(peer *process.Handle, index uint32) (uint64, error) {
 	raw, l, before, err := s.onDevice(peer, index)
 	if err != nil {
@@ -253,6 +254,9 @@ func (s *slice) tellTruth(peer *process.Handle, index uint32) (uint64, error) {
 			// At once for this slice's next process; publish tells the others.
 			s.ledger.SetContextBytes(int(index), s.e.learn(g, bytes-asked))
 		}
+	}
+	if x := s.devices[index].excess[peer.PID]; x != nil { // charged already, here: the process charges the rest
+		bytes -= min(bytes, x.charged)
 	}
 	s.e.kickAll(s)
 	return bytes, nil

@@ -32,8 +32,9 @@ enum attach_op {
 	/* Which ledger device is `uuid`, of `bytes` bytes? Adds it if the slice's quota covers it,
 	 * and its pool's; then the pool's ledger has it, too, at an index of its own. */
 	ATTACH_OP_DEVICE = 2,
-	/* I made my first context on `device`: how much does the driver hold for me there?
-	 * (driver truth for this process, in bytes; ATTACH_UNKNOWN without NVML) */
+	/* I made a context or loaded code on `device`: how much does the driver hold for me there?
+	 * (Driver truth for this process, in bytes, less what the enforcer has charged for it in
+	 * its own lane; ATTACH_UNKNOWN without NVML.) */
 	ATTACH_OP_TRUTH = 3,
 	/* I was refused memory on `device`. Nothing is answered: the process sends it and goes on,
 	 * whether or not somebody listens. It is a hint to look at the lane's count of refusals,

@@ -134,6 +134,7 @@ CUresult context_left(const struct leaving *leaving, CUresult result)
 	pool_settle_all(process, context->ordinal);
 	process_release(context->ordinal, context->heap, KIND_MEMORY);
 	process_release(context->ordinal, context->bytes + context->stack_bytes, KIND_OVERHEAD);
+	overhead_settle_loose(context->ordinal);
 	return result;
 }
 

@@ -228,6 +228,11 @@ typedef struct {
 } CUDA_KERNEL_NODE_PARAMS;
 static_assert(sizeof(CUDA_KERNEL_NODE_PARAMS) == 72, "CUDA_KERNEL_NODE_PARAMS");
 
+typedef struct {
+	int result; /* CUgraphExecUpdateResult */
+	CUgraphNode errorNode, errorFromNode;
+} CUgraphExecUpdateResultInfo;
+
 /* CUgraphNodeParams, as far as it is read. */
 struct CUgraphNodeParams_st {
 	int type, reserved[3];

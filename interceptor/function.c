@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "function.h"
 
+#include "library.h"
 #include "state.h"
+#include "table.h"
 
 static struct functions *functions_of(struct process *process)
 {
@@ -62,6 +64,7 @@ void function_note(const void *function, uint64_t source, uint32_t frame, bool i
 			set_new(functions, function, known, is_new);
 		known->frame = frame;
 		known->source = source;
+		known->kernel = is_new;
 		raise_care(functions, function, stack_units(frame));
 		if (frame > STACK_DEFAULT)
 			__atomic_fetch_add(&functions->large, 1, __ATOMIC_RELAXED);
@@ -101,8 +104,10 @@ void function_all_new(void)
 		return;
 	functions = functions_of(process);
 	lock_take(&functions->lock);
-	while ((at = map_next(&functions->known, at)))
-		set_new(functions, (const void *)(uintptr_t)map_key(at), at, true);
+	while ((at = map_next(&functions->known, at))) {
+		if (at->kernel)
+			set_new(functions, (const void *)(uintptr_t)map_key(at), at, true);
+	}
 	lock_give(&functions->lock);
 }
 
@@ -152,6 +157,20 @@ bool function_is_plain(const void *function)
 	           __atomic_load_n(&state_of(process)->contexts.raised, __ATOMIC_RELAXED);
 }
 
+/* Have the driver load the library that a kernel is of. */
+static bool load(const void *kernel, uint64_t library)
+{
+	CUfunction function;
+	struct use use;
+
+	if (!DRIVER_HAS(cuKernelGetFunction))
+		return true;
+	if (!library_use_begin(&use, library))
+		return false;
+	return library_use_end(&use, DRIVER(cuKernelGetFunction)(&function, (CUkernel)kernel)) !=
+	       CUDA_ERROR_OUT_OF_MEMORY;
+}
+
 bool launch_begin(struct launch *launch, const void *function, bool recorded)
 {
 	struct function found;
@@ -159,24 +178,20 @@ bool launch_begin(struct launch *launch, const void *function, bool recorded)
 	*launch = (struct launch){.function = function};
 	if (recorded || !find(function, &found))
 		return true;
-	launch->is_new = found.is_new;
-	if (found.frame > STACK_DEFAULT && !stack_begin(&launch->raise, found.frame))
+	launch->was_new = found.is_new;
+	if (found.is_new && !load(function, found.source))
 		return false;
-	if (found.is_new)
-		launch->watch = watch_begin();
-	return true;
+	return found.frame <= STACK_DEFAULT || stack_begin(&launch->raise, found.frame);
 }
 
 CUresult launch_end(const struct launch *launch, CUresult result)
 {
 	struct process *process = process_get();
 	struct function *known;
-	uint64_t bytes;
 
 	stack_end(&launch->raise);
-	if (!launch->is_new || !process)
+	if (!launch->was_new || !process)
 		return result;
-	watch_end_anyway(&launch->watch, &bytes);
 	lock_take(&functions_of(process)->lock);
 	known = map_find(&functions_of(process)->known, key_of(launch->function));
 	if (known)

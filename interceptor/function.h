@@ -10,14 +10,14 @@
 #include "context.h"
 #include "lock.h"
 #include "map.h"
-#include "overhead.h"
 #include "stack.h"
 
 #define FUNCTION_PLACES 4096
 
 struct function {
 	uint32_t frame; /* bytes per thread */
-	bool is_new;    /* was not launched yet in some context */
+	bool kernel;     /* of a library, by its handle for all contexts */
+	bool is_new;     /* a kernel that was not launched yet, in some context */
 	uint64_t source; /* the module or library that it is of */
 };
 
@@ -54,13 +54,12 @@ bool function_is_plain(const void *function);
 /* A launch of one that is not. */
 struct launch {
 	const void *function;
-	bool is_new;
+	bool was_new;
 	struct raise raise;
-	struct watch watch;
 };
 
-/* Before it: charge what it raises, if it is not only recorded. False if that does not fit; then the
- * launch is not made. */
+/* Before it, if it is not only recorded: charge what it raises, and have its library loaded, as the
+ * launch would. False if that does not fit; then the launch is not made. */
 bool launch_begin(struct launch *launch, const void *function, bool recorded);
 
 /* After it. Returns `result`. */

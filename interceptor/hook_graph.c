@@ -195,7 +195,9 @@ static CUresult making_end(struct making *making, CUresult result, CUgraphExec g
 	uint64_t bytes;
 
 	stack_end(&making->raise);
-	watch_end_anyway(&making->watch, &bytes);
+	/* It stays when the graph is destroyed, so there is nothing to undo. */
+	if (!watch_end(&making->watch, ATTACH_CALL_GRAPH, &bytes))
+		overhead_settle(making->watch.ordinal);
 	if (result == CUDA_SUCCESS)
 		graph_learn(graph, &making->needs);
 	graph_needs_end(&making->needs);
@@ -364,7 +366,8 @@ CUresult cuGraphExecUpdate(CUgraphExec graph, CUgraph source, CUgraphNode *error
 	WITH_STACK(largest_frame(source), DRIVER(cuGraphExecUpdate)(graph, source, error, status));
 }
 
-CUresult cuGraphExecUpdate_v2(CUgraphExec graph, CUgraph source, void *info)
+CUresult cuGraphExecUpdate_v2(CUgraphExec graph, CUgraph source,
+                              CUgraphExecUpdateResultInfo *info)
 {
 	WITH_STACK(largest_frame(source), DRIVER(cuGraphExecUpdate_v2)(graph, source, info));
 }

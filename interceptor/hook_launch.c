@@ -4,6 +4,7 @@
  * may take memory.
  */
 #include "function.h"
+#include "overhead.h"
 #include "stream.h"
 #include "table.h"
 

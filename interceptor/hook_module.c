@@ -8,7 +8,7 @@
  */
 #include "function.h"
 #include "hold.h"
-#include "overhead.h"
+#include "library.h"
 #include "state.h"
 #include "table.h"
 
@@ -32,6 +32,7 @@ static CUresult loaded(const struct watch *watch, CUresult result, CUmodule *mod
 	if (!watch_end(watch, ATTACH_CALL_CODE, &code.bytes)) {
 		(void)DRIVER(cuModuleUnload)(*module);
 		*module = NULL;
+		overhead_settle(watch->ordinal); /* what the driver keeps of it */
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
 	if (code.bytes) {
@@ -115,25 +116,6 @@ CUresult cuModuleEnumerateFunctions(CUfunction *functions, unsigned int count, C
 
 /* --- libraries ------------------------------------------------------------------------------- */
 
-/* What a library took in a context; it has an entry as soon as it is loaded there. */
-static uint64_t in_context(uint64_t library, uint64_t context)
-{
-	uint64_t hash = (library ^ context << 1) * 0x9e3779b97f4a7c15ull;
-
-	return (hash ^ hash >> 29) | 1;
-}
-
-static void hold_library(const struct watch *watch, uint64_t library, uint64_t bytes)
-{
-	uint64_t context = context_current();
-
-	hold_part(in_context(library, context), &(struct holding){.bytes = bytes,
-	                                                          .owner = context,
-	                                                          .source = library,
-	                                                          .ordinal = watch->ordinal,
-	                                                          .kind = KIND_OVERHEAD});
-}
-
 static CUresult loaded_library(const struct watch *watch, CUresult result, CUlibrary *library)
 {
 	uint64_t bytes;
@@ -143,10 +125,11 @@ static CUresult loaded_library(const struct watch *watch, CUresult result, CUlib
 	if (!watch_end(watch, ATTACH_CALL_CODE, &bytes)) {
 		(void)DRIVER(cuLibraryUnload)(*library);
 		*library = NULL;
+		overhead_settle(watch->ordinal);
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
 	if (bytes)
-		hold_library(watch, key_of(*library), bytes);
+		library_took(watch, key_of(*library), bytes);
 	return result;
 }
 
@@ -184,53 +167,22 @@ CUresult cuLibraryUnload(CUlibrary library)
 	return result;
 }
 
-/* A use of a library, which may be the first in this context. */
-struct use {
-	uint64_t library;
-	bool first;
-	struct watch watch;
-};
-
-/* False if the slice has nothing left: then the library is not loaded, whatever it takes. */
-static bool use_begin(struct use *use, uint64_t library)
-{
-	*use = (struct use){.library = library};
-	use->first = library && !hold_known(in_context(library, context_current()));
-	if (!use->first)
-		return true;
-	use->watch = watch_begin();
-	return use->watch.ordinal < 0 || grant_any_left(use->watch.ordinal, ATTACH_CALL_CODE);
-}
-
-static CUresult use_end(const struct use *use, CUresult result)
-{
-	uint64_t bytes;
-
-	if (!use->first || use->watch.ordinal < 0)
-		return result;
-	watch_end_anyway(&use->watch, &bytes);
-	hold_library(&use->watch, use->library, bytes);
-	if (bytes && result == CUDA_SUCCESS && !grant_any_left(use->watch.ordinal, ATTACH_CALL_CODE))
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	return result;
-}
-
 CUresult cuLibraryGetModule(CUmodule *module, CUlibrary library)
 {
 	struct use use;
 
-	if (!use_begin(&use, key_of(library)))
+	if (!library_use_begin(&use, key_of(library)))
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	return use_end(&use, DRIVER(cuLibraryGetModule)(module, library));
+	return library_use_end(&use, DRIVER(cuLibraryGetModule)(module, library));
 }
 
 CUresult cuLibraryGetGlobal(CUdeviceptr *pointer, size_t *bytes, CUlibrary library, const char *name)
 {
 	struct use use;
 
-	if (!use_begin(&use, key_of(library)))
+	if (!library_use_begin(&use, key_of(library)))
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	return use_end(&use, DRIVER(cuLibraryGetGlobal)(pointer, bytes, library, name));
+	return library_use_end(&use, DRIVER(cuLibraryGetGlobal)(pointer, bytes, library, name));
 }
 
 CUresult cuLibraryGetManaged(CUdeviceptr *pointer, size_t *bytes, CUlibrary library,
@@ -238,18 +190,18 @@ CUresult cuLibraryGetManaged(CUdeviceptr *pointer, size_t *bytes, CUlibrary libr
 {
 	struct use use;
 
-	if (!use_begin(&use, key_of(library)))
+	if (!library_use_begin(&use, key_of(library)))
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	return use_end(&use, DRIVER(cuLibraryGetManaged)(pointer, bytes, library, name));
+	return library_use_end(&use, DRIVER(cuLibraryGetManaged)(pointer, bytes, library, name));
 }
 
 CUresult cuLibraryGetUnifiedFunction(void **function, CUlibrary library, const char *symbol)
 {
 	struct use use;
 
-	if (!use_begin(&use, key_of(library)))
+	if (!library_use_begin(&use, key_of(library)))
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	return use_end(&use, DRIVER(cuLibraryGetUnifiedFunction)(function, library, symbol));
+	return library_use_end(&use, DRIVER(cuLibraryGetUnifiedFunction)(function, library, symbol));
 }
 
 /* A kernel is launched by its own handle or by its function's; both may be the first use. */
@@ -292,9 +244,9 @@ CUresult cuKernelGetFunction(CUfunction *function, CUkernel kernel)
 	struct use use;
 	CUresult result;
 
-	if (!use_begin(&use, library))
+	if (!library_use_begin(&use, library))
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	result = use_end(&use, DRIVER(cuKernelGetFunction)(function, kernel));
+	result = library_use_end(&use, DRIVER(cuKernelGetFunction)(function, kernel));
 	if (result == CUDA_SUCCESS && function_frame(kernel) > STACK_DEFAULT)
 		function_note(*function, library, function_frame(kernel), false);
 	return result;

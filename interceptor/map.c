@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "map.h"
 
-#include <string.h>
 #include <sys/mman.h>
 
 /*
@@ -11,7 +10,7 @@
 #define FIRST_BITS 9
 #define GROW_BITS 2
 
-static bool grow(struct map *map, size_t size)
+bool map_grow_(struct map *map, size_t size)
 {
 	struct map larger = {.bits = map->entries ? map->bits + GROW_BITS : FIRST_BITS,
 	                     .count = map->count};
@@ -35,45 +34,20 @@ static bool grow(struct map *map, size_t size)
 	return true;
 }
 
-void *map_put_(struct map *map, uint64_t key, size_t size, bool *fresh)
+/* Entry i is free now. */
+void map_close_gap_(struct map *map, uint64_t i, size_t size)
 {
-	uint64_t *entry;
-
-	/* At most three quarters full; if it cannot grow, go on until one entry is left free. */
-	if (!map->entries || map->count >= 3ull << map->bits >> 2)
-		(void)grow(map, size);
-	if (!map->entries || !key)
-		return NULL;
-	entry = map_at(map, map_place(map, key, size), size);
-	if (fresh)
-		*fresh = !*entry;
-	if (!*entry) {
-		if (map->count + 1 >= 1ull << map->bits)
-			return NULL;
-		map->count++;
-		*entry = key;
-		memset(entry + 1, 0, size);
-	}
-	return entry + 1;
-}
-
-/* Free the entry, and move up those behind it that could not get their place because of it. */
-void map_remove_(struct map *map, void *value, size_t size)
-{
-	size_t stride = map_stride(size);
 	uint64_t mask = (1ull << map->bits) - 1;
-	uint64_t i = (uint64_t)((unsigned char *)value - sizeof(uint64_t) - map->entries) / stride;
 
 	for (uint64_t next = (i + 1) & mask; *map_at(map, next, size); next = (next + 1) & mask) {
 		uint64_t home = map_home(map, *map_at(map, next, size));
 
 		if (((next - home) & mask) >= ((next - i) & mask)) {
-			memcpy(map_at(map, i, size), map_at(map, next, size), stride);
+			memcpy(map_at(map, i, size), map_at(map, next, size), map_stride(size));
+			*map_at(map, next, size) = 0;
 			i = next;
 		}
 	}
-	*map_at(map, i, size) = 0;
-	map->count--;
 }
 
 void *map_next_(const struct map *map, const void *at, size_t size)

@@ -15,6 +15,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 struct map {
 	unsigned char *entries; /* each a key, never 0, and a value */
@@ -57,8 +58,8 @@ static inline uint64_t map_key(const void *value)
 	return ((const uint64_t *)value)[-1];
 }
 
-void *map_put_(struct map *map, uint64_t key, size_t size, bool *fresh);
-void map_remove_(struct map *map, void *value, size_t size);
+bool map_grow_(struct map *map, size_t size);
+void map_close_gap_(struct map *map, uint64_t i, size_t size);
 void *map_next_(const struct map *map, const void *at, size_t size);
 void *map_before_(const struct map *map, const void *at, size_t size);
 void map_end_(struct map *map, size_t size);
@@ -98,6 +99,40 @@ static inline void *map_find_(const struct map *map, uint64_t key, size_t size)
 		return NULL;
 	entry = map_at(map, map_place(map, key, size), size);
 	return *entry ? entry + 1 : NULL;
+}
+
+static inline void *map_put_(struct map *map, uint64_t key, size_t size, bool *fresh)
+{
+	uint64_t *entry;
+
+	/* At most three quarters full; if it cannot grow, go on until one entry is left free. */
+	if (__builtin_expect(!map->entries || map->count >= 3ull << map->bits >> 2, 0))
+		(void)map_grow_(map, size);
+	if (!map->entries || !key)
+		return NULL;
+	entry = map_at(map, map_place(map, key, size), size);
+	if (fresh)
+		*fresh = !*entry;
+	if (!*entry) {
+		if (map->count + 1 >= 1ull << map->bits)
+			return NULL;
+		map->count++;
+		*entry = key;
+		memset(entry + 1, 0, size);
+	}
+	return entry + 1;
+}
+
+/* Free the entry; those behind it move up that could not get their place because of it. */
+static inline void map_remove_(struct map *map, void *value, size_t size)
+{
+	uint64_t *entry = (uint64_t *)value - 1;
+	uint64_t i = (uint64_t)((unsigned char *)entry - map->entries) / map_stride(size);
+
+	*entry = 0;
+	map->count--;
+	if (*map_at(map, (i + 1) & ((1ull << map->bits) - 1), size))
+		map_close_gap_(map, i, size);
 }
 
 #endif

@@ -306,7 +306,9 @@ void object_unmap(struct unmapping *unmapping, CUdeviceptr address, uint64_t byt
 		unmapping->one = *at;
 		map_remove(&all->mapped, at);
 		if (unmapping->one.object->references > 1) {
-			unmapping->copy = *unmapping->one.object;
+			unmapping->serial = unmapping->one.object->serial;
+			unmapping->bytes = unmapping->one.object->bytes;
+			unmapping->ordinal = unmapping->one.object->ordinal;
 			unmapping->one.object->references--;
 		}
 	} else {
@@ -346,11 +348,14 @@ static void take_back(struct objects *all, struct unmapping *unmapping)
 {
 	struct object *object = unmapping->one.object;
 
-	if (object->serial != unmapping->copy.serial) {
+	if (object->serial != unmapping->serial) {
 		object = new_object(all);
 		if (!object)
 			return;
-		begin(all, object, &unmapping->copy);
+		begin(all, object,
+		      &(struct object){.bytes = unmapping->bytes,
+		                       .ordinal = unmapping->ordinal,
+		                       .exported = -1});
 		process_charge_anyway(object->ordinal, object->bytes, KIND_MEMORY);
 		unmapping->one.object = object;
 	}
@@ -361,7 +366,7 @@ void object_unmapped(struct unmapping *unmapping, CUresult result)
 {
 	struct objects *all = objects();
 	struct mapping *at = NULL;
-	bool early = unmapping->copy.serial != 0;
+	bool early = unmapping->serial != 0;
 
 	if (!all || (!unmapping->one.object && !unmapping->several.map.count) ||
 	    (early && result == CUDA_SUCCESS))

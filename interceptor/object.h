@@ -81,9 +81,11 @@ void object_not_mapped(const struct attempt *attempt, CUdeviceptr address);
  */
 struct unmapping {
 	CUdeviceptr address;
-	struct mapping one;  /* `object` is NULL if there is none */
-	struct object copy;  /* of its object, if other references keep that: then `one` gave its own
-	                      * back already, and afterwards there is nothing to do */
+	struct mapping one; /* `object` is NULL if there is none */
+	/* Of its object, if other references keep that: then `one` gave its own back already, and
+	 * afterwards there is nothing to do. */
+	uint64_t serial, bytes;
+	CUdevice ordinal;
 	MAP(struct mapping) several;
 };
 void object_unmap(struct unmapping *unmapping, CUdeviceptr address, uint64_t bytes);

@@ -83,32 +83,62 @@ bool overhead_is_open(struct process *process, int device)
 	return __atomic_load_n(&overheads_of(process)->open, __ATOMIC_RELAXED) & 1u << device;
 }
 
-/* How much more overhead there is than is charged. False if nobody knows. */
-static bool find_more(struct process *process, int device, uint64_t *more)
+static uint64_t charged(struct process *process, int device)
 {
-	uint64_t all, charged;
+	return __atomic_load_n(&process->held[device].overhead, __ATOMIC_RELAXED);
+}
+
+/* Make what is charged what there is, as far as it is nobody's. False if nobody knows. */
+static bool settle(struct process *process, CUdevice ordinal, int device)
+{
+	struct overheads *overheads = overheads_of(process);
+	uint64_t all, now, less;
 
 	if (!overhead_measure(process, device, &all))
 		return false;
-	charged = __atomic_load_n(&process->held[device].overhead, __ATOMIC_RELAXED);
-	*more = all > charged ? all - charged : 0;
+	lock_take(&overheads->lock);
+	now = charged(process, device);
+	if (all > now) {
+		overheads->loose[device] += all - now;
+		process_charge_anyway(ordinal, all - now, KIND_OVERHEAD);
+	} else if (all < now && overheads->loose[device]) {
+		less = now - all < overheads->loose[device] ? now - all : overheads->loose[device];
+		overheads->loose[device] -= less;
+		process_release(ordinal, less, KIND_OVERHEAD);
+	}
+	lock_give(&overheads->lock);
 	return true;
+}
+
+void overhead_settle(CUdevice ordinal)
+{
+	struct process *process = process_attached();
+	int device = process ? process_device(process, ordinal) : -1;
+
+	if (device >= 0 && !settle(process, ordinal, device))
+		overhead_leave_open(ordinal);
+}
+
+void overhead_settle_loose(CUdevice ordinal)
+{
+	struct process *process = process_attached();
+	int device = process ? process_device(process, ordinal) : -1;
+
+	if (device >= 0 && __atomic_load_n(&overheads_of(process)->loose[device], __ATOMIC_RELAXED))
+		overhead_settle(ordinal);
 }
 
 void overhead_close(struct process *process, CUdevice ordinal, int device)
 {
 	struct overheads *overheads = overheads_of(process);
-	uint64_t now = milliseconds(), more;
+	uint64_t now = milliseconds();
 
 	if (now < __atomic_load_n(&overheads->not_before, __ATOMIC_RELAXED))
 		return;
 	/* First: what is left open meanwhile stays so. */
 	__atomic_fetch_and(&overheads->open, ~(1u << device), __ATOMIC_RELAXED);
-	if (find_more(process, device, &more)) {
-		if (more)
-			process_charge_anyway(ordinal, more, KIND_OVERHEAD);
+	if (settle(process, ordinal, device))
 		return;
-	}
 	__atomic_store_n(&overheads->not_before, now + PAUSE, __ATOMIC_RELAXED);
 	__atomic_fetch_or(&overheads->open, 1u << device, __ATOMIC_RELAXED);
 }
@@ -142,35 +172,25 @@ struct watch watch_begin(void)
 	return watch;
 }
 
-/* How much the call took; 0, too, if that is left for later. */
-static uint64_t taken(const struct watch *watch)
-{
-	struct process *process = process_attached();
-	int device = process ? process_device(process, watch->ordinal) : -1;
-	uint64_t more;
-
-	if (device < 0 || bytes_left() == watch->left)
-		return 0;
-	if (find_more(process, device, &more))
-		return more;
-	overhead_leave_open(watch->ordinal);
-	return 0;
-}
-
 bool watch_end(const struct watch *watch, enum attach_call call, uint64_t *bytes)
 {
-	*bytes = watch->ordinal >= 0 ? taken(watch) : 0;
-	return !*bytes || grant(watch->ordinal, *bytes, KIND_OVERHEAD, call) == GRANTED;
+	struct process *process = watch->ordinal >= 0 ? process_attached() : NULL;
+	int device = process ? process_device(process, watch->ordinal) : -1;
+	uint64_t all, now;
+
+	*bytes = 0;
+	if (device < 0 || bytes_left() == watch->left)
+		return true;
+	if (!overhead_measure(process, device, &all)) {
+		overhead_leave_open(watch->ordinal);
+		return true;
+	}
+	now = charged(process, device);
+	*bytes = all > now ? all - now : 0;
+	return grant(watch->ordinal, *bytes, KIND_OVERHEAD, call) == GRANTED;
 }
 
-void watch_end_anyway(const struct watch *watch, uint64_t *bytes)
-{
-	*bytes = watch->ordinal >= 0 ? taken(watch) : 0;
-	if (*bytes)
-		process_charge_anyway(watch->ordinal, *bytes, KIND_OVERHEAD);
-}
-
-void overhead_count_stream(void)
+void overhead_stream_made(void)
 {
 	struct process *process = process_get();
 

@@ -16,8 +16,11 @@
 #include "process.h"
 
 struct overheads {
+	struct lock lock;   /* guards `loose` */
 	uint32_t open;      /* bit per ledger device: something may have taken what is not charged */
 	uint32_t streams;   /* that were made */
+	/* Per ledger device, what was found without anybody who would give it back. */
+	uint64_t loose[LEDGER_DEVICES];
 	uint64_t not_before; /* CLOCK_MONOTONIC milliseconds: the driver is not asked again before */
 };
 
@@ -31,7 +34,12 @@ void overhead_leave_open(CUdevice ordinal);
 /* Whether it is: a look at one word. */
 bool overhead_is_open(struct process *process, int device);
 
-/* Charge what the driver took; nothing can be undone any more, so no limit is asked. */
+/* Charge what the driver took beside what others have charged, or give back what of that is no more.
+ * Nothing can be undone any more, so no limit is asked. overhead_settle() does so now,
+ * overhead_close() if the device is due. */
+void overhead_settle(CUdevice ordinal);
+/* The same, if anything was ever found so. */
+void overhead_settle_loose(CUdevice ordinal);
 void overhead_close(struct process *process, CUdevice ordinal, int device);
 
 /* A call of the driver that may take overhead on the current device. */
@@ -44,15 +52,11 @@ struct watch {
  * is asked. */
 struct watch watch_begin(void);
 
-/* After it: charge what it took. False if that does not fit: then the caller undoes the call, or,
- * if it cannot be undone, the charge is for him to make by overhead_close(). *bytes is what was
- * charged. */
+/* After it: charge what it took, *bytes. False if that does not fit: then nothing is charged, and the
+ * caller undoes the call, or charges it anyway. */
 bool watch_end(const struct watch *watch, enum attach_call call, uint64_t *bytes);
 
-/* The same after a call that cannot be undone. */
-void watch_end_anyway(const struct watch *watch, uint64_t *bytes);
-
-/* A stream was made. */
-void overhead_count_stream(void);
+/* A stream was made: each takes a little. */
+void overhead_stream_made(void);
 
 #endif

@@ -4,4 +4,4 @@
  * The go command rebuilds a package when a file of its directory changes, and does not see those: this
  * file changes with them. A test holds it against them.
  */
-#define NATIVE_DIGEST "506383124130d4e110a63f1bc6656bc1f9acdc7b661752817a1d6f7e6da2cabb"
+#define NATIVE_DIGEST "6b5105801144acd792810a4f709a40b2edcbdf764cf8a2e315a8ffc875803fbc"

@@ -107,11 +107,6 @@ enum {
 };
 
 typedef struct {
-	int result;
-	CUgraphNode errorNode, errorFromNode;
-} CUgraphExecUpdateResultInfo;
-
-typedef struct {
 	CUdeviceptr dst;
 	size_t pitch;
 	unsigned int value, elementSize;

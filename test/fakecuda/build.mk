@@ -19,18 +19,18 @@ FAKECUDA_CUDA   := $(filter-out $(FAKECUDA_SHARED) $(FAKECUDA_NVML), \
                      $(basename $(notdir $(wildcard $(FAKECUDA)/*.c))))
 FAKECUDA_OBJ    := .cache/fakecuda
 
-.PHONY: fakecuda
-fakecuda: $(FAKECUDA_BIN)/libcuda.so.1 $(FAKECUDA_BIN)/libnvidia-ml.so.1 $(FAKECUDA_OLD_BIN)/libcuda.so.1
-
-$(FAKECUDA_BIN)/libcuda.so.1: $(patsubst %,$(FAKECUDA_OBJ)/%.o,$(FAKECUDA_CUDA) $(FAKECUDA_SHARED))
-$(FAKECUDA_BIN)/libnvidia-ml.so.1: $(patsubst %,$(FAKECUDA_OBJ)/%.o,$(FAKECUDA_NVML) $(FAKECUDA_SHARED))
-
 # The oldest driver that gpuslice supports: the same, with the functions of CUDA 11.2 alone.
 FAKECUDA_OLD         := 11020
 FAKECUDA_OLD_BIN     := $(FAKECUDA_BIN)-11.2
 FAKECUDA_OLD_EXPORTS := $(FAKECUDA_OBJ)/exports-$(FAKECUDA_OLD).map
 
 BUILD += $(FAKECUDA_OLD_BIN)/libcuda.so.1
+
+.PHONY: fakecuda
+fakecuda: $(FAKECUDA_BIN)/libcuda.so.1 $(FAKECUDA_BIN)/libnvidia-ml.so.1 $(FAKECUDA_OLD_BIN)/libcuda.so.1
+
+$(FAKECUDA_BIN)/libcuda.so.1: $(patsubst %,$(FAKECUDA_OBJ)/%.o,$(FAKECUDA_CUDA) $(FAKECUDA_SHARED))
+$(FAKECUDA_BIN)/libnvidia-ml.so.1: $(patsubst %,$(FAKECUDA_OBJ)/%.o,$(FAKECUDA_NVML) $(FAKECUDA_SHARED))
 
 $(FAKECUDA_OLD_BIN)/libcuda.so.1: $(FAKECUDA_OBJ)/driver-$(FAKECUDA_OLD).o $(FAKECUDA_OLD_EXPORTS) \
     $(patsubst %,$(FAKECUDA_OBJ)/%.o,$(filter-out driver,$(FAKECUDA_CUDA)) $(FAKECUDA_SHARED))

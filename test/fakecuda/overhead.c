@@ -6,10 +6,10 @@
 
 /* Observed: the first arrays of a few bytes find room in what the context has. How much that is
  * was not seen. */
-#define CODE_ROOM (64 * 1024)
+#define CODE_ROOM (64 * 1024ull)
 
 /* Observed: 100, 1,000 and 10,000 streams take 54, 546 and 5,468 MiB. */
-#define STREAM_BYTES (560 * 1024)
+#define STREAM_BYTES (560 * 1024ull)
 
 /* Observed of 100,000 nodes, that take 220 MiB; small graphs take nothing. */
 #define NODES_FREE 10000

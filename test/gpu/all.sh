@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 #
-# Everything that only a real GPU can show, in one run: conformance programs, check.py, frameworks.py, the bench. As root,
+# Everything that only a real GPU can show, in one run: conformance programs, the other programs here, the bench. As root,
 # after `make build`; needs runc (RUNC=path), python3 with the frameworks that frameworks.py names, nvcc and gcc; no Go, no
 # network. OUT is where logs go. Prints short tables.
 set -u
@@ -38,6 +38,7 @@ program race 8G 20 8 2 8589934592
 program kills 4G 40
 program checkpoint 4G
 program primary 8G 4 20
+program codethreads 8G 8 200
 program signals 4G 10
 program environ 4G 5
 program allocator 8G
@@ -72,6 +73,17 @@ RUNC=${RUNC:-$PWD/bin/runc} python3 test/gpu/bypass.py --out "$OUT/bypass" || fa
 
 echo "== every row of docs/coverage.md"
 RUNC=${RUNC:-$PWD/bin/runc} python3 test/gpu/rows.py --out "$OUT/rows" || failed=1
+
+echo "== the CUDA runtime, static and shared"
+test/gpu/runtime.py || failed=1
+
+echo "== tools inside a slice and around one"
+test/gpu/tools.py --out "$OUT/tools" || failed=1
+
+if [ "$(nvidia-smi -L | grep -c '^GPU')" -ge 2 ]; then
+	echo "== two GPUs"
+	RUNC=${RUNC:-$PWD/bin/runc} test/gpu/two.py --out "$OUT/two" || failed=1
+fi
 
 echo "== frameworks"
 RUNC=${RUNC:-$PWD/bin/runc} python3 test/gpu/frameworks.py --jobs 4 --out "$OUT/frameworks" --json "$OUT/frameworks.json" ||

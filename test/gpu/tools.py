@@ -59,7 +59,7 @@ def ncu(text, code):
 
 
 def gdb(text, code):
-    hit = re.search(r"CUDA thread hit (?:Temporary )?[Bb]reakpoint \d+", text)
+    hit = re.search(r"CUDA thread hit|Switching focus to CUDA kernel", text)
     count = re.search(r"^\$1 = (\d+)", text, re.M)
     right = "the sum is right" in text
     return (f"{'stops' if hit else 'does not stop'} in the kernel, count = {count[1] if count else '?'}"
@@ -78,7 +78,11 @@ def filled(text, code):
 SANITIZER = ["compute-sanitizer", "--error-exitcode", "7"]
 LEAKS = ["compute-sanitizer", "--leak-check", "full"]
 NCU = ["ncu", "--metrics", "sm__cycles_elapsed.max"]
-GDB = ["cuda-gdb", "-nx", "-batch", "-ex", "set breakpoint pending on", "-ex", "break add", "-ex", "run", "-ex", "print count",
+
+# A line of the kernel: its name is the host's stub's, too.
+with open(HERE + "/tools.cu") as source:
+    LINE = next(n for n, line in enumerate(source, 1) if "a[i] + b[i]" in line)
+GDB = ["cuda-gdb", "-nx", "-batch", "-ex", "set breakpoint pending on", "-ex", f"break tools.cu:{LINE}", "-ex", "run", "-ex", "print count",
        "-ex", "delete", "-ex", "continue", "--args"]
 
 # What is run, with which argument, how it is judged, and whether it can be asked for what the processes do that it

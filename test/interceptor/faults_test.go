@@ -27,6 +27,13 @@ func TestThreadsRaceForThePrimaryContext(t *testing.T) {
 	}
 }
 
+func TestThreadsThatLoadAndLaunchAtOnceAreChargedOnce(t *testing.T) {
+	out, err := inSlice(t, environment(t, "FAKECUDA_CONTEXT=64M"), "4G", compile(t, "codethreads"), "8", "300")
+	if err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
 // attachSocket makes a directory in which somebody listens in the enforcer's place. `serve` is called for each connection
 // in turn, with its number from 0, in a goroutine of its own.
 func attachSocket(t *testing.T, serve func(c *net.UnixConn, number int)) string {

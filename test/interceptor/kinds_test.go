@@ -15,7 +15,7 @@ func TestEveryKindOfMemoryAtOnceIsExactUnderKills(t *testing.T) {
 	if os.Getenv("GPUSLICE_LONG") != "" {
 		seconds, processes = 10, "16"
 	}
-	nothing := []string{" 0 graphs", " 0 refusals", " 0 kills", " 0 exact"}
+	nothing := []string{" 0 graphs", " 0 pools", " 0 stacks", " 0 primary", " 0 refusals", " 0 kills", " 0 exact"}
 	for _, context := range []string{"64M", "8M"} {
 		t.Run("context="+context, func(t *testing.T) {
 			env := environment(t, "FAKECUDA_CONTEXT="+context)

@@ -20,7 +20,7 @@
 
 #define MIB (1ull << 20)
 #define ARENA (16ull << 30) /* of addresses */
-#define ALIGNMENT 16
+#define ALIGNMENT ((size_t)16)
 
 CUresult cuInit(unsigned int);
 CUresult cuDevicePrimaryCtxRetain(CUcontext *, CUdevice);
@@ -51,7 +51,7 @@ static __thread bool within __attribute__((tls_model("initial-exec")));
 /* Nothing is used again: this ends soon enough. */
 static void *allocate(size_t bytes, const void *caller)
 {
-	size_t whole = (bytes + 2 * ALIGNMENT - 1) & ~(size_t)(ALIGNMENT - 1);
+	size_t whole = (bytes + 2 * ALIGNMENT - 1) & ~(ALIGNMENT - 1);
 	size_t at = __atomic_fetch_add(&used, whole, __ATOMIC_RELAXED);
 	char *block;
 
@@ -138,14 +138,15 @@ static void expect(const char *what, CUresult result)
 static void *work(void *argument)
 {
 	enum { COUNT = 300 };
+	const size_t bytes = 2 * MIB;
 	CUmemGenericAllocationHandle handles[COUNT], again;
 	CUdeviceptr base = 0;
 
 	expect("cuCtxSetCurrent", cuCtxSetCurrent(context));
-	expect("cuMemAddressReserve", cuMemAddressReserve(&base, COUNT * 2 * MIB, 0, 0, 0));
+	expect("cuMemAddressReserve", cuMemAddressReserve(&base, COUNT * bytes, 0, 0, 0));
 	for (unsigned i = 0; i < COUNT; i++) {
-		expect("cuMemCreate", cuMemCreate(&handles[i], 2 * MIB, &properties, 0));
-		expect("cuMemMap", cuMemMap(base + i * 2 * MIB, 2 * MIB, 0, handles[i], 0));
+		expect("cuMemCreate", cuMemCreate(&handles[i], bytes, &properties, 0));
+		expect("cuMemMap", cuMemMap(base + i * bytes, bytes, 0, handles[i], 0));
 	}
 	for (unsigned i = 0; i < COUNT; i++) {
 		int number = -1;
@@ -161,7 +162,7 @@ static void *work(void *argument)
 			close(number);
 		}
 		expect("cuMemRelease", cuMemRelease(handles[i]));
-		expect("cuMemUnmap", cuMemUnmap(base + i * 2 * MIB, 2 * MIB));
+		expect("cuMemUnmap", cuMemUnmap(base + i * bytes, bytes));
 	}
 	return argument;
 }

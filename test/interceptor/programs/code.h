@@ -12,10 +12,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-typedef struct CUmod_st *CUmodule;
-typedef struct CUfunc_st *CUfunction;
-typedef struct CUkern_st *CUkernel;
-typedef struct CUlib_st *CUlibrary;
 typedef struct CUlinkState_st *CUlinkState;
 
 #define CU_JIT_INPUT_PTX 1
@@ -23,29 +19,6 @@ typedef struct CUlinkState_st *CUlinkState;
 #define CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR 39
 #define CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH 95
 #define CU_STREAM_CAPTURE_MODE_RELAXED 2
-
-typedef struct {
-	unsigned int gridDimX, gridDimY, gridDimZ;
-	unsigned int blockDimX, blockDimY, blockDimZ;
-	unsigned int sharedMemBytes;
-	CUstream hStream;
-	void *attrs;
-	unsigned int numAttrs;
-} CUlaunchConfig;
-static_assert(sizeof(CUlaunchConfig) == 56, "CUlaunchConfig");
-
-/* The layout of CUDA 12, for the functions whose names end in _v2. */
-typedef struct {
-	CUfunction func;
-	unsigned int gridDimX, gridDimY, gridDimZ;
-	unsigned int blockDimX, blockDimY, blockDimZ;
-	unsigned int sharedMemBytes;
-	void **kernelParams;
-	void **extra;
-	CUkernel kern;
-	CUcontext ctx;
-} CUDA_KERNEL_NODE_PARAMS;
-static_assert(sizeof(CUDA_KERNEL_NODE_PARAMS) == 72, "CUDA_KERNEL_NODE_PARAMS");
 
 CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device);
 CUresult cuModuleLoad(CUmodule *module, const char *file);
@@ -98,6 +71,14 @@ CUresult cuGraphAddKernelNode_v2(CUgraphNode *node, CUgraph graph, const CUgraph
                                  size_t count, const CUDA_KERNEL_NODE_PARAMS *parameters);
 CUresult cuGraphExecKernelNodeSetParams_v2(CUgraphExec executable, CUgraphNode node,
                                            const CUDA_KERNEL_NODE_PARAMS *parameters);
+
+CUresult cuGraphKernelNodeSetParams_v2(CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS *parameters);
+CUresult cuGraphAddChildGraphNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *after,
+                                  size_t count, CUgraph child);
+
+/* What an update of an executable graph has to say. */
+CUresult cuGraphExecUpdate_v2(CUgraphExec executable, CUgraph graph,
+                              CUgraphExecUpdateResultInfo *info);
 
 /* A text that grows; its memory is kept. */
 struct text {

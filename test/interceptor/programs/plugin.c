@@ -28,7 +28,16 @@ static void *get(const char *name)
 	       : strcmp(name, "cuMemAlloc_v2") == 0            ? (void *)cuMemAlloc_v2
 	                                                       : NULL;
 }
-#elif defined(OPENS)
+#elif defined(NEXT)
+static void *get(const char *name)
+{
+	void *cuda = dlopen("libcuda.so.1", RTLD_NOW);
+	void *(*next)(void *, const char *);
+
+	*(void **)&next = dlsym(RTLD_NEXT, "dlsym");
+	return cuda && next ? next(cuda, name) : NULL;
+}
+#elif !defined(NESTS) /* OPENS */
 static void *get(const char *name)
 {
 	void *cuda = dlopen("libcuda.so.1", RTLD_NOW), *found = NULL;
@@ -43,15 +52,6 @@ static void *get(const char *name)
 	if (strstr(bare, "_v2"))
 		*strstr(bare, "_v2") = '\0';
 	return ask(bare, &found, 12000, 0, &status) == CUDA_SUCCESS ? found : NULL;
-}
-#elif defined(NEXT)
-static void *get(const char *name)
-{
-	void *cuda = dlopen("libcuda.so.1", RTLD_NOW);
-	void *(*next)(void *, const char *);
-
-	*(void **)&next = dlsym(RTLD_NEXT, "dlsym");
-	return cuda && next ? next(cuda, name) : NULL;
 }
 #endif
 

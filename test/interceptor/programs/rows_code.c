@@ -238,7 +238,7 @@ static void many_within(void)
 	begin();
 	for (unsigned i = 0; i < 64; i++)
 		modules[i] = load(text);
-	takes("64 arrays of 3 MiB", 64 * 4 * (long long)MIB);
+	takes("64 arrays of 3 MiB", 256 * (long long)MIB);
 	for (unsigned i = 0; i < 64; i++)
 		OK(cuModuleUnload(modules[i]));
 	takes("unloaded", 0);
@@ -748,6 +748,134 @@ static void graphs_beyond(void)
 	    stacks(4096) / (long long)MIB - 64);
 }
 
+/* Other ways for a frame to get into a graph that is launched. Each gives the first error that it
+ * meets, whichever of the calls has it. */
+static CUresult instantiate_and_run(CUgraph graph)
+{
+	CUgraphExec executable = NULL;
+	CUresult result = cuGraphInstantiateWithFlags(&executable, graph, 0);
+
+	if (result == CUDA_SUCCESS) {
+		result = cuGraphLaunch(executable, NULL);
+		OK(cuCtxSynchronize());
+		OK(cuGraphExecDestroy(executable));
+	}
+	OK(cuGraphDestroy(graph));
+	return result;
+}
+
+static CUresult graph_of_handle(CUmodule module)
+{
+	static const size_t few[] = {4096, 0};
+	CUDA_KERNEL_NODE_PARAMS kernel;
+	static CUlibrary library;
+	CUgraphNode node = NULL;
+	CUgraph graph = NULL;
+	uint64_t none = 0;
+	void *parameters[] = {&none};
+
+	(void)module;
+	if (!library)
+		library = library_of(module_text(0, few));
+	kernel = node_of(NULL, parameters);
+	OK(OPTIONAL(cuLibraryGetKernel)(&kernel.kern, library, "frame4096"));
+	OK(cuGraphCreate(&graph, 0));
+	OK(OPTIONAL(cuGraphAddKernelNode_v2)(&node, graph, NULL, 0, &kernel));
+	return instantiate_and_run(graph);
+}
+
+static CUresult graph_of_changed_node(CUmodule module)
+{
+	CUgraphNode node = NULL;
+	CUgraph graph = graph_of(function_of(module, 0), &node);
+	uint64_t none = 0;
+	void *parameters[] = {&none};
+	CUDA_KERNEL_NODE_PARAMS kernel = node_of(function_of(module, 4096), parameters);
+
+	OK(OPTIONAL(cuGraphKernelNodeSetParams_v2)(node, &kernel));
+	return instantiate_and_run(graph);
+}
+
+static CUresult graph_of_child(CUmodule module)
+{
+	CUgraphNode node = NULL;
+	CUgraph graph = NULL, child = graph_of(function_of(module, 4096), &node);
+
+	OK(cuGraphCreate(&graph, 0));
+	OK(OPTIONAL(cuGraphAddChildGraphNode)(&node, graph, NULL, 0, child));
+	OK(cuGraphDestroy(child));
+	return instantiate_and_run(graph);
+}
+
+static CUresult graph_of_update(CUmodule module)
+{
+	CUgraphExecUpdateResultInfo info = {0};
+	CUgraphExec executable = NULL;
+	CUgraphNode node = NULL;
+	CUgraph small = graph_of(function_of(module, 0), &node);
+	CUgraph large = graph_of(function_of(module, 4096), &node);
+	CUresult result;
+
+	OK(cuGraphInstantiateWithFlags(&executable, small, 0));
+	result = OPTIONAL(cuGraphExecUpdate_v2)(executable, large, &info);
+	if (result == CUDA_SUCCESS)
+		result = cuGraphLaunch(executable, NULL);
+	OK(cuCtxSynchronize());
+	OK(cuGraphExecDestroy(executable));
+	OK(cuGraphDestroy(small));
+	OK(cuGraphDestroy(large));
+	return result;
+}
+
+static const struct {
+	const char *name; /* of what a driver may lack */
+	CUresult (*run)(CUmodule module);
+} graph_ways[] = {{"cuLibraryGetKernel", graph_of_handle},
+                  {"cuGraphKernelNodeSetParams_v2", graph_of_changed_node},
+                  {"cuGraphAddChildGraphNode", graph_of_child},
+                  {"cuGraphExecUpdate_v2", graph_of_update}};
+
+#define GRAPH_WAYS (sizeof(graph_ways) / sizeof(*graph_ways))
+
+static void graph_ways_within(void)
+{
+	CUmodule module;
+
+	begin();
+	if (no_kernel_nodes())
+		return;
+	module = load(module_text(0, frames));
+	for (size_t i = 0; i < GRAPH_WAYS; i++) {
+		if (!driver_symbol(graph_ways[i].name))
+			continue;
+		expect(graph_ways[i].name, graph_ways[i].run(module), CUDA_SUCCESS);
+		takes(graph_ways[i].name, stacks(4096));
+		no_stacks();
+		saw("%s", graph_ways[i].name);
+	}
+}
+
+static void graph_ways_beyond(void)
+{
+	CUdeviceptr pointer;
+	CUmodule module;
+
+	begin();
+	if (no_kernel_nodes())
+		return;
+	module = load(module_text(0, frames));
+	pointer = fill_but((size_t)stacks(4096) - 64 * MIB);
+	for (size_t i = 0; i < GRAPH_WAYS; i++) {
+		if (!driver_symbol(graph_ways[i].name))
+			continue;
+		OUT_OF_MEMORY(graph_ways[i].name, graph_ways[i].run(module));
+		takes("refused before it", 0);
+		saw("%s", graph_ways[i].name);
+	}
+	give_room(pointer);
+	takes("at the end", 0);
+}
+
 /* --- limits --- */
 
 static void stack_within(void)
@@ -888,6 +1016,9 @@ const struct row code_rows[] = {
     {"code-graph",
      "cuGraphInstantiateWithFlags cuGraphExecKernelNodeSetParams_v2 cuGraphLaunch cuLaunchKernel",
      graphs_within, graphs_beyond},
+    {"code-graph-ways",
+     "cuGraphInstantiateWithFlags cuGraphExecUpdate_v2 cuGraphLaunch cuGraphAddKernelNode_v2",
+     graph_ways_within, graph_ways_beyond},
     {"code-stack", "cuCtxSetLimit", stack_within, stack_beyond},
     {"code-printf", "cuCtxSetLimit cuModuleLoadData", print_within, print_beyond},
     {"code-streams", "cuMemAlloc_v2", streams_within, streams_beyond},

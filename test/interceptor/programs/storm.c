@@ -378,9 +378,10 @@ static void *race(void *argument)
 		CUcontext primary;
 		CUdeviceptr pointer;
 
-		usleep((unsigned int)rand_r(&random) % 60000);
+		/* A card takes a tenth of a second for each, in which the others wait. */
+		usleep((unsigned int)rand_r(&random) % (simulated ? 60000 : 8000000));
 		racing++;
-		if (!shared->pause &&
+		if (!shared->pause && !shared->stop &&
 		    done(cuDevicePrimaryCtxRetain(&primary, 0), "cuDevicePrimaryCtxRetain")) {
 			if (cuCtxSetCurrent(primary) ||
 			    (done(cuMemAlloc_v2(&pointer, 4 * MIB), "an allocation") &&
@@ -543,6 +544,9 @@ static int child(int me, int others)
 		    cuIpcGetMemHandle(&shared->of[me].lent, pieces[i].pointer) == CUDA_SUCCESS)
 			shared->of[me].lends = 1;
 	}
+	/* Nobody is in the driver when it is taken down. */
+	while (racing)
+		usleep(200);
 	return 0;
 }
 

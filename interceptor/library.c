@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "library.h"
+
+#include "context.h"
+#include "grant.h"
+#include "hold.h"
+
+/* A library has an entry for each context that it is loaded in. */
+static uint64_t key_of(uint64_t library, uint64_t context)
+{
+	uint64_t hash = (library ^ context << 1) * 0x9e3779b97f4a7c15ull;
+
+	return (hash ^ hash >> 29) | 1;
+}
+
+void library_took(const struct watch *watch, uint64_t library, uint64_t bytes)
+{
+	uint64_t context = context_current();
+
+	hold_part(key_of(library, context), &(struct holding){.bytes = bytes,
+	                                                      .owner = context,
+	                                                      .source = library,
+	                                                      .ordinal = watch->ordinal,
+	                                                      .kind = KIND_OVERHEAD});
+}
+
+bool library_use_begin(struct use *use, uint64_t library)
+{
+	*use = (struct use){.library = library};
+	use->first = library && !hold_known(key_of(library, context_current()));
+	if (!use->first)
+		return true;
+	use->watch = watch_begin();
+	return use->watch.ordinal < 0 || grant_any_left(use->watch.ordinal, ATTACH_CALL_CODE);
+}
+
+CUresult library_use_end(const struct use *use, CUresult result)
+{
+	uint64_t bytes;
+	bool fits;
+
+	if (!use->first || use->watch.ordinal < 0)
+		return result;
+	fits = watch_end(&use->watch, ATTACH_CALL_CODE, &bytes);
+	if (!fits)
+		process_charge_anyway(use->watch.ordinal, bytes, KIND_OVERHEAD);
+	if (result == CUDA_SUCCESS || bytes)
+		library_took(&use->watch, use->library, bytes);
+	return fits || result != CUDA_SUCCESS ? result : CUDA_ERROR_OUT_OF_MEMORY;
+}
