@@ -14,8 +14,9 @@
  *
  * A process that has no such objects pays a comparison at each dlsym.
  *
- * A thread that the C library of another namespace made has no character tables in the driver's
- * (glibc before 2.42 sets these up where the thread was made), should that ask isalpha() there.
+ * A thread that the C library of another namespace made has no character tables in the driver's,
+ * which sets them up where it makes a thread: not to be mended from here, should that ask
+ * isalpha().
  */
 #ifndef GPUSLICE_SCOPE_H
 #define GPUSLICE_SCOPE_H
