@@ -40,7 +40,9 @@ bool library_find(struct library *library, struct elf_object *object)
 {
 	struct elf_object found;
 
-	if (!elf_find_object(library->soname, &found))
+	if (__atomic_load_n(&library->adopted, __ATOMIC_ACQUIRE) == 2)
+		found = library->object;
+	else if (!elf_find_object(library->soname, &found))
 		return false;
 	if (object)
 		*object = found;
@@ -56,6 +58,20 @@ bool library_find(struct library *library, struct elf_object *object)
 	__atomic_fetch_add(&library->fills, 1, __ATOMIC_RELEASE);
 	__atomic_store_n(&library->base, found.base, __ATOMIC_RELEASE);
 	return true;
+}
+
+void library_adopt(struct library *library, const struct elf_object *object, unsigned int namespace)
+{
+	uint32_t none = 0;
+
+	if (library_find(library, NULL) ||
+	    !__atomic_compare_exchange_n(&library->adopted, &none, 1, false, __ATOMIC_RELAXED,
+	                                 __ATOMIC_RELAXED))
+		return;
+	library->object = *object;
+	library->namespace = namespace;
+	__atomic_store_n(&library->adopted, 2, __ATOMIC_RELEASE);
+	(void)library_find(library, NULL);
 }
 
 static struct library *library_with(enum entry_point entry)

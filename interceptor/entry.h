@@ -8,8 +8,9 @@
 
 /*
  * One of the libraries whose functions are hooked. A process has one of each, whose functions all
- * of it calls: the first of that name in the base namespace. Others are copies: a file of another
- * name, or one in another namespace (dlmopen). Each would count the card as its own.
+ * of it calls: the first that was met, which is that of the base namespace if it is loaded there.
+ * Others are copies: a file of another name, or one in another namespace (dlmopen). Each would
+ * count the card as its own.
  */
 struct library {
 	const char *soname;
@@ -17,6 +18,12 @@ struct library {
 	void *absent;                 /* stands in for what it does not have */
 	ElfW(Addr) base;              /* where it was when its entries were filled */
 	uint32_t fills;               /* how often they were */
+	void *handle; /* of scope_library(): it is never unloaded; NULL: it may be */
+	/* That of another namespace, if it came first. Set once; adopted is 2 when it is, and what
+	 * else is said here is true then (release; pairs with the acquire in library_find()). */
+	uint32_t adopted;
+	unsigned int namespace;
+	struct elf_object object;
 };
 
 extern struct library library_cuda, library_nvml;
@@ -37,6 +44,11 @@ static inline struct library *library_of(const char *name)
 /* Fill the library's entries if it is loaded, anew if it was unloaded and loaded again. Returns
  * whether it is loaded; *object, if not NULL, is what was found. */
 bool library_find(struct library *library, struct elf_object *object);
+
+/* Have an object of another namespace be the library, if there is none yet. It must not be
+ * unloaded. */
+void library_adopt(struct library *library, const struct elf_object *object,
+                   unsigned int namespace);
 
 /* The hook for a function that the library found under an address, or NULL: it has no row, or is
  * only called. *known says whether it has one. */

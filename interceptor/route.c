@@ -7,7 +7,7 @@
  *     that it returns *is* a function we stand in for, ours is returned instead. So versions, flags
  *     and per-thread variants are right by construction;
  *   - dlsym itself, by dlsym: ours again;
- *   - another copy of the driver: what is found there is exchanged for the first one's (entry.h);
+ *   - another copy of the driver: what is found there is exchanged for the one's (entry.h);
  *   - objects that we do not come before: scope.h.
  *
  * dlsym with RTLD_DEFAULT or RTLD_NEXT depends on who calls. Names that are not the driver's are
@@ -110,15 +110,20 @@ static void *look_up(const struct lookup *lookup, void *handle)
 	return loader_look_up(lookup->namespace, handle, lookup->name, lookup->version);
 }
 
-/* The name in the one driver of this process; path is another copy's. */
-static void *of_the_one(const struct lookup *lookup, struct library *library, const char *path)
+/* The name in the one driver of this process, when it was found in a copy. */
+static void *of_the_one(const struct lookup *lookup, struct library *library,
+                        const struct elf_object *copy, unsigned int namespace)
 {
-	void *handle = scope_base_library(library, path);
-	void *found = handle ? look_up(lookup, handle) : NULL;
+	void *handle, *found;
 
-	if (!found || !library_find(library, NULL))
-		return ROUTE_NOTHING;
-	return exchange(library, found, lookup->name, 0);
+	if (namespace && !library_find(library, NULL)) {
+		library_adopt(library, copy, namespace);
+		scope_see(SCOPE_BASE);
+	}
+	scope_use_library(library, namespace);
+	handle = scope_library(library);
+	found = handle ? look_up(lookup, handle) : NULL;
+	return found ? exchange(library, found, lookup->name, 0) : ROUTE_NOTHING;
 }
 
 /* What was found for a name that is the library's, or another's of that prefix. */
@@ -131,7 +136,7 @@ static void *answer(const struct lookup *lookup, struct library *library, void *
 		return exchange(library, found, lookup->name, 0);
 	if (!scope_find(found, &object, &namespace) || strcmp(object.name, library->soname) != 0)
 		return found;
-	return of_the_one(lookup, library, object.path);
+	return of_the_one(lookup, library, &object, namespace);
 }
 
 /* For the caller's next, and for what is common to a namespace that is not ours, the caller's
@@ -150,7 +155,7 @@ static void *answer_by_caller(const struct lookup *lookup, struct library *libra
 		               ? loader_stand_in(lookup->name, lookup->namespace)
 		               : NULL;
 	else if (strcmp(object.name, library->soname) == 0)
-		stand_in = of_the_one(lookup, library, object.path);
+		stand_in = of_the_one(lookup, library, &object, lookup->namespace);
 	else
 		return JUMP;
 	return stand_in ? stand_in : JUMP;
@@ -241,7 +246,7 @@ void *route_dlopen(const char *file, int mode)
 {
 	(void)file;
 	if (mode & RTLD_DEEPBIND)
-		scope_see(SCOPE_DEEPBIND);
+		scope_see(SCOPE_BASE);
 	(void)loader_find_dlopen();
 	return JUMP;
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "scope.h"
 
+#include "keys.h"
 #include "loader.h"
 #include "slot.h"
 
@@ -9,15 +10,14 @@
 #include <string.h>
 
 #define PASS_TRIES 8
-#define PATH_ROOM 4096
 
 uint32_t scope_seen;
 
 /*
  * What was done in each namespace: its first `count` objects were treated when the loader had
  * loaded `adds` objects and unloaded `subs`. A namespace's list only grows at its end, unless
- * something was unloaded. All are treated again if the driver came, or came anew: slots that are
- * not resolved yet may lead to it now.
+ * something was unloaded. All are treated again if the driver came, or came anew: slots that were
+ * not resolved may lead to it now.
  *
  * Read and written in callbacks of dl_iterate_phdr() alone: the loader's lock, which it holds, is
  * the one that keeps the lists as they are. A lock of ours would have to be taken before the
@@ -55,11 +55,7 @@ struct pass {
 	struct elf_object cuda, nvml;
 	bool has_cuda, has_nvml;
 	struct mapped hit; /* the object that was found last: the next slot is of it mostly */
-	bool uses_cuda, uses_nvml; /* a slot was set to it */
-	/* A library that is there and not in the base, and which of them were opened already. */
-	struct library *missing;
-	bool tried_cuda, tried_nvml;
-	char path[PATH_ROOM];
+	bool uses_cuda, uses_nvml; /* a slot was set to it, or it is the one from now on */
 };
 
 /* The object of the namespace that has the address. */
@@ -148,6 +144,7 @@ static void treat_object(struct pass *pass, const struct link_map *map)
 
 	if (!slot_read_object(map, &object))
 		return;
+	keys_see(pass->namespace, &object.elf);
 	if (loader_is_libc(&object.elf))
 		keep_dlsym(pass->namespace, &object.elf);
 	else if (!loader_is_loader(&object.elf) && !is_copy(&object.elf, &library_cuda) &&
@@ -170,30 +167,23 @@ static int is_treated(struct dl_phdr_info *info, size_t size, void *data)
 	return done->adds == pass->adds && done->subs == pass->subs ? 1 : 2;
 }
 
-/* Look for a library that is there, and not in the base. */
-static int find_missing(struct dl_phdr_info *info, size_t size, void *data)
+/* Find the library; the namespace's own, if the process had none. */
+static bool find_or_adopt(struct pass *pass, struct library *library, struct elf_object *found,
+                          bool *uses)
 {
-	struct pass *pass = data;
 	struct mapped object;
 
-	(void)info;
-	(void)size;
-	pass->has_cuda = library_find(&library_cuda, &pass->cuda);
-	pass->has_nvml = library_find(&library_nvml, &pass->nvml);
-	pass->missing = NULL;
+	if (library_find(library, found))
+		return true;
 	for (const struct link_map *map = first_of(pass->map); map; map = map->l_next) {
-		if (!slot_read_object(map, &object) || strlen(map->l_name) >= PATH_ROOM)
+		if (!slot_read_object(map, &object) || !is_copy(&object.elf, library))
 			continue;
-		if (!pass->has_cuda && !pass->tried_cuda && is_copy(&object.elf, &library_cuda))
-			pass->missing = &library_cuda;
-		if (!pass->has_nvml && !pass->tried_nvml && is_copy(&object.elf, &library_nvml))
-			pass->missing = &library_nvml;
-		if (pass->missing) {
-			memcpy(pass->path, map->l_name, strlen(map->l_name) + 1);
-			break;
-		}
+		library_adopt(library, &object.elf, pass->namespace);
+		scope_see(SCOPE_BASE);
+		*uses = true;
+		return library_find(library, found);
 	}
-	return 1;
+	return false;
 }
 
 /* 1 if the pass was made; 2 if something was loaded since is_treated(). */
@@ -207,8 +197,8 @@ static int make_pass(struct dl_phdr_info *info, size_t size, void *data)
 	(void)size;
 	if ((pass->adds != info->dlpi_adds || pass->subs != info->dlpi_subs) && !pass->last)
 		return 2;
-	pass->has_cuda = library_find(&library_cuda, &pass->cuda);
-	pass->has_nvml = library_find(&library_nvml, &pass->nvml);
+	pass->has_cuda = find_or_adopt(pass, &library_cuda, &pass->cuda, &pass->uses_cuda);
+	pass->has_nvml = find_or_adopt(pass, &library_nvml, &pass->nvml, &pass->uses_nvml);
 	fills = library_cuda.fills + library_nvml.fills;
 	if (done->subs == info->dlpi_subs && done->fills == fills)
 		from = done->count;
@@ -222,19 +212,31 @@ static int make_pass(struct dl_phdr_info *info, size_t size, void *data)
 
 /* ---------------------------------------------------------------------------------------------- */
 
-void *scope_base_library(struct library *library, const char *path)
+void *scope_library(struct library *library)
 {
+	const int mode = RTLD_LAZY | RTLD_NOLOAD | RTLD_NODELETE;
 	__typeof__(&dlopen) open = LOADER(dlopen);
+	__typeof__(&dlmopen) open_in = LOADER(dlmopen);
+	void *handle = __atomic_load_n(&library->handle, __ATOMIC_ACQUIRE);
 	struct elf_object object;
 	int saved = errno;
-	void *handle = NULL;
 
-	if (open && library_find(library, &object))
-		handle = open(object.path, RTLD_LAZY | RTLD_NOLOAD | RTLD_NODELETE);
-	else if (open && path)
-		handle = open(path, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+	if (handle || !library_find(library, &object))
+		return handle;
+	if (library->namespace && open_in)
+		handle = open_in(library->namespace, object.path, mode);
+	else if (open)
+		handle = open(object.path, mode);
+	__atomic_store_n(&library->handle, handle, __ATOMIC_RELEASE);
 	errno = saved;
 	return handle;
+}
+
+void scope_use_library(struct library *library, unsigned int namespace)
+{
+	(void)scope_library(library);
+	if (namespace != library->namespace)
+		keys_part(namespace, library->namespace);
 }
 
 /*
@@ -251,20 +253,13 @@ static void treat(struct pass *pass)
 		pass->last = tries == PASS_TRIES;
 		if (wait)
 			(void)wait(pass, &info); /* an address that is in no object */
-		(void)dl_iterate_phdr(find_missing, pass);
-		if (pass->missing) {
-			pass->tried_cuda |= pass->missing == &library_cuda;
-			pass->tried_nvml |= pass->missing == &library_nvml;
-			(void)scope_base_library(pass->missing, pass->path);
-		} else if (dl_iterate_phdr(make_pass, pass) == 1) {
+		if (dl_iterate_phdr(make_pass, pass) == 1)
 			break;
-		}
 	}
-	/* What slots lead to stays. */
 	if (pass->uses_cuda)
-		(void)scope_base_library(&library_cuda, NULL);
+		scope_use_library(&library_cuda, pass->namespace);
 	if (pass->uses_nvml)
-		(void)scope_base_library(&library_nvml, NULL);
+		scope_use_library(&library_nvml, pass->namespace);
 }
 
 unsigned int scope_hold(void *handle)
@@ -279,11 +274,11 @@ unsigned int scope_hold(void *handle)
 	    namespace >= LOADER_NAMESPACES || about(handle, RTLD_DI_LINKMAP, &map) != 0)
 		return 0;
 	if (namespace == LM_ID_BASE &&
-	    !(__atomic_load_n(&scope_seen, __ATOMIC_RELAXED) & SCOPE_DEEPBIND))
+	    !(__atomic_load_n(&scope_seen, __ATOMIC_RELAXED) & SCOPE_BASE))
 		return 0;
 	pass.namespace = (unsigned int)namespace;
 	pass.map = map;
-	pass.last = pass.uses_cuda = pass.uses_nvml = pass.tried_cuda = pass.tried_nvml = false;
+	pass.last = pass.uses_cuda = pass.uses_nvml = false;
 	pass.hit = (struct mapped){0};
 	treat(&pass);
 	errno = saved;
@@ -306,6 +301,7 @@ bool scope_find(const void *address, struct elf_object *object, unsigned int *na
 {
 	__typeof__(&dlinfo) about = LOADER(dlinfo);
 	Lmid_t id = LM_ID_BASE;
+	struct mapped mapped;
 	struct link_map *map;
 
 	*namespace = 0;
@@ -316,8 +312,10 @@ bool scope_find(const void *address, struct elf_object *object, unsigned int *na
 	    id >= LOADER_NAMESPACES)
 		return false;
 	*namespace = (unsigned int)id;
-	*object = (struct elf_object){.base = map->l_addr, .path = map->l_name};
-	return elf_read_dynamic(map->l_ld, object);
+	if (!slot_read_object(map, &mapped))
+		return false;
+	*object = mapped.elf;
+	return true;
 }
 
 struct definer {
@@ -329,9 +327,12 @@ struct definer {
 
 static bool defines(const struct link_map *map, struct definer *search)
 {
-	*search->object = (struct elf_object){.base = map->l_addr, .path = map->l_name};
-	return elf_read_dynamic(map->l_ld, search->object) &&
-	       elf_find_symbol(search->object, search->symbol);
+	struct mapped object;
+
+	if (!slot_read_object(map, &object) || !elf_find_symbol(&object.elf, search->symbol))
+		return false;
+	*search->object = object.elf;
+	return true;
 }
 
 /* In the order of elf_find_next(). */

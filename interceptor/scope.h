@@ -8,11 +8,15 @@
  * NVML and dlsym. What they load later is met in the same way: their dlsym is ours by then. What is
  * not held is what constructors call, while the object is being opened.
  *
+ * If the driver is there and not in the base, it is the process's one driver (entry.h), so that a
+ * program whose driver and runtime are in one namespace has them there. The base's objects are
+ * looked at then, too, since theirs may call a driver that was loaded there later.
+ *
  * A process that has no such objects pays a comparison at each dlsym.
  *
- * A thread that the C library of another namespace made has no character tables in the base's
- * (glibc before 2.42 sets these up where the thread was made), should the driver ask isalpha()
- * there.
+ * A thread that the C library of another namespace made has no character tables in the driver's,
+ * which sets them up where it makes a thread: not to be mended from here, should that ask
+ * isalpha().
  */
 #ifndef GPUSLICE_SCOPE_H
 #define GPUSLICE_SCOPE_H
@@ -21,7 +25,7 @@
 
 /* What was seen of this process. */
 #define SCOPE_NAMESPACE 1 /* dlmopen was called */
-#define SCOPE_DEEPBIND 2  /* or dlopen with RTLD_DEEPBIND */
+#define SCOPE_BASE 2      /* objects of the base may call past us: RTLD_DEEPBIND, or see above */
 
 extern uint32_t scope_seen;
 
@@ -43,8 +47,10 @@ bool scope_find(const void *address, struct elf_object *object, unsigned int *na
 bool scope_find_definer(const void *caller, bool next, const char *symbol,
                         struct elf_object *object);
 
-/* The library in the base namespace, opened from `path` if it is not loaded, as a handle that stays
- * valid; NULL if it cannot be. */
-void *scope_base_library(struct library *library, const char *path);
+/* The library as a handle that stays valid; NULL if it is not loaded. */
+void *scope_library(struct library *library);
+
+/* A namespace calls the library: have it stay, and thread-specific data of both apart. */
+void scope_use_library(struct library *library, unsigned int namespace);
 
 #endif

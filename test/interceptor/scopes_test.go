@@ -28,7 +28,7 @@ func scopes(t *testing.T) (program, directory string) {
 		return filepath.Join(directory, output)
 	}
 	guest := func(name string, args ...string) {
-		build(name+".so", append([]string{"-shared", "-fPIC", "programs/guest.c"}, append(args, "-ldl")...)...)
+		build(name+".so", append([]string{"-shared", "-fPIC", "programs/guest.c"}, append(args, "-ldl", "-lpthread")...)...)
 	}
 	cuda, nvml := filepath.Join(bin(t), "fakecuda", "libcuda.so.1"), filepath.Join(bin(t), "fakecuda", "libnvidia-ml.so.1")
 	guest("plain")
@@ -40,7 +40,7 @@ func scopes(t *testing.T) (program, directory string) {
 
 func TestObjectsThatAPreloadDoesNotReachAreHeld(t *testing.T) {
 	program, directory := scopes(t)
-	for _, way := range []string{"linked", "now", "deepbind", "deepbind-now", "later", "next", "other", "asked", "nothing", "threads"} {
+	for _, way := range []string{"linked", "now", "deepbind", "deepbind-now", "later", "keys", "next", "other", "asked", "nothing", "threads"} {
 		t.Run(way, func(t *testing.T) {
 			out, err := inSlice(t, environment(t), "4G", program, way, directory, fmt.Sprint(4*gib))
 			if err != nil {

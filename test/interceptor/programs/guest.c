@@ -8,6 +8,7 @@
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <pthread.h>
 #include <stddef.h>
 
 #if defined(OTHER)
@@ -28,6 +29,7 @@ int cuOfNobodyElse(void)
 void *ask(void *handle, const char *name);
 const char *failure(void);
 void *open_by_own(const char *path);
+unsigned int new_key(const void *value);
 
 /* Not tail calls: they would make scopes.c the caller. */
 void *ask(void *handle, const char *name)
@@ -47,6 +49,16 @@ void *open_by_own(const char *path)
 	void *volatile opened = dlopen(path, RTLD_NOW | RTLD_LOCAL);
 
 	return opened;
+}
+
+unsigned int new_key(const void *value)
+{
+	pthread_key_t key = 0;
+
+	if (pthread_key_create(&key, NULL))
+		return ~0u;
+	pthread_setspecific(key, value);
+	return key;
 }
 #endif
 

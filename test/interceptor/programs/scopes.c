@@ -10,6 +10,7 @@
  *   deepbind-now   and at once
  *   later          one in a namespace whose first object was asked before and opens it
  *   next           one that asks for its next cuMemAlloc_v2, behind libcuda
+ *   keys           thread-specific data of both, when the base has the driver
  *   other          another library of that name
  *   asked          dlmopen from dlsym
  *   nothing        in a namespace without the driver
@@ -69,6 +70,11 @@ static void *in_namespace(const char *name)
 	return handle;
 }
 
+static int is_loaded(const char *name)
+{
+	return dlopen(name, RTLD_NOLOAD | RTLD_LAZY) != NULL;
+}
+
 /* A function of a guest. */
 #define OF(handle, type, name) ((type)dlsym(handle, name))
 #define ASK(handle) OF(handle, void *(*)(void *, const char *), "ask")
@@ -90,11 +96,6 @@ static void see_linked(void *handle)
 	expect(is_in(ASK(handle)(handle, "cuMemAlloc_v2"), ours), "what a handle has is ours");
 	expect(is_in(dlsym(handle, "cuMemAlloc_v2"), ours), "also asked from outside");
 	expect(is_in(ASK(handle)(handle, "cuInit"), driver), "what is not hooked is the driver's");
-}
-
-static int is_loaded(const char *name)
-{
-	return dlopen(name, RTLD_NOLOAD | RTLD_LAZY) != NULL;
 }
 
 /* What has nothing to do with the driver is as without us. */
@@ -144,6 +145,34 @@ static void see_later(void)
 	see_linked(linked);
 }
 
+/* Its driver is the one that the process has, and no other is needed. */
+static void see_alone(void *handle)
+{
+	see_linked(handle);
+	expect(!is_loaded("libcuda.so.1") && !is_loaded("libnvidia-ml.so.1"),
+	       "no other driver was loaded");
+}
+
+/* The base's driver and the guest have no key in common that is created from then on. */
+static void see_keys(void)
+{
+	void *cuda = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL), *linked;
+	unsigned int theirs[4];
+	pthread_key_t own;
+
+	expect(dlsym(cuda, "cuMemAlloc_v2") != NULL, "the base has a driver");
+	linked = in_namespace("linked");
+	for (size_t i = 0; i < 4; i++)
+		theirs[i] = OF(linked, unsigned int (*)(const void *), "new_key")("theirs");
+	for (size_t i = 0; i < 4; i++) {
+		expect(!pthread_key_create(&own, NULL), "a key is created");
+		expect(!pthread_getspecific(own), "it has no value");
+		for (size_t k = 0; k < 4; k++)
+			expect(own != theirs[k], "it is no guest's");
+	}
+	see_linked(linked);
+}
+
 static void see_next(void)
 {
 	void *cuda = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
@@ -181,7 +210,7 @@ static void see_asked(void)
 	    dlsym(libc, "dlmopen") ?: dlsym(dlopen("libdl.so.2", RTLD_NOW), "dlmopen");
 	handle = open(LM_ID_NEWLM, path_of("linked"), RTLD_LAZY);
 	expect(handle != NULL, "a guest is opened");
-	see_linked(handle);
+	see_alone(handle);
 }
 
 static void *churn(void *unused)
@@ -220,12 +249,14 @@ int main(int count, char **argument)
 	directory = argument[2];
 	quota = count == 4 ? strtoull(argument[3], NULL, 10) : 0;
 	if (strcmp(way, "linked") == 0 || strcmp(way, "now") == 0)
-		see_linked(in_namespace(way));
+		see_alone(in_namespace(way));
 	else if (strncmp(way, "deepbind", 8) == 0)
 		see_linked(dlopen(path_of(way[8] ? "now" : "linked"),
 		                  RTLD_LAZY | RTLD_LOCAL | RTLD_DEEPBIND));
 	else if (strcmp(way, "later") == 0)
 		see_later();
+	else if (strcmp(way, "keys") == 0)
+		see_keys();
 	else if (strcmp(way, "next") == 0)
 		see_next();
 	else if (strcmp(way, "other") == 0)
