@@ -56,6 +56,22 @@ void context_note(uint64_t handle, const struct context *context)
 	lock_give(&contexts->lock);
 }
 
+bool context_is_first(CUdevice ordinal)
+{
+	struct process *process = process_attached();
+	int device = process ? process_device(process, ordinal) : -1;
+	struct context *at = NULL;
+	bool any = false;
+
+	if (device < 0)
+		return true;
+	lock_take(&contexts_of(process)->lock);
+	while ((at = map_next(&contexts_of(process)->known, at)))
+		any = any || at->ordinal == ordinal;
+	lock_give(&contexts_of(process)->lock);
+	return !any && !overhead_others_change(process, device);
+}
+
 static bool look(uint64_t handle, struct context *context, bool take)
 {
 	struct process *process = process_get();
@@ -110,8 +126,6 @@ struct leaving context_leave(uint64_t handle)
 	struct leaving leaving = {.handle = handle};
 
 	leaving.known = context_take(handle, &leaving.context);
-	if (leaving.known)
-		overhead_change_begin(leaving.context.ordinal);
 	set_owner(handle, apart(handle));
 	return leaving;
 }
@@ -125,10 +139,8 @@ CUresult context_left(const struct leaving *leaving, CUresult result)
 		return result;
 	if (result != CUDA_SUCCESS) {
 		set_owner(apart(leaving->handle), leaving->handle);
-		if (leaving->known) {
+		if (leaving->known)
 			context_note(leaving->handle, context);
-			overhead_change_end(context->ordinal);
-		}
 		return result;
 	}
 	hold_owner_gone(process, apart(leaving->handle));
@@ -138,8 +150,6 @@ CUresult context_left(const struct leaving *leaving, CUresult result)
 	pool_settle_all(process, context->ordinal);
 	process_release(context->ordinal, context->heap, KIND_MEMORY);
 	process_release(context->ordinal, context->bytes + context->stack_bytes, KIND_OVERHEAD);
-	overhead_change_end(context->ordinal);
-	overhead_settle_loose(context->ordinal);
 	return result;
 }
 

@@ -47,6 +47,9 @@ uint64_t context_current(void);
 /* Note a context; what was known under its handle is forgotten. */
 void context_note(uint64_t handle, const struct context *context);
 
+/* Whether the process has no context on the device yet, and makes none. */
+bool context_is_first(CUdevice ordinal);
+
 /* What is known of a context; false, and all zero, if nothing is. */
 bool context_get(uint64_t handle, struct context *context);
 bool context_take(uint64_t handle, struct context *context);

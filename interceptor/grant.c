@@ -83,7 +83,7 @@ static enum grant_result fulfil(const struct wish *wish)
 		return UNATTACHED;
 	if (!wish->bytes)
 		return GRANTED; /* a context whose cost nobody knows yet */
-	if (__builtin_expect(overhead_is_open(process, device), 0))
+	if (__builtin_expect(overhead_is_open(process, device), 0) && wish->kind != KIND_OVERHEAD)
 		overhead_close(process, wish->ordinal, device);
 	result = process_charge(process, device, wish->bytes, wish->kind, &by_pool);
 	if (__builtin_expect(result != LEDGER_OK, 0))

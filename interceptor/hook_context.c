@@ -25,28 +25,24 @@ static uint64_t expected(CUdevice ordinal)
 
 /*
  * After a context was made for which `charged` was charged: make the charge what it takes. False if
- * that does not fit.
+ * that does not fit. Only the first one of this process on the device can be told from all else that
+ * the process holds there; what a further one took beside what was expected is found at the next
+ * request.
  */
-static bool settle(CUdevice ordinal, uint64_t *charged)
+static bool settle(CUdevice ordinal, bool first, uint64_t *charged)
 {
 	struct process *process = process_get();
 	int device = process_device(process, ordinal);
 	uint64_t all, other, real = *charged;
-	struct ledger_uncharged before = {0}, after = {0};
-	bool known = false;
 
-	if (device >= 0) {
-		before = overhead_loads(process, device);
-		known = overhead_measure(process, device, true, &all);
-		after = overhead_loads(process, device);
-	}
-	/* If another thread loaded code meanwhile nobody can tell which of the two took what: then the
-	 * expected figure stays, if there is one. */
-	if (known && (!*charged || (!after.under_way && before.ended == after.ended))) {
+	if (device >= 0 && (first || !*charged) &&
+	    overhead_measure(process, device, true, &all)) {
 		other = __atomic_load_n(&process->held[device].overhead, __ATOMIC_RELAXED);
 		other -= *charged < other ? *charged : other;
 		real = all > other ? all - other : 0;
 	}
+	if (!first)
+		overhead_leave_open(ordinal);
 	if (real > *charged &&
 	    grant(ordinal, real - *charged, KIND_OVERHEAD, ATTACH_CALL_CONTEXT) != GRANTED)
 		return false;
@@ -99,6 +95,7 @@ static void destroy_again(const struct request *r)
 static CUresult make(const struct request *r)
 {
 	uint64_t charged = expected(r->device);
+	bool first = context_is_first(r->device);
 	CUresult result;
 
 	if (grant(r->device, charged, KIND_OVERHEAD, ATTACH_CALL_CONTEXT) != GRANTED)
@@ -108,7 +105,7 @@ static CUresult make(const struct request *r)
 		process_release(r->device, charged, KIND_OVERHEAD);
 		return result;
 	}
-	if (!settle(r->device, &charged)) {
+	if (!settle(r->device, first, &charged)) {
 		destroy_again(r);
 		process_release(r->device, charged, KIND_OVERHEAD);
 		return CUDA_ERROR_OUT_OF_MEMORY;
@@ -173,27 +170,35 @@ CUresult cuGLCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice devic
 	    .entry = ID_cuGLCtxCreate_v2, .context = context, .flags = flags, .device = device});
 }
 
-CUresult cuCtxDestroy(CUcontext context)
+/* The end of a context, by whichever call. */
+static CUresult destroy(CUresult (*call)(CUcontext context), CUcontext context)
 {
 	struct leaving leaving = context_leave((uint64_t)(uintptr_t)context);
+	CUdevice device = leaving.known ? leaving.context.ordinal : -1;
+	CUresult result;
 
-	return context_left(&leaving, DRIVER(cuCtxDestroy)(context));
+	overhead_change_begin(device);
+	result = context_left(&leaving, call(context));
+	overhead_change_end(device);
+	overhead_settle_loose(device);
+	return result;
+}
+
+CUresult cuCtxDestroy(CUcontext context)
+{
+	return destroy(DRIVER(cuCtxDestroy), context);
 }
 
 CUresult cuCtxDestroy_v2(CUcontext context)
 {
-	struct leaving leaving = context_leave((uint64_t)(uintptr_t)context);
-
-	return context_left(&leaving, DRIVER(cuCtxDestroy_v2)(context));
+	return destroy(DRIVER(cuCtxDestroy_v2), context);
 }
 
 /* Destroys it if this was the last use; nobody can ask whether it was. A context of
  * cuCtxCreate has one use unless cuCtxAttach (deprecated since CUDA 4) made more. */
 CUresult cuCtxDetach(CUcontext context)
 {
-	struct leaving leaving = context_leave((uint64_t)(uintptr_t)context);
-
-	return context_left(&leaving, DRIVER(cuCtxDetach)(context));
+	return destroy(DRIVER(cuCtxDetach), context);
 }
 
 /* --- primary contexts ------------------------------------------------------------------------ */
@@ -234,12 +239,14 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
 static CUresult leave_primary(CUresult (*call)(CUdevice device), CUdevice device)
 {
 	struct lock *lock = take_primary(device);
-	CUresult result = call(device);
+	CUresult result;
 
-	if (lock) {
-		result = primary_left(result, device);
-		lock_give(lock);
-	}
+	if (!lock)
+		return call(device);
+	overhead_change_begin(device);
+	result = primary_left(call(device), device);
+	overhead_change_end(device);
+	lock_give(lock);
 	return result;
 }
 

@@ -49,7 +49,9 @@ CUresult cuGreenCtxDestroy(CUgreenCtx green)
 		(void)context_take(key_of(context), &made);
 	lock = &state_of(process)->contexts.primary_lock[known.ordinal];
 	lock_take(lock);
+	overhead_change_begin(known.ordinal);
 	result = primary_left(DRIVER(cuGreenCtxDestroy)(green), known.ordinal);
+	overhead_change_end(known.ordinal);
 	lock_give(lock);
 	if (result != CUDA_SUCCESS) {
 		context_note(key_of(green), &known);

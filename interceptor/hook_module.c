@@ -16,6 +16,7 @@
 #include <string.h>
 
 enum { FUNCTION_LOCAL_BYTES = 3 }; /* CUfunction_attribute */
+enum { LOADING_LAZY = 2 };         /* CUmoduleLoadingMode */
 
 static uint64_t key_of(const void *handle)
 {
@@ -141,10 +142,24 @@ static CUresult loaded_library(const struct watch *watch, CUresult result, CUlib
 	return result;
 }
 
+/* Whether nothing is taken before the first use. */
+static bool loads_lazily(void)
+{
+	int mode = 0;
+
+	return DRIVER_HAS(cuModuleGetLoadingMode) &&
+	       DRIVER(cuModuleGetLoadingMode)(&mode) == CUDA_SUCCESS && mode == LOADING_LAZY;
+}
+
+static struct watch watch_library(void)
+{
+	return loads_lazily() ? (struct watch){.ordinal = -1} : watch_begin();
+}
+
 CUresult cuLibraryLoadData(CUlibrary *library, const void *code, int *jit_options, void **jit_values,
                            unsigned int jit_count, int *options, void **values, unsigned int count)
 {
-	struct watch watch = watch_begin();
+	struct watch watch = watch_library();
 
 	return loaded_library(&watch,
 	                      DRIVER(cuLibraryLoadData)(library, code, jit_options, jit_values,
@@ -156,7 +171,7 @@ CUresult cuLibraryLoadFromFile(CUlibrary *library, const char *file, int *jit_op
                                void **jit_values, unsigned int jit_count, int *options,
                                void **values, unsigned int count)
 {
-	struct watch watch = watch_begin();
+	struct watch watch = watch_library();
 
 	return loaded_library(&watch,
 	                      DRIVER(cuLibraryLoadFromFile)(library, file, jit_options, jit_values,

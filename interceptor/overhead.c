@@ -16,8 +16,6 @@
 
 #define NAPS 2500 /* of 200 us: half a second */
 
-#define CAPTURE_MODE_RELAXED 2 /* CUstreamCaptureMode */
-
 static struct overheads *overheads_of(struct process *process)
 {
 	return &state_of(process)->overheads;
@@ -58,10 +56,21 @@ static void leave_open(struct process *process, int device)
 	__atomic_fetch_or(&overheads_of(process)->open, 1u << device, __ATOMIC_RELAXED);
 }
 
+#define CHANGE_BEGUN ((1ull << 32) + 1)
+
+static uint64_t changes(struct process *process, int device)
+{
+	return __atomic_load_n(&overheads_of(process)->changes[device], __ATOMIC_ACQUIRE);
+}
+
 static bool others_change(struct process *process, int device, bool own)
 {
-	return __atomic_load_n(&overheads_of(process)->changing[device], __ATOMIC_ACQUIRE) >
-	       (uint32_t)own;
+	return (uint32_t)changes(process, device) > (uint32_t)own;
+}
+
+bool overhead_others_change(struct process *process, int device)
+{
+	return others_change(process, device, true);
 }
 
 /* The device is asked again soon, but not by the next of a million requests. */
@@ -74,14 +83,15 @@ static void wait_a_little(struct process *process)
 bool overhead_measure(struct process *process, int device, bool own, uint64_t *bytes)
 {
 	for (int tries = 0; tries < TRIES && !others_change(process, device, own); tries++) {
+		uint64_t begun = changes(process, device), truth;
 		struct instant before = look(process, device), after;
-		uint64_t truth;
 
 		if (!process_truth(device, &truth))
 			break;
 		after = look(process, device);
 		if (before.number != after.number || after.calls.under_way ||
-		    before.calls.ended != after.calls.ended || others_change(process, device, own))
+		    before.calls.ended != after.calls.ended ||
+		    begun != changes(process, device) || (uint32_t)begun > (uint32_t)own)
 			continue;
 		*bytes = truth > after.asked ? truth - after.asked : 0;
 		return true;
@@ -124,6 +134,11 @@ static void settle(struct process *process, CUdevice ordinal, int device)
 	struct overheads *overheads = overheads_of(process);
 	uint64_t all, now, less;
 
+	/* What a load took is for it to charge, as long as it is under way. */
+	if (overhead_loads(process, device).under_way) {
+		leave_open(process, device);
+		return;
+	}
 	if (!overhead_measure(process, device, false, &all))
 		return;
 	lock_take(&overheads->lock);
@@ -157,17 +172,15 @@ void overhead_settle_loose(CUdevice ordinal)
 		overhead_settle(ordinal);
 }
 
-static void close_now(struct process *process, CUdevice ordinal, int device)
-{
-	/* First: what is left open meanwhile stays so. */
-	__atomic_fetch_and(&overheads_of(process)->open, ~(1u << device), __ATOMIC_ACQ_REL);
-	settle(process, ordinal, device);
-}
-
 void overhead_close(struct process *process, CUdevice ordinal, int device)
 {
-	if (milliseconds() >= __atomic_load_n(&overheads_of(process)->not_before, __ATOMIC_RELAXED))
-		close_now(process, ordinal, device);
+	struct overheads *overheads = overheads_of(process);
+
+	if (milliseconds() < __atomic_load_n(&overheads->not_before, __ATOMIC_RELAXED))
+		return;
+	/* First: what is left open meanwhile stays so. */
+	__atomic_fetch_and(&overheads->open, ~(1u << device), __ATOMIC_ACQ_REL);
+	settle(process, ordinal, device);
 }
 
 void overhead_change_begin(CUdevice ordinal)
@@ -176,7 +189,8 @@ void overhead_change_begin(CUdevice ordinal)
 	int device = process ? process_device(process, ordinal) : -1;
 
 	if (device >= 0)
-		__atomic_fetch_add(&overheads_of(process)->changing[device], 1, __ATOMIC_ACQ_REL);
+		__atomic_fetch_add(&overheads_of(process)->changes[device], CHANGE_BEGUN,
+		                   __ATOMIC_ACQ_REL);
 }
 
 void overhead_change_end(CUdevice ordinal)
@@ -184,34 +198,8 @@ void overhead_change_end(CUdevice ordinal)
 	struct process *process = process_attached();
 	int device = process ? process_device(process, ordinal) : -1;
 
-	if (device >= 0 &&
-	    __atomic_sub_fetch(&overheads_of(process)->changing[device], 1, __ATOMIC_ACQ_REL) == 0 &&
-	    overhead_is_open(process, device))
-		close_now(process, ordinal, device);
-}
-
-/* Free bytes of the current device, 0 if that cannot be asked. In a thread that records a graph the
- * question must not end the recording. */
-static uint64_t bytes_left(void)
-{
-	int mode = CAPTURE_MODE_RELAXED;
-	size_t available = 0, total = 0;
-	bool exchanged = DRIVER_HAS(cuThreadExchangeStreamCaptureMode) &&
-	                 DRIVER(cuThreadExchangeStreamCaptureMode)(&mode) == CUDA_SUCCESS;
-
-	if (!DRIVER_HAS(cuMemGetInfo_v2) ||
-	    DRIVER(cuMemGetInfo_v2)(&available, &total) != CUDA_SUCCESS)
-		available = 0;
-	if (exchanged)
-		(void)DRIVER(cuThreadExchangeStreamCaptureMode)(&mode);
-	return available;
-}
-
-/* It changes with every charge of the slice: who frees as much as a load takes, at the same time, does
- * not hide it. */
-static uint64_t tag_of(struct process *process, int device)
-{
-	return __atomic_load_n(&process->ledger->device[device].word.tag, __ATOMIC_RELAXED);
+	if (device >= 0)
+		__atomic_fetch_sub(&overheads_of(process)->changes[device], 1, __ATOMIC_ACQ_REL);
 }
 
 struct watch watch_begin(void)
@@ -228,9 +216,7 @@ struct watch watch_begin(void)
 	if (device >= 0) {
 		watch.account = &process->held[device].account.slice;
 		ledger_begin_load(watch.account);
-		watch.loads = ledger_loads(watch.account->ledger, watch.account->lane);
-		watch.tag = tag_of(process, device);
-		watch.left = bytes_left();
+		watch.loads = overhead_loads(process, device);
 	}
 	return watch;
 }
@@ -251,15 +237,9 @@ static uint64_t taken(const struct watch *watch)
 	int device = process_device(process, watch->ordinal);
 	uint64_t all, now;
 
-	if (tag_of(process, device) == watch->tag && bytes_left() == watch->left)
-		return 0;
 	wait_for_changes(process, device);
-	if (!overhead_measure(process, device, false, &all)) {
-		/* If no other change is under way any more, nobody else will close it. */
-		if (!others_change(process, device, false))
-			close_now(process, watch->ordinal, device);
-		return 0;
-	}
+	if (!overhead_measure(process, device, false, &all))
+		return 0; /* it is open now */
 	now = charged(process, device);
 	return all > now ? all - now : 0;
 }

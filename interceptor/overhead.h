@@ -16,7 +16,8 @@
 #include "process.h"
 
 struct overheads {
-	uint32_t changing[LEDGER_DEVICES]; /* calls under way that charge, or give back, by themselves */
+	/* Calls that charge, or give back, by themselves: under way, and begun << 32. */
+	uint64_t changes[LEDGER_DEVICES];
 	struct lock lock;   /* guards `loose` */
 	uint32_t open;      /* bit per ledger device: something may have taken what is not charged */
 	uint32_t streams;   /* that were made */
@@ -33,9 +34,11 @@ struct overheads {
 bool overhead_measure(struct process *process, int device, bool own, uint64_t *bytes);
 
 /* Around a call that makes or ends overhead whose charge is made before it, or given back after it:
- * what another thread measured in between would be wrong. Who ends the last closes the device. */
+ * what another thread measured in between would be wrong. */
 void overhead_change_begin(CUdevice ordinal);
 void overhead_change_end(CUdevice ordinal);
+/* Whether, in between, another one is under way. */
+bool overhead_others_change(struct process *process, int device);
 
 /* How many loads are under way, and ended. */
 struct ledger_uncharged overhead_loads(struct process *process, int device);
@@ -57,14 +60,11 @@ void overhead_close(struct process *process, CUdevice ordinal, int device);
 /* A call of the driver that may take overhead on the current device. */
 struct watch {
 	CUdevice ordinal; /* -1: nothing can be taken, for there is no context */
-	uint64_t left;    /* free bytes of the card before the call */
-	uint64_t tag;     /* of the last change of what the slice holds, before it */
 	const struct ledger_account *account; /* in whose lane the call is noted, or NULL */
-	struct ledger_uncharged loads;        /* as they were when it began, itself included */
+	struct ledger_uncharged loads; /* as they were when it began, itself included */
 };
 
-/* Around it. If the card's free memory is the same before and after, and nobody in the slice charged
- * anything, it took nothing, and nobody is asked. */
+/* Around it. */
 struct watch watch_begin(void);
 
 /* After it: charge what it took, *bytes, which is the caller's to give back. False if that does not
