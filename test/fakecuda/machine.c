@@ -248,8 +248,10 @@ enum machine_status machine_join(void)
 		return MACHINE_UNREACHABLE;
 	machine_lock();
 	for (unsigned i = 0; i < MACHINE_MAX_PROCESSES; i++) {
-		/* One with this process's identity is a dead namesake's: it has not joined yet. */
-		if (machine_record_is_live(i, &pid) && !is_own_record(i))
+		/* One with this process's identity is a dead namesake's, unless it is locked: then
+		 * this is a second driver of this process, in a namespace or a file of its own. */
+		if (machine_record_is_live(i, &pid) &&
+		    (!is_own_record(i) || byte_is_locked(SHARED_LOCK(i), F_OFD_GETLK, &pid)))
 			continue;
 		/* Emptied before it is locked: a record that is live never shows its former
 		 * owner's bytes. */
@@ -374,10 +376,18 @@ unsigned machine_processes(unsigned device, struct machine_process *out, unsigne
 	objects_held(device, shared);
 	for (unsigned i = 0; i < count; i++) {
 		uint64_t bytes = atomic_load(&machine_state->listed[device][i]) + shared[i];
+		unsigned same = 0;
 
 		if (!bytes || !atomic_load(&machine_state->contexts[device][i]) ||
 		    !machine_record_is_live(i, &pid) || !pid)
 			continue;
+		/* Of the drivers of one process it is told as one. */
+		while (same < found && same < max && out[same].pid != pid)
+			same++;
+		if (same < found && same < max) {
+			out[same].bytes += bytes;
+			continue;
+		}
 		if (found < max)
 			out[found] = (struct machine_process){.pid = pid, .bytes = bytes};
 		found++;
