@@ -52,7 +52,7 @@ struct elsewhere {
 	struct elsewhere *next;
 	CUmemLocation location;
 	int type;
-	/* The last that was set. Observed: it is told even when that was destroyed. */
+	/* The last that was set, even if it was destroyed since (the default one is not told). */
 	CUmemoryPool default_pool, current_pool;
 };
 
