@@ -107,6 +107,11 @@ bool device_charge_with(struct device *device, uint64_t listed, uint64_t unliste
 	return pools_give_back(device) && machine_charge(device->machine, listed, unlisted);
 }
 
+bool device_charge_free(struct device *device, uint64_t bytes)
+{
+	return machine_charge(device->machine, bytes, 0);
+}
+
 void device_release_with(struct device *device, uint64_t listed, uint64_t unlisted)
 {
 	machine_release(device->machine, listed, unlisted);

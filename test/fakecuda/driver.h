@@ -45,7 +45,7 @@ struct owned {
 struct overhead {
 	uint64_t small_code, large_code; /* of modules; the small ones share blocks */
 	uint64_t code;                   /* that is taken for them */
-	uint64_t stack;
+	uint64_t stack, stack_first;     /* the first is part of what the context cost */
 	uint64_t stream_count, streams;
 	uint64_t node_count, nodes; /* of executable graphs */
 };
@@ -110,6 +110,8 @@ struct device *device_of(unsigned machine); /* NULL if this process does not see
 uint64_t device_capacity(const struct device *device);
 /* Takes bytes of the card; unused pool memory of this process makes room if it must. */
 bool device_charge(struct device *device, uint64_t bytes);
+/* The same, but no room is made: pools stay as they are. */
+bool device_charge_free(struct device *device, uint64_t bytes);
 void device_release(struct device *device, uint64_t bytes);
 /* The same with bytes that are used on the card but listed for no process (machine.h). */
 bool device_charge_with(struct device *device, uint64_t listed, uint64_t unlisted);

@@ -17,9 +17,14 @@ enum {
 #define PENDING_MOST 599186
 #define L2_STEP 3276800
 
+#define STACK_FIRST 1024
+#define STACK_UNIT 16
+
 /* Observed: of a FIFO of 512 MiB the card holds that much, of the default one nothing that could be
- * seen. */
-#define FIFO_BACKED (64 * MiB)
+ * seen. The module that made it be taken holds 2 MiB more, which go with it. */
+#define FIFO_BACKED (62 * MiB)
+#define FIFO_CODE (2 * MiB)
+#define FIFO_LARGE (64 * MiB)
 
 #define HEAP_STEP (2 * MiB)
 #define HEAP_OVERHEAD (2 * MiB)
@@ -28,7 +33,7 @@ enum {
 
 /* What an H100 says: stack, printf FIFO, malloc heap, -, pending launches, L2 fetch, L2 persisting,
  * shared memory, graphics beside it, -. */
-static const size_t defaults[LIMITS] = {STACK_LEAST, 8650752, 8388608, 0, 2048,
+static const size_t defaults[LIMITS] = {STACK_FIRST, 8650752, 8388608, 0, 2048,
                                         64,          9830400, 232448,  0, 0};
 
 void limits_start(CUcontext context)
@@ -37,20 +42,29 @@ void limits_start(CUcontext context)
 	context->heap_taken = false;
 	context->fifo_taken = false;
 	context->fifo_backed = false;
-	context->overhead = (struct overhead){0};
+	overhead_start(context, STACK_FIRST);
+}
+
+/* One that could exist, so that rounding it up is safe. */
+static CUresult set_stack(CUcontext context, uint64_t bytes)
+{
+	CUresult result;
+
+	bytes = round_up(bytes, STACK_UNIT);
+	result = overhead_set_stack(context, bytes);
+	if (result == CUDA_SUCCESS)
+		context->limits[CU_LIMIT_STACK_SIZE] = bytes;
+	return result;
 }
 
 CUresult limit_fit_stack(CUcontext context, uint64_t frame)
 {
-	CUresult result;
-
 	context = context_holder(context);
 	if (frame <= context->limits[CU_LIMIT_STACK_SIZE])
 		return CUDA_SUCCESS;
-	result = overhead_set_stack(context, frame);
-	if (result == CUDA_SUCCESS)
-		context->limits[CU_LIMIT_STACK_SIZE] = frame;
-	return result;
+	if (!overhead_stack_exists(context, frame))
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	return set_stack(context, frame);
 }
 
 CUresult limit_take_heap(CUcontext context)
@@ -75,16 +89,21 @@ void limit_take_fifo(CUcontext context)
 	context_holder(context)->fifo_taken = true;
 }
 
-CUresult limit_back_fifo(CUcontext context)
+CUresult limit_back_fifo(CUcontext context, uint64_t *code)
 {
-	CUresult result = CUDA_SUCCESS;
-
+	*code = 0;
 	context = context_holder(context);
-	if (context->limits[CU_LIMIT_PRINTF_FIFO_SIZE] > FIFO_BACKED && !context->fifo_backed) {
-		result = overhead_keep(context, FIFO_BACKED);
-		context->fifo_backed = result == CUDA_SUCCESS;
+	if (context->limits[CU_LIMIT_PRINTF_FIFO_SIZE] <= FIFO_LARGE || context->fifo_backed)
+		return CUDA_SUCCESS;
+	if (overhead_take_code(context, FIFO_CODE) != CUDA_SUCCESS)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	if (overhead_keep(context, FIFO_BACKED) != CUDA_SUCCESS) {
+		overhead_give_code(context, FIFO_CODE);
+		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
-	return result;
+	context->fifo_backed = true;
+	*code = FIFO_CODE;
+	return CUDA_SUCCESS;
 }
 
 /* Leaves the lock held only on success. */
@@ -146,8 +165,9 @@ CUDA_API CUresult cuCtxSetLimit(int limit, size_t value)
 	if (is_in_use(context, limit))
 		return driver_leave(CUDA_ERROR_INVALID_VALUE);
 	if (limit == CU_LIMIT_STACK_SIZE)
-		result = overhead_set_stack(context, value);
-	if (result == CUDA_SUCCESS)
-		context->limits[limit] = granted(limit, value);
-	return driver_leave(result);
+		return driver_leave(overhead_stack_exists(context, value)
+		                        ? set_stack(context, value)
+		                        : CUDA_ERROR_INVALID_VALUE);
+	context->limits[limit] = granted(limit, value);
+	return driver_leave(CUDA_SUCCESS);
 }

@@ -248,8 +248,11 @@ enum machine_status machine_join(void)
 		return MACHINE_UNREACHABLE;
 	machine_lock();
 	for (unsigned i = 0; i < MACHINE_MAX_PROCESSES; i++) {
-		/* One with this process's identity is a dead namesake's: it has not joined yet. */
-		if (machine_record_is_live(i, &pid) && !is_own_record(i))
+		/* One with this process's identity is a dead namesake's, unless it is locked: then
+		 * it is that of another driver of this process, from a namespace or a file of its
+		 * own. */
+		if (machine_record_is_live(i, &pid) &&
+		    (!is_own_record(i) || byte_is_locked(SHARED_LOCK(i), F_OFD_GETLK, &pid)))
 			continue;
 		/* Emptied before it is locked: a record that is live never shows its former
 		 * owner's bytes. */
@@ -368,16 +371,26 @@ unsigned machine_processes(unsigned device, struct machine_process *out, unsigne
 {
 	unsigned count = atomic_load(&machine_state->record_count);
 	uint64_t shared[MACHINE_MAX_PROCESSES] = {0};
+	pid_t pids[MACHINE_MAX_PROCESSES], pid;
 	unsigned found = 0;
-	pid_t pid;
 
 	objects_held(device, shared);
 	for (unsigned i = 0; i < count; i++) {
 		uint64_t bytes = atomic_load(&machine_state->listed[device][i]) + shared[i];
+		unsigned same = 0;
 
 		if (!bytes || !atomic_load(&machine_state->contexts[device][i]) ||
 		    !machine_record_is_live(i, &pid) || !pid)
 			continue;
+		/* The drivers of a process are told as one. */
+		while (same < found && pids[same] != pid)
+			same++;
+		if (same < found) {
+			if (same < max)
+				out[same].bytes += bytes;
+			continue;
+		}
+		pids[found] = pid;
 		if (found < max)
 			out[found] = (struct machine_process){.pid = pid, .bytes = bytes};
 		found++;

@@ -63,7 +63,8 @@ unsigned machine_device_count(void);
 const struct machine_device *machine_device(unsigned device);
 
 /*
- * Gives this process a record. libcuda calls it once, from cuInit.
+ * Gives this process a record. libcuda calls it once, from cuInit; where a process has several of
+ * it, in namespaces of the loader or by other names, each has a record.
  */
 enum machine_status machine_join(void);
 
@@ -87,7 +88,7 @@ uint64_t machine_used(unsigned device);
 
 /*
  * Writes up to `max` processes that have a context and listed bytes on the card and are visible
- * from the caller's pid namespace; returns how many there are.
+ * from the caller's pid namespace, each once; returns how many there are.
  */
 unsigned machine_processes(unsigned device, struct machine_process *out, unsigned max);
 

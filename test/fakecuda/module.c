@@ -29,6 +29,7 @@ static void free_module(struct owned *owned)
 	if (module->library)
 		library_forget(module->library, module);
 	overhead_give_code(owned->context, module->image->bytes);
+	overhead_give_code(owned->context, module->printf_code);
 	image_drop(module->image);
 	free(module);
 }
@@ -44,7 +45,7 @@ CUresult module_create(CUcontext context, struct image *image, CUmodule *out)
 	if (result != CUDA_SUCCESS)
 		goto no_memory;
 	if (image->uses_printf)
-		result = limit_back_fifo(context);
+		result = limit_back_fifo(context, &module->printf_code);
 	if (result != CUDA_SUCCESS)
 		goto no_fifo;
 	module->image = image_hold(image);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "overhead.h"
 
-#include "limit.h"
+#include "config.h"
 #include "vram.h"
 
 /* Observed: the first arrays of a few bytes find room in what the context has. How much that is
@@ -10,6 +10,10 @@
 
 /* Observed: 100, 1,000 and 10,000 streams take 54, 546 and 5,468 MiB. */
 #define STREAM_BYTES (560 * 1024ull)
+
+#define CARD_THREADS ((uint64_t)CARD_PROCESSORS * CARD_PROCESSOR_THREADS)
+/* Observed: stacks take so much more than theirs before it is rounded up, or up to 128 KiB less. */
+#define STACK_MORE (512 * 1024ull)
 
 /* Observed of 100,000 nodes, that take 220 MiB; small graphs take nothing. */
 #define NODES_FREE 10000
@@ -82,43 +86,56 @@ void overhead_give_code(CUcontext context, uint64_t bytes)
 	resize_code(overhead, context);
 }
 
-CUresult overhead_set_stack(CUcontext context, uint64_t bytes)
+static uint64_t stacks(uint64_t bytes)
 {
-	const uint64_t threads = (uint64_t)CARD_PROCESSORS * CARD_PROCESSOR_THREADS;
-
-	context = context_holder(context);
-	if (bytes > device_capacity(context->device) / threads)
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	/* What the least takes is part of what the context cost. */
-	bytes = bytes > STACK_LEAST ? bytes - STACK_LEAST : 0;
-	return resize(context, &context->overhead.stack, steps(bytes * threads));
+	return steps(bytes * CARD_THREADS + STACK_MORE);
 }
 
-/* Rounded down: a context has room for the first few. */
-static CUresult resize_streams(CUcontext context)
+void overhead_start(CUcontext context, uint64_t stack)
 {
-	uint64_t bytes = context->overhead.stream_count * STREAM_BYTES;
+	context->overhead = (struct overhead){.stack = stacks(stack), .stack_first = stacks(stack)};
+}
 
-	return resize(context, &context->overhead.streams, bytes / VRAM_BLOCK * VRAM_BLOCK);
+bool overhead_stack_exists(const struct CUctx_st *context, uint64_t bytes)
+{
+	return bytes <= device_capacity(context->device) / CARD_THREADS;
+}
+
+CUresult overhead_set_stack(CUcontext context, uint64_t bytes)
+{
+	uint64_t first, least, cost = config_context_bytes();
+
+	context = context_holder(context);
+	if (!overhead_stack_exists(context, bytes))
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	/* Smaller stacks than the first are paid for by the context; one that was made cheaper than
+	 * its stacks has no more to give. */
+	first = context->overhead.stack_first;
+	least = first > cost ? first - cost : 0;
+	bytes = stacks(bytes);
+	return resize(context, &context->overhead.stack, bytes > least ? bytes : least);
 }
 
 CUresult overhead_add_stream(CUcontext context)
 {
-	CUresult result;
+	struct overhead *overhead;
+	CUresult result = CUDA_SUCCESS;
+	uint64_t wanted;
 
 	context = context_holder(context);
-	context->overhead.stream_count++;
-	result = resize_streams(context);
-	if (result != CUDA_SUCCESS)
-		context->overhead.stream_count--;
+	overhead = &context->overhead;
+	/* Rounded down: a context has room for the first few. */
+	wanted = (overhead->stream_count + 1) * STREAM_BYTES / VRAM_BLOCK * VRAM_BLOCK;
+	if (wanted > overhead->streams)
+		result = resize(context, &overhead->streams, wanted);
+	if (result == CUDA_SUCCESS)
+		overhead->stream_count++;
 	return result;
 }
 
 void overhead_drop_stream(CUcontext context)
 {
-	context = context_holder(context);
-	context->overhead.stream_count--;
-	resize_streams(context);
+	context_holder(context)->overhead.stream_count--;
 }
 
 CUresult overhead_add_nodes(CUcontext context, uint64_t count)

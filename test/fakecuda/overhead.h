@@ -23,9 +23,14 @@ CUresult overhead_keep(CUcontext context, uint64_t bytes);
 CUresult overhead_take_code(CUcontext context, uint64_t bytes);
 void overhead_give_code(CUcontext context, uint64_t bytes);
 
+/* Of a context that has just been made: nothing but the stacks, which are part of its cost. */
+void overhead_start(CUcontext context, uint64_t stack);
+/* Whether a card of this size could have stacks of this size at all. */
+bool overhead_stack_exists(const struct CUctx_st *context, uint64_t bytes);
 /* Stacks of this size for all threads that the card can run at a time. */
 CUresult overhead_set_stack(CUcontext context, uint64_t bytes);
 
+/* What streams took is kept for the next ones. */
 CUresult overhead_add_stream(CUcontext context);
 void overhead_drop_stream(CUcontext context);
 

@@ -69,18 +69,17 @@ static void forget_pool(CUmemoryPool pool)
 	free(pool);
 }
 
-/* Never below `keep`: of 64 MiB in two segments a trim to 40 MiB takes none. */
+/* Never below `keep`: of 64 MiB in two steps a trim to 40 MiB takes none. */
 static void trim(CUmemoryPool pool, uint64_t keep, bool awaited_too)
 {
 	struct segment *segment, *next;
 
 	for (segment = pool->segments; segment; segment = next) {
 		next = segment->next;
-		if (pool->reserved - segment->size < keep)
-			continue;
-		if (segment->used)
-			pool_shed(segment);
-		else if (awaited_too || !pool_is_awaited(segment))
+		if (segment->used || pool->reserved - segment->size < keep ||
+		    (!awaited_too && pool_is_awaited(segment)))
+			pool_shed(segment, keep, awaited_too);
+		else
 			pool_drop_segment(segment);
 	}
 }
@@ -107,9 +106,22 @@ void pool_destroy(CUmemoryPool pool)
 	pool_trim(pool, 0);
 	if (pool->device && pool->device->current_pool == pool)
 		pool->device->current_pool = NULL;
-	places_forget(pool);
 	if (!pool->segments)
 		forget_pool(pool);
+}
+
+/*
+ * What a pool grows by is used together with what was left at the end of it. The card may have room
+ * for that, but not for a segment; it has none to spare once a new segment has been tried.
+ */
+static struct extent *grow(CUmemoryPool pool, uint64_t need, CUstream stream)
+{
+	struct extent *extent = pool_extend(pool, need, stream);
+	struct segment *segment = extent ? NULL : pool_grow(pool, need);
+
+	if (segment)
+		return segment->first;
+	return extent ? extent : pool_extend(pool, need, stream);
 }
 
 CUresult pool_allocate(CUmemoryPool pool, size_t size, CUstream stream, CUdeviceptr *out)
@@ -121,16 +133,9 @@ CUresult pool_allocate(CUmemoryPool pool, size_t size, CUstream stream, CUdevice
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	for (struct segment *s = pool->segments; s && !extent; s = s->next)
 		extent = pool_find_extent(s, need, stream);
-	if (!extent && pool->managed_on)
-		extent = pool_extend(pool, need, stream);
-	if (!extent) {
-		struct segment *segment = pool_grow(pool, need);
-
-		if (!segment)
-			return CUDA_ERROR_OUT_OF_MEMORY;
-		extent = segment->first;
-	}
-	if (!pool_split(extent, need))
+	if (!extent)
+		extent = grow(pool, need, stream);
+	if (!extent || !pool_split(extent, need))
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	extent->range.size = size;
 	if (!ranges_add(&allocations, &extent->range))

@@ -59,9 +59,6 @@ bool pool_may_touch(const struct range *range, const struct device *device);
 /* The machine's object for the segment that an allocation lies in; 0: there is no room. */
 uint64_t pool_share_segment(struct range *range);
 
-/* pool_places.c: it is current nowhere any more. */
-void places_forget(CUmemoryPool pool);
-
 /* pool_share.c. Pools of other processes are not among those that pool_is_known knows. */
 bool pool_import_destroy(CUmemoryPool pool); /* false: it is no import */
 /* Gives back what cuMemPoolImportPointer made: a range of kind RANGE_IMPORTED. */

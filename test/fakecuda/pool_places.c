@@ -52,6 +52,7 @@ struct elsewhere {
 	struct elsewhere *next;
 	CUmemLocation location;
 	int type;
+	/* The last that was set, even if it was destroyed since (the default one is not told). */
 	CUmemoryPool default_pool, current_pool;
 };
 
@@ -61,13 +62,6 @@ struct place {
 };
 
 static struct elsewhere *all_elsewhere;
-
-void places_forget(CUmemoryPool pool)
-{
-	for (struct elsewhere *here = all_elsewhere; here; here = here->next)
-		if (here->current_pool == pool)
-			here->current_pool = NULL;
-}
 
 static struct elsewhere *elsewhere_at(const CUmemLocation *location, int type)
 {

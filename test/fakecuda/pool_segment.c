@@ -7,12 +7,22 @@
 
 #include <stdlib.h>
 
-/* Addresses for a pool that grows in place. */
+/* Addresses for a segment that grows in place. */
 #define GROWTH_ROOM (1024 * MiB)
 
 struct extent *pool_extent_of(struct range *range)
 {
 	return (struct extent *)((char *)range - offsetof(struct extent, range));
+}
+
+/* Bytes that no other process may have. */
+static void give_back(CUmemoryPool pool, uint64_t size)
+{
+	pool->reserved -= size;
+	if (pool->device)
+		device_release(pool->device, size);
+	if (pool->managed_on)
+		pool->spare += (unsigned)(size / MANAGED_CHUNK);
 }
 
 void pool_drop_segment(struct segment *segment)
@@ -27,13 +37,12 @@ void pool_drop_segment(struct segment *segment)
 		free(extent);
 		extent = next;
 	}
-	pool->reserved -= segment->size;
-	if (segment->object)
+	if (segment->object) {
 		object_let_go(segment->hold);
-	else if (pool->device)
-		device_release(pool->device, segment->size);
-	if (pool->managed_on)
-		pool->spare += (unsigned)(segment->size / MANAGED_CHUNK);
+		pool->reserved -= segment->size;
+	} else {
+		give_back(pool, segment->size);
+	}
 	*segment->link = segment->next;
 	if (segment->next)
 		segment->next->link = segment->link;
@@ -80,7 +89,7 @@ struct segment *pool_grow(CUmemoryPool pool, uint64_t size)
 	uint64_t room;
 
 	size = round_up(size, POOL_STEP);
-	room = pool->managed_on && size < GROWTH_ROOM ? GROWTH_ROOM : size;
+	room = size < GROWTH_ROOM ? GROWTH_ROOM : size;
 	if (!segment || !extent || !fits(pool, size))
 		goto no_memory;
 	extent->range.start = address_reserve(room, ADDRESS_STEP);
@@ -154,23 +163,32 @@ static struct extent *append(struct segment *segment, struct extent *last)
 	return extent;
 }
 
-/* Observed of managed pools: 1 MiB and then 100 MiB take 4 steps, not 5. */
+/* Observed: 1 MiB and then 100 MiB take 4 steps, not 5. */
 struct extent *pool_extend(CUmemoryPool pool, uint64_t need, CUstream stream)
 {
 	for (struct segment *s = pool->segments; s; s = s->next) {
 		struct extent *last = s->first;
 		uint64_t more;
 
+		/* What was exported is shared as it is. */
+		if (s->object)
+			continue;
 		while (last->next)
 			last = last->next;
 		more = round_up(may_reuse(last, stream) ? need - last->size : need, POOL_STEP);
 		if (more > s->room - s->size || !fits(pool, more))
 			continue;
+		if (pool->device && !device_charge_free(pool->device, more))
+			return NULL;
 		if (!may_reuse(last, stream))
 			last = append(s, last);
-		if (!last)
+		if (!last) {
+			if (pool->device)
+				device_release(pool->device, more);
 			return NULL;
-		take_pages(pool, more);
+		}
+		if (pool->managed_on)
+			take_pages(pool, more);
 		last->size += more;
 		s->size += more;
 		add_reserved(pool, more);
@@ -270,32 +288,49 @@ static struct segment *cut_before(struct extent *extent)
 	return cut;
 }
 
-/* The whole steps that lie in a free extent; false if there is none. */
-static bool free_steps(const struct extent *extent, uint64_t *before, uint64_t *size)
+/* The last `most` whole steps that lie in an extent; false if there is none. */
+static bool whole_steps(const struct extent *extent, uint64_t most, uint64_t *before,
+                        uint64_t *size)
 {
 	uint64_t start = extent->range.start - extent->segment->first->range.start;
 	uint64_t first = round_up(start, POOL_STEP);
 	uint64_t end = (start + extent->size) / POOL_STEP * POOL_STEP;
 
-	if (extent->state != EXTENT_FREE || end <= first)
+	if (end <= first || !most)
 		return false;
+	if (end - first > most * POOL_STEP)
+		first = end - most * POOL_STEP;
 	*before = first - start;
 	*size = end - first;
 	return true;
 }
 
-void pool_shed(struct segment *segment)
+/* The segment keeps the addresses, to grow in place again. */
+static void drop_end(struct extent *extent)
 {
+	struct segment *segment = extent->segment;
+
+	extent->previous->next = NULL;
+	segment->size -= extent->size;
+	give_back(segment->pool, extent->size);
+	free(extent);
+}
+
+void pool_shed(struct segment *segment, uint64_t keep, bool awaited_too)
+{
+	CUmemoryPool pool = segment->pool;
 	struct extent *extent = segment->first;
 	uint64_t before, size;
 
 	/* What was exported is shared as it is. */
 	if (segment->object)
 		return;
-	while (extent) {
+	while (extent && pool->reserved > keep) {
 		struct extent *after;
 
-		if (!free_steps(extent, &before, &size)) {
+		if (extent->state == EXTENT_USED ||
+		    (extent->state == EXTENT_WAITING && !awaited_too) ||
+		    !whole_steps(extent, (pool->reserved - keep) / POOL_STEP, &before, &size)) {
 			extent = extent->next;
 			continue;
 		}
@@ -304,10 +339,14 @@ void pool_shed(struct segment *segment)
 				return;
 			extent = extent->next;
 		}
-		if (!pool_split(extent, size) || !cut_before(extent))
+		if (!pool_split(extent, size))
 			return;
 		after = extent->next;
-		if (after && !cut_before(after))
+		if (!after && extent->previous) {
+			drop_end(extent);
+			return;
+		}
+		if (!cut_before(extent) || (after && !cut_before(after)))
 			return;
 		pool_drop_segment(extent->segment);
 		extent = after;

@@ -41,8 +41,11 @@ struct extent *pool_extend(CUmemoryPool pool, uint64_t need, CUstream stream);
 /* One without a used extent. */
 void pool_drop_segment(struct segment *segment);
 
-/* Gives back the steps of one in use in which nothing is, nor is waited for. */
-void pool_shed(struct segment *segment);
+/*
+ * Gives back the steps in which nothing is, nor, unless `awaited_too`, is waited for, but keeps
+ * that much of the pool.
+ */
+void pool_shed(struct segment *segment, uint64_t keep, bool awaited_too);
 
 /* One that the stream may take; NULL: there is none that is large enough. */
 struct extent *pool_find_extent(const struct segment *segment, uint64_t size, CUstream stream);

@@ -318,6 +318,23 @@ func TestNVMLInTheSameProcessDoesNotDisturbIt(t *testing.T) {
 	}
 }
 
+// A namespace of the loader has a driver of its own, which does not know of the first one.
+func TestTwoDriversOfAProcessAreListedAsOne(t *testing.T) {
+	m := newMachine(t)
+	a, b := m.startOnCard(), m.startOnCard()
+	a.want("alloc "+strconv.Itoa(1*gib), "0")
+	a.want("second "+strconv.Itoa(2*gib), "0")
+	for _, asker := range []*process{a, b} {
+		if bytes := asker.processes(0)[a.cmd.Process.Pid]; bytes != 3*gib+2*64*mib {
+			t.Errorf("NVML lists %d bytes of both, want %d", bytes, 3*gib+2*64*mib)
+		}
+	}
+	a.kill()
+	if free := b.free(); free != 8*gib-64*mib {
+		t.Errorf("free after its death: %d, want %d", free, 8*gib-64*mib)
+	}
+}
+
 // A process in a container does not know its host pid; NVML on the host must still name it by that, and
 // NVML in the container must not name one that is not there.
 func TestNVMLReportsPidsOfTheAskersNamespace(t *testing.T) {

@@ -59,6 +59,32 @@ static CUresult take(const char *how, size_t bytes)
 	return result;
 }
 
+/* The first allocation of another driver of this process, in a context of its own. */
+static CUresult take_by_second(size_t bytes)
+{
+	void *driver = dlmopen(LM_ID_NEWLM, "libcuda.so.1", RTLD_NOW);
+	__typeof__(cuInit) init;
+	__typeof__(cuDevicePrimaryCtxRetain) retain;
+	__typeof__(cuCtxSetCurrent) set_current;
+	__typeof__(cuMemAlloc_v2) allocate;
+	CUcontext context;
+	CUdeviceptr pointer;
+	CUresult result;
+
+	if (!driver)
+		stop("%s", dlerror());
+	load(driver, "cuInit", &init);
+	load(driver, "cuDevicePrimaryCtxRetain", &retain);
+	load(driver, "cuCtxSetCurrent", &set_current);
+	load(driver, "cuMemAlloc_v2", &allocate);
+	result = init(0);
+	if (result == CUDA_SUCCESS)
+		result = retain(&context, 0);
+	if (result == CUDA_SUCCESS)
+		result = set_current(context);
+	return result == CUDA_SUCCESS ? allocate(&pointer, bytes) : result;
+}
+
 static void say_uuids(void)
 {
 	CUuuid uuid;
@@ -215,6 +241,8 @@ static void obey(const char *line, const char *command, size_t number)
 	else if (strcmp(command, "alloc") == 0 || strcmp(command, "async") == 0 ||
 	         strcmp(command, "create") == 0)
 		printf("%d\n", take(command, number));
+	else if (strcmp(command, "second") == 0)
+		printf("%d\n", take_by_second(number));
 	else if (strcmp(command, "free") == 0)
 		printf("%d\n", pointer_count ? cuMemFree_v2(pointers[--pointer_count]) : -1);
 	else if (strcmp(command, "info") == 0 &&
