@@ -165,7 +165,6 @@ static const char listed_names[] =
     "cuModuleGetFunctionCount\0"
     "cuModuleGetGlobal\0"
     "cuModuleGetGlobal_v2\0"
-    "cuModuleGetLoadingMode\0"
     "cuModuleGetSurfRef\0"
     "cuModuleGetTexRef\0"
     "cuMulticastAddDevice\0"
@@ -192,8 +191,8 @@ static const uint16_t listed_name_at[] = {
     3013, 3047, 3086, 3109, 3137, 3151, 3166, 3187, 3217, 3235, 3256, 3286,
     3301, 3327, 3356, 3374, 3392, 3413, 3433, 3456, 3489, 3508, 3531, 3550,
     3569, 3593, 3615, 3642, 3666, 3695, 3718, 3742, 3757, 3782, 3820, 3856,
-    3881, 3899, 3920, 3943, 3962, 3980, 4001, 4027, 4050, 4078, 4094, 4113,
-    4130, 4150,
+    3881, 3899, 3920, 3939, 3957, 3978, 4004, 4027, 4055, 4071, 4090, 4107,
+    4127,
 };
 
 static const char listed_families[] =

@@ -4,4 +4,4 @@
  * The go command rebuilds a package when a file of its directory changes, and does not see those: this
  * file changes with them. A test holds it against them.
  */
-#define NATIVE_DIGEST "6b5105801144acd792810a4f709a40b2edcbdf764cf8a2e315a8ffc875803fbc"
+#define NATIVE_DIGEST "b102d1ea33d1c41e3d8b5ee6d733627efdd71ebac1093a73fe9db635139ab06b"
