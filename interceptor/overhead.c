@@ -2,23 +2,36 @@
 #include "overhead.h"
 
 #include "grant.h"
+#include "quiet.h"
 #include "state.h"
 #include "table.h"
 
 #include <time.h>
 
 /* How often the driver is asked again because other threads charged meanwhile. */
-#define TRIES 3
+#define TRIES 4
 /* When nobody could say, the next request asks again, but not more often than this. */
 #define PAUSE 10 /* milliseconds */
 /* A stream takes 0.55 MiB (driver observation, H100, 580.159.04): look after so many. */
 #define STREAMS 8
 
-#define NAPS 2500 /* of 200 us: half a second */
+/* How long a load waits for contexts that come or go at that moment, and a context for a load. */
+#define NAP 200000 /* nanoseconds */
+#define NAPS_OF_LOAD 2500
+#define NAPS_OF_CHANGE 25
 
 static struct overheads *overheads_of(struct process *process)
 {
 	return &state_of(process)->overheads;
+}
+
+static void nap(void)
+{
+	struct timespec t = {.tv_nsec = NAP};
+	struct quiet quiet = quiet_begin();
+
+	nanosleep(&t, NULL);
+	quiet_end(quiet);
 }
 
 static uint64_t milliseconds(void)
@@ -188,9 +201,14 @@ void overhead_change_begin(CUdevice ordinal)
 	struct process *process = process_attached();
 	int device = process ? process_device(process, ordinal) : -1;
 
-	if (device >= 0)
-		__atomic_fetch_add(&overheads_of(process)->changes[device], CHANGE_BEGUN,
-		                   __ATOMIC_ACQ_REL);
+	if (device < 0)
+		return;
+	/* A load that waits has its turn first; it takes a tenth of a millisecond. */
+	for (int naps = 0; naps < NAPS_OF_CHANGE &&
+	                   __atomic_load_n(&overheads_of(process)->measuring, __ATOMIC_ACQUIRE);
+	     naps++)
+		nap();
+	__atomic_fetch_add(&overheads_of(process)->changes[device], CHANGE_BEGUN, __ATOMIC_ACQ_REL);
 }
 
 void overhead_change_end(CUdevice ordinal)
@@ -221,27 +239,23 @@ struct watch watch_begin(void)
 	return watch;
 }
 
-/* A context takes a fraction of a second to come or go; one that takes longer is not waited for. */
-static void wait_for_changes(struct process *process, int device)
-{
-	struct timespec nap = {.tv_nsec = 200000};
-
-	for (int naps = 0; naps < NAPS && others_change(process, device, false); naps++)
-		nanosleep(&nap, NULL);
-}
-
 /* What the call took that is not charged; 0, too, if that is left for later. */
 static uint64_t taken(const struct watch *watch)
 {
 	struct process *process = process_get();
+	struct overheads *overheads = overheads_of(process);
 	int device = process_device(process, watch->ordinal);
-	uint64_t all, now;
+	uint64_t all = 0, now;
+	bool known;
 
-	wait_for_changes(process, device);
-	if (!overhead_measure(process, device, false, &all))
-		return 0; /* it is open now */
+	/* A context takes a fraction of a second to come or go. */
+	__atomic_fetch_add(&overheads->measuring, 1, __ATOMIC_ACQ_REL);
+	for (int naps = 0; naps < NAPS_OF_LOAD && others_change(process, device, false); naps++)
+		nap();
+	known = overhead_measure(process, device, false, &all);
+	__atomic_fetch_sub(&overheads->measuring, 1, __ATOMIC_ACQ_REL);
 	now = charged(process, device);
-	return all > now ? all - now : 0;
+	return known && all > now ? all - now : 0; /* else it is left open */
 }
 
 /* Whether another load was under way at any time since this one began: then what was measured may be

@@ -16,6 +16,7 @@
 #include "process.h"
 
 struct overheads {
+	uint32_t measuring; /* loads that wait for the calls below to end, and measure then */
 	/* Calls that charge, or give back, by themselves: under way, and begun << 32. */
 	uint64_t changes[LEDGER_DEVICES];
 	struct lock lock;   /* guards `loose` */

@@ -11,6 +11,10 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/client"
 )
 
+// withoutRaces is all that a storm can do but threads that make and end contexts without a pause: while they do, nobody can tell what
+// code that another thread loads has taken, and it is charged late (docs/security.md).
+const withoutRaces = "2047"
+
 // The strictest policy that there is, looked at a hundred times a second, and honest processes that do all that
 // can be done with memory: whoever is accused here would be killed with all others.
 func TestAStormOfHonestProcessesIsNeverAccused(t *testing.T) {
@@ -23,7 +27,7 @@ func TestAStormOfHonestProcessesIsNeverAccused(t *testing.T) {
 			env := environment(t, "FAKECUDA_CONTEXT="+context)
 			d := startDaemon(t, env, `truth_interval = "10ms"`, `[policy]`, `bypass = "kill"`, `scope = "slice"`, `allowance = "128M"`)
 			// Events are kept as long as the enforcer is, also those of a slice that has ended.
-			cmd, lines := d.start(t, env, "4G", compile(t, "storm", "../../interceptor/ledger.c"), seconds, processes, "2")
+			cmd, lines := d.start(t, env, "4G", compile(t, "storm", "../../interceptor/ledger.c"), seconds, processes, "2", "7", withoutRaces)
 			last := lastOf(t, lines)
 			if err := cmd.Wait(); err != nil || strings.Contains(last, " 0 kills") {
 				t.Errorf("%v, %q", err, last)
