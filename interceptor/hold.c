@@ -61,8 +61,9 @@ CUresult hold_or_release(CUresult result, uint64_t key, CUdevice ordinal, uint64
 		process_release(ordinal, bytes, kind);
 		return result;
 	}
-	hold(key, &(struct holding){
-	              .bytes = bytes, .owner = context_current(), .ordinal = ordinal, .kind = kind});
+	hold(key,
+	     &(struct holding){
+	         .bytes = bytes, .owner = context_current(), .ordinal = ordinal, .kind = kind});
 	grant_count(ordinal);
 	return result;
 }

@@ -22,7 +22,8 @@ static struct object *new_object(struct objects *all)
 	struct object *object, *chunk;
 
 	if (!all->free) {
-		chunk = mmap(NULL, CHUNK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+		chunk =
+		    mmap(NULL, CHUNK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 		if (chunk == MAP_FAILED)
 			return NULL;
 		for (size_t i = 0; i < CHUNK / sizeof(*chunk); i++) {
@@ -223,8 +224,8 @@ bool object_reimported(CUmemGenericAllocationHandle value, int descriptor)
 
 /* --- mappings -------------------------------------------------------------------------------- */
 
-/* Nobody can ask how large an import is. It is charged as far as it is mapped, before that. How much
- * more that is. */
+/* Nobody can ask how large an import is. It is charged as far as it is mapped, before that. How
+ * much more that is. */
 static uint64_t more_of_borrowed(const struct object *object, uint64_t offset, uint64_t bytes)
 {
 	uint64_t end = offset + bytes;
@@ -232,8 +233,8 @@ static uint64_t more_of_borrowed(const struct object *object, uint64_t offset, u
 	return object->borrowed && end >= offset && end > object->bytes ? end - object->bytes : 0;
 }
 
-static struct mapping *note_mapping(struct objects *all, struct object *object,
-                                    CUdeviceptr address, uint64_t bytes)
+static struct mapping *note_mapping(struct objects *all, struct object *object, CUdeviceptr address,
+                                    uint64_t bytes)
 {
 	bool fresh = false;
 	struct mapping *mapping = map_put(&all->mapped, address, &fresh);
@@ -342,8 +343,8 @@ static void end_mapping(struct objects *all, CUdeviceptr address, const struct m
 		*again = *was;
 }
 
-/* The driver refused it after its reference was given back. Who else had one may have given it back,
- * too, meanwhile, and the charge with it. */
+/* The driver refused it after its reference was given back. Who else had one may have given it
+ * back, too, meanwhile, and the charge with it. */
 static void take_back(struct objects *all, struct unmapping *unmapping)
 {
 	struct object *object = unmapping->one.object;

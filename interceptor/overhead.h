@@ -16,12 +16,12 @@
 #include "process.h"
 
 struct overheads {
-	struct lock lock;   /* guards `loose` */
-	uint32_t open;      /* bit per ledger device: something may have taken what is not charged */
-	uint32_t streams;   /* that were made */
+	struct lock lock; /* guards `loose` */
+	uint32_t open;    /* bit per ledger device: something may have taken what is not charged */
+	uint32_t streams; /* that were made */
 	/* Per ledger device, what was found without anybody who would give it back. */
 	uint64_t loose[LEDGER_DEVICES];
-	uint64_t not_before; /* CLOCK_MONOTONIC milliseconds: the driver is not asked again before */
+	uint64_t not_before; /* CLOCK_MONOTONIC milliseconds: nobody asks the driver before */
 };
 
 /* All overhead of this process on the device, by driver truth. False if nobody knows, or if other
@@ -34,8 +34,8 @@ void overhead_leave_open(CUdevice ordinal);
 /* Whether it is: a look at one word. */
 bool overhead_is_open(struct process *process, int device);
 
-/* Charge what the driver took beside what others have charged, or give back what of that is no more.
- * Nothing can be undone any more, so no limit is asked. overhead_settle() does so now,
+/* Charge what the driver took beside what others have charged, or give back what of that is no
+ * more. Nothing can be undone any more, so no limit is asked. overhead_settle() does so now,
  * overhead_close() if the device is due. */
 void overhead_settle(CUdevice ordinal);
 /* The same, if anything was ever found so. */
@@ -52,8 +52,8 @@ struct watch {
  * is asked. */
 struct watch watch_begin(void);
 
-/* After it: charge what it took, *bytes. False if that does not fit: then nothing is charged, and the
- * caller undoes the call, or charges it anyway. */
+/* After it: charge what it took, *bytes. False if that does not fit: then nothing is charged, and
+ * the caller undoes the call, or charges it anyway. */
 bool watch_end(const struct watch *watch, enum attach_call call, uint64_t *bytes);
 
 /* A stream was made: each takes a little. */

@@ -295,9 +295,9 @@ void pool_shrunk(struct pool *pool)
 	if (!counts(pool))
 		return;
 	lock_take(&pool->lock);
-	if (pool->handle && (pool->retired ||
-	                     pool_attribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT) !=
-	                         pool->reserved)) {
+	if (pool->handle &&
+	    (pool->retired ||
+	     pool_attribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT) != pool->reserved)) {
 		pool_settle(pool);
 		pool_look_for_slack(pool);
 		end_if_empty(pool);
@@ -309,9 +309,8 @@ void pool_synchronised(void)
 {
 	struct process *process = __atomic_load_n(&this_process, __ATOMIC_ACQUIRE);
 
-	if (__builtin_expect(!process || !__atomic_load_n(&pools_of(process)->may_shrink,
-	                                                  __ATOMIC_RELAXED),
-	                     1))
+	if (__builtin_expect(
+	        !process || !__atomic_load_n(&pools_of(process)->may_shrink, __ATOMIC_RELAXED), 1))
 		return;
 	/* Set again by those that still may. */
 	__atomic_store_n(&pools_of(process)->may_shrink, false, __ATOMIC_RELAXED);
@@ -370,8 +369,8 @@ void pool_settle_all(struct process *process, CUdevice ordinal)
 
 /* --- the end --------------------------------------------------------------------------------- */
 
-/* What the driver does itself when a current pool is destroyed (driver observation): the default one
- * is current again. */
+/* What the driver does itself when a current pool is destroyed (driver observation): the default
+ * one is current again. */
 static void make_default_current(CUmemoryPool handle, CUdevice ordinal)
 {
 	CUmemoryPool other;
@@ -380,7 +379,8 @@ static void make_default_current(CUmemoryPool handle, CUdevice ordinal)
 	    DRIVER(cuDeviceGetMemPool)(&other, ordinal) == CUDA_SUCCESS && other == handle &&
 	    DRIVER(cuDeviceGetDefaultMemPool)(&other, ordinal) == CUDA_SUCCESS)
 		(void)DRIVER(cuDeviceSetMemPool)(ordinal, other);
-	for (int type = CU_MEM_ALLOCATION_TYPE_PINNED; type <= CU_MEM_ALLOCATION_TYPE_MANAGED; type++) {
+	for (int type = CU_MEM_ALLOCATION_TYPE_PINNED; type <= CU_MEM_ALLOCATION_TYPE_MANAGED;
+	     type++) {
 		CUmemLocation location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = ordinal};
 
 		if (DRIVER_HAS(cuMemGetMemPool) && DRIVER_HAS(cuMemSetMemPool) &&
