@@ -39,10 +39,11 @@ static struct instant look(struct process *process, int device)
 {
 	const struct held *held = &process->held[device];
 	const struct ledger_account *account = &held->account.slice;
-	uint64_t other = held->overhead + held->unlisted;
 	struct instant now;
+	uint64_t other;
 
 	lock_take(&process->account_lock);
+	other = held->overhead + held->unlisted;
 	now = (struct instant){
 	    .number = account->number,
 	    .asked = account->held > other ? account->held - other : 0,
