@@ -5,7 +5,7 @@
 
 #include <sys/mman.h>
 
-#define CHUNK (64 * 1024) /* bytes of objects that are mapped at one time */
+#define CHUNK ((size_t)64 * 1024) /* bytes of objects that are mapped at one time */
 
 /* NULL only if memory is short. */
 static struct objects *objects(void)
@@ -47,18 +47,24 @@ static void begin(struct objects *all, struct object *object, const struct objec
 static void unbind_all(struct objects *all, uint64_t holder, CUdevice device, uint64_t offset,
                        uint64_t bytes);
 
-/* One reference less: what nothing refers to is given back. */
-static void drop(struct objects *all, struct object *object)
+/* One reference less of memory: what nothing refers to is given back. */
+static void drop_memory(struct objects *all, struct object *object)
 {
 	if (--object->references)
 		return;
 	if (object->ordinal >= 0)
 		process_release(object->ordinal, object->bytes, KIND_MEMORY);
-	else
-		unbind_all(all, object->handle, -1, 0, UINT64_MAX);
 	object->serial = 0;
 	object->next = all->free;
 	all->free = object;
+}
+
+/* The same of any object: a multicast object's last one takes what is bound to it. */
+static void drop(struct objects *all, struct object *object)
+{
+	if (object->ordinal < 0 && object->references == 1)
+		unbind_all(all, object->handle, -1, 0, UINT64_MAX);
+	drop_memory(all, object);
 }
 
 static void add_handle(struct objects *all, struct object *object,
@@ -367,7 +373,7 @@ void object_unmapped(struct unmapping *unmapping, CUresult result)
 {
 	struct objects *all = objects();
 	struct mapping *at = NULL;
-	bool early = unmapping->serial != 0;
+	bool early = unmapping->one.object && unmapping->serial;
 
 	if (!all || (!unmapping->one.object && !unmapping->several.map.count) ||
 	    (early && result == CUDA_SUCCESS))
@@ -412,7 +418,7 @@ static void unbind_all(struct objects *all, uint64_t holder, CUdevice device, ui
 			continue;
 		at = map_before(&all->bound, at);
 		map_remove(&all->bound, gone);
-		drop(all, object); /* memory: only a multicast object would come back here */
+		drop_memory(all, object); /* no multicast object is bound to another */
 	}
 }
 

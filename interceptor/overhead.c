@@ -93,18 +93,20 @@ static uint64_t charged(struct process *process, int device)
 static bool settle(struct process *process, CUdevice ordinal, int device)
 {
 	struct overheads *overheads = overheads_of(process);
-	uint64_t all, now, less;
+	uint64_t all, now, loose, less;
 
 	if (!overhead_measure(process, device, &all))
 		return false;
 	lock_take(&overheads->lock);
 	now = charged(process, device);
+	loose = overheads->loose[device];
+	/* Others look without the lock whether there is any. */
 	if (all > now) {
-		overheads->loose[device] += all - now;
+		__atomic_store_n(&overheads->loose[device], loose + all - now, __ATOMIC_RELAXED);
 		process_charge_anyway(ordinal, all - now, KIND_OVERHEAD);
-	} else if (all < now && overheads->loose[device]) {
-		less = now - all < overheads->loose[device] ? now - all : overheads->loose[device];
-		overheads->loose[device] -= less;
+	} else if (all < now && loose) {
+		less = now - all < loose ? now - all : loose;
+		__atomic_store_n(&overheads->loose[device], loose - less, __ATOMIC_RELAXED);
 		process_release(ordinal, less, KIND_OVERHEAD);
 	}
 	lock_give(&overheads->lock);

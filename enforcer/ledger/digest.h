@@ -4,4 +4,4 @@
  * The go command rebuilds a package when a file of its directory changes, and does not see those: this
  * file changes with them. A test holds it against them.
  */
-#define NATIVE_DIGEST "6b5105801144acd792810a4f709a40b2edcbdf764cf8a2e315a8ffc875803fbc"
+#define NATIVE_DIGEST "2c8d5caa828d6c5bec56f3c273c00abfa5b0f53a98794bfd60bf57c928e1b3a6"
