@@ -81,7 +81,12 @@ CUresult cuModuleUnload(CUmodule module)
 	/* Before the call: the handles may be others' as soon as the driver has let them go. */
 	function_source_gone(key_of(module));
 	result = DRIVER(cuModuleUnload)(module);
-	return known ? release_or_hold(result, key_of(module), &code) : result;
+	if (known)
+		(void)release_or_hold(result, key_of(module), &code);
+	/* What it took may have been found when nobody knew whose it was. */
+	if (result == CUDA_SUCCESS)
+		overhead_settle_loose(known ? code.ordinal : process_current_ordinal());
+	return result;
 }
 
 static void note_function(CUfunction function, CUmodule module)
@@ -164,8 +169,10 @@ CUresult cuLibraryUnload(CUlibrary library)
 
 	function_source_gone(key_of(library));
 	result = DRIVER(cuLibraryUnload)(library);
-	if (result == CUDA_SUCCESS)
+	if (result == CUDA_SUCCESS) {
 		hold_source_gone(key_of(library));
+		overhead_settle_loose(process_current_ordinal());
+	}
 	return result;
 }
 

@@ -166,12 +166,20 @@ static uint64_t bytes_left(void)
 struct watch watch_begin(void)
 {
 	struct watch watch = {.ordinal = -1};
+	struct process *process;
+	int device;
 
 	if (!context_current())
 		return watch;
 	watch.ordinal = process_current_ordinal();
-	if (watch.ordinal >= 0)
-		watch.left = bytes_left();
+	if (watch.ordinal < 0)
+		return watch;
+	/* What was taken before is not this call's. */
+	process = process_attached();
+	device = process ? process_device(process, watch.ordinal) : -1;
+	if (device >= 0 && overhead_is_open(process, device))
+		overhead_close(process, watch.ordinal, device);
+	watch.left = bytes_left();
 	return watch;
 }
 
@@ -184,7 +192,8 @@ bool watch_end(const struct watch *watch, enum attach_call call, uint64_t *bytes
 	*bytes = 0;
 	if (device < 0 || bytes_left() == watch->left)
 		return true;
-	if (!overhead_measure(process, device, &all)) {
+	/* While it is open, the next request charges all that is not charged: not here, too. */
+	if (overhead_is_open(process, device) || !overhead_measure(process, device, &all)) {
 		overhead_leave_open(watch->ordinal);
 		return true;
 	}
