@@ -79,6 +79,12 @@ void overhead_leave_open(CUdevice ordinal)
 		__atomic_fetch_or(&overheads_of(process)->open, 1u << device, __ATOMIC_RELAXED);
 }
 
+/* Before the driver is asked: what is left open meanwhile stays so. */
+static void close_device(struct process *process, int device)
+{
+	__atomic_fetch_and(&overheads_of(process)->open, ~(1u << device), __ATOMIC_RELAXED);
+}
+
 bool overhead_is_open(struct process *process, int device)
 {
 	return __atomic_load_n(&overheads_of(process)->open, __ATOMIC_RELAXED) & 1u << device;
@@ -138,8 +144,7 @@ void overhead_close(struct process *process, CUdevice ordinal, int device)
 
 	if (now < __atomic_load_n(&overheads->not_before, __ATOMIC_RELAXED))
 		return;
-	/* First: what is left open meanwhile stays so. */
-	__atomic_fetch_and(&overheads->open, ~(1u << device), __ATOMIC_RELAXED);
+	close_device(process, device);
 	if (settle(process, ordinal, device))
 		return;
 	__atomic_store_n(&overheads->not_before, now + PAUSE, __ATOMIC_RELAXED);
@@ -192,8 +197,9 @@ bool watch_end(const struct watch *watch, enum attach_call call, uint64_t *bytes
 	*bytes = 0;
 	if (device < 0 || bytes_left() == watch->left)
 		return true;
-	/* While it is open, the next request charges all that is not charged: not here, too. */
-	if (overhead_is_open(process, device) || !overhead_measure(process, device, &all)) {
+	/* All that is not charged is charged here, so not by the request itself, too. */
+	close_device(process, device);
+	if (!overhead_measure(process, device, &all)) {
 		overhead_leave_open(watch->ordinal);
 		return true;
 	}
