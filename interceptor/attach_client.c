@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <poll.h>
 #include <stdbool.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -27,13 +28,11 @@ static void read_session_path(void)
 {
 	static const char name[] = "/" ATTACH_SOCKET_NAME;
 	const char *directory = getenv(ATTACH_DIR_ENV);
-	size_t length = directory ? strlen(directory) : 0;
 
 	session_path_read = true;
-	if (!length || directory[0] != '/' || length + sizeof(name) > sizeof(session_path))
-		return;
-	memcpy(session_path, directory, length);
-	memcpy(session_path + length, name, sizeof(name));
+	if (directory && directory[0] == '/' &&
+	    strlen(directory) + sizeof(name) <= sizeof(session_path))
+		snprintf(session_path, sizeof(session_path), "%s%s", directory, name);
 }
 
 static bool socket_path(struct sockaddr_un *address)

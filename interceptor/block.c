@@ -90,7 +90,8 @@ static bool put_small(struct blocks *blocks, uint64_t number, CUdevice ordinal)
 	                                 word_of(number, ordinal) | 1, false, __ATOMIC_ACQ_REL,
 	                                 __ATOMIC_RELAXED))
 		return false;
-	__atomic_store_n(&blocks->owner[number % BLOCK_PLACES], context_current(), __ATOMIC_RELAXED);
+	__atomic_store_n(&blocks->owner[number % BLOCK_PLACES], context_current(),
+	                 __ATOMIC_RELAXED);
 	count_present(blocks, number, 1);
 	return true;
 }
@@ -129,9 +130,8 @@ static bool use_large(struct blocks *blocks, CUdeviceptr pointer)
 	return known;
 }
 
-static __attribute__((noinline)) enum grant_result begin_block(struct blocks *blocks,
-                                                               CUdeviceptr pointer,
-                                                               CUdevice ordinal)
+static __attribute__((noinline)) enum grant_result
+begin_block(struct blocks *blocks, CUdeviceptr pointer, CUdevice ordinal)
 {
 	uint64_t number = number_of(pointer);
 	enum grant_result result;

@@ -26,14 +26,14 @@ struct context {
 	uint64_t bytes;       /* charged for the context itself */
 	uint64_t heap;        /* charged for the heap of kernels */
 	uint64_t stack_bytes; /* charged for local memory beyond what comes with a context */
-	uint32_t stack;       /* bytes per thread that its local memory has room for; 0: not asked */
-	uint64_t primary;     /* of a green one: the context that what is allocated in it is of */
+	uint32_t stack;   /* bytes per thread that its local memory has room for; 0: not asked */
+	uint64_t primary; /* of a green one: the context that what is allocated in it is of */
 };
 
 struct contexts {
 	struct lock lock; /* guards `known` */
 	MAP(struct context) known;
-	bool green;       /* one was ever made from a green one */
+	bool green; /* one was ever made from a green one */
 	/* By how much the local memory of each of them was raised at least, in units of
 	 * STACK_UNIT: a function that needs no more takes none at its launch. */
 	uint32_t raised;

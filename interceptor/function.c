@@ -78,7 +78,7 @@ void function_source_gone(uint64_t source)
 	struct functions *functions;
 	struct function *at = NULL;
 
-	if (!process || !__atomic_load_n(&functions_of(process)->known.map.count, __ATOMIC_RELAXED))
+	if (!process)
 		return;
 	functions = functions_of(process);
 	lock_take(&functions->lock);

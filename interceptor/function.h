@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The functions that kernels are launched by, as far as a launch of them may take memory: those with
- * a large frame (stack.h), and those of a library that the driver may not have loaded yet, which
- * it does at the first use in a context. They are noted when they are looked up.
+ * The functions that kernels are launched by, as far as a launch of them may take memory: those
+ * with a large frame (stack.h), and those of a library that the driver may not have loaded yet,
+ * which it does at the first use in a context. They are noted when they are looked up.
  */
 #ifndef GPUSLICE_FUNCTION_H
 #define GPUSLICE_FUNCTION_H
@@ -15,7 +15,7 @@
 #define FUNCTION_PLACES 4096
 
 struct function {
-	uint32_t frame; /* bytes per thread */
+	uint32_t frame;  /* bytes per thread */
 	bool kernel;     /* of a library, by its handle for all contexts */
 	bool is_new;     /* a kernel that was not launched yet, in some context */
 	uint64_t source; /* the module or library that it is of */
@@ -25,8 +25,8 @@ struct functions {
 	struct lock lock; /* guards `known` */
 	MAP(struct function) known;
 	uint32_t large; /* how many were noted for their frame */
-	/* For all functions that hash here: how many are new, above FUNCTION_NEW, and by how much the
-	 * largest raises a context, in units of STACK_UNIT. */
+	/* For all functions that hash here: how many are new, above FUNCTION_NEW, and by how much
+	 * the largest raises a context, in units of STACK_UNIT. */
 	uint32_t care[FUNCTION_PLACES];
 };
 

@@ -42,9 +42,10 @@ struct wish {
 };
 
 /* The way that is taken seldom: it did not fit at once. */
-static __attribute__((noinline)) enum grant_result
-make_room(struct process *process, int device, const struct wish *wish, enum ledger_result result,
-          bool by_pool)
+static __attribute__((noinline)) enum grant_result make_room(struct process *process, int device,
+                                                             const struct wish *wish,
+                                                             enum ledger_result result,
+                                                             bool by_pool)
 {
 	struct quiet quiet = quiet_begin();
 

@@ -10,47 +10,55 @@ static struct holds *holds_of(struct process *process)
 	return &state_of(process)->holds;
 }
 
-void hold(uint64_t key, const struct holding *holding)
+/* With their lock taken; NULL if memory is short. */
+static struct holds *take_holds(void)
 {
 	struct process *process = process_get();
-	struct holding *held;
 
 	if (!process)
-		return;
+		return NULL;
 	lock_take(&holds_of(process)->lock);
-	held = map_put(&holds_of(process)->by_key, key, NULL);
+	return holds_of(process);
+}
+
+void hold(uint64_t key, const struct holding *holding)
+{
+	struct holds *holds = take_holds();
+	struct holding *held;
+
+	if (!holds)
+		return;
+	held = map_put(&holds->by_key, key, NULL);
 	if (held)
 		*held = *holding;
-	lock_give(&holds_of(process)->lock);
+	lock_give(&holds->lock);
 }
 
 void hold_part(uint64_t key, const struct holding *part)
 {
-	struct process *process = process_get();
+	struct holds *holds = take_holds();
 	struct holding *held;
 	bool fresh = false;
 
-	if (!process)
+	if (!holds)
 		return;
-	lock_take(&holds_of(process)->lock);
-	held = map_put(&holds_of(process)->by_key, key, &fresh);
+	held = map_put(&holds->by_key, key, &fresh);
 	if (fresh)
 		*held = *part;
 	else if (held)
 		held->bytes += part->bytes;
-	lock_give(&holds_of(process)->lock);
+	lock_give(&holds->lock);
 }
 
 bool hold_known(uint64_t key)
 {
-	struct process *process = process_get();
+	struct holds *holds = take_holds();
 	bool known;
 
-	if (!process)
+	if (!holds)
 		return false;
-	lock_take(&holds_of(process)->lock);
-	known = map_find(&holds_of(process)->by_key, key);
-	lock_give(&holds_of(process)->lock);
+	known = map_find(&holds->by_key, key);
+	lock_give(&holds->lock);
 	return known;
 }
 
@@ -61,26 +69,26 @@ CUresult hold_or_release(CUresult result, uint64_t key, CUdevice ordinal, uint64
 		process_release(ordinal, bytes, kind);
 		return result;
 	}
-	hold(key, &(struct holding){
-	              .bytes = bytes, .owner = context_current(), .ordinal = ordinal, .kind = kind});
+	hold(key,
+	     &(struct holding){
+	         .bytes = bytes, .owner = context_current(), .ordinal = ordinal, .kind = kind});
 	grant_count(ordinal);
 	return result;
 }
 
 bool unhold(uint64_t key, struct holding *holding)
 {
-	struct process *process = process_get();
+	struct holds *holds = take_holds();
 	struct holding *held;
 
-	if (!process)
+	if (!holds)
 		return false;
-	lock_take(&holds_of(process)->lock);
-	held = map_find(&holds_of(process)->by_key, key);
+	held = map_find(&holds->by_key, key);
 	if (held) {
 		*holding = *held;
-		map_remove(&holds_of(process)->by_key, held);
+		map_remove(&holds->by_key, held);
 	}
-	lock_give(&holds_of(process)->lock);
+	lock_give(&holds->lock);
 	return held;
 }
 
@@ -95,36 +103,34 @@ CUresult release_or_hold(CUresult result, uint64_t key, const struct holding *ho
 
 bool hold_open(uint64_t key)
 {
-	struct process *process = process_get();
+	struct holds *holds = take_holds();
 	struct holding *held;
 
-	if (!process)
+	if (!holds)
 		return false;
-	lock_take(&holds_of(process)->lock);
-	held = map_find(&holds_of(process)->by_key, key);
+	held = map_find(&holds->by_key, key);
 	if (held)
 		held->opens++;
-	lock_give(&holds_of(process)->lock);
+	lock_give(&holds->lock);
 	return held;
 }
 
 bool hold_close(uint64_t key, struct holding *holding)
 {
-	struct process *process = process_get();
+	struct holds *holds = take_holds();
 	struct holding *held;
 
-	if (!process)
+	if (!holds)
 		return false;
-	lock_take(&holds_of(process)->lock);
-	held = map_find(&holds_of(process)->by_key, key);
+	held = map_find(&holds->by_key, key);
 	if (held) {
 		*holding = *held;
 		if (held->opens > 1)
 			held->opens--;
 		else
-			map_remove(&holds_of(process)->by_key, held);
+			map_remove(&holds->by_key, held);
 	}
-	lock_give(&holds_of(process)->lock);
+	lock_give(&holds->lock);
 	return held;
 }
 

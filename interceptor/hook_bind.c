@@ -89,7 +89,8 @@ static uint64_t place_of(const void *data, CUdevice ordinal)
 {
 	const struct place *place = data;
 	CUdevice device = place->device < 0 ? ordinal : place->device;
-	uint64_t hash = mix(mix(mix(place->multicast, 2), (uint64_t)(uint32_t)device), place->offset);
+	uint64_t hash =
+	    mix(mix(mix(place->multicast, 2), (uint64_t)(uint32_t)device), place->offset);
 
 	return hash ? hash : 1;
 }

@@ -224,9 +224,7 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
 	struct lock *lock = take_primary(device);
 	CUresult result;
 
-	if (!lock || !context)
-		result = call_driver(&r);
-	else if (primary_active(device))
+	if (!lock || !context || primary_active(device))
 		result = call_driver(&r);
 	else if ((result = create(&r)) == CUDA_SUCCESS)
 		state_of(this_process)->contexts.primary[device] = (uint64_t)(uintptr_t)*context;

@@ -12,8 +12,8 @@
  * KiB for each node of a large one, which stay when it is destroyed (driver observation).
  */
 #include "function.h"
-#include "graph.h"
 #include "grant.h"
+#include "graph.h"
 #include "overhead.h"
 #include "pool.h"
 #include "stack.h"
@@ -136,9 +136,9 @@ CUresult cuGraphLaunch(CUgraphExec graph, CUstream stream)
 {
 	if (__builtin_expect(!graph_maybe(graph), 1))
 		return DRIVER(cuGraphLaunch)(graph, stream);
-	return launch(&(struct graph_launch){graph, stream, DRIVER(cuGraphLaunch),
-	                                     DRIVER_HAS(cuGraphUpload) ? DRIVER(cuGraphUpload)
-	                                                               : NULL});
+	return launch(
+	    &(struct graph_launch){graph, stream, DRIVER(cuGraphLaunch),
+	                           DRIVER_HAS(cuGraphUpload) ? DRIVER(cuGraphUpload) : NULL});
 }
 
 CUresult cuGraphLaunch_ptsz(CUgraphExec graph, CUstream stream)
@@ -154,8 +154,8 @@ CUresult cuGraphUpload(CUgraphExec graph, CUstream stream)
 {
 	if (!graph_maybe(graph))
 		return DRIVER(cuGraphUpload)(graph, stream);
-	return launch(&(struct graph_launch){graph, stream, DRIVER(cuGraphUpload),
-	                                     DRIVER(cuGraphUpload)});
+	return launch(
+	    &(struct graph_launch){graph, stream, DRIVER(cuGraphUpload), DRIVER(cuGraphUpload)});
 }
 
 CUresult cuGraphUpload_ptsz(CUgraphExec graph, CUstream stream)
@@ -366,8 +366,7 @@ CUresult cuGraphExecUpdate(CUgraphExec graph, CUgraph source, CUgraphNode *error
 	WITH_STACK(largest_frame(source), DRIVER(cuGraphExecUpdate)(graph, source, error, status));
 }
 
-CUresult cuGraphExecUpdate_v2(CUgraphExec graph, CUgraph source,
-                              CUgraphExecUpdateResultInfo *info)
+CUresult cuGraphExecUpdate_v2(CUgraphExec graph, CUgraph source, CUgraphExecUpdateResultInfo *info)
 {
 	WITH_STACK(largest_frame(source), DRIVER(cuGraphExecUpdate_v2)(graph, source, info));
 }

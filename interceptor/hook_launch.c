@@ -55,9 +55,9 @@ CUresult cuLaunchKernelEx_ptsz(const CUlaunchConfig *config, CUfunction function
 }
 
 CUresult cuLaunchCooperativeKernel(CUfunction function, unsigned int grid_x, unsigned int grid_y,
-                                   unsigned int grid_z, unsigned int block_x,
-                                   unsigned int block_y, unsigned int block_z,
-                                   unsigned int shared_bytes, CUstream stream, void **parameters)
+                                   unsigned int grid_z, unsigned int block_x, unsigned int block_y,
+                                   unsigned int block_z, unsigned int shared_bytes, CUstream stream,
+                                   void **parameters)
 {
 	CAREFULLY(function, stream, false,
 	          DRIVER(cuLaunchCooperativeKernel)(function, grid_x, grid_y, grid_z, block_x,

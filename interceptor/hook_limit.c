@@ -2,9 +2,9 @@
 /*
  * cuCtxSetLimit. The heap of kernels that call malloc is taken at the first launch of one (driver
  * observation, H100, 580.159.04), when it is too late to refuse; so it is charged when it is set.
- * The default heap, 8 MiB, is overhead like the code that it comes with. Stacks are taken, and given
- * back, at once (stack.h). What the other limits make the driver take, it takes when a module that
- * needs it is loaded (a printf buffer, 64 MiB at most), or it took nothing that could be seen.
+ * The default heap, 8 MiB, is overhead like the code that it comes with. Stacks are taken, and
+ * given back, at once (stack.h). What the other limits make the driver take, it takes when a module
+ * that needs it is loaded (a printf buffer, 64 MiB at most), or it took nothing that could be seen.
  */
 #include "block.h"
 #include "context.h"

@@ -40,7 +40,8 @@ static void call_free(const struct request *r)
 }
 
 /* With the pool's lock held, after a growth that does not fit: hand the memory back. What the pool
- * cannot let go of at once, since the free is ordered in its stream, the driver holds and is charged. */
+ * cannot let go of at once, since the free is ordered in its stream, the driver holds and is
+ * charged. */
 static CUresult hand_back(struct pool *pool, const struct request *r)
 {
 	call_free(r);
@@ -157,8 +158,9 @@ static inline CUresult allocate_warm(struct process *process, struct pool *pool,
 		                              process_first_thread(process));
 
 		if (full)
-			ledger_retire_allocations(
-			    process->ledger, (uint32_t)process_device(process, pool->ordinal), full);
+			ledger_retire_allocations(process->ledger,
+			                          (uint32_t)process_device(process, pool->ordinal),
+			                          full);
 		if (__builtin_expect(!pool_in_known_blocks(pool, *r->pointer, r->bytes, false), 0))
 			return look_after(pool, r);
 	}

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Streams: each takes a little, and there may be many. What one took stays when it is destroyed, for the
- * next one (driver observation, H100, 580.159.04). */
+/* Streams: each takes a little, and there may be many. What one took stays when it is destroyed,
+ * for the next one (driver observation, H100, 580.159.04). */
 #include "overhead.h"
 #include "table.h"
 
@@ -21,7 +21,8 @@ CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned int flags, int pr
 	return created(DRIVER(cuStreamCreateWithPriority)(stream, flags, priority));
 }
 
-CUresult cuGreenCtxStreamCreate(CUstream *stream, CUgreenCtx green, unsigned int flags, int priority)
+CUresult cuGreenCtxStreamCreate(CUstream *stream, CUgreenCtx green, unsigned int flags,
+                                int priority)
 {
 	return created(DRIVER(cuGreenCtxStreamCreate)(stream, green, flags, priority));
 }

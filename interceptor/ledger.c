@@ -288,9 +288,8 @@ void ledger_retire_allocations(struct ledger *ledger, uint32_t device, uint32_t 
 	 * away has retired it. */
 	uint32_t now = __atomic_load_n(half, __ATOMIC_RELAXED);
 
-	while (now >= HALF_FULL &&
-	       !__atomic_compare_exchange_n(half, &now, now - HALF_FULL, false, __ATOMIC_RELAXED,
-	                                    __ATOMIC_RELAXED))
+	while (now >= HALF_FULL && !__atomic_compare_exchange_n(half, &now, now - HALF_FULL, false,
+	                                                        __ATOMIC_RELAXED, __ATOMIC_RELAXED))
 		;
 	if (now >= HALF_FULL)
 		__atomic_fetch_add(&ledger->device[device].retired_allocations, HALF_FULL,

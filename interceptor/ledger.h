@@ -214,16 +214,16 @@ enum ledger_result ledger_recycle(struct ledger *ledger, uint32_t lane);
 /*
  * Counting. Any thread of the owner may; `first` says that it is the one thread of the process that
  * counts by plain stores, which cost a nanosecond where an atomic addition costs six. It has words
- * of its own for that: an allocation is counted in one half or the other of entry.allocations, which
- * are numbers of their own, and what a half can no longer count goes to the device's
+ * of its own for that: an allocation is counted in one half or the other of entry.allocations,
+ * which are numbers of their own, and what a half can no longer count goes to the device's
  * retired_allocations.
  */
 void ledger_count_refusal(const struct ledger_account *account);
 uint64_t ledger_allocations(const struct ledger_entry *entry);
 void ledger_retire_allocations(struct ledger *ledger, uint32_t device, uint32_t *half);
 
-/* Count one in a word like entry.allocations; returns the half that it was counted in if that is full,
- * for ledger_retire_allocations(), else NULL. */
+/* Count one in a word like entry.allocations; returns the half that it was counted in if that is
+ * full, for ledger_retire_allocations(), else NULL. */
 static inline uint32_t *ledger_count(uint64_t *word, bool first)
 {
 	uint32_t *half = (uint32_t *)(void *)word + !first, now;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Libraries of code, which the driver loads into a context at the first use there: what each took in
- * which context. What came with a first use cannot be undone; so a use is refused before, if nothing
- * is left at all, or fails afterwards, with what it took charged all the same.
+ * Libraries of code, which the driver loads into a context at the first use there: what each took
+ * in which context. What came with a first use cannot be undone; so a use is refused before, if
+ * nothing is left at all, or fails afterwards, with what it took charged all the same.
  */
 #ifndef GPUSLICE_LIBRARY_H
 #define GPUSLICE_LIBRARY_H

@@ -5,9 +5,9 @@
  *     MAP(struct mapping) mappings;
  *     struct mapping *found = map_find(&mappings, address);
  *
- * Its owner has a lock that guards it; a pointer to a value holds until the map is changed. All zero
- * is an empty map. Open addressing with linear probing; its memory is mapped, not allocated: the
- * program may have its own malloc(), and may be inside it.
+ * Its owner has a lock that guards it; a pointer to a value holds until the map is changed. All
+ * zero is an empty map. Open addressing with linear probing; its memory is mapped, not allocated:
+ * the program may have its own malloc(), and may be inside it.
  */
 #ifndef GPUSLICE_MAP_H
 #define GPUSLICE_MAP_H
@@ -32,8 +32,8 @@ struct map {
 /* The value of `key`, or NULL. */
 #define map_find(m, key) ((__typeof__((m)->value))map_find_(&(m)->map, key, sizeof(*(m)->value)))
 
-/* The value of `key`, all zero if there was none: then *fresh, if not NULL, is set. NULL if there is
- * no memory for it. */
+/* The value of `key`, all zero if there was none: then *fresh, if not NULL, is set. NULL if there
+ * is no memory for it. */
 #define map_put(m, key, fresh)                                                                     \
 	((__typeof__((m)->value))map_put_(&(m)->map, key, sizeof(*(m)->value), fresh))
 
@@ -44,10 +44,8 @@ struct map {
  * All values, in no order: `for (at = NULL; (at = map_next(m, at));)`. The one at hand may be taken
  * out: then go on with map_before(m, at), since what moves into its place is next.
  */
-#define map_next(m, at)                                                                            \
-	((__typeof__((m)->value))map_next_(&(m)->map, at, sizeof(*(m)->value)))
-#define map_before(m, at)                                                                          \
-	((__typeof__((m)->value))map_before_(&(m)->map, at, sizeof(*(m)->value)))
+#define map_next(m, at) ((__typeof__((m)->value))map_next_(&(m)->map, at, sizeof(*(m)->value)))
+#define map_before(m, at) ((__typeof__((m)->value))map_before_(&(m)->map, at, sizeof(*(m)->value)))
 
 /* Give the map's memory back; it is empty then. */
 #define map_end(m) map_end_(&(m)->map, sizeof(*(m)->value))

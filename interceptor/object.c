@@ -5,7 +5,7 @@
 
 #include <sys/mman.h>
 
-#define CHUNK (64 * 1024) /* bytes of objects that are mapped at one time */
+#define CHUNK ((size_t)64 * 1024) /* bytes of objects that are mapped at one time */
 
 /* NULL only if memory is short. */
 static struct objects *objects(void)
@@ -22,7 +22,8 @@ static struct object *new_object(struct objects *all)
 	struct object *object, *chunk;
 
 	if (!all->free) {
-		chunk = mmap(NULL, CHUNK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+		chunk =
+		    mmap(NULL, CHUNK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 		if (chunk == MAP_FAILED)
 			return NULL;
 		for (size_t i = 0; i < CHUNK / sizeof(*chunk); i++) {
@@ -46,18 +47,24 @@ static void begin(struct objects *all, struct object *object, const struct objec
 static void unbind_all(struct objects *all, uint64_t holder, CUdevice device, uint64_t offset,
                        uint64_t bytes);
 
-/* One reference less: what nothing refers to is given back. */
-static void drop(struct objects *all, struct object *object)
+/* One reference less of memory: what nothing refers to is given back. */
+static void drop_memory(struct objects *all, struct object *object)
 {
 	if (--object->references)
 		return;
 	if (object->ordinal >= 0)
 		process_release(object->ordinal, object->bytes, KIND_MEMORY);
-	else
-		unbind_all(all, object->handle, -1, 0, UINT64_MAX);
 	object->serial = 0;
 	object->next = all->free;
 	all->free = object;
+}
+
+/* The same of any object: a multicast object's last one takes what is bound to it. */
+static void drop(struct objects *all, struct object *object)
+{
+	if (object->ordinal < 0 && object->references == 1)
+		unbind_all(all, object->handle, -1, 0, UINT64_MAX);
+	drop_memory(all, object);
 }
 
 static void add_handle(struct objects *all, struct object *object,
@@ -223,8 +230,8 @@ bool object_reimported(CUmemGenericAllocationHandle value, int descriptor)
 
 /* --- mappings -------------------------------------------------------------------------------- */
 
-/* Nobody can ask how large an import is. It is charged as far as it is mapped, before that. How much
- * more that is. */
+/* Nobody can ask how large an import is. It is charged as far as it is mapped, before that. How
+ * much more that is. */
 static uint64_t more_of_borrowed(const struct object *object, uint64_t offset, uint64_t bytes)
 {
 	uint64_t end = offset + bytes;
@@ -232,8 +239,8 @@ static uint64_t more_of_borrowed(const struct object *object, uint64_t offset, u
 	return object->borrowed && end >= offset && end > object->bytes ? end - object->bytes : 0;
 }
 
-static struct mapping *note_mapping(struct objects *all, struct object *object,
-                                    CUdeviceptr address, uint64_t bytes)
+static struct mapping *note_mapping(struct objects *all, struct object *object, CUdeviceptr address,
+                                    uint64_t bytes)
 {
 	bool fresh = false;
 	struct mapping *mapping = map_put(&all->mapped, address, &fresh);
@@ -342,8 +349,8 @@ static void end_mapping(struct objects *all, CUdeviceptr address, const struct m
 		*again = *was;
 }
 
-/* The driver refused it after its reference was given back. Who else had one may have given it back,
- * too, meanwhile, and the charge with it. */
+/* The driver refused it after its reference was given back. Who else had one may have given it
+ * back, too, meanwhile, and the charge with it. */
 static void take_back(struct objects *all, struct unmapping *unmapping)
 {
 	struct object *object = unmapping->one.object;
@@ -366,7 +373,7 @@ void object_unmapped(struct unmapping *unmapping, CUresult result)
 {
 	struct objects *all = objects();
 	struct mapping *at = NULL;
-	bool early = unmapping->serial != 0;
+	bool early = unmapping->one.object && unmapping->serial;
 
 	if (!all || (!unmapping->one.object && !unmapping->several.map.count) ||
 	    (early && result == CUDA_SUCCESS))
@@ -411,7 +418,7 @@ static void unbind_all(struct objects *all, uint64_t holder, CUdevice device, ui
 			continue;
 		at = map_before(&all->bound, at);
 		map_remove(&all->bound, gone);
-		drop(all, object); /* memory: only a multicast object would come back here */
+		drop_memory(all, object); /* no multicast object is bound to another */
 	}
 }
 

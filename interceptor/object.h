@@ -44,11 +44,11 @@ struct binding {
 };
 
 struct objects {
-	struct lock lock;            /* guards all of this */
-	MAP(struct handle) handles;  /* by value */
-	MAP(struct mapping) mapped;  /* by address */
-	MAP(struct binding) bound;   /* by a name of the part */
-	bool any_bound;              /* there was ever one */
+	struct lock lock;           /* guards all of this */
+	MAP(struct handle) handles; /* by value */
+	MAP(struct mapping) mapped; /* by address */
+	MAP(struct binding) bound;  /* by a name of the part */
+	bool any_bound;             /* there was ever one */
 	struct object *free;
 	uint64_t serial; /* of the last one */
 };
@@ -97,9 +97,9 @@ void object_exported(CUmemGenericAllocationHandle handle, int descriptor);
 bool object_reimported(CUmemGenericAllocationHandle handle, int descriptor);
 
 /*
- * Bindings: `holder` is the handle of the array or multicast object, `part` names the part, `offset`
- * is in bytes. To bind a part anew drops what was bound there. What is bound is that handle's memory,
- * or what is mapped at that address; `part` may depend on its device.
+ * Bindings: `holder` is the handle of the array or multicast object, `part` names the part,
+ * `offset` is in bytes. To bind a part anew drops what was bound there. What is bound is that
+ * handle's memory, or what is mapped at that address; `part` may depend on its device.
  */
 typedef uint64_t (*part_function)(const void *data, CUdevice ordinal);
 void object_bind(CUmemGenericAllocationHandle handle, CUdeviceptr address, uint64_t holder,

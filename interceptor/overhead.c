@@ -232,6 +232,9 @@ struct watch watch_begin(void)
 	process = process_attached();
 	device = process ? process_device(process, watch.ordinal) : -1;
 	if (device >= 0) {
+		/* What was taken before is not this call's. */
+		if (overhead_is_open(process, device))
+			overhead_close(process, watch.ordinal, device);
 		watch.account = &process->held[device].account.slice;
 		ledger_begin_load(watch.account);
 		watch.loads = overhead_loads(process, device);

@@ -48,7 +48,7 @@ static struct pool *find(struct process *process, CUmemoryPool handle)
 {
 	struct pool *pool = __atomic_load_n(&pools_of(process)->list, __ATOMIC_ACQUIRE);
 
-	while (pool && __atomic_load_n(&pool->handle, __ATOMIC_RELAXED) != handle)
+	while (pool && __atomic_load_n(&pool->handle, __ATOMIC_ACQUIRE) != handle)
 		pool = pool->next;
 	return pool;
 }
@@ -83,6 +83,9 @@ static struct pool *free_node(struct process *process)
 	return pool;
 }
 
+/* What others read of a node without its lock, which may be free or begin anew meanwhile. */
+#define SET(field, value) __atomic_store_n(&(field), value, __ATOMIC_RELAXED)
+
 /* With the list's lock held. */
 static struct pool *begin(struct process *process, CUmemoryPool handle, CUdevice ordinal,
                           enum kind kind)
@@ -91,17 +94,22 @@ static struct pool *begin(struct process *process, CUmemoryPool handle, CUdevice
 
 	if (!pool)
 		return NULL;
-	pool->ordinal = ordinal;
+	lock_take(&pool->lock);
 	pool->kind = kind;
-	pool->graphs = !handle;
-	pool->made = pool->retired = false;
-	pool->reserved = pool->charged = pool->pending = 0;
-	pool->threshold = pool->graphs ? UINT64_MAX : 0; /* a synchronisation does not shrink it */
-	pool->slack = 0;
-	pool->allocations = NULL;
+	pool->made = false;
+	pool->pending = 0;
+	SET(pool->ordinal, ordinal);
+	SET(pool->graphs, !handle);
+	SET(pool->retired, false);
+	SET(pool->reserved, 0);
+	SET(pool->charged, 0);
+	SET(pool->threshold, handle ? 0 : UINT64_MAX); /* a synchronisation does not shrink it */
+	SET(pool->slack, 0);
+	SET(pool->allocations, NULL);
 	pool_forget_blocks(pool);
 	/* A handle that no pool of the driver has, for what is none. */
 	__atomic_store_n(&pool->handle, handle ? handle : (CUmemoryPool)pool, __ATOMIC_RELEASE);
+	lock_give(&pool->lock);
 	return pool;
 }
 
@@ -211,7 +219,9 @@ static void look_whether_it_may_shrink(struct pool *pool)
 {
 	struct process *process = process_get();
 
-	if (process && (pool->retired || pool->charged > pool->threshold))
+	if (process && (__atomic_load_n(&pool->retired, __ATOMIC_RELAXED) ||
+	                __atomic_load_n(&pool->charged, __ATOMIC_RELAXED) >
+	                    __atomic_load_n(&pool->threshold, __ATOMIC_RELAXED)))
 		__atomic_store_n(&pools_of(process)->may_shrink, true, __ATOMIC_RELAXED);
 }
 
@@ -276,8 +286,10 @@ void pool_look_for_slack(struct pool *pool)
 /* Whether there is anything to account for. */
 static bool counts(const struct pool *pool)
 {
-	return pool->ordinal >= 0 && __atomic_load_n(&pool->handle, __ATOMIC_ACQUIRE) &&
-	       (pool->graphs || DRIVER_HAS(cuMemPoolGetAttribute));
+	return __atomic_load_n(&pool->handle, __ATOMIC_ACQUIRE) &&
+	       __atomic_load_n(&pool->ordinal, __ATOMIC_RELAXED) >= 0 &&
+	       (__atomic_load_n(&pool->graphs, __ATOMIC_RELAXED) ||
+	        DRIVER_HAS(cuMemPoolGetAttribute));
 }
 
 /* With the lock held: a retired pool that has become empty goes, and its node with it. */
@@ -286,7 +298,7 @@ static void end_if_empty(struct pool *pool)
 	if (!pool->retired || pool->reserved || pool->pending)
 		return;
 	(void)DRIVER(cuMemPoolDestroy)(pool->handle);
-	pool->retired = false;
+	SET(pool->retired, false);
 	__atomic_store_n(&pool->handle, NULL, __ATOMIC_RELEASE);
 }
 
@@ -295,9 +307,9 @@ void pool_shrunk(struct pool *pool)
 	if (!counts(pool))
 		return;
 	lock_take(&pool->lock);
-	if (pool->handle && (pool->retired ||
-	                     pool_attribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT) !=
-	                         pool->reserved)) {
+	if (pool->handle &&
+	    (pool->retired ||
+	     pool_attribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT) != pool->reserved)) {
 		pool_settle(pool);
 		pool_look_for_slack(pool);
 		end_if_empty(pool);
@@ -309,9 +321,8 @@ void pool_synchronised(void)
 {
 	struct process *process = __atomic_load_n(&this_process, __ATOMIC_ACQUIRE);
 
-	if (__builtin_expect(!process || !__atomic_load_n(&pools_of(process)->may_shrink,
-	                                                  __ATOMIC_RELAXED),
-	                     1))
+	if (__builtin_expect(
+	        !process || !__atomic_load_n(&pools_of(process)->may_shrink, __ATOMIC_RELAXED), 1))
 		return;
 	/* Set again by those that still may. */
 	__atomic_store_n(&pools_of(process)->may_shrink, false, __ATOMIC_RELAXED);
@@ -322,7 +333,7 @@ void pool_synchronised(void)
 		    !__atomic_load_n(&pool->retired, __ATOMIC_RELAXED))
 			continue;
 		pool_shrunk(pool);
-		if (pool->handle)
+		if (__atomic_load_n(&pool->handle, __ATOMIC_RELAXED))
 			look_whether_it_may_shrink(pool);
 	}
 }
@@ -343,7 +354,7 @@ bool pool_give_back(struct process *process, CUdevice ordinal)
 
 		/* A pool that is being settled by its own thread is up to date in a moment; and
 		 * that thread may be the one that asks. */
-		if (pool->ordinal != ordinal || !counts(pool) ||
+		if (__atomic_load_n(&pool->ordinal, __ATOMIC_RELAXED) != ordinal || !counts(pool) ||
 		    !__atomic_load_n(&pool->charged, __ATOMIC_RELAXED) || !lock_try(&pool->lock))
 			continue;
 		if (pool->handle) {
@@ -363,15 +374,16 @@ void pool_settle_all(struct process *process, CUdevice ordinal)
 {
 	for (struct pool *pool = __atomic_load_n(&pools_of(process)->list, __ATOMIC_ACQUIRE); pool;
 	     pool = pool->next) {
-		if (pool->ordinal == ordinal && __atomic_load_n(&pool->charged, __ATOMIC_RELAXED))
+		if (__atomic_load_n(&pool->ordinal, __ATOMIC_RELAXED) == ordinal &&
+		    __atomic_load_n(&pool->charged, __ATOMIC_RELAXED))
 			pool_shrunk(pool);
 	}
 }
 
 /* --- the end --------------------------------------------------------------------------------- */
 
-/* What the driver does itself when a current pool is destroyed (driver observation): the default one
- * is current again. */
+/* What the driver does itself when a current pool is destroyed (driver observation): the default
+ * one is current again. */
 static void make_default_current(CUmemoryPool handle, CUdevice ordinal)
 {
 	CUmemoryPool other;
@@ -380,7 +392,8 @@ static void make_default_current(CUmemoryPool handle, CUdevice ordinal)
 	    DRIVER(cuDeviceGetMemPool)(&other, ordinal) == CUDA_SUCCESS && other == handle &&
 	    DRIVER(cuDeviceGetDefaultMemPool)(&other, ordinal) == CUDA_SUCCESS)
 		(void)DRIVER(cuDeviceSetMemPool)(ordinal, other);
-	for (int type = CU_MEM_ALLOCATION_TYPE_PINNED; type <= CU_MEM_ALLOCATION_TYPE_MANAGED; type++) {
+	for (int type = CU_MEM_ALLOCATION_TYPE_PINNED; type <= CU_MEM_ALLOCATION_TYPE_MANAGED;
+	     type++) {
 		CUmemLocation location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = ordinal};
 
 		if (DRIVER_HAS(cuMemGetMemPool) && DRIVER_HAS(cuMemSetMemPool) &&
@@ -402,7 +415,7 @@ static void retire(struct pool *pool)
 		for (CUdevice ordinal = 0; ordinal < count; ordinal++)
 			make_default_current(pool->handle, ordinal);
 	}
-	pool->threshold = 0;
+	SET(pool->threshold, 0);
 	__atomic_store_n(&pool->retired, true, __ATOMIC_RELEASE);
 	look_whether_it_may_shrink(pool);
 }

@@ -12,10 +12,10 @@
  * steps, that grows when a graph is uploaded or launched and shrinks only when it is trimmed
  * (cuDeviceGraphMemTrim). It is accounted for as one more pool.
  *
- * A pool that the program destroys while memory of it is in use goes when the last of that is freed,
- * and then only the driver knows. So it is retired: the driver keeps it, and is told to destroy it
- * when it has become empty, which pool_give_back() and each synchronisation look for. Its handle
- * cannot be another pool's before that. The nodes of this list are this file's alone.
+ * A pool that the program destroys while memory of it is in use goes when the last of that is
+ * freed, and then only the driver knows. So it is retired: the driver keeps it, and is told to
+ * destroy it when it has become empty, which pool_give_back() and each synchronisation look for.
+ * Its handle cannot be another pool's before that. The nodes of this list are this file's alone.
  */
 #ifndef GPUSLICE_POOL_H
 #define GPUSLICE_POOL_H
@@ -40,10 +40,10 @@ struct pool {
 	int64_t slack;
 	uint64_t *allocations; /* this lane's counter on the device; NULL until the first request */
 	CUdevice ordinal;      /* or POOL_ELSEWHERE */
-	bool graphs;           /* the device's memory of graphs: not one that the driver calls a pool */
-	bool made;             /* by the program, so that it can destroy it */
-	bool retired;          /* which it has */
-	enum kind kind;        /* managed memory is listed for nobody */
+	bool graphs;    /* the device's memory of graphs: not one that the driver calls a pool */
+	bool made;      /* by the program, so that it can destroy it */
+	bool retired;   /* which it has */
+	enum kind kind; /* managed memory is listed for nobody */
 
 	struct pool *next;
 	struct lock lock;
@@ -61,9 +61,9 @@ struct pool {
 };
 
 struct pools {
-	struct lock lock;     /* guards the list; a pool has a lock of its own */
-	struct pool *list;    /* nodes are never unlinked: readers take no lock */
-	bool may_shrink;      /* at a synchronisation: a pool is above its threshold, or retired */
+	struct lock lock;  /* guards the list; a pool has a lock of its own */
+	struct pool *list; /* nodes are never unlinked: readers take no lock */
+	bool may_shrink;   /* at a synchronisation: a pool is above its threshold, or retired */
 	struct pool *current[PROCESS_ORDINALS]; /* what cuMemAllocAsync draws on */
 	struct pool *graphs[PROCESS_ORDINALS];
 };
@@ -77,7 +77,8 @@ struct pool *pool_of(struct process *process, CUmemoryPool handle);
 bool pool_is_retired(struct process *process, CUmemoryPool handle);
 
 /* Make a pool known. `ordinal` is its device or one of the two above. */
-struct pool *pool_note(struct process *process, CUmemoryPool handle, CUdevice ordinal, bool managed);
+struct pool *pool_note(struct process *process, CUmemoryPool handle, CUdevice ordinal,
+                       bool managed);
 
 /* The program destroys it. */
 CUresult pool_destroy(struct process *process, CUmemoryPool handle);
@@ -118,9 +119,9 @@ void pool_forget_blocks(struct pool *pool);
 
 /*
  * With the pool's lock held: make the charge what the pool reserves now, plus what is pending.
- * Growth that nobody charged before (the pool was fragmented, or its free memory belonged to another
- * stream's future) is charged if it fits; if it does not, nothing is changed and so many bytes are
- * missing. pool_settle() charges it in any case, for the driver holds it.
+ * Growth that nobody charged before (the pool was fragmented, or its free memory belonged to
+ * another stream's future) is charged if it fits; if it does not, nothing is changed and so many
+ * bytes are missing. pool_settle() charges it in any case, for the driver holds it.
  */
 uint64_t pool_missing(struct pool *pool);
 void pool_settle(struct pool *pool);

@@ -186,7 +186,8 @@ static void count_kind(struct held *held, uint64_t more, uint64_t less, enum kin
 
 	if (kind == KIND_MEMORY)
 		return;
-	*sum = *sum + more > less ? *sum + more - less : 0;
+	/* Others read it without the lock. */
+	__atomic_store_n(sum, *sum + more > less ? *sum + more - less : 0, __ATOMIC_RELAXED);
 	if (kind == KIND_OVERHEAD)
 		account_set_context(&held->account, *sum);
 }

@@ -4,7 +4,8 @@
 #include "grant.h"
 #include "table.h"
 
-enum { /* CUdevice_attribute */
+/* CUdevice_attribute */
+enum {
 	MULTIPROCESSORS = 16,
 	THREADS_PER_MULTIPROCESSOR = 39,
 };
@@ -19,7 +20,8 @@ static uint64_t threads_of(CUdevice ordinal)
 	if (threads || !DRIVER_HAS(cuDeviceGetAttribute))
 		return threads;
 	if (DRIVER(cuDeviceGetAttribute)(&processors, MULTIPROCESSORS, ordinal) == CUDA_SUCCESS &&
-	    DRIVER(cuDeviceGetAttribute)(&each, THREADS_PER_MULTIPROCESSOR, ordinal) == CUDA_SUCCESS)
+	    DRIVER(cuDeviceGetAttribute)(&each, THREADS_PER_MULTIPROCESSOR, ordinal) ==
+	        CUDA_SUCCESS)
 		threads = (uint32_t)processors * (uint32_t)each;
 	__atomic_store_n(&known[ordinal], threads, __ATOMIC_RELAXED);
 	return threads;
@@ -47,7 +49,8 @@ bool stack_begin(struct raise *raise, uint64_t bytes)
 	if (!before || !threads_of(raise->ordinal))
 		return true;
 	bytes = (bytes + STACK_UNIT - 1) & ~(uint64_t)(STACK_UNIT - 1);
-	if (bytes > before && __builtin_mul_overflow(bytes - before, threads_of(raise->ordinal), &more))
+	if (bytes > before &&
+	    __builtin_mul_overflow(bytes - before, threads_of(raise->ordinal), &more))
 		more = UINT64_MAX;
 	if (more && grant(raise->ordinal, more, KIND_OVERHEAD, ATTACH_CALL_STACK) != GRANTED)
 		return false;

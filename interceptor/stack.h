@@ -3,8 +3,8 @@
  * The stacks of kernels, which the driver calls local memory. A context has room for so many bytes
  * per thread, for all threads that the device can hold at one time: that many times 2,048 times 132
  * on an H100, however small a grid is. A launch of a function with a larger frame raises it to that
- * frame, for good; so does making a graph of such a function, and CU_LIMIT_STACK_SIZE sets it, up or
- * down, and tells what it is (driver observation, H100, 580.159.04).
+ * frame, for good; so does making a graph of such a function, and CU_LIMIT_STACK_SIZE sets it, up
+ * or down, and tells what it is (driver observation, H100, 580.159.04).
  */
 #ifndef GPUSLICE_STACK_H
 #define GPUSLICE_STACK_H

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* All that is remembered about this process: of each part only its owner knows more than the type. */
+/* All that is remembered about this process: of each part only its owner knows more. */
 #ifndef GPUSLICE_STATE_H
 #define GPUSLICE_STATE_H
 

@@ -4,4 +4,4 @@
  * The go command rebuilds a package when a file of its directory changes, and does not see those: this
  * file changes with them. A test holds it against them.
  */
-#define NATIVE_DIGEST "b102d1ea33d1c41e3d8b5ee6d733627efdd71ebac1093a73fe9db635139ab06b"
+#define NATIVE_DIGEST "26744659ab7c01de1ef65cb9cf498865b8c8212db3edb5207c99d2571d46ce80"

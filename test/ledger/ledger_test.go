@@ -78,6 +78,11 @@ func TestRaceIsCleanWithSanitizers(t *testing.T) {
 	run(t, program, "-n", "8", "-t", pick("1", "5"), "-l")
 }
 
+func TestNothingThatThreadsCountIsLost(t *testing.T) {
+	run(t, compile(t, "gcc", "count", "-pthread"))
+	run(t, compile(t, "gcc", "count", "-pthread", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"))
+}
+
 func TestAChargeIsInBothLedgersOrInNone(t *testing.T) {
 	run(t, compile(t, "gcc", "account", interceptor+"/charge.c"))
 	run(t, compile(t, "gcc", "account", interceptor+"/charge.c", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"))

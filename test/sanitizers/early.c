@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What interceptor/loader.c and elf_symbol.c call, for a process whose sanitizer is just about to begin: it
- * calls dlsym to find the C library's functions, of which it has taken the names already, and so
- * those of these names would lead back to it.
+ * What interceptor/loader.c and elf_symbol.c call, for a process whose sanitizer is just about to
+ * begin: it calls dlsym to find the C library's functions, of which it has taken the names already,
+ * and so those of these names would lead back to it.
  */
 #include <link.h>
 #include <stddef.h>

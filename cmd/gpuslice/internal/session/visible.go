@@ -60,7 +60,7 @@ func (s *Session) listed(env []string, value string, devices []string) ([]string
 	var uuids []string
 	for entry := range strings.SplitSeq(value, ",") {
 		entry = strings.TrimSpace(entry)
-		uuid := ""
+		var uuid string
 		if index, err := strconv.Atoi(entry); err == nil {
 			if hostErr != nil {
 				return nil, fmt.Errorf("%s=%s has an index, and the devices cannot be counted: %w (list UUIDs there, or unset it)", visibleEnv, value, hostErr)
