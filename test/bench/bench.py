@@ -80,7 +80,7 @@ class Bench:
     def pairs(self):
         """The same for what a process can do in one way only: pairs of processes, in turns."""
         rows = []
-        for arguments in (("start",), ("runtime", self.options["ms"])):
+        for arguments in (("start",), ("cold", "alloc"), ("cold", "free"), ("load",), ("runtime", self.options["ms"])):
             native, sliced = [], []
             for i in range(self.options["starts"]):
                 turns = [(native, []), (sliced, slice_of("16G"))]

@@ -8,6 +8,8 @@
  * cost live MOST MILLISECONDS         against the number of live allocations
  * cost siblings MOST MILLISECONDS     against the number of processes
  * cost start                          cuInit and the first context
+ * cost cold alloc|free               the first small allocations of a process, or their frees
+ * cost load                           loads of a small module
  * cost runtime MILLISECONDS           the runtime library's calls
  */
 #include "calls.h"
@@ -36,6 +38,10 @@ int main(int argc, char **argv)
 		siblings_measure((int)first, second);
 	else if (strcmp(what, "start") == 0)
 		oneway_measure_start();
+	else if (strcmp(what, "cold") == 0 && argc == 3)
+		oneway_measure_cold(strcmp(argv[2], "free") == 0);
+	else if (strcmp(what, "load") == 0)
+		oneway_measure_load();
 	else if (strcmp(what, "runtime") == 0 && first > 0)
 		oneway_measure_runtime(first);
 	/* What this program starts itself as. */
@@ -45,7 +51,8 @@ int main(int argc, char **argv)
 		siblings_be_one(atoi(argv[2]), atoi(argv[3]), strcmp(argv[4], "context") == 0);
 	else {
 		fprintf(stderr, "usage: cost calls MILLISECONDS | live MOST MILLISECONDS | "
-		                "siblings MOST MILLISECONDS | start | runtime MILLISECONDS\n");
+		                "siblings MOST MILLISECONDS | start | cold alloc|free | load | "
+		                "runtime MILLISECONDS\n");
 		return 2;
 	}
 	return 0;

@@ -509,8 +509,12 @@ static int child(int me, int others)
 	if (!(ledger = find_ledger()))
 		return 1;
 	shared->of[me].context = ledger->lane[lane_of(ledger, getpid())].entry[0].context;
-	for (uintptr_t i = 1; i <= RACERS && kinds >> RACES & 1; i++)
-		pthread_create(&thread, NULL, race, (void *)(i + seed));
+	for (uintptr_t i = 1; i <= RACERS && kinds >> RACES & 1; i++) {
+		if (pthread_create(&thread, NULL, race, (void *)(i + seed)))
+			complain("no thread", i, 0);
+		else
+			pthread_detach(thread);
+	}
 	shared->of[me].ready = 1;
 	while (!shared->stop) {
 		uint32_t pause = shared->pause;
