@@ -10,7 +10,7 @@
 #include <pthread.h>
 
 #define OTHERS 3
-#define COUNTS 200000u
+#define COUNTS 200000ull
 #define FULL (1ull << 31) /* what a half is retired at */
 
 static struct ledger *ledger;
