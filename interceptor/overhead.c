@@ -52,10 +52,11 @@ static struct instant look(struct process *process, int device)
 {
 	const struct held *held = &process->held[device];
 	const struct ledger_account *account = &held->account.slice;
-	uint64_t other = held->overhead + held->unlisted;
 	struct instant now;
+	uint64_t other;
 
 	lock_take(&process->account_lock);
+	other = held->overhead + held->unlisted;
 	now = (struct instant){
 	    .number = account->number,
 	    .asked = account->held > other ? account->held - other : 0,
@@ -141,6 +142,12 @@ static uint64_t charged(struct process *process, int device)
 	return __atomic_load_n(&process->held[device].overhead, __ATOMIC_RELAXED);
 }
 
+/* With the lock held. */
+static void set_loose(struct overheads *overheads, unsigned device, uint64_t bytes)
+{
+	__atomic_store_n(&overheads->loose[device], bytes, __ATOMIC_RELAXED);
+}
+
 /* Make what is charged what there is, as far as it is nobody's. */
 static void settle(struct process *process, CUdevice ordinal, int device)
 {
@@ -157,11 +164,11 @@ static void settle(struct process *process, CUdevice ordinal, int device)
 	lock_take(&overheads->lock);
 	now = charged(process, device);
 	if (all > now) {
-		overheads->loose[device] += all - now;
+		set_loose(overheads, (unsigned)device, overheads->loose[device] + all - now);
 		process_charge_anyway(ordinal, all - now, KIND_OVERHEAD);
 	} else if (all < now && overheads->loose[device]) {
 		less = now - all < overheads->loose[device] ? now - all : overheads->loose[device];
-		overheads->loose[device] -= less;
+		set_loose(overheads, (unsigned)device, overheads->loose[device] - less);
 		process_release(ordinal, less, KIND_OVERHEAD);
 	}
 	lock_give(&overheads->lock);
@@ -276,7 +283,8 @@ static void add_loose(const struct watch *watch, uint64_t bytes)
 	struct overheads *overheads = overheads_of(process_get());
 
 	lock_take(&overheads->lock);
-	overheads->loose[watch->account->device] += bytes;
+	set_loose(overheads, watch->account->device,
+	          overheads->loose[watch->account->device] + bytes);
 	lock_give(&overheads->lock);
 }
 
