@@ -29,8 +29,10 @@ static CUresult loaded(const struct watch *watch, CUresult result, CUmodule *mod
 {
 	struct holding code = {.ordinal = watch->ordinal, .kind = KIND_OVERHEAD};
 
-	if (result != CUDA_SUCCESS)
+	if (result != CUDA_SUCCESS) {
+		watch_drop(watch);
 		return result;
+	}
 	if (!watch_end(watch, ATTACH_CALL_CODE, &code.bytes)) {
 		(void)DRIVER(cuModuleUnload)(*module);
 		*module = NULL;
@@ -129,8 +131,10 @@ static CUresult loaded_library(const struct watch *watch, CUresult result, CUlib
 {
 	uint64_t bytes;
 
-	if (result != CUDA_SUCCESS)
+	if (result != CUDA_SUCCESS) {
+		watch_drop(watch);
 		return result;
+	}
 	if (!watch_end(watch, ATTACH_CALL_CODE, &bytes)) {
 		(void)DRIVER(cuLibraryUnload)(*library);
 		*library = NULL;

@@ -31,7 +31,10 @@ bool library_use_begin(struct use *use, uint64_t library)
 	if (!use->first)
 		return true;
 	use->watch = watch_begin();
-	return use->watch.ordinal < 0 || grant_any_left(use->watch.ordinal, ATTACH_CALL_CODE);
+	if (use->watch.ordinal < 0 || grant_any_left(use->watch.ordinal, ATTACH_CALL_CODE))
+		return true;
+	watch_drop(&use->watch);
+	return false;
 }
 
 CUresult library_use_end(const struct use *use, CUresult result)

@@ -307,6 +307,12 @@ bool watch_end(const struct watch *watch, enum attach_call call, uint64_t *bytes
 	return fits;
 }
 
+void watch_drop(const struct watch *watch)
+{
+	if (watch->account && watch->account->ledger)
+		ledger_end_load(watch->account);
+}
+
 void overhead_stream_made(void)
 {
 	struct process *process = process_get();

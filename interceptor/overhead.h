@@ -73,6 +73,9 @@ struct watch watch_begin(void);
  * measured while another thread loaded code, too, is charged, but nobody's. */
 bool watch_end(const struct watch *watch, enum attach_call call, uint64_t *bytes);
 
+/* Instead of that, if the call was not made, or failed: no load is under way for it any more. */
+void watch_drop(const struct watch *watch);
+
 /* A stream was made: each takes a little. */
 void overhead_stream_made(void);
 

@@ -17,6 +17,7 @@ struct step {
 	CUdeviceptr pointer;     /* of a free of what another graph allocated */
 	struct graph_slot *keep; /* of an allocation that the graph does not free */
 	uint64_t size;           /* of it */
+	size_t inside;           /* steps of a child graph, which come next */
 };
 
 struct CUgraphExec_st {
@@ -59,6 +60,8 @@ static struct step *write_steps(CUgraph graph, struct step *step)
 			step->keep = node->slot;
 			step->size = node->params.bytesize;
 		}
+		if (node->child)
+			step->inside = count_steps(node->child);
 		step++;
 		if (node->child)
 			step = write_steps(node->child, step);
@@ -427,4 +430,39 @@ CUDA_API CUresult cuGraphExecNodeSetParams(CUgraphExec exec, CUgraphNode node,
 	if (!params || params->type != CU_GRAPH_NODE_TYPE_KERNEL)
 		return CUDA_ERROR_INVALID_VALUE;
 	return set_kernel(exec, node, &params->as.kernel, true);
+}
+
+/* The nodes of the new child take the places of the old one's, as an update's do. */
+static CUresult set_child(CUgraphExec exec, CUgraphNode node, CUgraph child)
+{
+	struct step *at = exec->steps, *end = at + exec->count, *steps;
+	size_t count = count_steps(child);
+	CUresult result;
+
+	while (at < end && (at->node != node || at->type != CU_GRAPH_NODE_TYPE_GRAPH))
+		at++;
+	if (at == end || at->inside != count)
+		return CUDA_ERROR_INVALID_VALUE;
+	steps = calloc(count + 1, sizeof(*steps));
+	if (!steps)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	write_steps(child, steps);
+	result = fit_stacks(steps, count);
+	for (size_t i = 0; i < count && result == CUDA_SUCCESS; i++) {
+		steps[i].node = at[1 + i].node;
+		at[1 + i] = steps[i];
+	}
+	free(steps);
+	return result;
+}
+
+CUDA_API CUresult cuGraphExecChildGraphNodeSetParams(CUgraphExec exec, CUgraphNode node,
+                                                     CUgraph child)
+{
+	CUresult result = driver_enter();
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	return driver_leave(exec && node && child ? set_child(exec, node, child)
+	                                          : CUDA_ERROR_INVALID_VALUE);
 }

@@ -114,6 +114,32 @@ CUDA_API CUresult cuLaunchCooperativeKernel_ptsz(CUfunction function, DIMENSIONS
 	return launch(CONFIG, function, stream_per_thread(stream));
 }
 
+/* Each in a stream of its own, whose context says the device. */
+CUDA_API CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, unsigned int count,
+                                                       unsigned int flags)
+{
+	CUresult result = list && count ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+
+	(void)flags;
+	for (unsigned int i = 0; i < count && result == CUDA_SUCCESS; i++) {
+		const CUDA_LAUNCH_PARAMS *one = &list[i];
+		CUlaunchConfig config = {one->gridDimX,
+		                         one->gridDimY,
+		                         one->gridDimZ,
+		                         one->blockDimX,
+		                         one->blockDimY,
+		                         one->blockDimZ,
+		                         one->sharedMemBytes,
+		                         NULL,
+		                         NULL,
+		                         0};
+
+		result = one->hStream ? launch(&config, one->function, one->hStream)
+		                      : CUDA_ERROR_INVALID_VALUE;
+	}
+	return result;
+}
+
 CUDA_API CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function,
                                    void **parameters, void **extra)
 {

@@ -278,3 +278,23 @@ CUDA_API CUresult cuLibraryGetGlobal(CUdeviceptr *address, size_t *size, CUlibra
 		return result;
 	return driver_leave(module_array(module, name, address, size));
 }
+
+/* Images have neither managed variables nor unified functions; the library is loaded to look. */
+static CUresult find_none(CUlibrary library, const void *out, const char *name)
+{
+	CUmodule module = NULL;
+	CUresult result = out && name ? enter_loaded(library, &module) : CUDA_ERROR_INVALID_VALUE;
+
+	return result == CUDA_SUCCESS ? driver_leave(CUDA_ERROR_NOT_FOUND) : result;
+}
+
+CUDA_API CUresult cuLibraryGetManaged(CUdeviceptr *address, size_t *size, CUlibrary library,
+                                      const char *name)
+{
+	return find_none(library, address ? (const void *)address : size, name);
+}
+
+CUDA_API CUresult cuLibraryGetUnifiedFunction(void **function, CUlibrary library, const char *name)
+{
+	return find_none(library, function, name);
+}

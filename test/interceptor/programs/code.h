@@ -67,6 +67,9 @@ CUresult cuLaunchCooperativeKernel_ptsz(CUfunction function, unsigned int grid_x
                                         unsigned int block_x, unsigned int block_y,
                                         unsigned int block_z, unsigned int shared, CUstream stream,
                                         void **parameters);
+CUresult cuFuncSetBlockShape(CUfunction function, int x, int y, int z);
+CUresult cuParamSetSize(CUfunction function, unsigned int bytes);
+CUresult cuParamSetv(CUfunction function, int offset, void *value, unsigned int bytes);
 CUresult cuGraphAddKernelNode_v2(CUgraphNode *node, CUgraph graph, const CUgraphNode *after,
                                  size_t count, const CUDA_KERNEL_NODE_PARAMS *parameters);
 CUresult cuGraphExecKernelNodeSetParams_v2(CUgraphExec executable, CUgraphNode node,

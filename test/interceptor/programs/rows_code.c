@@ -288,15 +288,24 @@ static CUresult launch(CUfunction function)
 	return result;
 }
 
+/* A handle alone takes nothing. */
+static CUkernel kernel_of(CUlibrary library, const char *name)
+{
+	size_t before = left();
+	CUkernel kernel = NULL;
+
+	OK(OPTIONAL(cuLibraryGetKernel)(&kernel, library, name));
+	if (left() + SLACK < before)
+		failed("a kernel's handle charges %zu bytes", before - left());
+	return kernel;
+}
+
 /* What makes a library that was loaded lazily take its arrays. */
 static CUresult use_function(CUlibrary library)
 {
 	CUfunction function = NULL;
-	CUkernel kernel = NULL;
 
-	OK(OPTIONAL(cuLibraryGetKernel)(&kernel, library, "empty"));
-	takes("a kernel's handle", 0);
-	return OPTIONAL(cuKernelGetFunction)(&function, kernel);
+	return OPTIONAL(cuKernelGetFunction)(&function, kernel_of(library, "empty"));
 }
 
 static CUresult use_global(CUlibrary library)
@@ -316,11 +325,7 @@ static CUresult use_module(CUlibrary library)
 
 static CUresult use_launch(CUlibrary library)
 {
-	CUkernel kernel = NULL;
-
-	OK(OPTIONAL(cuLibraryGetKernel)(&kernel, library, "empty"));
-	takes("a kernel's handle", 0);
-	return launch((CUfunction)(void *)kernel);
+	return launch((CUfunction)(void *)kernel_of(library, "usebig"));
 }
 
 static const struct {
@@ -361,28 +366,134 @@ static void lazy_within(void)
 	    ARRAY / MIB);
 }
 
+/* The library is loaded, and none of its kernels has run: `usebig` would have set a byte. */
+static void never_ran(CUlibrary library)
+{
+	CUdeviceptr array = 0;
+	unsigned char byte = 0;
+	size_t bytes = 0;
+
+	OK(OPTIONAL(cuLibraryGetGlobal)(&array, &bytes, library, "big"));
+	OK(cuMemcpyDtoH_v2(&byte, array, 1));
+	if (byte)
+		failed("a launch that was refused has run");
+}
+
+/*
+ * What comes with a first use cannot be undone: the use fails, and what it took is charged, beyond
+ * the quota, until the library is unloaded. Meanwhile no other library gets as far as the driver.
+ */
+static void lazy_over(CUresult (*use)(CUlibrary library), const char *name, const char *text)
+{
+	CUdeviceptr pointer = fill_but(ARRAY - 32 * MIB);
+	CUlibrary library = library_of(text), other = library_of(text);
+	size_t held = 0, then = 0;
+
+	OUT_OF_MEMORY(name, use(library));
+	if (left())
+		failed("%s: %zu bytes are free", name, left());
+	if (truth(&held) && held > quota() + ARRAY)
+		failed("%s: %zu bytes are held", name, held);
+	for (size_t i = 0; i < USES; i++)
+		OUT_OF_MEMORY("another library", uses[i].use(other));
+	if (truth(&then) && then > held + SLACK)
+		failed("another library: %zu bytes are held, and %zu were", then, held);
+	never_ran(library);
+	give_room(pointer);
+	takes(name, (long long)ARRAY);
+	OK(OPTIONAL(cuLibraryUnload)(other));
+	takes("the other one unloaded", (long long)ARRAY);
+	OK(OPTIONAL(cuLibraryUnload)(library));
+	takes("unloaded", 0);
+}
+
 static void lazy_beyond(void)
 {
 	char *text = module_text(ARRAY, NULL);
 	CUlibrary library;
+
+	begin();
+	if (no_libraries())
+		return;
+	for (size_t i = 0; i < USES; i++)
+		lazy_over(uses[i].use, uses[i].name, text);
+	library = library_of(text);
+	OK(use_global(library));
+	OK(OPTIONAL(cuLibraryUnload)(library));
+	takes("at the end", 0);
+	saw("%zu MiB are refused at the first use of their library with 32 less free, and charged"
+	    " until it is unloaded",
+	    ARRAY / MIB);
+}
+
+/* What a library does not have is looked for in it all the same, which may load it. */
+static CUresult seek_managed(CUlibrary library)
+{
+	CUdeviceptr pointer = 0;
+	size_t bytes = 0;
+
+	return OPTIONAL(cuLibraryGetManaged)(&pointer, &bytes, library, "none");
+}
+
+static CUresult seek_function(CUlibrary library)
+{
+	void *function = NULL;
+
+	return OPTIONAL(cuLibraryGetUnifiedFunction)(&function, library, "none");
+}
+
+static const struct {
+	const char *name;
+	CUresult (*seek)(CUlibrary library);
+} seeks[] = {{"cuLibraryGetManaged", seek_managed}, {"cuLibraryGetUnifiedFunction", seek_function}};
+
+#define SEEKS (sizeof(seeks) / sizeof(*seeks))
+
+static void absent_within(void)
+{
+	char *text = module_text(ARRAY, NULL);
+
+	begin();
+	if (no_libraries())
+		return;
+	for (size_t i = 0; i < SEEKS; i++) {
+		CUlibrary library;
+
+		if (!driver_symbol(seeks[i].name))
+			continue;
+		library = library_of(text);
+		expect(seeks[i].name, seeks[i].seek(library), CUDA_ERROR_NOT_FOUND);
+		agrees(seeks[i].name, SLACK);
+		OK(use_global(library));
+		takes("used", (long long)ARRAY);
+		OK(OPTIONAL(cuLibraryUnload)(library));
+		takes("unloaded", 0);
+	}
+	saw("a library that was searched in vain is charged once");
+}
+
+/* With nothing left, the driver is not asked whether it is there. */
+static void absent_beyond(void)
+{
+	char *text = module_text(ARRAY, NULL);
+	CUlibrary library, other;
 	CUdeviceptr pointer;
 
 	begin();
 	if (no_libraries())
 		return;
 	pointer = fill_but(ARRAY - 32 * MIB);
-	for (size_t i = 0; i < USES; i++) {
-		library = library_of(text);
-		OUT_OF_MEMORY(uses[i].name, uses[i].use(library));
-		takes("undone", 0);
-		OK(OPTIONAL(cuLibraryUnload)(library));
-	}
-	give_room(pointer);
 	library = library_of(text);
-	OK(use_global(library));
+	other = library_of(text);
+	OUT_OF_MEMORY("a library beyond the quota", use_global(library));
+	for (size_t i = 0; i < SEEKS; i++)
+		if (driver_symbol(seeks[i].name))
+			OUT_OF_MEMORY(seeks[i].name, seeks[i].seek(other));
 	OK(OPTIONAL(cuLibraryUnload)(library));
+	OK(OPTIONAL(cuLibraryUnload)(other));
+	give_room(pointer);
 	takes("at the end", 0);
-	saw("%zu MiB are refused at the first use of their library with 32 less free", ARRAY / MIB);
+	saw("with nothing left no library is searched");
 }
 
 /* All code is loaded at once where the environment says so before the driver starts. */
@@ -473,6 +584,35 @@ static CUresult together_of_thread(CUfunction function, void **parameters)
 	                                                parameters);
 }
 
+/* The ways of CUDA 3, which are told the block and the argument beforehand. */
+static void prepare(CUfunction function, void **parameters)
+{
+	if (OPTIONAL(cuFuncSetBlockShape))
+		OK(OPTIONAL(cuFuncSetBlockShape)(function, 1, 1, 1));
+	if (OPTIONAL(cuParamSetSize))
+		OK(OPTIONAL(cuParamSetSize)(function, sizeof(uint64_t)));
+	if (OPTIONAL(cuParamSetv))
+		OK(OPTIONAL(cuParamSetv)(function, 0, parameters[0], sizeof(uint64_t)));
+}
+
+static CUresult of_old(CUfunction function, void **parameters)
+{
+	prepare(function, parameters);
+	return OPTIONAL(cuLaunch)(function);
+}
+
+static CUresult of_old_grid(CUfunction function, void **parameters)
+{
+	prepare(function, parameters);
+	return OPTIONAL(cuLaunchGrid)(function, 1, 1);
+}
+
+static CUresult of_old_stream(CUfunction function, void **parameters)
+{
+	prepare(function, parameters);
+	return OPTIONAL(cuLaunchGridAsync)(function, 1, 1, NULL);
+}
+
 static const struct {
 	const char *name;
 	CUresult (*launch)(CUfunction function, void **parameters);
@@ -481,7 +621,10 @@ static const struct {
                 {"cuLaunchKernelEx", configured},
                 {"cuLaunchKernelEx_ptsz", configured_of_thread},
                 {"cuLaunchCooperativeKernel", together},
-                {"cuLaunchCooperativeKernel_ptsz", together_of_thread}};
+                {"cuLaunchCooperativeKernel_ptsz", together_of_thread},
+                {"cuLaunch", of_old},
+                {"cuLaunchGrid", of_old_grid},
+                {"cuLaunchGridAsync", of_old_stream}};
 
 #define LAUNCHES (sizeof(launches) / sizeof(*launches))
 
@@ -569,6 +712,150 @@ static void frames_beyond(void)
 	no_stacks();
 	saw("4, 64 and 200 KiB are refused with %lld MiB free, and 4 launched later",
 	    stacks(4096) / (long long)MIB - 64);
+}
+
+/* One kernel with a frame, so that whatever is enumerated is that. */
+static char *framed_text(size_t frame)
+{
+	struct text text = {0};
+
+	text_add(&text, ".version 7.0\n.target sm_70\n.address_size 64\n");
+	text_frame(&text, frame);
+	return text.bytes;
+}
+
+static CUfunction listed_of_module(const char *text)
+{
+	CUfunction function = NULL;
+
+	OK(OPTIONAL(cuModuleEnumerateFunctions)(&function, 1, load(text)));
+	return function;
+}
+
+static CUfunction listed_of_library(const char *text)
+{
+	CUkernel kernel = NULL;
+
+	OK(OPTIONAL(cuLibraryEnumerateKernels)(&kernel, 1, library_of(text)));
+	return (CUfunction)(void *)kernel;
+}
+
+static const struct {
+	const char *name; /* of what a driver may lack */
+	CUfunction (*get)(const char *text);
+} lists[] = {{"cuModuleEnumerateFunctions", listed_of_module},
+             {"cuLibraryEnumerateKernels", listed_of_library}};
+
+#define LISTS (sizeof(lists) / sizeof(*lists))
+
+static void listed_within(void)
+{
+	begin();
+	for (size_t i = 0; i < LISTS; i++) {
+		CUfunction function;
+
+		if (!driver_symbol(lists[i].name))
+			continue;
+		function = lists[i].get(framed_text(4096));
+		takes(lists[i].name, 0);
+		OK(launch(function));
+		takes("launched", stacks(4096));
+		no_stacks();
+		saw("%s", lists[i].name);
+	}
+}
+
+static void listed_beyond(void)
+{
+	CUdeviceptr pointer;
+
+	begin();
+	pointer = fill_but((size_t)stacks(4096) - 64 * MIB);
+	for (size_t i = 0; i < LISTS; i++) {
+		if (!driver_symbol(lists[i].name))
+			continue;
+		OUT_OF_MEMORY(lists[i].name, launch(lists[i].get(framed_text(4096))));
+		takes("refused before it", 0);
+		saw("%s", lists[i].name);
+	}
+	give_room(pointer);
+	takes("at the end", 0);
+}
+
+/* On several devices at once, here on one: no driver takes the default stream for it. */
+static CUresult launch_many(CUfunction function)
+{
+	uint64_t none = 0;
+	void *parameters[] = {&none};
+	CUDA_LAUNCH_PARAMS one = {.function = function,
+	                          .gridDimX = 1,
+	                          .gridDimY = 1,
+	                          .gridDimZ = 1,
+	                          .blockDimX = 1,
+	                          .blockDimY = 1,
+	                          .blockDimZ = 1,
+	                          .kernelParams = parameters};
+	CUresult result;
+
+	OK(cuStreamCreate(&one.hStream, 1));
+	result = OPTIONAL(cuLaunchCooperativeKernelMultiDevice)(&one, 1, 0);
+	OK(cuCtxSynchronize());
+	OK(cuStreamDestroy_v2(one.hStream));
+	return result;
+}
+
+static bool not_on_many(CUresult result)
+{
+	if (result != CUDA_ERROR_NOT_SUPPORTED)
+		return false;
+	saw("this driver does not launch on several devices");
+	return true;
+}
+
+static void many_devices_within(void)
+{
+	CUresult result;
+
+	begin();
+	if (!OPTIONAL(cuLaunchCooperativeKernelMultiDevice)) {
+		saw("no cuLaunchCooperativeKernelMultiDevice");
+		return;
+	}
+	result = launch_many(function_of(load(module_text(0, frames)), 4096));
+	if (not_on_many(result))
+		return;
+	expect("cuLaunchCooperativeKernelMultiDevice", result, CUDA_SUCCESS);
+	agrees_late("launched", SLACK);
+	charged_late("launched", stacks(4096));
+	no_stacks();
+	saw("a frame of 4 KiB charges %lld MiB", stacks(4096) / (long long)MIB);
+}
+
+/* It is not refused, and nothing is granted beside it. */
+static void many_devices_beyond(void)
+{
+	CUdeviceptr pointer, more = 0;
+	CUresult result;
+	CUmodule module;
+
+	begin();
+	if (!OPTIONAL(cuLaunchCooperativeKernelMultiDevice)) {
+		saw("no cuLaunchCooperativeKernelMultiDevice");
+		return;
+	}
+	module = load(module_text(0, frames));
+	pointer = fill_but((size_t)stacks(4096) - 64 * MIB);
+	result = launch_many(function_of(module, 4096));
+	if (not_on_many(result))
+		return;
+	expect("cuLaunchCooperativeKernelMultiDevice", result, CUDA_SUCCESS);
+	OUT_OF_MEMORY("2 MiB more", cuMemAlloc_v2(&more, 2 * MIB));
+	/* What was found so is nobody's: the next call that looks at driver truth gives it back. */
+	OK(cuCtxSetLimit(CU_LIMIT_STACK_SIZE, FRESH_STACK));
+	give_room(pointer);
+	OK(cuModuleUnload(module));
+	takes("at the end", 0);
+	saw("the request after it is refused");
 }
 
 /* Each context has its own. */
@@ -659,6 +946,22 @@ static CUresult change(CUgraphExec executable, CUgraphNode node, CUfunction func
 	CUDA_KERNEL_NODE_PARAMS kernel = node_of(function, parameters);
 
 	return OPTIONAL(cuGraphExecKernelNodeSetParams_v2)(executable, node, &kernel);
+}
+
+/* The same by what sets a node of any type, whose structure ends in zeros. */
+static CUresult change_any(CUgraphExec executable, CUgraphNode node, CUfunction function)
+{
+	static uint64_t none;
+	static void *parameters[] = {&none};
+	union {
+		unsigned char bytes[256];
+		struct CUgraphNodeParams_st is;
+	} any = {0};
+
+	static_assert(offsetof(struct CUgraphNodeParams_st, kernel) == 16, "CUgraphNodeParams");
+	any.is.type = CU_GRAPH_NODE_TYPE_KERNEL;
+	any.is.kernel = node_of(function, parameters);
+	return OPTIONAL(cuGraphExecNodeSetParams)(executable, node, &any.is);
 }
 
 static void run_and_end(CUgraphExec executable, long long bytes)
@@ -807,6 +1110,43 @@ static CUresult graph_of_child(CUmodule module)
 	return instantiate_and_run(graph);
 }
 
+static CUresult graph_of_changed_any(CUmodule module)
+{
+	CUgraphExec executable = NULL;
+	CUgraphNode node = NULL;
+	CUgraph graph = graph_of(function_of(module, 0), &node);
+	CUresult result;
+
+	OK(cuGraphInstantiateWithFlags(&executable, graph, 0));
+	result = change_any(executable, node, function_of(module, 4096));
+	OK(cuGraphLaunch(executable, NULL));
+	OK(cuCtxSynchronize());
+	OK(cuGraphExecDestroy(executable));
+	OK(cuGraphDestroy(graph));
+	return result;
+}
+
+static CUresult graph_of_changed_child(CUmodule module)
+{
+	CUgraphExec executable = NULL;
+	CUgraphNode node = NULL, inner = NULL;
+	CUgraph graph = NULL, small = graph_of(function_of(module, 0), &inner);
+	CUgraph large = graph_of(function_of(module, 4096), &inner);
+	CUresult result;
+
+	OK(cuGraphCreate(&graph, 0));
+	OK(OPTIONAL(cuGraphAddChildGraphNode)(&node, graph, NULL, 0, small));
+	OK(cuGraphInstantiateWithFlags(&executable, graph, 0));
+	result = OPTIONAL(cuGraphExecChildGraphNodeSetParams)(executable, node, large);
+	OK(cuGraphLaunch(executable, NULL));
+	OK(cuCtxSynchronize());
+	OK(cuGraphExecDestroy(executable));
+	OK(cuGraphDestroy(graph));
+	OK(cuGraphDestroy(small));
+	OK(cuGraphDestroy(large));
+	return result;
+}
+
 static CUresult graph_of_update(CUmodule module)
 {
 	CUgraphExecUpdateResultInfo info = {0};
@@ -833,6 +1173,8 @@ static const struct {
 } graph_ways[] = {{"cuLibraryGetKernel", graph_of_handle},
                   {"cuGraphKernelNodeSetParams_v2", graph_of_changed_node},
                   {"cuGraphAddChildGraphNode", graph_of_child},
+                  {"cuGraphExecNodeSetParams", graph_of_changed_any},
+                  {"cuGraphExecChildGraphNodeSetParams", graph_of_changed_child},
                   {"cuGraphExecUpdate_v2", graph_of_update}};
 
 #define GRAPH_WAYS (sizeof(graph_ways) / sizeof(*graph_ways))
@@ -957,6 +1299,12 @@ static void print_beyond(void)
 
 static CUstream streams[STREAMS];
 
+static CUresult make_stream(unsigned i)
+{
+	return i % 2 ? cuStreamCreateWithPriority(&streams[i], 1, 0)
+	             : cuStreamCreate(&streams[i], 1);
+}
+
 /* No call takes much, so that driver truth finds it: at the next charge, or a second later. */
 static void streams_within(void)
 {
@@ -964,7 +1312,7 @@ static void streams_within(void)
 
 	begin();
 	for (unsigned i = 0; i < STREAMS; i++)
-		OK(cuStreamCreate(&streams[i], 1));
+		expect("a stream", make_stream(i), CUDA_SUCCESS);
 	OK(cuMemAlloc_v2(&pointer, 64 * MIB));
 	agrees_late("2,000 streams", SLACK);
 	for (unsigned i = 0; i < STREAMS; i++)
@@ -984,7 +1332,7 @@ static void streams_beyond(void)
 	begin();
 	(void)fill(64 * MIB);
 	while (count < STREAMS && result == CUDA_SUCCESS) {
-		result = cuStreamCreate(&streams[count], 1);
+		result = make_stream(count);
 		count += result == CUDA_SUCCESS;
 	}
 	if (result != CUDA_SUCCESS)
@@ -1003,23 +1351,31 @@ const struct row code_rows[] = {
     {"code-many", "cuModuleLoadData cuModuleUnload", many_within, many_beyond},
     {"code-lazy",
      "cuLibraryLoadData cuLibraryUnload cuLibraryGetGlobal cuLibraryGetModule cuKernelGetFunction "
-     "cuLaunchKernel",
+     "cuLibraryGetKernel cuLaunchKernel",
      lazy_within, lazy_beyond},
+    {"code-absent", "cuLibraryGetManaged cuLibraryGetUnifiedFunction", absent_within,
+     absent_beyond},
     {"code-eager", "cuLibraryLoadData cuLibraryLoadFromFile cuLibraryUnload", eager_within,
      eager_beyond},
     {"code-frames",
      "cuModuleGetFunction cuLaunchKernel cuLaunchKernel_ptsz cuLaunchKernelEx "
      "cuLaunchKernelEx_ptsz cuLaunchCooperativeKernel cuLaunchCooperativeKernel_ptsz "
-     "cuCtxSetLimit",
+     "cuLaunch cuLaunchGrid cuLaunchGridAsync cuCtxSetLimit",
      frames_within, frames_beyond},
+    {"code-listed", "cuModuleEnumerateFunctions cuLibraryEnumerateKernels cuLaunchKernel",
+     listed_within, listed_beyond},
+    {"code-devices", "cuLaunchCooperativeKernelMultiDevice", many_devices_within,
+     many_devices_beyond},
     {"code-second", "cuLaunchKernel cuCtxCreate_v2 cuCtxDestroy_v2", second_within, second_beyond},
     {"code-graph",
      "cuGraphInstantiateWithFlags cuGraphExecKernelNodeSetParams_v2 cuGraphLaunch cuLaunchKernel",
      graphs_within, graphs_beyond},
     {"code-graph-ways",
-     "cuGraphInstantiateWithFlags cuGraphExecUpdate_v2 cuGraphLaunch cuGraphAddKernelNode_v2",
+     "cuLibraryGetKernel cuGraphInstantiateWithFlags cuGraphExecNodeSetParams "
+     "cuGraphExecChildGraphNodeSetParams cuGraphExecUpdate_v2 cuGraphLaunch",
      graph_ways_within, graph_ways_beyond},
     {"code-stack", "cuCtxSetLimit", stack_within, stack_beyond},
     {"code-printf", "cuCtxSetLimit cuModuleLoadData", print_within, print_beyond},
-    {"code-streams", "cuMemAlloc_v2", streams_within, streams_beyond},
+    {"code-streams", "cuStreamCreate cuStreamCreateWithPriority cuMemAlloc_v2", streams_within,
+     streams_beyond},
     {0}};

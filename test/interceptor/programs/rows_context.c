@@ -228,6 +228,7 @@ static void primary_beyond(void)
 
 #define RESOURCE_OF_MULTIPROCESSORS 1
 #define GREEN_DEFAULT_STREAM 1
+#define STREAM_NON_BLOCKING 1
 
 /* A green context takes 4 to 6 MiB of its own, which driver truth finds. */
 #define GREEN_SLACK (16 * (long long)MIB)
@@ -248,6 +249,7 @@ static void green_within(void)
 {
 	CUcontext context = NULL;
 	CUgreenCtx a = NULL, b = NULL;
+	CUstream stream = NULL;
 	CUdeviceptr pointer = 0;
 	long long cost;
 	size_t before;
@@ -260,6 +262,11 @@ static void green_within(void)
 	charged_about("a second one", cost, GREEN_SLACK);
 	OK(cuCtxFromGreenCtx(&context, a));
 	OK(cuCtxSetCurrent(context));
+	if (OPTIONAL(cuGreenCtxStreamCreate)) {
+		OK(OPTIONAL(cuGreenCtxStreamCreate)(&stream, a, STREAM_NON_BLOCKING, 0));
+		charged_about("a stream in the first", cost, GREEN_SLACK);
+		OK(cuStreamDestroy_v2(stream));
+	}
 	OK(cuMemAlloc_v2(&pointer, 64 * MIB));
 	usable("memory of a green context", pointer, 64 * MIB);
 	OK(cuCtxSetCurrent(own_context));
@@ -345,7 +352,7 @@ const struct row context_rows[] = {
      "cuDevicePrimaryCtxRetain cuDevicePrimaryCtxRelease cuDevicePrimaryCtxRelease_v2 "
      "cuDevicePrimaryCtxReset cuDevicePrimaryCtxReset_v2",
      primary_within, primary_beyond},
-    {"context-green", "cuGreenCtxCreate cuGreenCtxDestroy cuCtxFromGreenCtx", green_within,
-     green_beyond},
+    {"context-green", "cuGreenCtxCreate cuGreenCtxDestroy cuCtxFromGreenCtx cuGreenCtxStreamCreate",
+     green_within, green_beyond},
     {"context-limit", "cuCtxSetLimit", limit_within, limit_beyond},
     {0}};

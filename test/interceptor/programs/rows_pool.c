@@ -474,8 +474,10 @@ const struct row pool_rows[] = {
     {"pool-current",
      "cuMemPoolCreate cuDeviceSetMemPool cuMemPoolDestroy cuMemAllocAsync cuMemFreeAsync",
      current_within, current_beyond},
-    {"pool-found", "cuMemAllocFromPoolAsync cuMemFreeAsync cuMemPoolTrimTo", found_within,
-     found_beyond},
+    {"pool-found",
+     "cuMemGetDefaultMemPool cuMemGetMemPool cuMemAllocFromPoolAsync cuMemFreeAsync "
+     "cuMemPoolTrimTo",
+     found_within, found_beyond},
     {"pool-destroyed", "cuMemPoolCreate cuMemAllocFromPoolAsync cuMemPoolDestroy cuMemFreeAsync",
      destroyed_within, destroyed_beyond},
     {"pool-host", "cuMemPoolCreate cuMemAllocFromPoolAsync cuMemFreeAsync cuMemPoolDestroy",
