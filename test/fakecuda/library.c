@@ -279,22 +279,22 @@ CUDA_API CUresult cuLibraryGetGlobal(CUdeviceptr *address, size_t *size, CUlibra
 	return driver_leave(module_array(module, name, address, size));
 }
 
-/* Images have neither managed variables nor unified functions; the library is loaded to look. */
-static CUresult find_none(CUlibrary library, const void *out, const char *name)
-{
-	CUmodule module = NULL;
-	CUresult result = out && name ? enter_loaded(library, &module) : CUDA_ERROR_INVALID_VALUE;
-
-	return result == CUDA_SUCCESS ? driver_leave(CUDA_ERROR_NOT_FOUND) : result;
-}
-
+/* Images have neither managed variables nor unified functions. Nothing is loaded to find that out
+ * (driver observation, H100, 580.159.04), and these are its answers. */
 CUDA_API CUresult cuLibraryGetManaged(CUdeviceptr *address, size_t *size, CUlibrary library,
                                       const char *name)
 {
-	return find_none(library, address ? (const void *)address : size, name);
+	CUresult result = enter_library(library, name);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	return driver_leave(address || size ? CUDA_ERROR_NOT_FOUND : CUDA_ERROR_INVALID_VALUE);
 }
 
 CUDA_API CUresult cuLibraryGetUnifiedFunction(void **function, CUlibrary library, const char *name)
 {
-	return find_none(library, function, name);
+	CUresult result = enter_library(library, name);
+
+	(void)function;
+	return result == CUDA_SUCCESS ? driver_leave(CUDA_ERROR_INVALID_VALUE) : result;
 }
