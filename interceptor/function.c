@@ -5,6 +5,8 @@
 #include "state.h"
 #include "table.h"
 
+enum { FUNCTION_LOCAL_BYTES = 3 }; /* CUfunction_attribute */
+
 static struct functions *functions_of(struct process *process)
 {
 	return &state_of(process)->functions;
@@ -139,6 +141,21 @@ uint64_t function_source(const void *function)
 	struct function found;
 
 	return find(function, &found) ? found.source : 0;
+}
+
+uint32_t function_frame_of(CUfunction function, CUkernel kernel)
+{
+	CUdevice ordinal = process_current_ordinal();
+	int frame = 0;
+
+	if (function && DRIVER_HAS(cuFuncGetAttribute) &&
+	    DRIVER(cuFuncGetAttribute)(&frame, FUNCTION_LOCAL_BYTES, function) == CUDA_SUCCESS)
+		return (uint32_t)frame;
+	if (!function && kernel && DRIVER_HAS(cuKernelGetAttribute) &&
+	    DRIVER(cuKernelGetAttribute)(&frame, FUNCTION_LOCAL_BYTES, kernel,
+	                                 ordinal < 0 ? 0 : ordinal) == CUDA_SUCCESS)
+		return (uint32_t)frame;
+	return 0;
 }
 
 bool function_any_large(void)

@@ -44,7 +44,8 @@ struct todo {
 	size_t count;
 };
 
-/* A kernel's frame matters only if any function has a large one. */
+/* A kernel's frame matters only if any function has a large one. A node of a library's kernel may name
+ * a function that no program has looked up, so the driver is asked. */
 static void look_at_kernel(CUgraphNode node, struct graph_needs *needs)
 {
 	CUDA_KERNEL_NODE_PARAMS parameters = {0};
@@ -59,7 +60,7 @@ static void look_at_kernel(CUgraphNode node, struct graph_needs *needs)
 		result = DRIVER(cuGraphKernelNodeGetParams)(node, &parameters);
 	if (result != CUDA_SUCCESS)
 		return;
-	frame = function_frame(parameters.func ? (void *)parameters.func : (void *)parameters.kern);
+	frame = function_frame_of(parameters.func, parameters.kern);
 	if (frame > needs->frame)
 		needs->frame = frame;
 }

@@ -310,11 +310,9 @@ CUresult cuGraphExecDestroy(CUgraphExec graph)
 		return result;                                                                     \
 	} while (0)
 
-static uint32_t frame_of(const void *function, const void *kernel)
+static uint32_t frame_of(CUfunction function, CUkernel kernel)
 {
-	if (!function_any_large())
-		return 0;
-	return function_frame(function ? function : kernel);
+	return function_any_large() ? function_frame_of(function, kernel) : 0;
 }
 
 CUresult cuGraphExecKernelNodeSetParams(CUgraphExec graph, CUgraphNode node,

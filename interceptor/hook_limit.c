@@ -9,6 +9,7 @@
 #include "block.h"
 #include "context.h"
 #include "grant.h"
+#include "overhead.h"
 #include "stack.h"
 #include "table.h"
 
@@ -21,6 +22,8 @@ static CUresult set_stack(size_t value)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	result = DRIVER(cuCtxSetLimit)(CU_LIMIT_STACK_SIZE, value);
 	stack_end(&raise);
+	/* It may be less, of which a part was found when nobody knew whose it was. */
+	overhead_settle_loose(raise.ordinal);
 	return result;
 }
 

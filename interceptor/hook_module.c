@@ -15,8 +15,7 @@
 
 #include <string.h>
 
-enum { FUNCTION_LOCAL_BYTES = 3 }; /* CUfunction_attribute */
-enum { LOADING_LAZY = 2 };         /* CUmoduleLoadingMode */
+enum { LOADING_LAZY = 2 }; /* CUmoduleLoadingMode */
 
 static uint64_t key_of(const void *handle)
 {
@@ -97,11 +96,7 @@ CUresult cuModuleUnload(CUmodule module)
 
 static void note_function(CUfunction function, CUmodule module)
 {
-	int frame = 0;
-
-	if (DRIVER_HAS(cuFuncGetAttribute) &&
-	    DRIVER(cuFuncGetAttribute)(&frame, FUNCTION_LOCAL_BYTES, function) == CUDA_SUCCESS)
-		function_note(function, key_of(module), (uint32_t)frame, false);
+	function_note(function, key_of(module), function_frame_of(function, NULL), false);
 }
 
 CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name)
@@ -238,14 +233,7 @@ CUresult cuLibraryGetUnifiedFunction(void **function, CUlibrary library, const c
 /* A kernel is launched by its own handle or by its function's; both may be the first use. */
 static void note_kernel(CUkernel kernel, CUlibrary library)
 {
-	CUdevice ordinal = process_current_ordinal();
-	int frame = 0;
-
-	if (!DRIVER_HAS(cuKernelGetAttribute) ||
-	    DRIVER(cuKernelGetAttribute)(&frame, FUNCTION_LOCAL_BYTES, kernel,
-	                                 ordinal < 0 ? 0 : ordinal) != CUDA_SUCCESS)
-		frame = 0;
-	function_note(kernel, key_of(library), (uint32_t)frame, true);
+	function_note(kernel, key_of(library), function_frame_of(NULL, kernel), true);
 }
 
 CUresult cuLibraryGetKernel(CUkernel *kernel, CUlibrary library, const char *name)

@@ -227,6 +227,17 @@ void overhead_change_end(CUdevice ordinal)
 		__atomic_fetch_sub(&overheads_of(process)->changes[device], 1, __ATOMIC_ACQ_REL);
 }
 
+/* Free bytes of the current device; 0 if that cannot be asked. */
+static uint64_t bytes_left(void)
+{
+	size_t available = 0, total = 0;
+
+	if (!DRIVER_HAS(cuMemGetInfo_v2) ||
+	    DRIVER(cuMemGetInfo_v2)(&available, &total) != CUDA_SUCCESS)
+		return 0;
+	return available;
+}
+
 struct watch watch_begin(void)
 {
 	struct watch watch = {.ordinal = -1};
@@ -245,6 +256,7 @@ struct watch watch_begin(void)
 		watch.account = &process->held[device].account.slice;
 		ledger_begin_load(watch.account);
 		watch.loads = overhead_loads(process, device);
+		watch.left = bytes_left();
 	}
 	return watch;
 }
@@ -258,6 +270,8 @@ static uint64_t taken(const struct watch *watch)
 	uint64_t all = 0, now;
 	bool known;
 
+	if (watch->left && bytes_left() == watch->left)
+		return 0;
 	/* A context takes a fraction of a second to come or go. */
 	__atomic_fetch_add(&overheads->measuring, 1, __ATOMIC_ACQ_REL);
 	for (int naps = 0; naps < NAPS_OF_LOAD && others_change(process, device, false); naps++)

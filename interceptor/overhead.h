@@ -61,11 +61,14 @@ void overhead_close(struct process *process, CUdevice ordinal, int device);
 /* A call of the driver that may take overhead on the current device. */
 struct watch {
 	CUdevice ordinal; /* -1: nothing can be taken, for there is no context */
+	uint64_t left;    /* free bytes of the card before it */
 	const struct ledger_account *account; /* in whose lane the call is noted, or NULL */
 	struct ledger_uncharged loads; /* as they were when it began, itself included */
 };
 
-/* Around it. */
+/* Around it. If the card's free memory is the same before and after it, it took nothing, and nobody is
+ * asked: that costs 8 us, and an answer some hundred. (Who frees just as much at that moment hides
+ * what it took from all but the enforcer's next look.) */
 struct watch watch_begin(void);
 
 /* After it: charge what it took, *bytes, which is the caller's to give back. False if that does not

@@ -537,13 +537,10 @@ static int child(int me, int others)
 				(void)done(cuDeviceGraphMemTrim(0), "a trim");
 			shared->of[me].holds = holds();
 			/* A card's driver packs the code beside a module's array into blocks of
-			 * which it tells nothing. And what a load took while another thread makes or
-			 * ends a context is told by driver truth in one sum with that: it may be
-			 * wrong by an array. */
-			shared->of[me].unsure = !loaded              ? 0
-			                        : kinds >> RACES & 1 ? 64 * MIB
-			                        : simulated          ? 0
-			                                             : 16 * MIB;
+			 * which it tells nothing. And what one load took may have been hidden, by a
+			 * free of just as much or by a context that came or went, for as long as
+			 * managed memory hides it from driver truth, too: one array. */
+			shared->of[me].unsure = loaded ? 64 * MIB : 0;
 			shared->of[me].idle = pause;
 			while (shared->pause == pause && !shared->stop)
 				usleep(200);
