@@ -252,7 +252,7 @@ int main(int argc, char **argv)
 			enum ledger_result result = account_charge(on_device(a), b, &by_pool);
 
 			if (result == LEDGER_OK)
-				ledger_count_allocation(&account[a].slice);
+				ledger_count_allocation(&account[a].slice, true);
 			else if (result == LEDGER_REFUSED)
 				account_count_refusal(&account[a], by_pool);
 			say(result, &account[a].slice.held);
@@ -298,9 +298,9 @@ int main(int argc, char **argv)
 			say(LEDGER_OK, &b);
 		} else if ((!strcmp(word, "begin") || !strcmp(word, "end")) && on) {
 			if (*word == 'b')
-				ledger_begin_uncharged(&on_device(a)->slice);
+				ledger_begin_uncharged(&on_device(a)->slice, false);
 			else
-				ledger_end_uncharged(&on_device(a)->slice);
+				ledger_end_uncharged(&on_device(a)->slice, false);
 			b = ledger_uncharged(ledger, a, lane).under_way;
 			say(LEDGER_OK, &b);
 		} else if (!strcmp(word, "hammer") && on) {
