@@ -219,8 +219,8 @@ func (e *Enforcer) publish(g *gpu) {
 	}
 }
 
-// tellTruth answers a process that has made a context or loaded code, and learns from its first context what one costs. What it is told
-// is what it has to charge itself: what the enforcer has charged for it is not in it.
+// tellTruth answers a process that has made a context or loaded code, and learns from its first context what one costs. Later
+// it is told what it has to charge itself: what the enforcer has charged for it is not in that.
 func (s *slice) tellTruth(peer *process.Handle, index uint32) (uint64, error) {
 	raw, l, before, err := s.onDevice(peer, index)
 	if err != nil {
@@ -243,7 +243,8 @@ func (s *slice) tellTruth(peer *process.Handle, index uint32) (uint64, error) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.state == api.Active && l != nil && s.lanes[l.number] == l && !l.learned[index] {
+	first := l != nil && !l.learned[index]
+	if s.state == api.Active && l != nil && s.lanes[l.number] == l && first {
 		l.learned[index] = true
 		s.settling(l, int(index))
 		after := s.ledger.Held(int(index), l.number)
@@ -255,7 +256,7 @@ func (s *slice) tellTruth(peer *process.Handle, index uint32) (uint64, error) {
 			s.ledger.SetContextBytes(int(index), s.e.learn(g, bytes-asked))
 		}
 	}
-	if x := s.devices[index].excess[peer.PID]; x != nil { // charged already, here: the process charges the rest
+	if x := s.devices[index].excess[peer.PID]; x != nil && !first { // charged already, here: the process charges the rest
 		bytes -= min(bytes, x.charged)
 	}
 	s.e.kickAll(s)
