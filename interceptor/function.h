@@ -45,7 +45,8 @@ void function_all_new(void);
 uint32_t function_frame(const void *function);
 uint64_t function_source(const void *function);
 
-/* What the driver says of the frame of a function, or, if that is NULL, of a kernel; 0 if it does not. */
+/* What the driver says of the frame of a function, or, if that is NULL, of a kernel; 0 if it does
+ * not. */
 uint32_t function_frame_of(CUfunction function, CUkernel kernel);
 
 /* Whether any function was noted for its frame. */

@@ -44,8 +44,8 @@ struct todo {
 	size_t count;
 };
 
-/* A kernel's frame matters only if any function has a large one. A node of a library's kernel may name
- * a function that no program has looked up, so the driver is asked. */
+/* A kernel's frame matters only if any function has a large one. A node of a library's kernel may
+ * name a function that no program has looked up, so the driver is asked. */
 static void look_at_kernel(CUgraphNode node, struct graph_needs *needs)
 {
 	CUDA_KERNEL_NODE_PARAMS parameters = {0};

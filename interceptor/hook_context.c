@@ -25,9 +25,9 @@ static uint64_t expected(CUdevice ordinal)
 
 /*
  * After a context was made for which `charged` was charged: make the charge what it takes. False if
- * that does not fit. Only the first one of this process on the device can be told from all else that
- * the process holds there; what a further one took beside what was expected is found at the next
- * request.
+ * that does not fit. Only the first one of this process on the device can be told from all else
+ * that the process holds there; what a further one took beside what was expected is found at the
+ * next request.
  */
 static bool settle(CUdevice ordinal, bool first, uint64_t *charged)
 {
@@ -35,8 +35,7 @@ static bool settle(CUdevice ordinal, bool first, uint64_t *charged)
 	int device = process_device(process, ordinal);
 	uint64_t all, other, real = *charged;
 
-	if (device >= 0 && (first || !*charged) &&
-	    overhead_measure(process, device, true, &all)) {
+	if (device >= 0 && (first || !*charged) && overhead_measure(process, device, true, &all)) {
 		other = __atomic_load_n(&process->held[device].overhead, __ATOMIC_RELAXED);
 		other -= *charged < other ? *charged : other;
 		real = all > other ? all - other : 0;

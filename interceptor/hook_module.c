@@ -155,8 +155,9 @@ static struct watch watch_library(void)
 	return loads_lazily() ? (struct watch){.ordinal = -1} : watch_begin();
 }
 
-CUresult cuLibraryLoadData(CUlibrary *library, const void *code, int *jit_options, void **jit_values,
-                           unsigned int jit_count, int *options, void **values, unsigned int count)
+CUresult cuLibraryLoadData(CUlibrary *library, const void *code, int *jit_options,
+                           void **jit_values, unsigned int jit_count, int *options, void **values,
+                           unsigned int count)
 {
 	struct watch watch = watch_library();
 
@@ -202,7 +203,8 @@ CUresult cuLibraryGetModule(CUmodule *module, CUlibrary library)
 	return library_use_end(&use, DRIVER(cuLibraryGetModule)(module, library));
 }
 
-CUresult cuLibraryGetGlobal(CUdeviceptr *pointer, size_t *bytes, CUlibrary library, const char *name)
+CUresult cuLibraryGetGlobal(CUdeviceptr *pointer, size_t *bytes, CUlibrary library,
+                            const char *name)
 {
 	struct use use;
 
@@ -227,7 +229,8 @@ CUresult cuLibraryGetUnifiedFunction(void **function, CUlibrary library, const c
 
 	if (!library_use_begin(&use, key_of(library)))
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	return library_use_end(&use, DRIVER(cuLibraryGetUnifiedFunction)(function, library, symbol));
+	return library_use_end(&use,
+	                       DRIVER(cuLibraryGetUnifiedFunction)(function, library, symbol));
 }
 
 /* A kernel is launched by its own handle or by its function's; both may be the first use. */

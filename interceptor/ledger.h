@@ -111,8 +111,9 @@ struct ledger_lane {
 	uint64_t pid_ns; /* inode of the process's own pid namespace */
 	uint32_t ns_pid; /* its pid there */
 	uint32_t reserved0;
-	uint64_t first_uncharged; /* as ledger_entry.uncharged, of the first thread, on any device */
-	uint64_t loads; /* the like, of calls that may take any amount: ledger_begin_load() */
+	uint64_t
+	    first_uncharged; /* as ledger_entry.uncharged, of the first thread, on any device */
+	uint64_t loads;      /* the like, of calls that may take any amount: ledger_begin_load() */
 	uint64_t reserved[1];
 	struct ledger_entry entry[LEDGER_DEVICES];
 };

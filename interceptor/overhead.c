@@ -104,8 +104,8 @@ bool overhead_measure(struct process *process, int device, bool own, uint64_t *b
 			break;
 		after = look(process, device);
 		if (before.number != after.number || after.calls.under_way ||
-		    before.calls.ended != after.calls.ended ||
-		    begun != changes(process, device) || (uint32_t)begun > (uint32_t)own)
+		    before.calls.ended != after.calls.ended || begun != changes(process, device) ||
+		    (uint32_t)begun > (uint32_t)own)
 			continue;
 		*bytes = truth > after.asked ? truth - after.asked : 0;
 		return true;
@@ -282,14 +282,13 @@ static uint64_t taken(const struct watch *watch)
 	return known && all > now ? all - now : 0; /* else it is left open */
 }
 
-/* Whether another load was under way at any time since this one began: then what was measured may be
- * of both. */
+/* Whether another load was under way at any time since this one began: then what was measured may
+ * be of both. */
 static bool alone(const struct watch *watch)
 {
 	struct ledger_uncharged now = ledger_loads(watch->account->ledger, watch->account->lane);
 
-	return now.under_way == 1 && watch->loads.under_way == 1 &&
-	       now.ended == watch->loads.ended;
+	return now.under_way == 1 && watch->loads.under_way == 1 && now.ended == watch->loads.ended;
 }
 
 static void add_loose(const struct watch *watch, uint64_t bytes)

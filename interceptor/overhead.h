@@ -19,18 +19,19 @@ struct overheads {
 	uint32_t measuring; /* loads that wait for the calls below to end, and measure then */
 	/* Calls that charge, or give back, by themselves: under way, and begun << 32. */
 	uint64_t changes[LEDGER_DEVICES];
-	struct lock lock;   /* guards `loose` */
-	uint32_t open;      /* bit per ledger device: something may have taken what is not charged */
-	uint32_t streams;   /* that were made */
+	struct lock lock; /* guards `loose` */
+	uint32_t open;    /* bit per ledger device: something may have taken what is not charged */
+	uint32_t streams; /* that were made */
 	/* Per ledger device, what was found without anybody who would give it back. */
 	uint64_t loose[LEDGER_DEVICES];
-	uint64_t not_before; /* CLOCK_MONOTONIC milliseconds: the driver is not asked again before */
+	uint64_t
+	    not_before; /* CLOCK_MONOTONIC milliseconds: the driver is not asked again before */
 };
 
 /*
  * All overhead of this process on the device, by driver truth. False if nobody knows, or if other
- * threads charged or gave back while it was asked: then the device is left open. `own` says that the
- * caller is between the two below.
+ * threads charged or gave back while it was asked: then the device is left open. `own` says that
+ * the caller is between the two below.
  */
 bool overhead_measure(struct process *process, int device, bool own, uint64_t *bytes);
 
@@ -50,8 +51,8 @@ void overhead_leave_open(CUdevice ordinal);
 /* Whether it is: a look at one word. */
 bool overhead_is_open(struct process *process, int device);
 
-/* Charge what the driver took beside what others have charged, or give back what of that is no more.
- * Nothing can be undone any more, so no limit is asked. overhead_settle() does so now,
+/* Charge what the driver took beside what others have charged, or give back what of that is no
+ * more. Nothing can be undone any more, so no limit is asked. overhead_settle() does so now,
  * overhead_close() if the device is due. */
 void overhead_settle(CUdevice ordinal);
 /* The same, if anything was ever found so. */
@@ -63,12 +64,12 @@ struct watch {
 	CUdevice ordinal; /* -1: nothing can be taken, for there is no context */
 	uint64_t left;    /* free bytes of the card before it */
 	const struct ledger_account *account; /* in whose lane the call is noted, or NULL */
-	struct ledger_uncharged loads; /* as they were when it began, itself included */
+	struct ledger_uncharged loads;        /* as they were when it began, itself included */
 };
 
-/* Around it. If the card's free memory is the same before and after it, it took nothing, and nobody is
- * asked: that costs 8 us, and an answer some hundred. (Who frees just as much at that moment hides
- * what it took from all but the enforcer's next look.) */
+/* Around it. If the card's free memory is the same before and after it, it took nothing, and nobody
+ * is asked: that costs 8 us, and an answer some hundred. (Who frees just as much at that moment
+ * hides what it took from all but the enforcer's next look.) */
 struct watch watch_begin(void);
 
 /* After it: charge what it took, *bytes, which is the caller's to give back. False if that does not

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * starter COMMAND…: a program without a dynamic loader that starts another and waits for it, as
- * `gpuslice run` does. tools.py compares what a tool sees around it with what it sees around a slice.
+ * `gpuslice run` does. tools.py compares what a tool sees around it with what it sees around a
+ * slice.
  */
 #include <sys/wait.h>
 #include <unistd.h>

@@ -480,8 +480,8 @@ static uint32_t lane_of(const struct ledger *ledger, pid_t pid)
 	return 0;
 }
 
-/* What code and contexts took beside what was expected is charged at the next request at the latest;
- * two of them, since the first may come too soon after one that could not tell. */
+/* What code and contexts took beside what was expected is charged at the next request at the
+ * latest; two of them, since the first may come too soon after one that could not tell. */
 static void ask_once_more(void)
 {
 	for (int i = 0; i < 2; i++) {
