@@ -115,7 +115,8 @@ CUresult cuModuleEnumerateFunctions(CUfunction *functions, unsigned int count, C
 	if (functions && count)
 		memset(functions, 0, count * sizeof(*functions));
 	result = DRIVER(cuModuleEnumerateFunctions)(functions, count, module);
-	for (unsigned int i = 0; result == CUDA_SUCCESS && i < count && functions[i]; i++)
+	for (unsigned int i = 0; result == CUDA_SUCCESS && functions && i < count && functions[i];
+	     i++)
 		note_function(functions[i], module);
 	return result;
 }
@@ -255,7 +256,7 @@ CUresult cuLibraryEnumerateKernels(CUkernel *kernels, unsigned int count, CUlibr
 	if (kernels && count)
 		memset(kernels, 0, count * sizeof(*kernels));
 	result = DRIVER(cuLibraryEnumerateKernels)(kernels, count, library);
-	for (unsigned int i = 0; result == CUDA_SUCCESS && i < count && kernels[i]; i++)
+	for (unsigned int i = 0; result == CUDA_SUCCESS && kernels && i < count && kernels[i]; i++)
 		note_kernel(kernels[i], library);
 	return result;
 }

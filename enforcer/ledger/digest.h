@@ -4,4 +4,4 @@
  * The go command rebuilds a package when a file of its directory changes, and does not see those: this
  * file changes with them. A test holds it against them.
  */
-#define NATIVE_DIGEST "26744659ab7c01de1ef65cb9cf498865b8c8212db3edb5207c99d2571d46ce80"
+#define NATIVE_DIGEST "396c486ebbfe5359c236b34ac50dd32dd27174872170bce8d93b945156b7801c"
