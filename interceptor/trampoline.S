@@ -8,6 +8,7 @@
  * What other namespaces call is a dlsym of their own each, by the number of the namespace: it jumps
  * to their C library's, in which they ask dlerror().
  */
+	.file	"trampoline.S" /* or the symbol table names a temporary file */
 	.text
 
 #if defined(__x86_64__)
