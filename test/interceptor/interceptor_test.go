@@ -55,20 +55,23 @@ func compile(t *testing.T, name string, libraries ...string) string {
 // compileFor is compile for the simulated driver in a directory of bin; the program can call what that one has.
 func compileFor(t *testing.T, driverDir, name string, libraries ...string) string {
 	t.Helper()
-	program := filepath.Join(t.TempDir(), name)
-	driver := filepath.Join(bin(t), driverDir, "libcuda.so.1")
+	args := append(sources(t, name), filepath.Join(bin(t), driverDir, "libcuda.so.1"), "-ldl", "-lpthread")
+	return compileTo(t, filepath.Join(t.TempDir(), name), append(args, libraries...)...)
+}
+
+// compileTo runs the C compiler: the flags that all programs here have, and args.
+func compileTo(t *testing.T, output string, args ...string) string {
+	t.Helper()
 	cc := os.Getenv("CC")
 	if cc == "" {
 		cc = "cc"
 	}
-	args := append([]string{"-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-I../../interceptor",
-		"-o", program}, sources(t, name)...)
-	args = append(append(args, driver, "-ldl", "-lpthread"), libraries...)
-	out, err := exec.Command(cc, args...).CombinedOutput()
-	if err != nil {
+	args = append([]string{"-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-I../../interceptor",
+		"-o", output}, args...)
+	if out, err := exec.Command(cc, args...).CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	return program
+	return output
 }
 
 // environment is a machine of its own: a simulated card that no other test shares.

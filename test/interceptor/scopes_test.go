@@ -4,8 +4,6 @@ package interceptor
 
 import (
 	"fmt"
-	"os"
-	"os/exec"
 	"path/filepath"
 	"testing"
 )
@@ -14,18 +12,9 @@ import (
 func scopes(t *testing.T) (program, directory string) {
 	t.Helper()
 	directory = t.TempDir()
-	cc := os.Getenv("CC")
-	if cc == "" {
-		cc = "cc"
-	}
 	build := func(output string, args ...string) string {
 		t.Helper()
-		args = append([]string{"-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-I../../interceptor",
-			"-o", filepath.Join(directory, output)}, args...)
-		if out, err := exec.Command(cc, args...).CombinedOutput(); err != nil {
-			t.Fatalf("%v\n%s", err, out)
-		}
-		return filepath.Join(directory, output)
+		return compileTo(t, filepath.Join(directory, output), args...)
 	}
 	guest := func(name string, args ...string) {
 		build(name+".so", append([]string{"-shared", "-fPIC", "programs/guest.c"}, append(args, "-ldl", "-lpthread")...)...)
