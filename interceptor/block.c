@@ -154,7 +154,7 @@ begin_block(struct blocks *blocks, CUdeviceptr pointer, CUdevice ordinal)
 
 enum grant_result block_took_small(CUdeviceptr pointer, CUdevice ordinal)
 {
-	struct blocks *blocks = blocks_of(this_process);
+	struct blocks *blocks = blocks_of(at_hand.process);
 
 	if (__builtin_expect(use_small(blocks, number_of(pointer)), 1))
 		return GRANTED;
@@ -221,7 +221,7 @@ static bool leave_large(struct blocks *blocks, CUdeviceptr pointer, struct block
 
 bool block_leave(CUdeviceptr pointer, struct block *block)
 {
-	struct process *process = __atomic_load_n(&this_process, __ATOMIC_ACQUIRE);
+	struct process *process = __atomic_load_n(&at_hand.process, __ATOMIC_ACQUIRE);
 
 	if (!process)
 		return false;
@@ -258,7 +258,7 @@ void block_left(CUdeviceptr pointer, const struct block *block, CUresult result)
 
 bool block_maybe(CUdeviceptr pointer)
 {
-	struct process *process = __atomic_load_n(&this_process, __ATOMIC_ACQUIRE);
+	struct process *process = __atomic_load_n(&at_hand.process, __ATOMIC_ACQUIRE);
 
 	return process && __atomic_load_n(present(blocks_of(process), number_of(pointer)),
 	                                  __ATOMIC_RELAXED) != 0;

@@ -6,7 +6,7 @@
 
 INTERCEPTOR_SOURCES := $(sort $(wildcard interceptor/*.c)) interceptor/trampoline.S
 INTERCEPTOR_HEADERS := $(wildcard interceptor/*.h interceptor/*.def)
-INTERCEPTOR_CFLAGS := -std=c11 -D_GNU_SOURCE -O2 -g -fPIC -fvisibility=hidden -fno-plt \
+INTERCEPTOR_CFLAGS := -std=c11 -D_GNU_SOURCE -O2 -g -fPIC -fvisibility=hidden -fno-plt -flto=auto \
 	-Wall -Wextra -Werror -Wmissing-prototypes -Wstrict-prototypes
 # Else gcc links a constructor of its own there, which looks at the CPU.
 ifneq ($(filter aarch64-%,$(shell $(CC) -dumpmachine)),)

@@ -11,7 +11,7 @@ static struct contexts *contexts_of(struct process *process)
 
 uint64_t context_current(void)
 {
-	struct process *process = __atomic_load_n(&this_process, __ATOMIC_ACQUIRE);
+	struct process *process = __atomic_load_n(&at_hand.process, __ATOMIC_ACQUIRE);
 	CUcontext current = NULL;
 	struct context known;
 

@@ -123,7 +123,7 @@ const struct ledger_account *grant_begin_uncharged(CUdevice ordinal)
 	if (device < 0)
 		return NULL;
 	account = &process->held[device].account.slice;
-	ledger_begin_uncharged(account, process_first_thread(process));
+	ledger_begin_uncharged(account, process_is_first_thread());
 	return account;
 }
 
@@ -131,9 +131,9 @@ void grant_end_uncharged(const struct ledger_account *account, bool succeeded)
 {
 	bool first;
 
-	if (!account->ledger)
+	if (__builtin_expect(!account->ledger, 0))
 		return; /* a child that a signal's handler forked meanwhile, and has not attached */
-	first = process_first_thread(this_process);
+	first = process_is_first_thread();
 	if (succeeded)
 		ledger_count_allocation(account, first);
 	ledger_end_uncharged(account, first);
@@ -146,5 +146,5 @@ void grant_count(CUdevice ordinal)
 
 	if (device >= 0)
 		ledger_count_allocation(&process->held[device].account.slice,
-		                        process_first_thread(process));
+		                        process_is_first_thread());
 }

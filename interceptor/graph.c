@@ -138,7 +138,7 @@ static uint32_t *present(struct graphs *graphs, CUgraphExec graph)
 
 bool graph_maybe(CUgraphExec graph)
 {
-	struct process *process = __atomic_load_n(&this_process, __ATOMIC_ACQUIRE);
+	struct process *process = __atomic_load_n(&at_hand.process, __ATOMIC_ACQUIRE);
 
 	return process &&
 	       __atomic_load_n(present(graphs_of(process), graph), __ATOMIC_ACQUIRE) != 0;

@@ -7,7 +7,7 @@
 #include "table.h"
 
 /* One request for linear memory, whichever entry point it came by. The older ones take 32-bit
- * outputs. */
+ * outputs. It is passed by value: what becomes part of an entry point has it in registers then. */
 struct request {
 	enum entry_point entry;
 	void *pointer, *pitch;
@@ -16,60 +16,60 @@ struct request {
 	unsigned int element;
 };
 
-static CUresult call_driver(const struct request *r)
+static inline CUresult call_driver(struct request r)
 {
-	switch (r->entry) {
+	switch (r.entry) {
 	case ID_cuMemAlloc_v2:
-		return DRIVER(cuMemAlloc_v2)(r->pointer, r->bytes);
+		return DRIVER(cuMemAlloc_v2)(r.pointer, r.bytes);
 	case ID_cuMemAlloc:
-		return DRIVER(cuMemAlloc)(r->pointer, (unsigned int)r->bytes);
+		return DRIVER(cuMemAlloc)(r.pointer, (unsigned int)r.bytes);
 	case ID_cuMemAllocPitch_v2:
-		return DRIVER(cuMemAllocPitch_v2)(r->pointer, r->pitch, r->bytes, r->height,
-		                                  r->element);
+		return DRIVER(cuMemAllocPitch_v2)(r.pointer, r.pitch, r.bytes, r.height, r.element);
 	default:
-		return DRIVER(cuMemAllocPitch)(r->pointer, r->pitch, (unsigned int)r->bytes,
-		                               (unsigned int)r->height, r->element);
+		return DRIVER(cuMemAllocPitch)(r.pointer, r.pitch, (unsigned int)r.bytes,
+		                               (unsigned int)r.height, r.element);
 	}
 }
 
-static bool is_wide(const struct request *r)
+static bool is_wide(struct request r)
 {
-	return r->entry == ID_cuMemAlloc_v2 || r->entry == ID_cuMemAllocPitch_v2;
+	return r.entry == ID_cuMemAlloc_v2 || r.entry == ID_cuMemAllocPitch_v2;
 }
 
-static CUdeviceptr address(const struct request *r)
+static CUdeviceptr address(struct request r)
 {
-	return is_wide(r) ? *(CUdeviceptr *)r->pointer : *(CUdeviceptr_v1 *)r->pointer;
+	return is_wide(r) ? *(CUdeviceptr *)r.pointer : *(CUdeviceptr_v1 *)r.pointer;
 }
 
 /* Bytes that a request asks for; of a pitched one, once it was made, with the pitch that it got.
  * Rows are padded to 512 bytes or more (driver observation: 1001 became 1024 on an H100). */
-static uint64_t asked(const struct request *r, bool made)
+static uint64_t asked(struct request r, bool made)
 {
-	uint64_t pitch = (r->bytes + 511) & ~511ull, bytes;
+	uint64_t pitch = (r.bytes + 511) & ~511ull, bytes;
 
-	if (!r->pitch)
-		return r->bytes;
+	if (!r.pitch)
+		return r.bytes;
 	if (made)
-		pitch = is_wide(r) ? *(size_t *)r->pitch : *(unsigned int *)r->pitch;
-	if (pitch < r->bytes || __builtin_mul_overflow(pitch, r->height, &bytes))
+		pitch = is_wide(r) ? *(size_t *)r.pitch : *(unsigned int *)r.pitch;
+	if (pitch < r.bytes || __builtin_mul_overflow(pitch, r.height, &bytes))
 		return UINT64_MAX;
 	return bytes;
 }
 
-static CUresult free_again(const struct request *r)
+static __attribute__((noinline)) CUresult free_again(struct request r)
 {
 	if (is_wide(r)) {
 		(void)DRIVER(cuMemFree_v2)(address(r));
-		*(CUdeviceptr *)r->pointer = 0;
+		*(CUdeviceptr *)r.pointer = 0;
 	} else {
 		(void)DRIVER(cuMemFree)((CUdeviceptr_v1)address(r));
-		*(CUdeviceptr_v1 *)r->pointer = 0;
+		*(CUdeviceptr_v1 *)r.pointer = 0;
 	}
 	return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-static CUresult allocate_small(const struct request *r, CUdevice ordinal)
+static inline __attribute__((always_inline)) CUresult allocate_small(struct request r,
+                                                                     CUdevice ordinal)
 {
 	const struct ledger_account *account = grant_begin_uncharged(ordinal);
 	CUresult result;
@@ -83,7 +83,8 @@ static CUresult allocate_small(const struct request *r, CUdevice ordinal)
 	return result;
 }
 
-static CUresult allocate_large(const struct request *r, CUdevice ordinal, uint64_t bytes)
+static __attribute__((noinline)) CUresult allocate_large(struct request r, CUdevice ordinal,
+                                                         uint64_t bytes)
 {
 	uint64_t charged = block_round(bytes), real;
 	CUresult result;
@@ -109,15 +110,16 @@ static CUresult allocate_large(const struct request *r, CUdevice ordinal, uint64
 	return result;
 }
 
-static CUresult allocate(const struct request *r)
+/* Into each of the entry points, so that in each it is known which it is. */
+static inline __attribute__((always_inline)) CUresult allocate(struct request r)
 {
 	CUdevice ordinal = process_current_ordinal();
 	uint64_t bytes = asked(r, false);
 
 	/* What cannot succeed is the driver's to refuse. */
-	if (ordinal < 0 || !r->pointer || !bytes)
+	if (__builtin_expect(ordinal < 0 || !r.pointer || !bytes, 0))
 		return call_driver(r);
-	if (bytes <= BLOCK_SMALL)
+	if (__builtin_expect(bytes <= BLOCK_SMALL, 1))
 		return allocate_small(r, ordinal);
 	return allocate_large(r, ordinal, bytes);
 }
@@ -126,14 +128,14 @@ CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes)
 {
 	struct request r = {.entry = ID_cuMemAlloc_v2, .pointer = pointer, .bytes = bytes};
 
-	return allocate(&r);
+	return allocate(r);
 }
 
 CUresult cuMemAlloc(CUdeviceptr_v1 *pointer, unsigned int bytes)
 {
 	struct request r = {.entry = ID_cuMemAlloc, .pointer = pointer, .bytes = bytes};
 
-	return allocate(&r);
+	return allocate(r);
 }
 
 CUresult cuMemAllocPitch_v2(CUdeviceptr *pointer, size_t *pitch, size_t width, size_t height,
@@ -146,7 +148,7 @@ CUresult cuMemAllocPitch_v2(CUdeviceptr *pointer, size_t *pitch, size_t width, s
 	                    .height = height,
 	                    .element = element};
 
-	return pitch ? allocate(&r) : call_driver(&r);
+	return pitch ? allocate(r) : call_driver(r);
 }
 
 CUresult cuMemAllocPitch(CUdeviceptr_v1 *pointer, unsigned int *pitch, unsigned int width,
@@ -159,7 +161,7 @@ CUresult cuMemAllocPitch(CUdeviceptr_v1 *pointer, unsigned int *pitch, unsigned 
 	                    .height = height,
 	                    .element = element};
 
-	return pitch ? allocate(&r) : call_driver(&r);
+	return pitch ? allocate(r) : call_driver(r);
 }
 
 /* Managed memory moves between host and device by use. Where it resides cannot be known, so all of
@@ -182,21 +184,28 @@ CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned int flag
 /* Which of the driver's functions frees it. */
 typedef CUresult (*free_function)(CUdeviceptr pointer, CUstream stream);
 
-static CUresult free_by(free_function call, CUdeviceptr pointer, CUstream stream)
+static __attribute__((noinline)) CUresult free_other(free_function call, CUdeviceptr pointer,
+                                                     CUstream stream)
 {
 	struct holding holding;
-	struct block block;
-	CUresult result;
 
-	if (block_leave(pointer, &block)) {
-		result = call(pointer, stream);
-		block_left(pointer, &block, result);
-		return result;
-	}
 	/* Unknown is a pool's pointer (its pool holds the bytes), an import, or a mistake. */
 	if (!unhold(pointer, &holding))
 		return call(pointer, stream);
 	return release_or_hold(call(pointer, stream), pointer, &holding);
+}
+
+static inline __attribute__((always_inline)) CUresult free_by(free_function call,
+                                                              CUdeviceptr pointer, CUstream stream)
+{
+	struct block block;
+	CUresult result;
+
+	if (!block_leave(pointer, &block))
+		return free_other(call, pointer, stream);
+	result = call(pointer, stream);
+	block_left(pointer, &block, result);
+	return result;
 }
 
 static CUresult call_free_v2(CUdeviceptr pointer, CUstream stream)

@@ -104,7 +104,7 @@ CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, unsigned
 
 	for (unsigned int i = 0; list && i < count; i++)
 		plain = plain && function_is_plain(list[i].function);
-	for (CUdevice ordinal = 0; !plain && ordinal < process_devices; ordinal++)
+	for (CUdevice ordinal = 0; !plain && ordinal < at_hand.devices; ordinal++)
 		overhead_leave_open(ordinal);
 	return result;
 }

@@ -135,40 +135,50 @@ static __attribute__((noinline)) CUresult allocate_growing(struct pool *pool,
 	return result;
 }
 
-/* The usual case, which must cost next to nothing: the pool has room, and gives out what it had. */
-static inline CUresult allocate_warm(struct process *process, struct pool *pool,
-                                     const struct request *r)
+/*
+ * The usual case, which must cost next to nothing: the pool has room, and gives out what it had.
+ * Take it from what the pool has free before the driver's call; false if that may be too little.
+ */
+static inline bool take_warm(struct pool *pool, size_t bytes)
+{
+	uint64_t grain = (bytes + POOL_GRAIN - 1) & ~(POOL_GRAIN - 1);
+	int64_t slack = __atomic_load_n(&pool->slack, __ATOMIC_RELAXED);
+
+	/* A grain of 0 is none, or an overflow. */
+	if (__builtin_expect(slack < 0 || grain - 1 >= (uint64_t)slack, 0))
+		return false;
+	__atomic_store_n(&pool->slack, slack - (int64_t)grain, __ATOMIC_RELAXED);
+	return true;
+}
+
+/* After the call: count it, and return whether the pool surely did not grow. */
+static inline __attribute__((always_inline)) bool
+took_warm(struct process *process, struct pool *pool, CUdeviceptr pointer, size_t bytes)
+{
+	uint32_t *full = ledger_count(__atomic_load_n(&pool->allocations, __ATOMIC_RELAXED),
+	                              process_is_first_thread());
+
+	if (__builtin_expect(full != NULL, 0))
+		ledger_retire_allocations(process->ledger,
+		                          (uint32_t)process_device(process, pool->ordinal), full);
+	return pool_in_known_blocks(pool, pointer, bytes, false);
+}
+
+static CUresult allocate_cold(struct pool *pool, const struct request *r)
 {
 	uint64_t grain = (r->bytes + POOL_GRAIN - 1) & ~(POOL_GRAIN - 1);
-	int64_t slack = __atomic_load_n(&pool->slack, __ATOMIC_RELAXED);
-	CUresult result;
 
-	if (__builtin_expect(slack < 0 || grain > (uint64_t)slack || grain == 0 || !r->pointer,
-	                     0)) {
-		if (!r->pointer || !r->bytes)
-			return call_driver(r);
-		if (grain < r->bytes || grain > INT64_MAX - POOL_STEP)
-			return CUDA_ERROR_OUT_OF_MEMORY;
-		return allocate_growing(pool, r, grain);
-	}
-	__atomic_store_n(&pool->slack, slack - (int64_t)grain, __ATOMIC_RELAXED);
-	result = call_driver(r);
-	if (__builtin_expect(result == CUDA_SUCCESS, 1)) {
-		uint32_t *full = ledger_count(__atomic_load_n(&pool->allocations, __ATOMIC_RELAXED),
-		                              process_first_thread(process));
-
-		if (full)
-			ledger_retire_allocations(process->ledger,
-			                          (uint32_t)process_device(process, pool->ordinal),
-			                          full);
-		if (__builtin_expect(!pool_in_known_blocks(pool, *r->pointer, r->bytes, false), 0))
-			return look_after(pool, r);
-	}
-	return result;
+	if (!r->bytes)
+		return call_driver(r);
+	if (grain < r->bytes || grain > INT64_MAX - POOL_STEP)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	return allocate_growing(pool, r, grain);
 }
 
 static CUresult allocate(struct process *process, struct pool *pool, const struct request *r)
 {
+	CUresult result;
+
 	if (!process)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	if (!pool || pool->ordinal < 0 || !DRIVER_HAS(cuMemPoolGetAttribute))
@@ -182,7 +192,14 @@ static CUresult allocate(struct process *process, struct pool *pool, const struc
 		                 ledger_allocations_word(&process->held[device].account.slice),
 		                 __ATOMIC_RELAXED);
 	}
-	return allocate_warm(process, pool, r);
+	if (!r->pointer)
+		return call_driver(r);
+	if (!take_warm(pool, r->bytes))
+		return allocate_cold(pool, r);
+	result = call_driver(r);
+	if (result == CUDA_SUCCESS && !took_warm(process, pool, *r->pointer, r->bytes))
+		return look_after(pool, r);
+	return result;
 }
 
 /* The pool that cuMemAllocAsync draws on is that of the stream's device; the handles below 3 are
@@ -202,61 +219,87 @@ static CUdevice stream_ordinal(CUstream stream, bool per_thread)
 	return process_current_ordinal();
 }
 
+static inline struct pool *current_at_hand(struct process *process, CUdevice ordinal)
+{
+	return __atomic_load_n(&state_of(process)->pools.current[ordinal], __ATOMIC_ACQUIRE);
+}
+
 /* Another pool has become current while the call was in the driver: which of them grew, if one did,
  * nobody can tell, so all are settled. */
 static __attribute__((noinline)) CUresult look_at_all(struct process *process, CUresult result)
 {
-	for (CUdevice ordinal = 0; ordinal < process_devices; ordinal++) {
+	for (CUdevice ordinal = 0; ordinal < at_hand.devices; ordinal++) {
 		(void)pool_current(process, ordinal);
 		pool_settle_all(process, ordinal);
 	}
 	return result;
 }
 
-static CUresult allocate_current(const struct request *r)
+static __attribute__((noinline)) CUresult allocate_current(const struct request *r)
 {
-	struct process *process = __atomic_load_n(&this_process, __ATOMIC_ACQUIRE);
-	struct pool **current, *pool;
-	CUdevice ordinal = 0;
+	struct process *process = process_attached();
+	CUdevice ordinal = stream_ordinal(r->stream, r->per_thread);
+	struct pool *pool;
 	CUresult result;
 
-	/* With one device its pool is at hand. (In a forked child `process` is empty.) */
-	if (process && process_has_one_device()) {
-		current = &state_of(process)->pools.current[0];
-		pool = __atomic_load_n(current, __ATOMIC_ACQUIRE);
-		if (__builtin_expect(pool && __atomic_load_n(&pool->allocations, __ATOMIC_RELAXED),
-		                     1)) {
-			result = allocate_warm(process, pool, r);
-			if (__builtin_expect(__atomic_load_n(current, __ATOMIC_RELAXED) != pool, 0))
-				return look_at_all(process, result);
-			return result;
-		}
-	}
-	process = process_attached();
-	ordinal = stream_ordinal(r->stream, r->per_thread);
 	if (ordinal < 0)
 		return call_driver(r);
 	pool = process ? pool_current(process, ordinal) : NULL;
 	result = allocate(process, pool, r);
-	if (process && ordinal < PROCESS_ORDINALS &&
-	    __atomic_load_n(&state_of(process)->pools.current[ordinal], __ATOMIC_RELAXED) != pool)
+	if (process && ordinal < PROCESS_ORDINALS && current_at_hand(process, ordinal) != pool)
 		return look_at_all(process, result);
 	return result;
 }
 
+/* What is seldom to be done after a call from a pool that had room, which succeeded. */
+static __attribute__((noinline)) CUresult look_again(struct process *process, struct pool *pool,
+                                                     const struct request *r, bool known)
+{
+	CUresult result = known ? CUDA_SUCCESS : look_after(pool, r);
+
+	return current_at_hand(process, 0) == pool ? result : look_at_all(process, result);
+}
+
+/* With one device its pool is at hand. (In a forked child `process` is empty.) What is seldom is
+ * kept out of here, so that the rest is short and straight. */
+static inline __attribute__((always_inline)) CUresult
+allocate_at_hand(CUdeviceptr *pointer, size_t bytes, CUstream stream, bool per_thread)
+{
+	struct process *process = __atomic_load_n(&at_hand.process, __ATOMIC_ACQUIRE);
+	struct pool *pool =
+	    process && process_has_one_device() ? current_at_hand(process, 0) : NULL;
+	struct request r;
+	CUresult result;
+	bool known;
+
+	if (__builtin_expect(!pool || !pointer ||
+	                         !__atomic_load_n(&pool->allocations, __ATOMIC_RELAXED) ||
+	                         !take_warm(pool, bytes),
+	                     0)) {
+		r = (struct request){
+		    .pointer = pointer, .bytes = bytes, .stream = stream, .per_thread = per_thread};
+		return allocate_current(&r);
+	}
+	result = per_thread ? DRIVER(cuMemAllocAsync_ptsz)(pointer, bytes, stream)
+	                    : DRIVER(cuMemAllocAsync)(pointer, bytes, stream);
+	if (__builtin_expect(result != CUDA_SUCCESS, 0))
+		return result;
+	known = took_warm(process, pool, *pointer, bytes);
+	if (__builtin_expect(known && current_at_hand(process, 0) == pool, 1))
+		return result;
+	r = (struct request){
+	    .pointer = pointer, .bytes = bytes, .stream = stream, .per_thread = per_thread};
+	return look_again(process, pool, &r, known);
+}
+
 CUresult cuMemAllocAsync(CUdeviceptr *pointer, size_t bytes, CUstream stream)
 {
-	struct request r = {.pointer = pointer, .bytes = bytes, .stream = stream};
-
-	return allocate_current(&r);
+	return allocate_at_hand(pointer, bytes, stream, false);
 }
 
 CUresult cuMemAllocAsync_ptsz(CUdeviceptr *pointer, size_t bytes, CUstream stream)
 {
-	struct request r = {
-	    .pointer = pointer, .bytes = bytes, .stream = stream, .per_thread = true};
-
-	return allocate_current(&r);
+	return allocate_at_hand(pointer, bytes, stream, true);
 }
 
 static CUresult allocate_from(const struct request *r)

@@ -32,10 +32,12 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes,
 
 CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
 {
-	struct object *object = object_release(handle);
-	CUresult result = DRIVER(cuMemRelease)(handle);
+	struct releasing releasing;
+	CUresult result;
 
-	object_released(object, handle, result);
+	object_release(&releasing, handle);
+	result = DRIVER(cuMemRelease)(handle);
+	object_released(&releasing, handle, result);
 	return result;
 }
 

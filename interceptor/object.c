@@ -47,6 +47,14 @@ static void begin(struct objects *all, struct object *object, const struct objec
 static void unbind_all(struct objects *all, uint64_t holder, CUdevice device, uint64_t offset,
                        uint64_t bytes);
 
+/* Nothing refers to it any more. */
+static void end(struct objects *all, struct object *object)
+{
+	object->serial = 0;
+	object->next = all->free;
+	all->free = object;
+}
+
 /* One reference less of memory: what nothing refers to is given back. */
 static void drop_memory(struct objects *all, struct object *object)
 {
@@ -54,9 +62,7 @@ static void drop_memory(struct objects *all, struct object *object)
 		return;
 	if (object->ordinal >= 0)
 		process_release(object->ordinal, object->bytes, KIND_MEMORY);
-	object->serial = 0;
-	object->next = all->free;
-	all->free = object;
+	end(all, object);
 }
 
 /* The same of any object: a multicast object's last one takes what is bound to it. */
@@ -114,7 +120,6 @@ static void make(CUmemGenericAllocationHandle handle, const struct object *what)
 	if (object) {
 		begin(all, object, what);
 		object->handle = handle;
-		object->exported = -1;
 		add_handle(all, object, handle);
 	}
 	lock_give(&all->lock);
@@ -122,12 +127,12 @@ static void make(CUmemGenericAllocationHandle handle, const struct object *what)
 
 void object_made(CUmemGenericAllocationHandle handle, CUdevice ordinal, uint64_t bytes)
 {
-	make(handle, &(struct object){.ordinal = ordinal, .bytes = bytes});
+	make(handle, &(struct object){.ordinal = ordinal, .bytes = bytes, .exported = -1});
 }
 
 void object_borrowed(CUmemGenericAllocationHandle handle, CUdevice ordinal)
 {
-	make(handle, &(struct object){.ordinal = ordinal, .borrowed = true});
+	make(handle, &(struct object){.ordinal = ordinal, .borrowed = true, .exported = -1});
 }
 
 void object_retained(CUmemGenericAllocationHandle handle, CUdeviceptr address)
@@ -146,37 +151,51 @@ void object_retained(CUmemGenericAllocationHandle handle, CUdeviceptr address)
 	lock_give(&all->lock);
 }
 
-struct object *object_release(CUmemGenericAllocationHandle value)
+void object_release(struct releasing *releasing, CUmemGenericAllocationHandle value)
 {
 	struct objects *all = objects();
 	struct object *object = NULL;
 	struct handle *handle;
 
+	releasing->object = NULL;
+	releasing->last = false;
 	if (!all)
-		return NULL;
+		return;
 	lock_take(&all->lock);
 	handle = map_find(&all->handles, value);
 	if (handle) {
 		/* Out of the map before the driver may give the value to another object. Its
-		 * reference stays until the driver has answered. */
+		 * reference stays until the driver has answered, but for the last one: nobody else
+		 * can find what nothing refers to. */
 		object = handle->object;
 		if (!--handle->uses)
 			map_remove(&all->handles, handle);
+		releasing->last = object->references == 1 && object->ordinal >= 0;
+		if (releasing->last) {
+			releasing->was = *object;
+			end(all, object);
+		} else {
+			releasing->object = object;
+		}
 	}
 	lock_give(&all->lock);
-	return object;
 }
 
-void object_released(struct object *object, CUmemGenericAllocationHandle handle, CUresult result)
+void object_released(const struct releasing *releasing, CUmemGenericAllocationHandle handle,
+                     CUresult result)
 {
 	struct objects *all = objects();
 
-	if (!object || !all)
+	if (releasing->last && result == CUDA_SUCCESS)
+		process_release(releasing->was.ordinal, releasing->was.bytes, KIND_MEMORY);
+	else if (releasing->last)
+		make(handle, &releasing->was);
+	if (!releasing->object || !all)
 		return;
 	lock_take(&all->lock);
 	if (result != CUDA_SUCCESS)
-		add_handle(all, object, handle);
-	drop(all, object);
+		add_handle(all, releasing->object, handle);
+	drop(all, releasing->object);
 	lock_give(&all->lock);
 }
 

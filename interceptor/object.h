@@ -44,11 +44,11 @@ struct binding {
 };
 
 struct objects {
-	struct lock lock;           /* guards all of this */
-	MAP(struct handle) handles; /* by value */
-	MAP(struct mapping) mapped; /* by address */
-	MAP(struct binding) bound;  /* by a name of the part */
-	bool any_bound;             /* there was ever one */
+	_Alignas(64) struct lock lock; /* guards all of this */
+	MAP(struct handle) handles;    /* by value */
+	MAP(struct mapping) mapped;    /* by address */
+	MAP(struct binding) bound;     /* by a name of the part */
+	bool any_bound;                /* there was ever one */
 	struct object *free;
 	uint64_t serial; /* of the last one */
 };
@@ -63,8 +63,14 @@ void object_borrowed(CUmemGenericAllocationHandle handle, CUdevice ordinal);
 void object_retained(CUmemGenericAllocationHandle handle, CUdeviceptr address);
 
 /* Around cuMemRelease. */
-struct object *object_release(CUmemGenericAllocationHandle handle);
-void object_released(struct object *object, CUmemGenericAllocationHandle handle, CUresult result);
+struct releasing {
+	struct object *object; /* NULL: not known, or this was the last reference */
+	bool last;             /* then only this is left of the object: */
+	struct object was;
+};
+void object_release(struct releasing *releasing, CUmemGenericAllocationHandle handle);
+void object_released(const struct releasing *releasing, CUmemGenericAllocationHandle handle,
+                     CUresult result);
 
 /* Around cuMemMap. False if it is borrowed memory that does not fit. */
 struct attempt {

@@ -222,7 +222,7 @@ static void look_whether_it_may_shrink(struct pool *pool)
 	if (process && (__atomic_load_n(&pool->retired, __ATOMIC_RELAXED) ||
 	                __atomic_load_n(&pool->charged, __ATOMIC_RELAXED) >
 	                    __atomic_load_n(&pool->threshold, __ATOMIC_RELAXED)))
-		__atomic_store_n(&pools_of(process)->may_shrink, true, __ATOMIC_RELAXED);
+		__atomic_store_n(&at_hand.may_shrink, true, __ATOMIC_RELAXED);
 }
 
 void pool_add_charge(struct pool *pool, uint64_t bytes)
@@ -317,15 +317,14 @@ void pool_shrunk(struct pool *pool)
 	lock_give(&pool->lock);
 }
 
-void pool_synchronised(void)
+void pool_shrunk_any(void)
 {
-	struct process *process = __atomic_load_n(&this_process, __ATOMIC_ACQUIRE);
+	struct process *process = __atomic_load_n(&at_hand.process, __ATOMIC_ACQUIRE);
 
-	if (__builtin_expect(
-	        !process || !__atomic_load_n(&pools_of(process)->may_shrink, __ATOMIC_RELAXED), 1))
+	if (!process)
 		return;
 	/* Set again by those that still may. */
-	__atomic_store_n(&pools_of(process)->may_shrink, false, __ATOMIC_RELAXED);
+	__atomic_store_n(&at_hand.may_shrink, false, __ATOMIC_RELAXED);
 	for (struct pool *pool = __atomic_load_n(&pools_of(process)->list, __ATOMIC_ACQUIRE); pool;
 	     pool = pool->next) {
 		if (__atomic_load_n(&pool->charged, __ATOMIC_RELAXED) <=

@@ -61,9 +61,8 @@ struct pool {
 };
 
 struct pools {
-	struct lock lock;  /* guards the list; a pool has a lock of its own */
-	struct pool *list; /* nodes are never unlinked: readers take no lock */
-	bool may_shrink;   /* at a synchronisation: a pool is above its threshold, or retired */
+	struct lock lock;                       /* guards the list; a pool has a lock of its own */
+	struct pool *list;                      /* nodes are never unlinked: readers take no lock */
 	struct pool *current[PROCESS_ORDINALS]; /* what cuMemAllocAsync draws on */
 	struct pool *graphs[PROCESS_ORDINALS];
 };
@@ -136,7 +135,12 @@ void pool_look_for_slack(struct pool *pool);
 void pool_shrunk(struct pool *pool);
 
 /* The same for all of them, after a synchronisation: one look at a word if none can have. */
-void pool_synchronised(void);
+void pool_shrunk_any(void);
+static inline void pool_synchronised(void)
+{
+	if (__builtin_expect(__atomic_load_n(&at_hand.may_shrink, __ATOMIC_RELAXED), 0))
+		pool_shrunk_any();
+}
 
 /* The pool keeps so many bytes at a synchronisation. */
 void pool_set_threshold(struct pool *pool, uint64_t bytes);

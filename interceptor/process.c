@@ -13,7 +13,7 @@
 
 #define MADV_WIPEONFORK_ 18 /* Linux 4.14; older headers have no name for it */
 
-struct process *this_process;
+_Alignas(64) struct at_hand at_hand;
 
 static struct process *process_make(void)
 {
@@ -26,7 +26,7 @@ static struct process *process_make(void)
 		return NULL;
 	if (madvise(made, size, MADV_WIPEONFORK_) != 0)
 		made->pid = (uint32_t)getpid();
-	if (!__atomic_compare_exchange_n(&this_process, &expected, made, false, __ATOMIC_ACQ_REL,
+	if (!__atomic_compare_exchange_n(&at_hand.process, &expected, made, false, __ATOMIC_ACQ_REL,
 	                                 __ATOMIC_ACQUIRE)) {
 		munmap(made, size);
 		return expected;
@@ -36,7 +36,7 @@ static struct process *process_make(void)
 
 struct process *process_get(void)
 {
-	struct process *process = __atomic_load_n(&this_process, __ATOMIC_ACQUIRE);
+	struct process *process = __atomic_load_n(&at_hand.process, __ATOMIC_ACQUIRE);
 
 	if (!process)
 		return process_make();
@@ -48,7 +48,7 @@ struct process *process_get(void)
 	return process;
 }
 
-struct process *process_attached(void)
+struct process *process_attach(void)
 {
 	struct process *process = process_get();
 
@@ -106,17 +106,13 @@ static bool open_account(struct process *process, uint32_t device)
 	return true;
 }
 
-int process_device(struct process *process, CUdevice ordinal)
+int process_find_device(struct process *process, CUdevice ordinal)
 {
 	struct quiet quiet;
 	int device;
 
 	if (ordinal < 0 || ordinal >= PROCESS_ORDINALS)
 		return -1;
-	device = __atomic_load_n(&process->device_of[ordinal], __ATOMIC_ACQUIRE);
-	if (__builtin_expect(device != 0, 1))
-		return device - 1;
-
 	quiet = quiet_begin();
 	lock_take(&process->attach_lock);
 	device = process->device_of[ordinal];
@@ -159,8 +155,6 @@ bool process_ready(CUdevice ordinal)
 	return process && process_device(process, ordinal) >= 0;
 }
 
-int process_devices;
-
 CUdevice process_current_ordinal(void)
 {
 	CUdevice ordinal;
@@ -171,9 +165,9 @@ CUdevice process_current_ordinal(void)
 	 * itself. */
 	if (__builtin_expect(process_has_one_device(), 1))
 		return 0;
-	if (__atomic_load_n(&process_devices, __ATOMIC_RELAXED) == 0 &&
+	if (__atomic_load_n(&at_hand.devices, __ATOMIC_RELAXED) == 0 &&
 	    DRIVER_HAS(cuDeviceGetCount) && DRIVER(cuDeviceGetCount)(&count) == CUDA_SUCCESS)
-		__atomic_store_n(&process_devices, count, __ATOMIC_RELAXED);
+		__atomic_store_n(&at_hand.devices, count, __ATOMIC_RELAXED);
 	if (!DRIVER_HAS(cuCtxGetDevice) || DRIVER(cuCtxGetDevice)(&ordinal) != CUDA_SUCCESS)
 		return -1;
 	return ordinal;

@@ -29,9 +29,13 @@ struct held {
 /* The memory is wiped in a forked child (MADV_WIPEONFORK), which thereby begins anew: not attached,
  * nothing held. What the hooks remember lies behind it: state.h. */
 struct process {
+	/* What every charge looks at, first. */
+	uint32_t attached; /* 1 once `ledger`, `lane` and the pool's are set */
+	uint32_t pid;      /* only where the kernel cannot wipe at fork; else 0 */
+	/* Ledger device of each CUDA device ordinal, plus one; 0 is not known yet. */
+	uint8_t device_of[PROCESS_ORDINALS];
+
 	struct lock attach_lock; /* guards attaching and `device_of` */
-	uint32_t attached;       /* 1 once `ledger`, `lane` and the pool's are set */
-	uint32_t pid;            /* only where the kernel cannot wipe at fork; else 0 */
 	uint32_t said;           /* bits of enum once, see say.h */
 	uint64_t retry_at;       /* CLOCK_MONOTONIC nanoseconds: attach is not tried again before */
 	struct ledger *ledger;
@@ -39,10 +43,6 @@ struct process {
 	/* The ledger of the slice's pool, and the lane in it; NULL if the slice is in none. */
 	struct ledger *pool_ledger;
 	uint32_t pool_lane;
-	uintptr_t first; /* the thread that counts by plain stores: see ledger_count_allocation() */
-
-	/* Ledger device of each CUDA device ordinal, plus one; 0 is not known yet. */
-	uint8_t device_of[PROCESS_ORDINALS];
 	/* Devices that were asked for and not given, and the like of retry_at for each. */
 	struct {
 		uint8_t uuid[16];
@@ -56,15 +56,37 @@ struct process {
 	uint32_t told;        /* refusals of which the enforcer was told in it */
 };
 
-/* NULL until the first call that matters. Read it only to see whether there is something to do; in
- * a forked child what it points to is empty. */
-extern struct process *this_process;
+/* What nearly every hook looks at first: on one cache line, since the driver's own calls leave
+ * little of ours in the nearest cache. */
+struct at_hand {
+	/* NULL until the first call that matters. Read it only to see whether there is something to
+	 * do; in a forked child what it points to is empty. */
+	struct process *process;
+	/* The thread that counts by plain stores: see ledger_count_allocation(). A forked child may
+	 * leave it: of two threads that live one at most has the address. */
+	uintptr_t first_thread;
+	int devices; /* how many CUDA devices this process sees; 0: not known yet. Cannot change. */
+	/* At a synchronisation: a pool is above its threshold, or retired (pool.c). A forked child
+	 * may leave it, and finds no pools. */
+	bool may_shrink;
+};
+extern struct at_hand at_hand;
 
 /* The state of this process; never NULL but when memory is short. Does not attach. */
 struct process *process_get(void);
 
 /* The state of this process if it is attached already or can be now, else NULL. */
-struct process *process_attached(void);
+struct process *process_attach(void);
+static inline struct process *process_attached(void)
+{
+	struct process *process = __atomic_load_n(&at_hand.process, __ATOMIC_ACQUIRE);
+
+	if (__builtin_expect(process && !process->pid &&
+	                         __atomic_load_n(&process->attached, __ATOMIC_ACQUIRE),
+	                     1))
+		return process;
+	return process_attach();
+}
 
 /* The two questions of attach.c, with attach_lock held: become attached; which ledger device has
  * the UUID (-1 if none), of a device with `bytes` of memory. One that failed is not asked again for
@@ -77,7 +99,16 @@ int attach_device(struct process *process, const uint8_t uuid[16], uint64_t byte
 int attach_known_device(const struct process *process, const uint8_t uuid[16]);
 
 /* The ledger device of a CUDA device, -1 if the slice has no quota there. */
-int process_device(struct process *process, CUdevice ordinal);
+int process_find_device(struct process *process, CUdevice ordinal);
+static inline int process_device(struct process *process, CUdevice ordinal)
+{
+	int device = (unsigned)ordinal < PROCESS_ORDINALS
+	                 ? __atomic_load_n(&process->device_of[ordinal], __ATOMIC_ACQUIRE)
+	                 : 0;
+
+	return __builtin_expect(device != 0, 1) ? device - 1
+	                                        : process_find_device(process, ordinal);
+}
 
 /* The same by UUID, for a device that the program may know by NVML only: nothing is charged
  * there. */
@@ -86,22 +117,19 @@ int process_device_by_uuid(struct process *process, const uint8_t uuid[16], uint
 /* Whether this process is attached and its slice has a quota on the device. */
 bool process_ready(CUdevice ordinal);
 
-/* How many CUDA devices this process sees; 0 is not known yet. It cannot change. */
-extern int process_devices;
-
 static inline bool process_has_one_device(void)
 {
-	return __atomic_load_n(&process_devices, __ATOMIC_RELAXED) == 1;
+	return __atomic_load_n(&at_hand.devices, __ATOMIC_RELAXED) == 1;
 }
 
 /* The ordinal of the current context's device, or -1: then the call is the driver's to refuse. */
 CUdevice process_current_ordinal(void);
 
 /* Whether the calling thread is the one that counts by plain stores. The first that asks is. */
-static inline bool process_first_thread(struct process *process)
+static inline bool process_is_first_thread(void)
 {
 	uintptr_t self, none = 0;
-	uintptr_t first = __atomic_load_n(&process->first, __ATOMIC_RELAXED);
+	uintptr_t first = __atomic_load_n(&at_hand.first_thread, __ATOMIC_RELAXED);
 
 #if defined(__x86_64__)
 	__asm__("movq %%fs:0, %0" : "=r"(self));
@@ -110,7 +138,7 @@ static inline bool process_first_thread(struct process *process)
 #endif
 	if (__builtin_expect(first == self, 1))
 		return true;
-	return !first && __atomic_compare_exchange_n(&process->first, &none, self, false,
+	return !first && __atomic_compare_exchange_n(&at_hand.first_thread, &none, self, false,
 	                                             __ATOMIC_RELAXED, __ATOMIC_RELAXED);
 }
 

@@ -15,7 +15,7 @@
 #include "process.h"
 
 struct state {
-	struct process process; /* the first: this_process points to it */
+	struct process process; /* the first: at_hand.process points to it */
 	struct blocks blocks;
 	struct holds holds;
 	struct contexts contexts;

@@ -31,10 +31,10 @@ import tables
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 COST = "bin/bench/cost"
 
-# rounds: processes per way; ms: of one batch; starts: pairs of processes, for what has one way per process;
-# lives: containers; live: allocations at most.
-FULL = {"rounds": 3, "ms": 4, "series_ms": 2, "starts": 12, "lives": 40, "live": 1000000}
-QUICK = {"rounds": 1, "ms": 0.5, "series_ms": 0.5, "starts": 3, "lives": 5, "live": 100000}
+# rounds: processes per way; ms: of one batch; colds: the same, of fresh processes; starts: pairs of processes, for
+# what has one way per process; lives: containers; live: allocations at most.
+FULL = {"rounds": 5, "ms": 4, "colds": 24, "series_ms": 2, "starts": 12, "lives": 40, "live": 1000000}
+QUICK = {"rounds": 1, "ms": 0.5, "colds": 3, "series_ms": 0.5, "starts": 3, "lives": 5, "live": 100000}
 
 
 def slice_of(vram):
@@ -59,10 +59,15 @@ class Bench:
 
     def calls(self):
         """A row per call, from processes in a slice and, for the control, outside."""
+        rows, skipped = self.both_ways(self.options["rounds"], "calls", self.options["ms"])
+        cold, _ = self.both_ways(self.options["colds"], "cold")
+        return rows + cold, skipped
+
+    def both_ways(self, rounds, *arguments):
         sliced, control, skipped = {}, {}, []
-        for _ in range(self.options["rounds"]):
+        for _ in range(rounds):
             for into, where in ((control, []), (sliced, slice_of("16G"))):
-                for result in self.cost(where, "calls", self.options["ms"]):
+                for result in self.cost(where, *arguments):
                     if result.get("skipped"):
                         skipped.append(result["call"])
                     else:
@@ -71,16 +76,19 @@ class Bench:
         for name, results in sliced.items():
             row = {"call": name, **middle(results, "native_ns", "slice_ns", "native_p99_ns", "slice_p99_ns")}
             row.update(spread([r["ratio"] for r in results]))
-            row["control"] = median([r["ratio"] for r in control.get(name, [])])
+            if name in control:
+                of_control = spread([r["ratio"] for r in control[name]])
+                row.update({"control": of_control["ratio"], "control_lowest": of_control["lowest"],
+                            "control_highest": of_control["highest"]})
             row["p99_ratio"] = median([r["slice_p99_ns"] / r["native_p99_ns"] for r in results
-                                       if r["native_p99_ns"] and r["slice_p99_ns"]])
+                                       if r.get("native_p99_ns") and r.get("slice_p99_ns")])
             rows.append(row)
         return rows, sorted(set(skipped))
 
     def pairs(self):
         """The same for what a process can do in one way only: pairs of processes, in turns."""
         rows = []
-        for arguments in (("start",), ("cold", "alloc"), ("cold", "free"), ("load",), ("runtime", self.options["ms"])):
+        for arguments in (("start",), ("runtime", self.options["ms"])):
             native, sliced = [], []
             for i in range(self.options["starts"]):
                 turns = [(native, []), (sliced, slice_of("16G"))]
@@ -104,7 +112,7 @@ def median(values):
 
 
 def middle(results, *keys):
-    return {key: median([r[key] for r in results]) for key in keys}
+    return {key: median([r.get(key) for r in results]) for key in keys}
 
 
 def spread(ratios):

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the interceptor adds to calls of the CUDA driver: see measure.h for how, calls.h, oneway.h,
+ * What the interceptor adds to calls of the CUDA driver: see measure.h for how, calls.h, cold.h, oneway.h,
  * live.h and siblings.h for what. A line of JSON per result; bench.py runs this, in slices and
  * outside.
  *
@@ -8,11 +8,11 @@
  * cost live MOST MILLISECONDS         against the number of live allocations
  * cost siblings MOST MILLISECONDS     against the number of processes
  * cost start                          cuInit and the first context
- * cost cold alloc|free               the first small allocations of a process, or their frees
- * cost load                           loads of a small module
+ * cost cold                           the first small allocations of a process, and their frees
  * cost runtime MILLISECONDS           the runtime library's calls
  */
 #include "calls.h"
+#include "cold.h"
 #include "driver.h"
 #include "ipc.h"
 #include "live.h"
@@ -38,10 +38,8 @@ int main(int argc, char **argv)
 		siblings_measure((int)first, second);
 	else if (strcmp(what, "start") == 0)
 		oneway_measure_start();
-	else if (strcmp(what, "cold") == 0 && argc == 3)
-		oneway_measure_cold(strcmp(argv[2], "free") == 0);
-	else if (strcmp(what, "load") == 0)
-		oneway_measure_load();
+	else if (strcmp(what, "cold") == 0)
+		cold_measure();
 	else if (strcmp(what, "runtime") == 0 && first > 0)
 		oneway_measure_runtime(first);
 	/* What this program starts itself as. */
@@ -50,9 +48,9 @@ int main(int argc, char **argv)
 	else if (strcmp(what, "sibling") == 0 && argc == 5)
 		siblings_be_one(atoi(argv[2]), atoi(argv[3]), strcmp(argv[4], "context") == 0);
 	else {
-		fprintf(stderr, "usage: cost calls MILLISECONDS | live MOST MILLISECONDS | "
-		                "siblings MOST MILLISECONDS | start | cold alloc|free | load | "
-		                "runtime MILLISECONDS\n");
+		fprintf(stderr,
+		        "usage: cost calls MILLISECONDS | live MOST MILLISECONDS | "
+		        "siblings MOST MILLISECONDS | start | cold | runtime MILLISECONDS\n");
 		return 2;
 	}
 	return 0;

@@ -37,6 +37,7 @@
 	NEEDED(cuDeviceGetDefaultMemPool, "cuDeviceGetDefaultMemPool", (CUmemoryPool *, CUdevice)) \
 	NEEDED(cuMemPoolSetAttribute, "cuMemPoolSetAttribute", (CUmemoryPool, int, void *))        \
 	NEEDED(cuModuleLoadData, "cuModuleLoadData", (void **, const void *))                      \
+	NEEDED(cuModuleUnload, "cuModuleUnload", (void *))                                         \
 	NEEDED(cuModuleGetFunction, "cuModuleGetFunction", (void **, void *, const char *))        \
 	NEEDED(cuLaunchKernel, "cuLaunchKernel",                                                   \
 	       (void *, unsigned int, unsigned int, unsigned int, unsigned int, unsigned int,      \

@@ -4,6 +4,7 @@
 
 #include "driver.h"
 
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
@@ -28,6 +29,18 @@ int64_t now(void)
 
 	clock_gettime(CLOCK_MONOTONIC, &t);
 	return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+void measure_stay(void)
+{
+	cpu_set_t here;
+	int cpu = sched_getcpu();
+
+	if (cpu < 0)
+		return;
+	CPU_ZERO(&here);
+	CPU_SET(cpu, &here);
+	(void)sched_setaffinity(0, sizeof(here), &here);
 }
 
 static int by_value(const void *a, const void *b)

@@ -39,6 +39,10 @@ struct cost measure_one_way(const struct call *call, double milliseconds);
 /* Print a cost as members of a JSON object. */
 void print_cost(const struct call *call, const struct cost *cost);
 
+/* Keep the calling thread on the CPU that it is on. The driver's own threads, which are there once
+ * it has a context, are not kept from others. */
+void measure_stay(void);
+
 /* CLOCK_MONOTONIC, nanoseconds. */
 int64_t now(void);
 

@@ -19,46 +19,6 @@ void oneway_measure_start(void)
 	       (long long)(now() - begun));
 }
 
-#define COLD 20000
-#define COLD_BYTES 512
-
-/* The first calls of a process: nothing is in a cache, no map has grown, no page was touched. */
-void oneway_measure_cold(bool frees)
-{
-	static CUdeviceptr kept[COLD];
-	int64_t begun, allocated, freed;
-
-	driver_begin();
-	begun = now();
-	for (int i = 0; i < COLD; i++)
-		CALL(cuMemAlloc, &kept[i], COLD_BYTES);
-	allocated = now();
-	for (int i = 0; i < COLD; i++)
-		CALL(cuMemFree, kept[i]);
-	freed = now();
-	printf("{\"call\":\"%s 512 bytes, cold\",\"slice_ns\":%.2f}\n",
-	       frees ? "cuMemFree of" : "cuMemAlloc",
-	       (double)(frees ? freed - allocated : allocated - begun) / COLD);
-}
-
-/* Loads of a small module, of text: the driver compiles it. */
-void oneway_measure_load(void)
-{
-	static const char ptx[] = ".version 6.0\n.target sm_50\n.address_size 64\n"
-	                          ".visible .entry nothing()\n{\n ret;\n}\n";
-	enum { LOADS = 200 };
-	int64_t begun;
-	void *module;
-
-	driver_begin();
-	CALL(cuModuleLoadData, &module, ptx);
-	begun = now();
-	for (int i = 0; i < LOADS; i++)
-		CALL(cuModuleLoadData, &module, ptx);
-	printf("{\"call\":\"cuModuleLoadData, small\",\"slice_ns\":%.2f}\n",
-	       (double)(now() - begun) / LOADS);
-}
-
 static int (*cudaMallocAsync)(void **, size_t, CUstream);
 static int (*cudaFreeAsync)(void *, CUstream);
 

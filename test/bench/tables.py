@@ -26,12 +26,13 @@ def ratio(value, digits=3):
 
 
 def calls(results):
-    lines = [f"{'call':<46} {'driver ns':>12} {'in slice ns':>12} {'ratio':>7} {'of rounds':>13} {'control':>8}"
+    lines = [f"{'call':<46} {'driver ns':>10} {'in slice ns':>12} {'ratio':>7} {'of rounds':>12} {'control':>8} {'of rounds':>12}"
              f"   {'p99: driver':>12} {'in slice':>10} {'ratio':>7}"]
     for row in results["calls"] + results["pairs"]:
         of_rounds = f"{row['lowest']:.3f}-{row['highest']:.3f}"
-        lines.append(f"{row['call']:<46} {ns(row['native_ns']):>12} {ns(row['slice_ns']):>12} {ratio(row['ratio']):>7} "
-                     f"{of_rounds:>13} {ratio(row.get('control')):>8}   {ns(row.get('native_p99_ns')):>12} "
+        of_control = f"{row['control_lowest']:.3f}-{row['control_highest']:.3f}" if "control_lowest" in row else ""
+        lines.append(f"{row['call']:<46} {ns(row['native_ns']):>10} {ns(row['slice_ns']):>12} {ratio(row['ratio']):>7} "
+                     f"{of_rounds:>12} {ratio(row.get('control')):>8} {of_control:>12}   {ns(row.get('native_p99_ns')):>12} "
                      f"{ns(row.get('slice_p99_ns')):>10} {ratio(row.get('p99_ratio')):>7}")
     for name in results["skipped"]:
         lines.append(f"{name:<46} not measured: this driver or this place has not what it needs")
