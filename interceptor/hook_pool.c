@@ -235,27 +235,34 @@ static __attribute__((noinline)) CUresult look_at_all(struct process *process, C
 	return result;
 }
 
-static __attribute__((noinline)) CUresult allocate_current(const struct request *r)
+static __attribute__((noinline)) CUresult allocate_current(CUdeviceptr *pointer, size_t bytes,
+                                                           CUstream stream, bool per_thread)
 {
+	struct request r = {
+	    .pointer = pointer, .bytes = bytes, .stream = stream, .per_thread = per_thread};
 	struct process *process = process_attached();
-	CUdevice ordinal = stream_ordinal(r->stream, r->per_thread);
+	CUdevice ordinal = stream_ordinal(stream, per_thread);
 	struct pool *pool;
 	CUresult result;
 
 	if (ordinal < 0)
-		return call_driver(r);
+		return call_driver(&r);
 	pool = process ? pool_current(process, ordinal) : NULL;
-	result = allocate(process, pool, r);
+	result = allocate(process, pool, &r);
 	if (process && ordinal < PROCESS_ORDINALS && current_at_hand(process, ordinal) != pool)
 		return look_at_all(process, result);
 	return result;
 }
 
 /* What is seldom to be done after a call from a pool that had room, which succeeded. */
-static __attribute__((noinline)) CUresult look_again(struct process *process, struct pool *pool,
-                                                     const struct request *r, bool known)
+static __attribute__((noinline)) CUresult look_again(CUdeviceptr *pointer, size_t bytes,
+                                                     CUstream stream, bool per_thread,
+                                                     struct pool *pool, bool known)
 {
-	CUresult result = known ? CUDA_SUCCESS : look_after(pool, r);
+	struct request r = {
+	    .pointer = pointer, .bytes = bytes, .stream = stream, .per_thread = per_thread};
+	struct process *process = process_get();
+	CUresult result = known ? CUDA_SUCCESS : look_after(pool, &r);
 
 	return current_at_hand(process, 0) == pool ? result : look_at_all(process, result);
 }
@@ -266,30 +273,26 @@ static inline __attribute__((always_inline)) CUresult
 allocate_at_hand(CUdeviceptr *pointer, size_t bytes, CUstream stream, bool per_thread)
 {
 	struct process *process = __atomic_load_n(&at_hand.process, __ATOMIC_ACQUIRE);
-	struct pool *pool =
-	    process && process_has_one_device() ? current_at_hand(process, 0) : NULL;
-	struct request r;
+	struct pool *pool;
 	CUresult result;
 	bool known;
 
+	if (__builtin_expect(!process || !process_has_one_device(), 0))
+		return allocate_current(pointer, bytes, stream, per_thread);
+	pool = current_at_hand(process, 0);
 	if (__builtin_expect(!pool || !pointer ||
 	                         !__atomic_load_n(&pool->allocations, __ATOMIC_RELAXED) ||
 	                         !take_warm(pool, bytes),
-	                     0)) {
-		r = (struct request){
-		    .pointer = pointer, .bytes = bytes, .stream = stream, .per_thread = per_thread};
-		return allocate_current(&r);
-	}
+	                     0))
+		return allocate_current(pointer, bytes, stream, per_thread);
 	result = per_thread ? DRIVER(cuMemAllocAsync_ptsz)(pointer, bytes, stream)
 	                    : DRIVER(cuMemAllocAsync)(pointer, bytes, stream);
 	if (__builtin_expect(result != CUDA_SUCCESS, 0))
 		return result;
 	known = took_warm(process, pool, *pointer, bytes);
-	if (__builtin_expect(known && current_at_hand(process, 0) == pool, 1))
-		return result;
-	r = (struct request){
-	    .pointer = pointer, .bytes = bytes, .stream = stream, .per_thread = per_thread};
-	return look_again(process, pool, &r, known);
+	if (__builtin_expect(!known || current_at_hand(process, 0) != pool, 0))
+		return look_again(pointer, bytes, stream, per_thread, pool, known);
+	return CUDA_SUCCESS;
 }
 
 CUresult cuMemAllocAsync(CUdeviceptr *pointer, size_t bytes, CUstream stream)

@@ -8,11 +8,11 @@
 #define CHUNK ((size_t)64 * 1024) /* bytes of objects that are mapped at one time */
 
 /* NULL only if memory is short. */
-static struct objects *objects(void)
+static inline struct objects *objects(void)
 {
 	struct process *process = process_get();
 
-	return process ? &state_of(process)->objects : NULL;
+	return __builtin_expect(process != NULL, 1) ? &state_of(process)->objects : NULL;
 }
 
 /* --- objects, with the lock held ------------------------------------------------------------- */
@@ -278,7 +278,8 @@ bool object_map(struct attempt *attempt, CUdeviceptr address, uint64_t bytes, ui
 	bool fits = true;
 	uint64_t more;
 
-	*attempt = (struct attempt){0};
+	attempt->object = NULL;
+	attempt->charged = 0;
 	if (!all)
 		return true;
 	lock_take(&all->lock);
@@ -318,38 +319,55 @@ void object_not_mapped(const struct attempt *attempt, CUdeviceptr address)
 	lock_give(&all->lock);
 }
 
+/* All mappings in the range, of which there is not just one. */
+static __attribute__((noinline)) void take_several(struct objects *all, struct unmapping *unmapping,
+                                                   CUdeviceptr address, uint64_t bytes)
+{
+	struct mapping *at = NULL, *kept;
+
+	while ((at = map_next(&all->mapped, at))) {
+		struct mapping *gone = at;
+
+		if (map_key(at) < address || map_key(at) - address >= bytes)
+			continue;
+		if (!unmapping->any_several)
+			memset(&unmapping->several, 0, sizeof(unmapping->several));
+		unmapping->any_several = true;
+		kept = map_put(&unmapping->several, map_key(at), NULL);
+		if (!kept)
+			continue; /* it stays known, and charged */
+		*kept = *at;
+		at = map_before(&all->mapped, at);
+		map_remove(&all->mapped, gone);
+	}
+}
+
 void object_unmap(struct unmapping *unmapping, CUdeviceptr address, uint64_t bytes)
 {
 	struct objects *all = objects();
-	struct mapping *at, *kept;
+	struct mapping *at;
+	struct object *object;
 
-	*unmapping = (struct unmapping){.address = address};
+	unmapping->address = address;
+	unmapping->one.object = NULL;
+	unmapping->serial = 0;
+	unmapping->any_several = false;
 	if (!all)
 		return;
 	lock_take(&all->lock);
 	at = map_find(&all->mapped, address);
 	if (__builtin_expect(at && at->bytes == bytes, 1)) {
+		object = at->object;
 		unmapping->one = *at;
 		map_remove(&all->mapped, at);
-		if (unmapping->one.object->references > 1) {
-			unmapping->serial = unmapping->one.object->serial;
-			unmapping->bytes = unmapping->one.object->bytes;
-			unmapping->ordinal = unmapping->one.object->ordinal;
-			unmapping->one.object->references--;
+		if (object->references > 1) {
+			unmapping->serial = object->serial;
+			unmapping->bytes = object->bytes;
+			unmapping->ordinal = object->ordinal;
+			object->references--;
 		}
 	} else {
-		for (at = NULL; (at = map_next(&all->mapped, at));) {
-			struct mapping *gone = at;
-
-			if (map_key(at) < address || map_key(at) - address >= bytes)
-				continue;
-			kept = map_put(&unmapping->several, map_key(at), NULL);
-			if (!kept)
-				continue; /* it stays known, and charged */
-			*kept = *at;
-			at = map_before(&all->mapped, at);
-			map_remove(&all->mapped, gone);
-		}
+		take_several(all, unmapping, address, bytes);
 	}
 	lock_give(&all->lock);
 }
@@ -388,24 +406,23 @@ static void take_back(struct objects *all, struct unmapping *unmapping)
 	object->references++;
 }
 
-void object_unmapped(struct unmapping *unmapping, CUresult result)
+void object_end_unmap(struct unmapping *unmapping, CUresult result)
 {
 	struct objects *all = objects();
 	struct mapping *at = NULL;
-	bool early = unmapping->one.object && unmapping->serial;
 
-	if (!all || (!unmapping->one.object && !unmapping->several.map.count) ||
-	    (early && result == CUDA_SUCCESS))
+	if (!all || (!unmapping->one.object && !unmapping->any_several))
 		return;
 	lock_take(&all->lock);
-	if (early)
+	if (unmapping->serial) /* the driver refused it */
 		take_back(all, unmapping);
 	if (unmapping->one.object)
 		end_mapping(all, unmapping->address, &unmapping->one, result);
-	while ((at = map_next(&unmapping->several, at)))
+	while (unmapping->any_several && (at = map_next(&unmapping->several, at)))
 		end_mapping(all, map_key(at), at, result);
 	lock_give(&all->lock);
-	map_end(&unmapping->several);
+	if (unmapping->any_several)
+		map_end(&unmapping->several);
 }
 
 /* --- bindings -------------------------------------------------------------------------------- */

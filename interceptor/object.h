@@ -92,10 +92,16 @@ struct unmapping {
 	 * afterwards there is nothing to do. */
 	uint64_t serial, bytes;
 	CUdevice ordinal;
+	bool any_several; /* else `several` is not set */
 	MAP(struct mapping) several;
 };
 void object_unmap(struct unmapping *unmapping, CUdeviceptr address, uint64_t bytes);
-void object_unmapped(struct unmapping *unmapping, CUresult result);
+void object_end_unmap(struct unmapping *unmapping, CUresult result);
+static inline void object_unmapped(struct unmapping *unmapping, CUresult result)
+{
+	if (__builtin_expect(!unmapping->serial || result != CUDA_SUCCESS, 0))
+		object_end_unmap(unmapping, result);
+}
 
 /* An object was exported to a descriptor, whose number may have been another one's before. */
 void object_exported(CUmemGenericAllocationHandle handle, int descriptor);

@@ -15,7 +15,7 @@
 
 _Alignas(64) struct at_hand at_hand;
 
-static struct process *process_make(void)
+static struct process *make(void)
 {
 	size_t size = sizeof(struct state);
 	struct process *expected = NULL;
@@ -34,12 +34,12 @@ static struct process *process_make(void)
 	return made;
 }
 
-struct process *process_get(void)
+struct process *process_make(void)
 {
 	struct process *process = __atomic_load_n(&at_hand.process, __ATOMIC_ACQUIRE);
 
 	if (!process)
-		return process_make();
+		return make();
 	if (process->pid && process->pid != (uint32_t)syscall(SYS_getpid)) {
 		/* A child of fork on a kernel that does not wipe. It has one thread yet. */
 		memset(process, 0, sizeof(struct state));

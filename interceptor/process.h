@@ -73,7 +73,13 @@ struct at_hand {
 extern struct at_hand at_hand;
 
 /* The state of this process; never NULL but when memory is short. Does not attach. */
-struct process *process_get(void);
+struct process *process_make(void);
+static inline struct process *process_get(void)
+{
+	struct process *process = __atomic_load_n(&at_hand.process, __ATOMIC_ACQUIRE);
+
+	return __builtin_expect(process && !process->pid, 1) ? process : process_make();
+}
 
 /* The state of this process if it is attached already or can be now, else NULL. */
 struct process *process_attach(void);

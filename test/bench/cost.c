@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the interceptor adds to calls of the CUDA driver: see measure.h for how, calls.h, cold.h, oneway.h,
- * live.h and siblings.h for what. A line of JSON per result; bench.py runs this, in slices and
- * outside.
+ * What the interceptor adds to calls of the CUDA driver: see measure.h for how, calls.h, cold.h,
+ * oneway.h, live.h and siblings.h for what. A line of JSON per result; bench.py runs this, in
+ * slices and outside.
  *
  * cost calls MILLISECONDS             each call, in batches of about so long
  * cost live MOST MILLISECONDS         against the number of live allocations

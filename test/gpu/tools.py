@@ -23,7 +23,7 @@ sys.dont_write_bytecode = True  # it would lie in the source tree
 from host import BIN, GIB, HERE
 
 QUOTA = 4 * GIB
-TIMEOUT = 180  # seconds that one run may take; ncu and cuda-gdb start slowly
+TIMEOUT = int(os.environ.get("TOOLS_TIMEOUT", "180"))  # seconds that one run may take; ncu and cuda-gdb start slowly
 SLICE = [BIN + "/gpuslice", "run", "--embedded", "--quiet", "--vram", str(QUOTA), "--"]
 PROGRAM = os.path.join(BIN, "gpu-test", "tools")
 STARTER = os.path.join(BIN, "gpu-test", "starter")
