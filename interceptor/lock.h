@@ -29,7 +29,7 @@ static inline bool lock_try(struct lock *lock)
 	return __atomic_exchange_n(&lock->word, 1, __ATOMIC_ACQUIRE) == 0;
 }
 
-static inline __attribute__((cold)) void lock_wait(struct lock *lock)
+static __attribute__((cold, noinline, unused)) void lock_wait(struct lock *lock)
 {
 	struct timespec nap = {.tv_nsec = LOCK_NAP};
 
@@ -37,6 +37,11 @@ static inline __attribute__((cold)) void lock_wait(struct lock *lock)
 	while (!lock_try(lock))
 		syscall(SYS_futex, &lock->word, FUTEX_WAIT_PRIVATE, 1, &nap, NULL, 0);
 	__atomic_fetch_sub(&lock->sleepers, 1, __ATOMIC_RELAXED);
+}
+
+static __attribute__((cold, noinline, unused)) void lock_wake(struct lock *lock)
+{
+	syscall(SYS_futex, &lock->word, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
 }
 
 static inline void lock_take(struct lock *lock)
@@ -54,7 +59,7 @@ static inline void lock_give(struct lock *lock)
 {
 	__atomic_store_n(&lock->word, 0, __ATOMIC_RELEASE);
 	if (__builtin_expect(__atomic_load_n(&lock->sleepers, __ATOMIC_RELAXED) != 0, 0))
-		syscall(SYS_futex, &lock->word, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
+		lock_wake(lock);
 }
 
 #endif
