@@ -12,6 +12,17 @@ static struct functions *functions_of(struct process *process)
 	return &state_of(process)->functions;
 }
 
+/* With their lock taken; NULL if memory is short. */
+static struct functions *take_functions(void)
+{
+	struct process *process = process_get();
+
+	if (!process)
+		return NULL;
+	lock_take(&functions_of(process)->lock);
+	return functions_of(process);
+}
+
 static uint64_t key_of(const void *function)
 {
 	return (uint64_t)(uintptr_t)function;
@@ -50,15 +61,15 @@ static void raise_care(struct functions *functions, const void *function, uint32
 
 void function_note(const void *function, uint64_t source, uint32_t frame, bool is_new)
 {
-	struct process *process = process_get();
 	struct functions *functions;
 	struct function *known;
 	bool fresh;
 
-	if (!process || !function || (frame <= STACK_DEFAULT && !is_new))
+	if (!function || (frame <= STACK_DEFAULT && !is_new))
 		return;
-	functions = functions_of(process);
-	lock_take(&functions->lock);
+	functions = take_functions();
+	if (!functions)
+		return;
 	known = map_put(&functions->known, key_of(function), &fresh);
 	if (known) {
 		/* The same one, looked up again, may have been launched meanwhile. */
@@ -76,14 +87,11 @@ void function_note(const void *function, uint64_t source, uint32_t frame, bool i
 
 void function_source_gone(uint64_t source)
 {
-	struct process *process = process_get();
-	struct functions *functions;
+	struct functions *functions = take_functions();
 	struct function *at = NULL;
 
-	if (!process)
+	if (!functions)
 		return;
-	functions = functions_of(process);
-	lock_take(&functions->lock);
 	while ((at = map_next(&functions->known, at))) {
 		struct function *gone = at;
 
@@ -98,14 +106,11 @@ void function_source_gone(uint64_t source)
 
 void function_all_new(void)
 {
-	struct process *process = process_get();
-	struct functions *functions;
+	struct functions *functions = take_functions();
 	struct function *at = NULL;
 
-	if (!process)
+	if (!functions)
 		return;
-	functions = functions_of(process);
-	lock_take(&functions->lock);
 	while ((at = map_next(&functions->known, at))) {
 		if (at->kernel)
 			set_new(functions, (const void *)(uintptr_t)map_key(at), at, true);
@@ -115,17 +120,16 @@ void function_all_new(void)
 
 static bool find(const void *function, struct function *found)
 {
-	struct process *process = process_get();
+	struct functions *functions = take_functions();
 	struct function *known;
 
 	*found = (struct function){0};
-	if (!process)
+	if (!functions)
 		return false;
-	lock_take(&functions_of(process)->lock);
-	known = map_find(&functions_of(process)->known, key_of(function));
+	known = map_find(&functions->known, key_of(function));
 	if (known)
 		*found = *known;
-	lock_give(&functions_of(process)->lock);
+	lock_give(&functions->lock);
 	return known;
 }
 
@@ -203,16 +207,16 @@ bool launch_begin(struct launch *launch, const void *function, bool recorded)
 
 CUresult launch_end(const struct launch *launch, CUresult result)
 {
-	struct process *process = process_get();
+	struct functions *functions;
 	struct function *known;
 
 	stack_end(&launch->raise);
-	if (!launch->was_new || !process)
+	functions = launch->was_new ? take_functions() : NULL;
+	if (!functions)
 		return result;
-	lock_take(&functions_of(process)->lock);
-	known = map_find(&functions_of(process)->known, key_of(launch->function));
+	known = map_find(&functions->known, key_of(launch->function));
 	if (known)
-		set_new(functions_of(process), launch->function, known, false);
-	lock_give(&functions_of(process)->lock);
+		set_new(functions, launch->function, known, false);
+	lock_give(&functions->lock);
 	return result;
 }
