@@ -76,7 +76,8 @@ CUresult hold_or_release(CUresult result, uint64_t key, CUdevice ordinal, uint64
 	return result;
 }
 
-bool unhold(uint64_t key, struct holding *holding)
+/* One use less, the last of which takes it out, as does `whole`. */
+static bool take_out(uint64_t key, struct holding *holding, bool whole)
 {
 	struct holds *holds = take_holds();
 	struct holding *held;
@@ -86,10 +87,18 @@ bool unhold(uint64_t key, struct holding *holding)
 	held = map_find(&holds->by_key, key);
 	if (held) {
 		*holding = *held;
-		map_remove(&holds->by_key, held);
+		if (held->opens > 1 && !whole)
+			held->opens--;
+		else
+			map_remove(&holds->by_key, held);
 	}
 	lock_give(&holds->lock);
 	return held;
+}
+
+bool unhold(uint64_t key, struct holding *holding)
+{
+	return take_out(key, holding, true);
 }
 
 CUresult release_or_hold(CUresult result, uint64_t key, const struct holding *holding)
@@ -117,21 +126,7 @@ bool hold_open(uint64_t key)
 
 bool hold_close(uint64_t key, struct holding *holding)
 {
-	struct holds *holds = take_holds();
-	struct holding *held;
-
-	if (!holds)
-		return false;
-	held = map_find(&holds->by_key, key);
-	if (held) {
-		*holding = *held;
-		if (held->opens > 1)
-			held->opens--;
-		else
-			map_remove(&holds->by_key, held);
-	}
-	lock_give(&holds->lock);
-	return held;
+	return take_out(key, holding, false);
 }
 
 /* Take out all of one owner, or of one library; what is 0 does not count. */
