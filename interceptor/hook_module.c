@@ -195,43 +195,36 @@ CUresult cuLibraryUnload(CUlibrary library)
 	return result;
 }
 
+/* `call` is made in between. */
+#define USING(library, call)                                                                       \
+	do {                                                                                       \
+		struct use use;                                                                    \
+                                                                                                   \
+		if (!library_use_begin(&use, key_of(library)))                                     \
+			return CUDA_ERROR_OUT_OF_MEMORY;                                           \
+		return library_use_end(&use, call);                                                \
+	} while (0)
+
 CUresult cuLibraryGetModule(CUmodule *module, CUlibrary library)
 {
-	struct use use;
-
-	if (!library_use_begin(&use, key_of(library)))
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	return library_use_end(&use, DRIVER(cuLibraryGetModule)(module, library));
+	USING(library, DRIVER(cuLibraryGetModule)(module, library));
 }
 
 CUresult cuLibraryGetGlobal(CUdeviceptr *pointer, size_t *bytes, CUlibrary library,
                             const char *name)
 {
-	struct use use;
-
-	if (!library_use_begin(&use, key_of(library)))
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	return library_use_end(&use, DRIVER(cuLibraryGetGlobal)(pointer, bytes, library, name));
+	USING(library, DRIVER(cuLibraryGetGlobal)(pointer, bytes, library, name));
 }
 
 CUresult cuLibraryGetManaged(CUdeviceptr *pointer, size_t *bytes, CUlibrary library,
                              const char *name)
 {
-	struct use use;
-
-	if (!library_use_begin(&use, key_of(library)))
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	return library_use_end(&use, DRIVER(cuLibraryGetManaged)(pointer, bytes, library, name));
+	USING(library, DRIVER(cuLibraryGetManaged)(pointer, bytes, library, name));
 }
 
 CUresult cuLibraryGetUnifiedFunction(void **function, CUlibrary library, const char *symbol)
 {
-	struct use use;
-
-	if (!library_use_begin(&use, key_of(library)))
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	return library_use_end(&use,
-	                       DRIVER(cuLibraryGetUnifiedFunction)(function, library, symbol));
+	USING(library, DRIVER(cuLibraryGetUnifiedFunction)(function, library, symbol));
 }
 
 /* A kernel is launched by its own handle or by its function's; both may be the first use. */
