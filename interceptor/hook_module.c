@@ -108,19 +108,6 @@ CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *
 	return result;
 }
 
-CUresult cuModuleEnumerateFunctions(CUfunction *functions, unsigned int count, CUmodule module)
-{
-	CUresult result;
-
-	if (functions && count)
-		memset(functions, 0, count * sizeof(*functions));
-	result = DRIVER(cuModuleEnumerateFunctions)(functions, count, module);
-	for (unsigned int i = 0; result == CUDA_SUCCESS && functions && i < count && functions[i];
-	     i++)
-		note_function(functions[i], module);
-	return result;
-}
-
 /* --- libraries ------------------------------------------------------------------------------- */
 
 static CUresult loaded_library(const struct watch *watch, CUresult result, CUlibrary *library)
@@ -242,18 +229,6 @@ CUresult cuLibraryGetKernel(CUkernel *kernel, CUlibrary library, const char *nam
 	return result;
 }
 
-CUresult cuLibraryEnumerateKernels(CUkernel *kernels, unsigned int count, CUlibrary library)
-{
-	CUresult result;
-
-	if (kernels && count)
-		memset(kernels, 0, count * sizeof(*kernels));
-	result = DRIVER(cuLibraryEnumerateKernels)(kernels, count, library);
-	for (unsigned int i = 0; result == CUDA_SUCCESS && kernels && i < count && kernels[i]; i++)
-		note_kernel(kernels[i], library);
-	return result;
-}
-
 CUresult cuKernelGetFunction(CUfunction *function, CUkernel kernel)
 {
 	uint64_t library = function_source(kernel);
@@ -266,4 +241,39 @@ CUresult cuKernelGetFunction(CUfunction *function, CUkernel kernel)
 	if (result == CUDA_SUCCESS && function_frame(kernel) > STACK_DEFAULT)
 		function_note(*function, library, function_frame(kernel), false);
 	return result;
+}
+
+/* --- all of either --------------------------------------------------------------------------- */
+
+/* The kernels of a library, or the functions of a module, into a list of `count` handles. What the
+ * driver leaves of it is NULL. */
+static CUresult enumerate(bool kernels, void *list, unsigned int count, void *source)
+{
+	CUresult result;
+	void *handle;
+
+	if (list && count)
+		memset(list, 0, count * sizeof(handle));
+	result = kernels ? DRIVER(cuLibraryEnumerateKernels)(list, count, source)
+	                 : DRIVER(cuModuleEnumerateFunctions)(list, count, source);
+	for (size_t i = 0; result == CUDA_SUCCESS && list && i < count; i++) {
+		memcpy(&handle, (unsigned char *)list + i * sizeof(handle), sizeof(handle));
+		if (!handle)
+			break;
+		if (kernels)
+			note_kernel(handle, source);
+		else
+			note_function(handle, source);
+	}
+	return result;
+}
+
+CUresult cuModuleEnumerateFunctions(CUfunction *functions, unsigned int count, CUmodule module)
+{
+	return enumerate(false, functions, count, module);
+}
+
+CUresult cuLibraryEnumerateKernels(CUkernel *kernels, unsigned int count, CUlibrary library)
+{
+	return enumerate(true, kernels, count, library);
 }
