@@ -23,7 +23,7 @@
 
 static const struct row *const families[] = {linear_rows, pool_rows,    physical_rows, bind_rows,
                                              array_rows,  context_rows, graph_rows,    share_rows,
-                                             info_rows,   code_rows};
+                                             info_rows,   module_rows,  stack_rows};
 
 #define FAMILIES (sizeof(families) / sizeof(families[0]))
 

@@ -43,7 +43,7 @@ struct peer {
 
 /* Each ends with an entry without a name. */
 extern const struct row linear_rows[], pool_rows[], physical_rows[], array_rows[], context_rows[],
-    bind_rows[], graph_rows[], share_rows[], info_rows[], code_rows[];
+    bind_rows[], graph_rows[], share_rows[], info_rows[], module_rows[], stack_rows[];
 extern const struct peer share_peers[];
 
 /* Entry points that pass, so that driver.def has no prototypes of them. */
@@ -162,6 +162,11 @@ void holds(const char *step, CUdeviceptr pointer, size_t bytes);
 
 /* Linear memory, in whole blocks, that leaves less than `keep` and a block of the quota free. */
 CUdeviceptr fill(size_t keep);
+
+/* The same until give_room(); charged_beside() is charged_about() of what is charged beside it. */
+CUdeviceptr fill_but(size_t keep);
+void give_room(CUdeviceptr pointer);
+void charged_beside(const char *step, long long bytes, long long slack);
 
 /* A part of the bytes that are free, in whole steps of 32 MiB. */
 size_t part(double of);

@@ -2,6 +2,8 @@
 /* Contexts of every kind: what they take, and what goes with them. */
 #include "rows.h"
 
+#include <unistd.h>
+
 /* A context takes hundreds of megabytes; what it takes exactly is the driver's business. */
 #define CONTEXT_LEAST (16 * MIB)
 
@@ -340,6 +342,57 @@ static void limit_beyond(void)
 	saw("64 MiB more than are free are refused, and the heap stays; 64 MiB are granted");
 }
 
+/* Streams take what the driver likes, and stay with their context. */
+#define STREAMS 2000
+#define STREAMS_SLACK (16 * (long long)MIB)
+
+static CUstream streams[STREAMS];
+
+static CUresult make_stream(unsigned i)
+{
+	return i % 2 ? cuStreamCreateWithPriority(&streams[i], 1, 0)
+	             : cuStreamCreate(&streams[i], 1);
+}
+
+/* No call takes much, so that driver truth finds it: at the next charge, or a second later. */
+static void streams_within(void)
+{
+	CUdeviceptr pointer = 0;
+
+	begin();
+	for (unsigned i = 0; i < STREAMS; i++)
+		expect("a stream", make_stream(i), CUDA_SUCCESS);
+	OK(cuMemAlloc_v2(&pointer, 64 * MIB));
+	agrees_late("2,000 streams", STREAMS_SLACK);
+	for (unsigned i = 0; i < STREAMS; i++)
+		OK(cuStreamDestroy_v2(streams[i]));
+	OK(cuMemFree_v2(pointer));
+	agrees_late("destroyed", STREAMS_SLACK);
+	saw("what 2,000 streams take is charged");
+}
+
+static void streams_beyond(void)
+{
+	CUdeviceptr pointer;
+	CUresult result = CUDA_SUCCESS;
+	unsigned count = 0;
+	size_t held = 0;
+
+	begin();
+	(void)fill(64 * MIB);
+	while (count < STREAMS && result == CUDA_SUCCESS) {
+		result = make_stream(count);
+		count += result == CUDA_SUCCESS;
+	}
+	if (result != CUDA_SUCCESS)
+		expect("a stream beyond the quota", result, CUDA_ERROR_OUT_OF_MEMORY);
+	sleep(2); /* two looks of the enforcer */
+	agrees_late("streams beyond the quota", STREAMS_SLACK);
+	if (truth(&held) && held > quota() - 2 * MIB)
+		OUT_OF_MEMORY("2 MiB more", cuMemAlloc_v2(&pointer, 2 * MIB));
+	saw("%u streams in 64 MiB, and nothing beside them once the quota is full", count);
+}
+
 const struct row context_rows[] = {
     {"context-second",
      "cuCtxCreate cuCtxCreate_v2 cuCtxCreate_v3 cuCtxCreate_v4 cuCtxDestroy cuCtxDestroy_v2 "
@@ -355,4 +408,6 @@ const struct row context_rows[] = {
     {"context-green", "cuGreenCtxCreate cuGreenCtxDestroy cuCtxFromGreenCtx cuGreenCtxStreamCreate",
      green_within, green_beyond},
     {"context-limit", "cuCtxSetLimit", limit_within, limit_beyond},
+    {"code-streams", "cuStreamCreate cuStreamCreateWithPriority cuMemAlloc_v2", streams_within,
+     streams_beyond},
     {0}};

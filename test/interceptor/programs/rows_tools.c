@@ -297,6 +297,28 @@ CUdeviceptr fill(size_t keep)
 	return pointer;
 }
 
+static long long filled; /* by fill_but() */
+
+CUdeviceptr fill_but(size_t keep)
+{
+	size_t room = left();
+	CUdeviceptr pointer = fill(keep);
+
+	filled = (long long)(room - left());
+	return pointer;
+}
+
+void give_room(CUdeviceptr pointer)
+{
+	OK(cuMemFree_v2(pointer));
+	filled = 0;
+}
+
+void charged_beside(const char *step, long long bytes, long long slack)
+{
+	charged_about(step, filled + bytes, slack);
+}
+
 size_t part(double of)
 {
 	return (size_t)((double)left() * of) / (32 * MIB) * (32 * MIB);

@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the rows of modules and those of stacks share. */
+#ifndef ROWS_CODE_H
+#define ROWS_CODE_H
+
+#include "rows.h"
+
+#include "code.h"
+
+/* Of the code itself, and of what blocks of 2 MiB have left over. */
+#define SLACK (16 * (long long)MIB)
+
+static inline void takes(const char *step, long long bytes)
+{
+	charged_beside(step, bytes, SLACK);
+}
+
+static inline CUmodule load(const char *text)
+{
+	CUmodule module = NULL;
+
+	OK(cuModuleLoadData(&module, text));
+	return module;
+}
+
+static inline CUlibrary library_of(const char *text)
+{
+	CUlibrary library = NULL;
+
+	OK(OPTIONAL(cuLibraryLoadData)(&library, text, NULL, NULL, 0, NULL, NULL, 0));
+	return library;
+}
+
+static inline CUresult launch(CUfunction function)
+{
+	uint64_t none = 0;
+	void *parameters[] = {&none};
+	CUresult result = cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, NULL, parameters, NULL);
+
+	if (result == CUDA_SUCCESS)
+		result = cuCtxSynchronize();
+	return result;
+}
+
+#endif
