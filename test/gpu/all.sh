@@ -21,7 +21,7 @@ mkdir -p bin/gpu-test
 program() {
 	name=$1 vram=$2
 	shift 2
-	gcc -std=gnu11 -O1 -g -Iinterceptor -o "bin/gpu-test/$name" "test/interceptor/programs/$name.c" interceptor/ledger.c -lcuda -l:libnvidia-ml.so.1 -ldl -lpthread || return 1
+	gcc -std=gnu11 -O1 -g -Iinterceptor -o "bin/gpu-test/$name" "test/interceptor/programs/$name"*.c interceptor/ledger.c -lcuda -l:libnvidia-ml.so.1 -ldl -lpthread || return 1
 	if timeout $((STORM + 150)) bin/gpuslice run --embedded --quiet --vram "$vram" -- "bin/gpu-test/$name" "$@" >"$OUT/$name.txt" 2>&1; then
 		echo "PASS  $name $*: $(tail -n 1 "$OUT/$name.txt")"
 	else

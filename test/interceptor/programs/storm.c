@@ -11,14 +11,13 @@
  * nothing may be left. A process that makes no step for a minute is a hang.
  */
 #define _GNU_SOURCE
-#include "code.h"
-#include "cuda_abi.h"
+#include "storm.h"
+
 #include "ledger.h"
 
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -28,262 +27,33 @@
 #include <time.h>
 #include <unistd.h>
 
-#define MOST 128
-#define HELD 96
-#define MIB (1ull << 20)
-#define BLOCK (2 * MIB)
+CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr pointer);
 
-CUresult cuInit(unsigned int);
-CUresult cuDeviceGetName(char *, int, CUdevice);
-CUresult cuDevicePrimaryCtxRetain(CUcontext *, CUdevice);
-CUresult cuDevicePrimaryCtxRelease_v2(CUdevice);
-CUresult cuCtxCreate_v2(CUcontext *, unsigned int, CUdevice);
-CUresult cuCtxSetCurrent(CUcontext);
-CUresult cuCtxSetLimit(int, size_t);
-CUresult cuCtxSynchronize(void);
-CUresult cuMemAlloc_v2(CUdeviceptr *, size_t);
-CUresult cuMemAllocManaged(CUdeviceptr *, size_t, unsigned int);
-CUresult cuMemFree_v2(CUdeviceptr);
-CUresult cuMemAllocAsync(CUdeviceptr *, size_t, CUstream);
-CUresult cuMemAllocFromPoolAsync(CUdeviceptr *, size_t, CUmemoryPool, CUstream);
-CUresult cuMemFreeAsync(CUdeviceptr, CUstream);
-CUresult cuMemPoolCreate(CUmemoryPool *, const CUmemPoolProps *);
-CUresult cuMemPoolDestroy(CUmemoryPool);
-CUresult cuMemPoolGetAttribute(CUmemoryPool, int, void *);
-CUresult cuDeviceSetMemPool(CUdevice, CUmemoryPool);
-CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *, CUdevice);
-CUresult cuMemCreate(CUmemGenericAllocationHandle *, size_t, const CUmemAllocationProp *,
-                     unsigned long long);
-CUresult cuMemRelease(CUmemGenericAllocationHandle);
-CUresult cuMemAddressReserve(CUdeviceptr *, size_t, size_t, CUdeviceptr, unsigned long long);
-CUresult cuMemMap(CUdeviceptr, size_t, size_t, CUmemGenericAllocationHandle, unsigned long long);
-CUresult cuMemUnmap(CUdeviceptr, size_t);
-CUresult cuArrayCreate_v2(CUarray *, const CUDA_ARRAY_DESCRIPTOR *);
-CUresult cuArrayDestroy(CUarray);
-CUresult cuGraphCreate(CUgraph *, unsigned int);
-CUresult cuGraphDestroy(CUgraph);
-CUresult cuGraphAddMemAllocNode(CUgraphNode *, CUgraph, const CUgraphNode *, size_t,
-                                CUDA_MEM_ALLOC_NODE_PARAMS *);
-CUresult cuGraphAddMemFreeNode(CUgraphNode *, CUgraph, const CUgraphNode *, size_t, CUdeviceptr);
-CUresult cuGraphInstantiateWithFlags(CUgraphExec *, CUgraph, unsigned long long);
-CUresult cuGraphLaunch(CUgraphExec, CUstream);
-CUresult cuGraphExecDestroy(CUgraphExec);
-CUresult cuDeviceGraphMemTrim(CUdevice);
-CUresult cuDeviceGetGraphMemAttribute(CUdevice, int, void *);
-CUresult cuIpcGetMemHandle(CUipcMemHandle *, CUdeviceptr);
-CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *, CUipcMemHandle, unsigned int);
-CUresult cuIpcCloseMemHandle(CUdeviceptr);
-
-enum kind { SMALL, LARGE, MANAGED, POOLED, OWN_POOL, PHYSICAL, MAPPED, ARRAY, MODULE, KINDS };
-
-/* Pools are made and destroyed, also the current one and those in use; the stack's limit is
- * changed, by itself and by launches; threads retain and release the primary context. */
-enum deed { POOLS = KINDS, STACKS, RACES, DEEDS };
-
-#define FRAME 2048       /* bytes of a thread's stack that a module's kernel wants */
-#define FRESH_STACK 1024 /* that a context has without being asked */
 #define RACERS 2
 
-static struct shared {
-	_Atomic uint32_t pause, stop, wrong;
-	_Atomic uint64_t calls[KINDS], refusals, launches, opens, pools, stacks, races;
-	struct {
-		_Atomic uint32_t ready, idle;
-		_Atomic uint64_t steps;
-		_Atomic uint64_t holds;   /* valid while idle */
-		_Atomic uint64_t unsure;  /* of which the driver says no more than: about */
-		_Atomic uint64_t context; /* charged for the one context that lives at a pause */
-		_Atomic uint32_t lends;   /* `lent` is a handle of memory that is held */
-		CUipcMemHandle lent;
-	} of[MOST];
-} * shared;
+struct shared *shared;
+unsigned int kinds = (1u << DEEDS) - 1;
+unsigned int seed;
 
-static void complain(const char *what, uint64_t a, uint64_t b)
+static bool simulated; /* the card */
+static _Atomic uint32_t racing;
+
+void complain(const char *what, uint64_t a, uint64_t b)
 {
 	printf("%s: %llu, %llu\n", what, (unsigned long long)a, (unsigned long long)b);
 	fflush(stdout);
 	shared->wrong = 1;
 }
 
-/* Refusals are expected; any other error is not. */
-static int done(CUresult result, const char *what)
+bool done(CUresult result, const char *what)
 {
 	if (result == CUDA_SUCCESS)
-		return 1;
+		return true;
 	if (result == CUDA_ERROR_OUT_OF_MEMORY)
 		shared->refusals++;
 	else
 		complain(what, (uint64_t)result, 0);
-	return 0;
-}
-
-static struct piece {
-	int taken; /* enum kind + 1 */
-	CUdeviceptr pointer;
-	CUmemGenericAllocationHandle handle;
-	CUarray array;
-	CUmodule module;
-	CUmemoryPool pool; /* that it is of, unless that was destroyed */
-	uint64_t bytes;    /* 0 while a pool holds it */
-} pieces[HELD];
-
-static unsigned int kinds = (1u << DEEDS) - 1;
-static CUmemoryPool default_pool, own_pool, current_pool; /* the last: NULL, or made by us */
-static uint64_t stack = FRESH_STACK;
-static uint64_t threads_at_a_time; /* of the card: each has a stack */
-static bool loaded;                /* a module, ever */
-static bool simulated;             /* the card */
-static _Atomic uint32_t racing;
-static CUdeviceptr addresses; /* HELD places of 16 MiB */
-static unsigned int seed;
-
-static size_t up_to(size_t most)
-{
-	return (size_t)rand_r(&seed) % most + 1;
-}
-
-/* A module with an array, and a kernel that is launched now and then. The driver takes the stacks
- * of all threads then, if that is more than it has taken yet. */
-static CUresult load(struct piece *p)
-{
-	static const size_t frames[] = {FRAME, 0};
-	char *text = module_text(p->bytes, frames);
-	uint64_t none = 0;
-	void *parameters[] = {&none};
-	CUfunction function;
-	CUresult result = cuModuleLoadData(&p->module, text);
-
-	free(text);
-	if (result != CUDA_SUCCESS)
-		return result;
-	loaded = true;
-	if (!(kinds >> STACKS & 1) || rand_r(&seed) % 8)
-		return result;
-	if (cuModuleGetFunction(&function, p->module, "frame2048"))
-		complain("a module has no kernel", 0, 0);
-	else if (done(cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, NULL, parameters, NULL),
-	              "a launch") &&
-	         stack < FRAME)
-		stack = FRAME;
-	return result;
-}
-
-static void take(int i)
-{
-	struct piece *p = &pieces[i];
-	CUmemAllocationProp physical = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
-	                                .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}};
-	CUDA_ARRAY_DESCRIPTOR square = {
-	    .Width = 2048, .Height = 2048, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1};
-	enum kind kind = (enum kind)(rand_r(&seed) % KINDS);
-	CUresult result = CUDA_SUCCESS;
-
-	memset(p, 0, sizeof(*p));
-	while (!(kinds >> kind & 1))
-		kind = (enum kind)(rand_r(&seed) % KINDS);
-	switch (kind) {
-	case SMALL:
-		p->bytes = up_to(MIB);
-		result = cuMemAlloc_v2(&p->pointer, p->bytes);
-		break;
-	case LARGE:
-		p->bytes = MIB + up_to(rand_r(&seed) % 2 ? MIB : 48 * MIB);
-		result = cuMemAlloc_v2(&p->pointer, p->bytes);
-		break;
-	case MANAGED:
-		p->bytes = up_to(8 * MIB);
-		result = cuMemAllocManaged(&p->pointer, p->bytes, 1);
-		break;
-	case POOLED:
-		p->pool = current_pool ? current_pool : default_pool;
-		result = cuMemAllocAsync(&p->pointer, up_to(40 * MIB), NULL);
-		break;
-	case OWN_POOL:
-		p->pool = own_pool;
-		result = cuMemAllocFromPoolAsync(&p->pointer, up_to(40 * MIB), own_pool, NULL);
-		break;
-	case PHYSICAL:
-	case MAPPED:
-		p->bytes = up_to(8) * BLOCK;
-		result = cuMemCreate(&p->handle, p->bytes, &physical, 0);
-		if (result == CUDA_SUCCESS && kind == MAPPED) {
-			p->pointer = addresses + (CUdeviceptr)i * 16 * MIB;
-			if (cuMemMap(p->pointer, p->bytes, 0, p->handle, 0) ||
-			    cuMemRelease(p->handle))
-				complain("a mapping failed", p->bytes, 0);
-		}
-		break;
-	case ARRAY:
-		p->bytes = 16 * MIB;
-		result = cuArrayCreate_v2(&p->array, &square);
-		break;
-	case MODULE:
-		p->bytes = (up_to(31) + 1) * BLOCK;
-		result = load(p);
-		break;
-	default:
-		break;
-	}
-	shared->calls[kind]++;
-	p->taken = done(result, "an allocation") ? (int)kind + 1 : 0;
-}
-
-static void give(int i)
-{
-	struct piece *p = &pieces[i];
-	CUresult result = CUDA_SUCCESS;
-
-	switch ((enum kind)(p->taken - 1)) {
-	case POOLED:
-	case OWN_POOL:
-		result = cuMemFreeAsync(p->pointer, NULL);
-		break;
-	case PHYSICAL:
-		result = cuMemRelease(p->handle);
-		break;
-	case MAPPED:
-		result = cuMemUnmap(p->pointer, p->bytes);
-		break;
-	case ARRAY:
-		result = cuArrayDestroy(p->array);
-		break;
-	case MODULE:
-		result = cuModuleUnload(p->module);
-		break;
-	default:
-		result = cuMemFree_v2(p->pointer);
-		break;
-	}
-	if (result)
-		complain("giving back failed", (uint64_t)result, (uint64_t)p->taken);
-	p->taken = 0;
-}
-
-/* A graph that allocates, once. */
-static void launch(void)
-{
-	CUDA_MEM_ALLOC_NODE_PARAMS parameters = {
-	    .poolProps = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
-	                  .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}},
-	    .bytesize = up_to(80 * MIB)};
-	CUgraph graph;
-	CUgraphNode allocation, freed;
-	CUgraphExec executable;
-
-	if (!done(cuGraphCreate(&graph, 0), "cuGraphCreate"))
-		return;
-	if (done(cuGraphAddMemAllocNode(&allocation, graph, NULL, 0, &parameters), "a node") &&
-	    done(cuGraphAddMemFreeNode(&freed, graph, &allocation, 1, parameters.dptr), "a node") &&
-	    done(cuGraphInstantiateWithFlags(&executable, graph, 0), "an instantiation")) {
-		for (int times = 0; times < 3; times++)
-			(void)done(cuGraphLaunch(executable, NULL), "a launch");
-		shared->launches++;
-		(void)done(cuCtxSynchronize(), "a synchronisation");
-		(void)done(cuGraphExecDestroy(executable), "cuGraphExecDestroy");
-	}
-	(void)done(cuGraphDestroy(graph), "cuGraphDestroy");
-	if (rand_r(&seed) % 2)
-		(void)done(cuDeviceGraphMemTrim(0), "a trim");
+	return false;
 }
 
 /* Open what another process lends. It may be gone by then, and the process, too. */
@@ -301,72 +71,6 @@ static void borrow(int me, int others)
 	shared->opens++;
 	if (cuIpcCloseMemHandle(pointer))
 		complain("cuIpcCloseMemHandle failed", pointer, 0);
-}
-
-static uint64_t of_pool(CUmemoryPool pool)
-{
-	uint64_t bytes = 0;
-
-	if (cuMemPoolGetAttribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &bytes))
-		complain("cuMemPoolGetAttribute failed", 0, 0);
-	return bytes;
-}
-
-/*
- * Destroys a pool, of which at most one piece is in use then: of that it is known what it holds
- * until it is freed, for the driver does not tell of a destroyed pool.
- */
-static void end_pool(CUmemoryPool *pool)
-{
-	struct piece *last = NULL;
-	bool none = rand_r(&seed) % 2;
-
-	for (int i = 0; i < HELD; i++) {
-		if (!pieces[i].taken || pieces[i].pool != *pool)
-			continue;
-		if (last || none)
-			give(i);
-		else
-			last = &pieces[i];
-	}
-	(void)done(cuCtxSynchronize(), "a synchronisation");
-	if (last) {
-		last->bytes = of_pool(*pool);
-		last->pool = NULL;
-	}
-	(void)done(cuMemPoolDestroy(*pool), "cuMemPoolDestroy");
-	*pool = NULL;
-	shared->pools++;
-}
-
-static bool make_pool(CUmemoryPool *pool)
-{
-	CUmemPoolProps properties = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
-	                             .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}};
-
-	return done(cuMemPoolCreate(pool, &properties), "cuMemPoolCreate");
-}
-
-/* Our own pool is another one, or the device's current one is ours, or is ours no more: destroyed
- * while it is current, it makes place for the default one. */
-static void change_pools(void)
-{
-	if (rand_r(&seed) % 2) {
-		end_pool(&own_pool);
-		if (!make_pool(&own_pool))
-			complain("no pool", 0, 0);
-	} else if (current_pool) {
-		end_pool(&current_pool);
-	} else if (make_pool(&current_pool)) {
-		(void)done(cuDeviceSetMemPool(0, current_pool), "cuDeviceSetMemPool");
-	}
-}
-
-static void change_stack(uint64_t bytes)
-{
-	if (done(cuCtxSetLimit(CU_LIMIT_STACK_SIZE, bytes), "cuCtxSetLimit"))
-		stack = bytes;
-	shared->stacks++;
 }
 
 /* The primary context comes and goes between several threads; at a pause it is gone. */
@@ -395,58 +99,22 @@ static void *race(void *argument)
 	return NULL;
 }
 
-static bool packed(const struct piece *p)
-{
-	return (p->taken == SMALL + 1 || p->taken == LARGE + 1) && p->bytes < BLOCK;
-}
-
-/* What the driver holds for this process, its context aside. */
-static uint64_t holds(void)
-{
-	uint64_t bytes = 0, graphs = 0;
-
-	for (int i = 0; i < HELD; i++) {
-		bool again = false;
-
-		if (!pieces[i].taken)
-			continue;
-		/* Below 2 MiB several may share a block. */
-		for (int j = 0; j < i && packed(&pieces[i]); j++)
-			again |= packed(&pieces[j]) &&
-			         pieces[j].pointer / BLOCK == pieces[i].pointer / BLOCK;
-		if (!again)
-			bytes += (pieces[i].bytes + BLOCK - 1) & ~(BLOCK - 1);
-	}
-	if (cuDeviceGetGraphMemAttribute(0, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, &graphs))
-		complain("cuDeviceGetGraphMemAttribute failed", 0, 0);
-	if (current_pool)
-		bytes += of_pool(current_pool);
-	return bytes + of_pool(default_pool) + of_pool(own_pool) + graphs +
-	       (stack - FRESH_STACK) * threads_at_a_time;
-}
-
 /* A context may be refused while the others hold all: they pause until it is there. It is not the
  * primary one, which threads race for. */
 static int begin(CUcontext *context)
 {
-	int processors = 0, threads = 0;
 	char name[128] = "";
 	CUresult result;
 
-	if (cuInit(0) || cuDeviceGetName(name, sizeof(name), 0) ||
-	    cuDeviceGetAttribute(&processors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, 0) ||
-	    cuDeviceGetAttribute(&threads, CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, 0))
+	if (cuInit(0) || cuDeviceGetName(name, sizeof(name), 0))
 		return 1;
 	simulated = strstr(name, "(simulated)") != NULL;
-	threads_at_a_time = (uint64_t)processors * (uint64_t)threads;
 	while ((result = cuCtxCreate_v2(context, 0, 0)) != CUDA_SUCCESS) {
 		if (result != CUDA_ERROR_OUT_OF_MEMORY || shared->stop)
 			return 1;
 		usleep(10000);
 	}
-	return cuCtxSetCurrent(*context) || cuDeviceGetDefaultMemPool(&default_pool, 0) ||
-	       !make_pool(&own_pool) ||
-	       cuMemAddressReserve(&addresses, 16 * MIB * (uint64_t)HELD, 0, 0, 0);
+	return cuCtxSetCurrent(*context) || !kinds_begin();
 }
 
 /* The page that this process's own interceptor mapped. */
@@ -523,12 +191,8 @@ static int child(int me, int others)
 		shared->of[me].steps++;
 		if (pause) {
 			shared->of[me].lends = 0;
-			for (i = 0; i < HELD && pause == 2; i++) {
-				if (pieces[i].taken)
-					give(i);
-			}
-			if (pause == 2 && stack != FRESH_STACK)
-				change_stack(FRESH_STACK);
+			if (pause == 2)
+				give_all();
 			while (racing)
 				usleep(200);
 			(void)done(cuCtxSynchronize(), "a synchronisation");
@@ -536,11 +200,7 @@ static int child(int me, int others)
 			if (pause == 2)
 				(void)done(cuDeviceGraphMemTrim(0), "a trim");
 			shared->of[me].holds = holds();
-			/* A card's driver packs the code beside a module's array into blocks of
-			 * which it tells nothing. And what one load took may have been hidden, by a
-			 * free of just as much or by a context that came or went, for as long as
-			 * managed memory hides it from driver truth, too: one array. */
-			shared->of[me].unsure = loaded ? 64 * MIB : 0;
+			shared->of[me].unsure = unsure();
 			shared->of[me].idle = pause;
 			while (shared->pause == pause && !shared->stop)
 				usleep(200);
@@ -548,21 +208,21 @@ static int child(int me, int others)
 			continue;
 		}
 		if (rand_r(&seed) % 64 == 0)
-			launch();
+			launch_graph();
 		if (rand_r(&seed) % 64 == 0)
 			borrow(me, others);
 		if ((kinds >> POOLS & 1) && rand_r(&seed) % 128 == 0)
 			change_pools();
 		if ((kinds >> STACKS & 1) && rand_r(&seed) % 256 == 0)
-			change_stack(FRESH_STACK * (uint64_t)up_to(4));
-		if (pieces[i].taken) {
+			change_stack();
+		if (has(i)) {
 			shared->of[me].lends = 0;
 			give(i);
 			continue;
 		}
 		take(i);
-		if (pieces[i].taken == LARGE + 1 && rand_r(&seed) % 8 == 0 &&
-		    cuIpcGetMemHandle(&shared->of[me].lent, pieces[i].pointer) == CUDA_SUCCESS)
+		if (lendable(i) && rand_r(&seed) % 8 == 0 &&
+		    cuIpcGetMemHandle(&shared->of[me].lent, lendable(i)) == CUDA_SUCCESS)
 			shared->of[me].lends = 1;
 	}
 	/* Nobody is in the driver when it is taken down. */
