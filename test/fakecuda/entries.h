@@ -148,6 +148,7 @@ ENTRY(cuMipmappedArrayGetSparseProperties, 11010, cuMipmappedArrayGetSparsePrope
 ENTRY(cuMemMapArrayAsync, 11010, cuMemMapArrayAsync)
 PER_THREAD(cuMemMapArrayAsync, 11010, cuMemMapArrayAsync_ptsz)
 ENTRY(cuStreamCreate, 2000, cuStreamCreate)
+ENTRY(cuStreamGetCtx, 9020, cuStreamGetCtx)
 ENTRY(cuStreamQuery, 2000, cuStreamQuery)
 ENTRY(cuStreamSynchronize, 2000, cuStreamSynchronize)
 PER_THREAD(cuStreamSynchronize, 7000, cuStreamSynchronize_ptsz)

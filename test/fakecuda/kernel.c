@@ -39,6 +39,13 @@ static CUresult run_now(CUcontext context, const struct CUfunc_st *function)
 	return result == CUDA_SUCCESS ? kernel_run(context, function) : result;
 }
 
+/* A kernel is launched in its stream's context, whichever is current. */
+static CUcontext context_of(CUstream stream, CUcontext current)
+{
+	return stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD ? current
+	                                                                    : stream->owned.context;
+}
+
 static CUresult launch(const CUlaunchConfig *config, CUfunction handle, CUstream stream)
 {
 	CUcontext context;
@@ -54,6 +61,7 @@ static CUresult launch(const CUlaunchConfig *config, CUfunction handle, CUstream
 	if (!config->gridDimX || !config->gridDimY || !config->gridDimZ || !config->blockDimX ||
 	    !config->blockDimY || !config->blockDimZ)
 		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	context = context_of(stream, context);
 	result = kernel_function(context, handle, &function);
 	if (result != CUDA_SUCCESS)
 		return driver_leave(result);

@@ -121,6 +121,20 @@ CUDA_API CUresult cuStreamDestroy(CUstream stream)
 	return cuStreamDestroy_v2(stream);
 }
 
+CUDA_API CUresult cuStreamGetCtx(CUstream stream, CUcontext *out)
+{
+	CUcontext context;
+	CUresult result = driver_enter_context(&context);
+	bool is_default = !stream || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD;
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!out)
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	*out = is_default ? context : stream->owned.context;
+	return driver_leave(CUDA_SUCCESS);
+}
+
 CUDA_API CUresult cuStreamSynchronize(CUstream stream)
 {
 	return synchronise(stream_legacy(stream), true);
