@@ -220,3 +220,9 @@ CUresult launch_end(const struct launch *launch, CUresult result)
 	lock_give(&functions->lock);
 	return result;
 }
+
+/* A library that was loaded for it stays, as one that was used. */
+void launch_drop(const struct launch *launch)
+{
+	stack_end(&launch->raise);
+}

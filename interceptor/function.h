@@ -69,4 +69,7 @@ bool launch_begin(struct launch *launch, const void *function, bool recorded);
 /* After it. Returns `result`. */
 CUresult launch_end(const struct launch *launch, CUresult result);
 
+/* Instead of that, if it is not made. */
+void launch_drop(const struct launch *launch);
+
 #endif

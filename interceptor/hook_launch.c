@@ -4,7 +4,6 @@
  * may take memory.
  */
 #include "function.h"
-#include "overhead.h"
 #include "stream.h"
 #include "table.h"
 
@@ -95,16 +94,56 @@ CUresult cuLaunchGridAsync(CUfunction function, int width, int height, CUstream 
 	          DRIVER(cuLaunchGridAsync)(function, width, height, stream));
 }
 
-/* On several devices at once: what it took shows on each before the next request there. */
+/* On several devices at once. */
+
+/* Make the context current that one of the launches is in, which its stream says. False if the
+ * driver does not know: then it refuses them all. */
+static bool enter(const CUDA_LAUNCH_PARAMS *one)
+{
+	CUcontext context = NULL;
+
+	return DRIVER(cuStreamGetCtx)(one->hStream, &context) == CUDA_SUCCESS &&
+	       DRIVER(cuCtxPushCurrent_v2)(context) == CUDA_SUCCESS;
+}
+
+static void leave(void)
+{
+	CUcontext context;
+
+	(void)DRIVER(cuCtxPopCurrent_v2)(&context);
+}
+
 CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, unsigned int count,
                                               unsigned int flags)
 {
-	CUresult result = DRIVER(cuLaunchCooperativeKernelMultiDevice)(list, count, flags);
-	bool plain = true;
+	struct launch careful[PROCESS_ORDINALS];
+	CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
+	unsigned int begun = 0;
+	bool plain = true, fits = true;
 
 	for (unsigned int i = 0; list && i < count; i++)
 		plain = plain && function_is_plain(list[i].function);
-	for (CUdevice ordinal = 0; !plain && ordinal < at_hand.devices; ordinal++)
-		overhead_leave_open(ordinal);
+	/* (A list that is longer than there are devices is refused.) */
+	if (plain || count > PROCESS_ORDINALS)
+		return DRIVER(cuLaunchCooperativeKernelMultiDevice)(list, count, flags);
+	for (; fits && begun < count; begun += fits) {
+		careful[begun] = (struct launch){0};
+		if (!enter(&list[begun]))
+			continue;
+		fits = launch_begin(&careful[begun], list[begun].function,
+		                    stream_records(list[begun].hStream, false));
+		leave();
+	}
+	if (fits)
+		result = DRIVER(cuLaunchCooperativeKernelMultiDevice)(list, count, flags);
+	for (unsigned int i = 0; i < begun; i++) {
+		if (!enter(&list[i]))
+			continue;
+		if (fits)
+			(void)launch_end(&careful[i], result);
+		else
+			launch_drop(&careful[i]);
+		leave();
+	}
 	return result;
 }

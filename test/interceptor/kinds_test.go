@@ -37,6 +37,13 @@ func TestEveryKindOfMemoryAtOnceIsExactUnderKills(t *testing.T) {
 	}
 }
 
+func TestALaunchOnSeveralDevicesIsChargedOnEachBeforeIt(t *testing.T) {
+	out, err := inSlice(t, environment(t, "FAKECUDA_DEVICES=2"), "4G", compile(t, "devices"))
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+}
+
 func TestWhatACheckpointedProcessHeldIsForOthersUntilItComesBack(t *testing.T) {
 	out, err := inSlice(t, environment(t), "4G", compile(t, "checkpoint"))
 	if err != nil {

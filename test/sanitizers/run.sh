@@ -85,6 +85,7 @@ if library address "${flags[@]}" >"$dir/log" 2>&1; then
 	try address 4G storm "$seconds" 8 2
 	context=64M try address 4G accounting
 	context=64M try address 2G fork
+	context=64M try address 4G devices
 else
 	built address
 fi

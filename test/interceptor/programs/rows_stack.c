@@ -310,16 +310,14 @@ static void many_devices_within(void)
 	if (not_on_many(result))
 		return;
 	expect("cuLaunchCooperativeKernelMultiDevice", result, CUDA_SUCCESS);
-	agrees_late("launched", SLACK);
-	charged_late("launched", stacks(4096));
+	takes("launched", stacks(4096));
 	no_stacks();
 	saw("a frame of 4 KiB charges %lld MiB", stacks(4096) / (long long)MIB);
 }
 
-/* It is not refused, and nothing is granted beside it. */
 static void many_devices_beyond(void)
 {
-	CUdeviceptr pointer, more = 0;
+	CUdeviceptr pointer;
 	CUresult result;
 	CUmodule module;
 
@@ -330,17 +328,18 @@ static void many_devices_beyond(void)
 	}
 	module = load(module_text(0, frames));
 	pointer = fill_but((size_t)stacks(4096) - 64 * MIB);
+	OUT_OF_MEMORY("cuLaunchCooperativeKernelMultiDevice",
+	              launch_many(function_of(module, 4096)));
+	takes("refused before it", 0);
+	give_room(pointer);
 	result = launch_many(function_of(module, 4096));
 	if (not_on_many(result))
 		return;
 	expect("cuLaunchCooperativeKernelMultiDevice", result, CUDA_SUCCESS);
-	OUT_OF_MEMORY("2 MiB more", cuMemAlloc_v2(&more, 2 * MIB));
-	/* What was found so is nobody's: the next call that looks at driver truth gives it back. */
-	OK(cuCtxSetLimit(CU_LIMIT_STACK_SIZE, FRESH_STACK));
-	give_room(pointer);
-	OK(cuModuleUnload(module));
-	takes("at the end", 0);
-	saw("the request after it is refused");
+	takes("granted later", stacks(4096));
+	no_stacks();
+	saw("4 KiB are refused with %lld MiB free, and launched later",
+	    stacks(4096) / (long long)MIB - 64);
 }
 
 /* Each context has its own. */

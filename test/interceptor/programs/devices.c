@@ -1,0 +1,195 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * devices: one launch on two devices, in a slice with a quota on each. What its kernels take there
+ * is charged before it, on both; if it does not fit on one, nothing runs and nothing is charged.
+ * Exits 0 if so.
+ */
+#include "code.h"
+#include "table.h"
+
+#include <stdarg.h>
+#include <stdbool.h>
+
+#define DEVICES 2
+#define MIB (1ull << 20)
+#define ARRAY (256 * MIB)
+#define FRAME 4096
+#define FRESH_STACK 1024
+
+/* Streams take a little, and code what blocks of 2 MiB have left over. */
+#define SLACK (16 * (long long)MIB)
+
+CUresult cuInit(unsigned int flags);
+CUresult cuCtxSetCurrent(CUcontext context);
+CUresult cuCtxSynchronize(void);
+
+static int wrong;
+
+static struct {
+	CUcontext context;
+	CUstream stream;
+	CUmodule module;
+	CUfunction function;
+	size_t before; /* free bytes */
+} on[DEVICES];
+
+__attribute__((format(printf, 1, 2))) static void complain(const char *format, ...)
+{
+	va_list arguments;
+
+	va_start(arguments, format);
+	vprintf(format, arguments);
+	va_end(arguments);
+	printf("\n");
+	wrong = 1;
+}
+
+static void expect(const char *step, CUresult result, CUresult wanted)
+{
+	if (result != wanted)
+		complain("%s answers %d, not %d", step, result, wanted);
+}
+
+#define OK(call) expect(#call, call, CUDA_SUCCESS)
+
+static size_t left(int device)
+{
+	size_t available = 0, total = 0;
+
+	OK(cuCtxSetCurrent(on[device].context));
+	OK(cuMemGetInfo_v2(&available, &total));
+	return available;
+}
+
+static void remember(void)
+{
+	for (int i = 0; i < DEVICES; i++)
+		on[i].before = left(i);
+}
+
+/* On each device since remember(), at once: driver truth has no time to find it. */
+static void charged(const char *step, long long bytes)
+{
+	for (int i = 0; i < DEVICES; i++) {
+		long long now = (long long)on[i].before - (long long)left(i);
+
+		if (llabs(now - bytes) > SLACK)
+			complain("%s: %lld bytes are charged on device %d, not %lld", step, now, i,
+			         bytes);
+	}
+}
+
+static long long stacks(void)
+{
+	int processors = 0, threads = 0;
+
+	OK(cuDeviceGetAttribute(&processors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, 0));
+	OK(cuDeviceGetAttribute(&threads, CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, 0));
+	return (long long)(FRAME - FRESH_STACK) * processors * threads;
+}
+
+static void fresh_stacks(void)
+{
+	for (int i = 0; i < DEVICES; i++) {
+		OK(cuCtxSetCurrent(on[i].context));
+		OK(cuCtxSetLimit(CU_LIMIT_STACK_SIZE, FRESH_STACK));
+	}
+}
+
+static CUresult launch(void)
+{
+	uint64_t none = 0;
+	void *parameters[] = {&none};
+	CUDA_LAUNCH_PARAMS list[DEVICES];
+	CUcontext before = NULL, after = NULL;
+	CUresult result;
+
+	OK(cuCtxGetCurrent(&before));
+	for (int i = 0; i < DEVICES; i++)
+		list[i] = (CUDA_LAUNCH_PARAMS){.function = on[i].function,
+		                               .gridDimX = 1,
+		                               .gridDimY = 1,
+		                               .gridDimZ = 1,
+		                               .blockDimX = 1,
+		                               .blockDimY = 1,
+		                               .blockDimZ = 1,
+		                               .hStream = on[i].stream,
+		                               .kernelParams = parameters};
+	result = cuLaunchCooperativeKernelMultiDevice(list, DEVICES, 0);
+	OK(cuCtxGetCurrent(&after));
+	if (before != after)
+		complain("another context is current");
+	return result;
+}
+
+static void frames(void)
+{
+	static const size_t wanted[] = {FRAME, 0};
+	size_t room;
+
+	for (int i = 0; i < DEVICES; i++) {
+		OK(cuCtxSetCurrent(on[i].context));
+		OK(cuModuleLoadData(&on[i].module, module_text(0, wanted)));
+		OK(cuModuleGetFunction(&on[i].function, on[i].module, "frame4096"));
+	}
+	remember();
+	OK(launch());
+	charged("a frame of 4 KiB", stacks());
+	OK(launch());
+	charged("the same again", stacks());
+	fresh_stacks();
+	charged("stacks lowered", 0);
+
+	/* The one that does not fit is the last. */
+	for (int full = 0; full < DEVICES; full++) {
+		CUdeviceptr pointer = 0;
+		size_t stack = 0;
+
+		room = left(full) - (size_t)stacks() + 64 * MIB;
+		OK(cuMemAlloc_v2(&pointer, room));
+		remember();
+		expect("a launch that does not fit on one", launch(), CUDA_ERROR_OUT_OF_MEMORY);
+		charged("refused before it", 0);
+		for (int i = 0; i < DEVICES; i++) {
+			OK(cuCtxSetCurrent(on[i].context));
+			OK(cuCtxGetLimit(&stack, CU_LIMIT_STACK_SIZE));
+			if (stack != FRESH_STACK)
+				complain("the stack's limit on device %d is %zu", i, stack);
+		}
+		OK(cuCtxSetCurrent(on[full].context));
+		OK(cuMemFree_v2(pointer));
+	}
+	remember();
+	OK(launch());
+	charged("granted later", stacks());
+	fresh_stacks();
+}
+
+/* A library of which nothing was used yet. */
+static void kernels(void)
+{
+	CUlibrary library = NULL;
+	CUkernel kernel = NULL;
+
+	OK(cuLibraryLoadData(&library, module_text(ARRAY, NULL), NULL, NULL, 0, NULL, NULL, 0));
+	OK(cuLibraryGetKernel(&kernel, library, "empty"));
+	for (int i = 0; i < DEVICES; i++)
+		on[i].function = (CUfunction)(void *)kernel;
+	remember();
+	OK(launch());
+	charged("a library's first use", (long long)ARRAY);
+	OK(cuLibraryUnload(library));
+	charged("unloaded", 0);
+}
+
+int main(void)
+{
+	OK(cuInit(0));
+	for (int i = 0; i < DEVICES; i++) {
+		OK(cuCtxCreate_v2(&on[i].context, 0, i));
+		OK(cuStreamCreate(&on[i].stream, 1));
+	}
+	frames();
+	kernels();
+	return wrong;
+}
