@@ -3,13 +3,10 @@
  * Each kind of allocation: what it charges, when that comes back, and that it is refused with an
  * out-of-memory error when it does not fit. Run in a slice of 4 GiB whose other processes are
  * quiet. Prints a line per step that went wrong, and exits 0 if none did.
- *
- * What the ledger says is read as a program can: the slice's free bytes by cuMemGetInfo.
  */
 #include "cuda_abi.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 
 #define MIB (1ull << 20)
 #define GIB (1ull << 30)
@@ -50,39 +47,7 @@ CUresult cuArrayDestroy(CUarray);
 CUresult cuMipmappedArrayCreate(CUmipmappedArray *, const CUDA_ARRAY3D_DESCRIPTOR *, unsigned int);
 CUresult cuMipmappedArrayDestroy(CUmipmappedArray);
 
-static int wrong;
-static size_t base;
-
-static size_t left(void)
-{
-	size_t available = 0, total;
-
-	if (cuMemGetInfo_v2(&available, &total)) {
-		printf("cuMemGetInfo failed\n");
-		exit(1);
-	}
-	return available;
-}
-
-static void expect(const char *step, CUresult result, CUresult wanted)
-{
-	if (result != wanted) {
-		printf("%s: CUDA error %d, expected %d\n", step, result, wanted);
-		wrong = 1;
-	}
-}
-
-/* The slice has `bytes` less free than in the beginning. */
-static void charged(const char *step, unsigned long long bytes)
-{
-	size_t now = left();
-
-	if (base - now != bytes) {
-		printf("%s: %lld bytes are charged, expected %llu\n", step, (long long)(base - now),
-		       bytes);
-		wrong = 1;
-	}
-}
+#include "charged.h"
 
 static void linear(void)
 {

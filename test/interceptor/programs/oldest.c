@@ -81,36 +81,7 @@ static const char *const later[] = {"cuGetProcAddress",
                                     "cuLaunchKernelEx",
                                     "cuDeviceGetGraphMemAttribute"};
 
-static int wrong;
-static size_t base;
-
-static void expect(const char *step, CUresult result, CUresult wanted)
-{
-	if (result != wanted) {
-		printf("%s: CUDA error %d, expected %d\n", step, result, wanted);
-		wrong = 1;
-	}
-}
-
-static size_t left(void)
-{
-	size_t available = 0, total;
-
-	expect("cuMemGetInfo", cuMemGetInfo_v2(&available, &total), CUDA_SUCCESS);
-	return available;
-}
-
-/* The slice has `bytes` less free than in the beginning. */
-static void charged(const char *step, unsigned long long bytes)
-{
-	size_t now = left();
-
-	if (base - now != bytes) {
-		printf("%s: %lld bytes are charged, expected %llu\n", step, (long long)(base - now),
-		       bytes);
-		wrong = 1;
-	}
-}
+#include "charged.h"
 
 static void find_functions(void)
 {

@@ -39,6 +39,12 @@ static CUgraphExec graph_of(size_t bytes, bool freed, CUdeviceptr *pointer)
 	return executable;
 }
 
+static void run(CUgraphExec graph)
+{
+	OK(cuGraphLaunch(graph, stream));
+	OK(cuStreamSynchronize(stream));
+}
+
 static void explicit_within(void)
 {
 	CUgraphExec graph;
@@ -50,13 +56,11 @@ static void explicit_within(void)
 	OK(cuGraphUpload(graph, stream));
 	charged("uploaded", 128 * MIB);
 	OK(cuGraphLaunch(graph, stream));
-	OK(cuGraphLaunch(graph, stream));
-	OK(cuStreamSynchronize(stream));
+	run(graph);
 	charged("launched twice", 128 * MIB);
 	OK(cuDeviceGraphMemTrim(0));
 	charged("trimmed", 0);
-	OK(cuGraphLaunch(graph, stream));
-	OK(cuStreamSynchronize(stream));
+	run(graph);
 	charged("launched after that", 128 * MIB);
 	OK(cuGraphExecDestroy(graph));
 	charged("the graph destroyed", 128 * MIB);
@@ -81,8 +85,7 @@ static void explicit_beyond(void)
 	charged("after a refused launch", 0);
 	OK(cuGraphExecDestroy(graph));
 	graph = graph_of(64 * MIB, true, &pointer);
-	OK(cuGraphLaunch(graph, stream));
-	OK(cuStreamSynchronize(stream));
+	run(graph);
 	charged("a smaller one", 64 * MIB);
 	OK(cuGraphExecDestroy(graph));
 	OK(cuDeviceGraphMemTrim(0));
@@ -97,8 +100,7 @@ static void outside_within(void)
 
 	begin_graphs();
 	graph = graph_of(64 * MIB, false, &pointer);
-	OK(cuGraphLaunch(graph, stream));
-	OK(cuStreamSynchronize(stream));
+	run(graph);
 	charged("launched", 64 * MIB);
 	usable("a graph's memory", pointer, 64 * MIB);
 	expect("a second launch", cuGraphLaunch(graph, stream), CUDA_ERROR_INVALID_VALUE);
@@ -110,8 +112,7 @@ static void outside_within(void)
 	charged("freed in the stream", 64 * MIB);
 	OK(cuDeviceGraphMemTrim(0));
 	charged("trimmed", 0);
-	OK(cuGraphLaunch(graph, stream));
-	OK(cuStreamSynchronize(stream));
+	run(graph);
 	charged("launched again", 64 * MIB);
 	OK(cuGraphExecDestroy(graph));
 	OK(cuMemFree_v2(pointer));
@@ -130,14 +131,12 @@ static void outside_beyond(void)
 	bytes = part(0.6);
 	a = graph_of(bytes, false, &pointer);
 	b = graph_of(bytes, true, &other);
-	OK(cuGraphLaunch(a, stream));
-	OK(cuStreamSynchronize(stream));
+	run(a);
 	OUT_OF_MEMORY("a second graph of that size", cuGraphLaunch(b, stream));
 	OK(cuStreamSynchronize(stream));
 	charged("after a refusal", (long long)bytes);
 	OK(cuMemFree_v2(pointer));
-	OK(cuGraphLaunch(b, stream));
-	OK(cuStreamSynchronize(stream));
+	run(b);
 	OK(cuGraphExecDestroy(a));
 	OK(cuGraphExecDestroy(b));
 	OK(cuDeviceGraphMemTrim(0));
@@ -154,12 +153,10 @@ static void shared_within(void)
 	begin_graphs();
 	a = graph_of(96 * MIB, true, &pointer);
 	b = graph_of(64 * MIB, true, &pointer);
-	OK(cuGraphLaunch(a, stream));
-	OK(cuStreamSynchronize(stream));
+	run(a);
 	charged("a graph of 96 MiB", 96 * MIB);
 	OK(cuGraphLaunch(b, stream));
-	OK(cuGraphLaunch(a, stream));
-	OK(cuStreamSynchronize(stream));
+	run(a);
 	charged("another of 64 in the same memory", 96 * MIB);
 	OK(cuGraphExecDestroy(a));
 	OK(cuGraphExecDestroy(b));
@@ -180,15 +177,12 @@ static void shared_beyond(void)
 	a = graph_of(bytes, true, &pointer);
 	b = graph_of(bytes, true, &pointer);
 	large = graph_of(2 * bytes, true, &pointer);
-	OK(cuGraphLaunch(a, stream));
-	OK(cuStreamSynchronize(stream));
-	OK(cuGraphLaunch(b, stream));
-	OK(cuStreamSynchronize(stream));
+	run(a);
+	run(b);
 	charged("two graphs in the same memory", (long long)bytes);
 	OUT_OF_MEMORY("one twice as large", cuGraphLaunch(large, stream));
 	OK(cuStreamSynchronize(stream));
-	OK(cuGraphLaunch(a, stream));
-	OK(cuStreamSynchronize(stream));
+	run(a);
 	charged("the first again", (long long)bytes);
 	OK(cuGraphExecDestroy(a));
 	OK(cuGraphExecDestroy(b));
@@ -212,8 +206,7 @@ static void trim_within(void)
 	charged("a byte", 32 * MIB);
 	OK(cuDeviceGraphMemTrim(0));
 	charged("trimmed after the upload", 0);
-	OK(cuGraphLaunch(graph, stream));
-	OK(cuStreamSynchronize(stream));
+	run(graph);
 	charged("launched", 32 * MIB);
 	OK(cuGraphExecDestroy(graph));
 	OK(cuDeviceGraphMemTrim(0));
@@ -232,16 +225,14 @@ static void trim_beyond(void)
 	begin_graphs();
 	bytes = part(0.6);
 	graph = graph_of(bytes, true, &pointer);
-	OK(cuGraphLaunch(graph, stream));
-	OK(cuStreamSynchronize(stream));
+	run(graph);
 	charged("kept for graphs", (long long)bytes);
 	OK(cuMemAlloc_v2(&pointer, bytes));
 	charged("linear memory in its place", (long long)bytes);
 	OUT_OF_MEMORY("the graph beside it", cuGraphLaunch(graph, stream));
 	OUT_OF_MEMORY("as much again", cuMemAlloc_v2(&more, bytes));
 	OK(cuMemFree_v2(pointer));
-	OK(cuGraphLaunch(graph, stream));
-	OK(cuStreamSynchronize(stream));
+	run(graph);
 	OK(cuGraphExecDestroy(graph));
 	OK(cuDeviceGraphMemTrim(0));
 	charged("at the end", 0);
@@ -316,8 +307,7 @@ static void captured_beyond(void)
 	OK(cuGraphDestroy(graph));
 	graph = captured(64 * MIB);
 	OK(cuGraphInstantiateWithFlags(&executable, graph, 0));
-	OK(cuGraphLaunch(executable, stream));
-	OK(cuStreamSynchronize(stream));
+	run(executable);
 	OK(cuGraphExecDestroy(executable));
 	OK(cuGraphDestroy(graph));
 	OK(cuDeviceGraphMemTrim(0));
