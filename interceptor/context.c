@@ -9,19 +9,24 @@ static struct contexts *contexts_of(struct process *process)
 	return &state_of(process)->contexts;
 }
 
-uint64_t context_current(void)
+uint64_t context_owner(CUcontext context)
 {
 	struct process *process = __atomic_load_n(&at_hand.process, __ATOMIC_ACQUIRE);
-	CUcontext current = NULL;
 	struct context known;
+
+	if (process && __atomic_load_n(&contexts_of(process)->green, __ATOMIC_RELAXED) &&
+	    context_get((uint64_t)(uintptr_t)context, &known) && known.primary)
+		return known.primary;
+	return (uint64_t)(uintptr_t)context;
+}
+
+uint64_t context_current(void)
+{
+	CUcontext current = NULL;
 
 	if (!DRIVER_HAS(cuCtxGetCurrent) || DRIVER(cuCtxGetCurrent)(&current) != CUDA_SUCCESS)
 		return 0;
-	/* What is allocated in a green context is its primary context's. */
-	if (process && __atomic_load_n(&contexts_of(process)->green, __ATOMIC_RELAXED) &&
-	    context_get((uint64_t)(uintptr_t)current, &known) && known.primary)
-		return known.primary;
-	return (uint64_t)(uintptr_t)current;
+	return context_owner(current);
 }
 
 /* With the lock held. A context whose stacks nobody has asked for has those that come with it. */
@@ -70,6 +75,25 @@ bool context_is_first(CUdevice ordinal)
 		any = any || at->ordinal == ordinal;
 	lock_give(&contexts_of(process)->lock);
 	return !any && !overhead_others_change(process, device);
+}
+
+bool context_all(bool (*has)(uint64_t handle, uint64_t argument), uint64_t argument)
+{
+	struct process *process = process_get();
+	struct context *at = NULL;
+	bool any = false, all = true;
+
+	if (!process)
+		return false;
+	lock_take(&contexts_of(process)->lock);
+	while (all && (at = map_next(&contexts_of(process)->known, at))) {
+		if (at->primary)
+			continue;
+		any = true;
+		all = has(map_key(at), argument);
+	}
+	lock_give(&contexts_of(process)->lock);
+	return any && all;
 }
 
 static bool look(uint64_t handle, struct context *context, bool take)
@@ -139,14 +163,17 @@ CUresult context_left(const struct leaving *leaving, CUresult result)
 		return result;
 	if (result != CUDA_SUCCESS) {
 		set_owner(apart(leaving->handle), leaving->handle);
-		if (leaving->known)
+		if (leaving->known) {
 			context_note(leaving->handle, context);
+			function_contexts_changed();
+		}
 		return result;
 	}
 	hold_owner_gone(process, apart(leaving->handle));
 	block_owner_gone(process, apart(leaving->handle));
 	if (!leaving->known)
 		return result;
+	function_contexts_changed();
 	pool_settle_all(process, context->ordinal);
 	process_release(context->ordinal, context->heap, KIND_MEMORY);
 	process_release(context->ordinal, context->bytes + context->stack_bytes, KIND_OVERHEAD);
@@ -196,6 +223,22 @@ uint64_t context_set_stack(uint64_t handle, CUdevice ordinal, uint32_t stack, ui
 	}
 	lock_give(&contexts_of(process)->lock);
 	return before;
+}
+
+bool context_push(CUcontext other)
+{
+	CUcontext current = NULL;
+
+	return other && DRIVER(cuCtxGetCurrent)(&current) == CUDA_SUCCESS && current != other &&
+	       DRIVER(cuCtxPushCurrent_v2)(other) == CUDA_SUCCESS;
+}
+
+void context_pop(bool pushed)
+{
+	CUcontext context;
+
+	if (pushed)
+		(void)DRIVER(cuCtxPopCurrent_v2)(&context);
 }
 
 bool primary_active(CUdevice device)

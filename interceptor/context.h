@@ -41,14 +41,26 @@ struct contexts {
 	uint64_t primary[PROCESS_ORDINALS];         /* the handle of the one that is active */
 };
 
-/* The context that is current, as an owner of memory; 0 if there is none. */
+/* A context as an owner of memory: what is allocated in a green one is its primary context's. */
+uint64_t context_owner(CUcontext context);
+
+/* The one that is current; 0 if there is none. */
 uint64_t context_current(void);
+
+/* Make another one current, for a while: true if it was not, and context_pop() is to undo that.
+ * NULL is the one that is current. */
+bool context_push(CUcontext other);
+void context_pop(bool pushed);
 
 /* Note a context; what was known under its handle is forgotten. */
 void context_note(uint64_t handle, const struct context *context);
 
 /* Whether the process has no context on the device yet, and makes none. */
 bool context_is_first(CUdevice ordinal);
+
+/* Whether any context is known, and `has` says so of each. Green ones are not asked: what is in
+ * them is in their primary context. */
+bool context_all(bool (*has)(uint64_t handle, uint64_t argument), uint64_t argument);
 
 /* What is known of a context; false, and all zero, if nothing is. */
 bool context_get(uint64_t handle, struct context *context);

@@ -59,25 +59,25 @@ static void raise_care(struct functions *functions, const void *function, uint32
 		__atomic_store_n(care, now - now % FUNCTION_NEW + units, __ATOMIC_RELAXED);
 }
 
-void function_note(const void *function, uint64_t source, uint32_t frame, bool is_new)
+void function_note(const void *function, uint64_t source, uint32_t frame, bool kernel)
 {
 	struct functions *functions;
 	struct function *known;
-	bool fresh;
+	uint64_t context;
 
-	if (!function || (frame <= STACK_DEFAULT && !is_new))
+	if (!function || (frame <= STACK_DEFAULT && !kernel))
 		return;
+	context = kernel ? 0 : context_current();
 	functions = take_functions();
 	if (!functions)
 		return;
-	known = map_put(&functions->known, key_of(function), &fresh);
+	known = map_put(&functions->known, key_of(function), NULL);
 	if (known) {
-		/* The same one, looked up again, may have been launched meanwhile. */
-		if (fresh || known->source != source)
-			set_new(functions, function, known, is_new);
+		set_new(functions, function, known, kernel && !library_is_everywhere(source));
 		known->frame = frame;
 		known->source = source;
-		known->kernel = is_new;
+		known->kernel = kernel;
+		known->context = context;
 		raise_care(functions, function, stack_units(frame));
 		if (frame > STACK_DEFAULT)
 			__atomic_fetch_add(&functions->large, 1, __ATOMIC_RELAXED);
@@ -104,18 +104,37 @@ void function_source_gone(uint64_t source)
 	lock_give(&functions->lock);
 }
 
-void function_all_new(void)
+/* Which kernels are new, of one library, or of all if it is 0. The contexts are looked at under the
+ * lock: one that is made meanwhile is seen, or comes here itself afterwards. */
+static void look_again(uint64_t library)
 {
 	struct functions *functions = take_functions();
 	struct function *at = NULL;
+	uint64_t source = 0;
+	bool everywhere = false;
 
 	if (!functions)
 		return;
 	while ((at = map_next(&functions->known, at))) {
-		if (at->kernel)
-			set_new(functions, (const void *)(uintptr_t)map_key(at), at, true);
+		if (!at->kernel || (library && at->source != library))
+			continue;
+		if (at->source != source) {
+			source = at->source;
+			everywhere = library_is_everywhere(source);
+		}
+		set_new(functions, (const void *)(uintptr_t)map_key(at), at, !everywhere);
 	}
 	lock_give(&functions->lock);
+}
+
+void function_library_loaded(uint64_t library)
+{
+	look_again(library);
+}
+
+void function_contexts_changed(void)
+{
+	look_again(0);
 }
 
 static bool find(const void *function, struct function *found)
@@ -145,6 +164,13 @@ uint64_t function_source(const void *function)
 	struct function found;
 
 	return find(function, &found) ? found.source : 0;
+}
+
+uint64_t function_context(const void *function)
+{
+	struct function found;
+
+	return find(function, &found) ? found.context : 0;
 }
 
 uint32_t function_frame_of(CUfunction function, CUkernel kernel)
@@ -188,6 +214,8 @@ static bool load(const void *kernel, uint64_t library)
 		return true;
 	if (!library_use_begin(&use, library))
 		return false;
+	if (!use.first)
+		return true;
 	return library_use_end(&use, DRIVER(cuKernelGetFunction)(&function, (CUkernel)kernel)) !=
 	       CUDA_ERROR_OUT_OF_MEMORY;
 }
@@ -196,33 +224,21 @@ bool launch_begin(struct launch *launch, const void *function, bool recorded)
 {
 	struct function found;
 
-	*launch = (struct launch){.function = function};
-	if (recorded || !find(function, &found))
+	*launch = (struct launch){0};
+	if (!find(function, &found))
 		return true;
-	launch->was_new = found.is_new;
+	if (recorded) {
+		launch->loads = found.is_new && !library_is_here(found.source);
+		return true;
+	}
 	if (found.is_new && !load(function, found.source))
 		return false;
 	return found.frame <= STACK_DEFAULT || stack_begin(&launch->raise, found.frame);
 }
 
-CUresult launch_end(const struct launch *launch, CUresult result)
-{
-	struct functions *functions;
-	struct function *known;
-
-	stack_end(&launch->raise);
-	functions = launch->was_new ? take_functions() : NULL;
-	if (!functions)
-		return result;
-	known = map_find(&functions->known, key_of(launch->function));
-	if (known)
-		set_new(functions, launch->function, known, false);
-	lock_give(&functions->lock);
-	return result;
-}
-
-/* A library that was loaded for it stays, as one that was used. */
-void launch_drop(const struct launch *launch)
+void launch_end(const struct launch *launch)
 {
 	stack_end(&launch->raise);
+	if (launch->loads)
+		overhead_leave_open(process_current_ordinal());
 }

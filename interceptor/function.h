@@ -15,10 +15,11 @@
 #define FUNCTION_PLACES 4096
 
 struct function {
-	uint32_t frame;  /* bytes per thread */
-	bool kernel;     /* of a library, by its handle for all contexts */
-	bool is_new;     /* a kernel that was not launched yet, in some context */
-	uint64_t source; /* the module or library that it is of */
+	uint32_t frame;   /* bytes per thread */
+	bool kernel;      /* of a library, by its handle for all contexts */
+	bool is_new;      /* a kernel whose library is not loaded yet, in some context */
+	uint64_t source;  /* the module or library that it is of */
+	uint64_t context; /* 0: of all contexts */
 };
 
 struct functions {
@@ -32,18 +33,23 @@ struct functions {
 
 #define FUNCTION_NEW (1u << 20)
 
-/* Note a function that was looked up in a module or a library. */
-void function_note(const void *function, uint64_t source, uint32_t frame, bool is_new);
+/* Note a function that was looked up in a module, or a library's kernel. */
+void function_note(const void *function, uint64_t source, uint32_t frame, bool kernel);
 
 /* Forget those of a module or a library that was unloaded. */
 void function_source_gone(uint64_t source);
 
-/* A context was made, in which no library is loaded yet. */
-void function_all_new(void);
+/* A library was loaded into a context. */
+void function_library_loaded(uint64_t library);
 
-/* The frame of a function that was noted, and the module or library that it is of; else 0. */
+/* A context was made, in which no library is loaded yet, or one is gone. */
+void function_contexts_changed(void);
+
+/* The frame of a function that was noted, the module or library that it is of, and the context;
+ * else 0. */
 uint32_t function_frame(const void *function);
 uint64_t function_source(const void *function);
+uint64_t function_context(const void *function);
 
 /* What the driver says of the frame of a function, or, if that is NULL, of a kernel; 0 if it does
  * not. */
@@ -57,19 +63,17 @@ bool function_is_plain(const void *function);
 
 /* A launch of one that is not. */
 struct launch {
-	const void *function;
-	bool was_new;
+	bool loads; /* it is recorded, and the driver may load its library for that */
 	struct raise raise;
 };
 
-/* Before it, if it is not only recorded: charge what it raises, and have its library loaded, as the
- * launch would. False if that does not fit; then the launch is not made. */
+/* Before it, in its context: charge what it raises, and have its library loaded, as the launch
+ * would; if it is only recorded, do neither. False if that does not fit; then the launch is not
+ * made. */
 bool launch_begin(struct launch *launch, const void *function, bool recorded);
 
-/* After it. Returns `result`. */
-CUresult launch_end(const struct launch *launch, CUresult result);
-
-/* Instead of that, if it is not made. */
-void launch_drop(const struct launch *launch);
+/* After it, in its context, also if it was not made. (A library that was loaded for it stays, as
+ * one that was used.) */
+void launch_end(const struct launch *launch);
 
 #endif

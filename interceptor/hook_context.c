@@ -111,7 +111,7 @@ static CUresult make(const struct request *r)
 	}
 	context_note((uint64_t)(uintptr_t)*r->context,
 	             &(struct context){.ordinal = r->device, .bytes = charged});
-	function_all_new();
+	function_contexts_changed();
 	return result;
 }
 

@@ -19,7 +19,7 @@ static uint64_t key_of(const void *handle)
 
 CUresult cuGreenCtxCreate(CUgreenCtx *green, void *description, CUdevice device, unsigned int flags)
 {
-	CUcontext primary = NULL;
+	CUcontext primary = NULL, context = NULL;
 	CUresult result;
 
 	/* What makes the primary context active charges it: have that be our own call. */
@@ -27,9 +27,13 @@ CUresult cuGreenCtxCreate(CUgreenCtx *green, void *description, CUdevice device,
 	if (result != CUDA_SUCCESS)
 		return result;
 	result = DRIVER(cuGreenCtxCreate)(green, description, device, flags);
-	if (result == CUDA_SUCCESS)
+	if (result == CUDA_SUCCESS) {
 		context_note(key_of(*green),
 		             &(struct context){.ordinal = device, .primary = key_of(primary)});
+		/* A launch in one of its streams is in that, whether the program asks or not. */
+		if (DRIVER_HAS(cuCtxFromGreenCtx))
+			(void)cuCtxFromGreenCtx(&context, *green);
+	}
 	(void)cuDevicePrimaryCtxRelease_v2(device);
 	return result;
 }

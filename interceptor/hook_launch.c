@@ -7,16 +7,43 @@
 #include "stream.h"
 #include "table.h"
 
-/* `call` is made in between, with its result in `result`. */
+/* A kernel is launched in its stream's context, whichever is current. */
+
+static __attribute__((noinline)) bool begin(struct launch *careful, const void *function,
+                                            CUstream stream, bool per_thread)
+{
+	bool recorded = stream_records(stream, per_thread);
+	bool pushed = context_push(stream_context(stream));
+	bool fits = launch_begin(careful, function, recorded);
+
+	context_pop(pushed);
+	return fits;
+}
+
+static __attribute__((noinline)) void end(const struct launch *careful, CUstream stream)
+{
+	bool pushed;
+
+	if (!careful->loads && !careful->raise.context)
+		return;
+	pushed = context_push(stream_context(stream));
+	launch_end(careful);
+	context_pop(pushed);
+}
+
+/* `call` is made in between. */
 #define CAREFULLY(function, stream, per_thread, call)                                              \
 	do {                                                                                       \
 		struct launch careful;                                                             \
+		CUresult result;                                                                   \
                                                                                                    \
 		if (__builtin_expect(function_is_plain(function), 1))                              \
 			return call;                                                               \
-		if (!launch_begin(&careful, function, stream_records(stream, per_thread)))         \
+		if (!begin(&careful, function, stream, per_thread))                                \
 			return CUDA_ERROR_OUT_OF_MEMORY;                                           \
-		return launch_end(&careful, call);                                                 \
+		result = call;                                                                     \
+		end(&careful, stream);                                                             \
+		return result;                                                                     \
 	} while (0)
 
 CUresult cuLaunchKernel(CUfunction function, unsigned int grid_x, unsigned int grid_y,
@@ -96,23 +123,6 @@ CUresult cuLaunchGridAsync(CUfunction function, int width, int height, CUstream 
 
 /* On several devices at once. */
 
-/* Make the context current that one of the launches is in, which its stream says. False if the
- * driver does not know: then it refuses them all. */
-static bool enter(const CUDA_LAUNCH_PARAMS *one)
-{
-	CUcontext context = NULL;
-
-	return DRIVER(cuStreamGetCtx)(one->hStream, &context) == CUDA_SUCCESS &&
-	       DRIVER(cuCtxPushCurrent_v2)(context) == CUDA_SUCCESS;
-}
-
-static void leave(void)
-{
-	CUcontext context;
-
-	(void)DRIVER(cuCtxPopCurrent_v2)(&context);
-}
-
 CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, unsigned int count,
                                               unsigned int flags)
 {
@@ -126,24 +136,11 @@ CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, unsigned
 	/* (A list that is longer than there are devices is refused.) */
 	if (plain || count > PROCESS_ORDINALS)
 		return DRIVER(cuLaunchCooperativeKernelMultiDevice)(list, count, flags);
-	for (; fits && begun < count; begun += fits) {
-		careful[begun] = (struct launch){0};
-		if (!enter(&list[begun]))
-			continue;
-		fits = launch_begin(&careful[begun], list[begun].function,
-		                    stream_records(list[begun].hStream, false));
-		leave();
-	}
+	for (; fits && begun < count; begun += fits)
+		fits = begin(&careful[begun], list[begun].function, list[begun].hStream, false);
 	if (fits)
 		result = DRIVER(cuLaunchCooperativeKernelMultiDevice)(list, count, flags);
-	for (unsigned int i = 0; i < begun; i++) {
-		if (!enter(&list[i]))
-			continue;
-		if (fits)
-			(void)launch_end(&careful[i], result);
-		else
-			launch_drop(&careful[i]);
-		leave();
-	}
+	for (unsigned int i = 0; i < begun; i++)
+		end(&careful[i], list[i].hStream);
 	return result;
 }

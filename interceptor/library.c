@@ -2,6 +2,7 @@
 #include "library.h"
 
 #include "context.h"
+#include "function.h"
 #include "grant.h"
 #include "hold.h"
 
@@ -13,6 +14,21 @@ static uint64_t key_of(uint64_t library, uint64_t context)
 	return (hash ^ hash >> 29) | 1;
 }
 
+static bool is_in(uint64_t context, uint64_t library)
+{
+	return hold_known(key_of(library, context));
+}
+
+bool library_is_here(uint64_t library)
+{
+	return is_in(context_current(), library);
+}
+
+bool library_is_everywhere(uint64_t library)
+{
+	return context_all(is_in, library);
+}
+
 void library_took(const struct watch *watch, uint64_t library, uint64_t bytes)
 {
 	uint64_t context = context_current();
@@ -22,12 +38,13 @@ void library_took(const struct watch *watch, uint64_t library, uint64_t bytes)
 	                                                      .source = library,
 	                                                      .ordinal = watch->ordinal,
 	                                                      .kind = KIND_OVERHEAD});
+	function_library_loaded(library);
 }
 
 bool library_use_begin(struct use *use, uint64_t library)
 {
 	*use = (struct use){.library = library};
-	use->first = library && !hold_known(key_of(library, context_current()));
+	use->first = library && !library_is_here(library);
 	if (!use->first)
 		return true;
 	use->watch = watch_begin();

@@ -22,6 +22,10 @@ bool library_use_begin(struct use *use, uint64_t library);
 /* After it. `result`, or that it does not fit. */
 CUresult library_use_end(const struct use *use, CUresult result);
 
+/* Whether it is loaded in the current context; and whether in all that are known. */
+bool library_is_here(uint64_t library);
+bool library_is_everywhere(uint64_t library);
+
 /* It was loaded into the current context, and took so much. */
 void library_took(const struct watch *watch, uint64_t library, uint64_t bytes);
 

@@ -4,6 +4,11 @@
 
 #include "table.h"
 
+#include <stdint.h>
+
+/* The highest handle of a default stream: CU_STREAM_PER_THREAD. */
+enum { STREAM_PER_THREAD = 2 };
+
 /* Whether what is launched in the stream is recorded for a graph, and takes no memory now.
  * `per_thread`: NULL is the thread's own default stream. */
 static inline bool stream_records(CUstream stream, bool per_thread)
@@ -14,6 +19,17 @@ static inline bool stream_records(CUstream stream, bool per_thread)
 		return DRIVER(cuStreamIsCapturing_ptsz)(stream, &status) == CUDA_SUCCESS && status;
 	return DRIVER_HAS(cuStreamIsCapturing) &&
 	       DRIVER(cuStreamIsCapturing)(stream, &status) == CUDA_SUCCESS && status;
+}
+
+/* The context that a stream is of; NULL for a default stream, which is the current one's. */
+static inline CUcontext stream_context(CUstream stream)
+{
+	CUcontext context = NULL;
+
+	if ((uintptr_t)stream <= STREAM_PER_THREAD || !DRIVER_HAS(cuStreamGetCtx) ||
+	    DRIVER(cuStreamGetCtx)(stream, &context) != CUDA_SUCCESS)
+		return NULL;
+	return context;
 }
 
 #endif

@@ -342,6 +342,161 @@ static void lazy_beyond(void)
 	    ARRAY / MIB);
 }
 
+/* A context beside the first one, and what it costs. */
+static CUcontext another(long long *cost)
+{
+	size_t before = left();
+	CUcontext context = NULL;
+
+	OK(cuCtxCreate_v2(&context, 0, 0));
+	*cost = (long long)before - (long long)left();
+	return context;
+}
+
+static CUresult use_in(CUcontext context, CUresult (*use)(CUlibrary library), CUlibrary library)
+{
+	OK(cuCtxSetCurrent(context));
+	return use(library);
+}
+
+/* Every context loads a library for itself, when it is first used there. */
+static void contexts_within(void)
+{
+	char *text = module_text(ARRAY, NULL);
+	CUlibrary library;
+	CUcontext second;
+	long long cost;
+
+	begin();
+	if (no_libraries())
+		return;
+	second = another(&cost);
+	for (size_t i = 0; i < USES; i++) {
+		library = library_of(text);
+		for (int again = 0; again < 2; again++) {
+			OK(use_in(own_context, uses[i].use, library));
+			takes(uses[i].name, cost + (again ? 2 : 1) * (long long)ARRAY);
+			OK(use_in(second, use_launch, library));
+			takes("launched in the second context", cost + 2 * (long long)ARRAY);
+		}
+		OK(OPTIONAL(cuLibraryUnload)(library));
+		takes("unloaded", cost);
+	}
+	/* One that was used in each, and then in a younger one. */
+	library = library_of(text);
+	OK(use_in(own_context, use_launch, library));
+	OK(use_in(second, use_launch, library));
+	OK(cuCtxDestroy_v2(second));
+	OK(use_in(own_context, use_launch, library));
+	takes("the second context destroyed", (long long)ARRAY);
+	second = another(&cost);
+	OK(use_in(own_context, use_launch, library));
+	takes("another context", cost + (long long)ARRAY);
+	OK(use_in(second, use_launch, library));
+	takes("launched there", cost + 2 * (long long)ARRAY);
+	OK(OPTIONAL(cuLibraryUnload)(library));
+	OK(cuCtxDestroy_v2(second));
+	OK(cuCtxSetCurrent(own_context));
+	takes("at the end", 0);
+	saw("an array of %zu MiB is charged at the first launch in each of two contexts",
+	    ARRAY / MIB);
+}
+
+static void contexts_beyond(void)
+{
+	CUdeviceptr pointer;
+	CUlibrary library;
+	CUcontext second;
+	long long cost;
+
+	begin();
+	if (no_libraries())
+		return;
+	second = another(&cost);
+	library = library_of(module_text(ARRAY, NULL));
+	OK(use_in(own_context, use_launch, library));
+	pointer = fill_but(ARRAY - 32 * MIB);
+	OUT_OF_MEMORY("the second context's", use_in(second, use_launch, library));
+	if (left())
+		failed("%zu bytes are free", left());
+	OK(use_in(own_context, use_launch, library));
+	give_room(pointer);
+	OK(OPTIONAL(cuLibraryUnload)(library));
+	OK(cuCtxDestroy_v2(second));
+	OK(cuCtxSetCurrent(own_context));
+	takes("at the end", 0);
+	saw("%zu MiB are refused at the first launch in a second context with 32 less free",
+	    ARRAY / MIB);
+}
+
+/* A launch that is only recorded cannot be watched: what the driver loads for it is charged with
+ * the next request. */
+static void captured_within(void)
+{
+	CUgraphExec executable = NULL;
+	CUstream stream = NULL;
+	CUdeviceptr pointer = 0;
+	CUlibrary library;
+	CUgraph graph = NULL;
+	uint64_t none = 0;
+	void *parameters[] = {&none};
+
+	begin();
+	if (no_libraries())
+		return;
+	OK(cuStreamCreate(&stream, 1));
+	library = library_of(module_text(ARRAY, NULL));
+	OK(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+	OK(cuLaunchKernel((CUfunction)(void *)kernel_of(library, "usebig"), 1, 1, 1, 1, 1, 1, 0,
+	                  stream, parameters, NULL));
+	OK(cuStreamEndCapture(stream, &graph));
+	OK(cuMemAlloc_v2(&pointer, 2 * MIB));
+	OK(cuMemFree_v2(pointer));
+	if (simulated())
+		takes("captured", (long long)ARRAY);
+	OK(cuGraphInstantiateWithFlags(&executable, graph, 0));
+	OK(cuGraphLaunch(executable, stream));
+	OK(cuCtxSynchronize());
+	agrees_late("launched as a graph", SLACK);
+	OK(use_launch(library));
+	takes("launched by its handle", (long long)ARRAY);
+	OK(cuGraphExecDestroy(executable));
+	OK(cuGraphDestroy(graph));
+	OK(OPTIONAL(cuLibraryUnload)(library));
+	OK(cuStreamDestroy_v2(stream));
+	takes("unloaded", 0);
+	saw("an array of %zu MiB is charged after its kernel's launch was captured", ARRAY / MIB);
+}
+
+static void captured_beyond(void)
+{
+	CUstream stream = NULL;
+	CUdeviceptr pointer, more = 0;
+	CUlibrary library;
+	CUgraph graph = NULL;
+	uint64_t none = 0;
+	void *parameters[] = {&none};
+
+	begin();
+	if (no_libraries())
+		return;
+	OK(cuStreamCreate(&stream, 1));
+	library = library_of(module_text(ARRAY, NULL));
+	pointer = fill_but(ARRAY - 32 * MIB);
+	OK(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+	OK(cuLaunchKernel((CUfunction)(void *)kernel_of(library, "usebig"), 1, 1, 1, 1, 1, 1, 0,
+	                  stream, parameters, NULL));
+	OK(cuStreamEndCapture(stream, &graph));
+	if (simulated())
+		OUT_OF_MEMORY("what is asked for next", cuMemAlloc_v2(&more, 64 * MIB));
+	OK(cuGraphDestroy(graph));
+	OK(OPTIONAL(cuLibraryUnload)(library));
+	give_room(pointer);
+	OK(cuStreamDestroy_v2(stream));
+	takes("at the end", 0);
+	saw("a capture is not refused, but what is asked for next");
+}
+
 /* What a library does not have: these are an H100's answers, for which it loads nothing. */
 static CUresult seek_managed(CUlibrary library)
 {
@@ -518,6 +673,14 @@ const struct row module_rows[] = {
      "cuLibraryLoadData cuLibraryUnload cuLibraryGetGlobal cuLibraryGetModule cuKernelGetFunction "
      "cuLibraryGetKernel cuLaunchKernel",
      lazy_within, lazy_beyond},
+    {"code-contexts",
+     "cuLibraryLoadData cuLibraryUnload cuLibraryGetGlobal cuLibraryGetModule cuKernelGetFunction "
+     "cuLaunchKernel cuCtxCreate_v2 cuCtxDestroy_v2",
+     contexts_within, contexts_beyond},
+    {"code-captured",
+     "cuLibraryLoadData cuLibraryUnload cuLibraryGetKernel cuLaunchKernel cuGraphLaunch "
+     "cuGraphInstantiateWithFlags",
+     captured_within, captured_beyond},
     {"code-absent", "cuLibraryGetManaged cuLibraryGetUnifiedFunction", absent_within,
      absent_beyond},
     {"code-eager", "cuLibraryLoadData cuLibraryLoadFromFile cuLibraryUnload", eager_within,
