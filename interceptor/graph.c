@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "graph.h"
 
+#include "context.h"
 #include "function.h"
 #include "pool.h"
 #include "state.h"
@@ -44,13 +45,52 @@ struct todo {
 	size_t count;
 };
 
-/* A kernel's frame matters only if any function has a large one. A node of a library's kernel may
- * name a function that no program has looked up, so the driver is asked. */
-static void look_at_kernel(CUgraphNode node, struct graph_needs *needs)
+static void add_stack(struct graph_needs *needs, uint64_t context, uint32_t frame)
+{
+	size_t i = 0;
+
+	while (i < needs->stack_count && needs->stacks[i].context != context)
+		i++;
+	if (i == GRAPH_CONTEXTS)
+		return;
+	if (i == needs->stack_count) {
+		needs->stacks[i].context = context;
+		needs->stacks[i].frame = 0;
+		needs->stack_count++;
+	}
+	if (frame > needs->stacks[i].frame)
+		needs->stacks[i].frame = frame;
+}
+
+/* A function runs in its module's context, and a library's kernel in the one that is named, or else
+ * is current. */
+void graph_look_at_kernel(const CUDA_KERNEL_NODE_PARAMS *parameters, bool of_library,
+                          struct graph_needs *needs)
+{
+	struct context known;
+	uint64_t context;
+	uint32_t frame;
+
+	/* A kernel's frame matters only if any function has a large one. */
+	if (!function_any_large())
+		return;
+	frame = function_frame_of(parameters->func, of_library ? parameters->kern : NULL);
+	if (frame <= STACK_DEFAULT)
+		return;
+	context = function_context(parameters->func);
+	if (context && !context_get(context, &known))
+		context = 0; /* the handle was another function's, which went with its context */
+	if (!context && of_library && parameters->ctx)
+		context = context_owner(parameters->ctx);
+	add_stack(needs, context ? context : context_current(), frame);
+}
+
+/* A node of a library's kernel may name a function that no program has looked up, so the driver is
+ * asked. */
+static void look_at_node(CUgraphNode node, struct graph_needs *needs)
 {
 	CUDA_KERNEL_NODE_PARAMS parameters = {0};
 	CUresult result;
-	uint32_t frame;
 
 	if (!function_any_large())
 		return;
@@ -58,11 +98,8 @@ static void look_at_kernel(CUgraphNode node, struct graph_needs *needs)
 		result = DRIVER(cuGraphKernelNodeGetParams_v2)(node, &parameters);
 	else
 		result = DRIVER(cuGraphKernelNodeGetParams)(node, &parameters);
-	if (result != CUDA_SUCCESS)
-		return;
-	frame = function_frame_of(parameters.func, parameters.kern);
-	if (frame > needs->frame)
-		needs->frame = frame;
+	if (result == CUDA_SUCCESS)
+		graph_look_at_kernel(&parameters, true, needs);
 }
 
 static void look_at(CUgraphNode node, struct graph_needs *needs, struct todo *todo)
@@ -74,7 +111,7 @@ static void look_at(CUgraphNode node, struct graph_needs *needs, struct todo *to
 	if (DRIVER(cuGraphNodeGetType)(node, &type) != CUDA_SUCCESS)
 		return;
 	if (type == CU_GRAPH_NODE_TYPE_KERNEL)
-		look_at_kernel(node, needs);
+		look_at_node(node, needs);
 	else if (type == CU_GRAPH_NODE_TYPE_MEM_ALLOC &&
 	         DRIVER(cuGraphMemAllocNodeGetParams)(node, &parameters) == CUDA_SUCCESS)
 		add_piece(needs, &parameters);

@@ -6,7 +6,8 @@
 #include "map.h"
 #include "process.h"
 
-#define GRAPH_PLACES 8 /* devices on which one graph allocates */
+#define GRAPH_PLACES 8   /* devices on which one graph allocates */
+#define GRAPH_CONTEXTS 8 /* in which one graph's kernels run */
 #define GRAPH_PRESENT 256
 
 /* What a graph may do on one device. */
@@ -39,13 +40,23 @@ struct graph_needs {
 	struct piece *pieces; /* its allocations */
 	size_t count, room;
 	size_t nodes;
-	uint32_t frame;  /* the largest of its kernels', as far as they were noted for it */
 	bool incomplete; /* there may be more that cannot be seen */
+	/* The largest frame of its kernels in each of their contexts, if that is more than comes
+	 * with a context. */
+	struct {
+		uint64_t context;
+		uint32_t frame;
+	} stacks[GRAPH_CONTEXTS];
+	size_t stack_count;
 };
 
 /* Look at it; graph_needs_end() gives back what that took. */
 void graph_look(CUgraph source, struct graph_needs *needs);
 void graph_needs_end(struct graph_needs *needs);
+
+/* The same for one kernel, whose parameters name a library's or not. */
+void graph_look_at_kernel(const CUDA_KERNEL_NODE_PARAMS *parameters, bool of_library,
+                          struct graph_needs *needs);
 
 /* `graph` was made of what was looked at; or it is no more. */
 void graph_learn(CUgraphExec graph, struct graph_needs *needs);

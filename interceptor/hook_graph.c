@@ -168,10 +168,44 @@ CUresult cuGraphUpload_ptsz(CUgraphExec graph, CUstream stream)
 
 /* --- making them executable ------------------------------------------------------------------- */
 
+/* Around a call that may raise the stacks of a graph's kernels, in each of their contexts. False if
+ * they do not fit; then the call is not made. */
+
+static CUcontext context_of(const struct graph_needs *needs, size_t i)
+{
+	return (CUcontext)(uintptr_t)needs->stacks[i].context;
+}
+
+static void stacks_end(struct raise raises[GRAPH_CONTEXTS], const struct graph_needs *needs)
+{
+	for (size_t i = 0; i < needs->stack_count; i++) {
+		bool pushed = context_push(context_of(needs, i));
+
+		stack_end(&raises[i]);
+		context_pop(pushed);
+	}
+}
+
+static bool stacks_begin(struct raise raises[GRAPH_CONTEXTS], const struct graph_needs *needs)
+{
+	bool fits = true;
+
+	for (size_t i = 0; i < needs->stack_count; i++) {
+		bool pushed = context_push(context_of(needs, i));
+
+		raises[i] = (struct raise){0};
+		fits = fits && stack_begin(&raises[i], needs->stacks[i].frame);
+		context_pop(pushed);
+	}
+	if (!fits)
+		stacks_end(raises, needs);
+	return fits;
+}
+
 /* A call that makes a graph executable, or makes of an executable one another. */
 struct making {
 	struct graph_needs needs;
-	struct raise raise;
+	struct raise raises[GRAPH_CONTEXTS];
 	struct watch watch;
 };
 
@@ -179,9 +213,8 @@ struct making {
 static bool making_begin(struct making *making, CUgraph source)
 {
 	graph_look(source, &making->needs);
-	making->raise = (struct raise){0};
 	making->watch = (struct watch){.ordinal = -1};
-	if (making->needs.frame && !stack_begin(&making->raise, making->needs.frame)) {
+	if (!stacks_begin(making->raises, &making->needs)) {
 		graph_needs_end(&making->needs);
 		return false;
 	}
@@ -194,7 +227,7 @@ static CUresult making_end(struct making *making, CUresult result, CUgraphExec g
 {
 	uint64_t bytes;
 
-	stack_end(&making->raise);
+	stacks_end(making->raises, &making->needs);
 	/* It stays when the graph is destroyed, so there is nothing to undo. */
 	if (!watch_end(&making->watch, ATTACH_CALL_GRAPH, &bytes))
 		overhead_settle(making->watch.ordinal);
@@ -296,77 +329,81 @@ CUresult cuGraphExecDestroy(CUgraphExec graph)
 
 /* Other kernels in the place of those that it has. What it allocates cannot be changed so. */
 
-#define WITH_STACK(frame, call)                                                                    \
+#define WITH_STACKS(needs, call)                                                                   \
 	do {                                                                                       \
-		struct raise raise;                                                                \
+		struct raise raises[GRAPH_CONTEXTS];                                               \
 		CUresult result;                                                                   \
                                                                                                    \
-		if ((frame) <= STACK_DEFAULT)                                                      \
+		if (!(needs)->stack_count)                                                         \
 			return call;                                                               \
-		if (!stack_begin(&raise, frame))                                                   \
+		if (!stacks_begin(raises, needs))                                                  \
 			return CUDA_ERROR_OUT_OF_MEMORY;                                           \
 		result = call;                                                                     \
-		stack_end(&raise);                                                                 \
+		stacks_end(raises, needs);                                                         \
 		return result;                                                                     \
 	} while (0)
-
-static uint32_t frame_of(CUfunction function, CUkernel kernel)
-{
-	return function_any_large() ? function_frame_of(function, kernel) : 0;
-}
 
 CUresult cuGraphExecKernelNodeSetParams(CUgraphExec graph, CUgraphNode node,
                                         const CUDA_KERNEL_NODE_PARAMS *parameters)
 {
-	uint32_t frame = parameters ? frame_of(parameters->func, NULL) : 0;
+	struct graph_needs needs = {0};
 
-	WITH_STACK(frame, DRIVER(cuGraphExecKernelNodeSetParams)(graph, node, parameters));
+	if (parameters)
+		graph_look_at_kernel(parameters, false, &needs);
+	WITH_STACKS(&needs, DRIVER(cuGraphExecKernelNodeSetParams)(graph, node, parameters));
 }
 
 CUresult cuGraphExecKernelNodeSetParams_v2(CUgraphExec graph, CUgraphNode node,
                                            const CUDA_KERNEL_NODE_PARAMS *parameters)
 {
-	uint32_t frame = parameters ? frame_of(parameters->func, parameters->kern) : 0;
+	struct graph_needs needs = {0};
 
-	WITH_STACK(frame, DRIVER(cuGraphExecKernelNodeSetParams_v2)(graph, node, parameters));
+	if (parameters)
+		graph_look_at_kernel(parameters, true, &needs);
+	WITH_STACKS(&needs, DRIVER(cuGraphExecKernelNodeSetParams_v2)(graph, node, parameters));
 }
 
 CUresult cuGraphExecNodeSetParams(CUgraphExec graph, CUgraphNode node,
                                   const struct CUgraphNodeParams_st *parameters)
 {
-	const CUDA_KERNEL_NODE_PARAMS *kernel = &parameters->kernel;
-	uint32_t frame = 0;
+	struct graph_needs needs = {0};
 
 	if (parameters && parameters->type == CU_GRAPH_NODE_TYPE_KERNEL)
-		frame = frame_of(kernel->func, kernel->kern);
-	WITH_STACK(frame, DRIVER(cuGraphExecNodeSetParams)(graph, node, parameters));
+		graph_look_at_kernel(&parameters->kernel, true, &needs);
+	WITH_STACKS(&needs, DRIVER(cuGraphExecNodeSetParams)(graph, node, parameters));
 }
 
-static uint32_t largest_frame(CUgraph source)
+/* What the kernels of another graph need; their allocations do not matter. */
+static void look_at_stacks(CUgraph source, struct graph_needs *needs)
 {
-	struct graph_needs needs;
-
 	if (!function_any_large())
-		return 0;
-	graph_look(source, &needs);
-	graph_needs_end(&needs);
-	return needs.frame;
+		return;
+	graph_look(source, needs);
+	graph_needs_end(needs);
 }
 
 CUresult cuGraphExecChildGraphNodeSetParams(CUgraphExec graph, CUgraphNode node, CUgraph child)
 {
-	WITH_STACK(largest_frame(child),
-	           DRIVER(cuGraphExecChildGraphNodeSetParams)(graph, node, child));
+	struct graph_needs needs = {0};
+
+	look_at_stacks(child, &needs);
+	WITH_STACKS(&needs, DRIVER(cuGraphExecChildGraphNodeSetParams)(graph, node, child));
 }
 
 CUresult cuGraphExecUpdate(CUgraphExec graph, CUgraph source, CUgraphNode *error, int *status)
 {
-	WITH_STACK(largest_frame(source), DRIVER(cuGraphExecUpdate)(graph, source, error, status));
+	struct graph_needs needs = {0};
+
+	look_at_stacks(source, &needs);
+	WITH_STACKS(&needs, DRIVER(cuGraphExecUpdate)(graph, source, error, status));
 }
 
 CUresult cuGraphExecUpdate_v2(CUgraphExec graph, CUgraph source, CUgraphExecUpdateResultInfo *info)
 {
-	WITH_STACK(largest_frame(source), DRIVER(cuGraphExecUpdate_v2)(graph, source, info));
+	struct graph_needs needs = {0};
+
+	look_at_stacks(source, &needs);
+	WITH_STACKS(&needs, DRIVER(cuGraphExecUpdate_v2)(graph, source, info));
 }
 
 CUresult cuDeviceGraphMemTrim(CUdevice device)

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * devices: one launch on two devices, in a slice with a quota on each. What its kernels take there
- * is charged before it, on both; if it does not fit on one, nothing runs and nothing is charged.
+ * devices: launches on two devices, in a slice with a quota on each. What the kernels of one launch
+ * take on both is charged before it; if it does not fit on one, nothing runs and nothing is
+ * charged. What one takes in a stream of the device that is not current is charged there.
  * Exits 0 if so.
  */
 #include "code.h"
@@ -22,6 +23,8 @@
 CUresult cuInit(unsigned int flags);
 CUresult cuCtxSetCurrent(CUcontext context);
 CUresult cuCtxSynchronize(void);
+CUresult cuStreamBeginCapture_v2(CUstream stream, int mode);
+CUresult cuStreamEndCapture(CUstream stream, CUgraph *graph);
 
 static int wrong;
 
@@ -67,16 +70,20 @@ static void remember(void)
 		on[i].before = left(i);
 }
 
-/* On each device since remember(), at once: driver truth has no time to find it. */
+/* Since remember(), at once: driver truth has no time to find it. */
+static void charged_on(int device, const char *step, long long bytes)
+{
+	long long now = (long long)on[device].before - (long long)left(device);
+
+	if (llabs(now - bytes) > SLACK)
+		complain("%s: %lld bytes are charged on device %d, not %lld", step, now, device,
+		         bytes);
+}
+
 static void charged(const char *step, long long bytes)
 {
-	for (int i = 0; i < DEVICES; i++) {
-		long long now = (long long)on[i].before - (long long)left(i);
-
-		if (llabs(now - bytes) > SLACK)
-			complain("%s: %lld bytes are charged on device %d, not %lld", step, now, i,
-			         bytes);
-	}
+	for (int i = 0; i < DEVICES; i++)
+		charged_on(i, step, bytes);
 }
 
 static long long stacks(void)
@@ -182,6 +189,47 @@ static void kernels(void)
 	charged("unloaded", 0);
 }
 
+/* One in a stream of the device that is not current, and in a graph. */
+static void elsewhere(void)
+{
+	static const size_t wanted[] = {FRAME, 0};
+	uint64_t none = 0;
+	void *parameters[] = {&none};
+	CUlibrary library = NULL;
+	CUkernel kernel = NULL;
+	CUgraphExec executable = NULL;
+	CUgraph graph = NULL;
+
+	OK(cuLibraryLoadData(&library, module_text(ARRAY, wanted), NULL, NULL, 0, NULL, NULL, 0));
+	OK(cuLibraryGetKernel(&kernel, library, "frame4096"));
+	remember();
+	OK(cuCtxSetCurrent(on[0].context));
+	OK(cuLaunchKernel((CUfunction)(void *)kernel, 1, 1, 1, 1, 1, 1, 0, on[1].stream, parameters,
+	                  NULL));
+	charged_on(0, "launched on the other device", 0);
+	charged_on(1, "launched there", (long long)ARRAY + stacks());
+	OK(cuCtxSetCurrent(on[1].context));
+	OK(cuLaunchKernel((CUfunction)(void *)kernel, 1, 1, 1, 1, 1, 1, 0, on[0].stream, parameters,
+	                  NULL));
+	charged("launched on both", (long long)ARRAY + stacks());
+	OK(cuLibraryUnload(library));
+	fresh_stacks();
+	charged("unloaded", 0);
+
+	OK(cuCtxSetCurrent(on[1].context));
+	OK(cuModuleGetFunction(&on[1].function, on[1].module, "frame4096"));
+	OK(cuStreamBeginCapture_v2(on[1].stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+	OK(cuLaunchKernel(on[1].function, 1, 1, 1, 1, 1, 1, 0, on[1].stream, parameters, NULL));
+	OK(cuStreamEndCapture(on[1].stream, &graph));
+	OK(cuCtxSetCurrent(on[0].context));
+	OK(cuGraphInstantiateWithFlags(&executable, graph, 0));
+	charged_on(0, "a graph of the other device", 0);
+	charged_on(1, "a graph's kernel", stacks());
+	OK(cuGraphExecDestroy(executable));
+	fresh_stacks();
+	charged("at the end", 0);
+}
+
 int main(void)
 {
 	OK(cuInit(0));
@@ -191,5 +239,6 @@ int main(void)
 	}
 	frames();
 	kernels();
+	elsewhere();
 	return wrong;
 }

@@ -35,37 +35,51 @@ static CUfunction function_of(CUmodule module, size_t frame)
 
 /* --- frames --- */
 
+static CUstream in; /* NULL: a default one */
+
 static CUresult plainly(CUfunction function, void **parameters)
 {
-	return cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, NULL, parameters, NULL);
+	return cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, in, parameters, NULL);
 }
 
 static CUresult of_thread(CUfunction function, void **parameters)
 {
-	return OPTIONAL(cuLaunchKernel_ptsz)(function, 1, 1, 1, 1, 1, 1, 0, NULL, parameters, NULL);
+	return OPTIONAL(cuLaunchKernel_ptsz)(function, 1, 1, 1, 1, 1, 1, 0, in, parameters, NULL);
 }
 
-static const CUlaunchConfig one = {
-    .gridDimX = 1, .gridDimY = 1, .gridDimZ = 1, .blockDimX = 1, .blockDimY = 1, .blockDimZ = 1};
+static CUlaunchConfig one(void)
+{
+	return (CUlaunchConfig){.gridDimX = 1,
+	                        .gridDimY = 1,
+	                        .gridDimZ = 1,
+	                        .blockDimX = 1,
+	                        .blockDimY = 1,
+	                        .blockDimZ = 1,
+	                        .hStream = in};
+}
 
 static CUresult configured(CUfunction function, void **parameters)
 {
-	return OPTIONAL(cuLaunchKernelEx)(&one, function, parameters, NULL);
+	CUlaunchConfig config = one();
+
+	return OPTIONAL(cuLaunchKernelEx)(&config, function, parameters, NULL);
 }
 
 static CUresult configured_of_thread(CUfunction function, void **parameters)
 {
-	return OPTIONAL(cuLaunchKernelEx_ptsz)(&one, function, parameters, NULL);
+	CUlaunchConfig config = one();
+
+	return OPTIONAL(cuLaunchKernelEx_ptsz)(&config, function, parameters, NULL);
 }
 
 static CUresult together(CUfunction function, void **parameters)
 {
-	return OPTIONAL(cuLaunchCooperativeKernel)(function, 1, 1, 1, 1, 1, 1, 0, NULL, parameters);
+	return OPTIONAL(cuLaunchCooperativeKernel)(function, 1, 1, 1, 1, 1, 1, 0, in, parameters);
 }
 
 static CUresult together_of_thread(CUfunction function, void **parameters)
 {
-	return OPTIONAL(cuLaunchCooperativeKernel_ptsz)(function, 1, 1, 1, 1, 1, 1, 0, NULL,
+	return OPTIONAL(cuLaunchCooperativeKernel_ptsz)(function, 1, 1, 1, 1, 1, 1, 0, in,
 	                                                parameters);
 }
 
@@ -101,23 +115,29 @@ static CUresult of_old_stream(CUfunction function, void **parameters)
 static const struct {
 	const char *name;
 	CUresult (*launch)(CUfunction function, void **parameters);
-} launches[] = {{"cuLaunchKernel", plainly},
-                {"cuLaunchKernel_ptsz", of_thread},
-                {"cuLaunchKernelEx", configured},
-                {"cuLaunchKernelEx_ptsz", configured_of_thread},
-                {"cuLaunchCooperativeKernel", together},
-                {"cuLaunchCooperativeKernel_ptsz", together_of_thread},
-                {"cuLaunch", of_old},
-                {"cuLaunchGrid", of_old_grid},
-                {"cuLaunchGridAsync", of_old_stream}};
+	bool of_library; /* takes a library's kernel, and a stream */
+} launches[] = {{"cuLaunchKernel", plainly, true},
+                {"cuLaunchKernel_ptsz", of_thread, true},
+                {"cuLaunchKernelEx", configured, true},
+                {"cuLaunchKernelEx_ptsz", configured_of_thread, true},
+                {"cuLaunchCooperativeKernel", together, true},
+                {"cuLaunchCooperativeKernel_ptsz", together_of_thread, true},
+                {"cuLaunch", of_old, false},
+                {"cuLaunchGrid", of_old_grid, false},
+                {"cuLaunchGridAsync", of_old_stream, false}};
 
 #define LAUNCHES (sizeof(launches) / sizeof(*launches))
 
-/* Local memory back to what a fresh context has. */
-static void no_stacks(void)
+/* Local memory back to what a fresh context has, with other things charged or not. */
+static void no_stacks_but(long long bytes)
 {
 	OK(cuCtxSetLimit(CU_LIMIT_STACK_SIZE, FRESH_STACK));
-	takes("the stack's limit lowered", 0);
+	takes("the stack's limit lowered", bytes);
+}
+
+static void no_stacks(void)
+{
+	no_stacks_but(0);
 }
 
 static size_t stack_limit(void)
@@ -389,6 +409,135 @@ static void second_beyond(void)
 	saw("what one context has taken is not another's");
 }
 
+/* A library's kernel, launched in a stream of another context than the one that is current: it runs
+ * there, and takes there what it takes. */
+struct elsewhere {
+	CUcontext context;
+	CUstream stream;
+	CUlibrary library;
+	CUfunction kernel;
+	long long cost; /* of the context */
+};
+
+#define ARRAY (128 * MIB)
+
+static struct elsewhere elsewhere(void)
+{
+	static const size_t wanted[] = {2048, 0};
+	struct elsewhere made = {0};
+	size_t before = left();
+	CUkernel kernel = NULL;
+
+	OK(cuCtxCreate_v2(&made.context, 0, 0));
+	OK(cuStreamCreate(&made.stream, 1));
+	made.cost = (long long)before - (long long)left();
+	OK(cuCtxSetCurrent(own_context));
+	made.library = library_of(module_text(ARRAY, wanted));
+	OK(OPTIONAL(cuLibraryGetKernel)(&kernel, made.library, "frame2048"));
+	made.kernel = (CUfunction)(void *)kernel;
+	return made;
+}
+
+static void lower_there(const struct elsewhere *there)
+{
+	OK(cuCtxSetCurrent(there->context));
+	OK(cuCtxSynchronize());
+	OK(cuCtxSetLimit(CU_LIMIT_STACK_SIZE, FRESH_STACK));
+	OK(cuCtxSetCurrent(own_context));
+}
+
+static void still_here(void)
+{
+	CUcontext current = NULL;
+
+	OK(cuCtxGetCurrent(&current));
+	if (current != own_context)
+		failed("another context is current");
+	if (stack_limit() != FRESH_STACK)
+		failed("the stack's limit is %zu here", stack_limit());
+}
+
+static bool no_kernels(void)
+{
+	if (driver_symbol("cuLibraryGetKernel"))
+		return false;
+	saw("this driver has no libraries");
+	return true;
+}
+
+static void streams_within(void)
+{
+	uint64_t none = 0;
+	void *parameters[] = {&none};
+	struct elsewhere there;
+
+	begin();
+	if (no_kernels())
+		return;
+	there = elsewhere();
+	takes("nothing launched", there.cost);
+	for (size_t i = 0; i < LAUNCHES; i++) {
+		if (!launches[i].of_library || !driver_symbol(launches[i].name))
+			continue;
+		in = there.stream;
+		expect(launches[i].name, launches[i].launch(there.kernel, parameters),
+		       CUDA_SUCCESS);
+		in = NULL;
+		takes(launches[i].name, there.cost + (long long)ARRAY + stacks(2048));
+		still_here();
+		lower_there(&there);
+		takes("lowered there", there.cost + (long long)ARRAY);
+	}
+	/* In the default stream it runs here. */
+	OK(launch(there.kernel));
+	takes("launched here", there.cost + 2 * (long long)ARRAY + stacks(2048));
+	no_stacks_but(there.cost + 2 * (long long)ARRAY);
+	/* What it took there goes with that context. */
+	in = there.stream;
+	OK(plainly(there.kernel, parameters));
+	in = NULL;
+	OK(cuCtxDestroy_v2(there.context));
+	OK(cuCtxSetCurrent(own_context));
+	takes("the stream's context destroyed", (long long)ARRAY);
+	OK(OPTIONAL(cuLibraryUnload)(there.library));
+	takes("at the end", 0);
+	saw("%zu MiB of code and %lld of stacks are charged to the stream's context", ARRAY / MIB,
+	    stacks(2048) / (long long)MIB);
+}
+
+static void streams_beyond(void)
+{
+	uint64_t none = 0;
+	void *parameters[] = {&none};
+	struct elsewhere there;
+	CUdeviceptr pointer;
+
+	begin();
+	if (no_kernels())
+		return;
+	there = elsewhere();
+	/* Here there is all that it needs. */
+	OK(launch(there.kernel));
+	pointer = fill_but((size_t)stacks(2048) + 16 * MIB);
+	in = there.stream;
+	for (size_t i = 0; i < LAUNCHES; i++)
+		if (launches[i].of_library && driver_symbol(launches[i].name))
+			OUT_OF_MEMORY(launches[i].name,
+			              launches[i].launch(there.kernel, parameters));
+	in = NULL;
+	OK(launch(there.kernel));
+	give_room(pointer);
+	in = there.stream;
+	OK(plainly(there.kernel, parameters));
+	in = NULL;
+	takes("granted later", there.cost + 2 * (long long)ARRAY + 2 * stacks(2048));
+	OK(cuCtxDestroy_v2(there.context));
+	OK(cuCtxSetCurrent(own_context));
+	OK(OPTIONAL(cuLibraryUnload)(there.library));
+	no_stacks();
+	saw("what the current context has is not the stream's");
+}
+
 /* --- graphs --- */
 
 static CUDA_KERNEL_NODE_PARAMS node_of(CUfunction function, void **parameters)
@@ -533,6 +682,83 @@ static void graphs_beyond(void)
 	no_stacks();
 	saw("a graph with a frame of 4 KiB is refused with %lld MiB free",
 	    stacks(4096) / (long long)MIB - 64);
+}
+
+/* The kernels of a graph take their stacks in their own contexts, whichever is current. */
+static void graph_contexts_within(void)
+{
+	CUgraphExec executable = NULL;
+	CUgraphNode node = NULL;
+	CUcontext second = NULL;
+	CUgraph graph, small;
+	CUmodule module, other;
+	long long cost;
+	size_t before;
+
+	begin();
+	if (no_kernel_nodes())
+		return;
+	module = load(module_text(0, frames));
+	before = left();
+	OK(cuCtxCreate_v2(&second, 0, 0));
+	cost = (long long)before - (long long)left();
+	other = load(module_text(0, frames));
+	graph = graph_of(function_of(other, 2048), &node);
+	OK(cuCtxSetCurrent(own_context));
+	OK(cuGraphInstantiateWithFlags(&executable, graph, 0));
+	takes("instantiated", cost + stacks(2048));
+	still_here();
+	run_and_end(executable, cost + stacks(2048));
+	small = graph_of(function_of(module, 0), &node);
+	OK(cuGraphInstantiateWithFlags(&executable, small, 0));
+	if (driver_symbol("cuGraphExecUpdate_v2")) {
+		CUgraphExecUpdateResultInfo info = {0};
+
+		OK(cuCtxSetCurrent(second));
+		OK(cuCtxSetLimit(CU_LIMIT_STACK_SIZE, FRESH_STACK));
+		OK(cuCtxSetCurrent(own_context));
+		takes("lowered there", cost);
+		/* (Whether a kernel may change its context so is the driver's to say.) */
+		if (OPTIONAL(cuGraphExecUpdate_v2)(executable, graph, &info) == CUDA_SUCCESS)
+			takes("updated", cost + stacks(2048));
+	}
+	OK(cuGraphExecDestroy(executable));
+	OK(cuGraphDestroy(small));
+	OK(cuGraphDestroy(graph));
+	OK(cuCtxDestroy_v2(second));
+	OK(cuCtxSetCurrent(own_context));
+	takes("its context destroyed", 0);
+	saw("%lld MiB in the context of a graph's kernel, which is not current",
+	    stacks(2048) / (long long)MIB);
+}
+
+static void graph_contexts_beyond(void)
+{
+	CUgraphExec executable = NULL;
+	CUgraphNode node = NULL;
+	CUcontext second = NULL;
+	CUdeviceptr pointer;
+	CUmodule other;
+	CUgraph graph;
+
+	begin();
+	if (no_kernel_nodes())
+		return;
+	OK(launch(function_of(load(module_text(0, frames)), 2048)));
+	OK(cuCtxCreate_v2(&second, 0, 0));
+	other = load(module_text(0, frames));
+	graph = graph_of(function_of(other, 2048), &node);
+	OK(cuCtxSetCurrent(own_context));
+	pointer = fill_but((size_t)stacks(2048) - 64 * MIB);
+	OUT_OF_MEMORY("to instantiate", cuGraphInstantiateWithFlags(&executable, graph, 0));
+	give_room(pointer);
+	OK(cuGraphInstantiateWithFlags(&executable, graph, 0));
+	OK(cuGraphExecDestroy(executable));
+	OK(cuGraphDestroy(graph));
+	OK(cuCtxDestroy_v2(second));
+	OK(cuCtxSetCurrent(own_context));
+	no_stacks();
+	saw("what the current context has is not the one's of a graph's kernel");
 }
 
 /* Other ways for a frame to get into a graph that is launched. Each gives the first error that it
@@ -747,6 +973,13 @@ const struct row stack_rows[] = {
     {"code-devices", "cuLaunchCooperativeKernelMultiDevice", many_devices_within,
      many_devices_beyond},
     {"code-second", "cuLaunchKernel cuCtxCreate_v2 cuCtxDestroy_v2", second_within, second_beyond},
+    {"code-elsewhere",
+     "cuLibraryGetKernel cuLaunchKernel cuLaunchKernel_ptsz cuLaunchKernelEx "
+     "cuLaunchKernelEx_ptsz cuLaunchCooperativeKernel cuLaunchCooperativeKernel_ptsz "
+     "cuCtxDestroy_v2",
+     streams_within, streams_beyond},
+    {"code-graph-contexts", "cuGraphInstantiateWithFlags cuGraphExecUpdate_v2 cuCtxDestroy_v2",
+     graph_contexts_within, graph_contexts_beyond},
     {"code-graph",
      "cuGraphInstantiateWithFlags cuGraphExecKernelNodeSetParams_v2 cuGraphLaunch cuLaunchKernel",
      graphs_within, graphs_beyond},
