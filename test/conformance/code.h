@@ -72,6 +72,16 @@ static UNUSED CUresult launch(CUfunction function)
 	return launch_block(function, 1);
 }
 
+/* A library's kernel by its handle, in a stream. */
+static UNUSED CUresult launch_kernel(CUkernel kernel, CUstream stream)
+{
+	uint64_t x = 0;
+	void *parameters[] = {&x};
+
+	return cuLaunchKernel((CUfunction)(void *)kernel, 1, 1, 1, 1, 1, 1, 0, stream, parameters,
+	                      NULL);
+}
+
 static UNUSED CUDA_KERNEL_NODE_PARAMS kernel_node(CUfunction function, void **parameters)
 {
 	return (CUDA_KERNEL_NODE_PARAMS){.func = function,

@@ -197,6 +197,7 @@ typedef CUmemGenericAllocationHandle CUhandle;
 	X(cuKernelGetAttribute, (int *, int, CUkernel, CUdevice))                                  \
 	X(cuGraphAddKernelNode_v2,                                                                 \
 	  (CUgraphNode *, CUgraph, const CUgraphNode *, size_t, const CUDA_KERNEL_NODE_PARAMS *))  \
+	X(cuGraphKernelNodeGetParams_v2, (CUgraphNode, CUDA_KERNEL_NODE_PARAMS *))                 \
 	X(cuGraphExecKernelNodeSetParams_v2,                                                       \
 	  (CUgraphExec, CUgraphNode, const CUDA_KERNEL_NODE_PARAMS *))
 

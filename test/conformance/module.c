@@ -151,6 +151,99 @@ static void contexts(CUcontext first)
 	printf("contexts.unloaded: held %lld\n", held() - without);
 }
 
+static CUkernel fresh_kernel(CUlibrary *library)
+{
+	CUkernel kernel;
+
+	MUST(cuLibraryLoadData(library, with_array(ARRAY), NULL, NULL, 0, NULL, NULL, 0));
+	MUST(cuLibraryGetKernel(&kernel, *library, "empty"));
+	mark();
+	return kernel;
+}
+
+static void run_graph(const char *prefix, CUgraph graph, CUstream stream)
+{
+	CUgraphExec exec;
+	char key[64];
+
+	MUST(cuGraphInstantiateWithFlags(&exec, graph, 0));
+	snprintf(key, sizeof(key), "%s.instantiated", prefix);
+	say_taken(key);
+	MUST(cuGraphLaunch(exec, stream));
+	MUST(cuStreamSynchronize(stream));
+	snprintf(key, sizeof(key), "%s.launched", prefix);
+	say_taken(key);
+	MUST(cuGraphExecDestroy(exec));
+	MUST(cuGraphDestroy(graph));
+}
+
+/* A kernel's handle is of no context: which it is launched in, and when its library is loaded
+ * there. The first context is the current one. */
+static void handles(CUcontext first)
+{
+	CUDA_KERNEL_NODE_PARAMS params;
+	uint64_t x = 0;
+	void *parameters[] = {&x};
+	CUcontext second;
+	CUgraphNode node;
+	CUlibrary library;
+	CUkernel kernel;
+	CUstream stream;
+	CUmodule module;
+	CUgraph graph;
+
+	MUST(cuCtxCreate_v2(&second, 0, 0));
+	MUST(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+	MUST(cuCtxSetCurrent(first));
+
+	kernel = fresh_kernel(&library);
+	say_result("handles.launch", launch((CUfunction)(void *)kernel));
+	say_taken("handles.first");
+	say_result("handles.launch_in_stream", launch_kernel(kernel, stream));
+	MUST(cuStreamSynchronize(stream));
+	say_taken("handles.both");
+	MUST(cuLibraryUnload(library));
+	say_taken("handles.unloaded");
+
+	kernel = fresh_kernel(&library);
+	MUST(launch_kernel(kernel, stream));
+	MUST(cuStreamSynchronize(stream));
+	say_taken("handles.stream");
+	MUST(cuCtxSetCurrent(second));
+	MUST(cuLibraryGetModule(&module, library));
+	MUST(cuCtxSetCurrent(first));
+	say_taken("handles.stream.same_context");
+	MUST(cuLibraryUnload(library));
+
+	kernel = fresh_kernel(&library);
+	MUST(cuStreamBeginCapture_v2(stream, 0));
+	say_result("handles.capture", launch_kernel(kernel, stream));
+	MUST(cuStreamEndCapture(stream, &graph));
+	say_taken("handles.captured");
+	run_graph("handles.captured", graph, stream);
+	MUST(cuLibraryUnload(library));
+
+	kernel = fresh_kernel(&library);
+	params = kernel_node(NULL, parameters);
+	params.kern = kernel;
+	params.ctx = second;
+	MUST(cuGraphCreate(&graph, 0));
+	MUST(cuGraphAddKernelNode_v2(&node, graph, NULL, 0, &params));
+	say_taken("handles.node");
+	params = (CUDA_KERNEL_NODE_PARAMS){0};
+	MUST(cuGraphKernelNodeGetParams_v2(node, &params));
+	printf("handles.node.says: function %d, kernel %d, context %d\n", params.func != NULL,
+	       params.kern == kernel, params.ctx == second);
+	run_graph("handles.node", graph, stream);
+	MUST(cuCtxSetCurrent(second));
+	MUST(cuLibraryGetModule(&module, library));
+	MUST(cuCtxSetCurrent(first));
+	say_taken("handles.node.same_context");
+	MUST(cuLibraryUnload(library));
+	MUST(cuCtxDestroy_v2(second));
+	MUST(cuCtxSetCurrent(first));
+}
+
 /* Up to 1 MiB they share blocks; above it each has its own. */
 static void sizes(void)
 {
@@ -208,6 +301,7 @@ int main(int argc, char **argv)
 	if (argc > 1)
 		return 0;
 	contexts(context);
+	handles(context);
 	refusals();
 	/* In a process of its own that inherits nothing of the driver's. */
 	setenv("CUDA_MODULE_LOADING", "EAGER", 1);

@@ -117,6 +117,71 @@ static void second_context(CUcontext first)
 	printf("second.destroyed: held %lld\n", held() - without);
 }
 
+static void say_both(const char *key, CUcontext first, CUcontext second)
+{
+	size_t limit = 0, other = 0;
+
+	MUST(cuCtxSetCurrent(second));
+	MUST(cuCtxGetLimit(&other, CU_LIMIT_STACK_SIZE));
+	MUST(cuCtxSetCurrent(first));
+	MUST(cuCtxGetLimit(&limit, CU_LIMIT_STACK_SIZE));
+	printf("%s: limits %zu and %zu, held %lld\n", key, limit, other, held() - before);
+}
+
+static void lower(CUcontext first, CUcontext second)
+{
+	MUST(cuCtxSetCurrent(second));
+	MUST(cuCtxSetLimit(CU_LIMIT_STACK_SIZE, 1024));
+	MUST(cuCtxSetCurrent(first));
+	MUST(cuCtxSetLimit(CU_LIMIT_STACK_SIZE, 1024));
+}
+
+/* In which context a stack is that is taken while another one is current. */
+static void elsewhere(CUcontext first)
+{
+	static char text[4096] = PTX_HEADER;
+	uint64_t x = 0;
+	void *parameters[] = {&x};
+	CUDA_KERNEL_NODE_PARAMS params;
+	CUcontext second;
+	CUgraphExec exec;
+	CUgraphNode node;
+	CUlibrary library;
+	CUkernel kernel;
+	CUmodule module;
+	CUstream stream;
+	CUgraph graph;
+
+	MUST(cuCtxCreate_v2(&second, 0, 0));
+	MUST(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+	module = load_frames();
+	add_frame(text, sizeof(text), 4096);
+	MUST(cuLibraryLoadData(&library, text, NULL, NULL, 0, NULL, NULL, 0));
+	MUST(cuLibraryGetKernel(&kernel, library, "frame4096"));
+	MUST(cuCtxSetCurrent(first));
+	mark();
+	say_result("elsewhere.stream", launch_kernel(kernel, stream));
+	MUST(cuStreamSynchronize(stream));
+	say_both("elsewhere.stream.launched", first, second);
+	lower(first, second);
+
+	params = kernel_node(function_of(module, "frame4096"), parameters);
+	MUST(cuGraphCreate(&graph, 0));
+	MUST(cuGraphAddKernelNode_v2(&node, graph, NULL, 0, &params));
+	say_result("elsewhere.graph", cuGraphInstantiateWithFlags(&exec, graph, 0));
+	say_both("elsewhere.graph.instantiated", first, second);
+	MUST(cuGraphLaunch(exec, stream));
+	MUST(cuStreamSynchronize(stream));
+	say_both("elsewhere.graph.launched", first, second);
+	MUST(cuGraphExecDestroy(exec));
+	params = (CUDA_KERNEL_NODE_PARAMS){0};
+	MUST(cuGraphKernelNodeGetParams_v2(node, &params));
+	printf("elsewhere.graph.says: context %d\n", params.ctx == second);
+	MUST(cuGraphDestroy(graph));
+	MUST(cuCtxDestroy_v2(second));
+	MUST(cuCtxSetCurrent(first));
+}
+
 int main(void)
 {
 	CUcontext context = start_with_context();
@@ -155,5 +220,6 @@ int main(void)
 	set("set.back_again", 1024);
 	graphs(module);
 	second_context(context);
+	elsewhere(context);
 	return 0;
 }
