@@ -220,6 +220,17 @@ static bool load(const void *kernel, uint64_t library)
 	       CUDA_ERROR_OUT_OF_MEMORY;
 }
 
+bool launch_may_take(const void *function, CUcontext context)
+{
+	struct function found;
+
+	if (!find(function, &found))
+		return false;
+	return found.frame > STACK_DEFAULT ||
+	       (found.is_new &&
+	        !library_is_in(context ? context_owner(context) : context_current(), found.source));
+}
+
 bool launch_begin(struct launch *launch, const void *function, bool recorded)
 {
 	struct function found;

@@ -67,6 +67,10 @@ struct launch {
 	struct raise raise;
 };
 
+/* Whether it may take memory in that context (NULL: the current one). Most do not: the kernel's
+ * library is loaded there, and not in another context that the process has. */
+bool launch_may_take(const void *function, CUcontext context);
+
 /* Before it, in its context: charge what it raises, and have its library loaded, as the launch
  * would; if it is only recorded, do neither. False if that does not fit; then the launch is not
  * made. */

@@ -12,10 +12,15 @@
 static __attribute__((noinline)) bool begin(struct launch *careful, const void *function,
                                             CUstream stream, bool per_thread)
 {
-	bool recorded = stream_records(stream, per_thread);
-	bool pushed = context_push(stream_context(stream));
-	bool fits = launch_begin(careful, function, recorded);
+	CUcontext context = stream_context(stream);
+	bool recorded, pushed, fits;
 
+	*careful = (struct launch){0};
+	if (!launch_may_take(function, context))
+		return true;
+	recorded = stream_records(stream, per_thread);
+	pushed = context_push(context);
+	fits = launch_begin(careful, function, recorded);
 	context_pop(pushed);
 	return fits;
 }

@@ -14,19 +14,19 @@ static uint64_t key_of(uint64_t library, uint64_t context)
 	return (hash ^ hash >> 29) | 1;
 }
 
-static bool is_in(uint64_t context, uint64_t library)
+bool library_is_in(uint64_t context, uint64_t library)
 {
 	return hold_known(key_of(library, context));
 }
 
 bool library_is_here(uint64_t library)
 {
-	return is_in(context_current(), library);
+	return library_is_in(context_current(), library);
 }
 
 bool library_is_everywhere(uint64_t library)
 {
-	return context_all(is_in, library);
+	return context_all(library_is_in, library);
 }
 
 void library_took(const struct watch *watch, uint64_t library, uint64_t bytes)

@@ -22,7 +22,8 @@ bool library_use_begin(struct use *use, uint64_t library);
 /* After it. `result`, or that it does not fit. */
 CUresult library_use_end(const struct use *use, CUresult result);
 
-/* Whether it is loaded in the current context; and whether in all that are known. */
+/* Whether it is loaded in a context, in the current one, in all that are known. */
+bool library_is_in(uint64_t context, uint64_t library);
 bool library_is_here(uint64_t library);
 bool library_is_everywhere(uint64_t library);
 

@@ -264,6 +264,32 @@ static void launch(int i)
 	CALL(cuLaunchKernel, kernel, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL);
 }
 
+/* By a library's kernel, in a process with a second context, in which the library is not loaded: as
+ * where a process has several devices and uses one. */
+static void *kernel_of_library;
+
+static bool can_launch_kernel(void)
+{
+	CUcontext first, second;
+	void *library;
+
+	if (!DRIVER_CAN(cuCtxCreate) || !DRIVER_CAN(cuLibraryLoadData) ||
+	    !DRIVER_CAN(cuLibraryGetKernel))
+		return false;
+	CALL(cuDevicePrimaryCtxRetain, &first, 0);
+	CALL(cuCtxCreate, &second, 0, 0);
+	CALL(cuCtxSetCurrent, first);
+	CALL(cuLibraryLoadData, &library, ptx, NULL, NULL, 0, NULL, NULL, 0);
+	CALL(cuLibraryGetKernel, &kernel_of_library, library, "nothing");
+	return true;
+}
+
+static void launch_kernel(int i)
+{
+	(void)i;
+	CALL(cuLaunchKernel, kernel_of_library, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL);
+}
+
 static CUgraphExec graph;
 
 /* Without a node that allocates: there is nothing to charge, and so nothing to look for. */
@@ -342,6 +368,12 @@ static const struct call *const calls[] = {
                          .after = wait_for_all},
     &(const struct call){.name = "cuStreamSynchronize, idle", .once = synchronize},
     &(const struct call){.name = "cuModuleLoadData + cuModuleUnload, small", .once = load},
+    /* The last: the context stays. */
+    &(const struct call){.name = "cuLaunchKernel, one of two contexts",
+                         .can = can_launch_kernel,
+                         .most = 500,
+                         .once = launch_kernel,
+                         .after = wait_for_all},
 };
 
 static void show(const struct call *call, double milliseconds)

@@ -42,6 +42,11 @@
 	NEEDED(cuLaunchKernel, "cuLaunchKernel",                                                   \
 	       (void *, unsigned int, unsigned int, unsigned int, unsigned int, unsigned int,      \
 	        unsigned int, unsigned int, CUstream, void **, void **))                           \
+	OPTIONAL(cuCtxCreate, "cuCtxCreate_v2", (CUcontext *, unsigned int, CUdevice))             \
+	OPTIONAL(                                                                                  \
+	    cuLibraryLoadData, "cuLibraryLoadData",                                                \
+	    (void **, const void *, void *, void *, unsigned int, void *, void *, unsigned int))   \
+	OPTIONAL(cuLibraryGetKernel, "cuLibraryGetKernel", (void **, void *, const char *))        \
 	OPTIONAL(cuMemAllocPitch, "cuMemAllocPitch_v2",                                            \
 	         (CUdeviceptr *, size_t *, size_t, size_t, unsigned int))                          \
 	OPTIONAL(cuMemAllocManaged, "cuMemAllocManaged", (CUdeviceptr *, size_t, unsigned int))    \
