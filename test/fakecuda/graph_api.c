@@ -93,6 +93,8 @@ static void set_function(CUgraphNode node, CUfunction function,
 	node->kernel = (CUDA_KERNEL_NODE_PARAMS){0};
 	memcpy(&node->kernel, params,
 	       second_form ? sizeof(*params) : offsetof(CUDA_KERNEL_NODE_PARAMS, kern));
+	node->kernel.func = function;
+	node->kernel.ctx = kernel_context(function);
 }
 
 static CUresult add_kernel(CUgraphNode *out, CUgraph graph, const CUgraphNode *after, size_t count,
@@ -349,7 +351,6 @@ CUDA_API CUresult cuGraphKernelNodeGetParams(CUgraphNode node, CUDA_KERNEL_NODE_
 	if (result != CUDA_SUCCESS)
 		return result;
 	memcpy(out, &node->kernel, offsetof(CUDA_KERNEL_NODE_PARAMS, kern));
-	out->func = node->function;
 	return driver_leave(CUDA_SUCCESS);
 }
 

@@ -72,6 +72,7 @@ static CUresult launch(const CUlaunchConfig *config, CUfunction handle, CUstream
 	if (result == CUDA_SUCCESS) {
 		node->function = function;
 		node->kernel = (CUDA_KERNEL_NODE_PARAMS){.func = function,
+		                                         .ctx = kernel_context(function),
 		                                         .gridDimX = config->gridDimX,
 		                                         .gridDimY = config->gridDimY,
 		                                         .gridDimZ = config->gridDimZ,
