@@ -414,7 +414,7 @@ void object_end_unmap(struct unmapping *unmapping, CUresult result)
 	if (!all || (!unmapping->one.object && !unmapping->any_several))
 		return;
 	lock_take(&all->lock);
-	if (unmapping->serial) /* the driver refused it */
+	if (unmapping->one.object && unmapping->serial) /* the driver refused it */
 		take_back(all, unmapping);
 	if (unmapping->one.object)
 		end_mapping(all, unmapping->address, &unmapping->one, result);
