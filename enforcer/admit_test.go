@@ -406,3 +406,52 @@ func relink(t *testing.T, reply api.RegisterReply, link string) {
 	_ = os.Remove(link)
 	lead(t, link, reply)
 }
+
+// A quota was lowered below what is used, which counts; that another device cannot be stored changes nothing about it.
+func TestWhatIsUsedStaysGrantedWhenADeviceCannotBeStored(t *testing.T) {
+	given := func(t *testing.T, h *host, want uint64) {
+		t.Helper()
+		if d := h.device(gpu0); d.Quotas != want {
+			t.Fatalf("%d bytes of the device are granted, want %d", d.Quotas, want)
+		}
+	}
+	fails := func(t *testing.T, h *host, p *proc) {
+		t.Helper()
+		given(t, h, 30*gib)
+		if err := h.LoseDisk(); err != nil {
+			t.Fatal(err)
+		}
+		if answer := p.ask("device %s %d", hex1, 80*gib); !strings.HasPrefix(answer, "status ") {
+			t.Fatalf("a device that is not stored was added: %s", answer)
+		}
+		given(t, h, 30*gib)
+	}
+	t.Run("slice", func(t *testing.T) {
+		h := newHost(t, &fakeTruth{})
+		link := filepath.Join(h.options.RunDir, "to-s")
+		p := start(t, link, "")
+		reply, err := h.sees("s", p, []string{"0"}, on(api.AllDevices, 40*gib))
+		if err != nil {
+			t.Fatal(err)
+		}
+		lead(t, link, reply)
+		p.must("attach")
+		p.must("charge 0 %d", 30*gib)
+		if _, err := h.set("s", on(api.AllDevices, 10*gib)); err != nil {
+			t.Fatal(err)
+		}
+		fails(t, h, p)
+	})
+	t.Run("pool", func(t *testing.T) {
+		h := newHost(t, nil)
+		h.pool("llm", on(api.AllDevices, 40*gib))
+		p := h.member("s", "llm")
+		p.must("attach")
+		p.must("device %s %d", hex0, 80*gib)
+		p.must("charge 0 %d", 30*gib)
+		if _, err := h.SetPool(t.Context(), "llm", api.PoolRequest{Quotas: []api.Quota{on(api.AllDevices, 10*gib)}}); err != nil {
+			t.Fatal(err)
+		}
+		fails(t, h, p)
+	})
+}

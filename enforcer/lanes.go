@@ -317,7 +317,7 @@ func (s *slice) addDevice(raw [16]byte, total uint64) (uint32, error) {
 		}
 	}
 	index := len(s.devices)
-	asked := min(limit, total)
+	asked, had := min(limit, total), s.e.has(s)
 	denied := s.admitDevice(uuid.String(), asked)
 	if denied != nil {
 		limit = 0
@@ -326,7 +326,7 @@ func (s *slice) addDevice(raw [16]byte, total uint64) (uint32, error) {
 	// On disk first: a page with a device more than the store knows of would look damaged after a restart.
 	if err := s.put(); err != nil {
 		s.devices = s.devices[:index]
-		s.e.commit(s, s.commitment())
+		s.e.commit(s, had) // not its quotas: it may use more than those
 		return 0, err
 	}
 	killpoint.Pass("device.stored")

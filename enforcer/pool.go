@@ -230,6 +230,7 @@ func (p *pool) addDevice(uuid driver.UUID, total uint64) error {
 	case len(p.devices) == ledger.Devices:
 		return ledger.StatusFull
 	}
+	had := p.e.has(p)
 	var denied *api.Event
 	if err := p.e.admit(p, map[string]uint64{uuid.String(): min(limit, total)}); err != nil {
 		p.log.Warn("a member uses a device of which the pool can be given nothing", "device", uuid, "err", err)
@@ -248,7 +249,7 @@ func (p *pool) addDevice(uuid driver.UUID, total uint64) error {
 	}
 	if err != nil {
 		p.devices = p.devices[:index]
-		p.e.commit(p, p.commitment())
+		p.e.commit(p, had) // as for a slice
 		return err
 	}
 	if denied != nil {
