@@ -403,7 +403,8 @@ func (s *slice) goOn(r store.Slice) {
 	}
 }
 
-// retake looks whose a lane is, by the page, and whether the kernel agrees. Called with mu held.
+// retake looks whose a lane is, by the page, and whether the kernel agrees. A process has one lane: another that names it is settled.
+// Called with mu held.
 func (s *slice) retake(number uint32) {
 	owner, generation, live := s.ledger.Lane(number)
 	if !live {
@@ -414,7 +415,7 @@ func (s *slice) retake(number uint32) {
 		l := &lane{number: number, generation: generation, process: p, lent: s.ledger.Suspended(number)}
 		// Whoever began a session's process, and was of the session, may have ended; a container's process may have been moved
 		// to another cgroup. Who has the page can still write the lane.
-		if s.e.member(s, p) || s.e.pages.mayHave(s.identity, p.PID) && p.Alive() {
+		if s.byPID[p.PID] == nil && (s.e.member(s, p) || s.e.pages.mayHave(s.identity, p.PID) && p.Alive()) {
 			s.own(l)
 			if !l.lent { // else another restart has to know, too
 				s.ledger.SetLive(number)
