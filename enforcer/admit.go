@@ -7,11 +7,11 @@ import (
 	"maps"
 	"math/bits"
 	"slices"
-	"sync"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/cgroup"
 	"github.com/gpuslice/gpuslice/enforcer/driver"
+	"github.com/gpuslice/gpuslice/enforcer/guard"
 	"github.com/gpuslice/gpuslice/enforcer/process"
 )
 
@@ -76,7 +76,7 @@ func (s *slice) tenant() (string, bool) { return s.request.Tenant, true }
 // book says what is given of each device, and to whom. Its lock is taken last, whatever else is locked, and never held
 // over anything that waits.
 type book struct {
-	mu      sync.Mutex
+	mu      guard.Mutex[guard.Book]
 	devices map[string]*given // by UUID
 }
 

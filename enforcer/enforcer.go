@@ -32,6 +32,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/cgroup"
 	"github.com/gpuslice/gpuslice/enforcer/driver"
 	"github.com/gpuslice/gpuslice/enforcer/event"
+	"github.com/gpuslice/gpuslice/enforcer/guard"
 	"github.com/gpuslice/gpuslice/enforcer/process"
 	"github.com/gpuslice/gpuslice/enforcer/store"
 )
@@ -123,7 +124,7 @@ type Enforcer struct {
 	pages     *pages              // while it is being restored; guarded by change
 	lingering map[*slice]struct{} // released, with processes that are alive; guarded by change
 
-	mu       sync.RWMutex
+	mu       guard.Mutex[guard.Registry]
 	slices   map[string]*slice      // by id
 	byCgroup map[cgroup.Path]*slice // those of containers, by where: of two, the later
 	sessions map[*slice]struct{}    // the others
@@ -298,8 +299,8 @@ func (c closedError) Unwrap() error { return c.error }
 func (e *Enforcer) lockChange() error {
 	e.change.Lock()
 	e.progress.changes.Add(1)
-	e.mu.RLock()
-	defer e.mu.RUnlock()
+	e.mu.Lock()
+	defer e.mu.Unlock()
 	if e.closed {
 		e.change.Unlock()
 		return ErrClosed
@@ -327,8 +328,8 @@ func (e *Enforcer) told(event api.Event) {
 
 // all slices, in no order.
 func (e *Enforcer) all() []*slice {
-	e.mu.RLock()
-	defer e.mu.RUnlock()
+	e.mu.Lock()
+	defer e.mu.Unlock()
 	return slices.AppendSeq(make([]*slice, 0, len(e.slices)), maps.Values(e.slices))
 }
 
@@ -361,8 +362,8 @@ func where(p cgroup.Path) cgroup.Path { return cgroup.Path{Mount: p.Mount, Rel: 
 
 // inCgroup is the slice of the container that has a cgroup; nil if there is none.
 func (e *Enforcer) inCgroup(p cgroup.Path) *slice {
-	e.mu.RLock()
-	defer e.mu.RUnlock()
+	e.mu.Lock()
+	defer e.mu.Unlock()
 	if s := e.byCgroup[where(p)]; s != nil && s.cgroup == p {
 		return s
 	}
@@ -373,8 +374,8 @@ func (e *Enforcer) inCgroup(p cgroup.Path) *slice {
 func noSlice(id string) error { return api.Errorf(api.CodeNotFound, "there is no slice %.255s", id) }
 
 func (e *Enforcer) find(id string) *slice {
-	e.mu.RLock()
-	defer e.mu.RUnlock()
+	e.mu.Lock()
+	defer e.mu.Unlock()
 	return e.slices[id]
 }
 

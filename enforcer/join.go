@@ -14,12 +14,12 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/guard"
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
 	"github.com/gpuslice/gpuslice/enforcer/process"
 	"github.com/gpuslice/gpuslice/enforcer/store"
@@ -103,7 +103,7 @@ func (s *slice) isToken(t api.Token) bool {
 
 // wrongTokens counts who showed them.
 type wrongTokens struct {
-	mu sync.Mutex
+	mu guard.Mutex[guard.Leaf]
 	by map[uint32]*wrongs
 }
 

@@ -9,6 +9,7 @@ import (
 	"syscall"
 
 	"github.com/gpuslice/gpuslice/enforcer/cgroup"
+	"github.com/gpuslice/gpuslice/enforcer/guard"
 	"github.com/gpuslice/gpuslice/enforcer/process"
 )
 
@@ -68,14 +69,14 @@ func (e *Enforcer) container(pid int) *slice {
 		return nil // dead, most likely
 	}
 	var found *slice
-	e.mu.RLock()
+	e.mu.Lock()
 	membership.Each(func(mount, rel string) {
 		s := e.byCgroup[cgroup.Path{Mount: mount, Rel: rel}]
 		if s != nil && (found == nil || len(rel) > len(found.cgroup.Rel)) {
 			found = s
 		}
 	})
-	e.mu.RUnlock()
+	e.mu.Unlock()
 	// A path can be used again, before the liveness of the one that had it is noticed.
 	if found == nil || !sameCgroup(found.cgroup) {
 		return nil
@@ -84,6 +85,7 @@ func (e *Enforcer) container(pid int) *slice {
 }
 
 func sameCgroup(p cgroup.Path) bool {
+	guard.MayWait("a cgroup's file")
 	info, err := os.Stat(p.Dir())
 	return err == nil && info.Sys().(*syscall.Stat_t).Ino == p.Inode
 }
@@ -91,9 +93,9 @@ func sameCgroup(p cgroup.Path) bool {
 // session finds the session that is nearest above a process. The process's ancestors are read once, however many
 // sessions there are.
 func (e *Enforcer) session(pid int) *slice {
-	e.mu.RLock()
+	e.mu.Lock()
 	sessions := slices.Collect(maps.Keys(e.sessions))
-	e.mu.RUnlock()
+	e.mu.Unlock()
 	if len(sessions) == 0 {
 		return nil
 	}

@@ -11,11 +11,11 @@ import (
 	"os"
 	"slices"
 	"strconv"
-	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
 
+	"github.com/gpuslice/gpuslice/enforcer/guard"
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
 	"github.com/gpuslice/gpuslice/enforcer/process"
 )
@@ -42,7 +42,7 @@ type pages struct {
 	places  chan struct{} // of those who look and do not wait
 	threads atomic.Int32  // of all who look, or hang
 
-	mu   sync.Mutex
+	mu   guard.Mutex[guard.Leaf]
 	got  map[ledger.Identity]*ledger.Ledger // nil is one that was fetched
 	over bool
 

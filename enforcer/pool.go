@@ -8,11 +8,11 @@ import (
 	"log/slog"
 	"os"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/driver"
+	"github.com/gpuslice/gpuslice/enforcer/guard"
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
 	"github.com/gpuslice/gpuslice/enforcer/process"
@@ -32,7 +32,7 @@ type pool struct {
 
 	members map[*slice]struct{} // until they are cleared away; guarded by the enforcer's change
 
-	mu       sync.Mutex // taken after a slice's
+	mu       guard.Mutex[guard.Pool] // taken after a slice's
 	quotas   []api.Quota
 	state    api.State
 	reason   string

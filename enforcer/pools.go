@@ -256,15 +256,15 @@ func (e *Enforcer) Pool(_ context.Context, name string) (api.Pool, error) {
 }
 
 func (e *Enforcer) findPool(name string) *pool {
-	e.mu.RLock()
-	defer e.mu.RUnlock()
+	e.mu.Lock()
+	defer e.mu.Unlock()
 	return e.pools[name]
 }
 
 // allPools is in no order.
 func (e *Enforcer) allPools() []*pool {
-	e.mu.RLock()
-	defer e.mu.RUnlock()
+	e.mu.Lock()
+	defer e.mu.Unlock()
 	return slices.AppendSeq(make([]*pool, 0, len(e.pools)), maps.Values(e.pools))
 }
 

@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -15,6 +14,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/attach"
 	"github.com/gpuslice/gpuslice/enforcer/cgroup"
 	"github.com/gpuslice/gpuslice/enforcer/driver"
+	"github.com/gpuslice/gpuslice/enforcer/guard"
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
 	"github.com/gpuslice/gpuslice/enforcer/process"
 	"github.com/gpuslice/gpuslice/enforcer/store"
@@ -37,7 +37,7 @@ type slice struct {
 
 	joined atomic.Pointer[[]joined] // those that joined a session: what it points to does not change
 
-	mu      sync.Mutex
+	mu      guard.Mutex[guard.Slice]
 	state   api.State
 	reason  string
 	strange bool // a process that is not of the slice was named in the log

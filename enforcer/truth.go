@@ -5,12 +5,12 @@ package enforcer
 import (
 	"errors"
 	"fmt"
-	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/driver"
+	"github.com/gpuslice/gpuslice/enforcer/guard"
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
 	"github.com/gpuslice/gpuslice/enforcer/process"
 )
@@ -46,7 +46,7 @@ type truth struct {
 	devices []*gpu
 	version string // the driver's, as it was at the start: who asks the enforcer who it is shall not wait for the driver
 
-	mu       sync.Mutex
+	mu       guard.Mutex[guard.Leaf]
 	contexts map[string]uint64 // learned cost of a first context, by model
 }
 
@@ -61,7 +61,7 @@ type gpu struct {
 	answer   atomic.Int64  // when the driver last said who holds what, or nobody needed to know
 	failures atomic.Uint64 // questions that it did not answer
 
-	mu      sync.Mutex
+	mu      guard.Mutex[guard.Leaf]
 	failing bool
 	learned bool // the model's cost of a context is not published yet
 }
@@ -132,6 +132,7 @@ func (e *Enforcer) tells(raw [16]byte) bool {
 
 // ask asks the driver something, if slot is free or becomes so. A question that hangs keeps the slot, and is not asked again.
 func ask[T any](slot chan struct{}, patience time.Duration, question func() (T, error)) (T, error) {
+	guard.MayWait("a question to the driver")
 	timer := time.NewTimer(patience)
 	defer timer.Stop()
 	var none T

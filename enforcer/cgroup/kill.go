@@ -8,6 +8,8 @@ import (
 	"os"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuslice/gpuslice/enforcer/guard"
 )
 
 // ErrNoKill says that the kernel cannot kill a cgroup as a whole: that of v1 cannot, nor can one before Linux 5.14.
@@ -17,6 +19,7 @@ var ErrNoKill = errors.New("the kernel cannot kill that cgroup as a whole")
 // was seen to be left, once (Linux 6.18): who wants a cgroup empty looks, and kills again. A cgroup that is gone, or whose path
 // another one has now, has none.
 func Kill(p Path) error {
+	guard.MayWait("a cgroup's file")
 	if !p.V2 {
 		return ErrNoKill
 	}

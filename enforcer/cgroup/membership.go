@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+
+	"github.com/gpuslice/gpuslice/enforcer/guard"
 )
 
 // Membership is the cgroups that a process is in, one for each hierarchy.
@@ -38,6 +40,7 @@ func (h *Host) Membership(pid int) (Membership, error) {
 }
 
 func (h *Host) read(process string) (Membership, error) {
+	guard.MayWait("a process's files")
 	b, err := os.ReadFile(filepath.Join(h.proc, process, "cgroup"))
 	if err != nil {
 		return Membership{}, fmt.Errorf("cgroup of process %s: %w", process, err)

@@ -13,6 +13,8 @@ import (
 	"slices"
 	"strconv"
 	"syscall"
+
+	"github.com/gpuslice/gpuslice/enforcer/guard"
 )
 
 // maxCgroups bounds a walk: a container that may make cgroups of its own can make very many.
@@ -24,6 +26,7 @@ var errStop = errors.New("stop")
 // PIDs lists the processes in p and below it, ascending. Cgroups and processes that go while it
 // looks are left out; a cgroup that is gone (or whose path another one has now) has none.
 func PIDs(p Path) ([]int, error) {
+	guard.MayWait("a cgroup's file")
 	var pids []int
 	err := eachProcess(p, func(pid int) error {
 		pids = append(pids, pid)
@@ -36,6 +39,7 @@ func PIDs(p Path) ([]int, error) {
 // Populated says whether there is a process in p or below it. A cgroup that is gone is not populated, nor is one
 // whose path has been taken by another.
 func Populated(p Path) (bool, error) {
+	guard.MayWait("a cgroup's file")
 	if !p.V2 {
 		populated := false
 		err := eachProcess(p, func(int) error {

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"go.etcd.io/bbolt"
+
+	"github.com/gpuslice/gpuslice/enforcer/guard"
 )
 
 // queue gathers the writes that arrive while a commit is under way into the next one, so that a hundred
@@ -38,7 +40,10 @@ func (q *queue) init() { q.idle = sync.NewCond(&q.mu) }
 
 // write runs change in a transaction of its own or shared with others, and returns when it is on disk.
 // change may run more than once.
-func (s *Store) write(change func(*bbolt.Tx) error) error { return <-s.begin(change) }
+func (s *Store) write(change func(*bbolt.Tx) error) error {
+	guard.MayWait("a write to the store")
+	return <-s.begin(change)
+}
 
 // begin is write that does not wait: the channel says when it is on disk, or why not.
 func (s *Store) begin(change func(*bbolt.Tx) error) <-chan error {

@@ -34,6 +34,7 @@ import (
 	"go.etcd.io/bbolt"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/guard"
 )
 
 // Schema is the version of the bucket tree that this package reads and writes.
@@ -150,6 +151,7 @@ func (s *Store) BeginSlice(slice Slice) (wait func() error) {
 	}
 	done := s.begin(func(tx *bbolt.Tx) error { return put(tx, bucketSlices, id, value) })
 	return func() error {
+		guard.MayWait("a write to the store")
 		if err := <-done; err != nil {
 			return fmt.Errorf("store slice %s: %w", slice.Request.ID, err)
 		}

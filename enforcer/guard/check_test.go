@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build lockcheck
+
+package guard
+
+import "testing"
+
+func panics(f func()) (did bool) {
+	defer func() { did = recover() != nil }()
+	f()
+	return false
+}
+
+func TestALockIsTakenInTheOrderOfRanks(t *testing.T) {
+	var slice, other Mutex[Slice]
+	var pool Mutex[Pool]
+	slice.Lock()
+	pool.Lock()
+	if !panics(other.Lock) {
+		t.Error("a slice's lock was taken while a pool's was held")
+	}
+	slice.Unlock() // in any order
+	pool.Unlock()
+	other.Lock()
+	if !panics(slice.Lock) {
+		t.Error("two slices' locks are held")
+	}
+	other.Unlock()
+	if !panics(other.Unlock) {
+		t.Error("a lock that is not held was released")
+	}
+}
+
+func TestNothingWaitsWhileALockIsHeld(t *testing.T) {
+	var m Mutex[Leaf]
+	m.Lock()
+	if !panics(func() { MayWait("the disk") }) {
+		t.Error("it waits with a lock held")
+	}
+	done := make(chan bool)
+	go func() { done <- panics(func() { MayWait("the disk") }) }()
+	if <-done {
+		t.Error("a goroutine without a lock may not wait, since another one has a lock")
+	}
+	m.Unlock()
+	MayWait("the disk")
+}
