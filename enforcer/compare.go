@@ -26,7 +26,7 @@ import (
 // up to five times: the excess is raised to the least of what these say, and lowered to the most.
 
 const (
-	// shortest time between two comparisons of a device, however often processes ask for one.
+	// shortest time between two comparisons of a device: between them the driver gives back what a process that exited held.
 	shortest = 20 * time.Millisecond
 	// rounds of looking at a process that is charging at that moment, before its excess is changed.
 	rounds = 5
@@ -89,24 +89,33 @@ func unsaidBetween(before, after holding) uint64 {
 	return blockBytes * min(uint64(after.calls.UnderWay)+uint64(after.calls.Ended-before.calls.Ended), mostUnsaid)
 }
 
-// compare keeps one device's ledgers with the truth, until ctx ends.
+// compare keeps one device's ledgers with the truth, until ctx ends. Whatever processes do, it takes two samples in an interval at most: the
+// regular one, and one that something asked for. What asks for more waits for the next regular one.
 func (e *Enforcer) compare(ctx context.Context, g *gpu) {
 	ticker := time.NewTicker(e.options.Interval)
 	defer ticker.Stop()
 	var again <-chan time.Time // a second look at what one look does not settle
+	kick := g.kick             // nil once the interval's second sample was taken
 	for {
 		due := false
 		select {
 		case <-ctx.Done():
 			return
 		case <-ticker.C:
-			due = true
-		case <-g.kick:
+			kick = g.kick
+			select {
+			case <-kick:
+			default:
+				due = true
+			}
+		case <-kick:
+			kick = nil
 		case <-again:
+			kick = nil
 		}
 		again = nil
 		e.publish(g)
-		if e.look(ctx, g, due) {
+		if e.look(ctx, g, due) && kick != nil {
 			again = time.After(e.options.Interval / 2)
 		}
 		select {
@@ -117,7 +126,7 @@ func (e *Enforcer) compare(ctx context.Context, g *gpu) {
 	}
 }
 
-// kickAll asks for a comparison of the slice's devices soon. Called with the slice's mu held.
+// kickAll asks for a comparison of the slice's devices soon, after an exit. Called with the slice's mu held.
 func (e *Enforcer) kickAll(s *slice) {
 	if e.truth == nil {
 		return

@@ -146,7 +146,8 @@ type fakeTruth struct {
 	mu    sync.Mutex
 	bytes map[string]map[int]uint64
 	hang  chan struct{}
-	asked int // who holds what; or anything, while it hangs
+	asked int            // who holds what; or anything, while it hangs
+	lists map[string]int // how often it said who holds what, by device
 
 	glanced int // how much is in use
 
@@ -168,6 +169,10 @@ func (f *fakeTruth) Devices() ([]driver.Device, error) {
 func (f *fakeTruth) Processes(uuid string) (map[int]uint64, error) {
 	f.mu.Lock()
 	f.asked++
+	if f.lists == nil {
+		f.lists = make(map[string]int)
+	}
+	f.lists[uuid]++
 	hang := f.hang
 	all := make(map[int]uint64)
 	for pid, bytes := range f.bytes[uuid] {
@@ -207,6 +212,13 @@ func (f *fakeTruth) looked() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.asked
+}
+
+// listed says how often it was asked for a device's processes.
+func (f *fakeTruth) listed(uuid string) int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.lists[uuid]
 }
 
 func (f *fakeTruth) set(uuid string, pid int, bytes uint64) {

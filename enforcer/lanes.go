@@ -213,7 +213,6 @@ func (s *slice) attach(peer *process.Handle) (reply ledger.Reply, files []*os.Fi
 		return ledger.Reply{}, nil, err
 	}
 	s.log.Debug("a process attached", "pid", peer.PID, "lane", number)
-	s.e.kickAll(s)
 	reply.Lane, reply.Size = number, ledger.Size
 	return reply, files, nil
 }

@@ -260,7 +260,6 @@ func (s *slice) tellTruth(peer *process.Handle, index uint32) (uint64, error) {
 	if x := s.devices[index].excess[peer.PID]; x != nil && !first { // charged already, here: the process charges the rest
 		bytes -= min(bytes, x.charged)
 	}
-	s.e.kickAll(s)
 	return bytes, nil
 }
 

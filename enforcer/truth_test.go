@@ -5,6 +5,7 @@ package enforcer_test
 import (
 	"context"
 	"fmt"
+	"path/filepath"
 	"slices"
 	"testing"
 	"time"
@@ -206,4 +207,47 @@ func TestAProcessThatAttachesAgainAndAgainIsFound(t *testing.T) {
 			return overhead(h) == 3*gib && len(h.told(api.EventBypass)) > 0
 		})
 	}
+}
+
+// Listing a device's processes costs the host time for each of them, so what containers do does not set how often it is done.
+func TestNoContainerSetsThePaceOfTheDriversSamples(t *testing.T) {
+	const interval, during = 500 * time.Millisecond, 2 * time.Second
+	slow := func(t *testing.T) (*host, *fakeTruth) {
+		truth := &fakeTruth{}
+		h := newHost(t, truth)
+		h.stop()
+		h.options.Interval = interval
+		h.start()
+		return h, truth
+	}
+	holds := func(t *testing.T, truth *fakeTruth, again func()) {
+		t.Helper()
+		before, times := truth.listed(gpu0), 0
+		for begun := time.Now(); time.Since(begun) < during; times++ {
+			again()
+		}
+		samples := truth.listed(gpu0) - before
+		t.Logf("%d times, %d samples", times, samples)
+		if most := 2*int(during/interval) + 2; samples > most {
+			t.Fatalf("%d samples within %v, want %d at most", samples, during, most)
+		}
+	}
+	t.Run("attach", func(t *testing.T) {
+		h, truth := slow(t)
+		p, _ := h.session("s", on(gpu0, 4*gib))
+		holds(t, truth, func() {
+			p.tell("exec")
+			p.must("attach")
+		})
+	})
+	t.Run("exit", func(t *testing.T) {
+		h, truth := slow(t)
+		h.pair(on(gpu0, 4*gib))
+		cgroup := h.see("s").Cgroup
+		holds(t, truth, func() {
+			child := start(t, filepath.Join(h.options.RunDir, "to-s"), cgroup)
+			child.must("attach")
+			child.kill()
+		})
+	})
 }
