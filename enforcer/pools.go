@@ -88,6 +88,9 @@ func (e *Enforcer) SetPool(ctx context.Context, name string, r api.PoolRequest) 
 		return api.Pool{}, err
 	}
 	p.followNative()
+	for s := range p.members {
+		s.setContexts() // none is more than the pool has
+	}
 	p.log.Info("pool changed")
 	shown := p.show()
 	changed := slices.DeleteFunc(slices.Clone(shown.Devices), func(u api.PoolUse) bool {

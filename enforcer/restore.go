@@ -360,10 +360,11 @@ func (s *slice) recover(r store.Slice) {
 				err = s.refreeze(i)
 			}
 			if err == nil && r.Changing {
-				err = d.account.SetDevice(d.onPage(), s.e.contextBytes(d.UUID))
+				err = d.account.SetDevice(d.onPage(), s.contextBytes(d))
 			} else if err == nil && r.Suspended {
 				err = d.setLimit(d.Limit)
 			}
+			s.ledger.SetContextBytes(i, s.contextBytes(d))
 		} else {
 			err = s.write(i) // the store had it, the page not yet
 		}

@@ -197,7 +197,7 @@ func (s *slice) setQuotas(quotas []api.Quota, also func()) error {
 		case i >= len(known):
 			limit, err = d.given(), s.write(i)
 		case changed:
-			err = d.account.SetDevice(d.onPage(), s.e.contextBytes(d.UUID))
+			err = d.account.SetDevice(d.onPage(), s.contextBytes(d))
 		default:
 			continue
 		}

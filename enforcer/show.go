@@ -35,10 +35,7 @@ func (e *Enforcer) Devices(context.Context) ([]api.Device, error) {
 	if e.truth != nil {
 		for _, g := range e.truth.devices {
 			index[g.Raw] = len(shown)
-			e.truth.mu.Lock()
-			context := e.truth.contexts[g.Name]
-			e.truth.mu.Unlock()
-			d := api.Device{UUID: g.UUID, Index: g.Index, Name: g.Name, Total: g.Total, Context: context}
+			d := api.Device{UUID: g.UUID, Index: g.Index, Name: g.Name, Total: g.Total, Context: e.truth.learned(g)}
 			e.showGiven(&d)
 			n := e.native.devices[g.Raw]
 			d.Enforcement, d.EnforcementReason = n.enforcement(), n.reason()

@@ -164,7 +164,7 @@ func (s *slice) write(index int) error {
 		return err
 	}
 	d.account, d.frozen = account, s.frozen != ""
-	return account.SetDevice(d.onPage(), s.e.contextBytes(d.UUID))
+	return account.SetDevice(d.onPage(), s.contextBytes(d))
 }
 
 // find the ledger's index of a device; -1 if it has it not. Called with mu held.

@@ -23,12 +23,6 @@ const (
 	// patienceOfContext is how long a process may take from its attach to its first charge: it makes a context meanwhile,
 	// which takes a few tenths of a second.
 	patienceOfContext = 3 * time.Second
-	// believable is how many times the configured cost a context may be learned to cost. The cost is learned
-	// from what a process shows, and is what every other slice's next process charges: without a bound one
-	// slice could make all others' contexts unaffordable.
-	believable = 2
-	// significant is how much a cost must change to be worth a write.
-	significant = 1 << 20
 )
 
 // patienceOfRelease is less, since all other changes wait for a release. Tests have more.
@@ -47,7 +41,7 @@ type truth struct {
 	version string // the driver's, as it was at the start: who asks the enforcer who it is shall not wait for the driver
 
 	mu       guard.Mutex[guard.Leaf]
-	contexts map[string]uint64 // learned cost of a first context, by model
+	contexts map[string]uint64 // the least that a first context was seen to cost, by model and driver
 }
 
 type gpu struct {
@@ -159,40 +153,77 @@ func ask[T any](slot chan struct{}, patience time.Duration, question func() (T, 
 	}
 }
 
-// contextBytes is what a process charges before its first context on a device. With driver truth that is 0 until
-// one was seen on such a device: what the first one takes is settled once it is there, and a guess that is too
-// high would refuse what fits.
-func (e *Enforcer) contextBytes(raw [16]byte) uint64 {
-	if e.truth != nil {
-		if g := e.truth.device(raw); g != nil {
-			e.truth.mu.Lock()
-			defer e.truth.mu.Unlock()
-			return e.truth.contexts[g.Name]
-		}
+// costs says of what a context's cost is learned: a model of device with a version of the driver; "" if the device has no name.
+func (t *truth) costs(g *gpu) string {
+	if g.Name == "" {
+		return ""
 	}
-	return e.options.ContextBytes
+	return g.Name + ", driver " + t.version
 }
 
-// learn notes what a first context cost. The last figure counts: it follows the driver's version, and what a
-// hostile process made of it, the next honest one mends.
-// It returns what is known of the model now.
-func (e *Enforcer) learn(g *gpu, bytes uint64) uint64 {
-	if bytes == 0 || g.Name == "" || bytes > believable*e.options.ContextBytes {
-		return e.contextBytes(g.Raw)
+// learned is what a first context is known to cost on a device; 0 if that is not known yet.
+func (t *truth) learned(g *gpu) uint64 {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.contexts[t.costs(g)]
+}
+
+// contextBytes is what a process of the slice charges before its first context on a device. With driver truth that is 0 until
+// one was seen on such a device: what the first one takes is settled once it is there, and a guess that is too
+// high would refuse what fits. It is learned from what some process shows, so it is never more than the slice and its pool may have: where
+// nothing is charged yet, nobody's figure refuses a first context. Called with mu held.
+func (s *slice) contextBytes(d *device) uint64 {
+	if s.e.truth == nil {
+		return s.e.options.ContextBytes
+	}
+	g := s.e.truth.device(d.UUID)
+	if g == nil {
+		return s.e.options.ContextBytes
+	}
+	bytes := s.e.truth.learned(g)
+	limits := []uint64{d.shownLimit()}
+	if s.pool != nil {
+		limits = append(limits, s.pool.limitOn(d.UUID))
+	}
+	for _, limit := range limits {
+		if limit > 0 {
+			bytes = min(bytes, limit)
+		}
+	}
+	return bytes
+}
+
+// setContexts writes what first contexts cost into the slice's ledger.
+func (s *slice) setContexts() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ledger == nil {
+		return
+	}
+	for i, d := range s.devices {
+		s.ledger.SetContextBytes(i, s.contextBytes(d))
+	}
+}
+
+// learn notes what a first context cost. The least that was seen with the driver's version counts: a process can show as much more as it
+// likes, and every slice's next process charges it.
+func (e *Enforcer) learn(g *gpu, bytes uint64) {
+	model := e.truth.costs(g)
+	if bytes == 0 || model == "" {
+		return
 	}
 	e.truth.mu.Lock()
-	old := e.truth.contexts[g.Name]
-	changed := max(old, bytes)-min(old, bytes) >= significant
-	if changed {
-		e.truth.contexts[g.Name] = bytes
+	known := e.truth.contexts[model]
+	less := known == 0 || bytes < known
+	if less {
+		e.truth.contexts[model] = bytes
 	}
 	e.truth.mu.Unlock()
-	if changed {
+	if less {
 		g.mu.Lock()
 		g.learned = true
 		g.mu.Unlock()
 	}
-	return e.contextBytes(g.Raw)
 }
 
 // publish writes what was learned to the store and to all ledgers: from the comparison's own loop, so that
@@ -205,18 +236,11 @@ func (e *Enforcer) publish(g *gpu) {
 	if !learned {
 		return
 	}
-	bytes := e.contextBytes(g.Raw)
-	if err := e.store.PutContext(g.Name, bytes); err != nil {
+	if err := e.store.PutContext(e.truth.costs(g), e.truth.learned(g)); err != nil {
 		e.log.Error("keep the cost of a context", "device", g.UUID, "err", err)
 	}
 	for _, s := range e.all() {
-		s.mu.Lock()
-		for i, d := range s.devices {
-			if known := e.truth.device(d.UUID); s.ledger != nil && known != nil && known.Name == g.Name {
-				s.ledger.SetContextBytes(i, bytes)
-			}
-		}
-		s.mu.Unlock()
+		s.setContexts()
 	}
 }
 
@@ -254,7 +278,8 @@ func (s *slice) tellTruth(peer *process.Handle, index uint32) (uint64, error) {
 		asked := max(before, after) - min(context, max(before, after))
 		if bytes > asked {
 			// At once for this slice's next process; publish tells the others.
-			s.ledger.SetContextBytes(int(index), s.e.learn(g, bytes-asked))
+			s.e.learn(g, bytes-asked)
+			s.ledger.SetContextBytes(int(index), s.contextBytes(s.devices[index]))
 		}
 	}
 	if x := s.devices[index].excess[peer.PID]; x != nil && !first { // charged already, here: the process charges the rest

@@ -98,19 +98,93 @@ func TestTheFirstContextsCostIsLearnedAndChargedBefore(t *testing.T) {
 		return devices[0].Context == 433*mib && devices[1].Context == 433*mib // one model
 	}
 	eventually(t, "it is learned", learned)
-	// A process makes others' contexts dear no more than so far.
+	// Another one's is no reason to charge more.
 	p.tell("exec")
 	p.must("attach")
-	truth.set(gpu0, p.pid(), 3*gib)
+	truth.set(gpu0, p.pid(), 500*mib)
 	p.must("truth 0")
 	time.Sleep(50 * time.Millisecond)
 	if !learned() {
-		t.Fatal("an unbelievable cost was learned")
+		t.Fatal("a larger cost was learned")
 	}
 	h.stop()
 	h.start()
 	if !learned() {
 		t.Fatal("it was forgotten by a restart")
+	}
+}
+
+// What a context costs is learned from what processes show, who can show as much as they like.
+func TestNoSliceMakesAnothersContextDearer(t *testing.T) {
+	const costs, hidden = 300 * mib, 600 * mib
+	for _, c := range []struct {
+		name     string
+		pool     uint64 // of which B is a member without a quota of its own
+		b        uint64
+		lieFirst bool
+		restart  bool
+	}{
+		{name: "the lie first", b: 500 * mib, lieFirst: true},
+		{name: "the lie first, and a restart", b: 500 * mib, lieFirst: true, restart: true},
+		{name: "the lie first, to a pool's member", pool: 500 * mib, lieFirst: true},
+		{name: "the lie first, to a member with a larger quota", pool: 500 * mib, b: 800 * mib, lieFirst: true},
+		{name: "the truth first", b: 500 * mib},
+		{name: "the truth first, and a restart", b: 500 * mib, restart: true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			truth := &fakeTruth{}
+			h := newHost(t, truth)
+			h.stop()
+			h.options.ContextBytes = 512 * mib
+			h.start()
+			a, _ := h.session("a", on(gpu0, 4*gib))
+			var b *proc
+			quotas := []api.Quota{on(gpu0, c.b)}
+			if c.b == 0 {
+				quotas = nil
+			}
+			if c.pool > 0 {
+				h.pool("p", on(gpu0, c.pool))
+				b = h.member("b", "p", quotas...)
+			} else {
+				b, _ = h.session("b", quotas...)
+			}
+			lies := func() {
+				a.must("attach")
+				truth.set(gpu0, a.pid(), costs+hidden)
+				a.must("truth 0")
+				time.Sleep(3 * h.options.Interval) // it is in all ledgers, if it is to be
+			}
+			if c.lieFirst {
+				lies()
+			}
+			if c.restart {
+				h.restart()
+			}
+			b.must("attach")
+			asked := b.must("cost 0")
+			if asked > 500*mib {
+				t.Fatalf("a first context is to be charged %d bytes", asked)
+			}
+			b.must("charge 0 %d", asked)
+			b.must("context 0 %d", asked)
+			truth.set(gpu0, b.pid(), costs)
+			b.must("truth 0")
+			if !c.lieFirst {
+				lies()
+			}
+			learned := func() bool {
+				devices, _ := h.Devices(context.Background())
+				return devices[0].Context == costs && devices[1].Context == costs && a.must("cost 0") == costs && b.must("cost 0") == costs
+			}
+			eventually(t, "the least counts, for all", learned)
+			if c.restart {
+				h.restart()
+				if !learned() {
+					t.Fatal("it was forgotten by a restart")
+				}
+			}
+		})
 	}
 }
 

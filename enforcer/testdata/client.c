@@ -293,6 +293,8 @@ int main(int argc, char **argv)
 			puts("ok");
 		} else if (!strcmp(word, "limit") && on) {
 			say(LEDGER_OK, &ledger->device[a].limit);
+		} else if (!strcmp(word, "cost") && on) {
+			say(LEDGER_OK, &ledger->device[a].context_bytes);
 		} else if (!strcmp(word, "number") && on) {
 			b = ledger_number(ledger, a, lane);
 			say(LEDGER_OK, &b);
