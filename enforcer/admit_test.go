@@ -257,7 +257,7 @@ func TestADeviceThatOthersHaveGivesNothingToWhoUsesItUnforeseen(t *testing.T) {
 		h.given(gpu1, 78*gib, 2*gib)
 	}
 	check()
-	events, err := h.Events(t.Context(), 0, false)
+	events, err := h.Events(t.Context(), "", 0, false)
 	if err != nil || !slices.ContainsFunc(events, func(e api.Event) bool {
 		return e.Kind == api.EventDenied && e.Slice == "b" && e.Device == gpu1 && e.Requested == 4*gib &&
 			strings.Contains(e.Cause, "2GiB are left of the 80GiB")

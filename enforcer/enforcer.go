@@ -381,7 +381,7 @@ func (e *Enforcer) find(id string) *slice {
 
 // Info about the enforcer.
 func (e *Enforcer) Info(context.Context) (api.Info, error) {
-	info := api.Info{Version: api.Version, Truth: "nvml", Enforcement: cmp.Or(e.options.Enforcement, api.Auto), BootID: e.boot, PID: os.Getpid()}
+	info := api.Info{Version: api.Version, Truth: "nvml", Enforcement: cmp.Or(e.options.Enforcement, api.Auto), BootID: e.boot, PID: os.Getpid(), Instance: e.events.Instance()}
 	if e.truth == nil {
 		info.Truth = e.options.NoTruth
 	} else {

@@ -31,15 +31,15 @@ const (
 	mostBytes = math.MaxInt64
 )
 
-// Events are those after number since, the oldest first, and not all of them if they are many; see event.Log.Since.
+// Events are those after number since of that instance, the oldest first, and not all of them if they are many; see event.Log.Since.
 // With wait there is one at least, unless ctx ends or the enforcer does, which is an error.
-func (e *Enforcer) Events(ctx context.Context, since uint64, wait bool) ([]api.Event, error) {
+func (e *Enforcer) Events(ctx context.Context, instance string, since uint64, wait bool) ([]api.Event, error) {
 	if wait {
-		if err := e.events.Wait(ctx, since); err != nil {
+		if err := e.events.Wait(ctx, instance, since); err != nil {
 			return nil, err
 		}
 	}
-	return e.events.Since(since, eventsAtOnce), nil
+	return e.events.Since(instance, since, eventsAtOnce), nil
 }
 
 // tell appends an event of the slice.

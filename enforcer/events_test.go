@@ -20,7 +20,7 @@ func (h *host) told(kind api.EventKind) []api.Event {
 	var found []api.Event
 	var since uint64
 	for {
-		events, err := h.Events(context.Background(), since, false)
+		events, err := h.Events(context.Background(), "", since, false)
 		if err != nil {
 			h.t.Fatal(err)
 		}
@@ -69,7 +69,10 @@ func TestARefusalIsToldWithItsFigures(t *testing.T) {
 	if got.Time.IsZero() || got.Generation == 0 {
 		t.Errorf("%+v", got)
 	}
-	got.Seq, got.Time, got.Generation = 0, time.Time{}, 0
+	if got.Instance == "" {
+		t.Errorf("of no instance: %+v", got)
+	}
+	got.Instance, got.Seq, got.Time, got.Generation = "", 0, time.Time{}, 0
 	want := api.Event{
 		Kind: api.EventRefused, Slice: "s1", PID: p.pid(), Command: "client", Device: gpu0,
 		Call: "cuMemAlloc", Count: 1, Requested: 2 * gib, Limit: new(4 * gib), Used: new(3 * gib), Overhead: new(uint64(0)), // which is known
@@ -207,7 +210,7 @@ func TestWaitingForEventsEndsWithTheEnforcer(t *testing.T) {
 	h := newHost(t, nil)
 	ended := make(chan error)
 	go func() {
-		_, err := h.Events(context.Background(), 0, true)
+		_, err := h.Events(context.Background(), "", 0, true)
 		ended <- err
 	}()
 	h.stop()

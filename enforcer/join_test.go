@@ -239,7 +239,7 @@ func TestATokenIsWrittenInItsFileOnly(t *testing.T) {
 	if err := h.join(joins, "s", token); err != nil {
 		t.Fatal(err)
 	}
-	events, err := h.Events(context.Background(), 0, false)
+	events, err := h.Events(context.Background(), "", 0, false)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -93,7 +93,7 @@ func (h *host) expired(id string) {
 // storyOf is the kinds and causes of a slice's events.
 func (h *host) storyOf(id string) []string {
 	h.t.Helper()
-	events, err := h.Events(context.Background(), 0, false)
+	events, err := h.Events(context.Background(), "", 0, false)
 	if err != nil {
 		h.t.Fatal(err)
 	}

@@ -327,7 +327,7 @@ func TestWhatTheDriverRefusesIsNotGiven(t *testing.T) {
 		t.Errorf("%+v, %v", s, err)
 	}
 	f.are(t, "not changed", b.cgroup, 4*gib, driver.NoLimit)
-	events, err := h.Events(context.Background(), 0, false)
+	events, err := h.Events(context.Background(), "", 0, false)
 	if err != nil || !slices.ContainsFunc(events, func(e api.Event) bool {
 		return e.Kind == api.EventUnlimited && e.Slice == "c2" && e.Device == gpu0 && strings.Contains(e.Cause, "Unknown Error")
 	}) {

@@ -277,7 +277,7 @@ func TestAPoolsQuotaIsChangedWhileItIsUsed(t *testing.T) {
 	}
 	var kinds []api.EventKind
 	var figures []uint64
-	events, err := h.Events(context.Background(), 0, false)
+	events, err := h.Events(context.Background(), "", 0, false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -499,7 +499,7 @@ func TestARefusalSaysWhoseLimitItWas(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
 	for since := uint64(0); ; {
-		events, err := h.Events(ctx, since, true)
+		events, err := h.Events(ctx, "", since, true)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -73,7 +73,7 @@ func TestWhatIsChangedIsToldAndOnlyThat(t *testing.T) {
 	if _, err := h.Change(context.Background(), "s", api.ChangeRequest{TTL: &ttl}); err != nil {
 		t.Fatal(err)
 	}
-	events, err := h.Events(context.Background(), 0, false)
+	events, err := h.Events(context.Background(), "", 0, false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -194,7 +194,7 @@ func TestAQuotaOnADeviceThatIsNotUsedYetIsGivenOrRefusedAtOnce(t *testing.T) {
 		h.given(gpu1, 50*gib, 30*gib)
 	}
 	check(s)
-	events, err := h.Events(context.Background(), 0, false)
+	events, err := h.Events(context.Background(), "", 0, false)
 	if err != nil || !slices.ContainsFunc(events, func(e api.Event) bool {
 		return e.Kind == api.EventChanged && e.Slice == "s" && e.Device == gpu1 && e.Limit != nil && *e.Limit == 20*gib
 	}) {

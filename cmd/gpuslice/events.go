@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os/signal"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -28,10 +29,11 @@ what its limit refused. Without either all are shown. The enforcer keeps the new
 
    gpuslice events --since 10m
    gpuslice events --follow 3f2a91c0d5e8
+   gpuslice events --follow --json --since 5f0c2a91:417
    gpuslice events --json | jq -r 'select(.kind == "refused") | [.slice, .requested] | @tsv'`,
 		Flags: []cli.Flag{
 			&cli.BoolFlag{Name: "follow", Aliases: []string{"f"}, Usage: "go on with what happens from now on, until interrupted"},
-			&cli.StringFlag{Name: "since", Usage: "only events of the last `DURATION`, such as 90s or 10m, or after the event of that number (seq): all, if gpusliced was started anew and has not come to it"},
+			&cli.StringFlag{Name: "since", Usage: "only events of the last `DURATION`, such as 90s or 10m, or after the event of that number: `INSTANCE:SEQ`, as --json has them, or SEQ alone: all, if gpusliced was started anew and has not come to it"},
 			&cli.BoolFlag{Name: "json", Usage: "print JSON lines, as the control API has them"},
 			&cli.BoolFlag{Name: "no-trunc", Usage: "do not shorten ids"},
 		},
@@ -49,7 +51,7 @@ what its limit refused. Without either all are shown. The enforcer keeps the new
 			default:
 				return errors.New("events takes one SLICE, or one POOL: `gpuslice ps` and `gpuslice pool list` list them")
 			}
-			seq, from, err := since(c.String("since"), time.Now())
+			after, from, err := since(c.String("since"), time.Now())
 			if err != nil {
 				return err
 			}
@@ -60,9 +62,9 @@ what its limit refused. Without either all are shown. The enforcer keeps the new
 			ctx, stop := signal.NotifyContext(c.Context, syscall.SIGINT, syscall.SIGTERM)
 			defer stop()
 			told, shown := false, false
-			err = connect(c).Events(ctx, seq, c.Bool("follow"), func(e api.Event) error {
-				if !told && e.Seq <= seq {
-					fmt.Fprintf(c.App.ErrWriter, "gpuslice: gpusliced has not come to event %d since it was started: all that it keeps is shown\n", seq)
+			err = connect(c).Events(ctx, after.instance, after.seq, c.Bool("follow"), func(e api.Event) error {
+				if !told && after.instance == "" && e.Seq <= after.seq {
+					fmt.Fprintf(c.App.ErrWriter, "gpuslice: gpusliced has not come to event %d since it was started: all that it keeps is shown\n", after.seq)
 				}
 				told = true
 				if !concerns(e, id, from) {
@@ -82,20 +84,30 @@ what its limit refused. Without either all are shown. The enforcer keeps the new
 	}
 }
 
-// since reads what a person writes for the place to begin at: the number of an event, or how long ago. One of seq and from
+// position is an event's: its number, and whose number that is.
+type position struct {
+	instance string // empty: the enforcer's that answers
+	seq      uint64
+}
+
+// since reads what a person writes for the place to begin at: the number of an event, or how long ago. One of after and from
 // is its zero value.
-func since(text string, now time.Time) (seq uint64, from time.Time, err error) {
+func since(text string, now time.Time) (after position, from time.Time, err error) {
 	if text == "" {
-		return 0, time.Time{}, nil
+		return position{}, time.Time{}, nil
 	}
-	if seq, err = strconv.ParseUint(text, 10, 64); err == nil {
-		return seq, time.Time{}, nil
+	instance, number, both := strings.Cut(text, ":")
+	if !both {
+		instance, number = "", text
+	}
+	if seq, err := strconv.ParseUint(number, 10, 64); err == nil && both == (instance != "") {
+		return position{instance, seq}, time.Time{}, nil
 	}
 	ago, err := time.ParseDuration(text)
 	if err != nil || ago < 0 {
-		return 0, time.Time{}, fmt.Errorf("--since %q: a duration such as 90s, 10m or 2h is accepted, or the number of an event", text)
+		return position{}, time.Time{}, fmt.Errorf("--since %q: a duration such as 90s, 10m or 2h is accepted, or an event's INSTANCE:SEQ or SEQ", text)
 	}
-	return 0, now.Add(-ago), nil
+	return position{}, now.Add(-ago), nil
 }
 
 // concerns says whether an event is of a slice that id begins, or of the pool that has that name, and not of before from. What

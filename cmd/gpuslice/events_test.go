@@ -25,13 +25,13 @@ type told struct {
 	log *event.Log
 }
 
-func (h told) Events(ctx context.Context, since uint64, wait bool) ([]api.Event, error) {
+func (h told) Events(ctx context.Context, instance string, since uint64, wait bool) ([]api.Event, error) {
 	if wait {
-		if err := h.log.Wait(ctx, since); err != nil {
+		if err := h.log.Wait(ctx, instance, since); err != nil {
 			return nil, err
 		}
 	}
-	return h.log.Since(since, 100), nil
+	return h.log.Since(instance, since, 100), nil
 }
 
 // serve makes a host on which these happened, and returns its socket.
@@ -88,20 +88,21 @@ func TestEventsAreOfTheSliceAndTheTimeThatWereAskedFor(t *testing.T) {
 		api.Event{Kind: api.EventRefused, Slice: "xyz", Pool: "llm", Count: 1, Time: now},
 	)
 	for args, want := range map[string]string{
-		"":                 "1 2 3 4 5",
-		"ab":               "1 2",
-		"012":              "1 2",
-		"bc":               "",
-		"--since 10m":      "2 3 4 5",
-		"--since 2":        "3 4 5",
-		"--since 10m abc":  "2",
-		"--since 100000":   "1 2 3 4 5", // an earlier enforcer's
-		"--since 1h30m xy": "3 5",
-		"abc --since 10m":  "2",
-		"abc --since=1":    "2",
-		"llm":              "4 5",
-		"ll":               "",
-		"-- xyz":           "3 5",
+		"":                   "1 2 3 4 5",
+		"ab":                 "1 2",
+		"012":                "1 2",
+		"bc":                 "",
+		"--since 10m":        "2 3 4 5",
+		"--since 2":          "3 4 5",
+		"--since 10m abc":    "2",
+		"--since 100000":     "1 2 3 4 5",   // an earlier enforcer's
+		"--since 5f0c2a91:3": "0 1 2 3 4 5", // a missed event comes first
+		"--since 1h30m xy":   "3 5",
+		"abc --since 10m":    "2",
+		"abc --since=1":      "2",
+		"llm":                "4 5",
+		"ll":                 "",
+		"-- xyz":             "3 5",
 	} {
 		var out bytes.Buffer
 		if err := runEvents(t, &out, socket, append([]string{"--json"}, strings.Fields(args)...)...); err != nil {
@@ -136,6 +137,7 @@ func TestThatNothingIsKeptOrThatTheNumberIsAnotherEnforcersIsSaid(t *testing.T) 
 		"--since 2 ab": "",
 		"--since 2":    "", // there is none after it
 		"--since 3":    "gpusliced has not come to event 3",
+		"--since 0a:3": "", // the first event says so
 	} {
 		var said bytes.Buffer
 		app := newApp()

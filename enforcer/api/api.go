@@ -186,6 +186,7 @@ type Info struct {
 	Enforcement Enforcement `json:"enforcement"`
 	BootID      string      `json:"boot_id"`
 	PID         int         `json:"pid"`
+	Instance    string      `json:"instance,omitempty"` // of its events; another one after each start
 }
 
 // Code of an Error, stable across versions.

@@ -32,6 +32,10 @@ const (
 	EventMissed      EventKind = "missed" // Count events are not kept any more; of who asks, not of the enforcer
 )
 
+// MissedRestarted is the Cause of EventMissed where another enforcer has begun since: it kept nothing of the one before it. Count is
+// then of its own events that are not kept any more.
+const MissedRestarted = "restarted"
+
 // EventKinds are all kinds that there are.
 func EventKinds() []EventKind {
 	return []EventKind{EventRegistered, EventReleased, EventRefused, EventRecovered, EventChanged, EventExpired, EventDenied, EventUnlimited, EventAttachRefused, EventBypass, EventCleared, EventKilled, EventPoolCreated, EventPoolChanged, EventPoolDeleted, EventMissed}
@@ -40,9 +44,11 @@ func EventKinds() []EventKind {
 // Event is something that happened to a slice, or to a pool, told once. Fields that an event has nothing to say in are
 // absent. Sizes in bytes.
 type Event struct {
-	Seq  uint64    `json:"seq"` // 1 and up, of this enforcer since it was started
+	Seq  uint64    `json:"seq"` // 1 and up, of this Instance
 	Time time.Time `json:"time"`
 	Kind EventKind `json:"kind"`
+	// Instance is the enforcer that numbered it, from one start to the next.
+	Instance string `json:"instance,omitempty"`
 
 	Slice      string `json:"slice,omitempty"`
 	Generation uint64 `json:"generation,omitempty"`
@@ -69,7 +75,7 @@ type Event struct {
 	Overhead *uint64 `json:"overhead,omitempty"`
 
 	Bytes uint64 `json:"bytes,omitempty"` // of EventRecovered; of EventBypass and what follows from it, those past the ledger
-	Cause string `json:"cause,omitempty"` // of EventReleased: asked, ended, expired, replaced, or rebooted; of EventChanged: quota, or ttl; of EventDenied: a sentence; of EventBypass: one of Bypass*
+	Cause string `json:"cause,omitempty"` // of EventReleased: asked, ended, expired, replaced, or rebooted; of EventChanged: quota, or ttl; of EventDenied: a sentence; of EventBypass: one of Bypass*; of EventMissed: MissedRestarted, or nothing
 
 	Action Action `json:"action,omitempty"` // of EventBypass: what is done about it
 

@@ -79,13 +79,13 @@ func (s *service) Devices(context.Context) ([]api.Device, error) {
 	return []api.Device{{UUID: "GPU-1", Total: 1 << 40}}, s.err
 }
 
-func (s *service) Events(ctx context.Context, since uint64, wait bool) ([]api.Event, error) {
+func (s *service) Events(ctx context.Context, instance string, since uint64, wait bool) ([]api.Event, error) {
 	if wait {
-		if err := s.log.Wait(ctx, since); err != nil {
+		if err := s.log.Wait(ctx, instance, since); err != nil {
 			return nil, err
 		}
 	}
-	return s.log.Since(since, 16), s.err
+	return s.log.Since(instance, since, 16), s.err
 }
 
 func socketPath(t *testing.T) string {

@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/url"
 	"strconv"
 	"strings"
 	"time"
@@ -20,11 +21,15 @@ import (
 // maxLine is how long an event, or a line of an answer's head, may be.
 const maxLine = 64 << 10
 
-// Events calls each with the events after number since, the oldest first. With follow it goes on with those that happen
+// Events calls each with the events after number since of that instance, or of the enforcer that answers if instance is empty, the
+// oldest first; what is missing is told as api.EventMissed. With follow it goes on with those that happen
 // from then on, until ctx ends, each returns an error, or the enforcer ends, which wraps api.ErrUnreachable. It waits
 // for events as long as it takes, and for the head of the answer as any other question does.
-func (c *Client) Events(ctx context.Context, since uint64, follow bool, each func(api.Event) error) error {
+func (c *Client) Events(ctx context.Context, instance string, since uint64, follow bool, each func(api.Event) error) error {
 	path := "/v1/events?since=" + strconv.FormatUint(since, 10) + "&follow=" + strconv.FormatBool(follow)
+	if instance != "" {
+		path += "&instance=" + url.QueryEscape(instance)
+	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	conn, hangUp, err := c.dial(ctx)

@@ -21,7 +21,7 @@ func TestEventsComeOneByOneAndInOrder(t *testing.T) {
 	}
 	c := enforcer(t, &service{log: log})
 	want := uint64(10)
-	err := c.Events(context.Background(), 10, false, func(e api.Event) error {
+	err := c.Events(context.Background(), "", 10, false, func(e api.Event) error {
 		if want++; e.Seq != want || e.Slice != "c1" || e.Requested != 1<<40 {
 			t.Errorf("%+v, want number %d", e, want)
 		}
@@ -31,7 +31,7 @@ func TestEventsComeOneByOneAndInOrder(t *testing.T) {
 		t.Errorf("it ended after %d: %v", want, err)
 	}
 	enough := errors.New("enough")
-	if err := c.Events(context.Background(), 0, true, func(api.Event) error { return enough }); !errors.Is(err, enough) {
+	if err := c.Events(context.Background(), "", 0, true, func(api.Event) error { return enough }); !errors.Is(err, enough) {
 		t.Errorf("%v", err)
 	}
 }
@@ -41,7 +41,7 @@ func TestFollowingEndsWithTheContextOrTheEnforcer(t *testing.T) {
 	log.Append(api.Event{})
 	c := enforcer(t, &service{log: log})
 	ctx, cancel := context.WithCancel(context.Background())
-	err := c.Events(ctx, 0, true, func(e api.Event) error {
+	err := c.Events(ctx, "", 0, true, func(e api.Event) error {
 		if e.Seq == 2 {
 			cancel()
 		} else {
@@ -52,7 +52,7 @@ func TestFollowingEndsWithTheContextOrTheEnforcer(t *testing.T) {
 	if !errors.Is(err, context.Canceled) || errors.Is(err, api.ErrUnreachable) {
 		t.Errorf("%v", err)
 	}
-	err = c.Events(context.Background(), 1, true, func(api.Event) error { log.Close(); return nil })
+	err = c.Events(context.Background(), "", 1, true, func(api.Event) error { log.Close(); return nil })
 	if !errors.Is(err, api.ErrUnreachable) {
 		t.Errorf("%v", err)
 	}
@@ -61,10 +61,10 @@ func TestFollowingEndsWithTheContextOrTheEnforcer(t *testing.T) {
 func TestErrorsOfEventsAreToldApart(t *testing.T) {
 	none := func(api.Event) error { return errors.New("there was one") }
 	refused := enforcer(t, &service{log: event.NewLog(1), err: api.Errorf(api.CodeBusy, "too many")})
-	if err := refused.Events(context.Background(), 0, true, none); !errors.Is(err, &api.Error{Code: api.CodeBusy}) || !strings.Contains(err.Error(), "too many") {
+	if err := refused.Events(context.Background(), "", 0, true, none); !errors.Is(err, &api.Error{Code: api.CodeBusy}) || !strings.Contains(err.Error(), "too many") {
 		t.Errorf("%v", err)
 	}
-	if err := New(socketPath(t)).Events(context.Background(), 0, false, none); !errors.Is(err, api.ErrUnreachable) {
+	if err := New(socketPath(t)).Events(context.Background(), "", 0, false, none); !errors.Is(err, api.ErrUnreachable) {
 		t.Errorf("%v", err)
 	}
 	for name, answer := range map[string]string{
@@ -81,7 +81,7 @@ func TestErrorsOfEventsAreToldApart(t *testing.T) {
 			_, _ = conn.Read(make([]byte, 4096))
 			_, _ = io.WriteString(conn, answer)
 		})
-		if err := c.Events(context.Background(), 0, false, none); err == nil || err.Error() == "there was one" {
+		if err := c.Events(context.Background(), "", 0, false, none); err == nil || err.Error() == "there was one" {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

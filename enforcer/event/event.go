@@ -9,6 +9,8 @@ package event
 
 import (
 	"context"
+	"crypto/rand"
+	"encoding/hex"
 	"errors"
 	"sync"
 	"time"
@@ -21,6 +23,8 @@ var ErrClosed = errors.New("there will be no more events")
 
 // Log holds the newest events. Its methods may be called by any number of goroutines.
 type Log struct {
+	instance string
+
 	mu      sync.Mutex
 	kept    []api.Event // the event numbered seq is at (seq-1) % most
 	most    int
@@ -31,7 +35,14 @@ type Log struct {
 }
 
 // NewLog returns a Log of the newest events, as many as most, which is above 0.
-func NewLog(most int) *Log { return &Log{most: most} }
+func NewLog(most int) *Log {
+	id := make([]byte, 4)
+	_, _ = rand.Read(id) // never fails: crypto/rand ends the program instead
+	return &Log{instance: hex.EncodeToString(id), most: most}
+}
+
+// Instance tells this Log from every other one: a number of an event is a number in one instance only.
+func (l *Log) Instance() string { return l.instance }
 
 // Tell makes f be told of each event from then on, in their order. f must not wait for anything, nor append: whoever appends
 // waits for it.
@@ -41,7 +52,7 @@ func (l *Log) Tell(f func(api.Event)) {
 	l.told = f
 }
 
-// Append numbers the event, gives it the time of now if it has none, and keeps it.
+// Append numbers the event, says in which instance, gives it the time of now if it has none, and keeps it.
 func (l *Log) Append(e api.Event) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -52,7 +63,7 @@ func (l *Log) Append(e api.Event) {
 		e.Time = time.Now().UTC()
 	}
 	l.last++
-	e.Seq = l.last
+	e.Instance, e.Seq = l.instance, l.last
 	if len(l.kept) < l.most {
 		l.kept = append(l.kept, e)
 	} else {
@@ -75,21 +86,27 @@ func (l *Log) wake() {
 	}
 }
 
-// Since returns the events after number seq, the oldest first, as many as most. If some of them are not kept any
-// more, the first one returned is an api.EventMissed in their place, whose number is the last one's that is missing.
-// 0 is all that are kept, and misses none. So is a number that was not reached yet: it is an earlier enforcer's.
-func (l *Log) Since(seq uint64, most int) []api.Event {
+// Since returns the events after number seq of that instance, the oldest first, as many as most. If some of them are not
+// kept any more, the first one returned is an api.EventMissed in their place, whose number is the last one's that is missing.
+// 0 is all that are kept, and misses none.
+//
+// The number of another instance is an earlier enforcer's: an api.EventMissed that says so comes first, and then all that are
+// kept. Without an instance only a number that was not reached yet can be seen to be one, and is all that are kept.
+func (l *Log) Since(instance string, seq uint64, most int) []api.Event {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if seq > l.last {
-		seq = 0
-	}
+	gone := l.last - uint64(len(l.kept))
+	missed := api.Event{Instance: l.instance, Seq: gone, Time: time.Now().UTC(), Kind: api.EventMissed}
 	var found []api.Event
-	if gone := l.last - uint64(len(l.kept)); seq < gone {
-		if seq > 0 {
-			found = append(found, api.Event{Seq: gone, Time: time.Now().UTC(), Kind: api.EventMissed, Count: gone - seq})
-		}
+	switch {
+	case l.foreign(instance):
+		missed.Count, missed.Cause = gone, api.MissedRestarted
+		found, seq = append(found, missed), gone
+	case seq == 0, seq > l.last:
 		seq = gone
+	case seq < gone:
+		missed.Count = gone - seq
+		found, seq = append(found, missed), gone
 	}
 	for seq++; seq <= l.last && len(found) < most; seq++ {
 		found = append(found, l.kept[l.at(seq)])
@@ -97,9 +114,15 @@ func (l *Log) Since(seq uint64, most int) []api.Event {
 	return found
 }
 
-// Wait returns nil once Since(seq) has something to return, and else why it never will: ErrClosed, or ctx's
+// foreign says whether an instance is another Log's.
+func (l *Log) foreign(instance string) bool { return instance != "" && instance != l.instance }
+
+// Wait returns nil once Since(instance, seq) has something to return, and else why it never will: ErrClosed, or ctx's
 // error.
-func (l *Log) Wait(ctx context.Context, seq uint64) error {
+func (l *Log) Wait(ctx context.Context, instance string, seq uint64) error {
+	if l.foreign(instance) {
+		return nil
+	}
 	for {
 		l.mu.Lock()
 		if l.last > 0 && l.last != seq {

@@ -17,10 +17,11 @@ const eventsType = "application/x-ndjson"
 // stream is an answer that goes on: events, one in each line. It holds one batch of them at a time, so one who
 // reads slowly costs that; and it writes from its own goroutine, so that costs time to nobody else.
 type stream struct {
-	service Service
-	follow  bool
-	batch   []api.Event
-	since   uint64
+	service  Service
+	follow   bool
+	batch    []api.Event
+	instance string
+	since    uint64
 }
 
 func events(s Service, _ http.ResponseWriter, r *http.Request) (any, error) {
@@ -32,9 +33,10 @@ func events(s Service, _ http.ResponseWriter, r *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
+	instance := r.URL.Query().Get("instance")
 	// The first ones now, while an error can still be said.
-	batch, err := s.Events(r.Context(), since, false)
-	return &stream{service: s, follow: follow, batch: batch, since: since}, err
+	batch, err := s.Events(r.Context(), instance, since, false)
+	return &stream{service: s, follow: follow, batch: batch, instance: instance, since: since}, err
 }
 
 func (s *stream) serve(w http.ResponseWriter, r *http.Request, status int) {
@@ -56,7 +58,7 @@ func (s *stream) serve(w http.ResponseWriter, r *http.Request, status int) {
 			return
 		}
 		var err error
-		if s.batch, err = s.service.Events(r.Context(), s.since, s.follow); err != nil {
+		if s.batch, err = s.service.Events(r.Context(), s.instance, s.since, s.follow); err != nil {
 			return // the answer has begun: its end is all that can be said
 		}
 	}
@@ -77,7 +79,7 @@ func (s *stream) send(w http.ResponseWriter) error {
 		if err := encoder.Encode(e); err != nil {
 			return err
 		}
-		s.since = e.Seq
+		s.instance, s.since = e.Instance, e.Seq
 	}
 	_, err := w.Write(lines.Bytes())
 	return err

@@ -6,6 +6,7 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -91,6 +92,32 @@ func TestAFollowerIsToldWhatHappensAndWhatItMissed(t *testing.T) {
 	f.log.Append(api.Event{Kind: api.EventReleased})
 	if e := next(t, lines); e.Seq != 11 || e.Kind != api.EventReleased {
 		t.Errorf("%+v", e)
+	}
+}
+
+func TestAFollowerThatReconnectsIsToldOfARestart(t *testing.T) {
+	path, f := socketPath(t), withEvents(5, 64)
+	stop := start(t, f, path)
+	lines := bufio.NewScanner(get(t, path, "/v1/events").body)
+	var last api.Event
+	for range 5 {
+		last = next(t, lines)
+	}
+	if err := stop(); err != nil {
+		t.Fatal(err)
+	}
+	start(t, withEvents(10, 64), path)
+	for _, follow := range []string{"true", "false"} {
+		lines = bufio.NewScanner(get(t, path, fmt.Sprintf("/v1/events?since=%d&instance=%s&follow=%s", last.Seq, last.Instance, follow)).body)
+		missed := next(t, lines)
+		if missed.Kind != api.EventMissed || missed.Cause != api.MissedRestarted || missed.Instance == last.Instance {
+			t.Errorf("%+v", missed)
+		}
+		for seq := uint64(1); seq <= 10; seq++ {
+			if e := next(t, lines); e.Seq != seq || e.Instance != missed.Instance {
+				t.Errorf("%+v, want number %d", e, seq)
+			}
+		}
 	}
 }
 

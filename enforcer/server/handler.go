@@ -58,7 +58,7 @@ var routes = []route{
 		all, err := s.Devices(r.Context())
 		return list(all), err
 	}},
-	{"GET", "/v1/events", http.StatusOK, []string{"since", "follow"}, events},
+	{"GET", "/v1/events", http.StatusOK, []string{"since", "instance", "follow"}, events},
 	{"GET", "/v1/health", http.StatusOK, nil, func(s Service, _ http.ResponseWriter, r *http.Request) (any, error) {
 		return s.Health(r.Context())
 	}},

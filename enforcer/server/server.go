@@ -39,7 +39,7 @@ type Service interface {
 	Health(ctx context.Context) (api.Health, error)
 	// Events are some of those after number since, the oldest first; with wait one at least, or an error when there
 	// will be none.
-	Events(ctx context.Context, since uint64, wait bool) ([]api.Event, error)
+	Events(ctx context.Context, instance string, since uint64, wait bool) ([]api.Event, error)
 }
 
 const (

@@ -93,16 +93,16 @@ func (f *fakeService) Health(context.Context) (api.Health, error) {
 	return api.Health{Live: true, Checks: []api.Check{{Name: "loop", OK: true}}}, f.err
 }
 
-func (f *fakeService) Events(ctx context.Context, since uint64, wait bool) ([]api.Event, error) {
+func (f *fakeService) Events(ctx context.Context, instance string, since uint64, wait bool) ([]api.Event, error) {
 	if f.log == nil {
 		return nil, f.err
 	}
 	if wait {
-		if err := f.log.Wait(ctx, since); err != nil {
+		if err := f.log.Wait(ctx, instance, since); err != nil {
 			return nil, err
 		}
 	}
-	return f.log.Since(since, 16), f.err
+	return f.log.Since(instance, since, 16), f.err
 }
 
 func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }

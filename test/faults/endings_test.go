@@ -123,7 +123,7 @@ func show(w *world, r *rand.Rand) bool {
 	w.prompt("who is the enforcer", func(ctx context.Context) error { _, err := w.client.Info(ctx); return err })
 	w.prompt("show the devices", func(ctx context.Context) error { _, err := w.client.Devices(ctx); return err })
 	w.prompt("show the events", func(ctx context.Context) error {
-		return w.client.Events(ctx, 0, false, func(api.Event) error { return nil })
+		return w.client.Events(ctx, "", 0, false, func(api.Event) error { return nil })
 	})
 	if s != nil {
 		w.prompt("show a slice", func(ctx context.Context) error { _, err := w.client.Slice(ctx, s.id); return err })

@@ -33,7 +33,7 @@ func TestAStormOfHonestProcessesIsNeverAccused(t *testing.T) {
 				t.Errorf("%v, %q", err, last)
 			}
 			events := 0
-			err := client.New(d.socket()).Events(t.Context(), 0, false, func(e api.Event) error {
+			err := client.New(d.socket()).Events(t.Context(), "", 0, false, func(e api.Event) error {
 				events++
 				if e.Kind == api.EventBypass || e.Kind == api.EventKilled {
 					t.Errorf("%+v", e)

@@ -73,10 +73,20 @@ func sentence(e api.Event, whole bool) string {
 	case api.EventPoolDeleted:
 		return "pool " + e.Pool + " deleted"
 	case api.EventMissed:
+		if e.Cause == api.MissedRestarted {
+			return "gpusliced was restarted: events that were not read before that are gone" + missedSince(e.Count)
+		}
 		return fmt.Sprintf("%d events before the next one are not kept any more", e.Count)
 	default: // of a newer enforcer
 		return "see --json"
 	}
+}
+
+func missedSince(n uint64) string {
+	if n == 0 {
+		return ""
+	}
+	return fmt.Sprintf(", and so are its first %d", n)
 }
 
 // poolLimit is nothing if no device was known yet.
