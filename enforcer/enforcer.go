@@ -6,7 +6,7 @@
 //
 // What it must never do:
 //
-//   - answer yes before the store has it on disk: a restart must find every slice that somebody was promised;
+//   - answer yes before the store has it: a restart must find every slice that somebody was promised;
 //   - believe a process about who it is (the kernel is asked), or a ledger's page about anything that was the
 //     enforcer's to write there (its own copy counts);
 //   - stand in the way of a charge: processes that are attached go on while it is down.
@@ -63,8 +63,8 @@ type Counter interface {
 
 // Options of an enforcer.
 type Options struct {
-	RunDir   string // slices' directories are made below; only the enforcer may write there
-	StateDir string // the store
+	RunDir   string // slices' directories and records, best in memory; only the enforcer may write there
+	StateDir string // what survives the host's boot: pools, and what contexts cost
 	Library  string // the installed interceptor
 	// ContextBytes is charged for a process's first context on a device until its true cost was learned.
 	// 0 is DefaultContextBytes.
@@ -123,6 +123,8 @@ type Enforcer struct {
 	change    sync.Mutex          // registering, releasing, restoring
 	pages     *pages              // while it is being restored; guarded by change
 	lingering map[*slice]struct{} // released, with processes that are alive; guarded by change
+
+	lastGeneration atomic.Uint64
 
 	mu       guard.Mutex[guard.Registry]
 	slices   map[string]*slice      // by id
@@ -183,7 +185,7 @@ func (e *Enforcer) open() error {
 	if err := makePrivate(e.slicesDir(), 0o755); err != nil {
 		return fmt.Errorf("run directory: %w", err)
 	}
-	if e.store, err = openStore(e.options.StateDir, e.log); err != nil {
+	if err = e.openStore(); err != nil {
 		return err
 	}
 	if e.deaths, err = process.NewWatcher(); err != nil {

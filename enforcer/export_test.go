@@ -50,21 +50,12 @@ func (e *Enforcer) Age(by time.Duration) {
 	}
 }
 
-// NotOnDisk makes it look as if the disk had been full when the slice was taken up again, by an enforcer that has the driver
-// enforce.
-func (e *Enforcer) NotOnDisk(id string) {
-	s := e.find(id)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.limitsKnown, s.limitsUntold = false, true
-}
-
 // NotTaken makes it look as if the disk had not taken the new ledgers of a slice and a pool ("" is none), before Run.
 func (e *Enforcer) NotTaken(id, name string) error {
 	full := errLate(syscall.ENOSPC)
 	var err error
 	if p := e.findPool(name); p != nil {
-		e.late.pools[p] = p.stored()
+		e.late.pools[p] = struct{}{}
 		p.untaken(full)
 		err = p.ledger.Close()
 		p.ledger = nil
@@ -87,6 +78,13 @@ func (e *Enforcer) Asked(id string) bool {
 
 // LoseDisk has every write to the disk fail from now on.
 func (e *Enforcer) LoseDisk() error { return e.store.Close() }
+
+// BeforeWrites has f called before each write of an enforcer that is started from now on until restore, with what is written; its
+// error fails the write.
+func BeforeWrites(f func(key string) error) (restore func()) {
+	beforeWrite = f
+	return func() { beforeWrite = nil }
+}
 
 // Silence has processes not let themselves be looked at, from the next start of an enforcer until restore.
 func Silence(silent func(pid int) bool) (restore func()) {

@@ -20,6 +20,8 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer"
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/driver"
+	"github.com/gpuslice/gpuslice/enforcer/process"
+	"github.com/gpuslice/gpuslice/enforcer/store"
 )
 
 const (
@@ -265,6 +267,16 @@ func newHost(t *testing.T, truth *fakeTruth) *host {
 	h.start()
 	t.Cleanup(func() { h.stop() })
 	return h
+}
+
+// runFile is where the enforcer keeps the slices' records.
+func (h *host) runFile() string {
+	h.t.Helper()
+	boot, err := process.BootID()
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	return store.RunFile(h.options.RunDir, boot)
 }
 
 func (h *host) start() {

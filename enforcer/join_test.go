@@ -252,7 +252,10 @@ func TestATokenIsWrittenInItsFileOnly(t *testing.T) {
 		}
 	}
 	h.stop()
-	err = filepath.WalkDir(h.options.StateDir, func(path string, _ os.DirEntry, _ error) error {
+	err = filepath.WalkDir(filepath.Dir(h.options.StateDir), func(path string, _ os.DirEntry, _ error) error {
+		if filepath.Base(path) == api.TokenName {
+			return nil
+		}
 		if b, err := os.ReadFile(path); err == nil && (bytes.Contains(b, []byte(token)) || bytes.Contains(b, secret)) {
 			t.Errorf("%s has it", path)
 		}

@@ -76,7 +76,7 @@ func (s *slice) nativeLimits() (all []nativeLimit) {
 	default:
 		return nil
 	}
-	if !s.mayBeLimited || !s.limitsKnown || !sameCgroup(s.cgroup) {
+	if !s.mayBeLimited || !sameCgroup(s.cgroup) {
 		return nil
 	}
 	for _, g := range s.e.truth.devices {

@@ -16,12 +16,12 @@ import (
 // A new ledger is one of these: it must be on disk before anybody has it, or the next enforcer would not find it.
 type late struct {
 	slices map[*slice]store.Slice // whose new ledgers the disk did not take
-	pools  map[*pool]store.Pool   // the like
+	pools  map[*pool]struct{}     // the like
 	deaf   map[*slice]struct{}    // without an attach socket
 }
 
 func newLate() late {
-	return late{make(map[*slice]store.Slice), make(map[*pool]store.Pool), make(map[*slice]struct{})}
+	return late{make(map[*slice]store.Slice), make(map[*pool]struct{}), make(map[*slice]struct{})}
 }
 
 func errLate(err error) error {
@@ -40,8 +40,8 @@ func (e *Enforcer) takeUpLate() {
 			delete(l.deaf, s)
 		}
 	}
-	for p, r := range l.pools {
-		if e.findPool(p.name) != p || e.diskIsWell() && p.takeUpLate(r) {
+	for p := range l.pools {
+		if e.findPool(p.name) != p || e.diskIsWell() && p.takeUpLate() {
 			delete(l.pools, p)
 		}
 	}
@@ -52,19 +52,15 @@ func (e *Enforcer) takeUpLate() {
 
 func (e *Enforcer) takeUpSlicesLate() {
 	late := e.late.slices
-	stored := make(map[*slice]func() error)
 	for s, r := range late {
-		if e.find(s.id()) == s {
-			stored[s] = s.beginAgain(r.LedgerName)
-		} else {
+		if e.find(s.id()) != s {
 			delete(late, s)
-		}
-	}
-	for s, stored := range stored {
-		if stored() != nil {
 			continue
 		}
-		s.takeUp(late[s])
+		if s.beginAgain(r.LedgerName) != nil {
+			continue
+		}
+		s.takeUp(r)
 		delete(late, s)
 		s.mu.Lock()
 		s.state, s.reason = api.Active, ""
@@ -77,26 +73,25 @@ func (e *Enforcer) takeUpSlicesLate() {
 	}
 }
 
-// beginAgain gives a slice whose ledger nobody has another one. What it returns says whether that is on disk. Called with change
-// held.
-func (s *slice) beginAgain(name [16]byte) (stored func() error) {
+// beginAgain gives a slice whose ledger nobody has another one, which is stored before anybody has it. Called with change held.
+func (s *slice) beginAgain(name [16]byte) error {
 	if s.ledger == nil {
 		if err := s.begin(name); err != nil {
-			return func() error { return err }
+			return err
 		}
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.e.store.BeginSlice(s.stored())
+	return s.e.store.PutSlice(s.stored())
 }
 
 // takeUpLate says whether the disk takes the pool. Called with the enforcer's change held, so that nothing changes about it meanwhile.
-func (p *pool) takeUpLate(r store.Pool) bool {
+func (p *pool) takeUpLate() bool {
 	p.mu.Lock()
-	err := p.beginAgain(r)
+	err := p.beginAgain()
 	stored := p.stored()
 	p.mu.Unlock()
-	if err != nil || p.e.store.PutPool(stored) != nil {
+	if err != nil || p.e.store.PutPoolState(p.name, stored) != nil {
 		return false
 	}
 	p.mu.Lock()
@@ -107,12 +102,12 @@ func (p *pool) takeUpLate(r store.Pool) bool {
 }
 
 // beginAgain gives a pool whose ledger nobody has another one, which nobody may have before it is on disk. Called with mu held.
-func (p *pool) beginAgain(r store.Pool) error {
+func (p *pool) beginAgain() error {
 	if p.ledger != nil {
 		return nil
 	}
-	name := r.LedgerName
-	if r.BootID != p.e.boot {
+	name := p.identity.Name
+	if name == [16]byte{} {
 		if _, err := rand.Read(name[:]); err != nil {
 			return err
 		}

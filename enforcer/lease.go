@@ -209,9 +209,7 @@ func (s *slice) put() error {
 	if s.state == api.Released || s.state == left {
 		return nil
 	}
-	err := s.e.store.PutSlice(s.stored())
-	s.limitsKnown = s.limitsKnown || err == nil
-	return err
+	return s.e.store.PutSlice(s.stored())
 }
 
 // showLease is called with mu held.

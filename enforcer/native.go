@@ -9,6 +9,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/driver"
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
+	"github.com/gpuslice/gpuslice/enforcer/store"
 )
 
 // What the driver is told of slices, on the devices where it enforces (backend.go). The interceptor is there all the same:
@@ -17,8 +18,7 @@ import (
 // with the cgroup: nothing of it is left when that is removed first.
 //
 // The store knows before the driver does that a cgroup may have limits (store.Slice.Native), so that an enforcer that
-// does not enforce by the driver any more finds whose to take away. Of a slice of which it does not know, the driver is told
-// nothing (slice.limitsKnown).
+// does not enforce by the driver any more finds whose to take away.
 
 // limitable says whether the driver can hold the slice to anything, and should.
 func (s *slice) limitable() bool {
@@ -79,8 +79,8 @@ func (p *pool) quotaOn(raw [16]byte, total uint64) uint64 {
 // to go on. Called with mu held.
 func (s *slice) setNative(limitOn func(*nativeDevice) (uint64, bool), failed func(*nativeDevice, error) error) error {
 	n := &s.e.native
-	if !s.mayBeLimited || !s.limitsKnown || n.backend == nil || len(n.devices) == 0 || !sameCgroup(s.cgroup) {
-		return nil // nobody to ask, or not yet, or the kernel has taken the limits away with the cgroup
+	if !s.mayBeLimited || n.backend == nil || len(n.devices) == 0 || !sameCgroup(s.cgroup) {
+		return nil // nobody to ask, or the kernel has taken the limits away with the cgroup
 	}
 	var hangs error
 	for _, g := range s.e.truth.devices {
@@ -131,11 +131,10 @@ func (s *slice) limitTo(d *nativeDevice, bytes uint64) error {
 	return err
 }
 
-// startNative is for a slice that is on disk and that nobody can use yet: it is not given if the driver does not hold it.
+// startNative is for a slice that is stored and that nobody can use yet: it is not given if the driver does not hold it.
 func (s *slice) startNative() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.limitsKnown = true
 	err := s.setNative(s.driverLimit, func(d *nativeDevice, err error) error {
 		refusal := api.Errorf(api.CodeInternal, "the driver does not hold slice %s to its quota on device %s: %v (enforcement = %q in the configuration does without it)", s.id(), d.called(d.UUID), err, api.Intercept)
 		refusal.Device = d.UUID
@@ -170,23 +169,22 @@ func (s *slice) denyNative() {
 	}, s.sayNative)
 }
 
-// tellStore has the store know that the slice's cgroup may have limits, by a write of its record. Called with mu held.
-func (s *slice) tellStore(write func() error) {
-	if !s.mayBeLimited || s.limitsKnown {
+// storeNative has the store know that a slice's cgroup may have limits of which its record says nothing. If it cannot, the slice gets
+// none. Called with mu held.
+func (s *slice) storeNative(r store.Slice, write func() error) {
+	if r.Native || !s.e.enforcesOn(s) {
 		return
 	}
+	s.mayBeLimited = true
 	if err := write(); err != nil {
-		s.log.Error("the driver is not told what the slice gets, since the disk could not be told first", "err", err)
-		return
+		s.mayBeLimited = false
+		s.log.Error("record not written: the driver does not enforce the slice's quota until gpusliced is restarted; the interceptor does", "err", err)
 	}
-	s.limitsKnown = true
 }
 
-// resumeNative tells the driver of a slice that a former enforcer has left, once the store knows: now, or
-// when the disk is well again (check). Called with mu held.
-func (s *slice) resumeNative() {
-	s.tellStore(s.put)
-	s.limitsUntold = s.mayBeLimited && !s.limitsKnown
+// resumeNative tells the driver of a slice that a former enforcer has left, once the store knows. Called with mu held.
+func (s *slice) resumeNative(r store.Slice) {
+	s.storeNative(r, s.put)
 	if s.state == api.Expired {
 		s.denyNative()
 	}

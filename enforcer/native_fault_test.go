@@ -5,6 +5,7 @@ package enforcer_test
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -21,27 +22,30 @@ import (
 // onlooker is a driver with limits that looks, whenever it is told one, whether the store knows.
 type onlooker struct {
 	*fakeBackend
-	t        *testing.T
-	stateDir string
+	t *testing.T
+	h *host
 }
 
 func (w *onlooker) Limit(cgroup, device string, bytes uint64) error {
 	if strings.Contains(cgroup, "probe") {
 		return w.fakeBackend.Limit(cgroup, device, bytes)
 	}
-	text, err := os.ReadFile(filepath.Join(w.stateDir, "gpuslice.db"))
+	text, err := os.ReadFile(w.h.runFile())
 	if err != nil {
 		w.t.Error(err)
 	}
-	path := filepath.Join(w.t.TempDir(), "copy.db") // the file is the enforcer's as long as it runs
-	if err := os.WriteFile(path, text, 0o600); err != nil {
+	dir := w.t.TempDir() // the file is the enforcer's as long as it runs
+	if err := os.WriteFile(store.RunFile(dir, "copy"), text, 0o600); err != nil {
 		w.t.Error(err)
 	}
-	s, report, err := store.Open(path)
-	if err != nil || report != "" {
-		w.t.Fatal(report, err)
+	s, err := store.Open(store.Options{RunDir: dir, StateDir: dir, Boot: "copy", Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		w.t.Fatal(err)
 	}
 	defer s.Close()
+	if aside, _ := filepath.Glob(filepath.Join(dir, "*.damaged-*")); len(aside) > 0 {
+		w.t.Fatal(aside)
+	}
 	active, err := s.Slices()
 	released, more := s.Released()
 	if err := errors.Join(err, more); err != nil {
@@ -64,7 +68,7 @@ func TestTheStoreKnowsOfLimitsBeforeTheDriverDoes(t *testing.T) {
 	f, c, truth := &fakeBackend{}, &clock{at: time.Hour}, &fakeTruth{}
 	h := newHost(t, truth)
 	h.options.Clock, h.options.Grace, h.options.Policy = c.now, grace, enforcer.Policy{Bypass: api.Refuse}
-	h.options.Backend = &onlooker{f, t, h.options.StateDir}
+	h.options.Backend = &onlooker{f, t, h}
 	as := func(enforcement api.Enforcement) {
 		t.Helper()
 		h.stop()
@@ -103,24 +107,6 @@ func TestTheStoreKnowsOfLimitsBeforeTheDriverDoes(t *testing.T) {
 	for id, cgroup := range cgroups {
 		f.are(t, id, cgroup, driver.NoLimit, driver.NoLimit)
 	}
-}
-
-func TestTheDriverIsToldOnceTheDiskKnows(t *testing.T) {
-	f := &fakeBackend{}
-	h, b := newNativeBox(t, f)
-	if h == nil {
-		return
-	}
-	for _, device := range []string{gpu0, gpu1} {
-		if err := f.Unlimit(b.cgroup, device); err != nil {
-			t.Fatal(err)
-		}
-	}
-	h.NotOnDisk("c")
-	eventually(t, "the driver is told", func() bool {
-		bytes, _ := f.Limited(b.cgroup, gpu0)
-		return bytes == 4*gib
-	})
 }
 
 // onSimulatedDriver runs the calling test as inV2 does, where the driver is the simulated one and has limits. In that run it

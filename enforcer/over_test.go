@@ -133,19 +133,14 @@ func TestSlicesOfAnEarlierBootAreDropped(t *testing.T) {
 	h := newHost(t, &fakeTruth{})
 	p, _ := h.session("s", on(gpu0, 60*gib)) // its first process is alive: it is not for that
 	h.stop()
-	s, _, err := store.Open(filepath.Join(h.options.StateDir, "gpuslice.db"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	records, err := s.Slices()
-	if err != nil || len(records) != 1 {
-		t.Fatal(records, err)
-	}
-	records[0].BootID = "another"
-	if err := errors.Join(s.PutSlice(records[0]), s.Close()); err != nil {
+	another := store.RunFile(h.options.RunDir, "another")
+	if err := os.Rename(h.runFile(), another); err != nil {
 		t.Fatal(err)
 	}
 	h.start()
+	if _, err := os.Lstat(another); !errors.Is(err, os.ErrNotExist) {
+		t.Error(err)
+	}
 	if all := slicesOf(t, h); len(all) != 0 {
 		t.Errorf("%+v", all)
 	}

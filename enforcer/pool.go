@@ -98,10 +98,9 @@ func (p *pool) recommit() {
 	p.e.commit(p, has)
 }
 
-// stored is the pool as the store keeps it. Called with mu held, or before anybody knows the pool.
-func (p *pool) stored() store.Pool {
-	r := store.Pool{
-		Name: p.name, Quotas: p.quotas, Created: p.created, BootID: p.e.boot,
+// stored is what the store keeps of the pool for this boot. Called with mu held, or before anybody knows the pool.
+func (p *pool) stored() store.PoolState {
+	r := store.PoolState{
 		LedgerName: p.identity.Name, LedgerDev: p.identity.Dev, LedgerInode: p.identity.Inode,
 	}
 	for _, d := range p.devices {
@@ -238,7 +237,7 @@ func (p *pool) addDevice(uuid driver.UUID, total uint64) error {
 	}
 	index := len(p.devices)
 	p.devices = append(p.devices, p.describe(uuid, limit, total))
-	err := p.e.store.PutPool(p.stored()) // on disk first, as for a slice
+	err := p.e.store.PutPoolState(p.name, p.stored()) // first, as for a slice
 	if err == nil {
 		killpoint.Pass("pool.device")
 		err = p.write(index)

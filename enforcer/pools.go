@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"context"
 	"crypto/rand"
+	"errors"
 	"maps"
 	"slices"
 	"strings"
@@ -48,7 +49,10 @@ func (e *Enforcer) CreatePool(ctx context.Context, name string, r api.PoolReques
 	}
 	killpoint.Pass("pool.ledger")
 	if err == nil {
-		err = e.store.PutPool(p.stored())
+		err = e.store.PutPoolState(name, p.stored())
+	}
+	if err == nil {
+		err = e.store.PutPool(store.Pool{Name: name, Quotas: quotas, Created: p.created})
 	}
 	if err != nil {
 		e.commit(p, nil)
@@ -127,16 +131,20 @@ func (p *pool) set(quotas []api.Quota) error {
 	if err := p.e.admit(p, wants); err != nil {
 		return err
 	}
-	// On disk first. A restart writes what it finds there into the page.
+	// Stored first: the highest limits, then the quotas. A restart writes what follows from these into the page.
 	r := p.stored()
-	r.Quotas, r.Limits = merged, nil
+	r.Limits = nil
 	for i, d := range devices {
 		d.most = d.mostLimit()
 		r.Limits = append(r.Limits, store.Limit{Device: d.uuid, Bytes: limits[i], Total: d.Total, Most: above(d.most, limits[i])})
 	}
-	if err := p.e.store.PutPool(r); err != nil {
+	err := p.e.store.PutPoolState(p.name, r)
+	if err == nil {
+		err = p.e.store.PutPool(store.Pool{Name: p.name, Quotas: merged, Created: p.created})
+	}
+	if err != nil {
 		p.e.commit(p, had)
-		return err
+		return errors.Join(err, p.e.store.PutPoolState(p.name, p.stored()))
 	}
 	killpoint.Pass("pool.set.stored")
 	p.quotas, p.devices = merged, devices

@@ -17,7 +17,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/process"
 )
 
-// Register makes a slice. When it returns without an error the slice is on disk and its processes can attach.
+// Register makes a slice. When it returns without an error the slice is in the store and its processes can attach.
 func (e *Enforcer) Register(ctx context.Context, r api.RegisterRequest) (api.RegisterReply, error) {
 	return e.counted(func() (api.RegisterReply, error) { return e.register(ctx, r, nil) })
 }
@@ -46,30 +46,26 @@ func (e *Enforcer) register(ctx context.Context, r api.RegisterRequest, limit *U
 	if err != nil {
 		return api.RegisterReply{}, err
 	}
-	stored, err := e.decide(ctx, s, limit)
-	if err != nil {
+	if err := e.decide(ctx, s, limit); err != nil {
 		return api.RegisterReply{}, err
 	}
 	killpoint.Pass("register.decided")
-	// Without the lock, so that those who are decided on meanwhile come with the same sync of the disk or the next: a
-	// hundred containers that start together wait for a few.
-	if err := e.serve(s, stored()); err != nil {
+	if err := e.serve(s); err != nil {
 		return api.RegisterReply{}, err
 	}
 	killpoint.Pass("register.done")
 	return api.RegisterReply{Slice: s.show(false), Dir: s.dir, Library: e.options.Library}, nil
 }
 
-// decide gives a slice its id, its cgroup and its quotas, or says why it cannot have them. When it returns, the slice counts
-// for whoever asks next, and what goes to the disk goes there in the order of the decisions. Nobody has been told yet,
-// and nobody can attach: what stored returns says whether anybody may.
-func (e *Enforcer) decide(ctx context.Context, s *slice, limit *UserLimit) (stored func() error, err error) {
+// decide gives a slice its id, its cgroup and its quotas, or says why it cannot have them. When it returns, the slice is stored and
+// counts for whoever asks next. Nobody has been told yet, and nobody can attach.
+func (e *Enforcer) decide(ctx context.Context, s *slice, limit *UserLimit) error {
 	if err := e.lockChange(); err != nil {
 		s.leave()
-		return nil, err
+		return err
 	}
 	defer e.change.Unlock()
-	err = ctx.Err() // who asked is gone: nobody would release it
+	err := ctx.Err() // who asked is gone: nobody would release it
 	if err == nil {
 		err = e.enterPool(s)
 	}
@@ -84,18 +80,21 @@ func (e *Enforcer) decide(ctx context.Context, s *slice, limit *UserLimit) (stor
 	}
 	if err != nil {
 		s.leave()
-		return nil, err
+		return err
 	}
-	if err := s.make(); err != nil {
-		return nil, errors.Join(err, e.release(s, causeFailed))
+	if err = s.make(); err == nil {
+		err = e.store.PutSlice(s.stored())
 	}
-	record := s.stored()
+	if err != nil {
+		s.mayBeLimited = false // the driver is told nothing of which the store does not know
+		return errors.Join(err, e.release(s, causeFailed))
+	}
 	e.enter(s)
-	return e.store.BeginSlice(record), nil
+	return nil
 }
 
-// serve opens a slice to its processes, once its record is on disk; stored is why it is not.
-func (e *Enforcer) serve(s *slice, stored error) error {
+// serve opens a slice to its processes, once its record is stored.
+func (e *Enforcer) serve(s *slice) error {
 	if err := e.lockChange(); err != nil {
 		return err
 	}
@@ -103,11 +102,8 @@ func (e *Enforcer) serve(s *slice, stored error) error {
 	if e.find(s.id()) != s { // by its id, or because its first process had ended
 		return api.Errorf(api.CodeNotFound, "slice %s was released while it was being registered", s.id())
 	}
-	err := stored
-	if err == nil {
-		killpoint.Pass("register.stored")
-		err = s.startNative()
-	}
+	killpoint.Pass("register.stored")
+	err := s.startNative()
 	if err == nil {
 		err = s.listen()
 	}
@@ -154,10 +150,7 @@ func (e *Enforcer) newSlice(ctx context.Context, r api.RegisterRequest) (*slice,
 		s.leave()
 		return nil, api.Errorf(api.CodeBadRequest, "slice %s: %v", r.ID, err)
 	}
-	if s.generation, err = e.store.NextGeneration(); err != nil {
-		s.leave()
-		return nil, err
-	}
+	s.generation = e.nextGeneration()
 	s.dir = e.sliceDir(r.ID, s.generation)
 	s.mayBeLimited = e.enforcesOn(s)
 	if !s.watchesFirst() {
@@ -165,6 +158,18 @@ func (e *Enforcer) newSlice(ctx context.Context, r api.RegisterRequest) (*slice,
 		init.Close()
 	}
 	return s, nil
+}
+
+// nextGeneration is a number that no slice of this boot had before, higher than all of them, also after a restart: microseconds since
+// boot.
+func (e *Enforcer) nextGeneration() uint64 {
+	for {
+		last := e.lastGeneration.Load()
+		next := max(last+1, uint64(sinceBoot().Microseconds()))
+		if e.lastGeneration.CompareAndSwap(last, next) {
+			return next
+		}
+	}
 }
 
 // mayBegin says why who asks may not begin a session with that process: it takes the process, and all below it,

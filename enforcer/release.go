@@ -18,7 +18,6 @@ const (
 	causeExpired  = "expired"  // its time was over
 	causeReplaced = "replaced" // it had ended, and another took its id or cgroup
 	causeFailed   = "failed"   // its registration
-	causeRebooted = "rebooted" // the host was, while no enforcer ran
 )
 
 // Release ends a slice: of that generation only, unless it is 0. Without force, one whose processes are alive
@@ -56,7 +55,6 @@ func (e *Enforcer) release(s *slice, cause string) error {
 	s.mu.Lock()
 	s.outlive()
 	err := e.store.Retire(s.stored())
-	s.limitsKnown = s.limitsKnown || err == nil
 	killpoint.Pass("release.marked")
 	if s.ledger != nil && (s.state == api.Active || s.state == api.Expired) {
 		s.tellCounts(true)
@@ -72,9 +70,9 @@ func (e *Enforcer) release(s *slice, cause string) error {
 	s.let()
 	s.mu.Unlock()
 	if err != nil {
-		// The disk is full or gone. The slice is over all the same, and the store says so once the disk is well. A restart before
-		// that finds a record of something that is dead, and drops it; or a page that is closed, and gives nothing more.
-		s.log.Error("the release of a slice is not on disk", "err", err)
+		// The run directory is full. The slice is over all the same, and the store says so once it can. A restart before that
+		// finds a record of something that is dead, and drops it; or a page that is closed, and gives nothing more.
+		s.log.Error("release not persisted: it is tried again", "err", err)
 	}
 	s.log.Info("slice released", "generation", s.generation, "cause", cause)
 	e.count(func(c Counter) { c.Released(cause) })
@@ -147,13 +145,10 @@ func (e *Enforcer) clear(s *slice) {
 	s.mu.Unlock()
 	e.removeSliceDir(s.dir)
 	killpoint.Pass("release.removed")
-	forgotten := e.store.Forget(s.generation)
+	if err := e.store.Forget(s.id(), s.generation); err != nil {
+		s.log.Error("record of a released slice not deleted: it is tried again", "err", err)
+	}
 	killpoint.Pass("release.done")
-	go func() {
-		if err := <-forgotten; err != nil {
-			s.log.Error("a slice that is cleared away is still on disk", "err", err)
-		}
-	}()
 }
 
 // lingers says whether a released slice has processes: a container's may still use what is bound there, a session's hold what

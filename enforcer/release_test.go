@@ -5,6 +5,7 @@ package enforcer_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"syscall"
@@ -137,4 +138,47 @@ func TestALateReleaseDoesNotEndTheNextSliceOfThatID(t *testing.T) {
 		t.Fatal(err)
 	}
 	h.see("s")
+}
+
+// A slice means nothing after the host's boot, so no part of its life waits for the disk that survives it: of many that are released
+// together none waits for the others' syncs.
+func TestASliceWritesNothingToTheStateDirectory(t *testing.T) {
+	h := newHost(t, nil)
+	files := func() map[string]string {
+		all := make(map[string]string)
+		entries, err := os.ReadDir(h.options.StateDir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, entry := range entries {
+			text, err := os.ReadFile(filepath.Join(h.options.StateDir, entry.Name()))
+			if err != nil {
+				t.Fatal(err)
+			}
+			info, err := entry.Info()
+			if err != nil {
+				t.Fatal(err)
+			}
+			all[entry.Name()] = fmt.Sprint(info.ModTime(), info.Size(), string(text))
+		}
+		return all
+	}
+	before := files()
+	p, _ := h.session("s", on(gpu0, 4*gib))
+	p.uses().must("charge 0 %d", gib)
+	if _, err := h.Change(context.Background(), "s", api.ChangeRequest{Quotas: []api.Quota{on(gpu0, 2*gib)}}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := h.Release(context.Background(), "s", 0, true); err != nil {
+		t.Fatal(err)
+	}
+	after := files()
+	if len(after) != len(before) {
+		t.Errorf("%d files, %d before", len(after), len(before))
+	}
+	for name, was := range before {
+		if after[name] != was {
+			t.Errorf("%s was written", name)
+		}
+	}
 }

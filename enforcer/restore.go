@@ -5,7 +5,6 @@ package enforcer
 import (
 	"errors"
 	"fmt"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -20,14 +19,13 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/store"
 )
 
-const storeName = "gpuslice.db"
+// beforeWrite is for tests.
+var beforeWrite func(key string) error
 
-func openStore(dir string, log *slog.Logger) (*store.Store, error) {
-	s, report, err := store.Open(filepath.Join(dir, storeName))
-	if report != "" {
-		log.Error(report)
-	}
-	return s, err
+func (e *Enforcer) openStore() (err error) {
+	o := &e.options
+	e.store, err = store.Open(store.Options{RunDir: o.RunDir, StateDir: o.StateDir, Boot: e.boot, Log: e.log, Before: beforeWrite})
+	return err
 }
 
 // restore takes up the slices of the store that are still alive, and drops the others.
@@ -53,47 +51,37 @@ func (e *Enforcer) restore() error {
 	}
 	for _, r := range slices.Concat(records, released) {
 		e.pages.want(ledger.Identity{Name: r.LedgerName, Dev: r.LedgerDev, Inode: r.LedgerInode})
+		e.lastGeneration.Store(max(e.lastGeneration.Load(), r.Generation))
 	}
-	for _, r := range pools {
-		e.pages.want(ledger.Identity{Name: r.LedgerName, Dev: r.LedgerDev, Inode: r.LedgerInode})
+	for _, p := range pools {
+		e.pages.want(p.identity)
 	}
 	keep := make(map[string]bool)
 	alive := make(map[*slice]store.Slice)
-	var otherBoot, ended int
 	for _, r := range records {
-		cause := causeEnded
-		if r.BootID == e.boot {
-			if s := e.revive(r); s.running() {
-				alive[s] = r
-				keep[s.dir] = true
-				continue
-			} else {
-				s.leave()
-				if s.request.Session && e.pages.has(s.identity) { // somebody outlives it
-					if err := e.store.Retire(r); err != nil {
-						e.log.Error("the release of a slice is not on disk yet", "slice", r.Request.ID, "err", err)
-					}
-					released = append(released, r)
-				}
+		s := e.revive(r)
+		if s.running() {
+			alive[s] = r
+			keep[s.dir] = true
+			continue
+		}
+		s.leave()
+		if s.request.Session && e.pages.has(s.identity) { // somebody outlives it
+			if err := e.store.Retire(r); err != nil {
+				e.log.Error("release not persisted: it is tried again", "slice", r.Request.ID, "err", err)
 			}
-			ended++
-			e.log.Info("a slice ended while no enforcer ran", "slice", r.Request.ID, "generation", r.Generation)
-		} else {
-			otherBoot++
-			cause = causeRebooted
+			released = append(released, r)
+		} else if err := e.store.Forget(r.Request.ID, r.Generation); err != nil {
+			e.log.Error("record of a slice that has ended not deleted: it is tried again", "slice", r.Request.ID, "err", err)
 		}
-		if err := e.store.DeleteSlice(r.Request.ID, r.Generation); err != nil {
-			e.log.Error("a slice that has ended is still on disk; the next enforcer drops it", "slice", r.Request.ID, "err", err)
-		}
+		e.log.Info("a slice ended while no enforcer ran", "slice", r.Request.ID, "generation", r.Generation)
 		e.events.Append(api.Event{
 			Kind: api.EventReleased, Slice: r.Request.ID, Generation: r.Generation,
-			Container: r.Request.Container, Tenant: r.Request.Tenant, Cause: cause,
+			Container: r.Request.Container, Tenant: r.Request.Tenant, Cause: causeEnded,
 		})
 	}
 	for _, r := range released {
-		if r.BootID == e.boot {
-			keep[r.Dir] = true
-		}
+		keep[r.Dir] = true
 	}
 	e.sweep(keep)
 	// All of them are known before any is opened: which slice a process belongs to depends on all.
@@ -102,22 +90,16 @@ func (e *Enforcer) restore() error {
 		e.enter(s)
 	}
 	e.reopenPools(pools, released)
-	// Their records go to the disk together, and are waited for one after the other.
-	stored := make(map[*slice]func() error)
-	for s, r := range alive {
-		if stored[s], err = e.findLedger(s, r); err != nil {
-			s.untaken(err)
-		}
-	}
 	for s, r := range alive {
 		// One slice that cannot be served must not keep all others from it.
-		if wait := stored[s]; wait != nil {
-			if err := wait(); err != nil {
-				s.untaken(errLate(err))
-				e.late.slices[s] = r
-			} else {
-				s.takeUp(r)
-			}
+		switch late, err := e.findLedger(s, r); {
+		case late:
+			s.untaken(errLate(err))
+			e.late.slices[s] = r
+		case err != nil:
+			s.untaken(err)
+		default:
+			s.takeUp(r)
 		}
 		if err := e.watchSlice(s); err != nil {
 			s.untaken(err)
@@ -134,11 +116,8 @@ func (e *Enforcer) restore() error {
 		}
 	}
 	e.sayOvergiven()
-	if otherBoot > 0 {
-		e.log.Info("the slices of an earlier boot are dropped", "count", otherBoot)
-	}
-	if len(records) > otherBoot {
-		e.log.Info("slices taken up again", "count", len(alive), "ended", ended)
+	if len(records) > 0 {
+		e.log.Info("slices taken up again", "count", len(alive), "ended", len(records)-len(alive))
 	}
 	return nil
 }
@@ -163,8 +142,7 @@ func (e *Enforcer) revive(r store.Slice) *slice {
 			s.devices = append(s.devices, d)
 		}
 	}
-	s.inherited, s.limitsKnown = r.Native, r.Native
-	s.mayBeLimited = r.Native || e.enforcesOn(s)
+	s.inherited, s.mayBeLimited = r.Native, r.Native
 	if s.watchesFirst() {
 		s.init, _ = process.Again(r.Request.PID, r.InitStart)
 	}
@@ -193,9 +171,6 @@ func (s *slice) closeLeft() bool {
 // finish goes on with a release where a former enforcer stopped: the page may not be closed yet, and what the slice
 // left on the host has to go once its processes have.
 func (e *Enforcer) finish(r store.Slice) error {
-	if r.BootID != e.boot {
-		return <-e.store.Forget(r.Generation)
-	}
 	s := e.revive(r)
 	taken := e.uses(s.cgroup) // by one that has begun since
 	s.mu.Lock()
@@ -205,7 +180,7 @@ func (e *Enforcer) finish(r store.Slice) error {
 		e.commit(s, s.remainder())
 	}
 	if !taken {
-		s.tellStore(func() error { return e.store.Retire(s.stored()) })
+		s.storeNative(r, func() error { return e.store.Retire(s.stored()) })
 		s.denyNative()
 	}
 	s.state = api.Released
@@ -220,24 +195,25 @@ func (e *Enforcer) finish(r store.Slice) error {
 	return e.clearOnceEmpty(s)
 }
 
-// findLedger finds the slice's ledger again, or makes one. What it returns says whether that is on disk.
-func (e *Enforcer) findLedger(s *slice, r store.Slice) (stored func() error, err error) {
+// findLedger finds the slice's ledger again, or makes one; late says that an error may pass.
+func (e *Enforcer) findLedger(s *slice, r store.Slice) (late bool, err error) {
 	if s.pool == nil && s.request.Pool != "" {
-		return nil, fmt.Errorf("its pool %s is gone", s.request.Pool)
+		return false, fmt.Errorf("its pool %s is gone", s.request.Pool)
 	}
 	if s.ledger = s.e.pages.fetch(s.identity); s.ledger != nil {
 		s.recover(r)
-		return func() error { return nil }, nil
+		return false, nil
 	}
 	if len(s.devices) == 0 { // there was no driver truth when it began, and its quotas were promised all the same
 		s.devices = s.foresee()
 		e.commit(s, s.commitment())
 	}
 	if err := s.lost(); err != nil {
-		return nil, err
+		return false, err
 	}
 	// Nobody has it mapped, so nobody has charged anything, and nobody can.
-	return s.beginAgain(r.LedgerName), nil
+	err = s.beginAgain(r.LedgerName)
+	return err != nil, err
 }
 
 // lost says why a slice whose ledger was not found gets no other: one of its processes may have it, and what that has charged
@@ -300,7 +276,7 @@ func (s *slice) takeUp(r store.Slice) {
 	if r.Native && len(s.e.native.devices) == 0 {
 		s.log.Warn("the driver may hold the slice to the quota that it had, and without NVML it cannot be told another one", "cgroup", s.cgroup.String())
 	}
-	s.resumeNative()
+	s.resumeNative(r)
 	s.mu.Unlock()
 	killpoint.Pass("restore.limited")
 	killpoint.Pass("restore.ledger")

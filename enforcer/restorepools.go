@@ -17,25 +17,32 @@ import (
 
 // loadPools makes the pools of the store known, without their ledgers. A pool outlives its members, and the host's boot: its
 // quotas do.
-func (e *Enforcer) loadPools() (map[*pool]store.Pool, error) {
-	records, err := e.store.Pools()
+//
+// What counts of a quota is what survives the host; a device's limit of 0 is of one of which the pool could be given nothing.
+func (e *Enforcer) loadPools() ([]*pool, error) {
+	states, err := e.store.PoolStates()
 	if err != nil {
 		return nil, err
 	}
-	loaded := make(map[*pool]store.Pool)
-	for _, r := range records {
+	var loaded []*pool
+	for _, r := range e.store.Pools() {
 		p := e.newPool(r.Name, r.Created, r.Quotas)
-		if r.BootID == e.boot {
-			p.identity = ledger.Identity{Name: r.LedgerName, Dev: r.LedgerDev, Inode: r.LedgerInode}
-			for _, l := range r.Limits {
-				if uuid, err := driver.ParseUUID(l.Device); err == nil {
-					d := p.describe(uuid, l.Bytes, l.Total)
-					d.most = l.Most
-					p.devices = append(p.devices, d)
-				}
+		state := states[r.Name]
+		p.identity = ledger.Identity{Name: state.LedgerName, Dev: state.LedgerDev, Inode: state.LedgerInode}
+		for _, l := range state.Limits {
+			uuid, err := driver.ParseUUID(l.Device)
+			if err != nil {
+				continue
 			}
+			limit := l.Bytes
+			if limit != 0 {
+				limit, _ = quotaOn(p.quotas, uuid.Raw, l.Total)
+			}
+			d := p.describe(uuid, limit, l.Total)
+			d.most = l.Most
+			p.devices = append(p.devices, d)
 		}
-		loaded[p] = r
+		loaded = append(loaded, p)
 		e.pools[r.Name] = p
 	}
 	return loaded, nil
@@ -43,11 +50,11 @@ func (e *Enforcer) loadPools() (map[*pool]store.Pool, error) {
 
 // reopenPools finds the pools' ledgers again, or makes new ones: before any slice listens, since who attaches to a member
 // needs the pool.
-func (e *Enforcer) reopenPools(loaded map[*pool]store.Pool, released []store.Slice) {
-	for p, r := range loaded {
-		late, err := p.reopen(r, released)
+func (e *Enforcer) reopenPools(loaded []*pool, released []store.Slice) {
+	for _, p := range loaded {
+		late, err := p.reopen(released)
 		if late {
-			e.late.pools[p] = r
+			e.late.pools[p] = struct{}{}
 			err = errLate(err)
 		}
 		if err != nil {
@@ -68,10 +75,11 @@ func (p *pool) untaken(err error) {
 }
 
 // reopen finds the pool's ledger again, or makes one; late says that an error may pass.
-func (p *pool) reopen(r store.Pool, released []store.Slice) (late bool, err error) {
+func (p *pool) reopen(released []store.Slice) (late bool, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if r.BootID == p.e.boot {
+	known := p.identity != ledger.Identity{} // else it was made before the host's boot
+	if known {
 		if p.ledger = p.e.pages.fetch(p.identity); p.ledger != nil {
 			return false, p.recover()
 		}
@@ -79,15 +87,15 @@ func (p *pool) reopen(r store.Pool, released []store.Slice) (late bool, err erro
 	if len(p.devices) == 0 {
 		p.devices = p.foresee()
 	}
-	if r.BootID == p.e.boot {
+	if known {
 		pids, err := p.e.pages.mayBeWith(p.identity, func() (func(int) bool, error) { return p.letIn(released) })
 		if err := errors.Join(err, errLost(pids)); err != nil {
 			return false, err
 		}
 	}
 	// Nobody has it mapped, so nobody has charged anything to it, and nobody can.
-	if err = p.beginAgain(r); err == nil {
-		err = p.e.store.PutPool(p.stored())
+	if err = p.beginAgain(); err == nil {
+		err = p.e.store.PutPoolState(p.name, p.stored())
 	}
 	return err != nil, err
 }
@@ -101,7 +109,7 @@ func (p *pool) letIn(released []store.Slice) (func(pid int) bool, error) {
 		add(s.letIn())
 	}
 	for _, r := range released {
-		if r.BootID != p.e.boot || r.Request.Pool != p.name {
+		if r.Request.Pool != p.name {
 			continue
 		}
 		add(func(pid int) bool {

@@ -73,8 +73,6 @@ type slice struct {
 	survivors []*process.Handle // of a session that is released, or who may have a ledger that was not found; guarded by mu, and once it is released by the enforcer's change
 
 	mayBeLimited bool              // the driver has limits of its cgroup, or is going to (native.go)
-	limitsKnown  bool              // to the store: before that the driver is not told
-	limitsUntold bool              // to the driver, since the disk could not be told first
 	inherited    bool              // it may have some of a former enforcer
 	unlimited    map[[16]byte]bool // devices on which the driver could not be given a limit
 	stale        map[[16]byte]bool // devices on which the driver's limit is not what it should be: it is told again and again
@@ -108,7 +106,7 @@ func (s *slice) stored() store.Slice {
 	r := store.Slice{
 		Request: s.request, Generation: s.generation, Created: s.created,
 		Changing: s.changing, Suspended: s.lending, Deadline: s.deadline, Expired: s.expired, Asked: s.asked,
-		BootID: s.e.boot, InitStart: s.initStart,
+		InitStart:   s.initStart,
 		CgroupMount: s.cgroup.Mount, CgroupRel: s.cgroup.Rel, CgroupInode: s.cgroup.Inode, CgroupV2: s.cgroup.V2,
 		Native: s.mayBeLimited,
 		Dir:    s.dir, LedgerName: s.identity.Name, LedgerDev: s.identity.Dev, LedgerInode: s.identity.Inode,
@@ -214,9 +212,6 @@ func (s *slice) check() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.tellTurned()
-	if s.limitsUntold && s.e.diskIsWell() {
-		s.resumeNative()
-	}
 	switch s.state {
 	case api.Active:
 		if err := s.verify(); err != nil {

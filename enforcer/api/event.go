@@ -75,7 +75,7 @@ type Event struct {
 	Overhead *uint64 `json:"overhead,omitempty"`
 
 	Bytes uint64 `json:"bytes,omitempty"` // of EventRecovered; of EventBypass and what follows from it, those past the ledger
-	Cause string `json:"cause,omitempty"` // of EventReleased: asked, ended, expired, replaced, or rebooted; of EventChanged: quota, or ttl; of EventDenied: a sentence; of EventBypass: one of Bypass*; of EventMissed: MissedRestarted, or nothing
+	Cause string `json:"cause,omitempty"` // of EventReleased: asked, ended, expired, or replaced; of EventChanged: quota, or ttl; of EventDenied: a sentence; of EventBypass: one of Bypass*; of EventMissed: MissedRestarted, or nothing
 
 	Action Action `json:"action,omitempty"` // of EventBypass: what is done about it
 

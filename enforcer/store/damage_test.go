@@ -3,52 +3,19 @@
 package store
 
 import (
+	"bytes"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"reflect"
 	"strings"
+	"syscall"
 	"testing"
 
 	"go.etcd.io/bbolt"
 )
-
-func read(t testing.TB, path string) []byte {
-	t.Helper()
-	b, err := os.ReadFile(path)
-	check(t, err)
-	return b
-}
-
-func write1(t testing.TB, path string, data []byte) {
-	t.Helper()
-	check(t, os.WriteFile(path, data, 0o600))
-}
-
-// lived is a file with a past: branch pages, values that overflow a page, free pages, and what is in it.
-func lived(t testing.TB, slices int) ([]byte, []Slice) {
-	t.Helper()
-	path := filepath.Join(t.TempDir(), "slices.db")
-	s := mustOpen(t, path)
-	for i := range slices {
-		slice := example(fmt.Sprintf("slice-%03d", i), uint64(i))
-		if i%9 == 1 {
-			slice.Dir = strings.Repeat("long/", 1500)
-		}
-		check(t, s.PutSlice(slice))
-	}
-	for i := range slices / 3 {
-		check(t, s.DeleteSlice(fmt.Sprintf("slice-%03d", i*2), uint64(i*2)))
-	}
-	check(t, s.PutContext("NVIDIA H100", 500<<20))
-	_, err := s.NextGeneration()
-	check(t, err)
-	want, err := s.Slices()
-	check(t, err)
-	check(t, s.Close())
-	return read(t, path), want
-}
 
 func aside(t testing.TB, path, kind string) []string {
 	t.Helper()
@@ -57,193 +24,213 @@ func aside(t testing.TB, path, kind string) []string {
 	return files
 }
 
-func TestADamagedFileIsReportedAndKept(t *testing.T) {
-	healthy, _ := lived(t, 12)
+// keptAside says that the file was kept as it was, and that the log says where.
+func (p *place) keptAside(path, kind string, data []byte) {
+	p.t.Helper()
+	kept := aside(p.t, path, kind)
+	if len(kept) != 1 || !bytes.Equal(read(p.t, kept[0]), data) {
+		p.t.Fatalf("the file was not kept as it was: %q", kept)
+	}
+	if !strings.Contains(p.log.String(), kept[0]) {
+		p.t.Errorf("it is not reported: %s", p.log.String())
+	}
+}
+
+// lived is both files with a past.
+func lived(t testing.TB) (run, state []byte) {
+	t.Helper()
+	p := newPlace(t)
+	s := p.open()
+	for i := range 12 {
+		slice := example(fmt.Sprintf("slice-%03d", i), uint64(i))
+		if i%9 == 1 {
+			slice.Dir = strings.Repeat("long/", 1500)
+		}
+		check(t, s.PutSlice(slice))
+	}
+	for i := range 4 {
+		check(t, s.Forget("", uint64(i*2)))
+	}
+	check(t, s.PutPool(examplePool("p")))
+	check(t, s.PutContext("NVIDIA H100", 500<<20))
+	check(t, s.Close())
+	return read(t, p.runFile()), read(t, p.stateFile())
+}
+
+func TestADamagedRunFileIsReportedAndKept(t *testing.T) {
+	healthy, _ := lived(t)
+	text := bytes.ReplaceAll(healthy, []byte(`{"request"`), []byte(`[["request"`)[:10])
 	for name, data := range map[string][]byte{
-		"empty":                    {},
-		"text":                     []byte("this is not a database"),
-		"zeros":                    make([]byte, len(healthy)),
-		"truncated":                healthy[:len(healthy)/2],
-		"the first page only":      healthy[:4096],
-		"older meta page gone bad": flipped(healthy, 8*(0*4096+16+40)),
-		"newer meta page gone bad": flipped(healthy, 8*(1*4096+16+40)),
+		"empty":               {},
+		"text":                []byte("this is not a database"),
+		"zeros":               make([]byte, len(healthy)),
+		"zeros behind":        append(bytes.Clone(healthy[:2*os.Getpagesize()]), make([]byte, len(healthy))...),
+		"truncated":           healthy[:3*os.Getpagesize()],
+		"the first page only": healthy[:os.Getpagesize()],
+		"a record":            text,
 	} {
 		t.Run(name, func(t *testing.T) {
-			path := filepath.Join(t.TempDir(), "slices.db")
-			write1(t, path, data)
-			s, report, err := Open(path)
-			check(t, err)
-			defer s.Close()
-			kept := aside(t, path, "damaged")
-			if len(kept) != 1 || !reflect.DeepEqual(read(t, kept[0]), data) {
-				t.Fatalf("the file was not kept as it was: %q", kept)
-			}
-			if !strings.Contains(report, kept[0]) || strings.Contains(report, "\n") {
-				t.Errorf("the report is not one sentence that names the file: %q", report)
-			}
+			p := newPlace(t)
+			write(t, p.runFile(), data)
+			s := p.openAny()
+			p.keptAside(p.runFile(), "damaged", data)
+			same(t, slicesIn(t, s), nil)
 			check(t, s.PutSlice(example("a", 1)))
+			check(t, s.Close())
+			same(t, slicesIn(t, p.open()), []Slice{example("a", 1)})
 		})
 	}
 }
 
 func TestANewerFileIsReportedAndKept(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "slices.db")
-	s := mustOpen(t, path)
-	check(t, s.write(func(tx *bbolt.Tx) error {
-		if _, err := tx.CreateBucket([]byte("phases")); err != nil { // as the next version would
-			return err
-		}
-		return putAbout(tx, keySchema, Schema+1)
+	p := newPlace(t)
+	s := p.open()
+	check(t, s.run.Update(func(tx *bbolt.Tx) error {
+		return tx.Bucket(bucketAbout).Put(keySchema, binary.BigEndian.AppendUint64(nil, runSchema+1))
 	}))
 	check(t, s.Close())
-	s, report, err := Open(path)
-	check(t, err)
-	defer s.Close()
-	if kept := aside(t, path, "newer"); len(kept) != 1 || !strings.Contains(report, "newer version") {
-		t.Errorf("kept %q, reported %q", kept, report)
+	run := read(t, p.runFile())
+	state := bytes.Replace(read(t, p.stateFile()), []byte("state 2"), []byte("state 3"), 1)
+	write(t, p.stateFile(), state)
+	p.openAny()
+	p.keptAside(p.runFile(), "newer", run)
+	p.keptAside(p.stateFile(), "newer", state)
+	if !strings.Contains(p.log.String(), "newer version") {
+		t.Error(p.log.String())
 	}
 }
 
 func TestFilesSetAsideInOneSecondDoNotReplaceEachOther(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "slices.db")
+	p := newPlace(t)
 	for i := range 3 {
-		write1(t, path, []byte{byte(i)})
-		s, _, err := Open(path)
-		check(t, err)
-		check(t, s.Close())
+		write(t, p.stateFile(), []byte{byte(i)})
+		check(t, p.openAny().Close())
 	}
-	if kept := aside(t, path, "damaged"); len(kept) != 3 {
+	if kept := aside(t, p.stateFile(), "damaged"); len(kept) != 3 {
 		t.Errorf("kept %q, want three", kept)
 	}
 }
 
 func TestWhatIsNoFileIsLeftAlone(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "slices.db")
-	check(t, os.Mkdir(path, 0o700))
-	if _, _, err := Open(path); err == nil {
-		t.Error("a directory was opened")
-	}
-	if _, err := os.Stat(path); err != nil {
-		t.Error("the directory is gone")
+	for _, path := range []func(*place) string{(*place).runFile, (*place).stateFile} {
+		p := newPlace(t)
+		check(t, os.MkdirAll(path(p), 0o700))
+		if _, err := Open(p.Options); err == nil {
+			t.Error("a directory was opened")
+		}
+		if _, err := os.Stat(path(p)); err != nil {
+			t.Error("the directory is gone")
+		}
 	}
 }
 
-func flipped(data []byte, bit int) []byte {
-	data = append([]byte(nil), data...)
-	data[bit/8] ^= 1 << (bit % 8)
-	return data
+func TestNoFlippedBitLosesAPoolInSilence(t *testing.T) {
+	_, data := lived(t)
+	_, err := decode(data)
+	check(t, err)
+	for bit := range 8 * len(data) {
+		damaged := bytes.Clone(data)
+		damaged[bit/8] ^= 1 << (bit % 8)
+		if d, err := decode(damaged); err == nil {
+			t.Fatalf("bit %d: %+v", bit, d)
+		}
+	}
+	for n := range data {
+		if d, err := decode(data[:n]); err == nil {
+			t.Fatalf("%d bytes: %+v", n, d)
+		}
+	}
+	p := newPlace(t)
+	data[len(data)/2] ^= 4
+	write(t, p.stateFile(), data)
+	s := p.openAny()
+	p.keptAside(p.stateFile(), "damaged", data)
+	same(t, s.Pools(), nil)
 }
 
-// opensWhole opens data and makes sure that it is either refused, or as good as what was written: nothing is lost
-// in silence, nothing crashes, and what was taken as healthy can be worked on.
-func opensWhole(t *testing.T, path string, data []byte, want []Slice) (refused bool) {
-	t.Helper()
-	if verify(data) != nil {
-		return true
-	}
-	write1(t, path, data)
-	s, report, err := Open(path)
-	check(t, err)
-	defer s.Close()
-	if report != "" {
-		t.Fatalf("verify and Open disagree: %s", report)
-	}
-	got, err := s.Slices()
-	check(t, err)
-	if !reflect.DeepEqual(got, want) {
-		t.Fatalf("%d slices without a report, %d were written", len(got), len(want))
-	}
-	contexts, err := s.Contexts()
-	check(t, err)
-	if contexts["NVIDIA H100"] != 500<<20 || s.next < 2 {
-		t.Fatalf("contexts %v, next generation %d", contexts, s.next)
-	}
-	for i := range 3 { // so that freed pages come into use
-		check(t, s.PutSlice(example(fmt.Sprint("more-", i), 1)))
-		check(t, s.DeleteSlice(fmt.Sprint("more-", i), 1))
-	}
-	return false
-}
-
-func TestNoFlippedBitLosesASliceInSilence(t *testing.T) {
-	data, want := lived(t, 16)
-	path := filepath.Join(t.TempDir(), "slices.db")
-	if opensWhole(t, path, data, want) {
-		t.Fatalf("a healthy file is refused: %v", verify(data))
-	}
-	random := rand.New(rand.NewPCG(1, 2))
-	bits := make(map[int]bool)
-	for page := 0; page < len(data); page += os.Getpagesize() {
-		for bit := range 8 * 24 { // headers of pages and of their first entries: all of them
-			bits[8*page+bit] = true
+func FuzzDecode(f *testing.F) {
+	_, data := lived(f)
+	f.Add(data)
+	f.Add([]byte{})
+	f.Fuzz(func(t *testing.T, data []byte) {
+		d, err := decode(data)
+		if err != nil {
+			return
 		}
-		for range 20 { // and of what follows, some
-			bits[8*page+random.IntN(8*os.Getpagesize())] = true
+		again, err := d.encode()
+		check(t, err)
+		back, err := decode(again)
+		check(t, err)
+		a, _ := json.Marshal(d)
+		b, _ := json.Marshal(back)
+		if !bytes.Equal(a, b) {
+			t.Errorf("%s\n%s", a, b)
 		}
-	}
-	free := freePages(t, data)
-	refused, opened := 0, 0
-	for bit := range bits {
-		if bit >= 8*len(data) {
-			continue
-		}
-		damaged := flipped(data, bit)
-		if verify(damaged) != nil {
-			refused++
-			continue
-		}
-		// The many that hit free space are equal to one another: look into some of them. The others, in the pages of trees: into all.
-		page := bit / 8 / os.Getpagesize()
-		if opened++; opened%500 == 0 || page > 1 && !free[page] && bit/8%os.Getpagesize() < 128 {
-			opensWhole(t, path, damaged, want)
-		}
-	}
-	t.Logf("%d bits: %d refused, %d harmless", len(bits), refused, opened)
-	if refused == 0 || opened == 0 {
-		t.Error("the test does not hit what it means to")
-	}
-}
-
-// freePages are those in the newest freelist, and those that were never used.
-func freePages(t *testing.T, data []byte) map[int]bool {
-	t.Helper()
-	newest, err := readMeta(data, 0, 0)
-	check(t, err)
-	second, err := readMeta(data, newest.size, 1)
-	check(t, err)
-	if second.transaction > newest.transaction {
-		newest = second
-	}
-	free := make(map[int]bool)
-	list := data[newest.freelist*newest.size:]
-	for i := range native.Uint16(list[10:]) {
-		free[int(native.Uint64(list[pageHeader+8*int(i):]))] = true
-	}
-	for page := newest.pages; page < uint64(len(data))/newest.size; page++ {
-		free[int(page)] = true
-	}
-	return free
-}
-
-func FuzzOpen(f *testing.F) {
-	data, want := lived(f, 20)
-	f.Add(uint32(0), uint64(0), uint32(len(data)))
-	f.Add(uint32(4096+16+16), uint64(3), uint32(len(data)))
-	f.Add(uint32(0), uint64(1), uint32(8192))
-	f.Fuzz(func(t *testing.T, at uint32, xor uint64, size uint32) {
-		damaged := append([]byte(nil), data[:min(int(size), len(data))]...)
-		for i := range 8 {
-			if j := int(at) + i; j < len(damaged) {
-				damaged[j] ^= byte(xor >> (8 * i))
-			}
-		}
-		opensWhole(t, filepath.Join(t.TempDir(), "slices.db"), damaged, want)
 	})
 }
 
-func FuzzVerify(f *testing.F) {
-	data, _ := lived(f, 2)
-	f.Add(data)
-	f.Add([]byte{})
-	f.Fuzz(func(_ *testing.T, data []byte) { _ = verify(data) })
+// A change that failed is in none of memory, the file, and what the next enforcer finds, wherever it failed.
+func TestAWriteThatTheDiskRefusedIsNotThere(t *testing.T) {
+	for name, fail := range map[string]func(s *Store, p *place) (heal func()){
+		"it cannot be written": func(_ *Store, p *place) (heal func()) {
+			obstacle := p.stateFile() + ".new"
+			check(t, os.MkdirAll(filepath.Join(obstacle, "x"), 0o700))
+			return func() { check(t, os.RemoveAll(obstacle)) }
+		},
+		"it cannot be synced": func(s *Store, _ *place) (heal func()) {
+			s.state.syncDir = func(string) error { return syscall.EIO }
+			return func() { s.state.syncDir = syncDir }
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := newPlace(t)
+			s := p.open()
+			check(t, s.PutPool(examplePool("p")))
+			cost := map[string]uint64{"NVIDIA H100": 500 << 20}
+			check(t, s.PutContext("NVIDIA H100", cost["NVIDIA H100"]))
+			heal := fail(s, p)
+			for _, err := range []error{s.PutPool(examplePool("new")), s.DeletePool("p"), s.PutContext("NVIDIA H100", 1)} {
+				if err == nil {
+					t.Fatal("the disk took it")
+				}
+			}
+			if _, failures, err := s.Progress(); failures != 3 || err == nil {
+				t.Error(failures, err)
+			}
+			same(t, s.Pools(), []Pool{examplePool("p")})
+			d, err := decode(read(t, p.stateFile()))
+			check(t, err)
+			same(t, d, document{map[string]Pool{"p": examplePool("p")}, cost})
+			heal()
+			check(t, s.PutSlice(example("a", 1))) // the other file
+			if _, _, err := s.Progress(); err == nil {
+				t.Error("nothing says any more that the disk fails")
+			}
+			check(t, s.Close())
+			s = p.open()
+			same(t, s.Pools(), []Pool{examplePool("p")})
+			same(t, s.Contexts(), cost)
+			check(t, s.PutPool(examplePool("new")))
+			same(t, s.Pools(), []Pool{examplePool("new"), examplePool("p")})
+		})
+	}
+}
+
+// What could neither be synced nor put back is put right by whatever is written next.
+func TestWhatCouldNotBePutBackIsPutRight(t *testing.T) {
+	p := newPlace(t)
+	s := p.open()
+	check(t, s.PutPool(examplePool("p")))
+	obstacle := p.stateFile() + ".new"
+	s.state.syncDir = func(string) error {
+		check(t, os.MkdirAll(filepath.Join(obstacle, "x"), 0o700))
+		return syscall.EIO
+	}
+	if err := s.PutPool(examplePool("new")); !errors.Is(err, syscall.EIO) {
+		t.Fatal(err)
+	}
+	check(t, os.RemoveAll(obstacle))
+	s.state.syncDir = syncDir
+	check(t, s.Close())
+	same(t, p.open().Pools(), []Pool{examplePool("p")})
 }

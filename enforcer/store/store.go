@@ -1,33 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package store keeps what the enforcer must know again after a restart, in one bbolt file:
+// Package store keeps what the enforcer must know again after a restart, in two files:
 //
-//	schema 1
+//	<run directory>/state-<boot>.db   bbolt, never synced: survives the daemon, and not the host
 //	├── "about"
-//	│   ├── "schema"      uint64  raised by any change of this tree or of the values
-//	│   ├── "generation"  uint64  generations below this one may have been given out
-//	│   └── "sum"         uint64 × 2  number, and exclusive-or of the checksums, of all entries below
+//	│   └── "schema"      uint64
 //	├── "slices"
-//	│   └── <slice id>    Slice as JSON
-//	├── "released"
-//	│   └── <generation>  Slice as JSON: it is over, and what it left on the host is not yet cleared away
-//	├── "pools"
-//	│   └── <name>        Pool as JSON
-//	└── "contexts"
-//	    └── <device model>  uint64  learned bytes of a process's first context
+//	│   └── <generation>  Slice as JSON, released or not
+//	└── "pools"
+//	    └── <name>        PoolState as JSON
 //
-// Every value ends in a CRC-32C of its bucket, key and value; numbers are big-endian.
+//	<state directory>/state.json      a checked document, replaced as a whole and synced: survives the host
+//	    pools             Pool, by name
+//	    contexts          learned bytes of a process's first context, by model of device and driver
 //
-// It owns that file. What it promises: a write that returned nil is on disk; one that failed is undone, as soon as the disk
-// takes that; a file that is damaged or newer is never worked on and never silently emptied, but renamed aside and reported; no
-// input makes it crash.
+// A slice means nothing after a reboot, since its container is gone; so its record costs no sync, and a write of it fails only
+// if the run directory is full. Numbers are big-endian.
+//
+// It owns both files. What it promises: a write that returned nil is there for the next enforcer, and after a reboot if it was
+// of a pool or a context; one that failed is not. A file that is damaged or newer is never worked on and never silently
+// emptied, but renamed aside and reported.
 // It must never decide what a record means: whether a slice still lives is for the enforcer to find out.
 package store
 
 import (
 	"errors"
 	"fmt"
-	"os"
+	"log/slog"
 	"sync"
 	"time"
 
@@ -37,12 +36,9 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/guard"
 )
 
-// Schema is the version of the bucket tree that this package reads and writes.
-const Schema = 1
-
 var (
-	// ErrLocked says that another enforcer has the file open.
-	ErrLocked = errors.New("another enforcer uses this state")
+	// ErrLocked says that another enforcer works on the run directory.
+	ErrLocked = errors.New("another enforcer uses this run directory")
 	// ErrClosed is returned by a Store after Close.
 	ErrClosed = errors.New("the store is closed")
 )
@@ -54,6 +50,9 @@ type Slice struct {
 	Generation uint64              `json:"generation"`
 	Created    time.Time           `json:"created"`
 	Limits     []Limit             `json:"limits"` // the devices of the ledger, in its order
+
+	// Released says that the slice is over, and what it left on the host is not yet cleared away.
+	Released bool `json:"released,omitempty"`
 
 	// A limit in the page may be higher than in Limits, for processes that are checkpointed.
 	Suspended bool `json:"suspended,omitempty"`
@@ -69,7 +68,6 @@ type Slice struct {
 	// Native says that the driver may hold the cgroup to limits.
 	Native bool `json:"native,omitempty"`
 
-	BootID      string `json:"boot_id"`
 	InitStart   uint64 `json:"init_start"` // start time of Request.PID, see package process
 	CgroupMount string `json:"cgroup_mount,omitempty"`
 	CgroupRel   string `json:"cgroup_rel,omitempty"`
@@ -108,174 +106,181 @@ type Limit struct {
 	Total  uint64 `json:"total"` // bytes of memory of the device
 
 	// Most is the highest limit that was ever in force there, if that was more than Bytes: a process that charged it may hold it
-	// still. Records of before there was this have none.
+	// still.
 	Most uint64 `json:"most,omitempty"`
 }
 
-// Store is the open file. Its methods may be called by several goroutines.
-type Store struct {
-	db       *bbolt.DB
-	file     *os.File                                 // the db's
-	pageSize int                                      // of the file
-	transact func(change func(*bbolt.Tx) error) error // db.Update
-
-	queue  queue
-	former *metaPage // still to be put back (undo.go)
-
-	mu       sync.Mutex
-	next     uint64 // the next generation to give out
-	reserved uint64 // generations below this one are reserved on disk
+// PoolState is what there is of a pool in this boot: its ledger.
+type PoolState struct {
+	Limits      []Limit  `json:"limits"` // the devices of the ledger, in its order
+	LedgerName  [16]byte `json:"ledger_name"`
+	LedgerDev   uint64   `json:"ledger_dev"`
+	LedgerInode uint64   `json:"ledger_inode"`
 }
 
-// Close ends the Store, after the writes that were asked for. What is to be undone or owed still is tried once more.
+// Pool is what outlives the host's boot of a pool.
+type Pool struct {
+	Name    string      `json:"name"`
+	Quotas  []api.Quota `json:"quotas"`
+	Created time.Time   `json:"created"`
+}
+
+// Options of a Store.
+type Options struct {
+	RunDir, StateDir string
+	Boot             string // the host's boot id
+	Log              *slog.Logger
+
+	// Before is called before each write, with the bucket and key that are written; its error fails the write. For tests; nil is
+	// nothing.
+	Before func(key string) error
+}
+
+// Store is the open files. Its methods may be called by several goroutines.
+type Store struct {
+	before func(key string) error
+	run    *bbolt.DB
+	state  state
+
+	mu       guard.Mutex[guard.Leaf] // guards what follows: how the writes go, and those that failed and are owed
+	closed   bool
+	waiting  int       // writes
+	since    time.Time // when the oldest of them was asked for, or the last one ended
+	failures uint64
+	runErr   error             // of the last write of the run directory's file; nil if it went well
+	stateErr error             // of the other's
+	owed     map[uint64][]byte // records that could not be written, by generation; nil is one to be deleted
+	retrying bool
+
+	writes sync.WaitGroup
+}
+
+// Open opens the files, or makes them; one of the version before is taken over. What cannot be used is renamed to
+// <path>.damaged-<time> or <path>.newer-<time>, an empty one takes its place, and the log says so. It returns ErrLocked at once if
+// another enforcer has the run directory. There must be no other that has the state directory.
+func Open(o Options) (*Store, error) {
+	s := &Store{before: o.Before, owed: make(map[uint64][]byte)}
+	if err := s.open(o); err != nil {
+		return nil, fmt.Errorf("open the store: %w", err)
+	}
+	return s, nil
+}
+
+func (s *Store) open(o Options) error {
+	if err := s.openRun(o); err != nil {
+		return err
+	}
+	err := s.state.open(o)
+	if err == nil {
+		err = s.upgrade(o)
+	}
+	if err != nil {
+		return errors.Join(err, s.run.Close())
+	}
+	return nil
+}
+
+// Close ends the Store, after the writes that were begun. What is owed still is tried once more.
 func (s *Store) Close() error {
-	s.queue.close()
-	err := s.undo()
-	s.commitOwed()
-	if err := errors.Join(err, s.db.Close()); err != nil {
+	s.mu.Lock()
+	closed := s.closed
+	s.closed = true
+	s.mu.Unlock()
+	if closed {
+		return nil
+	}
+	s.writes.Wait()
+	s.settleOwed()
+	if err := s.run.Close(); err != nil {
 		return fmt.Errorf("close the store: %w", err)
 	}
 	return nil
 }
 
-// PutSlice writes a slice, in place of one of the same id.
-func (s *Store) PutSlice(slice Slice) error { return s.BeginSlice(slice)() }
-
-// BeginSlice is PutSlice in two halves: what it returns waits for the disk, and is called once. What is begun first is
-// written first, or in the same step, whoever waits first: so an order that a lock gave is kept by those who wait
-// without it, and what they wait for is one sync of the disk for all of them.
-func (s *Store) BeginSlice(slice Slice) (wait func() error) {
-	id, value, err := encodeSlice(bucketSlices, slice)
-	if err != nil {
-		return func() error { return err }
-	}
-	done := s.begin(func(tx *bbolt.Tx) error { return put(tx, bucketSlices, id, value) })
-	return func() error {
-		guard.MayWait("a write to the store")
-		if err := <-done; err != nil {
-			return fmt.Errorf("store slice %s: %w", slice.Request.ID, err)
-		}
-		return nil
-	}
-}
-
-// DeleteSlice forgets the slice of that id, if it is of that generation. It is not an error if there is none: to
-// release is idempotent, and one that was registered again since is another slice.
-func (s *Store) DeleteSlice(id string, generation uint64) error {
-	err := s.write(func(tx *bbolt.Tx) error { return removeSlice(tx, id, generation) })
-	if err != nil {
-		return fmt.Errorf("delete slice %s from the store: %w", id, err)
-	}
-	return nil
-}
-
-func removeSlice(tx *bbolt.Tx, id string, generation uint64) error {
-	value := tx.Bucket(bucketSlices).Get([]byte(id))
-	if value == nil {
-		return nil
-	}
-	slice, err := decodeSlice(bucketSlices, id, value)
-	if err != nil || slice.Generation != generation {
-		return err
-	}
-	return remove(tx, bucketSlices, id)
-}
-
-// Retire moves a slice to those that are released, in one step: its id is free from then on. If the disk does not take
-// that, it is written again once the disk takes anything, since who is released stays so.
-func (s *Store) Retire(slice Slice) error {
-	key, value, err := encodeSlice(bucketReleased, slice)
-	if err != nil {
-		return err
-	}
-	change := func(tx *bbolt.Tx) error {
-		if err := removeSlice(tx, slice.Request.ID, slice.Generation); err != nil {
-			return err
-		}
-		return put(tx, bucketReleased, key, value)
-	}
-	if err := s.write(change); err != nil {
-		s.queue.owe(slice.Generation, change)
-		return fmt.Errorf("store that slice %s is released: %w", slice.Request.ID, err)
-	}
-	return nil
-}
-
-// Forget deletes what is left of the released slice of that generation. It does not wait for the disk, since
-// nothing depends on it: a restart that finds the record clears away again what is gone. The channel says when it is
-// done; Close waits for it. It is not an error if there is none.
-func (s *Store) Forget(generation uint64) <-chan error {
-	return s.begin(s.queue.oweToo(generation, func(tx *bbolt.Tx) error { return remove(tx, bucketReleased, releasedKey(generation)) }))
-}
-
-// Slices returns all slices that are not released, ordered by id.
-func (s *Store) Slices() ([]Slice, error) { return s.all(bucketSlices) }
-
-// Released returns those that are released and not forgotten, in no order.
-func (s *Store) Released() ([]Slice, error) { return s.all(bucketReleased) }
-
-func (s *Store) all(bucket []byte) ([]Slice, error) {
-	var slices []Slice
-	err := s.db.View(func(tx *bbolt.Tx) error {
-		return tx.Bucket(bucket).ForEach(func(key, value []byte) error {
-			slice, err := decodeSlice(bucket, string(key), value)
-			if err != nil {
-				return err
-			}
-			slices = append(slices, slice)
-			return nil
-		})
-	})
-	if err != nil {
-		return nil, fmt.Errorf("read the stored slices: %w", err)
-	}
-	return slices, nil
-}
-
-// PutContext writes what a process's first context was learned to cost on devices of that model.
-func (s *Store) PutContext(model string, bytes uint64) error {
-	if model == "" {
-		return errors.New("store a context's cost: the device has no name")
-	}
-	value := encodeNumber(bucketContexts, model, bytes)
-	if err := s.write(func(tx *bbolt.Tx) error { return put(tx, bucketContexts, model, value) }); err != nil {
-		return fmt.Errorf("store the context's cost of %q: %w", model, err)
-	}
-	return nil
-}
-
-// Contexts returns the learned costs of a first context, in bytes by device model.
-func (s *Store) Contexts() (map[string]uint64, error) {
-	contexts := make(map[string]uint64)
-	err := s.db.View(func(tx *bbolt.Tx) error {
-		return tx.Bucket(bucketContexts).ForEach(func(model, value []byte) error {
-			bytes, err := decodeNumber(bucketContexts, string(model), value)
-			contexts[string(model)] = bytes
-			return err
-		})
-	})
-	if err != nil {
-		return nil, fmt.Errorf("read the learned costs of contexts: %w", err)
-	}
-	return contexts, nil
-}
-
-// generationStep is how many generations are reserved by one write: most registrations need none.
-const generationStep = 64
-
-// NextGeneration returns a number that no slice of this store had before, higher than all of them. Numbers are
-// skipped at a restart.
-func (s *Store) NextGeneration() (uint64, error) {
+// begin is called before a write, and end after it.
+func (s *Store) begin() error {
+	guard.MayWait("a write to the store")
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.next == s.reserved {
-		reserve := s.reserved + generationStep
-		err := s.write(func(tx *bbolt.Tx) error { return putAbout(tx, keyGeneration, reserve) })
-		if err != nil {
-			return 0, fmt.Errorf("store the next generation: %w", err)
-		}
-		s.reserved = reserve
+	if s.closed {
+		return ErrClosed
 	}
-	s.next++
-	return s.next - 1, nil
+	if s.waiting++; s.waiting == 1 {
+		s.since = time.Now()
+	}
+	s.writes.Add(1)
+	return nil
+}
+
+func (s *Store) end(of *error, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.waiting--
+	s.since = time.Now()
+	if *of = err; err != nil {
+		s.failures++
+	}
+	s.writes.Done()
+}
+
+func (s *Store) mayWrite(key string) error {
+	if s.before == nil {
+		return nil
+	}
+	return s.before(key)
+}
+
+// Progress is for how long no write has ended though one waits, how many writes have failed, and why the last one of a file
+// did; nil if it did not. It waits for nothing.
+func (s *Store) Progress() (waiting time.Duration, failures uint64, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.waiting > 0 {
+		waiting = time.Since(s.since)
+	}
+	return waiting, s.failures, errors.Join(s.runErr, s.stateErr)
+}
+
+// Retry begins to write what is owed, or what is there already if the last write failed: so that it is found out that the
+// files can be written again though nobody asks for anything. It does not wait for that.
+func (s *Store) Retry() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed || s.retrying || s.runErr == nil && s.stateErr == nil && len(s.owed) == 0 {
+		return
+	}
+	s.retrying = true
+	s.writes.Add(1)
+	go func() {
+		defer s.writes.Done()
+		s.settleOwed()
+		s.mu.Lock()
+		s.retrying = false
+		s.mu.Unlock()
+	}()
+}
+
+// settleOwed writes to the files of which the last write failed.
+func (s *Store) settleOwed() {
+	s.mu.Lock()
+	run, state := s.runErr != nil || len(s.owed) > 0, s.stateErr != nil
+	s.mu.Unlock()
+	if run {
+		err := s.mayWrite("about/schema")
+		if err == nil {
+			err = s.update(putSchema)
+		}
+		s.mu.Lock()
+		s.runErr = err
+		s.mu.Unlock()
+	}
+	if state {
+		err := s.mayWrite("about/schema")
+		if err == nil {
+			err = s.state.change(func(*document) {})
+		}
+		s.mu.Lock()
+		s.stateErr = err
+		s.mu.Unlock()
+	}
 }

@@ -5,13 +5,15 @@ package store
 import (
 	"errors"
 	"fmt"
+	"log/slog"
+	"os"
 	"path/filepath"
 	"reflect"
+	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
-
-	"go.etcd.io/bbolt"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
 )
@@ -25,22 +27,61 @@ func example(id string, generation uint64) Slice {
 		Generation: generation,
 		Created:    time.Date(2024, 5, 17, 12, 0, 0, 123, time.UTC),
 		Limits:     []Limit{{Device: "GPU-1", Bytes: 4 << 30, Total: 80 << 30, Most: 6 << 30}},
-		BootID:     "5f3c", InitStart: 123456789,
+		InitStart:  123456789, Native: true,
 		CgroupMount: "/sys/fs/cgroup", CgroupRel: "/docker/" + id, CgroupInode: 1 << 60, CgroupV2: true,
 		Dir: "/run/gpuslice/" + id, LedgerName: [16]byte{1, 2, 255}, LedgerDev: 25, LedgerInode: 1 << 63,
 	}
 }
 
-func mustOpen(t testing.TB, path string) *Store {
-	t.Helper()
-	s, report, err := Open(path)
-	if err != nil {
-		t.Fatal(err)
+func released(slice Slice) Slice {
+	slice.Released = true
+	return slice
+}
+
+func examplePool(name string) Pool {
+	return Pool{
+		Name: name, Quotas: []api.Quota{{Device: api.AllDevices, Percent: 50}, {Device: "GPU-1", Bytes: 4 << 30}},
+		Created: time.Date(2024, 5, 17, 12, 0, 0, 123, time.UTC),
 	}
-	if report != "" {
-		t.Fatalf("a healthy file was reported: %s", report)
+}
+
+func examplePoolState() PoolState {
+	return PoolState{Limits: []Limit{{Device: "GPU-1", Bytes: 4 << 30, Total: 80 << 30}}, LedgerName: [16]byte{1, 2, 255}, LedgerDev: 25, LedgerInode: 1 << 63}
+}
+
+// place is where a store is opened again and again.
+type place struct {
+	t testing.TB
+	Options
+	log strings.Builder
+}
+
+func newPlace(t testing.TB) *place {
+	p := &place{t: t}
+	dir := t.TempDir()
+	p.Options = Options{RunDir: filepath.Join(dir, "run"), StateDir: filepath.Join(dir, "state"), Boot: "5f3c", Log: slog.New(slog.NewTextHandler(&p.log, nil))}
+	return p
+}
+
+func (p *place) runFile() string   { return RunFile(p.RunDir, p.Boot) }
+func (p *place) stateFile() string { return filepath.Join(p.StateDir, StateName) }
+
+// open opens a store whose files are well.
+func (p *place) open() *Store {
+	p.t.Helper()
+	s := p.openAny()
+	if text := p.log.String(); strings.Contains(text, "level=ERROR") {
+		p.t.Fatalf("a healthy file was reported: %s", text)
 	}
-	t.Cleanup(func() { s.Close() })
+	return s
+}
+
+func (p *place) openAny() *Store {
+	p.t.Helper()
+	p.log.Reset()
+	s, err := Open(p.Options)
+	check(p.t, err)
+	p.t.Cleanup(func() { s.Close() })
 	return s
 }
 
@@ -51,71 +92,107 @@ func check(t testing.TB, err error) {
 	}
 }
 
-func TestWhatWasStoredIsThereAfterARestart(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "state", "slices.db")
-	s := mustOpen(t, path)
-	want := []Slice{example("a", 1), example("b", 2)}
-	for _, slice := range want {
-		check(t, s.PutSlice(slice))
-	}
-	check(t, s.PutContext("NVIDIA H100", 500<<20))
-	check(t, s.Close())
+func read(t testing.TB, path string) []byte {
+	t.Helper()
+	b, err := os.ReadFile(path)
+	check(t, err)
+	return b
+}
 
-	s = mustOpen(t, path)
-	got, err := s.Slices()
-	check(t, err)
+func write(t testing.TB, path string, data []byte) {
+	t.Helper()
+	check(t, os.MkdirAll(filepath.Dir(path), 0o700))
+	check(t, os.WriteFile(path, data, 0o600))
+}
+
+func same[T any](t testing.TB, got, want T) {
+	t.Helper()
 	if !reflect.DeepEqual(got, want) {
-		t.Errorf("got  %+v\nwant %+v", got, want)
-	}
-	contexts, err := s.Contexts()
-	check(t, err)
-	if want := map[string]uint64{"NVIDIA H100": 500 << 20}; !reflect.DeepEqual(contexts, want) {
-		t.Errorf("contexts: got %v, want %v", contexts, want)
+		t.Fatalf("got  %+v\nwant %+v", got, want)
 	}
 }
 
-func TestARecordFromBeforeThereWasAHighestLimitHasNone(t *testing.T) {
-	text := `{"request":{"id":"a","pid":1,"quotas":null},"generation":1,"limits":[{"device":"GPU-1","bytes":5,"total":9}]}`
-	slice, err := decodeSlice(bucketSlices, "a", seal(bucketSlices, "a", []byte(text)))
+func slicesIn(t testing.TB, s *Store) []Slice {
+	t.Helper()
+	all, err := s.Slices()
 	check(t, err)
-	if want := []Limit{{Device: "GPU-1", Bytes: 5, Total: 9}}; !reflect.DeepEqual(slice.Limits, want) {
-		t.Errorf("%+v", slice.Limits)
+	return append([]Slice(nil), all...)
+}
+
+func releasedIn(t testing.TB, s *Store) []Slice {
+	t.Helper()
+	all, err := s.Released()
+	check(t, err)
+	return append([]Slice(nil), all...)
+}
+
+func TestWhatWasStoredIsThereAfterARestart(t *testing.T) {
+	p := newPlace(t)
+	s := p.open()
+	want := []Slice{example("a", 2), example("b", 1)}
+	for _, slice := range want {
+		check(t, s.PutSlice(slice))
+	}
+	check(t, s.PutPoolState("night", examplePoolState()))
+	check(t, s.PutPool(examplePool("night")))
+	cost := uint64(500 << 20)
+	check(t, s.PutContext("NVIDIA H100", cost))
+	check(t, s.Close())
+
+	s = p.open()
+	same(t, slicesIn(t, s), want)
+	states, err := s.PoolStates()
+	check(t, err)
+	same(t, states, map[string]PoolState{"night": examplePoolState()})
+	same(t, s.Pools(), []Pool{examplePool("night")})
+	same(t, s.Contexts(), map[string]uint64{"NVIDIA H100": cost})
+	check(t, s.Close())
+
+	p.Boot = "next" // the host's
+	s = p.open()
+	same(t, slicesIn(t, s), nil)
+	states, err = s.PoolStates()
+	check(t, err)
+	same(t, states, map[string]PoolState{})
+	same(t, s.Pools(), []Pool{examplePool("night")})
+	same(t, s.Contexts(), map[string]uint64{"NVIDIA H100": cost})
+	if files, _ := filepath.Glob(RunFile(p.RunDir, "*")); len(files) != 1 {
+		t.Errorf("%q", files)
 	}
 }
 
 func TestWhatWasStoredIsThereThoughTheEnforcerNeverClosed(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "slices.db")
-	s := mustOpen(t, path)
+	p := newPlace(t)
+	s := p.open()
 	check(t, s.PutSlice(example("a", 1)))
-	data := read(t, path) // what a SIGKILL now would leave
-	check(t, s.PutSlice(example("b", 1)))
+	data := read(t, p.runFile()) // what a SIGKILL now would leave
+	check(t, s.PutSlice(example("b", 2)))
 
-	other := filepath.Join(t.TempDir(), "slices.db")
-	write1(t, other, data)
-	got, err := mustOpen(t, other).Slices()
-	check(t, err)
-	if len(got) != 1 || got[0].Request.ID != "a" {
-		t.Errorf("got %+v", got)
-	}
+	other := newPlace(t)
+	write(t, other.runFile(), data)
+	same(t, slicesIn(t, other.open()), []Slice{example("a", 1)})
 }
 
-func TestDeleteConcernsOneGenerationOnly(t *testing.T) {
-	s := mustOpen(t, filepath.Join(t.TempDir(), "slices.db"))
-	check(t, s.PutSlice(example("a", 2)))
-	check(t, s.DeleteSlice("a", 1)) // the late release of the container's life before `docker restart`
-	if got, _ := s.Slices(); len(got) != 1 {
-		t.Errorf("the release of an older generation deleted the newer: %+v", got)
-	}
-	check(t, s.DeleteSlice("a", 2))
-	check(t, s.DeleteSlice("a", 2))
-	if got, _ := s.Slices(); len(got) != 0 {
-		t.Errorf("still there: %+v", got)
+// What a slice costs is no write of the disk that the host's other programs use.
+func TestNoSliceIsWrittenToTheStateDirectory(t *testing.T) {
+	p := newPlace(t)
+	s := p.open()
+	before, err := os.Stat(p.stateFile())
+	check(t, err)
+	check(t, s.PutSlice(example("a", 1)))
+	check(t, s.PutPoolState("night", examplePoolState()))
+	check(t, s.Retire(example("a", 1)))
+	check(t, s.Forget("a", 1))
+	after, err := os.Stat(p.stateFile())
+	check(t, err)
+	if !os.SameFile(before, after) || !before.ModTime().Equal(after.ModTime()) {
+		t.Error("the state directory's file was written")
 	}
 }
 
 func TestAReleasedSliceLeavesItsIDFreeAndIsNotForgotten(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "slices.db")
-	s := mustOpen(t, path)
+	p := newPlace(t)
+	s := p.open()
 	first, second := example("a", 1), example("a", 2)
 	check(t, s.PutSlice(first))
 	check(t, s.Retire(first))
@@ -123,101 +200,106 @@ func TestAReleasedSliceLeavesItsIDFreeAndIsNotForgotten(t *testing.T) {
 	check(t, s.Retire(first)) // again: the next slice of that id is another
 	check(t, s.Close())
 
-	s = mustOpen(t, path)
-	if got, err := s.Slices(); err != nil || !reflect.DeepEqual(got, []Slice{second}) {
-		t.Errorf("active: %+v, %v", got, err)
-	}
-	if got, err := s.Released(); err != nil || !reflect.DeepEqual(got, []Slice{first}) {
-		t.Errorf("released: %+v, %v", got, err)
-	}
-	check(t, <-s.Forget(1))
-	check(t, <-s.Forget(1))
-	if got, _ := s.Released(); len(got) != 0 {
-		t.Errorf("still there: %+v", got)
-	}
-	check(t, s.Close())
-	mustOpen(t, path) // and the file's sum is right
+	s = p.open()
+	same(t, slicesIn(t, s), []Slice{second})
+	same(t, releasedIn(t, s), []Slice{released(first)})
+	check(t, s.Forget("a", 1))
+	check(t, s.Forget("a", 1))
+	same(t, releasedIn(t, s), nil)
+	same(t, slicesIn(t, s), []Slice{second})
 }
 
-func TestAReleaseThatTheDiskDidNotTakeIsWrittenOnceItTakesAnything(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "slices.db")
-	s := mustOpen(t, path)
-	over, gone := example("over", 1), example("gone", 2)
-	check(t, s.PutSlice(over))
-	check(t, s.PutSlice(gone))
-
-	heal := fail(s)
-	for _, slice := range []Slice{over, gone} {
-		if err := s.Retire(slice); err == nil {
-			t.Fatal("the disk took it")
-		}
+// full has every write fail until room is made.
+func full(p *place) (room func()) {
+	var mu sync.Mutex
+	err := error(syscall.ENOSPC)
+	p.Before = func(string) error {
+		mu.Lock()
+		defer mu.Unlock()
+		return err
 	}
-	if err := <-s.Forget(gone.Generation); err == nil {
-		t.Fatal("the disk took it")
-	}
-	heal()
-	check(t, s.PutSlice(example("another", 3)))
-	last := example("last", 4)
-	check(t, s.PutSlice(last))
-	heal = fail(s)
-	if err := s.Retire(last); err == nil {
-		t.Fatal("the disk took it")
-	}
-	heal()
-	check(t, s.Close()) // or when the store is closed
-
-	s = mustOpen(t, path)
-	if got, err := s.Released(); err != nil || !reflect.DeepEqual(got, []Slice{over, last}) {
-		t.Errorf("released: %+v, %v", got, err)
-	}
-	// What has been cleared away meanwhile is forgotten as well.
-	if got, err := s.Slices(); err != nil || len(got) != 1 || got[0].Request.ID != "another" {
-		t.Errorf("active: %+v, %v", got, err)
+	return func() {
+		mu.Lock()
+		defer mu.Unlock()
+		err = nil
 	}
 }
 
-func TestGenerationsNeverRepeat(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "slices.db")
-	var last uint64
-	for restart := range 4 {
-		s := mustOpen(t, path)
-		for range generationStep + 3 {
-			g, err := s.NextGeneration()
-			check(t, err)
-			if g <= last {
-				t.Fatalf("restart %d: generation %d after %d", restart, g, last)
+func TestAReleaseThatFailedIsWrittenWithWhateverComesNext(t *testing.T) {
+	for name, next := range map[string]func(*Store) error{
+		"a slice": func(s *Store) error { return s.PutSlice(example("another", 3)) },
+		"closing": func(s *Store) error { return s.Close() },
+		"a retry": func(s *Store) error {
+			s.Retry()
+			for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+				if _, _, err := s.Progress(); err == nil {
+					return nil
+				} else if time.Now().After(deadline) {
+					return err
+				}
 			}
-			last = g
-		}
-		check(t, s.Close())
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := newPlace(t)
+			over, gone := example("over", 1), example("gone", 2)
+			s := p.open()
+			check(t, s.PutSlice(over))
+			check(t, s.PutSlice(gone))
+			check(t, s.Close())
+			room := full(p)
+			s = p.open()
+			for _, slice := range []Slice{over, gone} {
+				if err := s.Retire(slice); !errors.Is(err, syscall.ENOSPC) {
+					t.Fatal(err)
+				}
+			}
+			if err := s.Forget("gone", 2); !errors.Is(err, syscall.ENOSPC) {
+				t.Fatal(err)
+			}
+			if _, failures, err := s.Progress(); failures != 3 || !errors.Is(err, syscall.ENOSPC) {
+				t.Fatal(failures, err)
+			}
+			room()
+			check(t, next(s))
+			check(t, s.Close())
+			s = p.open()
+			same(t, releasedIn(t, s), []Slice{released(over)})
+			for _, slice := range slicesIn(t, s) {
+				if slice.Request.ID != "another" {
+					t.Errorf("%s is not released", slice.Request.ID)
+				}
+			}
+		})
 	}
 }
 
 func TestASecondEnforcerIsTurnedAwayAtOnce(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "slices.db")
-	s := mustOpen(t, path)
+	p := newPlace(t)
+	s := p.open()
 	check(t, s.PutSlice(example("a", 1)))
 	start := time.Now()
-	if _, _, err := Open(path); !errors.Is(err, ErrLocked) {
+	if _, err := Open(p.Options); !errors.Is(err, ErrLocked) {
 		t.Errorf("got %v, want ErrLocked", err)
 	}
 	if d := time.Since(start); d > time.Second {
 		t.Errorf("it took %v", d)
 	}
-	if got, _ := s.Slices(); len(got) != 1 {
-		t.Error("the first enforcer lost its slice")
-	}
+	same(t, slicesIn(t, s), []Slice{example("a", 1)})
 }
 
 func TestOneOfTwoEnforcersStartingTogetherWins(t *testing.T) {
 	for range 20 {
-		path := filepath.Join(t.TempDir(), "slices.db")
+		p := newPlace(t)
+		p.Log = slog.New(slog.DiscardHandler)
 		results := make(chan error, 4)
 		var winners []*Store
 		var mu sync.Mutex
 		for range cap(results) {
 			go func() {
-				s, _, err := Open(path)
+				o := p.Options
+				o.StateDir = t.TempDir() // of which each is sure to be alone
+				s, err := Open(o)
 				if err == nil {
 					mu.Lock()
 					winners = append(winners, s)
@@ -231,128 +313,102 @@ func TestOneOfTwoEnforcersStartingTogetherWins(t *testing.T) {
 				t.Error(err)
 			}
 		}
-		// All may lose to one another's inspection, which is a second's matter for systemd; never may two win.
-		if len(winners) > 1 {
+		if len(winners) != 1 {
 			t.Fatalf("%d enforcers have the store", len(winners))
 		}
-		for _, s := range winners {
-			check(t, s.Close())
-		}
-	}
-}
-
-func TestAWriteThatFailsDoesNotFailItsCompany(t *testing.T) {
-	s := mustOpen(t, filepath.Join(t.TempDir(), "slices.db"))
-	boom := errors.New("boom")
-	batch := []*write{
-		{change: func(tx *bbolt.Tx) error { return putAbout(tx, keyGeneration, 7) }, done: make(chan error, 1)},
-		{change: func(*bbolt.Tx) error { return boom }, done: make(chan error, 1)},
-	}
-	s.commitBatch(batch)
-	if err := <-batch[0].done; err != nil {
-		t.Errorf("the good write: %v", err)
-	}
-	if err := <-batch[1].done; !errors.Is(err, boom) {
-		t.Errorf("the bad write: %v", err)
+		check(t, winners[0].Close())
 	}
 }
 
 func TestConcurrentWritersAllGetThrough(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "slices.db")
-	s := mustOpen(t, path)
+	p := newPlace(t)
+	s := p.open()
 	const writers, each = 16, 8
 	var wg sync.WaitGroup
 	for w := range writers {
 		wg.Go(func() {
 			for i := range each {
-				id := fmt.Sprintf("%d-%d", w, i)
-				if err := s.PutSlice(example(id, 1)); err != nil {
+				generation := uint64(w*each + i)
+				id := fmt.Sprint("slice-", generation)
+				if err := s.PutSlice(example(id, generation)); err != nil {
 					t.Error(err)
 				}
 				if i%2 == 0 {
-					if err := s.DeleteSlice(id, 1); err != nil {
+					if err := s.Forget(id, generation); err != nil {
 						t.Error(err)
 					}
+				}
+				if err := s.PutPool(examplePool(id)); err != nil {
+					t.Error(err)
 				}
 			}
 		})
 	}
 	wg.Wait()
 	check(t, s.Close())
-	got, err := mustOpen(t, path).Slices()
-	check(t, err)
-	if len(got) != writers*each/2 {
-		t.Errorf("%d slices, want %d", len(got), writers*each/2)
+	s = p.open()
+	if got := len(slicesIn(t, s)); got != writers*each/2 {
+		t.Errorf("%d slices, want %d", got, writers*each/2)
+	}
+	if got := len(s.Pools()); got != writers*each {
+		t.Errorf("%d pools, want %d", got, writers*each)
 	}
 }
 
 func TestAClosedStoreRefuses(t *testing.T) {
-	s := mustOpen(t, filepath.Join(t.TempDir(), "slices.db"))
+	s := newPlace(t).open()
 	check(t, s.Close())
-	if err := s.PutSlice(example("a", 1)); !errors.Is(err, ErrClosed) {
-		t.Errorf("got %v, want ErrClosed", err)
+	for _, err := range []error{s.PutSlice(example("a", 1)), s.Retire(example("a", 1)), s.PutPool(examplePool("p"))} {
+		if !errors.Is(err, ErrClosed) {
+			t.Errorf("got %v, want ErrClosed", err)
+		}
 	}
 }
 
-func BenchmarkPutSlice(b *testing.B) {
-	for _, writers := range []int{1, 16} {
-		b.Run(fmt.Sprintf("writers=%d", writers), func(b *testing.B) {
-			s := mustOpen(b, filepath.Join(b.TempDir(), "slices.db"))
-			var wg sync.WaitGroup
-			b.ResetTimer()
-			for w := range writers {
-				wg.Go(func() {
-					for range b.N / writers {
-						_ = s.PutSlice(example(fmt.Sprint("slice-", w), 1))
-					}
-				})
-			}
-			wg.Wait()
-		})
+// A disk that hangs holds up who waits for it, and nobody who does not.
+func TestAWriteThatHangsIsSeenAndHoldsUpNoSlice(t *testing.T) {
+	p := newPlace(t)
+	hang := make(chan struct{})
+	p.Before = func(key string) error {
+		if key == "pools/slow" {
+			<-hang
+		}
+		return nil
 	}
-}
-
-// A disk that hangs is a transaction that does not end.
-func TestAWriteThatTheDiskDoesNotTakeIsSeen(t *testing.T) {
-	s := mustOpen(t, filepath.Join(t.TempDir(), "slices.db"))
+	s := p.open()
 	if waiting, failures, err := s.Progress(); waiting != 0 || failures != 0 || err != nil {
 		t.Errorf("nothing was written: %v, %d, %v", waiting, failures, err)
 	}
-	hang, err := s.db.Begin(true)
-	if err != nil {
-		t.Fatal(err)
-	}
-	first := s.begin(func(*bbolt.Tx) error { return nil })
+	done := make(chan error, 1)
+	go func() { done <- s.PutPool(examplePool("slow")) }()
 	for {
 		if waiting, _, _ := s.Progress(); waiting > 20*time.Millisecond {
 			break
 		}
 		time.Sleep(time.Millisecond)
 	}
-	if err := hang.Rollback(); err != nil {
-		t.Fatal(err)
+	check(t, s.PutSlice(example("a", 1)))
+	close(hang)
+	check(t, <-done)
+	if waiting, failures, err := s.Progress(); waiting != 0 || failures != 0 || err != nil {
+		t.Errorf("%v, %d, %v", waiting, failures, err)
 	}
-	if err := <-first; err != nil {
-		t.Fatal(err)
-	}
-	// One that fails is told until one succeeds, which is tried without being asked.
-	boom := errors.New("boom")
-	if err := s.write(func(*bbolt.Tx) error { return boom }); !errors.Is(err, boom) {
-		t.Fatal(err)
-	}
-	progress := func() (uint64, error) {
-		for {
-			if waiting, failures, err := s.Progress(); waiting == 0 {
-				return failures, err
+}
+
+func BenchmarkPutSlice(b *testing.B) {
+	for _, writers := range []int{1, 16} {
+		b.Run(fmt.Sprintf("writers=%d", writers), func(b *testing.B) {
+			s := newPlace(b).open()
+			var wg sync.WaitGroup
+			b.ResetTimer()
+			for w := range writers {
+				wg.Go(func() {
+					for range b.N / writers {
+						_ = s.PutSlice(example("slice", uint64(w)))
+					}
+				})
 			}
-			time.Sleep(time.Millisecond)
-		}
-	}
-	if failures, err := progress(); failures != 1 || !errors.Is(err, boom) {
-		t.Errorf("%d, %v", failures, err)
-	}
-	s.Retry()
-	if failures, err := progress(); failures != 1 || err != nil {
-		t.Errorf("after a retry: %d, %v", failures, err)
+			wg.Wait()
+		})
 	}
 }

@@ -116,8 +116,8 @@ func diskFailsAndKilled(w *world, r *rand.Rand) string {
 	return w.refuses(r, failing(r), true)
 }
 
-// full is a disk on which nothing can be written. That its file system is full does not suffice for it: the store's file has
-// free pages in it, which the store writes over.
+// full is a disk on which nothing can be written. That its file system is full does not suffice for it: the audit log makes room when it
+// rotates.
 var full = lies{writeError: unix.ENOSPC}
 
 func diskFull(w *world, r *rand.Rand) string {
@@ -132,7 +132,7 @@ func diskFullAndKilled(w *world, r *rand.Rand) string {
 func (w *world) whileFull(r *rand.Rand, kill bool) string {
 	w.mislead()
 	w.trim(mostSlices - 1)
-	w.registerContainer(r) // so that generations are reserved, and the next one gets as far as being stored
+	w.registerContainer(r)
 	empty := w.fill(w.stateDir())
 	w.lie(full)
 	w.doubt = "the disk is full"

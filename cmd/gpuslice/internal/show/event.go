@@ -45,8 +45,6 @@ func sentence(e api.Event, whole bool) string {
 			return "ended: its processes have"
 		case "expired":
 			return "ended: its time was over"
-		case "rebooted":
-			return "ended: the host was started anew"
 		default:
 			return "ended: " + e.Cause
 		}
