@@ -330,7 +330,7 @@ func (s *slice) remainder() map[string]uint64 {
 // held.
 func (s *slice) holders() (map[int][]uint32, error) {
 	all := make(map[int][]uint32)
-	for _, p := range s.survivors {
+	for _, p := range s.remaining.All() {
 		all[p.PID] = nil
 	}
 	for _, d := range s.devices {

@@ -34,6 +34,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/event"
 	"github.com/gpuslice/gpuslice/enforcer/guard"
 	"github.com/gpuslice/gpuslice/enforcer/process"
+	"github.com/gpuslice/gpuslice/enforcer/session"
 	"github.com/gpuslice/gpuslice/enforcer/store"
 )
 
@@ -80,7 +81,7 @@ type Options struct {
 	Log         *slog.Logger
 	// Caller says who asks, by the kernel's word, for the context of a call; false if that is not known. nil: only
 	// this process itself asks.
-	Caller    func(context.Context) (who Asker, known bool)
+	Caller    func(context.Context) (who session.Asker, known bool)
 	Admission Admission // how much of the devices may be given; the zero value is each byte once
 	Policy    Policy    // what is done about processes that hold memory past the ledger; the zero value names them
 	// MaxTTL is the longest that a slice may live from when that is asked for, and what one gets that asks for nothing; 0
@@ -115,7 +116,7 @@ type Enforcer struct {
 	now    func() time.Duration // since boot
 	leases chan struct{}        // somebody's deadline may be earlier than it was
 
-	wrong    wrongTokens
+	guesses  session.Guesses
 	counter  atomic.Pointer[Counter]
 	progress progress
 	late     late

@@ -14,10 +14,10 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/gpuslice/gpuslice/enforcer"
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/metrics"
 	"github.com/gpuslice/gpuslice/enforcer/process"
+	"github.com/gpuslice/gpuslice/enforcer/session"
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
@@ -26,19 +26,19 @@ type askerKey struct{}
 // as is the context of a question that this process asks, which for the enforcer is what the kernel says.
 func as(pid int, uid uint32) context.Context { return askedBy(asker(pid, uid)) }
 
-func askedBy(who enforcer.Asker) context.Context {
+func askedBy(who session.Asker) context.Context {
 	return context.WithValue(context.Background(), askerKey{}, who)
 }
 
-func asker(pid int, uid uint32) enforcer.Asker {
+func asker(pid int, uid uint32) session.Asker {
 	start, _ := process.StartTime(pid) // a dead one has none
-	return enforcer.Asker{PID: pid, Start: start, UID: uid}
+	return session.Asker{PID: pid, Start: start, UID: uid}
 }
 
 // believe makes the enforcer take the contexts' word for who asks.
 func (h *host) believe() {
-	h.options.Caller = func(ctx context.Context) (enforcer.Asker, bool) {
-		a, known := ctx.Value(askerKey{}).(enforcer.Asker)
+	h.options.Caller = func(ctx context.Context) (session.Asker, bool) {
+		a, known := ctx.Value(askerKey{}).(session.Asker)
 		return a, known
 	}
 	h.restart()

@@ -15,6 +15,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
 	"github.com/gpuslice/gpuslice/enforcer/process"
+	"github.com/gpuslice/gpuslice/enforcer/report"
 )
 
 // lane is a place in the ledger that a process has.
@@ -22,8 +23,7 @@ type lane struct {
 	number     uint32
 	generation uint64 // of the lane, by the enforcer's own count
 	process    *process.Handle
-	command    string // as its process was named when it attached
-	refusals   [ledger.Devices]counted
+	refusals   report.Process
 	attached   time.Time            // zero if that was another enforcer's doing
 	learned    [ledger.Devices]bool // its first context's cost was looked at
 	settles    [ledger.Devices]settles
@@ -71,7 +71,7 @@ func (s *slice) answer(peer *process.Handle, member bool, r ledger.Request) (rep
 	}()
 	if s.released() { // then it has no members, and whoever asks is told why he gets nothing
 		if r.Op == ledger.OpAttach {
-			s.turnAway(peer.PID, "released")
+			s.reject(peer.PID, "released")
 		}
 		return ledger.Reply{Status: ledger.StatusClosed}, nil, true
 	}
@@ -86,7 +86,7 @@ func (s *slice) answer(peer *process.Handle, member bool, r ledger.Request) (rep
 		result := attachResult(err)
 		s.e.count(func(c Counter) { c.Attached(result) })
 		if err != nil && result != attachStopping {
-			s.turnAway(peer.PID, result)
+			s.reject(peer.PID, result)
 		}
 	case ledger.OpDevice:
 		reply.Device, err = s.addDevice(r.UUID, r.Bytes)
@@ -130,7 +130,7 @@ func (s *slice) stranger(peer *process.Handle) (ledger.Reply, []*os.File, bool) 
 		return ledger.Reply{}, nil, false // its members are not known here any more
 	}
 	s.e.count(func(c Counter) { c.Attached("stranger") })
-	s.turnAway(peer.PID, "stranger")
+	s.reject(peer.PID, "stranger")
 	s.log.Log(context.Background(), level, "a process that is not of the slice asked for a place in its ledger", "pid", peer.PID)
 	return ledger.Reply{Status: ledger.StatusNotMember}, nil, true
 }
@@ -222,9 +222,9 @@ func (s *slice) refusal() error { return refusalIn(s.state) }
 
 // own puts a lane on the books; disown takes it off. Called with mu held.
 func (s *slice) own(l *lane) {
-	l.command = command(l.process.PID)
-	for i := range l.refusals { // not its own, or told by the enforcer before this one
-		l.refusals[i].begin(s.ledger.Refusals(i, l.number))
+	l.refusals = report.Process{PID: l.process.PID, Command: process.Name(l.process.PID)}
+	for i := range ledger.Devices {
+		l.refusals.Begin(i, s.ledger.Refusals(i, l.number))
 	}
 	s.lanes[l.number], s.byPID[l.process.PID], s.live[l.number] = l, l, 1
 }
@@ -271,7 +271,9 @@ func (s *slice) settle(l *lane) {
 			}
 		}
 		killpoint.Pass("death.settled")
-		s.keepUntold(l)
+		for i := range s.devices {
+			s.refusals.Exit(&l.refusals, i, s.ledger.Refusals(i, l.number))
+		}
 		s.ledger.SetFree(l.number)
 	}
 	if !l.process.Alive() { // else it called execve, which closes what the driver would go by

@@ -164,7 +164,7 @@ func (e *Enforcer) expire(s *slice) bool {
 	s.log.Info("the slice's time is over: it gets nothing more, and its processes are asked to end", "ttl", s.ttl, "grace", e.options.Grace)
 	s.tell(api.Event{Kind: api.EventExpired, TTL: s.ttl})
 	if s.state == api.Active {
-		s.tellCounts(false)
+		s.reportCounts(false)
 		s.shut()
 		s.denyNative()
 	}

@@ -117,7 +117,7 @@ func (s *slice) judge(g *gpu, truth map[int]uint64, beyond map[int]bounds, befor
 func (s *slice) past(index, pid int, bytes, beyond uint64, after holding) (cause string, past uint64) {
 	l := s.byPID[pid]
 	switch {
-	case l == nil && (s.ledger != nil || !s.mayOutlive(pid)):
+	case l == nil && (s.ledger != nil || !s.remaining.Has(pid)):
 		return api.BypassUnattached, bytes
 	case l != nil && !l.process.Alive(): // the pid may be another's, whose turn comes when the lane is settled
 		return "", 0
@@ -154,7 +154,7 @@ func (s *slice) suspect(at place, cause string, now time.Time) *suspect {
 		}
 		return nil
 	}
-	x := &suspect{process: p, command: command(at.pid), cause: cause, first: now}
+	x := &suspect{process: p, command: process.Name(at.pid), cause: cause, first: now}
 	if s.suspects == nil {
 		s.suspects = make(map[place]*suspect)
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
 	"github.com/gpuslice/gpuslice/enforcer/process"
+	"github.com/gpuslice/gpuslice/enforcer/session"
 )
 
 // Register makes a slice. When it returns without an error the slice is in the store and its processes can attach.
@@ -37,7 +38,7 @@ func (e *Enforcer) counted(register func() (api.RegisterReply, error)) (api.Regi
 }
 
 // register is Register within a user's limit, unless that is nil.
-func (e *Enforcer) register(ctx context.Context, r api.RegisterRequest, limit *UserLimit) (api.RegisterReply, error) {
+func (e *Enforcer) register(ctx context.Context, r api.RegisterRequest, limit *session.Limit) (api.RegisterReply, error) {
 	r.Quotas = append([]api.Quota(nil), r.Quotas...)
 	if err := e.checkRequest(&r); err != nil {
 		return api.RegisterReply{}, err
@@ -59,7 +60,7 @@ func (e *Enforcer) register(ctx context.Context, r api.RegisterRequest, limit *U
 
 // decide gives a slice its id, its cgroup and its quotas, or says why it cannot have them. When it returns, the slice is stored and
 // counts for whoever asks next. Nobody has been told yet, and nobody can attach.
-func (e *Enforcer) decide(ctx context.Context, s *slice, limit *UserLimit) error {
+func (e *Enforcer) decide(ctx context.Context, s *slice, limit *session.Limit) error {
 	if err := e.lockChange(); err != nil {
 		s.leave()
 		return err
@@ -182,7 +183,7 @@ func (e *Enforcer) mayBegin(ctx context.Context, r api.RegisterRequest) error {
 	if !known {
 		return errors.New("the kernel does not say who asks, and a session is given to its own processes only")
 	}
-	if err := asker.owns(r.PID); err != nil {
+	if err := asker.Owns(r.PID); err != nil {
 		return fmt.Errorf("%w: a session begins with a process of one's own, and `gpuslice run` makes one", err)
 	}
 	if uid := asker.UID; uid != 0 && r.UID != uid {
@@ -222,7 +223,12 @@ func (s *slice) make() error {
 		return fmt.Errorf("make the slice's directory: %w", err)
 	}
 	if s.request.Session && s.e.options.Caller != nil { // else nobody can ask but who has the session, and a token opens nothing
-		if err := s.makeToken(); err != nil {
+		uid, gid := int(s.request.UID), int(s.request.GID)
+		if s.e.options.Unprivileged {
+			uid, gid = -1, -1
+		}
+		var err error
+		if s.token, err = session.NewToken(s.dir, s.id(), uid, gid); err != nil {
 			return fmt.Errorf("make the session's token: %w", err)
 		}
 	}

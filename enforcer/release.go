@@ -53,11 +53,11 @@ func (e *Enforcer) Release(_ context.Context, id string, generation uint64, forc
 // stopped. Called with change held.
 func (e *Enforcer) release(s *slice, cause string) error {
 	s.mu.Lock()
-	s.outlive()
+	s.noteRemaining()
 	err := e.store.Retire(s.stored())
 	killpoint.Pass("release.marked")
 	if s.ledger != nil && (s.state == api.Active || s.state == api.Expired) {
-		s.tellCounts(true)
+		s.reportCounts(true)
 		s.close()
 	}
 	s.denyNative()
@@ -109,7 +109,7 @@ func (e *Enforcer) clearOnceEmpty(s *slice) error {
 	_, known := e.lingering[s]
 	if !known {
 		e.lingering[s] = struct{}{}
-		s.log.Warn("the slice is released and has processes: they get nothing more, and what it holds counts until they end", "cgroup", s.cgroup.String(), "survivors", len(s.survivors))
+		s.log.Warn("slice released with running processes: their memory counts until they exit", "cgroup", s.cgroup.String(), "remaining", len(s.remaining.All()))
 	}
 	killpoint.Pass("release.lingering")
 	if !s.request.Session {
@@ -121,7 +121,7 @@ func (e *Enforcer) clearOnceEmpty(s *slice) error {
 		s.hangUp() // nothing of it is bound anywhere, and its token opens nothing any more
 		s.mu.Unlock()
 		e.removeSliceDir(s.dir)
-		if err := e.watchSurvivors(s); err != nil {
+		if err := e.watchRemaining(s); err != nil {
 			s.log.Error("what the session held may count until the enforcer is restarted", "err", err)
 		}
 	}
@@ -139,7 +139,7 @@ func (e *Enforcer) clear(s *slice) {
 		e.cgroups.Unwatch(s.cgroup)
 		s.clearNative()
 	}
-	s.letSurvivors()
+	s.closeRemaining()
 	s.mu.Lock()
 	s.hangUp()
 	s.mu.Unlock()
@@ -155,7 +155,7 @@ func (e *Enforcer) clear(s *slice) {
 // it gave them.
 func (s *slice) lingers() bool {
 	if s.request.Session {
-		return s.outlived()
+		return s.remaining.Alive()
 	}
 	populated, err := cgroup.Populated(s.cgroup)
 	if err != nil {

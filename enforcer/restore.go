@@ -66,7 +66,7 @@ func (e *Enforcer) restore() error {
 			continue
 		}
 		s.leave()
-		if s.request.Session && e.pages.has(s.identity) { // somebody outlives it
+		if s.request.Session && e.pages.has(s.identity) { // a process has its ledger still
 			if err := e.store.Retire(r); err != nil {
 				e.log.Error("release not persisted: it is tried again", "slice", r.Request.ID, "err", err)
 			}
@@ -147,7 +147,7 @@ func (e *Enforcer) revive(r store.Slice) *slice {
 		s.init, _ = process.Again(r.Request.PID, r.InitStart)
 	}
 	copy(s.token[:], r.TokenSum)
-	s.rejoin(r.Joined)
+	s.joined.Restore(r.Joined)
 	return s
 }
 
@@ -175,8 +175,8 @@ func (e *Enforcer) finish(r store.Slice) error {
 	taken := e.uses(s.cgroup) // by one that has begun since
 	s.mu.Lock()
 	found := s.closeLeft()
-	s.findSurvivors(r.Survivors)
-	if found || s.outlived() || s.e.truth != nil && s.lingers() {
+	s.findRemaining(r.Survivors)
+	if found || s.remaining.Alive() || s.e.truth != nil && s.lingers() {
 		e.commit(s, s.remainder())
 	}
 	if !taken {
@@ -223,7 +223,7 @@ func (s *slice) lost() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, pid := range pids[:min(len(pids), ledger.Slots)] {
-		s.survive(process.Open(pid))
+		s.remains(process.Open(pid))
 	}
 	return errors.Join(err, errLost(pids))
 }

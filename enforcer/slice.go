@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"sync/atomic"
 	"time"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
@@ -17,6 +16,8 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/guard"
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
 	"github.com/gpuslice/gpuslice/enforcer/process"
+	"github.com/gpuslice/gpuslice/enforcer/report"
+	"github.com/gpuslice/gpuslice/enforcer/session"
 	"github.com/gpuslice/gpuslice/enforcer/store"
 )
 
@@ -31,11 +32,11 @@ type slice struct {
 	initStart  uint64
 	cgroup     cgroup.Path     // of a container
 	identity   ledger.Identity // of its ledger, once there is one
-	token      [32]byte        // the SHA-256 of a session's token; zero if it has none
+	token      session.Token
 	init       *process.Handle // if watchesFirst; nil if it was dead already when the enforcer restarted
 	pool       *pool           // of which it is a member; nil if of none
 
-	joined atomic.Pointer[[]joined] // those that joined a session: what it points to does not change
+	joined session.Members
 
 	mu      guard.Mutex[guard.Slice]
 	state   api.State
@@ -57,9 +58,8 @@ type slice struct {
 	frozen      string             // why nothing more is given; "" if it is
 	overwritten bool               // its page was, and nothing is done about it yet
 
-	untold map[int]*untold // refusals of processes that ended, by pid
-	hints  hints           // how many processes have said so
-	turned turned          // who got no place in the ledger
+	refusals report.Refusals
+	rejected report.Rejected
 
 	quotas   []api.Quota // as they are now; request has those that it began with
 	changing bool        // the page's limits are being set to those in devices
@@ -70,7 +70,7 @@ type slice struct {
 	expired  bool          // it is known that its time is over
 	asked    time.Duration // since boot: when its processes were asked to end; 0 if they were not
 
-	survivors []*process.Handle // of a session that is released, or who may have a ledger that was not found; guarded by mu, and once it is released by the enforcer's change
+	remaining session.Remaining // of a session that is released, or who may have a ledger that was not found; guarded by mu, and once it is released by the enforcer's change
 
 	mayBeLimited bool              // the driver has limits of its cgroup, or is going to (native.go)
 	inherited    bool              // it may have some of a former enforcer
@@ -110,10 +110,10 @@ func (s *slice) stored() store.Slice {
 		CgroupMount: s.cgroup.Mount, CgroupRel: s.cgroup.Rel, CgroupInode: s.cgroup.Inode, CgroupV2: s.cgroup.V2,
 		Native: s.mayBeLimited,
 		Dir:    s.dir, LedgerName: s.identity.Name, LedgerDev: s.identity.Dev, LedgerInode: s.identity.Inode,
-		Joined: s.storedJoined(), Survivors: s.storedSurvivors(),
+		Joined: s.joined.Stored(), Survivors: s.remaining.Stored(),
 	}
 	r.Request.Quotas, r.Request.TTL = s.quotas, s.ttl
-	if s.token != [32]byte{} {
+	if s.token != (session.Token{}) {
 		r.TokenSum = s.token[:]
 	}
 	for _, d := range s.devices {
@@ -211,7 +211,7 @@ func (s *slice) damaged(err error) {
 func (s *slice) check() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.tellTurned()
+	s.reportRejected()
 	switch s.state {
 	case api.Active:
 		if err := s.verify(); err != nil {
@@ -228,7 +228,7 @@ func (s *slice) check() {
 	if s.lowered {
 		s.recommit()
 	}
-	s.tellCounts(false)
+	s.reportCounts(false)
 }
 
 // verify is called with mu held.
@@ -278,7 +278,7 @@ func (s *slice) leave() {
 	s.state = left
 	s.hangUp()
 	s.let()
-	s.letSurvivors()
+	s.closeRemaining()
 	if s.pool != nil {
 		s.pool.part(s)
 	}
@@ -305,7 +305,7 @@ func (s *slice) let() {
 		delete(s.lanes, n)
 	}
 	clear(s.byPID)
-	s.letJoined()
+	s.closeJoined()
 	if s.ledger != nil {
 		errs = append(errs, s.ledger.Close())
 		s.ledger = nil

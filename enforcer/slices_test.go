@@ -18,6 +18,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer"
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
+	"github.com/gpuslice/gpuslice/enforcer/session"
 )
 
 func TestAProcessChargesUpToItsQuotaAndDeathGivesItBack(t *testing.T) {
@@ -211,11 +212,11 @@ func TestASessionBeginsWithAProcessOfWhoAsks(t *testing.T) {
 	h.stop()
 	child, stranger := start(t, "", ""), os.Getppid()
 	type caller struct {
-		enforcer.Asker
+		session.Asker
 		known bool
 	}
 	var asks caller
-	h.options.Caller = func(context.Context) (enforcer.Asker, bool) { return asks.Asker, asks.known }
+	h.options.Caller = func(context.Context) (session.Asker, bool) { return asks.Asker, asks.known }
 	h.start()
 	me := uint32(os.Geteuid())
 	before := asker(os.Getpid(), me) // had this pid before this process
@@ -233,7 +234,7 @@ func TestASessionBeginsWithAProcessOfWhoAsks(t *testing.T) {
 		"nobody knows who": {caller{}, os.Getpid(), me, "does not say"},
 		"another's uid":    {caller{asker(os.Getpid(), 4711), true}, child.pid(), 4712, "of uid 4712"},
 		"one with the pid": {caller{before, true}, child.pid(), me, "the one that asks: process"},
-		"one unseen":       {caller{enforcer.Asker{UID: me}, true}, child.pid(), me, "not in the enforcer's pid namespace"},
+		"one unseen":       {caller{session.Asker{UID: me}, true}, child.pid(), me, "not in the enforcer's pid namespace"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			asks = c.asks

@@ -5,80 +5,30 @@ package enforcer
 import (
 	"context"
 	"errors"
-	"os/user"
 	"slices"
-	"strconv"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/session"
 )
-
-// UserLimit is what each user that it is for may have in sessions.
-type UserLimit struct {
-	User, Group string    // exactly one is set: a user's name or number, a group's
-	MaxVRAM     api.Share // of each device, all of the user's sessions together
-	MaxSessions int       // at one time
-}
 
 // Users is the enforcer for users without privileges: they begin sessions of their own, within the operator's limits, and
 // see, renew and release them. Who asks is what the kernel says; a session's token opens that session beside.
 type Users struct {
 	e      *Enforcer
-	limits []UserLimit
+	limits []session.Limit
 	groups func(context.Context) []uint32
 }
 
 // Users returns the enforcer for users with these limits, of which the first that is for a user holds. groups are all
 // that who asks is in, by the kernel's word, his own first.
-func (e *Enforcer) Users(limits []UserLimit, groups func(context.Context) []uint32) *Users {
+func (e *Enforcer) Users(limits []session.Limit, groups func(context.Context) []uint32) *Users {
 	u := &Users{e: e, limits: limits, groups: groups}
 	for _, l := range limits {
-		if _, err := l.id(); err != nil {
+		if _, err := l.ID(); err != nil {
 			e.log.Warn("a limit of sessions is for nobody as long as that does not exist", "user", l.User, "group", l.Group, "err", err)
 		}
 	}
 	return u
-}
-
-// id is the number of the user or the group. It is looked up for each session: users come and go while the enforcer runs.
-func (l *UserLimit) id() (uint32, error) {
-	name, lookUp := l.User, func(name string) (string, error) {
-		u, err := user.Lookup(name)
-		if err != nil {
-			return "", err
-		}
-		return u.Uid, nil
-	}
-	if l.Group != "" {
-		name, lookUp = l.Group, func(name string) (string, error) {
-			g, err := user.LookupGroup(name)
-			if err != nil {
-				return "", err
-			}
-			return g.Gid, nil
-		}
-	}
-	if n, err := strconv.ParseUint(name, 10, 32); err == nil {
-		return uint32(n), nil
-	}
-	number, err := lookUp(name)
-	if err != nil {
-		return 0, err
-	}
-	n, err := strconv.ParseUint(number, 10, 32)
-	return uint32(n), err
-}
-
-// limit of who asks; nil if none is for him.
-func (u *Users) limit(ctx context.Context, uid uint32) *UserLimit {
-	groups := u.groups(ctx)
-	for i := range u.limits {
-		l := &u.limits[i]
-		id, err := l.id()
-		if err == nil && (l.User != "" && id == uid || l.Group != "" && slices.Contains(groups, id)) {
-			return l
-		}
-	}
-	return nil
 }
 
 func (u *Users) who(ctx context.Context) (uid uint32, err error) {
@@ -101,7 +51,7 @@ func (u *Users) own(ctx context.Context, id string) error {
 		return nil
 	}
 	if api.TokenOf(ctx) != "" {
-		_, err := u.e.shown(ctx, id)
+		_, err := u.e.authenticate(ctx, id)
 		return err
 	}
 	none := api.Errorf(api.CodeNotFound, "you have no session %.255s", id)
@@ -165,7 +115,7 @@ func (u *Users) Register(ctx context.Context, r api.RegisterRequest) (api.Regist
 		if err != nil {
 			return api.RegisterReply{}, err
 		}
-		l := u.limit(ctx, uid)
+		l := session.For(u.limits, uid, u.groups(ctx))
 		if l == nil {
 			return api.RegisterReply{}, api.Errorf(api.CodeForbidden, "uid %d may have no session on this host: the operator names who may in [[sessions.limits]] of the configuration (`gpuslice run --embedded` does without)", uid)
 		}
@@ -201,7 +151,7 @@ func mayAsk(r *api.RegisterRequest) error {
 }
 
 // userMayHave says why a user may not have another session, by the operator's limit. Called with change held.
-func (e *Enforcer) userMayHave(s *slice, l *UserLimit) error {
+func (e *Enforcer) userMayHave(s *slice, l *session.Limit) error {
 	var others []*slice
 	for _, other := range e.all() {
 		if !other.isOf(s.request.UID) {
@@ -235,7 +185,7 @@ func (e *Enforcer) userMayHave(s *slice, l *UserLimit) error {
 		for _, other := range others {
 			used += e.has(other)[d.uuid]
 		}
-		if err := l.refuse(s, g.called(d.uuid), d.uuid, min(d.Limit, d.Total), used, l.MaxVRAM.Of(g.Total)); err != nil {
+		if err := overUsersLimit(s, g.called(d.uuid), d.uuid, min(d.Limit, d.Total), used, l.MaxVRAM.Of(g.Total)); err != nil {
 			return err
 		}
 	}
@@ -244,7 +194,7 @@ func (e *Enforcer) userMayHave(s *slice, l *UserLimit) error {
 
 // userMayAsk goes by what is asked for: without driver truth nobody knows how large the devices are, nor which there are, so
 // each session counts with the largest of its quotas.
-func (e *Enforcer) userMayAsk(s *slice, l *UserLimit, others []*slice) error {
+func (e *Enforcer) userMayAsk(s *slice, l *session.Limit, others []*slice) error {
 	wants, known := largest(s.quotas)
 	if l.MaxVRAM.Percent > 0 || !known {
 		return api.Errorf(api.CodeQuotaExceeded, "without NVML nobody knows what a share of a device is: the quota and the operator's max_vram (%s) are accepted as sizes only", l.MaxVRAM)
@@ -256,7 +206,7 @@ func (e *Enforcer) userMayAsk(s *slice, l *UserLimit, others []*slice) error {
 		other.mu.Unlock()
 		used += bytes
 	}
-	return l.refuse(s, "any", "", wants, used, l.MaxVRAM.Bytes)
+	return overUsersLimit(s, "any", "", wants, used, l.MaxVRAM.Bytes)
 }
 
 // largest of the quotas, in bytes; not known if one is a share.
@@ -270,7 +220,7 @@ func largest(quotas []api.Quota) (bytes uint64, known bool) {
 }
 
 // refuse says why bytes are too many beside used.
-func (l *UserLimit) refuse(s *slice, device, uuid string, bytes, used, most uint64) error {
+func overUsersLimit(s *slice, device, uuid string, bytes, used, most uint64) error {
 	if used <= most && bytes <= most-used {
 		return nil
 	}

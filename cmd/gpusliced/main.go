@@ -24,6 +24,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/driver"
 	"github.com/gpuslice/gpuslice/enforcer/metrics"
 	"github.com/gpuslice/gpuslice/enforcer/server"
+	"github.com/gpuslice/gpuslice/enforcer/session"
 )
 
 const usage = `gpusliced keeps the quotas of VRAM of this host's containers.
@@ -125,9 +126,9 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 			Bypass: whole.Policy.Bypass, Scope: whole.Policy.Scope, Allowance: uint64(whole.Policy.Allowance),
 		},
 		Grace: whole.Expiry.Grace, MaxTTL: time.Duration(whole.Expiry.MaxTTL),
-		Caller: func(ctx context.Context) (enforcer.Asker, bool) {
+		Caller: func(ctx context.Context) (session.Asker, bool) {
 			p, known := server.PeerOf(ctx)
-			return enforcer.Asker{PID: p.PID, Start: p.Start, UID: p.UID}, known
+			return session.Asker{PID: p.PID, Start: p.Start, UID: p.UID}, known
 		},
 	}
 	record := openAudit(whole, log)

@@ -14,6 +14,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/audit"
 	"github.com/gpuslice/gpuslice/enforcer/config"
 	"github.com/gpuslice/gpuslice/enforcer/server"
+	"github.com/gpuslice/gpuslice/enforcer/session"
 )
 
 // serveUsers makes the users' socket, if the file gives users any sessions, and returns what serves it; nil if it does not.
@@ -21,13 +22,13 @@ func serveUsers(c config.Sessions, e *enforcer.Enforcer, record *audit.Writer, l
 	if !c.Serve() {
 		return nil, nil
 	}
-	limits := make([]enforcer.UserLimit, 0, len(c.Limits))
+	limits := make([]session.Limit, 0, len(c.Limits))
 	for _, l := range c.Limits {
 		most := l.MaxSessions
 		if most == 0 {
 			most = config.DefaultMaxSessions
 		}
-		limits = append(limits, enforcer.UserLimit{User: l.User, Group: l.Group, MaxVRAM: l.MaxVRAM.Share, MaxSessions: most})
+		limits = append(limits, session.Limit{User: l.User, Group: l.Group, MaxVRAM: l.MaxVRAM.Share, MaxSessions: most})
 	}
 	if err := os.MkdirAll(filepath.Dir(c.Socket), 0o755); err != nil {
 		return nil, fmt.Errorf("sessions.socket: %w", err)

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package report
+
+import (
+	"time"
+
+	"golang.org/x/time/rate"
+)
+
+// rejectedPerSecond is how many rejected attaches of a slice are reported one by one; the others as a sum. Any process that reaches the
+// attach socket can ask as often as it likes, and must fill neither the events nor the audit log.
+const rejectedPerSecond = 4
+
+// Rejected are the rejected attaches of a slice. The zero value has none.
+type Rejected struct {
+	alone *rate.Limiter
+	rest  map[string]uint64 // by cause
+}
+
+// Add says whether one is reported by itself; if not, it is part of the next sum.
+func (r *Rejected) Add(now time.Time, cause string) (alone bool) {
+	if r.alone == nil {
+		r.alone, r.rest = rate.NewLimiter(rejectedPerSecond, rejectedPerSecond), make(map[string]uint64)
+	}
+	if r.alone.AllowN(now, 1) {
+		return true
+	}
+	r.rest[cause]++
+	return false
+}
+
+// Rest calls report with the sum of each cause's others.
+func (r *Rejected) Rest(report func(cause string, n uint64)) {
+	for cause, n := range r.rest {
+		report(cause, n)
+	}
+	clear(r.rest)
+}

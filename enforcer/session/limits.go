@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package session
+
+import (
+	"os/user"
+	"slices"
+	"strconv"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+)
+
+// Limit is what each user that it is for may have in sessions.
+type Limit struct {
+	User, Group string    // exactly one is set: a user's name or number, a group's
+	MaxVRAM     api.Share // of each device, all of the user's sessions together
+	MaxSessions int       // at one time
+}
+
+// ID is the number of the user or the group. It is looked up for each session: users come and go while the enforcer runs.
+func (l *Limit) ID() (uint32, error) {
+	name, lookUp := l.User, func(name string) (string, error) {
+		u, err := user.Lookup(name)
+		if err != nil {
+			return "", err
+		}
+		return u.Uid, nil
+	}
+	if l.Group != "" {
+		name, lookUp = l.Group, func(name string) (string, error) {
+			g, err := user.LookupGroup(name)
+			if err != nil {
+				return "", err
+			}
+			return g.Gid, nil
+		}
+	}
+	if n, err := strconv.ParseUint(name, 10, 32); err == nil {
+		return uint32(n), nil
+	}
+	number, err := lookUp(name)
+	if err != nil {
+		return 0, err
+	}
+	n, err := strconv.ParseUint(number, 10, 32)
+	return uint32(n), err
+}
+
+// For is the first of the limits that is for a user who is in these groups; nil if none is.
+func For(limits []Limit, uid uint32, groups []uint32) *Limit {
+	for i := range limits {
+		l := &limits[i]
+		id, err := l.ID()
+		if err == nil && (l.User != "" && id == uid || l.Group != "" && slices.Contains(groups, id)) {
+			return l
+		}
+	}
+	return nil
+}

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package session
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/process"
+)
+
+// A user who showed too many wrong tokens waits; of users without end no list is kept.
+func TestWrongTokensAreBoundedForEachUser(t *testing.T) {
+	const alice, bob = 5001, 5002
+	now := time.Now()
+	var g Guesses
+	for n := range maxWrong {
+		if g.Wait(now, alice) {
+			t.Fatalf("after %d wrong tokens", n)
+		}
+		if first := g.Wrong(now, alice); first != (n == 0) {
+			t.Fatalf("number %d is the first: %v", n, first)
+		}
+	}
+	if !g.Wait(now, alice) || g.Wait(now, bob) {
+		t.Fatal("not alice, or not alice alone")
+	}
+	if !g.Wait(now.Add(WrongInterval-time.Second), alice) {
+		t.Error("before the interval is over")
+	}
+	now = now.Add(WrongInterval)
+	if g.Wait(now, alice) {
+		t.Error("after it")
+	}
+	g.Wrong(now, alice)
+	if !g.Wait(now, alice) {
+		t.Error("one in an interval, and there was one")
+	}
+	now = now.Add(maxWrong * WrongInterval)
+	if g.Wait(now, alice) || len(g.by) != 0 {
+		t.Error("she is not forgotten")
+	}
+	for uid := range uint32(maxGuessers) {
+		g.Wrong(now, uid)
+	}
+	if !g.Wait(now, 1<<20) || len(g.by) != maxGuessers {
+		t.Errorf("%d users are remembered", len(g.by))
+	}
+}
+
+func TestATokenIsInItsFileAndNowhereElse(t *testing.T) {
+	dir := t.TempDir()
+	sum, err := NewToken(dir, "s", -1, -1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	info, err := os.Stat(filepath.Join(dir, api.TokenName))
+	if err != nil || info.Mode().Perm() != 0o600 {
+		t.Fatalf("%v, %v", info, err)
+	}
+	text, err := os.ReadFile(filepath.Join(dir, api.TokenName))
+	if err != nil {
+		t.Fatal(err)
+	}
+	id, shown, err := api.ParseTokenFile(string(text))
+	if err != nil || id != "s" || !sum.Is(shown) {
+		t.Errorf("the file has session %s, and no token of it: %v", id, err)
+	}
+	for _, wrong := range []api.Token{"", "0", api.Token(strings.Repeat("0", 64))} {
+		if sum.Is(wrong) || (Token{}).Is(wrong) {
+			t.Errorf("%q is accepted", wrong)
+		}
+	}
+	if (Token{}).Is(shown) {
+		t.Error("a session without a token has one")
+	}
+	if _, err := NewToken(dir, "s", -1, -1); !errors.Is(err, os.ErrExist) {
+		t.Errorf("a second token: %v", err)
+	}
+}
+
+func child(t *testing.T) (*process.Handle, *exec.Cmd) {
+	t.Helper()
+	c := exec.Command("sleep", "60")
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Process.Kill(); _ = c.Wait() })
+	p, err := process.Open(c.Process.Pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p, c
+}
+
+func TestMembersAreStoredAndRestored(t *testing.T) {
+	var m, restored Members
+	p, _ := child(t)
+	q, exits := child(t)
+	for _, member := range []Member{{p, 1}, {q, 2}} {
+		if err := m.Add(member); err != nil {
+			t.Fatal(err)
+		}
+	}
+	before := m.All()
+	stored := m.Stored()
+	_ = exits.Process.Kill()
+	_ = exits.Wait()
+	restored.Restore(stored)
+	if all := restored.Clear(); len(all) != 1 || all[0].PID != p.PID || all[0].UID != 1 {
+		t.Errorf("%+v", all)
+	}
+	if !m.Remove(q) || m.Remove(q) || len(m.All()) != 1 || len(before) != 2 {
+		t.Error("one is removed once, and nobody's list is changed")
+	}
+	for range maxMembers - 1 {
+		if err := m.Add(Member{Handle: p}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := m.Add(Member{Handle: p}); !errors.Is(err, errFull) {
+		t.Errorf("one too many: %v", err)
+	}
+}
+
+func TestTheRemainingAreThoseThatAreAlive(t *testing.T) {
+	var r Remaining
+	p, exits := child(t)
+	twice, err := process.Open(p.PID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Add(p)
+	r.Add(twice)
+	if len(r.All()) != 1 || len(r.Stored()) != 1 || !r.Alive() || !r.Has(p.PID) {
+		t.Fatalf("%+v", r.All())
+	}
+	_ = exits.Process.Kill()
+	_ = exits.Wait()
+	if r.Alive() || r.Has(p.PID) {
+		t.Error("an exited process remains")
+	}
+	r.Close()
+	if len(r.All()) != 0 {
+		t.Error("it is not forgotten")
+	}
+}

@@ -1,0 +1,281 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforcer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/killpoint"
+	"github.com/gpuslice/gpuslice/enforcer/process"
+	"github.com/gpuslice/gpuslice/enforcer/session"
+	"github.com/gpuslice/gpuslice/enforcer/store"
+)
+
+// roots calls each with the processes below which the session's processes are, until each returns false.
+func (s *slice) roots(each func(*process.Handle) bool) {
+	if s.init != nil && !each(s.init) {
+		return
+	}
+	for _, j := range s.joined.All() {
+		if !each(j.Handle) {
+			return
+		}
+	}
+}
+
+// descends says whether a process is a session's, by its ancestors.
+func (s *slice) descends(pid int) bool {
+	found := false
+	process.Ancestors(pid, func(above int) bool {
+		s.roots(func(root *process.Handle) bool {
+			found = root.PID == above && root.Alive()
+			return !found
+		})
+		return !found
+	})
+	return found
+}
+
+// caller is who asks; this process itself if nobody else can.
+func (e *Enforcer) caller(ctx context.Context) (who session.Asker, known bool) {
+	if e.options.Caller == nil {
+		start, err := process.StartTime(os.Getpid())
+		return session.Asker{PID: os.Getpid(), Start: start, UID: uint32(os.Geteuid())}, err == nil
+	}
+	return e.options.Caller(ctx)
+}
+
+// authenticate finds the session whose token comes with a question. What is refused does not say whether there is such a
+// session.
+func (e *Enforcer) authenticate(ctx context.Context, id string) (*slice, error) {
+	asker, known := e.caller(ctx)
+	uid, now := asker.UID, time.Now()
+	switch {
+	case !known:
+		return nil, api.Errorf(api.CodeForbidden, "the kernel does not say who shows the token")
+	case e.guesses.Wait(now, uid):
+		e.countJoined("limited")
+		return nil, api.Errorf(api.CodeBusy, "uid %d has shown too many wrong tokens: try again in %s", uid, session.WrongInterval)
+	}
+	s := e.find(id)
+	if s == nil {
+		s = &slice{} // as much work, and no token is its
+	}
+	if s.token.Is(api.TokenOf(ctx)) {
+		return s, nil
+	}
+	e.countJoined("wrong_token")
+	if e.guesses.Wrong(now, uid) { // the log is not theirs to fill
+		e.log.Warn("wrong session token", "slice", id, "pid", asker.PID, "uid", uid)
+	}
+	return nil, api.Errorf(api.CodeForbidden, "there is no session %s with that token: the file that %s names in the session has it", id, api.TokenEnv)
+}
+
+func (e *Enforcer) countJoined(result string) {
+	e.count(func(c Counter) { c.Joined(result) })
+}
+
+// Join makes a process one of a session's, by the session's token (api.TokenOf): from then on it and what descends from
+// it draw on the session's quota. That is on disk when it returns. It ends with the session: what is charged then stays
+// until the process ends, and it gets nothing more.
+func (e *Enforcer) Join(ctx context.Context, id string, r api.JoinRequest) (api.RegisterReply, error) {
+	if err := errors.Join(api.CheckID(id), r.Validate()); err != nil {
+		return api.RegisterReply{}, err
+	}
+	s, err := e.authenticate(ctx, id)
+	if err != nil {
+		return api.RegisterReply{}, err
+	}
+	asker, _ := e.caller(ctx)
+	if err := e.join(s, r.PID, asker); err != nil {
+		e.countJoined("refused")
+		return api.RegisterReply{}, err
+	}
+	killpoint.Pass("join.done")
+	e.countJoined("ok")
+	s.log.Info("a process joined the session", "pid", r.PID, "uid", asker.UID)
+	return api.RegisterReply{Slice: s.show(false), Dir: s.dir, Library: e.options.Library}, nil
+}
+
+func (e *Enforcer) join(s *slice, pid int, asker session.Asker) error {
+	p, err := process.Open(pid)
+	if err != nil {
+		return api.Errorf(api.CodeBadRequest, "process %d cannot join session %s: %v", pid, s.id(), err)
+	}
+	if err := e.mayJoin(s, p, asker); err != nil {
+		p.Close()
+		return api.Errorf(api.CodeBadRequest, "process %d cannot join session %s: %v", pid, s.id(), err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	j := session.Member{Handle: p, UID: asker.UID}
+	if err := s.addJoined(j); err != nil {
+		p.Close()
+		return err
+	}
+	err = s.openTo(asker.UID)
+	if err == nil {
+		err = e.watchJoined(s, j)
+	}
+	if err != nil {
+		s.removeJoined(p)
+	}
+	return err
+}
+
+// mayJoin says why a process may not: as a session begins with one's own processes, so they are one's own that join it.
+func (e *Enforcer) mayJoin(s *slice, p *process.Handle, asker session.Asker) error {
+	if err := asker.Owns(p.PID); err != nil {
+		return err
+	}
+	if other := e.session(p.PID); other != nil {
+		return fmt.Errorf("it is of session %s already", other.id())
+	}
+	// A container's processes stay in the container's slice, whatever session they are given a token of.
+	if container := e.container(p.PID); container != nil && container != e.container(s.request.PID) {
+		return fmt.Errorf("it is of slice %s, a container's", container.id())
+	}
+	if !p.Alive() {
+		return process.ErrDead // and what was looked at may be another
+	}
+	return nil
+}
+
+// addJoined is called with mu held.
+func (s *slice) addJoined(j session.Member) error {
+	if s.state != api.Active || s.init == nil || !s.init.Alive() {
+		return api.Errorf(api.CodeNotFound, "session %s is over", s.id())
+	}
+	if err := s.joined.Add(j); err != nil {
+		return api.Errorf(api.CodeBusy, "%v %s: end one of them first", err, s.id())
+	}
+	if err := s.put(); err != nil {
+		s.removeJoined(j.Handle)
+		return err
+	}
+	killpoint.Pass("join.stored")
+	return nil
+}
+
+// removeJoined forgets a process. On disk it stays, and is seen to have exited.
+func (s *slice) removeJoined(p *process.Handle) {
+	if s.joined.Remove(p) {
+		s.e.deaths.Unwatch(p)
+		p.Close()
+	}
+}
+
+// watchJoined forgets a process that joined when it has exited.
+func (e *Enforcer) watchJoined(s *slice, j session.Member) error {
+	return e.deaths.Watch(j.Handle, func() { go s.removeJoined(j.Handle) })
+}
+
+// closeJoined closes what this process has open for those that joined.
+func (s *slice) closeJoined() {
+	for _, j := range s.joined.Clear() {
+		s.e.deaths.Unwatch(j.Handle)
+		j.Close()
+	}
+}
+
+// serveJoined opens the attach socket to those that had joined, and watches them, for a slice that was taken up again.
+func (s *slice) serveJoined() error {
+	for _, j := range s.joined.All() {
+		if err := errors.Join(s.openTo(j.UID), s.e.watchJoined(s, j)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// openTo lets a user connect to the session's attach socket who does not own it.
+func (s *slice) openTo(uid uint32) error {
+	owner := s.request.UID
+	if uid == 0 || uid == owner || s.e.options.Unprivileged {
+		return nil
+	}
+	users := []uint32{uid}
+	for _, j := range s.joined.All() {
+		if j.UID != 0 && j.UID != owner {
+			users = append(users, j.UID)
+		}
+	}
+	if err := session.AllowUsers(filepath.Join(s.dir, bindName, api.AttachSocketName), users); err != nil {
+		return fmt.Errorf("let uid %d use the session's attach socket: %w", uid, err)
+	}
+	return nil
+}
+
+// noteRemaining notes which of the session's processes are alive when it is released. What descended from its first process is nobody's
+// descendant any more, so those that have a lane are known, and no others. Called with mu held.
+func (s *slice) noteRemaining() {
+	if !s.request.Session {
+		return
+	}
+	for _, l := range s.lanes {
+		s.remains(process.Again(l.process.PID, l.process.Start))
+	}
+}
+
+// findRemaining finds them again: those that a former enforcer noted. If the session ended while there was none, those that have its
+// ledger. Called with change and mu held.
+func (s *slice) findRemaining(noted []store.Process) {
+	if !s.request.Session {
+		return
+	}
+	for _, p := range noted {
+		s.remains(process.Again(p.PID, p.Start))
+	}
+	if len(noted) > 0 || s.ledger == nil {
+		return
+	}
+	for _, pid := range s.e.pages.whoHas(s.identity) {
+		s.remains(process.Open(pid))
+	}
+	for number := uint32(1); number <= s.ledger.HighLane(); number++ {
+		if owner, _, live := s.ledger.Lane(number); live && s.e.pages.mayHave(s.identity, owner.PID) {
+			s.remains(process.Again(owner.PID, owner.Start))
+		}
+	}
+}
+
+// remains is called with mu held.
+func (s *slice) remains(p *process.Handle, err error) {
+	if err == nil {
+		s.remaining.Add(p)
+	} else if !errors.Is(err, process.ErrDead) {
+		s.log.Error("a remaining process of the session could not be opened: its memory is not counted", "err", err)
+	}
+}
+
+// watchRemaining has the session cleared away once the last of them has exited. Called with change held, once.
+func (e *Enforcer) watchRemaining(s *slice) error {
+	exited := func() {
+		if e.lockChange() != nil {
+			return
+		}
+		defer e.change.Unlock()
+		if _, known := e.lingering[s]; known && !s.remaining.Alive() {
+			e.clear(s)
+		}
+	}
+	var errs []error
+	for _, p := range s.remaining.All() {
+		errs = append(errs, e.deaths.Watch(p, func() { go exited() }))
+	}
+	return errors.Join(errs...)
+}
+
+// closeRemaining closes what is open for them. Called with change held.
+func (s *slice) closeRemaining() {
+	for _, p := range s.remaining.All() {
+		s.e.deaths.Unwatch(p)
+	}
+	s.remaining.Close()
+}
