@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"golang.org/x/time/rate"
 
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
@@ -55,13 +56,13 @@ type Listener func(pid int, request ledger.Request)
 // Server is one slice's attach socket.
 type Server struct {
 	listener *net.UnixListener
-	asking   sync.Mutex // member
+	asking   chan struct{} // taken while member is asked, which reads /proc: one process at a time
 	member   Member
 	handler  Handler
 	hear     Listener
 	log      *slog.Logger
 	slots    chan struct{}
-	pace     pace
+	pace     *rate.Limiter
 	stop     context.CancelFunc
 	stopped  context.Context
 	strange  sync.Once
@@ -73,7 +74,10 @@ func Serve(place Place, member Member, handler Handler, hear Listener, log *slog
 	if err != nil {
 		return nil, fmt.Errorf("attach socket: %w", err)
 	}
-	s := &Server{listener: listener, member: member, handler: handler, hear: hear, log: log, slots: make(chan struct{}, InFlight), pace: newPace(Rate, Burst)}
+	s := &Server{
+		listener: listener, member: member, handler: handler, hear: hear, log: log,
+		asking: make(chan struct{}, 1), slots: make(chan struct{}, InFlight), pace: rate.NewLimiter(Rate, Burst),
+	}
 	s.stopped, s.stop = context.WithCancel(context.Background())
 	go s.accept()
 	return s, nil
@@ -114,7 +118,7 @@ func (s *Server) accept() {
 			}
 		default:
 			short = false
-			if !s.pace.wait(s.stopped) {
+			if s.pace.Wait(s.stopped) != nil {
 				conn.Close()
 				return
 			}
@@ -167,8 +171,8 @@ func (s *Server) serve(conn *net.UnixConn) {
 }
 
 func (s *Server) ask(peer *process.Handle) bool {
-	s.asking.Lock()
-	defer s.asking.Unlock()
+	s.asking <- struct{}{}
+	defer func() { <-s.asking }()
 	return s.member(peer)
 }
 

@@ -19,28 +19,6 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/process"
 )
 
-func TestPaceIsABurstAndThenARate(t *testing.T) {
-	p, now := newPace(10, 3), time.Unix(1000, 0)
-	const ms = time.Millisecond
-	for i, want := range []time.Duration{0, 0, 0, 100 * ms, 200 * ms, 300 * ms} {
-		if got := p.take(now); got != want {
-			t.Errorf("number %d waits %v, want %v", i, got, want)
-		}
-	}
-	// In 400 ms four more are let through: the three that waited and one.
-	for i, want := range []time.Duration{0, 100 * ms} {
-		if got := p.take(now.Add(400 * ms)); got != want {
-			t.Errorf("then number %d waits %v, want %v", i, got, want)
-		}
-	}
-	// However long nobody comes, the burst is no larger.
-	for i, want := range []time.Duration{0, 0, 0, 100 * ms} {
-		if got := p.take(now.Add(time.Hour)); got != want {
-			t.Errorf("after an hour number %d waits %v, want %v", i, got, want)
-		}
-	}
-}
-
 // hammer asks dir's socket again and again until it is killed, as a process of a container may.
 func hammer(dir string) {
 	message := ledger.Request{Op: ledger.OpAttach}.Encode()
