@@ -15,12 +15,12 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/gpuslice/gpuslice/enforcer"
+	"github.com/gpuslice/gpuslice/enforcer/admission"
 	"github.com/gpuslice/gpuslice/enforcer/api"
 )
 
 // newOffice is a host of two devices of 80 GiB, with these rules.
-func newOffice(t *testing.T, rules enforcer.Admission) *host {
+func newOffice(t *testing.T, rules admission.Limits) *host {
 	t.Helper()
 	h := newHost(t, &fakeTruth{})
 	h.stop()
@@ -93,7 +93,7 @@ func refusal(t *testing.T, err error, says ...string) *api.Error {
 }
 
 func TestQuotasAddUpToNoMoreThanTheDeviceHas(t *testing.T) {
-	h := newOffice(t, enforcer.Admission{})
+	h := newOffice(t, admission.Limits{})
 	h.give("a", on(gpu0, 40*gib))
 	h.give("b", on(gpu0, 30*gib))
 	_, err := h.ask("c", nil, on(gpu0, 10*gib+1))
@@ -117,7 +117,7 @@ func TestQuotasAddUpToNoMoreThanTheDeviceHas(t *testing.T) {
 }
 
 func TestARefusalNamesWhoHasMost(t *testing.T) {
-	h := newOffice(t, enforcer.Admission{})
+	h := newOffice(t, admission.Limits{})
 	for i := range 7 {
 		h.give(fmt.Sprintf("s%d", i), on(gpu0, uint64(8+i)*gib))
 	}
@@ -126,7 +126,7 @@ func TestARefusalNamesWhoHasMost(t *testing.T) {
 }
 
 func TestAQuotaIsGivenOnAllDevicesOrOnNone(t *testing.T) {
-	h := newOffice(t, enforcer.Admission{})
+	h := newOffice(t, admission.Limits{})
 	h.give("a", on(gpu1, 79*gib))
 	_, err := h.ask("b", nil, on(api.AllDevices, 2*gib))
 	refusal(t, err, "device 1 ("+gpu1+")", "1GiB are left")
@@ -136,13 +136,13 @@ func TestAQuotaIsGivenOnAllDevicesOrOnNone(t *testing.T) {
 }
 
 func TestAQuotaLargerThanTheDeviceIsTheDevice(t *testing.T) {
-	h := newOffice(t, enforcer.Admission{})
+	h := newOffice(t, admission.Limits{})
 	h.give("a", on(api.AllDevices, 100*gib))
 	h.given(gpu0, 80*gib, 0)
 }
 
 func TestASliceThatOnlyRecordsIsGivenNothing(t *testing.T) {
-	h := newOffice(t, enforcer.Admission{MaxVRAM: api.Share{Bytes: gib}})
+	h := newOffice(t, admission.Limits{MaxVRAM: api.Share{Bytes: gib}})
 	for _, id := range []string{"a", "b"} {
 		if _, err := h.ask(id, func(r *api.RegisterRequest) { r.Mode = api.Record }, on(gpu0, 80*gib)); err != nil {
 			t.Fatal(err)
@@ -152,14 +152,14 @@ func TestASliceThatOnlyRecordsIsGivenNothing(t *testing.T) {
 }
 
 func TestAReserveIsNobodysAndOvercommitGivesBytesTwice(t *testing.T) {
-	h := newOffice(t, enforcer.Admission{Reserve: 2 * gib})
+	h := newOffice(t, admission.Limits{Reserve: 2 * gib})
 	if d := h.device(gpu0); d.Reserve != 2*gib {
 		t.Errorf("%+v", d)
 	}
 	_, err := h.ask("all", nil, api.Quota{Device: gpu0, Percent: 100})
 	refusal(t, err, "78GiB are left of the 78GiB that may be given: ask for less")
 	h.give("most", on(gpu0, 78*gib))
-	h = newOffice(t, enforcer.Admission{Reserve: 2 * gib, Overcommit: 1500})
+	h = newOffice(t, admission.Limits{Reserve: 2 * gib, Overcommit: 1500})
 	h.give("a", on(gpu0, 78*gib))
 	h.given(gpu0, 78*gib, 39*gib)
 	h.give("b", on(gpu0, 39*gib))
@@ -168,7 +168,7 @@ func TestAReserveIsNobodysAndOvercommitGivesBytesTwice(t *testing.T) {
 }
 
 func TestASliceAsksForNoMoreThanOneMay(t *testing.T) {
-	h := newOffice(t, enforcer.Admission{MaxVRAM: api.Share{Percent: 25}})
+	h := newOffice(t, admission.Limits{MaxVRAM: api.Share{Percent: 25}})
 	_, err := h.ask("a", nil, on(gpu0, 21*gib))
 	e := refusal(t, err, "a slice may have 20GiB of it at most (max_vram)", "device 0 ("+gpu0+")")
 	if e.Limit != 20*gib || e.Requested != 21*gib {
@@ -178,8 +178,8 @@ func TestASliceAsksForNoMoreThanOneMay(t *testing.T) {
 }
 
 func TestATenantsSlicesAddUpToNoMoreThanItMayHave(t *testing.T) {
-	h := newOffice(t, enforcer.Admission{Tenants: map[string]api.Share{
-		"physics": {Bytes: 30 * gib}, enforcer.DefaultTenant: {Percent: 25}, "free": {},
+	h := newOffice(t, admission.Limits{Tenants: map[string]api.Share{
+		"physics": {Bytes: 30 * gib}, "default": {Percent: 25}, "free": {},
 	}})
 	of := func(tenant string) func(*api.RegisterRequest) {
 		return func(r *api.RegisterRequest) { r.Tenant = tenant }
@@ -218,7 +218,7 @@ func TestATenantsSlicesAddUpToNoMoreThanItMayHave(t *testing.T) {
 func TestWithoutDriverTruthABoundStillHolds(t *testing.T) {
 	h := newHost(t, nil)
 	h.stop()
-	h.options.Admission = enforcer.Admission{MaxVRAM: api.Share{Bytes: 4 * gib}}
+	h.options.Admission = admission.Limits{MaxVRAM: api.Share{Bytes: 4 * gib}}
 	h.start()
 	_, err := h.ask("a", nil, on(gpu0, 4*gib+1))
 	refusal(t, err, "(max_vram)")
@@ -234,7 +234,7 @@ func TestWithoutDriverTruthABoundStillHolds(t *testing.T) {
 }
 
 func TestADeviceThatOthersHaveGivesNothingToWhoUsesItUnforeseen(t *testing.T) {
-	h := newOffice(t, enforcer.Admission{})
+	h := newOffice(t, admission.Limits{})
 	h.give("a", on(gpu1, 78*gib))
 	link := filepath.Join(t.TempDir(), "link")
 	b := start(t, link, "")
@@ -270,7 +270,7 @@ func TestADeviceThatOthersHaveGivesNothingToWhoUsesItUnforeseen(t *testing.T) {
 }
 
 func TestSlicesThatDoNotFitAnyMoreStayAndNoneIsAdded(t *testing.T) {
-	h := newOffice(t, enforcer.Admission{Overcommit: 2000})
+	h := newOffice(t, admission.Limits{Overcommit: 2000})
 	p, _ := h.session("a", on(gpu0, 80*gib))
 	attach(p)
 	p.must("device %s %d", hex0, 80*gib)
@@ -280,7 +280,7 @@ func TestSlicesThatDoNotFitAnyMoreStayAndNoneIsAdded(t *testing.T) {
 	}
 	h.stop()
 	var log bytes.Buffer
-	h.options.Admission = enforcer.Admission{Tenants: map[string]api.Share{"physics": {Bytes: gib}}}
+	h.options.Admission = admission.Limits{Tenants: map[string]api.Share{"physics": {Bytes: gib}}}
 	h.options.Log = slog.New(slog.NewTextHandler(&log, nil))
 	h.start()
 	p.must("charge 0 %d", 80*gib)
@@ -292,7 +292,7 @@ func TestSlicesThatDoNotFitAnyMoreStayAndNoneIsAdded(t *testing.T) {
 	_, err = h.ask("c", nil, on(gpu0, 1))
 	refusal(t, err, "a has 80GiB")
 	h.stop()
-	for _, line := range []string{"slices were given more of a device than may", "a tenant's slices were given more"} {
+	for _, line := range []string{"device overcommitted:", "device overcommitted to a tenant:"} {
 		if n := strings.Count(log.String(), line); n != 1 {
 			t.Errorf("the log says %d times that %s:\n%s", n, line, log.String())
 		}
@@ -302,7 +302,7 @@ func TestSlicesThatDoNotFitAnyMoreStayAndNoneIsAdded(t *testing.T) {
 
 func TestWhatAReleasedSliceHoldsIsGivenToNobodyUntilItsProcessesEnd(t *testing.T) {
 	cgroup := newCgroup(t)
-	h := newOffice(t, enforcer.Admission{})
+	h := newOffice(t, admission.Limits{})
 	link := filepath.Join(t.TempDir(), "link")
 	init := start(t, link, cgroup)
 	reply, err := h.Register(t.Context(), api.RegisterRequest{ID: "c", Container: "c", PID: init.pid(), Quotas: []api.Quota{on(api.AllDevices, 60*gib)}})
@@ -328,7 +328,7 @@ func TestWhatAReleasedSliceHoldsIsGivenToNobodyUntilItsProcessesEnd(t *testing.T
 }
 
 func TestAQuotaThatWasLoweredCountsAsWhatIsStillUsed(t *testing.T) {
-	h := newOffice(t, enforcer.Admission{})
+	h := newOffice(t, admission.Limits{})
 	p, _ := h.session("a", on(gpu0, 60*gib))
 	attach(p)
 	p.must("device %s %d", hex0, 80*gib)
@@ -352,14 +352,14 @@ func TestAQuotaThatWasLoweredCountsAsWhatIsStillUsed(t *testing.T) {
 }
 
 func TestNobodyIsRefusedForTheSakeOfTheDead(t *testing.T) {
-	h := newOffice(t, enforcer.Admission{})
+	h := newOffice(t, admission.Limits{})
 	for i := range 20 {
 		h.give(fmt.Sprint("s", i), on(gpu0, 80*gib)).kill()
 	}
 }
 
 func TestTheLastBytesAreGivenOnceHoweverManyAskForThem(t *testing.T) {
-	h := newOffice(t, enforcer.Admission{})
+	h := newOffice(t, admission.Limits{})
 	const askers, each = 32, 30 * gib // two fit on each device
 	p := make([]*proc, askers)
 	for i := range p {

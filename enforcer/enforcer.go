@@ -28,6 +28,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/gpuslice/gpuslice/enforcer/admission"
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/cgroup"
 	"github.com/gpuslice/gpuslice/enforcer/driver"
@@ -82,8 +83,8 @@ type Options struct {
 	// Caller says who asks, by the kernel's word, for the context of a call; false if that is not known. nil: only
 	// this process itself asks.
 	Caller    func(context.Context) (who session.Asker, known bool)
-	Admission Admission // how much of the devices may be given; the zero value is each byte once
-	Policy    Policy    // what is done about processes that hold memory past the ledger; the zero value names them
+	Admission admission.Limits // how much of the devices may be given; the zero value is each byte once
+	Policy    Policy           // what is done about processes that hold memory past the ledger; the zero value names them
 	// MaxTTL is the longest that a slice may live from when that is asked for, and what one gets that asks for nothing; 0
 	// is no bound. Grace is what its processes then have between being asked to end and being killed; 0 is DefaultGrace.
 	MaxTTL, Grace time.Duration
@@ -110,8 +111,8 @@ type Enforcer struct {
 	truth   *truth           // nil without driver truth
 	native  native           // where the driver enforces, too
 	events  *event.Log
-	book    book           // who was given what
-	ends    sync.WaitGroup // of slices that are ended by force
+	book    *admission.Book // what is granted of each device, and to whom
+	ends    sync.WaitGroup  // of slices that are ended by force
 
 	now    func() time.Duration // since boot
 	leases chan struct{}        // somebody's deadline may be earlier than it was
@@ -203,6 +204,7 @@ func (e *Enforcer) open() error {
 	if err := e.openTruth(); err != nil {
 		return err
 	}
+	e.book = newBook(e.options.Admission, e.truth)
 	if err := e.openNative(); err != nil {
 		return err
 	}

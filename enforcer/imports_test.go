@@ -17,7 +17,7 @@ var levels = map[string]int{
 	"api": 0, "guard": 0, "killpoint": 0,
 	"cgroup": 1, "config": 1, "driver": 1, "event": 1, "ledger": 1, "process": 1,
 	"audit": 2, "unixsocket": 2,
-	"attach": 3, "client": 3, "report": 3,
+	"admission": 3, "attach": 3, "client": 3, "report": 3,
 	"store":   4,
 	"session": 5,
 	"metrics": 6, "server": 6,

@@ -318,8 +318,8 @@ func (s *slice) addDevice(raw [16]byte, total uint64) (uint32, error) {
 		}
 	}
 	index := len(s.devices)
-	asked, had := min(limit, total), s.e.has(s)
-	denied := s.admitDevice(uuid.String(), asked)
+	asked := min(limit, total)
+	undo, denied := s.admitDevice(uuid.String(), asked)
 	if denied != nil {
 		limit = 0
 	}
@@ -327,7 +327,9 @@ func (s *slice) addDevice(raw [16]byte, total uint64) (uint32, error) {
 	// On disk first: a page with a device more than the store knows of would look damaged after a restart.
 	if err := s.put(); err != nil {
 		s.devices = s.devices[:index]
-		s.e.commit(s, had) // not its quotas: it may use more than those
+		if denied == nil {
+			undo()
+		}
 		return 0, err
 	}
 	killpoint.Pass("device.stored")

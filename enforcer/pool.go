@@ -10,6 +10,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/gpuslice/gpuslice/enforcer/admission"
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/driver"
 	"github.com/gpuslice/gpuslice/enforcer/guard"
@@ -29,6 +30,7 @@ type pool struct {
 	log     *slog.Logger
 	name    string
 	created time.Time
+	holder  *admission.Holder
 
 	members map[*slice]struct{} // until they are cleared away; guarded by the enforcer's change
 
@@ -67,13 +69,10 @@ type poolLane struct {
 func (e *Enforcer) newPool(name string, created time.Time, quotas []api.Quota) *pool {
 	return &pool{
 		e: e, log: e.log.With("pool", name), name: name, created: created, quotas: quotas, state: api.Active,
+		holder:  &admission.Holder{Name: "pool " + name, Pool: true},
 		members: make(map[*slice]struct{}), lanes: make(map[uint32]*poolLane), byPID: make(map[int]*poolLane), slots: slots{next: 1},
 	}
 }
-
-// called and tenant make the pool a holder of what admission gives: its members' quotas are parts of its own.
-func (p *pool) called() string         { return "pool " + p.name }
-func (p *pool) tenant() (string, bool) { return "", false }
 
 // commitment is what the pool is given of each device. Called with mu held, or before anybody knows the pool.
 func (p *pool) commitment() map[string]uint64 { return promised(p.plain()) }
@@ -90,12 +89,12 @@ func (p *pool) plain() []*device {
 // recommit notes what the pool is given now. Of a quota that was lowered below what its members hold, that counts as long
 // as it is more: it can be promised to nobody. Called with mu held.
 func (p *pool) recommit() {
-	has, had := p.commitment(), p.e.has(p)
+	has, had := p.commitment(), p.e.book.Has(p.holder)
 	p.lowered = keepUsed(has, had, p.plain(), func(index int) uint64 {
 		used := p.figures(index).Used
 		return used - min(used, p.devices[index].away())
 	})
-	p.e.commit(p, has)
+	p.e.book.Set(p.holder, has)
 }
 
 // stored is what the store keeps of the pool for this boot. Called with mu held, or before anybody knows the pool.
@@ -229,15 +228,15 @@ func (p *pool) addDevice(uuid driver.UUID, total uint64) error {
 	case len(p.devices) == ledger.Devices:
 		return ledger.StatusFull
 	}
-	had := p.e.has(p)
 	var denied *api.Event
-	if err := p.e.admit(p, map[string]uint64{uuid.String(): min(limit, total)}); err != nil {
+	undo, err := p.e.book.Admit(p.holder, map[string]uint64{uuid.String(): min(limit, total)})
+	if err != nil {
 		p.log.Warn("a member uses a device of which the pool can be given nothing", "device", uuid, "err", err)
 		denied, limit = &api.Event{Kind: api.EventDenied, Pool: p.name, Device: uuid.String(), Requested: min(limit, total), Cause: err.Error()}, 0
 	}
 	index := len(p.devices)
 	p.devices = append(p.devices, p.describe(uuid, limit, total))
-	err := p.e.store.PutPoolState(p.name, p.stored()) // first, as for a slice
+	err = p.e.store.PutPoolState(p.name, p.stored()) // first, as for a slice
 	if err == nil {
 		killpoint.Pass("pool.device")
 		err = p.write(index)
@@ -248,7 +247,9 @@ func (p *pool) addDevice(uuid driver.UUID, total uint64) error {
 	}
 	if err != nil {
 		p.devices = p.devices[:index]
-		p.e.commit(p, had) // as for a slice
+		if denied == nil {
+			undo()
+		}
 		return err
 	}
 	if denied != nil {

@@ -39,7 +39,7 @@ func (e *Enforcer) CreatePool(ctx context.Context, name string, r api.PoolReques
 	}
 	p := e.newPool(name, time.Now().UTC(), quotas)
 	p.devices = p.foresee()
-	if err := e.admit(p, p.commitment()); err != nil {
+	if _, err := e.book.Admit(p.holder, p.commitment()); err != nil {
 		return api.Pool{}, err
 	}
 	var random [16]byte
@@ -55,7 +55,7 @@ func (e *Enforcer) CreatePool(ctx context.Context, name string, r api.PoolReques
 		err = e.store.PutPool(store.Pool{Name: name, Quotas: quotas, Created: p.created})
 	}
 	if err != nil {
-		e.commit(p, nil)
+		e.book.Drop(p.holder)
 		p.leave()
 		return api.Pool{}, err
 	}
@@ -127,8 +127,8 @@ func (p *pool) set(quotas []api.Quota) error {
 		limits[i], _ = quotaOn(merged, d.UUID, d.Total)
 		wants[d.uuid] = min(limits[i], d.Total)
 	}
-	had := p.e.has(p)
-	if err := p.e.admit(p, wants); err != nil {
+	undo, err := p.e.book.Admit(p.holder, wants)
+	if err != nil {
 		return err
 	}
 	// Stored first: the highest limits, then the quotas. A restart writes what follows from these into the page.
@@ -138,12 +138,12 @@ func (p *pool) set(quotas []api.Quota) error {
 		d.most = d.mostLimit()
 		r.Limits = append(r.Limits, store.Limit{Device: d.uuid, Bytes: limits[i], Total: d.Total, Most: above(d.most, limits[i])})
 	}
-	err := p.e.store.PutPoolState(p.name, r)
+	err = p.e.store.PutPoolState(p.name, r)
 	if err == nil {
 		err = p.e.store.PutPool(store.Pool{Name: p.name, Quotas: merged, Created: p.created})
 	}
 	if err != nil {
-		p.e.commit(p, had)
+		undo()
 		return errors.Join(err, p.e.store.PutPoolState(p.name, p.stored()))
 	}
 	killpoint.Pass("pool.set.stored")
@@ -201,7 +201,7 @@ func (e *Enforcer) DeletePool(_ context.Context, name string) (api.Pool, error) 
 	e.mu.Lock()
 	delete(e.pools, name)
 	e.mu.Unlock()
-	e.commit(p, nil)
+	e.book.Drop(p.holder)
 	p.leave()
 	p.log.Info("pool deleted")
 	p.tell(api.EventPoolDeleted, nil)
@@ -213,11 +213,12 @@ func (e *Enforcer) DeletePool(_ context.Context, name string) (api.Pool, error) 
 func (p *pool) someMembers() string {
 	var names []string
 	for s := range p.members {
-		names = append(names, s.called())
+		names = append(names, s.holder.Name)
 	}
 	slices.Sort(names)
-	if len(names) > named {
-		return strings.Join(names[:named], ", ") + ", …"
+	const few = 3
+	if len(names) > few {
+		return strings.Join(names[:few], ", ") + ", …"
 	}
 	return strings.Join(names, ", ")
 }

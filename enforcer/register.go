@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/gpuslice/gpuslice/enforcer/admission"
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/cgroup"
 	"github.com/gpuslice/gpuslice/enforcer/driver"
@@ -38,7 +39,7 @@ func (e *Enforcer) counted(register func() (api.RegisterReply, error)) (api.Regi
 }
 
 // register is Register within a user's limit, unless that is nil.
-func (e *Enforcer) register(ctx context.Context, r api.RegisterRequest, limit *session.Limit) (api.RegisterReply, error) {
+func (e *Enforcer) register(ctx context.Context, r api.RegisterRequest, limit *admission.User) (api.RegisterReply, error) {
 	r.Quotas = append([]api.Quota(nil), r.Quotas...)
 	if err := e.checkRequest(&r); err != nil {
 		return api.RegisterReply{}, err
@@ -60,7 +61,7 @@ func (e *Enforcer) register(ctx context.Context, r api.RegisterRequest, limit *s
 
 // decide gives a slice its id, its cgroup and its quotas, or says why it cannot have them. When it returns, the slice is stored and
 // counts for whoever asks next. Nobody has been told yet, and nobody can attach.
-func (e *Enforcer) decide(ctx context.Context, s *slice, limit *session.Limit) error {
+func (e *Enforcer) decide(ctx context.Context, s *slice, limit *admission.User) error {
 	if err := e.lockChange(); err != nil {
 		s.leave()
 		return err
@@ -73,11 +74,8 @@ func (e *Enforcer) decide(ctx context.Context, s *slice, limit *session.Limit) e
 	if err == nil {
 		err = e.makeWay(s)
 	}
-	if err == nil && limit != nil {
-		err = e.userMayHave(s, limit)
-	}
 	if err == nil {
-		err = e.admitSlice(s)
+		err = e.admitSlice(s, limit)
 	}
 	if err != nil {
 		s.leave()
@@ -134,7 +132,7 @@ func (e *Enforcer) newSlice(ctx context.Context, r api.RegisterRequest) (*slice,
 		return nil, err
 	}
 	s := &slice{
-		e: e, log: e.log.With("slice", r.ID), request: r, created: time.Now().UTC(),
+		e: e, log: e.log.With("slice", r.ID), request: r, holder: newHolder(&r), created: time.Now().UTC(),
 		initStart: init.Start, init: init, state: api.Active,
 		quotas: r.Quotas, ttl: r.TTL, deadline: e.until(r.TTL),
 		lanes: make(map[uint32]*lane), byPID: make(map[int]*lane), slots: slots{next: 1},

@@ -64,7 +64,7 @@ func (e *Enforcer) release(s *slice, cause string) error {
 	if s.expired && (cause == causeEnded || cause == causeAsked) { // whoever saw to it first: its engine, its session, or we
 		cause = causeExpired
 	}
-	e.commit(s, s.remainder())
+	e.book.Set(s.holder, s.remainder())
 	killpoint.Pass("release.closed")
 	s.state = api.Released
 	s.let()
@@ -131,7 +131,7 @@ func (e *Enforcer) clearOnceEmpty(s *slice) error {
 // clear is called with change held.
 func (e *Enforcer) clear(s *slice) {
 	delete(e.lingering, s)
-	e.commit(s, nil)
+	e.book.Drop(s.holder)
 	if s.pool != nil {
 		s.pool.part(s)
 	}

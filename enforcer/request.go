@@ -47,7 +47,10 @@ func (e *Enforcer) checkRequest(r *api.RegisterRequest) error {
 		// Nothing is refused, on whatever device.
 		r.Quotas = append(r.Quotas, api.Quota{Device: api.AllDevices, Percent: 100})
 	}
-	return e.underMost(r.ID, r)
+	if r.Mode == api.Record {
+		return nil
+	}
+	return e.book.CheckSize(r.ID, r.Quotas)
 }
 
 // resolve turns what a person may write for a device into its UUID, at once: indices change meaning with the

@@ -86,7 +86,8 @@ func (e *Enforcer) restore() error {
 	e.sweep(keep)
 	// All of them are known before any is opened: which slice a process belongs to depends on all.
 	for s := range alive {
-		e.commit(s, s.commitment())
+		e.book.Set(s.holder, s.commitment())
+		e.book.Note(s.holder, s.quotas)
 		e.enter(s)
 	}
 	e.reopenPools(pools, released)
@@ -115,7 +116,7 @@ func (e *Enforcer) restore() error {
 			e.log.Error("a released slice is not cleared away; the next enforcer does it", "slice", r.Request.ID, "err", err)
 		}
 	}
-	e.sayOvergiven()
+	e.logOvercommitted()
 	if len(records) > 0 {
 		e.log.Info("slices taken up again", "count", len(alive), "ended", len(records)-len(alive))
 	}
@@ -125,7 +126,7 @@ func (e *Enforcer) restore() error {
 // revive makes a slice of its record, as far as that needs no look at its ledger.
 func (e *Enforcer) revive(r store.Slice) *slice {
 	s := &slice{
-		e: e, log: e.log.With("slice", r.Request.ID), request: r.Request, generation: r.Generation,
+		e: e, log: e.log.With("slice", r.Request.ID), request: r.Request, holder: newHolder(&r.Request), generation: r.Generation,
 		created: r.Created, dir: r.Dir, initStart: r.InitStart, state: api.Active,
 		cgroup:   cgroupOf(r),
 		identity: ledger.Identity{Name: r.LedgerName, Dev: r.LedgerDev, Inode: r.LedgerInode},
@@ -176,8 +177,9 @@ func (e *Enforcer) finish(r store.Slice) error {
 	s.mu.Lock()
 	found := s.closeLeft()
 	s.findRemaining(r.Survivors)
+	e.book.Note(s.holder, s.quotas)
 	if found || s.remaining.Alive() || s.e.truth != nil && s.lingers() {
-		e.commit(s, s.remainder())
+		e.book.Set(s.holder, s.remainder())
 	}
 	if !taken {
 		s.storeNative(r, func() error { return e.store.Retire(s.stored()) })
@@ -206,7 +208,7 @@ func (e *Enforcer) findLedger(s *slice, r store.Slice) (late bool, err error) {
 	}
 	if len(s.devices) == 0 { // there was no driver truth when it began, and its quotas were promised all the same
 		s.devices = s.foresee()
-		e.commit(s, s.commitment())
+		e.book.Set(s.holder, s.commitment())
 	}
 	if err := s.lost(); err != nil {
 		return false, err

@@ -60,7 +60,7 @@ func (e *Enforcer) reopenPools(loaded []*pool, released []store.Slice) {
 		if err != nil {
 			p.untaken(err)
 		}
-		e.commit(p, p.commitment())
+		e.book.Set(p.holder, p.commitment())
 		killpoint.Pass("restore.pool")
 	}
 }

@@ -130,7 +130,7 @@ func (s *slice) merge(quotas []api.Quota) ([]api.Quota, error) {
 		merged[i] = api.Quota{Device: name, Bytes: q.Bytes, Percent: q.Percent}
 	}
 	if s.counts() && len(quotas) > 0 {
-		if err := s.e.underMost(s.called(), &api.RegisterRequest{Quotas: quotas}); err != nil {
+		if err := s.e.book.CheckSize(s.holder.Name, quotas); err != nil {
 			return nil, err
 		}
 	}
@@ -159,13 +159,14 @@ func (s *slice) setQuotas(quotas []api.Quota, also func()) error {
 		}
 		return quotaOn(quotas, raw, total)
 	})
-	had, ttl, deadline, before, known := s.e.has(s), s.ttl, s.deadline, s.quotas, s.devices
+	ttl, deadline, before, known := s.ttl, s.deadline, s.quotas, s.devices
 	wants := promised(added)
 	for d, limit := range limits {
 		wants[d.uuid] = min(limit, d.Total)
 	}
+	undo := func() {}
 	if s.counts() {
-		if err := s.e.admit(s, wants); err != nil {
+		if undo, err = s.e.book.Admit(s.holder, wants); err != nil {
 			return err
 		}
 	}
@@ -179,10 +180,11 @@ func (s *slice) setQuotas(quotas []api.Quota, also func()) error {
 	if err := s.put(); err != nil {
 		s.swapLimits(old)
 		s.quotas, s.ttl, s.deadline, s.devices, s.changing = before, ttl, deadline, known, false
-		s.e.commit(s, had)
+		undo()
 		return err
 	}
 	killpoint.Pass("set.stored")
+	s.e.book.Note(s.holder, quotas)
 	if len(limits)+len(added) == 0 {
 		if !slices.Equal(quotas, before) { // of devices that are not known before they are used
 			s.tell(api.Event{Kind: api.EventChanged, Cause: changedQuota})

@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/gpuslice/gpuslice/enforcer"
+	"github.com/gpuslice/gpuslice/enforcer/admission"
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/driver"
 )
@@ -144,7 +144,7 @@ func TestAChangeThatCannotBeIsRefusedAsAWhole(t *testing.T) {
 
 // A device that no process uses yet is given, or refused, when it is asked for; its first use finds what was given.
 func TestAQuotaOnADeviceThatIsNotUsedYetIsGivenOrRefusedAtOnce(t *testing.T) {
-	h := newOffice(t, enforcer.Admission{MaxVRAM: api.Share{Bytes: 70 * gib}, Tenants: map[string]api.Share{"physics": {Bytes: 10 * gib}}})
+	h := newOffice(t, admission.Limits{MaxVRAM: api.Share{Bytes: 70 * gib}, Tenants: map[string]api.Share{"physics": {Bytes: 10 * gib}}})
 	p, _ := h.session("s", on(gpu0, 4*gib))
 	p.must("attach")
 	h.give("large", on(gpu1, 30*gib))

@@ -36,7 +36,7 @@ func (e *Enforcer) Devices(context.Context) ([]api.Device, error) {
 		for _, g := range e.truth.devices {
 			index[g.Raw] = len(shown)
 			d := api.Device{UUID: g.UUID, Index: g.Index, Name: g.Name, Total: g.Total, Context: e.truth.learned(g)}
-			e.showGiven(&d)
+			e.showGranted(&d)
 			n := e.native.devices[g.Raw]
 			d.Enforcement, d.EnforcementReason = n.enforcement(), n.reason()
 			shown = append(shown, d)
@@ -50,7 +50,7 @@ func (e *Enforcer) Devices(context.Context) ([]api.Device, error) {
 			}
 			index[d.UUID] = len(shown)
 			named := api.Device{UUID: d.uuid, Index: -1, Total: d.Total}
-			e.showGiven(&named)
+			e.showGranted(&named)
 			named.Enforcement, named.EnforcementReason = api.Intercept, (*nativeDevice)(nil).reason()
 			shown = append(shown, named)
 		}

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/gpuslice/gpuslice/enforcer/admission"
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/attach"
 	"github.com/gpuslice/gpuslice/enforcer/cgroup"
@@ -26,6 +27,7 @@ type slice struct {
 	e          *Enforcer
 	log        *slog.Logger
 	request    api.RegisterRequest // quotas by UUID
+	holder     *admission.Holder
 	generation uint64
 	created    time.Time
 	dir        string

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"slices"
 
+	"github.com/gpuslice/gpuslice/enforcer/admission"
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/session"
 )
@@ -128,7 +129,7 @@ func (u *Users) Register(ctx context.Context, r api.RegisterRequest) (api.Regist
 			r.GID = groups[0]
 		}
 		r.ID = api.UserSessionID(uid, r.ID)
-		return u.e.register(ctx, r, l)
+		return u.e.register(ctx, r, &admission.User{UID: uid, MaxVRAM: l.MaxVRAM, MaxSessions: l.MaxSessions})
 	})
 }
 
@@ -148,84 +149,4 @@ func mayAsk(r *api.RegisterRequest) error {
 		return refuse("nothing is refused in mode %s, so that a limit would mean nothing", r.Mode)
 	}
 	return nil
-}
-
-// userMayHave says why a user may not have another session, by the operator's limit. Called with change held.
-func (e *Enforcer) userMayHave(s *slice, l *session.Limit) error {
-	var others []*slice
-	for _, other := range e.all() {
-		if !other.isOf(s.request.UID) {
-			continue
-		}
-		if e.releaseEnded(other); e.find(other.id()) == other { // if it is over, it may linger
-			others = append(others, other)
-		}
-	}
-	for other := range e.lingering {
-		if other.isOf(s.request.UID) && other.lingers() {
-			others = append(others, other)
-		}
-	}
-	if len(others) >= l.MaxSessions {
-		return api.Errorf(api.CodeQuotaExceeded, "uid %d has %d sessions, and may have %d at one time: end one of them first (one that is over counts until its processes have ended)", s.request.UID, len(others), l.MaxSessions)
-	}
-	if e.truth == nil {
-		return e.userMayAsk(s, l, others)
-	}
-	devices := s.foresee()
-	if len(devices) == 0 {
-		return api.Errorf(api.CodeBadRequest, "session %s has a quota on no device that is there, or on more than a slice can have", s.id())
-	}
-	for _, d := range devices {
-		g := e.gpuOf(d.uuid)
-		if g == nil {
-			continue
-		}
-		var used uint64
-		for _, other := range others {
-			used += e.has(other)[d.uuid]
-		}
-		if err := overUsersLimit(s, g.called(d.uuid), d.uuid, min(d.Limit, d.Total), used, l.MaxVRAM.Of(g.Total)); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// userMayAsk goes by what is asked for: without driver truth nobody knows how large the devices are, nor which there are, so
-// each session counts with the largest of its quotas.
-func (e *Enforcer) userMayAsk(s *slice, l *session.Limit, others []*slice) error {
-	wants, known := largest(s.quotas)
-	if l.MaxVRAM.Percent > 0 || !known {
-		return api.Errorf(api.CodeQuotaExceeded, "without NVML nobody knows what a share of a device is: the quota and the operator's max_vram (%s) are accepted as sizes only", l.MaxVRAM)
-	}
-	var used uint64
-	for _, other := range others {
-		other.mu.Lock()
-		bytes, _ := largest(other.quotas)
-		other.mu.Unlock()
-		used += bytes
-	}
-	return overUsersLimit(s, "any", "", wants, used, l.MaxVRAM.Bytes)
-}
-
-// largest of the quotas, in bytes; not known if one is a share.
-func largest(quotas []api.Quota) (bytes uint64, known bool) {
-	known = true
-	for _, q := range quotas {
-		known = known && q.Percent == 0
-		bytes = max(bytes, q.Bytes)
-	}
-	return bytes, known
-}
-
-// refuse says why bytes are too many beside used.
-func overUsersLimit(s *slice, device, uuid string, bytes, used, most uint64) error {
-	if used <= most && bytes <= most-used {
-		return nil
-	}
-	e := api.Errorf(api.CodeQuotaExceeded, "%s asks for %s on device %s, where uid %d's sessions may have %s together (max_vram) and have %s: ask for less, or end one of them",
-		s.id(), api.FormatSize(bytes), device, s.request.UID, api.FormatSize(most), api.FormatSize(used))
-	e.Device, e.Requested, e.Limit, e.Current = uuid, bytes, most, used
-	return e
 }

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/gpuslice/gpuslice/enforcer"
+	"github.com/gpuslice/gpuslice/enforcer/admission"
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/audit"
 	"github.com/gpuslice/gpuslice/enforcer/config"
@@ -121,7 +122,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		RunDir: c.RunDir, StateDir: c.StateDir, Library: c.Library,
 		ContextBytes: uint64(c.ContextOverhead), Interval: c.TruthInterval, Log: log,
 		Enforcement: c.Enforcement,
-		Admission:   admission(whole),
+		Admission:   limits(whole),
 		Policy: enforcer.Policy{
 			Bypass: whole.Policy.Bypass, Scope: whole.Policy.Scope, Allowance: uint64(whole.Policy.Allowance),
 		},
@@ -147,9 +148,9 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	return serve(ctx, whole, options, record, log)
 }
 
-// admission is what the file says of it, for the enforcer.
-func admission(c config.Config) enforcer.Admission {
-	a := enforcer.Admission{
+// limits are the file's, for the enforcer.
+func limits(c config.Config) admission.Limits {
+	a := admission.Limits{
 		Overcommit: c.Admission.Thousandths(), Reserve: uint64(c.Admission.Reserve), MaxVRAM: c.Admission.MaxVRAM.Share,
 		Tenants: make(map[string]api.Share),
 	}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package enforcer
+package admission
 
 import (
 	"cmp"
@@ -12,75 +12,72 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/api"
 )
 
-// refused makes the sentence of a refusal at the door: whoever reads it sees what was asked of which device, what is
-// left of it, and who has the rest.
-type refused struct {
+// refusal makes the sentence: what was asked for on which device, what is left of it, and who has the rest.
+type refusal struct {
 	device, uuid string
 	who          string
 	bytes, left  uint64
 }
 
-// called is a device as people know it: by its index as nvidia-smi counts, and its UUID. g may be nil.
-func (g *gpu) called(uuid string) string {
-	if g == nil || g.Index < 0 {
-		return uuid
-	}
-	return strconv.Itoa(g.Index) + " (" + uuid + ")"
-}
-
-func (r *refused) error(limit, current uint64, format string, args ...any) error {
+func (r *refusal) error(limit, current uint64, format string, args ...any) error {
 	e := api.Errorf(api.CodeQuotaExceeded, "%s asks for %s on device %s, "+format, append([]any{r.who, r.size(r.bytes), r.device}, args...)...)
 	e.Device, e.Requested, e.Limit, e.Current = r.uuid, r.bytes, limit, current
 	return e
 }
 
 // bySize refuses what is more than one slice may have.
-func (r *refused) bySize(most uint64) error {
-	r.left = most
-	return r.error(most, 0, "and a slice may have %s of it at most (max_vram): ask for less", r.size(most))
+func (r *refusal) bySize(bound uint64) error {
+	r.left = bound
+	return r.error(bound, 0, "and a slice may have %s of it at most (max_vram): ask for less", r.size(bound))
 }
 
 // byTenant refuses what is more than a tenant may have, whose other slices have used of it.
-func (r *refused) byTenant(name string, most, used uint64, rest string) error {
-	r.left = most - min(most, used)
+func (r *refusal) byTenant(name string, bound, used uint64, others string) error {
+	r.left = bound - min(bound, used)
 	whose := "tenant " + name
 	if name == "" {
 		whose = "whoever names no tenant"
 	}
-	return r.error(most, used, "where %s has %s left of %s%s", whose, r.size(r.left), r.size(most), rest)
+	return r.error(bound, used, "where %s has %s left of %s%s", whose, r.size(r.left), r.size(bound), others)
 }
 
 // byDevice refuses what is more than is left of the device, of which others have used.
-func (r *refused) byDevice(capacity, used uint64, rest string) error {
+func (r *refusal) byDevice(capacity, used uint64, others string) error {
 	r.left = capacity - min(capacity, used)
-	return r.error(capacity, used, "where %s are left of the %s that may be given%s", r.size(r.left), r.size(capacity), rest)
+	return r.error(capacity, used, "where %s are left of the %s that may be given%s", r.size(r.left), r.size(capacity), others)
+}
+
+// byUser refuses what is more than a user may have, whose other sessions have used of it; nil if it is not.
+func (r *refusal) byUser(uid uint32, bound, used uint64) error {
+	if used <= bound && r.bytes <= bound-used {
+		return nil
+	}
+	r.left = bound - min(bound, used)
+	return r.error(bound, used, "where uid %d's sessions may have %s together (max_vram) and have %s: ask for less, or end one of them",
+		uid, r.size(bound), r.size(used))
 }
 
 // size is short, unless the sentence would then say that what is asked for is there.
-func (r *refused) size(bytes uint64) string {
+func (r *refusal) size(bytes uint64) string {
 	if api.FormatSize(r.bytes) == api.FormatSize(r.left) {
 		return strconv.FormatUint(bytes, 10) + "B"
 	}
 	return api.FormatSize(bytes)
 }
 
-const (
-	// named is how many holders a refusal names.
-	named = 3
-	// everyTenant is no tenant's name.
-	everyTenant = "*"
-)
+// named is how many holders a refusal names.
+const named = 3
 
-// rest ends the sentence: it names who has what a holder cannot get, the largest first; those of one tenant, or of all.
-func (g *given) rest(of holder, tenant string) string {
+// others ends the sentence: those that count and have what a holder cannot get, the largest first.
+func (g *granted) others(of *Holder, counts func(*Holder) bool) string {
 	type has struct {
 		who   string
 		bytes uint64
 	}
 	var all []has
 	for h, bytes := range g.holders {
-		if name, bounded := h.tenant(); h != of && (tenant == everyTenant || bounded && name == tenant) {
-			all = append(all, has{h.called(), bytes})
+		if h != of && counts(h) {
+			all = append(all, has{h.Name, bytes})
 		}
 	}
 	if len(all) == 0 {

@@ -1,0 +1,367 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package admission keeps the book of what is granted of each device, and to whom. A quota that was granted is kept, so one that does
+// not fit is refused when it is asked for, in a sentence that names who has the rest.
+//
+// It knows quotas, not what is used of them; what its holders are is its callers' affair. It does no I/O.
+package admission
+
+import (
+	"maps"
+	"slices"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/guard"
+)
+
+// Device is one that driver truth knows.
+type Device struct {
+	UUID  string
+	Shown string // as people know it, in a refusal
+	Total uint64 // bytes
+}
+
+// Holder is to whom bytes of devices are granted: a slice, or what several slices draw on. It does not change.
+type Holder struct {
+	Name   string  // in a refusal
+	Tenant string  // whose bound holds
+	Pool   bool    // neither a tenant's bound nor Limits.MaxVRAM holds: what its members draw on is nobody's own
+	UID    *uint32 // of a session: whose it is
+}
+
+// Book is what is granted, on all devices. Its methods may be called by any number of goroutines.
+type Book struct {
+	limits  Limits
+	devices map[string]Device // nil without driver truth
+
+	mu       guard.Mutex[guard.Book] // guards what is granted of each device, and to whom
+	granted  map[string]*granted     // by UUID
+	sessions map[*Holder][]api.Quota // of users: what each asks for, until Drop
+}
+
+// granted of one device, in bytes. The sums are of what holders have.
+type granted struct {
+	sum     uint64
+	tenants map[string]uint64
+	holders map[*Holder]uint64 // none has 0
+}
+
+// New returns a Book in which nothing is granted. Without driver truth devices is nil: nobody knows how much there is, and nothing is
+// refused for what others have.
+func New(limits Limits, devices []Device) *Book {
+	b := &Book{limits: limits, granted: make(map[string]*granted), sessions: make(map[*Holder][]api.Quota)}
+	if devices == nil {
+		return b
+	}
+	b.devices = make(map[string]Device)
+	for _, d := range devices {
+		b.devices[d.UUID] = d
+	}
+	return b
+}
+
+// device is nil for one that driver truth does not know.
+func (b *Book) device(uuid string) *Device {
+	if d, ok := b.devices[uuid]; ok {
+		return &d
+	}
+	return nil
+}
+
+// set what a holder has. Called with mu held.
+func (b *Book) set(uuid string, h *Holder, bytes uint64) {
+	g := b.granted[uuid]
+	if g == nil {
+		if bytes == 0 {
+			return
+		}
+		g = &granted{tenants: make(map[string]uint64), holders: make(map[*Holder]uint64)}
+		b.granted[uuid] = g
+	}
+	// Without driver truth a size may be any process's claim. Sums that overflow come back when it is taken off again.
+	change := bytes - g.holders[h]
+	g.sum += change
+	if !h.Pool {
+		if g.tenants[h.Tenant] += change; g.tenants[h.Tenant] == 0 {
+			delete(g.tenants, h.Tenant)
+		}
+	}
+	if g.holders[h] = bytes; bytes == 0 {
+		delete(g.holders, h)
+	}
+}
+
+// Begin is Admit for a holder that the book does not know, within its user's limit unless that is nil. quotas are what it asks
+// for.
+func (b *Book) Begin(h *Holder, wants map[string]uint64, quotas []api.Quota, limit *User) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if limit != nil {
+		if err := b.withinUser(h, wants, quotas, limit); err != nil {
+			return err
+		}
+	}
+	if _, err := b.admit(h, wants); err != nil {
+		return err
+	}
+	b.note(h, quotas)
+	return nil
+}
+
+// Admit grants a holder what it wants, in bytes by device: on all of them, or on none and says why (an *api.Error). What it has
+// beyond that it keeps: who lowers a quota calls Set when the lower one is in force. undo puts back what it had on these devices, for
+// who could not use what was granted.
+func (b *Book) Admit(h *Holder, wants map[string]uint64) (undo func(), err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	had, err := b.admit(h, wants)
+	if err != nil {
+		return nil, err
+	}
+	return func() {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		for uuid, bytes := range had {
+			b.set(uuid, h, bytes)
+		}
+	}, nil
+}
+
+// admit returns what the holder had before. Called with mu held.
+func (b *Book) admit(h *Holder, wants map[string]uint64) (had map[string]uint64, err error) {
+	for _, uuid := range slices.Sorted(maps.Keys(wants)) { // so that the same request is refused for the same reason
+		if err := b.fits(h, uuid, wants[uuid]); err != nil {
+			return nil, err
+		}
+	}
+	had = make(map[string]uint64)
+	for uuid, bytes := range wants {
+		had[uuid] = b.on(uuid).holders[h]
+		if bytes > had[uuid] {
+			b.set(uuid, h, bytes)
+		}
+	}
+	return had, nil
+}
+
+// Note says what a holder asks for by now: without driver truth that is what counts for its user.
+func (b *Book) Note(h *Holder, quotas []api.Quota) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.note(h, quotas)
+}
+
+// note is called with mu held.
+func (b *Book) note(h *Holder, quotas []api.Quota) {
+	if h.UID != nil {
+		b.sessions[h] = quotas
+	}
+}
+
+// Set notes what a holder has from now on, in bytes by device, and nothing on any other. It refuses nothing: what is so is
+// noted.
+func (b *Book) Set(h *Holder, has map[string]uint64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.setAll(h, has)
+}
+
+// setAll is called with mu held.
+func (b *Book) setAll(h *Holder, has map[string]uint64) {
+	for uuid := range b.granted {
+		if _, keeps := has[uuid]; !keeps {
+			b.set(uuid, h, 0)
+		}
+	}
+	for uuid, bytes := range has {
+		b.set(uuid, h, bytes)
+	}
+}
+
+// Drop forgets a holder. A session counts for its user until then, also if nothing is granted to it any more.
+func (b *Book) Drop(h *Holder) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.setAll(h, nil)
+	delete(b.sessions, h)
+}
+
+// Has is what a holder was granted, by device.
+func (b *Book) Has(h *Holder) map[string]uint64 {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	has := make(map[string]uint64)
+	for uuid, g := range b.granted {
+		if bytes := g.holders[h]; bytes > 0 {
+			has[uuid] = bytes
+		}
+	}
+	return has
+}
+
+// Granted is how a device stands.
+type Granted struct {
+	Bytes   uint64 // of all holders
+	Holders int
+	Reserve uint64
+	Free    *uint64 // nil if its size is not known
+}
+
+// Granted of a device.
+func (b *Book) Granted(uuid string) Granted {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	g := b.on(uuid)
+	shown := Granted{Bytes: g.sum, Holders: len(g.holders)}
+	if d := b.device(uuid); d != nil {
+		capacity := b.limits.capacity(d.Total)
+		free := capacity - min(capacity, g.sum)
+		shown.Reserve, shown.Free = min(b.limits.Reserve, d.Total), &free
+	}
+	return shown
+}
+
+// on is never nil. Called with mu held.
+func (b *Book) on(uuid string) *granted {
+	if g := b.granted[uuid]; g != nil {
+		return g
+	}
+	return &nothing
+}
+
+var nothing granted
+
+// fits says why a holder may not have so many bytes of a device. Called with mu held.
+func (b *Book) fits(h *Holder, uuid string, bytes uint64) error {
+	g := b.on(uuid)
+	had := g.holders[h]
+	if bytes <= had {
+		return nil // it was granted, and is not taken away
+	}
+	d := b.device(uuid)
+	r := refusal{device: uuid, uuid: uuid, who: h.Name, bytes: bytes}
+	if d != nil {
+		r.device = d.Shown
+	}
+	if !h.Pool {
+		if bound, known := boundOn(b.limits.MaxVRAM, d); known && bytes > bound {
+			return r.bySize(bound)
+		}
+		if bound, known := boundOn(b.limits.tenant(h.Tenant), d); known && bytes > bound-min(bound, g.tenants[h.Tenant]-had) {
+			return r.byTenant(h.Tenant, bound, g.tenants[h.Tenant]-had, g.others(h, func(other *Holder) bool { return !other.Pool && other.Tenant == h.Tenant }))
+		}
+	}
+	if d == nil {
+		return nil
+	}
+	if capacity := b.limits.capacity(d.Total); bytes > capacity-min(capacity, g.sum-had) {
+		return r.byDevice(capacity, g.sum-had, g.others(h, func(*Holder) bool { return true }))
+	}
+	return nil
+}
+
+// withinUser says why a user may not have another session. Called with mu held.
+func (b *Book) withinUser(h *Holder, wants map[string]uint64, quotas []api.Quota, l *User) error {
+	others := make(map[*Holder][]api.Quota)
+	for other, asks := range b.sessions {
+		if other != h && *other.UID == l.UID {
+			others[other] = asks
+		}
+	}
+	if len(others) >= l.MaxSessions {
+		return api.Errorf(api.CodeQuotaExceeded, "uid %d has %d sessions, and may have %d at one time: end one of them first (one that is over counts until its processes have ended)", l.UID, len(others), l.MaxSessions)
+	}
+	if b.devices == nil {
+		return b.withinUserUnknown(h, quotas, others, l)
+	}
+	for _, uuid := range slices.Sorted(maps.Keys(wants)) {
+		d, g := b.device(uuid), b.on(uuid)
+		if d == nil {
+			continue
+		}
+		var used uint64
+		for other := range others {
+			used += g.holders[other]
+		}
+		r := refusal{device: d.Shown, uuid: uuid, who: h.Name, bytes: wants[uuid]}
+		if err := r.byUser(l.UID, l.MaxVRAM.Of(d.Total), used); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// withinUserUnknown goes by what is asked for: without driver truth nobody knows how large the devices are, nor which there are, so
+// each session counts with the largest of its quotas. Called with mu held.
+func (b *Book) withinUserUnknown(h *Holder, quotas []api.Quota, others map[*Holder][]api.Quota, l *User) error {
+	bytes, known := largest(quotas)
+	if l.MaxVRAM.Percent > 0 || !known {
+		return api.Errorf(api.CodeQuotaExceeded, "without NVML nobody knows what a share of a device is: the quota and the operator's max_vram (%s) are accepted as sizes only", l.MaxVRAM)
+	}
+	var used uint64
+	for _, asks := range others {
+		most, _ := largest(asks)
+		used += most
+	}
+	r := refusal{device: "any", who: h.Name, bytes: bytes}
+	return r.byUser(l.UID, l.MaxVRAM.Bytes, used)
+}
+
+// TenantBounds are the bytes that all slices of a tenant may be granted together, by device; none without a bound, nor without driver
+// truth.
+func (b *Book) TenantBounds(tenant string) map[string]uint64 {
+	bounds := make(map[string]uint64)
+	for uuid, d := range b.devices {
+		if bound, known := boundOn(b.limits.tenant(tenant), &d); known {
+			bounds[uuid] = bound
+		}
+	}
+	return bounds
+}
+
+// CheckSize says why a slice may not ask for so much without driver truth, when its devices are not known before they are used. Two
+// shares can be compared, and two sizes.
+func (b *Book) CheckSize(name string, quotas []api.Quota) error {
+	bound := b.limits.MaxVRAM
+	if b.devices != nil || bound.IsZero() {
+		return nil
+	}
+	for _, q := range quotas {
+		asked := api.Share{Bytes: q.Bytes, Percent: q.Percent}
+		if (asked.Percent > 0) != (bound.Percent > 0) {
+			return api.Errorf(api.CodeQuotaExceeded, "%s asks for %s, and a slice may have %s of a device at most (max_vram): without NVML nobody knows which of them is more", name, asked, bound)
+		}
+		if asked.Bytes > bound.Bytes || asked.Percent > bound.Percent {
+			e := api.Errorf(api.CodeQuotaExceeded, "%s asks for %s, and a slice may have %s of a device at most (max_vram): ask for less", name, asked, bound)
+			e.Requested, e.Limit = asked.Bytes, bound.Bytes
+			return e
+		}
+	}
+	return nil
+}
+
+// Over is more than may be granted: the configuration was changed, or a device. Nothing is taken away for that.
+type Over struct {
+	Device  string
+	Tenant  *string // whose bound it is; nil if it is the device's capacity
+	Granted uint64
+	Limit   uint64
+}
+
+// Overcommitted is where more is granted than may be.
+func (b *Book) Overcommitted() (all []Over) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, uuid := range slices.Sorted(maps.Keys(b.devices)) {
+		d, g := b.device(uuid), b.on(uuid)
+		if capacity := b.limits.capacity(d.Total); g.sum > capacity {
+			all = append(all, Over{Device: uuid, Granted: g.sum, Limit: capacity})
+		}
+		for _, name := range slices.Sorted(maps.Keys(g.tenants)) {
+			if bound, known := boundOn(b.limits.tenant(name), d); known && g.tenants[name] > bound {
+				all = append(all, Over{Device: uuid, Tenant: &name, Granted: g.tenants[name], Limit: bound})
+			}
+		}
+	}
+	return all
+}

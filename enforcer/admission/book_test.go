@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package admission
+
+import (
+	"errors"
+	"maps"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+)
+
+const (
+	gib        = 1 << 30
+	gpu0, gpu1 = "GPU-0", "GPU-1"
+)
+
+// newBook is of two devices of 80 GiB.
+func newBook(l Limits) *Book {
+	return New(l, []Device{{gpu0, "0 (GPU-0)", 80 * gib}, {gpu1, "1 (GPU-1)", 80 * gib}})
+}
+
+func (b *Book) give(t *testing.T, h *Holder, uuid string, bytes uint64) (undo func()) {
+	t.Helper()
+	undo, err := b.Admit(h, map[string]uint64{uuid: bytes})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return undo
+}
+
+func (b *Book) given(t *testing.T, uuid string, bytes, free uint64, holders int) {
+	t.Helper()
+	if g := b.Granted(uuid); g.Bytes != bytes || g.Free == nil || *g.Free != free || g.Holders != holders {
+		t.Errorf("%s: %+v, want %d granted to %d and %d free", uuid, g, bytes, holders, free)
+	}
+}
+
+// refused checks the sentence.
+func refused(t *testing.T, err error, words ...string) *api.Error {
+	t.Helper()
+	var e *api.Error
+	if !errors.As(err, &e) || e.Code != api.CodeQuotaExceeded {
+		t.Fatalf("%v, want a refusal", err)
+	}
+	for _, w := range words {
+		if !strings.Contains(e.Message, w) {
+			t.Errorf("%q does not say %q", e.Message, w)
+		}
+	}
+	return e
+}
+
+func TestARefusalSaysWhatIsLeftAndWhoHasTheRest(t *testing.T) {
+	b := newBook(Limits{})
+	for i := range 7 {
+		b.give(t, &Holder{Name: "s" + strconv.Itoa(i)}, gpu0, uint64(8+i)*gib)
+	}
+	_, err := b.Admit(&Holder{Name: "late"}, map[string]uint64{gpu0: 4 * gib})
+	e := refused(t, err, "late asks for 4GiB on device 0 (GPU-0)", "3GiB are left of the 80GiB", "(s6 has 14GiB, s5 has 13GiB, s4 has 12GiB, and 4 others 38GiB)")
+	if e.Device != gpu0 || e.Requested != 4*gib || e.Limit != 80*gib || e.Current != 77*gib {
+		t.Errorf("%+v", e)
+	}
+	_, err = b.Admit(&Holder{Name: "late"}, map[string]uint64{gpu0: 3*gib + 1})
+	refused(t, err, "asks for 3221225473B", "3221225472B are left") // as sizes the two would read alike
+}
+
+func TestAllDevicesAreGrantedOrNone(t *testing.T) {
+	b := newBook(Limits{})
+	b.give(t, &Holder{Name: "a"}, gpu1, 79*gib)
+	h := &Holder{Name: "b"}
+	_, err := b.Admit(h, map[string]uint64{gpu0: 2 * gib, gpu1: 2 * gib})
+	refused(t, err, "device 1 (GPU-1)")
+	b.given(t, gpu0, 0, 80*gib, 0)
+	if has := b.Has(h); len(has) != 0 {
+		t.Errorf("it has %v", has)
+	}
+}
+
+func TestWhatWasGrantedIsKeptUntilItIsSet(t *testing.T) {
+	b := newBook(Limits{})
+	h := &Holder{Name: "a"}
+	b.give(t, h, gpu0, 40*gib)
+	b.give(t, h, gpu0, 10*gib) // lowered, and not in force yet
+	b.given(t, gpu0, 40*gib, 40*gib, 1)
+	b.Set(h, map[string]uint64{gpu0: 30 * gib, gpu1: gib}) // 10 GiB, and 30 are used
+	undo := b.give(t, h, gpu0, 50*gib)
+	b.give(t, h, gpu1, 2*gib)
+	undo()
+	if has := b.Has(h); !maps.Equal(has, map[string]uint64{gpu0: 30 * gib, gpu1: 2 * gib}) {
+		t.Errorf("after an undo it has %v", has)
+	}
+	b.Set(h, map[string]uint64{gpu1: gib})
+	b.given(t, gpu0, 0, 80*gib, 0)
+	b.Drop(h)
+	b.given(t, gpu1, 0, 80*gib, 0)
+}
+
+func TestLimitsBoundWhatMayBeGranted(t *testing.T) {
+	physics, none, pool := &Holder{Name: "p", Tenant: "physics"}, &Holder{Name: "n"}, &Holder{Name: "pool x", Pool: true}
+	tenants := map[string]api.Share{"physics": {Bytes: 30 * gib}, defaultTenant: {Percent: 25}, "free": {}}
+	for name, c := range map[string]struct {
+		limits Limits
+		h      *Holder
+		most   uint64
+		says   string
+	}{
+		"the device":   {Limits{}, none, 80 * gib, "85899345920B are left of the 85899345920B that may be given: ask for less"},
+		"reserve":      {Limits{Reserve: 2 * gib}, none, 78 * gib, "are left of"},
+		"overcommit":   {Limits{Reserve: 2 * gib, Overcommit: 1500}, none, 117 * gib, "are left of"},
+		"max_vram":     {Limits{MaxVRAM: api.Share{Percent: 25}}, none, 20 * gib, "at most (max_vram)"},
+		"tenant":       {Limits{Tenants: tenants}, physics, 30 * gib, "tenant physics has"},
+		"default":      {Limits{Tenants: tenants}, none, 20 * gib, "whoever names no tenant has"},
+		"free":         {Limits{Tenants: tenants}, &Holder{Name: "f", Tenant: "free"}, 80 * gib, "are left of"},
+		"a pool":       {Limits{Tenants: tenants, MaxVRAM: api.Share{Bytes: gib}}, pool, 80 * gib, "are left of"},
+		"huge":         {Limits{Overcommit: ^uint64(0)}, none, ^uint64(0), ""},
+		"all reserved": {Limits{Reserve: 100 * gib}, none, 0, "0B are left"},
+	} {
+		b := newBook(c.limits)
+		if _, err := b.Admit(c.h, map[string]uint64{gpu0: c.most}); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if c.says == "" {
+			continue
+		}
+		b.Drop(c.h)
+		_, err := b.Admit(c.h, map[string]uint64{gpu0: c.most + 1})
+		refused(t, err, c.says)
+	}
+	b := newBook(Limits{Tenants: tenants})
+	b.give(t, pool, gpu0, 10*gib)
+	b.give(t, physics, gpu0, 20*gib)
+	_, err := b.Admit(&Holder{Name: "q", Tenant: "physics"}, map[string]uint64{gpu0: 11 * gib})
+	refused(t, err, "tenant physics has 10GiB left of 30GiB (p has 20GiB)")
+	for tenant, want := range map[string]uint64{"physics": 30 * gib, "": 20 * gib, "free": 0} {
+		if bounds := b.TenantBounds(tenant); bounds[gpu1] != want || want == 0 && len(bounds) > 0 {
+			t.Errorf("tenant %q is bounded by %v", tenant, bounds)
+		}
+	}
+}
+
+func TestAUsersSessionsAreBoundedTogether(t *testing.T) {
+	uid := uint32(5001)
+	session := func(name string) *Holder { return &Holder{Name: name, UID: &uid} }
+	limit := &User{UID: uid, MaxVRAM: api.Share{Bytes: 10 * gib}, MaxSessions: 3}
+	b := newBook(Limits{})
+	begin := func(h *Holder, bytes uint64) error {
+		return b.Begin(h, map[string]uint64{gpu0: bytes}, []api.Quota{{Device: gpu0, Bytes: bytes}}, limit)
+	}
+	b.Set(session("before"), map[string]uint64{gpu0: gib}) // a container of the same user is none of his sessions
+	a := session("a")
+	if err := begin(a, 6*gib); err != nil {
+		t.Fatal(err)
+	}
+	e := refused(t, begin(session("b"), 5*gib), "uid 5001's sessions may have 10GiB together (max_vram) and have 6GiB")
+	if e.Limit != 10*gib || e.Current != 6*gib {
+		t.Errorf("%+v", e)
+	}
+	// Of those that begin at one time no more are granted than fit.
+	var all sync.WaitGroup
+	for range 16 {
+		all.Go(func() { _ = begin(session("c"), 4*gib) })
+	}
+	all.Wait()
+	b.given(t, gpu0, 11*gib, 69*gib, 3)
+	if err := begin(session("d"), 0); err != nil {
+		t.Fatal(err)
+	}
+	refused(t, begin(session("e"), 0), "uid 5001 has 3 sessions, and may have 3")
+	b.Set(a, nil) // it is over, and a process of it lives
+	refused(t, begin(session("e"), 0), "uid 5001 has 3 sessions")
+	b.Drop(a)
+	if err := begin(session("e"), 6*gib); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestWithoutDriverTruthWhatIsAskedForCounts(t *testing.T) {
+	uid := uint32(5001)
+	limit := &User{UID: uid, MaxVRAM: api.Share{Bytes: 10 * gib}, MaxSessions: 3}
+	b := New(Limits{MaxVRAM: api.Share{Bytes: 8 * gib}}, nil)
+	first := &Holder{Name: "a", UID: &uid}
+	if err := b.Begin(first, nil, []api.Quota{{Device: gpu0, Bytes: 6 * gib}, {Device: gpu1, Bytes: 2 * gib}}, limit); err != nil {
+		t.Fatal(err)
+	}
+	asks := func(q api.Quota) error {
+		return b.Begin(&Holder{Name: "b", UID: &uid}, nil, []api.Quota{q}, limit)
+	}
+	refused(t, asks(api.Quota{Device: "*", Bytes: 5 * gib}), "on device any", "have 6GiB")
+	refused(t, asks(api.Quota{Device: "*", Percent: 5}), "accepted as sizes only")
+	b.Note(first, []api.Quota{{Device: gpu0, Bytes: 5 * gib}})
+	if err := asks(api.Quota{Device: "*", Bytes: 5 * gib}); err != nil {
+		t.Error(err)
+	}
+	for i := range 30 { // nobody knows how much there is
+		b.give(t, &Holder{Name: strconv.Itoa(i)}, gpu0, 8*gib)
+	}
+	_, err := b.Admit(&Holder{Name: "c"}, map[string]uint64{gpu0: 8*gib + 1})
+	refused(t, err, "(max_vram)")
+	if b.Granted(gpu0).Free != nil || len(b.Overcommitted()) != 0 {
+		t.Errorf("%+v, %v", b.Granted(gpu0), b.Overcommitted())
+	}
+	refused(t, b.CheckSize("c", []api.Quota{{Bytes: 9 * gib}}), "(max_vram)")
+	refused(t, b.CheckSize("c", []api.Quota{{Percent: 1}}), "nobody knows which of them is more")
+	if err := b.CheckSize("c", []api.Quota{{Bytes: 8 * gib}}); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestWhatDoesNotFitAnyMoreStaysAndIsSaid(t *testing.T) {
+	b := newBook(Limits{Tenants: map[string]api.Share{"physics": {Bytes: gib}}})
+	b.Set(&Holder{Name: "a"}, map[string]uint64{gpu0: 80 * gib})
+	b.Set(&Holder{Name: "b", Tenant: "physics"}, map[string]uint64{gpu0: 60 * gib})
+	all := b.Overcommitted()
+	if len(all) != 2 || all[0] != (Over{Device: gpu0, Granted: 140 * gib, Limit: 80 * gib}) ||
+		all[1].Tenant == nil || *all[1].Tenant != "physics" || all[1].Granted != 60*gib || all[1].Limit != gib {
+		t.Errorf("%+v", all)
+	}
+	b.given(t, gpu0, 140*gib, 0, 2)
+}
