@@ -11,6 +11,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/cgroup"
 	"github.com/gpuslice/gpuslice/enforcer/driver"
+	"github.com/gpuslice/gpuslice/enforcer/ledger"
 	"github.com/gpuslice/gpuslice/enforcer/process"
 )
 
@@ -113,27 +114,34 @@ func (s *slice) admitDevice(uuid string, bytes uint64) (undo func(), err error) 
 // It can become no more, and by how much it becomes less nobody looks any more; whoever got those bytes would find the device
 // full. A slice that holds nothing gets nothing, and counts for nothing. What its page says can be a process's own
 // word, and memory that a dead process lent is another's by now: the driver is asked. If it does not say, or if the page is damaged, all
-// that the slice was given counts. Called with change and mu held.
-func (s *slice) remainder() map[string]uint64 {
-	has := s.commitment()
+// that the slice was given counts. Called in the slice's turn; was is the state that it had.
+func (s *slice) remainder(was api.State) map[string]uint64 {
+	ask := s.counts() && s.e.truth != nil && s.lingers()
+	s.mu.Lock()
+	has, devices := s.commitment(), s.devices
+	used := make([]uint64, len(devices))
+	for i := range devices {
+		used[i] = s.usedOn(i)
+	}
+	none := s.ledger == nil && (!ask || s.request.Session)
+	s.mu.Unlock()
 	for uuid, bytes := range s.e.book.Has(s.holder) {
 		has[uuid] = max(has[uuid], bytes)
 	}
-	ask := s.counts() && s.e.truth != nil && s.lingers()
 	switch {
-	case s.state == api.Damaged, s.ledger == nil && (!ask || s.request.Session):
+	case was == api.Damaged, none:
 		return has
 	case !ask:
-		for i, d := range s.devices {
-			has[d.uuid] = min(has[d.uuid], s.usedOn(i))
+		for i, d := range devices {
+			has[d.uuid] = min(has[d.uuid], used[i])
 		}
 		return has
 	}
 	holders, err := s.holders() // first: what the last of them lent, if he ends meanwhile, is another's when the driver is asked
-	for i, d := range s.devices {
+	for i, d := range devices {
 		var held uint64
 		if err == nil {
-			held, err = s.stillOn(i, holders)
+			held, err = s.stillOn(i, d, holders)
 		}
 		if err == nil {
 			has[d.uuid] = min(has[d.uuid], held)
@@ -147,18 +155,9 @@ func (s *slice) remainder() map[string]uint64 {
 	return has
 }
 
-// holders are the living processes that may hold what a slice that ends was given, each with its lanes. Called with change and mu
-// held.
+// holders are the living processes that may hold what a slice that ends was given, each with its lanes. Called in the slice's turn.
 func (s *slice) holders() (map[int][]uint32, error) {
 	all := make(map[int][]uint32)
-	for _, p := range s.remaining.All() {
-		all[p.PID] = nil
-	}
-	for _, d := range s.devices {
-		for pid := range d.driver {
-			all[pid] = nil
-		}
-	}
 	if !s.request.Session {
 		pids, err := cgroup.PIDs(s.cgroup)
 		if err != nil {
@@ -168,19 +167,30 @@ func (s *slice) holders() (map[int][]uint32, error) {
 			all[pid] = nil
 		}
 	}
+	left := make(map[uint32]ledger.Owner) // lanes that nobody has taken up: finish
+	s.mu.Lock()
+	for _, p := range s.remaining.All() {
+		all[p.PID] = nil
+	}
+	for _, d := range s.devices {
+		for pid := range d.driver {
+			all[pid] = nil
+		}
+	}
 	for number, l := range s.lanes {
 		if l.process.Alive() {
 			all[l.process.PID] = append(all[l.process.PID], number)
 		}
 	}
-	if s.ledger == nil || len(s.lanes) > 0 {
-		return all, nil
-	}
-	for number := uint32(1); number <= s.ledger.HighLane(); number++ { // nobody has taken them up: finish
-		owner, _, live := s.ledger.Lane(number)
-		if !live {
-			continue
+	if s.ledger != nil && len(s.lanes) == 0 {
+		for number := uint32(1); number <= s.ledger.HighLane(); number++ {
+			if owner, _, live := s.ledger.Lane(number); live {
+				left[number] = owner
+			}
 		}
+	}
+	s.mu.Unlock()
+	for number, owner := range left {
 		if p, err := process.Again(owner.PID, owner.Start); err == nil {
 			all[p.PID] = append(all[p.PID], number)
 			p.Close()
@@ -190,9 +200,8 @@ func (s *slice) holders() (map[int][]uint32, error) {
 }
 
 // stillOn is what they hold on a device: each what the driver says, or its lanes if that is more. Who is checkpointed holds nothing,
-// and gets nothing back. Called with change and mu held.
-func (s *slice) stillOn(index int, holders map[int][]uint32) (bytes uint64, err error) {
-	d := s.devices[index]
+// and gets nothing back. Called in the slice's turn.
+func (s *slice) stillOn(index int, d *device, holders map[int][]uint32) (bytes uint64, err error) {
 	g := s.e.truth.device(d.UUID)
 	if g == nil || !s.e.tells(d.UUID) {
 		return 0, errUntold
@@ -202,6 +211,8 @@ func (s *slice) stillOn(index int, holders map[int][]uint32) (bytes uint64, err 
 		s.e.failing(g, err)
 		return 0, err
 	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	known := s.ledger != nil && index < s.ledger.DeviceCount()
 	var past uint64 // the ledger
 	for pid, lanes := range holders {
@@ -242,9 +253,11 @@ func (e *Enforcer) admitSlice(s *slice, limit *admission.User) error {
 		}
 	}
 	for other := range e.lingering {
+		other.turn.Wait()
 		if !other.lingers() {
 			e.clear(other)
 		}
+		other.turn.Give()
 	}
 	return e.book.Begin(s.holder, wants, s.quotas, limit)
 }

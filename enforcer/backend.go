@@ -35,6 +35,7 @@ type native struct {
 	backend Backend // nil: there is none
 	mount   string  // of the cgroups
 	devices map[[16]byte]*nativeDevice
+	behind  chan struct{} // slices have other limits than the driver was told
 }
 
 type nativeDevice struct {
@@ -46,7 +47,7 @@ type nativeDevice struct {
 // openNative finds out on which devices the backend enforces: where a limit that is set for a cgroup is there when it is
 // asked for. It fails if the configuration wants it on all devices and it does not on one.
 func (e *Enforcer) openNative() error {
-	e.native = native{backend: e.options.Backend, devices: make(map[[16]byte]*nativeDevice)}
+	e.native = native{backend: e.options.Backend, devices: make(map[[16]byte]*nativeDevice), behind: make(chan struct{}, 1)}
 	want := e.options.Enforcement
 	if e.truth == nil {
 		if want == api.Native {

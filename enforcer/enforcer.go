@@ -268,13 +268,14 @@ func (e *Enforcer) Close() error {
 		errs = append(errs, e.cgroups.Close())
 	}
 	for _, p := range e.allPools() { // first: it keeps what is charged there for members
+		p.turn.Wait()
 		p.leave()
+		p.turn.Give()
 	}
-	for _, s := range e.all() {
+	for _, s := range append(e.all(), slices.Collect(maps.Keys(e.lingering))...) {
+		s.turn.Wait()
 		s.leave()
-	}
-	for s := range e.lingering {
-		s.leave()
+		s.turn.Give()
 	}
 	clear(e.lingering)
 	e.mu.Lock()

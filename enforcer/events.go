@@ -138,8 +138,9 @@ func (s *slice) reportCounts(all bool) {
 // reject tells that a process's attach was rejected, and why: as attachResult says it, "released" or "stranger".
 func (s *slice) reject(pid int, cause string) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.rejected.Add(time.Now(), cause) {
+	tells := s.rejected.Add(time.Now(), cause)
+	s.mu.Unlock()
+	if tells {
 		s.tell(api.Event{Kind: api.EventAttachRefused, PID: pid, Command: process.Name(pid), Cause: cause, Count: 1})
 	}
 }

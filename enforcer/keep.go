@@ -39,11 +39,16 @@ func (e *Enforcer) enforcesAnywhere() bool {
 func (e *Enforcer) keepNative(ctx context.Context) {
 	ticker := time.NewTicker(e.options.Interval)
 	defer ticker.Stop()
-	for look := 1; ; look++ {
+	for look := 0; ; {
 		select {
 		case <-ctx.Done():
 			return
+		case <-e.native.behind:
+			e.followBehind()
+			continue
 		case <-ticker.C:
+			look++
+			e.followBehind() // those that had another turn
 		}
 		hangs := make(map[*nativeDevice]bool) // and is not asked again at this look
 		for _, s := range e.all() {
@@ -56,6 +61,19 @@ func (e *Enforcer) keepNative(ctx context.Context) {
 	}
 }
 
+// followBehind tells the driver of the slices that have other limits than it was told.
+func (e *Enforcer) followBehind() {
+	for _, s := range e.all() {
+		s.mu.Lock()
+		behind := s.behind
+		s.mu.Unlock()
+		if behind && s.turn.TryTake() {
+			s.followNative()
+			s.turn.Give()
+		}
+	}
+}
+
 // nativeLimit is what the driver is to hold a slice to on a device.
 type nativeLimit struct {
 	device *nativeDevice
@@ -63,20 +81,19 @@ type nativeLimit struct {
 	stale  bool
 }
 
-func (s *slice) limits() []nativeLimit {
+// limits are none for a slice that was released: its cgroup may be another's by now.
+func (s *slice) limits() (all []nativeLimit) {
+	if s.request.Session || !sameCgroup(s.cgroup) {
+		return nil
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.nativeLimits()
-}
-
-// nativeLimits are none for a slice that was released: its cgroup may be another's by now. Called with mu held.
-func (s *slice) nativeLimits() (all []nativeLimit) {
 	switch s.state {
 	case api.Active, api.Damaged, api.Expired:
 	default:
 		return nil
 	}
-	if !s.mayBeLimited || !sameCgroup(s.cgroup) {
+	if !s.mayBeLimited {
 		return nil
 	}
 	for _, g := range s.e.truth.devices {
@@ -104,9 +121,11 @@ func (s *slice) keep(l nativeLimit) (hangs bool) {
 	if !lost && !l.stale {
 		return false
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if !slices.Contains(s.nativeLimits(), l) { // it was told another one meanwhile
+	if !s.turn.TryTake() { // at the next look
+		return false
+	}
+	defer s.turn.Give()
+	if !slices.Contains(s.limits(), l) { // it was told another one meanwhile
 		return false
 	}
 	if lost {

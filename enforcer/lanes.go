@@ -156,12 +156,27 @@ func attachResult(err error) string {
 
 // attach gives the process a lane, and the ledger; in a pool, the like there.
 func (s *slice) attach(peer *process.Handle) (reply ledger.Reply, files []*os.File, err error) {
+	l := &lane{process: peer, refusals: report.Process{PID: peer.PID, Command: process.Name(peer.PID)}, attached: time.Now()}
+	var inPool *process.Handle
+	if s.pool != nil {
+		inPool, err = process.Again(peer.PID, peer.Start)
+		if errors.Is(err, process.ErrDead) {
+			return reply, nil, ledger.StatusNotMember
+		}
+		if err != nil {
+			return reply, nil, err
+		}
+		defer func() {
+			if err != nil { // else it is the pool's
+				inPool.Close()
+			}
+		}()
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err := s.refusal(); err != nil {
 		return reply, nil, err
 	}
-	l := &lane{process: peer, attached: time.Now()}
 	if old := s.byPID[peer.PID]; old != nil {
 		// Either its pid was a dead process's, whose end we are about to be told. Or it is the same process, which
 		// asks once per image: then it has called execve, and what the former image held went with its mappings.
@@ -193,9 +208,9 @@ func (s *slice) attach(peer *process.Handle) (reply ledger.Reply, files []*os.Fi
 	s.own(l)
 	files = append(files, file)
 	if s.pool != nil {
-		var inPool *os.File
-		if reply.PoolLane, inPool, err = s.pool.attach(peer); err == nil {
-			files = append(files, inPool)
+		var file *os.File
+		if reply.PoolLane, file, err = s.pool.attach(inPool); err == nil {
+			files = append(files, file)
 		}
 	}
 	if err == nil {
@@ -218,11 +233,15 @@ func (s *slice) attach(peer *process.Handle) (reply ledger.Reply, files []*os.Fi
 }
 
 // refusal is why the slice's processes get nothing; nil if they do. Called with mu held.
-func (s *slice) refusal() error { return refusalIn(s.state) }
+func (s *slice) refusal() error {
+	if s.closing {
+		return ledger.StatusClosed
+	}
+	return refusalIn(s.state)
+}
 
 // own puts a lane on the books; disown takes it off. Called with mu held.
 func (s *slice) own(l *lane) {
-	l.refusals = report.Process{PID: l.process.PID, Command: process.Name(l.process.PID)}
 	for i := range ledger.Devices {
 		l.refusals.Begin(i, s.ledger.Refusals(i, l.number))
 	}
@@ -295,21 +314,25 @@ func (s *slice) addDevice(raw [16]byte, total uint64) (uint32, error) {
 		total = known.Total
 		uuid, _ = driver.ParseUUID(known.UUID)
 	}
+	if index, err := s.hasDevice(raw); index >= 0 || err != nil {
+		return uint32(max(index, 0)), err
+	}
+	s.turn.Wait()
+	defer s.turn.Give()
+	index, err := s.hasDevice(raw)
+	if index >= 0 || err != nil { // it came meanwhile
+		return uint32(max(index, 0)), err
+	}
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	if err := s.refusal(); err != nil {
-		return 0, err
-	}
-	if i := s.find(raw); i >= 0 {
-		return uint32(i), nil
-	}
 	limit, ok := s.quota(raw, total)
+	count := len(s.devices)
+	s.mu.Unlock()
 	switch {
 	case !ok:
 		return 0, ledger.StatusNoDevice
 	case total == 0 || limit == 0:
 		return 0, ledger.StatusMalformed
-	case len(s.devices) == ledger.Devices:
+	case count == ledger.Devices:
 		return 0, ledger.StatusFull
 	}
 	if s.pool != nil { // first, since who finds it in the slice looks for it there
@@ -317,16 +340,16 @@ func (s *slice) addDevice(raw [16]byte, total uint64) (uint32, error) {
 			return 0, err
 		}
 	}
-	index := len(s.devices)
 	asked := min(limit, total)
 	undo, denied := s.admitDevice(uuid.String(), asked)
 	if denied != nil {
 		limit = 0
 	}
-	s.devices = append(s.devices, s.describe(uuid, limit, total))
-	// On disk first: a page with a device more than the store knows of would look damaged after a restart.
-	if err := s.put(); err != nil {
-		s.devices = s.devices[:index]
+	d := s.describe(uuid, limit, total)
+	record := s.storedNow()
+	record.Limits = append(record.Limits, s.storedLimit(d))
+	// Stored first: a page with a device more than the store knows of would look damaged after a restart.
+	if err := s.e.store.PutSlice(record); err != nil {
 		if denied == nil {
 			undo()
 		}
@@ -337,12 +360,30 @@ func (s *slice) addDevice(raw [16]byte, total uint64) (uint32, error) {
 		s.log.Warn("the slice uses a device of which it can be given nothing", "device", uuid, "err", denied)
 		s.tell(api.Event{Kind: api.EventDenied, Device: uuid.String(), Requested: asked, Cause: denied.Error()})
 	}
-	if err := s.write(index); err != nil {
-		s.devices = s.devices[:index]
-		s.damaged(fmt.Errorf("device %s cannot be added: %w", uuid, err))
-		return 0, ledger.StatusClosed
+	s.mu.Lock()
+	if err = s.refusal(); err == nil {
+		s.devices = append(s.devices, d)
+		if err = s.write(count); err != nil {
+			s.devices = s.devices[:count]
+			s.damaged(fmt.Errorf("device %s cannot be added: %w", uuid, err))
+			err = ledger.StatusClosed
+		}
+	}
+	s.mu.Unlock()
+	if err != nil {
+		return 0, err
 	}
 	s.followNative()
 	s.log.Info("the slice uses a device", "device", uuid, "bytes", limit)
-	return uint32(index), nil
+	return uint32(count), nil
+}
+
+// hasDevice is the ledger's index of a device; -1 if it does not have it, and an error if the slice's processes get nothing.
+func (s *slice) hasDevice(raw [16]byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.refusal(); err != nil {
+		return -1, err
+	}
+	return s.find(raw), nil
 }

@@ -57,41 +57,51 @@ func (e *Enforcer) takeUpSlicesLate() {
 			delete(late, s)
 			continue
 		}
-		if s.beginAgain(r.LedgerName) != nil {
+		s.turn.Wait()
+		took := s.takeUpLate(r)
+		s.turn.Give()
+		if !took {
 			continue
 		}
-		s.takeUp(r)
 		delete(late, s)
-		s.mu.Lock()
-		s.state, s.reason = api.Active, ""
-		if s.expired {
-			s.shut()
-			s.denyNative()
-		}
-		s.mu.Unlock()
 		s.log.Info("the disk takes the slice, which goes on")
 	}
 }
 
-// beginAgain gives a slice whose ledger nobody has another one, which is stored before anybody has it. Called with change held.
+// takeUpLate says whether the disk takes the slice. Called in the slice's turn.
+func (s *slice) takeUpLate(r store.Slice) bool {
+	if s.beginAgain(r.LedgerName) != nil {
+		return false
+	}
+	s.takeUp(r)
+	s.mu.Lock()
+	s.state, s.reason = api.Active, ""
+	expired := s.expired
+	if expired {
+		s.shut()
+	}
+	s.mu.Unlock()
+	if expired {
+		s.denyNative()
+	}
+	return true
+}
+
+// beginAgain gives a slice whose ledger nobody has another one, which is stored before anybody has it. Called in the slice's turn.
 func (s *slice) beginAgain(name [16]byte) error {
 	if s.ledger == nil {
 		if err := s.begin(name); err != nil {
 			return err
 		}
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.e.store.PutSlice(s.stored())
+	return s.e.store.PutSlice(s.storedNow())
 }
 
-// takeUpLate says whether the disk takes the pool. Called with the enforcer's change held, so that nothing changes about it meanwhile.
+// takeUpLate says whether the disk takes the pool.
 func (p *pool) takeUpLate() bool {
-	p.mu.Lock()
-	err := p.beginAgain()
-	stored := p.stored()
-	p.mu.Unlock()
-	if err != nil || p.e.store.PutPoolState(p.name, stored) != nil {
+	p.turn.Wait()
+	defer p.turn.Give()
+	if p.beginAgain() != nil {
 		return false
 	}
 	p.mu.Lock()
@@ -101,8 +111,21 @@ func (p *pool) takeUpLate() bool {
 	return true
 }
 
-// beginAgain gives a pool whose ledger nobody has another one, which nobody may have before it is on disk. Called with mu held.
+// beginAgain gives a pool whose ledger nobody has another one, which is stored before anybody has it. Called in the pool's turn, or
+// before anybody knows the pool.
 func (p *pool) beginAgain() error {
+	p.mu.Lock()
+	err := p.makeLedger()
+	record := p.stored()
+	p.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	return p.e.store.PutPoolState(p.name, record)
+}
+
+// makeLedger is called with mu held.
+func (p *pool) makeLedger() error {
 	if p.ledger != nil {
 		return nil
 	}

@@ -148,24 +148,29 @@ func (e *Enforcer) expire(s *slice) bool {
 	if e.find(s.id()) != s {
 		return false
 	}
+	s.turn.Wait()
+	defer s.turn.Give()
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	if !s.timeIsOver() {
-		return false
+	over, before := s.timeIsOver(), s.expired
+	s.expired = before || over
+	s.mu.Unlock()
+	if !over || before { // before: by a former enforcer
+		return over
 	}
-	if s.expired { // by a former enforcer
-		return true
-	}
-	s.expired = true
 	if err := s.put(); err != nil {
 		s.log.Error("that the slice's time is over is not on disk; the next enforcer finds it out again", "err", err)
 	}
 	killpoint.Pass("expire.marked")
 	s.log.Info("the slice's time is over: it gets nothing more, and its processes are asked to end", "ttl", s.ttl, "grace", e.options.Grace)
 	s.tell(api.Event{Kind: api.EventExpired, TTL: s.ttl})
-	if s.state == api.Active {
+	s.mu.Lock()
+	active := s.state == api.Active
+	if active {
 		s.reportCounts(false)
 		s.shut()
+	}
+	s.mu.Unlock()
+	if active {
 		s.denyNative()
 	}
 	killpoint.Pass("expire.closed")
@@ -194,22 +199,28 @@ func (e *Enforcer) askToEnd(s *slice) time.Duration {
 	}
 	e.terminate(s)
 	killpoint.Pass("expire.asked")
+	s.turn.Wait()
+	defer s.turn.Give()
+	asked = e.now()
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.asked = e.now()
+	s.asked = asked
+	s.mu.Unlock()
 	if err := s.put(); err != nil {
 		s.log.Error("that the slice's processes were asked to end is not on disk; the next enforcer asks them again", "err", err)
 	}
 	killpoint.Pass("expire.noted")
-	return s.asked
+	return asked
 }
 
-// put writes the slice to the store, unless it is not there any more. Called with mu held.
+// put writes the slice to the store, unless it is not there any more. Called in the slice's turn.
 func (s *slice) put() error {
-	if s.state == api.Released || s.state == left {
+	s.mu.Lock()
+	gone := s.state == api.Released || s.state == left
+	s.mu.Unlock()
+	if gone {
 		return nil
 	}
-	return s.e.store.PutSlice(s.stored())
+	return s.e.store.PutSlice(s.storedNow())
 }
 
 // showLease is called with mu held.

@@ -75,8 +75,8 @@ func (p *pool) quotaOn(raw [16]byte, total uint64) uint64 {
 }
 
 // setNative sets the driver's limits of the slice's cgroup; or takes them away, where a former enforcer has set them
-// and this one sets none. It can be called at any time, again and again. What fails is told to failed, which says whether
-// to go on. Called with mu held.
+// and this one sets none. It can be called again and again. What fails is told to failed, which says whether to go on. limitOn is
+// called with mu held. Called in the slice's turn, since the driver must have what was decided last.
 func (s *slice) setNative(limitOn func(*nativeDevice) (uint64, bool), failed func(*nativeDevice, error) error) error {
 	n := &s.e.native
 	if !s.mayBeLimited || n.backend == nil || len(n.devices) == 0 || !sameCgroup(s.cgroup) {
@@ -85,11 +85,13 @@ func (s *slice) setNative(limitOn func(*nativeDevice) (uint64, bool), failed fun
 	var hangs error
 	for _, g := range s.e.truth.devices {
 		d := n.devices[g.Raw]
+		s.mu.Lock()
 		bytes, has := limitOn(d)
+		mine, inherited := has && s.byDriver(d), s.inherited
+		s.mu.Unlock()
 		err := hangs // on one device, and then nothing more is asked
-		mine := has && s.byDriver(d)
 		switch {
-		case !mine && !s.inherited:
+		case !mine && !inherited:
 			continue
 		case err != nil:
 		case mine:
@@ -103,10 +105,12 @@ func (s *slice) setNative(limitOn func(*nativeDevice) (uint64, bool), failed fun
 		switch {
 		case err == nil:
 		case errors.Is(err, driver.ErrNoController) && s.e.options.Enforcement != api.Native:
+			s.mu.Lock()
 			if s.unlimited == nil {
 				s.unlimited = make(map[[16]byte]bool)
 			}
 			s.unlimited[d.Raw] = true
+			s.mu.Unlock()
 			_ = s.sayNative(d, err)
 		default:
 			if err := failed(d, err); err != nil {
@@ -115,15 +119,19 @@ func (s *slice) setNative(limitOn func(*nativeDevice) (uint64, bool), failed fun
 		}
 	}
 	if hangs == nil {
+		s.mu.Lock()
 		s.inherited, s.mayBeLimited = false, s.e.enforcesOn(s) // then or now, on one device or another
+		s.mu.Unlock()
 	}
 	return nil
 }
 
-// limitTo has the driver hold the slice's cgroup to a limit. Called with mu held.
+// limitTo has the driver hold the slice's cgroup to a limit. Called in the slice's turn.
 func (s *slice) limitTo(d *nativeDevice, bytes uint64) error {
 	n := &s.e.native
 	err := n.ask(d, func(b Backend) error { return limit(b, n.mount, s.cgroup.Dir(), d.UUID, bytes) })
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	if err == nil && s.stale[d.Raw] {
 		delete(s.stale, d.Raw)
 		s.log.Info("the driver's limit of the slice's cgroup is what it should be again", "device", d.UUID, "cgroup", s.cgroup.String())
@@ -133,8 +141,6 @@ func (s *slice) limitTo(d *nativeDevice, bytes uint64) error {
 
 // startNative is for a slice that is stored and that nobody can use yet: it is not given if the driver does not hold it.
 func (s *slice) startNative() error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	err := s.setNative(s.driverLimit, func(d *nativeDevice, err error) error {
 		refusal := api.Errorf(api.CodeInternal, "the driver does not hold slice %s to its quota on device %s: %v (enforcement = %q in the configuration does without it)", s.id(), d.called(d.UUID), err, api.Intercept)
 		refusal.Device = d.UUID
@@ -145,23 +151,41 @@ func (s *slice) startNative() error {
 }
 
 // followNative brings the driver's limits to what the slice's are now, unless it gets nothing any more. It is in use: its
-// ledger counts, whatever the driver says. Called with mu held.
+// ledger counts, whatever the driver says. Called in the slice's turn.
 func (s *slice) followNative() {
-	if s.state == api.Active || s.state == api.Damaged {
+	s.mu.Lock()
+	s.behind = false
+	follows := s.state == api.Active || s.state == api.Damaged
+	s.mu.Unlock()
+	if follows {
 		_ = s.setNative(s.driverLimit, s.sayNative)
 	}
 }
 
-// followNative is the like for the members of a pool that has another quota. Called with the enforcer's change held.
+// followLater has keepNative do that soon: for who must not wait. Called with mu held.
+func (s *slice) followLater() {
+	s.behind = true
+	select {
+	case s.e.native.behind <- struct{}{}:
+	default: // it is going to look
+	}
+}
+
+// followNative is the like for the members of a pool that has another quota.
 func (p *pool) followNative() {
-	for s := range p.members {
+	for _, s := range p.allMembers() {
+		if s.turn.TryTake() {
+			s.followNative()
+			s.turn.Give()
+			continue
+		}
 		s.mu.Lock()
-		s.followNative()
+		s.followLater()
 		s.mu.Unlock()
 	}
 }
 
-// denyNative lets the slice's processes have nothing more. Called with mu held.
+// denyNative lets the slice's processes have nothing more. Called in the slice's turn.
 func (s *slice) denyNative() {
 	_ = s.setNative(func(d *nativeDevice) (uint64, bool) {
 		_, has := s.driverLimit(d)
@@ -170,32 +194,39 @@ func (s *slice) denyNative() {
 }
 
 // storeNative has the store know that a slice's cgroup may have limits of which its record says nothing. If it cannot, the slice gets
-// none. Called with mu held.
+// none. Called in the slice's turn.
 func (s *slice) storeNative(r store.Slice, write func() error) {
 	if r.Native || !s.e.enforcesOn(s) {
 		return
 	}
-	s.mayBeLimited = true
+	s.setLimited(true)
 	if err := write(); err != nil {
-		s.mayBeLimited = false
+		s.setLimited(false)
 		s.log.Error("record not written: the driver does not enforce the slice's quota until gpusliced is restarted; the interceptor does", "err", err)
 	}
 }
 
-// resumeNative tells the driver of a slice that a former enforcer has left, once the store knows. Called with mu held.
+// setLimited notes whether the driver may have limits of the slice's cgroup. Called in the slice's turn.
+func (s *slice) setLimited(may bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.mayBeLimited = may
+}
+
+// resumeNative tells the driver of a slice that a former enforcer has left, once the store knows. Called in the slice's turn.
 func (s *slice) resumeNative(r store.Slice) {
 	s.storeNative(r, s.put)
-	if s.state == api.Expired {
+	s.mu.Lock()
+	expired := s.state == api.Expired
+	s.mu.Unlock()
+	if expired {
 		s.denyNative()
 	}
 	s.followNative()
 }
 
-// clearNative takes the driver's limits away before the cgroup goes. No other slice may have the cgroup. Called with change
-// held.
+// clearNative takes the driver's limits away before the cgroup goes. No other slice may have the cgroup. Called in the slice's turn.
 func (s *slice) clearNative() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	n := &s.e.native
 	if !s.mayBeLimited || n.backend == nil || !sameCgroup(s.cgroup) {
 		return
@@ -213,9 +244,10 @@ func (s *slice) clearNative() {
 	killpoint.Pass("release.unlimited")
 }
 
-// sayNative is for an error that nothing is stopped by. It is said once, until the driver's limit is what it should be (keepNative). Called
-// with mu held.
+// sayNative is for an error that nothing is stopped by. It is said once, until the driver's limit is what it should be (keepNative).
 func (s *slice) sayNative(d *nativeDevice, err error) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	if errors.Is(err, driver.ErrNoCgroup) || s.stale[d.Raw] {
 		return nil // the cgroup has gone this moment, or it was said
 	}

@@ -263,7 +263,7 @@ func (s *slice) freeze(why string) {
 		changed = true
 	}
 	if changed {
-		s.followNative()
+		s.followLater()
 	}
 }
 
@@ -277,7 +277,7 @@ func (s *slice) thaw() {
 		}
 		killpoint.Pass("policy.thawed")
 	}
-	s.followNative()
+	s.followLater()
 	s.log.Info("memory is given to the slice again")
 }
 

@@ -32,9 +32,11 @@ type pool struct {
 	created time.Time
 	holder  *admission.Holder
 
-	members map[*slice]struct{} // until they are cleared away; guarded by the enforcer's change
+	// turn orders what changes the pool: its quotas, its devices, its end. It is taken after a member's.
+	turn *guard.Turn
 
 	mu       guard.Mutex[guard.Pool] // taken after a slice's
+	members  map[*slice]struct{}     // until they are cleared away
 	quotas   []api.Quota
 	state    api.State
 	reason   string
@@ -68,7 +70,7 @@ type poolLane struct {
 
 func (e *Enforcer) newPool(name string, created time.Time, quotas []api.Quota) *pool {
 	return &pool{
-		e: e, log: e.log.With("pool", name), name: name, created: created, quotas: quotas, state: api.Active,
+		e: e, log: e.log.With("pool", name), name: name, created: created, quotas: quotas, state: api.Active, turn: guard.NewTurn(),
 		holder:  &admission.Holder{Name: "pool " + name, Pool: true},
 		members: make(map[*slice]struct{}), lanes: make(map[uint32]*poolLane), byPID: make(map[int]*poolLane), slots: slots{next: 1},
 	}
@@ -103,9 +105,14 @@ func (p *pool) stored() store.PoolState {
 		LedgerName: p.identity.Name, LedgerDev: p.identity.Dev, LedgerInode: p.identity.Inode,
 	}
 	for _, d := range p.devices {
-		r.Limits = append(r.Limits, store.Limit{Device: d.uuid, Bytes: d.given(), Total: d.Total, Most: above(d.most, d.given())})
+		r.Limits = append(r.Limits, d.stored())
 	}
 	return r
+}
+
+// stored is a device as the store keeps it. Called with mu held, or of a device that nobody else has.
+func (d *poolDevice) stored() store.Limit {
+	return store.Limit{Device: d.uuid, Bytes: d.given(), Total: d.Total, Most: above(d.most, d.given())}
 }
 
 // describe makes the enforcer's copy of a device; limit 0 is of one of which it cannot be given its quota.
@@ -211,49 +218,72 @@ func (p *pool) coversAll(id string, quotas []api.Quota) error {
 // addDevice makes sure that the pool's ledger has a device, before a member's has it. Its error is a ledger.Status, or what
 // kept it from the disk.
 func (p *pool) addDevice(uuid driver.UUID, total uint64) error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if err := p.refusal(); err != nil {
+	if has, err := p.hasDevice(uuid.Raw); has || err != nil {
 		return err
 	}
-	if p.find(uuid.Raw) >= 0 {
-		return nil
+	p.turn.Wait()
+	defer p.turn.Give()
+	if has, err := p.hasDevice(uuid.Raw); has || err != nil { // it came meanwhile
+		return err
 	}
+	p.mu.Lock()
 	limit, ok := quotaOn(p.quotas, uuid.Raw, total)
+	index := len(p.devices)
+	p.mu.Unlock()
 	switch {
 	case !ok:
 		return ledger.StatusNoDevice
 	case total == 0 || limit == 0:
 		return ledger.StatusMalformed
-	case len(p.devices) == ledger.Devices:
+	case index == ledger.Devices:
 		return ledger.StatusFull
 	}
 	var denied *api.Event
 	undo, err := p.e.book.Admit(p.holder, map[string]uint64{uuid.String(): min(limit, total)})
 	if err != nil {
+		undo = func() {}
 		p.log.Warn("a member uses a device of which the pool can be given nothing", "device", uuid, "err", err)
 		denied, limit = &api.Event{Kind: api.EventDenied, Pool: p.name, Device: uuid.String(), Requested: min(limit, total), Cause: err.Error()}, 0
 	}
-	index := len(p.devices)
-	p.devices = append(p.devices, p.describe(uuid, limit, total))
-	err = p.e.store.PutPoolState(p.name, p.stored()) // first, as for a slice
-	if err == nil {
-		killpoint.Pass("pool.device")
-		err = p.write(index)
-		if err != nil {
-			p.damaged(fmt.Errorf("device %s cannot be added: %w", uuid, err))
-			err = ledger.StatusClosed
-		}
+	d := p.describe(uuid, limit, total)
+	p.mu.Lock()
+	record := p.stored()
+	p.mu.Unlock()
+	record.Limits = append(record.Limits, d.stored())
+	if err := p.e.store.PutPoolState(p.name, record); err != nil { // first, as for a slice
+		undo()
+		return err
 	}
-	if err != nil {
-		p.devices = p.devices[:index]
-		if denied == nil {
-			undo()
-		}
+	killpoint.Pass("pool.device")
+	if err := p.append(d); err != nil {
+		undo()
 		return err
 	}
 	if denied != nil {
 		p.e.events.Append(*denied)
+	}
+	return nil
+}
+
+// hasDevice says whether the pool's ledger has a device, and why members get nothing if they do not.
+func (p *pool) hasDevice(raw [16]byte) (bool, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.find(raw) >= 0, p.refusal()
+}
+
+// append puts a device that is stored behind the others.
+func (p *pool) append(d *poolDevice) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err := p.refusal(); err != nil {
+		return err
+	}
+	p.devices = append(p.devices, d)
+	if err := p.write(len(p.devices) - 1); err != nil {
+		p.devices = p.devices[:len(p.devices)-1]
+		p.damaged(fmt.Errorf("device %s cannot be added: %w", d.uuid, err))
+		return ledger.StatusClosed
 	}
 	return nil
 }
@@ -304,8 +334,9 @@ func (p *pool) check() {
 		p.damaged(err)
 		return
 	}
-	if p.lowered {
+	if p.lowered && p.turn.TryTake() { // else a quota is being set, and has what it is set to
 		p.recommit()
+		p.turn.Give()
 	}
 }
 

@@ -13,30 +13,18 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/process"
 )
 
-// attach gives a process of a member a lane, and the pool's ledger. It keeps nothing of peer.
-func (p *pool) attach(peer *process.Handle) (uint32, *os.File, error) {
+// attach gives a process of a member a lane, and the pool's ledger. If it does, h is the lane's.
+func (p *pool) attach(h *process.Handle) (uint32, *os.File, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if err := p.refusal(); err != nil {
 		return 0, nil, err
 	}
-	if old := p.byPID[peer.PID]; old != nil {
+	if old := p.byPID[h.PID]; old != nil {
 		p.settle(old) // for the reasons that slice.attach has
 		killpoint.Pass("attach.pool.settled")
 	}
-	own, err := process.Again(peer.PID, peer.Start)
-	if errors.Is(err, process.ErrDead) {
-		return 0, nil, ledger.StatusNotMember
-	}
-	if err != nil {
-		return 0, nil, err
-	}
-	number, file, err := p.give(own)
-	if err != nil {
-		own.Close()
-		return 0, nil, err
-	}
-	return number, file, nil
+	return p.give(h)
 }
 
 // give is called with mu held. The lane has the process from then on.
@@ -290,16 +278,20 @@ func (p *pool) chargeBeyond(d *poolDevice) {
 	}
 }
 
-// join and part say which slices are members. Called with the enforcer's change held.
-func (p *pool) join(s *slice) { p.members[s] = struct{}{} }
+// join and part say which slices are members.
+func (p *pool) join(s *slice) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.members[s] = struct{}{}
+}
 
 func (p *pool) part(s *slice) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	if _, member := p.members[s]; !member {
 		return
 	}
 	delete(p.members, s)
-	p.mu.Lock()
-	defer p.mu.Unlock()
 	for _, d := range p.devices {
 		_, unheard := d.unheard[s]
 		if d.beyond[s] == 0 && d.short[s] == nil && !unheard {

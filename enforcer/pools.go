@@ -87,69 +87,66 @@ func (e *Enforcer) SetPool(ctx context.Context, name string, r api.PoolRequest) 
 	case p == nil:
 		return api.Pool{}, noPool(name)
 	}
-	had, before := p.quotas, p.show().Devices
+	if err := p.turn.Take(ctx); err != nil {
+		return api.Pool{}, err
+	}
+	defer p.turn.Give()
+	before := p.show()
 	if err := p.set(quotas); err != nil {
 		return api.Pool{}, err
 	}
 	p.followNative()
-	for s := range p.members {
+	for _, s := range p.allMembers() {
 		s.setContexts() // none is more than the pool has
 	}
 	p.log.Info("pool changed")
 	shown := p.show()
 	changed := slices.DeleteFunc(slices.Clone(shown.Devices), func(u api.PoolUse) bool {
-		return slices.ContainsFunc(before, func(was api.PoolUse) bool { return was.Device == u.Device && was.Limit == u.Limit })
+		return slices.ContainsFunc(before.Devices, func(was api.PoolUse) bool { return was.Device == u.Device && was.Limit == u.Limit })
 	})
-	if len(changed) > 0 || !slices.Equal(had, p.quotas) {
+	if len(changed) > 0 || !slices.Equal(before.Quotas, shown.Quotas) {
 		p.tell(api.EventPoolChanged, changed)
 	}
 	return shown, nil
 }
 
-// set is called with the enforcer's change held.
+// set is called in the pool's turn.
 func (p *pool) set(quotas []api.Quota) error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	switch p.state {
-	case api.Active:
-	case api.Damaged:
-		return api.Errorf(api.CodeBadRequest, "pool %s is damaged (%s): delete it when its members are gone, and create it anew", p.name, p.reason)
-	default:
-		return ErrClosed
+	merged, devices, r, err := p.wants(quotas)
+	if err != nil {
+		return err
 	}
-	merged := replaceQuotas(p.quotas, quotas)
-	if len(merged) > api.MaxQuotas {
-		return api.Errorf(api.CodeBadRequest, "pool %s would have %d quotas: up to %d are accepted", p.name, len(merged), api.MaxQuotas)
-	}
-	devices := p.withForeseen(merged)
-	limits, wants := make([]uint64, len(devices)), make(map[string]uint64)
-	for i, d := range devices {
-		limits[i], _ = quotaOn(merged, d.UUID, d.Total)
-		wants[d.uuid] = min(limits[i], d.Total)
+	wants := make(map[string]uint64)
+	for _, l := range r.Limits {
+		wants[l.Device] = min(l.Bytes, l.Total)
 	}
 	undo, err := p.e.book.Admit(p.holder, wants)
 	if err != nil {
 		return err
 	}
 	// Stored first: the highest limits, then the quotas. A restart writes what follows from these into the page.
-	r := p.stored()
-	r.Limits = nil
-	for i, d := range devices {
-		d.most = d.mostLimit()
-		r.Limits = append(r.Limits, store.Limit{Device: d.uuid, Bytes: limits[i], Total: d.Total, Most: above(d.most, limits[i])})
-	}
 	err = p.e.store.PutPoolState(p.name, r)
 	if err == nil {
 		err = p.e.store.PutPool(store.Pool{Name: p.name, Quotas: merged, Created: p.created})
 	}
 	if err != nil {
 		undo()
-		return errors.Join(err, p.e.store.PutPoolState(p.name, p.stored()))
+		p.mu.Lock()
+		r = p.stored()
+		p.mu.Unlock()
+		return errors.Join(err, p.e.store.PutPoolState(p.name, r))
 	}
 	killpoint.Pass("pool.set.stored")
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	p.quotas, p.devices = merged, devices
+	if p.ledger == nil {
+		return ErrClosed
+	}
 	for i, d := range p.devices {
-		d.Limit, d.Quota = limits[i]+d.away(), min(limits[i], d.Total)
+		d.most = d.mostLimit()
+		limit := r.Limits[i].Bytes
+		d.Limit, d.Quota = limit+d.away(), min(limit, d.Total)
 		if err := p.write(i); err != nil {
 			p.damaged(err)
 			return err
@@ -158,6 +155,30 @@ func (p *pool) set(quotas []api.Quota) error {
 	}
 	p.recommit()
 	return nil
+}
+
+// wants is what the pool becomes by these quotas: all of its quotas, its devices, and what is stored of it.
+func (p *pool) wants(quotas []api.Quota) (merged []api.Quota, devices []*poolDevice, r store.PoolState, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch p.state {
+	case api.Active:
+	case api.Damaged:
+		return nil, nil, r, api.Errorf(api.CodeBadRequest, "pool %s is damaged (%s): delete it when its members are gone, and create it anew", p.name, p.reason)
+	default:
+		return nil, nil, r, ErrClosed
+	}
+	merged = replaceQuotas(p.quotas, quotas)
+	if len(merged) > api.MaxQuotas {
+		return nil, nil, r, api.Errorf(api.CodeBadRequest, "pool %s would have %d quotas: up to %d are accepted", p.name, len(merged), api.MaxQuotas)
+	}
+	devices, r = p.withForeseen(merged), p.stored()
+	r.Limits = nil
+	for _, d := range devices {
+		limit, _ := quotaOn(merged, d.UUID, d.Total)
+		r.Limits = append(r.Limits, store.Limit{Device: d.uuid, Bytes: limit, Total: d.Total, Most: above(d.mostLimit(), limit)})
+	}
+	return merged, devices, r, nil
 }
 
 // replaceQuotas puts each new quota in the place of that on the same device, or beside the others.
@@ -187,10 +208,12 @@ func (e *Enforcer) DeletePool(_ context.Context, name string) (api.Pool, error) 
 	if p == nil {
 		return api.Pool{}, noPool(name)
 	}
-	shown := p.show()
+	p.turn.Wait()
+	defer p.turn.Give()
+	shown, members := p.show(), p.allMembers()
 	switch {
-	case len(p.members) > 0:
-		return api.Pool{}, api.Errorf(api.CodeRunning, "pool %s has %d members (%s): end them first", name, len(p.members), p.someMembers())
+	case len(members) > 0:
+		return api.Pool{}, api.Errorf(api.CodeRunning, "pool %s has %d members (%s): end them first", name, len(members), some(members))
 	case shown.ProcessCount > 0:
 		return api.Pool{}, api.Errorf(api.CodeRunning, "processes of slices that were released are still in pool %s (%d): end them first", name, shown.ProcessCount)
 	}
@@ -209,10 +232,17 @@ func (e *Enforcer) DeletePool(_ context.Context, name string) (api.Pool, error) 
 	return shown, nil
 }
 
-// someMembers names a few of many. Called with the enforcer's change held.
-func (p *pool) someMembers() string {
+// allMembers are the slices of the pool, and those that were released and are not cleared away yet.
+func (p *pool) allMembers() []*slice {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Collect(maps.Keys(p.members))
+}
+
+// some names a few of many.
+func some(members []*slice) string {
 	var names []string
-	for s := range p.members {
+	for _, s := range members {
 		names = append(names, s.holder.Name)
 	}
 	slices.Sort(names)

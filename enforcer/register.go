@@ -13,6 +13,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/cgroup"
 	"github.com/gpuslice/gpuslice/enforcer/driver"
+	"github.com/gpuslice/gpuslice/enforcer/guard"
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
 	"github.com/gpuslice/gpuslice/enforcer/process"
@@ -67,6 +68,8 @@ func (e *Enforcer) decide(ctx context.Context, s *slice, limit *admission.User) 
 		return err
 	}
 	defer e.change.Unlock()
+	s.turn.Wait()
+	defer s.turn.Give()
 	err := ctx.Err() // who asked is gone: nobody would release it
 	if err == nil {
 		err = e.enterPool(s)
@@ -82,10 +85,10 @@ func (e *Enforcer) decide(ctx context.Context, s *slice, limit *admission.User) 
 		return err
 	}
 	if err = s.make(); err == nil {
-		err = e.store.PutSlice(s.stored())
+		err = e.store.PutSlice(s.storedNow())
 	}
 	if err != nil {
-		s.mayBeLimited = false // the driver is told nothing of which the store does not know
+		s.setLimited(false) // the driver is told nothing of which the store does not know
 		return errors.Join(err, e.release(s, causeFailed))
 	}
 	e.enter(s)
@@ -98,6 +101,8 @@ func (e *Enforcer) serve(s *slice) error {
 		return err
 	}
 	defer e.change.Unlock()
+	s.turn.Wait()
+	defer s.turn.Give()
 	if e.find(s.id()) != s { // by its id, or because its first process had ended
 		return api.Errorf(api.CodeNotFound, "slice %s was released while it was being registered", s.id())
 	}
@@ -133,7 +138,7 @@ func (e *Enforcer) newSlice(ctx context.Context, r api.RegisterRequest) (*slice,
 	}
 	s := &slice{
 		e: e, log: e.log.With("slice", r.ID), request: r, holder: newHolder(&r), created: time.Now().UTC(),
-		initStart: init.Start, init: init, state: api.Active,
+		initStart: init.Start, init: init, state: api.Active, turn: guard.NewTurn(),
 		quotas: r.Quotas, ttl: r.TTL, deadline: e.until(r.TTL),
 		lanes: make(map[uint32]*lane), byPID: make(map[int]*lane), slots: slots{next: 1},
 	}
@@ -204,6 +209,8 @@ func (e *Enforcer) makeWay(s *slice) error {
 	if other.firstLives() {
 		return api.Errorf(api.CodeExists, "slice %s exists, and its process %d is alive: release it first, or choose another id", s.id(), other.request.PID)
 	}
+	other.turn.Wait()
+	defer other.turn.Give()
 	return e.release(other, causeReplaced)
 }
 
@@ -353,6 +360,8 @@ func (e *Enforcer) releaseEnded(s *slice) {
 	if e.find(s.id()) != s || s.running() {
 		return
 	}
+	s.turn.Wait()
+	defer s.turn.Give()
 	if err := e.release(s, causeEnded); err != nil {
 		s.log.Error("release a slice whose processes have ended", "err", err)
 	}

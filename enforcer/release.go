@@ -35,6 +35,8 @@ func (e *Enforcer) Release(_ context.Context, id string, generation uint64, forc
 	if s == nil {
 		return api.Slice{}, noSlice(id)
 	}
+	s.turn.Wait()
+	defer s.turn.Give()
 	if generation != 0 && generation != s.generation {
 		return api.Slice{}, api.Errorf(api.CodeNotFound, "there is no slice %s of generation %d: it was released", id, generation)
 	}
@@ -50,23 +52,29 @@ func (e *Enforcer) Release(_ context.Context, id string, generation uint64, forc
 }
 
 // release ends a slice, in steps of which each can be the last one that happens: a restart goes on where this
-// stopped. Called with change held.
+// stopped. Called with change held, in the slice's turn.
 func (e *Enforcer) release(s *slice, cause string) error {
 	s.mu.Lock()
+	s.closing = true
+	s.mu.Unlock()
 	s.noteRemaining()
-	err := e.store.Retire(s.stored())
+	err := e.store.Retire(s.storedNow())
 	killpoint.Pass("release.marked")
-	if s.ledger != nil && (s.state == api.Active || s.state == api.Expired) {
+	s.mu.Lock()
+	was := s.state
+	if s.ledger != nil && (was == api.Active || was == api.Expired) {
 		s.reportCounts(true)
 		s.close()
 	}
-	s.denyNative()
+	s.state = api.Released
 	if s.expired && (cause == causeEnded || cause == causeAsked) { // whoever saw to it first: its engine, its session, or we
 		cause = causeExpired
 	}
-	e.book.Set(s.holder, s.remainder())
+	s.mu.Unlock()
+	s.denyNative()
+	e.book.Set(s.holder, s.remainder(was))
 	killpoint.Pass("release.closed")
-	s.state = api.Released
+	s.mu.Lock()
 	s.let()
 	s.mu.Unlock()
 	if err != nil {
@@ -100,7 +108,7 @@ func (s *slice) close() {
 // that stays, and who asks for a place in the ledger is told that the slice was released. The interceptor is bound
 // in the slice's directory: the kernel takes a mount away when the file under it is removed, in every namespace;
 // the loader then finds nothing to preload, says nothing, and what such a container starts has no quota at all.
-// Called with change held.
+// Called with change held, in the slice's turn.
 func (e *Enforcer) clearOnceEmpty(s *slice) error {
 	if !s.lingers() {
 		e.clear(s)
@@ -117,9 +125,7 @@ func (e *Enforcer) clearOnceEmpty(s *slice) error {
 			s.log.Error("the slice's directory stays until the enforcer is restarted", "dir", s.dir, "err", err)
 		}
 	} else if !known {
-		s.mu.Lock()
 		s.hangUp() // nothing of it is bound anywhere, and its token opens nothing any more
-		s.mu.Unlock()
 		e.removeSliceDir(s.dir)
 		if err := e.watchRemaining(s); err != nil {
 			s.log.Error("what the session held may count until the enforcer is restarted", "err", err)
@@ -128,7 +134,7 @@ func (e *Enforcer) clearOnceEmpty(s *slice) error {
 	return nil
 }
 
-// clear is called with change held.
+// clear is called with change held, in the slice's turn.
 func (e *Enforcer) clear(s *slice) {
 	delete(e.lingering, s)
 	e.book.Drop(s.holder)
@@ -140,9 +146,7 @@ func (e *Enforcer) clear(s *slice) {
 		s.clearNative()
 	}
 	s.closeRemaining()
-	s.mu.Lock()
 	s.hangUp()
-	s.mu.Unlock()
 	e.removeSliceDir(s.dir)
 	killpoint.Pass("release.removed")
 	if err := e.store.Forget(s.id(), s.generation); err != nil {
@@ -170,8 +174,10 @@ func (e *Enforcer) clearLingering(p cgroup.Path) {
 		if s.cgroup != p {
 			continue
 		}
+		s.turn.Wait()
 		if err := e.clearOnceEmpty(s); err != nil {
 			s.log.Error("clear away what a released slice has left", "err", err)
 		}
+		s.turn.Give()
 	}
 }

@@ -13,9 +13,11 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/cgroup"
 	"github.com/gpuslice/gpuslice/enforcer/driver"
+	"github.com/gpuslice/gpuslice/enforcer/guard"
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
 	"github.com/gpuslice/gpuslice/enforcer/process"
+	"github.com/gpuslice/gpuslice/enforcer/report"
 	"github.com/gpuslice/gpuslice/enforcer/store"
 )
 
@@ -127,7 +129,7 @@ func (e *Enforcer) restore() error {
 func (e *Enforcer) revive(r store.Slice) *slice {
 	s := &slice{
 		e: e, log: e.log.With("slice", r.Request.ID), request: r.Request, holder: newHolder(&r.Request), generation: r.Generation,
-		created: r.Created, dir: r.Dir, initStart: r.InitStart, state: api.Active,
+		created: r.Created, dir: r.Dir, initStart: r.InitStart, state: api.Active, turn: guard.NewTurn(),
 		cgroup:   cgroupOf(r),
 		identity: ledger.Identity{Name: r.LedgerName, Dev: r.LedgerDev, Inode: r.LedgerInode},
 		quotas:   r.Request.Quotas, ttl: r.Request.TTL, deadline: r.Deadline, expired: r.Expired, asked: r.Asked,
@@ -157,8 +159,9 @@ func cgroupOf(r store.Slice) cgroup.Path {
 }
 
 // closeLeft closes the page of a slice that is over, if a process has it still: it would go on as if there were the slice.
-// Called with mu held.
 func (s *slice) closeLeft() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	if s.ledger = s.e.pages.fetch(s.identity); s.ledger == nil {
 		return false
 	}
@@ -174,17 +177,17 @@ func (s *slice) closeLeft() bool {
 func (e *Enforcer) finish(r store.Slice) error {
 	s := e.revive(r)
 	taken := e.uses(s.cgroup) // by one that has begun since
-	s.mu.Lock()
 	found := s.closeLeft()
 	s.findRemaining(r.Survivors)
 	e.book.Note(s.holder, s.quotas)
 	if found || s.remaining.Alive() || s.e.truth != nil && s.lingers() {
-		e.book.Set(s.holder, s.remainder())
+		e.book.Set(s.holder, s.remainder(api.Active))
 	}
 	if !taken {
-		s.storeNative(r, func() error { return e.store.Retire(s.stored()) })
+		s.storeNative(r, func() error { return e.store.Retire(s.storedNow()) })
 		s.denyNative()
 	}
+	s.mu.Lock()
 	s.state = api.Released
 	s.let()
 	s.mu.Unlock()
@@ -222,8 +225,6 @@ func (e *Enforcer) findLedger(s *slice, r store.Slice) (late bool, err error) {
 // would not count. It may hold as much as the slice may have, and outlive it.
 func (s *slice) lost() error {
 	pids, err := s.e.pages.mayBeWith(s.identity, s.letIn)
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	for _, pid := range pids[:min(len(pids), ledger.Slots)] {
 		s.remains(process.Open(pid))
 	}
@@ -274,12 +275,10 @@ func (s *slice) untaken(err error) {
 // takeUp goes on with a slice that has its ledger, where the predecessor stopped.
 func (s *slice) takeUp(r store.Slice) {
 	s.goOn(r)
-	s.mu.Lock()
 	if r.Native && len(s.e.native.devices) == 0 {
 		s.log.Warn("the driver may hold the slice to the quota that it had, and without NVML it cannot be told another one", "cgroup", s.cgroup.String())
 	}
 	s.resumeNative(r)
-	s.mu.Unlock()
 	killpoint.Pass("restore.limited")
 	killpoint.Pass("restore.ledger")
 }
@@ -327,8 +326,28 @@ func (s *slice) pids() ([]int, error) {
 // Processes that are checkpointed (suspended) hold what they are charged for again: who they are
 // stands in the page only, which their siblings can write.
 func (s *slice) recover(r store.Slice) {
+	if !s.recoverDevices(r) {
+		return
+	}
+	s.next = s.ledger.HighLane() + 1
+	for number := uint32(1); number < s.next; number++ {
+		s.retake(number)
+	}
+	if r.Expired { // and the page is closed, or going to be
+		return
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if err := s.verify(); err != nil {
+		s.damaged(err)
+	}
+}
+
+// recoverDevices says whether the page is one that the predecessor may have left, as far as its devices go.
+func (s *slice) recoverDevices(r store.Slice) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	raised := s.maySuspend()
 	count := min(s.ledger.DeviceCount(), len(s.devices))
 	for i, d := range s.devices {
 		var err error
@@ -339,7 +358,7 @@ func (s *slice) recover(r store.Slice) {
 			}
 			if err == nil && r.Changing {
 				err = d.account.SetDevice(d.onPage(), s.contextBytes(d))
-			} else if err == nil && r.Suspended {
+			} else if err == nil && raised {
 				err = d.setLimit(d.Limit)
 			}
 			s.ledger.SetContextBytes(i, s.contextBytes(d))
@@ -348,32 +367,33 @@ func (s *slice) recover(r store.Slice) {
 		}
 		if err != nil {
 			s.damaged(err)
-			return
+			return false
 		}
 		d.told = s.ledger.Recovered(i) // by the predecessor
 	}
 	if s.frozen != "" { // the predecessor may not have come to all of them
 		s.freeze(s.frozen)
 	}
-	s.next = s.ledger.HighLane() + 1
-	for number := uint32(1); number < s.next; number++ {
-		s.retake(number)
+	return true
+}
+
+// maySuspend says whether the page has a process that is checkpointed: the predecessor had raised the limits by what it holds.
+func (s *slice) maySuspend() bool {
+	for number := uint32(1); number <= s.ledger.HighLane(); number++ {
+		if s.ledger.Suspended(number) {
+			return true
+		}
 	}
-	if r.Expired { // and the page is closed, or going to be
-		return
-	}
-	if err := s.verify(); err != nil {
-		s.damaged(err)
-	}
+	return false
 }
 
 // goOn finishes with the slice's ledger what the predecessor had begun.
 func (s *slice) goOn(r store.Slice) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	if r.Expired && s.state == api.Active {
 		s.shut()
 	}
+	s.mu.Unlock()
 	if !r.Changing {
 		return
 	}
@@ -383,27 +403,39 @@ func (s *slice) goOn(r store.Slice) {
 }
 
 // retake looks whose a lane is, by the page, and whether the kernel agrees. A process has one lane: another that names it is settled.
-// Called with mu held.
+// Called before anybody else has the ledger.
 func (s *slice) retake(number uint32) {
 	owner, generation, live := s.ledger.Lane(number)
-	if !live {
-		s.free = append(s.free, number)
-		return
-	}
-	if p, err := process.Again(owner.PID, owner.Start); err == nil {
-		l := &lane{number: number, generation: generation, process: p, lent: s.ledger.Suspended(number)}
+	var p *process.Handle
+	if live {
 		// Whoever began a session's process, and was of the session, may have ended; a container's process may have been moved
 		// to another cgroup. Who has the page can still write the lane.
-		if s.byPID[p.PID] == nil && (s.e.member(s, p) || s.e.pages.mayHave(s.identity, p.PID) && p.Alive()) {
-			s.own(l)
-			if !l.lent { // else another restart has to know, too
-				s.ledger.SetLive(number)
-			}
-			if err := s.watch(l); err != nil {
-				s.log.Error("watch a process of the slice", "pid", p.PID, "err", err)
-			}
-			return
+		p, _ = process.Again(owner.PID, owner.Start)
+		if p != nil && !s.e.member(s, p) && !(s.e.pages.mayHave(s.identity, p.PID) && p.Alive()) {
+			p.Close()
+			p = nil
 		}
+	}
+	l := &lane{number: number, generation: generation, process: p, lent: s.ledger.Suspended(number)}
+	if p != nil {
+		l.refusals = report.Process{PID: p.PID, Command: process.Name(p.PID)}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case !live:
+		s.free = append(s.free, number)
+		return
+	case p != nil && s.byPID[p.PID] == nil:
+		s.own(l)
+		if !l.lent { // else another restart has to know, too
+			s.ledger.SetLive(number)
+		}
+		if err := s.watch(l); err != nil {
+			s.log.Error("watch a process of the slice", "pid", p.PID, "err", err)
+		}
+		return
+	case p != nil:
 		p.Close()
 	}
 	if _, err := s.ledger.Settle(number, generation); err != nil {

@@ -76,12 +76,11 @@ func (p *pool) untaken(err error) {
 
 // reopen finds the pool's ledger again, or makes one; late says that an error may pass.
 func (p *pool) reopen(released []store.Slice) (late bool, err error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
 	known := p.identity != ledger.Identity{} // else it was made before the host's boot
 	if known {
 		if p.ledger = p.e.pages.fetch(p.identity); p.ledger != nil {
-			return false, p.recover()
+			p.recover()
+			return false, nil
 		}
 	}
 	if len(p.devices) == 0 {
@@ -94,9 +93,7 @@ func (p *pool) reopen(released []store.Slice) (late bool, err error) {
 		}
 	}
 	// Nobody has it mapped, so nobody has charged anything to it, and nobody can.
-	if err = p.beginAgain(); err == nil {
-		err = p.e.store.PutPoolState(p.name, p.stored())
-	}
+	err = p.beginAgain()
 	return err != nil, err
 }
 
@@ -105,7 +102,7 @@ func (p *pool) letIn(released []store.Slice) (func(pid int) bool, error) {
 	var each []func(pid int) bool
 	var errs []error
 	add := func(is func(pid int) bool, err error) { each, errs = append(each, is), append(errs, err) }
-	for s := range p.members {
+	for _, s := range p.allMembers() {
 		add(s.letIn())
 	}
 	for _, r := range released {
@@ -125,12 +122,32 @@ func (p *pool) letIn(released []store.Slice) (func(pid int) bool, error) {
 }
 
 // recover puts this enforcer's books in order by a page that the predecessor left. Limits are written anew: the predecessor
-// may have died between the disk and the page, or have raised them for processes that were checkpointed. Called with mu held.
-func (p *pool) recover() error {
+// may have died between the disk and the page, or have raised them for processes that were checkpointed. Called before anybody
+// else has the ledger.
+func (p *pool) recover() {
+	if !p.recoverDevices() {
+		return
+	}
+	p.next = p.ledger.HighLane() + 1
+	for number := uint32(1); number < p.next; number++ {
+		p.retake(number)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.state == api.Active {
+		if err := p.verify(); err != nil {
+			p.unfit(err)
+		}
+	}
+}
+
+func (p *pool) recoverDevices() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	for i := range p.devices {
 		if err := p.write(i); err != nil {
 			p.unfit(err)
-			return nil
+			return false
 		}
 	}
 	if p.e.truth != nil {
@@ -138,19 +155,10 @@ func (p *pool) recover() error {
 			d.inherited, d.unheard = d.account.Held(), p.membersOn(d.UUID)
 		}
 	}
-	p.next = p.ledger.HighLane() + 1
-	for number := uint32(1); number < p.next; number++ {
-		p.retake(number)
-	}
-	if p.state == api.Active {
-		if err := p.verify(); err != nil {
-			p.unfit(err)
-		}
-	}
-	return nil
+	return true
 }
 
-// membersOn are those that have a device, and use it.
+// membersOn are those that have a device, and use it. Called with mu held, before the members serve anybody.
 func (p *pool) membersOn(raw [16]byte) map[*slice]struct{} {
 	those := make(map[*slice]struct{})
 	for s := range p.members {
@@ -162,25 +170,34 @@ func (p *pool) membersOn(raw [16]byte) map[*slice]struct{} {
 }
 
 // retake looks whose a lane is, by the page. Who is alive and has the page mapped can still write the lane, so it is
-// kept, whatever has become of the process's slice; any other is settled. Called with mu held.
+// kept, whatever has become of the process's slice; any other is settled. Called before anybody else has the ledger.
 func (p *pool) retake(number uint32) {
 	owner, generation, live := p.ledger.Lane(number)
-	if !live {
+	var h *process.Handle
+	if live {
+		h, _ = process.Again(owner.PID, owner.Start)
+		if h != nil && !(p.e.pages.mayHave(p.identity, h.PID) && h.Alive()) {
+			h.Close()
+			h = nil
+		}
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch {
+	case !live:
 		p.free = append(p.free, number)
 		return
-	}
-	if h, err := process.Again(owner.PID, owner.Start); err == nil {
-		if p.byPID[h.PID] == nil && p.e.pages.mayHave(p.identity, h.PID) && h.Alive() {
-			l := &poolLane{number: number, generation: generation, process: h, lent: p.ledger.Suspended(number)}
-			p.own(l)
-			if !l.lent {
-				p.ledger.SetLive(number)
-			}
-			if err := p.watch(l); err != nil {
-				p.log.Error("watch a process of the pool", "pid", h.PID, "err", err)
-			}
-			return
+	case h != nil && p.byPID[h.PID] == nil:
+		l := &poolLane{number: number, generation: generation, process: h, lent: p.ledger.Suspended(number)}
+		p.own(l)
+		if !l.lent {
+			p.ledger.SetLive(number)
 		}
+		if err := p.watch(l); err != nil {
+			p.log.Error("watch a process of the pool", "pid", h.PID, "err", err)
+		}
+		return
+	case h != nil:
 		h.Close()
 	}
 	if _, err := p.ledger.Settle(number, generation); err != nil {

@@ -93,7 +93,7 @@ func (e *Enforcer) Join(ctx context.Context, id string, r api.JoinRequest) (api.
 		return api.RegisterReply{}, err
 	}
 	asker, _ := e.caller(ctx)
-	if err := e.join(s, r.PID, asker); err != nil {
+	if err := e.join(ctx, s, r.PID, asker); err != nil {
 		e.countJoined("refused")
 		return api.RegisterReply{}, err
 	}
@@ -103,7 +103,7 @@ func (e *Enforcer) Join(ctx context.Context, id string, r api.JoinRequest) (api.
 	return api.RegisterReply{Slice: s.show(false), Dir: s.dir, Library: e.options.Library}, nil
 }
 
-func (e *Enforcer) join(s *slice, pid int, asker session.Asker) error {
+func (e *Enforcer) join(ctx context.Context, s *slice, pid int, asker session.Asker) error {
 	p, err := process.Open(pid)
 	if err != nil {
 		return api.Errorf(api.CodeBadRequest, "process %d cannot join session %s: %v", pid, s.id(), err)
@@ -112,8 +112,11 @@ func (e *Enforcer) join(s *slice, pid int, asker session.Asker) error {
 		p.Close()
 		return api.Errorf(api.CodeBadRequest, "process %d cannot join session %s: %v", pid, s.id(), err)
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	if err := s.turn.Take(ctx); err != nil {
+		p.Close()
+		return err
+	}
+	defer s.turn.Give()
 	j := session.Member{Handle: p, UID: asker.UID}
 	if err := s.addJoined(j); err != nil {
 		p.Close()
@@ -147,16 +150,19 @@ func (e *Enforcer) mayJoin(s *slice, p *process.Handle, asker session.Asker) err
 	return nil
 }
 
-// addJoined is called with mu held.
+// addJoined is called in the slice's turn.
 func (s *slice) addJoined(j session.Member) error {
-	if s.state != api.Active || s.init == nil || !s.init.Alive() {
+	s.mu.Lock()
+	over := s.state != api.Active || s.init == nil || !s.init.Alive()
+	s.mu.Unlock()
+	if over {
 		return api.Errorf(api.CodeNotFound, "session %s is over", s.id())
 	}
 	if err := s.joined.Add(j); err != nil {
 		return api.Errorf(api.CodeBusy, "%v %s: end one of them first", err, s.id())
 	}
 	if err := s.put(); err != nil {
-		s.removeJoined(j.Handle)
+		s.joined.Remove(j.Handle)
 		return err
 	}
 	killpoint.Pass("join.stored")
@@ -213,18 +219,25 @@ func (s *slice) openTo(uid uint32) error {
 }
 
 // noteRemaining notes which of the session's processes are alive when it is released. What descended from its first process is nobody's
-// descendant any more, so those that have a lane are known, and no others. Called with mu held.
+// descendant any more, so those that have a lane are known, and no others. Called in the slice's turn, when no process is admitted
+// any more.
 func (s *slice) noteRemaining() {
 	if !s.request.Session {
 		return
 	}
+	var attached []process.Identity
+	s.mu.Lock()
 	for _, l := range s.lanes {
-		s.remains(process.Again(l.process.PID, l.process.Start))
+		attached = append(attached, l.process.Identity)
+	}
+	s.mu.Unlock()
+	for _, p := range attached {
+		s.remains(process.Again(p.PID, p.Start))
 	}
 }
 
 // findRemaining finds them again: those that a former enforcer noted. If the session ended while there was none, those that have its
-// ledger. Called with change and mu held.
+// ledger. Called in the slice's turn.
 func (s *slice) findRemaining(noted []store.Process) {
 	if !s.request.Session {
 		return
@@ -245,8 +258,10 @@ func (s *slice) findRemaining(noted []store.Process) {
 	}
 }
 
-// remains is called with mu held.
+// remains is called in the slice's turn.
 func (s *slice) remains(p *process.Handle, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	if err == nil {
 		s.remaining.Add(p)
 	} else if !errors.Is(err, process.ErrDead) {
@@ -261,6 +276,8 @@ func (e *Enforcer) watchRemaining(s *slice) error {
 			return
 		}
 		defer e.change.Unlock()
+		s.turn.Wait()
+		defer s.turn.Give()
 		if _, known := e.lingering[s]; known && !s.remaining.Alive() {
 			e.clear(s)
 		}
@@ -272,8 +289,10 @@ func (e *Enforcer) watchRemaining(s *slice) error {
 	return errors.Join(errs...)
 }
 
-// closeRemaining closes what is open for them. Called with change held.
+// closeRemaining closes what is open for them. Called in the slice's turn.
 func (s *slice) closeRemaining() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	for _, p := range s.remaining.All() {
 		s.e.deaths.Unwatch(p)
 	}

@@ -6,10 +6,12 @@ import (
 	"context"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
+	"github.com/gpuslice/gpuslice/enforcer/store"
 )
 
 // What can be changed about a slice, as events have it.
@@ -22,7 +24,7 @@ const (
 //
 // A quota counts from the next charge on: when Change returns, no charge that the new limit has no room for can take
 // effect any more, on any device. What is held beyond a limit that was lowered stays with whoever holds it.
-func (e *Enforcer) Change(_ context.Context, id string, r api.ChangeRequest) (api.Slice, error) {
+func (e *Enforcer) Change(ctx context.Context, id string, r api.ChangeRequest) (api.Slice, error) {
 	if err := api.CheckID(id); err != nil {
 		return api.Slice{}, err
 	}
@@ -37,6 +39,10 @@ func (e *Enforcer) Change(_ context.Context, id string, r api.ChangeRequest) (ap
 	if s == nil {
 		return api.Slice{}, noSlice(id)
 	}
+	if err := s.turn.Take(ctx); err != nil {
+		return api.Slice{}, err
+	}
+	defer s.turn.Give()
 	if err := s.set(r); err != nil {
 		return api.Slice{}, err
 	}
@@ -52,33 +58,69 @@ func (e *Enforcer) Renew(ctx context.Context, id string, r api.RenewRequest) (ap
 	return e.Change(ctx, id, api.ChangeRequest{TTL: r.TTL})
 }
 
-// set is called with change held.
+// set is called in the slice's turn.
 func (s *slice) set(r api.ChangeRequest) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if err := s.unchangeable(len(r.Quotas) > 0); err != nil {
-		return err
-	}
-	ttl, deadline := s.ttl, s.deadline
-	if r.TTL != nil {
-		var err error
-		if ttl, err = s.e.granted(s.id(), *r.TTL); err != nil {
-			return err
-		}
-		deadline = s.e.until(ttl)
-	}
-	quotas, err := s.merge(r.Quotas)
+	c, err := s.wants(r)
 	if err != nil {
 		return err
 	}
-	if err := s.setQuotas(quotas, func() { s.ttl, s.deadline = ttl, deadline }); err != nil {
+	if err := s.apply(c); err != nil {
 		return err
 	}
 	if r.TTL != nil {
-		s.log.Info("the slice's time was changed", "ttl", ttl)
-		s.tell(api.Event{Kind: api.EventChanged, Cause: changedTTL, TTL: ttl})
+		s.log.Info("the slice's time was changed", "ttl", c.ttl)
+		s.tell(api.Event{Kind: api.EventChanged, Cause: changedTTL, TTL: c.ttl})
 	}
 	return nil
+}
+
+// change is what becomes of a slice that gets other quotas, or other time.
+type change struct {
+	quotas        []api.Quota
+	limits        map[*device]uint64 // those that become others
+	added         []*device          // that no process uses yet
+	ttl, deadline time.Duration
+	record        store.Slice // with all of that
+}
+
+// wants finds out what a request makes of the slice, and changes nothing.
+func (s *slice) wants(r api.ChangeRequest) (c change, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.unchangeable(len(r.Quotas) > 0); err != nil {
+		return c, err
+	}
+	c.ttl, c.deadline = s.ttl, s.deadline
+	if r.TTL != nil {
+		if c.ttl, err = s.e.granted(s.id(), *r.TTL); err != nil {
+			return c, err
+		}
+		c.deadline = s.e.until(c.ttl)
+	}
+	if c.quotas, err = s.merge(r.Quotas); err != nil {
+		return c, err
+	}
+	if c.limits, err = s.limitsBy(c.quotas); err != nil {
+		return c, err
+	}
+	c.added = s.foreseeBy(func(raw [16]byte, total uint64) (uint64, bool) {
+		if now, then := covering(s.quotas, raw), covering(c.quotas, raw); now != nil && then != nil && *now == *then {
+			return 0, false // nothing was asked for there
+		}
+		return quotaOn(c.quotas, raw, total)
+	})
+	c.record = s.stored()
+	c.record.Request.Quotas, c.record.Request.TTL, c.record.Deadline = c.quotas, c.ttl, c.deadline
+	c.record.Changing = len(c.limits) > 0
+	for i, d := range s.devices {
+		if limit, changed := c.limits[d]; changed {
+			c.record.Limits[i] = store.Limit{Device: d.uuid, Bytes: limit, Total: d.Total, Most: above(d.mostLimit(), limit)}
+		}
+	}
+	for _, d := range c.added {
+		c.record.Limits = append(c.record.Limits, s.storedLimit(d))
+	}
+	return c, nil
 }
 
 // unchangeable is why nothing, or its quotas, can be changed about the slice. Called with mu held.
@@ -145,58 +187,63 @@ func (s *slice) merge(quotas []api.Quota) ([]api.Quota, error) {
 	return merged, nil
 }
 
-// setQuotas puts quotas in force, and writes them to the disk with what also changes. A restart from between the two
-// writes sets the page by the store. Devices that no process uses yet are given from then on, as at the slice's beginning:
-// the first use finds them. Called with change and mu held.
-func (s *slice) setQuotas(quotas []api.Quota, also func()) error {
-	limits, err := s.limitsBy(quotas)
-	if err != nil {
-		return err
-	}
-	added := s.foreseeBy(func(raw [16]byte, total uint64) (uint64, bool) {
-		if now, then := covering(s.quotas, raw), covering(quotas, raw); now != nil && then != nil && *now == *then {
-			return 0, false // nothing was asked for there
-		}
-		return quotaOn(quotas, raw, total)
-	})
-	ttl, deadline, before, known := s.ttl, s.deadline, s.quotas, s.devices
-	wants := promised(added)
-	for d, limit := range limits {
+// apply puts a change in force, and writes it to the disk. A restart from between the two writes sets the page by the store. Devices
+// that no process uses yet are given from then on, as at the slice's beginning: the first use finds them. Called in the slice's turn.
+func (s *slice) apply(c change) error {
+	wants := promised(c.added)
+	for d, limit := range c.limits {
 		wants[d.uuid] = min(limit, d.Total)
 	}
 	undo := func() {}
 	if s.counts() {
+		var err error
 		if undo, err = s.e.book.Admit(s.holder, wants); err != nil {
 			return err
 		}
 	}
-	for d := range limits {
-		d.most = d.mostLimit()
-	}
-	old := s.swapLimits(limits)
-	s.devices = append(slices.Clip(known), added...)
-	s.quotas, s.changing = quotas, len(limits) > 0
-	also()
-	if err := s.put(); err != nil {
-		s.swapLimits(old)
-		s.quotas, s.ttl, s.deadline, s.devices, s.changing = before, ttl, deadline, known, false
+	if err := s.e.store.PutSlice(c.record); err != nil {
 		undo()
 		return err
 	}
 	killpoint.Pass("set.stored")
-	s.e.book.Note(s.holder, quotas)
-	if len(limits)+len(added) == 0 {
-		if !slices.Equal(quotas, before) { // of devices that are not known before they are used
+	s.e.book.Note(s.holder, c.quotas)
+	before, err := s.putInForce(c)
+	if err != nil {
+		return err
+	}
+	if len(c.limits)+len(c.added) == 0 {
+		if !slices.Equal(c.quotas, before) { // of devices that are not known before they are used
 			s.tell(api.Event{Kind: api.EventChanged, Cause: changedQuota})
 			s.followNative()
 		}
 		return nil
 	}
+	s.followNative()
+	if err := s.put(); err != nil {
+		s.log.Error("that the slice's quotas are in force is not on disk; the next enforcer sets them again", "err", err)
+	}
+	killpoint.Pass("set.done")
+	return nil
+}
+
+// putInForce sets the page, and the enforcer's own copy, to what is stored. It returns the quotas that were.
+func (s *slice) putInForce(c change) (before []api.Quota, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ledger == nil {
+		return nil, ErrClosed
+	}
+	for d := range c.limits {
+		d.most = d.mostLimit()
+	}
+	old, known := s.swapLimits(c.limits), len(s.devices)
+	before, s.quotas, s.ttl, s.deadline = s.quotas, c.quotas, c.ttl, c.deadline
+	s.devices = append(slices.Clip(s.devices), c.added...)
 	for i, d := range s.devices {
-		limit, changed := limits[d]
+		limit, changed := c.limits[d]
 		var err error
 		switch {
-		case i >= len(known):
+		case i >= known:
 			limit, err = d.given(), s.write(i)
 		case changed:
 			err = d.account.SetDevice(d.onPage(), s.contextBytes(d))
@@ -204,23 +251,19 @@ func (s *slice) setQuotas(quotas []api.Quota, also func()) error {
 			continue
 		}
 		if err != nil {
-			s.devices = s.devices[:max(i, len(known))] // those that are on the page
+			s.devices = s.devices[:max(i, known)] // those that are on the page
 			s.damaged(err)
-			return api.Errorf(api.CodeInternal, "the limit of slice %s on device %s cannot be set: %v", s.id(), d.uuid, err)
+			return nil, api.Errorf(api.CodeInternal, "the limit of slice %s on device %s cannot be set: %v", s.id(), d.uuid, err)
 		}
 		killpoint.Pass("set.limited")
 		s.log.Info("the slice's quota was changed", "device", d.uuid, "bytes", limit, "before", old[d])
 		u := s.showDevice(i, d)
 		s.tell(api.Event{Kind: api.EventChanged, Cause: changedQuota, Device: d.uuid, Limit: &u.Limit, Used: &u.Used, Overhead: &u.Overhead})
 	}
-	s.recommit()
-	s.followNative()
-	s.changing = false
-	if err := s.put(); err != nil {
-		s.log.Error("that the slice's quotas are in force is not on disk; the next enforcer sets them again", "err", err)
+	if len(c.limits)+len(c.added) > 0 {
+		s.recommit()
 	}
-	killpoint.Pass("set.done")
-	return nil
+	return before, nil
 }
 
 // limitsBy are the limits that become others by these quotas, in bytes. A device of which the slice could be given nothing

@@ -40,6 +40,10 @@ type slice struct {
 
 	joined session.Members
 
+	// turn orders what changes the slice: registering, devices, quotas, time, joining, releasing. What is stored of it, and what
+	// the driver is told of it, changes in the turn only.
+	turn *guard.Turn
+
 	mu      guard.Mutex[guard.Slice]
 	state   api.State
 	reason  string
@@ -52,7 +56,7 @@ type slice struct {
 	lanes map[uint32]*lane
 	byPID map[int]*lane
 
-	lending  bool // limits are about to be raised by what a checkpointed process is charged for
+	closing  bool // it is being released: no process is let in any more
 	executed bool // it is being looked whose image is another (exec.go)
 
 	suspects    map[place]*suspect // processes that hold memory past the ledger
@@ -64,7 +68,6 @@ type slice struct {
 	rejected report.Rejected
 
 	quotas   []api.Quota // as they are now; request has those that it began with
-	changing bool        // the page's limits are being set to those in devices
 	lowered  bool        // a quota is less than what is used, which admission still counts
 	ttl      time.Duration
 	deadline time.Duration // since boot; 0 is never
@@ -72,11 +75,12 @@ type slice struct {
 	expired  bool          // it is known that its time is over
 	asked    time.Duration // since boot: when its processes were asked to end; 0 if they were not
 
-	remaining session.Remaining // of a session that is released, or who may have a ledger that was not found; guarded by mu, and once it is released by the enforcer's change
+	remaining session.Remaining // of a session that is released, or who may have a ledger that was not found; changes in the turn, with mu held
 
 	mayBeLimited bool              // the driver has limits of its cgroup, or is going to (native.go)
 	inherited    bool              // it may have some of a former enforcer
 	unlimited    map[[16]byte]bool // devices on which the driver could not be given a limit
+	behind       bool              // the driver is to be told what the limits are now (keepNative)
 	stale        map[[16]byte]bool // devices on which the driver's limit is not what it should be: it is told again and again
 }
 
@@ -107,7 +111,7 @@ func (s *slice) record() bool { return s.request.Mode == api.Record }
 func (s *slice) stored() store.Slice {
 	r := store.Slice{
 		Request: s.request, Generation: s.generation, Created: s.created,
-		Changing: s.changing, Suspended: s.lending, Deadline: s.deadline, Expired: s.expired, Asked: s.asked,
+		Deadline: s.deadline, Expired: s.expired, Asked: s.asked,
 		InitStart:   s.initStart,
 		CgroupMount: s.cgroup.Mount, CgroupRel: s.cgroup.Rel, CgroupInode: s.cgroup.Inode, CgroupV2: s.cgroup.V2,
 		Native: s.mayBeLimited,
@@ -119,14 +123,24 @@ func (s *slice) stored() store.Slice {
 		r.TokenSum = s.token[:]
 	}
 	for _, d := range s.devices {
-		r.Suspended = r.Suspended || len(d.suspended) > 0
-		bytes := d.given()
-		if s.record() {
-			bytes, _ = quotaOn(s.quotas, d.UUID, d.Total)
-		}
-		r.Limits = append(r.Limits, store.Limit{Device: d.uuid, Bytes: bytes, Total: d.Total, Most: above(d.most, bytes)})
+		r.Limits = append(r.Limits, s.storedLimit(d))
 	}
 	return r
+}
+
+func (s *slice) storedNow() store.Slice {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.stored()
+}
+
+// storedLimit is a device as the store keeps it. Called with mu held, or of a device that nobody else has.
+func (s *slice) storedLimit(d *device) store.Limit {
+	bytes := d.given()
+	if s.record() {
+		bytes, _ = quotaOn(s.quotas, d.UUID, d.Total)
+	}
+	return store.Limit{Device: d.uuid, Bytes: bytes, Total: d.Total, Most: above(d.most, bytes)}
 }
 
 // above is a limit that was, for the store: 0 if it is not more than the one that is.
@@ -227,8 +241,9 @@ func (s *slice) check() {
 	default:
 		return
 	}
-	if s.lowered {
+	if s.lowered && s.turn.TryTake() { // else a quota is being set, and has what it is set to
 		s.recommit()
+		s.turn.Give()
 	}
 	s.reportCounts(false)
 }
@@ -273,28 +288,33 @@ func (s *slice) running() bool {
 	return populated
 }
 
-// leave lets go of the slice without ending it. Called once, with change held if the slice is known to anybody.
+// leave lets go of the slice without ending it. Called once, in the slice's turn if it is known to anybody.
 func (s *slice) leave() {
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	s.state = left
+	s.mu.Unlock()
 	s.hangUp()
+	s.mu.Lock()
 	s.let()
+	s.mu.Unlock()
 	s.closeRemaining()
 	if s.pool != nil {
 		s.pool.part(s)
 	}
 }
 
-// hangUp closes the attach socket. Called with mu held.
+// hangUp closes the attach socket.
 func (s *slice) hangUp() {
-	if s.server == nil {
+	s.mu.Lock()
+	server := s.server
+	s.server = nil
+	s.mu.Unlock()
+	if server == nil {
 		return
 	}
-	if err := s.server.Close(); err != nil {
+	if err := server.Close(); err != nil {
 		s.log.Error("close the attach socket", "err", err)
 	}
-	s.server = nil
 }
 
 // let closes what this process has open for the slice, but for the attach socket. Called with mu held.

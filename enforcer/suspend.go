@@ -96,16 +96,9 @@ func (s *slice) suspend(peer *process.Handle, pid uint64) error {
 	if s.lanes[l.number] != l {
 		return ledger.StatusNotMember
 	}
-	// On disk first: an enforcer that finds a higher limit than it knows of takes the page for overwritten.
-	s.lending = true
-	err := s.put()
-	s.lending = false
-	if err != nil {
-		return err
-	}
-	killpoint.Pass("suspend.stored")
 	l.lent = false
-	s.ledger.SetSuspended(l.number)
+	s.ledger.SetSuspended(l.number) // first: by that the next enforcer knows why a limit is higher
+	killpoint.Pass("suspend.marked")
 	for i, d := range devices {
 		if err := d.setAway(l.number, s.ledger.Held(i, l.number)); err != nil {
 			s.damaged(fmt.Errorf("the limit on device %s cannot be raised: %w", d.uuid, err))
@@ -149,11 +142,10 @@ func (s *slice) resume(peer *process.Handle, pid uint64) error {
 	}
 	l.lent = false
 	s.ledger.SetLive(l.number)
-	if !was {
-		return nil
+	if was {
+		s.log.Debug("a checkpointed process comes back", "pid", l.process.PID)
 	}
-	s.log.Debug("a checkpointed process comes back", "pid", l.process.PID)
-	return s.put()
+	return nil
 }
 
 // forgetSuspended is for a lane that is about to be settled. Called with mu held.

@@ -54,8 +54,6 @@ type Slice struct {
 	// Released says that the slice is over, and what it left on the host is not yet cleared away.
 	Released bool `json:"released,omitempty"`
 
-	// A limit in the page may be higher than in Limits, for processes that are checkpointed.
-	Suspended bool `json:"suspended,omitempty"`
 	// Changing says that the limits of the page are being set to Limits, and may still be what they were.
 	Changing bool `json:"changing,omitempty"`
 

@@ -136,7 +136,7 @@ func TestRestartedEnforcerCountsCheckpointedProcessesAgain(t *testing.T) {
 
 // While a checkpointed process's memory is lent to others the page has a higher limit than the quota.
 func TestEnforcerKilledWhileItLendsTakesTheSliceUp(t *testing.T) {
-	for _, point := range []string{"suspend.stored", "suspend.raised", "suspend.done"} {
+	for _, point := range []string{"suspend.marked", "suspend.raised", "suspend.done"} {
 		t.Run(point, func(t *testing.T) {
 			h := newHostBy(t, api.Intercept, "", killpoint.Env+"="+point)
 			h.compile("putaway")

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforcer_test
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/gpuslice/gpuslice/enforcer"
+	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/session"
+)
+
+// slowDisk has writes take five seconds, of those keys that it is told, until they are let go.
+type slowDisk struct {
+	mu   sync.Mutex
+	slow func(key string) bool
+	in   chan string
+	let  chan struct{}
+}
+
+func newSlowDisk(t *testing.T) *slowDisk {
+	d := &slowDisk{slow: func(string) bool { return false }, in: make(chan string, 100)}
+	t.Cleanup(enforcer.BeforeWrites(func(key string) error {
+		d.mu.Lock()
+		slow, let := d.slow(key), d.let
+		d.mu.Unlock()
+		if slow {
+			d.in <- key
+			select {
+			case <-let:
+			case <-time.After(5 * time.Second):
+			}
+		}
+		return nil
+	}))
+	return d
+}
+
+// hang makes it slow; what it returns ends that, and lets go of the writes that are under way.
+func (d *slowDisk) hang(slow func(key string) bool) (let func()) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.slow, d.let = slow, make(chan struct{})
+	return sync.OnceFunc(func() {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		d.slow = func(string) bool { return false }
+		close(d.let)
+	})
+}
+
+func all(string) bool { return true }
+
+func TestASlowDiskKeepsNobodysHiddenMemoryFromBeingCharged(t *testing.T) {
+	const limit, hidden = 60 * gib, gib
+	ctx := context.Background()
+	disk, truth := newSlowDisk(t), &fakeTruth{}
+	h := newHost(t, truth)
+	h.options.Caller = func(ctx context.Context) (session.Asker, bool) {
+		if who, known := ctx.Value(askerKey{}).(session.Asker); known {
+			return who, true
+		}
+		return asker(os.Getpid(), uint32(os.Geteuid())), true
+	}
+	h.restart()
+	h.pool("llm", on(gpu0, 70*gib), on(gpu1, gib))
+	b := h.member("b", "llm", on(gpu0, limit)).uses()
+	b.must("charge 0 %d", gib)
+	truth.set(gpu0, b.pid(), gib)
+	var at uint64 // what B hides by now
+	during := func(what string, change func()) {
+		t.Helper()
+		truth.comparisons(t, 4)
+		let := disk.hang(all)
+		defer let()
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			change()
+		}()
+		select {
+		case <-disk.in:
+		case <-time.After(10 * time.Second):
+			t.Fatalf("%s: nothing is written", what)
+		}
+		begin := time.Now()
+		at += hidden
+		truth.set(gpu0, b.pid(), gib+at)
+		for h.see("b").Devices[0].Overhead != at || h.pooled("llm") != gib+at {
+			if took := time.Since(begin); took > 2*h.options.Interval+300*time.Millisecond {
+				t.Errorf("%s: after %s %d bytes are charged to the slice, %d to its pool, want %d", what, took, h.see("b").Devices[0].Overhead, h.pooled("llm"), at)
+				break
+			}
+			time.Sleep(time.Millisecond)
+		}
+		let()
+		<-done
+	}
+	ttl := time.Hour
+	h.member("a", "llm", on(gpu0, gib), on(gpu1, gib))
+	change := func(r api.ChangeRequest) func() {
+		return func() {
+			if _, err := h.Change(ctx, "a", r); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	during("another quota", change(api.ChangeRequest{Quotas: []api.Quota{on(gpu0, 2*gib)}}))
+	during("another time", change(api.ChangeRequest{TTL: &ttl}))
+	during("another quota of the pool", func() {
+		if _, err := h.SetPool(ctx, "llm", api.PoolRequest{Quotas: []api.Quota{on(gpu0, 71*gib)}}); err != nil {
+			t.Error(err)
+		}
+	})
+	during("a quota of the pool on another device", func() {
+		if _, err := h.SetPool(ctx, "llm", api.PoolRequest{Quotas: []api.Quota{on(gpu1, 2*gib)}}); err != nil {
+			t.Error(err)
+		}
+	})
+	link := filepath.Join(h.options.RunDir, "to-e")
+	e := start(t, link, "")
+	unforeseen, err := h.sees("e", e, []string{gpu0}, on(api.AllDevices, gib))
+	if err != nil {
+		t.Fatal(err)
+	}
+	lead(t, link, unforeseen)
+	e.must("attach")
+	during("a device that was not foreseen", func() { e.must("device %s %d", hex1, 80*gib) })
+	ttl = time.Second
+	change(api.ChangeRequest{TTL: &ttl})()
+	during("the end of its time", func() {
+		eventually(t, "it is over", func() bool { _, err := h.Slice(ctx, "a"); return err != nil })
+	})
+	c, reply, token := h.tokenSession("c", on(gpu0, gib))
+	c.must("attach")
+	other := start(t, filepath.Join(reply.Dir, "bind"), "")
+	during("a process that joins", func() {
+		if err := h.join(other, "c", token); err != nil {
+			t.Error(err)
+		}
+	})
+	during("a release", func() {
+		if _, err := h.Release(ctx, "c", 0, true); err != nil {
+			t.Error(err)
+		}
+	})
+	during("a registration", func() { h.session("d", on(gpu0, gib)) })
+}
