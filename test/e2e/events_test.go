@@ -91,7 +91,7 @@ func TestARefusalIsToldToTheProgramAndTheHostWithTheSameFigures(t *testing.T) {
 	}
 	e := told[0]
 	want := api.Event{
-		Seq: e.Seq, Time: e.Time, Kind: api.EventRefused, Slice: c.id, Generation: e.Generation, Container: e.Container,
+		Instance: e.Instance, Seq: e.Seq, Time: e.Time, Kind: api.EventRefused, Slice: c.id, Generation: e.Generation, Container: e.Container,
 		PID: e.PID, Command: "asker", Device: said[3], Count: 1, Call: said[1],
 		Requested: figure(2), Limit: new(figure(4)), Used: new(figure(5) + figure(6)), Overhead: new(figure(7)),
 	}
