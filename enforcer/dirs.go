@@ -29,7 +29,7 @@ func (e *Enforcer) sliceDir(id string, generation uint64) string {
 }
 
 // makePrivate makes a directory, and its parents, into which nobody but the enforcer can put anything. One that
-// exists is checked: what a stranger may rename or link there, root would follow.
+// exists is checked: what another user may rename or link there, root would follow.
 func makePrivate(dir string, mode os.FileMode) error {
 	if !filepath.IsAbs(dir) {
 		return fmt.Errorf("%q is not an absolute path", dir)
@@ -87,7 +87,7 @@ func makeSliceDir(dir string, mode os.FileMode) error {
 func (e *Enforcer) sweep(keep map[string]bool) {
 	entries, err := os.ReadDir(e.slicesDir())
 	if err != nil {
-		e.log.Error("look for directories of slices that are gone", "err", err)
+		e.log.Error("list the slices' directories", "err", err)
 		return
 	}
 	for _, entry := range entries {

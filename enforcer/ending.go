@@ -20,26 +20,26 @@ import (
 // code; and it hands signals on to its command, which would get them twice.
 
 const (
-	// asks is how often the processes are listed to be asked to end: for those that were forked meanwhile.
-	asks = 3
-	// firstLook and lastLook are from one round of killing to the next, which are needed for what was forked meanwhile,
-	// and by processes that the kernel holds in a system call.
-	firstLook = 20 * time.Millisecond
-	lastLook  = 5 * time.Second
-	// alone is how many rounds a session's first process has to end by itself when it is the last one.
-	alone = 7
-	// stubborn is after how many rounds it is said that processes do not go.
-	stubborn = 10
+	// termQuiet is how long no new process of the slice may appear until all have been asked to end.
+	termQuiet = 20 * time.Millisecond
+	// minKillInterval and maxKillInterval are between two rounds of killing, which are needed for processes that were forked
+	// meanwhile, or that the kernel holds in a system call.
+	minKillInterval, maxKillInterval = 20 * time.Millisecond, 2 * time.Second
+	// firstExit is how long a session's first process has to exit by itself once it is the last one.
+	firstExit = 2 * time.Second
+	// killTimeout is after what time it is reported that processes do not exit.
+	killTimeout = 10 * time.Second
 )
 
-// terminate sends SIGTERM once to each process of the slice.
+// terminate sends SIGTERM once to each process of the slice, also to those that are forked meanwhile: for the grace at most.
 func (e *Enforcer) terminate(s *slice) {
 	type one struct {
 		pid   int
 		start uint64
 	}
 	sent := make(map[one]bool)
-	for range asks {
+	begun := time.Now()
+	for appeared := begun; ; time.Sleep(termQuiet / 4) {
 		before := len(sent)
 		e.eachProcess(s, func(p *process.Handle) {
 			if who := (one{p.PID, p.Start}); !sent[who] {
@@ -47,7 +47,10 @@ func (e *Enforcer) terminate(s *slice) {
 				e.signal(s, p, syscall.SIGTERM)
 			}
 		})
-		if len(sent) == before {
+		if len(sent) > before {
+			appeared = time.Now()
+		}
+		if len(sent) == 0 || time.Since(appeared) >= termQuiet || time.Since(begun) >= e.options.Grace {
 			break
 		}
 	}
@@ -59,30 +62,34 @@ func (e *Enforcer) terminate(s *slice) {
 // endByForce kills the slice's processes until there are none, and releases it then. It returns when that is so, or
 // ctx ends.
 func (e *Enforcer) endByForce(ctx context.Context, s *slice) {
-	waited, last := firstLook, 0
-	for round := 1; ; round++ {
-		left := e.killRound(s)
+	begun, reported := time.Now(), false
+	var none time.Time // since when there was none but a session's first one
+	for wait := minKillInterval; ; wait = min(2*wait, maxKillInterval) {
+		remaining := e.killRound(s)
 		killpoint.Pass("expire.killed")
-		if left > 0 {
-			last = 0
-		} else if last++; s.request.Session && last >= alone {
+		switch {
+		case remaining > 0:
+			none = time.Time{}
+		case none.IsZero():
+			none = time.Now()
+		case s.request.Session && time.Since(none) >= firstExit:
 			e.signalFirst(s, syscall.SIGKILL)
 		}
-		e.ended(s) // if nobody has said so yet
-		if round == stubborn {
-			s.log.Error("processes of an expired slice do not end, though they are killed again and again: the kernel holds them in a system call, or they fork faster", "count", left)
+		e.ended(s) // unless that was noticed already
+		if !reported && remaining > 0 && time.Since(begun) >= killTimeout {
+			reported = true
+			s.log.Error("processes of an expired slice did not exit after SIGKILL: the kernel holds them in a system call, or they fork faster", "count", remaining)
 		}
-		if !e.sleep(ctx, s, waited) {
+		if !e.sleep(ctx, s, wait) {
 			return
 		}
-		waited = min(2*waited, lastLook)
 	}
 }
 
 // killRound sends SIGKILL to all processes of the slice that there are, but for a session's first one, and says how many it has found.
 func (e *Enforcer) killRound(s *slice) (found int) {
 	if !s.request.Session {
-		// All at once, so that nobody can fork away.
+		// All at once, so that none can fork away.
 		if err := cgroup.Kill(s.cgroup); err != nil && !errors.Is(err, cgroup.ErrNoKill) {
 			s.log.Error("kill the slice's cgroup", "cgroup", s.cgroup.String(), "err", err)
 		}
@@ -106,7 +113,7 @@ func (e *Enforcer) signal(s *slice, p *process.Handle, sig syscall.Signal) {
 func (e *Enforcer) signalFirst(s *slice, sig syscall.Signal) {
 	p, err := process.Again(s.request.PID, s.initStart)
 	if err != nil {
-		return // dead
+		return // exited
 	}
 	defer p.Close()
 	if p.PID != os.Getpid() {
@@ -126,7 +133,7 @@ func (e *Enforcer) eachProcess(s *slice, f func(*process.Handle)) {
 		}
 		p, err := process.Open(pid)
 		if err != nil {
-			continue // dead
+			continue // exited
 		}
 		// Its pid may be another's than when it was listed.
 		if s.mine(pid) && p.Alive() {

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package enforcer is the one authority on which slices exist. It owns their registration, their directories,
-// attach sockets and ledgers, who is a member of which, what becomes of the bytes of the dead, and the
+// attach sockets and ledgers, which processes are members of which, settlement of exited processes' bytes, and the
 // comparison with driver truth. It is what gpusliced runs, and what `gpuslice run` embeds.
 //
 // What it must never do:
 //
 //   - answer yes before the store has it: a restart must find every slice that somebody was promised;
-//   - believe a process about who it is (the kernel is asked), or a ledger's page about anything that was the
+//   - trust a process's claim about what it is (the kernel is asked), or the ledger about anything that is the
 //     enforcer's to write there (its own copy counts);
 //   - stand in the way of a charge: processes that are attached go on while it is down.
 //
@@ -71,7 +71,7 @@ type Options struct {
 	// ContextBytes is charged for a process's first context on a device until its true cost was learned.
 	// 0 is DefaultContextBytes.
 	ContextBytes uint64
-	// Interval of the comparison with driver truth, and of the look at each page's header. 0 is a second.
+	// Interval of the samples of driver truth, and of the check of each ledger. 0 is a second.
 	Interval time.Duration
 	Truth    Truth // nil: there is none, and NoTruth says why
 	NoTruth  string
@@ -80,9 +80,9 @@ type Options struct {
 	Backend     Backend
 	Enforcement api.Enforcement
 	Log         *slog.Logger
-	// Caller says who asks, by the kernel's word, for the context of a call; false if that is not known. nil: only
+	// Caller is the process that asks, as the kernel reports it, for the context of a call; false if that is not known. nil: only
 	// this process itself asks.
-	Caller    func(context.Context) (who session.Asker, known bool)
+	Caller    func(context.Context) (asker session.Asker, known bool)
 	Admission admission.Limits // how much of the devices may be given; the zero value is each byte once
 	Policy    Policy           // what is done about processes that hold memory past the ledger; the zero value names them
 	// MaxTTL is the longest that a slice may live from when that is asked for, and what one gets that asks for nothing; 0
@@ -237,7 +237,7 @@ func (e *Enforcer) Run(ctx context.Context) error {
 				p.check()
 			}
 			e.takeUpLate()
-			e.lookedAt(due)
+			e.checkedAt(due)
 		case <-ctx.Done():
 		}
 	}

@@ -13,8 +13,8 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/report"
 )
 
-// What is told of slices. Of what processes did while no enforcer ran there are no events; the counts of the slice have it. That it ended
-// meanwhile is told at the start.
+// Events of slices. There are none of what processes did while no enforcer ran; the slice's counts have it. A slice that ended meanwhile is
+// reported at the start.
 
 const (
 	eventsKept = 4096
@@ -41,8 +41,8 @@ func (s *slice) tell(e api.Event) {
 	s.e.events.Append(e)
 }
 
-// hear is the slice's attach.Listener. Who speaks need not be checked further: a pid that has a lane was a member
-// when it got it, and if the pid is another's by now, the count that is told is still this slice's.
+// hear is the slice's attach.Listener. The sender need not be checked further: a pid that has a lane was a member
+// when it got it, and if the pid is another's by now, the count that is reported is still this slice's.
 func (s *slice) hear(pid int, r ledger.Request) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -99,7 +99,7 @@ func (d *device) mostLimit() uint64 {
 	return max(d.most, d.given())
 }
 
-// reportCounts tells what counts have grown and nobody said anything about: one event of a kind for each device, so
+// reportCounts reports what counts have grown and nobody said anything about: one event of a kind for each device, so
 // that there are not more of them than a follower can take. all of it at the slice's end; else what the check before this one has
 // seen. Called with mu held.
 func (s *slice) reportCounts(all bool) {
@@ -135,7 +135,7 @@ func (s *slice) reportCounts(all bool) {
 	s.refusals.Checked()
 }
 
-// reject tells that a process's attach was rejected, and why: as attachResult says it, "released" or "stranger".
+// reject reports that a process's attach was rejected, and why: as attachResult says it, "released" or "stranger".
 func (s *slice) reject(pid int, cause string) {
 	s.mu.Lock()
 	tells := s.rejected.Add(time.Now(), cause)
@@ -145,7 +145,7 @@ func (s *slice) reject(pid int, cause string) {
 	}
 }
 
-// reportRejected tells of those that were not told one by one. Called with mu held.
+// reportRejected reports those that were not reported one by one. Called with mu held.
 func (s *slice) reportRejected() {
 	s.rejected.Rest(func(cause string, n uint64) {
 		s.tell(api.Event{Kind: api.EventAttachRefused, Cause: cause, Count: n})

@@ -41,7 +41,7 @@ func (e *Enforcer) HoldChange() (release func()) {
 
 // Age makes all that was done be longer ago.
 func (e *Enforcer) Age(by time.Duration) {
-	e.progress.looked.Add(-int64(by))
+	e.progress.checked.Add(-int64(by))
 	e.progress.changed.Add(-int64(by))
 	if e.truth != nil {
 		for _, g := range e.truth.devices {

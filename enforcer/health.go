@@ -11,30 +11,30 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/api"
 )
 
-// Whether the enforcer makes progress. What is asked for here takes no lock that anybody waits under, so that there is an
+// Whether the enforcer makes progress. Nothing here takes a lock that is held over something that waits, so that there is an
 // answer when all else hangs.
 //
-// The regular look, the lock under which slices are made and ended, and the store are the enforcer's own: if one of them
+// The regular check, the lock under which slices are made and ended, and the store are the enforcer's own: if one of them
 // hangs for long, a restart is the way out, and costs nothing since slices go on without it. Driver truth is not: a
-// driver that hangs, hangs for the next enforcer, too, and until it is back the ledger alone holds everybody to his quota.
+// driver that hangs, hangs for the next enforcer, too, and until it is back the ledger alone keeps the quotas.
 
 const (
 	// stuck is how long there is no progress before that is no delay any more. A disk that is written to by others,
 	// and a machine that swaps, take seconds.
 	stuck = 30 * time.Second
-	// slow is how long the store takes for a write when containers have waited too long.
+	// slow is how long a write to the store takes when containers have waited too long.
 	slow = 5 * time.Second
-	// missedLooks are how many regular looks, or comparisons, are left out before it is said.
-	missedLooks = 3
+	// missedChecks are how many regular checks, or samples, are missed before it is reported.
+	missedChecks = 3
 )
 
 // progress is when something was done last, as time since begin.
 type progress struct {
 	begin   time.Time
-	looked  atomic.Int64  // the end of the last regular look
+	checked atomic.Int64  // the end of the last regular check
 	lag     atomic.Int64  // how long after its time that was
 	changes atomic.Uint64 // how often the lock named change was taken
-	seen    uint64        // what that was at the last look; of the one who looks
+	seen    uint64        // what that was at the last check, which alone uses it
 	changed atomic.Int64  // when that lock was last seen to be free, or to have changed hands
 }
 
@@ -44,8 +44,8 @@ func (p *progress) since(at *atomic.Int64) time.Duration {
 
 func (p *progress) stamp(at *atomic.Int64) { at.Store(int64(time.Since(p.begin))) }
 
-// lookedAt notes the end of the regular look that was due at that time, and looks at change and the store.
-func (e *Enforcer) lookedAt(due time.Time) {
+// checkedAt notes the end of the regular check that was due at that time, and checks change and the store.
+func (e *Enforcer) checkedAt(due time.Time) {
 	p := &e.progress
 	if e.change.TryLock() {
 		e.change.Unlock()
@@ -56,19 +56,19 @@ func (e *Enforcer) lookedAt(due time.Time) {
 	}
 	e.store.Retry()
 	p.lag.Store(int64(time.Since(due)))
-	p.stamp(&p.looked)
+	p.stamp(&p.checked)
 }
 
 // Health says whether the enforcer makes progress.
 func (e *Enforcer) Health(context.Context) (api.Health, error) {
 	p := &e.progress
-	patience := max(stuck, missedLooks*e.options.Interval)
-	loop := api.Check{Name: "loop", For: api.ForLive, Age: p.since(&p.looked)}
-	loop.OK = p.since(&p.looked) < patience
-	loop.Message = said(loop, "the regular look at all slices has not ended for %s")
+	timeout := max(stuck, missedChecks*e.options.Interval)
+	loop := api.Check{Name: "loop", For: api.ForLive, Age: p.since(&p.checked)}
+	loop.OK = p.since(&p.checked) < timeout
+	loop.Message = said(loop, "the regular check of all slices has not ended for %s")
 	changes := api.Check{Name: "changes", For: api.ForLive, Age: p.since(&p.changed)}
-	changes.OK = p.since(&p.changed) < patience || !loop.OK // it is the loop that looks
-	changes.Message = said(changes, "one and the same change of a slice goes on for %s")
+	changes.OK = p.since(&p.changed) < timeout || !loop.OK // it is the loop that checks
+	changes.Message = said(changes, "a change of a slice has been running for %s")
 	h := api.Health{Checks: append([]api.Check{loop, changes}, e.storeChecks()...)}
 	if e.truth != nil {
 		for _, g := range e.truth.devices {
@@ -82,7 +82,7 @@ func (e *Enforcer) Health(context.Context) (api.Health, error) {
 	return h, nil
 }
 
-// Lag is how long after its time the last regular look ended.
+// Lag is how long after its time the last regular check ended.
 func (e *Enforcer) Lag() time.Duration { return time.Duration(e.progress.lag.Load()) }
 
 func said(c api.Check, format string) string {
@@ -92,7 +92,7 @@ func said(c api.Check, format string) string {
 	return fmt.Sprintf(format, c.Age.Round(100*time.Millisecond))
 }
 
-// diskIsWell says whether the disk takes changes, and soon.
+// diskIsWell says whether the store accepts writes, and soon.
 func (e *Enforcer) diskIsWell() bool {
 	waiting, _, err := e.store.Progress()
 	return waiting < slow && err == nil
@@ -101,15 +101,15 @@ func (e *Enforcer) diskIsWell() bool {
 func (e *Enforcer) storeChecks() []api.Check {
 	waiting, failures, err := e.store.Progress()
 	live := api.Check{Name: "store", For: api.ForLive, OK: waiting < stuck, Age: waiting, Failures: failures}
-	live.Message = said(live, "the disk has not taken a change for %s")
+	live.Message = said(live, "a write to the store has been waiting for %s")
 	ready := api.Check{Name: "disk", For: api.ForReady, OK: waiting < slow && err == nil, Age: waiting, Failures: failures}
-	if ready.Message = said(ready, "the disk takes %s for a change"); err != nil {
-		ready.Message = "the last change could not be stored: " + err.Error()
+	if ready.Message = said(ready, "a write to the store takes %s"); err != nil {
+		ready.Message = "the last write to the store failed: " + err.Error()
 	}
 	return []api.Check{live, ready}
 }
 
-// answered notes what the driver said about a device, or that nobody needed to ask.
+// answered notes whether the driver answered about a device, or that nobody needed to ask.
 func (g *gpu) answered(err error) {
 	if err != nil {
 		g.failures.Add(1)
@@ -118,11 +118,11 @@ func (g *gpu) answered(err error) {
 	g.answer.Store(int64(time.Since(g.begin)))
 }
 
-// truthCheck is about the comparison with driver truth on a device.
+// truthCheck is about the samples of a device.
 func (e *Enforcer) truthCheck(g *gpu) api.Check {
 	age := max(0, time.Since(g.begin)-time.Duration(g.answer.Load()))
 	c := api.Check{Name: "truth", Device: g.UUID, Age: age, Failures: g.failures.Load()}
-	c.OK = age < missedLooks*max(e.options.Interval, patience)
-	c.Message = said(c, "the driver has not said for %s who holds what: memory that is hidden from the ledger is not seen")
+	c.OK = age < missedChecks*max(e.options.Interval, patience)
+	c.Message = said(c, "NVML has not listed the device's processes for %s: memory beyond the ledger is not detected")
 	return c
 }

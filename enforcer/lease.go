@@ -14,19 +14,19 @@ import (
 )
 
 // How long slices live. A deadline is a time since boot (CLOCK_BOOTTIME), which nobody sets and which goes on while the
-// host is suspended: whoever sets the wall clock moves no deadline, only what is shown of it. It is on disk, and means
+// host is suspended: setting the wall clock moves no deadline, only what is shown of it. It is stored, and means
 // something until the next boot, as the slice does.
 //
-// What comes after it is done in steps, each of which may be the last of this enforcer: the slice is marked on disk; nothing
-// more can be charged; its processes are asked to end; that they were, and when, is on disk; after the grace those that
-// are left are killed; the slice is released as any whose processes have ended. The next enforcer goes on behind the
-// step that it finds on disk.
+// What comes after it is done in steps, each of which may be the last of this enforcer: that the slice has expired is stored; nothing
+// more can be charged; its processes are asked to end; that they were, and when, is stored; after the grace those that
+// remain are killed; the slice is released as any whose processes have exited. The next enforcer goes on behind the
+// step that it finds in the store.
 
 // DefaultGrace is from SIGTERM to SIGKILL.
 const DefaultGrace = 10 * time.Second
 
-// longestSleep until the clock is looked at again: a sleep counts no time that the host was suspended.
-const longestSleep = time.Second
+// maxSleep until the clock is read again: a sleep counts no time that the host was suspended.
+const maxSleep = time.Second
 
 // sinceBoot is CLOCK_BOOTTIME.
 func sinceBoot() time.Duration {
@@ -47,7 +47,7 @@ func (e *Enforcer) granted(id string, ttl time.Duration) (time.Duration, error) 
 	return 0, api.Errorf(api.CodeBadRequest, "slice %s: a ttl of %s is not accepted: up to %s is (max_ttl in the configuration)", id, api.FormatTTL(ttl), api.FormatTTL(most))
 }
 
-// until is the deadline of who lives so long from now.
+// until is the deadline of a slice that lives so long from now.
 func (e *Enforcer) until(ttl time.Duration) time.Duration {
 	if ttl == 0 {
 		return 0
@@ -58,11 +58,11 @@ func (e *Enforcer) until(ttl time.Duration) time.Duration {
 // timeIsOver says whether the slice's time is over. Called with mu held.
 func (s *slice) timeIsOver() bool { return s.deadline != 0 && s.e.now() >= s.deadline }
 
-// lookAtLeases is for when there may be an earlier deadline than there was.
-func (e *Enforcer) lookAtLeases() {
+// checkLeases is for when there may be an earlier deadline than there was.
+func (e *Enforcer) checkLeases() {
 	select {
 	case e.leases <- struct{}{}:
-	default: // they are going to be looked at
+	default: // they are going to be checked
 	}
 }
 
@@ -89,7 +89,7 @@ func (e *Enforcer) keepTime(ctx context.Context) {
 			}
 		}
 		if next > 0 {
-			timer.Reset(min(next, longestSleep))
+			timer.Reset(min(next, maxSleep))
 		} else {
 			timer.Stop()
 		}
@@ -117,12 +117,12 @@ func (e *Enforcer) end(ctx context.Context, s *slice) {
 		s.mu.Lock()
 		s.ending = false
 		s.mu.Unlock()
-		e.lookAtLeases()
+		e.checkLeases()
 		return
 	}
 	asked := e.askToEnd(s)
 	for e.now() < asked+e.options.Grace {
-		if !e.sleep(ctx, s, min(asked+e.options.Grace-e.now(), longestSleep)) {
+		if !e.sleep(ctx, s, min(asked+e.options.Grace-e.now(), maxSleep)) {
 			return
 		}
 	}
@@ -158,10 +158,10 @@ func (e *Enforcer) expire(s *slice) bool {
 		return over
 	}
 	if err := s.put(); err != nil {
-		s.log.Error("that the slice's time is over is not on disk; the next enforcer finds it out again", "err", err)
+		s.log.Error("expiry not stored: the next enforcer expires the slice again", "err", err)
 	}
 	killpoint.Pass("expire.marked")
-	s.log.Info("the slice's time is over: it gets nothing more, and its processes are asked to end", "ttl", s.ttl, "grace", e.options.Grace)
+	s.log.Info("slice expired: charges closed, SIGTERM sent", "ttl", s.ttl, "grace", e.options.Grace)
 	s.tell(api.Event{Kind: api.EventExpired, TTL: s.ttl})
 	s.mu.Lock()
 	active := s.state == api.Active
@@ -181,7 +181,7 @@ func (e *Enforcer) expire(s *slice) bool {
 // Called with mu held.
 func (s *slice) shut() {
 	for _, d := range s.devices {
-		// What a checkpointed process is charged for was lent to others, who get nothing any more.
+		// What a checkpointed process is charged for was granted to others, which are granted nothing any more.
 		d.Limit = d.given()
 		clear(d.suspended)
 	}
@@ -197,16 +197,16 @@ func (e *Enforcer) askToEnd(s *slice) time.Duration {
 	if asked != 0 { // by a former enforcer
 		return asked
 	}
+	asked = e.now()
 	e.terminate(s)
 	killpoint.Pass("expire.asked")
 	s.turn.Wait()
 	defer s.turn.Give()
-	asked = e.now()
 	s.mu.Lock()
 	s.asked = asked
 	s.mu.Unlock()
 	if err := s.put(); err != nil {
-		s.log.Error("that the slice's processes were asked to end is not on disk; the next enforcer asks them again", "err", err)
+		s.log.Error("SIGTERM not stored: the next enforcer sends it again", "err", err)
 	}
 	killpoint.Pass("expire.noted")
 	return asked

@@ -51,8 +51,8 @@ func attachedTo(slices []*slice) attached {
 	return all
 }
 
-// owner is the enforcer's, without a question to the kernel for a process that was let in and lives: it charges in
-// that slice's ledger, wherever it went since. That is what makes looking at idle processes every second cheap.
+// owner is the enforcer's, without a question to the kernel for a process that has a lane and is alive: it charges in
+// that slice's ledger, wherever it went since. That makes a sample of idle processes every second cheap.
 func (a attached) owner(e *Enforcer, pid int) *slice {
 	if of, is := a[pid]; is && of.process.Alive() {
 		return of.slice
@@ -66,7 +66,7 @@ func (e *Enforcer) container(pid int) *slice {
 	}
 	membership, err := e.host.Membership(pid)
 	if err != nil {
-		return nil // dead, most likely
+		return nil // exited, most likely
 	}
 	var found *slice
 	e.mu.Lock()

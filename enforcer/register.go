@@ -122,7 +122,7 @@ func (e *Enforcer) serve(s *slice) error {
 	s.log.Info("slice registered", "pid", r.PID, "cgroup", s.cgroup.String(), "tenant", r.Tenant, "pool", r.Pool, "mode", r.Mode)
 	s.tell(api.Event{Kind: api.EventRegistered, PID: r.PID, TTL: r.TTL})
 	if r.TTL > 0 {
-		e.lookAtLeases()
+		e.checkLeases()
 	}
 	return nil
 }

@@ -42,7 +42,7 @@ func (s *slice) descends(pid int) bool {
 	return found
 }
 
-// caller is who asks; this process itself if nobody else can.
+// caller is the process that asks; this process itself if no other can.
 func (e *Enforcer) caller(ctx context.Context) (who session.Asker, known bool) {
 	if e.options.Caller == nil {
 		start, err := process.StartTime(os.Getpid())
@@ -58,7 +58,7 @@ func (e *Enforcer) authenticate(ctx context.Context, id string) (*slice, error) 
 	uid, now := asker.UID, time.Now()
 	switch {
 	case !known:
-		return nil, api.Errorf(api.CodeForbidden, "the kernel does not say who shows the token")
+		return nil, api.Errorf(api.CodeForbidden, "the kernel does not report which process shows the token")
 	case e.guesses.Wait(now, uid):
 		e.countJoined("limited")
 		return nil, api.Errorf(api.CodeBusy, "uid %d has shown too many wrong tokens: try again in %s", uid, session.WrongInterval)
@@ -82,7 +82,7 @@ func (e *Enforcer) countJoined(result string) {
 }
 
 // Join makes a process one of a session's, by the session's token (api.TokenOf): from then on it and what descends from
-// it draw on the session's quota. That is on disk when it returns. It ends with the session: what is charged then stays
+// it draw on the session's quota. That is in the store when it returns. It ends with the session: what is charged then stays
 // until the process ends, and it gets nothing more.
 func (e *Enforcer) Join(ctx context.Context, id string, r api.JoinRequest) (api.RegisterReply, error) {
 	if err := errors.Join(api.CheckID(id), r.Validate()); err != nil {
@@ -145,7 +145,7 @@ func (e *Enforcer) mayJoin(s *slice, p *process.Handle, asker session.Asker) err
 		return fmt.Errorf("it is of slice %s, a container's", container.id())
 	}
 	if !p.Alive() {
-		return process.ErrDead // and what was looked at may be another
+		return process.ErrDead // and what was checked may be another
 	}
 	return nil
 }
@@ -169,7 +169,7 @@ func (s *slice) addJoined(j session.Member) error {
 	return nil
 }
 
-// removeJoined forgets a process. On disk it stays, and is seen to have exited.
+// removeJoined forgets a process. It stays in the store, and is found to have exited at a restart.
 func (s *slice) removeJoined(p *process.Handle) {
 	if s.joined.Remove(p) {
 		s.e.deaths.Unwatch(p)
@@ -190,7 +190,7 @@ func (s *slice) closeJoined() {
 	}
 }
 
-// serveJoined opens the attach socket to those that had joined, and watches them, for a slice that was taken up again.
+// serveJoined opens the attach socket to those that had joined, and watches them, for a slice that was restored.
 func (s *slice) serveJoined() error {
 	for _, j := range s.joined.All() {
 		if err := errors.Join(s.openTo(j.UID), s.e.watchJoined(s, j)); err != nil {

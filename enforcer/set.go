@@ -46,7 +46,7 @@ func (e *Enforcer) Change(ctx context.Context, id string, r api.ChangeRequest) (
 	if err := s.set(r); err != nil {
 		return api.Slice{}, err
 	}
-	e.lookAtLeases()
+	e.checkLeases()
 	return s.show(false), nil
 }
 

@@ -13,7 +13,7 @@ import (
 )
 
 // Users is the enforcer for users without privileges: they begin sessions of their own, within the operator's limits, and
-// see, renew and release them. Who asks is what the kernel says; a session's token opens that session beside.
+// see, renew and release them. Which user asks is as the kernel reports it; a session's token opens that session beside.
 type Users struct {
 	e      *Enforcer
 	limits []session.Limit
@@ -21,7 +21,7 @@ type Users struct {
 }
 
 // Users returns the enforcer for users with these limits, of which the first that is for a user holds. groups are all
-// that who asks is in, by the kernel's word, his own first.
+// that the asking process is in, as the kernel reports it, its own first.
 func (e *Enforcer) Users(limits []session.Limit, groups func(context.Context) []uint32) *Users {
 	u := &Users{e: e, limits: limits, groups: groups}
 	for _, l := range limits {
@@ -35,12 +35,12 @@ func (e *Enforcer) Users(limits []session.Limit, groups func(context.Context) []
 func (u *Users) who(ctx context.Context) (uid uint32, err error) {
 	asker, known := u.e.caller(ctx)
 	if !known {
-		return 0, api.Errorf(api.CodeForbidden, "the kernel does not say who asks, and a session is for a user")
+		return 0, api.Errorf(api.CodeForbidden, "the kernel does not report which user asks, and a session is for a user")
 	}
 	return asker.UID, nil
 }
 
-// own is the session of that id, if it is of who asks, or who asks shows its token. Others' are not said to exist; the error is an
+// own is the session of that id, if it is the asking user's, or its token is shown. Others' are not said to exist; the error is an
 // api.ErrForbidden all the same, for the audit log.
 func (u *Users) own(ctx context.Context, id string) error {
 	uid, err := u.who(ctx)
@@ -67,7 +67,7 @@ func (s *slice) isOf(uid uint32) bool { return s.request.Session && s.request.UI
 // Info about the enforcer.
 func (u *Users) Info(ctx context.Context) (api.Info, error) { return u.e.Info(ctx) }
 
-// Slices shows the sessions of who asks.
+// Slices shows the asking user's sessions.
 func (u *Users) Slices(ctx context.Context) ([]api.Slice, error) {
 	uid, err := u.who(ctx)
 	if err != nil {
@@ -109,7 +109,7 @@ func (u *Users) Join(ctx context.Context, id string, r api.JoinRequest) (api.Reg
 	return u.e.Join(ctx, id, r)
 }
 
-// Register begins a session of who asks, whose id is api.UserSessionID's.
+// Register begins a session of the asking user, whose id is api.UserSessionID's.
 func (u *Users) Register(ctx context.Context, r api.RegisterRequest) (api.RegisterReply, error) {
 	return u.e.counted(func() (api.RegisterReply, error) {
 		uid, err := u.who(ctx)
@@ -124,7 +124,7 @@ func (u *Users) Register(ctx context.Context, r api.RegisterRequest) (api.Regist
 			return api.RegisterReply{}, err
 		}
 		r.UID = uid
-		r.Visible = nil // his own word, which keeps no process from another device: he has, and is counted for, all that the quotas are on
+		r.Visible = nil // a user's claim keeps no process from another device: the session counts on all that the quotas are on
 		if groups := u.groups(ctx); len(groups) > 0 {
 			r.GID = groups[0]
 		}

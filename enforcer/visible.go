@@ -16,7 +16,7 @@ func sees(r *api.RegisterRequest, uuid string) bool {
 }
 
 // resolveVisible turns what a container was found to see into UUIDs, in the order of the devices; nil is unknown. One name that
-// means nothing here makes all of them unknown: who cannot tell what a container sees must take it to see all.
+// means nothing here makes all of them unknown: the container is then taken to see all.
 func (e *Enforcer) resolveVisible(names []string) []string {
 	if len(names) == 0 || e.truth == nil {
 		return nil
@@ -79,7 +79,7 @@ func (t *truth) devicesThat(are func(*gpu) bool) []*gpu {
 }
 
 // unseen is the sentence for a quota on a device that the container does not see. It would count nothing, and its author
-// believes that it does.
+// expects that it does.
 func (e *Enforcer) unseen(r *api.RegisterRequest, written, uuid string) error {
 	var seen []string
 	for _, g := range e.truth.devices {

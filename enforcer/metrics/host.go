@@ -19,7 +19,7 @@ import (
 type Host interface {
 	Devices(ctx context.Context) ([]api.Device, error)
 	Health(ctx context.Context) (api.Health, error) // waits for nothing
-	Lag() time.Duration                             // how long after its time the last regular look at all slices ended
+	Lag() time.Duration                             // how long after its time the last regular check of all slices ended
 }
 
 func describe(name, help string, labels ...string) *prometheus.Desc {
@@ -35,8 +35,8 @@ var (
 
 	liveDesc          = describe("live", "1 if the enforcer makes progress, 0 if it hangs.")
 	readyDesc         = describe("ready", "1 if the enforcer can give slices now.")
-	loopAgeDesc       = describe("loop_age_seconds", "Since the last regular look at all slices ended.")
-	loopLagDesc       = describe("loop_lag_seconds", "How long after its time the last regular look at all slices ended.")
+	loopAgeDesc       = describe("loop_age_seconds", "Since the last regular check of all slices ended.")
+	loopLagDesc       = describe("loop_lag_seconds", "How long after its time the last regular check of all slices ended.")
 	storeWaitDesc     = describe("store_wait_seconds", "How long the oldest change has waited for the disk; 0 if none waits.")
 	storeFailuresDesc = describe("store_failures_total", "Changes, or groups of them, that could not be stored.")
 	truthAgeDesc      = describe("truth_age_seconds", "Since the driver last said who holds what on the device, or that no other amount is in use.", "device")
