@@ -208,7 +208,7 @@ func (h *Hook) sweep() error {
 func enforcerFailed(err error) error {
 	switch {
 	case errors.Is(err, context.DeadlineExceeded):
-		return fmt.Errorf("the enforcer did not answer in time: look at its log (journalctl -u gpusliced) (%w)", err)
+		return fmt.Errorf("the enforcer did not answer in time: see its log (journalctl -u gpusliced) (%w)", err)
 	case errors.Is(err, api.ErrUnreachable):
 		return fmt.Errorf("%w: start it (systemctl start gpusliced)", err)
 	}

@@ -61,7 +61,7 @@ type RegisterRequest struct {
 	Pool   string  `json:"pool,omitempty"` // of which it becomes a member
 	Tenant string  `json:"tenant,omitempty"`
 	// TTL is how long the slice lives, in nanoseconds; 0 is for ever, or as long as the enforcer lets any slice live. When
-	// it is over nothing more is given to the slice's processes, and they are ended.
+	// it is over nothing more is granted to the slice's processes, and they are ended.
 	TTL time.Duration `json:"ttl,omitempty"`
 	// Visible are the devices that the slice's processes see: UUIDs, indices, and VisibleMinor of device nodes; the
 	// enforcer turns them into UUIDs. A quota on all devices counts on these, and one on any other device is refused. It
@@ -202,7 +202,7 @@ const (
 	CodeTooLarge      Code = "too_large"      // 413: the request is
 	CodeNoDevice      Code = "no_device"      // 400: no such device
 	CodeExpired       Code = "expired"        // 409: its time is over
-	CodeForbidden     Code = "forbidden"      // 403: not for who asks
+	CodeForbidden     Code = "forbidden"      // 403: not for this user
 	CodeBusy          Code = "busy"           // 503: ask again later: the enforcer is stopping, or as many ask, follow or have joined as may
 	CodeInternal      Code = "internal"       // 500
 )
@@ -238,7 +238,7 @@ var (
 	ErrRunning       = &Error{Code: CodeRunning, Message: "the slice's processes are alive"}
 	ErrQuotaExceeded = &Error{Code: CodeQuotaExceeded, Message: "the quotas exceed the device"}
 	ErrExpired       = &Error{Code: CodeExpired, Message: "the slice's time is over"}
-	ErrForbidden     = &Error{Code: CodeForbidden, Message: "not for who asks"}
+	ErrForbidden     = &Error{Code: CodeForbidden, Message: "not for this user"}
 	ErrNoDevice      = &Error{Code: CodeNoDevice, Message: "no such device"}
 )
 

@@ -6,7 +6,7 @@ package api
 type Enforcement string
 
 const (
-	// Native is the interceptor first, and the driver for whoever has gone around it: it holds the slice's cgroup to the limit.
+	// Native is the interceptor first, and the driver for processes that have gone around it: it limits the slice's cgroup.
 	Native Enforcement = "native"
 	// Intercept is the interceptor alone, with driver truth behind it.
 	Intercept Enforcement = "intercept"

@@ -15,9 +15,9 @@ const (
 	EventChanged    EventKind = "changed"    // a slice has another quota, or other time
 	EventExpired    EventKind = "expired"    // a slice's time is over: it gets nothing more, and its processes are ended
 	// EventDenied: a process uses a device of which the slice, or its pool, cannot be given its quota, and gets nothing there; or, without
-	// a Device, a slice or a pool could not be taken up again, and nothing more is given in it. Cause says why.
+	// a Device, a slice or a pool could not be restored, and nothing more is granted in it. Cause says why.
 	EventDenied EventKind = "denied"
-	// EventUnlimited: the driver does not hold the slice's cgroup to its limit on Device (Cause says why); the interceptor does. It is told once,
+	// EventUnlimited: the driver does not limit the slice's cgroup on Device (Cause says why); the interceptor does. It is reported once,
 	// until the driver does again.
 	EventUnlimited EventKind = "unlimited"
 	// EventAttachRefused: a process got no place in the ledger, Count times.
@@ -29,7 +29,7 @@ const (
 	EventPoolCreated EventKind = "pool_created"
 	EventPoolChanged EventKind = "pool_changed" // it has another quota
 	EventPoolDeleted EventKind = "pool_deleted"
-	EventMissed      EventKind = "missed" // Count events are not kept any more; of who asks, not of the enforcer
+	EventMissed      EventKind = "missed" // Count events are not kept any more; for this follower, not of the enforcer
 )
 
 // MissedRestarted is the Cause of EventMissed where another enforcer has begun since: it kept nothing of the one before it. Count is
@@ -59,7 +59,7 @@ type Event struct {
 	Pool string `json:"pool,omitempty"`
 
 	PID     int    `json:"pid,omitempty"`     // in the enforcer's pid namespace; absent if it was several
-	Command string `json:"command,omitempty"` // what the process is named, by its own word
+	Command string `json:"command,omitempty"` // the process's name, which it can choose
 	Device  string `json:"device,omitempty"`  // UUID
 
 	// Of EventRefused. The last of the Count requests, if its process could say what it was; else Call, Requested, Used and

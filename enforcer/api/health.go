@@ -17,7 +17,7 @@ const (
 	ForReady = "ready"
 )
 
-// Check is one thing that was looked at.
+// Check is one thing that was checked.
 type Check struct {
 	Name   string `json:"name"`
 	Device string `json:"device,omitempty"` // UUID, if it is about one

@@ -8,7 +8,7 @@ type Action string
 
 const (
 	Log    Action = "log"    // it is named, and what it holds is charged to its slice
-	Refuse Action = "refuse" // nothing more is given to its slice, until it is gone
+	Refuse Action = "refuse" // nothing more is granted to its slice, until it is gone
 	Kill   Action = "kill"   // it is killed
 )
 

@@ -22,7 +22,7 @@ const (
 // tokenBytes is how many random bytes a token is of.
 const tokenBytes = 32
 
-// Token is a session's secret, in hexadecimal: whoever shows it may join a process to the session, renew and release it. It is
+// Token is a session's secret, in hexadecimal: a process that shows it may join a process to the session, renew and release it. It is
 // printed by no format and no log; what has to have it converts it to a string.
 type Token string
 
@@ -41,7 +41,7 @@ func (t Token) Bytes() ([]byte, bool) {
 // JoinRequest asks for a process to be of a session from now on, with all that descend from it. Whoever asks shows the
 // session's token with it.
 type JoinRequest struct {
-	// PID is that of who asks, or of a descendant, in the enforcer's pid namespace.
+	// PID is that of the asking process, or of a descendant, in the enforcer's pid namespace.
 	PID int `json:"pid"`
 }
 

@@ -39,7 +39,7 @@ const (
 	Patience = time.Second
 )
 
-// Member says whether a process is of the slice. It is asked about one process at a time: the answer can take thousands of looks at
+// Member says whether a process is of the slice. It is asked about one process at a time: the answer can take thousands of reads of
 // /proc, as a process tree is as deep as who makes it likes, so a flood of questions costs one processor and not all of them.
 type Member func(peer *process.Handle) bool
 
@@ -65,7 +65,7 @@ type Server struct {
 	pace     *rate.Limiter
 	stop     context.CancelFunc
 	stopped  context.Context
-	strange  sync.Once
+	foreign  sync.Once
 }
 
 // Serve listens in the place and answers until Close.
@@ -202,6 +202,6 @@ func (s *Server) send(conn *net.UnixConn, reply ledger.Reply, files []*os.File) 
 // process must not be able to fill the host's log.
 func (s *Server) complain(err error) {
 	level := slog.LevelDebug
-	s.strange.Do(func() { level = slog.LevelWarn })
+	s.foreign.Do(func() { level = slog.LevelWarn })
 	s.log.Log(s.stopped, level, "a process sent what is no attach request", "err", err)
 }

@@ -2,12 +2,12 @@
 
 // Package audit keeps a record of who asked for what and what became of it: a file of JSON lines, one Entry in each.
 //
-// It owns that file and those that it was rotated into. What it promises: whoever has something to record never
+// It owns that file and those that it was rotated into. What it promises: the recorder of an entry never
 // waits for it, whatever the disk does; what could not be written is counted, and the file itself says how many entries are
 // missing, in the place where they are. It must never stop the enforcer, nor decide anything.
 //
 // An entry that was written survives the enforcer's death. It does not survive the machine's for sure: nothing is
-// synced, since a disk's sync for each entry would let whoever can cause entries keep the disk busy.
+// synced, since a sync for each entry would let anybody who can cause entries keep the disk busy.
 package audit
 
 import (
@@ -34,7 +34,7 @@ const (
 
 // Entry is one line. PID, UID and Command are of the process that the entry is about: of a request, the one that asked.
 // The other fields of an event are as api.Event has them; of a request that was refused, Requested, Limit and Used are
-// the refusal's. What was refused, whoever asked for it, has Operation and Bytes: those of an event are its Call and Requested.
+// the refusal's. What was refused has Operation and Bytes: those of an event are its Call and Requested.
 type Entry struct {
 	api.Event
 	Seq uint64 `json:"seq,omitempty"` // of the event, if it is one
@@ -74,14 +74,14 @@ type Options struct {
 	GID     int           // whom a new file can be read by, beside its owner; below 1: nobody
 	Log     *slog.Logger
 	Now     func() time.Time
-	Retry   time.Duration // between two looks at a file that cannot be written, and at the age of one that can; a second
+	Retry   time.Duration // between two checks of a file that cannot be written, and at the age of one that can; a second
 }
 
 const (
 	// queued is how many entries may wait for the disk.
 	queued = 4096
-	// patience with the disk when the Writer is closed.
-	patience = 3 * time.Second
+	// closeTimeout is for the disk when the Writer is closed.
+	closeTimeout = 3 * time.Second
 )
 
 // Writer writes entries, in the order in which they were put. Its methods may be called by any number of goroutines.
@@ -168,7 +168,7 @@ func (w *Writer) Close() {
 	case w.wake <- struct{}{}:
 	default:
 	}
-	timer := time.NewTimer(patience)
+	timer := time.NewTimer(closeTimeout)
 	defer timer.Stop()
 	select {
 	case <-w.ended:
@@ -204,7 +204,7 @@ func (w *Writer) run() {
 		select {
 		case <-w.wake:
 		case <-ticker.C:
-			w.file.look()
+			w.file.check()
 			w.resting = false
 			w.writeLost()
 		}

@@ -87,7 +87,7 @@ func (f *file) still() bool {
 
 // begin opens the file, or makes it.
 func (f *file) begin() error {
-	// NONBLOCK: opening a FIFO would wait for its other end. NOFOLLOW: whoever may write in the directory must not
+	// NONBLOCK: opening a FIFO would wait for its other end. NOFOLLOW: a user who may write in the directory must not
 	// choose another file to be written to.
 	const how = os.O_WRONLY | os.O_APPEND | syscall.O_NOFOLLOW | syscall.O_NONBLOCK
 	open, err := os.OpenFile(f.options.File, how|os.O_CREATE|os.O_EXCL, 0o640)
@@ -166,8 +166,8 @@ func (f *file) old() bool {
 	return f.options.MaxAge > 0 && f.options.Now().Sub(f.begun) >= f.options.MaxAge
 }
 
-// look is for a file that nothing is written to: it is rotated too when it is old, and let go of when it was moved away.
-func (f *file) look() {
+// check is for a file that nothing is written to: it is rotated too when it is old, and let go of when it was moved away.
+func (f *file) check() {
 	if f.still() && f.size > 0 && f.old() {
 		_ = f.rotate() // what becomes of the next entry is said with that
 	}

@@ -79,7 +79,7 @@ type Host struct {
 	own         map[string]string // of the enforcer: mount to path
 }
 
-// Open looks up where the hierarchies are mounted. proc is "/proc" but in tests.
+// Open finds where the hierarchies are mounted. proc is "/proc" but in tests.
 func Open(proc string) (*Host, error) {
 	h := &Host{proc: proc}
 	mounts, err := os.ReadFile(filepath.Join(proc, "self/mountinfo"))

@@ -16,14 +16,14 @@ import (
 var ErrNoKill = errors.New("the kernel cannot kill that cgroup as a whole")
 
 // Kill sends SIGKILL to all processes in p and below it, also those that are just being forked. Where they fork without end one
-// was seen to be left, once (Linux 6.18): who wants a cgroup empty looks, and kills again. A cgroup that is gone, or whose path
+// was seen to remain, once (Linux 6.18): a caller that wants a cgroup empty checks, and kills again. A cgroup that is gone, or whose path
 // another one has now, has none.
 func Kill(p Path) error {
 	guard.MayWait("a cgroup's file")
 	if !p.V2 {
 		return ErrNoKill
 	}
-	// Its file is opened below the very directory that was looked at.
+	// Its file is opened below the very directory that was checked.
 	dir, err := unix.Open(p.Dir(), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if gone(err) {
 		return nil

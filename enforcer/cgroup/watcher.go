@@ -26,7 +26,7 @@ const pollInterval = time.Second
 // directory for the removal, which the directory itself does not report). On v1 it tells the removal only: call
 // Recheck when a process of the cgroup, above all its init, has died.
 //
-// Every event is only a reason to look: what decides is Populated. So lost, merged and doubled events do no harm.
+// Every event is only a reason to check: what decides is Populated. So lost, merged and doubled events do no harm.
 type Watcher struct {
 	inotify *os.File
 	done    chan struct{}
@@ -34,18 +34,18 @@ type Watcher struct {
 	mu      sync.Mutex
 	closed  bool
 	watched map[Path]*watched
-	soon    map[Path]bool           // to be looked at without an event
+	soon    map[Path]bool           // to be checked without an event
 	users   map[int32]map[Path]bool // inotify watch to the cgroups that it concerns
 }
 
 type watched struct {
 	empty    func()
 	wds      []int32
-	failed   bool // the last look did: try again
+	failed   bool // the last check did: try again
 	initDead bool // Recheck was called
 }
 
-// polled says whether it is to be looked at again every pollInterval.
+// polled says whether it is to be checked again every pollInterval.
 func (e *watched) polled(p Path) bool { return e.failed || (e.initDead && !p.V2) }
 
 // NewWatcher starts a Watcher.
@@ -83,7 +83,7 @@ func (w *Watcher) Watch(p Path, empty func()) error {
 		w.forget(p)
 		return fmt.Errorf("watch cgroup %s: %w", p, err)
 	}
-	// It may have become empty before the watches were there. The loop looks, not this call, so that empty
+	// It may have become empty before the watches were there. The loop checks, not this call, so that empty
 	// never runs under its caller's locks.
 	w.soon[p] = true
 	w.wake()
@@ -146,8 +146,8 @@ func (w *Watcher) forget(p Path) bool {
 	return true
 }
 
-// Recheck looks at p soon: call it when p's init has died. On v1 a cgroup whose init is dead but which still has
-// tasks is then looked at every second until it is empty.
+// Recheck checks p soon: call it when p's init has died. On v1 a cgroup whose init is dead but which still has
+// tasks is then checked every second until it is empty.
 func (w *Watcher) Recheck(p Path) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -157,7 +157,7 @@ func (w *Watcher) Recheck(p Path) {
 	}
 }
 
-// wake makes the loop's read return, so that it looks at what is due. It is called with mu held.
+// wake makes the loop's read return, so that it checks what is due. It is called with mu held.
 func (w *Watcher) wake() { _ = w.inotify.SetReadDeadline(time.Unix(1, 0)) }
 
 // Close ends the Watcher; when it returns nothing is being called, nor will be. Not to be called by an empty function.
@@ -189,7 +189,7 @@ func (w *Watcher) loop() {
 			return // closed
 		}
 		for _, p := range due {
-			if empty := w.look(p); empty != nil {
+			if empty := w.check(p); empty != nil {
 				empty()
 			}
 		}
@@ -197,7 +197,7 @@ func (w *Watcher) loop() {
 }
 
 // concerned are the cgroups that a batch of events is about; all of them, if the kernel lost some. What a directory tells of
-// one cgroup, by its name, the others in it need not look at: there may be thousands.
+// one cgroup, by its name, the others in it need not check: there may be thousands.
 func (w *Watcher) concerned(events []byte) []Path {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -226,7 +226,7 @@ func (w *Watcher) concerned(events []byte) []Path {
 	return due
 }
 
-// due are the cgroups that are to be looked at without an event. It sets the time of the next look, before
+// due are the cgroups that are to be checked without an event. It sets the time of the next check, before
 // this one is made: a wake in between shortens it again.
 func (w *Watcher) due() []Path {
 	w.mu.Lock()
@@ -247,8 +247,8 @@ func (w *Watcher) due() []Path {
 	return due
 }
 
-// look returns what is to be called for p, if it is empty or gone, and forgets it then.
-func (w *Watcher) look(p Path) func() {
+// check returns what is to be called for p, if it is empty or gone, and forgets it then.
+func (w *Watcher) check(p Path) func() {
 	populated, err := Populated(p)
 	w.mu.Lock()
 	defer w.mu.Unlock()

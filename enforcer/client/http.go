@@ -18,7 +18,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/api"
 )
 
-// What is read of an answer, at most: whoever answers in the enforcer's place must not fill the memory of an OCI
+// What is read of an answer, at most: a process that answers in the enforcer's place must not fill the memory of an OCI
 // hook. A slice on 16 devices is shown in 4 KiB, so one fits many times, and a list holds some thousands, or all
 // processes that a slice can have.
 const (
@@ -140,7 +140,7 @@ func parse(raw []byte) (status int, body []byte, err error) {
 
 // unreachable says what to do when nobody answers.
 func (c *Client) unreachable(err error) error {
-	what := "look at its log: journalctl -u gpusliced"
+	what := "see its log: journalctl -u gpusliced"
 	switch {
 	case errors.Is(err, syscall.ENOENT), errors.Is(err, syscall.ECONNREFUSED):
 		what = "start gpusliced: systemctl start gpusliced"

@@ -4,7 +4,7 @@
 // gpuslice-runtime share. configs/config.toml documents every key.
 //
 // It owns the keys, their defaults and what is accepted for each. A key that is not known is refused, with its line: a
-// misspelt limit must not mean no limit. It must never look anywhere but in the file: no environment variable
+// misspelt limit must not mean no limit. It must never read anything but the file: no environment variable
 // changes what an operator wrote.
 package config
 
@@ -111,7 +111,7 @@ func Default() Config {
 }
 
 // Load reads the file; what it does not set is as in Default, and so is everything if there is no file at the place where one is
-// looked for. Any other was named, and one that is not there is an error: a misspelt name must not mean no limit.
+// searched. Any other was named, and one that is not there is an error: a misspelt name must not mean no limit.
 func Load(path string) (Config, error) {
 	c := Default()
 	text, err := os.ReadFile(path)
@@ -181,7 +181,7 @@ func wrongType(err error) error {
 	return fmt.Errorf("line %s: %s: %s is accepted", m[1], m[2], inWords[m[3]])
 }
 
-// lineOf finds the line that sets key, as "line 7: "; "" if it is set in a form that is not looked for (an inline table).
+// lineOf finds the line that sets key, as "line 7: "; "" if it is set in a form that is not searched (an inline table).
 func lineOf(text string, key toml.Key) string {
 	table := ""
 	number := 0

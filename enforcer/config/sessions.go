@@ -24,7 +24,7 @@ type SessionLimit struct {
 const (
 	// DefaultMaxSessions is that of a limit that says none: each session costs the enforcer descriptors and memory.
 	DefaultMaxSessions = 16
-	mostSessions       = 10000
+	maxSessions        = 10000
 )
 
 // Serve says whether there is to be a socket: one that nobody may use is of no use.
@@ -41,8 +41,8 @@ func (s *Sessions) check() error {
 			return fmt.Errorf("%s: user = %q and group = %q: exactly one of them is accepted", who, l.User, l.Group)
 		case l.MaxVRAM.IsZero():
 			return fmt.Errorf("%s has no max_vram: a size such as \"4G\", or a share such as \"50%%\", is accepted", who)
-		case l.MaxSessions < 0 || l.MaxSessions > mostSessions:
-			return fmt.Errorf("%s: max_sessions = %d: 1 to %d are accepted", who, l.MaxSessions, mostSessions)
+		case l.MaxSessions < 0 || l.MaxSessions > maxSessions:
+			return fmt.Errorf("%s: max_sessions = %d: 1 to %d are accepted", who, l.MaxSessions, maxSessions)
 		}
 	}
 	return nil

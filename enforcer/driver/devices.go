@@ -149,7 +149,7 @@ func (n *NVML) Used(uuid string) (uint64, error) {
 	return memory.Used, nil
 }
 
-// handle of the device of that UUID. A device that came since the last Devices is looked for once.
+// handle of the device of that UUID. A device that came since the last Devices is searched once.
 func (n *NVML) handle(uuid string) (nvml.Device, error) {
 	if h := n.known(uuid); h != nil {
 		return h, nil

@@ -12,7 +12,7 @@ import (
 
 // Drivers from R615 on (CUDA 13.4) hold a cgroup to a number of bytes on a device themselves: NVML's
 // nvmlDeviceSetMemoryLimits_v1. NVIDIA's "MPS v3 Memory Partitioning" says what comes of it: an allocation that would
-// pass the hard limit is refused, whoever asks; MIG instances have no limits; managed memory is not counted. The soft limit
+// pass the hard limit is refused to any process; MIG instances have no limits; managed memory is not counted. The soft limit
 // is what a cgroup is guaranteed, is added to every cgroup above it, and stays there if the cgroup is removed before it was
 // set back; so it is never set here to anything but 0.
 

@@ -6,7 +6,7 @@
 // It owns the loading of libnvidia-ml.so.1 and everything that differs between its versions. It reads only: it
 // must never change a device's settings, and it must not take the enforcer down with it. go-nvml binds the
 // library's functions lazily, and the dynamic linker ends the process at the first call of one that
-// the installed library does not have; so no function is called that was not looked up before.
+// the installed library does not have; so no function is called that was not found before.
 package driver
 
 import (

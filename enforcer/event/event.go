@@ -4,7 +4,7 @@
 // events are numbered without gaps; how an event looks is said in package api.
 //
 // It must never let a reader hold up who appends: there is no reader's state in it, and a reader that is too slow
-// is told how many events it has missed.
+// learns how many events it has missed.
 package event
 
 import (

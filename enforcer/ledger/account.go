@@ -71,7 +71,7 @@ type Figures struct {
 // Live is the set of lanes that are owned. Lane 0 always is.
 type Live [Lanes]uint8
 
-// Figures of a device. Lanes above high are not looked at.
+// Figures of a device. Lanes above high are not read.
 func (l *Ledger) Figures(dev int, live *Live, high uint32) Figures {
 	if !device(dev) {
 		return Figures{}

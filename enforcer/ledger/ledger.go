@@ -42,7 +42,7 @@ const (
 // What a change of the ledger can fail with.
 var (
 	ErrRefused = errors.New("it does not fit the limit")
-	ErrBusy    = errors.New("the word was rewritten without end by a process of the slice")
+	ErrBusy    = errors.New("ledger update aborted: too many retries")
 	ErrDamaged = errors.New("the page holds what no honest process writes")
 )
 
@@ -134,7 +134,7 @@ func (l *Ledger) SetFree(i uint32) {
 	}
 }
 
-// Settle gives back what the dead owner of the lane's generation holds, on all devices, and says how much
+// Settle gives back what the exited owner of the lane's generation holds, on all devices, and says how much
 // came back by this call.
 func (l *Ledger) Settle(i uint32, generation uint64) (bytes [Devices]uint64, err error) {
 	if !lane(i) {
@@ -161,7 +161,7 @@ func (l *Ledger) Number(dev int, i uint32) uint64 {
 	return uint64(C.ledger_number(l.page, C.uint32_t(dev), C.uint32_t(i)))
 }
 
-// Calls of a lane's owner that it charges only when the driver has returned, by its word and modulo 2^32.
+// Calls of a lane's owner that it charges only when the driver has returned, by its claim and modulo 2^32.
 type Calls struct{ UnderWay, Ended uint32 }
 
 // Uncharged are such calls on a device. What is read of the lane afterwards includes what those charged that have ended.
@@ -190,7 +190,7 @@ func (l *Ledger) Context(dev int, i uint32) uint64 {
 	return atomic.LoadUint64(address(&l.page.lane[i].entry[dev].context))
 }
 
-// Refusals is how often a lane's owner was refused on a device, by its word. What former owners were may be in it, so
+// Refusals is how often a lane's owner was refused on a device, by its claim. What former owners were may be in it, so
 // only its growth says something.
 func (l *Ledger) Refusals(dev int, i uint32) uint64 {
 	if !device(dev) || !lane(i) {
@@ -199,7 +199,7 @@ func (l *Ledger) Refusals(dev int, i uint32) uint64 {
 	return atomic.LoadUint64(address(&l.page.lane[i].entry[dev].refusals))
 }
 
-// Recovered is how many bytes of the dead were given back on a device, by the word of whoever did it.
+// Recovered is how many bytes of exited processes were given back on a device, by the claim of the process that did it.
 func (l *Ledger) Recovered(dev int) uint64 {
 	if !device(dev) {
 		return 0
@@ -207,7 +207,7 @@ func (l *Ledger) Recovered(dev int) uint64 {
 	return atomic.LoadUint64(address(&l.device(dev).recovered))
 }
 
-// Limit that the page has for a device, by its word.
+// Limit that the page has for a device; any process of the slice can have written it.
 func (l *Ledger) Limit(dev int) uint64 {
 	if !device(dev) {
 		return 0
@@ -223,7 +223,7 @@ func (l *Ledger) Generation(i uint32) uint64 {
 	return atomic.LoadUint64(address(&l.page.lane[i].generation))
 }
 
-// Lane is what the page says of a lane: to be believed only as far as the kernel confirms it.
+// Lane is what the page says of a lane: to be trusted only as far as the kernel confirms it.
 func (l *Ledger) Lane(i uint32) (owner Owner, generation uint64, live bool) {
 	if !lane(i) {
 		return Owner{}, 0, false
@@ -245,7 +245,7 @@ func (l *Ledger) HighLane() uint32 {
 	return min(atomic.LoadUint32((*uint32)(unsafe.Pointer(&l.page.high_lane))), uint32(Slots))
 }
 
-// DeviceCount is how many devices the page shows, by its word, within bounds.
+// DeviceCount is how many devices the page shows, within bounds.
 func (l *Ledger) DeviceCount() int {
 	return int(min(atomic.LoadUint32((*uint32)(unsafe.Pointer(&l.page.device_count))), uint32(Devices)))
 }

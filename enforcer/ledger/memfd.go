@@ -24,7 +24,7 @@ import (
 // memfdName is what /proc/PID/maps shows of a ledger. It is for people: many memfds may bear it.
 const memfdName = "gpuslice"
 
-// Without these, a process of the slice could shrink the file, and whoever reads the page next would die of
+// Without these, a process of the slice could shrink the file, and the next process that reads the page would die of
 // SIGBUS: first of all the enforcer.
 const seals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
 
@@ -61,7 +61,7 @@ func Open(file *os.File, id Identity) (*Ledger, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(file.Fd()), &st); err != nil {
 		file.Close()
-		return nil, fmt.Errorf("look at a ledger's descriptor: %w", err)
+		return nil, fmt.Errorf("stat a ledger's descriptor: %w", err)
 	}
 	got, err := unix.FcntlInt(file.Fd(), unix.F_GET_SEALS, 0)
 	if err != nil || got&seals != seals {
@@ -84,7 +84,7 @@ func mapFile(file *os.File) (*Ledger, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(file.Fd()), &st); err != nil {
 		file.Close()
-		return nil, fmt.Errorf("look at the ledger's memfd: %w", err)
+		return nil, fmt.Errorf("stat the ledger's memfd: %w", err)
 	}
 	mem, err := unix.Mmap(int(file.Fd()), 0, int(Size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
@@ -133,7 +133,7 @@ func (l *Ledger) Close() error {
 	return err
 }
 
-// Wanted are ledgers to look for in many processes, by how /proc/PID/maps writes their files.
+// Wanted are ledgers to find in many processes, by how /proc/PID/maps writes their files.
 type Wanted map[string]Identity
 
 // Add makes it one more.
@@ -148,11 +148,11 @@ type Found struct {
 	Err      error   // why it could not be opened; os.ErrNotExist if the process has it no more, or elsewhere
 }
 
-// Find looks which of the wanted ledgers a process has mapped, and opens those that open says: so a restarted enforcer comes back to
+// Find says which of the wanted ledgers a process has mapped, and opens those that open says: so a restarted enforcer comes back to
 // the pages that its slices went on charging. It is an error if the process has no memory at all: it has ended.
 //
 // The process may be hostile and map a look-alike: device and inode say that it is the very file, for as long as
-// any process has it; and whoever could forge the rest can write into the real page as well.
+// any process has it; and a process that could forge the rest can write into the real page as well.
 func Find(pid int, wanted Wanted, open func(Identity) bool) (all []Found, err error) {
 	err = mappings(pid, wanted, func(link string, id Identity) bool {
 		if slices.ContainsFunc(all, func(f Found) bool { return f.Identity == id }) {

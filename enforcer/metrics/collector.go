@@ -79,7 +79,7 @@ func (c *collector) Collect(metrics chan<- prometheus.Metric) {
 	defer cancel()
 	slices, err := c.slices.Slices(ctx)
 	if err != nil {
-		// The scrape fails, visibly: figures that are missing must not look like figures that are 0.
+		// The scrape fails, visibly: figures that are missing must not be taken for figures that are 0.
 		c.log.Error("slices cannot be shown to Prometheus", "err", err)
 		metrics <- prometheus.NewInvalidMetric(slicesDesc, err)
 		return

@@ -2,9 +2,9 @@
 
 // Package metrics shows the slices to Prometheus.
 //
-// It owns the metrics' names, which are a promise to whoever has built a dashboard: base units, and _total on
+// It owns the metrics' names, which are a promise to the authors of dashboards: base units, and _total on
 // counters alone. It reads slices when it is scraped and keeps nothing of them: a slice that is released is gone from
-// the next scrape. It must never make the enforcer slower than one look at the slices per scrape.
+// the next scrape. It must never make the enforcer slower than one reading of the slices per scrape.
 package metrics
 
 import (

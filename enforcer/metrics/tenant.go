@@ -15,12 +15,12 @@ import (
 // Whoever starts containers chooses their tenants' names, and how many slices there are: each would be series of its own in
 // every scrape. So both are bounded, by an order in which nobody's series comes and goes because of others who are newer.
 const (
-	// mostTenants is how many have series of their own: the first by name. The rest is summed under otherTenants.
-	mostTenants  = 100
+	// maxTenants is how many have series of their own: the first by name. The rest is summed under otherTenants.
+	maxTenants   = 100
 	otherTenants = "other"
-	// mostSlices is how many have series of their own: the oldest. The others are in the sums of their tenant and of the
+	// maxSlices is how many have series of their own: the oldest. The others are in the sums of their tenant and of the
 	// devices, and are not summed by themselves, since a counter must not fall when one of them ends.
-	mostSlices = 1000
+	maxSlices = 1000
 )
 
 var (
@@ -41,12 +41,12 @@ type Bounds interface {
 
 // listed are the slices that have series of their own.
 func listed(all []api.Slice) []api.Slice {
-	if len(all) <= mostSlices {
+	if len(all) <= maxSlices {
 		return all
 	}
 	all = slices.Clone(all)
 	slices.SortFunc(all, func(a, b api.Slice) int { return cmp.Or(a.Created.Compare(b.Created), cmp.Compare(a.ID, b.ID)) })
-	return all[:mostSlices]
+	return all[:maxSlices]
 }
 
 // tenantUse is what the slices of a tenant have, on each device.
@@ -63,7 +63,7 @@ func byTenant(all []api.Slice) map[string]*tenantUse {
 	}
 	delete(names, otherTenants) // who is named so is not told from them
 	own := slices.Sorted(maps.Keys(names))
-	own = own[:min(len(own), mostTenants)]
+	own = own[:min(len(own), maxTenants)]
 	uses := make(map[string]*tenantUse)
 	for _, s := range all {
 		name := s.Tenant

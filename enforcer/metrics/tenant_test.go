@@ -52,12 +52,12 @@ func TestTenantsWithoutEndAreSummedUp(t *testing.T) {
 	}
 	all = append(all, api.Slice{ID: "x", Tenant: otherTenants, Devices: []api.DeviceUse{{Device: "GPU-1", Used: 1000}}})
 	uses := byTenant(all)
-	if len(uses) != mostTenants+1 {
+	if len(uses) != maxTenants+1 {
 		t.Errorf("%d tenants have series", len(uses))
 	}
 	for n := range 150 {
 		name := fmt.Sprintf("t%03d", n)
-		if own := uses[name] != nil; own != (n < mostTenants) || own && uses[name].slices != 4 {
+		if own := uses[name] != nil; own != (n < maxTenants) || own && uses[name].slices != 4 {
 			t.Errorf("%s: %+v", name, uses[name])
 		}
 	}
@@ -69,26 +69,26 @@ func TestTenantsWithoutEndAreSummedUp(t *testing.T) {
 func TestSlicesWithoutEndHaveNoSeriesWithoutEnd(t *testing.T) {
 	f := &fixed{}
 	begin := time.Date(2026, 3, 4, 5, 6, 7, 0, time.UTC)
-	for i := range mostSlices + 5 {
+	for i := range maxSlices + 5 {
 		f.slices = append(f.slices, api.Slice{
 			ID: fmt.Sprintf("s%05d", 9999-i), Tenant: "physics", Created: begin.Add(time.Duration(i) * time.Second),
 			Devices: []api.DeviceUse{{Device: "GPU-1", Used: 1}},
 		})
 	}
 	_, text := scrape(t, New(f, quiet()))
-	if n := strings.Count(text, "\ngpuslice_slice_used_bytes{"); n != mostSlices {
+	if n := strings.Count(text, "\ngpuslice_slice_used_bytes{"); n != maxSlices {
 		t.Errorf("%d slices have series", n)
 	}
 	for _, line := range []string{
-		"gpuslice_slices_unlisted 5", fmt.Sprint("gpuslice_slices ", mostSlices+5),
+		"gpuslice_slices_unlisted 5", fmt.Sprint("gpuslice_slices ", maxSlices+5),
 		`gpuslice_slice_processes{slice="s09999"} 0`, // the oldest
-		fmt.Sprintf(`gpuslice_tenant_used_bytes{device="GPU-1",tenant="physics"} %d`, mostSlices+5),
+		fmt.Sprintf(`gpuslice_tenant_used_bytes{device="GPU-1",tenant="physics"} %d`, maxSlices+5),
 	} {
 		if !strings.Contains(text, "\n"+line+"\n") {
 			t.Errorf("there is no %s", line)
 		}
 	}
-	if strings.Contains(text, fmt.Sprintf(`slice="s%05d"`, 9999-mostSlices)) {
+	if strings.Contains(text, fmt.Sprintf(`slice="s%05d"`, 9999-maxSlices)) {
 		t.Error("the newest have series")
 	}
 }

@@ -19,9 +19,9 @@ func Ancestor(pid, ancestor int) bool {
 
 // Ancestors calls each with pid, its parent, and so on to the top of the process tree, until each returns false.
 //
-// A parent may die between two steps and its pid be given to a stranger, whose parents would then be walked.
-// So each step is looked at twice: if the child still has that parent after the parent's own entry was
-// read, the parent lived in between (a dead one's children are handed on at once). And no ancestor is
+// A parent may die between two steps and its pid be given to another process, whose parents would then be walked.
+// So each step is read twice: if the child still has that parent after the parent's own entry was
+// read, the parent lived in between (an exited one's children are handed on at once). And no ancestor is
 // younger than its descendant, since orphans only go to an ancestor.
 func Ancestors(pid int, each func(pid int) bool) {
 	child, err := readStat(pid)
@@ -41,7 +41,7 @@ func Ancestors(pid int, each func(pid int) bool) {
 			return
 		}
 		if again.ppid != child.ppid {
-			child = again // handed on meanwhile: look at the new parent
+			child = again // handed on meanwhile: read the new parent
 			continue
 		}
 		if err != nil || parent.start > child.start {

@@ -40,13 +40,13 @@ func BootID() (string, error) {
 	return string(bytes.TrimSpace(b)), nil
 }
 
-// StartTime reads the start time of whoever has pid now.
+// StartTime reads the start time of the process that has pid now.
 func StartTime(pid int) (uint64, error) {
 	s, err := readStat(pid)
 	return s.start, err
 }
 
-// identify reads the identity of whoever has pid now. The caller holds a pidfd and checks it afterwards.
+// identify reads the identity of the process that has pid now. The caller holds a pidfd and checks it afterwards.
 func identify(pid int) (Identity, error) {
 	s, err := readStat(pid)
 	if err != nil {
@@ -129,7 +129,7 @@ func parseNSPID(b []byte) (int, error) {
 }
 
 // vanished turns the two ways in which /proc says that a process is gone (no directory any more; reading from
-// the directory of a dead one) into ErrDead.
+// the directory of an exited process) into ErrDead.
 func vanished(pid int, err error) error {
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ESRCH) {
 		return fmt.Errorf("process %d: %w", pid, ErrDead)

@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// Name is what a process is named, by its own word: printable, and short. "" if it has ended.
+// Name is a process's name, which it can choose: printable, and short. "" if it has ended.
 func Name(pid int) string {
 	name, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/comm")
 	if err != nil {

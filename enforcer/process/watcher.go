@@ -170,6 +170,6 @@ func (w *Watcher) Close() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	err := errors.Join(unix.Close(w.wake), unix.Close(w.epoll))
-	w.epoll = -1 // an Unwatch that comes late must not touch a stranger's descriptor
+	w.epoll = -1 // an Unwatch that comes late must not touch another's descriptor
 	return err
 }

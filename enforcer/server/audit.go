@@ -78,7 +78,7 @@ func (n *note) entry(r *http.Request) audit.Entry {
 	if n.refusal != nil {
 		e.Result, e.Code, e.Message = audit.Refused, n.refusal.Code, n.refusal.Message
 		if e.Code == api.CodeNotFound && !n.hidden && e.Operation == "DELETE /v1/slices/{id}" {
-			e.Result = audit.Gone // whoever ends a container says so, whether or not its slice has ended by itself
+			e.Result = audit.Gone // a container's runtime says so at its end, whether or not its slice has ended by itself
 		}
 		if e.Device, e.Requested = n.refusal.Device, n.refusal.Requested; e.Requested > 0 {
 			e.Bytes, e.Limit, e.Used = e.Requested, &n.refusal.Limit, &n.refusal.Current

@@ -49,7 +49,7 @@ func (s *stream) serve(w http.ResponseWriter, r *http.Request, status int) {
 	w.WriteHeader(status)
 	for {
 		if s.follow { // of this batch; without follow the whole answer has it
-			_ = control.SetWriteDeadline(time.Now().Add(patience(r)))
+			_ = control.SetWriteDeadline(time.Now().Add(timeout(r)))
 		}
 		if s.send(w) != nil || control.Flush() != nil {
 			return // gone, or too slow
@@ -64,8 +64,8 @@ func (s *stream) serve(w http.ResponseWriter, r *http.Request, status int) {
 	}
 }
 
-// patience is how long the server waits for one who takes no answer.
-func patience(r *http.Request) time.Duration {
+// timeout is how long the server waits for a client that takes no answer.
+func timeout(r *http.Request) time.Duration {
 	if s, ok := r.Context().Value(http.ServerContextKey).(*http.Server); ok {
 		return s.WriteTimeout
 	}

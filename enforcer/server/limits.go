@@ -73,7 +73,7 @@ func (l *limited) Accept() (net.Conn, error) {
 		}
 		leave, err := l.enter(conn)
 		if err != nil {
-			turnAway(conn, err)
+			reject(conn, err)
 			continue
 		}
 		return &limitedConn{Conn: conn, release: sync.OnceFunc(func() {
@@ -109,8 +109,8 @@ func (l *limited) enter(conn net.Conn) (leave func(), err error) {
 	}, nil
 }
 
-// turnAway answers without having read what is asked: there is room for that in the kernel, so it waits for nobody.
-func turnAway(conn net.Conn, why error) {
+// reject answers without having read what is asked: there is room for that in the kernel, so it waits for nobody.
+func reject(conn net.Conn, why error) {
 	defer conn.Close()
 	body, err := json.Marshal(why)
 	if err != nil {

@@ -14,7 +14,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/unixsocket"
 )
 
-// Peer is who asks, as the kernel says: the process that connected.
+// Peer is the process that connected, as the kernel reports it.
 type Peer struct {
 	PID   int    // a hint for logs: it may have ended since, and the pid be another's; 0 if it cannot be seen from here
 	Start uint64 // with PID, the process that connected (process.Again); 0 if it had ended by the time that it was asked for
@@ -27,13 +27,13 @@ type (
 	groupsKey struct{}
 )
 
-// PeerOf returns who asks, for the context that a Service is called with; false if that is not known.
+// PeerOf returns the process that asks, for the context that a Service is called with; false if that is not known.
 func PeerOf(ctx context.Context) (Peer, bool) {
 	p, ok := ctx.Value(peerKey{}).(Peer)
 	return p, ok
 }
 
-// GroupsOf returns the groups of who asks, when it connected: its own, and then those that it is in beside.
+// GroupsOf returns the groups of the process that asks, when it connected: its own, and then those that it is in beside.
 func GroupsOf(ctx context.Context) []uint32 {
 	groups, _ := ctx.Value(groupsKey{}).([]uint32)
 	return groups
@@ -76,12 +76,12 @@ func askKernel[T any](conn net.Conn, question func(fd int) (T, error)) (answer T
 	return unixsocket.Ask(c, question)
 }
 
-// mostGroups is NGROUPS_MAX.
-const mostGroups = 1 << 16
+// maxGroups is NGROUPS_MAX.
+const maxGroups = 1 << 16
 
 // peerGroups is SO_PEERGROUPS.
 func peerGroups(fd int) ([]uint32, error) {
-	for n := 32; n <= mostGroups; n *= 2 {
+	for n := 32; n <= maxGroups; n *= 2 {
 		buffer := make([]byte, 4*n)
 		length := uint32(len(buffer))
 		_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), unix.SOL_SOCKET, unix.SO_PEERGROUPS,

@@ -12,7 +12,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/api"
 )
 
-// UserService is what the handlers of the users' socket call, with who asks in the context (PeerOf, GroupsOf): that
+// UserService is what the handlers of the users' socket call, with the asking process in the context (PeerOf, GroupsOf): that
 // socket is open to all, and the service decides who may have what.
 type UserService interface {
 	Info(ctx context.Context) (api.Info, error)
@@ -65,7 +65,7 @@ type forUsers struct {
 
 func (f forUsers) Info(ctx context.Context) (api.Info, error) { return f.users.Info(ctx) }
 func (f forUsers) Register(ctx context.Context, r api.RegisterRequest) (api.RegisterReply, error) {
-	// Here already, and not only in the service, so that what is refused is recorded under the same id as what is given.
+	// Here already, and not only in the service, so that what is refused is recorded under the same id as what is granted.
 	if p, known := PeerOf(ctx); known {
 		if id := api.UserSessionID(p.UID, r.ID); api.CheckID(id) == nil { // else the service refuses it, and says why
 			r.ID, noteIn(ctx).slice = id, id
