@@ -29,7 +29,7 @@ func newHolder(r *api.RegisterRequest) *admission.Holder {
 }
 
 // newBook is of the devices that driver truth knows.
-func newBook(limits admission.Limits, t *truth) *admission.Book {
+func newBook(limits admission.Limits, t *driverTruth) *admission.Book {
 	if t == nil {
 		return admission.New(limits, nil)
 	}
@@ -172,8 +172,8 @@ func (s *slice) holders() (map[int][]uint32, error) {
 	for _, p := range s.remaining.All() {
 		all[p.PID] = nil
 	}
-	for _, d := range s.devices {
-		for pid := range d.driver {
+	for _, f := range s.found {
+		for pid := range f.processes {
 			all[pid] = nil
 		}
 	}
@@ -228,7 +228,7 @@ func (s *slice) stillOn(index int, d *device, holders map[int][]uint32) (bytes u
 		bytes += max(charged, truth[pid])
 		past += truth[pid] - min(charged, truth[pid])
 	}
-	if known && d.driver == nil && s.request.Session { // who held it was not noted by the enforcer before this one
+	if known && d.sampled.IsZero() && s.request.Session { // who held it was not noted by the enforcer before this one
 		held := s.ledger.Held(index, 0)
 		bytes += held - min(held, past)
 	}

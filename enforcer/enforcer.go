@@ -2,7 +2,7 @@
 
 // Package enforcer is the one authority on which slices exist. It owns their registration, their directories,
 // attach sockets and ledgers, which processes are members of which, settlement of exited processes' bytes, and the
-// comparison with driver truth. It is what gpusliced runs, and what `gpuslice run` embeds.
+// sampling of driver truth. It is what gpusliced runs, and what `gpuslice run` embeds.
 //
 // What it must never do:
 //
@@ -73,8 +73,11 @@ type Options struct {
 	ContextBytes uint64
 	// Interval of the samples of driver truth, and of the check of each ledger. 0 is a second.
 	Interval time.Duration
-	Truth    Truth // nil: there is none, and NoTruth says why
-	NoTruth  string
+	// The times of package truth, and for how long nothing that changes is asked for again. 0 are 5 s, 100 ms and 10 s.
+	SettleTime, ExitGrace, IdleInterval time.Duration
+
+	Truth   Truth // nil: there is none, and NoTruth says why
+	NoTruth string
 	// Backend enforces by the driver, on devices where that is found to work; nil: there is none. Enforcement is whether it is
 	// wanted; "" is api.Auto. With api.Native there is no enforcer where it does not work.
 	Backend     Backend
@@ -108,7 +111,7 @@ type Enforcer struct {
 	host    *cgroup.Host     // nil if unprivileged
 	cgroups *cgroup.Watcher  // nil if unprivileged
 	deaths  *process.Watcher // of members and of first processes
-	truth   *truth           // nil without driver truth
+	truth   *driverTruth     // nil without driver truth
 	native  native           // where the driver enforces, too
 	events  *event.Log
 	book    *admission.Book // what is granted of each device, and to whom
@@ -147,12 +150,10 @@ func New(options Options) (*Enforcer, error) {
 	if options.ContextBytes == 0 {
 		options.ContextBytes = DefaultContextBytes
 	}
-	if options.Policy.Bypass == "" {
-		options.Policy.Bypass = api.Log
-	}
-	if options.Policy.Allowance == 0 {
-		options.Policy.Allowance = DefaultAllowance
-	}
+	options.SettleTime = cmp.Or(options.SettleTime, 5*time.Second)
+	options.ExitGrace = cmp.Or(options.ExitGrace, 100*time.Millisecond)
+	options.IdleInterval = cmp.Or(options.IdleInterval, 10*time.Second)
+	options.Policy = options.Policy.WithDefaults()
 	if options.Grace == 0 {
 		options.Grace = DefaultGrace
 	}
@@ -217,7 +218,7 @@ func (e *Enforcer) Run(ctx context.Context) error {
 	var loops sync.WaitGroup
 	if e.truth != nil {
 		for _, d := range e.truth.devices {
-			loops.Go(func() { e.compare(ctx, d) })
+			loops.Go(func() { e.newSampler(d).run(ctx) })
 		}
 	}
 	if e.enforcesAnywhere() {

@@ -14,13 +14,13 @@ import (
 //
 // It goes on aside, once at a time: to read what a process has mapped can take as long as the process likes. It says whether
 // there is any that may be such a one.
-func (s *slice) settleExecuted(raw [16]byte, truth map[int]uint64) bool {
+func (s *slice) settleExecuted(raw [16]byte, listed map[int]use) bool {
 	var found []*lane
 	s.mu.Lock()
 	index := s.find(raw)
 	for pid, l := range s.byPID {
 		// By the lane as it is now: who holds bytes in it has mapped the page. One that was just given may not be mapped yet.
-		if _, listed := truth[pid]; index >= 0 && s.state == api.Active && !listed && s.ledger.Held(index, l.number) > 0 {
+		if _, is := listed[pid]; index >= 0 && s.state == api.Active && !is && s.ledger.Held(index, l.number) > 0 {
 			found = append(found, l)
 		}
 	}

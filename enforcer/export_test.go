@@ -14,7 +14,7 @@ import (
 
 var HandDown = handDown
 
-func init() { patienceOfRelease, patienceOfCall = 3*time.Second, 5*time.Second }
+func init() { patienceOfRelease = 3 * time.Second }
 
 // LeavePlaces makes the slice's ledger look as if all but n of its process slots had been given out.
 func (e *Enforcer) LeavePlaces(id string, n int) {

@@ -67,82 +67,83 @@ func TestWhereNothingChangesTheDriverIsNotAskedForAllProcesses(t *testing.T) {
 	truth.quiet(t)
 }
 
-// What the driver holds beyond a lane is believed to be less once two looks say so: the second comes at the next interval.
+// What the driver holds beyond a lane that stands still is charged no more once it is seen to be less.
 func TestAGlanceKeepsNobodyFromWhatWasGivenBack(t *testing.T) {
 	truth, h, honest, _ := idle(t)
 	truth.quiet(t)
 	truth.justListed(t)
 	truth.set(gpu0, honest.pid(), 2*gib+20*mib)
-	from, _ := truth.looks()
-	eventually(t, "four looks at each device", func() bool { now, _ := truth.looks(); return now >= from+8 })
+	from := truth.intervals(gpu1)
+	eventually(t, "three intervals", func() bool { return truth.intervals(gpu1) > from+3 })
 	if d := h.see("s").Devices[0]; d.Overhead != 20*mib {
 		t.Errorf("%+v", d)
 	}
 }
 
-// What is hidden is found as soon as where every look asks for all, also if others gave back as much.
+// What is hidden is found within an interval and bypass_grace, also if others gave back as much. If no lane tells of that, it
+// takes idle_interval more at most.
 func TestAGlanceHidesNobody(t *testing.T) {
 	for _, c := range []struct {
 		what   string
-		within int // looks
+		within int // intervals: bypass_grace is 5, idle_interval is 10
 		happen func(truth *fakeTruth, honest, other *proc)
 	}{
-		{"more is used", 3, func(truth *fakeTruth, honest, other *proc) {
+		{"more is used", 6, func(truth *fakeTruth, honest, other *proc) {
 			truth.set(gpu0, other.pid(), gib)
 		}},
-		{"as much is used, and a lane changed", 3, func(truth *fakeTruth, honest, other *proc) {
+		{"as much is used, and a lane changed", 6, func(truth *fakeTruth, honest, other *proc) {
 			honest.must("release 0 %d", gib)
 			truth.swap(gpu0, honest.pid(), other.pid(), gib)
 		}},
-		{"as much is used, and no lane changed", 13, func(truth *fakeTruth, honest, other *proc) {
+		{"as much is used, and no lane changed", 16, func(truth *fakeTruth, honest, other *proc) {
 			truth.swap(gpu0, honest.pid(), other.pid(), 100*mib)
 		}},
 	} {
 		t.Run(c.what, func(t *testing.T) {
 			truth, h, honest, other := idle(t)
 			h.stop()
-			var at atomic.Int64 // how many looks there had been when it was named
+			var at atomic.Int64 // how many intervals there had been when it was named
 			h.options.Event = func(e api.Event) {
 				if e.Kind == api.EventBypass && e.PID == other.pid() {
-					glanced, _ := truth.looks()
-					at.CompareAndSwap(0, int64(glanced))
+					at.CompareAndSwap(0, int64(truth.intervals(gpu1)))
 				}
 			}
 			h.start()
 			truth.quiet(t)
 			truth.justListed(t)
 			c.happen(truth, honest, other)
-			from, _ := truth.looks()
+			from := truth.intervals(gpu1)
 			eventually(t, "it is named", func() bool { return at.Load() > 0 })
-			// Two devices are looked at, each in its own time.
-			if looks := int(at.Load()) - from; looks > 4*c.within {
-				t.Errorf("it took %d looks at two devices", looks)
+			// Two devices are sampled, each in its own time, and now and then the quiet one is listed.
+			if n := int(at.Load()) - from; n > c.within+4 {
+				t.Errorf("it took %d intervals", n)
 			}
 		})
 	}
 }
 
-// As long as something is open, each look asks for all.
+// As long as something is open, all are listed in each interval.
 func TestAGlanceIsNotEnoughWhereSomethingIsOpen(t *testing.T) {
 	const stays, passes = true, false
 	for _, c := range []struct {
-		what string
-		stay bool
-		open func(h *host, truth *fakeTruth, honest, other *proc)
+		what   string
+		stay   bool
+		second bool // it is on the second device
+		open   func(h *host, truth *fakeTruth, honest, other *proc)
 	}{
-		{"a process of no slice, which may give back what a hidden one takes", passes, func(h *host, truth *fakeTruth, _, _ *proc) {
+		{"a process of no slice, which may give back what a hidden one takes", passes, false, func(h *host, truth *fakeTruth, _, _ *proc) {
 			truth.set(gpu0, 1, gib)
 		}},
-		{"a process of which it is not known what it holds", passes, func(h *host, truth *fakeTruth, _, other *proc) {
+		{"a process of which it is not known what it holds", passes, false, func(h *host, truth *fakeTruth, _, other *proc) {
 			truth.set(gpu0, other.pid(), driver.Unknown)
 		}},
-		{"a process that holds memory past the ledger", passes, func(h *host, truth *fakeTruth, _, other *proc) {
+		{"a process that holds memory past the ledger", passes, false, func(h *host, truth *fakeTruth, _, other *proc) {
 			truth.set(gpu0, other.pid(), gib)
 		}},
-		{"memory on a device on which the slice has no quota", passes, func(h *host, truth *fakeTruth, honest, _ *proc) {
+		{"memory on a device on which the slice has no quota", passes, true, func(h *host, truth *fakeTruth, honest, _ *proc) {
 			truth.set(gpu1, honest.pid(), gib/2)
 		}},
-		{"a slice whose lanes nobody believes any more", stays, func(h *host, truth *fakeTruth, honest, _ *proc) {
+		{"a slice whose lanes nobody believes any more", stays, false, func(h *host, truth *fakeTruth, honest, _ *proc) {
 			honest.expect("ok", "poke %d %d", 128+16, uint64(1)<<50) // the first device's limit
 			eventually(t, "it is damaged", func() bool { return damaged(h, "s") })
 		}},
@@ -152,9 +153,14 @@ func TestAGlanceIsNotEnoughWhereSomethingIsOpen(t *testing.T) {
 			truth.quiet(t)
 			c.open(h, truth, honest, other)
 			truth.comparisons(t, 2)
-			// Of the two devices, one is quiet.
-			if n := truth.listings(t, 100); n < 40 {
-				t.Errorf("%d of 100 glances were followed by a listing", n)
+			open, quiet := gpu0, gpu1
+			if c.second {
+				open, quiet = gpu1, gpu0
+			}
+			listed, from := truth.listed(open), truth.intervals(quiet)
+			eventually(t, "50 intervals", func() bool { return truth.intervals(quiet) >= from+50 })
+			if n := truth.listed(open) - listed; n < 40 {
+				t.Errorf("in 50 intervals they were listed %d times", n)
 			}
 			if c.stay {
 				return

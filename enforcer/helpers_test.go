@@ -151,7 +151,8 @@ type fakeTruth struct {
 	asked int            // who holds what; or anything, while it hangs
 	lists map[string]int // how often it said who holds what, by device
 
-	glanced int // how much is in use
+	glanced int            // how much is in use
+	uses    map[string]int // that, by device
 
 	takes time.Duration // to say who holds what
 }
@@ -192,6 +193,10 @@ func (f *fakeTruth) Used(uuid string) (uint64, error) {
 	f.mu.Lock()
 	used, hang := gib, f.hang
 	f.glanced++
+	if f.uses == nil {
+		f.uses = make(map[string]int)
+	}
+	f.uses[uuid]++
 	if hang != nil {
 		f.asked++
 	}
@@ -221,6 +226,14 @@ func (f *fakeTruth) listed(uuid string) int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.lists[uuid]
+}
+
+// intervals says how often it was asked how much of a device is in use: of a quiet one that is once in each interval, and once more
+// at each list.
+func (f *fakeTruth) intervals(quiet string) int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.uses[quiet]
 }
 
 func (f *fakeTruth) set(uuid string, pid int, bytes uint64) {
@@ -255,7 +268,9 @@ func newHost(t *testing.T, truth *fakeTruth) *host {
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	h := &host{t: t, options: enforcer.Options{
 		RunDir: filepath.Join(dir, "run"), StateDir: filepath.Join(dir, "state"), Library: "/lib/x.so",
-		Interval: 20 * time.Millisecond, NoTruth: "this is a test", ContextBytes: 300 * mib,
+		Interval: 20 * time.Millisecond, SettleTime: time.Second, ExitGrace: 50 * time.Millisecond, IdleInterval: 200 * time.Millisecond,
+		Policy:  enforcer.Policy{Grace: 100 * time.Millisecond},
+		NoTruth: "this is a test", ContextBytes: 300 * mib,
 		Log: slog.New(slog.NewTextHandler(testWriter{t}, &slog.HandlerOptions{Level: slog.LevelDebug})),
 	}}
 	if truth != nil {

@@ -26,36 +26,14 @@ type lane struct {
 	refusals   report.Process
 	attached   time.Time            // zero if that was another enforcer's doing
 	learned    [ledger.Devices]bool // its first context's cost was looked at
-	settles    [ledger.Devices]settles
+	told       [ledger.Devices]told
 	lent       bool // by a former enforcer: its process was checkpointed, and others may have taken what it is charged for
 }
 
-// settles says that a process is about to charge what the driver holds for it: it has not before its lane has
-// another number, and is not waited for any longer than until.
-type settles struct {
+// told is when a process was told what the driver holds for it, to charge the rest: it has not as long as its lane has that number.
+type told struct {
 	number uint64
-	until  time.Time
-}
-
-// excusedAgain is after how many times as long a process is excused again for what it has not charged yet.
-const excusedAgain = 10
-
-// follow is for a process that had a lane already: one that calls execve, or only asks for a place, again and again would be excused
-// all the time.
-func (l *lane) follow(old *lane) {
-	if old.process.Start != l.process.Start {
-		return
-	}
-	now := l.attached
-	if now.Sub(old.attached) < excusedAgain*patienceOfContext {
-		l.attached = old.attached
-	}
-	for i, was := range old.settles {
-		if was.until.After(now) {
-			was.until = now
-		}
-		l.settles[i] = was
-	}
+	at     time.Time
 }
 
 // isMember is the slice's attach.Member.
@@ -180,7 +158,6 @@ func (s *slice) attach(peer *process.Handle) (reply ledger.Reply, files []*os.Fi
 	if old := s.byPID[peer.PID]; old != nil {
 		// Either its pid was a dead process's, whose end we are about to be told. Or it is the same process, which
 		// asks once per image: then it has called execve, and what the former image held went with its mappings.
-		l.follow(old)
 		s.settle(old)
 		killpoint.Pass("attach.settled")
 	}
@@ -272,7 +249,6 @@ func (s *slice) died(l *lane) {
 	}
 	killpoint.Pass("death.seen")
 	s.settle(l)
-	s.e.kickAll(s)
 }
 
 // settle ends a lane. Called with mu held.
@@ -296,7 +272,7 @@ func (s *slice) settle(l *lane) {
 		s.ledger.SetFree(l.number)
 	}
 	if !l.process.Alive() { // else it called execve, which closes what the driver would go by
-		s.mourn(l.process)
+		s.exited(l.process)
 	}
 	s.disown(l)
 	l.process.Close()

@@ -30,36 +30,6 @@ func (e *Enforcer) owner(pid int) *slice {
 	return session
 }
 
-// attached is the processes that have a place in a ledger, by pid.
-type attached map[int]lodger
-
-type lodger struct {
-	slice   *slice
-	process *process.Handle
-}
-
-// attachedTo are those of some slices.
-func attachedTo(slices []*slice) attached {
-	all := make(attached)
-	for _, s := range slices {
-		s.mu.Lock()
-		for pid, l := range s.byPID {
-			all[pid] = lodger{s, l.process}
-		}
-		s.mu.Unlock()
-	}
-	return all
-}
-
-// owner is the enforcer's, without a question to the kernel for a process that has a lane and is alive: it charges in
-// that slice's ledger, wherever it went since. That makes a sample of idle processes every second cheap.
-func (a attached) owner(e *Enforcer, pid int) *slice {
-	if of, is := a[pid]; is && of.process.Alive() {
-		return of.slice
-	}
-	return e.owner(pid)
-}
-
 func (e *Enforcer) container(pid int) *slice {
 	if e.host == nil {
 		return nil

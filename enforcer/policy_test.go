@@ -13,7 +13,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/gpuslice/gpuslice/enforcer"
 	"github.com/gpuslice/gpuslice/enforcer/api"
 )
 
@@ -22,7 +21,7 @@ func newPolicyHost(t *testing.T, truth *fakeTruth, action api.Action, scope api.
 	t.Helper()
 	h := newHost(t, truth)
 	h.stop()
-	h.options.Policy = enforcer.Policy{Bypass: action, Scope: scope}
+	h.options.Policy.Bypass, h.options.Policy.Scope = action, scope
 	h.start()
 	return h
 }
@@ -359,7 +358,7 @@ func TestAProcessAtWorkIsNotAccusedByCoincidence(t *testing.T) {
 	h := newHost(t, &truth.fakeTruth)
 	h.stop()
 	h.options.Truth = truth
-	h.options.Policy = enforcer.Policy{Bypass: api.Kill}
+	h.options.Policy.Bypass = api.Kill
 	h.start()
 	p, _ := h.session("s", on(gpu0, 12*gib))
 	p.must("attach")

@@ -56,8 +56,7 @@ type poolDevice struct {
 	beyond map[*slice]uint64            // what the enforcer charges in the member's own ledger: the driver's excess
 	short  map[*slice]map[int]shortfall // by pid: what a process charged to its slice, and not to the pool
 
-	inherited uint64              // what the former enforcer had charged for members: no less is as long as there are some
-	unheard   map[*slice]struct{} // that this one has not compared yet
+	unheard map[*slice]struct{} // members of which this enforcer has not sampled yet what the former one had charged: inherited
 }
 
 // poolLane is a place in the pool's ledger that a process has.

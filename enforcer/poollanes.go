@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"time"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
@@ -171,18 +172,19 @@ func (p *pool) forgetSuspended(l *poolLane) {
 }
 
 // shortfall is what a process holds in its slice and not in the pool. Between its two charges an honest one does, for an
-// instant, or for as long as it is stopped there; one that has overwritten the pool's page, or leaves it out, for good. So two
-// looks between which neither lane has changed are believed, as far as the driver says that the process holds it. Where the
-// driver does not say, it is charged as far as it fits: the pool has not more than its limit for a suspicion.
+// instant, or for as long as it is stopped there; one that has overwritten the pool's page, or leaves it out, for good. So it
+// is charged once neither lane has changed throughout bypass_grace, as far as the driver says that the process holds it. Where
+// the driver does not say, it is charged as far as it fits: the pool has not more than its limit for what is not verified.
 type shortfall struct {
-	inSlice, inPool uint64 // numbers of the lanes' last changes
+	inSlice, inPool uint64    // numbers of the lanes' last changes
+	since           time.Time // when they were those first
 	bytes, charged  uint64
-	suspected       bool // the driver does not say
+	unverified      bool // the driver does not say
 }
 
 // beyondLanes charges the pool for what the driver holds for a member's processes beyond their lanes, of which the slice says
-// how much it is. Called with the slice's mu held.
-func (p *pool) beyondLanes(s *slice, raw [16]byte, bytes uint64) {
+// how much it is; complete says that this is known of all of them. Called with the slice's mu held.
+func (p *pool) beyondLanes(s *slice, raw [16]byte, bytes uint64, complete bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	index := p.find(raw)
@@ -191,7 +193,10 @@ func (p *pool) beyondLanes(s *slice, raw [16]byte, bytes uint64) {
 	}
 	d := p.devices[index]
 	_, first := d.unheard[s]
-	delete(d.unheard, s)
+	first = first && complete
+	if complete {
+		delete(d.unheard, s)
+	}
 	if d.beyond[s] == bytes && !first {
 		return
 	}
@@ -201,7 +206,7 @@ func (p *pool) beyondLanes(s *slice, raw [16]byte, bytes uint64) {
 	p.chargeBeyond(d)
 }
 
-// compare looks whether what a member's processes charged to their slice they charged to the pool. Called with the slice's
+// compare finds out whether what a member's processes charged to their slice they charged to the pool. Called with the slice's
 // mu held.
 func (p *pool) compare(s *slice) {
 	p.mu.Lock()
@@ -215,45 +220,47 @@ func (p *pool) compare(s *slice) {
 			continue
 		}
 		d := p.devices[index]
-		before, found, told := d.short[s], make(map[int]shortfall), s.e.tells(sd.UUID)
+		before, short, told := d.short[s], make(map[int]shortfall), s.e.tells(sd.UUID)
 		for pid, l := range s.byPID {
-			now := shortfall{suspected: !told}
+			now := shortfall{unverified: !told, since: time.Now()}
 			if pl := p.byPID[pid]; pl != nil {
 				now.inPool, now.bytes = p.ledger.Number(index, pl.number), p.ledger.Held(index, pl.number)
 			}
 			held := s.ledger.Held(i, l.number)
 			if told {
-				held = min(held, sd.driver[pid])
+				held = min(held, s.found[sd.UUID].driver(pid))
 			}
 			now.inSlice, now.bytes = s.ledger.Number(i, l.number), held-min(held, now.bytes)
 			if now.bytes == 0 {
 				continue
 			}
-			if old := before[pid]; old.bytes > 0 && old.inSlice == now.inSlice && old.inPool == now.inPool {
-				now.charged = now.bytes
-			} else {
-				now.charged = min(old.charged, now.bytes)
+			old := before[pid]
+			now.charged = min(old.charged, now.bytes)
+			if old.bytes > 0 && old.inSlice == now.inSlice && old.inPool == now.inPool {
+				if now.since = old.since; time.Since(now.since) >= s.e.options.Policy.Grace {
+					now.charged = now.bytes
+				}
 			}
-			found[pid] = now
+			short[pid] = now
 		}
-		if len(before) == 0 && len(found) == 0 {
+		if len(before) == 0 && len(short) == 0 {
 			continue
 		}
-		d.short[s] = found
+		d.short[s] = short
 		p.chargeBeyond(d)
 	}
 }
 
 // chargeBeyond brings lane 0 to the sums over all members. Called with mu held.
 func (p *pool) chargeBeyond(d *poolDevice) {
-	var known, suspected uint64
+	var known, unverified uint64
 	for _, bytes := range d.beyond {
 		known += bytes
 	}
 	for _, short := range d.short {
 		for _, s := range short {
-			if s.suspected {
-				suspected += s.charged
+			if s.unverified {
+				unverified += s.charged
 			} else {
 				known += s.charged
 			}
@@ -263,10 +270,10 @@ func (p *pool) chargeBeyond(d *poolDevice) {
 	if len(d.unheard) > 0 {
 		known = max(known, d.inherited)
 	}
-	if held := d.account.Held(); held < known || held > known+suspected {
-		err = d.account.Set(max(known, min(held, known+suspected)))
+	if held := d.account.Held(); held < known || held > known+unverified {
+		err = d.account.Set(max(known, min(held, known+unverified)))
 	}
-	used, rest := p.figures(p.find(d.UUID)).Used, known+suspected-d.account.Held()
+	used, rest := p.figures(p.find(d.UUID)).Used, known+unverified-d.account.Held()
 	if err == nil && rest > 0 && used < d.Limit {
 		// Others may take it first: then it is tried again at the next look.
 		if err = d.account.Charge(min(rest, d.Limit-used)); errors.Is(err, ledger.ErrRefused) {

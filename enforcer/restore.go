@@ -353,6 +353,9 @@ func (s *slice) recoverDevices(r store.Slice) bool {
 		var err error
 		if i < count {
 			d.account, err = s.ledger.OpenAccount(i, 0)
+			if err == nil {
+				d.inherited = d.account.Held()
+			}
 			if err == nil && !r.Expired {
 				err = s.refreeze(i)
 			}

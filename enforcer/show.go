@@ -99,10 +99,8 @@ func (s *slice) showDevice(index int, d *device) api.DeviceUse {
 	}
 	use.Limit = d.shownLimit()
 	use.Enforcement = s.enforcementOn(d.UUID)
-	for at, x := range s.suspects {
-		if at.device == d.UUID && x.action != "" {
-			use.Bypass += min(x.bytes, d.Total)
-		}
+	if s.isSampled() {
+		use.Bypass = s.found[d.UUID].past(d.Total)
 	}
 	if g := s.e.gpuOf(d.uuid); g != nil {
 		use.Index, use.Name = g.Index, g.Name
@@ -127,8 +125,14 @@ func (s *slice) showProcesses() []api.Process {
 		for pid := range s.byPID {
 			pids[pid] = true
 		}
-		for pid := range d.driver {
-			pids[pid] = true
+		var sampled map[int]use
+		if f := s.found[d.UUID]; f != nil {
+			sampled = f.processes
+		}
+		for pid, u := range sampled {
+			if u.driver != nil || u.charged > 0 {
+				pids[pid] = true
+			}
 		}
 		for pid := range pids {
 			use := api.ProcessUse{Device: d.uuid}
@@ -137,14 +141,11 @@ func (s *slice) showProcesses() []api.Process {
 				use.Overhead = min(held, s.ledger.Context(i, l.number))
 				use.Used = held - use.Overhead
 			}
-			if x := d.excess[pid]; x != nil {
-				use.Overhead += x.charged
-			}
-			if x := s.suspects[place{d.UUID, pid}]; x != nil && x.action != "" {
-				process(pid).Bypass = x.cause
-			}
-			if bytes, ok := d.driver[pid]; ok {
-				use.Driver = &bytes
+			u := sampled[pid]
+			use.Overhead += u.charged
+			use.Driver = u.driver
+			if u.cause != "" && s.isSampled() {
+				process(pid).Bypass = u.cause
 			}
 			if use.Used > 0 || use.Overhead > 0 || use.Driver != nil {
 				p := process(pid)

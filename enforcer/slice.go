@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"time"
 
 	"github.com/gpuslice/gpuslice/enforcer/admission"
@@ -59,10 +60,11 @@ type slice struct {
 	closing  bool // it is being released: no process is let in any more
 	executed bool // it is being looked whose image is another (exec.go)
 
-	suspects    map[place]*suspect // processes that hold memory past the ledger
-	suspicious  time.Time          // when it was frozen, or would have been again
-	frozen      string             // why nothing more is given; "" if it is
-	overwritten bool               // its page was, and nothing is done about it yet
+	found       map[[16]byte]*found   // what the last samples did, by device; none for nothing
+	adding      atomic.Bool           // a device in use is being added to the ledger
+	frozen      string                // why nothing more is granted; "" if it is
+	unsampled   map[[16]byte]struct{} // devices that have to be sampled before it is again, after a restart
+	overwritten bool                  // its page was, and nothing is done about it yet
 
 	refusals report.Refusals
 	rejected report.Rejected
@@ -89,12 +91,13 @@ type device struct {
 	ledger.Device
 	uuid    string
 	account *ledger.Account
-	pool    *pool           // whose quota counts as long as the slice has none of its own here; else nil
-	most    uint64          // the highest of the limits before this one: on disk before this one is on the page
-	excess  map[int]*excess // by pid: what the driver holds beyond the ledger
-	ghosts  map[int]*ghost  // by pid: the dead, until the driver was asked (ghosts.go)
-	driver  map[int]uint64  // by pid: driver truth, as of the last comparison
-	told    uint64          // of what was given back for the dead: bytes
+	pool    *pool  // whose quota counts as long as the slice has none of its own here; else nil
+	most    uint64 // the highest of the limits before this one: on disk before this one is on the page
+	told    uint64 // of what was given back for the dead: bytes
+
+	exits     map[int]exit // by pid: processes that have exited, until the driver was asked what it holds for them
+	inherited uint64       // what a former enforcer had charged beyond the lanes: no less is before that is sampled
+	sampled   time.Time    // when it was first; zero if it was not by this enforcer
 
 	suspended map[uint32]uint64 // by lane: what a checkpointed process is charged for; Limit is higher by it
 	frozen    bool              // the page has 0 in Limit's place
@@ -155,7 +158,7 @@ func above(most, limit uint64) uint64 {
 func (s *slice) describe(uuid driver.UUID, limit, total uint64) *device {
 	d := &device{
 		Device: ledger.Device{UUID: uuid.Raw, Limit: limit, Quota: min(limit, total), Total: total},
-		uuid:   uuid.String(), excess: make(map[int]*excess), ghosts: make(map[int]*ghost), suspended: make(map[uint32]uint64),
+		uuid:   uuid.String(), suspended: make(map[uint32]uint64),
 	}
 	if limit == ledger.NoLimit {
 		d.pool = s.pool
@@ -319,7 +322,7 @@ func (s *slice) hangUp() {
 
 // let closes what this process has open for the slice, but for the attach socket. Called with mu held.
 func (s *slice) let() {
-	s.acquit()
+	s.found = nil
 	var errs []error
 	for n, l := range s.lanes {
 		s.e.deaths.Unwatch(l.process)

@@ -20,9 +20,6 @@ const (
 	patience = 5 * time.Second
 	// patienceOfProcess is less than what the asking process has with us.
 	patienceOfProcess = 700 * time.Millisecond
-	// patienceOfContext is how long a process may take from its attach to its first charge: it makes a context meanwhile,
-	// which takes a few tenths of a second.
-	patienceOfContext = 3 * time.Second
 )
 
 // patienceOfRelease is less, since all other changes wait for a release. Tests have more.
@@ -33,9 +30,9 @@ var (
 	errUntold = errors.New("the driver does not tell what each process holds")
 )
 
-// truth is driver truth with its defects kept away from the rest: one question per device at a time, nobody
+// driverTruth is driver truth with its defects kept away from the rest: one question per device at a time, nobody
 // waits longer than he wants.
-type truth struct {
+type driverTruth struct {
 	source  Truth
 	devices []*gpu
 	version string // the driver's, as it was at the start: who asks the enforcer who it is shall not wait for the driver
@@ -47,9 +44,8 @@ type truth struct {
 type gpu struct {
 	driver.Device
 	slot chan struct{} // taken while the driver is asked about this device
-	kick chan struct{} // compare soon
-
-	seen seen // by the loop that compares
+	// exits says that a process has exited for whom the driver may hold memory here.
+	exits chan struct{}
 
 	begin    time.Time     // what is in answer is counted from
 	answer   atomic.Int64  // when the driver last said who holds what, or nobody needed to know
@@ -66,7 +62,7 @@ func (e *Enforcer) openTruth() error {
 			"why", e.options.NoTruth, "bytes", e.options.ContextBytes)
 		return nil
 	}
-	t := &truth{source: e.options.Truth}
+	t := &driverTruth{source: e.options.Truth}
 	type answer struct {
 		devices []driver.Device
 		version string
@@ -83,7 +79,7 @@ func (e *Enforcer) openTruth() error {
 	case a := <-found:
 		t.version = a.version
 		for _, d := range a.devices {
-			t.devices = append(t.devices, &gpu{Device: d, slot: make(chan struct{}, 1), kick: make(chan struct{}, 1), begin: time.Now()})
+			t.devices = append(t.devices, &gpu{Device: d, slot: make(chan struct{}, 1), exits: make(chan struct{}, 1), begin: time.Now()})
 		}
 	case <-time.After(2 * patience):
 		return fmt.Errorf("list the devices: %w (nvidia-smi hangs too?)", errHangs)
@@ -93,7 +89,7 @@ func (e *Enforcer) openTruth() error {
 	return nil
 }
 
-func (t *truth) device(raw [16]byte) *gpu {
+func (t *driverTruth) device(raw [16]byte) *gpu {
 	for _, g := range t.devices {
 		if g.Raw == raw {
 			return g
@@ -103,7 +99,7 @@ func (t *truth) device(raw [16]byte) *gpu {
 }
 
 // processes asks the driver what each process holds on a device.
-func (t *truth) processes(g *gpu, patience time.Duration) (map[int]uint64, error) {
+func (t *driverTruth) processes(g *gpu, patience time.Duration) (map[int]uint64, error) {
 	return ask(g.slot, patience, func() (map[int]uint64, error) { return t.source.Processes(g.UUID) })
 }
 
@@ -151,7 +147,7 @@ func ask[T any](slot chan struct{}, patience time.Duration, question func() (T, 
 }
 
 // costs says of what a context's cost is learned: a model of device with a version of the driver; "" if the device has no name.
-func (t *truth) costs(g *gpu) string {
+func (t *driverTruth) costs(g *gpu) string {
 	if g.Name == "" {
 		return ""
 	}
@@ -159,7 +155,7 @@ func (t *truth) costs(g *gpu) string {
 }
 
 // learned is what a first context is known to cost on a device; 0 if that is not known yet.
-func (t *truth) learned(g *gpu) uint64 {
+func (t *driverTruth) learned(g *gpu) uint64 {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.contexts[t.costs(g)]
@@ -223,7 +219,7 @@ func (e *Enforcer) learn(g *gpu, bytes uint64) {
 	}
 }
 
-// publish writes what was learned to the store and to all ledgers: from the comparison's own loop, so that
+// publish writes what was learned to the store and to all ledgers: from the sampler's own loop, so that
 // processes that come and go quickly cannot keep the disk busy.
 func (e *Enforcer) publish(g *gpu) {
 	g.mu.Lock()
@@ -257,7 +253,7 @@ func (s *slice) tellTruth(peer *process.Handle, index uint32) (uint64, error) {
 	}
 	all, err := s.e.truth.processes(g, patienceOfProcess)
 	if err != nil {
-		return 0, ledger.StatusUnknown // the comparison says it in the log, once
+		return 0, ledger.StatusUnknown // the sampler logs it, once
 	}
 	bytes, listed := all[peer.PID]
 	if !listed || bytes == driver.Unknown {
@@ -265,10 +261,8 @@ func (s *slice) tellTruth(peer *process.Handle, index uint32) (uint64, error) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	first := l != nil && !l.learned[index]
-	if s.state == api.Active && l != nil && s.lanes[l.number] == l && first {
+	if s.state == api.Active && l != nil && s.lanes[l.number] == l && !l.learned[index] {
 		l.learned[index] = true
-		s.settling(l, int(index))
 		after := s.ledger.Held(int(index), l.number)
 		context := s.ledger.Context(int(index), l.number)
 		// What it asked for beside the context; it was charged before or while the driver was asked.
@@ -279,24 +273,11 @@ func (s *slice) tellTruth(peer *process.Handle, index uint32) (uint64, error) {
 			s.ledger.SetContextBytes(int(index), s.contextBytes(s.devices[index]))
 		}
 	}
-	if x := s.devices[index].excess[peer.PID]; x != nil && !first { // charged already, here: the process charges the rest
-		bytes -= min(bytes, x.charged)
+	bytes -= min(bytes, s.found[raw].chargedFor(peer, l)) // the process charges the rest
+	if s.state == api.Active && l != nil && s.lanes[l.number] == l && bytes > s.ledger.Held(int(index), l.number) {
+		l.told[index] = told{number: s.ledger.Number(int(index), l.number), at: time.Now()}
 	}
 	return bytes, nil
-}
-
-// settling takes back what was charged for a process beyond its lane: it has asked what its first context takes, and
-// charges that itself as soon as it has the answer. It would count twice, and refuse what fits, until two comparisons had
-// found that out. Called with mu held, once for a lane and device.
-func (s *slice) settling(l *lane, index int) {
-	if time.Since(l.settles[index].until) < excusedAgain*patienceOfProcess { // by a lane that it had before
-		return
-	}
-	l.settles[index] = settles{number: s.ledger.Number(index, l.number), until: time.Now().Add(patienceOfProcess)}
-	if d := s.devices[index]; d.excess[l.process.PID] != nil {
-		delete(d.excess, l.process.PID)
-		s.chargeExcess(d)
-	}
 }
 
 // onDevice finds a process's lane and what it holds on one of the ledger's devices.

@@ -56,7 +56,7 @@ func (e *Enforcer) resolveVisible(names []string) []string {
 }
 
 // named are the devices of an index, or of a UUID: with that of a GPU in MIG mode, its instances.
-func (t *truth) named(name string) []*gpu {
+func (t *driverTruth) named(name string) []*gpu {
 	name, _ = api.DeviceName(name)
 	index, err := strconv.Atoi(name)
 	return t.devicesThat(func(g *gpu) bool {
@@ -64,11 +64,11 @@ func (t *truth) named(name string) []*gpu {
 	})
 }
 
-func (t *truth) ofMinor(minor int) []*gpu {
+func (t *driverTruth) ofMinor(minor int) []*gpu {
 	return t.devicesThat(func(g *gpu) bool { return g.Minor == minor })
 }
 
-func (t *truth) devicesThat(are func(*gpu) bool) []*gpu {
+func (t *driverTruth) devicesThat(are func(*gpu) bool) []*gpu {
 	var found []*gpu
 	for _, g := range t.devices {
 		if are(g) {

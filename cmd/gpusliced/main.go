@@ -120,11 +120,12 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 
 	options := enforcer.Options{
 		RunDir: c.RunDir, StateDir: c.StateDir, Library: c.Library,
-		ContextBytes: uint64(c.ContextOverhead), Interval: c.TruthInterval, Log: log,
+		ContextBytes: uint64(c.ContextOverhead), Log: log,
+		Interval: c.TruthInterval, SettleTime: c.SettleTime, ExitGrace: c.ExitGrace, IdleInterval: c.IdleInterval,
 		Enforcement: c.Enforcement,
 		Admission:   limits(whole),
 		Policy: enforcer.Policy{
-			Bypass: whole.Policy.Bypass, Scope: whole.Policy.Scope, Allowance: uint64(whole.Policy.Allowance),
+			Bypass: whole.Policy.Bypass, Scope: whole.Policy.Scope, Allowance: uint64(whole.Policy.Allowance), Grace: whole.Policy.BypassGrace,
 		},
 		Grace: whole.Expiry.Grace, MaxTTL: time.Duration(whole.Expiry.MaxTTL),
 		Caller: func(ctx context.Context) (session.Asker, bool) {

@@ -47,6 +47,9 @@ type Enforcer struct {
 	LogLevel        string        `toml:"log_level"`
 	MetricsAddress  string        `toml:"metrics_address"`
 	TruthInterval   time.Duration `toml:"truth_interval"`
+	SettleTime      time.Duration `toml:"settle_time"`
+	ExitGrace       time.Duration `toml:"exit_grace"`
+	IdleInterval    time.Duration `toml:"idle_interval"`
 	ContextOverhead Size          `toml:"context_overhead"`
 	NVML            string        `toml:"nvml"`
 
@@ -93,6 +96,9 @@ func Default() Config {
 			Group:           "gpuslice",
 			LogLevel:        "info",
 			TruthInterval:   time.Second,
+			SettleTime:      5 * time.Second,
+			ExitGrace:       100 * time.Millisecond,
+			IdleInterval:    10 * time.Second,
 			ContextOverhead: 512 << 20,
 			NVML:            NVMLAuto,
 			Enforcement:     api.Auto,
@@ -218,6 +224,17 @@ func (c *Config) check() error {
 			return fmt.Errorf("enforcer.%s = %q: an absolute path is accepted", p.key, p.path)
 		}
 	}
+	for _, t := range []struct {
+		key  string
+		time time.Duration
+	}{
+		{"enforcer.truth_interval", e.TruthInterval}, {"enforcer.settle_time", e.SettleTime}, {"enforcer.exit_grace", e.ExitGrace},
+		{"enforcer.idle_interval", e.IdleInterval}, {"policy.bypass_grace", c.Policy.BypassGrace},
+	} {
+		if t.time < 10*time.Millisecond || t.time > time.Hour {
+			return fmt.Errorf("%s = %q: \"10ms\" to \"1h\" are accepted", t.key, t.time)
+		}
+	}
 	switch {
 	case !oneOf(e.LogLevel, "debug", "info", "warn", "error"):
 		return fmt.Errorf("enforcer.log_level = %q: \"debug\", \"info\", \"warn\" and \"error\" are accepted", e.LogLevel)
@@ -227,8 +244,6 @@ func (c *Config) check() error {
 		return fmt.Errorf("enforcer.enforcement = %q: %q, %q and %q are accepted", e.Enforcement, api.Auto, api.Native, api.Intercept)
 	case e.Enforcement == api.Native && e.NVML == NVMLOff:
 		return fmt.Errorf("enforcer.enforcement = %q: with nvml = %q there is nobody to ask: %q and %q are accepted then", e.Enforcement, NVMLOff, api.Auto, api.Intercept)
-	case e.TruthInterval < 10*time.Millisecond || e.TruthInterval > time.Hour:
-		return fmt.Errorf("enforcer.truth_interval = %q: \"10ms\" to \"1h\" are accepted", e.TruthInterval)
 	case len(r.Runtimes) == 0:
 		return errors.New("runtime.runtimes is empty: the names or paths of OCI runtimes are accepted, the first that is found is used")
 	case !oneOf(r.Missing, MissingRefuse, MissingPass):

@@ -89,6 +89,9 @@ group = ""
 log_level = "debug"
 metrics_address = "127.0.0.1:9835"
 truth_interval = "250ms"
+settle_time = "3s"
+exit_grace = "50ms"
+idle_interval = "1m"
 context_overhead = "300m"
 nvml = "off"
 enforcement = "intercept"
@@ -113,6 +116,7 @@ keep = 0
 bypass = "kill"
 scope = "slice"
 allowance = "512m"
+bypass_grace = "1s"
 [expiry]
 grace = "2m"
 max_ttl = "12h"
@@ -129,10 +133,11 @@ max_vram = "50%"
 	want := Config{
 		Enforcer: Enforcer{
 			Socket: "/a/b.sock", RunDir: "/r", StateDir: "/s", Library: "/l.so", LogLevel: "debug", MetricsAddress: "127.0.0.1:9835",
-			TruthInterval: 250 * time.Millisecond, ContextOverhead: 300 << 20, NVML: NVMLOff, Enforcement: api.Intercept,
+			TruthInterval: 250 * time.Millisecond, SettleTime: 3 * time.Second, ExitGrace: 50 * time.Millisecond, IdleInterval: time.Minute,
+			ContextOverhead: 300 << 20, NVML: NVMLOff, Enforcement: api.Intercept,
 		},
 		Runtime: Runtime{Runtimes: []string{"/usr/bin/nvidia-container-runtime"}, Missing: MissingPass, DefaultVRAM: "50%", AllowEnv: true},
-		Policy:  Policy{Bypass: api.Kill, Scope: api.ScopeSlice, Allowance: 512 << 20},
+		Policy:  Policy{Bypass: api.Kill, Scope: api.ScopeSlice, Allowance: 512 << 20, BypassGrace: time.Second},
 		Expiry:  Expiry{Grace: 2 * time.Minute, MaxTTL: TTL(12 * time.Hour)},
 		Sessions: Sessions{Socket: "/u.sock", Limits: []SessionLimit{
 			{User: "alice", MaxVRAM: Share{api.Share{Bytes: 8 << 30}}, MaxSessions: 2}, {Group: "100", MaxVRAM: Share{api.Share{Percent: 50}}},
@@ -159,6 +164,10 @@ func TestWhatIsNotUnderstoodIsRefusedWithItsLine(t *testing.T) {
 		"[enforcer]\nsocket = \"a.sock\"\n":                                         {"enforcer.socket", "absolute"},
 		"[enforcer]\nlog_level = \"verbose\"\n":                                     {"enforcer.log_level", `"debug"`},
 		"[enforcer]\ntruth_interval = \"0s\"\n":                                     {"enforcer.truth_interval", "10ms"},
+		"[enforcer]\nsettle_time = \"1ms\"\n":                                       {"enforcer.settle_time", "1h"},
+		"[enforcer]\nexit_grace = \"2h\"\n":                                         {"enforcer.exit_grace", "1h"},
+		"[enforcer]\nidle_interval = \"0s\"\n":                                      {"enforcer.idle_interval", "10ms"},
+		"[policy]\nbypass_grace = \"0s\"\n":                                         {"policy.bypass_grace", "10ms"},
 		"[enforcer]\ntruth_interval = \"soon\"\n":                                   {"line 2", "soon"},
 		"[enforcer]\ncontext_overhead = \"0\"\n":                                    {"line 2", "4GiB"},
 		"[enforcer]\ncontext_overhead = \"4X\"\n":                                   {"4X", "4GiB"},

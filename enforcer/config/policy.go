@@ -4,6 +4,7 @@ package config
 
 import (
 	"fmt"
+	"time"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
 )
@@ -13,13 +14,13 @@ type Policy struct {
 	Bypass    api.Action `toml:"bypass"`
 	Scope     api.Scope  `toml:"scope"`
 	Allowance Size       `toml:"allowance"`
+
+	BypassGrace time.Duration `toml:"bypass_grace"`
 }
 
-// DefaultAllowance is argued for in docs/security.md.
-const DefaultAllowance = 1 << 30
-
+// The allowance is argued for in docs/security.md.
 func defaultPolicy() Policy {
-	return Policy{Bypass: api.Log, Scope: api.ScopeProcess, Allowance: DefaultAllowance}
+	return Policy{Bypass: api.Log, Scope: api.ScopeProcess, Allowance: 1 << 30, BypassGrace: 500 * time.Millisecond}
 }
 
 // check says which value is not accepted, and what is.

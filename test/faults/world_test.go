@@ -125,6 +125,8 @@ state_dir = %q
 library = %q
 group = ""
 truth_interval = "100ms"
+settle_time = "500ms"
+idle_interval = "1s"
 context_overhead = "64M"
 enforcement = %q
 
@@ -133,6 +135,7 @@ grace = "200ms"
 
 [policy]
 bypass = %q
+bypass_grace = "50ms"
 
 [audit]
 file = %q

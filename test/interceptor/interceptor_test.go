@@ -118,7 +118,7 @@ func TestAProcessThatNeverStandsStillIsChargedExactly(t *testing.T) {
 		seconds = "20"
 	}
 	env := environment(t, "FAKECUDA_CONTEXT=64M")
-	cmd, lines := startDaemon(t, env, `truth_interval = "20ms"`).start(t, env, "1G", compile(t, "small"), seconds)
+	cmd, lines := startDaemon(t, env, `truth_interval = "20ms"`, `settle_time = "220ms"`).start(t, env, "1G", compile(t, "small"), seconds)
 	last := lastOf(t, lines)
 	if err := cmd.Wait(); err != nil {
 		t.Fatalf("%v: %s", err, last)

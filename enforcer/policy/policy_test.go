@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package policy
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+)
+
+func TestWhatIsDoneAboutAViolation(t *testing.T) {
+	never := Violation{Cause: api.BypassUnattached}
+	within := Violation{Cause: api.BypassExcess}
+	beyond := Violation{Cause: api.BypassExcess, OverLimit: true}
+	record := Violation{Cause: api.BypassUnattached, Record: true, OverLimit: true}
+	for _, c := range []struct {
+		what   string
+		policy api.Action
+		v      Violation
+		done   api.Action
+		want   api.Action
+		tell   bool
+	}{
+		{"it is named", api.Log, never, "", api.Log, true},
+		{"once", api.Log, never, api.Log, api.Log, false},
+		{"it is killed", api.Kill, never, "", api.Kill, true},
+		{"again and again, and told once", api.Kill, never, api.Kill, api.Kill, false},
+		{"who attached is named as long as the slice is within its limit", api.Kill, within, "", api.Log, true},
+		{"and killed beyond it", api.Kill, beyond, "", api.Kill, true},
+		{"which is told", api.Kill, beyond, api.Log, api.Kill, true},
+		{"that it is within again is not", api.Refuse, within, api.Refuse, api.Log, false},
+		{"a slice that records is never hurt", api.Kill, record, "", api.Log, true},
+	} {
+		action, tell := Policy{Bypass: c.policy}.Answer(c.v, c.done)
+		if action != c.want || tell != c.tell {
+			t.Errorf("%s: %s, told: %v", c.what, action, tell)
+		}
+	}
+}
+
+func TestHowLongASliceIsFrozen(t *testing.T) {
+	one := Violation{PID: 7, Command: "a", Device: "GPU-1", Bytes: 1 << 30}
+	other := Violation{PID: 3, Command: "b", Device: "GPU-2", Bytes: 1 << 20}
+	for _, c := range []struct {
+		what      string
+		was       string
+		refused   []Violation
+		unsettled bool
+		want      string // part of why
+	}{
+		{"not without a violation", "", nil, false, ""},
+		{"nor as long as nobody knows", "", nil, true, ""},
+		{"as long as there is one", "", []Violation{one}, false, "process 7 (a) holds 1GiB on GPU-1"},
+		{"whatever else is not known", "", []Violation{one}, true, "process 7 (a) holds 1GiB on GPU-1"},
+		{"the reason is the same in any order", "", []Violation{other, one}, false, "process 7 (a)"},
+		{"and may be another later", "process 7", []Violation{other}, false, "process 3 (b)"},
+		{"it is not over before that is known", "process 7", nil, true, "process 7"},
+		{"then it is", "process 7", nil, false, ""},
+	} {
+		if got := Frozen(c.was, c.refused, c.unsettled); !strings.HasPrefix(got, c.want) || (got == "") != (c.want == "") {
+			t.Errorf("%s: %q", c.what, got)
+		}
+	}
+}
+
+func TestWhatIsNotSet(t *testing.T) {
+	want := Policy{Bypass: api.Log, Allowance: 1 << 30, Grace: 500 * time.Millisecond}
+	if got := (Policy{}).WithDefaults(); got != want {
+		t.Errorf("%+v", got)
+	}
+	set := Policy{api.Kill, api.ScopeSlice, 1, 2}
+	if got := set.WithDefaults(); got != set {
+		t.Errorf("%+v", got)
+	}
+}

@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforcer
+
+import (
+	"hash/maphash"
+	"time"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/process"
+	"github.com/gpuslice/gpuslice/enforcer/truth"
+)
+
+// lanes are those of all slices on one device, as they were read.
+type lanes struct {
+	slices map[*slice]standing
+	byPID  map[int]reading
+	exits  map[int]exit // by pid: of processes that had a lane
+	digest uint64       // of what they hold, and of how often each was changed
+}
+
+// standing says what samples are for in a slice.
+type standing struct {
+	samples bool // violations are looked for
+	charges bool // what is beyond the lanes is charged
+}
+
+// reading is a process's lane. Once the process has exited its handle may be closed.
+type reading struct {
+	slice   *slice
+	process truth.Process
+	handle  *process.Handle
+	lane    truth.Lane
+}
+
+func newLanes() lanes {
+	return lanes{make(map[*slice]standing), make(map[int]reading), make(map[int]exit), 0}
+}
+
+// read reads them anew.
+func (l *lanes) read(all []*slice, raw [16]byte) {
+	clear(l.slices)
+	clear(l.byPID)
+	clear(l.exits)
+	l.digest = 0
+	for _, s := range all {
+		s.readLanes(l, raw)
+	}
+}
+
+// has says whether a process had a lane.
+func (l *lanes) has(k *sampled) bool { return l.of(k).ID != 0 }
+
+// of is a process's lane; the zero value if it had none.
+func (l *lanes) of(k *sampled) truth.Lane {
+	if r := l.byPID[k.process.PID]; r.process == k.process && r.slice == k.slice {
+		return r.lane
+	}
+	return truth.Lane{}
+}
+
+func (l *lanes) put(r reading) {
+	if was, has := l.byPID[r.process.PID]; has && was.handle.Alive() { // the other has exited, and is not settled yet
+		return
+	}
+	l.byPID[r.process.PID] = r
+}
+
+// digestKey keeps anybody from making up lanes whose digest is the same.
+var digestKey = maphash.MakeSeed()
+
+// readLanes reads the slice's lanes on a device. Those of a slice whose page says anything, or was not found, hold the highest
+// limit that it had: an honest process could have charged that, and no more.
+func (s *slice) readLanes(into *lanes, raw [16]byte) {
+	type entry struct {
+		slice        uint64 // its generation
+		state        api.State
+		lane         uint64
+		held, number uint64
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	into.digest += maphash.Comparable(digestKey, entry{slice: s.generation, state: s.state})
+	index := s.find(raw)
+	into.slices[s] = standing{samples: s.isSampled(), charges: s.state == api.Active && index >= 0}
+	var limit uint64
+	switch {
+	case !s.isSampled():
+		return
+	case index >= 0:
+		limit = s.devices[index].mostLimit()
+		for pid, x := range s.devices[index].exits {
+			into.exits[pid] = x
+			into.digest += maphash.Comparable(digestKey, entry{slice: s.generation, lane: uint64(pid), number: x.process.Start})
+		}
+	}
+	for _, l := range s.lanes {
+		r := reading{s, truth.Process{PID: l.process.PID, Start: l.process.Start}, l.process, truth.Lane{ID: l.id()}}
+		switch {
+		case s.state == api.Damaged:
+			r.lane.Held = limit
+		case index >= 0:
+			r.lane.Calls = truth.Calls(s.ledger.Uncharged(index, l.number)) // first: what those charged that have ended is in the rest
+			r.lane.Loads = truth.Calls(s.ledger.Loads(l.number))
+			r.lane.Held, r.lane.Number = s.charged(index, l), s.ledger.Number(index, l.number)
+			r.lane.Waiting = s.waiting(index, l, r.lane.Number)
+			into.digest += maphash.Comparable(digestKey, entry{s.generation, s.state, r.lane.ID, r.lane.Held, r.lane.Number})
+		}
+		into.put(r)
+	}
+	if s.ledger != nil {
+		return
+	}
+	for _, p := range s.remaining.All() { // they may have a lane
+		into.put(reading{s, truth.Process{PID: p.PID, Start: p.Start}, p, truth.Lane{ID: 1, Held: limit}})
+	}
+}
+
+// id is the lane's, as no other's of the slice is; not 0.
+func (l *lane) id() uint64 {
+	if l == nil {
+		return 0
+	}
+	return l.generation<<16 | uint64(l.number)
+}
+
+// isSampled says whether violations are looked for in the slice. Called with mu held.
+func (s *slice) isSampled() bool { return s.state == api.Active || s.state == api.Damaged }
+
+// charged is what a lane holds on a device for its process. What a checkpointed one is charged for is lent to others: if the driver
+// holds it for the process again and nobody has asked for it back, that is beyond the lane. Called with mu held.
+func (s *slice) charged(index int, l *lane) uint64 {
+	held := s.ledger.Held(index, l.number)
+	return held - min(held, s.devices[index].suspended[l.number])
+}
+
+// waiting is since when a process is to charge something on a device itself: its first context, of which it learns the cost when
+// it is there, or what it was told that the driver holds for it. It would be charged twice for a moment. Called with mu held.
+func (s *slice) waiting(index int, l *lane, number uint64) time.Time {
+	switch told := l.told[index]; {
+	case !told.at.IsZero() && told.number == number:
+		return told.at
+	case !l.learned[index] && s.ledger.Held(index, l.number) == 0:
+		return l.attached
+	}
+	return time.Time{}
+}

@@ -1,0 +1,518 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforcer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"time"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/driver"
+	"github.com/gpuslice/gpuslice/enforcer/killpoint"
+	"github.com/gpuslice/gpuslice/enforcer/ledger"
+	"github.com/gpuslice/gpuslice/enforcer/policy"
+	"github.com/gpuslice/gpuslice/enforcer/process"
+	"github.com/gpuslice/gpuslice/enforcer/truth"
+)
+
+// What the driver holds for a process beyond what its lane holds (modules, local memory, memory that it hides, what is
+// left of it after its exit) is charged by the enforcer in lane 0, as one sum per device. Package truth has the rule. Here the
+// driver is asked, it is found out whose each process is, and what follows is done.
+
+// Policy is what is done about processes that hold memory past the ledger.
+type Policy = policy.Policy
+
+// sampler samples one device. It belongs to one goroutine.
+type sampler struct {
+	e     *Enforcer
+	g     *gpu
+	rules truth.Rules
+	idle  truth.Idle
+	known map[int]*sampled // by pid: the processes of slices that the driver lists
+
+	before, after lanes
+}
+
+// sampled is one process of a slice, on the sampler's device.
+type sampled struct {
+	process truth.Process
+	slice   *slice
+	at      time.Time // of the sample that listed it last
+	exited  time.Time
+	state   truth.State
+	lane    uint64 // that it had when a sample decided last
+
+	violation policy.Violation // of the last sample that found one
+	violating bool             // the last one did
+	done      api.Action       // about it
+	killed    bool
+}
+
+// found is what the last sample of a device found of a slice's processes there.
+type found struct {
+	processes map[int]use
+	refused   []policy.Violation // for which the slice is frozen
+	undecided bool               // what a process has is not known
+	doubt     bool               // nor is whether it is a violation
+}
+
+// use is what the last sample of a device found of a process.
+type use struct {
+	start   uint64
+	driver  *uint64 // bytes that the driver holds for it; nil if it does not say
+	charged uint64  // beyond its lane
+	lane    uint64  // of which that was found out: 0 if it had none
+	past    uint64  // past the ledger, if that is a violation
+	cause   string  // of a violation; "" if there is none
+}
+
+func (e *Enforcer) newSampler(g *gpu) *sampler {
+	o := e.options
+	return &sampler{
+		e: e, g: g, known: make(map[int]*sampled), before: newLanes(), after: newLanes(),
+		rules: truth.Rules{SettleTime: o.SettleTime, ExitGrace: o.ExitGrace, BypassGrace: o.Policy.Grace, Allowance: o.Policy.Allowance},
+	}
+}
+
+// run samples the device until ctx ends: once in each interval, and once more if that would decide something. However much there
+// is to decide, whatever processes do, the driver lists them twice in an interval at most.
+func (m *sampler) run(ctx context.Context) {
+	ticker := time.NewTicker(m.e.options.Interval)
+	defer ticker.Stop()
+	var again time.Time // another sample is wanted then
+	spare := false      // this interval's other sample was not taken yet
+	for {
+		var wanted <-chan time.Time
+		if spare && !again.IsZero() {
+			wanted = time.After(time.Until(again))
+		}
+		regular := false
+		select {
+		case <-ctx.Done():
+			return
+		case <-m.g.exits:
+			if at := time.Now().Add(m.rules.ExitGrace); again.IsZero() || at.Before(again) {
+				again = at
+			}
+			continue
+		case <-ticker.C:
+			regular, spare = true, true
+		case <-wanted:
+			spare = false
+		}
+		m.e.publish(m.g)
+		again = m.sample(ctx, regular && again.IsZero())
+	}
+}
+
+// sample takes one sample of all processes; or none, if the last list may stand and does. It returns when another one would decide
+// something; zero if none would.
+func (m *sampler) sample(ctx context.Context, mayStand bool) (again time.Time) {
+	e, g := m.e, m.g
+	all := e.all()
+	if len(all) == 0 {
+		clear(m.known)
+		m.idle = truth.Idle{}
+		g.answered(nil)
+		return again
+	}
+	at := time.Now()
+	before, err := m.read(&m.before, all)
+	switch {
+	case errors.Is(err, errHangs): // as would the next question
+	case err == nil && mayStand && m.idle.Stands(at, before, e.options.IdleInterval):
+		e.failing(g, nil)
+		return again
+	}
+	m.idle = truth.Idle{}
+	if errors.Is(err, errHangs) {
+		e.failing(g, err)
+		return again
+	}
+	listed, failed := e.truth.processes(g, patience)
+	if failed != nil {
+		e.failing(g, failed)
+		return again
+	}
+	after, errAfter := m.read(&m.after, all)
+	known, open, untold := m.identify(at, listed)
+	e.failing(g, untold)
+
+	results := make(map[*slice]*found)
+	violations := make(map[*slice][]*sampled)
+	for pid, k := range known {
+		x := truth.Sample{Begun: at, Bytes: listed[pid], Before: m.before.of(k), After: m.after.of(k), Exited: k.exited}
+		if x.Unknown = x.Bytes == driver.Unknown; x.Unknown {
+			x.Bytes = 0
+		}
+		var res truth.Result
+		k.state, res = truth.Next(k.state, x, m.rules)
+		f := results[k.slice]
+		if f == nil {
+			f = &found{processes: make(map[int]use)}
+			results[k.slice] = f
+		}
+		if res.Decided {
+			k.lane = x.After.ID
+		}
+		u := use{start: k.process.Start, charged: res.Excess, lane: k.lane}
+		if bytes := x.Bytes; !x.Unknown {
+			u.driver = &bytes
+		}
+		if k.at.Equal(at) {
+			f.processes[pid] = u
+		} else if !res.Violation { // listed no more
+			delete(m.known, pid)
+		}
+		f.undecided = f.undecided || !res.Decided
+		f.doubt = f.doubt || !res.Decided || !res.Again.IsZero()
+		open = open || !res.Decided || res.Violation || !res.Again.IsZero()
+		if k.violating = res.Violation; k.violating {
+			k.violation = policy.Violation{
+				PID: pid, Command: k.violation.Command, Device: g.UUID, Cause: k.violation.Cause, Bytes: res.Excess, Record: k.slice.record(),
+			}
+		}
+		if res.Violation || res.Cleared {
+			violations[k.slice] = append(violations[k.slice], k)
+		}
+		if !res.Again.IsZero() {
+			soon := res.Again
+			if !soon.After(at) {
+				soon = at.Add(e.options.Interval / 2)
+			}
+			if again.IsZero() || soon.Before(again) {
+				again = soon
+			}
+		}
+	}
+	for _, s := range all {
+		f := results[s]
+		if f == nil {
+			f = &found{}
+		}
+		if m.take(ctx, s, f, violations[s], at) {
+			open = true
+		}
+	}
+	// Instances of a GPU can share memory: what is in use of it is then not what is in use here.
+	m.idle = truth.Listed(at, before, after, open || err != nil || errAfter != nil || g.Parent != "")
+	return again
+}
+
+// read reads the lanes of all slices, and then how much of the device is in use.
+func (m *sampler) read(l *lanes, all []*slice) (truth.Totals, error) {
+	l.read(all, m.g.Raw)
+	used, err := ask(m.g.slot, patience, func() (uint64, error) { return m.e.truth.source.Used(m.g.UUID) })
+	return truth.Totals{Used: used, Lanes: l.digest}, err
+}
+
+// identify finds out whose the processes are that the driver lists. It returns those of slices, by pid, and with them those that
+// are listed no more. open says that there is memory whose owner may give it back without a lane that tells of it.
+func (m *sampler) identify(at time.Time, listed map[int]uint64) (known map[int]*sampled, open bool, untold error) {
+	for pid, bytes := range listed {
+		s, p, exited := m.owner(pid, at)
+		standing, sampling := m.after.slices[s]
+		open = open || bytes == driver.Unknown || bytes > 0 && (!sampling || !standing.charges)
+		if s != nil && bytes == driver.Unknown {
+			untold = errUntold
+		}
+		if !sampling || !standing.samples {
+			continue
+		}
+		k := m.known[pid]
+		if k == nil || k.process != p || k.slice != s {
+			k = &sampled{process: p, slice: s}
+			m.known[pid] = k
+		}
+		k.at = at
+		if k.exited.IsZero() {
+			k.exited = exited
+		}
+	}
+	maps.DeleteFunc(m.known, func(_ int, k *sampled) bool { return !m.after.slices[k.slice].samples })
+	for _, k := range m.known {
+		if !k.at.Equal(at) && k.exited.IsZero() && !running(k.process) {
+			k.exited = at
+		}
+	}
+	return m.known, open, untold
+}
+
+// owner is the slice of a process that the driver lists; nil if it is of none. A process that was let in is not asked for: it charges
+// in that slice's ledger, wherever it went since. Of one that has exited it must be known before; exited is when.
+func (m *sampler) owner(pid int, at time.Time) (s *slice, p truth.Process, exited time.Time) {
+	for _, l := range []lanes{m.after, m.before} {
+		if r, has := l.byPID[pid]; has && r.handle.Alive() {
+			return r.slice, r.process, exited
+		}
+	}
+	start, err := process.StartTime(pid)
+	if err == nil && process.Exists(pid) {
+		return m.e.owner(pid), truth.Process{PID: pid, Start: start}, exited
+	}
+	if err != nil && !errors.Is(err, process.ErrDead) {
+		return nil, p, exited
+	}
+	is := func(p truth.Process) bool { return err != nil || p.Start == start } // a zombie still says when it began
+	for _, l := range []lanes{m.after, m.before} {
+		if x, has := l.exits[pid]; has && is(x.process) {
+			return x.slice, x.process, x.at
+		}
+		if r, has := l.byPID[pid]; has && is(r.process) {
+			return r.slice, r.process, at
+		}
+	}
+	if k := m.known[pid]; k != nil && is(k.process) {
+		return k.slice, k.process, at
+	}
+	return nil, p, exited
+}
+
+// running says whether a process has not exited.
+func running(p truth.Process) bool {
+	start, err := process.StartTime(p.PID)
+	return err == nil && start == p.Start && process.Exists(p.PID) || err != nil && !errors.Is(err, process.ErrDead)
+}
+
+// take has what was found of a slice's processes charged, and does what the policy says about violations. open says that
+// there is more to find though nothing changes.
+func (m *sampler) take(ctx context.Context, s *slice, f *found, violations []*sampled, at time.Time) (open bool) {
+	e, g := m.e, m.g
+	overLimit, used := s.charge(g, f, at)
+	if used && len(f.processes) > 0 && s.uses(g) {
+		open = true // nothing of it is charged yet
+	}
+	if s.settleExecuted(g.Raw, f.processes) {
+		open = true
+	}
+	var kill []*sampled
+	for _, k := range violations {
+		if !k.violating {
+			s.cleared(k)
+			continue
+		}
+		cause := api.BypassExcess
+		if !m.after.has(k) && !m.before.has(k) {
+			cause = api.BypassUnattached
+		}
+		if k.violation.Cause != cause {
+			s.cleared(k)
+			k.violation.Cause = cause
+		}
+		if k.violation.Command == "" {
+			k.violation.Command = process.Name(k.process.PID)
+		}
+		k.violation.OverLimit = overLimit
+		action, tell := e.options.Policy.Answer(k.violation, k.done)
+		if tell {
+			k.done = action
+			s.tellViolation(k.violation, g.Raw, action)
+		}
+		switch action {
+		case api.Refuse:
+			f.refused = append(f.refused, k.violation)
+		case api.Kill:
+			kill = append(kill, k)
+		}
+		if u, listed := f.processes[k.process.PID]; listed {
+			u.past, u.cause = k.violation.Bytes, cause
+			f.processes[k.process.PID] = u
+		}
+	}
+	s.evaluated(g.Raw, f)
+	for _, k := range kill {
+		if e.enforce(ctx, s, k) {
+			k.killed = true
+		}
+	}
+	return open
+}
+
+// failing notes whether the driver answers, and says so when that changes.
+func (e *Enforcer) failing(g *gpu, err error) {
+	g.answered(err)
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	switch {
+	case err != nil && !g.failing:
+		e.log.Error("NVML query failed: memory beyond the ledger is not detected on the device", "device", g.UUID, "err", err)
+	case err == nil && g.failing:
+		e.log.Info("NVML answers again", "device", g.UUID)
+	}
+	g.failing = err != nil
+}
+
+// charge brings lane 0 of a device to what was found there; overLimit says whether the slice then holds more than it may. If it
+// has no such device, uses says whether it may have it.
+func (s *slice) charge(g *gpu, f *found, at time.Time) (overLimit, uses bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	index := s.find(g.Raw)
+	if index < 0 || s.state != api.Active {
+		for pid, u := range f.processes {
+			u.charged = 0
+			f.processes[pid] = u
+		}
+		return true, index < 0 && s.state == api.Active
+	}
+	d := s.devices[index]
+	var total uint64
+	for _, u := range f.processes {
+		total += u.charged
+	}
+	if d.sampled.IsZero() {
+		d.sampled = at
+	}
+	if d.inherited > 0 {
+		if f.undecided && at.Sub(d.sampled) < s.e.options.SettleTime {
+			total = max(total, d.inherited)
+		} else {
+			d.inherited = 0
+		}
+	}
+	maps.DeleteFunc(d.exits, func(_ int, x exit) bool { return x.at.Before(at) }) // those that are listed are known from here on
+	if err := d.account.Set(total); err != nil {
+		s.damaged(fmt.Errorf("overhead on device %s cannot be charged: %w", d.uuid, err))
+		return true, false
+	}
+	if s.pool != nil {
+		s.pool.beyondLanes(s, d.UUID, total, d.inherited == 0)
+	}
+	return s.figures(index).Used > d.Limit || s.pool != nil && s.pool.overLimit(d.UUID), false
+}
+
+// uses has a device added to the ledger that a process uses without having asked for it, and says whether the slice may use it. That goes
+// on aside, once at a time: it is stored.
+func (s *slice) uses(g *gpu) bool {
+	if _, covered := s.quotaOn(g.Raw, g.Total); !covered {
+		return false
+	}
+	if s.adding.CompareAndSwap(false, true) {
+		s.e.ends.Go(func() {
+			defer s.adding.Store(false)
+			if _, err := s.addDevice(g.Raw, g.Total); err != nil && !errors.Is(err, ErrClosed) {
+				s.log.Error("device in use not added to the ledger", "device", g.UUID, "err", err)
+			}
+		})
+	}
+	return true
+}
+
+// evaluated notes what was found on a device, for those who ask, and whether the slice is frozen by it.
+func (s *slice) evaluated(raw [16]byte, f *found) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.isSampled() {
+		return
+	}
+	if len(f.processes) > 0 || f.doubt {
+		if s.found == nil {
+			s.found = make(map[[16]byte]*found)
+		}
+		s.found[raw] = f
+	} else {
+		delete(s.found, raw)
+	}
+	if s.state != api.Active {
+		return
+	}
+	delete(s.unsampled, raw)
+	var refused []policy.Violation
+	doubt := len(s.unsampled) > 0
+	for _, f := range s.found {
+		refused = append(refused, f.refused...)
+		doubt = doubt || f.doubt
+	}
+	switch why := policy.Frozen(s.frozen, refused, doubt); {
+	case why != "":
+		s.freeze(why)
+	case s.frozen != "":
+		s.thaw()
+	}
+}
+
+// tellViolation tells of one, and of what is done about it.
+func (s *slice) tellViolation(v policy.Violation, raw [16]byte, action api.Action) {
+	e := api.Event{Kind: api.EventBypass, PID: v.PID, Command: v.Command, Device: v.Device, Bytes: v.Bytes, Cause: v.Cause, Action: action}
+	s.mu.Lock()
+	if index := s.find(raw); index >= 0 {
+		e.Limit = s.devices[index].toldLimit()
+	}
+	s.mu.Unlock()
+	s.tell(e)
+	s.e.count(func(c Counter) { c.Bypassed(string(action)) })
+	s.log.Warn("process holds memory beyond its charges", "device", v.Device, "pid", v.PID, "command", v.Command,
+		"bytes", v.Bytes, "cause", v.Cause, "action", action)
+	killpoint.Pass("policy.found")
+}
+
+// cleared tells that a violation is over, if it was told that there is one.
+func (s *slice) cleared(k *sampled) {
+	if v := k.violation; k.done != "" {
+		s.tell(api.Event{Kind: api.EventCleared, PID: v.PID, Command: v.Command, Device: v.Device, Bytes: v.Bytes, Cause: v.Cause})
+		s.log.Info("process holds no memory beyond its charges any more", "device", v.Device, "pid", v.PID)
+	}
+	k.done, k.killed = "", false
+}
+
+// exit is a process that has exited, until the driver has been asked what it holds for it.
+type exit struct {
+	slice   *slice
+	process truth.Process
+	at      time.Time
+}
+
+// exited notes a process whose lane is settled, and has its devices sampled. Called with mu held.
+func (s *slice) exited(p *process.Handle) {
+	if s.e.truth == nil {
+		return
+	}
+	for _, d := range s.devices {
+		g := s.e.truth.device(d.UUID)
+		// If the driver does not answer they may be any number by now.
+		if g == nil || len(d.exits) >= ledger.Slots {
+			continue
+		}
+		if d.exits == nil {
+			d.exits = make(map[int]exit)
+		}
+		d.exits[p.PID] = exit{s, truth.Process{PID: p.PID, Start: p.Start}, time.Now()}
+		select {
+		case g.exits <- struct{}{}:
+		default: // one is due already
+		}
+	}
+}
+
+// past is what is held past the ledger, for people: no process can hold more than there is.
+func (f *found) past(total uint64) (sum uint64) {
+	if f == nil {
+		return 0
+	}
+	for _, u := range f.processes {
+		sum += min(u.past, total)
+	}
+	return sum
+}
+
+// chargedFor is what is charged beyond a process's lane. What a former image of it held is not the present one's affair.
+func (f *found) chargedFor(p *process.Handle, l *lane) uint64 {
+	if f == nil {
+		return 0
+	}
+	if u := f.processes[p.PID]; u.start == p.Start && u.lane == l.id() {
+		return u.charged
+	}
+	return 0
+}
+
+// driver is what the driver holds for a process; 0 if it does not say.
+func (f *found) driver(pid int) uint64 {
+	if f == nil || f.processes[pid].driver == nil {
+		return 0
+	}
+	return *f.processes[pid].driver
+}

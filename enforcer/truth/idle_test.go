@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package truth
+
+import (
+	"testing"
+	"time"
+)
+
+// A list stands for later ones only if all of what makes it so is so.
+func TestWhenAListStands(t *testing.T) {
+	const limit = 10 * time.Second
+	now := Totals{Used: 10, Lanes: 1}
+	for _, c := range []struct {
+		what          string
+		before, after Totals // the list
+		open          bool
+		later         int // milliseconds
+		totals        Totals
+		want          bool
+	}{
+		{"nothing has changed", now, now, false, 1000, now, true},
+		{"more is in use", now, now, false, 1000, Totals{11, 1}, false},
+		{"a lane was written", now, now, false, 1000, Totals{10, 2}, false},
+		{"more was in use when it was listed", Totals{11, 1}, now, false, 1000, now, false},
+		{"a lane was written meanwhile", Totals{10, 2}, now, false, 1000, now, false},
+		{"something was open", now, now, true, 1000, now, false},
+		{"it is just not too old", now, now, false, 9999, now, true},
+		{"it is too old", now, now, false, 10000, now, false},
+	} {
+		if got := Listed(begin, c.before, c.after, c.open).Stands(at(c.later), c.totals, limit); got != c.want {
+			t.Errorf("%s: %v", c.what, got)
+		}
+	}
+	if (Idle{}).Stands(begin, Totals{}, limit) {
+		t.Error("no list stands for one")
+	}
+}
