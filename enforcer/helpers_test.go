@@ -151,8 +151,8 @@ type fakeTruth struct {
 	asked int            // who holds what; or anything, while it hangs
 	lists map[string]int // how often it said who holds what, by device
 
-	glanced int            // how much is in use
-	uses    map[string]int // that, by device
+	used int            // how much is in use
+	uses map[string]int // that, by device
 
 	takes time.Duration // to say who holds what
 }
@@ -192,7 +192,7 @@ func (f *fakeTruth) Processes(uuid string) (map[int]uint64, error) {
 func (f *fakeTruth) Used(uuid string) (uint64, error) {
 	f.mu.Lock()
 	used, hang := gib, f.hang
-	f.glanced++
+	f.used++
 	if f.uses == nil {
 		f.uses = make(map[string]int)
 	}

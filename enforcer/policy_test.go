@@ -209,7 +209,7 @@ func TestAnAttachedProcessIsNamedBeyondTheAllowanceAndKilledBeyondTheLimit(t *te
 	}
 }
 
-func TestOneLookConvictsNobody(t *testing.T) {
+func TestOneSampleIsNoViolation(t *testing.T) {
 	truth := &fakeTruth{}
 	h := newPolicyHost(t, truth, api.Kill, api.ScopeSlice)
 	p, _ := h.session("s", on(gpu0, 4*gib))
@@ -229,7 +229,7 @@ func TestOneLookConvictsNobody(t *testing.T) {
 }
 
 // A process that has ended is still listed by a look that began before, and is a zombie until its parent takes notice.
-func TestTheDeadAreNotAccused(t *testing.T) {
+func TestAnExitedProcessIsNoViolation(t *testing.T) {
 	truth := &fakeTruth{}
 	h := newPolicyHost(t, truth, api.Kill, api.ScopeSlice)
 	honest, other := h.pair(on(gpu0, 4*gib))
@@ -259,7 +259,7 @@ func TestInRecordModeTheyAreNamedAndNoMore(t *testing.T) {
 	}
 }
 
-func TestAStrangerIsNotAccused(t *testing.T) {
+func TestAProcessOfNoSliceIsNoViolation(t *testing.T) {
 	truth := &fakeTruth{}
 	h := newPolicyHost(t, truth, api.Kill, api.ScopeSlice)
 	p, _ := h.session("s", on(gpu0, 4*gib))
@@ -301,7 +301,7 @@ func TestAnOverwrittenPageIsTheSlices(t *testing.T) {
 }
 
 // Who overwrites the page does not get rid of the policy by it.
-func TestADamagedSliceIsStillLookedAt(t *testing.T) {
+func TestADamagedSliceIsStillSampled(t *testing.T) {
 	truth := &fakeTruth{}
 	h := newPolicyHost(t, truth, api.Refuse, "")
 	p, hidden := h.pair(on(gpu0, 4*gib))
@@ -353,7 +353,7 @@ func (f *treacherous) Processes(uuid string) (map[int]uint64, error) {
 	return all, err
 }
 
-func TestAProcessAtWorkIsNotAccusedByCoincidence(t *testing.T) {
+func TestAProcessAtWorkIsNoViolationByCoincidence(t *testing.T) {
 	truth := &treacherous{}
 	h := newHost(t, &truth.fakeTruth)
 	h.stop()
@@ -400,10 +400,10 @@ func seconds(n int) time.Duration {
 	return time.Duration(n) * time.Second
 }
 
-// TestHonestProcessesAreNeverAccused is a storm of processes that do what honest ones do, at random: attach, make a context whose
+// TestHonestProcessesAreNoViolation is a storm of processes that do what honest ones do, at random: attach, make a context whose
 // cost nobody knows, charge before they take and release after they gave, grow by what the driver takes for itself, call
 // execve, and die at any moment.
-func TestHonestProcessesAreNeverAccused(t *testing.T) {
+func TestHonestProcessesAreNoViolation(t *testing.T) {
 	truth := &fakeTruth{}
 	h := newPolicyHost(t, truth, api.Kill, api.ScopeSlice)
 	first, _ := h.pair(on(gpu0, 40*gib))

@@ -15,7 +15,7 @@ func charged(h *host) (used, overhead uint64) {
 }
 
 // What the driver lists for a dead process counts until it lists it no more, whether that attached or not, and nobody is blamed for it.
-func TestWhatIsLeftOfTheDeadCountsAndIsNobodysGuilt(t *testing.T) {
+func TestWhatIsLeftOfAnExitedProcessIsChargedAndNoViolation(t *testing.T) {
 	for _, action := range []api.Action{api.Log, api.Refuse, api.Kill} {
 		t.Run(string(action), func(t *testing.T) {
 			truth := &fakeTruth{}
@@ -75,7 +75,7 @@ func TestWhatIsLeftOfOneThatNeverAttachedCounts(t *testing.T) {
 }
 
 // One parent after another: the quota holds for all that they leave together, and the pool's.
-func TestNoNumberOfTheDeadHoldsMoreThanTheQuota(t *testing.T) {
+func TestNoNumberOfExitedProcessesHoldsMoreThanTheQuota(t *testing.T) {
 	truth := &fakeTruth{}
 	h := newHost(t, truth)
 	h.pool("llm", on(gpu0, 3*gib))

@@ -11,33 +11,33 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/driver"
 )
 
-// looks are how often driver truth was asked for how much is in use, and who holds what: of all devices.
-func (f *fakeTruth) looks() (glanced, listed int) {
+// asks are how often driver truth was asked how much is in use, and who holds what: of all devices.
+func (f *fakeTruth) asks() (used, listed int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.glanced, f.asked
+	return f.used, f.asked
 }
 
-// listings says how often all processes were asked for while n glances were taken.
+// listings says how often all processes were asked for while it was asked n times how much is in use.
 func (f *fakeTruth) listings(t *testing.T, n int) int {
 	t.Helper()
-	glanced, listed := f.looks()
-	eventually(t, "glances", func() bool { now, _ := f.looks(); return now >= glanced+n })
-	_, now := f.looks()
+	used, listed := f.asks()
+	eventually(t, "it is asked", func() bool { now, _ := f.asks(); return now >= used+n })
+	_, now := f.asks()
 	return now - listed
 }
 
-// quiet waits until nothing is open: of a hundred glances one in ten is followed by a listing.
+// quiet waits until nothing is open: then a device is listed in one interval of ten.
 func (f *fakeTruth) quiet(t *testing.T) {
 	t.Helper()
-	eventually(t, "a glance is enough", func() bool { return f.listings(t, 40) < 10 })
+	eventually(t, "nothing is open", func() bool { return f.listings(t, 40) < 10 })
 }
 
 // justListed waits for a listing of both devices: without a reason the next ones come late.
 func (f *fakeTruth) justListed(t *testing.T) {
 	t.Helper()
-	_, from := f.looks()
-	eventually(t, "all are listed", func() bool { _, listed := f.looks(); return listed >= from+2 })
+	_, from := f.asks()
+	eventually(t, "all are listed", func() bool { _, listed := f.asks(); return listed >= from+2 })
 }
 
 // idle is a slice of two processes, of which one attached and holds something, with a host that has seen that.
@@ -56,7 +56,7 @@ func TestWhereNothingChangesTheDriverIsNotAskedForAllProcesses(t *testing.T) {
 	truth, h, honest, _ := idle(t)
 	truth.quiet(t)
 	if n := truth.listings(t, 100); n == 0 {
-		t.Error("nobody would see a change that a glance does not show")
+		t.Error("nobody would see a change of which no sum tells")
 	}
 	if d := h.see("s").Devices[0]; d.Overhead != 100*mib {
 		t.Errorf("%+v", d)
@@ -68,7 +68,7 @@ func TestWhereNothingChangesTheDriverIsNotAskedForAllProcesses(t *testing.T) {
 }
 
 // What the driver holds beyond a lane that stands still is charged no more once it is seen to be less.
-func TestAGlanceKeepsNobodyFromWhatWasGivenBack(t *testing.T) {
+func TestWhatWasGivenBackIsFoundWithinAnInterval(t *testing.T) {
 	truth, h, honest, _ := idle(t)
 	truth.quiet(t)
 	truth.justListed(t)
@@ -82,7 +82,7 @@ func TestAGlanceKeepsNobodyFromWhatWasGivenBack(t *testing.T) {
 
 // What is hidden is found within an interval and bypass_grace, also if others gave back as much. If no lane tells of that, it
 // takes idle_interval more at most.
-func TestAGlanceHidesNobody(t *testing.T) {
+func TestHiddenMemoryIsFoundWhereNothingSeemsToChange(t *testing.T) {
 	for _, c := range []struct {
 		what   string
 		within int // intervals: bypass_grace is 5, idle_interval is 10
@@ -123,7 +123,7 @@ func TestAGlanceHidesNobody(t *testing.T) {
 }
 
 // As long as something is open, all are listed in each interval.
-func TestAGlanceIsNotEnoughWhereSomethingIsOpen(t *testing.T) {
+func TestProcessesAreListedAsLongAsSomethingIsOpen(t *testing.T) {
 	const stays, passes = true, false
 	for _, c := range []struct {
 		what   string
@@ -143,7 +143,7 @@ func TestAGlanceIsNotEnoughWhereSomethingIsOpen(t *testing.T) {
 		{"memory on a device on which the slice has no quota", passes, true, func(h *host, truth *fakeTruth, honest, _ *proc) {
 			truth.set(gpu1, honest.pid(), gib/2)
 		}},
-		{"a slice whose lanes nobody believes any more", stays, false, func(h *host, truth *fakeTruth, honest, _ *proc) {
+		{"a slice whose lanes say nothing any more", stays, false, func(h *host, truth *fakeTruth, honest, _ *proc) {
 			honest.expect("ok", "poke %d %d", 128+16, uint64(1)<<50) // the first device's limit
 			eventually(t, "it is damaged", func() bool { return damaged(h, "s") })
 		}},
