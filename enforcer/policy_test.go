@@ -209,6 +209,26 @@ func TestAnAttachedProcessIsNamedBeyondTheAllowanceAndKilledBeyondTheLimit(t *te
 	}
 }
 
+// Of a violation that a sample does not find any more nothing is done, though it is not cleared yet.
+func TestAProcessThatHasGivenBackIsNotKilledForWhatItHeld(t *testing.T) {
+	truth := &fakeTruth{}
+	h := newPolicyHost(t, truth, api.Kill, "")
+	p, other := h.pair(on(gpu0, 8*gib))
+	p.must("attach")
+	p.must("charge 0 %d", gib)
+	truth.set(gpu0, p.pid(), 8*gib)
+	eventually(t, "it is named", func() bool { return len(h.told(api.EventBypass)) == 1 })
+	truth.mu.Lock()
+	truth.bytes[gpu0][p.pid()], truth.bytes[gpu0][other.pid()] = gib, 9*gib
+	truth.mu.Unlock()
+	eventually(t, "the other one is killed", other.dead)
+	truth.set(gpu0, other.pid(), 0)
+	eventually(t, "it is cleared", func() bool { return len(h.told(api.EventCleared)) == 2 })
+	if p.dead() {
+		t.Fatalf("%+v", h.told(api.EventKilled))
+	}
+}
+
 func TestOneSampleIsNoViolation(t *testing.T) {
 	truth := &fakeTruth{}
 	h := newPolicyHost(t, truth, api.Kill, api.ScopeSlice)

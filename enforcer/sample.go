@@ -46,7 +46,8 @@ type sampled struct {
 	lane    uint64 // that it had when a sample decided last
 
 	violation policy.Violation // of the last sample that found one
-	violating bool             // the last one did
+	violating bool             // there is one
+	found     bool             // by the last sample, too: it is not as good as cleared
 	done      api.Action       // about it
 	killed    bool
 }
@@ -170,7 +171,8 @@ func (m *sampler) sample(ctx context.Context, mayStand bool) (again time.Time) {
 		f.undecided = f.undecided || !res.Decided
 		f.doubt = f.doubt || !res.Decided || !res.Again.IsZero()
 		open = open || !res.Decided || res.Violation || !res.Again.IsZero()
-		if k.violating = res.Violation; k.violating {
+		k.violating, k.found = res.Violation, res.Violation && res.Decided && res.Again.IsZero()
+		if k.found {
 			k.violation = policy.Violation{
 				PID: pid, Command: k.violation.Command, Device: g.UUID, Cause: k.violation.Cause, Bytes: res.Excess, Record: k.slice.record(),
 			}
@@ -294,6 +296,13 @@ func (m *sampler) take(ctx context.Context, s *slice, f *found, violations []*sa
 			s.cleared(k)
 			continue
 		}
+		if !k.found {
+			f.show(k)
+			if k.done == api.Refuse {
+				f.refused = append(f.refused, k.violation)
+			}
+			continue
+		}
 		cause := api.BypassExcess
 		if !m.after.has(k) && !m.before.has(k) {
 			cause = api.BypassUnattached
@@ -317,10 +326,7 @@ func (m *sampler) take(ctx context.Context, s *slice, f *found, violations []*sa
 		case api.Kill:
 			kill = append(kill, k)
 		}
-		if u, listed := f.processes[k.process.PID]; listed {
-			u.past, u.cause = k.violation.Bytes, cause
-			f.processes[k.process.PID] = u
-		}
+		f.show(k)
 	}
 	s.evaluated(g.Raw, f)
 	for _, k := range kill {
@@ -484,6 +490,14 @@ func (s *slice) exited(p *process.Handle) {
 		case g.exits <- struct{}{}:
 		default: // one is due already
 		}
+	}
+}
+
+// show notes a violation, for people.
+func (f *found) show(k *sampled) {
+	if u, listed := f.processes[k.process.PID]; listed {
+		u.past, u.cause = k.violation.Bytes, k.violation.Cause
+		f.processes[k.process.PID] = u
 	}
 }
 
