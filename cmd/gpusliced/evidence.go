@@ -6,12 +6,13 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"os"
 	"os/user"
 	"strconv"
 	"strings"
 	"syscall"
 	"time"
+
+	systemd "github.com/coreos/go-systemd/v22/daemon"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/audit"
@@ -51,7 +52,7 @@ func (c *checks) made(socket string) error {
 	return nil
 }
 
-func (c *checks) look() []api.Check {
+func (c *checks) check() []api.Check {
 	socket := api.Check{Name: "socket", For: api.ForReady, OK: true}
 	var now syscall.Stat_t
 	switch err := syscall.Stat(c.socket, &now); {
@@ -78,17 +79,20 @@ func (c *checks) look() []api.Check {
 // so any more systemd ends the service by SIGABRT, of which Go says in the log what each goroutine does, and
 // starts it anew.
 func watchdog(ctx context.Context, log *slog.Logger, healthy func() api.Health) {
-	interval, ok := watchdogInterval(os.Getenv, os.Getpid())
-	if !ok {
+	allowed, err := systemd.SdWatchdogEnabled(false)
+	if err != nil {
+		log.Warn("systemd asks for a watchdog in a way that is not understood", "err", err)
+	}
+	if allowed == 0 {
 		return
 	}
-	ticker := time.NewTicker(interval)
+	ticker := time.NewTicker(max(time.Millisecond, allowed/3)) // one that comes late is no reason to be killed
 	defer ticker.Stop()
 	hangs := false
 	for {
 		if h := healthy(); h.Live {
 			hangs = false
-			notify(log, "WATCHDOG=1")
+			notify(log, systemd.SdNotifyWatchdog)
 		} else if !hangs {
 			hangs = true
 			log.Error("the enforcer hangs: unless it goes on, systemd starts it anew; slices and their processes go on", "err", wrong(h))
@@ -110,16 +114,4 @@ func wrong(h api.Health) string {
 		}
 	}
 	return strings.Join(said, "; ")
-}
-
-// watchdogInterval is a third of what systemd allows (sd_watchdog_enabled(3)): one that comes late is no reason to be killed.
-func watchdogInterval(env func(string) string, pid int) (time.Duration, bool) {
-	microseconds, err := strconv.ParseInt(env("WATCHDOG_USEC"), 10, 64)
-	if err != nil || microseconds <= 0 {
-		return 0, false
-	}
-	if whose := env("WATCHDOG_PID"); whose != "" && whose != strconv.Itoa(pid) {
-		return 0, false
-	}
-	return max(time.Millisecond, time.Duration(microseconds)*time.Microsecond/3), true
 }

@@ -17,6 +17,8 @@ import (
 	"syscall"
 	"time"
 
+	systemd "github.com/coreos/go-systemd/v22/daemon"
+
 	"github.com/gpuslice/gpuslice/enforcer"
 	"github.com/gpuslice/gpuslice/enforcer/admission"
 	"github.com/gpuslice/gpuslice/enforcer/api"
@@ -186,8 +188,8 @@ func serve(ctx context.Context, whole config.Config, options enforcer.Options, r
 	}
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
-	looks := &checks{record: record}
-	options.Checks = looks.look
+	evidence := &checks{record: record}
+	options.Checks = evidence.check
 	e, err := enforcer.New(options)
 	if err != nil {
 		return err
@@ -205,7 +207,7 @@ func serve(ctx context.Context, whole config.Config, options enforcer.Options, r
 		control.AuditWith(record.Put)
 		count.Audit(record.Counts)
 	}
-	if err := looks.made(c.Socket); err != nil {
+	if err := evidence.made(c.Socket); err != nil {
 		return errors.Join(err, listener.Close(), e.Close())
 	}
 
@@ -232,8 +234,8 @@ func serve(ctx context.Context, whole config.Config, options enforcer.Options, r
 		}()
 	}
 	log.Info("gpusliced is ready", "version", api.Version, "socket", c.Socket)
-	notify(log, "READY=1")
-	context.AfterFunc(ctx, func() { notify(log, "STOPPING=1") })
+	notify(log, systemd.SdNotifyReady)
+	context.AfterFunc(ctx, func() { notify(log, systemd.SdNotifyStopping) })
 	go watchdog(ctx, log, func() api.Health {
 		h, _ := e.Health(ctx)
 		return h

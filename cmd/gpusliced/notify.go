@@ -5,23 +5,14 @@ package main
 import (
 	"errors"
 	"log/slog"
-	"net"
-	"os"
 	"os/user"
+
+	systemd "github.com/coreos/go-systemd/v22/daemon"
 )
 
 // notify tells systemd how far the service is, if it asked (sd_notify(3)).
 func notify(log *slog.Logger, state string) {
-	path := os.Getenv("NOTIFY_SOCKET")
-	if path == "" {
-		return
-	}
-	conn, err := net.DialUnix("unixgram", nil, &net.UnixAddr{Name: path, Net: "unixgram"}) // "@" is an abstract one
-	if err == nil {
-		defer conn.Close()
-		_, err = conn.Write([]byte(state))
-	}
-	if err != nil {
+	if _, err := systemd.SdNotify(false, state); err != nil {
 		log.Warn("tell systemd the service's state", "err", err)
 	}
 }
