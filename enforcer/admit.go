@@ -236,7 +236,7 @@ func (s *slice) stillOn(index int, d *device, holders map[int][]uint32) (bytes u
 }
 
 // admitSlice is for one that is about to be made, within its user's limit unless that is nil. Those whose end was not noticed yet
-// are not in its way. Called with change held.
+// are not in its way. Called in its turn, before it is registered.
 func (e *Enforcer) admitSlice(s *slice, limit *admission.User) error {
 	s.devices = s.foresee()
 	if limit != nil && e.truth != nil && len(s.devices) == 0 {
@@ -249,15 +249,13 @@ func (e *Enforcer) admitSlice(s *slice, limit *admission.User) error {
 	for _, other := range e.all() {
 		// A cgroup is not read for each of thousands that are as alive as they seem.
 		if limit != nil && other.isOf(limit.UID) || !process.Exists(other.request.PID) {
-			e.releaseEnded(other)
+			e.ended(other)
 		}
 	}
-	for other := range e.lingering {
-		other.turn.Wait()
+	for _, other := range e.allReleased() {
 		if !other.lingers() {
-			e.clear(other)
+			e.clearReleased(other)
 		}
-		other.turn.Give()
 	}
 	return e.book.Begin(s.holder, wants, s.quotas, limit)
 }

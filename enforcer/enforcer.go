@@ -11,8 +11,8 @@
 //     enforcer's to write there (its own copy counts);
 //   - stand in the way of a charge: processes that are attached go on while it is down.
 //
-// Locks: change serialises what makes and unmakes slices; mu guards the registry's maps and is never held
-// over anything that waits; each slice has its own, and each pool, which is taken after a slice's; the book of what was given (admit.go) has one. They are taken in that order.
+// What is done with one slice or pool is ordered by its turn (registry.go), which may be held over the disk and the driver; a slice's is
+// taken before its pool's. Locks guard memory only, and are held over nothing that waits (package guard).
 package enforcer
 
 import (
@@ -21,9 +21,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"os"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -33,7 +31,6 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/cgroup"
 	"github.com/gpuslice/gpuslice/enforcer/driver"
 	"github.com/gpuslice/gpuslice/enforcer/event"
-	"github.com/gpuslice/gpuslice/enforcer/guard"
 	"github.com/gpuslice/gpuslice/enforcer/process"
 	"github.com/gpuslice/gpuslice/enforcer/session"
 	"github.com/gpuslice/gpuslice/enforcer/store"
@@ -125,18 +122,11 @@ type Enforcer struct {
 	progress progress
 	late     late
 
-	change    sync.Mutex          // registering, releasing, restoring
-	pages     *pages              // while it is being restored; guarded by change
-	lingering map[*slice]struct{} // released, with processes that are alive; guarded by change
+	pages *pages // while it is being restored
 
 	lastGeneration atomic.Uint64
 
-	mu       guard.Mutex[guard.Registry]
-	slices   map[string]*slice      // by id
-	byCgroup map[cgroup.Path]*slice // those of containers, by where: of two, the later
-	sessions map[*slice]struct{}    // the others
-	pools    map[string]*pool       // by name
-	closed   bool
+	registry
 }
 
 // New opens the state, and takes up the slices that are still alive. It fails if another enforcer has the state.
@@ -162,8 +152,7 @@ func New(options Options) (*Enforcer, error) {
 	}
 	e := &Enforcer{
 		options: options, log: options.Log, events: event.NewLog(eventsKept),
-		late: newLate(), lingering: make(map[*slice]struct{}),
-		slices: make(map[string]*slice), byCgroup: make(map[cgroup.Path]*slice), sessions: make(map[*slice]struct{}), pools: make(map[string]*pool),
+		late: newLate(), registry: newRegistry(),
 	}
 	e.now, e.leases = options.Clock, make(chan struct{}, 1)
 	e.progress.begin = time.Now()
@@ -250,15 +239,9 @@ func (e *Enforcer) Run(ctx context.Context) error {
 
 // Close lets go of everything but the slices themselves.
 func (e *Enforcer) Close() error {
-	e.change.Lock()
-	defer e.change.Unlock()
-	e.mu.Lock()
-	if e.closed {
-		e.mu.Unlock()
+	if !e.close() {
 		return nil
 	}
-	e.closed = true
-	e.mu.Unlock()
 	e.events.Close()
 	var errs []error
 	// First the watchers: nobody is told of a death any more, so nothing below is undone by one.
@@ -268,23 +251,31 @@ func (e *Enforcer) Close() error {
 	if e.cgroups != nil {
 		errs = append(errs, e.cgroups.Close())
 	}
-	for _, p := range e.allPools() { // first: it keeps what is charged there for members
-		p.turn.Wait()
-		p.leave()
-		p.turn.Give()
+	for {
+		all := e.allPools() // first: they keep what is charged there for members
+		if len(all) == 0 {
+			break
+		}
+		for _, p := range all {
+			p.turn.Wait()
+			e.strikePool(p)
+			p.leave()
+			p.turn.Give()
+		}
 	}
-	for _, s := range append(e.all(), slices.Collect(maps.Keys(e.lingering))...) {
-		s.turn.Wait()
-		s.leave()
-		s.turn.Give()
+	for {
+		all := e.allOfAnyKind() // those that are being registered come again
+		if len(all) == 0 {
+			break
+		}
+		for _, s := range all {
+			s.turn.Wait()
+			if e.forget(s) {
+				s.leave()
+			}
+			s.turn.Give()
+		}
 	}
-	clear(e.lingering)
-	e.mu.Lock()
-	clear(e.slices)
-	clear(e.byCgroup)
-	clear(e.sessions)
-	clear(e.pools)
-	e.mu.Unlock()
 	if e.store != nil {
 		errs = append(errs, e.store.Close())
 	}
@@ -302,19 +293,6 @@ type closedError struct{ error }
 
 func (c closedError) Unwrap() error { return c.error }
 
-// lockChange takes change, in an enforcer that is open.
-func (e *Enforcer) lockChange() error {
-	e.change.Lock()
-	e.progress.changes.Add(1)
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.closed {
-		e.change.Unlock()
-		return ErrClosed
-	}
-	return nil
-}
-
 // CountWith sets where events are counted from now on.
 func (e *Enforcer) CountWith(c Counter) { e.counter.Store(&c) }
 
@@ -331,59 +309,6 @@ func (e *Enforcer) told(event api.Event) {
 		e.options.Event(event)
 	}
 	e.count(func(c Counter) { c.Told(event) })
-}
-
-// all slices, in no order.
-func (e *Enforcer) all() []*slice {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return slices.AppendSeq(make([]*slice, 0, len(e.slices)), maps.Values(e.slices))
-}
-
-// enter puts a slice into the registry; strike takes it out.
-func (e *Enforcer) enter(s *slice) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.slices[s.id()] = s
-	if s.request.Session {
-		e.sessions[s] = struct{}{}
-	} else {
-		e.byCgroup[where(s.cgroup)] = s
-	}
-}
-
-func (e *Enforcer) strike(s *slice) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.slices[s.id()] == s {
-		delete(e.slices, s.id())
-	}
-	delete(e.sessions, s)
-	if at := where(s.cgroup); e.byCgroup[at] == s {
-		delete(e.byCgroup, at)
-	}
-}
-
-// where is a cgroup's path, whichever cgroup has it: /proc/PID/cgroup says no more.
-func where(p cgroup.Path) cgroup.Path { return cgroup.Path{Mount: p.Mount, Rel: p.Rel} }
-
-// inCgroup is the slice of the container that has a cgroup; nil if there is none.
-func (e *Enforcer) inCgroup(p cgroup.Path) *slice {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if s := e.byCgroup[where(p)]; s != nil && s.cgroup == p {
-		return s
-	}
-	return nil
-}
-
-// noSlice is the answer about an id that no slice has.
-func noSlice(id string) error { return api.Errorf(api.CodeNotFound, "there is no slice %.255s", id) }
-
-func (e *Enforcer) find(id string) *slice {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.slices[id]
 }
 
 // Info about the enforcer.

@@ -9,6 +9,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/gpuslice/gpuslice/enforcer/guard"
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
 )
 
@@ -24,7 +25,7 @@ func (e *Enforcer) LeavePlaces(id string, n int) {
 	s.next = uint32(ledger.Slots + 1 - n)
 }
 
-// HoldSlice takes a slice's lock, as one would who never gives it back; HoldChange the lock of all changes. What they return
+// HoldSlice takes a slice's lock, as one would who never gives it back; HoldTurns the turns of slices and pools. What they return
 // gives it back, and may be called twice.
 func (e *Enforcer) HoldSlice(id string) (release func()) {
 	s := e.find(id)
@@ -32,11 +33,24 @@ func (e *Enforcer) HoldSlice(id string) (release func()) {
 	return sync.OnceFunc(s.mu.Unlock)
 }
 
-func (e *Enforcer) HoldChange() (release func()) {
-	if err := e.lockChange(); err != nil {
-		panic(err)
+func (e *Enforcer) HoldTurns(names ...string) (release func()) {
+	var turns []*guard.Turn
+	for _, name := range names {
+		if s := e.find(name); s != nil {
+			turns = append(turns, s.turn)
+		}
+		if p := e.findPool(name); p != nil {
+			turns = append(turns, p.turn)
+		}
 	}
-	return sync.OnceFunc(e.change.Unlock)
+	for _, t := range turns {
+		t.Wait()
+	}
+	return sync.OnceFunc(func() {
+		for _, t := range turns {
+			t.Give()
+		}
+	})
 }
 
 // Age makes all that was done be longer ago.

@@ -31,11 +31,10 @@ const (
 // progress is when something was done last, as time since begin.
 type progress struct {
 	begin   time.Time
-	checked atomic.Int64  // the end of the last regular check
-	lag     atomic.Int64  // how long after its time that was
-	changes atomic.Uint64 // how often the lock named change was taken
-	seen    uint64        // what that was at the last check, which alone uses it
-	changed atomic.Int64  // when that lock was last seen to be free, or to have changed hands
+	checked atomic.Int64 // the end of the last regular check
+	lag     atomic.Int64 // how long after its time that was
+	seen    uint64       // the oldest of the changes under way at the last check, which alone uses it
+	changed atomic.Int64 // when there was last none, or another one was the oldest
 }
 
 func (p *progress) since(at *atomic.Int64) time.Duration {
@@ -44,14 +43,11 @@ func (p *progress) since(at *atomic.Int64) time.Duration {
 
 func (p *progress) stamp(at *atomic.Int64) { at.Store(int64(time.Since(p.begin))) }
 
-// checkedAt notes the end of the regular check that was due at that time, and checks change and the store.
+// checkedAt notes the end of the regular check that was due at that time, and checks the changes under way and the store.
 func (e *Enforcer) checkedAt(due time.Time) {
 	p := &e.progress
-	if e.change.TryLock() {
-		e.change.Unlock()
-		p.stamp(&p.changed)
-	} else if n := p.changes.Load(); n != p.seen { // many take turns, and none of them hangs
-		p.seen = n
+	if oldest := e.oldestTurn(); oldest == 0 || oldest != p.seen { // many take turns, and none of them hangs
+		p.seen = oldest
 		p.stamp(&p.changed)
 	}
 	e.store.Retry()

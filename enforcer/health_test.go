@@ -75,7 +75,8 @@ func TestALoopThatHangsIsNotLive(t *testing.T) {
 
 func TestAChangeThatNeverEndsIsNotLive(t *testing.T) {
 	h := newHost(t, nil)
-	release := h.HoldChange()
+	h.session("s1", on("*", gib))
+	release := h.HoldTurns("s1")
 	defer release()
 	var health api.Health
 	eventually(t, "only the change hangs", func() bool {
@@ -91,15 +92,16 @@ func TestAChangeThatNeverEndsIsNotLive(t *testing.T) {
 	eventually(t, "it is live again", func() bool { return h.health().Live })
 }
 
-// Changes that take turns without a pause are progress, though the lock is never seen free.
+// Changes that take turns without a pause are progress, though the turn is never seen free.
 func TestManyChangesAreProgress(t *testing.T) {
 	h := newHost(t, nil)
+	h.session("s1", on("*", gib))
 	ctx, stop := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		for ctx.Err() == nil {
-			release := h.HoldChange()
+			release := h.HoldTurns("s1")
 			time.Sleep(time.Millisecond)
 			release()
 		}

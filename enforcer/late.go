@@ -31,13 +31,14 @@ func errLate(err error) error {
 // takeUpLate tries it again.
 func (e *Enforcer) takeUpLate() {
 	l := &e.late
-	if len(l.slices)+len(l.pools)+len(l.deaf) == 0 || !e.change.TryLock() { // else at the next look
-		return
-	}
-	defer e.change.Unlock()
 	for s := range l.deaf {
-		if e.find(s.id()) != s || e.reopen(s) == nil {
+		if e.find(s.id()) != s {
 			delete(l.deaf, s)
+		} else if s.turn.TryTake() {
+			if e.reopen(s) == nil {
+				delete(l.deaf, s)
+			}
+			s.turn.Give()
 		}
 	}
 	for p := range l.pools {
@@ -57,7 +58,9 @@ func (e *Enforcer) takeUpSlicesLate() {
 			delete(late, s)
 			continue
 		}
-		s.turn.Wait()
+		if !s.turn.TryTake() {
+			continue
+		}
 		took := s.takeUpLate(r)
 		s.turn.Give()
 		if !took {
@@ -99,7 +102,9 @@ func (s *slice) beginAgain(name [16]byte) error {
 
 // takeUpLate says whether the disk takes the pool.
 func (p *pool) takeUpLate() bool {
-	p.turn.Wait()
+	if !p.turn.TryTake() {
+		return false
+	}
 	defer p.turn.Give()
 	if p.beginAgain() != nil {
 		return false

@@ -28,7 +28,7 @@ func (h *host) restartOnFullDisk(id, pool string) (room func()) {
 	if err := e.NotTaken(id, pool); err != nil {
 		h.t.Fatal(err)
 	}
-	room = e.HoldChange()
+	room = e.HoldTurns(id, pool)
 	h.run(e)
 	if s := h.see(id); s.State != api.Damaged || !strings.Contains(s.Reason, "no space left on device") {
 		h.t.Fatalf("%+v", s)

@@ -141,14 +141,9 @@ func (e *Enforcer) sleep(ctx context.Context, s *slice, time_ time.Duration) boo
 
 // expire lets nothing more be charged in a slice whose time is over. It says no if its time is not over, or it is not there.
 func (e *Enforcer) expire(s *slice) bool {
-	if e.lockChange() != nil {
+	if !e.waitFor(s) {
 		return false
 	}
-	defer e.change.Unlock()
-	if e.find(s.id()) != s {
-		return false
-	}
-	s.turn.Wait()
 	defer s.turn.Give()
 	s.mu.Lock()
 	over, before := s.timeIsOver(), s.expired
@@ -200,7 +195,9 @@ func (e *Enforcer) askToEnd(s *slice) time.Duration {
 	asked = e.now()
 	e.terminate(s)
 	killpoint.Pass("expire.asked")
-	s.turn.Wait()
+	if !e.waitFor(s) {
+		return asked
+	}
 	defer s.turn.Give()
 	s.mu.Lock()
 	s.asked = asked

@@ -37,6 +37,7 @@ type pool struct {
 
 	mu       guard.Mutex[guard.Pool] // taken after a slice's
 	members  map[*slice]struct{}     // until they are cleared away
+	ending   bool                    // it is being deleted: nobody becomes a member any more
 	quotas   []api.Quota
 	state    api.State
 	reason   string
@@ -370,8 +371,8 @@ func (p *pool) leave() {
 	}
 }
 
-// enterPool makes a slice a member of the pool that it names. Called with change held, before anybody knows the slice.
-func (e *Enforcer) enterPool(s *slice) error {
+// joinPool makes a slice a member of the pool that it names. Called before anybody knows the slice.
+func (e *Enforcer) joinPool(s *slice) error {
 	name := s.request.Pool
 	if name == "" {
 		return nil
@@ -383,8 +384,10 @@ func (e *Enforcer) enterPool(s *slice) error {
 	if err := p.coversAll(s.id(), s.quotas); err != nil {
 		return err
 	}
+	if !p.join(s) {
+		return noPool(name)
+	}
 	s.pool = p
-	p.join(s)
 	return nil
 }
 

@@ -285,11 +285,14 @@ func (p *pool) chargeBeyond(d *poolDevice) {
 	}
 }
 
-// join and part say which slices are members.
-func (p *pool) join(s *slice) {
+// join and part say which slices are members. A pool that is being deleted takes none.
+func (p *pool) join(s *slice) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.members[s] = struct{}{}
+	if !p.ending {
+		p.members[s] = struct{}{}
+	}
+	return !p.ending
 }
 
 func (p *pool) part(s *slice) {

@@ -23,50 +23,64 @@ func (e *Enforcer) CreatePool(ctx context.Context, name string, r api.PoolReques
 	if err != nil {
 		return api.Pool{}, err
 	}
-	if err := e.lockChange(); err != nil {
-		return api.Pool{}, err
-	}
-	defer e.change.Unlock()
-	switch {
-	case ctx.Err() != nil:
-		return api.Pool{}, ctx.Err()
-	case e.options.Unprivileged:
+	if e.options.Unprivileged {
 		return api.Pool{}, api.Errorf(api.CodeBadRequest, "pool %s: this enforcer runs without privileges and serves one session", name)
-	case e.findPool(name) != nil:
-		return api.Pool{}, api.Errorf(api.CodeExists, "pool %s exists: `gpuslice pool set` changes it", name)
-	case len(e.allPools()) >= api.MaxPools:
-		return api.Pool{}, api.Errorf(api.CodeBadRequest, "pool %s: there are %d pools, and no more are accepted: delete one", name, api.MaxPools)
+	}
+	if err := ctx.Err(); err != nil {
+		return api.Pool{}, err
 	}
 	p := e.newPool(name, time.Now().UTC(), quotas)
-	p.devices = p.foresee()
-	if _, err := e.book.Admit(p.holder, p.commitment()); err != nil {
+	p.turn.Wait() // nobody knows it
+	defer p.turn.Give()
+	for {
+		other, err := e.claimPool(p)
+		if err != nil {
+			return api.Pool{}, err
+		}
+		if other == nil {
+			break
+		}
+		if err := other.turn.Take(ctx); err != nil {
+			return api.Pool{}, err
+		}
+		other.turn.Give()
+	}
+	err = e.makePool(p)
+	e.enterPool(p, err == nil)
+	if err != nil {
 		return api.Pool{}, err
 	}
+	p.log.Info("pool created")
+	shown := p.show()
+	p.tell(api.EventPoolCreated, shown.Devices)
+	return shown, nil
+}
+
+// makePool makes what a pool that nobody knows consists of, and stores it.
+func (e *Enforcer) makePool(p *pool) error {
+	p.devices = p.foresee()
+	if _, err := e.book.Admit(p.holder, p.commitment()); err != nil {
+		return err
+	}
 	var random [16]byte
-	_, err = rand.Read(random[:])
+	_, err := rand.Read(random[:])
 	if err == nil {
 		err = p.begin(random)
 	}
 	killpoint.Pass("pool.ledger")
 	if err == nil {
-		err = e.store.PutPoolState(name, p.stored())
+		err = e.store.PutPoolState(p.name, p.stored())
 	}
 	if err == nil {
-		err = e.store.PutPool(store.Pool{Name: name, Quotas: quotas, Created: p.created})
+		err = e.store.PutPool(store.Pool{Name: p.name, Quotas: p.quotas, Created: p.created})
 	}
 	if err != nil {
 		e.book.Drop(p.holder)
 		p.leave()
-		return api.Pool{}, err
+		return err
 	}
 	killpoint.Pass("pool.stored")
-	e.mu.Lock()
-	e.pools[name] = p
-	e.mu.Unlock()
-	p.log.Info("pool created")
-	shown := p.show()
-	p.tell(api.EventPoolCreated, shown.Devices)
-	return shown, nil
+	return nil
 }
 
 // SetPool changes quotas of a pool: each goes in place of that on the same device. When it returns without an error no
@@ -76,18 +90,8 @@ func (e *Enforcer) SetPool(ctx context.Context, name string, r api.PoolRequest) 
 	if err != nil {
 		return api.Pool{}, err
 	}
-	if err := e.lockChange(); err != nil {
-		return api.Pool{}, err
-	}
-	defer e.change.Unlock()
-	p := e.findPool(name)
-	switch {
-	case ctx.Err() != nil:
-		return api.Pool{}, ctx.Err()
-	case p == nil:
-		return api.Pool{}, noPool(name)
-	}
-	if err := p.turn.Take(ctx); err != nil {
+	p, err := e.turnOfPool(ctx, name)
+	if err != nil {
 		return api.Pool{}, err
 	}
 	defer p.turn.Give()
@@ -196,21 +200,22 @@ func replaceQuotas(quotas, replacements []api.Quota) []api.Quota {
 }
 
 // DeletePool ends a pool that has no members. Those that have one stay: their quota must not become none.
-func (e *Enforcer) DeletePool(_ context.Context, name string) (api.Pool, error) {
+func (e *Enforcer) DeletePool(ctx context.Context, name string) (api.Pool, error) {
 	if err := api.CheckPoolName(name); err != nil {
 		return api.Pool{}, err
 	}
-	if err := e.lockChange(); err != nil {
+	p, err := e.turnOfPool(ctx, name)
+	if err != nil {
 		return api.Pool{}, err
 	}
-	defer e.change.Unlock()
-	p := e.findPool(name)
-	if p == nil {
-		return api.Pool{}, noPool(name)
-	}
-	p.turn.Wait()
 	defer p.turn.Give()
-	shown, members := p.show(), p.allMembers()
+	members := p.end(true)
+	shown, ended := p.show(), false
+	defer func() {
+		if !ended {
+			p.end(false)
+		}
+	}()
 	switch {
 	case len(members) > 0:
 		return api.Pool{}, api.Errorf(api.CodeRunning, "pool %s has %d members (%s): end them first", name, len(members), some(members))
@@ -221,9 +226,8 @@ func (e *Enforcer) DeletePool(_ context.Context, name string) (api.Pool, error) 
 		return api.Pool{}, err
 	}
 	killpoint.Pass("pool.deleted")
-	e.mu.Lock()
-	delete(e.pools, name)
-	e.mu.Unlock()
+	ended = true
+	e.strikePool(p)
 	e.book.Drop(p.holder)
 	p.leave()
 	p.log.Info("pool deleted")
@@ -236,6 +240,14 @@ func (e *Enforcer) DeletePool(_ context.Context, name string) (api.Pool, error) 
 func (p *pool) allMembers() []*slice {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	return slices.Collect(maps.Keys(p.members))
+}
+
+// end has no slice become a member any more, or has them become members again. It returns those that are.
+func (p *pool) end(ending bool) (members []*slice) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.ending = ending
 	return slices.Collect(maps.Keys(p.members))
 }
 
@@ -295,19 +307,6 @@ func (e *Enforcer) Pool(_ context.Context, name string) (api.Pool, error) {
 		return p.show(), nil
 	}
 	return api.Pool{}, noPool(name)
-}
-
-func (e *Enforcer) findPool(name string) *pool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.pools[name]
-}
-
-// allPools is in no order.
-func (e *Enforcer) allPools() []*pool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return slices.AppendSeq(make([]*pool, 0, len(e.pools)), maps.Values(e.pools))
 }
 
 // tell appends an event of the pool for each of these devices; one if there is none: no process has looked at a device yet,

@@ -49,6 +49,8 @@ func (e *Enforcer) register(ctx context.Context, r api.RegisterRequest, limit *a
 	if err != nil {
 		return api.RegisterReply{}, err
 	}
+	s.turn.Wait() // nobody knows it
+	defer s.turn.Give()
 	if err := e.decide(ctx, s, limit); err != nil {
 		return api.RegisterReply{}, err
 	}
@@ -61,26 +63,20 @@ func (e *Enforcer) register(ctx context.Context, r api.RegisterRequest, limit *a
 }
 
 // decide gives a slice its id, its cgroup and its quotas, or says why it cannot have them. When it returns, the slice is stored and
-// counts for whoever asks next. Nobody has been told yet, and nobody can attach.
+// counts for whoever asks next. Nobody has been told yet, and nobody can attach. Called in the slice's turn, as serve is.
 func (e *Enforcer) decide(ctx context.Context, s *slice, limit *admission.User) error {
-	if err := e.lockChange(); err != nil {
-		s.leave()
-		return err
-	}
-	defer e.change.Unlock()
-	s.turn.Wait()
-	defer s.turn.Give()
 	err := ctx.Err() // who asked is gone: nobody would release it
 	if err == nil {
-		err = e.enterPool(s)
+		err = e.joinPool(s)
 	}
 	if err == nil {
-		err = e.makeWay(s)
+		err = e.makeWay(ctx, s)
 	}
 	if err == nil {
 		err = e.admitSlice(s, limit)
 	}
 	if err != nil {
+		e.unclaim(s)
 		s.leave()
 		return err
 	}
@@ -97,15 +93,6 @@ func (e *Enforcer) decide(ctx context.Context, s *slice, limit *admission.User) 
 
 // serve opens a slice to its processes, once its record is stored.
 func (e *Enforcer) serve(s *slice) error {
-	if err := e.lockChange(); err != nil {
-		return err
-	}
-	defer e.change.Unlock()
-	s.turn.Wait()
-	defer s.turn.Give()
-	if e.find(s.id()) != s { // by its id, or because its first process had ended
-		return api.Errorf(api.CodeNotFound, "slice %s was released while it was being registered", s.id())
-	}
 	killpoint.Pass("register.stored")
 	err := s.startNative()
 	if err == nil {
@@ -195,23 +182,39 @@ func (e *Enforcer) mayBegin(ctx context.Context, r api.RegisterRequest) error {
 	return nil
 }
 
-// makeWay releases a slice that is over but not released yet, and that the new one replaces: the engine has
-// restarted the container before the end of the former one was noticed.
-func (e *Enforcer) makeWay(s *slice) error {
-	other := e.inCgroup(s.cgroup)
-	if other != nil && other.id() != s.id() {
-		return api.Errorf(api.CodeExists, "slice %s: cgroup %s is slice %s's already", s.id(), s.cgroup, other.id())
+// makeWay claims the slice's id and cgroup. It releases one that is over but not released yet, and that the new one replaces: the
+// engine has restarted the container before the end of the former one was noticed.
+func (e *Enforcer) makeWay(ctx context.Context, s *slice) error {
+	for {
+		other, busy, err := e.claim(s)
+		switch {
+		case other == nil || err != nil:
+			return err
+		case busy:
+			if err := other.turn.Take(ctx); err != nil {
+				return err
+			}
+			other.turn.Give()
+		case other.id() != s.id():
+			return api.Errorf(api.CodeExists, "slice %s: cgroup %s is slice %s's already", s.id(), s.cgroup, other.id())
+		// Its init decides, not its cgroup: after a restart that is the new one's.
+		case other.firstLives():
+			return api.Errorf(api.CodeExists, "slice %s exists, and its process %d is alive: release it first, or choose another id", s.id(), other.request.PID)
+		case e.waitFor(other):
+			err := e.release(other, causeReplaced)
+			other.turn.Give()
+			if err != nil {
+				return err
+			}
+		}
 	}
-	if other = e.find(s.id()); other == nil {
-		return nil
+}
+
+// unclaim gives up what a slice has claimed, and lets those be cleared away that had to wait for that.
+func (e *Enforcer) unclaim(s *slice) {
+	if e.registry.unclaim(s) {
+		go e.emptied(s.cgroup)
 	}
-	// Its init decides, not its cgroup: after a restart that is the new one's.
-	if other.firstLives() {
-		return api.Errorf(api.CodeExists, "slice %s exists, and its process %d is alive: release it first, or choose another id", s.id(), other.request.PID)
-	}
-	other.turn.Wait()
-	defer other.turn.Give()
-	return e.release(other, causeReplaced)
 }
 
 // make makes what a slice consists of, but for its record and the socket.
@@ -328,51 +331,31 @@ func (e *Enforcer) watchCgroup(p cgroup.Path) error {
 
 // ended releases a slice if no process of it is left.
 func (e *Enforcer) ended(s *slice) {
-	if e.lockChange() != nil {
+	if s.running() || !e.waitFor(s) {
 		return
 	}
-	defer e.change.Unlock()
-	e.releaseEnded(s)
-}
-
-// emptied is told that a cgroup has no process, or had none for a moment.
-func (e *Enforcer) emptied(p cgroup.Path) {
-	if e.lockChange() != nil {
-		return
-	}
-	defer e.change.Unlock()
-	for _, s := range e.all() {
-		if s.cgroup == p {
-			e.releaseEnded(s)
-		}
-	}
-	e.clearLingering(p)
-	// Somebody came meanwhile (an exec, say), and the watch ended with what it told.
-	if populated, err := cgroup.Populated(p); e.uses(p) && (populated || err != nil) {
-		if err := e.watchCgroup(p); err != nil {
-			e.log.Error("a slice will not be released by itself when its processes end", "cgroup", p.String(), "err", err)
-		}
-	}
-}
-
-// releaseEnded is called with change held.
-func (e *Enforcer) releaseEnded(s *slice) {
-	if e.find(s.id()) != s || s.running() {
-		return
-	}
-	s.turn.Wait()
 	defer s.turn.Give()
+	if s.running() {
+		return
+	}
 	if err := e.release(s, causeEnded); err != nil {
 		s.log.Error("release a slice whose processes have ended", "err", err)
 	}
 }
 
-// uses says whether there is a slice of a cgroup, released or not. Called with change held.
-func (e *Enforcer) uses(p cgroup.Path) bool {
-	for s := range e.lingering {
-		if s.cgroup == p {
-			return true
+// emptied is told that a cgroup has no process, or had none for a moment.
+func (e *Enforcer) emptied(p cgroup.Path) {
+	registered, released := e.ofCgroup(p)
+	for _, s := range registered {
+		e.ended(s)
+	}
+	for _, s := range released {
+		e.clearReleased(s)
+	}
+	// Somebody came meanwhile (an exec, say), and the watch ended with what it told.
+	if populated, err := cgroup.Populated(p); e.used(p) && (populated || err != nil) {
+		if err := e.watchCgroup(p); err != nil {
+			e.log.Error("a slice will not be released by itself when its processes end", "cgroup", p.String(), "err", err)
 		}
 	}
-	return e.inCgroup(p) != nil
 }

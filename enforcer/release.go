@@ -23,19 +23,14 @@ const (
 // Release ends a slice: of that generation only, unless it is 0. Without force, one whose processes are alive
 // stays. With it they get nothing more; what is bound into a container stays there until they end (see clearOnceEmpty).
 // Releasing what is not there is api.ErrNotFound.
-func (e *Enforcer) Release(_ context.Context, id string, generation uint64, force bool) (api.Slice, error) {
+func (e *Enforcer) Release(ctx context.Context, id string, generation uint64, force bool) (api.Slice, error) {
 	if err := api.CheckID(id); err != nil {
 		return api.Slice{}, err
 	}
-	if err := e.lockChange(); err != nil {
+	s, err := e.turnOf(ctx, id)
+	if err != nil {
 		return api.Slice{}, err
 	}
-	defer e.change.Unlock()
-	s := e.find(id)
-	if s == nil {
-		return api.Slice{}, noSlice(id)
-	}
-	s.turn.Wait()
 	defer s.turn.Give()
 	if generation != 0 && generation != s.generation {
 		return api.Slice{}, api.Errorf(api.CodeNotFound, "there is no slice %s of generation %d: it was released", id, generation)
@@ -52,7 +47,7 @@ func (e *Enforcer) Release(_ context.Context, id string, generation uint64, forc
 }
 
 // release ends a slice, in steps of which each can be the last one that happens: a restart goes on where this
-// stopped. Called with change held, in the slice's turn.
+// stopped. Called in the slice's turn.
 func (e *Enforcer) release(s *slice, cause string) error {
 	s.mu.Lock()
 	s.closing = true
@@ -108,15 +103,14 @@ func (s *slice) close() {
 // that stays, and who asks for a place in the ledger is told that the slice was released. The interceptor is bound
 // in the slice's directory: the kernel takes a mount away when the file under it is removed, in every namespace;
 // the loader then finds nothing to preload, says nothing, and what such a container starts has no quota at all.
-// Called with change held, in the slice's turn.
+// Called in the slice's turn.
 func (e *Enforcer) clearOnceEmpty(s *slice) error {
 	if !s.lingers() {
 		e.clear(s)
 		return nil
 	}
-	_, known := e.lingering[s]
+	known := e.linger(s)
 	if !known {
-		e.lingering[s] = struct{}{}
 		s.log.Warn("slice released with running processes: their memory counts until they exit", "cgroup", s.cgroup.String(), "remaining", len(s.remaining.All()))
 	}
 	killpoint.Pass("release.lingering")
@@ -134,14 +128,18 @@ func (e *Enforcer) clearOnceEmpty(s *slice) error {
 	return nil
 }
 
-// clear is called with change held, in the slice's turn.
+// clear clears away what a released slice has left. Called in its turn.
 func (e *Enforcer) clear(s *slice) {
-	delete(e.lingering, s)
+	last, ok := e.vacate(s)
+	if !ok {
+		return
+	}
+	defer e.unclaim(s)
 	e.book.Drop(s.holder)
 	if s.pool != nil {
 		s.pool.part(s)
 	}
-	if !s.request.Session && !e.uses(s.cgroup) {
+	if last {
 		e.cgroups.Unwatch(s.cgroup)
 		s.clearNative()
 	}
@@ -159,6 +157,8 @@ func (e *Enforcer) clear(s *slice) {
 // it gave them.
 func (s *slice) lingers() bool {
 	if s.request.Session {
+		s.mu.Lock()
+		defer s.mu.Unlock()
 		return s.remaining.Alive()
 	}
 	populated, err := cgroup.Populated(s.cgroup)
@@ -168,16 +168,13 @@ func (s *slice) lingers() bool {
 	return populated || err != nil // what is not known to be dead is alive
 }
 
-// clearLingering clears away what slices of a cgroup that has no process any more have left. Called with change held.
-func (e *Enforcer) clearLingering(p cgroup.Path) {
-	for s := range e.lingering {
-		if s.cgroup != p {
-			continue
-		}
-		s.turn.Wait()
-		if err := e.clearOnceEmpty(s); err != nil {
-			s.log.Error("clear away what a released slice has left", "err", err)
-		}
-		s.turn.Give()
+// clearReleased clears away what a slice has left that was released before its processes ended, if they have.
+func (e *Enforcer) clearReleased(s *slice) {
+	if !e.waitForReleased(s) {
+		return
+	}
+	defer s.turn.Give()
+	if err := e.clearOnceEmpty(s); err != nil {
+		s.log.Error("clear away what a released slice has left", "err", err)
 	}
 }

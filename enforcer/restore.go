@@ -32,8 +32,6 @@ func (e *Enforcer) openStore() (err error) {
 
 // restore takes up the slices of the store that are still alive, and drops the others.
 func (e *Enforcer) restore() error {
-	e.change.Lock() // what is watched from here on may end at once
-	defer e.change.Unlock()
 	e.pages = newPages(e.log)
 	defer func() {
 		e.pages.close()
@@ -112,6 +110,7 @@ func (e *Enforcer) restore() error {
 			s.log.Error("no process can attach until there is a socket, which is tried again and again", "err", err)
 			e.late.deaf[s] = struct{}{}
 		}
+		s.turn.Give()
 	}
 	for _, r := range released {
 		if err := e.finish(r); err != nil {
@@ -125,7 +124,7 @@ func (e *Enforcer) restore() error {
 	return nil
 }
 
-// revive makes a slice of its record, as far as that needs no look at its ledger.
+// revive makes a slice of its record, as far as that needs no look at its ledger. It is in its turn: what is watched may end at once.
 func (e *Enforcer) revive(r store.Slice) *slice {
 	s := &slice{
 		e: e, log: e.log.With("slice", r.Request.ID), request: r.Request, holder: newHolder(&r.Request), generation: r.Generation,
@@ -149,6 +148,7 @@ func (e *Enforcer) revive(r store.Slice) *slice {
 	if s.watchesFirst() {
 		s.init, _ = process.Again(r.Request.PID, r.InitStart)
 	}
+	s.turn.Wait()
 	copy(s.token[:], r.TokenSum)
 	s.joined.Restore(r.Joined)
 	return s
@@ -176,7 +176,8 @@ func (s *slice) closeLeft() bool {
 // left on the host has to go once its processes have.
 func (e *Enforcer) finish(r store.Slice) error {
 	s := e.revive(r)
-	taken := e.uses(s.cgroup) // by one that has begun since
+	defer s.turn.Give()
+	taken := e.used(s.cgroup) // by one that has begun since
 	found := s.closeLeft()
 	s.findRemaining(r.Survivors)
 	e.book.Note(s.holder, s.quotas)

@@ -112,7 +112,12 @@ func (e *Enforcer) join(ctx context.Context, s *slice, pid int, asker session.As
 		p.Close()
 		return api.Errorf(api.CodeBadRequest, "process %d cannot join session %s: %v", pid, s.id(), err)
 	}
-	if err := s.turn.Take(ctx); err != nil {
+	err = s.turn.Take(ctx)
+	if err == nil && !e.has(s) {
+		s.turn.Give()
+		err = api.Errorf(api.CodeNotFound, "session %s is over", s.id())
+	}
+	if err != nil {
 		p.Close()
 		return err
 	}
@@ -269,16 +274,14 @@ func (s *slice) remains(p *process.Handle, err error) {
 	}
 }
 
-// watchRemaining has the session cleared away once the last of them has exited. Called with change held, once.
+// watchRemaining has the session cleared away once the last of them has exited. Called in the slice's turn, once.
 func (e *Enforcer) watchRemaining(s *slice) error {
 	exited := func() {
-		if e.lockChange() != nil {
+		if !e.waitForReleased(s) {
 			return
 		}
-		defer e.change.Unlock()
-		s.turn.Wait()
 		defer s.turn.Give()
-		if _, known := e.lingering[s]; known && !s.remaining.Alive() {
+		if !s.remaining.Alive() {
 			e.clear(s)
 		}
 	}

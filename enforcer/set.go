@@ -31,15 +31,8 @@ func (e *Enforcer) Change(ctx context.Context, id string, r api.ChangeRequest) (
 	if err := r.Validate(); err != nil {
 		return api.Slice{}, err
 	}
-	if err := e.lockChange(); err != nil {
-		return api.Slice{}, err
-	}
-	defer e.change.Unlock()
-	s := e.find(id)
-	if s == nil {
-		return api.Slice{}, noSlice(id)
-	}
-	if err := s.turn.Take(ctx); err != nil {
+	s, err := e.turnOf(ctx, id)
+	if err != nil {
 		return api.Slice{}, err
 	}
 	defer s.turn.Give()

@@ -108,7 +108,7 @@ func TestWhatADeadProcessLentCountsWithWhoOutlivesTheSession(t *testing.T) {
 				return p
 			}
 			other, lender := join(3*gib), join(2*gib)
-			release := h.HoldChange()
+			release := h.HoldTurns("s")
 			defer release()
 			lender.kill()
 			eventually(t, "its end is seen", func() bool { return other.must("used 0") == 3*gib })
@@ -353,7 +353,7 @@ func TestAUsersLimitHoldsWhileTheEndOfASessionIsNotSeenYet(t *testing.T) {
 	other.must("attach")
 	other.must("device %s %d", hex0, 80*gib)
 	other.must("charge 0 %d", 8*gib)
-	release := h.HoldChange()
+	release := h.HoldTurns("u5001-a")
 	defer release()
 	next := start(t, "/nonexistent", "")
 	began := make(chan error, 1)

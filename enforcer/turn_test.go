@@ -4,9 +4,12 @@ package enforcer_test
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -150,4 +153,86 @@ func TestASlowDiskKeepsNobodysHiddenMemoryFromBeingCharged(t *testing.T) {
 		}
 	})
 	during("a registration", func() { h.session("d", on(gpu0, gib)) })
+}
+
+func TestAReleaseWaitsForNoOthersDisk(t *testing.T) {
+	ctx := context.Background()
+	disk := newSlowDisk(t)
+	h := newHost(t, &fakeTruth{})
+	h.session("a", on(gpu0, gib))
+	const many = 50
+	var begun []*proc
+	for i := range many {
+		h.session(fmt.Sprint("old", i), on(gpu0, mib))
+		begun = append(begun, start(t, "/nonexistent", ""))
+	}
+	let := disk.hang(func(key string) bool { return key == "slices/a" })
+	defer let()
+	set := make(chan error, 1)
+	go func() {
+		_, err := h.set("a", on(gpu0, 2*gib))
+		set <- err
+	}()
+	<-disk.in
+	begin := time.Now()
+	var others sync.WaitGroup
+	for i, p := range begun {
+		others.Go(func() {
+			if _, err := h.Release(ctx, fmt.Sprint("old", i), 0, true); err != nil {
+				t.Error(err)
+			}
+		})
+		others.Go(func() {
+			r := api.RegisterRequest{ID: fmt.Sprint("new", i), Quotas: []api.Quota{on(gpu0, mib)}, Session: true, PID: p.pid(), UID: uint32(os.Geteuid())}
+			if _, err := h.Register(ctx, r); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	others.Wait()
+	if took := time.Since(begin); took > 3*time.Second {
+		t.Errorf("%d releases and registrations took %s while a write of another slice's hangs", 2*many, took)
+	}
+	let()
+	if err := <-set; err != nil {
+		t.Error(err)
+	}
+	if s := h.see("a"); s.Devices[0].Limit != 2*gib {
+		t.Errorf("%+v", s)
+	}
+}
+
+// Of many that register with one id at a time one gets it, and one that is released meanwhile leaves nothing.
+func TestOneOfManyGetsAnID(t *testing.T) {
+	ctx := context.Background()
+	h := newHost(t, &fakeTruth{})
+	const many = 20
+	for range 5 {
+		var got atomic.Int32
+		var all sync.WaitGroup
+		for range many {
+			p := start(t, "/nonexistent", "")
+			all.Go(func() {
+				_, err := h.Register(ctx, api.RegisterRequest{ID: "s", Quotas: []api.Quota{on(gpu0, 50*gib)}, Session: true, PID: p.pid(), UID: uint32(os.Geteuid())})
+				if err == nil {
+					got.Add(1)
+				} else if !errors.Is(err, api.ErrExists) {
+					t.Error(err)
+				}
+			})
+		}
+		all.Wait()
+		if n := got.Load(); n != 1 {
+			t.Fatalf("%d have the id", n)
+		}
+		for range many {
+			all.Go(func() {
+				if _, err := h.Release(ctx, "s", 0, true); err != nil && !errors.Is(err, api.ErrNotFound) {
+					t.Error(err)
+				}
+			})
+		}
+		all.Wait()
+		h.given(gpu0, 0, 80*gib)
+	}
 }
