@@ -13,13 +13,14 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer"
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/driver"
+	"github.com/gpuslice/gpuslice/enforcer/native"
 )
 
 func TestNativeIsInForceWhereItIsProvenToWorkOnly(t *testing.T) {
 	if !inV2(t) {
 		return
 	}
-	for why, b := range map[string]enforcer.Backend{
+	for why, b := range map[string]native.Backend{
 		"there is no NVML":           nil,
 		"R615":                       oldDriver{},
 		"is 18446744073709551615":    &fakeBackend{forget: true},
@@ -77,25 +78,5 @@ func TestOnAHostWithBothVersionsOfCgroupsTheInterceptorEnforces(t *testing.T) {
 	}
 	if err != nil || devices[0].Enforcement != api.Intercept || !strings.Contains(devices[0].EnforcementReason, want) {
 		t.Errorf("%+v, %v", devices, err)
-	}
-}
-
-func TestEachCgroupAboveHandsTheControllerDown(t *testing.T) {
-	mount := t.TempDir()
-	for dir, has := range map[string]string{"": "cpu dmem\n", "engine": "memory\n", "engine/c": "", "engine/c/below": ""} {
-		if err := os.MkdirAll(filepath.Join(mount, dir), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(mount, dir, "cgroup.subtree_control"), []byte(has), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := enforcer.HandDown(mount, filepath.Join(mount, "engine/c/below")); err != nil {
-		t.Fatal(err)
-	}
-	for dir, want := range map[string]string{"": "cpu dmem\n", "engine": "+dmem", "engine/c": "+dmem", "engine/c/below": ""} {
-		if got, err := os.ReadFile(filepath.Join(mount, dir, "cgroup.subtree_control")); err != nil || string(got) != want {
-			t.Errorf("%q was told %q, want %q: %v", dir, got, want, err)
-		}
 	}
 }

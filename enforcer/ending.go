@@ -150,5 +150,5 @@ func (s *slice) mine(pid int) bool {
 		return s.e.owner(pid) == s
 	}
 	membership, err := s.e.host.Membership(pid)
-	return err == nil && membership.In(s.cgroup) && sameCgroup(s.cgroup)
+	return err == nil && membership.In(s.cgroup) && s.cgroup.Exists()
 }

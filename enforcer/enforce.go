@@ -37,7 +37,7 @@ func (s *slice) freeze(why string) {
 		changed = true
 	}
 	if changed {
-		s.followLater()
+		s.wantNative()
 	}
 }
 
@@ -51,7 +51,7 @@ func (s *slice) thaw() {
 		}
 		killpoint.Pass("policy.thawed")
 	}
-	s.followLater()
+	s.wantNative()
 	s.log.Info("slice unfrozen")
 }
 

@@ -31,6 +31,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/cgroup"
 	"github.com/gpuslice/gpuslice/enforcer/driver"
 	"github.com/gpuslice/gpuslice/enforcer/event"
+	"github.com/gpuslice/gpuslice/enforcer/native"
 	"github.com/gpuslice/gpuslice/enforcer/process"
 	"github.com/gpuslice/gpuslice/enforcer/session"
 	"github.com/gpuslice/gpuslice/enforcer/store"
@@ -77,7 +78,7 @@ type Options struct {
 	NoTruth string
 	// Backend enforces by the driver, on devices where that is found to work; nil: there is none. Enforcement is whether it is
 	// wanted; "" is api.Auto. With api.Native there is no enforcer where it does not work.
-	Backend     Backend
+	Backend     native.Backend
 	Enforcement api.Enforcement
 	Log         *slog.Logger
 	// Caller is the process that asks, as the kernel reports it, for the context of a call; false if that is not known. nil: only
@@ -109,7 +110,7 @@ type Enforcer struct {
 	cgroups *cgroup.Watcher  // nil if unprivileged
 	deaths  *process.Watcher // of members and of first processes
 	truth   *driverTruth     // nil without driver truth
-	native  native           // where the driver enforces, too
+	native  *native.Keeper   // where the driver enforces, too
 	events  *event.Log
 	book    *admission.Book // what is granted of each device, and to whom
 	ends    sync.WaitGroup  // of slices that are ended by force
@@ -210,9 +211,6 @@ func (e *Enforcer) Run(ctx context.Context) error {
 			loops.Go(func() { e.newSampler(d).run(ctx) })
 		}
 	}
-	if e.enforcesAnywhere() {
-		loops.Go(func() { e.keepNative(ctx) })
-	}
 	loops.Go(func() { e.keepTime(ctx) })
 	ticker := time.NewTicker(e.options.Interval)
 	defer ticker.Stop()
@@ -243,6 +241,9 @@ func (e *Enforcer) Close() error {
 		return nil
 	}
 	e.events.Close()
+	if e.native != nil {
+		e.native.Close()
+	}
 	var errs []error
 	// First the watchers: nobody is told of a death any more, so nothing below is undone by one.
 	if e.deaths != nil {

@@ -13,8 +13,6 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
 )
 
-var HandDown = handDown
-
 func init() { patienceOfRelease = 3 * time.Second }
 
 // LeavePlaces makes the slice's ledger look as if all but n of its process slots had been given out.

@@ -4,12 +4,9 @@ package enforcer
 
 import (
 	"maps"
-	"os"
 	"slices"
-	"syscall"
 
 	"github.com/gpuslice/gpuslice/enforcer/cgroup"
-	"github.com/gpuslice/gpuslice/enforcer/guard"
 	"github.com/gpuslice/gpuslice/enforcer/process"
 )
 
@@ -48,16 +45,10 @@ func (e *Enforcer) container(pid int) *slice {
 	})
 	e.mu.Unlock()
 	// A path can be used again, before the liveness of the one that had it is noticed.
-	if found == nil || !sameCgroup(found.cgroup) {
+	if found == nil || !found.cgroup.Exists() {
 		return nil
 	}
 	return found
-}
-
-func sameCgroup(p cgroup.Path) bool {
-	guard.MayWait("a cgroup's file")
-	info, err := os.Stat(p.Dir())
-	return err == nil && info.Sys().(*syscall.Stat_t).Ino == p.Inode
 }
 
 // session finds the session that is nearest above a process. The process's ancestors are read once, however many

@@ -18,6 +18,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer"
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/driver"
+	"github.com/gpuslice/gpuslice/enforcer/native"
 )
 
 // inV2 runs the calling test again, alone, where cgroups of version 2 are mounted and no others. It is true in that run.
@@ -112,7 +113,7 @@ func (f *fakeBackend) are(t *testing.T, when, cgroup string, want ...uint64) {
 }
 
 // newNativeHost is a host whose driver has limits.
-func newNativeHost(t *testing.T, b enforcer.Backend) *host {
+func newNativeHost(t *testing.T, b native.Backend) *host {
 	h := newHost(t, &fakeTruth{})
 	h.stop()
 	h.options.Backend = b
@@ -138,7 +139,7 @@ func (h *host) newBox(id string, quotas ...api.Quota) (*box, api.RegisterReply, 
 }
 
 // newNativeBox is such a host with a container of 4 GiB on the first device, as inV2 runs the calling test; nil but in that run.
-func newNativeBox(t *testing.T, b enforcer.Backend) (*host, *box) {
+func newNativeBox(t *testing.T, b native.Backend) (*host, *box) {
 	t.Helper()
 	if !inV2(t) {
 		return nil, nil

@@ -72,6 +72,7 @@ func (e *Enforcer) release(s *slice, cause string) error {
 	s.mu.Lock()
 	s.let()
 	s.mu.Unlock()
+	e.reachNative(s.cgroup)
 	if err != nil {
 		// The run directory is full. The slice is over all the same, and the store says so once it can. A restart before that
 		// finds a record of something that is dead, and drops it; or a page that is closed, and gives nothing more.

@@ -117,6 +117,12 @@ func (e *Enforcer) restore() error {
 			e.log.Error("a released slice is not cleared away; the next enforcer does it", "slice", r.Request.ID, "err", err)
 		}
 	}
+	var cgroups []cgroup.Path
+	for _, r := range slices.Concat(records, released) {
+		cgroups = append(cgroups, cgroupOf(r))
+	}
+	e.reachNative(cgroups...)
+	killpoint.Pass("restore.limited")
 	e.logOvercommitted()
 	if len(records) > 0 {
 		e.log.Info("slices taken up again", "count", len(alive), "ended", len(records)-len(alive))
@@ -144,7 +150,7 @@ func (e *Enforcer) revive(r store.Slice) *slice {
 			s.devices = append(s.devices, d)
 		}
 	}
-	s.inherited, s.mayBeLimited = r.Native, r.Native
+	s.mayBeLimited = r.Native
 	if s.watchesFirst() {
 		s.init, _ = process.Again(r.Request.PID, r.InitStart)
 	}
@@ -276,11 +282,10 @@ func (s *slice) untaken(err error) {
 // takeUp goes on with a slice that has its ledger, where the predecessor stopped.
 func (s *slice) takeUp(r store.Slice) {
 	s.goOn(r)
-	if r.Native && len(s.e.native.devices) == 0 {
+	if r.Native && s.e.truth == nil {
 		s.log.Warn("the driver may hold the slice to the quota that it had, and without NVML it cannot be told another one", "cgroup", s.cgroup.String())
 	}
 	s.resumeNative(r)
-	killpoint.Pass("restore.limited")
 	killpoint.Pass("restore.ledger")
 }
 

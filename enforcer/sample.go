@@ -123,13 +123,13 @@ func (m *sampler) sample(ctx context.Context, mayStand bool) (again time.Time) {
 	at := time.Now()
 	before, err := m.read(&m.before, all)
 	switch {
-	case errors.Is(err, errHangs): // as would the next question
+	case errors.Is(err, driver.ErrHangs): // as would the next question
 	case err == nil && mayStand && m.idle.Stands(at, before, e.options.IdleInterval):
 		e.failing(g, nil)
 		return again
 	}
 	m.idle = truth.Idle{}
-	if errors.Is(err, errHangs) {
+	if errors.Is(err, driver.ErrHangs) {
 		e.failing(g, err)
 		return again
 	}
@@ -207,7 +207,7 @@ func (m *sampler) sample(ctx context.Context, mayStand bool) (again time.Time) {
 // read reads the lanes of all slices, and then how much of the device is in use.
 func (m *sampler) read(l *lanes, all []*slice) (truth.Totals, error) {
 	l.read(all, m.g.Raw)
-	used, err := ask(m.g.slot, patience, func() (uint64, error) { return m.e.truth.source.Used(m.g.UUID) })
+	used, err := driver.Ask(m.g.slot, patience, func() (uint64, error) { return m.e.truth.source.Used(m.g.UUID) })
 	return truth.Totals{Used: used, Lanes: l.digest}, err
 }
 

@@ -37,8 +37,7 @@ func (e *Enforcer) Devices(context.Context) ([]api.Device, error) {
 			index[g.Raw] = len(shown)
 			d := api.Device{UUID: g.UUID, Index: g.Index, Name: g.Name, Total: g.Total, Context: e.truth.learned(g)}
 			e.showGranted(&d)
-			n := e.native.devices[g.Raw]
-			d.Enforcement, d.EnforcementReason = n.enforcement(), n.reason()
+			d.Enforcement, d.EnforcementReason = e.native.Enforces(g.UUID)
 			shown = append(shown, d)
 		}
 	}
@@ -51,7 +50,7 @@ func (e *Enforcer) Devices(context.Context) ([]api.Device, error) {
 			index[d.UUID] = len(shown)
 			named := api.Device{UUID: d.uuid, Index: -1, Total: d.Total}
 			e.showGranted(&named)
-			named.Enforcement, named.EnforcementReason = api.Intercept, (*nativeDevice)(nil).reason()
+			named.Enforcement, named.EnforcementReason = e.native.Enforces(d.uuid)
 			shown = append(shown, named)
 		}
 		s.mu.Unlock()
@@ -98,7 +97,7 @@ func (s *slice) showDevice(index int, d *device) api.DeviceUse {
 		Allocations: f.Allocations, Refusals: f.Refusals, Recovered: f.Recovered,
 	}
 	use.Limit = d.shownLimit()
-	use.Enforcement = s.enforcementOn(d.UUID)
+	use.Enforcement = s.enforcementOn(d.uuid)
 	if s.isSampled() {
 		use.Bypass = s.found[d.UUID].past(d.Total)
 	}

@@ -79,11 +79,7 @@ type slice struct {
 
 	remaining session.Remaining // of a session that is released, or who may have a ledger that was not found; changes in the turn, with mu held
 
-	mayBeLimited bool              // the driver has limits of its cgroup, or is going to (native.go)
-	inherited    bool              // it may have some of a former enforcer
-	unlimited    map[[16]byte]bool // devices on which the driver could not be given a limit
-	behind       bool              // the driver is to be told what the limits are now (keepNative)
-	stale        map[[16]byte]bool // devices on which the driver's limit is not what it should be: it is told again and again
+	mayBeLimited bool // the driver has limits of its cgroup, or is going to (native.go)
 }
 
 // device is one device of a slice's ledger: the enforcer's own copy of what it wrote there.

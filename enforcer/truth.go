@@ -26,7 +26,6 @@ const (
 var patienceOfRelease = 300 * time.Millisecond
 
 var (
-	errHangs  = errors.New("the driver does not answer")
 	errUntold = errors.New("the driver does not tell what each process holds")
 )
 
@@ -43,7 +42,7 @@ type driverTruth struct {
 
 type gpu struct {
 	driver.Device
-	slot chan struct{} // taken while the driver is asked about this device
+	slot driver.Slot // taken while the driver is asked about this device
 	// exits says that a process has exited for whom the driver may hold memory here.
 	exits chan struct{}
 
@@ -79,10 +78,10 @@ func (e *Enforcer) openTruth() error {
 	case a := <-found:
 		t.version = a.version
 		for _, d := range a.devices {
-			t.devices = append(t.devices, &gpu{Device: d, slot: make(chan struct{}, 1), exits: make(chan struct{}, 1), begin: time.Now()})
+			t.devices = append(t.devices, &gpu{Device: d, slot: driver.NewSlot(), exits: make(chan struct{}, 1), begin: time.Now()})
 		}
 	case <-time.After(2 * patience):
-		return fmt.Errorf("list the devices: %w (nvidia-smi hangs too?)", errHangs)
+		return fmt.Errorf("list the devices: %w (nvidia-smi hangs too?)", driver.ErrHangs)
 	}
 	t.contexts = e.store.Contexts()
 	e.truth = t
@@ -100,7 +99,7 @@ func (t *driverTruth) device(raw [16]byte) *gpu {
 
 // processes asks the driver what each process holds on a device.
 func (t *driverTruth) processes(g *gpu, patience time.Duration) (map[int]uint64, error) {
-	return ask(g.slot, patience, func() (map[int]uint64, error) { return t.source.Processes(g.UUID) })
+	return driver.Ask(g.slot, patience, func() (map[int]uint64, error) { return t.source.Processes(g.UUID) })
 }
 
 // tells says whether the driver has told lately what each process holds on a device.
@@ -115,35 +114,6 @@ func (e *Enforcer) tells(raw [16]byte) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return !g.failing
-}
-
-// ask asks the driver something, if slot is free or becomes so. A question that hangs keeps the slot, and is not asked again.
-func ask[T any](slot chan struct{}, patience time.Duration, question func() (T, error)) (T, error) {
-	guard.MayWait("a question to the driver")
-	timer := time.NewTimer(patience)
-	defer timer.Stop()
-	var none T
-	select {
-	case slot <- struct{}{}:
-	case <-timer.C:
-		return none, errHangs
-	}
-	type answer struct {
-		value T
-		err   error
-	}
-	answered := make(chan answer, 1)
-	go func() {
-		value, err := question()
-		<-slot
-		answered <- answer{value, err}
-	}()
-	select {
-	case a := <-answered:
-		return a.value, a.err
-	case <-timer.C:
-		return none, errHangs
-	}
 }
 
 // costs says of what a context's cost is learned: a model of device with a version of the driver; "" if the device has no name.

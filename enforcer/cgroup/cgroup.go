@@ -35,6 +35,8 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+
+	"github.com/gpuslice/gpuslice/enforcer/guard"
 )
 
 // ErrShared says that a process has no cgroup of its own.
@@ -52,6 +54,13 @@ type Path struct {
 func (p Path) Dir() string { return filepath.Join(p.Mount, p.Rel) }
 
 func (p Path) String() string { return p.Dir() }
+
+// Exists says whether the cgroup is there, and not another one at its path.
+func (p Path) Exists() bool {
+	guard.MayWait("a cgroup's file")
+	info, err := os.Stat(p.Dir())
+	return err == nil && info.Sys().(*syscall.Stat_t).Ino == p.Inode
+}
 
 // Contains says whether child is parent or below it, component by component: /a does not contain /ab.
 func Contains(parent, child Path) bool {

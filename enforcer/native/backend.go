@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package native
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/gpuslice/gpuslice/enforcer/driver"
+)
+
+// try sets a limit for a cgroup of its own, and says why the backend cannot be relied on; "" if it can.
+func (k *Keeper) try(d *device) string {
+	if d.MIG {
+		return "it is a MIG instance, which the driver has no limits for"
+	}
+	dir := filepath.Join(k.options.Mount, k.options.Trial)
+	if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, os.ErrExist) {
+		return fmt.Sprintf("no cgroup can be made to try it: %v", err)
+	}
+	defer func() {
+		if err := os.Remove(dir); err != nil {
+			k.options.Log.Warn("remove the cgroup that the driver's limits were tried on", "cgroup", dir, "err", err)
+		}
+	}()
+	const step = 2 << 20
+	bytes := d.Total / 2 / step * step // no driver has to round it
+	got, err := driver.Ask(d.slot, timeout, func() (got uint64, err error) {
+		if err = k.limit(dir, d.UUID, bytes); err == nil {
+			got, err = k.options.Backend.Limited(dir, d.UUID)
+		}
+		return got, errors.Join(err, k.unlimit(dir, d.UUID))
+	})
+	switch {
+	case err != nil:
+		first, _, _ := strings.Cut(err.Error(), "\n")
+		return first
+	case got != bytes:
+		return fmt.Sprintf("a limit of %d bytes that was set for a cgroup is %d bytes afterwards", bytes, got)
+	}
+	return ""
+}
+
+// limit sets a limit for a cgroup. Where the driver keeps limits by the kernel's dmem controller, the cgroup needs that one, and
+// has it if all that are above it hand it down. Not all runtimes see to that (runc does, crun does not).
+func (k *Keeper) limit(dir, device string, bytes uint64) error {
+	err := k.options.Backend.Limit(dir, device, bytes)
+	if !errors.Is(err, driver.ErrNoController) {
+		return err
+	}
+	if handErr := handDown(k.options.Mount, dir); handErr != nil {
+		return fmt.Errorf("%w: %w", err, handErr)
+	}
+	return k.options.Backend.Limit(dir, device, bytes)
+}
+
+// unlimit takes a limit away. A driver that has no limits has none to take away.
+func (k *Keeper) unlimit(dir, device string) error {
+	if err := k.options.Backend.Unlimit(dir, device); !errors.Is(err, driver.ErrNoLimits) {
+		return err
+	}
+	return nil
+}
+
+// handDown has each cgroup from the mount down to dir's parent give its children the dmem controller.
+func handDown(mount, dir string) error {
+	var above []string
+	for at := dir; at != mount && at != "/"; {
+		at = filepath.Dir(at)
+		above = append(above, at)
+	}
+	for _, at := range slices.Backward(above) {
+		file := filepath.Join(at, "cgroup.subtree_control")
+		has, err := os.ReadFile(file)
+		if err != nil {
+			return err
+		}
+		if slices.Contains(strings.Fields(string(has)), "dmem") {
+			continue
+		}
+		if err := os.WriteFile(file, []byte("+dmem"), 0); err != nil {
+			return err
+		}
+	}
+	return nil
+}
