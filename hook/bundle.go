@@ -11,6 +11,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+
 	"github.com/gpuslice/gpuslice/hook/annotations"
 	"github.com/gpuslice/gpuslice/hook/gpus"
 )
@@ -54,7 +56,7 @@ func ParseBundle(path string, text []byte) (Bundle, error) {
 			Env  []string `json:"env"`
 		} `json:"process"`
 		Annotations map[string]string `json:"annotations"`
-		Mounts      []gpus.Mount      `json:"mounts"`
+		Mounts      []specs.Mount     `json:"mounts"`
 		Hooks       gpus.Hooks        `json:"hooks"`
 		Linux       gpus.Linux        `json:"linux"`
 	}

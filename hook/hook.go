@@ -19,6 +19,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/hook/annotations"
 	"github.com/gpuslice/gpuslice/hook/mount"
@@ -49,7 +51,7 @@ type Hook struct {
 // sees the container's init die, since a runtime whose hook was killed creates no container, and releases the
 // slice. What was made in the root filesystem is on record before it is made, and the runtime runs the poststop hook
 // also for a container that it failed to create; mounts die with their namespace.
-func (h *Hook) Prestart(ctx context.Context, s State) (err error) {
+func (h *Hook) Prestart(ctx context.Context, s specs.State) (err error) {
 	lap := h.laps()
 	bundle, err := ReadBundle(s.Bundle)
 	if err != nil {
@@ -60,11 +62,11 @@ func (h *Hook) Prestart(ctx context.Context, s State) (err error) {
 	if request == nil && (refusal == nil || !sandbox) {
 		return refusal
 	}
-	if s.PID <= 1 {
-		return fmt.Errorf("the state of container %s has pid %d: prestart and createRuntime need that of its init", s.ID, s.PID)
+	if s.Pid <= 1 {
+		return fmt.Errorf("the state of container %s has pid %d: prestart and createRuntime need that of its init", s.ID, s.Pid)
 	}
 	lap("read")
-	container, err := mount.Open(s.PID, bundle.Rootfs)
+	container, err := mount.Open(s.Pid, bundle.Rootfs)
 	if err != nil {
 		return err
 	}
@@ -79,7 +81,7 @@ func (h *Hook) Prestart(ctx context.Context, s State) (err error) {
 	lap("enter")
 
 	reply, err := h.Enforcer.Register(ctx, api.RegisterRequest{
-		ID: s.ID, Container: s.ID, PID: s.PID,
+		ID: s.ID, Container: s.ID, PID: s.Pid,
 		Quotas: request.Quotas, Mode: request.Mode, Pool: request.Pool, Tenant: request.Tenant, TTL: request.TTL,
 		Visible: bundle.GPUs.Visible(nodes),
 	})
@@ -101,7 +103,7 @@ func (h *Hook) Prestart(ctx context.Context, s State) (err error) {
 }
 
 // bind makes the places to bind on, binds, and keeps the record of what was made.
-func (h *Hook) bind(ctx context.Context, s State, c *mount.Container, rootfs string, reply api.RegisterReply) (err error) {
+func (h *Hook) bind(ctx context.Context, s specs.State, c *mount.Container, rootfs string, reply api.RegisterReply) (err error) {
 	record, err := roots.Lock(ctx, h.Records, c.Root)
 	if err != nil {
 		return err
@@ -134,11 +136,11 @@ func (h *Hook) bind(ctx context.Context, s State, c *mount.Container, rootfs str
 
 // Poststop releases the slice and removes what the hook made in the root filesystem, and in a few others whose poststop
 // never ran. It does all that it can, and its error is for a log only.
-func (h *Hook) Poststop(ctx context.Context, s State) error {
+func (h *Hook) Poststop(ctx context.Context, s specs.State) error {
 	return errors.Join(h.poststop(ctx, s), h.sweep())
 }
 
-func (h *Hook) poststop(ctx context.Context, s State) error {
+func (h *Hook) poststop(ctx context.Context, s specs.State) error {
 	bundle, err := ReadBundle(s.Bundle)
 	if err != nil {
 		// Without the bundle there is no record either, but the slice can still go.

@@ -9,22 +9,17 @@ import (
 	"io"
 	"path/filepath"
 
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+
 	"github.com/gpuslice/gpuslice/enforcer/api"
 )
 
 const maxState = 4 << 20 // it repeats the annotations, and some engines put whole manifests there
 
-// State is what the runtime writes to a hook's standard input. Its status is not read: crun says "created" at a
+// ReadState reads and checks the state, which the runtime writes to a hook's standard input. Its status is not used: crun says "created" at a
 // moment when runc still says "creating". Nor are its annotations: see [ReadBundle].
-type State struct {
-	ID     string `json:"id"`
-	PID    int    `json:"pid"` // the container's init as the host sees it; absent at poststop
-	Bundle string `json:"bundle"`
-}
-
-// ReadState reads and checks the state.
-func ReadState(r io.Reader) (State, error) {
-	var s State
+func ReadState(r io.Reader) (specs.State, error) {
+	var s specs.State
 	text, err := io.ReadAll(io.LimitReader(r, maxState+1))
 	if err == nil {
 		err = decode(text, maxState, &s)

@@ -17,6 +17,8 @@ import (
 	"os"
 	"path/filepath"
 
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+
 	"github.com/gpuslice/gpuslice/hook"
 	"github.com/gpuslice/gpuslice/hook/annotations"
 	"github.com/gpuslice/gpuslice/shim/spec"
@@ -74,7 +76,7 @@ func (r *Runtime) Prepare(config *spec.File) error {
 	return config.Replace(edited)
 }
 
-func (r *Runtime) hook(stage, bundle string) spec.Hook {
+func (r *Runtime) hook(stage, bundle string) specs.Hook {
 	args := []string{spec.HookName}
 	if r.Config != "" {
 		args = append(args, "--config", r.Config)
@@ -82,5 +84,5 @@ func (r *Runtime) hook(stage, bundle string) spec.Hook {
 	if r.reports && stage == spec.Prestart {
 		args = append(args, "--report", filepath.Join(bundle, reportName))
 	}
-	return spec.Hook{Path: r.HookPath, Args: append(args, stage), Env: hookEnv, Timeout: hookTimeout}
+	return specs.Hook{Path: r.HookPath, Args: append(args, stage), Env: hookEnv, Timeout: new(hookTimeout)}
 }

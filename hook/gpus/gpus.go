@@ -11,57 +11,33 @@ import (
 	"slices"
 	"strings"
 
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/hook/mount"
 )
 
-// Spec is what matters here of a config.json; its parts are as encoding/json reads them.
+// Spec is what matters here of a config.json. Parts of no interest are left out, so that nothing in them refuses a container.
 type Spec struct {
 	Env    []string // of its process
-	Mounts []Mount
+	Mounts []specs.Mount
 	Hooks  Hooks
 	Linux  Linux
 }
 
 // Hooks are those that are run before the container's process starts.
 type Hooks struct {
-	Prestart        []Hook `json:"prestart"`
-	CreateRuntime   []Hook `json:"createRuntime"`
-	CreateContainer []Hook `json:"createContainer"`
+	Prestart        []specs.Hook `json:"prestart"`
+	CreateRuntime   []specs.Hook `json:"createRuntime"`
+	CreateContainer []specs.Hook `json:"createContainer"`
 }
 
 // Linux is what is Linux' own.
 type Linux struct {
-	Devices   []Node `json:"devices"`
+	Devices   []specs.LinuxDevice `json:"devices"`
 	Resources struct {
-		Devices []Rule `json:"devices"`
+		Devices []specs.LinuxDeviceCgroup `json:"devices"`
 	} `json:"resources"`
-}
-
-// Mount is one of a config.json's mounts, Hook a hook, and Node a device node.
-type (
-	Mount struct {
-		Source      string `json:"source"`
-		Destination string `json:"destination"`
-	}
-	Hook struct {
-		Path string   `json:"path"`
-		Args []string `json:"args"`
-	}
-	Node struct {
-		Type  string `json:"type"`
-		Major int64  `json:"major"`
-		Minor int64  `json:"minor"`
-	}
-)
-
-// Rule of a container's device cgroup.
-type Rule struct {
-	Allow  bool   `json:"allow"`
-	Type   string `json:"type"`
-	Major  *int64 `json:"major"`
-	Minor  *int64 `json:"minor"`
-	Access string `json:"access"`
 }
 
 // Visible names the GPUs that a container sees, for api.RegisterRequest. nil is unknown, which is all: there are
@@ -77,7 +53,7 @@ func (s *Spec) Visible(nodes mount.Nodes) []string {
 	}
 	// Some of them may be elsewhere than in /dev: docker run --device /dev/nvidia1:/gpu.
 	for _, n := range s.Linux.Devices {
-		if n.isGPU() {
+		if isGPU(n) {
 			names = append(names, api.VisibleMinor(uint32(n.Minor)))
 		}
 	}
@@ -88,7 +64,7 @@ func (s *Spec) Visible(nodes mount.Nodes) []string {
 	return names
 }
 
-func (n Node) isGPU() bool {
+func isGPU(n specs.LinuxDevice) bool {
 	return n.Type != "b" && n.Major == mount.GPUMajor && n.Minor >= 0 && n.Minor <= mount.MaxGPUMinor
 }
 
@@ -97,7 +73,7 @@ func (n Node) isGPU() bool {
 func (s *Spec) Reaches(nodes mount.Nodes) bool {
 	asked := s.asked()
 	return nodes.Unclear || len(nodes.Minors) > 0 || asked.all || len(asked.names) > 0 ||
-		slices.ContainsFunc(s.Linux.Devices, Node.isGPU) || !s.confined()
+		slices.ContainsFunc(s.Linux.Devices, isGPU) || !s.confined()
 }
 
 // confined says whether the device cgroup denies all and then allows what is harmless: the rules are taken in their order,
@@ -106,16 +82,16 @@ func (s *Spec) confined() bool {
 	confined := false
 	for _, r := range s.Linux.Resources.Devices {
 		switch {
-		case !r.Allow && r.isAll():
+		case !r.Allow && isAll(r):
 			confined = true
-		case r.Allow && !r.isHarmless():
+		case r.Allow && !isHarmless(r):
 			confined = false
 		}
 	}
 	return confined
 }
 
-func (r *Rule) isAll() bool {
+func isAll(r specs.LinuxDeviceCgroup) bool {
 	every := r.Access == "" || strings.Contains(r.Access, "r") && strings.Contains(r.Access, "w") && strings.Contains(r.Access, "m")
 	return every && (r.Type == "" || r.Type == "a") && open(r.Major) && open(r.Minor)
 }
@@ -125,7 +101,7 @@ func open(n *int64) bool { return n == nil || *n < 0 }
 
 // isHarmless says that what the rule allows is no GPU. A node that may be made (m) and neither read nor written is no
 // use; docker allows that for all devices.
-func (r *Rule) isHarmless() bool {
+func isHarmless(r specs.LinuxDeviceCgroup) bool {
 	if r.Access != "" && strings.Trim(r.Access, "m") == "" {
 		return true
 	}

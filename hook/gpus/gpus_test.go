@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/hook/mount"
 )
@@ -20,7 +22,7 @@ const (
 // withHook is a container with a hook of NVIDIA's.
 func withHook(path string, env ...string) *Spec {
 	s := &Spec{Env: env}
-	s.Hooks.Prestart = []Hook{{Path: "/usr/bin/other"}, {Path: path}}
+	s.Hooks.Prestart = []specs.Hook{{Path: "/usr/bin/other"}, {Path: path}}
 	return s
 }
 
@@ -88,7 +90,10 @@ func TestTheImagesVariableMeansNothingWithoutTheHook(t *testing.T) {
 // An image that lies about what it sees is believed to see that in addition.
 func TestNodesThatAreThereAlwaysCount(t *testing.T) {
 	s := withHook(nvidia, "NVIDIA_VISIBLE_DEVICES=1")
-	s.Linux.Devices = []Node{{"c", 195, 2}, {"c", 195, 255}, {"b", 195, 3}, {"c", 1, 4}, {"c", 195, -5}}
+	s.Linux.Devices = []specs.LinuxDevice{
+		{Type: "c", Major: 195, Minor: 2}, {Type: "c", Major: 195, Minor: 255}, {Type: "b", Major: 195, Minor: 3},
+		{Type: "c", Major: 1, Minor: 4}, {Type: "c", Major: 195, Minor: -5},
+	}
 	if got := s.Visible(mount.Nodes{Minors: []uint32{0, 7}}); !slices.Equal(got, []string{"1", "minor:0", "minor:2", "minor:7"}) {
 		t.Errorf("visible %q", got)
 	}
@@ -133,7 +138,7 @@ func TestWhatTheProgramBehindTheHookIsAskedForIsVisible(t *testing.T) {
 	} {
 		s := &Spec{Env: []string{"NVIDIA_VISIBLE_DEVICES=3"}}
 		words := "containerd oci-hook -- /usr/bin/nvidia-container-cli --load-kmods " + args + " --pid={{pid}} {{rootfs}}"
-		s.Hooks.CreateRuntime = []Hook{{Path: "/usr/bin/containerd", Args: strings.Fields(words)}}
+		s.Hooks.CreateRuntime = []specs.Hook{{Path: "/usr/bin/containerd", Args: strings.Fields(words)}}
 		if got := strings.Join(s.Visible(mount.Nodes{Minors: []uint32{9}}), " "); got != want {
 			t.Errorf("%s: visible %q, want %q", args, got, want)
 		}
@@ -142,7 +147,7 @@ func TestWhatTheProgramBehindTheHookIsAskedForIsVisible(t *testing.T) {
 
 func withMount(source, destination string) *Spec {
 	s := withHook(nvidia, "NVIDIA_VISIBLE_DEVICES=1")
-	s.Mounts = []Mount{{Source: source, Destination: destination}}
+	s.Mounts = []specs.Mount{{Source: source, Destination: destination}}
 	return s
 }
 
@@ -197,7 +202,7 @@ func FuzzVisibleDevices(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, value, name string) {
 		s := withHook(nvidia, "NVIDIA_VISIBLE_DEVICES="+value)
-		s.Mounts = []Mount{{Source: "/dev/null", Destination: mountRoot + name}}
+		s.Mounts = []specs.Mount{{Source: "/dev/null", Destination: mountRoot + name}}
 		names := s.Visible(mount.Nodes{Minors: []uint32{9}})
 		if names == nil {
 			return

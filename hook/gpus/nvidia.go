@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+
 	"github.com/gpuslice/gpuslice/enforcer/api"
 )
 
@@ -40,7 +42,7 @@ type asked struct {
 // asked is empty without such a hook: the variable then means nothing, and most images with CUDA have it.
 func (s *Spec) asked() (a asked) {
 	byVariable := false
-	for _, stage := range [][]Hook{s.Hooks.Prestart, s.Hooks.CreateRuntime, s.Hooks.CreateContainer} {
+	for _, stage := range [][]specs.Hook{s.Hooks.Prestart, s.Hooks.CreateRuntime, s.Hooks.CreateContainer} {
 		for _, h := range stage {
 			// Where an operator of Kubernetes installs it, a script of that name runs a program with ".real" added.
 			byVariable = byVariable || slices.Contains(hookNames, strings.TrimSuffix(path.Base(h.Path), ".real"))
@@ -91,7 +93,7 @@ func (a *asked) variables(env []string) {
 	a.list(value)
 }
 
-func (a *asked) mounts(mounts []Mount) {
+func (a *asked) mounts(mounts []specs.Mount) {
 	for _, m := range mounts {
 		name, ok := strings.CutPrefix(path.Clean(m.Destination), mountRoot)
 		if !ok || path.Clean(m.Source) != "/dev/null" || strings.HasPrefix(name, "imex/") {

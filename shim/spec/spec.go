@@ -13,18 +13,12 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
 )
 
 // HookName is the file name by which a hook of ours is known.
 const HookName = "gpuslice-hook"
-
-// Hook is an entry of config.json's hooks.
-type Hook struct {
-	Path    string   `json:"path"` // absolute
-	Args    []string `json:"args"`
-	Env     []string `json:"env"`
-	Timeout int      `json:"timeout"` // seconds
-}
 
 // The stages at which our hook is run.
 //
@@ -44,7 +38,7 @@ var ErrNotObject = errors.New("not a JSON object")
 // AddHooks returns config with the two hooks added, and config itself if it has them already. Ours comes last
 // at prestart, where its failure then costs nothing, and first at poststop, since runc stops at the first hook there
 // that fails.
-func AddHooks(config []byte, prestart, poststop Hook) ([]byte, error) {
+func AddHooks(config []byte, prestart, poststop specs.Hook) ([]byte, error) {
 	if !json.Valid(config) {
 		var v any
 		return nil, fmt.Errorf("not JSON: %w", json.Unmarshal(config, &v))
@@ -80,16 +74,16 @@ func has(hooks []byte, stage string) bool {
 	if err != nil || !found {
 		return false
 	}
-	var list []Hook
+	var list []specs.Hook
 	if json.Unmarshal(hooks[at.start:at.end], &list) != nil {
 		return false
 	}
-	return slices.ContainsFunc(list, func(h Hook) bool {
+	return slices.ContainsFunc(list, func(h specs.Hook) bool {
 		return filepath.Base(h.Path) == HookName && slices.Contains(h.Args, stage)
 	})
 }
 
-func add(hooks []byte, stage string, h Hook, first bool) ([]byte, error) {
+func add(hooks []byte, stage string, h specs.Hook, first bool) ([]byte, error) {
 	element, err := json.Marshal(h)
 	if err != nil {
 		return nil, fmt.Errorf("hook %s: %w", h.Path, err)
@@ -102,7 +96,7 @@ func add(hooks []byte, stage string, h Hook, first bool) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("hooks.%s: %w", stage, err)
 	}
-	if err := json.Unmarshal(list, new([]Hook)); err != nil {
+	if err := json.Unmarshal(list, new([]specs.Hook)); err != nil {
 		return nil, fmt.Errorf("hooks.%s: not a list of hooks: %w", stage, err)
 	}
 	return set(hooks, stage, list)

@@ -12,13 +12,15 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
 )
 
 var update = flag.Bool("update", false, "write testdata/*.golden.json")
 
 var (
-	ourPrestart = Hook{Path: "/usr/bin/gpuslice-hook", Args: []string{"gpuslice-hook", "prestart"}, Env: []string{"PATH=/bin"}, Timeout: 15}
-	ourPoststop = Hook{Path: "/usr/bin/gpuslice-hook", Args: []string{"gpuslice-hook", "poststop"}, Env: []string{"PATH=/bin"}, Timeout: 15}
+	ourPrestart = specs.Hook{Path: "/usr/bin/gpuslice-hook", Args: []string{"gpuslice-hook", "prestart"}, Env: []string{"PATH=/bin"}, Timeout: new(15)}
+	ourPoststop = specs.Hook{Path: "/usr/bin/gpuslice-hook", Args: []string{"gpuslice-hook", "poststop"}, Env: []string{"PATH=/bin"}, Timeout: new(15)}
 )
 
 func TestGolden(t *testing.T) {
