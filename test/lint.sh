@@ -70,6 +70,9 @@ gofmt=$(dirname "$("$go" env GOROOT)/bin/x")/gofmt
 check "gofmt" nothing_said "$gofmt" -l "${go_files[@]}"
 check "go vet" "$go" vet ./...
 check "go generate changes nothing" test/check-generated.sh
+if [ "$strict" = --strict ]; then # it fetches modules that only the tests of others need
+	check "go mod tidy changes nothing" nothing_said "$go" mod tidy -diff
+fi
 
 if [ "$strict" = --strict ] && [ ! -x "$tools/golangci-lint" ]; then
 	echo "building golangci-lint $golangci_version"
