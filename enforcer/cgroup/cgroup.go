@@ -36,6 +36,8 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/moby/sys/mountinfo"
+
 	"github.com/gpuslice/gpuslice/enforcer/guard"
 )
 
@@ -91,11 +93,16 @@ type Host struct {
 // Open finds where the hierarchies are mounted. proc is "/proc" but in tests.
 func Open(proc string) (*Host, error) {
 	h := &Host{proc: proc}
-	mounts, err := os.ReadFile(filepath.Join(proc, "self/mountinfo"))
+	file, err := os.Open(filepath.Join(proc, "self/mountinfo"))
 	if err != nil {
 		return nil, fmt.Errorf("find the cgroup mounts: %w", err)
 	}
-	h.unified, h.controllers = parseMounts(string(mounts))
+	defer file.Close()
+	mounts, err := mountinfo.GetMountsFromReader(file, mountinfo.FSTypeFilter("cgroup", "cgroup2"))
+	if err != nil {
+		return nil, fmt.Errorf("find the cgroup mounts: %w", err)
+	}
+	h.unified, h.controllers = hierarchiesOf(mounts)
 	if h.unified == nil && len(h.controllers) == 0 {
 		return nil, errors.New("no cgroup hierarchy is mounted: mount one at /sys/fs/cgroup, or run the enforcer on the host")
 	}

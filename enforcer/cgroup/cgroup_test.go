@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/moby/sys/mountinfo"
 )
 
 // fakeHost is a /proc and cgroup mounts in a directory: a layout of another machine.
@@ -194,14 +196,17 @@ func TestContainsGoesByComponents(t *testing.T) {
 }
 
 func TestMountsAreReadAsTheKernelWritesThem(t *testing.T) {
-	unified, controllers := parseMounts(`31 23 0:28 / /sys/fs/cgroup rw,relatime - tmpfs tmpfs rw,mode=755
+	mounts, err := mountinfo.GetMountsFromReader(strings.NewReader(`31 23 0:28 / /sys/fs/cgroup rw,relatime - tmpfs tmpfs rw,mode=755
 36 31 0:33 /c1 /container/sys/fs/cgroup/pids ro - cgroup cgroup rw,pids
 32 31 0:29 / /sys/fs/cgroup/cpu,cpuacct rw shared:4 master:1 - cgroup cgroup rw,cpu,cpuacct
 33 31 0:33 / /with\040space\134/pids rw - cgroup cgroup rw,pids
 40 31 0:37 / /sys/fs/cgroup/systemd rw - cgroup systemd rw,xattr,name=systemd
 41 31 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw
-short line
-`)
+`), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	unified, controllers := hierarchiesOf(mounts)
 	if unified == nil || unified.mount != "/sys/fs/cgroup/unified" || !unified.v2 {
 		t.Errorf("unified: %+v", unified)
 	}
@@ -213,15 +218,4 @@ short line
 			t.Errorf("%s: %+v, want %s", name, c, want)
 		}
 	}
-}
-
-func FuzzParseMounts(f *testing.F) {
-	f.Add("32 31 0:29 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n")
-	f.Add(`1 2 3:4 / /a\04 rw - cgroup2 c rw`)
-	f.Fuzz(func(_ *testing.T, s string) {
-		unified, _ := parseMounts(s)
-		if unified != nil {
-			unified.below(s)
-		}
-	})
 }

@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/moby/sys/mountinfo"
+
 	"github.com/gpuslice/gpuslice/enforcer/guard"
 )
 
@@ -96,26 +98,20 @@ func (c *hierarchy) below(path string) (string, bool) {
 	return path[len(c.root):], true
 }
 
-// parseMounts finds the cgroup mounts in proc(5) mountinfo: the unified one, and the v1 ones by each of their
+// hierarchiesOf finds the cgroup mounts in proc(5) mountinfo: the unified one, and the v1 ones by each of their
 // controllers. Of several mounts of one hierarchy the first that shows all of it is taken.
-func parseMounts(mountinfo string) (unified *hierarchy, controllers map[string]*hierarchy) {
+func hierarchiesOf(mounts []*mountinfo.Info) (unified *hierarchy, controllers map[string]*hierarchy) {
 	controllers = make(map[string]*hierarchy)
-	for line := range strings.Lines(mountinfo) {
-		// id parent major:minor root mount options [tags] - type source super-options
-		left, right, ok := strings.Cut(strings.TrimSuffix(line, "\n"), " - ")
-		l, r := strings.Fields(left), strings.Fields(right)
-		if !ok || len(l) < 6 || len(r) < 3 {
-			continue
-		}
-		c := &hierarchy{mount: unescape(l[4]), root: unescape(l[3])}
-		switch r[0] {
+	for _, m := range mounts {
+		c := &hierarchy{mount: m.Mountpoint, root: m.Root}
+		switch m.FSType {
 		case "cgroup2":
 			c.v2 = true
 			if better(c, unified) {
 				unified = c
 			}
 		case "cgroup":
-			for name := range strings.SplitSeq(r[2], ",") {
+			for name := range strings.SplitSeq(m.VFSOptions, ",") {
 				if name != "rw" && name != "ro" && better(c, controllers[name]) {
 					controllers[name] = c
 				}
@@ -127,23 +123,4 @@ func parseMounts(mountinfo string) (unified *hierarchy, controllers map[string]*
 
 func better(c, than *hierarchy) bool {
 	return than == nil || (c.root == "/" && than.root != "/")
-}
-
-// unescape undoes the octal escapes of mountinfo (\040 is a space).
-func unescape(s string) string {
-	if !strings.Contains(s, `\`) {
-		return s
-	}
-	var b strings.Builder
-	for i := 0; i < len(s); i++ {
-		if s[i] == '\\' && i+3 < len(s) {
-			if n, err := strconv.ParseUint(s[i+1:i+4], 8, 8); err == nil {
-				b.WriteByte(byte(n))
-				i += 3
-				continue
-			}
-		}
-		b.WriteByte(s[i])
-	}
-	return b.String()
 }

@@ -7,8 +7,10 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 
+	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
@@ -132,26 +134,18 @@ func (c *Container) refuseShared() error {
 // mountOf says where in the container the mount of o is, and whether its mounts propagate. What cannot be
 // found out is taken for propagating.
 func (c *Container) mountOf(o *object) (where string, shared bool) {
-	table, err := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", c.pid))
+	file, err := os.Open(fmt.Sprintf("/proc/%d/mountinfo", c.pid))
 	if err != nil {
 		return "an unknown place", true
 	}
-	id := fmt.Sprint(o.mountID())
-	for line := range strings.Lines(string(table)) {
-		// 36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 shared:2 - ext3 /dev/root rw
-		f := strings.Fields(line)
-		if len(f) < 7 || f[0] != id {
-			continue
-		}
-		for _, tag := range f[6:] {
-			if tag == "-" {
-				break
-			}
-			shared = shared || strings.HasPrefix(tag, "shared:")
-		}
-		return "/" + strings.TrimPrefix(strings.TrimPrefix(f[4], c.rootfs), "/"), shared
+	defer file.Close()
+	id := int(o.mountID())
+	mounts, err := mountinfo.GetMountsFromReader(file, func(m *mountinfo.Info) (skip, stop bool) { return m.ID != id, m.ID == id })
+	if err != nil || len(mounts) == 0 {
+		return "an unknown place", true
 	}
-	return "an unknown place", true
+	shared = slices.ContainsFunc(strings.Fields(mounts[0].Optional), func(tag string) bool { return strings.HasPrefix(tag, "shared:") })
+	return "/" + strings.TrimPrefix(strings.TrimPrefix(mounts[0].Mountpoint, c.rootfs), "/"), shared
 }
 
 func (c *Container) readPreload() error {
