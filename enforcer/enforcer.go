@@ -113,7 +113,7 @@ type Enforcer struct {
 	native  *native.Keeper   // where the driver enforces, too
 	events  *event.Log
 	book    *admission.Book // what is granted of each device, and to whom
-	ends    sync.WaitGroup  // of slices that are ended by force
+	ends    sync.WaitGroup  // what goes on aside: the end of slices by force, writes of samplers
 
 	now    func() time.Duration // since boot
 	leases chan struct{}        // somebody's deadline may be earlier than it was

@@ -420,7 +420,7 @@ func (s *slice) retake(number uint32) {
 		// Whoever began a session's process, and was of the session, may have ended; a container's process may have been moved
 		// to another cgroup. Who has the page can still write the lane.
 		p, _ = process.Again(owner.PID, owner.Start)
-		if p != nil && !s.e.member(s, p) && !(s.e.pages.mayHave(s.identity, p.PID) && p.Alive()) {
+		if p != nil && !s.e.member(s, p) && (!s.e.pages.mayHave(s.identity, p.PID) || !p.Alive()) {
 			p.Close()
 			p = nil
 		}

@@ -176,7 +176,7 @@ func (p *pool) retake(number uint32) {
 	var h *process.Handle
 	if live {
 		h, _ = process.Again(owner.PID, owner.Start)
-		if h != nil && !(p.e.pages.mayHave(p.identity, h.PID) && h.Alive()) {
+		if h != nil && (!p.e.pages.mayHave(p.identity, h.PID) || !h.Alive()) {
 			h.Close()
 			h = nil
 		}

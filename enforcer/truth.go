@@ -53,6 +53,7 @@ type gpu struct {
 	mu      guard.Mutex[guard.Leaf]
 	failing bool
 	learned bool // the model's cost of a context is not published yet
+	storing bool // what was published is being stored
 }
 
 func (e *Enforcer) openTruth() error {
@@ -189,22 +190,29 @@ func (e *Enforcer) learn(g *gpu, bytes uint64) {
 	}
 }
 
-// publish writes what was learned to the store and to all ledgers: from the sampler's own loop, so that
-// processes that come and go quickly cannot keep the disk busy.
+// publish writes what was learned to all ledgers and to the store: from the sampler's own loop, so that
+// processes that come and go quickly cannot keep the disk busy, and once at a time. It does not wait for the disk.
 func (e *Enforcer) publish(g *gpu) {
 	g.mu.Lock()
-	learned := g.learned
-	g.learned = false
+	learned := g.learned && !g.storing
+	if learned {
+		g.learned, g.storing = false, true
+	}
 	g.mu.Unlock()
 	if !learned {
 		return
 	}
-	if err := e.store.PutContext(e.truth.costs(g), e.truth.learned(g)); err != nil {
-		e.log.Error("keep the cost of a context", "device", g.UUID, "err", err)
-	}
 	for _, s := range e.all() {
 		s.setContexts()
 	}
+	e.ends.Go(func() {
+		if err := e.store.PutContext(e.truth.costs(g), e.truth.learned(g)); err != nil {
+			e.log.Error("keep the cost of a context", "device", g.UUID, "err", err)
+		}
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		g.storing = false
+	})
 }
 
 // tellTruth answers a process that has made a context or loaded code, and learns from its first context what one costs. Later

@@ -152,6 +152,10 @@ func TestASlowDiskKeepsNobodysHiddenMemoryFromBeingCharged(t *testing.T) {
 			t.Error(err)
 		}
 	})
+	during("the cost of a context", func() {
+		truth.set(gpu0, e.pid(), 300*mib)
+		e.must("truth 0")
+	})
 	during("a registration", func() { h.session("d", on(gpu0, gib)) })
 }
 

@@ -18,6 +18,8 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+
+	"github.com/gpuslice/gpuslice/enforcer/guard"
 )
 
 // ErrDead says that the process is dead, or was already when it was asked for.
@@ -69,6 +71,7 @@ type stat struct {
 }
 
 func readStat(pid int) (stat, error) {
+	guard.MayWait("a process's files")
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
 		return stat{}, vanished(pid, err)
@@ -100,6 +103,7 @@ func parseStat(b []byte) (stat, error) {
 }
 
 func readNSPID(pid int) (int, error) {
+	guard.MayWait("a process's files")
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
 		return 0, vanished(pid, err)

@@ -6,10 +6,13 @@ import (
 	"os"
 	"strconv"
 	"strings"
+
+	"github.com/gpuslice/gpuslice/enforcer/guard"
 )
 
 // Name is a process's name, which it can choose: printable, and short. "" if it has ended.
 func Name(pid int) string {
+	guard.MayWait("a process's files")
 	name, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/comm")
 	if err != nil {
 		return ""
