@@ -48,7 +48,7 @@ func start(o *options, truth bool) (*enforcer, error) {
 	if e.dir, err = os.MkdirTemp(volatile(), "gpuslice-scale-"); err != nil {
 		return nil, err
 	}
-	if e.state, err = os.MkdirTemp(o.keepState, "gpuslice-scale-"); err != nil {
+	if e.state, err = os.MkdirTemp("", "gpuslice-scale-"); err != nil {
 		return nil, err
 	}
 	for _, mount := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/unified"} {
@@ -199,7 +199,25 @@ func (e *enforcer) containers(n int, kind string) ([]*container, error) {
 // register registers containers, so many at a time.
 func (e *enforcer) register(c []*container, clients int) (t timing, replies []api.RegisterReply, err error) {
 	replies = make([]api.RegisterReply, len(c))
-	took := make([]time.Duration, len(c))
+	t, err = timed(len(c), clients, func(i int) (err error) {
+		replies[i], err = e.Register(context.Background(), api.RegisterRequest{
+			ID: c[i].id, Container: c[i].id, PID: c[i].pid, Quotas: []api.Quota{{Device: api.AllDevices, Bytes: 1 << 30}}})
+		return err
+	})
+	return t, replies, err
+}
+
+// release releases them, though their processes are alive.
+func (e *enforcer) release(c []*container, clients int) (timing, error) {
+	return timed(len(c), clients, func(i int) error {
+		_, err := e.Release(context.Background(), c[i].id, 0, true)
+		return err
+	})
+}
+
+// timed does something n times, so many at a time.
+func timed(n, clients int, do func(i int) error) (t timing, err error) {
+	took := make([]time.Duration, n)
 	var next atomic.Int64
 	var failed atomic.Pointer[error]
 	var all sync.WaitGroup
@@ -208,29 +226,27 @@ func (e *enforcer) register(c []*container, clients int) (t timing, replies []ap
 		all.Go(func() {
 			for failed.Load() == nil {
 				i := int(next.Add(1)) - 1
-				if i >= len(c) {
+				if i >= n {
 					return
 				}
 				begin := time.Now()
-				reply, err := e.Register(context.Background(), api.RegisterRequest{
-					ID: c[i].id, Container: c[i].id, PID: c[i].pid, Quotas: []api.Quota{{Device: api.AllDevices, Bytes: 1 << 30}}})
-				if err != nil {
+				if err := do(i); err != nil {
 					failed.Store(&err)
 					return
 				}
-				replies[i], took[i] = reply, time.Since(begin)
+				took[i] = time.Since(begin)
 			}
 		})
 	}
 	all.Wait()
 	if err := failed.Load(); err != nil {
-		return t, nil, *err
+		return t, *err
 	}
-	t.PerSecond = float64(len(c)) / time.Since(began).Seconds()
+	t.PerSecond = float64(n) / time.Since(began).Seconds()
 	slices.Sort(took)
 	t.P50 = took[len(took)/2].Seconds() * 1000
 	t.P99 = took[len(took)*99/100].Seconds() * 1000
-	return t, replies, nil
+	return t, nil
 }
 
 // attach lets the hogs begin, and waits until all have attached.

@@ -19,13 +19,12 @@ import (
 
 // options are the flags.
 type options struct {
-	bin       string
-	slices    int
-	clients   int
-	active    int
-	idle      time.Duration
-	out       string
-	keepState string
+	bin     string
+	slices  int
+	clients int
+	active  int
+	idle    time.Duration
+	out     string
 }
 
 func main() {
@@ -36,7 +35,6 @@ func main() {
 	flag.IntVar(&o.active, "active", 100, "slices with an attached process, for the cost of having them")
 	flag.DurationVar(&o.idle, "idle", 20*time.Second, "how long that is looked at")
 	flag.StringVar(&o.out, "json", "", "write the figures to this file, too")
-	flag.StringVar(&o.keepState, "state", "/var/tmp", "the state is in a directory below this one: its disk is what is measured")
 	flag.Parse()
 	if err := measure(&o); err != nil {
 		fmt.Fprintln(os.Stderr, "scale:", err)
@@ -52,10 +50,6 @@ func measure(o *options) error {
 		return err
 	}
 	r := &results{Slices: o.slices, Clients: o.clients, Active: o.active}
-	var err error
-	if r.SyncsPerSecond, err = syncs(o.keepState); err != nil {
-		return err
-	}
 	for _, part := range []func(*options, *results) error{alone, together, having} {
 		if err := part(o, r); err != nil {
 			return err
@@ -92,31 +86,7 @@ func room(o *options) error {
 	return nil
 }
 
-// syncs is how many writes of a page a second the disk takes, one after the other.
-func syncs(dir string) (float64, error) {
-	file, err := os.CreateTemp(dir, "gpuslice-scale-")
-	if err != nil {
-		return 0, err
-	}
-	defer os.Remove(file.Name())
-	defer file.Close()
-	page := make([]byte, 4096)
-	if _, err := file.WriteAt(make([]byte, 64*4096), 0); err != nil {
-		return 0, err
-	}
-	n, began := 0, time.Now()
-	for ; time.Since(began) < time.Second; n++ {
-		if _, err := file.WriteAt(page, int64(n%64)*4096); err != nil {
-			return 0, err
-		}
-		if err := unix.Fdatasync(int(file.Fd())); err != nil {
-			return 0, err
-		}
-	}
-	return float64(n) / time.Since(began).Seconds(), nil
-}
-
-// alone registers one slice after the other.
+// alone registers one slice after the other, and releases them so.
 func alone(o *options, r *results) error {
 	e, err := start(o, false)
 	if err != nil {
@@ -128,11 +98,14 @@ func alone(o *options, r *results) error {
 	if err != nil {
 		return err
 	}
-	r.One, _, err = e.register(c, 1)
+	if r.One, _, err = e.register(c, 1); err != nil {
+		return err
+	}
+	r.ReleaseOne, err = e.release(c, 1)
 	return err
 }
 
-// together registers all of them with many clients, and looks what they cost.
+// together registers all of them with many clients, and looks what they cost; and releases them again.
 func together(o *options, r *results) error {
 	e, err := start(o, false)
 	if err != nil {
@@ -177,7 +150,8 @@ func together(o *options, r *results) error {
 	if len(all) != len(c) {
 		return fmt.Errorf("after a kill there are %d slices of %d", len(all), len(c))
 	}
-	return nil
+	r.ReleaseMany, err = e.release(c, o.clients)
+	return err
 }
 
 // having looks what slices cost in which a program is attached and does nothing.
