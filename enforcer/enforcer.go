@@ -33,6 +33,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/event"
 	"github.com/gpuslice/gpuslice/enforcer/native"
 	"github.com/gpuslice/gpuslice/enforcer/process"
+	"github.com/gpuslice/gpuslice/enforcer/recovery"
 	"github.com/gpuslice/gpuslice/enforcer/session"
 	"github.com/gpuslice/gpuslice/enforcer/store"
 )
@@ -123,7 +124,7 @@ type Enforcer struct {
 	progress progress
 	late     late
 
-	pages *pages // while it is being restored
+	pages *recovery.Scan // while it is being restored
 
 	lastGeneration atomic.Uint64
 

@@ -98,7 +98,7 @@ func BeforeWrites(f func(key string) error) (restore func()) {
 	return func() { beforeWrite = nil }
 }
 
-// Silence has processes not let themselves be looked at, from the next start of an enforcer until restore.
+// Silence has reading the mappings of processes time out, from the next start of an enforcer until restore.
 func Silence(silent func(pid int) bool) (restore func()) {
 	hang := make(chan struct{})
 	findIn = func(pid int, wanted ledger.Wanted, open func(ledger.Identity) bool) ([]ledger.Found, error) {

@@ -17,12 +17,16 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
 	"github.com/gpuslice/gpuslice/enforcer/process"
+	"github.com/gpuslice/gpuslice/enforcer/recovery"
 	"github.com/gpuslice/gpuslice/enforcer/report"
 	"github.com/gpuslice/gpuslice/enforcer/store"
 )
 
-// beforeWrite is for tests.
-var beforeWrite func(key string) error
+// Tests have others.
+var (
+	beforeWrite func(key string) error
+	findIn      recovery.Find = ledger.Find
+)
 
 func (e *Enforcer) openStore() (err error) {
 	o := &e.options
@@ -32,9 +36,9 @@ func (e *Enforcer) openStore() (err error) {
 
 // restore takes up the slices of the store that are still alive, and drops the others.
 func (e *Enforcer) restore() error {
-	e.pages = newPages(e.log)
+	e.pages = recovery.New(e.log, findIn)
 	defer func() {
-		e.pages.close()
+		e.pages.Close()
 		e.pages = nil
 	}()
 	records, err := e.store.Slices()
@@ -50,12 +54,19 @@ func (e *Enforcer) restore() error {
 		return err
 	}
 	for _, r := range slices.Concat(records, released) {
-		e.pages.want(ledger.Identity{Name: r.LedgerName, Dev: r.LedgerDev, Inode: r.LedgerInode})
+		e.pages.Want(ledger.Identity{Name: r.LedgerName, Dev: r.LedgerDev, Inode: r.LedgerInode}, ownProcesses(r)...)
 		e.lastGeneration.Store(max(e.lastGeneration.Load(), r.Generation))
 	}
 	for _, p := range pools {
-		e.pages.want(p.identity)
+		var own []func() ([]int, error)
+		for _, r := range slices.Concat(records, released) {
+			if r.Request.Pool == p.name {
+				own = append(own, ownProcesses(r)...)
+			}
+		}
+		e.pages.Want(p.identity, own...)
 	}
+	e.pages.Run()
 	keep := make(map[string]bool)
 	alive := make(map[*slice]store.Slice)
 	for _, r := range records {
@@ -66,7 +77,7 @@ func (e *Enforcer) restore() error {
 			continue
 		}
 		s.leave()
-		if s.request.Session && e.pages.has(s.identity) { // a process has its ledger still
+		if s.request.Session && e.pages.Found(s.identity) { // a process has its ledger still
 			if err := e.store.Retire(r); err != nil {
 				e.log.Error("release not persisted: it is tried again", "slice", r.Request.ID, "err", err)
 			}
@@ -130,6 +141,14 @@ func (e *Enforcer) restore() error {
 	return nil
 }
 
+// ownProcesses are those of a container; a session's are any.
+func ownProcesses(r store.Slice) []func() ([]int, error) {
+	if r.Request.Session {
+		return nil
+	}
+	return []func() ([]int, error){func() ([]int, error) { return cgroup.PIDs(cgroupOf(r)) }}
+}
+
 // revive makes a slice of its record, as far as that needs no look at its ledger. It is in its turn: what is watched may end at once.
 func (e *Enforcer) revive(r store.Slice) *slice {
 	s := &slice{
@@ -168,7 +187,7 @@ func cgroupOf(r store.Slice) cgroup.Path {
 func (s *slice) closeLeft() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.ledger = s.e.pages.fetch(s.identity); s.ledger == nil {
+	if s.ledger = s.e.pages.Take(s.identity); s.ledger == nil {
 		return false
 	}
 	for i, d := range s.devices[:min(s.ledger.DeviceCount(), len(s.devices))] {
@@ -212,7 +231,7 @@ func (e *Enforcer) findLedger(s *slice, r store.Slice) (late bool, err error) {
 	if s.pool == nil && s.request.Pool != "" {
 		return false, fmt.Errorf("its pool %s is gone", s.request.Pool)
 	}
-	if s.ledger = s.e.pages.fetch(s.identity); s.ledger != nil {
+	if s.ledger = s.e.pages.Take(s.identity); s.ledger != nil {
 		s.recover(r)
 		return false, nil
 	}
@@ -231,7 +250,7 @@ func (e *Enforcer) findLedger(s *slice, r store.Slice) (late bool, err error) {
 // lost says why a slice whose ledger was not found gets no other: one of its processes may have it, and what that has charged
 // would not count. It may hold as much as the slice may have, and outlive it.
 func (s *slice) lost() error {
-	pids, err := s.e.pages.mayBeWith(s.identity, s.letIn)
+	pids, err := s.e.pages.MayBeWith(s.identity, s.letIn)
 	for _, pid := range pids[:min(len(pids), ledger.Slots)] {
 		s.remains(process.Open(pid))
 	}
@@ -244,7 +263,7 @@ func (s *slice) letIn() (func(pid int) bool, error) {
 		return inCgroup(s.cgroup)
 	}
 	return func(pid int) (is bool) {
-		for _, above := range s.e.pages.ancestors(pid) {
+		for _, above := range s.e.pages.Ancestors(pid) {
 			s.roots(func(root *process.Handle) bool {
 				is = root.PID == above && root.Alive()
 				return !is
@@ -420,7 +439,7 @@ func (s *slice) retake(number uint32) {
 		// Whoever began a session's process, and was of the session, may have ended; a container's process may have been moved
 		// to another cgroup. Who has the page can still write the lane.
 		p, _ = process.Again(owner.PID, owner.Start)
-		if p != nil && !s.e.member(s, p) && (!s.e.pages.mayHave(s.identity, p.PID) || !p.Alive()) {
+		if p != nil && !s.e.member(s, p) && (!s.e.pages.MayHold(s.identity, p.PID) || !p.Alive()) {
 			p.Close()
 			p = nil
 		}

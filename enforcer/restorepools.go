@@ -78,7 +78,7 @@ func (p *pool) untaken(err error) {
 func (p *pool) reopen(released []store.Slice) (late bool, err error) {
 	known := p.identity != ledger.Identity{} // else it was made before the host's boot
 	if known {
-		if p.ledger = p.e.pages.fetch(p.identity); p.ledger != nil {
+		if p.ledger = p.e.pages.Take(p.identity); p.ledger != nil {
 			p.recover()
 			return false, nil
 		}
@@ -87,7 +87,7 @@ func (p *pool) reopen(released []store.Slice) (late bool, err error) {
 		p.devices = p.foresee()
 	}
 	if known {
-		pids, err := p.e.pages.mayBeWith(p.identity, func() (func(int) bool, error) { return p.letIn(released) })
+		pids, err := p.e.pages.MayBeWith(p.identity, func() (func(int) bool, error) { return p.letIn(released) })
 		if err := errors.Join(err, errLost(pids)); err != nil {
 			return false, err
 		}
@@ -176,7 +176,7 @@ func (p *pool) retake(number uint32) {
 	var h *process.Handle
 	if live {
 		h, _ = process.Again(owner.PID, owner.Start)
-		if h != nil && (!p.e.pages.mayHave(p.identity, h.PID) || !h.Alive()) {
+		if h != nil && (!p.e.pages.MayHold(p.identity, h.PID) || !h.Alive()) {
 			h.Close()
 			h = nil
 		}

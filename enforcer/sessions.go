@@ -253,11 +253,11 @@ func (s *slice) findRemaining(noted []store.Process) {
 	if len(noted) > 0 || s.ledger == nil {
 		return
 	}
-	for _, pid := range s.e.pages.whoHas(s.identity) {
+	for _, pid := range s.e.pages.HeldBy(s.identity) {
 		s.remains(process.Open(pid))
 	}
 	for number := uint32(1); number <= s.ledger.HighLane(); number++ {
-		if owner, _, live := s.ledger.Lane(number); live && s.e.pages.mayHave(s.identity, owner.PID) {
+		if owner, _, live := s.ledger.Lane(number); live && s.e.pages.MayHold(s.identity, owner.PID) {
 			s.remains(process.Again(owner.PID, owner.Start))
 		}
 	}

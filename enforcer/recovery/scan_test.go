@@ -1,0 +1,305 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package recovery
+
+import (
+	"errors"
+	"log/slog"
+	"os"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/gpuslice/gpuslice/enforcer/ledger"
+)
+
+// theLedger is what tests look for.
+var theLedger = ledger.Identity{Dev: 1, Inode: 7}
+
+// newTestScan is a host with such processes, of which some hang for as long as the test goes on, and some have the ledger.
+func newTestScan(t *testing.T, groups [][]int, hang, have func(pid int) bool) (s *Scan, asked func(pid int) int) {
+	t.Helper()
+	s = New(slog.New(slog.DiscardHandler), nil)
+	t.Cleanup(s.Close)
+	s.Want(theLedger)
+	s.all = func() ([]int, error) { return slices.Concat(groups...), nil }
+	s.group = func(pids []int) (all [][]int) {
+		asked := make(map[int]bool)
+		for _, pid := range pids {
+			asked[pid] = true
+		}
+		for _, group := range groups {
+			all = append(all, slices.DeleteFunc(slices.Clone(group), func(pid int) bool { return !asked[pid] }))
+		}
+		return all
+	}
+	var mu sync.Mutex
+	times := make(map[int]int)
+	over := make(chan struct{})
+	t.Cleanup(func() { close(over) })
+	s.find = func(pid int, _ ledger.Wanted, _ func(ledger.Identity) bool) ([]ledger.Found, error) {
+		mu.Lock()
+		times[pid]++
+		mu.Unlock()
+		if hang(pid) {
+			<-over
+		}
+		if have(pid) {
+			return []ledger.Found{{Identity: theLedger}}, nil
+		}
+		return nil, os.ErrNotExist
+	}
+	return s, func(pid int) int {
+		mu.Lock()
+		defer mu.Unlock()
+		return times[pid]
+	}
+}
+
+func span(from, to int) (all []int) {
+	for pid := from; pid <= to; pid++ {
+		all = append(all, pid)
+	}
+	return all
+}
+
+func is(pids ...int) func(int) bool { return func(pid int) bool { return slices.Contains(pids, pid) } }
+
+func admitted(pids ...int) func() (func(int) bool, error) {
+	return func() (func(int) bool, error) { return is(pids...), nil }
+}
+
+// A process that cannot be read keeps nobody's ledger from being found.
+func TestAProcessThatHangsIsPassedBy(t *testing.T) {
+	s, _ := newTestScan(t, [][]int{{1, 2, 3, 4}}, is(1), is(3))
+	find := s.find
+	s.find = func(pid int, wanted ledger.Wanted, open func(ledger.Identity) bool) ([]ledger.Found, error) {
+		if pid == 2 {
+			return nil, os.ErrPermission
+		}
+		return find(pid, wanted, open)
+	}
+	s.Run()
+	if got := s.HeldBy(theLedger); !slices.Equal(got, []int{3}) {
+		t.Fatalf("%v has it, want 3", got)
+	}
+	for pid, want := range map[int]bool{1: true, 2: true, 3: true, 4: false} {
+		if s.MayHold(theLedger, pid) != want {
+			t.Errorf("process %d may have it: %t", pid, !want)
+		}
+	}
+	got, err := s.MayBeWith(ledger.Identity{}, admitted(1, 2, 4))
+	slices.Sort(got)
+	if err != nil || !slices.Equal(got, []int{1, 2}) {
+		t.Errorf("%v, %v", got, err)
+	}
+}
+
+// On a host under load somebody may have to wait for a processor, in the middle of a change of its mappings.
+func TestWhoIsSlowIsWaitedFor(t *testing.T) {
+	s, _ := newTestScan(t, [][]int{{1, 2}}, is(), is(1, 2))
+	find := s.find
+	s.find = func(pid int, wanted ledger.Wanted, open func(ledger.Identity) bool) ([]ledger.Found, error) {
+		if pid == 1 {
+			time.Sleep(maxTimeout / 4)
+		}
+		return find(pid, wanted, open)
+	}
+	s.Run()
+	if got := slices.Sorted(slices.Values(s.HeldBy(theLedger))); !slices.Equal(got, []int{1, 2}) || len(s.unreadable) > 0 {
+		t.Fatalf("%v have it, and %v are unreadable", got, s.unreadable)
+	}
+}
+
+// However many hang of a user or in a cgroup, and of however many, the others are asked, and few threads are held.
+func TestManyThatHangKeepNobodyElseFromBeingAsked(t *testing.T) {
+	honest := span(1, 100)
+	groups := [][]int{span(1001, 6000), honest}
+	for first := 10_000; first < 14_000; first += 20 {
+		groups = append(groups, span(first, first+19))
+	}
+	groups = append(groups, []int{101})
+	s, asked := newTestScan(t, groups, func(pid int) bool { return pid > 101 }, func(pid int) bool { return pid <= 101 })
+	begin := time.Now()
+	s.Run()
+	if got := slices.Sorted(slices.Values(s.HeldBy(theLedger))); !slices.Equal(got, append(honest, 101)) {
+		t.Fatalf("%v have it", got)
+	}
+	if len(s.unreadable) != 9000 || s.unreadable[101] || s.threads.Load() > 2*maxThreads {
+		t.Errorf("%d are unreadable, %d hold a thread", len(s.unreadable), s.threads.Load())
+	}
+	hung := 0
+	for _, pid := range groups[0] {
+		hung += asked(pid)
+	}
+	if hung > readersOfGroup {
+		t.Errorf("%d of a group hold a thread", hung)
+	}
+	t.Logf("9000 of 201 groups hang: %v", time.Since(begin))
+}
+
+// A ledger is had from whoever gives it, however late, and is closed if nobody takes it.
+func TestALedgerIsFoundInWhoeverGivesIt(t *testing.T) {
+	const hangs, moves, gives, late = 1, 2, 3, 4
+	pages := make(map[int]*ledger.Ledger)
+	for _, pid := range []int{gives, late} {
+		var err error
+		if pages[pid], err = ledger.Create([16]byte{byte(pid)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	wait := make(chan struct{})
+	host := func(pids ...int) *counted {
+		s, asked := newTestScan(t, [][]int{pids}, is(hangs), is(pids...))
+		find := s.find
+		s.find = func(pid int, wanted ledger.Wanted, open func(ledger.Identity) bool) ([]ledger.Found, error) {
+			found, err := find(pid, wanted, open)
+			if l := pages[pid]; l != nil && open(theLedger) {
+				found[0].Ledger = l
+			} else if pid == moves {
+				found[0].Err = os.ErrNotExist
+			}
+			if pid == late {
+				<-wait
+			}
+			return found, err
+		}
+		return &counted{s, asked}
+	}
+	s := host(hangs, moves, gives)
+	s.Run()
+	if !s.Found(theLedger) || s.Take(theLedger) != pages[gives] || s.Take(theLedger) != nil || s.Found(theLedger) {
+		t.Fatal("it was not found, or twice")
+	}
+	s = host(moves, late)
+	s.Run()
+	if s.Take(theLedger) != nil || s.asked(moves) != maxRounds {
+		t.Fatalf("who gave it? Asked %d times", s.asked(moves))
+	}
+	if got, err := s.MayBeWith(theLedger, admitted(late, 5)); err != nil || !slices.Contains(got, late) || slices.Contains(got, 5) {
+		t.Errorf("it may be with %v, %v", got, err)
+	}
+	s.Close()
+	close(wait)
+	for deadline := time.Now().Add(10 * time.Second); s.threads.Load() > 0 && time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+	}
+	if mapped, err := ledger.Mapped(os.Getpid(), pages[late].Identity()); err != nil || mapped {
+		t.Errorf("what came too late stays open: %v", err)
+	}
+	_ = pages[gives].Close()
+}
+
+type counted struct {
+	*Scan
+	asked func(pid int) int
+}
+
+// A host may have many processes that have nothing to do with any slice.
+func TestTheSlicesOwnProcessesAreAskedFirst(t *testing.T) {
+	own := func() ([]int, error) { return []int{1, 2}, nil }
+	for name, c := range map[string]struct {
+		has  int
+		own  []func() ([]int, error)
+		asks []int
+	}{
+		"one of them has it":       {2, []func() ([]int, error){own}, []int{1, 2}},
+		"another has it":           {3, []func() ([]int, error){own}, []int{1, 2, 3, 4}},
+		"anybody may have another": {2, nil, []int{1, 2, 3, 4}},
+		"it is not known who they are": {3, []func() ([]int, error){own, func() ([]int, error) {
+			return nil, os.ErrPermission
+		}}, []int{1, 2, 3, 4}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l, err := ledger.Create([16]byte{1})
+			if err != nil {
+				t.Fatal(err)
+			}
+			s, asked := newTestScan(t, [][]int{{1, 2}, {3}, {4}}, is(), is())
+			s.wanted, s.own, s.everywhere = make(ledger.Wanted), nil, false
+			s.Want(theLedger, c.own...)
+			find := s.find
+			s.find = func(pid int, wanted ledger.Wanted, open func(ledger.Identity) bool) ([]ledger.Found, error) {
+				_, err := find(pid, wanted, open)
+				if pid == c.has && open(theLedger) {
+					return []ledger.Found{{Identity: theLedger, Ledger: l}}, nil
+				}
+				return nil, err
+			}
+			s.Run()
+			if s.Take(theLedger) != l {
+				t.Fatal("it was not found")
+			}
+			for pid := 1; pid <= 4; pid++ {
+				if asks := asked(pid) > 0; asks != slices.Contains(c.asks, pid) {
+					t.Errorf("process %d is asked: %t", pid, asks)
+				}
+			}
+			if s.MayHold(theLedger, 4) || !s.MayHold(theLedger, c.has) {
+				t.Error("it is known who has it")
+			}
+			if asked(4) != 1 {
+				t.Errorf("process 4 was asked %d times", asked(4))
+			}
+		})
+	}
+}
+
+// A process that moved out of its slice's cgroup is asked alone, and may not answer.
+func TestAProcessElsewhereThatDoesNotAnswerMayHaveALedger(t *testing.T) {
+	s, _ := newTestScan(t, [][]int{{1}, {2}}, is(2), is(1))
+	s.wanted, s.everywhere = make(ledger.Wanted), false
+	s.Want(theLedger, func() ([]int, error) { return []int{1}, nil })
+	s.got[theLedger] = nil // found
+	s.Run()
+	if !s.MayHold(theLedger, 2) || s.complete {
+		t.Error("it was taken to have answered")
+	}
+}
+
+// Who has a ledger that could not be opened may charge it, as long as it lives.
+func TestWhoDoesNotGiveALedgerHasIt(t *testing.T) {
+	const ended = 1 << 30
+	s, _ := newTestScan(t, [][]int{{os.Getppid(), ended}}, is(), is())
+	s.find = func(int, ledger.Wanted, func(ledger.Identity) bool) ([]ledger.Found, error) {
+		return []ledger.Found{{Identity: theLedger, Err: os.ErrNotExist}}, nil
+	}
+	s.Run()
+	if s.Take(theLedger) != nil {
+		t.Fatal("who gave it?")
+	}
+	if got, err := s.MayBeWith(theLedger, admitted()); err != nil || !slices.Equal(got, []int{os.Getppid()}) {
+		t.Errorf("it may be with %v, %v", got, err)
+	}
+}
+
+// If it is not known who there is, anybody may have any ledger.
+func TestWithoutAListOfProcessesAnybodyMayHaveALedger(t *testing.T) {
+	s, _ := newTestScan(t, nil, is(), is())
+	s.all = func() ([]int, error) { return nil, os.ErrPermission }
+	s.Run()
+	if s.Take(theLedger) != nil {
+		t.Fatal("what was found?")
+	}
+	if _, err := s.MayBeWith(theLedger, admitted()); !errors.Is(err, os.ErrPermission) {
+		t.Fatal(err)
+	}
+}
+
+func TestProcessesAreAskedByTheirUsersAndCgroups(t *testing.T) {
+	pids, err := everybody()
+	if err != nil {
+		t.Fatal(err)
+	}
+	groups := byUser(pids)
+	var all []int
+	for i, group := range groups {
+		if i > 0 && len(group) < len(groups[i-1]) {
+			t.Errorf("one of %d after one of %d", len(group), len(groups[i-1]))
+		}
+		all = append(all, group...)
+	}
+	if !slices.Contains(all, os.Getppid()) || slices.Contains(all, os.Getpid()) {
+		t.Errorf("%v", all)
+	}
+}
