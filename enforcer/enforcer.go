@@ -122,9 +122,9 @@ type Enforcer struct {
 	guesses  session.Guesses
 	counter  atomic.Pointer[Counter]
 	progress progress
-	late     late
 
-	pages *recovery.Scan // while it is being restored
+	pages *recovery.Scan      // while it is being restored
+	deaf  map[*slice]struct{} // taken up by restore without an attach socket; of restore, and then of the regular check
 
 	lastGeneration atomic.Uint64
 
@@ -154,7 +154,7 @@ func New(options Options) (*Enforcer, error) {
 	}
 	e := &Enforcer{
 		options: options, log: options.Log, events: event.NewLog(eventsKept),
-		late: newLate(), registry: newRegistry(),
+		deaf: make(map[*slice]struct{}), registry: newRegistry(),
 	}
 	e.now, e.leases = options.Clock, make(chan struct{}, 1)
 	e.progress.begin = time.Now()
@@ -225,7 +225,7 @@ func (e *Enforcer) Run(ctx context.Context) error {
 			for _, p := range e.allPools() {
 				p.check()
 			}
-			e.takeUpLate()
+			e.listenLater()
 			e.checkedAt(due)
 		case <-ctx.Done():
 		}

@@ -3,10 +3,8 @@
 package enforcer
 
 import (
-	"errors"
 	"os"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/gpuslice/gpuslice/enforcer/guard"
@@ -60,24 +58,6 @@ func (e *Enforcer) Age(by time.Duration) {
 			g.answer.Add(-int64(by))
 		}
 	}
-}
-
-// NotTaken makes it look as if the disk had not taken the new ledgers of a slice and a pool ("" is none), before Run.
-func (e *Enforcer) NotTaken(id, name string) error {
-	full := errLate(syscall.ENOSPC)
-	var err error
-	if p := e.findPool(name); p != nil {
-		e.late.pools[p] = struct{}{}
-		p.untaken(full)
-		err = p.ledger.Close()
-		p.ledger = nil
-	}
-	s := e.find(id)
-	e.late.slices[s] = s.stored()
-	s.untaken(full)
-	err = errors.Join(err, s.ledger.Close())
-	s.ledger = nil
-	return err
 }
 
 // Asked says whether it is noted that the slice's processes were asked to end.

@@ -88,12 +88,6 @@ func said(c api.Check, format string) string {
 	return fmt.Sprintf(format, c.Age.Round(100*time.Millisecond))
 }
 
-// diskIsWell says whether the store accepts writes, and soon.
-func (e *Enforcer) diskIsWell() bool {
-	waiting, _, err := e.store.Progress()
-	return waiting < slow && err == nil
-}
-
 func (e *Enforcer) storeChecks() []api.Check {
 	waiting, failures, err := e.store.Progress()
 	live := api.Check{Name: "store", For: api.ForLive, OK: waiting < stuck, Age: waiting, Failures: failures}

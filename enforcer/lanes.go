@@ -132,8 +132,43 @@ func attachResult(err error) string {
 	}
 }
 
+// noteLedger has the store know the ledger before any process gets it: by that the next enforcer finds it, in the process.
+func (s *slice) noteLedger() error {
+	noted := func() (bool, error) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return s.noted, s.refusal()
+	}
+	if known, err := noted(); known || err != nil {
+		return err
+	}
+	s.turn.Wait()
+	defer s.turn.Give()
+	if known, err := noted(); known || err != nil {
+		return err
+	}
+	record := s.storedNow()
+	record.LedgerName, record.LedgerDev, record.LedgerInode = s.identity.Name, s.identity.Dev, s.identity.Inode
+	if err := s.e.store.PutSlice(record); err != nil {
+		return err
+	}
+	killpoint.Pass("attach.stored")
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.noted = true
+	return nil
+}
+
 // attach gives the process a lane, and the ledger; in a pool, the like there.
 func (s *slice) attach(peer *process.Handle) (reply ledger.Reply, files []*os.File, err error) {
+	if s.pool != nil {
+		if err := s.pool.noteLedger(); err != nil {
+			return reply, nil, err
+		}
+	}
+	if err := s.noteLedger(); err != nil {
+		return reply, nil, err
+	}
 	l := &lane{process: peer, refusals: report.Process{PID: peer.PID, Command: process.Name(peer.PID)}, attached: time.Now()}
 	var inPool *process.Handle
 	if s.pool != nil {

@@ -18,7 +18,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/process"
 )
 
-// A process that does not let itself be looked at when an enforcer starts may have the slice's ledger, and what it holds in that
+// A process whose mappings cannot be read when an enforcer starts may have the slice's ledger, and what it holds in that
 // counts. So the slice gets no other one, and goes on once the process is found to have it.
 func TestALedgerThatIsNotFoundIsNotReplaced(t *testing.T) {
 	truth := &fakeTruth{}
@@ -27,7 +27,7 @@ func TestALedgerThatIsNotFoundIsNotReplaced(t *testing.T) {
 	slow.uses().must("charge 0 %d", 3*gib)
 	truth.set(gpu0, slow.pid(), 3*gib)
 	h.restartBlindTo(slow)
-	if s := h.see("s"); s.State != api.Damaged || !strings.Contains(s.Reason, "does not let itself be looked at") {
+	if s := h.see("s"); s.State != api.Damaged || !strings.Contains(s.Reason, "timed out, and it may have the ledger") {
 		t.Fatalf("%+v", s)
 	}
 	h.given(gpu0, 4*gib, 76*gib)
@@ -175,14 +175,14 @@ func TestAPoolsLedgerThatIsNotFoundIsNotReplaced(t *testing.T) {
 	slow, other := h.member("a", "llm").uses(), h.member("b", "llm")
 	slow.must("charge 0 %d", 5*gib)
 	h.restartBlindTo(slow)
-	if p := h.seePool("llm"); p.State != api.Damaged || !strings.Contains(p.Reason, "does not let itself be looked at") {
+	if p := h.seePool("llm"); p.State != api.Damaged || !strings.Contains(p.Reason, "timed out, and it may have the ledger") {
 		t.Fatalf("%+v", p)
 	}
 	told := make(map[string]string) // slices have their causes, and the pool has its own
 	for _, e := range h.told(api.EventDenied) {
 		told[e.Pool+e.Slice] = e.Cause
 	}
-	if !strings.Contains(told["llm"], "does not let itself be looked at") || !strings.Contains(told["a"], "does not let itself be looked at") {
+	if !strings.Contains(told["llm"], "timed out, and it may have the ledger") || !strings.Contains(told["a"], "timed out, and it may have the ledger") {
 		t.Fatalf("%v", told)
 	}
 	h.given(gpu0, 6*gib, 74*gib)
@@ -268,6 +268,12 @@ func TestTheQuotaOfASliceWhoseLedgerIsNotFoundIsKept(t *testing.T) {
 	slow, _ := h.pair(on(api.AllDevices, 4*gib))
 	h.pool("llm", on(api.AllDevices, gib))
 	member := h.member("m", "llm")
+	h.restartBlindTo(slow, member)
+	if h.see("s").State != api.Active || h.seePool("llm").State != api.Active { // nobody was given a ledger yet
+		t.Fatalf("%+v, %+v", h.see("s"), h.seePool("llm"))
+	}
+	slow.must("attach")
+	member.must("attach")
 	h.options.Truth, h.options.NoTruth = &fakeTruth{}, ""
 	h.restartBlindTo(slow, member)
 	if h.see("s").State != api.Damaged || h.seePool("llm").State != api.Damaged {

@@ -43,6 +43,7 @@ type pool struct {
 	reason   string
 	ledger   *ledger.Ledger
 	identity ledger.Identity
+	noted    bool          // the store knows the ledger
 	devices  []*poolDevice // in the ledger's order
 	lowered  bool          // a quota is less than what is used, which admission still counts
 
@@ -101,8 +102,9 @@ func (p *pool) recommit() {
 
 // stored is what the store keeps of the pool for this boot. Called with mu held, or before anybody knows the pool.
 func (p *pool) stored() store.PoolState {
-	r := store.PoolState{
-		LedgerName: p.identity.Name, LedgerDev: p.identity.Dev, LedgerInode: p.identity.Inode,
+	var r store.PoolState
+	if p.noted {
+		r.LedgerName, r.LedgerDev, r.LedgerInode = p.identity.Name, p.identity.Dev, p.identity.Inode
 	}
 	for _, d := range p.devices {
 		r.Limits = append(r.Limits, d.stored())
@@ -157,13 +159,13 @@ func (p *pool) withForeseen(quotas []api.Quota) []*poolDevice {
 }
 
 // begin makes a new ledger. Called with mu held, or before anybody knows the pool.
-func (p *pool) begin(name [16]byte) error {
-	l, err := ledger.Create(name)
+func (p *pool) begin() error {
+	l, err := newLedger()
 	if err != nil {
 		return err
 	}
 	l.SetPool(p.name)
-	p.ledger, p.identity = l, l.Identity()
+	p.ledger, p.identity, p.noted = l, l.Identity(), false
 	for i := range p.devices {
 		if err := p.write(i); err != nil {
 			return err

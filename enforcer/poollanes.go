@@ -14,6 +14,35 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/process"
 )
 
+// noteLedger is the like of a slice's.
+func (p *pool) noteLedger() error {
+	noted := func() (bool, error) {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		return p.noted, p.refusal()
+	}
+	if known, err := noted(); known || err != nil {
+		return err
+	}
+	p.turn.Wait()
+	defer p.turn.Give()
+	if known, err := noted(); known || err != nil {
+		return err
+	}
+	p.mu.Lock()
+	record := p.stored()
+	p.mu.Unlock()
+	record.LedgerName, record.LedgerDev, record.LedgerInode = p.identity.Name, p.identity.Dev, p.identity.Inode
+	if err := p.e.store.PutPoolState(p.name, record); err != nil {
+		return err
+	}
+	killpoint.Pass("attach.pool.stored")
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.noted = true
+	return nil
+}
+
 // attach gives a process of a member a lane, and the pool's ledger. If it does, h is the lane's.
 func (p *pool) attach(h *process.Handle) (uint32, *os.File, error) {
 	p.mu.Lock()

@@ -5,7 +5,6 @@ package enforcer
 import (
 	"cmp"
 	"context"
-	"crypto/rand"
 	"errors"
 	"maps"
 	"slices"
@@ -62,11 +61,7 @@ func (e *Enforcer) makePool(p *pool) error {
 	if _, err := e.book.Admit(p.holder, p.commitment()); err != nil {
 		return err
 	}
-	var random [16]byte
-	_, err := rand.Read(random[:])
-	if err == nil {
-		err = p.begin(random)
-	}
+	err := p.begin()
 	killpoint.Pass("pool.ledger")
 	if err == nil {
 		err = e.store.PutPoolState(p.name, p.stored())

@@ -219,11 +219,7 @@ func (e *Enforcer) unclaim(s *slice) {
 
 // make makes what a slice consists of, but for its record and the socket.
 func (s *slice) make() error {
-	var name [16]byte
-	if _, err := rand.Read(name[:]); err != nil {
-		return err
-	}
-	if err := s.begin(name); err != nil {
+	if err := s.begin(); err != nil {
 		return err
 	}
 	killpoint.Pass("register.ledger")
@@ -244,15 +240,16 @@ func (s *slice) make() error {
 	return nil
 }
 
-// begin makes a new ledger with the devices that the slice has, or is going to see.
-func (s *slice) begin(name [16]byte) error {
-	l, err := ledger.Create(name)
+// begin makes a new ledger with the devices that the slice has, or is going to see. The store does not know it before a process gets it
+// (noteLedger).
+func (s *slice) begin() error {
+	l, err := newLedger()
 	if err != nil {
 		return err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.ledger, s.identity = l, l.Identity()
+	s.ledger, s.identity, s.noted = l, l.Identity(), false
 	if s.record() {
 		l.SetRecord()
 	}
@@ -262,6 +259,14 @@ func (s *slice) begin(name [16]byte) error {
 		}
 	}
 	return nil
+}
+
+func newLedger() (*ledger.Ledger, error) {
+	var name [16]byte
+	if _, err := rand.Read(name[:]); err != nil {
+		return nil, err
+	}
+	return ledger.Create(name)
 }
 
 // foresee is the devices that the slice sees and the quotas cover, as far as they are known and the ledger can hold them. If

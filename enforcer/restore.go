@@ -104,22 +104,17 @@ func (e *Enforcer) restore() error {
 	e.reopenPools(pools, released)
 	for s, r := range alive {
 		// One slice that cannot be served must not keep all others from it.
-		switch late, err := e.findLedger(s, r); {
-		case late:
-			s.untaken(errLate(err))
-			e.late.slices[s] = r
-		case err != nil:
+		if err := e.findLedger(s, r); err != nil {
 			s.untaken(err)
-		default:
+		} else {
 			s.takeUp(r)
 		}
 		if err := e.watchSlice(s); err != nil {
 			s.untaken(err)
-			delete(e.late.slices, s)
 		}
 		if err := e.reopen(s); err != nil {
 			s.log.Error("no process can attach until there is a socket, which is tried again and again", "err", err)
-			e.late.deaf[s] = struct{}{}
+			e.deaf[s] = struct{}{}
 		}
 		s.turn.Give()
 	}
@@ -169,7 +164,7 @@ func (e *Enforcer) revive(r store.Slice) *slice {
 			s.devices = append(s.devices, d)
 		}
 	}
-	s.mayBeLimited = r.Native
+	s.noted, s.mayBeLimited = r.LedgerInode != 0, r.Native
 	if s.watchesFirst() {
 		s.init, _ = process.Again(r.Request.PID, r.InitStart)
 	}
@@ -226,25 +221,26 @@ func (e *Enforcer) finish(r store.Slice) error {
 	return e.clearOnceEmpty(s)
 }
 
-// findLedger finds the slice's ledger again, or makes one; late says that an error may pass.
-func (e *Enforcer) findLedger(s *slice, r store.Slice) (late bool, err error) {
+// findLedger finds the slice's ledger again, or makes one.
+func (e *Enforcer) findLedger(s *slice, r store.Slice) error {
 	if s.pool == nil && s.request.Pool != "" {
-		return false, fmt.Errorf("its pool %s is gone", s.request.Pool)
+		return fmt.Errorf("its pool %s is gone", s.request.Pool)
 	}
 	if s.ledger = s.e.pages.Take(s.identity); s.ledger != nil {
 		s.recover(r)
-		return false, nil
+		return nil
 	}
 	if len(s.devices) == 0 { // there was no driver truth when it began, and its quotas were promised all the same
 		s.devices = s.foresee()
 		e.book.Set(s.holder, s.commitment())
 	}
-	if err := s.lost(); err != nil {
-		return false, err
+	if s.noted {
+		if err := s.lost(); err != nil {
+			return err
+		}
 	}
 	// Nobody has it mapped, so nobody has charged anything, and nobody can.
-	err = s.beginAgain(r.LedgerName)
-	return err != nil, err
+	return s.begin()
 }
 
 // lost says why a slice whose ledger was not found gets no other: one of its processes may have it, and what that has charged
@@ -286,7 +282,7 @@ func errLost(pids []int) error {
 	if len(pids) == 0 {
 		return nil
 	}
-	return fmt.Errorf("process %d does not let itself be looked at, and may have the ledger", pids[0])
+	return fmt.Errorf("reading the mappings of process %d timed out, and it may have the ledger (end it, or restart gpusliced to try again)", pids[0])
 }
 
 // untaken says why the slice cannot go on. It ends as any other.
@@ -326,6 +322,20 @@ func (e *Enforcer) reopen(s *slice) error {
 	}
 	killpoint.Pass("restore.listening")
 	return nil
+}
+
+// listenLater tries again to open the attach sockets that restore could not.
+func (e *Enforcer) listenLater() {
+	for s := range e.deaf {
+		if e.find(s.id()) != s {
+			delete(e.deaf, s)
+		} else if s.turn.TryTake() { // else at the next check
+			if e.reopen(s) == nil {
+				delete(e.deaf, s)
+			}
+			s.turn.Give()
+		}
+	}
 }
 
 // pids are the slice's processes now.

@@ -29,6 +29,7 @@ func (e *Enforcer) loadPools() ([]*pool, error) {
 		p := e.newPool(r.Name, r.Created, r.Quotas)
 		state := states[r.Name]
 		p.identity = ledger.Identity{Name: state.LedgerName, Dev: state.LedgerDev, Inode: state.LedgerInode}
+		p.noted = state.LedgerInode != 0
 		for _, l := range state.Limits {
 			uuid, err := driver.ParseUUID(l.Device)
 			if err != nil {
@@ -52,12 +53,7 @@ func (e *Enforcer) loadPools() ([]*pool, error) {
 // needs the pool.
 func (e *Enforcer) reopenPools(loaded []*pool, released []store.Slice) {
 	for _, p := range loaded {
-		late, err := p.reopen(released)
-		if late {
-			e.late.pools[p] = struct{}{}
-			err = errLate(err)
-		}
-		if err != nil {
+		if err := p.reopen(released); err != nil {
 			p.untaken(err)
 		}
 		e.book.Set(p.holder, p.commitment())
@@ -74,27 +70,25 @@ func (p *pool) untaken(err error) {
 	p.tellDenied(p.reason)
 }
 
-// reopen finds the pool's ledger again, or makes one; late says that an error may pass.
-func (p *pool) reopen(released []store.Slice) (late bool, err error) {
-	known := p.identity != ledger.Identity{} // else it was made before the host's boot
-	if known {
-		if p.ledger = p.e.pages.Take(p.identity); p.ledger != nil {
-			p.recover()
-			return false, nil
-		}
+// reopen finds the pool's ledger again, or makes one.
+func (p *pool) reopen(released []store.Slice) error {
+	if p.ledger = p.e.pages.Take(p.identity); p.ledger != nil {
+		p.recover()
+		return nil
 	}
 	if len(p.devices) == 0 {
 		p.devices = p.foresee()
 	}
-	if known {
+	if p.noted {
 		pids, err := p.e.pages.MayBeWith(p.identity, func() (func(int) bool, error) { return p.letIn(released) })
 		if err := errors.Join(err, errLost(pids)); err != nil {
-			return false, err
+			return err
 		}
 	}
 	// Nobody has it mapped, so nobody has charged anything to it, and nobody can.
-	err = p.beginAgain()
-	return err != nil, err
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.begin()
 }
 
 // letIn is the like of a slice's for its members, and for those that were released and may not be gone.

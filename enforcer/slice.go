@@ -50,6 +50,7 @@ type slice struct {
 	reason  string
 	strange bool // a process that is not of the slice was named in the log
 	ledger  *ledger.Ledger
+	noted   bool      // the store knows the ledger
 	devices []*device // in the ledger's order
 	server  *attach.Server
 
@@ -114,12 +115,15 @@ func (s *slice) stored() store.Slice {
 		InitStart:   s.initStart,
 		CgroupMount: s.cgroup.Mount, CgroupRel: s.cgroup.Rel, CgroupInode: s.cgroup.Inode, CgroupV2: s.cgroup.V2,
 		Native: s.mayBeLimited,
-		Dir:    s.dir, LedgerName: s.identity.Name, LedgerDev: s.identity.Dev, LedgerInode: s.identity.Inode,
+		Dir:    s.dir,
 		Joined: s.joined.Stored(), Survivors: s.remaining.Stored(),
 	}
 	r.Request.Quotas, r.Request.TTL = s.quotas, s.ttl
 	if s.token != (session.Token{}) {
 		r.TokenSum = s.token[:]
+	}
+	if s.noted {
+		r.LedgerName, r.LedgerDev, r.LedgerInode = s.identity.Name, s.identity.Dev, s.identity.Inode
 	}
 	for _, d := range s.devices {
 		r.Limits = append(r.Limits, s.storedLimit(d))

@@ -143,7 +143,6 @@ func (w *world) whileFull(r *rand.Rand, kill bool) string {
 	w.isFull()
 	if kill {
 		w.killWhileFull()
-		w.cutOff()
 		w.operations(4)
 		w.isFull()
 	}
@@ -153,7 +152,6 @@ func (w *world) whileFull(r *rand.Rand, kill bool) string {
 		w.restart(unix.SIGKILL)
 	}
 	w.away = ""
-	w.letGoOn()
 	w.eventually("the audit log is written again", func() bool {
 		health, err := w.client.Health(w.Context())
 		w.must(err)
@@ -207,14 +205,12 @@ func (w *world) refuses(r *rand.Rand, l lies, kill bool) string {
 		} else if l.writeError == unix.EROFS {
 			w.fail("it has started with a state that it cannot write")
 		}
-		w.cutOff()
 		w.operations(4)
 		w.lie(lies{})
 		if !started || r.IntN(2) == 0 {
 			w.restart(unix.SIGKILL)
 		}
 		w.away = ""
-		w.letGoOn()
 	} else if r.IntN(2) == 0 {
 		w.say("the disk is well, and the enforcer is stopped")
 		w.lie(lies{})

@@ -218,7 +218,7 @@ func (p *worker) tookContext(device int, begin time.Time, answer string) {
 		return
 	}
 	p.contexts[device] = p.granted(answer, device, contextBytes)
-	p.alone = p.alone || p.slice.cut && answer == "oom" // let in on a disk that is said to be full, and refused for want of quota
+	p.alone = p.alone || p.slice.cut && answer == "oom" // let in without room, and refused for want of quota
 	if p.slice.state == active && (p.contexts[device] || !p.slice.cut) {
 		p.attached = true
 	}

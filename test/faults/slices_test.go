@@ -38,7 +38,7 @@ type slice struct {
 	limit   uint64 // on each device
 	state   state
 	frozen  bool
-	cut     bool // nobody was attached when an enforcer began that could not write it down: it gets nothing before one can
+	cut     bool // nobody was attached when the run directory became full: the first who attaches may be refused
 	workers []*worker
 	others  []uint64 // the limit may be one of these: it was changed, and whether it is (mayBe) is seen when the enforcer is well again
 	owed    bool     // its release is unknown, and the enforcer that has not written it down yet was not killed
@@ -92,8 +92,12 @@ func insideEnv() []string {
 	return []string{"LD_LIBRARY_PATH=/fakecuda", "FAKECUDA_STATE=/fake/state", fmt.Sprint("FAKECUDA_CONTEXT=", contextBytes)}
 }
 func toMiB(bytes uint64) string { return strconv.FormatUint(bytes/mib, 10) + "M" }
-func (w *world) add(s *slice)   { w.slices = append(w.slices, s) }
-func (w *world) drop(s *slice)  { w.slices = without(w.slices, s) }
+func (w *world) add(s *slice) {
+	s.cut = w.full
+	w.slices = append(w.slices, s)
+}
+
+func (w *world) drop(s *slice) { w.slices = without(w.slices, s) }
 
 // create makes a container as a runtime does, up to the moment in which the hooks run.
 func (w *world) create(s *slice, annotations map[string]string) {

@@ -54,7 +54,7 @@ func (w *world) killWhileFull() {
 	}
 }
 
-// roomAgain: what an enforcer has taken up in part goes on by itself, or is taken up by the next.
+// roomAgain: what was refused for want of room is given by the enforcer, or by the next.
 func (w *world) roomAgain(r *rand.Rand, empty func()) string {
 	w.Helper()
 	w.operations(3)
@@ -63,28 +63,7 @@ func (w *world) roomAgain(r *rand.Rand, empty func()) string {
 		w.restart(unix.SIGKILL)
 	}
 	w.away = ""
-	w.letGoOn()
 	return w.afterwards(r)
-}
-
-// cutOff: an enforcer has begun that could not write anything down. Who was not attached then gets nothing before it can (letGoOn).
-func (w *world) cutOff() {
-	for _, s := range w.slices {
-		s.cut = !slices.ContainsFunc(s.workers, func(p *worker) bool { return p.attached })
-	}
-}
-
-func (w *world) letGoOn() {
-	w.Helper()
-	w.eventually("what waits for the disk goes on", func() bool {
-		pools, err := w.client.Pools(w.Context())
-		w.must(err)
-		return !slices.ContainsFunc(w.listing(), func(s api.Slice) bool { return strings.Contains(s.Reason, "tried again") }) &&
-			!slices.ContainsFunc(pools, func(p api.Pool) bool { return strings.Contains(p.Reason, "tried again") })
-	})
-	for _, s := range w.slices {
-		s.cut = false
-	}
 }
 
 func runFull(w *world, r *rand.Rand) string {
@@ -101,7 +80,10 @@ func runFullAndKilled(w *world, r *rand.Rand) string {
 
 func (w *world) fillRun(r *rand.Rand) (empty func()) {
 	empty = w.fill(filepath.Join(w.dir, "run"))
-	w.doubt = "the run directory is full"
+	w.doubt, w.full = "the run directory is full", true
+	for _, s := range w.slices {
+		s.cut = !slices.ContainsFunc(s.workers, func(p *worker) bool { return p.attached })
+	}
 	w.operations(6)
 	beginContainer(w, r)
 	beginSession(w, r)
@@ -110,7 +92,10 @@ func (w *world) fillRun(r *rand.Rand) (empty func()) {
 
 // afterwards: what did not go goes.
 func (w *world) afterwards(r *rand.Rand) string {
-	w.doubt = ""
+	w.doubt, w.full = "", false
+	for _, s := range w.slices {
+		s.cut = false
+	}
 	w.check()
 	w.trim(mostSlices)
 	w.registerContainer(r)

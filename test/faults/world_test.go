@@ -54,6 +54,7 @@ type world struct {
 	pools    []*pool
 	named    int    // slices so far
 	doubt    string // why the enforcer may fail to do what it is asked for; "": it may not
+	full     bool   // the run directory is
 	away     string // why it is not there at all
 	// The disk may keep what it refuses, since it does not let it be undone, and the enforcer is killed before it does.
 	keeps   bool

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforcer_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/gpuslice/gpuslice/enforcer"
+	"github.com/gpuslice/gpuslice/enforcer/api"
+)
+
+// A ledger that the next enforcer would not find is given to nobody.
+func TestAFirstAttachWithoutRoomIsRefusedAndThenGiven(t *testing.T) {
+	for _, what := range []string{"slices/a", "pools/llm"} {
+		for _, again := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, restarted %t", what, again), func(t *testing.T) {
+				var full atomic.Bool
+				t.Cleanup(enforcer.BeforeWrites(func(key string) error {
+					if full.Load() && key == what {
+						return syscall.ENOSPC
+					}
+					return nil
+				}))
+				truth := &fakeTruth{}
+				h := newHost(t, truth)
+				h.pool("llm", on(gpu0, 6*gib))
+				p := h.member("a", "llm", on(gpu0, 4*gib))
+				full.Store(true)
+				if again { // the ledger that nobody has is another one then
+					h.restart()
+				}
+				p.expect("status 7", "attach")
+				truth.set(gpu0, p.pid(), gib) // what it hides meanwhile counts
+				charged := func(bytes uint64) func() bool {
+					return func() bool { return h.see("a").Devices[0].Overhead == bytes && h.pooled("llm") == bytes }
+				}
+				eventually(t, "it is charged", charged(gib))
+				truth.set(gpu0, p.pid(), 0)
+				eventually(t, "it is given back", charged(0))
+				full.Store(false)
+				p.uses().must("charge 0 %d", 3*gib)
+				p.expect("refused", "charge 0 %d", 2*gib)
+				h.restart() // the ledger is the one that is stored
+				if used := h.see("a").Devices[0].Used + h.see("a").Devices[0].Overhead; used != 3*gib || h.pooled("llm") != 3*gib {
+					t.Fatalf("%d bytes are charged, %d in the pool", used, h.pooled("llm"))
+				}
+				p.expect("refused", "charge 0 %d", 2*gib)
+				b := h.member("b", "llm").uses()
+				b.expect("refused", "charge 0 %d", 4*gib)
+				b.must("charge 0 %d", 3*gib)
+			})
+		}
+	}
+}
+
+// What nobody has attached to needs no room, whatever becomes of it.
+func TestASliceIsTakenUpWithoutRoom(t *testing.T) {
+	var full atomic.Bool
+	t.Cleanup(enforcer.BeforeWrites(func(string) error {
+		if full.Load() {
+			return syscall.ENOSPC
+		}
+		return nil
+	}))
+	h, c := newTimedHost(t)
+	for _, id := range []string{"stays", "expires", "released"} {
+		p := h.lease(id, newCgroup(t), time.Hour)
+		if err := p.cmd.Process.Signal(syscall.SIGSTOP); err != nil { // it does not end when it is asked to
+			t.Fatal(err)
+		}
+	}
+	full.Store(true)
+	h.restart()
+	for _, id := range []string{"stays", "expires", "released"} {
+		if s := h.see(id); s.State != api.Active {
+			t.Errorf("%+v", s)
+		}
+	}
+	if _, err := h.Release(context.Background(), "released", 0, true); err != nil && !errors.Is(err, syscall.ENOSPC) {
+		t.Fatal(err)
+	}
+	c.pass(time.Hour)
+	h.expired("expires")
+	full.Store(false)
+	eventually(t, "what is owed is written", func() bool {
+		text, err := os.ReadFile(h.runFile())
+		return err == nil && strings.Contains(string(text), `"released":true`)
+	})
+	h.restart()
+	if _, err := h.Slice(context.Background(), "released"); !errors.Is(err, api.ErrNotFound) {
+		t.Fatal(err)
+	}
+}
+
+func TestASliceWithoutASocketGetsOneWhenItCan(t *testing.T) {
+	h := newHost(t, &fakeTruth{})
+	p, reply := h.session("s", on(gpu0, 4*gib))
+	p.uses().must("charge 0 %d", 3*gib)
+	h.stop()
+	obstacle := filepath.Join(reply.Dir, "bind", ".attach.sock")
+	if err := os.Mkdir(obstacle, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	h.start()
+	if s := h.see("s"); s.State != api.Active || s.Devices[0].Used+s.Devices[0].Overhead != 3*gib {
+		t.Fatalf("%+v", s)
+	}
+	p.must("charge 0 %d", gib)
+	p.expect("status 100", "attach")
+	if err := os.Remove(obstacle); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "it can be asked", func() bool { return strings.HasPrefix(p.ask("attach"), "ok ") })
+	p.uses().must("charge 0 %d", 4*gib) // what a process had before it attached anew is given back
+	p.expect("refused", "charge 0 1")
+}
