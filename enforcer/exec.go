@@ -13,7 +13,7 @@ import (
 // nobody can write that lane. A checkpointed process still has it.
 //
 // It goes on aside, once at a time: to read what a process has mapped can take as long as the process likes. It says whether
-// there is any that may be such a one.
+// there may be any.
 func (s *slice) settleExecuted(raw [16]byte, listed map[int]use) bool {
 	var found []*lane
 	s.mu.Lock()

@@ -235,9 +235,9 @@ func (p *pool) beyondLanes(s *slice, raw [16]byte, bytes uint64, complete bool) 
 	p.chargeBeyond(d)
 }
 
-// compare finds out whether what a member's processes charged to their slice they charged to the pool. Called with the slice's
+// reconcile finds out whether what a member's processes charged to their slice they charged to the pool. Called with the slice's
 // mu held.
-func (p *pool) compare(s *slice) {
+func (p *pool) reconcile(s *slice) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.state != api.Active {
@@ -304,7 +304,7 @@ func (p *pool) chargeBeyond(d *poolDevice) {
 	}
 	used, rest := p.figures(p.find(d.UUID)).Used, known+unverified-d.account.Held()
 	if err == nil && rest > 0 && used < d.Limit {
-		// Others may take it first: then it is tried again at the next look.
+		// Others may take it first: then it is tried again at the next check.
 		if err = d.account.Charge(min(rest, d.Limit-used)); errors.Is(err, ledger.ErrRefused) {
 			err = nil
 		}

@@ -238,7 +238,7 @@ func (s *slice) check() {
 			return
 		}
 		if s.pool != nil {
-			s.pool.compare(s)
+			s.pool.reconcile(s)
 		}
 	case api.Expired: // nothing is charged any more, so nothing can be charged wrongly
 	default:
