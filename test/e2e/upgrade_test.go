@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
+//go:build upgrade
+
 package e2e
 
 import (
@@ -13,16 +15,12 @@ import (
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
-// A daemon of the version before is replaced while containers run. GPUSLICE_FORMER is its gpusliced, of 9e1e99a or before:
-//
-//	git worktree add /tmp/former 9e1e99a && make -C /tmp/former build
-//	GPUSLICE_FORMER=/tmp/former/bin/gpusliced make test-e2e
+// A daemon of the version before, GPUSLICE_FORMER, is replaced while containers run: test/upgrade.sh makes one and runs this.
 func TestADaemonThatReplacesOneOfTheVersionBeforeFindsItsContainers(t *testing.T) {
 	former := os.Getenv("GPUSLICE_FORMER")
 	if former == "" {
-		t.Skip("needs GPUSLICE_FORMER: a gpusliced of the version before")
+		t.Fatal("GPUSLICE_FORMER is not set: run test/upgrade.sh")
 	}
-	t.Parallel()
 	runc, err := exec.LookPath("runc")
 	if err != nil {
 		t.Skip("needs runc: make deps")
