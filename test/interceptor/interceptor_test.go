@@ -118,7 +118,8 @@ func TestAProcessThatNeverStandsStillIsChargedExactly(t *testing.T) {
 		seconds = "20"
 	}
 	env := environment(t, "FAKECUDA_CONTEXT=64M")
-	cmd, lines := startDaemon(t, env, `truth_interval = "20ms"`, `settle_time = "220ms"`).start(t, env, "1G", compile(t, "small"), seconds)
+	// settle_time as it is by default: a loaded machine may keep the process waiting inside a call for longer than some tenths of a second.
+	cmd, lines := startDaemon(t, env, `truth_interval = "20ms"`).start(t, env, "1G", compile(t, "small"), seconds)
 	last := lastOf(t, lines)
 	if err := cmd.Wait(); err != nil {
 		t.Fatalf("%v: %s", err, last)

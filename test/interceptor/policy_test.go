@@ -25,7 +25,7 @@ func TestAStormOfHonestProcessesIsNeverAccused(t *testing.T) {
 	for _, context := range []string{"64M", "8M"} {
 		t.Run("context="+context, func(t *testing.T) {
 			env := environment(t, "FAKECUDA_CONTEXT="+context)
-			d := startDaemon(t, env, `truth_interval = "10ms"`, `settle_time = "110ms"`, `[policy]`, `bypass_grace = "10ms"`, `bypass = "kill"`, `scope = "slice"`, `allowance = "128M"`)
+			d := startDaemon(t, env, `truth_interval = "10ms"`, `settle_time = "1s"`, `[policy]`, `bypass_grace = "10ms"`, `bypass = "kill"`, `scope = "slice"`, `allowance = "128M"`)
 			// Events are kept as long as the enforcer is, also those of a slice that has ended.
 			cmd, lines := d.start(t, env, "4G", compile(t, "storm", "../../interceptor/ledger.c"), seconds, processes, "2", "7", withoutRaces)
 			last := lastOf(t, lines)
