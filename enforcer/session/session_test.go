@@ -15,7 +15,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/process"
 )
 
-// A user who showed too many wrong tokens waits; of users without end no list is kept.
+// A user who showed too many wrong tokens waits, and the list of users is bounded.
 func TestWrongTokensAreBoundedForEachUser(t *testing.T) {
 	const alice, bob = 5001, 5002
 	now := time.Now()

@@ -429,6 +429,20 @@ static void contexts_beyond(void)
 	    ARRAY / MIB);
 }
 
+/* A launch of the library's kernel that uses its array, recorded. */
+static CUgraph capture_use(CUstream stream, CUlibrary library)
+{
+	CUgraph graph = NULL;
+	uint64_t none = 0;
+	void *parameters[] = {&none};
+
+	OK(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+	OK(cuLaunchKernel((CUfunction)(void *)kernel_of(library, "usebig"), 1, 1, 1, 1, 1, 1, 0,
+	                  stream, parameters, NULL));
+	OK(cuStreamEndCapture(stream, &graph));
+	return graph;
+}
+
 /* A launch that is only recorded cannot be watched: what the driver loads for it is charged with
  * the next request. */
 static void captured_within(void)
@@ -437,19 +451,14 @@ static void captured_within(void)
 	CUstream stream = NULL;
 	CUdeviceptr pointer = 0;
 	CUlibrary library;
-	CUgraph graph = NULL;
-	uint64_t none = 0;
-	void *parameters[] = {&none};
+	CUgraph graph;
 
 	begin();
 	if (no_libraries())
 		return;
 	OK(cuStreamCreate(&stream, 1));
 	library = library_of(module_text(ARRAY, NULL));
-	OK(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
-	OK(cuLaunchKernel((CUfunction)(void *)kernel_of(library, "usebig"), 1, 1, 1, 1, 1, 1, 0,
-	                  stream, parameters, NULL));
-	OK(cuStreamEndCapture(stream, &graph));
+	graph = capture_use(stream, library);
 	OK(cuMemAlloc_v2(&pointer, 2 * MIB));
 	OK(cuMemFree_v2(pointer));
 	if (simulated())
@@ -473,9 +482,7 @@ static void captured_beyond(void)
 	CUstream stream = NULL;
 	CUdeviceptr pointer, more = 0;
 	CUlibrary library;
-	CUgraph graph = NULL;
-	uint64_t none = 0;
-	void *parameters[] = {&none};
+	CUgraph graph;
 
 	begin();
 	if (no_libraries())
@@ -483,10 +490,7 @@ static void captured_beyond(void)
 	OK(cuStreamCreate(&stream, 1));
 	library = library_of(module_text(ARRAY, NULL));
 	pointer = fill_but(ARRAY - 32 * MIB);
-	OK(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
-	OK(cuLaunchKernel((CUfunction)(void *)kernel_of(library, "usebig"), 1, 1, 1, 1, 1, 1, 0,
-	                  stream, parameters, NULL));
-	OK(cuStreamEndCapture(stream, &graph));
+	graph = capture_use(stream, library);
 	if (simulated())
 		OUT_OF_MEMORY("what is asked for next", cuMemAlloc_v2(&more, 64 * MIB));
 	OK(cuGraphDestroy(graph));
