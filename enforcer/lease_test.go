@@ -182,6 +182,9 @@ func TestAnEndIsNotEscapedByForking(t *testing.T) {
 		t.Skip("requires Linux 5.14")
 	}
 	h, c := newTimedHost(t)
+	h.stop()
+	h.options.Grace = time.Second // for which new ones may be asked to end
+	h.start()
 	p := h.lease("s", cgroup, time.Second)
 	p.must("stubborn")
 	t.Cleanup(func() { _ = os.WriteFile(filepath.Join(cgroup, "cgroup.kill"), []byte("1"), 0) })

@@ -3,7 +3,6 @@
 package store
 
 import (
-	"bytes"
 	"cmp"
 	"encoding/json"
 	"errors"
@@ -15,6 +14,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -63,20 +63,21 @@ func (d document) encode() ([]byte, error) {
 
 // decode returns an error that is errNewer if the data is of a later version.
 func decode(data []byte) (d document, err error) {
-	line, text, _ := bytes.Cut(data, []byte("\n"))
+	line, text, _ := strings.Cut(string(data), "\n")
+	line += "\n"
 	var schema, sum uint32
-	if _, err := fmt.Sscanf(string(line)+"\n", stateHeader, &schema, &sum); err != nil {
+	if _, err := fmt.Sscanf(line, stateHeader, &schema, &sum); err != nil {
 		return d, errors.New("it does not begin as a state of gpuslice")
 	}
 	switch {
 	case schema > stateSchema:
 		return d, fmt.Errorf("%w (schema %d, this one knows %d)", errNewer, schema, stateSchema)
-	case schema != stateSchema || !bytes.Equal(fmt.Appendf(nil, stateHeader, schema, sum), data[:len(line)+1]):
+	case schema != stateSchema || fmt.Sprintf(stateHeader, schema, sum) != line:
 		return d, errors.New("its first line is damaged")
-	case crc32.Checksum(text, castagnoli) != sum:
+	case crc32.Checksum([]byte(text), castagnoli) != sum:
 		return d, errors.New("it does not match its checksum")
 	}
-	if err := json.Unmarshal(text, &d); err != nil {
+	if err := json.Unmarshal([]byte(text), &d); err != nil {
 		return d, err
 	}
 	return d, nil
