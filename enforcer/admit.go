@@ -13,6 +13,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/driver"
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
 	"github.com/gpuslice/gpuslice/enforcer/process"
+	"github.com/gpuslice/gpuslice/enforcer/quota"
 )
 
 // newHolder is to whom what a slice gets is granted.
@@ -77,25 +78,16 @@ func (s *slice) commitment() map[string]uint64 {
 	if !s.counts() {
 		return make(map[string]uint64)
 	}
-	return promised(s.devices)
+	return s.quota.Commitment()
 }
 
 // recommit notes what the slice is given by the quotas that are in force now. Where less than it uses, it has what it uses, and
 // less as that becomes less, which the regular look sees: it can get no more of it, and who were given it would find
 // the device full. Called with mu held.
 func (s *slice) recommit() {
-	has, had := s.commitment(), s.e.book.Has(s.holder)
-	s.lowered = keepUsed(has, had, s.devices, s.usedOn)
+	has := s.commitment()
+	s.lowered = s.quota.AtLeastUsed(has, s.e.book.Has(s.holder))
 	s.e.book.Set(s.holder, has)
-}
-
-// usedOn is what processes that are not checkpointed are charged for on a device, by the page's word. Called with mu held.
-func (s *slice) usedOn(index int) uint64 {
-	if s.ledger == nil || index >= s.ledger.DeviceCount() {
-		return 0
-	}
-	used := s.figures(index).Used
-	return used - min(used, s.devices[index].away())
 }
 
 // counts says whether the slice's quotas are given to itself: one that nothing is refused to is promised nothing, and
@@ -118,12 +110,12 @@ func (s *slice) admitDevice(uuid string, bytes uint64) (undo func(), err error) 
 func (s *slice) remainder(was api.State) map[string]uint64 {
 	ask := s.counts() && s.e.truth != nil && s.lingers()
 	s.mu.Lock()
-	has, devices := s.commitment(), s.devices
+	has, devices := s.commitment(), s.quota.Devices
 	used := make([]uint64, len(devices))
 	for i := range devices {
-		used[i] = s.usedOn(i)
+		used[i] = s.quota.Used(i)
 	}
-	none := s.ledger == nil && (!ask || s.request.Session)
+	none := s.quota.Ledger == nil && (!ask || s.request.Session)
 	s.mu.Unlock()
 	for uuid, bytes := range s.e.book.Has(s.holder) {
 		has[uuid] = max(has[uuid], bytes)
@@ -133,7 +125,7 @@ func (s *slice) remainder(was api.State) map[string]uint64 {
 		return has
 	case !ask:
 		for i, d := range devices {
-			has[d.uuid] = min(has[d.uuid], used[i])
+			has[d.Name] = min(has[d.Name], used[i])
 		}
 		return has
 	}
@@ -144,10 +136,10 @@ func (s *slice) remainder(was api.State) map[string]uint64 {
 			held, err = s.stillOn(i, d, holders)
 		}
 		if err == nil {
-			has[d.uuid] = min(has[d.uuid], held)
+			has[d.Name] = min(has[d.Name], held)
 			continue
 		}
-		s.log.Warn("it is not known what the slice's processes hold: all that it was given counts", "device", d.uuid, "err", err)
+		s.log.Warn("it is not known what the slice's processes hold: all that it was given counts", "device", d.Name, "err", err)
 		if errors.Is(err, errUntold) {
 			err = nil // of the others it may be
 		}
@@ -167,7 +159,7 @@ func (s *slice) holders() (map[int][]uint32, error) {
 			all[pid] = nil
 		}
 	}
-	left := make(map[uint32]ledger.Owner) // lanes that nobody has taken up: finish
+	var left map[uint32]ledger.Owner // lanes that nobody has taken up: finish
 	s.mu.Lock()
 	for _, p := range s.remaining.All() {
 		all[p.PID] = nil
@@ -177,17 +169,13 @@ func (s *slice) holders() (map[int][]uint32, error) {
 			all[pid] = nil
 		}
 	}
-	for number, l := range s.lanes {
-		if l.process.Alive() {
-			all[l.process.PID] = append(all[l.process.PID], number)
+	for l := range s.quota.Lanes() {
+		if l.Process.Alive() {
+			all[l.Process.PID] = append(all[l.Process.PID], l.Number)
 		}
 	}
-	if s.ledger != nil && len(s.lanes) == 0 {
-		for number := uint32(1); number <= s.ledger.HighLane(); number++ {
-			if owner, _, live := s.ledger.Lane(number); live {
-				left[number] = owner
-			}
-		}
+	if s.quota.Ledger != nil && s.quota.Count() == 0 {
+		left = s.quota.Owners()
 	}
 	s.mu.Unlock()
 	for number, owner := range left {
@@ -201,7 +189,7 @@ func (s *slice) holders() (map[int][]uint32, error) {
 
 // stillOn is what they hold on a device: each what the driver says, or its lanes if that is more. Who is checkpointed holds nothing,
 // and gets nothing back. Called in the slice's turn.
-func (s *slice) stillOn(index int, d *device, holders map[int][]uint32) (bytes uint64, err error) {
+func (s *slice) stillOn(index int, d *quota.Device, holders map[int][]uint32) (bytes uint64, err error) {
 	g := s.e.truth.device(d.UUID)
 	if g == nil || !s.e.tells(d.UUID) {
 		return 0, errUntold
@@ -213,13 +201,13 @@ func (s *slice) stillOn(index int, d *device, holders map[int][]uint32) (bytes u
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	known := s.ledger != nil && index < s.ledger.DeviceCount()
+	known := s.quota.Ledger != nil && index < s.quota.Ledger.DeviceCount()
 	var past uint64 // the ledger
 	for pid, lanes := range holders {
 		var charged uint64
 		for _, number := range lanes {
-			if _, away := d.suspended[number]; known && !away {
-				charged += s.ledger.Held(index, number)
+			if known && !d.Lends(number) {
+				charged += s.quota.Ledger.Held(index, number)
 			}
 		}
 		if truth[pid] == driver.Unknown {
@@ -228,8 +216,8 @@ func (s *slice) stillOn(index int, d *device, holders map[int][]uint32) (bytes u
 		bytes += max(charged, truth[pid])
 		past += truth[pid] - min(charged, truth[pid])
 	}
-	if known && d.sampled.IsZero() && s.request.Session { // who held it was not noted by the enforcer before this one
-		held := s.ledger.Held(index, 0)
+	if known && s.note(d).sampled.IsZero() && s.request.Session { // who held it was not noted by the enforcer before this one
+		held := s.quota.Ledger.Held(index, 0)
 		bytes += held - min(held, past)
 	}
 	return bytes, nil
@@ -238,8 +226,8 @@ func (s *slice) stillOn(index int, d *device, holders map[int][]uint32) (bytes u
 // admitSlice is for one that is about to be made, within its user's limit unless that is nil. Those whose end was not noticed yet
 // are not in its way. Called in its turn, before it is registered.
 func (e *Enforcer) admitSlice(s *slice, limit *admission.User) error {
-	s.devices = s.foresee()
-	if limit != nil && e.truth != nil && len(s.devices) == 0 {
+	s.quota.Devices = s.foresee()
+	if limit != nil && e.truth != nil && len(s.quota.Devices) == 0 {
 		return api.Errorf(api.CodeBadRequest, "session %s has a quota on no device that is there, or on more than a slice can have", s.id())
 	}
 	wants := s.commitment()

@@ -5,13 +5,12 @@ package enforcer
 import (
 	"context"
 	"errors"
-	"fmt"
 	"syscall"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
-	"github.com/gpuslice/gpuslice/enforcer/ledger"
 	"github.com/gpuslice/gpuslice/enforcer/process"
+	"github.com/gpuslice/gpuslice/enforcer/quota"
 )
 
 // What the policy has done to slices and processes. That what they hold past the ledger is charged is the sampler's doing, whatever
@@ -20,88 +19,17 @@ import (
 // freeze lets nothing more be charged in the slice, on any device, and says why. What is charged stays, and can be given
 // back. Called with mu held.
 func (s *slice) freeze(why string) {
-	if s.state != api.Active {
-		return
-	}
-	s.frozen = why
-	changed := false
-	for _, d := range s.devices {
-		if d.frozen {
-			continue
-		}
-		if err := d.freeze(true); err != nil {
-			s.damaged(fmt.Errorf("the limit on device %s cannot be frozen: %w", d.uuid, err))
-			return
-		}
-		killpoint.Pass("policy.frozen")
-		changed = true
-	}
-	if changed {
+	if s.quota.Freeze(why) {
 		s.wantNative()
 	}
 }
 
 // thaw gives back what freeze took. Called with mu held.
 func (s *slice) thaw() {
-	s.frozen = ""
-	for _, d := range s.devices {
-		if err := d.freeze(false); err != nil {
-			s.damaged(fmt.Errorf("the limit on device %s cannot be given back: %w", d.uuid, err))
-			return
-		}
-		killpoint.Pass("policy.thawed")
+	if s.quota.Thaw() {
+		s.wantNative()
+		s.log.Info("slice unfrozen")
 	}
-	s.wantNative()
-	s.log.Info("slice unfrozen")
-}
-
-// freeze sets the page's limit to 0, or to what it is.
-func (d *device) freeze(frozen bool) error {
-	d.frozen = frozen
-	return d.setLimit(d.Limit)
-}
-
-// setLimit is how a limit is changed: the page has 0 instead as long as the slice is frozen.
-func (d *device) setLimit(limit uint64) error {
-	page := limit
-	if d.frozen {
-		page = 0
-	}
-	if err := d.account.Limit(page); err != nil {
-		return err
-	}
-	d.Limit = limit
-	return nil
-}
-
-// onPage is the device as the page has it.
-func (d *device) onPage() ledger.Device {
-	device := d.Device
-	if d.frozen {
-		device.Limit = 0
-	}
-	return device
-}
-
-// refreeze takes up what a predecessor had frozen, in an enforcer that would freeze it, too, and can find out when that
-// ends; any other gives the limit back. Whoever writes a 0 there harms its own slice. Called with mu held.
-func (s *slice) refreeze(index int) error {
-	d := s.devices[index]
-	if d.Limit == 0 || s.ledger.Limit(index) != 0 {
-		return nil
-	}
-	if s.e.truth == nil || s.e.options.Policy.Bypass != api.Refuse || s.record() {
-		return d.account.Limit(d.Limit)
-	}
-	d.frozen = true
-	if s.e.truth.device(d.UUID) != nil {
-		if s.unsampled == nil {
-			s.unsampled = make(map[[16]byte]struct{})
-		}
-		s.unsampled[d.UUID] = struct{}{}
-	}
-	s.frozen = "a process held memory past the ledger before the enforcer was restarted: no memory is granted until the devices are sampled"
-	return nil
 }
 
 // enforce ends a process that holds memory past the ledger, or its slice with it, and says whether it was signalled. That it is
@@ -136,7 +64,7 @@ func (e *Enforcer) enforce(ctx context.Context, s *slice, k *sampled) bool {
 // enforceAll kills all processes of the slice, until there are none, and releases it then.
 func (e *Enforcer) enforceAll(ctx context.Context, s *slice, killed api.Event) {
 	s.mu.Lock()
-	ending := s.ending || s.state == api.Released || s.state == left
+	ending := s.ending || s.quota.State == api.Released || s.quota.State == quota.Left
 	s.ending = true
 	s.mu.Unlock()
 	if ending {

@@ -10,6 +10,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
 	"github.com/gpuslice/gpuslice/enforcer/process"
+	"github.com/gpuslice/gpuslice/enforcer/quota"
 	"github.com/gpuslice/gpuslice/enforcer/report"
 )
 
@@ -46,23 +47,23 @@ func (s *slice) tell(e api.Event) {
 func (s *slice) hear(pid int, r ledger.Request) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if (s.state != api.Active && s.state != api.Expired) || uint64(r.Device) >= uint64(len(s.devices)) || !s.refusals.Allow(time.Now()) {
+	if (s.quota.State != api.Active && s.quota.State != api.Expired) || uint64(r.Device) >= uint64(len(s.quota.Devices)) || !s.refusals.Allow(time.Now()) {
 		return
 	}
 	index := int(r.Device)
 	var p *report.Process
 	var n uint64
-	if l := s.byPID[pid]; l != nil {
-		p, n = &l.refusals, s.ledger.Refusals(index, l.number)
+	if l := s.quota.Of(pid); l != nil {
+		p, n = &l.Refusals, s.quota.Ledger.Refusals(index, l.Number)
 	}
 	e := api.Event{Kind: api.EventRefused, PID: pid}
 	if e.Command, e.Count = s.refusals.Said(pid, p, index, n); e.Count == 0 {
 		return // reported already, or never counted
 	}
-	d := s.devices[index]
+	d := s.quota.Devices[index]
 	used := min(r.Used, d.Total)
-	e.Device, e.Call, e.Requested = d.uuid, r.Call.String(), min(r.Bytes, maxBytes)
-	e.Limit = d.toldLimit()
+	e.Device, e.Call, e.Requested = d.Name, r.Call.String(), min(r.Bytes, maxBytes)
+	e.Limit = s.eventLimit(d)
 	if r.Pool && s.pool != nil {
 		e.Pool, e.Limit = s.pool.name, new(s.pool.limitOn(d.UUID))
 	}
@@ -71,65 +72,68 @@ func (s *slice) hear(pid int, r ledger.Request) {
 	s.tell(e)
 }
 
-// toldLimit is the limit that an event has: none in record mode, and 0 where the slice can be given nothing.
-func (d *device) toldLimit() *uint64 {
-	if d.Limit == ledger.NoLimit && d.pool == nil {
-		return nil
-	}
-	return new(d.shownLimit())
-}
+// drawsOnPool says whether the slice has no quota of its own on a device, but its pool's.
+func (s *slice) drawsOnPool(d *quota.Device) bool { return s.pool != nil && d.Limit == ledger.NoLimit }
 
-// shownLimit is 0 in record mode, and the pool's limit for a member that has none of its own.
-func (d *device) shownLimit() uint64 {
+// limit is 0 in record mode, and the pool's limit for a member that has none of its own. Called with mu held.
+func (s *slice) limit(d *quota.Device) uint64 {
 	switch {
 	case d.Limit != ledger.NoLimit:
-		return d.given()
-	case d.pool != nil:
-		return d.pool.limitOn(d.UUID)
+		return d.Granted()
+	case s.pool != nil:
+		return s.pool.limitOn(d.UUID)
 	}
 	return 0
 }
 
-// mostLimit is the highest limit that was ever in force there, which is what one honest process can have charged at most:
-// ledger.NoLimit in record mode.
-func (d *device) mostLimit() uint64 {
-	if d.Limit == ledger.NoLimit && d.pool != nil {
-		return max(d.most, d.pool.mostOn(d.UUID))
+// eventLimit is the limit that an event has: none in record mode, and 0 where the slice can be given nothing. Called with mu held.
+func (s *slice) eventLimit(d *quota.Device) *uint64 {
+	if d.Limit == ledger.NoLimit && s.pool == nil {
+		return nil
 	}
-	return max(d.most, d.given())
+	return new(s.limit(d))
+}
+
+// highestLimit is the highest limit that was ever in force there, which is what one honest process can have charged at most:
+// ledger.NoLimit in record mode. Called with mu held.
+func (s *slice) highestLimit(d *quota.Device) uint64 {
+	if s.drawsOnPool(d) {
+		return max(d.Highest, s.pool.highestOn(d.UUID))
+	}
+	return d.HighestLimit()
 }
 
 // reportCounts reports what counts have grown and nobody said anything about: one event of a kind for each device, so
 // that there are not more of them than a follower can take. all of it at the slice's end; else what the check before this one has
 // seen. Called with mu held.
 func (s *slice) reportCounts(all bool) {
-	for i, d := range s.devices {
+	for i, d := range s.quota.Devices {
 		refused := s.refusals.Check(i, all, func(yield func(*report.Process, uint64) bool) {
-			for _, l := range s.lanes {
-				if !yield(&l.refusals, s.ledger.Refusals(i, l.number)) {
+			for l := range s.quota.Lanes() {
+				if !yield(&l.Refusals, s.quota.Ledger.Refusals(i, l.Number)) {
 					return
 				}
 			}
 		})
 		if refused.Count > 0 {
 			e := api.Event{
-				Kind: api.EventRefused, Device: d.uuid, Limit: d.toldLimit(),
+				Kind: api.EventRefused, Device: d.Name, Limit: s.eventLimit(d),
 				PID: refused.PID, Command: refused.Command, Count: refused.Count,
 			}
 			switch {
-			case s.pool == nil || d.frozen: // it was the slice's
-			case d.pool != nil:
-				e.Pool = d.pool.name
+			case s.pool == nil || d.Frozen: // it was the slice's
+			case s.drawsOnPool(d):
+				e.Pool = s.pool.name
 			default: // the counts do not say whether it was that one or the pool's
 				e.Limit = nil
 			}
 			s.tell(e)
 		}
-		if recovered := s.ledger.Recovered(i); recovered != d.told {
-			if recovered > d.told {
-				s.tell(api.Event{Kind: api.EventRecovered, Device: d.uuid, Bytes: min(recovered-d.told, maxBytes)})
+		if recovered, n := s.quota.Ledger.Recovered(i), s.note(d); recovered != n.recovered {
+			if recovered > n.recovered {
+				s.tell(api.Event{Kind: api.EventRecovered, Device: d.Name, Bytes: min(recovered-n.recovered, maxBytes)})
 			}
-			d.told = recovered
+			n.recovered = recovered
 		}
 	}
 	s.refusals.Checked()

@@ -5,6 +5,7 @@ package enforcer
 import (
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
+	"github.com/gpuslice/gpuslice/enforcer/quota"
 )
 
 // settleExecuted gives back what a process held before it called execve: with its old image went what the driver held for it,
@@ -15,12 +16,12 @@ import (
 // It goes on aside, once at a time: to read what a process has mapped can take as long as the process likes. It says whether
 // there may be any.
 func (s *slice) settleExecuted(raw [16]byte, listed map[int]use) bool {
-	var found []*lane
+	var found []*quota.Lane
 	s.mu.Lock()
-	index := s.find(raw)
-	for pid, l := range s.byPID {
+	index := s.quota.Index(raw)
+	for pid, l := range s.quota.Processes() {
 		// By the lane as it is now: who holds bytes in it has mapped the page. One that was just given may not be mapped yet.
-		if _, is := listed[pid]; index >= 0 && s.state == api.Active && !is && s.ledger.Held(index, l.number) > 0 {
+		if _, is := listed[pid]; index >= 0 && s.quota.State == api.Active && !is && s.quota.Ledger.Held(index, l.Number) > 0 {
 			found = append(found, l)
 		}
 	}
@@ -32,14 +33,14 @@ func (s *slice) settleExecuted(raw [16]byte, listed map[int]use) bool {
 	s.mu.Unlock()
 	go func() {
 		for _, l := range found {
-			if mapped, err := ledger.Mapped(l.process.PID, s.identity); mapped || err != nil {
+			if mapped, err := ledger.Mapped(l.Process.PID, s.quota.Identity); mapped || err != nil {
 				continue
 			}
 			s.mu.Lock()
-			if s.lanes[l.number] == l && l.process.Alive() { // nobody has asked for a place meanwhile
-				s.settle(l)
+			if s.quota.Has(l) && l.Process.Alive() { // nobody has asked for a place meanwhile
+				s.quota.Settle(l)
 				if s.pool != nil {
-					s.pool.executed(l.process.PID)
+					s.pool.executed(l.Process.PID)
 				}
 			}
 			s.mu.Unlock()

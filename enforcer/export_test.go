@@ -18,7 +18,7 @@ func (e *Enforcer) LeavePlaces(id string, n int) {
 	s := e.find(id)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.next = uint32(ledger.Slots + 1 - n)
+	s.quota.Next = uint32(ledger.Slots + 1 - n)
 }
 
 // HoldSlice takes a slice's lock, as one would who never gives it back; HoldTurns the turns of slices and pools. What they return

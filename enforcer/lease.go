@@ -11,6 +11,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
+	"github.com/gpuslice/gpuslice/enforcer/quota"
 )
 
 // How long slices live. A deadline is a time since boot (CLOCK_BOOTTIME), which nobody sets and which goes on while the
@@ -159,10 +160,10 @@ func (e *Enforcer) expire(s *slice) bool {
 	s.log.Info("slice expired: charges closed, SIGTERM sent", "ttl", s.ttl, "grace", e.options.Grace)
 	s.tell(api.Event{Kind: api.EventExpired, TTL: s.ttl})
 	s.mu.Lock()
-	active := s.state == api.Active
+	active := s.quota.State == api.Active
 	if active {
 		s.reportCounts(false)
-		s.shut()
+		s.quota.Expire()
 	}
 	s.mu.Unlock()
 	if active {
@@ -170,18 +171,6 @@ func (e *Enforcer) expire(s *slice) bool {
 	}
 	killpoint.Pass("expire.closed")
 	return true
-}
-
-// shut is what an expired slice's ledger becomes: nothing can be charged, what is held counts until it is given back.
-// Called with mu held.
-func (s *slice) shut() {
-	for _, d := range s.devices {
-		// What a checkpointed process is charged for was granted to others, which are granted nothing any more.
-		d.Limit = d.given()
-		clear(d.suspended)
-	}
-	s.close()
-	s.state, s.reason = api.Expired, "its time is over"
 }
 
 // askToEnd sends SIGTERM to the slice's processes, and says when that was.
@@ -212,7 +201,7 @@ func (e *Enforcer) askToEnd(s *slice) time.Duration {
 // put writes the slice to the store, unless it is not there any more. Called in the slice's turn.
 func (s *slice) put() error {
 	s.mu.Lock()
-	gone := s.state == api.Released || s.state == left
+	gone := s.quota.State == api.Released || s.quota.State == quota.Left
 	s.mu.Unlock()
 	if gone {
 		return nil

@@ -85,14 +85,14 @@ func (s *slice) enforcementOn(uuid string) api.Enforcement { return s.e.native.B
 // the page has, but for what is lent by checkpointed processes, whose memory the driver does not count; and the pool's for
 // a member that has none of its own. Called with mu held.
 func (s *slice) driverLimit(g *gpu) (uint64, bool) {
-	if i := s.find(g.Raw); i >= 0 {
-		has := s.devices[i]
-		if has.frozen {
+	if i := s.quota.Index(g.Raw); i >= 0 {
+		has := s.quota.Devices[i]
+		if has.Frozen {
 			return 0, true
 		}
-		return min(has.shownLimit(), g.Total), true
+		return min(s.limit(has), g.Total), true
 	}
-	bytes, ok := s.quota(g.Raw, g.Total) // it is not known to see the device, and may use it yet
+	bytes, ok := s.allowed(g.Raw, g.Total) // it is not known to see the device, and may use it yet
 	if ok && bytes == ledger.NoLimit {
 		bytes = s.pool.quotaOn(g.Raw, g.Total)
 	}
@@ -110,7 +110,7 @@ func (p *pool) quotaOn(raw [16]byte, total uint64) uint64 {
 // wantNative says what the driver is to limit the slice's cgroup to by now, unless it gets nothing any more. It waits for nothing: see
 // reachNative. Called with mu held.
 func (s *slice) wantNative() {
-	if s.state == api.Active || s.state == api.Damaged {
+	if s.quota.State == api.Active || s.quota.State == api.Damaged {
 		s.limitNative(s.driverLimit)
 	}
 }
@@ -207,7 +207,7 @@ func (s *slice) setLimited(may bool) {
 func (s *slice) resumeNative(r store.Slice) {
 	s.storeNative(r, s.put)
 	s.mu.Lock()
-	expired := s.state == api.Expired
+	expired := s.quota.State == api.Expired
 	s.mu.Unlock()
 	if expired {
 		s.denyNative()

@@ -4,7 +4,6 @@ package enforcer
 
 import (
 	"errors"
-	"fmt"
 	"log/slog"
 	"os"
 	"slices"
@@ -16,7 +15,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/guard"
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
-	"github.com/gpuslice/gpuslice/enforcer/process"
+	"github.com/gpuslice/gpuslice/enforcer/quota"
 	"github.com/gpuslice/gpuslice/enforcer/store"
 )
 
@@ -35,166 +34,85 @@ type pool struct {
 	// turn orders what changes the pool: its quotas, its devices, its end. It is taken after a member's.
 	turn *guard.Turn
 
-	mu       guard.Mutex[guard.Pool] // taken after a slice's
-	members  map[*slice]struct{}     // until they are cleared away
-	ending   bool                    // it is being deleted: nobody becomes a member any more
-	quotas   []api.Quota
-	state    api.State
-	reason   string
-	ledger   *ledger.Ledger
-	identity ledger.Identity
-	noted    bool          // the store knows the ledger
-	devices  []*poolDevice // in the ledger's order
-	lowered  bool          // a quota is less than what is used, which admission still counts
-
-	slots
-	lanes map[uint32]*poolLane
-	byPID map[int]*poolLane
+	mu      guard.Mutex[guard.Pool] // taken after a slice's
+	members map[*slice]struct{}     // until they are cleared away
+	ending  bool                    // it is being deleted: nobody becomes a member any more
+	quotas  []api.Quota
+	quota   *quota.Quota
+	shares  map[*quota.Device]*shares
+	lowered bool // a quota is less than what is used, which admission still counts
 }
 
-// poolDevice is a device of the pool's ledger, and what the enforcer charges there for members.
-type poolDevice struct {
-	*device
-	beyond map[*slice]uint64            // what the enforcer charges in the member's own ledger: the driver's excess
+// shares are what the enforcer charges on a device for members.
+type shares struct {
+	beyond map[*slice]uint64            // what it charges in the member's own ledger: the driver's excess
 	short  map[*slice]map[int]shortfall // by pid: what a process charged to its slice, and not to the pool
 
-	unheard map[*slice]struct{} // members of which this enforcer has not sampled yet what the former one had charged: inherited
-}
-
-// poolLane is a place in the pool's ledger that a process has.
-type poolLane struct {
-	number     uint32
-	generation uint64
-	process    *process.Handle
-	lent       bool // by a former enforcer, as a slice's lane
+	unheard map[*slice]struct{} // members of which this enforcer has not sampled yet what the former one had charged
 }
 
 func (e *Enforcer) newPool(name string, created time.Time, quotas []api.Quota) *pool {
-	return &pool{
-		e: e, log: e.log.With("pool", name), name: name, created: created, quotas: quotas, state: api.Active, turn: guard.NewTurn(),
+	p := &pool{
+		e: e, log: e.log.With("pool", name), name: name, created: created, quotas: quotas, turn: guard.NewTurn(),
 		holder:  &admission.Holder{Name: "pool " + name, Pool: true},
-		members: make(map[*slice]struct{}), lanes: make(map[uint32]*poolLane), byPID: make(map[int]*poolLane), slots: slots{next: 1},
+		members: make(map[*slice]struct{}), shares: make(map[*quota.Device]*shares),
 	}
+	p.quota = quota.New(quota.Options{Log: p.log, Owner: p, Lock: &p.mu, Deaths: e.deaths, Pool: name})
+	return p
 }
 
-// commitment is what the pool is given of each device. Called with mu held, or before anybody knows the pool.
-func (p *pool) commitment() map[string]uint64 { return promised(p.plain()) }
-
-// plain is the devices, as what the pool's ledger has in common with a slice's sees them.
-func (p *pool) plain() []*device {
-	all := make([]*device, len(p.devices))
-	for i, d := range p.devices {
-		all[i] = d.device
+// sharesOn is never nil. Called with mu held.
+func (p *pool) sharesOn(d *quota.Device) *shares {
+	if p.shares[d] == nil {
+		p.shares[d] = &shares{beyond: make(map[*slice]uint64), short: make(map[*slice]map[int]shortfall)}
 	}
-	return all
+	return p.shares[d]
 }
 
 // recommit notes what the pool is given now. Of a quota that was lowered below what its members hold, that counts as long
 // as it is more: it can be promised to nobody. Called with mu held.
 func (p *pool) recommit() {
-	has, had := p.commitment(), p.e.book.Has(p.holder)
-	p.lowered = keepUsed(has, had, p.plain(), func(index int) uint64 {
-		used := p.figures(index).Used
-		return used - min(used, p.devices[index].away())
-	})
+	has := p.quota.Commitment()
+	p.lowered = p.quota.AtLeastUsed(has, p.e.book.Has(p.holder))
 	p.e.book.Set(p.holder, has)
 }
 
 // stored is what the store keeps of the pool for this boot. Called with mu held, or before anybody knows the pool.
 func (p *pool) stored() store.PoolState {
 	var r store.PoolState
-	if p.noted {
-		r.LedgerName, r.LedgerDev, r.LedgerInode = p.identity.Name, p.identity.Dev, p.identity.Inode
+	if p.quota.Stored {
+		r.Ledger = store.Ledger(p.quota.Identity)
 	}
-	for _, d := range p.devices {
-		r.Limits = append(r.Limits, d.stored())
+	for _, d := range p.quota.Devices {
+		r.Limits = append(r.Limits, storedLimit(d, d.Granted(), d.Highest))
 	}
 	return r
 }
 
-// stored is a device as the store keeps it. Called with mu held, or of a device that nobody else has.
-func (d *poolDevice) stored() store.Limit {
-	return store.Limit{Device: d.uuid, Bytes: d.given(), Total: d.Total, Most: above(d.most, d.given())}
-}
-
-// describe makes the enforcer's copy of a device; limit 0 is of one of which it cannot be given its quota.
-func (p *pool) describe(uuid driver.UUID, limit, total uint64) *poolDevice {
-	d := &poolDevice{
-		device: &device{
-			Device: ledger.Device{UUID: uuid.Raw, Limit: limit, Quota: min(limit, total), Total: total},
-			uuid:   uuid.String(), suspended: make(map[uint32]uint64),
-		},
-		beyond: make(map[*slice]uint64), short: make(map[*slice]map[int]shortfall),
-	}
-	if limit == 0 {
-		d.Quota = total
-	}
-	return d
-}
-
 // foresee is the devices that the pool's quotas cover, as far as they are known and the ledger can hold them. Others are added
 // when a member's process uses them.
-func (p *pool) foresee() []*poolDevice {
+func (p *pool) foresee() []*quota.Device {
 	return p.withForeseen(p.quotas)
 }
 
 // withForeseen is the devices of the ledger, and behind them those that these quotas cover beside, if it can hold them all.
 // Called with mu held, or before anybody knows the pool.
-func (p *pool) withForeseen(quotas []api.Quota) []*poolDevice {
-	devices := slices.Clone(p.devices)
+func (p *pool) withForeseen(quotas []api.Quota) []*quota.Device {
+	devices := slices.Clone(p.quota.Devices)
 	if p.e.truth == nil {
 		return devices
 	}
 	for _, known := range p.e.truth.devices {
 		limit, ok := quotaOn(quotas, known.Raw, known.Total)
 		uuid, err := driver.ParseUUID(known.UUID)
-		if ok && limit > 0 && err == nil && p.find(known.Raw) < 0 {
-			devices = append(devices, p.describe(uuid, limit, known.Total))
+		if ok && limit > 0 && err == nil && p.quota.Index(known.Raw) < 0 {
+			devices = append(devices, p.quota.Describe(uuid, limit, known.Total))
 		}
 	}
 	if len(devices) > ledger.Devices {
-		return slices.Clone(p.devices)
+		return slices.Clone(p.quota.Devices)
 	}
 	return devices
-}
-
-// begin makes a new ledger. Called with mu held, or before anybody knows the pool.
-func (p *pool) begin() error {
-	l, err := newLedger()
-	if err != nil {
-		return err
-	}
-	l.SetPool(p.name)
-	p.ledger, p.identity, p.noted = l, l.Identity(), false
-	for i := range p.devices {
-		if err := p.write(i); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// write puts a device of p.devices into the ledger, or what has changed about it. Called with mu held.
-func (p *pool) write(index int) error {
-	d := p.devices[index]
-	if d.account == nil {
-		account, err := p.ledger.OpenAccount(index, 0)
-		if err != nil {
-			return err
-		}
-		d.account = account
-	}
-	return d.account.SetDevice(d.Device, 0)
-}
-
-// find the ledger's index of a device; -1 if it has it not. Called with mu held.
-func (p *pool) find(raw [16]byte) int {
-	for i, d := range p.devices {
-		if d.UUID == raw {
-			return i
-		}
-	}
-	return -1
 }
 
 // covers says whether a member may use a device at all.
@@ -230,7 +148,7 @@ func (p *pool) addDevice(uuid driver.UUID, total uint64) error {
 	}
 	p.mu.Lock()
 	limit, ok := quotaOn(p.quotas, uuid.Raw, total)
-	index := len(p.devices)
+	index := len(p.quota.Devices)
 	p.mu.Unlock()
 	switch {
 	case !ok:
@@ -247,17 +165,22 @@ func (p *pool) addDevice(uuid driver.UUID, total uint64) error {
 		p.log.Warn("a member uses a device of which the pool can be given nothing", "device", uuid, "err", err)
 		denied, limit = &api.Event{Kind: api.EventDenied, Pool: p.name, Device: uuid.String(), Requested: min(limit, total), Cause: err.Error()}, 0
 	}
-	d := p.describe(uuid, limit, total)
+	d := p.quota.Describe(uuid, limit, total)
 	p.mu.Lock()
 	record := p.stored()
 	p.mu.Unlock()
-	record.Limits = append(record.Limits, d.stored())
+	record.Limits = append(record.Limits, storedLimit(d, limit, 0))
 	if err := p.e.store.PutPoolState(p.name, record); err != nil { // first, as for a slice
 		undo()
 		return err
 	}
 	killpoint.Pass("pool.device")
-	if err := p.append(d); err != nil {
+	p.mu.Lock()
+	if err = refusal(p.quota); err == nil {
+		err = p.quota.Add(d)
+	}
+	p.mu.Unlock()
+	if err != nil {
 		undo()
 		return err
 	}
@@ -271,69 +194,35 @@ func (p *pool) addDevice(uuid driver.UUID, total uint64) error {
 func (p *pool) hasDevice(raw [16]byte) (bool, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.find(raw) >= 0, p.refusal()
+	return p.quota.Index(raw) >= 0, refusal(p.quota)
 }
 
-// append puts a device that is stored behind the others.
-func (p *pool) append(d *poolDevice) error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if err := p.refusal(); err != nil {
-		return err
-	}
-	p.devices = append(p.devices, d)
-	if err := p.write(len(p.devices) - 1); err != nil {
-		p.devices = p.devices[:len(p.devices)-1]
-		p.damaged(fmt.Errorf("device %s cannot be added: %w", d.uuid, err))
-		return ledger.StatusClosed
-	}
-	return nil
-}
-
-// refusal is why members get nothing from the pool; nil if they do. Called with mu held.
-func (p *pool) refusal() error { return refusalIn(p.state) }
-
-// damaged says that the page cannot be trusted any more. Called with mu held.
-func (p *pool) damaged(err error) {
-	if p.state != api.Active {
-		return
-	}
-	p.shut(err)
-	if errors.Is(err, ledger.ErrDamaged) || errors.Is(err, ledger.ErrBusy) {
+// Damaged is the quota's: members get nothing more from the pool. Called with mu held.
+func (p *pool) Damaged(_ error, overwritten bool) {
+	p.log.Error("the pool's ledger is damaged: a process of a member overwrote it, or the pool is under attack; nothing more can be charged by its members until they are gone and the pool is made anew",
+		"err", p.quota.Reason)
+	if overwritten {
 		p.tellOverwritten()
 	} else {
-		p.tellDenied(p.reason)
+		p.tellDenied(p.quota.Reason)
 	}
 }
 
-// unfit is damaged at a restart: a page that another version left need not be what this one expects, so nobody is accused. Called
-// with mu held.
-func (p *pool) unfit(err error) {
-	if p.state != api.Active {
-		return
-	}
-	p.shut(err)
-	p.tellDenied(p.reason)
-}
+// Settled is the quota's.
+func (p *pool) Settled(*quota.Lane) {}
 
-// shut lets nothing more be charged. Called with mu held.
-func (p *pool) shut(err error) {
-	p.state, p.reason = api.Damaged, err.Error()
-	if p.ledger != nil {
-		p.ledger.SetClosed()
-	}
-	p.log.Error("the pool's ledger is damaged: a process of a member overwrote it, or the pool is under attack; nothing more can be charged by its members until they are gone and the pool is made anew", "err", err)
-}
+// ContextBytes is the quota's: what a context costs stands in the members' ledgers.
+func (p *pool) ContextBytes(*quota.Device) uint64 { return 0 }
 
 // check compares the page with the enforcer's own copy.
 func (p *pool) check() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.state != api.Active {
+	if p.quota.State != api.Active {
 		return
 	}
-	if err := p.verify(); err != nil {
-		p.damaged(err)
+	if err := p.quota.Verify(); err != nil {
+		p.quota.Damage(err)
 		return
 	}
 	if p.lowered && p.turn.TryTake() { // else a quota is being set, and has what it is set to
@@ -342,33 +231,12 @@ func (p *pool) check() {
 	}
 }
 
-// verify is called with mu held.
-func (p *pool) verify() error {
-	return verifyPage(p.ledger, false, p.plain(), p.figures)
-}
-
-// figures is called with mu held.
-func (p *pool) figures(index int) ledger.Figures {
-	return p.slots.figures(p.ledger, index)
-}
-
 // leave lets go of the pool without ending it.
 func (p *pool) leave() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.state = left
-	var errs []error
-	for number, l := range p.lanes {
-		p.e.deaths.Unwatch(l.process)
-		errs = append(errs, l.process.Close())
-		delete(p.lanes, number)
-	}
-	clear(p.byPID)
-	if p.ledger != nil {
-		errs = append(errs, p.ledger.Close())
-		p.ledger = nil
-	}
-	if err := errors.Join(errs...); err != nil && !errors.Is(err, os.ErrClosed) {
+	p.quota.State = quota.Left
+	if err := p.quota.Leave(); err != nil && !errors.Is(err, os.ErrClosed) {
 		p.log.Error("close a pool", "err", err)
 	}
 }
@@ -393,10 +261,10 @@ func (e *Enforcer) joinPool(s *slice) error {
 	return nil
 }
 
-// quota is the bytes that the slice may keep on a device of total bytes, as far as that is its own affair; false if it may
+// allowed is the bytes that the slice may keep on a device of total bytes, as far as that is its own affair; false if it may
 // not use it. A member of a pool that has no quota of its own may keep what the pool has. Called with mu held, or before
 // anybody knows the slice.
-func (s *slice) quota(raw [16]byte, total uint64) (uint64, bool) {
+func (s *slice) allowed(raw [16]byte, total uint64) (uint64, bool) {
 	if s.pool != nil {
 		if !s.pool.covers(raw) {
 			return 0, false
@@ -416,25 +284,25 @@ func (s *slice) foresees(raw [16]byte) bool {
 	}
 	s.pool.mu.Lock()
 	defer s.pool.mu.Unlock()
-	return s.pool.find(raw) >= 0
+	return s.pool.quota.Index(raw) >= 0
 }
 
 // limitOn is the pool's limit on a device; 0 if it has it not.
 func (p *pool) limitOn(raw [16]byte) uint64 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if index := p.find(raw); index >= 0 {
-		return p.devices[index].given()
+	if index := p.quota.Index(raw); index >= 0 {
+		return p.quota.Devices[index].Granted()
 	}
 	return 0
 }
 
-// mostOn is the highest limit that the pool ever had on a device; 0 if it has it not.
-func (p *pool) mostOn(raw [16]byte) uint64 {
+// highestOn is the highest limit that the pool ever had on a device; 0 if it has it not.
+func (p *pool) highestOn(raw [16]byte) uint64 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if index := p.find(raw); index >= 0 {
-		return p.devices[index].mostLimit()
+	if index := p.quota.Index(raw); index >= 0 {
+		return p.quota.Devices[index].HighestLimit()
 	}
 	return 0
 }
@@ -443,6 +311,6 @@ func (p *pool) mostOn(raw [16]byte) uint64 {
 func (p *pool) overLimit(raw [16]byte) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	index := p.find(raw)
-	return index < 0 || p.state != api.Active || p.figures(index).Used > p.devices[index].Limit
+	index := p.quota.Index(raw)
+	return index < 0 || p.quota.State != api.Active || p.quota.OverLimit(index)
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
+	"github.com/gpuslice/gpuslice/enforcer/quota"
 	"github.com/gpuslice/gpuslice/enforcer/store"
 )
 
@@ -57,11 +58,11 @@ func (e *Enforcer) CreatePool(ctx context.Context, name string, r api.PoolReques
 
 // makePool makes what a pool that nobody knows consists of, and stores it.
 func (e *Enforcer) makePool(p *pool) error {
-	p.devices = p.foresee()
-	if _, err := e.book.Admit(p.holder, p.commitment()); err != nil {
+	p.quota.Devices = p.foresee()
+	if _, err := e.book.Admit(p.holder, p.quota.Commitment()); err != nil {
 		return err
 	}
-	err := p.begin()
+	err := p.quota.Begin()
 	killpoint.Pass("pool.ledger")
 	if err == nil {
 		err = e.store.PutPoolState(p.name, p.stored())
@@ -138,16 +139,14 @@ func (p *pool) set(quotas []api.Quota) error {
 	killpoint.Pass("pool.set.stored")
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.quotas, p.devices = merged, devices
-	if p.ledger == nil {
+	p.quotas, p.quota.Devices = merged, devices
+	if p.quota.Ledger == nil {
 		return ErrClosed
 	}
-	for i, d := range p.devices {
-		d.most = d.mostLimit()
-		limit := r.Limits[i].Bytes
-		d.Limit, d.Quota = limit+d.away(), min(limit, d.Total)
-		if err := p.write(i); err != nil {
-			p.damaged(err)
+	for i, d := range p.quota.Devices {
+		d.SetLimit(r.Limits[i].Bytes, d.HighestLimit())
+		if err := p.quota.Write(i); err != nil {
+			p.quota.Damage(err)
 			return err
 		}
 		killpoint.Pass("pool.set.written")
@@ -157,13 +156,13 @@ func (p *pool) set(quotas []api.Quota) error {
 }
 
 // wants is what the pool becomes by these quotas: all of its quotas, its devices, and what is stored of it.
-func (p *pool) wants(quotas []api.Quota) (merged []api.Quota, devices []*poolDevice, r store.PoolState, err error) {
+func (p *pool) wants(quotas []api.Quota) (merged []api.Quota, devices []*quota.Device, r store.PoolState, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	switch p.state {
+	switch p.quota.State {
 	case api.Active:
 	case api.Damaged:
-		return nil, nil, r, api.Errorf(api.CodeBadRequest, "pool %s is damaged (%s): delete it when its members are gone, and create it anew", p.name, p.reason)
+		return nil, nil, r, api.Errorf(api.CodeBadRequest, "pool %s is damaged (%s): delete it when its members are gone, and create it anew", p.name, p.quota.Reason)
 	default:
 		return nil, nil, r, ErrClosed
 	}
@@ -175,7 +174,7 @@ func (p *pool) wants(quotas []api.Quota) (merged []api.Quota, devices []*poolDev
 	r.Limits = nil
 	for _, d := range devices {
 		limit, _ := quotaOn(merged, d.UUID, d.Total)
-		r.Limits = append(r.Limits, store.Limit{Device: d.uuid, Bytes: limit, Total: d.Total, Most: above(d.mostLimit(), limit)})
+		r.Limits = append(r.Limits, storedLimit(d, limit, d.HighestLimit()))
 	}
 	return merged, devices, r, nil
 }
@@ -343,27 +342,27 @@ func (p *pool) show() api.Pool {
 	slices.Sort(shown.Members)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	shown.Quotas, shown.State, shown.Reason, shown.ProcessCount = slices.Clone(p.quotas), p.state, p.reason, len(p.lanes)
-	if p.state == left {
+	shown.Quotas, shown.State, shown.Reason, shown.ProcessCount = slices.Clone(p.quotas), p.quota.State, p.quota.Reason, p.quota.Count()
+	if p.quota.State == quota.Left {
 		shown.State = api.Active
 	}
-	if p.ledger == nil {
+	if p.quota.Ledger == nil {
 		return shown
 	}
-	for i, d := range p.devices {
+	for i, d := range p.quota.Devices {
 		shown.Devices = append(shown.Devices, p.showDevice(i, d))
 	}
 	return shown
 }
 
 // showDevice is called with mu held.
-func (p *pool) showDevice(index int, d *poolDevice) api.PoolUse {
-	f, overhead := d.shown(p.figures(index), p.ledger, index)
+func (p *pool) showDevice(index int, d *quota.Device) api.PoolUse {
+	f, overhead := p.quota.Shown(index)
 	use := api.PoolUse{
-		Device: d.uuid, Index: -1, Limit: d.given(), Used: f.Used - overhead, Overhead: overhead,
+		Device: d.Name, Index: -1, Limit: d.Granted(), Used: f.Used - overhead, Overhead: overhead,
 		Peak: f.Peak, Refusals: f.Refusals, Recovered: f.Recovered,
 	}
-	if g := p.e.gpuOf(d.uuid); g != nil {
+	if g := p.e.gpuOf(d.Name); g != nil {
 		use.Index, use.Name = g.Index, g.Name
 	}
 	return use

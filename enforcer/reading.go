@@ -8,6 +8,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/process"
+	"github.com/gpuslice/gpuslice/enforcer/quota"
 	"github.com/gpuslice/gpuslice/enforcer/truth"
 )
 
@@ -80,35 +81,35 @@ func (s *slice) readLanes(into *lanes, raw [16]byte) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	into.digest += maphash.Comparable(digestKey, entry{slice: s.generation, state: s.state})
-	index := s.find(raw)
-	into.slices[s] = standing{samples: s.isSampled(), charges: s.state == api.Active && index >= 0}
+	into.digest += maphash.Comparable(digestKey, entry{slice: s.generation, state: s.quota.State})
+	index := s.quota.Index(raw)
+	into.slices[s] = standing{samples: s.isSampled(), charges: s.quota.State == api.Active && index >= 0}
 	var limit uint64
 	switch {
 	case !s.isSampled():
 		return
 	case index >= 0:
-		limit = s.devices[index].mostLimit()
-		for pid, x := range s.devices[index].exits {
+		limit = s.highestLimit(s.quota.Devices[index])
+		for pid, x := range s.note(s.quota.Devices[index]).exits {
 			into.exits[pid] = x
 			into.digest += maphash.Comparable(digestKey, entry{slice: s.generation, lane: uint64(pid), number: x.process.Start})
 		}
 	}
-	for _, l := range s.lanes {
-		r := reading{s, truth.Process{PID: l.process.PID, Start: l.process.Start}, l.process, truth.Lane{ID: l.id()}}
+	for l := range s.quota.Lanes() {
+		r := reading{s, truth.Process{PID: l.Process.PID, Start: l.Process.Start}, l.Process, truth.Lane{ID: l.ID()}}
 		switch {
-		case s.state == api.Damaged:
+		case s.quota.State == api.Damaged:
 			r.lane.Held = limit
 		case index >= 0:
-			r.lane.Calls = truth.Calls(s.ledger.Uncharged(index, l.number)) // first: what those charged that have ended is in the rest
-			r.lane.Loads = truth.Calls(s.ledger.Loads(l.number))
-			r.lane.Held, r.lane.Number = s.charged(index, l), s.ledger.Number(index, l.number)
+			r.lane.Calls = truth.Calls(s.quota.Ledger.Uncharged(index, l.Number)) // first: what those charged that have ended is in the rest
+			r.lane.Loads = truth.Calls(s.quota.Ledger.Loads(l.Number))
+			r.lane.Held, r.lane.Number = s.quota.Held(index, l), s.quota.Ledger.Number(index, l.Number)
 			r.lane.Waiting = s.waiting(index, l, r.lane.Number)
-			into.digest += maphash.Comparable(digestKey, entry{s.generation, s.state, r.lane.ID, r.lane.Held, r.lane.Number})
+			into.digest += maphash.Comparable(digestKey, entry{s.generation, s.quota.State, r.lane.ID, r.lane.Held, r.lane.Number})
 		}
 		into.put(r)
 	}
-	if s.ledger != nil {
+	if s.quota.Ledger != nil {
 		return
 	}
 	for _, p := range s.remaining.All() { // they may have a lane
@@ -116,32 +117,17 @@ func (s *slice) readLanes(into *lanes, raw [16]byte) {
 	}
 }
 
-// id is the lane's, as no other's of the slice is; not 0.
-func (l *lane) id() uint64 {
-	if l == nil {
-		return 0
-	}
-	return l.generation<<16 | uint64(l.number)
-}
-
 // isSampled says whether violations are looked for in the slice. Called with mu held.
-func (s *slice) isSampled() bool { return s.state == api.Active || s.state == api.Damaged }
-
-// charged is what a lane holds on a device for its process. What a checkpointed one is charged for is lent to others: if the driver
-// holds it for the process again and nobody has asked for it back, that is beyond the lane. Called with mu held.
-func (s *slice) charged(index int, l *lane) uint64 {
-	held := s.ledger.Held(index, l.number)
-	return held - min(held, s.devices[index].suspended[l.number])
-}
+func (s *slice) isSampled() bool { return s.quota.State == api.Active || s.quota.State == api.Damaged }
 
 // waiting is since when a process is to charge something on a device itself: its first context, of which it learns the cost when
 // it is there, or what it was told that the driver holds for it. It would be charged twice for a moment. Called with mu held.
-func (s *slice) waiting(index int, l *lane, number uint64) time.Time {
-	switch told := l.told[index]; {
-	case !told.at.IsZero() && told.number == number:
-		return told.at
-	case !l.learned[index] && s.ledger.Held(index, l.number) == 0:
-		return l.attached
+func (s *slice) waiting(index int, l *quota.Lane, number uint64) time.Time {
+	switch told := l.Told[index]; {
+	case !told.At.IsZero() && told.Number == number:
+		return told.At
+	case !l.Learned[index] && s.quota.Ledger.Held(index, l.Number) == 0:
+		return l.Attached
 	}
 	return time.Time{}
 }

@@ -4,7 +4,6 @@ package enforcer
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"time"
@@ -17,6 +16,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
 	"github.com/gpuslice/gpuslice/enforcer/process"
+	"github.com/gpuslice/gpuslice/enforcer/quota"
 	"github.com/gpuslice/gpuslice/enforcer/session"
 )
 
@@ -125,10 +125,10 @@ func (e *Enforcer) newSlice(ctx context.Context, r api.RegisterRequest) (*slice,
 	}
 	s := &slice{
 		e: e, log: e.log.With("slice", r.ID), request: r, holder: newHolder(&r), created: time.Now().UTC(),
-		initStart: init.Start, init: init, state: api.Active, turn: guard.NewTurn(),
+		initStart: init.Start, init: init, turn: guard.NewTurn(),
 		quotas: r.Quotas, ttl: r.TTL, deadline: e.until(r.TTL),
-		lanes: make(map[uint32]*lane), byPID: make(map[int]*lane), slots: slots{next: 1},
 	}
+	s.newQuota()
 	if r.Session {
 		err = e.mayBegin(ctx, r)
 	} else {
@@ -219,7 +219,10 @@ func (e *Enforcer) unclaim(s *slice) {
 
 // make makes what a slice consists of, but for its record and the socket.
 func (s *slice) make() error {
-	if err := s.begin(); err != nil {
+	s.mu.Lock()
+	err := s.quota.Begin()
+	s.mu.Unlock()
+	if err != nil {
 		return err
 	}
 	killpoint.Pass("register.ledger")
@@ -231,7 +234,6 @@ func (s *slice) make() error {
 		if s.e.options.Unprivileged {
 			uid, gid = -1, -1
 		}
-		var err error
 		if s.token, err = session.NewToken(s.dir, s.id(), uid, gid); err != nil {
 			return fmt.Errorf("make the session's token: %w", err)
 		}
@@ -240,60 +242,31 @@ func (s *slice) make() error {
 	return nil
 }
 
-// begin makes a new ledger with the devices that the slice has, or is going to see. The store does not know it before a process gets it
-// (noteLedger).
-func (s *slice) begin() error {
-	l, err := newLedger()
-	if err != nil {
-		return err
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.ledger, s.identity, s.noted = l, l.Identity(), false
-	if s.record() {
-		l.SetRecord()
-	}
-	for i := range s.devices {
-		if err := s.write(i); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func newLedger() (*ledger.Ledger, error) {
-	var name [16]byte
-	if _, err := rand.Read(name[:]); err != nil {
-		return nil, err
-	}
-	return ledger.Create(name)
-}
-
 // foresee is the devices that the slice sees and the quotas cover, as far as they are known and the ledger can hold them. If
 // there are more, each is added when a process says that it uses it, and so is one that it was not known to see.
-func (s *slice) foresee() []*device {
-	return s.foreseeBy(s.quota)
+func (s *slice) foresee() []*quota.Device {
+	return s.foreseeBy(s.allowed)
 }
 
 // foreseeBy is those of them that the ledger does not have, with the limits that limitOn says. Called with mu held, or before
 // anybody knows the slice.
-func (s *slice) foreseeBy(limitOn func(raw [16]byte, total uint64) (uint64, bool)) []*device {
+func (s *slice) foreseeBy(limitOn func(raw [16]byte, total uint64) (uint64, bool)) []*quota.Device {
 	if s.e.truth == nil {
 		return nil
 	}
-	var devices []*device
+	var devices []*quota.Device
 	for _, known := range s.e.truth.devices {
 		limit, ok := limitOn(known.Raw, known.Total)
-		if !ok || limit == 0 || s.find(known.Raw) >= 0 || !sees(&s.request, known.UUID) || !s.foresees(known.Raw) {
+		if !ok || limit == 0 || s.quota.Index(known.Raw) >= 0 || !sees(&s.request, known.UUID) || !s.foresees(known.Raw) {
 			continue
 		}
 		uuid, err := driver.ParseUUID(known.UUID)
 		if err != nil {
 			continue
 		}
-		devices = append(devices, s.describe(uuid, limit, known.Total))
+		devices = append(devices, s.quota.Describe(uuid, limit, known.Total))
 	}
-	if len(s.devices)+len(devices) > ledger.Devices {
+	if len(s.quota.Devices)+len(devices) > ledger.Devices {
 		return nil
 	}
 	return devices

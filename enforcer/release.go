@@ -56,12 +56,12 @@ func (e *Enforcer) release(s *slice, cause string) error {
 	err := e.store.Retire(s.storedNow())
 	killpoint.Pass("release.marked")
 	s.mu.Lock()
-	was := s.state
-	if s.ledger != nil && (was == api.Active || was == api.Expired) {
+	was := s.quota.State
+	if s.quota.Ledger != nil && (was == api.Active || was == api.Expired) {
 		s.reportCounts(true)
-		s.close()
+		s.quota.Close()
 	}
-	s.state = api.Released
+	s.quota.State = api.Released
 	if s.expired && (cause == causeEnded || cause == causeAsked) { // whoever saw to it first: its engine, its session, or we
 		cause = causeExpired
 	}
@@ -88,16 +88,6 @@ func (e *Enforcer) release(s *slice, cause string) error {
 	s.tell(api.Event{Kind: api.EventReleased, Cause: cause}) // whoever finds it gone finds this
 	e.strike(s)
 	return errors.Join(err, e.clearOnceEmpty(s))
-}
-
-// close lets nothing more be charged: who is attached and alive still has the page. Called with mu held.
-func (s *slice) close() {
-	s.ledger.SetClosed()
-	for _, d := range s.devices {
-		if d.account != nil {
-			_ = d.account.Limit(0) // the flag above says the same, to whoever reads it
-		}
-	}
 }
 
 // clearOnceEmpty clears away what a released slice leaves on the host; but as long as a container has processes all of

@@ -17,8 +17,8 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
 	"github.com/gpuslice/gpuslice/enforcer/process"
+	"github.com/gpuslice/gpuslice/enforcer/quota"
 	"github.com/gpuslice/gpuslice/enforcer/recovery"
-	"github.com/gpuslice/gpuslice/enforcer/report"
 	"github.com/gpuslice/gpuslice/enforcer/store"
 )
 
@@ -54,7 +54,7 @@ func (e *Enforcer) restore() error {
 		return err
 	}
 	for _, r := range slices.Concat(records, released) {
-		e.pages.Want(ledger.Identity{Name: r.LedgerName, Dev: r.LedgerDev, Inode: r.LedgerInode}, ownProcesses(r)...)
+		e.pages.Want(ledger.Identity(r.Ledger), ownProcesses(r)...)
 		e.lastGeneration.Store(max(e.lastGeneration.Load(), r.Generation))
 	}
 	for _, p := range pools {
@@ -64,7 +64,7 @@ func (e *Enforcer) restore() error {
 				own = append(own, ownProcesses(r)...)
 			}
 		}
-		e.pages.Want(p.identity, own...)
+		e.pages.Want(p.quota.Identity, own...)
 	}
 	e.pages.Run()
 	keep := make(map[string]bool)
@@ -77,7 +77,7 @@ func (e *Enforcer) restore() error {
 			continue
 		}
 		s.leave()
-		if s.request.Session && e.pages.Found(s.identity) { // a process has its ledger still
+		if s.request.Session && e.pages.Found(s.quota.Identity) { // a process has its ledger still
 			if err := e.store.Retire(r); err != nil {
 				e.log.Error("release not persisted: it is tried again", "slice", r.Request.ID, "err", err)
 			}
@@ -148,23 +148,23 @@ func ownProcesses(r store.Slice) []func() ([]int, error) {
 func (e *Enforcer) revive(r store.Slice) *slice {
 	s := &slice{
 		e: e, log: e.log.With("slice", r.Request.ID), request: r.Request, holder: newHolder(&r.Request), generation: r.Generation,
-		created: r.Created, dir: r.Dir, initStart: r.InitStart, state: api.Active, turn: guard.NewTurn(),
-		cgroup:   cgroupOf(r),
-		identity: ledger.Identity{Name: r.LedgerName, Dev: r.LedgerDev, Inode: r.LedgerInode},
-		quotas:   r.Request.Quotas, ttl: r.Request.TTL, deadline: r.Deadline, expired: r.Expired, asked: r.Asked,
-		lanes: make(map[uint32]*lane), byPID: make(map[int]*lane), slots: slots{next: 1},
+		created: r.Created, dir: r.Dir, initStart: r.InitStart, turn: guard.NewTurn(),
+		cgroup: cgroupOf(r),
+		quotas: r.Request.Quotas, ttl: r.Request.TTL, deadline: r.Deadline, expired: r.Expired, asked: r.Asked,
 	}
+	s.newQuota()
+	s.quota.Identity, s.quota.Stored = ledger.Identity(r.Ledger), r.Inode != 0
 	if s.pool = e.pools[r.Request.Pool]; s.pool != nil {
 		s.pool.join(s)
 	}
 	for _, l := range r.Limits {
 		if uuid, err := driver.ParseUUID(l.Device); err == nil {
-			d := s.describe(uuid, l.Bytes, l.Total)
-			d.most = l.Most
-			s.devices = append(s.devices, d)
+			d := s.quota.Describe(uuid, l.Bytes, l.Total)
+			d.Highest = l.Most
+			s.quota.Devices = append(s.quota.Devices, d)
 		}
 	}
-	s.noted, s.mayBeLimited = r.LedgerInode != 0, r.Native
+	s.mayBeLimited = r.Native
 	if s.watchesFirst() {
 		s.init, _ = process.Again(r.Request.PID, r.InitStart)
 	}
@@ -182,13 +182,10 @@ func cgroupOf(r store.Slice) cgroup.Path {
 func (s *slice) closeLeft() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.ledger = s.e.pages.Take(s.identity); s.ledger == nil {
+	if s.quota.Ledger = s.e.pages.Take(s.quota.Identity); s.quota.Ledger == nil {
 		return false
 	}
-	for i, d := range s.devices[:min(s.ledger.DeviceCount(), len(s.devices))] {
-		d.account, _ = s.ledger.OpenAccount(i, 0)
-	}
-	s.close()
+	s.quota.Close()
 	return true
 }
 
@@ -209,7 +206,7 @@ func (e *Enforcer) finish(r store.Slice) error {
 		s.denyNative()
 	}
 	s.mu.Lock()
-	s.state = api.Released
+	s.quota.State = api.Released
 	s.let()
 	s.mu.Unlock()
 	if !s.request.Session && s.lingers() {
@@ -226,27 +223,29 @@ func (e *Enforcer) findLedger(s *slice, r store.Slice) error {
 	if s.pool == nil && s.request.Pool != "" {
 		return fmt.Errorf("its pool %s is gone", s.request.Pool)
 	}
-	if s.ledger = s.e.pages.Take(s.identity); s.ledger != nil {
-		s.recover(r)
+	if s.quota.Ledger = s.e.pages.Take(s.quota.Identity); s.quota.Ledger != nil {
+		s.adopt(r)
 		return nil
 	}
-	if len(s.devices) == 0 { // there was no driver truth when it began, and its quotas were promised all the same
-		s.devices = s.foresee()
+	if len(s.quota.Devices) == 0 { // there was no driver truth when it began, and its quotas were promised all the same
+		s.quota.Devices = s.foresee()
 		e.book.Set(s.holder, s.commitment())
 	}
-	if s.noted {
+	if s.quota.Stored {
 		if err := s.lost(); err != nil {
 			return err
 		}
 	}
 	// Nobody has it mapped, so nobody has charged anything, and nobody can.
-	return s.begin()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.quota.Begin()
 }
 
 // lost says why a slice whose ledger was not found gets no other: one of its processes may have it, and what that has charged
 // would not count. It may hold as much as the slice may have, and outlive it.
 func (s *slice) lost() error {
-	pids, err := s.e.pages.MayBeWith(s.identity, s.letIn)
+	pids, err := s.e.pages.MayBeWith(s.quota.Identity, s.letIn)
 	for _, pid := range pids[:min(len(pids), ledger.Slots)] {
 		s.remains(process.Open(pid))
 	}
@@ -290,8 +289,8 @@ func (s *slice) untaken(err error) {
 	s.log.Error("the slice cannot be taken up again; no process is let in", "err", err)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.state, s.reason = api.Damaged, fmt.Sprintf("it could not be taken up again: %v", err)
-	s.tell(api.Event{Kind: api.EventDenied, Cause: s.reason})
+	s.quota.State, s.quota.Reason = api.Damaged, fmt.Sprintf("it could not be taken up again: %v", err)
+	s.tell(api.Event{Kind: api.EventDenied, Cause: s.quota.Reason})
 }
 
 // takeUp goes on with a slice that has its ledger, where the predecessor stopped.
@@ -356,80 +355,41 @@ func (s *slice) pids() ([]int, error) {
 	return pids, nil
 }
 
-// recover puts this enforcer's books in order by a page that the predecessor left.
-//
-// Processes that are checkpointed (suspended) hold what they are charged for again: who they are
-// stands in the page only, which their siblings can write.
-func (s *slice) recover(r store.Slice) {
-	if !s.recoverDevices(r) {
-		return
-	}
-	s.next = s.ledger.HighLane() + 1
-	for number := uint32(1); number < s.next; number++ {
-		s.retake(number)
-	}
-	if r.Expired { // and the page is closed, or going to be
-		return
-	}
+// adopt takes up a ledger that the predecessor left.
+func (s *slice) adopt(r store.Slice) {
+	// Whoever began a session's process, and was of the session, may have ended; a container's process may have been moved to another
+	// cgroup. Who has the page can still write the lane.
+	claims := s.quota.Claims(func(p *process.Handle) bool { return s.e.member(s, p) || s.e.pages.MayHold(s.quota.Identity, p.PID) })
+	refreeze := s.e.truth != nil && s.e.options.Policy.Bypass == api.Refuse && !s.record()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err := s.verify(); err != nil {
-		s.damaged(err)
-	}
-}
-
-// recoverDevices says whether the page is one that the predecessor may have left, as far as its devices go.
-func (s *slice) recoverDevices(r store.Slice) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	raised := s.maySuspend()
-	count := min(s.ledger.DeviceCount(), len(s.devices))
-	for i, d := range s.devices {
-		var err error
-		if i < count {
-			d.account, err = s.ledger.OpenAccount(i, 0)
-			if err == nil {
-				d.inherited = d.account.Held()
-			}
-			if err == nil && !r.Expired {
-				err = s.refreeze(i)
-			}
-			if err == nil && r.Changing {
-				err = d.account.SetDevice(d.onPage(), s.contextBytes(d))
-			} else if err == nil && raised {
-				err = d.setLimit(d.Limit)
-			}
-			s.ledger.SetContextBytes(i, s.contextBytes(d))
-		} else {
-			err = s.write(i) // the store had it, the page not yet
+	s.quota.Adopt(quota.Restart{Over: r.Expired, Changing: r.Changing, Refreeze: refreeze}, claims)
+	frozen := false
+	for i, d := range s.quota.Devices {
+		if i < s.quota.Ledger.DeviceCount() {
+			s.note(d).recovered = s.quota.Ledger.Recovered(i) // the predecessor told of those
 		}
-		if err != nil {
-			s.damaged(err)
-			return false
+		if !d.Frozen {
+			continue
 		}
-		d.told = s.ledger.Recovered(i) // by the predecessor
-	}
-	if s.frozen != "" { // the predecessor may not have come to all of them
-		s.freeze(s.frozen)
-	}
-	return true
-}
-
-// maySuspend says whether the page has a process that is checkpointed: the predecessor had raised the limits by what it holds.
-func (s *slice) maySuspend() bool {
-	for number := uint32(1); number <= s.ledger.HighLane(); number++ {
-		if s.ledger.Suspended(number) {
-			return true
+		frozen = true
+		if s.e.truth.device(d.UUID) != nil {
+			if s.unsampled == nil {
+				s.unsampled = make(map[[16]byte]struct{})
+			}
+			s.unsampled[d.UUID] = struct{}{}
 		}
 	}
-	return false
+	if frozen { // the predecessor may not have come to all devices
+		s.freeze("a process held memory past the ledger before the enforcer was restarted: no memory is granted until the devices are sampled")
+	}
 }
 
 // goOn finishes with the slice's ledger what the predecessor had begun.
 func (s *slice) goOn(r store.Slice) {
 	s.mu.Lock()
-	if r.Expired && s.state == api.Active {
-		s.shut()
+	if r.Expired && s.quota.State == api.Active {
+		s.quota.Expire()
 	}
 	s.mu.Unlock()
 	if !r.Changing {
@@ -438,49 +398,4 @@ func (s *slice) goOn(r store.Slice) {
 	if err := s.put(); err != nil {
 		s.log.Error("that the slice's quotas are in force is not on disk; the next enforcer sets them again", "err", err)
 	}
-}
-
-// retake looks whose a lane is, by the page, and whether the kernel agrees. A process has one lane: another that names it is settled.
-// Called before anybody else has the ledger.
-func (s *slice) retake(number uint32) {
-	owner, generation, live := s.ledger.Lane(number)
-	var p *process.Handle
-	if live {
-		// Whoever began a session's process, and was of the session, may have ended; a container's process may have been moved
-		// to another cgroup. Who has the page can still write the lane.
-		p, _ = process.Again(owner.PID, owner.Start)
-		if p != nil && !s.e.member(s, p) && (!s.e.pages.MayHold(s.identity, p.PID) || !p.Alive()) {
-			p.Close()
-			p = nil
-		}
-	}
-	l := &lane{number: number, generation: generation, process: p, lent: s.ledger.Suspended(number)}
-	if p != nil {
-		l.refusals = report.Process{PID: p.PID, Command: process.Name(p.PID)}
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	switch {
-	case !live:
-		s.free = append(s.free, number)
-		return
-	case p != nil && s.byPID[p.PID] == nil:
-		s.own(l)
-		if !l.lent { // else another restart has to know, too
-			s.ledger.SetLive(number)
-		}
-		if err := s.watch(l); err != nil {
-			s.log.Error("watch a process of the slice", "pid", p.PID, "err", err)
-		}
-		return
-	case p != nil:
-		p.Close()
-	}
-	if _, err := s.ledger.Settle(number, generation); err != nil {
-		s.damaged(fmt.Errorf("lane %d of process %d cannot be settled: %w", number, owner.PID, err))
-		return
-	}
-	killpoint.Pass("restore.settled")
-	s.ledger.SetFree(number)
-	s.free = append(s.free, number)
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
 	"github.com/gpuslice/gpuslice/enforcer/process"
+	"github.com/gpuslice/gpuslice/enforcer/quota"
 	"github.com/gpuslice/gpuslice/enforcer/store"
 )
 
@@ -28,8 +29,7 @@ func (e *Enforcer) loadPools() ([]*pool, error) {
 	for _, r := range e.store.Pools() {
 		p := e.newPool(r.Name, r.Created, r.Quotas)
 		state := states[r.Name]
-		p.identity = ledger.Identity{Name: state.LedgerName, Dev: state.LedgerDev, Inode: state.LedgerInode}
-		p.noted = state.LedgerInode != 0
+		p.quota.Identity, p.quota.Stored = ledger.Identity(state.Ledger), state.Inode != 0
 		for _, l := range state.Limits {
 			uuid, err := driver.ParseUUID(l.Device)
 			if err != nil {
@@ -39,9 +39,9 @@ func (e *Enforcer) loadPools() ([]*pool, error) {
 			if limit != 0 {
 				limit, _ = quotaOn(p.quotas, uuid.Raw, l.Total)
 			}
-			d := p.describe(uuid, limit, l.Total)
-			d.most = l.Most
-			p.devices = append(p.devices, d)
+			d := p.quota.Describe(uuid, limit, l.Total)
+			d.Highest = l.Most
+			p.quota.Devices = append(p.quota.Devices, d)
 		}
 		loaded = append(loaded, p)
 		e.pools[r.Name] = p
@@ -56,7 +56,7 @@ func (e *Enforcer) reopenPools(loaded []*pool, released []store.Slice) {
 		if err := p.reopen(released); err != nil {
 			p.untaken(err)
 		}
-		e.book.Set(p.holder, p.commitment())
+		e.book.Set(p.holder, p.quota.Commitment())
 		killpoint.Pass("restore.pool")
 	}
 }
@@ -66,21 +66,21 @@ func (p *pool) untaken(err error) {
 	p.log.Error("the pool cannot be taken up again; no process is let in", "err", err)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.state, p.reason = api.Damaged, fmt.Sprintf("it could not be taken up again: %v", err)
-	p.tellDenied(p.reason)
+	p.quota.State, p.quota.Reason = api.Damaged, fmt.Sprintf("it could not be taken up again: %v", err)
+	p.tellDenied(p.quota.Reason)
 }
 
 // reopen finds the pool's ledger again, or makes one.
 func (p *pool) reopen(released []store.Slice) error {
-	if p.ledger = p.e.pages.Take(p.identity); p.ledger != nil {
-		p.recover()
+	if p.quota.Ledger = p.e.pages.Take(p.quota.Identity); p.quota.Ledger != nil {
+		p.adopt()
 		return nil
 	}
-	if len(p.devices) == 0 {
-		p.devices = p.foresee()
+	if len(p.quota.Devices) == 0 {
+		p.quota.Devices = p.foresee()
 	}
-	if p.noted {
-		pids, err := p.e.pages.MayBeWith(p.identity, func() (func(int) bool, error) { return p.letIn(released) })
+	if p.quota.Stored {
+		pids, err := p.e.pages.MayBeWith(p.quota.Identity, func() (func(int) bool, error) { return p.letIn(released) })
 		if err := errors.Join(err, errLost(pids)); err != nil {
 			return err
 		}
@@ -88,7 +88,7 @@ func (p *pool) reopen(released []store.Slice) error {
 	// Nobody has it mapped, so nobody has charged anything to it, and nobody can.
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.begin()
+	return p.quota.Begin()
 }
 
 // letIn is the like of a slice's for its members, and for those that were released and may not be gone.
@@ -115,90 +115,28 @@ func (p *pool) letIn(released []store.Slice) (func(pid int) bool, error) {
 	}, errors.Join(errs...)
 }
 
-// recover puts this enforcer's books in order by a page that the predecessor left. Limits are written anew: the predecessor
-// may have died between the disk and the page, or have raised them for processes that were checkpointed. Called before anybody
-// else has the ledger.
-func (p *pool) recover() {
-	if !p.recoverDevices() {
+// adopt takes up a ledger that the predecessor left. Limits are written anew: the predecessor may have died between the disk and the page.
+// Who is alive and has the page mapped can still write a lane, so it is kept, whatever has become of the process's slice.
+func (p *pool) adopt() {
+	claims := p.quota.Claims(func(h *process.Handle) bool { return p.e.pages.MayHold(p.quota.Identity, h.PID) })
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.quota.Adopt(quota.Restart{Changing: true}, claims)
+	if p.e.truth == nil {
 		return
 	}
-	p.next = p.ledger.HighLane() + 1
-	for number := uint32(1); number < p.next; number++ {
-		p.retake(number)
+	for _, d := range p.quota.Devices {
+		p.sharesOn(d).unheard = p.membersOn(d.UUID)
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.state == api.Active {
-		if err := p.verify(); err != nil {
-			p.unfit(err)
-		}
-	}
-}
-
-func (p *pool) recoverDevices() bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for i := range p.devices {
-		if err := p.write(i); err != nil {
-			p.unfit(err)
-			return false
-		}
-	}
-	if p.e.truth != nil {
-		for _, d := range p.devices {
-			d.inherited, d.unheard = d.account.Held(), p.membersOn(d.UUID)
-		}
-	}
-	return true
 }
 
 // membersOn are those that have a device, and use it. Called with mu held, before the members serve anybody.
 func (p *pool) membersOn(raw [16]byte) map[*slice]struct{} {
 	those := make(map[*slice]struct{})
 	for s := range p.members {
-		if s.find(raw) >= 0 && !s.expired {
+		if s.quota.Index(raw) >= 0 && !s.expired {
 			those[s] = struct{}{}
 		}
 	}
 	return those
-}
-
-// retake looks whose a lane is, by the page. Who is alive and has the page mapped can still write the lane, so it is
-// kept, whatever has become of the process's slice; any other is settled. Called before anybody else has the ledger.
-func (p *pool) retake(number uint32) {
-	owner, generation, live := p.ledger.Lane(number)
-	var h *process.Handle
-	if live {
-		h, _ = process.Again(owner.PID, owner.Start)
-		if h != nil && (!p.e.pages.MayHold(p.identity, h.PID) || !h.Alive()) {
-			h.Close()
-			h = nil
-		}
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	switch {
-	case !live:
-		p.free = append(p.free, number)
-		return
-	case h != nil && p.byPID[h.PID] == nil:
-		l := &poolLane{number: number, generation: generation, process: h, lent: p.ledger.Suspended(number)}
-		p.own(l)
-		if !l.lent {
-			p.ledger.SetLive(number)
-		}
-		if err := p.watch(l); err != nil {
-			p.log.Error("watch a process of the pool", "pid", h.PID, "err", err)
-		}
-		return
-	case h != nil:
-		h.Close()
-	}
-	if _, err := p.ledger.Settle(number, generation); err != nil {
-		p.unfit(fmt.Errorf("lane %d of process %d cannot be settled: %w", number, owner.PID, err))
-		return
-	}
-	killpoint.Pass("restore.pool.settled")
-	p.ledger.SetFree(number)
-	p.free = append(p.free, number)
 }

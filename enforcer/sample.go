@@ -5,7 +5,6 @@ package enforcer
 import (
 	"context"
 	"errors"
-	"fmt"
 	"maps"
 	"time"
 
@@ -15,6 +14,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
 	"github.com/gpuslice/gpuslice/enforcer/policy"
 	"github.com/gpuslice/gpuslice/enforcer/process"
+	"github.com/gpuslice/gpuslice/enforcer/quota"
 	"github.com/gpuslice/gpuslice/enforcer/truth"
 )
 
@@ -356,38 +356,39 @@ func (e *Enforcer) failing(g *gpu, err error) {
 func (s *slice) charge(g *gpu, f *found, at time.Time) (overLimit, uses bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	index := s.find(g.Raw)
-	if index < 0 || s.state != api.Active {
+	index := s.quota.Index(g.Raw)
+	if index < 0 || s.quota.State != api.Active {
 		for pid, u := range f.processes {
 			u.charged = 0
 			f.processes[pid] = u
 		}
-		return true, index < 0 && s.state == api.Active
+		return true, index < 0 && s.quota.State == api.Active
 	}
-	d := s.devices[index]
+	d := s.quota.Devices[index]
 	var total uint64
 	for _, u := range f.processes {
 		total += u.charged
 	}
-	if d.sampled.IsZero() {
-		d.sampled = at
+	n := s.note(d)
+	if n.sampled.IsZero() {
+		n.sampled = at
 	}
-	if d.inherited > 0 {
-		if f.undecided && at.Sub(d.sampled) < s.e.options.SettleTime {
-			total = max(total, d.inherited)
+	if d.Inherited > 0 {
+		if f.undecided && at.Sub(n.sampled) < s.e.options.SettleTime {
+			total = max(total, d.Inherited)
 		} else {
-			d.inherited = 0
+			d.Inherited = 0
 		}
 	}
-	maps.DeleteFunc(d.exits, func(_ int, x exit) bool { return x.at.Before(at) }) // those that are listed are known from here on
-	if err := d.account.Set(total); err != nil {
-		s.damaged(fmt.Errorf("overhead on device %s cannot be charged: %w", d.uuid, err))
+	maps.DeleteFunc(n.exits, func(_ int, x exit) bool { return x.at.Before(at) }) // those that are listed are known from here on
+	s.quota.SetExcess(index, total, 0)
+	if s.quota.State != api.Active {
 		return true, false
 	}
 	if s.pool != nil {
-		s.pool.beyondLanes(s, d.UUID, total, d.inherited == 0)
+		s.pool.beyondLanes(s, d.UUID, total, d.Inherited == 0)
 	}
-	return s.figures(index).Used > d.Limit || s.pool != nil && s.pool.overLimit(d.UUID), false
+	return s.quota.OverLimit(index) || s.pool != nil && s.pool.overLimit(d.UUID), false
 }
 
 // uses has a device added to the ledger that a process uses without having asked for it, and says whether the slice may use it. That goes
@@ -422,7 +423,7 @@ func (s *slice) evaluated(raw [16]byte, f *found) {
 	} else {
 		delete(s.found, raw)
 	}
-	if s.state != api.Active {
+	if s.quota.State != api.Active {
 		return
 	}
 	delete(s.unsampled, raw)
@@ -432,10 +433,10 @@ func (s *slice) evaluated(raw [16]byte, f *found) {
 		refused = append(refused, f.refused...)
 		doubt = doubt || f.doubt
 	}
-	switch why := policy.Frozen(s.frozen, refused, doubt); {
+	switch why := policy.Frozen(s.quota.Frozen, refused, doubt); {
 	case why != "":
 		s.freeze(why)
-	case s.frozen != "":
+	case s.quota.Frozen != "":
 		s.thaw()
 	}
 }
@@ -444,8 +445,8 @@ func (s *slice) evaluated(raw [16]byte, f *found) {
 func (s *slice) tellViolation(v policy.Violation, raw [16]byte, action api.Action) {
 	e := api.Event{Kind: api.EventBypass, PID: v.PID, Command: v.Command, Device: v.Device, Bytes: v.Bytes, Cause: v.Cause, Action: action}
 	s.mu.Lock()
-	if index := s.find(raw); index >= 0 {
-		e.Limit = s.devices[index].toldLimit()
+	if index := s.quota.Index(raw); index >= 0 {
+		e.Limit = s.eventLimit(s.quota.Devices[index])
 	}
 	s.mu.Unlock()
 	s.tell(e)
@@ -476,16 +477,17 @@ func (s *slice) exited(p *process.Handle) {
 	if s.e.truth == nil {
 		return
 	}
-	for _, d := range s.devices {
+	for _, d := range s.quota.Devices {
 		g := s.e.truth.device(d.UUID)
 		// If the driver does not answer they may be any number by now.
-		if g == nil || len(d.exits) >= ledger.Slots {
+		n := s.note(d)
+		if g == nil || len(n.exits) >= ledger.Slots {
 			continue
 		}
-		if d.exits == nil {
-			d.exits = make(map[int]exit)
+		if n.exits == nil {
+			n.exits = make(map[int]exit)
 		}
-		d.exits[p.PID] = exit{s, truth.Process{PID: p.PID, Start: p.Start}, time.Now()}
+		n.exits[p.PID] = exit{s, truth.Process{PID: p.PID, Start: p.Start}, time.Now()}
 		select {
 		case g.exits <- struct{}{}:
 		default: // one is due already
@@ -513,11 +515,11 @@ func (f *found) past(total uint64) (sum uint64) {
 }
 
 // chargedFor is what is charged beyond a process's lane. What a former image of it held is not the present one's affair.
-func (f *found) chargedFor(p *process.Handle, l *lane) uint64 {
+func (f *found) chargedFor(p *process.Handle, l *quota.Lane) uint64 {
 	if f == nil {
 		return 0
 	}
-	if u := f.processes[p.PID]; u.start == p.Start && u.lane == l.id() {
+	if u := f.processes[p.PID]; u.start == p.Start && u.lane == l.ID() {
 		return u.charged
 	}
 	return 0

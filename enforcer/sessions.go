@@ -158,7 +158,7 @@ func (e *Enforcer) mayJoin(s *slice, p *process.Handle, asker session.Asker) err
 // addJoined is called in the slice's turn.
 func (s *slice) addJoined(j session.Member) error {
 	s.mu.Lock()
-	over := s.state != api.Active || s.init == nil || !s.init.Alive()
+	over := s.quota.State != api.Active || s.init == nil || !s.init.Alive()
 	s.mu.Unlock()
 	if over {
 		return api.Errorf(api.CodeNotFound, "session %s is over", s.id())
@@ -232,8 +232,8 @@ func (s *slice) noteRemaining() {
 	}
 	var attached []process.Identity
 	s.mu.Lock()
-	for _, l := range s.lanes {
-		attached = append(attached, l.process.Identity)
+	for l := range s.quota.Lanes() {
+		attached = append(attached, l.Process.Identity)
 	}
 	s.mu.Unlock()
 	for _, p := range attached {
@@ -250,14 +250,14 @@ func (s *slice) findRemaining(noted []store.Process) {
 	for _, p := range noted {
 		s.remains(process.Again(p.PID, p.Start))
 	}
-	if len(noted) > 0 || s.ledger == nil {
+	if len(noted) > 0 || s.quota.Ledger == nil {
 		return
 	}
-	for _, pid := range s.e.pages.HeldBy(s.identity) {
+	for _, pid := range s.e.pages.HeldBy(s.quota.Identity) {
 		s.remains(process.Open(pid))
 	}
-	for number := uint32(1); number <= s.ledger.HighLane(); number++ {
-		if owner, _, live := s.ledger.Lane(number); live && s.e.pages.MayHold(s.identity, owner.PID) {
+	for _, owner := range s.quota.Owners() {
+		if s.e.pages.MayHold(s.quota.Identity, owner.PID) {
 			s.remains(process.Again(owner.PID, owner.Start))
 		}
 	}

@@ -10,7 +10,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
-	"github.com/gpuslice/gpuslice/enforcer/ledger"
+	"github.com/gpuslice/gpuslice/enforcer/quota"
 	"github.com/gpuslice/gpuslice/enforcer/store"
 )
 
@@ -71,8 +71,8 @@ func (s *slice) set(r api.ChangeRequest) error {
 // change is what becomes of a slice that gets other quotas, or other time.
 type change struct {
 	quotas        []api.Quota
-	limits        map[*device]uint64 // those that become others
-	added         []*device          // that no process uses yet
+	limits        map[*quota.Device]uint64 // those that become others
+	added         []*quota.Device          // that no process uses yet
 	ttl, deadline time.Duration
 	record        store.Slice // with all of that
 }
@@ -106,9 +106,9 @@ func (s *slice) wants(r api.ChangeRequest) (c change, err error) {
 	c.record = s.stored()
 	c.record.Request.Quotas, c.record.Request.TTL, c.record.Deadline = c.quotas, c.ttl, c.deadline
 	c.record.Changing = len(c.limits) > 0
-	for i, d := range s.devices {
+	for i, d := range s.quota.Devices {
 		if limit, changed := c.limits[d]; changed {
-			c.record.Limits[i] = store.Limit{Device: d.uuid, Bytes: limit, Total: d.Total, Most: above(d.mostLimit(), limit)}
+			c.record.Limits[i] = storedLimit(d, limit, s.highestLimit(d))
 		}
 	}
 	for _, d := range c.added {
@@ -120,12 +120,12 @@ func (s *slice) wants(r api.ChangeRequest) (c change, err error) {
 // unchangeable is why nothing, or its quotas, can be changed about the slice. Called with mu held.
 func (s *slice) unchangeable(quotas bool) error {
 	switch {
-	case s.state == left:
+	case s.quota.State == quota.Left:
 		return ErrClosed
 	case s.expired || s.timeIsOver():
 		return api.Errorf(api.CodeExpired, "the time of slice %s is over, and its processes are being ended: nothing can be changed about it", s.id())
-	case s.state != api.Active:
-		return api.Errorf(api.CodeBadRequest, "slice %s is %s, and gets nothing more: nothing can be changed about it", s.id(), s.state)
+	case s.quota.State != api.Active:
+		return api.Errorf(api.CodeBadRequest, "slice %s is %s, and gets nothing more: nothing can be changed about it", s.id(), s.quota.State)
 	case quotas && s.record():
 		return api.Errorf(api.CodeBadRequest, "slice %s only records: nothing is refused to it, so that its quotas mean nothing, and its mode stays until it ends", s.id())
 	}
@@ -184,9 +184,9 @@ func (s *slice) merge(quotas []api.Quota) ([]api.Quota, error) {
 // apply puts a change in force, and writes it to the disk. A restart from between the two writes sets the page by the store. Devices
 // that no process uses yet are given from then on, as at the slice's beginning: the first use finds them. Called in the slice's turn.
 func (s *slice) apply(c change) error {
-	wants := promised(c.added)
+	wants := quota.Commitment(c.added)
 	for d, limit := range c.limits {
-		wants[d.uuid] = min(limit, d.Total)
+		wants[d.Name] = min(limit, d.Total)
 	}
 	undo := func() {}
 	if s.counts() {
@@ -224,35 +224,28 @@ func (s *slice) apply(c change) error {
 func (s *slice) putInForce(c change) (before []api.Quota, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.ledger == nil {
+	if s.quota.Ledger == nil {
 		return nil, ErrClosed
 	}
-	for d := range c.limits {
-		d.most = d.mostLimit()
-	}
-	old, known := s.swapLimits(c.limits), len(s.devices)
+	old, known := s.swapLimits(c.limits), len(s.quota.Devices)
 	before, s.quotas, s.ttl, s.deadline = s.quotas, c.quotas, c.ttl, c.deadline
-	s.devices = append(slices.Clip(s.devices), c.added...)
-	for i, d := range s.devices {
+	s.quota.Devices = append(slices.Clip(s.quota.Devices), c.added...)
+	for i, d := range s.quota.Devices {
 		limit, changed := c.limits[d]
-		var err error
-		switch {
-		case i >= known:
-			limit, err = d.given(), s.write(i)
-		case changed:
-			err = d.account.SetDevice(d.onPage(), s.contextBytes(d))
-		default:
+		if i >= known {
+			limit = d.Granted()
+		} else if !changed {
 			continue
 		}
-		if err != nil {
-			s.devices = s.devices[:max(i, known)] // those that are on the page
-			s.damaged(err)
-			return nil, api.Errorf(api.CodeInternal, "the limit of slice %s on device %s cannot be set: %v", s.id(), d.uuid, err)
+		if err := s.quota.Write(i); err != nil {
+			s.quota.Devices = s.quota.Devices[:max(i, known)] // those that are on the page
+			s.quota.Damage(err)
+			return nil, api.Errorf(api.CodeInternal, "the limit of slice %s on device %s cannot be set: %v", s.id(), d.Name, err)
 		}
 		killpoint.Pass("set.limited")
-		s.log.Info("the slice's quota was changed", "device", d.uuid, "bytes", limit, "before", old[d])
+		s.log.Info("the slice's quota was changed", "device", d.Name, "bytes", limit, "before", old[d])
 		u := s.showDevice(i, d)
-		s.tell(api.Event{Kind: api.EventChanged, Cause: changedQuota, Device: d.uuid, Limit: &u.Limit, Used: &u.Used, Overhead: &u.Overhead})
+		s.tell(api.Event{Kind: api.EventChanged, Cause: changedQuota, Device: d.Name, Limit: &u.Limit, Used: &u.Used, Overhead: &u.Overhead})
 	}
 	if len(c.limits)+len(c.added) > 0 {
 		s.recommit()
@@ -262,16 +255,16 @@ func (s *slice) putInForce(c change) (before []api.Quota, err error) {
 
 // limitsBy are the limits that become others by these quotas, in bytes. A device of which the slice could be given nothing
 // gets something only by a quota of its own. Called with mu held.
-func (s *slice) limitsBy(quotas []api.Quota) (map[*device]uint64, error) {
-	limits := make(map[*device]uint64)
-	for _, d := range s.devices {
+func (s *slice) limitsBy(quotas []api.Quota) (map[*quota.Device]uint64, error) {
+	limits := make(map[*quota.Device]uint64)
+	for _, d := range s.quota.Devices {
 		covers := covering(quotas, d.UUID)
 		limit, ok := quotaOn(quotas, d.UUID, d.Total)
-		now := d.given()
+		now := d.Granted()
 		switch {
 		case !ok || limit == now || s.record():
 		case limit == 0:
-			return nil, api.Errorf(api.CodeBadRequest, "the quota of slice %s on device %s would be 0 bytes", s.id(), d.uuid)
+			return nil, api.Errorf(api.CodeBadRequest, "the quota of slice %s on device %s would be 0 bytes", s.id(), d.Name)
 		case now == 0 && covers.Device == api.AllDevices:
 		default:
 			limits[d] = limit
@@ -281,19 +274,11 @@ func (s *slice) limitsBy(quotas []api.Quota) (map[*device]uint64, error) {
 }
 
 // swapLimits sets the enforcer's own copy of limits, and returns what they were. Called with mu held.
-func (s *slice) swapLimits(limits map[*device]uint64) map[*device]uint64 {
-	old := make(map[*device]uint64)
+func (s *slice) swapLimits(limits map[*quota.Device]uint64) map[*quota.Device]uint64 {
+	old := make(map[*quota.Device]uint64)
 	for d, limit := range limits {
-		away := d.away() // may be charged beyond it
-		old[d] = d.given()
-		d.Limit, d.Quota = limit+away, min(limit, d.Total)
-		d.pool = nil
-		if limit == ledger.NoLimit {
-			d.Limit, d.pool = limit, s.pool
-		}
-		if limit == 0 {
-			d.Quota = d.Total // see describe
-		}
+		old[d] = d.Granted()
+		d.SetLimit(limit, s.highestLimit(d))
 	}
 	return old
 }
@@ -302,5 +287,5 @@ func (s *slice) swapLimits(limits map[*device]uint64) map[*device]uint64 {
 func (s *slice) quotaOn(raw [16]byte, total uint64) (uint64, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.quota(raw, total)
+	return s.allowed(raw, total)
 }

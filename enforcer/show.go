@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/quota"
 )
 
 // Slices shows all slices, by id, without their processes.
@@ -43,14 +44,14 @@ func (e *Enforcer) Devices(context.Context) ([]api.Device, error) {
 	}
 	for _, s := range e.all() {
 		s.mu.Lock()
-		for _, d := range s.devices {
+		for _, d := range s.quota.Devices {
 			if _, known := index[d.UUID]; known {
 				continue
 			}
 			index[d.UUID] = len(shown)
-			named := api.Device{UUID: d.uuid, Index: -1, Total: d.Total}
+			named := api.Device{UUID: d.Name, Index: -1, Total: d.Total}
 			e.showGranted(&named)
-			named.Enforcement, named.EnforcementReason = e.native.Enforces(d.uuid)
+			named.Enforcement, named.EnforcementReason = e.native.Enforces(d.Name)
 			shown = append(shown, named)
 		}
 		s.mu.Unlock()
@@ -63,24 +64,24 @@ func (s *slice) show(processes bool) api.Slice {
 	defer s.mu.Unlock()
 	r := s.request
 	shown := api.Slice{
-		ID: r.ID, Generation: s.generation, State: s.state, Reason: s.reason, Mode: r.Mode,
+		ID: r.ID, Generation: s.generation, State: s.quota.State, Reason: s.quota.Reason, Mode: r.Mode,
 		Pool: r.Pool, Tenant: r.Tenant, Container: r.Container, Session: r.Session, PID: r.PID,
-		Quotas: append([]api.Quota{}, s.quotas...), Created: s.created, Devices: []api.DeviceUse{}, ProcessCount: len(s.lanes),
+		Quotas: append([]api.Quota{}, s.quotas...), Created: s.created, Devices: []api.DeviceUse{}, ProcessCount: s.quota.Count(),
 	}
 	s.showLease(&shown)
-	if s.state == left {
+	if s.quota.State == quota.Left {
 		shown.State = api.Active
 	}
-	if s.frozen != "" && shown.State == api.Active {
-		shown.State, shown.Reason = api.Frozen, s.frozen
+	if s.quota.Frozen != "" && shown.State == api.Active {
+		shown.State, shown.Reason = api.Frozen, s.quota.Frozen
 	}
 	if !r.Session {
 		shown.Cgroup = s.cgroup.String()
 	}
-	if s.ledger == nil {
+	if s.quota.Ledger == nil {
 		return shown
 	}
-	for i, d := range s.devices {
+	for i, d := range s.quota.Devices {
 		shown.Devices = append(shown.Devices, s.showDevice(i, d))
 	}
 	if processes {
@@ -90,18 +91,18 @@ func (s *slice) show(processes bool) api.Slice {
 }
 
 // showDevice is called with mu held.
-func (s *slice) showDevice(index int, d *device) api.DeviceUse {
-	f, overhead := d.shown(s.figures(index), s.ledger, index)
+func (s *slice) showDevice(index int, d *quota.Device) api.DeviceUse {
+	f, overhead := s.quota.Shown(index)
 	use := api.DeviceUse{
-		Device: d.uuid, Index: -1, Used: f.Used - overhead, Overhead: overhead, Peak: f.Peak,
+		Device: d.Name, Index: -1, Used: f.Used - overhead, Overhead: overhead, Peak: f.Peak,
 		Allocations: f.Allocations, Refusals: f.Refusals, Recovered: f.Recovered,
 	}
-	use.Limit = d.shownLimit()
-	use.Enforcement = s.enforcementOn(d.uuid)
+	use.Limit = s.limit(d)
+	use.Enforcement = s.enforcementOn(d.Name)
 	if s.isSampled() {
 		use.Bypass = s.found[d.UUID].past(d.Total)
 	}
-	if g := s.e.gpuOf(d.uuid); g != nil {
+	if g := s.e.gpuOf(d.Name); g != nil {
 		use.Index, use.Name = g.Index, g.Name
 	}
 	return use
@@ -112,16 +113,16 @@ func (s *slice) showProcesses() []api.Process {
 	byPID := make(map[int]*api.Process)
 	process := func(pid int) *api.Process {
 		if byPID[pid] == nil {
-			byPID[pid] = &api.Process{PID: pid, Attached: s.byPID[pid] != nil, Devices: []api.ProcessUse{}}
+			byPID[pid] = &api.Process{PID: pid, Attached: s.quota.Of(pid) != nil, Devices: []api.ProcessUse{}}
 		}
 		return byPID[pid]
 	}
-	for pid := range s.byPID {
+	for pid := range s.quota.Processes() {
 		process(pid)
 	}
-	for i, d := range s.devices {
+	for i, d := range s.quota.Devices {
 		pids := make(map[int]bool)
-		for pid := range s.byPID {
+		for pid := range s.quota.Processes() {
 			pids[pid] = true
 		}
 		var sampled map[int]use
@@ -134,10 +135,10 @@ func (s *slice) showProcesses() []api.Process {
 			}
 		}
 		for pid := range pids {
-			use := api.ProcessUse{Device: d.uuid}
-			if l := s.byPID[pid]; l != nil {
-				held := s.ledger.Held(i, l.number)
-				use.Overhead = min(held, s.ledger.Context(i, l.number))
+			use := api.ProcessUse{Device: d.Name}
+			if l := s.quota.Of(pid); l != nil {
+				held := s.quota.Ledger.Held(i, l.Number)
+				use.Overhead = min(held, s.quota.Ledger.Context(i, l.Number))
 				use.Used = held - use.Overhead
 			}
 			u := sampled[pid]

@@ -14,10 +14,9 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/attach"
 	"github.com/gpuslice/gpuslice/enforcer/cgroup"
-	"github.com/gpuslice/gpuslice/enforcer/driver"
 	"github.com/gpuslice/gpuslice/enforcer/guard"
-	"github.com/gpuslice/gpuslice/enforcer/ledger"
 	"github.com/gpuslice/gpuslice/enforcer/process"
+	"github.com/gpuslice/gpuslice/enforcer/quota"
 	"github.com/gpuslice/gpuslice/enforcer/report"
 	"github.com/gpuslice/gpuslice/enforcer/session"
 	"github.com/gpuslice/gpuslice/enforcer/store"
@@ -33,8 +32,7 @@ type slice struct {
 	created    time.Time
 	dir        string
 	initStart  uint64
-	cgroup     cgroup.Path     // of a container
-	identity   ledger.Identity // of its ledger, once there is one
+	cgroup     cgroup.Path // of a container
 	token      session.Token
 	init       *process.Handle // if watchesFirst; nil if it was dead already when the enforcer restarted
 	pool       *pool           // of which it is a member; nil if of none
@@ -46,24 +44,16 @@ type slice struct {
 	turn *guard.Turn
 
 	mu      guard.Mutex[guard.Slice]
-	state   api.State
-	reason  string
+	quota   *quota.Quota
+	notes   map[*quota.Device]*note
 	strange bool // a process that is not of the slice was named in the log
-	ledger  *ledger.Ledger
-	noted   bool      // the store knows the ledger
-	devices []*device // in the ledger's order
 	server  *attach.Server
-
-	slots
-	lanes map[uint32]*lane
-	byPID map[int]*lane
 
 	closing  bool // it is being released: no process is let in any more
 	executed bool // it is being looked whose image is another (exec.go)
 
 	found       map[[16]byte]*found   // what the last samples did, by device; none for nothing
 	adding      atomic.Bool           // a device in use is being added to the ledger
-	frozen      string                // why nothing more is granted; "" if it is
 	unsampled   map[[16]byte]struct{} // devices that have to be sampled before it is again, after a restart
 	overwritten bool                  // its page was, and nothing is done about it yet
 
@@ -83,25 +73,30 @@ type slice struct {
 	mayBeLimited bool // the driver has limits of its cgroup, or is going to (native.go)
 }
 
-// device is one device of a slice's ledger: the enforcer's own copy of what it wrote there.
-type device struct {
-	ledger.Device
-	uuid    string
-	account *ledger.Account
-	pool    *pool  // whose quota counts as long as the slice has none of its own here; else nil
-	most    uint64 // the highest of the limits before this one: on disk before this one is on the page
-	told    uint64 // of what was given back for the dead: bytes
-
+// note is what a slice knows of one of its quota's devices beside the quota.
+type note struct {
+	recovered uint64       // of what was given back for the dead: bytes that were told
 	exits     map[int]exit // by pid: processes that have exited, until the driver was asked what it holds for them
-	inherited uint64       // what a former enforcer had charged beyond the lanes: no less is before that is sampled
 	sampled   time.Time    // when it was first; zero if it was not by this enforcer
-
-	suspended map[uint32]uint64 // by lane: what a checkpointed process is charged for; Limit is higher by it
-	frozen    bool              // the page has 0 in Limit's place
 }
 
-// left is the state of a slice that goes on without this enforcer.
-const left api.State = "left"
+// newQuota gives a slice that nobody knows a quota without devices.
+func (s *slice) newQuota() {
+	s.quota = quota.New(quota.Options{Log: s.log, Owner: s, Lock: &s.mu, Deaths: s.e.deaths, Record: s.record()})
+}
+
+// note is never nil. Called with mu held.
+func (s *slice) note(d *quota.Device) *note {
+	n := s.notes[d]
+	if n == nil {
+		n = new(note)
+		if s.notes == nil {
+			s.notes = make(map[*quota.Device]*note)
+		}
+		s.notes[d] = n
+	}
+	return n
+}
 
 func (s *slice) id() string { return s.request.ID }
 
@@ -122,10 +117,10 @@ func (s *slice) stored() store.Slice {
 	if s.token != (session.Token{}) {
 		r.TokenSum = s.token[:]
 	}
-	if s.noted {
-		r.LedgerName, r.LedgerDev, r.LedgerInode = s.identity.Name, s.identity.Dev, s.identity.Inode
+	if s.quota.Stored {
+		r.Ledger = store.Ledger(s.quota.Identity)
 	}
-	for _, d := range s.devices {
+	for _, d := range s.quota.Devices {
 		r.Limits = append(r.Limits, s.storedLimit(d))
 	}
 	return r
@@ -138,60 +133,20 @@ func (s *slice) storedNow() store.Slice {
 }
 
 // storedLimit is a device as the store keeps it. Called with mu held, or of a device that nobody else has.
-func (s *slice) storedLimit(d *device) store.Limit {
-	bytes := d.given()
+func (s *slice) storedLimit(d *quota.Device) store.Limit {
+	bytes := d.Granted()
 	if s.record() {
 		bytes, _ = quotaOn(s.quotas, d.UUID, d.Total)
 	}
-	return store.Limit{Device: d.uuid, Bytes: bytes, Total: d.Total, Most: above(d.most, bytes)}
+	return storedLimit(d, bytes, d.Highest)
 }
 
-// above is a limit that was, for the store: 0 if it is not more than the one that is.
-func above(most, limit uint64) uint64 {
-	if most <= limit {
-		return 0
+// storedLimit is a device as the store keeps it, with a limit of so many bytes. The highest one that was is kept if it is more.
+func storedLimit(d *quota.Device, bytes, highest uint64) store.Limit {
+	if highest <= bytes {
+		highest = 0
 	}
-	return most
-}
-
-// describe makes the enforcer's copy of a device on which the slice may keep limit bytes; 0 is of one that others have.
-func (s *slice) describe(uuid driver.UUID, limit, total uint64) *device {
-	d := &device{
-		Device: ledger.Device{UUID: uuid.Raw, Limit: limit, Quota: min(limit, total), Total: total},
-		uuid:   uuid.String(), suspended: make(map[uint32]uint64),
-	}
-	if limit == ledger.NoLimit {
-		d.pool = s.pool
-	}
-	if limit == 0 {
-		d.Quota = total // it has no quota there: programs see the device, and nothing free
-	}
-	if s.record() {
-		// Nothing is refused, so nothing else must differ for the program either.
-		d.Limit, d.Quota = ledger.NoLimit, total
-	}
-	return d
-}
-
-// write puts a device of s.devices into the ledger. Called with mu held.
-func (s *slice) write(index int) error {
-	d := s.devices[index]
-	account, err := s.ledger.OpenAccount(index, 0)
-	if err != nil {
-		return err
-	}
-	d.account, d.frozen = account, s.frozen != ""
-	return account.SetDevice(d.onPage(), s.contextBytes(d))
-}
-
-// find the ledger's index of a device; -1 if it has it not. Called with mu held.
-func (s *slice) find(raw [16]byte) int {
-	for i, d := range s.devices {
-		if d.UUID == raw {
-			return i
-		}
-	}
-	return -1
+	return store.Limit{Device: d.Name, Bytes: bytes, Total: d.Total, Most: highest}
 }
 
 // listen opens the attach socket.
@@ -213,17 +168,21 @@ func (s *slice) listen() error {
 	return nil
 }
 
-// damaged says that the page cannot be trusted any more. Nothing more may be charged; the processes and the host
-// go on. Called with mu held.
-func (s *slice) damaged(err error) {
-	if s.state != api.Active {
-		return
+// Damaged is the quota's: nothing more can be charged; the processes and the host go on. Called with mu held.
+func (s *slice) Damaged(_ error, overwritten bool) {
+	s.overwritten = overwritten
+	s.log.Error("the slice's ledger is damaged: a process of the slice overwrote it, or the slice is under attack; nothing more can be charged until the slice is released",
+		"err", s.quota.Reason)
+}
+
+// Settled is the quota's. Called with mu held.
+func (s *slice) Settled(l *quota.Lane) {
+	for i := range s.quota.Devices {
+		s.refusals.Exit(&l.Refusals, i, s.quota.Ledger.Refusals(i, l.Number))
 	}
-	s.state, s.reason = api.Damaged, err.Error()
-	// Not at a restart: a page that another version left need not be what this one expects.
-	s.overwritten = s.server != nil && (errors.Is(err, ledger.ErrDamaged) || errors.Is(err, ledger.ErrBusy))
-	s.ledger.SetClosed()
-	s.log.Error("the slice's ledger is damaged: a process of the slice overwrote it, or the slice is under attack; nothing more can be charged until the slice is released", "err", err)
+	if !l.Process.Alive() { // else it called execve, which closes what the driver would go by
+		s.exited(l.Process)
+	}
 }
 
 // check compares the page with the enforcer's own copy.
@@ -231,10 +190,10 @@ func (s *slice) check() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.reportRejected()
-	switch s.state {
+	switch s.quota.State {
 	case api.Active:
-		if err := s.verify(); err != nil {
-			s.damaged(err)
+		if err := s.quota.Verify(); err != nil {
+			s.quota.Damage(err)
 			return
 		}
 		if s.pool != nil {
@@ -249,16 +208,6 @@ func (s *slice) check() {
 		s.turn.Give()
 	}
 	s.reportCounts(false)
-}
-
-// verify is called with mu held.
-func (s *slice) verify() error {
-	return verifyPage(s.ledger, s.record(), s.devices, s.figures)
-}
-
-// figures is called with mu held.
-func (s *slice) figures(index int) ledger.Figures {
-	return s.slots.figures(s.ledger, index)
 }
 
 // watchesFirst says whether the end of the slice's first process is waited for. A cgroup of version 2 tells by itself when it has
@@ -294,7 +243,7 @@ func (s *slice) running() bool {
 // leave lets go of the slice without ending it. Called once, in the slice's turn if it is known to anybody.
 func (s *slice) leave() {
 	s.mu.Lock()
-	s.state = left
+	s.quota.State = quota.Left
 	s.mu.Unlock()
 	s.hangUp()
 	s.mu.Lock()
@@ -322,20 +271,9 @@ func (s *slice) hangUp() {
 
 // let closes what this process has open for the slice, but for the attach socket. Called with mu held.
 func (s *slice) let() {
-	s.found = nil
-	var errs []error
-	for n, l := range s.lanes {
-		s.e.deaths.Unwatch(l.process)
-		errs = append(errs, l.process.Close())
-		delete(s.lanes, n)
-	}
-	clear(s.byPID)
+	s.found, s.notes = nil, nil
 	s.closeJoined()
-	if s.ledger != nil {
-		errs = append(errs, s.ledger.Close())
-		s.ledger = nil
-	}
-	s.devices = nil
+	errs := []error{s.quota.Leave()}
 	if s.init != nil {
 		s.e.deaths.Unwatch(s.init)
 		errs = append(errs, s.init.Close())

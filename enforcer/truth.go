@@ -13,6 +13,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/guard"
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
 	"github.com/gpuslice/gpuslice/enforcer/process"
+	"github.com/gpuslice/gpuslice/enforcer/quota"
 )
 
 const (
@@ -132,11 +133,11 @@ func (t *driverTruth) learned(g *gpu) uint64 {
 	return t.contexts[t.costs(g)]
 }
 
-// contextBytes is what a process of the slice charges before its first context on a device. With driver truth that is 0 until
+// ContextBytes is the quota's: what a process of the slice charges before its first context on a device. With driver truth that is 0 until
 // one was seen on such a device: what the first one takes is settled once it is there, and a guess that is too
 // high would refuse what fits. It is learned from what some process shows, so it is never more than the slice and its pool may have: where
 // nothing is charged yet, nobody's figure refuses a first context. Called with mu held.
-func (s *slice) contextBytes(d *device) uint64 {
+func (s *slice) ContextBytes(d *quota.Device) uint64 {
 	if s.e.truth == nil {
 		return s.e.options.ContextBytes
 	}
@@ -145,7 +146,7 @@ func (s *slice) contextBytes(d *device) uint64 {
 		return s.e.options.ContextBytes
 	}
 	bytes := s.e.truth.learned(g)
-	limits := []uint64{d.shownLimit()}
+	limits := []uint64{s.limit(d)}
 	if s.pool != nil {
 		limits = append(limits, s.pool.limitOn(d.UUID))
 	}
@@ -161,11 +162,11 @@ func (s *slice) contextBytes(d *device) uint64 {
 func (s *slice) setContexts() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.ledger == nil {
+	if s.quota.Ledger == nil {
 		return
 	}
-	for i, d := range s.devices {
-		s.ledger.SetContextBytes(i, s.contextBytes(d))
+	for i, d := range s.quota.Devices {
+		s.quota.Ledger.SetContextBytes(i, s.ContextBytes(d))
 	}
 }
 
@@ -239,37 +240,37 @@ func (s *slice) tellTruth(peer *process.Handle, index uint32) (uint64, error) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.state == api.Active && l != nil && s.lanes[l.number] == l && !l.learned[index] {
-		l.learned[index] = true
-		after := s.ledger.Held(int(index), l.number)
-		context := s.ledger.Context(int(index), l.number)
+	if s.quota.State == api.Active && s.quota.Has(l) && !l.Learned[index] {
+		l.Learned[index] = true
+		after := s.quota.Ledger.Held(int(index), l.Number)
+		context := s.quota.Ledger.Context(int(index), l.Number)
 		// What it asked for beside the context; it was charged before or while the driver was asked.
 		asked := max(before, after) - min(context, max(before, after))
 		if bytes > asked {
 			// At once for this slice's next process; publish tells the others.
 			s.e.learn(g, bytes-asked)
-			s.ledger.SetContextBytes(int(index), s.contextBytes(s.devices[index]))
+			s.quota.Ledger.SetContextBytes(int(index), s.ContextBytes(s.quota.Devices[index]))
 		}
 	}
 	bytes -= min(bytes, s.found[raw].chargedFor(peer, l)) // the process charges the rest
-	if s.state == api.Active && l != nil && s.lanes[l.number] == l && bytes > s.ledger.Held(int(index), l.number) {
-		l.told[index] = told{number: s.ledger.Number(int(index), l.number), at: time.Now()}
+	if s.quota.State == api.Active && s.quota.Has(l) && bytes > s.quota.Ledger.Held(int(index), l.Number) {
+		l.Told[index] = quota.Told{Number: s.quota.Ledger.Number(int(index), l.Number), At: time.Now()}
 	}
 	return bytes, nil
 }
 
 // onDevice finds a process's lane and what it holds on one of the ledger's devices.
-func (s *slice) onDevice(peer *process.Handle, index uint32) (raw [16]byte, l *lane, held uint64, err error) {
+func (s *slice) onDevice(peer *process.Handle, index uint32) (raw [16]byte, l *quota.Lane, held uint64, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err := s.refusal(); err != nil {
 		return raw, nil, 0, err
 	}
-	if uint64(index) >= uint64(len(s.devices)) {
+	if uint64(index) >= uint64(len(s.quota.Devices)) {
 		return raw, nil, 0, ledger.StatusNoDevice
 	}
-	if l = s.byPID[peer.PID]; l != nil {
-		held = s.ledger.Held(int(index), l.number)
+	if l = s.quota.Of(peer.PID); l != nil {
+		held = s.quota.Ledger.Held(int(index), l.Number)
 	}
-	return s.devices[index].UUID, l, held, nil
+	return s.quota.Devices[index].UUID, l, held, nil
 }

@@ -72,10 +72,8 @@ type Slice struct {
 	CgroupInode uint64 `json:"cgroup_inode,omitempty"`
 	CgroupV2    bool   `json:"cgroup_v2,omitempty"`
 
-	Dir         string   `json:"dir"`
-	LedgerName  [16]byte `json:"ledger_name"`
-	LedgerDev   uint64   `json:"ledger_dev"`
-	LedgerInode uint64   `json:"ledger_inode"`
+	Dir string `json:"dir"`
+	Ledger
 
 	// TokenSum is the SHA-256 of a session's token; it cannot be shown. Joined are the processes that showed the token.
 	TokenSum []byte   `json:"token_sum,omitempty"`
@@ -110,10 +108,15 @@ type Limit struct {
 
 // PoolState is what there is of a pool in this boot: its ledger.
 type PoolState struct {
-	Limits      []Limit  `json:"limits"` // the devices of the ledger, in its order
-	LedgerName  [16]byte `json:"ledger_name"`
-	LedgerDev   uint64   `json:"ledger_dev"`
-	LedgerInode uint64   `json:"ledger_inode"`
+	Limits []Limit `json:"limits"` // the devices of the ledger, in its order
+	Ledger
+}
+
+// Ledger is what a ledger is found again by, as ledger.Identity; the zero value is of none.
+type Ledger struct {
+	Name  [16]byte `json:"ledger_name"`
+	Dev   uint64   `json:"ledger_dev"`
+	Inode uint64   `json:"ledger_inode"`
 }
 
 // Pool is what outlives the host's boot of a pool.

@@ -29,7 +29,7 @@ func example(id string, generation uint64) Slice {
 		Limits:     []Limit{{Device: "GPU-1", Bytes: 4 << 30, Total: 80 << 30, Most: 6 << 30}},
 		InitStart:  123456789, Native: true,
 		CgroupMount: "/sys/fs/cgroup", CgroupRel: "/docker/" + id, CgroupInode: 1 << 60, CgroupV2: true,
-		Dir: "/run/gpuslice/" + id, LedgerName: [16]byte{1, 2, 255}, LedgerDev: 25, LedgerInode: 1 << 63,
+		Dir: "/run/gpuslice/" + id, Ledger: Ledger{[16]byte{1, 2, 255}, 25, 1 << 63},
 	}
 }
 
@@ -46,7 +46,7 @@ func examplePool(name string) Pool {
 }
 
 func examplePoolState() PoolState {
-	return PoolState{Limits: []Limit{{Device: "GPU-1", Bytes: 4 << 30, Total: 80 << 30}}, LedgerName: [16]byte{1, 2, 255}, LedgerDev: 25, LedgerInode: 1 << 63}
+	return PoolState{Limits: []Limit{{Device: "GPU-1", Bytes: 4 << 30, Total: 80 << 30}}, Ledger: Ledger{[16]byte{1, 2, 255}, 25, 1 << 63}}
 }
 
 // place is where a store is opened again and again.

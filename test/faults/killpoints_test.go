@@ -21,12 +21,15 @@ import (
 // killPoints are those that the enforcer's sources have, but for checkpoints: no operation here makes any (test/e2e does).
 var killPoints = func() []string {
 	var points []string
-	call := regexp.MustCompile(`killpoint\.Pass\("([a-z.-]+)"\)`)
+	call := regexp.MustCompile(`(killpoint\.P|q\.p)ass\("([a-z.-]+)"\)`)
 	_ = filepath.WalkDir("../../enforcer", func(path string, e os.DirEntry, err error) error {
 		if err == nil && strings.HasSuffix(path, ".go") && !strings.HasSuffix(path, "_test.go") {
 			text, _ := os.ReadFile(path)
 			for _, m := range call.FindAllSubmatch(text, -1) {
-				points = append(points, string(m[1]))
+				points = append(points, string(m[2]))
+				if string(m[1]) == "q.p" { // it is one of a pool's, too
+					points = append(points, strings.Replace(string(m[2]), ".", ".pool.", 1))
+				}
 			}
 		}
 		return nil

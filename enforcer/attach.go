@@ -5,36 +5,20 @@ package enforcer
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"os"
 	"time"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/driver"
+	"github.com/gpuslice/gpuslice/enforcer/guard"
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
 	"github.com/gpuslice/gpuslice/enforcer/process"
+	"github.com/gpuslice/gpuslice/enforcer/quota"
 	"github.com/gpuslice/gpuslice/enforcer/report"
+	"github.com/gpuslice/gpuslice/enforcer/store"
 )
-
-// lane is a place in the ledger that a process has.
-type lane struct {
-	number     uint32
-	generation uint64 // of the lane, by the enforcer's own count
-	process    *process.Handle
-	refusals   report.Process
-	attached   time.Time            // zero if that was another enforcer's doing
-	learned    [ledger.Devices]bool // its first context's cost was looked at
-	told       [ledger.Devices]told
-	lent       bool // by a former enforcer: its process was checkpointed, and others may have taken what it is charged for
-}
-
-// told is when a process was told what the driver holds for it, to charge the rest: it has not as long as its lane has that number.
-type told struct {
-	number uint64
-	at     time.Time
-}
 
 // isMember is the slice's attach.Member.
 func (s *slice) isMember(peer *process.Handle) bool { return s.e.member(s, peer) }
@@ -91,14 +75,14 @@ func (s *slice) answer(peer *process.Handle, member bool, r ledger.Request) (rep
 func (s *slice) released() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.state == api.Released
+	return s.quota.State == api.Released
 }
 
 // stranger answers a process that is not of the slice. It is said once in full view: whoever can reach the
 // socket can ask as often as it likes.
 func (s *slice) stranger(peer *process.Handle) (ledger.Reply, []*os.File, bool) {
 	s.mu.Lock()
-	ended := s.state == left
+	ended := s.quota.State == quota.Left
 	level := slog.LevelDebug
 	if !s.strange {
 		s.strange, level = true, slog.LevelWarn
@@ -132,115 +116,87 @@ func attachResult(err error) string {
 	}
 }
 
-// noteLedger has the store know the ledger before any process gets it: by that the next enforcer finds it, in the process.
-func (s *slice) noteLedger() error {
-	noted := func() (bool, error) {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		return s.noted, s.refusal()
+// storeLedger has the store know a ledger before any process gets it: by that the next enforcer finds it, in the process. It waits for the
+// turn of whose quota it is; put is called in it.
+func storeLedger(q *quota.Quota, turn *guard.Turn, refusal func() error, put func() error) error {
+	stored := func() (bool, error) {
+		q.Lock.Lock()
+		defer q.Lock.Unlock()
+		return q.Stored, refusal()
 	}
-	if known, err := noted(); known || err != nil {
+	if known, err := stored(); known || err != nil {
 		return err
 	}
-	s.turn.Wait()
-	defer s.turn.Give()
-	if known, err := noted(); known || err != nil {
+	turn.Wait()
+	defer turn.Give()
+	if known, err := stored(); known || err != nil {
 		return err
 	}
-	record := s.storedNow()
-	record.LedgerName, record.LedgerDev, record.LedgerInode = s.identity.Name, s.identity.Dev, s.identity.Inode
-	if err := s.e.store.PutSlice(record); err != nil {
+	if err := put(); err != nil {
 		return err
 	}
-	killpoint.Pass("attach.stored")
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.noted = true
+	q.Lock.Lock()
+	defer q.Lock.Unlock()
+	q.Stored = true
 	return nil
+}
+
+func (s *slice) storeLedger() error {
+	return storeLedger(s.quota, s.turn, s.refusal, func() error {
+		record := s.storedNow()
+		record.Ledger = store.Ledger(s.quota.Identity)
+		err := s.e.store.PutSlice(record)
+		killpoint.Pass("attach.stored")
+		return err
+	})
 }
 
 // attach gives the process a lane, and the ledger; in a pool, the like there.
 func (s *slice) attach(peer *process.Handle) (reply ledger.Reply, files []*os.File, err error) {
+	var inPool *quota.Lane
 	if s.pool != nil {
-		if err := s.pool.noteLedger(); err != nil {
+		if err := s.pool.storeLedger(); err != nil {
 			return reply, nil, err
 		}
-	}
-	if err := s.noteLedger(); err != nil {
-		return reply, nil, err
-	}
-	l := &lane{process: peer, refusals: report.Process{PID: peer.PID, Command: process.Name(peer.PID)}, attached: time.Now()}
-	var inPool *process.Handle
-	if s.pool != nil {
-		inPool, err = process.Again(peer.PID, peer.Start)
+		p, err := process.Again(peer.PID, peer.Start)
 		if errors.Is(err, process.ErrDead) {
 			return reply, nil, ledger.StatusNotMember
 		}
 		if err != nil {
 			return reply, nil, err
 		}
+		inPool = &quota.Lane{Process: p}
 		defer func() {
-			if err != nil { // else it is the pool's
-				inPool.Close()
+			if reply.PoolLane == 0 { // else it is the lane's
+				p.Close()
 			}
 		}()
 	}
+	if err := s.storeLedger(); err != nil {
+		return reply, nil, err
+	}
+	l := &quota.Lane{Process: peer, Refusals: report.Process{PID: peer.PID, Command: process.Name(peer.PID)}, Attached: time.Now()}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err := s.refusal(); err != nil {
 		return reply, nil, err
 	}
-	if old := s.byPID[peer.PID]; old != nil {
-		// Either its pid was a dead process's, whose end we are about to be told. Or it is the same process, which
-		// asks once per image: then it has called execve, and what the former image held went with its mappings.
-		s.settle(old)
-		killpoint.Pass("attach.settled")
-	}
-	number, ok := s.place()
-	if !ok {
-		s.log.Warn("the slice has no free process slot", "pid", peer.PID, "slots", ledger.Slots)
-		return reply, nil, ledger.StatusFull
-	}
-	file, err := s.ledger.File()
+	file, err := s.quota.Attach(l)
 	if err != nil {
-		s.free = append(s.free, number)
 		return reply, nil, err
 	}
-	l.number = number
-	err = s.ledger.Assign(number, ledger.Owner{PID: peer.PID, Start: peer.Start, NSPID: peer.NSPID, PIDNS: peer.PIDNS})
-	if err != nil {
-		file.Close()
-		s.damaged(fmt.Errorf("lane %d cannot be given to process %d: %w", number, peer.PID, err))
-		return reply, nil, ledger.StatusClosed
-	}
-	killpoint.Pass("attach.assigned")
-	l.generation = s.ledger.Generation(number)
-	s.ledger.SetLive(number)
-	killpoint.Pass("attach.live")
-	s.own(l)
-	files = append(files, file)
-	if s.pool != nil {
-		var file *os.File
-		if reply.PoolLane, file, err = s.pool.attach(inPool); err == nil {
-			files = append(files, file)
-		}
-	}
-	if err == nil {
-		err = s.watch(l)
-	}
-	if err != nil {
-		for _, file := range files {
+	files = []*os.File{file}
+	if inPool != nil {
+		poolFile, err := s.pool.attach(inPool)
+		if err != nil {
 			file.Close()
+			s.quota.Withdraw(l)
+			return reply, nil, err
 		}
-		if reply.PoolLane != 0 {
-			s.pool.withdraw(reply.PoolLane)
-		}
-		s.disown(l)
-		s.ledger.SetFree(number)
-		return ledger.Reply{}, nil, err
+		files, reply.PoolLane = append(files, poolFile), inPool.Number
 	}
-	s.log.Debug("a process attached", "pid", peer.PID, "lane", number)
-	reply.Lane, reply.Size = number, ledger.Size
+	s.log.Debug("a process attached", "pid", peer.PID, "lane", l.Number)
+	reply.Lane, reply.Size = l.Number, ledger.Size
 	return reply, files, nil
 }
 
@@ -249,68 +205,16 @@ func (s *slice) refusal() error {
 	if s.closing {
 		return ledger.StatusClosed
 	}
-	return refusalIn(s.state)
+	return refusal(s.quota)
 }
 
-// own puts a lane on the books; disown takes it off. Called with mu held.
-func (s *slice) own(l *lane) {
-	for i := range ledger.Devices {
-		l.refusals.Begin(i, s.ledger.Refusals(i, l.number))
+// refusal is why processes get nothing from a quota: a ledger.Status, or ErrClosed; nil if they do. Called with its lock held.
+func refusal(q *quota.Quota) error {
+	err := q.Refusal()
+	if errors.Is(err, quota.ErrLeft) {
+		return ErrClosed
 	}
-	s.lanes[l.number], s.byPID[l.process.PID], s.live[l.number] = l, l, 1
-}
-
-func (s *slice) disown(l *lane) {
-	delete(s.lanes, l.number)
-	if s.byPID[l.process.PID] == l {
-		delete(s.byPID, l.process.PID)
-	}
-	s.live[l.number] = 0
-	s.free = append(s.free, l.number)
-}
-
-// watch is called with mu held.
-func (s *slice) watch(l *lane) error {
-	// On another goroutine, since the watcher's has all slices to serve and this one may have to wait for mu.
-	return s.e.deaths.Watch(l.process, func() { go s.died(l) })
-}
-
-// died gives back what a dead process held.
-func (s *slice) died(l *lane) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.lanes[l.number] != l {
-		return // an orphan that was settled, or the slice is gone
-	}
-	killpoint.Pass("death.seen")
-	s.settle(l)
-}
-
-// settle ends a lane. Called with mu held.
-func (s *slice) settle(l *lane) {
-	s.e.deaths.Unwatch(l.process)
-	if s.state == api.Active || s.state == api.Expired {
-		s.forgetSuspended(l)
-		bytes, err := s.ledger.Settle(l.number, l.generation)
-		if err != nil {
-			s.damaged(fmt.Errorf("lane %d of process %d cannot be settled: %w", l.number, l.process.PID, err))
-		}
-		for i, d := range s.devices {
-			if bytes[i] > 0 {
-				s.log.Debug("given back for a process", "device", d.uuid, "pid", l.process.PID, "bytes", bytes[i])
-			}
-		}
-		killpoint.Pass("death.settled")
-		for i := range s.devices {
-			s.refusals.Exit(&l.refusals, i, s.ledger.Refusals(i, l.number))
-		}
-		s.ledger.SetFree(l.number)
-	}
-	if !l.process.Alive() { // else it called execve, which closes what the driver would go by
-		s.exited(l.process)
-	}
-	s.disown(l)
-	l.process.Close()
+	return err
 }
 
 // addDevice finds or adds a device of the ledger. The process says which one it sees and how big it is; with
@@ -335,8 +239,8 @@ func (s *slice) addDevice(raw [16]byte, total uint64) (uint32, error) {
 		return uint32(max(index, 0)), err
 	}
 	s.mu.Lock()
-	limit, ok := s.quota(raw, total)
-	count := len(s.devices)
+	limit, ok := s.allowed(raw, total)
+	count := len(s.quota.Devices)
 	s.mu.Unlock()
 	switch {
 	case !ok:
@@ -356,7 +260,7 @@ func (s *slice) addDevice(raw [16]byte, total uint64) (uint32, error) {
 	if denied != nil {
 		limit = 0
 	}
-	d := s.describe(uuid, limit, total)
+	d := s.quota.Describe(uuid, limit, total)
 	record := s.storedNow()
 	record.Limits = append(record.Limits, s.storedLimit(d))
 	// Stored first: a page with a device more than the store knows of would look damaged after a restart.
@@ -373,12 +277,7 @@ func (s *slice) addDevice(raw [16]byte, total uint64) (uint32, error) {
 	}
 	s.mu.Lock()
 	if err = s.refusal(); err == nil {
-		s.devices = append(s.devices, d)
-		if err = s.write(count); err != nil {
-			s.devices = s.devices[:count]
-			s.damaged(fmt.Errorf("device %s cannot be added: %w", uuid, err))
-			err = ledger.StatusClosed
-		}
+		err = s.quota.Add(d)
 	}
 	s.mu.Unlock()
 	if err != nil {
@@ -396,5 +295,5 @@ func (s *slice) hasDevice(raw [16]byte) (int, error) {
 	if err := s.refusal(); err != nil {
 		return -1, err
 	}
-	return s.find(raw), nil
+	return s.quota.Index(raw), nil
 }

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package quota
+
+import (
+	"fmt"
+
+	"github.com/gpuslice/gpuslice/enforcer/killpoint"
+	"github.com/gpuslice/gpuslice/enforcer/ledger"
+)
+
+// A checkpointed process (cuCheckpointProcess*) holds nothing on the device until it is restored. Its lane stays as
+// it is, since only its owner may write it; the limit is raised by what it holds, so that others may take that. It is
+// lowered first whenever the process comes back, or its lane is settled: then never too much is charged. One that is brought back
+// without asking holds that beyond its lane (Held).
+//
+// A restart lowers the limit, since only the page says who is checkpointed. What others took meanwhile stays, and who was checkpointed
+// comes back when it fits again.
+
+// Suspended is what checkpointed processes are charged for on the device: bytes of the page's limit, and of what is used there, that
+// are nobody's.
+func (d *Device) Suspended() uint64 {
+	var sum uint64
+	for _, bytes := range d.suspended {
+		sum += bytes
+	}
+	return sum
+}
+
+// Lends says whether a lane is a checkpointed process's, of which others may have what it is charged for.
+func (d *Device) Lends(number uint32) bool { return d.suspended[number] > 0 }
+
+// suspend changes what a lane has lent, and the limit with it, if there is one.
+func (d *Device) suspend(number uint32, bytes uint64) error {
+	limit := d.Limit
+	if limit != ledger.NoLimit {
+		limit += bytes - d.suspended[number]
+	}
+	if err := d.setLimit(limit); err != nil {
+		return err
+	}
+	if bytes == 0 {
+		delete(d.suspended, number)
+	} else {
+		d.suspended[number] = bytes
+	}
+	return nil
+}
+
+// Suspend lets others have what a checkpointed process is charged for. That it is gone from the device is the caller's to know.
+func (q *Quota) Suspend(l *Lane) error {
+	l.Lent = false
+	q.Ledger.SetSuspended(l.Number) // first: by that the next enforcer knows why a limit is higher
+	killpoint.Pass("suspend.marked")
+	for i, d := range q.Devices {
+		if err := d.suspend(l.Number, q.Ledger.Held(i, l.Number)); err != nil {
+			q.Damage(fmt.Errorf("the limit on device %s cannot be raised: %w", d.Name, err))
+			return ledger.StatusClosed
+		}
+		killpoint.Pass("suspend.raised")
+	}
+	return nil
+}
+
+// Resume takes back what Suspend gave, on all devices or on none: then it is ledger.StatusRefused. also is asked once there is room for the
+// lane; its error undoes it. was says whether anything was lent.
+func (q *Quota) Resume(l *Lane, also func() error) (was bool, err error) {
+	if l.Lent && q.exceeded(l) {
+		return false, ledger.StatusRefused
+	}
+	bytes := make(map[*Device]uint64)
+	undo := func() {
+		for d, n := range bytes {
+			_ = d.suspend(l.Number, n) // what fails here is seen by the next check
+		}
+	}
+	for i, d := range q.Devices {
+		n := d.suspended[l.Number]
+		if n == 0 {
+			continue
+		}
+		bytes[d] = n
+		err := d.suspend(l.Number, 0)
+		if err == nil && (d.Frozen || q.OverLimit(i)) {
+			err = ledger.StatusRefused
+		}
+		if err != nil {
+			undo()
+			return false, err
+		}
+	}
+	if err := also(); err != nil {
+		undo()
+		return false, err
+	}
+	l.Lent = false
+	q.Ledger.SetLive(l.Number)
+	return len(bytes) > 0, nil
+}
+
+// exceeded says whether more than the limit is charged on a device on which the lane holds something.
+func (q *Quota) exceeded(l *Lane) bool {
+	for i, d := range q.Devices {
+		if q.Ledger.Held(i, l.Number) > 0 && (d.Frozen || q.OverLimit(i)) {
+			return true
+		}
+	}
+	return false
+}
+
+// comeBack is for a lane that is about to be settled.
+func (q *Quota) comeBack(l *Lane) {
+	for _, d := range q.Devices {
+		if d.suspended[l.Number] == 0 {
+			continue
+		}
+		if err := d.suspend(l.Number, 0); err != nil {
+			q.Damage(fmt.Errorf("the limit on device %s cannot be lowered: %w", d.Name, err))
+		}
+	}
+}
