@@ -82,7 +82,7 @@ func (s *slice) commitment() map[string]uint64 {
 }
 
 // recommit notes what the slice is given by the quotas that are in force now. Where less than it uses, it has what it uses, and
-// less as that becomes less, which the regular look sees: it can get no more of it, and who were given it would find
+// less as that becomes less, which the regular check finds: it can get no more of it, and who were given it would find
 // the device full. Called with mu held.
 func (s *slice) recommit() {
 	has := s.commitment()
@@ -103,7 +103,7 @@ func (s *slice) admitDevice(uuid string, bytes uint64) (undo func(), err error) 
 }
 
 // remainder is what a released slice still counts for, until it is cleared away: what those who are alive held when it was closed.
-// It can become no more, and by how much it becomes less nobody looks any more; whoever got those bytes would find the device
+// It can become no more, and by how much it becomes less nobody checks any more; whoever got those bytes would find the device
 // full. A slice that holds nothing gets nothing, and counts for nothing. What its page says can be a process's own
 // word, and memory that a dead process lent is another's by now: the driver is asked. If it does not say, or if the page is damaged, all
 // that the slice was given counts. Called in the slice's turn; was is the state that it had.

@@ -94,7 +94,7 @@ type Options struct {
 	Clock func() time.Duration
 	// Event is told of each event, in their order; it must not wait for anything. nil: nobody is.
 	Event func(api.Event)
-	// Checks are what else Health looks at. nil: nothing.
+	// Checks are what Health checks beside. nil: nothing.
 	Checks func() []api.Check
 	// Unprivileged enforcers serve sessions of their own user only: no containers, no restart.
 	Unprivileged bool

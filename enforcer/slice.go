@@ -50,7 +50,7 @@ type slice struct {
 	server  *attach.Server
 
 	closing  bool // it is being released: no process is let in any more
-	executed bool // it is being looked whose image is another (exec.go)
+	executed bool // processes that have called execve are being found (exec.go)
 
 	found       map[[16]byte]*found   // what the last samples did, by device; none for nothing
 	adding      atomic.Bool           // a device in use is being added to the ledger
@@ -75,7 +75,7 @@ type slice struct {
 
 // note is what a slice knows of one of its quota's devices beside the quota.
 type note struct {
-	recovered uint64       // of what was given back for the dead: bytes that were told
+	recovered uint64       // bytes given back after exits, of which it was told
 	exits     map[int]exit // by pid: processes that have exited, until the driver was asked what it holds for them
 	sampled   time.Time    // when it was first; zero if it was not by this enforcer
 }

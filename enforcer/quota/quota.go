@@ -263,9 +263,6 @@ func (q *Quota) SetExcess(index int, known, unverified uint64) {
 	}
 }
 
-// Excess is what the enforcer's own lane holds on a device.
-func (q *Quota) Excess(index int) uint64 { return q.Devices[index].account.Held() }
-
 // Freeze lets nothing more be charged on any device, and says why. What is charged stays, and can be given back. changed: that was not
 // so before on all of them.
 func (q *Quota) Freeze(why string) (changed bool) {

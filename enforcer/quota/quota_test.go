@@ -1,0 +1,391 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package quota_test
+
+import (
+	"errors"
+	"io"
+	"log/slog"
+	"os/exec"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/driver"
+	"github.com/gpuslice/gpuslice/enforcer/ledger"
+	"github.com/gpuslice/gpuslice/enforcer/process"
+	"github.com/gpuslice/gpuslice/enforcer/quota"
+)
+
+const gib = 1 << 30
+
+// owner is a test's.
+type owner struct {
+	sync.Mutex
+	t           *testing.T
+	settled     []int // pids
+	damaged     error
+	overwritten bool
+}
+
+func (o *owner) Damaged(err error, overwritten bool)       { o.damaged, o.overwritten = err, overwritten }
+func (o *owner) Settled(l *quota.Lane)                     { o.settled = append(o.settled, l.Process.PID) }
+func (o *owner) ContextBytes(*quota.Device) (bytes uint64) { return 0 }
+
+// with calls f with the lock held.
+func (o *owner) with(f func()) {
+	o.Lock()
+	defer o.Unlock()
+	f()
+}
+
+func (o *owner) eventually(what string, ok func() bool) {
+	o.t.Helper()
+	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
+		var is bool
+		o.with(func() { is = ok() })
+		if is {
+			return
+		}
+		if time.Now().After(deadline) {
+			o.t.Fatalf("after 30 s still not: %s", what)
+		}
+	}
+}
+
+func check(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// newQuota has one device, of which limit of 80 GiB may be held, and no ledger.
+func newQuota(t *testing.T, limit uint64) (*quota.Quota, *owner) {
+	t.Helper()
+	deaths, err := process.NewWatcher()
+	check(t, err)
+	o := &owner{t: t}
+	q := quota.New(quota.Options{Log: slog.New(slog.NewTextHandler(io.Discard, nil)), Owner: o, Lock: o, Deaths: deaths})
+	uuid, err := driver.ParseUUID("GPU-11111111-2222-3333-4444-555555555555")
+	check(t, err)
+	q.Devices = []*quota.Device{q.Describe(uuid, limit, 80*gib)}
+	t.Cleanup(func() {
+		o.with(func() { check(t, q.Leave()) })
+		check(t, deaths.Close())
+	})
+	return q, o
+}
+
+func begun(t *testing.T, limit uint64) (*quota.Quota, *owner) {
+	t.Helper()
+	q, o := newQuota(t, limit)
+	check(t, q.Begin())
+	return q, o
+}
+
+// start begins a process that lives until the test's end, or until it is killed.
+func start(t *testing.T) *exec.Cmd {
+	t.Helper()
+	cmd := exec.Command("sleep", "1000")
+	check(t, cmd.Start())
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	return cmd
+}
+
+// attach gives a process a lane, of which account is the process's view.
+func attach(q *quota.Quota, o *owner, pid int) (l *quota.Lane, account *ledger.Account) {
+	o.t.Helper()
+	p, err := process.Open(pid)
+	check(o.t, err)
+	o.with(func() {
+		l = &quota.Lane{Process: p}
+		file, err := q.Attach(l)
+		check(o.t, err)
+		check(o.t, file.Close())
+		account, err = q.Ledger.OpenAccount(0, l.Number)
+		check(o.t, err)
+	})
+	return l, account
+}
+
+func refused(t *testing.T, err error) {
+	t.Helper()
+	if !errors.Is(err, ledger.ErrRefused) {
+		t.Errorf("%v, want a refusal", err)
+	}
+}
+
+func TestWhatAProcessHeldIsGivenBackWhenItExits(t *testing.T) {
+	q, o := begun(t, 4*gib)
+	first, second := start(t), start(t)
+	_, a := attach(q, o, first.Process.Pid)
+	_, b := attach(q, o, second.Process.Pid)
+	check(t, a.Charge(3*gib))
+	refused(t, b.Charge(2*gib))
+	check(t, first.Process.Kill())
+	o.eventually("its lane is settled", func() bool { return q.Count() == 1 })
+	check(t, b.Charge(4*gib))
+	o.with(func() {
+		if !slices.Equal(o.settled, []int{first.Process.Pid}) || q.Of(first.Process.Pid) != nil || q.Used(0) != 4*gib {
+			t.Errorf("settled %v, used %d", o.settled, q.Used(0))
+		}
+		check(t, q.Verify())
+	})
+}
+
+func TestAnotherImageOfAProcessHasNothingOfTheFormerOne(t *testing.T) {
+	q, o := begun(t, 4*gib)
+	cmd := start(t)
+	before, a := attach(q, o, cmd.Process.Pid)
+	check(t, a.Charge(3*gib))
+	after, _ := attach(q, o, cmd.Process.Pid)
+	o.with(func() {
+		if q.Has(before) || !q.Has(after) || q.Count() != 1 || q.Used(0) != 0 || before.ID() == after.ID() {
+			t.Errorf("%d lanes, %d bytes used", q.Count(), q.Used(0))
+		}
+	})
+}
+
+func TestALaneThatWasWithdrawnIsFree(t *testing.T) {
+	q, o := begun(t, 4*gib)
+	q.Next = uint32(ledger.Slots) // there is one left
+	l, _ := attach(q, o, start(t).Process.Pid)
+	p, err := process.Open(start(t).Process.Pid)
+	check(t, err)
+	o.with(func() {
+		if _, err := q.Attach(&quota.Lane{Process: p}); !errors.Is(err, ledger.StatusFull) {
+			t.Errorf("%v", err)
+		}
+		q.Withdraw(l)
+	})
+	check(t, l.Process.Close())
+	check(t, p.Close())
+	attach(q, o, start(t).Process.Pid)
+}
+
+func TestACheckpointedProcessLendsWhatItIsChargedFor(t *testing.T) {
+	q, o := begun(t, 4*gib)
+	away, a := attach(q, o, start(t).Process.Pid)
+	_, b := attach(q, o, start(t).Process.Pid)
+	check(t, a.Charge(3*gib))
+	resume := func(also error) (was bool, err error) {
+		o.with(func() { was, err = q.Resume(away, func() error { return also }) })
+		return was, err
+	}
+	o.with(func() {
+		check(t, q.Suspend(away))
+		if d := q.Devices[0]; d.Granted() != 4*gib || d.Limit != 7*gib || q.Used(0) != 0 || q.Held(0, away) != 0 {
+			t.Errorf("granted %d, limit %d, used %d", d.Granted(), d.Limit, q.Used(0))
+		}
+	})
+	check(t, b.Charge(4*gib))
+	refused(t, b.Charge(1))
+	if _, err := resume(nil); !errors.Is(err, ledger.StatusRefused) {
+		t.Errorf("%v: what it lent is another's", err)
+	}
+	check(t, b.Release(3*gib))
+	if _, err := resume(ledger.StatusClosed); !errors.Is(err, ledger.StatusClosed) { // the pool says no
+		t.Errorf("%v", err)
+	}
+	o.with(func() {
+		if d := q.Devices[0]; d.Limit != 7*gib || !q.Ledger.Suspended(away.Number) {
+			t.Errorf("limit %d", d.Limit)
+		}
+	})
+	if was, err := resume(nil); err != nil || !was {
+		t.Errorf("%v, %v", was, err)
+	}
+	refused(t, b.Charge(1))
+	o.with(func() { check(t, q.Verify()) })
+}
+
+func TestAFrozenQuotaGrantsNothing(t *testing.T) {
+	q, o := begun(t, 4*gib)
+	_, a := attach(q, o, start(t).Process.Pid)
+	check(t, a.Charge(gib))
+	o.with(func() {
+		if !q.Freeze("a test") || q.Freeze("a test") {
+			t.Error("it changes once")
+		}
+		check(t, q.Verify())
+	})
+	refused(t, a.Charge(1))
+	check(t, a.Release(gib/2))
+	o.with(func() {
+		if !q.Thaw() || q.Frozen != "" {
+			t.Error("not thawed")
+		}
+	})
+	check(t, a.Charge(gib))
+}
+
+func TestWhatIsNotVerifiedIsChargedAsFarAsItFits(t *testing.T) {
+	q, o := begun(t, 4*gib)
+	_, a := attach(q, o, start(t).Process.Pid)
+	check(t, a.Charge(3*gib))
+	for _, c := range []struct{ known, unverified, want uint64 }{
+		{0, 2 * gib, gib}, // up to the limit
+		{gib / 2, 0, gib / 2},
+		{5 * gib, 2 * gib, 5 * gib}, // what the driver says is charged whatever the limit is
+		{0, 0, 0},
+	} {
+		o.with(func() {
+			q.SetExcess(0, c.known, c.unverified)
+			if got := q.Ledger.Held(0, 0); got != c.want {
+				t.Errorf("%+v: %d", c, got)
+			}
+			check(t, q.Verify())
+		})
+	}
+}
+
+func TestAQuotaThatWasLoweredCountsForWhatIsUsed(t *testing.T) {
+	q, o := begun(t, 4*gib)
+	_, a := attach(q, o, start(t).Process.Pid)
+	check(t, a.Charge(3*gib))
+	o.with(func() {
+		d, had := q.Devices[0], q.Commitment()
+		d.SetLimit(2*gib, d.HighestLimit())
+		check(t, q.Write(0))
+		has := q.Commitment()
+		if has[d.Name] != 2*gib || !q.AtLeastUsed(has, had) || has[d.Name] != 3*gib || d.HighestLimit() != 4*gib {
+			t.Errorf("%v, highest %d", has, d.HighestLimit())
+		}
+		if !q.OverLimit(0) {
+			t.Error("it holds more than it may")
+		}
+	})
+	refused(t, a.Charge(1))
+}
+
+func TestAnOverwrittenPageIsDamaged(t *testing.T) {
+	q, o := begun(t, 4*gib)
+	other, err := q.Ledger.OpenAccount(0, 0)
+	check(t, err)
+	check(t, other.Limit(80*gib)) // as one of its processes might
+	o.with(func() {
+		err := q.Verify()
+		if !errors.Is(err, ledger.ErrDamaged) {
+			t.Fatalf("%v", err)
+		}
+		q.Damage(err)
+		if q.State != api.Damaged || !o.overwritten || !errors.Is(q.Refusal(), ledger.StatusClosed) {
+			t.Errorf("%s: %v, overwritten %v", q.State, o.damaged, o.overwritten)
+		}
+	})
+}
+
+// inherit has another quota take up the ledger of one that was left by a kill.
+func inherit(t *testing.T, from *quota.Quota, r quota.Restart) (*quota.Quota, *owner) {
+	t.Helper()
+	q, o := newQuota(t, 4*gib)
+	file, err := from.Ledger.File()
+	check(t, err)
+	q.Ledger, err = ledger.Open(file, from.Identity)
+	check(t, err)
+	claims := q.Claims(func(*process.Handle) bool { return true })
+	o.with(func() { q.Adopt(r, claims) })
+	return q, o
+}
+
+func TestARestartTakesUpThoseWhoLive(t *testing.T) {
+	before, o := begun(t, 4*gib)
+	lives, dies := start(t), start(t)
+	_, a := attach(before, o, lives.Process.Pid)
+	away, b := attach(before, o, start(t).Process.Pid)
+	gone, c := attach(before, o, dies.Process.Pid)
+	check(t, a.Charge(gib))
+	check(t, b.Charge(gib))
+	check(t, c.Charge(gib))
+	o.with(func() {
+		check(t, before.Suspend(away))
+		before.SetExcess(0, gib/2, 0)
+		before.Deaths.Unwatch(gone.Process)
+	})
+	check(t, dies.Process.Kill())
+	_ = dies.Wait()
+	q, after := inherit(t, before, quota.Restart{})
+	after.with(func() {
+		if q.State != api.Active || q.Count() != 2 || q.Of(lives.Process.Pid) == nil {
+			t.Fatalf("%s (%s), %d lanes", q.State, q.Reason, q.Count())
+		}
+		if d := q.Devices[0]; d.Limit != 4*gib || d.Inherited != gib/2 || q.Used(0) != 2*gib+gib/2 {
+			t.Errorf("limit %d, inherited %d, used %d: who was checkpointed holds it again", d.Limit, d.Inherited, q.Used(0))
+		}
+		l := q.Sibling(away.Process.Identity, uint64(away.Process.NSPID))
+		if l == nil || !l.Lent {
+			t.Errorf("%+v: it is still checkpointed", l)
+		}
+	})
+}
+
+func TestAProcessHasOneLaneAfterARestart(t *testing.T) {
+	before, o := begun(t, 4*gib)
+	cmd := start(t)
+	l, a := attach(before, o, cmd.Process.Pid)
+	check(t, a.Charge(gib))
+	o.with(func() { // as a process that writes its own name into another lane
+		p := l.Process
+		check(t, before.Ledger.Assign(2, ledger.Owner{PID: p.PID, Start: p.Start, NSPID: p.NSPID, PIDNS: p.PIDNS}))
+		before.Ledger.SetLive(2)
+	})
+	q, after := inherit(t, before, quota.Restart{})
+	after.with(func() {
+		if q.Count() != 1 || q.Used(0) != gib {
+			t.Errorf("%d lanes, %d bytes used", q.Count(), q.Used(0))
+		}
+	})
+	another, _ := attach(q, after, start(t).Process.Pid)
+	if another.Number != 2 {
+		t.Errorf("lane %d", another.Number)
+	}
+}
+
+func TestARestartFindsAPageThatWasOverwritten(t *testing.T) {
+	before, _ := begun(t, 4*gib)
+	other, err := before.Ledger.OpenAccount(0, 0)
+	check(t, err)
+	check(t, other.Limit(80*gib))
+	q, o := inherit(t, before, quota.Restart{})
+	if q.State != api.Damaged || o.overwritten {
+		t.Errorf("%s, overwritten %v: nobody is accused of what another version may have left", q.State, o.overwritten)
+	}
+}
+
+func TestWhatWasFrozenStaysSo(t *testing.T) {
+	before, o := begun(t, 4*gib)
+	o.with(func() { before.Freeze("a test") })
+	for _, refreeze := range []bool{true, false} {
+		q, _ := inherit(t, before, quota.Restart{Refreeze: refreeze})
+		if q.State != api.Active || q.Devices[0].Frozen != refreeze || q.Ledger.Limit(0) == 0 != refreeze {
+			t.Errorf("refreeze %v: %s %s, limit on the page %d", refreeze, q.State, q.Reason, q.Ledger.Limit(0))
+		}
+	}
+}
+
+func TestAnExpiredQuotaTakesBackAndGivesNothing(t *testing.T) {
+	q, o := begun(t, 4*gib)
+	l, a := attach(q, o, start(t).Process.Pid)
+	check(t, a.Charge(gib))
+	o.with(func() {
+		q.Expire()
+		if q.State != api.Expired || !errors.Is(q.Refusal(), ledger.StatusClosed) {
+			t.Errorf("%s", q.State)
+		}
+	})
+	if err := a.Charge(1); err == nil {
+		t.Error("a charge was granted")
+	}
+	o.with(func() {
+		q.Settle(l)
+		if used := q.Used(0); used != 0 {
+			t.Errorf("%d bytes are used", used)
+		}
+	})
+}
