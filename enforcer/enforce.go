@@ -97,6 +97,15 @@ func (e *Enforcer) answerDamage(ctx context.Context, s *slice) {
 	if !overwritten {
 		return
 	}
+	e.ends.Go(func() { // the page may be gone before the next enforcer, with who has overwritten it
+		if !e.waitFor(s) {
+			return
+		}
+		defer s.turn.Give()
+		if err := s.put(); err != nil {
+			s.log.Error("that the slice is damaged is not stored: the next enforcer may not know", "err", err)
+		}
+	})
 	s.tell(api.Event{Kind: api.EventBypass, Cause: api.BypassOverwritten, Action: action})
 	e.count(func(c Counter) { c.Bypassed(string(action)) })
 	if action == api.Kill {

@@ -76,6 +76,37 @@ func TestQuestionsAboutWhatIsNotThereAreRefused(t *testing.T) {
 	}
 }
 
+// Otherwise whoever overwrites a page gets a new one by ending before a restart.
+func TestWhatWasOverwrittenIsDamagedAfterARestart(t *testing.T) {
+	h := newHost(t, nil)
+	h.pool("llm", on(api.AllDevices, 4*gib))
+	p, q := h.pair(on(api.AllDevices, 4*gib))
+	q.uses()
+	m := h.member("m", "llm").uses()
+	q.expect("ok", "poke %d %d", 128+16, 100*gib)
+	m.expect("ok", "pokepool %d %d", 128+16, 100*gib) // the first device's limit
+	eventually(t, "it is noticed", func() bool { return damaged(h, "s") && h.seePool("llm").State == api.Damaged })
+	reason := h.see("s").Reason
+	h.stop()
+	q.kill()
+	m.kill()
+	for range 2 {
+		h.start()
+		if s := h.see("s"); s.State != api.Damaged || s.Reason != reason {
+			t.Errorf("%+v", s)
+		}
+		if pool := h.seePool("llm"); pool.State != api.Damaged {
+			t.Errorf("%+v", pool)
+		}
+		p.expect("status 3", "attach")
+		if n := len(h.told(api.EventBypass)); n != 0 {
+			t.Errorf("it was told %d times again", n)
+		}
+		h.stop()
+	}
+	h.start()
+}
+
 func TestAPageUnderFireHarmsNobodyElse(t *testing.T) {
 	h := newHost(t, &fakeTruth{})
 	good, _ := h.session("good", on(gpu0, gib))

@@ -80,6 +80,9 @@ func (p *pool) recommit() {
 // stored is what the store keeps of the pool for this boot. Called with mu held, or before anybody knows the pool.
 func (p *pool) stored() store.PoolState {
 	var r store.PoolState
+	if p.quota.Overwritten {
+		r.Damaged = p.quota.Reason
+	}
 	if p.quota.Stored {
 		r.Ledger = store.Ledger(p.quota.Identity)
 	}
@@ -198,13 +201,26 @@ func (p *pool) hasDevice(raw [16]byte) (bool, error) {
 }
 
 // Damaged is the quota's: members get nothing more from the pool. Called with mu held.
-func (p *pool) Damaged(_ error, overwritten bool) {
+func (p *pool) Damaged() {
 	p.log.Error("the pool's ledger is damaged: a process of a member overwrote it, or the pool is under attack; nothing more can be charged by its members until they are gone and the pool is made anew",
 		"err", p.quota.Reason)
-	if overwritten {
+	if p.quota.Overwritten {
 		p.tellOverwritten()
+		p.e.ends.Go(p.storeDamage)
 	} else {
 		p.tellDenied(p.quota.Reason)
+	}
+}
+
+// storeDamage has the next enforcer know of it: the page may be gone by then, with who has overwritten it.
+func (p *pool) storeDamage() {
+	p.turn.Wait()
+	defer p.turn.Give()
+	p.mu.Lock()
+	record := p.stored()
+	p.mu.Unlock()
+	if err := p.e.store.PutPoolState(p.name, record); err != nil {
+		p.log.Error("that the pool is damaged is not stored: the next enforcer may not know", "err", err)
 	}
 }
 

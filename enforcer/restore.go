@@ -154,6 +154,9 @@ func (e *Enforcer) revive(r store.Slice) *slice {
 	}
 	s.newQuota()
 	s.quota.Identity, s.quota.Stored = ledger.Identity(r.Ledger), r.Inode != 0
+	if r.Damaged != "" {
+		s.quota.WasOverwritten(r.Damaged)
+	}
 	if s.pool = e.pools[r.Request.Pool]; s.pool != nil {
 		s.pool.join(s)
 	}

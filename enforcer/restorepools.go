@@ -30,6 +30,9 @@ func (e *Enforcer) loadPools() ([]*pool, error) {
 		p := e.newPool(r.Name, r.Created, r.Quotas)
 		state := states[r.Name]
 		p.quota.Identity, p.quota.Stored = ledger.Identity(state.Ledger), state.Inode != 0
+		if state.Damaged != "" {
+			p.quota.WasOverwritten(state.Damaged)
+		}
 		for _, l := range state.Limits {
 			uuid, err := driver.ParseUUID(l.Device)
 			if err != nil {

@@ -117,6 +117,9 @@ func (s *slice) stored() store.Slice {
 	if s.token != (session.Token{}) {
 		r.TokenSum = s.token[:]
 	}
+	if s.quota.Overwritten {
+		r.Damaged = s.quota.Reason
+	}
 	if s.quota.Stored {
 		r.Ledger = store.Ledger(s.quota.Identity)
 	}
@@ -169,8 +172,8 @@ func (s *slice) listen() error {
 }
 
 // Damaged is the quota's: nothing more can be charged; the processes and the host go on. Called with mu held.
-func (s *slice) Damaged(_ error, overwritten bool) {
-	s.overwritten = overwritten
+func (s *slice) Damaged() {
+	s.overwritten = s.quota.Overwritten
 	s.log.Error("the slice's ledger is damaged: a process of the slice overwrote it, or the slice is under attack; nothing more can be charged until the slice is released",
 		"err", s.quota.Reason)
 }

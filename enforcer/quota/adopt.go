@@ -48,6 +48,9 @@ func (q *Quota) Claims(keep func(*process.Handle) bool) []*Lane {
 func (q *Quota) Adopt(r Restart, claims []*Lane) {
 	q.adopting = true
 	defer func() { q.adopting = false }()
+	if q.Overwritten {
+		q.Ledger.SetClosed()
+	}
 	if err := q.adoptDevices(r, claims); err != nil {
 		q.Damage(err)
 		for _, l := range claims {

@@ -31,9 +31,9 @@ var ErrLeft = errors.New("the quota is another enforcer's")
 
 // Owner is the slice or the pool whose quota it is. Its methods are called with the lock held.
 type Owner interface {
-	// Damaged is told that nothing more is granted, since the page cannot be trusted. overwritten: by a process that had it; not at a
-	// restart, where a page that another version left need not be what this one expects.
-	Damaged(err error, overwritten bool)
+	// Damaged is told that nothing more is granted, since the page cannot be trusted (Reason). It is Overwritten by a process that had it,
+	// but at a restart: a page that another version left need not be what this one expects.
+	Damaged()
 	// Settled is told of a lane that is about to be free. Its process has exited, or called execve.
 	Settled(l *Lane)
 	// ContextBytes is what a process charges before its first context on a device.
@@ -58,6 +58,8 @@ type Quota struct {
 	State  api.State // Active, Expired, Damaged, Released, or Left
 	Reason string
 	Frozen string // why nothing more is granted for the time being; "" if it is
+
+	Overwritten bool // it is damaged since a process has overwritten the page
 
 	Ledger   *ledger.Ledger // nil before Begin and after Leave
 	Identity ledger.Identity
@@ -95,6 +97,9 @@ func (q *Quota) Begin() error {
 		l.SetRecord()
 	}
 	q.Ledger, q.Identity, q.Stored = l, l.Identity(), false
+	if q.Overwritten {
+		l.SetClosed()
+	}
 	for i := range q.Devices {
 		if err := q.Write(i); err != nil {
 			return err
@@ -165,7 +170,14 @@ func (q *Quota) Damage(err error) {
 	if q.Ledger != nil {
 		q.Ledger.SetClosed()
 	}
-	q.Owner.Damaged(err, !q.adopting && (errors.Is(err, ledger.ErrDamaged) || errors.Is(err, ledger.ErrBusy)))
+	q.Overwritten = !q.adopting && (errors.Is(err, ledger.ErrDamaged) || errors.Is(err, ledger.ErrBusy))
+	q.Owner.Damaged()
+}
+
+// WasOverwritten is for a quota whose page was overwritten while a former enforcer ran, for this reason: it stays damaged, whatever
+// ledger it gets. Called before Begin or Adopt.
+func (q *Quota) WasOverwritten(reason string) {
+	q.State, q.Reason, q.Overwritten = api.Damaged, reason, true
 }
 
 // Verify compares the page with the Quota's own copy. Its error wraps ledger.ErrDamaged or ledger.ErrBusy.

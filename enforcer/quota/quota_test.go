@@ -24,13 +24,12 @@ const gib = 1 << 30
 // owner is a test's.
 type owner struct {
 	sync.Mutex
-	t           *testing.T
-	settled     []int // pids
-	damaged     error
-	overwritten bool
+	t       *testing.T
+	settled []int // pids
+	damaged int
 }
 
-func (o *owner) Damaged(err error, overwritten bool)       { o.damaged, o.overwritten = err, overwritten }
+func (o *owner) Damaged()                                  { o.damaged++ }
 func (o *owner) Settled(l *quota.Lane)                     { o.settled = append(o.settled, l.Process.PID) }
 func (o *owner) ContextBytes(*quota.Device) (bytes uint64) { return 0 }
 
@@ -275,8 +274,8 @@ func TestAnOverwrittenPageIsDamaged(t *testing.T) {
 			t.Fatalf("%v", err)
 		}
 		q.Damage(err)
-		if q.State != api.Damaged || !o.overwritten || !errors.Is(q.Refusal(), ledger.StatusClosed) {
-			t.Errorf("%s: %v, overwritten %v", q.State, o.damaged, o.overwritten)
+		if q.State != api.Damaged || !q.Overwritten || o.damaged != 1 || !errors.Is(q.Refusal(), ledger.StatusClosed) {
+			t.Errorf("%s, overwritten %v, told %d times", q.State, q.Overwritten, o.damaged)
 		}
 	})
 }
@@ -352,9 +351,9 @@ func TestARestartFindsAPageThatWasOverwritten(t *testing.T) {
 	other, err := before.Ledger.OpenAccount(0, 0)
 	check(t, err)
 	check(t, other.Limit(80*gib))
-	q, o := inherit(t, before, quota.Restart{})
-	if q.State != api.Damaged || o.overwritten {
-		t.Errorf("%s, overwritten %v: nobody is accused of what another version may have left", q.State, o.overwritten)
+	q, _ := inherit(t, before, quota.Restart{})
+	if q.State != api.Damaged || q.Overwritten {
+		t.Errorf("%s, overwritten %v: nobody is accused of what another version may have left", q.State, q.Overwritten)
 	}
 }
 

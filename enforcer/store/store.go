@@ -74,6 +74,7 @@ type Slice struct {
 
 	Dir string `json:"dir"`
 	Ledger
+	Damaged string `json:"damaged,omitempty"` // why the ledger cannot be trusted any more: it was overwritten
 
 	// TokenSum is the SHA-256 of a session's token; it cannot be shown. Joined are the processes that showed the token.
 	TokenSum []byte   `json:"token_sum,omitempty"`
@@ -110,6 +111,7 @@ type Limit struct {
 type PoolState struct {
 	Limits []Limit `json:"limits"` // the devices of the ledger, in its order
 	Ledger
+	Damaged string `json:"damaged,omitempty"` // as a slice's
 }
 
 // Ledger is what a ledger is found again by, as ledger.Identity; the zero value is of none.
