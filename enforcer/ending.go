@@ -116,12 +116,12 @@ func (e *Enforcer) signalFirst(s *slice, sig syscall.Signal) {
 		return // exited
 	}
 	defer p.Close()
-	if p.PID != os.Getpid() {
+	if p.PID != os.Getpid() && s.maySignal(p.PID) {
 		e.signal(s, p, sig)
 	}
 }
 
-// eachProcess calls f for all processes of the slice that are alive, but for a session's first one.
+// eachProcess calls f for all processes of the slice that are alive and that the slice's user may signal, but for a session's first one.
 func (e *Enforcer) eachProcess(s *slice, f func(*process.Handle)) {
 	pids, err := s.pids()
 	if err != nil {
@@ -136,7 +136,7 @@ func (e *Enforcer) eachProcess(s *slice, f func(*process.Handle)) {
 			continue // exited
 		}
 		// Its pid may be another's than when it was listed.
-		if s.mine(pid) && p.Alive() {
+		if s.mine(pid) && s.maySignal(pid) && p.Alive() {
 			f(p)
 		}
 		p.Close()
@@ -151,4 +151,24 @@ func (s *slice) mine(pid int) bool {
 	}
 	membership, err := s.e.host.Membership(pid)
 	return err == nil && membership.In(s.cgroup) && s.cgroup.Exists()
+}
+
+// maySignal says whether a process of the slice may be sent a signal for whom the slice is. A session is its users': one of its processes that
+// runs with another user's rights, as a setuid program does, they could not end themselves.
+func (s *slice) maySignal(pid int) bool {
+	if !s.request.Session {
+		return true
+	}
+	may := func(root int, uid uint32) bool {
+		return process.Ancestor(pid, root) && (uid == 0 || ownedBy(pid, uid))
+	}
+	if may(s.request.PID, s.request.UID) {
+		return true
+	}
+	for _, j := range s.joined.All() {
+		if may(j.PID, j.UID) {
+			return true
+		}
+	}
+	return false
 }

@@ -38,7 +38,7 @@ func (e *Enforcer) enforce(ctx context.Context, s *slice, k *sampled) bool {
 	p, err := process.Again(k.process.PID, k.process.Start)
 	if err == nil {
 		defer p.Close()
-		if !e.member(s, p) {
+		if !e.member(s, p) || !s.maySignal(p.PID) {
 			return false
 		}
 		err = p.Signal(syscall.SIGKILL)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/enforcer/guard"
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
+	"github.com/gpuslice/gpuslice/enforcer/process"
 )
 
 func init() { patienceOfRelease = 3 * time.Second }
@@ -92,4 +93,10 @@ func Silence(silent func(pid int) bool) (restore func()) {
 		findIn = ledger.Find
 		close(hang)
 	})
+}
+
+// PretendOwned has every process be of every user, until restore.
+func PretendOwned() (restore func()) {
+	ownedBy = func(int, uint32) bool { return true }
+	return func() { ownedBy = process.OwnedBy }
 }

@@ -6,13 +6,17 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/metrics"
@@ -334,5 +338,75 @@ func TestAnEnforcerKilledWhileAProcessJoinsComesBack(t *testing.T) {
 		d.kill()
 		first.kill()
 		other.kill()
+	}
+}
+
+// withRoots starts a process of an ordinary user, from which one of root's descends: as after `sudo`, or an administrator's `su` in the
+// user's terminal.
+func withRoots(t *testing.T, uid uint32) (users, roots int) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("root is needed, to be two users")
+	}
+	cmd := exec.Command("sh", "-c", fmt.Sprintf("sleep 1000 & echo $!; exec setpriv --reuid=%d --clear-groups sleep 1000", uid))
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = syscall.Kill(roots, syscall.SIGKILL)
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	if _, err := fmt.Fscan(out, &roots); err != nil {
+		t.Fatal(err)
+	}
+	users = cmd.Process.Pid
+	eventually(t, "it is the user's", func() bool { return process.OwnedBy(users, uid) })
+	return users, roots
+}
+
+func TestAProcessWithAnothersRightsIsNotInAUsersSession(t *testing.T) {
+	const uid = 12345
+	h := newHost(t, nil)
+	h.believe()
+	users, roots := withRoots(t, uid)
+	begin := func(pid int) error {
+		_, err := h.Register(as(users, uid), api.RegisterRequest{
+			ID: fmt.Sprint("s", pid), Quotas: []api.Quota{on(gpu0, gib)}, Session: true, PID: pid, UID: uid, GID: uid, TTL: time.Second})
+		return err
+	}
+	if err := begin(roots); err == nil || !strings.Contains(err.Error(), "another user's rights") {
+		t.Errorf("%v", err)
+	}
+	if err := begin(users); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestTheEndOfASessionSignalsNobodyElsesProcess(t *testing.T) {
+	const uid = 12345
+	h, c := newTimedHost(t)
+	users, roots := withRoots(t, uid)
+	_, err := h.Register(context.Background(), api.RegisterRequest{
+		ID: "s", Quotas: []api.Quota{on(gpu0, gib)}, Session: true, PID: users, UID: uid, GID: uid, TTL: time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.pass(time.Second)
+	h.expired("s")
+	eventually(t, "the session is over", func() bool {
+		c.pass(time.Minute)
+		_, err := h.Slice(context.Background(), "s")
+		return errors.Is(err, api.ErrNotFound)
+	})
+	if process.OwnedBy(users, uid) && process.Exists(users) {
+		t.Error("the user's process goes on")
+	}
+	if !process.Exists(roots) || !process.OwnedBy(roots, 0) {
+		t.Error("root's process was ended")
 	}
 }

@@ -173,11 +173,26 @@ func (e *Enforcer) mayBegin(ctx context.Context, r api.RegisterRequest) error {
 	if !known {
 		return errors.New("the kernel does not say who asks, and a session is given to its own processes only")
 	}
-	if err := asker.Owns(r.PID); err != nil {
+	if err := owns(asker, r.PID); err != nil {
 		return fmt.Errorf("%w: a session begins with a process of one's own, and `gpuslice run` makes one", err)
 	}
 	if uid := asker.UID; uid != 0 && r.UID != uid {
 		return fmt.Errorf("uid %d asks for a session of uid %d: one's own is accepted", uid, r.UID)
+	}
+	return nil
+}
+
+// ownedBy says whose a process is. Tests have users whose processes are root's.
+var ownedBy = process.OwnedBy
+
+// owns says why a process is not one of who asks: it is neither that process nor descends from it, or runs with another user's rights. The
+// caller holds a Handle of it, and checks afterwards whether that is alive.
+func owns(asker session.Asker, pid int) error {
+	if err := asker.Owns(pid); err != nil {
+		return err
+	}
+	if asker.UID != 0 && !ownedBy(pid, asker.UID) {
+		return fmt.Errorf("process %d runs with another user's rights than uid %d's, as a setuid program does", pid, asker.UID)
 	}
 	return nil
 }

@@ -139,7 +139,7 @@ func (e *Enforcer) join(ctx context.Context, s *slice, pid int, asker session.As
 
 // mayJoin says why a process may not: as a session begins with one's own processes, so they are one's own that join it.
 func (e *Enforcer) mayJoin(s *slice, p *process.Handle, asker session.Asker) error {
-	if err := asker.Owns(p.PID); err != nil {
+	if err := owns(asker, p.PID); err != nil {
 		return err
 	}
 	if other := e.session(p.PID); other != nil {

@@ -208,6 +208,7 @@ func TestExecGivesTheFormerImagesBytesBack(t *testing.T) {
 
 // A session takes its processes out of the slice that they are in: so only who they belong to may begin one.
 func TestASessionBeginsWithAProcessOfWhoAsks(t *testing.T) {
+	defer enforcer.PretendOwned()()
 	h := newHost(t, nil)
 	h.stop()
 	child, stranger := start(t, "", ""), os.Getppid()

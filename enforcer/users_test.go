@@ -29,6 +29,7 @@ func newUsers(t *testing.T, truth *fakeTruth) (*host, *enforcer.Users) {
 	t.Helper()
 	h := newHost(t, truth)
 	h.believe()
+	t.Cleanup(enforcer.PretendOwned())
 	return h, h.Users([]session.Limit{
 		{User: "5001", MaxVRAM: api.Share{Bytes: 10 * gib}, MaxSessions: 3},
 		{User: "no-such-user-here", MaxVRAM: api.Share{Percent: 100}, MaxSessions: 9},

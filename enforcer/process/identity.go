@@ -15,6 +15,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -109,6 +110,24 @@ func readNSPID(pid int) (int, error) {
 		return 0, vanished(pid, err)
 	}
 	return parseNSPID(b)
+}
+
+// OwnedBy says whether all of a process's user ids are uid, its real, effective, saved and filesystem ones: one that runs a setuid program
+// has others, though it descends from the user's processes. One that is gone is nobody's.
+func OwnedBy(pid int, uid uint32) bool {
+	guard.MayWait("a process's files")
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	return err == nil && ownedBy(b, uid)
+}
+
+func ownedBy(status []byte, uid uint32) bool {
+	for line := range strings.Lines(string(status)) {
+		if rest, ok := strings.CutPrefix(line, "Uid:"); ok {
+			uids := strings.Fields(rest)
+			return len(uids) == 4 && !slices.ContainsFunc(uids, func(s string) bool { return s != strconv.FormatUint(uint64(uid), 10) })
+		}
+	}
+	return false
 }
 
 // parseNSPID reads the last number of the line NSpid: the pid in the innermost namespace. A
