@@ -145,9 +145,11 @@ func (s *slice) storeLedger() error {
 	return storeLedger(s.quota, s.turn, s.refusal, func() error {
 		record := s.storedNow()
 		record.Ledger = store.Ledger(s.quota.Identity)
-		err := s.e.store.PutSlice(record)
+		if err := s.e.store.PutSlice(record); err != nil {
+			return err
+		}
 		killpoint.Pass("attach.stored")
-		return err
+		return nil
 	})
 }
 
@@ -210,11 +212,14 @@ func (s *slice) refusal() error {
 
 // refusal is why processes get nothing from a quota: a ledger.Status, or ErrClosed; nil if they do. Called with its lock held.
 func refusal(q *quota.Quota) error {
-	err := q.Refusal()
-	if errors.Is(err, quota.ErrLeft) {
+	switch q.State {
+	case api.Active:
+		return nil
+	case quota.Left:
 		return ErrClosed
+	default:
+		return ledger.StatusClosed
 	}
-	return err
 }
 
 // addDevice finds or adds a device of the ledger. The process says which one it sees and how big it is; with

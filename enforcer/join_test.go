@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/gpuslice/gpuslice/enforcer"
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/metrics"
 	"github.com/gpuslice/gpuslice/enforcer/process"
@@ -140,6 +141,7 @@ func TestWhoJoinedIsKnownAfterARestart(t *testing.T) {
 }
 
 func TestAWrongTokenOpensNothingAndIsCounted(t *testing.T) {
+	defer enforcer.PretendOwned()()
 	h := newHost(t, nil)
 	h.believe()
 	count := &tokens{Metrics: metrics.New(h, slog.New(slog.DiscardHandler)), results: make(map[string]int)}

@@ -345,3 +345,18 @@ func TestAProcessHasOneLaneAfterARestart(t *testing.T) {
 		p.must("charge 0 %d", 3*gib)
 	})
 }
+
+func TestWhatIsGivenBackAtARestartIsTold(t *testing.T) {
+	h := newHost(t, nil)
+	a, b := h.pair(on(gpu0, 4*gib))
+	a.uses()
+	b.uses()
+	b.must("charge 0 %d", 3*mib)
+	h.stop()
+	b.kill()
+	h.start()
+	eventually(t, "it is told", func() bool { return len(h.told(api.EventRecovered)) > 0 })
+	if got := h.told(api.EventRecovered); len(got) != 1 || got[0].Bytes != 3*mib {
+		t.Fatalf("%+v", got)
+	}
+}

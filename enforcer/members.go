@@ -18,9 +18,11 @@ func (p *pool) storeLedger() error {
 		record := p.stored()
 		p.mu.Unlock()
 		record.Ledger = store.Ledger(p.quota.Identity)
-		err := p.e.store.PutPoolState(p.name, record)
+		if err := p.e.store.PutPoolState(p.name, record); err != nil {
+			return err
+		}
 		killpoint.Pass("attach.pool.stored")
-		return err
+		return nil
 	})
 }
 
@@ -43,26 +45,15 @@ func (p *pool) executed(pid int) {
 	}
 }
 
-// suspend and resume do in the pool what slice.suspend and slice.resume do in the slice. Called with the slice's mu held.
-func (p *pool) suspend(pid int) error {
+// onLane does something with the lane that a member's process has in the pool, if it has one. Called with the slice's mu held.
+func (p *pool) onLane(pid int, do func(*quota.Lane) error) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	l := p.quota.Of(pid)
 	if err := refusal(p.quota); err != nil || l == nil {
 		return err
 	}
-	return p.quota.Suspend(l)
-}
-
-func (p *pool) resume(pid int) error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	l := p.quota.Of(pid)
-	if err := refusal(p.quota); err != nil || l == nil {
-		return err
-	}
-	_, err := p.quota.Resume(l, func() error { return nil })
-	return err
+	return do(l)
 }
 
 // shortfall is what a process holds in its slice and not in the pool. Between its two charges an honest one does, for an

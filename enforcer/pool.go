@@ -6,7 +6,6 @@ import (
 	"errors"
 	"log/slog"
 	"os"
-	"slices"
 	"time"
 
 	"github.com/gpuslice/gpuslice/enforcer/admission"
@@ -92,30 +91,10 @@ func (p *pool) stored() store.PoolState {
 	return r
 }
 
-// foresee is the devices that the pool's quotas cover, as far as they are known and the ledger can hold them. Others are added
-// when a member's process uses them.
-func (p *pool) foresee() []*quota.Device {
-	return p.withForeseen(p.quotas)
-}
-
-// withForeseen is the devices of the ledger, and behind them those that these quotas cover beside, if it can hold them all.
-// Called with mu held, or before anybody knows the pool.
-func (p *pool) withForeseen(quotas []api.Quota) []*quota.Device {
-	devices := slices.Clone(p.quota.Devices)
-	if p.e.truth == nil {
-		return devices
-	}
-	for _, known := range p.e.truth.devices {
-		limit, ok := quotaOn(quotas, known.Raw, known.Total)
-		uuid, err := driver.ParseUUID(known.UUID)
-		if ok && limit > 0 && err == nil && p.quota.Index(known.Raw) < 0 {
-			devices = append(devices, p.quota.Describe(uuid, limit, known.Total))
-		}
-	}
-	if len(devices) > ledger.Devices {
-		return slices.Clone(p.quota.Devices)
-	}
-	return devices
+// foresee is the devices that these quotas cover, as far as they are known, the ledger has them not, and can hold them all. Others are added when
+// a member's process uses them. Called with mu held, or before anybody knows the pool.
+func (p *pool) foresee(quotas []api.Quota) []*quota.Device {
+	return p.e.foresee(p.quota, func(g *gpu) (uint64, bool) { return quotaOn(quotas, g.Raw, g.Total) })
 }
 
 // covers says whether a member may use a device at all.
@@ -217,8 +196,11 @@ func (p *pool) storeDamage() {
 	p.turn.Wait()
 	defer p.turn.Give()
 	p.mu.Lock()
-	record := p.stored()
+	gone, record := p.quota.State == quota.Left, p.stored()
 	p.mu.Unlock()
+	if gone {
+		return
+	}
 	if err := p.e.store.PutPoolState(p.name, record); err != nil {
 		p.log.Error("that the pool is damaged is not stored: the next enforcer may not know", "err", err)
 	}

@@ -58,7 +58,7 @@ func (e *Enforcer) CreatePool(ctx context.Context, name string, r api.PoolReques
 
 // makePool makes what a pool that nobody knows consists of, and stores it.
 func (e *Enforcer) makePool(p *pool) error {
-	p.quota.Devices = p.foresee()
+	p.quota.Devices = p.foresee(p.quotas)
 	if _, err := e.book.Admit(p.holder, p.quota.Commitment()); err != nil {
 		return err
 	}
@@ -170,7 +170,7 @@ func (p *pool) wants(quotas []api.Quota) (merged []api.Quota, devices []*quota.D
 	if len(merged) > api.MaxQuotas {
 		return nil, nil, r, api.Errorf(api.CodeBadRequest, "pool %s would have %d quotas: up to %d are accepted", p.name, len(merged), api.MaxQuotas)
 	}
-	devices, r = p.withForeseen(merged), p.stored()
+	devices, r = append(slices.Clone(p.quota.Devices), p.foresee(merged)...), p.stored()
 	r.Limits = nil
 	for _, d := range devices {
 		limit, _ := quotaOn(merged, d.UUID, d.Total)

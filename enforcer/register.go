@@ -234,10 +234,7 @@ func (e *Enforcer) unclaim(s *slice) {
 
 // make makes what a slice consists of, but for its record and the socket.
 func (s *slice) make() error {
-	s.mu.Lock()
-	err := s.quota.Begin()
-	s.mu.Unlock()
-	if err != nil {
+	if err := s.quota.Begin(); err != nil {
 		return err
 	}
 	killpoint.Pass("register.ledger")
@@ -249,6 +246,7 @@ func (s *slice) make() error {
 		if s.e.options.Unprivileged {
 			uid, gid = -1, -1
 		}
+		var err error
 		if s.token, err = session.NewToken(s.dir, s.id(), uid, gid); err != nil {
 			return fmt.Errorf("make the session's token: %w", err)
 		}
@@ -266,22 +264,29 @@ func (s *slice) foresee() []*quota.Device {
 // foreseeBy is those of them that the ledger does not have, with the limits that limitOn says. Called with mu held, or before
 // anybody knows the slice.
 func (s *slice) foreseeBy(limitOn func(raw [16]byte, total uint64) (uint64, bool)) []*quota.Device {
-	if s.e.truth == nil {
+	return s.e.foresee(s.quota, func(g *gpu) (uint64, bool) {
+		if !sees(&s.request, g.UUID) || !s.foresees(g.Raw) {
+			return 0, false
+		}
+		return limitOn(g.Raw, g.Total)
+	})
+}
+
+// foresee is the known devices that a quota's ledger does not have and that limitOn has a limit for, if it can hold them all. Called with
+// the quota's lock held, or before anybody knows it.
+func (e *Enforcer) foresee(q *quota.Quota, limitOn func(g *gpu) (uint64, bool)) []*quota.Device {
+	if e.truth == nil {
 		return nil
 	}
 	var devices []*quota.Device
-	for _, known := range s.e.truth.devices {
-		limit, ok := limitOn(known.Raw, known.Total)
-		if !ok || limit == 0 || s.quota.Index(known.Raw) >= 0 || !sees(&s.request, known.UUID) || !s.foresees(known.Raw) {
-			continue
+	for _, g := range e.truth.devices {
+		limit, ok := limitOn(g)
+		uuid, err := driver.ParseUUID(g.UUID)
+		if ok && limit > 0 && err == nil && q.Index(g.Raw) < 0 {
+			devices = append(devices, q.Describe(uuid, limit, g.Total))
 		}
-		uuid, err := driver.ParseUUID(known.UUID)
-		if err != nil {
-			continue
-		}
-		devices = append(devices, s.quota.Describe(uuid, limit, known.Total))
 	}
-	if len(s.quota.Devices)+len(devices) > ledger.Devices {
+	if len(q.Devices)+len(devices) > ledger.Devices {
 		return nil
 	}
 	return devices

@@ -153,7 +153,7 @@ func (e *Enforcer) revive(r store.Slice) *slice {
 		quotas: r.Request.Quotas, ttl: r.Request.TTL, deadline: r.Deadline, expired: r.Expired, asked: r.Asked,
 	}
 	s.newQuota()
-	s.quota.Identity, s.quota.Stored = ledger.Identity(r.Ledger), r.Inode != 0
+	s.quota.Identity, s.quota.Stored = ledger.Identity(r.Ledger), r.Ledger.Inode != 0
 	if r.Damaged != "" {
 		s.quota.WasOverwritten(r.Damaged)
 	}
@@ -240,8 +240,6 @@ func (e *Enforcer) findLedger(s *slice, r store.Slice) error {
 		}
 	}
 	// Nobody has it mapped, so nobody has charged anything, and nobody can.
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	return s.quota.Begin()
 }
 
@@ -363,28 +361,23 @@ func (s *slice) adopt(r store.Slice) {
 	// Whoever began a session's process, and was of the session, may have ended; a container's process may have been moved to another
 	// cgroup. Who has the page can still write the lane.
 	claims := s.quota.Claims(func(p *process.Handle) bool { return s.e.member(s, p) || s.e.pages.MayHold(s.quota.Identity, p.PID) })
-	refreeze := s.e.truth != nil && s.e.options.Policy.Bypass == api.Refuse && !s.record()
+	frozen := ""
+	if s.e.truth != nil && s.e.options.Policy.Bypass == api.Refuse && !s.record() {
+		frozen = "a process held memory past the ledger before the enforcer was restarted: no memory is granted until the devices are sampled"
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.quota.Adopt(quota.Restart{Over: r.Expired, Changing: r.Changing, Refreeze: refreeze}, claims)
-	frozen := false
-	for i, d := range s.quota.Devices {
-		if i < s.quota.Ledger.DeviceCount() {
-			s.note(d).recovered = s.quota.Ledger.Recovered(i) // the predecessor told of those
-		}
-		if !d.Frozen {
-			continue
-		}
-		frozen = true
-		if s.e.truth.device(d.UUID) != nil {
+	for i, d := range s.quota.Devices { // before any lane is settled: of these the predecessor told
+		s.note(d).recovered = s.quota.Ledger.Recovered(i)
+	}
+	s.quota.Adopt(quota.Restart{Over: r.Expired, Changing: r.Changing, Frozen: frozen}, claims)
+	for _, d := range s.quota.Devices {
+		if d.Frozen && s.e.truth.device(d.UUID) != nil {
 			if s.unsampled == nil {
 				s.unsampled = make(map[[16]byte]struct{})
 			}
 			s.unsampled[d.UUID] = struct{}{}
 		}
-	}
-	if frozen { // the predecessor may not have come to all devices
-		s.freeze("a process held memory past the ledger before the enforcer was restarted: no memory is granted until the devices are sampled")
 	}
 }
 

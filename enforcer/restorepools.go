@@ -29,7 +29,7 @@ func (e *Enforcer) loadPools() ([]*pool, error) {
 	for _, r := range e.store.Pools() {
 		p := e.newPool(r.Name, r.Created, r.Quotas)
 		state := states[r.Name]
-		p.quota.Identity, p.quota.Stored = ledger.Identity(state.Ledger), state.Inode != 0
+		p.quota.Identity, p.quota.Stored = ledger.Identity(state.Ledger), state.Ledger.Inode != 0
 		if state.Damaged != "" {
 			p.quota.WasOverwritten(state.Damaged)
 		}
@@ -80,7 +80,7 @@ func (p *pool) reopen(released []store.Slice) error {
 		return nil
 	}
 	if len(p.quota.Devices) == 0 {
-		p.quota.Devices = p.foresee()
+		p.quota.Devices = p.foresee(p.quotas)
 	}
 	if p.quota.Stored {
 		pids, err := p.e.pages.MayBeWith(p.quota.Identity, func() (func(int) bool, error) { return p.letIn(released) })
@@ -89,8 +89,6 @@ func (p *pool) reopen(released []store.Slice) error {
 		}
 	}
 	// Nobody has it mapped, so nobody has charged anything to it, and nobody can.
-	p.mu.Lock()
-	defer p.mu.Unlock()
 	return p.quota.Begin()
 }
 

@@ -277,6 +277,7 @@ func (s *slice) let() {
 	s.found, s.notes = nil, nil
 	s.closeJoined()
 	errs := []error{s.quota.Leave()}
+	s.quota.Devices = nil
 	if s.init != nil {
 		s.e.deaths.Unwatch(s.init)
 		errs = append(errs, s.init.Close())

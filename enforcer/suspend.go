@@ -9,6 +9,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
 	"github.com/gpuslice/gpuslice/enforcer/process"
+	"github.com/gpuslice/gpuslice/enforcer/quota"
 )
 
 // suspend lets others have what a checkpointed process is charged for. That it is gone from the device driver truth
@@ -39,14 +40,17 @@ func (s *slice) suspend(peer *process.Handle, pid uint64) error {
 	if err := s.refusal(); err != nil {
 		return err
 	}
-	if !s.quota.Has(l) {
+	switch {
+	case !s.quota.Has(l):
 		return ledger.StatusNotMember
+	case len(s.quota.Devices) != len(devices): // of one that came meanwhile the driver was not asked
+		return ledger.StatusUnknown
 	}
 	if err := s.quota.Suspend(l); err != nil {
 		return err
 	}
 	if s.pool != nil {
-		if err := s.pool.suspend(l.Process.PID); err != nil {
+		if err := s.pool.onLane(l.Process.PID, s.pool.quota.Suspend); err != nil {
 			return err
 		}
 	}
@@ -70,7 +74,10 @@ func (s *slice) resume(peer *process.Handle, pid uint64) error {
 		if s.pool == nil {
 			return nil
 		}
-		return s.pool.resume(l.Process.PID)
+		return s.pool.onLane(l.Process.PID, func(l *quota.Lane) error {
+			_, err := s.pool.quota.Resume(l, nil)
+			return err
+		})
 	})
 	if err != nil {
 		return err

@@ -3,7 +3,10 @@
 package enforcer_test
 
 import (
+	"context"
+	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
 )
@@ -83,4 +86,41 @@ func TestAProcessThatIsNotAwayNeedNotFit(t *testing.T) {
 	}
 	h.restart()
 	p.must("resume %d", p.pid())
+}
+
+// A process has a device added, and charges there, while the driver is asked whether it holds anything on those that there were.
+func TestADeviceOfWhichTheDriverWasNotAskedIsNotLent(t *testing.T) {
+	truth := &fakeTruth{}
+	h := newHost(t, truth)
+	cgroup := newCgroup(t)
+	link := filepath.Join(h.options.RunDir, "to-s")
+	a := start(t, link, cgroup)
+	reply, err := h.Register(context.Background(), api.RegisterRequest{ID: "s", Container: "s", PID: a.pid(), Visible: []string{gpu0}, Quotas: []api.Quota{on(api.AllDevices, 4*gib)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	lead(t, link, reply)
+	b := start(t, link, cgroup)
+	a.uses()
+	b.uses()
+	if n := len(h.see("s").Devices); n != 1 {
+		t.Fatalf("%d devices are foreseen", n)
+	}
+	hang := make(chan struct{})
+	truth.mu.Lock()
+	truth.hang, truth.lists = hang, nil
+	truth.mu.Unlock()
+	b.tell("suspend %d", a.pid())
+	time.Sleep(100 * time.Millisecond) // it waits for the driver
+	a.must("device %s %d", hex1, 80*gib)
+	a.must("charge 1 %d", 3*gib)
+	truth.mu.Lock()
+	truth.hang = nil
+	truth.mu.Unlock()
+	close(hang)
+	if line, err := b.out.ReadString('\n'); err != nil {
+		t.Fatal(line, err)
+	}
+	b.must("device %s %d", hex1, 80*gib)
+	b.expect("refused", "charge 1 %d", 3*gib)
 }

@@ -13,16 +13,17 @@ import (
 
 // Restart says what is known of a ledger that a former enforcer left.
 type Restart struct {
-	Over     bool // its time was over: the page is closed, or going to be
-	Changing bool // its limits may not be on the page yet
-	Refreeze bool // what the former enforcer had frozen stays so, since this one would freeze it, too, and can find out when that ends
+	Over     bool   // its time was over: the page is closed, or going to be
+	Changing bool   // its limits may not be on the page yet
+	Frozen   string // why what the former enforcer had frozen stays so; "" if this one would not freeze it, or cannot find out when that ends
 }
 
 // Claims are the lanes that the page says somebody has. Each has its process if that is alive and keep says that it may have the lane; who
 // has none has lost it. The lock is not held: nobody else has the ledger yet, and the kernel is asked who each process is.
 func (q *Quota) Claims(keep func(*process.Handle) bool) []*Lane {
 	var claims []*Lane
-	for number := uint32(1); number <= q.Ledger.HighLane(); number++ {
+	q.Next = q.Ledger.HighLane() + 1 // read once: anybody who has the page can write it
+	for number := uint32(1); number < q.Next; number++ {
 		owner, generation, live := q.Ledger.Lane(number)
 		if !live {
 			continue
@@ -87,9 +88,10 @@ func (q *Quota) adoptDevices(r Restart, claims []*Lane) error {
 		}
 		d.account, d.Inherited = account, account.Held()
 		if !r.Over && d.Limit != 0 && q.Ledger.Limit(i) == 0 { // it was frozen, or its own processes have harmed themselves
-			if d.Frozen = r.Refreeze; !d.Frozen {
+			if q.Frozen = r.Frozen; q.Frozen == "" {
 				err = account.Limit(d.Limit)
 			}
+			d.Frozen = q.Frozen != ""
 		}
 		switch {
 		case err != nil:
@@ -103,6 +105,9 @@ func (q *Quota) adoptDevices(r Restart, claims []*Lane) error {
 		}
 		q.Ledger.SetContextBytes(i, q.Owner.ContextBytes(d))
 	}
+	if q.Frozen != "" { // the former enforcer may not have come to all devices
+		q.Freeze(q.Frozen)
+	}
 	return nil
 }
 
@@ -112,7 +117,6 @@ func (q *Quota) adoptLanes(claims []*Lane) {
 	for _, l := range claims {
 		claimed[l.Number] = l
 	}
-	q.Next = q.Ledger.HighLane() + 1
 	for number := uint32(1); number < q.Next; number++ {
 		l := claimed[number]
 		switch {

@@ -23,7 +23,7 @@ func (d *Device) Granted() uint64 {
 	if d.Limit == ledger.NoLimit {
 		return d.Limit
 	}
-	return d.Limit - d.Suspended()
+	return d.Limit - d.lent()
 }
 
 // HighestLimit is the highest limit that was ever in force.
@@ -38,7 +38,7 @@ func (d *Device) SetLimit(limit, highest uint64) {
 func (d *Device) become(limit uint64) {
 	d.Limit, d.Quota = limit, min(limit, d.Total)
 	if limit != ledger.NoLimit {
-		d.Limit += d.Suspended() // may be charged beyond it
+		d.Limit += d.lent() // may be charged beyond it
 	}
 	if limit == 0 {
 		d.Quota = d.Total // it has no quota there: programs see the device, and nothing free

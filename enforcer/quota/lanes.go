@@ -22,8 +22,9 @@ type Lane struct {
 	Process    *process.Handle
 	Lent       bool // by a former enforcer: its process was checkpointed, and others may have taken what it is charged for
 
-	// Of a slice's lane only:
 	Refusals report.Process
+
+	// Of a slice's lane only:
 	Attached time.Time            // zero if that was another enforcer's doing
 	Learned  [ledger.Devices]bool // its first context's cost was looked at
 	Told     [ledger.Devices]Told
@@ -130,7 +131,7 @@ func (q *Quota) died(l *Lane) {
 	q.Lock.Lock()
 	defer q.Lock.Unlock()
 	if !q.Has(l) {
-		return // it was settled meanwhile, or the slice is gone
+		return // it was settled meanwhile, or the owner is gone
 	}
 	q.pass("death.seen")
 	q.Settle(l)

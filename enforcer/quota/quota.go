@@ -26,9 +26,6 @@ import (
 // Left is the state of a quota whose processes go on without this enforcer.
 const Left api.State = "left"
 
-// ErrLeft says that the next enforcer answers.
-var ErrLeft = errors.New("the quota is another enforcer's")
-
 // Owner is the slice or the pool whose quota it is. Its methods are called with the lock held.
 type Owner interface {
 	// Damaged is told that nothing more is granted, since the page cannot be trusted (Reason). It is Overwritten by a process that had it,
@@ -50,8 +47,8 @@ type Options struct {
 	Record bool             // nothing is refused
 }
 
-// Quota is one ledger with its devices and lanes. The owner's lock guards all of it: who calls a method has it, unless the method
-// says otherwise.
+// Quota is one ledger with its devices and lanes. The owner's lock guards all of it: who calls a method has it, or nobody else knows the
+// Quota yet, unless the method says otherwise. Identity is the same from Begin on.
 type Quota struct {
 	Options
 
@@ -61,12 +58,12 @@ type Quota struct {
 
 	Overwritten bool // it is damaged since a process has overwritten the page
 
-	Ledger   *ledger.Ledger // nil before Begin and after Leave
+	Ledger   *ledger.Ledger // nil before Begin, after Leave, and where a restart has lost it
 	Identity ledger.Identity
 	Stored   bool      // the store knows the ledger
 	Devices  []*Device // in the ledger's order
 
-	Next uint32 // lanes from here on were never given out
+	Next uint32 // lanes from here on were never given out; exported for tests
 
 	adopting bool
 	free     []uint32 // lanes that were given back
@@ -80,7 +77,7 @@ func New(o Options) *Quota {
 	return &Quota{Options: o, State: api.Active, Next: 1, lanes: make(map[uint32]*Lane), byPID: make(map[int]*Lane)}
 }
 
-// Begin makes a new ledger with the devices that there are. The store does not know it yet.
+// Begin makes a new ledger with the devices that there are. The store does not know it yet. Begin takes the lock.
 func (q *Quota) Begin() error {
 	var name [16]byte
 	if _, err := rand.Read(name[:]); err != nil {
@@ -96,6 +93,8 @@ func (q *Quota) Begin() error {
 	if q.Record {
 		l.SetRecord()
 	}
+	q.Lock.Lock()
+	defer q.Lock.Unlock()
 	q.Ledger, q.Identity, q.Stored = l, l.Identity(), false
 	if q.Overwritten {
 		l.SetClosed()
@@ -111,7 +110,7 @@ func (q *Quota) Begin() error {
 // Close lets nothing more be charged: who is attached and alive still has the page.
 func (q *Quota) Close() {
 	q.Ledger.SetClosed()
-	for i, d := range q.Devices[:min(q.Ledger.DeviceCount(), len(q.Devices))] {
+	for i, d := range q.Devices {
 		if d.account == nil { // nobody has adopted it
 			d.account, _ = q.Ledger.OpenAccount(i, 0)
 		}
@@ -145,20 +144,7 @@ func (q *Quota) Leave() error {
 		errs = append(errs, q.Ledger.Close())
 		q.Ledger = nil
 	}
-	q.Devices = nil
 	return errors.Join(errs...)
-}
-
-// Refusal is why processes get nothing: a ledger.Status, or ErrLeft; nil if they do.
-func (q *Quota) Refusal() error {
-	switch q.State {
-	case api.Active:
-		return nil
-	case Left:
-		return ErrLeft
-	default:
-		return ledger.StatusClosed
-	}
 }
 
 // Damage says that the page cannot be trusted any more. Nothing more may be charged; the processes and the host go on.
@@ -191,15 +177,15 @@ func (q *Quota) Verify() error {
 	}
 	for i, d := range q.Devices {
 		// Both are changed by the same swap, so with nothing changing meanwhile they cannot differ.
-		if f := q.Figures(i); f.Quiet && f.Used != f.Held {
+		if f := q.figures(i); f.Quiet && f.Used != f.Held {
 			return fmt.Errorf("%w: device %s has %d bytes charged, its lanes hold %d", ledger.ErrDamaged, d.Name, f.Used, f.Held)
 		}
 	}
 	return nil
 }
 
-// Figures are what the page says of a device.
-func (q *Quota) Figures(index int) ledger.Figures {
+// figures are what the page says of a device.
+func (q *Quota) figures(index int) ledger.Figures {
 	return q.Ledger.Figures(index, &q.live, q.Next-1)
 }
 
@@ -207,8 +193,8 @@ func (q *Quota) Figures(index int) ledger.Figures {
 // overhead. The figures are not of one instant, and the page may say anything: nothing is below zero.
 func (q *Quota) Shown(index int) (f ledger.Figures, overhead uint64) {
 	d := q.Devices[index]
-	f = q.Figures(index)
-	f.Used -= min(f.Used, d.Suspended())
+	f = q.figures(index)
+	f.Used -= min(f.Used, d.lent())
 	for number := range d.suspended {
 		f.Context -= min(f.Context, q.Ledger.Context(index, number))
 	}
@@ -220,13 +206,13 @@ func (q *Quota) Used(index int) uint64 {
 	if q.Ledger == nil || index >= q.Ledger.DeviceCount() {
 		return 0
 	}
-	used := q.Figures(index).Used
-	return used - min(used, q.Devices[index].Suspended())
+	used := q.figures(index).Used
+	return used - min(used, q.Devices[index].lent())
 }
 
 // OverLimit says whether more is charged on a device than may be.
 func (q *Quota) OverLimit(index int) bool {
-	return q.Figures(index).Used > q.Devices[index].Limit
+	return q.figures(index).Used > q.Devices[index].Limit
 }
 
 // Commitment is what the quota comes to on each device, in bytes by UUID: the limit, or the whole device if that is less.
@@ -263,7 +249,7 @@ func (q *Quota) SetExcess(index int, known, unverified uint64) {
 		err = d.account.Set(max(known, min(held, known+unverified)))
 	}
 	if rest := known + unverified - d.account.Held(); err == nil && rest > 0 {
-		if used := q.Figures(index).Used; used < d.Limit {
+		if used := q.figures(index).Used; used < d.Limit {
 			// Others may take it first: then it is tried again at the next check.
 			if err = d.account.Charge(min(rest, d.Limit-used)); errors.Is(err, ledger.ErrRefused) {
 				err = nil
@@ -322,6 +308,7 @@ func (q *Quota) pass(point string) {
 
 // Describe makes a device on which processes may hold limit bytes: ledger.NoLimit is of a slice that draws on its pool's quota alone, 0 is
 // of one that can be given nothing, as others have all of the device.
+// It needs no lock.
 func (q *Quota) Describe(uuid driver.UUID, limit, total uint64) *Device {
 	d := &Device{Device: ledger.Device{UUID: uuid.Raw, Total: total}, Name: uuid.String(), suspended: make(map[uint32]uint64)}
 	d.become(limit)

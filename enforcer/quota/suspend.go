@@ -17,9 +17,9 @@ import (
 // A restart lowers the limit, since only the page says who is checkpointed. What others took meanwhile stays, and who was checkpointed
 // comes back when it fits again.
 
-// Suspended is what checkpointed processes are charged for on the device: bytes of the page's limit, and of what is used there, that
+// lent is what checkpointed processes are charged for on the device: bytes of the page's limit, and of what is used there, that
 // are nobody's.
-func (d *Device) Suspended() uint64 {
+func (d *Device) lent() uint64 {
 	var sum uint64
 	for _, bytes := range d.suspended {
 		sum += bytes
@@ -63,7 +63,7 @@ func (q *Quota) Suspend(l *Lane) error {
 }
 
 // Resume takes back what Suspend gave, on all devices or on none: then it is ledger.StatusRefused. also is asked once there is room for the
-// lane; its error undoes it. was says whether anything was lent.
+// lane, unless it is nil; its error undoes it. was says whether anything was lent.
 func (q *Quota) Resume(l *Lane, also func() error) (was bool, err error) {
 	if l.Lent && q.exceeded(l) {
 		return false, ledger.StatusRefused
@@ -89,9 +89,11 @@ func (q *Quota) Resume(l *Lane, also func() error) (was bool, err error) {
 			return false, err
 		}
 	}
-	if err := also(); err != nil {
-		undo()
-		return false, err
+	if also != nil {
+		if err := also(); err != nil {
+			undo()
+			return false, err
+		}
 	}
 	l.Lent = false
 	q.Ledger.SetLive(l.Number)
