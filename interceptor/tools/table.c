@@ -170,7 +170,7 @@ static void print_coverage(void)
 	    "# What gpuslice does with each of the driver's functions\n\n"
 	    "Every function that driver 580.159.04 (CUDA 13.0) exports, and some of newer ones. "
 	    "Versions of\none name stand together: `cuMemAlloc`, `_v2`. What the words mean is in "
-	    "[architecture.md](architecture.md).\n\n"
+	    "[accounting.md](accounting.md#what-is-charged).\n\n"
 	    "A version of one of the charged functions that is not here is newer than this "
 	    "gpuslice: it passes, a\nline on standard error says so once, and driver truth finds "
 	    "what it takes. So does a function\nof a name that is not here at all.\n");
