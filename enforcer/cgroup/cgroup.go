@@ -9,22 +9,13 @@
 //
 // # Which hierarchy names a container
 //
-// On v2, the one there is: the line "0::" of /proc/PID/cgroup. On the hybrid layout there is also one
-// hierarchy for each v1 controller, and what a runtime does with the unified one differs. Seen on one host
-// of that layout (v1 controllers beside /sys/fs/cgroup/unified), with runc 1.1.5:
+// On v2, the one there is: the line "0::" of /proc/PID/cgroup. Where there are hierarchies of v1, with or without a unified
+// one beside them, a process has a path in each, and a runtime may have made the container's own in some of them only.
+// A path is therefore taken only if it is the container's own: not the root, not one that the process's parent
+// (the runtime or its shim) is in as well, and not one that the enforcer is in. The unified hierarchy is asked first,
+// then those of v1.
 //
-//	9:name=systemd:/c1
-//	8:pids:/c1
-//	4:memory:/engine/4f8a73a1/c1
-//	...
-//	0::/c1
-//
-// So runc makes a unified cgroup too, and a controller may have another path than the others (below the
-// one that the engine itself was put in). Other runtimes, and runc where the unified mount is read-only or
-// not at the place it knows, use the v1 controllers only: then "0::" shows the place that
-// the container's parent is in, often "/". A path is therefore taken only if it is the container's own: not the
-// root, not one that the process's parent (the runtime or its shim) is in as well, and not one
-// that the enforcer is in. The unified hierarchy is asked first, then the v1 controllers in a fixed order.
+// What is for v1 alone is in v1.go.
 package cgroup
 
 import (
@@ -32,6 +23,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -77,17 +69,12 @@ func contains(parent, child string) bool {
 	return ok && rest[0] == '/'
 }
 
-// preferred are the v1 controllers that may name a container, in this order: pids and devices cost nothing and every
-// runtime uses them; memory, freezer and cpu are next. cpuset is not among them, nor are
-// net_cls and blkio: nested runtimes are known to share those.
-var preferred = []string{"pids", "memory", "devices", "freezer", "cpu"}
-
 // Host is the cgroup hierarchies of this host. It holds no descriptors and may be used by several goroutines.
 type Host struct {
 	proc        string
-	unified     *hierarchy // nil on pure v1
-	controllers map[string]*hierarchy
-	own         map[string]string // of the enforcer: mount to path
+	unified     *hierarchy            // nil on pure v1
+	controllers map[string]*hierarchy // of v1
+	own         map[string]string     // of the enforcer: mount to path
 }
 
 // Open finds where the hierarchies are mounted. proc is "/proc" but in tests.
@@ -133,14 +120,9 @@ func (h *Host) Of(pid int) (Path, error) {
 	if err != nil {
 		return Path{}, err
 	}
-	candidates := make([]*hierarchy, 0, 1+len(preferred))
+	candidates := h.namingV1()
 	if h.unified != nil {
-		candidates = append(candidates, h.unified)
-	}
-	for _, name := range preferred {
-		if c := h.controllers[name]; c != nil {
-			candidates = append(candidates, c)
-		}
+		candidates = slices.Insert(candidates, 0, h.unified)
 	}
 	var tried []string
 	for _, c := range candidates {

@@ -12,7 +12,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/guard"
 )
 
-// ErrNoKill says that the kernel cannot kill a cgroup as a whole: that of v1 cannot, nor can one before Linux 5.14.
+// ErrNoKill says that the kernel cannot kill a cgroup as a whole, and so has no file for that: one before Linux 5.14, and v1.
 var ErrNoKill = errors.New("the kernel cannot kill that cgroup as a whole")
 
 // Kill sends SIGKILL to all processes in p and below it, also those that are just being forked. Where they fork without end one
@@ -20,9 +20,6 @@ var ErrNoKill = errors.New("the kernel cannot kill that cgroup as a whole")
 // another one has now, has none.
 func Kill(p Path) error {
 	guard.MayWait("a cgroup's file")
-	if !p.V2 {
-		return ErrNoKill
-	}
 	// Its file is opened below the very directory that was checked.
 	dir, err := unix.Open(p.Dir(), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if gone(err) {

@@ -68,12 +68,7 @@ func (h *Host) hierarchy(id, controllers string) *hierarchy {
 	if id == "0" && controllers == "" {
 		return h.unified
 	}
-	for name := range strings.SplitSeq(controllers, ",") {
-		if c := h.controllers[name]; c != nil {
-			return c
-		}
-	}
-	return nil
+	return h.hierarchyV1(controllers)
 }
 
 // hierarchy is one mounted cgroup file system.
@@ -111,11 +106,7 @@ func hierarchiesOf(mounts []*mountinfo.Info) (unified *hierarchy, controllers ma
 				unified = c
 			}
 		case "cgroup":
-			for name := range strings.SplitSeq(m.VFSOptions, ",") {
-				if name != "rw" && name != "ro" && better(c, controllers[name]) {
-					controllers[name] = c
-				}
-			}
+			addV1(controllers, c, m.VFSOptions)
 		}
 	}
 	return unified, controllers

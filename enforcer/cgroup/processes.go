@@ -33,7 +33,7 @@ func PIDs(p Path) ([]int, error) {
 		return nil
 	})
 	slices.Sort(pids)
-	return slices.Compact(pids), err // v1 lists a process twice if it moves while the list is read
+	return slices.Compact(pids), err // a process is listed twice if it moves while the list is read
 }
 
 // Populated says whether there is a process in p or below it. A cgroup that is gone is not populated, nor is one
@@ -41,12 +41,7 @@ func PIDs(p Path) ([]int, error) {
 func Populated(p Path) (bool, error) {
 	guard.MayWait("a cgroup's file")
 	if !p.V2 {
-		populated := false
-		err := eachProcess(p, func(int) error {
-			populated = true
-			return errStop
-		})
-		return populated, err
+		return populatedV1(p)
 	}
 	if ok, err := exists(p); !ok || err != nil {
 		return false, err

@@ -18,13 +18,12 @@ import (
 // ErrWatched says that somebody watches the cgroup already.
 var ErrWatched = errors.New("it is watched already")
 
-// pollInterval is how often the task list of a v1 cgroup is read, once its init is dead and while tasks remain. It
-// is the one thing here that polls: v1 has no event for "empty".
-const pollInterval = time.Second
+// retryInterval is how often a cgroup is checked without an event: one whose last check failed, and one of v1 (silentV1).
+const retryInterval = time.Second
 
 // Watcher says when cgroups become empty or go. On v2 the kernel tells both (cgroup.events, and the parent
 // directory for the removal, which the directory itself does not report). On v1 it tells the removal only: call
-// Recheck when a process of the cgroup, above all its init, has died.
+// Recheck.
 //
 // Every event is only a reason to check: what decides is Populated. So lost, merged and doubled events do no harm.
 type Watcher struct {
@@ -44,9 +43,6 @@ type watched struct {
 	failed   bool // the last check did: try again
 	initDead bool // Recheck was called
 }
-
-// polled says whether it is to be checked again every pollInterval.
-func (e *watched) polled(p Path) bool { return e.failed || (e.initDead && !p.V2) }
 
 // NewWatcher starts a Watcher.
 func NewWatcher() (*Watcher, error) {
@@ -146,17 +142,6 @@ func (w *Watcher) forget(p Path) bool {
 	return true
 }
 
-// Recheck checks p soon: call it when p's init has died. On v1 a cgroup whose init is dead but which still has
-// tasks is then checked every second until it is empty.
-func (w *Watcher) Recheck(p Path) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if e := w.watched[p]; e != nil {
-		e.initDead, w.soon[p] = true, true
-		w.wake()
-	}
-}
-
 // wake makes the loop's read return, so that it checks what is due. It is called with mu held.
 func (w *Watcher) wake() { _ = w.inotify.SetReadDeadline(time.Unix(1, 0)) }
 
@@ -235,8 +220,8 @@ func (w *Watcher) due() []Path {
 	var next time.Time // never
 	for p := range w.soon {
 		due = append(due, p)
-		if w.watched[p].polled(p) {
-			next = time.Now().Add(pollInterval)
+		if e := w.watched[p]; e.failed || silentV1(p, e) {
+			next = time.Now().Add(retryInterval)
 		} else {
 			delete(w.soon, p)
 		}
@@ -262,7 +247,7 @@ func (w *Watcher) check(p Path) func() {
 		w.soon[p] = true
 		// Not to be read just now (out of descriptors, say) does not mean that it is empty.
 		if !w.closed {
-			_ = w.inotify.SetReadDeadline(time.Now().Add(pollInterval))
+			_ = w.inotify.SetReadDeadline(time.Now().Add(retryInterval))
 		}
 		return nil
 	case populated:
