@@ -247,6 +247,117 @@ func TestARemovalConcernsNoNeighbour(t *testing.T) {
 	})
 }
 
+// The kernel keeps 16,384 events at most, and says when it has dropped some.
+func TestAfterLostEventsAllAreChecked(t *testing.T) {
+	eachHierarchy(t, func(t *testing.T, p Path) {
+		w := newTestWatcher(t)
+		a, b := below(t, p, "a"), below(t, p, "b")
+		member(t, a)
+		member(t, b)
+		watch(t, w, a)
+		watch(t, w, b)
+		lost := binary.NativeEndian.AppendUint32(nil, 1<<32-1) // no watch
+		lost = binary.NativeEndian.AppendUint32(lost, unix.IN_Q_OVERFLOW)
+		lost = append(lost, make([]byte, 8)...) // no cookie, no name
+		if got := w.concerned(lost); len(got) != 2 {
+			t.Errorf("%v are checked, want both", got)
+		}
+	})
+}
+
+// Some containers own their cgroup. What they do in it must not keep the enforcer busy: the kernel tells of nothing but its end.
+func TestNoContainerWakesTheWatcherByWhatItDoesToItsCgroup(t *testing.T) {
+	eachHierarchy(t, func(t *testing.T, p Path) {
+		w := newTestWatcher(t)
+		stalled, goOn := make(chan struct{}), make(chan struct{})
+		c := below(t, p, "a")
+		process := member(t, c)
+		reports := watch(t, w, c)
+		wantSilence(t, reports)
+		if err := w.Watch(below(t, p, "empty"), func() { close(stalled); <-goOn }); err != nil {
+			t.Fatal(err)
+		}
+		<-stalled // from now on events are kept by the kernel
+		defer close(goOn)
+		before := unread(t, w) // the end of the watch of "empty"
+		files, err := os.ReadDir(c.Dir())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range files {
+			if info, err := f.Info(); err != nil || os.Chmod(filepath.Join(c.Dir(), f.Name()), info.Mode()) != nil {
+				t.Errorf("chmod %s: %v", f.Name(), err)
+			}
+		}
+		inner := filepath.Join(c.Dir(), "inner")
+		self := []byte(strconv.Itoa(process.Process.Pid))
+		if err := errors.Join(os.Chmod(c.Dir(), 0o755), os.Mkdir(inner, 0o755), os.Remove(inner),
+			os.WriteFile(filepath.Join(c.Dir(), "cgroup.procs"), self, 0)); err != nil {
+			t.Fatal(err)
+		}
+		if n := unread(t, w) - before; n != 0 {
+			t.Errorf("%d bytes of events", n)
+		}
+		end(process)
+		remove(t, c)
+		if unread(t, w) == before {
+			t.Error("no event of its end")
+		}
+	})
+}
+
+// unread is how many bytes of events the kernel keeps for w.
+func unread(t *testing.T, w *Watcher) int {
+	t.Helper()
+	conn, err := w.inotify.SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var n int
+	var ioctl error
+	err = conn.Control(func(fd uintptr) { n, ioctl = unix.IoctlGetInt(int(fd), unix.TIOCINQ) })
+	if err = errors.Join(err, ioctl); err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// The kernel keeps the watch of a cgroup that is gone until it is taken away.
+func TestAPathThatIsUsedAgainLeavesNoWatchBehind(t *testing.T) {
+	eachHierarchy(t, func(t *testing.T, p Path) {
+		w := newTestWatcher(t)
+		stalled, goOn := make(chan struct{}), make(chan struct{})
+		c := below(t, p, "a")
+		process := member(t, c)
+		first := watch(t, w, c)
+		wantSilence(t, first)
+		if err := w.Watch(below(t, p, "empty"), func() { close(stalled); <-goOn }); err != nil {
+			t.Fatal(err)
+		}
+		<-stalled
+		end(process)
+		remove(t, c)
+		again := below(t, p, "a")
+		process = member(t, again)
+		second := watch(t, w, again)
+		close(goOn)
+		wantReport(t, first)
+		wantSilence(t, second)
+		end(process)
+		w.Recheck(again)
+		wantReport(t, second)
+		entries, err := os.ReadDir("/proc/self/fdinfo")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range entries {
+			if text, _ := os.ReadFile(filepath.Join("/proc/self/fdinfo", e.Name())); strings.Contains(string(text), "inotify wd:") {
+				t.Errorf("watches are left: %s", text)
+			}
+		}
+	})
+}
+
 func TestWhatIsEmptyAlreadyIsReportedToWhoComesLate(t *testing.T) {
 	eachHierarchy(t, func(t *testing.T, p Path) {
 		w := newTestWatcher(t)

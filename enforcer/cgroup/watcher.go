@@ -26,6 +26,9 @@ const retryInterval = time.Second
 // Recheck.
 //
 // Every event is only a reason to check: what decides is Populated. So lost, merged and doubled events do no harm.
+//
+// It speaks inotify itself for the masks: fsnotify watches for chmod and the like too, so a container that owns its cgroup would
+// keep the enforcer busy, and it leaves the kernel's watch behind where a path is used again.
 type Watcher struct {
 	inotify *os.File
 	done    chan struct{}
