@@ -254,6 +254,11 @@ func (s *site) init(name string) int {
 func (s *site) exec(name string, args ...string) string {
 	s.t.Helper()
 	out, err := s.engine.exec(name, args...)
+	// crun before 1.8.7 cannot join a user namespace as long as the container's process has not called execve (containers/crun#1264).
+	for end := time.Now().Add(10 * time.Second); err != nil && strings.Contains(out, "setns(pid=") && time.Now().Before(end); {
+		time.Sleep(10 * time.Millisecond)
+		out, err = s.engine.exec(name, args...)
+	}
 	if err != nil {
 		s.t.Fatalf("exec %q in %s: %v\n%s", args, name, err, out)
 	}
