@@ -243,17 +243,9 @@ func (s *slice) addDevice(raw [16]byte, total uint64) (uint32, error) {
 	if index >= 0 || err != nil { // it came meanwhile
 		return uint32(max(index, 0)), err
 	}
-	s.mu.Lock()
-	limit, ok := s.allowed(raw, total)
-	count := len(s.quota.Devices)
-	s.mu.Unlock()
-	switch {
-	case !ok:
-		return 0, ledger.StatusNoDevice
-	case total == 0 || limit == 0:
-		return 0, ledger.StatusMalformed
-	case count == ledger.Devices:
-		return 0, ledger.StatusFull
+	limit, err := mayAdd(s.quota, total, func() (uint64, bool) { return s.allowed(raw, total) })
+	if err != nil {
+		return 0, err
 	}
 	if s.pool != nil { // first, since who finds it in the slice looks for it there
 		if err := s.pool.addDevice(uuid, total); err != nil {
@@ -284,13 +276,31 @@ func (s *slice) addDevice(raw [16]byte, total uint64) (uint32, error) {
 	if err = s.refusal(); err == nil {
 		err = s.quota.Add(d)
 	}
+	index = len(s.quota.Devices) - 1
 	s.mu.Unlock()
 	if err != nil {
 		return 0, err
 	}
 	s.followNative()
 	s.log.Info("the slice uses a device", "device", uuid, "bytes", limit)
-	return uint32(count), nil
+	return uint32(index), nil
+}
+
+// mayAdd is the bytes that a quota may have on another device, of total bytes, or the ledger.Status that says why it cannot have it. Called in
+// the turn of whose quota it is; limit is called with the lock held.
+func mayAdd(q *quota.Quota, total uint64, limit func() (uint64, bool)) (uint64, error) {
+	q.Lock.Lock()
+	defer q.Lock.Unlock()
+	bytes, ok := limit()
+	switch {
+	case !ok:
+		return 0, ledger.StatusNoDevice
+	case total == 0 || bytes == 0:
+		return 0, ledger.StatusMalformed
+	case len(q.Devices) == ledger.Devices:
+		return 0, ledger.StatusFull
+	}
+	return bytes, nil
 }
 
 // hasDevice is the ledger's index of a device; -1 if it does not have it, and an error if the slice's processes get nothing.

@@ -128,17 +128,9 @@ func (p *pool) addDevice(uuid driver.UUID, total uint64) error {
 	if has, err := p.hasDevice(uuid.Raw); has || err != nil { // it came meanwhile
 		return err
 	}
-	p.mu.Lock()
-	limit, ok := quotaOn(p.quotas, uuid.Raw, total)
-	index := len(p.quota.Devices)
-	p.mu.Unlock()
-	switch {
-	case !ok:
-		return ledger.StatusNoDevice
-	case total == 0 || limit == 0:
-		return ledger.StatusMalformed
-	case index == ledger.Devices:
-		return ledger.StatusFull
+	limit, err := mayAdd(p.quota, total, func() (uint64, bool) { return quotaOn(p.quotas, uuid.Raw, total) })
+	if err != nil {
+		return err
 	}
 	var denied *api.Event
 	undo, err := p.e.book.Admit(p.holder, map[string]uint64{uuid.String(): min(limit, total)})

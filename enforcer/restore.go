@@ -153,20 +153,10 @@ func (e *Enforcer) revive(r store.Slice) *slice {
 		quotas: r.Request.Quotas, ttl: r.Request.TTL, deadline: r.Deadline, expired: r.Expired, asked: r.Asked,
 	}
 	s.newQuota()
-	s.quota.Identity, s.quota.Stored = ledger.Identity(r.Ledger), r.Ledger.Inode != 0
-	if r.Damaged != "" {
-		s.quota.WasOverwritten(r.Damaged)
-	}
 	if s.pool = e.pools[r.Request.Pool]; s.pool != nil {
 		s.pool.join(s)
 	}
-	for _, l := range r.Limits {
-		if uuid, err := driver.ParseUUID(l.Device); err == nil {
-			d := s.quota.Describe(uuid, l.Bytes, l.Total)
-			d.Highest = l.Most
-			s.quota.Devices = append(s.quota.Devices, d)
-		}
-	}
+	restoreQuota(s.quota, r.Ledger, r.Damaged, r.Limits, func(_ driver.UUID, l store.Limit) uint64 { return l.Bytes })
 	s.mayBeLimited = r.Native
 	if s.watchesFirst() {
 		s.init, _ = process.Again(r.Request.PID, r.InitStart)
@@ -175,6 +165,23 @@ func (e *Enforcer) revive(r store.Slice) *slice {
 	copy(s.token[:], r.TokenSum)
 	s.joined.Restore(r.Joined)
 	return s
+}
+
+// restoreQuota makes a quota what the store has of it, without the ledger. limit is the bytes that it may hold on a device.
+func restoreQuota(q *quota.Quota, l store.Ledger, damaged string, limits []store.Limit, limit func(driver.UUID, store.Limit) uint64) {
+	q.Identity, q.Stored = ledger.Identity(l), l.Inode != 0
+	if damaged != "" {
+		q.WasOverwritten(damaged)
+	}
+	for _, l := range limits {
+		uuid, err := driver.ParseUUID(l.Device)
+		if err != nil {
+			continue
+		}
+		d := q.Describe(uuid, limit(uuid, l), l.Total)
+		d.Highest = l.Most
+		q.Devices = append(q.Devices, d)
+	}
 }
 
 func cgroupOf(r store.Slice) cgroup.Path {

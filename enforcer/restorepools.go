@@ -10,7 +10,6 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/driver"
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
-	"github.com/gpuslice/gpuslice/enforcer/ledger"
 	"github.com/gpuslice/gpuslice/enforcer/process"
 	"github.com/gpuslice/gpuslice/enforcer/quota"
 	"github.com/gpuslice/gpuslice/enforcer/store"
@@ -29,23 +28,13 @@ func (e *Enforcer) loadPools() ([]*pool, error) {
 	for _, r := range e.store.Pools() {
 		p := e.newPool(r.Name, r.Created, r.Quotas)
 		state := states[r.Name]
-		p.quota.Identity, p.quota.Stored = ledger.Identity(state.Ledger), state.Ledger.Inode != 0
-		if state.Damaged != "" {
-			p.quota.WasOverwritten(state.Damaged)
-		}
-		for _, l := range state.Limits {
-			uuid, err := driver.ParseUUID(l.Device)
-			if err != nil {
-				continue
+		restoreQuota(p.quota, state.Ledger, state.Damaged, state.Limits, func(uuid driver.UUID, l store.Limit) uint64 {
+			if l.Bytes == 0 {
+				return 0
 			}
-			limit := l.Bytes
-			if limit != 0 {
-				limit, _ = quotaOn(p.quotas, uuid.Raw, l.Total)
-			}
-			d := p.quota.Describe(uuid, limit, l.Total)
-			d.Highest = l.Most
-			p.quota.Devices = append(p.quota.Devices, d)
-		}
+			bytes, _ := quotaOn(p.quotas, uuid.Raw, l.Total)
+			return bytes
+		})
 		loaded = append(loaded, p)
 		e.pools[r.Name] = p
 	}
