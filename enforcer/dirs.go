@@ -3,7 +3,7 @@
 package enforcer
 
 import (
-	"crypto/sha256"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"os"
@@ -21,11 +21,12 @@ const bindName = "bind"
 
 func (e *Enforcer) slicesDir() string { return filepath.Join(e.options.RunDir, "slices") }
 
-// sliceDir is short whatever the id is, since a socket's address has 108 bytes, and never the same twice: what was
-// bound from a former slice's directory must not come to life with the next.
-func (e *Enforcer) sliceDir(id string, generation uint64) string {
-	sum := sha256.Sum256([]byte(id))
-	return filepath.Join(e.slicesDir(), fmt.Sprintf("%x-%d", sum[:6], generation))
+// newSliceDir is short, since a socket's address has 108 bytes, and never the same twice: what was bound from a former slice's directory
+// must not come to life with the next. Nobody finds it who was not told of it: whose it is is nobody else's affair.
+func (e *Enforcer) newSliceDir(generation uint64) string {
+	var name [8]byte
+	_, _ = rand.Read(name[:]) // it never fails
+	return filepath.Join(e.slicesDir(), fmt.Sprintf("%x-%d", name, generation))
 }
 
 // makePrivate makes a directory, and its parents, into which nobody but the enforcer can put anything. One that

@@ -176,8 +176,11 @@ func (e *Enforcer) open() error {
 	if e.lock, err = lockState(e.options.StateDir); err != nil {
 		return err
 	}
-	if err := makePrivate(e.slicesDir(), 0o755); err != nil {
+	if err := makePrivate(e.slicesDir(), 0o711); err != nil {
 		return fmt.Errorf("run directory: %w", err)
+	}
+	if err := os.Chmod(e.slicesDir(), 0o711); err != nil { // an earlier version's can be listed
+		return err
 	}
 	if err = e.openStore(); err != nil {
 		return err

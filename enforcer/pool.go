@@ -15,6 +15,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
 	"github.com/gpuslice/gpuslice/enforcer/quota"
+	"github.com/gpuslice/gpuslice/enforcer/report"
 	"github.com/gpuslice/gpuslice/enforcer/store"
 )
 
@@ -52,7 +53,7 @@ type shares struct {
 
 func (e *Enforcer) newPool(name string, created time.Time, quotas []api.Quota) *pool {
 	p := &pool{
-		e: e, log: e.log.With("pool", name), name: name, created: created, quotas: quotas, turn: guard.NewTurn(),
+		e: e, log: report.Log(e.log.With("pool", name)), name: name, created: created, quotas: quotas, turn: guard.NewTurn(),
 		holder:  &admission.Holder{Name: "pool " + name, Pool: true},
 		members: make(map[*slice]struct{}), shares: make(map[*quota.Device]*shares),
 	}

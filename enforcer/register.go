@@ -17,6 +17,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
 	"github.com/gpuslice/gpuslice/enforcer/process"
 	"github.com/gpuslice/gpuslice/enforcer/quota"
+	"github.com/gpuslice/gpuslice/enforcer/report"
 	"github.com/gpuslice/gpuslice/enforcer/session"
 )
 
@@ -124,7 +125,7 @@ func (e *Enforcer) newSlice(ctx context.Context, r api.RegisterRequest) (*slice,
 		return nil, err
 	}
 	s := &slice{
-		e: e, log: e.log.With("slice", r.ID), request: r, holder: newHolder(&r), created: time.Now().UTC(),
+		e: e, log: report.Log(e.log.With("slice", r.ID)), request: r, holder: newHolder(&r), created: time.Now().UTC(),
 		initStart: init.Start, init: init, turn: guard.NewTurn(),
 		quotas: r.Quotas, ttl: r.TTL, deadline: e.until(r.TTL),
 	}
@@ -142,7 +143,7 @@ func (e *Enforcer) newSlice(ctx context.Context, r api.RegisterRequest) (*slice,
 		return nil, api.Errorf(api.CodeBadRequest, "slice %s: %v", r.ID, err)
 	}
 	s.generation = e.nextGeneration()
-	s.dir = e.sliceDir(r.ID, s.generation)
+	s.dir = e.newSliceDir(s.generation)
 	s.mayBeLimited = e.enforcesOn(s)
 	if !s.watchesFirst() {
 		s.init = nil

@@ -405,6 +405,32 @@ func TestARunDirectoryThatOthersCanWriteIsRefused(t *testing.T) {
 	}
 }
 
+// Nor is it said whose the directories are: their names say nothing, and only who was told of one finds it.
+func TestNobodyListsTheSlicesDirectories(t *testing.T) {
+	h := newHost(t, nil)
+	slices := filepath.Join(h.options.RunDir, "slices")
+	h.stop()
+	if err := os.Chmod(slices, 0o755); err != nil { // as an earlier version made it
+		t.Fatal(err)
+	}
+	h.start()
+	if info, err := os.Stat(slices); err != nil || info.Mode().Perm() != 0o711 {
+		t.Errorf("%v, %v", info.Mode(), err)
+	}
+	var names []string
+	for range 2 {
+		_, reply := h.session("s", on(gpu0, gib))
+		name, _, _ := strings.Cut(filepath.Base(reply.Dir), "-")
+		names = append(names, name)
+		if _, err := h.Release(context.Background(), "s", 0, true); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if names[0] == names[1] {
+		t.Errorf("both slices s have a directory %s", names[0])
+	}
+}
+
 func TestTwoHundredProcessesComeAndGoExactly(t *testing.T) {
 	dir := newCgroup(t)
 	h := newHost(t, nil)

@@ -4,10 +4,13 @@ package enforcer_test
 
 import (
 	"context"
+	"log/slog"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
 func TestWhoGetsNoPlaceIsToldOneByOneAndThenAsASum(t *testing.T) {
@@ -48,6 +51,25 @@ func TestAMemberThatGetsNoPlaceIsToldToo(t *testing.T) {
 	// In their order: what the slice itself has to say comes before its end.
 	if _, err := h.Release(context.Background(), "s1", 0, true); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// Its processes can ask as often as they like.
+func TestAFullSliceDoesNotFillTheLog(t *testing.T) {
+	h := newHost(t, nil)
+	h.stop()
+	var log testhost.Output
+	h.options.Log = slog.New(slog.NewTextHandler(&log, nil))
+	h.start()
+	p, _ := h.session("s1", on(gpu0, gib))
+	h.LeavePlaces("s1", 0)
+	for range 200 {
+		if answer := p.ask("attach"); answer == "ok" {
+			t.Fatal("it got a place")
+		}
+	}
+	if n := strings.Count(log.String(), "no free process slot"); n == 0 || n > 10 {
+		t.Errorf("%d lines", n)
 	}
 }
 

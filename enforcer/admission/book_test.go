@@ -68,6 +68,27 @@ func TestARefusalSaysWhatIsLeftAndWhoHasTheRest(t *testing.T) {
 	refused(t, err, "asks for 3221225473B", "3221225472B are left") // as sizes the two would read alike
 }
 
+func TestAUsersRefusalNamesHisOwnSessionsOnly(t *testing.T) {
+	alice, bob, root := uint32(5001), uint32(5002), uint32(0)
+	b := newBook(Limits{})
+	b.give(t, &Holder{Name: "his", UID: &alice}, gpu0, 20*gib)
+	b.give(t, &Holder{Name: "secret", UID: &bob}, gpu0, 30*gib)
+	b.give(t, &Holder{Name: "container"}, gpu0, 29*gib)
+	b.give(t, &Holder{Name: "pool x", Pool: true}, gpu0, gib/2)
+	for _, c := range []struct {
+		uid  *uint32
+		says string
+	}{
+		{&alice, "(his has 20GiB, other users 59.5GiB): ask"},
+		{new(uint32(5003)), "(other users 79.5GiB): ask"},
+		{&root, "(secret has 30GiB, container has 29GiB, his has 20GiB, and 1 others 512MiB)"},
+		{nil, "(secret has 30GiB, container has 29GiB, his has 20GiB, and 1 others 512MiB)"},
+	} {
+		_, err := b.Admit(&Holder{Name: "late", UID: c.uid}, map[string]uint64{gpu0: gib})
+		refused(t, err, c.says)
+	}
+}
+
 func TestAllDevicesAreGrantedOrNone(t *testing.T) {
 	b := newBook(Limits{})
 	b.give(t, &Holder{Name: "a"}, gpu1, 79*gib)

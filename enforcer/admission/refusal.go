@@ -68,19 +68,29 @@ func (r *refusal) size(bytes uint64) string {
 // named is how many holders a refusal names.
 const named = 3
 
-// others ends the sentence: those that count and have what a holder cannot get, the largest first.
+// mayKnow says whether who asks for one holder may know of another: a user knows of his own sessions.
+func (h *Holder) mayKnow(other *Holder) bool {
+	return h.UID == nil || *h.UID == 0 || other.UID != nil && *other.UID == *h.UID
+}
+
+// others ends the sentence: those that count and have what a holder cannot get, the largest first. Whom it may not know is not named.
 func (g *granted) others(of *Holder, counts func(*Holder) bool) string {
 	type has struct {
 		who   string
 		bytes uint64
 	}
 	var all []has
+	var unnamed uint64
 	for h, bytes := range g.holders {
-		if h != of && counts(h) {
+		switch {
+		case h == of || !counts(h):
+		case of.mayKnow(h):
 			all = append(all, has{h.Name, bytes})
+		default:
+			unnamed += bytes
 		}
 	}
-	if len(all) == 0 {
+	if len(all) == 0 && unnamed == 0 {
 		return ": ask for less"
 	}
 	slices.SortFunc(all, func(a, b has) int { return cmp.Or(cmp.Compare(b.bytes, a.bytes), cmp.Compare(a.who, b.who)) })
@@ -94,6 +104,12 @@ func (g *granted) others(of *Holder, counts func(*Holder) bool) string {
 			sum += h.bytes
 		}
 		said = append(said, fmt.Sprintf("and %d others %s", len(more), api.FormatSize(sum)))
+	}
+	if unnamed > 0 {
+		said = append(said, "other users "+api.FormatSize(unnamed))
+	}
+	if len(all) == 0 {
+		return " (" + strings.Join(said, ", ") + "): ask for less"
 	}
 	return " (" + strings.Join(said, ", ") + "): ask for less, or end one of them"
 }

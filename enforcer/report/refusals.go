@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package report says what there is to report of refused charges and rejected attaches.
+// Package report says what there is to report of refused charges and rejected attaches, and bounds what slices have written to the log.
 //
 // A process counts its refusals in its lane. That count decides how many there were and how many are still unreported. What a
 // process says of a refusal makes it known at once; what nobody said is found by the regular check. So nothing is reported twice, whatever a
 // process says, and nothing is lost, however many are refused.
 //
-// Nothing here locks: the values belong to a slice.
+// Refusals and Rejected do not lock: they belong to a slice.
 package report
 
 import (

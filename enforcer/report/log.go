@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package report
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"time"
+
+	"golang.org/x/time/rate"
+)
+
+// Of each message that a slice or a pool has written to the log, as many lines follow one another at once, and then one each linesEvery: its
+// processes can have many written.
+const (
+	linesAtOnce = 5
+	linesEvery  = 10 * time.Second
+)
+
+// Log bounds how often each message is written to log, from which it differs in nothing else. The next line that is written says how many
+// were left out before it (suppressed). Lines of slog.LevelDebug are not bounded: they are asked for.
+func Log(log *slog.Logger) *slog.Logger {
+	return slog.New(&limited{log.Handler(), &lines{byMessage: make(map[string]*line)}})
+}
+
+type limited struct {
+	slog.Handler
+	lines *lines
+}
+
+// lines are what was written of each message. A program has few messages: what varies is in their attributes.
+type lines struct {
+	mu        sync.Mutex
+	byMessage map[string]*line
+}
+
+type line struct {
+	limit      *rate.Limiter
+	suppressed int
+}
+
+func (h *limited) WithAttrs(attrs []slog.Attr) slog.Handler {
+	return &limited{h.Handler.WithAttrs(attrs), h.lines}
+}
+
+func (h *limited) WithGroup(name string) slog.Handler {
+	return &limited{h.Handler.WithGroup(name), h.lines}
+}
+
+func (h *limited) Handle(ctx context.Context, r slog.Record) error {
+	if r.Level > slog.LevelDebug {
+		suppressed, may := h.lines.take(r.Message, r.Time)
+		if !may {
+			return nil
+		}
+		if suppressed > 0 {
+			r = r.Clone()
+			r.AddAttrs(slog.Int("suppressed", suppressed))
+		}
+	}
+	return h.Handler.Handle(ctx, r)
+}
+
+func (l *lines) take(message string, at time.Time) (suppressed int, may bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	of := l.byMessage[message]
+	if of == nil {
+		of = &line{limit: rate.NewLimiter(rate.Every(linesEvery), linesAtOnce)}
+		l.byMessage[message] = of
+	}
+	if !of.limit.AllowN(at, 1) {
+		of.suppressed++
+		return 0, false
+	}
+	suppressed, of.suppressed = of.suppressed, 0
+	return suppressed, true
+}
