@@ -119,7 +119,8 @@ type Enforcer struct {
 	now    func() time.Duration // since boot
 	leases chan struct{}        // somebody's deadline may be earlier than it was
 
-	guesses  session.Guesses
+	guesses  *session.Pace // wrong tokens
+	begins   *session.Pace // users' sessions
 	counter  atomic.Pointer[Counter]
 	progress progress
 
@@ -155,6 +156,7 @@ func New(options Options) (*Enforcer, error) {
 	e := &Enforcer{
 		options: options, log: options.Log, events: event.NewLog(eventsKept),
 		deaf: make(map[*slice]struct{}), registry: newRegistry(),
+		guesses: session.WrongTokens(), begins: session.Begins(),
 	}
 	e.now, e.leases = options.Clock, make(chan struct{}, 1)
 	e.progress.begin = time.Now()

@@ -61,7 +61,7 @@ func (e *Enforcer) authenticate(ctx context.Context, id string) (*slice, error) 
 		return nil, api.Errorf(api.CodeForbidden, "the kernel does not report which process shows the token")
 	case e.guesses.Wait(now, uid):
 		e.countJoined("limited")
-		return nil, api.Errorf(api.CodeBusy, "uid %d has shown too many wrong tokens: try again in %s", uid, session.WrongInterval)
+		return nil, api.Errorf(api.CodeBusy, "uid %d has shown too many wrong tokens: try again in %s", uid, e.guesses.Interval)
 	}
 	s := e.find(id)
 	if s == nil {
@@ -71,7 +71,7 @@ func (e *Enforcer) authenticate(ctx context.Context, id string) (*slice, error) 
 		return s, nil
 	}
 	e.countJoined("wrong_token")
-	if e.guesses.Wrong(now, uid) { // the log is not theirs to fill
+	if e.guesses.Did(now, uid) { // the log is not theirs to fill
 		e.log.Warn("wrong session token", "slice", id, "pid", asker.PID, "uid", uid)
 	}
 	return nil, api.Errorf(api.CodeForbidden, "there is no session %s with that token: the file that %s names in the session has it", id, api.TokenEnv)

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"time"
 
 	"github.com/gpuslice/gpuslice/enforcer/admission"
 	"github.com/gpuslice/gpuslice/enforcer/api"
@@ -123,6 +124,12 @@ func (u *Users) Register(ctx context.Context, r api.RegisterRequest) (api.Regist
 		if err := mayAsk(&r); err != nil {
 			return api.RegisterReply{}, err
 		}
+		now := time.Now()
+		if u.e.begins.Wait(now, uid) {
+			return api.RegisterReply{}, api.Errorf(api.CodeBusy, "uid %d has begun %d sessions in a short time: one each %s is accepted after that, ask again then",
+				uid, u.e.begins.Burst, u.e.begins.Interval)
+		}
+		u.e.begins.Did(now, uid)
 		r.UID = uid
 		r.Visible = nil // a user's claim keeps no process from another device: the session counts on all that the quotas are on
 		if groups := u.groups(ctx); len(groups) > 0 {

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/gpuslice/gpuslice/enforcer"
 	"github.com/gpuslice/gpuslice/enforcer/api"
@@ -204,6 +205,36 @@ func TestAUserAsksForNothingThatIsTheOperatorsToGive(t *testing.T) {
 	info, err := os.Stat(reply.Dir + "/" + api.TokenName)
 	if err != nil || int(info.Sys().(*syscall.Stat_t).Uid) != alice {
 		t.Errorf("the token is of uid %d, %v", int(info.Sys().(*syscall.Stat_t).Uid), err)
+	}
+	if n := len(slicesOf(t, h)); n != 1 {
+		t.Errorf("%d slices", n)
+	}
+}
+
+// Each costs files and events, of which others have the less.
+func TestAUserBeginsSessionsAtABoundedPace(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("root is needed, to serve other users")
+	}
+	h, u := newUsers(t, &fakeTruth{})
+	p := start(t, "/nonexistent", "")
+	again := func() error {
+		_, err := u.Register(as(p.pid(), alice), api.RegisterRequest{ID: "a", Quotas: []api.Quota{on(gpu0, gib)}, Session: true, PID: p.pid(), UID: alice})
+		if err == nil {
+			_, err = u.Release(as(p.pid(), alice), "u5001-a", 0, true)
+		}
+		return err
+	}
+	began, begun := time.Now(), 0
+	var err error
+	for ; err == nil && begun < 1000; begun++ {
+		err = again()
+	}
+	if most := 65 + int(time.Since(began)/time.Second); begun < 64 || begun > most || !errors.Is(err, &api.Error{Code: api.CodeBusy}) || !strings.Contains(err.Error(), "one each 1s") {
+		t.Errorf("%d sessions were begun, then: %v", begun, err)
+	}
+	if _, err := begin(t, u, bob, "b", on(gpu0, gib)); err != nil {
+		t.Errorf("another user: %v", err)
 	}
 	if n := len(slicesOf(t, h)); n != 1 {
 		t.Errorf("%d slices", n)

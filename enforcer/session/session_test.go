@@ -19,38 +19,39 @@ import (
 func TestWrongTokensAreBoundedForEachUser(t *testing.T) {
 	const alice, bob = 5001, 5002
 	now := time.Now()
-	var g Guesses
-	for n := range maxWrong {
+	g := WrongTokens()
+	for n := range g.Burst {
 		if g.Wait(now, alice) {
 			t.Fatalf("after %d wrong tokens", n)
 		}
-		if first := g.Wrong(now, alice); first != (n == 0) {
+		if first := g.Did(now, alice); first != (n == 0) {
 			t.Fatalf("number %d is the first: %v", n, first)
 		}
 	}
 	if !g.Wait(now, alice) || g.Wait(now, bob) {
 		t.Fatal("not alice, or not alice alone")
 	}
-	if !g.Wait(now.Add(WrongInterval-time.Second), alice) {
+	if !g.Wait(now.Add(g.Interval-time.Second), alice) {
 		t.Error("before the interval is over")
 	}
-	now = now.Add(WrongInterval)
+	now = now.Add(g.Interval)
 	if g.Wait(now, alice) {
 		t.Error("after it")
 	}
-	g.Wrong(now, alice)
+	g.Did(now, alice)
 	if !g.Wait(now, alice) {
 		t.Error("one in an interval, and there was one")
 	}
-	now = now.Add(maxWrong * WrongInterval)
+	now = now.Add(time.Duration(g.Burst) * g.Interval)
 	if g.Wait(now, alice) || len(g.by) != 0 {
 		t.Error("she is not forgotten")
 	}
-	for uid := range uint32(maxGuessers) {
-		g.Wrong(now, uid)
+	for uid := range uint32(maxPaced) {
+		g.Did(now, uid)
 	}
-	if !g.Wait(now, 1<<20) || len(g.by) != maxGuessers {
-		t.Errorf("%d users are remembered", len(g.by))
+	const late = 1 << 20
+	if g.Wait(now, late) || g.Did(now, late) || g.Wait(now, late) || len(g.by) != maxPaced {
+		t.Errorf("%d users are remembered, and keep another one out", len(g.by))
 	}
 }
 

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package session
+
+import (
+	"time"
+
+	"golang.org/x/time/rate"
+
+	"github.com/gpuslice/gpuslice/enforcer/guard"
+)
+
+// Pace is how often each user may do something: Burst times at once, and then once each Interval.
+type Pace struct {
+	Burst    int
+	Interval time.Duration
+
+	mu guard.Mutex[guard.Leaf] // guards by
+	by map[uint32]*rate.Limiter
+}
+
+// WrongTokens is the pace of wrong tokens. A token cannot be guessed in the age of the universe; this is so that guessing costs nobody
+// anything, and is noticed.
+func WrongTokens() *Pace { return &Pace{Burst: 10, Interval: 6 * time.Second} }
+
+// Begins is the pace at which a user begins sessions: each costs files, and has events.
+func Begins() *Pace { return &Pace{Burst: 64, Interval: time.Second} }
+
+// maxPaced is of how many users at a time it is known what they did. Others may do it: a crowd of users keeps nobody from it.
+const maxPaced = 1024
+
+// Wait says whether a user has done it so often that he has to wait.
+func (p *Pace) Wait(now time.Time, uid uint32) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for user, limiter := range p.by {
+		if limiter.TokensAt(now) >= float64(p.Burst) {
+			delete(p.by, user)
+		}
+	}
+	limiter := p.by[uid]
+	return limiter != nil && limiter.TokensAt(now) < 1
+}
+
+// Did notes that a user did it, and says whether that is the first time lately.
+func (p *Pace) Did(now time.Time, uid uint32) (first bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	limiter := p.by[uid]
+	if limiter == nil {
+		if len(p.by) >= maxPaced {
+			return false
+		}
+		if p.by == nil {
+			p.by = make(map[uint32]*rate.Limiter)
+		}
+		limiter, first = rate.NewLimiter(rate.Every(p.Interval), p.Burst), true
+		p.by[uid] = limiter
+	}
+	limiter.AllowN(now, 1)
+	return first
+}
