@@ -6,11 +6,13 @@ import (
 	"bufio"
 	"context"
 	"fmt"
+	"io"
 	"net/http/httptest"
 	"os"
 	"os/exec"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -73,6 +75,57 @@ func TestTheGroupsOfWhoAsksAreWhatTheKernelSays(t *testing.T) {
 	slices.Sort(groups)
 	if want := []uint32{61001, 61002, nobody}; !slices.Equal(slices.Compact(groups), want) {
 		t.Errorf("%v, want %v", groups, want)
+	}
+}
+
+// A user can be thousands in a user namespace: that gives him no more places, and no limit of theirs.
+func TestTheUsersOfAUserNamespaceAreNotTheHosts(t *testing.T) {
+	const asks = "GPUSLICE_ASKS_SUBORDINATE"
+	if path := os.Getenv(asks); path != "" {
+		r, err := httpClient(path).Get("http://gpuslice/v1/info")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer r.Body.Close()
+		body, _ := io.ReadAll(r.Body)
+		fmt.Printf("status %d %s\n", r.StatusCode, body)
+		return
+	}
+	const sub = 100000
+	for name, c := range map[string]struct {
+		inside, as int // the uid outside of 0 inside, and the uid inside as which is asked
+		limits     limits
+		want       string
+	}{
+		"a subordinate one":       {sub, 0, userLimits, "status 403"},
+		"another one":             {sub, 7, userLimits, "status 403"},
+		"on the control socket":   {sub, 0, controlLimits, "status 200"},
+		"whom the namespace maps": {nobody, 0, userLimits, "status 200"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			path := serveWith(t, &fakeService{}, c.limits)
+			child := asNobody(t, asks+"="+path)
+			child.Args = append(child.Args, "-test.run=^"+strings.Split(t.Name(), "/")[0]+"$")
+			if c.inside == nobody { // nobody makes it
+				child.Args = append([]string{"setpriv", fmt.Sprintf("--reuid=%d", nobody), "--clear-groups", "unshare", "--map-root-user", child.Path}, child.Args[1:]...)
+				var err error
+				if child.Path, err = exec.LookPath("setpriv"); err != nil {
+					t.Fatal(err)
+				}
+				child.SysProcAttr = nil
+			} else {
+				child.SysProcAttr = &syscall.SysProcAttr{
+					Cloneflags:  syscall.CLONE_NEWUSER,
+					UidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: c.inside, Size: 10}},
+					GidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: c.inside, Size: 10}},
+					Credential:  &syscall.Credential{Uid: uint32(c.as), NoSetGroups: true},
+				}
+			}
+			out, err := child.CombinedOutput()
+			if err != nil || !strings.Contains(string(out), c.want) {
+				t.Errorf("%v: %s", err, out)
+			}
+		})
 	}
 }
 

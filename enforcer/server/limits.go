@@ -6,11 +6,13 @@ import (
 	"encoding/json"
 	"fmt"
 	"net"
+	"net/http"
 	"os"
 	"sync"
 	"time"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/process"
 )
 
 // limits of one socket: on what those who ask can take from one another.
@@ -29,6 +31,8 @@ type connections struct {
 	all    int
 	others int // of users but root and the enforcer's own
 	each   int // of each of those
+
+	people bool // only users are served who are that without a user namespace: of the others one user may have thousands
 }
 
 var (
@@ -37,7 +41,7 @@ var (
 		header:      5 * time.Second, read: 10 * time.Second, write: 30 * time.Second, idle: time.Minute,
 	}
 	userLimits = limits{
-		connections: connections{all: 256, others: 192, each: 8},
+		connections: connections{all: 256, others: 192, each: 8, people: true},
 		header:      2 * time.Second, read: 5 * time.Second, write: 10 * time.Second, idle: 10 * time.Second,
 	}
 )
@@ -71,9 +75,9 @@ func (l *limited) Accept() (net.Conn, error) {
 			<-l.free
 			return nil, err
 		}
-		leave, err := l.enter(conn)
-		if err != nil {
-			reject(conn, err)
+		leave, refusal := l.enter(conn)
+		if refusal != nil {
+			reject(conn, refusal)
 			continue
 		}
 		return &limitedConn{Conn: conn, release: sync.OnceFunc(func() {
@@ -83,11 +87,17 @@ func (l *limited) Accept() (net.Conn, error) {
 	}
 }
 
-// enter counts a connection, or says why there are too many.
-func (l *limited) enter(conn net.Conn) (leave func(), err error) {
+// enter counts a connection, or says why it is not served.
+func (l *limited) enter(conn net.Conn) (leave func(), refusal *api.Error) {
 	p, known := peerOf(conn)
 	if known && (p.UID == 0 || int(p.UID) == os.Geteuid()) {
 		return func() {}, nil
+	}
+	if l.people && known && p.PID > 0 {
+		subordinate, err := process.Subordinate(p.PID, p.UID)
+		if subordinate || err != nil {
+			return nil, api.Errorf(api.CodeForbidden, "uid %d is a user of a user namespace alone, or has exited: this socket is for the host's users (a container's root is whoever runs the container rootless)", p.UID)
+		}
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -110,14 +120,15 @@ func (l *limited) enter(conn net.Conn) (leave func(), err error) {
 }
 
 // reject answers without having read what is asked: there is room for that in the kernel, so it waits for nobody.
-func reject(conn net.Conn, why error) {
+func reject(conn net.Conn, why *api.Error) {
 	defer conn.Close()
 	body, err := json.Marshal(why)
 	if err != nil {
 		return
 	}
 	_ = conn.SetWriteDeadline(time.Now().Add(time.Second))
-	_, _ = fmt.Fprintf(conn, "HTTP/1.0 503 Service Unavailable\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s\n", len(body)+1, body)
+	status := why.Code.Status()
+	_, _ = fmt.Fprintf(conn, "HTTP/1.0 %d %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s\n", status, http.StatusText(status), len(body)+1, body)
 }
 
 func (l *limited) Close() error {
