@@ -150,7 +150,7 @@ func (s *slice) mine(pid int) bool {
 		return s.e.owner(pid) == s
 	}
 	membership, err := s.e.host.Membership(pid)
-	return err == nil && membership.In(s.cgroup) && s.cgroup.Exists()
+	return err == nil && membership.In(s.cgroup) && s.cgroup.Exists() && s.made(pid, membership)
 }
 
 // maySignal says whether a process of the slice may be sent a signal for whom the slice is. A session is its users': one of its processes that

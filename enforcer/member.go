@@ -15,8 +15,7 @@ func (e *Enforcer) member(s *slice, p *process.Handle) bool {
 	return e.owner(p.PID) == s && p.Alive()
 }
 
-// owner finds the slice whose member pid is now: the container with the longest cgroup above it, or the nearest
-// session. A session that began inside a container has its own members; a container that a session's program
+// owner finds the slice whose member pid is now: the container that it is of, or the nearest session. A session that began inside a container has its own members; a container that a session's program
 // began has left the session.
 func (e *Enforcer) owner(pid int) *slice {
 	container := e.container(pid)
@@ -27,28 +26,44 @@ func (e *Enforcer) owner(pid int) *slice {
 	return session
 }
 
+// container finds the container that a process is of: the one with the longest cgroup above the process's.
 func (e *Enforcer) container(pid int) *slice {
-	if e.host == nil {
+	s, theirs := e.containerAbove(pid)
+	if theirs {
 		return nil
+	}
+	return s
+}
+
+// containerAbove finds the container with the longest cgroup above a process's. A container that was made elsewhere can be put below its
+// cgroup (docker run --cgroup-parent): then theirs is true of the process, which is not the slice's to answer for.
+func (e *Enforcer) containerAbove(pid int) (s *slice, theirs bool) {
+	if e.host == nil {
+		return nil, false
 	}
 	membership, err := e.host.Membership(pid)
 	if err != nil {
-		return nil // exited, most likely
+		return nil, false // exited, most likely
 	}
-	var found *slice
 	e.mu.Lock()
 	membership.Each(func(mount, rel string) {
-		s := e.byCgroup[cgroup.Path{Mount: mount, Rel: rel}]
-		if s != nil && (found == nil || len(rel) > len(found.cgroup.Rel)) {
-			found = s
+		other := e.byCgroup[cgroup.Path{Mount: mount, Rel: rel}]
+		if other != nil && (s == nil || len(rel) > len(s.cgroup.Rel)) {
+			s = other
 		}
 	})
 	e.mu.Unlock()
 	// A path can be used again, before the liveness of the one that had it is noticed.
-	if found == nil || !found.cgroup.Exists() {
-		return nil
+	if s == nil || !s.cgroup.Exists() {
+		return nil, false
 	}
-	return found
+	return s, !s.made(pid, membership)
+}
+
+// made says whether a process in or below the container's cgroup is of the container: in the cgroup itself, or in the pid namespace in which
+// it began, or below that. A container has no way out of it; where it has the host's, all below its cgroup are its.
+func (s *slice) made(pid int, m cgroup.Membership) bool {
+	return s.pidNS == 0 || m.Is(s.cgroup) || process.InPIDNamespace(pid, s.pidNS)
 }
 
 // session finds the session that is nearest above a process. The process's ancestors are read once, however many

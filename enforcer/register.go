@@ -133,7 +133,10 @@ func (e *Enforcer) newSlice(ctx context.Context, r api.RegisterRequest) (*slice,
 	if r.Session {
 		err = e.mayBegin(ctx, r)
 	} else {
-		s.cgroup, err = e.host.Of(r.PID)
+		s.pidNS = init.PIDNS
+		if s.cgroup, err = e.host.Of(r.PID); err == nil {
+			err = e.mayBeBelow(s, r.PID)
+		}
 	}
 	if err == nil && !init.Alive() {
 		err = process.ErrDead // and what was read may be another's
@@ -150,6 +153,16 @@ func (e *Enforcer) newSlice(ctx context.Context, r api.RegisterRequest) (*slice,
 		init.Close()
 	}
 	return s, nil
+}
+
+// mayBeBelow says why a container may not have its cgroup where it is.
+func (e *Enforcer) mayBeBelow(s *slice, pid int) error {
+	other, theirs := e.containerAbove(pid)
+	if !theirs || other.id() == s.id() {
+		return nil
+	}
+	return fmt.Errorf("its cgroup %s lies below that of slice %s, another container, which would end it with itself: choose another parent (docker run --cgroup-parent)",
+		s.cgroup, other.id())
 }
 
 // nextGeneration is a number that no slice of this boot had before, higher than all of them, also after a restart: microseconds since

@@ -32,6 +32,7 @@ type slice struct {
 	created    time.Time
 	dir        string
 	initStart  uint64
+	pidNS      uint64      // the pid namespace of a container's first process, by its inode; 0: not known
 	cgroup     cgroup.Path // of a container
 	token      session.Token
 	init       *process.Handle // if watchesFirst; nil if it was dead already when the enforcer restarted
@@ -107,7 +108,7 @@ func (s *slice) stored() store.Slice {
 	r := store.Slice{
 		Request: s.request, Generation: s.generation, Created: s.created,
 		Deadline: s.deadline, Expired: s.expired, Asked: s.asked,
-		InitStart:   s.initStart,
+		InitStart: s.initStart, PIDNS: s.pidNS,
 		CgroupMount: s.cgroup.Mount, CgroupRel: s.cgroup.Rel, CgroupInode: s.cgroup.Inode, CgroupV2: s.cgroup.V2,
 		Native: s.mayBeLimited,
 		Dir:    s.dir,

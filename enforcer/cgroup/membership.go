@@ -26,6 +26,9 @@ func (m Membership) In(p Path) bool {
 	return ok && contains(p.Rel, rel)
 }
 
+// Is says whether the process is in p itself.
+func (m Membership) Is(p Path) bool { return m.rel[p.Mount] == p.Rel }
+
 // Each calls f with each cgroup that the process is in or below.
 func (m Membership) Each(f func(mount, rel string)) {
 	for mount, rel := range m.rel {

@@ -5,6 +5,7 @@ package process
 import (
 	"fmt"
 	"os"
+	"syscall"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -43,6 +44,28 @@ func Subordinate(pid int, uid uint32) (bool, error) {
 			return false, fmt.Errorf("the user namespace of process %d: %w", pid, err)
 		}
 		ns = os.NewFile(uintptr(parent), "user namespace")
+	}
+}
+
+// InPIDNamespace says whether a process is in the pid namespace with that inode, or below it. One that cannot be asked for is taken to be.
+func InPIDNamespace(pid int, inode uint64) bool {
+	guard.MayWait("a process's files")
+	ns, err := os.Open(fmt.Sprintf("/proc/%d/ns/pid", pid))
+	if err != nil {
+		return true
+	}
+	for {
+		info, err := ns.Stat()
+		if err != nil || info.Sys().(*syscall.Stat_t).Ino == inode {
+			ns.Close()
+			return true
+		}
+		parent, err := unix.IoctlRetInt(int(ns.Fd()), unix.NS_GET_PARENT)
+		ns.Close()
+		if err != nil { // EPERM: what is above is not the caller's
+			return false
+		}
+		ns = os.NewFile(uintptr(parent), "pid namespace")
 	}
 }
 

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforcer_test
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+)
+
+// inside starts a process in a cgroup, in a new pid namespace unless it enters another's.
+func inside(t *testing.T, cgroup string, args ...string) *exec.Cmd {
+	t.Helper()
+	dir, err := os.Open(cgroup)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dir.Close()
+	cmd := exec.Command(args[0], args[1:]...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(dir.Fd())}
+	if args[0] != "nsenter" {
+		cmd.SysProcAttr.Cloneflags = syscall.CLONE_NEWPID
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	return cmd
+}
+
+// Who may start containers can put one below another's cgroup: what it does is not the other's doing.
+func TestAContainerDoesNotAnswerForWhatIsPutBelowItsCgroup(t *testing.T) {
+	cgroup := newCgroup(t)
+	below := filepath.Join(cgroup, "below")
+	if err := os.Mkdir(below, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { eventually(t, "remove the cgroup", func() bool { return os.Remove(below) == nil }) })
+	truth := &fakeTruth{}
+	h := newPolicyHost(t, truth, api.Kill, api.ScopeSlice)
+	b := inside(t, cgroup, "sleep", "1000")
+	if _, err := h.Register(context.Background(), api.RegisterRequest{ID: "b", Container: "b", PID: b.Process.Pid, Quotas: []api.Quota{on(gpu0, 4*gib)}}); err != nil {
+		t.Fatal(err)
+	}
+	theirs := inside(t, below, "sleep", "1000")
+	_, err := h.Register(context.Background(), api.RegisterRequest{ID: "c", Container: "c", PID: theirs.Process.Pid, Quotas: []api.Quota{on(gpu0, gib)}})
+	if err == nil || !strings.Contains(err.Error(), "lies below that of slice b") {
+		t.Errorf("%v", err)
+	}
+	h.restart() // it is known then, too
+	truth.set(gpu0, theirs.Process.Pid, 2*gib)
+	truth.comparisons(t, 8)
+	if s := h.see("b"); s.Devices[0].Overhead != 0 || len(h.told(api.EventBypass)) != 0 {
+		t.Errorf("%+v, told %+v", s, h.told(api.EventBypass))
+	}
+	truth.set(gpu0, theirs.Process.Pid, 0)
+
+	// Its own are its own wherever they are: whoever enters the container, say.
+	inside(t, below, "nsenter", "--target", strconv.Itoa(b.Process.Pid), "--pid", "sleep", "1001")
+	var own int
+	eventually(t, "it has begun", func() bool {
+		pids, _ := os.ReadFile(filepath.Join(below, "cgroup.procs"))
+		for _, field := range strings.Fields(string(pids)) {
+			line, _ := os.ReadFile("/proc/" + field + "/cmdline")
+			if strings.HasPrefix(string(line), "sleep\x001001") {
+				own, _ = strconv.Atoi(field)
+			}
+		}
+		return own != 0
+	})
+	truth.set(gpu0, own, 2*gib)
+	eventually(t, "the container is ended for it", func() bool { return len(h.told(api.EventKilled)) == 1 })
+}
