@@ -43,7 +43,8 @@ type driverTruth struct {
 
 type gpu struct {
 	driver.Device
-	slot driver.Slot // taken while the driver is asked about this device
+	slot driver.Slot                    // taken while the driver is asked about this device
+	who  *driver.Shared[map[int]uint64] // which processes hold how much of it
 	// exits says that a process has exited for whom the driver may hold memory here.
 	exits chan struct{}
 
@@ -80,7 +81,11 @@ func (e *Enforcer) openTruth() error {
 	case a := <-found:
 		t.version = a.version
 		for _, d := range a.devices {
-			t.devices = append(t.devices, &gpu{Device: d, slot: driver.NewSlot(), exits: make(chan struct{}, 1), begin: time.Now()})
+			slot := driver.NewSlot()
+			t.devices = append(t.devices, &gpu{
+				Device: d, slot: slot, exits: make(chan struct{}, 1), begin: time.Now(),
+				who: &driver.Shared[map[int]uint64]{Slot: slot, Put: func() (map[int]uint64, error) { return t.source.Processes(d.UUID) }},
+			})
 		}
 	case <-time.After(2 * patience):
 		return fmt.Errorf("list the devices: %w (nvidia-smi hangs too?)", driver.ErrHangs)
@@ -99,9 +104,9 @@ func (t *driverTruth) device(raw [16]byte) *gpu {
 	return nil
 }
 
-// processes asks the driver what each process holds on a device.
+// processes asks the driver what each process holds on a device. What it returns others have, too.
 func (t *driverTruth) processes(g *gpu, patience time.Duration) (map[int]uint64, error) {
-	return driver.Ask(g.slot, patience, func() (map[int]uint64, error) { return t.source.Processes(g.UUID) })
+	return g.who.Ask(patience)
 }
 
 // tells says whether the driver has told lately what each process holds on a device.

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package driver
+
+import (
+	"errors"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+func TestManyWhoAskShareTheAnswers(t *testing.T) {
+	var put atomic.Int64
+	s := Shared[int64]{Slot: NewSlot(), Put: func() (int64, error) {
+		n := put.Add(1)
+		time.Sleep(20 * time.Millisecond)
+		return n, nil
+	}}
+	const each, askers = 5, 64
+	var asking sync.WaitGroup
+	for range askers {
+		asking.Go(func() {
+			for range each {
+				before := put.Load()
+				got, err := s.Ask(30 * time.Second)
+				if err != nil || got <= before {
+					t.Errorf("%d, %v: the answer is to a question that was put before it was asked (%d)", got, err, before)
+				}
+			}
+		})
+	}
+	asking.Wait()
+	if n := put.Load(); n > 8*each { // of 320; two for each round, but for who comes late
+		t.Errorf("%d askers had %d questions put", askers, n)
+	}
+}
+
+func TestQuestionsAreNotPutOneUponTheOther(t *testing.T) {
+	var put atomic.Int64
+	s := Shared[int64]{Slot: NewSlot(), Put: func() (int64, error) { return put.Add(1), nil }}
+	begun := time.Now()
+	for range 10 {
+		if _, err := s.Ask(30 * time.Second); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if took := time.Since(begun); took < 9*betweenShared {
+		t.Errorf("10 questions in %s", took)
+	}
+}
+
+func TestAQuestionThatHangsIsWaitedForNoLongerThanOneLikes(t *testing.T) {
+	hang := make(chan struct{})
+	s := Shared[int]{Slot: NewSlot(), Put: func() (int, error) { <-hang; return 1, nil }}
+	for range 3 {
+		if _, err := s.Ask(time.Millisecond); !errors.Is(err, ErrHangs) {
+			t.Errorf("%v", err)
+		}
+	}
+	if _, err := Ask(s.Slot, time.Millisecond, func() (int, error) { return 0, nil }); !errors.Is(err, ErrHangs) {
+		t.Errorf("another question is put meanwhile: %v", err)
+	}
+	close(hang)
+	if got, err := s.Ask(30 * time.Second); got != 1 || err != nil {
+		t.Errorf("%d, %v", got, err)
+	}
+}
