@@ -24,7 +24,7 @@ func (e *Enforcer) slicesDir() string { return filepath.Join(e.options.RunDir, "
 // newSliceDir is short, since a socket's address has 108 bytes, and never the same twice: what was bound from a former slice's directory
 // must not come to life with the next. Nobody finds it who was not told of it: whose it is is nobody else's affair.
 func (e *Enforcer) newSliceDir(generation uint64) string {
-	var name [8]byte
+	var name [6]byte
 	_, _ = rand.Read(name[:]) // it never fails
 	return filepath.Join(e.slicesDir(), fmt.Sprintf("%x-%d", name, generation))
 }
