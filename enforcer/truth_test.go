@@ -41,7 +41,7 @@ func TestAProcessThatHidesFromTheLedgerIsCharged(t *testing.T) {
 	h := newHost(t, truth)
 	p, _ := h.session("s", on(gpu0, 4*gib)) // and does not attach
 	truth.set(gpu0, p.pid(), 3*gib)
-	eventually(t, "it is charged", func() bool { return overhead(h) == 3*gib })
+	eventually(t, "it is charged, and then shown", func() bool { return overhead(h) == 3*gib && len(h.see("s").Processes) > 0 })
 	s := h.see("s")
 	if s.ProcessCount != 0 || len(s.Processes) != 1 || s.Processes[0].Attached || s.Processes[0].PID != p.pid() {
 		t.Fatalf("%+v", s)

@@ -5,8 +5,8 @@ package server
 import (
 	"encoding/json"
 	"fmt"
+	"math"
 	"net"
-	"net/http"
 	"os"
 	"sync"
 	"time"
@@ -32,7 +32,7 @@ type connections struct {
 	others int // of users but root and the enforcer's own
 	each   int // of each of those
 
-	people bool // only users are served who are that without a user namespace: of the others one user may have thousands
+	people bool // users of user namespaces alone are told apart: of them one user may have thousands
 }
 
 var (
@@ -75,37 +75,39 @@ func (l *limited) Accept() (net.Conn, error) {
 			<-l.free
 			return nil, err
 		}
-		leave, refusal := l.enter(conn)
+		leave, subordinate, refusal := l.enter(conn)
 		if refusal != nil {
 			reject(conn, refusal)
 			continue
 		}
-		return &limitedConn{Conn: conn, release: sync.OnceFunc(func() {
+		return &limitedConn{Conn: conn, subordinate: subordinate, release: sync.OnceFunc(func() {
 			leave()
 			<-l.free
 		})}, nil
 	}
 }
 
-// enter counts a connection, or says why it is not served.
-func (l *limited) enter(conn net.Conn) (leave func(), refusal *api.Error) {
+// noUID is no user's.
+const noUID = math.MaxUint32
+
+// enter counts a connection, or says why there are too many. subordinate is of one that is not a user's of the host (process.Subordinate).
+func (l *limited) enter(conn net.Conn) (leave func(), subordinate bool, refusal *api.Error) {
 	p, known := peerOf(conn)
 	if known && (p.UID == 0 || int(p.UID) == os.Geteuid()) {
-		return func() {}, nil
+		return func() {}, false, nil
 	}
 	if l.people && known && p.PID > 0 {
-		subordinate, err := process.Subordinate(p.PID, p.UID)
-		if subordinate || err != nil {
-			return nil, api.Errorf(api.CodeForbidden, "uid %d is a user of a user namespace alone, or has exited: this socket is for the host's users (a container's root is whoever runs the container rootless)", p.UID)
+		if strange, err := process.Subordinate(p.PID, p.UID); strange || err != nil {
+			p.UID, subordinate = noUID, true // all of them together are one, or a user would have the places of thousands
 		}
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch {
 	case l.by[p.UID] >= l.each:
-		return nil, api.Errorf(api.CodeBusy, "uid %d has %d connections open, as many as a user may have: ask again later", p.UID, l.each)
+		return nil, false, api.Errorf(api.CodeBusy, "uid %d has %d connections open, as many as a user may have: ask again later", p.UID, l.each)
 	case l.others >= l.connections.others:
-		return nil, api.Errorf(api.CodeBusy, "%d connections are open, as many as may be: ask again later", l.others)
+		return nil, false, api.Errorf(api.CodeBusy, "%d connections are open, as many as may be: ask again later", l.others)
 	}
 	l.others++
 	l.by[p.UID]++
@@ -116,7 +118,7 @@ func (l *limited) enter(conn net.Conn) (leave func(), refusal *api.Error) {
 		if l.by[p.UID]--; l.by[p.UID] == 0 {
 			delete(l.by, p.UID)
 		}
-	}, nil
+	}, subordinate, nil
 }
 
 // reject answers without having read what is asked: there is room for that in the kernel, so it waits for nobody.
@@ -127,8 +129,7 @@ func reject(conn net.Conn, why *api.Error) {
 		return
 	}
 	_ = conn.SetWriteDeadline(time.Now().Add(time.Second))
-	status := why.Code.Status()
-	_, _ = fmt.Fprintf(conn, "HTTP/1.0 %d %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s\n", status, http.StatusText(status), len(body)+1, body)
+	_, _ = fmt.Fprintf(conn, "HTTP/1.0 503 Service Unavailable\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s\n", len(body)+1, body)
 }
 
 func (l *limited) Close() error {
@@ -138,7 +139,8 @@ func (l *limited) Close() error {
 
 type limitedConn struct {
 	net.Conn
-	release func()
+	release     func()
+	subordinate bool
 }
 
 func (c *limitedConn) Close() error {

@@ -20,6 +20,8 @@ type Peer struct {
 	Start uint64 // with PID, the process that connected (process.Again); 0 if it had ended by the time that it was asked for
 	UID   uint32
 	GID   uint32
+
+	Subordinate bool // it is a user of a user namespace alone; told apart on the users' socket
 }
 
 type (
@@ -48,6 +50,9 @@ func withPeer(ctx context.Context, conn net.Conn) context.Context {
 	if process, err := askKernel(conn, unixsocket.Identify); err == nil {
 		p.Start = process.Start
 		process.Close()
+	}
+	if c, ok := conn.(*limitedConn); ok {
+		p.Subordinate = c.subordinate
 	}
 	groups, _ := askKernel(conn, peerGroups) // before Linux 4.13 nobody says: its own is known
 	ctx = context.WithValue(ctx, groupsKey{}, append([]uint32{p.GID}, groups...))
