@@ -5,9 +5,12 @@
 //
 // It owns what happens inside the container's mount namespace and root filesystem, and takes both for hostile:
 // the image chose every name there. No path of the image is followed out of its root, nothing is opened
-// for reading before it is known to be a regular file, and nothing is created on a mount other than
-// the root filesystem's own, since such a mount may be a directory of the host. It binds all or nothing, and
-// what it made to bind on can be removed again by [Remove].
+// for reading before it is known to be a regular file. It binds all or nothing, and what it made to bind on can be removed
+// again by [Remove].
+//
+// What is bound on, and the whole way there, is on the root filesystem's own mount. Who has a volume elsewhere, a user of
+// the host or another container, can remove its files, and the kernel then drops what is bound on them in every other
+// mount namespace. Nor is anything created in a volume, which may be a directory of the host.
 //
 // It needs Linux 5.12, for mount_setattr(2).
 package mount
@@ -58,7 +61,10 @@ func Open(pid int, rootfs string) (*Container, error) {
 		return nil, err
 	}
 	c := &Container{pid: pid, rootfs: rootfs, ns: ns, procfds: procfds}
-	if err := ns.do(c.openRoot); err != nil {
+	if err = ns.do(c.openRoot); err == nil {
+		err = c.refuseCovered()
+	}
+	if err != nil {
 		c.Close()
 		return nil, err
 	}
@@ -78,6 +84,19 @@ func (c *Container) openRoot() error {
 	}
 	if (FileID{host.Dev, host.Ino}) == c.Root {
 		return fmt.Errorf("the root filesystem %.256q is the host's own: nothing is created there", c.rootfs)
+	}
+	return nil
+}
+
+// refuseCovered is asked on the host. runc 1.1 mounts a volume on "/" over the root filesystem: what is seen inside is the volume.
+func (c *Container) refuseCovered() error {
+	var host unix.Stat_t
+	if err := unix.Stat(c.rootfs, &host); err != nil {
+		return fmt.Errorf("the root filesystem %.256q: %w", c.rootfs, err)
+	}
+	if (FileID{host.Dev, host.Ino}) != c.Root {
+		return fmt.Errorf("something is mounted on / in the container, over its root filesystem %.256q: "+
+			"whoever can write there from outside can unbind the interceptor; mount it on a directory below", c.rootfs)
 	}
 	return nil
 }

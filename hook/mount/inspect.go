@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"slices"
 	"strings"
 
 	"github.com/moby/sys/mountinfo"
@@ -29,8 +28,12 @@ var dirName = strings.TrimPrefix(api.ContainerDir, "/")
 // maxPreload is the most that an image's ld.so.preload may hold. Real ones have a line or two.
 const maxPreload = 64 << 10
 
-// inRoot follows the image's symbolic links as the container will, with its root as the end of every "..".
-const inRoot = unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS
+const (
+	// inRoot follows the image's symbolic links as the container will, with its root as the end of every "..".
+	inRoot = unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS
+	// onRoot is the same, and fails (EXDEV) where any part of the way is on another mount than the root's own.
+	onRoot = inRoot | unix.RESOLVE_NO_XDEV
+)
 
 // Inspect looks at the two places where something is to be bound and reads the image's own ld.so.preload.
 // It changes nothing.
@@ -62,31 +65,29 @@ func (c *Container) inspectDir() error {
 }
 
 func (c *Container) inspectPreload() (err error) {
-	c.etc, err = openObject(c.root.fd, etcPath, unix.O_DIRECTORY, inRoot)
-	if errors.Is(err, unix.ENOENT) {
+	c.etc, err = openObject(c.root.fd, etcPath, unix.O_DIRECTORY, onRoot)
+	switch {
+	case errors.Is(err, unix.ENOENT):
 		// An image without /etc, built from nothing; or a link that leads nowhere.
 		return c.refuseDangling(c.root, etcPath, "/"+etcPath)
-	}
-	if err != nil {
+	case errors.Is(err, unix.EXDEV):
+		return c.onAnotherMount()
+	case err != nil:
 		return fmt.Errorf("/%s in the image: %w", etcPath, explain(err))
 	}
 
 	// The whole path again from the root, since the file itself may be a link with ".." in it.
-	c.preload, err = openObject(c.root.fd, preloadPath, 0, inRoot)
-	if errors.Is(err, unix.ENOENT) {
-		if err := c.refuseDangling(c.etc, preloadName, "/"+preloadPath); err != nil {
-			return err
-		}
-		return c.refuseToCreate()
-	}
-	if err != nil {
+	c.preload, err = openObject(c.root.fd, preloadPath, 0, onRoot)
+	switch {
+	case errors.Is(err, unix.ENOENT):
+		return c.refuseDangling(c.etc, preloadName, "/"+preloadPath)
+	case errors.Is(err, unix.EXDEV):
+		return c.onAnotherMount()
+	case err != nil:
 		return fmt.Errorf("/%s in the image: %w", preloadPath, explain(err))
 	}
 	if !c.preload.isRegular() {
 		return fmt.Errorf("/%s in the image is %s: only a regular file can name libraries to load first", preloadPath, c.preload.kind())
-	}
-	if err := c.refuseShared(); err != nil {
-		return err
 	}
 	return c.readPreload()
 }
@@ -105,47 +106,37 @@ func (c *Container) refuseDangling(at *object, name, shown string) error {
 	return fmt.Errorf("%s in the image is %s to nothing in its root filesystem: make it a regular file or remove it", shown, link.kind())
 }
 
-// refuseToCreate is asked before a file is made in /etc. On another mount than the root's it would be made in a
-// directory of the host (docker run -v dir:/etc), and stay there.
-func (c *Container) refuseToCreate() error {
-	if c.etc.mountID() == c.root.mountID() {
-		return nil
+// onAnotherMount is the refusal of a preload file that is not on the root's own mount.
+func (c *Container) onAnotherMount() error {
+	way := "leads through a mount"
+	for _, path := range []string{etcPath, preloadPath} {
+		o, err := openObject(c.root.fd, path, 0, inRoot)
+		if err != nil {
+			continue
+		}
+		if o.mountID() != c.root.mountID() {
+			way = "is on what is mounted at " + c.mountPoint(o)
+		}
+		o.close()
 	}
-	where, _ := c.mountOf(c.etc)
-	return fmt.Errorf("/%s in the container is on the volume mounted at %s, which has no %s, and none is created in a volume: "+
-		"create an empty %s in it, or do not mount over /etc", etcPath, where, preloadName, preloadName)
+	return fmt.Errorf("/%s in the container %s: whoever can write there from outside can remove the file, and so unbind the interceptor; "+
+		"mount nothing there (other files and directories in /%s may be mounted)", preloadPath, way, etcPath)
 }
 
-// refuseShared is asked before something is bound on a file that exists. On a volume that is fine, since nothing is
-// created, unless the volume's mounts propagate (docker run -v dir:/etc:rshared): then ours would
-// appear on the host, on the host's own ld.so.preload if the volume is the host's /etc.
-func (c *Container) refuseShared() error {
-	if c.preload.mountID() == c.root.mountID() {
-		return nil
-	}
-	where, shared := c.mountOf(c.preload)
-	if !shared {
-		return nil
-	}
-	return fmt.Errorf("/%s in the container is on the volume mounted at %s, whose mounts propagate to the host: mount it without shared or rshared",
-		preloadPath, where)
-}
-
-// mountOf says where in the container the mount of o is, and whether its mounts propagate. What cannot be
-// found out is taken for propagating.
-func (c *Container) mountOf(o *object) (where string, shared bool) {
+// mountPoint says where in the container the mount of o is.
+func (c *Container) mountPoint(o *object) string {
+	const unknown = "an unknown place"
 	file, err := os.Open(fmt.Sprintf("/proc/%d/mountinfo", c.pid))
 	if err != nil {
-		return "an unknown place", true
+		return unknown
 	}
 	defer file.Close()
 	id := int(o.mountID())
 	mounts, err := mountinfo.GetMountsFromReader(file, func(m *mountinfo.Info) (skip, stop bool) { return m.ID != id, m.ID == id })
 	if err != nil || len(mounts) == 0 {
-		return "an unknown place", true
+		return unknown
 	}
-	shared = slices.ContainsFunc(strings.Fields(mounts[0].Optional), func(tag string) bool { return strings.HasPrefix(tag, "shared:") })
-	return "/" + strings.TrimPrefix(strings.TrimPrefix(mounts[0].Mountpoint, c.rootfs), "/"), shared
+	return "/" + strings.TrimPrefix(strings.TrimPrefix(mounts[0].Mountpoint, c.rootfs), "/")
 }
 
 func (c *Container) readPreload() error {

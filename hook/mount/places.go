@@ -104,7 +104,7 @@ func Remove(rootfs string, made []Place) (left []Place, err error) {
 }
 
 func remove(root *object, p Place) error {
-	resolve := uint64(inRoot | unix.RESOLVE_NO_XDEV)
+	resolve := uint64(onRoot)
 	if p.FileID == (FileID{}) {
 		resolve |= unix.RESOLVE_NO_SYMLINKS
 	}

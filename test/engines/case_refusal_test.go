@@ -58,22 +58,35 @@ func (s *site) told(out string, parts ...string) {
 	}
 }
 
-// etcIsBound: our preload file would be made in the host's directory.
+// etcIsBound: our preload file would be made in the host's directory, and bound on what another can remove.
 func etcIsBound(s *site) {
-	etc := s.in("etc-of-the-host")
-	s.Must(os.Mkdir(etc, 0o755))
-	defer os.RemoveAll(etc)
-	s.Must(os.WriteFile(filepath.Join(etc, "passwd"), []byte("root:x:0:0:root:/root:/bin/sh\n"), 0o644))
-	name, out, err := s.try(container{binds: []bind{{etc, "/etc"}}})
-	if err == nil {
-		s.t.Error("a container with a host's directory on /etc was started")
-	}
-	s.told(out, "/etc")
-	s.remove(name)
-	// Engines themselves put hosts, hostname and resolv.conf there.
-	for _, file := range children(etc) {
-		if strings.Contains(file, "preload") || strings.Contains(file, "gpuslice") {
-			s.t.Errorf("the host's directory has %s now", file)
+	for _, files := range []map[string]string{
+		{"passwd": "root:x:0:0:root:/root:/bin/sh\n"},
+		{"passwd": "root:x:0:0:root:/root:/bin/sh\n", "ld.so.preload": ""},
+	} {
+		etc := s.in("etc-of-the-host")
+		s.Must(os.Mkdir(etc, 0o755))
+		defer os.RemoveAll(etc)
+		for file, text := range files {
+			s.Must(os.WriteFile(filepath.Join(etc, file), []byte(text), 0o644))
 		}
+		name, out, err := s.try(container{binds: []bind{{etc, "/etc"}}})
+		if err == nil {
+			s.t.Error("a container with a host's directory on /etc was started")
+		}
+		s.told(out, "/etc")
+		s.remove(name)
+		for file, text := range files {
+			if now, err := os.ReadFile(filepath.Join(etc, file)); err != nil || string(now) != text {
+				s.t.Errorf("the host's %s is now %q, %v", file, now, err)
+			}
+		}
+		// Engines themselves put hosts, hostname and resolv.conf there.
+		for _, file := range children(etc) {
+			if _, was := files[file]; !was && (strings.Contains(file, "preload") || strings.Contains(file, "gpuslice")) {
+				s.t.Errorf("the host's directory has %s now", file)
+			}
+		}
+		s.Must(os.RemoveAll(etc))
 	}
 }

@@ -86,6 +86,15 @@ func (b *bundle) mount(t testing.TB, source, destination string, options ...stri
 	b.save(t)
 }
 
+// tmpfs adds one to the configuration.
+func (b *bundle) tmpfs(t testing.TB, destination string, options ...string) {
+	t.Helper()
+	b.config["mounts"] = append(b.config["mounts"].([]object), object{
+		"destination": destination, "type": "tmpfs", "source": "tmpfs", "options": options,
+	})
+	b.save(t)
+}
+
 // runtime is a real low-level runtime, and how to run it here.
 type runtime struct {
 	name   string

@@ -30,7 +30,7 @@ func TestAHostileImageIsRefused(t *testing.T) {
 		}, "/etc/ld.so.preload in the image: too many levels of symbolic links"},
 		{"PreloadIsAMagicLink", func(t *testing.T, b *bundle) {
 			symlink(t, "/proc/self/root/etc/passwd", b.rootfs("etc", "ld.so.preload"))
-		}, "/etc/ld.so.preload in the image"},
+		}, "/etc/ld.so.preload in the container leads through a mount"},
 		{"PreloadIsAFIFO", func(t *testing.T, b *bundle) {
 			must(t, syscall.Mkfifo(b.rootfs("etc", "ld.so.preload"), 0o644))
 		}, "/etc/ld.so.preload in the image is a FIFO"},
@@ -60,28 +60,51 @@ func TestAHostileImageIsRefused(t *testing.T) {
 		}, "/.gpuslice in the image is a regular file"},
 		{"OurPlaceIsAVolume", func(t *testing.T, b *bundle) {
 			mkdir(t, b.rootfs(".gpuslice"))
-			mkdir(t, filepath.Join(b.dir, "volume"))
-			b.mount(t, filepath.Join(b.dir, "volume"), "/.gpuslice")
+			b.mount(t, volume(t, b), "/.gpuslice")
 		}, "something is mounted on /.gpuslice"},
 		{"EtcIsAVolume", func(t *testing.T, b *bundle) {
-			mkdir(t, filepath.Join(b.dir, "volume"))
-			b.mount(t, filepath.Join(b.dir, "volume"), "/etc")
-		}, "on the volume mounted at /etc, which has no ld.so.preload"},
+			b.mount(t, volume(t, b), "/etc")
+		}, onVolume("/etc")},
+		{"EtcIsAVolumeWithPreload", func(t *testing.T, b *bundle) {
+			b.mount(t, volume(t, b, "ld.so.preload"), "/etc")
+		}, onVolume("/etc")},
+		{"EtcIsASharedVolume", func(t *testing.T, b *bundle) {
+			shared := volume(t, b, "ld.so.preload")
+			shareMount(t, shared)
+			b.config["linux"].(object)["rootfsPropagation"] = "shared"
+			b.mount(t, shared, "/etc", "rshared")
+		}, onVolume("/etc")},
+		{"EtcIsATmpfs", func(t *testing.T, b *bundle) {
+			b.tmpfs(t, "/etc")
+		}, onVolume("/etc")},
+		{"EtcIsATmpfsWithACopy", func(t *testing.T, b *bundle) {
+			write(t, b.rootfs("etc", "ld.so.preload"), "")
+			b.tmpfs(t, "/etc", "tmpcopyup")
+		}, onVolume("/etc")},
 		{"EtcIsALinkIntoAVolume", func(t *testing.T, b *bundle) {
-			mkdir(t, filepath.Join(b.dir, "volume", "etc"))
-			mkdir(t, b.rootfs("srv"))
 			must(t, os.Remove(b.rootfs("etc")))
 			symlink(t, "srv/etc", b.rootfs("etc"))
-			b.mount(t, filepath.Join(b.dir, "volume"), "/srv")
-		}, "on the volume mounted at /srv, which has no ld.so.preload"},
-		{"EtcIsASharedVolume", func(t *testing.T, b *bundle) {
-			volume := filepath.Join(b.dir, "volume")
-			mkdir(t, volume)
-			write(t, filepath.Join(volume, "ld.so.preload"), "")
-			shareMount(t, volume)
-			b.config["linux"].(object)["rootfsPropagation"] = "shared"
-			b.mount(t, volume, "/etc", "rshared")
-		}, "on the volume mounted at /etc, whose mounts propagate to the host"},
+			mkdir(t, b.rootfs("srv"))
+			b.mount(t, volume(t, b, "etc/ld.so.preload"), "/srv")
+		}, onVolume("/srv")},
+		{"EtcIsALinkThroughAVolume", func(t *testing.T, b *bundle) {
+			// It ends in the root filesystem, for as long as the volume's owner wants.
+			must(t, os.Rename(b.rootfs("etc"), b.rootfs("etc.d")))
+			symlink(t, "srv/back", b.rootfs("etc"))
+			mkdir(t, b.rootfs("srv"))
+			v := volume(t, b)
+			symlink(t, "/etc.d", filepath.Join(v, "back"))
+			b.mount(t, v, "/srv")
+		}, "/etc/ld.so.preload in the container leads through a mount"},
+		{"PreloadIsAVolume", func(t *testing.T, b *bundle) {
+			write(t, b.rootfs("etc", "ld.so.preload"), "")
+			b.mount(t, filepath.Join(volume(t, b, "file"), "file"), "/etc/ld.so.preload")
+		}, onVolume("/etc/ld.so.preload")},
+		{"PreloadIsALinkIntoAVolume", func(t *testing.T, b *bundle) {
+			symlink(t, "/srv/preload", b.rootfs("etc", "ld.so.preload"))
+			mkdir(t, b.rootfs("srv"))
+			b.mount(t, volume(t, b, "preload"), "/srv")
+		}, onVolume("/srv")},
 		{"RootIsReadOnly", func(t *testing.T, b *bundle) {
 			readOnly(t, b)
 		}, "the root filesystem is read-only and has no /etc/ld.so.preload to bind on: add an empty directory /.gpuslice"},
@@ -112,6 +135,23 @@ func TestAHostileImageIsRefused(t *testing.T) {
 			})
 		})
 	}
+}
+
+// volume makes a directory of the host with these files.
+func volume(t *testing.T, b *bundle, files ...string) string {
+	t.Helper()
+	dir := filepath.Join(b.dir, "volume")
+	mkdir(t, dir)
+	for _, file := range files {
+		path := filepath.Join(dir, file)
+		mkdir(t, filepath.Dir(path))
+		write(t, path, "")
+	}
+	return dir
+}
+
+func onVolume(where string) string {
+	return "/etc/ld.so.preload in the container is on what is mounted at " + where + ": "
 }
 
 // checkSentence looks for our one line in what a runtime wrote.
@@ -156,15 +196,9 @@ func TestAnUnusualImageIsTaken(t *testing.T) {
 			mkdir(t, b.rootfs(".gpuslice"))
 			readOnly(t, b)
 		}, preloadLine},
-		{"EtcIsAVolumeWithPreload", func(t *testing.T, b *bundle) {
-			mkdir(t, filepath.Join(b.dir, "volume"))
-			write(t, filepath.Join(b.dir, "volume", "ld.so.preload"), "/lib/v.so\n")
-			b.mount(t, filepath.Join(b.dir, "volume"), "/etc")
-		}, preloadLine + "/lib/v.so\n"},
 		{"TmpfsOverRun", func(t *testing.T, b *bundle) {
 			mkdir(t, b.rootfs("run"))
-			b.config["mounts"] = append(b.config["mounts"].([]object), object{"destination": "/run", "type": "tmpfs", "source": "tmpfs"})
-			b.save(t)
+			b.tmpfs(t, "/run")
 		}, preloadLine},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -109,6 +109,19 @@ func TestInAUserNamespaceTheSameIsSeen(t *testing.T) {
 	requires(t, "runc")
 	e := startEnforcer(t)
 	b := newBundle(t, id(t), fourGiB, hooks(t, e, "prestart"))
+	inUserNamespace(t, b)
+	b.mount(t, onHost(t, 2), "/dev/nvidia2", "rw")
+	c := newContainer(t, runc, id(t), b)
+	c.start()
+	if got := e.registered[0].Visible; !slices.Equal(got, []string{"minor:2"}) {
+		t.Errorf("it sees %q", got)
+	}
+	checkBound(t, c)
+}
+
+// inUserNamespace gives the container a user namespace, and the root filesystem to its root.
+func inUserNamespace(t *testing.T, b *bundle) {
+	t.Helper()
 	for dir := b.dir; dir != "/tmp" && dir != "/"; dir = filepath.Dir(dir) {
 		must(t, os.Chmod(dir, 0o755)) // the container's root is nobody on the host
 	}
@@ -122,13 +135,6 @@ func TestInAUserNamespaceTheSameIsSeen(t *testing.T) {
 		}
 		return os.Lchown(path, 100000, 100000)
 	}))
-	b.mount(t, onHost(t, 2), "/dev/nvidia2", "rw")
-	c := newContainer(t, runc, id(t), b)
-	c.start()
-	if got := e.registered[0].Visible; !slices.Equal(got, []string{"minor:2"}) {
-		t.Errorf("it sees %q", got)
-	}
-	checkBound(t, c)
 }
 
 // confined is the device cgroup that engines give to every container.

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package hook_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// TestWhoHasAVolumeUnbindsNothingInAnotherContainer: whoever removes a file has the kernel unbind what is bound on it, in
+// every mount namespace but his own. So the interceptor is bound on no file that a volume has, and what a volume may have in
+// /etc is no way to it.
+func TestWhoHasAVolumeUnbindsNothingInAnotherContainer(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		make    func(t *testing.T, b *bundle, volume string)
+		refused bool
+	}{
+		{"OnEtc", func(t *testing.T, b *bundle, volume string) {
+			b.mount(t, volume, "/etc")
+		}, true},
+		{"OnEtcInAUserNamespace", func(t *testing.T, b *bundle, volume string) {
+			b.mount(t, volume, "/etc")
+			inUserNamespace(t, b)
+		}, true},
+		{"OnWhatEtcIsALinkTo", func(t *testing.T, b *bundle, volume string) {
+			must(t, os.Rename(b.rootfs("etc"), b.rootfs("srv")))
+			symlink(t, "srv", b.rootfs("etc"))
+			b.mount(t, volume, "/srv")
+		}, true},
+		{"OnThePreloadFile", func(t *testing.T, b *bundle, volume string) {
+			b.mount(t, filepath.Join(volume, "ld.so.preload"), "/etc/ld.so.preload")
+		}, true},
+		{"FilesInEtc", func(t *testing.T, b *bundle, volume string) { // as every engine has
+			for _, name := range []string{"hosts", "resolv.conf"} {
+				b.mount(t, filepath.Join(volume, name), "/etc/"+name)
+			}
+		}, false},
+		{"DirectoryInEtc", func(t *testing.T, b *bundle, volume string) {
+			b.mount(t, volume, "/etc/volume")
+		}, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			forEachRuntime(t, func(t *testing.T, r runtime) {
+				e := startEnforcer(t)
+				// The volume is another user's, who has no privileges.
+				volume := t.TempDir()
+				for _, name := range []string{"ld.so.preload", "hosts", "resolv.conf"} {
+					write(t, filepath.Join(volume, name), "")
+					must(t, os.Chown(filepath.Join(volume, name), 1000, 1000))
+				}
+				must(t, os.Chown(volume, 1000, 1000))
+				b := newBundle(t, id(t), fourGiB, nil)
+				c.make(t, b, volume)
+				container := newContainer(t, r, id(t), b)
+				ours(t, e, container)
+				if out, err := container.create(); err != nil {
+					if !c.refused {
+						t.Fatalf("create: %v: %s", err, out)
+					}
+					checkSentence(t, out, "on what is mounted at")
+					return
+				}
+				if c.refused {
+					t.Error("it was created")
+				}
+				if out, err := container.run("start", container.id); err != nil {
+					t.Fatalf("start: %v: %s", err, out)
+				}
+
+				other := newBundle(t, id(t)+"-other", nil, nil)
+				mkdir(t, other.rootfs("volume"))
+				other.mount(t, volume, "/volume")
+				attacker := newContainer(t, r, id(t)+"-other", other)
+				attacker.start()
+				if out, err := attacker.run("exec", "--user", "1000:1000", attacker.id, "sh", "-c", "busybox rm /volume/*"); err != nil {
+					t.Fatalf("rm: %v: %s", err, out)
+				}
+				if got, err := container.run("exec", container.id, "cat", "/etc/ld.so.preload"); err != nil || got != preloadLine {
+					t.Errorf("the interceptor was unbound from outside: %v: %s", err, strings.TrimSpace(got))
+				}
+			})
+		})
+	}
+}
+
+// TestAVolumeOverTheRootIsRefused: runc 1.1 mounts it, and the container's root is then not what config.json names.
+func TestAVolumeOverTheRootIsRefused(t *testing.T) {
+	forEachRuntime(t, func(t *testing.T, r runtime) {
+		e := startEnforcer(t)
+		b := newBundle(t, id(t), fourGiB, nil)
+		must(t, os.CopyFS(volume(t, b), os.DirFS(b.rootfs())))
+		b.config["mounts"] = append([]object{{
+			"destination": "/", "type": "bind", "source": filepath.Join(b.dir, "volume"), "options": []string{"rbind"},
+		}}, b.config["mounts"].([]object)...)
+		b.save(t)
+		before := tree(t, filepath.Join(b.dir, "volume"))
+		c := newContainer(t, r, id(t), b)
+		ours(t, e, c)
+		out, err := c.create()
+		if err == nil {
+			t.Error("it was created")
+		}
+		if strings.Contains(out, "gpuslice: ") { // else the runtime refused it first
+			checkSentence(t, out, "something is mounted on / in the container")
+		}
+		c.run("delete", "--force", c.id)
+		if d := difference(before, tree(t, filepath.Join(b.dir, "volume"))); d != "" {
+			t.Errorf("the volume has changed:\n%s", d)
+		}
+	})
+}
