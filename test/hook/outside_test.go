@@ -3,6 +3,8 @@
 package hook_test
 
 import (
+	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -111,4 +113,43 @@ func TestAVolumeOverTheRootIsRefused(t *testing.T) {
 			t.Errorf("the volume has changed:\n%s", d)
 		}
 	})
+}
+
+// TestWhoSharesProcessesOrTheRootCanUnbindTheInterceptor: those are not kept apart by the kernel either, and
+// docs/security.md says so.
+func TestWhoSharesProcessesOrTheRootCanUnbindTheInterceptor(t *testing.T) {
+	requires(t, "runc")
+	for _, c := range []struct {
+		name, file string
+		share      func(victim, other *bundle, pid int)
+	}{
+		{"Processes", "/proc/1/root/etc/ld.so.preload", func(_, other *bundle, pid int) {
+			other.config["linux"].(object)["namespaces"].([]object)[0]["path"] = fmt.Sprintf("/proc/%d/ns/pid", pid)
+		}},
+		{"Root", "/etc/ld.so.preload", func(victim, other *bundle, _ int) {
+			other.config["root"] = object{"path": victim.rootfs()}
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			e := startEnforcer(t)
+			b := newBundle(t, id(t), fourGiB, hooks(t, e, "prestart"))
+			victim := newContainer(t, runc, id(t), b)
+			victim.start()
+			checkBound(t, victim)
+			out, err := victim.run("state", victim.id)
+			must(t, err)
+			var state struct{ Pid int }
+			must(t, json.Unmarshal([]byte(out), &state))
+
+			other := newBundle(t, id(t)+"-other", nil, nil)
+			c.share(b, other, state.Pid)
+			other.save(t)
+			attacker := newContainer(t, runc, id(t)+"-other", other)
+			attacker.start()
+			attacker.exec("busybox", "rm", c.file)
+			if out, err := victim.run("exec", victim.id, "cat", "/etc/ld.so.preload"); err == nil {
+				t.Errorf("it is still bound, and docs/security.md can promise more: %s", out)
+			}
+		})
+	}
 }
