@@ -41,6 +41,27 @@ func (u *Users) who(ctx context.Context) (uid uint32, err error) {
 	return asker.UID, nil
 }
 
+// May says why the asking user may not change that session, or, without an id, begin one; and whether there is a limit for the user. It
+// needs nothing of the request but the id.
+func (u *Users) May(ctx context.Context, id string) (limited bool, err error) {
+	_, l, err := u.limit(ctx)
+	if id != "" {
+		err = u.own(ctx, id)
+	}
+	return l != nil, err
+}
+
+// limit is the one that is for the asking user.
+func (u *Users) limit(ctx context.Context) (uid uint32, l *session.Limit, err error) {
+	if uid, err = u.who(ctx); err != nil {
+		return uid, nil, err
+	}
+	if l = session.For(u.limits, uid, u.groups(ctx)); l == nil {
+		err = api.Errorf(api.CodeForbidden, "uid %d may have no session on this host: the operator names who may in [[sessions.limits]] of the configuration (`gpuslice run --embedded` does without)", uid)
+	}
+	return uid, l, err
+}
+
 // own is the session of that id, if it is the asking user's, or its token is shown. Others' are not said to exist; the error is an
 // api.ErrForbidden all the same, for the audit log.
 func (u *Users) own(ctx context.Context, id string) error {
@@ -113,13 +134,9 @@ func (u *Users) Join(ctx context.Context, id string, r api.JoinRequest) (api.Reg
 // Register begins a session of the asking user, whose id is api.UserSessionID's.
 func (u *Users) Register(ctx context.Context, r api.RegisterRequest) (api.RegisterReply, error) {
 	return u.e.counted(func() (api.RegisterReply, error) {
-		uid, err := u.who(ctx)
+		uid, l, err := u.limit(ctx)
 		if err != nil {
 			return api.RegisterReply{}, err
-		}
-		l := session.For(u.limits, uid, u.groups(ctx))
-		if l == nil {
-			return api.RegisterReply{}, api.Errorf(api.CodeForbidden, "uid %d may have no session on this host: the operator names who may in [[sessions.limits]] of the configuration (`gpuslice run --embedded` does without)", uid)
 		}
 		if err := mayAsk(&r); err != nil {
 			return api.RegisterReply{}, err

@@ -275,6 +275,20 @@ func TestAUserSeesAndEndsHisOwnSessionsAlone(t *testing.T) {
 			}
 		}
 	}
+	// What is asked may be known before more is read of it than the id.
+	const nobodys = 4711
+	for _, c := range []struct {
+		uid          uint32
+		id           string
+		limited, may bool
+	}{
+		{alice, "", true, true}, {alice, mine.Slice.ID, true, true}, {alice, theirs.Slice.ID, true, false}, {alice, "none", true, false},
+		{nobodys, "", false, false}, {nobodys, theirs.Slice.ID, false, false},
+	} {
+		if limited, err := u.May(as(1, c.uid), c.id); limited != c.limited || (err == nil) != c.may {
+			t.Errorf("uid %d, session %q: a limit %v, %v", c.uid, c.id, limited, err)
+		}
+	}
 	wrong := api.WithToken(as(1, alice), api.Token(strings.Repeat("0", 64)))
 	for what, err := range other(wrong, theirs.Slice.ID) {
 		if !errors.Is(err, api.ErrForbidden) {
@@ -294,6 +308,9 @@ func TestAUserSeesAndEndsHisOwnSessionsAlone(t *testing.T) {
 		t.Fatal(err)
 	}
 	shown := api.WithToken(as(1, alice), token)
+	if limited, err := u.May(api.WithToken(as(1, nobodys), token), theirs.Slice.ID); limited || err != nil {
+		t.Errorf("one without a limit: %v, %v", limited, err)
+	}
 	if s, err := u.Slice(shown, theirs.Slice.ID); err != nil || s.ID != theirs.Slice.ID {
 		t.Errorf("shown: %v", err)
 	}

@@ -4,13 +4,15 @@
 //
 // It owns that file and those that it was rotated into. What it promises: the recorder of an entry never
 // waits for it, whatever the disk does; what could not be written is counted, and the file itself says how many entries are
-// missing, in the place where they are. It must never stop the enforcer, nor decide anything.
+// missing, in the place where they are. What waits for the disk is bounded in bytes, and no user rotates away what others
+// did (Share). It must never stop the enforcer, nor decide anything.
 //
 // An entry that was written survives the enforcer's death. It does not survive the machine's for sure: nothing is
 // synced, since a sync for each entry would let anybody who can cause entries keep the disk busy.
 package audit
 
 import (
+	"encoding/json"
 	"log/slog"
 	"sync"
 	"sync/atomic"
@@ -47,6 +49,8 @@ type Entry struct {
 	Quotas    []api.Quota `json:"quotas,omitempty"`    // that were asked for
 	Mode      api.Mode    `json:"mode,omitempty"`      // of a slice that was asked for
 	Force     bool        `json:"force,omitempty"`     // a slice was to be released even if its processes are alive
+
+	Share Share `json:"-"` // of the file and of the queue
 }
 
 // Of is the entry of an event.
@@ -78,8 +82,11 @@ type Options struct {
 }
 
 const (
-	// queued is how many entries may wait for the disk.
-	queued = 4096
+	// maxQueued and maxQueuedBytes are how many entries may wait for the disk, and as many more that are being written. Those of the users'
+	// socket are half of them at most.
+	maxQueued, maxQueuedBytes = 4096, 4 << 20
+	// maxText is how long a text of an entry is, in bytes. Ids and names are shorter.
+	maxText = 1024
 	// closeTimeout is for the disk when the Writer is closed.
 	closeTimeout = 3 * time.Second
 )
@@ -90,14 +97,15 @@ type Writer struct {
 
 	// Of the one goroutine that writes.
 	file    file
-	lost    Entry // the marker of those that could not be written; its Count is 0 if there are none
-	resting bool  // the file failed, and is not tried before the next tick
+	lost    line // the marker of those that could not be written
+	resting bool // the file failed, and is not tried before the next tick
 
 	written, dropped atomic.Uint64
 
 	mu       sync.Mutex
-	queue    []Entry // no more than queued, and a KindDropped at the end if there were more
-	dropping bool    // entries are being dropped, and the log has it
+	queue    queue
+	shares   shares
+	dropping bool // entries are being dropped, and the log has it
 	closed   bool
 
 	wake  chan struct{}
@@ -120,29 +128,85 @@ func Open(o Options) *Writer {
 	return w
 }
 
+// line is an entry as the file will have it: nothing of a request is kept longer than it takes to make that.
+type line struct {
+	text    []byte
+	time    time.Time
+	dropped uint64 // it is the marker of so many entries that are not there, and why is their cause; else 0
+	why     string
+}
+
+// queue is what waits for the disk: lines within the limits, and a marker behind a line where others were dropped.
+type queue struct {
+	lines []line
+	count int // markers not counted
+	bytes int
+}
+
+// add says whether there was room. Markers are no more than lines.
+func (q *queue) add(l line, share Share) bool {
+	part := 1
+	if share != ShareHost {
+		part = 2
+	}
+	if q.count < maxQueued/part && q.bytes+len(l.text) <= maxQueuedBytes/part {
+		q.lines, q.count, q.bytes = append(q.lines, l), q.count+1, q.bytes+len(l.text)
+		return true
+	}
+	if n := len(q.lines); n > 0 && q.lines[n-1].dropped > 0 {
+		q.lines[n-1].dropped++
+	} else {
+		q.lines = append(q.lines, line{time: l.time, dropped: 1, why: slow})
+	}
+	return false
+}
+
+const slow = "the disk is too slow"
+
 // Put records an entry, and gives it the time of now if it has none. It never waits.
 func (w *Writer) Put(e Entry) {
 	if e.Time.IsZero() {
 		e.Time = w.options.Now().UTC()
 	}
+	made := makeLine(e)
 	w.mu.Lock()
-	switch n := len(w.queue); {
-	case w.closed:
-		w.dropped.Add(1)
-	case n < queued:
-		w.queue = append(w.queue, e)
-	default:
-		w.dropped.Add(1)
-		if n == queued {
-			w.queue = append(w.queue, missing(0, e.Time, "the disk is too slow"))
-			w.sayDropping("the disk is too slow")
-		}
-		w.queue[queued].Count++
+	if e.Share != ShareHost && w.shares.over(e.Time) {
+		w.addAll(w.shares.end(e.Time))
+	}
+	if e.Share == ShareHost || w.shares.lists(e, len(made.text)) {
+		w.add(made, e.Share)
 	}
 	w.mu.Unlock()
 	select {
 	case w.wake <- struct{}{}:
 	default:
+	}
+}
+
+func makeLine(e Entry) line {
+	for _, text := range []*string{&e.Slice, &e.Container, &e.Tenant, &e.Pool, &e.Command, &e.Cause, &e.Call, &e.Message, &e.Operation} {
+		*text = (*text)[:min(len(*text), maxText)]
+	}
+	text, err := json.Marshal(e)
+	if err != nil { // a type of ours that cannot be encoded: a bug
+		text, _ = json.Marshal(missing(1, e.Time, err.Error()))
+	}
+	return line{text: append(text, '\n'), time: e.Time}
+}
+
+// add is called with mu held, as addAll is.
+func (w *Writer) add(l line, share Share) {
+	if w.closed {
+		w.dropped.Add(1)
+	} else if !w.queue.add(l, share) {
+		w.dropped.Add(1)
+		w.sayDropping(slow)
+	}
+}
+
+func (w *Writer) addAll(entries []Entry) {
+	for _, e := range entries {
+		w.add(makeLine(e), e.Share)
 	}
 }
 
@@ -161,7 +225,9 @@ func (w *Writer) Dropping() bool {
 
 // Close writes what waits, for no longer than a few seconds, and ends the Writer.
 func (w *Writer) Close() {
+	now := w.options.Now().UTC()
 	w.mu.Lock()
+	w.addAll(w.shares.end(now))
 	w.closed = true
 	w.mu.Unlock()
 	select {
@@ -207,16 +273,22 @@ func (w *Writer) run() {
 			w.file.check()
 			w.resting = false
 			w.writeLost()
+			now := w.options.Now().UTC()
+			w.mu.Lock()
+			if w.shares.over(now) {
+				w.addAll(w.shares.end(now))
+			}
+			w.mu.Unlock()
 		}
 		w.mu.Lock()
-		batch, closed := w.queue, w.closed
-		w.queue = nil
+		batch, closed := w.queue.lines, w.closed
+		w.queue = queue{}
 		w.mu.Unlock()
 		if closed {
 			w.resting = false
 		}
-		for _, e := range batch {
-			w.write(e)
+		for _, l := range batch {
+			w.write(l)
 		}
 		w.goesOn()
 		if closed {
@@ -227,42 +299,47 @@ func (w *Writer) run() {
 
 // write writes an entry, or counts it as lost. After a failure all are lost until the next tick: a disk that fails
 // takes its time for each.
-func (w *Writer) write(e Entry) {
-	if !w.resting && w.writeLost() {
-		err := w.file.write(e)
-		if err == nil {
-			if e.Kind != KindDropped {
-				w.written.Add(1)
-			}
-			return
+func (w *Writer) write(l line) {
+	if l.dropped > 0 {
+		if w.lost.dropped == 0 {
+			w.lost = line{time: l.time, why: l.why}
 		}
-		w.fails(e.Time, err)
-	}
-	if e.Kind == KindDropped {
-		w.lost.Count += e.Count
+		w.lost.dropped += l.dropped
+		if !w.resting {
+			w.writeLost()
+		}
 		return
 	}
-	w.lost.Count++
+	if !w.resting && w.writeLost() {
+		err := w.file.write(l.text, l.time)
+		if err == nil {
+			w.written.Add(1)
+			return
+		}
+		w.fails(l.time, err)
+	}
+	w.lost.dropped++
 	w.dropped.Add(1)
 }
 
 // writeLost writes the marker of what was lost, if anything was, and says whether the file takes more.
 func (w *Writer) writeLost() bool {
-	if w.lost.Count == 0 {
+	if w.lost.dropped == 0 {
 		return true
 	}
-	if err := w.file.write(w.lost); err != nil {
-		w.fails(w.lost.Time, err)
+	marker := makeLine(missing(w.lost.dropped, w.lost.time, w.lost.why))
+	if err := w.file.write(marker.text, marker.time); err != nil {
+		w.fails(marker.time, err)
 		return false
 	}
-	w.lost = Entry{}
+	w.lost = line{}
 	return true
 }
 
 func (w *Writer) fails(at time.Time, err error) {
 	w.resting = true
-	if w.lost.Count == 0 {
-		w.lost = missing(0, at, err.Error())
+	if w.lost.dropped == 0 {
+		w.lost = line{time: at, why: err.Error()}
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -276,7 +353,7 @@ func (w *Writer) goesOn() {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.dropping && w.lost.Count == 0 && len(w.queue) <= queued {
+	if w.dropping && w.lost.dropped == 0 && len(w.queue.lines) == w.queue.count {
 		w.dropping = false
 		go w.options.Log.Info("the audit file is written again", "file", w.options.File, "dropped", w.dropped.Load())
 	}

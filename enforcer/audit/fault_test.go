@@ -129,14 +129,14 @@ func TestADiskThatHangsStopsNobody(t *testing.T) {
 		// Of entries that have a time it is the writer alone who asks for it.
 		o.Now = func() time.Time { hang.Lock(); defer hang.Unlock(); return time.Unix(1e9, 0) }
 	})
-	const most = 3 * queued
+	const most = 3 * maxQueued
 	w.Put(entry(0)) // makes the file; the next one is the first that hangs
 	eventually(t, "the first is written", w.wrote(1))
 	for n := 1; n < most; n++ {
 		w.Put(entry(n))
 	}
 	_, dropped := w.Counts()
-	if dropped < queued || dropped > most-queued {
+	if dropped < maxQueued || dropped > most-maxQueued {
 		t.Errorf("%d were dropped", dropped)
 	}
 	hang.Unlock()

@@ -29,13 +29,8 @@ type file struct {
 	again   time.Time // when a rotation that failed is tried again; zero if none did
 }
 
-// write appends an entry: all of it, or nothing.
-func (f *file) write(e Entry) error {
-	line, err := json.Marshal(e)
-	if err != nil {
-		return err
-	}
-	line = append(line, '\n')
+// write appends an entry's line, which is of that time: all of it, or nothing.
+func (f *file) write(line []byte, at time.Time) error {
 	if err := f.ready(); err != nil {
 		return err
 	}
@@ -45,7 +40,7 @@ func (f *file) write(e Entry) error {
 		}
 	}
 	if f.size == 0 {
-		f.begun = e.Time
+		f.begun = at
 	}
 	n, err := f.open.Write(line)
 	if err == nil {

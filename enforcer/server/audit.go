@@ -13,8 +13,10 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/process"
 )
 
-// note is what becomes of a request that is to be recorded, as the handlers find it out.
+// note is what becomes of a request that is to be recorded, as the handlers find it out. What was asked for is noted once it has been
+// validated, which bounds it.
 type note struct {
+	share       audit.Share
 	slice, pool string
 	tenant      string
 	container   string
@@ -40,15 +42,17 @@ func noteIn(ctx context.Context) *note {
 
 // AuditWith makes put be called for each request for a change, once it is known what became of it. It must be called before
 // Serve, and put must not wait.
-func (s *Server) AuditWith(put func(audit.Entry)) { s.http.Handler = audited(s.http.Handler, put) }
+func (s *Server) AuditWith(put func(audit.Entry)) {
+	s.http.Handler = audited(s.http.Handler, s.share, put)
+}
 
-func audited(next http.Handler, put func(audit.Entry)) http.Handler {
+func audited(next http.Handler, share audit.Share, put func(audit.Entry)) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Method == http.MethodGet || r.Method == http.MethodHead {
 			next.ServeHTTP(w, r)
 			return
 		}
-		n := &note{}
+		n := &note{share: share}
 		r = r.WithContext(context.WithValue(r.Context(), noteKey{}, n))
 		next.ServeHTTP(w, r)
 		// The mux has said in r which route it was. What has none changes nothing.
@@ -62,7 +66,7 @@ func audited(next http.Handler, put func(audit.Entry)) http.Handler {
 func (n *note) entry(r *http.Request) audit.Entry {
 	e := audit.Entry{
 		Event:     api.Event{Kind: audit.KindRequest, Slice: n.slice, Container: n.container, Tenant: n.tenant, Pool: n.pool, TTL: n.ttl},
-		Operation: r.Pattern, Result: audit.OK, Quotas: n.quotas, Mode: n.mode, Force: n.force,
+		Operation: r.Pattern, Result: audit.OK, Quotas: n.quotas, Mode: n.mode, Force: n.force, Share: n.share,
 	}
 	// What was asked for in a path is recorded if it can be a name; else the refusal's sentence has it, shortened.
 	if id := r.PathValue("id"); e.Slice == "" && api.CheckID(id) == nil {

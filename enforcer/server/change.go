@@ -17,12 +17,12 @@ func change(s Service, w http.ResponseWriter, r *http.Request) (any, error) {
 	if err := decode(http.MaxBytesReader(w, r.Body, maxBody), &request); err != nil {
 		return nil, err
 	}
+	if err := request.Validate(); err != nil {
+		return nil, err
+	}
 	noteOf(r).quotas = request.Quotas
 	if request.TTL != nil {
 		noteOf(r).ttl = *request.TTL
-	}
-	if err := request.Validate(); err != nil {
-		return nil, err
 	}
 	return s.Change(r.Context(), id, request)
 }
@@ -36,11 +36,11 @@ func renew(s Service, w http.ResponseWriter, r *http.Request) (any, error) {
 	if err := decode(http.MaxBytesReader(w, r.Body, maxBody), &request); err != nil {
 		return nil, err
 	}
-	if request.TTL != nil {
-		noteOf(r).ttl = *request.TTL
-	}
 	if err := request.Validate(); err != nil {
 		return nil, err
+	}
+	if request.TTL != nil {
+		noteOf(r).ttl = *request.TTL
 	}
 	return s.Renew(r.Context(), id, request)
 }

@@ -20,12 +20,15 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/api"
 )
 
-// route is one verb of the API. handle returns what is answered with status: a value, or a stream.
+// handleFunc returns what is answered: a value, or a stream.
+type handleFunc func(Service, http.ResponseWriter, *http.Request) (any, error)
+
+// route is one verb of the API; status is that of what is answered.
 type route struct {
 	method, path string
 	status       int
 	query        []string // the parameters that are known
-	handle       func(Service, http.ResponseWriter, *http.Request) (any, error)
+	handle       handleFunc
 }
 
 // routes are all there are, in the order of openapi.yaml.
@@ -138,11 +141,11 @@ func register(s Service, w http.ResponseWriter, r *http.Request) (any, error) {
 	if err := decode(http.MaxBytesReader(w, r.Body, maxBody), &request); err != nil {
 		return nil, err
 	}
-	n := noteOf(r)
-	n.quotas, n.ttl, n.tenant, n.pool = request.Quotas, request.TTL, request.Tenant, request.Pool
 	if err := request.Validate(); err != nil {
 		return nil, err
 	}
+	n := noteOf(r)
+	n.quotas, n.ttl, n.tenant, n.pool = request.Quotas, request.TTL, request.Tenant, request.Pool
 	n.slice, n.container, n.mode = request.ID, request.Container, cmp.Or(request.Mode, api.Enforce)
 	return s.Register(r.Context(), request)
 }

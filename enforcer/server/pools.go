@@ -67,6 +67,9 @@ func poolRequest(w http.ResponseWriter, r *http.Request) (name string, request a
 	if err := decode(http.MaxBytesReader(w, r.Body, maxBody), &request); err != nil {
 		return name, request, err
 	}
+	if err := request.Validate(); err != nil {
+		return name, request, err
+	}
 	noteOf(r).quotas = request.Quotas
-	return name, request, request.Validate()
+	return name, request, nil
 }

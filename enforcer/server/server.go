@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/audit"
 )
 
 // Service is what the handlers call. An *api.Error is answered as it is, and any other error as
@@ -56,6 +57,7 @@ const (
 // Server answers the control API.
 type Server struct {
 	http   *http.Server
+	share  audit.Share // of what is recorded, unless more is known of who asks
 	limits limits
 	log    *slog.Logger
 }

@@ -24,6 +24,7 @@ import (
 // fakeService records the calls, and answers each with err.
 type fakeService struct {
 	err   error
+	may   error // of who asks, on the users' socket
 	panic bool
 
 	registered api.RegisterRequest
@@ -60,6 +61,9 @@ func (f *fakeService) Change(_ context.Context, id string, r api.ChangeRequest) 
 	f.changed = r
 	return api.Slice{ID: id}, f.err
 }
+
+// May is the answer may, of somebody with a limit if it is none.
+func (f *fakeService) May(_ context.Context, id string) (bool, error) { return f.may == nil, f.may }
 
 func (f *fakeService) Join(ctx context.Context, id string, r api.JoinRequest) (api.RegisterReply, error) {
 	f.joined, f.token, f.pid = id, api.TokenOf(ctx), r.PID

@@ -10,11 +10,15 @@ import (
 	"strings"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/audit"
 )
 
 // UserService is what the handlers of the users' socket call, with the asking process in the context (PeerOf, GroupsOf): that
 // socket is open to all, and the service decides who may have what.
 type UserService interface {
+	// May says why who asks may not change that session, or, without an id, begin one, before the request's body is read; and
+	// whether there is a limit for who asks.
+	May(ctx context.Context, id string) (limited bool, err error)
 	Info(ctx context.Context) (api.Info, error)
 	Register(ctx context.Context, r api.RegisterRequest) (api.RegisterReply, error)
 	Join(ctx context.Context, id string, r api.JoinRequest) (api.RegisterReply, error)
@@ -39,20 +43,47 @@ var userRoutes = []string{
 func UserHandler(service UserService, log *slog.Logger) http.Handler {
 	theirs := slices.Clone(routes)
 	for i, r := range theirs {
-		if !slices.Contains(userRoutes, r.method+" "+r.path) {
+		switch {
+		case !slices.Contains(userRoutes, r.method+" "+r.path):
 			theirs[i].handle = operators
+		case r.method != http.MethodGet:
+			theirs[i].handle = authorized(service, r.handle)
 		}
 	}
 	return handler(theirs, forUsers{users: service}, log)
 }
 
+// authorized refuses what who asks may not ask, before more than the request's head is read.
+func authorized(users UserService, handle handleFunc) handleFunc {
+	return func(s Service, w http.ResponseWriter, r *http.Request) (any, error) {
+		id := r.PathValue("id")
+		if id != "" {
+			if err := api.CheckID(id); err != nil {
+				return nil, err
+			}
+		}
+		limited, err := users.May(r.Context(), id)
+		if limited || err == nil {
+			noteOf(r).share = audit.ShareUser
+		}
+		if err != nil {
+			w.Header().Set("Connection", "close") // else net/http reads the body before it answers
+			return nil, err
+		}
+		return handle(s, w, r)
+	}
+}
+
 // NewForUsers returns a Server of the users' socket.
 func NewForUsers(service UserService, log *slog.Logger) *Server {
-	return newServer(UserHandler(service, log), userLimits, log)
+	s := newServer(UserHandler(service, log), userLimits, log)
+	s.share = audit.ShareStranger
+	return s
 }
 
 // operators is what the operator alone may ask for.
-func operators(Service, http.ResponseWriter, *http.Request) (any, error) {
+func operators(_ Service, w http.ResponseWriter, _ *http.Request) (any, error) {
+	w.Header().Set("Connection", "close")
 	return nil, api.Errorf(api.CodeForbidden, "users may begin, list, inspect, join, renew and release their own sessions here: "+
 		"the rest is the operator's, on the control socket")
 }

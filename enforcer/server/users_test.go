@@ -3,14 +3,19 @@
 package server
 
 import (
+	"bufio"
 	"encoding/json"
+	"fmt"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/audit"
 )
 
 // askUsers sends one request to the users' handlers, with a token if it is not "".
@@ -134,4 +139,47 @@ func FuzzRequests(f *testing.F) {
 			t.Errorf("an invalid request came through: %s", body)
 		}
 	})
+}
+
+// The bodies here never come: who waits for one is hung up on after five seconds.
+func TestWhoMayAskNothingIsRefusedBeforeMoreThanTheHeadIsRead(t *testing.T) {
+	f := &fakeService{may: api.Errorf(api.CodeForbidden, "not you")}
+	a := newAuditor(t, NewForUsers(f, quiet()))
+	for _, asked := range []string{"POST /v1/slices", "POST /v1/slices/s1/renew", "POST /v1/slices/s1/join", "DELETE /v1/slices/s1", "PATCH /v1/slices/s1", "PUT /v1/pools/p"} {
+		conn, err := net.Dial("unix", a.path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		_ = conn.SetDeadline(time.Now().Add(userLimits.read / 2))
+		fmt.Fprintf(conn, "%s HTTP/1.1\r\nHost: gpuslice\r\nContent-Length: 60000\r\n\r\n{\"id\":", asked)
+		line, err := bufio.NewReader(conn).ReadString('\n')
+		if err != nil || !strings.Contains(line, " 403 ") {
+			t.Errorf("%s: %q, %v", asked, line, err)
+		}
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, e := range a.put {
+		if e.Share != audit.ShareStranger || e.Result != audit.Refused || e.Code != api.CodeForbidden || e.UID == nil {
+			t.Errorf("%+v", e)
+		}
+	}
+}
+
+func TestNothingIsRecordedOfARequestThatIsNotOne(t *testing.T) {
+	many := strings.TrimSuffix(strings.Repeat("{},", 20000), ",")
+	for _, c := range []struct{ method, target, body string }{
+		{"POST", "/v1/slices", `{"id":"s1","pid":7,"quotas":[` + many + `]}`},
+		{"POST", "/v1/slices", `{"id":"s1","pid":7,"tenant":"` + strings.Repeat("x", 60000) + `"}`},
+		{"PATCH", "/v1/slices/s1", `{"quotas":[` + many + `]}`},
+		{"PUT", "/v1/pools/p", `{"quotas":[` + many + `]}`},
+	} {
+		for what, s := range map[string]*Server{"control": New(&fakeService{}, quiet()), "users": NewForUsers(&fakeService{}, quiet())} {
+			e := newAuditor(t, s).ask(t, c.method, c.target, c.body)
+			if text, err := json.Marshal(e); err != nil || len(text) > 1000 || e.Result != audit.Refused {
+				t.Errorf("%s %s, %s: %d bytes, %v: %.300s", c.method, c.target, what, len(text), err, text)
+			}
+		}
+	}
 }
