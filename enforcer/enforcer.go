@@ -120,7 +120,7 @@ type Enforcer struct {
 	leases chan struct{}        // somebody's deadline may be earlier than it was
 
 	guesses  *session.Pace // wrong tokens
-	begins   *session.Pace // users' sessions
+	changes  *session.Pace // of users' sessions
 	counter  atomic.Pointer[Counter]
 	progress progress
 
@@ -156,7 +156,7 @@ func New(options Options) (*Enforcer, error) {
 	e := &Enforcer{
 		options: options, log: options.Log, events: event.NewLog(eventsKept),
 		deaf: make(map[*slice]struct{}), registry: newRegistry(),
-		guesses: session.WrongTokens(), begins: session.Begins(),
+		guesses: session.WrongTokens(), changes: session.Changes(),
 	}
 	e.now, e.leases = options.Clock, make(chan struct{}, 1)
 	e.progress.begin = time.Now()

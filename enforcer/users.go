@@ -123,7 +123,24 @@ func (u *Users) Renew(ctx context.Context, id string, r api.RenewRequest) (api.S
 	if err := u.own(ctx, id); err != nil {
 		return api.Slice{}, err
 	}
+	uid, err := u.who(ctx)
+	if err == nil {
+		err = u.paced(uid)
+	}
+	if err != nil {
+		return api.Slice{}, err
+	}
 	return u.e.Renew(ctx, id, r)
+}
+
+// paced counts a change of a user's sessions, or says that there were too many.
+func (u *Users) paced(uid uint32) error {
+	now, pace := time.Now(), u.e.changes
+	if pace.Wait(now, uid) {
+		return api.Errorf(api.CodeBusy, "uid %d has begun and renewed sessions %d times in a short time: once each %s is accepted after that, ask again then", uid, pace.Burst, pace.Interval)
+	}
+	pace.Did(now, uid)
+	return nil
 }
 
 // Join is the enforcer's: a token is asked for in any case.
@@ -141,12 +158,9 @@ func (u *Users) Register(ctx context.Context, r api.RegisterRequest) (api.Regist
 		if err := mayAsk(&r); err != nil {
 			return api.RegisterReply{}, err
 		}
-		now := time.Now()
-		if u.e.begins.Wait(now, uid) {
-			return api.RegisterReply{}, api.Errorf(api.CodeBusy, "uid %d has begun %d sessions in a short time: one each %s is accepted after that, ask again then",
-				uid, u.e.begins.Burst, u.e.begins.Interval)
+		if err := u.paced(uid); err != nil {
+			return api.RegisterReply{}, err
 		}
-		u.e.begins.Did(now, uid)
 		r.UID = uid
 		r.Visible = nil // a user's claim keeps no process from another device: the session counts on all that the quotas are on
 		if groups := u.groups(ctx); len(groups) > 0 {

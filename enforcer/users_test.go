@@ -212,7 +212,7 @@ func TestAUserAsksForNothingThatIsTheOperatorsToGive(t *testing.T) {
 }
 
 // Each costs files and events, of which others have the less.
-func TestAUserBeginsSessionsAtABoundedPace(t *testing.T) {
+func TestAUserBeginsAndRenewsSessionsAtABoundedPace(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("root is needed, to serve other users")
 	}
@@ -230,11 +230,18 @@ func TestAUserBeginsSessionsAtABoundedPace(t *testing.T) {
 	for ; err == nil && begun < 1000; begun++ {
 		err = again()
 	}
-	if most := 65 + int(time.Since(began)/time.Second); begun < 64 || begun > most || !errors.Is(err, &api.Error{Code: api.CodeBusy}) || !strings.Contains(err.Error(), "one each 1s") {
+	if most := 65 + int(time.Since(began)/time.Second); begun < 64 || begun > most || !errors.Is(err, &api.Error{Code: api.CodeBusy}) || !strings.Contains(err.Error(), "once each 1s") {
 		t.Errorf("%d sessions were begun, then: %v", begun, err)
 	}
 	if _, err := begin(t, u, bob, "b", on(gpu0, gib)); err != nil {
 		t.Errorf("another user: %v", err)
+	}
+	began, begun, err = time.Now(), 1, nil
+	for hour := time.Hour; err == nil && begun < 1000; begun++ {
+		_, err = u.Renew(as(p.pid(), bob), "u5002-b", api.RenewRequest{TTL: &hour})
+	}
+	if most := 65 + int(time.Since(began)/time.Second); begun < 64 || begun > most || !errors.Is(err, &api.Error{Code: api.CodeBusy}) {
+		t.Errorf("a session was renewed %d times, then: %v", begun, err)
 	}
 	if n := len(slicesOf(t, h)); n != 1 {
 		t.Errorf("%d slices", n)
