@@ -53,10 +53,11 @@ while IFS='=' read -r key value; do
 	NoNewPrivileges=yes) privileges+=(--no-new-privs) ;;
 	# Calls: whoever runs this looks at those that are made.
 	SystemCall*=* | Restrict*=yes | RestrictAddressFamilies=* | LockPersonality=yes | MemoryDenyWriteExecute=yes) ;;
+	PrivateMounts=yes) ;;   # unshare has made a mount namespace
 	ProtectHostname=yes) ;; # a UTS namespace of its own, and a filter
 	# What is no confinement.
 	Type=* | ExecStart=* | Restart*=* | KillMode=* | *Directory=* | *DirectoryMode=* | RuntimeDirectoryPreserve=* | WatchdogSec=* | \
-		LimitNOFILE=* | OOMScoreAdjust=* | KeyringMode=private) ;;
+		LimitNOFILE=* | MemoryMax=* | TasksMax=* | OOMScoreAdjust=* | KeyringMode=private) ;;
 	*)
 		echo "confined: $unit: $key=$value is not known here: say what it does" >&2
 		exit 1
