@@ -4,7 +4,6 @@ package quota_test
 
 import (
 	"errors"
-	"io"
 	"log/slog"
 	"os/exec"
 	"slices"
@@ -67,7 +66,7 @@ func newQuota(t *testing.T, limit uint64) (*quota.Quota, *owner) {
 	deaths, err := process.NewWatcher()
 	check(t, err)
 	o := &owner{t: t}
-	q := quota.New(quota.Options{Log: slog.New(slog.NewTextHandler(io.Discard, nil)), Owner: o, Lock: o, Deaths: deaths})
+	q := quota.New(quota.Options{Log: slog.New(slog.DiscardHandler), Owner: o, Lock: o, Deaths: deaths})
 	uuid, err := driver.ParseUUID("GPU-11111111-2222-3333-4444-555555555555")
 	check(t, err)
 	q.Devices = []*quota.Device{q.Describe(uuid, limit, 80*gib)}
