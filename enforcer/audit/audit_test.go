@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -219,11 +220,12 @@ func TestAFileThatBecomesTooLargeIsRotated(t *testing.T) {
 
 func TestOnlySoManyOldFilesAreKeptWhateverTheClockSays(t *testing.T) {
 	dir := t.TempDir()
-	now := time.Unix(2e9, 0)
-	w, _ := writer(t, dir, func(o *Options) { o.MaxSize, o.Keep, o.Now = 1, 3, func() time.Time { return now } })
+	var now atomic.Int64
+	now.Store(2e9)
+	w, _ := writer(t, dir, func(o *Options) { o.MaxSize, o.Keep, o.Now = 1, 3, func() time.Time { return time.Unix(now.Load(), 0) } })
 	for i := range 20 {
 		if i == 10 {
-			now = time.Unix(1e9, 0) // set back by thirty years
+			now.Store(1e9) // set back by thirty years
 		}
 		w.Put(Entry{Event: api.Event{Kind: KindRequest, PID: i + 1}, Result: OK})
 		eventually(t, "the entry is written", w.wrote(uint64(i+1)))
