@@ -222,7 +222,9 @@ func TestOnlySoManyOldFilesAreKeptWhateverTheClockSays(t *testing.T) {
 	dir := t.TempDir()
 	var now atomic.Int64
 	now.Store(2e9)
-	w, _ := writer(t, dir, func(o *Options) { o.MaxSize, o.Keep, o.Now = 1, 3, func() time.Time { return time.Unix(now.Load(), 0) } })
+	w, _ := writer(t, dir, func(o *Options) {
+		o.MaxSize, o.Keep, o.Now = 1, 3, func() time.Time { return time.Unix(now.Load(), 0) }
+	})
 	for i := range 20 {
 		if i == 10 {
 			now.Store(1e9) // set back by thirty years

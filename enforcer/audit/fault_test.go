@@ -123,7 +123,6 @@ func TestADirectoryThatVanishesStopsNobody(t *testing.T) {
 func TestADiskThatHangsStopsNobody(t *testing.T) {
 	dir := t.TempDir()
 	var hang sync.Mutex
-	hang.Lock()
 	w, log := writer(t, dir, func(o *Options) {
 		o.MaxAge = time.Hour
 		// Of entries that have a time it is the writer alone who asks for it.
@@ -132,6 +131,10 @@ func TestADiskThatHangsStopsNobody(t *testing.T) {
 	const most = 3 * maxQueued
 	w.Put(entry(0)) // makes the file; the next one is the first that hangs
 	eventually(t, "the first is written", w.wrote(1))
+	hang.Lock()
+	goesOn := sync.OnceFunc(hang.Unlock)
+	defer goesOn() // or closing the writer hangs, too
+	time.Sleep(10 * time.Millisecond)
 	for n := 1; n < most; n++ {
 		w.Put(entry(n))
 	}
@@ -139,7 +142,7 @@ func TestADiskThatHangsStopsNobody(t *testing.T) {
 	if dropped < maxQueued || dropped > most-maxQueued {
 		t.Errorf("%d were dropped", dropped)
 	}
-	hang.Unlock()
+	goesOn()
 	whole(t, w, log, dir, most)
 	// The marker is where the missing ones were: each entry before it is older, and each after it newer.
 	all := read(t, files(t, dir)...)

@@ -133,6 +133,8 @@ func TestADiskThatHangsCostsBoundedMemoryAndUsersTakeHalfOfIt(t *testing.T) {
 	w.Put(entry(0))
 	eventually(t, "the first is written", w.wrote(1))
 	hang.Lock()
+	goesOn := sync.OnceFunc(hang.Unlock)
+	defer goesOn()                    // or closing the writer hangs, too
 	time.Sleep(10 * time.Millisecond) // it hangs
 	users := Entry{Event: api.Event{Kind: KindRequest, Slice: "users", Time: time.Unix(1e9, 0)}, Share: ShareUser, Result: OK,
 		Message: strings.Repeat("\"", 100000)}
@@ -153,7 +155,7 @@ func TestADiskThatHangsCostsBoundedMemoryAndUsersTakeHalfOfIt(t *testing.T) {
 	for n := range roots {
 		w.Put(entry(n))
 	}
-	hang.Unlock()
+	goesOn()
 	whole(t, w, log, dir, 1+3000+roots)
 	there := 0
 	for _, e := range read(t, files(t, dir)...) {
