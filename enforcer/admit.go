@@ -216,7 +216,7 @@ func (s *slice) stillOn(index int, d *quota.Device, holders map[int][]uint32) (b
 		bytes += max(charged, truth[pid])
 		past += truth[pid] - min(charged, truth[pid])
 	}
-	if known && s.note(d).sampled.IsZero() && s.request.Session { // who held it was not noted by the enforcer before this one
+	if known && s.noted(d).sampled.IsZero() && s.request.Session { // who held it was not noted by the enforcer before this one
 		held := s.quota.Ledger.Held(index, 0)
 		bytes += held - min(held, past)
 	}

@@ -129,11 +129,11 @@ func (s *slice) reportCounts(all bool) {
 			}
 			s.tell(e)
 		}
-		if recovered, n := s.quota.Ledger.Recovered(i), s.note(d); recovered != n.recovered {
-			if recovered > n.recovered {
-				s.tell(api.Event{Kind: api.EventRecovered, Device: d.Name, Bytes: min(recovered-n.recovered, maxBytes)})
+		if recovered, told := s.quota.Ledger.Recovered(i), s.noted(d).recovered; recovered != told {
+			if recovered > told {
+				s.tell(api.Event{Kind: api.EventRecovered, Device: d.Name, Bytes: min(recovered-told, maxBytes)})
 			}
-			n.recovered = recovered
+			s.note(d).recovered = recovered
 		}
 	}
 	s.refusals.Checked()

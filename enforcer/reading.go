@@ -90,7 +90,7 @@ func (s *slice) readLanes(into *lanes, raw [16]byte) {
 		return
 	case index >= 0:
 		limit = s.highestLimit(s.quota.Devices[index])
-		for pid, x := range s.note(s.quota.Devices[index]).exits {
+		for pid, x := range s.noted(s.quota.Devices[index]).exits {
 			into.exits[pid] = x
 			into.digest += maphash.Comparable(digestKey, entry{slice: s.generation, lane: uint64(pid), number: x.process.Start})
 		}

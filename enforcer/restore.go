@@ -376,7 +376,9 @@ func (s *slice) adopt(r store.Slice) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for i, d := range s.quota.Devices { // before any lane is settled: of these the predecessor told
-		s.note(d).recovered = s.quota.Ledger.Recovered(i)
+		if bytes := s.quota.Ledger.Recovered(i); bytes > 0 {
+			s.note(d).recovered = bytes
+		}
 	}
 	s.quota.Adopt(quota.Restart{Over: r.Expired, Changing: r.Changing, Frozen: frozen}, claims)
 	for _, d := range s.quota.Devices {

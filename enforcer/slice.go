@@ -86,6 +86,14 @@ func (s *slice) newQuota() {
 	s.quota = quota.New(quota.Options{Log: s.log, Owner: s, Lock: &s.mu, Deaths: s.e.deaths, Record: s.record()})
 }
 
+// noted is what is noted of a device, for who changes nothing of it. Called with mu held.
+func (s *slice) noted(d *quota.Device) note {
+	if n := s.notes[d]; n != nil {
+		return *n
+	}
+	return note{}
+}
+
 // note is never nil. Called with mu held.
 func (s *slice) note(d *quota.Device) *note {
 	n := s.notes[d]
