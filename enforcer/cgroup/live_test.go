@@ -265,20 +265,26 @@ func TestAfterLostEventsAllAreChecked(t *testing.T) {
 	})
 }
 
+// stall has the watcher wait in its report of the end of p's cgroup "empty", so that the kernel keeps further events, until goOn.
+func stall(t *testing.T, w *Watcher, p Path) (goOn func()) {
+	t.Helper()
+	stalled, on := make(chan struct{}), make(chan struct{})
+	if err := w.Watch(below(t, p, "empty"), func() { close(stalled); <-on }); err != nil {
+		t.Fatal(err)
+	}
+	<-stalled
+	return func() { close(on) }
+}
+
 // Some containers own their cgroup. What they do in it must not keep the enforcer busy: the kernel tells of nothing but its end.
 func TestNoContainerWakesTheWatcherByWhatItDoesToItsCgroup(t *testing.T) {
 	eachHierarchy(t, func(t *testing.T, p Path) {
 		w := newTestWatcher(t)
-		stalled, goOn := make(chan struct{}), make(chan struct{})
 		c := below(t, p, "a")
 		process := member(t, c)
 		reports := watch(t, w, c)
 		wantSilence(t, reports)
-		if err := w.Watch(below(t, p, "empty"), func() { close(stalled); <-goOn }); err != nil {
-			t.Fatal(err)
-		}
-		<-stalled // from now on events are kept by the kernel
-		defer close(goOn)
+		defer stall(t, w, p)()
 		before := unread(t, w) // the end of the watch of "empty"
 		files, err := os.ReadDir(c.Dir())
 		if err != nil {
@@ -326,21 +332,17 @@ func unread(t *testing.T, w *Watcher) int {
 func TestAPathThatIsUsedAgainLeavesNoWatchBehind(t *testing.T) {
 	eachHierarchy(t, func(t *testing.T, p Path) {
 		w := newTestWatcher(t)
-		stalled, goOn := make(chan struct{}), make(chan struct{})
 		c := below(t, p, "a")
 		process := member(t, c)
 		first := watch(t, w, c)
 		wantSilence(t, first)
-		if err := w.Watch(below(t, p, "empty"), func() { close(stalled); <-goOn }); err != nil {
-			t.Fatal(err)
-		}
-		<-stalled
+		goOn := stall(t, w, p)
 		end(process)
 		remove(t, c)
 		again := below(t, p, "a")
 		process = member(t, again)
 		second := watch(t, w, again)
-		close(goOn)
+		goOn()
 		wantReport(t, first)
 		wantSilence(t, second)
 		end(process)

@@ -9,8 +9,8 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/guard"
 )
 
-// betweenShared is at least between two questions that are put for whoever asks: containers can ask without end, and each question costs the
-// driver's locks and a processor.
+// betweenShared is the least time between two questions. Containers can cause as many as they like, and each takes the driver's locks and a
+// processor.
 const betweenShared = 10 * time.Millisecond
 
 // Shared is one question that many may ask at a time. Each gets an answer to a question that was put after he asked, together with all who wait
