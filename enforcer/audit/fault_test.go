@@ -120,21 +120,28 @@ func TestADirectoryThatVanishesStopsNobody(t *testing.T) {
 	}
 }
 
-func TestADiskThatHangsStopsNobody(t *testing.T) {
-	dir := t.TempDir()
+// hanging is a Writer that has written one entry, on a disk that hangs until goesOn.
+func hanging(t *testing.T, dir string) (w *Writer, log *said, goesOn func()) {
+	t.Helper()
 	var hang sync.Mutex
-	w, log := writer(t, dir, func(o *Options) {
+	w, log = writer(t, dir, func(o *Options) {
 		o.MaxAge = time.Hour
 		// Of entries that have a time it is the writer alone who asks for it.
 		o.Now = func() time.Time { hang.Lock(); defer hang.Unlock(); return time.Unix(1e9, 0) }
 	})
-	const most = 3 * maxQueued
-	w.Put(entry(0)) // makes the file; the next one is the first that hangs
+	w.Put(entry(0))
 	eventually(t, "the first is written", w.wrote(1))
 	hang.Lock()
-	goesOn := sync.OnceFunc(hang.Unlock)
-	defer goesOn() // or closing the writer hangs, too
+	goesOn = sync.OnceFunc(hang.Unlock)
+	t.Cleanup(goesOn) // before the writer is closed, which would hang, too
 	time.Sleep(10 * time.Millisecond)
+	return w, log, goesOn
+}
+
+func TestADiskThatHangsStopsNobody(t *testing.T) {
+	dir := t.TempDir()
+	const most = 3 * maxQueued
+	w, log, goesOn := hanging(t, dir)
 	for n := 1; n < most; n++ {
 		w.Put(entry(n))
 	}

@@ -122,17 +122,7 @@ func TestManyUsersCostNoMoreThanTheirShare(t *testing.T) {
 // What one asks for waits for a disk that hangs in bounded memory, and in the users' half of the queue: root's place is free.
 func TestADiskThatHangsCostsBoundedMemoryAndUsersTakeHalfOfIt(t *testing.T) {
 	dir := t.TempDir()
-	var hang sync.Mutex
-	w, log := writer(t, dir, func(o *Options) {
-		o.MaxAge = time.Hour
-		o.Now = func() time.Time { hang.Lock(); defer hang.Unlock(); return time.Unix(1e9, 0) }
-	})
-	w.Put(entry(0))
-	eventually(t, "the first is written", w.wrote(1))
-	hang.Lock()
-	goesOn := sync.OnceFunc(hang.Unlock)
-	defer goesOn()                    // or closing the writer hangs, too
-	time.Sleep(10 * time.Millisecond) // it hangs
+	w, log, goesOn := hanging(t, dir)
 	users := Entry{Event: api.Event{Kind: KindRequest, Slice: "users", Time: time.Unix(1e9, 0)}, Share: ShareUser, Result: OK,
 		Message: strings.Repeat("\"", 100000)}
 	for i := range 64 {
