@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a slice adds to calls of the CUDA driver, on the driver that is here: tables, JSON and plots.
 
-    test/bench/bench.py [--quick] [--processes N] [--out DIR]
+    test/bench/bench.py [--quick] [--processes N] [--rounds N] [--only NAME,...] [--out DIR]
 
 Needs what `make build` puts into bin/, and no compiler, no network. Each call is made both ways in one
 process, by the driver's own function and by what a program gets, in alternating batches (cost.c); the control,
@@ -62,6 +62,10 @@ class Bench:
         rows, skipped = self.both_ways(self.options["rounds"], "calls", self.options["ms"])
         cold, _ = self.both_ways(self.options["colds"], "cold")
         return rows + cold, skipped
+
+    def only(self, names):
+        """The rows of the calls that have one of these in their names."""
+        return self.both_ways(self.options["rounds"], "calls", self.options["ms"], *names)
 
     def both_ways(self, rounds, *arguments):
         sliced, control, skipped = {}, {}, []
@@ -145,12 +149,15 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="less of everything")
     parser.add_argument("--processes", type=int, help="at most (256; 64 simulated; 16 with --quick)")
+    parser.add_argument("--rounds", type=int, help="processes per way that the first table is the median of (5; 1 with --quick)")
+    parser.add_argument("--only", help="nothing but the calls that have one of these in their names, separated by commas")
     parser.add_argument("--out", default="bin/bench", help="where results.json and the pictures go")
     arguments = parser.parse_args()
     os.chdir(ROOT)
     simulated = driver() == "simulated"
     processes = arguments.processes or (16 if arguments.quick else 64 if simulated else 256)
-    options = QUICK if arguments.quick else FULL
+    options = dict(QUICK if arguments.quick else FULL)
+    options["rounds"] = arguments.rounds or options["rounds"]
     bench = Bench(options)
 
     with tempfile.TemporaryDirectory() as scratch:
@@ -165,12 +172,16 @@ def main():
             "cpus": len(os.sched_getaffinity(0)),
             "options": {**options, "processes": processes},
         }
-        results["calls"], results["skipped"] = bench.calls()
-        results["pairs"] = bench.pairs()
-        # The whole card: a quota has to hold all the contexts.
-        results["processes"] = bench.cost(slice_of("100%"), "siblings", processes, options["series_ms"])
-        results["live"] = sorted(bench.cost(slice_of("16G"), "live", options["live"], options["series_ms"]),
-                                 key=lambda row: row["call"])
+        results["pairs"], results["processes"], results["live"] = [], [], []
+        if arguments.only:
+            results["calls"], results["skipped"] = bench.only(arguments.only.split(","))
+        else:
+            results["calls"], results["skipped"] = bench.calls()
+            results["pairs"] = bench.pairs()
+            # The whole card: a quota has to hold all the contexts.
+            results["processes"] = bench.cost(slice_of("100%"), "siblings", processes, options["series_ms"])
+            results["live"] = sorted(bench.cost(slice_of("16G"), "live", options["live"], options["series_ms"]),
+                                     key=lambda row: row["call"])
     results["failures"] = bench.failures
     if sys.stderr.isatty():
         print("\r\033[K", end="", file=sys.stderr)
@@ -180,10 +191,12 @@ def main():
     with open(path, "w") as f:
         f.write(tables.dump(results))
     sys.stdout.write(tables.text(results))
-    for panel in plot.PANELS:
+    panels = [] if arguments.only else plot.PANELS
+    for panel in panels:
         plot.write(results, os.path.join(arguments.out, panel + ".svg"), [panel])
-    print(f"\nwritten: {path}, {', '.join(arguments.out + '/' + p + '.svg' for p in plot.PANELS)}\n", flush=True)
-    print(container_life(options["lives"]), end="")
+    print(f"\nwritten: {', '.join([path, *(arguments.out + '/' + p + '.svg' for p in panels)])}\n", flush=True)
+    if not arguments.only:
+        print(container_life(options["lives"]), end="")
     for failure in bench.failures:
         print(f"bench: {failure}", file=sys.stderr)
     return 1 if bench.failures else 0

@@ -7,6 +7,7 @@
 #include "ipc.h"
 
 #include <stdio.h>
+#include <string.h>
 
 static CUdeviceptr kept[MEASURE_MOST];
 
@@ -391,13 +392,25 @@ static void show(const struct call *call, double milliseconds)
 	fflush(stdout);
 }
 
-void calls_measure(double milliseconds)
+/* Whether a call is one of those that are wanted: each text names those that have it in their name; NULL ends them, and none
+ * wants all. */
+static int wanted(const struct call *call, char *const *texts)
+{
+	for (char *const *text = texts; *text; text++)
+		if (strstr(call->name, *text))
+			return 1;
+	return !*texts;
+}
+
+void calls_measure(double milliseconds, char *const *texts)
 {
 	/* The primary context is made and destroyed before it is kept. */
 	CALL(cuInit, 0);
-	show(&call_context, milliseconds);
+	if (wanted(&call_context, texts))
+		show(&call_context, milliseconds);
 	driver_begin();
 	measure_stay();
 	for (size_t i = 0; i < sizeof(calls) / sizeof(*calls); i++)
-		show(calls[i], milliseconds);
+		if (wanted(calls[i], texts))
+			show(calls[i], milliseconds);
 }

@@ -31,7 +31,7 @@ int main(int argc, char **argv)
 
 	driver_find();
 	if (strcmp(what, "calls") == 0 && first > 0)
-		calls_measure(first);
+		calls_measure(first, argv + 3);
 	else if (strcmp(what, "live") == 0 && second > 0)
 		live_measure((long)first, second);
 	else if (strcmp(what, "siblings") == 0 && second > 0)
@@ -49,7 +49,7 @@ int main(int argc, char **argv)
 		siblings_be_one(atoi(argv[2]), atoi(argv[3]), strcmp(argv[4], "context") == 0);
 	else {
 		fprintf(stderr,
-		        "usage: cost calls MILLISECONDS | live MOST MILLISECONDS | "
+		        "usage: cost calls MILLISECONDS [NAME]... | live MOST MILLISECONDS | "
 		        "siblings MOST MILLISECONDS | start | cold | runtime MILLISECONDS\n");
 		return 2;
 	}

@@ -22,7 +22,6 @@ import (
 	"os/signal"
 	"path/filepath"
 	"strings"
-	"syscall"
 
 	"golang.org/x/sys/unix"
 
@@ -180,12 +179,8 @@ func (s *Session) start(path string, env []string) (int, error) {
 	}
 	defer signal.Stop(signals)
 
-	pid, err := syscall.ForkExec(path, s.Command, &syscall.ProcAttr{
-		Env:   env,
-		Files: []uintptr{0, 1, 2},
-		// SIGINT and the like come from the terminal to the whole group: the child stays in ours.
-		Sys: &syscall.SysProcAttr{},
-	})
+	// SIGINT and the like come from the terminal to the whole group: the child stays in ours.
+	pid, err := spawn(path, s.Command, env)
 	if err != nil {
 		code := ExitNotRunnable
 		if errors.Is(err, fs.ErrNotExist) {

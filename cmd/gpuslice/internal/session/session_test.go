@@ -334,3 +334,49 @@ func TestEnvironmentHasTheInterceptorFirst(t *testing.T) {
 		t.Errorf("got %q, want %q", got, want)
 	}
 }
+
+// What a profiler preloads in front of gpuslice follows the command by the C library's functions that start programs.
+func TestAToolAroundTheSessionFollowsTheCommand(t *testing.T) {
+	dir := t.TempDir()
+	source, library := filepath.Join(dir, "tool.c"), filepath.Join(dir, "tool.so")
+	if err := os.WriteFile(source, []byte(`
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <spawn.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+int posix_spawn(pid_t *pid, const char *path, const posix_spawn_file_actions_t *f, const posix_spawnattr_t *a, char *const argv[], char *const envp[])
+{
+	int (*next)(pid_t *, const char *, const posix_spawn_file_actions_t *, const posix_spawnattr_t *, char *const[], char *const[]) =
+		(int (*)(pid_t *, const char *, const posix_spawn_file_actions_t *, const posix_spawnattr_t *, char *const[], char *const[]))dlsym(RTLD_NEXT, "posix_spawn");
+
+	if (write(1, "followed\n", 9) != 9)
+		abort();
+	return next(pid, path, f, a, argv, envp);
+}
+`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command("cc", "-shared", "-fPIC", "-o", library, source, "-ldl").CombinedOutput(); err != nil {
+		t.Fatalf("cc: %v\n%s", err, out)
+	}
+	cmd := command(t, dir, "echo", "done")
+	cmd.Env = append(cmd.Env, "LD_PRELOAD="+library)
+	out, err := cmd.Output()
+	if err != nil || string(out) != "followed\ndone\n" {
+		t.Errorf("%q, %v", out, err)
+	}
+}
+
+// Go raises its own limit of open files, which is no program's but its own.
+func TestTheCommandHasTheLimitOfOpenFilesThatItWasGiven(t *testing.T) {
+	dir := t.TempDir()
+	inner := command(t, dir, "sh", "-c", "ulimit -Sn")
+	outer := exec.Command("sh", append([]string{"-c", `ulimit -Sn 123; exec "$@"`, "sh"}, inner.Args...)...)
+	outer.Env = inner.Env
+	out, err := outer.Output()
+	if err != nil || string(out) != "123\n" {
+		t.Errorf("%q, %v", out, err)
+	}
+}
