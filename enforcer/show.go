@@ -13,12 +13,18 @@ import (
 
 // Slices shows all slices, by id, without their processes.
 func (e *Enforcer) Slices(context.Context) ([]api.Slice, error) {
+	return e.showAll(func(*slice) bool { return true }), nil
+}
+
+func (e *Enforcer) showAll(which func(*slice) bool) []api.Slice {
 	shown := []api.Slice{}
 	for _, s := range e.all() {
-		shown = append(shown, s.show(false))
+		if which(s) {
+			shown = append(shown, s.show(false))
+		}
 	}
 	slices.SortFunc(shown, func(a, b api.Slice) int { return cmp.Compare(a.ID, b.ID) })
-	return shown, nil
+	return shown
 }
 
 // Slice shows one slice with its processes.

@@ -5,7 +5,6 @@ package enforcer
 import (
 	"context"
 	"errors"
-	"slices"
 	"time"
 
 	"github.com/gpuslice/gpuslice/enforcer/admission"
@@ -95,11 +94,7 @@ func (u *Users) Slices(ctx context.Context) ([]api.Slice, error) {
 	if err != nil {
 		return nil, err
 	}
-	all, err := u.e.Slices(ctx)
-	return slices.DeleteFunc(all, func(shown api.Slice) bool {
-		s := u.e.find(shown.ID)
-		return s == nil || s.generation != shown.Generation || !s.isOf(uid)
-	}), err
+	return u.e.showAll(func(s *slice) bool { return s.isOf(uid) }), nil
 }
 
 // Slice shows one of them.

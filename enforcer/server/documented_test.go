@@ -27,6 +27,7 @@ func TestTheLimitsAreTheDocumentedOnes(t *testing.T) {
 		fmt.Sprintf("for the answer to be taken | %.0f s | %.0f s", c.write.Seconds(), u.write.Seconds()),
 		fmt.Sprintf("between two requests | %.0f s | %.0f s", c.idle.Seconds(), u.idle.Seconds()),
 		fmt.Sprintf("size of a head and of a body | %d KiB, %d KiB | the same", maxHeader>>10, maxBody>>10),
+		fmt.Sprintf("requests a second | | of each user %v KiB, heads and bodies, after %v MiB; more wait", u.pace, paceBurst*u.pace/1024),
 		fmt.Sprintf("followers of events | %d at a time, each hung up on that does not read | none", maxStreams),
 	} {
 		if !strings.Contains(string(document), "\n| "+row+" |") {

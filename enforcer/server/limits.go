@@ -11,6 +11,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/time/rate"
+
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/process"
 )
@@ -23,6 +25,8 @@ type limits struct {
 	read   time.Duration // until all of it is
 	write  time.Duration // for the answer, or for each batch of a stream of events
 	idle   time.Duration // between two requests
+
+	pace rate.Limit // KiB of requests of each user but root and the enforcer's own, in a second; 0: as many as are asked
 }
 
 // connections that are served at one time. Those of root and of the enforcer's own user wait in the kernel's queue when
@@ -43,8 +47,12 @@ var (
 	userLimits = limits{
 		connections: connections{all: 256, others: 192, each: 8, people: true},
 		header:      2 * time.Second, read: 5 * time.Second, write: 10 * time.Second, idle: 10 * time.Second,
+		pace: 256,
 	}
 )
+
+// privileged says whose requests and connections are not counted.
+func privileged(uid uint32) bool { return uid == 0 || int(uid) == os.Geteuid() }
 
 // limited keeps to the limits on connections.
 type limited struct {
@@ -93,7 +101,7 @@ const noUID = math.MaxUint32
 // enter counts a connection, or says why there are too many. subordinate is of one that is not a user's of the host (process.Subordinate).
 func (l *limited) enter(conn net.Conn) (leave func(), subordinate bool, refusal *api.Error) {
 	p, known := peerOf(conn)
-	if known && (p.UID == 0 || int(p.UID) == os.Geteuid()) {
+	if known && privileged(p.UID) {
 		return func() {}, false, nil
 	}
 	if l.people && known && p.PID > 0 {

@@ -72,7 +72,7 @@ func newServer(h http.Handler, l limits, log *slog.Logger) *Server {
 		limits: l,
 		log:    log,
 		http: &http.Server{
-			Handler:           forHostsUsers(h, log),
+			Handler:           paced(forHostsUsers(h, log), l.pace),
 			ReadHeaderTimeout: l.header,
 			ReadTimeout:       l.read,
 			WriteTimeout:      l.write,

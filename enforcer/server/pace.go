@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package server
+
+import (
+	"maps"
+	"net/http"
+	"sync"
+	"time"
+
+	"golang.org/x/time/rate"
+)
+
+// paceBurst is how many seconds' requests a user has at once.
+const paceBurst = 8
+
+// paced has a user wait who asks for more than perSecond KiB of requests, head and body, whatever they are and on however many
+// connections: to read 64 KiB of JSON takes up to 5 ms of a processor. Who waits keeps his place, so that others are no later.
+func paced(next http.Handler, perSecond rate.Limit) http.Handler {
+	if perSecond == 0 {
+		return next
+	}
+	burst := int(paceBurst * perSecond)
+	var mu sync.Mutex
+	by := make(map[uint32]*rate.Limiter) // of those who asked lately
+	of := func(uid uint32) *rate.Limiter {
+		mu.Lock()
+		defer mu.Unlock()
+		if by[uid] == nil {
+			maps.DeleteFunc(by, func(_ uint32, l *rate.Limiter) bool { return l.Tokens() >= float64(burst) })
+			by[uid] = rate.NewLimiter(perSecond, burst)
+		}
+		return by[uid]
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		p, _ := PeerOf(r.Context())
+		if p.Subordinate {
+			p.UID = noUID
+		}
+		if !privileged(p.UID) {
+			time.Sleep(of(p.UID).ReserveN(time.Now(), kibibytes(r)).Delay())
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// kibibytes of a request, of which no more is read than may be: one at least, and for a head of 1 KiB no more.
+func kibibytes(r *http.Request) int {
+	body := r.ContentLength
+	if body < 0 || body > maxBody { // it does not say, or it will be refused
+		body = maxBody
+	}
+	return 1 + int((body+1<<10-1)>>10)
+}
