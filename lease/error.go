@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lease
+
+import (
+	"fmt"
+
+	"google.golang.org/grpc/status"
+
+	"github.com/gpuslice/gpuslice/lease/leasepb"
+)
+
+// Code is what a program can switch on in an [Error]; lease.proto explains each.
+type Code = leasepb.Code
+
+// The codes of an [Error].
+const (
+	Expired        = leasepb.Code_LEASE_EXPIRED
+	AllocFailed    = leasepb.Code_ALLOC_FAILED
+	InvalidHandle  = leasepb.Code_INVALID_HANDLE
+	LoadFailed     = leasepb.Code_LOAD_FAILED
+	LaunchFailed   = leasepb.Code_LAUNCH_FAILED
+	SyncFailed     = leasepb.Code_SYNC_FAILED
+	InvalidRequest = leasepb.Code_INVALID_REQUEST
+	Refused        = leasepb.Code_REFUSED
+	NotFound       = leasepb.Code_NOT_FOUND
+)
+
+// Error is what the lease service or a broker answered.
+type Error struct {
+	Code    Code
+	Message string
+	Advice  string // what to do; may be empty
+	Log     string // of the driver's compiler
+	// Bytes, if the code is [AllocFailed], or [Refused] for want of room.
+	Requested, Limit, Current uint64
+}
+
+// Error has the advice too.
+func (e *Error) Error() string {
+	if e.Advice == "" {
+		return fmt.Sprintf("%v: %s", e.Code, e.Message)
+	}
+	return fmt.Sprintf("%v: %s (%s)", e.Code, e.Message, e.Advice)
+}
+
+func failure(f *leasepb.Failure) error {
+	return &Error{
+		Code: f.GetCode(), Message: f.GetMessage(), Advice: f.GetAdvice(), Log: f.GetLog(),
+		Requested: f.GetRequested(), Limit: f.GetLimit(), Current: f.GetCurrent(),
+	}
+}
+
+// called is the [*Error] in the status of a call; an error without one stays what it is.
+func called(err error) error {
+	for _, detail := range status.Convert(err).Details() {
+		if f, ok := detail.(*leasepb.Failure); ok {
+			return failure(f)
+		}
+	}
+	return err
+}
