@@ -4,6 +4,7 @@ package enforcer
 
 import (
 	"context"
+	"fmt"
 	"math"
 	"time"
 
@@ -39,7 +40,18 @@ func (e *Enforcer) Events(ctx context.Context, instance string, since uint64, wa
 // tell appends an event of the slice.
 func (s *slice) tell(e api.Event) {
 	e.Slice, e.Generation, e.Container, e.Tenant = s.request.ID, s.generation, s.request.Container, s.request.Tenant
-	s.e.events.Append(e)
+	s.e.events.Append(sourceOf(&s.request), e)
+}
+
+// sourceOperator is the source of events of pools, which are the operator's.
+const sourceOperator = ""
+
+// sourceOf says whose share of the log the events of a slice take: those of all sessions of a user take one. No slice's id has a space.
+func sourceOf(r *api.RegisterRequest) string {
+	if r.Session {
+		return fmt.Sprint("user ", r.UID)
+	}
+	return r.ID
 }
 
 // hear is the slice's attach.Listener. The sender need not be checked further: a pid that has a lane was a member

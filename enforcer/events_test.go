@@ -5,6 +5,7 @@ package enforcer_test
 import (
 	"context"
 	"fmt"
+	"os"
 	"reflect"
 	"testing"
 	"time"
@@ -18,6 +19,18 @@ import (
 func (h *host) told(kind api.EventKind) []api.Event {
 	h.t.Helper()
 	var found []api.Event
+	for _, e := range h.events() {
+		if e.Kind == kind {
+			found = append(found, e)
+		}
+	}
+	return found
+}
+
+// events are all that are kept.
+func (h *host) events() []api.Event {
+	h.t.Helper()
+	var all []api.Event
 	var since uint64
 	for {
 		events, err := h.Events(context.Background(), "", since, false)
@@ -25,13 +38,10 @@ func (h *host) told(kind api.EventKind) []api.Event {
 			h.t.Fatal(err)
 		}
 		if len(events) == 0 {
-			return found
+			return all
 		}
-		for _, e := range events {
-			if since = e.Seq; e.Kind == kind {
-				found = append(found, e)
-			}
-		}
+		all = append(all, events...)
+		since = events[len(events)-1].Seq
 	}
 }
 
@@ -203,6 +213,54 @@ func TestTheLifeOfASliceIsTold(t *testing.T) {
 	}
 	if got := fmt.Sprint(h.told(api.EventRecovered)); len(h.told(api.EventRecovered)) != 1 {
 		t.Errorf("given back once, told as %s", got)
+	}
+}
+
+// A container's processes, or a user by his sessions, can cause any number of events.
+func TestNoSliceNorUserDrivesOutTheEventsOfOthers(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("root is needed, to serve other users")
+	}
+	h, u := newUsers(t, &fakeTruth{})
+	h.pool("llm", on(api.AllDevices, gib))
+	session := func(uid uint32, id string) {
+		if _, err := begin(t, u, uid, id, on(gpu0, gib)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	session(bob, "quiet")
+	h.TellRefusals("u5002-quiet", 100)
+	before := h.events()
+	session(alice, "a")
+	session(alice, "b")
+	session(carol, "loud")
+	for range 5 {
+		for _, id := range []string{"u5001-a", "u5001-b", "u5003-loud"} {
+			h.TellRefusals(id, 1500)
+		}
+	}
+	after := h.events()
+	kept, of := make(map[uint64]api.Event), make(map[string]int)
+	var all, missed uint64
+	for _, e := range after {
+		if e.Kind == api.EventMissed {
+			missed += e.Count
+			continue
+		}
+		kept[e.Seq] = e
+		of[e.Slice]++
+		all = e.Seq
+	}
+	for _, e := range before {
+		if kept[e.Seq].Kind != e.Kind || kept[e.Seq].Slice != e.Slice {
+			t.Errorf("it is not kept any more: %+v", e)
+		}
+	}
+	if a, b := of["u5001-a"]+of["u5001-b"], of["u5003-loud"]; a < b-1 || a > b+1 {
+		t.Errorf("%d of a user's two sessions are kept, and %d of another's one", a, b)
+	}
+	if len(kept) != 4096 || uint64(len(kept))+missed != all {
+		t.Errorf("%d are kept, and %d are said to be missing, of %d", len(kept), missed, all)
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/guard"
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
 	"github.com/gpuslice/gpuslice/enforcer/process"
@@ -99,4 +100,12 @@ func Silence(silent func(pid int) bool) (restore func()) {
 func PretendOwned() (restore func()) {
 	ownedBy = func(int, uint32) bool { return true }
 	return func() { ownedBy = process.OwnedBy }
+}
+
+// TellRefusals tells so many refusals of a slice.
+func (e *Enforcer) TellRefusals(id string, n int) {
+	s := e.find(id)
+	for range n {
+		s.tell(api.Event{Kind: api.EventRefused, Count: 1})
+	}
 }

@@ -160,7 +160,7 @@ func (p *pool) addDevice(uuid driver.UUID, total uint64) error {
 		return err
 	}
 	if denied != nil {
-		p.e.events.Append(*denied)
+		p.e.events.Append(sourceOperator, *denied)
 	}
 	return nil
 }

@@ -308,11 +308,11 @@ func (e *Enforcer) Pool(_ context.Context, name string) (api.Pool, error) {
 func (p *pool) tell(kind api.EventKind, uses []api.PoolUse) {
 	e := api.Event{Kind: kind, Pool: p.name}
 	if len(uses) == 0 {
-		p.e.events.Append(e)
+		p.e.events.Append(sourceOperator, e)
 	}
 	for _, u := range uses {
 		e.Device, e.Limit, e.Used, e.Overhead = u.Device, &u.Limit, &u.Used, &u.Overhead
-		p.e.events.Append(e)
+		p.e.events.Append(sourceOperator, e)
 	}
 }
 
@@ -323,13 +323,13 @@ func (p *pool) tellOverwritten() {
 	if action == api.Kill {
 		action = api.Refuse
 	}
-	p.e.events.Append(api.Event{Kind: api.EventBypass, Pool: p.name, Cause: api.BypassOverwritten, Action: action})
+	p.e.events.Append(sourceOperator, api.Event{Kind: api.EventBypass, Pool: p.name, Cause: api.BypassOverwritten, Action: action})
 	p.e.count(func(c Counter) { c.Bypassed(string(action)) })
 }
 
 // tellDenied tells why members get nothing from the pool.
 func (p *pool) tellDenied(why string) {
-	p.e.events.Append(api.Event{Kind: api.EventDenied, Pool: p.name, Cause: why})
+	p.e.events.Append(sourceOperator, api.Event{Kind: api.EventDenied, Pool: p.name, Cause: why})
 }
 
 func (p *pool) show() api.Pool {

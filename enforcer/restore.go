@@ -87,7 +87,7 @@ func (e *Enforcer) restore() error {
 			e.log.Error("record of a slice that has ended not deleted: it is tried again", "slice", r.Request.ID, "err", err)
 		}
 		e.log.Info("a slice ended while no enforcer ran", "slice", r.Request.ID, "generation", r.Generation)
-		e.events.Append(api.Event{
+		e.events.Append(sourceOf(&r.Request), api.Event{
 			Kind: api.EventReleased, Slice: r.Request.ID, Generation: r.Generation,
 			Container: r.Request.Container, Tenant: r.Request.Tenant, Cause: causeEnded,
 		})

@@ -25,7 +25,8 @@ func eventsCommand() *cli.Command {
 		Usage:     "show what happened to slices: refusals, beginnings, ends",
 		ArgsUsage: "[SLICE|POOL]",
 		Description: `SLICE may be the beginning of a slice's or a container's id. POOL is a pool's name: its own events are shown, and
-what its limit refused. Without either all are shown. The enforcer keeps the newest 4096 events since it was started.
+what its limit refused. Without either all are shown. The enforcer keeps 4096 events since it was
+started; then whoever has most of them loses the oldest for each new one.
 
    gpuslice events --since 10m
    gpuslice events --follow 3f2a91c0d5e8
@@ -111,10 +112,8 @@ func since(text string, now time.Time) (after position, from time.Time, err erro
 }
 
 // concerns says whether an event is of a slice that id begins, or of the pool that has that name, and not of before from. What
-// was missed may have been.
+// was missed may have been, unless it is known to be of another slice.
 func concerns(e api.Event, id string, from time.Time) bool {
-	if e.Kind == api.EventMissed {
-		return true
-	}
-	return !e.Time.Before(from) && (show.Names(id, e.Slice) || show.Names(id, e.Container) || e.Pool == id)
+	unknown := e.Kind == api.EventMissed && e.Slice == ""
+	return !e.Time.Before(from) && (unknown || show.Names(id, e.Slice) || show.Names(id, e.Container) || e.Pool == id)
 }

@@ -39,7 +39,7 @@ func serve(t *testing.T, happened ...api.Event) (*event.Log, string) {
 	t.Helper()
 	h := told{log: event.NewLog(64)}
 	for _, e := range happened {
-		h.log.Append(e)
+		h.log.Append(e.Slice, e)
 	}
 	socket := listen(t, h)
 	t.Cleanup(h.log.Close) // before the server's end, which waits for who follows
@@ -127,6 +127,24 @@ func TestEventsAreOfTheSliceAndTheTimeThatWereAskedFor(t *testing.T) {
 	}
 }
 
+func TestWhatIsMissedOfAnotherSliceIsNotShown(t *testing.T) {
+	now := time.Now()
+	happened := []api.Event{{Kind: api.EventRegistered, Slice: "quiet", Time: now.Add(-2 * time.Hour)}}
+	for range 100 {
+		happened = append(happened, api.Event{Kind: api.EventRefused, Slice: "loud", Count: 1, Time: now.Add(-time.Hour)})
+	}
+	_, socket := serve(t, append(happened, api.Event{Kind: api.EventReleased, Slice: "quiet", Time: now})...)
+	for args, want := range map[string]int{"": 1, "quiet": 0, "loud": 1, "--since 10m": 0, "--since 90m": 1} {
+		var out bytes.Buffer
+		if err := runEvents(t, &out, socket, strings.Fields(args)...); err != nil {
+			t.Errorf("%q: %v", args, err)
+		}
+		if n := strings.Count(out.String(), "missed          loud          38 events before"); n != want || n != strings.Count(out.String(), "missed") {
+			t.Errorf("%q: %s", args, out.String())
+		}
+	}
+}
+
 func TestThatNothingIsKeptOrThatTheNumberIsAnotherEnforcersIsSaid(t *testing.T) {
 	_, socket := serve(t, api.Event{Kind: api.EventRegistered, Slice: "abc"}, api.Event{Kind: api.EventReleased, Slice: "abc"})
 	for args, want := range map[string]string{
@@ -154,7 +172,7 @@ func TestThatNothingIsKeptOrThatTheNumberIsAnotherEnforcersIsSaid(t *testing.T) 
 func TestFollowingSaysThatTheEnforcerEnded(t *testing.T) {
 	log, socket := serve(t, api.Event{Kind: api.EventRegistered, Slice: "abc"})
 	time.AfterFunc(20*time.Millisecond, func() {
-		log.Append(api.Event{Kind: api.EventReleased, Slice: "abc", Cause: "ended"})
+		log.Append("abc", api.Event{Kind: api.EventReleased, Slice: "abc", Cause: "ended"})
 		log.Close()
 	})
 	var out bytes.Buffer

@@ -29,7 +29,8 @@ const (
 	EventPoolCreated EventKind = "pool_created"
 	EventPoolChanged EventKind = "pool_changed" // it has another quota
 	EventPoolDeleted EventKind = "pool_deleted"
-	EventMissed      EventKind = "missed" // Count events are not kept any more; for this follower, not of the enforcer
+	// EventMissed: Count events up to this number are not kept any more, all of Slice if it has one. It is for a reader, and not of the enforcer.
+	EventMissed EventKind = "missed"
 )
 
 // MissedRestarted is the Cause of EventMissed where another enforcer has begun since: it kept nothing of the one before it. Count is

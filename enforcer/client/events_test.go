@@ -17,7 +17,7 @@ import (
 func TestEventsComeOneByOneAndInOrder(t *testing.T) {
 	log := event.NewLog(64)
 	for range 50 {
-		log.Append(api.Event{Kind: api.EventRefused, Slice: "c1", Requested: 1 << 40})
+		log.Append("c1", api.Event{Kind: api.EventRefused, Slice: "c1", Requested: 1 << 40})
 	}
 	c := enforcer(t, &service{log: log})
 	want := uint64(10)
@@ -38,14 +38,14 @@ func TestEventsComeOneByOneAndInOrder(t *testing.T) {
 
 func TestFollowingEndsWithTheContextOrTheEnforcer(t *testing.T) {
 	log := event.NewLog(64)
-	log.Append(api.Event{})
+	log.Append("c1", api.Event{})
 	c := enforcer(t, &service{log: log})
 	ctx, cancel := context.WithCancel(context.Background())
 	err := c.Events(ctx, "", 0, true, func(e api.Event) error {
 		if e.Seq == 2 {
 			cancel()
 		} else {
-			log.Append(api.Event{})
+			log.Append("c1", api.Event{})
 		}
 		return nil
 	})

@@ -5,9 +5,15 @@ package event
 import (
 	"context"
 	"errors"
+	"math/rand/v2"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
 )
@@ -22,7 +28,7 @@ func numbers(events []api.Event) []uint64 {
 
 func appendN(l *Log, n int) {
 	for range n {
-		l.Append(api.Event{Kind: api.EventRefused})
+		l.Append("c1", api.Event{Kind: api.EventRefused})
 	}
 }
 
@@ -154,9 +160,181 @@ func TestWaitEndsWithItsContextAndWithTheLog(t *testing.T) {
 	if err := <-ended; !errors.Is(err, ErrClosed) {
 		t.Errorf("%v", err)
 	}
-	l.Append(api.Event{})
+	l.Append("c1", api.Event{})
 	if got := l.Since("", 0, 1); len(got) != 0 {
 		t.Errorf("a closed log took %v", got)
+	}
+}
+
+// others are the events of a log but those of one slice, and missing how many it says are missing, in all and of that slice.
+func others(l *Log, slice string) (kept map[string]int, missing, ofIt uint64) {
+	kept = make(map[string]int)
+	for _, e := range l.Since("", 0, 1<<20) {
+		switch {
+		case e.Kind == api.EventMissed && e.Slice == slice:
+			ofIt += e.Count
+			fallthrough
+		case e.Kind == api.EventMissed:
+			missing += e.Count
+		case e.Slice != slice:
+			kept[e.Slice]++
+		}
+	}
+	return kept, missing, ofIt
+}
+
+func of(slice string) api.Event { return api.Event{Kind: api.EventRefused, Slice: slice} }
+
+func TestOnesFloodDropsItsOwnEventsAlone(t *testing.T) {
+	const most, flood = 4096, 20000
+	l := NewLog(most)
+	want := make(map[string]int)
+	for i := range flood {
+		l.Append("loud", of("loud"))
+		if i%50 == 0 && i < flood/2 { // 20 others with 10 each
+			name := string(rune('a' + i/50%20))
+			l.Append(name, of(name))
+			want[name]++
+		}
+	}
+	kept, missing, ofIt := others(l, "loud")
+	if !reflect.DeepEqual(kept, want) {
+		t.Errorf("kept of others: %v, want %v", kept, want)
+	}
+	// The first that is kept is another's, behind the first of the flood: 0 misses none that are older.
+	if n := uint64(flood - (most - 200)); missing != n-1 || ofIt != missing {
+		t.Errorf("%d are said to be missing, %d of them the flood's, want %d", missing, ofIt, n-1)
+	}
+	if l.kept != most || len(l.Since("", 0, 1<<20)) > 2*most {
+		t.Errorf("%d are kept", l.kept)
+	}
+}
+
+// Two who flood have half each, and leave what a third has as long as it is less.
+func TestWhoHasMostLosesIt(t *testing.T) {
+	l := NewLog(100)
+	for range 30 {
+		l.Append("c", of("c"))
+	}
+	for range 200 {
+		l.Append("a", of("a"))
+		l.Append("b", of("b"))
+	}
+	if kept, _, _ := others(l, ""); !reflect.DeepEqual(kept, map[string]int{"a": 35, "b": 35, "c": 30}) {
+		t.Errorf("%v", kept)
+	}
+}
+
+// Short-lived containers have two events each: both are kept, and the oldest go, as if they were all of one.
+func TestOfManyWithFewEventsTheOldestAreDropped(t *testing.T) {
+	l := NewLog(100)
+	for i := range 1000 {
+		name := strconv.Itoa(i)
+		l.Append(name, api.Event{Kind: api.EventRegistered})
+		l.Append(name, api.Event{Kind: api.EventReleased})
+	}
+	if got := numbers(l.Since("", 1900, 1000)); len(got) != 100 || got[0] != 1901 || got[99] != 2000 {
+		t.Errorf("%v", got)
+	}
+	if len(l.sources) != 50 || len(l.bySize) != 50 {
+		t.Errorf("%d sources are remembered", len(l.sources))
+	}
+}
+
+// The rule, in the words of Append, against the code, for logs of any size and sources of any number.
+func TestWhatIsDroppedIsWhatTheRuleSays(t *testing.T) {
+	type held struct {
+		seq  uint64
+		name string
+	}
+	for seed := range uint64(200) {
+		random := rand.New(rand.NewPCG(seed, 1))
+		most, names := 1+random.IntN(100), 1+random.IntN(12)
+		l := NewLog(most)
+		var model []held
+		for seq := uint64(1); seq <= 600; seq++ {
+			name := strconv.Itoa(int(float64(names) * random.Float64() * random.Float64()))
+			l.Append(name, of(name))
+			model = append(model, held{seq, name})
+			if len(model) > most {
+				kept := make(map[string]int)
+				for _, h := range model {
+					kept[h.name]++
+				}
+				victim := 0
+				for i, h := range model {
+					if max(kept[h.name], 16) > max(kept[model[victim].name], 16) {
+						victim = i
+					}
+				}
+				model = slices.Delete(model, victim, victim+1)
+			}
+		}
+		// A follower that has read up to any number gets the rest of them, and each other number once as missing.
+		since := uint64(random.IntN(600))
+		var got []held
+		next := since + 1
+		for last := since; last < 600; {
+			for _, e := range l.Since(l.Instance(), last, 1+random.IntN(20)) {
+				first := e.Seq
+				if e.Kind == api.EventMissed {
+					first = e.Seq - e.Count + 1
+				} else {
+					got = append(got, held{e.Seq, e.Slice})
+				}
+				if first != next && (since != 0 || len(got) > 1 || e.Kind == api.EventMissed) {
+					t.Fatalf("seed %d: %d comes after %d: %+v", seed, first, next-1, e)
+				}
+				next, last = e.Seq+1, e.Seq
+			}
+		}
+		want := slices.DeleteFunc(slices.Clone(model), func(h held) bool { return h.seq <= since })
+		if !slices.Equal(got, want) {
+			t.Fatalf("seed %d, since %d: %v, want %v", seed, since, got, want)
+		}
+	}
+}
+
+func TestWhoseEventsAreMissingIsSaidWhereTheyAreOfOneSlice(t *testing.T) {
+	l := NewLog(2)
+	l.Append("a", api.Event{Slice: "a", Container: "c"})
+	for range 3 {
+		l.Append("", api.Event{Kind: api.EventPoolCreated, Pool: "p"})
+		l.Append("a", api.Event{Slice: "a", Container: "c"})
+	}
+	// few are alike: the oldest are dropped, 1 to 5, of a and of pools
+	got := l.Since(l.Instance(), 1, 10)
+	if len(got) != 3 || got[0].Count != 4 || got[0].Slice != "" || got[0].Container != "" {
+		t.Errorf("of several: %+v", got)
+	}
+	l = NewLog(20)
+	l.Append("b", of("b"))
+	for range 40 {
+		l.Append("a", api.Event{Slice: "a", Container: "c"})
+	}
+	got = l.Since(l.Instance(), 1, 2)
+	if len(got) != 2 || got[0].Kind != api.EventMissed || got[0].Count != 21 || got[0].Slice != "a" || got[0].Container != "c" || got[1].Seq != 23 || !got[0].Time.Equal(got[1].Time) {
+		t.Errorf("of one: %+v", got)
+	}
+}
+
+// What is kept is bounded in bytes: an event has names, of 255 bytes at most, and a cause.
+func TestALongCauseIsCut(t *testing.T) {
+	l := NewLog(4)
+	l.Append("a", api.Event{Cause: strings.Repeat("é", 1<<20)})
+	if got := l.Since("", 0, 1)[0].Cause; len(got) > maxCause+len("…") || !strings.HasSuffix(got, "é…") || !utf8.ValidString(got) {
+		t.Errorf("%d bytes: %q", len(got), got[max(0, len(got)-20):])
+	}
+}
+
+func BenchmarkAppendToAFullLogOfManySources(b *testing.B) {
+	l := NewLog(4096)
+	names := make([]string, 1000)
+	for i := range names {
+		names[i] = strconv.Itoa(i)
+	}
+	for i := 0; b.Loop(); i++ {
+		l.Append(names[i*i%len(names)], api.Event{Kind: api.EventRefused})
 	}
 }
 
@@ -199,19 +377,19 @@ func TestManyAppendAndReadAtTheSameTime(t *testing.T) {
 func TestWhoIsToldHearsEachEventInItsOrder(t *testing.T) {
 	l := NewLog(2)
 	var told []api.Event // guarded by the Log
-	l.Append(api.Event{Kind: api.EventRegistered})
+	l.Append("c1", api.Event{Kind: api.EventRegistered})
 	l.Tell(func(e api.Event) { told = append(told, e) })
 	var all sync.WaitGroup
 	for range 4 {
 		all.Go(func() {
 			for range 100 {
-				l.Append(api.Event{Kind: api.EventRefused})
+				l.Append("c1", api.Event{Kind: api.EventRefused})
 			}
 		})
 	}
 	all.Wait()
 	l.Close()
-	l.Append(api.Event{Kind: api.EventReleased})
+	l.Append("c1", api.Event{Kind: api.EventReleased})
 	if len(told) != 400 {
 		t.Fatalf("%d were told", len(told))
 	}

@@ -21,7 +21,7 @@ import (
 func withEvents(n, kept int) *fakeService {
 	f := &fakeService{log: event.NewLog(kept)}
 	for range n {
-		f.log.Append(api.Event{Kind: api.EventRefused, Slice: "c1", Command: "a\nb"})
+		f.log.Append("c1", api.Event{Kind: api.EventRefused, Slice: "c1", Command: "a\nb"})
 	}
 	return f
 }
@@ -89,7 +89,7 @@ func TestAFollowerIsToldWhatHappensAndWhatItMissed(t *testing.T) {
 			t.Errorf("%+v", e)
 		}
 	}
-	f.log.Append(api.Event{Kind: api.EventReleased})
+	f.log.Append("c1", api.Event{Kind: api.EventReleased})
 	if e := next(t, lines); e.Seq != 11 || e.Kind != api.EventReleased {
 		t.Errorf("%+v", e)
 	}
@@ -159,7 +159,7 @@ func TestFollowersDoNotKeepOthersOut(t *testing.T) {
 	}
 	long := strings.Repeat("x", 1000)
 	for range 2000 { // more than the sockets take
-		f.log.Append(api.Event{Kind: api.EventRefused, Tenant: long})
+		f.log.Append("c1", api.Event{Kind: api.EventRefused, Tenant: long})
 	}
 	r := get(t, path, "/v1/events?follow=true")
 	var refusal api.Error

@@ -280,7 +280,7 @@ func TestFollowersThatNeverReadAreHungUpOn(t *testing.T) {
 	}
 	long := strings.Repeat("x", 1000)
 	for range 4000 { // more than their sockets take
-		f.log.Append(api.Event{Kind: api.EventRefused, Tenant: long})
+		f.log.Append("c1", api.Event{Kind: api.EventRefused, Tenant: long})
 	}
 	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(10 * time.Millisecond) {
 		r, err := httpClient(path).Head("http://gpuslice/v1/events")

@@ -72,6 +72,7 @@ func TestAnEventIsOneLineWithASentence(t *testing.T) {
 		"2026-03-04 05:06:07  denied          llm           nothing more is given in pool llm: why":                                                          {Kind: api.EventDenied, Pool: "llm", Cause: "why"},
 		"2026-03-04 05:06:07  denied          s1            nothing more is given in the slice: why":                                                         {Kind: api.EventDenied, Slice: "s1", Cause: "why"},
 		"2026-03-04 05:06:07  missed          -             3 events before the next one are not kept any more":                                              {Kind: api.EventMissed, Count: 3},
+		"2026-03-04 05:06:07  missed          s1            3 events before the next one are not kept any more":                                              {Kind: api.EventMissed, Slice: "s1", Count: 3},
 		"2026-03-04 05:06:07  missed          -             gpusliced was restarted: events that were not read before that are gone":                         {Kind: api.EventMissed, Cause: api.MissedRestarted},
 		"2026-03-04 05:06:07  missed          -             gpusliced was restarted: events that were not read before that are gone, and so are its first 4": {Kind: api.EventMissed, Cause: api.MissedRestarted, Count: 4},
 	} {
