@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package broker
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+)
+
+// Descriptors of a broker that the lease service starts with `gpuslice-broker --service`.
+const (
+	// ConfigFD is a pipe or a file with a [Config] in JSON. The broker does nothing before it has read it to its end, so that it can be
+	// registered first.
+	ConfigFD = 3
+	// ReadyFD is where one line goes, a [Ready] in JSON, when the broker serves or cannot. It is closed then.
+	ReadyFD = 4
+	// SessionFD and SharedFD are the listening Unix sockets session.sock and shared.sock.
+	SessionFD = 5
+	SharedFD  = 6
+)
+
+// Config is what a broker has to know. Zero is the default where one is named.
+type Config struct {
+	// Environment is what the broker sees beside its own, as KEY=VALUE: the interceptor and the slice's directory. The loader has to see
+	// them, so the broker executes itself again.
+	Environment []string `json:"environment,omitempty"`
+
+	VRAM uint64 `json:"vram"`
+	// Token is what clients show: hexadecimal, of 32 bytes.
+	Token string `json:"token"`
+	// Device is the ordinal among those that the broker's CUDA shows.
+	Device  int  `json:"device"`
+	Reserve bool `json:"reserve,omitempty"`
+
+	Clients     int           `json:"clients,omitempty"`      // 16
+	Linger      time.Duration `json:"linger,omitempty"`       // in nanoseconds; 0: the session does not end with its last connection
+	LoadTimeout time.Duration `json:"load_timeout,omitempty"` // 30 s
+	SharedBytes uint64        `json:"shared_bytes,omitempty"` // of all shared memory; 256 MiB
+}
+
+// Ready is the line on ReadyFD.
+type Ready struct {
+	Error string `json:"error,omitempty"` // why it does not serve
+}
+
+// A broker's exit codes: why it ended by itself. SIGTERM ends it with 0, after it told its clients that the lease has ended.
+const (
+	ExitFailed      = 1 // it says why on stderr
+	ExitUsage       = 2
+	ExitLoadTimeout = 3 // a module was compiled for longer than LoadTimeout
+	ExitContext     = 4 // a fault took the context, and the driver makes no other
+	ExitLinger      = 5 // its last connection was closed Linger ago
+)
+
+// ReadConfig reads to the end.
+func ReadConfig(from io.Reader) (Config, error) {
+	var c Config
+	decoder := json.NewDecoder(from)
+	decoder.DisallowUnknownFields()
+	if err := decoder.Decode(&c); err != nil {
+		return c, fmt.Errorf("read the configuration: %w", err)
+	}
+	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
+		return c, errors.New("read the configuration: there is something after it")
+	}
+	return c, nil
+}
