@@ -21,9 +21,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-static const struct row *const families[] = {linear_rows, pool_rows,    physical_rows, bind_rows,
-                                             array_rows,  context_rows, graph_rows,    share_rows,
-                                             info_rows,   module_rows,  stack_rows};
+static const struct row *const families[] = {
+    linear_rows, pool_rows, physical_rows, bind_rows,    array_rows, context_rows,    graph_rows,
+    share_rows,  info_rows, module_rows,   library_rows, stack_rows, stack_graph_rows};
 
 #define FAMILIES (sizeof(families) / sizeof(families[0]))
 

@@ -43,7 +43,8 @@ struct peer {
 
 /* Each ends with an entry without a name. */
 extern const struct row linear_rows[], pool_rows[], physical_rows[], array_rows[], context_rows[],
-    bind_rows[], graph_rows[], share_rows[], info_rows[], module_rows[], stack_rows[];
+    bind_rows[], graph_rows[], share_rows[], info_rows[], module_rows[], library_rows[],
+    stack_rows[], stack_graph_rows[];
 extern const struct peer share_peers[];
 
 /* Entry points that pass, so that driver.def has no prototypes of them. */

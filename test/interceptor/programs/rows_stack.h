@@ -1,0 +1,68 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the rows of stacks share: frames of launches, and of graphs. */
+#ifndef ROWS_STACK_H
+#define ROWS_STACK_H
+
+#include "rows_code.h"
+
+#define FRESH_STACK 1024 /* bytes of each thread, in a fresh context */
+
+/* Local memory is taken for all threads that the card can run at a time, however few are started.
+ */
+static inline long long stacks(size_t frame)
+{
+	int processors = 0, threads = 0;
+
+	OK(cuDeviceGetAttribute(&processors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, 0));
+	OK(cuDeviceGetAttribute(&threads, CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, 0));
+	if (!processors || !threads)
+		failed("the card does not say how many threads it can run");
+	return ((long long)frame - FRESH_STACK) * processors * threads;
+}
+
+/* All frames of these rows. The last two fit no quota of 16 GiB or less. */
+static const size_t frames[] = {1024, 2048, 4096, 65536, 204800, 0};
+
+static inline CUfunction function_of(CUmodule module, size_t frame)
+{
+	CUfunction function = NULL;
+	char name[32];
+
+	snprintf(name, sizeof(name), frame ? "frame%zu" : "empty", frame);
+	OK(cuModuleGetFunction(&function, module, name));
+	return function;
+}
+
+/* Local memory back to what a fresh context has, with other things charged or not. */
+static inline void no_stacks_but(long long bytes)
+{
+	OK(cuCtxSetLimit(CU_LIMIT_STACK_SIZE, FRESH_STACK));
+	takes("the stack's limit lowered", bytes);
+}
+
+static inline void no_stacks(void)
+{
+	no_stacks_but(0);
+}
+
+static inline size_t stack_limit(void)
+{
+	size_t bytes = 0;
+
+	OK(cuCtxGetLimit(&bytes, CU_LIMIT_STACK_SIZE));
+	return bytes;
+}
+
+/* The context that the row began in is current, with no stacks. */
+static inline void still_here(void)
+{
+	CUcontext current = NULL;
+
+	OK(cuCtxGetCurrent(&current));
+	if (current != own_context)
+		failed("another context is current");
+	if (stack_limit() != FRESH_STACK)
+		failed("the stack's limit is %zu here", stack_limit());
+}
+
+#endif
