@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which cards this process sees, and what they say about themselves. */
 #define _GNU_SOURCE
+#include "config.h"
 #include "driver.h"
 #include "pool.h"
 #include "uuid.h"
@@ -253,9 +254,10 @@ static int attribute_of(const struct device *device, int attribute)
 	case CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING:
 	case CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY:
 	case CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS:
-	case CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED:
 	case CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED:
 		return 1;
+	case CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED:
+		return !config_is("FAKECUDA_VMM", "none");
 	default:
 		return 0;
 	}

@@ -19,6 +19,7 @@ enum latency {
 	LATENCY_GRAPH_LAUNCH_MEMORY = 490, /* of a graph that allocates */
 	LATENCY_CREATE = 7700,
 	LATENCY_RELEASE = 9000,
+	LATENCY_SET_ACCESS = 37 * 1000, /* of one piece of memory; of many it is assumed */
 	LATENCY_MEMORY_INFO = 4400,
 	LATENCY_NVML_MEMORY = 7000,
 	LATENCY_NVML_PROCESSES = 60 * 1000,

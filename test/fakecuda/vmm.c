@@ -278,8 +278,10 @@ CUDA_API CUresult cuMemUnmap(CUdeviceptr start, size_t size)
 CUDA_API CUresult cuMemSetAccess(CUdeviceptr start, size_t size, const CUmemAccessDesc *list,
                                  size_t count)
 {
-	CUresult result = driver_enter();
+	CUresult result;
 
+	latency(LATENCY_SET_ACCESS);
+	result = driver_enter();
 	if (result != CUDA_SUCCESS)
 		return result;
 	if (!size || !list || !count || !is_whole_mappings(start, size))

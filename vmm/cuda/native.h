@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The driver's functions, found at run time, and what is made of several of them in one call from
+ * Go. Each call that needs a context makes it current and takes it away again itself, so that it
+ * does not matter which thread Go calls on.
+ */
+#ifndef GPUSLICE_VMM_CUDA_NATIVE_H
+#define GPUSLICE_VMM_CUDA_NATIVE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "../../interceptor/cuda_abi.h"
+
+/* What became of a call: of which function the result is, and of how many pieces it was done. */
+struct outcome {
+	CUresult result;
+	const char *function;
+	size_t done;
+	CUresult
+	    undo; /* why what had been done could not be undone; 0: it was, or there was nothing */
+};
+
+/* Once in a process. NULL, or what was missing: the text is written to `message`. */
+const char *native_load(char *message, size_t size);
+
+struct outcome native_init(void);
+struct outcome native_count(int *count);
+struct outcome native_open(int ordinal, CUcontext *context);
+struct outcome native_close(int ordinal);
+struct outcome native_attribute(int ordinal, int attribute, int *value);
+struct outcome native_name(int ordinal, char *name, int size);
+struct outcome native_granularity(int ordinal, int option, size_t *bytes);
+struct outcome native_memory_info(CUcontext context, size_t *available, size_t *total);
+
+struct outcome native_reserve(CUcontext context, size_t bytes, CUdeviceptr *start);
+struct outcome native_free(CUcontext context, CUdeviceptr start, size_t bytes);
+
+/* Pieces of `bytes` each; `done` of them are there if there was no room for more. */
+struct outcome native_create(CUcontext context, int ordinal, size_t bytes,
+                             CUmemGenericAllocationHandle *handles, size_t count);
+/* Goes on after a failure, which is that of the first that could not be released. */
+struct outcome native_release(CUcontext context, const CUmemGenericAllocationHandle *handles,
+                              size_t count);
+/* One piece after the other from `start` on, all opened to the device; as a whole or not at all. */
+struct outcome native_map(CUcontext context, int ordinal, CUdeviceptr start, size_t bytes,
+                          const CUmemGenericAllocationHandle *handles, size_t count, int access);
+struct outcome native_access(CUcontext context, int ordinal, CUdeviceptr start, size_t bytes,
+                             int access);
+struct outcome native_unmap(CUcontext context, CUdeviceptr start, size_t bytes);
+
+struct outcome native_write(CUcontext context, CUdeviceptr to, const void *from, size_t bytes);
+struct outcome native_read(CUcontext context, void *to, CUdeviceptr from, size_t bytes);
+
+const char *native_result_name(CUresult result);
+const char *native_result_text(CUresult result);
+
+#endif
