@@ -109,3 +109,10 @@ func (e *Enforcer) TellRefusals(id string, n int) {
 		s.tell(api.Event{Kind: api.EventRefused, Count: 1})
 	}
 }
+
+// WaitWithReleases makes a release wait for the driver for so long.
+func WaitWithReleases(limit time.Duration) (restore func()) {
+	was := patienceOfRelease
+	patienceOfRelease = limit
+	return func() { patienceOfRelease = was }
+}

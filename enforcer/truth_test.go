@@ -7,9 +7,12 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/gpuslice/gpuslice/enforcer"
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/driver"
 )
@@ -281,6 +284,53 @@ func TestAProcessThatAttachesAgainAndAgainIsFound(t *testing.T) {
 			return overhead(h) == 3*gib && len(h.told(api.EventBypass)) > 0
 		})
 	}
+}
+
+// As many as can wait at a time, and each of them again at once. What others ask of the driver has an answer in time: a tenth of what is waited for,
+// where one after the other would take twice that.
+func TestASliceThatAsksForTruthAllTheTimeDelaysNobodyElse(t *testing.T) {
+	const takes, askers = 20 * time.Millisecond, 64
+	defer enforcer.WaitWithReleases(500 * time.Millisecond)()
+	truth := &fakeTruth{takes: takes}
+	h := newHost(t, truth)
+	p, _ := h.pair(on(gpu0, 4*gib))
+	cgroup := h.see("s").Cgroup
+	var asking sync.WaitGroup
+	stop := make(chan struct{})
+	var answers atomic.Int64
+	for range askers {
+		asker := start(t, filepath.Join(h.options.RunDir, "to-s"), cgroup)
+		asker.must("attach")
+		asker.must("device %s %d", hex0, 80*gib)
+		asking.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				asker.ask("truth 0")
+				answers.Add(1)
+			}
+		})
+	}
+	defer asking.Wait()
+	defer close(stop)
+	p.must("attach")
+	eventually(t, "all of them ask", func() bool { return answers.Load() > askers })
+
+	other, _ := h.session("other", on(gpu0, 4*gib))
+	other.must("attach")
+	other.must("device %s %d", hex0, 80*gib)
+	truth.set(gpu0, other.pid(), gib)
+	for range 10 {
+		other.must("truth 0")
+	}
+	truth.set(gpu0, other.pid(), 3*gib)
+	if _, err := h.Release(context.Background(), "other", 0, true); err != nil {
+		t.Fatal(err)
+	}
+	h.given(gpu0, (4+3)*gib, (80-4-3)*gib) // as the driver says it, and not the quota
 }
 
 // Listing a device's processes costs the host time for each of them, so what containers do does not set how often it is done.
