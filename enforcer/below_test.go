@@ -12,6 +12,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/gpuslice/gpuslice/enforcer"
 	"github.com/gpuslice/gpuslice/enforcer/api"
 )
 
@@ -36,6 +37,23 @@ func inside(t *testing.T, cgroup string, args ...string) *exec.Cmd {
 		_ = cmd.Wait()
 	})
 	return cmd
+}
+
+// enters starts a process in a cgroup and in the pid namespace of another, and returns its pid.
+func enters(t *testing.T, cgroup string, in *exec.Cmd) (own int) {
+	t.Helper()
+	inside(t, cgroup, "nsenter", "--target", strconv.Itoa(in.Process.Pid), "--pid", "sleep", "1001")
+	eventually(t, "it has begun", func() bool {
+		pids, _ := os.ReadFile(filepath.Join(cgroup, "cgroup.procs"))
+		for _, field := range strings.Fields(string(pids)) {
+			line, _ := os.ReadFile("/proc/" + field + "/cmdline")
+			if strings.HasPrefix(string(line), "sleep\x001001") {
+				own, _ = strconv.Atoi(field)
+			}
+		}
+		return own != 0
+	})
+	return own
 }
 
 // Who may start containers can put one below another's cgroup: what it does is not the other's doing.
@@ -66,18 +84,27 @@ func TestAContainerDoesNotAnswerForWhatIsPutBelowItsCgroup(t *testing.T) {
 	truth.set(gpu0, theirs.Process.Pid, 0)
 
 	// Its own are its own wherever they are: whoever enters the container, say.
-	inside(t, below, "nsenter", "--target", strconv.Itoa(b.Process.Pid), "--pid", "sleep", "1001")
-	var own int
-	eventually(t, "it has begun", func() bool {
-		pids, _ := os.ReadFile(filepath.Join(below, "cgroup.procs"))
-		for _, field := range strings.Fields(string(pids)) {
-			line, _ := os.ReadFile("/proc/" + field + "/cmdline")
-			if strings.HasPrefix(string(line), "sleep\x001001") {
-				own, _ = strconv.Atoi(field)
-			}
-		}
-		return own != 0
-	})
+	own := enters(t, below, b)
 	truth.set(gpu0, own, 2*gib)
 	eventually(t, "the container is ended for it", func() bool { return len(h.told(api.EventKilled)) == 1 })
+}
+
+// A kernel before 6.7 does not tell the path of a cgroup that is deeper than paths are long, and whoever may make cgroups makes one.
+func TestAProcessWhoseCgroupTheKernelDoesNotTellIsItsContainers(t *testing.T) {
+	cgroup := newCgroup(t)
+	t.Cleanup(enforcer.HideCgroups()) // when the enforcer has stopped
+	truth := &fakeTruth{}
+	h := newPolicyHost(t, truth, api.Kill, api.ScopeProcess)
+	b := inside(t, cgroup, "sleep", "1000")
+	if _, err := h.Register(context.Background(), api.RegisterRequest{ID: "b", Container: "b", PID: b.Process.Pid, Quotas: []api.Quota{on(gpu0, 4*gib)}}); err != nil {
+		t.Fatal(err)
+	}
+	own, stranger := enters(t, cgroup, b), inside(t, cgroup, "sleep", "1000")
+	truth.set(gpu0, stranger.Process.Pid, 2*gib)
+	truth.comparisons(t, 8)
+	if s := h.see("b"); s.Devices[0].Overhead != 0 || len(h.told(api.EventBypass)) != 0 {
+		t.Errorf("another container's: %+v, told %+v", s, h.told(api.EventBypass))
+	}
+	truth.set(gpu0, own, 2*gib)
+	eventually(t, "it is ended", func() bool { return len(h.told(api.EventKilled)) == 1 })
 }

@@ -149,7 +149,10 @@ func (s *slice) mine(pid int) bool {
 	if s.request.Session {
 		return s.e.owner(pid) == s
 	}
-	membership, err := s.e.host.Membership(pid)
+	membership, err := membershipOf(s.e.host, pid)
+	if errors.Is(err, syscall.ENAMETOOLONG) {
+		return s.madeUntold(pid)
+	}
 	return err == nil && membership.In(s.cgroup) && s.cgroup.Exists() && s.made(pid, membership)
 }
 

@@ -5,9 +5,11 @@ package enforcer
 import (
 	"os"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/cgroup"
 	"github.com/gpuslice/gpuslice/enforcer/guard"
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
 	"github.com/gpuslice/gpuslice/enforcer/process"
@@ -94,6 +96,13 @@ func Silence(silent func(pid int) bool) (restore func()) {
 		findIn = ledger.Find
 		close(hang)
 	})
+}
+
+// HideCgroups has the kernel not tell which cgroup a process is in, as if that were too deep, until restore.
+func HideCgroups() (restore func()) {
+	was := membershipOf
+	membershipOf = func(*cgroup.Host, int) (cgroup.Membership, error) { return cgroup.Membership{}, syscall.ENAMETOOLONG }
+	return func() { membershipOf = was }
 }
 
 // PretendOwned has every process be of every user, until restore.

@@ -3,8 +3,10 @@
 package enforcer
 
 import (
+	"errors"
 	"maps"
 	"slices"
+	"syscall"
 
 	"github.com/gpuslice/gpuslice/enforcer/cgroup"
 	"github.com/gpuslice/gpuslice/enforcer/process"
@@ -41,7 +43,10 @@ func (e *Enforcer) containerAbove(pid int) (s *slice, theirs bool) {
 	if e.host == nil {
 		return nil, false
 	}
-	membership, err := e.host.Membership(pid)
+	membership, err := membershipOf(e.host, pid)
+	if errors.Is(err, syscall.ENAMETOOLONG) {
+		return e.byNamespace(pid), false
+	}
 	if err != nil {
 		return nil, false // exited, most likely
 	}
@@ -60,10 +65,37 @@ func (e *Enforcer) containerAbove(pid int) (s *slice, theirs bool) {
 	return s, !s.made(pid, membership)
 }
 
+// membershipOf is the cgroups of a process. Tests have kernels that do not tell.
+var membershipOf = (*cgroup.Host).Membership
+
+// byNamespace finds the container of a process that is in a cgroup so deep that the kernel does not tell its path, which whoever may make
+// cgroups there can do: the one in whose pid namespace the process is, or below. nil if that is the host's.
+func (e *Enforcer) byNamespace(pid int) *slice {
+	for _, s := range e.all() {
+		if !s.request.Session && s.madeUntold(pid) {
+			return s
+		}
+	}
+	return nil
+}
+
+func (s *slice) madeUntold(pid int) bool {
+	own, err := process.PIDNamespace()
+	if err != nil || s.pidNS == 0 || s.pidNS == own {
+		return false
+	}
+	in, err := process.InPIDNamespace(pid, s.pidNS)
+	return in && err == nil
+}
+
 // made says whether a process in or below the container's cgroup is of the container: in the cgroup itself, or in the pid namespace in which
 // it began, or below that. A container has no way out of it; where it has the host's, all below its cgroup are its.
 func (s *slice) made(pid int, m cgroup.Membership) bool {
-	return s.pidNS == 0 || m.Is(s.cgroup) || process.InPIDNamespace(pid, s.pidNS)
+	if s.pidNS == 0 || m.Is(s.cgroup) {
+		return true
+	}
+	in, err := process.InPIDNamespace(pid, s.pidNS)
+	return in || err != nil
 }
 
 // session finds the session that is nearest above a process. The process's ancestors are read once, however many

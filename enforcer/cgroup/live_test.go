@@ -422,3 +422,89 @@ func TestWalkingSurvivesCgroupsThatVanish(t *testing.T) {
 		<-stopped
 	})
 }
+
+// deep puts a process into a cgroup that is so far below p that the kernel cuts its path, which then ends as told.
+func deep(t *testing.T, p Path, end string) *exec.Cmd {
+	t.Helper()
+	const pathMax = 4096 // with the zero at its end
+	dir, err := unix.Open(p.Dir(), unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Close(dir) })
+	at, length := dir, len(p.Rel)
+	add := func(name string) {
+		t.Helper()
+		if err := unix.Mkdirat(at, name, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		parent := at
+		t.Cleanup(func() {
+			waitFor(t, "remove a deep cgroup", func() bool { return unix.Unlinkat(parent, name, unix.AT_REMOVEDIR) == nil })
+		})
+		if at, err = unix.Openat(parent, name, unix.O_DIRECTORY|unix.O_CLOEXEC, 0); err != nil {
+			t.Fatal(err)
+		}
+		fd := at
+		t.Cleanup(func() { unix.Close(fd) })
+		length += 1 + len(name)
+	}
+	for left := pathMax - 1 - len(end) - length; left > 0; left = pathMax - 1 - len(end) - length {
+		n := min(left-1, 200)
+		if rest := left - 1 - n; rest == 1 { // of which no name could be made
+			n--
+		}
+		add(strings.Repeat("d", n))
+	}
+	add(strings.TrimPrefix(end, "/") + "deeper")
+	cmd := exec.Command("sleep", "600")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	procs, err := unix.Openat(at, "cgroup.procs", unix.O_WRONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(procs)
+	if _, err := unix.Write(procs, []byte(strconv.Itoa(cmd.Process.Pid))); err != nil {
+		t.Fatal(err)
+	}
+	return cmd
+}
+
+// Who may make cgroups below a container's (Docker in Docker) makes them as deep as he likes, and named as he likes.
+func TestNoDepthOfCgroupsLeadsOutOfAContainers(t *testing.T) {
+	host, err := Open("/proc")
+	if err != nil {
+		t.Fatal(err)
+	}
+	eachHierarchy(t, func(t *testing.T, p Path) {
+		for _, end := range []string{"/", "/.", "/..", "/x"} {
+			t.Run(end, func(t *testing.T) {
+				process := deep(t, p, end)
+				sibling := member(t, below(t, p, "z"))
+				m, err := host.Membership(process.Process.Pid)
+				if err == nil && !m.In(p) {
+					t.Error("it is not in the cgroup by its path")
+				}
+				if err != nil && !errors.Is(err, unix.ENAMETOOLONG) {
+					t.Error(err)
+				}
+				above := false
+				m.Each(func(mount, rel string) { above = above || mount == p.Mount && rel == p.Rel })
+				if err == nil && !above {
+					t.Error("the cgroup is not above it")
+				}
+				pids, err := PIDs(p)
+				want := []int{process.Process.Pid, sibling.Process.Pid}
+				if err != nil || !slices.Equal(pids, want) {
+					t.Errorf("its processes are %v, %v: want %v", pids, err, want)
+				}
+			})
+		}
+	})
+}

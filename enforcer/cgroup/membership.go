@@ -81,14 +81,18 @@ type hierarchy struct {
 	v2    bool
 }
 
-// below turns a path of /proc/PID/cgroup into one below the mount; false if it cannot be seen there.
-// A path with ".." is of a process outside the enforcer's cgroup namespace.
+// below turns a path of /proc/PID/cgroup into one below the mount; false if it cannot be seen there: it begins with ".." for a process
+// outside the enforcer's cgroup namespace. A kernel cuts a path that is longer than 4095 bytes (one before 6.7 fails with ENAMETOOLONG), and
+// whoever made that cgroup chooses where: it may end in "/", "/." or "/..", and is below what it begins with all the same.
 func (c *hierarchy) below(path string) (string, bool) {
-	if !strings.HasPrefix(path, "/") || filepath.Clean(path) != path || !contains(c.root, path) {
+	if !strings.HasPrefix(path, "/") || contains("/..", path) {
 		return "", false
 	}
 	if c.root == "/" {
 		return path, true
+	}
+	if !contains(c.root, path) {
+		return "", false
 	}
 	if path == c.root {
 		return "/", true

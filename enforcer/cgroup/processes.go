@@ -7,12 +7,13 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"syscall"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/gpuslice/gpuslice/enforcer/guard"
 )
@@ -82,19 +83,11 @@ func eachProcess(p Path, f func(pid int) error) error {
 		return err
 	}
 	cgroups := 0
-	err := filepath.WalkDir(p.Dir(), func(dir string, d fs.DirEntry, err error) error {
-		switch {
-		case gone(err):
-			return nil
-		case err != nil:
-			return err
-		case !d.IsDir():
-			return nil
-		}
+	err := walk(p.Dir(), func(dir int) error {
 		if cgroups++; cgroups > maxCgroups {
 			return fmt.Errorf("more than %d cgroups", maxCgroups)
 		}
-		return readProcs(filepath.Join(dir, "cgroup.procs"), f)
+		return readProcs(dir, f)
 	})
 	if errors.Is(err, errStop) {
 		return nil
@@ -105,14 +98,91 @@ func eachProcess(p Path, f func(pid int) error) error {
 	return nil
 }
 
-func readProcs(file string, f func(pid int) error) error {
-	r, err := os.Open(file)
+// walk calls f for a directory and all below it, until f returns an error. What goes meanwhile is left out. It goes from one to the next: who may
+// make cgroups can make them so deep that the kernel takes no path to them, and so many below one another that there are no descriptors.
+func walk(top string, f func(dir int) error) error {
+	const flags = unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC
+	dir, err := unix.Open(top, flags, 0)
 	if gone(err) {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
+	defer func() { unix.Close(dir) }()
+	move := func(name string) error {
+		next, err := unix.Openat(dir, name, flags, 0)
+		if err == nil {
+			unix.Close(dir)
+			dir = next
+		}
+		return err
+	}
+	var below [][]string // what is left to visit in the directory, and in each above it
+	for {
+		if err := f(dir); err != nil {
+			return err
+		}
+		names, err := directories(dir)
+		if err != nil {
+			return err
+		}
+		below = append(below, names)
+		for moved := false; !moved; {
+			last := len(below) - 1
+			if len(below[last]) == 0 {
+				if below = below[:last]; last == 0 {
+					return nil
+				}
+				if err := move(".."); err != nil {
+					return err
+				}
+				continue
+			}
+			name := below[last][0]
+			below[last] = below[last][1:]
+			if err := move(name); err == nil {
+				moved = true
+			} else if !gone(err) {
+				return err
+			}
+		}
+	}
+}
+
+// directories are those in an open directory; none, if that was removed.
+func directories(dir int) (names []string, err error) {
+	fd, err := unix.Openat(dir, ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if gone(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	file := os.NewFile(uintptr(fd), ".")
+	defer file.Close()
+	entries, err := file.ReadDir(-1)
+	for _, e := range entries {
+		if e.IsDir() {
+			names = append(names, e.Name())
+		}
+	}
+	if gone(err) {
+		err = nil
+	}
+	return names, err
+}
+
+func readProcs(dir int, f func(pid int) error) error {
+	const file = "cgroup.procs"
+	fd, err := unix.Openat(dir, file, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if gone(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	r := os.NewFile(uintptr(fd), file)
 	defer r.Close()
 	lines := bufio.NewScanner(r)
 	for lines.Scan() {

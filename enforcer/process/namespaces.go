@@ -3,6 +3,7 @@
 package process
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"syscall"
@@ -47,23 +48,35 @@ func Subordinate(pid int, uid uint32) (bool, error) {
 	}
 }
 
-// InPIDNamespace says whether a process is in the pid namespace with that inode, or below it. One that cannot be asked for is taken to be.
-func InPIDNamespace(pid int, inode uint64) bool {
+// PIDNamespace is the inode of the caller's pid namespace, in which all pids here are.
+func PIDNamespace() (uint64, error) {
+	info, err := os.Stat("/proc/self/ns/pid")
+	if err != nil {
+		return 0, err
+	}
+	return info.Sys().(*syscall.Stat_t).Ino, nil
+}
+
+// InPIDNamespace says whether a process is in the pid namespace with that inode, or below it.
+func InPIDNamespace(pid int, inode uint64) (bool, error) {
 	guard.MayWait("a process's files")
 	ns, err := os.Open(fmt.Sprintf("/proc/%d/ns/pid", pid))
 	if err != nil {
-		return true
+		return false, vanished(pid, err)
 	}
 	for {
 		info, err := ns.Stat()
 		if err != nil || info.Sys().(*syscall.Stat_t).Ino == inode {
 			ns.Close()
-			return true
+			return err == nil, err
 		}
 		parent, err := unix.IoctlRetInt(int(ns.Fd()), unix.NS_GET_PARENT)
 		ns.Close()
-		if err != nil { // EPERM: what is above is not the caller's
-			return false
+		if errors.Is(err, unix.EPERM) { // what is above is not the caller's
+			return false, nil
+		}
+		if err != nil {
+			return false, err
 		}
 		ns = os.NewFile(uintptr(parent), "pid namespace")
 	}
