@@ -209,7 +209,7 @@ func TestAContainersProcessDoesNotLeaveItsSliceByJoining(t *testing.T) {
 	h.believe()
 	_, _, token := h.tokenSession("s", on(gpu0, 40*gib))
 	p := start(t, "/nonexistent", cgroup)
-	if _, err := h.Register(context.Background(), api.RegisterRequest{ID: "c", PID: p.pid(), Quotas: []api.Quota{on(gpu0, gib)}}); err != nil {
+	if _, err := h.Register(as(os.Getpid(), 0), api.RegisterRequest{ID: "c", PID: p.pid(), Quotas: []api.Quota{on(gpu0, gib)}}); err != nil {
 		t.Fatal(err)
 	}
 	if err := h.join(p, "s", token); !errors.Is(err, api.ErrBadRequest) || !strings.Contains(err.Error(), "container's") {
@@ -410,5 +410,28 @@ func TestTheEndOfASessionSignalsNobodyElsesProcess(t *testing.T) {
 	}
 	if !process.Exists(roots) || !process.OwnedBy(roots, 0) {
 		t.Error("root's process was ended")
+	}
+}
+
+// A hook in a container that has the host's control socket names its own container's processes: on the host their pids are others'.
+func TestAPIDIsOfThePIDNamespaceOfWhoAsks(t *testing.T) {
+	cgroup := newCgroup(t)
+	h := newHost(t, nil)
+	h.believe()
+	victim := start(t, "", cgroup)
+	nested := inside(t, cgroup, "sleep", "1000")
+	for name, r := range map[string]api.RegisterRequest{
+		"a container": {ID: "c", Container: "c", PID: victim.pid(), Quotas: []api.Quota{on(gpu0, gib)}},
+		"a session":   {ID: "s", Session: true, PID: victim.pid(), Quotas: []api.Quota{on(gpu0, gib)}},
+	} {
+		_, err := h.Register(as(nested.Process.Pid, 0), r)
+		if !errors.Is(err, api.ErrBadRequest) || !strings.Contains(err.Error(), "in another pid namespace than the enforcer") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	_, _, token := h.tokenSession("t", on(gpu0, gib))
+	_, err := h.Join(api.WithToken(as(nested.Process.Pid, 0), token), "t", api.JoinRequest{PID: victim.pid()})
+	if !errors.Is(err, api.ErrBadRequest) || !strings.Contains(err.Error(), "in another pid namespace than the enforcer") {
+		t.Errorf("a process that joins: %v", err)
 	}
 }

@@ -117,6 +117,9 @@ func (e *Enforcer) serve(s *slice) error {
 
 // newSlice finds out who the slice's processes are. It changes nothing outside this process.
 func (e *Enforcer) newSlice(ctx context.Context, r api.RegisterRequest) (*slice, error) {
+	if err := e.mayName(ctx, r.PID); err != nil {
+		return nil, api.Errorf(api.CodeBadRequest, "slice %s: %v", r.ID, err)
+	}
 	init, err := process.Open(r.PID)
 	if errors.Is(err, process.ErrDead) {
 		return nil, api.Errorf(api.CodeBadRequest, "process %d, with which slice %s should begin, is dead", r.PID, r.ID)
@@ -153,6 +156,16 @@ func (e *Enforcer) newSlice(ctx context.Context, r api.RegisterRequest) (*slice,
 		init.Close()
 	}
 	return s, nil
+}
+
+// mayName says why who asks may mean another process by a pid than the enforcer: a container's hook that has the host's socket names the processes
+// of that container's containers.
+func (e *Enforcer) mayName(ctx context.Context, pid int) error {
+	asker, known := e.caller(ctx)
+	if !known {
+		return errors.New("the kernel does not say who asks")
+	}
+	return asker.MayName(pid)
 }
 
 // mayBeBelow says why a container may not have its cgroup where it is.

@@ -104,7 +104,11 @@ func (e *Enforcer) Join(ctx context.Context, id string, r api.JoinRequest) (api.
 }
 
 func (e *Enforcer) join(ctx context.Context, s *slice, pid int, asker session.Asker) error {
-	p, err := process.Open(pid)
+	err := asker.MayName(pid)
+	var p *process.Handle
+	if err == nil {
+		p, err = process.Open(pid)
+	}
 	if err != nil {
 		return api.Errorf(api.CodeBadRequest, "process %d cannot join session %s: %v", pid, s.id(), err)
 	}

@@ -99,16 +99,45 @@ type Asker struct {
 // Owns says why a process is neither the asker nor descends from it. The caller holds a Handle of pid, and checks afterwards
 // whether that is alive.
 func (a Asker) Owns(pid int) error {
-	if a.PID <= 0 {
-		return errors.New("the one that asks is not in the enforcer's pid namespace, nor below it, so its processes are not known")
+	asker, err := a.names(pid)
+	if err != nil {
+		return err
 	}
+	defer asker.Close()
 	if !process.Ancestor(pid, a.PID) {
 		return fmt.Errorf("process %d is neither the one that asks (%d) nor a descendant of it", pid, a.PID)
 	}
-	// It may have exited, its connection be held by a descendant, and its pid be another process's.
-	asker, err := process.Again(a.PID, a.Start)
+	if !asker.Alive() { // its connection may be held by a descendant, and its pid be another process's
+		return fmt.Errorf("the one that asks: %w", process.ErrDead)
+	}
+	return nil
+}
+
+// MayName says why a pid that the asker names may not be what the enforcer takes it for: pids are those of the asker's pid namespace.
+func (a Asker) MayName(pid int) error {
+	asker, err := a.names(pid)
 	if err != nil {
-		return fmt.Errorf("the one that asks: %w", err)
+		return err
 	}
 	return asker.Close()
+}
+
+// names is MayName, and holds on to the asker.
+func (a Asker) names(pid int) (asker *process.Handle, err error) {
+	if a.PID <= 0 {
+		return nil, errors.New("the one that asks is not in the enforcer's pid namespace, nor below it, so its processes are not known")
+	}
+	if asker, err = process.Again(a.PID, a.Start); err != nil {
+		return nil, fmt.Errorf("the one that asks: %w", err)
+	}
+	own, err := process.PIDNamespace()
+	if err == nil && asker.PIDNS != own {
+		err = fmt.Errorf("the one that asks (%d) is in another pid namespace than the enforcer, where pid %d is another process: "+
+			"who asks must be on the host, or in a container with the host's pids (--pid host)", a.PID, pid)
+	}
+	if err != nil {
+		asker.Close()
+		return nil, err
+	}
+	return asker, nil
 }
