@@ -26,7 +26,7 @@ close() {
 		may[$path]=no
 	done
 }
-hidden=() privileges=()
+hidden=() empty=() privileges=()
 while IFS='=' read -r key value; do
 	case $key=$value in
 	ProtectSystem=strict)
@@ -34,6 +34,7 @@ while IFS='=' read -r key value; do
 		open /dev /proc /sys /home /root /run/user
 		;;
 	ProtectHome=read-only) close /home /root /run/user ;;
+	PrivateTmp=yes) empty+=(/tmp /var/tmp) ;;
 	ProtectKernelTunables=yes)
 		close /sys /proc/sys /proc/sysrq-trigger /proc/latency_stats /proc/acpi /proc/timer_stats /proc/fs /proc/irq
 		open /sys/fs/cgroup
@@ -88,4 +89,13 @@ for path in "${hidden[@]}"; do
 		mount --bind /dev/null "$path"
 	fi
 done
+exec 3<"$root" # it may be in one of these
+for path in "${empty[@]}"; do
+	mount -t tmpfs -o mode=1777 none "$path"
+done
+if [ ! -e "$root" ]; then
+	mkdir -p "$root"
+	mount --no-canonicalize --rbind /proc/self/fd/3 "$root"
+fi
+exec 3<&-
 exec setpriv "${privileges[@]//CAP_/}" "$@"

@@ -48,6 +48,12 @@ func TestTheShippedFileIsTheDefaults(t *testing.T) {
 	}
 }
 
+func TestTheFileForSharedHostsIsAccepted(t *testing.T) {
+	if _, err := Load("../../configs/shared.toml"); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestTheShippedFileNamesAndExplainsEveryKey(t *testing.T) {
 	text, err := os.ReadFile(shipped)
 	if err != nil {

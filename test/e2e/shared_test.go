@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/audit"
+)
+
+// sharedHost has configs/shared.toml as its configuration, but for where things are, and who is in its groups.
+func sharedHost(t *testing.T) *usersHost {
+	t.Helper()
+	h := newUsersHost(t)
+	h.Stop(unix.SIGTERM)
+	text, err := os.ReadFile("../../configs/shared.toml")
+	h.Must(err)
+	run := filepath.Join(h.Dir, "run")
+	adapted := strings.NewReplacer(
+		"[runtime]\n", fmt.Sprintf("[enforcer]\nsocket = %q\nrun_dir = %q\nstate_dir = %q\nlibrary = %q\n[runtime]\nruntimes = [%q]\n",
+			h.Socket(), run, filepath.Join(h.Dir, "state"), filepath.Join(h.Bin, api.LibraryName), h.runc),
+		`"/var/log/gpuslice/audit.jsonl"`, fmt.Sprintf("%q\n[sessions]\nsocket = %q", h.audit(), h.users()),
+		`"research"`, fmt.Sprintf(`"%d"`, somebody), `"students"`, fmt.Sprintf(`"%d"`, nobody),
+	).Replace(string(text))
+	h.Must(os.WriteFile(h.Config(), []byte(adapted), 0o644))
+	h.Start()
+	return h
+}
+
+func (h *usersHost) audit() string { return filepath.Join(h.Dir, "audit.jsonl") }
+
+func TestTheConfigurationForSharedHostsHoldsWhatItPromises(t *testing.T) {
+	h := sharedHost(t)
+	d := h.device()
+	if d.Reserve != gib {
+		t.Errorf("reserved are %s", api.FormatSize(d.Reserve))
+	}
+	contains := func(what, said, want string) {
+		t.Helper()
+		if !strings.Contains(said, want) {
+			t.Errorf("%s: %s\nwhich does not say %q", what, said, want)
+		}
+	}
+	sleep := func(annotations map[string]string) *container {
+		return h.newContainer(annotations, "/bin/sleep", "600")
+	}
+	of := func(vram, tenant string) map[string]string {
+		return map[string]string{"gpuslice.vram": vram, "gpuslice.tenant": tenant}
+	}
+
+	contains("without a quota", sleep(nil).refused(), "gpuslice.vram")
+	contains("more than half of a device", sleep(of("51%", "research")).refused(), "(max_vram)")
+	contains("more than those have who name no tenant", sleep(map[string]string{"gpuslice.vram": "26%"}).refused(), "whoever names no tenant has")
+	contains("more than a tenant has whom nobody knows", sleep(of("26%", "made-up")).refused(), "tenant made-up has")
+	contains("longer than a day", sleep(map[string]string{"gpuslice.vram": "4G", "gpuslice.ttl": "25h"}).refused(), "up to 24h")
+	research := sleep(of("50%", "research"))
+	research.run()
+	contains("more than the tenant has", sleep(of("26%", "research")).refused(), "tenant research has")
+	if s, err := h.Client.Slice(t.Context(), research.id); err != nil || s.TTL != 24*time.Hour {
+		t.Errorf("it lives for %s, %v", s.TTL, err)
+	}
+
+	other := sleep(map[string]string{"gpuslice.vram": "8G"})
+	other.run()
+	honest := other.hog(gib)
+	hidden := other.hide(16 * gib)
+	h.Eventually("who hides memory is killed", h.dead(hidden))
+	if h.dead(honest)() || h.dead(hog{pid: other.pid()})() {
+		t.Error("somebody else of the slice was killed, too")
+	}
+
+	_, _ = h.session("8G", 2*gib) // a student's
+	contains("more than a student has", fails(t, h, nobody, "1G"), "(max_vram)")
+	contains("more than a researcher has", fails(t, h, somebody, "26%"), "(max_vram)")
+	contains("who is in no group", fails(t, h, somebody-1, "1G"), "may have no session on this host")
+
+	file, err := os.Open(h.audit())
+	h.Must(err)
+	defer file.Close()
+	refused := make(map[string]int)
+	h.Eventually("all that was refused is in the audit log", func() bool {
+		for lines := bufio.NewScanner(file); lines.Scan(); {
+			var e audit.Entry
+			h.Must(json.Unmarshal(lines.Bytes(), &e))
+			if e.Kind == audit.KindRequest && e.Result == audit.Refused && e.UID != nil {
+				refused[fmt.Sprint(*e.UID)]++
+			}
+		}
+		return refused["0"] >= 5 && refused[fmt.Sprint(nobody)] >= 1 && refused[fmt.Sprint(somebody)] >= 1 && refused[fmt.Sprint(somebody-1)] >= 1
+	})
+}
+
+// fails is what a user is told who begins a session with so much.
+func fails(t *testing.T, h *usersHost, uid uint32, vram string) string {
+	t.Helper()
+	out, code := output(h.as(uid, "run", "--vram", vram, "--", "true"))
+	if code == 0 {
+		t.Errorf("uid %d has %s", uid, vram)
+	}
+	return out
+}
