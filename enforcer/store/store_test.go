@@ -320,6 +320,29 @@ func TestOneOfTwoEnforcersStartingTogetherWins(t *testing.T) {
 	}
 }
 
+// The file is in the host's memory: who has a record written again and again takes no more of it.
+func TestARecordThatIsWrittenAgainTakesNoMoreSpace(t *testing.T) {
+	p := newPlace(t)
+	s := p.open()
+	slice := example("slice", 1)
+	sizeAfter := func(writes int) int64 {
+		t.Helper()
+		for i := range writes {
+			slice.Created = slice.Created.Add(time.Duration(i))
+			check(t, s.PutSlice(slice))
+			check(t, s.Forget(slice.Request.ID, slice.Generation))
+			slice.Generation++
+		}
+		info, err := os.Stat(p.runFile())
+		check(t, err)
+		return info.Size()
+	}
+	early := sizeAfter(100)
+	if late := sizeAfter(2000); late > 2*early {
+		t.Errorf("the file has %d bytes after 100 writes, and %d after 2000 more", early, late)
+	}
+}
+
 func TestConcurrentWritersAllGetThrough(t *testing.T) {
 	p := newPlace(t)
 	s := p.open()
