@@ -71,7 +71,7 @@ deps: ## Install the Debian or Ubuntu packages that build, test and demo need
 .PHONY: FORCE
 FORCE:
 
-GO_SOURCES := $(shell find cmd enforcer hook lease shim \( -name '*.go' -o -name '*.[ch]' \) ! -name '*_test.go' 2>/dev/null)
+GO_SOURCES := $(shell find cmd enforcer hook lease shim vmm \( -name '*.go' -o -name '*.[ch]' \) ! -name '*_test.go' 2>/dev/null)
 C_HEADERS  := $(wildcard interceptor/*.h interceptor/*.def)
 
 # The enforcer shares the ledger's code with the interceptor through cgo.

@@ -4,7 +4,9 @@ package vmm
 
 import (
 	"os"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/gpuslice/gpuslice/test/simulated"
 	"github.com/gpuslice/gpuslice/vmm/cuda"
@@ -17,8 +19,26 @@ const (
 	gib = 1 << 30
 )
 
+// settle keeps a context open for all tests of a card, and waits until what the driver takes for it is charged to the slice.
+var settle = sync.OnceValue(func() error {
+	if os.Getenv(simulated.OnCard) == "" {
+		return nil
+	}
+	d, err := Open(0)
+	var before uint64
+	for since := time.Now(); err == nil && time.Since(since) < 5*time.Second; {
+		var free uint64
+		if free, _, err = d.MemoryInfo(); free != before {
+			since, before = time.Now(), free
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	return err
+})
+
 func open(t testing.TB) *Device {
 	t.Helper()
+	must(t, settle())
 	d, err := Open(0)
 	if err != nil {
 		t.Fatal(err)

@@ -131,7 +131,8 @@ func TestBadPageSizesAndCapacitiesAreNamed(t *testing.T) {
 			t.Errorf("capacity %d: %v", capacity, err)
 		}
 	}
-	if _, err := d.NewPool(1<<50, pages2M); !errors.Is(err, cuda.OutOfMemory) {
+	var refused *cuda.Error
+	if _, err := d.NewPool(1<<50, pages2M); !errors.As(err, &refused) || refused.Function != "cuMemAddressReserve" {
 		t.Errorf("more addresses than there are: %v", err)
 	}
 	p := newPool(t, d, 1, Options{})

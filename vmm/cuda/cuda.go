@@ -13,7 +13,7 @@
 package cuda
 
 /*
-#cgo CFLAGS: -std=gnu11 -O2 -Wall -Wextra
+#cgo CFLAGS: -std=gnu11 -O2 -Wall
 #cgo LDFLAGS: -ldl
 #include "native.h"
 */

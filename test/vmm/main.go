@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Command vmm shows what package vmm promises, on a card or on the simulated driver:
+//
+//	vmm caches [-time 1m] [-seed N] [-socket PATH]   grows and shrinks four caches at random, and compares bytes with the ledger
+//	vmm speed [-quick]                               Map against the driver's own calls in C, as ratios
+//	vmm models [-memory BYTES]                       four models under one limit against static shares
+//	vmm hold [-memory BYTES]                         maps that much, or all that there is, says so, and holds it until its input ends
+//
+// Its exit status is 1 if something is not as it is promised; no figure of time is judged.
+package main
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/gpuslice/gpuslice/vmm"
+)
+
+const (
+	mib = 1 << 20
+	gib = 1 << 30
+)
+
+func main() {
+	if err := run(os.Args[1:]); err != nil {
+		fmt.Fprintln(os.Stderr, "vmm:", err)
+		os.Exit(1)
+	}
+}
+
+func run(args []string) (err error) {
+	if len(args) == 0 {
+		return fmt.Errorf("what to do is missing: caches, speed, models and hold are accepted")
+	}
+	flags := flag.NewFlagSet("vmm "+args[0], flag.ExitOnError)
+	var do func(*vmm.Device) error
+	switch args[0] {
+	case "caches":
+		c := new(caches)
+		flags.DurationVar(&c.time, "time", time.Minute, "for how long")
+		flags.Uint64Var(&c.seed, "seed", uint64(time.Now().UnixNano()), "of what is random")
+		flags.StringVar(&c.socket, "socket", "", "of the enforcer whose session this runs in: its ledger is compared, too")
+		do = c.run
+	case "speed":
+		quick := flags.Bool("quick", false, "a tenth of it")
+		do = func(d *vmm.Device) error { return speed(d, *quick) }
+	case "models":
+		memory := flags.Uint64("memory", 0, "bytes that the models have together; 0: nine tenths of what is free")
+		do = func(d *vmm.Device) error { return models(d, *memory) }
+	case "hold":
+		memory := flags.Uint64("memory", 0, "bytes; 0: until more is refused")
+		do = func(d *vmm.Device) error { return holdAll(d, *memory) }
+	default:
+		return fmt.Errorf("%q is unknown: caches, speed, models and hold are accepted", args[0])
+	}
+	if err := flags.Parse(args[1:]); err != nil {
+		return err
+	}
+	d, err := vmm.Open(0)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, d.Close()) }()
+	return do(d)
+}
