@@ -449,10 +449,13 @@ func (s *slice) tellViolation(v policy.Violation, raw [16]byte, action api.Actio
 		e.Limit = s.eventLimit(s.quota.Devices[index])
 	}
 	s.mu.Unlock()
+	if v.Cause == api.BypassUnattached {
+		e.Preload = s.preloadOf(v.PID)
+	}
 	s.tell(e)
 	s.e.count(func(c Counter) { c.Bypassed(string(action)) })
 	s.log.Warn("process holds memory beyond its charges", "device", v.Device, "pid", v.PID, "command", v.Command,
-		"bytes", v.Bytes, "cause", v.Cause, "action", action)
+		"bytes", v.Bytes, "cause", v.Cause, "preload", e.Preload, "action", action)
 	killpoint.Pass("policy.found")
 }
 

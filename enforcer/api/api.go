@@ -26,6 +26,8 @@ const (
 	ContainerDir = "/.gpuslice"
 	// LibraryName is the interceptor's name in that directory.
 	LibraryName = "libgpuslice.so"
+	// PreloadName is the file in a slice's directory that the hook binds on the container's own of that name in /etc.
+	PreloadName = "ld.so.preload"
 	// AttachSocketName is the attach socket's name in that directory.
 	AttachSocketName = "attach.sock"
 	// DirEnv names that directory for processes of a session outside containers.
@@ -87,7 +89,7 @@ type RegisterReply struct {
 	Slice Slice `json:"slice"`
 	// Dir is the slice's directory on the host. It holds "bind", which becomes ContainerDir (the attach
 	// socket, and an empty LibraryName to bind the library on), and is
-	// where the hook writes the container's ld.so.preload.
+	// where the hook writes the container's PreloadName.
 	Dir string `json:"dir"`
 	// Library is the installed interceptor on the host; its path names its version.
 	Library string `json:"library"`

@@ -79,6 +79,8 @@ type Event struct {
 	Cause string `json:"cause,omitempty"` // of EventReleased: asked, ended, expired, or replaced; of EventChanged: quota, or ttl; of EventDenied: a sentence; of EventBypass: one of Bypass*; of EventMissed: MissedRestarted, or nothing
 
 	Action Action `json:"action,omitempty"` // of EventBypass: what is done about it
+	// Preload is of EventBypass where Cause is BypassUnattached, in a container; absent if it is not known.
+	Preload Preload `json:"preload,omitempty"`
 
 	// Of EventRegistered, and EventChanged where Cause is ttl: how long the slice lives from then on, in nanoseconds; absent is
 	// for ever. Of EventExpired: how long it lived since that was said.

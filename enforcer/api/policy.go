@@ -29,3 +29,17 @@ const (
 	// BypassOverwritten is a slice or a pool whose page holds what no honest process writes. Who wrote it nobody can tell.
 	BypassOverwritten = "overwritten"
 )
+
+// Preload is where a process of a container that never attached has the file that would have loaded the interceptor.
+type Preload string
+
+const (
+	// PreloadBound is at /etc/ld.so.preload: the program is without the interceptor by itself (static, or linked with musl), or goes around it.
+	PreloadBound Preload = "bound"
+	// PreloadMoved is elsewhere in the process's root: /etc was renamed. It is at the end of the link in an image whose /etc is one.
+	PreloadMoved Preload = "moved"
+	// PreloadCovered is below what was mounted over /etc afterwards.
+	PreloadCovered Preload = "covered"
+	// PreloadNone is nowhere in the process's root: the process is in a chroot, or the file was unmounted, or removed from outside.
+	PreloadNone Preload = "none"
+)

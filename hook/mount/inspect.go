@@ -17,7 +17,7 @@ import (
 
 const (
 	etcPath     = "etc"
-	preloadName = "ld.so.preload"
+	preloadName = api.PreloadName
 	preloadPath = etcPath + "/" + preloadName
 )
 

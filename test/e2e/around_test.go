@@ -89,6 +89,47 @@ func TestAStaticProgramIsWithoutTheInterceptor(t *testing.T) {
 	c.says("alone\n", "/fake/alone")
 }
 
+// A container's root may rename what is in its root file system, and any of its users bring along a loader or, where user namespaces
+// are allowed, mount in one. What is started so is found, and it is said where the preload file is.
+func TestWhereThePreloadFileIsIsSaidOfWhoIsWithoutIt(t *testing.T) {
+	h := newHost(t)
+	const inNamespaces = "exec unshare --user --map-root-user --mount "
+	for _, c := range []struct {
+		name, script string
+		want         api.Preload
+	}{
+		{"ALoaderOfItsOwn", `sed 's#/etc/ld.so.preload#/etc/ld.so.prelxxx#' /lib*/ld-linux-*.so.* >/tmp/loader && chmod +x /tmp/loader && exec /tmp/loader "$@"`, api.PreloadBound},
+		{"Moved", `mv /etc /etc2 && mkdir /etc && exec "$@"`, api.PreloadMoved},
+		{"Covered", inNamespaces + `sh -c 'mount -t tmpfs none /etc && exec "$@"' sh "$@"`, api.PreloadCovered},
+		{"Chroot", inNamespaces + `sh -c '
+			for d in usr bin lib lib64 demo fakecuda fake dev; do
+				if [ -L /$d ]; then cp -d /$d /tmp/; else mkdir -p /tmp/$d && mount --rbind /$d /tmp/$d; fi
+			done
+			exec /usr/sbin/chroot /tmp "$@"' sh "$@"`, api.PreloadNone},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			container := h.newContainer(vram(), "/bin/sleep", "600")
+			container.grant("CAP_SETFCAP") // of Docker's default ones: who is root needs it to be root in a user namespace
+			container.run()
+			if strings.Contains(c.script, inNamespaces) {
+				if out, err := container.exec("unshare", "--user", "--map-root-user", "--mount", "true"); err != nil {
+					t.Skipf("user namespaces are needed: %s", out)
+				}
+			}
+			g := container.start("sh", "-c", c.script, "sh", "/demo/cuda_hog", strconv.Itoa(5*gib))
+			if !strings.HasPrefix(g.said, fmt.Sprintf("holds %d of ", 5*gib)) {
+				t.Fatalf("it did not get past the interceptor: %q", g.said)
+			}
+			h.found(container.id, g.pid, 5*gib)
+			for _, e := range h.events(container.id, api.EventBypass) {
+				if e.Preload != c.want {
+					t.Errorf("it is said to be %q: %+v", e.Preload, e)
+				}
+			}
+		})
+	}
+}
+
 // A session is carried by the environment; what clears that is found. A container is not: TestNoVariableLeadsOutOfAContainersSlice.
 func TestAClearedEnvironmentInASessionIsFoundByDriverTruth(t *testing.T) {
 	h := newHost(t)

@@ -130,6 +130,22 @@ func (h *host) newContainerOf(image, programs string, annotations map[string]str
 	return c
 }
 
+// grant gives the container's root capabilities. It has none else.
+func (c *container) grant(capabilities ...string) {
+	c.T.Helper()
+	file := filepath.Join(c.bundle, "config.json")
+	text, err := os.ReadFile(file)
+	c.Must(err)
+	var config map[string]any
+	c.Must(json.Unmarshal(text, &config))
+	config["process"].(map[string]any)["capabilities"] = map[string][]string{
+		"bounding": capabilities, "effective": capabilities, "permitted": capabilities,
+	}
+	text, err = json.Marshal(config)
+	c.Must(err)
+	c.Must(os.WriteFile(file, text, 0o644))
+}
+
 func (c *container) runtime(args ...string) *exec.Cmd {
 	cmd := exec.Command(filepath.Join(c.Bin, "gpuslice-runtime"), append([]string{"--root", filepath.Join(c.Dir, "runc")}, args...)...)
 	cmd.Env = c.Env()

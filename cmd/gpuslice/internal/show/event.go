@@ -143,7 +143,7 @@ func bypass(e api.Event, on string) string {
 	}
 	how := "beyond its charges"
 	if e.Cause == api.BypassUnattached {
-		how = "and never attached"
+		how = "and never attached" + without(e.Preload)
 	}
 	switch {
 	case e.Kind == api.EventCleared:
@@ -154,6 +154,19 @@ func bypass(e api.Event, on string) string {
 		return fmt.Sprintf("%s killed: it held %s on %s %s", who, api.FormatSize(e.Bytes), on, how)
 	}
 	return fmt.Sprintf("%s holds %s on %s %s; action: %s", who, api.FormatSize(e.Bytes), on, how, e.Action)
+}
+
+// without says why the loader did not load the interceptor, where it is known.
+func without(p api.Preload) string {
+	switch p {
+	case api.PreloadMoved:
+		return " (the container's ld.so.preload is not in its /etc any more)"
+	case api.PreloadCovered:
+		return " (something is mounted over its /etc/ld.so.preload)"
+	case api.PreloadNone:
+		return " (its root has no ld.so.preload of ours: chroot, or unmounted)"
+	}
+	return ""
 }
 
 func changed(e api.Event, on string) string {

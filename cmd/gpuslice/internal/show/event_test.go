@@ -66,6 +66,9 @@ func TestAnEventIsOneLineWithASentence(t *testing.T) {
 		"2026-03-04 05:06:07  bypass          llm           the ledger of pool llm was overwritten; action: refuse": {
 			Kind: api.EventBypass, Pool: "llm", Cause: api.BypassOverwritten, Action: api.Refuse,
 		},
+		"2026-03-04 05:06:07  bypass          s1            process 7 (x) holds 2GiB on GPU-1b2c3d4e and never attached (the container's ld.so.preload is not in its /etc any more); action: log": {
+			Kind: api.EventBypass, Slice: "s1", PID: 7, Command: "x", Device: gpu, Bytes: 2 << 30, Cause: api.BypassUnattached, Action: api.Log, Preload: api.PreloadMoved,
+		},
 		"2026-03-04 05:06:07  denied          llm           a process uses GPU-1b2c3d4e, and pool llm has nothing there: why": {
 			Kind: api.EventDenied, Pool: "llm", Device: gpu, Cause: "why",
 		},
