@@ -11,7 +11,7 @@ outside a slice, shows how far a ratio of 1.00 is to be trusted there. What cann
 machines; the ratios are what counts, and nothing here is asserted.
 
 DIR (bin/bench) gets results.json and a picture for each table; BENCH_JSON=FILE names another place for the
-former. A full run takes less than four minutes on a card, --quick less than one.
+former. A full run takes less than six minutes on a card, --quick less than one.
 """
 import argparse
 import datetime
@@ -56,6 +56,18 @@ class Bench:
             said = done.stderr.strip() or f"exit status {done.returncode}"
             self.failures.append(f"{shlex.join(command)}: {said}")
         return [json.loads(line) for line in done.stdout.splitlines() if line.endswith("}")]
+
+    def pools(self, quick):
+        """What package vmm's Map costs beside the driver's own calls, and models that share one limit: text, by heading."""
+        texts = {}
+        for heading, *arguments in (("Elastic pools: mapping", "speed", *(["-quick"] if quick else [])),
+                                    ("Elastic pools: four models", "models", "-memory", str((4 if quick else 32) << 30))):
+            command = ["timeout", "--kill-after=5", "300", "bin/vmm", *arguments]
+            done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            if done.returncode != 0:
+                self.failures.append(f"{shlex.join(command[3:])}: {done.stderr.strip() or f'exit status {done.returncode}'}")
+            texts[heading] = done.stdout.strip()
+        return texts
 
     def calls(self):
         """A row per call, from processes in a slice and, for the control, outside."""
@@ -182,6 +194,7 @@ def main():
             results["processes"] = bench.cost(slice_of("100%"), "siblings", processes, options["series_ms"])
             results["live"] = sorted(bench.cost(slice_of("16G"), "live", options["live"], options["series_ms"]),
                                      key=lambda row: row["call"])
+            results["pools"] = bench.pools(arguments.quick)
     results["failures"] = bench.failures
     if sys.stderr.isatty():
         print("\r\033[K", end="", file=sys.stderr)

@@ -94,6 +94,8 @@ def text(results):
     lines = [f"card: {results['card']}", f"date: {results['date']}, {results['cpus']} CPUs", f"command: {results['command']}"]
     for part in (calls, processes, live):
         lines += [""] + part(results)
+    for heading, said in results.get("pools", {}).items():
+        lines += ["", "## " + heading, "", said]
     return "\n".join(lines) + "\n"
 
 

@@ -80,6 +80,9 @@ test/gpu/runtime.py || failed=1
 echo "== tools inside a slice and around one"
 test/gpu/tools.py --out "$OUT/tools" || failed=1
 
+echo "== elastic pools"
+test/gpu/vmm.py --quick --out "$OUT/vmm" || failed=1
+
 if [ "$(nvidia-smi -L | grep -c '^GPU')" -ge 2 ]; then
 	echo "== two GPUs"
 	RUNC=${RUNC:-$PWD/bin/runc} test/gpu/two.py --out "$OUT/two" || failed=1
