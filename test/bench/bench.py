@@ -57,10 +57,11 @@ class Bench:
             self.failures.append(f"{shlex.join(command)}: {said}")
         return [json.loads(line) for line in done.stdout.splitlines() if line.endswith("}")]
 
-    def pools(self, quick):
-        """What package vmm's Map costs beside the driver's own calls, and models that share one limit: text, by heading."""
+    def pools(self, quick, rows):
+        """What package vmm's Map costs beside the driver's own calls, and models that share one limit: text, by heading. The points of
+        the curve go to the file `rows`."""
         texts = {}
-        for heading, *arguments in (("Elastic pools: mapping", "speed", *(["-quick"] if quick else [])),
+        for heading, *arguments in (("Elastic pools: mapping", "speed", "-rows", rows, *(["-quick"] if quick else [])),
                                     ("Elastic pools: four models", "models", "-memory", str((4 if quick else 32) << 30))):
             command = ["timeout", "--kill-after=5", "300", "bin/vmm", *arguments]
             done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -194,7 +195,11 @@ def main():
             results["processes"] = bench.cost(slice_of("100%"), "siblings", processes, options["series_ms"])
             results["live"] = sorted(bench.cost(slice_of("16G"), "live", options["live"], options["series_ms"]),
                                      key=lambda row: row["call"])
-            results["pools"] = bench.pools(arguments.quick)
+            rows = os.path.join(scratch, "rows.json")
+            results["pools"], results["mapping"] = bench.pools(arguments.quick, rows), []
+            if os.path.exists(rows):
+                with open(rows) as f:
+                    results["mapping"] = json.load(f)
     results["failures"] = bench.failures
     if sys.stderr.isatty():
         print("\r\033[K", end="", file=sys.stderr)

@@ -146,12 +146,12 @@ def plot(rows, key, base, box, lines, labels, title, legend):
     return out
 
 
-def key_of_lines(rows, top):
+def key_of_lines(rows, top, ours="in a slice"):
     out, at = [], 20
     for i, name in enumerate(dict.fromkeys(r["call"] for r in rows)):
         out += [dot(at + 5, top, f"c{i}"), text(at + 15, top + 4, name)]
         at += 40 + 7 * len(name)
-    return out + [line(20, top + 20, 50, top + 20, "one thin"), text(58, top + 24, "in a slice", "faint"),
+    return out + [line(20, top + 20, 50, top + 20, "one thin"), text(58, top + 24, ours, "faint"),
                   line(140, top + 20, 170, top + 20, "one thin dashed"), text(178, top + 24, "the driver alone", "faint")]
 
 
@@ -179,7 +179,17 @@ def live(results, top):
     return out, top + 392
 
 
-PANELS = {"calls": calls, "processes": processes, "live": live}
+def mapping(results, top):
+    rows = results.get("mapping")
+    if not rows:
+        return [text(20, top + 20, "Mapping: not measured", "title")], top + 40
+    out = [text(20, top + 20, "Time of a page against the number of pages that one call maps", "title")]
+    out += key_of_lines(rows, top + 42, "vmm.Map")
+    out += plot(rows, "pages", 10, (80, WIDTH - 50, top + 110, top + 340), rows, True, "", "pages of one call")
+    return out, top + 392
+
+
+PANELS = {"calls": calls, "processes": processes, "live": live, "mapping": mapping}
 
 
 def write(results, path, panels):

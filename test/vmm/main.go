@@ -3,7 +3,7 @@
 // Command vmm shows what package vmm promises, on a card or on the simulated driver:
 //
 //	vmm caches [-time 1m] [-seed N] [-socket PATH]   grows and shrinks four caches at random, and compares bytes with the ledger
-//	vmm speed [-quick]                               Map against the driver's own calls in C, as ratios
+//	vmm speed [-quick] [-rows FILE]                  Map against the driver's own calls in C, as ratios
 //	vmm models [-memory BYTES]                       four models under one limit against static shares
 //	vmm hold [-memory BYTES]                         maps that much, or all that there is, says so, and holds it until its input ends
 //
@@ -48,7 +48,8 @@ func run(args []string) (err error) {
 		do = c.run
 	case "speed":
 		quick := flags.Bool("quick", false, "a tenth of it")
-		do = func(d *vmm.Device) error { return speed(d, *quick) }
+		rows := flags.String("rows", "", "a file for the points of the curve, as JSON")
+		do = func(d *vmm.Device) error { return speed(d, *quick, *rows) }
 	case "models":
 		memory := flags.Uint64("memory", 0, "bytes that the models have together; 0: nine tenths of what is free")
 		do = func(d *vmm.Device) error { return models(d, *memory) }

@@ -10,8 +10,10 @@ package main
 import "C"
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
 	"runtime"
 	"slices"
 	"time"
@@ -22,7 +24,7 @@ import (
 var errNative = errors.New("the driver refused the calls in C")
 
 // speed prints what Map costs beside the same calls of the driver in C, in turns, so that what else the machine does falls on both.
-func speed(d *vmm.Device, quick bool) error {
+func speed(d *vmm.Device, quick bool, rows string) error {
 	if !C.native_start() {
 		return errNative
 	}
@@ -39,8 +41,18 @@ func speed(d *vmm.Device, quick bool) error {
 	if err := single(d, rounds, pages); err != nil {
 		return err
 	}
-	if err := many(d, quick); err != nil {
+	points, err := many(d, quick)
+	if err != nil {
 		return err
+	}
+	if rows != "" {
+		text, err := json.Marshal(points)
+		if err != nil {
+			return err
+		}
+		if err := os.WriteFile(rows, text, 0o644); err != nil {
+			return err
+		}
 	}
 	if err := later(d, quick); err != nil {
 		return err
@@ -150,15 +162,23 @@ func single(d *vmm.Device, rounds, pages int) error {
 	return nil
 }
 
+// point of the curve, as test/bench/plot.py draws it: what a page takes.
+type point struct {
+	Call   string  `json:"call"`
+	Pages  int     `json:"pages"`
+	Native float64 `json:"native_ns"`
+	Ours   float64 `json:"slice_ns"`
+}
+
 // many maps ranges of more and more pages, as a whole.
-func many(d *vmm.Device, quick bool) error {
+func many(d *vmm.Device, quick bool) (points []point, err error) {
 	fmt.Println("\n| pages mapped by one call | page | in all, ms | a page, µs | the same in C, a page, µs | ratio |")
 	fmt.Println("|---|---|---|---|---|---|")
 	for _, size := range []uint64{2 * mib, 32 * mib} {
 		for _, pages := range []int{1, 10, 32, 100, 512, 1000, 3000, 10000} {
 			free, _, err := d.MemoryInfo()
 			if err != nil {
-				return err
+				return nil, err
 			}
 			if quick && pages > 1000 || uint64(pages) > free/size {
 				continue
@@ -167,22 +187,23 @@ func many(d *vmm.Device, quick bool) error {
 			for range max(3, min(100, 3000/pages)) {
 				p, err := d.NewPool(uint64(pages)*size, vmm.Options{PageSize: size})
 				if err != nil {
-					return err
+					return nil, err
 				}
 				begin := time.Now()
 				_, err = p.Map(0, uint64(pages)*size)
 				took := time.Since(begin)
 				if err = errors.Join(err, p.Close()); err != nil {
-					return err
+					return nil, err
 				}
 				var native C.uint64_t
 				if !C.native_range(C.size_t(size), C.size_t(pages), &native) {
-					return errNative
+					return nil, errNative
 				}
 				ours = append(ours, micros(took)/float64(pages))
 				own = append(own, float64(native)/1000/float64(pages))
 				ratios = append(ratios, ours[len(ours)-1]/own[len(own)-1])
 			}
+			points = append(points, point{fmt.Sprintf("pages of %d MiB", size/mib), pages, median(own) * 1000, median(ours) * 1000})
 			note := ""
 			if uint64(pages)*size == gib {
 				note = " (1 GiB)"
@@ -190,7 +211,7 @@ func many(d *vmm.Device, quick bool) error {
 			fmt.Printf("| %d%s | %d MiB | %.3f | %.2f | %.2f | %.3f |\n", pages, note, size/mib, median(ours)*float64(pages)/1000, median(ours), median(own), median(ratios))
 		}
 	}
-	return nil
+	return points, nil
 }
 
 // later maps one page when many are mapped already.
