@@ -23,7 +23,11 @@ func newHolder(r *api.RegisterRequest) *admission.Holder {
 	if len(h.Name) == full {
 		h.Name = h.Name[:short]
 	}
-	if uid := r.UID; r.Session {
+	switch uid := r.UID; {
+	case r.For != nil:
+		uid = r.For.UID
+		fallthrough
+	case r.Session:
 		h.UID = &uid
 	}
 	return h

@@ -58,10 +58,10 @@ func makePrivate(dir string, mode os.FileMode) error {
 // over nothing that is there.
 //
 // A container has the inner directory bound, and so does not need a way through the outer one; to the host's users it is
-// closed, or each of them could keep the attach socket busy. A session's processes do come that way.
+// closed, or each of them could keep the attach socket busy. Processes on the host do come that way.
 func (s *slice) makeDir() error {
 	mode := os.FileMode(0o700)
-	if s.request.Session {
+	if s.request.OnHost() {
 		mode = 0o711
 	}
 	return makeSliceDir(s.dir, mode)

@@ -86,6 +86,7 @@ type Options struct {
 	// this process itself asks.
 	Caller    func(context.Context) (asker session.Asker, known bool)
 	Admission admission.Limits // how much of the devices may be given; the zero value is each byte once
+	Users     []session.Limit  // of users without privileges; the first that is for a user holds, and who has none may have nothing
 	Policy    Policy           // what is done about processes that hold memory past the ledger; the zero value names them
 	// MaxTTL is the longest that a slice may live from when that is asked for, and what one gets that asks for nothing; 0
 	// is no bound. Grace is what its processes then have between being asked to end and being killed; 0 is DefaultGrace.

@@ -23,7 +23,13 @@ import (
 
 // Register makes a slice. When it returns without an error the slice is in the store and its processes can attach.
 func (e *Enforcer) Register(ctx context.Context, r api.RegisterRequest) (api.RegisterReply, error) {
-	return e.counted(func() (api.RegisterReply, error) { return e.register(ctx, r, nil) })
+	return e.counted(func() (api.RegisterReply, error) {
+		limit, err := e.limitFor(ctx, &r)
+		if err != nil {
+			return api.RegisterReply{}, err
+		}
+		return e.register(ctx, r, limit)
+	})
 }
 
 // counted counts what becomes of a request for a slice.

@@ -164,7 +164,7 @@ func storedLimit(d *quota.Device, bytes, highest uint64) store.Limit {
 // listen opens the attach socket.
 func (s *slice) listen() error {
 	place := attach.Place{Dir: filepath.Join(s.dir, bindName), Mode: 0o666, UID: -1, GID: -1}
-	if s.request.Session {
+	if s.request.OnHost() {
 		place.Mode = 0o600
 		if !s.e.options.Unprivileged {
 			place.UID, place.GID = int(s.request.UID), int(s.request.GID)

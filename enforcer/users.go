@@ -16,20 +16,18 @@ import (
 // see, renew and release them. Which user asks is as the kernel reports it; a session's token opens that session beside.
 type Users struct {
 	e      *Enforcer
-	limits []session.Limit
 	groups func(context.Context) []uint32
 }
 
-// Users returns the enforcer for users with these limits, of which the first that is for a user holds. groups are all
-// that the asking process is in, as the kernel reports it, its own first.
-func (e *Enforcer) Users(limits []session.Limit, groups func(context.Context) []uint32) *Users {
-	u := &Users{e: e, limits: limits, groups: groups}
-	for _, l := range limits {
+// Users returns the enforcer for users, within Options.Users. groups are all that the asking process is in, as the kernel
+// reports it, its own first.
+func (e *Enforcer) Users(groups func(context.Context) []uint32) *Users {
+	for _, l := range e.options.Users {
 		if _, err := l.ID(); err != nil {
 			e.log.Warn("a limit of sessions is for nobody as long as that does not exist", "user", l.User, "group", l.Group, "err", err)
 		}
 	}
-	return u
+	return &Users{e: e, groups: groups}
 }
 
 func (u *Users) who(ctx context.Context) (uid uint32, err error) {
@@ -55,10 +53,40 @@ func (u *Users) limit(ctx context.Context) (uid uint32, l *session.Limit, err er
 	if uid, err = u.who(ctx); err != nil {
 		return uid, nil, err
 	}
-	if l = session.For(u.limits, uid, u.groups(ctx)); l == nil {
-		err = api.Errorf(api.CodeForbidden, "uid %d may have no session on this host: the operator names who may in [[sessions.limits]] of the configuration (`gpuslice run --embedded` does without)", uid)
-	}
+	l, err = u.e.limitOf(api.User{UID: uid, Groups: u.groups(ctx)})
 	return uid, l, err
+}
+
+func (e *Enforcer) limitOf(user api.User) (*session.Limit, error) {
+	l := session.For(e.options.Users, user.UID, user.Groups)
+	if l == nil {
+		return nil, api.Errorf(api.CodeForbidden, "uid %d may have no session on this host: the operator names who may in [[sessions.limits]] of the configuration (`gpuslice run --embedded` does without)", user.UID)
+	}
+	return l, nil
+}
+
+// limitFor is that of the user for whom root asks; nil if it asks for nobody, or for root.
+func (e *Enforcer) limitFor(ctx context.Context, r *api.RegisterRequest) (*admission.User, error) {
+	if r.For == nil {
+		return nil, nil
+	}
+	if asker, known := e.caller(ctx); !known || asker.UID != 0 {
+		return nil, api.Errorf(api.CodeForbidden, "slice %s is for uid %d: root alone asks for others", r.ID, r.For.UID)
+	}
+	if r.For.UID == 0 {
+		return nil, nil
+	}
+	l, err := e.limitOf(*r.For)
+	if err == nil {
+		err = mayHave(r)
+	}
+	if err == nil {
+		err = e.paced(r.For.UID)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return &admission.User{UID: r.For.UID, MaxVRAM: l.MaxVRAM, MaxSessions: l.MaxSessions}, nil
 }
 
 // own is the session of that id, if it is the asking user's, or its token is shown. Others' are not said to exist; the error is an
@@ -83,7 +111,8 @@ func (u *Users) own(ctx context.Context, id string) error {
 	return none
 }
 
-func (s *slice) isOf(uid uint32) bool { return s.request.Session && s.request.UID == uid }
+// isOf says whether the slice is a session of that user, or one that root began for him.
+func (s *slice) isOf(uid uint32) bool { return s.holder.UID != nil && *s.holder.UID == uid }
 
 // Info about the enforcer.
 func (u *Users) Info(ctx context.Context) (api.Info, error) { return u.e.Info(ctx) }
@@ -120,7 +149,7 @@ func (u *Users) Renew(ctx context.Context, id string, r api.RenewRequest) (api.S
 	}
 	uid, err := u.who(ctx)
 	if err == nil {
-		err = u.paced(uid)
+		err = u.e.paced(uid)
 	}
 	if err != nil {
 		return api.Slice{}, err
@@ -129,8 +158,8 @@ func (u *Users) Renew(ctx context.Context, id string, r api.RenewRequest) (api.S
 }
 
 // paced counts a change of a user's sessions, or says that there were too many.
-func (u *Users) paced(uid uint32) error {
-	now, pace := time.Now(), u.e.changes
+func (e *Enforcer) paced(uid uint32) error {
+	now, pace := time.Now(), e.changes
 	if pace.Wait(now, uid) {
 		return api.Errorf(api.CodeBusy, "uid %d has begun and renewed sessions %d times in a short time: once each %s is accepted after that, ask again then", uid, pace.Burst, pace.Interval)
 	}
@@ -153,7 +182,7 @@ func (u *Users) Register(ctx context.Context, r api.RegisterRequest) (api.Regist
 		if err := mayAsk(&r); err != nil {
 			return api.RegisterReply{}, err
 		}
-		if err := u.paced(uid); err != nil {
+		if err := u.e.paced(uid); err != nil {
 			return api.RegisterReply{}, err
 		}
 		r.UID = uid
@@ -168,12 +197,18 @@ func (u *Users) Register(ctx context.Context, r api.RegisterRequest) (api.Regist
 
 // mayAsk says what of a request is not a user's to ask for.
 func mayAsk(r *api.RegisterRequest) error {
-	refuse := func(format string, args ...any) error {
-		return api.Errorf(api.CodeForbidden, format+": on this socket a user begins sessions of his own (root and the socket's group have the control socket)", args...)
-	}
 	switch {
+	case r.For != nil:
+		return refuse("slice %s is for uid %d: root alone asks for others", r.ID, r.For.UID)
 	case !r.Session:
 		return refuse("slice %s is a container's", r.ID)
+	}
+	return mayHave(r)
+}
+
+// mayHave says what of a request is not a user's to have.
+func mayHave(r *api.RegisterRequest) error {
+	switch {
 	case r.Tenant != "":
 		return refuse("tenant %s would pay for the session", r.Tenant)
 	case r.Pool != "":
@@ -182,4 +217,8 @@ func mayAsk(r *api.RegisterRequest) error {
 		return refuse("nothing is refused in mode %s, so that a limit would mean nothing", r.Mode)
 	}
 	return nil
+}
+
+func refuse(format string, args ...any) error {
+	return api.Errorf(api.CodeForbidden, format+": a user begins sessions of his own (root and the socket's group have the control socket)", args...)
 }

@@ -29,13 +29,14 @@ const (
 func newUsers(t *testing.T, truth *fakeTruth) (*host, *enforcer.Users) {
 	t.Helper()
 	h := newHost(t, truth)
-	h.believe()
-	t.Cleanup(enforcer.PretendOwned())
-	return h, h.Users([]session.Limit{
+	h.options.Users = []session.Limit{
 		{User: "5001", MaxVRAM: api.Share{Bytes: 10 * gib}, MaxSessions: 3},
 		{User: "no-such-user-here", MaxVRAM: api.Share{Percent: 100}, MaxSessions: 9},
 		{Group: "6001", MaxVRAM: api.Share{Percent: 10}, MaxSessions: 16}, // of 80 GiB
-	}, func(ctx context.Context) []uint32 {
+	}
+	h.believe()
+	t.Cleanup(enforcer.PretendOwned())
+	return h, h.Users(func(ctx context.Context) []uint32 {
 		if a, _ := ctx.Value(askerKey{}).(session.Asker); a.UID == alice || a.UID == bob || a.UID == carol {
 			return []uint32{a.UID, student}
 		}

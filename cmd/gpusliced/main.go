@@ -126,6 +126,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		Interval: c.TruthInterval, SettleTime: c.SettleTime, ExitGrace: c.ExitGrace, IdleInterval: c.IdleInterval,
 		Enforcement: c.Enforcement,
 		Admission:   limits(whole),
+		Users:       userLimits(whole.Sessions),
 		Policy: enforcer.Policy{
 			Bypass: whole.Policy.Bypass, Scope: whole.Policy.Scope, Allowance: uint64(whole.Policy.Allowance), Grace: whole.Policy.BypassGrace,
 		},

@@ -17,11 +17,8 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/session"
 )
 
-// serveUsers makes the users' socket, if the file gives users any sessions, and returns what serves it; nil if it does not.
-func serveUsers(c config.Sessions, e *enforcer.Enforcer, record *audit.Writer, log *slog.Logger) (func(context.Context) error, error) {
-	if !c.Serve() {
-		return nil, nil
-	}
+// userLimits are the file's, for the enforcer.
+func userLimits(c config.Sessions) []session.Limit {
 	limits := make([]session.Limit, 0, len(c.Limits))
 	for _, l := range c.Limits {
 		most := l.MaxSessions
@@ -30,6 +27,14 @@ func serveUsers(c config.Sessions, e *enforcer.Enforcer, record *audit.Writer, l
 		}
 		limits = append(limits, session.Limit{User: l.User, Group: l.Group, MaxVRAM: l.MaxVRAM.Share, MaxSessions: most})
 	}
+	return limits
+}
+
+// serveUsers makes the users' socket, if the file gives users any sessions, and returns what serves it; nil if it does not.
+func serveUsers(c config.Sessions, e *enforcer.Enforcer, record *audit.Writer, log *slog.Logger) (func(context.Context) error, error) {
+	if !c.Serve() {
+		return nil, nil
+	}
 	if err := os.MkdirAll(filepath.Dir(c.Socket), 0o755); err != nil {
 		return nil, fmt.Errorf("sessions.socket: %w", err)
 	}
@@ -37,11 +42,11 @@ func serveUsers(c config.Sessions, e *enforcer.Enforcer, record *audit.Writer, l
 	if err != nil {
 		return nil, fmt.Errorf("sessions.socket: %w", err)
 	}
-	s := server.NewForUsers(e.Users(limits, server.GroupsOf), log)
+	s := server.NewForUsers(e.Users(server.GroupsOf), log)
 	if record != nil {
 		s.AuditWith(record.Put)
 	}
-	log.Info("users may have sessions", "socket", c.Socket, "limits", len(limits))
+	log.Info("users may have sessions", "socket", c.Socket, "limits", len(c.Limits))
 	return func(ctx context.Context) error {
 		if err := s.Serve(ctx, listener); err != nil {
 			return errors.Join(errors.New("the users' socket"), err)

@@ -79,10 +79,23 @@ type RegisterRequest struct {
 	// Session is true if the slice's processes are PID and its descendants (PID is
 	// a subreaper), rather than all processes of PID's cgroup.
 	Session bool `json:"session,omitempty"`
-	// UID and GID own a session's attach directory; ignored for a container.
+	// UID and GID own a session's attach directory, and that of a slice for a user; ignored for a container.
 	UID uint32 `json:"uid,omitempty"`
 	GID uint32 `json:"gid,omitempty"`
+
+	// For is the user for whom root asks: it is his limit that holds, and he sees, renews and releases the slice as his own session.
+	// The slice's processes are those of PID's cgroup, and run on the host with UID and GID.
+	For *User `json:"for,omitempty"`
 }
+
+// User is a user of the host, as the kernel reported him to root.
+type User struct {
+	UID    uint32   `json:"uid"` // 0 has no limit
+	Groups []uint32 `json:"groups,omitempty"`
+}
+
+// OnHost says whether the slice's processes find its directory by its path on the host, and not bound into a container.
+func (r *RegisterRequest) OnHost() bool { return r.Session || r.For != nil }
 
 // RegisterReply is what the hook needs to bind the slice into the container.
 type RegisterReply struct {

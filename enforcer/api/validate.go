@@ -34,6 +34,8 @@ func (r *RegisterRequest) Validate() error {
 		return Errorf(CodeBadRequest, "mode %.64q is not known: %q and %q are accepted", string(r.Mode), Enforce, Record)
 	case r.PID <= 0:
 		return Errorf(CodeBadRequest, "pid %d is not one: the container's init is needed, or the session's first process", r.PID)
+	case r.For != nil && (r.Session || r.Container != ""):
+		return Errorf(CodeBadRequest, "slice %s is for uid %d: its processes are those of its cgroup, neither a session's nor a container's", r.ID, r.For.UID)
 	case r.Session && r.Container != "":
 		return Errorf(CodeBadRequest, "a slice is of a session or of container %.64q, not of both", r.Container)
 	case len(r.Container) > 255 || strings.ContainsFunc(r.Container, func(c rune) bool { return c < ' ' || c == 0x7f }):
