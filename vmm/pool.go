@@ -15,7 +15,7 @@ import (
 // Pool is a range of addresses in which physical memory is mapped and unmapped.
 type Pool struct {
 	store  *store
-	own    bool // the store is of this pool alone
+	own    bool // the store is of this pool alone, not of a Shared
 	closed bool
 	space  cuda.Range
 	pages  int // of the addresses
@@ -79,18 +79,11 @@ func (p *Pool) PageSize() uint64 { return p.store.page }
 func (p *Pool) Map(offset, size uint64) (cuda.Address, error) {
 	p.store.device.mu.Lock()
 	defer p.store.device.mu.Unlock()
-	first, n, err := p.check(offset, size)
-	if err == nil {
-		if at := p.nextMapped(first, first+n); at < first+n {
-			err = p.rangeError(offset, size, at, ErrMapped)
-		} else {
-			err = p.mapPages(first, n)
-		}
-	}
+	address, err := p.mapRange(offset, size)
 	if err != nil {
 		return 0, fmt.Errorf("vmm: map: %w", err)
 	}
-	return p.space.Start + cuda.Address(offset), nil
+	return address, nil
 }
 
 // Unmap gives up the physical memory at all of the range, every page of which has to be mapped. What the cache has no room for is
@@ -98,15 +91,7 @@ func (p *Pool) Map(offset, size uint64) (cuda.Address, error) {
 func (p *Pool) Unmap(offset, size uint64) error {
 	p.store.device.mu.Lock()
 	defer p.store.device.mu.Unlock()
-	first, n, err := p.check(offset, size)
-	if err == nil {
-		if at := p.nextUnmapped(first, first+n); at < first+n {
-			err = p.rangeError(offset, size, at, ErrNotMapped)
-		} else {
-			err = p.unmapPages(first, n)
-		}
-	}
-	if err != nil {
+	if err := p.unmapRange(offset, size); err != nil {
 		return fmt.Errorf("vmm: unmap: %w", err)
 	}
 	return nil
@@ -116,28 +101,17 @@ func (p *Pool) Unmap(offset, size uint64) error {
 func (p *Pool) IsMapped(offset, size uint64) bool {
 	p.store.device.mu.Lock()
 	defer p.store.device.mu.Unlock()
-	capacity := p.store.bytes(p.pages)
-	if p.closed || size == 0 || offset >= capacity || size > capacity-offset {
-		return false
-	}
-	first, end := int(offset/p.store.page), int((offset+size-1)/p.store.page)+1
-	return p.nextUnmapped(first, end) == end
+	return p.isMapped(offset, size)
 }
 
-// Close unmaps everything, and gives the memory and the addresses back. The pool of a [Shared] leaves pages to the others, as far
-// as they are cached. Closing a second time does nothing.
+// Close unmaps everything, and gives the memory and the addresses back. Closing a second time does nothing.
 func (p *Pool) Close() error {
 	p.store.device.mu.Lock()
 	defer p.store.device.mu.Unlock()
-	var err error
-	switch {
-	case p.closed:
-	case p.own:
-		err = p.store.close()
-	default:
-		err = p.close()
+	if p.closed {
+		return nil
 	}
-	if err != nil {
+	if err := p.store.close(); err != nil {
 		return fmt.Errorf("vmm: close pool: %w", err)
 	}
 	return nil
@@ -149,7 +123,7 @@ type Stats struct {
 	PageSize    uint64
 	MappedPages int
 	MappedBytes uint64
-	CachedPages int // kept for reuse; of the pool of a Shared: those left mapped in it
+	CachedPages int // kept for reuse; of a model of a Shared: those left mapped in its addresses
 	CachedBytes uint64
 	HighWater   uint64 // the most bytes that were mapped at a time
 	// Fragmentation is which part of the unmapped addresses lies outside of the largest unmapped range: 0 if they are one range.
@@ -188,6 +162,37 @@ func (p *Pool) fragmentation() float64 {
 		start = p.nextUnmapped(end, p.pages)
 	}
 	return 1 - float64(largest)/float64(all)
+}
+
+func (p *Pool) mapRange(offset, size uint64) (cuda.Address, error) {
+	first, n, err := p.check(offset, size)
+	if err != nil {
+		return 0, err
+	}
+	if at := p.nextMapped(first, first+n); at < first+n {
+		return 0, p.rangeError(offset, size, at, ErrMapped)
+	}
+	return p.space.Start + cuda.Address(offset), p.mapPages(first, n)
+}
+
+func (p *Pool) unmapRange(offset, size uint64) error {
+	first, n, err := p.check(offset, size)
+	if err != nil {
+		return err
+	}
+	if at := p.nextUnmapped(first, first+n); at < first+n {
+		return p.rangeError(offset, size, at, ErrNotMapped)
+	}
+	return p.unmapPages(first, n)
+}
+
+func (p *Pool) isMapped(offset, size uint64) bool {
+	capacity := p.store.bytes(p.pages)
+	if p.closed || size == 0 || offset >= capacity || size > capacity-offset {
+		return false
+	}
+	first, end := int(offset/p.store.page), int((offset+size-1)/p.store.page)+1
+	return p.nextUnmapped(first, end) == end
 }
 
 // check translates a range into pages. Nothing here can overflow: the end is never computed before it is known to be within the

@@ -62,12 +62,9 @@ func (s *Shared) Unregister(model string) error {
 }
 
 func (s *Shared) unregister(model string) error {
-	p := s.models[model]
-	switch {
-	case s.store.closed:
-		return ErrClosed
-	case p == nil:
-		return ErrModelNotFound
+	p, err := s.model(model)
+	if err != nil {
+		return err
 	}
 	delete(s.models, model)
 	return p.close()
@@ -75,55 +72,61 @@ func (s *Shared) unregister(model string) error {
 
 // Map is [Pool.Map] for a model. Beyond the limit the error is a [*MemoryError].
 func (s *Shared) Map(model string, offset, size uint64) (cuda.Address, error) {
+	s.store.device.mu.Lock()
+	defer s.store.device.mu.Unlock()
 	p, err := s.model(model)
-	if err != nil {
-		return 0, err
+	var address cuda.Address
+	if err == nil {
+		address, err = p.mapRange(offset, size)
 	}
-	address, err := p.Map(offset, size)
-	return address, named(model, err)
+	if err != nil {
+		return 0, fmt.Errorf("vmm: map in model %q: %w", model, err)
+	}
+	return address, nil
 }
 
 // Unmap is [Pool.Unmap] for a model.
 func (s *Shared) Unmap(model string, offset, size uint64) error {
+	s.store.device.mu.Lock()
+	defer s.store.device.mu.Unlock()
 	p, err := s.model(model)
-	if err != nil {
-		return err
+	if err == nil {
+		err = p.unmapRange(offset, size)
 	}
-	return named(model, p.Unmap(offset, size))
+	if err != nil {
+		return fmt.Errorf("vmm: unmap in model %q: %w", model, err)
+	}
+	return nil
 }
 
 // Base is the address of the model's offset 0.
 func (s *Shared) Base(model string) (cuda.Address, error) {
+	s.store.device.mu.Lock()
+	defer s.store.device.mu.Unlock()
 	p, err := s.model(model)
 	if err != nil {
-		return 0, err
+		return 0, fmt.Errorf("vmm: base of model %q: %w", model, err)
 	}
 	return p.Base(), nil
 }
 
 // IsMapped is [Pool.IsMapped] for a model; false for one that is not registered.
 func (s *Shared) IsMapped(model string, offset, size uint64) bool {
+	s.store.device.mu.Lock()
+	defer s.store.device.mu.Unlock()
 	p, err := s.model(model)
-	return err == nil && p.IsMapped(offset, size)
+	return err == nil && p.isMapped(offset, size)
 }
 
 func (s *Shared) model(name string) (*Pool, error) {
-	s.store.device.mu.Lock()
-	defer s.store.device.mu.Unlock()
 	if s.store.closed {
-		return nil, fmt.Errorf("vmm: model %q: %w", name, ErrClosed)
+		return nil, ErrClosed
 	}
-	if p := s.models[name]; p != nil {
-		return p, nil
+	p := s.models[name]
+	if p == nil {
+		return nil, ErrModelNotFound
 	}
-	return nil, fmt.Errorf("vmm: model %q: %w", name, ErrModelNotFound)
-}
-
-func named(model string, err error) error {
-	if err == nil {
-		return nil
-	}
-	return fmt.Errorf("model %q: %w", model, err)
+	return p, nil
 }
 
 // SetLimit changes the limit of bytes; 0 is as for [Device.NewShared]. What is cached beyond it is given back. What is mapped

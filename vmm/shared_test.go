@@ -4,6 +4,8 @@ package vmm
 
 import (
 	"errors"
+	"math/rand/v2"
+	"sync"
 	"testing"
 )
 
@@ -141,5 +143,75 @@ func TestModelsHaveOneName(t *testing.T) {
 	must(t, s.Register("a", gib))
 	if s.IsMapped("a", 0, page) {
 		t.Error("a new model has what the former had")
+	}
+}
+
+func TestModelsComeAndGoWhileOthersMap(t *testing.T) {
+	d := open(t)
+	before := used(t, d)
+	const limit = 64 * page
+	s := newShared(t, d, limit, Options{PageSize: page, Cache: 8 * page, LeaveMapped: true})
+	var wait sync.WaitGroup
+	for worker := range 6 {
+		wait.Go(func() {
+			name := string(rune('a' + worker%3)) // two know each model, and either may end it
+			random := rand.New(rand.NewPCG(3, uint64(worker)))
+			for range 300 {
+				offset, size := random.Uint64N(32)*page, (1+random.Uint64N(24))*page
+				var err error
+				switch random.IntN(12) {
+				case 0:
+					err = s.Register(name, 64*page)
+				case 1:
+					err = s.Unregister(name)
+				case 2:
+					err = s.SetLimit(limit - random.Uint64N(32)*page)
+				case 3, 4, 5, 6, 7:
+					_, err = s.Map(name, offset, size)
+				default:
+					err = s.Unmap(name, offset, size)
+				}
+				for _, expected := range []error{ErrModelExists, ErrModelNotFound, ErrMapped, ErrNotMapped, ErrOutOfMemory} {
+					if errors.Is(err, expected) {
+						err = nil
+					}
+				}
+				if err != nil {
+					t.Error(err)
+				}
+				if stats, err := s.Stats(); err != nil || stats.Current > limit {
+					t.Errorf("%+v, %v", stats, err)
+				}
+			}
+		})
+	}
+	wait.Wait()
+	if stats := sharedStats(t, s); used(t, d)-before != stats.Current {
+		t.Errorf("%d bytes are taken: %+v", used(t, d)-before, stats)
+	}
+}
+
+func TestErrorsAreOneSentence(t *testing.T) {
+	d := open(t)
+	s := newShared(t, d, 4*page, pages2M)
+	must(t, s.Register("a", 8*page))
+	_, err := s.Map("a", page, page)
+	must(t, err)
+	of := func(_ any, err error) error { return err }
+	for want, err := range map[string]error{
+		`vmm: map in model "a": offset 0, size 4194304: already mapped: the page at offset 2097152`:                                                                 of(s.Map("a", 0, 2*page)),
+		`vmm: unmap in model "a": offset 0, size 4194304: not mapped: the page at offset 0`:                                                                         s.Unmap("a", 0, 2*page),
+		`vmm: map in model "a": offset 5, size 2097152: not aligned to the page size of 2MiB`:                                                                       of(s.Map("a", 5, page)),
+		`vmm: map in model "a": offset 0, size 0: the range is empty`:                                                                                               of(s.Map("a", 0, 0)),
+		`vmm: map in model "a": offset 0, size 18874368: out of bounds: the capacity is 16777216`:                                                                   of(s.Map("a", 0, 9*page)),
+		`vmm: map in model "a": out of physical memory: 8MiB requested, 2MiB of 8MiB are used`:                                                                      of(s.Map("a", 4*page, 4*page)),
+		`vmm: map in model "b": there is no such model`:                                                                                                             of(s.Map("b", 0, page)),
+		`vmm: register model "a": the model exists already`:                                                                                                         s.Register("a", page),
+		`vmm: new pool: bad capacity: 0B are not accepted: up to 2147483647 pages of 2MiB are`:                                                                      of(d.NewPool(0, pages2M)),
+		`vmm: new pool: bad page size: 3000000 bytes is not accepted: a power of two is, of at least 64KiB, that is a multiple of the device's granularity of 2MiB`: of(d.NewPool(1, Options{PageSize: 3000000})),
+	} {
+		if err == nil || err.Error() != want {
+			t.Errorf("%v\nis not\n%s", err, want)
+		}
 	}
 }
