@@ -15,6 +15,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -213,8 +215,17 @@ func enforcerFailed(err error) error {
 		return fmt.Errorf("the enforcer did not answer in time: see its log (journalctl -u gpusliced) (%w)", err)
 	case errors.Is(err, api.ErrUnreachable):
 		return fmt.Errorf("%w: start it (systemctl start gpusliced)", err)
+	case errors.Is(err, os.ErrPermission) && rootless():
+		return fmt.Errorf("a container of a rootless engine is given no quota, since its hook has its user's rights: have an engine that root runs start it, "+
+			"or run the program by `gpuslice run` (%w)", err)
 	}
 	return fmt.Errorf("the enforcer: %w", err)
+}
+
+// rootless says whether the hook was run in a user namespace, as engines of users do.
+func rootless() bool {
+	text, err := os.ReadFile("/proc/self/uid_map")
+	return err == nil && !slices.Equal(strings.Fields(string(text)), []string{"0", "0", "4294967295"})
 }
 
 func (h *Hook) laps() func(part string) {

@@ -1,0 +1,67 @@
+//go:build engines
+
+// SPDX-License-Identifier: Apache-2.0
+
+package engines
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+)
+
+func isByHand(e engine) string {
+	if _, ok := e.(*oci); ok {
+		return ""
+	}
+	return "engines pass on no such option"
+}
+
+// execElsewhere: a container is in its slice from its creation on, and so is whoever enters it, by whatever cgroup.
+func execElsewhere(s *site) {
+	e := s.engine.(*oci)
+	c := container{name: "exec-" + strconv.Itoa(os.Getpid())}.complete(s)
+	s.t.Cleanup(func() { _, _ = e.remove(c.name) })
+	s.Must(e.prepare(e.bundle(c.name), c))
+	if out, err := e.invoke("create", "--bundle", e.bundle(c.name), c.name); err != nil {
+		s.t.Fatalf("create: %v\n%s", err, out)
+	}
+	if g := s.hog(c.name, gib); !g.holds(gib, quota) {
+		s.t.Errorf("before start it said %q", g.said)
+	}
+	s.killHogs(c.name)
+	if out, err := e.invoke("start", c.name); err != nil {
+		s.t.Fatalf("start: %v\n%s", err, out)
+	}
+	for _, cgroup := range lookCgroups(s.Dir) {
+		if filepath.Base(cgroup) != c.name {
+			continue
+		}
+		below := filepath.Join(cgroup, "below")
+		s.Must(os.Mkdir(below, 0o755))
+		for _, file := range []string{"cpuset.cpus", "cpuset.mems"} { // of version 1, where a new one has none
+			if text, err := os.ReadFile(filepath.Join(cgroup, file)); err == nil {
+				s.Must(os.WriteFile(filepath.Join(below, file), text, 0o644))
+			}
+		}
+	}
+	for _, elsewhere := range []struct {
+		cgroup string
+		may    bool
+	}{{"/below", true}, {"/..", false}, {"/../../..", false}} {
+		out, err := e.invoke("exec", "--cgroup", elsewhere.cgroup, c.name, "sh", "-c", fmt.Sprintf("cat /proc/self/cgroup; /demo/cuda_hog 0; /demo/cuda_hog %d", quota))
+		held := strings.Contains(out, "/below\n") && strings.Contains(out, fmt.Sprintf("holds 0 of %d\n", quota)) && strings.Contains(out, "CUDA_ERROR_OUT_OF_MEMORY")
+		if elsewhere.may != held || err == nil {
+			s.t.Errorf("exec --cgroup %s: %v\n%s", elsewhere.cgroup, err, out)
+		}
+	}
+	other := s.run(container{})
+	out, err := e.invoke("exec", "--cgroup", "/../"+other, c.name, "sh", "-c", "cat /proc/self/cgroup; /demo/cuda_hog 0")
+	if err == nil || !strings.Contains(out, "sub cgroup path") && !strings.Contains(out, "is not of this slice: no GPU memory") { // crun's caller may
+		s.t.Errorf("exec into another container's cgroup: %v\n%s", err, out)
+	}
+	s.works(c.name)
+	s.works(other)
+}
