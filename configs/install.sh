@@ -13,7 +13,7 @@ share=$PREFIX/share
 
 # MODE, what, where. Of a file with an "@" the text names places below /usr/local, which become PREFIX.
 files=()
-for program in gpuslice gpusliced gpuslice-hook gpuslice-runtime containerd-shim-gpuslice-v1; do
+for program in gpuslice gpusliced gpuslice-hook gpuslice-runtime gpuslice-broker containerd-shim-gpuslice-v1; do
 	files+=("0755 $BIN/$program $PREFIX/bin/$program")
 done
 files+=(

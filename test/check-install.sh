@@ -48,6 +48,7 @@ version=$("$bin/gpusliced" --version | awk '{print $NF}')
 "$bin/gpuslice" version | grep -qF "$version" || wrong "gpuslice version is not gpusliced's, $version"
 "$bin/gpuslice-hook" --version | grep -qF "$version" || wrong "gpuslice-hook's version is not $version"
 "$bin/gpuslice-runtime" --version >/dev/null || wrong "gpuslice-runtime finds no runtime"
+"$bin/gpuslice-broker" --version | grep -qF "$version" || wrong "gpuslice-broker's version is not $version"
 [ -x "$bin/containerd-shim-gpuslice-v1" ] || wrong "no containerd-shim-gpuslice-v1"
 libdir=$root$prefix/lib/gpuslice
 cmp bin/libgpuslice.so "$libdir/libgpuslice.so"

@@ -28,7 +28,7 @@ compile() {
 		return 1
 	}
 	local to=.cache/packages/$1 program programs=()
-	for program in gpuslice gpusliced gpuslice-hook gpuslice-runtime containerd-shim-gpuslice-v1; do
+	for program in gpuslice gpusliced gpuslice-hook gpuslice-runtime gpuslice-broker containerd-shim-gpuslice-v1; do
 		programs+=("$to/$program")
 	done
 	# By the Makefile's own rules; none of the flags of a make that this may be a part of.

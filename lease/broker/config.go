@@ -3,11 +3,16 @@
 package broker
 
 import (
+	"crypto/rand"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Descriptors of a broker that the lease service starts with `gpuslice-broker --service`.
@@ -67,4 +72,28 @@ func ReadConfig(from io.Reader) (Config, error) {
 		return c, errors.New("read the configuration: there is something after it")
 	}
 	return c, nil
+}
+
+// ConfigFile is a file in memory that [ReadConfig] reads.
+func ConfigFile(c Config) (*os.File, error) {
+	fd, err := unix.MemfdCreate("configuration", unix.MFD_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("pass on the configuration: %w", err)
+	}
+	file := os.NewFile(uintptr(fd), "configuration")
+	err = json.NewEncoder(file).Encode(c)
+	if err == nil {
+		_, err = file.Seek(0, io.SeekStart)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("pass on the configuration: %w", err), file.Close())
+	}
+	return file, nil
+}
+
+// NewToken makes one that nobody can guess.
+func NewToken() string {
+	var token [32]byte
+	_, _ = rand.Read(token[:]) // never fails (crypto/rand)
+	return hex.EncodeToString(token[:])
 }

@@ -252,6 +252,8 @@ const char *native_result_name(CUresult result)
 {
 	const char *name = NULL;
 
+	if (!driver.cuGetErrorName) /* no driver was opened */
+		return "";
 	return driver.cuGetErrorName(result, &name) == CUDA_SUCCESS && name ? name : "";
 }
 

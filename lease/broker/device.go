@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package broker
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/gpuslice/gpuslice/vmm/cuda"
+)
+
+// Device is where a session works. Its methods are called by one goroutine, which is locked to its thread.
+type Device interface {
+	// Alloc returns memory that is zero.
+	Alloc(bytes uint64) (cuda.Address, error)
+	Free(cuda.Address) error
+	// Write may return before pinned memory has been read, and before Sync; Read waits.
+	Write(to cuda.Address, from []byte) error
+	Read(to []byte, from cuda.Address) error
+	Set(start cuda.Address, value byte, bytes uint64) error
+	Copy(to, from cuda.Address, bytes uint64) error
+	Load(image []byte) (m cuda.Module, log string, err error)
+	Unload(cuda.Module) error
+	Find(m cuda.Module, kernel string) (*cuda.Function, error)
+	Launch(f *cuda.Function, shape cuda.Shape, values []byte, offsets []uint32) error
+	Sync() error
+	Pin(memory []byte) error
+	Unpin(memory []byte) error
+	// Reset makes a new context. Everything in the old one is gone.
+	Reset() error
+}
+
+// context is the device's primary context, with the session's stream.
+type context struct {
+	*cuda.Stream
+	device  *cuda.Device
+	ordinal int
+}
+
+// OpenDevice returns what opens the configured device, for [New].
+func OpenDevice(config Config) func() (Device, error) {
+	return func() (Device, error) { return openContext(config.Device) }
+}
+
+// openContext is for a goroutine that stays in its thread.
+func openContext(ordinal int) (*context, error) {
+	device, err := cuda.Open(ordinal)
+	if err != nil {
+		return nil, err
+	}
+	stream, err := device.OpenStream()
+	if err != nil {
+		return nil, errors.Join(err, device.Close())
+	}
+	return &context{stream, device, ordinal}, nil
+}
+
+func (c *context) Alloc(bytes uint64) (cuda.Address, error) {
+	start, err := c.Stream.Alloc(bytes)
+	if err != nil {
+		return 0, err
+	}
+	if err := c.Set(start, 0, bytes); err != nil {
+		return 0, errors.Join(fmt.Errorf("clear new memory: %w", err), c.Free(start))
+	}
+	return start, nil
+}
+
+func (c *context) Reset() error {
+	// The last to release it destroys it.
+	if err := c.device.Close(); err != nil {
+		return err
+	}
+	next, err := openContext(c.ordinal)
+	if err != nil {
+		return err
+	}
+	*c = *next
+	return nil
+}

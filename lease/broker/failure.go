@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package broker
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/gpuslice/gpuslice/lease/leasepb"
+	"github.com/gpuslice/gpuslice/vmm/cuda"
+)
+
+func failed(code leasepb.Code, format string, args ...any) *leasepb.Failure {
+	return &leasepb.Failure{Code: code, Message: fmt.Sprintf(format, args...)}
+}
+
+func advised(f *leasepb.Failure, advice string) *leasepb.Failure {
+	f.Advice = advice
+	return f
+}
+
+func invalid(format string, args ...any) *leasepb.Failure {
+	return failed(leasepb.Code_INVALID_REQUEST, format, args...)
+}
+
+func noRoom(requested, limit, current uint64) *leasepb.Failure {
+	return &leasepb.Failure{
+		Code:      leasepb.Code_ALLOC_FAILED,
+		Message:   fmt.Sprintf("%d bytes do not fit: the session has %d of the lease's %d", requested, current, limit),
+		Advice:    "free buffers, or acquire a larger lease",
+		Requested: &requested, Limit: &limit, Current: &current,
+	}
+}
+
+// loadAdvice is what to do about code that the driver does not take.
+func loadAdvice(err error) string {
+	var result cuda.Result
+	if !errors.As(err, &result) {
+		return ""
+	}
+	switch result {
+	case cuda.NoBinary:
+		return "recompile without -arch, or for this device's architecture, so that the image has PTX or code for it"
+	case cuda.UnsupportedPTX:
+		return "compile with the CUDA version of the host's driver or an older one, or lower the PTX's .version"
+	case cuda.InvalidPTX:
+		return "see the log for the line"
+	case cuda.InvalidImage:
+		return "send PTX text, a cubin or a fatbin"
+	case cuda.OutOfMemory:
+		return "the module's variables and code have to fit beside the buffers: acquire a larger lease"
+	}
+	return ""
+}

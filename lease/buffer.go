@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lease
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+
+	"github.com/gpuslice/gpuslice/lease/leasepb"
+)
+
+// Buffer is memory of the device. It is an [io.ReaderAt] and an [io.WriterAt].
+type Buffer struct {
+	session *Session
+	handle  uint64
+	address uint64
+	size    uint64
+}
+
+var (
+	_ io.ReaderAt = (*Buffer)(nil)
+	_ io.WriterAt = (*Buffer)(nil)
+)
+
+// Alloc takes memory of the device. It is zero.
+func (s *Session) Alloc(ctx context.Context, size uint64) (*Buffer, error) {
+	reply, err := s.ask(ctx, &leasepb.Request{Operation: &leasepb.Request_MemAlloc{MemAlloc: &leasepb.MemAlloc{Bytes: size}}})
+	if err != nil {
+		return nil, err
+	}
+	return &Buffer{s, reply.GetMemAlloc().GetHandle(), reply.GetMemAlloc().GetAddress(), size}, nil
+}
+
+// Size is what was asked for.
+func (b *Buffer) Size() uint64 { return b.size }
+
+// Address is where it is on the device, for structs of pointers. A kernel's argument is the buffer itself, or a [Pointer].
+func (b *Buffer) Address() uint64 { return b.address }
+
+// Free gives the memory back.
+func (b *Buffer) Free(ctx context.Context) error {
+	_, err := b.session.ask(ctx, &leasepb.Request{Operation: &leasepb.Request_MemFree{MemFree: &leasepb.MemFree{Handle: b.handle}}})
+	return err
+}
+
+// Write copies to the buffer from that offset on.
+func (b *Buffer) Write(ctx context.Context, offset uint64, data []byte) error {
+	_, err := b.transfer(ctx, len(data), func(from, to int) *leasepb.Request {
+		// A copy: the caller may use its own again when the context has ended.
+		return &leasepb.Request{Operation: &leasepb.Request_MemWrite{MemWrite: &leasepb.MemWrite{
+			Handle: b.handle, Offset: offset + uint64(from), Source: &leasepb.MemWrite_Data{Data: bytes.Clone(data[from:to])},
+		}}}
+	}, func(int, *leasepb.Reply) error { return nil })
+	return err
+}
+
+// Read copies from the buffer from that offset on, when what was launched before has ended.
+func (b *Buffer) Read(ctx context.Context, offset uint64, data []byte) error {
+	_, err := b.read(ctx, offset, data)
+	return err
+}
+
+func (b *Buffer) read(ctx context.Context, offset uint64, data []byte) (int, error) {
+	return b.transfer(ctx, len(data), func(from, to int) *leasepb.Request {
+		return &leasepb.Request{Operation: &leasepb.Request_MemRead{MemRead: &leasepb.MemRead{
+			Handle: b.handle, Offset: offset + uint64(from), Destination: &leasepb.MemRead_Bytes{Bytes: uint64(to - from)},
+		}}}
+	}, func(from int, reply *leasepb.Reply) error {
+		got := reply.GetMemRead().GetData()
+		if want := min(chunk, len(data)-from); len(got) != want {
+			return fmt.Errorf("the broker sent %d bytes of %d", len(got), want)
+		}
+		copy(data[from:], got)
+		return nil
+	})
+}
+
+// transfer asks for one piece after the other, some of them before the first is answered. It returns how many bytes are done.
+func (b *Buffer) transfer(ctx context.Context, size int, request func(from, to int) *leasepb.Request, take func(from int, reply *leasepb.Reply) error) (int, error) {
+	const ahead = 4
+	var calls []*call
+	done := 0
+	for from := 0; from < size || from == 0 || len(calls) > 0; {
+		if (from < size || from == 0) && len(calls) < ahead {
+			to := min(from+chunk, size)
+			c, err := b.session.enqueue(ctx, request(from, to), true)
+			if err != nil {
+				return done, err
+			}
+			calls = append(calls, c)
+			from = max(to, 1)
+			continue
+		}
+		reply, err := b.session.wait(ctx, calls[0])
+		if err == nil {
+			err = take(done, reply)
+		}
+		if err != nil {
+			return done, err
+		}
+		calls = calls[1:]
+		done = min(done+chunk, size)
+	}
+	return done, nil
+}
+
+// WriteAt is Write, as [io.WriterAt].
+func (b *Buffer) WriteAt(data []byte, offset int64) (int, error) {
+	if offset < 0 {
+		return 0, fmt.Errorf("write to a buffer at %d: an offset is not negative", offset)
+	}
+	if err := b.Write(context.Background(), uint64(offset), data); err != nil {
+		return 0, err
+	}
+	return len(data), nil
+}
+
+// ReadAt is Read, as [io.ReaderAt]: up to the buffer's end.
+func (b *Buffer) ReadAt(data []byte, offset int64) (int, error) {
+	if offset < 0 {
+		return 0, fmt.Errorf("read a buffer at %d: an offset is not negative", offset)
+	}
+	if uint64(offset) >= b.size {
+		return 0, io.EOF
+	}
+	var end error
+	if left := b.size - uint64(offset); uint64(len(data)) > left {
+		data, end = data[:left], io.EOF
+	}
+	if n, err := b.read(context.Background(), uint64(offset), data); err != nil {
+		return n, err
+	}
+	return len(data), end
+}
+
+// Set fills a part of the buffer with a byte.
+func (b *Buffer) Set(ctx context.Context, offset, size uint64, value byte) error {
+	_, err := b.session.ask(ctx, &leasepb.Request{Operation: &leasepb.Request_MemSet{MemSet: &leasepb.MemSet{
+		Handle: b.handle, Offset: offset, Bytes: size, Value: uint32(value),
+	}}})
+	return err
+}
+
+// Copy copies within the device, from another buffer or another part of this one.
+func (b *Buffer) Copy(ctx context.Context, offset uint64, from *Buffer, fromOffset, size uint64) error {
+	_, err := b.session.ask(ctx, &leasepb.Request{Operation: &leasepb.Request_MemCopy{MemCopy: &leasepb.MemCopy{
+		To: b.handle, ToOffset: offset, From: from.handle, FromOffset: fromOffset, Bytes: size,
+	}}})
+	return err
+}
+
+// Of is the same buffer in another connection to its lease's session.
+func (b *Buffer) Of(s *Session) *Buffer {
+	other := *b
+	other.session = s
+	return &other
+}

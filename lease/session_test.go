@@ -1,0 +1,511 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lease_test
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"math/rand/v2"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+
+	"github.com/gpuslice/gpuslice/lease"
+	"github.com/gpuslice/gpuslice/lease/leasepb"
+)
+
+const (
+	vram     = 64 << 20
+	patience = 30 * time.Second // for what takes milliseconds
+)
+
+// broker is one that runs in a slice, on the simulated driver.
+type broker struct {
+	address, tokenFile string
+	command            *exec.Cmd
+	exited             chan struct{}
+	stderr             bytes.Buffer
+}
+
+func startBroker(t *testing.T, flags ...string) *broker {
+	t.Helper()
+	bin, err := filepath.Abs("../bin")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, needed := range []string{"gpuslice", "gpuslice-broker", "libgpuslice.so", "fakecuda/libcuda.so.1"} {
+		if _, err := os.Stat(filepath.Join(bin, needed)); err != nil {
+			t.Skipf("requires bin/%s (make build)", needed)
+		}
+	}
+	// Short: the name of a socket has 107 bytes.
+	dir, err := os.MkdirTemp("/tmp", "lease-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	session := filepath.Join(dir, "s")
+	b := &broker{address: "unix:" + filepath.Join(session, "session.sock"), tokenFile: filepath.Join(session, "token"), exited: make(chan struct{})}
+	b.command = exec.Command(filepath.Join(bin, "gpuslice"), append([]string{
+		"run", "--vram", "1G", "--", filepath.Join(bin, "gpuslice-broker"), "--directory", session, "--vram", fmt.Sprint(vram),
+	}, flags...)...)
+	b.command.Env = append(os.Environ(), "LD_LIBRARY_PATH="+filepath.Join(bin, "fakecuda"), "FAKECUDA_STATE="+filepath.Join(dir, "machine"))
+	b.command.Stderr = &b.stderr
+	stdout, err := b.command.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := b.command.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = b.command.Process.Signal(syscall.SIGTERM)
+		<-b.exited
+	})
+	lines := bufio.NewScanner(stdout)
+	for range 2 {
+		if !lines.Scan() {
+			break
+		}
+	}
+	go func() {
+		_, _ = io.Copy(io.Discard, stdout)
+		_ = b.command.Wait()
+		close(b.exited)
+	}()
+	if _, err := os.Stat(b.tokenFile); err != nil || !strings.HasPrefix(lines.Text(), "token file") {
+		<-b.exited
+		t.Fatalf("the broker does not serve: %s", b.stderr.String())
+	}
+	return b
+}
+
+func (b *broker) open(t *testing.T) *lease.Session {
+	t.Helper()
+	s, err := lease.Open(t.Context(), b.address, b.tokenFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.Close() })
+	return s
+}
+
+func (b *broker) exit(t *testing.T) int {
+	t.Helper()
+	select {
+	case <-b.exited:
+	case <-time.After(patience):
+		t.Fatal("the broker does not end")
+	}
+	return b.command.ProcessState.ExitCode()
+}
+
+func must[T any](value T, err error) func(*testing.T) T {
+	return func(t *testing.T) T {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return value
+	}
+}
+
+func ok(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// refused is the error, which has to be one with that code.
+func refused(t *testing.T, err error, code lease.Code) *lease.Error {
+	t.Helper()
+	var e *lease.Error
+	if !errors.As(err, &e) || e.Code != code || e.Message == "" {
+		t.Errorf("%v, not %v", err, code)
+		return &lease.Error{}
+	}
+	return e
+}
+
+const program = `.version 7.0
+.target sm_50
+.address_size 64
+.visible .entry nothing()
+{
+	ret;
+}
+`
+
+func TestASessionIsWorkedInFromBeginningToEnd(t *testing.T) {
+	b := startBroker(t)
+	s := b.open(t)
+	ctx := t.Context()
+	first := must(s.Alloc(ctx, 10<<20))(t)
+	data := make([]byte, 10<<20) // more than one message
+	for i := range data {
+		data[i] = byte(rand.Uint32())
+	}
+	if n, err := first.WriteAt(data, 0); n != len(data) || err != nil {
+		t.Fatal(n, err)
+	}
+	second := must(s.Alloc(ctx, 4<<20))(t)
+	ok(t, second.Copy(ctx, 1000, first, 5, 3<<20))
+	ok(t, second.Set(ctx, 0, 1000, 0xab))
+	want := append(bytes.Repeat([]byte{0xab}, 1000), data[5:5+3<<20]...)
+	want = append(want, make([]byte, 4<<20-len(want))...)
+	got := make([]byte, 4<<20)
+	if n, err := second.ReadAt(got, 0); n != len(got) || err != nil || !bytes.Equal(got, want) {
+		t.Fatalf("%d bytes, %v, equal: %v", n, err, bytes.Equal(got, want))
+	}
+	if read := must(io.ReadAll(io.NewSectionReader(first, 0, math.MaxInt64)))(t); !bytes.Equal(read, data) {
+		t.Error("read to the end, it has other bytes")
+	}
+	m := must(s.Load(ctx, []byte(program)))(t)
+	for range 5000 { // more than may be without an answer at once
+		ok(t, m.Launch(ctx, "nothing", lease.Shape{Grid: lease.Dim{X: 4}, Block: lease.Dim{X: 32}}))
+	}
+	ok(t, s.Sync(ctx))
+	stats := must(s.Stats(ctx))(t)
+	if stats.GetVram() != vram || stats.GetAllocated() != 14<<20 || stats.GetBuffers() != 2 || stats.GetModules() != 1 || stats.GetClients() != 1 ||
+		stats.GetLaunches() != 5000 || stats.GetLaunchFailures() != 0 || stats.GetSyncs() != 1 || stats.GetWritten() != 10<<20 || stats.GetRead() != 14<<20 {
+		t.Errorf("%v", stats)
+	}
+	out := must(s.Submit(ctx, lease.Submission{
+		Image:    []byte(program),
+		Buffers:  []lease.SubmittedBuffer{{Size: 8, Data: []byte("abc"), Out: true}, {Size: 100}},
+		Launches: []lease.SubmittedLaunch{{Kernel: "nothing"}},
+	}))(t)
+	if len(out) != 1 || string(out[0]) != "abc\x00\x00\x00\x00\x00" {
+		t.Errorf("%q", out)
+	}
+	ok(t, m.Unload(ctx))
+	ok(t, first.Free(ctx))
+	ok(t, second.Free(ctx))
+	if stats := must(s.Stats(ctx))(t); stats.GetAllocated()+stats.GetBuffers()+stats.GetModules() != 0 {
+		t.Errorf("something is left: %v", stats)
+	}
+	whole := must(s.Alloc(ctx, vram))(t)
+	ok(t, whole.Free(ctx))
+	ok(t, s.Close())
+	if err := s.Sync(ctx); !errors.Is(err, lease.ErrClosed) {
+		t.Errorf("after Close: %v", err)
+	}
+	ok(t, b.command.Process.Signal(syscall.SIGTERM))
+	if code := b.exit(t); code != 0 {
+		t.Errorf("exit %d: %s", code, b.stderr.String())
+	}
+}
+
+func TestWhatASessionRefusesHasACodeAndASentence(t *testing.T) {
+	s := startBroker(t).open(t)
+	ctx := t.Context()
+	_, err := s.Alloc(ctx, vram+1)
+	if e := refused(t, err, lease.AllocFailed); e.Requested != vram+1 || e.Limit != vram || e.Current != 0 || e.Advice == "" {
+		t.Errorf("%+v", e)
+	}
+	for _, size := range []uint64{math.MaxUint64, math.MaxUint64 - 5, 1 << 40} {
+		_, err := s.Alloc(ctx, size)
+		refused(t, err, lease.AllocFailed)
+	}
+	_, err = s.Alloc(ctx, 0)
+	refused(t, err, lease.InvalidRequest)
+	buffer := must(s.Alloc(ctx, 1000))(t)
+	refused(t, buffer.Write(ctx, 990, make([]byte, 11)), lease.InvalidHandle)
+	refused(t, buffer.Read(ctx, math.MaxUint64, make([]byte, 2)), lease.InvalidHandle)
+	refused(t, buffer.Set(ctx, 1001, 0, 0), lease.InvalidHandle)
+	if _, err := buffer.ReadAt(make([]byte, 1), 1000); err != io.EOF {
+		t.Errorf("a read at the end: %v", err)
+	}
+	if _, err := buffer.WriteAt(nil, -1); err == nil {
+		t.Error("a write at -1 succeeds")
+	}
+	ok(t, buffer.Free(ctx))
+	refused(t, buffer.Free(ctx), lease.InvalidHandle)
+	refused(t, buffer.Write(ctx, 0, []byte{1}), lease.InvalidHandle)
+	_, err = s.Load(ctx, nil)
+	refused(t, err, lease.InvalidRequest)
+	m := must(s.Load(ctx, []byte(program)))(t)
+	for _, wrong := range []lease.Shape{{Block: lease.Dim{X: 1025}}, {Block: lease.Dim{X: math.MaxUint32, Y: math.MaxUint32}}} {
+		ok(t, m.Launch(ctx, "nothing", wrong))
+		refused(t, s.Sync(ctx), lease.SyncFailed)
+		ok(t, s.Sync(ctx))
+	}
+	ok(t, m.Launch(ctx, "something", lease.Shape{}))
+	if e := refused(t, s.Sync(ctx), lease.SyncFailed); !strings.Contains(e.Message, "something") {
+		t.Errorf("%+v", e)
+	}
+	if err := m.Launch(ctx, "nothing", lease.Shape{}, "text"); err == nil {
+		t.Error("a string is an argument")
+	}
+	ok(t, m.Unload(ctx))
+	refused(t, m.Unload(ctx), lease.InvalidHandle)
+	ended, cancel := context.WithCancel(ctx)
+	cancel()
+	if _, err := s.Alloc(ended, 1); !errors.Is(err, context.Canceled) {
+		t.Errorf("after its context: %v", err)
+	}
+	ok(t, s.Sync(ctx))
+}
+
+func TestClientsOfASessionShareItAndAreCarriedOutInOrder(t *testing.T) {
+	b := startBroker(t)
+	ctx := t.Context()
+	one, two := b.open(t), b.open(t)
+	const size = 1 << 20
+	buffer := must(one.Alloc(ctx, size))(t)
+	// Each fills all of it and reads it: it is never two fills at once.
+	var both sync.WaitGroup
+	for i, s := range []*lease.Session{one, two} {
+		mine := buffer.Of(s)
+		both.Go(func() {
+			data := make([]byte, size)
+			for range 50 {
+				if err := errors.Join(mine.Set(ctx, 0, size, byte(i+1)), mine.Read(ctx, 0, data)); err != nil {
+					t.Error(err)
+					return
+				}
+				if at := bytes.IndexFunc(data, func(r rune) bool { return byte(r) != data[0] }); at >= 0 || data[0] != 1 && data[0] != 2 {
+					t.Errorf("byte %d is %d, the first is %d", at, data[max(at, 0)], data[0])
+					return
+				}
+			}
+		})
+	}
+	both.Wait()
+	ok(t, one.Close())
+	if err := buffer.Of(two).Free(ctx); err != nil {
+		t.Errorf("after its maker has gone: %v", err)
+	}
+}
+
+func TestAClientThatReadsNothingStopsNobody(t *testing.T) {
+	b := startBroker(t)
+	s := b.open(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	buffer := must(s.Alloc(ctx, 16<<20))(t)
+	deaf := rawStream(ctx, t, b)
+	sent := make(chan struct{})
+	go func() {
+		defer close(sent)
+		for i := range uint64(1000) {
+			if deaf.Send(&leasepb.Requests{Requests: []*leasepb.Request{{Sequence: i, Operation: &leasepb.Request_MemRead{MemRead: &leasepb.MemRead{
+				Handle: 1, Destination: &leasepb.MemRead_Bytes{Bytes: 16 << 20},
+			}}}}}) != nil {
+				return
+			}
+		}
+	}()
+	for range 20 {
+		ok(t, buffer.Set(ctx, 0, 16<<20, 1))
+		ok(t, s.Sync(ctx))
+	}
+	cancel()
+	<-sent
+	for until := time.Now().Add(patience); must(s.Stats(t.Context()))(t).GetClients() != 1; {
+		if time.Now().After(until) {
+			t.Fatal("its place is not given back")
+		}
+	}
+}
+
+// rawStream is a client that does as it likes.
+func rawStream(ctx context.Context, t *testing.T, b *broker) leasepb.Session_WorkClient {
+	t.Helper()
+	connection := must(grpc.NewClient(b.address, grpc.WithTransportCredentials(insecure.NewCredentials())))(t)
+	t.Cleanup(func() { _ = connection.Close() })
+	token := must(os.ReadFile(b.tokenFile))(t)
+	ctx = metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+strings.TrimSpace(string(token)))
+	return must(leasepb.NewSessionClient(connection).Work(ctx))(t)
+}
+
+func TestRequestsWithoutMeaningAreAnswered(t *testing.T) {
+	b := startBroker(t)
+	stream := rawStream(t.Context(), t, b)
+	ok(t, stream.Send(&leasepb.Requests{}))
+	ok(t, stream.Send(&leasepb.Requests{Requests: []*leasepb.Request{{Sequence: 7}, {Sequence: 7, Operation: &leasepb.Request_Launch{}}, {Operation: &leasepb.Request_Sync{}}}}))
+	ok(t, stream.CloseSend())
+	var replies []*leasepb.Reply
+	for {
+		message, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		ok(t, err)
+		replies = append(replies, message.GetReplies()...)
+	}
+	if len(replies) != 3 || replies[0].GetFailure().GetCode() != lease.InvalidRequest || replies[1].GetFailure().GetCode() != lease.InvalidHandle ||
+		replies[1].GetSequence() != 7 || replies[2].GetFailure().GetCode() != lease.SyncFailed {
+		t.Errorf("%v", replies)
+	}
+}
+
+func TestASessionIsForWhoHasItsToken(t *testing.T) {
+	b := startBroker(t, "--clients", "2")
+	wrong := filepath.Join(t.TempDir(), "token")
+	for _, text := range []string{"", "x", strings.Repeat("0", 64), strings.Repeat("0", 1<<16)} {
+		ok(t, os.WriteFile(wrong, []byte(text), 0o600))
+		_, err := lease.Open(t.Context(), b.address, wrong)
+		if text != strings.Repeat("0", 1<<16) {
+			refused(t, err, lease.Refused)
+		} else if err == nil {
+			t.Error("a token of 64 KiB opens it")
+		}
+	}
+	connection := must(grpc.NewClient(b.address, grpc.WithTransportCredentials(insecure.NewCredentials())))(t)
+	defer func() { _ = connection.Close() }()
+	_, err := leasepb.NewSessionClient(connection).Stats(t.Context(), &leasepb.StatsRequest{})
+	if status.Code(err) != codes.Unauthenticated {
+		t.Errorf("without a token: %v", err)
+	}
+	b.open(t)
+	second := b.open(t)
+	_, err = lease.Open(t.Context(), b.address, b.tokenFile)
+	refused(t, err, lease.Refused)
+	ok(t, second.Close())
+	for until := time.Now().Add(patience); ; {
+		s, err := lease.Open(t.Context(), b.address, b.tokenFile)
+		if err == nil {
+			ok(t, s.Close())
+			break
+		}
+		if time.Now().After(until) {
+			t.Fatalf("a place that is free again: %v", err)
+		}
+	}
+}
+
+func TestManyConnectionsThatSayNothingAreClosed(t *testing.T) {
+	b := startBroker(t, "--clients", "2")
+	s := b.open(t)
+	var idle []net.Conn
+	for range 300 {
+		for _, name := range []string{"session.sock", "shared.sock"} {
+			connection, err := net.Dial("unix", filepath.Join(filepath.Dir(b.tokenFile), name))
+			if err == nil {
+				idle = append(idle, connection)
+			}
+		}
+	}
+	ok(t, s.Sync(t.Context()))
+	for _, connection := range idle {
+		ok(t, connection.Close())
+	}
+	again := must(lease.Open(t.Context(), b.address, b.tokenFile))(t)
+	ok(t, again.Close())
+}
+
+func TestSharedMemoryCarriesBytesWithoutMessages(t *testing.T) {
+	b := startBroker(t, "--shared", "8M")
+	s := b.open(t)
+	ctx := t.Context()
+	const size = 4 << 20
+	shared := must(s.Share(ctx, size))(t)
+	buffer := must(s.Alloc(ctx, size))(t)
+	for i := range shared.Bytes() {
+		shared.Bytes()[i] = byte(i * 7)
+	}
+	want := bytes.Clone(shared.Bytes())
+	ok(t, buffer.WriteShared(ctx, 0, shared, 0, size))
+	clear(shared.Bytes())
+	ok(t, buffer.ReadShared(ctx, 0, shared, 0, size))
+	if !bytes.Equal(shared.Bytes(), want) {
+		t.Error("other bytes came back")
+	}
+	refused(t, buffer.ReadShared(ctx, 0, shared, 1, size), lease.InvalidHandle)
+	refused(t, buffer.WriteShared(ctx, 0, shared, math.MaxUint64, 1), lease.InvalidHandle)
+	for _, size := range []int{5 << 20, math.MaxInt64, 0, -1} {
+		if _, err := s.Share(ctx, size); err == nil {
+			t.Errorf("%d more bytes are shared", size)
+		}
+	}
+	ok(t, shared.Close())
+	for until := time.Now().Add(patience); must(s.Stats(ctx))(t).GetShared() != 0; {
+		if time.Now().After(until) {
+			t.Fatal("the memory is not given back")
+		}
+	}
+	refused(t, buffer.WriteShared(ctx, 0, shared, 0, 1), lease.InvalidHandle)
+	again := must(s.Share(ctx, 8<<20))(t)
+	ok(t, again.Close())
+}
+
+func TestTheEndOfALeaseIsSaidToItsClients(t *testing.T) {
+	b := startBroker(t)
+	s := b.open(t)
+	ok(t, s.Sync(t.Context()))
+	ok(t, b.command.Process.Signal(syscall.SIGTERM))
+	b.exit(t)
+	refused(t, s.Sync(t.Context()), lease.Expired)
+	_, err := lease.Open(t.Context(), b.address, b.tokenFile)
+	refused(t, err, lease.Expired)
+}
+
+func TestASessionEndsAfterItsLastConnection(t *testing.T) {
+	b := startBroker(t, "--linger", "200ms")
+	first, second := b.open(t), b.open(t)
+	ok(t, first.Close())
+	time.Sleep(400 * time.Millisecond)
+	ok(t, second.Sync(t.Context()))
+	ok(t, second.Close())
+	if code := b.exit(t); code != 5 || !strings.Contains(b.stderr.String(), "last connection") {
+		t.Errorf("exit %d: %s", code, b.stderr.String())
+	}
+}
+
+func TestABrokerThatIsKilledFailsItsClients(t *testing.T) {
+	b := startBroker(t)
+	s := b.open(t)
+	buffer := must(s.Alloc(t.Context(), 16<<20))(t)
+	pid := brokerPID(t, b)
+	failed := make(chan error, 1)
+	data := make([]byte, 16<<20)
+	go func() {
+		for {
+			if err := buffer.Write(context.Background(), 0, data); err != nil {
+				failed <- err
+				return
+			}
+		}
+	}()
+	ok(t, syscall.Kill(pid, syscall.SIGKILL))
+	select {
+	case err := <-failed:
+		refused(t, err, lease.Expired)
+	case <-time.After(patience):
+		t.Fatal("a write to a killed broker does not end")
+	}
+	refused(t, s.Sync(t.Context()), lease.Expired)
+}
+
+// brokerPID is who listens.
+func brokerPID(t *testing.T, b *broker) int {
+	t.Helper()
+	connection := must(net.Dial("unix", strings.TrimPrefix(b.address, "unix:")))(t)
+	defer func() { _ = connection.Close() }()
+	socket := must(connection.(*net.UnixConn).SyscallConn())(t)
+	var who *unix.Ucred
+	var err error
+	ok(t, socket.Control(func(fd uintptr) { who, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }))
+	ok(t, err)
+	return int(who.Pid)
+}
