@@ -16,7 +16,8 @@ passed=0 failed=0
 table=()
 
 # What C targets are linked with, beside what they include.
-declare -A with=([attach]="interceptor/ledger.c interceptor/charge.c")
+declare -A with=([attach]="interceptor/ledger.c interceptor/charge.c"
+	[ptx]="test/fakecuda/image.c test/fakecuda/jit.c $(echo test/fakecuda/ptx*.c)")
 
 case $time in
 *m) seconds=$((${time%m} * 60)) ;;

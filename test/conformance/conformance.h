@@ -65,6 +65,8 @@ typedef CUmemGenericAllocationHandle CUhandle;
 	X(cuMemHostAlloc, (void **, size_t, unsigned int))                                         \
 	X(cuMemFreeHost, (void *))                                                                 \
 	X(cuMemsetD8_v2, (CUdeviceptr, unsigned char, size_t))                                     \
+	X(cuMemcpyHtoD_v2, (CUdeviceptr, const void *, size_t))                                    \
+	X(cuMemcpyDtoH_v2, (void *, CUdeviceptr, size_t))                                          \
 	X(cuStreamCreate, (CUstream *, unsigned int))                                              \
 	X(cuStreamDestroy_v2, (CUstream))                                                          \
 	X(cuStreamSynchronize, (CUstream))                                                         \

@@ -10,6 +10,7 @@
 #include "pool.h"
 #include "vmm.h"
 #include "vram.h"
+#include "work.h"
 
 #include <stdlib.h>
 
@@ -132,16 +133,20 @@ static CUresult allocation_free_checked(struct range *range)
 	return CUDA_SUCCESS;
 }
 
-/* It needs no context: the address says whose the memory is. */
+/* It needs no context: the address says whose the memory is. But in one of no use it fails, too. */
 CUDA_API CUresult cuMemFree_v2(CUdeviceptr pointer)
 {
 	CUresult result = driver_enter();
+	CUcontext current = context_current();
 	struct range *range;
 
 	if (result != CUDA_SUCCESS)
 		return result;
 	if (!pointer)
 		return driver_leave(CUDA_SUCCESS);
+	work_wait_all(NULL);
+	if (current && current->alive && work_wait_all(current) != CUDA_SUCCESS)
+		return driver_leave(work_wait_all(current));
 	range = ranges_at(&allocations, pointer);
 	if (!range || range->start != pointer)
 		return driver_leave(CUDA_ERROR_INVALID_VALUE);

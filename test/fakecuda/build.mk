@@ -5,7 +5,7 @@
 FAKECUDA     := test/fakecuda
 FAKECUDA_BIN := bin/fakecuda
 
-FAKECUDA_CFLAGS := -std=c11 -O2 -g -Wall -Wextra -Wpedantic -Wshadow -Wvla -Werror \
+FAKECUDA_CFLAGS := -std=c11 -O2 -g -fno-math-errno -Wall -Wextra -Wpedantic -Wshadow -Wvla -Werror \
                    -fvisibility=hidden -fPIC -MMD -MP
 # nodelete: closing the state's descriptor, or losing the lock's owner to a dlclose, would drop this
 # process's record (machine.h). Bsymbolic: cuGetProcAddress returns the driver's own functions, and the

@@ -7,6 +7,7 @@
 #include "pool.h"
 #include "stream.h"
 #include "vmm.h"
+#include "work.h"
 
 #include <stdlib.h>
 
@@ -47,10 +48,10 @@ void context_disown(struct owned *thing)
 		thing->next->link = thing->link;
 }
 
-CUresult context_fault(CUcontext context)
+CUresult context_fault(CUcontext context, CUresult why)
 {
-	(context->parent ? context->parent : context)->faulted = true;
-	return CUDA_ERROR_ILLEGAL_ADDRESS;
+	(context->parent ? context->parent : context)->fault = why;
+	return why;
 }
 
 /* Every context costs the same: a second one of a process shares nothing with the first. */
@@ -64,7 +65,8 @@ CUresult context_activate(CUcontext context, struct device *device, uint64_t mor
 	context->device = device;
 	machine_add_context(device->machine, 1);
 	context->alive = true;
-	context->faulted = false;
+	context->fault = CUDA_SUCCESS;
+	context->wrong = CUDA_SUCCESS;
 	context->greens = 0;
 	limits_start(context);
 	return CUDA_SUCCESS;
@@ -74,6 +76,7 @@ void context_deactivate(CUcontext context)
 {
 	struct device *device = context->device;
 
+	work_drop(context);
 	while (context->owned) {
 		struct owned *thing = context->owned;
 
@@ -298,7 +301,8 @@ CUDA_API CUresult cuCtxSynchronize(void)
 
 	if (result != CUDA_SUCCESS)
 		return result;
+	result = work_wait_all(context);
 	vmm_work_done();
 	pools_synchronise(context->device, STREAM_ALL);
-	return driver_leave(CUDA_SUCCESS);
+	return driver_leave(result);
 }

@@ -3,6 +3,7 @@
  * Copies and fills. Up to a limit they really move bytes, so that a program which checks its data
  * is content; beyond it they only check their arguments, so that a test of gigabytes needs none.
  */
+#include "copy.h"
 #include "address.h"
 #include "capture.h"
 #include "driver.h"
@@ -10,6 +11,7 @@
 #include "pool.h"
 #include "stream.h"
 #include "vmm.h"
+#include "work.h"
 
 #include <string.h>
 
@@ -21,7 +23,6 @@ static bool is_known(CUdeviceptr address)
 	return ranges_at(&allocations, address) || vmm_is_reserved(address);
 }
 
-/* Whether the card may touch [start, start + size): it is in one allocation, or all mapped. */
 static CUresult check(CUcontext context, CUdeviceptr start, size_t size, bool write)
 {
 	const struct range *range;
@@ -37,6 +38,11 @@ static CUresult check(CUcontext context, CUdeviceptr start, size_t size, bool wr
 	return CUDA_SUCCESS;
 }
 
+bool copy_may_touch(CUcontext context, CUdeviceptr start, size_t size, bool write)
+{
+	return check(context, start, size, write) == CUDA_SUCCESS;
+}
+
 /* A write by the card: managed pages that it hits are there from now on. */
 static void touch(CUdeviceptr start, size_t size)
 {
@@ -46,8 +52,7 @@ static void touch(CUdeviceptr start, size_t size)
 		managed_touch(range, start, size);
 }
 
-/* The host's view of a device range that was checked, or NULL if it has none. */
-static void *view(CUdeviceptr start, size_t size)
+void *copy_view(CUdeviceptr start, size_t size)
 {
 	if (ranges_at(&allocations, start)->kind != RANGE_HOST && !address_back(start, size))
 		return NULL;
@@ -64,8 +69,9 @@ static CUresult move(CUdeviceptr to, bool to_device, CUdeviceptr from, bool from
 
 	if (result != CUDA_SUCCESS)
 		return result;
-	if (!size)
-		return driver_leave(CUDA_SUCCESS);
+	result = work_wait_all(context);
+	if (result != CUDA_SUCCESS || !size)
+		return driver_leave(result);
 	if (to_device)
 		result = check(context, to, size, true);
 	if (from_device && result == CUDA_SUCCESS)
@@ -79,9 +85,9 @@ static CUresult move(CUdeviceptr to, bool to_device, CUdeviceptr from, bool from
 	if (size > REAL_COPY_LIMIT)
 		return driver_leave(CUDA_SUCCESS);
 	if (to_device)
-		target = view(to, size);
+		target = copy_view(to, size);
 	if (from_device)
-		source = view(from, size);
+		source = copy_view(from, size);
 	if (!target || !source)
 		return driver_leave(CUDA_ERROR_OUT_OF_MEMORY);
 	memmove(target, source, size);
@@ -170,13 +176,15 @@ static CUresult fill(CUdeviceptr to, const void *value, size_t width, size_t cou
 	if (__builtin_mul_overflow(width, count, &size) || to % width)
 		return driver_leave(CUDA_ERROR_INVALID_VALUE);
 	result = check(context, to, size, true);
+	if (result == CUDA_SUCCESS)
+		result = work_wait_all(context);
 	if (result != CUDA_SUCCESS || !size)
 		return driver_leave(result);
 	touch(to, size);
 	vmm_fill(context, to, size);
 	if (size > REAL_COPY_LIMIT)
 		return driver_leave(CUDA_SUCCESS);
-	target = view(to, size);
+	target = copy_view(to, size);
 	if (!target)
 		return driver_leave(CUDA_ERROR_OUT_OF_MEMORY);
 	for (size_t i = 0; i < count; i++)

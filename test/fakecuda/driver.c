@@ -51,9 +51,14 @@ CUresult driver_leave(CUresult result)
 	return result;
 }
 
+void driver_wait(pthread_cond_t *condition)
+{
+	pthread_cond_wait(condition, &lock);
+}
+
 CUresult driver_enter_context(CUcontext *current)
 {
-	CUresult result = driver_enter();
+	CUresult result = driver_enter(), fault;
 
 	if (result != CUDA_SUCCESS)
 		return result;
@@ -62,9 +67,8 @@ CUresult driver_enter_context(CUcontext *current)
 		return driver_leave(CUDA_ERROR_INVALID_CONTEXT);
 	if (!(*current)->alive)
 		return driver_leave(CUDA_ERROR_CONTEXT_IS_DESTROYED);
-	if (((*current)->parent ? (*current)->parent : *current)->faulted)
-		return driver_leave(CUDA_ERROR_ILLEGAL_ADDRESS);
-	return CUDA_SUCCESS;
+	fault = ((*current)->parent ? (*current)->parent : *current)->fault;
+	return fault == CUDA_SUCCESS ? CUDA_SUCCESS : driver_leave(fault);
 }
 
 static CUresult join_machine(void)
@@ -128,6 +132,11 @@ static const struct {
     {CUDA_ERROR_NO_DEVICE, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected"},
     {CUDA_ERROR_INVALID_DEVICE, "CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal"},
     {CUDA_ERROR_INVALID_CONTEXT, "CUDA_ERROR_INVALID_CONTEXT", "invalid device context"},
+    {CUDA_ERROR_NO_BINARY_FOR_GPU, "CUDA_ERROR_NO_BINARY_FOR_GPU",
+     "no kernel image is available for execution on the device"},
+    {CUDA_ERROR_INVALID_PTX, "CUDA_ERROR_INVALID_PTX", "a PTX JIT compilation failed"},
+    {CUDA_ERROR_UNSUPPORTED_PTX_VERSION, "CUDA_ERROR_UNSUPPORTED_PTX_VERSION",
+     "the provided PTX was compiled with an unsupported toolchain."},
     {CUDA_ERROR_ALREADY_MAPPED, "CUDA_ERROR_ALREADY_MAPPED", "resource already mapped"},
     {CUDA_ERROR_CONTEXT_ALREADY_IN_USE, "CUDA_ERROR_CONTEXT_ALREADY_IN_USE",
      "exclusive-thread device already in use by a different thread"},
@@ -143,6 +152,8 @@ static const struct {
     {CUDA_ERROR_NOT_READY, "CUDA_ERROR_NOT_READY", "device not ready"},
     {CUDA_ERROR_ILLEGAL_ADDRESS, "CUDA_ERROR_ILLEGAL_ADDRESS",
      "an illegal memory access was encountered"},
+    {CUDA_ERROR_MISALIGNED_ADDRESS, "CUDA_ERROR_MISALIGNED_ADDRESS", "misaligned address"},
+    {CUDA_ERROR_LAUNCH_FAILED, "CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure"},
     {CUDA_ERROR_PRIMARY_CONTEXT_ACTIVE, "CUDA_ERROR_PRIMARY_CONTEXT_ACTIVE",
      "cannot set while device is active in this process"},
     {CUDA_ERROR_CONTEXT_IS_DESTROYED, "CUDA_ERROR_CONTEXT_IS_DESTROYED", "context is destroyed"},

@@ -15,6 +15,7 @@
 #include "latency.h"
 #include "machine.h"
 
+#include <pthread.h>
 #include <stdbool.h>
 
 #define CUDA_API __attribute__((visibility("default")))
@@ -65,7 +66,8 @@ struct CUctx_st {
 	bool fifo_backed;            /* a module that prints was loaded (limit.h) */
 	uint64_t frame_wanted;       /* by the graph that is being instantiated (graph_exec.c) */
 	bool heap_taken, fifo_taken; /* by kernels that were launched (limit.h) */
-	bool faulted;                /* a wrong address was touched: nothing works in it any more */
+	CUresult fault;              /* nothing works in it any more, for this reason */
+	CUresult wrong;              /* what a kernel did, which nobody was told yet (work.h) */
 	unsigned greens;             /* green contexts that were made while it was alive */
 };
 
@@ -101,6 +103,8 @@ CUresult driver_enter_context(CUcontext *current);
 /* Also while the process is locked for a checkpoint, when the others wait. */
 CUresult driver_enter_locked(void);
 CUresult driver_leave(CUresult result);
+/* Gives the lock to others until the condition is signalled. */
+void driver_wait(pthread_cond_t *condition);
 
 /* device.c */
 CUresult driver_enter_device(CUdevice ordinal, struct device **device);
@@ -125,8 +129,8 @@ CUcontext context_current(void);
  */
 CUresult context_activate(CUcontext context, struct device *device, uint64_t more);
 void context_deactivate(CUcontext context);
-/* ILLEGAL_ADDRESS, which all its later calls answer, too. */
-CUresult context_fault(CUcontext context);
+/* `why`, which all its later calls answer, too. */
+CUresult context_fault(CUcontext context, CUresult why);
 void context_own(CUcontext context, struct owned *thing, void (*destroy)(struct owned *));
 void context_disown(struct owned *thing);
 

@@ -2,6 +2,8 @@
 #define _GNU_SOURCE
 #include "image.h"
 
+#include "ptx.h"
+
 #include <ctype.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -164,22 +166,47 @@ static void read_word(struct reader *reader, const struct word *word)
 	}
 }
 
-struct image *image_read(const char *text)
+/* A cubin or a fatbin, by itself or as the compiler wraps it. */
+static bool is_binary(const char *image)
 {
-	struct reader reader = {.at = text};
+	static const char *const begins[] = {"\177ELF", "\x50\xed\x55\xba", "\xb1\x43\x62\x46"};
+
+	for (size_t i = 0; i < sizeof(begins) / sizeof(begins[0]); i++)
+		if (strncmp(image, begins[i], 4) == 0)
+			return true;
+	return false;
+}
+
+static void read_words(struct reader *reader, const char *text)
+{
 	struct word word;
+
+	reader->at = text;
+	reader->image->uses_printf = strstr(text, "vprintf") != NULL;
+	while (next_word(reader, &word))
+		read_word(reader, &word);
+}
+
+CUresult image_read(const char *text, struct jit_log *log, struct image **out)
+{
+	struct reader reader = {0};
+	CUresult result = CUDA_SUCCESS;
 
 	reader.image = calloc(1, sizeof(*reader.image));
 	if (!reader.image)
-		return NULL;
+		return CUDA_ERROR_OUT_OF_MEMORY;
 	reader.image->holders = 1;
-	reader.image->uses_printf = strstr(text, "vprintf") != NULL;
-	while (next_word(&reader, &word))
-		read_word(&reader, &word);
-	if (!reader.no_memory)
-		return reader.image;
-	image_drop(reader.image);
-	return NULL;
+	if (!is_binary(text)) {
+		read_words(&reader, text);
+		result = reader.no_memory
+		             ? CUDA_ERROR_OUT_OF_MEMORY
+		             : ptx_read(text, &reader.image->arrays, log, &reader.image->ptx);
+	}
+	if (result == CUDA_SUCCESS)
+		*out = reader.image;
+	else
+		image_drop(reader.image);
+	return result;
 }
 
 struct image *image_hold(struct image *image)
@@ -201,6 +228,7 @@ void image_drop(struct image *image)
 		return;
 	free_symbols(&image->kernels);
 	free_symbols(&image->arrays);
+	ptx_free(image->ptx);
 	free(image);
 }
 

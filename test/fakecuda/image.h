@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What an image of code says, as far as it is text: PTX, or what cuLinkComplete made of it. Any
- * other image is empty here: it takes nothing, and any name is one of its kernels.
+ * What an image of code says, as far as it is text: PTX, or what cuLinkComplete made of it. A cubin
+ * or a fatbin is empty here: it takes nothing, any name is one of its kernels, and they do nothing.
  */
 #ifndef FAKECUDA_IMAGE_H
 #define FAKECUDA_IMAGE_H
 
 #include "driver.h"
+#include "jit.h"
 
 /* A kernel and its frame, or an array and its size. */
 struct symbol {
@@ -25,10 +26,11 @@ struct image {
 	struct symbols kernels, arrays;
 	uint64_t bytes;   /* of all arrays */
 	bool uses_printf; /* it calls vprintf */
+	struct ptx *ptx;  /* NULL: it is no text */
 };
 
-/* NULL: there is no memory. Its only holder is the caller. */
-struct image *image_read(const char *text);
+/* Its only holder is the caller. Of text that is not right the log says why. */
+CUresult image_read(const char *text, struct jit_log *log, struct image **out);
 struct image *image_hold(struct image *image);
 void image_drop(struct image *image);
 /* NULL: it has none of that name. */

@@ -6,7 +6,24 @@
 #include "library.h"
 #include "limit.h"
 #include "module.h"
+#include "ptx.h"
 #include "stream.h"
+#include "work.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* Of one block and one grid. */
+#define MOST_THREADS 1024
+#define MOST_THREADS_Z 64
+#define MOST_BLOCKS_X 0x7fffffff
+#define MOST_BLOCKS_YZ 65535
+#define MOST_SHARED_BYTES (227 * 1024)
+
+/* As a launch is given them. */
+struct arguments {
+	void **parameters, **extra;
+};
 
 CUresult kernel_function(CUcontext context, CUfunction handle, CUfunction *out)
 {
@@ -32,11 +49,100 @@ CUresult kernel_run(CUcontext context, const struct CUfunc_st *function)
 	return result;
 }
 
-static CUresult run_now(CUcontext context, const struct CUfunc_st *function)
+/* What `extra` names: a buffer with all of them, and its size. */
+static const void *buffer_of(void **extra, size_t *size)
+{
+	const void *buffer = NULL;
+
+	*size = 0;
+	for (; *extra != CU_LAUNCH_PARAM_END; extra += 2) {
+		if (*extra == CU_LAUNCH_PARAM_BUFFER_POINTER)
+			buffer = extra[1];
+		else if (*extra == CU_LAUNCH_PARAM_BUFFER_SIZE)
+			*size = *(const size_t *)extra[1];
+		else
+			return NULL;
+	}
+	return buffer;
+}
+
+/* The parameters' values, as the kernel has them. */
+static CUresult gather(const struct ptx_kernel *code, const struct arguments *arguments, char *to)
+{
+	size_t bytes = ptx_parameter_bytes(code), offset, size;
+
+	if (arguments->parameters && arguments->extra)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (arguments->extra) {
+		const void *buffer = buffer_of(arguments->extra, &size);
+
+		if (!buffer || size < bytes)
+			return CUDA_ERROR_INVALID_VALUE;
+		memcpy(to, buffer, bytes);
+		return CUDA_SUCCESS;
+	}
+	for (size_t i = 0; ptx_parameter(code, i, &offset, &size); i++) {
+		if (!arguments->parameters || !arguments->parameters[i])
+			return CUDA_ERROR_INVALID_VALUE;
+		memcpy(to + offset, arguments->parameters[i], size);
+	}
+	return CUDA_SUCCESS;
+}
+
+/* Its text, if that does something that can be seen. */
+static CUresult carry_out(CUcontext context, const struct CUfunc_st *function,
+                          const CUlaunchConfig *config, CUstream stream,
+                          const struct arguments *arguments)
+{
+	const struct ptx_kernel *code = function->code;
+	CUdeviceptr arrays = 0;
+	struct ptx_run *run;
+	char *parameters;
+	CUresult result;
+
+	if (!code || !arguments)
+		return CUDA_SUCCESS;
+	parameters = malloc(ptx_parameter_bytes(code) + 1);
+	if (!parameters)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	result = gather(code, arguments, parameters);
+	if (result != CUDA_SUCCESS || !ptx_does_something(code))
+		goto out;
+	result = CUDA_ERROR_OUT_OF_MEMORY;
+	if (ptx_uses_arrays(code) && !(arrays = module_arrays(function->module)))
+		goto out;
+	run = ptx_start(code, context, config, parameters, arrays);
+	if (!run)
+		goto out;
+	work_give(context, stream, run, function->module->image);
+	result = CUDA_SUCCESS;
+out:
+	free(parameters);
+	return result;
+}
+
+static CUresult run_now(CUcontext context, const struct CUfunc_st *function,
+                        const CUlaunchConfig *config, CUstream stream,
+                        const struct arguments *arguments)
 {
 	CUresult result = limit_fit_stack(kernel_context(function), function->frame);
 
-	return result == CUDA_SUCCESS ? kernel_run(context, function) : result;
+	if (result == CUDA_SUCCESS)
+		result = kernel_run(context, function);
+	return result == CUDA_SUCCESS ? carry_out(context, function, config, stream, arguments)
+	                              : result;
+}
+
+static bool is_possible(const CUlaunchConfig *config)
+{
+	uint64_t in_layer = (uint64_t)config->blockDimX * config->blockDimY;
+
+	return config->gridDimX && config->gridDimY && config->gridDimZ && in_layer &&
+	       config->blockDimZ && in_layer <= MOST_THREADS &&
+	       config->blockDimZ <= MOST_THREADS_Z &&
+	       in_layer * config->blockDimZ <= MOST_THREADS && config->gridDimX <= MOST_BLOCKS_X &&
+	       config->gridDimY <= MOST_BLOCKS_YZ && config->gridDimZ <= MOST_BLOCKS_YZ &&
+	       config->sharedMemBytes <= MOST_SHARED_BYTES;
 }
 
 /* A kernel is launched in its stream's context, whichever is current. */
@@ -46,7 +152,9 @@ static CUcontext context_of(CUstream stream, CUcontext current)
 	                                                                    : stream->owned.context;
 }
 
-static CUresult launch(const CUlaunchConfig *config, CUfunction handle, CUstream stream)
+/* Without arguments those of the kernel are not known, and it does nothing. */
+static CUresult launch(const CUlaunchConfig *config, CUfunction handle, CUstream stream,
+                       const struct arguments *arguments)
 {
 	CUcontext context;
 	CUresult result = driver_enter_context(&context);
@@ -58,8 +166,7 @@ static CUresult launch(const CUlaunchConfig *config, CUfunction handle, CUstream
 		return result;
 	if (!handle)
 		return driver_leave(CUDA_ERROR_INVALID_HANDLE);
-	if (!config->gridDimX || !config->gridDimY || !config->gridDimZ || !config->blockDimX ||
-	    !config->blockDimY || !config->blockDimZ)
+	if (!is_possible(config))
 		return driver_leave(CUDA_ERROR_INVALID_VALUE);
 	context = context_of(stream, context);
 	result = kernel_function(context, handle, &function);
@@ -67,7 +174,7 @@ static CUresult launch(const CUlaunchConfig *config, CUfunction handle, CUstream
 		return driver_leave(result);
 	capture = capture_of(stream);
 	if (!capture)
-		return driver_leave(run_now(context, function));
+		return driver_leave(run_now(context, function, config, stream, arguments));
 	result = capture_add(capture, CU_GRAPH_NODE_TYPE_KERNEL, &node);
 	if (result == CUDA_SUCCESS) {
 		node->function = function;
@@ -92,35 +199,30 @@ static CUresult launch(const CUlaunchConfig *config, CUfunction handle, CUstream
 	{                                                                                          \
 		grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes, NULL, NULL, 0     \
 	}
+#define ARGUMENTS(parameters, extra) (&(struct arguments){parameters, extra})
 
 CUDA_API CUresult cuLaunchKernel(CUfunction function, DIMENSIONS, CUstream stream,
                                  void **parameters, void **extra)
 {
-	(void)parameters;
-	(void)extra;
-	return launch(CONFIG, function, stream_legacy(stream));
+	return launch(CONFIG, function, stream_legacy(stream), ARGUMENTS(parameters, extra));
 }
 
 CUDA_API CUresult cuLaunchKernel_ptsz(CUfunction function, DIMENSIONS, CUstream stream,
                                       void **parameters, void **extra)
 {
-	(void)parameters;
-	(void)extra;
-	return launch(CONFIG, function, stream_per_thread(stream));
+	return launch(CONFIG, function, stream_per_thread(stream), ARGUMENTS(parameters, extra));
 }
 
 CUDA_API CUresult cuLaunchCooperativeKernel(CUfunction function, DIMENSIONS, CUstream stream,
                                             void **parameters)
 {
-	(void)parameters;
-	return launch(CONFIG, function, stream_legacy(stream));
+	return launch(CONFIG, function, stream_legacy(stream), ARGUMENTS(parameters, NULL));
 }
 
 CUDA_API CUresult cuLaunchCooperativeKernel_ptsz(CUfunction function, DIMENSIONS, CUstream stream,
                                                  void **parameters)
 {
-	(void)parameters;
-	return launch(CONFIG, function, stream_per_thread(stream));
+	return launch(CONFIG, function, stream_per_thread(stream), ARGUMENTS(parameters, NULL));
 }
 
 /* Each in a stream of its own, whose context says the device. */
@@ -143,7 +245,8 @@ CUDA_API CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list,
 		                         NULL,
 		                         0};
 
-		result = one->hStream ? launch(&config, one->function, one->hStream)
+		result = one->hStream ? launch(&config, one->function, one->hStream,
+		                               ARGUMENTS(one->kernelParams, NULL))
 		                      : CUDA_ERROR_INVALID_VALUE;
 	}
 	return result;
@@ -152,18 +255,16 @@ CUDA_API CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list,
 CUDA_API CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function,
                                    void **parameters, void **extra)
 {
-	(void)parameters;
-	(void)extra;
-	return config ? launch(config, function, stream_legacy(config->hStream))
+	return config ? launch(config, function, stream_legacy(config->hStream),
+	                       ARGUMENTS(parameters, extra))
 	              : CUDA_ERROR_INVALID_VALUE;
 }
 
 CUDA_API CUresult cuLaunchKernelEx_ptsz(const CUlaunchConfig *config, CUfunction function,
                                         void **parameters, void **extra)
 {
-	(void)parameters;
-	(void)extra;
-	return config ? launch(config, function, stream_per_thread(config->hStream))
+	return config ? launch(config, function, stream_per_thread(config->hStream),
+	                       ARGUMENTS(parameters, extra))
 	              : CUDA_ERROR_INVALID_VALUE;
 }
 
@@ -175,7 +276,7 @@ CUDA_API CUresult cuLaunchGridAsync(CUfunction function, int width, int height, 
 
 	if (width <= 0 || height <= 0)
 		return CUDA_ERROR_INVALID_VALUE;
-	return launch(&config, function, stream_legacy(stream));
+	return launch(&config, function, stream_legacy(stream), NULL);
 }
 
 CUDA_API CUresult cuLaunchGrid(CUfunction function, int width, int height)

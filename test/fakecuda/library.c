@@ -4,6 +4,8 @@
 
 #include "config.h"
 #include "module.h"
+#include "ptx.h"
+#include "work.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -81,7 +83,7 @@ static void destroy(CUlibrary library)
 }
 
 /* Needs no context; with one and an eager driver it is loaded there at once. */
-static CUresult load(CUlibrary *out, const void *text)
+static CUresult load(CUlibrary *out, const void *text, struct jit_log log)
 {
 	CUresult result = driver_enter();
 	CUcontext context = context_current();
@@ -95,10 +97,10 @@ static CUresult load(CUlibrary *out, const void *text)
 	library = calloc(1, sizeof(*library));
 	if (!library)
 		return driver_leave(CUDA_ERROR_OUT_OF_MEMORY);
-	library->image = image_read(text);
-	if (!library->image) {
+	result = image_read(text, &log, &library->image);
+	if (result != CUDA_SUCCESS) {
 		free(library);
-		return driver_leave(CUDA_ERROR_OUT_OF_MEMORY);
+		return driver_leave(result);
 	}
 	if (library_is_eager() && context && context->alive)
 		result = load_into(context, library, &module);
@@ -116,13 +118,10 @@ CUDA_API CUresult cuLibraryLoadData(CUlibrary *out, const void *image, int *jit_
                                     void **jit_values, unsigned int jit_count, int *options,
                                     void **values, unsigned int count)
 {
-	(void)jit_options;
-	(void)jit_values;
-	(void)jit_count;
 	(void)options;
 	(void)values;
 	(void)count;
-	return load(out, image);
+	return load(out, image, jit_log_of(jit_count, jit_options, jit_values));
 }
 
 CUDA_API CUresult cuLibraryLoadFromFile(CUlibrary *out, const char *path, int *jit_options,
@@ -132,15 +131,12 @@ CUDA_API CUresult cuLibraryLoadFromFile(CUlibrary *out, const char *path, int *j
 	char *text;
 	CUresult result = path ? image_load_file(path, &text) : CUDA_ERROR_INVALID_VALUE;
 
-	(void)jit_options;
-	(void)jit_values;
-	(void)jit_count;
 	(void)options;
 	(void)values;
 	(void)count;
 	if (result != CUDA_SUCCESS)
 		return result;
-	result = load(out, text);
+	result = load(out, text, jit_log_of(jit_count, jit_options, jit_values));
 	free(text);
 	return result;
 }
@@ -172,6 +168,7 @@ CUDA_API CUresult cuLibraryUnload(CUlibrary library)
 
 	if (result != CUDA_SUCCESS)
 		return result;
+	work_wait_all(NULL);
 	*link_to(library) = library->next;
 	destroy(library);
 	return driver_leave(CUDA_SUCCESS);
@@ -193,11 +190,13 @@ static CUresult find_kernel(CUlibrary library, const char *name, CUkernel *out)
 	kernel = calloc(1, sizeof(*kernel));
 	if (!kernel)
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	*kernel = (struct CUkern_st){.what = LAUNCHABLE_KERNEL,
-	                             .next = library->kernels,
-	                             .library = library,
-	                             .name = strdup(name),
-	                             .frame = symbol ? symbol->bytes : 0};
+	*kernel = (struct CUkern_st){
+	    .what = LAUNCHABLE_KERNEL,
+	    .next = library->kernels,
+	    .library = library,
+	    .name = strdup(name),
+	    .frame = symbol ? symbol->bytes : 0,
+	    .code = library->image->ptx ? ptx_find(library->image->ptx, name) : NULL};
 	if (!kernel->name) {
 		free(kernel);
 		return CUDA_ERROR_OUT_OF_MEMORY;

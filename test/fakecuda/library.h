@@ -12,6 +12,7 @@ struct CUkern_st {
 	CUlibrary library;
 	char *name;
 	uint64_t frame;
+	const struct ptx_kernel *code; /* as CUfunc_st has it */
 };
 
 /* What CUDA_MODULE_LOADING said when it was first asked for. */

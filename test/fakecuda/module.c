@@ -6,7 +6,9 @@
 #include "library.h"
 #include "limit.h"
 #include "overhead.h"
+#include "ptx.h"
 #include "vram.h"
+#include "work.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -81,13 +83,15 @@ CUresult module_function(CUmodule module, const char *name, CUfunction *out)
 	function = calloc(1, sizeof(*function));
 	if (!function)
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	*function = (struct CUfunc_st){.what = LAUNCHABLE_FUNCTION,
-	                               .next = module->functions,
-	                               .module = module,
-	                               .name = strdup(name),
-	                               .frame = symbol ? symbol->bytes : 0,
-	                               .uses_malloc = strstr(name, "malloc"),
-	                               .uses_printf = strstr(name, "printf")};
+	*function = (struct CUfunc_st){
+	    .what = LAUNCHABLE_FUNCTION,
+	    .next = module->functions,
+	    .module = module,
+	    .name = strdup(name),
+	    .frame = symbol ? symbol->bytes : 0,
+	    .code = module->image->ptx ? ptx_find(module->image->ptx, name) : NULL,
+	    .uses_malloc = strstr(name, "malloc"),
+	    .uses_printf = strstr(name, "printf")};
 	if (!function->name) {
 		free(function);
 		return CUDA_ERROR_OUT_OF_MEMORY;
@@ -97,22 +101,36 @@ CUresult module_function(CUmodule module, const char *name, CUfunction *out)
 	return CUDA_SUCCESS;
 }
 
+/* What they are in the beginning is host memory, as far as it is not 0. */
+static bool fill_arrays(CUmodule module)
+{
+	const struct range *arrays = &module->arrays;
+	const struct ptx *ptx = module->image->ptx;
+
+	if (!ptx || !ptx_has_array_values(ptx))
+		return true;
+	if (!address_back(arrays->start, arrays->size))
+		return false;
+	ptx_fill_arrays(ptx, (char *)(uintptr_t)arrays->start);
+	return true;
+}
+
 /* The memory was taken with the module; now it gets addresses. */
-static bool address_arrays(CUmodule module)
+CUdeviceptr module_arrays(CUmodule module)
 {
 	struct range *arrays = &module->arrays;
 	uint64_t size = round_up(module->image->bytes, ADDRESS_STEP);
 
 	if (arrays->size)
-		return true;
+		return arrays->start;
 	*arrays = (struct range){.kind = RANGE_CODE, .size = module->image->bytes};
 	arrays->start = address_reserve(size, ADDRESS_STEP);
-	if (arrays->start && ranges_add(&allocations, arrays))
-		return true;
+	if (arrays->start && fill_arrays(module) && ranges_add(&allocations, arrays))
+		return arrays->start;
 	if (arrays->start)
 		address_free(arrays->start, size);
 	arrays->size = 0;
-	return false;
+	return 0;
 }
 
 CUresult module_array(CUmodule module, const char *name, CUdeviceptr *address, size_t *size)
@@ -121,7 +139,7 @@ CUresult module_array(CUmodule module, const char *name, CUdeviceptr *address, s
 
 	if (!symbol)
 		return CUDA_ERROR_NOT_FOUND;
-	if (!address_arrays(module))
+	if (!module_arrays(module))
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	if (address)
 		*address = module->arrays.start + symbol->offset;
@@ -130,7 +148,7 @@ CUresult module_array(CUmodule module, const char *name, CUdeviceptr *address, s
 	return CUDA_SUCCESS;
 }
 
-static CUresult load(CUmodule *out, const void *text)
+static CUresult load(CUmodule *out, const void *text, struct jit_log log)
 {
 	CUcontext context;
 	CUresult result = driver_enter_context(&context);
@@ -140,9 +158,9 @@ static CUresult load(CUmodule *out, const void *text)
 		return result;
 	if (!out || !text)
 		return driver_leave(CUDA_ERROR_INVALID_VALUE);
-	image = image_read(text);
-	if (!image)
-		return driver_leave(CUDA_ERROR_OUT_OF_MEMORY);
+	result = image_read(text, &log, &image);
+	if (result != CUDA_SUCCESS)
+		return driver_leave(result);
 	result = module_create(context, image, out);
 	image_drop(image);
 	return driver_leave(result);
@@ -150,21 +168,18 @@ static CUresult load(CUmodule *out, const void *text)
 
 CUDA_API CUresult cuModuleLoadData(CUmodule *out, const void *image)
 {
-	return load(out, image);
+	return load(out, image, (struct jit_log){0});
 }
 
 CUDA_API CUresult cuModuleLoadDataEx(CUmodule *out, const void *image, unsigned int count,
                                      int *options, void **values)
 {
-	(void)count;
-	(void)options;
-	(void)values;
-	return load(out, image);
+	return load(out, image, jit_log_of(count, options, values));
 }
 
 CUDA_API CUresult cuModuleLoadFatBinary(CUmodule *out, const void *image)
 {
-	return load(out, image);
+	return load(out, image, (struct jit_log){0});
 }
 
 CUDA_API CUresult cuModuleLoad(CUmodule *out, const char *path)
@@ -174,7 +189,7 @@ CUDA_API CUresult cuModuleLoad(CUmodule *out, const char *path)
 
 	if (result != CUDA_SUCCESS)
 		return result;
-	result = load(out, text);
+	result = load(out, text, (struct jit_log){0});
 	free(text);
 	return result;
 }
@@ -199,6 +214,7 @@ CUDA_API CUresult cuModuleUnload(CUmodule module)
 	/* A library's goes with the library. */
 	if (module->library)
 		return driver_leave(CUDA_ERROR_INVALID_HANDLE);
+	work_wait_all(NULL);
 	module_destroy(module);
 	return driver_leave(CUDA_SUCCESS);
 }

@@ -20,6 +20,8 @@ struct CUmod_st {
 CUresult module_create(CUcontext context, struct image *image, CUmodule *out);
 void module_destroy(CUmodule module);
 CUresult module_function(CUmodule module, const char *name, CUfunction *out);
+/* Where its arrays are, which get addresses now if they have none; 0: there is no room. */
+CUdeviceptr module_arrays(CUmodule module);
 CUresult module_array(CUmodule module, const char *name, CUdeviceptr *address, size_t *size);
 
 #endif

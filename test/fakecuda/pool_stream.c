@@ -4,6 +4,7 @@
 #include "capture.h"
 #include "pool.h"
 #include "stream.h"
+#include "work.h"
 
 static CUresult allocate(CUdeviceptr *out, size_t size, CUmemoryPool pool, CUstream stream)
 {
@@ -51,6 +52,7 @@ static CUresult release(CUdeviceptr pointer, CUstream stream)
 		return driver_leave(CUDA_SUCCESS);
 	if (capture_of(stream))
 		return driver_leave(capture_free(capture_of(stream), pointer));
+	work_wait_all(NULL);
 	range = ranges_at(&allocations, pointer);
 	if (!range || range->start != pointer)
 		return driver_leave(CUDA_ERROR_INVALID_VALUE);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Streams and events. All work is done the moment that it is given, so a wait never
- * waits; what it does is what a wait does to memory pools.
+ * Streams and events. All work but a long kernel's (work.h) is done the moment that it is given; a
+ * wait does what it does to memory pools.
  */
 #include "stream.h"
 
@@ -9,6 +9,7 @@
 #include "overhead.h"
 #include "pool.h"
 #include "vmm.h"
+#include "work.h"
 
 #include <stdlib.h>
 
@@ -16,6 +17,7 @@ struct CUevent_st {
 	struct owned owned;
 	CUstream stream;  /* where it was recorded; NULL: nowhere yet */
 	uint64_t capture; /* or in which capture; 0: in none */
+	uint64_t after;   /* the last kernel that was launched before */
 };
 
 CUstream stream_object(CUstream stream)
@@ -30,6 +32,7 @@ CUstream stream_object(CUstream stream)
 static void free_stream(struct owned *owned)
 {
 	capture_forget((CUstream)owned);
+	work_forget_stream((CUstream)owned);
 	overhead_drop_stream(owned->context);
 	free(owned);
 }
@@ -67,7 +70,23 @@ static CUresult destroy_owned(struct owned *thing)
 }
 
 /* An event's stream may be gone; a stream that a caller names is there. */
-static CUresult synchronise(CUstream stream, bool is_named)
+static CUresult synchronise(CUstream stream, bool is_named, uint64_t last)
+{
+	CUcontext context;
+	CUresult result = driver_enter_context(&context);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (is_named && capture_of(stream))
+		return driver_leave(capture_spoil(capture_of(stream)));
+	result = work_wait(context, stream, last);
+	vmm_work_done();
+	pools_synchronise(context->device, stream);
+	return driver_leave(result);
+}
+
+/* NOT_READY while one of those kernels runs. */
+static CUresult query(CUstream stream, bool is_named, uint64_t last)
 {
 	CUcontext context;
 	CUresult result = driver_enter_context(&context);
@@ -77,19 +96,9 @@ static CUresult synchronise(CUstream stream, bool is_named)
 	if (is_named && capture_of(stream))
 		return driver_leave(capture_spoil(capture_of(stream)));
 	vmm_work_done();
-	pools_synchronise(context->device, stream);
-	return driver_leave(CUDA_SUCCESS);
-}
-
-static CUresult with_context(void)
-{
-	CUcontext context;
-	CUresult result = driver_enter_context(&context);
-
-	if (result != CUDA_SUCCESS)
-		return result;
-	vmm_work_done();
-	return driver_leave(CUDA_SUCCESS);
+	if (work_is_left(context, stream, last))
+		return driver_leave(CUDA_ERROR_NOT_READY);
+	return driver_leave(work_wait(context, stream, last));
 }
 
 CUDA_API CUresult cuStreamCreate(CUstream *out, unsigned int flags)
@@ -137,27 +146,17 @@ CUDA_API CUresult cuStreamGetCtx(CUstream stream, CUcontext *out)
 
 CUDA_API CUresult cuStreamSynchronize(CUstream stream)
 {
-	return synchronise(stream_legacy(stream), true);
+	return synchronise(stream_legacy(stream), true, UINT64_MAX);
 }
 
 CUDA_API CUresult cuStreamSynchronize_ptsz(CUstream stream)
 {
-	return synchronise(stream_per_thread(stream), true);
+	return synchronise(stream_per_thread(stream), true, UINT64_MAX);
 }
 
 CUDA_API CUresult cuStreamQuery(CUstream stream)
 {
-	CUcontext context;
-	CUresult result = driver_enter_context(&context);
-	struct capture *capture;
-
-	if (result != CUDA_SUCCESS)
-		return result;
-	capture = capture_of(stream_legacy(stream));
-	if (capture)
-		return driver_leave(capture_spoil(capture));
-	vmm_work_done();
-	return driver_leave(CUDA_SUCCESS);
+	return query(stream_legacy(stream), true, UINT64_MAX);
 }
 
 CUDA_API CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned int flags)
@@ -214,6 +213,7 @@ static CUresult record(CUevent event, CUstream stream)
 		return driver_leave(CUDA_ERROR_INVALID_HANDLE);
 	event->capture = capture_id(capture_of(stream));
 	event->stream = event->capture ? NULL : stream;
+	event->after = work_last();
 	return driver_leave(CUDA_SUCCESS);
 }
 
@@ -229,14 +229,16 @@ CUDA_API CUresult cuEventRecord_ptsz(CUevent event, CUstream stream)
 
 CUDA_API CUresult cuEventQuery(CUevent event)
 {
-	return event ? with_context() : CUDA_ERROR_INVALID_HANDLE;
+	return event ? query(event->stream, false, event->stream ? event->after : 0)
+	             : CUDA_ERROR_INVALID_HANDLE;
 }
 
 CUDA_API CUresult cuEventSynchronize(CUevent event)
 {
 	if (!event)
 		return CUDA_ERROR_INVALID_HANDLE;
-	return event->stream ? synchronise(event->stream, false) : with_context();
+	return event->stream ? synchronise(event->stream, false, event->after)
+	                     : query(NULL, false, 0);
 }
 
 CUDA_API CUresult cuEventElapsedTime(float *milliseconds, CUevent start, CUevent end)
@@ -246,5 +248,5 @@ CUDA_API CUresult cuEventElapsedTime(float *milliseconds, CUevent start, CUevent
 	if (!milliseconds)
 		return CUDA_ERROR_INVALID_VALUE;
 	*milliseconds = 0;
-	return with_context();
+	return query(STREAM_ALL, false, start->after > end->after ? start->after : end->after);
 }
