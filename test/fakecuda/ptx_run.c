@@ -13,6 +13,7 @@
 #include <string.h>
 
 #define TURN 1024 /* instructions */
+#define WINDOWS 8
 
 enum thread_state { RUNNING, AT_BARRIER, ENDED };
 
@@ -41,7 +42,8 @@ struct ptx_run {
 	CUdeviceptr arrays;
 	size_t thread; /* whose turn it is */
 	uint64_t clock;
-	struct window windows[2]; /* to read, to write */
+	struct window windows[2][WINDOWS]; /* to read, to write */
+	unsigned oldest;                   /* which is used for another next */
 };
 
 static void begin_block(struct ptx_run *run)
@@ -118,12 +120,13 @@ static void *within(char *memory, uint64_t at, uint64_t bytes, uint64_t address,
 
 static void *on_card(struct ptx_run *run, uint64_t address, size_t size, bool write)
 {
-	struct window *window = &run->windows[write];
+	struct window *windows = run->windows[write];
 	struct range *range;
 
-	if (address - window->start < window->size &&
-	    size <= window->size - (address - window->start))
-		return (void *)(uintptr_t)address;
+	for (const struct window *window = windows; window < windows + WINDOWS; window++)
+		if (address - window->start < window->size &&
+		    size <= window->size - (address - window->start))
+			return (void *)(uintptr_t)address;
 	range = ranges_at(&allocations, address);
 	if (!range)
 		return NULL;
@@ -132,7 +135,7 @@ static void *on_card(struct ptx_run *run, uint64_t address, size_t size, bool wr
 	    size <= range->size - (address - range->start) &&
 	    copy_may_touch(run->context, range->start, range->size, write) &&
 	    copy_view(range->start, range->size)) {
-		*window = (struct window){range->start, range->size};
+		windows[run->oldest++ % WINDOWS] = (struct window){range->start, range->size};
 		return (void *)(uintptr_t)address;
 	}
 	if (!copy_may_touch(run->context, address, size, write))

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bufio"
+	"context"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/gpuslice/gpuslice/lease"
+)
+
+// session is one in a slice on the simulated driver: its address and its token's file.
+func session(t *testing.T) (address, tokenFile string) {
+	t.Helper()
+	bin, err := filepath.Abs("../../../bin")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, needed := range []string{"gpuslice", "gpuslice-broker", "libgpuslice.so", "fakecuda/libcuda.so.1"} {
+		if _, err := os.Stat(filepath.Join(bin, needed)); err != nil {
+			t.Skipf("requires bin/%s (make build)", needed)
+		}
+	}
+	dir, err := os.MkdirTemp("/tmp", "lease-") // short, for the sockets' names
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	at := filepath.Join(dir, "s")
+	var stderr strings.Builder
+	broker := exec.Command(filepath.Join(bin, "gpuslice"), "run", "--vram", "1G", "--",
+		filepath.Join(bin, "gpuslice-broker"), "--directory", at, "--vram", "64M")
+	broker.Env = append(os.Environ(), "LD_LIBRARY_PATH="+filepath.Join(bin, "fakecuda"), "FAKECUDA_STATE="+filepath.Join(dir, "machine"))
+	broker.Stderr = &stderr
+	stdout, err := broker.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := broker.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = broker.Process.Signal(syscall.SIGTERM)
+		_, _ = io.Copy(io.Discard, stdout)
+		if err := broker.Wait(); err != nil {
+			t.Errorf("the broker: %v\n%s", err, stderr.String())
+		}
+	})
+	// It has said its address and its token's file when it serves.
+	for lines, said := bufio.NewScanner(stdout), 0; said < 2 && lines.Scan(); {
+		said++
+	}
+	return "unix:" + filepath.Join(at, "session.sock"), filepath.Join(at, "token")
+}
+
+func TestExamplesGetTheirResultsAndLeaveNothing(t *testing.T) {
+	address, token := session(t)
+	for _, e := range examples {
+		t.Run(e.name, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			if err := inSession(ctx, e, address, token); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+func TestTheRecipeIsTenTwelveAndTwoHundredAndTen(t *testing.T) {
+	address, token := session(t)
+	s, err := lease.Open(t.Context(), address, token)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	for _, run := range []func(context.Context, *lease.Session) (string, error){recipe, submit} {
+		if got, err := run(t.Context(), s); err != nil || got != "10 12 210" {
+			t.Errorf("%q, %v", got, err)
+		}
+	}
+}
