@@ -55,6 +55,46 @@ func TestASliceCostsFewDescriptors(t *testing.T) {
 	})
 }
 
+// So does a process that has a place in a ledger, and in a pool's, for as long as it lives.
+func TestAnAttachedProcessCostsADescriptorInEachLedger(t *testing.T) {
+	const processes = 20
+	for _, pool := range []string{"", "p"} {
+		dir := newCgroup(t)
+		h := newHost(t, nil)
+		request := api.RegisterRequest{ID: "c", Container: "c", Quotas: []api.Quota{on(gpu0, gib)}, Pool: pool}
+		each := 1
+		if pool != "" {
+			each = 2
+			if _, err := h.CreatePool(context.Background(), pool, api.PoolRequest{Quotas: request.Quotas}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		link := filepath.Join(h.options.RunDir, "bind")
+		init := start(t, link, dir)
+		request.PID = init.pid()
+		reply, err := h.Register(context.Background(), request)
+		if err != nil {
+			t.Fatal(err)
+		}
+		lead(t, link, reply)
+		init.must("attach") // and what a slice's first one needs
+		none := openFiles(t)
+		var others []*proc
+		for range processes {
+			others = append(others, start(t, link, dir))
+		}
+		before := openFiles(t)
+		for _, p := range others {
+			p.must("attach")
+		}
+		eventually(t, fmt.Sprintf("%d descriptors for each of them, and no others", each), func() bool { return openFiles(t)-before == processes*each })
+		for _, p := range others {
+			p.kill()
+		}
+		eventually(t, "they are gone with them", func() bool { return openFiles(t) <= none })
+	}
+}
+
 // openFiles is how many descriptors this process has.
 func openFiles(t *testing.T) int {
 	t.Helper()
