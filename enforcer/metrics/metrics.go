@@ -18,6 +18,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"golang.org/x/net/netutil"
+	"golang.org/x/time/rate"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
 )
@@ -29,6 +31,12 @@ type Slices interface {
 
 // scrapeTimeout is how long a scrape waits for the slices; Prometheus itself waits 10 s.
 const scrapeTimeout = 5 * time.Second
+
+// What whoever reaches the address may take, all together: nobody tells there who asks. Others wait.
+const (
+	maxConnections                  = 32
+	scrapesPerSecond, scrapesAtOnce = 4, 16
+)
 
 // Metrics is what the enforcer counts by itself. Its methods may be called by several goroutines.
 type Metrics struct {
@@ -129,7 +137,7 @@ func (m *Metrics) Joined(result string) { m.joins.WithLabelValues(result).Inc() 
 // Handler answers /metrics; /healthz and /readyz if a host is watched; and nothing else.
 func (m *Metrics) Handler() http.Handler {
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{MaxRequestsInFlight: 4}))
+	mux.Handle("GET /metrics", paced(promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{})))
 	if m.host != nil {
 		mux.Handle("GET /healthz", m.probe(func(h api.Health) bool { return h.Live }))
 		mux.Handle("GET /readyz", m.probe(func(h api.Health) bool { return h.Ready }))
@@ -137,15 +145,24 @@ func (m *Metrics) Handler() http.Handler {
 	return mux
 }
 
+func paced(next http.Handler) http.Handler {
+	pace := rate.NewLimiter(scrapesPerSecond, scrapesAtOnce)
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if pace.Wait(r.Context()) == nil { // else who asked is gone
+			next.ServeHTTP(w, r)
+		}
+	})
+}
+
 // Serve answers on the listener, which it closes, until ctx ends, and then returns nil.
 func (m *Metrics) Serve(ctx context.Context, listener net.Listener) error {
 	server := &http.Server{
 		Handler:           m.Handler(),
-		ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 5 * time.Second, WriteTimeout: 30 * time.Second, IdleTimeout: time.Minute,
+		ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 5 * time.Second, WriteTimeout: 30 * time.Second, IdleTimeout: 10 * time.Second,
 		MaxHeaderBytes: 16 << 10,
 	}
 	stop := context.AfterFunc(ctx, func() { _ = server.Close() })
-	err := server.Serve(listener)
+	err := server.Serve(netutil.LimitListener(listener, maxConnections))
 	if !stop() {
 		return nil // it was ctx
 	}
