@@ -93,8 +93,9 @@ type Options struct {
 	MaxTTL, Grace time.Duration
 	// Clock is the time since boot, the host's suspension included. nil: CLOCK_BOOTTIME.
 	Clock func() time.Duration
-	// Event is told of each event, in their order; it must not wait for anything. nil: nobody is.
-	Event func(api.Event)
+	// Event is told of each event, in their order, and of which container or user it is, "" for the operator; it must not wait for
+	// anything. nil: nobody is.
+	Event func(of string, e api.Event)
 	// Checks are what Health checks beside. nil: nothing.
 	Checks func() []api.Check
 	// Unprivileged enforcers serve sessions of their own user only: no containers, no restart.
@@ -312,9 +313,12 @@ func (e *Enforcer) count(f func(Counter)) {
 }
 
 // told hands an event on. The log calls it, one event after the other.
-func (e *Enforcer) told(event api.Event) {
+func (e *Enforcer) told(of string, event api.Event) {
 	if e.options.Event != nil {
-		e.options.Event(event)
+		if of == sourceRoot {
+			of = sourceOperator
+		}
+		e.options.Event(of, event)
 	}
 	e.count(func(c Counter) { c.Told(event) })
 }

@@ -43,8 +43,8 @@ func (s *slice) tell(e api.Event) {
 	s.e.events.Append(sourceOf(&s.request), e)
 }
 
-// sourceOperator is the source of events of pools, which are the operator's.
-const sourceOperator = ""
+// sourceOperator is the source of events of pools, which are the operator's, as root's sessions are.
+const sourceOperator, sourceRoot = "", "user 0"
 
 // sourceOf says whose share of the log the events of a slice take: those of all sessions of a user take one. No slice's id has a space.
 func sourceOf(r *api.RegisterRequest) string {

@@ -103,7 +103,7 @@ func TestHiddenMemoryIsFoundWhereNothingSeemsToChange(t *testing.T) {
 			truth, h, honest, other := idle(t)
 			h.stop()
 			var at atomic.Int64 // how many intervals there had been when it was named
-			h.options.Event = func(e api.Event) {
+			h.options.Event = func(_ string, e api.Event) {
 				if e.Kind == api.EventBypass && e.PID == other.pid() {
 					at.CompareAndSwap(0, int64(truth.intervals(gpu1)))
 				}

@@ -78,7 +78,7 @@ func TestWhoIsToldOfEventsMissesNone(t *testing.T) {
 	h := newHost(t, nil)
 	h.stop()
 	told := make(chan api.Event, 100)
-	h.options.Event = func(e api.Event) { told <- e }
+	h.options.Event = func(_ string, e api.Event) { told <- e }
 	h.start()
 	p, _ := h.session("s1", on(gpu0, gib))
 	h.stop()

@@ -25,6 +25,7 @@ import (
 const (
 	KindRequest = "request" // somebody asked for a change on a control socket
 	KindDropped = "dropped" // Count entries are missing here
+	KindEvents  = "events"  // Count of what happened to who is the Cause is not listed: it was too much in a minute
 )
 
 // Results of what was asked for.
@@ -50,7 +51,8 @@ type Entry struct {
 	Mode      api.Mode    `json:"mode,omitempty"`      // of a slice that was asked for
 	Force     bool        `json:"force,omitempty"`     // a slice was to be released even if its processes are alive
 
-	Share Share `json:"-"` // of the file and of the queue
+	Share  Share  `json:"-"` // of the file and of the queue
+	source string // of an event, if its Share is that
 }
 
 // Of is the entry of an event.
@@ -146,7 +148,7 @@ type queue struct {
 // add says whether there was room. Markers are no more than lines.
 func (q *queue) add(l line, share Share) bool {
 	part := 1
-	if share != ShareHost {
+	if share == ShareUser || share == ShareStranger {
 		part = 2
 	}
 	if q.count < maxQueued/part && q.bytes+len(l.text) <= maxQueuedBytes/part {
@@ -210,8 +212,14 @@ func (w *Writer) addAll(entries []Entry) {
 	}
 }
 
-// Event records an event.
-func (w *Writer) Event(e api.Event) { w.Put(Of(e)) }
+// Event records an event of a source: a container, a user with all of his sessions, or "" for the operator.
+func (w *Writer) Event(of string, e api.Event) {
+	entry := Of(e)
+	if of != "" {
+		entry.Share, entry.source = ShareSource, of
+	}
+	w.Put(entry)
+}
 
 // Counts are how many entries were written and how many were dropped, markers not counted.
 func (w *Writer) Counts() (written, dropped uint64) { return w.written.Load(), w.dropped.Load() }

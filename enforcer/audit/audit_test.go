@@ -111,11 +111,11 @@ func TestAnEntrySaysWhoAskedForWhatAndWhatBecameOfIt(t *testing.T) {
 	dir := t.TempDir()
 	w, _ := writer(t, dir, nil)
 	at := time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC)
-	w.Event(api.Event{Seq: 9, Time: at, Kind: api.EventRefused, Slice: "c1", Generation: 3, Tenant: "physics", PID: 7, Command: "python",
+	w.Event("c1", api.Event{Seq: 9, Time: at, Kind: api.EventRefused, Slice: "c1", Generation: 3, Tenant: "physics", PID: 7, Command: "python",
 		Device: "GPU-1", Count: 2, Call: "cuMemAlloc", Requested: 100, Limit: new(uint64(50)), Used: new(uint64(0)), Overhead: new(uint64(5))}) // 0 is known
-	w.Event(api.Event{Seq: 10, Time: at, Kind: api.EventRecovered, Slice: "c1", Device: "GPU-1", Bytes: 20})
-	w.Event(api.Event{Seq: 11, Time: at, Kind: api.EventDenied, Slice: "c1", Device: "GPU-1", Requested: 30})
-	w.Event(api.Event{Seq: 12, Time: at, Kind: api.EventDenied, Pool: "llm", Cause: "why"}) // which had no memory to ask for
+	w.Event("c1", api.Event{Seq: 10, Time: at, Kind: api.EventRecovered, Slice: "c1", Device: "GPU-1", Bytes: 20})
+	w.Event("c1", api.Event{Seq: 11, Time: at, Kind: api.EventDenied, Slice: "c1", Device: "GPU-1", Requested: 30})
+	w.Event("c1", api.Event{Seq: 12, Time: at, Kind: api.EventDenied, Pool: "llm", Cause: "why"}) // which had no memory to ask for
 	uid := uint32(0)
 	w.Put(Entry{Event: api.Event{Time: at, Kind: KindRequest, Slice: "c2", PID: 8}, UID: &uid, Operation: "POST /v1/slices",
 		Result: Refused, Code: api.CodeExists, Message: "it exists", Quotas: []api.Quota{{Device: "*", Bytes: 1 << 30}}})

@@ -78,9 +78,9 @@ func TestWhatIsBeyondAUsersShareIsOneEntryAMinute(t *testing.T) {
 		switch who {
 		case others:
 			continue
-		case asker{1, OK}:
+		case asker{uid: 1, result: OK}:
 			limit = grantedBytes
-		case asker{1, Refused}:
+		case asker{uid: 1, result: Refused}:
 			limit = refusedBytes
 		default:
 			strangers += bytes[who]
@@ -94,6 +94,57 @@ func TestWhatIsBeyondAUsersShareIsOneEntryAMinute(t *testing.T) {
 	}
 	if len(recorded) < 2+strangersBytes/strangerBytes || all != 2*10*each || strangers > 2*strangersBytes {
 		t.Errorf("%v: %d; %d bytes of strangers", recorded, all, strangers)
+	}
+}
+
+// A container that has itself refused memory all the time, and gives back some all the time, is counted; and the log has all of the others'.
+func TestNoSlicesEventsFillTheFile(t *testing.T) {
+	now := time.Unix(1e9, 0)
+	w, _ := writer(t, t.TempDir(), func(o *Options) { o.Now = func() time.Time { return now } })
+	const each = 2000
+	happens := func(of, slice string, kind api.EventKind, count uint64) {
+		w.Event(of, api.Event{Kind: kind, Slice: slice, Device: "GPU-1", Requested: 1, Count: count, Bytes: 1})
+	}
+	for n := range each {
+		happens("hostile", "hostile", api.EventRefused, 3)
+		happens("hostile", "hostile", api.EventRecovered, 0)
+		happens("user 7", fmt.Sprint("u7-", n), api.EventRefused, 1)
+		if n%100 == 0 {
+			happens("honest", "honest", api.EventRefused, 1)
+			happens("", "", api.EventPoolChanged, 0)
+		}
+	}
+	w.Close()
+	type key struct{ of, result string }
+	listed, bytes, counted := map[key]int{}, map[key]int{}, map[key]int{}
+	for _, e := range read(t, w.options.File) {
+		k := key{e.Slice, e.Result}
+		if strings.HasPrefix(e.Slice, "u7-") || e.Cause == "user 7" {
+			k.of = "user 7"
+		}
+		if e.Kind == KindEvents {
+			if e.Cause != k.of || e.Message == "" {
+				t.Errorf("%+v", e)
+			}
+			counted[k] += int(e.Count)
+			continue
+		}
+		listed[k]++
+		bytes[k] += len(makeLine(e).text)
+	}
+	for k, want := range map[key]int{
+		{"hostile", Refused}: 3 * each, {"hostile", OK}: each, {"user 7", Refused}: each, {"honest", Refused}: each / 100, {"", OK}: each / 100,
+	} {
+		times := 1
+		if k == (key{"hostile", Refused}) {
+			times = 3
+		}
+		if got := listed[k]*times + counted[k]; got != want {
+			t.Errorf("%+v: %d listed and %d counted, want %d", k, listed[k], counted[k], want)
+		}
+		if few := want == each/100; few != (counted[k] == 0) || bytes[k] > limitOf(k.result) {
+			t.Errorf("%+v: %d listed in %d bytes, %d counted", k, listed[k], bytes[k], counted[k])
+		}
 	}
 }
 

@@ -46,7 +46,7 @@ type Log struct {
 	sources        map[string]*source
 	bySize         bySize
 	changed        chan struct{} // closed by the next Append; nil while nobody waits
-	told           func(api.Event)
+	told           func(of string, e api.Event)
 	closed         bool
 }
 
@@ -82,7 +82,7 @@ func (l *Log) Instance() string { return l.instance }
 
 // Tell makes f be told of each event from then on, in their order. f must not wait for anything, nor append: whoever appends
 // waits for it.
-func (l *Log) Tell(f func(api.Event)) {
+func (l *Log) Tell(f func(of string, e api.Event)) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.told = f
@@ -110,7 +110,7 @@ func (l *Log) Append(of string, e api.Event) {
 		l.drop()
 	}
 	if l.told != nil {
-		l.told(e)
+		l.told(of, e)
 	}
 	l.wake()
 }

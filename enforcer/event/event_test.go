@@ -378,7 +378,7 @@ func TestWhoIsToldHearsEachEventInItsOrder(t *testing.T) {
 	l := NewLog(2)
 	var told []api.Event // guarded by the Log
 	l.Append("c1", api.Event{Kind: api.EventRegistered})
-	l.Tell(func(e api.Event) { told = append(told, e) })
+	l.Tell(func(_ string, e api.Event) { told = append(told, e) })
 	var all sync.WaitGroup
 	for range 4 {
 		all.Go(func() {
