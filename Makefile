@@ -37,7 +37,7 @@ export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 GO_FLAGS := -trimpath -buildvcs=false
 GO_LINK  := -X github.com/gpuslice/gpuslice/enforcer/api.Version=$(VERSION)
 
-BUILD  := $(BIN)/gpuslice $(BIN)/gpusliced $(BIN)/gpuslice-hook $(BIN)/gpuslice-runtime $(BIN)/gpuslice-broker \
+BUILD  := $(BIN)/gpuslice $(BIN)/gpusliced $(BIN)/gpuslice-leased $(BIN)/gpuslice-hook $(BIN)/gpuslice-runtime $(BIN)/gpuslice-broker \
           $(BIN)/containerd-shim-gpuslice-v1 \
           $(BIN)/libgpuslice.so $(BIN)/fakecuda/libcuda.so.1 $(BIN)/fakecuda/libnvidia-ml.so.1 \
           $(BIN)/demo/cuda_hog
@@ -75,7 +75,7 @@ GO_SOURCES := $(shell find cmd enforcer hook lease shim vmm \( -name '*.go' -o -
 C_HEADERS  := $(wildcard interceptor/*.h interceptor/*.def)
 
 # The enforcer shares the ledger's code with the interceptor through cgo.
-$(BIN)/gpuslice $(BIN)/gpusliced $(BIN)/gpuslice-broker: $(BIN)/%: $(GO_SOURCES) go.mod go.sum $(C_HEADERS) interceptor/ledger.c .cache/version
+$(BIN)/gpuslice $(BIN)/gpusliced $(BIN)/gpuslice-leased $(BIN)/gpuslice-broker: $(BIN)/%: $(GO_SOURCES) go.mod go.sum $(C_HEADERS) interceptor/ledger.c .cache/version
 	@mkdir -p $(@D)
 	@echo "  $@"
 	$(QUIET)CGO_ENABLED=1 $(GO) build $(GO_FLAGS) -ldflags '$(GO_LINK)' -o $@ ./cmd/$*

@@ -13,15 +13,17 @@ share=$PREFIX/share
 
 # MODE, what, where. Of a file with an "@" the text names places below /usr/local, which become PREFIX.
 files=()
-for program in gpuslice gpusliced gpuslice-hook gpuslice-runtime gpuslice-broker containerd-shim-gpuslice-v1; do
+for program in gpuslice gpusliced gpuslice-leased gpuslice-broker gpuslice-hook gpuslice-runtime containerd-shim-gpuslice-v1; do
 	files+=("0755 $BIN/$program $PREFIX/bin/$program")
 done
 files+=(
 	"0644 @configs/gpusliced.service $UNITDIR/gpusliced.service"
+	"0644 @configs/gpuslice-leased.service $UNITDIR/gpuslice-leased.service"
 	"0644 configs/sysusers.conf $PREFIX/lib/sysusers.d/gpuslice.conf"
 	"0644 @bin/share/gpuslice.1 $share/man/man1/gpuslice.1"
 	"0644 @bin/share/gpuslice.toml.5 $share/man/man5/gpuslice.toml.5"
 	"0644 @docs/man/gpusliced.8 $share/man/man8/gpusliced.8"
+	"0644 @docs/man/gpuslice-leased.8 $share/man/man8/gpuslice-leased.8"
 	"0644 @docs/man/gpuslice-hook.8 $share/man/man8/gpuslice-hook.8"
 	"0644 @docs/man/gpuslice-runtime.8 $share/man/man8/gpuslice-runtime.8"
 	"0644 configs/shared.toml $share/gpuslice/shared.toml"
@@ -73,7 +75,7 @@ uninstall)
 		# An engine that names a runtime that is gone could start nothing with it.
 		"$PREFIX/bin/gpuslice" uninstall all || echo "Look at the engines' configurations yourself: is gpuslice still named there?" >&2
 		if [ -d /run/systemd/system ]; then
-			systemctl disable --now gpusliced 2>/dev/null || true
+			systemctl disable --now gpuslice-leased gpusliced 2>/dev/null || true
 		fi
 	fi
 	for file in "${files[@]}"; do

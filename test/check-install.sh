@@ -48,6 +48,7 @@ version=$("$bin/gpusliced" --version | awk '{print $NF}')
 "$bin/gpuslice" version | grep -qF "$version" || wrong "gpuslice version is not gpusliced's, $version"
 "$bin/gpuslice-hook" --version | grep -qF "$version" || wrong "gpuslice-hook's version is not $version"
 "$bin/gpuslice-runtime" --version >/dev/null || wrong "gpuslice-runtime finds no runtime"
+"$bin/gpuslice-leased" --version | grep -qF "$version" || wrong "gpuslice-leased's version is not $version"
 "$bin/gpuslice-broker" --version | grep -qF "$version" || wrong "gpuslice-broker's version is not $version"
 [ -x "$bin/containerd-shim-gpuslice-v1" ] || wrong "no containerd-shim-gpuslice-v1"
 libdir=$root$prefix/lib/gpuslice
@@ -68,22 +69,24 @@ while read -r page; do
 		[ -z "$said" ] || wrong "man: $said"
 	fi
 done < <(find "$root$prefix/share/man" -type f)
-[ $pages = 5 ] || wrong "$pages manual pages, not 5"
+[ $pages = 6 ] || wrong "$pages manual pages, not 6"
 while read -r key; do
 	grep -q "^\.It Ic $key " "$root$prefix/share/man/man5/gpuslice.toml.5" || wrong "gpuslice.toml(5) has no $key"
 done < <(sed -n 's/^\([a-z_]*\) *=.*/\1/p' configs/config.toml)
 
 # --- the unit -----------------------------------------------------------------------------------------
 
-unit=/lib/systemd/system/gpusliced.service
-# It resolves the unit's ExecStart below the root, and wants the targets that every systemd has.
-cp -r --parents /lib/systemd/system "$root"
-if ! said=$(systemd-analyze verify --man=no --root="$root" $unit 2>&1) || [ -n "$said" ]; then
-	wrong "systemd-analyze: $said"
-fi
-find "$root/lib/systemd/system" -mindepth 1 ! -name gpusliced.service -delete
-said=$(systemd-analyze security --offline=true --threshold="${exposure/./}" "$root$unit") || wrong "$(tail -1 <<<"$said") More than $exposure."
-tail -1 <<<"$said"
+units=/lib/systemd/system
+# It resolves the units' ExecStart below the root, and wants the targets that every systemd has.
+cp -r --parents $units "$root"
+for unit in gpusliced gpuslice-leased; do
+	if ! said=$(systemd-analyze verify --man=no --root="$root" $units/$unit.service 2>&1) || [ -n "$said" ]; then
+		wrong "systemd-analyze: $said"
+	fi
+	said=$(systemd-analyze security --offline=true --threshold="${exposure/./}" "$root$units/$unit.service") || wrong "$(tail -1 <<<"$said") More than $exposure."
+	tail -1 <<<"$said"
+done
+find "$root$units" -mindepth 1 ! -name gpusliced.service ! -name gpuslice-leased.service -delete
 
 # calls SET…: the system calls that systemd's sets have.
 calls() {

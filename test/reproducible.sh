@@ -31,7 +31,7 @@ while IFS= read -r file; do
 		failed=$((failed + 1))
 	fi
 done < <(cd "$copy" && { find "$one/bin" -type f -printf 'bin/%P\n'; find "$two/bin" -type f -printf 'bin/%P\n'; } | sort -u)
-for file in gpuslice gpusliced gpuslice-hook gpuslice-runtime gpuslice-broker containerd-shim-gpuslice-v1 libgpuslice.so; do
+for file in gpuslice gpusliced gpuslice-leased gpuslice-broker gpuslice-hook gpuslice-runtime containerd-shim-gpuslice-v1 libgpuslice.so; do
 	if [ ! -s "$one/bin/$file" ]; then
 		echo "reproducible: bin/$file was not made"
 		failed=$((failed + 1))

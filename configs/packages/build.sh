@@ -28,7 +28,7 @@ compile() {
 		return 1
 	}
 	local to=.cache/packages/$1 program programs=()
-	for program in gpuslice gpusliced gpuslice-hook gpuslice-runtime gpuslice-broker containerd-shim-gpuslice-v1; do
+	for program in gpuslice gpusliced gpuslice-leased gpuslice-broker gpuslice-hook gpuslice-runtime containerd-shim-gpuslice-v1; do
 		programs+=("$to/$program")
 	done
 	# By the Makefile's own rules; none of the flags of a make that this may be a part of.
@@ -73,7 +73,7 @@ for arch; do
 	install -D -m 0644 "$bin/libgpuslice.so" "$stage/usr/lib/gpuslice/packaged/libgpuslice.so"
 	find "$stage/usr/share/man" -type f -exec gzip -9n {} +
 	find "$stage" -exec touch --no-dereference -d "@$SOURCE_DATE_EPOCH" {} +
-	needs=$(glibc "$stage"/usr/bin/gpuslice "$stage"/usr/bin/gpusliced)
+	needs=$(glibc "$stage"/usr/bin/{gpuslice,gpusliced,gpuslice-leased,gpuslice-broker})
 	sed -e "s|@ARCH@|$arch|; s|@VERSION@|$VERSION|; s|@DATE@|$DATE|; s|@GLIBC@|$needs|g; s|@STAGE@|$stage|; s|@SCRIPTS@|$work/scripts|" \
 		configs/packages/nfpm.yaml >"$work/nfpm.yaml"
 	for kind in deb rpm; do

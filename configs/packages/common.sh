@@ -5,6 +5,7 @@
 
 libdir=/usr/lib/gpuslice
 unit=gpusliced.service
+leases=gpuslice-leased.service
 
 say() { echo "gpuslice: $*" >&2; }
 systemd_runs() { [ -d /run/systemd/system ]; }

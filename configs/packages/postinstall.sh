@@ -26,6 +26,7 @@ if has_systemctl; then
 		else
 			systemctl try-restart "$unit" || say "$unit does not start: journalctl -u gpusliced says why"
 		fi
+		systemctl try-restart "$leases" || say "$leases does not start: journalctl -u gpuslice-leased says why"
 	fi
 fi
 [ "$first" = no ] || say "gpuslice doctor says whether this host is ready; gpuslice install tells an engine of the runtime"

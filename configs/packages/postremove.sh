@@ -23,7 +23,7 @@ fi
 rm -rf /var/lib/gpuslice
 if [ "$1" = purge ]; then
 	rm -rf /etc/gpuslice /var/log/gpuslice
-	rm -f /etc/systemd/system/*.wants/"$unit"
+	rm -f /etc/systemd/system/*.wants/"$unit" /etc/systemd/system/*.wants/"$leases"
 	! getent group gpuslice >/dev/null || groupdel gpuslice || true
 else
 	rmdir /etc/gpuslice 2>/dev/null || true

@@ -11,11 +11,15 @@ esac
 /usr/bin/gpuslice uninstall all >/dev/null || say "look at the engines' configurations yourself: is gpuslice still named there?"
 
 if has_systemctl && systemd_runs; then
-	systemctl stop "$unit" || true
+	systemctl stop "$leases" "$unit" || true
 fi
+# Brokers outlive the service, and nobody could end them any more.
+for kill in /sys/fs/cgroup/gpuslice-leases/cgroup.kill /sys/fs/cgroup/unified/gpuslice-leases/cgroup.kill; do
+	[ ! -e "$kill" ] || echo 1 >"$kill" || true
+done
 # dpkg's "remove" may be taken back, by an installation that finds the unit enabled; "purge" disables it.
 if has_systemctl && [ "$1" = 0 ]; then
-	systemctl disable "$unit" >/dev/null 2>&1 || true
+	systemctl disable "$leases" "$unit" >/dev/null 2>&1 || true
 fi
 if [ -n "$(alive)" ]; then
 	say "slices are in use: what runs in them goes on within its quota, and gets no new process onto a GPU"

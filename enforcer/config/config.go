@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package config reads the configuration file, /etc/gpuslice/config.toml, which the enforcer and
-// gpuslice-runtime share. configs/config.toml documents every key.
+// Package config reads the configuration file, /etc/gpuslice/config.toml, which the enforcer,
+// gpuslice-runtime and gpuslice-leased share. configs/config.toml documents every key.
 //
 // It owns the keys, their defaults and what is accepted for each. A key that is not known is refused, with its line: a
 // misspelt limit must not mean no limit. It must never read anything but the file: no environment variable
@@ -35,6 +35,7 @@ type Config struct {
 	Tenants   map[string]Tenant `toml:"tenants"`
 	Audit     Audit             `toml:"audit"`
 	Sessions  Sessions          `toml:"sessions"`
+	Leases    Leases            `toml:"leases"`
 }
 
 // Enforcer is what gpusliced reads.
@@ -113,6 +114,7 @@ func Default() Config {
 		Audit:     Audit{MaxSize: 64 << 20, MaxAge: 168 * time.Hour, Keep: 8},
 		Tenants:   map[string]Tenant{DefaultTenant: {}},
 		Sessions:  Sessions{Socket: api.DefaultSessionSocket, Limits: []SessionLimit{}},
+		Leases:    defaultLeases(),
 	}
 }
 
@@ -270,6 +272,9 @@ func (c *Config) check() error {
 		return err
 	}
 	if err := c.Sessions.check(); err != nil {
+		return err
+	}
+	if err := c.Leases.check(); err != nil {
 		return err
 	}
 	return checkTenants(c.Tenants)

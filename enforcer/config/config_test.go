@@ -135,6 +135,19 @@ max_sessions = 2
 [[sessions.limits]]
 group = "100"
 max_vram = "50%"
+[leases]
+socket = "/l.sock"
+dir = "/d"
+uids = "100000-100999"
+cgroup = "c"
+max_leases = 2
+max_clients = 3
+code_overhead = "1M"
+load_timeout = "1m"
+memory_max = "2G"
+pids_max = 4
+cpus = 1.5
+metrics_address = "127.0.0.1:9836"
 `)
 	want := Config{
 		Enforcer: Enforcer{
@@ -148,6 +161,10 @@ max_vram = "50%"
 		Sessions: Sessions{Socket: "/u.sock", Limits: []SessionLimit{
 			{User: "alice", MaxVRAM: Share{api.Share{Bytes: 8 << 30}}, MaxSessions: 2}, {Group: "100", MaxVRAM: Share{api.Share{Percent: 50}}},
 		}},
+		Leases: Leases{
+			Socket: "/l.sock", Dir: "/d", UIDs: UIDs{100000, 100999}, Cgroup: "c", MaxLeases: 2, MaxClients: 3, CodeOverhead: 1 << 20,
+			LoadTimeout: time.Minute, MemoryMax: 2 << 30, PIDsMax: 4, CPUs: 1.5, MetricsAddress: "127.0.0.1:9836",
+		},
 		Audit:     Audit{File: "/var/log/a", MaxSize: 1 << 30, MaxAge: 24 * time.Hour},
 		Admission: Admission{Overcommit: 1.25, Reserve: 512 << 20, MaxVRAM: Share{api.Share{Percent: 50}}},
 		Tenants:   map[string]Tenant{DefaultTenant: {}, "physics": {Share{api.Share{Bytes: 40 << 30}}}, "biology.1": {}},
@@ -199,6 +216,15 @@ func TestWhatIsNotUnderstoodIsRefusedWithItsLine(t *testing.T) {
 		"[[sessions.limits]]\nuser = \"a\"\nmax_vram = \"0\"\n":                     {"line 3"},
 		"[[sessions.limits]]\nuser = \"a\"\nmax_vram = \"1G\"\nmax_sessions = -1\n": {"number 1", "max_sessions = -1"},
 		"[[sessions.limits]]\nuser = \"a\"\nmaxvram = \"1G\"\n":                     {"sessions.limits.maxvram"},
+		"[leases]\nsocket = \"l\"\n":                                                {"leases.socket", "absolute"},
+		"[leases]\nuids = \"5\"\n":                                                  {"line 2", "range of user ids"},
+		"[leases]\nuids = \"9-5\"\n":                                                {"line 2", "lower one first"},
+		"[leases]\nuids = \"0-5\"\n":                                                {"line 2", "from 1 on"},
+		"[leases]\ncgroup = \"a/b\"\n":                                              {"leases.cgroup", "one directory"},
+		"[leases]\nmax_leases = 0\n":                                                {"leases.max_leases = 0", "1 to 10000"},
+		"[leases]\nload_timeout = \"1ms\"\n":                                        {"leases.load_timeout", "1s"},
+		"[leases]\nmemory_max = \"1M\"\n":                                           {"leases.memory_max", "64MiB"},
+		"[leases]\ncpus = -1.0\n":                                                   {"leases.cpus", "0.01"},
 		"[expiry]\ngrace = \"1ms\"\n":                                               {"expiry.grace", "100ms"},
 		"[expiry]\ngrace = \"2h\"\n":                                                {"expiry.grace", "1h"},
 		"[expiry]\nmax_ttl = \"never\"\n":                                           {"line 2", "never", "12h"},

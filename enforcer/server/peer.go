@@ -4,10 +4,8 @@ package server
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"net"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -54,7 +52,7 @@ func withPeer(ctx context.Context, conn net.Conn) context.Context {
 	if c, ok := conn.(*limitedConn); ok {
 		p.Subordinate = c.subordinate
 	}
-	groups, _ := askKernel(conn, peerGroups) // before Linux 4.13 nobody says: its own is known
+	groups, _ := askKernel(conn, unixsocket.Groups) // before Linux 4.13 nobody says: its own is known
 	ctx = context.WithValue(ctx, groupsKey{}, append([]uint32{p.GID}, groups...))
 	return context.WithValue(ctx, peerKey{}, p)
 }
@@ -79,29 +77,4 @@ func askKernel[T any](conn net.Conn, question func(fd int) (T, error)) (answer T
 		return answer, errors.ErrUnsupported
 	}
 	return unixsocket.Ask(c, question)
-}
-
-// maxGroups is NGROUPS_MAX.
-const maxGroups = 1 << 16
-
-// peerGroups is SO_PEERGROUPS.
-func peerGroups(fd int) ([]uint32, error) {
-	for n := 32; n <= maxGroups; n *= 2 {
-		buffer := make([]byte, 4*n)
-		length := uint32(len(buffer))
-		_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), unix.SOL_SOCKET, unix.SO_PEERGROUPS,
-			uintptr(unsafe.Pointer(&buffer[0])), uintptr(unsafe.Pointer(&length)), 0)
-		if errno == unix.ERANGE {
-			continue
-		}
-		if errno != 0 {
-			return nil, errno
-		}
-		var groups []uint32
-		for b := buffer[:length]; len(b) >= 4; b = b[4:] {
-			groups = append(groups, binary.NativeEndian.Uint32(b))
-		}
-		return groups, nil
-	}
-	return nil, unix.ERANGE
 }

@@ -3,9 +3,11 @@
 package unixsocket
 
 import (
+	"encoding/binary"
 	"errors"
 	"net"
 	"os"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -61,4 +63,29 @@ func Identify(fd int) (*process.Handle, error) {
 		return nil, process.ErrDead
 	}
 	return peer, nil
+}
+
+// maxGroups is NGROUPS_MAX.
+const maxGroups = 1 << 16
+
+// Groups are those that who connected was in then, but for its own (SO_PEERGROUPS, since Linux 4.13).
+func Groups(fd int) ([]uint32, error) {
+	for n := 32; n <= maxGroups; n *= 2 {
+		buffer := make([]byte, 4*n)
+		length := uint32(len(buffer))
+		_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), unix.SOL_SOCKET, unix.SO_PEERGROUPS,
+			uintptr(unsafe.Pointer(&buffer[0])), uintptr(unsafe.Pointer(&length)), 0)
+		if errno == unix.ERANGE {
+			continue
+		}
+		if errno != 0 {
+			return nil, errno
+		}
+		var groups []uint32
+		for b := buffer[:length]; len(b) >= 4; b = b[4:] {
+			groups = append(groups, binary.NativeEndian.Uint32(b))
+		}
+		return groups, nil
+	}
+	return nil, unix.ERANGE
 }

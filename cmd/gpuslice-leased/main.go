@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Command gpuslice-leased is the lease service: it gives users slices of a GPU for a time, each with a broker that works in it for them.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"net"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"syscall"
+
+	systemd "github.com/coreos/go-systemd/v22/daemon"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/client"
+	"github.com/gpuslice/gpuslice/enforcer/config"
+	"github.com/gpuslice/gpuslice/enforcer/server"
+	"github.com/gpuslice/gpuslice/lease/service"
+)
+
+const usage = `gpuslice-leased gives users of this host leases: slices of a GPU for a time.
+
+Usage:
+  gpuslice-leased [flags]
+
+Examples:
+  gpuslice-leased                               as a service, configured by [leases] in %s
+  gpuslice-leased --config /tmp/config.toml     beside another one, for a test
+
+Flags:
+`
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	err := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	switch {
+	case errors.Is(err, flag.ErrHelp):
+	case errors.Is(err, errUsage):
+		os.Exit(2)
+	case err != nil:
+		fmt.Fprintln(os.Stderr, "gpuslice-leased:", err)
+		os.Exit(1)
+	}
+}
+
+var errUsage = errors.New("wrong usage") // and the flag package has said so
+
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+	flags := flag.NewFlagSet("gpuslice-leased", flag.ContinueOnError)
+	flags.SetOutput(stderr)
+	flags.Usage = func() {
+		fmt.Fprintf(flags.Output(), usage, api.DefaultConfig)
+		flags.PrintDefaults()
+	}
+	file := flags.String("config", api.DefaultConfig, "read the configuration from this `file`")
+	broker := flags.String("broker", "", "the broker's `program` (gpuslice-broker beside this one)")
+	version := flags.Bool("version", false, "print the version")
+	if err := flags.Parse(args); errors.Is(err, flag.ErrHelp) {
+		return err
+	} else if err != nil {
+		return errUsage
+	}
+	if flags.NArg() > 0 {
+		return fmt.Errorf("argument %q is not known: gpuslice-leased takes flags only (--help)", flags.Arg(0))
+	}
+	if *version {
+		fmt.Fprintln(stdout, "gpuslice-leased", api.Version)
+		return nil
+	}
+	if os.Geteuid() != 0 {
+		return errors.New("it has to run as root: each broker has a user id of its own")
+	}
+	c, err := config.Load(*file)
+	if err != nil {
+		return err
+	}
+	var level slog.Level
+	if err := level.UnmarshalText([]byte(c.Enforcer.LogLevel)); err != nil {
+		return err
+	}
+	log := slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: level}))
+	if *broker == "" {
+		if *broker, err = beside("gpuslice-broker"); err != nil {
+			return err
+		}
+	}
+	return serve(ctx, c, *broker, log)
+}
+
+// beside is a program that is installed where this one is.
+func beside(name string) (string, error) {
+	own, err := os.Executable()
+	if err != nil {
+		return "", err
+	}
+	path := filepath.Join(filepath.Dir(own), name)
+	if _, err := os.Stat(path); err != nil {
+		return "", fmt.Errorf("%w: install it with `make install`, or name it with --broker", err)
+	}
+	return path, nil
+}
+
+func serve(ctx context.Context, c config.Config, broker string, log *slog.Logger) error {
+	l := c.Leases
+	var scraped net.Listener // before anything else is begun: the address may be another's
+	if l.MetricsAddress != "" {
+		var err error
+		if scraped, err = net.Listen("tcp", l.MetricsAddress); err != nil {
+			return fmt.Errorf("serve metrics on %q: %w", l.MetricsAddress, err)
+		}
+		defer scraped.Close()
+	}
+	// First, so that nobody else has the leases. Who asks before they are taken up waits.
+	if err := os.MkdirAll(filepath.Dir(l.Socket), 0o755); err != nil {
+		return err
+	}
+	listener, err := server.ListenForUsers(l.Socket)
+	if err != nil {
+		return err
+	}
+	defer listener.Close()
+	s, err := service.New(service.Options{
+		Enforcer: client.New(c.Enforcer.Socket), Dir: l.Dir, Broker: broker, Cgroup: l.Cgroup,
+		Bounds:   service.Bounds{Memory: uint64(l.MemoryMax), PIDs: l.PIDsMax, CPUs: l.CPUs},
+		FirstUID: l.UIDs.First, LastUID: l.UIDs.Last, MaxLeases: l.MaxLeases, MaxClients: l.MaxClients, CodeBytes: uint64(l.CodeOverhead),
+		LoadTimeout: l.LoadTimeout, Operator: mayWrite(c.Enforcer.Socket), Log: log,
+	})
+	if err != nil {
+		return err
+	}
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	// Each ends when ctx does; the first that fails ends the others.
+	tasks := []func() error{
+		func() error { return s.Run(ctx) },
+		func() error { return s.Serve(ctx, listener) },
+	}
+	if scraped != nil {
+		tasks = append(tasks, func() error { return s.ServeMetrics(ctx, scraped) })
+	}
+	failed := make(chan error, len(tasks))
+	for _, task := range tasks {
+		go func() {
+			failed <- task()
+			stop()
+		}()
+	}
+	log.Info("gpuslice-leased is ready", "version", api.Version, "socket", l.Socket)
+	notify(log, systemd.SdNotifyReady)
+	context.AfterFunc(ctx, func() { notify(log, systemd.SdNotifyStopping) })
+	var errs []error
+	for range tasks {
+		errs = append(errs, <-failed)
+	}
+	return errors.Join(errs...)
+}
+
+// notify tells systemd how far the service is, if it asked (sd_notify(3)).
+func notify(log *slog.Logger, state string) {
+	if _, err := systemd.SdNotify(false, state); err != nil {
+		log.Warn("tell systemd the service's state", "err", err)
+	}
+}
+
+// mayWrite says whether who is in these groups may use the enforcer's control socket: for them no limit holds there, and so none here.
+func mayWrite(socket string) func([]uint32) bool {
+	return func(groups []uint32) bool {
+		info, err := os.Stat(socket)
+		if err != nil {
+			return false
+		}
+		st, ok := info.Sys().(*syscall.Stat_t)
+		return ok && info.Mode().Type() == fs.ModeSocket && info.Mode().Perm()&0o020 != 0 && slices.Contains(groups, st.Gid)
+	}
+}

@@ -1,0 +1,268 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"text/tabwriter"
+	"time"
+
+	"github.com/urfave/cli/v2"
+
+	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/show"
+	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/lease"
+)
+
+func leaseCommand() *cli.Command {
+	return &cli.Command{
+		Name:  "lease",
+		Usage: "a slice of a GPU for a time, without a GPU device, a driver or CUDA",
+		Description: `A lease is a slice in which a broker works for its clients: they allocate memory, load modules and
+launch kernels over a socket. It ends when it is dropped, or when its time is over; its memory is free then.
+
+   gpuslice lease acquire --vram 7G --ttl 2h
+   gpuslice lease renew lease-0f3c5e2a9b8d7614 2h
+   gpuslice lease drop lease-0f3c5e2a9b8d7614
+
+Root is not needed: the operator says who may have how much, as for ` + "`gpuslice run`" + `.`,
+		Flags: []cli.Flag{
+			&cli.StringFlag{Name: "lease-socket", Value: lease.DefaultSocket, EnvVars: []string{"GPUSLICE_LEASE_SOCKET"}, Usage: "socket of the lease service", TakesFile: true},
+		},
+		OnUsageError: usageError(1),
+		Subcommands:  []*cli.Command{leaseAcquireCommand(), leaseRenewCommand(), leaseDropCommand(), leaseListCommand(), leaseShowCommand()},
+		Action: func(c *cli.Context) error {
+			if c.Args().Present() {
+				return fmt.Errorf("there is no command %q: `gpuslice lease --help` lists them", "lease "+c.Args().First())
+			}
+			return cli.ShowSubcommandHelp(c)
+		},
+	}
+}
+
+func leaseJSONFlag() cli.Flag {
+	return &cli.BoolFlag{Name: "json", Usage: "print JSON; sizes are in bytes"}
+}
+
+func leaseAcquireCommand() *cli.Command {
+	return &cli.Command{
+		Name:      "acquire",
+		Usage:     "get a lease",
+		ArgsUsage: " ",
+		Description: `--vram is what the lease's clients may allocate. What the broker's context and code take is admitted
+beside it, and shown as overhead.
+
+   gpuslice lease acquire --vram 7G --ttl 2h
+   gpuslice lease acquire --vram 64M --ttl 2m --device 1
+   gpuslice lease acquire --vram 7G --ttl 2h --reserve
+   gpuslice lease acquire --vram 7G --linger 1m
+   gpuslice lease acquire --vram 7G --ttl 2h --json | jq -r .address
+
+With --reserve the bytes are taken from the card now, and held: nobody else can have them, whatever is
+promised to how many. With --linger the lease ends so long after its last client has left.
+
+It prints where the session is and which file has its token. That file is its owner's alone; who shows
+the token is a client of the lease.`,
+		Flags: []cli.Flag{
+			&cli.StringFlag{Name: "vram", Usage: "memory for the clients: `SIZE`, such as 7G or 64MiB (required)"},
+			&cli.StringFlag{Name: "ttl", Usage: "how long it lives: `DURATION`, such as 90s, 30m or 12h; never, or 0, for as long as any slice may live", Value: "never"},
+			&cli.StringFlag{Name: "device", Usage: "UUID or index of the `DEVICE` (default: the one with the most room)"},
+			&cli.StringFlag{Name: "tenant", Usage: "account it to this `NAME`; operators alone may"},
+			&cli.BoolFlag{Name: "reserve", Usage: "take the memory from the card now, and hold it"},
+			&cli.StringFlag{Name: "linger", Usage: "end it `DURATION` after its last client has left"},
+			&cli.IntFlag{Name: "clients", Usage: "how many `CLIENTS` may be connected at one time (default: max_clients of the configuration)"},
+			leaseJSONFlag(),
+		},
+		OnUsageError: usageError(1),
+		Action: func(c *cli.Context) error {
+			if c.Args().Present() {
+				return errors.New("lease acquire takes no argument (see `gpuslice lease acquire --help`)")
+			}
+			request, err := leaseRequest(c)
+			if err != nil {
+				return err
+			}
+			l, err := leases(c).Acquire(c.Context, request)
+			if err != nil {
+				return err
+			}
+			if c.Bool("json") {
+				return show.JSON(c.App.Writer, l)
+			}
+			w := tabwriter.NewWriter(c.App.Writer, 0, 0, 2, ' ', 0)
+			fmt.Fprintf(w, "lease\t%s\naddress\t%s\ntoken\t%s\ndevice\t%s %s\nvram\t%s\noverhead\t%s\nexpires\t%s\n",
+				l.ID, l.Address, l.TokenFile, l.Device, l.DeviceName, api.FormatSize(l.VRAM), api.FormatSize(l.Overhead), expiry(l))
+			return w.Flush()
+		},
+	}
+}
+
+// leaseRequest reads the flags of acquire.
+func leaseRequest(c *cli.Context) (r lease.Request, err error) {
+	if !c.IsSet("vram") {
+		return r, errors.New("--vram is missing: how much may the lease's clients allocate? For example --vram 7G")
+	}
+	if r.VRAM, err = api.ParseSize(c.String("vram")); err != nil {
+		return r, fmt.Errorf("--vram: %w", err)
+	}
+	if r.TTL, err = api.ParseTTL(c.String("ttl")); err != nil {
+		return r, fmt.Errorf("--ttl: %w", err)
+	}
+	if c.IsSet("linger") {
+		linger, err := time.ParseDuration(c.String("linger"))
+		if err != nil || linger < 0 || linger > api.MaxTTL {
+			return r, fmt.Errorf("--linger %q: a duration such as \"0s\", \"90s\" or \"30m\" is accepted", c.String("linger"))
+		}
+		r.Linger = &linger
+	}
+	if c.IsSet("clients") && c.Int("clients") < 1 {
+		return r, fmt.Errorf("--clients %d: 1 and more are accepted", c.Int("clients"))
+	}
+	r.Device, r.Tenant, r.Reserve, r.Clients = c.String("device"), c.String("tenant"), c.Bool("reserve"), c.Int("clients")
+	return r, nil
+}
+
+func leaseRenewCommand() *cli.Command {
+	return &cli.Command{
+		Name:      "renew",
+		Usage:     "say how long a lease lives from now",
+		ArgsUsage: "LEASE DURATION",
+		Description: `DURATION is one such as 90s, 30m or 12h. A lease whose time is over is not renewed.
+
+   gpuslice lease renew lease-0f3c5e2a9b8d7614 2h`,
+		Flags:        []cli.Flag{leaseJSONFlag()},
+		OnUsageError: usageError(1),
+		Action: func(c *cli.Context) error {
+			words, err := arguments(c, 2, "lease renew takes one LEASE and one DURATION, such as `gpuslice lease renew LEASE 1h`")
+			if err != nil {
+				return err
+			}
+			ttl, err := api.ParseTTL(words[1])
+			if err != nil {
+				return err
+			}
+			if ttl == 0 {
+				return fmt.Errorf("%q is no time for a lease: a duration such as \"90s\", \"30m\" or \"12h\" is accepted", words[1])
+			}
+			l, err := leases(c).Renew(c.Context, words[0], ttl)
+			return printLease(c, l, err)
+		},
+	}
+}
+
+func leaseDropCommand() *cli.Command {
+	return &cli.Command{
+		Name:      "drop",
+		Usage:     "end a lease",
+		ArgsUsage: "LEASE",
+		Description: `Its session ends, whatever its clients do; when the command returns its memory is free.
+
+   gpuslice lease drop lease-0f3c5e2a9b8d7614`,
+		Flags:        []cli.Flag{leaseJSONFlag()},
+		OnUsageError: usageError(1),
+		Action: func(c *cli.Context) error {
+			words, err := arguments(c, 1, "lease drop takes one LEASE: `gpuslice lease list` lists them")
+			if err != nil {
+				return err
+			}
+			l, err := leases(c).Drop(c.Context, words[0])
+			if err != nil || !c.Bool("json") {
+				return err
+			}
+			return show.JSON(c.App.Writer, l)
+		},
+	}
+}
+
+func leaseListCommand() *cli.Command {
+	return &cli.Command{
+		Name:      "list",
+		Usage:     "list your leases; root sees all",
+		ArgsUsage: " ",
+		Description: `CHARGED is what a lease holds now, with what the driver holds for its broker; it stays within VRAM and
+OVERHEAD together.
+
+   gpuslice lease list
+   gpuslice lease list --json | jq -r '.[].id'`,
+		Flags:        []cli.Flag{leaseJSONFlag()},
+		OnUsageError: usageError(1),
+		Action: func(c *cli.Context) error {
+			if c.Args().Present() {
+				return fmt.Errorf("lease list takes no argument; `gpuslice lease show %s` shows one lease", c.Args().First())
+			}
+			all, err := leases(c).List(c.Context)
+			if err != nil {
+				return err
+			}
+			if c.Bool("json") {
+				return show.JSON(c.App.Writer, all)
+			}
+			return printLeases(c, all)
+		},
+	}
+}
+
+func leaseShowCommand() *cli.Command {
+	return &cli.Command{
+		Name:      "show",
+		Usage:     "show everything about one lease, as JSON",
+		ArgsUsage: "LEASE",
+		Description: `It also shows why a lease has ended, for a while.
+
+   gpuslice lease show lease-0f3c5e2a9b8d7614`,
+		Flags:        []cli.Flag{alreadyJSONFlag},
+		OnUsageError: usageError(1),
+		Action: func(c *cli.Context) error {
+			words, err := arguments(c, 1, "lease show takes one LEASE: `gpuslice lease list` lists them")
+			if err != nil {
+				return err
+			}
+			l, err := leases(c).Show(c.Context, words[0])
+			if err != nil {
+				return err
+			}
+			return show.JSON(c.App.Writer, l)
+		},
+	}
+}
+
+func leases(c *cli.Context) lease.Service { return lease.Service{Socket: c.String("lease-socket")} }
+
+func printLease(c *cli.Context, l *lease.Lease, err error) error {
+	if err != nil {
+		return err
+	}
+	if c.Bool("json") {
+		return show.JSON(c.App.Writer, l)
+	}
+	return printLeases(c, []*lease.Lease{l})
+}
+
+func printLeases(c *cli.Context, all []*lease.Lease) error {
+	w := tabwriter.NewWriter(c.App.Writer, 0, 0, 2, ' ', 0)
+	users := os.Geteuid() == 0
+	head := "LEASE\tDEVICE\tVRAM\tOVERHEAD\tCHARGED\tEXPIRES\tSTATE"
+	if users {
+		head = "LEASE\tUID\tDEVICE\tVRAM\tOVERHEAD\tCHARGED\tEXPIRES\tSTATE"
+	}
+	fmt.Fprintln(w, head)
+	for _, l := range all {
+		fmt.Fprint(w, l.ID, "\t")
+		if users {
+			fmt.Fprint(w, strconv.FormatUint(uint64(l.UID), 10), "\t")
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", l.Device, api.FormatSize(l.VRAM), api.FormatSize(l.Overhead), api.FormatSize(l.Charged), expiry(l), l.State)
+	}
+	return w.Flush()
+}
+
+// expiry is when a lease ends, for a person.
+func expiry(l *lease.Lease) string {
+	if l.Expires == nil {
+		return "never"
+	}
+	return "in " + api.FormatTTL(max(time.Until(*l.Expires).Round(time.Second), 0))
+}

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"fmt"
+	"math"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Leases is what gpuslice-leased reads, beside what Enforcer says of the control socket.
+type Leases struct {
+	Socket         string        `toml:"socket"`
+	Dir            string        `toml:"dir"`
+	UIDs           UIDs          `toml:"uids"`
+	Cgroup         string        `toml:"cgroup"`
+	MaxLeases      int           `toml:"max_leases"`
+	MaxClients     int           `toml:"max_clients"`
+	CodeOverhead   Size          `toml:"code_overhead"`
+	LoadTimeout    time.Duration `toml:"load_timeout"`
+	MemoryMax      Size          `toml:"memory_max"`
+	PIDsMax        int           `toml:"pids_max"`
+	CPUs           float64       `toml:"cpus"`
+	MetricsAddress string        `toml:"metrics_address"`
+}
+
+func defaultLeases() Leases {
+	return Leases{
+		Socket: "/run/gpuslice/leases.sock", Dir: "/run/gpuslice/leases", UIDs: UIDs{First: 2_000_000_000, Last: 2_000_065_535},
+		Cgroup: "gpuslice-leases", MaxLeases: 256, MaxClients: 16, CodeOverhead: 32 << 20, LoadTimeout: 30 * time.Second,
+		MemoryMax: 4 << 30, PIDsMax: 256,
+	}
+}
+
+// UIDs is a range of user ids, both ends included, written "2000000000-2000065535".
+type UIDs struct{ First, Last uint32 }
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (u *UIDs) UnmarshalText(text []byte) error {
+	first, last, _ := strings.Cut(string(text), "-")
+	from, err := strconv.ParseUint(first, 10, 32)
+	to, err2 := strconv.ParseUint(last, 10, 32)
+	if err != nil || err2 != nil || from == 0 || from > to || to == math.MaxUint32 {
+		return fmt.Errorf("%.80q is not a range of user ids: two numbers from 1 on, the lower one first, such as \"2000000000-2000065535\", are accepted", text)
+	}
+	*u = UIDs{First: uint32(from), Last: uint32(to)}
+	return nil
+}
+
+func (u UIDs) String() string { return fmt.Sprintf("%d-%d", u.First, u.Last) }
+
+// Bounds of keys, which docs and messages name.
+const (
+	maxLeases  = 10000
+	maxClients = 1024
+	maxPIDs    = 1 << 20
+)
+
+// check says which value is not accepted, and what is.
+func (l *Leases) check() error {
+	for _, p := range []struct{ key, path string }{{"socket", l.Socket}, {"dir", l.Dir}} {
+		if !filepath.IsAbs(p.path) {
+			return fmt.Errorf("leases.%s = %q: an absolute path is accepted", p.key, p.path)
+		}
+	}
+	for _, n := range []struct {
+		key        string
+		value, max int
+	}{{"max_leases", l.MaxLeases, maxLeases}, {"max_clients", l.MaxClients, maxClients}, {"pids_max", l.PIDsMax, maxPIDs}} {
+		if n.value < 1 || n.value > n.max {
+			return fmt.Errorf("leases.%s = %d: 1 to %d are accepted", n.key, n.value, n.max)
+		}
+	}
+	switch {
+	case l.Cgroup == "" || strings.ContainsAny(l.Cgroup, "/\x00") || l.Cgroup[0] == '.':
+		return fmt.Errorf("leases.cgroup = %q: the name of one directory is accepted", l.Cgroup)
+	case l.LoadTimeout < time.Second || l.LoadTimeout > time.Hour:
+		return fmt.Errorf("leases.load_timeout = %q: \"1s\" to \"1h\" are accepted", l.LoadTimeout)
+	case l.MemoryMax < 64<<20:
+		return fmt.Errorf("leases.memory_max = %q: \"64MiB\" and more are accepted", l.MemoryMax)
+	case math.IsNaN(l.CPUs) || l.CPUs < 0 || l.CPUs > 0 && l.CPUs < 0.01 || l.CPUs > 100000:
+		return fmt.Errorf("leases.cpus = %v: 0.01 to 100000 are accepted, and 0 for no bound", l.CPUs)
+	}
+	return nil
+}

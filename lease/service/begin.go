@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package service
+
+import (
+	"bufio"
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/process"
+	"github.com/gpuslice/gpuslice/lease/broker"
+	"github.com/gpuslice/gpuslice/lease/leasepb"
+)
+
+// begin makes all that a lease consists of. What it made when it fails, end removes.
+func (s *Service) begin(ctx context.Context, l *lease, who Peer, r *leasepb.AcquireRequest) (err error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, startTimeout, fmt.Errorf("its broker did not serve within %s", startTimeout))
+	defer cancel()
+	dir := s.dirOf(l.ID)
+	l.Acquired = time.Now().UTC()
+	// The record comes first, so that nothing is ever left that nobody knows of.
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return err
+	}
+	if err := l.put(dir); err != nil {
+		return err
+	}
+	token, err := makeToken(filepath.Join(dir, tokenName), l.UID, l.GID)
+	if err != nil {
+		return err
+	}
+	cgroup, err := s.cgroups.make(l.ID)
+	if err != nil {
+		return err
+	}
+	if err := s.start(l, dir); err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			_ = l.process.Signal(syscall.SIGKILL) // before it finds that nobody tells it anything
+		}
+		l.child.config.Close()
+		l.child.ready.Close()
+	}()
+	if err := cgroup.add(l.PID); err != nil {
+		return err
+	}
+	slice, err := s.register(ctx, l, who, r)
+	if err != nil {
+		return err
+	}
+	config := broker.Config{
+		Environment: []string{
+			"LD_PRELOAD=" + slice.Library, api.DirEnv + "=" + filepath.Join(slice.Dir, "bind"), "CUDA_VISIBLE_DEVICES=" + l.Device,
+		},
+		VRAM: l.VRAM, Token: token, Reserve: l.Reserved, Clients: s.MaxClients, LoadTimeout: s.LoadTimeout,
+	}
+	if n := r.GetClients(); n > 0 {
+		config.Clients = int(n)
+	}
+	if r.GetLinger() != nil {
+		config.Linger = max(r.GetLinger().AsDuration(), time.Millisecond) // 0 is none there
+	}
+	if err := l.child.serve(ctx, config); err != nil {
+		return err
+	}
+	if err := l.put(dir); err != nil {
+		return err
+	}
+	// Until now root alone could connect.
+	if err := os.Chmod(dir, 0o711); err != nil {
+		return err
+	}
+	l.lives(slice.Slice)
+	s.mu.Lock()
+	l.serving, l.since = true, time.Now()
+	s.mu.Unlock()
+	go s.await(l)
+	return nil
+}
+
+// register has the enforcer admit the lease's slice.
+func (s *Service) register(ctx context.Context, l *lease, who Peer, r *leasepb.AcquireRequest) (api.RegisterReply, error) {
+	ttl, err := ttlOf(r.GetTtl())
+	if err != nil {
+		return api.RegisterReply{}, err
+	}
+	user := &api.User{UID: who.UID, Groups: who.Groups}
+	if s.Operator != nil && s.Operator(who.Groups) {
+		user = &api.User{} // has no limit on the control socket either
+	}
+	reply, err := s.Enforcer.Register(ctx, api.RegisterRequest{
+		ID: l.ID, PID: l.PID, UID: l.BrokerUID, GID: l.BrokerUID, For: user, Tenant: l.Tenant, TTL: ttl, Visible: []string{l.Device},
+		Quotas: []api.Quota{{Device: l.Device, Bytes: l.VRAM + l.Overhead}},
+	})
+	if err == nil {
+		l.Generation = reply.Slice.Generation
+	}
+	return reply, err
+}
+
+// makeToken makes what opens the lease, and the file in which its owner alone finds it.
+func makeToken(path string, uid, gid uint32) (string, error) {
+	var b [32]byte
+	_, _ = rand.Read(b[:]) // never fails (crypto/rand)
+	token := hex.EncodeToString(b[:])
+	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return "", err
+	}
+	defer file.Close()
+	if _, err := file.WriteString(token + "\n"); err != nil {
+		return "", err
+	}
+	return token, file.Chown(int(uid), int(gid))
+}
+
+// child is a broker that this service started.
+type child struct {
+	command *exec.Cmd
+	config  *os.File // what it is told
+	ready   *os.File // what it says
+}
+
+// start starts the broker, which waits for its configuration.
+func (s *Service) start(l *lease, dir string) error {
+	var given, kept []*os.File
+	closeAll := func(files []*os.File) {
+		for _, file := range files {
+			file.Close()
+		}
+	}
+	defer func() { closeAll(given) }()
+	pipe := func(read bool) error {
+		r, w, err := os.Pipe()
+		if err != nil {
+			return err
+		}
+		if read {
+			r, w = w, r
+		}
+		kept, given = append(kept, r), append(given, w)
+		return nil
+	}
+	err := pipe(true) // ConfigFD
+	if err == nil {
+		err = pipe(false) // ReadyFD
+	}
+	for _, name := range []string{sessionName, sharedName} {
+		if err == nil {
+			var file *os.File
+			if file, err = listen(filepath.Join(dir, name), l.UID, l.GID); err == nil {
+				given = append(given, file)
+			}
+		}
+	}
+	if err != nil {
+		closeAll(kept)
+		return err
+	}
+	c := &child{command: exec.Command(s.Broker, "--service"), config: kept[0], ready: kept[1]}
+	c.command.ExtraFiles = given
+	c.command.Env = environment(os.Environ())
+	c.command.Dir = "/"
+	c.command.Stdout, c.command.Stderr = os.Stderr, os.Stderr
+	c.command.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Credential: &syscall.Credential{Uid: l.BrokerUID, Gid: l.BrokerUID}}
+	if err := c.command.Start(); err != nil {
+		closeAll(kept)
+		return fmt.Errorf("start the broker: %w", err)
+	}
+	l.child, l.exited = c, make(chan struct{})
+	handle, opened := process.Open(c.command.Process.Pid) // it is there: nobody has waited for it
+	go func() {
+		_ = c.command.Wait() // how it ended is in ProcessState
+		close(l.exited)
+	}()
+	if opened != nil {
+		_ = c.command.Process.Kill()
+		closeAll(kept)
+		return opened
+	}
+	l.process, l.PID, l.Start = handle, handle.PID, handle.Start
+	return nil
+}
+
+// serve tells the broker what it is for, and waits until it serves.
+func (c *child) serve(ctx context.Context, config broker.Config) error {
+	text, err := json.Marshal(config)
+	if err != nil {
+		return err
+	}
+	stop := context.AfterFunc(ctx, func() {
+		_ = c.config.SetDeadline(time.Unix(1, 0))
+		_ = c.ready.SetDeadline(time.Unix(1, 0))
+	})
+	defer stop()
+	if _, err := c.config.Write(text); err != nil && !errors.Is(err, syscall.EPIPE) {
+		return errors.Join(context.Cause(ctx), fmt.Errorf("tell the broker what it is for: %w", err))
+	}
+	c.config.Close()
+	const most = 16 << 10
+	line, err := bufio.NewReader(io.LimitReader(c.ready, most)).ReadBytes('\n')
+	if cause := context.Cause(ctx); cause != nil {
+		return cause
+	}
+	var ready broker.Ready
+	if err != nil || json.Unmarshal(line, &ready) != nil {
+		return errors.New("its broker ended before it served: the log of gpuslice-leased says why")
+	}
+	if ready.Error != "" {
+		return fmt.Errorf("its broker cannot serve: %s", ready.Error)
+	}
+	return nil
+}
+
+// environment is a broker's, but for what it is told: the service's own without what would lead it elsewhere.
+func environment(env []string) []string {
+	return slices.DeleteFunc(slices.Clone(env), func(entry string) bool {
+		name, _, _ := strings.Cut(entry, "=")
+		return name == "LD_PRELOAD" || name == "NOTIFY_SOCKET" || name == "LISTEN_FDS" || name == "LISTEN_PID" || name == "WATCHDOG_USEC" ||
+			name == "WATCHDOG_PID" || strings.HasPrefix(name, "GPUSLICE_") || strings.HasPrefix(name, "CUDA_")
+	})
+}
+
+// listen makes a socket to which its owner alone can connect.
+func listen(path string, uid, gid uint32) (*os.File, error) {
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = l.Close() }() // the broker has it
+	l.SetUnlinkOnClose(false)
+	if err := os.Chmod(path, 0o600); err != nil {
+		return nil, err
+	}
+	if err := os.Lchown(path, int(uid), int(gid)); err != nil {
+		return nil, err
+	}
+	return l.File()
+}

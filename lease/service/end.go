@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package service
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"syscall"
+	"time"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/lease/broker"
+	"github.com/gpuslice/gpuslice/lease/leasepb"
+)
+
+// Why leases end.
+const (
+	reasonDropped = "it was dropped"
+	reasonExpired = "its time was over"
+	reasonLinger  = "nobody was connected any more"
+)
+
+// await ends a lease whose broker has exited.
+func (s *Service) await(l *lease) {
+	select {
+	case <-l.exited:
+	case <-l.done:
+		return
+	case <-s.stopped:
+		return
+	}
+	if l.isEnding() {
+		return
+	}
+	state, reason := s.whyExited(l)
+	s.end(l, state, reason)
+}
+
+func (l *lease) isEnding() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.ending
+}
+
+// whyExited is also for a broker that the enforcer ended.
+func (s *Service) whyExited(l *lease) (leasepb.Lease_State, string) {
+	ctx, cancel := context.WithTimeout(context.Background(), askTimeout)
+	defer cancel()
+	slice, err := s.Enforcer.Slice(ctx, l.ID)
+	if err == nil && slice.State == api.Expired || l.due() {
+		return leasepb.Lease_ENDED, reasonExpired
+	}
+	if l.child == nil {
+		return leasepb.Lease_FAILED, "its broker ended"
+	}
+	state := l.child.command.ProcessState
+	switch state.ExitCode() {
+	case 0:
+		return leasepb.Lease_ENDED, "its broker was asked to end"
+	case broker.ExitLinger:
+		return leasepb.Lease_ENDED, reasonLinger
+	case broker.ExitLoadTimeout:
+		return leasepb.Lease_FAILED, fmt.Sprintf("a module took longer to load than load_timeout (%s)", s.LoadTimeout)
+	case broker.ExitContext:
+		return leasepb.Lease_FAILED, "a fault took its context, and the driver made no other"
+	}
+	return leasepb.Lease_FAILED, "its broker ended: " + state.String()
+}
+
+// due says whether its time is over, as far as the enforcer's last answer says.
+func (l *lease) due() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.expires != nil && time.Until(l.deadline) < 100*time.Millisecond
+}
+
+// endAside is end for who has other leases to see to.
+func (s *Service) endAside(l *lease, state leasepb.Lease_State, reason string) {
+	s.ending.Go(func() { s.end(l, state, reason) })
+}
+
+// end ends a lease, and returns when nothing is left of it. Who comes second waits for the first, whose reason it is.
+func (s *Service) end(l *lease, state leasepb.Lease_State, reason string) *leasepb.Lease {
+	l.mu.Lock()
+	first := !l.ending
+	l.ending = true
+	l.mu.Unlock()
+	if !first {
+		<-l.done
+		return l.last
+	}
+	begin := time.Now()
+	s.stop(l)
+	s.clear(l.ID)
+	s.release(l)
+	// Last: what is left is known by it.
+	if err := os.RemoveAll(s.dirOf(l.ID)); err != nil {
+		s.Log.Error("remove a lease's directory", "lease", l.ID, "err", err)
+	}
+	l.mu.Lock()
+	l.charged = 0
+	l.last = l.shownLocked()
+	l.last.State, l.last.Reason = state, reason
+	l.mu.Unlock()
+	s.mu.Lock()
+	delete(s.leases, l.ID)
+	served := l.serving || l.child == nil
+	if served {
+		s.ended = append(s.ended[max(0, len(s.ended)-maxEnded+1):], l.last)
+	}
+	s.mu.Unlock()
+	if served {
+		s.counts.over(l, state, reason)
+		s.Log.Info("lease ended", "lease", l.ID, "uid", l.UID, "state", state, "reason", reason, "took", time.Since(begin))
+	}
+	close(l.done)
+	return l.last
+}
+
+// stop ends the broker, which has a moment to tell its clients.
+func (s *Service) stop(l *lease) {
+	if l.process == nil {
+		return
+	}
+	defer l.process.Close()
+	_ = l.process.Signal(syscall.SIGTERM) // it may have exited
+	select {
+	case <-l.exited:
+	case <-time.After(exitGrace):
+	}
+	if l.process.Alive() {
+		_ = l.process.Signal(syscall.SIGKILL)
+	}
+	s.deaths.Unwatch(l.process)
+}
+
+// clear ends what is in a lease's cgroup, and removes it.
+func (s *Service) clear(id string) {
+	if err := s.cgroups.remove(id, endTimeout); err != nil {
+		s.Log.Error("remove a broker's cgroup: the next service tries it again", "lease", id, "err", err)
+	}
+}
+
+// release gives the slice back. An enforcer that does not answer finds its cgroup gone, once it is there again.
+func (s *Service) release(l *lease) {
+	if l.Generation == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), askTimeout)
+	defer cancel()
+	_, err := s.Enforcer.Release(ctx, l.ID, l.Generation, true)
+	if err != nil && !errors.Is(err, api.ErrNotFound) {
+		s.Log.Warn("a lease's slice was not released: the enforcer does that by itself", "lease", l.ID, "err", err)
+	}
+}

@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package service
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/gpuslice/gpuslice/lease/leasepb"
+)
+
+const (
+	// maxTenants is how many have series of their own: the first to lease. The others are summed under otherTenants.
+	maxTenants   = 100
+	otherTenants = "other"
+)
+
+// counts is what the metrics are made of. It may be used by several goroutines.
+type counts struct {
+	registry *prometheus.Registry
+	acquired prometheus.Counter
+	refused  prometheus.Counter
+	renewals prometheus.Counter
+	ended    *prometheus.CounterVec
+	granted  *granted
+}
+
+// Why leases end, as a label.
+const (
+	causeDropped = "dropped"
+	causeExpired = "expired"
+	causeLinger  = "linger"
+	causeFailed  = "failed"
+	causeOther   = "other"
+)
+
+func newCounts() counts {
+	counter := func(name, help string) prometheus.Counter {
+		return prometheus.NewCounter(prometheus.CounterOpts{Name: "gpuslice_lease_" + name, Help: help})
+	}
+	c := counts{
+		registry: prometheus.NewRegistry(),
+		acquired: counter("acquired_total", "Leases that were acquired."),
+		refused:  counter("refused_total", "Leases that were asked for and not acquired."),
+		renewals: counter("renewed_total", "Leases that were renewed; one can be often."),
+		ended: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "gpuslice_lease_ended_total",
+			Help: "Leases that ended, by cause: dropped, expired, linger (nobody was connected any more), failed (the broker ended by itself), or other.",
+		}, []string{"cause"}),
+		granted: &granted{seconds: make(map[string]float64), live: make(map[*lease]bool)},
+	}
+	for _, cause := range []string{causeDropped, causeExpired, causeLinger, causeFailed, causeOther} {
+		c.ended.WithLabelValues(cause)
+	}
+	c.registry.MustRegister(c.acquired, c.refused, c.renewals, c.ended, c.granted, collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	return c
+}
+
+func (c *counts) begun(l *lease) {
+	c.acquired.Inc()
+	c.granted.begin(l)
+}
+
+func (c *counts) takenUp(l *lease) { c.granted.begin(l) }
+
+func (c *counts) failed()  { c.refused.Inc() }
+func (c *counts) renewed() { c.renewals.Inc() }
+
+func (c *counts) over(l *lease, state leasepb.Lease_State, reason string) {
+	cause := causeOther
+	switch {
+	case state == leasepb.Lease_FAILED:
+		cause = causeFailed
+	case reason == reasonDropped:
+		cause = causeDropped
+	case reason == reasonExpired:
+		cause = causeExpired
+	case reason == reasonLinger:
+		cause = causeLinger
+	}
+	c.ended.WithLabelValues(cause).Inc()
+	c.granted.end(l)
+}
+
+// granted counts the bytes that tenants had, times the seconds.
+type granted struct {
+	mu      sync.Mutex         // guards all below
+	seconds map[string]float64 // byte-seconds of leases that have ended, by tenant
+	live    map[*lease]bool
+}
+
+var (
+	grantedDesc = prometheus.NewDesc("gpuslice_lease_granted_byte_seconds_total",
+		"VRAM that the tenant's leases were granted, overhead included, times the seconds for which they had it, since the service was started.", []string{"tenant"}, nil)
+	leasesDesc = prometheus.NewDesc("gpuslice_lease_active", "Leases of the tenant that are active.", []string{"tenant"}, nil)
+	bytesDesc  = prometheus.NewDesc("gpuslice_lease_granted_bytes", "VRAM that the tenant's active leases are granted, overhead included.", []string{"tenant"}, nil)
+)
+
+// Describe implements prometheus.Collector.
+func (g *granted) Describe(to chan<- *prometheus.Desc) {
+	to <- grantedDesc
+	to <- leasesDesc
+	to <- bytesDesc
+}
+
+// Collect implements prometheus.Collector.
+func (g *granted) Collect(to chan<- prometheus.Metric) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	now := time.Now()
+	count, bytes, seconds := make(map[string]float64), make(map[string]float64), make(map[string]float64)
+	for tenant, n := range g.seconds {
+		seconds[tenant] = n
+	}
+	for l := range g.live {
+		tenant := g.tenant(l)
+		count[tenant]++
+		bytes[tenant] += float64(l.VRAM + l.Overhead)
+		seconds[tenant] += l.byteSeconds(now)
+	}
+	for tenant, n := range seconds {
+		to <- prometheus.MustNewConstMetric(grantedDesc, prometheus.CounterValue, n, tenant)
+		to <- prometheus.MustNewConstMetric(leasesDesc, prometheus.GaugeValue, count[tenant], tenant)
+		to <- prometheus.MustNewConstMetric(bytesDesc, prometheus.GaugeValue, bytes[tenant], tenant)
+	}
+}
+
+func (l *lease) byteSeconds(now time.Time) float64 {
+	return float64(l.VRAM+l.Overhead) * now.Sub(l.since).Seconds()
+}
+
+// tenant is the series that a lease counts in; it does not change, once there is one. Called with mu held.
+func (g *granted) tenant(l *lease) string {
+	if _, known := g.seconds[l.Tenant]; known {
+		return l.Tenant
+	}
+	return otherTenants
+}
+
+func (g *granted) begin(l *lease) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if _, known := g.seconds[l.Tenant]; !known && len(g.seconds) < maxTenants {
+		g.seconds[l.Tenant] = 0
+	}
+	g.live[l] = true
+}
+
+func (g *granted) end(l *lease) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.live[l] {
+		delete(g.live, l)
+		g.seconds[g.tenant(l)] += l.byteSeconds(time.Now())
+	}
+}
+
+// ServeMetrics shows them at /metrics until ctx ends.
+func (s *Service) ServeMetrics(ctx context.Context, l net.Listener) error {
+	const timeout = 10 * time.Second
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", promhttp.HandlerFor(s.counts.registry, promhttp.HandlerOpts{MaxRequestsInFlight: 4}))
+	h := &http.Server{Handler: mux, ReadTimeout: timeout, WriteTimeout: timeout, IdleTimeout: time.Minute}
+	stop := context.AfterFunc(ctx, func() { _ = h.Close() })
+	defer stop()
+	if err := h.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+		return err
+	}
+	return nil
+}

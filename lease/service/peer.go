@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package service
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/peer"
+
+	"github.com/gpuslice/gpuslice/enforcer/process"
+	"github.com/gpuslice/gpuslice/enforcer/unixsocket"
+	"github.com/gpuslice/gpuslice/lease/leasepb"
+)
+
+// Peer is who asks, as the kernel reports it of the process that connected.
+type Peer struct {
+	credentials.CommonAuthInfo
+	UID    uint32
+	Groups []uint32 // its own first
+
+	subordinate bool // a user of a user namespace alone
+}
+
+// AuthType implements credentials.AuthInfo.
+func (Peer) AuthType() string { return "unix" }
+
+// may says whether a lease of that user is to be seen and changed.
+func (p Peer) may(uid uint32) bool { return p.UID == 0 || p.UID == uid }
+
+func (p Peer) gid() uint32 {
+	if len(p.Groups) == 0 {
+		return p.UID
+	}
+	return p.Groups[0]
+}
+
+// peerOf is who made a call.
+func peerOf(ctx context.Context) (Peer, error) {
+	if p, ok := peer.FromContext(ctx); ok {
+		if who, ok := p.AuthInfo.(Peer); ok {
+			if who.subordinate {
+				return who, failed(leasepb.Code_REFUSED, "ask from outside of it", "uid %d is a user of a user namespace alone, and leases are for the host's users", who.UID)
+			}
+			return who, nil
+		}
+	}
+	return Peer{}, failed(leasepb.Code_REFUSED, "", "the kernel does not report who asks")
+}
+
+// Connections at one time.
+const (
+	maxConnections = 1024 // of all users but root
+	maxOfUser      = 64
+)
+
+// kernel is credentials.TransportCredentials for Unix sockets: it asks the kernel who is at the other end, and bounds how often.
+type kernel struct {
+	mu  sync.Mutex
+	all int
+	by  map[uint32]int
+}
+
+func (k *kernel) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	c, ok := conn.(*net.UnixConn)
+	if !ok {
+		return nil, nil, errors.ErrUnsupported
+	}
+	credentialsOf, err := unixsocket.Ask(c, unixsocket.Credentials)
+	if err != nil {
+		return nil, nil, err
+	}
+	who := Peer{UID: credentialsOf.Uid, CommonAuthInfo: credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity}}
+	groups, _ := unixsocket.Ask(c, unixsocket.Groups) // before Linux 4.13 nobody says: its own is known
+	who.Groups = append([]uint32{credentialsOf.Gid}, groups...)
+	if who.UID == 0 {
+		return conn, who, nil
+	}
+	counted := who.UID
+	if strange, err := process.Subordinate(int(credentialsOf.Pid), who.UID); strange || err != nil {
+		who.subordinate, counted = true, ^uint32(0) // all of them together are one, or a user would have the places of thousands
+	}
+	if err := k.enter(counted); err != nil {
+		return nil, nil, err
+	}
+	return &counting{Conn: conn, leave: sync.OnceFunc(func() { k.leave(counted) })}, who, nil
+}
+
+func (k *kernel) enter(uid uint32) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.all >= maxConnections || k.by[uid] >= maxOfUser {
+		return fmt.Errorf("uid %d has %d connections, and all users have %d: %d and %d are accepted", uid, k.by[uid], k.all, maxOfUser, maxConnections)
+	}
+	k.all++
+	k.by[uid]++
+	return nil
+}
+
+func (k *kernel) leave(uid uint32) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.all--
+	if k.by[uid]--; k.by[uid] == 0 {
+		delete(k.by, uid)
+	}
+}
+
+type counting struct {
+	net.Conn
+	leave func()
+}
+
+func (c *counting) Close() error {
+	defer c.leave()
+	return c.Conn.Close()
+}
+
+func (k *kernel) ClientHandshake(context.Context, string, net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	return nil, nil, errors.ErrUnsupported
+}
+func (k *kernel) Info() credentials.ProtocolInfo {
+	return credentials.ProtocolInfo{SecurityProtocol: "unix"}
+}
+func (k *kernel) Clone() credentials.TransportCredentials { return k }
+func (k *kernel) OverrideServerName(string) error         { return nil }

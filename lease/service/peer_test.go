@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package service
+
+import (
+	"context"
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	leases "github.com/gpuslice/gpuslice/lease"
+	"github.com/gpuslice/gpuslice/lease/leasepb"
+)
+
+// pair is a connection to this process, as the server and as the client have it.
+func pair(t *testing.T) (server, client net.Conn) {
+	t.Helper()
+	l, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if client, err = net.Dial("unix", l.Addr().String()); err != nil {
+		t.Fatal(err)
+	}
+	if server, err = l.Accept(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { server.Close(); client.Close() })
+	return server, client
+}
+
+func TestWhoAsksForALeaseIsWhatTheKernelSays(t *testing.T) {
+	k := &kernel{by: make(map[uint32]int)}
+	server, _ := pair(t)
+	_, info, err := k.ServerHandshake(server)
+	if err != nil {
+		t.Fatal(err)
+	}
+	who := info.(Peer)
+	groups, err := os.Getgroups()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if int(who.UID) != os.Geteuid() || int(who.Groups[0]) != os.Getegid() || len(who.Groups) != len(groups)+1 || who.subordinate {
+		t.Errorf("%+v, and the groups are %v", who, groups)
+	}
+	if other, _ := net.Pipe(); second2(k.ServerHandshake(other)) == nil {
+		t.Error("what is no Unix socket is accepted")
+	}
+}
+
+func second2[A, B any](_ A, _ B, err error) error { return err }
+
+func TestAUsersConnectionsAreBounded(t *testing.T) {
+	k := &kernel{by: make(map[uint32]int)}
+	for range maxOfUser {
+		if err := k.enter(alice); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if k.enter(alice) == nil {
+		t.Error("one more than a user may have")
+	}
+	if err := k.enter(bob); err != nil {
+		t.Errorf("another user: %v", err)
+	}
+	k.leave(alice)
+	if err := k.enter(alice); err != nil {
+		t.Errorf("after one was closed: %v", err)
+	}
+	for uid := uint32(6000); k.all < maxConnections; uid++ {
+		if err := k.enter(uid); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if k.enter(7000) == nil {
+		t.Error("one more than all users may have")
+	}
+	for uid, n := range k.by {
+		for range n {
+			k.leave(uid)
+		}
+	}
+	if k.all != 0 || len(k.by) != 0 {
+		t.Errorf("%d, %v", k.all, k.by)
+	}
+}
+
+// served is a bench that answers on a socket.
+func served(t *testing.T, how string) (*bench, leases.Service) {
+	t.Helper()
+	b := newBench(t, how)
+	path := filepath.Join(filepath.Dir(b.Dir), "s")
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- b.Serve(ctx, l) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	return b, leases.Service{Socket: path}
+}
+
+func TestAClientGetsWhatTheServiceAnswers(t *testing.T) {
+	b, client := served(t, "")
+	ctx := context.Background()
+	minute := time.Minute
+	l, err := client.Acquire(ctx, leases.Request{VRAM: 1 << 20, TTL: time.Hour, Device: "GPU-a", Tenant: "t", Linger: &minute, Clients: 3})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if l.Address != "unix:"+filepath.Join(b.dirOf(l.ID), sessionName) || l.TokenFile != filepath.Join(b.dirOf(l.ID), tokenName) || l.Device != "GPU-a" ||
+		l.DeviceName != "A" || l.VRAM != 1<<20 || l.Overhead != 532<<20 || l.Tenant != "t" || l.UID != 0 || l.State != leases.Active || l.Expires == nil {
+		t.Errorf("%+v", l)
+	}
+	if c := b.configOf(l.ID); c.Clients != 3 || c.Linger != minute {
+		t.Errorf("%+v", c)
+	}
+	if all, err := client.List(ctx); err != nil || len(all) != 1 || all[0].ID != l.ID || all[0].Address != l.Address {
+		t.Errorf("%v, %v", all, err)
+	}
+	if l, err := client.Renew(ctx, l.ID, 2*time.Hour); err != nil || time.Until(*l.Expires) < time.Hour {
+		t.Errorf("%+v, %v", l, err)
+	}
+	if l, err := client.Drop(ctx, l.ID); err != nil || l.State != leases.Ended || l.Reason != reasonDropped || l.Address != "" {
+		t.Errorf("%+v, %v", l, err)
+	}
+	if l, err := client.Show(ctx, l.ID); err != nil || l.State != leases.Ended {
+		t.Errorf("%+v, %v", l, err)
+	}
+	if all, err := client.List(ctx); err != nil || len(all) != 0 {
+		t.Errorf("%v, %v", all, err)
+	}
+}
+
+// What no client of ours sends.
+func FuzzAcquire(f *testing.F) {
+	f.Add(uint64(1), int64(1), int32(0), "", "", int64(0), int32(0), uint32(0))
+	f.Add(^uint64(0), int64(-1), int32(-1), "*", "\x00", int64(1)<<62, int32(1<<30), ^uint32(0))
+	s := &Service{Options: Options{MaxClients: 16}}
+	f.Fuzz(func(t *testing.T, vram uint64, seconds int64, nanos int32, device, tenant string, linger int64, lingerNanos int32, clients uint32) {
+		r := &leasepb.AcquireRequest{
+			Vram: vram, Ttl: &durationpb.Duration{Seconds: seconds, Nanos: nanos}, Device: device, Tenant: tenant,
+			Linger: &durationpb.Duration{Seconds: linger, Nanos: lingerNanos}, Clients: clients,
+		}
+		err := s.checkRequest(r)
+		if err != nil && codeOf(err) != leasepb.Code_INVALID_REQUEST {
+			t.Error(err)
+		}
+		if err == nil && (vram == 0 || clients > 16 || r.GetTtl().AsDuration() < time.Second || r.GetLinger().AsDuration() < 0) {
+			t.Errorf("accepted: %v", r)
+		}
+	})
+}
+
+func TestAServiceThatStopsEndsItsConnections(t *testing.T) {
+	_, client := served(t, "")
+	conn, err := grpc.NewClient("unix:"+client.Socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if _, err := leasepb.NewLeasesClient(conn).List(context.Background(), &leasepb.ListRequest{}); err != nil {
+		t.Error(err)
+	} // and the cleanup waits for no client
+}

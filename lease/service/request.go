@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package service
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"math"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/lease/leasepb"
+)
+
+// newID is not guessed, though nothing depends on that.
+func newID() string {
+	var b [8]byte
+	_, _ = rand.Read(b[:]) // never fails (crypto/rand)
+	return "lease-" + hex.EncodeToString(b[:])
+}
+
+// checkRequest says what is wrong with a request that is wrong on any host.
+func (s *Service) checkRequest(r *leasepb.AcquireRequest) error {
+	if _, err := ttlOf(r.GetTtl()); err != nil {
+		return err
+	}
+	switch {
+	case r.GetVram() == 0 || r.GetVram() > math.MaxInt64:
+		return invalid("vram is %d bytes: 1 to %d are accepted", r.GetVram(), uint64(math.MaxInt64))
+	case r.GetClients() > uint32(s.MaxClients):
+		return invalid("%d clients at one time: up to %d are accepted", r.GetClients(), s.MaxClients)
+	case r.GetTenant() != "" && api.CheckTenant(r.GetTenant()) != nil:
+		return invalid("%s", api.CheckTenant(r.GetTenant()).Error())
+	}
+	if l := r.GetLinger(); l != nil && (l.CheckValid() != nil || l.AsDuration() < 0 || l.AsDuration() > api.MaxTTL) {
+		return invalid("linger is %v: 0 to %s are accepted", l.AsDuration(), api.FormatTTL(api.MaxTTL))
+	}
+	return nil
+}
+
+// ttlOf is how long a lease shall live; 0 is as long as the enforcer lets any slice live.
+func ttlOf(d *durationpb.Duration) (time.Duration, error) {
+	if d == nil {
+		return 0, nil
+	}
+	if err := d.CheckValid(); err != nil || d.AsDuration() < api.MinTTL || d.AsDuration() > api.MaxTTL {
+		return 0, invalid("a ttl of %v is not accepted: %s to %s are", d.AsDuration(), api.FormatTTL(api.MinTTL), api.FormatTTL(api.MaxTTL))
+	}
+	return d.AsDuration(), nil
+}
+
+// failure is a Failure as an error.
+type failure struct {
+	leasepb.Failure
+	status codes.Code
+}
+
+func (f *failure) Error() string { return f.GetMessage() }
+
+func failed(code leasepb.Code, advice, format string, args ...any) error {
+	f := &failure{status: codes.FailedPrecondition}
+	f.Code, f.Message, f.Advice = code, fmt.Sprintf(format, args...), advice
+	switch code {
+	case leasepb.Code_INVALID_REQUEST:
+		f.status = codes.InvalidArgument
+	case leasepb.Code_NOT_FOUND:
+		f.status = codes.NotFound
+	case leasepb.Code_REFUSED:
+		f.status = codes.ResourceExhausted
+	}
+	return f
+}
+
+func invalid(format string, args ...any) error {
+	return failed(leasepb.Code_INVALID_REQUEST, "", format, args...)
+}
+
+// refusal is what the enforcer, or something on this host, said no by.
+func refusal(err error) error {
+	var ours *failure
+	if errors.As(err, &ours) {
+		return ours
+	}
+	f := &failure{status: codes.Unavailable}
+	f.Code, f.Message = leasepb.Code_REFUSED, err.Error()
+	var theirs *api.Error
+	if !errors.As(err, &theirs) {
+		return f
+	}
+	f.status = codes.Internal
+	switch theirs.Code {
+	case api.CodeBadRequest, api.CodeNoDevice:
+		f.Code, f.status = leasepb.Code_INVALID_REQUEST, codes.InvalidArgument
+	case api.CodeForbidden:
+		f.status = codes.PermissionDenied
+	case api.CodeBusy:
+		f.status = codes.Unavailable
+	case api.CodeQuotaExceeded:
+		f.status = codes.ResourceExhausted
+		f.Requested, f.Limit, f.Current = &theirs.Requested, &theirs.Limit, &theirs.Current
+	}
+	return f
+}

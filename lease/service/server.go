@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package service
+
+import (
+	"context"
+	"errors"
+	"net"
+	"path/filepath"
+	"runtime/debug"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/status"
+
+	"github.com/gpuslice/gpuslice/lease/leasepb"
+)
+
+// drainTimeout is how long a stopping service waits for the calls under way.
+const drainTimeout = 5 * time.Second
+
+// Serve answers on l until ctx ends.
+func (s *Service) Serve(ctx context.Context, l net.Listener) error {
+	const maxMessage, maxStreams = 64 << 10, 64
+	g := grpc.NewServer(grpc.Creds(&kernel{by: make(map[uint32]int)}), grpc.MaxRecvMsgSize(maxMessage), grpc.MaxConcurrentStreams(maxStreams),
+		grpc.ConnectionTimeout(2*time.Second), grpc.UnaryInterceptor(s.answer),
+		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: time.Minute}))
+	leasepb.RegisterLeasesServer(g, &server{service: s})
+	stop := context.AfterFunc(ctx, func() {
+		stopped := time.AfterFunc(drainTimeout, g.Stop)
+		g.GracefulStop()
+		stopped.Stop()
+	})
+	defer stop()
+	err := g.Serve(l)
+	if ctx.Err() != nil {
+		return nil
+	}
+	return err
+}
+
+// answer makes each error one with a Failure among its details.
+func (s *Service) answer(ctx context.Context, request any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (reply any, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			s.Log.Error("a call made the service panic", "err", p, "stack", string(debug.Stack()))
+			reply, err = nil, status.Error(codes.Internal, "the lease service failed: its log says why")
+		}
+	}()
+	reply, err = handle(ctx, request)
+	var f *failure
+	if errors.As(err, &f) {
+		return nil, f.Status(f.status)
+	}
+	return reply, err
+}
+
+// server is the API's side of a Service.
+type server struct {
+	leasepb.UnimplementedLeasesServer
+	service *Service
+}
+
+// addressed says where a client finds an active lease.
+func (s *server) addressed(l *leasepb.Lease, err error) (*leasepb.Lease, error) {
+	if err == nil && l.GetState() == leasepb.Lease_ACTIVE {
+		dir := s.service.dirOf(l.GetId())
+		l.Address, l.TokenFile = "unix:"+filepath.Join(dir, sessionName), filepath.Join(dir, tokenName)
+	}
+	return l, err
+}
+
+func (s *server) Acquire(ctx context.Context, r *leasepb.AcquireRequest) (*leasepb.Lease, error) {
+	who, err := peerOf(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return s.addressed(s.service.Acquire(ctx, who, r))
+}
+
+func (s *server) Renew(ctx context.Context, r *leasepb.RenewRequest) (*leasepb.Lease, error) {
+	who, err := peerOf(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return s.addressed(s.service.Renew(ctx, who, r))
+}
+
+func (s *server) Drop(ctx context.Context, r *leasepb.DropRequest) (*leasepb.Lease, error) {
+	who, err := peerOf(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return s.service.Drop(ctx, who, r)
+}
+
+func (s *server) List(ctx context.Context, _ *leasepb.ListRequest) (*leasepb.ListReply, error) {
+	who, err := peerOf(ctx)
+	if err != nil {
+		return nil, err
+	}
+	reply := &leasepb.ListReply{Leases: s.service.List(ctx, who)}
+	for _, l := range reply.GetLeases() {
+		_, _ = s.addressed(l, nil)
+	}
+	return reply, nil
+}
+
+func (s *server) Show(ctx context.Context, r *leasepb.ShowRequest) (*leasepb.Lease, error) {
+	who, err := peerOf(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return s.addressed(s.service.Show(ctx, who, r.GetId()))
+}

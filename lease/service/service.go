@@ -1,0 +1,352 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package service gives users leases: it has the enforcer admit a slice for each, starts a broker in it, and ends both.
+//
+// It owns the leases' directories, their tokens, the brokers' cgroups and user ids. The enforcer owns what a lease may hold and when its
+// time is over: it ends the broker then as it ends any process of a slice, and the service clears away what is left. A broker
+// goes on while the service is down; the next one takes it up by its record.
+//
+// It must never touch the driver, nor leave anything of a lease that it could not acquire.
+package service
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/process"
+	"github.com/gpuslice/gpuslice/lease/leasepb"
+)
+
+// Enforcer is what the service asks of the host's.
+type Enforcer interface {
+	Devices(ctx context.Context) ([]api.Device, error)
+	Register(ctx context.Context, r api.RegisterRequest) (api.RegisterReply, error)
+	Release(ctx context.Context, id string, generation uint64, force bool) (api.Slice, error)
+	Renew(ctx context.Context, id string, r api.RenewRequest) (api.Slice, error)
+	Slice(ctx context.Context, id string) (api.Slice, error)
+	Slices(ctx context.Context) ([]api.Slice, error)
+}
+
+// Options of a Service. All are needed, but where another value is named.
+type Options struct {
+	Enforcer Enforcer
+	Dir      string // of the leases
+	Broker   string // the program
+	Cgroup   string // the brokers' common one, below the root of each hierarchy
+	Bounds   Bounds // of each broker
+
+	FirstUID, LastUID uint32 // of brokers
+	MaxLeases         int
+	MaxClients        int    // of each lease
+	CodeBytes         uint64 // that are admitted for code
+	LoadTimeout       time.Duration
+	// Operator says whether who is in these groups has no limit, as root has none. nil: nobody but root.
+	Operator func(groups []uint32) bool
+	Log      *slog.Logger
+}
+
+const (
+	// interval is how often it is checked that the enforcer has the leases' slices.
+	interval = time.Second
+	// startTimeout is until a broker has to serve: it makes a context, which takes seconds where a card is busy.
+	startTimeout = 60 * time.Second
+	// askTimeout is for what the enforcer answers at once.
+	askTimeout = 5 * time.Second
+	// endTimeout is until the processes of a broker that was killed have to be gone. One that the kernel holds in a system call is gone later.
+	endTimeout = 10 * time.Second
+	// exitGrace is what a broker has from SIGTERM to SIGKILL, to tell its clients.
+	exitGrace = 30 * time.Millisecond
+	// maxEnded is of how many leases that are over it is known why.
+	maxEnded = 1024
+	// contextBytes is what a context costs on a device where no enforcer has learned it.
+	contextBytes = 600 << 20
+)
+
+// Service has the leases of a host.
+type Service struct {
+	Options
+	cgroups *cgroups
+	deaths  *process.Watcher
+	counts  counts
+	ending  sync.WaitGroup
+	stopped chan struct{} // closed when leases are to go on without this service
+
+	mu      sync.Mutex // guards all below
+	leases  map[string]*lease
+	lastUID uint32
+	ended   []*leasepb.Lease // the oldest first
+}
+
+// New takes up the leases that a former service left, and ends those whose broker is gone.
+func New(o Options) (*Service, error) {
+	if err := checkUIDs(o.FirstUID, o.LastUID); err != nil {
+		return nil, err
+	}
+	if err := os.MkdirAll(o.Dir, 0o711); err != nil {
+		return nil, err
+	}
+	// Nobody lists others' leases.
+	if err := os.Chmod(o.Dir, 0o711); err != nil {
+		return nil, err
+	}
+	cgroups, err := openCgroups(o.Cgroup, o.Bounds, o.Log)
+	if err != nil {
+		return nil, err
+	}
+	deaths, err := process.NewWatcher()
+	if err != nil {
+		return nil, err
+	}
+	s := &Service{Options: o, cgroups: cgroups, deaths: deaths, leases: make(map[string]*lease), lastUID: o.LastUID, counts: newCounts(), stopped: make(chan struct{})}
+	if err := s.takeUp(); err != nil {
+		return nil, errors.Join(err, deaths.Close())
+	}
+	return s, nil
+}
+
+// Run keeps the leases until ctx ends; then brokers go on.
+func (s *Service) Run(ctx context.Context) error {
+	ticker := time.NewTicker(interval)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			close(s.stopped)
+			s.ending.Wait()
+			return s.deaths.Close()
+		case <-ticker.C:
+			s.check(ctx)
+		}
+	}
+}
+
+// check ends the leases whose slice is gone, or whose time is over.
+func (s *Service) check(ctx context.Context) {
+	live := s.all()
+	if len(live) == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	found, err := s.Enforcer.Slices(ctx)
+	for _, l := range live {
+		if err == nil {
+			i := slices.IndexFunc(found, func(f api.Slice) bool { return f.ID == l.ID && f.Generation == l.Generation })
+			switch {
+			case i < 0:
+				s.endAside(l, leasepb.Lease_ENDED, "its slice was released")
+				continue
+			case found[i].State == api.Expired:
+				s.endAside(l, leasepb.Lease_ENDED, reasonExpired)
+				continue
+			}
+			l.lives(found[i])
+		}
+		if l.isOver() { // and the enforcer does not say that it was renewed
+			s.endAside(l, leasepb.Lease_ENDED, reasonExpired)
+		}
+	}
+}
+
+// all leases that are active.
+func (s *Service) all() []*lease {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var all []*lease
+	for _, l := range s.leases {
+		if l.serving {
+			all = append(all, l)
+		}
+	}
+	slices.SortFunc(all, func(a, b *lease) int { return cmp.Compare(a.ID, b.ID) })
+	return all
+}
+
+// Acquire returns when the broker serves. What fails leaves nothing behind.
+func (s *Service) Acquire(ctx context.Context, who Peer, r *leasepb.AcquireRequest) (*leasepb.Lease, error) {
+	shown, err := s.acquire(ctx, who, r)
+	if err != nil {
+		s.counts.failed()
+		s.Log.Info("lease refused", "uid", who.UID, "bytes", r.GetVram(), "err", err)
+	}
+	return shown, err
+}
+
+func (s *Service) acquire(ctx context.Context, who Peer, r *leasepb.AcquireRequest) (*leasepb.Lease, error) {
+	if err := s.checkRequest(r); err != nil {
+		return nil, err
+	}
+	devices, err := s.Enforcer.Devices(ctx)
+	if err != nil {
+		return nil, refusal(err)
+	}
+	device, err := choose(devices, r.GetDevice())
+	if err != nil {
+		return nil, err
+	}
+	overhead := cmp.Or(device.Context, contextBytes) + s.CodeBytes
+	if r.GetVram() > math.MaxInt64-overhead {
+		return nil, invalid("vram is %d bytes: up to %d are accepted", r.GetVram(), math.MaxInt64-overhead)
+	}
+	l := &lease{record: record{
+		ID: newID(), UID: who.UID, GID: who.gid(), Device: device.UUID, DeviceName: device.Name, VRAM: r.GetVram(), Overhead: overhead,
+		Reserved: r.GetReserve(), Tenant: r.GetTenant(),
+	}}
+	if err := s.enter(l); err != nil {
+		return nil, err
+	}
+	if err := s.begin(ctx, l, who, r); err != nil {
+		s.end(l, leasepb.Lease_FAILED, "it could not be acquired: "+err.Error())
+		return nil, refusal(err)
+	}
+	s.counts.begun(l)
+	s.Log.Info("lease acquired", "lease", l.ID, "uid", who.UID, "device", l.Device, "bytes", l.VRAM, "overhead", l.Overhead, "tenant", l.Tenant,
+		"pid", l.PID, "broker_uid", l.BrokerUID)
+	return s.show(ctx, l), nil
+}
+
+// enter gives a lease its place and a user id.
+func (s *Service) enter(l *lease) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.leases) >= s.MaxLeases {
+		return failed(leasepb.Code_REFUSED, "drop one, or ask the operator for more (max_leases)", "there are %d leases, as many as may be at one time", len(s.leases))
+	}
+	used := make(map[uint32]bool)
+	for _, other := range s.leases {
+		used[other.BrokerUID] = true
+	}
+	uid, err := nextUID(s.FirstUID, s.LastUID, s.lastUID, used)
+	if err != nil {
+		return failed(leasepb.Code_REFUSED, "choose another range (uids in [leases] of the configuration)", "%v", err)
+	}
+	l.BrokerUID, s.lastUID, l.done = uid, uid, make(chan struct{})
+	s.leases[l.ID] = l
+	return nil
+}
+
+// Renew lets a lease live for so long from now.
+func (s *Service) Renew(ctx context.Context, who Peer, r *leasepb.RenewRequest) (*leasepb.Lease, error) {
+	ttl, err := ttlOf(r.GetTtl())
+	if err != nil {
+		return nil, err
+	}
+	if r.GetTtl() == nil {
+		return nil, invalid("the request says no ttl: how long shall the lease live from now on?")
+	}
+	l, err := s.own(who, r.GetId())
+	if err != nil {
+		return nil, err
+	}
+	renewed, err := s.Enforcer.Renew(ctx, l.ID, api.RenewRequest{TTL: &ttl})
+	if errors.Is(err, api.ErrExpired) || errors.Is(err, api.ErrNotFound) {
+		return nil, failed(leasepb.Code_LEASE_EXPIRED, "acquire another one", "the time of lease %s is over", l.ID)
+	}
+	if err != nil {
+		return nil, refusal(err)
+	}
+	l.lives(renewed)
+	s.counts.renewed()
+	return s.show(ctx, l), nil
+}
+
+// Drop returns when the broker has ended, and its memory is free.
+func (s *Service) Drop(_ context.Context, who Peer, r *leasepb.DropRequest) (*leasepb.Lease, error) {
+	l, err := s.own(who, r.GetId())
+	if err != nil {
+		return nil, err
+	}
+	return s.end(l, leasepb.Lease_ENDED, reasonDropped), nil // also if who asked is gone
+}
+
+// List has the leases of who asks; root's are all.
+func (s *Service) List(ctx context.Context, who Peer) []*leasepb.Lease {
+	found, err := s.Enforcer.Slices(ctx)
+	var list []*leasepb.Lease
+	for _, l := range s.all() {
+		if !who.may(l.UID) {
+			continue
+		}
+		i := slices.IndexFunc(found, func(f api.Slice) bool { return f.ID == l.ID && f.Generation == l.Generation })
+		if err == nil && i >= 0 {
+			l.lives(found[i])
+		}
+		list = append(list, l.shown())
+	}
+	return list
+}
+
+// Show also has a lease that has ended, for a while.
+func (s *Service) Show(ctx context.Context, who Peer, id string) (*leasepb.Lease, error) {
+	l, err := s.own(who, id)
+	if err == nil {
+		return s.show(ctx, l), nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, ended := range s.ended {
+		if ended.GetId() == id && who.may(ended.GetUid()) {
+			return ended, nil
+		}
+	}
+	return nil, err
+}
+
+// own is the active lease of that id, if it is that user's. Others' are not said to exist.
+func (s *Service) own(who Peer, id string) (*lease, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if l := s.leases[id]; l != nil && l.serving && who.may(l.UID) {
+		return l, nil
+	}
+	for _, ended := range s.ended {
+		if ended.GetId() == id && who.may(ended.GetUid()) {
+			return nil, failed(leasepb.Code_LEASE_EXPIRED, "acquire another one", "lease %s has ended: %s", id, ended.GetReason())
+		}
+	}
+	return nil, failed(leasepb.Code_NOT_FOUND, "`gpuslice lease list` lists yours", "you have no lease %.80q", id)
+}
+
+// show asks the enforcer how the lease is.
+func (s *Service) show(ctx context.Context, l *lease) *leasepb.Lease {
+	if slice, err := s.Enforcer.Slice(ctx, l.ID); err == nil && slice.Generation == l.Generation {
+		l.lives(slice)
+	}
+	return l.shown()
+}
+
+func (s *Service) dirOf(id string) string { return filepath.Join(s.Dir, id) }
+
+// choose finds the device; the one with the most room if none is named.
+func choose(devices []api.Device, name string) (*api.Device, error) {
+	if len(devices) == 0 {
+		return nil, failed(leasepb.Code_REFUSED, "see `gpuslice devices`", "the enforcer knows no device")
+	}
+	if name == "" {
+		best := slices.MaxFunc(devices, func(a, b api.Device) int { return cmp.Compare(room(&a), room(&b)) })
+		return &best, nil
+	}
+	for _, d := range devices {
+		if d.UUID == name || d.Index >= 0 && fmt.Sprint(d.Index) == name {
+			return &d, nil
+		}
+	}
+	return nil, failed(leasepb.Code_INVALID_REQUEST, "`gpuslice devices` lists them", "there is no device %.80q: a UUID or an index is accepted", name)
+}
+
+func room(d *api.Device) uint64 {
+	if d.Free != nil {
+		return *d.Free
+	}
+	return d.Total - min(d.Total, d.Quotas)
+}

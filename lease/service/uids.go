@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package service
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/user"
+	"strconv"
+	"strings"
+)
+
+// etc is where the host's users are; tests have another.
+var etc = "/etc"
+
+// checkUIDs says who has an id of the range already: a user of the host, or of a container that one of them may start.
+func checkUIDs(first, last uint32) error {
+	for _, file := range []struct {
+		name   string
+		ranged bool
+	}{{"passwd", false}, {"subuid", true}, {"subgid", true}} {
+		path := etc + "/" + file.name
+		f, err := os.Open(path)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		for lines := bufio.NewScanner(f); lines.Scan(); {
+			fields := strings.Split(lines.Text(), ":")
+			if len(fields) < 3 {
+				continue
+			}
+			from, count := fields[1], "1" // name:first:count
+			if file.ranged {
+				count = fields[2]
+			} else {
+				from = fields[2] // name:password:uid
+			}
+			begin, err := strconv.ParseUint(from, 10, 32)
+			n, err2 := strconv.ParseUint(count, 10, 32)
+			if err == nil && err2 == nil && n > 0 && begin <= uint64(last) && begin+n > uint64(first) {
+				f.Close()
+				return fmt.Errorf("leases.uids = \"%d-%d\": %s gives ids from %d on to %s: a range is accepted that is nobody's", first, last, path, begin, fields[0])
+			}
+		}
+		f.Close()
+	}
+	return nil
+}
+
+// nextUID is one that no broker has, and no user of whom the files say nothing; the one that was used longest ago.
+func nextUID(first, last, before uint32, used map[uint32]bool) (uint32, error) {
+	uid := before
+	for range last - first + 1 {
+		if uid++; uid > last || uid < first {
+			uid = first
+		}
+		if used[uid] {
+			continue
+		}
+		_, err := user.LookupId(strconv.FormatUint(uint64(uid), 10))
+		var unknown user.UnknownUserIdError
+		if errors.As(err, &unknown) {
+			return uid, nil
+		}
+	}
+	return 0, fmt.Errorf("no id in %d-%d is free for a broker", first, last)
+}

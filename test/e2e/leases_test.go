@@ -1,0 +1,513 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/lease"
+	"github.com/gpuslice/gpuslice/test/testhost"
+)
+
+// leaseHost is a host with a lease service, whose operator lets nobody have sessions of 4 GiB together.
+type leaseHost struct {
+	*testhost.Host
+	bin    string // which all users may run
+	cgroup string
+	daemon *exec.Cmd
+	said   testhost.Output
+	lease.Service
+}
+
+func newLeaseHost(t *testing.T) *leaseHost {
+	t.Helper()
+	t.Parallel()
+	if _, err := os.Stat(filepath.Join(testhost.BinDir(t), "gpuslice-broker")); err != nil {
+		t.Skip("needs bin/gpuslice-broker: make build")
+	}
+	h := &leaseHost{Host: testhost.New(t, testhost.Options{Runtimes: []string{"/bin/true"}})}
+	h.Stop(unix.SIGTERM)
+	h.cgroup = "gpuslice-test-" + filepath.Base(h.Dir)
+	h.Service.Socket = filepath.Join(h.Dir, "run", "leases.sock")
+	file, err := os.OpenFile(h.Config(), os.O_APPEND|os.O_WRONLY, 0)
+	h.Must(err)
+	_, err = fmt.Fprintf(file, `
+[expiry]
+grace = "500ms"
+[sessions]
+socket = %q
+[[sessions.limits]]
+user = "%d"
+max_vram = "4G"
+max_sessions = 3
+[leases]
+socket = %q
+dir = %q
+cgroup = %q
+`, filepath.Join(h.Dir, "run", "session.sock"), nobody, h.Service.Socket, h.leases(), h.cgroup)
+	h.Must(err)
+	h.Must(file.Close())
+	// Brokers and clients are other users.
+	h.Must(os.Chmod(h.Dir, 0o711))
+	h.Must(os.Chmod(filepath.Join(h.Dir, "fake"), 0o777))
+	h.Start()
+	h.Must(os.Chmod(filepath.Join(h.Dir, "fake", "state"), 0o666))
+	h.bin = forAll(t, h.Bin)
+	h.start()
+	t.Cleanup(func() {
+		all, err := h.List(context.Background())
+		if err != nil {
+			t.Error(err)
+		}
+		for _, l := range all {
+			if _, err := h.Drop(context.Background(), l.ID); err != nil {
+				t.Error(err)
+			}
+		}
+		h.stop(unix.SIGTERM)
+		h.nothingIsLeft()
+		for _, dir := range h.cgroups() {
+			h.Must(os.Remove(dir))
+		}
+		if t.Failed() {
+			t.Logf("the lease service said:\n%s", h.said.String())
+		}
+	})
+	return h
+}
+
+// forAll is the programs where all users may run them.
+func forAll(t *testing.T, bin string) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("/tmp", "gpuslice-bin-")
+	if err == nil {
+		t.Cleanup(func() { os.RemoveAll(dir) })
+		err = os.Chmod(dir, 0o755)
+	}
+	if err == nil {
+		err = exec.Command("cp", "-r", filepath.Join(bin, "gpuslice"), filepath.Join(bin, "gpuslice-leased"), filepath.Join(bin, "gpuslice-broker"),
+			filepath.Join(bin, api.LibraryName), filepath.Join(bin, "fakecuda"), dir).Run()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+func (h *leaseHost) leases() string { return filepath.Join(h.Dir, "run", "leases") }
+
+// cgroups are the brokers' common ones.
+func (h *leaseHost) cgroups() []string {
+	found, err := filepath.Glob("/sys/fs/cgroup/*/" + h.cgroup)
+	h.Must(err)
+	if _, err := os.Stat("/sys/fs/cgroup/" + h.cgroup); err == nil {
+		found = append(found, "/sys/fs/cgroup/"+h.cgroup)
+	}
+	return found
+}
+
+func (h *leaseHost) start() {
+	h.T.Helper()
+	h.daemon = exec.Command(filepath.Join(h.bin, "gpuslice-leased"), "--config", h.Config())
+	h.daemon.Env = append(os.Environ(), "LD_LIBRARY_PATH="+filepath.Join(h.bin, "fakecuda"), "FAKECUDA_STATE="+filepath.Join(h.Dir, "fake", "state"))
+	h.daemon.Stdout, h.daemon.Stderr = &h.said, &h.said
+	h.Must(h.daemon.Start())
+	h.Eventually("the lease service answers", func() bool {
+		_, err := h.List(context.Background())
+		return err == nil
+	})
+}
+
+func (h *leaseHost) stop(sig os.Signal) {
+	_ = h.daemon.Process.Signal(sig)
+	// Not Wait: brokers have its standard error still.
+	_, _ = h.daemon.Process.Wait()
+}
+
+func (h *leaseHost) acquire(r lease.Request) *lease.Lease {
+	h.T.Helper()
+	l, err := h.Acquire(context.Background(), r)
+	if err != nil {
+		h.T.Fatalf("%v\n%s", err, h.said.String())
+	}
+	return l
+}
+
+func (h *leaseHost) open(l *lease.Lease) *lease.Session {
+	h.T.Helper()
+	s, err := lease.Open(context.Background(), l.Address, l.TokenFile)
+	h.Must(err)
+	h.T.Cleanup(func() { _ = s.Close() })
+	return s
+}
+
+// works says whether a session takes bytes and gives them back.
+func works(s *lease.Session, size uint64) error {
+	ctx, cancel := context.WithTimeout(context.Background(), testhost.Patience)
+	defer cancel()
+	b, err := s.Alloc(ctx, size)
+	if err != nil {
+		return err
+	}
+	want, got := []byte("what was written is read"), make([]byte, 24)
+	if err := b.Write(ctx, size-24, want); err != nil {
+		return err
+	}
+	if err := b.Read(ctx, size-24, got); err != nil {
+		return err
+	}
+	if !bytes.Equal(got, want) {
+		return fmt.Errorf("read %q", got)
+	}
+	return b.Free(ctx)
+}
+
+// pid is the broker's.
+func (h *leaseHost) pid(id string) int {
+	h.T.Helper()
+	slice, err := h.Client.Slice(context.Background(), id)
+	h.Must(err)
+	return slice.PID
+}
+
+func (h *leaseHost) ended(id string) *lease.Lease {
+	h.T.Helper()
+	var l *lease.Lease
+	h.Eventually("the lease has ended", func() bool {
+		var err error
+		l, err = h.Show(context.Background(), id)
+		return err == nil && l.State != lease.Active
+	})
+	return l
+}
+
+// nothingIsLeft of any lease: no slice, no directory, no cgroup, and no memory on the card.
+func (h *leaseHost) nothingIsLeft() {
+	h.T.Helper()
+	if all := h.Slices(); len(all) != 0 {
+		h.T.Errorf("slices: %+v", all)
+	}
+	if entries, err := os.ReadDir(h.leases()); err != nil || len(entries) != 0 {
+		h.T.Errorf("directories: %v, %v", entries, err)
+	}
+	for _, dir := range h.cgroups() {
+		if below, err := filepath.Glob(dir + "/*/cgroup.procs"); err != nil || len(below) != 0 {
+			h.T.Errorf("cgroups: %v, %v", below, err)
+		}
+	}
+	h.Eventually("the card is nobody's", func() bool {
+		devices, err := h.Client.Devices(context.Background())
+		return err == nil && devices[0].Quotas == 0
+	})
+}
+
+func TestALeaseIsASliceInWhichABrokerWorksForItsClients(t *testing.T) {
+	h := newLeaseHost(t)
+	ctx := context.Background()
+	l := h.acquire(lease.Request{VRAM: 64 * mib, TTL: 2 * time.Minute, Tenant: "physics"})
+	if l.State != lease.Active || l.VRAM != 64*mib || l.Overhead == 0 || l.Tenant != "physics" || l.Expires == nil || l.DeviceName == "" {
+		t.Errorf("%+v", l)
+	}
+	slice, err := h.Client.Slice(ctx, l.ID)
+	h.Must(err)
+	if slice.Tenant != "physics" || slice.TTL != 2*time.Minute || len(slice.Quotas) != 1 || slice.Quotas[0] != (api.Quota{Device: l.Device, Bytes: l.VRAM + l.Overhead}) {
+		t.Errorf("%+v", slice)
+	}
+	if out, code := output(h.as(0, "ps")); code != 0 || !strings.Contains(out, l.ID) {
+		t.Errorf("%d %s", code, out)
+	}
+	s := h.open(l)
+	if err := works(s, 64*mib); err != nil {
+		t.Error(err)
+	}
+	// What does not fit is refused with its figures.
+	keep, err := s.Alloc(ctx, 40*mib)
+	h.Must(err)
+	var refusal *lease.Error
+	if _, err := s.Alloc(ctx, 40*mib); !errors.As(err, &refusal) || refusal.Code != lease.AllocFailed || refusal.Requested != 40*mib || refusal.Limit != 64*mib || refusal.Current != 40*mib {
+		t.Errorf("80 of 64 MiB: %v", err)
+	}
+	if shown, err := h.Show(ctx, l.ID); err != nil || shown.Charged < keep.Size() || shown.Charged > l.VRAM+l.Overhead {
+		t.Errorf("%+v, %v", shown, err)
+	}
+	renewed, err := h.Renew(ctx, l.ID, time.Hour)
+	if err != nil || time.Until(*renewed.Expires) < 59*time.Minute {
+		t.Errorf("%+v, %v", renewed, err)
+	}
+	begin := time.Now()
+	ended, err := h.Drop(ctx, l.ID)
+	took := time.Since(begin)
+	if err != nil || ended.State != lease.Ended || ended.Charged != 0 {
+		t.Errorf("%+v, %v", ended, err)
+	}
+	t.Logf("dropped in %v", took)
+	if took > time.Second { // tenfold
+		t.Errorf("the drop took %v", took)
+	}
+	h.nothingIsLeft()
+	if _, err := s.Alloc(ctx, mib); !errors.As(err, &refusal) || refusal.Code != lease.Expired {
+		t.Errorf("after the drop: %v", err)
+	}
+	if _, err := h.Renew(ctx, l.ID, time.Hour); !errors.As(err, &refusal) || refusal.Code != lease.Expired {
+		t.Errorf("after the drop: %v", err)
+	}
+}
+
+func TestALeaseEndsWhenItsTimeIsOver(t *testing.T) {
+	h := newLeaseHost(t)
+	l := h.acquire(lease.Request{VRAM: 64 * mib, TTL: time.Second})
+	s := h.open(l)
+	if _, err := s.Alloc(context.Background(), 32*mib); err != nil {
+		t.Log(err) // on a busy machine its time may be over
+	}
+	if ended := h.ended(l.ID); ended.State != lease.Ended || ended.Reason != "its time was over" {
+		t.Errorf("%+v", ended)
+	}
+	h.Eventually("its slice is gone", h.IsGone(l.ID))
+	h.nothingIsLeft()
+}
+
+func TestALeaseThatLingersEndsWithItsLastClient(t *testing.T) {
+	h := newLeaseHost(t)
+	linger := 50 * time.Millisecond
+	l := h.acquire(lease.Request{VRAM: 64 * mib, Linger: &linger})
+	s := h.open(l)
+	if err := works(s, mib); err != nil {
+		t.Error(err)
+	}
+	h.Must(s.Close())
+	if ended := h.ended(l.ID); ended.State != lease.Ended || ended.Reason != "nobody was connected any more" {
+		t.Errorf("%+v", ended)
+	}
+	h.nothingIsLeft()
+}
+
+func TestABrokerThatIsKilledEndsItsLeaseAndNoOther(t *testing.T) {
+	h := newLeaseHost(t)
+	one, other := h.acquire(lease.Request{VRAM: 64 * mib}), h.acquire(lease.Request{VRAM: 64 * mib})
+	s, still := h.open(one), h.open(other)
+	_, err := s.Alloc(context.Background(), 64*mib)
+	h.Must(err)
+	h.Must(syscall.Kill(h.pid(one.ID), syscall.SIGKILL))
+	if ended := h.ended(one.ID); ended.State != lease.Failed || ended.Reason != "its broker ended: signal: killed" {
+		t.Errorf("%+v", ended)
+	}
+	if err := works(still, 64*mib); err != nil {
+		t.Error(err)
+	}
+	h.Eventually("its slice is gone", h.IsGone(one.ID))
+}
+
+func TestABrokerOutlivesBothDaemons(t *testing.T) {
+	h := newLeaseHost(t)
+	l := h.acquire(lease.Request{VRAM: 64 * mib, TTL: time.Hour})
+	dropped := h.acquire(lease.Request{VRAM: 64 * mib})
+	s := h.open(l)
+	keep, err := s.Alloc(context.Background(), 16*mib)
+	h.Must(err)
+	h.stop(unix.SIGKILL)
+	if err := works(s, mib); err != nil {
+		t.Errorf("without the lease service: %v", err)
+	}
+	h.Stop(unix.SIGKILL)
+	if err := works(s, mib); err != nil {
+		t.Errorf("without either: %v", err)
+	}
+	h.Must(syscall.Kill(h.brokerOf(dropped.ID), syscall.SIGKILL))
+	h.start()
+	if all, err := h.List(context.Background()); err != nil || len(all) != 1 || all[0].ID != l.ID {
+		t.Errorf("%v, %v", all, err)
+	}
+	h.Start()
+	if err := works(s, mib); err != nil {
+		t.Errorf("with both: %v", err)
+	}
+	if shown, err := h.Show(context.Background(), l.ID); err != nil || shown.State != lease.Active || shown.Expires == nil || shown.Charged < keep.Size() {
+		t.Errorf("%+v, %v", shown, err)
+	}
+	// It is dropped while the enforcer is down, which then finds it gone.
+	h.Stop(unix.SIGKILL)
+	if _, err := h.Drop(context.Background(), l.ID); err != nil {
+		t.Error(err)
+	}
+	h.Start()
+	h.Eventually("its slice is gone", h.IsGone(l.ID))
+	h.nothingIsLeft()
+}
+
+// brokerOf is the broker's process, by the record, while no enforcer answers.
+func (h *leaseHost) brokerOf(id string) int {
+	h.T.Helper()
+	text, err := os.ReadFile(filepath.Join(h.leases(), id, "lease.json"))
+	h.Must(err)
+	var record struct{ PID int }
+	h.Must(json.Unmarshal(text, &record))
+	return record.PID
+}
+
+// as is a gpuslice of a user.
+func (h *leaseHost) as(uid uint32, args ...string) *exec.Cmd {
+	cmd := exec.Command(filepath.Join(h.bin, "gpuslice"), args...)
+	cmd.Env = []string{"PATH=/usr/bin:/bin", "GPUSLICE_LEASE_SOCKET=" + h.Service.Socket, "GPUSLICE_SOCKET=" + h.Host.Socket()}
+	cmd.Dir = "/"
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}}
+	return cmd
+}
+
+// leased is a lease of a user's.
+func (h *leaseHost) leased(uid uint32, args ...string) *lease.Lease {
+	h.T.Helper()
+	out, code := output(h.as(uid, append([]string{"lease", "acquire", "--json"}, args...)...))
+	var l lease.Lease
+	if err := json.Unmarshal([]byte(out), &l); code != 0 || err != nil {
+		h.T.Fatalf("%d %s", code, out)
+	}
+	return &l
+}
+
+func TestAUserLeasesWithinHisLimit(t *testing.T) {
+	h := newLeaseHost(t)
+	mine := h.leased(nobody, "--vram", "2G", "--ttl", "1h")
+	roots := h.leased(0, "--vram", "60G")
+	if mine.UID != nobody || roots.UID != 0 {
+		t.Errorf("%+v, %+v", mine, roots)
+	}
+	for name, c := range map[string]struct {
+		uid  uint32
+		args []string
+		want []string
+		not  string
+	}{
+		"more than the operator lets him have": {nobody, []string{"acquire", "--vram", "2G"}, []string{"REFUSED", "sessions may have 4GiB together"}, roots.ID},
+		"another user":                         {somebody, []string{"acquire", "--vram", "1G"}, []string{"REFUSED", "uid 65533 may have no session"}, "lease-"},
+		"a tenant":                             {nobody, []string{"acquire", "--vram", "1G", "--tenant", "rich"}, []string{"REFUSED", "tenant rich would pay"}, ""},
+		"root, more than there is":             {0, []string{"acquire", "--vram", "60G"}, []string{"REFUSED", mine.ID, roots.ID}, ""},
+		"somebody else's lease":                {somebody, []string{"drop", mine.ID}, []string{"NOT_FOUND", "you have no lease"}, ""},
+		"somebody else's, shown":               {nobody, []string{"show", roots.ID}, []string{"NOT_FOUND", "you have no lease"}, ""},
+		"no size":                              {nobody, []string{"acquire"}, []string{"--vram is missing"}, ""},
+		"a wrong device":                       {nobody, []string{"acquire", "--vram", "1G", "--device", "9"}, []string{"INVALID_REQUEST", `no device "9"`}, ""},
+		"a short time":                         {nobody, []string{"renew", mine.ID, "1ms"}, []string{"from 1s to 876000h"}, ""},
+		"no time":                              {nobody, []string{"renew", mine.ID, "never"}, []string{"is no time for a lease"}, ""},
+	} {
+		out, code := output(h.as(c.uid, append([]string{"lease"}, c.args...)...))
+		for _, want := range c.want {
+			if code == 0 || !strings.Contains(out, want) || strings.Count(out, "\n") != 1 || c.not != "" && strings.Contains(out, c.not) {
+				t.Errorf("%s: exit code %d, %q, which does not say %q", name, code, out, want)
+			}
+		}
+	}
+	for uid, want := range map[uint32]int{nobody: 1, somebody: 0, 0: 2} {
+		var all []lease.Lease
+		out, code := output(h.as(uid, "lease", "list", "--json"))
+		if err := json.Unmarshal([]byte(out), &all); err != nil || code != 0 || len(all) != want {
+			t.Errorf("uid %d: %d %s", uid, code, out)
+		}
+	}
+	if out, code := output(h.as(0, "lease", "list")); code != 0 || !strings.Contains(out, mine.ID) || !strings.Contains(out, "2GiB") {
+		t.Errorf("%d %s", code, out)
+	}
+	// The token and the session are his alone; to the host he sees it as a session of his.
+	for uid, may := range map[uint32]bool{nobody: true, somebody: false} {
+		cat := exec.Command("cat", mine.TokenFile)
+		cat.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}}
+		if _, code := output(cat); (code == 0) != may {
+			t.Errorf("uid %d reads the token: %v", uid, code == 0)
+		}
+	}
+	users := h.as(nobody, "--socket", filepath.Join(h.Dir, "run", "session.sock"), "ps")
+	if out, code := output(users); code != 0 || !strings.Contains(out, mine.ID) || strings.Contains(out, roots.ID) {
+		t.Errorf("%d %s", code, out)
+	}
+	if out, code := output(h.as(nobody, "lease", "renew", mine.ID, "2h")); code != 0 || !strings.Contains(out, "in 1h59m") && !strings.Contains(out, "in 2h") {
+		t.Errorf("%d %s", code, out)
+	}
+	if out, code := output(h.as(nobody, "lease", "drop", mine.ID)); code != 0 || out != "" {
+		t.Errorf("%d %s", code, out)
+	}
+	if out, code := output(h.as(nobody, "lease", "show", mine.ID)); code != 0 || !strings.Contains(out, `"it was dropped"`) {
+		t.Errorf("%d %s", code, out)
+	}
+	if out, code := output(h.as(0, "lease", "drop", roots.ID)); code != 0 || out != "" {
+		t.Errorf("%d %s", code, out)
+	}
+	h.nothingIsLeft()
+}
+
+func TestALeaseWhoseSliceIsReleasedHasEnded(t *testing.T) {
+	h := newLeaseHost(t)
+	l := h.acquire(lease.Request{VRAM: 64 * mib})
+	_, err := h.Client.Release(context.Background(), l.ID, 0, true)
+	h.Must(err)
+	if ended := h.ended(l.ID); ended.State != lease.Ended || ended.Reason != "its slice was released" {
+		t.Errorf("%+v", ended)
+	}
+	h.nothingIsLeft()
+}
+
+func TestABrokerHasNoRightsAndIsBounded(t *testing.T) {
+	h := newLeaseHost(t)
+	l := h.acquire(lease.Request{VRAM: 64 * mib})
+	pid := h.pid(l.ID)
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	h.Must(err)
+	for _, want := range []string{"CapEff:\t0000000000000000", "CapPrm:\t0000000000000000", "NoNewPrivs:\t1", "Seccomp:\t2"} {
+		if !strings.Contains(string(text), "\n"+want+"\n") {
+			t.Errorf("there is no %q in\n%s", want, text)
+		}
+	}
+	// What is not dumpable belongs to root.
+	info, err := os.Stat(fmt.Sprintf("/proc/%d/environ", pid))
+	h.Must(err)
+	if uid := info.Sys().(*syscall.Stat_t).Uid; uid != 0 {
+		t.Errorf("it is dumpable: its files belong to uid %d", uid)
+	}
+	bounds := 0
+	in, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
+	h.Must(err)
+	for _, place := range []string{"", "unified/", "memory/", "pids/", "cpu/", "cpu,cpuacct/"} {
+		for file, want := range map[string]string{"memory.max": "4294967296", "memory.limit_in_bytes": "4294967296", "pids.max": "256"} {
+			bound, err := os.ReadFile(filepath.Join("/sys/fs/cgroup", place, h.cgroup, l.ID, file))
+			if err != nil {
+				continue
+			}
+			if bounds++; strings.TrimSpace(string(bound)) != want {
+				t.Errorf("%s%s: %s", place, file, bound)
+			}
+		}
+	}
+	if bounds == 0 {
+		t.Errorf("nothing bounds it: %s", in)
+	}
+}
+
+func TestManySmallLeasesEndAsFastAsOne(t *testing.T) {
+	h := newLeaseHost(t)
+	var all []*lease.Lease
+	for range 8 {
+		all = append(all, h.acquire(lease.Request{VRAM: 8 * mib}))
+	}
+	for _, l := range all {
+		begin := time.Now()
+		if _, err := h.Drop(context.Background(), l.ID); err != nil {
+			t.Error(err)
+		}
+		if took := time.Since(begin); took > time.Second { // tenfold
+			t.Errorf("a drop took %v", took)
+		}
+	}
+	h.nothingIsLeft()
+}
