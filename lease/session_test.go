@@ -215,6 +215,24 @@ func TestASessionIsWorkedInFromBeginningToEnd(t *testing.T) {
 	}
 }
 
+func TestReservedMemoryIsTakenAtTheBeginning(t *testing.T) {
+	b := startBroker(t, "--reserve")
+	s := b.open(t)
+	ctx := t.Context()
+	whole := must(s.Alloc(ctx, vram))(t)
+	ok(t, whole.Set(ctx, 0, vram, 0xff))
+	_, err := s.Alloc(ctx, 1)
+	refused(t, err, lease.AllocFailed)
+	ok(t, whole.Free(ctx))
+	for range 2 {
+		part := must(s.Alloc(ctx, vram/2))(t)
+		data := make([]byte, 4096)
+		if ok(t, part.Read(ctx, vram/2-4096, data)); !bytes.Equal(data, make([]byte, 4096)) {
+			t.Error("a new buffer shows what another had")
+		}
+	}
+}
+
 func TestWhatASessionRefusesHasACodeAndASentence(t *testing.T) {
 	s := startBroker(t).open(t)
 	ctx := t.Context()

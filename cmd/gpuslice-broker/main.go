@@ -56,6 +56,7 @@ func parse(args []string) (options, error) {
 	flags.StringVar(&o.directory, "directory", "", "make the sockets and the token in this directory")
 	flags.Func("vram", "how much clients may allocate, such as 64M or 7G", size(&o.config.VRAM))
 	flags.IntVar(&o.config.Device, "device", 0, "the device's number, as CUDA counts those that this process sees")
+	flags.BoolVar(&o.config.Reserve, "reserve", false, "take all of --vram from the card at once, and hold it")
 	flags.IntVar(&o.config.Clients, "clients", broker.DefaultClients, "how many may be connected at once")
 	flags.DurationVar(&o.config.Linger, "linger", 0, "end so long after the last connection (0: do not)")
 	flags.DurationVar(&o.config.LoadTimeout, "load-timeout", broker.DefaultLoadTimeout, "end if the driver compiles one module for longer")

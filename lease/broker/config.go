@@ -37,7 +37,8 @@ type Config struct {
 	// Token is what clients show: hexadecimal, of 32 bytes.
 	Token string `json:"token"`
 	// Device is the ordinal among those that the broker's CUDA shows.
-	Device  int  `json:"device"`
+	Device int `json:"device"`
+	// Reserve: the memory of all buffers is taken from the card before the broker says that it is ready.
 	Reserve bool `json:"reserve,omitempty"`
 
 	Clients     int           `json:"clients,omitempty"`      // 16

@@ -39,7 +39,12 @@ type context struct {
 
 // OpenDevice returns what opens the configured device, for [New].
 func OpenDevice(config Config) func() (Device, error) {
-	return func() (Device, error) { return openContext(config.Device) }
+	return func() (Device, error) {
+		if config.Reserve {
+			return openReserved(config.Device, config.VRAM)
+		}
+		return openContext(config.Device)
+	}
 }
 
 // openContext is for a goroutine that stays in its thread.

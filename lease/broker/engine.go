@@ -198,7 +198,7 @@ func (e *engine) take(bytes uint64) (buffer, *leasepb.Failure) {
 	switch {
 	case errors.Is(err, cuda.OutOfMemory):
 		f := noRoom(bytes, e.vram, current)
-		f.Message += "; the rest is taken by what the driver rounds sizes up to (2 MiB above 1 MiB), by code, or by others on the card"
+		f.Message += ", but no piece that large is free: the driver rounds sizes above 1 MiB up to 2 MiB, code takes its part, and reserved memory can be in pieces"
 		return buffer{}, f
 	case err != nil:
 		return buffer{}, e.driverFailed(leasepb.Code_ALLOC_FAILED, err)

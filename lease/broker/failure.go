@@ -26,7 +26,7 @@ func invalid(format string, args ...any) *leasepb.Failure {
 func noRoom(requested, limit, current uint64) *leasepb.Failure {
 	return &leasepb.Failure{
 		Code:      leasepb.Code_ALLOC_FAILED,
-		Message:   fmt.Sprintf("%d bytes do not fit: the session has %d of the lease's %d", requested, current, limit),
+		Message:   fmt.Sprintf("%d bytes are refused: the session has %d of the lease's %d", requested, current, limit),
 		Advice:    "free buffers, or acquire a larger lease",
 		Requested: &requested, Limit: &limit, Current: &current,
 	}

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package broker
+
+import (
+	"slices"
+	"sort"
+
+	"github.com/gpuslice/gpuslice/vmm/cuda"
+)
+
+const pieceAlignment = 256 // what the driver aligns to as well
+
+// reserve gives memory out of a block that was taken at the session's beginning. A piece that is given back may be given out at once:
+// whatever still uses it is before the next owner's work in the stream.
+type reserve struct {
+	start cuda.Address
+	free  []piece // by offset; no two touch
+	sizes map[cuda.Address]uint64
+}
+
+type piece struct{ offset, size uint64 }
+
+func newReserve(start cuda.Address, size uint64) *reserve {
+	return &reserve{start: start, free: []piece{{0, size}}, sizes: map[cuda.Address]uint64{}}
+}
+
+// take gives the smallest piece that is large enough.
+func (r *reserve) take(size uint64) (cuda.Address, bool) {
+	size = (size + pieceAlignment - 1) &^ uint64(pieceAlignment-1)
+	best := -1
+	for i, p := range r.free {
+		if p.size >= size && (best < 0 || p.size < r.free[best].size) {
+			best = i
+		}
+	}
+	if best < 0 || size == 0 {
+		return 0, false
+	}
+	p := &r.free[best]
+	address := r.start + cuda.Address(p.offset)
+	r.sizes[address] = size
+	p.offset += size
+	if p.size -= size; p.size == 0 {
+		r.free = slices.Delete(r.free, best, best+1)
+	}
+	return address, true
+}
+
+func (r *reserve) give(address cuda.Address) {
+	given := piece{uint64(address - r.start), r.sizes[address]}
+	delete(r.sizes, address)
+	i := sort.Search(len(r.free), func(i int) bool { return r.free[i].offset > given.offset })
+	r.free = slices.Insert(r.free, i, given)
+	for _, left := range []int{i, i - 1} { // it may touch the next one, and the one before
+		if left >= 0 && left+1 < len(r.free) && r.free[left].offset+r.free[left].size == r.free[left+1].offset {
+			r.free[left].size += r.free[left+1].size
+			r.free = slices.Delete(r.free, left+1, left+2)
+		}
+	}
+}
+
+// reserved is a context whose memory is taken at its beginning.
+type reserved struct {
+	*context
+	vram   uint64
+	memory *reserve
+}
+
+func openReserved(ordinal int, vram uint64) (*reserved, error) {
+	c, err := openContext(ordinal)
+	if err != nil {
+		return nil, err
+	}
+	r := &reserved{context: c, vram: vram}
+	return r, r.fill()
+}
+
+func (r *reserved) fill() error {
+	size := (r.vram + pieceAlignment - 1) &^ uint64(pieceAlignment-1)
+	start, err := r.Stream.Alloc(size)
+	if err == nil {
+		r.memory = newReserve(start, size)
+	}
+	return err
+}
+
+func (r *reserved) Alloc(bytes uint64) (cuda.Address, error) {
+	start, ok := r.memory.take(bytes)
+	if !ok { // it is in pieces
+		return 0, &cuda.Error{Function: "reserved memory", Result: cuda.OutOfMemory}
+	}
+	if err := r.Set(start, 0, bytes); err != nil {
+		r.memory.give(start)
+		return 0, err
+	}
+	return start, nil
+}
+
+func (r *reserved) Free(start cuda.Address) error {
+	r.memory.give(start)
+	return nil
+}
+
+func (r *reserved) Reset() error {
+	if err := r.context.Reset(); err != nil {
+		return err
+	}
+	return r.fill()
+}
