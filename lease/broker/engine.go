@@ -19,8 +19,6 @@ const (
 	maxImages      = 256 << 20 // of all modules
 	maxKernelNames = 1 << 12   // of one module
 	maxData        = 16 << 20  // in one request or reply
-	maxArguments   = 1 << 10
-	maxParameters  = 32764 // bytes: CUDA's own bound
 )
 
 // engine carries out requests on a device. It is used by one goroutine; its counters, by any.
@@ -37,9 +35,8 @@ type engine struct {
 	images   uint64 // bytes of the modules' images
 	memories map[uint64][]byte
 	// epoch changes when the context is lost.
-	epoch   uint64
-	values  []byte // of a launch, reused
-	offsets []uint32
+	epoch uint64
+	args  arguments
 
 	vram  uint64
 	stats counters
@@ -441,10 +438,11 @@ func (e *engine) start(m *module, l *leasepb.Launch, find func(handle uint64) (b
 	if shape.SharedBytes > math.MaxInt32 {
 		return failed(leasepb.Code_LAUNCH_FAILED, "%d bytes of shared memory: no device has that", shape.SharedBytes)
 	}
-	if f := e.arguments(kernel, l, find); f != nil {
+	if f := e.args.lay(kernel, l, find); f != nil {
 		return f
 	}
-	err := e.device.Launch(kernel, shape, e.values, e.offsets)
+	values, offsets := e.args.of(kernel)
+	err := e.device.Launch(kernel, shape, values, offsets)
 	if err == nil {
 		return nil
 	}
@@ -489,60 +487,6 @@ func (e *engine) kernel(m *module, name string) (*cuda.Function, *leasepb.Failur
 	}
 	m.kernels[name] = kernel
 	return kernel, nil
-}
-
-// arguments lays them out in e.values, each where e.offsets says. The driver reads there as many bytes as the kernel's parameters have.
-func (e *engine) arguments(kernel *cuda.Function, l *leasepb.Launch, find func(handle uint64) (buffer, bool)) *leasepb.Failure {
-	given := l.GetArguments()
-	if kernel.Described && len(given) != len(kernel.Parameters) {
-		return failed(leasepb.Code_LAUNCH_FAILED, "%d arguments: %s has %d parameters", len(given), l.GetKernel(), len(kernel.Parameters))
-	}
-	if len(given) > maxArguments {
-		return failed(leasepb.Code_LAUNCH_FAILED, "%d arguments: a launch may have %d", len(given), maxArguments)
-	}
-	e.values, e.offsets = e.values[:0], e.offsets[:0]
-	for i, a := range given {
-		start := len(e.values)
-		switch v := a.GetValue().(type) {
-		case *leasepb.Argument_Raw:
-			e.values = append(e.values, v.Raw...)
-		case *leasepb.Argument_Pointer:
-			b, ok := find(v.Pointer.GetHandle())
-			if !ok {
-				return noHandle("buffer", v.Pointer.GetHandle())
-			}
-			if f := b.within(v.Pointer.GetOffset(), 0); f != nil {
-				return f
-			}
-			address := uint64(b.start) + v.Pointer.GetOffset()
-			for shift := 0; shift < 64; shift += 8 {
-				e.values = append(e.values, byte(address>>shift))
-			}
-		default:
-			return failed(leasepb.Code_LAUNCH_FAILED, "argument %d has no value", i)
-		}
-		size := len(e.values) - start
-		if len(e.values) > maxParameters {
-			return failed(leasepb.Code_LAUNCH_FAILED, "the arguments have more than %d bytes", maxParameters)
-		}
-		if kernel.Described && uint32(size) != kernel.Parameters[i].Size {
-			return failed(leasepb.Code_LAUNCH_FAILED, "argument %d has %d bytes: that parameter of %s has %d", i, size, l.GetKernel(), kernel.Parameters[i].Size)
-		}
-		e.offsets = append(e.offsets, uint32(start))
-	}
-	if !kernel.Described {
-		e.pad()
-	}
-	return nil
-}
-
-// pad is for a driver that cannot say what a kernel's parameters are: whatever it reads is the request's or zero.
-func (e *engine) pad() {
-	end := uint32(len(e.values))
-	e.values = append(e.values, make([]byte, maxParameters)...)
-	for len(e.offsets) < maxArguments {
-		e.offsets = append(e.offsets, end)
-	}
 }
 
 func (e *engine) sync(h *history) *leasepb.Failure {

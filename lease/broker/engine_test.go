@@ -184,7 +184,7 @@ func TestALaunchIsCheckedBeforeTheDriverSeesIt(t *testing.T) {
 		t.Errorf("launched as %+v", got)
 	}
 	for start := range b.device.memory {
-		if want := uint64(start) + 40; le(got.values[:8]) != want || string(got.values[8:]) != "\x07\x07\x07\x07" {
+		if want := uint64(start) + 40; le(got.values[:8]) != want || string(got.values[8:12]) != "\x07\x07\x07\x07" {
 			t.Errorf("arguments %x, not %#x and 7s", got.values, want)
 		}
 	}
@@ -217,9 +217,16 @@ func TestALaunchIsCheckedBeforeTheDriverSeesIt(t *testing.T) {
 	}
 	// What a driver reads that cannot say how many bytes that are is the request's, or zero.
 	b.device.ran = nil
+	b.must(launch("unknown", raw(300), raw(200)))
 	b.must(launch("unknown", raw(3)))
-	if got := b.device.ran[0]; len(got.offsets) != maxArguments || len(got.values) < int(got.offsets[maxArguments-1])+maxParameters {
+	got = b.device.ran[1]
+	if len(got.offsets) != maxArguments || len(got.values) < int(got.offsets[maxArguments-1])+maxParameters || string(got.values[:3]) != "\a\a\a" {
 		t.Errorf("%d offsets, %d bytes", len(got.offsets), len(got.values))
+	}
+	for i, offset := range got.offsets[1:] {
+		if value := got.values[offset:][:maxParameters]; !bytes.Equal(value, make([]byte, maxParameters)) || !bytes.Equal(got.values[3:maxParameters], make([]byte, maxParameters-3)) {
+			t.Fatalf("parameter %d, which was not given, is not zero", i+1)
+		}
 	}
 }
 

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Command session measures GPU sessions beside what they are made of, on a card or on the simulated driver:
+//
+//	session speed [-quick] [-bin DIR]   the table, as ratios within one run
+//	session echo SOCKET                 answers each message of a stream with an empty one
+//	session plain                       a program's own start: context, module, first launch
+//
+// The last two are what speed starts for itself. Its exit status is 1 if something fails; no figure of time is judged.
+package main
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"runtime"
+
+	"google.golang.org/grpc"
+
+	"github.com/gpuslice/gpuslice/lease/leasepb"
+	"github.com/gpuslice/gpuslice/vmm/cuda"
+)
+
+const program = `.version 7.0
+.target sm_50
+.address_size 64
+.visible .entry nothing()
+{
+	ret;
+}
+`
+
+func main() {
+	if err := run(os.Args[1:]); err != nil {
+		fmt.Fprintln(os.Stderr, "session:", err)
+		os.Exit(1)
+	}
+}
+
+func run(args []string) error {
+	if len(args) == 0 {
+		return errors.New("what to do is missing: speed, echo and plain are accepted")
+	}
+	flags := flag.NewFlagSet("session "+args[0], flag.ExitOnError)
+	quick := flags.Bool("quick", false, "a tenth of it")
+	bin := flags.String("bin", "bin", "the directory of gpuslice and gpuslice-broker")
+	if err := flags.Parse(args[1:]); err != nil {
+		return err
+	}
+	runtime.LockOSThread() // a context is current in one thread
+	switch args[0] {
+	case "speed":
+		return speed(*bin, *quick)
+	case "echo":
+		return echo(flags.Arg(0))
+	case "plain":
+		return plain()
+	}
+	return fmt.Errorf("%q is unknown: speed, echo and plain are accepted", args[0])
+}
+
+// plain says a line when its first kernel has run.
+func plain() error {
+	n, err := openNative()
+	if err != nil {
+		return err
+	}
+	if err := n.once(); err != nil {
+		return err
+	}
+	fmt.Println("launched")
+	return nil
+}
+
+// native is the driver without a broker.
+type native struct {
+	*cuda.Stream
+	device   *cuda.Device
+	function *cuda.Function
+}
+
+func openNative() (*native, error) {
+	device, err := cuda.Open(0)
+	if err != nil {
+		return nil, err
+	}
+	n := &native{device: device}
+	if n.Stream, err = device.OpenStream(); err != nil {
+		return nil, err
+	}
+	m, _, err := n.Load([]byte(program))
+	if err == nil {
+		n.function, err = n.Find(m, "nothing")
+	}
+	return n, err
+}
+
+func (n *native) launch() error {
+	one := [3]uint32{1, 1, 1}
+	return n.Launch(n.function, cuda.Shape{Grid: one, Block: one}, nil, nil)
+}
+
+func (n *native) once() error {
+	if err := n.launch(); err != nil {
+		return err
+	}
+	return n.Sync()
+}
+
+type echoServer struct {
+	leasepb.UnimplementedSessionServer
+}
+
+func (echoServer) Work(stream leasepb.Session_WorkServer) error {
+	for {
+		if _, err := stream.Recv(); err != nil {
+			if errors.Is(err, io.EOF) {
+				return nil
+			}
+			return err
+		}
+		if err := stream.Send(&leasepb.Replies{}); err != nil {
+			return err
+		}
+	}
+}
+
+func echo(path string) error {
+	listener, err := net.Listen("unix", path)
+	if err != nil {
+		return err
+	}
+	server := grpc.NewServer(grpc.InitialWindowSize(4<<20), grpc.InitialConnWindowSize(8<<20),
+		grpc.ReadBufferSize(128<<10), grpc.WriteBufferSize(128<<10)) // as the broker's
+	leasepb.RegisterSessionServer(server, echoServer{})
+	go func() {
+		_, _ = os.Stdin.Read(make([]byte, 1)) // until whoever started it ends
+		server.Stop()
+	}()
+	fmt.Println("listening")
+	return server.Serve(listener)
+}

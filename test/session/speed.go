@@ -1,0 +1,350 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/gpuslice/gpuslice/lease"
+	"github.com/gpuslice/gpuslice/lease/leasepb"
+)
+
+// speeds measures in turns, so that what else the machine does meets both sides of a ratio.
+type speeds struct {
+	bin, dir string
+	rounds   int
+	count    int // of launches and messages in a round
+	bytes    int
+	native   *native
+	echo     leasepb.Session_WorkClient
+	session  *lease.Session
+	module   *lease.Module
+	address  string
+	token    string
+}
+
+func speed(bin string, quick bool) (err error) {
+	s := &speeds{bin: bin, rounds: 9, count: 100_000, bytes: 1 << 30}
+	if quick {
+		s.rounds, s.count, s.bytes = 3, 10_000, 64<<20
+	}
+	if s.dir, err = os.MkdirTemp("/tmp", "session-"); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(s.dir)) }()
+	if s.native, err = openNative(); err != nil {
+		return err
+	}
+	name, err := s.native.device.Name()
+	if err != nil {
+		return err
+	}
+	version, _ := os.ReadFile("/proc/driver/nvidia/version")
+	first, _, _ := strings.Cut(string(version), "\n")
+	fmt.Printf("# %s; %s; median of %d rounds, in turns\n", name, first, s.rounds)
+	stop, err := s.start()
+	defer func() { err = errors.Join(err, stop()) }()
+	if err != nil {
+		return err
+	}
+	return errors.Join(s.pipelined(), s.synchronous(), s.copies(), s.starts())
+}
+
+// start starts the echo server and a broker in a slice, and connects to both.
+func (s *speeds) start() (stop func() error, err error) {
+	var stops []func() error
+	stop = func() error {
+		var all error
+		for _, f := range slices.Backward(stops) {
+			all = errors.Join(all, f())
+		}
+		return all
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return stop, err
+	}
+	socket := filepath.Join(s.dir, "echo.sock")
+	end, err := child(1, self, "echo", socket)
+	if err != nil {
+		return stop, err
+	}
+	stops = append(stops, end)
+	connection, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithInitialWindowSize(4<<20), grpc.WithInitialConnWindowSize(8<<20), grpc.WithReadBufferSize(128<<10), grpc.WithWriteBufferSize(128<<10))
+	if err != nil {
+		return stop, err
+	}
+	stops = append(stops, connection.Close)
+	if s.echo, err = leasepb.NewSessionClient(connection).Work(context.Background()); err != nil {
+		return stop, err
+	}
+	end, err = s.broker("s")
+	if err != nil {
+		return stop, err
+	}
+	stops = append(stops, end)
+	if s.session, err = lease.Open(context.Background(), s.address, s.token); err != nil {
+		return stop, err
+	}
+	stops = append(stops, s.session.Close)
+	s.module, err = s.session.Load(context.Background(), []byte(program))
+	return stop, err
+}
+
+// broker starts one in a slice, with room for the copies.
+func (s *speeds) broker(name string) (stop func() error, err error) {
+	directory := filepath.Join(s.dir, name)
+	s.address, s.token = "unix:"+filepath.Join(directory, "session.sock"), filepath.Join(directory, "token")
+	return child(2, filepath.Join(s.bin, "gpuslice"), "run", "--vram", fmt.Sprint(s.bytes+(2<<30)), "--",
+		filepath.Join(s.bin, "gpuslice-broker"), "--directory", directory, "--vram", fmt.Sprint(s.bytes+(1<<30)), "--shared", fmt.Sprint(s.bytes))
+}
+
+// child starts a program, and returns when it has said so many lines.
+func child(lines int, name string, args ...string) (stop func() error, err error) {
+	command := exec.Command(name, args...)
+	var stderr bytes.Buffer
+	command.Stderr = &stderr
+	stdin, err := command.StdinPipe()
+	if err != nil {
+		return nil, err
+	}
+	stdout, err := command.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	if err := command.Start(); err != nil {
+		return nil, err
+	}
+	scanner := bufio.NewScanner(stdout)
+	for range lines {
+		if !scanner.Scan() {
+			return nil, fmt.Errorf("%s ended: %w: %s", name, command.Wait(), stderr.String())
+		}
+	}
+	return func() error {
+		_ = stdin.Close()
+		_ = command.Process.Signal(unix.SIGTERM)
+		_, _ = io.Copy(io.Discard, stdout)
+		_ = command.Wait() // by SIGTERM
+		return nil
+	}, nil
+}
+
+// inTurns is the median of each, over the rounds.
+func (s *speeds) inTurns(each ...func() (time.Duration, error)) ([]time.Duration, error) {
+	all := make([][]time.Duration, len(each))
+	for round := range s.rounds + 1 {
+		for i, f := range each {
+			took, err := f()
+			if err != nil {
+				return nil, err
+			}
+			if round > 0 { // the first warms up
+				all[i] = append(all[i], took)
+			}
+		}
+	}
+	medians := make([]time.Duration, len(each))
+	for i := range all {
+		slices.Sort(all[i])
+		medians[i] = all[i][len(all[i])/2]
+	}
+	return medians, nil
+}
+
+func timed(f func() error) (time.Duration, error) {
+	begin := time.Now()
+	err := f()
+	return time.Since(begin), err
+}
+
+func (s *speeds) launch() error {
+	return s.module.Launch(context.Background(), "nothing", lease.Shape{})
+}
+
+func (s *speeds) pipelined() error {
+	medians, err := s.inTurns(func() (time.Duration, error) {
+		return timed(func() error {
+			for range s.count {
+				if err := s.launch(); err != nil {
+					return err
+				}
+			}
+			return s.session.Sync(context.Background())
+		})
+	}, func() (time.Duration, error) {
+		return timed(func() error { return s.messages(s.count, &leasepb.Requests{}) })
+	}, func() (time.Duration, error) {
+		return timed(func() error {
+			for range s.count {
+				if err := s.native.launch(); err != nil {
+					return err
+				}
+			}
+			return s.native.Sync()
+		})
+	})
+	if err != nil {
+		return err
+	}
+	n := float64(s.count)
+	us := func(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1000 / n }
+	fmt.Printf("launch, pipelined            %8.2f µs   empty stream message %8.2f µs   ratio %5.2f (goal 1.2)   native launch %.2f µs\n",
+		us(medians[0]), us(medians[1]), float64(medians[0])/float64(medians[1]), us(medians[2]))
+	return nil
+}
+
+// messages sends so many, and receives as many meanwhile.
+func (s *speeds) messages(count int, message *leasepb.Requests) error {
+	received := make(chan error, 1)
+	go func() {
+		for range count {
+			if _, err := s.echo.Recv(); err != nil {
+				received <- err
+				return
+			}
+		}
+		received <- nil
+	}()
+	for range count {
+		if err := s.echo.Send(message); err != nil {
+			return err
+		}
+	}
+	return <-received
+}
+
+func (s *speeds) synchronous() error {
+	const count = 1000
+	each := func(f func() error) func() (time.Duration, error) {
+		return func() (time.Duration, error) {
+			return timed(func() error {
+				for range count {
+					if err := f(); err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+		}
+	}
+	medians, err := s.inTurns(
+		each(func() error { return errors.Join(s.launch(), s.session.Sync(context.Background())) }),
+		each(s.native.once),
+		each(func() error { return s.messages(1, &leasepb.Requests{}) }),
+	)
+	if err != nil {
+		return err
+	}
+	us := func(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1000 / count }
+	fmt.Printf("launch + sync                %8.2f µs   native %.2f + round trip %.2f = %.2f µs   ratio %5.2f (goal 1)\n",
+		us(medians[0]), us(medians[1]), us(medians[2]), us(medians[1]+medians[2]), float64(medians[0])/float64(medians[1]+medians[2]))
+	return nil
+}
+
+func (s *speeds) copies() error {
+	ctx := context.Background()
+	shared, err := s.session.Share(ctx, s.bytes)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = shared.Close() }()
+	size := uint64(s.bytes)
+	buffer, err := s.session.Alloc(ctx, size)
+	if err != nil {
+		return err
+	}
+	own, err := unix.Mmap(-1, 0, s.bytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_ANONYMOUS|unix.MAP_POPULATE)
+	if err != nil {
+		return err
+	}
+	if err := s.native.Pin(own); err != nil {
+		return err
+	}
+	memory, err := s.native.Alloc(size)
+	if err != nil {
+		return err
+	}
+	medians, err := s.inTurns(
+		func() (time.Duration, error) {
+			return timed(func() error { return buffer.WriteShared(ctx, 0, shared, 0, size) })
+		},
+		func() (time.Duration, error) {
+			return timed(func() error { return errors.Join(s.native.Write(memory, own), s.native.Sync()) })
+		},
+		func() (time.Duration, error) {
+			return timed(func() error { return buffer.ReadShared(ctx, 0, shared, 0, size) })
+		},
+		func() (time.Duration, error) {
+			return timed(func() error { return s.native.Read(own, memory) })
+		},
+	)
+	if err != nil {
+		return err
+	}
+	rate := func(d time.Duration) float64 { return float64(s.bytes) / float64(1<<30) / d.Seconds() }
+	for i, name := range []string{"mem_write", "mem_read "} {
+		mine, other := medians[2*i], medians[2*i+1]
+		fmt.Printf("%s, %4d MiB, shared    %8.2f GiB/s   own pinned memory %.2f GiB/s   ratio %5.2f (goal 0.9)\n",
+			name, s.bytes>>20, rate(mine), rate(other), rate(mine)/rate(other))
+	}
+	return errors.Join(buffer.Free(ctx), s.native.Free(memory), s.native.Unpin(own))
+}
+
+func (s *speeds) starts() error {
+	ctx := context.Background()
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	number := 0
+	medians, err := s.inTurns(func() (time.Duration, error) {
+		number++
+		begin := time.Now()
+		stop, err := s.broker(fmt.Sprintf("start%d", number))
+		if err != nil {
+			return 0, err
+		}
+		session, err := lease.Open(ctx, s.address, s.token)
+		if err != nil {
+			return 0, errors.Join(err, stop())
+		}
+		m, err := session.Load(ctx, []byte(program))
+		if err == nil {
+			err = errors.Join(m.Launch(ctx, "nothing", lease.Shape{}), session.Sync(ctx))
+		}
+		took := time.Since(begin)
+		return took, errors.Join(err, session.Close(), stop())
+	}, func() (time.Duration, error) {
+		begin := time.Now()
+		stop, err := child(1, self, "plain")
+		took := time.Since(begin)
+		if err == nil {
+			err = stop()
+		}
+		return took, err
+	})
+	if err != nil {
+		return err
+	}
+	ms := func(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
+	fmt.Printf("start to first launch        %8.1f ms   plain program %.1f ms   ratio %5.2f (goal 1.1)   (gpuslice run, broker, connection, module, launch)\n",
+		ms(medians[0]), ms(medians[1]), float64(medians[0])/float64(medians[1]))
+	return nil
+}
