@@ -30,6 +30,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/lease"
 	"github.com/gpuslice/gpuslice/lease/leasepb"
+	"github.com/gpuslice/gpuslice/test/simulated"
 )
 
 const (
@@ -67,7 +68,9 @@ func startBroker(t *testing.T, flags ...string) *broker {
 	b.command = exec.Command(filepath.Join(bin, "gpuslice"), append([]string{
 		"run", "--vram", "1G", "--", filepath.Join(bin, "gpuslice-broker"), "--directory", session, "--vram", fmt.Sprint(vram),
 	}, flags...)...)
-	b.command.Env = append(os.Environ(), "LD_LIBRARY_PATH="+filepath.Join(bin, "fakecuda"), "FAKECUDA_STATE="+filepath.Join(dir, "machine"))
+	if os.Getenv(simulated.OnCard) == "" {
+		b.command.Env = append(os.Environ(), "LD_LIBRARY_PATH="+filepath.Join(bin, "fakecuda"), "FAKECUDA_STATE="+filepath.Join(dir, "machine"))
+	}
 	b.command.Stderr = &b.stderr
 	stdout, err := b.command.StdoutPipe()
 	if err != nil {

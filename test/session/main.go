@@ -5,8 +5,9 @@
 //	session speed [-quick] [-bin DIR]   the table, as ratios within one run
 //	session echo SOCKET                 answers each message of a stream with an empty one
 //	session plain                       a program's own start: context, module, first launch
+//	session descriptor                  the protocol as a FileDescriptorSet, for clients that make their messages from it
 //
-// The last two are what speed starts for itself. Its exit status is 1 if something fails; no figure of time is judged.
+// Echo and plain are what speed starts for itself. Its exit status is 1 if something fails; no figure of time is judged.
 package main
 
 import (
@@ -19,6 +20,9 @@ import (
 	"runtime"
 
 	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protodesc"
+	"google.golang.org/protobuf/types/descriptorpb"
 
 	"github.com/gpuslice/gpuslice/lease/leasepb"
 	"github.com/gpuslice/gpuslice/vmm/cuda"
@@ -42,7 +46,7 @@ func main() {
 
 func run(args []string) error {
 	if len(args) == 0 {
-		return errors.New("what to do is missing: speed, echo and plain are accepted")
+		return errors.New("what to do is missing: speed, echo, plain and descriptor are accepted")
 	}
 	flags := flag.NewFlagSet("session "+args[0], flag.ExitOnError)
 	quick := flags.Bool("quick", false, "a tenth of it")
@@ -58,8 +62,24 @@ func run(args []string) error {
 		return echo(flags.Arg(0))
 	case "plain":
 		return plain()
+	case "descriptor":
+		return descriptor()
 	}
-	return fmt.Errorf("%q is unknown: speed, echo and plain are accepted", args[0])
+	return fmt.Errorf("%q is unknown: speed, echo, plain and descriptor are accepted", args[0])
+}
+
+func descriptor() error {
+	set := &descriptorpb.FileDescriptorSet{}
+	file := leasepb.File_lease_proto
+	for i := range file.Imports().Len() {
+		set.File = append(set.File, protodesc.ToFileDescriptorProto(file.Imports().Get(i)))
+	}
+	set.File = append(set.File, protodesc.ToFileDescriptorProto(file))
+	data, err := proto.Marshal(set)
+	if err == nil {
+		_, err = os.Stdout.Write(data)
+	}
+	return err
 }
 
 // plain says a line when its first kernel has run.
