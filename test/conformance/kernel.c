@@ -10,6 +10,10 @@
 #include <sys/wait.h>
 #include <time.h>
 
+/* Nothing of a process without the driver's help is there; 1 TiB is an address that a kernel could
+ * write to. */
+#define UNKNOWN ((CUdeviceptr)64 * 1024)
+
 #define BEGIN(name) ".visible .entry " name "(.param .u64 p, .param .u32 n)\n{\n"
 #define REGISTERS                                                                                  \
 	" .reg .pred %p<4>;\n .reg .b32 %r<16>;\n .reg .b64 %rd<8>;\n .reg .f32 %f<4>;\n"          \
@@ -255,7 +259,7 @@ static void fault(const char *key, const char *name, CUdeviceptr at)
 static void illegal(void)
 {
 	begin();
-	fault("fault.unknown", "write", (CUdeviceptr)1 << 40);
+	fault("fault.unknown", "write", UNKNOWN);
 }
 
 static void null(void)
@@ -283,7 +287,7 @@ static void reset(void)
 	int value = 0;
 
 	begin();
-	MUST(run("write", (CUdeviceptr)1 << 40, 1, 1, 1));
+	MUST(run("write", UNKNOWN, 1, 1, 1));
 	say_result("reset.fault", cuCtxSynchronize());
 	say_result("reset", cuDevicePrimaryCtxReset_v2(0));
 	MUST(cuDevicePrimaryCtxRetain(&context, 0));

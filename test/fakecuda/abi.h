@@ -15,6 +15,7 @@ typedef struct CUlinkState_st *CUlinkState;
 typedef struct CUevent_st *CUevent;
 
 enum {
+	CUDA_ERROR_INVALID_IMAGE = 200,
 	CUDA_ERROR_ALREADY_MAPPED = 208,
 	CUDA_ERROR_NO_BINARY_FOR_GPU = 209,
 	CUDA_ERROR_UNSUPPORTED_LIMIT = 215,

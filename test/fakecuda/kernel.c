@@ -76,9 +76,11 @@ static CUresult gather(const struct ptx_kernel *code, const struct arguments *ar
 	if (arguments->extra) {
 		const void *buffer = buffer_of(arguments->extra, &size);
 
-		if (!buffer || size < bytes)
+		if (!buffer)
 			return CUDA_ERROR_INVALID_VALUE;
-		memcpy(to, buffer, bytes);
+		/* A buffer that is too short is accepted (driver observation). */
+		memset(to, 0, bytes);
+		memcpy(to, buffer, size < bytes ? size : bytes);
 		return CUDA_SUCCESS;
 	}
 	for (size_t i = 0; ptx_parameter(code, i, &offset, &size); i++) {

@@ -254,7 +254,7 @@ static bool read_target(struct reader *reader)
 		if (reader->result == CUDA_SUCCESS)
 			jit_say(reader->log, "ptxas fatal   : SM version specified by .target is "
 			                     "higher than default SM version assumed\n");
-		return ptx_wrong(reader, CUDA_ERROR_NO_BINARY_FOR_GPU);
+		return ptx_wrong(reader, CUDA_ERROR_INVALID_PTX); /* what an H100 answers */
 	} while (ptx_skip(reader, ","));
 	return true;
 }
@@ -311,9 +311,10 @@ CUresult ptx_read(const char *text, const struct symbols *arrays, struct jit_log
 	if (!reader.ptx)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	ptx_next(&reader);
-	if (!ptx_at(&reader, ".version"))
-		PTX_WRONG(&reader, "fatal   : ", "Missing .version directive at start of file '%s'",
-		          "application ptx input");
+	if (!ptx_at(&reader, ".version")) { /* then the driver takes it for no text at all */
+		jit_say(reader.log, "fatal   : the image does not begin with .version\n");
+		ptx_wrong(&reader, CUDA_ERROR_INVALID_IMAGE);
+	}
 	while (reader.token.kind != TOKEN_END && read_module_directive(&reader))
 		;
 	free(reader.everywhere.list);
