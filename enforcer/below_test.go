@@ -108,3 +108,28 @@ func TestAProcessWhoseCgroupTheKernelDoesNotTellIsItsContainers(t *testing.T) {
 	truth.set(gpu0, own, 2*gib)
 	eventually(t, "it is ended", func() bool { return len(h.told(api.EventKilled)) == 1 })
 }
+
+// Who may write to the host's cgroups (a bind of /sys/fs/cgroup, CAP_SYS_ADMIN) moves its processes wherever it likes.
+func TestNoCgroupLeadsOutOfAContainersPIDNamespace(t *testing.T) {
+	cgroup, anothers, nobodys := newCgroup(t), newCgroup(t), newCgroup(t)
+	truth := &fakeTruth{}
+	h := newPolicyHost(t, truth, api.Log, api.ScopeProcess)
+	b, victim := inside(t, cgroup, "sleep", "1000"), inside(t, anothers, "sleep", "1000")
+	for id, first := range map[string]*exec.Cmd{"b": b, "victim": victim} {
+		if _, err := h.Register(context.Background(), api.RegisterRequest{ID: id, Container: id, PID: first.Process.Pid, Quotas: []api.Quota{on(gpu0, 4*gib)}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	truth.set(gpu0, enters(t, nobodys, b), gib)
+	truth.set(gpu0, enters(t, anothers, b), 2*gib)
+	shows := func() bool {
+		return h.see("b").Devices[0].Overhead == 3*gib && h.see("victim").Devices[0].Overhead == 0
+	}
+	eventually(t, "both are the container's", shows)
+	h.restart()
+	truth.comparisons(t, 8)
+	eventually(t, "they are, after a restart", shows)
+	// One of no container's pid namespace is of the container whose very cgroup it is in.
+	truth.set(gpu0, start(t, "", anothers).pid(), gib)
+	eventually(t, "it is the other's", func() bool { return h.see("victim").Devices[0].Overhead == gib })
+}

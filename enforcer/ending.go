@@ -150,10 +150,14 @@ func (s *slice) mine(pid int) bool {
 		return s.e.owner(pid) == s
 	}
 	membership, err := membershipOf(s.e.host, pid)
-	if errors.Is(err, syscall.ENAMETOOLONG) {
-		return s.madeUntold(pid)
+	if err != nil && !errors.Is(err, syscall.ENAMETOOLONG) {
+		return false
 	}
-	return err == nil && membership.In(s.cgroup) && s.cgroup.Exists() && s.made(pid, membership)
+	in, unknown := process.PIDNamespaces(pid)
+	if err == nil && (!membership.In(s.cgroup) || !s.cgroup.Exists()) {
+		return false
+	}
+	return unknown == nil && s.began(in) || membership.Is(s.cgroup) && s.e.byNamespace(in) == nil
 }
 
 // maySignal says whether a process of the slice may be sent a signal for whom the slice is. A session is its users': one of its processes that

@@ -37,17 +37,17 @@ func (e *Enforcer) container(pid int) *slice {
 	return s
 }
 
-// containerAbove finds the container with the longest cgroup above a process's. A container that was made elsewhere can be put below its
-// cgroup (docker run --cgroup-parent): then theirs is true of the process, which is not the slice's to answer for.
+// containerAbove finds the container that a process is of: the one with the longest cgroup above the process's, if the process is in the pid namespace
+// in which that one began, or below it. A process can be moved to any cgroup by who may write there, and a container that was made elsewhere can
+// be put below another's cgroup (docker run --cgroup-parent); but a container has no way out of its pid namespace. So one in another place
+// is of the container whose pid namespace it is. If it is of none, it is of that whose very cgroup it is in; below that theirs is true of it, and it
+// is not the container's to answer for.
 func (e *Enforcer) containerAbove(pid int) (s *slice, theirs bool) {
 	if e.host == nil {
 		return nil, false
 	}
 	membership, err := membershipOf(e.host, pid)
-	if errors.Is(err, syscall.ENAMETOOLONG) {
-		return e.byNamespace(pid), false
-	}
-	if err != nil {
+	if err != nil && !errors.Is(err, syscall.ENAMETOOLONG) {
 		return nil, false // exited, most likely
 	}
 	e.mu.Lock()
@@ -59,44 +59,36 @@ func (e *Enforcer) containerAbove(pid int) (s *slice, theirs bool) {
 	})
 	e.mu.Unlock()
 	// A path can be used again, before the liveness of the one that had it is noticed.
-	if s == nil || !s.cgroup.Exists() {
-		return nil, false
+	if s != nil && !s.cgroup.Exists() {
+		s = nil
 	}
-	return s, !s.made(pid, membership)
+	in, err := process.PIDNamespaces(pid)
+	if s != nil && (err != nil || s.began(in)) {
+		return s, false
+	}
+	if other := e.byNamespace(in); other != nil {
+		return other, false
+	}
+	return s, s != nil && !membership.Is(s.cgroup)
 }
 
-// membershipOf is the cgroups of a process. Tests have kernels that do not tell.
+// membershipOf is the cgroups of a process. Tests have kernels that do not tell those that are deeper than paths are long, as such before Linux 6.7.
 var membershipOf = (*cgroup.Host).Membership
 
-// byNamespace finds the container of a process that is in a cgroup so deep that the kernel does not tell its path, which whoever may make
-// cgroups there can do: the one in whose pid namespace the process is, or below. nil if that is the host's.
-func (e *Enforcer) byNamespace(pid int) *slice {
-	for _, s := range e.all() {
-		if !s.request.Session && s.madeUntold(pid) {
+// byNamespace finds the container that the nearest of these pid namespaces was made for.
+func (e *Enforcer) byNamespace(in []uint64) *slice {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, inode := range in {
+		if s := e.byPIDNS[inode]; s != nil {
 			return s
 		}
 	}
 	return nil
 }
 
-func (s *slice) madeUntold(pid int) bool {
-	own, err := process.PIDNamespace()
-	if err != nil || s.pidNS == 0 || s.pidNS == own {
-		return false
-	}
-	in, err := process.InPIDNamespace(pid, s.pidNS)
-	return in && err == nil
-}
-
-// made says whether a process in or below the container's cgroup is of the container: in the cgroup itself, or in the pid namespace in which
-// it began, or below that. A container has no way out of it; where it has the host's, all below its cgroup are its.
-func (s *slice) made(pid int, m cgroup.Membership) bool {
-	if s.pidNS == 0 || m.Is(s.cgroup) {
-		return true
-	}
-	in, err := process.InPIDNamespace(pid, s.pidNS)
-	return in || err != nil
-}
+// began says whether one of these pid namespaces is that in which the container began.
+func (s *slice) began(in []uint64) bool { return s.pidNS == 0 || slices.Contains(in, s.pidNS) }
 
 // session finds the session that is nearest above a process. The process's ancestors are read once, however many
 // sessions there are.

@@ -142,7 +142,7 @@ func (e *Enforcer) newSlice(ctx context.Context, r api.RegisterRequest) (*slice,
 	if r.Session {
 		err = e.mayBegin(ctx, r)
 	} else {
-		s.pidNS = init.PIDNS
+		s.pidNS, s.leads = init.PIDNS, init.NSPID == 1
 		if s.cgroup, err = e.host.Of(r.PID); err == nil {
 			err = e.mayBeBelow(s, r.PID)
 		}

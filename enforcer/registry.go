@@ -19,6 +19,7 @@ type registry struct {
 	mu       guard.Mutex[guard.Registry] // guards all
 	slices   map[string]*slice           // by id
 	byCgroup map[cgroup.Path]*slice      // those of containers, by where: of two, the later
+	byPIDNS  map[uint64]*slice           // those of containers whose first process is the first one of its pid namespace, by that
 	sessions map[*slice]struct{}         // the others
 	pools    map[string]*pool            // by name
 	released map[*slice]struct{}         // with processes that are alive
@@ -31,7 +32,7 @@ type registry struct {
 
 func newRegistry() registry {
 	return registry{
-		slices: make(map[string]*slice), byCgroup: make(map[cgroup.Path]*slice), sessions: make(map[*slice]struct{}), pools: make(map[string]*pool),
+		slices: make(map[string]*slice), byCgroup: make(map[cgroup.Path]*slice), byPIDNS: make(map[uint64]*slice), sessions: make(map[*slice]struct{}), pools: make(map[string]*pool),
 		released: make(map[*slice]struct{}), ids: make(map[string]*slice), places: make(map[cgroup.Path]*slice), names: make(map[string]*pool),
 	}
 }
@@ -169,6 +170,9 @@ func (r *registry) enter(s *slice) {
 		r.sessions[s] = struct{}{}
 	} else {
 		r.byCgroup[where(s.cgroup)] = s
+		if s.leads {
+			r.byPIDNS[s.pidNS] = s
+		}
 	}
 	r.drop(s)
 }
@@ -182,6 +186,9 @@ func (r *registry) strike(s *slice) {
 	delete(r.sessions, s)
 	if at := where(s.cgroup); r.byCgroup[at] == s {
 		delete(r.byCgroup, at)
+	}
+	if r.byPIDNS[s.pidNS] == s {
+		delete(r.byPIDNS, s.pidNS)
 	}
 }
 

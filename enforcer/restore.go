@@ -149,7 +149,7 @@ func ownProcesses(r store.Slice) []func() ([]int, error) {
 func (e *Enforcer) revive(r store.Slice) *slice {
 	s := &slice{
 		e: e, log: report.Log(e.log.With("slice", r.Request.ID)), request: r.Request, holder: newHolder(&r.Request), generation: r.Generation,
-		created: r.Created, dir: r.Dir, initStart: r.InitStart, pidNS: r.PIDNS, turn: guard.NewTurn(),
+		created: r.Created, dir: r.Dir, initStart: r.InitStart, pidNS: r.PIDNS, leads: r.Leads, turn: guard.NewTurn(),
 		cgroup: cgroupOf(r),
 		quotas: r.Request.Quotas, ttl: r.Request.TTL, deadline: r.Deadline, expired: r.Expired, asked: r.Asked,
 	}

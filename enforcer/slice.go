@@ -33,6 +33,7 @@ type slice struct {
 	dir        string
 	initStart  uint64
 	pidNS      uint64      // the pid namespace of a container's first process, by its inode; 0: not known
+	leads      bool        // that process is the first one of its pid namespace: others that are there came from it, or joined it
 	cgroup     cgroup.Path // of a container
 	token      session.Token
 	init       *process.Handle // if watchesFirst; nil if it was dead already when the enforcer restarted
@@ -116,7 +117,7 @@ func (s *slice) stored() store.Slice {
 	r := store.Slice{
 		Request: s.request, Generation: s.generation, Created: s.created,
 		Deadline: s.deadline, Expired: s.expired, Asked: s.asked,
-		InitStart: s.initStart, PIDNS: s.pidNS,
+		InitStart: s.initStart, PIDNS: s.pidNS, Leads: s.leads,
 		CgroupMount: s.cgroup.Mount, CgroupRel: s.cgroup.Rel, CgroupInode: s.cgroup.Inode, CgroupV2: s.cgroup.V2,
 		Native: s.mayBeLimited,
 		Dir:    s.dir,

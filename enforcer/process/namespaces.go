@@ -3,7 +3,6 @@
 package process
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"syscall"
@@ -57,26 +56,33 @@ func PIDNamespace() (uint64, error) {
 	return info.Sys().(*syscall.Stat_t).Ino, nil
 }
 
-// InPIDNamespace says whether a process is in the pid namespace with that inode, or below it.
-func InPIDNamespace(pid int, inode uint64) (bool, error) {
+// PIDNamespaces are the inodes of the pid namespaces that a process is in: first its own, then each that is around it, up to the caller's.
+func PIDNamespaces(pid int) (inodes []uint64, err error) {
 	guard.MayWait("a process's files")
+	own, err := PIDNamespace()
+	if err != nil {
+		return nil, err
+	}
 	ns, err := os.Open(fmt.Sprintf("/proc/%d/ns/pid", pid))
 	if err != nil {
-		return false, vanished(pid, err)
+		return nil, vanished(pid, err)
 	}
 	for {
 		info, err := ns.Stat()
-		if err != nil || info.Sys().(*syscall.Stat_t).Ino == inode {
+		if err != nil {
 			ns.Close()
-			return err == nil, err
+			return nil, err
+		}
+		inode := info.Sys().(*syscall.Stat_t).Ino
+		inodes = append(inodes, inode)
+		if inode == own {
+			ns.Close()
+			return inodes, nil
 		}
 		parent, err := unix.IoctlRetInt(int(ns.Fd()), unix.NS_GET_PARENT)
 		ns.Close()
-		if errors.Is(err, unix.EPERM) { // what is above is not the caller's
-			return false, nil
-		}
 		if err != nil {
-			return false, err
+			return nil, fmt.Errorf("the pid namespaces of process %d: %w", pid, err)
 		}
 		ns = os.NewFile(uintptr(parent), "pid namespace")
 	}

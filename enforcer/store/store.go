@@ -66,8 +66,9 @@ type Slice struct {
 	// Native says that the driver may hold the cgroup to limits.
 	Native bool `json:"native,omitempty"`
 
-	InitStart   uint64 `json:"init_start"`       // start time of Request.PID, see package process
-	PIDNS       uint64 `json:"pid_ns,omitempty"` // inode of a container's pid namespace
+	InitStart   uint64 `json:"init_start"`             // start time of Request.PID, see package process
+	PIDNS       uint64 `json:"pid_ns,omitempty"`       // inode of a container's pid namespace
+	Leads       bool   `json:"leads_pid_ns,omitempty"` // whose first process it is
 	CgroupMount string `json:"cgroup_mount,omitempty"`
 	CgroupRel   string `json:"cgroup_rel,omitempty"`
 	CgroupInode uint64 `json:"cgroup_inode,omitempty"`

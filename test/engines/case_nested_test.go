@@ -116,6 +116,16 @@ func dockerInDocker(s *site) {
 	id, n := s.id(outer), nested{s, outer}
 	s.exec(outer, "sh", "-eu", "-c", innerDocker)
 
+	// Who may mount the host's cgroups leaves his own, and is known by the pid namespace.
+	s.exec(outer, "sh", "-euc", "mkdir /host; mount -t cgroup2 none /host")
+	if g := s.hogBy(outer, fmt.Sprintf("{ echo 0 >/host/cgroup.procs; exec /demo/cuda_hog %d; }", gib)); !g.holds(gib, quota) {
+		s.t.Errorf("in another cgroup it said %q", g.said)
+	}
+	if use := s.Use(id); use.Used != gib {
+		s.t.Errorf("the container shows %+v, want 1 GiB of the process in another cgroup", use)
+	}
+	s.killHogs(id)
+
 	// Nothing in it is ours: driver truth finds it.
 	if said := n.run("plain", gib); !strings.HasPrefix(said, "holds ") {
 		s.t.Errorf("said %q", said)
