@@ -53,14 +53,16 @@ func (u *Users) limit(ctx context.Context) (uid uint32, l *session.Limit, err er
 	if uid, err = u.who(ctx); err != nil {
 		return uid, nil, err
 	}
-	l, err = u.e.limitOf(api.User{UID: uid, Groups: u.groups(ctx)})
+	if l, err = u.e.limitOf(api.User{UID: uid, Groups: u.groups(ctx)}); err != nil {
+		err = api.Errorf(api.CodeForbidden, "%v (`gpuslice run --embedded` does without)", err)
+	}
 	return uid, l, err
 }
 
 func (e *Enforcer) limitOf(user api.User) (*session.Limit, error) {
 	l := session.For(e.options.Users, user.UID, user.Groups)
 	if l == nil {
-		return nil, api.Errorf(api.CodeForbidden, "uid %d may have no session on this host: the operator names who may in [[sessions.limits]] of the configuration (`gpuslice run --embedded` does without)", user.UID)
+		return nil, api.Errorf(api.CodeForbidden, "uid %d may have no session on this host: the operator names who may in [[sessions.limits]] of the configuration", user.UID)
 	}
 	return l, nil
 }

@@ -6,6 +6,7 @@
 package api
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"time"
@@ -233,6 +234,20 @@ type Error struct {
 }
 
 func (e *Error) Error() string { return e.Message }
+
+// MarshalJSON shows all three figures of a refusal that has any, also those that are 0.
+func (e *Error) MarshalJSON() ([]byte, error) {
+	type plain Error
+	if e.Requested == 0 {
+		return json.Marshal((*plain)(e))
+	}
+	return json.Marshal(struct {
+		*plain
+		Requested uint64 `json:"requested"`
+		Limit     uint64 `json:"limit"`
+		Current   uint64 `json:"current"`
+	}{(*plain)(e), e.Requested, e.Limit, e.Current})
+}
 
 // Is makes errors.Is(err, ErrNotFound) work across the API: two Errors are the same if their codes are.
 func (e *Error) Is(target error) bool {

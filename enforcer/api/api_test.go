@@ -85,6 +85,23 @@ func TestAnErrorIsTheSameOnBothSides(t *testing.T) {
 	}
 }
 
+func TestARefusalHasAllOfItsFigures(t *testing.T) {
+	for want, e := range map[string]*Error{
+		`{"code":"quota_exceeded","message":"m","device":"GPU-1","requested":3,"limit":2,"current":0}`: {Code: CodeQuotaExceeded, Message: "m", Device: "GPU-1", Requested: 3, Limit: 2},
+		`{"code":"quota_exceeded","message":"m","requested":3,"limit":0,"current":1}`:                  {Code: CodeQuotaExceeded, Message: "m", Requested: 3, Current: 1},
+		`{"code":"not_found","message":"m"}`:                                                           {Code: CodeNotFound, Message: "m"},
+	} {
+		text, err := json.Marshal(e)
+		if err != nil || string(text) != want {
+			t.Errorf("%s, %v", text, err)
+		}
+		var again Error
+		if err := json.Unmarshal(text, &again); err != nil || again != *e {
+			t.Errorf("%+v, %v", again, err)
+		}
+	}
+}
+
 func TestEveryCodeHasAStatus(t *testing.T) {
 	for _, c := range Codes() {
 		if status := c.Status(); (status == 500) != (c == CodeInternal) || status < 400 {

@@ -102,7 +102,9 @@ func refusal(err error) error {
 		f.status = codes.Unavailable
 	case api.CodeQuotaExceeded:
 		f.status = codes.ResourceExhausted
-		f.Requested, f.Limit, f.Current = &theirs.Requested, &theirs.Limit, &theirs.Current
+		if theirs.Requested > 0 { // else it is not bytes that are too many
+			f.Requested, f.Limit, f.Current = &theirs.Requested, &theirs.Limit, &theirs.Current
+		}
 	}
 	return f
 }
