@@ -64,6 +64,8 @@ typedef CUmemGenericAllocationHandle CUhandle;
 	X(cuMemGetAddressRange_v2, (CUdeviceptr *, size_t *, CUdeviceptr))                         \
 	X(cuMemHostAlloc, (void **, size_t, unsigned int))                                         \
 	X(cuMemFreeHost, (void *))                                                                 \
+	X(cuMemHostRegister_v2, (void *, size_t, unsigned int))                                    \
+	X(cuMemHostUnregister, (void *))                                                           \
 	X(cuMemsetD8_v2, (CUdeviceptr, unsigned char, size_t))                                     \
 	X(cuMemcpyHtoD_v2, (CUdeviceptr, const void *, size_t))                                    \
 	X(cuMemcpyDtoH_v2, (void *, CUdeviceptr, size_t))                                          \
@@ -184,6 +186,7 @@ typedef CUmemGenericAllocationHandle CUhandle;
 	X(cuModuleGetFunction, (CUfunction *, CUmodule, const char *))                             \
 	X(cuModuleGetGlobal_v2, (CUdeviceptr *, size_t *, CUmodule, const char *))                 \
 	X(cuFuncGetAttribute, (int *, int, CUfunction))                                            \
+	X(cuFuncGetParamInfo, (CUfunction, size_t, size_t *, size_t *))                            \
 	X(cuLinkCreate_v2, (unsigned int, int *, void **, CUlinkState *))                          \
 	X(cuLinkAddData_v2,                                                                        \
 	  (CUlinkState, int, void *, size_t, const char *, unsigned int, int *, void **))          \

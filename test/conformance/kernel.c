@@ -182,6 +182,45 @@ static void launches(void)
 	printf("extra.value: %d\n", value);
 }
 
+/* What the driver knows of a kernel before it is launched. */
+static void described(void)
+{
+	CUfunction bias;
+	int bytes = -1;
+
+	begin();
+	bias = kernel("bias");
+	for (size_t i = 0; i < 3; i++) {
+		size_t offset = 0, size = 0;
+		CUresult result = cuFuncGetParamInfo(bias, i, &offset, &size);
+
+		printf("parameter.%zu: %s, at %zu, %zu bytes\n", i, name_of(result), offset, size);
+	}
+	MUST(cuFuncGetAttribute(&bytes, CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, kernel("reverse")));
+	printf("shared_bytes: %d\n", bytes);
+}
+
+/* Memory of the program that the card may use: a kernel adds to what is there. */
+static void registered(void)
+{
+	size_t size = 64 * KiB;
+	int *memory = aligned_alloc(4 * KiB, size);
+
+	begin();
+	if (!memory)
+		stop("no memory");
+	memset(memory, 0, size);
+	say_result("register", cuMemHostRegister_v2(memory, size, 1));
+	say_result("register.again", cuMemHostRegister_v2(memory, size, 1));
+	say_result("register.nothing", cuMemHostRegister_v2((char *)memory + size, 0, 1));
+	say_result("register.launch", run("bias", (uintptr_t)memory, 1, 4, 3));
+	say_result("register.wait", cuCtxSynchronize());
+	printf("register.values: %d %d %d %d\n", memory[0], memory[1], memory[2], memory[3]);
+	say_result("register.free", cuMemFreeHost(memory));
+	say_result("unregister", cuMemHostUnregister(memory));
+	say_result("unregister.again", cuMemHostUnregister(memory));
+}
+
 static void few_parameters(void)
 {
 	struct {
@@ -330,8 +369,9 @@ static void say_end(int status)
 /* With any argument it also shows the logs, which are of no driver but one. */
 int main(int count, char **arguments)
 {
-	static void (*const cases[])(void) = {results, launches,   few_parameters, texts, illegal,
-	                                      null,    misaligned, trapped,        reset, endless};
+	static void (*const cases[])(void) = {results,        launches, described, registered,
+	                                      few_parameters, texts,    illegal,   null,
+	                                      misaligned,     trapped,  reset,     endless};
 
 	(void)arguments;
 	shows_logs = count > 1;

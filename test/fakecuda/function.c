@@ -3,8 +3,9 @@
 #include "kernel.h"
 #include "library.h"
 #include "module.h"
+#include "ptx.h"
 
-static CUresult attribute(int which, uint64_t frame, int *out)
+static CUresult attribute(int which, uint64_t frame, const struct ptx_kernel *code, int *out)
 {
 	if (!out || which < 0 || which >= CU_FUNC_ATTRIBUTE_MAX)
 		return CUDA_ERROR_INVALID_VALUE;
@@ -14,6 +15,9 @@ static CUresult attribute(int which, uint64_t frame, int *out)
 		break;
 	case CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES:
 		*out = (int)frame;
+		break;
+	case CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES:
+		*out = code ? (int)ptx_shared_bytes(code) : 0;
 		break;
 	case CU_FUNC_ATTRIBUTE_NUM_REGS:
 		*out = 16;
@@ -48,10 +52,34 @@ CUDA_API CUresult cuFuncGetAttribute(int *out, int which, CUfunction function)
 
 	if (result != CUDA_SUCCESS)
 		return result;
-	return driver_leave(attribute(
-	    which,
-	    function->what == LAUNCHABLE_KERNEL ? ((CUkernel)function)->frame : function->frame,
-	    out));
+	if (function->what == LAUNCHABLE_KERNEL)
+		return driver_leave(
+		    attribute(which, ((CUkernel)function)->frame, ((CUkernel)function)->code, out));
+	return driver_leave(attribute(which, function->frame, function->code, out));
+}
+
+/* Of code that is no text nothing is known: it has no parameters. */
+static CUresult parameter(const struct ptx_kernel *code, size_t index, size_t *offset, size_t *size)
+{
+	size_t bytes;
+
+	if (!offset || !code || !ptx_parameter(code, index, offset, &bytes))
+		return CUDA_ERROR_INVALID_VALUE;
+	if (size)
+		*size = bytes;
+	return CUDA_SUCCESS;
+}
+
+CUDA_API CUresult cuFuncGetParamInfo(CUfunction function, size_t index, size_t *offset,
+                                     size_t *size)
+{
+	CUresult result = enter_function(function);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	return driver_leave(parameter(
+	    function->what == LAUNCHABLE_KERNEL ? ((CUkernel)function)->code : function->code,
+	    index, offset, size));
 }
 
 CUDA_API CUresult cuFuncSetAttribute(CUfunction function, int which, int value)
@@ -115,7 +143,16 @@ CUDA_API CUresult cuKernelGetAttribute(int *out, int which, CUkernel kernel, CUd
 		return result;
 	if (!device_at(device))
 		return driver_leave(CUDA_ERROR_INVALID_DEVICE);
-	return driver_leave(attribute(which, kernel->frame, out));
+	return driver_leave(attribute(which, kernel->frame, kernel->code, out));
+}
+
+CUDA_API CUresult cuKernelGetParamInfo(CUkernel kernel, size_t index, size_t *offset, size_t *size)
+{
+	CUresult result = enter_kernel(kernel, offset);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	return driver_leave(parameter(kernel->code, index, offset, size));
 }
 
 CUDA_API CUresult cuKernelGetLibrary(CUlibrary *out, CUkernel kernel)

@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Pinned host memory: real, and no VRAM. */
+/* Pinned host memory, the driver's and the program's own: real, and no VRAM. */
 #include "address.h"
 #include "driver.h"
+#include "work.h"
 
 #include <stdlib.h>
 
 struct host_allocation {
 	struct owned owned;
 	struct range range;
+	bool registered; /* it is the program's */
 };
 
 static void free_host(struct owned *owned)
@@ -15,7 +17,8 @@ static void free_host(struct owned *owned)
 	struct host_allocation *allocation = (struct host_allocation *)owned;
 
 	ranges_remove(&allocations, &allocation->range);
-	free((void *)(uintptr_t)allocation->range.start);
+	if (!allocation->registered)
+		free((void *)(uintptr_t)allocation->range.start);
 	free(allocation);
 }
 
@@ -62,22 +65,71 @@ CUDA_API CUresult cuMemAllocHost(void **out, unsigned int size)
 	return cuMemHostAlloc(out, size, 0);
 }
 
-CUDA_API CUresult cuMemFreeHost(void *memory)
+CUDA_API CUresult cuMemHostRegister_v2(void *memory, size_t size, unsigned int flags)
 {
+	struct host_allocation *allocation;
+	CUcontext context;
+	CUresult result = driver_enter_context(&context);
+
+	(void)flags;
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!memory || !size || (uintptr_t)memory + size < size)
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	if (ranges_overlapping(&allocations, (uintptr_t)memory, size))
+		return driver_leave(CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED);
+	allocation = calloc(1, sizeof(*allocation));
+	if (!allocation)
+		return driver_leave(CUDA_ERROR_OUT_OF_MEMORY);
+	allocation->registered = true;
+	allocation->range =
+	    (struct range){.start = (uintptr_t)memory, .size = size, .kind = RANGE_HOST};
+	if (!ranges_add(&allocations, &allocation->range)) {
+		free(allocation);
+		return driver_leave(CUDA_ERROR_OUT_OF_MEMORY);
+	}
+	context_own(context, &allocation->owned, free_host);
+	return driver_leave(CUDA_SUCCESS);
+}
+
+CUDA_API CUresult cuMemHostRegister(void *memory, size_t size, unsigned int flags)
+{
+	return cuMemHostRegister_v2(memory, size, flags);
+}
+
+/* What begins there and is of that kind goes; `otherwise` if there is none. */
+static CUresult give_back(void *memory, bool registered, CUresult otherwise)
+{
+	struct host_allocation *allocation;
 	CUcontext context;
 	CUresult result = driver_enter_context(&context);
 	struct range *range;
-	struct owned *owned;
 
 	if (result != CUDA_SUCCESS)
 		return result;
+	result = work_wait_all(context);
+	if (result != CUDA_SUCCESS)
+		return driver_leave(result);
 	range = ranges_at(&allocations, (uintptr_t)memory);
 	if (!range || range->kind != RANGE_HOST || range->start != (uintptr_t)memory)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
-	owned = (struct owned *)((char *)range - offsetof(struct host_allocation, range));
-	context_disown(owned);
-	free_host(owned);
+		return driver_leave(otherwise);
+	allocation =
+	    (struct host_allocation *)((char *)range - offsetof(struct host_allocation, range));
+	if (allocation->registered != registered)
+		return driver_leave(otherwise);
+	context_disown(&allocation->owned);
+	free_host(&allocation->owned);
 	return driver_leave(CUDA_SUCCESS);
+}
+
+CUDA_API CUresult cuMemHostUnregister(void *memory)
+{
+	return give_back(memory, true, CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
+}
+
+CUDA_API CUresult cuMemFreeHost(void *memory)
+{
+	return give_back(memory, false, CUDA_ERROR_INVALID_VALUE);
 }
 
 CUDA_API CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *out, void *memory, unsigned int flags)
