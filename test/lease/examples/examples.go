@@ -273,7 +273,7 @@ func modules(ctx context.Context, s *lease.Session) (string, error) {
 	}
 	var refused *lease.Error
 	if err := s.Sync(ctx); !errors.As(err, &refused) {
-		return "", fmt.Errorf("a launch of a module that is gone: %v", err)
+		return "", errors.Join(errors.New("a launch of a module that is gone is not refused"), err)
 	}
 	if err := loaded[2].Launch(ctx, "bias", threads(n), buffer, float32(1), uint32(n)); err != nil {
 		return "", err

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command examples works in a GPU session as programs do, and says whether the results are right: two kernels on one buffer, an
-// inference server, an iterative solver, several modules, and work in one request. It needs no GPU, no driver and no CUDA where it runs,
-// only the session's address.
+// Command examples works in leases as programs do, and says whether the results are right: two kernels on one buffer, an inference
+// server, an iterative solver, several modules, and work in one request. It needs no GPU, no driver and no CUDA where it runs, only the
+// lease service's socket, or a session's address.
 package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -17,10 +18,11 @@ import (
 	"github.com/gpuslice/gpuslice/lease"
 )
 
-const usage = `examples works in a GPU session, and says whether the results are right.
+const usage = `examples works in leases, and says whether the results are right.
 
 Usage:
-  examples --address ADDRESS --token-file FILE [NAME...]
+  examples [--socket SOCKET] [NAME...]                      each in a lease of its own, of 64 MiB for 120 s
+  examples --address ADDRESS --token-file FILE [NAME...]    all in one session
 
 Names: %s. Without one, all.
 `
@@ -36,6 +38,7 @@ var examples = []example{
 
 func main() {
 	flags := flag.NewFlagSet("examples", flag.ExitOnError)
+	socket := flags.String("socket", lease.DefaultSocket, "the lease service's")
 	address := flags.String("address", "", "a session's")
 	token := flags.String("token-file", "", "the session's")
 	var names []string
@@ -56,7 +59,12 @@ func main() {
 			continue
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
-		err := inSession(ctx, e, *address, *token)
+		var err error
+		if *address != "" {
+			err = inSession(ctx, e, *address, *token)
+		} else {
+			err = inLease(ctx, e, lease.Service{Socket: *socket})
+		}
 		cancel()
 		if err != nil {
 			fmt.Printf("%s: FAILED: %v\n", e.name, err)
@@ -68,13 +76,34 @@ func main() {
 	}
 }
 
+// inLease acquires a lease, works in it and drops it; then nothing of it is left.
+func inLease(ctx context.Context, e example, service lease.Service) error {
+	began := time.Now()
+	l, err := service.Acquire(ctx, lease.Request{VRAM: 64 << 20, TTL: 120 * time.Second})
+	if err != nil {
+		return err
+	}
+	fmt.Printf("%s: %s on %s, acquired in %v\n", e.name, l.ID, l.DeviceName, time.Since(began).Round(time.Microsecond))
+	err = inSession(ctx, e, l.Address, l.TokenFile)
+	began = time.Now()
+	l, dropped := service.Drop(ctx, l.ID)
+	if dropped != nil {
+		return errors.Join(err, dropped)
+	}
+	fmt.Printf("%s: dropped in %v: %s, %d bytes charged\n", e.name, time.Since(began).Round(time.Microsecond), l.State, l.Charged)
+	if l.State != lease.Ended || l.Charged != 0 {
+		err = errors.Join(err, errors.New("something of the lease is left"))
+	}
+	return err
+}
+
 // inSession works in a session, and leaves nothing in it.
 func inSession(ctx context.Context, e example, address, tokenFile string) error {
 	s, err := lease.Open(ctx, address, tokenFile)
 	if err != nil {
 		return err
 	}
-	defer s.Close()
+	defer func() { _ = s.Close() }() // there is nothing left to lose
 	began := time.Now()
 	result, err := e.run(ctx, s)
 	if err != nil {

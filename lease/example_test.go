@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lease_test
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"log"
+	"math"
+	"os"
+	"time"
+
+	"github.com/gpuslice/gpuslice/lease"
+)
+
+// Two kernels on one buffer, in a lease of 64 MiB: 0, 1 and 2 become 10, 12 and 14. test/lease/examples has this and more as a program.
+func Example() {
+	ctx := context.Background()
+	l, err := lease.Acquire(ctx, lease.Request{VRAM: 64 << 20, TTL: 120 * time.Second})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer lease.Drop(ctx, l.ID)
+
+	session, err := lease.Open(ctx, l.Address, l.TokenFile)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer session.Close()
+
+	numbers, err := session.Alloc(ctx, 3*4)
+	if err != nil {
+		log.Fatal(err)
+	}
+	// 0, 1 and 2 as floats.
+	if err := numbers.Write(ctx, 0, []byte{0, 0, 0, 0, 0, 0, 0x80, 0x3f, 0, 0, 0, 0x40}); err != nil {
+		log.Fatal(err)
+	}
+	code, err := os.ReadFile("kernels.ptx")
+	if err != nil {
+		log.Fatal(err)
+	}
+	kernels, err := session.Load(ctx, code)
+	if err != nil {
+		log.Fatal(err)
+	}
+
+	// Neither launch waits. Sync does, and says what went wrong in them.
+	three := lease.Shape{Block: lease.Dim{X: 3}}
+	if err := kernels.Launch(ctx, "scale", three, numbers, float32(2), uint32(3)); err != nil {
+		log.Fatal(err)
+	}
+	if err := kernels.Launch(ctx, "bias", three, numbers, float32(10), uint32(3)); err != nil {
+		log.Fatal(err)
+	}
+	if err := session.Sync(ctx); err != nil {
+		log.Fatal(err)
+	}
+	results := make([]byte, 3*4)
+	if err := numbers.Read(ctx, 0, results); err != nil {
+		log.Fatal(err)
+	}
+	for at := 0; at < len(results); at += 4 {
+		fmt.Println(math.Float32frombits(binary.LittleEndian.Uint32(results[at:])))
+	}
+}
+
+// What does not fit is refused with all three figures.
+func ExampleError() {
+	ctx := context.Background()
+	session, err := lease.Open(ctx, "unix:/run/gpuslice/leases/ID/session.sock", "/run/gpuslice/leases/ID/token")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer session.Close()
+
+	_, err = session.Alloc(ctx, 1<<40)
+	var refused *lease.Error
+	if errors.As(err, &refused) && refused.Code == lease.AllocFailed {
+		fmt.Printf("%d bytes of %d are taken, and %d more do not fit\n", refused.Current, refused.Limit, refused.Requested)
+	}
+}
+
+// One request: code, buffers and launches, of which nothing stays.
+func ExampleSession_Submit() {
+	ctx := context.Background()
+	session, err := lease.Open(ctx, "unix:/run/gpuslice/leases/ID/session.sock", "/run/gpuslice/leases/ID/token")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer session.Close()
+
+	code, err := os.ReadFile("kernels.ptx")
+	if err != nil {
+		log.Fatal(err)
+	}
+	buffers, err := session.Submit(ctx, lease.Submission{
+		Image:   code,
+		Buffers: []lease.SubmittedBuffer{{Size: 3 * 4, Out: true}},
+		Launches: []lease.SubmittedLaunch{{
+			Kernel: "bias", Shape: lease.Shape{Block: lease.Dim{X: 3}},
+			Arguments: []any{lease.BufferNumber(0), float32(10), uint32(3)},
+		}},
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(len(buffers[0]), "bytes came back")
+}

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package lease_test works in leases of a host: gpusliced, the lease service, brokers, and a program that has no driver, on the simulated
+// driver.
+package lease_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuslice/gpuslice/lease"
+	"github.com/gpuslice/gpuslice/test/testhost"
+)
+
+// host is one with a lease service.
+func host(t *testing.T) (*testhost.Host, lease.Service) {
+	t.Helper()
+	h := testhost.New(t, testhost.Options{Runtimes: []string{"/bin/true"}})
+	for _, program := range []string{"gpuslice-leased", "gpuslice-broker", "lease/examples"} {
+		if _, err := os.Stat(filepath.Join(h.Bin, program)); err != nil {
+			t.Skipf("needs bin/%s: make build", program)
+		}
+	}
+	// A broker is nobody in particular: it passes through the host's directories, and shares the machine.
+	h.Must(os.Chmod(h.Dir, 0o755))
+	h.Must(os.Chmod(filepath.Join(h.Dir, "fake"), 0o777))
+	for _, file := range must(filepath.Glob(filepath.Join(h.Dir, "fake", "*")))(t) {
+		h.Must(os.Chmod(file, 0o666))
+	}
+	socket := filepath.Join(h.Dir, "leases.sock")
+	text := must(os.ReadFile(h.Config()))(t)
+	config := filepath.Join(h.Dir, "leased.toml")
+	h.Must(os.WriteFile(config, fmt.Appendf(text, "\n[leases]\nsocket = %q\ndir = %q\ncgroup = %q\n",
+		socket, filepath.Join(h.Dir, "leases"), filepath.Base(h.Dir)+"-leases"), 0o644))
+	service := exec.Command(filepath.Join(h.Bin, "gpuslice-leased"), "--config", config)
+	var said testhost.Output
+	service.Env, service.Stdout, service.Stderr = h.Env(), &said, &said
+	h.Must(service.Start())
+	t.Cleanup(func() {
+		_ = service.Process.Signal(unix.SIGTERM)
+		if err := service.Wait(); err != nil || t.Failed() {
+			t.Errorf("the lease service: %v\n%s", err, said.String())
+		}
+	})
+	s := lease.Service{Socket: socket}
+	h.Eventually("the lease service answers", func() bool {
+		_, err := s.List(context.Background())
+		return err == nil
+	})
+	return h, s
+}
+
+func must[T any](value T, err error) func(*testing.T) T {
+	return func(t *testing.T) T {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return value
+	}
+}
+
+// given is what of the card is given and what is free, as text.
+func given(ctx context.Context, t *testing.T, h *testhost.Host) string {
+	t.Helper()
+	var text []string
+	for _, d := range must(h.Client.Devices(ctx))(t) {
+		if d.Free == nil {
+			t.Fatal("there is no driver truth")
+		}
+		text = append(text, fmt.Sprintf("%d bytes are given to %d slices and %d are free", d.Quotas, d.Slices, *d.Free))
+	}
+	return strings.Join(text, "; ")
+}
+
+func TestTheRecipeInALeaseLeavesNothing(t *testing.T) {
+	h, service := host(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	before := given(ctx, t, h)
+	program := exec.CommandContext(ctx, filepath.Join(h.Bin, "lease/examples"), "--socket", service.Socket)
+	program.Env = []string{} // nothing leads it to a driver
+	out, err := program.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	t.Logf("%s", out)
+	for _, line := range []string{"recipe: 10 12 210, ", "submit: 10 12 210, ", "inference: 100 requests ", "solver: a straight line ", "modules: three modules "} {
+		if !strings.Contains("\n"+string(out), "\n"+line) {
+			t.Errorf("it does not say %q:\n%s", line, out)
+		}
+	}
+	if left := must(service.List(ctx))(t); len(left) != 0 {
+		t.Errorf("leases are left: %v", left)
+	}
+	if left := h.Slices(); len(left) != 0 {
+		t.Errorf("slices are left: %v", left)
+	}
+	if after := given(ctx, t, h); after != before {
+		t.Errorf("%s, and before %s", after, before)
+	}
+}
