@@ -72,7 +72,7 @@ func newServer(h http.Handler, l limits, log *slog.Logger) *Server {
 		limits: l,
 		log:    log,
 		http: &http.Server{
-			Handler:           paced(forHostsUsers(h, log), l.pace),
+			Handler:           paced(h, l.pace),
 			ReadHeaderTimeout: l.header,
 			ReadTimeout:       l.read,
 			WriteTimeout:      l.write,
@@ -82,18 +82,6 @@ func newServer(h http.Handler, l limits, log *slog.Logger) *Server {
 			ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelDebug),
 		},
 	}
-}
-
-// forHostsUsers refuses users of user namespaces alone, where they are told apart.
-func forHostsUsers(h http.Handler, log *slog.Logger) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if p, _ := PeerOf(r.Context()); p.Subordinate {
-			fail(w, r, log, api.Errorf(api.CodeForbidden,
-				"uid %d is a user of a user namespace alone: this socket is for the host's users (in a rootless container that is the container's root)", p.UID))
-			return
-		}
-		h.ServeHTTP(w, r)
-	})
 }
 
 // Serve answers on l until ctx ends, then lets the requests under way finish, and returns nil.
