@@ -50,6 +50,11 @@ func (e *Enforcer) containerAbove(pid int) (s *slice, theirs bool) {
 	if err != nil && !errors.Is(err, syscall.ENAMETOOLONG) {
 		return nil, false // exited, most likely
 	}
+	return e.containerOver(pid, membership)
+}
+
+// containerOver is containerAbove of a process that is in these cgroups.
+func (e *Enforcer) containerOver(pid int, membership cgroup.Membership) (s *slice, theirs bool) {
 	e.mu.Lock()
 	membership.Each(func(mount, rel string) {
 		other := e.byCgroup[cgroup.Path{Mount: mount, Rel: rel}]

@@ -143,9 +143,7 @@ func (e *Enforcer) newSlice(ctx context.Context, r api.RegisterRequest) (*slice,
 		err = e.mayBegin(ctx, r)
 	} else {
 		s.pidNS, s.leads = init.PIDNS, init.NSPID == 1
-		if s.cgroup, err = e.host.Of(r.PID); err == nil {
-			err = e.mayBeBelow(s, r.PID)
-		}
+		err = e.findCgroup(s, r.PID)
 	}
 	if err == nil && !init.Alive() {
 		err = process.ErrDead // and what was read may be another's
@@ -174,9 +172,16 @@ func (e *Enforcer) mayName(ctx context.Context, pid int) error {
 	return asker.MayName(pid)
 }
 
-// mayBeBelow says why a container may not have its cgroup where it is.
-func (e *Enforcer) mayBeBelow(s *slice, pid int) error {
-	other, theirs := e.containerAbove(pid)
+// findCgroup finds the cgroup of a container, or says why it may not have it where it is.
+func (e *Enforcer) findCgroup(s *slice, pid int) error {
+	membership, err := e.host.Membership(pid)
+	if err != nil {
+		return err
+	}
+	if s.cgroup, err = e.host.Of(pid, membership); err != nil {
+		return err
+	}
+	other, theirs := e.containerOver(pid, membership)
 	if !theirs || other.id() == s.id() {
 		return nil
 	}

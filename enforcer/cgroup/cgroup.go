@@ -110,12 +110,8 @@ func (h *Host) V2() (mount string, alone bool) {
 }
 
 // Of finds the cgroup that is pid's own, where pid is the first process of a container whose parent
-// is outside. It returns ErrShared if there is none.
-func (h *Host) Of(pid int) (Path, error) {
-	m, err := h.Membership(pid)
-	if err != nil {
-		return Path{}, err
-	}
+// is outside, and m are the cgroups that it is in. It returns ErrShared if there is none.
+func (h *Host) Of(pid int, m Membership) (Path, error) {
 	parent, err := h.parent(pid)
 	if err != nil {
 		return Path{}, err

@@ -20,6 +20,15 @@ type fakeHost struct {
 	mount string // below which the hierarchies are
 }
 
+// of is Of for a process whose cgroups are read first.
+func of(h *Host, pid int) (Path, error) {
+	m, err := h.Membership(pid)
+	if err != nil {
+		return Path{}, err
+	}
+	return h.Of(pid, m)
+}
+
 // newFakeHost makes a host with a mountinfo line for each mount: "NAME ROOT TYPE OPTIONS", mounted at <dir>/NAME.
 func newFakeHost(t *testing.T, mounts ...string) *fakeHost {
 	t.Helper()
@@ -110,7 +119,7 @@ func TestOfFindsTheContainersOwnCgroup(t *testing.T) {
 					fake.mkdir(filepath.Join(strings.Fields(m)[0], cgroup[strings.Index(cgroup, "/"):]))
 				}
 			}
-			got, err := fake.open().Of(501)
+			got, err := of(fake.open(), 501)
 			if c.want == "" {
 				if !errors.Is(err, ErrShared) {
 					t.Errorf("got %v, %v, want ErrShared", got, err)
@@ -136,10 +145,10 @@ func TestAnEnforcerThatSeesAPartOfTheHierarchyTranslates(t *testing.T) {
 	fake.process("502", 1, "0::/other/c2")
 	fake.mkdir("unified/pod1/c1")
 	host := fake.open()
-	if p, err := host.Of(501); err != nil || p.Rel != "/pod1/c1" {
+	if p, err := of(host, 501); err != nil || p.Rel != "/pod1/c1" {
 		t.Errorf("got %+v, %v", p, err)
 	}
-	if p, err := host.Of(502); !errors.Is(err, ErrShared) {
+	if p, err := of(host, 502); !errors.Is(err, ErrShared) {
 		t.Errorf("a cgroup that cannot be seen: got %+v, %v", p, err)
 	}
 }

@@ -34,7 +34,7 @@ func TestAContainersCgroupIsFound(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			p, err := host.Of(pid)
+			p, err := of(host, pid)
 			if err != nil {
 				t.Fatal(err)
 			}
