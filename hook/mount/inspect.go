@@ -111,8 +111,11 @@ func (c *Container) onAnotherMount() error {
 	way := "leads through a mount"
 	for _, path := range []string{etcPath, preloadPath} {
 		o, err := openObject(c.root.fd, path, 0, inRoot)
+		if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ELOOP) {
+			continue // there is none behind that mount, or only what is not followed from here
+		}
 		if err != nil {
-			continue
+			return fmt.Errorf("/%s in the container: %w", path, explain(err))
 		}
 		if o.mountID() != c.root.mountID() {
 			way = "is on what is mounted at " + c.mountPoint(o)

@@ -87,6 +87,12 @@ func TestAHostileImageIsRefused(t *testing.T) {
 			mkdir(t, b.rootfs("srv"))
 			b.mount(t, volume(t, b, "etc/ld.so.preload"), "/srv")
 		}, onVolume("/srv")},
+		{"EtcIsALinkToAFileInAVolume", func(t *testing.T, b *bundle) {
+			must(t, os.Remove(b.rootfs("etc")))
+			symlink(t, "srv/etc", b.rootfs("etc"))
+			mkdir(t, b.rootfs("srv"))
+			b.mount(t, volume(t, b, "etc"), "/srv")
+		}, "/etc/ld.so.preload in the container: not a directory"},
 		{"EtcIsALinkThroughAVolume", func(t *testing.T, b *bundle) {
 			// It ends in the root filesystem, for as long as the volume's owner wants.
 			must(t, os.Rename(b.rootfs("etc"), b.rootfs("etc.d")))
