@@ -283,9 +283,3 @@ func (e *docker) refusals() []refusal {
 	}
 	return all
 }
-
-// inspect reads a container's properties by a template.
-func (e *docker) inspect(name, template string) string {
-	out, _ := e.of(name).invoke("inspect", "--format", template, name)
-	return strings.TrimSpace(out)
-}

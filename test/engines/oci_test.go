@@ -6,7 +6,9 @@ package engines
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -123,8 +125,10 @@ func (e *oci) restart(name string) (string, error) {
 
 func (e *oci) remove(name string) (string, error) {
 	bundle := e.bundle(name)
-	if _, err := os.Stat(bundle); err != nil {
+	if _, err := os.Stat(bundle); errors.Is(err, fs.ErrNotExist) {
 		return "", nil
+	} else if err != nil {
+		return "", err
 	}
 	out, err := e.invoke("delete", "--force", name)
 	if err != nil && strings.Contains(out, "does not exist") {

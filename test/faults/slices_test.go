@@ -168,7 +168,7 @@ func (w *world) hook(stage string, s *slice, words ...string) error {
 	if ctx.Err() != nil {
 		w.fail("after %v the hook %s of %s has not ended: %v: %s", patience, stage, s.id, err, out)
 	}
-	if err != nil && !(errors.Is(err, exec.ErrWaitDelay) && cmd.ProcessState.Success()) {
+	if err != nil && (!errors.Is(err, exec.ErrWaitDelay) || !cmd.ProcessState.Success()) {
 		return fmt.Errorf("%w: %s", err, out)
 	}
 	return nil
