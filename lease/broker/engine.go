@@ -43,7 +43,7 @@ type engine struct {
 }
 
 type counters struct {
-	allocated, buffers, modules, shared                       atomic.Uint64
+	allocated, buffers, modules                               atomic.Uint64
 	requests, failures, launches, launchFailures              atomic.Uint64
 	syncs, syncFailures, bytesWritten, bytesRead, resetsCount atomic.Uint64
 }
@@ -620,14 +620,12 @@ func (e *engine) share(memory []byte) (uint64, error) {
 	}
 	number := e.handle()
 	e.memories[number] = memory
-	e.stats.shared.Add(uint64(len(memory)))
 	return number, nil
 }
 
 func (e *engine) unshare(number uint64) {
 	memory := e.memories[number]
 	delete(e.memories, number)
-	e.stats.shared.Add(-uint64(len(memory)))
 	// Copies from it are done when they are answered.
 	if err := e.device.Unpin(memory); err != nil {
 		e.lost(err)

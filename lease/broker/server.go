@@ -289,12 +289,12 @@ func (b *Broker) Stats(ctx gocontext.Context, _ *leasepb.StatsRequest) (*leasepb
 		return nil, err
 	}
 	b.mutex.Lock()
-	clients := b.clients
+	clients, shared := b.clients, b.sharedBytes
 	b.mutex.Unlock()
 	s := &b.engine.stats
 	return &leasepb.StatsReply{
 		Vram: b.config.VRAM, Allocated: s.allocated.Load(), Buffers: s.buffers.Load(), Modules: s.modules.Load(),
-		Clients: uint64(clients), Shared: s.shared.Load(),
+		Clients: uint64(clients), Shared: shared,
 		Requests: s.requests.Load(), Failures: s.failures.Load(),
 		Launches: s.launches.Load(), LaunchFailures: s.launchFailures.Load(),
 		Syncs: s.syncs.Load(), SyncFailures: s.syncFailures.Load(),
