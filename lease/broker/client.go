@@ -16,7 +16,7 @@ const (
 	maxPart         = 1 << 10 // requests that are carried out without another client's between them
 	maxPendingBytes = 64 << 20
 	maxReplies      = 1 << 10 // in a message
-	maxReplyBytes   = 20 << 20
+	maxReplyBytes   = 1 << 20 // of several: gRPC's clients take 4 MiB unless they say otherwise
 )
 
 // client is one connection of Work.
@@ -102,8 +102,11 @@ func (c *client) next() []*leasepb.Reply {
 		return nil
 	}
 	n, bytes := 0, 0
-	for n < len(c.replies) && n < maxReplies && (n == 0 || bytes < maxReplyBytes-maxData) {
+	for n < len(c.replies) && n < maxReplies {
 		bytes += proto.Size(c.replies[n])
+		if n > 0 && bytes > maxReplyBytes {
+			break
+		}
 		n++
 	}
 	batch := c.replies[:n:n]

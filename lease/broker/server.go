@@ -35,7 +35,7 @@ const (
 	maxMessage     = 66 << 20
 	greetTimeout   = 5 * time.Second  // for a connection's first bytes
 	idleTimeout    = 10 * time.Second // of a connection without a call
-	farewell       = 50 * time.Millisecond
+	farewell       = 2 * time.Second  // for clients to learn that it ends; the lease service waits for less
 	queuedParts    = 16
 	maxHeaderBytes = 16 << 10
 )

@@ -665,6 +665,7 @@ func (x *Requests) GetRequests() []*Request {
 	return nil
 }
 
+// Of several replies at most 1 MiB; of one, what was asked for.
 type Replies struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Replies       []*Reply               `protobuf:"bytes,1,rep,name=replies,proto3" json:"replies,omitempty"`

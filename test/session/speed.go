@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -120,6 +121,7 @@ func child(lines int, name string, args ...string) (stop func() error, err error
 	command := exec.Command(name, args...)
 	var stderr bytes.Buffer
 	command.Stderr = &stderr
+	command.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM} // main stays in its thread
 	stdin, err := command.StdinPipe()
 	if err != nil {
 		return nil, err

@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package broker
+
+import (
+	gocontext "context"
+	"errors"
+	"io"
+	"net"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+
+	"github.com/gpuslice/gpuslice/lease/leasepb"
+)
+
+// serving is a broker on a fake device, which ends with the test.
+type serving struct {
+	*Broker
+	device *fakeDevice
+	path   string
+	code   chan int
+}
+
+func serve(t *testing.T, config Config) *serving {
+	t.Helper()
+	s := &serving{device: newFakeDevice(), path: filepath.Join(t.TempDir(), "s"), code: make(chan int, 1)}
+	config.VRAM, config.Token = testVRAM, "token"
+	var err error
+	if s.Broker, err = New(config, func() (Device, error) { return s.device, nil }); err != nil {
+		t.Fatal(err)
+	}
+	sessions, err := net.Listen("unix", s.path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	shared, err := net.Listen("unix", s.path+"-shared")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var served sync.WaitGroup
+	served.Go(func() {
+		code, _ := s.Serve(sessions, shared)
+		s.code <- code
+	})
+	t.Cleanup(func() {
+		s.Stop()
+		served.Wait()
+	})
+	return s
+}
+
+func (s *serving) connect(t *testing.T) leasepb.Session_WorkClient {
+	t.Helper()
+	connection, err := grpc.NewClient("unix:"+s.path, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = connection.Close() })
+	stream, err := leasepb.NewSessionClient(connection).Work(metadata.AppendToOutgoingContext(t.Context(), "authorization", "Bearer token"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return stream
+}
+
+func send1(t *testing.T, stream leasepb.Session_WorkClient, operations ...any) {
+	t.Helper()
+	message := &leasepb.Requests{}
+	for i, o := range operations {
+		r := request(o)
+		r.Sequence = uint64(i)
+		message.Requests = append(message.Requests, r)
+	}
+	if err := stream.Send(message); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// ends is the code in the status with which the stream ends.
+func ends(stream leasepb.Session_WorkClient) leasepb.Code {
+	for {
+		if _, err := stream.Recv(); err != nil {
+			for _, detail := range status.Convert(err).Details() {
+				return detail.(*leasepb.Failure).GetCode()
+			}
+			return 0
+		}
+	}
+}
+
+func TestACompileThatDoesNotEndEndsTheSession(t *testing.T) {
+	s := serve(t, Config{LoadTimeout: 20 * time.Millisecond})
+	stream := s.connect(t)
+	stuck := make(chan struct{})
+	t.Cleanup(func() { close(stuck) })
+	wait := func() { <-stuck }
+	s.device.during.Store(&wait)
+	send1(t, stream, &leasepb.ModuleLoad{Image: []byte("ptx")})
+	if code := ends(stream); code != leasepb.Code_LEASE_EXPIRED {
+		t.Errorf("its client learns %v", code)
+	}
+	if code := <-s.code; code != ExitLoadTimeout {
+		t.Errorf("exit code %d", code)
+	}
+}
+
+func TestALeaseEndsWhileAKernelRuns(t *testing.T) {
+	s := serve(t, Config{})
+	stream, other := s.connect(t), s.connect(t)
+	running, stuck := make(chan struct{}), make(chan struct{})
+	t.Cleanup(func() { close(stuck) })
+	var once sync.Once
+	wait := func() { once.Do(func() { close(running) }); <-stuck }
+	s.device.during.Store(&wait)
+	send1(t, stream, &leasepb.Sync{})
+	<-running
+	for range 100 { // what waits behind it is not carried out
+		send1(t, other, &leasepb.MemAlloc{Bytes: 1})
+	}
+	s.Stop()
+	for _, client := range []leasepb.Session_WorkClient{stream, other} {
+		if code := ends(client); code != leasepb.Code_LEASE_EXPIRED {
+			t.Errorf("a client learns %v", code)
+		}
+	}
+	if code := <-s.code; code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+}
+
+func TestAMessageOfManyRequestsIsAnsweredInParts(t *testing.T) {
+	s := serve(t, Config{})
+	stream := s.connect(t)
+	operations := []any{&leasepb.MemAlloc{Bytes: testVRAM}}
+	for range 300 { // 300 MiB of replies
+		operations = append(operations, readInto(1, 0, testVRAM))
+	}
+	for range 3 * maxPending {
+		operations = append(operations, &leasepb.MemSet{Handle: 1, Bytes: 1})
+	}
+	send1(t, stream, operations...)
+	if err := stream.CloseSend(); err != nil {
+		t.Fatal(err)
+	}
+	next := uint64(0)
+	for {
+		message, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, reply := range message.GetReplies() {
+			if reply.GetSequence() != next || reply.GetFailure() != nil {
+				t.Fatalf("reply %d, not %d: %v", reply.GetSequence(), next, reply.GetFailure())
+			}
+			next++
+		}
+	}
+	if next != uint64(len(operations)) {
+		t.Errorf("%d replies to %d requests", next, len(operations))
+	}
+}
+
+func TestABrokerWithoutADeviceSaysWhy(t *testing.T) {
+	why := errors.New("no card")
+	if _, err := New(Config{}, func() (Device, error) { return nil, why }); !errors.Is(err, why) {
+		t.Errorf("%v", err)
+	}
+}
+
+func TestStatsDoNotWaitForTheSession(t *testing.T) {
+	s := serve(t, Config{})
+	stream := s.connect(t)
+	running, stuck := make(chan struct{}), make(chan struct{})
+	t.Cleanup(func() { close(stuck) })
+	wait := func() { close(running); <-stuck }
+	s.device.during.Store(&wait)
+	send1(t, stream, &leasepb.MemAlloc{Bytes: 7}, &leasepb.Sync{})
+	<-running
+	ctx := metadata.NewIncomingContext(gocontext.Background(), metadata.Pairs("authorization", "Bearer token"))
+	stats, err := s.Stats(ctx, nil)
+	if err != nil || stats.GetAllocated() != 7 || stats.GetClients() != 1 {
+		t.Errorf("%v, %v", stats, err)
+	}
+}
