@@ -123,6 +123,7 @@ type Enforcer struct {
 
 	guesses  *session.Pace // wrong tokens
 	changes  *session.Pace // of users' sessions
+	shares   userShares
 	counter  atomic.Pointer[Counter]
 	progress progress
 

@@ -17,7 +17,6 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
 	"github.com/gpuslice/gpuslice/enforcer/process"
 	"github.com/gpuslice/gpuslice/enforcer/quota"
-	"github.com/gpuslice/gpuslice/enforcer/report"
 	"github.com/gpuslice/gpuslice/enforcer/session"
 )
 
@@ -123,7 +122,11 @@ func (e *Enforcer) serve(s *slice) error {
 
 // newSlice finds out who the slice's processes are. It changes nothing outside this process.
 func (e *Enforcer) newSlice(ctx context.Context, r api.RegisterRequest) (*slice, error) {
-	if err := e.mayName(ctx, r.PID); err != nil {
+	err := e.mayName(ctx, r.PID)
+	if err == nil && r.Session { // before anything is read of a process that may be anybody's
+		err = e.mayBegin(ctx, r)
+	}
+	if err != nil {
 		return nil, api.Errorf(api.CodeBadRequest, "slice %s: %v", r.ID, err)
 	}
 	init, err := process.Open(r.PID)
@@ -133,8 +136,9 @@ func (e *Enforcer) newSlice(ctx context.Context, r api.RegisterRequest) (*slice,
 	if err != nil {
 		return nil, err
 	}
+	its := e.shareOf(&r)
 	s := &slice{
-		e: e, log: report.Log(e.log.With("slice", r.ID)), request: r, holder: newHolder(&r), created: time.Now().UTC(),
+		e: e, log: its.log.With("slice", r.ID), pace: its.pace, request: r, holder: newHolder(&r), created: time.Now().UTC(),
 		initStart: init.Start, init: init, turn: guard.NewTurn(),
 		quotas: r.Quotas, ttl: r.TTL, deadline: e.until(r.TTL),
 	}

@@ -19,7 +19,6 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/process"
 	"github.com/gpuslice/gpuslice/enforcer/quota"
 	"github.com/gpuslice/gpuslice/enforcer/recovery"
-	"github.com/gpuslice/gpuslice/enforcer/report"
 	"github.com/gpuslice/gpuslice/enforcer/store"
 )
 
@@ -147,8 +146,9 @@ func ownProcesses(r store.Slice) []func() ([]int, error) {
 
 // revive makes a slice of its record, as far as that needs no look at its ledger. It is in its turn: what is watched may end at once.
 func (e *Enforcer) revive(r store.Slice) *slice {
+	its := e.shareOf(&r.Request)
 	s := &slice{
-		e: e, log: report.Log(e.log.With("slice", r.Request.ID)), request: r.Request, holder: newHolder(&r.Request), generation: r.Generation,
+		e: e, log: its.log.With("slice", r.Request.ID), pace: its.pace, request: r.Request, holder: newHolder(&r.Request), generation: r.Generation,
 		created: r.Created, dir: r.Dir, initStart: r.InitStart, pidNS: r.PIDNS, leads: r.Leads, turn: guard.NewTurn(),
 		cgroup: cgroupOf(r),
 		quotas: r.Request.Quotas, ttl: r.Request.TTL, deadline: r.Deadline, expired: r.Expired, asked: r.Asked,

@@ -10,6 +10,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/time/rate"
+
 	"github.com/gpuslice/gpuslice/enforcer/admission"
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/attach"
@@ -26,6 +28,7 @@ import (
 type slice struct {
 	e          *Enforcer
 	log        *slog.Logger
+	pace       *rate.Limiter       // of what its processes ask
 	request    api.RegisterRequest // quotas by UUID
 	holder     *admission.Holder
 	generation uint64
@@ -171,7 +174,7 @@ func (s *slice) listen() error {
 			place.UID, place.GID = int(s.request.UID), int(s.request.GID)
 		}
 	}
-	server, err := attach.Serve(place, s.isMember, s.answer, s.hear, s.log)
+	server, err := attach.Serve(place, s.pace, s.isMember, s.answer, s.hear, s.log)
 	if err != nil {
 		return err
 	}

@@ -3,8 +3,10 @@
 package enforcer_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"log/slog"
 	"os"
 	"strconv"
 	"strings"
@@ -246,6 +248,45 @@ func TestAUserBeginsAndRenewsSessionsAtABoundedPace(t *testing.T) {
 	}
 	if n := len(slicesOf(t, h)); n != 1 {
 		t.Errorf("%d slices", n)
+	}
+}
+
+// What a container may have written to the log, and asked, all sessions of a user may have together: else who begins another has it again.
+func TestSessionsOfAUserHaveOneShare(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("root is needed, to serve other users")
+	}
+	h, _ := newUsers(t, &fakeTruth{})
+	var log bytes.Buffer
+	h.options.Log = slog.New(slog.NewTextHandler(&log, nil))
+	h.restart()
+	u := h.Users(func(context.Context) []uint32 { return []uint32{alice} })
+	p := start(t, "/nonexistent", "")
+	for range 20 {
+		if _, err := u.Register(as(p.pid(), alice), api.RegisterRequest{ID: "a", Quotas: []api.Quota{on(gpu0, gib)}, Session: true, PID: p.pid(), UID: alice}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := u.Release(as(p.pid(), alice), "u5001-a", 0, true); err != nil {
+			t.Fatal(err)
+		}
+	}
+	h.options.Log = slog.New(slog.DiscardHandler)
+	h.restart()                                                    // what the other one had to say, it has said
+	if n := strings.Count(log.String(), "slice=u5001-a"); n > 12 { // 5 of each message at once
+		t.Errorf("20 sessions of a user wrote %d lines:\n%s", n, log.String())
+	}
+}
+
+// What is read of a process is read once it is known to be the asker's.
+func TestOfAProcessOfOthersNothingIsRead(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("root is needed, to serve other users")
+	}
+	_, u := newUsers(t, &fakeTruth{})
+	p := start(t, "/nonexistent", "")
+	_, err := u.Register(as(p.pid(), alice), api.RegisterRequest{ID: "a", Quotas: []api.Quota{on(gpu0, gib)}, Session: true, PID: 1, UID: alice})
+	if !errors.Is(err, api.ErrBadRequest) || !strings.Contains(err.Error(), "a session begins with a process of one's own") {
+		t.Errorf("a session that begins with process 1: %v", err)
 	}
 }
 

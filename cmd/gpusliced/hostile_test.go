@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"runtime/metrics"
 	"strings"
 	"sync"
@@ -76,8 +77,8 @@ func flood(socket string) {
 	fmt.Println(answered.Load(), "refused")
 }
 
-// floodAs makes another user flood the users' socket, and returns how many of its requests were refused.
-func floodAs(t *testing.T, uid uint32, socket string, n, size int) (refused int) {
+// usersProgram is this program where every user can run it.
+func usersProgram(t *testing.T) string {
 	t.Helper()
 	program, err := os.ReadFile(os.Args[0])
 	if err != nil {
@@ -88,7 +89,13 @@ func floodAs(t *testing.T, uid uint32, socket string, n, size int) (refused int)
 	if err := errors.Join(os.Chmod(dir, 0o755), os.WriteFile(copied, program, 0o755)); err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command(copied, "-test.run=^"+t.Name()+"$")
+	return copied
+}
+
+// floodAs makes another user flood the users' socket, and returns how many of its requests were refused.
+func floodAs(t *testing.T, program string, uid uint32, socket string, n, size int) (refused int) {
+	t.Helper()
+	cmd := exec.Command(program, "-test.run=^"+t.Name()+"$")
 	cmd.Env = []string{asks + "=" + socket, fmt.Sprint(times, "=", n), fmt.Sprint(with, "=", size)}
 	cmd.Dir = "/"
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}}
@@ -145,9 +152,18 @@ func TestNoUserRotatesAwayWhatOthersDid(t *testing.T) {
 		t.Fatal(err)
 	}
 	refused := map[uint32]int{}
-	for uid, n := range map[uint32]int{stranger: 1500, stranger - 10: 300, stranger - 11: 300, stranger - 12: 300, stranger - 13: 300, stranger - 14: 300, limited: 1500} {
-		refused[uid] = floodAs(t, uid, d.path("session.sock"), n, 0)
+	program := usersProgram(t)
+	var all sync.WaitGroup
+	var mu sync.Mutex
+	for uid, n := range map[uint32]int{stranger: 400, stranger - 10: 200, stranger - 11: 200, stranger - 12: 200, stranger - 13: 200, stranger - 14: 200, limited: 400} {
+		all.Go(func() {
+			n := floodAs(t, program, uid, d.path("session.sock"), n, 0)
+			mu.Lock()
+			defer mu.Unlock()
+			refused[uid] = n
+		})
 	}
+	all.Wait()
 	stop()
 	root, recorded, nameless := false, map[uint32]int{}, 0
 	for _, e := range d.entries() {
@@ -184,6 +200,8 @@ func TestWhatUsersAskForDoesNotInflateTheEnforcer(t *testing.T) {
 		flood(socket)
 		return
 	}
+	program := usersProgram(t)
+	runtime.GC() // of what it was copied with
 	d := crowded(t)
 	stop := d.begin()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -200,7 +218,7 @@ func TestWhatUsersAskForDoesNotInflateTheEnforcer(t *testing.T) {
 	}()
 	var all sync.WaitGroup
 	for _, uid := range []uint32{stranger, limited} {
-		all.Go(func() { floodAs(t, uid, d.path("session.sock"), 80, 60<<10) })
+		all.Go(func() { floodAs(t, program, uid, d.path("session.sock"), 80, 60<<10) })
 	}
 	all.Wait()
 	cancel()

@@ -32,15 +32,27 @@ const (
 	InFlight = 64
 	// Rate is how many messages of one slice are answered per second, once Burst of them were: a process of the
 	// slice sends a few in its life, and one that sends more waits in the kernel's queue with its siblings. Burst
-	// is so many that all processes that a slice can have may start at once.
-	Rate  = 1000
-	Burst = 4 * ledger.Slots
+	// is so many that five hundred processes may start at once.
+	Rate  = 100
+	Burst = 2048
+	// paceStep is how long there is no answer once there were too many; then there are some at once, which costs less than one by one.
+	paceStep = 100 * time.Millisecond
 	// Patience with a peer that connected and says nothing, or does not take its answer.
 	Patience = time.Second
 )
 
+// NewPace returns the pace of one slice, or of several that share it.
+func NewPace() *rate.Limiter { return rate.NewLimiter(Rate, Burst) }
+
+// memberFor is how long a process that was found to be of the slice is taken for it without another look.
+const memberFor = time.Second
+
+// maxMembers is of how many processes that is known at a time.
+const maxMembers = 64
+
 // Member says whether a process is of the slice. It is asked about one process at a time: the answer can take thousands of reads of
-// /proc, as a process tree is as deep as who makes it likes, so a flood of questions costs one processor and not all of them.
+// /proc, as a process tree is as deep as who makes it likes, so a flood of questions costs one processor and not all of them. Of one that is,
+// it is asked once in a second.
 type Member func(peer *process.Handle) bool
 
 // Handler answers one request of peer, which it owns from then on. The files go to the peer with the
@@ -56,7 +68,8 @@ type Listener func(pid int, request ledger.Request)
 // Server is one slice's attach socket.
 type Server struct {
 	listener *net.UnixListener
-	asking   chan struct{} // taken while member is asked, which reads /proc: one process at a time
+	asking   chan struct{}                  // taken while member is asked, which reads /proc: one process at a time
+	members  map[process.Identity]time.Time // until when they are; for who has taken asking
 	member   Member
 	handler  Handler
 	hear     Listener
@@ -68,15 +81,16 @@ type Server struct {
 	foreign  sync.Once
 }
 
-// Serve listens in the place and answers until Close.
-func Serve(place Place, member Member, handler Handler, hear Listener, log *slog.Logger) (*Server, error) {
+// Serve listens in the place and answers at this pace until Close.
+func Serve(place Place, pace *rate.Limiter, member Member, handler Handler, hear Listener, log *slog.Logger) (*Server, error) {
 	listener, err := listen(place)
 	if err != nil {
 		return nil, fmt.Errorf("attach socket: %w", err)
 	}
 	s := &Server{
 		listener: listener, member: member, handler: handler, hear: hear, log: log,
-		asking: make(chan struct{}, 1), slots: make(chan struct{}, InFlight), pace: rate.NewLimiter(Rate, Burst),
+		asking: make(chan struct{}, 1), slots: make(chan struct{}, InFlight), pace: pace,
+		members: make(map[process.Identity]time.Time),
 	}
 	s.stopped, s.stop = context.WithCancel(context.Background())
 	go s.accept()
@@ -118,9 +132,13 @@ func (s *Server) accept() {
 			}
 		default:
 			short = false
-			if s.pace.Wait(s.stopped) != nil {
-				conn.Close()
-				return
+			if wait := s.pace.Reserve().Delay(); wait > 0 {
+				select {
+				case <-time.After(max(wait, paceStep)):
+				case <-s.stopped.Done():
+					conn.Close()
+					return
+				}
 			}
 			go func() {
 				defer func() { <-s.slots }()
@@ -173,7 +191,19 @@ func (s *Server) serve(conn *net.UnixConn) {
 func (s *Server) ask(peer *process.Handle) bool {
 	s.asking <- struct{}{}
 	defer func() { <-s.asking }()
-	return s.member(peer)
+	now := time.Now()
+	if now.Before(s.members[peer.Identity]) && peer.Alive() {
+		return true
+	}
+	if !s.member(peer) {
+		delete(s.members, peer.Identity)
+		return false
+	}
+	if len(s.members) >= maxMembers {
+		clear(s.members)
+	}
+	s.members[peer.Identity] = now.Add(memberFor)
+	return true
 }
 
 // send answers, and then waits for the peer to hang up. That order is a promise to the peer: as long as it sees

@@ -50,7 +50,7 @@ func serving(t testing.TB, member Member, handler Handler, hear Listener) (s *Se
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	s, err = Serve(Place{Dir: dir, Mode: 0o600, UID: -1, GID: -1}, member, handler, hear, slog.New(slog.DiscardHandler))
+	s, err = Serve(Place{Dir: dir, Mode: 0o600, UID: -1, GID: -1}, NewPace(), member, handler, hear, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -245,7 +245,7 @@ func TestNoMoreThanInFlightAreServedAtOnce(t *testing.T) {
 
 func TestListeningAgainReplacesTheSocketOfADeadEnforcer(t *testing.T) {
 	dir := serve(t, echo)
-	again, err := Serve(Place{Dir: dir, Mode: 0o666, UID: -1, GID: -1}, anybody, echo, nil, slog.New(slog.DiscardHandler))
+	again, err := Serve(Place{Dir: dir, Mode: 0o666, UID: -1, GID: -1}, NewPace(), anybody, echo, nil, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -265,7 +265,7 @@ func TestALinkInPlaceOfTheDirectoryIsNotFollowed(t *testing.T) {
 	if err := os.Symlink(dir, link); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Serve(Place{Dir: link, Mode: 0o666, UID: -1, GID: -1}, anybody, echo, nil, slog.New(slog.DiscardHandler)); err == nil {
+	if _, err := Serve(Place{Dir: link, Mode: 0o666, UID: -1, GID: -1}, NewPace(), anybody, echo, nil, slog.New(slog.DiscardHandler)); err == nil {
 		t.Fatal("it was")
 	}
 }

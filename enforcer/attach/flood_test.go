@@ -177,3 +177,35 @@ func TestWithoutDescriptorsItWaitsAndComesBack(t *testing.T) {
 		ask(t, c, ledger.Request{Op: ledger.OpAttach}.Encode(), nil)
 	}
 }
+
+// A process that asks again and again is looked up once in a second; one that is none of the slice's each time, for it may have become one.
+func TestAMemberIsLookedUpOnceInASecond(t *testing.T) {
+	var looked atomic.Int64
+	var is atomic.Bool
+	_, dir := serving(t, func(*process.Handle) bool { looked.Add(1); return is.Load() },
+		func(peer *process.Handle, member bool, r ledger.Request) (ledger.Reply, []*os.File, bool) {
+			if member != is.Load() {
+				t.Errorf("its membership is %v, and it is told as %v", is.Load(), member)
+			}
+			return echo(peer, member, r)
+		}, func(int, ledger.Request) {})
+	asks := func() {
+		conn := dial(t, dir)
+		defer conn.Close()
+		ask(t, conn, ledger.Request{Op: ledger.OpTruth}.Encode(), nil)
+	}
+	for range 3 {
+		asks()
+	}
+	if n := looked.Load(); n != 3 {
+		t.Errorf("one that is no member was looked up %d times of 3", n)
+	}
+	is.Store(true)
+	begun := time.Now()
+	for range 50 {
+		asks()
+	}
+	if n, most := looked.Load()-3, int64(time.Since(begun)/memberFor)+1; n > most {
+		t.Errorf("a member was looked up %d times, want at most %d", n, most)
+	}
+}

@@ -54,7 +54,7 @@ func TestTheLimitsAreTheDocumentedOnes(t *testing.T) {
 		{"| until the head of a request is there |", "1 s for all of it |"},
 		{"| for the answer to be taken |", " 1 s |"},
 		{"| size of a head and of a body |", "64 bytes |"},
-		{"| requests a second |", "1000, after a burst of 16,384 |"},
+		{"| requests a second |", "100, after a burst of 2,048 |"},
 	} {
 		_, rest, found := strings.Cut(string(document), "\n"+row[0])
 		line, _, _ := strings.Cut(rest, "\n")
@@ -62,7 +62,7 @@ func TestTheLimitsAreTheDocumentedOnes(t *testing.T) {
 			t.Errorf("docs/bounds.md: the row %q does not end with %q: %q", row[0], row[1], line)
 		}
 	}
-	if InFlight != 64 || backlog != 128 || Patience != time.Second || ledger.MessageSize != 64 || Rate != 1000 || Burst != 16384 {
+	if InFlight != 64 || backlog != 128 || Patience != time.Second || ledger.MessageSize != 64 || Rate != 100 || Burst != 2048 {
 		t.Error("and this is no longer so")
 	}
 }

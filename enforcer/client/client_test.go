@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"path/filepath"
 	"reflect"
 	"strings"
 	"syscall"
@@ -329,4 +330,56 @@ func FuzzParse(f *testing.F) {
 			t.Errorf("status %d", status)
 		}
 	})
+}
+
+func TestWhoFindsTheQueueFullWaits(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s")
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	raw, err := l.(*net.UnixListener).SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if failed := raw.Control(func(fd uintptr) { err = syscall.Listen(int(fd), 1) }); failed != nil || err != nil {
+		t.Fatal(failed, err)
+	}
+	for err == nil { // until the queue is full
+		var conn net.Conn
+		if conn, err = net.Dial("unix", path); err == nil {
+			defer conn.Close()
+		}
+	}
+	if !errors.Is(err, syscall.EAGAIN) {
+		t.Fatal(err)
+	}
+	answered := make(chan error, 1)
+	go func() {
+		_, err := New(path).Info(context.Background())
+		answered <- err
+	}()
+	select {
+	case err := <-answered:
+		t.Fatalf("it does not wait: %v", err)
+	case <-time.After(100 * time.Millisecond):
+	}
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer conn.Close()
+				if n, _ := conn.Read(make([]byte, 4096)); n > 0 {
+					_, _ = io.WriteString(conn, "HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+				}
+			}()
+		}
+	}()
+	if err := <-answered; err != nil {
+		t.Error(err)
+	}
 }

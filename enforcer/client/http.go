@@ -83,10 +83,15 @@ func (c *Client) exchange(ctx context.Context, method, path string, body []byte,
 	return status, answer, nil
 }
 
-// dial connects. When ctx ends, what is being written or read ends too.
+// dial connects, as soon as there is room for it in the kernel's queue: others may have filled it. When ctx ends, what is being written or
+// read ends too.
 func (c *Client) dial(ctx context.Context) (conn net.Conn, hangUp func(), err error) {
 	var dialer net.Dialer
-	if conn, err = dialer.DialContext(ctx, "unix", c.socket); err != nil {
+	conn, err = dialer.DialContext(ctx, "unix", c.socket)
+	for ; errors.Is(err, syscall.EAGAIN) && ctx.Err() == nil; conn, err = dialer.DialContext(ctx, "unix", c.socket) {
+		time.Sleep(2 * time.Millisecond)
+	}
+	if err != nil {
 		return nil, nil, c.unreachable(err)
 	}
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })

@@ -62,7 +62,11 @@ func Exists(pid int) bool {
 // FromPidfd makes a Handle of a pidfd that the kernel gave (SO_PEERPIDFD), and owns fd from then on, even if
 // it fails. The pid that came with it (SO_PEERCRED) is checked against the pidfd; 0 means that none came.
 func FromPidfd(fd, pid int) (*Handle, error) {
-	named, err := pidOf(fd)
+	id, known := lately.of(fd)
+	named, err := id.PID, error(nil)
+	if !known {
+		named, err = pidOf(fd)
+	}
 	if err == nil && pid != 0 && pid != named {
 		err = fmt.Errorf("the pidfd is of process %d, not of %d", named, pid)
 	}
@@ -77,7 +81,11 @@ func FromPidfd(fd, pid int) (*Handle, error) {
 // a pidfd is not signalled its process is not reaped, and its pid is nobody else's.
 func take(fd, pid int) (*Handle, error) {
 	h := &Handle{fd: fd}
-	id, err := identify(pid)
+	id, known := lately.of(fd)
+	var err error
+	if !known || id.PID != pid {
+		id, err = identify(pid)
+	}
 	if !h.Alive() {
 		h.Close()
 		return nil, fmt.Errorf("process %d: %w", pid, ErrDead)
@@ -87,6 +95,9 @@ func take(fd, pid int) (*Handle, error) {
 		return nil, err
 	}
 	h.Identity = id
+	if !known {
+		lately.keep(fd, id)
+	}
 	return h, nil
 }
 

@@ -228,3 +228,48 @@ func TestBootIDIsOneWord(t *testing.T) {
 		t.Errorf("got %q, %v", id, err)
 	}
 }
+
+// Whose pidfd it is tells what was found out of the process before, and no pid does.
+func TestAKeptIdentityIsItsProcessesAlone(t *testing.T) {
+	if !unique() {
+		t.Skip("requires Linux 6.9, where each process's pidfds have an inode of their own")
+	}
+	for range 8 {
+		cmd := exec.Command("sleep", "60")
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		want, err := identify(cmd.Process.Pid)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 3 {
+			h, err := Open(cmd.Process.Pid)
+			if err != nil || h.Identity != want {
+				t.Fatalf("%+v, %v, want %+v", h, err, want)
+			}
+			h.Close()
+		}
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+		if h, err := Open(cmd.Process.Pid); err == nil && h.Identity == want {
+			t.Errorf("one that has ended is taken hold of: %+v", h.Identity)
+		}
+	}
+	h, err := Open(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.Close()
+	var kept identities
+	for range 3 * maxLately {
+		kept.keep(h.fd, h.Identity)
+		kept.mu.Lock()
+		kept.by[uint64(len(kept.by))<<40] = Identity{} // another's
+		n := len(kept.by)
+		kept.mu.Unlock()
+		if n > maxLately+1 {
+			t.Fatalf("%d are kept", n)
+		}
+	}
+}

@@ -27,7 +27,8 @@ func TestTheLimitsAreTheDocumentedOnes(t *testing.T) {
 		fmt.Sprintf("for the answer to be taken | %.0f s | %.0f s", c.write.Seconds(), u.write.Seconds()),
 		fmt.Sprintf("between two requests | %.0f s | %.0f s", c.idle.Seconds(), u.idle.Seconds()),
 		fmt.Sprintf("size of a head and of a body | %d KiB, %d KiB | the same", maxHeader>>10, maxBody>>10),
-		fmt.Sprintf("requests a second | | of each user %v KiB, heads and bodies, after %v MiB; more wait", u.pace, paceBurst*u.pace/1024),
+		fmt.Sprintf("requests a second | | of each user %v KiB of bodies, a request counting as %d KiB more, after %v MiB; more wait", u.pace, perRequest, paceBurst*u.pace/1024),
+		fmt.Sprintf("connections accepted, a second | | %v, after a burst of %v; %d wait in the kernel's queue, and who finds it full asks again |", u.accepts, u.accepts, usersQueue),
 		fmt.Sprintf("followers of events | %d at a time, each hung up on that does not read | none", maxStreams),
 	} {
 		if !strings.Contains(string(document), "\n| "+row+" |") {

@@ -37,6 +37,10 @@ type connections struct {
 	each   int // of each of those
 
 	people bool // users of user namespaces alone are told apart: of them one user may have thousands
+
+	// accepts is how many of all users together are accepted in a second, after as many at once; others wait in the kernel's queue. 0:
+	// as many as come.
+	accepts rate.Limit
 }
 
 var (
@@ -45,7 +49,7 @@ var (
 		header:      5 * time.Second, read: 10 * time.Second, write: 30 * time.Second, idle: time.Minute,
 	}
 	userLimits = limits{
-		connections: connections{all: 256, others: 192, each: 8, people: true},
+		connections: connections{all: 256, others: 192, each: 8, people: true, accepts: 100},
 		header:      2 * time.Second, read: 5 * time.Second, write: 10 * time.Second, idle: 10 * time.Second,
 		pace: 256,
 	}
@@ -61,6 +65,7 @@ type limited struct {
 	free   chan struct{}
 	closed chan struct{}
 	once   sync.Once
+	pace   *rate.Limiter // of accepts
 
 	mu     sync.Mutex
 	others int
@@ -68,7 +73,11 @@ type limited struct {
 }
 
 func limit(l net.Listener, c connections) net.Listener {
-	return &limited{Listener: l, connections: c, free: make(chan struct{}, c.all), closed: make(chan struct{}), by: make(map[uint32]int)}
+	pace := rate.NewLimiter(rate.Inf, 0)
+	if c.accepts > 0 {
+		pace = rate.NewLimiter(c.accepts, int(c.accepts))
+	}
+	return &limited{Listener: l, connections: c, free: make(chan struct{}, c.all), closed: make(chan struct{}), pace: pace, by: make(map[uint32]int)}
 }
 
 func (l *limited) Accept() (net.Conn, error) {
@@ -83,6 +92,16 @@ func (l *limited) Accept() (net.Conn, error) {
 			<-l.free
 			return nil, err
 		}
+		// To accept and to hang up costs more than to connect. Some at once cost less than one by one.
+		if wait := l.pace.Reserve().Delay(); wait > 0 {
+			select {
+			case <-time.After(max(wait, paceStep)):
+			case <-l.closed:
+				conn.Close()
+				<-l.free
+				return nil, net.ErrClosed
+			}
+		}
 		leave, subordinate, refusal := l.enter(conn)
 		if refusal != nil {
 			reject(conn, refusal)
@@ -94,6 +113,9 @@ func (l *limited) Accept() (net.Conn, error) {
 		})}, nil
 	}
 }
+
+// paceStep is how long nobody is accepted once there were too many.
+const paceStep = 100 * time.Millisecond
 
 // noUID is no user's.
 const noUID = math.MaxUint32

@@ -295,3 +295,42 @@ func TestFollowersThatNeverReadAreHungUpOn(t *testing.T) {
 		}
 	}
 }
+
+// Who connects and hangs up as often as he can costs no more than to accept so many, and others are answered meanwhile.
+func TestUsersAreAcceptedAtABoundedPace(t *testing.T) {
+	const connects = "GPUSLICE_CONNECTS"
+	if path := os.Getenv(connects); path != "" {
+		for {
+			if conn, err := net.Dial("unix", path); err == nil {
+				conn.Close()
+			}
+		}
+	}
+	path := socketPath(t)
+	if err := os.Chmod(filepath.Dir(path), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	inner, err := ListenForUsers(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer inner.Close()
+	l := limit(inner, userLimits.connections)
+	child := asNobody(t, connects+"="+path)
+	child.Args = append(child.Args, "-test.run=^"+t.Name()+"$")
+	begun := time.Now()
+	if err := child.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = child.Process.Kill(); _ = child.Wait() }()
+	for n := 1; time.Since(begun) < 3*time.Second; n++ {
+		conn, err := l.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		conn.Close()
+		if most := float64(userLimits.accepts) * (time.Since(begun).Seconds() + 1); float64(n) > most+1 {
+			t.Fatalf("%d connections were accepted in %v, want at most %.0f", n, time.Since(begun), most)
+		}
+	}
+}

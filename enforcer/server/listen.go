@@ -37,7 +37,23 @@ func Listen(path, group string) (net.Listener, error) {
 }
 
 // ListenForUsers makes the users' socket, to which everybody may connect.
-func ListenForUsers(path string) (net.Listener, error) { return listenFor(path, -1, 0o666) }
+func ListenForUsers(path string) (net.Listener, error) {
+	l, err := listenFor(path, -1, 0o666)
+	if err != nil {
+		return nil, err
+	}
+	raw, err := l.(*net.UnixListener).SyscallConn()
+	if err == nil {
+		err = errors.Join(raw.Control(func(fd uintptr) { err = unix.Listen(int(fd), usersQueue) }), err)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("listen on %s: %w", path, err), l.Close())
+	}
+	return l, nil
+}
+
+// usersQueue is how many wait in the kernel to be accepted: no more than are accepted in about a second.
+const usersQueue = 128
 
 func groupID(group string) (int, error) {
 	g, err := user.LookupGroup(group)

@@ -24,12 +24,12 @@ type countedService struct {
 }
 
 func (c *countedService) Info(context.Context) (api.Info, error) {
-	c.served.Add(1)
+	c.served.Add(perRequest)
 	return api.Info{}, nil
 }
 
 func (c *countedService) Register(context.Context, api.RegisterRequest) (api.RegisterReply, error) {
-	c.served.Add(1 + maxBody>>10)
+	c.served.Add(perRequest + maxBody>>10)
 	return api.RegisterReply{}, nil
 }
 
@@ -59,8 +59,8 @@ func TestWhatAUserAsksIsServedAtABoundedPace(t *testing.T) {
 	atOnce := int64(paceBurst * l.pace)
 	for mine := int64(1); ; mine++ {
 		answers200(t, path)
-		served := s.served.Load() - mine
-		if most := atOnce + int64(time.Since(begun).Seconds()*float64(l.pace)) + 1; served > most {
+		served := s.served.Load() - mine*perRequest
+		if most := atOnce + int64(time.Since(begun).Seconds()*float64(l.pace)) + perRequest; served > most {
 			t.Fatalf("%d KiB of a user's requests were served in %s, more than %d", served, time.Since(begun), most)
 		}
 		if served > atOnce+int64(l.pace) {
@@ -105,13 +105,13 @@ func TestARequestCountsByWhatIsReadOfIt(t *testing.T) {
 		body io.Reader
 		want int
 	}{
-		"a head alone":                  {nil, 1},
-		"a body of a byte":              {strings.NewReader("x"), 2},
-		"a KiB":                         {strings.NewReader(strings.Repeat("x", 1<<10)), 2},
-		"more":                          {strings.NewReader(strings.Repeat("x", 1<<10+1)), 3},
-		"as much as may be":             {strings.NewReader(strings.Repeat("x", maxBody)), 1 + maxBody>>10},
-		"what is refused for its size":  {strings.NewReader(strings.Repeat("x", 2*maxBody)), 1 + maxBody>>10},
-		"one that does not say how big": {io.MultiReader(strings.NewReader("x")), 1 + maxBody>>10},
+		"a head alone":                  {nil, perRequest},
+		"a body of a byte":              {strings.NewReader("x"), perRequest + 1},
+		"a KiB":                         {strings.NewReader(strings.Repeat("x", 1<<10)), perRequest + 1},
+		"more":                          {strings.NewReader(strings.Repeat("x", 1<<10+1)), perRequest + 2},
+		"as much as may be":             {strings.NewReader(strings.Repeat("x", maxBody)), perRequest + maxBody>>10},
+		"what is refused for its size":  {strings.NewReader(strings.Repeat("x", 2*maxBody)), perRequest + maxBody>>10},
+		"one that does not say how big": {io.MultiReader(strings.NewReader("x")), perRequest + maxBody>>10},
 	} {
 		if got := kibibytes(httptest.NewRequest("POST", "/v1/slices", c.body)); got != c.want {
 			t.Errorf("%s: %d KiB, want %d", name, got, c.want)

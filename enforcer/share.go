@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforcer
+
+import (
+	"log/slog"
+
+	"golang.org/x/time/rate"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/attach"
+	"github.com/gpuslice/gpuslice/enforcer/guard"
+	"github.com/gpuslice/gpuslice/enforcer/report"
+)
+
+// share is what a slice may take of the log, and of the processor by what its processes ask. All sessions of a user have one together: or who begins
+// one after the other would have as many.
+type share struct {
+	log  *slog.Logger
+	pace *rate.Limiter
+}
+
+// userShares are those of users. They stay when the sessions have ended: there are few, who are named in the configuration.
+type userShares struct {
+	mu guard.Mutex[guard.Leaf] // guards by
+	by map[uint32]share
+}
+
+func (e *Enforcer) newShare() share { return share{report.Log(e.log), attach.NewPace()} }
+
+// shareOf is that of a slice that is asked for.
+func (e *Enforcer) shareOf(r *api.RegisterRequest) share {
+	if !r.Session || r.UID == 0 || e.options.Unprivileged {
+		return e.newShare()
+	}
+	e.shares.mu.Lock()
+	defer e.shares.mu.Unlock()
+	its, there := e.shares.by[r.UID]
+	if !there {
+		if e.shares.by == nil {
+			e.shares.by = make(map[uint32]share)
+		}
+		its = e.newShare()
+		e.shares.by[r.UID] = its
+	}
+	return its
+}
