@@ -116,6 +116,10 @@ test-metrics: build ## Try the alert rules and the dashboard with a real Prometh
 test-faults: build ## Inject faults for five minutes and compare with a model (GPUSLICE_FAULTS=1h; FAULTS_FLAGS='-seed 7')
 	$(QUIET)GO='$(GO)' test/faults/run.sh $(FAULTS_FLAGS)
 
+.PHONY: test-hostile
+test-hostile: build ## Have a container and users do harm for a minute, and measure what others notice (GPUSLICE_HOSTILE=10m)
+	$(QUIET)GO='$(GO)' test/hostile/run.sh $(HOSTILE_FLAGS)
+
 .PHONY: test-sanitizers
 test-sanitizers: build ## Race the interceptor under the sanitizers of threads, addresses and undefined behaviour
 	$(QUIET)test/sanitizers/run.sh

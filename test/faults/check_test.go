@@ -30,7 +30,7 @@ func (w *world) prompt(what string, ask func(ctx context.Context) error) {
 		err := ask(ctx)
 		end := time.Now()
 		cancel()
-		stood := machine.between(begin, end)
+		stood := machine.Between(begin, end)
 		took := end.Sub(begin) - stood
 		if err != nil {
 			w.fail("%s: after %v, and %v for which the machine stood still: %v", what, took, stood, err)

@@ -24,6 +24,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
 var (
@@ -33,6 +35,9 @@ var (
 	only      = flag.String("only", "", "inject this `fault` alone, again and again")
 	tableFile = flag.String("table", "", "write the table of results into this `file`")
 )
+
+// machine is the one that this runs on.
+var machine = testhost.Stalls{Nap: 50 * time.Millisecond}
 
 // programs are what the tests compile: by name, the path.
 var programs = map[string]string{}
@@ -50,7 +55,7 @@ func TestMain(m *testing.M) {
 	}()
 	dir, err := compile()
 	status := 1
-	go machine.watch()
+	go machine.Watch()
 	if err == nil {
 		status = m.Run()
 		err = results.finish(*tableFile)

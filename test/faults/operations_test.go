@@ -211,7 +211,7 @@ func (p *worker) tookContext(device int, begin time.Time, answer string) {
 	// It has waited for an enforcer that died meanwhile in vain, or for one on a machine that stood still; and does not wait again.
 	end := time.Now()
 	took := end.Sub(begin)
-	stood := took >= firstPatience && took-machine.between(begin, end) < firstPatience
+	stood := took >= firstPatience && took-machine.Between(begin, end) < firstPatience
 	p.alone = (p.alone || took >= firstPatience) && answer == "oom"
 	if p.alone && (p.w.doubt != "" || stood) {
 		p.attached, p.shy = false, time.Now().Add(retryAfter) // a former image was

@@ -108,6 +108,6 @@ func (r *table) markdown() (text string, never []string) {
 	}
 	fmt.Fprintf(&b, "\n%d rounds with %d operations, of which each was followed by a comparison with the model; %d processes were killed while they "+
 		"allocated. The slowest answer of the enforcer took %v, not counting the time for which the machine stood still: up to %v at once.\n", r.rounds, killed, r.deaths,
-		r.slowest.Round(time.Millisecond), machine.most().Round(time.Millisecond))
+		r.slowest.Round(time.Millisecond), machine.Longest().Round(time.Millisecond))
 	return b.String(), never
 }

@@ -1,0 +1,314 @@
+//go:build hostile
+
+// SPDX-License-Identifier: Apache-2.0
+
+package hostile
+
+import (
+	"bytes"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/ledger"
+)
+
+// containerActions are those of a container: of its root, who has the capabilities that Docker leaves it.
+func containerActions(victims) []action {
+	c := &containerActor{socket: api.ContainerDir + "/" + api.AttachSocketName}
+	return []action{
+		{name: "asks for a place in the ledger", atLeast: 20, do: c.asks(ledger.Request{Op: ledger.OpAttach})},
+		{name: "asks what the driver holds for it, 64 at once", atLeast: 2, pause: 100 * time.Millisecond, do: c.asksAtOnce(64, ledger.Request{Op: ledger.OpTruth})},
+		{name: "has itself suspended", atLeast: 20, do: c.asks(ledger.Request{Op: ledger.OpSuspend, Bytes: uint64(os.Getpid())})},
+		{name: "has itself resumed", atLeast: 20, do: c.asks(ledger.Request{Op: ledger.OpResume, Bytes: uint64(os.Getpid())})},
+		{name: "names devices that there are not", atLeast: 20, do: c.namesADevice},
+		{name: "says that it was refused memory", atLeast: 100, pause: 2 * time.Millisecond, do: c.saysRefused},
+		{name: "sends garbage to the attach socket", atLeast: 20, do: c.sendsGarbage},
+		{name: "sends descriptors to the attach socket", atLeast: 100, do: c.sendsDescriptors},
+		{name: "connects 100 times, and says and reads nothing", atLeast: 2, pause: time.Second, do: c.connectsAndWaits},
+		{name: "forks until it may not, each child asks for a place, and is killed", atLeast: 10, pause: 200 * time.Millisecond, do: crowd("attach")},
+		{name: "forks until it may not", atLeast: 10, pause: 200 * time.Millisecond, do: crowd("fork")},
+		{name: "allocates until it is refused", atLeast: 10, do: c.allocates},
+		{name: "kills its own processes while they allocate", atLeast: 10, do: c.killsItsOwn},
+		{name: "moves /etc away, and has a program allocate without the interceptor", atLeast: 5, pause: 2 * time.Second, do: c.hides},
+		{name: "mounts, and unmounts what is bound in it", atLeast: 200, pause: 10 * time.Millisecond, do: c.mounts},
+		{name: "mounts in a user namespace of its own", atLeast: 10, pause: 500 * time.Millisecond, do: c.entersANamespace},
+		{name: "overwrites its ledger", atLeast: 1, last: true, do: c.overwrites},
+	}
+}
+
+type containerActor struct {
+	socket string
+	etc    sync.RWMutex // whose loader has the interceptor
+}
+
+func (c *containerActor) connect() (*net.UnixConn, error) {
+	conn, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: c.socket, Net: "unixpacket"})
+	if err == nil {
+		err = conn.SetDeadline(time.Now().Add(10 * time.Second))
+	}
+	return conn, err
+}
+
+// answered reads an answer, with what comes along.
+func answered(conn *net.UnixConn) error {
+	buffer, along := make([]byte, ledger.MessageSize), make([]byte, 256)
+	n, m, _, _, err := conn.ReadMsgUnix(buffer, along)
+	if err != nil {
+		return err
+	}
+	if messages, err := unix.ParseSocketControlMessage(along[:m]); err == nil {
+		for i := range messages {
+			fds, _ := unix.ParseUnixRights(&messages[i])
+			for _, fd := range fds {
+				unix.Close(fd)
+			}
+		}
+	}
+	_, err = ledger.DecodeReply(buffer[:n])
+	return err
+}
+
+func (c *containerActor) asks(r ledger.Request) func() error {
+	message := r.Encode()
+	return func() error { return c.sends(message, nil) }
+}
+
+// sends sends a message, and wants an answer, whichever.
+func (c *containerActor) sends(message, along []byte) error {
+	conn, err := c.connect()
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	if _, _, err := conn.WriteMsgUnix(message, along, nil); err != nil {
+		return err
+	}
+	return answered(conn)
+}
+
+func (c *containerActor) asksAtOnce(n int, r ledger.Request) func() error {
+	return func() error {
+		var all []*net.UnixConn
+		defer func() {
+			for _, conn := range all {
+				conn.Close()
+			}
+		}()
+		for range n {
+			conn, err := c.connect()
+			if err == nil {
+				all = append(all, conn)
+				_, err = conn.Write(r.Encode())
+			}
+			if err != nil {
+				return err
+			}
+		}
+		for _, conn := range all {
+			if err := answered(conn); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+}
+
+func (c *containerActor) namesADevice() error {
+	r := ledger.Request{Op: ledger.OpDevice, Bytes: 1 << 40}
+	_, _ = rand.Read(r.UUID[:])
+	return c.sends(r.Encode(), nil)
+}
+
+func (c *containerActor) saysRefused() error {
+	conn, err := c.connect()
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	_, err = conn.Write(ledger.Request{Op: ledger.OpRefused, Bytes: 1 << 60, Used: 1 << 61, Overhead: 1 << 62, Call: 77}.Encode())
+	return err
+}
+
+func (c *containerActor) sendsGarbage() error {
+	message := make([]byte, 200)
+	_, _ = rand.Read(message)
+	return c.sends(message[:1+int(message[0])%len(message)], nil)
+}
+
+func (c *containerActor) sendsDescriptors() error {
+	files := make([]int, 0, 16)
+	for range cap(files) {
+		fd, err := unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(fd)
+		files = append(files, fd)
+	}
+	err := c.sends(ledger.Request{Op: ledger.OpTruth}.Encode(), unix.UnixRights(files...))
+	if errors.Is(err, unix.EPERM) { // from Linux 6.16 on it is the sender that is refused
+		return nil
+	}
+	return err
+}
+
+func (c *containerActor) connectsAndWaits() error {
+	var all []*net.UnixConn
+	defer func() {
+		for _, conn := range all {
+			conn.Close()
+		}
+	}()
+	for i := range 100 {
+		conn, err := c.connect()
+		if errors.Is(err, unix.EAGAIN) && i > 0 { // no room to wait in
+			break
+		}
+		if err != nil {
+			return err
+		}
+		all = append(all, conn)
+		if i%2 == 0 { // asks, and reads nothing
+			_, _ = conn.Write(ledger.Request{Op: ledger.OpAttach}.Encode())
+		}
+	}
+	time.Sleep(500 * time.Millisecond)
+	return nil
+}
+
+func crowd(what string) func() error {
+	return func() error {
+		out, err := exec.Command("/programs/crowd", what).Output()
+		if err != nil {
+			return err
+		}
+		if n, err := strconv.Atoi(strings.TrimSpace(string(out))); err != nil || n < 8 {
+			return fmt.Errorf("it made %q processes", out)
+		}
+		return nil
+	}
+}
+
+// cuda starts a program that does what it is told.
+func (c *containerActor) cuda() (*worker, error) {
+	c.etc.RLock()
+	defer c.etc.RUnlock()
+	return newWorker(exec.Command("/programs/worker"))
+}
+
+func (c *containerActor) allocates() error {
+	w, err := c.cuda()
+	if err != nil {
+		return err
+	}
+	defer w.kill()
+	if got := w.ask("context 0"); got != "ok" && got != "oom" {
+		return fmt.Errorf("a context: %s", got)
+	}
+	refusals := 0
+	for refusals < 50 { // of 2 GiB less what others of the container have
+		switch got := w.ask("alloc 0 %d %d", 64<<20, refusals%2); got {
+		case "oom":
+			refusals++
+		default:
+			if !strings.HasPrefix(got, "ok") {
+				return fmt.Errorf("it allocates: %s", got)
+			}
+		}
+	}
+	return nil
+}
+
+func (c *containerActor) killsItsOwn() error {
+	w, err := c.cuda()
+	if err != nil {
+		return err
+	}
+	if got := w.ask("context 0"); got != "ok" && got != "oom" {
+		w.kill()
+		return fmt.Errorf("a context: %s", got)
+	}
+	w.tell("storm %d 100000 %d", time.Now().UnixNano(), 256<<20)
+	time.Sleep(20 * time.Millisecond)
+	w.kill()
+	return nil
+}
+
+func (c *containerActor) hides() error {
+	w, err := func() (*worker, error) {
+		c.etc.Lock()
+		defer c.etc.Unlock()
+		if err := errors.Join(os.Rename("/etc", "/etc.away"), os.Mkdir("/etc", 0o755)); err != nil {
+			return nil, err
+		}
+		w, err := newWorker(exec.Command("/programs/worker"))
+		return w, errors.Join(err, os.Remove("/etc"), os.Rename("/etc.away", "/etc"))
+	}()
+	if err != nil {
+		return err
+	}
+	defer w.kill()
+	if got := w.ask("context 0"); got != "ok" {
+		return fmt.Errorf("a context without the interceptor: %s", got)
+	}
+	if got := w.ask("alloc 0 %d 0", 3<<30); !strings.HasPrefix(got, "ok") { // the slice has 2 GiB
+		return fmt.Errorf("memory without the interceptor: %s", got)
+	}
+	time.Sleep(2 * time.Second)
+	return nil
+}
+
+func (c *containerActor) mounts() error {
+	for _, target := range []string{"/etc", "/etc/ld.so.preload", api.ContainerDir, c.socket} {
+		if err := unix.Mount("/tmp", target, "", unix.MS_BIND, ""); err == nil {
+			return harmf("it mounted something on %s", target)
+		}
+		if err := unix.Unmount(target, unix.MNT_DETACH); err == nil {
+			return harmf("it unmounted %s", target)
+		}
+	}
+	if os.Remove(c.socket) == nil || os.WriteFile(api.ContainerDir+"/"+api.LibraryName, nil, 0) == nil {
+		return harmf("it changed what is in %s", api.ContainerDir)
+	}
+	return nil
+}
+
+func (c *containerActor) entersANamespace() error {
+	cmd := exec.Command("/bin/sh", "-c", "mount -t tmpfs none /etc && mount -t tmpfs none /tmp")
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Cloneflags:  syscall.CLONE_NEWUSER | syscall.CLONE_NEWNS,
+		UidMappings: []syscall.SysProcIDMap{{HostID: 0, Size: 1}}, GidMappings: []syscall.SysProcIDMap{{HostID: 0, Size: 1}},
+	}
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("%w: %s", err, bytes.TrimSpace(out))
+	}
+	return nil
+}
+
+func (c *containerActor) overwrites() error {
+	w, err := c.cuda()
+	if err != nil {
+		return err
+	}
+	defer w.kill()
+	// The first one has a place; those that come afterwards get none.
+	if got := w.ask("context 0"); got != "ok" {
+		return fmt.Errorf("a context: %s", got)
+	}
+	if got := w.ask("scribble %d 100000", time.Now().UnixNano()); got != "ok 100000" {
+		return fmt.Errorf("it writes: %s", got)
+	}
+	return nil
+}

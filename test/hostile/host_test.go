@@ -1,0 +1,311 @@
+//go:build hostile
+
+// SPDX-License-Identifier: Apache-2.0
+
+package hostile
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuslice/gpuslice/test/testhost"
+)
+
+const (
+	mib = uint64(1) << 20
+	gib = uint64(1) << 30
+
+	contextBytes = 64 * mib
+
+	hostileUser  = 61001 // for whom there is a limit
+	strangerUser = 61002 // for whom there is none
+	subordinates = 200000
+)
+
+// host is a private enforcer with a private simulated card, as an operator configures it who lets users have sessions.
+type host struct {
+	*testhost.Host
+	pid     int    // the enforcer's
+	secret  string // in the names of the operator's slices
+	cgroups []string
+}
+
+func newHost(t *testing.T) *host {
+	runc, err := exec.LookPath("runc")
+	if err != nil {
+		t.Fatal("it needs runc: make deps")
+	}
+	card := fmt.Sprint("FAKECUDA_CONTEXT=", contextBytes)
+	h := &host{Host: testhost.New(t, testhost.Options{Runtimes: []string{runc}, Env: []string{card}}), secret: fmt.Sprintf("secret%x", time.Now().UnixNano())}
+	// Where the sockets and the file are to be is known only now.
+	h.Stop(unix.SIGTERM)
+	// In memory, as /run is. The mount namespace is the test's own: run.sh makes it.
+	h.Must(unix.Mount("tmpfs", filepath.Join(h.Dir, "run"), "tmpfs", 0, "mode=755"))
+	t.Cleanup(func() { _ = unix.Unmount(filepath.Join(h.Dir, "run"), unix.MNT_DETACH) })
+	file, err := os.OpenFile(h.Config(), os.O_APPEND|os.O_WRONLY, 0)
+	h.Must(err)
+	_, err = fmt.Fprintf(file, "\n[audit]\nfile = %q\nmax_size = \"1MiB\"\nkeep = 8\n[sessions]\nsocket = %q\n[[sessions.limits]]\nuser = \"%d\"\nmax_vram = \"2G\"\nmax_sessions = 4\n",
+		h.audit(), h.users(), hostileUser)
+	h.Must(errors.Join(err, file.Close()))
+	h.Start()
+	info, err := h.Client.Info(context.Background())
+	h.Must(err)
+	h.pid = info.PID
+	t.Cleanup(h.clear)
+	h.Must(errors.Join(os.Chmod(h.Dir, 0o755), os.Chmod(h.programs(), 0o755), os.Chmod(filepath.Join(h.Dir, "fake"), 0o777)))
+	return h
+}
+
+func (h *host) audit() string    { return filepath.Join(h.Dir, "audit.jsonl") }
+func (h *host) users() string    { return filepath.Join(h.Dir, "run", "session.sock") }
+func (h *host) programs() string { return programs }
+
+// container is a real one.
+type container struct {
+	*host
+	id, bundle string
+}
+
+// The capabilities that Docker leaves a container's root.
+var capabilities = []string{
+	"CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FSETID", "CAP_FOWNER", "CAP_MKNOD", "CAP_NET_RAW", "CAP_SETGID", "CAP_SETUID", "CAP_SETFCAP",
+	"CAP_SETPCAP", "CAP_NET_BIND_SERVICE", "CAP_SYS_CHROOT", "CAP_KILL", "CAP_AUDIT_WRITE",
+}
+
+// newContainer writes a bundle whose root file system is its own and can be written.
+func (h *host) newContainer(name, vram string, env []string, args ...string) *container {
+	h.T.Helper()
+	c := &container{host: h, id: fmt.Sprintf("%s-%d", name, time.Now().UnixNano())}
+	c.bundle = filepath.Join(h.Dir, c.id)
+	rootfs := filepath.Join(c.bundle, "rootfs")
+	for _, name := range []string{"proc", "dev", "etc", "tmp", "usr", "programs", "fakecuda", "fake"} {
+		h.Must(os.MkdirAll(filepath.Join(rootfs, name), 0o755))
+	}
+	type mount struct {
+		Destination string   `json:"destination"`
+		Source      string   `json:"source"`
+		Type        string   `json:"type"`
+		Options     []string `json:"options"`
+	}
+	bind := func(from, to, mode string) mount { return mount{to, from, "bind", []string{"rbind", mode}} }
+	mounts := []mount{
+		{"/proc", "proc", "proc", []string{}},
+		{"/dev", "tmpfs", "tmpfs", []string{"nosuid", "mode=755"}},
+		bind("/usr", "/usr", "ro"),
+		bind(h.programs(), "/programs", "ro"),
+		bind(filepath.Join(h.Bin, "fakecuda"), "/fakecuda", "ro"),
+		bind(filepath.Join(h.Dir, "fake"), "/fake", "rw"),
+	}
+	for _, name := range []string{"/bin", "/sbin", "/lib", "/lib64"} {
+		info, err := os.Lstat(name)
+		switch {
+		case err != nil:
+		case info.Mode()&os.ModeSymlink != 0:
+			target, err := os.Readlink(name)
+			h.Must(err)
+			h.Must(os.Symlink(target, rootfs+name))
+		default:
+			h.Must(os.Mkdir(rootfs+name, 0o755))
+			mounts = append(mounts, bind(name, name, "ro"))
+		}
+	}
+	type object = map[string]any
+	config, err := json.Marshal(object{
+		"ociVersion": "1.0.2",
+		"process": object{
+			"user": object{"uid": 0, "gid": 0}, "cwd": "/", "args": args,
+			"env":          append([]string{"PATH=/usr/bin:/bin", "LD_LIBRARY_PATH=/fakecuda", "FAKECUDA_STATE=/fake/state", fmt.Sprint("FAKECUDA_CONTEXT=", contextBytes)}, env...),
+			"capabilities": object{"bounding": capabilities, "effective": capabilities, "permitted": capabilities},
+		},
+		"root":        object{"path": "rootfs"},
+		"annotations": map[string]string{"gpuslice.vram": vram},
+		"mounts":      mounts,
+		"linux": object{
+			"namespaces": []object{{"type": "pid"}, {"type": "mount"}, {"type": "ipc"}, {"type": "uts"}, {"type": "network"}},
+			"resources": object{
+				"devices": []object{{"allow": true, "access": "rwm"}},
+				"cpu":     object{"quota": cpuPercent * 1000, "period": 100000},
+				"pids":    object{"limit": maxProcesses},
+				"memory":  object{"limit": 1 << 30},
+			},
+		},
+	})
+	h.Must(err)
+	h.Must(os.WriteFile(filepath.Join(c.bundle, "config.json"), config, 0o644))
+	h.T.Cleanup(func() { _ = c.runtime("delete", "--force", c.id).Run() })
+	return c
+}
+
+func (c *container) runtime(args ...string) *exec.Cmd {
+	cmd := exec.Command(filepath.Join(c.Bin, "gpuslice-runtime"), append([]string{"--root", filepath.Join(c.Dir, "runc")}, args...)...)
+	cmd.Env = c.Env()
+	return cmd
+}
+
+func (c *container) run() *exec.Cmd { return c.runtime("run", "--bundle", c.bundle, c.id) }
+
+// pid1 is that of the container's first process on the host.
+func (c *container) pid1() int {
+	c.T.Helper()
+	out, err := c.runtime("state", c.id).Output()
+	c.Must(err)
+	var state struct{ Pid int }
+	c.Must(json.Unmarshal(out, &state))
+	return state.Pid
+}
+
+// What each of those that are hostile may have of the machine, as on any host that several share.
+const (
+	cpuPercent   = 30 // of one core
+	maxProcesses = 200
+)
+
+// newCgroup makes one with these limits, and returns the files that a process's number is written to to be in it.
+func (h *host) newCgroup(name string) (procs []string) {
+	h.T.Helper()
+	name = fmt.Sprintf("%s-%d", name, time.Now().UnixNano())
+	limits := []struct{ controller, v1, v1Value, v2, v2Value string }{
+		{"cpu", "cpu.cfs_quota_us", fmt.Sprint(cpuPercent * 1000), "cpu.max", fmt.Sprint(cpuPercent*1000, " 100000")},
+		{"pids", "pids.max", fmt.Sprint(maxProcesses), "pids.max", fmt.Sprint(maxProcesses)},
+	}
+	_, err := os.Stat("/sys/fs/cgroup/cgroup.controllers")
+	for i, l := range limits {
+		dir, file, value := filepath.Join("/sys/fs/cgroup", l.controller, name), l.v1, l.v1Value
+		if err == nil {
+			dir, file, value = filepath.Join("/sys/fs/cgroup", name), l.v2, l.v2Value
+			h.Must(os.WriteFile("/sys/fs/cgroup/cgroup.subtree_control", []byte("+"+l.controller), 0))
+		}
+		if err != nil || i == 0 {
+			h.Must(os.Mkdir(dir, 0o755))
+			h.cgroups = append(h.cgroups, dir)
+			procs = append(procs, filepath.Join(dir, "cgroup.procs"))
+		}
+		h.Must(os.WriteFile(filepath.Join(dir, file), []byte(value), 0))
+	}
+	return procs
+}
+
+// clear removes the cgroups, with the processes that are left in them.
+func (h *host) clear() {
+	for _, dir := range h.cgroups {
+		for range 500 {
+			text, _ := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
+			for pid := range strings.FieldsSeq(string(text)) {
+				if n, err := strconv.Atoi(pid); err == nil {
+					_ = unix.Kill(n, unix.SIGKILL)
+				}
+			}
+			if err := os.Remove(dir); err == nil || errors.Is(err, os.ErrNotExist) {
+				break
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+	}
+}
+
+// actor is somebody hostile.
+type actor struct {
+	as   string
+	cmd  *exec.Cmd
+	said testhost.Output
+}
+
+func (h *host) environment(as string, v victims) []string {
+	text, err := json.Marshal(v)
+	h.Must(err)
+	return []string{asEnv + "=" + as, forEnv + "=" + duration.String(), victimsEnv + "=" + string(text)}
+}
+
+// asUser starts somebody hostile as a user of the host, in a cgroup of his own.
+func (h *host) asUser(as string, uid int, v victims) *actor {
+	h.T.Helper()
+	a := &actor{as: as}
+	words := []string{filepath.Join(h.programs(), "hostile")}
+	if as == "subordinate" {
+		words = append([]string{filepath.Join(h.programs(), "become")}, words...)
+	}
+	script := ""
+	for _, procs := range h.newCgroup(as) {
+		script += "echo $$ >" + procs + " && "
+	}
+	script += fmt.Sprintf("exec setpriv --reuid=%d --regid=%d --clear-groups \"$@\"", uid, uid)
+	a.cmd = exec.Command("/bin/sh", append([]string{"-c", script, "sh"}, words...)...)
+	a.cmd.Env = append([]string{"PATH=/usr/bin:/bin", "LD_LIBRARY_PATH=" + filepath.Join(h.Bin, "fakecuda"),
+		"FAKECUDA_STATE=" + filepath.Join(h.Dir, "fake", "state"), fmt.Sprint("FAKECUDA_CONTEXT=", contextBytes)}, h.environment(as, v)...)
+	a.cmd.Dir = "/"
+	a.cmd.Stdout, a.cmd.Stderr = &a.said, &a.said
+	in, err := a.cmd.StdinPipe()
+	h.Must(err)
+	h.Must(a.cmd.Start())
+	if as == "subordinate" {
+		h.Eventually("it has a user namespace", func() bool { return a.said.String() == "unshared\n" })
+		for _, file := range []string{"uid_map", "gid_map"} {
+			h.Must(os.WriteFile(fmt.Sprintf("/proc/%d/%s", a.cmd.Process.Pid, file), fmt.Appendf(nil, "0 %d 1000", subordinates), 0))
+		}
+		_, err := in.Write([]byte("\n"))
+		h.Must(err)
+	}
+	return a
+}
+
+// inContainer starts somebody hostile as a container's root.
+func (h *host) inContainer(v victims) *actor {
+	h.T.Helper()
+	c := h.newContainer("hostile", "2G", h.environment("container", v), "/programs/hostile")
+	a := &actor{as: "container", cmd: c.run()}
+	a.cmd.Stdout, a.cmd.Stderr = &a.said, &a.said
+	h.Must(a.cmd.Start())
+	return a
+}
+
+// begin starts one of those that are hostile.
+func (h *host) begin(as string, v victims) *actor {
+	h.T.Helper()
+	switch as {
+	case "container":
+		return h.inContainer(v)
+	case "stranger":
+		return h.asUser(as, strangerUser, v)
+	}
+	return h.asUser(as, hostileUser, v)
+}
+
+// begun waits until it has begun.
+func (a *actor) begun(h *host) {
+	h.T.Helper()
+	h.Eventually(a.as+" has begun", func() bool { return strings.Contains(a.said.String(), "begun\n") })
+}
+
+// ends waits for its end, and returns what became of its actions.
+func (a *actor) ends(h *host) (all []outcome) {
+	h.T.Helper()
+	done := make(chan error, 1)
+	go func() { done <- a.cmd.Wait() }()
+	var err error
+	select {
+	case err = <-done:
+	case <-time.After(time.Minute):
+		_ = a.cmd.Process.Signal(syscall.SIGQUIT)
+		time.Sleep(time.Second)
+		_ = a.cmd.Process.Kill()
+		err = errors.Join(errors.New("it goes on"), <-done)
+	}
+	_, report, _ := strings.Cut(a.said.String(), "begun\n")
+	if decodeErr := json.NewDecoder(bytes.NewReader([]byte(report))).Decode(&all); err != nil || decodeErr != nil {
+		h.T.Errorf("%s: %v, %v: it said\n%.4000s", a.as, err, decodeErr, a.said.String())
+	}
+	return all
+}

@@ -1,0 +1,187 @@
+//go:build hostile
+
+// SPDX-License-Identifier: Apache-2.0
+
+package hostile
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+)
+
+// What those beside the hostile ones may notice of them, and what it may cost.
+const (
+	slowest   = 100 * time.Millisecond // p99 of what the operator asks
+	mostBytes = 64 << 20               // of memory that the enforcer has resident
+	mostCPU   = 10                     // percent of a core
+	mostLines = 100                    // of the log, in a minute
+)
+
+func TestNobodyIsHarmedByAHostileContainerAndAHostileUser(t *testing.T) {
+	h := newHost(t)
+	good := h.newTenant()
+	op := h.newOperator()
+	var events follower
+	following, stop := context.WithCancel(context.Background())
+	defer stop()
+	go events.follow(following, h)
+
+	v := victims{Control: h.Socket(), Users: h.users(), Slices: h.Dir + "/run/slices", ID: good.id, Secret: h.secret,
+		PIDs: []int{good.onHost, h.pid}, Programs: h.programs()}
+	var all []*actor
+	for _, as := range []string{"container", "user", "stranger", "subordinate"} {
+		if *only == "" || slices.Contains(strings.Split(*only, ","), as) {
+			all = append(all, h.begin(as, v))
+		}
+	}
+	for _, a := range all {
+		a.begun(h)
+	}
+
+	// The minute.
+	before, said, begin := h.cost(), len(h.Log.String()), time.Now()
+	working, rest := context.WithTimeout(context.Background(), *duration)
+	defer rest()
+	var both sync.WaitGroup
+	both.Go(func() {
+		if err := op.work(working); err != nil {
+			t.Errorf("the operator: %v", err)
+		}
+	})
+	both.Go(func() {
+		if err := good.work(working); err != nil {
+			t.Errorf("the well-behaved container: %v", err)
+		}
+	})
+	both.Wait()
+	after, log, took := h.cost(), withoutOperators(h.Log.String()[said:], h.secret), time.Since(begin)
+	lines := strings.Count(log, "\n")
+
+	for _, a := range all {
+		for _, o := range a.ends(h) {
+			t.Logf("%-12s %7d times, %6d not: %s", a.as, o.Done, o.Missed, o.Name)
+			if o.Done < o.AtLeast {
+				t.Errorf("%s %s %d times, and should at least %d times: this shows nothing. What kept it from it: %s", a.as, o.Name, o.Done, o.AtLeast, o.Why)
+			}
+			if o.Harm != "" {
+				t.Errorf("%s %s: %s", a.as, o.Name, o.Harm)
+			}
+		}
+	}
+	for what, l := range map[string]*latencies{"register": &op.register, "ps": &op.list} {
+		t.Logf("the operator's %s: %v", what, l)
+		if len(l.took) < 100 && *duration >= time.Minute {
+			t.Errorf("the operator's %s was asked %d times, which shows nothing", what, len(l.took))
+		}
+		if p99 := l.at(99); p99 > slowest {
+			t.Errorf("the operator's %s takes %v at p99, want at most %v", what, p99, slowest)
+		}
+	}
+	t.Logf("the well-behaved container was looked at %d times, and refused %d times", good.looks, good.refusals)
+	cpu := 100 * float64(after.cpu-before.cpu) / float64(took)
+	perMinute := float64(lines) / took.Minutes()
+	t.Logf("the enforcer: %d MiB resident at most, %.1f%% of a core, %d lines in the log beside those of the operator's slices", after.peak>>20, cpu, lines)
+	if after.peak > mostBytes {
+		t.Errorf("the enforcer had %d bytes resident, want at most %d", after.peak, mostBytes)
+	}
+	if cpu > mostCPU {
+		t.Errorf("the enforcer took %.1f%% of a core, want at most %d%%", cpu, mostCPU)
+	}
+	if perMinute > mostLines {
+		t.Errorf("the enforcer wrote %.0f lines in a minute, want at most %d:\n%s", perMinute, mostLines, linesOf(log))
+	}
+
+	// Refusals that nobody said are counted by the next checks.
+	var lacks []error
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(100 * time.Millisecond) {
+		events.mu.Lock()
+		lacks = events.told.lacks(op, good, map[string]uint64{string(api.EventRegistered): 1, string(api.EventReleased): 1})
+		err := events.err
+		events.mu.Unlock()
+		if err != nil {
+			lacks = append(lacks, err)
+		}
+		if len(lacks) == 0 || err != nil || time.Now().After(deadline) {
+			break
+		}
+	}
+	events.mu.Lock()
+	t.Logf("%d events: %s", events.last, counts(events.all))
+	events.mu.Unlock()
+	report(t, "events", lacks)
+	var size int64
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(100 * time.Millisecond) {
+		written, n, err := h.audited()
+		h.Must(err)
+		lacks, size = written.lacks(op, good, map[string]uint64{
+			"POST /v1/slices": 1, string(api.EventRegistered): 1, string(api.EventReleased): 1, "DELETE /v1/slices/{id}": 1}), n
+		if n := written[""]["dropped"]; n > 0 {
+			lacks = append(lacks, fmt.Errorf("%d entries are missing", n))
+		}
+		if len(lacks) == 0 || time.Now().After(deadline) {
+			break
+		}
+	}
+	t.Logf("the audit log has %d KiB", size>>10)
+	report(t, "audit entries", lacks)
+
+	h.Stop(unix.SIGKILL)
+	h.Start()
+	h.Eventually("the well-behaved container's charges are exact after a restart", func() bool { return good.look() == nil })
+}
+
+func counts(all map[api.EventKind]int) string {
+	var words []string
+	for _, kind := range slices.Sorted(maps.Keys(all)) {
+		words = append(words, fmt.Sprint(kind, " ", all[kind]))
+	}
+	return strings.Join(words, ", ")
+}
+
+func report(t *testing.T, what string, lacks []error) {
+	for i, err := range lacks {
+		if i == 10 {
+			t.Errorf("%s: and %d more", what, len(lacks)-i)
+			return
+		}
+		t.Errorf("%s: %v", what, err)
+	}
+}
+
+// withoutOperators is a log without the lines of the operator's slices.
+func withoutOperators(log, secret string) string {
+	var rest strings.Builder
+	for line := range strings.Lines(log) {
+		if !strings.Contains(line, secret) {
+			rest.WriteString(line)
+		}
+	}
+	return rest.String()
+}
+
+// linesOf are the messages of a log, with how often each is there.
+func linesOf(log string) string {
+	count := map[string]int{}
+	for line := range strings.Lines(log) {
+		_, message, _ := strings.Cut(line, "msg=")
+		if i := strings.Index(message, "\" "); i > 0 {
+			message = message[:i+1]
+		}
+		count[strings.TrimSpace(message)]++
+	}
+	var out []string
+	for _, message := range slices.SortedFunc(maps.Keys(count), func(a, b string) int { return count[b] - count[a] }) {
+		out = append(out, fmt.Sprintf("%6d %.200s", count[message], message))
+	}
+	return strings.Join(out[:min(len(out), 20)], "\n")
+}

@@ -1,0 +1,64 @@
+//go:build hostile
+
+// SPDX-License-Identifier: Apache-2.0
+
+package hostile
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"os/exec"
+	"strings"
+)
+
+// worker is a program of CUDA that does what a line says (../faults/programs/worker.c).
+type worker struct {
+	cmd   *exec.Cmd
+	in    io.WriteCloser
+	lines *bufio.Reader
+}
+
+// newWorker starts a command whose input and output are a worker's.
+func newWorker(cmd *exec.Cmd) (*worker, error) {
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		return nil, err
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	w := &worker{cmd: cmd, in: in, lines: bufio.NewReader(out)}
+	if said := w.hear(); !strings.HasPrefix(said, "ready ") {
+		w.kill()
+		return nil, fmt.Errorf("a program of CUDA begins with %q", said)
+	}
+	return w, nil
+}
+
+// hear is the next line; "gone" if there will be none.
+func (w *worker) hear() string {
+	line, err := w.lines.ReadString('\n')
+	if err != nil {
+		return "gone"
+	}
+	return strings.TrimSpace(line)
+}
+
+func (w *worker) tell(format string, args ...any) {
+	fmt.Fprintf(w.in, format+"\n", args...) // to one that is gone: then no answer comes
+}
+
+func (w *worker) ask(format string, args ...any) string {
+	w.tell(format, args...)
+	return w.hear()
+}
+
+func (w *worker) kill() {
+	_ = w.cmd.Process.Kill()
+	_ = w.cmd.Wait()
+}
