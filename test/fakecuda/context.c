@@ -48,8 +48,12 @@ void context_disown(struct owned *thing)
 		thing->next->link = thing->link;
 }
 
+/* What took a context of this process: the driver makes no other (observed after the first one was reset). */
+static CUresult faulted;
+
 CUresult context_fault(CUcontext context, CUresult why)
 {
+	faulted = why;
 	(context->parent ? context->parent : context)->fault = why;
 	return why;
 }
@@ -57,6 +61,8 @@ CUresult context_fault(CUcontext context, CUresult why)
 /* Every context costs the same: a second one of a process shares nothing with the first. */
 CUresult context_activate(CUcontext context, struct device *device, uint64_t more)
 {
+	if (faulted != CUDA_SUCCESS)
+		return faulted;
 	context->listed = config_context_bytes();
 	context->unlisted = config_context_unlisted() + more;
 	if (!device_charge_with(device, context->listed, context->unlisted))
