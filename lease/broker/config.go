@@ -57,7 +57,7 @@ const (
 	ExitFailed      = 1 // it says why on stderr
 	ExitUsage       = 2
 	ExitLoadTimeout = 3 // a module was compiled for longer than LoadTimeout
-	ExitContext     = 4 // a fault took the context, and the driver makes no other
+	ExitContext     = 4 // a kernel's fault took the context, and the driver gives a process no other
 	ExitLinger      = 5 // its last connection was closed Linger ago
 )
 

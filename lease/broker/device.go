@@ -26,15 +26,11 @@ type Device interface {
 	Sync() error
 	Pin(memory []byte) error
 	Unpin(memory []byte) error
-	// Reset makes a new context. Everything in the old one is gone.
-	Reset() error
 }
 
 // context is the device's primary context, with the session's stream.
 type context struct {
 	*cuda.Stream
-	device  *cuda.Device
-	ordinal int
 }
 
 // OpenDevice returns what opens the configured device, for [New].
@@ -57,7 +53,7 @@ func openContext(ordinal int) (*context, error) {
 	if err != nil {
 		return nil, errors.Join(err, device.Close())
 	}
-	return &context{stream, device, ordinal}, nil
+	return &context{stream}, nil
 }
 
 func (c *context) Alloc(bytes uint64) (cuda.Address, error) {
@@ -69,17 +65,4 @@ func (c *context) Alloc(bytes uint64) (cuda.Address, error) {
 		return 0, errors.Join(fmt.Errorf("clear new memory: %w", err), c.Free(start))
 	}
 	return start, nil
-}
-
-func (c *context) Reset() error {
-	// The last to release it destroys it.
-	if err := c.device.Close(); err != nil {
-		return err
-	}
-	next, err := openContext(c.ordinal)
-	if err != nil {
-		return err
-	}
-	*c = *next
-	return nil
 }

@@ -34,18 +34,18 @@ type engine struct {
 	modules  map[uint64]*module
 	images   uint64 // bytes of the modules' images
 	memories map[uint64][]byte
-	// epoch changes when the context is lost.
-	epoch uint64
-	args  arguments
+	// gone is what every request is answered with since a fault took the context.
+	gone *leasepb.Failure
+	args arguments
 
 	vram  uint64
 	stats counters
 }
 
 type counters struct {
-	allocated, buffers, modules                               atomic.Uint64
-	requests, failures, launches, launchFailures              atomic.Uint64
-	syncs, syncFailures, bytesWritten, bytesRead, resetsCount atomic.Uint64
+	allocated, buffers, modules                  atomic.Uint64
+	requests, failures, launches, launchFailures atomic.Uint64
+	syncs, syncFailures, bytesWritten, bytesRead atomic.Uint64
 }
 
 type buffer struct {
@@ -62,8 +62,6 @@ type module struct {
 // history is what a client's next sync has to tell.
 type history struct {
 	failure *leasepb.Failure // of the first launch that failed since the last sync
-	begun   bool
-	epoch   uint64 // that of the last sync, or of the first request
 }
 
 func newEngine(device Device, vram uint64) *engine {
@@ -76,9 +74,6 @@ func newEngine(device Device, vram uint64) *engine {
 
 // do carries out one request. A nil failure is success.
 func (e *engine) do(h *history, r *leasepb.Request) *leasepb.Reply {
-	if !h.begun {
-		h.begun, h.epoch = true, e.epoch
-	}
 	reply := &leasepb.Reply{Sequence: r.GetSequence()}
 	reply.Failure = e.perform(h, r, reply)
 	e.stats.requests.Add(1)
@@ -90,6 +85,9 @@ func (e *engine) do(h *history, r *leasepb.Request) *leasepb.Reply {
 }
 
 func (e *engine) perform(h *history, r *leasepb.Request, reply *leasepb.Reply) *leasepb.Failure {
+	if e.gone != nil {
+		return e.gone
+	}
 	switch o := r.GetOperation().(type) {
 	case *leasepb.Request_Launch:
 		f := e.launch(o.Launch)
@@ -125,32 +123,17 @@ func (e *engine) perform(h *history, r *leasepb.Request, reply *leasepb.Reply) *
 	return advised(invalid("the request has no operation that this broker knows"), "compare the versions of client and broker")
 }
 
-// lost makes a new context if the error says that this one is of no use, and says what that took; else it returns nil.
+// lost ends the session if the error says that the context is of no use, and says what that took; else it returns nil. The driver gives a
+// process no other context after a fault of one of its kernels (observed on an H100).
 func (e *engine) lost(err error) *leasepb.Failure {
 	var result cuda.Result
 	if !errors.As(err, &result) || !result.Lost() {
 		return nil
 	}
-	f := advised(failed(leasepb.Code_SYNC_FAILED, "a kernel failed: %v; the session's buffers and modules are lost with its context", err),
-		"go on with new buffers and modules; no other session is touched")
-	e.epoch++
-	e.stats.resetsCount.Add(1)
-	clear(e.buffers)
-	clear(e.modules)
-	e.images = 0
-	e.stats.allocated.Store(0)
-	e.stats.buffers.Store(0)
-	e.stats.modules.Store(0)
-	if err := e.device.Reset(); err != nil {
-		e.fatal(ExitContext, "a kernel's fault took the context, and the driver makes no other: "+err.Error())
-		return f
-	}
-	for _, memory := range e.memories {
-		if err := e.device.Pin(memory); err != nil {
-			e.fatal(ExitContext, "pin shared memory again after a kernel's fault: "+err.Error())
-		}
-	}
-	return f
+	e.gone = advised(failed(leasepb.Code_SYNC_FAILED, "a kernel failed: %v; the session's context is lost with its buffers and modules, and the session ends", err),
+		"acquire another lease; no other session is touched")
+	e.fatal(ExitContext, "a kernel's fault took the context: "+err.Error())
+	return e.gone
 }
 
 // driverFailed is the failure of a driver's call.
@@ -492,14 +475,10 @@ func (e *engine) kernel(m *module, name string) (*cuda.Function, *leasepb.Failur
 func (e *engine) sync(h *history) *leasepb.Failure {
 	e.stats.syncs.Add(1)
 	f := e.wait()
-	if f == nil && h.epoch != e.epoch {
-		f = advised(failed(leasepb.Code_SYNC_FAILED, "a kernel failed since the last sync; the session's buffers and modules were lost with its context"),
-			"go on with new buffers and modules; no other session is touched")
-	}
 	if f == nil && h.failure != nil {
 		f = advised(failed(leasepb.Code_SYNC_FAILED, "a launch since the last sync failed: %s", h.failure.GetMessage()), h.failure.GetAdvice())
 	}
-	h.failure, h.epoch = nil, e.epoch
+	h.failure = nil
 	if f != nil {
 		e.stats.syncFailures.Add(1)
 	}
@@ -539,11 +518,10 @@ func (e *engine) submit(s *leasepb.Submit, reply *leasepb.Reply) (f *leasepb.Fai
 	if f != nil {
 		return f
 	}
-	epoch := e.epoch
 	var buffers []buffer
 	defer func() {
-		if e.epoch != epoch {
-			return // gone with the context
+		if e.gone != nil {
+			return
 		}
 		// What runs may still use them.
 		if waited := e.wait(); waited != nil {
@@ -555,7 +533,7 @@ func (e *engine) submit(s *leasepb.Submit, reply *leasepb.Reply) (f *leasepb.Fai
 				f = freed
 			}
 		}
-		if e.epoch != epoch {
+		if e.gone != nil {
 			return
 		}
 		if err := e.device.Unload(m.loaded); err != nil && f == nil {

@@ -5,6 +5,7 @@ package broker
 import (
 	"bytes"
 	"math"
+	"slices"
 	"strings"
 	"testing"
 
@@ -237,67 +238,37 @@ func le(data []byte) (value uint64) {
 	return value
 }
 
-func TestAFaultTakesTheContextAndTheSessionGoesOn(t *testing.T) {
-	b := newBench(t)
-	other := history{}
-	if code, _ := b.askAs(&other, &leasepb.Sync{}); code != 0 {
-		t.Fatal(code)
-	}
-	if _, err := b.engine.share(make([]byte, 4096)); err != nil {
-		t.Fatal(err)
-	}
-	h, m := b.alloc(100), b.load()
-	b.must(&leasepb.Launch{Module: m, Kernel: "fault"})
-	b.refuses(leasepb.Code_SYNC_FAILED, &leasepb.Launch{Module: m, Kernel: "nothing"})
-	b.refuses(leasepb.Code_INVALID_HANDLE, &leasepb.Launch{Module: m, Kernel: "nothing"})
-	b.refuses(leasepb.Code_INVALID_HANDLE, readInto(h, 0, 1))
-	if f := b.refuses(leasepb.Code_SYNC_FAILED, &leasepb.Sync{}); !strings.Contains(f.GetMessage(), "lost") || f.GetAdvice() == "" {
-		t.Errorf("%v", f)
-	}
-	b.must(&leasepb.Sync{})
-	if code, _ := b.askAs(&other, &leasepb.Sync{}); code != leasepb.Code_SYNC_FAILED {
-		t.Errorf("the other client learns %v", code)
-	}
-	if b.device.resets != 1 || b.device.pinned != 1 {
-		t.Errorf("%d resets, %d pinned", b.device.resets, b.device.pinned)
-	}
-	b.alloc(testVRAM) // all of it is there again
-	// Wherever it is found.
-	for _, found := range []func() any{
-		func() any { return &leasepb.Sync{} },
-		func() any { return readInto(b.alloc(1), 0, 1) },
-		func() any { return writeFrom(b.alloc(1), 0, []byte{1}) },
-		func() any { return &leasepb.MemSet{Handle: b.alloc(1), Bytes: 1} },
-		func() any { h := b.alloc(2); return &leasepb.MemCopy{To: h, From: h, FromOffset: 1, Bytes: 1} },
-		func() any { return &leasepb.MemAlloc{Bytes: 1} },
-		func() any { return &leasepb.MemFree{Handle: b.alloc(1)} },
-		func() any { return &leasepb.ModuleLoad{Image: []byte("ptx")} },
-		func() any { return &leasepb.ModuleUnload{Module: b.load()} },
-		func() any { return &leasepb.Launch{Module: b.load(), Kernel: "nothing"} },
-		func() any { return &leasepb.Submit{Image: []byte("ptx")} },
+func TestAFaultEndsTheSessionWhereverItIsFound(t *testing.T) {
+	for name, found := range map[string]func(b *bench) any{
+		"sync":   func(*bench) any { return &leasepb.Sync{} },
+		"read":   func(b *bench) any { return readInto(b.alloc(1), 0, 1) },
+		"write":  func(b *bench) any { return writeFrom(b.alloc(1), 0, []byte{1}) },
+		"set":    func(b *bench) any { return &leasepb.MemSet{Handle: b.alloc(1), Bytes: 1} },
+		"copy":   func(b *bench) any { h := b.alloc(2); return &leasepb.MemCopy{To: h, From: h, FromOffset: 1, Bytes: 1} },
+		"alloc":  func(*bench) any { return &leasepb.MemAlloc{Bytes: 1} },
+		"free":   func(b *bench) any { return &leasepb.MemFree{Handle: b.alloc(1)} },
+		"load":   func(*bench) any { return &leasepb.ModuleLoad{Image: []byte("ptx")} },
+		"unload": func(b *bench) any { return &leasepb.ModuleUnload{Module: b.load()} },
+		"launch": func(b *bench) any { return &leasepb.Launch{Module: b.load(), Kernel: "nothing"} },
+		"submit": func(*bench) any { return &leasepb.Submit{Image: []byte("ptx")} },
 	} {
-		if b.engine.stats.allocated.Load() > 0 {
-			b.device.fault = failing("before", 700)
-			b.refuses(leasepb.Code_SYNC_FAILED, &leasepb.Sync{})
-		}
-		operation := found()
-		b.device.fault = failing("a kernel", 700)
-		b.refuses(leasepb.Code_SYNC_FAILED, operation)
-		if len(b.engine.buffers) != 0 || b.engine.stats.allocated.Load() != 0 || b.engine.stats.modules.Load() != 0 || b.engine.images != 0 {
-			t.Errorf("after a fault that %T found: %d buffers, %d bytes", operation, len(b.engine.buffers), b.engine.stats.allocated.Load())
-		}
-	}
-}
-
-func TestAContextThatCannotBeMadeAgainEndsTheBroker(t *testing.T) {
-	b := newBench(t)
-	var code int
-	b.engine.fatal = func(c int, _ string) { code = c }
-	b.device.fails["Reset"] = failing("cuDevicePrimaryCtxRetain", 999)
-	b.device.fault = failing("a kernel", 719)
-	b.refuses(leasepb.Code_SYNC_FAILED, &leasepb.Sync{})
-	if code != ExitContext {
-		t.Errorf("code %d", code)
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t)
+			var codes []int
+			b.engine.fatal = func(code int, _ string) { codes = append(codes, code) }
+			kept, operation := b.alloc(100), found(b)
+			b.device.fault = failing("a kernel", 700)
+			if f := b.refuses(leasepb.Code_SYNC_FAILED, operation); !strings.Contains(f.GetMessage(), "lost") || f.GetAdvice() == "" {
+				t.Errorf("%v", f)
+			}
+			b.refuses(leasepb.Code_SYNC_FAILED, readInto(kept, 0, 1))
+			if code, _ := b.askAs(&history{}, &leasepb.Sync{}); code != leasepb.Code_SYNC_FAILED {
+				t.Errorf("another client learns %v", code)
+			}
+			if !slices.Equal(codes, []int{ExitContext}) {
+				t.Errorf("the broker was ended with %v", codes)
+			}
+		})
 	}
 }
 
@@ -361,12 +332,6 @@ func TestASubmissionLeavesNothing(t *testing.T) {
 				t.Fatalf("%v left %d buffers and %d modules", s, len(b.device.memory), b.device.loaded)
 			}
 		}
-	}
-	fault := submit("fault", 1)
-	fault.Launches[0].Arguments = nil
-	b.refuses(leasepb.Code_SYNC_FAILED, fault)
-	if len(b.device.memory) != 0 || b.engine.stats.allocated.Load() != 0 {
-		t.Error("a fault left something")
 	}
 }
 

@@ -20,7 +20,6 @@ type fakeDevice struct {
 	pinned int
 	fault  error // of the context, found by whatever comes next
 	fails  map[string]error
-	resets int
 	ran    []launched
 	// during is called in each Sync and Load.
 	during atomic.Pointer[func()]
@@ -203,11 +202,4 @@ func (d *fakeDevice) Unpin([]byte) error {
 		panic("memory is unpinned that was not pinned")
 	}
 	return nil
-}
-
-func (d *fakeDevice) Reset() error {
-	d.resets++
-	d.fault, d.loaded, d.pinned, d.room = nil, 0, 0, fakeMemory
-	clear(d.memory)
-	return d.fails["Reset"]
 }

@@ -101,10 +101,3 @@ func (r *reserved) Free(start cuda.Address) error {
 	r.memory.give(start)
 	return nil
 }
-
-func (r *reserved) Reset() error {
-	if err := r.context.Reset(); err != nil {
-		return err
-	}
-	return r.fill()
-}

@@ -298,6 +298,6 @@ func (b *Broker) Stats(ctx gocontext.Context, _ *leasepb.StatsRequest) (*leasepb
 		Requests: s.requests.Load(), Failures: s.failures.Load(),
 		Launches: s.launches.Load(), LaunchFailures: s.launchFailures.Load(),
 		Syncs: s.syncs.Load(), SyncFailures: s.syncFailures.Load(),
-		Written: s.bytesWritten.Load(), Read: s.bytesRead.Load(), Resets: s.resetsCount.Load(),
+		Written: s.bytesWritten.Load(), Read: s.bytesRead.Load(),
 	}, nil
 }

@@ -2285,7 +2285,6 @@ type StatsReply struct {
 	SyncFailures   uint64                 `protobuf:"varint,12,opt,name=sync_failures,json=syncFailures,proto3" json:"sync_failures,omitempty"`
 	Written        uint64                 `protobuf:"varint,13,opt,name=written,proto3" json:"written,omitempty"` // bytes
 	Read           uint64                 `protobuf:"varint,14,opt,name=read,proto3" json:"read,omitempty"`
-	Resets         uint64                 `protobuf:"varint,15,opt,name=resets,proto3" json:"resets,omitempty"` // how often a fault took the context, with all that was in it
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -2414,13 +2413,6 @@ func (x *StatsReply) GetWritten() uint64 {
 func (x *StatsReply) GetRead() uint64 {
 	if x != nil {
 		return x.Read
-	}
-	return 0
-}
-
-func (x *StatsReply) GetResets() uint64 {
-	if x != nil {
-		return x.Resets
 	}
 	return 0
 }
@@ -2730,7 +2722,7 @@ const file_lease_proto_rawDesc = "" +
 	"\vSubmitReply\x12\x18\n" +
 	"\abuffers\x18\x01 \x03(\fR\abuffers\x12\x10\n" +
 	"\x03log\x18\x02 \x01(\tR\x03log\"\x0e\n" +
-	"\fStatsRequest\"\xa2\x03\n" +
+	"\fStatsRequest\"\x8a\x03\n" +
 	"\n" +
 	"StatsReply\x12\x12\n" +
 	"\x04vram\x18\x01 \x01(\x04R\x04vram\x12\x1c\n" +
@@ -2747,8 +2739,7 @@ const file_lease_proto_rawDesc = "" +
 	"\x05syncs\x18\v \x01(\x04R\x05syncs\x12#\n" +
 	"\rsync_failures\x18\f \x01(\x04R\fsyncFailures\x12\x18\n" +
 	"\awritten\x18\r \x01(\x04R\awritten\x12\x12\n" +
-	"\x04read\x18\x0e \x01(\x04R\x04read\x12\x16\n" +
-	"\x06resets\x18\x0f \x01(\x04R\x06resets\"\xfb\x01\n" +
+	"\x04read\x18\x0e \x01(\x04R\x04read\"\xfb\x01\n" +
 	"\aFailure\x12+\n" +
 	"\x04code\x18\x01 \x01(\x0e2\x17.gpuslice.lease.v1.CodeR\x04code\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x12\x16\n" +

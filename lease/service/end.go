@@ -64,7 +64,7 @@ func (s *Service) whyExited(l *lease) (leasepb.Lease_State, string) {
 	case broker.ExitLoadTimeout:
 		return leasepb.Lease_FAILED, fmt.Sprintf("a module took longer to load than load_timeout (%s)", s.LoadTimeout)
 	case broker.ExitContext:
-		return leasepb.Lease_FAILED, "a fault took its context, and the driver made no other"
+		return leasepb.Lease_FAILED, "a fault of a kernel took its context, and the driver gives a process no other"
 	}
 	return leasepb.Lease_FAILED, "its broker ended: " + state.String()
 }

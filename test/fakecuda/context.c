@@ -48,14 +48,17 @@ void context_disown(struct owned *thing)
 		thing->next->link = thing->link;
 }
 
-/* What took a context of this process: the driver makes no other (observed after the first one was reset). */
 static CUresult faulted;
 
-CUresult context_fault(CUcontext context, CUresult why)
+CUresult context_fault(CUresult why)
 {
 	faulted = why;
-	(context->parent ? context->parent : context)->fault = why;
 	return why;
+}
+
+CUresult context_faulted(void)
+{
+	return faulted;
 }
 
 /* Every context costs the same: a second one of a process shares nothing with the first. */
@@ -71,7 +74,6 @@ CUresult context_activate(CUcontext context, struct device *device, uint64_t mor
 	context->device = device;
 	machine_add_context(device->machine, 1);
 	context->alive = true;
-	context->fault = CUDA_SUCCESS;
 	context->wrong = CUDA_SUCCESS;
 	context->greens = 0;
 	limits_start(context);

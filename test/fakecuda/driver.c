@@ -67,7 +67,7 @@ CUresult driver_enter_context(CUcontext *current)
 		return driver_leave(CUDA_ERROR_INVALID_CONTEXT);
 	if (!(*current)->alive)
 		return driver_leave(CUDA_ERROR_CONTEXT_IS_DESTROYED);
-	fault = ((*current)->parent ? (*current)->parent : *current)->fault;
+	fault = context_faulted();
 	return fault == CUDA_SUCCESS ? CUDA_SUCCESS : driver_leave(fault);
 }
 

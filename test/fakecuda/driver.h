@@ -66,7 +66,6 @@ struct CUctx_st {
 	bool fifo_backed;            /* a module that prints was loaded (limit.h) */
 	uint64_t frame_wanted;       /* by the graph that is being instantiated (graph_exec.c) */
 	bool heap_taken, fifo_taken; /* by kernels that were launched (limit.h) */
-	CUresult fault;              /* nothing works in it any more, for this reason */
 	CUresult wrong;              /* what a kernel did, which nobody was told yet (work.h) */
 	unsigned greens;             /* green contexts that were made while it was alive */
 };
@@ -129,8 +128,10 @@ CUcontext context_current(void);
  */
 CUresult context_activate(CUcontext context, struct device *device, uint64_t more);
 void context_deactivate(CUcontext context);
-/* `why`, which all its later calls answer, too. */
-CUresult context_fault(CUcontext context, CUresult why);
+/* After a fault of a kernel nothing works in any context of the process any more, for that reason,
+ * and the driver makes no other (observed). context_fault() returns the reason. */
+CUresult context_fault(CUresult why);
+CUresult context_faulted(void);
 void context_own(CUcontext context, struct owned *thing, void (*destroy)(struct owned *));
 void context_disown(struct owned *thing);
 

@@ -267,7 +267,7 @@ CUDA_API CUresult cuMemUnmap(CUdeviceptr start, size_t size)
 		struct mapping *mapping = mapping_of(range);
 
 		if (mapping->filler && mapping->filled_after == waits)
-			context_fault(mapping->filler, CUDA_ERROR_ILLEGAL_ADDRESS);
+			context_fault(CUDA_ERROR_ILLEGAL_ADDRESS);
 		ranges_remove(&allocations, &mapping->range);
 		physical_unmap(mapping->physical);
 		free(mapping);

@@ -144,7 +144,7 @@ CUresult work_wait(CUcontext context, CUstream stream, uint64_t last)
 {
 	while (work_is_left(context, stream, last))
 		driver_wait(&less);
-	return context && holder(context)->wrong ? context_fault(context, holder(context)->wrong)
+	return context && holder(context)->wrong ? context_fault(holder(context)->wrong)
 	                                         : CUDA_SUCCESS;
 }
 

@@ -188,8 +188,8 @@ def fresh_memory(session):
     check("fresh memory shows nothing of what was there", not data.strip(b"\0"))
 
 
-def faults(victim, culprit, count):
-    """One session's kernels write to an address that is none, again and again; the other computes meanwhile."""
+def faults(victim, culprit):
+    """One session's kernel writes to an address that is none, which ends that session; the other computes meanwhile."""
     right, wrong, stop = [0], [], threading.Event()
 
     def compute():
@@ -205,36 +205,18 @@ def faults(victim, culprit, count):
 
     thread = threading.Thread(target=compute)
     thread.start()
-    seen, times = [], []
-    for _ in range(count):
-        kept = culprit.alloc(1000)
-        module = culprit.load(SCALE)
-        culprit.launch(module, "scale", [struct.pack("<Q", 0x10), floats(1), struct.pack("<I", 32)], block=32)
-        begin = time.monotonic()
-        try:
-            culprit.sync()
-            seen.append("no failure")
-        except Failed as e:
-            seen.append(e.code)
-        times.append(time.monotonic() - begin)
-        try:
-            culprit.read(kept, 0, 1)
-            seen.append("a buffer that is lost is read")
-        except Failed as e:
-            if e.code != "INVALID_HANDLE":
-                seen.append(e.code)
-        try:
-            if recipe(culprit)[0] != (10, 12, 210):
-                seen.append("wrong results after a fault")
-        except Failed as e:
-            seen.append(f"after a fault: {e}")
-            break
+    module = culprit.load(SCALE)
+    culprit.launch(module, "scale", [struct.pack("<Q", 0x10), floats(1), struct.pack("<I", 32)], block=32)
+    try:
+        culprit.sync()
+        seen = "no failure"
+    except Failed as e:
+        seen = e.code
+    check("an illegal address: SYNC_FAILED", seen == "SYNC_FAILED", seen)
+    time.sleep(1)
     stop.set()
     thread.join()
-    check(f"an illegal address, {count} times: SYNC_FAILED, and the session goes on", set(seen) == {"SYNC_FAILED"},
-          f"{sorted(set(seen))}, {culprit.stats().resets} contexts made anew, {1000 * max(times):.0f} ms at most")
     check("the other session's results are right all the time", right[0] > 0 and not wrong, f"{right[0]} right, {len(wrong)} wrong")
-    check("the other session's context is untouched", victim.stats().resets == 0)
 
 
 def main():
@@ -269,7 +251,7 @@ def main():
         bad_input(one, protocol, data, module)
         fresh_memory(one)
         if not SIMULATED:
-            faults(one, two, 3 if options.quick else 10)
+            faults(one, Session(broker("faulty").directory, protocol))
             frame = one.load(FRAME)
             try:
                 one.launch(frame, "frame", [data])
@@ -302,7 +284,7 @@ def main():
                 three.launch(m, "scale", [struct.pack("<Q", 0x10), floats(1), struct.pack("<I", 32)], block=32)
                 three.sync()
             except Failed as e:
-                check("a fault in a reserved session", e.code == "SYNC_FAILED" and recipe(three)[0] == (10, 12, 210), e)
+                check("a fault in a reserved session", e.code == "SYNC_FAILED", e)
         held.end()
     finally:
         for b in brokers:
