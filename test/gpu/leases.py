@@ -1,0 +1,228 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Leases on a real GPU: the lease service with gpusliced and brokers, tenants until the card is full, faults, many small leases, restarts.
+
+Run as root on a machine with an NVIDIA GPU, after `make build`:
+
+    test/gpu/leases.py [--out DIR] [--small 64] [--tenant 7G]
+
+Needs grpcio; no Go, no runc, no network. Under the simulated driver: LD_LIBRARY_PATH=$PWD/bin/fakecuda and FAKECUDA_STATE, a file that
+is not there yet, in a directory that is open to all; there are no faults there, and --small 4 is enough.
+
+Prints a line per promise. The exit status is the number of promises not kept.
+"""
+import argparse
+import concurrent.futures
+import json
+import os
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+sys.dont_write_bytecode = True  # it would lie in the source tree
+from host import BIN, GIB, MIB, Host
+from lease import SCALE, SIMULATED, check, floats, recipe, results, used
+from session_client import Failed, Protocol, Session
+
+RIGHT = (10, 12, 210)
+
+
+class Leases:
+    """The lease service of a host."""
+
+    def __init__(self, host, out):
+        self.socket, self.out, self.config = os.path.join(host.dir, "leases.sock"), out, os.path.join(host.dir, "leased.toml")
+        os.chmod(host.dir, 0o755)  # a broker is nobody in particular
+        with open(host.config) as f, open(self.config, "w") as g:
+            g.write(f.read() + f'\n[leases]\nsocket = "{self.socket}"\ndir = "{host.dir}/leases"\ncgroup = "{os.path.basename(host.dir)}-leases"\n')
+        self.start()
+
+    def start(self):
+        log = open(os.path.join(self.out, "gpuslice-leased.log"), "a")
+        self.daemon = subprocess.Popen([BIN + "/gpuslice-leased", "--config", self.config], stdout=log, stderr=log)
+        for _ in range(200):
+            if self.ask("list", "--json")[0] is not None:
+                return
+            time.sleep(0.05)
+        sys.exit("the lease service did not start: " + open(os.path.join(self.out, "gpuslice-leased.log")).read()[-2000:])
+
+    def ask(self, *arguments):
+        """The answer, or None and what was said instead."""
+        done = subprocess.run([BIN + "/gpuslice", "lease", "--lease-socket", self.socket, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                              text=True, timeout=60)
+        if done.returncode != 0:
+            return None, done.stderr.strip()
+        return (json.loads(done.stdout) if "--json" in arguments else done.stdout), ""
+
+    def acquire(self, vram, *more):
+        lease, refusal = self.ask("acquire", "--vram", vram, "--ttl", "10m", "--json", *more)
+        if lease is None:
+            raise RuntimeError(refusal)
+        lease["directory"] = os.path.dirname(lease["token_file"])
+        return lease
+
+    def drop(self, lease):
+        """How long it takes to the answer, seconds, the program's start included."""
+        begin = time.monotonic()
+        answer, refusal = self.ask("drop", lease["id"])
+        if answer is None:
+            raise RuntimeError(refusal)
+        return time.monotonic() - begin
+
+
+def examples(leases):
+    done = subprocess.run([BIN + "/lease/examples", "--socket", leases.socket], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                          env={}, timeout=120)
+    for line in done.stdout.strip().splitlines():
+        check("a program without a driver: " + line.split(":")[0], done.returncode == 0, line.split(":", 1)[-1].strip())
+    check("the recipe's results", "recipe: 10 12 210" in done.stdout)
+
+
+def tenants(leases, protocol, vram):
+    """As many as the card has room for; each works, and nobody has another's memory."""
+    held, refusal = [], ""
+    while not refusal and len(held) < 64:
+        try:
+            held.append(leases.acquire(vram))
+        except RuntimeError as e:
+            refusal = str(e)
+    check(f"leases of {vram} until one is refused", any(lease["id"] in refusal for lease in held), f"{len(held)}; then: {refusal[:300]}")
+    sessions = [Session(lease["directory"], protocol) for lease in held]
+    works = [recipe(s) for s in sessions]
+    check("all of them compute", all(w[0] == RIGHT for w in works))
+    named = []
+    for s in sessions[1:]:
+        s.free(works[sessions.index(s)][1])
+        try:
+            s.read(works[0][1], 0, 1)
+            named.append("read")
+        except Failed as e:
+            named.append(e.code)
+    check("none can name another's memory", set(named) <= {"INVALID_HANDLE"}, sorted(set(named)))
+    full = sessions[0].stats().vram
+    big = sessions[0].alloc(full - 12)
+    check("a lease's vram can be allocated to the last byte", big > 0, f"{full} bytes")
+    for s in sessions:
+        s.close()
+    took = [leases.drop(lease) for lease in held]
+    check("they are dropped", True, f"{1000 * max(took):.0f} ms at most")
+
+
+def faults(leases, protocol):
+    """One tenant's kernels write where nothing is, in lease after lease; the other one computes."""
+    victim = leases.acquire("64M")
+    session = Session(victim["directory"], protocol)
+    right, wrong, stop = [0], [], threading.Event()
+
+    def compute():
+        while not stop.is_set():
+            got, data, _ = recipe(session)
+            right[0] += got == RIGHT
+            if got != RIGHT:
+                wrong.append(got)
+            session.free(data)
+            session.ask("sync")
+
+    thread = threading.Thread(target=compute)
+    thread.start()
+    codes, states = set(), set()
+    for _ in range(5):
+        lease = leases.acquire("64M")
+        culprit = Session(lease["directory"], protocol)
+        module = culprit.load(SCALE)
+        culprit.launch(module, "scale", [struct.pack("<Q", 0x10), floats(1), struct.pack("<I", 32)], block=32)
+        try:
+            culprit.sync()
+            codes.add("no failure")
+        except Failed as e:
+            codes.add(e.code)
+        for _ in range(100):
+            shown, _ = leases.ask("show", "--json", lease["id"])
+            if shown and shown["state"] != "active":
+                break
+            time.sleep(0.02)
+        states.add((shown or {}).get("state", "") + ": " + (shown or {}).get("reason", ""))
+    stop.set()
+    thread.join()
+    check("an illegal address in lease after lease", codes == {"SYNC_FAILED"}, f"{sorted(codes)}; then {sorted(states)}")
+    check("the other lease's results are right all the time", right[0] > 0 and not wrong, f"{right[0]} right, {len(wrong)} wrong")
+    session.close()
+    leases.drop(victim)
+
+
+def many(leases, protocol, count):
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        held = list(pool.map(lambda _: leases.acquire("64M"), range(count)))
+        worked = list(pool.map(lambda lease: recipe(Session(lease["directory"], protocol))[0], held))
+        check(f"{count} leases of 64 MiB at a time compute", worked == [RIGHT] * count)
+    took = sorted(leases.drop(lease) for lease in held)
+    # The promise is 100 ms; a machine with other work is allowed ten times that.
+    check("each ends soon after its drop", took[-1] < 1, f"median {1000 * took[len(took) // 2]:.0f} ms, at most {1000 * took[-1]:.0f} ms (promised: 100 ms)")
+
+
+def reserve(leases, vram, size):
+    before = used()
+    lease = leases.acquire(vram, "--reserve")
+    held = used() - before
+    check("a reserved lease holds its memory on the card", SIMULATED or held * MIB >= size, f"{held} MiB more are used")
+    leases.drop(lease)
+
+
+def restarts(leases, host, protocol):
+    lease = leases.acquire("64M")
+    session = Session(lease["directory"], protocol)
+    leases.daemon.kill()
+    leases.daemon.wait()
+    host.daemon.kill()
+    host.daemon.wait()
+    check("a broker works while both daemons are dead", recipe(session)[0] == RIGHT)
+    host.start()
+    leases.start()
+    shown, _ = leases.ask("show", "--json", lease["id"])
+    check("both find it again", shown and shown["state"] == "active", shown and shown["state"])
+    check("and it works", recipe(session)[0] == RIGHT)
+    session.close()
+    leases.drop(lease)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", default=tempfile.mkdtemp(prefix="gpuslice-leases-"))
+    parser.add_argument("--small", type=int, default=64)
+    parser.add_argument("--tenant", default="7G")
+    options = parser.parse_args()
+    os.makedirs(options.out, exist_ok=True)
+    protocol = Protocol(subprocess.run([BIN + "/session", "descriptor"], stdout=subprocess.PIPE, check=True).stdout)
+    before = used()
+    host = Host(options.out)
+    leases = Leases(host, options.out)
+    try:
+        examples(leases)
+        tenants(leases, protocol, options.tenant)
+        if not SIMULATED:
+            faults(leases, protocol)
+        many(leases, protocol, options.small)
+        reserve(leases, "20G", 20 * GIB)
+        restarts(leases, host, protocol)
+        left, _ = leases.ask("list", "--json")
+        check("no lease is left", left == [], left or "")
+        check("no slice is left", host.ps() == [])
+    finally:
+        leases.daemon.send_signal(signal.SIGTERM)
+        leases.daemon.wait()
+        host.stop()
+    for _ in range(100):
+        if used() <= before:
+            break
+        time.sleep(0.1)
+    check("the card holds nothing", used() <= before, f"{used() - before} MiB more than before")
+    print(f"{sum(results)} of {len(results)} promises kept; logs in {options.out}")
+    return len(results) - sum(results)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
