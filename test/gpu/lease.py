@@ -259,6 +259,7 @@ def main():
                 check("a frame of 200 KiB", False, "it ran in a slice of 1G")
             except Failed as e:
                 check("a frame of 200 KiB", e.code in ("LAUNCH_FAILED", "LOAD_FAILED"), e)
+            fails("the sync after it", "SYNC_FAILED", one.sync)
             check("and its session goes on", recipe(one)[0] == (10, 12, 210))
             endless = two.load(ENDLESS)
             two.launch(endless, "endless")

@@ -35,6 +35,7 @@ class Leases:
     """The lease service of a host."""
 
     def __init__(self, host, out):
+        self.host = host
         self.socket, self.out, self.config = os.path.join(host.dir, "leases.sock"), out, os.path.join(host.dir, "leased.toml")
         os.chmod(host.dir, 0o755)  # a broker is nobody in particular
         with open(host.config) as f, open(self.config, "w") as g:
@@ -164,6 +165,21 @@ def many(leases, protocol, count):
     check("each ends soon after its drop", took[-1] < 1, f"median {1000 * took[len(took) // 2]:.0f} ms, at most {1000 * took[-1]:.0f} ms (promised: 100 ms)")
 
 
+def killed(leases, protocol):
+    """What the driver itself needs to end such a process, for comparison."""
+    took = []
+    for _ in range(5):
+        lease = leases.acquire("64M")
+        recipe(Session(lease["directory"], protocol))
+        pid = next(p["pid"] for s in leases.host.ps() if s["id"] == lease["id"] for p in leases.host.inspect(s["id"])["processes"])
+        begin = time.monotonic()
+        os.kill(pid, signal.SIGKILL)
+        while os.path.exists(f"/proc/{pid}"):
+            time.sleep(0.001)
+        took.append(time.monotonic() - begin)
+    check("a broker that is killed is gone", True, ", ".join(f"{1000 * t:.0f}" for t in took) + " ms")
+
+
 def reserve(leases, vram, size):
     before = used()
     lease = leases.acquire(vram, "--reserve")
@@ -206,6 +222,7 @@ def main():
         if not SIMULATED:
             faults(leases, protocol)
         many(leases, protocol, options.small)
+        killed(leases, protocol)
         reserve(leases, "20G", 20 * GIB)
         restarts(leases, host, protocol)
         left, _ = leases.ask("list", "--json")
