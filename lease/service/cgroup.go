@@ -166,7 +166,7 @@ func (g *cgroups) list() (ids []string) {
 // remove ends what is in a broker's, however often that forks, and removes it.
 func (g *cgroups) remove(id string, timeout time.Duration) error {
 	deadline := time.Now().Add(timeout)
-	for pause := time.Millisecond; ; pause = min(2*pause, 100*time.Millisecond) {
+	for pause := time.Millisecond; ; pause = min(2*pause, 5*time.Millisecond) {
 		var left error
 		for _, h := range g.roots {
 			dir := filepath.Join(h.dir, id)
