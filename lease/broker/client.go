@@ -91,15 +91,12 @@ func (c *client) push(replies []*leasepb.Reply) {
 	c.changed.Broadcast()
 }
 
-// next waits for replies: as many as fit into a message. There is none when the connection has ended.
+// next waits for replies: as many as fit into a message. There is none when the connection has ended and all is sent.
 func (c *client) next() []*leasepb.Reply {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
 	for !c.ended && len(c.replies) == 0 {
 		c.changed.Wait()
-	}
-	if c.ended {
-		return nil
 	}
 	n, bytes := 0, 0
 	for n < len(c.replies) && n < maxReplies {
@@ -113,7 +110,7 @@ func (c *client) next() []*leasepb.Reply {
 	if c.replies = c.replies[n:]; len(c.replies) == 0 {
 		c.replies = nil
 	}
-	return batch
+	return batch // nil if there are none
 }
 
 // sent makes room: so many replies are gone.
@@ -137,7 +134,7 @@ func (c *client) sent(replies int) {
 func (c *client) end() {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
-	c.ended, c.replies = true, nil
+	c.ended = true
 	c.changed.Broadcast()
 }
 

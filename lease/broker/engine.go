@@ -24,8 +24,6 @@ const (
 // engine carries out requests on a device. It is used by one goroutine; its counters, by any.
 type engine struct {
 	device Device
-	// fatal ends the broker; it may return in a test.
-	fatal func(code int, reason string)
 	// watch bounds the time of a load; the function that it returns ends that.
 	watch func() (done func())
 
@@ -68,7 +66,7 @@ func newEngine(device Device, vram uint64) *engine {
 	return &engine{
 		device: device, vram: vram,
 		buffers: map[uint64]buffer{}, modules: map[uint64]*module{}, memories: map[uint64][]byte{},
-		fatal: func(int, string) {}, watch: func() func() { return func() {} },
+		watch: func() func() { return func() {} },
 	}
 }
 
@@ -123,8 +121,8 @@ func (e *engine) perform(h *history, r *leasepb.Request, reply *leasepb.Reply) *
 	return advised(invalid("the request has no operation that this broker knows"), "compare the versions of client and broker")
 }
 
-// lost ends the session if the error says that the context is of no use, and says what that took; else it returns nil. The driver gives a
-// process no other context after a fault of one of its kernels (observed on an H100).
+// lost says what it took if the error says that the context is of no use; else it returns nil. All that is asked from then on is answered so, and
+// the session ends: the driver gives a process no other context after a fault of one of its kernels (observed on an H100).
 func (e *engine) lost(err error) *leasepb.Failure {
 	var result cuda.Result
 	if !errors.As(err, &result) || !result.Lost() {
@@ -132,7 +130,6 @@ func (e *engine) lost(err error) *leasepb.Failure {
 	}
 	e.gone = advised(failed(leasepb.Code_SYNC_FAILED, "a kernel failed: %v; the session's context is lost with its buffers and modules, and the session ends", err),
 		"acquire another lease; no other session is touched")
-	e.fatal(ExitContext, "a kernel's fault took the context: "+err.Error())
 	return e.gone
 }
 

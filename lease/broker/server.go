@@ -78,7 +78,6 @@ func New(config Config, open func() (Device, error)) (*Broker, error) {
 		device, err := open()
 		if err == nil {
 			b.engine = newEngine(device, config.VRAM)
-			b.engine.fatal = b.stop
 			b.engine.watch = b.watch
 		}
 		ready <- err
@@ -268,6 +267,9 @@ func (b *Broker) answer(c *client, requests []*leasepb.Request) {
 		replies = append(replies, b.engine.do(&c.history, r))
 	}
 	c.push(replies)
+	if gone := b.engine.gone; gone != nil {
+		b.stop(ExitContext, gone.GetMessage())
+	}
 }
 
 func send(stream leasepb.Session_WorkServer, c *client) error {

@@ -192,3 +192,28 @@ func TestStatsDoNotWaitForTheSession(t *testing.T) {
 		t.Errorf("%v, %v", stats, err)
 	}
 }
+
+// Who asked when a kernel had failed is told so, before the session ends.
+func TestAFaultIsToldBeforeTheSessionEnds(t *testing.T) {
+	for range 20 {
+		s := serve(t, Config{})
+		stream := s.connect(t)
+		send1(t, stream, &leasepb.ModuleLoad{Image: []byte("ptx")}, &leasepb.Launch{Module: 1, Kernel: "fault"}, &leasepb.Sync{}, &leasepb.Sync{})
+		var codes []leasepb.Code
+		for {
+			message, err := stream.Recv()
+			if err != nil {
+				break
+			}
+			for _, reply := range message.GetReplies() {
+				codes = append(codes, reply.GetFailure().GetCode())
+			}
+		}
+		if len(codes) < 3 || codes[1] != 0 || codes[2] != leasepb.Code_SYNC_FAILED {
+			t.Fatalf("its client learns %v", codes)
+		}
+		if code := <-s.code; code != ExitContext {
+			t.Fatalf("exit code %d", code)
+		}
+	}
+}
