@@ -51,7 +51,7 @@ while IFS=: read -r file target; do
 		status=0
 	fi
 	result "${file%/*} $target" "$status" "$(grep -oE 'execs: [1-9][0-9]*' "$dir/log" | tail -1 | grep -oE '[0-9]+')" "$begin"
-done < <(grep -roE --include='*_test.go' '^func Fuzz[A-Za-z0-9_]*' cmd enforcer hook shim vmm | sed 's/func //')
+done < <(grep -roE --include='*_test.go' '^func Fuzz[A-Za-z0-9_]*' cmd enforcer hook lease shim vmm | sed 's/func //')
 
 for file in test/fuzz/*.c; do
 	target=${file##*/}

@@ -6,7 +6,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 go=${GO:-$(test/go.sh)}
-mapfile -t files < <(grep -rl --include='*_test.go' 'Getenv("GPUSLICE_LONG")' cmd enforcer hook shim test)
+mapfile -t files < <(grep -rl --include='*_test.go' 'Getenv("GPUSLICE_LONG")' cmd enforcer hook lease shim test vmm)
 if [ ${#files[@]} = 0 ]; then
 	echo "long: no test has a long form" >&2
 	exit 1
