@@ -137,7 +137,7 @@ func (m *Metrics) Joined(result string) { m.joins.WithLabelValues(result).Inc() 
 // Handler answers /metrics; /healthz and /readyz if a host is watched; and nothing else.
 func (m *Metrics) Handler() http.Handler {
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", paced(promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{})))
+	mux.Handle("GET /metrics", Page(m.registry))
 	if m.host != nil {
 		mux.Handle("GET /healthz", m.probe(func(h api.Health) bool { return h.Live }))
 		mux.Handle("GET /readyz", m.probe(func(h api.Health) bool { return h.Ready }))
@@ -145,8 +145,9 @@ func (m *Metrics) Handler() http.Handler {
 	return mux
 }
 
-func paced(next http.Handler) http.Handler {
-	pace := rate.NewLimiter(scrapesPerSecond, scrapesAtOnce)
+// Page shows a registry to Prometheus, at a bounded pace.
+func Page(registry *prometheus.Registry) http.Handler {
+	pace, next := rate.NewLimiter(scrapesPerSecond, scrapesAtOnce), promhttp.HandlerFor(registry, promhttp.HandlerOpts{})
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if pace.Wait(r.Context()) == nil { // else who asked is gone
 			next.ServeHTTP(w, r)
@@ -156,8 +157,13 @@ func paced(next http.Handler) http.Handler {
 
 // Serve answers on the listener, which it closes, until ctx ends, and then returns nil.
 func (m *Metrics) Serve(ctx context.Context, listener net.Listener) error {
+	return Serve(ctx, listener, m.Handler())
+}
+
+// Serve answers by the handler, on few connections at a time, until ctx ends, and then returns nil. It closes the listener.
+func Serve(ctx context.Context, listener net.Listener, handler http.Handler) error {
 	server := &http.Server{
-		Handler:           m.Handler(),
+		Handler:           handler,
 		ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 5 * time.Second, WriteTimeout: 30 * time.Second, IdleTimeout: 10 * time.Second,
 		MaxHeaderBytes: 16 << 10,
 	}

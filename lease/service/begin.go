@@ -114,9 +114,12 @@ func (s *Service) register(ctx context.Context, l *lease, who Peer, r *leasepb.A
 	return reply, err
 }
 
+// tokenBytes are written as two digits each.
+const tokenBytes = 32
+
 // makeToken makes what opens the lease, and the file in which its owner alone finds it.
 func makeToken(path string, uid, gid uint32) (string, error) {
-	var b [32]byte
+	var b [tokenBytes]byte
 	_, _ = rand.Read(b[:]) // never fails (crypto/rand)
 	token := hex.EncodeToString(b[:])
 	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)

@@ -4,7 +4,6 @@ package service
 
 import (
 	"context"
-	"errors"
 	"net"
 	"net/http"
 	"sync"
@@ -12,8 +11,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
-	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"github.com/gpuslice/gpuslice/enforcer/metrics"
 	"github.com/gpuslice/gpuslice/lease/leasepb"
 )
 
@@ -165,14 +164,7 @@ func (g *granted) end(l *lease) {
 
 // ServeMetrics shows them at /metrics until ctx ends.
 func (s *Service) ServeMetrics(ctx context.Context, l net.Listener) error {
-	const timeout = 10 * time.Second
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", promhttp.HandlerFor(s.counts.registry, promhttp.HandlerOpts{MaxRequestsInFlight: 4}))
-	h := &http.Server{Handler: mux, ReadTimeout: timeout, WriteTimeout: timeout, IdleTimeout: time.Minute}
-	stop := context.AfterFunc(ctx, func() { _ = h.Close() })
-	defer stop()
-	if err := h.Serve(l); !errors.Is(err, http.ErrServerClosed) {
-		return err
-	}
-	return nil
+	mux.Handle("GET /metrics", metrics.Page(s.counts.registry))
+	return metrics.Serve(ctx, l, mux)
 }

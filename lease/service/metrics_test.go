@@ -3,6 +3,7 @@
 package service
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"slices"
@@ -38,6 +39,10 @@ func TestEachMetricOfLeasesIsDocumented(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := counted()
+	c.registry.MustRegister(&sessions{
+		func() []string { return []string{"lease-1"} },
+		func(context.Context, string) (*leasepb.StatsReply, error) { return &leasepb.StatsReply{}, nil },
+	})
 	if problems, err := testutil.GatherAndLint(c.registry); err != nil || len(problems) != 0 {
 		t.Errorf("%v, %v", problems, err)
 	}

@@ -108,6 +108,7 @@ func New(o Options) (*Service, error) {
 		return nil, err
 	}
 	s := &Service{Options: o, cgroups: cgroups, deaths: deaths, leases: make(map[string]*lease), lastUID: o.LastUID, counts: newCounts(), stopped: make(chan struct{})}
+	s.counts.registry.MustRegister(&sessions{s.active, s.stats})
 	if err := s.takeUp(); err != nil {
 		return nil, errors.Join(err, deaths.Close())
 	}

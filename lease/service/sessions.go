@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package service
+
+import (
+	"context"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/metadata"
+
+	"github.com/gpuslice/gpuslice/lease/leasepb"
+)
+
+const (
+	// statsTimeout is how long all brokers together have to answer: one that does not has no series in that scrape.
+	statsTimeout = time.Second
+	// statsAtOnce is how many are asked at one time.
+	statsAtOnce = 16
+)
+
+// sessions shows what each active lease's broker says of its session.
+type sessions struct {
+	active func() []string // ids
+	ask    func(ctx context.Context, id string) (*leasepb.StatsReply, error)
+}
+
+type sessionMetric struct {
+	desc  *prometheus.Desc
+	kind  prometheus.ValueType
+	value func(*leasepb.StatsReply) uint64
+}
+
+var sessionMetrics = []sessionMetric{
+	sessionGauge("allocated_bytes", "Bytes that the session's clients have allocated.", (*leasepb.StatsReply).GetAllocated),
+	sessionGauge("clients", "Clients that are connected to the session.", (*leasepb.StatsReply).GetClients),
+	sessionCounter("requests_total", "Requests that the session has carried out.", (*leasepb.StatsReply).GetRequests),
+	sessionCounter("failures_total", "Requests of the session that failed.", (*leasepb.StatsReply).GetFailures),
+	sessionCounter("launches_total", "Kernels that were launched in the session.", (*leasepb.StatsReply).GetLaunches),
+	sessionCounter("launch_failures_total", "Launches of the session that failed.", (*leasepb.StatsReply).GetLaunchFailures),
+	sessionCounter("syncs_total", "Syncs of the session.", (*leasepb.StatsReply).GetSyncs),
+	sessionCounter("sync_failures_total", "Syncs of the session that failed: a kernel before them did.", (*leasepb.StatsReply).GetSyncFailures),
+	sessionCounter("written_bytes_total", "Bytes that clients have written to the session's memory.", (*leasepb.StatsReply).GetWritten),
+	sessionCounter("read_bytes_total", "Bytes that clients have read from the session's memory.", (*leasepb.StatsReply).GetRead),
+}
+
+func sessionDesc(name, help string) *prometheus.Desc {
+	return prometheus.NewDesc("gpuslice_lease_session_"+name, help, []string{"lease"}, nil)
+}
+
+func sessionGauge(name, help string, value func(*leasepb.StatsReply) uint64) sessionMetric {
+	return sessionMetric{sessionDesc(name, help), prometheus.GaugeValue, value}
+}
+
+func sessionCounter(name, help string, value func(*leasepb.StatsReply) uint64) sessionMetric {
+	return sessionMetric{sessionDesc(name, help), prometheus.CounterValue, value}
+}
+
+// Describe implements prometheus.Collector.
+func (s *sessions) Describe(to chan<- *prometheus.Desc) {
+	for _, m := range sessionMetrics {
+		to <- m.desc
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (s *sessions) Collect(to chan<- prometheus.Metric) {
+	ctx, cancel := context.WithTimeout(context.Background(), statsTimeout)
+	defer cancel()
+	var asked sync.WaitGroup
+	room := make(chan struct{}, statsAtOnce)
+	for _, id := range s.active() {
+		room <- struct{}{}
+		asked.Go(func() {
+			defer func() { <-room }()
+			stats, err := s.ask(ctx, id)
+			if err != nil {
+				return // it has ended since, or does not answer
+			}
+			for _, m := range sessionMetrics {
+				to <- prometheus.MustNewConstMetric(m.desc, m.kind, float64(m.value(stats)), id)
+			}
+		})
+	}
+	asked.Wait()
+}
+
+// active are the ids of the leases whose brokers serve.
+func (s *Service) active() (ids []string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for id, l := range s.leases {
+		if l.serving {
+			ids = append(ids, id)
+		}
+	}
+	return ids
+}
+
+// stats asks a lease's broker, which may answer anything, or nothing until ctx ends.
+func (s *Service) stats(ctx context.Context, id string) (*leasepb.StatsReply, error) {
+	token, err := readToken(filepath.Join(s.dirOf(id), tokenName))
+	if err != nil {
+		return nil, err
+	}
+	connection, err := grpc.NewClient("unix:"+filepath.Join(s.dirOf(id), sessionName), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = connection.Close() }()
+	return leasepb.NewSessionClient(connection).Stats(metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+token), &leasepb.StatsRequest{})
+}
+
+// readToken reads a file that the lease's user may write: no more of it than a token has.
+func readToken(path string) (string, error) {
+	file, err := os.Open(path)
+	if err != nil {
+		return "", err
+	}
+	defer file.Close()
+	text, err := io.ReadAll(io.LimitReader(file, 2*tokenBytes+1))
+	return strings.TrimSpace(string(text)), err
+}

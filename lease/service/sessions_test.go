@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package service
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/metadata"
+
+	"github.com/gpuslice/gpuslice/lease/leasepb"
+)
+
+// countingSession is a broker's session that says what it has counted to who shows the token, or nothing at all.
+type countingSession struct {
+	leasepb.UnimplementedSessionServer
+	token  string
+	silent bool
+}
+
+func (c *countingSession) Stats(ctx context.Context, _ *leasepb.StatsRequest) (*leasepb.StatsReply, error) {
+	if c.silent {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
+	md, _ := metadata.FromIncomingContext(ctx)
+	if got := md.Get("authorization"); len(got) != 1 || got[0] != "Bearer "+c.token {
+		return nil, errors.New("that is not the token")
+	}
+	return &leasepb.StatsReply{Allocated: 1, Clients: 2, Requests: 3, Failures: 4, Launches: 5, LaunchFailures: 6, Syncs: 7, SyncFailures: 8, Written: 9, Read: 10}, nil
+}
+
+func TestSessionsShowWhatTheirBrokersCount(t *testing.T) {
+	s := &Service{Options: Options{Dir: t.TempDir()}, leases: make(map[string]*lease)}
+	for id, session := range map[string]*countingSession{"works": {token: strings.Repeat("ab", tokenBytes)}, "hangs": {silent: true}, "refuses": {token: "other"}} {
+		dir := s.dirOf(id)
+		if err := os.Mkdir(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, tokenName), fmt.Appendln(nil, strings.Repeat("ab", tokenBytes)), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		l, err := net.Listen("unix", filepath.Join(dir, sessionName))
+		if err != nil {
+			t.Fatal(err)
+		}
+		server := grpc.NewServer()
+		leasepb.RegisterSessionServer(server, session)
+		go func() { _ = server.Serve(l) }()
+		t.Cleanup(server.Stop)
+		s.leases[id] = &lease{serving: true}
+	}
+	s.leases["begins"] = &lease{}            // has no socket yet
+	s.leases["gone"] = &lease{serving: true} // nor has this one any more
+	begin := time.Now()
+	var want strings.Builder
+	for i, name := range []string{"allocated_bytes", "clients", "requests_total", "failures_total", "launches_total", "launch_failures_total", "syncs_total",
+		"sync_failures_total", "written_bytes_total", "read_bytes_total"} {
+		m := sessionMetrics[i]
+		kind := map[bool]string{true: "counter", false: "gauge"}[strings.HasSuffix(name, "_total")]
+		help := strings.Split(strings.Split(m.desc.String(), `help: "`)[1], `"`)[0]
+		fmt.Fprintf(&want, "# HELP gpuslice_lease_session_%s %s\n# TYPE gpuslice_lease_session_%s %s\ngpuslice_lease_session_%s{lease=\"works\"} %d\n", name, help, name, kind, name, i+1)
+	}
+	if err := testutil.CollectAndCompare(&sessions{s.active, s.stats}, strings.NewReader(want.String())); err != nil {
+		t.Error(err)
+	}
+	if took := time.Since(begin); took > 10*statsTimeout {
+		t.Errorf("a broker that hangs has it wait for %v", took)
+	}
+}
