@@ -392,8 +392,8 @@ static void show(const struct call *call, double milliseconds)
 	fflush(stdout);
 }
 
-/* Whether a call is one of those that are wanted: each text names those that have it in their name; NULL ends them, and none
- * wants all. */
+/* Whether a call is one of those that are wanted: each text names those that have it in their name;
+ * NULL ends them, and none wants all. */
 static int wanted(const struct call *call, char *const *texts)
 {
 	for (char *const *text = texts; *text; text++)

@@ -10,8 +10,8 @@ extern const struct call call_small_pair; /* cuMemAlloc + cuMemFree 1 KiB */
 extern const struct call call_2m;         /* cuMemAlloc + cuMemFree 2 MiB */
 extern const struct call call_async;      /* cuMemAllocAsync + cuMemFreeAsync 1 MiB, warm */
 
-/* Measure every call, or those with one of the texts in their names (NULL ends them): a line of JSON for each; one that is not
- * possible has `skipped` in it. */
+/* Measure every call, or those with one of the texts in their names (NULL ends them): a line of
+ * JSON for each; one that is not possible has `skipped` in it. */
 void calls_measure(double milliseconds, char *const *texts);
 
 #endif
