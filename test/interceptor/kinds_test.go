@@ -20,8 +20,9 @@ func TestEveryKindOfMemoryAtOnceIsExactUnderKills(t *testing.T) {
 		t.Run("context="+context, func(t *testing.T) {
 			env := environment(t, "FAKECUDA_CONTEXT="+context)
 			storm := compile(t, "storm", "../../interceptor/ledger.c")
-			for n := seconds; ; n *= 3 { // a slow machine needs longer to come to what is to be shown
-				out, err := inSlice(t, env, "4G", storm, strconv.Itoa(n), processes, "2")
+			// A slow machine needs longer to come to what is to be shown, and comes to less at a time.
+			for n, quota := seconds, 4; ; n, quota = 3*n, 2 {
+				out, err := inSlice(t, env, strconv.Itoa(quota)+"G", storm, strconv.Itoa(n), processes, "2")
 				if err != nil {
 					t.Fatalf("%v\n%s", err, out)
 				}

@@ -367,8 +367,9 @@ int main(int argc, char **argv)
 	for (int d = 0; d < devices && !shared->wrong; d++) {
 		uint64_t seen = 0;
 
+		/* As long as above: the enforcer may be away. */
 		for (int tries = 0;
-		     tries < 200 && (seen = used_by_slice(context[d])) != shared->per_context;
+		     tries < 1000 && (seen = used_by_slice(context[d])) != shared->per_context;
 		     tries++)
 			usleep(5000);
 		if (seen != shared->per_context)
