@@ -192,7 +192,7 @@ static CUgraphNode copy_of(const struct CUgraphNode_st *node, CUgraph to)
 	return copy;
 }
 
-static CUresult clone(CUgraph graph, CUgraph *out);
+static CUresult clone_graph(CUgraph graph, CUgraph *out);
 
 /* The nodes that `node` comes after are there already: they were added before it. */
 static CUresult clone_node(const struct CUgraphNode_st *node, CUgraph to)
@@ -212,11 +212,11 @@ static CUresult clone_node(const struct CUgraphNode_st *node, CUgraph to)
 	copy->function = node->function;
 	copy->kernel = node->kernel;
 	if (node->child)
-		return clone(node->child, &copy->child);
+		return clone_graph(node->child, &copy->child);
 	return CUDA_SUCCESS;
 }
 
-static CUresult clone(CUgraph graph, CUgraph *out)
+static CUresult clone_graph(CUgraph graph, CUgraph *out)
 {
 	CUgraph copy;
 	CUresult result = CUDA_SUCCESS;
@@ -240,7 +240,7 @@ CUDA_API CUresult cuGraphClone(CUgraph *out, CUgraph graph)
 {
 	CUresult result = enter_graph(graph, out);
 
-	return result == CUDA_SUCCESS ? driver_leave(clone(graph, out)) : result;
+	return result == CUDA_SUCCESS ? driver_leave(clone_graph(graph, out)) : result;
 }
 
 CUDA_API CUresult cuGraphAddChildGraphNode(CUgraphNode *out, CUgraph graph,
@@ -251,7 +251,7 @@ CUDA_API CUresult cuGraphAddChildGraphNode(CUgraphNode *out, CUgraph graph,
 
 	if (result != CUDA_SUCCESS)
 		return result;
-	result = child ? clone(child, &copy) : CUDA_ERROR_INVALID_VALUE;
+	result = child ? clone_graph(child, &copy) : CUDA_ERROR_INVALID_VALUE;
 	if (result != CUDA_SUCCESS)
 		return driver_leave(result);
 	result = graph_add(graph, CU_GRAPH_NODE_TYPE_GRAPH, after, count, out);
