@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -505,7 +506,9 @@ func TestABrokerHasNoRightsAndIsBounded(t *testing.T) {
 			}
 		}
 	}
-	if bounds == 0 {
+	// A host of version 2 alone may have no controller to bound it by.
+	controllers, err := os.ReadFile("/sys/fs/cgroup/cgroup.controllers")
+	if has := strings.Fields(string(controllers)); bounds == 0 && (err != nil || slices.Contains(has, "memory") || slices.Contains(has, "pids")) {
 		t.Errorf("nothing bounds it: %s", in)
 	}
 }

@@ -52,7 +52,7 @@ flock -u 9
 arch=$("$go" env GOHOSTARCH)
 version=$(test/version.sh)
 mkdir "$work/older" "$work/test"
-ln -s "$here"/bin/{gpuslice,gpusliced,gpuslice-hook,gpuslice-runtime,gpuslice-broker,containerd-shim-gpuslice-v1} "$work/older/"
+ln -s "$here"/bin/{gpuslice,gpusliced,gpuslice-hook,gpuslice-runtime,gpuslice-broker,gpuslice-leased,containerd-shim-gpuslice-v1} "$work/older/"
 strip -g -o "$work/older/libgpuslice.so" bin/libgpuslice.so
 pack() { # VERSION BIN
 	VERSION=$1 BIN=$2 DATE=2026-01-01 GO=$go OUT=$work/test configs/packages/build.sh "$arch" >/dev/null
