@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package broker
+
+import (
+	"errors"
+	"math"
+
+	"github.com/gpuslice/gpuslice/lease/leasepb"
+	"github.com/gpuslice/gpuslice/vmm/cuda"
+)
+
+func (e *engine) load(image []byte) (uint64, string, *leasepb.Failure) {
+	m, log, f := e.compile(image)
+	if f != nil {
+		return 0, "", f
+	}
+	handle := e.handle()
+	e.modules[handle] = m
+	e.stats.modules.Add(1)
+	e.images += m.image
+	return handle, log, nil
+}
+
+func (e *engine) compile(image []byte) (*module, string, *leasepb.Failure) {
+	bytes := uint64(len(image))
+	switch {
+	case bytes == 0:
+		return nil, "", invalid("a module without an image")
+	case bytes > maxImage:
+		return nil, "", invalid("an image of %d bytes: it may have %d", bytes, maxImage)
+	case len(e.modules) >= maxModules:
+		return nil, "", advised(invalid("the session has %d modules, which is as many as it can have", maxModules), "unload some")
+	case bytes > maxImages-e.images:
+		return nil, "", advised(invalid("the images of the session's modules may have %d bytes together", maxImages), "unload some")
+	}
+	done := e.watch()
+	loaded, log, err := e.device.Load(image)
+	done()
+	if err != nil {
+		f := e.lost(err)
+		if f == nil {
+			f = advised(failed(leasepb.Code_LOAD_FAILED, "the driver does not load the module: %v", err), loadAdvice(err))
+			f.Log = log
+		}
+		return nil, "", f
+	}
+	return &module{loaded: loaded, image: bytes, kernels: map[string]*cuda.Function{}}, log, nil
+}
+
+func (e *engine) unload(handle uint64) *leasepb.Failure {
+	m, ok := e.modules[handle]
+	if !ok {
+		return noHandle("module", handle)
+	}
+	delete(e.modules, handle)
+	e.stats.modules.Add(^uint64(0))
+	e.images -= m.image
+	// Kernels of it that were launched run to their end first.
+	err := e.device.Sync()
+	if err == nil {
+		err = e.device.Unload(m.loaded)
+	}
+	if err != nil {
+		return e.driverFailed(leasepb.Code_SYNC_FAILED, err)
+	}
+	return nil
+}
+
+func (e *engine) launch(l *leasepb.Launch) *leasepb.Failure {
+	e.stats.launches.Add(1)
+	f := func() *leasepb.Failure {
+		m, ok := e.modules[l.GetModule()]
+		if !ok {
+			return noHandle("module", l.GetModule())
+		}
+		return e.start(m, l, func(handle uint64) (buffer, bool) {
+			b, ok := e.buffers[handle]
+			return b, ok
+		})
+	}()
+	if f != nil {
+		e.stats.launchFailures.Add(1)
+	}
+	return f
+}
+
+func (e *engine) start(m *module, l *leasepb.Launch, find func(handle uint64) (buffer, bool)) *leasepb.Failure {
+	kernel, f := e.kernel(m, l.GetKernel())
+	if f != nil {
+		return f
+	}
+	shape := cuda.Shape{Grid: size(l.GetGrid()), Block: size(l.GetBlock()), SharedBytes: l.GetSharedBytes()}
+	if threads := uint64(shape.Block[0]) * uint64(shape.Block[1]); threads > math.MaxUint32 ||
+		threads*uint64(shape.Block[2]) > uint64(max(kernel.MaxThreads, 0)) {
+		return failed(leasepb.Code_LAUNCH_FAILED, "a block of %d × %d × %d threads: one of %s may have %d",
+			shape.Block[0], shape.Block[1], shape.Block[2], l.GetKernel(), kernel.MaxThreads)
+	}
+	if shape.SharedBytes > math.MaxInt32 {
+		return failed(leasepb.Code_LAUNCH_FAILED, "%d bytes of shared memory: no device has that", shape.SharedBytes)
+	}
+	if f := e.args.lay(kernel, l, find); f != nil {
+		return f
+	}
+	values, offsets := e.args.of(kernel)
+	err := e.device.Launch(kernel, shape, values, offsets)
+	if err == nil {
+		return nil
+	}
+	if f := e.lost(err); f != nil {
+		return f
+	}
+	f = failed(leasepb.Code_LAUNCH_FAILED, "%s was not launched: %v", l.GetKernel(), err)
+	switch {
+	case errors.Is(err, cuda.OutOfMemory):
+		f.Advice = "the kernel's stack frames need memory beside the buffers: acquire a larger lease, or make them smaller"
+	case errors.Is(err, cuda.OutOfResources):
+		f.Advice = "use smaller blocks or less shared memory"
+	case errors.Is(err, cuda.InvalidValue):
+		f.Advice = "a grid has at most 2147483647 × 65535 × 65535 blocks, a block 1024 × 1024 × 64 threads and as much shared memory as the device lets it have"
+	}
+	return f
+}
+
+func size(d *leasepb.Dim) [3]uint32 {
+	return [3]uint32{max(d.GetX(), 1), max(d.GetY(), 1), max(d.GetZ(), 1)}
+}
+
+func (e *engine) kernel(m *module, name string) (*cuda.Function, *leasepb.Failure) {
+	if kernel, ok := m.kernels[name]; ok {
+		return kernel, nil
+	}
+	if name == "" || len(name) > maxKernelNames {
+		return nil, failed(leasepb.Code_LAUNCH_FAILED, "a kernel's name has 1 to %d bytes", maxKernelNames)
+	}
+	for i := range len(name) {
+		if name[i] == 0 {
+			return nil, failed(leasepb.Code_LAUNCH_FAILED, "a kernel's name has no zero byte")
+		}
+	}
+	kernel, err := e.device.Find(m.loaded, name)
+	switch {
+	case errors.Is(err, cuda.NotFound):
+		return nil, advised(failed(leasepb.Code_LAUNCH_FAILED, "the module has no kernel %q", name),
+			"declare it extern \"C\" __global__ (.visible .entry in PTX), or use its mangled name")
+	case err != nil:
+		return nil, e.driverFailed(leasepb.Code_LAUNCH_FAILED, err)
+	}
+	m.kernels[name] = kernel
+	return kernel, nil
+}
+
+func (e *engine) sync(h *history) *leasepb.Failure {
+	e.stats.syncs.Add(1)
+	f := e.wait()
+	if f == nil && h.failure != nil {
+		f = advised(failed(leasepb.Code_SYNC_FAILED, "a launch since the last sync failed: %s", h.failure.GetMessage()), h.failure.GetAdvice())
+	}
+	h.failure = nil
+	if f != nil {
+		e.stats.syncFailures.Add(1)
+	}
+	return f
+}
+
+func (e *engine) wait() *leasepb.Failure {
+	if err := e.device.Sync(); err != nil {
+		return e.driverFailed(leasepb.Code_SYNC_FAILED, err)
+	}
+	return nil
+}
