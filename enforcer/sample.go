@@ -34,6 +34,7 @@ type sampler struct {
 	known map[int]*sampled // by pid: the processes of slices that the driver lists
 
 	before, after lanes
+	outside       map[int]uint64 // by pid: what the last list says of processes of no slice
 }
 
 // sampled is one process of a slice, on the sampler's device.
@@ -126,6 +127,7 @@ func (m *sampler) sample(ctx context.Context, mayStand bool) (again time.Time) {
 	case errors.Is(err, driver.ErrHangs): // as would the next question
 	case err == nil && mayStand && m.idle.Stands(at, before, e.options.IdleInterval):
 		e.failing(g, nil)
+		g.occupied(at, before.Used, nil, false)
 		return again
 	}
 	m.idle = truth.Idle{}
@@ -141,6 +143,9 @@ func (m *sampler) sample(ctx context.Context, mayStand bool) (again time.Time) {
 	after, errAfter := m.read(&m.after, all)
 	known, open, untold := m.identify(at, listed)
 	e.failing(g, untold)
+	if errAfter == nil {
+		g.occupied(at, after.Used, m.outside, true)
+	}
 
 	results := make(map[*slice]*found)
 	violations := make(map[*slice][]*sampled)
@@ -214,8 +219,12 @@ func (m *sampler) read(l *lanes, all []*slice) (truth.Totals, error) {
 // identify finds out whose the processes are that the driver lists. It returns those of slices, by pid, and with them those that
 // are listed no more. open says that there is memory whose owner may give it back without a lane that tells of it.
 func (m *sampler) identify(at time.Time, listed map[int]uint64) (known map[int]*sampled, open bool, untold error) {
+	m.outside = make(map[int]uint64)
 	for pid, bytes := range listed {
 		s, p, exited := m.owner(pid, at)
+		if s == nil {
+			m.outside[pid] = bytes
+		}
 		standing, sampling := m.after.slices[s]
 		open = open || bytes == driver.Unknown || bytes > 0 && (!sampling || !standing.charges)
 		if s != nil && bytes == driver.Unknown {

@@ -47,6 +47,7 @@ func (e *Enforcer) Devices(context.Context) ([]api.Device, error) {
 			d.Enforcement, d.EnforcementReason = e.native.Enforces(g.UUID)
 			shown = append(shown, d)
 		}
+		e.showOccupied(shown)
 	}
 	for _, s := range e.all() {
 		s.mu.Lock()

@@ -52,10 +52,11 @@ type gpu struct {
 	answer   atomic.Int64  // when the driver last said who holds what, or nobody needed to know
 	failures atomic.Uint64 // questions that it did not answer
 
-	mu      guard.Mutex[guard.Leaf]
-	failing bool
-	learned bool // the model's cost of a context is not published yet
-	storing bool // what was published is being stored
+	mu        guard.Mutex[guard.Leaf]
+	occupancy occupancy
+	failing   bool
+	learned   bool // the model's cost of a context is not published yet
+	storing   bool // what was published is being stored
 }
 
 func (e *Enforcer) openTruth() error {

@@ -13,10 +13,11 @@ import (
 func devicesCommand() *cli.Command {
 	return &cli.Command{
 		Name:      "devices",
-		Usage:     "list the devices of this host, and what of them is given and free",
+		Usage:     "list the devices of this host: what of them is used, given and free",
 		ArgsUsage: " ",
-		Description: `GIVEN is what slices were promised, whether they use it or not, FREE what the next one can still be
-given: the operator may keep a reserve, or give more than there is (overcommit).
+		Description: `USED is what the driver says is in use, by whomever, and OUTSIDE what processes of no slice hold
+of that; they are listed below. GIVEN is what slices were promised, whether they use it or not, FREE what
+the next one can still be given: the operator may keep a reserve, or give more than there is (overcommit).
 
    gpuslice devices
    gpuslice devices --json | jq '[.[].free] | add'`,

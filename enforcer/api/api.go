@@ -189,8 +189,22 @@ type Device struct {
 	Slices  int     `json:"slices"`  // to how many it was given
 	Context uint64  `json:"context"` // learned cost of a process's first context, bytes; 0 if unknown
 
+	// Used is the bytes that are in use, by whomever, the driver's own included; nil if the driver has not said that of late. Of that
+	// OutsideCount processes of no slice hold OutsideUsed; Outside are those that hold most, at most 64.
+	Used         *uint64          `json:"used,omitempty"`
+	OutsideUsed  uint64           `json:"outside_used"`
+	OutsideCount int              `json:"outside_count"`
+	Outside      []OutsideProcess `json:"outside,omitempty"`
+
 	Enforcement       Enforcement `json:"enforcement"`        // Native or Intercept
 	EnforcementReason string      `json:"enforcement_reason"` // why it is that one
+}
+
+// OutsideProcess is a process of no slice that uses a device.
+type OutsideProcess struct {
+	PID     int     `json:"pid"`               // in the enforcer's pid namespace
+	Command string  `json:"command,omitempty"` // its name, which it can choose
+	Bytes   *uint64 `json:"bytes,omitempty"`   // what the driver holds for it; nil if the driver does not say
 }
 
 // Info is GET /v1/info.

@@ -9,23 +9,37 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/api"
 )
 
-func TestADevicesRowSaysWhatMayStillBeGiven(t *testing.T) {
-	free := uint64(30 << 30)
+func TestADevicesRowSaysWhatMayStillBeGivenAndWhoUsesIt(t *testing.T) {
+	free, used, mine := uint64(30<<30), uint64(12<<30), uint64(9<<30)
 	var out strings.Builder
 	err := Devices(&out, []api.Device{
-		{UUID: "GPU-1b2c3d4e-0000-1111-2222-333344445555", Index: 0, Name: "H100", Total: 80 << 30, Quotas: 50 << 30, Free: &free, Slices: 3},
+		{
+			UUID: "GPU-1b2c3d4e-0000-1111-2222-333344445555", Index: 0, Name: "H100", Total: 80 << 30, Quotas: 50 << 30, Free: &free, Slices: 3,
+			Used: &used, OutsideUsed: 11 << 30, OutsideCount: 3,
+			Outside: []api.OutsideProcess{{PID: 4711, Command: "Xorg\x1b[2J", Bytes: &mine}, {PID: 12}},
+		},
 		{UUID: "MIG-9-8-7", Index: -1, Total: 10 << 30},
 	}, false)
 	if err != nil {
 		t.Fatal(err)
 	}
 	want := []string{
-		"INDEX DEVICE NAME TOTAL GIVEN FREE SLICES",
-		"0 GPU-1b2c3d4e H100 80GiB 50GiB 30GiB 3",
-		"- MIG-9 - 10GiB 0B unknown 0",
+		"INDEX DEVICE NAME TOTAL USED OUTSIDE GIVEN FREE SLICES",
+		"0 GPU-1b2c3d4e H100 80GiB 12GiB 11GiB 50GiB 30GiB 3",
+		"- MIG-9 - 10GiB unknown unknown 0B unknown 0",
+		"",
+		"Outside slices:",
+		"DEVICE PID USED COMMAND",
+		"0:GPU-1b2c3d4e 4711 9GiB Xorg\\x1b[2J",
+		"0:GPU-1b2c3d4e 12 unknown -",
+		"0:GPU-1b2c3d4e 1 more",
 		"",
 	}
-	for i, line := range strings.Split(out.String(), "\n") {
+	lines := strings.Split(out.String(), "\n")
+	if len(lines) != len(want) {
+		t.Fatalf("got %q", lines)
+	}
+	for i, line := range lines {
 		if got := strings.Join(strings.Fields(line), " "); got != want[i] {
 			t.Errorf("line %d: got %q, want %q", i, got, want[i])
 		}
