@@ -3,9 +3,11 @@
 package enforcer
 
 import (
+	"cmp"
 	"errors"
 	"log/slog"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/gpuslice/gpuslice/enforcer/admission"
@@ -29,6 +31,7 @@ type pool struct {
 	log     *slog.Logger
 	name    string
 	created time.Time
+	asked   api.PoolRequest // with which it was created
 	holder  *admission.Holder
 
 	// turn orders what changes the pool: its quotas, its devices, its end. It is taken after a member's.
@@ -51,10 +54,10 @@ type shares struct {
 	unheard map[*slice]struct{} // members of which this enforcer has not sampled yet what the former one had charged
 }
 
-func (e *Enforcer) newPool(name string, created time.Time, quotas []api.Quota) *pool {
+func (e *Enforcer) newPool(name string, created time.Time, asked api.PoolRequest) *pool {
 	p := &pool{
-		e: e, log: report.Log(e.log.With("pool", name)), name: name, created: created, quotas: quotas, turn: guard.NewTurn(),
-		holder:  &admission.Holder{Name: "pool " + name, Pool: true},
+		e: e, log: report.Log(e.log.With("pool", name)), name: name, created: created, asked: asked, quotas: asked.Quotas, turn: guard.NewTurn(),
+		holder:  &admission.Holder{Name: "pool " + name, Pool: true, Tenant: asked.Tenant},
 		members: make(map[*slice]struct{}), shares: make(map[*quota.Device]*shares),
 	}
 	p.quota = quota.New(quota.Options{Log: p.log, Owner: p, Lock: &p.mu, Deaths: e.deaths, Pool: name})
@@ -75,6 +78,15 @@ func (p *pool) recommit() {
 	has := p.quota.Commitment()
 	p.lowered = p.quota.AtLeastUsed(has, p.e.book.Has(p.holder))
 	p.e.book.Set(p.holder, has)
+}
+
+// lasting is what the store keeps of the pool for good, with these quotas.
+func (p *pool) lasting(quotas []api.Quota) store.Pool {
+	r := store.Pool{Name: p.name, Quotas: quotas, Created: p.created, Tenant: p.asked.Tenant, TTL: p.asked.TTL, Label: p.asked.Label}
+	if !slices.Equal(quotas, p.asked.Quotas) {
+		r.Asked = p.asked.Quotas
+	}
+	return r
 }
 
 // stored is what the store keeps of the pool for this boot. Called with mu held, or before anybody knows the pool.
@@ -232,6 +244,14 @@ func (p *pool) leave() {
 	}
 }
 
+// leaveTo gives a request for a member what the pool says of its members: whose they are, and how long they live.
+func (p *pool) leaveTo(r *api.RegisterRequest) {
+	r.Tenant = cmp.Or(r.Tenant, p.asked.Tenant)
+	if ttl := p.asked.TTL; ttl != 0 && (r.TTL == 0 || r.TTL > ttl) {
+		r.TTL = ttl
+	}
+}
+
 // joinPool makes a slice a member of the pool that it names. Called before anybody knows the slice.
 func (e *Enforcer) joinPool(s *slice) error {
 	name := s.request.Pool
@@ -241,6 +261,9 @@ func (e *Enforcer) joinPool(s *slice) error {
 	p := e.findPool(name)
 	if p == nil {
 		return api.Errorf(api.CodeBadRequest, "there is no pool %s, which slice %s names: `gpuslice pool list` lists them, and `gpuslice pool create %s --vram SIZE` makes it", name, s.id(), name)
+	}
+	if of := p.asked.Tenant; of != "" && of != s.request.Tenant {
+		return api.Errorf(api.CodeBadRequest, "pool %s is tenant %s's, and slice %s asks for tenant %s: leave the tenant out", name, of, s.id(), s.request.Tenant)
 	}
 	if err := p.coversAll(s.id(), s.quotas); err != nil {
 		return err

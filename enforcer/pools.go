@@ -13,13 +13,15 @@ import (
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
+	"github.com/gpuslice/gpuslice/enforcer/process"
 	"github.com/gpuslice/gpuslice/enforcer/quota"
 	"github.com/gpuslice/gpuslice/enforcer/store"
 )
 
-// CreatePool makes a pool. When it returns without an error the pool is on disk, and slices can become members.
+// CreatePool makes a pool. When it returns without an error the pool is on disk, and slices can become members. One that was created by
+// the same request is there already: so who does not know whether he was answered asks again. What SetPool changed since stays.
 func (e *Enforcer) CreatePool(ctx context.Context, name string, r api.PoolRequest) (api.Pool, error) {
-	quotas, err := e.checkPool(name, r)
+	r, err := e.checkPool(name, r)
 	if err != nil {
 		return api.Pool{}, err
 	}
@@ -29,11 +31,11 @@ func (e *Enforcer) CreatePool(ctx context.Context, name string, r api.PoolReques
 	if err := ctx.Err(); err != nil {
 		return api.Pool{}, err
 	}
-	p := e.newPool(name, time.Now().UTC(), quotas)
+	p := e.newPool(name, time.Now().UTC(), r)
 	p.turn.Wait() // nobody knows it
 	defer p.turn.Give()
 	for {
-		other, err := e.claimPool(p)
+		other, made, err := e.claimPool(p)
 		if err != nil {
 			return api.Pool{}, err
 		}
@@ -43,7 +45,11 @@ func (e *Enforcer) CreatePool(ctx context.Context, name string, r api.PoolReques
 		if err := other.turn.Take(ctx); err != nil {
 			return api.Pool{}, err
 		}
+		made = made && e.findPool(name) == other // else it was deleted meanwhile
 		other.turn.Give()
+		if made {
+			return other.again(r)
+		}
 	}
 	err = e.makePool(p)
 	e.enterPool(p, err == nil)
@@ -54,6 +60,25 @@ func (e *Enforcer) CreatePool(ctx context.Context, name string, r api.PoolReques
 	shown := p.show()
 	p.tell(api.EventPoolCreated, shown.Devices)
 	return shown, nil
+}
+
+// again is CreatePool for a pool that there is.
+func (p *pool) again(r api.PoolRequest) (api.Pool, error) {
+	asked := p.asked
+	var what string
+	switch {
+	case !slices.Equal(asked.Quotas, r.Quotas):
+		what = "quotas"
+	case asked.Tenant != r.Tenant:
+		what = "tenant"
+	case asked.TTL != r.TTL:
+		what = "ttl"
+	case asked.Label != r.Label:
+		what = "label"
+	default:
+		return p.show(), nil
+	}
+	return api.Pool{}, api.Errorf(api.CodeExists, "pool %s exists, and was created with another %s: `gpuslice pool set` changes its quotas, and nothing else can be changed", p.name, what)
 }
 
 // makePool makes what a pool that nobody knows consists of, and stores it.
@@ -68,7 +93,7 @@ func (e *Enforcer) makePool(p *pool) error {
 		err = e.store.PutPoolState(p.name, p.stored())
 	}
 	if err == nil {
-		err = e.store.PutPool(store.Pool{Name: p.name, Quotas: p.quotas, Created: p.created})
+		err = e.store.PutPool(p.lasting(p.quotas))
 	}
 	if err != nil {
 		e.book.Drop(p.holder)
@@ -82,9 +107,12 @@ func (e *Enforcer) makePool(p *pool) error {
 // SetPool changes quotas of a pool: each goes in place of that on the same device. When it returns without an error no
 // charge that read an older limit can take effect any more. What members hold beyond a lower one they keep.
 func (e *Enforcer) SetPool(ctx context.Context, name string, r api.PoolRequest) (api.Pool, error) {
-	quotas, err := e.checkPool(name, r)
+	r, err := e.checkPool(name, r)
 	if err != nil {
 		return api.Pool{}, err
+	}
+	if r.Tenant != "" || r.TTL != 0 || r.Label != "" {
+		return api.Pool{}, api.Errorf(api.CodeBadRequest, "pool %s: its quotas can be changed, and neither its tenant, its ttl nor its label: create another pool", name)
 	}
 	p, err := e.turnOfPool(ctx, name)
 	if err != nil {
@@ -92,7 +120,7 @@ func (e *Enforcer) SetPool(ctx context.Context, name string, r api.PoolRequest) 
 	}
 	defer p.turn.Give()
 	before := p.show()
-	if err := p.set(quotas); err != nil {
+	if err := p.set(r.Quotas); err != nil {
 		return api.Pool{}, err
 	}
 	p.followNative()
@@ -127,7 +155,7 @@ func (p *pool) set(quotas []api.Quota) error {
 	// Stored first: the highest limits, then the quotas. A restart writes what follows from these into the page.
 	err = p.e.store.PutPoolState(p.name, r)
 	if err == nil {
-		err = p.e.store.PutPool(store.Pool{Name: p.name, Quotas: merged, Created: p.created})
+		err = p.e.store.PutPool(p.lasting(merged))
 	}
 	if err != nil {
 		undo()
@@ -193,10 +221,19 @@ func replaceQuotas(quotas, replacements []api.Quota) []api.Quota {
 	return merged
 }
 
-// DeletePool ends a pool that has no members. Those that have one stay: their quota must not become none.
+// DeletePool ends a pool that has no members. Those that have one stay: their quota must not become none. Members whose end was not
+// noticed yet are not in its way.
 func (e *Enforcer) DeletePool(ctx context.Context, name string) (api.Pool, error) {
 	if err := api.CheckPoolName(name); err != nil {
 		return api.Pool{}, err
+	}
+	if p := e.findPool(name); p != nil {
+		for _, s := range p.allMembers() { // in their turns, which come before the pool's
+			if !process.Exists(s.request.PID) {
+				e.ended(s)
+				e.clearReleased(s)
+			}
+		}
 	}
 	p, err := e.turnOfPool(ctx, name)
 	if err != nil {
@@ -259,26 +296,26 @@ func some(members []*slice) string {
 	return strings.Join(names, ", ")
 }
 
-// checkPool says what is wrong with a request, and returns its quotas with devices as UUIDs.
-func (e *Enforcer) checkPool(name string, r api.PoolRequest) ([]api.Quota, error) {
+// checkPool says what is wrong with a request, and returns it with devices as UUIDs.
+func (e *Enforcer) checkPool(name string, r api.PoolRequest) (api.PoolRequest, error) {
 	if err := api.CheckPoolName(name); err != nil {
-		return nil, err
+		return r, err
 	}
 	if err := r.Validate(); err != nil {
-		return nil, err
+		return r, err
 	}
-	quotas := slices.Clone(r.Quotas)
-	for i := range quotas {
-		device, err := e.resolve(quotas[i].Device)
+	r.Quotas = slices.Clone(r.Quotas)
+	for i, q := range r.Quotas {
+		device, err := e.resolve(q.Device)
 		if err != nil {
-			return nil, err
+			return r, err
 		}
-		if slices.ContainsFunc(quotas[:i], func(q api.Quota) bool { return q.Device == device }) {
-			return nil, api.Errorf(api.CodeBadRequest, "device %s has two quotas: one is accepted", device)
+		if slices.ContainsFunc(r.Quotas[:i], func(q api.Quota) bool { return q.Device == device }) {
+			return r, api.Errorf(api.CodeBadRequest, "device %s has two quotas: one is accepted", device)
 		}
-		quotas[i].Device = device
+		r.Quotas[i].Device = device
 	}
-	return quotas, nil
+	return r, nil
 }
 
 func noPool(name string) error {
@@ -333,7 +370,9 @@ func (p *pool) tellDenied(why string) {
 }
 
 func (p *pool) show() api.Pool {
-	shown := api.Pool{Name: p.name, Created: p.created, Devices: []api.PoolUse{}, Members: []string{}}
+	shown := api.Pool{
+		Name: p.name, Tenant: p.asked.Tenant, TTL: p.asked.TTL, Label: p.asked.Label, Created: p.created, Devices: []api.PoolUse{}, Members: []string{},
+	}
 	for _, s := range p.e.all() {
 		if s.pool == p {
 			shown.Members = append(shown.Members, s.id())

@@ -526,6 +526,110 @@ func TestRefusalsOfMembersThatAreToldAsASumNameNoLimitThatItWasNot(t *testing.T)
 	}
 }
 
+// Who asks for a pool does not know, if he gets no answer, whether it was made. He asks again.
+func TestAPoolIsCreatedOnceHoweverOftenThatIsAsked(t *testing.T) {
+	ctx := context.Background()
+	h := newHost(t, &fakeTruth{})
+	r := api.PoolRequest{Quotas: []api.Quota{on("0", 6*gib)}, Tenant: "team", TTL: time.Hour, Label: "team/claim"}
+	if _, err := h.CreatePool(ctx, "llm", r); err != nil {
+		t.Skip(err) // pools are a privileged enforcer's
+	}
+	created := h.seePool("llm")
+	if _, err := h.SetPool(ctx, "llm", api.PoolRequest{Quotas: []api.Quota{on(gpu0, 7*gib), on(gpu1, gib)}}); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		p, err := h.CreatePool(ctx, "llm", r)
+		if err != nil || !p.Created.Equal(created.Created) || len(p.Quotas) != 2 || p.Quotas[0].Bytes != 7*gib {
+			t.Fatalf("%+v %v", p, err)
+		}
+		if p.Tenant != r.Tenant || p.TTL != r.TTL || p.Label != r.Label {
+			t.Fatalf("%+v", p)
+		}
+		h.restart()
+	}
+	for what, change := range map[string]func(*api.PoolRequest){
+		"quotas": func(r *api.PoolRequest) { r.Quotas = []api.Quota{on(gpu0, 7*gib), on(gpu1, gib)} },
+		"tenant": func(r *api.PoolRequest) { r.Tenant = "" },
+		"ttl":    func(r *api.PoolRequest) { r.TTL = 0 },
+		"label":  func(r *api.PoolRequest) { r.Label = "team/other" },
+	} {
+		other := r
+		change(&other)
+		if _, err := h.CreatePool(ctx, "llm", other); !errors.Is(err, api.ErrExists) || !strings.Contains(err.Error(), "another "+what+":") {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	if _, err := h.SetPool(ctx, "llm", r); !errors.Is(err, api.ErrBadRequest) || !strings.Contains(err.Error(), "neither its tenant") {
+		t.Error(err)
+	}
+	const many = 20
+	var all sync.WaitGroup
+	for range many {
+		all.Go(func() {
+			if _, err := h.CreatePool(ctx, "race", api.PoolRequest{Quotas: []api.Quota{on(gpu1, gib)}}); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	all.Wait()
+	h.given(gpu1, 2*gib, 78*gib)
+}
+
+func TestATenantsPoolIsWithinItsBounds(t *testing.T) {
+	ctx := context.Background()
+	h := newHost(t, &fakeTruth{})
+	h.options.Admission.Tenants = map[string]api.Share{"team": {Bytes: 10 * gib}}
+	h.restart()
+	claim := func(name string, bytes uint64) error {
+		_, err := h.CreatePool(ctx, name, api.PoolRequest{Quotas: []api.Quota{on(gpu0, bytes)}, Tenant: "team", TTL: time.Hour})
+		return err
+	}
+	if err := claim("a", 6*gib); err != nil {
+		t.Skip(err) // pools are a privileged enforcer's
+	}
+	if err := claim("b", 5*gib); !errors.Is(err, api.ErrQuotaExceeded) || !strings.Contains(err.Error(), "tenant team has 4GiB left of 10GiB (pool a has 6GiB)") {
+		t.Fatal(err)
+	}
+	h.pool("operators", on(gpu0, 50*gib))
+	h.restart()
+	if err := claim("b", 5*gib); !errors.Is(err, api.ErrQuotaExceeded) {
+		t.Fatalf("after a restart: %v", err)
+	}
+	register := func(id string, change func(*api.RegisterRequest)) (api.Slice, error) {
+		p := start(t, "/nowhere", "")
+		r := api.RegisterRequest{ID: id, Pool: "a", Session: true, PID: p.pid(), UID: uint32(os.Geteuid())}
+		change(&r)
+		reply, err := h.Register(ctx, r)
+		return reply.Slice, err
+	}
+	if s, err := register("m", func(*api.RegisterRequest) {}); err != nil || s.Tenant != "team" || s.TTL != time.Hour {
+		t.Fatalf("%+v %v", s, err)
+	}
+	if s, err := register("short", func(r *api.RegisterRequest) { r.TTL = time.Minute }); err != nil || s.TTL != time.Minute {
+		t.Fatalf("%+v %v", s, err)
+	}
+	if s, err := register("long", func(r *api.RegisterRequest) { r.TTL = 2 * time.Hour }); err != nil || s.TTL != time.Hour {
+		t.Fatalf("%+v %v", s, err)
+	}
+	if _, err := register("others", func(r *api.RegisterRequest) { r.Tenant = "other" }); !errors.Is(err, api.ErrBadRequest) || !strings.Contains(err.Error(), "pool a is tenant team's") {
+		t.Fatal(err)
+	}
+}
+
+// Whose end the enforcer has not noticed yet does not keep a pool.
+func TestAPoolWhoseMembersHaveEndedIsDeleted(t *testing.T) {
+	for range 20 {
+		h := newHost(t, nil)
+		h.pool("llm", on(api.AllDevices, 6*gib))
+		h.member("a", "llm").kill()
+		if _, err := h.DeletePool(context.Background(), "llm"); err != nil {
+			t.Fatal(err)
+		}
+		h.stop()
+	}
+}
+
 // Many processes of several members race for a pool's bytes, and die: what is left is what the living hold.
 func TestMembersRaceForThePoolsLastBytesAndDie(t *testing.T) {
 	h := newHost(t, nil)

@@ -361,22 +361,23 @@ func (r *registry) turnOfPool(ctx context.Context, name string) (*pool, error) {
 	}
 }
 
-// claimPool has the name of a pool that is being created be nobody else's; other is another one that is being created with it.
-func (r *registry) claimPool(p *pool) (other *pool, err error) {
+// claimPool has the name of a pool that is being created be nobody else's. If one has it, other is that; made says that it is not one that
+// is being created, too.
+func (r *registry) claimPool(p *pool) (other *pool, made bool, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	switch {
 	case r.closed:
-		return nil, ErrClosed
+		return nil, false, ErrClosed
 	case r.pools[p.name] != nil:
-		return nil, api.Errorf(api.CodeExists, "pool %s exists: `gpuslice pool set` changes it", p.name)
+		return r.pools[p.name], true, nil
 	case r.names[p.name] != nil:
-		return r.names[p.name], nil
+		return r.names[p.name], false, nil
 	case len(r.pools)+len(r.names) >= api.MaxPools:
-		return nil, api.Errorf(api.CodeBadRequest, "pool %s: there are %d pools, and no more are accepted: delete one", p.name, api.MaxPools)
+		return nil, false, api.Errorf(api.CodeBadRequest, "pool %s: there are %d pools, and no more are accepted: delete one", p.name, api.MaxPools)
 	}
 	r.names[p.name] = p
-	return nil, nil
+	return nil, false, nil
 }
 
 // enterPool puts a pool into the registry, or only gives up its name.

@@ -21,6 +21,9 @@ func (e *Enforcer) checkRequest(r *api.RegisterRequest) error {
 	if r.Mode == "" {
 		r.Mode = api.Enforce
 	}
+	if p := e.findPool(r.Pool); p != nil {
+		p.leaveTo(r)
+	}
 	ttl, err := e.granted(r.ID, r.TTL)
 	if err != nil {
 		return err

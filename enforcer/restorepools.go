@@ -26,7 +26,12 @@ func (e *Enforcer) loadPools() ([]*pool, error) {
 	}
 	var loaded []*pool
 	for _, r := range e.store.Pools() {
-		p := e.newPool(r.Name, r.Created, r.Quotas)
+		asked := api.PoolRequest{Quotas: r.Asked, Tenant: r.Tenant, TTL: r.TTL, Label: r.Label}
+		if asked.Quotas == nil {
+			asked.Quotas = r.Quotas
+		}
+		p := e.newPool(r.Name, r.Created, asked)
+		p.quotas = r.Quotas
 		state := states[r.Name]
 		restoreQuota(p.quota, state.Ledger, state.Damaged, state.Limits, func(uuid driver.UUID, l store.Limit) uint64 {
 			if l.Bytes == 0 {

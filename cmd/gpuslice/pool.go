@@ -100,8 +100,16 @@ func poolCreateCommand() *cli.Command {
 		Description: `The pool's quota counts on the devices from now on, and its members' do not: they are parts of it.
 
    gpuslice pool create llm --vram 40G
-   gpuslice pool create llm --vram 50% --device 0 --device 1`,
-		Flags:        poolFlags,
+   gpuslice pool create llm --vram 50% --device 0 --device 1
+   gpuslice pool create night --vram 10G --tenant physics --ttl 12h --label "the nightly runs"
+
+A pool of a tenant is within the bounds of [tenants.NAME], and its members are that tenant's. The same
+command again changes nothing.`,
+		Flags: append([]cli.Flag{
+			&cli.StringFlag{Name: "tenant", Usage: "`WHOM` to account the pool and its members to (default: each member says for itself)"},
+			&cli.StringFlag{Name: "ttl", Value: "never", Usage: "how long each member may run: `DURATION`, such as 90s, 30m or 12h"},
+			&cli.StringFlag{Name: "label", Usage: "`TEXT` that says what the pool is for"},
+		}, poolFlags...),
 		OnUsageError: usageError(1),
 		Action:       func(c *cli.Context) error { return changePool(c, "create") },
 	}
@@ -160,11 +168,14 @@ func changePool(c *cli.Context, verb string) error {
 	if err != nil {
 		return err
 	}
-	do := connect(c).CreatePool
-	if verb == "set" {
-		do = connect(c).SetPool
+	r, do := api.PoolRequest{Quotas: quotas}, connect(c).SetPool
+	if verb == "create" {
+		do, r.Tenant, r.Label = connect(c).CreatePool, c.String("tenant"), c.String("label")
+		if r.TTL, err = api.ParseTTL(c.String("ttl")); err != nil {
+			return err
+		}
 	}
-	pool, err := do(c.Context, name, api.PoolRequest{Quotas: quotas})
+	pool, err := do(c.Context, name, r)
 	if err != nil {
 		return err
 	}

@@ -25,9 +25,12 @@ type Device struct {
 type Holder struct {
 	Name   string  // in a refusal
 	Tenant string  // whose bound holds
-	Pool   bool    // neither a tenant's bound nor Limits.MaxVRAM holds: what its members draw on is nobody's own
+	Pool   bool    // Limits.MaxVRAM does not hold, which is of one slice; nor, if it has no tenant, the bound of those who name none
 	UID    *uint32 // of a session: whose it is
 }
+
+// bounded says whether the bound of its tenant holds for what the holder is granted.
+func (h *Holder) bounded() bool { return !h.Pool || h.Tenant != "" }
 
 // Book is what is granted, on all devices. Its methods may be called by any number of goroutines.
 type Book struct {
@@ -81,7 +84,7 @@ func (b *Book) set(uuid string, h *Holder, bytes uint64) {
 	// Without driver truth a size may be any process's claim. Sums that overflow come back when it is taken off again.
 	change := bytes - g.holders[h]
 	g.sum += change
-	if !h.Pool {
+	if h.bounded() {
 		if g.tenants[h.Tenant] += change; g.tenants[h.Tenant] == 0 {
 			delete(g.tenants, h.Tenant)
 		}
@@ -247,8 +250,10 @@ func (b *Book) fits(h *Holder, uuid string, bytes uint64) error {
 		if bound, known := boundOn(b.limits.MaxVRAM, d); known && bytes > bound {
 			return r.bySize(bound)
 		}
+	}
+	if h.bounded() {
 		if bound, known := boundOn(b.limits.tenant(h.Tenant), d); known && bytes > bound-min(bound, g.tenants[h.Tenant]-had) {
-			return r.byTenant(h.Tenant, bound, g.tenants[h.Tenant]-had, g.others(h, func(other *Holder) bool { return !other.Pool && other.Tenant == h.Tenant }))
+			return r.byTenant(h.Tenant, bound, g.tenants[h.Tenant]-had, g.others(h, func(other *Holder) bool { return other.bounded() && other.Tenant == h.Tenant }))
 		}
 	}
 	if d == nil {

@@ -136,6 +136,7 @@ func TestLimitsBoundWhatMayBeGranted(t *testing.T) {
 		"tenant":       {Limits{Tenants: tenants}, physics, 30 * gib, "tenant physics has"},
 		"default":      {Limits{Tenants: tenants}, none, 20 * gib, "whoever names no tenant has"},
 		"free":         {Limits{Tenants: tenants}, &Holder{Name: "f", Tenant: "free"}, 80 * gib, "are left of"},
+		"a tenant's":   {Limits{Tenants: tenants, MaxVRAM: api.Share{Bytes: gib}}, &Holder{Name: "pool y", Pool: true, Tenant: "physics"}, 30 * gib, "tenant physics has"},
 		"a pool":       {Limits{Tenants: tenants, MaxVRAM: api.Share{Bytes: gib}}, pool, 80 * gib, "are left of"},
 		"huge":         {Limits{Overcommit: ^uint64(0)}, none, ^uint64(0), ""},
 		"all reserved": {Limits{Reserve: 100 * gib}, none, 0, "0B are left"},

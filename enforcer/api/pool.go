@@ -2,21 +2,29 @@
 
 package api
 
-import "time"
+import (
+	"strings"
+	"time"
+	"unicode"
+	"unicode/utf8"
+)
 
 // MaxPools is how many pools a host has at most: each has a page of memory, and some series among the metrics.
 const MaxPools = 256
 
 // Pool is a named group of slices under one common quota, as the enforcer shows it.
 type Pool struct {
-	Name         string    `json:"name"`
-	Quotas       []Quota   `json:"quotas"`           // by UUID, or AllDevices
-	State        State     `json:"state"`            // Active, or Damaged: then its members get nothing more
-	Reason       string    `json:"reason,omitempty"` // why it is not active
-	Created      time.Time `json:"created"`
-	Devices      []PoolUse `json:"devices"`
-	Members      []string  `json:"members"`       // ids of the slices that are in it, ordered
-	ProcessCount int       `json:"process_count"` // that have attached, and live
+	Name         string        `json:"name"`
+	Quotas       []Quota       `json:"quotas"` // by UUID, or AllDevices
+	Tenant       string        `json:"tenant,omitempty"`
+	TTL          time.Duration `json:"ttl,omitempty"`
+	Label        string        `json:"label,omitempty"`
+	State        State         `json:"state"`            // Active, or Damaged: then its members get nothing more
+	Reason       string        `json:"reason,omitempty"` // why it is not active
+	Created      time.Time     `json:"created"`
+	Devices      []PoolUse     `json:"devices"`
+	Members      []string      `json:"members"`       // ids of the slices that are in it, ordered
+	ProcessCount int           `json:"process_count"` // that have attached, and live
 }
 
 // PoolUse is what all members of a pool together hold on one device. Sizes in bytes.
@@ -32,14 +40,37 @@ type PoolUse struct {
 	Recovered uint64 `json:"recovered"` // given back for dead processes
 }
 
-// PoolRequest says which quotas a new pool has, or what is to be different about one: each goes in place of the pool's
-// quota on the same device.
+// PoolRequest says what a new pool is, or which quotas of one are to be different: each goes in place of the pool's quota on the same
+// device, and all else about a pool stays as it was created.
 type PoolRequest struct {
 	Quotas []Quota `json:"quotas"`
+	// Tenant is whose the pool is: its quotas are within the tenant's bounds, and its members are this tenant's. "" is of an operator's
+	// pool, which no tenant's bound holds for, and whose members may be anybody's.
+	Tenant string `json:"tenant,omitempty"`
+	// TTL is how long each member lives that does not ask for less; 0 is for ever.
+	TTL time.Duration `json:"ttl,omitempty"`
+	// Label says to people what the pool is for, such as the claim namespace/name.
+	Label string `json:"label,omitempty"`
 }
 
+// maxLabel has room for a namespace and a name of Kubernetes.
+const maxLabel = 320
+
 // Validate says what is wrong with a request that could be wrong on any host. Its error is an *Error with CodeBadRequest.
-func (r *PoolRequest) Validate() error { return validateQuotas(r.Quotas) }
+func (r *PoolRequest) Validate() error {
+	if r.Tenant != "" {
+		if err := CheckTenant(r.Tenant); err != nil {
+			return err
+		}
+	}
+	if err := checkTTL(r.TTL); err != nil {
+		return err
+	}
+	if len(r.Label) > maxLabel || !utf8.ValidString(r.Label) || strings.ContainsFunc(r.Label, func(c rune) bool { return !unicode.IsPrint(c) }) {
+		return Errorf(CodeBadRequest, "label %.64q is not one: up to %d bytes that can be printed are accepted", r.Label, maxLabel)
+	}
+	return validateQuotas(r.Quotas)
+}
 
 // CheckPoolName says whether a pool can have that name: 1 to 63 letters, digits, "_", "-" and ".", beginning with a letter
 // or a digit.

@@ -23,7 +23,7 @@ func (c *Client) Pool(ctx context.Context, name string) (api.Pool, error) {
 	return do[api.Pool](ctx, c, "GET", "/v1/pools/"+name, nil, maxList)
 }
 
-// CreatePool makes a pool. Of one that exists the error is api.ErrExists.
+// CreatePool makes a pool; or finds it, if it was created by the same request. Of another one of that name the error is api.ErrExists.
 func (c *Client) CreatePool(ctx context.Context, name string, r api.PoolRequest) (api.Pool, error) {
 	return c.askPool(ctx, "PUT", name, &r)
 }

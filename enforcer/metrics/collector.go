@@ -98,7 +98,15 @@ func (c *collector) Collect(metrics chan<- prometheus.Metric) {
 		gauge(deviceUsedDesc, float64(bytes), device)
 	}
 	bounds, _ := c.slices.(Bounds)
-	collectTenants(slices, bounds, gauge)
+	var pools []api.Pool
+	if all, ok := c.slices.(Pools); ok {
+		if pools, err = all.Pools(ctx); err != nil {
+			c.log.Error("pools cannot be shown to Prometheus", "err", err)
+			metrics <- prometheus.NewInvalidMetric(tenantLimitDesc, err)
+			return
+		}
+	}
+	collectTenants(slices, pools, bounds, gauge)
 	own := listed(slices)
 	gauge(unlistedDesc, float64(len(slices)-len(own)))
 	for _, s := range own {

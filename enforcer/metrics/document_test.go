@@ -134,7 +134,7 @@ func TestEachMetricIsDocumentedAndNothingElseIs(t *testing.T) {
 }
 
 // mayBeLabels are those of which a host has few values, and the ids of slices and pools, which are bounded.
-var mayBeLabels = []string{"slice", "pool", "tenant", "device", "index", "name", "kind", "result", "cause", "action", "mode", "state", "version", "go_version"}
+var mayBeLabels = []string{"label", "slice", "pool", "tenant", "device", "index", "name", "kind", "result", "cause", "action", "mode", "state", "version", "go_version"}
 
 func TestEachNameUnitAndHelpFollowsTheRules(t *testing.T) {
 	m := full()

@@ -34,7 +34,7 @@ var perPoolDevice = []figure[api.PoolUse]{
 
 var (
 	poolsDesc         = prometheus.NewDesc("gpuslice_pools", "Pools that there are.", nil, nil)
-	poolInfoDesc      = prometheus.NewDesc("gpuslice_pool_info", "Always 1; the labels say what the pool is.", []string{"pool", "state"}, nil)
+	poolInfoDesc      = prometheus.NewDesc("gpuslice_pool_info", "Always 1; the labels say what the pool is.", []string{"pool", "tenant", "label", "state"}, nil)
 	poolMembersDesc   = prometheus.NewDesc("gpuslice_pool_members", "Slices that are in the pool.", []string{"pool"}, nil)
 	poolProcessesDesc = prometheus.NewDesc("gpuslice_pool_processes", "Processes of the pool's members that have attached.", []string{"pool"}, nil)
 	poolDeviceDescs   = describeAll(perPoolDevice, "pool")
@@ -72,7 +72,7 @@ func (c *poolCollector) Collect(metrics chan<- prometheus.Metric) {
 	}
 	gauge(poolsDesc, float64(len(pools)))
 	for _, p := range pools {
-		gauge(poolInfoDesc, 1, p.Name, string(p.State))
+		gauge(poolInfoDesc, 1, p.Name, p.Tenant, p.Label, string(p.State))
 		gauge(poolMembersDesc, float64(len(p.Members)), p.Name)
 		gauge(poolProcessesDesc, float64(p.ProcessCount), p.Name)
 		for _, d := range p.Devices {

@@ -32,7 +32,7 @@ func TestPoolsAreShown(t *testing.T) {
 	}
 	for _, line := range []string{
 		`gpuslice_pools 1`,
-		`gpuslice_pool_info{pool="llm",state="damaged"} 1`,
+		`gpuslice_pool_info{label="",pool="llm",state="damaged",tenant=""} 1`,
 		`gpuslice_pool_members{pool="llm"} 2`,
 		`gpuslice_pool_processes{pool="llm"} 5`,
 		`gpuslice_pool_limit_bytes{device="GPU-1",pool="llm"} 4.294967296e+09`,

@@ -26,9 +26,9 @@ const (
 var (
 	unlistedDesc       = describe("slices_unlisted", "Slices that have no series of their own, since there are so many.")
 	tenantSlicesDesc   = describe("tenant_slices", "Slices of the tenant, pools' members among them.", "tenant")
-	tenantMaxDesc      = describe("tenant_max_bytes", "VRAM of the device that the configuration lets the tenant's slices have, all together (max_vram), without pools' members; absent without a bound.", "tenant", "device")
-	tenantLimitDesc    = describe("tenant_limit_bytes", "VRAM that the tenant's slices may keep on the device, all together, without pools' members.", "tenant", "device")
-	tenantUsedDesc     = describe("tenant_used_bytes", "VRAM that the tenant's programs asked for and hold, without those of pools' members.", "tenant", "device")
+	tenantMaxDesc      = describe("tenant_max_bytes", "VRAM of the device that the configuration lets the tenant's slices and pools have, all together (max_vram); absent without a bound.", "tenant", "device")
+	tenantLimitDesc    = describe("tenant_limit_bytes", "VRAM that the tenant's slices and pools may keep on the device, all together; what a pool's member may is part of the pool's.", "tenant", "device")
+	tenantUsedDesc     = describe("tenant_used_bytes", "VRAM that the tenant's programs asked for and hold, in pools, too.", "tenant", "device")
 	tenantOverheadDesc = describe("tenant_overhead_bytes", "VRAM that the driver holds for the tenant's slices beyond that: contexts, modules.", "tenant", "device")
 
 	boundedDescs = []*prometheus.Desc{unlistedDesc, tenantSlicesDesc, tenantMaxDesc, tenantLimitDesc, tenantUsedDesc, tenantOverheadDesc}
@@ -49,57 +49,74 @@ func listed(all []api.Slice) []api.Slice {
 	return all[:maxSlices]
 }
 
-// tenantUse is what the slices of a tenant have, on each device.
+// tenantUse is what the slices and pools of a tenant have, on each device.
 type tenantUse struct {
 	slices  int
 	devices map[string]*api.DeviceUse
 }
 
-// byTenant adds slices up, for each tenant that has series of its own, and for all others.
-func byTenant(all []api.Slice) map[string]*tenantUse {
+// byTenant adds slices and pools up, for each tenant that has series of its own, and for all others. A pool without a tenant is the
+// operator's.
+func byTenant(all []api.Slice, pools []api.Pool) map[string]*tenantUse {
 	names := make(map[string]bool)
 	for _, s := range all {
 		names[s.Tenant] = true
+	}
+	for _, p := range pools {
+		if p.Tenant != "" {
+			names[p.Tenant] = true
+		}
 	}
 	delete(names, otherTenants) // who is named so is not told from them
 	own := slices.Sorted(maps.Keys(names))
 	own = own[:min(len(own), maxTenants)]
 	uses := make(map[string]*tenantUse)
-	for _, s := range all {
-		name := s.Tenant
+	of := func(name string) *tenantUse {
 		if _, found := slices.BinarySearch(own, name); !found {
 			name = otherTenants
 		}
 		if uses[name] == nil {
 			uses[name] = &tenantUse{devices: make(map[string]*api.DeviceUse)}
 		}
-		uses[name].add(s)
+		return uses[name]
+	}
+	for _, s := range all {
+		of(s.Tenant).add(s)
+	}
+	for _, p := range pools {
+		if p.Tenant == "" {
+			continue
+		}
+		for _, d := range p.Devices {
+			of(p.Tenant).on(d.Device).Limit += d.Limit
+		}
 	}
 	return uses
 }
 
-// add leaves out what pools' members have: it is the pool's, which is of no tenant, bounds all of them together, and has
-// metrics of its own. So what a tenant uses, may keep and may be given can be compared.
+// on is never nil.
+func (u *tenantUse) on(device string) *api.DeviceUse {
+	if u.devices[device] == nil {
+		u.devices[device] = &api.DeviceUse{}
+	}
+	return u.devices[device]
+}
+
 func (u *tenantUse) add(s api.Slice) {
 	u.slices++
-	if s.Pool != "" {
-		return
-	}
 	for _, d := range s.Devices {
-		sum := u.devices[d.Device]
-		if sum == nil {
-			sum = &api.DeviceUse{}
-			u.devices[d.Device] = sum
+		sum := u.on(d.Device)
+		if s.Pool == "" { // else it is part of the pool's
+			sum.Limit += d.Limit
 		}
-		sum.Limit += d.Limit
 		sum.Used += d.Used
 		sum.Overhead += d.Overhead
 	}
 }
 
 // collectTenants shows what each tenant has, and what it may have; bounds may be nil.
-func collectTenants(all []api.Slice, bounds Bounds, gauge func(d *prometheus.Desc, v float64, labels ...string)) {
-	for name, u := range byTenant(all) {
+func collectTenants(all []api.Slice, pools []api.Pool, bounds Bounds, gauge func(d *prometheus.Desc, v float64, labels ...string)) {
+	for name, u := range byTenant(all, pools) {
 		gauge(tenantSlicesDesc, float64(u.slices), name)
 		if bounds != nil && name != otherTenants { // each of those has its own
 			for device, bytes := range bounds.TenantBounds(name) {

@@ -3,6 +3,7 @@
 package metrics
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"testing"
@@ -16,14 +17,17 @@ func TestATenantsSlicesAreAddedUp(t *testing.T) {
 		return api.Slice{ID: id, Tenant: tenant, Devices: []api.DeviceUse{{Device: "GPU-1", Used: used, Overhead: 1, Limit: limit}, {Device: "GPU-2", Limit: limit}}}
 	}
 	member := api.Slice{Tenant: "physics", Pool: "llm", Devices: []api.DeviceUse{{Device: "GPU-1", Limit: 99, Used: 50, Overhead: 3}}}
-	_, text := scrape(t, New(bounded{&fixed{slices: []api.Slice{of("a", "physics", 5, 10), of("b", "physics", 6, 20), of("c", "", 7, 0), of("d", otherTenants, 1, 1), member}}}, quiet()))
+	claims := api.Slice{ID: "claims", Tenant: "physics", Pool: "claim", Devices: []api.DeviceUse{{Device: "GPU-1", Limit: 99, Used: 100, Overhead: 4}}}
+	host := bounded{&fixed{slices: []api.Slice{of("a", "physics", 5, 10), of("b", "physics", 6, 20), of("c", "", 7, 0), of("d", otherTenants, 1, 1), member, claims}}}
+	_, text := scrape(t, New(host, quiet()))
 	for _, line := range []string{
-		`gpuslice_tenant_slices{tenant="physics"} 3`, `gpuslice_tenant_slices{tenant=""} 1`,
-		`gpuslice_tenant_limit_bytes{device="GPU-1",tenant="physics"} 30`,
+		`gpuslice_tenant_slices{tenant="physics"} 4`, `gpuslice_tenant_slices{tenant=""} 1`,
+		`gpuslice_tenant_limit_bytes{device="GPU-1",tenant="physics"} 230`, // a pool's own, and not what its members may of it,
 		`gpuslice_tenant_limit_bytes{device="GPU-2",tenant="physics"} 30`,
-		`gpuslice_tenant_used_bytes{device="GPU-1",tenant="physics"} 11`,
-		`gpuslice_tenant_overhead_bytes{device="GPU-1",tenant="physics"} 2`,
+		`gpuslice_tenant_used_bytes{device="GPU-1",tenant="physics"} 161`,
+		`gpuslice_tenant_overhead_bytes{device="GPU-1",tenant="physics"} 9`,
 		`gpuslice_tenant_used_bytes{device="GPU-1",tenant=""} 7`,
+		`gpuslice_pool_info{label="team/\"claim\"",pool="claim",state="",tenant="physics"} 1`,
 		`gpuslice_tenant_max_bytes{device="GPU-1",tenant="physics"} 40`,
 	} {
 		if !strings.Contains(text, "\n"+line+"\n") {
@@ -35,8 +39,16 @@ func TestATenantsSlicesAreAddedUp(t *testing.T) {
 	}
 }
 
-// bounded is a host whose configuration bounds one tenant, and the rest of the tenants that are too many.
+// bounded is a host whose configuration bounds one tenant, and the rest of the tenants that are too many; with a pool of the
+// operator's, and one of that tenant.
 type bounded struct{ *fixed }
+
+func (bounded) Pools(context.Context) ([]api.Pool, error) {
+	return []api.Pool{
+		{Name: "llm", Devices: []api.PoolUse{{Device: "GPU-1", Limit: 500}}},
+		{Name: "claim", Tenant: "physics", Label: "team/\"claim\"", Devices: []api.PoolUse{{Device: "GPU-1", Limit: 200}}},
+	}, nil
+}
 
 func (bounded) TenantBounds(tenant string) map[string]uint64 {
 	return map[string]map[string]uint64{"physics": {"GPU-1": 40}, otherTenants: {"GPU-1": 7}}[tenant]
@@ -51,7 +63,7 @@ func TestTenantsWithoutEndAreSummedUp(t *testing.T) {
 		}
 	}
 	all = append(all, api.Slice{ID: "x", Tenant: otherTenants, Devices: []api.DeviceUse{{Device: "GPU-1", Used: 1000}}})
-	uses := byTenant(all)
+	uses := byTenant(all, nil)
 	if len(uses) != maxTenants+1 {
 		t.Errorf("%d tenants have series", len(uses))
 	}
