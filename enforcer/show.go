@@ -42,7 +42,10 @@ func (e *Enforcer) Devices(context.Context) ([]api.Device, error) {
 	if e.truth != nil {
 		for _, g := range e.truth.devices {
 			index[g.Raw] = len(shown)
-			d := api.Device{UUID: g.UUID, Index: g.Index, Name: g.Name, Total: g.Total, Context: e.truth.learned(g)}
+			d := api.Device{UUID: g.UUID, Index: g.Index, Name: g.Name, Total: g.Total, Context: e.truth.learned(g), PCI: g.PCI, ComputeCapability: g.Capability}
+			if g.Minor >= 0 {
+				d.Minor = &g.Minor
+			}
 			e.showGranted(&d)
 			d.Enforcement, d.EnforcementReason = e.native.Enforces(g.UUID)
 			shown = append(shown, d)

@@ -188,6 +188,10 @@ type Device struct {
 	Free    *uint64 `json:"free,omitempty"`
 	Slices  int     `json:"slices"`  // to how many it was given
 	Context uint64  `json:"context"` // learned cost of a process's first context, bytes; 0 if unknown
+	// Of a MIG instance these three are its GPU's; absent if NVML does not say.
+	Minor             *int   `json:"minor,omitempty"`              // of the device node /dev/nvidiaN
+	PCI               string `json:"pci,omitempty"`                // address, such as "0000:3b:00.0"
+	ComputeCapability string `json:"compute_capability,omitempty"` // such as "9.0"
 
 	// Used is the bytes that are in use, by whomever, the driver's own included; nil if the driver has not said that of late. Of that
 	// OutsideCount processes of no slice hold OutsideUsed; Outside are those that hold most, at most 64.

@@ -19,6 +19,9 @@ type Device struct {
 	Name   string
 	Total  uint64 // bytes
 	Parent string // UUID of the GPU that a MIG instance is of; else ""
+
+	PCI        string // such as "0000:3b:00.0"; a MIG instance's is that of its GPU; "" if NVML does not say
+	Capability string // of CUDA, such as "9.0"; likewise
 }
 
 // Devices lists the devices that there are now. A GPU in MIG mode is not among them: CUDA gives
@@ -54,7 +57,7 @@ func (n *NVML) Devices() ([]Device, error) {
 		if gpu == nil {
 			continue
 		}
-		gpu.Minor = n.minor(handle)
+		gpu.Minor, gpu.PCI, gpu.Capability = n.minor(handle), n.pci(handle), n.capability(handle)
 		instances, mig := n.instances(handle)
 		if !mig {
 			keep(gpu, handle)
@@ -62,7 +65,7 @@ func (n *NVML) Devices() ([]Device, error) {
 		}
 		for _, instance := range instances {
 			if d := list(instance, -1, gpu.UUID); d != nil {
-				d.Minor = gpu.Minor
+				d.Minor, d.PCI, d.Capability = gpu.Minor, gpu.PCI, gpu.Capability
 				keep(d, instance)
 			}
 		}
@@ -107,6 +110,28 @@ func (n *NVML) minor(gpu nvml.Device) int {
 		return -1
 	}
 	return minor
+}
+
+func (n *NVML) pci(gpu nvml.Device) string {
+	if !n.has("nvmlDeviceGetPciInfo_v3") {
+		return ""
+	}
+	pci, ret := gpu.GetPciInfo()
+	if ret != nvml.SUCCESS {
+		return ""
+	}
+	return fmt.Sprintf("%04x:%02x:%02x.0", pci.Domain, pci.Bus, pci.Device) // a GPU is its device's function 0
+}
+
+func (n *NVML) capability(gpu nvml.Device) string {
+	if !n.has("nvmlDeviceGetCudaComputeCapability") {
+		return ""
+	}
+	major, minor, ret := gpu.GetCudaComputeCapability()
+	if ret != nvml.SUCCESS {
+		return ""
+	}
+	return fmt.Sprintf("%d.%d", major, minor)
 }
 
 func describe(handle nvml.Device, index int, parent string) (Device, error) {

@@ -47,6 +47,10 @@ func (f *fakeDevice) GetMinorNumber() (int, nvml.Return) {
 	}
 	return f.minor, nvml.SUCCESS
 }
+func (f *fakeDevice) GetPciInfo() (nvml.PciInfo, nvml.Return) {
+	return nvml.PciInfo{Domain: 1, Bus: 0x3b, Device: uint32(f.minor)}, nvml.SUCCESS
+}
+func (f *fakeDevice) GetCudaComputeCapability() (int, int, nvml.Return) { return 9, 0, nvml.SUCCESS }
 func (f *fakeDevice) GetName() (string, nvml.Return) { return f.name, nvml.SUCCESS }
 func (f *fakeDevice) GetMemoryInfo() (nvml.Memory, nvml.Return) {
 	return nvml.Memory{Total: 80 << 30}, nvml.SUCCESS
@@ -191,6 +195,20 @@ func TestAListThatTheDriverLacksIsNoError(t *testing.T) {
 	d.graphics.ret = nvml.ERROR_GPU_IS_LOST
 	if got, err := newNVML(lib, everything).Processes(uuid0); !errors.Is(err, nvml.ERROR_GPU_IS_LOST) {
 		t.Errorf("got %v, %v", got, err)
+	}
+}
+
+func TestADeviceSaysItsPCIAddressAndComputeCapability(t *testing.T) {
+	lib := &fakeLibrary{devices: []*fakeDevice{{uuid: uuid1, minor: 2, instances: []*fakeDevice{{uuid: uuidMIG, minor: -1}}}}}
+	devices, err := newNVML(lib, everything).Devices()
+	if err != nil || len(devices) != 1 || devices[0].PCI != "0001:3b:02.0" || devices[0].Capability != "9.0" {
+		t.Errorf("%+v, %v", devices, err)
+	}
+	for _, missing := range []string{"nvmlDeviceGetPciInfo_v3", "nvmlDeviceGetCudaComputeCapability"} {
+		devices, err := newNVML(lib, func(s string) bool { return s != missing }).Devices()
+		if err != nil || len(devices) != 1 || (devices[0].PCI == "") == (devices[0].Capability == "") {
+			t.Errorf("of a library without %s: %+v, %v", missing, devices, err)
+		}
 	}
 }
 

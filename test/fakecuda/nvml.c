@@ -10,6 +10,7 @@
 #include "uuid.h"
 
 #include <pthread.h>
+#include <stdio.h>
 #include <string.h>
 #include <strings.h>
 
@@ -249,6 +250,39 @@ NVML_API nvmlReturn_t nvmlDeviceGetMinorNumber(nvmlDevice_t device, unsigned int
 	if (result == NVML_SUCCESS)
 		*minor = device->machine;
 	return result;
+}
+
+struct pci_info { /* nvmlPciInfo_t */
+	char busIdLegacy[16];
+	unsigned int domain, bus, device, pciDeviceId, pciSubSystemId;
+	char busId[32];
+};
+
+NVML_API nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, struct pci_info *pci)
+{
+	nvmlReturn_t result = nvml_check(device, pci);
+
+	if (result != NVML_SUCCESS)
+		return result;
+	memset(pci, 0, sizeof(*pci));
+	pci->bus = device->machine + 1; /* as cuDeviceGetPCIBusId has it */
+	snprintf(pci->busId, sizeof(pci->busId), "00000000:%02X:00.0", pci->bus);
+	snprintf(pci->busIdLegacy, sizeof(pci->busIdLegacy), "0000:%02X:00.0", pci->bus);
+	return NVML_SUCCESS;
+}
+
+NVML_API nvmlReturn_t nvmlDeviceGetCudaComputeCapability(nvmlDevice_t device, int *major,
+                                                         int *minor)
+{
+	nvmlReturn_t result = nvml_check(device, major);
+
+	if (result != NVML_SUCCESS)
+		return result;
+	if (!minor)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	*major = 9; /* as cuDeviceGetAttribute has it */
+	*minor = 0;
+	return NVML_SUCCESS;
 }
 
 NVML_API nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned int *current,
