@@ -171,8 +171,8 @@ install: build share ## Install into PREFIX (/usr/local), below DESTDIR
 	$(QUIET)$(INSTALL) configs/install.sh install
 
 .PHONY: uninstall
-uninstall: ## Remove what install put there; configuration and state stay
-	$(QUIET)$(INSTALL) configs/install.sh uninstall
+uninstall: ## Remove what install put there, unless it is in use (FORCE=1); configuration and state stay
+	$(QUIET)$(INSTALL) FORCE='$(FORCE)' configs/install.sh uninstall
 
 # For another machine: what PACKAGES_ARCH names is compiled in a directory of its own.
 PACKAGES_ARCH ?= $(shell $(GO) env GOARCH)

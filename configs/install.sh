@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # install.sh install|uninstall, with BIN, PREFIX, DESTDIR, SYSCONFDIR, UNITDIR, ZSHDIR and VERSION in the environment. The
-# Makefile calls it, and packages/build.sh.
+# Makefile calls it, and packages/build.sh. What is in use is not uninstalled, but with FORCE.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 : "${BIN:?}" "${PREFIX:?}" "${VERSION:?}" "${SYSCONFDIR:?}" "${UNITDIR:?}"
@@ -72,11 +72,14 @@ install)
 	;;
 uninstall)
 	if [ -z "$root" ]; then
+		# Containers would be left without a runtime: nobody could end them by their engine.
+		"$PREFIX/bin/gpuslice" in-use ${FORCE:+--force}
 		# An engine that names a runtime that is gone could start nothing with it.
 		"$PREFIX/bin/gpuslice" uninstall all || echo "Look at the engines' configurations yourself: is gpuslice still named there?" >&2
 		if [ -d /run/systemd/system ]; then
 			systemctl disable --now gpuslice-leased gpusliced 2>/dev/null || true
 		fi
+		"$PREFIX/bin/gpuslice" in-use --daemon ${FORCE:+--force}
 	fi
 	for file in "${files[@]}"; do
 		rm -f "$root${file##* }"

@@ -87,7 +87,7 @@ func newApp() *cli.App {
 			},
 		},
 		Before:   showToken,
-		Commands: []*cli.Command{runCommand(), psCommand(), inspectCommand(), setCommand(), renewCommand(), releaseCommand(), poolCommand(), leaseCommand(), devicesCommand(), eventsCommand(), doctorCommand(), installCommand(), uninstallCommand(), completionCommand(), manCommand(), versionCommand()},
+		Commands: []*cli.Command{runCommand(), psCommand(), inspectCommand(), setCommand(), renewCommand(), releaseCommand(), poolCommand(), leaseCommand(), devicesCommand(), eventsCommand(), doctorCommand(), installCommand(), uninstallCommand(), inUseCommand(), completionCommand(), manCommand(), versionCommand()},
 		Action: func(c *cli.Context) error {
 			if c.Args().Present() {
 				return fmt.Errorf("there is no command %q: `gpuslice help` lists them", c.Args().First())

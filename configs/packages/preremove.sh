@@ -7,12 +7,18 @@ remove | 0) ;;
 *) exit 0 ;;
 esac
 
+# Containers would be left without a runtime: nobody could end them by their engine.
+if ! /usr/bin/gpuslice in-use ${GPUSLICE_FORCE:+--force}; then
+	say "GPUSLICE_FORCE=1 in the environment removes the package all the same"
+	exit 1
+fi
 # An engine that names a runtime that is gone could start nothing with it.
 /usr/bin/gpuslice uninstall all >/dev/null || say "look at the engines' configurations yourself: is gpuslice still named there?"
 
 if has_systemctl && systemd_runs; then
 	systemctl stop "$leases" "$unit" || true
 fi
+/usr/bin/gpuslice in-use --daemon ${GPUSLICE_FORCE:+--force} || exit 1
 # Brokers outlive the service, and nobody could end them any more.
 for kill in /sys/fs/cgroup/gpuslice-leases/cgroup.kill /sys/fs/cgroup/unified/gpuslice-leases/cgroup.kill; do
 	[ ! -e "$kill" ] || echo 1 >"$kill" || true

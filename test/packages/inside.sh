@@ -165,10 +165,13 @@ gpuslice install podman >/tmp/said 2>&1 || fatal "gpuslice install podman: $(cat
 ok "an engine knows the runtime" grep -rq gpuslice-runtime /etc/containers
 begin_slices || fatal "no slices: $(cat /tmp/container.log "$io"/*.out)"
 newer=$(library)
-remove >/tmp/removed 2>&1 || fatal "not removed: $(cat /tmp/removed)"
+refused() { ! remove >/tmp/removed 2>&1 && test -x /usr/bin/gpuslice-runtime -a -e /run/gpusliced.pid && grep -q 'End these first' /tmp/removed; }
+ok "not removed while slices are in use" refused
+GPUSLICE_FORCE=1 remove >/tmp/removed 2>&1 || fatal "not removed: $(cat /tmp/removed)"
 ok "removed: no engine knows the runtime any more" test -z "$(grep -rl gpuslice /etc/containers)"
 ok "removed: the daemon is stopped" test ! -e /run/gpusliced.pid
 ok "removed: the programs are gone" test -z "$(ls /usr/bin/*gpuslice* 2>/dev/null)"
+ok "removed by force: what is left is said" grep -q 'removed while in use' /tmp/removed
 ok "removed: the library stays while it is used" test -s "$newer"
 ok "removed: that is said" grep -q "stays while it is in use" /tmp/removed
 case $kind in

@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package inuse finds what on a host would be left without gpuslice's programs: containers, sessions and leases with processes, and a
+// gpusliced that nobody has stopped. It asks no daemon, which may be gone; it only reads.
+package inuse
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Use is somebody that needs the programs.
+type Use struct {
+	What    string // for people
+	PID     int    // its first process
+	Command string // of that process
+	End     string // the command that ends it
+	Left    string // what becomes of it if the programs go
+}
+
+// Host is what is read.
+type Host struct {
+	Proc     string // where proc is mounted
+	RunDir   string // the enforcer's
+	StateDir string
+}
+
+// Slices lists those that have processes.
+func (h Host) Slices() ([]Use, error) {
+	dirs, err := filepath.Glob(filepath.Join(h.RunDir, "slices", "*"))
+	if err != nil {
+		return nil, err
+	}
+	var uses []Use
+	found := make(map[string]bool)
+	for _, pid := range h.pids() {
+		for _, dir := range dirs {
+			file := h.mentions(pid, "/slices/"+filepath.Base(dir))
+			if found[dir] || file == "" {
+				continue
+			}
+			found[dir] = true
+			u := useOf(h.cgroup(pid), file == bound)
+			u.PID, u.Command = pid, h.read(pid, "comm")
+			if u.End == "" {
+				u.End = "kill " + strconv.Itoa(pid)
+			}
+			uses = append(uses, u)
+		}
+	}
+	return uses, nil
+}
+
+// Daemon lists the process that has the enforcer's lock. Once systemd has stopped its own that is another one.
+func (h Host) Daemon() []Use {
+	text, err := os.ReadFile(filepath.Join(h.StateDir, "lock"))
+	pid, syntax := strconv.Atoi(strings.TrimSpace(string(text)))
+	if err != nil || syntax != nil || h.read(pid, "comm") != "gpusliced" {
+		return nil
+	}
+	return []Use{{What: "a daemon that systemd does not run", PID: pid, Command: "gpusliced", End: "kill " + strconv.Itoa(pid), Left: "runs on"}}
+}
+
+// pids are those of all processes, the lowest first: that of a container's first process is below its children's.
+func (h Host) pids() []int {
+	entries, _ := os.ReadDir(h.Proc)
+	var pids []int
+	for _, e := range entries {
+		if pid, err := strconv.Atoi(e.Name()); err == nil {
+			pids = append(pids, pid)
+		}
+	}
+	slices.Sort(pids)
+	return pids
+}
+
+// bound is the file of a container's process, which has its slice's directory bound; a session's has it in its environment.
+const bound = "mountinfo"
+
+// mentions says in which file a process has text; "" if in none. What cannot be read has ended, or is not ours to read.
+func (h Host) mentions(pid int, text string) string {
+	for _, file := range []string{bound, "environ", "maps"} {
+		all, err := os.ReadFile(filepath.Join(h.Proc, strconv.Itoa(pid), file))
+		if err == nil && mentioned(all, text) {
+			return file
+		}
+	}
+	return ""
+}
+
+// mentioned does not take "/slices/a-1" for the beginning of "/slices/a-12".
+func mentioned(all []byte, text string) bool {
+	for {
+		i := bytes.Index(all, []byte(text))
+		if i < 0 {
+			return false
+		}
+		all = all[i+len(text):]
+		if len(all) == 0 || all[0] < '0' || all[0] > '9' {
+			return true
+		}
+	}
+}
+
+func (h Host) read(pid int, file string) string {
+	text, _ := os.ReadFile(filepath.Join(h.Proc, strconv.Itoa(pid), file))
+	return strings.TrimSpace(string(text))
+}
+
+// cgroup is where a process is: the path of version 2, or the first of version 1.
+func (h Host) cgroup(pid int) string {
+	first := ""
+	for line := range strings.Lines(h.read(pid, "cgroup")) {
+		_, rest, _ := strings.Cut(strings.TrimSpace(line), ":")
+		_, at, _ := strings.Cut(rest, ":")
+		if strings.HasPrefix(line, "0::") && at != "/" {
+			return at
+		}
+		if first == "" && at != "/" {
+			first = at
+		}
+	}
+	return first
+}
+
+const id = `([0-9a-f]{64})`
+
+// engines are known by the cgroups that they make, in which the container's id stands.
+var engines = []struct {
+	name    string
+	cgroups *regexp.Regexp
+	end     string
+}{
+	{"Docker", regexp.MustCompile(`(?:/docker/|/docker-)` + id), "docker rm -f %s"},
+	{"Podman", regexp.MustCompile(`/libpod-` + id), "podman rm -f %s"},
+	{"Kubernetes", regexp.MustCompile(`(?:/cri-containerd-|/crio-|/kubepods[^:]*/)` + id), "crictl rm -f %s"},
+	{"nerdctl", regexp.MustCompile(`/nerdctl-` + id), "nerdctl rm -f %s"},
+	{"containerd", regexp.MustCompile(`^/default/` + id), "nerdctl rm -f %s"},
+}
+
+var leased = regexp.MustCompile(`/gpuslice-leases/([^/]+)`)
+
+// useOf says what a process is of that has that cgroup.
+func useOf(at string, container bool) Use {
+	if m := leased.FindStringSubmatch(at); m != nil {
+		return Use{What: "lease " + m[1], End: "gpuslice lease drop " + m[1], Left: "goes on until its time is over"}
+	}
+	if !container {
+		return Use{What: "a session of gpuslice run", Left: "goes on within its quota; what it starts gets no memory of a GPU"}
+	}
+	u := Use{What: "a container in cgroup " + at, Left: "goes on within its quota; its engine can neither start a process in it nor end it"}
+	for _, e := range engines {
+		if m := e.cgroups.FindStringSubmatch(at); m != nil {
+			short := m[1][:12]
+			u.What, u.End = e.name+"'s container "+short, fmt.Sprintf(e.end, short)
+			break
+		}
+	}
+	return u
+}

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"io"
+
+	"github.com/urfave/cli/v2"
+
+	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/inuse"
+	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/session"
+	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/config"
+)
+
+// inUseCommand is for whoever removes the programs: `make uninstall` and the packages ask it first.
+func inUseCommand() *cli.Command {
+	return &cli.Command{
+		Name:      "in-use",
+		Usage:     "list what would be left without gpuslice's programs, and fail if there is anything",
+		ArgsUsage: " ",
+		Hidden:    true,
+		Flags: []cli.Flag{
+			&cli.StringFlag{Name: "config", Value: api.DefaultConfig, EnvVars: []string{"GPUSLICE_CONFIG"}, Usage: "the configuration `FILE` of gpusliced", TakesFile: true},
+			&cli.BoolFlag{Name: "daemon", Usage: "list the daemon alone, which is to be stopped by now"},
+			&cli.BoolFlag{Name: "force", Usage: "say what becomes of it, and do not fail"},
+		},
+		OnUsageError: usageError(1),
+		Action: func(c *cli.Context) error {
+			cfg, err := config.Load(c.String("config"))
+			if err != nil {
+				cfg, err = config.Default(), nil // whoever removes the programs need not mend it before
+			}
+			host := inuse.Host{Proc: "/proc", RunDir: cfg.Enforcer.RunDir, StateDir: cfg.Enforcer.StateDir}
+			uses := host.Daemon()
+			if !c.Bool("daemon") {
+				uses, err = host.Slices()
+			}
+			if err != nil || len(uses) == 0 {
+				return err
+			}
+			printUses(c.App.ErrWriter, uses, c.Bool("force"))
+			if c.Bool("force") {
+				return nil
+			}
+			return &session.Error{Code: 1} // why is said already
+		},
+	}
+}
+
+func printUses(out io.Writer, uses []inuse.Use, force bool) {
+	if force {
+		fmt.Fprintln(out, "gpuslice: removed while in use. What is left:")
+	} else {
+		fmt.Fprintln(out, "gpuslice: not removed: it is in use. End these first:")
+	}
+	for _, u := range uses {
+		fmt.Fprintf(out, "  %s, process %d (%s)", u.What, u.PID, u.Command)
+		if force {
+			fmt.Fprintf(out, ": %s; to end it: kill %d\n", u.Left, u.PID)
+		} else {
+			fmt.Fprintf(out, ": %s\n", u.End)
+		}
+	}
+}

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// Without the programs an engine can neither start a process in a container nor end it.
+func TestProgramsInUseAreNotUninstalled(t *testing.T) {
+	h := newHost(t)
+	prefix := filepath.Join(h.Dir, "installed")
+	program := filepath.Join(prefix, "bin", "gpuslice")
+	h.Must(os.MkdirAll(filepath.Dir(program), 0o755))
+	uninstall := func(force string) (string, error) {
+		cmd := exec.Command("../../configs/install.sh", "uninstall")
+		cmd.Env = append(h.Env(), "BIN="+h.Bin, "PREFIX="+prefix, "VERSION=1", "SYSCONFDIR="+prefix, "UNITDIR="+prefix, "FORCE="+force,
+			"PATH="+os.Getenv("PATH"), "DESTDIR=")
+		out, err := cmd.CombinedOutput()
+		return string(out), err
+	}
+	c := h.newContainer(map[string]string{"gpuslice.vram": "4G"}, "sleep", "1000")
+	c.run()
+	for _, run := range []struct{ force, want string }{
+		{"", fmt.Sprintf("process %d (sleep): kill %d", c.pid(), c.pid())},
+		{"1", fmt.Sprintf("process %d (sleep): goes on within its quota; its engine can neither start a process in it nor end it; to end it: kill %d", c.pid(), c.pid())},
+	} {
+		h.Must(exec.Command("cp", filepath.Join(h.Bin, "gpuslice"), program).Run())
+		out, err := uninstall(run.force)
+		_, gone := os.Stat(program)
+		if removed := err == nil; removed != (run.force != "") || removed != (gone != nil) || !strings.Contains(out, run.want) {
+			t.Errorf("force %q: %v, the programs are gone: %v\n%s", run.force, err, gone != nil, out)
+		}
+	}
+}
