@@ -5,6 +5,8 @@ package enforcer
 import (
 	"cmp"
 	"errors"
+	"maps"
+	"slices"
 	"strconv"
 
 	"github.com/gpuslice/gpuslice/enforcer/admission"
@@ -234,6 +236,9 @@ func (e *Enforcer) admitSlice(s *slice, limit *admission.User) error {
 	if limit != nil && e.truth != nil && len(s.quota.Devices) == 0 {
 		return api.Errorf(api.CodeBadRequest, "session %s has a quota on no device that is there, or on more than a slice can have", s.id())
 	}
+	if err := s.roomForContexts(s.quota.Devices); err != nil {
+		return err
+	}
 	wants := s.commitment()
 	if e.book.Begin(s.holder, wants, s.quotas, limit) == nil {
 		return nil
@@ -250,6 +255,30 @@ func (e *Enforcer) admitSlice(s *slice, limit *admission.User) error {
 		}
 	}
 	return e.book.Begin(s.holder, wants, s.quotas, limit)
+}
+
+// roomForContexts says on which of the devices a slice could run nothing. Called before anybody knows the slice, or in its turn.
+func (s *slice) roomForContexts(devices []*quota.Device) error {
+	if s.record() {
+		return nil
+	}
+	return s.e.roomForContexts("slice "+s.id(), quota.Commitment(devices))
+}
+
+// roomForContexts refuses a quota in which nothing could run: one below what a context is known to cost. A process can show as high a cost as
+// it likes, so that no more counts than the operator expects of a context.
+func (e *Enforcer) roomForContexts(who string, wants map[string]uint64) error {
+	for _, uuid := range slices.Sorted(maps.Keys(wants)) {
+		g := e.gpuOf(uuid)
+		if g == nil {
+			continue
+		}
+		if cost := min(e.truth.learned(g), e.options.ContextBytes); wants[uuid] < cost {
+			return api.Errorf(api.CodeBadRequest, "%s asks for %s on device %s, where a CUDA context alone takes %s: nothing could run in that; more is accepted",
+				who, api.FormatSize(wants[uuid]), g.called(uuid), api.FormatSize(e.truth.learned(g)))
+		}
+	}
+	return nil
 }
 
 // logOvercommitted says of which devices more is granted than may be.

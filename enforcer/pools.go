@@ -84,6 +84,9 @@ func (p *pool) again(r api.PoolRequest) (api.Pool, error) {
 // makePool makes what a pool that nobody knows consists of, and stores it.
 func (e *Enforcer) makePool(p *pool) error {
 	p.quota.Devices = p.foresee(p.quotas)
+	if err := e.roomForContexts("pool "+p.name, p.quota.Commitment()); err != nil {
+		return err
+	}
 	if _, err := e.book.Admit(p.holder, p.quota.Commitment()); err != nil {
 		return err
 	}
@@ -147,6 +150,9 @@ func (p *pool) set(quotas []api.Quota) error {
 	wants := make(map[string]uint64)
 	for _, l := range r.Limits {
 		wants[l.Device] = min(l.Bytes, l.Total)
+	}
+	if err := p.e.roomForContexts("pool "+p.name, wants); err != nil {
+		return err
 	}
 	undo, err := p.e.book.Admit(p.holder, wants)
 	if err != nil {

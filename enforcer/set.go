@@ -188,6 +188,11 @@ func (s *slice) apply(c change) error {
 	for d, limit := range c.limits {
 		wants[d.Name] = min(limit, d.Total)
 	}
+	if !s.record() {
+		if err := s.e.roomForContexts("slice "+s.id(), wants); err != nil {
+			return err
+		}
+	}
 	undo := func() {}
 	if s.counts() {
 		var err error

@@ -14,11 +14,12 @@ import (
 // added up stay far below 2^64, where "no limit" is.
 const MaxSize = math.MaxInt64
 
-const sizesAccepted = "a size such as 4G, 4GiB, 4096m or 4294967296 is accepted (units k, m, g, t, p are powers of 1024)"
+const sizesAccepted = "a size such as 4G, 4GiB, 4096m or 4294967296b is accepted (units k, m, g, t, p are powers of 1024)"
 
 // ParseSize reads a number of bytes as `docker run --memory` does: digits, and a unit of k, m, g, t or p in either
 // case, which may be followed by b or ib, in powers of two; or b, for bytes. Decimals are accepted if
-// the result is a whole number of bytes (1.5G). Nothing else is: no sign, no space, no zero.
+// the result is a whole number of bytes (1.5G). Nothing else is: no sign, no space, no zero; and no number alone, since who
+// writes 500 does not mean 500 bytes.
 func ParseSize(s string) (uint64, error) {
 	number := strings.TrimRight(s, "bBiIkKmMgGtTpP")
 	shift, ok := unitShift(s[len(number):])
@@ -29,6 +30,9 @@ func ParseSize(s string) (uint64, error) {
 	n, err := strconv.ParseUint(whole, 10, 64)
 	if err != nil || n > MaxSize>>shift {
 		return 0, sizeError(s, "is too large")
+	}
+	if number == s && n > 0 {
+		return 0, sizeError(s, "has no unit: "+meant(s, n))
 	}
 	n <<= shift
 	if part := strings.TrimRight(fraction, "0"); part != "" {
@@ -42,6 +46,17 @@ func ParseSize(s string) (uint64, error) {
 		return 0, sizeError(s, "is no memory at all")
 	}
 	return n, nil
+}
+
+// meant says what somebody probably did who wrote the number n and no unit.
+func meant(s string, n uint64) string {
+	switch {
+	case n >= 1<<20:
+		return s + "b is " + FormatSize(n)
+	case n < 128:
+		return fmt.Sprintf("%sG or %sm was probably meant, and %sb would be bytes", s, s, s)
+	}
+	return fmt.Sprintf("%sm was probably meant, and %sb would be bytes", s, s)
 }
 
 // fractionBytes is 0.part units of 2^shift bytes, if that is whole; exact, since a quota that was rounded is not

@@ -13,10 +13,10 @@ import (
 
 func TestSizesAreReadAsDockerReadsThem(t *testing.T) {
 	for s, want := range map[string]uint64{
-		"4G": 4 << 30, "4g": 4 << 30, "4GiB": 4 << 30, "4gb": 4 << 30, "4gib": 4 << 30, "4096m": 4 << 30, "4294967296": 4 << 30,
-		"1": 1, "1b": 1, "1B": 1, "1k": 1 << 10, "1kb": 1 << 10, "1m": 1 << 20, "1T": 1 << 40, "1P": 1 << 50, "007m": 7 << 20,
-		"1.5G": 3 << 29, "1.50G": 3 << 29, "2.0": 2, "0.5k": 512, "0.0009765625k": 1, "0.125G": 128 << 20, "1.000m": 1 << 20,
-		"8191P": 8191 << 50, "9223372036854775807": MaxSize,
+		"4G": 4 << 30, "4g": 4 << 30, "4GiB": 4 << 30, "4gb": 4 << 30, "4gib": 4 << 30, "4096m": 4 << 30, "4294967296b": 4 << 30,
+		"1b": 1, "1B": 1, "1k": 1 << 10, "1kb": 1 << 10, "1m": 1 << 20, "1T": 1 << 40, "1P": 1 << 50, "007m": 7 << 20,
+		"1.5G": 3 << 29, "1.50G": 3 << 29, "2.0b": 2, "0.5k": 512, "0.0009765625k": 1, "0.125G": 128 << 20, "1.000m": 1 << 20,
+		"8191P": 8191 << 50, "9223372036854775807b": MaxSize,
 	} {
 		if got, err := ParseSize(s); err != nil || got != want {
 			t.Errorf("%q: got %d, %v, want %d", s, got, err, want)
@@ -38,6 +38,20 @@ func TestWhatIsNoSizeIsRefusedInOneSentence(t *testing.T) {
 		}
 		if !errors.Is(err, ErrBadRequest) || !strings.Contains(err.Error(), "4GiB") || strings.Contains(err.Error(), "\n") || len(err.Error()) > 300 {
 			t.Errorf("%q: %v", s, err)
+		}
+	}
+}
+
+func TestASizeWithoutAUnitIsRefusedWithWhatWasProbablyMeant(t *testing.T) {
+	for s, want := range map[string]string{
+		"500": `"500" has no unit: 500m was probably meant, and 500b would be bytes: `, "40": `"40" has no unit: 40G or 40m was probably meant`,
+		"1": "1G or 1m", "2.0": "2.0G or 2.0m", "4294967296": `"4294967296" has no unit: 4294967296b is 4GiB: a size such as 4G`,
+	} {
+		if _, err := ParseSize(s); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v", s, err)
+		}
+		if _, _, err := ParseQuota(s); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q as a quota: %v", s, err)
 		}
 	}
 }
@@ -71,7 +85,7 @@ func TestSizesAreShownShort(t *testing.T) {
 }
 
 func FuzzParseSize(f *testing.F) {
-	for _, s := range []string{"4G", "1.5GiB", "0.0009765625k", "4294967296", "9223372036854775807", "1.9999999999999999999P", "8191.99P"} {
+	for _, s := range []string{"4G", "1.5GiB", "0.0009765625k", "4294967296b", "9223372036854775807b", "500", "1.9999999999999999999P", "8191.99P"} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {
@@ -85,7 +99,7 @@ func FuzzParseSize(f *testing.F) {
 		if n == 0 || n > MaxSize {
 			t.Fatalf("%q: got %d", s, n)
 		}
-		if again, err := ParseSize(strconv.FormatUint(n, 10)); err != nil || again != n {
+		if again, err := ParseSize(strconv.FormatUint(n, 10) + "b"); err != nil || again != n {
 			t.Errorf("%q is %d, which is read as %d, %v", s, n, again, err)
 		}
 		// What docker's own reader makes of it; it goes through a float64, so it is exact below 2^53 only.

@@ -260,7 +260,7 @@ func TestAPoolIsNeverPassedAndNeverRefusesWronglyInARace(t *testing.T) {
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	h.mustRun("pool", "create", "llm", "--vram", strconv.Itoa(limit))
+	h.mustRun("pool", "create", "llm", "--vram", strconv.Itoa(limit)+"b")
 	race := exec.Command(filepath.Join(h.Bin, "gpuslice"), "--socket", h.Socket(),
 		"run", "--pool", "llm", "--quiet", "--", program, "4", "24", "4", strconv.Itoa(limit))
 	race.Env = append(h.Env(), card...)

@@ -24,7 +24,7 @@ from host import BIN, GIB, HERE
 
 QUOTA = 4 * GIB
 TIMEOUT = int(os.environ.get("TOOLS_TIMEOUT", "180"))  # seconds that one run may take; ncu and cuda-gdb start slowly
-SLICE = [BIN + "/gpuslice", "run", "--embedded", "--quiet", "--vram", str(QUOTA), "--"]
+SLICE = [BIN + "/gpuslice", "run", "--embedded", "--quiet", "--vram", f"{QUOTA}b", "--"]
 PROGRAM = os.path.join(BIN, "gpu-test", "tools")
 
 

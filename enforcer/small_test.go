@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforcer_test
+
+import (
+	"context"
+	"strings"
+	"testing"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+)
+
+// A context is the first thing that any program takes of a device.
+func TestAQuotaInWhichNothingCouldRunIsRefused(t *testing.T) {
+	for _, c := range []struct {
+		name              string
+		shows             uint64 // what a first context is seen to take
+		small, sufficient uint64
+	}{
+		{name: "below what a context costs", shows: 400 * mib, small: 400*mib - 1, sufficient: 400 * mib},
+		{name: "what a process shows counts up to what the operator expects", shows: 3 * gib, small: 512*mib - 1, sufficient: 512 * mib},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			ctx := context.Background()
+			truth := &fakeTruth{}
+			h := newHost(t, truth)
+			h.stop()
+			h.options.ContextBytes = 512 * mib
+			h.start()
+			if _, err := h.CreatePool(ctx, "early", api.PoolRequest{Quotas: []api.Quota{on(gpu0, 100)}}); err != nil {
+				t.Fatalf("what a context costs is not known yet: %v", err)
+			}
+			p, _ := h.session("first", on(gpu0, 4*gib))
+			p.must("attach")
+			asked := p.must("cost 0")
+			p.must("charge 0 %d", asked)
+			p.must("context 0 %d", asked)
+			truth.set(gpu0, p.pid(), c.shows)
+			p.must("truth 0")
+			eventually(t, "it is learned", func() bool { return h.device(gpu0).Context == c.shows })
+			p.kill()
+			eventually(t, "the process has ended", func() bool { _, err := h.Slice(ctx, "first"); return err != nil })
+			h.give("first", on(gpu0, 4*gib))
+			refused := func(what string, err error) {
+				t.Helper()
+				if err == nil || !strings.Contains(err.Error(), "on device 0 ("+gpu0+"), where a CUDA context alone takes "+api.FormatSize(c.shows)) {
+					t.Errorf("%s: %v", what, err)
+				}
+			}
+			pool := func(do func(context.Context, string, api.PoolRequest) (api.Pool, error), name string, bytes uint64) error {
+				_, err := do(ctx, name, api.PoolRequest{Quotas: []api.Quota{on(gpu0, bytes)}})
+				return err
+			}
+			register := func(id string, bytes uint64, mode api.Mode) error {
+				_, err := h.ask(id, func(r *api.RegisterRequest) { r.Mode = mode }, on(gpu0, bytes))
+				return err
+			}
+			refused("register", register("a", c.small, api.Enforce))
+			_, err := h.set("first", on(gpu0, c.small))
+			refused("set", err)
+			refused("create a pool", pool(h.CreatePool, "p", c.small))
+			if _, err := h.set("first", on(gpu0, c.sufficient)); err != nil {
+				t.Error(err)
+			}
+			if err := pool(h.CreatePool, "p", c.sufficient); err != nil {
+				t.Error(err)
+			}
+			refused("set a pool", pool(h.SetPool, "p", c.small))
+			if err := register("b", c.sufficient, api.Enforce); err != nil {
+				t.Error(err)
+			}
+			if err := register("c", c.small, api.Record); err != nil {
+				t.Error("nothing is refused to a slice that records: ", err)
+			}
+			h.stop()
+			h.start()
+			if d := h.see("first").Devices; len(d) == 0 || d[0].Limit != c.sufficient {
+				t.Errorf("%+v", d)
+			}
+		})
+	}
+}
