@@ -81,7 +81,7 @@ type change struct {
 func (s *slice) wants(r api.ChangeRequest) (c change, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err := s.unchangeable(len(r.Quotas) > 0); err != nil {
+	if err := s.unchangeable(len(r.Quotas)+len(r.Drop) > 0); err != nil {
 		return c, err
 	}
 	c.ttl, c.deadline = s.ttl, s.deadline
@@ -91,7 +91,11 @@ func (s *slice) wants(r api.ChangeRequest) (c change, err error) {
 		}
 		c.deadline = s.e.until(c.ttl)
 	}
-	if c.quotas, err = s.merge(r.Quotas); err != nil {
+	kept, err := s.without(r.Drop)
+	if err != nil {
+		return c, err
+	}
+	if c.quotas, err = s.merge(kept, r.Quotas); err != nil {
 		return c, err
 	}
 	if c.limits, err = s.limitsBy(c.quotas); err != nil {
@@ -132,9 +136,29 @@ func (s *slice) unchangeable(quotas bool) error {
 	return nil
 }
 
-// merge puts quotas in place of the slice's own. Called with mu held.
-func (s *slice) merge(quotas []api.Quota) ([]api.Quota, error) {
-	merged := slices.Clone(s.quotas)
+// without is the slice's quotas but for its own on these devices. Called with mu held.
+func (s *slice) without(devices []string) ([]api.Quota, error) {
+	kept := slices.Clone(s.quotas)
+	for _, device := range devices {
+		name, err := s.e.resolve(device)
+		if err != nil {
+			return nil, err
+		}
+		i := slices.IndexFunc(kept, func(q api.Quota) bool { return q.Device == name })
+		switch {
+		case i < 0:
+			return nil, api.Errorf(api.CodeBadRequest, "slice %s has no quota of its own on device %s", s.id(), s.e.gpuOf(name).called(name))
+		case !slices.ContainsFunc(kept, func(q api.Quota) bool { return q.Device == api.AllDevices }):
+			return nil, api.Errorf(api.CodeBadRequest, "slice %s has no quota on all devices, which would count on device %s instead of its own: set its own", s.id(), s.e.gpuOf(name).called(name))
+		}
+		kept = slices.Delete(kept, i, i+1)
+	}
+	return kept, nil
+}
+
+// merge puts quotas in place of those that the slice has, or keeps. Called with mu held.
+func (s *slice) merge(kept, quotas []api.Quota) ([]api.Quota, error) {
+	merged := slices.Clone(kept)
 	seen := make(map[string]bool)
 	for _, q := range quotas {
 		name, err := s.e.resolve(q.Device)
@@ -148,22 +172,25 @@ func (s *slice) merge(quotas []api.Quota) ([]api.Quota, error) {
 			return nil, api.Errorf(api.CodeBadRequest, "device %s has two quotas: one is accepted", name)
 		}
 		seen[name] = true
-		i := slices.IndexFunc(s.quotas, func(old api.Quota) bool { return old.Device == name })
+		i := slices.IndexFunc(kept, func(old api.Quota) bool { return old.Device == name })
 		switch {
 		case i >= 0:
-		case name != api.AllDevices || len(s.quotas) == 0: // it drew on its pool's alone
+		case name != api.AllDevices || len(kept) == 0: // it drew on its pool's alone
 			i = len(merged)
 			merged = append(merged, api.Quota{})
-		case len(s.quotas) == 1: // it is meant, whichever device it is on
-			i, name = 0, s.quotas[0].Device
+		case len(kept) == 1: // it is meant, whichever device it is on
+			i, name = 0, kept[0].Device
 		default:
 			var names []string
-			for _, old := range s.quotas {
+			for _, old := range kept {
 				names = append(names, old.Device)
 			}
 			return nil, api.Errorf(api.CodeBadRequest, "slice %s has a quota on each of %s, and none on all devices: say which is meant", s.id(), strings.Join(names, ", "))
 		}
 		merged[i] = api.Quota{Device: name, Bytes: q.Bytes, Percent: q.Percent}
+	}
+	if seen[api.AllDevices] && !s.usesAll(merged) {
+		return nil, api.Errorf(api.CodeBadRequest, "slice %s has a quota of its own on each device that it sees, so that one on all devices would change nothing: name the device, or all of them (--device all)", s.id())
 	}
 	if s.counts() && len(quotas) > 0 {
 		if err := s.e.book.CheckSize(s.holder.Name, quotas); err != nil {
@@ -179,6 +206,27 @@ func (s *slice) merge(quotas []api.Quota) ([]api.Quota, error) {
 		return nil, api.Errorf(api.CodeBadRequest, "slice %s would have %d quotas: up to %d are accepted", s.id(), len(merged), api.MaxQuotas)
 	}
 	return merged, nil
+}
+
+// usesAll says whether there is a device that the slice sees, as far as they are known, on which it has no quota but that on all. Called with
+// mu held.
+func (s *slice) usesAll(quotas []api.Quota) bool {
+	uses, known := false, false
+	device := func(raw [16]byte) {
+		q := covering(quotas, raw)
+		uses, known = uses || q == nil || q.Device == api.AllDevices, true
+	}
+	for _, d := range s.quota.Devices {
+		device(d.UUID)
+	}
+	if s.e.truth != nil {
+		for _, g := range s.e.truth.devices {
+			if sees(&s.request, g.UUID) {
+				device(g.Raw)
+			}
+		}
+	}
+	return uses || !known
 }
 
 // apply puts a change in force, and writes it to the disk. A restart from between the two writes sets the page by the store. Devices

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/urfave/cli/v2"
 
@@ -22,15 +23,19 @@ func setCommand() *cli.Command {
 		Description: `ID may be the beginning of a slice's or a container's id. A quota counts from the next allocation
 on; a slice that holds more than that keeps it and gets nothing, which ps shows as "over".
 
-Without --device the quota is that on every device that has none of its own. On a device that the
-slice does not use yet it is given at once, or refused, like when a slice begins.
+Without --device the quota is that on every device that has none of its own; --device all changes those, too, and
+--drop makes a device's own one go. On a device that the slice does not use yet a quota is given at once, or
+refused, like when a slice begins.
 
    gpuslice set 3f2a91c0d5e8 --vram 6G
    gpuslice set 3f2a91c0d5e8 --vram 50% --device 0
+   gpuslice set 3f2a91c0d5e8 --vram 50% --device all
+   gpuslice set 3f2a91c0d5e8 --drop 0
    gpuslice set 3f2a91c0d5e8 --vram 6G --ttl 2h`,
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "vram", Usage: "the quota: `SIZE`, such as 4G, 512MiB, or 50% of the device"},
-			&cli.StringSliceFlag{Name: "device", Usage: "UUID or index of the `DEVICE` that the quota is for; may be repeated"},
+			&cli.StringSliceFlag{Name: "device", Usage: "UUID or index of the `DEVICE` that the quota is for, or all; may be repeated"},
+			&cli.StringSliceFlag{Name: "drop", Usage: "UUID or index of a `DEVICE` whose own quota goes: that on all devices counts there; may be repeated"},
 			&cli.StringFlag{Name: "ttl", Usage: "how long it lives from now: `DURATION`, such as 90s, 30m or 12h; never, or 0, for no end"},
 			&cli.BoolFlag{Name: "json", Usage: "print the slice as JSON, as the control API has it"},
 		},
@@ -44,20 +49,71 @@ slice does not use yet it is given at once, or refused, like when a slice begins
 			if err != nil {
 				return err
 			}
+			everywhere := slices.Equal(c.StringSlice("device"), []string{everyDevice})
 			return changeSlice(c, words[0], func(ctx context.Context, enforcer *client.Client, id string) (api.Slice, error) {
-				return enforcer.Change(ctx, id, request)
+				r := request
+				if everywhere {
+					slice, err := enforcer.Slice(ctx, id)
+					if err != nil {
+						return slice, err
+					}
+					r.Quotas, r.Drop = inPlaceOfAll(slice.Quotas, r.Quotas[0])
+				}
+				slice, err := enforcer.Change(ctx, id, r)
+				if err == nil && !everywhere {
+					noteOwn(c, slice.Quotas, request.Quotas)
+				}
+				return slice, err
 			})
 		},
 	}
 }
 
+// everyDevice is what a person writes for the quota on all devices and each that a device has of its own.
+const everyDevice = "all"
+
+// inPlaceOfAll is what makes q the only quota of whoever has these: those of single devices go, or become the same where none is on all.
+func inPlaceOfAll(has []api.Quota, q api.Quota) (quotas []api.Quota, drop []string) {
+	onAll := func(q api.Quota) bool { return q.Device == api.AllDevices }
+	if q.Device = api.AllDevices; len(has) == 0 || slices.ContainsFunc(has, onAll) {
+		quotas = []api.Quota{q}
+	}
+	for _, own := range has {
+		switch {
+		case onAll(own):
+		case len(quotas) == 1 && onAll(quotas[0]):
+			drop = append(drop, own.Device)
+		default:
+			q.Device = own.Device
+			quotas = append(quotas, q)
+		}
+	}
+	return quotas, drop
+}
+
+// noteOwn says which devices a quota on all of them did not change.
+func noteOwn(c *cli.Context, has, asked []api.Quota) {
+	if !slices.ContainsFunc(asked, func(q api.Quota) bool { return q.Device == api.AllDevices }) || len(has) < 2 {
+		return
+	}
+	for _, own := range has {
+		if own.Device != api.AllDevices {
+			fmt.Fprintf(c.App.ErrWriter, "gpuslice: device %s keeps the quota of its own, %s: --device all changes that, too\n", own.Device, api.Share{Bytes: own.Bytes, Percent: own.Percent})
+		}
+	}
+}
+
 // changeRequest reads the flags of set.
 func changeRequest(c *cli.Context) (r api.ChangeRequest, err error) {
-	if !c.IsSet("vram") && !c.IsSet("ttl") {
+	r.Drop = c.StringSlice("drop")
+	if !c.IsSet("vram") && !c.IsSet("ttl") && len(r.Drop) == 0 {
 		return r, errors.New("what is to be changed? For example --vram 6G, or --ttl 1h")
 	}
 	if c.IsSet("device") && !c.IsSet("vram") {
 		return r, errors.New("--device says where --vram is for, which is missing")
+	}
+	if all := slices.Contains(c.StringSlice("device"), everyDevice); all && (len(c.StringSlice("device")) > 1 || len(r.Drop) > 0) {
+		return r, errors.New("--device all is every device, and leaves no quota to drop: leave the other --device, and --drop, out")
 	}
 	if c.IsSet("vram") {
 		if r.Quotas, err = quotaFlags(c); err != nil {
@@ -129,6 +185,9 @@ func quotaFlags(c *cli.Context) ([]api.Quota, error) {
 	}
 	quotas := make([]api.Quota, 0, len(devices))
 	for _, device := range devices {
+		if device == everyDevice {
+			device = api.AllDevices
+		}
 		quotas = append(quotas, api.Quota{Device: device, Bytes: bytes, Percent: percent})
 	}
 	return quotas, nil

@@ -5,6 +5,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/urfave/cli/v2"
 
@@ -38,7 +39,7 @@ var (
 	poolJSONFlag = &cli.BoolFlag{Name: "json", Usage: "print JSON, as the control API has it"}
 	poolFlags    = []cli.Flag{
 		&cli.StringFlag{Name: "vram", Usage: "the quota: `SIZE`, such as 40G, or 50% of the device (required)"},
-		&cli.StringSliceFlag{Name: "device", Usage: "UUID or index of the `DEVICE` that the quota is for; may be repeated (default: every device)"},
+		&cli.StringSliceFlag{Name: "device", Usage: "UUID or index of the `DEVICE` that the quota is for, or all; may be repeated (default: every device that has none of its own)"},
 		poolJSONFlag,
 	}
 )
@@ -124,7 +125,8 @@ func poolSetCommand() *cli.Command {
 nothing, which list shows as "over".
 
    gpuslice pool set llm --vram 60G
-   gpuslice pool set llm --vram 20G --device 1`,
+   gpuslice pool set llm --vram 20G --device 1
+   gpuslice pool set llm --vram 20G --device all`,
 		Flags:        poolFlags,
 		OnUsageError: usageError(1),
 		Action:       func(c *cli.Context) error { return changePool(c, "set") },
@@ -168,16 +170,30 @@ func changePool(c *cli.Context, verb string) error {
 	if err != nil {
 		return err
 	}
-	r, do := api.PoolRequest{Quotas: quotas}, connect(c).SetPool
+	enforcer := connect(c)
+	everywhere := slices.Equal(c.StringSlice("device"), []string{everyDevice})
+	r, do := api.PoolRequest{Quotas: quotas}, enforcer.SetPool
 	if verb == "create" {
-		do, r.Tenant, r.Label = connect(c).CreatePool, c.String("tenant"), c.String("label")
+		do, r.Tenant, r.Label = enforcer.CreatePool, c.String("tenant"), c.String("label")
 		if r.TTL, err = api.ParseTTL(c.String("ttl")); err != nil {
 			return err
+		}
+	} else if everywhere {
+		pool, err := enforcer.Pool(c.Context, name)
+		if err != nil {
+			return err
+		}
+		r.Quotas = slices.Clone(pool.Quotas)
+		for i := range r.Quotas {
+			r.Quotas[i].Bytes, r.Quotas[i].Percent = quotas[0].Bytes, quotas[0].Percent
 		}
 	}
 	pool, err := do(c.Context, name, r)
 	if err != nil {
 		return err
+	}
+	if !everywhere {
+		noteOwn(c, pool.Quotas, r.Quotas)
 	}
 	if c.Bool("json") {
 		return show.JSON(c.App.Writer, pool)

@@ -19,14 +19,24 @@ type ChangeRequest struct {
 	// Quotas each go in place of the slice's quota on the same device: AllDevices in place of the one that the slice has
 	// on all. A device that had none of its own has one from then on.
 	Quotas []Quota `json:"quotas,omitempty"`
+	// Drop are devices on which the slice's own quota goes: that on AllDevices counts there from then on.
+	Drop []string `json:"drop,omitempty"`
 	// TTL is how long the slice lives from now, in nanoseconds; 0 is for ever.
 	TTL *time.Duration `json:"ttl,omitempty"`
 }
 
 // Validate says what is wrong with a request that could be wrong on any host. Its error is an *Error with CodeBadRequest.
 func (r *ChangeRequest) Validate() error {
-	if len(r.Quotas) == 0 && r.TTL == nil {
-		return Errorf(CodeBadRequest, "the request changes nothing: quotas and ttl are accepted")
+	if len(r.Quotas)+len(r.Drop) == 0 && r.TTL == nil {
+		return Errorf(CodeBadRequest, "the request changes nothing: quotas, drop and ttl are accepted")
+	}
+	if len(r.Drop) > MaxQuotas {
+		return Errorf(CodeBadRequest, "there are %d quotas to drop: up to %d are accepted", len(r.Drop), MaxQuotas)
+	}
+	for _, device := range r.Drop {
+		if device == "" || device == AllDevices || len(device) > 64 {
+			return Errorf(CodeBadRequest, "drop the quota on device %.80q: a UUID or an index is accepted", device)
+		}
 	}
 	if r.TTL != nil {
 		if err := checkTTL(*r.TTL); err != nil {

@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
 )
 
 // cli runs gpuslice against the host's enforcer.
@@ -182,5 +184,62 @@ func TestAQuotaIsChangedWhileAProcessIsCheckpointed(t *testing.T) {
 	h.Eventually("both are there", h.Holds(c.id, 4*gib))
 	if use := h.Use(c.id); use.Limit != 6*gib {
 		t.Errorf("%+v", use)
+	}
+}
+
+// A device's own quota goes before that on all, which somebody who changes that must be told.
+func TestASetThatChangesNothingIsRefusedAndOneOfAllDevicesCounts(t *testing.T) {
+	h := newHostBy(t, api.Intercept, "", "FAKECUDA_DEVICES=2")
+	c := h.newContainer(map[string]string{"gpuslice.vram": "4G", "gpuslice.vram.1": "1G"}, "sleep", "1000")
+	c.run()
+	limits := func() (first, second uint64) {
+		t.Helper()
+		for _, s := range h.Slices() {
+			for _, d := range s.Devices {
+				if d.Index == 0 {
+					first = d.Limit / gib
+				} else {
+					second = d.Limit / gib
+				}
+			}
+		}
+		return first, second
+	}
+	for _, step := range []struct {
+		args          string
+		said          string
+		fails         bool
+		first, second uint64
+	}{
+		{args: "--vram 2G", said: "keeps the quota of its own, 1GiB: --device all changes that, too", first: 2, second: 1},
+		{args: "--vram 3G --device 0", first: 3, second: 1},
+		{args: "--vram 5G", fails: true, said: "has a quota of its own on each device that it sees, so that one on all devices would change nothing", first: 3, second: 1},
+		{args: "--drop 0", first: 2, second: 1},
+		{args: "--drop 0", fails: true, said: "has no quota of its own on device 0 (GPU-", first: 2, second: 1},
+		{args: "--vram 6G --device all", first: 6, second: 6},
+		{args: "--vram 7G", first: 7, second: 7},
+		{args: "--vram 7G --device all --device 0", fails: true, said: "--device all is every device", first: 7, second: 7},
+	} {
+		out, err := h.cli(append([]string{"set", c.id}, strings.Fields(step.args)...)...)
+		first, second := limits()
+		if (err != nil) != step.fails || !strings.Contains(out, step.said) || first != step.first || second != step.second {
+			t.Errorf("set %s: %v, limits %d and %d\n%s", step.args, err, first, second, out)
+		}
+	}
+	own := h.newContainer(map[string]string{"gpuslice.vram.0": "1G", "gpuslice.vram.1": "1G"}, "sleep", "1000")
+	own.run()
+	if out, err := h.cli("set", own.id, "--drop", "1"); err == nil || !strings.Contains(out, "has no quota on all devices, which would count on device 1") {
+		t.Errorf("%v: %s", err, out)
+	}
+	if out, err := h.cli("set", own.id, "--vram", "2G", "--device", "all"); err != nil || strings.Count(out, "2GiB") != 2 {
+		t.Errorf("%v: %s", err, out)
+	}
+	for _, step := range []struct{ args, said string }{
+		{"create llm --vram 4G", "4GiB"}, {"set llm --vram 1G --device 1", "1GiB"},
+		{"set llm --vram 2G", "keeps the quota of its own, 1GiB: --device all"}, {"set llm --vram 3G --device all", "3GiB"},
+	} {
+		if out, err := h.cli(append([]string{"pool"}, strings.Fields(step.args)...)...); err != nil || !strings.Contains(out, step.said) {
+			t.Errorf("pool %s: %v: %s", step.args, err, out)
+		}
 	}
 }
