@@ -5,9 +5,11 @@ package enforcer
 import (
 	"cmp"
 	"context"
+	"maps"
 	"slices"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/cgroup"
 	"github.com/gpuslice/gpuslice/enforcer/quota"
 )
 
@@ -24,6 +26,56 @@ func (e *Enforcer) showAll(which func(*slice) bool) []api.Slice {
 		}
 	}
 	slices.SortFunc(shown, func(a, b api.Slice) int { return cmp.Compare(a.ID, b.ID) })
+	return shown
+}
+
+// Released shows the slices that were released while processes were alive, by id: these get nothing more, and what they hold still counts.
+func (e *Enforcer) Released(context.Context) ([]api.Slice, error) {
+	return e.showReleased(func(*slice) bool { return true }), nil
+}
+
+func (e *Enforcer) showReleased(which func(*slice) bool) []api.Slice {
+	shown := []api.Slice{}
+	for _, s := range e.allReleased() {
+		if which(s) {
+			shown = append(shown, s.showRemainder())
+		}
+	}
+	slices.SortFunc(shown, func(a, b api.Slice) int {
+		return cmp.Or(cmp.Compare(a.ID, b.ID), cmp.Compare(a.Generation, b.Generation))
+	})
+	return shown
+}
+
+// showRemainder shows a released slice: who is alive of it, and what they count for.
+func (s *slice) showRemainder() api.Slice {
+	shown := s.show(false)
+	shown.State, shown.Reason = api.Released, "it was released while processes were alive: they get nothing more, and what they hold counts until they exit"
+	var pids []int
+	if s.request.Session {
+		s.mu.Lock()
+		for _, p := range s.remaining.All() {
+			if p.Alive() {
+				pids = append(pids, p.PID)
+			}
+		}
+		s.mu.Unlock()
+	} else if all, err := cgroup.PIDs(s.cgroup); err == nil {
+		pids = all
+	}
+	slices.Sort(pids)
+	shown.ProcessCount = len(pids)
+	for _, pid := range pids {
+		shown.Processes = append(shown.Processes, api.Process{PID: pid, Devices: []api.ProcessUse{}})
+	}
+	has := s.e.book.Has(s.holder)
+	for _, uuid := range slices.Sorted(maps.Keys(has)) {
+		use := api.DeviceUse{Device: uuid, Index: -1, Used: has[uuid], Limit: has[uuid], Peak: has[uuid], Enforcement: s.enforcementOn(uuid)}
+		if g := s.e.gpuOf(uuid); g != nil {
+			use.Index, use.Name = g.Index, g.Name
+		}
+		shown.Devices = append(shown.Devices, use)
+	}
 	return shown
 }
 

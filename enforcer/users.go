@@ -128,6 +128,15 @@ func (u *Users) Slices(ctx context.Context) ([]api.Slice, error) {
 	return u.e.showAll(func(s *slice) bool { return s.isOf(uid) }), nil
 }
 
+// Released shows those of them that were released while processes were alive.
+func (u *Users) Released(ctx context.Context) ([]api.Slice, error) {
+	uid, err := u.who(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return u.e.showReleased(func(s *slice) bool { return s.isOf(uid) }), nil
+}
+
 // Slice shows one of them.
 func (u *Users) Slice(ctx context.Context, id string) (api.Slice, error) {
 	if err := u.own(ctx, id); err != nil {

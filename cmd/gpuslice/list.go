@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 
 	"github.com/urfave/cli/v2"
 
@@ -21,7 +22,8 @@ func psCommand() *cli.Command {
 		Usage:     "list the slices of this host",
 		ArgsUsage: " ",
 		Description: `USED is what programs asked for, OVERHEAD what the driver holds for them beyond that; both
-together stay within LIMIT. TENANT and EXPIRES are there if a slice has one.
+together stay within LIMIT. A slice that was released while processes were alive is shown until they exit: it counts
+for what they hold, and gets nothing more. TENANT and EXPIRES are there if a slice has one.
 
    gpuslice ps
    gpuslice ps --json | jq -r '.[] | select(.tenant == "a") | .id'`,
@@ -34,13 +36,24 @@ together stay within LIMIT. TENANT and EXPIRES are there if a slice has one.
 			if c.Args().Present() {
 				return fmt.Errorf("ps takes no argument; `gpuslice inspect %s` shows one slice", c.Args().First())
 			}
-			slices, err := connect(c).Slices(c.Context)
+			all, err := holders(c)
 			if err != nil {
 				return err
 			}
-			return printList(c, slices, show.Slices)
+			return printList(c, all, show.Slices)
 		},
 	}
+}
+
+// holders are all slices to which something of a device counts: those that were released while processes were alive are the last.
+func holders(c *cli.Context) ([]api.Slice, error) {
+	enforcer := connect(c)
+	active, err := enforcer.Slices(c.Context)
+	if err != nil {
+		return nil, err
+	}
+	released, err := enforcer.Released(c.Context)
+	return append(active, released...), err
 }
 
 // alreadyJSONFlag is of commands that print nothing else, for who asks all of them for it.
@@ -64,12 +77,31 @@ func inspectCommand() *cli.Command {
 			slice, err := named(c, words[0], show.Names, func(ctx context.Context, enforcer *client.Client, id string) (api.Slice, error) {
 				return enforcer.Slice(ctx, id)
 			})
+			if errors.Is(err, api.ErrNotFound) {
+				if released, ok := findReleased(c, words[0]); ok {
+					return show.JSON(c.App.Writer, released)
+				}
+			}
 			if err != nil {
 				return err
 			}
 			return show.JSON(c.App.Writer, slice)
 		},
 	}
+}
+
+// findReleased finds a slice that was released while processes were alive.
+func findReleased(c *cli.Context, id string) (api.Slice, bool) {
+	released, err := connect(c).Released(c.Context)
+	if err != nil {
+		return api.Slice{}, false
+	}
+	whole, err := show.Find(released, id, show.Names)
+	i := slices.IndexFunc(released, func(s api.Slice) bool { return s.ID == whole })
+	if err != nil || i < 0 {
+		return api.Slice{}, false
+	}
+	return released[i], true
 }
 
 // printList prints what was listed: as JSON, or as the table that table prints.
@@ -94,11 +126,11 @@ func named(c *cli.Context, id string, names func(given, id string) bool, do func
 		}
 		none = fmt.Errorf("%w: `gpuslice ps` lists what there is", err)
 	}
-	slices, err := enforcer.Slices(c.Context)
+	all, err := enforcer.Slices(c.Context)
 	if err != nil {
 		return api.Slice{}, err
 	}
-	whole, err := show.Find(slices, id, names)
+	whole, err := show.Find(all, id, names)
 	if errors.Is(err, api.ErrNotFound) && none != nil {
 		return api.Slice{}, none // in the words of the enforcer, which knows whose it is not
 	}

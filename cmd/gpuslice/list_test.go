@@ -26,6 +26,8 @@ func (h holds) Info(context.Context) (api.Info, error) {
 
 func (h holds) Slices(context.Context) ([]api.Slice, error) { return h.all, nil }
 
+func (h holds) Released(context.Context) ([]api.Slice, error) { return nil, nil }
+
 func (h holds) Slice(_ context.Context, id string) (api.Slice, error) {
 	if i := slices.IndexFunc(h.all, func(s api.Slice) bool { return s.ID == id }); i >= 0 {
 		return h.all[i], nil

@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/urfave/cli/v2"
@@ -39,8 +40,16 @@ they go on, get nothing more, and what they hold is free once they have ended.
 			slice, err := named(c, words[0], show.Means, func(ctx context.Context, enforcer *client.Client, id string) (api.Slice, error) {
 				return enforcer.Release(ctx, id, 0, c.Bool("force"))
 			})
+			if errors.Is(err, api.ErrNotFound) {
+				if released, ok := findReleased(c, words[0]); ok {
+					return fmt.Errorf("slice %s was released before: what its %d processes hold counts until they exit; `gpuslice inspect %s` lists them", released.ID, released.ProcessCount, words[0])
+				}
+			}
 			if err != nil {
 				return err
+			}
+			if released, ok := findReleased(c, slice.ID); ok && !c.Bool("json") {
+				fmt.Fprintf(c.App.ErrWriter, "gpuslice: %d processes of it are alive: what they hold counts until they exit, and ps shows it until then\n", released.ProcessCount)
 			}
 			if c.Bool("json") {
 				return show.JSON(c.App.Writer, slice)

@@ -114,7 +114,7 @@ type State string
 
 const (
 	Active   State = "active"
-	Released State = "released" // only in answers to Release
+	Released State = "released" // in answers to Release, and as long as processes of it are alive
 	Damaged  State = "damaged"  // its ledger was overwritten, or could not be taken up again; nothing more is charged
 	Frozen   State = "frozen"   // a process holds memory past the ledger; nothing more is charged until that is gone
 	Expired  State = "expired"  // its time is over; nothing more is charged, and its processes are being ended

@@ -71,6 +71,11 @@ func (c *Client) Slices(ctx context.Context) ([]api.Slice, error) {
 	return do[[]api.Slice](ctx, c, "GET", "/v1/slices", nil, maxList)
 }
 
+// Released lists the slices that were released while processes were alive, with these.
+func (c *Client) Released(ctx context.Context) ([]api.Slice, error) {
+	return do[[]api.Slice](ctx, c, "GET", "/v1/slices?released=true", nil, maxList)
+}
+
 // Slice asks for one slice, with its processes.
 func (c *Client) Slice(ctx context.Context, id string) (api.Slice, error) {
 	if err := api.CheckID(id); err != nil {

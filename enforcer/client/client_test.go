@@ -58,6 +58,7 @@ func (s *service) Join(ctx context.Context, _ string, r api.JoinRequest) (api.Re
 	return api.RegisterReply{Slice: s.slice}, s.err
 }
 func (s *service) Slices(context.Context) ([]api.Slice, error)      { return []api.Slice{s.slice}, s.err }
+func (s *service) Released(context.Context) ([]api.Slice, error)    { return []api.Slice{s.slice}, s.err }
 func (s *service) Slice(context.Context, string) (api.Slice, error) { return s.slice, s.err }
 func (s *service) Pools(context.Context) ([]api.Pool, error)        { return []api.Pool{s.pool}, s.err }
 func (s *service) Pool(context.Context, string) (api.Pool, error)   { return s.pool, s.err }

@@ -36,8 +36,16 @@ var routes = []route{
 	{"GET", "/v1/info", http.StatusOK, nil, func(s Service, _ http.ResponseWriter, r *http.Request) (any, error) {
 		return s.Info(r.Context())
 	}},
-	{"GET", "/v1/slices", http.StatusOK, nil, func(s Service, _ http.ResponseWriter, r *http.Request) (any, error) {
-		all, err := s.Slices(r.Context())
+	{"GET", "/v1/slices", http.StatusOK, []string{"released"}, func(s Service, _ http.ResponseWriter, r *http.Request) (any, error) {
+		released, err := boolean(r, "released")
+		if err != nil {
+			return nil, err
+		}
+		which := s.Slices
+		if released {
+			which = s.Released
+		}
+		all, err := which(r.Context())
 		return list(all), err
 	}},
 	{"POST", "/v1/slices", http.StatusCreated, nil, register},

@@ -33,6 +33,8 @@ type Service interface {
 	// Join makes a process one of a session's, by the session's token, which is in ctx (api.TokenOf).
 	Join(ctx context.Context, id string, r api.JoinRequest) (api.RegisterReply, error)
 	Slices(ctx context.Context) ([]api.Slice, error)
+	// Released are those that were released while processes were alive.
+	Released(ctx context.Context) ([]api.Slice, error)
 	Slice(ctx context.Context, id string) (api.Slice, error)
 	PoolService
 	Devices(ctx context.Context) ([]api.Device, error)

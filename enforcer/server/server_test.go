@@ -88,7 +88,8 @@ func (f *fakeService) DeletePool(_ context.Context, name string) (api.Pool, erro
 	return api.Pool{Name: name, State: api.Released}, f.err
 }
 
-func (f *fakeService) Slices(context.Context) ([]api.Slice, error) { return nil, f.err }
+func (f *fakeService) Slices(context.Context) ([]api.Slice, error)   { return nil, f.err }
+func (f *fakeService) Released(context.Context) ([]api.Slice, error) { return nil, f.err }
 func (f *fakeService) Slice(_ context.Context, id string) (api.Slice, error) {
 	return api.Slice{ID: id}, f.err
 }

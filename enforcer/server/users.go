@@ -25,6 +25,7 @@ type UserService interface {
 	Release(ctx context.Context, id string, generation uint64, force bool) (api.Slice, error)
 	Renew(ctx context.Context, id string, r api.RenewRequest) (api.Slice, error)
 	Slices(ctx context.Context) ([]api.Slice, error)
+	Released(ctx context.Context) ([]api.Slice, error)
 	Slice(ctx context.Context, id string) (api.Slice, error)
 }
 
@@ -114,6 +115,9 @@ func (f forUsers) Renew(ctx context.Context, id string, r api.RenewRequest) (api
 	return f.users.Renew(ctx, id, r)
 }
 func (f forUsers) Slices(ctx context.Context) ([]api.Slice, error) { return f.users.Slices(ctx) }
+func (f forUsers) Released(ctx context.Context) ([]api.Slice, error) {
+	return f.users.Released(ctx)
+}
 func (f forUsers) Slice(ctx context.Context, id string) (api.Slice, error) {
 	return f.users.Slice(ctx, id)
 }

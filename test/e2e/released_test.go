@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// Whoever is refused for what a released container holds must be able to find it.
+func TestAReleasedSliceIsShownUntilItsProcessesHaveExited(t *testing.T) {
+	h := newHost(t)
+	c := h.newContainer(map[string]string{"gpuslice.vram": "4G"}, "sleep", "1000")
+	c.run()
+	if g := c.hog(gib); !strings.HasPrefix(g.said, "holds ") {
+		t.Fatal(g.said)
+	}
+	if out, err := h.cli("release", "--force", c.id); err != nil || !strings.Contains(out, "processes of it are alive: what they hold counts until they exit") {
+		t.Fatalf("%v: %s", err, out)
+	}
+	shown := func() string {
+		t.Helper()
+		out, err := h.cli("ps", "--no-trunc")
+		h.Must(err)
+		return out
+	}
+	if out := shown(); !strings.Contains(out, c.id) || !strings.Contains(out, "released") || !strings.Contains(out, "1.51GiB") {
+		t.Errorf("it holds a gibibyte and a context of 518 MiB, and ps shows\n%s", out)
+	}
+	if out, err := h.cli("inspect", c.id); err != nil || !strings.Contains(out, `"state": "released"`) || !strings.Contains(out, fmt.Sprintf(`"pid": %d,`, c.pid())) {
+		t.Errorf("%v: %s", err, out)
+	}
+	if out, err := h.cli("release", "--force", c.id); err == nil || !strings.Contains(out, "was released before: what its ") {
+		t.Errorf("%v: %s", err, out)
+	}
+	h.Stop(unix.SIGTERM)
+	h.Start()
+	if out := shown(); !strings.Contains(out, c.id) {
+		t.Errorf("after a restart ps shows\n%s", out)
+	}
+	h.Must(c.runtime("delete", "--force", c.id).Run())
+	h.Eventually("ps shows it no more", func() bool { return !strings.Contains(shown(), c.id) })
+}
