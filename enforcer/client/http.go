@@ -150,7 +150,7 @@ func (c *Client) unreachable(err error) error {
 	case errors.Is(err, syscall.ENOENT), errors.Is(err, syscall.ECONNREFUSED):
 		what = "start gpusliced: systemctl start gpusliced"
 	case errors.Is(err, syscall.EACCES), errors.Is(err, syscall.EPERM): // it may well answer others
-		return fmt.Errorf("you may not ask the enforcer on %s (%w): root may, and members of the group that the socket belongs to", c.socket, err)
+		return &DeniedError{Socket: c.socket, Err: err}
 	case errors.Is(err, context.Canceled):
 		return fmt.Errorf("%w on %s: %w", api.ErrUnreachable, c.socket, err)
 	}

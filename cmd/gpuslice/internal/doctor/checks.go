@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"os/user"
 	"path/filepath"
 	"runtime"
 	"strconv"
@@ -18,6 +17,7 @@ import (
 	"syscall"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/client"
 	"github.com/gpuslice/gpuslice/enforcer/config"
 )
 
@@ -134,25 +134,12 @@ func (h Host) enforcer(add adder, info api.Info, err error) {
 	case err == nil:
 		add("enforcer", OK, fmt.Sprintf("answers on %s, version %s, pid %d", h.Socket, info.Version, info.PID), "")
 	case errors.Is(err, fs.ErrPermission), errors.Is(err, syscall.EACCES):
-		add("enforcer", Fail, "you may not use "+h.Socket, "run this as root"+orGroup(h.Socket))
+		add("enforcer", Fail, "you may not use "+h.Socket, "root may, "+client.JoinGroup(h.Socket))
 	case errors.Is(err, api.ErrUnreachable):
 		add("enforcer", Fail, fmt.Sprintf("nobody answers on %s: no container can get a slice (`gpuslice run` can)", h.Socket), start)
 	default:
 		add("enforcer", Fail, err.Error(), "see its log: `journalctl -u gpusliced`")
 	}
-}
-
-// orGroup says which group beside root may use a socket; "" if none may, or nobody knows.
-func orGroup(socket string) string {
-	var s syscall.Stat_t
-	if syscall.Stat(socket, &s) != nil || s.Gid == 0 || s.Mode&syscall.S_IWGRP == 0 {
-		return ""
-	}
-	name := strconv.Itoa(int(s.Gid))
-	if g, err := user.LookupGroupId(name); err == nil {
-		name = g.Name
-	}
-	return ", or join the group " + name
 }
 
 // devices asks the enforcer, if it tells of devices where we may ask it, and else NVML, which knows of no quota.

@@ -129,7 +129,7 @@ func TestWhatASocketDoesNotTellIsNotMadeUp(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	join := "run this as root, or join the group " + group.Name
+	join := "root may, and members of the group " + group.Name + ": `sudo usermod -aG " + group.Name + " USER`, then log in again. `gpuslice run` works without"
 	for name, c := range map[string]struct {
 		enforcer fakeEnforcer
 		sessions bool

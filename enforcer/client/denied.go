@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package client
+
+import (
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"syscall"
+)
+
+// DeniedError says that the kernel keeps this user from the socket. The enforcer may well answer others.
+type DeniedError struct {
+	Socket string
+	Err    error
+}
+
+func (e *DeniedError) Error() string {
+	return fmt.Sprintf("you may not ask the enforcer on %s: root may, %s", e.Socket, JoinGroup(e.Socket))
+}
+
+func (e *DeniedError) Unwrap() error { return e.Err }
+
+// JoinGroup says how else than as root one may use a socket.
+func JoinGroup(socket string) string {
+	group := groupOf(socket)
+	if group == "" {
+		return "and nobody else (group in the configuration of gpusliced)"
+	}
+	return fmt.Sprintf("and members of the group %s: `sudo usermod -aG %s USER`, then log in again. `gpuslice run` works without", group, group)
+}
+
+// groupOf is the group that may use a socket; "" if none may, or nobody knows. Package os/user would be linked into the hook.
+func groupOf(socket string) string {
+	var s syscall.Stat_t
+	if syscall.Stat(socket, &s) != nil || s.Gid == 0 || s.Mode&syscall.S_IWGRP == 0 {
+		return ""
+	}
+	number := strconv.FormatUint(uint64(s.Gid), 10)
+	groups, _ := os.ReadFile("/etc/group")
+	for line := range strings.Lines(string(groups)) {
+		if fields := strings.SplitN(line, ":", 4); len(fields) == 4 && fields[2] == number {
+			return fields[0]
+		}
+	}
+	return number
+}
