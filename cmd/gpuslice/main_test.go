@@ -4,10 +4,13 @@ package main
 
 import (
 	"io"
+	"os"
 	"strings"
 	"testing"
 
 	"github.com/urfave/cli/v2"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
 )
 
 func TestAWrongCommandLineIsToldWhatIsAccepted(t *testing.T) {
@@ -48,4 +51,28 @@ func TestAWrongFlagIsOneSentenceThatNamesTheHelpOfItsCommand(t *testing.T) {
 		}
 	}
 	try([]string{"gpuslice"}, newApp().Commands)
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}
+
+func TestASessionWithoutTheHostsEnforcerIsSaidOrRefused(t *testing.T) {
+	t.Setenv("GPUSLICE_SOCKET", "")
+	if os.Unsetenv("GPUSLICE_SOCKET"); exists(api.DefaultSocket) {
+		t.Skip("this host has an enforcer")
+	}
+	socket := t.TempDir() + "/none"
+	for _, c := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"--session-socket", socket, "run", "--require-host", "--vram", "1G", "--", "true"}, "--require-host: the enforcer does not answer on "},
+		{[]string{"run", "--require-host", "--embedded", "--vram", "1G", "--", "true"}, "leave one of them out"},
+	} {
+		if _, said, code := cliRun(c.args...); code != 125 || !strings.Contains(said, c.want) {
+			t.Errorf("%q: %d, %s", c.args, code, said)
+		}
+	}
 }

@@ -26,7 +26,7 @@ end, however they end. Root is not needed.
    gpuslice run --pool llm --vram 10G -- python serve.py
 
 The host's enforcer is used if it answers, so that the quota counts against the card like a
-container's; else one in this process, which knows nothing of other slices.
+container's; else one in this process, which knows nothing of other slices, and a line says so. --require-host fails then.
 
 With --device CUDA shows the command those devices alone, in the order in which they are given: the first is cuda:0. They
 are listed by UUID in CUDA_VISIBLE_DEVICES. If that is set already, its order is kept, and it must have each of them. An
@@ -64,7 +64,8 @@ func runCommand() *cli.Command {
 			&cli.StringFlag{Name: "tenant", Usage: "`WHOM` to account it to"},
 			&cli.StringFlag{Name: "join", Usage: "join the session whose token is in this `FILE` or descriptor", TakesFile: true},
 			&cli.BoolFlag{Name: "embedded", Usage: "do not use the host's enforcer"},
-			&cli.BoolFlag{Name: "quiet", Aliases: []string{"q"}, Usage: "do not say which enforcer is used"},
+			&cli.BoolFlag{Name: "require-host", Usage: "fail if the host's enforcer does not answer"},
+			&cli.BoolFlag{Name: "quiet", Aliases: []string{"q"}, Usage: "do not say which enforcer is used, nor that it is not the host's"},
 		},
 		OnUsageError: usageError(session.ExitFailed),
 		Action: func(c *cli.Context) error {
@@ -176,6 +177,8 @@ func sessionRequest(c *cli.Context) (api.RegisterRequest, error) {
 		return r, errors.New(`--tenant "" is no name: say whom to account it to, or leave it out`)
 	case c.IsSet("pool") && r.Pool == "":
 		return r, fmt.Errorf("--pool: %w", api.CheckPoolName(""))
+	case c.Bool("require-host") && c.Bool("embedded"):
+		return r, errors.New("--require-host and --embedded: the host's enforcer cannot be required and not be used: leave one of them out")
 	case r.Pool != "" && c.Bool("embedded"):
 		return r, errors.New("--pool: the host's enforcer keeps the pools, and --embedded does without it: leave one of them out")
 	case r.Pool != "" && r.Mode == api.Record:
@@ -197,12 +200,14 @@ func sessionRequest(c *cli.Context) (api.RegisterRequest, error) {
 	return r, nil
 }
 
+const inThisProcess = "enforcer in this process"
+
 // chooseEnforcer returns the host's enforcer if it answers, and else starts one in this process. which says
 // so to a person; stop ends what was started.
 func chooseEnforcer(c *cli.Context) (enforcer session.Enforcer, which string, stop func(), err error) {
 	if c.Bool("embedded") {
 		enforcer, stop, err = embedded(c.Context)
-		return enforcer, "enforcer in this process", stop, err
+		return enforcer, inThisProcess, stop, err
 	}
 	host := connect(c)
 	ctx, cancel := context.WithTimeout(c.Context, 5*time.Second)
@@ -220,10 +225,16 @@ func chooseEnforcer(c *cli.Context) (enforcer session.Enforcer, which string, st
 	if c.IsSet("join") {
 		return nil, "", nil, err // an enforcer of its own has nothing that could be joined
 	}
-	which = "enforcer in this process (the host has none)"
-	if _, statErr := os.Stat(c.String("socket")); statErr == nil {
-		which = fmt.Sprintf("enforcer in this process (the host's cannot be used: %v)", err)
+	if c.Bool("require-host") {
+		return nil, "", nil, fmt.Errorf("--require-host: %w", err)
+	}
+	if !c.Bool("quiet") {
+		why := "no gpusliced runs on this host"
+		if _, statErr := os.Stat(c.String("socket")); statErr == nil {
+			why = err.Error()
+		}
+		fmt.Fprintf(os.Stderr, "gpuslice: %s: the quota holds for this command alone, and programs beside it may take what it counts on (--require-host refuses that)\n", why)
 	}
 	enforcer, stop, err = embedded(c.Context)
-	return enforcer, which, stop, err
+	return enforcer, inThisProcess, stop, err
 }
