@@ -17,7 +17,7 @@ const MaxSize = math.MaxInt64
 const sizesAccepted = "a size such as 4G, 4GiB, 4096m or 4294967296b is accepted (units k, m, g, t, p are powers of 1024)"
 
 // ParseSize reads a number of bytes as `docker run --memory` does: digits, and a unit of k, m, g, t or p in either
-// case, which may be followed by b or ib, in powers of two; or b, for bytes. Decimals are accepted if
+// case, which may be followed by b, ib or (as Kubernetes writes it) i, in powers of two; or b, for bytes. Decimals are accepted if
 // the result is a whole number of bytes (1.5G). Nothing else is: no sign, no space, no zero; and no number alone, since who
 // writes 500 does not mean 500 bytes.
 func ParseSize(s string) (uint64, error) {
@@ -83,7 +83,7 @@ func unitShift(unit string) (uint, bool) {
 	if unit == "" || unit == "b" {
 		return 0, true
 	}
-	if rest := unit[1:]; rest != "" && rest != "b" && rest != "ib" {
+	if rest := unit[1:]; rest != "" && rest != "b" && rest != "i" && rest != "ib" {
 		return 0, false
 	}
 	i := strings.IndexByte("kmgtp", unit[0])
