@@ -80,7 +80,7 @@ func (b *Buffer) read(ctx context.Context, offset uint64, data []byte) (int, err
 // transfer asks for one piece after the other, some of them before the first is answered. It returns how many bytes are done.
 func (b *Buffer) transfer(ctx context.Context, size int, request func(from, to int) *leasepb.Request, take func(from int, reply *leasepb.Reply) error) (int, error) {
 	const ahead = 4
-	var calls []*call
+	var calls []chan *leasepb.Reply
 	done := 0
 	for from := 0; from < size || from == 0 || len(calls) > 0; {
 		if (from < size || from == 0) && len(calls) < ahead {

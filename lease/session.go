@@ -27,8 +27,10 @@ import (
 const (
 	maxWaiting      = 1 << 12 // requests without an answer
 	maxWaitingBytes = 32 << 20
+	maxMessages     = 4   // without an answer: requests that come meanwhile share the next one
 	maxBatch        = 512 // requests in a message
 	maxBatchBytes   = 1 << 20
+	maxDirectBytes  = 32 << 10 // on the way, with which gRPC takes another message at once: half its buffer of 64 KiB
 	maxMessage      = 66 << 20
 	chunk           = 4 << 20 // of a longer write or read
 )
@@ -43,24 +45,27 @@ var ErrClosed = errors.New("the session was closed")
 type Session struct {
 	client     leasepb.SessionClient
 	connection *grpc.ClientConn
+	stream     leasepb.Session_WorkClient
 	cancel     context.CancelFunc
 	token      string
 	directory  string // of shared.sock; "" over TCP
 	ended      sync.WaitGroup
 
 	mutex    sync.Mutex
-	changed  chan struct{} // closed, and made again, when there is something to send, room, or an end
+	room     chan struct{} // nil, or closed when there is room, or an end
+	send     chan struct{} // has one when there may be something to send, or an end
 	outgoing []*leasepb.Request
-	waiting  []*call // in the order of their requests
-	bytes    int     // of their requests
+	waiting  []call   // for an answer, in the order of their requests: the last is number `sequence`, and each before it one less
+	messages []uint64 // the last request of each that was sent and will be answered
+	sending  bool     // somebody sends a message
+	bytes    int      // of requests without an answer
 	sequence uint64
 	err      error // why there is nothing more to be had
 }
 
 type call struct {
-	sequence uint64
-	bytes    int
-	done     chan *leasepb.Reply // nil: nobody waits. Closed at the session's end
+	bytes int
+	done  chan *leasepb.Reply // nil: nobody waits. Closed at the session's end
 }
 
 // Open connects to the session at that address, such as unix:/run/gpuslice/leases/ID/session.sock, with the token that the file has.
@@ -69,7 +74,7 @@ func Open(ctx context.Context, address, tokenFile string) (*Session, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open a GPU session: %w", err)
 	}
-	s := &Session{token: string(bytes.TrimSpace(text)), changed: make(chan struct{})}
+	s := &Session{token: string(bytes.TrimSpace(text)), send: make(chan struct{}, 1)}
 	if path, ok := strings.CutPrefix(address, "unix:"); ok {
 		s.directory = filepath.Dir(path)
 	}
@@ -110,9 +115,9 @@ func (s *Session) connect(ctx context.Context) error {
 		cancel()
 		return s.called(err)
 	}
-	s.cancel = cancel
-	s.ended.Go(func() { s.send(stream) })
-	s.ended.Go(func() { s.receive(stream) })
+	s.cancel, s.stream = cancel, stream
+	s.ended.Go(s.sendAll)
+	s.ended.Go(s.receive)
 	return nil
 }
 
@@ -132,10 +137,27 @@ func (s *Session) Close() error {
 	return s.connection.Close()
 }
 
-// notify wakes all who wait; the mutex is held.
+// notify wakes those who have something to do now; the mutex is held.
 func (s *Session) notify() {
-	close(s.changed)
-	s.changed = make(chan struct{})
+	if s.room != nil && (s.err != nil || s.hasRoom(0)) {
+		close(s.room)
+		s.room = nil
+	}
+	if s.err != nil || s.mayForward() {
+		select {
+		case s.send <- struct{}{}:
+		default: // it has one
+		}
+	}
+}
+
+// hasRoom is whether one more request may be on its way.
+func (s *Session) hasRoom(bytes int) bool {
+	return len(s.waiting) == 0 || len(s.waiting) < maxWaiting && s.bytes+bytes <= maxWaitingBytes
+}
+
+func (s *Session) mayForward() bool {
+	return len(s.outgoing) > 0 && !s.sending && len(s.messages) < maxMessages
 }
 
 func (s *Session) fail(err error) {
@@ -154,31 +176,23 @@ func (s *Session) fail(err error) {
 	s.notify()
 }
 
-func (s *Session) send(stream leasepb.Session_WorkClient) {
-	for {
-		batch := s.next()
-		if batch == nil {
-			return
+// sendAll sends what whoever asked has not sent himself.
+func (s *Session) sendAll() {
+	for range s.send {
+		s.mutex.Lock()
+		for s.err == nil && s.mayForward() {
+			s.forward(true)
 		}
-		if err := stream.Send(&leasepb.Requests{Requests: batch}); err != nil {
-			return // the receiver learns why
+		ended := s.err != nil
+		s.mutex.Unlock()
+		if ended {
+			return
 		}
 	}
 }
 
-// next waits for requests: as many as fit into a message.
-func (s *Session) next() []*leasepb.Request {
-	s.mutex.Lock()
-	defer s.mutex.Unlock()
-	for len(s.outgoing) == 0 && s.err == nil {
-		changed := s.changed
-		s.mutex.Unlock()
-		<-changed
-		s.mutex.Lock()
-	}
-	if s.err != nil {
-		return nil
-	}
+// forward sends requests, as many as fit into a message. The mutex is held, and given back meanwhile.
+func (s *Session) forward(answered bool) {
 	n, size := 0, 0
 	for n < len(s.outgoing) && n < maxBatch && size < maxBatchBytes {
 		size += s.waiting[len(s.waiting)-len(s.outgoing)+n].bytes
@@ -188,12 +202,19 @@ func (s *Session) next() []*leasepb.Request {
 	if s.outgoing = s.outgoing[n:]; len(s.outgoing) == 0 {
 		s.outgoing = nil
 	}
-	return batch
+	if answered {
+		s.messages = append(s.messages, batch[n-1].GetSequence())
+	}
+	s.sending = true
+	s.mutex.Unlock()
+	_ = s.stream.Send(&leasepb.Requests{Requests: batch, Quiet: true, AnswerLast: answered}) // the receiver learns why it fails
+	s.mutex.Lock()
+	s.sending = false
 }
 
-func (s *Session) receive(stream leasepb.Session_WorkClient) {
+func (s *Session) receive() {
 	for {
-		message, err := stream.Recv()
+		message, err := s.stream.Recv()
 		if err == nil {
 			err = s.take(message.GetReplies())
 		}
@@ -211,14 +232,26 @@ func (s *Session) take(replies []*leasepb.Reply) error {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
 	for _, reply := range replies {
-		if len(s.waiting) == len(s.outgoing) || s.waiting[0].sequence != reply.GetSequence() {
+		// It answers the launches before it, too.
+		first, sent := s.sequence-uint64(len(s.waiting))+1, len(s.waiting)-len(s.outgoing)
+		n := reply.GetSequence() - first
+		if n >= uint64(sent) {
 			return errors.New("the broker answered what it was not asked")
 		}
-		c := s.waiting[0]
-		s.waiting = s.waiting[1:]
+		for _, c := range s.waiting[:n] {
+			if c.done != nil {
+				return errors.New("the broker left out an answer")
+			}
+			s.bytes -= c.bytes
+		}
+		c := s.waiting[n]
+		s.waiting = s.waiting[n+1:]
 		s.bytes -= c.bytes
 		if c.done != nil {
 			c.done <- reply // it has room for one
+		}
+		for len(s.messages) > 0 && s.messages[0] <= reply.GetSequence() {
+			s.messages = s.messages[1:]
 		}
 	}
 	s.notify()
@@ -226,18 +259,24 @@ func (s *Session) take(replies []*leasepb.Reply) error {
 }
 
 // enqueue puts a request into the session's order, once there is room.
-func (s *Session) enqueue(ctx context.Context, r *leasepb.Request, wait bool) (*call, error) {
-	c := &call{bytes: proto.Size(r)}
+func (s *Session) enqueue(ctx context.Context, r *leasepb.Request, wait bool) (chan *leasepb.Reply, error) {
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
+	c := call{bytes: proto.Size(r)}
 	if wait {
 		c.done = make(chan *leasepb.Reply, 1)
 	}
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
-	for s.err == nil && len(s.waiting) > 0 && (len(s.waiting) >= maxWaiting || s.bytes+c.bytes > maxWaitingBytes) {
-		changed := s.changed
+	for s.err == nil && !s.hasRoom(c.bytes) {
+		if s.room == nil {
+			s.room = make(chan struct{})
+		}
+		room := s.room
 		s.mutex.Unlock()
 		select {
-		case <-changed:
+		case <-room:
 			s.mutex.Lock()
 		case <-ctx.Done():
 			s.mutex.Lock()
@@ -248,19 +287,22 @@ func (s *Session) enqueue(ctx context.Context, r *leasepb.Request, wait bool) (*
 		return nil, s.err
 	}
 	s.sequence++
-	r.Sequence, c.sequence = s.sequence, s.sequence
+	r.Sequence = s.sequence
 	s.waiting = append(s.waiting, c)
 	s.bytes += c.bytes
 	s.outgoing = append(s.outgoing, r)
-	if len(s.outgoing) == 1 {
-		s.notify()
+	// Whoever waits for the answer sends it himself, and so does who finds nothing on its way: that is the fastest, and does not block. The
+	// answer to a lone launch comes with the next one.
+	if alone := len(s.waiting) == 1; (wait || alone) && s.mayForward() && s.bytes <= maxDirectBytes {
+		s.forward(wait)
 	}
-	return c, nil
+	s.notify()
+	return c.done, nil
 }
 
-func (s *Session) wait(ctx context.Context, c *call) (*leasepb.Reply, error) {
+func (s *Session) wait(ctx context.Context, done chan *leasepb.Reply) (*leasepb.Reply, error) {
 	select {
-	case reply, ok := <-c.done:
+	case reply, ok := <-done:
 		if !ok {
 			s.mutex.Lock()
 			defer s.mutex.Unlock()
@@ -277,11 +319,11 @@ func (s *Session) wait(ctx context.Context, c *call) (*leasepb.Reply, error) {
 
 // ask sends a request and waits for its reply.
 func (s *Session) ask(ctx context.Context, r *leasepb.Request) (*leasepb.Reply, error) {
-	c, err := s.enqueue(ctx, r, true)
+	done, err := s.enqueue(ctx, r, true)
 	if err != nil {
 		return nil, err
 	}
-	return s.wait(ctx, c)
+	return s.wait(ctx, done)
 }
 
 // Sync waits for everything that was launched before it. Its error is that of what failed since the last Sync.

@@ -3,6 +3,8 @@
 package broker
 
 import (
+	"errors"
+	"io"
 	"sync"
 
 	"google.golang.org/protobuf/proto"
@@ -10,139 +12,121 @@ import (
 	"github.com/gpuslice/gpuslice/lease/leasepb"
 )
 
-// What one client may have in the broker: requests that wait, and replies that it has not read. One that reads nothing is not read from.
 const (
-	maxPending      = 1 << 13
-	maxPart         = 1 << 10 // requests that are carried out without another client's between them
-	maxPendingBytes = 64 << 20
-	maxReplies      = 1 << 10 // in a message
-	maxReplyBytes   = 1 << 20 // of several: gRPC's clients take 4 MiB unless they say otherwise
+	maxPart       = 1 << 10 // requests that are carried out without another client's between them
+	maxReplyBytes = 1 << 20 // of several replies: gRPC's clients take 4 MiB unless they say otherwise
+	// clientGoroutines serve one client: one decodes a message while the other carries out the one before, if that has so many requests.
+	// Of shorter ones it takes longer to wake the other.
+	clientGoroutines = 2
+	longMessage      = 16
 )
 
-// client is one connection of Work.
+// client is one connection of Work. Each goroutine takes its next lock before it gives back the one that it has, and so keeps its place:
+// requests are carried out, and answered, in the order of their messages. A client that reads no replies is not read from.
 type client struct {
-	history history // the worker's
+	broker *Broker
+	stream leasepb.Session_WorkServer
 
-	mutex   sync.Mutex
-	changed sync.Cond
-	replies []*leasepb.Reply
-	parts   []part // that were received, and whose replies are not all sent
-	pending int    // requests of those
-	bytes   uint64
-	ended   bool
+	receiving, working, sending sync.Mutex
+	history                     history // of who works
 }
 
-// part is some of the requests of a message.
-type part struct {
-	requests int
-	bytes    uint64 // that they, and their replies, can make the broker hold
-}
-
-func newClient() *client {
-	c := &client{}
-	c.changed.L = &c.mutex
-	return c
-}
-
-// weight is what a request can make the broker hold.
-func weight(r *leasepb.Request) uint64 {
-	bytes := uint64(proto.Size(r))
-	switch o := r.GetOperation().(type) {
-	case *leasepb.Request_MemRead:
-		bytes += min(o.MemRead.GetBytes(), maxData)
-	case *leasepb.Request_Submit:
-		bytes += maxData
-	}
-	return bytes
-}
-
-// cut takes the first part of the requests. It has at least one, which may be larger than all room.
-func cut(requests []*leasepb.Request) (first, rest []*leasepb.Request, p part) {
-	for _, r := range requests {
-		bytes := weight(r)
-		if p.requests == maxPart || p.requests > 0 && p.bytes+bytes > maxPendingBytes {
-			break
+// serve returns nil when the client has sent its last request, and everything is answered.
+func (c *client) serve() error {
+	receives := false
+	defer func() {
+		if receives {
+			c.receiving.Unlock()
 		}
-		p.requests++
-		p.bytes += bytes
-	}
-	return requests[:p.requests], requests[p.requests:], p
-}
-
-// admit waits until there is room; false says that the connection has ended. What is larger than all room comes alone.
-func (c *client) admit(p part) bool {
-	c.mutex.Lock()
-	defer c.mutex.Unlock()
-	for !c.ended && c.pending > 0 && (c.pending+p.requests > maxPending || c.bytes+p.bytes > maxPendingBytes) {
-		c.changed.Wait()
-	}
-	c.parts = append(c.parts, p)
-	c.pending += p.requests
-	c.bytes += p.bytes
-	return !c.ended
-}
-
-func (c *client) push(replies []*leasepb.Reply) {
-	c.mutex.Lock()
-	defer c.mutex.Unlock()
-	if !c.ended {
-		c.replies = append(c.replies, replies...)
-	}
-	c.changed.Broadcast()
-}
-
-// next waits for replies: as many as fit into a message. There is none when the connection has ended and all is sent.
-func (c *client) next() []*leasepb.Reply {
-	c.mutex.Lock()
-	defer c.mutex.Unlock()
-	for !c.ended && len(c.replies) == 0 {
-		c.changed.Wait()
-	}
-	n, bytes := 0, 0
-	for n < len(c.replies) && n < maxReplies {
-		bytes += proto.Size(c.replies[n])
-		if n > 0 && bytes > maxReplyBytes {
-			break
+	}()
+	for {
+		if !receives {
+			c.receiving.Lock()
+			receives = true
 		}
-		n++
-	}
-	batch := c.replies[:n:n]
-	if c.replies = c.replies[n:]; len(c.replies) == 0 {
-		c.replies = nil
-	}
-	return batch // nil if there are none
-}
-
-// sent makes room: so many replies are gone.
-func (c *client) sent(replies int) {
-	c.mutex.Lock()
-	defer c.mutex.Unlock()
-	for replies > 0 && len(c.parts) > 0 {
-		first := &c.parts[0]
-		n := min(replies, first.requests)
-		first.requests -= n
-		c.pending -= n
-		replies -= n
-		if first.requests == 0 {
-			c.bytes -= first.bytes
-			c.parts = c.parts[1:]
+		message, err := c.stream.Recv()
+		last := errors.Is(err, io.EOF)
+		if err != nil && !last {
+			return err
+		}
+		c.working.Lock()
+		if len(message.GetRequests()) >= longMessage {
+			c.receiving.Unlock()
+			receives = false
+		}
+		replies, gone, err := c.work(message)
+		c.sending.Lock()
+		c.working.Unlock()
+		if err == nil {
+			err = c.send(replies)
+		}
+		c.sending.Unlock()
+		if gone != nil {
+			c.broker.stop(ExitContext, gone.GetMessage())
+		}
+		if err != nil || last {
+			return err
 		}
 	}
-	c.changed.Broadcast()
 }
 
-func (c *client) end() {
-	c.mutex.Lock()
-	defer c.mutex.Unlock()
-	c.ended = true
-	c.changed.Broadcast()
-}
-
-// drain waits until everything is answered.
-func (c *client) drain() {
-	c.mutex.Lock()
-	defer c.mutex.Unlock()
-	for !c.ended && c.pending > 0 {
-		c.changed.Wait()
+// work carries out a message. It returns the replies that are still to be sent, and why there is nothing more to be had of the device.
+func (c *client) work(message *leasepb.Requests) (replies []*leasepb.Reply, gone *leasepb.Failure, err error) {
+	for requests := message.GetRequests(); len(requests) > 0; {
+		c.sending.Lock()
+		err := c.send(replies)
+		c.sending.Unlock()
+		if err != nil {
+			return nil, gone, err
+		}
+		if replies, requests, gone, err = c.broker.carryOut(&c.history, message, requests); err != nil {
+			return nil, gone, err
+		}
 	}
+	return replies, gone, nil
+}
+
+func (c *client) send(replies []*leasepb.Reply) error {
+	if len(replies) == 0 {
+		return nil
+	}
+	return c.stream.Send(&leasepb.Replies{Replies: replies})
+}
+
+// carryOut carries out the first part of a message's last requests, and returns the others. What can wait for the device does not keep back the replies to
+// what was before it.
+func (b *Broker) carryOut(h *history, message *leasepb.Requests, requests []*leasepb.Request) (replies []*leasepb.Reply, rest []*leasepb.Request, gone *leasepb.Failure, err error) {
+	b.working.Lock()
+	defer b.working.Unlock()
+	if b.hasEnded() {
+		return nil, nil, nil, b.expired()
+	}
+	bytes, reply := 0, &leasepb.Reply{}
+	for i, r := range requests {
+		if len(replies) > 0 && (waits(r) || bytes >= maxReplyBytes) || i == maxPart {
+			return replies, requests[i:], b.engine.gone, nil
+		}
+		b.engine.do(h, r, reply)
+		if message.GetQuiet() && isLaunch(r) && reply.Failure == nil && (!message.GetAnswerLast() || i < len(requests)-1) {
+			continue
+		}
+		bytes += proto.Size(reply)
+		replies = append(replies, reply)
+		reply = &leasepb.Reply{}
+	}
+	return replies, nil, b.engine.gone, nil
+}
+
+func isLaunch(r *leasepb.Request) bool {
+	_, ok := r.GetOperation().(*leasepb.Request_Launch)
+	return ok
+}
+
+// waits is whether a request can take long, or have a large reply.
+func waits(r *leasepb.Request) bool {
+	switch r.GetOperation().(type) {
+	case *leasepb.Request_Launch, *leasepb.Request_MemAlloc, *leasepb.Request_MemSet, *leasepb.Request_MemCopy:
+		return false
+	}
+	return true
 }

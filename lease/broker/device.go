@@ -9,7 +9,7 @@ import (
 	"github.com/gpuslice/gpuslice/vmm/cuda"
 )
 
-// Device is where a session works. Its methods are called by one goroutine, which is locked to its thread.
+// Device is where a session works. Its methods are called one at a time, by any goroutine on any thread.
 type Device interface {
 	// Alloc returns memory that is zero.
 	Alloc(bytes uint64) (cuda.Address, error)
@@ -43,7 +43,6 @@ func OpenDevice(config Config) func() (Device, error) {
 	}
 }
 
-// openContext is for a goroutine that stays in its thread.
 func openContext(ordinal int) (*context, error) {
 	device, err := cuda.Open(ordinal)
 	if err != nil {

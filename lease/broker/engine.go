@@ -20,7 +20,7 @@ const (
 	maxData        = 16 << 20  // in one request or reply
 )
 
-// engine carries out requests on a device. It is used by one goroutine; its counters, by any.
+// engine carries out requests on a device. One goroutine at a time uses it; any, its counters.
 type engine struct {
 	device Device
 	// watch bounds the time of a load; the function that it returns ends that.
@@ -69,16 +69,15 @@ func newEngine(device Device, vram uint64) *engine {
 	}
 }
 
-// do carries out one request. A nil failure is success.
-func (e *engine) do(h *history, r *leasepb.Request) *leasepb.Reply {
-	reply := &leasepb.Reply{Sequence: r.GetSequence()}
+// do carries out one request, and fills in its reply. A nil failure is success.
+func (e *engine) do(h *history, r *leasepb.Request, reply *leasepb.Reply) {
+	reply.Sequence = r.GetSequence()
 	reply.Failure = e.perform(h, r, reply)
 	e.stats.requests.Add(1)
 	if reply.Failure != nil {
 		e.stats.failures.Add(1)
 		reply.Result = nil
 	}
-	return reply
 }
 
 func (e *engine) perform(h *history, r *leasepb.Request, reply *leasepb.Reply) *leasepb.Failure {

@@ -40,7 +40,8 @@ func (b *bench) ask(operation any) (leasepb.Code, *leasepb.Reply) {
 
 func (b *bench) askAs(h *history, operation any) (leasepb.Code, *leasepb.Reply) {
 	b.Helper()
-	reply := b.engine.do(h, request(operation))
+	reply := &leasepb.Reply{}
+	b.engine.do(h, request(operation), reply)
 	if f := reply.GetFailure(); f != nil && f.GetMessage() == "" {
 		b.Errorf("%v: %v has no message", operation, f.GetCode())
 	}
@@ -380,21 +381,35 @@ func FuzzRequests(f *testing.F) {
 		if proto.Unmarshal(data, message) != nil {
 			return
 		}
+		for i, r := range message.GetRequests() {
+			r.Sequence = uint64(i)
+		}
 		device := newFakeDevice()
 		e := newEngine(device, testVRAM)
 		h := history{}
-		for rest := message.GetRequests(); len(rest) > 0; {
-			var first []*leasepb.Request
-			var p part
-			if first, rest, p = cut(rest); p.requests == 0 {
-				t.Fatal("a part of no requests")
+		broker := &Broker{engine: e, ended: make(chan struct{})}
+		asked, answered := message.GetRequests(), 0
+		for rest := asked; len(rest) > 0; {
+			replies, left, _, err := broker.carryOut(&h, message, rest)
+			if err != nil || len(left) >= len(rest) {
+				t.Fatalf("%d requests are left of %d: %v", len(left), len(rest), err)
 			}
-			for _, r := range first {
-				reply := e.do(&h, r)
-				if reply.GetSequence() != r.GetSequence() || reply.GetFailure() != nil && reply.GetResult() != nil {
-					t.Fatalf("%v is answered with %v", r, reply)
+			rest = left
+			for _, reply := range replies {
+				for ; asked[answered].GetSequence() != reply.GetSequence(); answered++ {
+					if !message.GetQuiet() || !isLaunch(asked[answered]) {
+						t.Fatalf("%v is not answered", asked[answered])
+					}
+				}
+				if answered++; reply.GetFailure() != nil && reply.GetResult() != nil {
+					t.Fatalf("%v is answered with %v", asked[answered-1], reply)
 				}
 			}
+		}
+		for ; answered < len(asked) && message.GetQuiet() && !message.GetAnswerLast() && isLaunch(asked[answered]); answered++ {
+		}
+		if answered != len(asked) {
+			t.Fatalf("the last of %d requests that is answered is number %d", len(asked), answered)
 		}
 		var held uint64
 		for _, b := range e.buffers {

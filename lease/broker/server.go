@@ -5,11 +5,8 @@ package broker
 import (
 	gocontext "context"
 	"crypto/subtle"
-	"errors"
 	"fmt"
-	"io"
 	"net"
-	"runtime"
 	"strings"
 	"sync"
 	"time"
@@ -36,7 +33,6 @@ const (
 	greetTimeout   = 5 * time.Second  // for a connection's first bytes
 	idleTimeout    = 10 * time.Second // of a connection without a call
 	farewell       = 2 * time.Second  // for clients to learn that it ends; the lease service waits for less
-	queuedParts    = 16
 	maxHeaderBytes = 16 << 10
 )
 
@@ -44,9 +40,9 @@ const (
 type Broker struct {
 	leasepb.UnimplementedSessionServer
 
-	config Config
-	engine *engine
-	work   chan func()
+	config  Config
+	working sync.Mutex // guards the engine
+	engine  *engine
 	// ended is closed when the session ends; farewells are what its clients get.
 	ended chan struct{}
 	end   sync.Once
@@ -60,7 +56,7 @@ type Broker struct {
 	sharedBytes uint64
 }
 
-// New starts a session on a device, in a goroutine of its own. open is called there.
+// New starts a session on the device that open returns.
 func New(config Config, open func() (Device, error)) (*Broker, error) {
 	if config.Clients == 0 {
 		config.Clients = DefaultClients
@@ -71,24 +67,13 @@ func New(config Config, open func() (Device, error)) (*Broker, error) {
 	if config.SharedBytes == 0 {
 		config.SharedBytes = defaultShared
 	}
-	b := &Broker{config: config, work: make(chan func(), queuedParts), ended: make(chan struct{})}
-	ready := make(chan error)
-	go func() {
-		runtime.LockOSThread() // the context is current in this thread alone
-		device, err := open()
-		if err == nil {
-			b.engine = newEngine(device, config.VRAM)
-			b.engine.watch = b.watch
-		}
-		ready <- err
-		if err != nil {
-			return
-		}
-		for f := range b.work {
-			f()
-		}
-	}()
-	return b, <-ready
+	device, err := open()
+	if err != nil {
+		return nil, err
+	}
+	b := &Broker{config: config, engine: newEngine(device, config.VRAM), ended: make(chan struct{})}
+	b.engine.watch = b.watch
+	return b, nil
 }
 
 // watch ends the session if a load takes too long: nothing else stops the driver's compiler.
@@ -134,10 +119,28 @@ func (b *Broker) Serve(sessions, shared net.Listener) (code int, why string) {
 	return b.exit, b.why
 }
 
-// do runs it in the session's order.
-func (b *Broker) do(f func()) bool {
+func (b *Broker) hasEnded() bool {
 	select {
-	case b.work <- f:
+	case <-b.ended:
+		return true
+	default:
+		return false
+	}
+}
+
+// do waits until it has run between other requests; false says that the session ended before.
+func (b *Broker) do(f func()) bool {
+	done := make(chan struct{})
+	go func() {
+		b.working.Lock()
+		defer b.working.Unlock()
+		if !b.hasEnded() {
+			f()
+			close(done)
+		}
+	}()
+	select {
+	case <-done:
 		return true
 	case <-b.ended:
 		return false
@@ -212,76 +215,16 @@ func (b *Broker) Work(stream leasepb.Session_WorkServer) error {
 	if err := stream.SendHeader(nil); err != nil { // says to the client that it is connected
 		return err
 	}
-	c := newClient()
-	result := make(chan error, 2)
-	done := make(chan struct{})
-	defer close(done)
-	go func() {
-		result <- b.receive(stream, c)
-		c.end()
-	}()
-	go func() {
-		select {
-		case <-b.ended:
-			result <- b.expired()
-			c.end()
-		case <-done:
-		}
-	}()
-	if err := send(stream, c); err != nil {
-		c.end()
+	c := &client{broker: b, stream: stream}
+	result := make(chan error, clientGoroutines)
+	for range clientGoroutines {
+		go func() { result <- c.serve() }() // ends with the stream, when this returns
+	}
+	select {
+	case err := <-result:
 		return err
-	}
-	return <-result // the receiver ends with the stream, when this returns
-}
-
-// receive ends without an error when the client has sent its last request, and everything is answered.
-func (b *Broker) receive(stream leasepb.Session_WorkServer, c *client) error {
-	for {
-		message, err := stream.Recv()
-		if errors.Is(err, io.EOF) {
-			c.drain()
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		for requests := message.GetRequests(); len(requests) > 0; {
-			first, rest, p := cut(requests)
-			requests = rest
-			if !c.admit(p) || !b.do(func() { b.answer(c, first) }) {
-				return b.expired()
-			}
-		}
-	}
-}
-
-// answer carries out a part. What can wait for the device does not keep back the replies to what was before it.
-func (b *Broker) answer(c *client, requests []*leasepb.Request) {
-	replies := make([]*leasepb.Reply, 0, len(requests))
-	for _, r := range requests {
-		if _, ok := r.GetOperation().(*leasepb.Request_Launch); !ok && len(replies) > 0 {
-			c.push(replies)
-			replies = nil
-		}
-		replies = append(replies, b.engine.do(&c.history, r))
-	}
-	c.push(replies)
-	if gone := b.engine.gone; gone != nil {
-		b.stop(ExitContext, gone.GetMessage())
-	}
-}
-
-func send(stream leasepb.Session_WorkServer, c *client) error {
-	for {
-		replies := c.next()
-		if replies == nil {
-			return nil
-		}
-		if err := stream.Send(&leasepb.Replies{Replies: replies}); err != nil {
-			return err
-		}
-		c.sent(len(replies))
+	case <-b.ended:
+		return b.expired()
 	}
 }
 

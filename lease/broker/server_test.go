@@ -4,10 +4,12 @@ package broker
 
 import (
 	gocontext "context"
+	"encoding/binary"
 	"errors"
 	"io"
 	"net"
 	"path/filepath"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -142,7 +144,7 @@ func TestAMessageOfManyRequestsIsAnsweredInParts(t *testing.T) {
 	for range 300 { // 300 MiB of replies
 		operations = append(operations, readInto(1, 0, testVRAM))
 	}
-	for range 3 * maxPending {
+	for range 20 * maxPart {
 		operations = append(operations, &leasepb.MemSet{Handle: 1, Bytes: 1})
 	}
 	send1(t, stream, operations...)
@@ -167,6 +169,89 @@ func TestAMessageOfManyRequestsIsAnsweredInParts(t *testing.T) {
 	}
 	if next != uint64(len(operations)) {
 		t.Errorf("%d replies to %d requests", next, len(operations))
+	}
+}
+
+// Two goroutines serve each client. Requests are carried out, and answered, in the order in which they were sent all the same.
+func TestMessagesAreCarriedOutInTheirOrder(t *testing.T) {
+	s := serve(t, Config{})
+	stream := s.connect(t)
+	const messages = 2000
+	send1(t, stream, &leasepb.MemAlloc{Bytes: 8})
+	go func() {
+		for i := range messages {
+			r := request(writeFrom(1, 0, binary.LittleEndian.AppendUint64(nil, uint64(i))))
+			again := request(readInto(1, 0, 8))
+			r.Sequence, again.Sequence = uint64(2*i+1), uint64(2*i+2)
+			if stream.Send(&leasepb.Requests{Requests: []*leasepb.Request{r, again}}) != nil {
+				return
+			}
+		}
+		_ = stream.CloseSend()
+	}()
+	next := uint64(0)
+	for {
+		message, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, reply := range message.GetReplies() {
+			if reply.GetSequence() != next || reply.GetFailure() != nil {
+				t.Fatalf("reply %d, not %d: %v", reply.GetSequence(), next, reply.GetFailure())
+			}
+			if data := reply.GetMemRead().GetData(); data != nil && binary.LittleEndian.Uint64(data) != next/2-1 {
+				t.Fatalf("read %d is of write %d", next/2-1, binary.LittleEndian.Uint64(data))
+			}
+			next++
+		}
+	}
+	if next != 2*messages+1 {
+		t.Errorf("%d replies", next)
+	}
+}
+
+// A quiet message is answered where it has something else than launches, where one failed, and at its end if that is asked for.
+func TestLaunchesOfAQuietMessageAreAnsweredTogether(t *testing.T) {
+	s := serve(t, Config{})
+	stream := s.connect(t)
+	nothing, wrong := &leasepb.Launch{Module: 1, Kernel: "nothing"}, &leasepb.Launch{Module: 1, Kernel: "other"}
+	for _, c := range []struct {
+		last       bool
+		operations []any
+		answered   []uint64
+	}{
+		{true, []any{&leasepb.ModuleLoad{Image: []byte("ptx")}, nothing, nothing}, []uint64{0, 2}},
+		{false, []any{nothing, nothing}, nil},
+		{true, []any{nothing, nothing, &leasepb.Sync{}}, []uint64{2}},
+		{true, []any{nothing, wrong, nothing, &leasepb.MemSet{}, nothing, nothing}, []uint64{1, 3, 5}},
+		{false, []any{nothing, wrong, nothing, &leasepb.MemSet{}, nothing, nothing}, []uint64{1, 3}},
+		{false, []any{wrong}, []uint64{0}},
+	} {
+		message := &leasepb.Requests{Quiet: true, AnswerLast: c.last}
+		for i, o := range c.operations {
+			r := request(o)
+			r.Sequence = uint64(i)
+			message.Requests = append(message.Requests, r)
+		}
+		if err := stream.Send(message); err != nil {
+			t.Fatal(err)
+		}
+		var answered []uint64
+		for len(answered) < len(c.answered) {
+			replies, err := stream.Recv()
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, reply := range replies.GetReplies() {
+				answered = append(answered, reply.GetSequence())
+			}
+		}
+		if !slices.Equal(answered, c.answered) {
+			t.Errorf("%d requests: %v are answered, not %v", len(c.operations), answered, c.answered)
+		}
 	}
 }
 

@@ -86,18 +86,8 @@ func (b *Broker) sharedMemory(greeting string) (*shared, error) {
 		b.giveShared(bytes)
 		return nil, err
 	}
-	pinned := make(chan error, 1)
-	ok := b.do(func() {
-		var err error
-		s.number, err = b.engine.share(s.memory)
-		pinned <- err
-	})
-	err = errors.New("the session has ended")
-	if ok {
-		select {
-		case err = <-pinned:
-		case <-b.ended: // the mapping goes with the process
-		}
+	if !b.do(func() { s.number, err = b.engine.share(s.memory) }) {
+		return nil, errors.New("the session has ended") // the mapping goes with the process
 	}
 	if err != nil {
 		_ = s.file.Close()
@@ -124,15 +114,9 @@ func (b *Broker) giveShared(bytes uint64) {
 }
 
 func (b *Broker) unshare(s *shared) {
-	done := make(chan struct{})
-	if !b.do(func() { b.engine.unshare(s.number); close(done) }) {
-		return
-	}
-	select {
-	case <-done:
+	if b.do(func() { b.engine.unshare(s.number) }) {
 		_ = unix.Munmap(s.memory)
 		b.giveShared(uint64(len(s.memory)))
-	case <-b.ended:
 	}
 }
 

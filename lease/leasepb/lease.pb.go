@@ -622,8 +622,11 @@ func (x *Lease) GetReason() string {
 
 // At most 66 MiB; their MemWrites and Submits at most 16 MiB of data.
 type Requests struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Requests      []*Request             `protobuf:"bytes,1,rep,name=requests,proto3" json:"requests,omitempty"`
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Requests []*Request             `protobuf:"bytes,1,rep,name=requests,proto3" json:"requests,omitempty"`
+	// Launches that succeed are not answered: the next reply answers them, too. Brokers from before these two fields answer each.
+	Quiet         bool `protobuf:"varint,2,opt,name=quiet,proto3" json:"quiet,omitempty"`
+	AnswerLast    bool `protobuf:"varint,3,opt,name=answer_last,json=answerLast,proto3" json:"answer_last,omitempty"` // also if it is such a launch
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -663,6 +666,20 @@ func (x *Requests) GetRequests() []*Request {
 		return x.Requests
 	}
 	return nil
+}
+
+func (x *Requests) GetQuiet() bool {
+	if x != nil {
+		return x.Quiet
+	}
+	return false
+}
+
+func (x *Requests) GetAnswerLast() bool {
+	if x != nil {
+		return x.AnswerLast
+	}
+	return false
 }
 
 // Of several replies at most 1 MiB; of one, what was asked for.
@@ -2617,9 +2634,12 @@ const file_lease_proto_rawDesc = "" +
 	"\x06ACTIVE\x10\x01\x12\t\n" +
 	"\x05ENDED\x10\x02\x12\n" +
 	"\n" +
-	"\x06FAILED\x10\x03\"B\n" +
+	"\x06FAILED\x10\x03\"y\n" +
 	"\bRequests\x126\n" +
-	"\brequests\x18\x01 \x03(\v2\x1a.gpuslice.lease.v1.RequestR\brequests\"=\n" +
+	"\brequests\x18\x01 \x03(\v2\x1a.gpuslice.lease.v1.RequestR\brequests\x12\x14\n" +
+	"\x05quiet\x18\x02 \x01(\bR\x05quiet\x12\x1f\n" +
+	"\vanswer_last\x18\x03 \x01(\bR\n" +
+	"answerLast\"=\n" +
 	"\aReplies\x122\n" +
 	"\areplies\x18\x01 \x03(\v2\x18.gpuslice.lease.v1.ReplyR\areplies\"\xae\x05\n" +
 	"\aRequest\x12\x1a\n" +

@@ -302,7 +302,8 @@ const (
 // details of its status.
 type SessionClient interface {
 	// Work is one client's connection. Requests are carried out in the order in which they arrive, across all clients of the lease, on one
-	// CUDA stream. Each is answered once, in the same order. A message may have several: that is cheaper, and means nothing else.
+	// CUDA stream. Each is answered once, in the same order, but for launches in a quiet message. A message may have several requests: that
+	// is cheaper, and means nothing else.
 	Work(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[Requests, Replies], error)
 	// Stats does not wait for the requests of a stream.
 	Stats(ctx context.Context, in *StatsRequest, opts ...grpc.CallOption) (*StatsReply, error)
@@ -347,7 +348,8 @@ func (c *sessionClient) Stats(ctx context.Context, in *StatsRequest, opts ...grp
 // details of its status.
 type SessionServer interface {
 	// Work is one client's connection. Requests are carried out in the order in which they arrive, across all clients of the lease, on one
-	// CUDA stream. Each is answered once, in the same order. A message may have several: that is cheaper, and means nothing else.
+	// CUDA stream. Each is answered once, in the same order, but for launches in a quiet message. A message may have several requests: that
+	// is cheaper, and means nothing else.
 	Work(grpc.BidiStreamingServer[Requests, Replies]) error
 	// Stats does not wait for the requests of a stream.
 	Stats(context.Context, *StatsRequest) (*StatsReply, error)

@@ -60,32 +60,23 @@ const char *native_load(char *message, size_t size)
 	return NULL;
 }
 
-#define CALL(name, arguments) ((struct outcome){.result = driver.name arguments, .function = #name})
-
 static bool failed(struct outcome outcome)
 {
 	return outcome.result != CUDA_SUCCESS;
 }
 
-static struct outcome enter(CUcontext context)
+struct outcome native_enter(CUcontext context)
 {
 	return CALL(cuCtxPushCurrent_v2, (context));
 }
 
-static struct outcome leave(struct outcome outcome)
+struct outcome native_leave(struct outcome outcome)
 {
 	CUcontext ours;
 
 	driver.cuCtxPopCurrent_v2(&ours);
 	return outcome;
 }
-
-/* CALL in a context. */
-#define CALL_IN(context, name, arguments)                                                          \
-	do {                                                                                       \
-		struct outcome entered = enter(context);                                           \
-		return failed(entered) ? entered : leave(CALL(name, arguments));                   \
-	} while (0)
 
 struct outcome native_init(void)
 {
@@ -154,7 +145,7 @@ struct outcome native_create(CUcontext context, int ordinal, size_t bytes,
                              CUmemGenericAllocationHandle *handles, size_t count)
 {
 	CUmemAllocationProp properties = pinned(ordinal);
-	struct outcome outcome = enter(context);
+	struct outcome outcome = native_enter(context);
 
 	if (failed(outcome))
 		return outcome;
@@ -164,13 +155,13 @@ struct outcome native_create(CUcontext context, int ordinal, size_t bytes,
 		if (failed(outcome))
 			break;
 	}
-	return leave(outcome);
+	return native_leave(outcome);
 }
 
 struct outcome native_release(CUcontext context, const CUmemGenericAllocationHandle *handles,
                               size_t count)
 {
-	struct outcome first = enter(context);
+	struct outcome first = native_enter(context);
 	size_t done = 0;
 
 	if (failed(first))
@@ -183,7 +174,7 @@ struct outcome native_release(CUcontext context, const CUmemGenericAllocationHan
 			first = outcome;
 	}
 	first.done = done;
-	return leave(first);
+	return native_leave(first);
 }
 
 static struct outcome open_to(int ordinal, CUdeviceptr start, size_t bytes, int access)
@@ -210,7 +201,7 @@ static struct outcome map_all(CUdeviceptr start, size_t bytes,
 struct outcome native_map(CUcontext context, int ordinal, CUdeviceptr start, size_t bytes,
                           const CUmemGenericAllocationHandle *handles, size_t count, int access)
 {
-	struct outcome outcome = enter(context);
+	struct outcome outcome = native_enter(context);
 	size_t mapped;
 
 	if (failed(outcome))
@@ -222,15 +213,15 @@ struct outcome native_map(CUcontext context, int ordinal, CUdeviceptr start, siz
 	outcome.done = failed(outcome) ? 0 : count;
 	if (failed(outcome) && mapped)
 		outcome.undo = driver.cuMemUnmap(start, mapped * bytes);
-	return leave(outcome);
+	return native_leave(outcome);
 }
 
 struct outcome native_access(CUcontext context, int ordinal, CUdeviceptr start, size_t bytes,
                              int access)
 {
-	struct outcome entered = enter(context);
+	struct outcome entered = native_enter(context);
 
-	return failed(entered) ? entered : leave(open_to(ordinal, start, bytes, access));
+	return failed(entered) ? entered : native_leave(open_to(ordinal, start, bytes, access));
 }
 
 struct outcome native_unmap(CUcontext context, CUdeviceptr start, size_t bytes)

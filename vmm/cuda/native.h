@@ -21,6 +21,10 @@ struct outcome {
 	    undo; /* why what had been done could not be undone; 0: it was, or there was nothing */
 };
 
+/* Makes a context current in this thread, and gives back the one before. */
+struct outcome native_enter(CUcontext context);
+struct outcome native_leave(struct outcome outcome);
+
 /* Once in a process. NULL, or what was missing: the text is written to `message`. */
 const char *native_load(char *message, size_t size);
 
@@ -51,6 +55,16 @@ struct outcome native_unmap(CUcontext context, CUdeviceptr start, size_t bytes);
 
 struct outcome native_write(CUcontext context, CUdeviceptr to, const void *from, size_t bytes);
 struct outcome native_read(CUcontext context, void *to, CUdeviceptr from, size_t bytes);
+
+#define CALL(name, arguments) ((struct outcome){.result = driver.name arguments, .function = #name})
+
+/* A call in a context; the one that was current before is current again. */
+#define CALL_IN(context, name, arguments)                                                          \
+	do {                                                                                       \
+		struct outcome entered = native_enter(context);                                    \
+		return entered.result != CUDA_SUCCESS ? entered                                    \
+		                                      : native_leave(CALL(name, arguments));       \
+	} while (0)
 
 const char *native_result_name(CUresult result);
 const char *native_result_text(CUresult result);

@@ -5,7 +5,6 @@
 #include <stdio.h>
 
 #define FUNCTIONS(F)                                                                               \
-	F(cuCtxSetCurrent, (CUcontext))                                                            \
 	F(cuStreamCreate, (CUstream *, unsigned int))                                              \
 	F(cuStreamSynchronize, (CUstream))                                                         \
 	F(cuMemAlloc_v2, (CUdeviceptr *, size_t))                                                  \
@@ -65,94 +64,96 @@ const char *stream_load(char *message, size_t size)
 	return NULL;
 }
 
-#define CALL(name, arguments) ((struct outcome){.result = driver.name arguments, .function = #name})
-
 struct outcome stream_open(CUcontext context, CUstream *stream)
 {
-	struct outcome outcome = CALL(cuCtxSetCurrent, (context));
-
-	if (outcome.result == CUDA_SUCCESS)
-		outcome = CALL(cuStreamCreate, (stream, NON_BLOCKING));
-	return outcome;
+	CALL_IN(context, cuStreamCreate, (stream, NON_BLOCKING));
 }
 
-struct outcome stream_alloc(CUdeviceptr *start, size_t bytes)
+struct outcome stream_alloc(CUcontext context, CUdeviceptr *start, size_t bytes)
 {
-	return CALL(cuMemAlloc_v2, (start, bytes));
+	CALL_IN(context, cuMemAlloc_v2, (start, bytes));
 }
 
-struct outcome stream_free(CUdeviceptr start)
+struct outcome stream_free(CUcontext context, CUdeviceptr start)
 {
-	return CALL(cuMemFree_v2, (start));
+	CALL_IN(context, cuMemFree_v2, (start));
 }
 
-struct outcome stream_write(CUstream stream, CUdeviceptr to, const void *from, size_t bytes)
+struct outcome stream_write(CUcontext context, CUstream stream, CUdeviceptr to, const void *from,
+                            size_t bytes)
 {
-	return CALL(cuMemcpyHtoDAsync_v2, (to, from, bytes, stream));
+	CALL_IN(context, cuMemcpyHtoDAsync_v2, (to, from, bytes, stream));
 }
 
-struct outcome stream_read(CUstream stream, void *to, CUdeviceptr from, size_t bytes)
+struct outcome stream_read(CUcontext context, CUstream stream, void *to, CUdeviceptr from,
+                           size_t bytes)
 {
-	return CALL(cuMemcpyDtoHAsync_v2, (to, from, bytes, stream));
+	CALL_IN(context, cuMemcpyDtoHAsync_v2, (to, from, bytes, stream));
 }
 
-struct outcome stream_set(CUstream stream, CUdeviceptr start, unsigned char value, size_t bytes)
+struct outcome stream_set(CUcontext context, CUstream stream, CUdeviceptr start,
+                          unsigned char value, size_t bytes)
 {
-	return CALL(cuMemsetD8Async, (start, value, bytes, stream));
+	CALL_IN(context, cuMemsetD8Async, (start, value, bytes, stream));
 }
 
-struct outcome stream_copy(CUstream stream, CUdeviceptr to, CUdeviceptr from, size_t bytes)
+struct outcome stream_copy(CUcontext context, CUstream stream, CUdeviceptr to, CUdeviceptr from,
+                           size_t bytes)
 {
-	return CALL(cuMemcpyDtoDAsync_v2, (to, from, bytes, stream));
+	CALL_IN(context, cuMemcpyDtoDAsync_v2, (to, from, bytes, stream));
 }
 
-struct outcome stream_sync(CUstream stream)
+struct outcome stream_sync(CUcontext context, CUstream stream)
 {
-	return CALL(cuStreamSynchronize, (stream));
+	CALL_IN(context, cuStreamSynchronize, (stream));
 }
 
-struct outcome stream_load_module(CUmodule *module, const void *image, char *errors,
-                                  size_t errors_size, char *infos, size_t infos_size)
+struct outcome stream_load_module(CUcontext context, CUmodule *module, const void *image,
+                                  char *errors, size_t errors_size, char *infos, size_t infos_size)
 {
 	int options[] = {JIT_INFO_LOG_BUFFER, JIT_INFO_LOG_BUFFER_SIZE_BYTES, JIT_ERROR_LOG_BUFFER,
 	                 JIT_ERROR_LOG_BUFFER_SIZE_BYTES};
 	void *values[] = {infos, (void *)(uintptr_t)infos_size, errors,
 	                  (void *)(uintptr_t)errors_size};
 
-	return CALL(cuModuleLoadDataEx, (module, image, 4, options, values));
+	CALL_IN(context, cuModuleLoadDataEx, (module, image, 4, options, values));
 }
 
-struct outcome stream_unload_module(CUmodule module)
+struct outcome stream_unload_module(CUcontext context, CUmodule module)
 {
-	return CALL(cuModuleUnload, (module));
+	CALL_IN(context, cuModuleUnload, (module));
 }
 
-struct outcome stream_find(CUmodule module, const char *name, stream_function *function)
+struct outcome stream_find(CUcontext context, CUmodule module, const char *name,
+                           stream_function *function)
 {
-	return CALL(cuModuleGetFunction, (function, module, name));
+	CALL_IN(context, cuModuleGetFunction, (function, module, name));
 }
 
-struct outcome stream_attribute(stream_function function, int attribute, int *value)
+struct outcome stream_attribute(CUcontext context, stream_function function, int attribute,
+                                int *value)
 {
-	return CALL(cuFuncGetAttribute, (value, attribute, function));
+	CALL_IN(context, cuFuncGetAttribute, (value, attribute, function));
 }
 
-struct outcome stream_set_attribute(stream_function function, int attribute, int value)
+struct outcome stream_set_attribute(CUcontext context, stream_function function, int attribute,
+                                    int value)
 {
-	return CALL(cuFuncSetAttribute, (function, attribute, value));
+	CALL_IN(context, cuFuncSetAttribute, (function, attribute, value));
 }
 
-struct outcome stream_parameter(stream_function function, size_t index, size_t *offset,
-                                size_t *bytes)
+struct outcome stream_parameter(CUcontext context, stream_function function, size_t index,
+                                size_t *offset, size_t *bytes)
 {
 	if (!driver.cuFuncGetParamInfo)
 		return (struct outcome){.result = CUDA_ERROR_NOT_SUPPORTED,
 		                        .function = "cuFuncGetParamInfo"};
-	return CALL(cuFuncGetParamInfo, (function, index, offset, bytes));
+	CALL_IN(context, cuFuncGetParamInfo, (function, index, offset, bytes));
 }
 
-struct outcome stream_launch(CUstream stream, stream_function function, const unsigned int *shape,
-                             char *values, const uint32_t *offsets, size_t count)
+struct outcome stream_launch(CUcontext context, CUstream stream, stream_function function,
+                             const unsigned int *shape, char *values, const uint32_t *offsets,
+                             size_t count)
 {
 	void *parameters[MAX_PARAMETERS];
 
@@ -161,21 +162,22 @@ struct outcome stream_launch(CUstream stream, stream_function function, const un
 		                        .function = "cuLaunchKernel"};
 	for (size_t i = 0; i < count; i++)
 		parameters[i] = values + offsets[i];
-	return CALL(cuLaunchKernel, (function, shape[0], shape[1], shape[2], shape[3], shape[4],
-	                             shape[5], shape[6], stream, parameters, NULL));
+	CALL_IN(context, cuLaunchKernel,
+	        (function, shape[0], shape[1], shape[2], shape[3], shape[4], shape[5], shape[6],
+	         stream, parameters, NULL));
 }
 
 /* A driver that cannot pin memory copies from it all the same. */
-struct outcome stream_pin(void *start, size_t bytes)
+struct outcome stream_pin(CUcontext context, void *start, size_t bytes)
 {
 	if (!driver.cuMemHostRegister_v2)
 		return (struct outcome){.result = CUDA_SUCCESS};
-	return CALL(cuMemHostRegister_v2, (start, bytes, HOST_REGISTER_PORTABLE));
+	CALL_IN(context, cuMemHostRegister_v2, (start, bytes, HOST_REGISTER_PORTABLE));
 }
 
-struct outcome stream_unpin(void *start)
+struct outcome stream_unpin(CUcontext context, void *start)
 {
 	if (!driver.cuMemHostUnregister)
 		return (struct outcome){.result = CUDA_SUCCESS};
-	return CALL(cuMemHostUnregister, (start));
+	CALL_IN(context, cuMemHostUnregister, (start));
 }

@@ -51,10 +51,10 @@ var loadStreams = sync.OnceValue(func() error {
 	return nil
 })
 
-// Stream is a stream of a device's primary context, which it makes current in the calling thread. Everything on it runs in order. Its
-// methods are for the goroutine that opened it, locked to its thread.
+// Stream is a stream of a device's primary context. Everything on it runs in order. As a [Device]'s, its methods may be called on any thread.
 type Stream struct {
-	stream C.CUstream
+	context C.CUcontext
+	stream  C.CUstream
 }
 
 // OpenStream makes one; it lives as long as the device's context.
@@ -62,7 +62,7 @@ func (d *Device) OpenStream() (*Stream, error) {
 	if err := loadStreams(); err != nil {
 		return nil, err
 	}
-	s := &Stream{}
+	s := &Stream{context: d.context}
 	_, err := check(C.stream_open(d.context, &s.stream))
 	return s, err
 }
@@ -70,25 +70,25 @@ func (d *Device) OpenStream() (*Stream, error) {
 // Alloc takes memory of the device, whatever it has in it.
 func (s *Stream) Alloc(size uint64) (Address, error) {
 	var start C.CUdeviceptr
-	_, err := check(C.stream_alloc(&start, C.size_t(size)))
+	_, err := check(C.stream_alloc(s.context, &start, C.size_t(size)))
 	return Address(start), err
 }
 
 // Free waits for what uses the memory.
 func (s *Stream) Free(start Address) error {
-	_, err := check(C.stream_free(C.CUdeviceptr(start)))
+	_, err := check(C.stream_free(s.context, C.CUdeviceptr(start)))
 	return err
 }
 
 // Write copies to the device. Memory that is not pinned may be used again when it returns.
 func (s *Stream) Write(to Address, from []byte) error {
-	_, err := check(C.stream_write(s.stream, C.CUdeviceptr(to), unsafe.Pointer(unsafe.SliceData(from)), C.size_t(len(from))))
+	_, err := check(C.stream_write(s.context, s.stream, C.CUdeviceptr(to), unsafe.Pointer(unsafe.SliceData(from)), C.size_t(len(from))))
 	return err
 }
 
 // Read copies from the device, and returns when that is done.
 func (s *Stream) Read(to []byte, from Address) error {
-	_, err := check(C.stream_read(s.stream, unsafe.Pointer(unsafe.SliceData(to)), C.CUdeviceptr(from), C.size_t(len(to))))
+	_, err := check(C.stream_read(s.context, s.stream, unsafe.Pointer(unsafe.SliceData(to)), C.CUdeviceptr(from), C.size_t(len(to))))
 	if err != nil {
 		return err
 	}
@@ -97,19 +97,19 @@ func (s *Stream) Read(to []byte, from Address) error {
 
 // Set fills memory of the device with a byte.
 func (s *Stream) Set(start Address, value byte, size uint64) error {
-	_, err := check(C.stream_set(s.stream, C.CUdeviceptr(start), C.uchar(value), C.size_t(size)))
+	_, err := check(C.stream_set(s.context, s.stream, C.CUdeviceptr(start), C.uchar(value), C.size_t(size)))
 	return err
 }
 
 // Copy copies within the device.
 func (s *Stream) Copy(to, from Address, size uint64) error {
-	_, err := check(C.stream_copy(s.stream, C.CUdeviceptr(to), C.CUdeviceptr(from), C.size_t(size)))
+	_, err := check(C.stream_copy(s.context, s.stream, C.CUdeviceptr(to), C.CUdeviceptr(from), C.size_t(size)))
 	return err
 }
 
 // Sync waits for everything on the stream.
 func (s *Stream) Sync() error {
-	_, err := check(C.stream_sync(s.stream))
+	_, err := check(C.stream_sync(s.context, s.stream))
 	return err
 }
 
@@ -120,7 +120,7 @@ type Module struct{ module C.CUmodule }
 func (s *Stream) Load(image []byte) (m Module, log string, err error) {
 	var failures, notes [16 << 10]byte
 	text := append(image[:len(image):len(image)], 0)
-	_, err = check(C.stream_load_module(&m.module, unsafe.Pointer(unsafe.SliceData(text)),
+	_, err = check(C.stream_load_module(s.context, &m.module, unsafe.Pointer(unsafe.SliceData(text)),
 		(*C.char)(unsafe.Pointer(&failures[0])), C.size_t(len(failures)), (*C.char)(unsafe.Pointer(&notes[0])), C.size_t(len(notes))))
 	return m, untilZero(failures[:]) + untilZero(notes[:]), err
 }
@@ -132,7 +132,7 @@ func untilZero(text []byte) string {
 
 // Unload unloads it; its functions are gone.
 func (s *Stream) Unload(m Module) error {
-	_, err := check(C.stream_unload_module(m.module))
+	_, err := check(C.stream_unload_module(s.context, m.module))
 	return err
 }
 
@@ -157,17 +157,17 @@ type Function struct {
 func (s *Stream) Find(m Module, name string) (*Function, error) {
 	text := append([]byte(name), 0)
 	f := &Function{Name: name, dynamic: staticSharedLimit}
-	if _, err := check(C.stream_find(m.module, (*C.char)(unsafe.Pointer(&text[0])), &f.function)); err != nil {
+	if _, err := check(C.stream_find(s.context, m.module, (*C.char)(unsafe.Pointer(&text[0])), &f.function)); err != nil {
 		return nil, err
 	}
 	var value C.int
-	if _, err := check(C.stream_attribute(f.function, functionMaxThreads, &value)); err != nil {
+	if _, err := check(C.stream_attribute(s.context, f.function, functionMaxThreads, &value)); err != nil {
 		return nil, err
 	}
 	f.MaxThreads = int(value)
 	for i := C.size_t(0); ; i++ {
 		var offset, size C.size_t
-		_, err := check(C.stream_parameter(f.function, i, &offset, &size))
+		_, err := check(C.stream_parameter(s.context, f.function, i, &offset, &size))
 		switch {
 		case errors.Is(err, InvalidValue):
 			f.Described = true
@@ -190,7 +190,7 @@ type Shape struct {
 // Launch puts a kernel into the stream. Its parameter i is at offsets[i] of values; the driver reads as many bytes as the kernel says.
 func (s *Stream) Launch(f *Function, shape Shape, values []byte, offsets []uint32) error {
 	if shape.SharedBytes > f.dynamic {
-		if _, err := check(C.stream_set_attribute(f.function, functionDynamicShared, C.int(shape.SharedBytes))); err != nil {
+		if _, err := check(C.stream_set_attribute(s.context, f.function, functionDynamicShared, C.int(shape.SharedBytes))); err != nil {
 			return err
 		}
 		f.dynamic = shape.SharedBytes
@@ -199,19 +199,19 @@ func (s *Stream) Launch(f *Function, shape Shape, values []byte, offsets []uint3
 		C.uint(shape.Grid[0]), C.uint(shape.Grid[1]), C.uint(shape.Grid[2]),
 		C.uint(shape.Block[0]), C.uint(shape.Block[1]), C.uint(shape.Block[2]), C.uint(shape.SharedBytes),
 	}
-	_, err := check(C.stream_launch(s.stream, f.function, &numbers[0], (*C.char)(unsafe.Pointer(unsafe.SliceData(values))),
+	_, err := check(C.stream_launch(s.context, s.stream, f.function, &numbers[0], (*C.char)(unsafe.Pointer(unsafe.SliceData(values))),
 		(*C.uint32_t)(unsafe.Pointer(unsafe.SliceData(offsets))), C.size_t(len(offsets))))
 	return err
 }
 
 // Pin makes memory of this process known to the device, so that copies go straight to it and from it. It must not be of Go's heap.
 func (s *Stream) Pin(memory []byte) error {
-	_, err := check(C.stream_pin(unsafe.Pointer(unsafe.SliceData(memory)), C.size_t(len(memory))))
+	_, err := check(C.stream_pin(s.context, unsafe.Pointer(unsafe.SliceData(memory)), C.size_t(len(memory))))
 	return err
 }
 
 // Unpin ends that.
 func (s *Stream) Unpin(memory []byte) error {
-	_, err := check(C.stream_unpin(unsafe.Pointer(unsafe.SliceData(memory))))
+	_, err := check(C.stream_unpin(s.context, unsafe.Pointer(unsafe.SliceData(memory))))
 	return err
 }
