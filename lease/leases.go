@@ -3,9 +3,11 @@
 package lease
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"google.golang.org/grpc"
@@ -20,7 +22,7 @@ import (
 // DefaultSocket is where a host's lease service listens.
 const DefaultSocket = "/run/gpuslice/leases.sock"
 
-// ErrUnreachable is returned when nobody answers on the lease service's socket.
+// ErrUnreachable is returned when nobody answers on the lease service's socket, or who does refuses the client's certificate.
 var ErrUnreachable = errors.New("the lease service does not answer")
 
 // State of a lease.
@@ -35,10 +37,14 @@ const (
 
 // Lease is a slice of a GPU that was acquired for a time. Sizes are in bytes.
 type Lease struct {
-	ID         string     `json:"id"`
-	Address    string     `json:"address,omitempty"`    // of its session, as gRPC writes it; only of one that is active
-	TokenFile  string     `json:"token_file,omitempty"` // readable by its owner alone
-	Device     string     `json:"device"`               // UUID
+	ID        string `json:"id"`
+	Address   string `json:"address,omitempty"`    // of its session, for [Open] or, if it begins with tls:, [OpenTLS]; only of one that is active
+	TokenFile string `json:"token_file,omitempty"` // readable by its owner alone
+	Token     string `json:"token,omitempty"`      // itself, for a client on another machine
+	// RemoteAddress is that of its session for clients on other machines, if they are served.
+	RemoteAddress string `json:"remote_address,omitempty"`
+
+	Device     string     `json:"device"` // UUID
 	DeviceName string     `json:"device_name"`
 	VRAM       uint64     `json:"vram"`     // for memory of its clients
 	Overhead   uint64     `json:"overhead"` // admitted beside it, for the broker's context and code
@@ -66,6 +72,9 @@ type Request struct {
 // Service is a host's lease service. Its zero value is the one on DefaultSocket.
 type Service struct {
 	Socket string
+	// Address is that of one on another machine, tls:HOST:PORT; then TLS says who asks, and Socket is not used.
+	Address string
+	TLS     TLS
 }
 
 // Acquire returns a lease whose session is open.
@@ -142,11 +151,24 @@ func one(s Service, call func(leasepb.LeasesClient) (*leasepb.Lease, error)) (*L
 // ask makes one call on a connection of its own.
 func ask[T any](s Service, call func(leasepb.LeasesClient) (T, error)) (T, error) {
 	var none T
-	socket := s.Socket
-	if socket == "" {
-		socket = DefaultSocket
+	target, credentials, hint := "unix:"+cmp.Or(s.Socket, DefaultSocket), insecure.NewCredentials(), "systemctl start gpuslice-leased starts it"
+	if s.Address == "" && s.TLS != (TLS{}) {
+		return none, errors.New("a certificate is shown to a lease service on another machine: name its address, tls:HOST:PORT, too")
 	}
-	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDisableServiceConfig())
+	if s.Address != "" {
+		at, err := parseAddress(s.Address)
+		if err == nil && at.lease != "" {
+			err = fmt.Errorf("%q names a lease: tls:HOST:PORT is accepted", s.Address)
+		}
+		if err == nil {
+			credentials, err = s.TLS.credentials()
+		}
+		if err != nil {
+			return none, err
+		}
+		target, hint = at.target(), "tls_address in [leases] of that host's configuration says where it does"
+	}
+	conn, err := grpc.NewClient(target, grpc.WithTransportCredentials(credentials), grpc.WithDisableServiceConfig())
 	if err != nil {
 		return none, err
 	}
@@ -156,7 +178,7 @@ func ask[T any](s Service, call func(leasepb.LeasesClient) (T, error)) (T, error
 		return reply, nil
 	}
 	if err = called(err); status.Code(err) == codes.Unavailable {
-		return none, fmt.Errorf("%w on %s (%s): systemctl start gpuslice-leased starts it", ErrUnreachable, socket, status.Convert(err).Message())
+		return none, fmt.Errorf("%w on %s (%s): %s", ErrUnreachable, strings.TrimPrefix(cmp.Or(s.Address, target), "unix:"), status.Convert(err).Message(), hint)
 	}
 	return none, err
 }
@@ -165,7 +187,7 @@ func fromWire(l *leasepb.Lease) *Lease {
 	lease := &Lease{
 		ID: l.GetId(), Address: l.GetAddress(), TokenFile: l.GetTokenFile(), Device: l.GetDevice(), DeviceName: l.GetDeviceName(),
 		VRAM: l.GetVram(), Overhead: l.GetOverhead(), Reserved: l.GetReserved(), Tenant: l.GetTenant(), UID: l.GetUid(),
-		Acquired: l.GetAcquired().AsTime(), Charged: l.GetCharged(), Reason: l.GetReason(), State: Active,
+		Token: l.GetToken(), RemoteAddress: l.GetRemoteAddress(), Acquired: l.GetAcquired().AsTime(), Charged: l.GetCharged(), Reason: l.GetReason(), State: Active,
 	}
 	if l.GetExpires() != nil {
 		at := l.GetExpires().AsTime()

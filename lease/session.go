@@ -15,6 +15,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
@@ -48,7 +49,8 @@ type Session struct {
 	stream     leasepb.Session_WorkClient
 	cancel     context.CancelFunc
 	token      string
-	directory  string // of shared.sock; "" over TCP
+	metadata   []string // of each call, the token too
+	directory  string   // of shared.sock; "" over TCP
 	ended      sync.WaitGroup
 
 	mutex    sync.Mutex
@@ -74,11 +76,37 @@ func Open(ctx context.Context, address, tokenFile string) (*Session, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open a GPU session: %w", err)
 	}
-	s := &Session{token: string(bytes.TrimSpace(text)), send: make(chan struct{}, 1)}
+	s := newSession(string(bytes.TrimSpace(text)))
 	if path, ok := strings.CutPrefix(address, "unix:"); ok {
 		s.directory = filepath.Dir(path)
 	}
-	s.connection, err = grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()),
+	return s.open(ctx, address, insecure.NewCredentials())
+}
+
+// OpenTLS connects to a session on another machine, at an address such as tls:gpu1.example.org:9837/lease-0f3c5e2a9b8d7614, with its token.
+func OpenTLS(ctx context.Context, address, token string, files TLS) (*Session, error) {
+	at, err := parseAddress(address)
+	if err == nil && at.lease == "" {
+		err = fmt.Errorf("%q names no lease: tls:HOST:PORT/LEASE is accepted", address)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("open a GPU session: %w", err)
+	}
+	of, err := files.credentials()
+	if err != nil {
+		return nil, fmt.Errorf("open a GPU session: %w", err)
+	}
+	s := newSession(token)
+	s.metadata = append(s.metadata, "lease", at.lease)
+	return s.open(ctx, at.target(), of)
+}
+
+func newSession(token string) *Session {
+	return &Session{token: token, metadata: []string{"authorization", "Bearer " + token}, send: make(chan struct{}, 1)}
+}
+
+func (s *Session) open(ctx context.Context, target string, of credentials.TransportCredentials) (_ *Session, err error) {
+	s.connection, err = grpc.NewClient(target, grpc.WithTransportCredentials(of),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage), grpc.MaxCallSendMsgSize(maxMessage)),
 		grpc.WithInitialWindowSize(4<<20), grpc.WithInitialConnWindowSize(8<<20),
 		grpc.WithReadBufferSize(128<<10), grpc.WithWriteBufferSize(128<<10))
@@ -93,7 +121,7 @@ func Open(ctx context.Context, address, tokenFile string) (*Session, error) {
 }
 
 func (s *Session) authorized(ctx context.Context) context.Context {
-	return metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+s.token)
+	return metadata.AppendToOutgoingContext(ctx, s.metadata...)
 }
 
 // connect begins the stream, and returns when the broker has taken it: it sends its headers at once.

@@ -120,6 +120,16 @@ func serve(ctx context.Context, c config.Config, broker string, log *slog.Logger
 		}
 		defer scraped.Close()
 	}
+	var remote net.Listener
+	var files *service.TLSFiles
+	if l.TLSAddress != "" {
+		var err error
+		if remote, err = net.Listen("tcp", l.TLSAddress); err != nil {
+			return fmt.Errorf("serve other machines on leases.tls_address = %q: %w", l.TLSAddress, err)
+		}
+		defer remote.Close()
+		files = &service.TLSFiles{Certificate: l.TLSCertificate, Key: l.TLSKey, ClientCA: l.TLSClientCA}
+	}
 	// First, so that nobody else has the leases. Who asks before they are taken up waits.
 	if err := os.MkdirAll(filepath.Dir(l.Socket), 0o755); err != nil {
 		return err
@@ -133,7 +143,7 @@ func serve(ctx context.Context, c config.Config, broker string, log *slog.Logger
 		Enforcer: client.New(c.Enforcer.Socket), Dir: l.Dir, Broker: broker, Cgroup: l.Cgroup,
 		Bounds:   service.Bounds{Memory: uint64(l.MemoryMax), PIDs: l.PIDsMax, CPUs: l.CPUs},
 		FirstUID: l.UIDs.First, LastUID: l.UIDs.Last, MaxLeases: l.MaxLeases, MaxClients: l.MaxClients, CodeBytes: uint64(l.CodeOverhead),
-		LoadTimeout: l.LoadTimeout, Operator: mayWrite(c.Enforcer.Socket), Log: log,
+		LoadTimeout: l.LoadTimeout, Operator: mayWrite(c.Enforcer.Socket), Log: log, TLS: files,
 	})
 	if err != nil {
 		return err
@@ -147,6 +157,9 @@ func serve(ctx context.Context, c config.Config, broker string, log *slog.Logger
 	}
 	if scraped != nil {
 		tasks = append(tasks, func() error { return s.ServeMetrics(ctx, scraped) })
+	}
+	if remote != nil {
+		tasks = append(tasks, func() error { return s.ServeRemote(ctx, remote) })
 	}
 	failed := make(chan error, len(tasks))
 	for _, task := range tasks {

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -28,8 +29,14 @@ launch kernels over a socket. It ends when it is dropped, or when its time is ov
    gpuslice lease renew lease-0f3c5e2a9b8d7614 2h
    gpuslice lease drop lease-0f3c5e2a9b8d7614
 
+   gpuslice lease --address tls:gpu1.example.org:9837 --certificate me.pem --key me.key --ca ca.pem list
+
 Root is not needed: the operator says who may have how much, as for ` + "`gpuslice run`" + `.`,
 		Flags: []cli.Flag{
+			&cli.StringFlag{Name: "address", EnvVars: []string{"GPUSLICE_LEASE_ADDRESS"}, Usage: "ask the lease service of another machine, at tls:HOST:PORT, as the user whom the certificate names"},
+			&cli.StringFlag{Name: "certificate", EnvVars: []string{"GPUSLICE_LEASE_CERTIFICATE"}, Usage: "with --address: the client's certificate, a PEM `FILE`", TakesFile: true},
+			&cli.StringFlag{Name: "key", EnvVars: []string{"GPUSLICE_LEASE_KEY"}, Usage: "with --address: its key, a PEM `FILE`", TakesFile: true},
+			&cli.StringFlag{Name: "ca", EnvVars: []string{"GPUSLICE_LEASE_CA"}, Usage: "with --address: who signs the host's certificate, a PEM `FILE`", TakesFile: true},
 			&cli.StringFlag{Name: "lease-socket", Value: lease.DefaultSocket, EnvVars: []string{"GPUSLICE_LEASE_SOCKET"}, Usage: "socket of the lease service", TakesFile: true},
 		},
 		OnUsageError: usageError(1),
@@ -64,8 +71,9 @@ beside it, and shown as overhead.
 With --reserve the bytes are taken from the card now, and held: nobody else can have them, whatever is
 promised to how many. With --linger the lease ends so long after its last client has left.
 
-It prints where the session is and which file has its token. That file is its owner's alone; who shows
-the token is a client of the lease.`,
+It prints where the session is, also for other machines if the host serves them, and which file has its
+token. That file is its owner's alone; who shows the token is a client of the lease. A client on
+another machine (--address) is shown the token itself.`,
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "vram", Usage: "memory for the clients: `SIZE`, such as 7G or 64MiB (required)"},
 			&cli.StringFlag{Name: "ttl", Usage: "how long it lives: `DURATION`, such as 90s, 30m or 12h; never, or 0, for as long as any slice may live", Value: "never"},
@@ -93,8 +101,12 @@ the token is a client of the lease.`,
 				return show.JSON(c.App.Writer, l)
 			}
 			w := tabwriter.NewWriter(c.App.Writer, 0, 0, 2, ' ', 0)
-			fmt.Fprintf(w, "lease\t%s\naddress\t%s\ntoken\t%s\ndevice\t%s %s\nvram\t%s\noverhead\t%s\nexpires\t%s\n",
-				l.ID, l.Address, l.TokenFile, l.Device, l.DeviceName, api.FormatSize(l.VRAM), api.FormatSize(l.Overhead), expiry(l))
+			fmt.Fprintf(w, "lease\t%s\naddress\t%s\n", l.ID, l.Address)
+			if l.RemoteAddress != "" && l.RemoteAddress != l.Address {
+				fmt.Fprintf(w, "remote\t%s\n", l.RemoteAddress)
+			}
+			fmt.Fprintf(w, "token\t%s\ndevice\t%s %s\nvram\t%s\noverhead\t%s\nexpires\t%s\n",
+				cmp.Or(l.TokenFile, l.Token), l.Device, l.DeviceName, api.FormatSize(l.VRAM), api.FormatSize(l.Overhead), expiry(l))
 			return w.Flush()
 		},
 	}
@@ -229,7 +241,12 @@ func leaseShowCommand() *cli.Command {
 	}
 }
 
-func leases(c *cli.Context) lease.Service { return lease.Service{Socket: c.String("lease-socket")} }
+func leases(c *cli.Context) lease.Service {
+	return lease.Service{
+		Socket: c.String("lease-socket"), Address: c.String("address"),
+		TLS: lease.TLS{Certificate: c.String("certificate"), Key: c.String("key"), CA: c.String("ca")},
+	}
+}
 
 func printLease(c *cli.Context, l *lease.Lease, err error) error {
 	if err != nil {

@@ -148,6 +148,10 @@ memory_max = "2G"
 pids_max = 4
 cpus = 1.5
 metrics_address = "127.0.0.1:9836"
+tls_address = ":9837"
+tls_certificate = "/c.pem"
+tls_key = "/k.pem"
+tls_client_ca = "/ca.pem"
 `)
 	want := Config{
 		Enforcer: Enforcer{
@@ -164,6 +168,7 @@ metrics_address = "127.0.0.1:9836"
 		Leases: Leases{
 			Socket: "/l.sock", Dir: "/d", UIDs: UIDs{100000, 100999}, Cgroup: "c", MaxLeases: 2, MaxClients: 3, CodeOverhead: 1 << 20,
 			LoadTimeout: time.Minute, MemoryMax: 2 << 30, PIDsMax: 4, CPUs: 1.5, MetricsAddress: "127.0.0.1:9836",
+			TLSAddress: ":9837", TLSCertificate: "/c.pem", TLSKey: "/k.pem", TLSClientCA: "/ca.pem",
 		},
 		Audit:     Audit{File: "/var/log/a", MaxSize: 1 << 30, MaxAge: 24 * time.Hour},
 		Admission: Admission{Overcommit: 1.25, Reserve: 512 << 20, MaxVRAM: Share{api.Share{Percent: 50}}},
@@ -224,23 +229,27 @@ func TestWhatIsNotUnderstoodIsRefusedWithItsLine(t *testing.T) {
 		"[leases]\nmax_leases = 0\n":                                                {"leases.max_leases = 0", "1 to 10000"},
 		"[leases]\nload_timeout = \"1ms\"\n":                                        {"leases.load_timeout", "1s"},
 		"[leases]\nmemory_max = \"1M\"\n":                                           {"leases.memory_max", "64MiB"},
-		"[leases]\ncpus = -1.0\n":                                                   {"leases.cpus", "0.01"},
-		"[expiry]\ngrace = \"1ms\"\n":                                               {"expiry.grace", "100ms"},
-		"[expiry]\ngrace = \"2h\"\n":                                                {"expiry.grace", "1h"},
-		"[expiry]\nmax_ttl = \"never\"\n":                                           {"line 2", "never", "12h"},
-		"[expiry]\nmax_ttl = \"0s\"\n":                                              {"line 2", "0s"},
-		"[policy]\nbypass = \"stop\"\n":                                             {"policy.bypass", `"log", "refuse" and "kill"`},
-		"[policy]\nscope = \"host\"\n":                                              {"policy.scope", `"process" and "slice"`},
-		"[policy]\nallowance = \"0\"\n":                                             {"line 2", "no memory"},
-		"[admission]\novercommit = 0.9\n":                                           {"admission.overcommit = 0.9", "1.0 to 1000.0", "reserve"},
-		"[admission]\novercommit = nan\n":                                           {"admission.overcommit", "1.0 to 1000.0"},
-		"[admission]\novercommit = \"2\"\n":                                         {"line 2: admission.overcommit: a number without quotes"},
-		"[admission]\nreserve = \"-1G\"\n":                                          {"line 2", "4GiB"},
-		"[admission]\nmax_vram = \"110%\"\n":                                        {"line 2", "100%"},
-		"[tenants.a]\nmaxvram = \"1G\"\n":                                           {"line 2", "tenants.a.maxvram"},
-		"[tenants.\"a b\"]\nmax_vram = \"1G\"\n":                                    {`tenants."a b"`, "letters, digits"},
-		"[tenants.\"a+b\"]\n":                                                       {`tenants."a+b"`, "1 to 63"},
-		"[tenants.a]\nmax_vram = \"0\"\n":                                           {"line 2", "no memory"},
+		"[leases]\ntls_address = \":1\"\n":                                          {"leases.tls_address is set", "leases.tls_certificate is not", "all four"},
+		"[leases]\ntls_key = \"/k\"\n":                                              {"leases.tls_key is set", "leases.tls_address is not"},
+		"[leases]\ntls_address = \":0\"\ntls_certificate = \"/c\"\ntls_key = \"/k\"\ntls_client_ca = \"/a\"\n": {"leases.tls_address = \":0\"", "HOST:PORT"},
+		"[leases]\ntls_address = \":1\"\ntls_certificate = \"c\"\ntls_key = \"/k\"\ntls_client_ca = \"/a\"\n":  {"leases.tls_certificate = \"c\"", "absolute"},
+		"[leases]\ncpus = -1.0\n":                {"leases.cpus", "0.01"},
+		"[expiry]\ngrace = \"1ms\"\n":            {"expiry.grace", "100ms"},
+		"[expiry]\ngrace = \"2h\"\n":             {"expiry.grace", "1h"},
+		"[expiry]\nmax_ttl = \"never\"\n":        {"line 2", "never", "12h"},
+		"[expiry]\nmax_ttl = \"0s\"\n":           {"line 2", "0s"},
+		"[policy]\nbypass = \"stop\"\n":          {"policy.bypass", `"log", "refuse" and "kill"`},
+		"[policy]\nscope = \"host\"\n":           {"policy.scope", `"process" and "slice"`},
+		"[policy]\nallowance = \"0\"\n":          {"line 2", "no memory"},
+		"[admission]\novercommit = 0.9\n":        {"admission.overcommit = 0.9", "1.0 to 1000.0", "reserve"},
+		"[admission]\novercommit = nan\n":        {"admission.overcommit", "1.0 to 1000.0"},
+		"[admission]\novercommit = \"2\"\n":      {"line 2: admission.overcommit: a number without quotes"},
+		"[admission]\nreserve = \"-1G\"\n":       {"line 2", "4GiB"},
+		"[admission]\nmax_vram = \"110%\"\n":     {"line 2", "100%"},
+		"[tenants.a]\nmaxvram = \"1G\"\n":        {"line 2", "tenants.a.maxvram"},
+		"[tenants.\"a b\"]\nmax_vram = \"1G\"\n": {`tenants."a b"`, "letters, digits"},
+		"[tenants.\"a+b\"]\n":                    {`tenants."a+b"`, "1 to 63"},
+		"[tenants.a]\nmax_vram = \"0\"\n":        {"line 2", "no memory"},
 	} {
 		_, err := load(t, text)
 		if err == nil {

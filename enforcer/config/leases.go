@@ -5,6 +5,7 @@ package config
 import (
 	"fmt"
 	"math"
+	"net"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -25,6 +26,10 @@ type Leases struct {
 	PIDsMax        int           `toml:"pids_max"`
 	CPUs           float64       `toml:"cpus"`
 	MetricsAddress string        `toml:"metrics_address"`
+	TLSAddress     string        `toml:"tls_address"`
+	TLSCertificate string        `toml:"tls_certificate"`
+	TLSKey         string        `toml:"tls_key"`
+	TLSClientCA    string        `toml:"tls_client_ca"`
 }
 
 func defaultLeases() Leases {
@@ -74,6 +79,9 @@ func (l *Leases) check() error {
 			return fmt.Errorf("leases.%s = %d: 1 to %d are accepted", n.key, n.value, n.max)
 		}
 	}
+	if err := l.checkTLS(); err != nil {
+		return err
+	}
 	switch {
 	case l.Cgroup == "" || strings.ContainsAny(l.Cgroup, "/\x00") || l.Cgroup[0] == '.':
 		return fmt.Errorf("leases.cgroup = %q: the name of one directory is accepted", l.Cgroup)
@@ -83,6 +91,29 @@ func (l *Leases) check() error {
 		return fmt.Errorf("leases.memory_max = %q: \"64MiB\" and more are accepted", l.MemoryMax)
 	case math.IsNaN(l.CPUs) || l.CPUs < 0 || l.CPUs > 0 && l.CPUs < 0.01 || l.CPUs > 100000:
 		return fmt.Errorf("leases.cpus = %v: 0.01 to 100000 are accepted, and 0 for no bound", l.CPUs)
+	}
+	return nil
+}
+
+// checkTLS: all of it or none.
+func (l *Leases) checkTLS() error {
+	files := []struct{ key, path string }{{"tls_certificate", l.TLSCertificate}, {"tls_key", l.TLSKey}, {"tls_client_ca", l.TLSClientCA}}
+	for _, f := range files {
+		switch {
+		case l.TLSAddress == "" && f.path != "":
+			return fmt.Errorf("leases.%s is set and leases.tls_address is not: all four tls_ keys, or none of them, are accepted", f.key)
+		case l.TLSAddress != "" && f.path == "":
+			return fmt.Errorf("leases.tls_address is set and leases.%s is not: all four tls_ keys, or none of them, are accepted", f.key)
+		case f.path != "" && !filepath.IsAbs(f.path):
+			return fmt.Errorf("leases.%s = %q: an absolute path is accepted", f.key, f.path)
+		}
+	}
+	if l.TLSAddress == "" {
+		return nil
+	}
+	_, port, err := net.SplitHostPort(l.TLSAddress)
+	if n, err2 := strconv.ParseUint(port, 10, 16); err != nil || err2 != nil || n == 0 {
+		return fmt.Errorf("leases.tls_address = %q: HOST:PORT is accepted, such as \"192.0.2.1:9837\", or \":9837\" for all addresses", l.TLSAddress)
 	}
 	return nil
 }

@@ -480,7 +480,9 @@ type Lease struct {
 	Expires       *timestamppb.Timestamp `protobuf:"bytes,12,opt,name=expires,proto3" json:"expires,omitempty"`  // absent: never
 	Charged       uint64                 `protobuf:"varint,13,opt,name=charged,proto3" json:"charged,omitempty"` // bytes that the ledger has now, overhead included
 	State         Lease_State            `protobuf:"varint,14,opt,name=state,proto3,enum=gpuslice.lease.v1.Lease_State" json:"state,omitempty"`
-	Reason        string                 `protobuf:"bytes,15,opt,name=reason,proto3" json:"reason,omitempty"` // why it is not active
+	Reason        string                 `protobuf:"bytes,15,opt,name=reason,proto3" json:"reason,omitempty"`                                    // why it is not active
+	RemoteAddress string                 `protobuf:"bytes,16,opt,name=remote_address,json=remoteAddress,proto3" json:"remote_address,omitempty"` // of its session for other machines, if they are served: tls:HOST:PORT/ID
+	Token         string                 `protobuf:"bytes,17,opt,name=token,proto3" json:"token,omitempty"`                                      // for a client on another machine, which gets it and no token_file
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -616,6 +618,20 @@ func (x *Lease) GetState() Lease_State {
 func (x *Lease) GetReason() string {
 	if x != nil {
 		return x.Reason
+	}
+	return ""
+}
+
+func (x *Lease) GetRemoteAddress() string {
+	if x != nil {
+		return x.RemoteAddress
+	}
+	return ""
+}
+
+func (x *Lease) GetToken() string {
+	if x != nil {
+		return x.Token
 	}
 	return ""
 }
@@ -2608,7 +2624,7 @@ const file_lease_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"\r\n" +
 	"\vListRequest\"=\n" +
 	"\tListReply\x120\n" +
-	"\x06leases\x18\x01 \x03(\v2\x18.gpuslice.lease.v1.LeaseR\x06leases\"\x98\x04\n" +
+	"\x06leases\x18\x01 \x03(\v2\x18.gpuslice.lease.v1.LeaseR\x06leases\"\xd5\x04\n" +
 	"\x05Lease\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x1d\n" +
@@ -2627,7 +2643,9 @@ const file_lease_proto_rawDesc = "" +
 	"\aexpires\x18\f \x01(\v2\x1a.google.protobuf.TimestampR\aexpires\x12\x18\n" +
 	"\acharged\x18\r \x01(\x04R\acharged\x124\n" +
 	"\x05state\x18\x0e \x01(\x0e2\x1e.gpuslice.lease.v1.Lease.StateR\x05state\x12\x16\n" +
-	"\x06reason\x18\x0f \x01(\tR\x06reason\"A\n" +
+	"\x06reason\x18\x0f \x01(\tR\x06reason\x12%\n" +
+	"\x0eremote_address\x18\x10 \x01(\tR\rremoteAddress\x12\x14\n" +
+	"\x05token\x18\x11 \x01(\tR\x05token\"A\n" +
 	"\x05State\x12\x15\n" +
 	"\x11STATE_UNSPECIFIED\x10\x00\x12\n" +
 	"\n" +

@@ -298,7 +298,7 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// Each call has the metadata `authorization: Bearer TOKEN`. A call that is rejected, and a stream that is ended, has a Failure among the
+// Each call has the metadata `authorization: Bearer TOKEN`; one from another machine, over TLS, also `lease: ID`. A call that is rejected, and a stream that is ended, has a Failure among the
 // details of its status.
 type SessionClient interface {
 	// Work is one client's connection. Requests are carried out in the order in which they arrive, across all clients of the lease, on one
@@ -344,7 +344,7 @@ func (c *sessionClient) Stats(ctx context.Context, in *StatsRequest, opts ...grp
 // All implementations must embed UnimplementedSessionServer
 // for forward compatibility.
 //
-// Each call has the metadata `authorization: Bearer TOKEN`. A call that is rejected, and a stream that is ended, has a Failure among the
+// Each call has the metadata `authorization: Bearer TOKEN`; one from another machine, over TLS, also `lease: ID`. A call that is rejected, and a stream that is ended, has a Failure among the
 // details of its status.
 type SessionServer interface {
 	// Work is one client's connection. Requests are carried out in the order in which they arrive, across all clients of the lease, on one

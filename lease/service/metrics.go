@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -30,6 +31,7 @@ type counts struct {
 	renewals prometheus.Counter
 	ended    *prometheus.CounterVec
 	granted  *granted
+	remote   *prometheus.CounterVec
 }
 
 // Why leases end, as a label.
@@ -56,10 +58,17 @@ func newCounts() counts {
 		}, []string{"cause"}),
 		granted: &granted{seconds: make(map[string]float64), live: make(map[*lease]bool)},
 	}
+	c.remote = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "gpuslice_lease_remote_refused_total",
+		Help: "Connections from other machines that were refused, by cause: handshake (no TLS 1.3, or no certificate that is accepted), user (of nobody on this host), places (too many).",
+	}, []string{"cause"})
+	for _, cause := range []string{refusedHandshake, refusedUser, refusedPlaces} {
+		c.remote.WithLabelValues(cause)
+	}
 	for _, cause := range []string{causeDropped, causeExpired, causeLinger, causeFailed, causeOther} {
 		c.ended.WithLabelValues(cause)
 	}
-	c.registry.MustRegister(c.acquired, c.refused, c.renewals, c.ended, c.granted, collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	c.registry.MustRegister(c.acquired, c.refused, c.renewals, c.ended, c.granted, c.remote, collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return c
 }
 
@@ -72,6 +81,25 @@ func (c *counts) takenUp(l *lease) { c.granted.begin(l) }
 
 func (c *counts) failed()  { c.refused.Inc() }
 func (c *counts) renewed() { c.renewals.Inc() }
+
+func (c *counts) refuseRemote(cause string) { c.remote.WithLabelValues(cause).Inc() }
+
+// remoteClients are the connections from other machines; users have no more of them than fit.
+type remoteClients struct{ door *atomic.Pointer[door] }
+
+var remoteDesc = prometheus.NewDesc("gpuslice_lease_remote_connections", "Connections from other machines, by the user whom their certificate names.", []string{"user"}, nil)
+
+// Describe implements prometheus.Collector.
+func (r *remoteClients) Describe(to chan<- *prometheus.Desc) { to <- remoteDesc }
+
+// Collect implements prometheus.Collector.
+func (r *remoteClients) Collect(to chan<- prometheus.Metric) {
+	if d := r.door.Load(); d != nil {
+		for name, n := range d.connections() {
+			to <- prometheus.MustNewConstMetric(remoteDesc, prometheus.GaugeValue, float64(n), name)
+		}
+	}
+}
 
 func (c *counts) over(l *lease, state leasepb.Lease_State, reason string) {
 	cause := causeOther

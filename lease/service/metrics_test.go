@@ -8,6 +8,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -43,6 +44,9 @@ func TestEachMetricOfLeasesIsDocumented(t *testing.T) {
 		func() []string { return []string{"lease-1"} },
 		func(context.Context, string) (*leasepb.StatsReply, error) { return &leasepb.StatsReply{}, nil },
 	})
+	var d atomic.Pointer[door]
+	d.Store(&door{by: map[string]int{"alice": 1}})
+	c.registry.MustRegister(&remoteClients{&d})
 	if problems, err := testutil.GatherAndLint(c.registry); err != nil || len(problems) != 0 {
 		t.Errorf("%v, %v", problems, err)
 	}

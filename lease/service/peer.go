@@ -17,13 +17,14 @@ import (
 	"github.com/gpuslice/gpuslice/lease/leasepb"
 )
 
-// Peer is who asks, as the kernel reports it of the process that connected.
+// Peer is who asks, as the kernel reports it of the process that connected, or the certificate of one on another machine.
 type Peer struct {
 	credentials.CommonAuthInfo
 	UID    uint32
 	Groups []uint32 // its own first
 
-	subordinate bool // a user of a user namespace alone
+	subordinate bool   // a user of a user namespace alone
+	remote      string // the address of another machine; "" of this one
 }
 
 // AuthType implements credentials.AuthInfo.
@@ -41,6 +42,9 @@ func (p Peer) gid() uint32 {
 
 // peerOf is who made a call.
 func peerOf(ctx context.Context) (Peer, error) {
+	if from, ok := ctx.Value(remoteKey{}).(*remote); ok {
+		return from.who, from.refusal
+	}
 	if p, ok := peer.FromContext(ctx); ok {
 		if who, ok := p.AuthInfo.(Peer); ok {
 			if who.subordinate {

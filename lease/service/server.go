@@ -21,10 +21,13 @@ import (
 // drainTimeout is how long a stopping service waits for the calls under way.
 const drainTimeout = 5 * time.Second
 
+// maxCall is how large a message to the service may be, and the headers of one.
+const maxCall = 64 << 10
+
 // Serve answers on l until ctx ends.
 func (s *Service) Serve(ctx context.Context, l net.Listener) error {
-	const maxMessage, maxStreams = 64 << 10, 64
-	g := grpc.NewServer(grpc.Creds(&kernel{by: make(map[uint32]int)}), grpc.MaxRecvMsgSize(maxMessage), grpc.MaxConcurrentStreams(maxStreams),
+	const maxStreams = 64
+	g := grpc.NewServer(grpc.Creds(&kernel{by: make(map[uint32]int)}), grpc.MaxRecvMsgSize(maxCall), grpc.MaxConcurrentStreams(maxStreams),
 		grpc.ConnectionTimeout(2*time.Second), grpc.UnaryInterceptor(s.answer),
 		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: time.Minute}))
 	leasepb.RegisterLeasesServer(g, &server{service: s})
@@ -63,13 +66,23 @@ type server struct {
 	service *Service
 }
 
-// addressed says where a client finds an active lease.
-func (s *server) addressed(l *leasepb.Lease, err error) (*leasepb.Lease, error) {
-	if err == nil && l.GetState() == leasepb.Lease_ACTIVE {
-		dir := s.service.dirOf(l.GetId())
-		l.Address, l.TokenFile = "unix:"+filepath.Join(dir, sessionName), filepath.Join(dir, tokenName)
+// addressed says where a client finds an active lease. One on another machine gets the token, whose file it cannot read.
+func (s *server) addressed(who Peer, l *leasepb.Lease, err error) (*leasepb.Lease, error) {
+	if err != nil || l.GetState() != leasepb.Lease_ACTIVE {
+		return l, err
 	}
-	return l, err
+	dir := s.service.dirOf(l.GetId())
+	l.RemoteAddress = s.service.remoteAddress(l.GetId())
+	if who.remote == "" {
+		l.Address, l.TokenFile = "unix:"+filepath.Join(dir, sessionName), filepath.Join(dir, tokenName)
+		return l, nil
+	}
+	token, err := readToken(filepath.Join(dir, tokenName))
+	if err != nil {
+		return nil, failed(leasepb.Code_NOT_FOUND, "", "lease %s has no token any more: its owner removed the file, or it has ended", l.GetId())
+	}
+	l.Address, l.Token = l.GetRemoteAddress(), token
+	return l, nil
 }
 
 func (s *server) Acquire(ctx context.Context, r *leasepb.AcquireRequest) (*leasepb.Lease, error) {
@@ -77,7 +90,8 @@ func (s *server) Acquire(ctx context.Context, r *leasepb.AcquireRequest) (*lease
 	if err != nil {
 		return nil, err
 	}
-	return s.addressed(s.service.Acquire(ctx, who, r))
+	l, err := s.service.Acquire(ctx, who, r)
+	return s.addressed(who, l, err)
 }
 
 func (s *server) Renew(ctx context.Context, r *leasepb.RenewRequest) (*leasepb.Lease, error) {
@@ -85,7 +99,8 @@ func (s *server) Renew(ctx context.Context, r *leasepb.RenewRequest) (*leasepb.L
 	if err != nil {
 		return nil, err
 	}
-	return s.addressed(s.service.Renew(ctx, who, r))
+	l, err := s.service.Renew(ctx, who, r)
+	return s.addressed(who, l, err)
 }
 
 func (s *server) Drop(ctx context.Context, r *leasepb.DropRequest) (*leasepb.Lease, error) {
@@ -103,7 +118,7 @@ func (s *server) List(ctx context.Context, _ *leasepb.ListRequest) (*leasepb.Lis
 	}
 	reply := &leasepb.ListReply{Leases: s.service.List(ctx, who)}
 	for _, l := range reply.GetLeases() {
-		_, _ = s.addressed(l, nil)
+		_, _ = s.addressed(who, l, nil)
 	}
 	return reply, nil
 }
@@ -113,5 +128,6 @@ func (s *server) Show(ctx context.Context, r *leasepb.ShowRequest) (*leasepb.Lea
 	if err != nil {
 		return nil, err
 	}
-	return s.addressed(s.service.Show(ctx, who, r.GetId()))
+	l, err := s.service.Show(ctx, who, r.GetId())
+	return s.addressed(who, l, err)
 }

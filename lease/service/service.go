@@ -20,6 +20,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
@@ -53,6 +54,8 @@ type Options struct {
 	// Operator says whether who is in these groups has no limit, as root has none. nil: nobody but root.
 	Operator func(groups []uint32) bool
 	Log      *slog.Logger
+	// TLS is for ServeRemote; nil: it is not called.
+	TLS *TLSFiles
 }
 
 const (
@@ -75,11 +78,13 @@ const (
 // Service has the leases of a host.
 type Service struct {
 	Options
-	cgroups *cgroups
-	deaths  *process.Watcher
-	counts  counts
-	ending  sync.WaitGroup
-	stopped chan struct{} // closed when leases are to go on without this service
+	cgroups      *cgroups
+	certificates *certificates
+	deaths       *process.Watcher
+	counts       counts
+	ending       sync.WaitGroup
+	stopped      chan struct{}        // closed when leases are to go on without this service
+	remote       atomic.Pointer[door] // nil: nobody on another machine is served
 
 	mu      sync.Mutex // guards all below
 	leases  map[string]*lease
@@ -91,6 +96,13 @@ type Service struct {
 func New(o Options) (*Service, error) {
 	if err := checkUIDs(o.FirstUID, o.LastUID); err != nil {
 		return nil, err
+	}
+	var certificates *certificates
+	if o.TLS != nil {
+		var err error
+		if certificates, err = openCertificates(*o.TLS, o.Log); err != nil {
+			return nil, err
+		}
 	}
 	if err := os.MkdirAll(o.Dir, 0o711); err != nil {
 		return nil, err
@@ -107,8 +119,8 @@ func New(o Options) (*Service, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Service{Options: o, cgroups: cgroups, deaths: deaths, leases: make(map[string]*lease), lastUID: o.LastUID, counts: newCounts(), stopped: make(chan struct{})}
-	s.counts.registry.MustRegister(&sessions{s.active, s.stats})
+	s := &Service{Options: o, cgroups: cgroups, certificates: certificates, deaths: deaths, leases: make(map[string]*lease), lastUID: o.LastUID, counts: newCounts(), stopped: make(chan struct{})}
+	s.counts.registry.MustRegister(&sessions{s.active, s.stats}, &remoteClients{&s.remote})
 	if err := s.takeUp(); err != nil {
 		return nil, errors.Join(err, deaths.Close())
 	}
@@ -178,7 +190,7 @@ func (s *Service) Acquire(ctx context.Context, who Peer, r *leasepb.AcquireReque
 	shown, err := s.acquire(ctx, who, r)
 	if err != nil {
 		s.counts.failed()
-		s.Log.Info("lease refused", "uid", who.UID, "bytes", r.GetVram(), "err", err)
+		s.Log.Info("lease refused", "uid", who.UID, "remote", who.remote, "bytes", r.GetVram(), "err", err)
 	}
 	return shown, err
 }
@@ -211,7 +223,7 @@ func (s *Service) acquire(ctx context.Context, who Peer, r *leasepb.AcquireReque
 		return nil, refusal(err)
 	}
 	s.counts.begun(l)
-	s.Log.Info("lease acquired", "lease", l.ID, "uid", who.UID, "device", l.Device, "bytes", l.VRAM, "overhead", l.Overhead, "tenant", l.Tenant,
+	s.Log.Info("lease acquired", "lease", l.ID, "uid", who.UID, "remote", who.remote, "device", l.Device, "bytes", l.VRAM, "overhead", l.Overhead, "tenant", l.Tenant,
 		"pid", l.PID, "broker_uid", l.BrokerUID)
 	return s.show(ctx, l), nil
 }

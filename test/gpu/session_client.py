@@ -9,6 +9,8 @@
     session.sync()
     session.read(handle, 0, 12)
 
+From another machine: Session.remote("gpu1.example.org:9837", "lease-ID", token, protocol, "client.pem", "client.key", "ca.pem").
+
 Its messages come from a FileDescriptorSet of lease/leasepb/lease.proto (`protoc --include_imports --descriptor_set_out=FILE`, or
 `bin/session descriptor`). A program would rather generate lease_pb2.py with grpcio-tools.
 """
@@ -43,12 +45,27 @@ class Protocol:
 
 
 class Session:
+    OPTIONS = [("grpc.max_receive_message_length", 66 << 20), ("grpc.max_send_message_length", 66 << 20)]
+
     def __init__(self, directory, protocol):
-        self.protocol = protocol
         with open(os.path.join(directory, "token")) as f:
-            self.metadata = (("authorization", "Bearer " + f.read().strip()),)
-        self.channel = grpc.insecure_channel("unix:" + os.path.join(directory, "session.sock"),
-                                             options=[("grpc.max_receive_message_length", 66 << 20), ("grpc.max_send_message_length", 66 << 20)])
+            token = f.read().strip()
+        self._open(grpc.insecure_channel("unix:" + os.path.join(directory, "session.sock"), options=self.OPTIONS), token, protocol)
+
+    @classmethod
+    def remote(cls, address, lease, token, protocol, certificate, key, ca):
+        """A session on another machine, at HOST:PORT, with the client's certificate: files in PEM."""
+        def read(path):
+            with open(path, "rb") as f:
+                return f.read()
+        credentials = grpc.ssl_channel_credentials(read(ca), read(key), read(certificate))
+        session = cls.__new__(cls)
+        session._open(grpc.secure_channel(address, credentials, options=cls.OPTIONS), token, protocol, (("lease", lease),))
+        return session
+
+    def _open(self, channel, token, protocol, metadata=()):
+        self.protocol, self.channel = protocol, channel
+        self.metadata = (("authorization", "Bearer " + token),) + metadata
         work = self.channel.stream_stream("/gpuslice.lease.v1.Session/Work", protocol.Requests.SerializeToString, protocol.Replies.FromString)
         self.stats_call = self.channel.unary_unary("/gpuslice.lease.v1.Session/Stats", protocol.StatsRequest.SerializeToString,
                                                    protocol.StatsReply.FromString)

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package service
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// TLSFiles are what the service shows to clients on other machines, and who signed theirs; in PEM.
+type TLSFiles struct{ Certificate, Key, ClientCA string }
+
+func (f TLSFiles) all() [3]string { return [3]string{f.Certificate, f.Key, f.ClientCA} }
+
+// certificates are those files as they stand: who connects after one was replaced meets the new one.
+type certificates struct {
+	files TLSFiles
+	log   *slog.Logger
+
+	mu     sync.Mutex // guards all below
+	stamps [3]stamp   // of what was read last, whether it could be used or not
+	config *tls.Config
+	host   string // that the certificate is for
+}
+
+// stamp differs when a file was replaced or written.
+type stamp struct {
+	inode    uint64 // two files written in one tick of the clock have the same time
+	modified time.Time
+	size     int64
+}
+
+func (f TLSFiles) stamps() (s [3]stamp) {
+	for i, path := range f.all() {
+		if info, err := os.Stat(path); err == nil {
+			s[i] = stamp{info.Sys().(*syscall.Stat_t).Ino, info.ModTime(), info.Size()}
+		}
+	}
+	return s
+}
+
+func openCertificates(files TLSFiles, log *slog.Logger) (*certificates, error) {
+	c := &certificates{files: files, log: log, stamps: files.stamps()}
+	var err error
+	c.config, c.host, err = files.read()
+	return c, err
+}
+
+// current is the configuration, and the host's name. Files that cannot be used leave the last ones that could in force: one is
+// written before the other.
+func (c *certificates) current() (*tls.Config, string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if stamps := c.files.stamps(); stamps != c.stamps {
+		c.stamps = stamps
+		config, host, err := c.files.read()
+		if err != nil {
+			c.log.Error("the new certificates cannot be used: the former ones are", "err", err)
+		} else {
+			c.config, c.host = config, host
+			c.log.Info("certificates read again", "host", host)
+		}
+	}
+	return c.config, c.host
+}
+
+// read says what of the files cannot be used, and what is accepted.
+func (f TLSFiles) read() (*tls.Config, string, error) {
+	if info, err := os.Stat(f.Key); err != nil {
+		return nil, "", fmt.Errorf("leases.tls_key: %w", err)
+	} else if info.Mode().Perm()&0o007 != 0 {
+		return nil, "", fmt.Errorf("leases.tls_key: %s has mode %04o: a file that not everybody may use is accepted (chmod 600)", f.Key, info.Mode().Perm())
+	}
+	pair, err := tls.LoadX509KeyPair(f.Certificate, f.Key)
+	if err != nil {
+		return nil, "", fmt.Errorf("leases.tls_certificate and leases.tls_key: %w", err)
+	}
+	host, err := hostOf(pair.Leaf)
+	if err != nil {
+		return nil, "", fmt.Errorf("leases.tls_certificate: %s: %w", f.Certificate, err)
+	}
+	text, err := os.ReadFile(f.ClientCA)
+	if err != nil {
+		return nil, "", fmt.Errorf("leases.tls_client_ca: %w", err)
+	}
+	cas := x509.NewCertPool()
+	if !cas.AppendCertsFromPEM(text) {
+		return nil, "", fmt.Errorf("leases.tls_client_ca: %s has no certificate: one or more in PEM are accepted", f.ClientCA)
+	}
+	return &tls.Config{
+		MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{pair}, NextProtos: []string{"h2"},
+		ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: cas,
+		SessionTicketsDisabled: true, // each connection shows its certificate
+	}, host, nil
+}
+
+// hostOf is the name by which clients reach the host that has the certificate.
+func hostOf(c *x509.Certificate) (string, error) {
+	for _, name := range c.DNSNames {
+		if !strings.Contains(name, "*") {
+			return name, nil
+		}
+	}
+	if len(c.IPAddresses) > 0 {
+		return c.IPAddresses[0].String(), nil
+	}
+	return "", errors.New("it is for no host: one with the host's DNS name or IP address as a subject alternative name is accepted")
+}

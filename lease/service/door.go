@@ -1,0 +1,319 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package service
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"os/user"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/time/rate"
+
+	"github.com/gpuslice/gpuslice/lease/leasepb"
+)
+
+// What clients on other machines may have of the service. Until a certificate is verified it is an address that has it, then a user.
+const (
+	handshakeTimeout    = 5 * time.Second
+	maxHandshakes       = 256 // at one time
+	maxHandshakesOfOne  = 16  // address; of IPv6, one network of 64 bits
+	handshakesPerSecond = 200 // those beyond wait, each address's within its places
+	maxRemote           = 256 // connections with a certificate
+	maxRemoteOfUser     = 32
+	linesAtOnce         = 5 // in the log, of those who are refused
+	linesEvery          = 10 * time.Second
+	farewellBytes       = 64 << 10 // that are read of who was refused, so that he reads why
+)
+
+// Why a connection from another machine was refused, as a label.
+const (
+	refusedHandshake = "handshake"
+	refusedPlaces    = "places"
+	refusedUser      = "user"
+)
+
+// door is a listener whose connections have shown a certificate.
+type door struct {
+	net.Listener
+	certificates *certificates
+	log          *slog.Logger
+	lines        *rate.Limiter // of the log, for all that are refused
+	suppressed   atomic.Int64  // lines since the last one
+	refused      func(cause string)
+	pace         *rate.Limiter
+	in           chan *remote
+	closed       chan struct{}
+
+	mu         sync.Mutex // guards all below
+	handshakes int
+	of         map[netip.Prefix]int // handshakes
+	all        int
+	by         map[string]int // connections, by user
+}
+
+func newDoor(l net.Listener, c *certificates, log *slog.Logger, refused func(string)) *door {
+	return &door{
+		Listener: l, certificates: c, log: log, refused: refused, pace: rate.NewLimiter(handshakesPerSecond, handshakesPerSecond),
+		lines: rate.NewLimiter(rate.Every(linesEvery), linesAtOnce),
+		in:    make(chan *remote), closed: make(chan struct{}), of: make(map[netip.Prefix]int), by: make(map[string]int),
+	}
+}
+
+// Accept implements net.Listener.
+func (d *door) Accept() (net.Conn, error) {
+	select {
+	case r := <-d.in:
+		return r, nil
+	case <-d.closed:
+		return nil, net.ErrClosed
+	}
+}
+
+// run admits who connects until ctx ends.
+func (d *door) run(ctx context.Context) error {
+	defer close(d.closed)
+	defer context.AfterFunc(ctx, func() { d.Close() })()
+	var admitting sync.WaitGroup
+	defer admitting.Wait()
+	for {
+		conn, err := d.Listener.Accept()
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case errors.Is(err, net.ErrClosed):
+			return err
+		case err != nil: // no descriptor is free, or the peer is gone already
+			d.warn("no connection from another machine was accepted", "err", err)
+			time.Sleep(10 * time.Millisecond)
+			continue
+		}
+		from := network(conn.RemoteAddr())
+		if !d.begin(from) {
+			conn.Close()
+			d.refused(refusedPlaces)
+			continue
+		}
+		admitting.Go(func() {
+			defer d.end(from)
+			d.admit(ctx, conn)
+		})
+	}
+}
+
+// warn writes what anybody can have written, a bounded number of times.
+func (d *door) warn(message string, args ...any) {
+	if !d.lines.Allow() {
+		d.suppressed.Add(1)
+		return
+	}
+	d.log.Warn(message, append(args, "suppressed", d.suppressed.Swap(0))...)
+}
+
+// network is whose handshakes are counted together.
+func network(a net.Addr) netip.Prefix {
+	at, err := netip.ParseAddrPort(a.String())
+	if err != nil {
+		return netip.Prefix{}
+	}
+	address := at.Addr().Unmap().WithZone("")
+	bits := address.BitLen()
+	if address.Is6() {
+		bits = 64
+	}
+	p, _ := address.Prefix(bits) // as many as it has
+	return p
+}
+
+func (d *door) begin(from netip.Prefix) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.handshakes >= maxHandshakes || d.of[from] >= maxHandshakesOfOne {
+		return false
+	}
+	d.handshakes++
+	d.of[from]++
+	return true
+}
+
+func (d *door) end(from netip.Prefix) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.handshakes--
+	if d.of[from]--; d.of[from] == 0 {
+		delete(d.of, from)
+	}
+}
+
+// admit takes a connection in, or closes it.
+func (d *door) admit(ctx context.Context, conn net.Conn) {
+	ctx, cancel := context.WithTimeout(ctx, handshakeTimeout)
+	defer cancel()
+	if d.pace.Wait(ctx) != nil {
+		conn.Close()
+		d.refused(refusedPlaces)
+		return
+	}
+	config, _ := d.certificates.current()
+	c := tls.Server(conn, config)
+	if err := c.HandshakeContext(ctx); err != nil {
+		d.refused(refusedHandshake)
+		d.warn("a client on another machine was refused", "remote", conn.RemoteAddr().String(), "err", err)
+		hangUp(ctx, conn)
+		return
+	}
+	r := &remote{Conn: c}
+	leaf := c.ConnectionState().PeerCertificates[0]
+	r.who, r.refusal = userOf(leaf.Subject.CommonName)
+	r.who.remote = conn.RemoteAddr().String()
+	name := leaf.Subject.CommonName
+	if r.refusal != nil {
+		name = "" // those who are nobody have the places of one user
+		d.refused(refusedUser)
+		d.warn("a client on another machine is no user of this host", "remote", r.who.remote, "err", r.refusal)
+	}
+	if !d.enter(name) {
+		d.refused(refusedPlaces)
+		d.warn("a client on another machine has too many connections", "remote", r.who.remote, "user", name)
+		_ = c.Close()
+		return
+	}
+	r.leave = func() { d.leave(name) }
+	r.expiry = time.AfterFunc(time.Until(leaf.NotAfter), func() { _ = r.Close() })
+	select {
+	case d.in <- r:
+	case <-d.closed:
+		_ = r.Close()
+	case <-ctx.Done():
+		_ = r.Close()
+	}
+}
+
+// hangUp closes a connection, and has the peer read why before: what is not read of it would take that away.
+func hangUp(ctx context.Context, conn net.Conn) {
+	defer conn.Close()
+	if half, ok := conn.(interface{ CloseWrite() error }); !ok || half.CloseWrite() != nil {
+		return
+	}
+	defer context.AfterFunc(ctx, func() { conn.Close() })()
+	_ = conn.SetReadDeadline(time.Now().Add(time.Second))
+	_, _ = io.CopyN(io.Discard, conn, farewellBytes)
+}
+
+func (d *door) enter(name string) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.all >= maxRemote || d.by[name] >= maxRemoteOfUser {
+		return false
+	}
+	d.all++
+	d.by[name]++
+	return true
+}
+
+func (d *door) leave(name string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.all--
+	if d.by[name]--; d.by[name] == 0 {
+		delete(d.by, name)
+	}
+}
+
+// connections of each user.
+func (d *door) connections() map[string]int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	all := make(map[string]int, len(d.by))
+	for name, n := range d.by {
+		all[name] = n
+	}
+	return all
+}
+
+// remote is a connection whose client has shown a certificate.
+type remote struct {
+	net.Conn
+	who     Peer
+	refusal error // if that is nobody
+	leave   func()
+	expiry  *time.Timer // of its certificate
+	over    sync.Once
+
+	mu     sync.Mutex
+	relays map[string]*http.Transport // to brokers, by lease: a client has connections of its own there, too
+}
+
+func (r *remote) Close() error {
+	r.over.Do(func() {
+		r.leave()
+		r.expiry.Stop()
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		for _, t := range r.relays {
+			t.CloseIdleConnections()
+		}
+	})
+	return r.Conn.Close()
+}
+
+// userOf is the user of this host whom a certificate names.
+func userOf(name string) (Peer, error) {
+	nobody := func(why string) (Peer, error) {
+		return Peer{}, failed(leasepb.Code_REFUSED, "", "the certificate is %.80q's (its common name), %s: one of a user of this host, but root, is accepted", name, why)
+	}
+	if !isUserName(name) {
+		return nobody("which is no user's name")
+	}
+	u, err := user.Lookup(name)
+	var unknown user.UnknownUserError
+	if errors.As(err, &unknown) {
+		return nobody("who is no user of this host")
+	}
+	if err != nil {
+		return Peer{}, failed(leasepb.Code_REFUSED, "", "user %q cannot be looked up: %v", name, err)
+	}
+	uid, err := id(u.Uid)
+	if err != nil || uid == 0 || u.Username != name {
+		return nobody("who is root here")
+	}
+	gid, err := id(u.Gid)
+	if err != nil {
+		return nobody("who has no group")
+	}
+	who := Peer{UID: uid, Groups: []uint32{gid}}
+	groups, err := u.GroupIds()
+	if err != nil {
+		return Peer{}, failed(leasepb.Code_REFUSED, "", "the groups of user %q cannot be looked up: %v", name, err)
+	}
+	for _, g := range groups {
+		if n, err := id(g); err == nil && n != gid {
+			who.Groups = append(who.Groups, n)
+		}
+	}
+	return who, nil
+}
+
+func id(text string) (uint32, error) {
+	n, err := strconv.ParseUint(text, 10, 32)
+	return uint32(n), err
+}
+
+// isUserName is also what is asked of directories on the network, and of C: so it has nothing that means something there.
+func isUserName(name string) bool {
+	const most = 256
+	if name == "" || len(name) > most || name[0] == '-' || strings.Trim(name, "0123456789") == "" {
+		return false
+	}
+	return strings.Trim(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-@") == ""
+}

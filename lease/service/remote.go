@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package service
+
+import (
+	"context"
+	"encoding/base64"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"net/url"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/gpuslice/gpuslice/lease/leasepb"
+)
+
+const (
+	// leaseHeader is the metadata by which a client on another machine says whose session it means.
+	leaseHeader = "Lease"
+
+	remoteIdleTimeout    = time.Minute
+	remotePingTimeout    = 15 * time.Second
+	maxRemoteStreams     = 20
+	maxRemoteHeader      = 16 << 10
+	maxRemoteStreamBytes = 512 << 10 // that were received and not handed on, of a call, in each direction
+	maxRemoteBytes       = 1 << 20   // the same of a connection
+)
+
+type remoteKey struct{}
+
+// ServeRemote answers clients on other machines on l until ctx ends: each is the user of this host whom its certificate names. What they
+// ask of a session goes to the lease's broker as it comes.
+func (s *Service) ServeRemote(ctx context.Context, l net.Listener) error {
+	d := newDoor(l, s.certificates, s.Log, s.counts.refuseRemote)
+	s.remote.Store(d)
+	defer s.remote.Store(nil)
+	calls := grpc.NewServer(grpc.MaxRecvMsgSize(maxCall), grpc.UnaryInterceptor(s.answer))
+	defer calls.Stop()
+	leasepb.RegisterLeasesServer(calls, &server{service: s})
+	h := &http.Server{
+		Handler:        http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { s.remoteCall(calls, w, r) }),
+		Protocols:      plainHTTP2(), // as the door has taken TLS off
+		MaxHeaderBytes: maxRemoteHeader, ReadHeaderTimeout: handshakeTimeout, IdleTimeout: remoteIdleTimeout,
+		HTTP2: &http.HTTP2Config{
+			MaxConcurrentStreams: maxRemoteStreams, MaxReceiveBufferPerStream: maxRemoteStreamBytes, MaxReceiveBufferPerConnection: maxRemoteBytes,
+			SendPingTimeout: remotePingTimeout, PingTimeout: remotePingTimeout,
+		},
+		ConnContext: func(ctx context.Context, conn net.Conn) context.Context {
+			return context.WithValue(ctx, remoteKey{}, conn)
+		},
+		ErrorLog: slog.NewLogLogger(s.Log.Handler(), slog.LevelDebug),
+	}
+	defer context.AfterFunc(ctx, func() { _ = h.Close() })()
+	served := make(chan error, 1)
+	go func() { served <- h.Serve(d) }() // until the door is closed
+	err := d.run(ctx)
+	return errors.Join(err, closing(h.Close()), closing(<-served))
+}
+
+// closing is the error of a server, unless that is that it was closed.
+func closing(err error) error {
+	if errors.Is(err, http.ErrServerClosed) || errors.Is(err, net.ErrClosed) {
+		return nil
+	}
+	return err
+}
+
+// remoteAddress is where a client on another machine finds a lease's session; "" if none is served.
+func (s *Service) remoteAddress(id string) string {
+	d := s.remote.Load()
+	if d == nil {
+		return ""
+	}
+	_, host := d.certificates.current()
+	_, port, err := net.SplitHostPort(d.Addr().String())
+	if err != nil {
+		return ""
+	}
+	return "tls:" + net.JoinHostPort(host, port) + "/" + id
+}
+
+func plainHTTP2() *http.Protocols {
+	var p http.Protocols
+	p.SetUnencryptedHTTP2(true)
+	return &p
+}
+
+// remoteCall is one call of a client on another machine.
+func (s *Service) remoteCall(leases http.Handler, w http.ResponseWriter, r *http.Request) {
+	from := r.Context().Value(remoteKey{}).(*remote)
+	switch path := r.URL.Path; {
+	case from.refusal != nil:
+		refuseCall(w, from.refusal)
+	case strings.HasPrefix(path, "/"+leasepb.Leases_ServiceDesc.ServiceName+"/"):
+		leases.ServeHTTP(w, r)
+	case path == leasepb.Session_Work_FullMethodName || path == leasepb.Session_Stats_FullMethodName:
+		s.relay(from, w, r)
+	default:
+		refuseCall(w, status.Errorf(codes.Unimplemented, "there is no call %.80q", path))
+	}
+}
+
+// relay hands a call on to the broker of a lease of that user. The token in it is the broker's to check.
+func (s *Service) relay(from *remote, w http.ResponseWriter, r *http.Request) {
+	ids := r.Header.Values(leaseHeader)
+	if len(ids) != 1 {
+		refuseCall(w, invalid("the call names %d leases: one is accepted, as the metadata `lease`", len(ids)))
+		return
+	}
+	l, err := s.own(from.who, ids[0])
+	if err != nil {
+		refuseCall(w, err)
+		return
+	}
+	if r.URL.Path == leasepb.Session_Work_FullMethodName {
+		s.Log.Info("session opened from another machine", "lease", l.ID, "uid", from.who.UID, "remote", from.who.remote)
+	}
+	gone := failed(leasepb.Code_LEASE_EXPIRED, "acquire another one", "the session has ended: the broker of lease %s does not answer", l.ID)
+	proxy := httputil.ReverseProxy{
+		Transport: from.to(l.ID, filepath.Join(s.dirOf(l.ID), sessionName)),
+		Rewrite: func(p *httputil.ProxyRequest) {
+			p.SetURL(&url.URL{Scheme: "http", Host: l.ID})
+			p.Out.Header.Del(leaseHeader)
+		},
+		ModifyResponse: func(response *http.Response) error {
+			response.Body = &relayed{response.Body, response, gone}
+			return nil
+		},
+		ErrorHandler: func(w http.ResponseWriter, _ *http.Request, _ error) { refuseCall(w, gone) },
+		ErrorLog:     slog.NewLogLogger(s.Log.Handler(), slog.LevelDebug),
+	}
+	proxy.ServeHTTP(w, r)
+}
+
+// to has connections of this client's alone to a broker: what it does not read keeps back nobody else.
+func (r *remote) to(id, socket string) *http.Transport {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if t := r.relays[id]; t != nil {
+		return t
+	}
+	t := &http.Transport{
+		Protocols: plainHTTP2(), DisableCompression: true, IdleConnTimeout: remotePingTimeout, MaxResponseHeaderBytes: maxCall,
+		HTTP2: &http.HTTP2Config{MaxReceiveBufferPerStream: maxRemoteStreamBytes, MaxReceiveBufferPerConnection: maxRemoteBytes},
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			var dialer net.Dialer
+			return dialer.DialContext(ctx, "unix", socket)
+		},
+	}
+	if r.relays == nil {
+		r.relays = make(map[string]*http.Transport)
+	}
+	r.relays[id] = t
+	return t
+}
+
+// relayed is what a broker answers. One that is gone in the middle of it ends the call with a failure.
+type relayed struct {
+	io.ReadCloser
+	response *http.Response
+	gone     error
+}
+
+func (b *relayed) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if err != nil && !errors.Is(err, io.EOF) && b.response.Request.Context().Err() == nil {
+		b.response.Trailer = trailers(b.gone)
+		err = io.EOF
+	}
+	return n, err
+}
+
+// refuseCall answers a call with an error alone.
+func refuseCall(w http.ResponseWriter, err error) {
+	w.Header().Set("Content-Type", "application/grpc")
+	for name, values := range trailers(err) {
+		w.Header()[name] = values
+	}
+	w.WriteHeader(http.StatusOK)
+}
+
+// trailers are an error as gRPC's protocol has it.
+func trailers(err error) http.Header {
+	var f *failure
+	if errors.As(err, &f) {
+		err = f.Status(f.status)
+	}
+	of := status.Convert(err).Proto()
+	details, _ := proto.Marshal(of) // it was one message already
+	h := http.Header{}
+	h.Set("Grpc-Status", strconv.Itoa(int(of.GetCode())))
+	h.Set("Grpc-Message", url.PathEscape(of.GetMessage()))
+	h.Set("Grpc-Status-Details-Bin", base64.RawStdEncoding.EncodeToString(details))
+	return h
+}

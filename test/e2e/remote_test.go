@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"os/user"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuslice/gpuslice/lease"
+)
+
+// documented is the first block of that language in the section of docs/leases.md about other machines.
+func documented(h *leaseHost, language string) string {
+	text, err := os.ReadFile("../../docs/leases.md")
+	h.Must(err)
+	_, section, _ := strings.Cut(string(text), "\n## From another machine\n")
+	_, block, _ := strings.Cut(section, "```"+language+"\n")
+	block, _, ok := strings.Cut(block, "```")
+	if !ok {
+		h.T.Fatalf("docs/leases.md has no %s about other machines", language)
+	}
+	return block
+}
+
+// remote has the host serve other machines, with certificates made as the documentation says, and returns the environment of a client there.
+func (h *leaseHost) remote(t *testing.T) (dir string, env []string) {
+	t.Helper()
+	if _, err := exec.LookPath("openssl"); err != nil {
+		t.Skip("needs openssl")
+	}
+	who, err := user.LookupId(fmt.Sprint(nobody))
+	if err != nil {
+		t.Skipf("needs a user for uid %d: %v", nobody, err)
+	}
+	dir = t.TempDir()
+	commands := strings.NewReplacer("HOST=gpu1.example.org", "HOST=localhost", "NAME=alice", "NAME="+who.Username).Replace(documented(h, "sh"))
+	make := exec.Command("/bin/sh", "-euc", commands)
+	make.Dir = dir
+	if out, err := make.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	free, err := net.Listen("tcp", "127.0.0.1:0")
+	h.Must(err)
+	port := free.Addr().(*net.TCPAddr).Port
+	h.Must(free.Close())
+	h.stop(unix.SIGTERM)
+	file, err := os.OpenFile(h.Config(), os.O_APPEND|os.O_WRONLY, 0)
+	h.Must(err)
+	_, err = file.WriteString(strings.NewReplacer(":9837", fmt.Sprint("127.0.0.1:", port), "/etc/gpuslice/", dir+"/").Replace(documented(h, "toml")))
+	h.Must(err)
+	h.Must(file.Close())
+	h.start()
+	return dir, []string{
+		fmt.Sprint("GPUSLICE_LEASE_ADDRESS=tls:localhost:", port), "GPUSLICE_LEASE_CERTIFICATE=" + dir + "/client.pem",
+		"GPUSLICE_LEASE_KEY=" + dir + "/client.key", "GPUSLICE_LEASE_CA=" + dir + "/ca.pem",
+	}
+}
+
+func TestALeaseIsAcquiredAndWorkedInFromAnotherMachine(t *testing.T) {
+	h := newLeaseHost(t)
+	dir, env := h.remote(t)
+	run := func(args ...string) string {
+		t.Helper()
+		command := exec.Command(filepath.Join(h.Bin, "gpuslice"), append([]string{"lease"}, args...)...)
+		command.Env = env
+		out, err := command.Output()
+		if err != nil {
+			t.Fatalf("gpuslice lease %v: %v\n%s", args, err, out)
+		}
+		return string(out)
+	}
+	var l lease.Lease
+	h.Must(json.Unmarshal([]byte(run("acquire", "--vram", "64M", "--ttl", "10m", "--json")), &l))
+	if l.UID != nobody || l.TokenFile != "" || l.Token == "" || !strings.HasPrefix(l.Address, "tls:localhost:") || !strings.HasSuffix(l.Address, "/"+l.ID) {
+		t.Errorf("%+v", l)
+	}
+	// On the host it is that user's, and has both addresses.
+	local, err := h.Show(t.Context(), l.ID)
+	h.Must(err)
+	if !strings.HasPrefix(local.Address, "unix:") || local.RemoteAddress != l.Address || local.Token != "" {
+		t.Errorf("%+v", local)
+	}
+	s, err := lease.OpenTLS(t.Context(), l.Address, l.Token, lease.TLS{Certificate: dir + "/client.pem", Key: dir + "/client.key", CA: dir + "/ca.pem"})
+	h.Must(err)
+	h.Must(works(s, 20<<20)) // more than a message
+	h.Must(s.Close())
+
+	t.Run("in Python", func(t *testing.T) {
+		if err := exec.Command("/usr/bin/python3", "-c", "import grpc, google.protobuf").Run(); err != nil {
+			t.Skip("needs grpcio and protobuf for /usr/bin/python3")
+		}
+		descriptor, err := exec.Command(filepath.Join(h.Bin, "session"), "descriptor").Output()
+		h.Must(err)
+		h.Must(os.WriteFile(filepath.Join(dir, "descriptor"), descriptor, 0o600))
+		program := exec.Command("/usr/bin/python3", "-c", `
+import struct, sys
+sys.path.insert(0, "../gpu")
+from session_client import Failed, Protocol, Session
+dir, address, token, ptx = sys.argv[1:]
+protocol = Protocol(open(dir + "/descriptor", "rb").read())
+at, id = address.removeprefix("tls:").split("/")
+session = Session.remote(at, id, token, protocol, dir + "/client.pem", dir + "/client.key", dir + "/ca.pem")
+buffer = session.alloc(12)
+session.write(buffer, 0, struct.pack("<3f", 1, 2, 3))
+module = session.load(open(ptx, "rb").read())
+session.launch(module, "scale", [buffer, struct.pack("<f", 2), struct.pack("<I", 3)], block=3)
+session.sync()
+print(*struct.unpack("<3f", session.read(buffer, 0, 12)))
+try:
+    session.read(buffer, 1, 12)
+except Failed as e:
+    print(e.code)
+session.close()
+`, dir, l.Address, l.Token, "../lease/examples/kernels.ptx")
+		program.Env = []string{"PATH=/usr/bin:/bin"}
+		out, err := program.CombinedOutput()
+		if err != nil || string(out) != "2.0 4.0 6.0\nINVALID_HANDLE\n" {
+			t.Errorf("%v\n%s", err, out)
+		}
+	})
+
+	// The service's restart ends the connection and not the session.
+	h.stop(unix.SIGKILL)
+	h.start()
+	h.Eventually("it is served again", func() bool {
+		s, err := lease.OpenTLS(t.Context(), l.Address, l.Token, lease.TLS{Certificate: dir + "/client.pem", Key: dir + "/client.key", CA: dir + "/ca.pem"})
+		return err == nil && works(s, 1<<20) == nil && s.Close() == nil
+	})
+	if said := run("list"); !strings.Contains(said, l.ID) {
+		t.Errorf("the list is\n%s", said)
+	}
+	run("drop", l.ID)
+	for _, line := range []string{"lease acquired", "session opened from another machine"} {
+		if !strings.Contains(h.said.String(), line) || !strings.Contains(h.said.String(), "remote=127.0.0.1:") {
+			t.Errorf("the log has no %q:\n%s", line, h.said.String())
+		}
+	}
+}
