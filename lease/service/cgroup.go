@@ -137,9 +137,22 @@ func (g *cgroups) make(id string) (one, error) {
 	return made, nil
 }
 
-// add moves a process there.
+// unified is a broker's cgroup of version 2, in which a process can begin. nil: the kernel has none, or may be too old for that.
+func (g *cgroups) unified(id string) *os.File {
+	dir := filepath.Join(g.roots[0].dir, id)
+	if _, err := os.Stat(filepath.Join(dir, "cgroup.kill")); err != nil { // Linux 5.14; it is possible from 5.7 on
+		return nil
+	}
+	file, _ := os.Open(dir)
+	return file
+}
+
+// add moves a process there, if it is elsewhere.
 func (o one) add(pid int) error {
 	for _, dir := range o {
+		if text, err := os.ReadFile(filepath.Join(dir, "cgroup.procs")); err == nil && slices.Contains(strings.Fields(string(text)), strconv.Itoa(pid)) {
+			continue
+		}
 		if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0); err != nil {
 			return fmt.Errorf("move the broker into its cgroup: %w", err)
 		}
