@@ -279,6 +279,11 @@ func TestWhatASessionRefusesHasACodeAndASentence(t *testing.T) {
 	}
 	ok(t, m.Unload(ctx))
 	refused(t, m.Unload(ctx), lease.InvalidHandle)
+	ok(t, m.Launch(ctx, "nothing", lease.Shape{}))
+	if e := refused(t, s.Sync(ctx), lease.InvalidHandle); !strings.Contains(e.Message, `of "nothing": the session has no module`) {
+		t.Errorf("a launch of a module that is unloaded: %+v", e)
+	}
+	ok(t, s.Sync(ctx))
 	ended, cancel := context.WithCancel(ctx)
 	cancel()
 	if _, err := s.Alloc(ended, 1); !errors.Is(err, context.Canceled) {
@@ -375,7 +380,7 @@ func TestRequestsWithoutMeaningAreAnswered(t *testing.T) {
 		replies = append(replies, message.GetReplies()...)
 	}
 	if len(replies) != 3 || replies[0].GetFailure().GetCode() != lease.InvalidRequest || replies[1].GetFailure().GetCode() != lease.InvalidHandle ||
-		replies[1].GetSequence() != 7 || replies[2].GetFailure().GetCode() != lease.SyncFailed {
+		replies[1].GetSequence() != 7 || replies[2].GetFailure().GetCode() != lease.InvalidHandle {
 		t.Errorf("%v", replies)
 	}
 }

@@ -154,7 +154,11 @@ func (e *engine) sync(h *history) *leasepb.Failure {
 	e.stats.syncs.Add(1)
 	f := e.wait()
 	if f == nil && h.failure != nil {
-		f = advised(failed(leasepb.Code_SYNC_FAILED, "a launch since the last sync failed: %s", h.failure.GetMessage()), h.failure.GetAdvice())
+		code := leasepb.Code_SYNC_FAILED
+		if h.failure.GetCode() == leasepb.Code_INVALID_HANDLE {
+			code = leasepb.Code_INVALID_HANDLE
+		}
+		f = advised(failed(code, "a launch since the last sync failed, of %.200q: %s", h.kernel, h.failure.GetMessage()), h.failure.GetAdvice())
 	}
 	h.failure = nil
 	if f != nil {

@@ -59,6 +59,7 @@ type module struct {
 // history is what a client's next sync has to tell.
 type history struct {
 	failure *leasepb.Failure // of the first launch that failed since the last sync
+	kernel  string           // that it was of
 }
 
 func newEngine(device Device, vram uint64) *engine {
@@ -88,7 +89,7 @@ func (e *engine) perform(h *history, r *leasepb.Request, reply *leasepb.Reply) *
 	case *leasepb.Request_Launch:
 		f := e.launch(o.Launch)
 		if f != nil && h.failure == nil {
-			h.failure = f
+			h.failure, h.kernel = f, o.Launch.GetKernel()
 		}
 		return f
 	case *leasepb.Request_Sync:

@@ -2116,7 +2116,8 @@ func (x *Pointer) GetOffset() uint64 {
 	return 0
 }
 
-// Waits for all that was launched before it; fails with what failed since the last one.
+// Waits for all that was launched before it; fails with what failed since the last one: with INVALID_HANDLE if the first launch that failed named
+// what the session does not have, else with SYNC_FAILED.
 type Sync struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
