@@ -33,13 +33,13 @@ refused, like when a slice begins.
    gpuslice set 3f2a91c0d5e8 --drop 0
    gpuslice set 3f2a91c0d5e8 --vram 6G --ttl 2h`,
 		Flags: []cli.Flag{
-			&cli.StringFlag{Name: "vram", Usage: "the quota: `SIZE`, such as 4G, 512MiB, or 50% of the device"},
+			&cli.StringFlag{Name: "vram", Aliases: []string{"limit"}, Usage: "the quota: `SIZE`, such as 4G, 512MiB, or 50% of the device"},
 			&cli.StringSliceFlag{Name: "device", Usage: "UUID or index of the `DEVICE` that the quota is for, or all; may be repeated"},
 			&cli.StringSliceFlag{Name: "drop", Usage: "UUID or index of a `DEVICE` whose own quota goes: that on all devices counts there; may be repeated"},
-			&cli.StringFlag{Name: "ttl", Usage: "how long it lives from now: `DURATION`, such as 90s, 30m or 12h; never, or 0, for no end"},
+			&cli.StringFlag{Name: "ttl", Usage: "how long it lives from now: `DURATION`, such as 90s, 30m, 12h or 7d; never, or 0, for no end"},
 			&cli.BoolFlag{Name: "json", Usage: "print the slice as JSON, as the control API has it"},
 		},
-		OnUsageError: usageError(1),
+		OnUsageError: usageError(exitUsage),
 		Action: func(c *cli.Context) error {
 			words, err := arguments(c, 1, "set takes one ID: `gpuslice ps` lists them")
 			if err != nil {
@@ -47,7 +47,7 @@ refused, like when a slice begins.
 			}
 			request, err := changeRequest(c)
 			if err != nil {
-				return err
+				return asMisuse(err)
 			}
 			everywhere := slices.Equal(c.StringSlice("device"), []string{everyDevice})
 			return changeSlice(c, words[0], func(ctx context.Context, enforcer *client.Client, id string) (api.Slice, error) {
@@ -135,7 +135,7 @@ func renewCommand() *cli.Command {
 		Name:      "renew",
 		Usage:     "say how long a slice lives from now",
 		ArgsUsage: "ID DURATION",
-		Description: `ID may be the beginning of a slice's or a container's id. DURATION is one such as 90s, 30m or 12h, or
+		Description: `ID may be the beginning of a slice's or a container's id. DURATION is one such as 90s, 30m, 12h or 7d, or
 never, or 0, for no end.
 A slice whose time is over is not renewed.
 
@@ -144,7 +144,7 @@ A slice whose time is over is not renewed.
 		Flags: []cli.Flag{
 			&cli.BoolFlag{Name: "json", Usage: "print the slice as JSON, as the control API has it"},
 		},
-		OnUsageError: usageError(1),
+		OnUsageError: usageError(exitUsage),
 		Action: func(c *cli.Context) error {
 			words, err := arguments(c, 2, "renew takes one ID and one DURATION, such as `gpuslice renew ID 1h`")
 			if err != nil {
@@ -152,7 +152,7 @@ A slice whose time is over is not renewed.
 			}
 			ttl, err := api.ParseTTL(words[1])
 			if err != nil {
-				return err
+				return asMisuse(err)
 			}
 			return changeSlice(c, words[0], func(ctx context.Context, enforcer *client.Client, id string) (api.Slice, error) {
 				return enforcer.Renew(ctx, id, api.RenewRequest{TTL: &ttl})

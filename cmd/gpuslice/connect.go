@@ -4,7 +4,6 @@ package main
 
 import (
 	"errors"
-	"fmt"
 	"io"
 	"os"
 	"strconv"
@@ -39,7 +38,7 @@ func showToken(c *cli.Context) error {
 	}
 	_, token, err := readToken(c.String("token"))
 	if err != nil {
-		return fmt.Errorf("--token %q: %w", c.String("token"), err)
+		return misuse("--token %q: %w", c.String("token"), err)
 	}
 	c.Context = api.WithToken(c.Context, token)
 	return nil

@@ -3,8 +3,6 @@
 package main
 
 import (
-	"fmt"
-
 	"github.com/urfave/cli/v2"
 
 	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/show"
@@ -25,10 +23,10 @@ the next one can still be given: the operator may keep a reserve, or give more t
 			&cli.BoolFlag{Name: "json", Usage: "print JSON, as the control API has it"},
 			&cli.BoolFlag{Name: "no-trunc", Usage: "do not shorten UUIDs"},
 		},
-		OnUsageError: usageError(1),
+		OnUsageError: usageError(exitUsage),
 		Action: func(c *cli.Context) error {
 			if c.Args().Present() {
-				return fmt.Errorf("devices takes no argument (see `gpuslice devices --help`)")
+				return misuse("devices takes no argument (see `gpuslice devices --help`)")
 			}
 			devices, err := connect(c).Devices(c.Context)
 			if err != nil {

@@ -28,12 +28,13 @@ func doctorCommand() *cli.Command {
 
    gpuslice doctor
    gpuslice doctor --config ./config.toml
-   gpuslice doctor --json | jq '.[] | select(.level == "warn" or .level == "fail")'`,
+   gpuslice doctor --json |
+      jq '.[] | select(.level == "warn" or .level == "fail")'`,
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "config", Value: api.DefaultConfig, Usage: "the configuration `FILE` of gpusliced", TakesFile: true},
 			&cli.BoolFlag{Name: "json", Usage: "print JSON"},
 		},
-		OnUsageError: usageError(1),
+		OnUsageError: usageError(exitUsage),
 		Action: func(c *cli.Context) error {
 			configuration, err := filepath.Abs(c.String("config"))
 			if err != nil {

@@ -31,14 +31,15 @@ started; then whoever has most of them loses the oldest for each new one.
    gpuslice events --since 10m
    gpuslice events --follow 3f2a91c0d5e8
    gpuslice events --follow --json --since 5f0c2a91:417
-   gpuslice events --json | jq -r 'select(.kind == "refused") | [.slice, .requested] | @tsv'`,
+   gpuslice events --json |
+      jq -r 'select(.kind == "refused") | [.slice, .requested] | @tsv'`,
 		Flags: []cli.Flag{
 			&cli.BoolFlag{Name: "follow", Aliases: []string{"f"}, Usage: "go on with what happens from now on, until interrupted"},
 			&cli.StringFlag{Name: "since", Usage: "only events of the last `DURATION`, such as 90s or 10m, or after the event of that number: `INSTANCE:SEQ`, as --json has them, or SEQ alone: all, if gpusliced was started anew and has not come to it"},
 			&cli.BoolFlag{Name: "json", Usage: "print JSON lines, as the control API has them"},
 			&cli.BoolFlag{Name: "no-trunc", Usage: "do not shorten ids"},
 		},
-		OnUsageError: usageError(1),
+		OnUsageError: usageError(exitUsage),
 		Action: func(c *cli.Context) error {
 			words, err := words(c)
 			if err != nil {
@@ -50,11 +51,11 @@ started; then whoever has most of them loses the oldest for each new one.
 			case 1:
 				id = words[0]
 			default:
-				return errors.New("events takes one SLICE, or one POOL: `gpuslice ps` and `gpuslice pool list` list them")
+				return misuse("events takes one SLICE, or one POOL: `gpuslice ps` and `gpuslice pool list` list them")
 			}
 			after, from, err := since(c.String("since"), time.Now())
 			if err != nil {
-				return err
+				return asMisuse(err)
 			}
 			put := func(e api.Event) error { return show.Event(c.App.Writer, e, c.Bool("no-trunc")) }
 			if c.Bool("json") {
@@ -104,9 +105,9 @@ func since(text string, now time.Time) (after position, from time.Time, err erro
 	if seq, err := strconv.ParseUint(number, 10, 64); err == nil && both == (instance != "") {
 		return position{instance, seq}, time.Time{}, nil
 	}
-	ago, err := time.ParseDuration(text)
+	ago, err := api.ParseDuration(text)
 	if err != nil || ago < 0 {
-		return position{}, time.Time{}, fmt.Errorf("--since %q: a duration such as 90s, 10m or 2h is accepted, or an event's INSTANCE:SEQ or SEQ", text)
+		return position{}, time.Time{}, fmt.Errorf("--since %q: a duration such as 90s, 10m, 2h or 1d is accepted, or an event's INSTANCE:SEQ or SEQ", text)
 	}
 	return position{}, now.Add(-ago), nil
 }

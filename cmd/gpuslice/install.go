@@ -53,7 +53,7 @@ func installCommand() *cli.Command {
 		Flags: append(engineFlags(),
 			&cli.BoolFlag{Name: "hooks", Usage: "podman: also run the hook under every other runtime, for containers with an annotation of gpuslice"},
 			&cli.BoolFlag{Name: "force", Usage: "replace a runtime gpuslice that somebody else configured"}),
-		OnUsageError: usageError(1),
+		OnUsageError: usageError(exitUsage),
 		Action:       func(c *cli.Context) error { return forEngines(c, engines.Install, leftOutOfInstall) },
 	}
 }
@@ -65,7 +65,7 @@ func uninstallCommand() *cli.Command {
 		ArgsUsage:    "docker|containerd|crio|podman|all",
 		Description:  uninstallDescription,
 		Flags:        engineFlags(),
-		OnUsageError: usageError(1),
+		OnUsageError: usageError(exitUsage),
 		Action: func(c *cli.Context) error {
 			return forEngines(c, engines.Uninstall, func(engines.Host, string) string { return "" })
 		},
@@ -85,7 +85,7 @@ type engineAction func(engines.Host, string, engines.Options) (engines.Result, e
 
 // forEngines acts on each engine that the command line names. One that fails does not keep the others from their turn.
 func forEngines(c *cli.Context, act engineAction, leftOut func(engines.Host, string) string) error {
-	usage := usageError(1)
+	usage := usageError(exitUsage)
 	names, err := words(c)
 	if err != nil {
 		return err
@@ -203,7 +203,7 @@ func trailingFlags(c *cli.Context) ([]string, error) {
 func words(c *cli.Context) ([]string, error) {
 	words, err := trailingFlags(c)
 	if err != nil && err.Error() != "" {
-		err = usageError(1)(c, err, true)
+		err = usageError(exitUsage)(c, err, true)
 	}
 	return words, err
 }
@@ -215,7 +215,7 @@ func arguments(c *cli.Context, n int, wanted string) ([]string, error) {
 		return nil, err
 	}
 	if len(words) != n {
-		return nil, errors.New(wanted)
+		return nil, misuse("%s", wanted)
 	}
 	return words, nil
 }

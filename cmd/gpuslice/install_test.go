@@ -107,7 +107,7 @@ func TestWrongCommandLinesOfInstallAreRefused(t *testing.T) {
 		{"install docker --hooks", "--hooks is for podman"},
 		{"uninstall docker --force", "not defined: -force"},
 	} {
-		if _, said, code := cliRun(strings.Fields(c.args)...); code != 1 || !strings.Contains(said, c.want) {
+		if _, said, code := cliRun(strings.Fields(c.args)...); code != 2 || !strings.Contains(said, c.want) {
 			t.Errorf("%s: %d, %q", c.args, code, said)
 		}
 	}

@@ -26,7 +26,7 @@ func inUseCommand() *cli.Command {
 			&cli.BoolFlag{Name: "daemon", Usage: "list the daemon alone, which is to be stopped by now"},
 			&cli.BoolFlag{Name: "force", Usage: "say what becomes of it, and do not fail"},
 		},
-		OnUsageError: usageError(1),
+		OnUsageError: usageError(exitUsage),
 		Action: func(c *cli.Context) error {
 			cfg, err := config.Load(c.String("config"))
 			if err != nil {

@@ -39,11 +39,11 @@ Root is not needed: the operator says who may have how much, as for ` + "`gpusli
 			&cli.StringFlag{Name: "ca", EnvVars: []string{"GPUSLICE_LEASE_CA"}, Usage: "with --address: who signs the host's certificate, a PEM `FILE`", TakesFile: true},
 			&cli.StringFlag{Name: "lease-socket", Value: lease.DefaultSocket, EnvVars: []string{"GPUSLICE_LEASE_SOCKET"}, Usage: "socket of the lease service", TakesFile: true},
 		},
-		OnUsageError: usageError(1),
+		OnUsageError: usageError(exitUsage),
 		Subcommands:  []*cli.Command{leaseAcquireCommand(), leaseRenewCommand(), leaseDropCommand(), leaseListCommand(), leaseShowCommand()},
 		Action: func(c *cli.Context) error {
 			if c.Args().Present() {
-				return fmt.Errorf("there is no command %q: `gpuslice lease --help` lists them", "lease "+c.Args().First())
+				return noCommand("lease", c.Args().First(), c.Command.Subcommands)
 			}
 			return cli.ShowSubcommandHelp(c)
 		},
@@ -75,8 +75,8 @@ It prints where the session is, also for other machines if the host serves them,
 token. That file is its owner's alone; who shows the token is a client of the lease. A client on
 another machine (--address) is shown the token itself.`,
 		Flags: []cli.Flag{
-			&cli.StringFlag{Name: "vram", Usage: "memory for the clients: `SIZE`, such as 7G or 64MiB (required)"},
-			&cli.StringFlag{Name: "ttl", Usage: "how long it lives: `DURATION`, such as 90s, 30m or 12h; never, or 0, for as long as any slice may live", Value: "never"},
+			&cli.StringFlag{Name: "vram", Aliases: []string{"limit"}, Usage: "memory for the clients: `SIZE`, such as 7G or 64MiB (required)"},
+			&cli.StringFlag{Name: "ttl", Usage: "how long it lives: `DURATION`, such as 90s, 30m, 12h or 7d; never, or 0, for as long as any slice may live", Value: "never"},
 			&cli.StringFlag{Name: "device", Usage: "UUID or index of the `DEVICE` (default: the one with the most room)"},
 			&cli.StringFlag{Name: "tenant", Usage: "account it to this `NAME`; operators alone may"},
 			&cli.BoolFlag{Name: "reserve", Usage: "take the memory from the card now, and hold it"},
@@ -84,14 +84,14 @@ another machine (--address) is shown the token itself.`,
 			&cli.IntFlag{Name: "clients", Usage: "how many `CLIENTS` may be connected at one time (default: max_clients of the configuration)"},
 			leaseJSONFlag(),
 		},
-		OnUsageError: usageError(1),
+		OnUsageError: usageError(exitUsage),
 		Action: func(c *cli.Context) error {
 			if c.Args().Present() {
-				return errors.New("lease acquire takes no argument (see `gpuslice lease acquire --help`)")
+				return misuse("lease acquire takes no argument (see `gpuslice lease acquire --help`)")
 			}
 			request, err := leaseRequest(c)
 			if err != nil {
-				return err
+				return asMisuse(err)
 			}
 			l, err := leases(c).Acquire(c.Context, request)
 			if err != nil {
@@ -124,7 +124,7 @@ func leaseRequest(c *cli.Context) (r lease.Request, err error) {
 		return r, fmt.Errorf("--ttl: %w", err)
 	}
 	if c.IsSet("linger") {
-		linger, err := time.ParseDuration(c.String("linger"))
+		linger, err := api.ParseDuration(c.String("linger"))
 		if err != nil || linger < 0 || linger > api.MaxTTL {
 			return r, fmt.Errorf("--linger %q: a duration such as \"0s\", \"90s\" or \"30m\" is accepted", c.String("linger"))
 		}
@@ -142,11 +142,11 @@ func leaseRenewCommand() *cli.Command {
 		Name:      "renew",
 		Usage:     "say how long a lease lives from now",
 		ArgsUsage: "LEASE DURATION",
-		Description: `DURATION is one such as 90s, 30m or 12h. A lease whose time is over is not renewed.
+		Description: `DURATION is one such as 90s, 30m, 12h or 7d. A lease whose time is over is not renewed.
 
    gpuslice lease renew lease-0f3c5e2a9b8d7614 2h`,
 		Flags:        []cli.Flag{leaseJSONFlag()},
-		OnUsageError: usageError(1),
+		OnUsageError: usageError(exitUsage),
 		Action: func(c *cli.Context) error {
 			words, err := arguments(c, 2, "lease renew takes one LEASE and one DURATION, such as `gpuslice lease renew LEASE 1h`")
 			if err != nil {
@@ -154,10 +154,10 @@ func leaseRenewCommand() *cli.Command {
 			}
 			ttl, err := api.ParseTTL(words[1])
 			if err != nil {
-				return err
+				return asMisuse(err)
 			}
 			if ttl == 0 {
-				return fmt.Errorf("%q is no time for a lease: a duration such as \"90s\", \"30m\" or \"12h\" is accepted", words[1])
+				return misuse("%q is no time for a lease: a duration such as \"90s\", \"30m\" or \"12h\" is accepted", words[1])
 			}
 			l, err := leases(c).Renew(c.Context, words[0], ttl)
 			return printLease(c, l, err)
@@ -174,7 +174,7 @@ func leaseDropCommand() *cli.Command {
 
    gpuslice lease drop lease-0f3c5e2a9b8d7614`,
 		Flags:        []cli.Flag{leaseJSONFlag()},
-		OnUsageError: usageError(1),
+		OnUsageError: usageError(exitUsage),
 		Action: func(c *cli.Context) error {
 			words, err := arguments(c, 1, "lease drop takes one LEASE: `gpuslice lease list` lists them")
 			if err != nil {
@@ -200,10 +200,10 @@ OVERHEAD together.
    gpuslice lease list
    gpuslice lease list --json | jq -r '.[].id'`,
 		Flags:        []cli.Flag{leaseJSONFlag()},
-		OnUsageError: usageError(1),
+		OnUsageError: usageError(exitUsage),
 		Action: func(c *cli.Context) error {
 			if c.Args().Present() {
-				return fmt.Errorf("lease list takes no argument; `gpuslice lease show %s` shows one lease", c.Args().First())
+				return misuse("lease list takes no argument; `gpuslice lease show %s` shows one lease", c.Args().First())
 			}
 			all, err := leases(c).List(c.Context)
 			if err != nil {
@@ -226,7 +226,7 @@ func leaseShowCommand() *cli.Command {
 
    gpuslice lease show lease-0f3c5e2a9b8d7614`,
 		Flags:        []cli.Flag{alreadyJSONFlag},
-		OnUsageError: usageError(1),
+		OnUsageError: usageError(exitUsage),
 		Action: func(c *cli.Context) error {
 			words, err := arguments(c, 1, "lease show takes one LEASE: `gpuslice lease list` lists them")
 			if err != nil {

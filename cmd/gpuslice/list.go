@@ -31,10 +31,10 @@ for what they hold, and gets nothing more. TENANT and EXPIRES are there if a sli
 			&cli.BoolFlag{Name: "json", Usage: "print JSON, as the control API has it"},
 			&cli.BoolFlag{Name: "no-trunc", Usage: "do not shorten ids"},
 		},
-		OnUsageError: usageError(1),
+		OnUsageError: usageError(exitUsage),
 		Action: func(c *cli.Context) error {
 			if c.Args().Present() {
-				return fmt.Errorf("ps takes no argument; `gpuslice inspect %s` shows one slice", c.Args().First())
+				return misuse("ps takes no argument; `gpuslice inspect %s` shows one slice", c.Args().First())
 			}
 			all, err := holders(c)
 			if err != nil {
@@ -68,7 +68,7 @@ func inspectCommand() *cli.Command {
 
    gpuslice inspect 3f2a91c0d5e8`,
 		Flags:        []cli.Flag{alreadyJSONFlag},
-		OnUsageError: usageError(1),
+		OnUsageError: usageError(exitUsage),
 		Action: func(c *cli.Context) error {
 			words, err := arguments(c, 1, "inspect takes one ID: `gpuslice ps` lists them")
 			if err != nil {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 	"syscall"
 
 	"github.com/urfave/cli/v2"
@@ -58,11 +59,13 @@ Anything else gets one from gpuslice run:
 
    gpuslice run --vram 4G -- python train.py
 
-Run as an OCI runtime (gpuslice create …), it hands over to gpuslice-runtime: nerdctl
-needs this.`
+Run as an OCI runtime, with a global flag of one (gpuslice --root DIR create …), it hands over to
+gpuslice-runtime: nerdctl needs this.`
 
-func init() { // it is a variable of the whole program
+func init() { // they are variables of the whole program
 	cli.VersionPrinter = func(c *cli.Context) { fmt.Fprintln(c.App.Writer, "gpuslice", api.Version) }
+	cli.HelpPrinter = printHelp
+	cli.FlagStringer = flagText(cli.FlagStringer)
 }
 
 func newApp() *cli.App {
@@ -90,19 +93,84 @@ func newApp() *cli.App {
 		Commands: []*cli.Command{runCommand(), psCommand(), inspectCommand(), setCommand(), renewCommand(), releaseCommand(), poolCommand(), leaseCommand(), devicesCommand(), eventsCommand(), doctorCommand(), installCommand(), uninstallCommand(), inUseCommand(), completionCommand(), manCommand(), versionCommand()},
 		Action: func(c *cli.Context) error {
 			if c.Args().Present() {
-				return fmt.Errorf("there is no command %q: `gpuslice help` lists them", c.Args().First())
+				return noCommand("", c.Args().First(), c.App.Commands)
 			}
 			return cli.ShowAppHelp(c)
 		},
-		OnUsageError:   usageError(1),
+		OnUsageError:   usageError(exitUsage),
 		ExitErrHandler: func(*cli.Context, error) {}, // main has the only exit
 	}
 }
 
+// exitUsage is for a command line that is wrong. Those of run have session.ExitFailed: its command's own codes are no others' to give.
+const exitUsage = 2
+
+// misuse is an error of the command line.
+func misuse(format string, args ...any) error {
+	return &session.Error{Code: exitUsage, Err: fmt.Errorf(format, args...)}
+}
+
+// asMisuse is err as one of the command line; nil if it is nil.
+func asMisuse(err error) error {
+	if err == nil {
+		return nil
+	}
+	return misuse("%w", err)
+}
+
 func usageError(code int) cli.OnUsageErrorFunc {
 	return func(c *cli.Context, err error, _ bool) error {
-		return &session.Error{Code: code, Err: fmt.Errorf("%w (see `%s --help`)", err, c.Command.HelpName)}
+		hint := ""
+		if name, wrong := strings.CutPrefix(err.Error(), "flag provided but not defined: "); wrong {
+			name = strings.TrimLeft(name, "-")
+			if near := cli.SuggestFlag(c.Command.Flags, name, false); similar(name, strings.TrimLeft(near, "-")) {
+				hint = ": did you mean " + near + "?"
+			}
+		}
+		return &session.Error{Code: code, Err: fmt.Errorf("%w%s (see `%s --help`)", err, hint, c.Command.HelpName)}
 	}
+}
+
+// noCommand says that there is no such command below path, and which was probably meant.
+func noCommand(path, word string, below []*cli.Command) error {
+	help := "`" + strings.TrimSpace("gpuslice "+path) + " --help` lists them"
+	near := ""
+	for _, c := range below {
+		if !c.Hidden && similar(word, c.Name) && (near == "" || distance(word, c.Name) < distance(word, near)) {
+			near = c.Name
+		}
+	}
+	switch {
+	case path == "" && oci.IsVerb(word):
+		help = fmt.Sprintf("it is a verb of OCI runtimes, which `gpuslice-runtime %s` takes; %s", word, help)
+	case near != "":
+		help = "did you mean " + near + "? " + help
+	}
+	return misuse("there is no command %q: %s", strings.TrimSpace(path+" "+word), help)
+}
+
+// similar says whether somebody who meant one word may have typed the other.
+func similar(a, b string) bool { return b != "" && distance(a, b) <= 1+len(a)/4 }
+
+// distance is how many letters are to be put in, left out or changed to make a word of the other (Levenshtein).
+func distance(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		left := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			change := left
+			if a[i] != b[j] {
+				change++
+			}
+			left = row[j+1]
+			row[j+1] = min(change, row[j]+1, row[j+1]+1)
+		}
+	}
+	return row[len(b)]
 }
 
 // versions are what version prints as JSON.
@@ -116,10 +184,10 @@ func versionCommand() *cli.Command {
 		Name:         "version",
 		Usage:        "show this program's version, and the enforcer's if it answers",
 		Flags:        []cli.Flag{&cli.BoolFlag{Name: "json", Usage: "print JSON; enforcer is there if it answers, as the control API has it"}},
-		OnUsageError: usageError(1),
+		OnUsageError: usageError(exitUsage),
 		Action: func(c *cli.Context) error {
 			if c.Args().Present() {
-				return errors.New("version takes no argument (see `gpuslice version --help`)")
+				return misuse("version takes no argument (see `gpuslice version --help`)")
 			}
 			known := versions{Version: api.Version}
 			if info, err := connect(c).Info(c.Context); err == nil {

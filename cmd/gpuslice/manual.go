@@ -3,7 +3,6 @@
 package main
 
 import (
-	"fmt"
 	"io"
 	"strings"
 	"time"
@@ -23,22 +22,22 @@ func completionCommand() *cli.Command {
 		Description: `An installed gpuslice has it where the shells look for it. To try one that is not:
 
    source <(gpuslice completion bash)`,
-		OnUsageError: usageError(1),
+		OnUsageError: usageError(exitUsage),
 		Action: func(c *cli.Context) error {
 			write := writers[c.Args().First()]
 			if c.NArg() != 1 || write == nil {
-				return fmt.Errorf("completion takes one shell: bash, zsh or fish, not %q", strings.Join(c.Args().Slice(), " "))
+				return misuse("completion takes one shell: bash, zsh or fish, not %q", strings.Join(c.Args().Slice(), " "))
 			}
 			return write(c.App.Writer, manual.Read(newApp()))
 		},
 	}
 }
 
-const exitStatus = `0 if what was asked for was done, 1 if it was not, or if the command line is wrong; 1 of doctor also says that
+const exitStatus = `0 if what was asked for was done, 1 if it was not, and 2 if the command line is wrong; 1 of doctor also says that
 something fails on this host, and 1 of install and uninstall that an engine could not be configured.
 
 run ends with its command's exit code, or 128 + n if signal n killed it; with 127 if there is no such command, 126 if it cannot
-be run, and 125 if gpuslice failed or the words after run are wrong; what is wrong before them is 1.`
+be run, and 125 if gpuslice failed or the words after run are wrong; what is wrong before them is 2.`
 
 // manCommand is for the installation, which has it print gpuslice(1).
 func manCommand() *cli.Command {
@@ -47,7 +46,7 @@ func manCommand() *cli.Command {
 		Usage:        "print the manual page gpuslice(1)",
 		Hidden:       true,
 		Flags:        []cli.Flag{&cli.TimestampFlag{Name: "date", Layout: time.DateOnly, Usage: "the `DATE` that it shows (default: today)"}},
-		OnUsageError: usageError(1),
+		OnUsageError: usageError(exitUsage),
 		Action: func(c *cli.Context) error {
 			date := time.Now()
 			if given := c.Timestamp("date"); given != nil {

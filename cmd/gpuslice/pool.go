@@ -3,8 +3,6 @@
 package main
 
 import (
-	"errors"
-	"fmt"
 	"slices"
 
 	"github.com/urfave/cli/v2"
@@ -24,11 +22,11 @@ func poolCommand() *cli.Command {
    gpuslice run --pool llm --vram 10G -- python serve.py
 
 A pool stays until it is deleted, also when the host is restarted.`,
-		OnUsageError: usageError(1),
+		OnUsageError: usageError(exitUsage),
 		Subcommands:  []*cli.Command{poolListCommand(), poolShowCommand(), poolCreateCommand(), poolSetCommand(), poolDeleteCommand()},
 		Action: func(c *cli.Context) error {
 			if c.Args().Present() {
-				return fmt.Errorf("there is no command %q: `gpuslice pool --help` lists them", "pool "+c.Args().First())
+				return noCommand("pool", c.Args().First(), c.Command.Subcommands)
 			}
 			return cli.ShowSubcommandHelp(c)
 		},
@@ -38,7 +36,7 @@ A pool stays until it is deleted, also when the host is restarted.`,
 var (
 	poolJSONFlag = &cli.BoolFlag{Name: "json", Usage: "print JSON, as the control API has it"}
 	poolFlags    = []cli.Flag{
-		&cli.StringFlag{Name: "vram", Usage: "the quota: `SIZE`, such as 40G, or 50% of the device (required)"},
+		&cli.StringFlag{Name: "vram", Aliases: []string{"limit"}, Usage: "the quota: `SIZE`, such as 40G, or 50% of the device (required)"},
 		&cli.StringSliceFlag{Name: "device", Usage: "UUID or index of the `DEVICE` that the quota is for, or all; may be repeated (default: every device that has none of its own)"},
 		poolJSONFlag,
 	}
@@ -55,10 +53,10 @@ both together stay within LIMIT.
    gpuslice pool list
    gpuslice pool list --json | jq -r '.[].members[]'`,
 		Flags:        []cli.Flag{poolJSONFlag, &cli.BoolFlag{Name: "no-trunc", Usage: "do not shorten ids"}},
-		OnUsageError: usageError(1),
+		OnUsageError: usageError(exitUsage),
 		Action: func(c *cli.Context) error {
 			if c.Args().Present() {
-				return fmt.Errorf("pool list takes no argument; `gpuslice pool show %s` shows one pool", c.Args().First())
+				return misuse("pool list takes no argument; `gpuslice pool show %s` shows one pool", c.Args().First())
 			}
 			pools, err := connect(c).Pools(c.Context)
 			if err != nil {
@@ -78,7 +76,7 @@ func poolShowCommand() *cli.Command {
 
    gpuslice pool show llm`,
 		Flags:        []cli.Flag{alreadyJSONFlag},
-		OnUsageError: usageError(1),
+		OnUsageError: usageError(exitUsage),
 		Action: func(c *cli.Context) error {
 			name, err := poolName(c, "show")
 			if err != nil {
@@ -102,7 +100,8 @@ func poolCreateCommand() *cli.Command {
 
    gpuslice pool create llm --vram 40G
    gpuslice pool create llm --vram 50% --device 0 --device 1
-   gpuslice pool create night --vram 10G --tenant physics --ttl 12h --label "the nightly runs"
+   gpuslice pool create night --vram 10G --tenant physics --ttl 12h \
+      --label "the nightly runs"
 
 A pool of a tenant is within the bounds of [tenants.NAME], and its members are that tenant's. The same
 command again changes nothing.`,
@@ -111,7 +110,7 @@ command again changes nothing.`,
 			&cli.StringFlag{Name: "ttl", Value: "never", Usage: "how long each member may run: `DURATION`, such as 90s, 30m or 12h"},
 			&cli.StringFlag{Name: "label", Usage: "`TEXT` that says what the pool is for"},
 		}, poolFlags...),
-		OnUsageError: usageError(1),
+		OnUsageError: usageError(exitUsage),
 		Action:       func(c *cli.Context) error { return changePool(c, "create") },
 	}
 }
@@ -128,7 +127,7 @@ nothing, which list shows as "over".
    gpuslice pool set llm --vram 20G --device 1
    gpuslice pool set llm --vram 20G --device all`,
 		Flags:        poolFlags,
-		OnUsageError: usageError(1),
+		OnUsageError: usageError(exitUsage),
 		Action:       func(c *cli.Context) error { return changePool(c, "set") },
 	}
 }
@@ -142,7 +141,7 @@ func poolDeleteCommand() *cli.Command {
 
    gpuslice pool delete llm`,
 		Flags:        []cli.Flag{poolJSONFlag},
-		OnUsageError: usageError(1),
+		OnUsageError: usageError(exitUsage),
 		Action: func(c *cli.Context) error {
 			name, err := poolName(c, "delete")
 			if err != nil {
@@ -164,11 +163,11 @@ func changePool(c *cli.Context, verb string) error {
 		return err
 	}
 	if !c.IsSet("vram") {
-		return errors.New("--vram is missing: how much may the members hold together? For example --vram 40G")
+		return misuse("--vram is missing: how much may the members hold together? For example --vram 40G")
 	}
 	quotas, err := quotaFlags(c)
 	if err != nil {
-		return err
+		return asMisuse(err)
 	}
 	enforcer := connect(c)
 	everywhere := slices.Equal(c.StringSlice("device"), []string{everyDevice})
@@ -176,7 +175,7 @@ func changePool(c *cli.Context, verb string) error {
 	if verb == "create" {
 		do, r.Tenant, r.Label = enforcer.CreatePool, c.String("tenant"), c.String("label")
 		if r.TTL, err = api.ParseTTL(c.String("ttl")); err != nil {
-			return err
+			return misuse("--ttl: %w", err)
 		}
 	} else if everywhere {
 		pool, err := enforcer.Pool(c.Context, name)
@@ -207,5 +206,5 @@ func poolName(c *cli.Context, verb string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return words[0], api.CheckPoolName(words[0])
+	return words[0], asMisuse(api.CheckPoolName(words[0]))
 }

@@ -31,7 +31,7 @@ they go on, get nothing more, and what they hold is free once they have ended.
 			&cli.BoolFlag{Name: "force", Usage: "even if its processes are alive"},
 			&cli.BoolFlag{Name: "json", Usage: "print the slice as it was, as JSON"},
 		},
-		OnUsageError: usageError(1),
+		OnUsageError: usageError(exitUsage),
 		Action: func(c *cli.Context) error {
 			words, err := arguments(c, 1, "release takes one ID: `gpuslice ps` lists them")
 			if err != nil {

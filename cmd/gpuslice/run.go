@@ -37,9 +37,10 @@ With --join the command becomes part of a session that runs already and draws on
 token may do that: GPUSLICE_TOKEN_FILE names the file in the session, which its user alone can read. (A session
 of an enforcer in this process has none: nobody can join it.) A number is that of an open descriptor. The command sees the devices that the
 session has quotas on; of those, the ones that its own CUDA_VISIBLE_DEVICES lists, if it is set. The session ends with its own command. Here
-the second line is typed beside the session, in another terminal:
+the last line is typed beside the session, in another terminal:
 
-   gpuslice run --vram 4G -- sh -c 'echo "$GPUSLICE_TOKEN_FILE" >token; exec ./serve'
+   gpuslice run --vram 4G -- \
+      sh -c 'echo "$GPUSLICE_TOKEN_FILE" >token; exec ./serve'
    gpuslice run --join "$(cat token)" -- ./beside-it
 
 When its time is over (--ttl) nothing more is given, and its processes are sent SIGTERM, and those that are
@@ -55,10 +56,10 @@ func runCommand() *cli.Command {
 		ArgsUsage:   "[--] COMMAND [ARG…]",
 		Description: runDescription,
 		Flags: []cli.Flag{
-			&cli.StringFlag{Name: "vram", Usage: "the quota: `SIZE`, such as 4G, 512MiB, or 50% of the device (required, unless there is a pool, or --mode record)"},
+			&cli.StringFlag{Name: "vram", Aliases: []string{"limit"}, Usage: "the quota: `SIZE`, such as 4G, 512MiB, or 50% of the device (required, unless there is a pool, or --mode record)"},
 			&cli.StringFlag{Name: "pool", Usage: "draw on the quota of that `POOL`, too; without --vram on that alone"},
 			&cli.StringSliceFlag{Name: "device", Usage: "UUID or index of the `DEVICE` that the quota is for, and that alone the command sees; may be repeated (default: every device)"},
-			&cli.StringFlag{Name: "ttl", Value: "never", Usage: "how long it may run: `DURATION`, such as 90s, 30m or 12h; then it is ended; never, or 0, for no end"},
+			&cli.StringFlag{Name: "ttl", Value: "never", Usage: "how long it may run: `DURATION`, such as 90s, 30m, 12h or 7d; then it is ended; never, or 0, for no end"},
 			&cli.StringFlag{Name: "mode", Value: string(api.Enforce), Usage: "enforce, or record: count and show, refuse nothing"},
 			&cli.StringFlag{Name: "name", Usage: "the slice's `ID` (default: made up)"},
 			&cli.StringFlag{Name: "tenant", Usage: "`WHOM` to account it to"},

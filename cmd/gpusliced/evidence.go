@@ -25,7 +25,7 @@ func openAudit(c config.Config, log *slog.Logger) *audit.Writer {
 		return nil
 	}
 	o := audit.Options{
-		File: c.Audit.File, MaxSize: int64(c.Audit.MaxSize), MaxAge: c.Audit.MaxAge, Keep: c.Audit.Keep, Log: log,
+		File: c.Audit.File, MaxSize: int64(c.Audit.MaxSize), MaxAge: time.Duration(c.Audit.MaxAge), Keep: c.Audit.Keep, Log: log,
 	}
 	if g, err := user.LookupGroup(c.Enforcer.Group); err == nil {
 		if id, err := strconv.Atoi(g.Gid); err == nil {

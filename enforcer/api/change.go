@@ -4,6 +4,8 @@ package api
 
 import (
 	"fmt"
+	"strconv"
+	"strings"
 	"time"
 )
 
@@ -70,14 +72,33 @@ func checkTTL(ttl time.Duration) error {
 	return nil
 }
 
+// ParseDuration is time.ParseDuration for people, who count in days, too: "7d", "1d12h". A day has 24 hours.
+func ParseDuration(s string) (time.Duration, error) {
+	days, rest, found := strings.Cut(s, "d")
+	if !found {
+		return time.ParseDuration(s)
+	}
+	n, err := strconv.ParseUint(days, 10, 16)
+	if err != nil || strings.HasPrefix(rest, "-") || strings.HasPrefix(rest, "+") {
+		return 0, fmt.Errorf("%q is not a duration", s)
+	}
+	var more time.Duration
+	if rest != "" {
+		if more, err = time.ParseDuration(rest); err != nil {
+			return 0, err
+		}
+	}
+	return time.Duration(n)*24*time.Hour + more, nil
+}
+
 // ParseTTL reads what a person writes for how long a slice lives: a duration, or "never" or 0 for one that does not end.
 func ParseTTL(s string) (time.Duration, error) {
 	if s == "never" || s == "0" {
 		return 0, nil
 	}
-	ttl, err := time.ParseDuration(s)
+	ttl, err := ParseDuration(s)
 	if err != nil || ttl < MinTTL || ttl > MaxTTL {
-		return 0, Errorf(CodeBadRequest, `%.80q is not a time to live: a duration from %s to %s, such as "90s", "30m" or "12h", is accepted, and "never" or 0`,
+		return 0, Errorf(CodeBadRequest, `%.80q is not a time to live: a duration from %s to %s, such as "90s", "30m", "12h" or "7d", is accepted, and "never" or 0`,
 			s, FormatTTL(MinTTL), FormatTTL(MaxTTL))
 	}
 	return ttl, nil

@@ -11,13 +11,13 @@ import (
 
 func TestATimeToLiveIsReadAndWritten(t *testing.T) {
 	for text, want := range map[string]time.Duration{
-		"never": 0, "0": 0, "1s": time.Second, "90s": 90 * time.Second, "1h30m": 90 * time.Minute, "1.5h": 90 * time.Minute, "876000h": MaxTTL,
+		"never": 0, "0": 0, "1s": time.Second, "90s": 90 * time.Second, "1h30m": 90 * time.Minute, "1.5h": 90 * time.Minute, "876000h": MaxTTL, "7d": 168 * time.Hour, "1d12h": 36 * time.Hour, "36500d": MaxTTL,
 	} {
 		if got, err := ParseTTL(text); err != nil || got != want {
 			t.Errorf("%s: %v, %v", text, got, err)
 		}
 	}
-	for _, text := range []string{"", "1", "0s", "999ms", "-1h", "876001h", "9999999999h", "1d", "soon", "Never"} {
+	for _, text := range []string{"", "1", "0s", "999ms", "-1h", "876001h", "9999999999h", "d", "1d-2h", "-1d", "1.5d", "1dd", "36501d", "soon", "Never"} {
 		if got, err := ParseTTL(text); !errors.Is(err, ErrBadRequest) {
 			t.Errorf("%q is accepted: %v, %v", text, got, err)
 		} else if !strings.Contains(err.Error(), "876000h") || !strings.Contains(err.Error(), `"never" or 0`) {

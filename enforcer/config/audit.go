@@ -10,10 +10,10 @@ import (
 
 // Audit is where it is recorded who asked for what.
 type Audit struct {
-	File    string        `toml:"file"` // "" is nowhere
-	MaxSize Size          `toml:"max_size"`
-	MaxAge  time.Duration `toml:"max_age"`
-	Keep    int           `toml:"keep"`
+	File    string   `toml:"file"` // "" is nowhere
+	MaxSize Size     `toml:"max_size"`
+	MaxAge  Duration `toml:"max_age"`
+	Keep    int      `toml:"keep"`
 }
 
 const (
@@ -27,8 +27,8 @@ func (a *Audit) check() error {
 		return fmt.Errorf("audit.file = %q: an absolute path is accepted, and \"\" for none", a.File)
 	case a.MaxSize < smallestAudit:
 		return fmt.Errorf("audit.max_size = %q: \"64KiB\" and more are accepted", a.MaxSize)
-	case a.MaxAge < time.Minute:
-		return fmt.Errorf("audit.max_age = %q: \"1m\" and more are accepted", a.MaxAge)
+	case a.MaxAge < Duration(time.Minute):
+		return fmt.Errorf("audit.max_age = %q: \"1m\" and more are accepted", time.Duration(a.MaxAge))
 	case a.Keep < 0 || a.Keep > largestKeep:
 		return fmt.Errorf("audit.keep = %d: 0 to %d are accepted", a.Keep, largestKeep)
 	}

@@ -86,6 +86,19 @@ func (s *Size) UnmarshalText(text []byte) error {
 
 func (s Size) String() string { return api.FormatSize(uint64(s)) }
 
+// Duration is one that may be written in days.
+type Duration time.Duration
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (d *Duration) UnmarshalText(text []byte) error {
+	parsed, err := api.ParseDuration(string(text))
+	if err != nil {
+		return fmt.Errorf("%.80q is not a duration: one such as \"90s\", \"12h\" or \"7d\" is accepted", text)
+	}
+	*d = Duration(parsed)
+	return nil
+}
+
 // Default is the configuration of a host that has no file.
 func Default() Config {
 	return Config{
@@ -111,7 +124,7 @@ func Default() Config {
 		Expiry:    Expiry{Grace: 10 * time.Second},
 		Admission: Admission{Overcommit: 1},
 		Policy:    defaultPolicy(),
-		Audit:     Audit{MaxSize: 64 << 20, MaxAge: 168 * time.Hour, Keep: 8},
+		Audit:     Audit{MaxSize: 64 << 20, MaxAge: Duration(168 * time.Hour), Keep: 8},
 		Tenants:   map[string]Tenant{DefaultTenant: {}},
 		Sessions:  Sessions{Socket: api.DefaultSessionSocket, Limits: []SessionLimit{}},
 		Leases:    defaultLeases(),
@@ -159,7 +172,7 @@ func parse(text string, c *Config) error {
 		return wrongType(err)
 	}
 	if unknown := known.Undecoded(); len(unknown) > 0 {
-		return fmt.Errorf("%sthere is no key %s: configs/config.toml has them all", lineOf(text, unknown[0]), unknown[0])
+		return fmt.Errorf("%sthere is no key %s: gpuslice.toml(5) has them all", lineOf(text, unknown[0]), unknown[0])
 	}
 	return c.check()
 }

@@ -24,9 +24,9 @@ func (t *TTL) UnmarshalText(text []byte) error {
 	if len(text) == 0 {
 		return nil
 	}
-	d, err := time.ParseDuration(string(text))
+	d, err := api.ParseDuration(string(text))
 	if err != nil || d < api.MinTTL || d > api.MaxTTL {
-		return fmt.Errorf("%.80q is not a time to live: a duration from %s to %s is accepted, such as \"12h\", and \"\" for none",
+		return fmt.Errorf("%.80q is not a time to live: a duration from %s to %s is accepted, such as \"12h\" or \"7d\", and \"\" for none",
 			text, api.FormatTTL(api.MinTTL), api.FormatTTL(api.MaxTTL))
 	}
 	*t = TTL(d)

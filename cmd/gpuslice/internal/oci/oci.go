@@ -12,72 +12,41 @@ import (
 	"strings"
 )
 
-// verbs of a runtime that the CLI does not have itself.
-var verbs = map[string]bool{
-	"checkpoint": true, "create": true, "delete": true, "exec": true, "features": true,
-	"kill": true, "list": true, "pause": true, "restore": true, "resume": true, "spec": true,
-	"start": true, "state": true, "update": true,
-}
+// verbs are those of a runtime.
+var verbs = strings.Fields(`
+	checkpoint create delete events exec features kill list pause ps restore resume run spec start state update`)
 
-// globals are flags that runc and crun take before the verb, and whether the next word is their value.
-var globals = map[string]bool{
-	"root": true, "log": true, "log-format": true, "log-level": true, "criu": true, "rootless": true,
-	"cgroup-manager": true, "debug": false, "systemd-cgroup": false,
-}
+// globals are the flags that runc and crun take before the verb.
+var globals = strings.Fields(`
+	root log log-format log-level criu rootless cgroup-manager debug systemd-cgroup`)
 
-// runFlags, psFlags and eventsFlags are those of a runtime's `run`, `ps` and `events`, which the CLI has too. An engine gives
-// global flags as well, so that what is unclear here (`ps ID`, `events ID`) is a person's.
-var (
-	runFlags = map[string]bool{
-		"bundle": true, "b": true, "console-socket": true, "detach": true, "d": true, "pid-file": true,
-		"keep": true, "no-pivot": true, "no-new-keyring": true, "no-subreaper": true, "preserve-fds": true,
-		"pidfd-socket": true,
-	}
-	psFlags     = map[string]bool{"format": true, "f": true}
-	eventsFlags = map[string]bool{"interval": true, "stats": true}
-)
-
-// ForRuntime says whether args (without the program's name) are a runtime's.
+// ForRuntime says whether args (without the program's name) are a runtime's: engines give one of its global flags before the verb, whatever that
+// is. containerd and nerdctl ask for its features without.
 func ForRuntime(args []string) bool {
+	if len(args) == 1 && args[0] == "features" {
+		return true
+	}
 	for len(args) > 0 {
 		name, hasValue, isFlag := flag(args[0])
 		if !isFlag {
-			return verbForRuntime(args[0], args[1:])
+			return false
 		}
-		if _, ok := globals[name]; ok {
+		if slices.Contains(globals, name) {
 			return true
 		}
 		args = args[1:]
-		if name == "socket" && !hasValue && len(args) > 0 { // the CLI's only global flag with a value
+		if !hasValue && len(args) > 0 && slices.Contains(valued, name) {
 			args = args[1:]
 		}
 	}
 	return false
 }
 
-func verbForRuntime(verb string, rest []string) bool {
-	switch verb {
-	case "run":
-		// The first flag decides: ours are none of the runtime's.
-		if len(rest) == 0 {
-			return false
-		}
-		name, _, isFlag := flag(rest[0])
-		return isFlag && runFlags[name]
-	case "ps":
-		return anyOf(psFlags, rest)
-	case "events":
-		return anyOf(eventsFlags, rest)
-	}
-	return verbs[verb]
-}
+// valued are the CLI's global flags with a value.
+var valued = []string{"socket", "session-socket", "token"}
 
-func anyOf(flags map[string]bool, words []string) bool {
-	return slices.ContainsFunc(words, func(word string) bool {
-		name, _, isFlag := flag(word)
-		return isFlag && flags[name]
-	})
-}
+// IsVerb says whether a runtime has that verb, which somebody may have meant who typed it.
+func IsVerb(word string) bool { return slices.Contains(verbs, word) }
 
 // flag splits "--name=value", "--name" or "-n".
 func flag(word string) (name string, hasValue, ok bool) {

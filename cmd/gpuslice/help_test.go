@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/urfave/cli/v2"
+)
+
+func TestHelpFitsATerminal(t *testing.T) {
+	var try func(path []string, below []*cli.Command)
+	try = func(path []string, below []*cli.Command) {
+		out, said, code := cliRun(append(path[:len(path):len(path)], "--help")...)
+		if code != 0 || out == "" || strings.Contains(out, "(default: false)") {
+			t.Errorf("%q: %d, %s%s", path, code, out, said)
+		}
+		for line := range strings.Lines(out) {
+			if line = strings.TrimRight(line, "\n"); utf8.RuneCountInString(line) > helpWidth {
+				t.Errorf("%q: %d characters: %s", path, utf8.RuneCountInString(line), line)
+			}
+		}
+		for _, c := range below {
+			try(append(path[:len(path):len(path)], c.Name), c.Subcommands)
+		}
+	}
+	try(nil, newApp().Commands)
+}
+
+func TestAWrongWordIsAnsweredWithTheOneThatWasMeant(t *testing.T) {
+	for _, c := range []struct {
+		args string
+		want string
+	}{
+		{"devcies", `there is no command "devcies": did you mean devices?`},
+		{"insepct x", "did you mean inspect?"},
+		{"pool lst", `there is no command "pool lst": did you mean list?`},
+		{"lease aquire", "did you mean acquire?"},
+		{"frobnicate", "there is no command \"frobnicate\": `gpuslice --help` lists them"},
+		{"kill x", "there is no command \"kill\": it is a verb of OCI runtimes, which `gpuslice-runtime kill` takes"},
+		{"spec", "it is a verb of OCI runtimes"},
+		{"list", "it is a verb of OCI runtimes"},
+		{"update x", "it is a verb of OCI runtimes"},
+		{"ps --format json", "flag provided but not defined: -format (see `gpuslice ps --help`)"},
+		{"ps --no-trunk", "did you mean --no-trunc?"},
+		{"set x --vrma 4G", "did you mean --vram?"},
+		{"inspect x --jsn", "did you mean --json?"},
+		{"set", "set takes one ID"},
+		{"set x", "what is to be changed?"},
+		{"set x --vram 500", `"500" has no unit: 500m was probably meant`},
+		{"renew x 5", "is not a time to live"},
+		{"pool create llm", "--vram is missing"},
+		{"pool create llm --limit 40", `"40" has no unit: 40G or 40m was probably meant`},
+		{"lease acquire --limit x", `--vram: "x" is not a size`},
+		{"events --since yesterday", "--since"},
+		{"devices x", "devices takes no argument"},
+	} {
+		if _, said, code := cliRun(strings.Fields(c.args)...); code != exitUsage || !strings.Contains(said, c.want) {
+			t.Errorf("%s: %d, %s", c.args, code, said)
+		}
+	}
+	if _, said, code := cliRun("run", "--limt", "4G", "--", "true"); code != 125 || !strings.Contains(said, "did you mean --limit?") {
+		t.Errorf("%d, %s", code, said)
+	}
+}
