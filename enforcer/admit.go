@@ -98,7 +98,7 @@ func (s *slice) recommit() {
 
 // counts says whether the slice's quotas are given to itself: one that nothing is refused to is promised nothing, and
 // those of a pool's members are parts of the pool's.
-func (s *slice) counts() bool { return !s.record() && s.pool == nil }
+func (s *slice) counts() bool { return !s.record() && len(s.pools) == 0 }
 
 // admitDevice grants the slice a device that it was not known to use. undo takes that back. Called with mu held.
 func (s *slice) admitDevice(uuid string, bytes uint64) (undo func(), err error) {

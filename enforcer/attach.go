@@ -153,26 +153,26 @@ func (s *slice) storeLedger() error {
 	})
 }
 
-// attach gives the process a lane, and the ledger; in a pool, the like there.
+// attach gives the process a lane, and the ledger; in each pool, the like there.
 func (s *slice) attach(peer *process.Handle) (reply ledger.Reply, files []*os.File, err error) {
-	var inPool *quota.Lane
-	if s.pool != nil {
-		if err := s.pool.storeLedger(); err != nil {
+	var inPools []*quota.Lane // whose processes are not the lanes' yet
+	defer func() {
+		for _, l := range inPools {
+			l.Process.Close()
+		}
+	}()
+	for _, p := range s.pools {
+		if err := p.storeLedger(); err != nil {
 			return reply, nil, err
 		}
-		p, err := process.Again(peer.PID, peer.Start)
+		again, err := process.Again(peer.PID, peer.Start)
 		if errors.Is(err, process.ErrDead) {
 			return reply, nil, ledger.StatusNotMember
 		}
 		if err != nil {
 			return reply, nil, err
 		}
-		inPool = &quota.Lane{Process: p}
-		defer func() {
-			if reply.PoolLane == 0 { // else it is the lane's
-				p.Close()
-			}
-		}()
+		inPools = append(inPools, &quota.Lane{Process: again})
 	}
 	if err := s.storeLedger(); err != nil {
 		return reply, nil, err
@@ -188,14 +188,19 @@ func (s *slice) attach(peer *process.Handle) (reply ledger.Reply, files []*os.Fi
 		return reply, nil, err
 	}
 	files = []*os.File{file}
-	if inPool != nil {
-		poolFile, err := s.pool.attach(inPool)
+	for i, p := range s.pools {
+		file, err := p.attach(inPools[0])
 		if err != nil {
-			file.Close()
+			for _, p := range s.pools[:i] {
+				p.settle(peer.PID)
+			}
+			for _, file := range files {
+				file.Close()
+			}
 			s.quota.Withdraw(l)
-			return reply, nil, err
+			return ledger.Reply{}, nil, err
 		}
-		files, reply.PoolLane = append(files, poolFile), inPool.Number
+		files, reply.PoolLanes[i], inPools = append(files, file), inPools[0].Number, inPools[1:]
 	}
 	s.log.Debug("a process attached", "pid", peer.PID, "lane", l.Number)
 	reply.Lane, reply.Size = l.Number, ledger.Size
@@ -247,8 +252,8 @@ func (s *slice) addDevice(raw [16]byte, total uint64) (uint32, error) {
 	if err != nil {
 		return 0, err
 	}
-	if s.pool != nil { // first, since who finds it in the slice looks for it there
-		if err := s.pool.addDevice(uuid, total); err != nil {
+	if p := s.poolOn(raw); p != nil { // first, since who finds it in the slice looks for it there
+		if err := p.addDevice(uuid, total); err != nil {
 			return 0, err
 		}
 	}

@@ -116,7 +116,7 @@ func TestRootAloneAsksForAUserAndForNothingThatIsTheOperatorsToGive(t *testing.T
 		"a user with one by a group":          {root, api.RegisterRequest{Quotas: quotas, For: &api.User{UID: bob, Groups: []uint32{bob, student}}}, nil},
 		"root":                                {root, api.RegisterRequest{Quotas: []api.Quota{on(gpu0, 20*gib)}, Tenant: "t", For: &api.User{}}, nil},
 		"a tenant":                            {root, api.RegisterRequest{Quotas: quotas, Tenant: "t", For: forAlice}, api.ErrForbidden},
-		"a pool":                              {root, api.RegisterRequest{Quotas: quotas, Pool: "p", For: forAlice}, api.ErrForbidden},
+		"a pool":                              {root, api.RegisterRequest{Quotas: quotas, Pools: api.PoolNames{"p"}, For: forAlice}, api.ErrForbidden},
 		"record mode":                         {root, api.RegisterRequest{Quotas: quotas, Mode: api.Record, For: forAlice}, api.ErrForbidden},
 		"a session":                           {root, api.RegisterRequest{Quotas: quotas, Session: true, For: forAlice}, api.ErrBadRequest},
 		"a container":                         {root, api.RegisterRequest{Quotas: quotas, Container: "c", For: forAlice}, api.ErrBadRequest},

@@ -61,10 +61,10 @@ func TestAnAttachedProcessCostsADescriptorInEachLedger(t *testing.T) {
 	for _, pool := range []string{"", "p"} {
 		dir := newCgroup(t)
 		h := newHost(t, nil)
-		request := api.RegisterRequest{ID: "c", Container: "c", Quotas: []api.Quota{on(gpu0, gib)}, Pool: pool}
+		request := api.RegisterRequest{ID: "c", Container: "c", Quotas: []api.Quota{on(gpu0, gib)}}
 		each := 1
 		if pool != "" {
-			each = 2
+			each, request.Pools = 2, api.PoolNames{pool}
 			if _, err := h.CreatePool(context.Background(), pool, api.PoolRequest{Quotas: request.Quotas}); err != nil {
 				t.Fatal(err)
 			}

@@ -76,31 +76,36 @@ func (s *slice) hear(pid int, r ledger.Request) {
 	used := min(r.Used, d.Total)
 	e.Device, e.Call, e.Requested = d.Name, r.Call.String(), min(r.Bytes, maxBytes)
 	e.Limit = s.eventLimit(d)
-	if r.Pool && s.pool != nil {
-		e.Pool, e.Limit = s.pool.name, new(s.pool.limitOn(d.UUID))
+	if p := s.poolOn(d.UUID); r.Pool && p != nil {
+		e.Pool, e.Limit = p.name, new(p.limitOn(d.UUID))
 	}
 	overhead := min(r.Overhead, used)
 	e.Used, e.Overhead = new(used-overhead), &overhead
 	s.tell(e)
 }
 
-// drawsOnPool says whether the slice has no quota of its own on a device, but its pool's.
-func (s *slice) drawsOnPool(d *quota.Device) bool { return s.pool != nil && d.Limit == ledger.NoLimit }
+// drawsOn is the pool of whose quota alone the slice draws on a device; nil if it has a quota of its own there.
+func (s *slice) drawsOn(d *quota.Device) *pool {
+	if d.Limit != ledger.NoLimit {
+		return nil
+	}
+	return s.poolOn(d.UUID)
+}
 
 // limit is 0 in record mode, and the pool's limit for a member that has none of its own. Called with mu held.
 func (s *slice) limit(d *quota.Device) uint64 {
-	switch {
-	case d.Limit != ledger.NoLimit:
+	if d.Limit != ledger.NoLimit {
 		return d.Granted()
-	case s.pool != nil:
-		return s.pool.limitOn(d.UUID)
+	}
+	if p := s.drawsOn(d); p != nil {
+		return p.limitOn(d.UUID)
 	}
 	return 0
 }
 
 // eventLimit is the limit that an event has: none in record mode, and 0 where the slice can be given nothing. Called with mu held.
 func (s *slice) eventLimit(d *quota.Device) *uint64 {
-	if d.Limit == ledger.NoLimit && s.pool == nil {
+	if d.Limit == ledger.NoLimit && len(s.pools) == 0 {
 		return nil
 	}
 	return new(s.limit(d))
@@ -109,8 +114,8 @@ func (s *slice) eventLimit(d *quota.Device) *uint64 {
 // highestLimit is the highest limit that was ever in force there, which is what one honest process can have charged at most:
 // ledger.NoLimit in record mode. Called with mu held.
 func (s *slice) highestLimit(d *quota.Device) uint64 {
-	if s.drawsOnPool(d) {
-		return max(d.Highest, s.pool.highestOn(d.UUID))
+	if p := s.drawsOn(d); p != nil {
+		return max(d.Highest, p.highestOn(d.UUID))
 	}
 	return d.HighestLimit()
 }
@@ -132,10 +137,10 @@ func (s *slice) reportCounts(all bool) {
 				Kind: api.EventRefused, Device: d.Name, Limit: s.eventLimit(d),
 				PID: refused.PID, Command: refused.Command, Count: refused.Count,
 			}
-			switch {
-			case s.pool == nil || d.Frozen: // it was the slice's
-			case s.drawsOnPool(d):
-				e.Pool = s.pool.name
+			switch p := s.drawsOn(d); {
+			case len(s.pools) == 0 || d.Frozen: // it was the slice's
+			case p != nil:
+				e.Pool = p.name
 			default: // the counts do not say whether it was that one or the pool's
 				e.Limit = nil
 			}

@@ -39,8 +39,8 @@ func (s *slice) settleExecuted(raw [16]byte, listed map[int]use) bool {
 			s.mu.Lock()
 			if s.quota.Has(l) && l.Process.Alive() { // nobody has asked for a place meanwhile
 				s.quota.Settle(l)
-				if s.pool != nil {
-					s.pool.executed(l.Process.PID)
+				for _, p := range s.pools {
+					p.settle(l.Process.PID)
 				}
 			}
 			s.mu.Unlock()

@@ -81,7 +81,7 @@ func TestNoNumberOfExitedProcessesHoldsMoreThanTheQuota(t *testing.T) {
 	h.pool("llm", on(gpu0, 3*gib))
 	cgroup, link := newCgroup(t), h.options.RunDir+"/to-s"
 	first := start(t, link, cgroup)
-	reply, err := h.Register(t.Context(), api.RegisterRequest{ID: "s", Container: "s", PID: first.pid(), Pool: "llm", Quotas: []api.Quota{on(gpu0, 2*gib)}})
+	reply, err := h.Register(t.Context(), api.RegisterRequest{ID: "s", Container: "s", PID: first.pid(), Pools: api.PoolNames{"llm"}, Quotas: []api.Quota{on(gpu0, 2*gib)}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -241,7 +241,7 @@ func TestAPoolsLedgerThatAReleasedMemberMayHaveIsNotReplaced(t *testing.T) {
 	h.pool("llm", on(gpu0, 6*gib))
 	link := h.options.RunDir + "/to-s"
 	slow := start(t, link, newCgroup(t))
-	reply, err := h.Register(context.Background(), api.RegisterRequest{ID: "s", Container: "s", PID: slow.pid(), Pool: "llm"})
+	reply, err := h.Register(context.Background(), api.RegisterRequest{ID: "s", Container: "s", PID: slow.pid(), Pools: api.PoolNames{"llm"}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -36,8 +36,9 @@ func (p *pool) attach(l *quota.Lane) (*os.File, error) {
 	return p.quota.Attach(l)
 }
 
-// executed is for a process whose lane in its slice is settled although it lives. Called with the slice's mu held.
-func (p *pool) executed(pid int) {
+// settle is for a process whose lane in its slice is settled although it lives, or was not given to it after all. Called with the slice's mu
+// held.
+func (p *pool) settle(pid int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if l := p.quota.Of(pid); l != nil {
@@ -159,14 +160,11 @@ func (p *pool) setExcess(index int) {
 	p.quota.SetExcess(index, known, unverified)
 }
 
-// join and part say which slices are members. A pool that is being deleted takes none.
-func (p *pool) join(s *slice) bool {
+// join and part say which slices are members. A slice joins in the pool's turn, or before anybody knows the pool.
+func (p *pool) join(s *slice) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if !p.ending {
-		p.members[s] = struct{}{}
-	}
-	return !p.ending
+	p.members[s] = struct{}{}
 }
 
 func (p *pool) part(s *slice) {

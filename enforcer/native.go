@@ -94,7 +94,7 @@ func (s *slice) driverLimit(g *gpu) (uint64, bool) {
 	}
 	bytes, ok := s.allowed(g.Raw, g.Total) // it is not known to see the device, and may use it yet
 	if ok && bytes == ledger.NoLimit {
-		bytes = s.pool.quotaOn(g.Raw, g.Total)
+		bytes = s.poolOn(g.Raw).quotaOn(g.Raw, g.Total)
 	}
 	return min(bytes, g.Total), ok
 }

@@ -214,7 +214,7 @@ func TestTheDriverHoldsAMemberToItsOwnQuotaOrToThePools(t *testing.T) {
 	member := func(id string, quotas ...api.Quota) string {
 		cgroup := newCgroup(t)
 		p := start(t, "", cgroup)
-		if _, err := h.Register(context.Background(), api.RegisterRequest{ID: id, PID: p.pid(), Pool: "p", Quotas: quotas}); err != nil {
+		if _, err := h.Register(context.Background(), api.RegisterRequest{ID: id, PID: p.pid(), Pools: api.PoolNames{"p"}, Quotas: quotas}); err != nil {
 			t.Fatal(err)
 		}
 		return cgroup

@@ -4,6 +4,7 @@ package enforcer
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"log/slog"
 	"os"
@@ -39,7 +40,6 @@ type pool struct {
 
 	mu      guard.Mutex[guard.Pool] // taken after a slice's
 	members map[*slice]struct{}     // until they are cleared away
-	ending  bool                    // it is being deleted: nobody becomes a member any more
 	quotas  []api.Quota
 	quota   *quota.Quota
 	shares  map[*quota.Device]*shares
@@ -117,17 +117,42 @@ func (p *pool) covers(raw [16]byte) bool {
 	return covering(p.quotas, raw) != nil
 }
 
-// coversAll says why a member cannot have these quotas.
-func (p *pool) coversAll(id string, quotas []api.Quota) error {
+// poolsCover says why a member cannot have these quotas.
+func (s *slice) poolsCover(quotas []api.Quota) error {
 	for _, q := range quotas {
 		uuid, err := driver.ParseUUID(q.Device)
-		if err == nil && !p.covers(uuid.Raw) {
-			refusal := api.Errorf(api.CodeNoDevice, "slice %s has a quota on device %s, where pool %s has none: a member may use what both have", id, q.Device, p.name)
+		if err == nil && len(s.pools) > 0 && s.poolOn(uuid.Raw) == nil {
+			refusal := api.Errorf(api.CodeNoDevice, "slice %s has a quota on device %s, where pool %s has none: a member may use what both have", s.id(), q.Device, s.request.Pools)
 			refusal.Device = q.Device
 			return refusal
 		}
 	}
 	return nil
+}
+
+// poolOn is the pool that has a quota on a device; nil if none of the slice's has.
+func (s *slice) poolOn(raw [16]byte) *pool {
+	for _, p := range s.pools {
+		if p.covers(raw) {
+			return p
+		}
+	}
+	return nil
+}
+
+// overlap is the device on which both have a quota; "" if there is none.
+func overlap(a, b []api.Quota) string {
+	for _, q := range a {
+		for _, other := range b {
+			switch {
+			case q.Device == other.Device, other.Device == api.AllDevices:
+				return q.Device
+			case q.Device == api.AllDevices:
+				return other.Device
+			}
+		}
+	}
+	return ""
 }
 
 // addDevice makes sure that the pool's ledger has a device, before a member's has it. Its error is a ledger.Status, or what
@@ -252,26 +277,37 @@ func (p *pool) leaveTo(r *api.RegisterRequest) {
 	}
 }
 
-// joinPool makes a slice a member of the pool that it names. Called before anybody knows the slice.
-func (e *Enforcer) joinPool(s *slice) error {
-	name := s.request.Pool
-	if name == "" {
-		return nil
+// joinPools makes a slice a member of the pools that it names, on all of its devices at once: in the turns of all of them, so that none
+// has a quota on another's device, now or later (set). They are taken in the order of names. Called before anybody knows the slice.
+func (e *Enforcer) joinPools(ctx context.Context, s *slice) error {
+	for _, name := range slices.Sorted(slices.Values(s.request.Pools)) {
+		p, err := e.turnOfPool(ctx, name)
+		if errors.Is(err, api.ErrNotFound) {
+			return api.Errorf(api.CodeBadRequest, "there is no pool %s, which slice %s names: `gpuslice pool list` lists them, and `gpuslice pool create %s --vram SIZE` makes it", name, s.id(), name)
+		}
+		if err != nil {
+			return err
+		}
+		defer p.turn.Give()
+		if of := p.asked.Tenant; of != "" && of != s.request.Tenant {
+			return api.Errorf(api.CodeBadRequest, "pool %s is tenant %s's, and slice %s asks for tenant %s: leave the tenant out", name, of, s.id(), s.request.Tenant)
+		}
+		for _, other := range s.pools {
+			if device := overlap(other.quotas, p.quotas); device != "" { // which change in their turns only
+				if device = e.gpuOf(device).called(device); device == api.AllDevices {
+					device = "all devices"
+				}
+				return api.Errorf(api.CodeBadRequest, "pools %s and %s both have a quota on device %s: slice %s can be in one of them", other.name, name, device, s.id())
+			}
+		}
+		s.pools = append(s.pools, p)
 	}
-	p := e.findPool(name)
-	if p == nil {
-		return api.Errorf(api.CodeBadRequest, "there is no pool %s, which slice %s names: `gpuslice pool list` lists them, and `gpuslice pool create %s --vram SIZE` makes it", name, s.id(), name)
-	}
-	if of := p.asked.Tenant; of != "" && of != s.request.Tenant {
-		return api.Errorf(api.CodeBadRequest, "pool %s is tenant %s's, and slice %s asks for tenant %s: leave the tenant out", name, of, s.id(), s.request.Tenant)
-	}
-	if err := p.coversAll(s.id(), s.quotas); err != nil {
+	if err := s.poolsCover(s.quotas); err != nil {
 		return err
 	}
-	if !p.join(s) {
-		return noPool(name)
+	for _, p := range s.pools {
+		p.join(s)
 	}
-	s.pool = p
 	return nil
 }
 
@@ -279,8 +315,8 @@ func (e *Enforcer) joinPool(s *slice) error {
 // not use it. A member of a pool that has no quota of its own may keep what the pool has. Called with mu held, or before
 // anybody knows the slice.
 func (s *slice) allowed(raw [16]byte, total uint64) (uint64, bool) {
-	if s.pool != nil {
-		if !s.pool.covers(raw) {
+	if len(s.pools) > 0 {
+		if s.poolOn(raw) == nil {
 			return 0, false
 		}
 		if len(s.quotas) == 0 {
@@ -293,12 +329,13 @@ func (s *slice) allowed(raw [16]byte, total uint64) (uint64, bool) {
 // foresees says whether the device may be one of the slice's from its beginning: where the slice is in a pool, the pool's
 // ledger has it first.
 func (s *slice) foresees(raw [16]byte) bool {
-	if s.pool == nil {
-		return true
+	p := s.poolOn(raw)
+	if p == nil {
+		return len(s.pools) == 0
 	}
-	s.pool.mu.Lock()
-	defer s.pool.mu.Unlock()
-	return s.pool.quota.Index(raw) >= 0
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.quota.Index(raw) >= 0
 }
 
 // limitOn is the pool's limit on a device; 0 if it has it not.

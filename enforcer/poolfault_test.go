@@ -18,13 +18,14 @@ var poolPoints = []string{
 
 func TestAnEnforcerKilledAtAnyPointOfAPoolLosesNothingAndLeaksNothing(t *testing.T) {
 	for _, point := range poolPoints {
-		t.Run(point, func(t *testing.T) { poolKilledAt(t, point) })
+		t.Run(point, func(t *testing.T) { poolKilledAt(t, point, api.AllDevices, "keep") })
+		t.Run(point+" of two pools", func(t *testing.T) { poolKilledAt(t, point, gpu0, "beside", "keep") })
 	}
 }
 
-func (d *daemon) registerIn(c *container, id, pool string) error {
+func (d *daemon) registerIn(c *container, id string, pools ...string) error {
 	request := c.request(id)
-	request.Pool, request.Quotas = pool, nil
+	request.Pools, request.Quotas = pools, nil
 	return d.registerAs(c, request)
 }
 
@@ -41,12 +42,13 @@ func (d *daemon) pools() map[string]api.Pool {
 	return byName
 }
 
-func poolKilledAt(t *testing.T, point string) {
+// The enforcer dies at that point of the life of pool keep, which has a quota on that device. Each slice is a member of all of the pools.
+func poolKilledAt(t *testing.T, point, device string, pools ...string) {
 	if cgroup := newCgroup(t); cgroup != "" { // or skip, before anything is built
 		_ = os.Remove(cgroup)
 	}
 	ctx, all := context.Background(), func(bytes uint64) api.PoolRequest {
-		return api.PoolRequest{Quotas: []api.Quota{on(api.AllDevices, bytes)}}
+		return api.PoolRequest{Quotas: []api.Quota{on(device, bytes)}}
 	}
 	d := newDaemon(t)
 	d.start("")
@@ -54,7 +56,10 @@ func poolKilledAt(t *testing.T, point string) {
 	if _, err := d.CreatePool(ctx, "keep", all(4*gib)); err != nil {
 		t.Fatal(err)
 	}
-	if err := d.registerIn(keep, "keep", "keep"); err != nil {
+	if _, err := d.CreatePool(ctx, "beside", api.PoolRequest{Quotas: []api.Quota{on(gpu1, 2*gib)}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.registerIn(keep, "keep", pools...); err != nil {
 		t.Fatal(err)
 	}
 	k, o := keep.init, other.init
@@ -78,7 +83,7 @@ func poolKilledAt(t *testing.T, point string) {
 		func() { k.ask("attach") }, // once more, as after an exec
 		func() { k.ask("device %s %d", hex0, 80*gib) },
 		func() { _, _ = d.CreatePool(ctx, "other", all(gib)) },
-		func() { registered = d.registerIn(other, "other", "keep") == nil },
+		func() { registered = d.registerIn(other, "other", pools...) == nil },
 		func() {
 			o.ask("attach")
 			o.ask("device %s %d", hex0, 80*gib)
@@ -109,15 +114,15 @@ func poolKilledAt(t *testing.T, point string) {
 	if !d.start("") {
 		t.Fatalf("it does not start again\n%s", d.log())
 	}
-	pools := d.pools()
-	p, there := pools["keep"]
+	known := d.pools()
+	p, there := known["keep"]
 	if !there || p.State != api.Active {
 		t.Fatalf("the pool is %+v\n%s", p, d.log())
 	}
 	if limit = p.Quotas[0].Bytes; limit != 6*gib && (changed || limit != 4*gib) {
 		t.Fatalf("it was changed: %t, and has %d\n%s", changed, limit, d.log())
 	}
-	if _, there := pools["other"]; there && deleting && point == "pool.deleted" {
+	if _, there := known["other"]; there && deleting && point == "pool.deleted" {
 		t.Fatalf("what was deleted is back\n%s", d.log())
 	}
 	attach(k)
@@ -135,6 +140,11 @@ func poolKilledAt(t *testing.T, point string) {
 	})
 	k.must("charge 0 %d", limit-held)
 	k.expect("refused", "charge 0 1")
+	if len(pools) > 1 {
+		k.must("device %s %d", hex1, 80*gib)
+		k.must("charge 1 %d", 2*gib)
+		k.expect("refused", "charge 1 1")
+	}
 	for id, s := range d.ids() {
 		if s.State != api.Active {
 			t.Fatalf("%s is %s: %s", id, s.State, s.Reason)

@@ -204,6 +204,13 @@ func (p *pool) wants(quotas []api.Quota) (merged []api.Quota, devices []*quota.D
 	if len(merged) > api.MaxQuotas {
 		return nil, nil, r, api.Errorf(api.CodeBadRequest, "pool %s would have %d quotas: up to %d are accepted", p.name, len(merged), api.MaxQuotas)
 	}
+	if len(merged) > len(p.quotas) {
+		for s := range p.members {
+			if len(s.pools) > 1 { // one of which may have a quota there, or be given one now
+				return nil, nil, r, api.Errorf(api.CodeBadRequest, "pool %s has a member that draws on other pools, too (%s): it is given a quota on another device once that has ended", p.name, s.holder.Name)
+			}
+		}
+	}
 	devices, r = append(slices.Clone(p.quota.Devices), p.foresee(merged)...), p.stored()
 	r.Limits = nil
 	for _, d := range devices {
@@ -246,13 +253,7 @@ func (e *Enforcer) DeletePool(ctx context.Context, name string) (api.Pool, error
 		return api.Pool{}, err
 	}
 	defer p.turn.Give()
-	members := p.end(true)
-	shown, ended := p.show(), false
-	defer func() {
-		if !ended {
-			p.end(false)
-		}
-	}()
+	members, shown := p.allMembers(), p.show()
 	switch {
 	case len(members) > 0:
 		return api.Pool{}, api.Errorf(api.CodeRunning, "pool %s has %d members (%s): end them first", name, len(members), some(members))
@@ -263,7 +264,6 @@ func (e *Enforcer) DeletePool(ctx context.Context, name string) (api.Pool, error
 		return api.Pool{}, err
 	}
 	killpoint.Pass("pool.deleted")
-	ended = true
 	e.strikePool(p)
 	e.book.Drop(p.holder)
 	p.leave()
@@ -277,14 +277,6 @@ func (e *Enforcer) DeletePool(ctx context.Context, name string) (api.Pool, error
 func (p *pool) allMembers() []*slice {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return slices.Collect(maps.Keys(p.members))
-}
-
-// end has no slice become a member any more, or has them become members again. It returns those that are.
-func (p *pool) end(ending bool) (members []*slice) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.ending = ending
 	return slices.Collect(maps.Keys(p.members))
 }
 
@@ -380,7 +372,7 @@ func (p *pool) show() api.Pool {
 		Name: p.name, Tenant: p.asked.Tenant, TTL: p.asked.TTL, Label: p.asked.Label, Created: p.created, Devices: []api.PoolUse{}, Members: []string{},
 	}
 	for _, s := range p.e.all() {
-		if s.pool == p {
+		if slices.Contains(s.pools, p) {
 			shown.Members = append(shown.Members, s.id())
 		}
 	}

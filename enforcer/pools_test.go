@@ -30,10 +30,15 @@ func (h *host) pool(name string, quotas ...api.Quota) {
 // member is session in a pool.
 func (h *host) member(id, pool string, quotas ...api.Quota) *proc {
 	h.t.Helper()
+	return h.memberOf(id, api.PoolNames{pool}, quotas...)
+}
+
+func (h *host) memberOf(id string, pools api.PoolNames, quotas ...api.Quota) *proc {
+	h.t.Helper()
 	link := filepath.Join(h.options.RunDir, "to-"+id)
 	p := start(h.t, link, "")
 	reply, err := h.Register(context.Background(), api.RegisterRequest{
-		ID: id, Quotas: quotas, Pool: pool, Session: true, PID: p.pid(), UID: uint32(os.Geteuid()), GID: uint32(os.Getegid()),
+		ID: id, Quotas: quotas, Pools: pools, Session: true, PID: p.pid(), UID: uint32(os.Geteuid()), GID: uint32(os.Getegid()),
 	})
 	if err != nil {
 		h.t.Fatal(err)
@@ -364,15 +369,15 @@ func TestThePoolIsWhatCountsOnADevice(t *testing.T) {
 		t.Fatalf("what was refused changed something: %+v", p)
 	}
 	p := start(t, "/nowhere", "")
-	_, err = h.Register(context.Background(), api.RegisterRequest{ID: "x", Session: true, PID: p.pid(), Pool: "nobody", Quotas: []api.Quota{on(gpu0, gib)}})
+	_, err = h.Register(context.Background(), api.RegisterRequest{ID: "x", Session: true, PID: p.pid(), Pools: api.PoolNames{"nobody"}, Quotas: []api.Quota{on(gpu0, gib)}})
 	if !errors.Is(err, api.ErrBadRequest) || !strings.Contains(err.Error(), "there is no pool nobody") {
 		t.Fatal(err)
 	}
-	_, err = h.Register(context.Background(), api.RegisterRequest{ID: "x", Session: true, PID: p.pid(), Pool: "llm", Quotas: []api.Quota{on(gpu1, gib)}})
+	_, err = h.Register(context.Background(), api.RegisterRequest{ID: "x", Session: true, PID: p.pid(), Pools: api.PoolNames{"llm"}, Quotas: []api.Quota{on(gpu1, gib)}})
 	if !errors.Is(err, api.ErrNoDevice) || !strings.Contains(err.Error(), "where pool llm has none") {
 		t.Fatal(err)
 	}
-	_, err = h.Register(context.Background(), api.RegisterRequest{ID: "x", Session: true, PID: p.pid(), Pool: "llm", Mode: api.Record})
+	_, err = h.Register(context.Background(), api.RegisterRequest{ID: "x", Session: true, PID: p.pid(), Pools: api.PoolNames{"llm"}, Mode: api.Record})
 	if !errors.Is(err, api.ErrBadRequest) || !strings.Contains(err.Error(), "only records") {
 		t.Fatal(err)
 	}
@@ -598,7 +603,7 @@ func TestATenantsPoolIsWithinItsBounds(t *testing.T) {
 	}
 	register := func(id string, change func(*api.RegisterRequest)) (api.Slice, error) {
 		p := start(t, "/nowhere", "")
-		r := api.RegisterRequest{ID: id, Pool: "a", Session: true, PID: p.pid(), UID: uint32(os.Geteuid())}
+		r := api.RegisterRequest{ID: id, Pools: api.PoolNames{"a"}, Session: true, PID: p.pid(), UID: uint32(os.Geteuid())}
 		change(&r)
 		reply, err := h.Register(ctx, r)
 		return reply.Slice, err

@@ -73,7 +73,7 @@ func (e *Enforcer) register(ctx context.Context, r api.RegisterRequest, limit *a
 func (e *Enforcer) decide(ctx context.Context, s *slice, limit *admission.User) error {
 	err := ctx.Err() // who asked is gone: nobody would release it
 	if err == nil {
-		err = e.joinPool(s)
+		err = e.joinPools(ctx, s)
 	}
 	if err == nil {
 		err = e.makeWay(ctx, s)
@@ -112,7 +112,7 @@ func (e *Enforcer) serve(s *slice) error {
 		return errors.Join(err, e.release(s, causeFailed))
 	}
 	r := &s.request
-	s.log.Info("slice registered", "pid", r.PID, "cgroup", s.cgroup.String(), "tenant", r.Tenant, "pool", r.Pool, "mode", r.Mode)
+	s.log.Info("slice registered", "pid", r.PID, "cgroup", s.cgroup.String(), "tenant", r.Tenant, "pool", r.Pools.String(), "mode", r.Mode)
 	s.tell(api.Event{Kind: api.EventRegistered, PID: r.PID, TTL: r.TTL})
 	if r.TTL > 0 {
 		e.checkLeases()

@@ -127,8 +127,8 @@ func (e *Enforcer) clear(s *slice) {
 	}
 	defer e.unclaim(s)
 	e.book.Drop(s.holder)
-	if s.pool != nil {
-		s.pool.part(s)
+	for _, p := range s.pools {
+		p.part(s)
 	}
 	if last {
 		e.cgroups.Unwatch(s.cgroup)

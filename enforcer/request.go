@@ -21,8 +21,10 @@ func (e *Enforcer) checkRequest(r *api.RegisterRequest) error {
 	if r.Mode == "" {
 		r.Mode = api.Enforce
 	}
-	if p := e.findPool(r.Pool); p != nil {
-		p.leaveTo(r)
+	for _, name := range r.Pools {
+		if p := e.findPool(name); p != nil {
+			p.leaveTo(r)
+		}
 	}
 	ttl, err := e.granted(r.ID, r.TTL)
 	if err != nil {

@@ -60,7 +60,7 @@ func (e *Enforcer) restore() error {
 	for _, p := range pools {
 		var own []func() ([]int, error)
 		for _, r := range slices.Concat(records, released) {
-			if r.Request.Pool == p.name {
+			if slices.Contains(r.Request.Pools, p.name) {
 				own = append(own, ownProcesses(r)...)
 			}
 		}
@@ -154,8 +154,11 @@ func (e *Enforcer) revive(r store.Slice) *slice {
 		quotas: r.Request.Quotas, ttl: r.Request.TTL, deadline: r.Deadline, expired: r.Expired, asked: r.Asked,
 	}
 	s.newQuota()
-	if s.pool = e.pools[r.Request.Pool]; s.pool != nil {
-		s.pool.join(s)
+	for _, name := range r.Request.Pools {
+		if p := e.pools[name]; p != nil {
+			s.pools = append(s.pools, p)
+			p.join(s)
+		}
 	}
 	restoreQuota(s.quota, r.Ledger, r.Damaged, r.Limits, func(_ driver.UUID, l store.Limit) uint64 { return l.Bytes })
 	s.mayBeLimited = r.Native
@@ -231,8 +234,10 @@ func (e *Enforcer) finish(r store.Slice) error {
 
 // findLedger finds the slice's ledger again, or makes one.
 func (e *Enforcer) findLedger(s *slice, r store.Slice) error {
-	if s.pool == nil && s.request.Pool != "" {
-		return fmt.Errorf("its pool %s is gone", s.request.Pool)
+	for _, name := range s.request.Pools {
+		if e.pools[name] == nil {
+			return fmt.Errorf("its pool %s is gone", name)
+		}
 	}
 	if s.quota.Ledger = s.e.pages.Take(s.quota.Identity); s.quota.Ledger != nil {
 		s.adopt(r)

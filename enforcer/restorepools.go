@@ -95,7 +95,7 @@ func (p *pool) letIn(released []store.Slice) (func(pid int) bool, error) {
 		add(s.letIn())
 	}
 	for _, r := range released {
-		if r.Request.Pool != p.name {
+		if !slices.Contains(r.Request.Pools, p.name) {
 			continue
 		}
 		add(func(pid int) bool {

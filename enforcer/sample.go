@@ -394,10 +394,11 @@ func (s *slice) charge(g *gpu, f *found, at time.Time) (overLimit, uses bool) {
 	if s.quota.State != api.Active {
 		return true, false
 	}
-	if s.pool != nil {
-		s.pool.beyondLanes(s, d.UUID, total, d.Inherited == 0)
+	p := s.poolOn(d.UUID)
+	if p != nil {
+		p.beyondLanes(s, d.UUID, total, d.Inherited == 0)
 	}
-	return s.quota.OverLimit(index) || s.pool != nil && s.pool.overLimit(d.UUID), false
+	return s.quota.OverLimit(index) || p != nil && p.overLimit(d.UUID), false
 }
 
 // uses has a device added to the ledger that a process uses without having asked for it, and says whether the slice may use it. That goes

@@ -197,8 +197,8 @@ func (s *slice) merge(kept, quotas []api.Quota) ([]api.Quota, error) {
 			return nil, err
 		}
 	}
-	if s.pool != nil && len(quotas) > 0 {
-		if err := s.pool.coversAll(s.id(), merged); err != nil {
+	if len(quotas) > 0 {
+		if err := s.poolsCover(merged); err != nil {
 			return nil, err
 		}
 	}

@@ -216,7 +216,7 @@ func TestAMemberIsGivenAnotherDeviceWhereItsPoolHasOne(t *testing.T) {
 	if _, err := h.CreatePool(ctx, "llm", api.PoolRequest{Quotas: []api.Quota{on(gpu0, 10*gib)}}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := h.ask("m", func(r *api.RegisterRequest) { r.Pool = "llm" }, on(gpu0, gib)); err != nil {
+	if _, err := h.ask("m", func(r *api.RegisterRequest) { r.Pools = api.PoolNames{"llm"} }, on(gpu0, gib)); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := h.set("m", on(gpu1, 5*gib)); !errors.Is(err, api.ErrNoDevice) || !strings.Contains(err.Error(), "pool llm has none") {

@@ -127,7 +127,7 @@ func (s *slice) show(processes bool) api.Slice {
 	r := s.request
 	shown := api.Slice{
 		ID: r.ID, Generation: s.generation, State: s.quota.State, Reason: s.quota.Reason, Mode: r.Mode,
-		Pool: r.Pool, Tenant: r.Tenant, Container: r.Container, Session: r.Session, PID: r.PID,
+		Pools: r.Pools, Tenant: r.Tenant, Container: r.Container, Session: r.Session, PID: r.PID,
 		Quotas: append([]api.Quota{}, s.quotas...), Created: s.created, Devices: []api.DeviceUse{}, ProcessCount: s.quota.Count(),
 	}
 	s.showLease(&shown)
@@ -158,6 +158,9 @@ func (s *slice) showDevice(index int, d *quota.Device) api.DeviceUse {
 	use := api.DeviceUse{
 		Device: d.Name, Index: -1, Used: f.Used - overhead, Overhead: overhead, Peak: f.Peak,
 		Allocations: f.Allocations, Refusals: f.Refusals, Recovered: f.Recovered,
+	}
+	if p := s.poolOn(d.UUID); p != nil {
+		use.Pool = p.name
 	}
 	use.Limit = s.limit(d)
 	use.Enforcement = s.enforcementOn(d.Name)

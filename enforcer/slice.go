@@ -40,7 +40,7 @@ type slice struct {
 	cgroup     cgroup.Path // of a container
 	token      session.Token
 	init       *process.Handle // if watchesFirst; nil if it was dead already when the enforcer restarted
-	pool       *pool           // of which it is a member; nil if of none
+	pools      []*pool         // of which it is a member: no two have a device in common
 
 	joined session.Members
 
@@ -212,8 +212,8 @@ func (s *slice) check() {
 			s.quota.Damage(err)
 			return
 		}
-		if s.pool != nil {
-			s.pool.reconcile(s)
+		for _, p := range s.pools {
+			p.reconcile(s)
 		}
 	case api.Expired: // nothing is charged any more, so nothing can be charged wrongly
 	default:
@@ -266,8 +266,8 @@ func (s *slice) leave() {
 	s.let()
 	s.mu.Unlock()
 	s.closeRemaining()
-	if s.pool != nil {
-		s.pool.part(s)
+	for _, p := range s.pools {
+		p.part(s)
 	}
 }
 

@@ -195,9 +195,11 @@ func TestAPageIsFoundInWhoeverHasIt(t *testing.T) {
 	for _, pool := range []string{"", "llm"} {
 		id := "s" + pool
 		first := start(t, "/nonexistent", "")
-		r := api.RegisterRequest{ID: id, Pool: pool, Session: true, PID: first.pid()}
+		r := api.RegisterRequest{ID: id, Session: true, PID: first.pid()}
 		if pool == "" {
 			r.Quotas = []api.Quota{on(gpu0, 8*gib)}
+		} else {
+			r.Pools = api.PoolNames{pool}
 		}
 		reply, err := h.Register(as(first.pid(), 0), r)
 		if err != nil {
@@ -234,7 +236,7 @@ func TestAPoolCountsWhatOutlivesASessionInItUntilItHasEnded(t *testing.T) {
 	h.pool("llm", on(gpu0, 8*gib))
 	link := filepath.Join(h.options.RunDir, "to-s")
 	below := startBelow(t, link)
-	reply, err := h.Register(context.Background(), api.RegisterRequest{ID: "s", Pool: "llm", Session: true, PID: below.pid()})
+	reply, err := h.Register(context.Background(), api.RegisterRequest{ID: "s", Pools: api.PoolNames{"llm"}, Session: true, PID: below.pid()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -278,7 +280,7 @@ func TestAPoolCountsWhatAReleasedSessionHolds(t *testing.T) {
 	h.believe()
 	h.pool("llm", on(gpu0, 8*gib))
 	first := start(t, "/nonexistent", "")
-	reply, err := h.Register(as(first.pid(), 0), api.RegisterRequest{ID: "s", Pool: "llm", Session: true, PID: first.pid()})
+	reply, err := h.Register(as(first.pid(), 0), api.RegisterRequest{ID: "s", Pools: api.PoolNames{"llm"}, Session: true, PID: first.pid()})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -49,8 +49,8 @@ func (s *slice) suspend(peer *process.Handle, pid uint64) error {
 	if err := s.quota.Suspend(l); err != nil {
 		return err
 	}
-	if s.pool != nil {
-		if err := s.pool.onLane(l.Process.PID, s.pool.quota.Suspend); err != nil {
+	for _, p := range s.pools {
+		if err := p.onLane(l.Process.PID, p.quota.Suspend); err != nil {
 			return err
 		}
 	}
@@ -70,20 +70,33 @@ func (s *slice) resume(peer *process.Handle, pid uint64) error {
 	if l == nil {
 		return ledger.StatusNotMember
 	}
-	was, err := s.quota.Resume(l, func() error {
-		if s.pool == nil {
-			return nil
-		}
-		return s.pool.onLane(l.Process.PID, func(l *quota.Lane) error {
-			_, err := s.pool.quota.Resume(l, nil)
-			return err
-		})
-	})
+	was, err := s.quota.Resume(l, func() error { return resumeIn(s.pools, l.Process.PID) })
 	if err != nil {
 		return err
 	}
 	if was {
 		s.log.Debug("a checkpointed process comes back", "pid", l.Process.PID)
+	}
+	return nil
+}
+
+// resumeIn takes back what suspend gave in these pools, or in none: a pool's lock is not taken while another's is held.
+func resumeIn(pools []*pool, pid int) error {
+	var resumed []*pool
+	for _, p := range pools {
+		err := p.onLane(pid, func(l *quota.Lane) error {
+			was, err := p.quota.Resume(l, nil)
+			if was {
+				resumed = append(resumed, p)
+			}
+			return err
+		})
+		if err != nil {
+			for _, p := range resumed {
+				_ = p.onLane(pid, p.quota.Suspend) // what fails here is seen by the next check
+			}
+			return err
+		}
 	}
 	return nil
 }

@@ -153,8 +153,8 @@ func (s *slice) ContextBytes(d *quota.Device) uint64 {
 	}
 	bytes := s.e.truth.learned(g)
 	limits := []uint64{s.limit(d)}
-	if s.pool != nil {
-		limits = append(limits, s.pool.limitOn(d.UUID))
+	if p := s.poolOn(d.UUID); p != nil {
+		limits = append(limits, p.limitOn(d.UUID))
 	}
 	for _, limit := range limits {
 		if limit > 0 {

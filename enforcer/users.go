@@ -222,8 +222,8 @@ func mayHave(r *api.RegisterRequest) error {
 	switch {
 	case r.Tenant != "":
 		return refuse("tenant %s would pay for the session", r.Tenant)
-	case r.Pool != "":
-		return refuse("pool %s would pay for the session", r.Pool)
+	case len(r.Pools) > 0:
+		return refuse("pool %s would pay for the session", r.Pools)
 	case r.Mode == api.Record:
 		return refuse("nothing is refused in mode %s, so that a limit would mean nothing", r.Mode)
 	}

@@ -184,7 +184,7 @@ func TestAUserAsksForNothingThatIsTheOperatorsToGive(t *testing.T) {
 	for name, change := range map[string]func(*api.RegisterRequest){
 		"is a container's":      func(r *api.RegisterRequest) { r.Session = false },
 		"tenant t would pay":    func(r *api.RegisterRequest) { r.Tenant = "t" },
-		"pool p would pay":      func(r *api.RegisterRequest) { r.Pool = "p" },
+		"pool p would pay":      func(r *api.RegisterRequest) { r.Pools = api.PoolNames{"p"} },
 		"a limit would mean":    func(r *api.RegisterRequest) { r.Mode = api.Record },
 		"neither the one that":  func(r *api.RegisterRequest) { r.PID = stranger.pid() },
 		"there is no device 17": func(r *api.RegisterRequest) { r.Quotas[0].Device = "17" },

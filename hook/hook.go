@@ -84,7 +84,7 @@ func (h *Hook) Prestart(ctx context.Context, s specs.State) (err error) {
 
 	reply, err := h.Enforcer.Register(ctx, api.RegisterRequest{
 		ID: s.ID, Container: s.ID, PID: s.Pid,
-		Quotas: request.Quotas, Mode: request.Mode, Pool: request.Pool, Tenant: request.Tenant, TTL: request.TTL,
+		Quotas: request.Quotas, Mode: request.Mode, Pools: request.Pools, Tenant: request.Tenant, TTL: request.TTL,
 		Visible: bundle.GPUs.Visible(nodes),
 	})
 	if err != nil {

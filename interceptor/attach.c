@@ -85,33 +85,42 @@ static struct ledger *map_ledger(int descriptor)
 static enum ask_result adopt(struct process *process, const struct attach_reply *reply,
                              const int descriptors[ASK_DESCRIPTORS], int connection)
 {
-	struct ledger *ledger = NULL, *pool = NULL;
+	struct ledger *mapped[ASK_DESCRIPTORS];
 	enum ask_result result = ASK_NONSENSE;
+	unsigned pools = 0, count = 0;
 
-	if (reply->lane == 0 || reply->lane >= LEDGER_LANES || reply->pool_lane >= LEDGER_LANES ||
-	    reply->size != sizeof(struct ledger))
+	while (pools < ATTACH_POOLS && reply->pool_lane[pools])
+		pools++;
+	if (reply->lane == 0 || reply->lane >= LEDGER_LANES || reply->size != sizeof(struct ledger))
 		return ASK_NONSENSE;
-	ledger = map_ledger(descriptors[0]);
-	if (reply->pool_lane)
-		pool = map_ledger(descriptors[1]);
-	if (ledger && (pool || !reply->pool_lane)) {
+	for (unsigned i = 0; i < pools; i++) {
+		if (reply->pool_lane[i] >= LEDGER_LANES)
+			return ASK_NONSENSE;
+	}
+	while (count <= pools) {
+		mapped[count] = map_ledger(descriptors[count]);
+		if (!mapped[count])
+			break;
+		count++;
+	}
+	if (count > pools) {
 		errno = ECONNRESET;
 		result = enforcer_there(connection) ? ASK_ANSWERED : ASK_UNREACHABLE;
 	}
 	if (result != ASK_ANSWERED) {
 		int saved = errno;
 
-		if (ledger)
-			munmap(ledger, sizeof(struct ledger));
-		if (pool)
-			munmap(pool, sizeof(struct ledger));
+		while (count > 0)
+			munmap(mapped[--count], sizeof(struct ledger));
 		errno = saved;
 		return result;
 	}
-	process->ledger = ledger;
+	process->ledger = mapped[0];
 	process->lane = reply->lane;
-	process->pool_ledger = pool;
-	process->pool_lane = reply->pool_lane;
+	process->pool_count = pools;
+	for (unsigned i = 0; i < pools; i++)
+		process->pools[i] =
+		    (struct common){.ledger = mapped[1 + i], .lane = reply->pool_lane[i]};
 	__atomic_store_n(&process->attached, 1, __ATOMIC_RELEASE);
 	return ASK_ANSWERED;
 }

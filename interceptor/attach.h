@@ -26,8 +26,9 @@
 #define ATTACH_DIR_ENV "GPUSLICE_DIR"
 
 enum attach_op {
-	/* Give me a place in the ledger. Answered with the ledger's descriptor (SCM_RIGHTS); if the
-	 * slice is in a pool, with that of the pool's ledger as the second. */
+	/* Give me a place in the ledger. Answered with the ledger's descriptor (SCM_RIGHTS), and
+	 * behind it those of the ledgers of the slice's pools, of which no two have a device in
+	 * common. */
 	ATTACH_OP_ATTACH = 1,
 	/* Which ledger device is `uuid`, of `bytes` bytes? Adds it if the slice's quota covers it,
 	 * and its pool's; then the pool's ledger has it, too, at an index of its own. */
@@ -98,6 +99,9 @@ static inline const char *attach_call_name(uint32_t call)
 	return names[call <= ATTACH_CALL_LAST ? call : ATTACH_CALL_OTHER];
 }
 
+/* A slice has a pool for each device at most. */
+#define ATTACH_POOLS 16u
+
 enum attach_status {
 	ATTACH_OK = 0,
 	ATTACH_NOT_MEMBER = 1, /* the peer is not a process of this slice */
@@ -136,9 +140,9 @@ struct attach_reply {
 	uint32_t device; /* ATTACH_OP_DEVICE: ledger device index */
 	uint64_t bytes;  /* ATTACH_OP_TRUTH: what the driver holds for the process on the device */
 	uint64_t size;   /* ATTACH_OP_ATTACH: the ledger's size in bytes */
-	uint32_t pool_lane; /* ATTACH_OP_ATTACH: its lane in the pool's ledger; 0 without a pool */
-	uint32_t reserved0;
-	uint64_t reserved[3];
+	/* ATTACH_OP_ATTACH: its lane in the ledger of each pool; 0 behind the last. (Where there
+	 * was one pool at most, the first was a word of four bytes: the same on these machines.) */
+	uint16_t pool_lane[ATTACH_POOLS];
 };
 static_assert(sizeof(struct attach_reply) == 64, "attach_reply");
 

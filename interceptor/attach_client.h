@@ -18,7 +18,7 @@ enum ask_result {
 #define ASK_SECONDS 5
 
 /* How many descriptors come with an answer at most. */
-#define ASK_DESCRIPTORS 2
+#define ASK_DESCRIPTORS (1 + ATTACH_POOLS)
 
 /*
  * Ask the enforcer one question. magic and version of `request` are filled in. `descriptors` become

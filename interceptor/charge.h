@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What a process holds on one device, in one ledger or in two: that of its slice, and that of the
- * pool of slices that the slice is a member of. (Not one of the driver's pools of memory: pool.h.)
- * Hooks charge and release through this, and do not know of pools.
+ * pool of slices that has the device, if the slice is a member of one. (Not one of the driver's
+ * pools of memory: pool.h.) Hooks charge and release through this, and do not know of pools.
  *
  * What holds beside the promises of ledger.h, whatever dies between any two instructions
  * (interceptor/model/pool.pml is the machine-checked form of it):

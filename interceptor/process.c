@@ -87,20 +87,35 @@ static int find_device(struct process *process, CUdevice ordinal)
 	return attach_device(process, (const uint8_t *)uuid.bytes, bytes, ordinal);
 }
 
-/* With account_lock held. False if the slice's pool has not the device: then nothing may be charged
- * there. (The enforcer gives it to the pool first, so somebody has overwritten the pool's page.) */
+const struct common *process_pool(const struct process *process, const uint8_t uuid[16],
+                                  uint32_t *device)
+{
+	for (uint32_t i = 0; i < process->pool_count; i++) {
+		int found = account_find_device(process->pools[i].ledger, uuid);
+
+		if (found >= 0) {
+			*device = (uint32_t)found;
+			return &process->pools[i];
+		}
+	}
+	return NULL;
+}
+
+/* With account_lock held. False if none of the slice's pools has the device: then nothing may be
+ * charged there. (The enforcer gives it to the pool first, so somebody has overwritten the pool's
+ * page.) */
 static bool open_account(struct process *process, uint32_t device)
 {
 	struct account *account = &process->held[device].account;
-	int in_pool;
 
-	if (process->pool_ledger) {
-		in_pool =
-		    account_find_device(process->pool_ledger, process->ledger->device[device].uuid);
-		if (in_pool < 0)
+	if (process->pool_count) {
+		uint32_t in_pool;
+		const struct common *pool =
+		    process_pool(process, process->ledger->device[device].uuid, &in_pool);
+
+		if (!pool)
 			return false;
-		account->pool =
-		    ledger_open(process->pool_ledger, (uint32_t)in_pool, process->pool_lane);
+		account->pool = ledger_open(pool->ledger, in_pool, pool->lane);
 	}
 	account->slice = ledger_open(process->ledger, device, process->lane);
 	return true;

@@ -6,6 +6,7 @@
 #ifndef GPUSLICE_PROCESS_H
 #define GPUSLICE_PROCESS_H
 
+#include "attach.h"
 #include "charge.h"
 #include "cuda_abi.h"
 #include "ledger.h"
@@ -26,6 +27,12 @@ struct held {
 	uint64_t overhead, unlisted; /* parts of what the account holds */
 };
 
+/* The ledger of a pool of slices, and this process's lane in it. */
+struct common {
+	struct ledger *ledger;
+	uint32_t lane;
+};
+
 /* The memory is wiped in a forked child (MADV_WIPEONFORK), which thereby begins anew: not attached,
  * nothing held. What the hooks remember lies behind it: state.h. */
 struct process {
@@ -40,9 +47,8 @@ struct process {
 	uint64_t retry_at;       /* CLOCK_MONOTONIC nanoseconds: attach is not tried again before */
 	struct ledger *ledger;
 	uint32_t lane;
-	/* The ledger of the slice's pool, and the lane in it; NULL if the slice is in none. */
-	struct ledger *pool_ledger;
-	uint32_t pool_lane;
+	uint32_t pool_count;
+	struct common pools[ATTACH_POOLS]; /* no two have a device in common */
 	/* Devices that were asked for and not given, and the like of retry_at for each. */
 	struct {
 		uint8_t uuid[16];
@@ -147,6 +153,11 @@ static inline bool process_is_first_thread(void)
 	return !first && __atomic_compare_exchange_n(&at_hand.first_thread, &none, self, false,
 	                                             __ATOMIC_RELAXED, __ATOMIC_RELAXED);
 }
+
+/* The slice's pool that has the device with the UUID, and which of its ledger's it is; NULL if none
+ * has. */
+const struct common *process_pool(const struct process *process, const uint8_t uuid[16],
+                                  uint32_t *device);
 
 /* Charge `bytes`, if they fit now: nothing is done to make room. *by_pool is account_charge()'s. */
 enum ledger_result process_charge(struct process *process, int device, uint64_t bytes,

@@ -164,7 +164,8 @@ void refusal_report(struct process *process, uint32_t device, const struct refus
 {
 	if (refusal->say)
 		say_refusal(process->ledger->device[device].uuid, refusal,
-		            refusal->by_pool ? process->pool_ledger : NULL, attach_call_name(call));
+		            refusal->by_pool ? process->held[device].account.pool.ledger : NULL,
+		            attach_call_name(call));
 	if (refusal->tell) {
 		struct attach_request request = {
 		    .op = ATTACH_OP_REFUSED,

@@ -2,15 +2,16 @@
 #include "view.h"
 
 /* What the slice's pool has left may be less than what the slice has. */
-static struct view with_pool(const struct ledger *pool, const uint8_t *uuid, struct view view)
+static struct view with_pool(const struct process *process, const uint8_t *uuid, struct view view)
 {
-	int device = account_find_device(pool, uuid);
+	uint32_t device;
+	const struct common *pool = process_pool(process, uuid, &device);
 	const struct ledger_device *d;
 	uint64_t limit, used;
 
-	if (device < 0)
+	if (!pool)
 		return (struct view){.total = view.total, .left = 0};
-	d = &pool->device[device];
+	d = &pool->ledger->device[device];
 	used = __atomic_load_n(&d->word.used, __ATOMIC_RELAXED);
 	limit = __atomic_load_n(&d->limit, __ATOMIC_RELAXED);
 	view.total = least(view.total, __atomic_load_n(&d->quota, __ATOMIC_RELAXED));
@@ -32,5 +33,5 @@ struct view view_of(const struct process *process, int device)
 	if (!process->ledger->record)
 		view.total = __atomic_load_n(&d->quota, __ATOMIC_RELAXED);
 	view.left = limit > used ? limit - used : 0;
-	return process->pool_ledger ? with_pool(process->pool_ledger, d->uuid, view) : view;
+	return process->pool_count ? with_pool(process, d->uuid, view) : view;
 }

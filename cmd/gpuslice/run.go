@@ -172,17 +172,20 @@ func sessionRequest(c *cli.Context) (api.RegisterRequest, error) {
 			return r, fmt.Errorf("--name: %w", err)
 		}
 	}
-	r.Pool = c.String("pool")
+	pool := c.String("pool")
+	if pool != "" {
+		r.Pools = api.PoolNames{pool}
+	}
 	switch {
 	case c.IsSet("tenant") && r.Tenant == "":
 		return r, errors.New(`--tenant "" is no name: say whom to account it to, or leave it out`)
-	case c.IsSet("pool") && r.Pool == "":
+	case c.IsSet("pool") && pool == "":
 		return r, fmt.Errorf("--pool: %w", api.CheckPoolName(""))
 	case c.Bool("require-host") && c.Bool("embedded"):
 		return r, errors.New("--require-host and --embedded: the host's enforcer cannot be required and not be used: leave one of them out")
-	case r.Pool != "" && c.Bool("embedded"):
+	case pool != "" && c.Bool("embedded"):
 		return r, errors.New("--pool: the host's enforcer keeps the pools, and --embedded does without it: leave one of them out")
-	case r.Pool != "" && r.Mode == api.Record:
+	case pool != "" && r.Mode == api.Record:
 		return r, errors.New("--pool: nothing is refused to a command that only records, so it cannot be in a pool: leave one of them out")
 	case c.IsSet("vram"):
 		var err error
@@ -191,7 +194,7 @@ func sessionRequest(c *cli.Context) (api.RegisterRequest, error) {
 		}
 	case c.IsSet("device"):
 		return r, errors.New("--device says where --vram is for, which is missing")
-	case r.Pool == "" && r.Mode != api.Record:
+	case pool == "" && r.Mode != api.Record:
 		return r, fmt.Errorf("--vram is missing: how much may the command hold? For example --vram 4G")
 	}
 	var err error

@@ -61,8 +61,9 @@ type RegisterRequest struct {
 	// Quotas may be empty in a pool: then the pool's counts. In record mode what none covers is counted on as a whole.
 	Quotas []Quota `json:"quotas"`
 	Mode   Mode    `json:"mode,omitempty"` // "" is Enforce
-	Pool   string  `json:"pool,omitempty"` // of which it becomes a member
-	Tenant string  `json:"tenant,omitempty"`
+	// Pools are those of which it becomes a member. No two may have quotas on one device.
+	Pools  PoolNames `json:"pool,omitempty"`
+	Tenant string    `json:"tenant,omitempty"`
 	// TTL is how long the slice lives, in nanoseconds; 0 is for ever, or as long as the enforcer lets any slice live. When
 	// it is over nothing more is granted to the slice's processes, and they are ended.
 	TTL time.Duration `json:"ttl,omitempty"`
@@ -127,7 +128,7 @@ type Slice struct {
 	State        State         `json:"state"`
 	Reason       string        `json:"reason,omitempty"` // why it is not active
 	Mode         Mode          `json:"mode"`
-	Pool         string        `json:"pool,omitempty"`
+	Pools        PoolNames     `json:"pool,omitempty"` // of which it is a member
 	Tenant       string        `json:"tenant,omitempty"`
 	Quotas       []Quota       `json:"quotas"` // by UUID, or AllDevices; none of a pool's member that draws on the pool's alone
 	Container    string        `json:"container,omitempty"`
@@ -148,10 +149,11 @@ type DeviceUse struct {
 	Device      string `json:"device"` // UUID
 	Index       int    `json:"index"`  // NVML's, -1 without NVML
 	Name        string `json:"name,omitempty"`
-	Limit       uint64 `json:"limit"`    // 0 in record mode, and where the slice can be given nothing
-	Used        uint64 `json:"used"`     // asked for by programs
-	Overhead    uint64 `json:"overhead"` // held by the driver beyond that: contexts, modules
-	Peak        uint64 `json:"peak"`     // of used + overhead
+	Pool        string `json:"pool,omitempty"` // on whose quota it draws there
+	Limit       uint64 `json:"limit"`          // 0 in record mode, and where the slice can be given nothing
+	Used        uint64 `json:"used"`           // asked for by programs
+	Overhead    uint64 `json:"overhead"`       // held by the driver beyond that: contexts, modules
+	Peak        uint64 `json:"peak"`           // of used + overhead
 	Allocations uint64 `json:"allocations"`
 	Refusals    uint64 `json:"refusals"`
 	Recovered   uint64 `json:"recovered"` // given back for dead processes

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -37,8 +38,10 @@ func TestAGoodRequestIsValid(t *testing.T) {
 func TestABadRequestIsRefusedWithAReason(t *testing.T) {
 	for want, change := range map[string]func(*RegisterRequest){
 		"slice id":        func(r *RegisterRequest) { r.ID = "../etc" },
-		"pool name":       func(r *RegisterRequest) { r.Pool = "../night" },
-		"only records":    func(r *RegisterRequest) { r.Pool, r.Mode = "night", Record },
+		"pool name":       func(r *RegisterRequest) { r.Pools = PoolNames{"../night"} },
+		"only records":    func(r *RegisterRequest) { r.Pools, r.Mode = PoolNames{"night"}, Record },
+		"named twice":     func(r *RegisterRequest) { r.Pools = PoolNames{"a", "b", "a"} },
+		"17 pools":        func(r *RegisterRequest) { r.Pools = make(PoolNames, 17) },
 		"tenant":          func(r *RegisterRequest) { r.Tenant = "a\nb" },
 		"tenant name":     func(r *RegisterRequest) { r.Tenant = "a+b" },
 		"63 letters":      func(r *RegisterRequest) { r.Tenant = strings.Repeat("a", 64) },
@@ -118,4 +121,29 @@ func FuzzCheckID(f *testing.F) {
 			t.Errorf("%q would be a path of its own", id)
 		}
 	})
+}
+
+// As it was when a slice could be in one pool at most, and in what such an enforcer has stored.
+func TestOnePoolIsAStringAndSeveralAreAList(t *testing.T) {
+	for text, names := range map[string]PoolNames{`{"pool":"a"}`: {"a"}, `{"pool":["a","b"]}`: {"a", "b"}, `{}`: nil} {
+		type holder struct {
+			Pools PoolNames `json:"pool,omitempty"`
+		}
+		var got holder
+		if err := json.Unmarshal([]byte(text), &got); err != nil || !slices.Equal(got.Pools, names) {
+			t.Errorf("%s is %q, %v", text, got.Pools, err)
+		}
+		if out, err := json.Marshal(holder{names}); err != nil || string(out) != text {
+			t.Errorf("%q is written as %s, %v", names, out, err)
+		}
+	}
+	var n PoolNames
+	for _, text := range []string{`""`, `null`, `[]`} {
+		if err := json.Unmarshal([]byte(text), &n); err != nil || len(n) != 0 {
+			t.Errorf("%s is %q, %v", text, n, err)
+		}
+	}
+	if json.Unmarshal([]byte(`{"a":1}`), &n) == nil || json.Unmarshal([]byte(`[1]`), &n) == nil {
+		t.Error("what is no name was accepted")
+	}
 }

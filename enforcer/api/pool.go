@@ -3,6 +3,7 @@
 package api
 
 import (
+	"encoding/json"
 	"strings"
 	"time"
 	"unicode"
@@ -11,6 +12,36 @@ import (
 
 // MaxPools is how many pools a host has at most: each has a page of memory, and some series among the metrics.
 const MaxPools = 256
+
+// MaxPoolsOfSlice is of how many pools a slice is a member at most: one for each device that it can have.
+const MaxPoolsOfSlice = 16
+
+// PoolNames are the pools of a slice. One alone is a string in JSON, as it was when a slice could have no more; several are a list.
+type PoolNames []string
+
+// MarshalJSON implements json.Marshaler.
+func (n PoolNames) MarshalJSON() ([]byte, error) {
+	if len(n) == 1 {
+		return json.Marshal(n[0])
+	}
+	return json.Marshal([]string(n))
+}
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (n *PoolNames) UnmarshalJSON(text []byte) error {
+	var one string
+	if json.Unmarshal(text, &one) == nil {
+		*n = nil
+		if one != "" {
+			*n = PoolNames{one}
+		}
+		return nil
+	}
+	return json.Unmarshal(text, (*[]string)(n))
+}
+
+// String is the names as people read them.
+func (n PoolNames) String() string { return strings.Join(n, ", ") }
 
 // Pool is a named group of slices under one common quota, as the enforcer shows it.
 type Pool struct {

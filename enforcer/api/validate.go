@@ -2,7 +2,10 @@
 
 package api
 
-import "strings"
+import (
+	"slices"
+	"strings"
+)
 
 // MaxQuotas is more devices than a host has, and bounds what one request can ask the enforcer to do.
 const MaxQuotas = 64
@@ -18,13 +21,11 @@ func (r *RegisterRequest) Validate() error {
 			return err
 		}
 	}
-	if r.Pool != "" {
-		if err := CheckPoolName(r.Pool); err != nil {
-			return err
-		}
-		if r.Mode == Record {
-			return Errorf(CodeBadRequest, "a slice that only records cannot be in pool %s: nothing would be refused to it, and the others' quota with it: leave one of them out", r.Pool)
-		}
+	if err := r.Pools.validate(); err != nil {
+		return err
+	}
+	if len(r.Pools) > 0 && r.Mode == Record {
+		return Errorf(CodeBadRequest, "a slice that only records cannot be in pool %s: nothing would be refused to it, and the others' quota with it: leave one of them out", r.Pools)
 	}
 	if err := checkTTL(r.TTL); err != nil {
 		return err
@@ -44,10 +45,25 @@ func (r *RegisterRequest) Validate() error {
 	if err := validateVisible(r.Visible); err != nil {
 		return err
 	}
-	if (r.Pool != "" || r.Mode == Record) && len(r.Quotas) == 0 {
+	if (len(r.Pools) > 0 || r.Mode == Record) && len(r.Quotas) == 0 {
 		return nil
 	}
 	return validateQuotas(r.Quotas)
+}
+
+func (n PoolNames) validate() error {
+	if len(n) > MaxPoolsOfSlice {
+		return Errorf(CodeBadRequest, "there are %d pools: up to %d are accepted", len(n), MaxPoolsOfSlice)
+	}
+	for i, name := range n {
+		if err := CheckPoolName(name); err != nil {
+			return err
+		}
+		if slices.Contains(n[:i], name) {
+			return Errorf(CodeBadRequest, "pool %s is named twice: once is accepted", name)
+		}
+	}
+	return nil
 }
 
 func validateVisible(names []string) error {

@@ -4,4 +4,4 @@
  * The go command rebuilds a package when a file of its directory changes, and does not see those: this
  * file changes with them. A test holds it against them.
  */
-#define NATIVE_DIGEST "396c486ebbfe5359c236b34ac50dd32dd27174872170bce8d93b945156b7801c"
+#define NATIVE_DIGEST "c7bbd4ce50ef386d6f649121e08081aa781103bdbd8215588a59de75a84bca17"

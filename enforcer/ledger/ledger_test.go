@@ -443,7 +443,7 @@ func TestMessagesSurviveTheWire(t *testing.T) {
 	if got, err := DecodeRequest(refused.Encode()); err != nil || got != refused {
 		t.Fatal(got, err)
 	}
-	reply := Reply{Status: StatusFull, Lane: 1, Device: 2, Bytes: 3, Size: 4, PoolLane: 5}
+	reply := Reply{Status: StatusFull, Lane: 1, Device: 2, Bytes: 3, Size: 4, PoolLanes: [Pools]uint32{5, uint32(Slots), 15: 7}}
 	if got, err := DecodeReply(reply.Encode()); err != nil || got != reply {
 		t.Fatal(got, err)
 	}

@@ -82,9 +82,12 @@ type Reply struct {
 	Device uint32 // OpDevice
 	Bytes  uint64 // OpTruth
 	Size   uint64 // OpAttach
-	// PoolLane, of OpAttach, is 0 for a slice that is in no pool. Else the pool's ledger is the second descriptor.
-	PoolLane uint32
+	// PoolLanes, of OpAttach, are those in the ledgers of the slice's pools, whose descriptors follow the slice's in the same order.
+	PoolLanes [Pools]uint32
 }
+
+// Pools is of how many pools a slice is a member at most.
+const Pools = int(C.ATTACH_POOLS)
 
 var errSize = errors.New("wrong size")
 
@@ -135,7 +138,9 @@ func (r Reply) Encode() []byte {
 	c := C.struct_attach_reply{
 		magic: C.ATTACH_MAGIC, version: C.ATTACH_VERSION, status: C.uint16_t(r.Status),
 		lane: C.uint32_t(r.Lane), device: C.uint32_t(r.Device), bytes: C.uint64_t(r.Bytes), size: C.uint64_t(r.Size),
-		pool_lane: C.uint32_t(r.PoolLane),
+	}
+	for i, lane := range r.PoolLanes {
+		c.pool_lane[i] = C.uint16_t(lane)
 	}
 	return C.GoBytes(unsafe.Pointer(&c), C.sizeof_struct_attach_reply)
 }
@@ -150,8 +155,9 @@ func DecodeReply(message []byte) (Reply, error) {
 	if c.magic != C.ATTACH_MAGIC || c.version != C.ATTACH_VERSION {
 		return Reply{}, fmt.Errorf("magic is %#x, version %d", uint32(c.magic), uint16(c.version))
 	}
-	return Reply{
-		Status: Status(c.status), Lane: uint32(c.lane), Device: uint32(c.device),
-		Bytes: uint64(c.bytes), Size: uint64(c.size), PoolLane: uint32(c.pool_lane),
-	}, nil
+	r := Reply{Status: Status(c.status), Lane: uint32(c.lane), Device: uint32(c.device), Bytes: uint64(c.bytes), Size: uint64(c.size)}
+	for i := range r.PoolLanes {
+		r.PoolLanes[i] = uint32(c.pool_lane[i])
+	}
+	return r, nil
 }

@@ -110,7 +110,7 @@ func (c *collector) Collect(metrics chan<- prometheus.Metric) {
 	own := listed(slices)
 	gauge(unlistedDesc, float64(len(slices)-len(own)))
 	for _, s := range own {
-		gauge(infoDesc, 1, s.ID, s.Tenant, s.Pool, string(s.Mode), string(s.State))
+		gauge(infoDesc, 1, s.ID, s.Tenant, s.Pools.String(), string(s.Mode), string(s.State))
 		gauge(processesDesc, float64(s.ProcessCount), s.ID)
 		for _, d := range s.Devices {
 			for i, m := range perDevice {

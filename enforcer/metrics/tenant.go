@@ -106,7 +106,7 @@ func (u *tenantUse) add(s api.Slice) {
 	u.slices++
 	for _, d := range s.Devices {
 		sum := u.on(d.Device)
-		if s.Pool == "" { // else it is part of the pool's
+		if d.Pool == "" { // else it is part of the pool's
 			sum.Limit += d.Limit
 		}
 		sum.Used += d.Used

@@ -16,8 +16,8 @@ func TestATenantsSlicesAreAddedUp(t *testing.T) {
 	of := func(id, tenant string, used, limit uint64) api.Slice {
 		return api.Slice{ID: id, Tenant: tenant, Devices: []api.DeviceUse{{Device: "GPU-1", Used: used, Overhead: 1, Limit: limit}, {Device: "GPU-2", Limit: limit}}}
 	}
-	member := api.Slice{Tenant: "physics", Pool: "llm", Devices: []api.DeviceUse{{Device: "GPU-1", Limit: 99, Used: 50, Overhead: 3}}}
-	claims := api.Slice{ID: "claims", Tenant: "physics", Pool: "claim", Devices: []api.DeviceUse{{Device: "GPU-1", Limit: 99, Used: 100, Overhead: 4}}}
+	member := api.Slice{Tenant: "physics", Pools: api.PoolNames{"llm"}, Devices: []api.DeviceUse{{Device: "GPU-1", Pool: "llm", Limit: 99, Used: 50, Overhead: 3}}}
+	claims := api.Slice{ID: "claims", Tenant: "physics", Pools: api.PoolNames{"claim"}, Devices: []api.DeviceUse{{Device: "GPU-1", Pool: "claim", Limit: 99, Used: 100, Overhead: 4}}}
 	host := bounded{&fixed{slices: []api.Slice{of("a", "physics", 5, 10), of("b", "physics", 6, 20), of("c", "", 7, 0), of("d", otherTenants, 1, 1), member, claims}}}
 	_, text := scrape(t, New(host, quiet()))
 	for _, line := range []string{

@@ -22,6 +22,7 @@ type schema struct {
 	Type       string            `yaml:"type"`
 	Format     string            `yaml:"format"`
 	Enum       []string          `yaml:"enum"`
+	OneOf      []schema          `yaml:"oneOf"`
 	Items      *schema           `yaml:"items"`
 	Required   []string          `yaml:"required"`
 	Properties map[string]schema `yaml:"properties"`
@@ -307,6 +308,12 @@ func (d document) checkType(t *testing.T, what string, s schema, g reflect.Type)
 		if s.Ref != "#/components/schemas/"+g.Name() {
 			wrong()
 		}
+	case g == reflect.TypeFor[api.PoolNames]():
+		if len(s.OneOf) != 2 || s.OneOf[0].Type != "string" || s.OneOf[1].Type != "array" {
+			wrong()
+			return
+		}
+		d.checkType(t, what, s.OneOf[1], reflect.TypeFor[[]string]())
 	case g.Kind() == reflect.Slice:
 		if s.Type != "array" || s.Items == nil {
 			wrong()

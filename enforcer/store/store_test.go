@@ -21,7 +21,7 @@ import (
 func example(id string, generation uint64) Slice {
 	return Slice{
 		Request: api.RegisterRequest{
-			ID: id, PID: 4711, Container: id, Pool: "night", Tenant: "physics", Mode: api.Enforce, TTL: time.Hour,
+			ID: id, PID: 4711, Container: id, Pools: api.PoolNames{"night"}, Tenant: "physics", Mode: api.Enforce, TTL: time.Hour,
 			Quotas: []api.Quota{{Device: api.AllDevices, Percent: 50}, {Device: "GPU-1", Bytes: 4 << 30}},
 		},
 		Generation: generation,

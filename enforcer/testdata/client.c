@@ -14,7 +14,7 @@
  *	count INDEX COUNT     -> ok COUNT (as so many refusals that it is not told of)
  *	used INDEX            -> ok BYTES
  *	pooled INDEX          -> ok BYTES (that all charged to the pool)
- *	pokepool OFFSET VALUE -> ok (writes 8 bytes of the pool's page)
+ *	pokepool OFFSET VALUE -> ok (writes 8 bytes of the first pool's page)
  *	limit INDEX           -> ok BYTES
  *	number INDEX          -> ok NUMBER
  *	begin INDEX           -> ok CALLS (of calls that are under way and charged afterwards)
@@ -48,17 +48,18 @@
 #include "../../interceptor/ledger.c"
 
 static const char *dir;
-static struct ledger *ledger, *pool;
-static uint32_t lane, pool_lane;
+static struct ledger *ledger, *pools[ATTACH_POOLS];
+static uint32_t lane, pool_count;
+static uint16_t pool_lane[ATTACH_POOLS];
 static struct account account[LEDGER_DEVICES];
 
-/* Ask; the descriptor that came with the answer, or -1, and the second one. *conn stays open. */
+/* Ask; how many descriptors came with the answer, or -1. *conn stays open. */
 static int ask_for(struct attach_request *request, struct attach_reply *reply, int *conn,
-                   int *second)
+                   int fds[1 + ATTACH_POOLS])
 {
 	struct sockaddr_un address = {.sun_family = AF_UNIX};
 	union {
-		char buffer[CMSG_SPACE(2 * sizeof(int))];
+		char buffer[CMSG_SPACE((1 + ATTACH_POOLS) * sizeof(int))];
 		struct cmsghdr align;
 	} control;
 	struct iovec iov = {reply, sizeof(*reply)};
@@ -67,9 +68,8 @@ static int ask_for(struct attach_request *request, struct attach_reply *reply, i
 	                         .msg_control = control.buffer,
 	                         .msg_controllen = sizeof(control.buffer)};
 	struct cmsghdr *header;
-	int fd = -1;
+	int count = 0;
 
-	*second = -1;
 	request->magic = ATTACH_MAGIC;
 	request->version = ATTACH_VERSION;
 	request->layout = LEDGER_LAYOUT;
@@ -84,18 +84,18 @@ static int ask_for(struct attach_request *request, struct attach_reply *reply, i
 		return -1;
 	}
 	header = CMSG_FIRSTHDR(&message);
-	if (header && header->cmsg_type == SCM_RIGHTS)
-		memcpy(&fd, CMSG_DATA(header), sizeof(fd));
-	if (header && header->cmsg_len >= CMSG_LEN(2 * sizeof(int)))
-		memcpy(second, CMSG_DATA(header) + sizeof(int), sizeof(fd));
-	return fd;
+	if (header && header->cmsg_type == SCM_RIGHTS) {
+		count = (int)((header->cmsg_len - CMSG_LEN(0)) / sizeof(int));
+		memcpy(fds, CMSG_DATA(header), (size_t)count * sizeof(int));
+	}
+	return count;
 }
 
 static int ask(struct attach_request *request, struct attach_reply *reply, int *conn)
 {
-	int second;
+	int fds[1 + ATTACH_POOLS];
 
-	return ask_for(request, reply, conn, &second);
+	return ask_for(request, reply, conn, fds);
 }
 
 /* Did the enforcer live until now? Then it knows, or will find, what we have mapped. */
@@ -110,34 +110,33 @@ static unsigned do_attach(void)
 {
 	struct attach_request request = {.op = ATTACH_OP_ATTACH};
 	struct attach_reply reply;
-	int conn, second, fd = ask_for(&request, &reply, &conn, &second);
-	struct ledger *page, *common = NULL;
-	bool known;
+	int conn, fds[1 + ATTACH_POOLS], count = ask_for(&request, &reply, &conn, fds);
+	struct ledger *pages[1 + ATTACH_POOLS];
+	bool known, good = true;
 
-	if (fd < 0)
+	if (count <= 0)
 		return reply.status ? reply.status : 101;
-	page = mmap(NULL, sizeof(*page), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-	close(fd);
-	if (second >= 0) {
-		common = mmap(NULL, sizeof(*common), PROT_READ | PROT_WRITE, MAP_SHARED, second, 0);
-		close(second);
+	for (int i = 0; i < count; i++) {
+		pages[i] =
+		    mmap(NULL, sizeof(*pages[i]), PROT_READ | PROT_WRITE, MAP_SHARED, fds[i], 0);
+		close(fds[i]);
+		good &= pages[i] != MAP_FAILED && ledger_valid(pages[i], reply.size) &&
+		        (i == 0 || reply.pool_lane[i - 1] != 0);
 	}
 	known = connected(conn);
 	close(conn);
-	if (page == MAP_FAILED || !ledger_valid(page, reply.size) ||
-	    (common != NULL) != (reply.pool_lane != 0) ||
-	    (common && (common == MAP_FAILED || !ledger_valid(common, reply.size))))
+	if (!good || (count <= (int)ATTACH_POOLS && reply.pool_lane[count - 1] != 0))
 		return 102;
 	if (!known) {
-		munmap(page, sizeof(*page));
-		if (common)
-			munmap(common, sizeof(*common));
+		for (int i = 0; i < count; i++)
+			munmap(pages[i], sizeof(*pages[i]));
 		return 100;
 	}
-	ledger = page;
+	ledger = pages[0];
 	lane = reply.lane;
-	pool = common;
-	pool_lane = reply.pool_lane;
+	pool_count = (uint32_t)count - 1;
+	memcpy(pools, pages + 1, pool_count * sizeof(*pools));
+	memcpy(pool_lane, reply.pool_lane, sizeof(pool_lane));
 	memset(account, 0, sizeof(account));
 	for (unsigned i = 0; i < LEDGER_DEVICES; i++)
 		account[i].slice = ledger_open(ledger, i, lane);
@@ -148,16 +147,19 @@ static unsigned do_attach(void)
 static struct account *on_device(uint64_t device)
 {
 	struct account *a = &account[device];
-	int index = pool ? account_find_device(pool, ledger->device[device].uuid) : -1;
 
-	if (index >= 0 && !a->pool.ledger)
-		a->pool = ledger_open(pool, (uint32_t)index, pool_lane);
+	for (uint32_t i = 0; i < pool_count && !a->pool.ledger; i++) {
+		int index = account_find_device(pools[i], ledger->device[device].uuid);
+
+		if (index >= 0)
+			a->pool = ledger_open(pools[i], (uint32_t)index, pool_lane[i]);
+	}
 	return a;
 }
 
 static uint64_t used_in_pool(uint64_t device)
 {
-	return pool->device[account[device].pool.device].word.used;
+	return account[device].pool.ledger->device[account[device].pool.device].word.used;
 }
 
 static void unhex(const char *text, uint8_t *bytes)
@@ -271,7 +273,7 @@ int main(int argc, char **argv)
 			request.used = ledger->device[a].word.used;
 			request.overhead = ledger_held(ledger, a, 0);
 			request.call = 1;
-			if (pool && on_device(a)->pool.ledger) {
+			if (on_device(a)->pool.ledger) {
 				request.pool = 1;
 				request.used = used_in_pool(a);
 			}
@@ -288,8 +290,9 @@ int main(int argc, char **argv)
 		} else if (!strcmp(word, "pooled") && on && on_device(a)->pool.ledger) {
 			b = used_in_pool(a);
 			say(LEDGER_OK, &b);
-		} else if (!strcmp(word, "pokepool") && n == 3 && pool && a <= sizeof(*pool) - 8) {
-			memcpy((char *)pool + a, &b, 8);
+		} else if (!strcmp(word, "pokepool") && n == 3 && pool_count &&
+		           a <= sizeof(*pools[0]) - 8) {
+			memcpy((char *)pools[0] + a, &b, 8);
 			puts("ok");
 		} else if (!strcmp(word, "limit") && on) {
 			say(LEDGER_OK, &ledger->device[a].limit);

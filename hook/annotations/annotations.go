@@ -55,7 +55,7 @@ func PolicyOf(c config.Runtime) Policy {
 type Request struct {
 	Quotas []api.Quota
 	Mode   api.Mode
-	Pool   string
+	Pools  api.PoolNames
 	Tenant string
 	TTL    time.Duration
 }
@@ -75,7 +75,7 @@ func Parse(all map[string]string, env []string, policy Policy) (*Request, error)
 		}
 	}
 	// The pool's quota may be all that counts; who only records needs none.
-	if len(r.Quotas) > 0 || r.Pool != "" || r.Mode == api.Record {
+	if len(r.Quotas) > 0 || len(r.Pools) > 0 || r.Mode == api.Record {
 		return r, nil
 	}
 	q, err := policy.quota(env)
@@ -104,7 +104,10 @@ func (r *Request) set(key, value string) (err error) {
 	case VRAM:
 		return r.add(key, api.AllDevices, value)
 	case Pool:
-		r.Pool, err = name(key, value)
+		var pool string
+		if pool, err = name(key, value); err == nil {
+			r.Pools = api.PoolNames{pool}
+		}
 	case Tenant:
 		r.Tenant, err = name(key, value)
 	case TTL:

@@ -35,7 +35,7 @@ func TestEveryAnnotationOfTheContractIsRead(t *testing.T) {
 			{Device: "1", Percent: 50},
 			{Device: uuid, Bytes: 512 << 20},
 		},
-		Mode: api.Record, Pool: "team-a", Tenant: "alice.example", TTL: 90 * time.Minute,
+		Mode: api.Record, Pools: api.PoolNames{"team-a"}, Tenant: "alice.example", TTL: 90 * time.Minute,
 	}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got  %+v\nwant %+v", got, want)
@@ -179,7 +179,7 @@ func FuzzParse(f *testing.F) {
 				t.Errorf("%q=%q %q=%q: quota %+v", k1, v1, k2, v2, q)
 			}
 		}
-		if len(r.Quotas) == 0 && r.Pool == "" && r.Mode != api.Record || r.TTL < 0 || len(r.Pool) > 63 || len(r.Tenant) > 63 {
+		if len(r.Quotas) == 0 && len(r.Pools) == 0 && r.Mode != api.Record || r.TTL < 0 || len(r.Pools.String()) > 63 || len(r.Tenant) > 63 {
 			t.Errorf("%q=%q %q=%q: %+v", k1, v1, k2, v2, r)
 		}
 	})
@@ -188,7 +188,7 @@ func FuzzParse(f *testing.F) {
 func TestAPoolIsAQuotaToo(t *testing.T) {
 	for _, policy := range []Policy{{}, {DefaultVRAM: "2G"}, {Pass: true}, {DefaultVRAM: "2G", AllowEnv: true}} {
 		got, err := Parse(map[string]string{"gpuslice.pool": "llm"}, []string{"GPUSLICE_VRAM=1G"}, policy)
-		if err != nil || len(got.Quotas) != 0 || got.Pool != "llm" {
+		if err != nil || len(got.Quotas) != 0 || got.Pools.String() != "llm" {
 			t.Errorf("%+v: %+v, %v", policy, got, err)
 		}
 	}

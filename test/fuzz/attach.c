@@ -234,11 +234,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *input, size_t length)
 			must(device >= -1 && device < (int)LEDGER_DEVICES, "the device is one");
 		}
 		munmap(process.ledger, sizeof(struct ledger));
-		if (process.pool_ledger) {
-			must(ledger_valid(process.pool_ledger, sizeof(struct ledger)) &&
-			         process.pool_lane > 0 && process.pool_lane < LEDGER_LANES,
-			     "so is the pool's");
-			munmap(process.pool_ledger, sizeof(struct ledger));
+		for (uint32_t i = 0; i < process.pool_count; i++) {
+			const struct common *pool = &process.pools[i];
+
+			must(ledger_valid(pool->ledger, sizeof(struct ledger)) && pool->lane > 0 &&
+			         pool->lane < LEDGER_LANES,
+			     "so is a pool's");
+			munmap(pool->ledger, sizeof(struct ledger));
 		}
 	}
 	if (peer >= 0)

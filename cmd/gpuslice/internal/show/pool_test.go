@@ -38,7 +38,7 @@ func TestAPoolHasARowForEachDevice(t *testing.T) {
 
 func TestAMembersPoolIsInItsState(t *testing.T) {
 	var out strings.Builder
-	if err := Slices(&out, []api.Slice{{ID: "a", State: api.Active, Mode: api.Enforce, Pool: "llm"}}, false); err != nil {
+	if err := Slices(&out, []api.Slice{{ID: "a", State: api.Active, Mode: api.Enforce, Pools: api.PoolNames{"llm"}}}, false); err != nil {
 		t.Fatal(err)
 	}
 	if !strings.Contains(out.String(), "active, pool llm\n") {

@@ -92,8 +92,8 @@ func state(s api.Slice) string {
 	if s.Mode == api.Record {
 		text += ", record"
 	}
-	if s.Pool != "" {
-		text += ", pool " + s.Pool
+	if len(s.Pools) > 0 {
+		text += ", pool " + s.Pools.String()
 	}
 	return text
 }
