@@ -148,7 +148,7 @@ func (s *slice) reportCounts(all bool) {
 		}
 		if recovered, told := s.quota.Ledger.Recovered(i), s.noted(d).recovered; recovered != told {
 			if recovered > told {
-				s.tell(api.Event{Kind: api.EventRecovered, Device: d.Name, Bytes: min(recovered-told, maxBytes)})
+				s.tell(api.Event{Kind: api.EventFreed, Device: d.Name, Bytes: min(recovered-told, maxBytes)})
 			}
 			s.note(d).recovered = recovered
 		}

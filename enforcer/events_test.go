@@ -197,8 +197,8 @@ func TestTheLifeOfASliceIsTold(t *testing.T) {
 	p.must("charge 0 %d", 3*mib)
 	p.tell("exec")
 	p.must("attach") // and what the former image held was given back
-	eventually(t, "that is told", func() bool { return len(h.told(api.EventRecovered)) == 1 })
-	if e := h.told(api.EventRecovered)[0]; e.Bytes != 3*mib || e.Slice != "s1" || e.Device != gpu0 {
+	eventually(t, "that is told", func() bool { return len(h.told(api.EventFreed)) == 1 })
+	if e := h.told(api.EventFreed)[0]; e.Bytes != 3*mib || e.Slice != "s1" || e.Device != gpu0 {
 		t.Errorf("%+v", e)
 	}
 	if _, err := h.Release(context.Background(), "s1", 0, true); err != nil {
@@ -211,7 +211,7 @@ func TestTheLifeOfASliceIsTold(t *testing.T) {
 	if len(released) != 1 || released[0].Slice != "s1" || released[0].Cause != "asked" || released[0].Generation != registered[0].Generation {
 		t.Errorf("%+v", released)
 	}
-	if got := fmt.Sprint(h.told(api.EventRecovered)); len(h.told(api.EventRecovered)) != 1 {
+	if got := fmt.Sprint(h.told(api.EventFreed)); len(h.told(api.EventFreed)) != 1 {
 		t.Errorf("given back once, told as %s", got)
 	}
 }

@@ -355,8 +355,8 @@ func TestWhatIsGivenBackAtARestartIsTold(t *testing.T) {
 	h.stop()
 	b.kill()
 	h.start()
-	eventually(t, "it is told", func() bool { return len(h.told(api.EventRecovered)) > 0 })
-	if got := h.told(api.EventRecovered); len(got) != 1 || got[0].Bytes != 3*mib {
+	eventually(t, "it is told", func() bool { return len(h.told(api.EventFreed)) > 0 })
+	if got := h.told(api.EventFreed); len(got) != 1 || got[0].Bytes != 3*mib {
 		t.Fatalf("%+v", got)
 	}
 }

@@ -22,7 +22,7 @@ import (
 func eventsCommand() *cli.Command {
 	return &cli.Command{
 		Name:      "events",
-		Usage:     "show what happened to slices: refusals, beginnings, ends",
+		Usage:     "show events of slices and pools",
 		ArgsUsage: "[SLICE|POOL]",
 		Description: `SLICE may be the beginning of a slice's or a container's id. POOL is a pool's name: its own events are shown, and
 what its limit refused. Without either all are shown. The enforcer keeps 4096 events since it was
@@ -30,11 +30,13 @@ started; then whoever has most of them loses the oldest for each new one.
 
    gpuslice events --since 10m
    gpuslice events --follow 3f2a91c0d5e8
+   gpuslice events -n 20 -f
    gpuslice events --follow --json --since 5f0c2a91:417
    gpuslice events --json |
       jq -r 'select(.kind == "refused") | [.slice, .requested] | @tsv'`,
 		Flags: []cli.Flag{
-			&cli.BoolFlag{Name: "follow", Aliases: []string{"f"}, Usage: "go on with what happens from now on, until interrupted"},
+			&cli.BoolFlag{Name: "follow", Aliases: []string{"f"}, Usage: "go on with what happens from now on, through restarts of gpusliced, until interrupted"},
+			&cli.IntFlag{Name: "n", Usage: "only the last `N` of the events that are kept", DefaultText: "all"},
 			&cli.StringFlag{Name: "since", Usage: "only events of the last `DURATION`, such as 90s or 10m, or after the event of that number: `INSTANCE:SEQ`, as --json has them, or SEQ alone: all, if gpusliced was started anew and has not come to it"},
 			&cli.BoolFlag{Name: "json", Usage: "print JSON lines, as the control API has them"},
 			&cli.BoolFlag{Name: "no-trunc", Usage: "do not shorten ids"},
@@ -57,33 +59,98 @@ started; then whoever has most of them loses the oldest for each new one.
 			if err != nil {
 				return asMisuse(err)
 			}
-			put := func(e api.Event) error { return show.Event(c.App.Writer, e, c.Bool("no-trunc")) }
-			if c.Bool("json") {
-				put = func(e api.Event) error { return json.NewEncoder(c.App.Writer).Encode(e) }
+			if c.IsSet("n") && c.Int("n") < 1 {
+				return misuse("-n %d: 1 and more are accepted", c.Int("n"))
 			}
 			ctx, stop := signal.NotifyContext(c.Context, syscall.SIGINT, syscall.SIGTERM)
 			defer stop()
-			told, shown := false, false
-			err = connect(c).Events(ctx, after.instance, after.seq, c.Bool("follow"), func(e api.Event) error {
-				if !told && after.instance == "" && e.Seq <= after.seq {
-					fmt.Fprintf(c.App.ErrWriter, "gpuslice: gpusliced has not come to event %d since it was started: all that it keeps is shown\n", after.seq)
-				}
-				told = true
-				if !concerns(e, id, from) {
-					return nil
-				}
-				shown = true
-				return put(e)
-			})
-			if ctx.Err() != nil && errors.Is(err, context.Canceled) {
-				return nil // that is how one ends to follow
+			p := printer{c: c, id: id, from: from, last: after}
+			if err := p.run(ctx); err != nil {
+				return err
 			}
-			if err == nil && !shown && id != "" && !c.IsSet("since") {
+			if !p.shown && id != "" && !c.IsSet("since") {
 				fmt.Fprintf(c.App.ErrWriter, "gpuslice: no such event of %q is kept: it may have ended long ago, or never have been\n", id)
 			}
-			return err
+			return nil
 		},
 	}
+}
+
+// reconnect is how often a follower tries to find an enforcer that is restarted.
+const reconnect = 250 * time.Millisecond
+
+// printer prints events.
+type printer struct {
+	c     *cli.Context
+	id    string
+	from  time.Time
+	last  position // of the last event that was told, or after which to begin
+	told  bool     // there was one
+	shown bool     // one concerned who asked
+}
+
+// run prints the events that are kept, or the last of them, and those that follow, through restarts of the enforcer until ctx ends.
+func (p *printer) run(ctx context.Context) error {
+	if n := p.c.Int("n"); n > 0 {
+		var tail []api.Event
+		err := p.each(ctx, false, func(e api.Event) error {
+			if tail = append(tail, e); len(tail) > n {
+				tail = tail[1:]
+			}
+			return nil
+		})
+		for _, e := range tail {
+			err = errors.Join(err, p.put(e))
+		}
+		if err != nil || !p.c.Bool("follow") {
+			return err
+		}
+	}
+	waiting := false
+	for {
+		told := p.told
+		p.told = false
+		err := p.each(ctx, p.c.Bool("follow"), p.put)
+		waiting = waiting && !p.told
+		p.told = p.told || told
+		switch {
+		case ctx.Err() != nil && errors.Is(err, context.Canceled), ctx.Err() != nil && waiting:
+			return nil // that is how one ends to follow
+		case !p.c.Bool("follow") || !p.told || !errors.Is(err, api.ErrUnreachable):
+			return err
+		case !waiting:
+			fmt.Fprintln(p.c.App.ErrWriter, "gpuslice: gpusliced does not answer any more: waiting until it does")
+			waiting = true
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(reconnect):
+		}
+	}
+}
+
+// each calls do with the events after the last one that concern who asked.
+func (p *printer) each(ctx context.Context, follow bool, do func(api.Event) error) error {
+	return connect(p.c).Events(ctx, p.last.instance, p.last.seq, follow, func(e api.Event) error {
+		if !p.told && p.last.instance == "" && e.Seq <= p.last.seq {
+			fmt.Fprintf(p.c.App.ErrWriter, "gpuslice: gpusliced has not come to event %d since it was started: all that it keeps is shown\n", p.last.seq)
+		}
+		p.told = true
+		p.last = position{e.Instance, e.Seq}
+		if !concerns(e, p.id, p.from) {
+			return nil
+		}
+		p.shown = true
+		return do(e)
+	})
+}
+
+func (p *printer) put(e api.Event) error {
+	if p.c.Bool("json") {
+		return json.NewEncoder(p.c.App.Writer).Encode(e)
+	}
+	return show.Event(p.c.App.Writer, e, p.c.Bool("no-trunc"))
 }
 
 // position is an event's: its number, and whose number that is.

@@ -95,6 +95,10 @@ func TestEventsAreOfTheSliceAndTheTimeThatWereAskedFor(t *testing.T) {
 		"--since 10m":        "2 3 4 5",
 		"--since 2":          "3 4 5",
 		"--since 10m abc":    "2",
+		"-n 2":               "4 5",
+		"-n 1 abc":           "2",
+		"-n 9":               "1 2 3 4 5",
+		"--since 1d -n 3":    "3 4 5",
 		"--since 100000":     "1 2 3 4 5",   // an earlier enforcer's
 		"--since 5f0c2a91:3": "0 1 2 3 4 5", // a missed event comes first
 		"--since 1h30m xy":   "3 5",
@@ -169,25 +173,43 @@ func TestThatNothingIsKeptOrThatTheNumberIsAnotherEnforcersIsSaid(t *testing.T) 
 	}
 }
 
-func TestFollowingSaysThatTheEnforcerEnded(t *testing.T) {
+func TestFollowingWaitsForAnEnforcerThatEnded(t *testing.T) {
 	log, socket := serve(t, api.Event{Kind: api.EventRegistered, Slice: "abc"})
 	time.AfterFunc(20*time.Millisecond, func() {
 		log.Append("abc", api.Event{Kind: api.EventReleased, Slice: "abc", Cause: "ended"})
 		log.Close()
 	})
+	ctx, cancel := context.WithCancel(context.Background())
+	said := waits{cancel: cancel, until: "waiting until it does"}
 	var out bytes.Buffer
-	err := runEvents(t, &out, socket, "abc", "-f")
-	if err == nil || !strings.Contains(err.Error(), "does not answer any more") {
+	app := newApp()
+	app.Writer, app.ErrWriter = &out, &said
+	if err := app.RunContext(ctx, []string{"gpuslice", "--socket", socket, "events", "abc", "-f"}); err != nil {
 		t.Errorf("%v", err)
 	}
-	if !strings.Contains(out.String(), "registered") || !strings.Contains(out.String(), "released") {
-		t.Errorf("%q", out.String())
+	if !strings.Contains(out.String(), "registered") || !strings.Contains(out.String(), "released") || strings.Count(said.String(), "\n") != 1 {
+		t.Errorf("%q, %q", out.String(), said.String())
 	}
+}
+
+// waits cancels once it was written what it waits for.
+type waits struct {
+	bytes.Buffer
+	cancel context.CancelFunc
+	until  string
+}
+
+func (w *waits) Write(p []byte) (int, error) {
+	if n, err := w.Buffer.Write(p); err != nil || !strings.Contains(w.String(), w.until) {
+		return n, err
+	}
+	w.cancel()
+	return len(p), nil
 }
 
 func TestWhatIsNoTimeIsRefused(t *testing.T) {
 	_, socket := serve(t)
-	for _, args := range [][]string{{"--since", "yesterday"}, {"--since", "-5m"}, {"a", "b"}} {
+	for _, args := range [][]string{{"--since", "yesterday"}, {"--since", "-5m"}, {"a", "b"}, {"-n", "0"}, {"-n", "-1"}} {
 		var out bytes.Buffer
 		if err := runEvents(t, &out, socket, args...); err == nil || out.Len() > 0 {
 			t.Errorf("%q: %v, %q", args, err, out.String())

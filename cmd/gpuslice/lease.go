@@ -29,7 +29,8 @@ launch kernels over a socket. It ends when it is dropped, or when its time is ov
    gpuslice lease renew lease-0f3c5e2a9b8d7614 2h
    gpuslice lease drop lease-0f3c5e2a9b8d7614
 
-   gpuslice lease --address tls:gpu1.example.org:9837 --certificate me.pem --key me.key --ca ca.pem list
+   gpuslice lease --address tls:gpu1.example.org:9837 \
+      --certificate me.pem --key me.key --ca ca.pem list
 
 Root is not needed: the operator says who may have how much, as for ` + "`gpuslice run`" + `.`,
 		Flags: []cli.Flag{

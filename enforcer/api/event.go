@@ -11,7 +11,7 @@ const (
 	EventRegistered EventKind = "registered" // a slice began
 	EventReleased   EventKind = "released"   // a slice ended
 	EventRefused    EventKind = "refused"    // memory was refused to a process, Count times
-	EventRecovered  EventKind = "recovered"  // bytes of processes that ended holding them were given back
+	EventFreed      EventKind = "freed"      // bytes of processes that ended holding them were given back
 	EventChanged    EventKind = "changed"    // a slice has another quota, or other time
 	EventExpired    EventKind = "expired"    // a slice's time is over: it gets nothing more, and its processes are ended
 	// EventDenied: a process uses a device of which the slice, or its pool, cannot be given its quota, and gets nothing there; or, without
@@ -39,7 +39,7 @@ const MissedRestarted = "restarted"
 
 // EventKinds are all kinds that there are.
 func EventKinds() []EventKind {
-	return []EventKind{EventRegistered, EventReleased, EventRefused, EventRecovered, EventChanged, EventExpired, EventDenied, EventUnlimited, EventAttachRefused, EventBypass, EventCleared, EventKilled, EventPoolCreated, EventPoolChanged, EventPoolDeleted, EventMissed}
+	return []EventKind{EventRegistered, EventReleased, EventRefused, EventFreed, EventChanged, EventExpired, EventDenied, EventUnlimited, EventAttachRefused, EventBypass, EventCleared, EventKilled, EventPoolCreated, EventPoolChanged, EventPoolDeleted, EventMissed}
 }
 
 // Event is something that happened to a slice, or to a pool, told once. Fields that an event has nothing to say in are
@@ -75,7 +75,7 @@ type Event struct {
 	Used     *uint64 `json:"used,omitempty"`
 	Overhead *uint64 `json:"overhead,omitempty"`
 
-	Bytes uint64 `json:"bytes,omitempty"` // of EventRecovered; of EventBypass and what follows from it, those past the ledger
+	Bytes uint64 `json:"bytes,omitempty"` // of EventFreed; of EventBypass and what follows from it, those past the ledger
 	Cause string `json:"cause,omitempty"` // of EventReleased: asked, ended, expired, or replaced; of EventChanged: quota, or ttl; of EventDenied: a sentence; of EventBypass: one of Bypass*; of EventMissed: MissedRestarted, or nothing
 
 	Action Action `json:"action,omitempty"` // of EventBypass: what is done about it

@@ -113,7 +113,7 @@ func TestAnEntrySaysWhoAskedForWhatAndWhatBecameOfIt(t *testing.T) {
 	at := time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC)
 	w.Event("c1", api.Event{Seq: 9, Time: at, Kind: api.EventRefused, Slice: "c1", Generation: 3, Tenant: "physics", PID: 7, Command: "python",
 		Device: "GPU-1", Count: 2, Call: "cuMemAlloc", Requested: 100, Limit: new(uint64(50)), Used: new(uint64(0)), Overhead: new(uint64(5))}) // 0 is known
-	w.Event("c1", api.Event{Seq: 10, Time: at, Kind: api.EventRecovered, Slice: "c1", Device: "GPU-1", Bytes: 20})
+	w.Event("c1", api.Event{Seq: 10, Time: at, Kind: api.EventFreed, Slice: "c1", Device: "GPU-1", Bytes: 20})
 	w.Event("c1", api.Event{Seq: 11, Time: at, Kind: api.EventDenied, Slice: "c1", Device: "GPU-1", Requested: 30})
 	w.Event("c1", api.Event{Seq: 12, Time: at, Kind: api.EventDenied, Pool: "llm", Cause: "why"}) // which had no memory to ask for
 	uid := uint32(0)
@@ -125,7 +125,7 @@ func TestAnEntrySaysWhoAskedForWhatAndWhatBecameOfIt(t *testing.T) {
 		t.Fatal(err)
 	}
 	const want = `{"time":"2026-01-02T03:04:05.000000006Z","kind":"refused","slice":"c1","generation":3,"tenant":"physics","pid":7,"command":"python","device":"GPU-1","count":2,"call":"cuMemAlloc","requested":100,"limit":50,"used":0,"overhead":5,"bytes":100,"seq":9,"result":"refused","code":"quota_exceeded","operation":"cuMemAlloc"}
-{"time":"2026-01-02T03:04:05.000000006Z","kind":"recovered","slice":"c1","device":"GPU-1","bytes":20,"seq":10,"result":"ok"}
+{"time":"2026-01-02T03:04:05.000000006Z","kind":"freed","slice":"c1","device":"GPU-1","bytes":20,"seq":10,"result":"ok"}
 {"time":"2026-01-02T03:04:05.000000006Z","kind":"denied","slice":"c1","device":"GPU-1","requested":30,"bytes":30,"seq":11,"result":"refused","code":"quota_exceeded"}
 {"time":"2026-01-02T03:04:05.000000006Z","kind":"denied","pool":"llm","cause":"why","seq":12,"result":"refused"}
 {"time":"2026-01-02T03:04:05.000000006Z","kind":"request","slice":"c2","pid":8,"result":"refused","code":"exists","message":"it exists","operation":"POST /v1/slices","uid":0,"quotas":[{"device":"*","bytes":1073741824}]}

@@ -107,7 +107,7 @@ func TestNoSlicesEventsFillTheFile(t *testing.T) {
 	}
 	for n := range each {
 		happens("hostile", "hostile", api.EventRefused, 3)
-		happens("hostile", "hostile", api.EventRecovered, 0)
+		happens("hostile", "hostile", api.EventFreed, 0)
 		happens("user 7", fmt.Sprint("u7-", n), api.EventRefused, 1)
 		if n%100 == 0 {
 			happens("honest", "honest", api.EventRefused, 1)

@@ -56,7 +56,7 @@ func full() *Metrics {
 	m.Bypassed("log")
 	m.Joined("ok")
 	m.Told(api.Event{Kind: api.EventRefused, Count: 3})
-	m.Told(api.Event{Kind: api.EventRecovered, Bytes: 8})
+	m.Told(api.Event{Kind: api.EventFreed, Bytes: 8})
 	return m
 }
 

@@ -41,7 +41,7 @@ func (m *Metrics) Told(e api.Event) {
 	switch e.Kind {
 	case api.EventRefused:
 		m.told.refusals.Add(float64(e.Count))
-	case api.EventRecovered:
+	case api.EventFreed:
 		m.told.recovered.Add(float64(e.Bytes))
 	}
 }

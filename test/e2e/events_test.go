@@ -184,3 +184,33 @@ func (h *host) crowd() {
 	}
 	h.T.Fatal("there is no end of room")
 }
+
+func TestFollowingEventsSurvivesARestart(t *testing.T) {
+	h := newHost(t)
+	c := h.newContainer(vram(), "sleep", "1000")
+	c.run()
+	said, err := os.Create(filepath.Join(h.Dir, "followed"))
+	h.Must(err)
+	defer said.Close()
+	cmd := exec.Command(filepath.Join(h.Bin, "gpuslice"), "--socket", h.Socket(), "events", "--follow", "-n", "5")
+	cmd.Stdout, cmd.Stderr = said, said
+	h.Must(cmd.Start())
+	has := func(text string) func() bool {
+		return func() bool {
+			all, err := os.ReadFile(said.Name())
+			return err == nil && strings.Contains(string(all), text)
+		}
+	}
+	h.Eventually("it follows", has("registered"))
+	h.Stop(unix.SIGKILL)
+	h.Start()
+	h.Must(c.runtime("delete", "--force", c.id).Run())
+	h.Eventually("it tells of the next enforcer's events", has("ended"))
+	if !has("gpusliced was restarted")() {
+		t.Error("the restart is not among the events")
+	}
+	h.Must(cmd.Process.Signal(unix.SIGINT))
+	if err := cmd.Wait(); err != nil {
+		t.Errorf("interrupted: %v", err)
+	}
+}

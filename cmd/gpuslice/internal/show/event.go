@@ -50,8 +50,8 @@ func sentence(e api.Event, whole bool) string {
 		}
 	case api.EventRefused:
 		return refused(e, on)
-	case api.EventRecovered:
-		return fmt.Sprintf("%s on %s given back for processes that ended holding it", api.FormatSize(e.Bytes), on)
+	case api.EventFreed:
+		return fmt.Sprintf("%s on %s free: what processes held that have exited", api.FormatSize(e.Bytes), on)
 	case api.EventUnlimited:
 		return "the driver does not hold the container to its quota on " + on + ", the interceptor does: " + e.Cause
 	case api.EventDenied:

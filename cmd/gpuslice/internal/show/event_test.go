@@ -31,9 +31,9 @@ func TestAnEventIsOneLineWithASentence(t *testing.T) {
 		"2026-03-04 05:06:07  refused         s1            12 requests on GPU-1b2c3d4e: limit 1GiB": {
 			Kind: api.EventRefused, Slice: "s1", Device: gpu, Count: 12, Limit: new(uint64(1 << 30)),
 		},
-		"2026-03-04 05:06:07  registered      s1            began with process 9":                                                  {Kind: api.EventRegistered, Slice: "s1", PID: 9},
-		"2026-03-04 05:06:07  released        s1            ended: its processes have":                                             {Kind: api.EventReleased, Slice: "s1", Cause: "ended"},
-		"2026-03-04 05:06:07  recovered       s1            512MiB on GPU-1b2c3d4e given back for processes that ended holding it": {Kind: api.EventRecovered, Slice: "s1", Device: gpu, Bytes: 512 << 20},
+		"2026-03-04 05:06:07  registered      s1            began with process 9":                                              {Kind: api.EventRegistered, Slice: "s1", PID: 9},
+		"2026-03-04 05:06:07  released        s1            ended: its processes have":                                         {Kind: api.EventReleased, Slice: "s1", Cause: "ended"},
+		"2026-03-04 05:06:07  freed           s1            512MiB on GPU-1b2c3d4e free: what processes held that have exited": {Kind: api.EventFreed, Slice: "s1", Device: gpu, Bytes: 512 << 20},
 		"2026-03-04 05:06:07  denied          s1            a process uses GPU-1b2c3d4e, and the slice has nothing there: s1 asks for 4GiB, where there is less": {
 			Kind: api.EventDenied, Slice: "s1", Device: gpu, Requested: 4 << 30, Cause: "s1 asks for 4GiB, where there is less",
 		},
@@ -89,7 +89,7 @@ func TestAnEventIsOneLineWithASentence(t *testing.T) {
 		}
 	}
 	var out strings.Builder
-	if err := Event(&out, api.Event{Kind: api.EventRecovered, Slice: container, Device: gpu}, true); err != nil {
+	if err := Event(&out, api.Event{Kind: api.EventFreed, Slice: container, Device: gpu}, true); err != nil {
 		t.Fatal(err)
 	}
 	if !strings.Contains(out.String(), container) || !strings.Contains(out.String(), gpu) {
