@@ -3,7 +3,8 @@
 #
 # Install what build, test and demo need (with --ci: what .ci/run needs, too) on Debian or
 # Ubuntu, and say so. What is there is left alone: a machine with Docker's own packages has a runc that the
-# distribution's would push out.
+# distribution's would push out. With --need FOR WHAT…: install nothing, and fail if any of these commands or files is not
+# here that are in the list below, with the command that installs them.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -22,7 +23,7 @@ needs=(
 	"spin spin"
 	"/etc/ssl/certs/ca-certificates.crt ca-certificates"
 )
-if [ "${1:-}" = --ci ]; then
+if [ "${1:-}" = --ci ] || [ "${1:-}" = --need ]; then
 	needs+=(
 		"clang clang"
 		# libFuzzer and the sanitizers' runtimes, in the directory of that clang.
@@ -47,6 +48,30 @@ if [ "${1:-}" = --ci ]; then
 	)
 fi
 
+# runc, crun and the like are in directories that are not in everyone's PATH.
+PATH=$PATH:/usr/sbin:/sbin:/usr/local/sbin
+is_here() { # WHAT
+	case $1 in
+	/*) [ -e "$1" ] ;;
+	*) command -v "$1" >/dev/null ;;
+	esac
+}
+
+if [ "${1:-}" = --need ]; then
+	for=$2 packages=() missing=()
+	shift 2
+	for what; do
+		is_here "$what" && continue
+		missing+=("$what")
+		for need in "${needs[@]}"; do
+			[ "${need% *}" != "$what" ] || packages+=("${need##* }")
+		done
+	done
+	[ ${#missing[@]} = 0 ] && exit
+	echo "$for needs ${missing[*]}, which this machine has not: sudo apt-get install ${packages[*]:-${missing[*]}}" >&2
+	exit 1
+fi
+
 as_root() {
 	if [ "$(id -u)" = 0 ]; then
 		"$@"
@@ -58,8 +83,6 @@ as_root() {
 	fi
 }
 
-# runc, crun and the like are in directories that are not in everyone's PATH.
-PATH=$PATH:/usr/sbin:/sbin:/usr/local/sbin
 # Any Go will do: an old one fetches a new one, below.
 if [ ! -x "$(test/go.sh)" ]; then
 	needs+=("go golang-go")
@@ -67,10 +90,7 @@ fi
 missing=()
 for need in "${needs[@]}"; do
 	read -r what package <<<"$need"
-	case $what in
-	/*) [ -e "$what" ] || missing+=("$package") ;;
-	*) command -v "$what" >/dev/null || missing+=("$package") ;;
-	esac
+	is_here "$what" || missing+=("$package")
 done
 
 if [ ${#missing[@]} -gt 0 ]; then

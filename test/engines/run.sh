@@ -6,6 +6,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 go=${GO:-$(test/go.sh)}
+test/deps.sh --need test-engines debootstrap pkg-config xz busybox /usr/include/seccomp.h
 test/engines/build.sh
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT

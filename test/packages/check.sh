@@ -17,12 +17,7 @@ base=${XDG_CACHE_HOME:-$HOME/.cache}/gpuslice/packages/$suite-$stamp
 	echo "packages: root is needed, to install" >&2
 	exit 1
 }
-for tool in debootstrap cc strip dpkg-deb rpm aarch64-linux-gnu-gcc qemu-aarch64-static; do
-	command -v "$tool" >/dev/null || {
-		echo "packages: no $tool: test/deps.sh --ci" >&2
-		exit 1
-	}
-done
+test/deps.sh --need packages debootstrap cc readelf dpkg-deb rpm aarch64-linux-gnu-gcc qemu-aarch64-static
 
 work=$(mktemp -d /tmp/gpuslice-packages.XXXXXX)
 trap 'rm -rf --one-file-system "$work"' EXIT

@@ -6,6 +6,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 go=${GO:-$(test/go.sh)}
+test/deps.sh --need test-metrics prometheus
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
 "$go" build -o "$dir/report" ./test/report
