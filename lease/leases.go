@@ -168,7 +168,7 @@ func ask[T any](s Service, call func(leasepb.LeasesClient) (T, error)) (T, error
 		}
 		target, hint = at.target(), "tls_address in [leases] of that host's configuration says where it does"
 	}
-	conn, err := grpc.NewClient(target, grpc.WithTransportCredentials(credentials), grpc.WithDisableServiceConfig())
+	conn, err := grpc.NewClient(target, grpc.WithTransportCredentials(credentials), dialing(target), grpc.WithDisableServiceConfig())
 	if err != nil {
 		return none, err
 	}

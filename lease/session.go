@@ -106,7 +106,7 @@ func newSession(token string) *Session {
 }
 
 func (s *Session) open(ctx context.Context, target string, of credentials.TransportCredentials) (_ *Session, err error) {
-	s.connection, err = grpc.NewClient(target, grpc.WithTransportCredentials(of),
+	s.connection, err = grpc.NewClient(target, grpc.WithTransportCredentials(of), dialing(target),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage), grpc.MaxCallSendMsgSize(maxMessage)),
 		grpc.WithInitialWindowSize(4<<20), grpc.WithInitialConnWindowSize(8<<20),
 		grpc.WithReadBufferSize(128<<10), grpc.WithWriteBufferSize(128<<10))

@@ -28,8 +28,7 @@ func (s *Session) Share(ctx context.Context, size int) (*Shared, error) {
 	if s.directory == "" {
 		return nil, errors.New("share memory with a session: it is on another host")
 	}
-	var dialer net.Dialer
-	connection, err := dialer.DialContext(ctx, "unix", filepath.Join(s.directory, "shared.sock"))
+	connection, err := dialUnix(ctx, filepath.Join(s.directory, "shared.sock"))
 	if err != nil {
 		return nil, fmt.Errorf("share memory with a session: %w", err)
 	}

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lease
+
+import (
+	"context"
+	"errors"
+	"net"
+	"strings"
+	"syscall"
+	"time"
+
+	"google.golang.org/grpc"
+)
+
+// dialing has connections to a socket of this host wait for room in the kernel's queue: others may have filled it.
+func dialing(target string) grpc.DialOption {
+	path, ok := strings.CutPrefix(target, "unix:")
+	if !ok {
+		return grpc.EmptyDialOption{}
+	}
+	return grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return dialUnix(ctx, path) })
+}
+
+func dialUnix(ctx context.Context, path string) (net.Conn, error) {
+	var dialer net.Dialer
+	conn, err := dialer.DialContext(ctx, "unix", path)
+	for ; errors.Is(err, syscall.EAGAIN) && ctx.Err() == nil; conn, err = dialer.DialContext(ctx, "unix", path) {
+		time.Sleep(2 * time.Millisecond)
+	}
+	return conn, err
+}
