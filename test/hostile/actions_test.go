@@ -45,7 +45,7 @@ type outcome struct {
 
 // The environment of somebody hostile: this test's program, started again.
 const (
-	asEnv      = "GPUSLICE_HOSTILE_AS"  // container, user, stranger or subordinate
+	asEnv      = "GPUSLICE_HOSTILE_AS"  // container, user, stranger, subordinate or client
 	forEnv     = "GPUSLICE_HOSTILE_FOR" // how long
 	victimsEnv = "GPUSLICE_HOSTILE_VICTIMS"
 )
@@ -59,6 +59,8 @@ type victims struct {
 	PIDs           []int  // of others: the well-behaved container's, the enforcer's
 	Programs       string // directory
 	Fake           string // the simulated card's state
+	Leases, Remote string // the lease service: its socket, and its address for other machines
+	Lease          string // another user's
 }
 
 // actors are those that are hostile, and their tables.
@@ -67,6 +69,7 @@ var actors = map[string]func(victims) []action{
 	"user":        userActions,
 	"stranger":    strangerActions,
 	"subordinate": subordinateActions,
+	"client":      clientActions,
 }
 
 // act does all actions of one of them at once, says "begun", and then what became of each, in JSON.

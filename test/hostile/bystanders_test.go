@@ -367,9 +367,11 @@ type cost struct {
 	cpu  time.Duration
 }
 
-func (h *host) cost() (c cost) {
+func (h *host) cost() cost { return h.costOf(h.pid) }
+
+func (h *host) costOf(pid int) (c cost) {
 	h.T.Helper()
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", h.pid))
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	h.Must(err)
 	for line := range strings.Lines(string(status)) {
 		if rest, ok := strings.CutPrefix(line, "VmHWM:"); ok {
@@ -378,7 +380,7 @@ func (h *host) cost() (c cost) {
 			c.peak = kib << 10
 		}
 	}
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", h.pid))
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	h.Must(err)
 	_, rest, _ := strings.Cut(string(stat), ") ")
 	fields := strings.Fields(rest) // from the third on

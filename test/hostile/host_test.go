@@ -40,6 +40,7 @@ type host struct {
 	*testhost.Host
 	pid     int    // the enforcer's
 	secret  string // in the names of the operator's slices
+	lasts   time.Duration
 	cgroups []string
 }
 
@@ -49,7 +50,7 @@ func newHost(t *testing.T) *host {
 		t.Fatal("it needs runc: make deps")
 	}
 	card := fmt.Sprint("FAKECUDA_CONTEXT=", contextBytes)
-	h := &host{Host: testhost.New(t, testhost.Options{Runtimes: []string{runc}, Env: []string{card}}), secret: fmt.Sprintf("secret%x", time.Now().UnixNano())}
+	h := &host{Host: testhost.New(t, testhost.Options{Runtimes: []string{runc}, Env: []string{card}}), secret: fmt.Sprintf("secret%x", time.Now().UnixNano()), lasts: *duration}
 	// Where the sockets and the file are to be is known only now.
 	h.Stop(unix.SIGTERM)
 	// In memory, as /run is. The mount namespace is the test's own: run.sh makes it.
@@ -226,7 +227,7 @@ type actor struct {
 func (h *host) environment(as string, v victims) []string {
 	text, err := json.Marshal(v)
 	h.Must(err)
-	return []string{asEnv + "=" + as, forEnv + "=" + duration.String(), victimsEnv + "=" + string(text)}
+	return []string{asEnv + "=" + as, forEnv + "=" + h.lasts.String(), victimsEnv + "=" + string(text)}
 }
 
 // asUser starts somebody hostile as a user of the host, in a cgroup of his own.
@@ -287,6 +288,20 @@ func (h *host) begin(as string, v victims) *actor {
 func (a *actor) begun(h *host) {
 	h.T.Helper()
 	h.Eventually(a.as+" has begun", func() bool { return strings.Contains(a.said.String(), "begun\n") })
+}
+
+// report waits for its end, and says what it did.
+func (a *actor) report(h *host) {
+	h.T.Helper()
+	for _, o := range a.ends(h) {
+		h.T.Logf("%-12s %7d times, %6d not: %s", a.as, o.Done, o.Missed, o.Name)
+		if o.Done < o.AtLeast {
+			h.T.Errorf("%s %s %d times, and should at least %d times: this shows nothing. What kept it from it: %s", a.as, o.Name, o.Done, o.AtLeast, o.Why)
+		}
+		if o.Harm != "" {
+			h.T.Errorf("%s %s: %s", a.as, o.Name, o.Harm)
+		}
+	}
 }
 
 // ends waits for its end, and returns what became of its actions.

@@ -3,9 +3,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package hostile has a container, a user and his user namespace do all the harm that they can think of, at once and for a
-// minute, beside a well-behaved container and an operator, and measures what those notice of it.
+// minute, beside a well-behaved container and an operator, and measures what those notice of it. So does, for a third of that, a client of
+// leases, beside another one.
 //
-// What is hostile is this test's program, started again: tables (container_actions_test.go, user_actions_test.go) name all that it does.
+// What is hostile is this test's program, started again: tables (container_actions_test.go, user_actions_test.go, client_actions_test.go) name all that it does.
 // Each of them says how often an action came about, and the test fails where that is too seldom. The daemon, the hook, the
 // interceptor, the containers and the users are real; only the driver is simulated.
 package hostile
@@ -25,7 +26,7 @@ import (
 
 var (
 	duration = flag.Duration("duration", time.Minute, "be hostile for so `long`")
-	only     = flag.String("only", "", "of those that are hostile, let these alone act: `names` from container,user,stranger,subordinate, or nobody")
+	only     = flag.String("only", "", "of those that are hostile, let these alone act: `names` from container,user,stranger,subordinate,client, or nobody")
 )
 
 // machine is the one that this runs on.
