@@ -19,6 +19,7 @@ needs=(
 	"crun crun"
 	"strace strace"
 	"python3 python3"
+	"openssl openssl"
 	"busybox busybox-static"
 	"spin spin"
 	"/etc/ssl/certs/ca-certificates.crt ca-certificates"
