@@ -23,6 +23,7 @@ everything that is in it stays. The engine's default runtime lends its settings.
 is to be is said.
 
    gpuslice install docker --dry-run
+   gpuslice install docker --set-as-default
    gpuslice install containerd
    gpuslice install podman --hooks
    gpuslice install all --root /mnt/image
@@ -52,6 +53,7 @@ func installCommand() *cli.Command {
 		Description: installDescription,
 		Flags: append(engineFlags(),
 			&cli.BoolFlag{Name: "hooks", Usage: "podman: also run the hook under every other runtime, for containers with an annotation of gpuslice"},
+			&cli.BoolFlag{Name: "set-as-default", Usage: "have containers use it that name no runtime; missing in the configuration of gpuslice says what becomes of those without a quota"},
 			&cli.BoolFlag{Name: "force", Usage: "replace a runtime gpuslice that somebody else configured"}),
 		OnUsageError: usageError(exitUsage),
 		Action:       func(c *cli.Context) error { return forEngines(c, engines.Install, leftOutOfInstall) },
@@ -101,7 +103,7 @@ func forEngines(c *cli.Context, act engineAction, leftOut func(engines.Host, str
 	if err != nil {
 		return err
 	}
-	o := engines.Options{File: c.String("config"), Hooks: c.Bool("hooks"), Force: c.Bool("force"), DryRun: c.Bool("dry-run")}
+	o := engines.Options{File: c.String("config"), Hooks: c.Bool("hooks"), Default: c.Bool("set-as-default"), Force: c.Bool("force"), DryRun: c.Bool("dry-run")}
 
 	results := []engines.Result{}
 	failed := false
@@ -251,7 +253,7 @@ func printResults(c *cli.Context, results []engines.Result, dry bool) {
 			fmt.Fprintf(out, "%s: %s\n", r.Engine, note)
 		}
 		if r.Restart != "" {
-			fmt.Fprintf(said, "%s: it counts after: %s\n", r.Engine, r.Restart)
+			fmt.Fprintf(said, "%s: takes effect after `%s`\n", r.Engine, r.Restart)
 		}
 	}
 }

@@ -49,7 +49,7 @@ func TestADryRunPrintsNothingButTheDiffToStandardOutput(t *testing.T) {
 	if code != 0 || !strings.HasPrefix(out, "--- /etc/docker/daemon.json\n+++ /etc/docker/daemon.json\n@@ -1 +1,7 @@\n-{}\n+{\n") {
 		t.Errorf("%d: %s", code, out)
 	}
-	for _, want := range []string{"docker: /etc/docker/daemon.json would be edited\n", "docker: warning: /usr/local/bin/gpuslice-runtime is not there", "docker: it counts after: systemctl reload docker\n"} {
+	for _, want := range []string{"docker: /etc/docker/daemon.json would be edited\n", "docker: warning: /usr/local/bin/gpuslice-runtime is not there", "docker: takes effect after `systemctl reload docker`\n"} {
 		if !strings.Contains(said, want) {
 			t.Errorf("%q is not in %q", want, said)
 		}

@@ -72,6 +72,7 @@ const (
 
 	MissingRefuse = "refuse" // a container without a quota is not created
 	MissingPass   = "pass"   // it runs as if gpuslice were not there
+	MissingRecord = "record" // what it holds is counted and shown, and nothing is refused to it
 )
 
 // Size is a number of bytes, written as api.ParseSize reads it.
@@ -261,8 +262,8 @@ func (c *Config) check() error {
 		return fmt.Errorf("enforcer.enforcement = %q: with nvml = %q there is nobody to ask: %q and %q are accepted then", e.Enforcement, NVMLOff, api.Auto, api.Intercept)
 	case len(r.Runtimes) == 0:
 		return errors.New("runtime.runtimes is empty: the names or paths of OCI runtimes are accepted, the first that is found is used")
-	case !oneOf(r.Missing, MissingRefuse, MissingPass):
-		return fmt.Errorf("runtime.missing = %q: %q and %q are accepted", r.Missing, MissingRefuse, MissingPass)
+	case !oneOf(r.Missing, MissingRefuse, MissingPass, MissingRecord):
+		return fmt.Errorf("runtime.missing = %q: %q, %q and %q are accepted", r.Missing, MissingRefuse, MissingPass, MissingRecord)
 	}
 	if r.AllowEnv && r.DefaultVRAM == "" {
 		return errors.New("runtime.allow_env = true: allow_env needs default_vram, which is the most that an image's variable can ask for")

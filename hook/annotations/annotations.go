@@ -43,12 +43,13 @@ var ErrMissing = errors.New(`no quota: add the annotation ` + VRAM + `, such as 
 type Policy struct {
 	DefaultVRAM string // a size for them; "" is none
 	Pass        bool   // without any annotation of ours they run outside gpuslice
+	Record      bool   // what they hold is counted, and nothing is refused to them
 	AllowEnv    bool   // the variable Env may ask for less than DefaultVRAM
 }
 
 // PolicyOf is the policy of a configuration: the runtime's and the hook's must be one.
 func PolicyOf(c config.Runtime) Policy {
-	return Policy{DefaultVRAM: c.DefaultVRAM, Pass: c.Missing == config.MissingPass, AllowEnv: c.AllowEnv}
+	return Policy{DefaultVRAM: c.DefaultVRAM, Pass: c.Missing == config.MissingPass, Record: c.Missing == config.MissingRecord, AllowEnv: c.AllowEnv}
 }
 
 // Request is what a container asks for.
@@ -76,6 +77,10 @@ func Parse(all map[string]string, env []string, policy Policy) (*Request, error)
 	}
 	// The pool's quota may be all that counts; who only records needs none.
 	if len(r.Quotas) > 0 || len(r.Pools) > 0 || r.Mode == api.Record {
+		return r, nil
+	}
+	if _, said := all[Mode]; policy.Record && policy.DefaultVRAM == "" && !said {
+		r.Mode = api.Record
 		return r, nil
 	}
 	q, err := policy.quota(env)
@@ -111,9 +116,9 @@ func (r *Request) set(key, value string) (err error) {
 	case Tenant:
 		r.Tenant, err = name(key, value)
 	case TTL:
-		r.TTL, err = time.ParseDuration(value)
+		r.TTL, err = api.ParseDuration(value)
 		if err != nil || r.TTL < api.MinTTL || r.TTL > api.MaxTTL {
-			return refused(key, value, fmt.Sprintf(`a duration from %s to %s, such as "90s", "30m" or "12h"`,
+			return refused(key, value, fmt.Sprintf(`a duration from %s to %s, such as "90s", "30m", "12h" or "7d"`,
 				api.FormatTTL(api.MinTTL), api.FormatTTL(api.MaxTTL)))
 		}
 	case Mode:
@@ -146,6 +151,9 @@ func (r *Request) add(key, device, value string) error {
 		}
 	}
 	q, err := quota(device, value)
+	if err != nil && value != "" && len(value) <= 19 && strings.Trim(value, "0123456789") == "" && strings.Trim(value, "0") != "" {
+		return refused(key, value, "a size with its unit, such as \""+value+"m\" or \""+value+"b\" for bytes,", err)
+	}
 	if err != nil {
 		return refused(key, value, acceptedSize, err)
 	}

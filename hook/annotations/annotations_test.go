@@ -49,6 +49,7 @@ func TestABadAnnotationIsRefusedInOneSentence(t *testing.T) {
 		says       []string // each must be in the sentence
 	}{
 		{"gpuslice.vram", "", []string{`gpuslice.vram=""`, `"4G"`}},
+		{"gpuslice.vram", "500", []string{`gpuslice.vram="500"`, `a size with its unit, such as "500m" or "500b" for bytes`}},
 		{"gpuslice.vram", "0", []string{`gpuslice.vram="0"`, `"4G"`}},
 		{"gpuslice.vram", "-1", []string{`"-1"`, `"4G"`}},
 		{"gpuslice.vram", "4Q", []string{`"4Q"`, `"4G"`}},
@@ -146,6 +147,10 @@ func TestWithoutAQuotaTheOperatorDecides(t *testing.T) {
 		{"nothing set", none, Policy{}, nil, ErrMissing},
 		{"nil", nil, Policy{}, nil, ErrMissing},
 		{"pass", none, Policy{Pass: true}, nil, nil},
+		{"record", none, Policy{Record: true}, recording, nil},
+		{"record, a tenant", some, Policy{Record: true}, &Request{Mode: api.Record, Tenant: "alice"}, nil},
+		{"a default before record", none, Policy{DefaultVRAM: "2G", Record: true}, &def, nil},
+		{"record, who asks to be refused", map[string]string{"gpuslice.mode": "enforce"}, Policy{Record: true}, nil, ErrMissing},
 		{"a default", none, Policy{DefaultVRAM: "2G"}, &def, nil},
 		{"a default before pass", none, Policy{DefaultVRAM: "2G", Pass: true}, &def, nil},
 		{"ours but no quota", some, Policy{}, nil, ErrMissing},

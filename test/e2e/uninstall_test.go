@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
 )
 
 // Without the programs an engine can neither start a process in a container nor end it.
@@ -36,5 +38,18 @@ func TestProgramsInUseAreNotUninstalled(t *testing.T) {
 		if removed := err == nil; removed != (run.force != "") || removed != (gone != nil) || !strings.Contains(out, run.want) {
 			t.Errorf("force %q: %v, the programs are gone: %v\n%s", run.force, err, gone != nil, out)
 		}
+	}
+}
+
+// On a host whose default runtime is gpuslice most containers name no quota.
+func TestAContainerWithoutAnnotationsIsCountedWhereTheOperatorHasItSo(t *testing.T) {
+	h := newHostBy(t, api.Intercept, "missing = \"record\"")
+	c := h.newContainer(nil, "sleep", "1000")
+	c.run()
+	if g := c.hog(3 * gib); !strings.HasPrefix(g.said, "holds ") {
+		t.Errorf("it is refused memory: %s", g.said)
+	}
+	if out, err := h.cli("ps"); err != nil || !strings.Contains(out, "record") || !strings.Contains(out, "3GiB") || !strings.Contains(out, "none") {
+		t.Errorf("%v: %s", err, out)
 	}
 }

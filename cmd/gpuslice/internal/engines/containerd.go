@@ -120,6 +120,14 @@ func (c containerd) plan(v *view, o Options) (plan, error) {
 		}
 		e.keys = append(e.keys, ownKey{Key: key, Alone: true})
 	}
+	if o.Default {
+		if _, old := conf.Lookup(cri, "default_runtime"); old && target.version <= 2 {
+			return p, fmt.Errorf("%s has a section default_runtime, which goes before default_runtime_name: make that the runtime gpuslice by hand", e.file)
+		}
+		if err := e.setDefault(append(criSection(target.version), "containerd", "default_runtime_name")...); err != nil {
+			return p, err
+		}
+	}
 	p.edits = append(p.edits, e)
 	p.notes = append(p.notes, v.missing(program)...)
 	if program != v.Runtime { // the shim runs it

@@ -73,7 +73,14 @@ func (c crio) plan(v *view, o Options) (plan, error) {
 		}
 		return "its runtime_path is not that of " + RuntimeName
 	})
-	return p, err
+	if err != nil || !o.Default {
+		return p, err
+	}
+	ours, err := p.ofDropIn(file)
+	if err != nil {
+		return p, err
+	}
+	return p, ours.setDefault("crio", "runtime", "default_runtime")
 }
 
 // crioFiles are the files that CRI-O reads beside the drop-in, in its order.

@@ -89,6 +89,11 @@ func (d docker) plan(v *view, o Options) (plan, error) {
 	if err != nil {
 		return p, err
 	}
+	if o.Default {
+		if err := e.setDefault("default-runtime"); err != nil {
+			return p, err
+		}
+	}
 	p.edits = append(p.edits, e)
 	program := v.Runtime
 	if entry[0].Key == "runtimeType" {

@@ -122,10 +122,12 @@ func (h Host) lowLevel(runtime string) []string {
 
 // Options are what an operator may say.
 type Options struct {
-	File   string // instead of the engine's standard place; absolute, beneath the host's root
-	Hooks  bool   // Podman: also bind the hook to the annotation, under every runtime
-	Force  bool   // replace an entry that somebody else made
-	DryRun bool   // change nothing
+	File  string // instead of the engine's standard place; absolute, beneath the host's root
+	Hooks bool   // Podman: also bind the hook to the annotation, under every runtime
+	// Default has every container that names no runtime be gpuslice's.
+	Default bool
+	Force   bool // replace an entry that somebody else made
+	DryRun  bool // change nothing
 }
 
 // engine is one that can be configured.
@@ -255,6 +257,38 @@ func (v *view) put(e *edit, key []string, value any, serves func(existing any) s
 	}
 	e.keys = append(e.keys, ownKey{Key: key})
 	return nil
+}
+
+// setDefault has key of the file name our runtime, which containers get that name none.
+func (e *edit) setDefault(key ...string) error {
+	f := formats[e.format]
+	decoded, err := f.Decode(e.text)
+	if err != nil {
+		return fmt.Errorf("%s: %w", e.file, err)
+	}
+	if existing, there := conf.Lookup(decoded, key...); there {
+		if existing == name {
+			return nil
+		}
+		if e.text, err = f.Remove(e.text, key); err != nil {
+			return fmt.Errorf("%s: %w", e.file, err)
+		}
+	}
+	if e.text, err = f.Add(e.text, key, name); err != nil {
+		return fmt.Errorf("%s: %w", e.file, err)
+	}
+	e.keys = append(e.keys, ownKey{Key: key})
+	return nil
+}
+
+// ofDropIn is the edit of the drop-in; nil if the entry is in another file.
+func (p *plan) ofDropIn(file string) (*edit, error) {
+	for i := range p.edits {
+		if p.edits[i].file == file {
+			return &p.edits[i], nil
+		}
+	}
+	return nil, fmt.Errorf("the runtime gpuslice is not in %s, but was configured elsewhere: make it the default there", file)
 }
 
 // judge judges a runtime gpuslice that is in a file already. It is kept if it serves, of which kept is a note; it is replaced by

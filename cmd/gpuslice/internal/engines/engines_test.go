@@ -65,6 +65,50 @@ func TestWhatSomebodyElseConfiguredStays(t *testing.T) {
 	}
 }
 
+func TestTheDefaultRuntimeBecomesOursAndIsPutBack(t *testing.T) {
+	const cri = "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".containerd]\ndefault_runtime_name = \"crun\"\n[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.crun]\nruntime_type = \"io.containerd.runc.v2\"\n"
+	for _, c := range []struct{ engine, file, text, want string }{
+		{"docker", dockerFile, "", `"default-runtime": "gpuslice"`},
+		{"docker", dockerFile, `{"debug": true}`, `"default-runtime": "gpuslice"`},
+		{"docker", dockerFile, `{"default-runtime": "crun", "runtimes": {"crun": {"path": "/usr/bin/crun"}}}`, `"default-runtime": "gpuslice"`},
+		{"containerd", containerdFile, cri, `default_runtime_name = "gpuslice"`},
+		{"containerd", containerdFile, "", `default_runtime_name = "gpuslice"`},
+		{"crio", crioDropIn, "", `default_runtime = "gpuslice"`},
+		{"podman", podmanDropIn, "", `runtime = "gpuslice"`},
+	} {
+		t.Run(c.engine, func(t *testing.T) {
+			w := newWorld(t)
+			if c.text != "" {
+				w.put(c.file, c.text)
+			}
+			before := w.files()
+			w.install(c.engine, Options{Default: true})
+			if got := w.get(c.file); !strings.Contains(got, c.want) || strings.Count(got, c.want[:strings.IndexAny(c.want, "=:")]) != 1 {
+				t.Errorf("%s", got)
+			}
+			if r := w.install(c.engine, Options{Default: true}); r.State != Nothing {
+				t.Errorf("a second time: %+v", r)
+			}
+			w.install(c.engine, Options{})
+			if got := w.get(c.file); strings.Contains(got, c.want) {
+				t.Errorf("without the flag it is not taken back:\n%s", got)
+			}
+			w.install(c.engine, Options{Default: true})
+			if w.uninstall(c.engine); !maps.Equal(before, w.files()) {
+				t.Errorf("%v, want %v", w.files(), before)
+			}
+		})
+	}
+	w := newWorld(t)
+	w.put(dockerFile, `{"default-runtime": "crun", "runtimes": {"crun": {"path": "/usr/bin/crun"}}}`)
+	w.install("docker", Options{Default: true})
+	w.put(dockerFile, strings.Replace(w.get(dockerFile), "{", `{"debug": true, `, 1))
+	w.uninstall("docker")
+	if got := w.get(dockerFile); !strings.Contains(got, `"default-runtime": "crun"`) || strings.Contains(got, "gpuslice") {
+		t.Errorf("after an edit: %s", got)
+	}
+}
+
 func TestWhatIsReplacedByForceComesBackAlsoWhenEdited(t *testing.T) {
 	w := newWorld(t)
 	w.put(dockerFile, `{"runtimes": {"gpuslice": {"path": "/usr/bin/runc"}}}`)

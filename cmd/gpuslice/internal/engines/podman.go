@@ -52,6 +52,15 @@ func (e podman) plan(v *view, o Options) (plan, error) {
 	if err != nil {
 		return p, err
 	}
+	if o.Default {
+		ours, err := p.ofDropIn(file)
+		if err != nil {
+			return p, err
+		}
+		if err := ours.setDefault("engine", "runtime"); err != nil {
+			return p, err
+		}
+	}
 	if o.Hooks {
 		hooks, err := v.hookFiles(hooksDir(others))
 		if err != nil {

@@ -115,10 +115,29 @@ func appendTable(text []byte, path []string, value any) []byte {
 	}
 	table, ok := value.(Table)
 	if !ok { // a key of the table above it
+		if edited, there := insertKey(text, path, value); there {
+			return edited
+		}
 		path, table = path[:len(path)-1], Table{{path[len(path)-1], value}}
 	}
 	writeTable(&b, path, table, "", eol)
 	return b.Bytes()
+}
+
+// insertKey puts a key behind the header of its table, if there is one.
+func insertKey(text []byte, path []string, value any) (edited []byte, there bool) {
+	above := path[:len(path)-1]
+	for _, it := range scanTOML(text) {
+		if it.header && !it.array && slices.Equal(it.key, above) {
+			end := span{it.lines.end, it.lines.end}
+			line := "  " + joinKey(path[len(path)-1:]) + " = " + tomlValue(value) + newline(text)
+			if text[end.start-1] != '\n' {
+				line = newline(text) + line
+			}
+			return splice(text, end, line), true
+		}
+	}
+	return nil, false
 }
 
 // writeTable writes a header, the keys below it and then the tables below it.
