@@ -40,7 +40,7 @@ func clientActions(v victims) []action {
 		{name: "asks for 200 MiB, and reads nothing", atLeast: 6, do: c.readsNothing},
 		{name: "cuts streams in the middle of a message", atLeast: 9, do: c.cutsStreams},
 		{name: "shows wrong tokens", atLeast: 15, do: c.showsWrongTokens},
-		{name: "names, renews, drops and opens what is another's", atLeast: 30, do: c.namesOthers},
+		{name: "names, renews, drops and opens what is another's", atLeast: 15, do: c.namesOthers},
 		{name: "truncates and writes over shared memory", atLeast: 30, do: c.truncatesShared},
 		{name: "loads garbage as code, and launches what does not fit", atLeast: 6, do: c.loadsGarbage},
 	}
@@ -279,24 +279,39 @@ func (c *leaseClient) sendsAtRandom() error {
 func (c *leaseClient) readsNothing() error {
 	ctx, cancel := context.WithTimeout(context.Background(), clientTimeout)
 	defer cancel()
-	return c.in(func(_ context.Context, _ *lease.Lease, s *lease.Session) error {
-		if _, err := s.Alloc(ctx, 1<<20); err != nil {
+	stream, stop, err := c.raw(ctx)
+	if err != nil {
+		return err
+	}
+	defer stop()
+	ask := func(r *leasepb.Request) error { return stream.Send(&leasepb.Requests{Requests: []*leasepb.Request{r}}) }
+	if err := ask(&leasepb.Request{Operation: &leasepb.Request_MemAlloc{MemAlloc: &leasepb.MemAlloc{Bytes: 1 << 20}}}); err != nil {
+		return err
+	}
+	message, err := stream.Recv()
+	if err != nil {
+		return err
+	}
+	handle := message.GetReplies()[0].GetMemAlloc().GetHandle()
+	if handle == 0 {
+		return fmt.Errorf("%v", message.GetReplies()[0].GetFailure())
+	}
+	for range 200 {
+		if err := ask(&leasepb.Request{Operation: &leasepb.Request_MemRead{MemRead: &leasepb.MemRead{Handle: handle, Destination: &leasepb.MemRead_Bytes{Bytes: 1 << 20}}}}); err != nil {
 			return err
 		}
-		stream, stop, err := c.raw(ctx)
-		if err != nil {
-			return err
-		}
-		defer stop()
-		read := &leasepb.Request{Operation: &leasepb.Request_MemRead{MemRead: &leasepb.MemRead{Handle: 1, Destination: &leasepb.MemRead_Bytes{Bytes: 1 << 20}}}}
-		for range 200 {
-			if err := stream.Send(&leasepb.Requests{Requests: []*leasepb.Request{read}}); err != nil {
-				return err
-			}
-		}
-		pause(ctx, 200*time.Millisecond)
-		return nil
-	})
+	}
+	pause(ctx, 200*time.Millisecond)
+	other, stopOther, err := c.raw(ctx)
+	if err != nil {
+		return err
+	}
+	defer stopOther()
+	err = other.Send(&leasepb.Requests{Requests: []*leasepb.Request{{Operation: &leasepb.Request_MemFree{MemFree: &leasepb.MemFree{Handle: handle}}}}})
+	if err == nil {
+		_, err = other.Recv()
+	}
+	return err
 }
 
 func (c *leaseClient) cutsStreams() error {

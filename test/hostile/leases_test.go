@@ -154,7 +154,7 @@ func TestNobodyIsHarmedByAHostileClientOfALease(t *testing.T) {
 		t.Skip("it does not act")
 	}
 	h := newHost(t)
-	h.lasts = *duration / 3
+	h.lasts = *duration / 4
 	l := h.newLeases()
 	good, err := l.Acquire(context.Background(), lease.Request{VRAM: 64 * mib})
 	h.Must(err)

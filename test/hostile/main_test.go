@@ -3,7 +3,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package hostile has a container, a user and his user namespace do all the harm that they can think of, at once and for a
-// minute, beside a well-behaved container and an operator, and measures what those notice of it. So does, for a third of that, a client of
+// minute, beside a well-behaved container and an operator, and measures what those notice of it. So does, for a quarter of that, a client of
 // leases, beside another one.
 //
 // What is hostile is this test's program, started again: tables (container_actions_test.go, user_actions_test.go, client_actions_test.go) name all that it does.

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # run.sh [-only NAMES] [FLAG…]: have a container, a user, one without a limit and a user namespace do all the harm that they can for
-# GPUSLICE_HOSTILE (1m), beside a well-behaved container and an operator, and a client of leases for a third of that beside another one;
+# GPUSLICE_HOSTILE (1m), beside a well-behaved container and an operator, and a client of leases for a quarter of that beside another one;
 # and measure what those notice of it. It prints what was done
 # and what was measured. It runs in a mount namespace of its own, so that nothing that it mounts can stay.
 set -euo pipefail
