@@ -45,9 +45,15 @@ func (b *Buffer) Free(ctx context.Context) error {
 	return err
 }
 
-// Write copies to the buffer from that offset on.
+// Write copies to the buffer from that offset on. Of 1 MiB and more it goes through memory that the session shares with its broker, if the
+// broker is on this host and the lease has 8 MiB of it left.
 func (b *Buffer) Write(ctx context.Context, offset uint64, data []byte) error {
-	_, err := b.transfer(ctx, len(data), func(from, to int) *leasepb.Request {
+	staged, err := b.writeStaged(ctx, offset, data)
+	if err != nil || staged == len(data) && staged > 0 {
+		return err
+	}
+	offset, data = offset+uint64(staged), data[staged:]
+	_, err = b.transfer(ctx, len(data), func(from, to int) *leasepb.Request {
 		// A copy: the caller may use its own again when the context has ended.
 		return &leasepb.Request{Operation: &leasepb.Request_MemWrite{MemWrite: &leasepb.MemWrite{
 			Handle: b.handle, Offset: offset + uint64(from), Source: &leasepb.MemWrite_Data{Data: bytes.Clone(data[from:to])},
@@ -56,14 +62,19 @@ func (b *Buffer) Write(ctx context.Context, offset uint64, data []byte) error {
 	return err
 }
 
-// Read copies from the buffer from that offset on, when what was launched before has ended.
+// Read copies from the buffer from that offset on, when what was launched before has ended. It goes as in Write.
 func (b *Buffer) Read(ctx context.Context, offset uint64, data []byte) error {
 	_, err := b.read(ctx, offset, data)
 	return err
 }
 
 func (b *Buffer) read(ctx context.Context, offset uint64, data []byte) (int, error) {
-	return b.transfer(ctx, len(data), func(from, to int) *leasepb.Request {
+	staged, err := b.readStaged(ctx, offset, data)
+	if err != nil || staged == len(data) && staged > 0 {
+		return staged, err
+	}
+	offset, data = offset+uint64(staged), data[staged:]
+	n, err := b.transfer(ctx, len(data), func(from, to int) *leasepb.Request {
 		return &leasepb.Request{Operation: &leasepb.Request_MemRead{MemRead: &leasepb.MemRead{
 			Handle: b.handle, Offset: offset + uint64(from), Destination: &leasepb.MemRead_Bytes{Bytes: uint64(to - from)},
 		}}}
@@ -75,6 +86,7 @@ func (b *Buffer) read(ctx context.Context, offset uint64, data []byte) (int, err
 		copy(data[from:], got)
 		return nil
 	})
+	return staged + n, err
 }
 
 // transfer asks for one piece after the other, some of them before the first is answered. It returns how many bytes are done.

@@ -52,6 +52,7 @@ type Session struct {
 	metadata   []string // of each call, the token too
 	directory  string   // of shared.sock; "" over TCP
 	ended      sync.WaitGroup
+	staging    staging
 
 	mutex    sync.Mutex
 	room     chan struct{} // nil, or closed when there is room, or an end
@@ -162,6 +163,7 @@ func (s *Session) Close() error {
 	s.fail(ErrClosed)
 	s.cancel()
 	s.ended.Wait()
+	s.staging.close()
 	return s.connection.Close()
 }
 
@@ -331,13 +333,8 @@ func (s *Session) enqueue(ctx context.Context, r *leasepb.Request, wait bool) (c
 func (s *Session) wait(ctx context.Context, done chan *leasepb.Reply) (*leasepb.Reply, error) {
 	select {
 	case reply, ok := <-done:
-		if !ok {
-			s.mutex.Lock()
-			defer s.mutex.Unlock()
-			return nil, s.err
-		}
-		if f := reply.GetFailure(); f != nil {
-			return nil, failure(f)
+		if err := s.result(reply, ok); err != nil {
+			return nil, err
 		}
 		return reply, nil
 	case <-ctx.Done():

@@ -475,6 +475,99 @@ func TestSharedMemoryCarriesBytesWithoutMessages(t *testing.T) {
 	ok(t, again.Close())
 }
 
+// Long writes and reads need no Share to go through shared memory, and go in messages where there is none.
+func TestLongWritesAndReadsGoThroughSharedMemoryByThemselves(t *testing.T) {
+	for _, c := range []struct {
+		bound  string
+		shared uint64
+	}{{"8M", 8 << 20}, {"4M", 0}} {
+		b := startBroker(t, "--shared", c.bound)
+		s := b.open(t)
+		ctx := t.Context()
+		buffer := must(s.Alloc(ctx, 21<<20))(t)
+		data := make([]byte, 21<<20-3)
+		for i := range data {
+			data[i] = byte(rand.Uint32())
+		}
+		ok(t, buffer.Write(ctx, 3, data))
+		got := make([]byte, len(data))
+		if n, err := buffer.ReadAt(got, 3); n != len(got) || err != nil || !bytes.Equal(got, data) {
+			t.Errorf("shared memory of %s: %d bytes, %v, equal: %v", c.bound, n, err, bytes.Equal(got, data))
+		}
+		if shared := must(s.Stats(ctx))(t).GetShared(); shared != c.shared {
+			t.Errorf("of %s the session has %d", c.bound, shared)
+		}
+		refused(t, buffer.Write(ctx, 21<<20, data), lease.InvalidHandle)
+		refused(t, buffer.Read(ctx, math.MaxUint64, got), lease.InvalidHandle)
+		// A Share may have all of it.
+		size := map[string]int{"8M": 8 << 20, "4M": 4 << 20}[c.bound]
+		for range 3 {
+			ok(t, buffer.Read(ctx, 3, got))
+			mine := must(s.Share(ctx, size))(t)
+			ok(t, buffer.Read(ctx, 3, got))
+			ok(t, mine.Close())
+			for until := time.Now().Add(patience); must(s.Stats(ctx))(t).GetShared() >= uint64(size); {
+				if time.Now().After(until) {
+					t.Fatal("the memory is not given back")
+				}
+			}
+		}
+		if !bytes.Equal(got, data) {
+			t.Error("other bytes came back")
+		}
+	}
+}
+
+// Whatever becomes of others, each transfer carries its own bytes.
+func TestLongTransfersAtOnceThatAreGivenUpAndClosed(t *testing.T) {
+	b := startBroker(t)
+	for range 3 {
+		s := b.open(t)
+		var all sync.WaitGroup
+		for i := range 4 {
+			all.Go(func() {
+				ctx := t.Context()
+				buffer, err := s.Alloc(ctx, 9<<20)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				data, got := bytes.Repeat([]byte{byte(i + 1)}, 9<<20), make([]byte, 9<<20)
+				for range 5 {
+					soon, cancel := context.WithTimeout(ctx, time.Duration(rand.IntN(5000))*time.Microsecond)
+					if err := buffer.Read(soon, 0, got); err != nil && !errors.Is(err, context.DeadlineExceeded) {
+						t.Error(err)
+					}
+					cancel()
+					if err := errors.Join(buffer.Write(ctx, 0, data), buffer.Read(ctx, 0, got)); err != nil || !bytes.Equal(got, data) {
+						t.Errorf("%v; equal: %v", err, bytes.Equal(got, data))
+					}
+				}
+				if err := buffer.Free(ctx); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		all.Wait()
+		buffer := must(s.Alloc(t.Context(), 9<<20))(t)
+		ended := make(chan error, 1)
+		go func() {
+			for {
+				if err := buffer.Write(context.Background(), 0, make([]byte, 9<<20)); err != nil {
+					ended <- err
+					return
+				}
+			}
+		}()
+		ok(t, s.Close())
+		if err := <-ended; !errors.Is(err, lease.ErrClosed) {
+			t.Errorf("after Close: %v", err)
+		}
+		other := b.open(t)
+		ok(t, buffer.Of(other).Free(t.Context()))
+	}
+}
+
 func TestTheEndOfALeaseIsSaidToItsClients(t *testing.T) {
 	b := startBroker(t)
 	s := b.open(t)

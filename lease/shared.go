@@ -25,6 +25,11 @@ type Shared struct {
 
 // Share takes shared memory, of which a lease has a bounded number of bytes. It is for sessions on this host.
 func (s *Session) Share(ctx context.Context, size int) (*Shared, error) {
+	s.staging.drop(ctx)
+	return s.share(ctx, size)
+}
+
+func (s *Session) share(ctx context.Context, size int) (*Shared, error) {
 	if s.directory == "" {
 		return nil, errors.New("share memory with a session: it is on another host")
 	}

@@ -20,7 +20,7 @@ const maxGreeting = 128 // bytes: a token, a number
 
 // serveShared hands memory to clients: each connection has one, as long as it is open.
 func (b *Broker) serveShared(listener net.Listener) {
-	slots := make(chan struct{}, b.config.Clients)
+	slots := make(chan struct{}, 4*b.config.Clients) // a client's own, and its session's for long writes and reads
 	for {
 		slots <- struct{}{}
 		connection, err := listener.Accept()
