@@ -225,6 +225,8 @@ def main():
         killed(leases, protocol)
         reserve(leases, "20G", 20 * GIB)
         restarts(leases, host, protocol)
+        done = subprocess.run([BIN + "/session", "acquire", leases.socket], check=False)
+        check("an acquisition beside a plain program", done.returncode == 0)
         left, _ = leases.ask("list", "--json")
         check("no lease is left", left == [], left or "")
         check("no slice is left", host.ps() == [])

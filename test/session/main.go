@@ -3,6 +3,7 @@
 // Command session measures GPU sessions beside what they are made of, on a card or on the simulated driver:
 //
 //	session speed [-quick] [-bin DIR]   the table, as ratios within one run
+//	session acquire [-quick] SOCKET     from asking that lease service to the end of the first kernel, beside a plain program
 //	session echo SOCKET                 answers each message of a stream with an empty one
 //	session plain                       a program's own start: context, module, first launch
 //	session descriptor                  the protocol as a FileDescriptorSet, for clients that make their messages from it
@@ -46,7 +47,7 @@ func main() {
 
 func run(args []string) error {
 	if len(args) == 0 {
-		return errors.New("what to do is missing: speed, echo, plain and descriptor are accepted")
+		return errors.New("what to do is missing: speed, acquire, echo, plain and descriptor are accepted")
 	}
 	flags := flag.NewFlagSet("session "+args[0], flag.ExitOnError)
 	quick := flags.Bool("quick", false, "a tenth of it")
@@ -58,6 +59,8 @@ func run(args []string) error {
 	switch args[0] {
 	case "speed":
 		return speed(*bin, *quick)
+	case "acquire":
+		return acquire(flags.Arg(0), *quick)
 	case "echo":
 		return echo(flags.Arg(0))
 	case "plain":
@@ -65,7 +68,7 @@ func run(args []string) error {
 	case "descriptor":
 		return descriptor()
 	}
-	return fmt.Errorf("%q is unknown: speed, echo, plain and descriptor are accepted", args[0])
+	return fmt.Errorf("%q is unknown: speed, acquire, echo, plain and descriptor are accepted", args[0])
 }
 
 func descriptor() error {
