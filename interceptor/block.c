@@ -154,7 +154,7 @@ begin_block(struct blocks *blocks, CUdeviceptr pointer, CUdevice ordinal)
 
 enum grant_result block_took_small(CUdeviceptr pointer, CUdevice ordinal)
 {
-	struct blocks *blocks = blocks_of(at_hand.process);
+	struct blocks *blocks = blocks_of(process_seen());
 
 	if (__builtin_expect(use_small(blocks, number_of(pointer)), 1))
 		return GRANTED;
@@ -221,10 +221,8 @@ static bool leave_large(struct blocks *blocks, CUdeviceptr pointer, struct block
 
 bool block_leave(CUdeviceptr pointer, struct block *block)
 {
-	struct process *process = __atomic_load_n(&at_hand.process, __ATOMIC_ACQUIRE);
+	struct process *process = process_seen();
 
-	if (!process)
-		return false;
 	if (__builtin_expect(leave_small(blocks_of(process), number_of(pointer), block), 1))
 		return true;
 	return leave_large(blocks_of(process), pointer, block);
@@ -258,10 +256,8 @@ void block_left(CUdeviceptr pointer, const struct block *block, CUresult result)
 
 bool block_maybe(CUdeviceptr pointer)
 {
-	struct process *process = __atomic_load_n(&at_hand.process, __ATOMIC_ACQUIRE);
-
-	return process && __atomic_load_n(present(blocks_of(process), number_of(pointer)),
-	                                  __ATOMIC_RELAXED) != 0;
+	return __atomic_load_n(present(blocks_of(process_seen()), number_of(pointer)),
+	                       __ATOMIC_RELAXED) != 0;
 }
 
 void block_set_owner(struct process *process, uint64_t from, uint64_t to)

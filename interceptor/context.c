@@ -11,10 +11,9 @@ static struct contexts *contexts_of(struct process *process)
 
 uint64_t context_owner(CUcontext context)
 {
-	struct process *process = __atomic_load_n(&at_hand.process, __ATOMIC_ACQUIRE);
 	struct context known;
 
-	if (process && __atomic_load_n(&contexts_of(process)->green, __ATOMIC_RELAXED) &&
+	if (__atomic_load_n(&contexts_of(process_seen())->green, __ATOMIC_RELAXED) &&
 	    context_get((uint64_t)(uintptr_t)context, &known) && known.primary)
 		return known.primary;
 	return (uint64_t)(uintptr_t)context;

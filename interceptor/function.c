@@ -190,18 +190,15 @@ uint32_t function_frame_of(CUfunction function, CUkernel kernel)
 
 bool function_any_large(void)
 {
-	struct process *process = __atomic_load_n(&at_hand.process, __ATOMIC_ACQUIRE);
-
-	return process && __atomic_load_n(&functions_of(process)->large, __ATOMIC_RELAXED);
+	return __atomic_load_n(&functions_of(process_seen())->large, __ATOMIC_RELAXED);
 }
 
 bool function_is_plain(const void *function)
 {
-	struct process *process = __atomic_load_n(&at_hand.process, __ATOMIC_ACQUIRE);
+	struct process *process = process_seen();
 
-	return !process ||
-	       __atomic_load_n(care_of(functions_of(process), function), __ATOMIC_RELAXED) <=
-	           __atomic_load_n(&state_of(process)->contexts.raised, __ATOMIC_RELAXED);
+	return __atomic_load_n(care_of(functions_of(process), function), __ATOMIC_RELAXED) <=
+	       __atomic_load_n(&state_of(process)->contexts.raised, __ATOMIC_RELAXED);
 }
 
 /* Have the driver load the library that a kernel is of. */

@@ -175,10 +175,7 @@ static uint32_t *present(struct graphs *graphs, CUgraphExec graph)
 
 bool graph_maybe(CUgraphExec graph)
 {
-	struct process *process = __atomic_load_n(&at_hand.process, __ATOMIC_ACQUIRE);
-
-	return process &&
-	       __atomic_load_n(present(graphs_of(process), graph), __ATOMIC_ACQUIRE) != 0;
+	return __atomic_load_n(present(graphs_of(process_seen()), graph), __ATOMIC_ACQUIRE) != 0;
 }
 
 bool graph_use(CUgraphExec graph, unsigned place, struct graph_use *use)

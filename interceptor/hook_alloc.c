@@ -236,16 +236,22 @@ CUresult cuMemFree(CUdeviceptr_v1 pointer)
  * It goes when the stream gets there, which nobody can ask: given back now, driver truth sees the
  * difference until then.
  */
+static __attribute__((noinline)) CUresult free_linear(free_function call, CUdeviceptr pointer,
+                                                      CUstream stream)
+{
+	return free_by(call, pointer, stream);
+}
+
 CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream stream)
 {
 	if (__builtin_expect(!block_maybe(pointer), 1))
 		return DRIVER(cuMemFreeAsync)(pointer, stream);
-	return free_by(DRIVER(cuMemFreeAsync), pointer, stream);
+	return free_linear(DRIVER(cuMemFreeAsync), pointer, stream);
 }
 
 CUresult cuMemFreeAsync_ptsz(CUdeviceptr pointer, CUstream stream)
 {
 	if (__builtin_expect(!block_maybe(pointer), 1))
 		return DRIVER(cuMemFreeAsync_ptsz)(pointer, stream);
-	return free_by(DRIVER(cuMemFreeAsync_ptsz), pointer, stream);
+	return free_linear(DRIVER(cuMemFreeAsync_ptsz), pointer, stream);
 }

@@ -226,7 +226,7 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
 	if (!lock || !context || primary_active(device))
 		result = call_driver(&r);
 	else if ((result = create(&r)) == CUDA_SUCCESS)
-		state_of(at_hand.process)->contexts.primary[device] = (uint64_t)(uintptr_t)*context;
+		state_of(process_seen())->contexts.primary[device] = (uint64_t)(uintptr_t)*context;
 	if (lock)
 		lock_give(lock);
 	return result;

@@ -151,16 +151,23 @@ static inline bool take_warm(struct pool *pool, size_t bytes)
 	return true;
 }
 
+static __attribute__((cold, noinline)) void retire(const struct pool *pool, uint32_t *full)
+{
+	struct process *process = process_get();
+
+	ledger_retire_allocations(process->ledger, (uint32_t)process_device(process, pool->ordinal),
+	                          full);
+}
+
 /* After the call: count it, and return whether the pool surely did not grow. */
-static inline __attribute__((always_inline)) bool
-took_warm(struct process *process, struct pool *pool, CUdeviceptr pointer, size_t bytes)
+static inline __attribute__((always_inline)) bool took_warm(struct pool *pool, CUdeviceptr pointer,
+                                                            size_t bytes)
 {
 	uint32_t *full = ledger_count(__atomic_load_n(&pool->allocations, __ATOMIC_RELAXED),
 	                              process_is_first_thread());
 
 	if (__builtin_expect(full != NULL, 0))
-		ledger_retire_allocations(process->ledger,
-		                          (uint32_t)process_device(process, pool->ordinal), full);
+		retire(pool, full);
 	return pool_in_known_blocks(pool, pointer, bytes, false);
 }
 
@@ -197,7 +204,7 @@ static CUresult allocate(struct process *process, struct pool *pool, const struc
 	if (!take_warm(pool, r->bytes))
 		return allocate_cold(pool, r);
 	result = call_driver(r);
-	if (result == CUDA_SUCCESS && !took_warm(process, pool, *r->pointer, r->bytes))
+	if (result == CUDA_SUCCESS && !took_warm(pool, *r->pointer, r->bytes))
 		return look_after(pool, r);
 	return result;
 }
@@ -219,9 +226,9 @@ static CUdevice stream_ordinal(CUstream stream, bool per_thread)
 	return process_current_ordinal();
 }
 
-static inline struct pool *current_at_hand(struct process *process, CUdevice ordinal)
+static inline struct pool *current_at_hand(CUdevice ordinal)
 {
-	return __atomic_load_n(&state_of(process)->pools.current[ordinal], __ATOMIC_ACQUIRE);
+	return __atomic_load_n(&state_of(process_seen())->pools.current[ordinal], __ATOMIC_ACQUIRE);
 }
 
 /* Another pool has become current while the call was in the driver: which of them grew, if one did,
@@ -249,7 +256,7 @@ static __attribute__((noinline)) CUresult allocate_current(CUdeviceptr *pointer,
 		return call_driver(&r);
 	pool = process ? pool_current(process, ordinal) : NULL;
 	result = allocate(process, pool, &r);
-	if (process && ordinal < PROCESS_ORDINALS && current_at_hand(process, ordinal) != pool)
+	if (process && ordinal < PROCESS_ORDINALS && current_at_hand(ordinal) != pool)
 		return look_at_all(process, result);
 	return result;
 }
@@ -264,23 +271,19 @@ static __attribute__((noinline)) CUresult look_again(CUdeviceptr *pointer, size_
 	struct process *process = process_get();
 	CUresult result = known ? CUDA_SUCCESS : look_after(pool, &r);
 
-	return current_at_hand(process, 0) == pool ? result : look_at_all(process, result);
+	return current_at_hand(0) == pool ? result : look_at_all(process, result);
 }
 
-/* With one device its pool is at hand. (In a forked child `process` is empty.) What is seldom is
- * kept out of here, so that the rest is short and straight. */
+/* With one device its pool is at hand. What is seldom is kept out of here, so that the rest is
+ * short and straight. */
 static inline __attribute__((always_inline)) CUresult
 allocate_at_hand(CUdeviceptr *pointer, size_t bytes, CUstream stream, bool per_thread)
 {
-	struct process *process = __atomic_load_n(&at_hand.process, __ATOMIC_ACQUIRE);
-	struct pool *pool;
+	struct pool *pool = current_at_hand(0);
 	CUresult result;
 	bool known;
 
-	if (__builtin_expect(!process || !process_has_one_device(), 0))
-		return allocate_current(pointer, bytes, stream, per_thread);
-	pool = current_at_hand(process, 0);
-	if (__builtin_expect(!pool || !pointer ||
+	if (__builtin_expect(!pool || !process_has_one_device() || !pointer ||
 	                         !__atomic_load_n(&pool->allocations, __ATOMIC_RELAXED) ||
 	                         !take_warm(pool, bytes),
 	                     0))
@@ -289,8 +292,8 @@ allocate_at_hand(CUdeviceptr *pointer, size_t bytes, CUstream stream, bool per_t
 	                    : DRIVER(cuMemAllocAsync)(pointer, bytes, stream);
 	if (__builtin_expect(result != CUDA_SUCCESS, 0))
 		return result;
-	known = took_warm(process, pool, *pointer, bytes);
-	if (__builtin_expect(!known || current_at_hand(process, 0) != pool, 0))
+	known = took_warm(pool, *pointer, bytes);
+	if (__builtin_expect(!known || current_at_hand(0) != pool, 0))
 		return look_again(pointer, bytes, stream, per_thread, pool, known);
 	return CUDA_SUCCESS;
 }

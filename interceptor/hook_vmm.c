@@ -41,8 +41,9 @@ CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
 	return result;
 }
 
-CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset,
-                  CUmemGenericAllocationHandle handle, unsigned long long flags)
+static __attribute__((noinline)) CUresult map(CUdeviceptr address, size_t bytes, size_t offset,
+                                              CUmemGenericAllocationHandle handle,
+                                              unsigned long long flags)
 {
 	struct attempt attempt;
 	CUresult result;
@@ -50,12 +51,33 @@ CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset,
 	if (!object_map(&attempt, address, bytes, offset, handle))
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	result = DRIVER(cuMemMap)(address, bytes, offset, handle, flags);
-	if (__builtin_expect(result != CUDA_SUCCESS, 0))
+	if (result != CUDA_SUCCESS)
 		object_not_mapped(&attempt, address);
 	return result;
 }
 
-CUresult cuMemUnmap(CUdeviceptr address, size_t bytes)
+static __attribute__((noinline)) CUresult failed_to_map(CUresult result, struct object *object,
+                                                        CUdeviceptr address)
+{
+	object_not_mapped(&(struct attempt){.object = object}, address);
+	return result;
+}
+
+CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset,
+                  CUmemGenericAllocationHandle handle, unsigned long long flags)
+{
+	struct object *object = object_map_usual(address, bytes, handle);
+	CUresult result;
+
+	if (__builtin_expect(!object, 0))
+		return map(address, bytes, offset, handle, flags);
+	result = DRIVER(cuMemMap)(address, bytes, offset, handle, flags);
+	if (__builtin_expect(result != CUDA_SUCCESS, 0))
+		return failed_to_map(result, object, address);
+	return CUDA_SUCCESS;
+}
+
+static __attribute__((noinline)) CUresult unmap(CUdeviceptr address, size_t bytes)
 {
 	struct unmapping unmapping;
 	CUresult result;
@@ -64,6 +86,26 @@ CUresult cuMemUnmap(CUdeviceptr address, size_t bytes)
 	result = DRIVER(cuMemUnmap)(address, bytes);
 	object_unmapped(&unmapping, result);
 	return result;
+}
+
+static __attribute__((noinline)) CUresult failed_to_unmap(struct unmapping *unmapping,
+                                                          CUresult result)
+{
+	object_unmapped(unmapping, result);
+	return result;
+}
+
+CUresult cuMemUnmap(CUdeviceptr address, size_t bytes)
+{
+	struct unmapping unmapping;
+	CUresult result;
+
+	if (__builtin_expect(!object_unmap_usual(&unmapping, address, bytes), 0))
+		return unmap(address, bytes);
+	result = DRIVER(cuMemUnmap)(address, bytes);
+	if (__builtin_expect(result != CUDA_SUCCESS, 0))
+		return failed_to_unmap(&unmapping, result);
+	return CUDA_SUCCESS;
 }
 
 CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *address)

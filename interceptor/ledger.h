@@ -221,7 +221,8 @@ enum ledger_result ledger_recycle(struct ledger *ledger, uint32_t lane);
  */
 void ledger_count_refusal(const struct ledger_account *account);
 uint64_t ledger_allocations(const struct ledger_entry *entry);
-void ledger_retire_allocations(struct ledger *ledger, uint32_t device, uint32_t *half);
+__attribute__((cold, noinline)) void ledger_retire_allocations(struct ledger *ledger,
+                                                               uint32_t device, uint32_t *half);
 
 /* Count one in a word like entry.allocations; returns the half that it was counted in if that is
  * full, for ledger_retire_allocations(), else NULL. */
@@ -247,7 +248,7 @@ static inline void ledger_count_allocation(const struct ledger_account *account,
 {
 	uint32_t *full = ledger_count(ledger_allocations_word(account), first);
 
-	if (full)
+	if (__builtin_expect(full != NULL, 0))
 		ledger_retire_allocations(account->ledger, account->device, full);
 }
 

@@ -20,7 +20,8 @@
 struct map {
 	unsigned char *entries; /* each a key, never 0, and a value */
 	uint32_t bits;          /* room for 1 << bits of them, if `entries` is not NULL */
-	uint64_t count;
+	uint32_t count;
+	uint32_t full; /* at so many it grows */
 };
 
 #define MAP(type)                                                                                  \
@@ -56,8 +57,10 @@ static inline uint64_t map_key(const void *value)
 	return ((const uint64_t *)value)[-1];
 }
 
-bool map_grow_(struct map *map, size_t size);
-void map_close_gap_(struct map *map, uint64_t i, size_t size);
+/* What is not the usual case: the key is not in its home, or the map may have to grow. */
+void *map_find_far_(const struct map *map, uint64_t key, size_t size);
+void *map_put_far_(struct map *map, uint64_t key, size_t size, bool *fresh);
+void map_close_gap_(struct map *map, uint64_t *entry, size_t size);
 void *map_next_(const struct map *map, const void *at, size_t size);
 void *map_before_(const struct map *map, const void *at, size_t size);
 void map_end_(struct map *map, size_t size);
@@ -79,14 +82,10 @@ static inline uint64_t *map_at(const struct map *map, uint64_t i, size_t size)
 	return (uint64_t *)(void *)(map->entries + i * map_stride(size));
 }
 
-/* The place of `key`, or the free one where it belongs. There is always a free one. */
-static inline uint64_t map_place(const struct map *map, uint64_t key, size_t size)
+/* Where `key` is, most often, or what has taken its place. */
+static inline uint64_t *map_at_home(const struct map *map, uint64_t key, size_t size)
 {
-	uint64_t mask = (1ull << map->bits) - 1, i = map_home(map, key);
-
-	while (*map_at(map, i, size) && *map_at(map, i, size) != key)
-		i = (i + 1) & mask;
-	return i;
+	return map_at(map, map_home(map, key), size);
 }
 
 static inline void *map_find_(const struct map *map, uint64_t key, size_t size)
@@ -95,42 +94,38 @@ static inline void *map_find_(const struct map *map, uint64_t key, size_t size)
 
 	if (!map->count || !key)
 		return NULL;
-	entry = map_at(map, map_place(map, key, size), size);
-	return *entry ? entry + 1 : NULL;
+	entry = map_at_home(map, key, size);
+	if (__builtin_expect(*entry == key, 1))
+		return entry + 1;
+	return *entry ? map_find_far_(map, key, size) : NULL;
 }
 
 static inline void *map_put_(struct map *map, uint64_t key, size_t size, bool *fresh)
 {
 	uint64_t *entry;
 
-	/* At most three quarters full; if it cannot grow, go on until one entry is left free. */
-	if (__builtin_expect(!map->entries || map->count >= 3ull << map->bits >> 2, 0))
-		(void)map_grow_(map, size);
-	if (!map->entries || !key)
-		return NULL;
-	entry = map_at(map, map_place(map, key, size), size);
+	if (__builtin_expect(map->count >= map->full || !key, 0))
+		return map_put_far_(map, key, size, fresh);
+	entry = map_at_home(map, key, size);
+	if (__builtin_expect(*entry != 0, 0))
+		return map_put_far_(map, key, size, fresh);
+	map->count++;
+	*entry = key;
 	if (fresh)
-		*fresh = !*entry;
-	if (!*entry) {
-		if (map->count + 1 >= 1ull << map->bits)
-			return NULL;
-		map->count++;
-		*entry = key;
-		memset(entry + 1, 0, size);
-	}
-	return entry + 1;
+		*fresh = true;
+	return memset(entry + 1, 0, size);
 }
 
 /* Free the entry; those behind it move up that could not get their place because of it. */
 static inline void map_remove_(struct map *map, void *value, size_t size)
 {
 	uint64_t *entry = (uint64_t *)value - 1;
-	uint64_t i = (uint64_t)((unsigned char *)entry - map->entries) / map_stride(size);
 
 	*entry = 0;
 	map->count--;
-	if (*map_at(map, (i + 1) & ((1ull << map->bits) - 1), size))
-		map_close_gap_(map, i, size);
+	/* Behind the last there is one that is never free. */
+	if (__builtin_expect(entry[map_stride(size) / sizeof(*entry)] != 0, 0))
+		map_close_gap_(map, entry, size);
 }
 
 #endif

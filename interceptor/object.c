@@ -7,12 +7,9 @@
 
 #define CHUNK ((size_t)64 * 1024) /* bytes of objects that are mapped at one time */
 
-/* NULL only if memory is short. */
-static inline struct objects *objects(void)
+static struct objects *objects(void)
 {
-	struct process *process = process_get();
-
-	return __builtin_expect(process != NULL, 1) ? &state_of(process)->objects : NULL;
+	return &state_of(process_get())->objects;
 }
 
 /* --- objects, with the lock held ------------------------------------------------------------- */
@@ -113,8 +110,6 @@ static void make(CUmemGenericAllocationHandle handle, const struct object *what)
 	struct objects *all = objects();
 	struct object *object;
 
-	if (!all)
-		return;
 	lock_take(&all->lock);
 	object = new_object(all);
 	if (object) {
@@ -140,8 +135,6 @@ void object_retained(CUmemGenericAllocationHandle handle, CUdeviceptr address)
 	struct objects *all = objects();
 	struct object *object;
 
-	if (!all)
-		return;
 	lock_take(&all->lock);
 	object = find(all, handle);
 	if (!object) /* all its handles were released */
@@ -159,8 +152,6 @@ void object_release(struct releasing *releasing, CUmemGenericAllocationHandle va
 
 	releasing->object = NULL;
 	releasing->last = false;
-	if (!all)
-		return;
 	lock_take(&all->lock);
 	handle = map_find(&all->handles, value);
 	if (handle) {
@@ -190,7 +181,7 @@ void object_released(const struct releasing *releasing, CUmemGenericAllocationHa
 		process_release(releasing->was.ordinal, releasing->was.bytes, KIND_MEMORY);
 	else if (releasing->last)
 		make(handle, &releasing->was);
-	if (!releasing->object || !all)
+	if (!releasing->object)
 		return;
 	lock_take(&all->lock);
 	if (result != CUDA_SUCCESS)
@@ -206,8 +197,6 @@ void object_exported(CUmemGenericAllocationHandle value, int descriptor)
 	struct mapping *mapped = NULL;
 	struct object *object;
 
-	if (!all)
-		return;
 	lock_take(&all->lock);
 	while ((at = map_next(&all->handles, at))) {
 		if (at->object->exported == descriptor)
@@ -230,8 +219,6 @@ bool object_reimported(CUmemGenericAllocationHandle value, int descriptor)
 	struct handle *at = NULL;
 	struct mapping *mapped = NULL;
 
-	if (!all)
-		return false;
 	lock_take(&all->lock);
 	while (!object && (at = map_next(&all->handles, at))) {
 		if (at->object->exported == descriptor)
@@ -271,6 +258,31 @@ static struct mapping *note_mapping(struct objects *all, struct object *object, 
 	return mapping;
 }
 
+/* False if the lock is held, or these may be another process's: then the usual way is not it. */
+static inline bool try_lock(struct objects *all)
+{
+	return __builtin_expect(__atomic_load_n(&at_hand.wiped, __ATOMIC_ACQUIRE), 1) &&
+	       lock_try(&all->lock);
+}
+
+struct object *object_map_usual(CUdeviceptr address, uint64_t bytes,
+                                CUmemGenericAllocationHandle value)
+{
+	struct objects *all = &state_of(process_seen())->objects;
+	struct object *object;
+	struct mapping *mapping = NULL;
+
+	if (__builtin_expect(!try_lock(all), 0))
+		return NULL;
+	object = find(all, value);
+	if (__builtin_expect(object && !object->borrowed, 1))
+		mapping = note_mapping(all, object, address, bytes);
+	if (__builtin_expect(mapping != NULL, 1))
+		object->references++;
+	lock_give(&all->lock);
+	return mapping ? object : NULL;
+}
+
 bool object_map(struct attempt *attempt, CUdeviceptr address, uint64_t bytes, uint64_t offset,
                 CUmemGenericAllocationHandle handle)
 {
@@ -280,8 +292,6 @@ bool object_map(struct attempt *attempt, CUdeviceptr address, uint64_t bytes, ui
 
 	attempt->object = NULL;
 	attempt->charged = 0;
-	if (!all)
-		return true;
 	lock_take(&all->lock);
 	attempt->object = find(all, handle);
 	if (attempt->object) {
@@ -306,7 +316,7 @@ void object_not_mapped(const struct attempt *attempt, CUdeviceptr address)
 	struct objects *all = objects();
 	struct mapping *mapping;
 
-	if (!attempt->object || !all)
+	if (!attempt->object)
 		return;
 	lock_take(&all->lock);
 	mapping = map_find(&all->mapped, address);
@@ -342,6 +352,34 @@ static __attribute__((noinline)) void take_several(struct objects *all, struct u
 	}
 }
 
+bool object_unmap_usual(struct unmapping *unmapping, CUdeviceptr address, uint64_t bytes)
+{
+	struct objects *all = &state_of(process_seen())->objects;
+	struct mapping *mapping;
+	struct object *object;
+	bool done = false;
+
+	if (__builtin_expect(!try_lock(all), 0))
+		return false;
+	mapping = map_find(&all->mapped, address);
+	if (__builtin_expect(mapping && mapping->bytes == bytes, 1)) {
+		object = mapping->object;
+		if (__builtin_expect(object->references > 1, 1)) {
+			object->references--;
+			unmapping->address = address;
+			unmapping->one = *mapping;
+			unmapping->serial = object->serial;
+			unmapping->bytes = object->bytes;
+			unmapping->ordinal = object->ordinal;
+			unmapping->any_several = false;
+			map_remove(&all->mapped, mapping);
+			done = true;
+		}
+	}
+	lock_give(&all->lock);
+	return done;
+}
+
 void object_unmap(struct unmapping *unmapping, CUdeviceptr address, uint64_t bytes)
 {
 	struct objects *all = objects();
@@ -352,8 +390,6 @@ void object_unmap(struct unmapping *unmapping, CUdeviceptr address, uint64_t byt
 	unmapping->one.object = NULL;
 	unmapping->serial = 0;
 	unmapping->any_several = false;
-	if (!all)
-		return;
 	lock_take(&all->lock);
 	at = map_find(&all->mapped, address);
 	if (__builtin_expect(at && at->bytes == bytes, 1)) {
@@ -406,12 +442,13 @@ static void take_back(struct objects *all, struct unmapping *unmapping)
 	object->references++;
 }
 
-void object_end_unmap(struct unmapping *unmapping, CUresult result)
+void object_unmapped(struct unmapping *unmapping, CUresult result)
 {
 	struct objects *all = objects();
 	struct mapping *at = NULL;
 
-	if (!all || (!unmapping->one.object && !unmapping->any_several))
+	if ((!unmapping->one.object && !unmapping->any_several) ||
+	    (unmapping->serial && result == CUDA_SUCCESS))
 		return;
 	lock_take(&all->lock);
 	if (unmapping->one.object && unmapping->serial) /* the driver refused it */
@@ -466,8 +503,6 @@ void object_bind(CUmemGenericAllocationHandle handle, CUdeviceptr address, uint6
 	struct object *object;
 	uint64_t key;
 
-	if (!all)
-		return;
 	lock_take(&all->lock);
 	object = address ? find_mapped(all, address) : find(all, handle);
 	key = part(data, object ? object->ordinal : -1);
@@ -487,8 +522,6 @@ void object_unbind(uint64_t part)
 {
 	struct objects *all = objects();
 
-	if (!all)
-		return;
 	lock_take(&all->lock);
 	unbind(all, part);
 	lock_give(&all->lock);
@@ -498,7 +531,7 @@ void objects_unbind(uint64_t holder, CUdevice device, uint64_t offset, uint64_t 
 {
 	struct objects *all = objects();
 
-	if (!all || !__atomic_load_n(&all->any_bound, __ATOMIC_RELAXED))
+	if (!__atomic_load_n(&all->any_bound, __ATOMIC_RELAXED))
 		return;
 	lock_take(&all->lock);
 	unbind_all(all, holder, device, offset, bytes);

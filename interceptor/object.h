@@ -81,6 +81,11 @@ bool object_map(struct attempt *attempt, CUdeviceptr address, uint64_t bytes, ui
                 CUmemGenericAllocationHandle handle);
 void object_not_mapped(const struct attempt *attempt, CUdeviceptr address);
 
+/* The same in the usual case, and nothing that it does not need. NULL if it is not that: then
+ * nothing is changed, and the one above is asked. */
+struct object *object_map_usual(CUdeviceptr address, uint64_t bytes,
+                                CUmemGenericAllocationHandle handle);
+
 /*
  * Around cuMemUnmap, which may end several mappings that lie side by side; part of one it refuses
  * (driver observation). Those that were taken out are the usual one, or else a list.
@@ -96,12 +101,11 @@ struct unmapping {
 	MAP(struct mapping) several;
 };
 void object_unmap(struct unmapping *unmapping, CUdeviceptr address, uint64_t bytes);
-void object_end_unmap(struct unmapping *unmapping, CUresult result);
-static inline void object_unmapped(struct unmapping *unmapping, CUresult result)
-{
-	if (__builtin_expect(!unmapping->serial || result != CUDA_SUCCESS, 0))
-		object_end_unmap(unmapping, result);
-}
+void object_unmapped(struct unmapping *unmapping, CUresult result);
+
+/* The same in the usual case: one mapping, of an object that other references keep. False if it is
+ * not that: then nothing is changed. Nothing is to be done after it, unless the driver refuses. */
+bool object_unmap_usual(struct unmapping *unmapping, CUdeviceptr address, uint64_t bytes);
 
 /* An object was exported to a descriptor, whose number may have been another one's before. */
 void object_exported(CUmemGenericAllocationHandle handle, int descriptor);

@@ -319,10 +319,8 @@ void pool_shrunk(struct pool *pool)
 
 void pool_shrunk_any(void)
 {
-	struct process *process = __atomic_load_n(&at_hand.process, __ATOMIC_ACQUIRE);
+	struct process *process = process_seen();
 
-	if (!process)
-		return;
 	/* Set again by those that still may. */
 	__atomic_store_n(&at_hand.may_shrink, false, __ATOMIC_RELAXED);
 	for (struct pool *pool = __atomic_load_n(&pools_of(process)->list, __ATOMIC_ACQUIRE); pool;

@@ -15,37 +15,26 @@
 
 _Alignas(64) struct at_hand at_hand;
 
-static struct process *make(void)
+struct state state;
+
+/* Whose `state` is, where the kernel cannot wipe it. */
+static uint32_t pid;
+
+void process_begin(void)
 {
-	size_t size = sizeof(struct state);
-	struct process *expected = NULL;
-	struct process *made =
-	    mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	uint32_t now, known = __atomic_load_n(&pid, __ATOMIC_RELAXED);
 
-	if (made == MAP_FAILED)
-		return NULL;
-	if (madvise(made, size, MADV_WIPEONFORK_) != 0)
-		made->pid = (uint32_t)getpid();
-	if (!__atomic_compare_exchange_n(&at_hand.process, &expected, made, false, __ATOMIC_ACQ_REL,
-	                                 __ATOMIC_ACQUIRE)) {
-		munmap(made, size);
-		return expected;
+	/* Several threads may do this at once; none has written there. */
+	if (!known && madvise(&state, sizeof(state), MADV_WIPEONFORK_) == 0) {
+		__atomic_store_n(&at_hand.wiped, true, __ATOMIC_RELEASE);
+		return;
 	}
-	return made;
-}
-
-struct process *process_make(void)
-{
-	struct process *process = __atomic_load_n(&at_hand.process, __ATOMIC_ACQUIRE);
-
-	if (!process)
-		return make();
-	if (process->pid && process->pid != (uint32_t)syscall(SYS_getpid)) {
-		/* A child of fork on a kernel that does not wipe. It has one thread yet. */
-		memset(process, 0, sizeof(struct state));
-		process->pid = (uint32_t)getpid();
-	}
-	return process;
+	now = (uint32_t)syscall(SYS_getpid);
+	/* A child of fork has one thread yet. */
+	if (known && known != now)
+		memset(&state, 0, sizeof(state));
+	if (known != now)
+		__atomic_store_n(&pid, now, __ATOMIC_RELAXED);
 }
 
 struct process *process_attach(void)

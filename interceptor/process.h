@@ -34,11 +34,11 @@ struct common {
 };
 
 /* The memory is wiped in a forked child (MADV_WIPEONFORK), which thereby begins anew: not attached,
- * nothing held. What the hooks remember lies behind it: state.h. */
+ * nothing held. What the hooks remember lies behind it: state.h. It has a fixed address: where what
+ * is looked at lies shall not have to be looked up first. */
 struct process {
 	/* What every charge looks at, first. */
 	uint32_t attached; /* 1 once `ledger`, `lane` and the pool's are set */
-	uint32_t pid;      /* only where the kernel cannot wipe at fork; else 0 */
 	/* Ledger device of each CUDA device ordinal, plus one; 0 is not known yet. */
 	uint8_t device_of[PROCESS_ORDINALS];
 
@@ -55,8 +55,9 @@ struct process {
 		uint64_t retry_at;
 	} refused[PROCESS_ORDINALS];
 
-	struct lock account_lock; /* guards `held`: a lane has one writer at a time */
-	uint32_t opened;          /* bit per ledger device: its account was opened */
+	/* Guards `held`: a lane has one writer at a time. On one line with the first device. */
+	_Alignas(64) struct lock account_lock;
+	uint32_t opened; /* bit per ledger device: its account was opened */
 	struct held held[LEDGER_DEVICES];
 	uint64_t told_second; /* refusal.c: CLOCK_MONOTONIC second of the last */
 	uint32_t told;        /* refusals of which the enforcer was told in it */
@@ -65,39 +66,46 @@ struct process {
 /* What nearly every hook looks at first: on one cache line, since the driver's own calls leave
  * little of ours in the nearest cache. */
 struct at_hand {
-	/* NULL until the first call that matters. Read it only to see whether there is something to
-	 * do; in a forked child what it points to is empty. */
-	struct process *process;
+	/* The kernel wipes what is remembered in a forked child. Else process_get() has to see
+	 * whether this is one. */
+	bool wiped;
+	int devices; /* how many CUDA devices this process sees; 0: not known yet. Cannot change. */
 	/* The thread that counts by plain stores: see ledger_count_allocation(). A forked child may
 	 * leave it: of two threads that live one at most has the address. */
 	uintptr_t first_thread;
-	int devices; /* how many CUDA devices this process sees; 0: not known yet. Cannot change. */
 	/* At a synchronisation: a pool is above its threshold, or retired (pool.c). A forked child
 	 * may leave it, and finds no pools. */
 	bool may_shrink;
 };
 extern struct at_hand at_hand;
 
-/* The state of this process; never NULL but when memory is short. Does not attach. */
-struct process *process_make(void);
+/* What is remembered of this process, from the first call that matters on; before that, and in a
+ * forked child, it is all zero. Does not attach. */
+extern struct state state; /* state.h; it begins with this */
+void process_begin(void);
+
+/* The same for who only looks whether there is something to do. */
+static inline struct process *process_seen(void)
+{
+	return (struct process *)(void *)&state;
+}
+
 static inline struct process *process_get(void)
 {
-	struct process *process = __atomic_load_n(&at_hand.process, __ATOMIC_ACQUIRE);
-
-	return __builtin_expect(process && !process->pid, 1) ? process : process_make();
+	if (__builtin_expect(!__atomic_load_n(&at_hand.wiped, __ATOMIC_ACQUIRE), 0))
+		process_begin();
+	return process_seen();
 }
 
 /* The state of this process if it is attached already or can be now, else NULL. */
 struct process *process_attach(void);
 static inline struct process *process_attached(void)
 {
-	struct process *process = __atomic_load_n(&at_hand.process, __ATOMIC_ACQUIRE);
+	struct process *process = process_get();
 
-	if (__builtin_expect(process && !process->pid &&
-	                         __atomic_load_n(&process->attached, __ATOMIC_ACQUIRE),
-	                     1))
-		return process;
-	return process_attach();
+	return __builtin_expect(__atomic_load_n(&process->attached, __ATOMIC_ACQUIRE), 1)
+	           ? process
+	           : process_attach();
 }
 
 /* The two questions of attach.c, with attach_lock held: become attached; which ledger device has

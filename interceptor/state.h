@@ -14,8 +14,15 @@
 #include "pool.h"
 #include "process.h"
 
+/* The largest page that a kernel has: what is wiped at fork has pages of its own. */
+#if defined(__aarch64__)
+#define STATE_PAGE 65536
+#else
+#define STATE_PAGE 4096
+#endif
+
 struct state {
-	struct process process; /* the first: at_hand.process points to it */
+	_Alignas(STATE_PAGE) struct process process; /* the first: see process_get() */
 	struct blocks blocks;
 	struct holds holds;
 	struct contexts contexts;

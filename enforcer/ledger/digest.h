@@ -4,4 +4,4 @@
  * The go command rebuilds a package when a file of its directory changes, and does not see those: this
  * file changes with them. A test holds it against them.
  */
-#define NATIVE_DIGEST "c7bbd4ce50ef386d6f649121e08081aa781103bdbd8215588a59de75a84bca17"
+#define NATIVE_DIGEST "d4a76da2396270f8a3c2badcc96f4c7748f567e8071caa3056511ec42becb5a1"

@@ -169,9 +169,12 @@ func TestThreadsOfOneProcessShareItsLane(t *testing.T) {
 }
 
 func TestAForkedChildBeginsAnew(t *testing.T) {
-	out, err := inSlice(t, environment(t, "FAKECUDA_CONTEXT=64M"), "2G", compile(t, "fork"))
-	if err != nil {
-		t.Fatalf("%v\n%s", err, out)
+	program := compile(t, "fork", "-rdynamic")
+	for _, kernel := range []string{"", "OLD_KERNEL=1"} {
+		out, err := inSlice(t, environment(t, "FAKECUDA_CONTEXT=64M", kernel), "2G", program)
+		if err != nil {
+			t.Errorf("%q: %v\n%s", kernel, err, out)
+		}
 	}
 }
 

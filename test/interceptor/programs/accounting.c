@@ -180,6 +180,21 @@ static void physical(void)
 	expect("create", cuMemCreate(&a, 64 * MIB, &properties, 0), CUDA_SUCCESS);
 	expect("create", cuMemCreate(&b, 32 * MIB, &properties, 0), CUDA_SUCCESS);
 	expect("map", cuMemMap(range, 64 * MIB, 0, a, 0), CUDA_SUCCESS);
+	expect("map where there is a mapping", cuMemMap(range, 32 * MIB, 0, b, 0),
+	       CUDA_ERROR_INVALID_VALUE);
+	expect("map to no addresses", cuMemMap(64 * MIB, 32 * MIB, 0, b, 0),
+	       CUDA_ERROR_INVALID_VALUE);
+	charged("after failed maps", 96 * MIB);
+	expect("release", cuMemRelease(b), CUDA_SUCCESS);
+	charged("released, and mapped nowhere", 64 * MIB);
+	expect("unmap", cuMemUnmap(range, 64 * MIB), CUDA_SUCCESS);
+	charged("a handle and no mapping", 64 * MIB);
+	expect("release", cuMemRelease(a), CUDA_SUCCESS);
+	charged("neither", 0);
+
+	expect("create", cuMemCreate(&a, 64 * MIB, &properties, 0), CUDA_SUCCESS);
+	expect("create", cuMemCreate(&b, 32 * MIB, &properties, 0), CUDA_SUCCESS);
+	expect("map", cuMemMap(range, 64 * MIB, 0, a, 0), CUDA_SUCCESS);
 	expect("map beside it", cuMemMap(range + 64 * MIB, 32 * MIB, 0, b, 0), CUDA_SUCCESS);
 	expect("map again", cuMemMap(range + 96 * MIB, 64 * MIB, 0, a, 0), CUDA_SUCCESS);
 	expect("release", cuMemRelease(a), CUDA_SUCCESS);

@@ -2,11 +2,17 @@
 /*
  * A child of a process that is attached is another process: what it takes after exec is its own and
  * comes back when it ends; what its parent holds stays. Runs itself as the child. Exits 0 if so.
+ * With OLD_KERNEL in the environment the kernel cannot wipe memory at fork.
  */
 #include "cuda_abi.h"
 
+#include <errno.h>
+#include <stdbool.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -19,6 +25,24 @@ CUresult cuMemAlloc_v2(CUdeviceptr *, size_t);
 CUresult cuMemFree_v2(CUdeviceptr);
 CUresult cuMemGetInfo_v2(size_t *, size_t *);
 CUresult cuDeviceTotalMem_v2(size_t *, CUdevice);
+CUresult cuMemAddressReserve(CUdeviceptr *, size_t, size_t, CUdeviceptr, unsigned long long);
+CUresult cuMemCreate(CUmemGenericAllocationHandle *, size_t, const CUmemAllocationProp *,
+                     unsigned long long);
+CUresult cuMemRelease(CUmemGenericAllocationHandle);
+CUresult cuMemMap(CUdeviceptr, size_t, size_t, CUmemGenericAllocationHandle, unsigned long long);
+CUresult cuMemUnmap(CUdeviceptr, size_t);
+CUresult cuMemAllocAsync(CUdeviceptr *, size_t, CUstream);
+CUresult cuMemFreeAsync(CUdeviceptr, CUstream);
+
+/* In place of the C library's. */
+int madvise(void *address, size_t bytes, int advice)
+{
+	if (advice == 18 /* MADV_WIPEONFORK */ && getenv("OLD_KERNEL")) {
+		errno = EINVAL;
+		return -1;
+	}
+	return (int)syscall(SYS_madvise, address, bytes, advice);
+}
 
 static size_t left(void)
 {
@@ -30,8 +54,11 @@ static size_t left(void)
 
 int main(int argc, char **argv)
 {
+	CUmemAllocationProp properties = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+	                                  .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}};
+	CUmemGenericAllocationHandle handle;
 	CUcontext context;
-	CUdeviceptr mine, child_address;
+	CUdeviceptr mine, range, ordered, child_address;
 	size_t before, during, total;
 	int to_parent[2], to_child[2], status;
 	char c;
@@ -44,7 +71,9 @@ int main(int argc, char **argv)
 		return write(4, "x", 1) == 1 && read(3, &c, 1) == 1 ? 0 : 1;
 	}
 	if (cuInit(0) || cuDevicePrimaryCtxRetain(&context, 0) || cuCtxSetCurrent(context) ||
-	    cuMemAlloc_v2(&mine, 700 * MIB))
+	    cuMemAlloc_v2(&mine, 600 * MIB) || cuMemAddressReserve(&range, 4 * MIB, 0, 0, 0) ||
+	    cuMemCreate(&handle, 2 * MIB, &properties, 0) ||
+	    cuMemMap(range, 2 * MIB, 0, handle, 0) || cuMemAllocAsync(&ordered, MIB, NULL))
 		return 1;
 	before = left();
 
@@ -52,11 +81,16 @@ int main(int argc, char **argv)
 	 */
 	pid = fork();
 	if (pid == 0) {
-		CUresult result = cuMemAlloc_v2(&child_address, MIB);
+		bool any = cuMemAlloc_v2(&child_address, MIB) == CUDA_SUCCESS;
 
+		any |= cuMemMap(range + 2 * MIB, 2 * MIB, 0, handle, 0) == CUDA_SUCCESS;
+		any |= cuMemAllocAsync(&child_address, MIB, NULL) == CUDA_SUCCESS;
 		(void)cuMemFree_v2(mine);
+		(void)cuMemFreeAsync(ordered, NULL);
+		(void)cuMemUnmap(range, 2 * MIB);
+		(void)cuMemRelease(handle);
 		(void)cuDeviceTotalMem_v2(&total, 0);
-		_exit(result == CUDA_SUCCESS);
+		_exit(any);
 	}
 	if (waitpid(pid, &status, 0) != pid || status != 0) {
 		printf("a forked child was given memory, or died: status %d\n", status);
@@ -95,6 +129,11 @@ int main(int argc, char **argv)
 		usleep(1000);
 	if (left() != before) {
 		printf("the child's memory did not come back\n");
+		return 1;
+	}
+	if (cuMemUnmap(range, 2 * MIB) || cuMemRelease(handle) || left() != before + 2 * MIB) {
+		printf("mapped memory did not come back: %zu bytes are left of %zu\n", left(),
+		       before + (size_t)(2 * MIB));
 		return 1;
 	}
 	return cuMemFree_v2(mine) != CUDA_SUCCESS;
