@@ -124,7 +124,10 @@ static __attribute__((noinline)) CUresult allocate_growing(struct pool *pool,
 	if (result == CUDA_SUCCESS)
 		grant_count(pool->ordinal);
 	if (!growth)
-		return result == CUDA_SUCCESS ? look_after(pool, r) : result;
+		return result != CUDA_SUCCESS ||
+		               pool_in_known_blocks(pool, *r->pointer, r->bytes, false)
+		           ? result
+		           : look_after(pool, r);
 	lock_take(&pool->lock);
 	pool->pending -= growth;
 	/* Another thread's growth may be in what is reserved and in `pending` too: then too much

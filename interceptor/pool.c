@@ -277,9 +277,8 @@ void pool_settle(struct pool *pool)
 void pool_look_for_slack(struct pool *pool)
 {
 	uint64_t used = pool_attribute(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT);
-	uint64_t reserved = pool_attribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT);
 
-	__atomic_store_n(&pool->slack, reserved > used ? (int64_t)(reserved - used) : 0,
+	__atomic_store_n(&pool->slack, pool->reserved > used ? (int64_t)(pool->reserved - used) : 0,
 	                 __ATOMIC_RELAXED);
 }
 

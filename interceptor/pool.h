@@ -128,7 +128,7 @@ void pool_settle(struct pool *pool);
 /* With the pool's lock held: `bytes` that were charged by somebody else are the pool's. */
 void pool_add_charge(struct pool *pool, uint64_t bytes);
 
-/* With the pool's lock held: find out how much of it is free. */
+/* With the pool's lock held, after one of those: find out how much of it is free. */
 void pool_look_for_slack(struct pool *pool);
 
 /* Settle a pool that may have shrunk. */
