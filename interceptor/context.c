@@ -47,8 +47,6 @@ void context_note(uint64_t handle, const struct context *context)
 	struct contexts *contexts;
 	struct context *known;
 
-	if (!process)
-		return;
 	contexts = contexts_of(process);
 	lock_take(&contexts->lock);
 	known = map_put(&contexts->known, handle, NULL);
@@ -82,8 +80,6 @@ bool context_all(bool (*has)(uint64_t handle, uint64_t argument), uint64_t argum
 	struct context *at = NULL;
 	bool any = false, all = true;
 
-	if (!process)
-		return false;
 	lock_take(&contexts_of(process)->lock);
 	while (all && (at = map_next(&contexts_of(process)->known, at))) {
 		if (at->primary)
@@ -102,8 +98,6 @@ static bool look(uint64_t handle, struct context *context, bool take)
 	struct context *known;
 
 	*context = (struct context){0};
-	if (!process)
-		return false;
 	contexts = contexts_of(process);
 	lock_take(&contexts->lock);
 	known = map_find(&contexts->known, handle);
@@ -132,7 +126,7 @@ static void set_owner(uint64_t from, uint64_t to)
 {
 	struct process *process = process_get();
 
-	if (!process || !from)
+	if (!from)
 		return;
 	hold_set_owner(process, from, to);
 	block_set_owner(process, from, to);
@@ -158,7 +152,7 @@ CUresult context_left(const struct leaving *leaving, CUresult result)
 	struct process *process = process_get();
 	const struct context *context = &leaving->context;
 
-	if (!process || !leaving->handle)
+	if (!leaving->handle)
 		return result;
 	if (result != CUDA_SUCCESS) {
 		set_owner(apart(leaving->handle), leaving->handle);
@@ -195,8 +189,6 @@ void context_set_heap(uint64_t handle, CUdevice ordinal, uint64_t bytes)
 	struct process *process = process_get();
 	struct context *known;
 
-	if (!process)
-		return;
 	lock_take(&contexts_of(process)->lock);
 	known = known_of(contexts_of(process), handle, ordinal);
 	if (known)
@@ -210,8 +202,6 @@ uint64_t context_set_stack(uint64_t handle, CUdevice ordinal, uint32_t stack, ui
 	struct context *known;
 	uint64_t before = 0;
 
-	if (!process)
-		return 0;
 	lock_take(&contexts_of(process)->lock);
 	known = known_of(contexts_of(process), handle, ordinal);
 	if (known) {
@@ -256,7 +246,7 @@ CUresult primary_left(CUresult result, CUdevice device)
 	struct leaving leaving;
 	uint64_t *primary;
 
-	if (result != CUDA_SUCCESS || !process || device < 0 || device >= PROCESS_ORDINALS)
+	if (result != CUDA_SUCCESS || device < 0 || device >= PROCESS_ORDINALS)
 		return result;
 	primary = &contexts_of(process)->primary[device];
 	if (!*primary || primary_active(device))

@@ -12,13 +12,11 @@ static struct functions *functions_of(struct process *process)
 	return &state_of(process)->functions;
 }
 
-/* With their lock taken; NULL if memory is short. */
+/* With their lock taken. */
 static struct functions *take_functions(void)
 {
 	struct process *process = process_get();
 
-	if (!process)
-		return NULL;
 	lock_take(&functions_of(process)->lock);
 	return functions_of(process);
 }
@@ -69,8 +67,6 @@ void function_note(const void *function, uint64_t source, uint32_t frame, bool k
 		return;
 	context = kernel ? 0 : context_current();
 	functions = take_functions();
-	if (!functions)
-		return;
 	known = map_put(&functions->known, key_of(function), NULL);
 	if (known) {
 		set_new(functions, function, known, kernel && !library_is_everywhere(source));
@@ -90,8 +86,6 @@ void function_source_gone(uint64_t source)
 	struct functions *functions = take_functions();
 	struct function *at = NULL;
 
-	if (!functions)
-		return;
 	while ((at = map_next(&functions->known, at))) {
 		struct function *gone = at;
 
@@ -113,8 +107,6 @@ static void look_again(uint64_t library)
 	uint64_t source = 0;
 	bool everywhere = false;
 
-	if (!functions)
-		return;
 	while ((at = map_next(&functions->known, at))) {
 		if (!at->kernel || (library && at->source != library))
 			continue;
@@ -143,8 +135,6 @@ static bool find(const void *function, struct function *found)
 	struct function *known;
 
 	*found = (struct function){0};
-	if (!functions)
-		return false;
 	known = map_find(&functions->known, key_of(function));
 	if (known)
 		*found = *known;

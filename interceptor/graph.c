@@ -183,8 +183,6 @@ bool graph_use(CUgraphExec graph, unsigned place, struct graph_use *use)
 	struct process *process = process_get();
 	struct graph_use *known;
 
-	if (!process)
-		return false;
 	lock_take(&graphs_of(process)->lock);
 	known = map_find(&graphs_of(process)->uses, key_of(graph, place));
 	if (known)
@@ -198,8 +196,6 @@ void graph_used(CUgraphExec graph, unsigned place, const struct graph_use *use)
 	struct process *process = process_get();
 	struct graph_use *known;
 
-	if (!process)
-		return;
 	lock_take(&graphs_of(process)->lock);
 	known = map_find(&graphs_of(process)->uses, key_of(graph, place));
 	if (known)
@@ -225,8 +221,6 @@ void graph_forget(CUgraphExec graph)
 {
 	struct process *process = process_get();
 
-	if (!process)
-		return;
 	lock_take(&graphs_of(process)->lock);
 	forget(graphs_of(process), graph);
 	lock_give(&graphs_of(process)->lock);
@@ -261,7 +255,7 @@ void graph_learn(CUgraphExec graph, struct graph_needs *needs)
 	const struct piece *piece = needs->pieces;
 	unsigned place = 0;
 
-	if (!process || (!needs->count && !needs->incomplete))
+	if (!needs->count && !needs->incomplete)
 		return;
 	if (needs->count)
 		qsort(needs->pieces, needs->count, sizeof(*piece), by_pointer);

@@ -10,13 +10,11 @@ static struct holds *holds_of(struct process *process)
 	return &state_of(process)->holds;
 }
 
-/* With their lock taken; NULL if memory is short. */
+/* With their lock taken. */
 static struct holds *take_holds(void)
 {
 	struct process *process = process_get();
 
-	if (!process)
-		return NULL;
 	lock_take(&holds_of(process)->lock);
 	return holds_of(process);
 }
@@ -26,8 +24,6 @@ void hold(uint64_t key, const struct holding *holding)
 	struct holds *holds = take_holds();
 	struct holding *held;
 
-	if (!holds)
-		return;
 	held = map_put(&holds->by_key, key, NULL);
 	if (held)
 		*held = *holding;
@@ -40,8 +36,6 @@ void hold_part(uint64_t key, const struct holding *part)
 	struct holding *held;
 	bool fresh = false;
 
-	if (!holds)
-		return;
 	held = map_put(&holds->by_key, key, &fresh);
 	if (fresh)
 		*held = *part;
@@ -55,8 +49,6 @@ bool hold_known(uint64_t key)
 	struct holds *holds = take_holds();
 	bool known;
 
-	if (!holds)
-		return false;
 	known = map_find(&holds->by_key, key);
 	lock_give(&holds->lock);
 	return known;
@@ -82,8 +74,6 @@ static bool take_out(uint64_t key, struct holding *holding, bool whole)
 	struct holds *holds = take_holds();
 	struct holding *held;
 
-	if (!holds)
-		return false;
 	held = map_find(&holds->by_key, key);
 	if (held) {
 		*holding = *held;
@@ -115,8 +105,6 @@ bool hold_open(uint64_t key)
 	struct holds *holds = take_holds();
 	struct holding *held;
 
-	if (!holds)
-		return false;
 	held = map_find(&holds->by_key, key);
 	if (held)
 		held->opens++;
@@ -158,7 +146,7 @@ void hold_source_gone(uint64_t source)
 {
 	struct process *process = process_get();
 
-	if (process && source)
+	if (source)
 		give_back(process, 0, source);
 }
 

@@ -209,7 +209,7 @@ static struct lock *take_primary(CUdevice device)
 	struct process *process = process_get();
 	struct lock *lock;
 
-	if (!process || device < 0 || device >= PROCESS_ORDINALS)
+	if (device < 0 || device >= PROCESS_ORDINALS)
 		return NULL;
 	lock = &state_of(process)->contexts.primary_lock[device];
 	lock_take(lock);

@@ -410,7 +410,7 @@ CUresult cuDeviceGraphMemTrim(CUdevice device)
 {
 	struct process *process = process_get();
 	CUresult result = DRIVER(cuDeviceGraphMemTrim)(device);
-	struct pool *pool = process ? pool_of_graphs_known(process, device) : NULL;
+	struct pool *pool = pool_of_graphs_known(process, device);
 
 	if (pool)
 		pool_shrunk(pool);

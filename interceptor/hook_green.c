@@ -46,7 +46,7 @@ CUresult cuGreenCtxDestroy(CUgreenCtx green)
 	struct lock *lock;
 	CUresult result;
 
-	if (!process || !context_take(key_of(green), &known))
+	if (!context_take(key_of(green), &known))
 		return DRIVER(cuGreenCtxDestroy)(green);
 	if (DRIVER_HAS(cuCtxFromGreenCtx) &&
 	    DRIVER(cuCtxFromGreenCtx)(&context, green) == CUDA_SUCCESS)

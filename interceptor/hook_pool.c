@@ -359,7 +359,7 @@ static struct pool *note(CUresult result, const CUmemoryPool *pool, const CUmemL
 {
 	struct process *process = process_get();
 
-	if (result != CUDA_SUCCESS || !process || !location)
+	if (result != CUDA_SUCCESS || !location)
 		return NULL;
 	return pool_note(process, *pool, ordinal_at(location, type),
 	                 type == CU_MEM_ALLOCATION_TYPE_MANAGED);
@@ -382,7 +382,7 @@ CUresult cuMemPoolDestroy(CUmemoryPool handle)
 {
 	struct process *process = process_get();
 
-	return process && handle ? pool_destroy(process, handle) : DRIVER(cuMemPoolDestroy)(handle);
+	return handle ? pool_destroy(process, handle) : DRIVER(cuMemPoolDestroy)(handle);
 }
 
 CUresult cuMemGetDefaultMemPool(CUmemoryPool *pool, CUmemLocation *location, int type)
@@ -404,7 +404,7 @@ CUresult cuMemGetMemPool(CUmemoryPool *pool, CUmemLocation *location, int type)
 CUresult cuMemPoolTrimTo(CUmemoryPool handle, size_t keep)
 {
 	struct process *process = process_get();
-	struct pool *pool = process && handle ? pool_find(process, handle) : NULL;
+	struct pool *pool = handle ? pool_find(process, handle) : NULL;
 	CUresult result = DRIVER(cuMemPoolTrimTo)(handle, keep);
 
 	if (pool)
@@ -418,7 +418,7 @@ CUresult cuMemPoolSetAttribute(CUmemoryPool handle, int attribute, void *value)
 	CUresult result = DRIVER(cuMemPoolSetAttribute)(handle, attribute, value);
 	struct pool *pool;
 
-	if (result == CUDA_SUCCESS && process && attribute == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD) {
+	if (result == CUDA_SUCCESS && attribute == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD) {
 		pool = pool_of(process, handle);
 		if (pool)
 			pool_set_threshold(pool, *(const uint64_t *)value);
@@ -428,10 +428,7 @@ CUresult cuMemPoolSetAttribute(CUmemoryPool handle, int attribute, void *value)
 
 static CUresult current_changed(CUresult result)
 {
-	struct process *process = process_get();
-
-	if (process)
-		pool_forget_current(process);
+	pool_forget_current(process_get());
 	return result;
 }
 

@@ -222,7 +222,7 @@ CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool *pool, void *shareable,
 	CUresult result;
 
 	result = DRIVER(cuMemPoolImportFromShareableHandle)(pool, shareable, type, flags);
-	if (result == CUDA_SUCCESS && process)
+	if (result == CUDA_SUCCESS)
 		pool_note(process, *pool, POOL_ELSEWHERE, false);
 	return result;
 }

@@ -330,7 +330,6 @@ void overhead_stream_made(void)
 {
 	struct process *process = process_get();
 
-	if (process &&
-	    __atomic_add_fetch(&overheads_of(process)->streams, 1, __ATOMIC_RELAXED) % STREAMS == 0)
+	if (__atomic_add_fetch(&overheads_of(process)->streams, 1, __ATOMIC_RELAXED) % STREAMS == 0)
 		overhead_leave_open(process_current_ordinal());
 }

@@ -217,11 +217,9 @@ void pool_forget_blocks(struct pool *pool)
 /* Whether it may shrink at the next synchronisation. */
 static void look_whether_it_may_shrink(struct pool *pool)
 {
-	struct process *process = process_get();
-
-	if (process && (__atomic_load_n(&pool->retired, __ATOMIC_RELAXED) ||
-	                __atomic_load_n(&pool->charged, __ATOMIC_RELAXED) >
-	                    __atomic_load_n(&pool->threshold, __ATOMIC_RELAXED)))
+	if (__atomic_load_n(&pool->retired, __ATOMIC_RELAXED) ||
+	    __atomic_load_n(&pool->charged, __ATOMIC_RELAXED) >
+	        __atomic_load_n(&pool->threshold, __ATOMIC_RELAXED))
 		__atomic_store_n(&at_hand.may_shrink, true, __ATOMIC_RELAXED);
 }
 

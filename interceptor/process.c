@@ -41,8 +41,6 @@ struct process *process_attach(void)
 {
 	struct process *process = process_get();
 
-	if (!process)
-		return NULL;
 	if (__builtin_expect(!__atomic_load_n(&process->attached, __ATOMIC_ACQUIRE), 0)) {
 		struct quiet quiet = quiet_begin();
 

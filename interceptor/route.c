@@ -48,8 +48,6 @@ static void unknown(const char *name, int cuda)
 	if (listed(name, cuda != 0))
 		return;
 	process = process_get();
-	if (!process)
-		return;
 	if (!other_version_is_hooked(name))
 		say_once(
 		    process, ONCE_UNLISTED,
