@@ -82,7 +82,7 @@ func TestAProgramThatAsksNVMLAloneSeesTheSlice(t *testing.T) {
 		t.Errorf("%v: with the card as its quota it sees %s, on the card %s", err, whole, outside)
 	}
 	// What the driver keeps for itself is a part of such a quota, and can be held by nobody.
-	if near, err := inSlice(t, env, "85420146688", program, "show"); err != nil ||
+	if near, err := inSlice(t, env, "85420146688b", program, "show"); err != nil ||
 		!strings.Contains(near, "v2 total 85420146688 reserved 402653184 free 85017493504 used 0") {
 		t.Errorf("%v: with a quota of 96 MiB less than the card it sees %s", err, near)
 	}
