@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package docs
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/gpuslice/gpuslice/enforcer/config"
+)
+
+// docs/bounds.md says what clients of the lease service can have at one time: its unit leaves it that.
+func TestTheLeaseServicesUnitLeavesItWhatItsClientsMayHave(t *testing.T) {
+	text, err := os.ReadFile(filepath.Join(root, "configs/gpuslice-leased.service"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	value := func(key string) string {
+		t.Helper()
+		line := regexp.MustCompile(`(?m)^` + key + `=(.*)$`).FindSubmatch(text)
+		if line == nil {
+			t.Fatalf("the unit has no %s", key)
+		}
+		return string(line[1])
+	}
+	families := strings.Fields(value("RestrictAddressFamilies"))
+	for _, family := range []string{"AF_UNIX", "AF_INET", "AF_INET6"} {
+		if !slices.Contains(families, family) {
+			t.Errorf("the unit refuses %s: no other machine could be served", family)
+		}
+	}
+	for _, key := range []string{"PrivateNetwork", "IPAddressDeny"} {
+		if regexp.MustCompile(`(?m)^` + key + `=`).Match(text) {
+			t.Errorf("with %s no other machine is served", key)
+		}
+	}
+	limit, err := strconv.Atoi(value("LimitNOFILE"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	const local, handshakes, remote = 1024, 256, 256
+	if most := 3*config.Default().Leases.MaxLeases + local + handshakes + 2*remote; limit < 8*most {
+		t.Errorf("the unit lets gpuslice-leased have %d descriptors, and its clients can take %d by default", limit, most)
+	}
+	// 1 MiB of what comes and 1 MiB of what goes wait on each connection from another machine.
+	if got := value("MemoryMax"); got != "1G" {
+		t.Errorf("MemoryMax is %s: is it more than the %d MiB that other machines can have wait?", got, 2*remote)
+	}
+}
