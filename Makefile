@@ -41,7 +41,7 @@ BUILD  := $(BIN)/gpuslice $(BIN)/gpusliced $(BIN)/gpuslice-leased $(BIN)/gpuslic
           $(BIN)/containerd-shim-gpuslice-v1 \
           $(BIN)/libgpuslice.so $(BIN)/fakecuda/libcuda.so.1 $(BIN)/fakecuda/libnvidia-ml.so.1 \
           $(BIN)/demo/cuda_hog
-SUITES := test/model.sh
+SUITES := test/model.sh kubernetes/test.sh
 
 .PHONY: help
 help: ## Show this list
@@ -87,6 +87,15 @@ $(BIN)/gpuslice-hook $(BIN)/gpuslice-runtime $(BIN)/containerd-shim-gpuslice-v1:
 	@mkdir -p $(@D)
 	@echo "  $@"
 	$(QUIET)CGO_ENABLED=0 $(GO) build $(GO_FLAGS) -tags no_grpc -ldflags '-s -w $(GO_LINK)' -o $@ ./cmd/$*
+
+# A module of its own, whose dependencies none of the programs above has.
+$(BIN)/gpuslice-dra: $(GO_SOURCES) $(shell find kubernetes -name '*.go' ! -name '*_test.go') kubernetes/go.mod kubernetes/go.sum .cache/version
+	@mkdir -p $(@D)
+	@echo "  $@"
+	$(QUIET)CGO_ENABLED=0 $(GO) -C kubernetes build $(GO_FLAGS) -ldflags '-s -w $(GO_LINK)' -o ../$@ ./cmd/gpuslice-dra
+
+.PHONY: kubernetes
+kubernetes: $(BIN)/gpuslice-dra ## Compile the driver for Kubernetes
 
 $(BIN)/demo/cuda_hog: test/demo/cuda_hog.c $(C_HEADERS)
 	@mkdir -p $(@D)

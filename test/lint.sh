@@ -69,9 +69,11 @@ done
 gofmt=$(dirname "$("$go" env GOROOT)/bin/x")/gofmt
 check "gofmt" nothing_said "$gofmt" -l "${go_files[@]}"
 check "go vet" "$go" vet ./...
+check "go vet of kubernetes" "$go" -C kubernetes vet ./...
 check "go generate changes nothing" test/check-generated.sh
 if [ "$strict" = --strict ]; then # it fetches modules that only the tests of others need
 	check "go mod tidy changes nothing" nothing_said "$go" mod tidy -diff
+	check "go mod tidy of kubernetes changes nothing" nothing_said "$go" -C kubernetes mod tidy -diff
 fi
 
 if [ "$strict" = --strict ] && [ ! -x "$tools/golangci-lint" ]; then
@@ -80,6 +82,7 @@ if [ "$strict" = --strict ] && [ ! -x "$tools/golangci-lint" ]; then
 fi
 if [ -x "$tools/golangci-lint" ]; then
 	check "golangci-lint" "$tools/golangci-lint" run ./...
+	check "golangci-lint of kubernetes" env -C kubernetes "$tools/golangci-lint" run ./...
 else
 	missing "golangci-lint" "GOBIN=$tools go install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$golangci_version"
 fi

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cdi
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"tags.cncf.io/container-device-interface/pkg/cdi"
+	specs "tags.cncf.io/container-device-interface/specs-go"
+)
+
+// GPU is a device of the host.
+type GPU struct {
+	UUID  string
+	Index int // NVML's
+	Minor int // of /dev/nvidiaN; -1 if that is not known
+}
+
+// nvidia is the kind of the devices in NVIDIA's specification.
+const nvidia = "nvidia.com/gpu"
+
+// inContainer is where images for CUDA look for libraries that the host brings.
+const inContainer = "/usr/local/nvidia/lib64"
+
+// Host finds the GPUs among the specifications on the host.
+type Host struct {
+	Dirs []string // of specifications: those that the container runtime reads
+}
+
+// Device names the device by which NVIDIA's specification brings a GPU: by UUID, or by index as nvidia-ctk names them unless it is told
+// otherwise. It is "" where there is none.
+func (h *Host) Device(gpu GPU) string {
+	names := []string{gpu.UUID, strconv.Itoa(gpu.Index)}
+	for _, dir := range h.Dirs {
+		entries, _ := os.ReadDir(dir) // what is not there has no devices
+		for _, e := range entries {
+			if ext := filepath.Ext(e.Name()); strings.HasPrefix(e.Name(), prefix) || ext != ".json" && ext != ".yaml" {
+				continue
+			}
+			spec, err := cdi.ReadSpec(filepath.Join(dir, e.Name()), 0)
+			if err != nil || spec.Kind != nvidia {
+				continue
+			}
+			for _, name := range names {
+				if spec.GetDevice(name) != nil {
+					return nvidia + "=" + name
+				}
+			}
+		}
+	}
+	return ""
+}
+
+// Direct says why a GPU cannot be given without NVIDIA's specification.
+func (gpu GPU) Direct() error {
+	switch {
+	case strings.HasPrefix(gpu.UUID, "MIG-"):
+		return fmt.Errorf("device %s is a MIG instance, which only NVIDIA's CDI specification brings into a container: nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml", gpu.UUID)
+	case gpu.Minor < 0:
+		return fmt.Errorf("device %s is in no CDI specification of NVIDIA's, and its device node is not known: nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml", gpu.UUID)
+	}
+	return nil
+}
+
+// nodes are what CUDA opens. The runtime finds their numbers on the host.
+func nodes(gpus []GPU) []*specs.DeviceNode {
+	paths := []string{"/dev/nvidiactl", "/dev/nvidia-uvm"}
+	for _, gpu := range gpus {
+		paths = append(paths, "/dev/nvidia"+strconv.Itoa(gpu.Minor))
+	}
+	var all []*specs.DeviceNode
+	for _, path := range paths {
+		all = append(all, &specs.DeviceNode{Path: path})
+	}
+	return all
+}
+
+func (w *Writer) libraries() []*specs.Mount {
+	if w.Libraries == "" {
+		return nil
+	}
+	return []*specs.Mount{{HostPath: w.Libraries, ContainerPath: inContainer, Options: []string{"ro", "nosuid", "nodev", "rbind"}}}
+}

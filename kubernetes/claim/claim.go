@@ -1,0 +1,349 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package claim prepares the claims of a node, and takes back what has none. It implements the calls of the kubelet.
+//
+// Each request of a claim becomes a pool of the enforcer, which holds the request's quota on each of its devices, however many
+// containers and pods share it. A claim's state is its CDI specification and its pools, and nothing else: the file is written before the
+// first pool and removed after the last, so whatever a killed driver left is found by the file or by a pool that no file names. Every
+// call may be made again, and concludes the same.
+package claim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/kubernetes/cdi"
+	"github.com/gpuslice/gpuslice/kubernetes/config"
+	"github.com/gpuslice/gpuslice/kubernetes/inventory"
+)
+
+// Enforcer is what is asked of it.
+type Enforcer interface {
+	Devices(ctx context.Context) ([]api.Device, error)
+	Pools(ctx context.Context) ([]api.Pool, error)
+	CreatePool(ctx context.Context, name string, r api.PoolRequest) (api.Pool, error)
+	DeletePool(ctx context.Context, name string) (api.Pool, error)
+}
+
+// Times are how long things take. Tests have shorter ones.
+type Times struct {
+	Prepare   time.Duration // how long Prepare tries what may pass: the kubelet itself would only try again a minute later
+	Unprepare time.Duration // how long Unprepare waits for members to end
+	Retry     time.Duration // between two tries
+}
+
+// DefaultTimes are well below the kubelet's 45 seconds for a call.
+var DefaultTimes = Times{Prepare: 30 * time.Second, Unprepare: 10 * time.Second, Retry: 250 * time.Millisecond}
+
+// Preparer prepares claims. Its methods may be called by several goroutines; those for one claim wait for each other.
+type Preparer struct {
+	Enforcer Enforcer
+	Writer   *cdi.Writer
+	Host     *cdi.Host
+	Times    Times
+	Log      *slog.Logger
+
+	turns turns
+}
+
+// share is one request of a claim on its devices.
+type share struct {
+	pool    string
+	request api.PoolRequest
+	results []resourceapi.DeviceRequestAllocationResult
+}
+
+// PoolName names the pool of a claim's nth request.
+func PoolName(uid types.UID, n int) string {
+	return fmt.Sprintf("%s%s-%d", inventory.PoolPrefix, uid, n)
+}
+
+// ClaimOf is the claim whose pool it is; "" if it is none's.
+func ClaimOf(pool string) types.UID {
+	rest, ours := strings.CutPrefix(pool, inventory.PoolPrefix)
+	end := strings.LastIndexByte(rest, '-')
+	if !ours || end != 36 { // as long as a UID is
+		return ""
+	}
+	return types.UID(rest[:end])
+}
+
+// shares are what a claim has of this driver, a request each, in the order of the allocation's results.
+func shares(c *resourceapi.ResourceClaim) ([]share, error) {
+	var all []share
+	index := make(map[string]int)
+	for _, r := range c.Status.Allocation.Devices.Results {
+		if r.Driver != config.Driver {
+			continue
+		}
+		if r.AdminAccess != nil && *r.AdminAccess {
+			// The scheduler counts it nowhere, and says the whole device as consumed: a pool of that would be taken from others.
+			return nil, fmt.Errorf("request %s asks for adminAccess, which is not accepted: a device of %s is a quota, and there is none to watch over", r.Request, config.Driver)
+		}
+		i, known := index[r.Request]
+		if !known {
+			cfg, err := config.Of(c, r.Request)
+			if err != nil {
+				return nil, err
+			}
+			i = len(all)
+			index[r.Request] = i
+			all = append(all, share{pool: PoolName(c.UID, i), request: api.PoolRequest{
+				Tenant: cfg.Tenant, TTL: cfg.TTL, Label: c.Namespace + "/" + c.Name,
+			}})
+		}
+		memory := r.ConsumedCapacity[inventory.Memory]
+		if memory.Value() <= 0 {
+			return nil, fmt.Errorf("request %s was allocated device %s without any %s: the feature DRAConsumableCapacity must be on in the cluster", r.Request, r.Device, inventory.Memory)
+		}
+		all[i].add(r, uint64(memory.Value()))
+	}
+	return all, nil
+}
+
+// add adds a device, of which a request that counts several may have several shares.
+func (s *share) add(r resourceapi.DeviceRequestAllocationResult, bytes uint64) {
+	s.results = append(s.results, r)
+	uuid := inventory.UUID(r.Device)
+	for i := range s.request.Quotas {
+		if s.request.Quotas[i].Device == uuid {
+			s.request.Quotas[i].Bytes += bytes
+			return
+		}
+	}
+	s.request.Quotas = append(s.request.Quotas, api.Quota{Device: uuid, Bytes: bytes})
+}
+
+// Prepare prepares a claim for all of its containers.
+func (p *Preparer) Prepare(ctx context.Context, c *resourceapi.ResourceClaim) ([]kubeletplugin.Device, error) {
+	give, err := p.turns.take(ctx, c.UID)
+	if err != nil {
+		return nil, err
+	}
+	defer give()
+	all, err := shares(c)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, p.Times.Prepare)
+	defer cancel()
+	var known []api.Device
+	err = p.retry(ctx, passing, func() (err error) {
+		known, err = p.Enforcer.Devices(ctx)
+		return err
+	})
+	if err != nil {
+		return nil, sentence(err)
+	}
+	devices, files, err := p.devices(all, known)
+	if err != nil {
+		return nil, err
+	}
+	owner := cdi.Claim{Namespace: c.Namespace, Name: c.Name, UID: c.UID}
+	if err := p.Writer.Write(owner, files); err != nil {
+		return nil, err
+	}
+	for _, s := range all {
+		if err := p.retry(ctx, passing, func() error { return p.ensure(ctx, s) }); err != nil {
+			return nil, sentence(err)
+		}
+	}
+	return devices, nil
+}
+
+// devices are what the kubelet is told, and what is written for the runtime.
+func (p *Preparer) devices(all []share, known []api.Device) (devices []kubeletplugin.Device, files []cdi.Share, err error) {
+	for _, s := range all {
+		file := cdi.Share{Pool: s.pool}
+		seen := make(map[string]bool)
+		for i, r := range s.results {
+			d := kubeletplugin.Device{Requests: []string{r.Request}, PoolName: r.Pool, DeviceName: r.Device, ShareID: r.ShareID}
+			uuid := inventory.UUID(r.Device)
+			n := slices.IndexFunc(known, func(d api.Device) bool { return d.UUID == uuid })
+			if n < 0 {
+				return nil, nil, fmt.Errorf("device %s, which request %s was allocated, is none that gpusliced knows on this node: `gpuslice devices` lists them", uuid, r.Request)
+			}
+			if !seen[uuid] {
+				seen[uuid] = true
+				gpu := cdi.GPU{UUID: uuid, Index: known[n].Index, Minor: -1}
+				if known[n].Minor != nil {
+					gpu.Minor = *known[n].Minor
+				}
+				if id := p.Host.Device(gpu); id != "" {
+					d.CDIDeviceIDs = append(d.CDIDeviceIDs, id)
+				} else if err := gpu.Direct(); err != nil {
+					return nil, nil, err
+				} else {
+					file.GPUs = append(file.GPUs, gpu)
+				}
+			}
+			if i == 0 { // once, however many devices the request has: a runtime runs the hook as often as it is named
+				d.CDIDeviceIDs = append(d.CDIDeviceIDs, cdi.DeviceID(s.pool))
+			}
+			devices = append(devices, d)
+		}
+		files = append(files, file)
+	}
+	return devices, files, nil
+}
+
+// ensure makes a pool, or finds it. One of the same name that is of another allocation of the claim is made anew while nobody is in it. An
+// operator may have changed the quotas of one that is in use: that stays.
+func (p *Preparer) ensure(ctx context.Context, s share) error {
+	_, err := p.Enforcer.CreatePool(ctx, s.pool, s.request)
+	if !errors.Is(err, api.ErrExists) {
+		return err
+	}
+	pools, err := p.Enforcer.Pools(ctx)
+	if err != nil {
+		return err
+	}
+	n := slices.IndexFunc(pools, func(pool api.Pool) bool { return pool.Name == s.pool })
+	if n < 0 {
+		return api.ErrRunning // it went meanwhile
+	}
+	if pool := pools[n]; len(pool.Members) > 0 || pool.ProcessCount > 0 {
+		if on(pool.Quotas, s.request.Quotas) {
+			return nil
+		}
+		return api.Errorf(api.CodeRunning, "pool %s is of an earlier allocation of the claim on other devices, and containers still use it", s.pool)
+	}
+	if _, err := p.Enforcer.DeletePool(ctx, s.pool); err != nil && !errors.Is(err, api.ErrNotFound) {
+		return err
+	}
+	_, err = p.Enforcer.CreatePool(ctx, s.pool, s.request)
+	return err
+}
+
+// on says whether both have quotas on the same devices.
+func on(a, b []api.Quota) bool {
+	return len(a) == len(b) && !slices.ContainsFunc(a, func(q api.Quota) bool {
+		return !slices.ContainsFunc(b, func(other api.Quota) bool { return other.Device == q.Device })
+	})
+}
+
+// Unprepare takes back what Prepare gave. While the enforcer is away the pools are left to Collect: a pod shall end nevertheless.
+func (p *Preparer) Unprepare(ctx context.Context, uid types.UID) error {
+	give, err := p.turns.take(ctx, uid)
+	if err != nil {
+		return err
+	}
+	defer give()
+	ctx, cancel := context.WithTimeout(ctx, p.Times.Unprepare)
+	defer cancel()
+	err = p.retry(ctx, members, func() error { return p.drop(ctx, uid) })
+	if errors.Is(err, api.ErrUnreachable) {
+		p.Log.Warn("claim given back while the enforcer is away: its pools are deleted when it is back", "claim", uid, "err", err)
+	} else if err != nil {
+		return err
+	}
+	return p.Writer.Remove(uid)
+}
+
+// drop deletes a claim's pools.
+func (p *Preparer) drop(ctx context.Context, uid types.UID) error {
+	pools, err := p.Enforcer.Pools(ctx)
+	if err != nil {
+		return err
+	}
+	var all []error
+	for _, pool := range pools {
+		if ClaimOf(pool.Name) != uid {
+			continue
+		}
+		if _, err := p.Enforcer.DeletePool(ctx, pool.Name); err != nil && !errors.Is(err, api.ErrNotFound) {
+			all = append(all, err)
+		}
+	}
+	return errors.Join(all...)
+}
+
+// passing says whether an error of Prepare may pass: the enforcer is being restarted, or a claim that ended still holds its memory.
+func passing(err error) bool {
+	var e *api.Error
+	return errors.Is(err, api.ErrUnreachable) || errors.Is(err, api.ErrQuotaExceeded) || errors.Is(err, api.ErrRunning) ||
+		errors.As(err, &e) && e.Code == api.CodeBusy
+}
+
+// members says whether a pool's members may end soon.
+func members(err error) bool {
+	return errors.Is(err, api.ErrRunning)
+}
+
+// retry tries until it succeeds, fails in a way that does not pass, or ctx ends; then its error is the last one.
+func (p *Preparer) retry(ctx context.Context, passes func(error) bool, try func() error) error {
+	var last error
+	for {
+		err := try()
+		if ctx.Err() != nil && last != nil {
+			return last // and not that the time was over
+		}
+		if err == nil || !passes(err) {
+			return err
+		}
+		last = err
+		select {
+		case <-ctx.Done():
+			return last
+		case <-time.After(p.Times.Retry):
+		}
+	}
+}
+
+// sentence says what the kubelet shows as the pod's event.
+func sentence(err error) error {
+	if errors.Is(err, api.ErrUnreachable) {
+		return fmt.Errorf("gpusliced does not answer on this node, and no claim of %s can be prepared without it: %w", config.Driver, err)
+	}
+	return err
+}
+
+// turns order what is done for one claim.
+type turns struct {
+	mu    sync.Mutex
+	taken map[types.UID]*turn
+}
+
+type turn struct {
+	slot  chan struct{}
+	users int
+}
+
+func (t *turns) take(ctx context.Context, uid types.UID) (give func(), err error) {
+	t.mu.Lock()
+	if t.taken == nil {
+		t.taken = make(map[types.UID]*turn)
+	}
+	it := t.taken[uid]
+	if it == nil {
+		it = &turn{slot: make(chan struct{}, 1)}
+		t.taken[uid] = it
+	}
+	it.users++
+	t.mu.Unlock()
+	leave := func() {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		if it.users--; it.users == 0 {
+			delete(t.taken, uid)
+		}
+	}
+	select {
+	case it.slot <- struct{}{}:
+		return func() { <-it.slot; leave() }, nil
+	case <-ctx.Done():
+		leave()
+		return nil, ctx.Err()
+	}
+}

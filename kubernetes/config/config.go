@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package config reads the opaque configuration that a device class or a claim may carry for this driver. It knows what may be said
+// and by whom, and does no I/O.
+package config
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+)
+
+const (
+	// Driver is the driver's name in Kubernetes' API.
+	Driver = "gpuslice.io"
+
+	apiVersion = "gpuslice.io/v1"
+	kind       = "ClaimConfig"
+)
+
+// Request is the configuration of one request of a claim.
+type Request struct {
+	Tenant string        // who its memory counts for
+	TTL    time.Duration // how long each of its containers may have it; 0 is for ever
+}
+
+// parameters are what is written.
+type parameters struct {
+	APIVersion string  `json:"apiVersion"`
+	Kind       string  `json:"kind"`
+	Mode       *string `json:"mode"`
+	TTL        *string `json:"ttl"`
+	Tenant     *string `json:"tenant"`
+}
+
+// Of is the configuration of a request of an allocated claim. The class's comes first, and what the claim says goes in its place. Its
+// errors are sentences for who wrote the claim.
+func Of(claim *resourceapi.ResourceClaim, request string) (Request, error) {
+	r := Request{Tenant: claim.Namespace}
+	for _, c := range claim.Status.Allocation.Devices.Config {
+		if c.Opaque == nil || c.Opaque.Driver != Driver || !concerns(c.Requests, request) {
+			continue
+		}
+		p, err := parse(c.Opaque.Parameters.Raw)
+		if err == nil {
+			err = r.apply(p, c.Source == resourceapi.AllocationConfigSourceClass)
+		}
+		if err != nil {
+			return Request{}, fmt.Errorf("the configuration of request %s: %w", request, err)
+		}
+	}
+	return r, nil
+}
+
+// concerns says whether a configuration for these requests is for this one, which may be a subrequest.
+func concerns(requests []string, request string) bool {
+	parent, _, _ := strings.Cut(request, "/")
+	return len(requests) == 0 || slices.Contains(requests, request) || slices.Contains(requests, parent)
+}
+
+func parse(raw []byte) (p parameters, err error) {
+	decoder := json.NewDecoder(bytes.NewReader(raw))
+	decoder.DisallowUnknownFields()
+	if err := decoder.Decode(&p); err != nil {
+		if field, unknown := strings.CutPrefix(err.Error(), "json: unknown field "); unknown {
+			return p, fmt.Errorf("field %s is unknown: apiVersion, kind, mode, ttl and tenant are accepted", field)
+		}
+		return p, fmt.Errorf("it cannot be read: %w", err)
+	}
+	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
+		return p, errors.New("something follows after its end: one object is accepted")
+	}
+	if p.APIVersion != apiVersion || p.Kind != kind {
+		return p, fmt.Errorf("apiVersion %q and kind %q are not accepted: %q and %q are", p.APIVersion, p.Kind, apiVersion, kind)
+	}
+	return p, nil
+}
+
+func (r *Request) apply(p parameters, class bool) error {
+	if p.Mode != nil && *p.Mode != string(api.Enforce) {
+		return fmt.Errorf("mode %q is not accepted: a claim is a quota, and %q is the one mode of a quota that several containers share", *p.Mode, api.Enforce)
+	}
+	if p.TTL != nil {
+		ttl, err := time.ParseDuration(*p.TTL)
+		if err != nil || ttl < api.MinTTL || ttl > api.MaxTTL {
+			return fmt.Errorf(`ttl %q is not accepted: a duration from %s to %s is, such as "90s", "30m" or "12h"`,
+				*p.TTL, api.FormatTTL(api.MinTTL), api.FormatTTL(api.MaxTTL))
+		}
+		r.TTL = ttl
+	}
+	if p.Tenant != nil {
+		if !class {
+			return errors.New("a claim may not name its tenant, which is its namespace unless the device class names another")
+		}
+		if err := api.CheckTenant(*p.Tenant); err != nil {
+			return err
+		}
+		r.Tenant = *p.Tenant
+	}
+	return nil
+}

@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package inventory tells the scheduler which GPUs a node has, and how much memory of each claims may have. It reads the enforcer, and
+// writes ResourceSlices at a bounded rate; it grants nothing.
+package inventory
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/dynamic-resource-allocation/deviceattribute"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
+	"k8s.io/utils/ptr"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+)
+
+const (
+	// Memory is the capacity that claims ask for.
+	Memory = "memory"
+	// PoolPrefix begins the names of the enforcer's pools that are claims'.
+	PoolPrefix = "dra-"
+
+	// MinMemory is the least that a request may have: less than a CUDA context takes is of no use.
+	MinMemory = 64 * step
+	step      = 1 << 20
+)
+
+// Taints of devices for which no claim can be prepared now. NoSchedule leaves the pods that run alone.
+const (
+	TaintUnreachable = "gpuslice.io/unreachable" // the enforcer does not answer
+	TaintUnhealthy   = "gpuslice.io/unhealthy"   // it can grant nothing on the device
+)
+
+// DeviceName is a device's name in Kubernetes.
+func DeviceName(uuid string) string { return strings.ToLower(uuid) }
+
+// UUID is the device of that name.
+func UUID(name string) string {
+	kind, rest, _ := strings.Cut(name, "-")
+	return strings.ToUpper(kind) + "-" + rest
+}
+
+// Host is what the enforcer says of the host at one moment.
+type Host struct {
+	Driver  string // version of NVIDIA's driver
+	Devices []api.Device
+	Pools   []api.Pool
+	Health  api.Health
+}
+
+// Of is what is published of a host: the fullest device first, since the scheduler takes the first that fits.
+func Of(h Host) []resourceapi.Device {
+	devices := slices.DeleteFunc(slices.Clone(h.Devices), func(d api.Device) bool { return d.Free == nil })
+	slices.SortStableFunc(devices, func(a, b api.Device) int {
+		return cmp.Or(cmp.Compare(*a.Free, *b.Free), cmp.Compare(a.Index, b.Index), cmp.Compare(a.UUID, b.UUID))
+	})
+	var all []resourceapi.Device
+	for _, d := range devices {
+		// Claims' memory is the scheduler's to count; what others have, in slices and beside them, is not there for claims.
+		has := *d.Free + claimed(h.Pools, d.UUID)
+		has -= min(has, outside(d))
+		if has < MinMemory {
+			continue
+		}
+		device := resourceapi.Device{
+			Name: DeviceName(d.UUID), AllowMultipleAllocations: ptr.To(true), Attributes: attributes(h.Driver, d),
+			Capacity: map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{Memory: capacity(has)},
+		}
+		if why := Unhealthy(h.Health, d.UUID); why != "" {
+			device.Taints = []resourceapi.DeviceTaint{{Key: TaintUnhealthy, Effect: resourceapi.DeviceTaintEffectNoSchedule}}
+		}
+		all = append(all, device)
+	}
+	return all
+}
+
+// outside is what programs in no slice hold beyond the reserve, which is theirs. It is rounded up: what they take and give back by the
+// mebibyte shall not be a write each time.
+func outside(d api.Device) uint64 {
+	const coarse = 256 << 20
+	return (d.OutsideUsed - min(d.OutsideUsed, d.Reserve) + coarse - 1) / coarse * coarse
+}
+
+// capacity is so many bytes, of which a request may have each mebibyte. A policy's bounds beyond the value would have the API server
+// refuse the whole slice.
+func capacity(bytes uint64) resourceapi.DeviceCapacity {
+	quantity := func(bytes uint64) *resource.Quantity {
+		return resource.NewQuantity(int64(bytes/step*step), resource.BinarySI)
+	}
+	return resourceapi.DeviceCapacity{Value: *quantity(bytes), RequestPolicy: &resourceapi.CapacityRequestPolicy{
+		Default:    quantity(bytes),
+		ValidRange: &resourceapi.CapacityRequestPolicyRange{Min: quantity(MinMemory), Max: quantity(bytes), Step: quantity(step)},
+	}}
+}
+
+func claimed(pools []api.Pool, uuid string) (bytes uint64) {
+	for _, p := range pools {
+		for _, use := range p.Devices {
+			if strings.HasPrefix(p.Name, PoolPrefix) && use.Device == uuid {
+				bytes += use.Limit
+			}
+		}
+	}
+	return bytes
+}
+
+// Unhealthy says why no claim can be prepared on a device; "" if one can.
+func Unhealthy(h api.Health, uuid string) string {
+	for _, c := range h.Checks {
+		if !c.OK && c.For != "" && (c.Device == "" || c.Device == uuid) {
+			return c.Name + ": " + c.Message
+		}
+	}
+	return ""
+}
+
+// attributes have the names that NVIDIA's driver gives them, so that selectors work with both.
+func attributes(driver string, d api.Device) map[resourceapi.QualifiedName]resourceapi.DeviceAttribute {
+	text := func(s string) resourceapi.DeviceAttribute { return resourceapi.DeviceAttribute{StringValue: &s} }
+	kind, _, _ := strings.Cut(DeviceName(d.UUID), "-")
+	all := map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{"type": text(kind), "uuid": text(d.UUID)}
+	if d.Name != "" {
+		all["productName"] = text(d.Name[:min(len(d.Name), resourceapi.DeviceAttributeMaxValueLength)])
+	}
+	if d.Index >= 0 {
+		all["index"] = resourceapi.DeviceAttribute{IntValue: ptr.To(int64(d.Index))}
+	}
+	if name := architecture(d.ComputeCapability); name != "" {
+		all["architecture"] = text(name)
+	}
+	for name, version := range map[resourceapi.QualifiedName]string{"driverVersion": driver, "cudaComputeCapability": d.ComputeCapability} {
+		if v := semantic(version); v != "" {
+			all[name] = resourceapi.DeviceAttribute{VersionValue: &v}
+		}
+	}
+	if a, err := deviceattribute.GetPCIBusIDAttribute(d.PCI); err == nil {
+		all[a.Name] = a.Value
+	}
+	if a, err := deviceattribute.GetPCIeRootAttributeByPCIBusID(d.PCI); err == nil { // a simulated card has none
+		all[a.Name] = a.Value
+	}
+	return all
+}
+
+// semantic is a version as Kubernetes compares it: three numbers without leading zeros. It is "" of what is no version.
+func semantic(version string) string {
+	parts := strings.SplitN(version, ".", 3)
+	numbers := [3]uint64{}
+	for i, part := range parts {
+		n, err := strconv.ParseUint(part, 10, 32)
+		if err != nil {
+			return ""
+		}
+		numbers[i] = n
+	}
+	return fmt.Sprintf("%d.%d.%d", numbers[0], numbers[1], numbers[2])
+}
+
+// architecture is NVIDIA's name for a compute capability.
+func architecture(capability string) string {
+	var major, minor int
+	if n, _ := fmt.Sscanf(capability, "%d.%d", &major, &minor); n != 2 {
+		return ""
+	}
+	switch {
+	case major == 5:
+		return "Maxwell"
+	case major == 6:
+		return "Pascal"
+	case major == 7 && minor < 5:
+		return "Volta"
+	case major == 7:
+		return "Turing"
+	case major == 8 && minor < 9:
+		return "Ampere"
+	case major == 8:
+		return "Ada Lovelace"
+	case major == 9:
+		return "Hopper"
+	case major >= 10 && major <= 12:
+		return "Blackwell"
+	}
+	return ""
+}
+
+// maxPerSlice is how many devices a ResourceSlice may have whose devices have taints or are shared.
+const maxPerSlice = resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures
+
+// resources are the devices of a node as the API wants them.
+func resources(node string, devices []resourceapi.Device) resourceslice.DriverResources {
+	var pool resourceslice.Pool
+	for part := range slices.Chunk(devices, maxPerSlice) {
+		pool.Slices = append(pool.Slices, resourceslice.Slice{Devices: part})
+	}
+	if len(pool.Slices) == 0 { // a node without a GPU has no slice
+		return resourceslice.DriverResources{}
+	}
+	return resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{node: pool}}
+}
+
+// unreachable is what was published of a host whose enforcer has gone: no new pod waits for a claim that nobody prepares.
+func unreachable(published []resourceapi.Device) []resourceapi.Device {
+	tainted := slices.Clone(published)
+	for i := range tainted {
+		tainted[i].Taints = []resourceapi.DeviceTaint{{Key: TaintUnreachable, Effect: resourceapi.DeviceTaintEffectNoSchedule}}
+	}
+	return tainted
+}

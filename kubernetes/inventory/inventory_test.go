@@ -1,0 +1,293 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package inventory
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+	"testing"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+)
+
+const (
+	gib   = 1 << 30
+	uuid0 = "GPU-00112233-4455-6677-8899-aabbccddeeff"
+	uuid1 = "GPU-10112233-4455-6677-8899-aabbccddeeff"
+)
+
+func device(uuid string, index int, free uint64) api.Device {
+	return api.Device{UUID: uuid, Index: index, Name: "Card", Total: 80 * gib, Free: &free, PCI: "0000:3b:00.0", ComputeCapability: "8.9"}
+}
+
+func pool(name string, bytes uint64) api.Pool {
+	return api.Pool{Name: name, Devices: []api.PoolUse{{Device: uuid0, Limit: bytes}}}
+}
+
+func value(t *testing.T, d resourceapi.Device) uint64 {
+	t.Helper()
+	c := d.Capacity[Memory]
+	for what, q := range map[string]int64{"max": c.RequestPolicy.ValidRange.Max.Value(), "default": c.RequestPolicy.Default.Value()} {
+		if q != c.Value.Value() || q%step != 0 {
+			t.Errorf("%s is %d where the value is %s", what, q, c.Value.String())
+		}
+	}
+	return uint64(c.Value.Value())
+}
+
+func TestTheFullestDeviceComesFirst(t *testing.T) {
+	got := Of(Host{Devices: []api.Device{device(uuid0, 0, 40*gib), device(uuid1, 1, 8*gib+5)}})
+	if len(got) != 2 || got[0].Name != DeviceName(uuid1) || got[1].Name != DeviceName(uuid0) || UUID(got[0].Name) != uuid1 {
+		t.Fatalf("got %+v", got)
+	}
+	if v := value(t, got[0]); v != 8*gib {
+		t.Errorf("8 GiB and 5 bytes are published as %d", v)
+	}
+}
+
+func TestWhatClaimsHaveIsTheSchedulersToCountAndWhatOthersHaveIsNotThere(t *testing.T) {
+	d := device(uuid0, 0, 40*gib)
+	h := Host{Devices: []api.Device{d}, Pools: []api.Pool{pool(PoolPrefix+"a-0", 8*gib), pool("llm", 4*gib)}}
+	if v := value(t, Of(h)[0]); v != 48*gib {
+		t.Errorf("with a claim's pool of 8 GiB beside 40 free: %d", v)
+	}
+	h.Devices[0].Reserve, h.Devices[0].OutsideUsed = gib, 3*gib+1
+	if v := value(t, Of(h)[0]); v != 48*gib-2*gib-256<<20 {
+		t.Errorf("with 3 GiB and a byte outside slices, of which one is reserved: %d", v)
+	}
+	h.Devices[0].OutsideUsed = 70 * gib
+	if got := Of(h); len(got) != 0 {
+		t.Errorf("a device of which nothing is left: %+v", got)
+	}
+}
+
+func TestADeviceHasTheAttributesThatNVIDIAsDriverGivesIt(t *testing.T) {
+	got := Of(Host{Driver: "580.159.04", Devices: []api.Device{device(uuid0, 0, gib)}})[0].Attributes
+	for name, want := range map[resourceapi.QualifiedName]string{
+		"type": "gpu", "uuid": uuid0, "productName": "Card", "architecture": "Ada Lovelace", "driverVersion": "580.159.4",
+		"cudaComputeCapability": "8.9.0", "resource.kubernetes.io/pciBusID": "0000:3b:00.0",
+	} {
+		a := got[name]
+		if is := a.StringValue; is == nil {
+			is = a.VersionValue
+			if is == nil || *is != want {
+				t.Errorf("%s: %+v, want %s", name, a, want)
+			}
+		} else if *is != want {
+			t.Errorf("%s: %s, want %s", name, *is, want)
+		}
+	}
+	for version, want := range map[string]string{"": "", "9.0": "9.0.0", "12": "12.0.0", "1.2.3.4": "", "a.b": ""} {
+		if got := semantic(version); got != want {
+			t.Errorf("version %q is %q, want %q", version, got, want)
+		}
+	}
+	for capability, want := range map[string]string{"7.0": "Volta", "7.5": "Turing", "8.0": "Ampere", "9.0": "Hopper", "12.0": "Blackwell", "": "", "99.0": ""} {
+		if got := architecture(capability); got != want {
+			t.Errorf("compute capability %q is %q, want %q", capability, got, want)
+		}
+	}
+}
+
+func TestADeviceOnWhichNothingCanBeGrantedIsTainted(t *testing.T) {
+	h := Host{Devices: []api.Device{device(uuid0, 0, gib), device(uuid1, 1, gib)}, Health: api.Health{Checks: []api.Check{
+		{Name: "truth", Device: uuid0, For: api.ForReady}, {Name: "other", Device: uuid1},
+	}}}
+	got := Of(h)
+	if len(got[0].Taints) != 1 || got[0].Taints[0].Effect != resourceapi.DeviceTaintEffectNoSchedule || len(got[1].Taints) != 0 {
+		t.Errorf("taints %+v and %+v", got[0].Taints, got[1].Taints)
+	}
+}
+
+func TestMoreDevicesThanASliceMayHaveAreSeveralSlices(t *testing.T) {
+	if got := resources("n", make([]resourceapi.Device, maxPerSlice+1)).Pools["n"].Slices; len(got) != 2 || len(got[1].Devices) != 1 {
+		t.Errorf("%d slices", len(got))
+	}
+	if got := resources("n", nil); len(got.Pools) != 0 {
+		t.Errorf("a node without a GPU publishes %+v", got)
+	}
+}
+
+// enforcer is one that a test changes.
+type enforcer struct {
+	mu     sync.Mutex
+	host   Host
+	away   bool
+	asked  int
+	events chan api.Event
+}
+
+func (e *enforcer) change(f func()) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	f()
+}
+
+func (e *enforcer) err() error {
+	if e.away {
+		return api.ErrUnreachable
+	}
+	return nil
+}
+
+func (e *enforcer) Info(context.Context) (api.Info, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.asked++
+	return api.Info{Driver: "1.2.3"}, e.err()
+}
+
+func (e *enforcer) Devices(context.Context) ([]api.Device, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return append([]api.Device{}, e.host.Devices...), e.err()
+}
+
+func (e *enforcer) Pools(context.Context) ([]api.Pool, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.host.Pools, e.err()
+}
+
+func (e *enforcer) Health(context.Context) (api.Health, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.host.Health, e.err()
+}
+
+func (e *enforcer) Events(ctx context.Context, _ string, _ uint64, _ bool, each func(api.Event) error) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case event := <-e.events:
+			if err := each(event); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// writes are what a publisher wrote.
+type writes struct {
+	mu  sync.Mutex
+	all [][]resourceapi.Device
+	at  []time.Time
+	err error
+}
+
+func (w *writes) publish(_ context.Context, r resourceslice.DriverResources) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	var devices []resourceapi.Device
+	for _, s := range r.Pools["n"].Slices {
+		devices = append(devices, s.Devices...)
+	}
+	w.all, w.at = append(w.all, devices), append(w.at, time.Now())
+	return w.err
+}
+
+func (w *writes) last() (devices []resourceapi.Device, count int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(w.all) == 0 {
+		return nil, 0
+	}
+	return w.all[len(w.all)-1], len(w.all)
+}
+
+func start(t *testing.T, e *enforcer, times Times, before []resourceapi.Device) *writes {
+	t.Helper()
+	w := &writes{}
+	e.events = make(chan api.Event)
+	p := &Publisher{
+		Enforcer: e, Node: "n", Times: times, Log: slog.New(slog.DiscardHandler), Publish: w.publish,
+		Reached: func() {}, Away: func() {}, Event: func(api.Event) {}, Written: func() {},
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() { defer close(done); p.Run(ctx, before) }()
+	t.Cleanup(func() { cancel(); <-done })
+	return w
+}
+
+func eventually(t *testing.T, what string, is func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); !is(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("it is still not so that %s", what)
+		}
+	}
+}
+
+var quick = Times{Poll: 20 * time.Millisecond, Write: 10 * time.Millisecond, Timeout: 50 * time.Millisecond}
+
+func TestWhileTheEnforcerIsAwayItsDevicesAreTainted(t *testing.T) {
+	e := &enforcer{host: Host{Devices: []api.Device{device(uuid0, 0, gib)}}}
+	w := start(t, e, quick, nil)
+	tainted := func(want int) func() bool {
+		return func() bool {
+			devices, _ := w.last()
+			return len(devices) == 1 && len(devices[0].Taints) == want
+		}
+	}
+	eventually(t, "the device is published", tainted(0))
+	e.change(func() { e.away = true })
+	eventually(t, "it is tainted", tainted(1))
+	e.change(func() { e.away = false })
+	eventually(t, "it is not any more", tainted(0))
+}
+
+func TestADriverThatStartsWhileTheEnforcerIsAwayTaintsWhatWasPublished(t *testing.T) {
+	e := &enforcer{away: true}
+	w := start(t, e, quick, Of(Host{Devices: []api.Device{device(uuid0, 0, gib)}}))
+	eventually(t, "it is tainted", func() bool {
+		devices, count := w.last()
+		return count == 1 && len(devices) == 1 && len(devices[0].Taints) == 1 && devices[0].Taints[0].Key == TaintUnreachable
+	})
+}
+
+func TestWritesAreBoundedHoweverMuchHappens(t *testing.T) {
+	e := &enforcer{host: Host{Devices: []api.Device{device(uuid0, 0, gib)}}}
+	times := Times{Poll: time.Minute, Write: 300 * time.Millisecond, Timeout: time.Second}
+	w := start(t, e, times, nil)
+	var free uint64
+	for end := time.Now().Add(4 * times.Write); time.Now().Before(end); {
+		free += gib
+		e.change(func() { e.host.Devices[0] = device(uuid0, 0, free) })
+		e.events <- api.Event{Kind: api.EventPoolCreated}
+	}
+	eventually(t, "the last change is written", func() bool {
+		devices, _ := w.last()
+		return len(devices) == 1 && value(t, devices[0]) == free
+	})
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for i := 1; i < len(w.at); i++ {
+		if gap := w.at[i].Sub(w.at[i-1]); gap < times.Write*9/10 {
+			t.Errorf("two writes %v apart", gap)
+		}
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.asked > 2*len(w.at)+4 {
+		t.Errorf("the enforcer was asked %d times for %d writes", e.asked, len(w.at))
+	}
+}
+
+func TestAWriteThatFailsIsMadeAgain(t *testing.T) {
+	e := &enforcer{host: Host{Devices: []api.Device{device(uuid0, 0, gib)}}}
+	w := start(t, e, quick, nil)
+	w.mu.Lock()
+	w.err = errors.New("no")
+	w.mu.Unlock()
+	e.change(func() { e.host.Devices[0] = device(uuid0, 0, 2*gib) })
+	_, before := w.last()
+	eventually(t, "it is tried again", func() bool { _, count := w.last(); return count > before+2 })
+}

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package inventory
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"slices"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+)
+
+// Times are how long things take. Tests have shorter ones.
+type Times struct {
+	Poll    time.Duration // how often the enforcer is asked though it told of nothing
+	Write   time.Duration // the least between two writes: thousands of pods that start and end are one write
+	Timeout time.Duration // without an answer for so long, the enforcer is away
+}
+
+// DefaultTimes bound a node's writes to twelve a minute.
+var DefaultTimes = Times{Poll: 10 * time.Second, Write: 5 * time.Second, Timeout: 3 * time.Second}
+
+// Enforcer is what is asked of it.
+type Enforcer interface {
+	Info(ctx context.Context) (api.Info, error)
+	Devices(ctx context.Context) ([]api.Device, error)
+	Pools(ctx context.Context) ([]api.Pool, error)
+	Health(ctx context.Context) (api.Health, error)
+	Events(ctx context.Context, instance string, since uint64, follow bool, each func(api.Event) error) error
+}
+
+// Publisher keeps a node's ResourceSlices as the enforcer has its devices.
+type Publisher struct {
+	Enforcer Enforcer
+	Node     string
+	Times    Times
+	Log      *slog.Logger
+	// Publish writes what there is now, in place of what was.
+	Publish func(ctx context.Context, resources resourceslice.DriverResources) error
+	// Reached is called when the enforcer answers that did not before, and Away when it does not any more.
+	Reached, Away func()
+	// Event is called with each of the enforcer's events.
+	Event func(api.Event)
+	// Written is called after each write.
+	Written func()
+
+	published []resourceapi.Device
+}
+
+// Run publishes until ctx ends. before is what an earlier driver had published, for a start while the enforcer is away.
+func (p *Publisher) Run(ctx context.Context, before []resourceapi.Device) {
+	p.published = before
+	changed := make(chan struct{}, 1)
+	go p.follow(ctx, changed)
+
+	var (
+		reached   bool
+		answered  = time.Now() // when the enforcer did, last
+		written   time.Time
+		timer     = time.NewTimer(0)
+		published = false // by this driver
+		soon      = false // the enforcer is asked because of an event
+	)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-changed:
+			if !soon {
+				soon = true
+				timer.Reset(max(p.Times.Write/20, p.Times.Write-time.Since(written))) // what happens until then is the same answer
+			}
+			continue
+		case <-timer.C:
+			soon = false
+		}
+		var devices []resourceapi.Device
+		host, err := p.ask(ctx)
+		next := p.Times.Poll
+		switch {
+		case ctx.Err() != nil:
+			return
+		case err == nil:
+			answered = time.Now()
+			if !reached {
+				p.Log.Info("enforcer reached", "devices", len(host.Devices))
+				reached = true
+				p.Reached()
+			}
+			devices = Of(host)
+		case time.Since(answered) < p.Times.Timeout:
+			timer.Reset(p.Times.Timeout / 4)
+			continue
+		default:
+			next = min(next, time.Second)
+			if reached || !published && len(before) > 0 {
+				p.Log.Warn("enforcer away: its devices are tainted until it answers", "err", err)
+				p.Away()
+			}
+			reached = false
+			devices = unreachable(p.published)
+		}
+		if equality.Semantic.DeepEqual(devices, p.published) && (published || err != nil) {
+			timer.Reset(next)
+			continue
+		}
+		if wait := p.Times.Write - time.Since(written); wait > 0 {
+			timer.Reset(wait)
+			continue
+		}
+		if err := p.Publish(ctx, resources(p.Node, devices)); err != nil {
+			p.Log.Error("devices not published", "err", err)
+		} else {
+			p.published, published = slices.Clone(devices), true
+			p.Written()
+		}
+		written = time.Now()
+		timer.Reset(next)
+	}
+}
+
+// ask asks for all of a host at one moment: a pool that comes or goes between two questions would count twice, or not at all.
+func (p *Publisher) ask(ctx context.Context) (h Host, err error) {
+	ctx, cancel := context.WithTimeout(ctx, p.Times.Timeout)
+	defer cancel()
+	info, err := p.Enforcer.Info(ctx)
+	if err != nil {
+		return h, err
+	}
+	h.Driver = info.Driver
+	if h.Health, err = p.Enforcer.Health(ctx); err != nil {
+		return h, err
+	}
+	for {
+		before, err := p.Enforcer.Pools(ctx)
+		if err != nil {
+			return h, err
+		}
+		if h.Devices, err = p.Enforcer.Devices(ctx); err != nil {
+			return h, err
+		}
+		if h.Pools, err = p.Enforcer.Pools(ctx); err != nil {
+			return h, err
+		}
+		moved := func(d api.Device) bool { return claimed(before, d.UUID) != claimed(h.Pools, d.UUID) }
+		if !slices.ContainsFunc(h.Devices, moved) {
+			return h, nil
+		}
+	}
+}
+
+// follow says when something happened that may change what is free.
+func (p *Publisher) follow(ctx context.Context, changed chan<- struct{}) {
+	var instance string
+	var since uint64
+	for ctx.Err() == nil {
+		err := p.Enforcer.Events(ctx, instance, since, true, func(e api.Event) error {
+			if e.Kind != api.EventMissed || e.Cause == api.MissedRestarted {
+				instance = e.Instance
+			}
+			since = e.Seq
+			p.Event(e)
+			switch e.Kind {
+			case api.EventRegistered, api.EventReleased, api.EventChanged, api.EventPoolCreated, api.EventPoolChanged, api.EventPoolDeleted, api.EventMissed:
+				select {
+				case changed <- struct{}{}:
+				default:
+				}
+			}
+			return nil
+		})
+		if err != nil && ctx.Err() == nil && !errors.Is(err, api.ErrUnreachable) {
+			p.Log.Warn("the enforcer's events are not followed; it is asked instead", "err", err)
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(p.Times.Timeout / 2):
+		}
+	}
+}

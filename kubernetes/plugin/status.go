@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"maps"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	metaapply "k8s.io/client-go/applyconfigurations/meta/v1"
+	resourceapply "k8s.io/client-go/applyconfigurations/resource/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/kubernetes/config"
+	"github.com/gpuslice/gpuslice/kubernetes/inventory"
+)
+
+// Status writes what became of claims where people look: on the claim, and as events of pods whose programs are refused memory. It
+// writes what is newest, at a bounded rate; what cannot be written is dropped, and logged.
+type Status struct {
+	Kube   kubernetes.Interface
+	Node   string
+	Log    *slog.Logger
+	Claims func(types.UID) (namespace, name string, found bool) // prepared on this node
+	Every  time.Duration                                        // between two rounds of writes
+
+	mu      sync.Mutex
+	pending map[types.UID]prepared
+	refused map[types.UID]api.Event // the newest of each claim
+	told    map[types.UID]time.Time
+}
+
+type prepared struct {
+	claim *resourceapi.ResourceClaim
+	err   error
+}
+
+// maxPending bounds what is remembered while the API server is away.
+const maxPending = 1024
+
+// eventsEvery is the least time between two events about one claim.
+const eventsEvery = 5 * time.Minute
+
+// Prepared notes what came of a Prepare.
+func (s *Status) Prepared(c *resourceapi.ResourceClaim, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.pending == nil {
+		s.pending = make(map[types.UID]prepared)
+	}
+	if _, known := s.pending[c.UID]; known || len(s.pending) < maxPending {
+		s.pending[c.UID] = prepared{c, err}
+	}
+}
+
+// Refused notes that memory was refused to a process of a claim.
+func (s *Status) Refused(uid types.UID, e api.Event) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.refused == nil {
+		s.refused, s.told = make(map[types.UID]api.Event), make(map[types.UID]time.Time)
+	}
+	maps.DeleteFunc(s.told, func(_ types.UID, at time.Time) bool { return time.Since(at) > eventsEvery })
+	if _, lately := s.told[uid]; lately || len(s.refused) >= maxPending {
+		return
+	}
+	s.refused[uid] = e
+}
+
+// Run writes until ctx ends.
+func (s *Status) Run(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(s.Every):
+		}
+		s.mu.Lock()
+		pending, refused := s.pending, s.refused
+		s.pending, s.refused = nil, make(map[types.UID]api.Event)
+		if s.told == nil {
+			s.told = make(map[types.UID]time.Time)
+		}
+		for uid := range refused {
+			s.told[uid] = time.Now()
+		}
+		s.mu.Unlock()
+		for _, p := range pending {
+			if err := s.write(ctx, p); err != nil && !apierrors.IsNotFound(err) && ctx.Err() == nil {
+				s.Log.Warn("status of a claim not written", "claim", p.claim.Namespace+"/"+p.claim.Name, "err", err)
+			}
+		}
+		for uid, e := range refused {
+			if err := s.tell(ctx, uid, e); err != nil && !apierrors.IsNotFound(err) && ctx.Err() == nil {
+				s.Log.Warn("event of a pod not written", "claim", uid, "err", err)
+			}
+		}
+	}
+}
+
+// granted is what a device's status says in data.
+type granted struct {
+	Granted string `json:"granted"` // as the claim asked for it
+	UUID    string `json:"uuid"`
+}
+
+func (s *Status) write(ctx context.Context, p prepared) error {
+	condition := metaapply.Condition().WithType("Ready").WithLastTransitionTime(metav1.Now())
+	if p.err == nil {
+		condition.WithStatus(metav1.ConditionTrue).WithReason("Prepared").WithMessage("the quota is in force on the node")
+	} else {
+		condition.WithStatus(metav1.ConditionFalse).WithReason("Refused").WithMessage(p.err.Error())
+	}
+	status := resourceapply.ResourceClaimStatus()
+	for _, r := range p.claim.Status.Allocation.Devices.Results {
+		if r.Driver != config.Driver {
+			continue
+		}
+		memory := r.ConsumedCapacity[inventory.Memory]
+		data, err := json.Marshal(granted{Granted: memory.String(), UUID: inventory.UUID(r.Device)})
+		if err != nil {
+			return err
+		}
+		d := resourceapply.AllocatedDeviceStatus().WithDriver(r.Driver).WithPool(r.Pool).WithDevice(r.Device).WithConditions(condition).
+			WithData(runtime.RawExtension{Raw: data})
+		if r.ShareID != nil {
+			d.WithShareID(string(*r.ShareID))
+		}
+		status.WithDevices(d)
+	}
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	_, err := s.Kube.ResourceV1().ResourceClaims(p.claim.Namespace).ApplyStatus(ctx,
+		resourceapply.ResourceClaim(p.claim.Name, p.claim.Namespace).WithUID(p.claim.UID).WithStatus(status),
+		metav1.ApplyOptions{FieldManager: config.Driver, Force: true})
+	return err
+}
+
+// tell writes an event on the pods that have the claim.
+func (s *Status) tell(ctx context.Context, uid types.UID, e api.Event) error {
+	namespace, name, found := s.Claims(uid)
+	if !found {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	claim, err := s.Kube.ResourceV1().ResourceClaims(namespace).Get(ctx, name, metav1.GetOptions{})
+	if err != nil || claim.UID != uid {
+		return err
+	}
+	for _, consumer := range claim.Status.ReservedFor {
+		if consumer.Resource != "pods" {
+			continue
+		}
+		at := metav1.NewTime(e.Time)
+		_, err := s.Kube.CoreV1().Events(namespace).Create(ctx, &corev1.Event{
+			ObjectMeta:     metav1.ObjectMeta{GenerateName: consumer.Name + ".", Namespace: namespace},
+			InvolvedObject: corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: namespace, Name: consumer.Name, UID: consumer.UID},
+			Type:           corev1.EventTypeWarning, Reason: "VRAMRefused", Message: refusal(e, name),
+			FirstTimestamp: at, LastTimestamp: at, Count: 1, Source: corev1.EventSource{Component: config.Driver, Host: s.Node},
+		}, metav1.CreateOptions{})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func refusal(e api.Event, claim string) string {
+	who := "a process"
+	if e.Command != "" {
+		who = fmt.Sprintf("a process (%s)", e.Command)
+	}
+	what := "memory"
+	if e.Requested > 0 {
+		what = api.FormatSize(e.Requested)
+	}
+	if e.Limit == nil {
+		return fmt.Sprintf("%s was refused %s: it is beyond the quota of claim %s", who, what, claim)
+	}
+	var used uint64
+	if e.Used != nil {
+		used += *e.Used
+	}
+	if e.Overhead != nil {
+		used += *e.Overhead
+	}
+	return fmt.Sprintf("%s was refused %s: claim %s has %s, of which %s were in use", who, what, claim, api.FormatSize(*e.Limit), api.FormatSize(used))
+}
