@@ -34,6 +34,8 @@ type Error struct {
 	Log     string // of the driver's compiler
 	// Bytes, if the code is [AllocFailed], or [Refused] for want of room.
 	Requested, Limit, Current uint64
+	// Lost: all buffers and modules of the session are gone with its broker.
+	Lost bool
 }
 
 // Error has the advice too.
@@ -47,7 +49,7 @@ func (e *Error) Error() string {
 func failure(f *leasepb.Failure) error {
 	return &Error{
 		Code: f.GetCode(), Message: f.GetMessage(), Advice: f.GetAdvice(), Log: f.GetLog(),
-		Requested: f.GetRequested(), Limit: f.GetLimit(), Current: f.GetCurrent(),
+		Requested: f.GetRequested(), Limit: f.GetLimit(), Current: f.GetCurrent(), Lost: f.GetLost(),
 	}
 }
 

@@ -32,7 +32,7 @@ type State string
 const (
 	Active State = "active"
 	Ended  State = "ended"  // dropped or expired
-	Failed State = "failed" // its broker ended by itself
+	Failed State = "failed" // neither: Reason says it
 )
 
 // Lease is a slice of a GPU that was acquired for a time. Sizes are in bytes.
@@ -56,6 +56,10 @@ type Lease struct {
 	Charged    uint64     `json:"charged"`           // what its ledger has, overhead included
 	State      State      `json:"state"`
 	Reason     string     `json:"reason,omitempty"` // why it is not active
+	// Restarts is how often another broker was started, since the one before had ended by itself, and RestartReason why it had. While none
+	// serves it is why not.
+	Restarts      uint64 `json:"restarts,omitempty"`
+	RestartReason string `json:"restart_reason,omitempty"`
 }
 
 // Request asks for a lease.
@@ -188,6 +192,7 @@ func fromWire(l *leasepb.Lease) *Lease {
 		ID: l.GetId(), Address: l.GetAddress(), TokenFile: l.GetTokenFile(), Device: l.GetDevice(), DeviceName: l.GetDeviceName(),
 		VRAM: l.GetVram(), Overhead: l.GetOverhead(), Reserved: l.GetReserved(), Tenant: l.GetTenant(), UID: l.GetUid(),
 		Token: l.GetToken(), RemoteAddress: l.GetRemoteAddress(), Acquired: l.GetAcquired().AsTime(), Charged: l.GetCharged(), Reason: l.GetReason(), State: Active,
+		Restarts: l.GetRestarts(), RestartReason: l.GetRestartReason(),
 	}
 	if l.GetExpires() != nil {
 		at := l.GetExpires().AsTime()

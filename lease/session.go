@@ -43,20 +43,31 @@ var ErrClosed = errors.New("the session was closed")
 // what they made stays until it is given back, or the lease ends. It may be used by several goroutines.
 //
 // A call whose context ends returns at once; what it asked for is carried out all the same.
+//
+// After a device fault, or another end of the lease's broker, the calls that were under way fail with [SyncFailed], and the session connects
+// to the broker that follows; calls wait until that serves. Buffers, modules and shared memory of before are gone, and using one fails with
+// [InvalidHandle]: allocate, load and share anew.
 type Session struct {
 	client     leasepb.SessionClient
 	connection *grpc.ClientConn
-	stream     leasepb.Session_WorkClient
-	cancel     context.CancelFunc
+	live       context.Context // until Close
+	quit       context.CancelFunc
 	token      string
 	metadata   []string // of each call, the token too
-	directory  string   // of shared.sock; "" over TCP
+	socket     string   // "" over TCP, as its directory, where shared.sock is
+	directory  string
 	ended      sync.WaitGroup
 	staging    staging
 
 	mutex    sync.Mutex
-	room     chan struct{} // nil, or closed when there is room, or an end
-	send     chan struct{} // has one when there may be something to send, or an end
+	stream   leasepb.Session_WorkClient
+	followed bool             // another broker is started if this one ends
+	away     bool             // and has not answered yet
+	launches uint64           // so far
+	synced   uint64           // so many of them a Sync has told of
+	lost     *leasepb.Failure // what became of others, with their broker
+	room     chan struct{}    // nil, or closed when there is room, or an end
+	send     chan struct{}    // has one when there may be something to send, or an end
 	outgoing []*leasepb.Request
 	waiting  []call   // for an answer, in the order of their requests: the last is number `sequence`, and each before it one less
 	messages []uint64 // the last request of each that was sent and will be answered
@@ -79,7 +90,7 @@ func Open(ctx context.Context, address, tokenFile string) (*Session, error) {
 	}
 	s := newSession(string(bytes.TrimSpace(text)))
 	if path, ok := strings.CutPrefix(address, "unix:"); ok {
-		s.directory = filepath.Dir(path)
+		s.socket, s.directory = path, filepath.Dir(path)
 	}
 	return s.open(ctx, address, insecure.NewCredentials())
 }
@@ -107,6 +118,7 @@ func newSession(token string) *Session {
 }
 
 func (s *Session) open(ctx context.Context, target string, of credentials.TransportCredentials) (_ *Session, err error) {
+	s.live, s.quit = context.WithCancel(context.WithoutCancel(ctx))
 	s.connection, err = grpc.NewClient(target, grpc.WithTransportCredentials(of), dialing(target),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage), grpc.MaxCallSendMsgSize(maxMessage)),
 		grpc.WithInitialWindowSize(4<<20), grpc.WithInitialConnWindowSize(8<<20),
@@ -115,9 +127,10 @@ func (s *Session) open(ctx context.Context, target string, of credentials.Transp
 		return nil, fmt.Errorf("open a GPU session: %w", err)
 	}
 	s.client = leasepb.NewSessionClient(s.connection)
-	if err := s.connect(ctx); err != nil {
-		return nil, errors.Join(fmt.Errorf("open a GPU session: %w", err), s.connection.Close())
+	if err := s.enter(ctx); err != nil {
+		return nil, errors.Join(fmt.Errorf("open a GPU session: %w", s.called(err)), s.connection.Close())
 	}
+	s.ended.Go(s.sendAll)
 	return s, nil
 }
 
@@ -127,11 +140,11 @@ func (s *Session) authorized(ctx context.Context) context.Context {
 
 // connect begins the stream, and returns when the broker has taken it: it sends its headers at once.
 func (s *Session) connect(ctx context.Context) error {
-	streaming, cancel := context.WithCancel(s.authorized(context.WithoutCancel(ctx)))
+	streaming, cancel := context.WithCancel(s.authorized(s.live))
 	stop := context.AfterFunc(ctx, cancel)
 	stream, err := s.client.Work(streaming)
+	var header metadata.MD
 	if err == nil {
-		var header metadata.MD
 		header, err = stream.Header()
 		if err == nil && header == nil { // the call has ended already
 			_, err = stream.Recv()
@@ -140,28 +153,32 @@ func (s *Session) connect(ctx context.Context) error {
 	if !stop() {
 		err = context.Cause(ctx)
 	}
+	if err == nil {
+		err = s.connected(stream, header)
+	}
 	if err != nil {
 		cancel()
-		return s.called(err)
 	}
-	s.cancel, s.stream = cancel, stream
-	s.ended.Go(s.sendAll)
-	s.ended.Go(s.receive)
-	return nil
+	return err
 }
 
-// called is the error of a call. A broker on this host that does not answer has ended, and its lease with it.
+// called is the error of a call. A broker on this host that does not answer has ended, and the session with it unless another one follows.
 func (s *Session) called(err error) error {
-	if s.directory != "" && status.Code(err) == codes.Unavailable {
-		return &Error{Code: Expired, Message: "the session has ended: its broker does not answer: " + status.Convert(err).Message()}
+	if s.directory == "" || status.Code(err) != codes.Unavailable {
+		return called(err)
 	}
-	return called(err)
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	if s.followed && !s.isGone() {
+		return failure(lossOf(err))
+	}
+	return &Error{Code: Expired, Message: "the session has ended: its broker does not answer: " + status.Convert(err).Message()}
 }
 
 // Close ends the connection. What the session holds stays with the lease.
 func (s *Session) Close() error {
 	s.fail(ErrClosed)
-	s.cancel()
+	s.quit()
 	s.ended.Wait()
 	s.staging.close()
 	return s.connection.Close()
@@ -183,7 +200,7 @@ func (s *Session) notify() {
 
 // hasRoom is whether one more request may be on its way.
 func (s *Session) hasRoom(bytes int) bool {
-	return len(s.waiting) == 0 || len(s.waiting) < maxWaiting && s.bytes+bytes <= maxWaitingBytes
+	return !s.away && (len(s.waiting) == 0 || len(s.waiting) < maxWaiting && s.bytes+bytes <= maxWaitingBytes)
 }
 
 func (s *Session) mayForward() bool {
@@ -236,15 +253,16 @@ func (s *Session) forward(answered bool) {
 		s.messages = append(s.messages, batch[n-1].GetSequence())
 	}
 	s.sending = true
+	stream := s.stream
 	s.mutex.Unlock()
-	_ = s.stream.Send(&leasepb.Requests{Requests: batch, Quiet: true, AnswerLast: answered}) // the receiver learns why it fails
+	_ = stream.Send(&leasepb.Requests{Requests: batch, Quiet: true, AnswerLast: answered}) // the receiver learns why it fails
 	s.mutex.Lock()
 	s.sending = false
 }
 
-func (s *Session) receive() {
+func (s *Session) receive(stream leasepb.Session_WorkClient) {
 	for {
-		message, err := s.stream.Recv()
+		message, err := stream.Recv()
 		if err == nil {
 			err = s.take(message.GetReplies())
 		}
@@ -252,7 +270,7 @@ func (s *Session) receive() {
 			if errors.Is(err, io.EOF) {
 				err = io.ErrUnexpectedEOF
 			}
-			s.fail(s.called(err))
+			s.lose(err)
 			return
 		}
 	}
@@ -277,6 +295,9 @@ func (s *Session) take(replies []*leasepb.Reply) error {
 		c := s.waiting[n]
 		s.waiting = s.waiting[n+1:]
 		s.bytes -= c.bytes
+		if reply.GetFailure().GetLost() && s.followed {
+			s.away = true // what is asked from now on is for the next broker
+		}
 		if c.done != nil {
 			c.done <- reply // it has room for one
 		}
@@ -316,6 +337,9 @@ func (s *Session) enqueue(ctx context.Context, r *leasepb.Request, wait bool) (c
 	if s.err != nil {
 		return nil, s.err
 	}
+	if !wait {
+		s.launches++
+	}
 	s.sequence++
 	r.Sequence = s.sequence
 	s.waiting = append(s.waiting, c)
@@ -353,7 +377,17 @@ func (s *Session) ask(ctx context.Context, r *leasepb.Request) (*leasepb.Reply, 
 
 // Sync waits for everything that was launched before it. Its error is that of what failed since the last Sync.
 func (s *Session) Sync(ctx context.Context) error {
+	s.mutex.Lock()
+	n := s.launches
+	s.mutex.Unlock()
 	_, err := s.ask(ctx, &leasepb.Request{Operation: &leasepb.Request_Sync{Sync: &leasepb.Sync{}}})
+	var answered *Error
+	if err != nil && !errors.As(err, &answered) {
+		return err
+	}
+	if lost := s.takeLost(n); err == nil {
+		err = lost
+	}
 	return err
 }
 

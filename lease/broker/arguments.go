@@ -38,7 +38,7 @@ func (a *arguments) reset() {
 }
 
 // lay lays out a launch's arguments one after the other.
-func (a *arguments) lay(kernel *cuda.Function, l *leasepb.Launch, find func(handle uint64) (buffer, bool)) *leasepb.Failure {
+func (a *arguments) lay(kernel *cuda.Function, l *leasepb.Launch, find func(handle uint64) (buffer, *leasepb.Failure)) *leasepb.Failure {
 	given := l.GetArguments()
 	if kernel.Described && len(given) != len(kernel.Parameters) {
 		return failed(leasepb.Code_LAUNCH_FAILED, "%d arguments: %s has %d parameters", len(given), l.GetKernel(), len(kernel.Parameters))
@@ -52,9 +52,9 @@ func (a *arguments) lay(kernel *cuda.Function, l *leasepb.Launch, find func(hand
 		switch v := argument.GetValue().(type) {
 		case *leasepb.Argument_Raw:
 		case *leasepb.Argument_Pointer:
-			b, ok := find(v.Pointer.GetHandle())
-			if !ok {
-				return noHandle("buffer", v.Pointer.GetHandle())
+			b, f := find(v.Pointer.GetHandle())
+			if f != nil {
+				return f
 			}
 			if f := b.within(v.Pointer.GetOffset(), 0); f != nil {
 				return f

@@ -61,8 +61,8 @@ func (c *client) serve() error {
 			err = c.send(replies)
 		}
 		c.sending.Unlock()
-		if gone != nil {
-			c.broker.stop(ExitContext, gone.GetMessage())
+		if gone {
+			c.broker.stop(ExitContext, c.broker.engine.why)
 		}
 		if err != nil || last {
 			return err
@@ -70,8 +70,8 @@ func (c *client) serve() error {
 	}
 }
 
-// work carries out a message. It returns the replies that are still to be sent, and why there is nothing more to be had of the device.
-func (c *client) work(message *leasepb.Requests) (replies []*leasepb.Reply, gone *leasepb.Failure, err error) {
+// work carries out a message. It returns the replies that are still to be sent, and whether the context is gone.
+func (c *client) work(message *leasepb.Requests) (replies []*leasepb.Reply, gone bool, err error) {
 	for requests := message.GetRequests(); len(requests) > 0; {
 		c.sending.Lock()
 		err := c.send(replies)
@@ -95,16 +95,16 @@ func (c *client) send(replies []*leasepb.Reply) error {
 
 // carryOut carries out the first part of a message's last requests, and returns the others. What can wait for the device does not keep back the replies to
 // what was before it.
-func (b *Broker) carryOut(h *history, message *leasepb.Requests, requests []*leasepb.Request) (replies []*leasepb.Reply, rest []*leasepb.Request, gone *leasepb.Failure, err error) {
+func (b *Broker) carryOut(h *history, message *leasepb.Requests, requests []*leasepb.Request) (replies []*leasepb.Reply, rest []*leasepb.Request, gone bool, err error) {
 	b.working.Lock()
 	defer b.working.Unlock()
 	if b.hasEnded() {
-		return nil, nil, nil, b.expired()
+		return nil, nil, false, b.over()
 	}
 	bytes, reply := 0, &leasepb.Reply{}
 	for i, r := range requests {
 		if len(replies) > 0 && (waits(r) || bytes >= maxReplyBytes) || i == maxPart {
-			return replies, requests[i:], b.engine.gone, nil
+			return replies, requests[i:], b.engine.gone != nil, nil
 		}
 		b.engine.do(h, r, reply)
 		if message.GetQuiet() && isLaunch(r) && reply.Failure == nil && (!message.GetAnswerLast() || i < len(requests)-1) {
@@ -114,7 +114,7 @@ func (b *Broker) carryOut(h *history, message *leasepb.Requests, requests []*lea
 		replies = append(replies, reply)
 		reply = &leasepb.Reply{}
 	}
-	return replies, nil, b.engine.gone, nil
+	return replies, nil, b.engine.gone != nil, nil
 }
 
 func isLaunch(r *leasepb.Request) bool {

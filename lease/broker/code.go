@@ -51,7 +51,7 @@ func (e *engine) compile(image []byte) (*module, string, *leasepb.Failure) {
 func (e *engine) unload(handle uint64) *leasepb.Failure {
 	m, ok := e.modules[handle]
 	if !ok {
-		return noHandle("module", handle)
+		return e.noHandle("module", handle)
 	}
 	delete(e.modules, handle)
 	e.stats.modules.Add(^uint64(0))
@@ -72,12 +72,9 @@ func (e *engine) launch(l *leasepb.Launch) *leasepb.Failure {
 	f := func() *leasepb.Failure {
 		m, ok := e.modules[l.GetModule()]
 		if !ok {
-			return noHandle("module", l.GetModule())
+			return e.noHandle("module", l.GetModule())
 		}
-		return e.start(m, l, func(handle uint64) (buffer, bool) {
-			b, ok := e.buffers[handle]
-			return b, ok
-		})
+		return e.start(m, l, func(handle uint64) (buffer, *leasepb.Failure) { return e.buffer(handle, 0, 0) })
 	}()
 	if f != nil {
 		e.stats.launchFailures.Add(1)
@@ -85,7 +82,7 @@ func (e *engine) launch(l *leasepb.Launch) *leasepb.Failure {
 	return f
 }
 
-func (e *engine) start(m *module, l *leasepb.Launch, find func(handle uint64) (buffer, bool)) *leasepb.Failure {
+func (e *engine) start(m *module, l *leasepb.Launch, find func(handle uint64) (buffer, *leasepb.Failure)) *leasepb.Failure {
 	kernel, f := e.kernel(m, l.GetKernel())
 	if f != nil {
 		return f

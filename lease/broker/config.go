@@ -15,6 +15,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// Stay is what a process that the lease service starts with `gpuslice-broker --keep` gets on [ConfigFD] once it is where it shall be. It does
+// nothing but stay there; without that it ends.
+const Stay = "stay"
+
 // Descriptors of a broker that the lease service starts with `gpuslice-broker --service`.
 const (
 	// ConfigFD is a pipe or a file with a [Config] in JSON. The broker does nothing before it has read it to its end, so that it can be
@@ -45,7 +49,20 @@ type Config struct {
 	Linger      time.Duration `json:"linger,omitempty"`       // in nanoseconds; 0: the session does not end with its last connection
 	LoadTimeout time.Duration `json:"load_timeout,omitempty"` // 30 s
 	SharedBytes uint64        `json:"shared_bytes,omitempty"` // of all shared memory; 256 MiB
+
+	// Followed: if this broker ends by itself, another one is started for the same session.
+	Followed bool `json:"followed,omitempty"`
+	// Number is how many brokers the session had before this one, less than [MaxBrokers], and Before why the last of them ended.
+	Number uint64 `json:"number,omitempty"`
+	Before string `json:"before,omitempty"`
 }
+
+// A handle has its broker's number in its upper bits: what one broker gave never names anything of another's.
+const (
+	handleBits = 48
+	// MaxBrokers is how many brokers a session can have, one after the other.
+	MaxBrokers = 1 << (64 - handleBits)
+)
 
 // Ready is the line on ReadyFD.
 type Ready struct {

@@ -4,6 +4,7 @@ package broker
 
 import (
 	"errors"
+	"fmt"
 	"sync/atomic"
 
 	"github.com/gpuslice/gpuslice/lease/leasepb"
@@ -33,10 +34,15 @@ type engine struct {
 	memories map[uint64][]byte
 	// gone is what every request is answered with since a fault took the context.
 	gone *leasepb.Failure
+	why  string // in short
 	args arguments
 
 	vram  uint64
 	stats counters
+
+	number   uint64 // of this broker, among its session's
+	before   string // why the one before it ended
+	followed bool
 }
 
 type counters struct {
@@ -68,6 +74,11 @@ func newEngine(device Device, vram uint64) *engine {
 		buffers: map[uint64]buffer{}, modules: map[uint64]*module{}, memories: map[uint64][]byte{},
 		watch: func() func() { return func() {} },
 	}
+}
+
+// succeed says which broker of its session this is. It is called before the first request.
+func (e *engine) succeed(config Config) {
+	e.number, e.before, e.followed, e.last = config.Number, config.Before, config.Followed, config.Number<<handleBits
 }
 
 // do carries out one request, and fills in its reply. A nil failure is success.
@@ -121,15 +132,27 @@ func (e *engine) perform(h *history, r *leasepb.Request, reply *leasepb.Reply) *
 }
 
 // lost says what it took if the error says that the context is of no use; else it returns nil. All that is asked from then on is answered so, and
-// the session ends: the driver gives a process no other context after a fault of one of its kernels (observed on an H100).
+// the broker ends: the driver gives a process no other context after a fault of one of its kernels (observed on an H100).
 func (e *engine) lost(err error) *leasepb.Failure {
 	var result cuda.Result
 	if !errors.As(err, &result) || !result.Lost() {
 		return nil
 	}
-	e.gone = advised(failed(leasepb.Code_SYNC_FAILED, "a kernel failed: %v; the session's context is lost with its buffers and modules, and the session ends", err),
-		"acquire another lease; no other session is touched")
+	e.why = fmt.Sprintf("a device fault: %v; the session's context is lost with all of its buffers and modules", err)
+	if e.followed {
+		e.gone = goesOn(e.why)
+	} else {
+		e.gone = advised(failed(leasepb.Code_SYNC_FAILED, "%s, and the session ends", e.why), "begin another session; no other one is touched")
+		e.gone.Lost = true
+	}
 	return e.gone
+}
+
+// goesOn is for clients of a broker that ends, and that another one follows.
+func goesOn(what string) *leasepb.Failure {
+	f := failed(leasepb.Code_SYNC_FAILED, "%s; the session goes on under the same lease, with nothing in it", what)
+	f.Lost = true
+	return advised(f, "connect again, allocate and load anew; no other session is touched")
 }
 
 // driverFailed is the failure of a driver's call.

@@ -424,3 +424,36 @@ func FuzzRequests(f *testing.F) {
 		}
 	})
 }
+
+func TestWhatAFormerBrokerGaveIsNoHandleOfTheNext(t *testing.T) {
+	first := newBench(t)
+	old := first.must(&leasepb.MemAlloc{Bytes: 8}).GetMemAlloc().GetHandle()
+	module := first.must(&leasepb.ModuleLoad{Image: []byte("ptx")}).GetModuleLoad().GetModule()
+	b := newBench(t)
+	b.engine.succeed(Config{Number: 1, Before: "a device fault", Followed: true})
+	for range 3 {
+		b.must(&leasepb.MemAlloc{Bytes: 8})
+	}
+	mine := b.must(&leasepb.ModuleLoad{Image: []byte("ptx")}).GetModuleLoad().GetModule()
+	for name, operation := range map[string]any{
+		"buffer":                     readInto(old, 0, 1),
+		"module":                     &leasepb.ModuleUnload{Module: module},
+		"module of a launch":         &leasepb.Launch{Module: module, Kernel: "nothing"},
+		"buffer as an argument":      &leasepb.Launch{Module: mine, Kernel: "unknown", Arguments: []*leasepb.Argument{{Value: &leasepb.Argument_Pointer{Pointer: &leasepb.Pointer{Handle: old}}}}},
+		"shared memory":              &leasepb.MemWrite{Handle: mine, Source: &leasepb.MemWrite_Shared{Shared: &leasepb.Range{Memory: 1, Bytes: 1}}},
+		"buffer, and it is freed":    &leasepb.MemFree{Handle: old},
+		"buffer, and it is filled":   &leasepb.MemSet{Handle: old, Bytes: 1},
+		"buffer that is copied from": &leasepb.MemCopy{To: old, From: old, Bytes: 1},
+	} {
+		if f := b.refuses(leasepb.Code_INVALID_HANDLE, operation); !strings.Contains(f.GetMessage(), "former broker: a device fault") || f.GetAdvice() == "" {
+			t.Errorf("%s: %v", name, f)
+		}
+	}
+	if f := b.refuses(leasepb.Code_INVALID_HANDLE, &leasepb.MemFree{}); !strings.Contains(f.GetMessage(), "never given") {
+		t.Errorf("handle 0: %v", f)
+	}
+	b.device.fault = failing("a kernel", 700)
+	if f := b.refuses(leasepb.Code_SYNC_FAILED, &leasepb.Sync{}); !strings.Contains(f.GetMessage(), "goes on under the same lease") || !strings.Contains(f.GetAdvice(), "connect again") {
+		t.Errorf("%v", f)
+	}
+}

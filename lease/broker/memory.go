@@ -64,6 +64,13 @@ func (e *engine) free(handle uint64) *leasepb.Failure {
 	return e.give(b)
 }
 
+func (e *engine) noHandle(what string, handle uint64) *leasepb.Failure {
+	if handle != 0 && handle>>handleBits < e.number {
+		return advised(failed(leasepb.Code_INVALID_HANDLE, "%s %d is gone with the session's former broker: %s", what, handle, e.before), "allocate and load anew")
+	}
+	return noHandle(what, handle)
+}
+
 func noHandle(what string, handle uint64) *leasepb.Failure {
 	return failed(leasepb.Code_INVALID_HANDLE, "the session has no %s %d: it was never given, or is gone", what, handle)
 }
@@ -79,7 +86,7 @@ func (b buffer) within(offset, bytes uint64) *leasepb.Failure {
 func (e *engine) buffer(handle, offset, bytes uint64) (buffer, *leasepb.Failure) {
 	b, ok := e.buffers[handle]
 	if !ok {
-		return b, noHandle("buffer", handle)
+		return b, e.noHandle("buffer", handle)
 	}
 	return b, b.within(offset, bytes)
 }
@@ -88,7 +95,7 @@ func (e *engine) buffer(handle, offset, bytes uint64) (buffer, *leasepb.Failure)
 func (e *engine) memory(r *leasepb.Range) ([]byte, *leasepb.Failure) {
 	memory, ok := e.memories[r.GetMemory()]
 	if !ok {
-		return nil, noHandle("shared memory", r.GetMemory())
+		return nil, e.noHandle("shared memory", r.GetMemory())
 	}
 	if f := (buffer{bytes: uint64(len(memory))}).within(r.GetOffset(), r.GetBytes()); f != nil {
 		return nil, f

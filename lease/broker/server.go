@@ -32,6 +32,7 @@ const (
 	maxMessage     = 66 << 20
 	greetTimeout   = 5 * time.Second  // for a connection's first bytes
 	idleTimeout    = 10 * time.Second // of a connection without a call
+	returnTimeout  = 10 * time.Second // for clients to come back to a session
 	farewell       = 2 * time.Second  // for clients to learn that it ends; the lease service waits for less
 	maxHeaderBytes = 16 << 10
 )
@@ -73,13 +74,14 @@ func New(config Config, open func() (Device, error)) (*Broker, error) {
 	}
 	b := &Broker{config: config, engine: newEngine(device, config.VRAM), ended: make(chan struct{})}
 	b.engine.watch = b.watch
+	b.engine.succeed(config)
 	return b, nil
 }
 
 // watch ends the session if a load takes too long: nothing else stops the driver's compiler.
 func (b *Broker) watch() func() {
 	timer := time.AfterFunc(b.config.LoadTimeout, func() {
-		b.stop(ExitLoadTimeout, fmt.Sprintf("the driver compiled a module for %v, which is load_timeout", b.config.LoadTimeout))
+		b.stop(ExitLoadTimeout, fmt.Sprintf("the driver compiled a module for %v, which is load_timeout: all buffers and modules are gone", b.config.LoadTimeout))
 	})
 	return func() { timer.Stop() }
 }
@@ -107,6 +109,7 @@ func (b *Broker) Serve(sessions, shared net.Listener) (code int, why string) {
 	leasepb.RegisterSessionServer(server, b)
 	go func() { _ = server.Serve(netutil.LimitListener(sessions, 4*b.config.Clients)) }() // ends with the server
 	go b.serveShared(shared)
+	b.expectClients()
 	<-b.ended
 	stopped := make(chan struct{})
 	go func() { server.GracefulStop(); close(stopped) }()
@@ -168,9 +171,13 @@ func (b *Broker) knows(token string) bool {
 	return subtle.ConstantTimeCompare([]byte(token), []byte(b.config.Token)) == 1
 }
 
-func (b *Broker) expired() error {
-	code := leasepb.Code_LEASE_EXPIRED
-	return failed(code, "the session has ended: %s", b.why).Status(codes.Aborted)
+// over is what clients are told when the broker ends.
+func (b *Broker) over() error {
+	f := failed(leasepb.Code_LEASE_EXPIRED, "the session has ended: %s", b.why)
+	if b.config.Followed && b.exit != 0 && b.exit != ExitLinger {
+		f = goesOn(b.why)
+	}
+	return f.Status(codes.Aborted)
 }
 
 func (b *Broker) join() error {
@@ -195,6 +202,15 @@ func (b *Broker) leave() {
 	}
 }
 
+// expectClients is for a broker that takes another's place: the clients of that one have a while to come back, and none is the last to leave.
+func (b *Broker) expectClients() {
+	b.mutex.Lock()
+	defer b.mutex.Unlock()
+	if b.config.Number > 0 && b.config.Linger > 0 && b.clients == 0 && b.linger == nil {
+		b.linger = time.AfterFunc(max(b.config.Linger, returnTimeout), b.lingered)
+	}
+}
+
 func (b *Broker) lingered() {
 	b.mutex.Lock()
 	defer b.mutex.Unlock()
@@ -203,16 +219,27 @@ func (b *Broker) lingered() {
 	}
 }
 
+// header says to clients whether they may come back if the broker ends.
+func (b *Broker) header() metadata.MD {
+	if !b.config.Followed {
+		return nil
+	}
+	return metadata.Pairs(leasepb.FollowedHeader, "true")
+}
+
 // Work serves one client.
 func (b *Broker) Work(stream leasepb.Session_WorkServer) error {
 	if err := b.authorize(stream.Context()); err != nil {
 		return err
 	}
+	if b.hasEnded() {
+		return b.over()
+	}
 	if err := b.join(); err != nil {
 		return err
 	}
 	defer b.leave()
-	if err := stream.SendHeader(nil); err != nil { // says to the client that it is connected
+	if err := stream.SendHeader(b.header()); err != nil { // says to the client that it is connected
 		return err
 	}
 	c := &client{broker: b, stream: stream}
@@ -224,7 +251,7 @@ func (b *Broker) Work(stream leasepb.Session_WorkServer) error {
 	case err := <-result:
 		return err
 	case <-b.ended:
-		return b.expired()
+		return b.over()
 	}
 }
 

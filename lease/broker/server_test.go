@@ -10,6 +10,7 @@ import (
 	"net"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -299,6 +300,28 @@ func TestAFaultIsToldBeforeTheSessionEnds(t *testing.T) {
 		}
 		if code := <-s.code; code != ExitContext {
 			t.Fatalf("exit code %d", code)
+		}
+	}
+}
+
+// Where another broker follows, clients are told so from the beginning, and at the end; one that takes another's place lingers from its start.
+func TestClientsOfABrokerThatIsFollowedAreToldThatTheSessionGoesOn(t *testing.T) {
+	s := serve(t, Config{Followed: true})
+	stream := s.connect(t)
+	header, err := stream.Header()
+	if err != nil || len(header.Get(leasepb.FollowedHeader)) != 1 {
+		t.Errorf("%v, %v", header, err)
+	}
+	s.stop(ExitLoadTimeout, "it took long")
+	if _, err = stream.Recv(); !strings.Contains(err.Error(), "it took long; the session goes on under the same lease") {
+		t.Error(err)
+	}
+	for _, code := range []int{0, ExitLinger} {
+		s := serve(t, Config{Followed: true})
+		stream := s.connect(t)
+		s.stop(code, "that is all")
+		if _, err := stream.Recv(); !strings.Contains(err.Error(), "the session has ended: that is all") {
+			t.Error(err)
 		}
 	}
 }

@@ -71,11 +71,11 @@ func (e *engine) submit(s *leasepb.Submit, reply *leasepb.Reply) (f *leasepb.Fai
 	}
 	for _, l := range s.GetLaunches() {
 		e.stats.launches.Add(1)
-		f := e.start(m, l, func(handle uint64) (buffer, bool) {
+		f := e.start(m, l, func(handle uint64) (buffer, *leasepb.Failure) {
 			if handle == 0 || handle > uint64(len(buffers)) {
-				return buffer{}, false
+				return buffer{}, noHandle("buffer", handle)
 			}
-			return buffers[handle-1], true
+			return buffers[handle-1], nil
 		})
 		if f != nil {
 			e.stats.launchFailures.Add(1)

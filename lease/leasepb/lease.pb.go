@@ -39,7 +39,7 @@ const (
 	Code_INVALID_HANDLE   Code = 3 // another session's, one that was freed, or an offset past its end
 	Code_LOAD_FAILED      Code = 4 // log is what the driver's compiler said
 	Code_LAUNCH_FAILED    Code = 5
-	Code_SYNC_FAILED      Code = 6 // an earlier launch failed
+	Code_SYNC_FAILED      Code = 6 // an earlier launch failed, or was lost with the session's broker
 	Code_INVALID_REQUEST  Code = 7 // it makes no sense whatever the session holds
 	Code_REFUSED          Code = 8 // a lease, or a connection; requested, limit and current are present if for want of room
 	Code_NOT_FOUND        Code = 9 // no such lease, or not the asker's
@@ -106,7 +106,7 @@ const (
 	Lease_STATE_UNSPECIFIED Lease_State = 0
 	Lease_ACTIVE            Lease_State = 1
 	Lease_ENDED             Lease_State = 2 // dropped or expired
-	Lease_FAILED            Lease_State = 3 // its broker ended by itself
+	Lease_FAILED            Lease_State = 3 // neither dropped nor expired: reason says it
 )
 
 // Enum value maps for Lease_State.
@@ -483,6 +483,8 @@ type Lease struct {
 	Reason        string                 `protobuf:"bytes,15,opt,name=reason,proto3" json:"reason,omitempty"`                                    // why it is not active
 	RemoteAddress string                 `protobuf:"bytes,16,opt,name=remote_address,json=remoteAddress,proto3" json:"remote_address,omitempty"` // of its session for other machines, if they are served: tls:HOST:PORT/ID
 	Token         string                 `protobuf:"bytes,17,opt,name=token,proto3" json:"token,omitempty"`                                      // for a client on another machine, which gets it and no token_file
+	Restarts      uint64                 `protobuf:"varint,18,opt,name=restarts,proto3" json:"restarts,omitempty"`                               // how often another broker was started, since the one before had ended by itself
+	RestartReason string                 `protobuf:"bytes,19,opt,name=restart_reason,json=restartReason,proto3" json:"restart_reason,omitempty"` // why that ended; if none serves, why not
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -632,6 +634,20 @@ func (x *Lease) GetRemoteAddress() string {
 func (x *Lease) GetToken() string {
 	if x != nil {
 		return x.Token
+	}
+	return ""
+}
+
+func (x *Lease) GetRestarts() uint64 {
+	if x != nil {
+		return x.Restarts
+	}
+	return 0
+}
+
+func (x *Lease) GetRestartReason() string {
+	if x != nil {
+		return x.RestartReason
 	}
 	return ""
 }
@@ -2460,6 +2476,7 @@ type Failure struct {
 	Requested     *uint64                `protobuf:"varint,5,opt,name=requested,proto3,oneof" json:"requested,omitempty"` // bytes, as those below
 	Limit         *uint64                `protobuf:"varint,6,opt,name=limit,proto3,oneof" json:"limit,omitempty"`
 	Current       *uint64                `protobuf:"varint,7,opt,name=current,proto3,oneof" json:"current,omitempty"`
+	Lost          bool                   `protobuf:"varint,8,opt,name=lost,proto3" json:"lost,omitempty"` // all buffers and modules of the session are gone with its broker, and so is this connection
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2541,6 +2558,13 @@ func (x *Failure) GetCurrent() uint64 {
 		return *x.Current
 	}
 	return 0
+}
+
+func (x *Failure) GetLost() bool {
+	if x != nil {
+		return x.Lost
+	}
+	return false
 }
 
 type Submit_Buffer struct {
@@ -2625,7 +2649,7 @@ const file_lease_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"\r\n" +
 	"\vListRequest\"=\n" +
 	"\tListReply\x120\n" +
-	"\x06leases\x18\x01 \x03(\v2\x18.gpuslice.lease.v1.LeaseR\x06leases\"\xd5\x04\n" +
+	"\x06leases\x18\x01 \x03(\v2\x18.gpuslice.lease.v1.LeaseR\x06leases\"\x98\x05\n" +
 	"\x05Lease\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x1d\n" +
@@ -2646,7 +2670,9 @@ const file_lease_proto_rawDesc = "" +
 	"\x05state\x18\x0e \x01(\x0e2\x1e.gpuslice.lease.v1.Lease.StateR\x05state\x12\x16\n" +
 	"\x06reason\x18\x0f \x01(\tR\x06reason\x12%\n" +
 	"\x0eremote_address\x18\x10 \x01(\tR\rremoteAddress\x12\x14\n" +
-	"\x05token\x18\x11 \x01(\tR\x05token\"A\n" +
+	"\x05token\x18\x11 \x01(\tR\x05token\x12\x1a\n" +
+	"\brestarts\x18\x12 \x01(\x04R\brestarts\x12%\n" +
+	"\x0erestart_reason\x18\x13 \x01(\tR\rrestartReason\"A\n" +
 	"\x05State\x12\x15\n" +
 	"\x11STATE_UNSPECIFIED\x10\x00\x12\n" +
 	"\n" +
@@ -2778,7 +2804,7 @@ const file_lease_proto_rawDesc = "" +
 	"\x05syncs\x18\v \x01(\x04R\x05syncs\x12#\n" +
 	"\rsync_failures\x18\f \x01(\x04R\fsyncFailures\x12\x18\n" +
 	"\awritten\x18\r \x01(\x04R\awritten\x12\x12\n" +
-	"\x04read\x18\x0e \x01(\x04R\x04read\"\xfb\x01\n" +
+	"\x04read\x18\x0e \x01(\x04R\x04read\"\x8f\x02\n" +
 	"\aFailure\x12+\n" +
 	"\x04code\x18\x01 \x01(\x0e2\x17.gpuslice.lease.v1.CodeR\x04code\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x12\x16\n" +
@@ -2786,7 +2812,8 @@ const file_lease_proto_rawDesc = "" +
 	"\x03log\x18\x04 \x01(\tR\x03log\x12!\n" +
 	"\trequested\x18\x05 \x01(\x04H\x00R\trequested\x88\x01\x01\x12\x19\n" +
 	"\x05limit\x18\x06 \x01(\x04H\x01R\x05limit\x88\x01\x01\x12\x1d\n" +
-	"\acurrent\x18\a \x01(\x04H\x02R\acurrent\x88\x01\x01B\f\n" +
+	"\acurrent\x18\a \x01(\x04H\x02R\acurrent\x88\x01\x01\x12\x12\n" +
+	"\x04lost\x18\b \x01(\bR\x04lostB\f\n" +
 	"\n" +
 	"_requestedB\b\n" +
 	"\x06_limitB\n" +

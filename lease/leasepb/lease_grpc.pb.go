@@ -300,6 +300,10 @@ const (
 //
 // Each call has the metadata `authorization: Bearer TOKEN`; one from another machine, over TLS, also `lease: ID`. A call that is rejected, and a stream that is ended, has a Failure among the
 // details of its status.
+//
+// A broker that ends by itself (a device fault, a load that takes too long, a crash) takes all buffers and modules with it. It ends the streams,
+// with SYNC_FAILED if it can. If their header had `gpuslice-followed: true`, another broker is started at the same address: clients connect
+// again, and what was given before is INVALID_HANDLE there.
 type SessionClient interface {
 	// Work is one client's connection. Requests are carried out in the order in which they arrive, across all clients of the lease, on one
 	// CUDA stream. Each is answered once, in the same order, but for launches in a quiet message. A message may have several requests: that
@@ -346,6 +350,10 @@ func (c *sessionClient) Stats(ctx context.Context, in *StatsRequest, opts ...grp
 //
 // Each call has the metadata `authorization: Bearer TOKEN`; one from another machine, over TLS, also `lease: ID`. A call that is rejected, and a stream that is ended, has a Failure among the
 // details of its status.
+//
+// A broker that ends by itself (a device fault, a load that takes too long, a crash) takes all buffers and modules with it. It ends the streams,
+// with SYNC_FAILED if it can. If their header had `gpuslice-followed: true`, another broker is started at the same address: clients connect
+// again, and what was given before is INVALID_HANDLE there.
 type SessionServer interface {
 	// Work is one client's connection. Requests are carried out in the order in which they arrive, across all clients of the lease, on one
 	// CUDA stream. Each is answered once, in the same order, but for launches in a quiet message. A message may have several requests: that

@@ -18,3 +18,7 @@ func (f *Failure) Status(code codes.Code) error {
 	}
 	return s.Err()
 }
+
+// FollowedHeader is in the header of a Work stream, with the value "true", if the session goes on when its broker ends by itself: its client
+// may connect again.
+const FollowedHeader = "gpuslice-followed"

@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
 	"os"
 	"os/exec"
@@ -43,40 +44,32 @@ func (s *Service) begin(ctx context.Context, l *lease, who Peer, r *leasepb.Acqu
 	if err != nil {
 		return err
 	}
-	cgroup, err := s.cgroups.make(l.ID)
-	if err != nil {
+	if err := s.cgroups.make(l.ID); err != nil {
 		return err
 	}
-	if err := s.start(l, dir); err != nil {
+	if err := s.keep(l); err != nil {
 		return err
 	}
-	defer func() {
-		if err != nil {
-			_ = l.process.Signal(syscall.SIGKILL) // before it finds that nobody tells it anything
+	var slice api.RegisterReply
+	err = s.start(ctx, l, func() error {
+		if slice, err = s.register(ctx, l, who, r); err != nil {
+			return err
 		}
-		l.child.config.Close()
-		l.child.ready.Close()
-	}()
-	if err := cgroup.add(l.PID); err != nil {
-		return err
-	}
-	slice, err := s.register(ctx, l, who, r)
+		l.Session = broker.Config{
+			Environment: []string{
+				"LD_PRELOAD=" + slice.Library, api.DirEnv + "=" + filepath.Join(slice.Dir, "bind"), "CUDA_VISIBLE_DEVICES=" + l.Device,
+			},
+			VRAM: l.VRAM, Token: token, Reserve: l.Reserved, Clients: s.MaxClients, LoadTimeout: s.LoadTimeout, Followed: true,
+		}
+		if n := r.GetClients(); n > 0 {
+			l.Session.Clients = int(n)
+		}
+		if r.GetLinger() != nil {
+			l.Session.Linger = max(r.GetLinger().AsDuration(), time.Millisecond) // 0 is none there
+		}
+		return nil
+	})
 	if err != nil {
-		return err
-	}
-	config := broker.Config{
-		Environment: []string{
-			"LD_PRELOAD=" + slice.Library, api.DirEnv + "=" + filepath.Join(slice.Dir, "bind"), "CUDA_VISIBLE_DEVICES=" + l.Device,
-		},
-		VRAM: l.VRAM, Token: token, Reserve: l.Reserved, Clients: s.MaxClients, LoadTimeout: s.LoadTimeout,
-	}
-	if n := r.GetClients(); n > 0 {
-		config.Clients = int(n)
-	}
-	if r.GetLinger() != nil {
-		config.Linger = max(r.GetLinger().AsDuration(), time.Millisecond) // 0 is none there
-	}
-	if err := l.child.serve(ctx, config); err != nil {
 		return err
 	}
 	if err := l.put(dir); err != nil {
@@ -90,7 +83,7 @@ func (s *Service) begin(ctx context.Context, l *lease, who Peer, r *leasepb.Acqu
 	s.mu.Lock()
 	l.serving, l.since = true, time.Now()
 	s.mu.Unlock()
-	go s.await(l)
+	s.minding.Go(func() { s.mind(l) })
 	return nil
 }
 
@@ -105,7 +98,7 @@ func (s *Service) register(ctx context.Context, l *lease, who Peer, r *leasepb.A
 		user = &api.User{} // has no limit on the control socket either
 	}
 	reply, err := s.Enforcer.Register(ctx, api.RegisterRequest{
-		ID: l.ID, PID: l.PID, UID: l.BrokerUID, GID: l.BrokerUID, For: user, Tenant: l.Tenant, TTL: ttl, Visible: []string{l.Device},
+		ID: l.ID, PID: l.Keeper.PID, UID: l.BrokerUID, GID: l.BrokerUID, For: user, Tenant: l.Tenant, TTL: ttl, Visible: []string{l.Device},
 		Quotas: []api.Quota{{Device: l.Device, Bytes: l.VRAM + l.Overhead}},
 	})
 	if err == nil {
@@ -140,8 +133,30 @@ type child struct {
 	ready   *os.File // what it says
 }
 
-// start starts the broker, which waits for its configuration.
-func (s *Service) start(l *lease, dir string) error {
+// start starts a broker in the lease's cgroup, and returns when it serves. Before the broker does anything admit is called. Of a broker
+// that does not serve nothing stays.
+func (s *Service) start(ctx context.Context, l *lease, admit func() error) (err error) {
+	if err := s.spawn(l, s.dirOf(l.ID)); err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			_ = l.process.Signal(syscall.SIGKILL) // before it finds that nobody tells it anything
+		}
+		l.child.config.Close()
+		l.child.ready.Close()
+	}()
+	if err := s.cgroups.add(l.ID, l.PID); err != nil {
+		return err
+	}
+	if err := admit(); err != nil {
+		return err
+	}
+	return l.child.serve(ctx, l.Session)
+}
+
+// spawn starts a broker that waits for its configuration.
+func (s *Service) spawn(l *lease, dir string) error {
 	var given, kept []*os.File
 	closeAll := func(files []*os.File) {
 		for _, file := range files {
@@ -176,33 +191,45 @@ func (s *Service) start(l *lease, dir string) error {
 		closeAll(kept)
 		return err
 	}
-	c := &child{command: exec.Command(s.Broker, "--service"), config: kept[0], ready: kept[1]}
-	c.command.ExtraFiles = given
-	c.command.Env = environment(os.Environ())
-	c.command.Dir = "/"
-	c.command.Stdout, c.command.Stderr = os.Stderr, os.Stderr
-	c.command.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Credential: &syscall.Credential{Uid: l.BrokerUID, Gid: l.BrokerUID}}
-	if cgroup := s.cgroups.unified(l.ID); cgroup != nil { // born there: moving it takes 10 ms
-		c.command.SysProcAttr.UseCgroupFD, c.command.SysProcAttr.CgroupFD = true, int(cgroup.Fd())
-		defer cgroup.Close()
-	}
-	if err := c.command.Start(); err != nil {
+	c := &child{command: s.command(l, "--service", given), config: kept[0], ready: kept[1]}
+	if err := s.launch(l, c.command); err != nil {
 		closeAll(kept)
 		return fmt.Errorf("start the broker: %w", err)
 	}
-	l.child, l.exited = c, make(chan struct{})
+	exited := make(chan struct{})
+	l.child, l.exited = c, exited
 	handle, opened := process.Open(c.command.Process.Pid) // it is there: nobody has waited for it
 	go func() {
 		_ = c.command.Wait() // how it ended is in ProcessState
-		close(l.exited)
+		close(exited)        // the lease may have another broker by now
 	}()
 	if opened != nil {
 		_ = c.command.Process.Kill()
 		closeAll(kept)
 		return opened
 	}
-	l.process, l.PID, l.Start = handle, handle.PID, handle.Start
+	l.process, l.identity = handle, identity{handle.PID, handle.Start}
 	return nil
+}
+
+// command is the broker's program, as the lease's own user.
+func (s *Service) command(l *lease, how string, files []*os.File) *exec.Cmd {
+	c := exec.Command(s.Broker, how)
+	c.ExtraFiles = files
+	c.Env = environment(os.Environ())
+	c.Dir = "/"
+	c.Stdout, c.Stderr = os.Stderr, os.Stderr
+	c.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Credential: &syscall.Credential{Uid: l.BrokerUID, Gid: l.BrokerUID}}
+	return c
+}
+
+// launch starts a process in the lease's cgroup, where the kernel can do that.
+func (s *Service) launch(l *lease, c *exec.Cmd) error {
+	if cgroup := s.cgroups.unified(l.ID); cgroup != nil { // born there: moving it takes 10 ms
+		c.SysProcAttr.UseCgroupFD, c.SysProcAttr.CgroupFD = true, int(cgroup.Fd())
+		defer cgroup.Close()
+	}
+	return c.Start()
 }
 
 // serve tells the broker what it is for, and waits until it serves.
@@ -244,18 +271,25 @@ func environment(env []string) []string {
 	})
 }
 
-// listen makes a socket to which its owner alone can connect.
+// listen makes a socket to which its owner alone can connect. It replaces a former broker's at once: clients find one as long as the lease lives.
 func listen(path string, uid, gid uint32) (*os.File, error) {
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	fresh := path + ".new"
+	if err := os.Remove(fresh); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: fresh, Net: "unix"})
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = l.Close() }() // the broker has it
 	l.SetUnlinkOnClose(false)
-	if err := os.Chmod(path, 0o600); err != nil {
+	if err := os.Chmod(fresh, 0o600); err != nil {
 		return nil, err
 	}
-	if err := os.Lchown(path, int(uid), int(gid)); err != nil {
+	if err := os.Lchown(fresh, int(uid), int(gid)); err != nil {
+		return nil, err
+	}
+	if err := os.Rename(fresh, path); err != nil {
 		return nil, err
 	}
 	return l.File()

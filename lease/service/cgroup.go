@@ -116,25 +116,20 @@ func (b Bounds) of(controller string, v2 bool) (file, value string) {
 	return "", ""
 }
 
-// one is one broker's.
-type one []string
-
 // make a broker's, with its bounds.
-func (g *cgroups) make(id string) (one, error) {
-	var made one
+func (g *cgroups) make(id string) error {
 	for _, h := range g.roots {
 		dir := filepath.Join(h.dir, id)
 		if err := os.Mkdir(dir, 0o755); err != nil {
-			return nil, fmt.Errorf("make the broker's cgroup: %w", err)
+			return fmt.Errorf("make the broker's cgroup: %w", err)
 		}
-		made = append(made, dir)
 		for file, value := range h.files {
 			if err := os.WriteFile(filepath.Join(dir, file), []byte(value), 0); err != nil {
-				return nil, fmt.Errorf("bound the broker: %w", err)
+				return fmt.Errorf("bound the broker: %w", err)
 			}
 		}
 	}
-	return made, nil
+	return nil
 }
 
 // unified is a broker's cgroup of version 2, in which a process can begin. nil: the kernel has none, or may be too old for that.
@@ -147,18 +142,22 @@ func (g *cgroups) unified(id string) *os.File {
 	return file
 }
 
-// add moves a process there, if it is elsewhere.
-func (o one) add(pid int) error {
-	for _, dir := range o {
-		if text, err := os.ReadFile(filepath.Join(dir, "cgroup.procs")); err == nil && slices.Contains(strings.Fields(string(text)), strconv.Itoa(pid)) {
+// add moves a process into a broker's, if it is elsewhere.
+func (g *cgroups) add(id string, pid int) error {
+	for _, h := range g.roots {
+		path := filepath.Join(h.dir, id, "cgroup.procs")
+		if text, err := os.ReadFile(path); err == nil && slices.Contains(strings.Fields(string(text)), strconv.Itoa(pid)) {
 			continue
 		}
-		if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0); err != nil {
-			return fmt.Errorf("move the broker into its cgroup: %w", err)
+		if err := os.WriteFile(path, []byte(strconv.Itoa(pid)), 0); err != nil {
+			return fmt.Errorf("move a process into the broker's cgroup: %w", err)
 		}
 	}
 	return nil
 }
+
+// killOthers ends all in a broker's but one process.
+func (g *cgroups) killOthers(id string, keep int) { killEach(filepath.Join(g.roots[0].dir, id), keep) }
 
 // list are the brokers that have any.
 func (g *cgroups) list() (ids []string) {
@@ -201,13 +200,18 @@ func (g *cgroups) remove(id string, timeout time.Duration) error {
 // kill all processes of a cgroup. Before Linux 5.14, and in v1, that is done one by one.
 func kill(dir string) {
 	_ = os.WriteFile(filepath.Join(dir, "cgroup.kill"), []byte("1"), 0) // not there in v1; then each is
+	killEach(dir, 0)
+}
+
+// killEach kills them one by one, but for the one to keep.
+func killEach(dir string, keep int) {
 	text, err := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
 	if err != nil {
 		return
 	}
 	for _, word := range strings.Fields(string(text)) {
 		pid, err := strconv.Atoi(word)
-		if err != nil || pid <= 1 {
+		if err != nil || pid <= 1 || pid == keep {
 			continue
 		}
 		p, err := process.Open(pid)

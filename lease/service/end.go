@@ -5,13 +5,11 @@ package service
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"syscall"
 	"time"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
-	"github.com/gpuslice/gpuslice/lease/broker"
 	"github.com/gpuslice/gpuslice/lease/leasepb"
 )
 
@@ -21,53 +19,6 @@ const (
 	reasonExpired = "its time was over"
 	reasonLinger  = "nobody was connected any more"
 )
-
-// await ends a lease whose broker has exited.
-func (s *Service) await(l *lease) {
-	select {
-	case <-l.exited:
-	case <-l.done:
-		return
-	case <-s.stopped:
-		return
-	}
-	if l.isEnding() {
-		return
-	}
-	state, reason := s.whyExited(l)
-	s.end(l, state, reason)
-}
-
-func (l *lease) isEnding() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.ending
-}
-
-// whyExited is also for a broker that the enforcer ended.
-func (s *Service) whyExited(l *lease) (leasepb.Lease_State, string) {
-	ctx, cancel := context.WithTimeout(context.Background(), askTimeout)
-	defer cancel()
-	slice, err := s.Enforcer.Slice(ctx, l.ID)
-	if err == nil && slice.State == api.Expired || l.due() {
-		return leasepb.Lease_ENDED, reasonExpired
-	}
-	if l.child == nil {
-		return leasepb.Lease_FAILED, "its broker ended"
-	}
-	state := l.child.command.ProcessState
-	switch state.ExitCode() {
-	case 0:
-		return leasepb.Lease_ENDED, "its broker was asked to end"
-	case broker.ExitLinger:
-		return leasepb.Lease_ENDED, reasonLinger
-	case broker.ExitLoadTimeout:
-		return leasepb.Lease_FAILED, fmt.Sprintf("a module took longer to load than load_timeout (%s)", s.LoadTimeout)
-	case broker.ExitContext:
-		return leasepb.Lease_FAILED, "a fault of a kernel took its context, and the driver gives a process no other"
-	}
-	return leasepb.Lease_FAILED, "its broker ended: " + state.String()
-}
 
 // due says whether its time is over, as far as the enforcer's last answer says.
 func (l *lease) due() bool {
@@ -92,8 +43,14 @@ func (s *Service) end(l *lease, state leasepb.Lease_State, reason string) *lease
 		return l.last
 	}
 	begin := time.Now()
+	l.quit()
+	l.starting.Lock() // nobody starts another one any more
 	s.stop(l)
 	s.clear(l.ID)
+	if l.keeper != nil {
+		l.keeper.Close()
+	}
+	l.starting.Unlock()
 	s.release(l)
 	// Last: what is left is known by it.
 	if err := os.RemoveAll(s.dirOf(l.ID)); err != nil {

@@ -3,6 +3,7 @@
 package service
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -11,10 +12,12 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/time/rate"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/process"
+	"github.com/gpuslice/gpuslice/lease/broker"
 	"github.com/gpuslice/gpuslice/lease/leasepb"
 )
 
@@ -26,7 +29,7 @@ const (
 	sharedName  = "shared.sock"
 )
 
-// record is what the next service finds of a lease. It is written before anything else of the lease, and removed last.
+// record is what the next service finds of a lease, in a file of root's alone. It is written before anything else of the lease, and removed last.
 type record struct {
 	ID         string    `json:"id"`
 	UID        uint32    `json:"uid"` // whose it is
@@ -40,9 +43,16 @@ type record struct {
 	Tenant     string    `json:"tenant,omitempty"`
 	Acquired   time.Time `json:"acquired"`
 	// Of the broker and its slice; stored once it serves.
-	PID        int    `json:"pid,omitempty"`
-	Start      uint64 `json:"start,omitempty"` // process.Identity's
-	Generation uint64 `json:"generation,omitempty"`
+	identity
+	Keeper     identity      `json:"keeper,omitzero"`
+	Generation uint64        `json:"generation,omitempty"`
+	Session    broker.Config `json:"session,omitzero"` // what the broker is told; stored before another one is
+}
+
+// identity is a process, as process.Identity has it.
+type identity struct {
+	PID   int    `json:"pid,omitempty"`
+	Start uint64 `json:"start,omitempty"`
 }
 
 // lease is one that is being acquired, is active, or is being ended.
@@ -52,16 +62,33 @@ type lease struct {
 	since   time.Time     // since when what it was granted is counted
 	done    chan struct{} // closed once nothing is left of it
 
-	process *process.Handle // nil before the broker was started
-	exited  chan struct{}   // closed when it has
-	child   *child          // nil of one that a former service started
+	live context.Context // ends when the lease is to end, or the service
+	quit context.CancelFunc
+	pace *rate.Limiter // of starting brokers again
+
+	// starting guards what follows once the lease serves, and the record. It is held as long as a broker is being started, and when
+	// the lease ends.
+	starting sync.Mutex
+	keeper   *process.Handle // nil before it was started, as process
+	process  *process.Handle
+	exited   chan struct{} // closed when that has
+	child    *child        // nil of one that a former service started
 
 	mu       sync.Mutex // guards all below
 	ending   bool
+	restarts uint64
+	why      string         // the last of them was
 	last     *leasepb.Lease // once done is closed
 	expires  *time.Time
 	deadline time.Time // when that is, by the monotonic clock
 	charged  uint64
+}
+
+// newLease has a record, and nothing of what that says.
+func (s *Service) newLease(r record) *lease {
+	l := &lease{record: r, done: make(chan struct{}), since: time.Now(), pace: rate.NewLimiter(rate.Every(restartInterval), restartsAtOnce)}
+	l.live, l.quit = context.WithCancel(s.live)
+	return l
 }
 
 // lives notes what the enforcer says of the lease's slice.
@@ -95,6 +122,7 @@ func (l *lease) shownLocked() *leasepb.Lease {
 	shown := &leasepb.Lease{
 		Id: l.ID, Device: l.Device, DeviceName: l.DeviceName, Vram: l.VRAM, Overhead: l.Overhead, Reserved: l.Reserved, Tenant: l.Tenant,
 		Uid: l.UID, Acquired: timestamppb.New(l.Acquired), Charged: l.charged, State: leasepb.Lease_ACTIVE,
+		Restarts: l.restarts, RestartReason: l.why,
 	}
 	if l.expires != nil {
 		shown.Expires = timestamppb.New(*l.expires)
@@ -141,15 +169,15 @@ func (s *Service) takeUp() error {
 			continue
 		}
 		id := entry.Name()
-		l := &lease{done: make(chan struct{}), since: time.Now()}
-		l.record, err = readRecord(s.dirOf(id))
+		r, err := readRecord(s.dirOf(id))
 		if err != nil && !errors.Is(err, os.ErrNotExist) {
 			s.Log.Error("a lease's record cannot be read: the lease is ended", "lease", id, "err", err)
 		}
-		l.ID = id
+		r.ID = id
+		l := s.newLease(r)
 		s.leases[id] = l
 		if !s.adopt(l) {
-			s.end(l, leasepb.Lease_FAILED, "its broker ended while no lease service ran")
+			s.end(l, leasepb.Lease_FAILED, "its processes ended while no lease service ran")
 		}
 	}
 	for _, id := range s.cgroups.list() {
@@ -161,23 +189,28 @@ func (s *Service) takeUp() error {
 	return nil
 }
 
-// adopt takes up a lease whose broker is alive.
+// adopt takes up a lease whose broker is alive, or its keeper.
 func (s *Service) adopt(l *lease) bool {
 	if l.PID == 0 {
-		return false
+		return false // it did not serve yet
 	}
-	var err error
-	if l.process, err = process.Again(l.PID, l.Start); err != nil {
-		return false
-	}
+	l.keeper, _ = process.Again(l.Keeper.PID, l.Keeper.Start)
 	l.exited = make(chan struct{})
-	if err := s.deaths.Watch(l.process, func() { close(l.exited) }); err != nil {
-		l.exited = nil
-		return false
+	var err error
+	if l.process, err = process.Again(l.PID, l.Start); err == nil {
+		exited := l.exited
+		err = s.deaths.Watch(l.process, func() { close(exited) })
+	}
+	if err != nil {
+		if l.keeper == nil {
+			return false
+		}
+		close(l.exited)
 	}
 	l.serving = true
+	l.restarts, l.why = l.Session.Number, l.Session.Before
 	s.counts.takenUp(l)
 	s.Log.Info("lease taken up", "lease", l.ID, "pid", l.PID)
-	go s.await(l)
+	s.minding.Go(func() { s.mind(l) })
 	return true
 }

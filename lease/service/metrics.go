@@ -30,6 +30,7 @@ type counts struct {
 	refused  prometheus.Counter
 	renewals prometheus.Counter
 	ended    *prometheus.CounterVec
+	brokers  *prometheus.CounterVec
 	granted  *granted
 	remote   *prometheus.CounterVec
 }
@@ -43,6 +44,12 @@ const (
 	causeOther   = "other"
 )
 
+// Why brokers end by themselves, as a label; causeOther is one more.
+const (
+	causeFault = "fault"
+	causeLoad  = "load"
+)
+
 func newCounts() counts {
 	counter := func(name, help string) prometheus.Counter {
 		return prometheus.NewCounter(prometheus.CounterOpts{Name: "gpuslice_lease_" + name, Help: help})
@@ -54,7 +61,11 @@ func newCounts() counts {
 		renewals: counter("renewed_total", "Leases that were renewed; one can be often."),
 		ended: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "gpuslice_lease_ended_total",
-			Help: "Leases that ended, by cause: dropped, expired, linger (nobody was connected any more), failed (the broker ended by itself), or other.",
+			Help: "Leases that ended, by cause: dropped, expired, linger (nobody was connected any more), failed (it could not go on), or other.",
+		}, []string{"cause"}),
+		brokers: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "gpuslice_lease_broker_ends_total",
+			Help: "Brokers that ended by themselves, which another one follows, by cause: fault (of a kernel), load (a module that took too long), or other.",
 		}, []string{"cause"}),
 		granted: &granted{seconds: make(map[string]float64), live: make(map[*lease]bool)},
 	}
@@ -68,7 +79,10 @@ func newCounts() counts {
 	for _, cause := range []string{causeDropped, causeExpired, causeLinger, causeFailed, causeOther} {
 		c.ended.WithLabelValues(cause)
 	}
-	c.registry.MustRegister(c.acquired, c.refused, c.renewals, c.ended, c.granted, c.remote, collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	for _, cause := range []string{causeFault, causeLoad, causeOther} {
+		c.brokers.WithLabelValues(cause)
+	}
+	c.registry.MustRegister(c.acquired, c.refused, c.renewals, c.ended, c.brokers, c.granted, c.remote, collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return c
 }
 
@@ -76,6 +90,8 @@ func (c *counts) begun(l *lease) {
 	c.acquired.Inc()
 	c.granted.begin(l)
 }
+
+func (c *counts) brokerEnded(cause string) { c.brokers.WithLabelValues(cause).Inc() }
 
 func (c *counts) takenUp(l *lease) { c.granted.begin(l) }
 

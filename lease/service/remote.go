@@ -126,7 +126,7 @@ func (s *Service) relay(from *remote, w http.ResponseWriter, r *http.Request) {
 	if r.URL.Path == leasepb.Session_Work_FullMethodName {
 		s.Log.Info("session opened from another machine", "lease", l.ID, "uid", from.who.UID, "remote", from.who.remote)
 	}
-	gone := failed(leasepb.Code_LEASE_EXPIRED, "acquire another one", "the session has ended: the broker of lease %s does not answer", l.ID)
+	gone := failed(leasepb.Code_SYNC_FAILED, "connect again: if it has ended, another one is started", "the broker of lease %s does not answer", l.ID)
 	proxy := httputil.ReverseProxy{
 		Transport: from.to(l.ID, filepath.Join(s.dirOf(l.ID), sessionName)),
 		Rewrite: func(p *httputil.ProxyRequest) {

@@ -427,11 +427,11 @@ func TestASessionIsWorkedInFromAnotherMachine(t *testing.T) {
 		t.Errorf("connections: %v", got)
 	}
 	kill("lease-1")
-	var expired *leases.Error
-	if err := s.Sync(t.Context()); !errors.As(err, &expired) || expired.Code != leases.Expired {
+	var lost *leases.Error
+	if err := s.Sync(t.Context()); !errors.As(err, &lost) || lost.Code != leases.SyncFailed {
 		t.Errorf("after its broker was killed: %v", err)
 	}
-	if _, err := h.open(of, "lease-1", "token"); !errors.As(err, &expired) || expired.Code != leases.Expired {
+	if _, err := h.open(of, "lease-1", "token"); !errors.As(err, &lost) || lost.Code != leases.SyncFailed {
 		t.Errorf("and then: %v", err)
 	}
 	if s, err := h.open(h.client(two2), "lease-2", "token"); err != nil {

@@ -3,8 +3,9 @@
 // Package service gives users leases: it has the enforcer admit a slice for each, starts a broker in it, and ends both.
 //
 // It owns the leases' directories, their tokens, the brokers' cgroups and user ids. The enforcer owns what a lease may hold and when its
-// time is over: it ends the broker then as it ends any process of a slice, and the service clears away what is left. A broker
-// goes on while the service is down; the next one takes it up by its record.
+// time is over: it ends the broker then as it ends any process of a slice, and the service clears away what is left. A broker that ends by
+// itself is followed by another one: the slice lives as long as its cgroup has a process, and so there is a second one, the keeper, that does
+// nothing. Both go on while the service is down; the next one takes them up by the lease's record.
 //
 // It must never touch the driver, nor leave anything of a lease that it could not acquire.
 package service
@@ -83,7 +84,9 @@ type Service struct {
 	deaths       *process.Watcher
 	counts       counts
 	ending       sync.WaitGroup
-	stopped      chan struct{}        // closed when leases are to go on without this service
+	minding      sync.WaitGroup
+	live         context.Context // ends when leases are to go on without this service
+	quit         context.CancelFunc
 	remote       atomic.Pointer[door] // nil: nobody on another machine is served
 
 	mu      sync.Mutex // guards all below
@@ -119,7 +122,8 @@ func New(o Options) (*Service, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Service{Options: o, cgroups: cgroups, certificates: certificates, deaths: deaths, leases: make(map[string]*lease), lastUID: o.LastUID, counts: newCounts(), stopped: make(chan struct{})}
+	s := &Service{Options: o, cgroups: cgroups, certificates: certificates, deaths: deaths, leases: make(map[string]*lease), lastUID: o.LastUID, counts: newCounts()}
+	s.live, s.quit = context.WithCancel(context.Background())
 	s.counts.registry.MustRegister(&sessions{s.active, s.stats}, &remoteClients{&s.remote})
 	if err := s.takeUp(); err != nil {
 		return nil, errors.Join(err, deaths.Close())
@@ -134,7 +138,8 @@ func (s *Service) Run(ctx context.Context) error {
 	for {
 		select {
 		case <-ctx.Done():
-			close(s.stopped)
+			s.quit()
+			s.minding.Wait()
 			s.ending.Wait()
 			return s.deaths.Close()
 		case <-ticker.C:
@@ -211,10 +216,10 @@ func (s *Service) acquire(ctx context.Context, who Peer, r *leasepb.AcquireReque
 	if r.GetVram() > math.MaxInt64-overhead {
 		return nil, invalid("vram is %d bytes: up to %d are accepted", r.GetVram(), math.MaxInt64-overhead)
 	}
-	l := &lease{record: record{
+	l := s.newLease(record{
 		ID: newID(), UID: who.UID, GID: who.gid(), Device: device.UUID, DeviceName: device.Name, VRAM: r.GetVram(), Overhead: overhead,
 		Reserved: r.GetReserve(), Tenant: r.GetTenant(),
-	}}
+	})
 	if err := s.enter(l); err != nil {
 		return nil, err
 	}
@@ -243,7 +248,7 @@ func (s *Service) enter(l *lease) error {
 	if err != nil {
 		return failed(leasepb.Code_REFUSED, "choose another range (uids in [leases] of the configuration)", "%v", err)
 	}
-	l.BrokerUID, s.lastUID, l.done = uid, uid, make(chan struct{})
+	l.BrokerUID, s.lastUID = uid, uid
 	s.leases[l.ID] = l
 	return nil
 }

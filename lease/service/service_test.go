@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"os"
@@ -20,6 +21,7 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
@@ -31,8 +33,11 @@ import (
 var program string
 
 func TestMain(m *testing.M) {
-	if slices.Contains(os.Args, "--service") {
+	switch {
+	case slices.Contains(os.Args, "--service"):
 		standIn(os.Getenv("STAND_IN"))
+	case slices.Contains(os.Args, "--keep"):
+		keeper()
 	}
 	dir, err := os.MkdirTemp("/tmp", "gs-")
 	if err == nil {
@@ -51,6 +56,16 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
+func keeper() {
+	told, _ := io.ReadAll(os.NewFile(broker.ConfigFD, "config"))
+	if string(told) != broker.Stay {
+		os.Exit(broker.ExitUsage)
+	}
+	for {
+		_ = unix.Pause()
+	}
+}
+
 // standIn is a broker without a GPU. It answers who connects to its session with its configuration.
 func standIn(how string) {
 	config, err := broker.ReadConfig(os.NewFile(broker.ConfigFD, "config"))
@@ -61,6 +76,9 @@ func standIn(how string) {
 	say := func(r broker.Ready) {
 		_ = json.NewEncoder(ready).Encode(r)
 		ready.Close()
+	}
+	if config.Number > 0 { // some do well at first
+		how = strings.TrimPrefix(how, "later ")
 	}
 	switch how {
 	case "dies":
@@ -81,6 +99,10 @@ func standIn(how string) {
 	say(broker.Ready{})
 	if how == "lingers" {
 		os.Exit(broker.ExitLinger)
+	}
+	if code, ok := map[string]int{"faults": broker.ExitContext, "loads": broker.ExitLoadTimeout}[how]; ok { // when somebody connects
+		_, _ = l.Accept()
+		os.Exit(code)
 	}
 	for {
 		conn, err := l.Accept()
@@ -351,12 +373,13 @@ func TestALeaseIsABrokerInASliceUntilItIsDropped(t *testing.T) {
 		t.Errorf("%+v", r)
 	}
 	// The broker has that uid alone, and is in a cgroup of its own with its bounds.
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", r.PID))
+	pid := b.recordOf(l.GetId()).PID
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil || !strings.Contains(string(status), fmt.Sprintf("\nUid:\t%d\t%[1]d\t%[1]d\t%[1]d\nGid:\t%[1]d\t%[1]d\t%[1]d\t%[1]d\n", r.UID)) ||
 		!strings.Contains(string(status), "\nGroups:\t \n") {
 		t.Errorf("%s, %v", status, err)
 	}
-	in, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", r.PID))
+	in, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
 	if err != nil || !strings.Contains(string(in), b.Cgroup+"/"+l.GetId()) {
 		t.Errorf("%s, %v", in, err)
 	}
@@ -387,7 +410,7 @@ func TestALeaseIsABrokerInASliceUntilItIsDropped(t *testing.T) {
 		!slices.Equal(config.Environment, []string{"LD_PRELOAD=/lib.so", "GPUSLICE_DIR=/slice/bind", "CUDA_VISIBLE_DEVICES=GPU-b"}) {
 		t.Errorf("%+v", config)
 	}
-	if text, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", r.PID)); err != nil || strings.Contains(string(text), config.Token) {
+	if text, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid)); err != nil || strings.Contains(string(text), config.Token) {
 		t.Errorf("%q, %v", text, err)
 	}
 
@@ -561,11 +584,7 @@ func TestAUserSeesAndEndsHisOwnLeasesAlone(t *testing.T) {
 func second[T any](_ T, err error) error { return err }
 
 func TestWhyALeaseHasEnded(t *testing.T) {
-	kill := func(b *bench, l *leasepb.Lease) {
-		if err := syscall.Kill(b.enforcer.requests[len(b.enforcer.requests)-1].PID, syscall.SIGKILL); err != nil {
-			b.t.Error(err)
-		}
-	}
+	kill := func(b *bench, l *leasepb.Lease) { b.kill(b.recordOf(l.GetId()).PID) }
 	expire := func(b *bench, id string) {
 		b.enforcer.set(func() {
 			s := b.enforcer.slices[id]
@@ -579,7 +598,6 @@ func TestWhyALeaseHasEnded(t *testing.T) {
 		state  leasepb.Lease_State
 		reason string
 	}{
-		"its broker is killed":    {"", kill, leasepb.Lease_FAILED, "its broker ended: signal: killed"},
 		"nobody is connected":     {"lingers", func(*bench, *leasepb.Lease) {}, leasepb.Lease_ENDED, reasonLinger},
 		"the enforcer ends it":    {"", func(b *bench, l *leasepb.Lease) { expire(b, l.GetId()); kill(b, l) }, leasepb.Lease_ENDED, reasonExpired},
 		"its broker is stubborn":  {"stubborn", func(b *bench, l *leasepb.Lease) { expire(b, l.GetId()) }, leasepb.Lease_ENDED, reasonExpired},
@@ -616,14 +634,21 @@ func TestABrokerOutlivesTheService(t *testing.T) {
 	b := newBench(t, "")
 	ctx := context.Background()
 	keep := b.acquire(&leasepb.AcquireRequest{Vram: 64 << 20, Tenant: "t", Ttl: durationpb.New(time.Hour)})
+	orphan := b.acquire(&leasepb.AcquireRequest{Vram: 1 << 20})
 	dead := b.acquire(&leasepb.AcquireRequest{Vram: 1 << 20})
 	before := b.configOf(keep.GetId())
 	b.stop()
-	if err := syscall.Kill(b.enforcer.requests[1].PID, syscall.SIGKILL); err != nil {
-		t.Fatal(err)
+	for _, l := range []*leasepb.Lease{dead, orphan} {
+		b.kill(b.recordOf(l.GetId()).PID)
+		<-b.leases[l.GetId()].exited // this process still is its parent
 	}
-	<-b.leases[dead.GetId()].exited // this process still is its parent
+	b.kill(b.recordOf(dead.GetId()).Keeper.PID)
+	eventually(t, "its keeper is dead", func() bool { return !b.leases[dead.GetId()].keeper.Alive() })
 	b.start()
+	eventually(t, "the one whose keeper is alive has a broker", func() bool { return b.recordOf(orphan.GetId()).Session.Number == 1 && b.serves(orphan.GetId()) })
+	if after := b.configOf(orphan.GetId()); after.Token != b.tokenOf(orphan.GetId()) {
+		t.Errorf("%+v", after)
+	}
 	after, err := b.Show(ctx, as(alice), keep.GetId())
 	if err != nil || after.GetState() != leasepb.Lease_ACTIVE || after.GetVram() != 64<<20 || after.GetTenant() != "t" || after.GetExpires() == nil ||
 		!after.GetAcquired().AsTime().Equal(keep.GetAcquired().AsTime()) {
@@ -635,11 +660,13 @@ func TestABrokerOutlivesTheService(t *testing.T) {
 	if gone, err := b.Show(ctx, as(alice), dead.GetId()); err != nil || gone.GetState() != leasepb.Lease_FAILED {
 		t.Errorf("%v, %v", gone, err)
 	}
-	if n := len(b.cgroups.list()); n != 1 {
+	if n := len(b.cgroups.list()); n != 2 {
 		t.Errorf("%d cgroups", n)
 	}
-	if _, err := b.Drop(ctx, as(alice), &leasepb.DropRequest{Id: keep.GetId()}); err != nil {
-		t.Error(err)
+	for _, l := range []*leasepb.Lease{keep, orphan} {
+		if _, err := b.Drop(ctx, as(alice), &leasepb.DropRequest{Id: l.GetId()}); err != nil {
+			t.Error(err)
+		}
 	}
 	b.nothingIsLeft()
 }

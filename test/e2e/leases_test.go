@@ -177,14 +177,6 @@ func works(s *lease.Session, size uint64) error {
 	return b.Free(ctx)
 }
 
-// pid is the broker's.
-func (h *leaseHost) pid(id string) int {
-	h.T.Helper()
-	slice, err := h.Client.Slice(context.Background(), id)
-	h.Must(err)
-	return slice.PID
-}
-
 func (h *leaseHost) ended(id string) *lease.Lease {
 	h.T.Helper()
 	var l *lease.Lease
@@ -297,20 +289,132 @@ func TestALeaseThatLingersEndsWithItsLastClient(t *testing.T) {
 	h.nothingIsLeft()
 }
 
-func TestABrokerThatIsKilledEndsItsLeaseAndNoOther(t *testing.T) {
+func TestABrokerThatIsKilledIsFollowedByAnotherInItsLease(t *testing.T) {
 	h := newLeaseHost(t)
-	one, other := h.acquire(lease.Request{VRAM: 64 * mib}), h.acquire(lease.Request{VRAM: 64 * mib})
+	ctx, cancel := context.WithTimeout(context.Background(), testhost.Patience)
+	defer cancel()
+	one, other := h.acquire(lease.Request{VRAM: 64 * mib, TTL: time.Hour}), h.acquire(lease.Request{VRAM: 64 * mib})
 	s, still := h.open(one), h.open(other)
-	_, err := s.Alloc(context.Background(), 64*mib)
+	old, err := s.Alloc(ctx, 64*mib)
 	h.Must(err)
-	h.Must(syscall.Kill(h.pid(one.ID), syscall.SIGKILL))
-	if ended := h.ended(one.ID); ended.State != lease.Failed || ended.Reason != "its broker ended: signal: killed" {
-		t.Errorf("%+v", ended)
+	kept, err := still.Alloc(ctx, 64*mib)
+	h.Must(err)
+	before := h.slice(one.ID)
+	// While it writes: what becomes of the write is said.
+	writing := make(chan error, 1)
+	go func() {
+		data := make([]byte, 8*mib)
+		for {
+			if err := old.Write(ctx, 0, data); err != nil {
+				writing <- err
+				return
+			}
+		}
+	}()
+	h.Must(syscall.Kill(h.brokerOf(one.ID), syscall.SIGKILL))
+	var lost *lease.Error
+	if err := <-writing; !errors.As(err, &lost) || lost.Code != lease.SyncFailed && lost.Code != lease.InvalidHandle || lost.Advice == "" {
+		t.Errorf("a write to a broker that is killed: %v", err)
 	}
-	if err := works(still, 64*mib); err != nil {
+	if err := old.Write(ctx, 0, []byte("x")); !errors.As(err, &lost) || lost.Code != lease.InvalidHandle || !strings.Contains(err.Error(), "former broker: signal: killed") {
+		t.Errorf("a buffer of before: %v", err)
+	}
+	if err := works(s, 64*mib); err != nil {
+		t.Errorf("the same session, the same lease: %v", err)
+	}
+	if l, err := h.Show(ctx, one.ID); err != nil || l.State != lease.Active || l.Restarts != 1 || l.RestartReason != "signal: killed" || l.Address != one.Address || !l.Expires.Equal(*one.Expires) {
+		t.Errorf("%+v, %v", l, err)
+	}
+	if after := h.slice(one.ID); after.Generation != before.Generation || after.Quotas[0] != before.Quotas[0] || after.Remaining > before.Remaining {
+		t.Errorf("%+v, and before %+v", after, before)
+	}
+	if err := kept.Free(ctx); err != nil {
+		t.Errorf("another lease: %v", err)
+	}
+	_, err = h.Drop(ctx, one.ID)
+	h.Must(err)
+	_, err = h.Drop(ctx, other.ID)
+	h.Must(err)
+	h.nothingIsLeft()
+}
+
+func (h *leaseHost) slice(id string) api.Slice {
+	h.T.Helper()
+	s, err := h.Client.Slice(context.Background(), id)
+	h.Must(err)
+	return s
+}
+
+// kernels has one that stores a number, wherever that is.
+const kernels = `
+.version 7.0
+.target sm_50
+.address_size 64
+.visible .entry store(.param .u64 to, .param .u32 value)
+{
+	.reg .b64 %rd<3>;
+	.reg .b32 %r<2>;
+	ld.param.u64 %rd1, [to];
+	ld.param.u32 %r1, [value];
+	cvta.to.global.u64 %rd2, %rd1;
+	st.global.u32 [%rd2], %r1;
+	ret;
+}
+`
+
+func TestOneThatFaultsAgainAndAgainTouchesNoOther(t *testing.T) {
+	h := newLeaseHost(t)
+	ctx, cancel := context.WithTimeout(context.Background(), testhost.Patience)
+	defer cancel()
+	bad := h.acquire(lease.Request{VRAM: 16 * mib})
+	s := h.open(bad)
+	type neighbour struct {
+		id     string
+		broker int
+		buffer *lease.Buffer
+		module *lease.Module
+		s      *lease.Session
+	}
+	var others []neighbour
+	for range 2 {
+		l := h.acquire(lease.Request{VRAM: 16 * mib})
+		n := neighbour{id: l.ID, broker: h.brokerOf(l.ID), s: h.open(l)}
+		var err error
+		n.buffer, err = n.s.Alloc(ctx, 4)
+		h.Must(err)
+		n.module, err = n.s.Load(ctx, []byte(kernels))
+		h.Must(err)
+		others = append(others, n)
+	}
+	for i := range uint32(4) {
+		buffer, err := s.Alloc(ctx, mib)
+		h.Must(err)
+		module, err := s.Load(ctx, []byte(kernels))
+		h.Must(err)
+		h.Must(module.Launch(ctx, "store", lease.Shape{}, uint64(0x10), i))
+		var fault *lease.Error
+		if err := s.Sync(ctx); !errors.As(err, &fault) || fault.Code != lease.SyncFailed || !strings.Contains(err.Error(), "ILLEGAL_ADDRESS") || !strings.Contains(fault.Message, "same lease") {
+			t.Fatalf("fault %d: %v", i, err)
+		}
+		if err := buffer.Write(ctx, 0, []byte("x")); !errors.As(err, &fault) || fault.Code != lease.InvalidHandle && fault.Code != lease.SyncFailed {
+			t.Errorf("a buffer of before: %v", err)
+		}
+		for _, n := range others {
+			h.Must(n.module.Launch(ctx, "store", lease.Shape{}, n.buffer, 100+i))
+			h.Must(n.s.Sync(ctx))
+			var got [4]byte
+			h.Must(n.buffer.Read(ctx, 0, got[:]))
+			if got != [4]byte{byte(100 + i)} || h.brokerOf(n.id) != n.broker {
+				t.Errorf("after fault %d another lease has %v and broker %d, which was %d", i, got, h.brokerOf(n.id), n.broker)
+			}
+		}
+	}
+	if err := works(s, 16*mib); err != nil {
 		t.Error(err)
 	}
-	h.Eventually("its slice is gone", h.IsGone(one.ID))
+	if l, err := h.Show(ctx, bad.ID); err != nil || l.Restarts != 4 || l.RestartReason != "a device fault took its context" {
+		t.Errorf("%+v, %v", l, err)
+	}
 }
 
 func TestABrokerOutlivesBothDaemons(t *testing.T) {
@@ -330,11 +434,16 @@ func TestABrokerOutlivesBothDaemons(t *testing.T) {
 	}
 	h.Must(syscall.Kill(h.brokerOf(dropped.ID), syscall.SIGKILL))
 	h.start()
-	h.Eventually("the one that is alive is taken up, and no other", func() bool {
-		all, err := h.List(context.Background())
-		return err == nil && len(all) == 1 && all[0].ID == l.ID
-	})
 	h.Start()
+	h.Eventually("both are taken up, and the one without a broker gets another", func() bool {
+		all, err := h.List(context.Background())
+		return err == nil && len(all) == 2 && all[0].Restarts+all[1].Restarts == 1
+	})
+	if err := works(h.open(dropped), 64*mib); err != nil {
+		t.Errorf("with another broker: %v", err)
+	}
+	_, err = h.Drop(context.Background(), dropped.ID)
+	h.Must(err)
 	if err := works(s, mib); err != nil {
 		t.Errorf("with both: %v", err)
 	}
@@ -473,12 +582,24 @@ func TestAReservedLeaseHoldsItsMemoryFromTheBeginning(t *testing.T) {
 	if shown, err := h.Show(context.Background(), l.ID); err != nil || shown.Charged < gib {
 		t.Errorf("nothing is allocated, and it gave its memory back: %+v, %v", shown, err)
 	}
+	// The next broker takes it again; meanwhile it is the slice's.
+	h.Must(syscall.Kill(h.brokerOf(l.ID), syscall.SIGKILL))
+	if err := works(s, 1); err == nil {
+		t.Log("it wrote before its broker was dead")
+	}
+	h.Eventually("another broker has taken it", func() bool {
+		shown, err := h.Show(context.Background(), l.ID)
+		return err == nil && shown.Restarts == 1 && shown.Charged >= gib
+	})
+	if err := works(s, gib); err != nil {
+		t.Error(err)
+	}
 }
 
 func TestABrokerHasNoRightsAndIsBounded(t *testing.T) {
 	h := newLeaseHost(t)
 	l := h.acquire(lease.Request{VRAM: 64 * mib})
-	pid := h.pid(l.ID)
+	pid := h.brokerOf(l.ID)
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	h.Must(err)
 	for _, want := range []string{"CapEff:\t0000000000000000", "CapPrm:\t0000000000000000", "NoNewPrivs:\t1", "Seccomp:\t2"} {

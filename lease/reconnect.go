@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lease
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"time"
+
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+
+	"github.com/gpuslice/gpuslice/lease/leasepb"
+)
+
+const (
+	minPause, maxPause = 10 * time.Millisecond, 500 * time.Millisecond // between two tries to connect
+	// openTimeout is how long Open tries to connect to a socket on which nobody listens: a broker that failed often is started again after 10 s.
+	openTimeout = 15 * time.Second
+	// remoteTimeout is after how long a session on another host is given up that does not answer: there nothing else says that it has ended.
+	remoteTimeout = time.Minute
+)
+
+// connected takes a new connection into use. The mutex is not held.
+func (s *Session) connected(stream leasepb.Session_WorkClient, header metadata.MD) error {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	if s.err != nil {
+		return s.err
+	}
+	s.stream, s.away, s.followed = stream, false, len(header.Get(leasepb.FollowedHeader)) > 0
+	s.ended.Go(func() { s.receive(stream) })
+	s.notify()
+	return nil
+}
+
+// lose is for a connection that has ended: with the session, or with a broker that another one follows.
+func (s *Session) lose(err error) {
+	s.mutex.Lock()
+	followed := s.followed
+	s.mutex.Unlock()
+	if !followed || isFinal(called(err)) {
+		s.fail(s.called(err))
+		return
+	}
+	s.answerAll(lossOf(err))
+	s.reconnect()
+}
+
+// isFinal says whether that ends the session for this client.
+func isFinal(err error) bool {
+	var e *Error
+	return errors.As(err, &e) && e.Code != SyncFailed
+}
+
+// lossOf is what the calls are answered that were under way.
+func lossOf(err error) *leasepb.Failure {
+	for _, detail := range status.Convert(err).Details() {
+		if f, ok := detail.(*leasepb.Failure); ok {
+			return f
+		}
+	}
+	return &leasepb.Failure{
+		Code:    SyncFailed,
+		Message: fmt.Sprintf("the connection to the session's broker has ended: %s", status.Convert(err).Message()),
+		Advice:  "the session goes on; if the broker has ended, its buffers and modules are gone: allocate and load anew",
+	}
+}
+
+// answerAll answers all calls that are under way. Launches, which nobody waits for, are the next Sync's to report.
+func (s *Session) answerAll(f *leasepb.Failure) {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	if s.launches > s.synced {
+		s.lost, s.synced = f, s.launches
+	}
+	for _, c := range s.waiting {
+		if c.done != nil {
+			c.done <- &leasepb.Reply{Failure: f} // it has room for one
+		}
+	}
+	s.waiting, s.outgoing, s.messages, s.bytes, s.away = nil, nil, nil, 0, true
+	s.notify()
+}
+
+// reconnect tries until a broker answers, or the session has ended.
+func (s *Session) reconnect() {
+	begin := time.Now()
+	for pause := minPause; ; pause = min(2*pause, maxPause) {
+		s.connection.ResetConnectBackoff()
+		err := s.connect(s.live)
+		switch {
+		case err == nil:
+			return
+		case isFinal(called(err)), s.isGone(), s.directory == "" && time.Since(begin) > remoteTimeout:
+			s.fail(s.called(err))
+			return
+		}
+		select {
+		case <-time.After(pause):
+		case <-s.live.Done():
+			return
+		}
+	}
+}
+
+// enter connects for the first time.
+func (s *Session) enter(ctx context.Context) error {
+	begin := time.Now()
+	for pause := minPause; ; pause = min(2*pause, maxPause) {
+		err := s.connect(ctx)
+		if err == nil || s.directory == "" || isFinal(called(err)) || s.isGone() || ctx.Err() != nil || time.Since(begin) > openTimeout {
+			return err
+		}
+		s.connection.ResetConnectBackoff()
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// isGone says whether a session of this host has ended: its lease's directory is gone then. Until then another broker may follow.
+func (s *Session) isGone() bool {
+	if s.directory == "" {
+		return false
+	}
+	_, err := os.Lstat(s.socket)
+	return errors.Is(err, fs.ErrNotExist)
+}
+
+// takeLost is what happened to launches of which no Sync has told yet. n launches were made before the Sync that was answered.
+func (s *Session) takeLost(n uint64) error {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	f := s.lost
+	s.lost, s.synced = nil, max(s.synced, n)
+	if f == nil {
+		return nil
+	}
+	return failure(f)
+}

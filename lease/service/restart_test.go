@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package service
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/lease/leasepb"
+)
+
+// recordOf is what the next service would find.
+func (b *bench) recordOf(id string) record {
+	b.t.Helper()
+	r, err := readRecord(b.dirOf(id))
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return r
+}
+
+func (b *bench) tokenOf(id string) string {
+	b.t.Helper()
+	text, err := os.ReadFile(filepath.Join(b.dirOf(id), tokenName))
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return strings.TrimSpace(string(text))
+}
+
+func (b *bench) kill(pid int) {
+	b.t.Helper()
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// connects says whether somebody listens on a lease's socket.
+func (b *bench) connects(id string) bool {
+	conn, err := net.Dial("unix", filepath.Join(b.dirOf(id), sessionName))
+	if err == nil {
+		conn.Close()
+	}
+	return err == nil
+}
+
+// serves says whether the lease's newest broker does.
+func (b *bench) serves(id string) bool {
+	r := b.recordOf(id)
+	return syscall.Kill(r.PID, 0) == nil && b.shown(id).GetRestarts() == r.Session.Number && b.connects(id)
+}
+
+func (b *bench) shown(id string) *leasepb.Lease {
+	b.t.Helper()
+	l, err := b.Show(context.Background(), as(alice), id)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return l
+}
+
+func (b *bench) drop(id string) time.Duration {
+	b.t.Helper()
+	begin := time.Now()
+	if _, err := b.Drop(context.Background(), as(alice), &leasepb.DropRequest{Id: id}); err != nil {
+		b.t.Fatal(err)
+	}
+	return time.Since(begin)
+}
+
+func TestABrokerThatEndsByItselfIsFollowedByAnotherInTheSameLease(t *testing.T) {
+	for name, c := range map[string]struct {
+		how, reason string
+		end         func(b *bench, id string)
+	}{
+		"killed":       {"", "signal: killed", func(b *bench, id string) { b.kill(b.recordOf(id).PID) }},
+		"asked to end": {"", "signal: terminated", func(b *bench, id string) { _ = syscall.Kill(b.recordOf(id).PID, syscall.SIGTERM) }},
+		"a fault":      {"faults", "a device fault took its context", func(b *bench, id string) { b.connects(id) }},
+		"a long load":  {"loads", "a module took longer to load than load_timeout (1s)", func(b *bench, id string) { b.connects(id) }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t, c.how)
+			id, other := b.acquire(&leasepb.AcquireRequest{Vram: 1 << 20}).GetId(), b.acquire(&leasepb.AcquireRequest{Vram: 1 << 20}).GetId()
+			before, others := b.recordOf(id), b.recordOf(other)
+			slice := b.enforcer.slices[id].Generation
+			c.end(b, id)
+			eventually(t, "another broker was started", func() bool { return b.shown(id).GetRestarts() == 1 })
+			after := b.recordOf(id)
+			if l := b.shown(id); l.GetState() != leasepb.Lease_ACTIVE || l.GetRestartReason() != c.reason || l.GetReason() != "" {
+				t.Errorf("%v", l)
+			}
+			want := before.Session
+			want.Number, want.Before = 1, c.reason
+			if got := after.Session; got.Number != want.Number || got.Before != want.Before || got.Token != want.Token || got.VRAM != want.VRAM || !got.Followed {
+				t.Errorf("it was told %+v, the one before %+v", got, before.Session)
+			}
+			if after.PID == before.PID || after.Keeper != before.Keeper || after.BrokerUID != before.BrokerUID || after.Generation != slice || len(b.enforcer.requests) != 2 {
+				t.Errorf("%+v, and before %+v", after, before)
+			}
+			in, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(after.PID), "cgroup"))
+			if err != nil || !strings.Contains(string(in), b.Cgroup+"/"+id) {
+				t.Errorf("%s, %v", in, err)
+			}
+			if b.recordOf(other).identity != others.identity {
+				t.Error("the other lease has another broker")
+			}
+		})
+	}
+}
+
+func TestOneThatFaultsInALoopIsStartedAtAPaceAndTouchesNoOther(t *testing.T) {
+	b := newBench(t, "faults")
+	id, other := b.acquire(&leasepb.AcquireRequest{Vram: 1 << 20}).GetId(), b.acquire(&leasepb.AcquireRequest{Vram: 1 << 20}).GetId()
+	others := b.recordOf(other)
+	begin := time.Now()
+	for range restartsAtOnce {
+		n := b.shown(id).GetRestarts()
+		eventually(t, "it has faulted", func() bool { b.connects(id); return b.shown(id).GetRestarts() > n })
+	}
+	for end := time.Now().Add(time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+		b.connects(id)
+	}
+	if n := b.shown(id).GetRestarts(); float64(n) > restartsAtOnce+time.Since(begin).Seconds()/restartInterval.Seconds() {
+		t.Errorf("%d brokers in %v", n, time.Since(begin))
+	}
+	if b.recordOf(other).identity != others.identity || b.shown(other).GetRestarts() != 0 {
+		t.Error("the other lease has another broker")
+	}
+	if took := b.drop(id); took > time.Second {
+		t.Errorf("it was dropped in %v", took)
+	}
+}
+
+func TestABrokerThatCannotBeStartedAgainIsShownAndDroppedAtOnce(t *testing.T) {
+	for how, want := range map[string]string{
+		"later refuses": "another one could not be started, which is tried again: its broker cannot serve: there is no GPU",
+		"later mute":    "signal: killed",
+	} {
+		b := newBench(t, how)
+		id := b.acquire(&leasepb.AcquireRequest{Vram: 1 << 20}).GetId()
+		b.kill(b.recordOf(id).PID)
+		eventually(t, "it is shown why", func() bool { return b.shown(id).GetRestartReason() == want && b.recordOf(id).Session.Number > 0 })
+		if l := b.shown(id); l.GetState() != leasepb.Lease_ACTIVE {
+			t.Errorf("%v", l)
+		}
+		if took := b.drop(id); took > time.Second {
+			t.Errorf("%s: it was dropped in %v", how, took)
+		}
+		b.nothingIsLeft()
+	}
+}
+
+func TestALeaseWhoseSliceIsGoneGetsNoOtherBroker(t *testing.T) {
+	b := newBench(t, "")
+	id := b.acquire(&leasepb.AcquireRequest{Vram: 1 << 20}).GetId()
+	b.enforcer.set(func() { b.enforcer.refuse = api.ErrUnreachable })
+	b.kill(b.recordOf(id).PID)
+	eventually(t, "it is shown why", func() bool { return b.shown(id).GetRestartReason() == "signal: killed" })
+	b.enforcer.set(func() { b.enforcer.refuse = nil; delete(b.enforcer.slices, id) })
+	eventually(t, "it has ended", func() bool { return b.shown(id).GetState() != leasepb.Lease_ACTIVE })
+	if l := b.shown(id); l.GetReason() != "its slice was released" || l.GetRestarts() != 0 {
+		t.Errorf("%v", l)
+	}
+	b.nothingIsLeft()
+}
+
+func TestAKeeperThatIsKilledIsReplacedWithTheBroker(t *testing.T) {
+	b := newBench(t, "")
+	id := b.acquire(&leasepb.AcquireRequest{Vram: 1 << 20}).GetId()
+	before := b.recordOf(id)
+	b.kill(before.Keeper.PID)
+	eventually(t, "it is dead", func() bool { return !b.leases[id].keeper.Alive() })
+	b.kill(before.PID)
+	eventually(t, "another broker was started", func() bool { return b.shown(id).GetRestarts() == 1 })
+	if after := b.recordOf(id); after.Keeper == before.Keeper || errors.Is(syscall.Kill(after.Keeper.PID, 0), syscall.ESRCH) {
+		t.Errorf("%+v", after.Keeper)
+	}
+}
