@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"io"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/urfave/cli/v2"
+)
+
+var podmanRuntime = regexp.MustCompile(`podman .*--runtime[= ](\S+)`)
+
+// Commands that documents print have the verbs and flags that there are. What they do is not done here.
+func TestCommandsOfTheDocumentsAreAccepted(t *testing.T) {
+	files, err := filepath.Glob("../../docs/*.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	tried := 0
+	for _, file := range append(files, "../../README.md") {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for line := range strings.Lines(string(text)) {
+			command, found := strings.CutPrefix(strings.TrimSpace(line), "$ ")
+			if !found {
+				continue
+			}
+			// Podman takes the name of a runtime that its configuration has, or a path.
+			if m := podmanRuntime.FindStringSubmatch(command); m != nil && m[1] != "gpuslice" && !strings.HasPrefix(m[1], "/") {
+				t.Errorf("%s: %s: Podman knows no runtime %s", file, command, m[1])
+			}
+			command, _, _ = strings.Cut(command, "  #")
+			command, _, _ = strings.Cut(command, " | ")
+			words := strings.Fields(strings.TrimPrefix(command, "sudo "))
+			if len(words) < 2 || words[0] != "gpuslice" {
+				continue
+			}
+			tried++
+			app := newApp()
+			app.Writer, app.ErrWriter, app.Before = io.Discard, io.Discard, nil
+			parseOnly(app.Commands)
+			if err := app.Run(words); err != nil {
+				t.Errorf("%s: %s: %v", file, command, err)
+			}
+		}
+	}
+	if tried < 10 {
+		t.Errorf("%d commands were found", tried)
+	}
+}
+
+// parseOnly has commands accept their words and do nothing.
+func parseOnly(commands []*cli.Command) {
+	for _, c := range commands {
+		parseOnly(c.Subcommands)
+		if len(c.Subcommands) > 0 {
+			continue // what is left is a word that is no command
+		}
+		if c.Name == "run" {
+			c.Action = func(*cli.Context) error { return nil }
+			continue
+		}
+		c.Action = func(c *cli.Context) error {
+			_, err := words(c)
+			return err
+		}
+	}
+}
