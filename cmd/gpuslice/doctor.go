@@ -14,6 +14,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/doctor"
+	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/engines"
 	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/place"
 	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/session"
 	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/show"
@@ -55,6 +56,7 @@ func doctorCommand() *cli.Command {
 				Program:        finder.Program,
 				RuntimeVersion: runtimeVersion,
 				LookPath:       exec.LookPath,
+				Engines:        func() []doctor.Engine { return enginesHere("/") },
 			}
 			findings := host.Check(ctx)
 			if c.Bool("json") {
@@ -68,6 +70,28 @@ func doctorCommand() *cli.Command {
 			return err
 		},
 	}
+}
+
+// enginesHere are the engines below a root, and how they are configured: a dry run has nothing to do where all is as it is to be.
+func enginesHere(root string) []doctor.Engine {
+	host, err := engines.NewHost(root, place.New().Program)
+	if err != nil {
+		return nil
+	}
+	var found []doctor.Engine
+	for _, name := range engines.Names() {
+		if present, _, err := engines.Present(host, name); err != nil || !present {
+			continue
+		}
+		e := doctor.Engine{Name: name}
+		registers, err := engines.Install(host, name, engines.Options{DryRun: true})
+		asDefault, defaultErr := engines.Install(host, name, engines.Options{DryRun: true, Default: true})
+		e.Err, e.Reload = err, registers.Restart
+		e.Default = err == nil && defaultErr == nil && asDefault.State == engines.Nothing
+		e.Registered = e.Default || err == nil && registers.State == engines.Nothing
+		found = append(found, e)
+	}
+	return found
 }
 
 // runtimeVersion returns the first line that an OCI runtime says of itself.

@@ -71,3 +71,22 @@ func TestTheDoctorReadsTheConfigurationThatItIsGiven(t *testing.T) {
 		t.Errorf("%d: %s", code, out)
 	}
 }
+
+func TestTheDoctorKnowsWhichEnginesHaveTheRuntime(t *testing.T) {
+	root := imageWith(t, `{"debug": true}`)
+	is := func(registered, byDefault bool) {
+		t.Helper()
+		found := enginesHere(root)
+		i := slices.IndexFunc(found, func(e doctor.Engine) bool { return e.Name == "docker" })
+		if i < 0 || found[i].Registered != registered || found[i].Default != byDefault || found[i].Err != nil {
+			t.Errorf("%+v", found)
+		}
+	}
+	is(false, false)
+	for _, step := range [][]string{{"install", "docker"}, {"install", "docker", "--set-as-default"}} {
+		if _, said, code := cliRun(append(step, "--root", root)...); code != 0 {
+			t.Fatal(said)
+		}
+		is(true, len(step) == 3)
+	}
+}

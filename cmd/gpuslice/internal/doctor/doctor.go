@@ -53,6 +53,17 @@ type Host struct {
 	// RuntimeVersion returns the first line of `path --version`.
 	RuntimeVersion func(ctx context.Context, path string) (string, error)
 	LookPath       func(name string) (string, error)
+	// Engines are those on this machine; nil if nobody asks.
+	Engines func() []Engine
+}
+
+// Engine is how a container engine's configuration stands.
+type Engine struct {
+	Name       string
+	Registered bool   // it knows the runtime gpuslice
+	Default    bool   // and gives it to containers that name none
+	Reload     string // the command that makes a change of its configuration count; "" if none is needed
+	Err        error  // its configuration cannot be read, or is not understood
 }
 
 // Check makes every check, in the order in which one depends on another.
@@ -76,6 +87,7 @@ func (h Host) Check(ctx context.Context) []Finding {
 	}
 	h.cgroup(add)
 	h.runtimes(ctx, add)
+	h.engines(add)
 	h.programs(add)
 	h.library(add)
 	h.preload(add)

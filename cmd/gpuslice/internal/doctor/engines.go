@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+)
+
+// engines looks at the configuration of each engine, and at how they give a GPU to a container.
+func (h Host) engines(add adder) {
+	if h.Engines == nil {
+		return
+	}
+	found := h.Engines()
+	for _, e := range found {
+		install := "`sudo gpuslice install " + e.Name + "`"
+		if e.Reload != "" {
+			install += ", then `sudo " + e.Reload + "`"
+		}
+		switch {
+		case errors.Is(e.Err, fs.ErrPermission):
+			add("engine", Skip, fmt.Sprintf("%s: you may not read its configuration", e.Name), "")
+		case e.Err != nil:
+			add("engine", Warn, e.Err.Error(), "see `gpuslice install "+e.Name+" --dry-run`")
+		case !e.Registered:
+			add("engine", Warn, e.Name+" does not know the runtime gpuslice, or with other settings than those of its default one", install)
+		case e.Default:
+			add("engine", OK, e.Name+": the runtime gpuslice is configured, and is the default", "")
+		default:
+			add("engine", OK, e.Name+": the runtime gpuslice is configured, and is not the default: a container that does not name it has no quota (`gpuslice install "+e.Name+" --set-as-default`)", "")
+		}
+	}
+	if len(found) > 0 && h.exists("/dev/nvidiactl") {
+		h.toolkit(add)
+	}
+}
+
+// toolkit looks for what gives a container the driver and the devices.
+func (h Host) toolkit(add adder) {
+	for _, dir := range []string{"/etc/cdi", "/var/run/cdi"} {
+		for _, pattern := range []string{"*nvidia*.yaml", "*nvidia*.json"} {
+			if specs, _ := filepath.Glob(filepath.Join(h.path(dir), pattern)); len(specs) > 0 {
+				add("toolkit", OK, "CDI describes NVIDIA's devices: "+filepath.Join(dir, filepath.Base(specs[0])), "")
+				return
+			}
+		}
+	}
+	if path, err := h.LookPath("nvidia-container-runtime-hook"); err == nil {
+		add("toolkit", OK, path+"; there is no CDI specification (`nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml`)", "")
+		return
+	}
+	add("toolkit", Warn, "neither NVIDIA's container toolkit nor a CDI specification is here: no engine can give a container a GPU",
+		"install nvidia-container-toolkit, then `sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml`")
+}
