@@ -155,6 +155,7 @@ func (s *slice) storeLedger() error {
 
 // attach gives the process a lane, and the ledger; in each pool, the like there.
 func (s *slice) attach(peer *process.Handle) (reply ledger.Reply, files []*os.File, err error) {
+	who := report.Process{PID: peer.PID, Command: process.Name(peer.PID)}
 	var inPools []*quota.Lane // whose processes are not the lanes' yet
 	defer func() {
 		for _, l := range inPools {
@@ -172,12 +173,12 @@ func (s *slice) attach(peer *process.Handle) (reply ledger.Reply, files []*os.Fi
 		if err != nil {
 			return reply, nil, err
 		}
-		inPools = append(inPools, &quota.Lane{Process: again})
+		inPools = append(inPools, &quota.Lane{Process: again, Refusals: who, Slice: s.id()})
 	}
 	if err := s.storeLedger(); err != nil {
 		return reply, nil, err
 	}
-	l := &quota.Lane{Process: peer, Refusals: report.Process{PID: peer.PID, Command: process.Name(peer.PID)}, Attached: time.Now()}
+	l := &quota.Lane{Process: peer, Refusals: who, Attached: time.Now()}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err := s.refusal(); err != nil {

@@ -31,6 +31,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/cgroup"
 	"github.com/gpuslice/gpuslice/enforcer/driver"
 	"github.com/gpuslice/gpuslice/enforcer/event"
+	"github.com/gpuslice/gpuslice/enforcer/history"
 	"github.com/gpuslice/gpuslice/enforcer/native"
 	"github.com/gpuslice/gpuslice/enforcer/process"
 	"github.com/gpuslice/gpuslice/enforcer/recovery"
@@ -59,7 +60,8 @@ type Counter interface {
 	Attached(result string)
 	Bypassed(action string) // memory past the ledger was found, and this is done about it
 	Joined(result string)
-	Told(api.Event) // must not wait
+	Allocated(n uint64) // allocations of processes, in any slice
+	Told(api.Event)     // must not wait
 }
 
 // Options of an enforcer.
@@ -115,6 +117,7 @@ type Enforcer struct {
 	truth   *driverTruth     // nil without driver truth
 	native  *native.Keeper   // where the driver enforces, too
 	events  *event.Log
+	history *history.Log
 	book    *admission.Book // what is granted of each device, and to whom
 	ends    sync.WaitGroup  // what goes on aside: the end of slices by force, writes of samplers
 
@@ -208,7 +211,19 @@ func (e *Enforcer) open() error {
 	if err := e.openNative(); err != nil {
 		return err
 	}
-	return e.restore()
+	dir := e.options.StateDir
+	if e.options.Unprivileged { // it goes with its session
+		dir = ""
+	}
+	e.history = history.Open(dir, e.log)
+	if err := e.restore(); err != nil {
+		return err
+	}
+	e.history.End(func(r api.Run) bool {
+		s := e.find(r.Slice)
+		return s != nil && s.created.Equal(r.Began)
+	})
+	return nil
 }
 
 // Run compares pages and ledgers with what they should be, until ctx ends. Then it closes the enforcer, and leaves
@@ -221,6 +236,7 @@ func (e *Enforcer) Run(ctx context.Context) error {
 		}
 	}
 	loops.Go(func() { e.keepTime(ctx) })
+	loops.Go(func() { e.history.Run(ctx) })
 	ticker := time.NewTicker(e.options.Interval)
 	defer ticker.Stop()
 	for ctx.Err() == nil {
@@ -250,6 +266,11 @@ func (e *Enforcer) Close() error {
 		return nil
 	}
 	e.events.Close()
+	for _, s := range e.all() {
+		s.mu.Lock()
+		s.noteNeeds()
+		s.mu.Unlock()
+	}
 	if e.native != nil {
 		e.native.Close()
 	}
@@ -288,6 +309,9 @@ func (e *Enforcer) Close() error {
 	}
 	if e.store != nil {
 		errs = append(errs, e.store.Close())
+	}
+	if e.history != nil {
+		e.history.Write()
 	}
 	if e.lock != nil {
 		errs = append(errs, e.lock.Close())

@@ -82,6 +82,7 @@ func (s *slice) hear(pid int, r ledger.Request) {
 	overhead := min(r.Overhead, used)
 	e.Used, e.Overhead = new(used-overhead), &overhead
 	s.tell(e)
+	s.keep(e, d)
 }
 
 // drawsOn is the pool of whose quota alone the slice draws on a device; nil if it has a quota of its own there.
@@ -145,6 +146,7 @@ func (s *slice) reportCounts(all bool) {
 				e.Limit = nil
 			}
 			s.tell(e)
+			s.keep(e, d)
 		}
 		if recovered, told := s.quota.Ledger.Recovered(i), s.noted(d).recovered; recovered != told {
 			if recovered > told {

@@ -57,8 +57,14 @@ func (e *Enforcer) release(s *slice, cause string) error {
 	killpoint.Pass("release.marked")
 	s.mu.Lock()
 	was := s.quota.State
-	if s.quota.Ledger != nil && (was == api.Active || was == api.Expired) {
+	closes := s.quota.Ledger != nil && (was == api.Active || was == api.Expired)
+	if closes {
 		s.reportCounts(true)
+	}
+	if cause != causeFailed {
+		s.endNeeds()
+	}
+	if closes {
 		s.quota.Close()
 	}
 	s.quota.State = api.Released

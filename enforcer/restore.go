@@ -108,6 +108,7 @@ func (e *Enforcer) restore() error {
 			s.untaken(err)
 		} else {
 			s.takeUp(r)
+			s.recallNeeds()
 		}
 		if err := e.watchSlice(s); err != nil {
 			s.untaken(err)

@@ -140,6 +140,9 @@ func (s *slice) show(processes bool) api.Slice {
 	if !r.Session {
 		shown.Cgroup = s.cgroup.String()
 	}
+	if processes {
+		shown.Refusal = s.refused
+	}
 	if s.quota.Ledger == nil {
 		return shown
 	}

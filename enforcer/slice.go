@@ -63,7 +63,10 @@ type slice struct {
 	overwritten bool                  // its page was, and nothing is done about it yet
 
 	refusals report.Refusals
-	rejected report.Rejected
+	refused  *api.Refusal // the last; nil if there was none. Not changed once it is here
+
+	needsChanged bool // since the history has it
+	rejected     report.Rejected
 
 	quotas   []api.Quota // as they are now; request has those that it began with
 	lowered  bool        // a quota is less than what is used, which admission still counts
@@ -80,9 +83,11 @@ type slice struct {
 
 // note is what a slice knows of one of its quota's devices beside the quota.
 type note struct {
-	recovered uint64       // bytes given back after exits, of which it was told
-	exits     map[int]exit // by pid: processes that have exited, until the driver was asked what it holds for them
-	sampled   time.Time    // when it was first; zero if it was not by this enforcer
+	recovered   uint64       // bytes given back after exits, of which it was told
+	needed      uint64       // the quota with which all that was refused by the slice's own limit would have fitted
+	allocations uint64       // that were counted among the host's
+	exits       map[int]exit // by pid: processes that have exited, until the driver was asked what it holds for them
+	sampled     time.Time    // when it was first; zero if it was not by this enforcer
 }
 
 // newQuota gives a slice that nobody knows a quota without devices.
@@ -224,6 +229,7 @@ func (s *slice) check() {
 		s.turn.Give()
 	}
 	s.reportCounts(false)
+	s.checkNeeds()
 }
 
 // watchesFirst says whether the end of the slice's first process is waited for. A cgroup of version 2 tells by itself when it has

@@ -137,6 +137,15 @@ func (u *Users) Released(ctx context.Context) ([]api.Slice, error) {
 	return u.e.showReleased(func(s *slice) bool { return s.isOf(uid) }), nil
 }
 
+// History is what the asking user's sessions needed.
+func (u *Users) History(ctx context.Context) ([]api.Run, error) {
+	uid, err := u.who(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return u.e.needs(func(r api.Run) bool { return r.UID != nil && *r.UID == uid }), nil
+}
+
 // Slice shows one of them.
 func (u *Users) Slice(ctx context.Context, id string) (api.Slice, error) {
 	if err := u.own(ctx, id); err != nil {

@@ -142,6 +142,7 @@ type Slice struct {
 	Devices      []DeviceUse   `json:"devices"`
 	Processes    []Process     `json:"processes,omitempty"` // only in GET /v1/slices/{id}
 	ProcessCount int           `json:"process_count"`
+	Refusal      *Refusal      `json:"refusal,omitempty"` // the last; only in GET /v1/slices/{id}
 }
 
 // DeviceUse is what a slice holds on one device. Sizes in bytes.

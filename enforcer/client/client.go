@@ -89,6 +89,11 @@ func (c *Client) Health(ctx context.Context) (api.Health, error) {
 	return do[api.Health](ctx, c, "GET", "/v1/health", nil, maxOne)
 }
 
+// History lists what slices needed that run, and of late ran.
+func (c *Client) History(ctx context.Context) ([]api.Run, error) {
+	return do[[]api.Run](ctx, c, "GET", "/v1/history", nil, maxList)
+}
+
 // Devices lists the host's devices.
 func (c *Client) Devices(ctx context.Context) ([]api.Device, error) {
 	return do[[]api.Device](ctx, c, "GET", "/v1/devices", nil, maxList)

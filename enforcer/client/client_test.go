@@ -77,6 +77,9 @@ func (s *service) DeletePool(_ context.Context, name string) (api.Pool, error) {
 func (s *service) Health(context.Context) (api.Health, error) {
 	return api.Health{Live: true, Checks: []api.Check{{Name: "socket", For: api.ForReady, Age: 3, Message: "m"}}}, s.err
 }
+func (s *service) History(context.Context) ([]api.Run, error) {
+	return []api.Run{{Slice: "c1", Refusal: &api.Refusal{Device: "GPU-1"}}}, s.err
+}
 func (s *service) Devices(context.Context) ([]api.Device, error) {
 	return []api.Device{{UUID: "GPU-1", Total: 1 << 40}}, s.err
 }
@@ -159,6 +162,8 @@ func TestEveryAnswerComesBackAsItWasGiven(t *testing.T) {
 	equal("health", health, api.Health{Live: true, Checks: []api.Check{{Name: "socket", For: api.ForReady, Age: 3, Message: "m"}}}, err)
 	devices, err := c.Devices(ctx)
 	equal("devices", devices, []api.Device{{UUID: "GPU-1", Total: 1 << 40}}, err)
+	runs, err := c.History(ctx)
+	equal("history", runs, []api.Run{{Slice: "c1", Refusal: &api.Refusal{Device: "GPU-1"}}}, err)
 }
 
 // Whoever answers in the enforcer's place does not fill the memory of who asks.
@@ -194,6 +199,7 @@ func TestAnAnswerWithoutAnEndIsGivenUp(t *testing.T) {
 		"slice":    {func() error { _, err := c.Slice(ctx, "c1"); return err }, maxList},
 		"health":   {func() error { _, err := c.Health(ctx); return err }, maxOne},
 		"devices":  {func() error { _, err := c.Devices(ctx); return err }, maxList},
+		"history":  {func() error { _, err := c.History(ctx); return err }, maxList},
 	} {
 		if err := ask.do(); err == nil || !strings.Contains(err.Error(), "more than") {
 			t.Errorf("%s: %v", what, err)

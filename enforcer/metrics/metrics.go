@@ -81,7 +81,7 @@ func New(slices Slices, log *slog.Logger) *Metrics {
 		m.registry.MustRegister(&poolCollector{pools, log})
 	}
 	m.begin()
-	m.registry.MustRegister(m.told.events, m.told.refusals, m.told.recovered,
+	m.registry.MustRegister(m.told.events, m.told.allocations, m.told.refusals, m.told.recovered,
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	m.registry.MustRegister(m.auditCounters()...)
 	return m

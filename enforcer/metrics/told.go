@@ -10,14 +10,19 @@ import (
 
 // told counts events. What it counts goes on when a slice is released, whose own figures are then gone.
 type told struct {
-	events    *prometheus.CounterVec
-	refusals  prometheus.Counter
-	recovered prometheus.Counter
+	events      *prometheus.CounterVec
+	allocations prometheus.Counter
+	refusals    prometheus.Counter
+	recovered   prometheus.Counter
 }
 
 func newTold() told {
 	t := told{
 		events: counters("gpuslice_events_total", "kind", "What was told of slices, by kind; one event can tell of several refusals."),
+		allocations: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "gpuslice_allocations_total",
+			Help: "Allocations that succeeded, of all slices that there were.",
+		}),
 		refusals: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "gpuslice_refusals_total",
 			Help: "Allocations that were refused, of all slices that there were.",
@@ -45,6 +50,9 @@ func (m *Metrics) Told(e api.Event) {
 		m.told.recovered.Add(float64(e.Bytes))
 	}
 }
+
+// Allocated counts allocations of processes.
+func (m *Metrics) Allocated(n uint64) { m.told.allocations.Add(float64(n)) }
 
 // Audit shows how many entries were written into the audit log, and how many dropped. It must be called before Handler.
 func (m *Metrics) Audit(counts func() (written, dropped uint64)) { m.audit = counts }

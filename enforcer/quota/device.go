@@ -8,11 +8,12 @@ import (
 
 // Device is one device of a Quota: its own copy of what it wrote to the page.
 type Device struct {
-	ledger.Device        // as on the page, but for the limit while it is frozen
-	Name          string // its UUID
-	Highest       uint64 // of the limits before this one: stored before this one is on the page
-	Inherited     uint64 // what a former enforcer had charged beyond the lanes
-	Frozen        bool   // the page has 0 in place of the limit
+	ledger.Device                // as on the page, but for the limit while it is frozen
+	Name          string         // its UUID
+	Highest       uint64         // of the limits before this one: stored before this one is on the page
+	Inherited     uint64         // what a former enforcer had charged beyond the lanes
+	Frozen        bool           // the page has 0 in place of the limit
+	Seen          ledger.Figures // as Verify read them last
 
 	account   *ledger.Account   // the enforcer's own lane
 	suspended map[uint32]uint64 // by lane: what a checkpointed process is charged for. Limit is higher by it

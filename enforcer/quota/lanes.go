@@ -23,6 +23,7 @@ type Lane struct {
 	Lent       bool // by a former enforcer: its process was checkpointed, and others may have taken what it is charged for
 
 	Refusals report.Process
+	Slice    string // of a pool's lane, whose process it is; "" of one that a former enforcer gave
 
 	// Of a slice's lane only:
 	Attached time.Time            // zero if that was another enforcer's doing

@@ -177,7 +177,9 @@ func (q *Quota) Verify() error {
 	}
 	for i, d := range q.Devices {
 		// Both are changed by the same swap, so with nothing changing meanwhile they cannot differ.
-		if f := q.figures(i); f.Quiet && f.Used != f.Held {
+		f := q.figures(i)
+		d.Seen = f
+		if f.Quiet && f.Used != f.Held {
 			return fmt.Errorf("%w: device %s has %d bytes charged, its lanes hold %d", ledger.ErrDamaged, d.Name, f.Used, f.Held)
 		}
 	}

@@ -69,6 +69,10 @@ var routes = []route{
 		all, err := s.Devices(r.Context())
 		return list(all), err
 	}},
+	{"GET", "/v1/history", http.StatusOK, nil, func(s Service, _ http.ResponseWriter, r *http.Request) (any, error) {
+		all, err := s.History(r.Context())
+		return list(all), err
+	}},
 	{"GET", "/v1/events", http.StatusOK, []string{"since", "instance", "follow"}, events},
 	{"GET", "/v1/health", http.StatusOK, nil, func(s Service, _ http.ResponseWriter, r *http.Request) (any, error) {
 		return s.Health(r.Context())

@@ -119,6 +119,7 @@ var answers = map[string]struct{ request, reply reflect.Type }{
 	"PATCH /v1/pools/{name}":  {reflect.TypeFor[api.PoolRequest](), reflect.TypeFor[api.Pool]()},
 	"DELETE /v1/pools/{name}": {nil, reflect.TypeFor[api.Pool]()},
 	"GET /v1/devices":         {nil, reflect.TypeFor[[]api.Device]()},
+	"GET /v1/history":         {nil, reflect.TypeFor[[]api.Run]()},
 	"GET /v1/events":          {nil, reflect.TypeFor[api.Event]()}, // one in each line
 	"GET /v1/health":          {nil, reflect.TypeFor[api.Health]()},
 }

@@ -38,6 +38,8 @@ type Service interface {
 	Slice(ctx context.Context, id string) (api.Slice, error)
 	PoolService
 	Devices(ctx context.Context) ([]api.Device, error)
+	// History is what slices needed that run, and of late ran.
+	History(ctx context.Context) ([]api.Run, error)
 	// Health waits for nothing.
 	Health(ctx context.Context) (api.Health, error)
 	// Events are some of those after number since, the oldest first; with wait one at least, or an error when there

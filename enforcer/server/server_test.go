@@ -93,6 +93,7 @@ func (f *fakeService) Released(context.Context) ([]api.Slice, error) { return ni
 func (f *fakeService) Slice(_ context.Context, id string) (api.Slice, error) {
 	return api.Slice{ID: id}, f.err
 }
+func (f *fakeService) History(context.Context) ([]api.Run, error)    { return nil, f.err }
 func (f *fakeService) Devices(context.Context) ([]api.Device, error) { return nil, f.err }
 func (f *fakeService) Health(context.Context) (api.Health, error) {
 	return api.Health{Live: true, Checks: []api.Check{{Name: "loop", OK: true}}}, f.err

@@ -27,6 +27,7 @@ type UserService interface {
 	Slices(ctx context.Context) ([]api.Slice, error)
 	Released(ctx context.Context) ([]api.Slice, error)
 	Slice(ctx context.Context, id string) (api.Slice, error)
+	History(ctx context.Context) ([]api.Run, error)
 }
 
 // userRoutes are the routes of the users' socket. What is not named here leads to no service.
@@ -38,6 +39,7 @@ var userRoutes = []string{
 	"DELETE /v1/slices/{id}",
 	"POST /v1/slices/{id}/renew",
 	"POST /v1/slices/{id}/join",
+	"GET /v1/history",
 }
 
 // UserHandler is the users' API without a socket.
@@ -121,6 +123,7 @@ func (f forUsers) Released(ctx context.Context) ([]api.Slice, error) {
 func (f forUsers) Slice(ctx context.Context, id string) (api.Slice, error) {
 	return f.users.Slice(ctx, id)
 }
+func (f forUsers) History(ctx context.Context) ([]api.Run, error) { return f.users.History(ctx) }
 
 func join(s Service, w http.ResponseWriter, r *http.Request) (any, error) {
 	id, err := sliceID(r)
