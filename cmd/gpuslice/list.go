@@ -62,12 +62,13 @@ var alreadyJSONFlag = &cli.BoolFlag{Name: "json", Usage: "print JSON, as is done
 func inspectCommand() *cli.Command {
 	return &cli.Command{
 		Name:      "inspect",
-		Usage:     "show everything about one slice, as JSON",
+		Usage:     "show everything about one slice: its processes, and its last refusal",
 		ArgsUsage: "ID",
 		Description: `ID may be the beginning of a slice's or a container's id.
 
-   gpuslice inspect 3f2a91c0d5e8`,
-		Flags:        []cli.Flag{alreadyJSONFlag},
+   gpuslice inspect 3f2a91c0d5e8
+   gpuslice inspect --json 3f2a91c0d5e8 | jq .processes`,
+		Flags:        []cli.Flag{&cli.BoolFlag{Name: "json", Usage: "print JSON, as the control API has it"}},
 		OnUsageError: usageError(exitUsage),
 		Action: func(c *cli.Context) error {
 			words, err := arguments(c, 1, "inspect takes one ID: `gpuslice ps` lists them")
@@ -79,13 +80,16 @@ func inspectCommand() *cli.Command {
 			})
 			if errors.Is(err, api.ErrNotFound) {
 				if released, ok := findReleased(c, words[0]); ok {
-					return show.JSON(c.App.Writer, released)
+					slice, err = released, nil
 				}
 			}
 			if err != nil {
 				return err
 			}
-			return show.JSON(c.App.Writer, slice)
+			if c.Bool("json") {
+				return show.JSON(c.App.Writer, slice)
+			}
+			return show.Slice(c.App.Writer, slice)
 		},
 	}
 }

@@ -52,7 +52,7 @@ func TestWhatPsShowsNamesASliceToEveryCommand(t *testing.T) {
 	socket := listen(t, holds{all: []api.Slice{{ID: one}, {ID: two}, {ID: "job-10"}, {ID: "job-" + strings.Repeat("n", 100)}}})
 	shown := "job-nnnnnnnnnnnnnnn…nnnnnnnnnnnnnnnnnnnn"
 	for _, command := range [][]string{
-		{"inspect", "ID"}, {"set", "ID", "--ttl", "1h", "--json"}, {"renew", "ID", "1h", "--json"}, {"release", "ID", "--json"},
+		{"inspect", "ID", "--json"}, {"set", "ID", "--ttl", "1h", "--json"}, {"renew", "ID", "1h", "--json"}, {"release", "ID", "--json"},
 	} {
 		ask := func(id string) (got, said string, code int) {
 			args := slices.Clone(command)

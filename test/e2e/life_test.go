@@ -264,7 +264,7 @@ func TestInspectTakesTheBeginningOfAnID(t *testing.T) {
 	c := h.newContainer(vram(), "/bin/sleep", "600")
 	c.run()
 	g := c.hog(gib)
-	cmd := exec.Command(filepath.Join(h.Bin, "gpuslice"), "--socket", h.Socket(), "inspect", c.id[:len(c.id)-3])
+	cmd := exec.Command(filepath.Join(h.Bin, "gpuslice"), "--socket", h.Socket(), "inspect", "--json", c.id[:len(c.id)-3])
 	out, err := cmd.Output()
 	if err != nil {
 		t.Fatal(err)

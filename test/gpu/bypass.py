@@ -91,7 +91,7 @@ class Case:
     def slice(self):
         """The slice as `gpuslice inspect` shows it; None if there is none."""
         try:
-            return json.loads(output(BIN + "/gpuslice", "--socket", self.host.socket, "inspect", self.name, timeout=20))
+            return json.loads(output(BIN + "/gpuslice", "--socket", self.host.socket, "inspect", "--json", self.name, timeout=20))
         except ValueError:
             return None
 

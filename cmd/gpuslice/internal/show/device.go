@@ -41,7 +41,7 @@ func outside(out io.Writer, devices []api.Device, whole bool) error {
 	for _, d := range devices {
 		name := numbered(d.UUID, d.Index, whole)
 		for _, p := range d.Outside {
-			fmt.Fprintf(w, "%s%s\t%d\t%s\t%s\n", head, name, p.PID, size(p.Bytes), plain(cmp.Or(p.Command, "-")))
+			fmt.Fprintf(w, "%s%s\t%d\t%s\t%s\n", head, name, p.PID, size(p.Bytes), Plain(cmp.Or(p.Command, "-")))
 			head = ""
 		}
 		if more := d.OutsideCount - len(d.Outside); more > 0 {
@@ -52,8 +52,8 @@ func outside(out io.Writer, devices []api.Device, whole bool) error {
 	return w.Flush()
 }
 
-// plain is a stranger's text with what a terminal would take for more than text escaped.
-func plain(text string) string {
+// Plain is a stranger's text with what a terminal would take for more than text escaped.
+func Plain(text string) string {
 	quoted := strconv.Quote(text)
 	if quoted == `"`+text+`"` {
 		return text

@@ -51,15 +51,11 @@ func Slices(out io.Writer, all []api.Slice, whole bool) error {
 			row("-", "-", "-", "-", "") // no process has looked at a device yet
 		}
 		for _, d := range s.Devices {
-			limit := "none"
-			if d.Limit != 0 || s.Mode != api.Record {
-				limit = api.FormatSize(d.Limit)
-			}
 			note := ""
 			if s.Mode != api.Record && d.Used+d.Overhead > d.Limit {
 				note = ", over" // its limit was lowered, or a process took what it was not given
 			}
-			row(numbered(d.Device, d.Index, whole), api.FormatSize(d.Used), api.FormatSize(d.Overhead), limit, note)
+			row(numbered(d.Device, d.Index, whole), api.FormatSize(d.Used), api.FormatSize(d.Overhead), limitOf(s, d), note)
 		}
 	}
 	return w.Flush()
@@ -111,6 +107,9 @@ func device(d api.DeviceUse, whole bool) string {
 	return parts[0] + "-" + parts[1]
 }
 
+// Device is a UUID as it is shown.
+func Device(uuid string) string { return device(api.DeviceUse{Device: uuid}, false) }
+
 // numbered is the same with the index before it (0:GPU-1b2c3d4e), by which devices whose UUIDs begin alike are told apart; that
 // of NVML, as of --device and of `gpuslice devices`.
 func numbered(uuid string, index int, whole bool) string {
@@ -131,6 +130,9 @@ func shortID(id string) string {
 	}
 	return id
 }
+
+// ShortID is an id as it is shown.
+func ShortID(id string) string { return shortID(id) }
 
 // generated says whether an engine made the id.
 func generated(id string) bool {

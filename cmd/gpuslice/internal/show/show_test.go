@@ -13,7 +13,7 @@ import (
 
 const container = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
 
-func slices() []api.Slice {
+func someSlices() []api.Slice {
 	return []api.Slice{
 		{
 			ID: container, Container: container, State: api.Active, Mode: api.Enforce, ProcessCount: 3,
@@ -26,7 +26,7 @@ func slices() []api.Slice {
 
 func TestTableHasARowForEachDeviceAndShortIDs(t *testing.T) {
 	var out strings.Builder
-	if err := Slices(&out, slices(), false); err != nil {
+	if err := Slices(&out, someSlices(), false); err != nil {
 		t.Fatal(err)
 	}
 	var got []string
@@ -48,7 +48,7 @@ func TestTableHasARowForEachDeviceAndShortIDs(t *testing.T) {
 
 func TestWhatExpiresHasAColumnAndWhatIsOverItsLimitANote(t *testing.T) {
 	at := time.Now().Add(time.Hour)
-	all := slices()
+	all := someSlices()
 	all[0].Expires, all[0].Remaining = &at, 90*time.Minute+300*time.Millisecond
 	all[0].Devices[0].Used = 4 << 30
 	all[2].State, all[2].Expires = api.Expired, &at
@@ -69,7 +69,7 @@ func TestWhatExpiresHasAColumnAndWhatIsOverItsLimitANote(t *testing.T) {
 }
 
 func TestTenantsHaveAColumnIfThereAreAny(t *testing.T) {
-	all := slices()
+	all := someSlices()
 	all[0].Tenant, all[1].Tenant = "team-a", "team-"+strings.Repeat("x", 58)
 	for whole, want := range map[bool][]string{
 		false: {"SLICE CONTAINER TENANT DEVICE", "0123456789ab 0123456789ab team-a 0:GPU-1b2c3d4e", "run-a - team-" + strings.Repeat("x", 14) + gap + strings.Repeat("x", 20) + " MIG-9", "run-b - - - - - - 0 active"},
@@ -89,7 +89,7 @@ func TestTenantsHaveAColumnIfThereAreAny(t *testing.T) {
 
 func TestNoTruncShowsWholeIDs(t *testing.T) {
 	var out strings.Builder
-	if err := Slices(&out, slices(), true); err != nil {
+	if err := Slices(&out, someSlices(), true); err != nil {
 		t.Fatal(err)
 	}
 	for _, want := range []string{container + "  " + container, "GPU-1b2c3d4e-0000-1111-2222-333344445555"} {
@@ -100,13 +100,13 @@ func TestNoTruncShowsWholeIDs(t *testing.T) {
 }
 
 func TestSliceIsFoundByTheBeginningOfItsID(t *testing.T) {
-	if id, err := Find(slices(), "0123456789ab", Names); err != nil || id != container {
+	if id, err := Find(someSlices(), "0123456789ab", Names); err != nil || id != container {
 		t.Errorf("got %s, %v", id, err)
 	}
-	if _, err := Find(slices(), "run-", Names); err == nil || !strings.Contains(err.Error(), "2 slices") {
+	if _, err := Find(someSlices(), "run-", Names); err == nil || !strings.Contains(err.Error(), "2 slices") {
 		t.Errorf("an ambiguous beginning: %v", err)
 	}
-	if _, err := Find(slices(), "x", Names); !errors.Is(err, api.ErrNotFound) || strings.Contains(err.Error(), "no such slice") { // which was said
+	if _, err := Find(someSlices(), "x", Names); !errors.Is(err, api.ErrNotFound) || strings.Contains(err.Error(), "no such slice") { // which was said
 		t.Errorf("an unknown id: %v", err)
 	}
 }
@@ -133,7 +133,7 @@ func TestALongNameDoesNotWidenTheTable(t *testing.T) {
 
 func TestWhatIsToEndIsMeantAsItIsShown(t *testing.T) {
 	long := "job-" + strings.Repeat("n", 200)
-	all := append(slices(), api.Slice{ID: "pod-1", Container: strings.Repeat("ab", 32)}, api.Slice{ID: long + "-x-" + long}, api.Slice{ID: long + "-y-" + long})
+	all := append(someSlices(), api.Slice{ID: "pod-1", Container: strings.Repeat("ab", 32)}, api.Slice{ID: long + "-x-" + long}, api.Slice{ID: long + "-y-" + long})
 	for given, want := range map[string]string{
 		"run-a":                      "run-a",
 		container:                    container,

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package show
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+)
+
+// Slice prints all that is known of a slice.
+func Slice(out io.Writer, s api.Slice) error {
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	row := func(name, value string) {
+		if value != "" {
+			fmt.Fprintf(w, "%s:\t%s\n", name, value)
+		}
+	}
+	row("Slice", s.ID)
+	row("Container", s.Container)
+	row("State", state(s))
+	row("Why", Plain(s.Reason))
+	row("Tenant", s.Tenant)
+	row("Pool", s.Pools.String())
+	var quotas []string
+	for _, q := range s.Quotas {
+		size := api.FormatSize(q.Bytes)
+		if q.Percent > 0 {
+			size = fmt.Sprintf("%d%%", q.Percent)
+		}
+		if q.Device != api.AllDevices {
+			size += " on " + q.Device
+		}
+		quotas = append(quotas, size)
+	}
+	row("Quota", strings.Join(quotas, ", "))
+	row("Began", fmt.Sprintf("%s, with process %d", s.Created.Local().Format(time.DateTime), s.PID))
+	if s.Expires != nil {
+		row("Expires", remaining(s))
+	}
+	row("Cgroup", Plain(s.Cgroup))
+	if len(s.Devices) > 0 {
+		fmt.Fprintln(w, "\nDEVICE\tUSED\tOVERHEAD\tLIMIT\tPEAK\tALLOCATIONS\tREFUSALS\tRECOVERED\tENFORCEMENT")
+	}
+	for _, d := range s.Devices {
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%d\t%d\t%s\t%s\n", numbered(d.Device, d.Index, false), api.FormatSize(d.Used), api.FormatSize(d.Overhead),
+			limitOf(s, d), api.FormatSize(d.Peak), d.Allocations, d.Refusals, api.FormatSize(d.Recovered), d.Enforcement)
+	}
+	if len(s.Processes) > 0 {
+		fmt.Fprintln(w, "\nPROCESS\tDEVICE\tUSED\tOVERHEAD\tDRIVER\tNOTE")
+	}
+	for _, p := range s.Processes {
+		note := ""
+		switch {
+		case p.Bypass != "":
+			note = "holds memory past the ledger: " + p.Bypass
+		case !p.Attached:
+			note = "not attached"
+		}
+		if len(p.Devices) == 0 {
+			fmt.Fprintf(w, "%d\t-\t-\t-\t-\t%s\n", p.PID, note)
+		}
+		for _, d := range p.Devices {
+			fmt.Fprintf(w, "%d\t%s\t%s\t%s\t%s\t%s\n", p.PID, device(api.DeviceUse{Device: d.Device}, false), api.FormatSize(d.Used), api.FormatSize(d.Overhead), size(d.Driver), cmp.Or(note, "-"))
+		}
+	}
+	if err := w.Flush(); err != nil || s.Refusal == nil {
+		return err
+	}
+	fmt.Fprintln(out, "\nLast refusal:")
+	return Explain(out, api.Run{Slice: s.ID, Refusal: s.Refusal})
+}
+
+// limitOf is the limit of a slice on a device.
+func limitOf(s api.Slice, d api.DeviceUse) string {
+	if d.Limit == 0 && s.Mode == api.Record {
+		return "none"
+	}
+	return api.FormatSize(d.Limit)
+}

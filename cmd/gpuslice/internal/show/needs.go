@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package show
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+)
+
+// step is what a quota that is recommended is rounded up to.
+const step = 64 << 20
+
+// holdersNamed is how many holders a sentence names.
+const holdersNamed = 4
+
+// QuotaFor is the least quota for so many bytes that a person would type.
+func QuotaFor(bytes uint64) string {
+	mib := (bytes + step - 1) / step * (step >> 20)
+	if mib%1024 == 0 {
+		return strconv.FormatUint(mib/1024, 10) + "G"
+	}
+	return strconv.FormatUint(mib, 10) + "M"
+}
+
+// Explain says in a few sentences, each on a line, why a slice was refused memory the last time.
+func Explain(out io.Writer, run api.Run) error {
+	var b strings.Builder
+	r := run.Refusal
+	if r == nil {
+		unrefused(&b, run)
+		_, err := io.WriteString(out, b.String())
+		return err
+	}
+	on := device(api.DeviceUse{Device: r.Device}, false)
+	fmt.Fprintf(&b, "slice %s was refused %s on %s at %s", shortID(run.Slice), request(r), on, r.Time.Local().Format(time.DateTime))
+	if r.PID != 0 {
+		fmt.Fprintf(&b, ", by %s", process(r.PID, r.Command))
+	}
+	b.WriteString(".\n")
+	limits(&b, r)
+	holding(&b, r)
+	remedy(&b, run, r)
+	_, err := io.WriteString(out, b.String())
+	return err
+}
+
+func request(r *api.Refusal) string {
+	if r.Requested == 0 {
+		return "memory"
+	}
+	return fmt.Sprintf("%s of %s", r.Call, api.FormatSize(r.Requested))
+}
+
+func process(pid int, command string) string {
+	if command == "" {
+		return fmt.Sprintf("process %d", pid)
+	}
+	return fmt.Sprintf("process %d (%s)", pid, Plain(command))
+}
+
+func limits(b *strings.Builder, r *api.Refusal) {
+	switch {
+	case r.Frozen != "":
+		fmt.Fprintf(b, "Nothing was granted to it then, whatever was free: %s.\n", Plain(r.Frozen))
+		return
+	case r.Limit == nil:
+		b.WriteString("Whether that was its own quota or its pool's is not known: the process could not say.\n")
+		return
+	case r.Pool != "":
+		fmt.Fprintf(b, "The quota of pool %s there was %s", r.Pool, api.FormatSize(*r.Limit))
+	default:
+		fmt.Fprintf(b, "Its quota there was %s", api.FormatSize(*r.Limit))
+	}
+	if r.Requested == 0 {
+		b.WriteString("; what was asked for is not known: the process could not say.\n")
+		return
+	}
+	fmt.Fprintf(b, ", and %s of that was in use: %s that programs had asked for, and %s of overhead (contexts, code).\n",
+		api.FormatSize(r.Used+r.Overhead), api.FormatSize(r.Used), api.FormatSize(r.Overhead))
+}
+
+func holding(b *strings.Builder, r *api.Refusal) {
+	if len(r.Holders) == 0 {
+		return
+	}
+	more, bytes := r.MoreCount, r.MoreBytes
+	var parts []string
+	for i, h := range r.Holders {
+		if i >= holdersNamed {
+			more++
+			bytes += h.Used + h.Overhead
+			continue
+		}
+		part := fmt.Sprintf("%s %s", process(h.PID, h.Command), api.FormatSize(h.Used+h.Overhead))
+		if h.Slice != "" {
+			part += " in slice " + shortID(h.Slice)
+		}
+		parts = append(parts, part)
+	}
+	if more > 0 {
+		parts = append(parts, fmt.Sprintf("%d others %s", more, api.FormatSize(bytes)))
+	}
+	fmt.Fprintf(b, "At that moment memory was held by %s.\n", strings.Join(parts, ", "))
+	if strings.HasPrefix(r.Holders[0].Command, "python") || strings.HasPrefix(r.Holders[0].Command, "pt_") {
+		b.WriteString("What PyTorch's allocator keeps for later is in that: torch.cuda.memory_summary() tells how much.\n")
+	}
+}
+
+func remedy(b *strings.Builder, run api.Run, r *api.Refusal) {
+	switch {
+	case r.Frozen != "":
+		fmt.Fprintf(b, "`gpuslice events %s` names the process that holds memory past the ledger; end it.\n", shortID(run.Slice))
+	case r.Needed == 0:
+		fmt.Fprintf(b, "`gpuslice events --follow %s` shows the next refusals as they happen.\n", shortID(run.Slice))
+	case r.Pool != "":
+		fmt.Fprintf(b, "The request would have fitted into %s: `gpuslice pool set %s --vram %s` changes the pool at once; or end what holds memory in it.\n",
+			QuotaFor(r.Needed), r.Pool, QuotaFor(r.Needed))
+	case run.Ended != nil:
+		fmt.Fprintf(b, "The request would have fitted into %s: start it with gpuslice.vram=%s, or `gpuslice run --vram %s`.\n", QuotaFor(r.Needed), QuotaFor(r.Needed), QuotaFor(r.Needed))
+	default:
+		fmt.Fprintf(b, "The request would have fitted into %s: `gpuslice set %s --vram %s` changes the quota at once; or end what holds memory in the slice.\n",
+			QuotaFor(r.Needed), shortID(run.Slice), QuotaFor(r.Needed))
+	}
+}
+
+func unrefused(b *strings.Builder, run api.Run) {
+	fmt.Fprintf(b, "slice %s was refused nothing.\n", shortID(run.Slice))
+	for _, d := range run.Devices {
+		fmt.Fprintf(b, "On %s the most that it held was %s", device(api.DeviceUse{Device: d.Device}, false), api.FormatSize(d.Peak))
+		if d.Limit > 0 {
+			fmt.Fprintf(b, ", of a quota of %s", api.FormatSize(d.Limit))
+		}
+		b.WriteString(".\n")
+	}
+	b.WriteString("If a program ran out of memory all the same, the device itself was full: `gpuslice devices` shows who uses it.\n")
+}
+
+// FindRun is the last life of the slice that id names.
+func FindRun(runs []api.Run, id string) (api.Run, error) {
+	var found api.Run
+	ids := make(map[string]bool)
+	for _, exact := range []bool{true, false} {
+		for _, r := range runs {
+			if r.Slice == id || r.Container == id && id != "" || !exact && (Names(id, r.Slice) || r.Container != "" && Names(id, r.Container)) {
+				found = r // the last is the latest
+				ids[r.Slice] = true
+			}
+		}
+		if len(ids) > 0 {
+			break
+		}
+	}
+	switch len(ids) {
+	case 1:
+		return found, nil
+	case 0:
+		return api.Run{}, api.Errorf(api.CodeNotFound, "no slice %s that runs, or that is known of those that ran: `gpuslice recommend` lists them", strconv.Quote(id))
+	}
+	return api.Run{}, fmt.Errorf("%s names %d slices (%s): give more of it", strconv.Quote(id), len(ids), strings.Join(slices.Sorted(maps.Keys(ids)), ", "))
+}
+
+// Need is what a slice needed of a device, in all of its runs that are known. Sizes in bytes.
+type Need struct {
+	Of       string    `json:"of"` // the slice, or the tenant
+	Device   string    `json:"device"`
+	Runs     int       `json:"runs"`
+	Running  int       `json:"running"` // of those
+	Last     time.Time `json:"last"`    // when the last of them began
+	Limit    uint64    `json:"limit"`   // of the last
+	Peak     uint64    `json:"peak"`
+	Refusals uint64    `json:"refusals"`
+	// Quota would have done for each run: it is what was held at most, or what would have let each request in that was refused.
+	Quota uint64 `json:"quota"`
+}
+
+// Needs sums runs up by device, and by what of says of a run there; "" is left out. They are ordered by their last run, the latest first.
+func Needs(runs []api.Run, of func(api.Run, api.RunUse) string) []Need {
+	type key struct{ of, device string }
+	needs := make(map[key]*Need)
+	for _, r := range runs {
+		for _, d := range r.Devices {
+			name := of(r, d)
+			if name == "" || d.Peak == 0 && d.Refusals == 0 {
+				continue
+			}
+			n := needs[key{name, d.Device}]
+			if n == nil {
+				n = &Need{Of: name, Device: d.Device}
+				needs[key{name, d.Device}] = n
+			}
+			n.Runs++
+			if r.Ended == nil {
+				n.Running++
+			}
+			if !r.Began.Before(n.Last) {
+				n.Last, n.Limit = r.Began, d.Limit
+			}
+			n.Peak, n.Refusals, n.Quota = max(n.Peak, d.Peak), n.Refusals+d.Refusals, max(n.Quota, d.Peak, d.Needed)
+		}
+	}
+	sorted := []Need{}
+	for _, n := range needs {
+		sorted = append(sorted, *n)
+	}
+	slices.SortFunc(sorted, func(a, b Need) int {
+		return cmp.Or(b.Last.Compare(a.Last), cmp.Compare(a.Of, b.Of), cmp.Compare(a.Device, b.Device))
+	})
+	return sorted
+}
+
+// Recommend prints a row for each need. Long ids are shortened unless whole.
+func Recommend(out io.Writer, needs []Need, whole bool) error {
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "OF\tDEVICE\tRUNS\tLAST\tQUOTA\tPEAK\tREFUSED\tWOULD DO")
+	for _, n := range needs {
+		of, last, limit := n.Of, n.Last.Local().Format("2006-01-02 15:04"), "none"
+		if !whole {
+			of = shortID(of)
+		}
+		if n.Running > 0 {
+			last = "running"
+		}
+		if n.Limit > 0 {
+			limit = api.FormatSize(n.Limit)
+		}
+		fmt.Fprintf(w, "%s\t%s\t%d\t%s\t%s\t%s\t%d\t%s\n", of, device(api.DeviceUse{Device: n.Device}, whole), n.Runs, last, limit, api.FormatSize(n.Peak), n.Refusals, QuotaFor(n.Quota))
+	}
+	return w.Flush()
+}

@@ -1,0 +1,285 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package top shows slices and devices live in a terminal. It owns the screen while it runs, and must never print what a stranger
+// wrote but escaped. What it shows is what it was given: one snapshot for each refresh, by the caller's own function.
+package top
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/charmbracelet/lipgloss"
+	"github.com/charmbracelet/x/ansi"
+
+	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/show"
+	"github.com/gpuslice/gpuslice/enforcer/api"
+)
+
+// Snapshot is how things stand at one time.
+type Snapshot struct {
+	Devices []api.Device // nil for who may not see them
+	Slices  []api.Slice
+	Details map[string]api.Slice // by id: of those whose processes were asked for
+}
+
+// order is by what rows are sorted.
+type order int
+
+const (
+	byUsed order = iota
+	byQuota
+	byRefusals
+	byName
+	orders // how many there are
+)
+
+func (o order) String() string { return []string{"used", "quota", "refusals", "name"}[o] }
+
+// view is what a person has chosen to see.
+type view struct {
+	width, height int
+	order         order
+	filter        string
+	typing        bool            // the filter
+	open          map[string]bool // slices whose processes are shown
+	outside       bool            // processes outside slices are listed
+	selected      string          // slice
+	err           error           // of the last refresh
+}
+
+var (
+	strong = lipgloss.NewStyle().Bold(true)
+	dim    = lipgloss.NewStyle().Faint(true)
+	used   = lipgloss.NewStyle().Foreground(lipgloss.Color("2"))
+	over   = lipgloss.NewStyle().Foreground(lipgloss.Color("3"))
+	full   = lipgloss.NewStyle().Foreground(lipgloss.Color("1"))
+	chosen = lipgloss.NewStyle().Reverse(true)
+)
+
+// row is a slice on one of its devices; the zero Use is of one that has none yet.
+type row struct {
+	slice api.Slice
+	use   api.DeviceUse
+}
+
+func (r row) held() uint64 { return r.use.Used + r.use.Overhead }
+
+// rows are those that the filter lets through, sorted.
+func rows(s Snapshot, v view) []row {
+	var all []row
+	for _, slice := range s.Slices {
+		if !matches(slice, v.filter) {
+			continue
+		}
+		for _, use := range slice.Devices {
+			all = append(all, row{slice, use})
+		}
+		if len(slice.Devices) == 0 {
+			all = append(all, row{slice: slice})
+		}
+	}
+	slices.SortStableFunc(all, func(a, b row) int {
+		by := 0
+		switch v.order {
+		case byUsed:
+			by = cmp.Compare(b.held(), a.held())
+		case byQuota:
+			by = cmp.Compare(b.use.Limit, a.use.Limit)
+		case byRefusals:
+			by = cmp.Compare(b.use.Refusals, a.use.Refusals)
+		}
+		return cmp.Or(by, cmp.Compare(a.slice.ID, b.slice.ID), cmp.Compare(a.use.Device, b.use.Device))
+	})
+	return all
+}
+
+// matches says whether a slice has the text anywhere in what names it.
+func matches(s api.Slice, text string) bool {
+	for _, name := range []string{s.ID, s.Container, s.Tenant, s.Pools.String()} {
+		if strings.Contains(name, text) {
+			return true
+		}
+	}
+	return false
+}
+
+const (
+	barWidth  = 24
+	nameWidth = 20
+)
+
+// frame is the whole screen.
+func frame(s Snapshot, v view) string {
+	var lines []string
+	put := func(format string, args ...any) { lines = append(lines, fmt.Sprintf(format, args...)) }
+	put("%s", title(s, v))
+	for _, d := range s.Devices {
+		put("%s", deviceLine(d))
+	}
+	if v.outside {
+		lines = append(lines, outsideLines(s)...)
+	}
+	put("")
+	put("%s", strong.Render(fmt.Sprintf("  %-*s  %-12s  %-*s  %9s %9s %9s %5s %8s  %s", nameWidth, "SLICE", "DEVICE", barWidth+2, "", "USED", "OVERHEAD", "QUOTA", "PROCS", "REFUSALS", "STATE")))
+	body, at := bodyLines(s, v)
+	var last string
+	for _, l := range body[visible(len(body), at, v.height-len(lines)-1):] {
+		if v.height > 0 && len(lines) >= v.height-1 {
+			break
+		}
+		lines = append(lines, l)
+	}
+	switch {
+	case v.err != nil:
+		last = full.Render("gpusliced does not answer, shown is what it said last: " + show.Plain(v.err.Error()))
+	case v.typing:
+		last = "/" + show.Plain(v.filter) + "_"
+	default:
+		last = dim.Render("q quit  up/down select  enter processes  a all  o outside  s sort  / filter")
+	}
+	for v.height > 0 && len(lines) < v.height-1 {
+		lines = append(lines, "")
+	}
+	lines = append(lines, last)
+	for i, l := range lines {
+		if v.width > 0 {
+			lines[i] = ansi.Truncate(l, v.width, "")
+		}
+	}
+	return strings.Join(lines, "\n")
+}
+
+// visible is the first line of so many that is shown where only room of them are, so that line at is.
+func visible(lines, at, room int) int {
+	if room <= 0 || at < room || lines <= room {
+		return 0
+	}
+	return min(at-room+1, lines-room)
+}
+
+func title(s Snapshot, v view) string {
+	text := fmt.Sprintf("gpuslice  %d slices  sorted by %s", len(s.Slices), v.order)
+	if v.filter != "" {
+		text += "  filter " + show.Plain(v.filter)
+	}
+	return strong.Render(text)
+}
+
+func deviceLine(d api.Device) string {
+	name := show.Device(d.UUID)
+	if d.Index >= 0 {
+		name = strconv.Itoa(d.Index) + ":" + name
+	}
+	free := ""
+	if d.Free != nil {
+		free = "  free to give " + api.FormatSize(*d.Free)
+	}
+	given := "  given " + api.FormatSize(d.Quotas) + free
+	if d.Used == nil {
+		return fmt.Sprintf("%-14s %s  %s unknown%s", name, bar(0, 0, d.Total, barWidth), api.FormatSize(d.Total), given)
+	}
+	out := ""
+	if d.OutsideCount > 0 {
+		out = fmt.Sprintf("  outside slices %s in %d", api.FormatSize(d.OutsideUsed), d.OutsideCount)
+	}
+	inside := *d.Used - min(*d.Used, d.OutsideUsed)
+	return fmt.Sprintf("%-14s %s  %s of %s%s%s", name, bar(inside, *d.Used-inside, d.Total, barWidth), api.FormatSize(*d.Used), api.FormatSize(d.Total), given, out)
+}
+
+// bar shows used, and what comes on top of it, of a total.
+func bar(first, second, total uint64, width int) string {
+	if total == 0 {
+		return "[" + strings.Repeat(" ", width) + "]"
+	}
+	cells := func(bytes uint64) int { return min(width, int(float64(bytes)/float64(total)*float64(width)+0.5)) }
+	a := cells(first)
+	b := cells(first+second) - a
+	style := used
+	if first+second > total-total/20 {
+		style = full
+	}
+	return "[" + style.Render(strings.Repeat("#", a)) + over.Render(strings.Repeat("+", b)) + strings.Repeat(" ", width-a-b) + "]"
+}
+
+func outsideLines(s Snapshot) []string {
+	var lines []string
+	for _, d := range s.Devices {
+		for _, p := range d.Outside {
+			bytes := "unknown"
+			if p.Bytes != nil {
+				bytes = api.FormatSize(*p.Bytes)
+			}
+			lines = append(lines, fmt.Sprintf("  outside slices  %-12s %9s  process %d %s", show.Device(d.UUID), bytes, p.PID, show.Plain(p.Command)))
+		}
+	}
+	if len(lines) == 0 {
+		return []string{dim.Render("  nothing is known to be held outside slices")}
+	}
+	return lines
+}
+
+// bodyLines are those of slices and processes; at is the selected one's.
+func bodyLines(s Snapshot, v view) (lines []string, at int) {
+	shown := rows(s, v)
+	for i, r := range shown {
+		line := "  " + sliceLine(r)
+		if r.slice.ID == v.selected {
+			if i == 0 || shown[i-1].slice.ID != v.selected {
+				at = len(lines)
+			}
+			line = chosen.Render("> " + ansi.Strip(line[2:])) // the sign is for terminals without colours
+		}
+		lines = append(lines, line)
+		if v.open[r.slice.ID] {
+			lines = append(lines, processLines(s.Details[r.slice.ID], r.use.Device)...)
+		}
+	}
+	if len(shown) == 0 {
+		lines = append(lines, dim.Render("no slices"))
+	}
+	return lines, at
+}
+
+func sliceLine(r row) string {
+	name := show.ShortID(r.slice.ID)
+	if len(name) > nameWidth {
+		name = name[:nameWidth]
+	}
+	quota, of := "none", r.use.Limit
+	if of > 0 || r.slice.Mode != api.Record {
+		quota = api.FormatSize(of)
+	}
+	device := "-"
+	if r.use.Device != "" {
+		device = show.Device(r.use.Device)
+	}
+	return fmt.Sprintf("%-*s  %-12s  %s  %9s %9s %9s %5d %8d  %s", nameWidth, name, device, bar(r.use.Used, r.use.Overhead, max(of, r.held()), barWidth),
+		api.FormatSize(r.use.Used), api.FormatSize(r.use.Overhead), quota, r.slice.ProcessCount, r.use.Refusals, r.slice.State)
+}
+
+func processLines(s api.Slice, device string) []string {
+	var lines []string
+	for _, p := range s.Processes {
+		for _, d := range p.Devices {
+			if d.Device != device {
+				continue
+			}
+			truth := "unknown"
+			if d.Driver != nil {
+				truth = api.FormatSize(*d.Driver)
+			}
+			note := ""
+			if p.Bypass != "" {
+				note = full.Render("past the ledger: " + p.Bypass)
+			}
+			lines = append(lines, fmt.Sprintf("    process %-*d %9s %9s  driver says %s %s", nameWidth+barWidth+10, p.PID, api.FormatSize(d.Used), api.FormatSize(d.Overhead), truth, note))
+		}
+	}
+	if len(lines) == 0 {
+		lines = append(lines, dim.Render("  no process holds memory there"))
+	}
+	return lines
+}

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/urfave/cli/v2"
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/show"
+	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/top"
+	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/client"
+)
+
+// minEvery is the least time between two refreshes.
+const minEvery = 100 * time.Millisecond
+
+func topCommand() *cli.Command {
+	return &cli.Command{
+		Name:      "top",
+		Usage:     "show live who holds what of each device",
+		ArgsUsage: " ",
+		Description: `Bars show what is used (#) and the overhead (+) of each quota; of a device, what slices hold (#)
+and what others do (+). Keys: up and down select a slice, enter shows its processes, a those
+of all slices, o processes outside slices; s sorts by used, quota, refusals or name; / filters
+by id, container, tenant or pool; q quits. NO_COLOR=1 turns colours off. Where the output is no
+terminal, it is printed once, as tables.
+
+   gpuslice top
+   gpuslice top --every 5s
+   gpuslice top | head -3`,
+		Flags: []cli.Flag{
+			&cli.DurationFlag{Name: "every", Value: time.Second, Usage: "how long after one refresh the next one begins"},
+			&cli.BoolFlag{Name: "once", Usage: "print tables once, also on a terminal"},
+		},
+		OnUsageError: usageError(exitUsage),
+		Action: func(c *cli.Context) error {
+			if c.Args().Present() {
+				return misuse("top takes no argument (see `gpuslice top --help`)")
+			}
+			every := c.Duration("every")
+			if every < minEvery {
+				return misuse("--every %s: at least %s is accepted", every, minEvery)
+			}
+			enforcer := connect(c)
+			ask := func(ctx context.Context, open []string) (top.Snapshot, error) { return snapshot(ctx, enforcer, open) }
+			if c.Bool("once") || !isTerminal(c.App.Writer) {
+				return printOnce(c, ask)
+			}
+			ctx, stop := signal.NotifyContext(c.Context, syscall.SIGTERM, syscall.SIGHUP)
+			defer stop()
+			if _, err := ask(ctx, nil); err != nil { // before the screen is taken
+				return err
+			}
+			return top.Run(ctx, os.Stdin, c.App.Writer, ask, every)
+		},
+	}
+}
+
+// snapshot asks the enforcer how things stand. A user without privileges sees no devices.
+func snapshot(ctx context.Context, enforcer *client.Client, open []string) (s top.Snapshot, err error) {
+	if s.Slices, err = enforcer.Slices(ctx); err != nil {
+		return s, err
+	}
+	if s.Devices, err = enforcer.Devices(ctx); err != nil && !errors.Is(err, api.ErrForbidden) {
+		return s, err
+	}
+	s.Details = make(map[string]api.Slice)
+	for _, id := range open {
+		one, err := enforcer.Slice(ctx, id)
+		if err == nil {
+			s.Details[id] = one
+		} else if !errors.Is(err, api.ErrNotFound) { // it has ended meanwhile
+			return s, err
+		}
+	}
+	return s, nil
+}
+
+func printOnce(c *cli.Context, ask top.Ask) error {
+	s, err := ask(c.Context, nil)
+	if err != nil {
+		return err
+	}
+	if len(s.Devices) > 0 {
+		if err := show.Devices(c.App.Writer, s.Devices, false); err != nil {
+			return err
+		}
+		fmt.Fprintln(c.App.Writer)
+	}
+	return show.Slices(c.App.Writer, s.Slices, false)
+}
+
+func isTerminal(out io.Writer) bool {
+	f, ok := out.(*os.File)
+	if !ok {
+		return false
+	}
+	_, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ)
+	return err == nil
+}

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"strings"
+	"testing"
+)
+
+func TestARefusalIsExplainedAfterItsProcessAndItsContainerAreGone(t *testing.T) {
+	h := newHost(t)
+	c := h.newContainer(vram(), "/bin/sleep", "600")
+	c.run()
+	c.hog(3 * gib)
+	if g := c.hog(2 * gib); !g.refused() {
+		t.Fatalf("said %q: 2 GiB beside 3 GiB of 4 must be refused", g.said)
+	}
+	explained := func() string {
+		out, err := h.cli("explain", c.id)
+		if err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		return out
+	}
+	running := explained()
+	for _, want := range []string{"was refused cuMemAlloc of 2GiB", "quota there was 4GiB, and 3GiB of that was in use", "(cuda_hog) 3GiB", "gpuslice set " + c.id} {
+		if !strings.Contains(running, want) {
+			t.Errorf("no %q in\n%s", want, running)
+		}
+	}
+	if _, err := c.output(c.runtime("delete", "--force", c.id)); err != nil {
+		t.Fatal(err)
+	}
+	h.Eventually("the slice is gone", h.IsGone(c.id))
+	if gone := explained(); !strings.Contains(gone, "gpuslice.vram=5G") {
+		t.Errorf("after its end:\n%s", gone)
+	}
+	out, err := h.cli("recommend", c.id)
+	if fields := strings.Fields(out); err != nil || !strings.HasSuffix(strings.Join(fields, " "), "4GiB 3GiB 1 5G") {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
