@@ -25,6 +25,9 @@ type Bundle struct {
 	Annotations map[string]string
 	Args        []string
 	GPUs        gpus.Spec
+
+	// Own is what the command line of this run of the hook grants.
+	Own annotations.Grant
 }
 
 // ReadBundle reads a bundle's config.json. The annotations come from there and not from the state, where the
@@ -78,6 +81,13 @@ func ParseBundle(path string, text []byte) (Bundle, error) {
 
 // Request is what the container asks for; nil without an error if it is none of our business.
 func (b *Bundle) Request(policy annotations.Policy) (*annotations.Request, error) {
+	grant, err := granted(slices.Concat(b.GPUs.Hooks.Prestart, b.GPUs.Hooks.CreateRuntime), b.Own)
+	if err != nil {
+		return nil, err
+	}
+	if len(grant.Pools) > 0 {
+		return annotations.ParseGranted(b.Annotations, grant)
+	}
 	return annotations.Parse(b.Annotations, b.GPUs.Env, policy)
 }
 

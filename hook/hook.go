@@ -32,6 +32,7 @@ import (
 // Enforcer is what the hook asks of the enforcer.
 type Enforcer interface {
 	Register(ctx context.Context, r api.RegisterRequest) (api.RegisterReply, error)
+	Slice(ctx context.Context, id string) (api.Slice, error)
 	// Release releases the slice id if it is of that generation, or of any if that is 0. Unless forced, it refuses while
 	// processes of the slice are alive.
 	Release(ctx context.Context, id string, generation uint64, force bool) (api.Slice, error)
@@ -41,6 +42,7 @@ type Enforcer interface {
 type Hook struct {
 	Enforcer Enforcer
 	Policy   annotations.Policy
+	Grant    annotations.Grant // by the command line
 	// Records is where package roots keeps its records; its parent exists when the enforcer runs.
 	Records string
 	// Timing, unless nil, is told how long each part of Prestart took.
@@ -59,6 +61,7 @@ func (h *Hook) Prestart(ctx context.Context, s specs.State) (err error) {
 	if err != nil {
 		return err
 	}
+	bundle.Own = h.Grant
 	sandbox := bundle.IsSandbox()
 	request, refusal := bundle.Request(h.Policy)
 	if request == nil && (refusal == nil || !sandbox) {
@@ -87,6 +90,12 @@ func (h *Hook) Prestart(ctx context.Context, s specs.State) (err error) {
 		Quotas: request.Quotas, Mode: request.Mode, Pools: request.Pools, Tenant: request.Tenant, TTL: request.TTL,
 		Visible: bundle.GPUs.Visible(nodes),
 	})
+	if errors.Is(err, api.ErrExists) && len(request.Pools) > 0 {
+		if h.again(ctx, s, request.Pools) {
+			return nil
+		}
+		return fmt.Errorf("container %s has a slice that is not in pool %s alone: name all of its pools in the hooks of its config.json (%w)", s.ID, request.Pools, err)
+	}
 	if err != nil {
 		return enforcerFailed(err)
 	}
@@ -102,6 +111,13 @@ func (h *Hook) Prestart(ctx context.Context, s specs.State) (err error) {
 	}
 	lap("bind")
 	return nil
+}
+
+// again says whether the container was registered with the same pools by another of its hooks. That one has bound its slice, too: after a hook
+// that fails no other is run.
+func (h *Hook) again(ctx context.Context, s specs.State, pools api.PoolNames) bool {
+	has, err := h.Enforcer.Slice(ctx, s.ID)
+	return err == nil && has.PID == s.Pid && slices.Equal(slices.Sorted(slices.Values(has.Pools)), slices.Sorted(slices.Values(pools)))
 }
 
 // bind makes the places to bind on, binds, and keeps the record of what was made.
@@ -148,6 +164,7 @@ func (h *Hook) poststop(ctx context.Context, s specs.State) error {
 		// Without the bundle there is no record either, but the slice can still go.
 		return errors.Join(err, h.release(ctx, roots.User{Slice: s.ID}))
 	}
+	bundle.Own = h.Grant
 	if request, err := bundle.Request(h.Policy); request == nil && err == nil {
 		return nil
 	}

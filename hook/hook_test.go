@@ -28,7 +28,11 @@ type fake struct {
 	released []string
 	gen      uint64
 	force    bool
+
+	slice api.Slice
 }
+
+func (f *fake) Slice(context.Context, string) (api.Slice, error) { return f.slice, nil }
 
 func (f *fake) Register(ctx context.Context, _ api.RegisterRequest) (api.RegisterReply, error) {
 	f.asked++

@@ -21,7 +21,7 @@ type Deadlines struct{ Prestart, Poststop time.Duration }
 var DefaultDeadlines = Deadlines{Prestart: 5 * time.Second, Poststop: 2 * time.Second}
 
 // ErrUsage is returned for a command line that names no stage.
-var ErrUsage = errors.New("usage: gpuslice-hook [--config FILE] prestart|createRuntime|poststop, with the container's state on standard input")
+var ErrUsage = errors.New("usage: gpuslice-hook [--config FILE] [--pool NAME ...] [--tenant NAME] prestart|createRuntime|poststop, with the container's state on standard input")
 
 // Run runs the stage that was named on the command line, with the state on stdin, and returns the exit
 // status. It branches on the stage and never on the state's status, which runtimes set at different times.

@@ -22,35 +22,19 @@ import (
 )
 
 func main() {
-	c := parse(os.Args[1:])
-	if c.stage == "--version" {
+	c := command{hook.ParseCommand(os.Args[1:])}
+	if c.Stage == "--version" {
 		fmt.Println("gpuslice-hook", api.Version)
 		return
 	}
 	stderr := io.Writer(os.Stderr)
-	if c.report != "" {
-		stderr = io.MultiWriter(os.Stderr, report(c.report))
+	if c.Report != "" {
+		stderr = io.MultiWriter(os.Stderr, report(c.Report))
 	}
-	os.Exit(hook.Run(c.stage, os.Stdin, stderr, hook.DefaultDeadlines, c.load))
+	os.Exit(hook.Run(c.Stage, os.Stdin, stderr, hook.DefaultDeadlines, c.load))
 }
 
-type command struct {
-	stage, config, report, timing string
-}
-
-// parse does without package flag, which would print several lines where a runtime shows one.
-func parse(args []string) command {
-	c := command{config: api.DefaultConfig}
-	flags := map[string]*string{"--config": &c.config, "--report": &c.report, "--timing": &c.timing}
-	for len(args) >= 2 && flags[args[0]] != nil {
-		*flags[args[0]] = args[1]
-		args = args[2:]
-	}
-	if len(args) == 1 {
-		c.stage = args[0]
-	}
-	return c
-}
+type command struct{ hook.Command }
 
 // report is a file that is made when there is something to say; gpuslice-runtime reads it under a runtime that
 // throws away what a hook writes.
@@ -66,17 +50,18 @@ func (r report) Write(text []byte) (int, error) {
 }
 
 func (c command) load() (*hook.Hook, error) {
-	cfg, err := config.Load(c.config)
+	cfg, err := config.Load(c.Config)
 	if err != nil {
 		return nil, err
 	}
 	h := &hook.Hook{
 		Enforcer: client.New(cfg.Enforcer.Socket),
 		Policy:   annotations.PolicyOf(cfg.Runtime),
+		Grant:    c.Grant,
 		Records:  filepath.Join(cfg.Enforcer.RunDir, "hook"),
 	}
-	if c.timing != "" {
-		f, err := os.OpenFile(c.timing, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
+	if c.Timing != "" {
+		f, err := os.OpenFile(c.Timing, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
 		if err != nil {
 			return nil, err
 		}

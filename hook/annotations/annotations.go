@@ -69,11 +69,9 @@ func Parse(all map[string]string, env []string, policy Policy) (*Request, error)
 	if len(keys) == 0 && policy.DefaultVRAM == "" && policy.Pass {
 		return nil, nil
 	}
-	r := &Request{Mode: api.Enforce}
-	for _, key := range keys {
-		if err := r.set(key, all[key]); err != nil {
-			return nil, err
-		}
+	r, err := read(all, keys)
+	if err != nil {
+		return nil, err
 	}
 	// The pool's quota may be all that counts; who only records needs none.
 	if len(r.Quotas) > 0 || len(r.Pools) > 0 || r.Mode == api.Record {
@@ -88,6 +86,46 @@ func Parse(all map[string]string, env []string, policy Policy) (*Request, error)
 		return nil, err
 	}
 	r.Quotas = []api.Quota{q}
+	return r, nil
+}
+
+// Grant is what root has given a container by the command line of its hook, as the CDI specification of a resource claim does. It is a
+// quota: neither annotations nor the operator's policy are needed, and no variable is read.
+type Grant struct {
+	Pools  api.PoolNames
+	Tenant string // "" is that of the pools
+}
+
+// ParseGranted reads the annotations of a container that has a grant. They may ask for less, which holds beside it: a quota of the
+// container's own, or an earlier end.
+func ParseGranted(all map[string]string, g Grant) (*Request, error) {
+	r, err := read(all, ours(all))
+	if err != nil {
+		return nil, err
+	}
+	refuse := func(key string) (*Request, error) {
+		return nil, fmt.Errorf("annotation %s=%s is not accepted beside a resource claim, which puts the container into pool %s: leave it out (%s and %s may ask for less)",
+			key, shown(all[key]), g.Pools, VRAM, TTL)
+	}
+	switch {
+	case len(r.Pools) > 0:
+		return refuse(Pool)
+	case r.Mode != api.Enforce:
+		return refuse(Mode)
+	case r.Tenant != "" && r.Tenant != g.Tenant:
+		return refuse(Tenant)
+	}
+	r.Pools, r.Tenant = g.Pools, g.Tenant
+	return r, nil
+}
+
+func read(all map[string]string, keys []string) (*Request, error) {
+	r := &Request{Mode: api.Enforce}
+	for _, key := range keys {
+		if err := r.set(key, all[key]); err != nil {
+			return nil, err
+		}
+	}
 	return r, nil
 }
 

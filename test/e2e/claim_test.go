@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+)
+
+// claims puts into a container's bundle what the CDI devices of claims do: a hook each, with the pool of a claim.
+func (c *container) claims(pools ...string) *container {
+	c.T.Helper()
+	path := filepath.Join(c.bundle, "config.json")
+	text, err := os.ReadFile(path)
+	c.Must(err)
+	var config map[string]any
+	c.Must(json.Unmarshal(text, &config))
+	hooks := make(map[string]any)
+	for _, stage := range []string{"prestart", "poststop"} {
+		var list []any
+		for _, pool := range pools {
+			list = append(list, map[string]any{
+				"path": filepath.Join(c.Bin, "gpuslice-hook"),
+				"args": []string{"gpuslice-hook", "--config", c.Config(), "--pool", pool, "--tenant", "team", stage},
+				"env":  []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"},
+			})
+		}
+		hooks[stage] = list
+	}
+	config["hooks"] = hooks
+	text, err = json.Marshal(config)
+	c.Must(err)
+	c.Must(os.WriteFile(path, text, 0o644))
+	return c
+}
+
+// plain is the low-level runtime alone, as where no RuntimeClass names ours.
+func (c *container) plain(args ...string) *exec.Cmd {
+	cmd := exec.Command("runc", append([]string{"--root", filepath.Join(c.Dir, "runc")}, args...)...)
+	cmd.Env = c.Env()
+	return cmd
+}
+
+// hogOn is hog on the device with that CUDA ordinal.
+func (c *container) hogOn(device int, bytes uint64) hog {
+	c.T.Helper()
+	return c.start("/usr/bin/env", "CUDA_VISIBLE_DEVICES="+strconv.Itoa(device), "/demo/cuda_hog", strconv.FormatUint(bytes, 10))
+}
+
+func TestAContainerWithClaimsOfTwoGPUsIsHeldToBoth(t *testing.T) {
+	h := newHostOf(t, 2)
+	devices, err := h.Client.Devices(t.Context())
+	h.Must(err)
+	uuid := make(map[int]string)
+	for _, d := range devices {
+		uuid[len(devices)-1-d.Index] = d.UUID // CUDA counts them from the other end
+	}
+	for device, bytes := range map[int]uint64{0: 4 * gib, 1: 2 * gib} {
+		_, err := h.Client.CreatePool(t.Context(), fmt.Sprint("claim-", device), api.PoolRequest{
+			Quotas: []api.Quota{{Device: uuid[device], Bytes: bytes}}, Tenant: "team", Label: "team/claim",
+		})
+		h.Must(err)
+	}
+	both := []string{"claim-0", "claim-1"}
+	for name, start := range map[string]func(*container, ...string) *exec.Cmd{"runc": (*container).plain, "gpuslice-runtime": (*container).runtime} {
+		c := h.newContainer(nil, "/bin/sleep", "600").claims(both...)
+		if out, err := c.output(start(c, "run", "--detach", "--bundle", c.bundle, c.id)); err != nil {
+			t.Fatalf("%s: %v\n%s", name, err, out)
+		}
+		s, err := h.Client.Slice(t.Context(), c.id)
+		h.Must(err)
+		if !slices.Equal(s.Pools, both) || s.Tenant != "team" || len(s.Devices) != 2 {
+			t.Fatalf("%s: %+v", name, s)
+		}
+		if g := c.hogOn(0, 3*gib); !g.holds(3*gib, 4*gib) {
+			t.Fatalf("said %q: it should see the claim's quota", g.said)
+		}
+		if g := c.hogOn(1, gib); !g.holds(gib, 2*gib) {
+			t.Fatalf("said %q: it should see the other claim's quota", g.said)
+		}
+		h.Stop(unix.SIGKILL)
+		h.Start()
+		if g := c.hogOn(1, gib); !g.refused() {
+			t.Fatalf("said %q: with its context there is no room", g.said)
+		}
+		if g := c.hogOn(0, gib); !g.refused() {
+			t.Fatalf("said %q: with its context there is no room", g.said)
+		}
+		for device, pool := range both {
+			p, err := h.Client.Pool(t.Context(), pool)
+			h.Must(err)
+			if len(p.Devices) != 1 || p.Devices[0].Device != uuid[device] || p.Devices[0].Used == 0 || p.Devices[0].Refusals == 0 {
+				t.Errorf("%+v", p)
+			}
+		}
+		if out, err := c.output(c.plain("delete", "--force", c.id)); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+	}
+	for _, pool := range both {
+		h.Eventually("the claim is given back", func() bool {
+			_, err := h.Client.DeletePool(t.Context(), pool)
+			return err == nil
+		})
+	}
+	if left := h.Slices(); len(left) != 0 {
+		t.Errorf("slices are left: %+v", left)
+	}
+}
+
+func TestAClaimCannotBeWidenedByTheContainer(t *testing.T) {
+	h := newHostOf(t, 1)
+	h.mustRun("pool", "create", "claim", "--vram", "4G", "--tenant", "team")
+	h.mustRun("pool", "create", "rich", "--vram", "40G")
+	for want, annotations := range map[string]map[string]string{
+		`annotation gpuslice.pool="rich" is not accepted beside a resource claim`:   {"gpuslice.pool": "rich"},
+		`annotation gpuslice.mode="record" is not accepted beside a resource claim`: {"gpuslice.mode": "record"},
+	} {
+		c := h.newContainer(annotations, "/bin/true").claims("claim")
+		if out, err := c.output(c.plain("run", "--bundle", c.bundle, c.id)); err == nil || !strings.Contains(strings.ReplaceAll(out, `\"`, `"`), want) {
+			t.Errorf("%v: %s", err, out)
+		}
+	}
+	c := h.newContainer(map[string]string{"gpuslice.vram": "80G", "cdi.k8s.io/x": "gpuslice.io/vram=rich"}, "/bin/sleep", "600").claims("claim")
+	if out, err := c.output(c.plain("run", "--detach", "--bundle", c.bundle, c.id)); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	if g := c.hog(gib); !g.holds(gib, 4*gib) {
+		t.Fatalf("said %q: it should see the claim's quota", g.said)
+	}
+	if g := c.hog(4 * gib); !g.refused() {
+		t.Fatalf("said %q: there is no room", g.said)
+	}
+	missing := h.newContainer(nil, "/bin/true").claims("claim", "gone")
+	if out, err := missing.output(missing.plain("run", "--bundle", missing.bundle, missing.id)); err == nil || !strings.Contains(out, "there is no pool gone") {
+		t.Errorf("%v: %s", err, out)
+	}
+	twice := h.newContainer(nil, "/bin/true").claims("claim", "rich")
+	if out, err := twice.output(twice.plain("run", "--bundle", twice.bundle, twice.id)); err == nil || !strings.Contains(out, "pools claim and rich both have a quota on") {
+		t.Errorf("%v: %s", err, out)
+	}
+	if left := h.Slices(); len(left) != 1 {
+		t.Errorf("slices are left: %+v", left)
+	}
+}
