@@ -35,9 +35,9 @@ func TestAWrongWordIsAnsweredWithTheOneThatWasMeant(t *testing.T) {
 		want string
 	}{
 		{"devcies", `there is no command "devcies": did you mean devices?`},
-		{"insepct x", "did you mean inspect?"},
+		{"inspct x", "did you mean inspect?"},
 		{"pool lst", `there is no command "pool lst": did you mean list?`},
-		{"lease aquire", "did you mean acquire?"},
+		{"lease acqire", "did you mean acquire?"},
 		{"frobnicate", "there is no command \"frobnicate\": `gpuslice --help` lists them"},
 		{"kill x", "there is no command \"kill\": it is a verb of OCI runtimes, which `gpuslice-runtime kill` takes"},
 		{"spec", "it is a verb of OCI runtimes"},
