@@ -14,12 +14,15 @@ import (
 // added up stay far below 2^64, where "no limit" is.
 const MaxSize = math.MaxInt64
 
-const sizesAccepted = "a size such as 4G, 4GiB, 4096m or 4294967296b is accepted (units k, m, g, t, p are powers of 1024)"
+// bytesAlone is from where on a number without a unit is bytes, as programs write them: below, somebody has forgotten the unit.
+const bytesAlone = 1 << 20
+
+const sizesAccepted = "a size such as 4G, 4GiB, 4096m or 4294967296 is accepted (units k, m, g, t, p are powers of 1024)"
 
 // ParseSize reads a number of bytes as `docker run --memory` does: digits, and a unit of k, m, g, t or p in either
 // case, which may be followed by b, ib or (as Kubernetes writes it) i, in powers of two; or b, for bytes. Decimals are accepted if
-// the result is a whole number of bytes (1.5G). Nothing else is: no sign, no space, no zero; and no number alone, since who
-// writes 500 does not mean 500 bytes.
+// the result is a whole number of bytes (1.5G). A number alone is bytes, if it is a MiB or more: who writes 500 does not
+// mean 500 bytes. Nothing else is accepted: no sign, no space, no zero.
 func ParseSize(s string) (uint64, error) {
 	number := strings.TrimRight(s, "bBiIkKmMgGtTpP")
 	shift, ok := unitShift(s[len(number):])
@@ -31,7 +34,7 @@ func ParseSize(s string) (uint64, error) {
 	if err != nil || n > MaxSize>>shift {
 		return 0, sizeError(s, "is too large")
 	}
-	if number == s && n > 0 {
+	if number == s && n > 0 && n < bytesAlone {
 		return 0, sizeError(s, "has no unit: "+meant(s, n))
 	}
 	n <<= shift
@@ -50,10 +53,7 @@ func ParseSize(s string) (uint64, error) {
 
 // meant says what somebody probably did who wrote the number n and no unit.
 func meant(s string, n uint64) string {
-	switch {
-	case n >= 1<<20:
-		return s + "b is " + FormatSize(n)
-	case n < 128:
+	if n < 128 {
 		return fmt.Sprintf("%sG or %sm was probably meant, and %sb would be bytes", s, s, s)
 	}
 	return fmt.Sprintf("%sm was probably meant, and %sb would be bytes", s, s)

@@ -13,7 +13,7 @@ import (
 
 func TestSizesAreReadAsDockerReadsThem(t *testing.T) {
 	for s, want := range map[string]uint64{
-		"4G": 4 << 30, "4g": 4 << 30, "4GiB": 4 << 30, "4gb": 4 << 30, "4gib": 4 << 30, "4Gi": 4 << 30, "4096Mi": 4 << 30, "4096m": 4 << 30, "4294967296b": 4 << 30,
+		"4G": 4 << 30, "4g": 4 << 30, "4GiB": 4 << 30, "4gb": 4 << 30, "4gib": 4 << 30, "4Gi": 4 << 30, "4096Mi": 4 << 30, "4096m": 4 << 30, "4294967296b": 4 << 30, "4294967296": 4 << 30, "1048576": 1 << 20,
 		"1b": 1, "1B": 1, "1k": 1 << 10, "1kb": 1 << 10, "1m": 1 << 20, "1T": 1 << 40, "1P": 1 << 50, "007m": 7 << 20,
 		"1.5G": 3 << 29, "1.50G": 3 << 29, "2.0b": 2, "0.5k": 512, "0.0009765625k": 1, "0.125G": 128 << 20, "1.000m": 1 << 20,
 		"8191P": 8191 << 50, "9223372036854775807b": MaxSize,
@@ -45,7 +45,7 @@ func TestWhatIsNoSizeIsRefusedInOneSentence(t *testing.T) {
 func TestASizeWithoutAUnitIsRefusedWithWhatWasProbablyMeant(t *testing.T) {
 	for s, want := range map[string]string{
 		"500": `"500" has no unit: 500m was probably meant, and 500b would be bytes: `, "40": `"40" has no unit: 40G or 40m was probably meant`,
-		"1": "1G or 1m", "2.0": "2.0G or 2.0m", "4294967296": `"4294967296" has no unit: 4294967296b is 4GiB: a size such as 4G`,
+		"1": "1G or 1m", "2.0": "2.0G or 2.0m", "1048575": `"1048575" has no unit: 1048575m was probably meant`,
 	} {
 		if _, err := ParseSize(s); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v", s, err)

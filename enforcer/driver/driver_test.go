@@ -51,7 +51,7 @@ func (f *fakeDevice) GetPciInfo() (nvml.PciInfo, nvml.Return) {
 	return nvml.PciInfo{Domain: 1, Bus: 0x3b, Device: uint32(f.minor)}, nvml.SUCCESS
 }
 func (f *fakeDevice) GetCudaComputeCapability() (int, int, nvml.Return) { return 9, 0, nvml.SUCCESS }
-func (f *fakeDevice) GetName() (string, nvml.Return) { return f.name, nvml.SUCCESS }
+func (f *fakeDevice) GetName() (string, nvml.Return)                    { return f.name, nvml.SUCCESS }
 func (f *fakeDevice) GetMemoryInfo() (nvml.Memory, nvml.Return) {
 	return nvml.Memory{Total: 80 << 30}, nvml.SUCCESS
 }

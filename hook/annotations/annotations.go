@@ -189,7 +189,7 @@ func (r *Request) add(key, device, value string) error {
 		}
 	}
 	q, err := quota(device, value)
-	if err != nil && value != "" && len(value) <= 19 && strings.Trim(value, "0123456789") == "" && strings.Trim(value, "0") != "" {
+	if err != nil && value != "" && len(value) <= 7 && strings.Trim(value, "0123456789") == "" && strings.Trim(value, "0") != "" {
 		return refused(key, value, "a size with its unit, such as \""+value+"m\" or \""+value+"b\" for bytes,", err)
 	}
 	if err != nil {
