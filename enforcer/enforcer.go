@@ -219,10 +219,11 @@ func (e *Enforcer) open() error {
 	if err := e.restore(); err != nil {
 		return err
 	}
-	e.history.End(func(r api.Run) bool {
-		s := e.find(r.Slice)
-		return s != nil && s.created.Equal(r.Began)
-	})
+	began := make(map[string]time.Time)
+	for _, s := range e.all() {
+		began[s.id()] = s.created
+	}
+	e.history.End(began)
 	return nil
 }
 

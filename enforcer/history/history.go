@@ -147,13 +147,13 @@ func (l *Log) All() []api.Run {
 	return runs
 }
 
-// End has all runs that are not over be so now, but for those that are alive: others ended while nobody saw it.
-func (l *Log) End(alive func(api.Run) bool) {
+// End has all runs that are not over be so now, but for those of slices that are alive and began then: others ended while nobody saw it.
+func (l *Log) End(alive map[string]time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	now := time.Now().UTC()
 	for i := range l.runs {
-		if r := &l.runs[i].Run; r.Ended == nil && !alive(*r) {
+		if r := &l.runs[i].Run; r.Ended == nil && !r.Began.Equal(alive[r.Slice]) {
 			r.Ended, l.changed = &now, true
 		}
 	}

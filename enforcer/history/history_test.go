@@ -43,7 +43,7 @@ func TestWhatWasWrittenIsThereAgain(t *testing.T) {
 	if got, kept := next.Of("a", time.Unix(1, 0)); !kept || got.Devices[0].Peak != 99 {
 		t.Errorf("%+v, %v", got, kept)
 	}
-	next.End(func(r api.Run) bool { return r.Slice == "b" })
+	next.End(map[string]time.Time{"b": time.Unix(2, 0), "a": time.Unix(9, 0)})
 	if all := next.All(); all[0].Ended == nil || all[1].Ended != nil {
 		t.Errorf("%+v", all)
 	}
