@@ -74,6 +74,9 @@ RUNC=${RUNC:-$PWD/bin/runc} python3 test/gpu/bypass.py --out "$OUT/bypass" || fa
 echo "== every row of docs/coverage.md"
 RUNC=${RUNC:-$PWD/bin/runc} python3 test/gpu/rows.py --out "$OUT/rows" || failed=1
 
+echo "== why one was refused, and what it needs"
+RUNC=${RUNC:-$PWD/bin/runc} test/gpu/explain.py --out "$OUT/explain" || failed=1
+
 echo "== the CUDA runtime, static and shared"
 test/gpu/runtime.py || failed=1
 
