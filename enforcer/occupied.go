@@ -65,7 +65,7 @@ func (e *Enforcer) occupancyOf(g *gpu) (occupancy, bool) {
 	return occupancy{used: used, outside: outside}, true
 }
 
-// showOccupied completes devices with what is in use of them. A device that hangs delays no other.
+// showOccupied completes devices, of which those of the driver are the first, with what is in use of them. A device that hangs delays no other.
 func (e *Enforcer) showOccupied(devices []api.Device) {
 	var asked sync.WaitGroup
 	for i, g := range e.truth.devices {

@@ -87,8 +87,18 @@ func (e *Enforcer) Slice(_ context.Context, id string) (api.Slice, error) {
 	return api.Slice{}, noSlice(id)
 }
 
-// Devices shows the host's devices; without driver truth, those that slices have named.
-func (e *Enforcer) Devices(context.Context) ([]api.Device, error) {
+// Devices shows the host's devices, and what is in use of them; without driver truth, those that slices have named. If nothing was sampled
+// of late it waits for the driver, for a moment.
+func (e *Enforcer) Devices(ctx context.Context) ([]api.Device, error) {
+	shown, err := e.GivenDevices(ctx)
+	if e.truth != nil {
+		e.showOccupied(shown)
+	}
+	return shown, err
+}
+
+// GivenDevices is Devices without what is in use of them: it waits for nothing.
+func (e *Enforcer) GivenDevices(context.Context) ([]api.Device, error) {
 	shown := []api.Device{}
 	index := make(map[[16]byte]int)
 	if e.truth != nil {
@@ -102,7 +112,6 @@ func (e *Enforcer) Devices(context.Context) ([]api.Device, error) {
 			d.Enforcement, d.EnforcementReason = e.native.Enforces(g.UUID)
 			shown = append(shown, d)
 		}
-		e.showOccupied(shown)
 	}
 	for _, s := range e.all() {
 		s.mu.Lock()

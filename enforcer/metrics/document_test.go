@@ -27,7 +27,7 @@ const document = "../../docs/metrics.md"
 // all is a host on which each metric has a value.
 type all struct{ *fixed }
 
-func (all) Devices(context.Context) ([]api.Device, error) {
+func (all) GivenDevices(context.Context) ([]api.Device, error) {
 	free := uint64(3)
 	return []api.Device{{UUID: "GPU-1", Name: "Simulated", Total: 10, Quotas: 7, Free: &free, Slices: 2}}, nil
 }

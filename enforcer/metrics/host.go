@@ -17,9 +17,9 @@ import (
 
 // Host is where the figures of the devices and of the enforcer itself come from.
 type Host interface {
-	Devices(ctx context.Context) ([]api.Device, error)
-	Health(ctx context.Context) (api.Health, error) // waits for nothing
-	Lag() time.Duration                             // how long after its time the last regular check of all slices ended
+	GivenDevices(ctx context.Context) ([]api.Device, error) // waits for nothing
+	Health(ctx context.Context) (api.Health, error)         // waits for nothing
+	Lag() time.Duration                                     // how long after its time the last regular check of all slices ended
 }
 
 func describe(name, help string, labels ...string) *prometheus.Desc {
@@ -89,7 +89,7 @@ func (h *host) Collect(metrics chan<- prometheus.Metric) {
 			put(truthFailuresDesc, prometheus.CounterValue, float64(c.Failures), c.Device)
 		}
 	}
-	devices, err := h.Devices(ctx)
+	devices, err := h.GivenDevices(ctx)
 	if err != nil {
 		h.log.Error("devices cannot be shown to Prometheus", "err", err)
 		metrics <- prometheus.NewInvalidMetric(deviceTotalDesc, err)
