@@ -171,7 +171,7 @@ func (u *user) beginsAndEnds() error {
 		_ = child.Process.Kill()
 		_ = child.Wait()
 	}()
-	a, err := u.ask("POST", "/v1/slices", u.session(child.Process.Pid, 1<<20, time.Hour), "")
+	a, err := u.ask("POST", "/v1/slices", u.session(child.Process.Pid, contextBytes, time.Hour), "")
 	if err != nil || a.Code == api.CodeBusy {
 		return err // he was told to wait
 	}
@@ -269,7 +269,7 @@ func (u *user) beginsWithRoots() error {
 	if err := unix.Kill(pid, 0); err != unix.EPERM {
 		return fmt.Errorf("his own kill of root's process: %v", err)
 	}
-	return u.refused("POST", "/v1/slices", u.session(pid, 1<<20, time.Second), "")
+	return u.refused("POST", "/v1/slices", u.session(pid, contextBytes, time.Second), "")
 }
 
 // other is a process that is not his.
@@ -279,7 +279,7 @@ func (u *user) other() int {
 }
 
 func (u *user) beginsWithOthers() error {
-	return u.refused("POST", "/v1/slices", u.session(u.other(), 1<<20, time.Second), "")
+	return u.refused("POST", "/v1/slices", u.session(u.other(), contextBytes, time.Second), "")
 }
 
 func (u *user) joinsOthers() error {
