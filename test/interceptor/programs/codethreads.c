@@ -56,12 +56,13 @@ static void launch(CUmodule module, const char *name)
 	       cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, NULL, parameters, NULL));
 }
 
-/* Nothing but this is charged beside what was at first; too much is given a while. */
+/* Nothing but this is charged beside what was at first; too much is given a while: half a minute,
+ * on a busy machine. */
 static void charged(const char *step, long long bytes)
 {
 	long long used = 0;
 
-	for (int tries = 0; tries < 300; tries++) {
+	for (int tries = 0; tries < 3000; tries++) {
 		size_t available = 0, total;
 
 		expect("cuMemGetInfo", cuMemGetInfo_v2(&available, &total));
