@@ -27,11 +27,13 @@ declare -A pins=(
 	[podman]=4.3.1+ds1-8+deb12u1+b3
 	[crun]=1.8.1-1+deb12u1
 	[nvidia]=v1.20.1
+	[kubernetes]=v1.37.2 # and by modules/kubernetes/go.mod, with etcd
 	[card]="docker-29 containerd-2 runc-static"
 )
 all=(containerd-2 docker-29 runc-1.4 runc-static containerd-1.6 runc-1.1 docker-20 images nerdctl podman crun nvidia)
-# By name only: card/card.tar.xz, what a machine without a network needs to run containers: static programs.
-extra=(card)
+# By name only: kubernetes, the programs of a cluster; and card/card.tar.xz, what a machine without a network needs to run containers:
+# static programs.
+extra=(kubernetes card)
 
 die() {
 	echo "engines: $*" >&2
@@ -168,6 +170,18 @@ build_nvidia() {
 	version=$(number "$(out/nvidia-ctk --version)")
 }
 
+# The API server alone compiles for some minutes, in 2.3 GB.
+build_kubernetes() {
+	local name
+	for name in kubelet kube-apiserver kube-scheduler kube-controller-manager kubectl; do
+		CGO_ENABLED=0 ldflags="-X k8s.io/component-base/version.gitVersion=$pin -X k8s.io/client-go/pkg/version.gitVersion=$pin \
+			-X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=37" pinned kubernetes k8s.io/kubernetes/cmd/$name
+	done
+	CGO_ENABLED=0 pinned kubernetes go.etcd.io/etcd/server/v3
+	mv out/server out/etcd
+	version=$(number "$(out/kubelet --version)")
+}
+
 # Root filesystems, each as a directory and as a tar for `docker import`:
 #
 #	debian   glibc, a setuid su, a user nobody; no manuals and no package manager
@@ -219,6 +233,7 @@ what() {
 		case $1 in
 		runc-*) echo "$seccomp" ;;
 		docker-29) cat "$root"/test/engines/modules/docker-cli/go.* ;;
+		kubernetes) cat "$root"/test/engines/modules/kubernetes/go.* ;;
 		nerdctl) cat "$root"/test/engines/modules/nerdctl/go.* ;;
 		images) cat "$root"/test/platforms/{image.sh,musl.c} ;;
 		card) for part in ${pins[card]}; do what "$part"; done ;;
