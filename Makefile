@@ -117,6 +117,10 @@ test: build ## Run every quick test (the longer ones: .ci/run)
 test-engines: build ## Try Docker, containerd, CRI, nerdctl, Podman, runc and crun (ENGINES_FLAGS='-run TestEngines/docker')
 	$(QUIET)GO='$(GO)' test/engines/run.sh $(ENGINES_FLAGS)
 
+.PHONY: test-kubernetes
+test-kubernetes: build kubernetes ## Try the driver for Kubernetes in a real cluster (KUBERNETES_FLAGS='-run TestClaims/one')
+	$(QUIET)GO='$(GO)' kubernetes/test/run.sh $(KUBERNETES_FLAGS)
+
 .PHONY: test-metrics
 test-metrics: build ## Try the alert rules and the dashboard with a real Prometheus
 	$(QUIET)GO='$(GO)' test/prometheus/run.sh $(METRICS_FLAGS)

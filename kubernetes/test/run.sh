@@ -1,0 +1,13 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# run.sh [GO TEST FLAG…]: build a Kubernetes cluster's programs, unless they are there, and try the driver in one.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+go=${GO:-$(../test/go.sh)}
+../test/deps.sh --need test-kubernetes debootstrap pkg-config xz busybox /usr/include/seccomp.h
+../test/engines/build.sh kubernetes containerd-2 runc-1.4 images
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+(cd .. && "$go" build -trimpath -buildvcs=false -o "$dir/report" ./test/report)
+"$go" test -tags cluster -json -count=1 -p 1 -timeout 20m -buildvcs=false ./test/... "$@" | "$dir/report" -strict
