@@ -23,7 +23,8 @@ type Refusal struct {
 	Needed uint64 `json:"needed,omitempty"`
 	// Frozen is why nothing was granted at all, whatever was free; "" if it was the limit.
 	Frozen string `json:"frozen,omitempty"`
-	// Holders are those that held most, at most 16; MoreCount others held MoreBytes.
+	// Holders are those that held most when the enforcer heard of it, at most 16; MoreCount others held MoreBytes. The process
+	// that was refused may have ended by then.
 	Holders   []Holder `json:"holders,omitempty"`
 	MoreCount int      `json:"more_count,omitempty"`
 	MoreBytes uint64   `json:"more_bytes,omitempty"`

@@ -109,7 +109,7 @@ func holding(b *strings.Builder, r *api.Refusal) {
 	if more > 0 {
 		parts = append(parts, fmt.Sprintf("%d others %s", more, api.FormatSize(bytes)))
 	}
-	fmt.Fprintf(b, "At that moment memory was held by %s.\n", strings.Join(parts, ", "))
+	fmt.Fprintf(b, "Right after it, memory was held by %s.\n", strings.Join(parts, ", "))
 	if strings.HasPrefix(r.Holders[0].Command, "python") || strings.HasPrefix(r.Holders[0].Command, "pt_") {
 		b.WriteString("What PyTorch's allocator keeps for later is in that: torch.cuda.memory_summary() tells how much.\n")
 	}

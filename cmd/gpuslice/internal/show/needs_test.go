@@ -36,18 +36,18 @@ func TestARefusalIsExplainedInAFewSentences(t *testing.T) {
 	}{
 		{nil, func(*api.Refusal) {}, `slice train was refused cuMemAlloc of 2GiB on GPU-1b2c3d4e at 2026-03-01 12:00:00, by process 4711 (python).
 Its quota there was 8GiB, and 7GiB of that was in use: 6.5GiB that programs had asked for, and 512MiB of overhead (contexts, code).
-At that moment memory was held by process 4711 (python) 5GiB, process 4712 (x\x1b[2J) 2GiB.
+Right after it, memory was held by process 4711 (python) 5GiB, process 4712 (x\x1b[2J) 2GiB.
 What PyTorch's allocator keeps for later is in that: torch.cuda.memory_summary() tells how much.
 The request would have fitted into 9G: ` + "`gpuslice set train --vram 9G`" + ` changes the quota at once; or end what holds memory in the slice.
 `},
 		{&ended, many, `slice train was refused cuMemAlloc of 2GiB on GPU-1b2c3d4e at 2026-03-01 12:00:00, by process 4711 (python).
 Its quota there was 8GiB, and 7GiB of that was in use: 6.5GiB that programs had asked for, and 512MiB of overhead (contexts, code).
-At that moment memory was held by process 4711 (train) 5GiB, process 4712 (x\x1b[2J) 2GiB, process 1 3B, process 2 2B, 3 others 5B.
+Right after it, memory was held by process 4711 (train) 5GiB, process 4712 (x\x1b[2J) 2GiB, process 1 3B, process 2 2B, 3 others 5B.
 The request would have fitted into 9G: start it with gpuslice.vram=9G, or ` + "`gpuslice run --vram 9G`" + `.
 `},
 		{nil, func(r *api.Refusal) { r.Pool, r.Holders = "llm", []api.Holder{{PID: 1, Slice: "a", Used: 1 << 30}} }, `slice train was refused cuMemAlloc of 2GiB on GPU-1b2c3d4e at 2026-03-01 12:00:00, by process 4711 (python).
 The quota of pool llm there was 8GiB, and 7GiB of that was in use: 6.5GiB that programs had asked for, and 512MiB of overhead (contexts, code).
-At that moment memory was held by process 1 1GiB in slice a.
+Right after it, memory was held by process 1 1GiB in slice a.
 The request would have fitted into 9G: ` + "`gpuslice pool set llm --vram 9G`" + ` changes the pool at once; or end what holds memory in it.
 `},
 		{nil, func(r *api.Refusal) { r.Frozen, r.Holders = "process 5 holds 3GiB past the ledger", nil }, `slice train was refused cuMemAlloc of 2GiB on GPU-1b2c3d4e at 2026-03-01 12:00:00, by process 4711 (python).
