@@ -154,7 +154,7 @@ generate: .cache/table ## Write again what is generated from other files
 	$(QUIET)$(GO) generate ./...
 	$(QUIET).cache/table exports >interceptor/exports.txt
 	$(QUIET).cache/table listed >interceptor/listed_names.h
-	$(QUIET).cache/table coverage >docs/coverage.md
+	$(QUIET).cache/table coverage >docs/evidence/coverage.md
 
 # --- install -------------------------------------------------------------------------------
 

@@ -17,12 +17,16 @@ var podmanRuntime = regexp.MustCompile(`podman .*--runtime[= ](\S+)`)
 
 // Commands that documents print have the verbs and flags that there are. What they do is not done here.
 func TestCommandsOfTheDocumentsAreAccepted(t *testing.T) {
-	files, err := filepath.Glob("../../docs/*.md")
-	if err != nil {
-		t.Fatal(err)
+	files := []string{"../../README.md"}
+	for _, pattern := range []string{"../../docs/*.md", "../../docs/*/*.md"} {
+		more, err := filepath.Glob(pattern)
+		if err != nil {
+			t.Fatal(err)
+		}
+		files = append(files, more...)
 	}
 	tried := 0
-	for _, file := range append(files, "../../README.md") {
+	for _, file := range files {
 		text, err := os.ReadFile(file)
 		if err != nil {
 			t.Fatal(err)

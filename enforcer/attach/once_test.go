@@ -43,9 +43,9 @@ func TestAConnectionHasOneQuestionAndOneAnswer(t *testing.T) {
 	}
 }
 
-// What an operator is told about this socket is what holds: docs/bounds.md has a table of it.
+// What an operator is told about this socket is what holds: docs/operate/bounds.md has a table of it.
 func TestTheLimitsAreTheDocumentedOnes(t *testing.T) {
-	document, err := os.ReadFile("../../docs/bounds.md")
+	document, err := os.ReadFile("../../docs/operate/bounds.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -59,7 +59,7 @@ func TestTheLimitsAreTheDocumentedOnes(t *testing.T) {
 		_, rest, found := strings.Cut(string(document), "\n"+row[0])
 		line, _, _ := strings.Cut(rest, "\n")
 		if !found || !strings.HasSuffix(line, row[1]) {
-			t.Errorf("docs/bounds.md: the row %q does not end with %q: %q", row[0], row[1], line)
+			t.Errorf("docs/operate/bounds.md: the row %q does not end with %q: %q", row[0], row[1], line)
 		}
 	}
 	if InFlight != 64 || backlog != 128 || Patience != time.Second || ledger.MessageSize != 64 || Rate != 100 || Burst != 2048 {

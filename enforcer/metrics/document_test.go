@@ -20,9 +20,9 @@ import (
 	"github.com/gpuslice/gpuslice/test/doctable"
 )
 
-var update = flag.Bool("update", false, "write the table of docs/metrics.md")
+var update = flag.Bool("update", false, "write the table of docs/operate/metrics.md")
 
-const document = "../../docs/metrics.md"
+const document = "../../docs/operate/metrics.md"
 
 // all is a host on which each metric has a value.
 type all struct{ *fixed }

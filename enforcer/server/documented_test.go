@@ -9,10 +9,10 @@ import (
 	"testing"
 )
 
-// What an operator is told about the two sockets is what holds: docs/bounds.md has a table of it, of which the third column is
+// What an operator is told about the two sockets is what holds: docs/operate/bounds.md has a table of it, of which the third column is
 // package attach's.
 func TestTheLimitsAreTheDocumentedOnes(t *testing.T) {
-	document, err := os.ReadFile("../../docs/bounds.md")
+	document, err := os.ReadFile("../../docs/operate/bounds.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -32,7 +32,7 @@ func TestTheLimitsAreTheDocumentedOnes(t *testing.T) {
 		fmt.Sprintf("followers of events | %d at a time, each hung up on that does not read | none", maxStreams),
 	} {
 		if !strings.Contains(string(document), "\n| "+row+" |") {
-			t.Errorf("docs/bounds.md has no row %q", row)
+			t.Errorf("docs/operate/bounds.md has no row %q", row)
 		}
 	}
 }

@@ -2,7 +2,7 @@
 
 // Package annotations turns a container's annotations into what its slice asks for.
 //
-// It owns the user's contract (docs/annotations.md) and nothing else: it does no I/O, and knows neither
+// It owns the user's contract (docs/use/annotations.md) and nothing else: it does no I/O, and knows neither
 // devices nor other slices. Whatever begins with "gpuslice." and is not understood is refused, because
 // a misspelt quota must never mean no quota. Values come from whoever may start a container, so they are
 // quoted and cut short wherever they are shown.

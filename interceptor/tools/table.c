@@ -4,7 +4,7 @@
  *
  *   exports   interceptor/exports.txt: the names that libgpuslice.so may export
  *   listed    interceptor/listed_names.h: the names of passes.def, as the library searches them
- *   coverage  docs/coverage.md
+ *   coverage  docs/evidence/coverage.md
  *   names     kind, a tab, name, and for a pass a tab and its reason; for test/interceptor
  *
  * Runs on the machine that builds; it is no part of the library.
@@ -182,7 +182,7 @@ static void print_coverage(void)
 			group = i;
 			printf("\n## %s\n\n", row->name);
 			if (*row->charged)
-				printf("[interceptor/%s](../interceptor/%s)\n\n", row->charged,
+				printf("[interceptor/%s](../../interceptor/%s)\n\n", row->charged,
 				       row->charged);
 			printf("| entry points | charged | released by |\n|---|---|---|\n");
 			break;

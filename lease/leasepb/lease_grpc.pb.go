@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // A lease of a slice of a GPU, and the GPU session that works in it. Two services: Leases is the lease service's, on one socket of the
-// host; Session is a broker's, on a socket for each lease. docs/leases.md explains both.
+// host; Session is a broker's, on a socket for each lease. docs/use/leases.md explains both.
 //
 // Fields are added and never given another meaning; a change that old clients cannot live with is a package v2.
 

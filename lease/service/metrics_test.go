@@ -35,7 +35,7 @@ func counted() counts {
 }
 
 func TestEachMetricOfLeasesIsDocumented(t *testing.T) {
-	document, err := os.ReadFile("../../docs/metrics.md")
+	document, err := os.ReadFile("../../docs/operate/metrics.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -66,11 +66,11 @@ func TestEachMetricOfLeasesIsDocumented(t *testing.T) {
 		}
 		row := fmt.Sprintf("| `%s` | %s | %s | %s |\n", f.GetName(), strings.ToLower(f.GetType().String()), strings.Join(labels, ", "), f.GetHelp())
 		if !strings.Contains(string(document), row) {
-			t.Errorf("docs/metrics.md has no row\n%s", row)
+			t.Errorf("docs/operate/metrics.md has no row\n%s", row)
 		}
 	}
 	if n := strings.Count(string(document), "\n| `gpuslice_lease_"); n != rows {
-		t.Errorf("docs/metrics.md has %d rows of leases, and there are %d metrics", n, rows)
+		t.Errorf("docs/operate/metrics.md has %d rows of leases, and there are %d metrics", n, rows)
 	}
 }
 

@@ -224,4 +224,4 @@ saw "What did not fit was refused with CUDA's own error, and what a killed proce
 if [ "$driver" = simulated ]; then
 	saw "(With the simulated driver. On a machine with an NVIDIA GPU, \`make demo\` uses that.)"
 fi
-saw "Next: sudo make install, and docs/install.md for your engine."
+saw "Next: sudo make install, and docs/operate/install.md for your engine."

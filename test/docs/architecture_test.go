@@ -21,7 +21,7 @@ func TestTheArchitectureIsReadInOneSitting(t *testing.T) {
 		t.Fatal(err)
 	}
 	if words := len(strings.Fields(string(text))); words > maxArchitectureWords {
-		t.Errorf("docs/architecture.md has %d words, and %d are its bound: docs/accounting.md and docs/restart.md are for the detail", words, maxArchitectureWords)
+		t.Errorf("docs/architecture.md has %d words, and %d are its bound: docs/evidence/accounting.md and docs/evidence/restart.md are for the detail", words, maxArchitectureWords)
 	}
 }
 

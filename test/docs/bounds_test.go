@@ -14,15 +14,15 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
 )
 
-// Each row of the last table of docs/bounds.md says in its last cell what uses the resource up.
+// Each row of the last table of docs/operate/bounds.md says in its last cell what uses the resource up.
 func TestWhatShowsThatTheBoundsHoldIsThere(t *testing.T) {
-	text, err := os.ReadFile(filepath.Join(root, "docs/bounds.md"))
+	text, err := os.ReadFile(filepath.Join(root, "docs/operate/bounds.md"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	_, section, found := strings.Cut(string(text), "\n## Of everything\n")
 	if !found {
-		t.Fatal("docs/bounds.md has no section of everything")
+		t.Fatal("docs/operate/bounds.md has no section of everything")
 	}
 	rows := 0
 	for line := range strings.Lines(section) {

@@ -14,7 +14,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/config"
 )
 
-// docs/bounds.md says what clients of the lease service can have at one time: its unit leaves it that.
+// docs/operate/bounds.md says what clients of the lease service can have at one time: its unit leaves it that.
 func TestTheLeaseServicesUnitLeavesItWhatItsClientsMayHave(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join(root, "configs/gpuslice-leased.service"))
 	if err != nil {

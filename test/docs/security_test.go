@@ -20,17 +20,17 @@ var (
 	which = regexp.MustCompile(`^(test/\S+) --only (\w+)$`)
 )
 
-// Each row of the last table of docs/security.md says what is claimed, and what shows it: `TestX`, `TestY` in a directory, and
+// Each row of the last table of docs/operate/security.md says what is claimed, and what shows it: `TestX`, `TestY` in a directory, and
 // after a semicolon others. What it names has to be there.
 func TestWhatShowsThatTheSecurityPageIsTrueIsThere(t *testing.T) {
-	text, err := os.ReadFile(filepath.Join(root, "docs/security.md"))
+	text, err := os.ReadFile(filepath.Join(root, "docs/operate/security.md"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	document := string(text)
 	_, section, found := strings.Cut(document, "\n## What shows it\n")
 	if !found {
-		t.Fatal("docs/security.md has no section that says what shows it")
+		t.Fatal("docs/operate/security.md has no section that says what shows it")
 	}
 	section, _, _ = strings.Cut(section, "\n## ")
 	var titles []string

@@ -18,15 +18,15 @@ import (
 	"github.com/gpuslice/gpuslice/lease"
 )
 
-// documented is the first block of that language in the section of docs/leases.md about other machines.
+// documented is the first block of that language in the section of docs/use/leases.md about other machines.
 func documented(h *leaseHost, language string) string {
-	text, err := os.ReadFile("../../docs/leases.md")
+	text, err := os.ReadFile("../../docs/use/leases.md")
 	h.Must(err)
 	_, section, _ := strings.Cut(string(text), "\n## From another machine\n")
 	_, block, _ := strings.Cut(section, "```"+language+"\n")
 	block, _, ok := strings.Cut(block, "```")
 	if !ok {
-		h.T.Fatalf("docs/leases.md has no %s about other machines", language)
+		h.T.Fatalf("docs/use/leases.md has no %s about other machines", language)
 	}
 	return block
 }

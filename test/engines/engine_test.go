@@ -8,7 +8,7 @@
 //
 // An engine is a file that implements the interface engine, and a line in the table below; a case is a function and a line in
 // the table in cases_test.go. What an engine cannot do at all it says by not implementing an interface, or in
-// its line; there is a dash in the table of docs/engines.md then, and the reason below it.
+// its line; there is a dash in the table of docs/evidence/engines.md then, and the reason below it.
 package engines
 
 // engine is one way to start containers. Its methods are what its users type, and return what they are shown.

@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# run.sh [GO TEST FLAG…]: build the engines, unless they are there, and try every case with each. With TABLE=docs/engines.md
+# run.sh [GO TEST FLAG…]: build the engines, unless they are there, and try every case with each. With TABLE=docs/evidence/engines.md
 # the table of results is written there. GPUSLICE_CHURN is how many containers an engine has to start and remove at once.
 set -euo pipefail
 cd "$(dirname "$0")/../.."

@@ -15,7 +15,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/doctable"
 )
 
-// table is what the suite found, as docs/engines.md shows it.
+// table is what the suite found, as docs/evidence/engines.md shows it.
 type table struct {
 	mu    sync.Mutex
 	cells map[string]string // "engine case": ok, FAILED or –

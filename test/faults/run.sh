@@ -4,7 +4,7 @@
 # run.sh [-seed N] [-only FAULT] [FLAG…]: run the fault suite, in a mount namespace of its own, so that nothing that it
 # mounts can stay, and where cgroups of version 2 are mounted alone, as on most hosts: the driver enforces there only. It
 # begins new rounds for GPUSLICE_FAULTS (5m). Their seeds count up from a random one, or with GPUSLICE_FAULTS_SEED=commit from one
-# that is the commit's: its first 8 digits. With TABLE=docs/reliability.md the table of results is written there.
+# that is the commit's: its first 8 digits. With TABLE=docs/evidence/faults.md the table of results is written there.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 if [ "${1:-}" = inside ]; then

@@ -16,7 +16,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/doctable"
 )
 
-// table is what the suite did, as docs/reliability.md shows it.
+// table is what the suite did, as docs/evidence/faults.md shows it.
 type table struct {
 	mu         sync.Mutex
 	tried      map[string]map[string]int // by fault and outcome

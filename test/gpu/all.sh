@@ -71,7 +71,7 @@ RUNC=${RUNC:-$PWD/bin/runc} python3 test/gpu/check.py --out "$OUT" || failed=1
 echo "== memory past the ledger; time and quotas that change"
 RUNC=${RUNC:-$PWD/bin/runc} python3 test/gpu/bypass.py --out "$OUT/bypass" || failed=1
 
-echo "== every row of docs/coverage.md"
+echo "== every row of docs/evidence/coverage.md"
 RUNC=${RUNC:-$PWD/bin/runc} python3 test/gpu/rows.py --out "$OUT/rows" || failed=1
 
 echo "== why one was refused, and what it needs"

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The rows of docs/coverage.md on a real GPU: test/interceptor/programs/rows*.c, each row in a container of its own,
+"""The rows of docs/evidence/coverage.md on a real GPU: test/interceptor/programs/rows*.c, each row in a container of its own,
 within its quota and running into it.
 
 Run as root on a machine with an NVIDIA GPU, gcc and runc, after `make build`:

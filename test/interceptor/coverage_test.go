@@ -15,7 +15,7 @@ import (
 // table is what interceptor/driver.def and passes.def say of the driver's functions: by kind, name and text.
 type table map[string]map[string]string
 
-// theTable asks the program that also writes exports.txt and docs/coverage.md.
+// theTable asks the program that also writes exports.txt and docs/evidence/coverage.md.
 func theTable(t *testing.T) table {
 	t.Helper()
 	program := filepath.Join(t.TempDir(), "table")
@@ -176,7 +176,7 @@ func TestCoverageOfEveryFunctionOfTheDriver(t *testing.T) {
 	}
 }
 
-// What is not said cannot be read in docs/coverage.md.
+// What is not said cannot be read in docs/evidence/coverage.md.
 func TestCoverageSaysWhatAndWhy(t *testing.T) {
 	all := theTable(t)
 	for _, kind := range []string{"hook", "nvml-hook", "pass", "family", "absent"} {

@@ -54,10 +54,10 @@ func rowsOf(t *testing.T, program string) map[string][]string {
 	return rows
 }
 
-// groupsOf are the groups of hooks of the table, with the functions of each, as docs/coverage.md has them.
+// groupsOf are the groups of hooks of the table, with the functions of each, as docs/evidence/coverage.md has them.
 func groupsOf(t *testing.T) map[string][]string {
 	t.Helper()
-	document, err := os.ReadFile("../../docs/coverage.md")
+	document, err := os.ReadFile("../../docs/evidence/coverage.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -84,7 +84,7 @@ func groupsOf(t *testing.T) map[string][]string {
 		}
 	}
 	if len(groups) < 10 {
-		t.Fatalf("docs/coverage.md has only the groups %v", groups)
+		t.Fatalf("docs/evidence/coverage.md has only the groups %v", groups)
 	}
 	return groups
 }

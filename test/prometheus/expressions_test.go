@@ -81,7 +81,7 @@ func concrete(expr string) string {
 	return strings.NewReplacer("$instance", ".*", "$slice", ".*", "$__rate_interval", "10s").Replace(expr)
 }
 
-// documented are the metrics of docs/metrics.md, with their labels.
+// documented are the metrics of docs/operate/metrics.md, with their labels.
 func documented(t *testing.T) map[string][]string {
 	t.Helper()
 	text, err := os.ReadFile(metricsTable)

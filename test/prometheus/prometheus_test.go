@@ -28,7 +28,7 @@ const (
 	rulesFile     = "../../configs/prometheus/alerts.yml"
 	scrapeFile    = "../../configs/prometheus/prometheus.yml"
 	dashboardFile = "../../configs/grafana/gpuslice.json"
-	metricsTable  = "../../docs/metrics.md"
+	metricsTable  = "../../docs/operate/metrics.md"
 )
 
 func program(t *testing.T, name string) string {

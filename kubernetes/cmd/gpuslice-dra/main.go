@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Gpuslice-dra is gpuslice's driver for Kubernetes' dynamic resource allocation, one on each node: docs/kubernetes.md.
+// Gpuslice-dra is gpuslice's driver for Kubernetes' dynamic resource allocation, one on each node: docs/use/kubernetes.md.
 package main
 
 import (

@@ -21,6 +21,6 @@ func (h Host) health(ctx context.Context, add adder) {
 		if c.Device != "" {
 			message = c.Device + ": " + message
 		}
-		add("health", level, message, "see its log: `journalctl -u gpusliced`, and docs/operations.md")
+		add("health", level, message, "see its log: `journalctl -u gpusliced`, and docs/operate/operations.md")
 	}
 }
