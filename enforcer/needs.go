@@ -110,7 +110,7 @@ func add(r *api.Refusal, h api.Holder) {
 func (s *slice) run() api.Run {
 	r := s.request
 	run := api.Run{
-		Slice: r.ID, Container: r.Container, Tenant: r.Tenant, UID: s.holder.UID, Began: s.created, Devices: []api.RunUse{}, Refusal: s.refused,
+		Slice: r.ID, Container: r.Container, Names: r.Names, Tenant: r.Tenant, UID: s.holder.UID, Began: s.created, Devices: []api.RunUse{}, Refusal: s.refused,
 	}
 	if s.quota.Ledger == nil {
 		return run

@@ -140,6 +140,16 @@ func (s *slice) poolOn(raw [16]byte) *pool {
 	return nil
 }
 
+// poolLabels are those of its pools that have one.
+func (s *slice) poolLabels() (labels []string) {
+	for _, p := range s.pools {
+		if p.asked.Label != "" {
+			labels = append(labels, p.asked.Label)
+		}
+	}
+	return labels
+}
+
 // overlap is the device on which both have a quota; "" if there is none.
 func overlap(a, b []api.Quota) string {
 	for _, q := range a {

@@ -88,7 +88,7 @@ func (e *Enforcer) restore() error {
 		e.log.Info("a slice ended while no enforcer ran", "slice", r.Request.ID, "generation", r.Generation)
 		e.events.Append(sourceOf(&r.Request), api.Event{
 			Kind: api.EventReleased, Slice: r.Request.ID, Generation: r.Generation,
-			Container: r.Request.Container, Tenant: r.Request.Tenant, Cause: causeEnded,
+			Container: r.Request.Container, Names: r.Request.Names, Tenant: r.Request.Tenant, Cause: causeEnded,
 		})
 	}
 	for _, r := range released {

@@ -136,7 +136,7 @@ func (s *slice) show(processes bool) api.Slice {
 	r := s.request
 	shown := api.Slice{
 		ID: r.ID, Generation: s.generation, State: s.quota.State, Reason: s.quota.Reason, Mode: r.Mode,
-		Pools: r.Pools, Tenant: r.Tenant, Container: r.Container, Session: r.Session, PID: r.PID,
+		Pools: r.Pools, Tenant: r.Tenant, Container: r.Container, Names: r.Names, PoolLabels: s.poolLabels(), Session: r.Session, PID: r.PID,
 		Quotas: append([]api.Quota{}, s.quotas...), Created: s.created, Devices: []api.DeviceUse{}, ProcessCount: s.quota.Count(),
 	}
 	s.showLease(&shown)

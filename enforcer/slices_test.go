@@ -533,3 +533,28 @@ func TestAFullSliceRefusesTheNextProcessUntilOneEnds(t *testing.T) {
 	second.kill()
 	eventually(t, "a slot is free again", func() bool { return strings.HasPrefix(third.ask("attach"), "ok") })
 }
+
+func TestNamesAndPoolLabelsAreShownAlsoAfterARestart(t *testing.T) {
+	h := newHost(t, nil)
+	names := api.Names{Name: "main", Pod: "train-0", Namespace: "team", Image: "cuda:13"}
+	if _, err := h.CreatePool(context.Background(), "claim", api.PoolRequest{Quotas: []api.Quota{on(gpu0, 4*gib)}, Label: "team/train"}); err != nil {
+		t.Fatal(err)
+	}
+	dir := newCgroup(t)
+	init := start(t, filepath.Join(h.options.RunDir, "bind"), dir)
+	_, err := h.Register(context.Background(), api.RegisterRequest{ID: "c", Container: "c", PID: init.pid(), Pools: api.PoolNames{"claim"}, Names: names})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, when := range []string{"at first", "after a restart"} {
+		if s := h.see("c"); s.Names != names || !slices.Equal(s.PoolLabels, []string{"team/train"}) {
+			t.Errorf("%s: %+v", when, s)
+		}
+		h.restart()
+	}
+	init.kill()
+	eventually(t, "its end is told with its names", func() bool {
+		events, _ := h.Events(context.Background(), "", 0, false)
+		return slices.ContainsFunc(events, func(e api.Event) bool { return e.Kind == api.EventReleased && e.Names == names })
+	})
+}

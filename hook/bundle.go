@@ -21,6 +21,7 @@ const maxConfig = 16 << 20
 
 // Bundle is what the hook needs to know of a container's config.json.
 type Bundle struct {
+	Dir         string // of config.json
 	Rootfs      string // absolute
 	Annotations map[string]string
 	Args        []string
@@ -74,7 +75,7 @@ func ParseBundle(path string, text []byte) (Bundle, error) {
 		rootfs = filepath.Join(filepath.Dir(path), rootfs)
 	}
 	return Bundle{
-		Rootfs: filepath.Clean(rootfs), Annotations: config.Annotations, Args: config.Process.Args,
+		Dir: filepath.Dir(path), Rootfs: filepath.Clean(rootfs), Annotations: config.Annotations, Args: config.Process.Args,
 		GPUs: gpus.Spec{Env: config.Process.Env, Mounts: config.Mounts, Hooks: config.Hooks, Linux: config.Linux},
 	}, nil
 }

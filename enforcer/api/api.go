@@ -78,6 +78,7 @@ type RegisterRequest struct {
 	PID int `json:"pid"`
 	// Container is the container's id as its engine shows it; "" for a session.
 	Container string `json:"container,omitempty"`
+	Names
 	// Session is true if the slice's processes are PID and its descendants (PID is
 	// a subreaper), rather than all processes of PID's cgroup.
 	Session bool `json:"session,omitempty"`
@@ -123,15 +124,17 @@ const (
 
 // Slice as the enforcer shows it.
 type Slice struct {
-	ID           string        `json:"id"`
-	Generation   uint64        `json:"generation"` // differs between two slices of one id
-	State        State         `json:"state"`
-	Reason       string        `json:"reason,omitempty"` // why it is not active
-	Mode         Mode          `json:"mode"`
-	Pools        PoolNames     `json:"pool,omitempty"` // of which it is a member
-	Tenant       string        `json:"tenant,omitempty"`
-	Quotas       []Quota       `json:"quotas"` // by UUID, or AllDevices; none of a pool's member that draws on the pool's alone
-	Container    string        `json:"container,omitempty"`
+	ID         string    `json:"id"`
+	Generation uint64    `json:"generation"` // differs between two slices of one id
+	State      State     `json:"state"`
+	Reason     string    `json:"reason,omitempty"` // why it is not active
+	Mode       Mode      `json:"mode"`
+	Pools      PoolNames `json:"pool,omitempty"` // of which it is a member
+	Tenant     string    `json:"tenant,omitempty"`
+	Quotas     []Quota   `json:"quotas"` // by UUID, or AllDevices; none of a pool's member that draws on the pool's alone
+	Container  string    `json:"container,omitempty"`
+	Names
+	PoolLabels   []string      `json:"pool_labels,omitempty"` // of its pools that have one, such as a claim's namespace/name
 	Session      bool          `json:"session,omitempty"`
 	PID          int           `json:"pid"`
 	Cgroup       string        `json:"cgroup,omitempty"`

@@ -54,7 +54,8 @@ type Event struct {
 	Slice      string `json:"slice,omitempty"`
 	Generation uint64 `json:"generation,omitempty"`
 	Container  string `json:"container,omitempty"`
-	Tenant     string `json:"tenant,omitempty"`
+	Names
+	Tenant string `json:"tenant,omitempty"`
 	// Pool is the one that an event of a pool is about; of EventRefused the one whose limit it was, and then Limit, Used
 	// and Overhead are the pool's. It is absent if the limit was the slice's own.
 	Pool string `json:"pool,omitempty"`

@@ -41,14 +41,15 @@ type Holder struct {
 
 // Run is one life of a slice, and what it needed.
 type Run struct {
-	Slice     string     `json:"slice"`
-	Container string     `json:"container,omitempty"`
-	Tenant    string     `json:"tenant,omitempty"`
-	UID       *uint32    `json:"uid,omitempty"` // of the user whose session it is
-	Began     time.Time  `json:"began"`
-	Ended     *time.Time `json:"ended,omitempty"` // nil: it runs
-	Devices   []RunUse   `json:"devices"`
-	Refusal   *Refusal   `json:"refusal,omitempty"` // the last
+	Slice     string `json:"slice"`
+	Container string `json:"container,omitempty"`
+	Names
+	Tenant  string     `json:"tenant,omitempty"`
+	UID     *uint32    `json:"uid,omitempty"` // of the user whose session it is
+	Began   time.Time  `json:"began"`
+	Ended   *time.Time `json:"ended,omitempty"` // nil: it runs
+	Devices []RunUse   `json:"devices"`
+	Refusal *Refusal   `json:"refusal,omitempty"` // the last
 }
 
 // RunUse is what a run needed of one device. Sizes in bytes.

@@ -45,6 +45,9 @@ func (r *RegisterRequest) Validate() error {
 	if err := validateVisible(r.Visible); err != nil {
 		return err
 	}
+	if err := r.checkNames(); err != nil {
+		return err
+	}
 	if (len(r.Pools) > 0 || r.Mode == Record) && len(r.Quotas) == 0 {
 		return nil
 	}

@@ -14,8 +14,10 @@ package client
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
@@ -53,7 +55,13 @@ func (c *Client) Register(ctx context.Context, r api.RegisterRequest) (api.Regis
 	if err != nil {
 		return api.RegisterReply{}, fmt.Errorf("encode the request: %w", err)
 	}
-	return do[api.RegisterReply](ctx, c, "POST", "/v1/slices", body, maxOne)
+	reply, err := do[api.RegisterReply](ctx, c, "POST", "/v1/slices", body, maxOne)
+	// While gpuslice is upgraded an enforcer may answer that knows no names yet, and has carried out nothing then.
+	if r.Names != (api.Names{}) && errors.Is(err, api.ErrBadRequest) && strings.Contains(err.Error(), "unknown field") {
+		r.Names = api.Names{}
+		return c.Register(ctx, r)
+	}
+	return reply, err
 }
 
 // Release gives a slice back: that of that generation, or whatever generation it has if that is 0. With force, even

@@ -3,11 +3,14 @@
 package client
 
 import (
+	"bufio"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -388,5 +391,43 @@ func TestWhoFindsTheQueueFullWaits(t *testing.T) {
 	}()
 	if err := <-answered; err != nil {
 		t.Error(err)
+	}
+}
+
+func TestAnEnforcerThatKnowsNoNamesYetGetsTheRequestWithoutThem(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s")
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	bodies := make(chan string, 4)
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			r, err := http.ReadRequest(bufio.NewReader(conn))
+			if err != nil {
+				conn.Close()
+				continue
+			}
+			text, _ := io.ReadAll(r.Body)
+			status, answer := "201 Created", `{"slice": {"id": "c1"}, "dir": "/d"}`
+			if bodies <- string(text); strings.Contains(string(text), `"image"`) { // as the release before answers
+				status, answer = "400 Bad Request", `{"code":"bad_request","message":"the request cannot be read: unknown field \"image\""}`
+			}
+			_, _ = fmt.Fprintf(conn, "HTTP/1.0 %s\r\nContent-Length: %d\r\n\r\n%s", status, len(answer), answer)
+			conn.Close()
+		}
+	}()
+	request := api.RegisterRequest{ID: "c1", PID: 7, Quotas: []api.Quota{{Device: api.AllDevices, Bytes: 1 << 40}}, Names: api.Names{Image: "cuda:13"}}
+	reply, err := New(path).Register(context.Background(), request)
+	if err != nil || reply.Dir != "/d" {
+		t.Fatalf("%+v, %v", reply, err)
+	}
+	if first, second := <-bodies, <-bodies; strings.Replace(first, `,"image":"cuda:13"`, "", 1) != second {
+		t.Errorf("asked with %s, then %s", first, second)
 	}
 }

@@ -50,7 +50,7 @@ var perDevice = []figure[api.DeviceUse]{
 
 var (
 	slicesDesc     = prometheus.NewDesc("gpuslice_slices", "Slices that there are.", nil, nil)
-	infoDesc       = prometheus.NewDesc("gpuslice_slice_info", "Always 1; the labels say what the slice is.", []string{"slice", "tenant", "pool", "mode", "state"}, nil)
+	infoDesc       = prometheus.NewDesc("gpuslice_slice_info", "Always 1; the labels say what the slice is.", []string{"slice", "tenant", "pool", "mode", "state", "name", "pod", "namespace", "image"}, nil)
 	deviceUsedDesc = prometheus.NewDesc("gpuslice_device_used_bytes", "Memory of the device that slices hold, overhead included.", []string{"device"}, nil)
 	processesDesc  = prometheus.NewDesc("gpuslice_slice_processes", "Processes of the slice that have attached.", []string{"slice"}, nil)
 	deviceDescs    = describeAll(perDevice, "slice")
@@ -110,7 +110,7 @@ func (c *collector) Collect(metrics chan<- prometheus.Metric) {
 	own := listed(slices)
 	gauge(unlistedDesc, float64(len(slices)-len(own)))
 	for _, s := range own {
-		gauge(infoDesc, 1, s.ID, s.Tenant, s.Pools.String(), string(s.Mode), string(s.State))
+		gauge(infoDesc, 1, s.ID, s.Tenant, s.Pools.String(), string(s.Mode), string(s.State), s.Name, s.Pod, s.Namespace, s.Image)
 		gauge(processesDesc, float64(s.ProcessCount), s.ID)
 		for _, d := range s.Devices {
 			for i, m := range perDevice {

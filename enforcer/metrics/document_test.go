@@ -133,8 +133,8 @@ func TestEachMetricIsDocumentedAndNothingElseIs(t *testing.T) {
 	t.Errorf("%s has\n%s\nand the metrics are\n%s\n`go test ./enforcer/metrics -update` writes it", document, written, table.String())
 }
 
-// mayBeLabels are those of which a host has few values, and the ids of slices and pools, which are bounded.
-var mayBeLabels = []string{"label", "slice", "pool", "tenant", "device", "index", "name", "kind", "result", "cause", "action", "mode", "state", "version", "go_version"}
+// mayBeLabels are those of which a host has few values, the ids of slices and pools, which are bounded, and what one series of each slice says of it.
+var mayBeLabels = []string{"image", "namespace", "pod", "label", "slice", "pool", "tenant", "device", "index", "name", "kind", "result", "cause", "action", "mode", "state", "version", "go_version"}
 
 func TestEachNameUnitAndHelpFollowsTheRules(t *testing.T) {
 	m := full()

@@ -27,7 +27,7 @@ func (f *fixed) Slices(context.Context) ([]api.Slice, error) { return f.slices, 
 
 func two() *fixed {
 	return &fixed{slices: []api.Slice{
-		{ID: "c1", State: api.Active, Mode: api.Enforce, Tenant: "physics", ProcessCount: 2, Devices: []api.DeviceUse{
+		{ID: "c1", Names: api.Names{Name: "train", Pod: "train-0", Namespace: "team", Image: "cuda:13"}, State: api.Active, Mode: api.Enforce, Tenant: "physics", ProcessCount: 2, Devices: []api.DeviceUse{
 			{Device: "GPU-1", Limit: 4 << 30, Used: 1 << 30, Overhead: 500, Peak: 2 << 30, Allocations: 10, Refusals: 3, Recovered: 77},
 			{Device: "GPU-2", Limit: 1 << 30},
 		}},
@@ -80,7 +80,7 @@ func TestEverythingThatADashboardNeedsIsThere(t *testing.T) {
 		`gpuslice_slice_limit_bytes{device="GPU-2",slice="c1"} 1.073741824e+09`,
 		`gpuslice_slice_used_bytes{device="GPU-1",slice="c2"} 5`,
 		`gpuslice_slice_processes{slice="c1"} 2`,
-		`gpuslice_slice_info{mode="enforce",pool="",slice="c1",state="active",tenant="physics"} 1`,
+		`gpuslice_slice_info{image="cuda:13",mode="enforce",name="train",namespace="team",pod="train-0",pool="",slice="c1",state="active",tenant="physics"} 1`,
 		`gpuslice_registers_total{result="ok"} 1`,
 		`gpuslice_registers_total{result="quota_exceeded"} 1`,
 		`gpuslice_register_duration_seconds_bucket{le="0.0005"} 1`,

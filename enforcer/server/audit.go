@@ -20,6 +20,7 @@ type note struct {
 	slice, pool string
 	tenant      string
 	container   string
+	names       api.Names
 	quotas      []api.Quota
 	ttl         time.Duration
 	mode        api.Mode
@@ -65,7 +66,7 @@ func audited(next http.Handler, share audit.Share, put func(audit.Entry)) http.H
 
 func (n *note) entry(r *http.Request) audit.Entry {
 	e := audit.Entry{
-		Event:     api.Event{Kind: audit.KindRequest, Slice: n.slice, Container: n.container, Tenant: n.tenant, Pool: n.pool, TTL: n.ttl},
+		Event:     api.Event{Kind: audit.KindRequest, Slice: n.slice, Container: n.container, Names: n.names, Tenant: n.tenant, Pool: n.pool, TTL: n.ttl},
 		Operation: r.Pattern, Result: audit.OK, Quotas: n.quotas, Mode: n.mode, Force: n.force, Share: n.share,
 	}
 	// What was asked for in a path is recorded if it can be a name; else the refusal's sentence has it, shortened.
