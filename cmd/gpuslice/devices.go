@@ -3,6 +3,8 @@
 package main
 
 import (
+	"fmt"
+
 	"github.com/urfave/cli/v2"
 
 	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/show"
@@ -18,21 +20,15 @@ of that; they are listed below. GIVEN is what slices were promised, whether they
 the next one can still be given: the operator may keep a reserve, or give more than there is (overcommit).
 
    gpuslice devices
-   gpuslice devices --json | jq '[.[].free] | add'`,
-		Flags: []cli.Flag{
-			&cli.BoolFlag{Name: "json", Usage: "print JSON, as the control API has it"},
-			&cli.BoolFlag{Name: "no-trunc", Usage: "do not shorten UUIDs"},
-		},
+   gpuslice devices --watch --sort -free
+   gpuslice devices --json | jq '[.[].free] | add'` + fmt.Sprintf(listHelp, "Free"),
+		Flags:        append(listFlags(&show.DeviceTable), watchFlags()...),
 		OnUsageError: usageError(exitUsage),
 		Action: func(c *cli.Context) error {
 			if c.Args().Present() {
 				return misuse("devices takes no argument (see `gpuslice devices --help`)")
 			}
-			devices, err := connect(c).Devices(c.Context)
-			if err != nil {
-				return err
-			}
-			return printList(c, devices, show.Devices)
+			return list(c, &show.DeviceTable, connect(c).Devices)
 		},
 	}
 }

@@ -55,6 +55,13 @@ func listen(t *testing.T, service server.Service) string {
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	socket := filepath.Join(dir, "s")
+	t.Cleanup(serveAt(t, socket, service))
+	return socket
+}
+
+// serveAt serves a host's enforcer on a socket, until end is called.
+func serveAt(t *testing.T, socket string, service server.Service) (end func()) {
+	t.Helper()
 	l, err := server.Listen(socket, "")
 	if err != nil {
 		t.Fatal(err)
@@ -62,13 +69,12 @@ func listen(t *testing.T, service server.Service) string {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error)
 	go func() { done <- server.New(service, slog.New(slog.DiscardHandler)).Serve(ctx, l) }()
-	t.Cleanup(func() {
+	return func() {
 		cancel()
 		if err := <-done; err != nil {
 			t.Error(err)
 		}
-	})
-	return socket
+	}
 }
 
 func runEvents(t *testing.T, out *bytes.Buffer, socket string, args ...string) error {

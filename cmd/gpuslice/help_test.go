@@ -43,7 +43,7 @@ func TestAWrongWordIsAnsweredWithTheOneThatWasMeant(t *testing.T) {
 		{"spec", "it is a verb of OCI runtimes"},
 		{"list", "it is a verb of OCI runtimes"},
 		{"update x", "it is a verb of OCI runtimes"},
-		{"ps --format json", "flag provided but not defined: -format (see `gpuslice ps --help`)"},
+		{"ps --formt json", "flag provided but not defined: -formt: did you mean --format? (see `gpuslice ps --help`)"},
 		{"ps --no-trunk", "did you mean --no-trunc?"},
 		{"set x --vrma 4G", "did you mean --vram?"},
 		{"inspect x --jsn", "did you mean --json?"},

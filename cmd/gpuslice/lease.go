@@ -6,14 +6,17 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"strconv"
+	"strings"
 	"text/tabwriter"
 	"time"
 
 	"github.com/urfave/cli/v2"
 
 	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/show"
+	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/table"
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/lease"
 )
@@ -169,6 +172,7 @@ func leaseRenewCommand() *cli.Command {
 func leaseDropCommand() *cli.Command {
 	return &cli.Command{
 		Name:      "drop",
+		Aliases:   []string{"rm"},
 		Usage:     "end a lease",
 		ArgsUsage: "LEASE",
 		Description: `Its session ends, whatever its clients do; when the command returns its memory is free.
@@ -193,27 +197,21 @@ func leaseDropCommand() *cli.Command {
 func leaseListCommand() *cli.Command {
 	return &cli.Command{
 		Name:      "list",
+		Aliases:   []string{"ls"},
 		Usage:     "list your leases; root sees all",
 		ArgsUsage: " ",
 		Description: `CHARGED is what a lease holds now, with what the driver holds for its broker; it stays within VRAM and
 OVERHEAD together.
 
    gpuslice lease list
-   gpuslice lease list --json | jq -r '.[].id'`,
-		Flags:        []cli.Flag{leaseJSONFlag()},
+   gpuslice lease list -q --filter tenant=a` + fmt.Sprintf(listHelp, "Charged"),
+		Flags:        append(listFlags(leaseTable()), watchFlags()...),
 		OnUsageError: usageError(exitUsage),
 		Action: func(c *cli.Context) error {
 			if c.Args().Present() {
 				return misuse("lease list takes no argument; `gpuslice lease show %s` shows one lease", c.Args().First())
 			}
-			all, err := leases(c).List(c.Context)
-			if err != nil {
-				return err
-			}
-			if c.Bool("json") {
-				return show.JSON(c.App.Writer, all)
-			}
-			return printLeases(c, all)
+			return list(c, leaseTable(), leases(c).List)
 		},
 	}
 }
@@ -221,6 +219,7 @@ OVERHEAD together.
 func leaseShowCommand() *cli.Command {
 	return &cli.Command{
 		Name:      "show",
+		Aliases:   []string{"inspect"},
 		Usage:     "show everything about one lease, as JSON",
 		ArgsUsage: "LEASE",
 		Description: `It also shows why a lease has ended, for a while.
@@ -260,21 +259,47 @@ func printLease(c *cli.Context, l *lease.Lease, err error) error {
 }
 
 func printLeases(c *cli.Context, all []*lease.Lease) error {
-	w := tabwriter.NewWriter(c.App.Writer, 0, 0, 2, ' ', 0)
-	users := os.Geteuid() == 0
-	head := "LEASE\tDEVICE\tVRAM\tOVERHEAD\tCHARGED\tEXPIRES\tSTATE"
-	if users {
-		head = "LEASE\tUID\tDEVICE\tVRAM\tOVERHEAD\tCHARGED\tEXPIRES\tSTATE"
+	return leaseTable().Print(c.App.Writer, all, true)
+}
+
+// leaseTable lists leases; root, who sees those of all users, sees whose each is.
+func leaseTable() *table.Table[*lease.Lease] {
+	sized := func(head, field string, of func(*lease.Lease) uint64) table.Column[*lease.Lease] {
+		return table.Column[*lease.Lease]{Head: head, Field: field, Number: of, Text: func(l *lease.Lease) string { return api.FormatSize(of(l)) }}
 	}
-	fmt.Fprintln(w, head)
-	for _, l := range all {
-		fmt.Fprint(w, l.ID, "\t")
-		if users {
-			fmt.Fprint(w, strconv.FormatUint(uint64(l.UID), 10), "\t")
-		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", l.Device, api.FormatSize(l.VRAM), api.FormatSize(l.Overhead), api.FormatSize(l.Charged), expiry(l), l.State)
+	return &table.Table[*lease.Lease]{
+		ID:     func(l *lease.Lease) string { return l.ID },
+		Object: func(l *lease.Lease) any { return l },
+		Columns: []table.Column[*lease.Lease]{
+			{Head: "LEASE", Field: "ID", Text: func(l *lease.Lease) string { return l.ID }},
+			{Head: "UID", Field: "UID", Wide: os.Geteuid() != 0, Number: func(l *lease.Lease) uint64 { return uint64(l.UID) },
+				Text: func(l *lease.Lease) string { return strconv.FormatUint(uint64(l.UID), 10) }},
+			{Head: "DEVICE", Field: "Device", Text: func(l *lease.Lease) string { return l.Device }},
+			sized("VRAM", "VRAM", func(l *lease.Lease) uint64 { return l.VRAM }),
+			sized("OVERHEAD", "Overhead", func(l *lease.Lease) uint64 { return l.Overhead }),
+			sized("CHARGED", "Charged", func(l *lease.Lease) uint64 { return l.Charged }),
+			{Head: "EXPIRES", Field: "Expires", Text: expiry, Number: func(l *lease.Lease) uint64 {
+				if l.Expires == nil {
+					return math.MaxUint64
+				}
+				return uint64(max(l.Expires.UnixNano(), 0))
+			}},
+			{Head: "STATE", Field: "State", Text: func(l *lease.Lease) string { return string(l.State) }, Alarm: func(l *lease.Lease) bool { return l.State != lease.Active }},
+			{Head: "TENANT", Field: "Tenant", Wide: true, Text: func(l *lease.Lease) string { return l.Tenant }},
+			{Head: "ACQUIRED", Field: "Acquired", Wide: true, Number: func(l *lease.Lease) uint64 { return uint64(max(l.Acquired.UnixNano(), 0)) },
+				Text: func(l *lease.Lease) string { return l.Acquired.Local().Format(time.DateTime) }},
+			{Head: "ADDRESS", Field: "Address", Wide: true, Text: func(l *lease.Lease) string { return l.Address }},
+		},
+		Filters: []table.Filter[*lease.Lease]{
+			{Key: "id", Matches: func(l *lease.Lease, value string) bool { return value != "" && strings.HasPrefix(l.ID, value) }},
+			table.Is("tenant", func(l *lease.Lease) string { return l.Tenant }),
+			table.Is("uid", func(l *lease.Lease) string { return strconv.FormatUint(uint64(l.UID), 10) }),
+			{Key: "device", Matches: func(l *lease.Lease, value string) bool {
+				return value != "" && strings.HasPrefix(strings.ToLower(l.Device), strings.ToLower(value))
+			}},
+			table.OneOf("state", func(l *lease.Lease) string { return string(l.State) }, string(lease.Active), string(lease.Ended), string(lease.Failed)),
+		},
 	}
-	return w.Flush()
 }
 
 // expiry is when a lease ends, for a person.

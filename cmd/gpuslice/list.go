@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"slices"
 
 	"github.com/urfave/cli/v2"
@@ -26,33 +25,32 @@ together stay within LIMIT. A slice that was released while processes were alive
 for what they hold, and gets nothing more. TENANT and EXPIRES are there if a slice has one.
 
    gpuslice ps
-   gpuslice ps --json | jq -r '.[] | select(.tenant == "a") | .id'`,
-		Flags: []cli.Flag{
-			&cli.BoolFlag{Name: "json", Usage: "print JSON, as the control API has it"},
-			&cli.BoolFlag{Name: "no-trunc", Usage: "do not shorten ids"},
-		},
+   gpuslice ps --filter tenant=a --filter over=true --sort -used
+   gpuslice ps -q --filter pool=llm
+   gpuslice ps --format 'table {{.ID}}\t{{.Used}}\t{{.Peak}}'
+   gpuslice ps --watch -o wide` + fmt.Sprintf(listHelp, "Used"),
+		Flags:        append(listFlags(&show.SliceTable), watchFlags()...),
 		OnUsageError: usageError(exitUsage),
 		Action: func(c *cli.Context) error {
 			if c.Args().Present() {
 				return misuse("ps takes no argument; `gpuslice inspect %s` shows one slice", c.Args().First())
 			}
-			all, err := holders(c)
-			if err != nil {
-				return err
-			}
-			return printList(c, all, show.Slices)
+			enforcer := connect(c)
+			return list(c, &show.SliceTable, func(ctx context.Context) ([]show.SliceUse, error) {
+				all, err := holders(ctx, enforcer)
+				return show.SliceRows(all), err
+			})
 		},
 	}
 }
 
 // holders are all slices to which something of a device counts: those that were released while processes were alive are the last.
-func holders(c *cli.Context) ([]api.Slice, error) {
-	enforcer := connect(c)
-	active, err := enforcer.Slices(c.Context)
+func holders(ctx context.Context, enforcer *client.Client) ([]api.Slice, error) {
+	active, err := enforcer.Slices(ctx)
 	if err != nil {
 		return nil, err
 	}
-	released, err := enforcer.Released(c.Context)
+	released, err := enforcer.Released(ctx)
 	return append(active, released...), err
 }
 
@@ -106,17 +104,6 @@ func findReleased(c *cli.Context, id string) (api.Slice, bool) {
 		return api.Slice{}, false
 	}
 	return released[i], true
-}
-
-// printList prints what was listed: as JSON, or as the table that table prints.
-func printList[T any](c *cli.Context, all []T, table func(out io.Writer, all []T, whole bool) error) error {
-	if !c.Bool("json") {
-		return table(c.App.Writer, all, c.Bool("no-trunc"))
-	}
-	if all == nil {
-		all = []T{} // [], not null
-	}
-	return show.JSON(c.App.Writer, all)
 }
 
 // named has do ask the enforcer about the slice that id is, or that it names (show.Names or show.Means).

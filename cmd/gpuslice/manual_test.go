@@ -72,7 +72,7 @@ func shellHome(t *testing.T, shell string) string {
 	for file, text := range map[string]string{
 		completionFiles[shell]: printed(t, "completion", shell), "harness": shells[shell], "harness.hook": zshHook,
 		// It stands for the program, which is asked for slices.
-		"bin/gpuslice": "#!/bin/sh\n[ \"$*\" = 'ps --no-trunc' ] && printf 'SLICE USED\\nslice-1 0B\\nslice-1 0B\\nslice-2 0B\\n'\n[ \"$*\" = 'pool list' ] && printf 'POOL USED\\npool-1 0B\\npool-1 0B\\n'\n",
+		"bin/gpuslice": "#!/bin/sh\n[ \"$*\" = 'ps --quiet' ] && printf 'slice-1\\nslice-2\\n'\n[ \"$*\" = 'pool list --quiet' ] && printf 'pool-1\\n'\n",
 	} {
 		path := filepath.Join(dir, file)
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
@@ -124,6 +124,9 @@ func TestShellsCompleteCommandsFlagsAndSlices(t *testing.T) {
 				{line: "gpuslice run --vram=4G --emb", want: "--embedded"},
 				{line: "gpuslice run --vram ", not: "--device run"},
 				{line: "gpuslice ps --no", want: "--no-trunc"},
+				{line: "gpuslice ps --f", want: "--format --filter"},
+				{line: "gpuslice pool rm ", want: "pool-1", not: "POOL"},
+				{line: "gpuslice pool ls -", want: "-q --quiet"},
 				{line: "gpuslice events -", want: "-f --follow --since"},
 				{line: "gpuslice inspect ", want: "slice-1 slice-2", not: "SLICE"},
 				{line: "gpuslice set ", want: "slice-1 slice-2", not: "SLICE"},

@@ -3,6 +3,10 @@
 package main
 
 import (
+	"context"
+	"fmt"
+	"slices"
+
 	"github.com/urfave/cli/v2"
 
 	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/show"
@@ -52,12 +56,10 @@ refused, and the quota that WOULD DO for all of it. The last 1024 runs are known
 
    gpuslice recommend
    gpuslice recommend --by tenant
-   gpuslice recommend --json | jq '.[] | select(.refusals > 0)'`,
-		Flags: []cli.Flag{
+   gpuslice recommend --filter refused=true` + fmt.Sprintf(listHelp, "WouldDo"),
+		Flags: append([]cli.Flag{
 			&cli.StringFlag{Name: "by", Value: "slice", Usage: "sum up by `WHAT`: slice, tenant or pool"},
-			&cli.BoolFlag{Name: "json", Usage: "print JSON"},
-			&cli.BoolFlag{Name: "no-trunc", Usage: "do not shorten ids"},
-		},
+		}, listFlags(&show.NeedTable)...),
 		OnUsageError: usageError(exitUsage),
 		Action: func(c *cli.Context) error {
 			words, err := words(c)
@@ -75,24 +77,16 @@ refused, and the quota that WOULD DO for all of it. The last 1024 runs are known
 			if of == nil {
 				return misuse("--by %q: slice, tenant and pool are accepted", c.String("by"))
 			}
-			runs, err := connect(c).History(c.Context)
-			if err != nil {
-				return err
-			}
-			if len(words) == 1 {
-				one, err := show.FindRun(runs, words[0])
-				if err != nil {
-					return err
+			enforcer := connect(c)
+			return list(c, &show.NeedTable, func(ctx context.Context) ([]show.Need, error) {
+				runs, err := enforcer.History(ctx)
+				if err == nil && len(words) == 1 {
+					var one api.Run
+					one, err = show.FindRun(runs, words[0])
+					runs = slices.DeleteFunc(runs, func(r api.Run) bool { return r.Slice != one.Slice })
 				}
-				var its []api.Run
-				for _, r := range runs {
-					if r.Slice == one.Slice {
-						its = append(its, r)
-					}
-				}
-				runs = its
-			}
-			return printList(c, show.Needs(runs, of), show.Recommend)
+				return show.Needs(runs, of), err
+			})
 		},
 	}
 }

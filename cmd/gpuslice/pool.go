@@ -3,6 +3,8 @@
 package main
 
 import (
+	"context"
+	"fmt"
 	"slices"
 
 	"github.com/urfave/cli/v2"
@@ -45,24 +47,26 @@ var (
 func poolListCommand() *cli.Command {
 	return &cli.Command{
 		Name:      "list",
+		Aliases:   []string{"ls"},
 		Usage:     "list the pools of this host",
 		ArgsUsage: " ",
 		Description: `USED is what the members' programs asked for, OVERHEAD what the driver holds for them beyond that;
 both together stay within LIMIT.
 
    gpuslice pool list
-   gpuslice pool list --json | jq -r '.[].members[]'`,
-		Flags:        []cli.Flag{poolJSONFlag, &cli.BoolFlag{Name: "no-trunc", Usage: "do not shorten ids"}},
+   gpuslice pool list --filter over=true
+   gpuslice pool list --json | jq -r '.[].members[]'` + fmt.Sprintf(listHelp, "Name"),
+		Flags:        append(listFlags(&show.PoolTable), watchFlags()...),
 		OnUsageError: usageError(exitUsage),
 		Action: func(c *cli.Context) error {
 			if c.Args().Present() {
 				return misuse("pool list takes no argument; `gpuslice pool show %s` shows one pool", c.Args().First())
 			}
-			pools, err := connect(c).Pools(c.Context)
-			if err != nil {
-				return err
-			}
-			return printList(c, pools, show.Pools)
+			enforcer := connect(c)
+			return list(c, &show.PoolTable, func(ctx context.Context) ([]show.PoolUse, error) {
+				pools, err := enforcer.Pools(ctx)
+				return show.PoolRows(pools), err
+			})
 		},
 	}
 }
@@ -70,6 +74,7 @@ both together stay within LIMIT.
 func poolShowCommand() *cli.Command {
 	return &cli.Command{
 		Name:      "show",
+		Aliases:   []string{"inspect"},
 		Usage:     "show everything about one pool, as JSON",
 		ArgsUsage: "POOL",
 		Description: `Its quotas, what its members hold on each device, and who they are.
@@ -135,6 +140,7 @@ nothing, which list shows as "over".
 func poolDeleteCommand() *cli.Command {
 	return &cli.Command{
 		Name:      "delete",
+		Aliases:   []string{"rm"},
 		Usage:     "end a pool that has no members",
 		ArgsUsage: "POOL",
 		Description: `A pool that has members is not deleted: their quota must not become none.

@@ -23,6 +23,8 @@ type Command struct {
 	Flags       []Flag
 	Commands    []Command // in the order of the help text
 	Exit        string    // of the program: what its exit code says, as Description
+	Aliases     []string  // its other names
+	Alias       bool      // it is one of these: shells complete it, and no page has it
 }
 
 // Flag is one flag of a command.
@@ -63,7 +65,7 @@ func commands(path []string, defined []*cli.Command) []Command {
 		}
 		c := Command{
 			Path: append(slices.Clone(path), d.Name), Usage: d.Usage, Description: d.Description,
-			Args: strings.TrimSpace(d.ArgsUsage), Flags: flags(d.VisibleFlags()),
+			Args: strings.TrimSpace(d.ArgsUsage), Flags: flags(d.VisibleFlags()), Aliases: d.Aliases,
 		}
 		if !slices.ContainsFunc(c.Flags, func(f Flag) bool { return f.Names[0] == "--help" }) {
 			c.Flags = append(c.Flags, flags([]cli.Flag{cli.HelpFlag})...)
@@ -71,6 +73,10 @@ func commands(path []string, defined []*cli.Command) []Command {
 		c.Commands = commands(c.Path, d.Subcommands)
 		all = append(all, c)
 		names = append(names, d.Name)
+		for _, name := range d.Aliases {
+			c.Path, c.Alias = append(slices.Clone(path), name), true
+			all = append(all, c)
+		}
 	}
 	if len(all) > 0 {
 		all = append(all, Command{
@@ -172,7 +178,7 @@ func takesValue(f Flag) bool { return f.Value != "" }
 func takesFile(f Flag) bool  { return f.File }
 
 // slicesCommand lists the ids of the slices. Without an enforcer that is none, quickly.
-const slicesCommand = `gpuslice ps --no-trunc 2>/dev/null | awk 'NR > 1 && !seen[$1]++ { print $1 }'`
+const slicesCommand = `gpuslice ps --quiet 2>/dev/null`
 
 // poolsCommand lists the names of the pools, in the same way.
-const poolsCommand = `gpuslice pool list 2>/dev/null | awk 'NR > 1 && !seen[$1]++ { print $1 }'`
+const poolsCommand = `gpuslice pool list --quiet 2>/dev/null`

@@ -66,6 +66,9 @@ type page struct{ strings.Builder }
 func (p *page) line(text string) { p.WriteString(text + "\n") }
 
 func (p *page) command(c Command) {
+	if c.Alias {
+		return
+	}
 	title := strings.Join(c.Path, " ")
 	if len(c.Flags) > 0 {
 		title += " [flag ...]"
@@ -76,6 +79,9 @@ func (p *page) command(c Command) {
 	// A list of words may be longer than a line: it may be broken behind each.
 	p.line(".Ss " + strings.ReplaceAll(escape(title), "|", `|\:`))
 	p.text(sentence(c.Usage))
+	if len(c.Aliases) > 0 {
+		p.text("It is also called " + strings.Join(c.Aliases, ", ") + ".")
+	}
 	if c.Description != "" {
 		p.line(".Pp")
 		p.text(c.Description)

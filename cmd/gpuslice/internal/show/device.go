@@ -10,28 +10,67 @@ import (
 	"strings"
 	"text/tabwriter"
 
+	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/table"
 	"github.com/gpuslice/gpuslice/enforcer/api"
 )
 
+// DeviceTable lists devices, and then each process of no slice that holds memory of them.
+var DeviceTable = table.Table[api.Device]{
+	ID:     func(d api.Device) string { return d.UUID },
+	Object: func(d api.Device) any { return d },
+	After:  outside,
+	Columns: []table.Column[api.Device]{
+		{Head: "INDEX", Field: "Index", Number: func(d api.Device) uint64 { return uint64(d.Index + 1) }, Text: func(d api.Device) string {
+			if d.Index < 0 {
+				return ""
+			}
+			return strconv.Itoa(d.Index)
+		}},
+		{Head: "DEVICE", Field: "ID", Text: func(d api.Device) string { return d.UUID }, Short: func(d api.Device) string { return Device(d.UUID) }},
+		{Head: "NAME", Field: "Name", Text: func(d api.Device) string { return d.Name }},
+		{Head: "TOTAL", Field: "Total", Number: func(d api.Device) uint64 { return d.Total }, Text: func(d api.Device) string { return api.FormatSize(d.Total) }},
+		{Head: "USED", Field: "Used", Number: func(d api.Device) uint64 { return known(d.Used) }, Text: func(d api.Device) string { return size(d.Used) }},
+		{Head: "OUTSIDE", Field: "Outside", Number: func(d api.Device) uint64 { return d.OutsideUsed }, Text: func(d api.Device) string {
+			if d.Used == nil {
+				return "unknown"
+			}
+			return api.FormatSize(d.OutsideUsed)
+		}},
+		{Head: "GIVEN", Field: "Given", Number: func(d api.Device) uint64 { return d.Quotas }, Text: func(d api.Device) string { return api.FormatSize(d.Quotas) }},
+		{Head: "FREE", Field: "Free", Number: func(d api.Device) uint64 { return known(d.Free) }, Text: func(d api.Device) string { return size(d.Free) }},
+		{Head: "SLICES", Field: "Slices", Number: func(d api.Device) uint64 { return uint64(max(d.Slices, 0)) }, Text: func(d api.Device) string { return strconv.Itoa(d.Slices) }},
+		{Head: "RESERVE", Field: "Reserve", Wide: true, Number: func(d api.Device) uint64 { return d.Reserve }, Text: func(d api.Device) string { return api.FormatSize(d.Reserve) }},
+		{Head: "CONTEXT", Field: "Context", Wide: true, Number: func(d api.Device) uint64 { return d.Context }, Text: func(d api.Device) string {
+			if d.Context == 0 {
+				return "unknown"
+			}
+			return api.FormatSize(d.Context)
+		}},
+		{Head: "PCI", Field: "PCI", Wide: true, Text: func(d api.Device) string { return d.PCI }},
+		{Head: "COMPUTE", Field: "Compute", Wide: true, Text: func(d api.Device) string { return d.ComputeCapability }},
+		{Head: "ENFORCEMENT", Field: "Enforcement", Wide: true, Text: func(d api.Device) string { return string(d.Enforcement) }},
+	},
+	Filters: []table.Filter[api.Device]{
+		{Key: "device", Matches: func(d api.Device, value string) bool { return value != "" && deviceIs(value, d.UUID, d.Index) }},
+		{Key: "name", Matches: func(d api.Device, value string) bool {
+			return strings.Contains(strings.ToLower(d.Name), strings.ToLower(value))
+		}},
+		table.OneOf("enforcement", func(d api.Device) string { return string(d.Enforcement) }, string(api.Intercept), string(api.Native)),
+		table.If("mig", func(d api.Device) bool { return strings.HasPrefix(d.UUID, "MIG-") }),
+	},
+}
+
+// known is a figure that may be unknown, for sorting.
+func known(bytes *uint64) uint64 {
+	if bytes == nil {
+		return 0
+	}
+	return *bytes
+}
+
 // Devices prints a row for each device, and then one for each process of no slice that holds memory. Long UUIDs are shortened unless whole.
 func Devices(out io.Writer, devices []api.Device, whole bool) error {
-	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "INDEX\tDEVICE\tNAME\tTOTAL\tUSED\tOUTSIDE\tGIVEN\tFREE\tSLICES")
-	for _, d := range devices {
-		index, outside := "-", "unknown"
-		if d.Index >= 0 {
-			index = strconv.Itoa(d.Index)
-		}
-		if d.Used != nil {
-			outside = api.FormatSize(d.OutsideUsed)
-		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%d\n", index, device(api.DeviceUse{Device: d.UUID}, whole), cmp.Or(d.Name, "-"),
-			api.FormatSize(d.Total), size(d.Used), outside, api.FormatSize(d.Quotas), size(d.Free), d.Slices)
-	}
-	if err := w.Flush(); err != nil {
-		return err
-	}
-	return outside(out, devices, whole)
+	return DeviceTable.Print(out, devices, whole)
 }
 
 // outside prints who uses devices outside slices; nothing if nobody does.
@@ -53,10 +92,4 @@ func outside(out io.Writer, devices []api.Device, whole bool) error {
 }
 
 // Plain is a stranger's text with what a terminal would take for more than text escaped.
-func Plain(text string) string {
-	quoted := strconv.Quote(text)
-	if quoted == `"`+text+`"` {
-		return text
-	}
-	return strings.ReplaceAll(quoted[1:len(quoted)-1], `\"`, `"`)
-}
+func Plain(text string) string { return table.Plain(text) }

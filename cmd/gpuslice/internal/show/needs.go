@@ -10,9 +10,9 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"text/tabwriter"
 	"time"
 
+	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/table"
 	"github.com/gpuslice/gpuslice/enforcer/api"
 )
 
@@ -217,22 +217,41 @@ func Needs(runs []api.Run, of func(api.Run, api.RunUse) string) []Need {
 	return sorted
 }
 
+// NeedTable lists needs.
+var NeedTable = table.Table[Need]{
+	ID:     func(n Need) string { return n.Of },
+	Key:    func(n Need) string { return n.Of + "\x00" + n.Device },
+	Object: func(n Need) any { return n },
+	Columns: []table.Column[Need]{
+		shortened("OF", "Of", func(n Need) string { return n.Of }),
+		{Head: "DEVICE", Field: "Device", Text: func(n Need) string { return n.Device }, Short: func(n Need) string { return Device(n.Device) }},
+		{Head: "RUNS", Field: "Runs", Number: func(n Need) uint64 { return uint64(max(n.Runs, 0)) }, Text: func(n Need) string { return strconv.Itoa(n.Runs) }},
+		{Head: "LAST", Field: "Last", Number: func(n Need) uint64 { return uint64(max(n.Last.UnixNano(), 0)) }, Text: func(n Need) string {
+			if n.Running > 0 {
+				return "running"
+			}
+			return n.Last.Local().Format("2006-01-02 15:04")
+		}},
+		{Head: "QUOTA", Field: "Quota", Number: func(n Need) uint64 { return n.Limit }, Text: func(n Need) string {
+			if n.Limit == 0 {
+				return "none"
+			}
+			return api.FormatSize(n.Limit)
+		}},
+		{Head: "PEAK", Field: "Peak", Number: func(n Need) uint64 { return n.Peak }, Text: func(n Need) string { return api.FormatSize(n.Peak) }},
+		{Head: "REFUSED", Field: "Refused", Number: func(n Need) uint64 { return n.Refusals }, Text: func(n Need) string { return decimal(n.Refusals) },
+			Alarm: func(n Need) bool { return n.Refusals > 0 }},
+		{Head: "WOULD DO", Field: "WouldDo", Number: func(n Need) uint64 { return n.Quota }, Text: func(n Need) string { return QuotaFor(n.Quota) }},
+	},
+	Filters: []table.Filter[Need]{
+		{Key: "of", Matches: func(n Need, value string) bool { return value != "" && Names(value, n.Of) }},
+		{Key: "device", Matches: func(n Need, value string) bool { return value != "" && deviceIs(value, n.Device, -1) }},
+		table.If("running", func(n Need) bool { return n.Running > 0 }),
+		table.If("refused", func(n Need) bool { return n.Refusals > 0 }),
+	},
+}
+
 // Recommend prints a row for each need. Long ids are shortened unless whole.
 func Recommend(out io.Writer, needs []Need, whole bool) error {
-	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "OF\tDEVICE\tRUNS\tLAST\tQUOTA\tPEAK\tREFUSED\tWOULD DO")
-	for _, n := range needs {
-		of, last, limit := n.Of, n.Last.Local().Format("2006-01-02 15:04"), "none"
-		if !whole {
-			of = shortID(of)
-		}
-		if n.Running > 0 {
-			last = "running"
-		}
-		if n.Limit > 0 {
-			limit = api.FormatSize(n.Limit)
-		}
-		fmt.Fprintf(w, "%s\t%s\t%d\t%s\t%s\t%s\t%d\t%s\n", of, device(api.DeviceUse{Device: n.Device}, whole), n.Runs, last, limit, api.FormatSize(n.Peak), n.Refusals, QuotaFor(n.Quota))
-	}
-	return w.Flush()
+	return NeedTable.Print(out, needs, whole)
 }

@@ -3,31 +3,103 @@
 package show
 
 import (
-	"fmt"
 	"io"
-	"text/tabwriter"
+	"strconv"
+	"strings"
+	"time"
 
+	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/table"
 	"github.com/gpuslice/gpuslice/enforcer/api"
 )
 
-// Pools prints a row for each device of each pool. UUIDs are shortened unless whole.
-func Pools(out io.Writer, pools []api.Pool, whole bool) error {
-	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "POOL\tDEVICE\tUSED\tOVERHEAD\tLIMIT\tMEMBERS\tPROCESSES\tSTATE")
+// PoolUse is a pool on one device.
+type PoolUse struct {
+	api.Pool
+	Use *api.PoolUse // nil if no process has used a device yet, and nothing else knows them
+}
+
+// PoolRows are the rows of pools: one for each device.
+func PoolRows(pools []api.Pool) []PoolUse {
+	var rows []PoolUse
 	for _, p := range pools {
-		row := func(device, used, overhead, limit, note string) {
-			fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%d\t%d\t%s%s\n", p.Name, device, used, overhead, limit, len(p.Members), p.ProcessCount, p.State, note)
+		for i := range p.Devices {
+			rows = append(rows, PoolUse{p, &p.Devices[i]})
 		}
 		if len(p.Devices) == 0 {
-			row("-", "-", "-", "-", "") // no process has looked at a device yet, and nothing else knows them
-		}
-		for _, d := range p.Devices {
-			note := ""
-			if d.Used+d.Overhead > d.Limit {
-				note = ", over"
-			}
-			row(numbered(d.Device, d.Index, whole), api.FormatSize(d.Used), api.FormatSize(d.Overhead), api.FormatSize(d.Limit), note)
+			rows = append(rows, PoolUse{Pool: p})
 		}
 	}
-	return w.Flush()
+	return rows
+}
+
+func (u PoolUse) over() bool { return u.Use != nil && u.Use.Used+u.Use.Overhead > u.Use.Limit }
+
+// ofPool is a column of a figure.
+func ofPool(head, field string, of func(api.PoolUse) uint64, text func(uint64) string) table.Column[PoolUse] {
+	return table.Column[PoolUse]{Head: head, Field: field, Number: func(u PoolUse) uint64 {
+		if u.Use == nil {
+			return 0
+		}
+		return of(*u.Use)
+	}, Text: func(u PoolUse) string {
+		if u.Use == nil {
+			return ""
+		}
+		return text(of(*u.Use))
+	}}
+}
+
+func decimal(n uint64) string { return strconv.FormatUint(n, 10) }
+
+// PoolTable lists pools.
+var PoolTable = table.Table[PoolUse]{
+	ID:     func(u PoolUse) string { return u.Name },
+	Object: func(u PoolUse) any { return u.Pool },
+	Columns: []table.Column[PoolUse]{
+		{Head: "POOL", Field: "Name", Text: func(u PoolUse) string { return u.Name }},
+		{Head: "DEVICE", Field: "Device", Text: func(u PoolUse) string {
+			if u.Use == nil {
+				return ""
+			}
+			return u.Use.Device
+		}, Short: func(u PoolUse) string {
+			if u.Use == nil {
+				return ""
+			}
+			return numbered(u.Use.Device, u.Use.Index, false)
+		}},
+		ofPool("USED", "Used", func(d api.PoolUse) uint64 { return d.Used }, api.FormatSize),
+		ofPool("OVERHEAD", "Overhead", func(d api.PoolUse) uint64 { return d.Overhead }, api.FormatSize),
+		ofPool("LIMIT", "Limit", func(d api.PoolUse) uint64 { return d.Limit }, api.FormatSize),
+		{Head: "MEMBERS", Field: "Members", Number: func(u PoolUse) uint64 { return uint64(len(u.Members)) },
+			Text: func(u PoolUse) string { return strconv.Itoa(len(u.Members)) }},
+		{Head: "PROCESSES", Field: "Processes", Number: func(u PoolUse) uint64 { return uint64(max(u.ProcessCount, 0)) },
+			Text: func(u PoolUse) string { return strconv.Itoa(u.ProcessCount) }},
+		{Head: "STATE", Field: "State", Alarm: func(u PoolUse) bool { return u.State != api.Active || u.over() }, Text: func(u PoolUse) string {
+			if u.over() {
+				return string(u.State) + ", over"
+			}
+			return string(u.State)
+		}},
+		{Head: "TENANT", Field: "Tenant", Wide: true, Text: func(u PoolUse) string { return u.Tenant }},
+		wide(ofPool("PEAK", "Peak", func(d api.PoolUse) uint64 { return d.Peak }, api.FormatSize)),
+		wide(ofPool("REFUSALS", "Refusals", func(d api.PoolUse) uint64 { return d.Refusals }, decimal)),
+		{Head: "CREATED", Field: "Created", Wide: true, Number: func(u PoolUse) uint64 { return uint64(max(u.Created.UnixNano(), 0)) },
+			Text: func(u PoolUse) string { return u.Created.Local().Format(time.DateTime) }},
+		{Head: "LABEL", Field: "Label", Wide: true, Text: func(u PoolUse) string { return u.Label }},
+	},
+	Filters: []table.Filter[PoolUse]{
+		{Key: "name", Matches: func(u PoolUse, value string) bool { return value != "" && strings.HasPrefix(u.Name, value) }},
+		table.Is("tenant", func(u PoolUse) string { return u.Tenant }),
+		{Key: "device", Matches: func(u PoolUse, value string) bool {
+			return u.Use != nil && deviceIs(value, u.Use.Device, u.Use.Index) || u.Use == nil && value == ""
+		}},
+		table.OneOf("state", func(u PoolUse) string { return string(u.State) }, string(api.Active), string(api.Damaged)),
+		table.If("over", PoolUse.over),
+	},
+}
+
+// Pools prints a row for each device of each pool. UUIDs are shortened unless whole.
+func Pools(out io.Writer, pools []api.Pool, whole bool) error {
+	return PoolTable.Print(out, PoolRows(pools), whole)
 }

@@ -9,11 +9,13 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"math"
+	"slices"
 	"strconv"
 	"strings"
-	"text/tabwriter"
 	"time"
 
+	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/table"
 	"github.com/gpuslice/gpuslice/enforcer/api"
 )
 
@@ -32,43 +34,182 @@ func JSON(out io.Writer, v any) error {
 	return encoder.Encode(v)
 }
 
-// Slices prints a row for each device of each slice. Long ids are shortened unless whole.
-func Slices(out io.Writer, all []api.Slice, whole bool) error {
-	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	expires := column(all, func(s api.Slice) bool { return s.Expires != nil })
-	tenant := column(all, func(s api.Slice) bool { return s.Tenant != "" })
-	fmt.Fprintln(w, "SLICE\tCONTAINER\t"+tenant("TENANT")+"DEVICE\tUSED\tOVERHEAD\tLIMIT\tPROCESSES\t"+expires("EXPIRES")+"STATE")
-	for _, s := range all {
-		name, container, whose := s.ID, cmp.Or(s.Container, "-"), cmp.Or(s.Tenant, "-")
-		if !whole {
-			name, container, whose = shortID(name), shortID(container), shortID(whose)
-		}
-		row := func(device, used, overhead, limit, note string) {
-			fmt.Fprintf(w, "%s\t%s\t%s%s\t%s\t%s\t%s\t%d\t%s%s\n",
-				name, container, tenant(whose), device, used, overhead, limit, s.ProcessCount, expires(remaining(s)), state(s)+note)
-		}
-		if len(s.Devices) == 0 {
-			row("-", "-", "-", "-", "") // no process has looked at a device yet
-		}
-		for _, d := range s.Devices {
-			note := ""
-			if s.Mode != api.Record && d.Used+d.Overhead > d.Limit {
-				note = ", over" // its limit was lowered, or a process took what it was not given
-			}
-			row(numbered(d.Device, d.Index, whole), api.FormatSize(d.Used), api.FormatSize(d.Overhead), limitOf(s, d), note)
-		}
-	}
-	return w.Flush()
+// SliceUse is a slice on one of its devices.
+type SliceUse struct {
+	api.Slice
+	Use *api.DeviceUse // nil if no process has used a device yet
 }
 
-// column returns what a cell of a column is in a row: nothing, unless a slice has something to say there.
-func column(all []api.Slice, says func(api.Slice) bool) func(text string) string {
+// SliceRows are the rows of slices: one for each device.
+func SliceRows(all []api.Slice) []SliceUse {
+	var rows []SliceUse
 	for _, s := range all {
-		if says(s) {
-			return func(text string) string { return text + "\t" }
+		for i := range s.Devices {
+			rows = append(rows, SliceUse{s, &s.Devices[i]})
+		}
+		if len(s.Devices) == 0 {
+			rows = append(rows, SliceUse{Slice: s})
 		}
 	}
-	return func(string) string { return "" }
+	return rows
+}
+
+// over says whether it holds more than its limit: that was lowered, or a process took what it was not given.
+func (u SliceUse) over() bool {
+	return u.Use != nil && u.Mode != api.Record && u.Use.Used+u.Use.Overhead > u.Use.Limit
+}
+
+// figure is one of a row's device; zero is of none.
+func figure(of func(api.DeviceUse) uint64) func(SliceUse) uint64 {
+	return func(u SliceUse) uint64 {
+		if u.Use == nil {
+			return 0
+		}
+		return of(*u.Use)
+	}
+}
+
+// sized is a column of a figure in bytes.
+func sized(c table.Column[SliceUse], of func(api.DeviceUse) uint64) table.Column[SliceUse] {
+	c.Number = figure(of)
+	c.Text = func(u SliceUse) string {
+		if u.Use == nil {
+			return ""
+		}
+		return api.FormatSize(of(*u.Use))
+	}
+	return c
+}
+
+// counted is a column of one that is a number.
+func counted(c table.Column[SliceUse], of func(api.DeviceUse) uint64) table.Column[SliceUse] {
+	c = sized(c, of)
+	c.Text = func(u SliceUse) string {
+		if u.Use == nil {
+			return ""
+		}
+		return strconv.FormatUint(of(*u.Use), 10)
+	}
+	return c
+}
+
+// SliceTable lists slices.
+var SliceTable = table.Table[SliceUse]{
+	ID:     func(u SliceUse) string { return u.ID },
+	Key:    func(u SliceUse) string { return u.ID + " " + strconv.FormatUint(u.Generation, 10) },
+	Object: func(u SliceUse) any { return u.Slice },
+	Columns: []table.Column[SliceUse]{
+		shortened("SLICE", "ID", func(u SliceUse) string { return u.ID }),
+		shortened("CONTAINER", "Container", func(u SliceUse) string { return u.Container }),
+		optional(shortened("TENANT", "Tenant", func(u SliceUse) string { return u.Tenant })),
+		{Head: "DEVICE", Field: "Device", Text: func(u SliceUse) string { return u.device() }, Short: func(u SliceUse) string {
+			if u.Use == nil {
+				return ""
+			}
+			return numbered(u.Use.Device, u.Use.Index, false)
+		}},
+		sized(table.Column[SliceUse]{Head: "USED", Field: "Used"}, func(d api.DeviceUse) uint64 { return d.Used }),
+		sized(table.Column[SliceUse]{Head: "OVERHEAD", Field: "Overhead"}, func(d api.DeviceUse) uint64 { return d.Overhead }),
+		{Head: "LIMIT", Field: "Limit", Number: figure(func(d api.DeviceUse) uint64 { return d.Limit }), Text: func(u SliceUse) string {
+			if u.Use == nil {
+				return ""
+			}
+			return limitOf(u.Slice, *u.Use)
+		}},
+		{Head: "PROCESSES", Field: "Processes", Number: func(u SliceUse) uint64 { return uint64(max(u.ProcessCount, 0)) },
+			Text: func(u SliceUse) string { return strconv.Itoa(u.ProcessCount) }},
+		{Head: "EXPIRES", Field: "Expires", Optional: true, None: "never", Number: func(u SliceUse) uint64 {
+			if u.Expires == nil {
+				return math.MaxUint64
+			}
+			return uint64(max(u.Remaining, 0))
+		}, Text: func(u SliceUse) string {
+			if u.Expires == nil {
+				return ""
+			}
+			return remaining(u.Slice)
+		}},
+		{Head: "STATE", Field: "State", Alarm: func(u SliceUse) bool { return u.State != api.Active || u.over() }, Text: func(u SliceUse) string {
+			if u.over() {
+				return state(u.Slice) + ", over"
+			}
+			return state(u.Slice)
+		}},
+		{Head: "MODE", Field: "Mode", Wide: true, Text: func(u SliceUse) string { return mode(u.Slice) }},
+		{Head: "POOL", Field: "Pool", Wide: true, Text: func(u SliceUse) string { return u.Pools.String() }},
+		wide(sized(table.Column[SliceUse]{Head: "PEAK", Field: "Peak"}, func(d api.DeviceUse) uint64 { return d.Peak })),
+		wide(counted(table.Column[SliceUse]{Head: "ALLOCATIONS", Field: "Allocations"}, func(d api.DeviceUse) uint64 { return d.Allocations })),
+		wide(counted(table.Column[SliceUse]{Head: "REFUSALS", Field: "Refusals"}, func(d api.DeviceUse) uint64 { return d.Refusals })),
+		{Head: "BEGAN", Field: "Began", Wide: true, Number: func(u SliceUse) uint64 { return uint64(max(u.Created.UnixNano(), 0)) },
+			Text: func(u SliceUse) string { return u.Created.Local().Format(time.DateTime) }},
+		{Head: "ENFORCEMENT", Field: "Enforcement", Wide: true, Text: func(u SliceUse) string {
+			if u.Use == nil {
+				return ""
+			}
+			return string(u.Use.Enforcement)
+		}},
+	},
+	Filters: []table.Filter[SliceUse]{
+		{Key: "id", Matches: func(u SliceUse, value string) bool { return value != "" && Names(value, u.ID) }},
+		{Key: "container", Matches: func(u SliceUse, value string) bool {
+			return value == u.Container || value != "" && Names(value, u.Container)
+		}},
+		table.Is("tenant", func(u SliceUse) string { return u.Tenant }),
+		{Key: "pool", Matches: func(u SliceUse, value string) bool {
+			return slices.Contains(u.Pools, value) || value == "" && len(u.Pools) == 0
+		}},
+		{Key: "device", Matches: func(u SliceUse, value string) bool {
+			return u.Use != nil && deviceIs(value, u.Use.Device, u.Use.Index) || u.Use == nil && value == ""
+		}},
+		table.OneOf("mode", func(u SliceUse) string { return mode(u.Slice) }, string(api.Enforce), string(api.Record)),
+		table.OneOf("state", func(u SliceUse) string { return string(u.State) },
+			string(api.Active), string(api.Released), string(api.Damaged), string(api.Frozen), string(api.Expired)),
+		table.If("over", SliceUse.over),
+	},
+}
+
+func (u SliceUse) device() string {
+	if u.Use == nil {
+		return ""
+	}
+	return u.Use.Device
+}
+
+// mode is how a slice is enforced, also one that leaves it to the default.
+func mode(s api.Slice) string { return string(cmp.Or(s.Mode, api.Enforce)) }
+
+// shortened is a column of names, of which tables have as much as tells them apart.
+func shortened[R any](head, field string, of func(R) string) table.Column[R] {
+	return table.Column[R]{Head: head, Field: field, Text: of, Short: func(r R) string { return shortID(of(r)) }}
+}
+
+// optional is a column that is there if it says something.
+func optional[R any](c table.Column[R]) table.Column[R] {
+	c.Optional = true
+	return c
+}
+
+// wide is a column of wide tables.
+func wide[R any](c table.Column[R]) table.Column[R] {
+	c.Wide = true
+	return c
+}
+
+// deviceIs says whether a person who wrote value means a device: by its index, its UUID or that's beginning, or as tables show it.
+func deviceIs(value, uuid string, index int) bool {
+	switch {
+	case value == "" || uuid == "":
+		return value == uuid
+	case index >= 0 && value == strconv.Itoa(index), value == numbered(uuid, index, false):
+		return true
+	}
+	_, err := strconv.Atoi(value) // an index is no beginning
+	return err != nil && strings.HasPrefix(strings.ToLower(uuid), strings.ToLower(value))
+}
+
+// Slices prints a row for each device of each slice. Long ids are shortened unless whole.
+func Slices(out io.Writer, all []api.Slice, whole bool) error {
+	return SliceTable.Print(out, SliceRows(all), whole)
 }
 
 // remaining is in what time a slice expires.
@@ -154,9 +295,9 @@ func Means(given, id string) bool {
 func Shortened(id string) bool { return strings.Contains(id, gap) }
 
 // Find returns the slice that id names: wholly, or as names (Names or Means) has it if that is one slice's only.
-func Find(slices []api.Slice, id string, names func(given, id string) bool) (string, error) {
+func Find(all []api.Slice, id string, names func(given, id string) bool) (string, error) {
 	var found []string
-	for _, s := range slices {
+	for _, s := range all {
 		if s.ID == id {
 			return id, nil
 		}
