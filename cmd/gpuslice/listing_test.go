@@ -44,7 +44,7 @@ func crowd() []api.Slice {
 	}
 	return []api.Slice{
 		{ID: strings.Repeat("ab", 32), Container: strings.Repeat("ab", 32), State: api.Active, Mode: api.Enforce, Tenant: "a", Devices: []api.DeviceUse{on(cardA, 0, 3, 4), on(cardB, 1, 2, 1)}},
-		{ID: "job-1", State: api.Active, Mode: api.Enforce, Tenant: "b", Pools: api.PoolNames{"llm"}, Devices: []api.DeviceUse{on(cardB, 1, 7, 8)}},
+		{ID: "job-1", State: api.Active, Mode: api.Enforce, Tenant: "b", Pools: api.PoolNames{"llm"}, Names: api.Names{Name: "serve", Pod: "llm-0", Namespace: "ml", Image: "vllm:1"}, Devices: []api.DeviceUse{on(cardB, 1, 7, 8)}},
 		{ID: "job-2", State: api.Frozen, Mode: api.Record},
 	}
 }
@@ -56,11 +56,12 @@ func TestPsListsWhatWasAskedFor(t *testing.T) {
 		return cliRun(append([]string{"--socket", socket, "ps"}, args...)...)
 	}
 	for args, want := range map[string]string{
-		"-q":                                       long + "\njob-1\njob-2\n",
-		"-q --filter tenant=a":                     long + "\n",
-		"-q --filter tenant=":                      "job-2\n",
-		"-q --filter tenant=a --filter tenant=b":   long + "\njob-1\n",
-		"-q --filter pool=llm":                     "job-1\n",
+		"-q":                                     long + "\njob-1\njob-2\n",
+		"-q --filter tenant=a":                   long + "\n",
+		"-q --filter tenant=":                    "job-2\n",
+		"-q --filter tenant=a --filter tenant=b": long + "\njob-1\n",
+		"-q --filter pool=llm":                   "job-1\n",
+		"-q --filter name=serve --filter pod=llm-0 --filter namespace=ml --filter image=vllm:1": "job-1\n",
 		"-q --filter mode=record":                  "job-2\n",
 		"-q --filter state=frozen":                 "job-2\n",
 		"-q --filter over=true":                    long + "\n",
@@ -73,7 +74,7 @@ func TestPsListsWhatWasAskedFor(t *testing.T) {
 		"-q --filter device=9":                     "",
 		"-q --sort -used":                          "job-1\n" + long + "\njob-2\n",
 		"--format {{.ID}}:{{.Used}} --sort used":   "job-2:\n" + long + ":2GiB\n" + long + ":3GiB\njob-1:7GiB\n",
-		"--no-trunc --filter tenant=b":             "SLICE  CONTAINER  TENANT  DEVICE                                    USED  OVERHEAD  LIMIT  PROCESSES  STATE\njob-1  -          b       " + cardB + "  7GiB  0B        8GiB   0          active, pool llm\n",
+		"--no-trunc --filter tenant=b":             "SLICE  CONTAINER  NAME            TENANT  DEVICE                                    USED  OVERHEAD  LIMIT  PROCESSES  STATE\njob-1  -          ml/llm-0/serve  b       " + cardB + "  7GiB  0B        8GiB   0          active, pool llm\n",
 	} {
 		if out, said, code := ps(strings.Fields(args)...); code != 0 || out != want {
 			t.Errorf("ps %s: %d, %s got\n%s\nwant\n%s", args, code, said, out, want)
@@ -153,7 +154,7 @@ func (h lists) Devices(context.Context) ([]api.Device, error) {
 }
 
 func (h lists) History(context.Context) ([]api.Run, error) {
-	return []api.Run{{Slice: "a", Devices: []api.RunUse{{Device: cardA, Peak: 1}}}, {Slice: "b", Devices: []api.RunUse{{Device: cardA, Peak: 1, Refusals: 2}}}}, nil
+	return []api.Run{{Slice: "a", Names: api.Names{Image: "vllm:1"}, Devices: []api.RunUse{{Device: cardA, Peak: 1}}}, {Slice: "b", Names: api.Names{Image: "vllm:1"}, Devices: []api.RunUse{{Device: cardA, Peak: 1, Refusals: 2}}}}, nil
 }
 
 func TestEachListHasTheSameFlags(t *testing.T) {
@@ -161,12 +162,13 @@ func TestEachListHasTheSameFlags(t *testing.T) {
 	for args, want := range map[string]string{
 		"devices -q --filter mig=false":                    cardA + "\n",
 		"devices --format {{.ID}}={{.Name}} --sort -index": cardA + "=H100\nMIG-9-8-7=\n",
-		"pool list -q":                               "llm\nidle\n",
-		"pool ls -q --sort name":                     "idle\nllm\n",
-		"pool ls -q --filter over=true":              "llm\n",
-		"pool list --format {{.Name}}:{{.State}}":    "llm:active, over\nidle:active\n",
-		"recommend -q --filter refused=true":         "b\n",
-		"recommend --format {{.Of}}:{{.WouldDo}} -q": "",
+		"pool list -q":                                    "llm\nidle\n",
+		"pool ls -q --sort name":                          "idle\nllm\n",
+		"pool ls -q --filter over=true":                   "llm\n",
+		"pool list --format {{.Name}}:{{.State}}":         "llm:active, over\nidle:active\n",
+		"recommend -q --filter refused=true":              "b\n",
+		"recommend --format {{.Of}}:{{.WouldDo}} -q":      "",
+		"recommend --by image --format {{.Of}}={{.Runs}}": "vllm:1=2\n",
 	} {
 		out, said, code := cliRun(append([]string{"--socket", socket}, strings.Fields(args)...)...)
 		if want == "" && code == exitUsage {

@@ -55,10 +55,10 @@ func recommendCommand() *cli.Command {
 refused, and the quota that WOULD DO for all of it. The last 1024 runs are known.
 
    gpuslice recommend
-   gpuslice recommend --by tenant
+   gpuslice recommend --by image
    gpuslice recommend --filter refused=true` + fmt.Sprintf(listHelp, "WouldDo"),
 		Flags: append([]cli.Flag{
-			&cli.StringFlag{Name: "by", Value: "slice", Usage: "sum up by `WHAT`: slice, tenant or pool"},
+			&cli.StringFlag{Name: "by", Value: "slice", Usage: "sum up by `WHAT`: slice, image, tenant or pool"},
 		}, listFlags(&show.NeedTable)...),
 		OnUsageError: usageError(exitUsage),
 		Action: func(c *cli.Context) error {
@@ -71,11 +71,12 @@ refused, and the quota that WOULD DO for all of it. The last 1024 runs are known
 			}
 			of := map[string]func(api.Run, api.RunUse) string{
 				"slice":  func(r api.Run, _ api.RunUse) string { return r.Slice },
+				"image":  func(r api.Run, _ api.RunUse) string { return r.Image },
 				"tenant": func(r api.Run, _ api.RunUse) string { return r.Tenant },
 				"pool":   func(_ api.Run, d api.RunUse) string { return d.Pool },
 			}[c.String("by")]
 			if of == nil {
-				return misuse("--by %q: slice, tenant and pool are accepted", c.String("by"))
+				return misuse("--by %q: slice, image, tenant and pool are accepted", c.String("by"))
 			}
 			enforcer := connect(c)
 			return list(c, &show.NeedTable, func(ctx context.Context) ([]show.Need, error) {

@@ -92,4 +92,4 @@ func outside(out io.Writer, devices []api.Device, whole bool) error {
 }
 
 // Plain is a stranger's text with what a terminal would take for more than text escaped.
-func Plain(text string) string { return table.Plain(text) }
+func Plain(text string) string { return api.Plain(text) }

@@ -170,7 +170,7 @@ func FindRun(runs []api.Run, id string) (api.Run, error) {
 
 // Need is what a slice needed of a device, in all of its runs that are known. Sizes in bytes.
 type Need struct {
-	Of       string    `json:"of"` // the slice, or the tenant
+	Of       string    `json:"of"` // the slice, image, tenant or pool
 	Device   string    `json:"device"`
 	Runs     int       `json:"runs"`
 	Running  int       `json:"running"` // of those

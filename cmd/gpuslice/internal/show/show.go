@@ -101,6 +101,7 @@ var SliceTable = table.Table[SliceUse]{
 	Columns: []table.Column[SliceUse]{
 		shortened("SLICE", "ID", func(u SliceUse) string { return u.ID }),
 		shortened("CONTAINER", "Container", func(u SliceUse) string { return u.Container }),
+		optional(shortened("NAME", "Name", func(u SliceUse) string { return u.Path() })),
 		optional(shortened("TENANT", "Tenant", func(u SliceUse) string { return u.Tenant })),
 		{Head: "DEVICE", Field: "Device", Text: func(u SliceUse) string { return u.device() }, Short: func(u SliceUse) string {
 			if u.Use == nil {
@@ -135,6 +136,7 @@ var SliceTable = table.Table[SliceUse]{
 			}
 			return state(u.Slice)
 		}},
+		wide(shortened("IMAGE", "Image", func(u SliceUse) string { return u.Image })),
 		{Head: "MODE", Field: "Mode", Wide: true, Text: func(u SliceUse) string { return mode(u.Slice) }},
 		{Head: "POOL", Field: "Pool", Wide: true, Text: func(u SliceUse) string { return u.Pools.String() }},
 		wide(sized(table.Column[SliceUse]{Head: "PEAK", Field: "Peak"}, func(d api.DeviceUse) uint64 { return d.Peak })),
@@ -154,6 +156,10 @@ var SliceTable = table.Table[SliceUse]{
 		{Key: "container", Matches: func(u SliceUse, value string) bool {
 			return value == u.Container || value != "" && Names(value, u.Container)
 		}},
+		table.Is("name", func(u SliceUse) string { return u.Names.Name }),
+		table.Is("pod", func(u SliceUse) string { return u.Pod }),
+		table.Is("namespace", func(u SliceUse) string { return u.Namespace }),
+		table.Is("image", func(u SliceUse) string { return u.Image }),
 		table.Is("tenant", func(u SliceUse) string { return u.Tenant }),
 		{Key: "pool", Matches: func(u SliceUse, value string) bool {
 			return slices.Contains(u.Pools, value) || value == "" && len(u.Pools) == 0

@@ -12,6 +12,8 @@ import (
 
 	"github.com/charmbracelet/x/ansi"
 	"github.com/muesli/termenv"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
 )
 
 // functions are those that Docker's templates have.
@@ -133,7 +135,7 @@ func (t *Table[R]) template(text string) (func(fields map[string]string) (string
 func (t *Table[R]) fields(r R) map[string]string {
 	all := make(map[string]string)
 	for _, c := range t.Columns {
-		all[c.Field] = Plain(c.Text(r))
+		all[c.Field] = api.Plain(c.Text(r))
 	}
 	return all
 }

@@ -10,12 +10,13 @@ import (
 	"fmt"
 	"io"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/charmbracelet/x/ansi"
 	"github.com/muesli/termenv"
 	"sigs.k8s.io/yaml"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
 )
 
 // Column is one of a table.
@@ -105,7 +106,7 @@ func (t *Table[R]) shape(o Options) (Printer[R], error) {
 	case o.Quiet:
 		return func(out io.Writer, rows []R, _ termenv.Profile) error {
 			return once(rows, t.ID, func(r R) error {
-				_, err := fmt.Fprintln(out, Plain(t.ID(r)))
+				_, err := fmt.Fprintln(out, api.Plain(t.ID(r)))
 				return err
 			})
 		}, nil
@@ -198,7 +199,7 @@ func (c Column[R]) cell(r R, whole bool) string {
 	}
 	switch {
 	case text != "":
-		return Plain(text)
+		return api.Plain(text)
 	case c.None != "":
 		return c.None
 	}
@@ -236,15 +237,6 @@ func align(out io.Writer, lines [][]cell) error {
 	}
 	_, err := io.WriteString(out, b.String())
 	return err
-}
-
-// Plain is a stranger's text with what a terminal would take for more than text escaped.
-func Plain(text string) string {
-	quoted := strconv.Quote(text)
-	if quoted == `"`+text+`"` {
-		return text
-	}
-	return strings.ReplaceAll(quoted[1:len(quoted)-1], `\"`, `"`)
 }
 
 // and joins what is accepted for a sentence.
