@@ -4,6 +4,9 @@
 # run.sh [SECONDS]: the interceptor, built with the sanitizers, in programs that race: with that of threads, and with those of
 # addresses and undefined behaviour together. A program races for SECONDS (8), if it is one that can be told for how long.
 #
+# Without randomised addresses, where the kernel lets us: with 32 random bits, now and then a mapping lies where the
+# sanitizers' shadow memory must be, and the program ends before it began.
+#
 # The functions that stand in for dlsym are not instrumented, and use none of the C library's (early.c): the sanitizers'
 # runtimes call dlsym before they are ready to hear of anything.
 set -uo pipefail
@@ -12,6 +15,9 @@ seconds=${1:-8}
 passed=0 failed=0
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
+
+fixed=()
+! setarch -R true 2>/dev/null || fixed=(setarch -R)
 
 warnings=(-Wall -Wextra -Werror)
 early=(interceptor/route.c interceptor/loader.c interceptor/elf_symbol.c interceptor/trampoline.S test/sanitizers/early.c)
@@ -47,7 +53,7 @@ try() {
 	if cc -std=gnu11 -O1 -g "${warnings[@]}" "${flags[@]}" -Iinterceptor -o "$dir/$kind/$program" "${sources[@]}" \
 		bin/fakecuda/libcuda.so.1 -ldl -lpthread >"$dir/log" 2>&1 &&
 		LD_LIBRARY_PATH=$PWD/bin/fakecuda FAKECUDA_STATE=$dir/state FAKECUDA_DEVICES=2 FAKECUDA_CONTEXT=${context:-8M} \
-			"$dir/$kind/gpuslice" run --embedded --quiet --vram "$quota" -- "$dir/$kind/$program" "$@" >"$dir/log" 2>&1 &&
+			"${fixed[@]}" "$dir/$kind/gpuslice" run --embedded --quiet --vram "$quota" -- "$dir/$kind/$program" "$@" >"$dir/log" 2>&1 &&
 		! grep -qE 'WARNING: ThreadSanitizer|ERROR: AddressSanitizer|runtime error:' "$dir/log"; then
 		echo "ok   $kind: $program $* ($((SECONDS - begin)) s)"
 		passed=$((passed + 1))
