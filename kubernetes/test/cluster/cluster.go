@@ -162,6 +162,7 @@ func (c *Cluster) startAPIServer(o Options) {
 		"--cert-dir=" + c.path("certs"), "--service-account-issuer=https://kubernetes.default.svc", "--service-account-key-file=" + key,
 		"--service-account-signing-key-file=" + key, "--service-cluster-ip-range=10.96.0.0/16", "--authorization-mode=Node,RBAC",
 		"--enable-admission-plugins=NodeRestriction", "--token-auth-file=" + c.path("certs", "tokens.csv"), "--allow-privileged=true",
+		"--kubelet-preferred-address-types=InternalIP",
 	}
 	if !o.Controlled { // nobody makes the accounts that pods have
 		args = append(args, "--disable-admission-plugins=ServiceAccount")

@@ -1,0 +1,252 @@
+//go:build cluster
+
+// SPDX-License-Identifier: Apache-2.0
+
+package test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuslice/gpuslice/test/testhost"
+)
+
+// The suite is three processes of one program. The first makes the namespaces and is the one that is left when they end: whatever ends the
+// suite, the kernel kills what runs there, and the mounts and interfaces are gone. The second is the namespaces' init. The third tests.
+const (
+	roleVariable = "GPUSLICE_CLUSTER_ROLE"
+	roleInit     = "init"
+	roleTest     = "test"
+	dirVariable  = "GPUSLICE_CLUSTER_DIR"
+)
+
+// dirPrefix begins the directory of a suite, which has all that it writes. The first process's id follows. Its last element also names the
+// cgroup of its pods.
+const dirPrefix = "/tmp/gpuslice-cluster-"
+
+// nodeAddress is the node's: a kubelet takes none of a loopback network, though it is on that interface.
+const nodeAddress = "192.0.2.1"
+
+func TestMain(m *testing.M) {
+	var status int
+	var err error
+	switch os.Getenv(roleVariable) {
+	case roleTest:
+		status = m.Run()
+	case roleInit:
+		status, err = beInit()
+	default:
+		if os.Getuid() != 0 {
+			fmt.Println("skipped: needs root, for namespaces and containers")
+			return
+		}
+		status, err = enclose()
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "cluster:", err)
+		status = 1
+	}
+	os.Exit(status)
+}
+
+// enclose runs the suite in namespaces of its own, and removes what it left outside of them.
+func enclose() (status int, err error) {
+	old, err := filepath.Glob(dirPrefix + "*")
+	if err != nil {
+		return 0, err
+	}
+	for _, dir := range old { // of a suite that was killed
+		if pid, err := strconv.Atoi(strings.TrimPrefix(dir, dirPrefix)); err == nil && errors.Is(unix.Kill(pid, 0), unix.ESRCH) {
+			if err := sweep(dir); err != nil {
+				return 0, err
+			}
+		}
+	}
+	dir := dirPrefix + strconv.Itoa(os.Getpid())
+	if err := os.MkdirAll(filepath.Join(dir, "tmp"), 0o755); err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, sweep(dir)) }()
+	if err := makeCgroups(filepath.Base(dir)); err != nil {
+		return 0, err
+	}
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, unix.SIGINT, unix.SIGTERM, unix.SIGHUP)
+	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
+	cmd.Args[0] = os.Args[0]
+	cmd.Env = append(os.Environ(), roleVariable+"="+roleInit, dirVariable+"="+dir)
+	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Cloneflags: unix.CLONE_NEWPID | unix.CLONE_NEWNS | unix.CLONE_NEWNET,
+		Pdeathsig:  unix.SIGKILL,
+	}
+	if err := cmd.Start(); err != nil {
+		return 0, err
+	}
+	go func() {
+		<-signals
+		_ = cmd.Process.Kill()
+	}()
+	err = cmd.Wait()
+	if ended := (*exec.ExitError)(nil); errors.As(err, &ended) {
+		return max(ended.ExitCode(), 1), nil
+	}
+	return 0, err
+}
+
+// beInit prepares the namespaces, starts the tests, and waits for all whose parents have ended.
+func beInit() (int, error) {
+	if err := prepare(os.Getenv(dirVariable)); err != nil {
+		return 0, err
+	}
+	if err := os.Setenv(roleVariable, roleTest); err != nil {
+		return 0, err
+	}
+	tests, err := os.StartProcess("/proc/self/exe", os.Args, &os.ProcAttr{Files: []*os.File{os.Stdin, os.Stdout, os.Stderr}})
+	if err != nil {
+		return 0, err
+	}
+	for {
+		var status unix.WaitStatus
+		pid, err := unix.Wait4(-1, &status, 0, nil)
+		switch {
+		case errors.Is(err, unix.EINTR):
+		case err != nil:
+			return 0, err
+		case pid == tests.Pid && status.Signaled():
+			return 0, fmt.Errorf("the tests ended by %v", status.Signal())
+		case pid == tests.Pid:
+			return status.ExitStatus(), nil
+		}
+	}
+}
+
+// prepare makes a host of its own of the namespaces: what is written below /etc, /opt, /run, /tmp and /var is written there, and what the
+// kubelet would set in the kernel is a file.
+func prepare(dir string) error {
+	mount := func(source, target, kind string, flags uintptr, data string) error {
+		if err := unix.Mount(source, target, kind, flags, data); err != nil {
+			return fmt.Errorf("mount %s on %s: %w", kind, target, err)
+		}
+		return nil
+	}
+	all := []error{
+		mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""),
+		mount("proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""),
+		mount("none", "/mnt", "tmpfs", 0, ""),
+		mount("none", "/run", "tmpfs", 0, "mode=755"),
+	}
+	for _, at := range []string{"/etc", "/opt", "/var"} {
+		upper, work := "/mnt/upper"+at, "/mnt/work"+at
+		all = append(all, os.MkdirAll(upper, 0o755), os.MkdirAll(work, 0o755),
+			mount("overlay", at, "overlay", 0, "lowerdir="+at+",upperdir="+upper+",workdir="+work))
+	}
+	for name, value := range map[string]string{"vm/overcommit_memory": "1", "vm/panic_on_oom": "0", "kernel/panic": "10", "kernel/panic_on_oops": "1"} {
+		file := "/mnt/" + strings.ReplaceAll(name, "/", "_")
+		all = append(all, os.WriteFile(file, []byte(value+"\n"), 0o644), mount(file, "/proc/sys/"+name, "", unix.MS_BIND, ""))
+	}
+	all = append(all, network())
+	if wd, err := os.Getwd(); err != nil || strings.HasPrefix(wd, "/tmp/") { // then the project itself is there
+		return errors.Join(append(all, err)...)
+	}
+	return errors.Join(append(all, mount(filepath.Join(dir, "tmp"), "/tmp", "", unix.MS_BIND, ""), os.Chmod("/tmp", 0o1777))...)
+}
+
+// network has the one interface that a network namespace begins with.
+func network() error {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	up, err := unix.NewIfreq("lo")
+	if err != nil {
+		return err
+	}
+	up.SetUint16(unix.IFF_UP | unix.IFF_RUNNING)
+	address, err := unix.NewIfreq("lo:1")
+	if err != nil {
+		return err
+	}
+	if err := address.SetInet4Addr([]byte{192, 0, 2, 1}); err != nil {
+		return err
+	}
+	return errors.Join(unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, up), unix.IoctlIfreq(fd, unix.SIOCSIFADDR, address))
+}
+
+// hierarchies are the roots of all cgroups: of version 2, and of version 1 where there is one.
+func hierarchies() (roots []string) {
+	for _, pattern := range []string{"/sys/fs/cgroup/cgroup.procs", "/sys/fs/cgroup/*/cgroup.procs"} {
+		files, _ := filepath.Glob(pattern)
+		for _, file := range files {
+			roots = append(roots, filepath.Dir(file))
+		}
+		if len(roots) > 0 {
+			break
+		}
+	}
+	return roots
+}
+
+// makeCgroups makes the one that has the pods, in each hierarchy.
+func makeCgroups(name string) error {
+	for _, root := range hierarchies() {
+		dir := filepath.Join(root, name)
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			return err
+		}
+		for _, file := range []string{"cpuset.cpus", "cpuset.mems"} { // empty in version 1, and nothing can run then
+			text, err := os.ReadFile(filepath.Join(root, file))
+			if err != nil || len(strings.TrimSpace(string(text))) == 0 {
+				continue
+			}
+			if err := os.WriteFile(filepath.Join(dir, file), text, 0o644); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// sweep removes a suite's directory and cgroups. Whoever was there has been killed.
+func sweep(dir string) error {
+	for _, root := range hierarchies() {
+		var all []string
+		_ = filepath.WalkDir(filepath.Join(root, filepath.Base(dir)), func(path string, d os.DirEntry, err error) error {
+			if err == nil && d.IsDir() {
+				all = append(all, path)
+			}
+			return nil
+		})
+		for i := len(all) - 1; i >= 0; i-- {
+			if err := removeCgroup(all[i]); err != nil {
+				return err
+			}
+		}
+	}
+	return os.RemoveAll(dir)
+}
+
+// removeCgroup waits for the kernel, which takes a while for those whom it killed.
+func removeCgroup(dir string) error {
+	for deadline := time.Now().Add(testhost.Patience); ; time.Sleep(20 * time.Millisecond) {
+		err := os.Remove(dir)
+		if err == nil || errors.Is(err, os.ErrNotExist) {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return err
+		}
+	}
+}

@@ -1,0 +1,342 @@
+//go:build cluster
+
+// SPDX-License-Identifier: Apache-2.0
+
+// Package test tries the driver in a real cluster of one node: etcd, API server, scheduler, controller manager, kubelet, containerd and
+// runc, with gpusliced on two simulated cards. `make test-kubernetes` runs it; test/engines/build.sh builds the programs.
+//
+// A case is a function and a line in the table in cases_test.go. It has a namespace of its own, and leaves no pool, slice or CDI
+// specification.
+package test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	authv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/utils/ptr"
+
+	"github.com/gpuslice/gpuslice/kubernetes/cdi"
+	"github.com/gpuslice/gpuslice/kubernetes/test/cluster"
+	"github.com/gpuslice/gpuslice/test/testhost"
+)
+
+const nodeName = "node-a"
+
+// patience is how long something may take that Kubernetes does by itself: it tries some things again only after a minute.
+const patience = 2 * time.Minute
+
+// node is a cluster with its one node.
+type node struct {
+	*testhost.Host // the node's: its Client is the enforcer's
+	plane          *cluster.Cluster
+	kube           kubernetes.Interface // the admin's
+	t              *testing.T           // of the case
+	engines        string               // the directory of built programs
+	ns             string               // of the case
+
+	containerd, kubelet, driver *cluster.Daemon
+}
+
+func newNode(t *testing.T) *node {
+	t.Helper()
+	n := &node{t: t, engines: filepath.Dir(cluster.Programs(t, "containerd-2", "runc-1.4", "images"))}
+	n.Host = testhost.New(t, testhost.Options{Runtimes: []string{n.engine("runc-1.4", "runc")}, Env: []string{"FAKECUDA_DEVICES=2"}})
+	n.Must(os.Chmod(n.Dir, 0o755))
+	n.Must(os.Chmod(n.in("fake"), 0o777))
+	const kubeletToken = "kubelet-of-the-test"
+	n.plane = cluster.Start(t, cluster.Options{Dir: n.in("cluster"), Controlled: true, Users: []cluster.User{
+		{Name: "system:node:" + nodeName, Token: kubeletToken, Groups: []string{"system:nodes"}},
+	}})
+	n.kube = n.plane.Client
+	n.manifests()
+	n.startContainerd()
+	n.startKubelet(n.plane.Kubeconfig("kubelet", kubeletToken))
+	n.nvidia()
+	n.startDriver()
+	return n
+}
+
+// in is a path below the suite's directory.
+func (n *node) in(parts ...string) string {
+	return filepath.Join(append([]string{n.Dir}, parts...)...)
+}
+
+// engine is the path of a built program.
+func (n *node) engine(parts ...string) string {
+	return filepath.Join(append([]string{n.engines}, parts...)...)
+}
+
+// manifests applies what users apply, but for the DaemonSet: the driver is a process of the test.
+func (n *node) manifests() {
+	n.t.Helper()
+	out, err := n.plane.Kubectl("", "kustomize", "../deploy/base")
+	n.Must(err)
+	var kept []string
+	for _, object := range strings.Split(out, "\n---\n") {
+		if !strings.Contains(object, "\nkind: DaemonSet\n") {
+			kept = append(kept, object)
+		}
+	}
+	_, err = n.plane.Kubectl(strings.Join(kept, "\n---\n"), "apply", "-f", "-")
+	n.Must(err)
+}
+
+func (n *node) write(path, format string, args ...any) string {
+	n.t.Helper()
+	n.Must(os.MkdirAll(filepath.Dir(path), 0o755))
+	n.Must(os.WriteFile(path, fmt.Appendf(nil, format, args...), 0o644))
+	return path
+}
+
+func imageRef(name string) string { return "gpuslice.test/" + name + ":1" }
+
+func (n *node) startContainerd() {
+	n.t.Helper()
+	file := n.write("/etc/containerd/config.toml", `version = 3
+root = %q
+[plugins."io.containerd.cri.v1.images".pinned_images]
+  sandbox = %q
+[plugins."io.containerd.cri.v1.runtime"]
+  disable_apparmor = true
+  restrict_oom_score_adj = true
+  [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc]
+    runtime_type = "io.containerd.runc.v2"
+    [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc.options]
+      BinaryName = %q
+  [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.gpuslice]
+    runtime_type = "io.containerd.gpuslice.v1"
+    runtime_path = %q
+    pod_annotations = ["gpuslice.*"]
+    container_annotations = ["gpuslice.*"]
+[plugins."io.containerd.nri.v1.nri"]
+  disable = true
+`, n.in("containerd"), imageRef("pause"), n.engine("runc-1.4", "runc"), filepath.Join(n.Bin, "containerd-shim-gpuslice-v1"))
+	// A network plugin that no pod here has, without which a node is not ready.
+	n.write("/etc/cni/net.d/lo.conflist", `{"cniVersion": "1.0.0", "name": "lo", "plugins": [{"type": "loopback"}]}`)
+	n.write("/opt/cni/bin/loopback", "#!/bin/sh\nexit 1\n")
+	n.Must(os.Chmod("/opt/cni/bin/loopback", 0o755))
+	n.containerd = &cluster.Daemon{
+		T: n.t, Name: "containerd", Dir: n.Dir, Command: []string{n.engine("containerd-2", "containerd"), "--config", file},
+		Env: []string{"PATH=" + n.engine("containerd-2") + ":/usr/sbin:/usr/bin:/sbin:/bin", "GPUSLICE_CONFIG=" + n.Config()},
+		Ready: func() error {
+			if out, err := n.ctr("version"); err != nil {
+				return fmt.Errorf("%w: %s", err, out)
+			}
+			return nil
+		},
+	}
+	n.run(n.containerd)
+	for name, command := range map[string][]string{"debian": {"/bin/sh"}, "pause": {"/bin/sleep", "1000000"}} {
+		file, root := n.in(name+".tar"), name
+		if name == "pause" {
+			root = "busybox"
+		}
+		n.Must(testhost.WriteImage(file, n.engine("images", root+".tar"), imageRef(name), command))
+		if out, err := n.ctr("--namespace", "k8s.io", "image", "import", file); err != nil {
+			n.t.Fatalf("import %s: %v\n%s", name, err, out)
+		}
+		n.Must(os.Remove(file))
+	}
+}
+
+// run starts a daemon that ends with the suite.
+func (n *node) run(d *cluster.Daemon) {
+	n.t.Helper()
+	d.Start()
+	n.t.Cleanup(func() { d.End() })
+}
+
+func (n *node) ctr(args ...string) ([]byte, error) {
+	if _, err := os.Stat("/run/containerd/containerd.sock"); err != nil { // it would wait ten seconds
+		return nil, err
+	}
+	return exec.Command(n.engine("containerd-2", "ctr"), args...).CombinedOutput()
+}
+
+func (n *node) startKubelet(kubeconfig string) {
+	n.t.Helper()
+	file := n.write("/etc/kubernetes/kubelet.yaml", `apiVersion: kubelet.config.k8s.io/v1beta1
+kind: KubeletConfiguration
+authentication: {anonymous: {enabled: true}, webhook: {enabled: false}}
+authorization: {mode: AlwaysAllow}
+address: 0.0.0.0
+readOnlyPort: 0
+cgroupDriver: cgroupfs
+cgroupRoot: /%s
+failCgroupV1: false
+failSwapOn: false
+containerRuntimeEndpoint: unix:///run/containerd/containerd.sock
+enforceNodeAllocatable: []
+evictionHard: {memory.available: 10Mi, nodefs.available: 10Mi}
+localStorageCapacityIsolation: false
+makeIPTablesUtilChains: false
+resolvConf: ""
+syncFrequency: 10s
+`, filepath.Base(os.Getenv(dirVariable)))
+	n.kubelet = &cluster.Daemon{
+		T: n.t, Name: "kubelet", Dir: n.Dir, Command: []string{n.plane.Program("kubelet"), "--config=" + file, "--kubeconfig=" + kubeconfig,
+			"--hostname-override=" + nodeName, "--node-ip=" + nodeAddress, "--cert-dir=" + n.in("kubelet"), "--v=2"},
+		Env: []string{"PATH=" + n.engine("containerd-2") + ":/usr/sbin:/usr/bin:/sbin:/bin", "HOME=" + n.Dir},
+		Ready: func() error {
+			ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+			defer cancel()
+			node, err := n.kube.CoreV1().Nodes().Get(ctx, nodeName, metav1.GetOptions{})
+			if err != nil {
+				return err
+			}
+			for _, c := range node.Status.Conditions {
+				if c.Type == corev1.NodeReady && c.Status != corev1.ConditionTrue {
+					return errors.New(c.Message)
+				}
+			}
+			return dialTCP("127.0.0.1:10250")
+		},
+	}
+	n.run(n.kubelet)
+}
+
+func dialTCP(address string) error {
+	conn, err := net.Dial("tcp", address)
+	if err != nil {
+		return err
+	}
+	return conn.Close()
+}
+
+// nvidia is the CDI specification that NVIDIA's tool writes, for the simulated driver, which is told by a variable what it would see by the
+// device nodes.
+func (n *node) nvidia() {
+	n.t.Helper()
+	type object = map[string]any
+	n.Must(os.Mkdir(n.in("dev"), 0o755))
+	nodeOf := func(name string, minor int) object {
+		path := n.in("dev", name)
+		n.Must(unix.Mknod(path, unix.S_IFCHR|0o666, int(unix.Mkdev(195, uint32(minor)))))
+		return object{"path": "/dev/" + name, "hostPath": path}
+	}
+	devices, err := n.Client.Devices(context.Background())
+	n.Must(err)
+	var gpus []object
+	for _, d := range devices {
+		gpus = append(gpus, object{"name": d.UUID, "containerEdits": object{
+			"deviceNodes": []object{nodeOf(fmt.Sprint("nvidia", *d.Minor), *d.Minor)}, "env": []string{"CUDA_VISIBLE_DEVICES=" + d.UUID},
+		}})
+	}
+	bind := func(host, container, mode string) object {
+		return object{"hostPath": host, "containerPath": container, "options": []string{mode, "nosuid", "nodev", "rbind", "rprivate"}}
+	}
+	spec, err := json.Marshal(object{
+		"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": gpus,
+		"containerEdits": object{
+			"deviceNodes": []object{nodeOf("nvidiactl", 255)},
+			"mounts":      []object{bind(filepath.Join(n.Bin, "fakecuda"), "/fakecuda", "ro"), bind(n.in("fake"), "/fake", "rw"), bind(filepath.Join(n.Bin, "demo"), "/demo", "ro")},
+			"env":         []string{"LD_LIBRARY_PATH=/fakecuda", "FAKECUDA_STATE=/fake/state"},
+		},
+	})
+	n.Must(err)
+	n.write("/etc/cdi/nvidia.json", "%s", spec)
+}
+
+// startDriver starts the driver as its account, whose token is the node's: it may write what is the node's only.
+func (n *node) startDriver() {
+	n.t.Helper()
+	ctx := context.Background()
+	node, err := n.kube.CoreV1().Nodes().Get(ctx, nodeName, metav1.GetOptions{})
+	n.Must(err)
+	token, err := n.kube.CoreV1().ServiceAccounts("gpuslice").CreateToken(ctx, "gpuslice-dra", &authv1.TokenRequest{Spec: authv1.TokenRequestSpec{
+		ExpirationSeconds: ptr.To[int64](3600),
+		BoundObjectRef:    &authv1.BoundObjectReference{Kind: "Node", APIVersion: "v1", Name: nodeName, UID: node.UID},
+	}}, metav1.CreateOptions{})
+	n.Must(err)
+	n.driver = &cluster.Daemon{
+		T: n.t, Name: "gpuslice-dra", Dir: n.Dir, Command: []string{filepath.Join(n.Bin, "gpuslice-dra"), "--node=" + nodeName,
+			"--kubeconfig=" + n.plane.Kubeconfig("driver", token.Status.Token), "--socket=" + n.Socket(), "--hook=" + filepath.Join(n.Bin, "gpuslice-hook"),
+			"--hook-config=" + n.Config(), "--metrics-address=127.0.0.1:9837", "--live-address=127.0.0.1:51515"},
+		Ready: func() error {
+			if slices := n.resourceSlices(); len(slices) != 1 {
+				return fmt.Errorf("%d ResourceSlices", len(slices))
+			}
+			return dialTCP("127.0.0.1:9837")
+		},
+	}
+	n.run(n.driver)
+}
+
+func (n *node) resourceSlices() []resourceapi.ResourceSlice {
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	list, err := n.kube.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		n.t.Logf("list the ResourceSlices: %v", err)
+		return nil
+	}
+	return list.Items
+}
+
+// eventually waits for what Kubernetes does by itself.
+func (n *node) eventually(what string, is func() error) {
+	n.t.Helper()
+	var err error
+	for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
+		if err = is(); err == nil {
+			return
+		}
+	}
+	n.t.Fatalf("after %v it is still not so that %s: %v", patience, what, err)
+}
+
+// left is what claims have on the node.
+func (n *node) left() error {
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	pools, err := n.Client.Pools(ctx)
+	if err != nil {
+		return err
+	}
+	var names []string
+	for _, p := range pools {
+		names = append(names, "pool "+p.Name)
+	}
+	for _, s := range n.Slices() {
+		names = append(names, "slice "+s.ID)
+	}
+	files, err := (&cdi.Writer{Dir: "/var/run/cdi"}).List()
+	if err != nil {
+		return err
+	}
+	for _, f := range files {
+		names = append(names, "CDI specification of "+f.String())
+	}
+	if len(names) > 0 {
+		return errors.New(strings.Join(names, ", "))
+	}
+	return nil
+}
+
+// of is the node for one case, in a namespace of its own.
+func (n *node) of(t *testing.T) {
+	t.Helper()
+	n.t, n.T = t, t
+	ns, err := n.kube.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "team-"}}, metav1.CreateOptions{})
+	n.Must(err)
+	n.ns = ns.Name
+	n.eventually("the namespace has its account", func() error {
+		_, err := n.kube.CoreV1().ServiceAccounts(n.ns).Get(t.Context(), "default", metav1.GetOptions{})
+		return err
+	})
+}

@@ -1,0 +1,257 @@
+//go:build cluster
+
+// SPDX-License-Identifier: Apache-2.0
+
+package test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+)
+
+const (
+	class = "vram.gpuslice.io"
+	mib   = 1 << 20
+	gib   = 1 << 30
+)
+
+// quantities are those of a request; none, if it names no memory.
+func quantities(memory string) *resourceapi.CapacityRequirements {
+	if memory == "" {
+		return nil
+	}
+	return &resourceapi.CapacityRequirements{Requests: map[resourceapi.QualifiedName]resource.Quantity{"memory": resource.MustParse(memory)}}
+}
+
+func request(name, memory string) resourceapi.DeviceRequest {
+	return resourceapi.DeviceRequest{Name: name, Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: class, Capacity: quantities(memory)}}
+}
+
+// template makes a ResourceClaimTemplate.
+func (n *node) template(name string, requests ...resourceapi.DeviceRequest) {
+	n.t.Helper()
+	n.Must(n.tryTemplate(name, resourceapi.DeviceClaim{Requests: requests}))
+}
+
+func (n *node) tryTemplate(name string, devices resourceapi.DeviceClaim) error {
+	_, err := n.kube.ResourceV1().ResourceClaimTemplates(n.ns).Create(context.Background(), &resourceapi.ResourceClaimTemplate{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec:       resourceapi.ResourceClaimTemplateSpec{Spec: resourceapi.ResourceClaimSpec{Devices: devices}},
+	}, metav1.CreateOptions{})
+	return err
+}
+
+// claim makes a ResourceClaim, for several pods.
+func (n *node) claim(name string, requests ...resourceapi.DeviceRequest) {
+	n.t.Helper()
+	_, err := n.kube.ResourceV1().ResourceClaims(n.ns).Create(context.Background(), &resourceapi.ResourceClaim{
+		ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: requests}},
+	}, metav1.CreateOptions{})
+	n.Must(err)
+}
+
+// hog is the command that takes memory and keeps it.
+func hog(bytes int64) []string {
+	return []string{"/demo/cuda_hog", fmt.Sprint(bytes)}
+}
+
+// sleep is the command that takes none.
+var sleep = []string{"/bin/sleep", "3600"}
+
+// container is one whose claims are the pod's, "claim" or "claim/request".
+func container(name string, command []string, claims ...string) corev1.Container {
+	c := corev1.Container{Name: name, Image: imageRef("debian"), ImagePullPolicy: corev1.PullNever, Command: command}
+	for _, claim := range claims {
+		claim, request, _ := strings.Cut(claim, "/")
+		c.Resources.Claims = append(c.Resources.Claims, corev1.ResourceClaim{Name: claim, Request: request})
+	}
+	return c
+}
+
+// pod is one whose containers use claims. Each claim is that of a template of the same name, or "name=claim" one that is there.
+func (n *node) pod(name string, claims []string, containers ...corev1.Container) *corev1.Pod {
+	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.PodSpec{
+		HostNetwork: true, RestartPolicy: corev1.RestartPolicyNever, TerminationGracePeriodSeconds: ptr.To[int64](1),
+		AutomountServiceAccountToken: ptr.To(false), Containers: containers,
+	}}
+	for _, c := range claims {
+		name, existing, shared := strings.Cut(c, "=")
+		r := corev1.PodResourceClaim{Name: name}
+		if shared {
+			r.ResourceClaimName = &existing
+		} else {
+			r.ResourceClaimTemplateName = &name
+		}
+		p.Spec.ResourceClaims = append(p.Spec.ResourceClaims, r)
+	}
+	return p
+}
+
+// create makes a pod.
+func (n *node) create(p *corev1.Pod) {
+	n.t.Helper()
+	_, err := n.kube.CoreV1().Pods(n.ns).Create(context.Background(), p, metav1.CreateOptions{})
+	n.Must(err)
+}
+
+func (n *node) getPod(name string) (*corev1.Pod, error) {
+	return n.kube.CoreV1().Pods(n.ns).Get(context.Background(), name, metav1.GetOptions{})
+}
+
+// running waits until all containers of a pod run.
+func (n *node) running(name string) {
+	n.t.Helper()
+	n.eventually("pod "+name+" runs", func() error {
+		p, err := n.getPod(name)
+		if err != nil {
+			return err
+		}
+		if p.Status.Phase != corev1.PodRunning {
+			return fmt.Errorf("%s %s: %s", p.Status.Phase, p.Status.Reason, n.events(name))
+		}
+		for _, c := range p.Status.ContainerStatuses {
+			if c.State.Running == nil {
+				return fmt.Errorf("container %s: %+v", c.Name, c.State)
+			}
+		}
+		return nil
+	})
+}
+
+// start makes a pod and waits until it runs.
+func (n *node) start(p *corev1.Pod) {
+	n.t.Helper()
+	n.create(p)
+	n.running(p.Name)
+}
+
+// delete deletes a pod and waits until it is gone.
+func (n *node) delete(name string) {
+	n.t.Helper()
+	n.Must(n.kube.CoreV1().Pods(n.ns).Delete(context.Background(), name, metav1.DeleteOptions{}))
+	n.gone(name)
+}
+
+func (n *node) gone(name string) {
+	n.t.Helper()
+	n.eventually("pod "+name+" is gone", func() error {
+		p, err := n.getPod(name)
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		return fmt.Errorf("%s, %s", p.Status.Phase, n.events(name))
+	})
+}
+
+// events are what `kubectl describe` shows of a pod.
+func (n *node) events(pod string) string {
+	list, err := n.kube.CoreV1().Events(n.ns).List(context.Background(), metav1.ListOptions{FieldSelector: "involvedObject.name=" + pod})
+	if err != nil {
+		return err.Error()
+	}
+	var all []string
+	for _, e := range list.Items {
+		all = append(all, e.Reason+": "+e.Message)
+	}
+	return strings.Join(all, "; ")
+}
+
+// told waits until an event of a pod has a text.
+func (n *node) told(pod, text string) {
+	n.t.Helper()
+	n.eventually(fmt.Sprintf("pod %s is told %q", pod, text), func() error {
+		if events := n.events(pod); !strings.Contains(events, text) {
+			return errors.New(events)
+		}
+		return nil
+	})
+}
+
+// logs are what a container has written.
+func (n *node) logs(pod, container string) (string, error) {
+	text, err := n.kube.CoreV1().Pods(n.ns).GetLogs(pod, &corev1.PodLogOptions{Container: container}).DoRaw(context.Background())
+	return string(text), err
+}
+
+// wrote waits until a container has written a text.
+func (n *node) wrote(pod, container, text string) {
+	n.t.Helper()
+	n.eventually(fmt.Sprintf("%s of pod %s has written %q", container, pod, text), func() error {
+		got, err := n.logs(pod, container)
+		if err == nil && !strings.Contains(got, text) {
+			err = errors.New(got)
+		}
+		return err
+	})
+}
+
+// exec runs a command in a container and returns what it wrote.
+func (n *node) exec(pod, container string, command ...string) (string, error) {
+	return n.plane.Kubectl("", append([]string{"--namespace=" + n.ns, "exec", pod, "--container=" + container, "--"}, command...)...)
+}
+
+// holds is the line of a program that has taken memory and sees a quota.
+func holds(bytes, quota uint64) string { return fmt.Sprintf("holds %d of %d", bytes, quota) }
+
+// sees fails unless a program in a container sees a card of that size.
+func (n *node) sees(pod, container string, quota uint64) {
+	n.t.Helper()
+	out, err := n.exec(pod, container, hog(0)...)
+	if err != nil || !strings.Contains(out, holds(0, quota)) {
+		n.t.Errorf("%s of pod %s: %q, %v; want a card of %d bytes", container, pod, out, err, quota)
+	}
+}
+
+// refused fails unless a program in a container is refused so much memory.
+func (n *node) refused(pod, container string, bytes int64) {
+	n.t.Helper()
+	out, err := n.exec(pod, container, hog(bytes)...)
+	if err == nil || !strings.Contains(out, "exit code 2") {
+		n.t.Errorf("%s of pod %s took %d bytes: %q, %v; want CUDA_ERROR_OUT_OF_MEMORY", container, pod, bytes, out, err)
+	}
+}
+
+// used is what the pool of a claim's nth request has and uses of its first device.
+func (n *node) used(pod string, index int) (limit, used uint64) {
+	n.t.Helper()
+	p, err := n.getPod(pod)
+	n.Must(err)
+	for _, s := range p.Status.ResourceClaimStatuses {
+		c, err := n.kube.ResourceV1().ResourceClaims(n.ns).Get(context.Background(), *s.ResourceClaimName, metav1.GetOptions{})
+		n.Must(err)
+		pool, err := n.Client.Pool(context.Background(), fmt.Sprintf("dra-%s-%d", c.UID, index))
+		n.Must(err)
+		return pool.Devices[0].Limit, pool.Devices[0].Used
+	}
+	n.t.Fatalf("pod %s has no claim", pod)
+	return 0, 0
+}
+
+// clean ends what a case began, and fails unless nothing is left of it on the node.
+func (n *node) clean() {
+	n.t.Helper()
+	ctx := context.Background()
+	now := metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](1)}
+	n.Must(n.kube.CoreV1().Pods(n.ns).DeleteCollection(ctx, now, metav1.ListOptions{}))
+	n.eventually("the pods are gone", func() error {
+		list, err := n.kube.CoreV1().Pods(n.ns).List(ctx, metav1.ListOptions{})
+		if err == nil && len(list.Items) > 0 {
+			err = fmt.Errorf("%d are there", len(list.Items))
+		}
+		return err
+	})
+	n.eventually("the node has nothing of claims", n.left)
+	n.Must(n.kube.CoreV1().Namespaces().Delete(ctx, n.ns, metav1.DeleteOptions{}))
+}

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package testhost
+
+import (
+	"archive/tar"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"io"
+	"os"
+)
+
+// WriteImage writes an image of one layer as `docker save` does and every engine loads it. The layer is the tar of a root filesystem.
+func WriteImage(path, layerTar, ref string, command []string) (err error) {
+	layer, err := os.Open(layerTar)
+	if err != nil {
+		return err
+	}
+	defer layer.Close()
+	sum := sha256.New()
+	size, err := io.Copy(sum, layer)
+	if err != nil {
+		return err
+	}
+	if _, err = layer.Seek(0, io.SeekStart); err != nil {
+		return err
+	}
+	type object = map[string]any
+	config, err := json.Marshal(object{
+		"architecture": "amd64", "os": "linux", "created": "2024-01-01T00:00:00Z",
+		"config":  object{"Cmd": command, "Env": []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}},
+		"rootfs":  object{"type": "layers", "diff_ids": []string{"sha256:" + hex.EncodeToString(sum.Sum(nil))}},
+		"history": []object{{"created": "2024-01-01T00:00:00Z", "created_by": "test"}},
+	})
+	if err != nil {
+		return err
+	}
+	manifest, err := json.Marshal([]object{{"Config": "config.json", "RepoTags": []string{ref}, "Layers": []string{"layer.tar"}}})
+	if err != nil {
+		return err
+	}
+	file, err := os.Create(path)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	w := tar.NewWriter(file)
+	for _, f := range []struct {
+		name string
+		text []byte
+	}{{"config.json", config}, {"manifest.json", manifest}} {
+		if err := w.WriteHeader(&tar.Header{Name: f.name, Mode: 0o644, Size: int64(len(f.text))}); err != nil {
+			return err
+		}
+		if _, err := w.Write(f.text); err != nil {
+			return err
+		}
+	}
+	if err := w.WriteHeader(&tar.Header{Name: "layer.tar", Mode: 0o644, Size: size}); err != nil {
+		return err
+	}
+	if _, err := io.Copy(w, layer); err != nil {
+		return err
+	}
+	return w.Close()
+}
