@@ -156,6 +156,13 @@ generate: .cache/table ## Write again what is generated from other files
 	$(QUIET).cache/table listed >interceptor/listed_names.h
 	$(QUIET).cache/table coverage >docs/evidence/coverage.md
 
+.PHONY: docs
+docs: ## Write the site of the documents into bin/site/ and check its links (needs hugo)
+	$(QUIET)command -v hugo >/dev/null || { echo "make docs: hugo is not installed: sudo apt-get install hugo" >&2; exit 1; }
+	$(QUIET)rm -rf bin/site
+	$(QUIET)hugo --source docs/site --destination '$(CURDIR)/bin/site' --quiet
+	$(QUIET)$(GO) run ./test/docs/deadlinks bin/site
+
 # --- install -------------------------------------------------------------------------------
 
 INSTALL := BIN='$(BIN)' DESTDIR='$(DESTDIR)' PREFIX='$(PREFIX)' SYSCONFDIR='$(SYSCONFDIR)' UNITDIR='$(UNITDIR)' \

@@ -43,6 +43,7 @@ if [ "${1:-}" = --ci ] || [ "${1:-}" = --need ]; then
 		"xz xz-utils"
 		"rpm rpm"
 		"mandoc mandoc"
+		"hugo hugo"
 		"zsh zsh"
 		"fish fish"
 		"prometheus prometheus"

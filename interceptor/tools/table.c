@@ -164,10 +164,10 @@ static void print_coverage(void)
 	size_t group = 0;
 
 	printf(
+	    "# What gpuslice does with each of the driver's functions\n\n"
 	    "<!-- Generated from interceptor/driver.def and interceptor/passes.def by `make "
 	    "generate`. "
-	    "-->\n"
-	    "# What gpuslice does with each of the driver's functions\n\n"
+	    "-->\n\n"
 	    "Every function that driver 580.159.04 (CUDA 13.0) exports, and some of newer ones. "
 	    "Versions of\none name stand together: `cuMemAlloc`, `_v2`. What the words mean is in "
 	    "[accounting.md](accounting.md#what-is-charged).\n\n"
