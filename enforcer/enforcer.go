@@ -47,6 +47,8 @@ type Truth interface {
 	Processes(uuid string) (map[int]uint64, error)
 	// Used is how many bytes of a device's memory are in use, the driver's own included.
 	Used(uuid string) (uint64, error)
+	// Busy is in how many percent of the time since then kernels of each pid ran on a device; nil if the driver does not say.
+	Busy(uuid string, since time.Time) (map[int]uint32, error)
 	DriverVersion() string
 }
 

@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -155,6 +156,9 @@ type fakeTruth struct {
 	uses map[string]int // that, by device
 
 	takes time.Duration // to say who holds what
+
+	busy      map[int]uint32
+	busyAsked int
 }
 
 func (f *fakeTruth) Devices() ([]driver.Device, error) {
@@ -213,6 +217,13 @@ func (f *fakeTruth) Used(uuid string) (uint64, error) {
 }
 
 func (f *fakeTruth) DriverVersion() string { return "0" }
+
+func (f *fakeTruth) Busy(uuid string, _ time.Time) (map[int]uint32, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.busyAsked++
+	return maps.Clone(f.busy), nil
+}
 
 // looked says how often it was asked.
 func (f *fakeTruth) looked() int {

@@ -82,7 +82,9 @@ func (s *slice) showRemainder() api.Slice {
 // Slice shows one slice with its processes.
 func (e *Enforcer) Slice(_ context.Context, id string) (api.Slice, error) {
 	if s := e.find(id); s != nil {
-		return s.show(true), nil
+		shown := s.show(true)
+		e.describe(&shown)
+		return shown, nil
 	}
 	return api.Slice{}, noSlice(id)
 }

@@ -54,6 +54,7 @@ type gpu struct {
 
 	mu        guard.Mutex[guard.Leaf]
 	occupancy occupancy
+	busy      busy
 	failing   bool
 	learned   bool // the model's cost of a context is not published yet
 	storing   bool // what was published is being stored

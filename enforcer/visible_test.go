@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/driver"
@@ -42,6 +43,8 @@ func (machine) Devices() ([]driver.Device, error) {
 func (machine) Processes(string) (map[int]uint64, error) { return nil, nil }
 func (machine) Used(string) (uint64, error)              { return 0, nil }
 func (machine) DriverVersion() string                    { return "0" }
+
+func (machine) Busy(string, time.Time) (map[int]uint32, error) { return nil, nil }
 
 func newMachine(t *testing.T) *host {
 	t.Helper()

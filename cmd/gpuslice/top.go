@@ -31,7 +31,7 @@ func topCommand() *cli.Command {
 		ArgsUsage: " ",
 		Description: `Bars show what is used (#) and the overhead (+) of each quota; of a device, what slices hold (#)
 and what others do (+). Keys: up and down select a slice, enter shows its processes, a those
-of all slices, o processes outside slices; s sorts by used, quota, refusals or name; / filters
+of all slices (GPU is how much of the last second each kept the GPU busy, where NVML says it), o processes outside slices; s sorts by used, quota, refusals or name; / filters
 by id, container, tenant or pool; q quits. NO_COLOR=1 turns colours off. Where the output is no
 terminal, it is printed once, as tables.
 

@@ -168,7 +168,8 @@ type DeviceUse struct {
 
 // Process of a slice that has attached, or that driver truth found.
 type Process struct {
-	PID      int          `json:"pid"` // in the enforcer's pid namespace
+	PID      int          `json:"pid"`               // in the enforcer's pid namespace
+	Command  string       `json:"command,omitempty"` // its name, which it can choose
 	Attached bool         `json:"attached"`
 	Bypass   string       `json:"bypass,omitempty"` // how it holds memory past the ledger: BypassUnattached or BypassExcess
 	Devices  []ProcessUse `json:"devices"`
@@ -180,6 +181,7 @@ type ProcessUse struct {
 	Used     uint64  `json:"used"`
 	Overhead uint64  `json:"overhead"`
 	Driver   *uint64 `json:"driver,omitempty"` // driver truth; nil if unknown
+	Busy     *uint32 `json:"busy,omitempty"`   // percent of the last second in which its kernels ran; nil if the driver does not say
 }
 
 // Device of the host, as driver truth shows it.

@@ -38,6 +38,12 @@ type fakeDevice struct {
 	minor                  int // -1: NVML does not say
 	instances              []*fakeDevice
 	compute, graphics, mps list
+	busy                   []nvml.ProcessUtilizationSample
+	busyRet                nvml.Return
+}
+
+func (f *fakeDevice) GetProcessUtilization(uint64) ([]nvml.ProcessUtilizationSample, nvml.Return) {
+	return f.busy, f.busyRet
 }
 
 func (f *fakeDevice) GetUUID() (string, nvml.Return) { return f.uuid, nvml.SUCCESS }

@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -51,11 +52,17 @@ func Slice(out io.Writer, s api.Slice) error {
 		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%d\t%d\t%s\t%s\n", numbered(d.Device, d.Index, false), api.FormatSize(d.Used), api.FormatSize(d.Overhead),
 			limitOf(s, d), api.FormatSize(d.Peak), d.Allocations, d.Refusals, api.FormatSize(d.Recovered), d.Enforcement)
 	}
+	busy := func(string) string { return "" }
+	for _, p := range s.Processes {
+		if slices.ContainsFunc(p.Devices, func(d api.ProcessUse) bool { return d.Busy != nil }) {
+			busy = func(text string) string { return text + "\t" }
+		}
+	}
 	if len(s.Processes) > 0 {
-		fmt.Fprintln(w, "\nPROCESS\tDEVICE\tUSED\tOVERHEAD\tDRIVER\tNOTE")
+		fmt.Fprintln(w, "\nPROCESS\tCOMMAND\tDEVICE\tUSED\tOVERHEAD\tDRIVER\t"+busy("BUSY")+"NOTE")
 	}
 	for _, p := range s.Processes {
-		note := ""
+		note, command := "", cmp.Or(Plain(p.Command), "-")
 		switch {
 		case p.Bypass != "":
 			note = "holds memory past the ledger: " + p.Bypass
@@ -63,10 +70,14 @@ func Slice(out io.Writer, s api.Slice) error {
 			note = "not attached"
 		}
 		if len(p.Devices) == 0 {
-			fmt.Fprintf(w, "%d\t-\t-\t-\t-\t%s\n", p.PID, note)
+			fmt.Fprintf(w, "%d\t%s\t-\t-\t-\t-\t%s%s\n", p.PID, command, busy("-"), cmp.Or(note, "-"))
 		}
 		for _, d := range p.Devices {
-			fmt.Fprintf(w, "%d\t%s\t%s\t%s\t%s\t%s\n", p.PID, device(api.DeviceUse{Device: d.Device}, false), api.FormatSize(d.Used), api.FormatSize(d.Overhead), size(d.Driver), cmp.Or(note, "-"))
+			percent := "unknown"
+			if d.Busy != nil {
+				percent = fmt.Sprintf("%d%%", *d.Busy)
+			}
+			fmt.Fprintf(w, "%d\t%s\t%s\t%s\t%s\t%s\t%s%s\n", p.PID, command, Device(d.Device), api.FormatSize(d.Used), api.FormatSize(d.Overhead), size(d.Driver), busy(percent), cmp.Or(note, "-"))
 		}
 	}
 	if err := w.Flush(); err != nil || s.Refusal == nil {

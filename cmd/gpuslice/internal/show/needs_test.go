@@ -122,13 +122,13 @@ func TestASliceThatHasEndedIsFoundByItsId(t *testing.T) {
 }
 
 func TestASliceIsShownForPeople(t *testing.T) {
-	held := uint64(6 << 30)
+	held, busy := uint64(6<<30), uint32(37)
 	s := api.Slice{
 		ID: "train", State: api.Active, Mode: api.Enforce, PID: 4711, Created: time.Date(2026, 3, 1, 11, 0, 0, 0, time.Local),
 		Quotas:  []api.Quota{{Device: api.AllDevices, Percent: 50}, {Device: card, Bytes: 8 << 30}},
 		Devices: []api.DeviceUse{{Device: card, Limit: 8 << 30, Used: 5 << 30, Overhead: 1 << 30, Peak: 7 << 30, Allocations: 9, Refusals: 1, Enforcement: api.Intercept}},
 		Processes: []api.Process{
-			{PID: 4711, Attached: true, Devices: []api.ProcessUse{{Device: card, Used: 5 << 30, Overhead: 1 << 30, Driver: &held}}},
+			{PID: 4711, Command: "python\n", Attached: true, Devices: []api.ProcessUse{{Device: card, Used: 5 << 30, Overhead: 1 << 30, Driver: &held, Busy: &busy}}},
 			{PID: 4712, Bypass: api.BypassUnattached},
 		},
 		Refusal: refusal(),
@@ -142,10 +142,17 @@ func TestASliceIsShownForPeople(t *testing.T) {
 		lines = append(lines, strings.Join(strings.Fields(line), " "))
 	}
 	got := strings.Join(lines, "\n")
+	for i := range s.Processes[0].Devices {
+		s.Processes[0].Devices[i].Busy = nil
+	}
+	var unsaid strings.Builder
+	if err := Slice(&unsaid, s); err != nil || strings.Contains(unsaid.String(), "BUSY") || !strings.Contains(out.String(), "BUSY") {
+		t.Errorf("how busy processes are has a column though the driver does not say, or none though it does: %v\n%s\n%s", err, unsaid.String(), out.String())
+	}
 	for _, want := range []string{
 		"Slice: train", "State: active", "Quota: 50%, 8GiB on " + card, "Began: 2026-03-01 11:00:00, with process 4711",
-		"0:GPU-1b2c3d4e 5GiB 1GiB 8GiB 7GiB 9 1 0B intercept", "4711 GPU-1b2c3d4e 5GiB 1GiB 6GiB -",
-		"4712 - - - - holds memory past the ledger: unattached", "Last refusal:\nslice train was refused cuMemAlloc of 2GiB",
+		"0:GPU-1b2c3d4e 5GiB 1GiB 8GiB 7GiB 9 1 0B intercept", `4711 python\n GPU-1b2c3d4e 5GiB 1GiB 6GiB 37% -`,
+		"4712 - - - - - - holds memory past the ledger: unattached", "Last refusal:\nslice train was refused cuMemAlloc of 2GiB",
 	} {
 		if !strings.Contains(got, want) {
 			t.Errorf("no %q in\n%s", want, got)

@@ -156,7 +156,7 @@ var SliceTable = table.Table[SliceUse]{
 		{Key: "container", Matches: func(u SliceUse, value string) bool {
 			return value == u.Container || value != "" && Names(value, u.Container)
 		}},
-		table.Is("name", func(u SliceUse) string { return u.Names.Name }),
+		table.Is("name", func(u SliceUse) string { return u.Name }),
 		table.Is("pod", func(u SliceUse) string { return u.Pod }),
 		table.Is("namespace", func(u SliceUse) string { return u.Namespace }),
 		table.Is("image", func(u SliceUse) string { return u.Image }),

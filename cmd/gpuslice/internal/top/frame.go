@@ -275,7 +275,14 @@ func processLines(s api.Slice, device string) []string {
 			if p.Bypass != "" {
 				note = full.Render("past the ledger: " + p.Bypass)
 			}
-			lines = append(lines, fmt.Sprintf("    process %-*d %9s %9s  driver says %s %s", nameWidth+barWidth+10, p.PID, api.FormatSize(d.Used), api.FormatSize(d.Overhead), truth, note))
+			who, busy := strconv.Itoa(p.PID), ""
+			if p.Command != "" {
+				who += " " + show.Plain(p.Command)
+			}
+			if d.Busy != nil {
+				busy = fmt.Sprintf("  GPU %3d %%", *d.Busy)
+			}
+			lines = append(lines, fmt.Sprintf("    process %-*s %9s %9s  driver says %s%s %s", nameWidth+barWidth+10, who, api.FormatSize(d.Used), api.FormatSize(d.Overhead), truth, busy, note))
 		}
 	}
 	if len(lines) == 0 {

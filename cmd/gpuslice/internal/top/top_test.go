@@ -36,7 +36,7 @@ func use(held, limit, refusals uint64) []api.DeviceUse {
 }
 
 func stand() Snapshot {
-	usedBytes, free, x, truth := uint64(30*gib), uint64(10*gib), uint64(9*gib), uint64(6*gib)
+	usedBytes, free, x, truth, busy := uint64(30*gib), uint64(10*gib), uint64(9*gib), uint64(6*gib), uint32(37)
 	return Snapshot{
 		Devices: []api.Device{{
 			UUID: card, Index: 0, Total: 80 * gib, Quotas: 60 * gib, Free: &free, Used: &usedBytes, OutsideUsed: 9 * gib, OutsideCount: 1,
@@ -48,7 +48,8 @@ func stand() Snapshot {
 			{ID: "idle", State: api.Active},
 		},
 		Details: map[string]api.Slice{"train": {ID: "train", Processes: []api.Process{
-			{PID: 4711, Bypass: api.BypassExcess, Devices: []api.ProcessUse{{Device: card, Used: 5 * gib, Overhead: gib / 2, Driver: &truth}}},
+			{PID: 4711, Command: "python\x1b[2J", Bypass: api.BypassExcess, Devices: []api.ProcessUse{{Device: card, Used: 5 * gib, Overhead: gib / 2, Driver: &truth, Busy: &busy}}},
+			{PID: 4712, Devices: []api.ProcessUse{{Device: card, Used: gib}}},
 		}}},
 	}
 }
