@@ -4,7 +4,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os/signal"
@@ -16,6 +15,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/show"
+	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/table"
 	"github.com/gpuslice/gpuslice/enforcer/api"
 )
 
@@ -31,6 +31,7 @@ started; then whoever has most of them loses the oldest for each new one.
    gpuslice events --since 10m
    gpuslice events --follow 3f2a91c0d5e8
    gpuslice events -n 20 -f
+   gpuslice events --filter kind=refused --format '{{.Slice}} {{.Text}}'
    gpuslice events --follow --json --since 5f0c2a91:417
    gpuslice events --json |
       jq -r 'select(.kind == "refused") | [.slice, .requested] | @tsv'`,
@@ -38,7 +39,9 @@ started; then whoever has most of them loses the oldest for each new one.
 			&cli.BoolFlag{Name: "follow", Aliases: []string{"f"}, Usage: "go on with what happens from now on, through restarts of gpusliced, until interrupted"},
 			&cli.IntFlag{Name: "n", Usage: "only the last `N` of the events that are kept", DefaultText: "all"},
 			&cli.StringFlag{Name: "since", Usage: "only events of the last `DURATION`, such as 90s or 10m, or after the event of that number: `INSTANCE:SEQ`, as --json has them, or SEQ alone: all, if gpusliced was started anew and has not come to it"},
-			&cli.BoolFlag{Name: "json", Usage: "print JSON lines, as the control API has them"},
+			&cli.StringSliceFlag{Name: "filter", Usage: "only events with `KEY=VALUE`, of the keys " + strings.Join(show.EventTable.FilterKeys(), ", ") + "; may be repeated"},
+			&cli.StringFlag{Name: "format", Usage: "print each event by a `TEMPLATE` with .Kind, .Time, .Position, .Slice, .Container, .Tenant, .Pool, .Device, .PID, .Command, .Text; or json"},
+			&cli.BoolFlag{Name: "json", Usage: "print JSON lines, as the control API has them: the same as --format json"},
 			&cli.BoolFlag{Name: "no-trunc", Usage: "do not shorten ids"},
 		},
 		OnUsageError: usageError(exitUsage),
@@ -65,6 +68,21 @@ started; then whoever has most of them loses the oldest for each new one.
 			ctx, stop := signal.NotifyContext(c.Context, syscall.SIGINT, syscall.SIGTERM)
 			defer stop()
 			p := printer{c: c, id: id, from: from, last: after}
+			if p.keep, err = show.EventTable.Keep(c.StringSlice("filter")); err != nil {
+				return asMisuse(err)
+			}
+			format := c.String("format")
+			switch {
+			case c.IsSet("format") && (format == "" || c.Bool("json") && format != "json"):
+				return misuse("--format %q: a template such as {{.Kind}}, or json, is accepted, and --json is the latter", format)
+			case c.Bool("json"):
+				format = "json"
+			}
+			if format != "" {
+				if p.line, err = show.EventTable.Line(format); err != nil {
+					return asMisuse(err)
+				}
+			}
 			if err := p.run(ctx); err != nil {
 				return err
 			}
@@ -84,9 +102,11 @@ type printer struct {
 	c     *cli.Context
 	id    string
 	from  time.Time
-	last  position // of the last event that was told, or after which to begin
-	told  bool     // there was one
-	shown bool     // one concerned who asked
+	keep  func(api.Event) bool
+	line  table.Printer[api.Event] // nil: for people
+	last  position                 // of the last event that was told, or after which to begin
+	told  bool                     // there was one
+	shown bool                     // one concerned who asked
 }
 
 // run prints the events that are kept, or the last of them, and those that follow, through restarts of the enforcer until ctx ends.
@@ -138,7 +158,7 @@ func (p *printer) each(ctx context.Context, follow bool, do func(api.Event) erro
 		}
 		p.told = true
 		p.last = position{e.Instance, e.Seq}
-		if !concerns(e, p.id, p.from) {
+		if !concerns(e, p.id, p.from) || e.Kind != api.EventMissed && !p.keep(e) {
 			return nil
 		}
 		p.shown = true
@@ -147,8 +167,8 @@ func (p *printer) each(ctx context.Context, follow bool, do func(api.Event) erro
 }
 
 func (p *printer) put(e api.Event) error {
-	if p.c.Bool("json") {
-		return json.NewEncoder(p.c.App.Writer).Encode(e)
+	if p.line != nil {
+		return p.line(p.c.App.Writer, []api.Event{e}, table.Colours(p.c.App.Writer))
 	}
 	return show.Event(p.c.App.Writer, e, p.c.Bool("no-trunc"))
 }

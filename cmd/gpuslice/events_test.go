@@ -113,6 +113,14 @@ func TestEventsAreOfTheSliceAndTheTimeThatWereAskedFor(t *testing.T) {
 		"llm":                "4 5",
 		"ll":                 "",
 		"-- xyz":             "3 5",
+
+		"--filter kind=refused":                         "2 5",
+		"--filter kind=refused --filter slice=ab":       "2",
+		"--filter kind=refused --filter pool=llm":       "5",
+		"--filter kind=refused -n 1":                    "5",
+		"--filter kind=released":                        "",
+		"--filter container=012 --since 10m":            "2",
+		"--format json --filter kind=pool_created -n 3": "4",
 	} {
 		var out bytes.Buffer
 		if err := runEvents(t, &out, socket, append([]string{"--json"}, strings.Fields(args)...)...); err != nil {
@@ -129,6 +137,22 @@ func TestEventsAreOfTheSliceAndTheTimeThatWereAskedFor(t *testing.T) {
 		}
 		if strings.Join(got, " ") != want {
 			t.Errorf("%q: events %q, want %q", args, got, want)
+		}
+	}
+	var formatted bytes.Buffer
+	if err := runEvents(t, &formatted, socket, "--filter", "kind=registered", "--format", `{{.Kind}}\t{{.Slice}}`); err != nil || formatted.String() != "registered\tabc\nregistered\txyz\n" {
+		t.Errorf("%v: %q", err, formatted.String())
+	}
+	for args, want := range map[string]string{
+		"--filter kind=x":           "of kind registered, released, refused, ",
+		"--filter colour=x":         "with the keys kind, slice, container, tenant, pool and device",
+		"--format {{.Colour}}":      "there is no field .Colour",
+		"--format table":            "has no table",
+		"--format {{.Kind}} --json": "--json is the latter",
+		"--format=":                 "a template such as {{.Kind}}, or json, is accepted",
+	} {
+		if _, said, code := cliRun(append([]string{"--socket", "/nonexistent", "events"}, strings.Fields(args)...)...); code != exitUsage || !strings.Contains(said, want) || strings.Contains(said, "\n") {
+			t.Errorf("events %s: %d, %s", args, code, said)
 		}
 	}
 	var out bytes.Buffer

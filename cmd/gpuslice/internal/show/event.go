@@ -6,13 +6,59 @@ import (
 	"cmp"
 	"fmt"
 	"io"
+	"strconv"
 	"strings"
+	"time"
 
+	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/table"
 	"github.com/gpuslice/gpuslice/enforcer/api"
 )
 
 // longestKind is as wide as the longest kind of event.
 const longestKind = len(api.EventAttachRefused)
+
+// EventTable says how events are chosen, and printed otherwise than as lines for people.
+var EventTable = table.Table[api.Event]{
+	ID:     position,
+	Object: func(e api.Event) any { return e },
+	Columns: []table.Column[api.Event]{
+		{Head: "KIND", Field: "Kind", Text: func(e api.Event) string { return string(e.Kind) }},
+		{Head: "TIME", Field: "Time", Text: func(e api.Event) string { return e.Time.Local().Format(time.RFC3339) }},
+		{Head: "POSITION", Field: "Position", Text: position},
+		{Head: "SLICE", Field: "Slice", Text: func(e api.Event) string { return e.Slice }},
+		{Head: "CONTAINER", Field: "Container", Text: func(e api.Event) string { return e.Container }},
+		{Head: "TENANT", Field: "Tenant", Text: func(e api.Event) string { return e.Tenant }},
+		{Head: "POOL", Field: "Pool", Text: func(e api.Event) string { return e.Pool }},
+		{Head: "DEVICE", Field: "Device", Text: func(e api.Event) string { return e.Device }},
+		{Head: "PID", Field: "PID", Text: func(e api.Event) string {
+			if e.PID == 0 {
+				return ""
+			}
+			return strconv.Itoa(e.PID)
+		}},
+		{Head: "COMMAND", Field: "Command", Text: func(e api.Event) string { return e.Command }},
+		{Head: "TEXT", Field: "Text", Text: func(e api.Event) string { return sentence(e, true) }},
+	},
+	Filters: []table.Filter[api.Event]{
+		table.OneOf("kind", func(e api.Event) string { return string(e.Kind) }, eventKinds()...),
+		{Key: "slice", Matches: func(e api.Event, value string) bool { return value != "" && Names(value, e.Slice) }},
+		{Key: "container", Matches: func(e api.Event, value string) bool { return value != "" && Names(value, e.Container) }},
+		table.Is("tenant", func(e api.Event) string { return e.Tenant }),
+		table.Is("pool", func(e api.Event) string { return e.Pool }),
+		{Key: "device", Matches: func(e api.Event, value string) bool { return deviceIs(value, e.Device, -1) }},
+	},
+}
+
+func eventKinds() []string {
+	var all []string
+	for _, kind := range api.EventKinds() {
+		all = append(all, string(kind))
+	}
+	return all
+}
+
+// position is what `events --since` takes to begin after the event.
+func position(e api.Event) string { return e.Instance + ":" + strconv.FormatUint(e.Seq, 10) }
 
 // Event prints one line: when, what, whose, and a sentence. The columns are of fixed width: the next event
 // may be long in coming.
