@@ -20,7 +20,7 @@ func setCommand() *cli.Command {
 		Name:      "set",
 		Usage:     "change the quota, or the time, of a slice that runs",
 		ArgsUsage: "ID",
-		Description: `ID may be the beginning of a slice's or a container's id. A quota counts from the next allocation
+		Description: `ID may be the beginning of a slice's or a container's id, or a name. A quota counts from the next allocation
 on; a slice that holds more than that keeps it and gets nothing, which ps shows as "over".
 
 Without --device the quota is that on every device that has none of its own; --device all changes those, too, and
@@ -135,7 +135,7 @@ func renewCommand() *cli.Command {
 		Name:      "renew",
 		Usage:     "say how long a slice lives from now",
 		ArgsUsage: "ID DURATION",
-		Description: `ID may be the beginning of a slice's or a container's id. DURATION is one such as 90s, 30m, 12h or 7d, or
+		Description: `ID may be the beginning of a slice's or a container's id, or a name. DURATION is one such as 90s, 30m, 12h or 7d, or
 never, or 0, for no end.
 A slice whose time is over is not renewed.
 

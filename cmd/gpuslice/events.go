@@ -24,7 +24,7 @@ func eventsCommand() *cli.Command {
 		Name:      "events",
 		Usage:     "show events of slices and pools",
 		ArgsUsage: "[SLICE|POOL]",
-		Description: `SLICE may be the beginning of a slice's or a container's id. POOL is a pool's name: its own events are shown, and
+		Description: `SLICE may be the beginning of a slice's or a container's id, or a name. POOL is a pool's name: its own events are shown, and
 what its limit refused. Without either all are shown. The enforcer keeps 4096 events since it was
 started; then whoever has most of them loses the oldest for each new one.
 
@@ -203,5 +203,5 @@ func since(text string, now time.Time) (after position, from time.Time, err erro
 // was missed may have been, unless it is known to be of another slice.
 func concerns(e api.Event, id string, from time.Time) bool {
 	unknown := e.Kind == api.EventMissed && e.Slice == ""
-	return !e.Time.Before(from) && (unknown || show.Names(id, e.Slice) || show.Names(id, e.Container) || e.Pool == id)
+	return !e.Time.Before(from) && (unknown || id == "" || e.Pool == id || show.Names(id, show.Named{ID: e.Slice, Container: e.Container, Names: e.Names}) < show.NotMeant)
 }

@@ -62,7 +62,8 @@ func inspectCommand() *cli.Command {
 		Name:      "inspect",
 		Usage:     "show everything about one slice: its processes, and its last refusal",
 		ArgsUsage: "ID",
-		Description: `ID may be the beginning of a slice's or a container's id.
+		Description: `ID may be the beginning of a slice's or a container's id, a name (NAME, POD/NAME,
+NAMESPACE/POD/NAME), or a pod, namespace, image or claim that one slice alone has.
 
    gpuslice inspect 3f2a91c0d5e8
    gpuslice inspect --json 3f2a91c0d5e8 | jq .processes`,
@@ -107,10 +108,10 @@ func findReleased(c *cli.Context, id string) (api.Slice, bool) {
 }
 
 // named has do ask the enforcer about the slice that id is, or that it names (show.Names or show.Means).
-func named(c *cli.Context, id string, names func(given, id string) bool, do func(context.Context, *client.Client, string) (api.Slice, error)) (api.Slice, error) {
+func named(c *cli.Context, id string, means func(string, show.Named) show.Meaning, do func(context.Context, *client.Client, string) (api.Slice, error)) (api.Slice, error) {
 	enforcer := connect(c)
 	var none error
-	if !show.Shortened(id) {
+	if api.CheckID(id) == nil { // else it can be a name, or as a table shows it
 		slice, err := do(c.Context, enforcer, id)
 		if !errors.Is(err, api.ErrNotFound) {
 			return slice, err
@@ -121,7 +122,7 @@ func named(c *cli.Context, id string, names func(given, id string) bool, do func
 	if err != nil {
 		return api.Slice{}, err
 	}
-	whole, err := show.Find(all, id, names)
+	whole, err := show.Find(all, id, means)
 	if errors.Is(err, api.ErrNotFound) && none != nil {
 		return api.Slice{}, none // in the words of the enforcer, which knows whose it is not
 	}

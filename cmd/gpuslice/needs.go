@@ -19,7 +19,7 @@ func explainCommand() *cli.Command {
 		Usage:     "say why a slice was refused memory, and what to do about it",
 		ArgsUsage: "ID",
 		Description: `The last refusal is explained: what was asked, who held what at that moment, and the
-quota that would have done. ID may be the beginning of a slice's or a container's id,
+quota that would have done. ID may be the beginning of a slice's or a container's id, or a name,
 also of one that has ended.
 
    gpuslice explain 3f2a91c0d5e8`,

@@ -19,7 +19,7 @@ func releaseCommand() *cli.Command {
 		Name:      "release",
 		Usage:     "end a slice",
 		ArgsUsage: "ID",
-		Description: `ID is a slice's or a container's, whole or as ps shows it. The beginning will do of an id that an engine made, and not
+		Description: `ID is a slice's or a container's, whole or as ps shows it, or a container's name (NAME, POD/NAME, NAMESPACE/POD/NAME). The beginning will do of an id that an engine made, and not
 of a name that a person gave.
 
 Its quota is free for others from then on. A slice whose processes are alive is released with --force only:

@@ -33,6 +33,8 @@ const (
 	AttachSocketName = "attach.sock"
 	// DirEnv names that directory for processes of a session outside containers.
 	DirEnv = "GPUSLICE_DIR"
+	// SessionEnv tells processes of a session its slice's id.
+	SessionEnv = "GPUSLICE_SESSION"
 )
 
 // AllDevices as a Quota's Device means every device that has no quota of its own.

@@ -60,7 +60,10 @@ type entry struct {
 }
 
 // subject is the slice that dropped events are of; the zero value if they are of several, or may concern a pool.
-type subject struct{ slice, container string }
+type subject struct {
+	slice, container string
+	names            api.Names
+}
 
 // source is who has events in the log.
 type source struct {
@@ -145,7 +148,7 @@ func (l *Log) keep(name string, e api.Event) {
 func (l *Log) drop() {
 	s := l.bySize[0]
 	e := s.oldest
-	of := subject{e.event.Slice, e.event.Container}
+	of := subject{e.event.Slice, e.event.Container, e.event.Names}
 	if e.event.Pool != "" {
 		of = subject{}
 	}
@@ -241,7 +244,7 @@ func (l *Log) Since(instance string, seq uint64, most int) []api.Event {
 		if missing := e.event.Seq - 1 - seq; missing > 0 {
 			found = append(found, api.Event{
 				Instance: l.instance, Seq: e.event.Seq - 1, Time: e.event.Time, Kind: api.EventMissed,
-				Count: missing, Slice: e.dropped.slice, Container: e.dropped.container,
+				Count: missing, Slice: e.dropped.slice, Container: e.dropped.container, Names: e.dropped.names,
 			})
 		}
 		found = append(found, e.event)

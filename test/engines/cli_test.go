@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"sync"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
 )
 
 // dockerlike is the dialect that docker, nerdctl and podman have in common. An engine embeds it, and says the rest.
@@ -39,6 +41,8 @@ func (e *dockerlike) run(c container) (string, error) {
 	}
 	return out, err
 }
+
+func (e *dockerlike) names(name string) (api.Names, bool) { return api.Names{Name: name}, true }
 
 // runArgs are those of a verb that starts or makes a container: "run" or "create".
 func (e *dockerlike) runArgs(verb string, c container) []string {

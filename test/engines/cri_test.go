@@ -24,6 +24,7 @@ import (
 	"google.golang.org/grpc/status"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
@@ -196,6 +197,10 @@ func (e *kube) sandbox(handler string, c container) error {
 	p.sandbox = r.PodSandboxId
 	e.mu.Unlock()
 	return nil
+}
+
+func (e *kube) names(name string) (api.Names, bool) {
+	return api.Names{Name: "main", Pod: name, Namespace: "default"}, true
 }
 
 // start starts a container in a pod. Its annotations are left to the pod.

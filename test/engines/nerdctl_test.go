@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"testing"
 
+	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
@@ -41,6 +42,9 @@ func (e *nerdctl) up(s *site) {
 		"--cni-path", s.in("nerdctl", "cni"), "--cni-netconfpath", s.in("nerdctl", "netconf")}
 	e.flags = []string{"--network", "none", "--pull", "never"}
 }
+
+// names: nerdctl tells a runtime nothing of the image.
+func (e *nerdctl) names(name string) (api.Names, bool) { return api.Names{Name: name}, false }
 
 // exec has the process write into a file, as ctr's has: what a process says that ends at once may be lost by nerdctl too.
 func (e *nerdctl) exec(name string, args ...string) (string, error) {

@@ -116,7 +116,7 @@ func (s *Session) Run(ctx context.Context) (code int, err error) {
 	if s.Registered != nil {
 		s.Registered(reply)
 	}
-	env = environment(env, library, filepath.Join(reply.Dir, "bind"))
+	env = environment(env, library, filepath.Join(reply.Dir, "bind"), reply.Slice.ID)
 	// An enforcer in this process makes no token: nobody could show it. One that is only hidden from who joins is named.
 	token := filepath.Join(reply.Dir, api.TokenName)
 	if _, err := os.Lstat(token); !errors.Is(err, fs.ErrNotExist) {
@@ -148,15 +148,15 @@ func (s *Session) enter(ctx context.Context) (reply api.RegisterReply, leave fun
 	}, err
 }
 
-// environment returns env with the interceptor first in LD_PRELOAD, and the slice's directory.
-func environment(env []string, library, dir string) []string {
+// environment returns env with the interceptor first in LD_PRELOAD, the slice's directory, and its id.
+func environment(env []string, library, dir, id string) []string {
 	const preload = "LD_PRELOAD"
-	result := make([]string, 0, len(env)+2)
+	result := make([]string, 0, len(env)+3)
 	value := library
 	for _, entry := range env {
 		name, old, _ := strings.Cut(entry, "=")
 		switch name {
-		case api.DirEnv, api.TokenEnv:
+		case api.DirEnv, api.TokenEnv, api.SessionEnv:
 			continue
 		case preload:
 			if old != "" {
@@ -166,7 +166,7 @@ func environment(env []string, library, dir string) []string {
 		}
 		result = append(result, entry)
 	}
-	return append(result, preload+"="+value, api.DirEnv+"="+dir)
+	return append(result, preload+"="+value, api.DirEnv+"="+dir, api.SessionEnv+"="+id)
 }
 
 func (s *Session) start(path string, env []string) (int, error) {

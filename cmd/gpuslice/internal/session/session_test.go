@@ -324,13 +324,13 @@ func TestATokenIsNamedWhereThereIsOne(t *testing.T) {
 }
 
 func TestEnvironmentHasTheInterceptorFirst(t *testing.T) {
-	got := environment([]string{"A=1", "LD_PRELOAD=/x.so", "GPUSLICE_DIR=/old", "B=2"}, "/l.so", "/dir")
-	want := []string{"A=1", "B=2", "LD_PRELOAD=/l.so:/x.so", "GPUSLICE_DIR=/dir"}
+	got := environment([]string{"A=1", "LD_PRELOAD=/x.so", "GPUSLICE_DIR=/old", "GPUSLICE_SESSION=old", "B=2"}, "/l.so", "/dir", "s1")
+	want := []string{"A=1", "B=2", "LD_PRELOAD=/l.so:/x.so", "GPUSLICE_DIR=/dir", "GPUSLICE_SESSION=s1"}
 	if !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
 	}
-	got = environment([]string{"LD_PRELOAD="}, "/l.so", "/dir")
-	if want := []string{"LD_PRELOAD=/l.so", "GPUSLICE_DIR=/dir"}; !slices.Equal(got, want) {
+	got = environment([]string{"LD_PRELOAD="}, "/l.so", "/dir", "s1")
+	if want := []string{"LD_PRELOAD=/l.so", "GPUSLICE_DIR=/dir", "GPUSLICE_SESSION=s1"}; !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
 	}
 }

@@ -41,8 +41,8 @@ var EventTable = table.Table[api.Event]{
 	},
 	Filters: []table.Filter[api.Event]{
 		table.OneOf("kind", func(e api.Event) string { return string(e.Kind) }, eventKinds()...),
-		{Key: "slice", Matches: func(e api.Event, value string) bool { return value != "" && Names(value, e.Slice) }},
-		{Key: "container", Matches: func(e api.Event, value string) bool { return value != "" && Names(value, e.Container) }},
+		{Key: "slice", Matches: func(e api.Event, value string) bool { return value != "" && begins(value, e.Slice) }},
+		{Key: "container", Matches: func(e api.Event, value string) bool { return value != "" && begins(value, e.Container) }},
 		table.Is("tenant", func(e api.Event) string { return e.Tenant }),
 		table.Is("pool", func(e api.Event) string { return e.Pool }),
 		{Key: "device", Matches: func(e api.Event, value string) bool { return deviceIs(value, e.Device, -1) }},
@@ -67,11 +67,15 @@ func Event(out io.Writer, e api.Event, whole bool) error {
 	if !whole {
 		id = shortID(id)
 	}
+	text := sentence(e, whole)
+	if path := e.Path(); path != "" && e.Kind == api.EventRegistered {
+		text = Plain(path) + " " + text
+	}
 	if id = cmp.Or(id, e.Pool); id == "" {
 		id = "-"
 	}
 	_, err := fmt.Fprintf(out, "%s  %-*s  %-*s  %s\n",
-		e.Time.Local().Format("2006-01-02 15:04:05"), longestKind, e.Kind, Short, id, sentence(e, whole))
+		e.Time.Local().Format("2006-01-02 15:04:05"), longestKind, e.Kind, Short, id, text)
 	return err
 }
 

@@ -24,10 +24,13 @@ func Slice(out io.Writer, s api.Slice) error {
 	}
 	row("Slice", s.ID)
 	row("Container", s.Container)
+	row("Name", Plain(s.Path()))
+	row("Image", Plain(s.Image))
 	row("State", state(s))
 	row("Why", Plain(s.Reason))
 	row("Tenant", s.Tenant)
 	row("Pool", s.Pools.String())
+	row("Of", Plain(strings.Join(s.PoolLabels, ", ")))
 	var quotas []string
 	for _, q := range s.Quotas {
 		size := api.FormatSize(q.Bytes)

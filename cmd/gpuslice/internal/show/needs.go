@@ -6,7 +6,6 @@ import (
 	"cmp"
 	"fmt"
 	"io"
-	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -144,30 +143,6 @@ func unrefused(b *strings.Builder, run api.Run) {
 	b.WriteString("If a program ran out of memory all the same, the device itself was full: `gpuslice devices` shows who uses it.\n")
 }
 
-// FindRun is the last life of the slice that id names.
-func FindRun(runs []api.Run, id string) (api.Run, error) {
-	var found api.Run
-	ids := make(map[string]bool)
-	for _, exact := range []bool{true, false} {
-		for _, r := range runs {
-			if r.Slice == id || r.Container == id && id != "" || !exact && (Names(id, r.Slice) || r.Container != "" && Names(id, r.Container)) {
-				found = r // the last is the latest
-				ids[r.Slice] = true
-			}
-		}
-		if len(ids) > 0 {
-			break
-		}
-	}
-	switch len(ids) {
-	case 1:
-		return found, nil
-	case 0:
-		return api.Run{}, api.Errorf(api.CodeNotFound, "no slice %s that runs, or that is known of those that ran: `gpuslice recommend` lists them", strconv.Quote(id))
-	}
-	return api.Run{}, fmt.Errorf("%s names %d slices (%s): give more of it", strconv.Quote(id), len(ids), strings.Join(slices.Sorted(maps.Keys(ids)), ", "))
-}
-
 // Need is what a slice needed of a device, in all of its runs that are known. Sizes in bytes.
 type Need struct {
 	Of       string    `json:"of"` // the slice, image, tenant or pool
@@ -244,7 +219,7 @@ var NeedTable = table.Table[Need]{
 		{Head: "WOULD DO", Field: "WouldDo", Number: func(n Need) uint64 { return n.Quota }, Text: func(n Need) string { return QuotaFor(n.Quota) }},
 	},
 	Filters: []table.Filter[Need]{
-		{Key: "of", Matches: func(n Need, value string) bool { return value != "" && Names(value, n.Of) }},
+		{Key: "of", Matches: func(n Need, value string) bool { return value != "" && begins(value, n.Of) }},
 		{Key: "device", Matches: func(n Need, value string) bool { return value != "" && deviceIs(value, n.Device, -1) }},
 		table.If("running", func(n Need) bool { return n.Running > 0 }),
 		table.If("refused", func(n Need) bool { return n.Refusals > 0 }),

@@ -7,7 +7,6 @@ package show
 import (
 	"cmp"
 	"encoding/json"
-	"fmt"
 	"io"
 	"math"
 	"slices"
@@ -152,9 +151,9 @@ var SliceTable = table.Table[SliceUse]{
 		}},
 	},
 	Filters: []table.Filter[SliceUse]{
-		{Key: "id", Matches: func(u SliceUse, value string) bool { return value != "" && Names(value, u.ID) }},
+		{Key: "id", Matches: func(u SliceUse, value string) bool { return value != "" && begins(value, u.ID) }},
 		{Key: "container", Matches: func(u SliceUse, value string) bool {
-			return value == u.Container || value != "" && Names(value, u.Container)
+			return value == u.Container || value != "" && begins(value, u.Container)
 		}},
 		table.Is("name", func(u SliceUse) string { return u.Name }),
 		table.Is("pod", func(u SliceUse) string { return u.Pod }),
@@ -284,38 +283,4 @@ func ShortID(id string) string { return shortID(id) }
 // generated says whether an engine made the id.
 func generated(id string) bool {
 	return len(id) == 64 && strings.Trim(id, "0123456789abcdef") == ""
-}
-
-// Names says whether what a person gave names an id: by its beginning, or as shortID shows it.
-func Names(given, id string) bool {
-	return strings.HasPrefix(id, given) || Shortened(given) && shortID(id) == given
-}
-
-// Means is Names for who wants to end what he names: a name that a person gave is meant as it is shown, and not by its beginning, since
-// job-1, which has ended, must not mean job-10.
-func Means(given, id string) bool {
-	return Names(given, id) && (generated(id) || shortID(id) == given)
-}
-
-// Shortened says whether a table shows less than the id, so that this cannot be one.
-func Shortened(id string) bool { return strings.Contains(id, gap) }
-
-// Find returns the slice that id names: wholly, or as names (Names or Means) has it if that is one slice's only.
-func Find(all []api.Slice, id string, names func(given, id string) bool) (string, error) {
-	var found []string
-	for _, s := range all {
-		if s.ID == id {
-			return id, nil
-		}
-		if names(id, s.ID) || names(id, s.Container) {
-			found = append(found, s.ID)
-		}
-	}
-	switch len(found) {
-	case 1:
-		return found[0], nil
-	case 0:
-		return "", api.Errorf(api.CodeNotFound, "no slice %s: `gpuslice ps` lists them", strconv.Quote(id))
-	}
-	return "", fmt.Errorf("%s names %d slices (%s): give more of it", strconv.Quote(id), len(found), strings.Join(found, ", "))
 }

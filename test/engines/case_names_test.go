@@ -1,0 +1,41 @@
+//go:build engines
+
+// SPDX-License-Identifier: Apache-2.0
+
+package engines
+
+import (
+	"context"
+	"strings"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+)
+
+// namer has names for its containers: what a slice is shown with, and whether the image is among it.
+type namer interface {
+	names(name string) (want api.Names, image bool)
+}
+
+func hasNames(e engine) string {
+	if _, ok := e.(namer); !ok {
+		return "its containers have no names but their ids"
+	}
+	return ""
+}
+
+func namesAreShown(s *site) {
+	name := s.run(container{})
+	is, err := s.Client.Slice(context.Background(), s.id(name))
+	s.Must(err)
+	want, image := s.engine.(namer).names(name)
+	if image == (is.Image == "") || image && !strings.Contains(is.Image, "debian") {
+		s.t.Errorf("the image is %q", is.Image)
+	}
+	is.Image = ""
+	if is.Names != want {
+		s.t.Errorf("got %+v, want %+v", is.Names, want)
+	}
+	if out := s.must("gpuslice", "--socket", s.Socket(), "inspect", want.Path()); !strings.Contains(out, is.ID) {
+		s.t.Errorf("inspect %s shows %s", want.Path(), out)
+	}
+}
