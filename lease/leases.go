@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	"github.com/gpuslice/gpuslice/enforcer/killpoint"
 	"github.com/gpuslice/gpuslice/lease/leasepb"
 )
 
@@ -179,6 +180,7 @@ func ask[T any](s Service, call func(leasepb.LeasesClient) (T, error)) (T, error
 	defer func() { _ = conn.Close() }()
 	reply, err := call(leasepb.NewLeasesClient(conn))
 	if err == nil {
+		killpoint.Pass("client.answered")
 		return reply, nil
 	}
 	if err = called(err); status.Code(err) == codes.Unavailable {

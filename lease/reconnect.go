@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
+	"github.com/gpuslice/gpuslice/enforcer/killpoint"
 	"github.com/gpuslice/gpuslice/lease/leasepb"
 )
 
@@ -31,6 +32,7 @@ func (s *Session) connected(stream leasepb.Session_WorkClient, header metadata.M
 	if s.err != nil {
 		return s.err
 	}
+	killpoint.Pass("client.connected")
 	s.stream, s.away, s.followed = stream, false, len(header.Get(leasepb.FollowedHeader)) > 0
 	s.ended.Go(func() { s.receive(stream) })
 	s.notify()
@@ -46,6 +48,7 @@ func (s *Session) lose(err error) {
 		s.fail(s.called(err))
 		return
 	}
+	killpoint.Pass("client.lost")
 	s.answerAll(lossOf(err))
 	s.reconnect()
 }

@@ -21,6 +21,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/gpuslice/gpuslice/enforcer/killpoint"
 	"github.com/gpuslice/gpuslice/lease/leasepb"
 )
 
@@ -256,6 +257,7 @@ func (s *Session) forward(answered bool) {
 	stream := s.stream
 	s.mutex.Unlock()
 	_ = stream.Send(&leasepb.Requests{Requests: batch, Quiet: true, AnswerLast: answered}) // the receiver learns why it fails
+	killpoint.Pass("client.sent")
 	s.mutex.Lock()
 	s.sending = false
 }
@@ -264,6 +266,7 @@ func (s *Session) receive(stream leasepb.Session_WorkClient) {
 	for {
 		message, err := stream.Recv()
 		if err == nil {
+			killpoint.Pass("client.received")
 			err = s.take(message.GetReplies())
 		}
 		if err != nil {

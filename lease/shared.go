@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuslice/gpuslice/enforcer/killpoint"
 	"github.com/gpuslice/gpuslice/lease/leasepb"
 )
 
@@ -70,6 +71,7 @@ func receiveShared(connection *net.UnixConn, token string, size int) (*Shared, e
 	if err != nil || len(descriptors) != 1 {
 		return nil, errors.New("the broker sent no memory")
 	}
+	killpoint.Pass("client.handed")
 	s.memory, err = unix.Mmap(descriptors[0], 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	return s, errors.Join(err, unix.Close(descriptors[0]))
 }

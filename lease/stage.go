@@ -8,6 +8,7 @@ import (
 	"net"
 	"sync"
 
+	"github.com/gpuslice/gpuslice/enforcer/killpoint"
 	"github.com/gpuslice/gpuslice/lease/leasepb"
 )
 
@@ -122,6 +123,7 @@ func (st *staging) transfer(ctx context.Context, s *Session, size int, request f
 				p := piece{at: at, from: from, to: min(from+stagePiece, size)}
 				bytes := uint64(p.to - p.from)
 				before(p.from, p.to, st.shared.memory[at:at+bytes])
+				killpoint.Pass("client.staged")
 				if p.reply, err = s.enqueue(ctx, request(from, st.shared.part(at, bytes)), true); err != nil {
 					free <- at
 					return done, err

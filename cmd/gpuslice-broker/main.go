@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/killpoint"
 	"github.com/gpuslice/gpuslice/lease/broker"
 )
 
@@ -125,6 +126,7 @@ func service() (int, error) {
 		return broker.ExitUsage, err
 	}
 	if len(config.Environment) > 0 {
+		killpoint.Pass("broker.configured")
 		return broker.ExitFailed, again(config)
 	}
 	ready := os.NewFile(broker.ReadyFD, "ready")
@@ -136,6 +138,7 @@ func service() (int, error) {
 	if told := tell(ready, err); err != nil || told != nil {
 		return broker.ExitFailed, errors.Join(err, told)
 	}
+	killpoint.Pass("broker.ready")
 	return serve(b, sessions, shared)
 }
 
@@ -145,6 +148,7 @@ func keep() error {
 	if err != nil || string(told) != broker.Stay {
 		return errors.Join(errors.New("the lease service did not say that this process shall stay"), err)
 	}
+	killpoint.Pass("keeper.stays")
 	if err := broker.Harden(); err != nil {
 		return err
 	}

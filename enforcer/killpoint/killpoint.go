@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package killpoint lets a fault test kill the enforcer at a named point, so that a fault comes when it should
+// Package killpoint lets a fault test kill the enforcer, the lease service, a broker or a client at a named point, so that a fault comes when it should
 // and not when a sleep happens to end. It is compiled in always, so that what is tested is what is shipped; a
 // point that is not asked for costs one comparison. It must never do anything but die.
 package killpoint

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"math"
 
+	"github.com/gpuslice/gpuslice/enforcer/killpoint"
 	"github.com/gpuslice/gpuslice/lease/leasepb"
 	"github.com/gpuslice/gpuslice/vmm/cuda"
 )
@@ -45,6 +46,7 @@ func (e *engine) compile(image []byte) (*module, string, *leasepb.Failure) {
 		}
 		return nil, "", f
 	}
+	killpoint.Pass("broker.loaded")
 	return &module{loaded: loaded, image: bytes, kernels: map[string]*cuda.Function{}}, log, nil
 }
 
@@ -56,6 +58,7 @@ func (e *engine) unload(handle uint64) *leasepb.Failure {
 	delete(e.modules, handle)
 	e.stats.modules.Add(^uint64(0))
 	e.images -= m.image
+	killpoint.Pass("broker.unloading")
 	// Kernels of it that were launched run to their end first.
 	err := e.device.Sync()
 	if err == nil {
@@ -101,6 +104,7 @@ func (e *engine) start(m *module, l *leasepb.Launch, find func(handle uint64) (b
 	}
 	values, offsets := e.args.of(kernel)
 	err := e.device.Launch(kernel, shape, values, offsets)
+	killpoint.Pass("broker.launched")
 	if err == nil {
 		return nil
 	}
@@ -168,5 +172,6 @@ func (e *engine) wait() *leasepb.Failure {
 	if err := e.device.Sync(); err != nil {
 		return e.driverFailed(leasepb.Code_SYNC_FAILED, err)
 	}
+	killpoint.Pass("broker.synced")
 	return nil
 }

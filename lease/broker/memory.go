@@ -6,6 +6,7 @@ import (
 	"errors"
 	"math"
 
+	"github.com/gpuslice/gpuslice/enforcer/killpoint"
 	"github.com/gpuslice/gpuslice/lease/leasepb"
 	"github.com/gpuslice/gpuslice/vmm/cuda"
 )
@@ -42,6 +43,7 @@ func (e *engine) take(bytes uint64) (buffer, *leasepb.Failure) {
 	case err != nil:
 		return buffer{}, e.driverFailed(leasepb.Code_ALLOC_FAILED, err)
 	}
+	killpoint.Pass("broker.allocated")
 	e.stats.allocated.Add(bytes)
 	return buffer{start, bytes}, nil
 }
@@ -51,6 +53,7 @@ func (e *engine) give(b buffer) *leasepb.Failure {
 	if err := e.device.Free(b.start); err != nil {
 		return e.driverFailed(leasepb.Code_INVALID_HANDLE, err)
 	}
+	killpoint.Pass("broker.freed")
 	return nil
 }
 
@@ -123,6 +126,7 @@ func (e *engine) write(w *leasepb.MemWrite) *leasepb.Failure {
 		return f
 	}
 	err := e.device.Write(b.start+cuda.Address(w.GetOffset()), data)
+	killpoint.Pass("broker.written")
 	if err == nil && shared {
 		err = e.device.Sync() // the client may use the memory again
 	}
@@ -159,6 +163,7 @@ func (e *engine) read(r *leasepb.MemRead, reply *leasepb.Reply) *leasepb.Failure
 	if err := e.device.Read(to, b.start+cuda.Address(r.GetOffset())); err != nil {
 		return e.driverFailed(leasepb.Code_SYNC_FAILED, err)
 	}
+	killpoint.Pass("broker.read")
 	e.stats.bytesRead.Add(uint64(len(to)))
 	return nil
 }

@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/metadata"
 
+	"github.com/gpuslice/gpuslice/enforcer/killpoint"
 	"github.com/gpuslice/gpuslice/lease/leasepb"
 )
 
@@ -72,6 +73,7 @@ func New(config Config, open func() (Device, error)) (*Broker, error) {
 	if err != nil {
 		return nil, err
 	}
+	killpoint.Pass("broker.opened")
 	b := &Broker{config: config, engine: newEngine(device, config.VRAM), ended: make(chan struct{})}
 	b.engine.watch = b.watch
 	b.engine.succeed(config)
@@ -242,6 +244,7 @@ func (b *Broker) Work(stream leasepb.Session_WorkServer) error {
 	if err := stream.SendHeader(b.header()); err != nil { // says to the client that it is connected
 		return err
 	}
+	killpoint.Pass("broker.joined")
 	c := &client{broker: b, stream: stream}
 	result := make(chan error, clientGoroutines)
 	for range clientGoroutines {

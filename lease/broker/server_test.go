@@ -138,6 +138,27 @@ func TestALeaseEndsWhileAKernelRuns(t *testing.T) {
 	}
 }
 
+// repliesInOrder reads to the stream's end, and returns how many replies there were: none failed.
+func repliesInOrder(t *testing.T, stream leasepb.Session_WorkClient, check func(n uint64, reply *leasepb.Reply)) (next uint64) {
+	t.Helper()
+	for {
+		message, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return next
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, reply := range message.GetReplies() {
+			if reply.GetSequence() != next || reply.GetFailure() != nil {
+				t.Fatalf("reply %d, not %d: %v", reply.GetSequence(), next, reply.GetFailure())
+			}
+			check(next, reply)
+			next++
+		}
+	}
+}
+
 func TestAMessageOfManyRequestsIsAnsweredInParts(t *testing.T) {
 	s := serve(t, Config{})
 	stream := s.connect(t)
@@ -152,22 +173,7 @@ func TestAMessageOfManyRequestsIsAnsweredInParts(t *testing.T) {
 	if err := stream.CloseSend(); err != nil {
 		t.Fatal(err)
 	}
-	next := uint64(0)
-	for {
-		message, err := stream.Recv()
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, reply := range message.GetReplies() {
-			if reply.GetSequence() != next || reply.GetFailure() != nil {
-				t.Fatalf("reply %d, not %d: %v", reply.GetSequence(), next, reply.GetFailure())
-			}
-			next++
-		}
-	}
+	next := repliesInOrder(t, stream, func(uint64, *leasepb.Reply) {})
 	if next != uint64(len(operations)) {
 		t.Errorf("%d replies to %d requests", next, len(operations))
 	}
@@ -190,25 +196,11 @@ func TestMessagesAreCarriedOutInTheirOrder(t *testing.T) {
 		}
 		_ = stream.CloseSend()
 	}()
-	next := uint64(0)
-	for {
-		message, err := stream.Recv()
-		if errors.Is(err, io.EOF) {
-			break
+	next := repliesInOrder(t, stream, func(n uint64, reply *leasepb.Reply) {
+		if data := reply.GetMemRead().GetData(); data != nil && binary.LittleEndian.Uint64(data) != n/2-1 {
+			t.Fatalf("read %d is of write %d", n/2-1, binary.LittleEndian.Uint64(data))
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, reply := range message.GetReplies() {
-			if reply.GetSequence() != next || reply.GetFailure() != nil {
-				t.Fatalf("reply %d, not %d: %v", reply.GetSequence(), next, reply.GetFailure())
-			}
-			if data := reply.GetMemRead().GetData(); data != nil && binary.LittleEndian.Uint64(data) != next/2-1 {
-				t.Fatalf("read %d is of write %d", next/2-1, binary.LittleEndian.Uint64(data))
-			}
-			next++
-		}
-	}
+	})
 	if next != 2*messages+1 {
 		t.Errorf("%d replies", next)
 	}

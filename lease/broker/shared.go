@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuslice/gpuslice/enforcer/killpoint"
 )
 
 const maxGreeting = 128 // bytes: a token, a number
@@ -49,6 +51,7 @@ func (b *Broker) share(connection net.Conn) {
 	defer b.unshare(s)
 	err = sendDescriptor(connection, fmt.Sprintf("ok %d\n", s.number), s.file)
 	_ = s.file.Close() // the mapping is what counts here
+	killpoint.Pass("broker.handed")
 	if err != nil {
 		return
 	}
@@ -94,6 +97,7 @@ func (b *Broker) sharedMemory(greeting string) (*shared, error) {
 		b.giveShared(bytes)
 		return nil, err
 	}
+	killpoint.Pass("broker.shared")
 	return s, nil
 }
 
@@ -115,6 +119,7 @@ func (b *Broker) giveShared(bytes uint64) {
 
 func (b *Broker) unshare(s *shared) {
 	if b.do(func() { b.engine.unshare(s.number) }) {
+		killpoint.Pass("broker.unshared")
 		_ = unix.Munmap(s.memory)
 		b.giveShared(uint64(len(s.memory)))
 	}

@@ -3,6 +3,7 @@
 package broker
 
 import (
+	"github.com/gpuslice/gpuslice/enforcer/killpoint"
 	"github.com/gpuslice/gpuslice/lease/leasepb"
 )
 
@@ -82,6 +83,7 @@ func (e *engine) submit(s *leasepb.Submit, reply *leasepb.Reply) (f *leasepb.Fai
 			return f
 		}
 	}
+	killpoint.Pass("broker.submitted")
 	result := &leasepb.SubmitReply{Log: log}
 	for i, wanted := range s.GetBuffers() {
 		if !wanted.GetOut() {

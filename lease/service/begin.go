@@ -22,6 +22,7 @@ import (
 	"time"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/killpoint"
 	"github.com/gpuslice/gpuslice/enforcer/process"
 	"github.com/gpuslice/gpuslice/lease/broker"
 	"github.com/gpuslice/gpuslice/lease/leasepb"
@@ -37,16 +38,20 @@ func (s *Service) begin(ctx context.Context, l *lease, who Peer, r *leasepb.Acqu
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return err
 	}
+	killpoint.Pass("acquire.directory")
 	if err := l.put(dir); err != nil {
 		return err
 	}
+	killpoint.Pass("acquire.recorded")
 	token, err := makeToken(filepath.Join(dir, tokenName), l.UID, l.GID)
 	if err != nil {
 		return err
 	}
+	killpoint.Pass("acquire.token")
 	if err := s.cgroups.make(l.ID); err != nil {
 		return err
 	}
+	killpoint.Pass("acquire.cgroup")
 	if err := s.keep(l); err != nil {
 		return err
 	}
@@ -55,6 +60,7 @@ func (s *Service) begin(ctx context.Context, l *lease, who Peer, r *leasepb.Acqu
 		if slice, err = s.register(ctx, l, who, r); err != nil {
 			return err
 		}
+		killpoint.Pass("acquire.admitted")
 		l.Session = broker.Config{
 			Environment: []string{
 				"LD_PRELOAD=" + slice.Library, api.DirEnv + "=" + filepath.Join(slice.Dir, "bind"), "CUDA_VISIBLE_DEVICES=" + l.Device,
@@ -72,13 +78,19 @@ func (s *Service) begin(ctx context.Context, l *lease, who Peer, r *leasepb.Acqu
 	if err != nil {
 		return err
 	}
-	if err := l.put(dir); err != nil {
-		return err
-	}
 	// Until now root alone could connect.
 	if err := os.Chmod(dir, 0o711); err != nil {
 		return err
 	}
+	killpoint.Pass("acquire.opened")
+	if ctx.Err() != nil { // nobody would learn of it
+		return context.Cause(ctx)
+	}
+	// Last: a lease whose record names its broker is its owner's, who finds it in the list even if no answer reaches him.
+	if err := l.put(dir); err != nil {
+		return err
+	}
+	killpoint.Pass("acquire.stored")
 	l.lives(slice.Slice)
 	s.mu.Lock()
 	l.serving, l.since = true, time.Now()
@@ -146,13 +158,19 @@ func (s *Service) start(ctx context.Context, l *lease, admit func() error) (err 
 		l.child.config.Close()
 		l.child.ready.Close()
 	}()
+	l.pass("forked")
 	if err := s.cgroups.add(l.ID, l.PID); err != nil {
 		return err
 	}
+	l.pass("moved")
 	if err := admit(); err != nil {
 		return err
 	}
-	return l.child.serve(ctx, l.Session)
+	if err := l.child.tell(ctx, l.Session); err != nil {
+		return err
+	}
+	l.pass("told")
+	return l.child.serve(ctx)
 }
 
 // spawn starts a broker that waits for its configuration.
@@ -191,6 +209,7 @@ func (s *Service) spawn(l *lease, dir string) error {
 		closeAll(kept)
 		return err
 	}
+	l.pass("listening")
 	c := &child{command: s.command(l, "--service", given), config: kept[0], ready: kept[1]}
 	if err := s.launch(l, c.command); err != nil {
 		closeAll(kept)
@@ -232,21 +251,30 @@ func (s *Service) launch(l *lease, c *exec.Cmd) error {
 	return c.Start()
 }
 
-// serve tells the broker what it is for, and waits until it serves.
-func (c *child) serve(ctx context.Context, config broker.Config) error {
+// within bounds the time of both below.
+func (c *child) within(ctx context.Context) (stop func() bool) {
+	return context.AfterFunc(ctx, func() {
+		_ = c.config.SetDeadline(time.Unix(1, 0))
+		_ = c.ready.SetDeadline(time.Unix(1, 0))
+	})
+}
+
+// tell tells the broker what it is for.
+func (c *child) tell(ctx context.Context, config broker.Config) error {
 	text, err := json.Marshal(config)
 	if err != nil {
 		return err
 	}
-	stop := context.AfterFunc(ctx, func() {
-		_ = c.config.SetDeadline(time.Unix(1, 0))
-		_ = c.ready.SetDeadline(time.Unix(1, 0))
-	})
-	defer stop()
+	defer c.within(ctx)()
 	if _, err := c.config.Write(text); err != nil && !errors.Is(err, syscall.EPIPE) {
 		return errors.Join(context.Cause(ctx), fmt.Errorf("tell the broker what it is for: %w", err))
 	}
-	c.config.Close()
+	return c.config.Close()
+}
+
+// serve waits until it serves.
+func (c *child) serve(ctx context.Context) error {
+	defer c.within(ctx)()
 	const most = 16 << 10
 	line, err := bufio.NewReader(io.LimitReader(c.ready, most)).ReadBytes('\n')
 	if cause := context.Cause(ctx); cause != nil {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/killpoint"
 	"github.com/gpuslice/gpuslice/lease/leasepb"
 )
 
@@ -45,17 +46,24 @@ func (s *Service) end(l *lease, state leasepb.Lease_State, reason string) *lease
 	begin := time.Now()
 	l.quit()
 	l.starting.Lock() // nobody starts another one any more
+	s.mark(l, over{state, reason})
+	killpoint.Pass("end.marked")
 	s.stop(l)
+	killpoint.Pass("end.stopped")
 	s.clear(l.ID)
+	killpoint.Pass("end.cleared")
 	if l.keeper != nil {
+		s.deaths.Unwatch(l.keeper)
 		l.keeper.Close()
 	}
 	l.starting.Unlock()
 	s.release(l)
+	killpoint.Pass("end.released")
 	// Last: what is left is known by it.
 	if err := os.RemoveAll(s.dirOf(l.ID)); err != nil {
 		s.Log.Error("remove a lease's directory", "lease", l.ID, "err", err)
 	}
+	killpoint.Pass("end.removed")
 	l.mu.Lock()
 	l.charged = 0
 	l.last = l.shownLocked()
@@ -74,6 +82,17 @@ func (s *Service) end(l *lease, state leasepb.Lease_State, reason string) *lease
 	}
 	close(l.done)
 	return l.last
+}
+
+// mark has the next service finish what this one begins: else it would find a lease without a broker, and start another one.
+func (s *Service) mark(l *lease, o over) {
+	if l.PID == 0 || l.Over != nil {
+		return // it is none that a service takes up
+	}
+	l.Over = &o
+	if err := l.put(s.dirOf(l.ID)); err != nil {
+		s.Log.Error("store that a lease ends", "lease", l.ID, "err", err)
+	}
 }
 
 // stop ends the broker, which has a moment to tell its clients.

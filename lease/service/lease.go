@@ -16,6 +16,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/killpoint"
 	"github.com/gpuslice/gpuslice/enforcer/process"
 	"github.com/gpuslice/gpuslice/lease/broker"
 	"github.com/gpuslice/gpuslice/lease/leasepb"
@@ -47,6 +48,13 @@ type record struct {
 	Keeper     identity      `json:"keeper,omitzero"`
 	Generation uint64        `json:"generation,omitempty"`
 	Session    broker.Config `json:"session,omitzero"` // what the broker is told; stored before another one is
+	Over       *over         `json:"over,omitempty"`   // stored before anything of it is given back
+}
+
+// over says how a lease ended.
+type over struct {
+	State  leasepb.Lease_State `json:"state"`
+	Reason string              `json:"reason"`
 }
 
 // identity is a process, as process.Identity has it.
@@ -72,6 +80,7 @@ type lease struct {
 	keeper   *process.Handle // nil before it was started, as process
 	process  *process.Handle
 	exited   chan struct{} // closed when that has
+	unkept   chan struct{} // closed when the keeper has; nil: nobody is told
 	child    *child        // nil of one that a former service started
 
 	mu       sync.Mutex // guards all below
@@ -82,6 +91,15 @@ type lease struct {
 	expires  *time.Time
 	deadline time.Time // when that is, by the monotonic clock
 	charged  uint64
+}
+
+// pass is a kill point on the way to a broker, the lease's first or another one.
+func (l *lease) pass(step string) {
+	if l.Session.Number == 0 {
+		killpoint.Pass("acquire." + step)
+	} else {
+		killpoint.Pass("restart." + step)
+	}
 }
 
 // newLease has a record, and nothing of what that says.
@@ -176,7 +194,11 @@ func (s *Service) takeUp() error {
 		r.ID = id
 		l := s.newLease(r)
 		s.leases[id] = l
-		if !s.adopt(l) {
+		killpoint.Pass("takeup.read")
+		switch {
+		case r.Over != nil:
+			s.end(l, r.Over.State, r.Over.Reason)
+		case !s.adopt(l):
 			s.end(l, leasepb.Lease_FAILED, "its processes ended while no lease service ran")
 		}
 	}
@@ -186,6 +208,7 @@ func (s *Service) takeUp() error {
 			s.clear(id)
 		}
 	}
+	killpoint.Pass("takeup.done")
 	return nil
 }
 
@@ -194,9 +217,15 @@ func (s *Service) adopt(l *lease) bool {
 	if l.PID == 0 {
 		return false // it did not serve yet
 	}
-	l.keeper, _ = process.Again(l.Keeper.PID, l.Keeper.Start)
-	l.exited = make(chan struct{})
 	var err error
+	if l.keeper, err = process.Again(l.Keeper.PID, l.Keeper.Start); err == nil {
+		err = s.watchKeeper(l)
+	}
+	if err != nil { // mind finds it so
+		l.unkept = make(chan struct{})
+		close(l.unkept)
+	}
+	l.exited = make(chan struct{})
 	if l.process, err = process.Again(l.PID, l.Start); err == nil {
 		exited := l.exited
 		err = s.deaths.Watch(l.process, func() { close(exited) })

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/killpoint"
 	"github.com/gpuslice/gpuslice/enforcer/process"
 	"github.com/gpuslice/gpuslice/lease/broker"
 	"github.com/gpuslice/gpuslice/lease/leasepb"
@@ -27,6 +28,9 @@ func (s *Service) mind(l *lease) {
 	for exited := l.exited; exited != nil; {
 		select {
 		case <-exited:
+		case <-l.unkept:
+			s.keepAgain(l)
+			continue
 		case <-l.live.Done():
 			return
 		}
@@ -38,6 +42,7 @@ func (s *Service) mind(l *lease) {
 			s.end(l, leasepb.Lease_ENDED, reason)
 			return
 		}
+		killpoint.Pass("restart.found")
 		s.Log.Warn("a lease's broker ended by itself", "lease", l.ID, "reason", reason)
 		s.counts.brokerEnded(cause)
 		exited = s.follow(l, reason)
@@ -159,17 +164,50 @@ func (s *Service) startAgain(l *lease, reason string) (chan struct{}, error) {
 	if err := l.put(s.dirOf(l.ID)); err != nil {
 		return nil, err
 	}
+	killpoint.Pass("restart.counted")
 	if err := s.start(ctx, l, func() error { return nil }); err != nil {
 		return nil, err
 	}
+	killpoint.Pass("restart.serves")
 	if err := l.put(s.dirOf(l.ID)); err != nil {
 		return nil, err
 	}
+	killpoint.Pass("restart.stored")
 	l.mu.Lock()
 	l.restarts = l.Session.Number
 	l.mu.Unlock()
 	s.Log.Info("broker started again", "lease", l.ID, "restarts", l.Session.Number, "pid", l.PID)
 	return l.exited, nil
+}
+
+// keepAgain is for a lease whose keeper has ended: without one its slice would end with its broker.
+func (s *Service) keepAgain(l *lease) {
+	if l.pace.Wait(l.live) != nil {
+		return
+	}
+	l.starting.Lock()
+	defer l.starting.Unlock()
+	if l.live.Err() != nil {
+		return
+	}
+	s.Log.Warn("a lease's keeper ended by itself", "lease", l.ID)
+	err := s.keep(l)
+	if err == nil {
+		err = l.put(s.dirOf(l.ID))
+	}
+	if err != nil {
+		s.Log.Error("a lease has no other keeper: it ends with its broker", "lease", l.ID, "err", err)
+		if l.keeper == nil || !l.keeper.Alive() {
+			l.unkept = nil
+		}
+	}
+}
+
+// watchKeeper has mind learn that the keeper has ended.
+func (s *Service) watchKeeper(l *lease) error {
+	unkept := make(chan struct{})
+	l.unkept = unkept
+	return s.deaths.Watch(l.keeper, func() { close(unkept) })
 }
 
 // keep starts the lease's keeper, unless that is alive. By it the lease's slice goes on while there is no broker.
@@ -178,6 +216,7 @@ func (s *Service) keep(l *lease) error {
 		if l.keeper.Alive() {
 			return nil
 		}
+		s.deaths.Unwatch(l.keeper)
 		l.keeper.Close()
 		l.keeper = nil
 	}
@@ -198,11 +237,16 @@ func (s *Service) keep(l *lease) error {
 		return err
 	}
 	l.keeper, l.Keeper = handle, identity{handle.PID, handle.Start}
+	if err := s.watchKeeper(l); err != nil {
+		return err
+	}
+	killpoint.Pass("keep.forked")
 	if err := s.cgroups.add(l.ID, handle.PID); err != nil {
 		return err
 	}
 	if _, err := w.WriteString(broker.Stay); err != nil {
 		return fmt.Errorf("tell the lease's keeper to stay: %w", err)
 	}
+	killpoint.Pass("keep.told")
 	return nil
 }

@@ -4,7 +4,6 @@ package service
 
 import (
 	"context"
-	"errors"
 	"net"
 	"os"
 	"path/filepath"
@@ -173,15 +172,43 @@ func TestALeaseWhoseSliceIsGoneGetsNoOtherBroker(t *testing.T) {
 	b.nothingIsLeft()
 }
 
-func TestAKeeperThatIsKilledIsReplacedWithTheBroker(t *testing.T) {
+func TestALeaseWhoseKeeperEndedGetsAnotherAndOutlivesItsBroker(t *testing.T) {
+	for _, away := range []bool{false, true} { // while no service runs, too
+		b := newBench(t, "")
+		id := b.acquire(&leasepb.AcquireRequest{Vram: 1 << 20}).GetId()
+		before := b.recordOf(id)
+		if away {
+			b.stop()
+		}
+		b.kill(before.Keeper.PID)
+		if away {
+			b.start()
+		}
+		eventually(t, "there is another keeper", func() bool {
+			r := b.recordOf(id)
+			return r.Keeper != before.Keeper && syscall.Kill(r.Keeper.PID, 0) == nil
+		})
+		if after := b.recordOf(id); after.identity != before.identity {
+			t.Errorf("it has another broker: %+v, and before %+v", after, before)
+		}
+		b.kill(before.PID)
+		eventually(t, "another broker was started", func() bool { return b.shown(id).GetRestarts() == 1 })
+		b.drop(id)
+	}
+}
+
+func TestAnEndThatAServiceBeganIsFinishedByTheNext(t *testing.T) {
 	b := newBench(t, "")
 	id := b.acquire(&leasepb.AcquireRequest{Vram: 1 << 20}).GetId()
-	before := b.recordOf(id)
-	b.kill(before.Keeper.PID)
-	eventually(t, "it is dead", func() bool { return !b.leases[id].keeper.Alive() })
-	b.kill(before.PID)
-	eventually(t, "another broker was started", func() bool { return b.shown(id).GetRestarts() == 1 })
-	if after := b.recordOf(id); after.Keeper == before.Keeper || errors.Is(syscall.Kill(after.Keeper.PID, 0), syscall.ESRCH) {
-		t.Errorf("%+v", after.Keeper)
+	b.stop()
+	// It was killed when it had ended the broker.
+	l := b.leases[id]
+	b.mark(l, over{leasepb.Lease_ENDED, reasonDropped})
+	b.kill(l.PID)
+	<-l.exited
+	b.start()
+	b.nothingIsLeft()
+	if shown := b.shown(id); shown.GetState() != leasepb.Lease_ENDED || shown.GetReason() != reasonDropped {
+		t.Errorf("%v", shown)
 	}
 }

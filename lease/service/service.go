@@ -25,6 +25,7 @@ import (
 	"time"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/killpoint"
 	"github.com/gpuslice/gpuslice/enforcer/process"
 	"github.com/gpuslice/gpuslice/lease/leasepb"
 )
@@ -223,6 +224,7 @@ func (s *Service) acquire(ctx context.Context, who Peer, r *leasepb.AcquireReque
 	if err := s.enter(l); err != nil {
 		return nil, err
 	}
+	killpoint.Pass("acquire.entered")
 	if err := s.begin(ctx, l, who, r); err != nil {
 		s.end(l, leasepb.Lease_FAILED, "it could not be acquired: "+err.Error())
 		return nil, refusal(err)
@@ -230,7 +232,9 @@ func (s *Service) acquire(ctx context.Context, who Peer, r *leasepb.AcquireReque
 	s.counts.begun(l)
 	s.Log.Info("lease acquired", "lease", l.ID, "uid", who.UID, "remote", who.remote, "device", l.Device, "bytes", l.VRAM, "overhead", l.Overhead, "tenant", l.Tenant,
 		"pid", l.PID, "broker_uid", l.BrokerUID)
-	return s.show(ctx, l), nil
+	shown := s.show(ctx, l)
+	killpoint.Pass("acquire.done")
+	return shown, nil
 }
 
 // enter gives a lease its place and a user id.
@@ -273,6 +277,7 @@ func (s *Service) Renew(ctx context.Context, who Peer, r *leasepb.RenewRequest) 
 	if err != nil {
 		return nil, refusal(err)
 	}
+	killpoint.Pass("renew.done")
 	l.lives(renewed)
 	s.counts.renewed()
 	return s.show(ctx, l), nil

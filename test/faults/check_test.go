@@ -45,8 +45,10 @@ func (w *world) prompt(what string, ask func(ctx context.Context) error) {
 	}
 }
 
-// listing asks the enforcer for its slices.
-func (w *world) listing() (all []api.Slice) {
+// listing asks the enforcer for its slices, but for those of leases.
+func (w *world) listing() []api.Slice { return slices.DeleteFunc(w.everySlice(), isLease) }
+
+func (w *world) everySlice() (all []api.Slice) {
 	w.Helper()
 	w.asked.begin = sinceBoot()
 	defer func() { w.asked.end = sinceBoot() }()
@@ -151,7 +153,8 @@ func (w *world) check() {
 	w.Helper()
 	w.never(1)
 	listed := w.listed()
-	mine := map[int]bool{w.looker.pid: true}
+	mine := w.leased.brokers()
+	mine[w.looker.pid] = true
 	for _, s := range w.slices {
 		for _, p := range s.workers {
 			mine[p.pid] = true
@@ -226,7 +229,7 @@ func (w *world) differs() error {
 	for _, s := range listing {
 		byID[s.ID] = s
 	}
-	dirs := 0
+	dirs := len(w.leased.brokers())
 	for _, s := range w.slices {
 		got, there := byID[s.id]
 		delete(byID, s.id)

@@ -20,54 +20,58 @@ import (
 type fault struct {
 	name   string
 	inject func(w *world, r *rand.Rand) string
+	leases bool // a lease service runs then
 }
 
 func faults() []fault {
 	list := []fault{
-		{"enforcer killed while nothing happens", killIdle},
-		{"enforcer killed while all processes allocate", killInStorm},
-		{"enforcer killed while it registers or releases", killInChange},
-		{"enforcer stopped by SIGTERM while all processes allocate", stopInStorm},
-		{"enforcer away for a while", away},
-		{"enforcer stopped (SIGSTOP) for a while", stopped},
-		{"enforcer killed, and a process attaches before it is back", attachMeanwhile},
-		{"processes killed while they allocate", killWorkers},
-		{"process killed while it attaches", killAttaching},
-		{"hook killed at a system call", killHookAtCall},
-		{"hook killed at any moment", killHookAnytime},
-		{"disk full", diskFull},
-		{"disk full, and the enforcer killed", diskFullAndKilled},
-		{"run directory full", runFull},
-		{"run directory full, and the enforcer killed", runFullAndKilled},
-		{"state read-only when the enforcer starts", readOnly},
-		{"state becomes read-only", stateTurnsReadOnly},
-		{"state becomes read-only, and the enforcer killed", stateTurnsReadOnlyAndKilled},
-		{"disk fails", diskFails},
-		{"disk fails, and the enforcer killed", diskFailsAndKilled},
-		{"wall clock set by hours, days and years, to and fro", jumpingClock},
-		{"container frozen", frozen},
-		{"container frozen, and the enforcer killed", frozenAndKilled},
-		{"clients that say half a request on the control socket", halfRequests},
-		{"processes that say nothing, half, or nonsense on the attach socket", halfAttaches},
-		{"NVML fails", func(w *world, r *rand.Rand) string { return w.nvml("fail", false) }},
-		{"NVML fails, and the enforcer is killed", func(w *world, r *rand.Rand) string { return w.nvml("fail", true) }},
-		{"NVML hangs", func(w *world, r *rand.Rand) string { return w.nvml("hang", false) }},
-		{"ledger overwritten by a process of the slice", scribble},
+		{name: "enforcer killed while nothing happens", inject: killIdle},
+		{name: "enforcer killed while all processes allocate", inject: killInStorm},
+		{name: "enforcer killed while it registers or releases", inject: killInChange},
+		{name: "enforcer stopped by SIGTERM while all processes allocate", inject: stopInStorm},
+		{name: "enforcer away for a while", inject: away},
+		{name: "enforcer stopped (SIGSTOP) for a while", inject: stopped},
+		{name: "enforcer killed, and a process attaches before it is back", inject: attachMeanwhile},
+		{name: "processes killed while they allocate", inject: killWorkers},
+		{name: "process killed while it attaches", inject: killAttaching},
+		{name: "hook killed at a system call", inject: killHookAtCall},
+		{name: "hook killed at any moment", inject: killHookAnytime},
+		{name: "disk full", inject: diskFull},
+		{name: "disk full, and the enforcer killed", inject: diskFullAndKilled},
+		{name: "run directory full", inject: runFull},
+		{name: "run directory full, and the enforcer killed", inject: runFullAndKilled},
+		{name: "state read-only when the enforcer starts", inject: readOnly},
+		{name: "state becomes read-only", inject: stateTurnsReadOnly},
+		{name: "state becomes read-only, and the enforcer killed", inject: stateTurnsReadOnlyAndKilled},
+		{name: "disk fails", inject: diskFails},
+		{name: "disk fails, and the enforcer killed", inject: diskFailsAndKilled},
+		{name: "wall clock set by hours, days and years, to and fro", inject: jumpingClock},
+		{name: "container frozen", inject: frozen},
+		{name: "container frozen, and the enforcer killed", inject: frozenAndKilled},
+		{name: "clients that say half a request on the control socket", inject: halfRequests},
+		{name: "processes that say nothing, half, or nonsense on the attach socket", inject: halfAttaches},
+		{name: "NVML fails", inject: func(w *world, r *rand.Rand) string { return w.nvml("fail", false) }},
+		{name: "NVML fails, and the enforcer is killed", inject: func(w *world, r *rand.Rand) string { return w.nvml("fail", true) }},
+		{name: "NVML hangs", inject: func(w *world, r *rand.Rand) string { return w.nvml("hang", false) }},
+		{name: "ledger overwritten by a process of the slice", inject: scribble},
 	}
 	for _, point := range killPoints() {
-		list = append(list, fault{"enforcer killed at `" + point + "`", func(w *world, r *rand.Rand) string { return w.killAt(point, r) }})
+		list = append(list, fault{name: "enforcer killed at `" + point + "`", inject: func(w *world, r *rand.Rand) string { return w.killAt(point, r) }})
 	}
-	return list
+	return append(list, leaseFaults()...)
 }
+
+// repeated is how often the named ones are injected.
+const repeated = 20
 
 func onlyNamed(part string) []fault {
 	var list []fault
 	for _, f := range faults() {
-		if strings.Contains(f.name, part) {
+		if strings.Contains(f.name, part) || part == "of leases" && f.leases {
 			list = append(list, f)
 		}
 	}
-	return slices.Repeat(list, 20)
+	return slices.Repeat(list, repeated)
 }
 
 // inject has a fault happen, and compares the world with the model when it is over.
@@ -77,6 +81,9 @@ func (w *world) inject(f fault) {
 	w.say("FAULT: %s", f.name)
 	outcome := f.inject(w, w.random())
 	w.doubt, w.away = "", ""
+	if f.leases {
+		w.leased.check()
+	}
 	w.check()
 	w.say("OVER: %s: %s", f.name, outcome)
 	results.add(f.name, outcome)

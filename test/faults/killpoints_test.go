@@ -19,22 +19,31 @@ import (
 )
 
 // killPoints are those that the enforcer's sources have, but for checkpoints: no operation here makes any (test/e2e does).
-var killPoints = func() []string {
-	var points []string
-	call := regexp.MustCompile(`(killpoint\.P|q\.p)ass\("([a-z.-]+)"\)`)
-	_ = filepath.WalkDir("../../enforcer", func(path string, e os.DirEntry, err error) error {
-		if err == nil && strings.HasSuffix(path, ".go") && !strings.HasSuffix(path, "_test.go") {
-			text, _ := os.ReadFile(path)
-			for _, m := range call.FindAllSubmatch(text, -1) {
-				points = append(points, string(m[2]))
-				if string(m[1]) == "q.p" { // it is one of a pool's, too
-					points = append(points, strings.Replace(string(m[2]), ".", ".pool.", 1))
+func killPoints() []string {
+	return slices.DeleteFunc(killPointsIn("enforcer"), func(point string) bool { return strings.HasPrefix(point, "suspend.") })
+}
+
+// killPointsIn are those that the sources below some directories have.
+func killPointsIn(dirs ...string) (points []string) {
+	call := regexp.MustCompile(`(killpoint\.P|q\.p|l\.p)ass\("([a-z.-]+)"\)`)
+	for _, dir := range dirs {
+		_ = filepath.WalkDir(filepath.Join("../..", dir), func(path string, e os.DirEntry, err error) error {
+			if err == nil && strings.HasSuffix(path, ".go") && !strings.HasSuffix(path, "_test.go") {
+				text, _ := os.ReadFile(path)
+				for _, m := range call.FindAllSubmatch(text, -1) {
+					switch point := string(m[2]); string(m[1]) {
+					case "q.p": // it is one of a pool's, too
+						points = append(points, point, strings.Replace(point, ".", ".pool.", 1))
+					case "l.p": // of a lease's first broker, and of another one
+						points = append(points, "acquire."+point, "restart."+point)
+					default:
+						points = append(points, point)
+					}
 				}
 			}
-		}
-		return nil
-	})
-	points = slices.DeleteFunc(points, func(point string) bool { return strings.HasPrefix(point, "suspend.") })
+			return nil
+		})
+	}
 	slices.Sort(points)
 	return slices.Compact(points)
 }

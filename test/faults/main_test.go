@@ -20,6 +20,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
@@ -32,7 +33,7 @@ var (
 	seedFlag  = flag.Uint64("seed", 0, "do the round of this `seed` alone")
 	firstFlag = flag.Uint64("first", 0, "begin with the round of this `seed`, and count up; 0: a random one")
 	duration  = flag.Duration("duration", 5*time.Minute, "begin new rounds for so `long`")
-	only      = flag.String("only", "", "inject this `fault` alone, again and again")
+	only      = flag.String("only", "", "inject this `fault` alone, again and again; \"of leases\": all that are")
 	tableFile = flag.String("table", "", "write the table of results into this `file`")
 )
 
@@ -46,6 +47,9 @@ var programs = map[string]string{}
 var interrupted = make(chan struct{})
 
 func TestMain(m *testing.M) {
+	if address := os.Getenv(clientAddress); address != "" {
+		os.Exit(leaseClient(address))
+	}
 	flag.Parse()
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, unix.SIGINT, unix.SIGTERM)
@@ -74,6 +78,9 @@ func compile() (dir string, err error) {
 	}
 	if dir, err = os.MkdirTemp("/tmp", "gsf-bin-"); err != nil {
 		return "", err
+	}
+	if kernels, err = os.ReadFile("../lease/examples/kernels.ptx"); err != nil {
+		return dir, err
 	}
 	for _, name := range []string{"worker", "enter", "mislead"} {
 		programs[name] = filepath.Join(dir, name)
@@ -104,6 +111,18 @@ func TestNothingIsExceededLostOrLeakedWhateverFails(t *testing.T) {
 	}
 }
 
+// partition is which faults are of leases, and which are not.
+func partition(list []fault) (ofLeases, others []fault) {
+	for _, f := range list {
+		if f.leases {
+			ofLeases = append(ofLeases, f)
+		} else {
+			others = append(others, f)
+		}
+	}
+	return ofLeases, others
+}
+
 // round is one host's life: every fault once, in an order of the seed's, with operations between them.
 func round(t *testing.T, seed uint64) {
 	w := newWorld(t, seed)
@@ -114,7 +133,17 @@ func round(t *testing.T, seed uint64) {
 	for range operationsBefore {
 		w.operate()
 	}
+	// Those of leases come in a row, on one lease service.
+	ofLeases, others := partition(list)
+	if n := w.random().IntN(len(others) + 1); len(ofLeases) > 0 {
+		list = slices.Concat(others[:n:n], ofLeases, others[n:])
+	}
 	for i, f := range list {
+		if f.leases && w.leased == nil {
+			w.newLeased()
+		} else if !f.leases && w.leased != nil {
+			w.leased.finish()
+		}
 		// Whatever the last one took, and now and then: whatever it left.
 		if w.step = 1000 * (i + 1); i%faultsTogether == 0 {
 			w.dropAll()
@@ -124,6 +153,9 @@ func round(t *testing.T, seed uint64) {
 			w.operate()
 		}
 		w.inject(f)
+	}
+	if w.leased != nil {
+		w.leased.finish()
 	}
 	w.end()
 	results.addRound(w.steps, w.slowest)

@@ -51,6 +51,7 @@ type world struct {
 	daemon   *daemon
 	looker   *worker // in no slice: asks NVML
 	slices   []*slice
+	leased   *leased // nil: no lease service runs
 	pools    []*pool
 	named    int    // slices so far
 	doubt    string // why the enforcer may fail to do what it is asked for; "": it may not
@@ -248,6 +249,7 @@ func (w *world) end() {
 
 // clear removes what the round made, however it ended. What it cannot remove it says, and goes on.
 func (w *world) clear() {
+	w.leased.clear()
 	if err := w.daemon.ends(unix.SIGKILL); err != nil {
 		w.Error(err)
 	}

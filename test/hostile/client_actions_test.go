@@ -32,7 +32,7 @@ func clientActions(v victims) []action {
 	c := &leaseClient{victims: v, service: lease.Service{Socket: v.Leases}}
 	return []action{
 		{name: "acquires leases until he is refused, truncates what is in them, and drops them", atLeast: 3, pause: 2 * time.Second, do: c.acquiresAll},
-		{name: "launches a kernel that faults, which takes a lease each time", atLeast: 3, pause: time.Second, do: c.faults},
+		{name: "acquires a lease and launches a kernel that faults, which takes its broker", atLeast: 3, pause: time.Second, do: c.faults},
 		{name: "opens 100 connections to each socket of his session, and says nothing or garbage", atLeast: 30, pause: 50 * time.Millisecond, do: c.crowds},
 		{name: "opens 100 connections to the lease service, and says nothing or garbage", atLeast: 60, pause: 10 * time.Millisecond, do: c.crowdsTheService},
 		{name: "opens 100 connections to the address for other machines, without a certificate", atLeast: 30, pause: 10 * time.Millisecond, do: c.crowdsTheAddress},

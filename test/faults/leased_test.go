@@ -1,0 +1,618 @@
+//go:build faults
+
+// SPDX-License-Identifier: Apache-2.0
+
+package faults
+
+import (
+	"context"
+	endian "encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/killpoint"
+	gpu "github.com/gpuslice/gpuslice/lease"
+)
+
+// leased is a lease service on the world's host, and what the model says of its leases. All faults of leases have the same one.
+type leased struct {
+	w      *world
+	client gpu.Service
+	cgroup string
+	leases []*granted // that were answered, and not dropped
+	idle   int        // descriptors of a service without leases
+
+	mu   sync.Mutex
+	cmd  *exec.Cmd
+	done chan struct{} // closed when cmd has ended
+	stop bool          // it is not started again
+}
+
+// granted is a lease, and the test's own session in it.
+type granted struct {
+	*gpu.Lease
+	l       *leased
+	token   string
+	session *gpu.Session
+	module  *gpu.Module
+	buffer  *gpu.Buffer // whose first numbers are count: each use adds 1
+	count   float32
+	broker  int // of which nobody kills the process
+}
+
+const (
+	leaseBytes  = 64 * mib
+	leaseBuffer = 2 * block
+)
+
+func (l *leased) dir() string       { return filepath.Join(l.w.dir, "leases") }
+func (l *leased) armedFile() string { return filepath.Join(l.w.dir, "armed", "point") }
+
+// newLeased starts a lease service, and has one lease whose broker nobody kills.
+func (w *world) newLeased() *leased {
+	w.Helper()
+	l := &leased{w: w, client: gpu.Service{Socket: filepath.Join(w.dir, "leases.sock")}, cgroup: filepath.Base(w.dir) + "-leases"}
+	w.leased = l
+	// A broker is nobody in particular: it passes through the host's directories, and shares the machine.
+	w.must(os.Chmod(w.dir, 0o755))
+	w.must(os.Chmod(filepath.Join(w.dir, "fake"), 0o777))
+	files, err := filepath.Glob(filepath.Join(w.dir, "fake", "*"))
+	w.must(err)
+	for _, file := range files {
+		w.must(os.Chmod(file, 0o666))
+	}
+	w.must(os.Mkdir(filepath.Dir(l.armedFile()), 0o777))
+	w.must(os.Chmod(filepath.Dir(l.armedFile()), 0o777))
+	// The next broker, or keeper, that is started after a point of that kind was armed dies at it, and no other one.
+	w.must(os.WriteFile(l.program(), fmt.Appendf(nil, `#!/bin/sh
+case "$1" in --keep) kind=keeper ;; *) kind=broker ;; esac
+if read -r point 2>/dev/null <%[1]s.$kind && rm %[1]s.$kind; then
+	export %[2]s="$point"
+fi
+exec %[3]s "$@"
+`, l.armedFile(), killpoint.Env, binary(w, "gpuslice-broker")), 0o755))
+	text, err := os.ReadFile(w.config())
+	w.must(err)
+	w.must(os.WriteFile(l.config(), fmt.Appendf(text, "\n[leases]\nsocket = %q\ndir = %q\ncgroup = %q\n", l.client.Socket, l.dir(), l.cgroup), 0o644))
+	l.start("")
+	l.idle = l.descriptors()
+	g := l.mustAcquire(gpu.Request{VRAM: leaseBytes})
+	g.begin()
+	g.broker = l.record(g.ID).PID
+	l.leases = append(l.leases, g)
+	return l
+}
+
+func (l *leased) program() string { return filepath.Join(l.w.dir, "broker") }
+func (l *leased) config() string  { return filepath.Join(l.w.dir, "leased.toml") }
+
+// arm has the next broker, or keeper, die at a point.
+func (l *leased) arm(point string) {
+	kind, _, _ := strings.Cut(point, ".")
+	l.w.must(os.WriteFile(l.armedFile()+"."+kind, []byte(point+"\n"), 0o644))
+}
+
+// armed says whether nobody has taken that yet.
+func (l *leased) armed(point string) bool {
+	kind, _, _ := strings.Cut(point, ".")
+	_, err := os.Stat(l.armedFile() + "." + kind)
+	return err == nil
+}
+
+// launch starts the service, to die at a point if one is given. One that ends is started again, as systemd does.
+func (l *leased) launch(point string) error {
+	cmd := exec.Command(binary(l.w, "gpuslice-leased"), "--config", l.config(), "--broker", l.program())
+	log, err := os.OpenFile(l.w.logFile(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.Env = append(l.w.env(), killpoint.Env+"="+point)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.stop {
+		return nil
+	}
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	done := make(chan struct{})
+	l.cmd, l.done = cmd, done
+	go func() {
+		_ = cmd.Wait()
+		time.Sleep(10 * time.Millisecond)
+		_ = l.launch("") // that it does not come up is found by who waits for it
+		close(done)
+	}()
+	return nil
+}
+
+func (l *leased) now() (*exec.Cmd, chan struct{}) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.cmd, l.done
+}
+
+// up waits until the newest service answers.
+func (l *leased) up() {
+	l.w.Helper()
+	l.w.eventually("the lease service answers", func() bool {
+		cmd, _ := l.now()
+		_, err := l.list()
+		newer, _ := l.now()
+		return err == nil && newer == cmd
+	})
+}
+
+func (l *leased) list() ([]*gpu.Lease, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	return l.client.List(ctx)
+}
+
+// start starts one that dies at a point, or goes on.
+func (l *leased) start(point string) {
+	l.w.Helper()
+	l.w.must(l.launch(point))
+	if point == "" {
+		l.up()
+	}
+}
+
+// end ends it by a signal, and any that is started in its place.
+func (l *leased) end(sig unix.Signal) error {
+	l.mu.Lock()
+	l.stop = true
+	l.mu.Unlock()
+	defer func() {
+		l.mu.Lock()
+		l.stop = false
+		l.mu.Unlock()
+	}()
+	cmd, done := l.now()
+	if cmd == nil {
+		return nil
+	}
+	_ = cmd.Process.Signal(sig)
+	select {
+	case <-done:
+		return nil
+	case <-time.After(patience):
+		return fmt.Errorf("after %v the lease service, process %d, has not ended by %v", patience, cmd.Process.Pid, sig)
+	}
+}
+
+// again kills it, and starts one that dies at a point.
+func (l *leased) again(sig unix.Signal, point string) {
+	l.w.Helper()
+	l.w.must(l.end(sig))
+	l.start(point)
+}
+
+func (l *leased) descriptors() int {
+	cmd, _ := l.now()
+	entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", cmd.Process.Pid))
+	if err != nil {
+		return math.MaxInt
+	}
+	return len(entries)
+}
+
+// stored is of a lease's record what is needed here.
+type stored struct {
+	PID       int    `json:"pid"`
+	BrokerUID uint32 `json:"broker_uid"`
+	Keeper    struct {
+		PID int `json:"pid"`
+	} `json:"keeper"`
+}
+
+func (l *leased) record(id string) (r stored) {
+	if text, err := os.ReadFile(filepath.Join(l.dir(), id, "lease.json")); err == nil {
+		_ = json.Unmarshal(text, &r)
+	}
+	return r
+}
+
+func within(t time.Duration) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.Background(), t)
+}
+
+// acquire asks for a lease.
+func (l *leased) acquire(r gpu.Request) (*granted, error) {
+	ctx, cancel := within(patience)
+	defer cancel()
+	of, err := l.client.Acquire(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	token, err := os.ReadFile(of.TokenFile)
+	return &granted{Lease: of, l: l, token: string(token)}, err
+}
+
+// mustAcquire is for when nothing is to go wrong but that the service is being started.
+func (l *leased) mustAcquire(r gpu.Request) *granted {
+	l.w.Helper()
+	var g *granted
+	l.w.eventually("a lease is acquired", func() bool {
+		var err error
+		g, err = l.acquire(r)
+		if err != nil && !errors.Is(err, gpu.ErrUnreachable) {
+			l.w.fail("acquire a lease: %v", err)
+		}
+		return err == nil
+	})
+	return g
+}
+
+// drop ends a lease, however often it has to be asked for.
+func (l *leased) drop(id string) {
+	l.w.Helper()
+	l.w.eventually("lease "+id+" is dropped", func() bool {
+		ctx, cancel := within(patience)
+		defer cancel()
+		_, err := l.client.Drop(ctx, id)
+		if errors.Is(err, gpu.ErrUnreachable) {
+			return false
+		}
+		var refused *gpu.Error
+		if errors.As(err, &refused) && (refused.Code == gpu.NotFound || refused.Code == gpu.Expired) {
+			return true // the one that died had done it
+		}
+		l.w.must(err)
+		return true
+	})
+}
+
+func (g *granted) open() error {
+	if g.session != nil {
+		return nil
+	}
+	ctx, cancel := within(patience)
+	defer cancel()
+	s, err := gpu.Open(ctx, g.Address, g.TokenFile)
+	g.session = s
+	return err
+}
+
+func (g *granted) close() {
+	if g.session != nil {
+		_ = g.session.Close()
+		g.session = nil
+	}
+}
+
+// give drops it.
+func (g *granted) give() {
+	g.l.w.Helper()
+	g.l.drop(g.ID)
+	g.close()
+}
+
+// begin makes what stays in the lease.
+func (g *granted) begin() {
+	w := g.l.w
+	w.Helper()
+	w.must(g.open())
+	ctx, cancel := within(patience)
+	defer cancel()
+	var err error
+	g.module, err = g.session.Load(ctx, kernels)
+	w.must(err)
+	g.buffer, err = g.session.Alloc(ctx, leaseBuffer)
+	w.must(err)
+}
+
+// use adds 1 to the numbers of what stays, once, and compares.
+func (g *granted) use() {
+	w := g.l.w
+	w.Helper()
+	ctx, cancel := within(patience)
+	defer cancel()
+	const n = 4
+	w.must(g.module.Launch(ctx, "bias", gpu.Shape{Block: gpu.Dim{X: n}}, g.buffer, float32(1), uint32(n)))
+	w.must(g.session.Sync(ctx))
+	g.count++
+	got := make([]byte, 4*n)
+	w.must(g.buffer.Read(ctx, 0, got))
+	for i := range n {
+		if v := math.Float32frombits(endian.LittleEndian.Uint32(got[4*i:])); v != g.count {
+			w.fail("lease %s has %v, the model %v", g.ID, v, g.count)
+		}
+	}
+}
+
+// kernels are the examples'.
+var kernels []byte
+
+// work does one of all that a session can, and gives all back.
+func work(ctx context.Context, s *gpu.Session) error {
+	m, err := s.Load(ctx, kernels)
+	if err != nil {
+		return err
+	}
+	const size = 4 << 20 // staged
+	b, err := s.Alloc(ctx, size)
+	if err != nil {
+		return err
+	}
+	in, out := make([]byte, size), make([]byte, size)
+	for i := 0; i < size; i += 4 {
+		endian.LittleEndian.PutUint32(in[i:], math.Float32bits(float32(i%64)))
+	}
+	const n = 16
+	if err := b.Write(ctx, 0, in); err != nil {
+		return err
+	}
+	if err := m.Launch(ctx, "scale", gpu.Shape{Block: gpu.Dim{X: n}}, b, float32(2), uint32(n)); err != nil {
+		return err
+	}
+	if err := s.Sync(ctx); err != nil {
+		return err
+	}
+	if err := b.Read(ctx, 0, out); err != nil {
+		return err
+	}
+	for i := 0; i < size; i += 4 {
+		want := float32(i % 64)
+		if i < 4*n {
+			want *= 2
+		}
+		if got := math.Float32frombits(endian.LittleEndian.Uint32(out[i:])); got != want {
+			return fmt.Errorf("%w: number %d is %v, not %v", errWrong, i/4, got, want)
+		}
+	}
+	done, err := s.Submit(ctx, gpu.Submission{
+		Image: kernels, Buffers: []gpu.SubmittedBuffer{{Size: 4 * n, Data: in[:4*n], Out: true}},
+		Launches: []gpu.SubmittedLaunch{{Kernel: "scale", Shape: gpu.Shape{Block: gpu.Dim{X: n}}, Arguments: []any{gpu.BufferNumber(0), float32(2), uint32(n)}}},
+	})
+	if err != nil {
+		return err
+	}
+	if len(done) != 1 || string(done[0]) != string(out[:4*n]) {
+		return fmt.Errorf("%w: a submission gives %x", errWrong, done)
+	}
+	shared, err := s.Share(ctx, 1<<20)
+	if err != nil {
+		return err
+	}
+	if err := shared.Close(); err != nil {
+		return err
+	}
+	return errors.Join(m.Unload(ctx), b.Free(ctx))
+}
+
+var errWrong = errors.New("wrong results")
+
+// worksOn has the session's client do its work until that succeeds: what is lost with a broker it does again.
+func (g *granted) worksOn() {
+	w := g.l.w
+	w.Helper()
+	w.eventually("the client of lease "+g.ID+" does its work", func() bool {
+		w.must(g.open())
+		ctx, cancel := within(patience)
+		defer cancel()
+		err := work(ctx, g.session)
+		var lost *gpu.Error
+		if err == nil || errors.As(err, &lost) && (lost.Code == gpu.SyncFailed || lost.Code == gpu.InvalidHandle) {
+			return err == nil
+		}
+		if !errors.Is(err, errWrong) && strings.Contains(err.Error(), "share memory with a session") { // it is no request
+			return false
+		}
+		w.fail("the client of lease %s: %v", g.ID, err)
+		return true
+	})
+}
+
+// check compares all there is of leases with the model.
+func (l *leased) check() {
+	w := l.w
+	w.Helper()
+	var why error
+	for deadline := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
+		w.goesOn()
+		if why = l.differs(); why == nil {
+			break
+		}
+		if time.Now().After(deadline) {
+			w.fail("after %v: %v", patience, why)
+		}
+	}
+	for _, g := range l.leases {
+		g.use()
+	}
+}
+
+func (l *leased) ids() (ids []string) {
+	for _, g := range l.leases {
+		ids = append(ids, g.ID)
+	}
+	slices.Sort(ids)
+	return ids
+}
+
+// brokers are those of the leases, by the record.
+func (l *leased) brokers() map[int]bool { // also of none
+	all := map[int]bool{}
+	if l != nil {
+		for _, g := range l.leases {
+			all[l.record(g.ID).PID] = true
+		}
+	}
+	return all
+}
+
+func names(dir string, only func(os.DirEntry) bool) []string {
+	entries, _ := os.ReadDir(dir)
+	var all []string
+	for _, e := range entries {
+		if only == nil || only(e) {
+			all = append(all, e.Name())
+		}
+	}
+	return all
+}
+
+func (l *leased) differs() error {
+	want := l.ids()
+	found, err := l.list()
+	if err != nil {
+		return err
+	}
+	var got []string
+	for _, f := range found {
+		got = append(got, f.ID)
+	}
+	slices.Sort(got)
+	if !slices.Equal(got, want) {
+		return fmt.Errorf("the leases are %v, the model has %v", got, want)
+	}
+	if dirs := names(l.dir(), nil); !slices.Equal(dirs, want) {
+		return fmt.Errorf("the leases' directories are %v, the model has %v", dirs, want)
+	}
+	cgroup := filepath.Join("/sys/fs/cgroup", l.cgroup)
+	if dirs := names(cgroup, os.DirEntry.IsDir); !slices.Equal(dirs, want) {
+		return fmt.Errorf("the brokers' cgroups are %v, the model has %v", dirs, want)
+	}
+	var pids []int
+	charged := map[string]uint64{}
+	for _, s := range l.w.leaseSlices() {
+		charged[s.ID] = 0
+		if s.State != api.Active {
+			return fmt.Errorf("slice %s is %s: %s", s.ID, s.State, s.Reason)
+		}
+		for _, d := range s.Devices {
+			charged[s.ID] += d.Used + d.Overhead
+		}
+	}
+	if len(charged) != len(want) {
+		return fmt.Errorf("the enforcer has the leases' slices %v, the model has %v", charged, want)
+	}
+	listed := l.w.listed()
+	for _, g := range l.leases {
+		if text, err := os.ReadFile(g.TokenFile); err != nil || string(text) != g.token {
+			return fmt.Errorf("lease %s has another token, or none: %w", g.ID, errors.Join(err))
+		}
+		for _, name := range names(filepath.Join(l.dir(), g.ID), nil) {
+			if !slices.Contains([]string{"lease.json", "token", "session.sock", "shared.sock"}, strings.TrimSuffix(name, ".new")) {
+				return fmt.Errorf("lease %s has a file %s", g.ID, name)
+			}
+		}
+		r := l.record(g.ID)
+		text, _ := os.ReadFile(filepath.Join(cgroup, g.ID, "cgroup.procs"))
+		in := strings.Fields(string(text))
+		mine := []string{strconv.Itoa(r.PID), strconv.Itoa(r.Keeper.PID)}
+		slices.Sort(in)
+		slices.Sort(mine)
+		if !slices.Equal(in, mine) {
+			return fmt.Errorf("lease %s has the processes %v, its record says %v", g.ID, in, mine)
+		}
+		pids = append(pids, r.PID, r.Keeper.PID)
+		var holds uint64
+		for device := range devices {
+			holds += listed[device][r.PID]
+		}
+		if _, there := charged[g.ID]; !there || holds != charged[g.ID] {
+			return fmt.Errorf("the driver holds %d bytes for the broker of lease %s, of which %d are charged (there: %v)", holds, g.ID, charged[g.ID], there)
+		}
+		if g.broker != r.PID {
+			return fmt.Errorf("lease %s has another broker, and nobody killed the former one", g.ID)
+		}
+		ctx, cancel := within(patience)
+		stats, err := g.session.Stats(ctx)
+		cancel()
+		if err != nil {
+			return err
+		}
+		if stats.GetClients() != 1 || stats.GetShared() != 0 || stats.GetAllocated() != leaseBuffer {
+			return fmt.Errorf("the session of lease %s holds %v", g.ID, stats)
+		}
+	}
+	slices.Sort(pids)
+	if strays := l.processes(); !slices.Equal(strays, pids) {
+		return fmt.Errorf("there are brokers and keepers %v, the model has %v", strays, pids)
+	}
+	return nil
+}
+
+// processes are the brokers and keepers of this host.
+func (l *leased) processes() (pids []int) {
+	mark := []byte("FAKECUDA_STATE=" + filepath.Join(l.w.dir, "fake", "state") + "\x00")
+	for _, name := range names("/proc", os.DirEntry.IsDir) {
+		pid, err := strconv.Atoi(name)
+		if err != nil {
+			continue
+		}
+		line, _ := os.ReadFile(filepath.Join("/proc", name, "cmdline"))
+		if !strings.HasPrefix(string(line), binary(l.w, "gpuslice-broker")+"\x00") && !strings.HasPrefix(string(line), "/bin/sh\x00"+l.program()) {
+			continue
+		}
+		if environment, _ := os.ReadFile(filepath.Join("/proc", name, "environ")); strings.Contains(string(environment), string(mark)) && alive(pid) {
+			pids = append(pids, pid)
+		}
+	}
+	slices.Sort(pids)
+	return pids
+}
+
+// finish gives all back, and checks that nothing is left.
+func (l *leased) finish() {
+	w := l.w
+	w.Helper()
+	for _, g := range l.leases {
+		g.give()
+	}
+	l.leases = nil
+	l.check()
+	w.eventually("the lease service has closed what it had open", func() bool { return l.descriptors() <= l.idle })
+	w.must(l.end(unix.SIGTERM))
+	if left := names(l.dir(), nil); len(left) > 0 {
+		w.fail("of leases %v are left", left)
+	}
+	w.must(os.Remove(filepath.Join("/sys/fs/cgroup", l.cgroup)))
+	w.must(os.RemoveAll(filepath.Dir(l.armedFile())))
+	w.leased = nil
+}
+
+// clear is finish for a round that failed.
+func (l *leased) clear() {
+	if l == nil {
+		return
+	}
+	if err := l.end(unix.SIGKILL); err != nil {
+		l.w.Error(err)
+	}
+	cgroup := filepath.Join("/sys/fs/cgroup", l.cgroup)
+	for _, id := range names(cgroup, os.DirEntry.IsDir) {
+		dir := filepath.Join(cgroup, id)
+		_ = os.WriteFile(filepath.Join(dir, "cgroup.kill"), []byte("1"), 0)
+		for deadline := time.Now().Add(patience); time.Now().Before(deadline) && os.Remove(dir) != nil; time.Sleep(5 * time.Millisecond) {
+		}
+	}
+	_ = os.Remove(cgroup)
+	for _, g := range l.leases {
+		g.close()
+	}
+}
+
+// leaseSlices are those that the enforcer has for leases.
+func (w *world) leaseSlices() (all []api.Slice) {
+	return slices.DeleteFunc(w.everySlice(), func(s api.Slice) bool { return !isLease(s) })
+}
+
+func isLease(s api.Slice) bool { return strings.HasPrefix(s.ID, "lease-") }
