@@ -36,7 +36,7 @@ refused, like when a slice begins.
 			&cli.StringFlag{Name: "vram", Aliases: []string{"limit"}, Usage: "the quota: `SIZE`, such as 4G, 512MiB, or 50% of the device"},
 			&cli.StringSliceFlag{Name: "device", Usage: "UUID or index of the `DEVICE` that the quota is for, or all; may be repeated"},
 			&cli.StringSliceFlag{Name: "drop", Usage: "UUID or index of a `DEVICE` whose own quota goes: that on all devices counts there; may be repeated"},
-			&cli.StringFlag{Name: "ttl", Usage: "how long it lives from now: `DURATION`, such as 90s, 30m, 12h or 7d; never, or 0, for no end"},
+			&cli.StringFlag{Name: "ttl", Usage: "it expires after this `DURATION` from now, such as 90s, 30m, 12h or 7d; never, or 0, for no end"},
 			&cli.BoolFlag{Name: "json", Usage: "print the slice as JSON, as the control API has it"},
 		},
 		OnUsageError: usageError(exitUsage),
@@ -133,7 +133,7 @@ func changeRequest(c *cli.Context) (r api.ChangeRequest, err error) {
 func renewCommand() *cli.Command {
 	return &cli.Command{
 		Name:      "renew",
-		Usage:     "say how long a slice lives from now",
+		Usage:     "extend or shorten a slice's time to live",
 		ArgsUsage: "ID DURATION",
 		Description: `ID may be the beginning of a slice's or a container's id, or a name. DURATION is one such as 90s, 30m, 12h or 7d, or
 never, or 0, for no end.

@@ -48,7 +48,7 @@ func engineFlags() []cli.Flag {
 func installCommand() *cli.Command {
 	return &cli.Command{
 		Name:        "install",
-		Usage:       "tell an engine of the runtime gpuslice",
+		Usage:       "register gpuslice with an engine",
 		ArgsUsage:   "docker|containerd|crio|podman|all",
 		Description: installDescription,
 		Flags: append(engineFlags(),
@@ -63,7 +63,7 @@ func installCommand() *cli.Command {
 func uninstallCommand() *cli.Command {
 	return &cli.Command{
 		Name:         "uninstall",
-		Usage:        "take back what gpuslice install did",
+		Usage:        "undo gpuslice install",
 		ArgsUsage:    "docker|containerd|crio|podman|all",
 		Description:  uninstallDescription,
 		Flags:        engineFlags(),

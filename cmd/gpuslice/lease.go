@@ -144,7 +144,7 @@ func leaseRequest(c *cli.Context) (r lease.Request, err error) {
 func leaseRenewCommand() *cli.Command {
 	return &cli.Command{
 		Name:      "renew",
-		Usage:     "say how long a lease lives from now",
+		Usage:     "extend or shorten a lease's time",
 		ArgsUsage: "LEASE DURATION",
 		Description: `DURATION is one such as 90s, 30m, 12h or 7d. A lease whose time is over is not renewed.
 

@@ -222,9 +222,9 @@ func without(p api.Preload) string {
 func changed(e api.Event, on string) string {
 	switch {
 	case e.Cause == "ttl" && e.TTL == 0:
-		return "it lives for ever from now on"
+		return "does not expire"
 	case e.Cause == "ttl":
-		return fmt.Sprintf("it lives for %s from now", api.FormatTTL(e.TTL))
+		return fmt.Sprintf("expires in %s", api.FormatTTL(e.TTL))
 	case e.Device == "":
 		return "its quotas are others, of devices that it does not use yet"
 	}

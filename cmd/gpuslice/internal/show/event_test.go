@@ -42,8 +42,8 @@ func TestAnEventIsOneLineWithASentence(t *testing.T) {
 		},
 		"2026-03-04 05:06:07  registered      s1            began with process 9, for 1h30m": {Kind: api.EventRegistered, Slice: "s1", PID: 9, TTL: 90 * time.Minute},
 		"2026-03-04 05:06:07  released        s1            ended: its time was over":        {Kind: api.EventReleased, Slice: "s1", Cause: "expired"},
-		"2026-03-04 05:06:07  changed         s1            it lives for 1h from now":        {Kind: api.EventChanged, Slice: "s1", Cause: "ttl", TTL: time.Hour},
-		"2026-03-04 05:06:07  changed         s1            it lives for ever from now on":   {Kind: api.EventChanged, Slice: "s1", Cause: "ttl"},
+		"2026-03-04 05:06:07  changed         s1            expires in 1h":                   {Kind: api.EventChanged, Slice: "s1", Cause: "ttl", TTL: time.Hour},
+		"2026-03-04 05:06:07  changed         s1            does not expire":                 {Kind: api.EventChanged, Slice: "s1", Cause: "ttl"},
 		"2026-03-04 05:06:07  changed         s1            its limit on GPU-1b2c3d4e is 4GiB, used 5GiB, overhead 512MiB: it is over that, and gets nothing until it has given back enough": {
 			Kind: api.EventChanged, Slice: "s1", Cause: "quota", Device: gpu, Limit: new(uint64(4 << 30)), Used: new(uint64(5 << 30)), Overhead: new(uint64(512 << 20)),
 		},
