@@ -21,6 +21,10 @@ var cases = []struct {
 	{"of a list the first request that fits is taken", firstThatFits},
 	{"what fits on no card is Pending and told why, until it fits", tooBig},
 	{"a request that names no memory has a whole card", wholeCard},
+	{"a namespace's bound refuses claims above it", namespaceBounds},
+	{"forged annotations and variables change nothing", forgedAnnotations},
+	{"a RuntimeClass and a claim are one quota", runtimeClass},
+	{"a configuration that is not known is refused in a sentence", refusedConfiguration},
 }
 
 func TestCluster(t *testing.T) {

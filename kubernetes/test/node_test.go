@@ -190,7 +190,7 @@ syncFrequency: 10s
 `, filepath.Base(os.Getenv(dirVariable)))
 	n.kubelet = &cluster.Daemon{
 		T: n.t, Name: "kubelet", Dir: n.Dir, Command: []string{n.plane.Program("kubelet"), "--config=" + file, "--kubeconfig=" + kubeconfig,
-			"--hostname-override=" + nodeName, "--node-ip=" + nodeAddress, "--cert-dir=" + n.in("kubelet"), "--v=2"},
+			"--hostname-override=" + nodeName, "--node-ip=" + nodeAddress, "--cert-dir=" + n.in("kubelet"), "--v=4"},
 		Env: []string{"PATH=" + n.engine("containerd-2") + ":/usr/sbin:/usr/bin:/sbin:/bin", "HOME=" + n.Dir},
 		Ready: func() error {
 			ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)

@@ -1,0 +1,85 @@
+//go:build cluster
+
+// SPDX-License-Identifier: Apache-2.0
+
+package test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	nodev1 "k8s.io/api/node/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
+)
+
+func namespaceBounds(n *node) {
+	_, err := n.kube.CoreV1().Namespaces().Patch(context.Background(), n.ns, types.MergePatchType,
+		[]byte(`{"metadata": {"labels": {"gpuslice.io/max-vram": "4Gi"}}}`), metav1.PatchOptions{})
+	n.Must(err)
+	n.eventually("what is above the bound is refused", func() error {
+		err := n.tryTemplate("large-"+strconv.FormatInt(time.Now().UnixNano(), 10), resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{request("gpu", "8Gi")}})
+		if err == nil || !strings.Contains(err.Error(), "at most 4Gi") {
+			return fmt.Errorf("8Gi: %w", err)
+		}
+		return nil
+	})
+	if err := n.tryTemplate("whole", resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{request("gpu", "")}}); err == nil {
+		n.t.Error("a whole card is accepted")
+	}
+	n.template("vram", request("gpu", "4Gi"))
+}
+
+// forged is what a pod can write to have more, or another's.
+var forged = map[string]string{
+	"cdi.k8s.io/x": "nvidia.com/gpu=1", "cdi.k8s.io/y": "gpuslice.io/vram=x", "gpuslice.vram": "40G", "gpuslice.pool": "other",
+}
+
+func forgedAnnotations(n *node) {
+	n.template("vram", request("gpu", "2Gi"))
+	p := n.pod("forger", []string{"vram"}, container("a", sleep, "vram"))
+	p.Annotations = forged
+	p.Spec.Containers[0].Env = []corev1.EnvVar{{Name: "GPUSLICE_VRAM", Value: "40G"}, {Name: "GPUSLICE_POOL", Value: "other"}}
+	n.start(p)
+	n.sees("forger", "a", 2*gib)
+	n.refused("forger", "a", 3*gib)
+
+	p = n.pod("without-claim", nil, container("a", sleep))
+	p.Annotations = forged
+	n.start(p)
+	if out, err := n.exec("without-claim", "a", "/bin/sh", "-c", "ls -d /dev/nvidia* /.gpuslice /demo 2>/dev/null || true"); err != nil || strings.TrimSpace(out) != "" {
+		n.t.Errorf("a pod without a claim has %q, %v", out, err)
+	}
+}
+
+func runtimeClass(n *node) {
+	_, err := n.kube.NodeV1().RuntimeClasses().Create(context.Background(), &nodev1.RuntimeClass{ObjectMeta: metav1.ObjectMeta{Name: "gpuslice"}, Handler: "gpuslice"}, metav1.CreateOptions{})
+	n.Must(err)
+	n.template("vram", request("gpu", "2Gi"))
+	p := n.pod("both", []string{"vram"}, container("a", sleep, "vram"))
+	p.Spec.RuntimeClassName = ptr.To("gpuslice")
+	n.start(p)
+	n.sees("both", "a", 2*gib)
+	n.refused("both", "a", 2*gib)
+}
+
+func refusedConfiguration(n *node) {
+	parameters, err := json.Marshal(map[string]string{"apiVersion": "gpuslice.io/v1", "kind": "ClaimConfig", "ttl": "soon"})
+	n.Must(err)
+	n.Must(n.tryTemplate("vram", resourceapi.DeviceClaim{
+		Requests: []resourceapi.DeviceRequest{request("gpu", "2Gi")},
+		Config: []resourceapi.DeviceClaimConfiguration{{DeviceConfiguration: resourceapi.DeviceConfiguration{
+			Opaque: &resourceapi.OpaqueDeviceConfiguration{Driver: "gpuslice.io", Parameters: runtime.RawExtension{Raw: parameters}},
+		}}},
+	}))
+	n.create(n.pod("refused", []string{"vram"}, container("a", sleep, "vram")))
+	n.told("refused", `ttl "soon" is not accepted`)
+}
