@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A program per row of docs/evidence/coverage.md, within the quota and beyond it. Run in a slice of 2 GiB or
- * more whose other processes are quiet, on the simulated driver or on a card:
+ * A program per row of docs/evidence/coverage.md, within the quota and beyond it. Run in a slice of
+ * 2 GiB or more whose other processes are quiet, on the simulated driver or on a card:
  *
  *   rows list                  the rows: name, a tab, the hooked functions that it calls
  *   rows NAME within|beyond    one of them

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the rows share. A row is one kind of memory of docs/evidence/coverage.md, in a slice: `within` takes
- * some of it and looks what is charged, `beyond` asks for more than the quota has left. Each runs
- * in a process of its own, alone in its slice but for a peer that it starts itself.
+ * What the rows share. A row is one kind of memory of docs/evidence/coverage.md, in a slice:
+ * `within` takes some of it and looks what is charged, `beyond` asks for more than the quota has
+ * left. Each runs in a process of its own, alone in its slice but for a peer that it starts itself.
  *
  * What the ledger says is read as a program can: the slice's free bytes by cuMemGetInfo.
  */
