@@ -284,9 +284,11 @@ func members(err error) bool {
 // retry tries until it succeeds, fails in a way that does not pass, or ctx ends; then its error is the last one.
 func (p *Preparer) retry(ctx context.Context, passes func(error) bool, try func() error) error {
 	var last error
+	end, limited := ctx.Deadline()
 	for {
 		err := try()
-		if ctx.Err() != nil && last != nil {
+		// A call that was cut short by the end of the time may return before ctx says so itself.
+		if last != nil && (ctx.Err() != nil || limited && !time.Now().Before(end)) {
 			return last // and not that the time was over
 		}
 		if err == nil || !passes(err) {

@@ -168,6 +168,25 @@ func TestWhatCannotBePreparedIsRefusedInASentence(t *testing.T) {
 	}
 }
 
+// over is a context whose time is over, and that does not say so yet.
+type over struct{ context.Context }
+
+func (over) Deadline() (time.Time, bool) { return time.Now(), true }
+
+func TestWhatTheEndOfTheTimeCutShortIsNotWhatIsSaid(t *testing.T) {
+	full, late := errors.New("full"), errors.New("i/o timeout")
+	tried := 0
+	err := new(Preparer).retry(over{t.Context()}, func(error) bool { return true }, func() error {
+		if tried++; tried == 1 {
+			return full
+		}
+		return late
+	})
+	if err != full {
+		t.Errorf("%v after %d tries", err, tried)
+	}
+}
+
 func TestPrepareWaitsForGpuslicedAndForMemoryThatIsGivenBack(t *testing.T) {
 	n := newNode(t)
 	other := types.UID("1a1b2c3d-1111-2222-3333-444455556666")
