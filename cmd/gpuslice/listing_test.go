@@ -244,6 +244,19 @@ func TestColoursAreForTerminalsThatWantThem(t *testing.T) {
 	}
 }
 
+func TestTheTerminalIsAskedNothing(t *testing.T) {
+	command := program([]string{"TERM=xterm-256color", "CI="}, "--version") // which has no colours
+	terminal, err := pty.Start(command)
+	if err != nil {
+		t.Skip("no terminal: ", err)
+	}
+	defer terminal.Close()
+	out, _ := io.ReadAll(terminal)
+	if err := command.Wait(); err != nil || !strings.HasPrefix(string(out), "gpuslice ") || strings.ContainsRune(string(out), '\x1b') {
+		t.Errorf("%v: %q", err, out)
+	}
+}
+
 // shared is what somebody reads while another one writes.
 type shared struct {
 	mu   sync.Mutex

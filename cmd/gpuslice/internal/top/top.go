@@ -12,7 +12,11 @@ import (
 	"unicode"
 
 	tea "github.com/charmbracelet/bubbletea"
+
+	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/terminal"
 )
+
+func init() { terminal.Restore() }
 
 // framesPerSecond is how often the screen is drawn at most; each is a wake-up.
 const framesPerSecond = 10
