@@ -18,7 +18,7 @@ type Policy struct {
 	BypassGrace time.Duration `toml:"bypass_grace"`
 }
 
-// The allowance is argued for in docs/operate/security.md.
+// The allowance is argued for in docs/evidence/security.md.
 func defaultPolicy() Policy {
 	return Policy{Bypass: api.Log, Scope: api.ScopeProcess, Allowance: 1 << 30, BypassGrace: 500 * time.Millisecond}
 }

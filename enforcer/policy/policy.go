@@ -24,7 +24,7 @@ import (
 type Policy struct {
 	Bypass    api.Action    // "" is api.Log
 	Scope     api.Scope     // of api.Kill; "" is api.ScopeProcess
-	Allowance uint64        // bytes that a process may hold beyond its charges; 0 is 1 GiB, argued for in docs/operate/security.md
+	Allowance uint64        // bytes that a process may hold beyond its charges; 0 is 1 GiB, argued for in docs/evidence/security.md
 	Grace     time.Duration // throughout which it holds more before anything is done; 0 is half a second
 }
 

@@ -20,17 +20,20 @@ var (
 	which = regexp.MustCompile(`^(test/\S+) --only (\w+)$`)
 )
 
-// Each row of the last table of docs/operate/security.md says what is claimed, and what shows it: `TestX`, `TestY` in a directory, and
+// Each row of the last table of docs/evidence/security.md says what is claimed, and what shows it: `TestX`, `TestY` in a directory, and
 // after a semicolon others. What it names has to be there.
 func TestWhatShowsThatTheSecurityPageIsTrueIsThere(t *testing.T) {
-	text, err := os.ReadFile(filepath.Join(root, "docs/operate/security.md"))
-	if err != nil {
-		t.Fatal(err)
+	document := ""
+	for _, page := range []string{"docs/operate/security.md", "docs/evidence/security.md"} {
+		text, err := os.ReadFile(filepath.Join(root, page))
+		if err != nil {
+			t.Fatal(err)
+		}
+		document += string(text)
 	}
-	document := string(text)
 	_, section, found := strings.Cut(document, "\n## What shows it\n")
 	if !found {
-		t.Fatal("docs/operate/security.md has no section that says what shows it")
+		t.Fatal("docs/evidence/security.md has no section that says what shows it")
 	}
 	section, _, _ = strings.Cut(section, "\n## ")
 	var titles []string
@@ -60,7 +63,7 @@ func TestWhatShowsThatTheSecurityPageIsTrueIsThere(t *testing.T) {
 	if rows < 50 {
 		t.Errorf("only %d claims were found: is the table another?", rows)
 	}
-	// The table follows the page: a section that makes no claim is named here.
+	// The table follows the pages: a section that makes no claim is named here.
 	for _, heading := range regexp.MustCompile(`(?m)^###? (.+)$`).FindAllStringSubmatch(document, -1) {
 		switch heading[1] {
 		case "What cannot be stopped": // the short form of what comes after

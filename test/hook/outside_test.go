@@ -116,7 +116,7 @@ func TestAVolumeOverTheRootIsRefused(t *testing.T) {
 }
 
 // TestWhoSharesProcessesOrTheRootCanUnbindTheInterceptor: those are not kept apart by the kernel either, and
-// docs/operate/security.md says so.
+// docs/evidence/security.md says so.
 func TestWhoSharesProcessesOrTheRootCanUnbindTheInterceptor(t *testing.T) {
 	requires(t, "runc")
 	for _, c := range []struct {
@@ -148,7 +148,7 @@ func TestWhoSharesProcessesOrTheRootCanUnbindTheInterceptor(t *testing.T) {
 			attacker.start()
 			attacker.exec("busybox", "rm", c.file)
 			if out, err := victim.run("exec", victim.id, "cat", "/etc/ld.so.preload"); err == nil {
-				t.Errorf("it is still bound, and docs/operate/security.md can promise more: %s", out)
+				t.Errorf("it is still bound, and docs/evidence/security.md can promise more: %s", out)
 			}
 		})
 	}

@@ -12,7 +12,7 @@ import (
 )
 
 // withoutRaces is all that a storm can do but threads that make and end contexts without a pause: while they do, nobody can tell what
-// code that another thread loads has taken, and it is charged late (docs/operate/security.md).
+// code that another thread loads has taken, and it is charged late (docs/evidence/security.md).
 const withoutRaces = "2047"
 
 // The strictest policy that there is, looked at a hundred times a second, and honest processes that do all that

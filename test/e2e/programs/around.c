@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Ways around the interceptor, which docs/operate/security.md names.
+ * Ways around the interceptor, which docs/evidence/security.md names.
  *
  * around                           -> is it loaded here? "loaded" or "alone"
  * around BYTES DRIVER FUNCTION=OFFSET…

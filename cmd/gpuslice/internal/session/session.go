@@ -5,7 +5,7 @@
 // the exit code, and releases the slice when the last descendant is gone.
 //
 // It binds honest programs: a process that clears its environment leaves the slice's view, as
-// nothing but the environment carries it (docs/operate/security.md). Containers do not have this limit.
+// nothing but the environment carries it (docs/evidence/security.md). Containers do not have this limit.
 //
 // It must never keep the command's exit code from the caller, nor a signal from the command.
 package session
