@@ -81,6 +81,8 @@ func (w *world) newLeased() *leased {
 case "$1" in --keep) kind=keeper ;; *) kind=broker ;; esac
 if read -r point 2>/dev/null <%[1]s.$kind && rm %[1]s.$kind; then
 	export %[2]s="$point"
+	rm -f %[1]s.doomed # another user's
+	echo $$ >%[1]s.doomed
 fi
 exec %[3]s "$@"
 `, l.armedFile(), killpoint.Env, binary(w, "gpuslice-broker")), 0o755))
@@ -110,6 +112,15 @@ func (l *leased) armed(point string) bool {
 	kind, _, _ := strings.Cut(point, ".")
 	_, err := os.Stat(l.armedFile() + "." + kind)
 	return err == nil
+}
+
+// doomed is the pid of who took it last.
+func (l *leased) doomed() int {
+	text, err := os.ReadFile(l.armedFile() + ".doomed")
+	l.w.must(err)
+	pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	l.w.must(err)
+	return pid
 }
 
 // launch starts the service, to die at a point if one is given. One that ends is started again, as systemd does.

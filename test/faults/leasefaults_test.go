@@ -263,7 +263,9 @@ func (l *leased) killBrokerAt(point string, r *rand.Rand) {
 	before := l.record(g.ID)
 	g.worksOn()
 	if strings.HasPrefix(point, "keeper.") {
-		w.eventually("the lease has another keeper", func() bool { pid := l.record(g.ID).Keeper.PID; return pid != before.Keeper.PID && alive(pid) })
+		// Which may be there already when the lease is.
+		dies := l.doomed()
+		w.eventually("the lease has another keeper", func() bool { pid := l.record(g.ID).Keeper.PID; return pid != dies && alive(pid) })
 	} else {
 		l.restarted(g, before.PID)
 		g.worksOn()
