@@ -11,7 +11,6 @@ import (
 	"os"
 	"os/exec"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -20,6 +19,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
 // asProgram in the environment makes the test the program itself, which tests that need a process start.
@@ -258,24 +258,13 @@ func TestTheTerminalIsAskedNothing(t *testing.T) {
 }
 
 // shared is what somebody reads while another one writes.
-type shared struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (s *shared) Write(p []byte) (int, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.text.Write(p)
-}
+type shared struct{ testhost.Output }
 
 // has waits until the text is there so many times.
 func (s *shared) has(t *testing.T, text string, times int) string {
 	t.Helper()
 	for end := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
-		s.mu.Lock()
-		got := s.text.String()
-		s.mu.Unlock()
+		got := s.String()
 		if strings.Count(got, text) >= times {
 			return got
 		}
