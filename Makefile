@@ -94,6 +94,15 @@ $(BIN)/gpuslice-dra: $(GO_SOURCES) $(shell find kubernetes -name '*.go' ! -name 
 	@echo "  $@"
 	$(QUIET)CGO_ENABLED=0 $(GO) -C kubernetes build $(GO_FLAGS) -ldflags '-s -w $(GO_LINK)' -o ../$@ ./cmd/gpuslice-dra
 
+# Plays the kubelet for test/gpu/kubernetes.py, where there is no cluster.
+$(BIN)/kubelet: $(wildcard kubernetes/test/kubelet/*.go kubernetes/config/*.go kubernetes/inventory/*.go) kubernetes/go.mod kubernetes/go.sum
+	@mkdir -p $(@D)
+	@echo "  $@"
+	$(QUIET)CGO_ENABLED=0 $(GO) -C kubernetes build $(GO_FLAGS) -ldflags '-s -w' -o ../$@ ./test/kubelet
+
+.PHONY: kubernetes-card
+kubernetes-card: kubernetes $(BIN)/kubelet
+
 .PHONY: kubernetes
 kubernetes: $(BIN)/gpuslice-dra ## Compile the driver for Kubernetes
 

@@ -229,14 +229,12 @@ func (h *Hook) sweep() error {
 func enforcerFailed(err error) error {
 	switch {
 	case errors.Is(err, context.DeadlineExceeded):
-		return fmt.Errorf("the enforcer did not answer in time: see its log (journalctl -u gpusliced) (%w)", err)
-	case errors.Is(err, api.ErrUnreachable):
-		return fmt.Errorf("%w: start it (systemctl start gpusliced)", err)
+		return errors.New("the enforcer did not answer in time: see its log (journalctl -u gpusliced)")
 	case errors.Is(err, os.ErrPermission) && rootless():
 		return fmt.Errorf("a container of a rootless engine is given no quota, since its hook has its user's rights: have an engine that root runs start it, "+
 			"or run the program by `gpuslice run` (%w)", err)
 	}
-	return fmt.Errorf("the enforcer: %w", err)
+	return err
 }
 
 // rootless says whether the hook was run in a user namespace, as engines of users do.

@@ -184,26 +184,37 @@ struct pool *pool_of_graphs(struct process *process, CUdevice ordinal)
 
 struct pool *pool_current(struct process *process, CUdevice ordinal)
 {
+	struct pools *pools = pools_of(process);
 	struct pool *pool;
 	CUmemoryPool handle;
+	uint64_t forgotten;
 
 	if (ordinal < 0 || ordinal >= PROCESS_ORDINALS)
 		return NULL;
-	pool = __atomic_load_n(&pools_of(process)->current[ordinal], __ATOMIC_ACQUIRE);
+	pool = __atomic_load_n(&pools->current[ordinal], __ATOMIC_ACQUIRE);
 	if (__builtin_expect(pool != NULL, 1))
 		return pool;
+	forgotten = __atomic_load_n(&pools->forgotten, __ATOMIC_ACQUIRE);
 	if (!DRIVER_HAS(cuDeviceGetMemPool) ||
 	    DRIVER(cuDeviceGetMemPool)(&handle, ordinal) != CUDA_SUCCESS)
 		return NULL;
 	pool = pool_of(process, handle);
-	__atomic_store_n(&pools_of(process)->current[ordinal], pool, __ATOMIC_RELEASE);
+	lock_take(&pools->lock);
+	if (pools->forgotten == forgotten)
+		__atomic_store_n(&pools->current[ordinal], pool, __ATOMIC_RELEASE);
+	lock_give(&pools->lock);
 	return pool;
 }
 
 void pool_forget_current(struct process *process)
 {
+	struct pools *pools = pools_of(process);
+
+	lock_take(&pools->lock);
+	__atomic_store_n(&pools->forgotten, pools->forgotten + 1, __ATOMIC_RELEASE);
 	for (CUdevice ordinal = 0; ordinal < PROCESS_ORDINALS; ordinal++)
-		__atomic_store_n(&pools_of(process)->current[ordinal], NULL, __ATOMIC_RELEASE);
+		__atomic_store_n(&pools->current[ordinal], NULL, __ATOMIC_RELEASE);
+	lock_give(&pools->lock);
 }
 
 /* --- charges --------------------------------------------------------------------------------- */

@@ -64,6 +64,9 @@ struct pools {
 	struct lock lock;                       /* guards the list; a pool has a lock of its own */
 	struct pool *list;                      /* nodes are never unlinked: readers take no lock */
 	struct pool *current[PROCESS_ORDINALS]; /* what cuMemAllocAsync draws on */
+	/* How often all of `current` was forgotten: an answer of the driver's from before that is
+	 * not kept. */
+	uint64_t forgotten;
 	struct pool *graphs[PROCESS_ORDINALS];
 };
 

@@ -25,8 +25,12 @@ func hidesHooks(runtime string) bool {
 	return strings.Contains(filepath.Base(runtime), "crun")
 }
 
+// listenPID is in the environment of a runtime that gets sockets by systemd's protocol: runc takes them only if it has that
+// pid, and so has to be executed.
+const listenPID = "LISTEN_PID"
+
 // Delegate has the low-level runtime carry out a command line. It returns only if that cannot be executed, or was
-// waited for because it makes a container of bundle and would not show what the hook says; then with its exit status.
+// waited for because it makes a container of bundle; then with its exit status, and what the hook says.
 func (r *Runtime) Delegate(args []string, bundle string) (status int, err error) {
 	env := append(os.Environ(), ActiveEnv+"=1")
 	if r.reports && bundle != "" {
@@ -75,8 +79,7 @@ func wait(runtime string, args, env []string) (status int, err error) {
 	return status, nil
 }
 
-// HookSaid is what the hook had to say about the container that could not be made of bundle, if the low-level runtime does not
-// show it; else nil.
+// HookSaid is what the hook had to say about the container that could not be made of bundle; nil if that was nothing.
 func (r *Runtime) HookSaid(bundle string) error {
 	if !r.reports {
 		return nil

@@ -2,8 +2,8 @@
 
 // Package shim is what stands between an engine and the low-level OCI runtime: it adds gpuslice's hooks to the bundle
 // of a container that is about to be made, and leaves all else to runc, crun or nvidia-container-runtime. As
-// gpuslice-runtime it becomes that one by execve(2), so that the engine talks to it from then on. (Under crun it
-// waits for a container to be made, because crun does not show what a hook says.) As containerd's shim
+// gpuslice-runtime it becomes that one by execve(2), so that the engine talks to it from then on; while a container is made
+// it waits for it, so as to say in one sentence what runc would wrap, and crun not show. As containerd's shim
 // (package shim/containerd) it is a shim of that one.
 //
 // It never changes an argument, and of a bundle nothing but the hooks. Whatever the annotations ask for is
@@ -42,7 +42,7 @@ type Runtime struct {
 	Config   string // the configuration that the hook is to read; "" is the default's place
 	Low      string // absolute path of the low-level runtime
 
-	reports bool // the hook is to write what it has to say to a file, since Low does not show it
+	reports bool // the hook writes what it has to say to a file, and who made the container says it in place of Low
 }
 
 // Prepare edits the bundle of config, of which the low-level runtime is about to make a container: what is judged is what is

@@ -121,10 +121,13 @@ type Options struct {
 	LeaveMapped bool
 }
 
+// PageSize is that of a pool whose options name none, in bytes: what the driver recommends.
+func (d *Device) PageSize() uint64 { return max(d.recommended, minPageSize) }
+
 // check fills in the defaults.
 func (d *Device) check(o Options) (Options, error) {
 	if o.PageSize == 0 {
-		o.PageSize = max(d.recommended, minPageSize)
+		o.PageSize = d.PageSize()
 	}
 	if o.PageSize&(o.PageSize-1) != 0 || o.PageSize < minPageSize || o.PageSize%d.minimum != 0 {
 		return o, &PageSizeError{PageSize: o.PageSize, Granularity: d.minimum}

@@ -29,21 +29,21 @@ func main() {
 	}
 	stderr := io.Writer(os.Stderr)
 	if c.Report != "" {
-		stderr = io.MultiWriter(os.Stderr, report(c.Report))
+		stderr = report(c.Report)
 	}
 	os.Exit(hook.Run(c.Stage, os.Stdin, stderr, hook.DefaultDeadlines, c.load))
 }
 
 type command struct{ hook.Command }
 
-// report is a file that is made when there is something to say; gpuslice-runtime reads it under a runtime that
-// throws away what a hook writes.
+// report is a file that is made when there is something to say. gpuslice-runtime reads it, and says it in place of the low-level runtime,
+// which would wrap it or throw it away.
 type report string
 
 func (r report) Write(text []byte) (int, error) {
 	f, err := os.OpenFile(string(r), os.O_WRONLY|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
-		return 0, err
+		return os.Stderr.Write(text)
 	}
 	n, err := f.Write(text)
 	return n, errors.Join(err, f.Close())

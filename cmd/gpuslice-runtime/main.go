@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Gpuslice-runtime is an OCI runtime: it prepares the bundle and becomes runc. See package shim.
+// Gpuslice-runtime is an OCI runtime: it prepares the bundle and has runc do the rest. See package shim.
 package main
 
 import (

@@ -89,9 +89,19 @@ func enginesHere(root string) []doctor.Engine {
 		e.Err, e.Reload = err, registers.Restart
 		e.Default = err == nil && defaultErr == nil && asDefault.State == engines.Nothing
 		e.Registered = e.Default || err == nil && registers.State == engines.Nothing
+		if e.Registered && root == "/" { // nothing runs in an image
+			e.Stale, e.Err = engines.Stale(host, name, askEngine)
+		}
 		found = append(found, e)
 	}
 	return found
+}
+
+// askEngine runs an engine's client, which may wait for a daemon that hangs.
+func askEngine(program string, args ...string) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	return exec.CommandContext(ctx, program, args...).Output()
 }
 
 // runtimeVersion returns the first line that an OCI runtime says of itself.

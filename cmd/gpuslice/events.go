@@ -14,6 +14,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/manual"
 	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/show"
 	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/table"
 	"github.com/gpuslice/gpuslice/enforcer/api"
@@ -39,8 +40,8 @@ started; then whoever has most of them loses the oldest for each new one.
 			&cli.BoolFlag{Name: "follow", Aliases: []string{"f"}, Usage: "go on with what happens from now on, through restarts of gpusliced, until interrupted"},
 			&cli.IntFlag{Name: "n", Usage: "only the last `N` of the events that are kept", DefaultText: "all"},
 			&cli.StringFlag{Name: "since", Usage: "only events of the last `DURATION`, such as 90s or 10m, or after the event of that number: `INSTANCE:SEQ`, as --json has them, or SEQ alone: all, if gpusliced was started anew and has not come to it"},
-			&cli.StringSliceFlag{Name: "filter", Usage: "only events with `KEY=VALUE`, of the keys " + strings.Join(show.EventTable.FilterKeys(), ", ") + "; may be repeated"},
-			&cli.StringFlag{Name: "format", Usage: "print each event by a `TEMPLATE` with .Kind, .Time, .Position, .Slice, .Container, .Tenant, .Pool, .Device, .PID, .Command, .Text; or json"},
+			manual.StringsOf{Values: filterWords(show.EventTable.FilterKeys()), StringSliceFlag: &cli.StringSliceFlag{Name: "filter", Usage: "only events with `KEY=VALUE`, of the keys " + strings.Join(show.EventTable.FilterKeys(), ", ") + "; may be repeated"}},
+			manual.StringOf{Values: []string{"json"}, StringFlag: &cli.StringFlag{Name: "format", Usage: "print each event by a `TEMPLATE` with .Kind, .Time, .Position, .Slice, .Container, .Tenant, .Pool, .Device, .PID, .Command, .Text; or json"}},
 			&cli.BoolFlag{Name: "json", Usage: "print JSON lines, as the control API has them: the same as --format json"},
 			&cli.BoolFlag{Name: "no-trunc", Usage: "do not shorten ids"},
 		},

@@ -17,6 +17,7 @@ import (
 	"github.com/urfave/cli/v2"
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/manual"
 	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/table"
 	"github.com/gpuslice/gpuslice/enforcer/api"
 )
@@ -36,13 +37,29 @@ func listFlags[R any](t *table.Table[R]) []cli.Flag {
 	}
 	return []cli.Flag{
 		&cli.BoolFlag{Name: "quiet", Aliases: []string{"q"}, Usage: "print ids alone"},
-		&cli.StringFlag{Name: "format", Usage: "print each row by a `TEMPLATE` with " + strings.Join(fields, ", ") + "; or json"},
-		&cli.StringSliceFlag{Name: "filter", Usage: "only rows with `KEY=VALUE`, of the keys " + strings.Join(t.FilterKeys(), ", ") + "; may be repeated"},
-		&cli.StringFlag{Name: "sort", Usage: "sort by `COLUMN`, with - before it for the largest first: " + strings.Join(t.SortKeys(), ", ")},
-		&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Usage: "print it in this `SHAPE`: " + strings.Join(table.Outputs, ", ")},
+		manual.StringOf{Values: []string{"json", "table"}, StringFlag: &cli.StringFlag{Name: "format", Usage: "print each row by a `TEMPLATE` with " + strings.Join(fields, ", ") + "; or json"}},
+		manual.StringsOf{Values: filterWords(t.FilterKeys()), StringSliceFlag: &cli.StringSliceFlag{Name: "filter", Usage: "only rows with `KEY=VALUE`, of the keys " + strings.Join(t.FilterKeys(), ", ") + "; may be repeated"}},
+		manual.StringOf{Values: sortWords(t.SortKeys()), StringFlag: &cli.StringFlag{Name: "sort", Usage: "sort by `COLUMN`, with - before it for the largest first: " + strings.Join(t.SortKeys(), ", ")}},
+		manual.StringOf{Values: table.Outputs, StringFlag: &cli.StringFlag{Name: "output", Aliases: []string{"o"}, Usage: "print it in this `SHAPE`: " + strings.Join(table.Outputs, ", ")}},
 		&cli.BoolFlag{Name: "json", Usage: "the same as --output json"},
 		&cli.BoolFlag{Name: "no-trunc", Usage: "do not shorten ids and UUIDs"},
 	}
+}
+
+// filterWords are what a shell offers behind --filter.
+func filterWords(keys []string) (words []string) {
+	for _, key := range keys {
+		words = append(words, key+"=")
+	}
+	return words
+}
+
+// sortWords are what a shell offers behind --sort.
+func sortWords(keys []string) (words []string) {
+	for _, key := range keys {
+		words = append(words, key, "-"+key)
+	}
+	return words
 }
 
 // watchFlags are those of one that can list again and again.

@@ -30,7 +30,7 @@ var shells = map[string]string{
 	"bash": `
 source "$1"
 shift
-compopt() { echo "(files)"; }
+compopt() { [[ $2 != default ]] || echo "(files)"; }
 read -ra COMP_WORDS < <(printf '%s\n' "${1//=/ = }")
 [[ $1 != *[\ =] ]] || COMP_WORDS+=("")
 [[ $1 != *= ]] || COMP_WORDS=("${COMP_WORDS[@]:0:${#COMP_WORDS[@]}-1}")
@@ -72,7 +72,7 @@ func shellHome(t *testing.T, shell string) string {
 	for file, text := range map[string]string{
 		completionFiles[shell]: printed(t, "completion", shell), "harness": shells[shell], "harness.hook": zshHook,
 		// It stands for the program, which is asked for slices.
-		"bin/gpuslice": "#!/bin/sh\n[ \"$*\" = 'ps --quiet' ] && printf 'slice-1\\nslice-2\\n'\n[ \"$*\" = 'pool list --quiet' ] && printf 'pool-1\\n'\n",
+		"bin/gpuslice": "#!/bin/sh\n[ \"$1\" = ps ] && printf 'slice-1 web\\nslice-2 $(touch\\040made)\\nslice-3 `touch\\040made`\\nslice-3 \\n'\n[ \"$*\" = 'pool list --quiet' ] && printf 'pool-1\\n'\n",
 	} {
 		path := filepath.Join(dir, file)
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
@@ -113,7 +113,7 @@ func TestShellsCompleteCommandsFlagsAndSlices(t *testing.T) {
 			}
 			dir := shellHome(t, shell) // before t.Parallel: two apps at once are nothing for the package cli
 			t.Parallel()
-			for _, row := range []struct{ line, want, not string }{
+			for _, row := range []struct{ line, want, not, but string }{ // but: a shell that has it otherwise
 				{line: "gpuslice ", want: "run ps inspect events doctor completion version help", not: "man"},
 				{line: "gpuslice ru", want: "run", not: "ps"},
 				{line: "gpuslice --so", want: "--socket", not: "--vram"},
@@ -125,6 +125,16 @@ func TestShellsCompleteCommandsFlagsAndSlices(t *testing.T) {
 				{line: "gpuslice run --vram ", not: "--device run"},
 				{line: "gpuslice ps --no", want: "--no-trunc"},
 				{line: "gpuslice ps --f", want: "--format --filter"},
+				{line: "gpuslice ps --filter ", want: "state= container= tenant=", not: "slice-1"},
+				{line: "gpuslice ps --filter st", want: "state=", not: "container="},
+				{line: "gpuslice ps --filter=st", want: "state=", but: "fish"},
+				{line: "gpuslice ps --sort ", want: "used -used", not: "state="},
+				{line: "gpuslice ps --sort -us", want: "-used", not: "used", but: "fish"},
+				{line: "gpuslice devices -o ", want: "wide json yaml table", not: "slice-1"},
+				{line: "gpuslice devices --output y", want: "yaml", not: "json"},
+				{line: "gpuslice recommend --format ", want: "json table"},
+				{line: "gpuslice events --filter ki", want: "kind="},
+				{line: "gpuslice explain ", want: "slice-1 slice-2 slice-3 web"},
 				{line: "gpuslice pool rm ", want: "pool-1", not: "POOL"},
 				{line: "gpuslice pool ls -", want: "-q --quiet"},
 				{line: "gpuslice events -", want: "-f --follow --since"},
@@ -143,6 +153,9 @@ func TestShellsCompleteCommandsFlagsAndSlices(t *testing.T) {
 				{line: "gpuslice run --vram 4G -- mkfif", want: "mkfifo"},
 				{line: "gpuslice run --vram 4G mkfif", want: "mkfifo"},
 			} {
+				if shell == row.but {
+					continue
+				}
 				got := offered(t, dir, shell, row.line)
 				for _, want := range strings.Fields(row.want) {
 					files := want == "(files)" && slices.Contains(got, "bin/") // fish lists them
@@ -155,6 +168,9 @@ func TestShellsCompleteCommandsFlagsAndSlices(t *testing.T) {
 						t.Errorf("%q: %q is offered: %q", row.line, not, got)
 					}
 				}
+			}
+			if _, err := os.Stat(filepath.Join(dir, "made")); err == nil {
+				t.Error("a container's name was run")
 			}
 		})
 	}

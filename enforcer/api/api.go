@@ -97,6 +97,8 @@ type RegisterRequest struct {
 type User struct {
 	UID    uint32   `json:"uid"` // 0 has no limit
 	Groups []uint32 `json:"groups,omitempty"`
+	// Remote is the address of another machine from which he asks, for the audit log.
+	Remote string `json:"remote,omitempty"`
 }
 
 // OnHost says whether the slice's processes find its directory by its path on the host, and not bound into a container.

@@ -10,8 +10,9 @@ import (
 	"unicode/utf8"
 )
 
-// MaxPools is how many pools a host has at most: each has a page of memory, and some series among the metrics.
-const MaxPools = 256
+// MaxPools is how many pools a host has at most: each has a page of memory, and on each device some series among the metrics. It is two
+// requests of claims for each pod of the largest node that Kubernetes' providers have, with 500 pods.
+const MaxPools = 1024
 
 // MaxPoolsOfSlice is of how many pools a slice is a member at most: one for each device that it can have.
 const MaxPoolsOfSlice = 16

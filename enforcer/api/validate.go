@@ -3,6 +3,7 @@
 package api
 
 import (
+	"net/netip"
 	"slices"
 	"strings"
 )
@@ -37,6 +38,8 @@ func (r *RegisterRequest) Validate() error {
 		return Errorf(CodeBadRequest, "pid %d is not one: the container's init is needed, or the session's first process", r.PID)
 	case r.For != nil && (r.Session || r.Container != ""):
 		return Errorf(CodeBadRequest, "slice %s is for uid %d: its processes are those of its cgroup, neither a session's nor a container's", r.ID, r.For.UID)
+	case r.For != nil && r.For.Remote != "" && !isRemote(r.For.Remote):
+		return Errorf(CodeBadRequest, "remote %.64q is not an address and a port", r.For.Remote)
 	case r.Session && r.Container != "":
 		return Errorf(CodeBadRequest, "a slice is of a session or of container %.64q, not of both", r.Container)
 	case len(r.Container) > 255 || strings.ContainsFunc(r.Container, func(c rune) bool { return c < ' ' || c == 0x7f }):
@@ -52,6 +55,11 @@ func (r *RegisterRequest) Validate() error {
 		return nil
 	}
 	return validateQuotas(r.Quotas)
+}
+
+func isRemote(address string) bool {
+	at, err := netip.ParseAddrPort(address)
+	return err == nil && len(at.Addr().Zone()) <= 16
 }
 
 func (n PoolNames) validate() error {

@@ -47,6 +47,7 @@ type Entry struct {
 	Message   string      `json:"message,omitempty"`   // the same in a sentence
 	Operation string      `json:"operation,omitempty"` // what was asked for, as openapi.yaml names it: "POST /v1/slices"; of an event the Call
 	UID       *uint32     `json:"uid,omitempty"`       // by the kernel's word; absent if it is not known
+	Remote    string      `json:"remote,omitempty"`    // where another machine's user asked from, by the word of who asked for him
 	Quotas    []api.Quota `json:"quotas,omitempty"`    // that were asked for
 	Mode      api.Mode    `json:"mode,omitempty"`      // of a slice that was asked for
 	Force     bool        `json:"force,omitempty"`     // a slice was to be released even if its processes are alive

@@ -106,6 +106,19 @@ func TestOfFindsTheContainersOwnCgroup(t *testing.T) {
 		"v1": {v1, []string{"3:cpu,cpuacct:/docker/c1", "2:memory:/docker/c1", "1:pids:/docker/c1", "0::/"}, "pids/docker/c1"},
 		"v1, only cpu is the container's": {
 			v1, []string{"3:cpu,cpuacct:/docker/c1", "2:memory:/", "1:pids:/"}, "cpu,cpuacct/docker/c1"},
+		"v2, Kubernetes": {
+			v2, []string{"0::/kubepods/burstable/pod0b5c/c1"}, "unified/kubepods/burstable/pod0b5c/c1"},
+		"v2, Kubernetes, containerd's systemd driver": {
+			v2, []string{"0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod0b5c_11.slice/cri-containerd-c1.scope"},
+			"unified/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod0b5c_11.slice/cri-containerd-c1.scope"},
+		"v2, Kubernetes, CRI-O's systemd driver": {
+			v2, []string{"0::/kubepods.slice/kubepods-pod0b5c_11.slice/crio-c1.scope"}, "unified/kubepods.slice/kubepods-pod0b5c_11.slice/crio-c1.scope"},
+		"v2, Kubernetes, CRI-O's systemd driver with crun": {
+			v2, []string{"0::/kubepods.slice/kubepods-pod0b5c_11.slice/crio-c1.scope/container"},
+			"unified/kubepods.slice/kubepods-pod0b5c_11.slice/crio-c1.scope/container"},
+		"v1, Kubernetes, systemd driver": {
+			v1, []string{"2:memory:/kubepods.slice/kubepods-pod0b5c_11.slice/cri-containerd-c1.scope", "1:pids:/kubepods.slice/kubepods-pod0b5c_11.slice/cri-containerd-c1.scope", "0::/"},
+			"pids/kubepods.slice/kubepods-pod0b5c_11.slice/cri-containerd-c1.scope"},
 		"v2, cgroups disabled":             {v2, []string{"0::/system.slice/containerd.service"}, ""},
 		"v2, a name that begins as ours":   {v2, []string{"0::/system.slice/gpusliced"}, "unified/system.slice/gpusliced"},
 		"v2, outside the cgroup namespace": {v2, []string{"0::/../c1"}, ""},

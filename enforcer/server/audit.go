@@ -21,6 +21,7 @@ type note struct {
 	tenant      string
 	container   string
 	names       api.Names
+	remote      string
 	quotas      []api.Quota
 	ttl         time.Duration
 	mode        api.Mode
@@ -67,7 +68,7 @@ func audited(next http.Handler, share audit.Share, put func(audit.Entry)) http.H
 func (n *note) entry(r *http.Request) audit.Entry {
 	e := audit.Entry{
 		Event:     api.Event{Kind: audit.KindRequest, Slice: n.slice, Container: n.container, Names: n.names, Tenant: n.tenant, Pool: n.pool, TTL: n.ttl},
-		Operation: r.Pattern, Result: audit.OK, Quotas: n.quotas, Mode: n.mode, Force: n.force, Share: n.share,
+		Operation: r.Pattern, Result: audit.OK, Quotas: n.quotas, Mode: n.mode, Force: n.force, Remote: n.remote, Share: n.share,
 	}
 	// What was asked for in a path is recorded if it can be a name; else the refusal's sentence has it, shortened.
 	if id := r.PathValue("id"); e.Slice == "" && api.CheckID(id) == nil {

@@ -77,6 +77,10 @@ func TestEachRequestForAChangeIsRecordedWithWhoAskedAndWhatBecameOfIt(t *testing
 			Event: api.Event{Slice: "c1"}, Operation: "POST /v1/slices", Result: audit.OK, Quotas: []api.Quota{{Device: "*", Bytes: 1024}}, Mode: api.Enforce}},
 		{"POST", "/v1/slices", `{"id":"c1","pid":7,"quotas":[],"mode":"record"}`, nil, audit.Entry{
 			Event: api.Event{Slice: "c1"}, Operation: "POST /v1/slices", Result: audit.OK, Quotas: []api.Quota{}, Mode: api.Record}},
+		{"POST", "/v1/slices", `{"id":"c1","pid":7,"for":{"uid":7,"remote":"192.0.2.7:4711"},"quotas":[{"device":"*","bytes":1024}]}`, nil, audit.Entry{
+			Event: api.Event{Slice: "c1"}, Operation: "POST /v1/slices", Result: audit.OK, Remote: "192.0.2.7:4711", Quotas: []api.Quota{{Device: "*", Bytes: 1024}}, Mode: api.Enforce}},
+		{"POST", "/v1/slices", `{"id":"c1","pid":7,"for":{"uid":7,"remote":"somewhere"},"quotas":[]}`, nil, audit.Entry{
+			Operation: "POST /v1/slices", Result: audit.Refused, Code: api.CodeBadRequest, Message: `remote "somewhere" is not an address and a port`}},
 		{"POST", "/v1/slices", goodRequest, full, audit.Entry{
 			Event:     api.Event{Slice: "c1", Device: "GPU-1", Requested: 3, Bytes: 3, Limit: new(uint64(2)), Used: new(uint64(0))},
 			Operation: "POST /v1/slices", Result: audit.Refused, Code: api.CodeQuotaExceeded, Message: "no", Quotas: []api.Quota{{Device: "*", Bytes: 1024}}, Mode: api.Enforce}},

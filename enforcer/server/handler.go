@@ -164,6 +164,9 @@ func register(s Service, w http.ResponseWriter, r *http.Request) (any, error) {
 	n := noteOf(r)
 	n.quotas, n.ttl, n.tenant, n.pool = request.Quotas, request.TTL, request.Tenant, request.Pools.String()
 	n.slice, n.container, n.names, n.mode = request.ID, request.Container, request.Names, cmp.Or(request.Mode, api.Enforce)
+	if request.For != nil {
+		n.remote = request.For.Remote
+	}
 	return s.Register(r.Context(), request)
 }
 

@@ -90,9 +90,9 @@ func (r *Request) apply(p parameters, class bool) error {
 		return fmt.Errorf("mode %q is not accepted: a claim is a quota, and %q is the one mode of a quota that several containers share", *p.Mode, api.Enforce)
 	}
 	if p.TTL != nil {
-		ttl, err := time.ParseDuration(*p.TTL)
+		ttl, err := api.ParseDuration(*p.TTL)
 		if err != nil || ttl < api.MinTTL || ttl > api.MaxTTL {
-			return fmt.Errorf(`ttl %q is not accepted: a duration from %s to %s is, such as "90s", "30m" or "12h"`,
+			return fmt.Errorf(`ttl %q is not accepted: a duration from %s to %s is, such as "90s", "30m", "12h" or "7d"`,
 				*p.TTL, api.FormatTTL(api.MinTTL), api.FormatTTL(api.MaxTTL))
 		}
 		r.TTL = ttl

@@ -51,6 +51,14 @@ func TestWhatTheClaimSaysGoesInPlaceOfTheClassForTheRequestsThatItNames(t *testi
 	}
 }
 
+func TestATTLIsCountedInDaysAsTheAnnotationIs(t *testing.T) {
+	for text, want := range map[string]time.Duration{"7d": 168 * time.Hour, "1d12h": 36 * time.Hour, "90s": 90 * time.Second} {
+		if r, err := Of(claim(said(resourceapi.AllocationConfigSourceClaim, `{`+head+`,"ttl":"`+text+`"}`)), "gpu"); err != nil || r.TTL != want {
+			t.Errorf("%s: got %+v, %v, want %v", text, r, err, want)
+		}
+	}
+}
+
 func TestABadConfigurationIsRefusedInASentence(t *testing.T) {
 	for text, want := range map[string]string{
 		`nonsense`:                       "it cannot be read",

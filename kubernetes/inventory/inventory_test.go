@@ -253,6 +253,35 @@ func TestADriverThatStartsWhileTheEnforcerIsAwayTaintsWhatWasPublished(t *testin
 	})
 }
 
+func TestANodeWithoutAGPUHasNoResourceSlice(t *testing.T) {
+	w := start(t, &enforcer{}, quick, Of(Host{Devices: []api.Device{device(uuid0, 0, gib)}})) // which it had before
+	eventually(t, "what was published is withdrawn", func() bool {
+		devices, count := w.last()
+		return count > 0 && len(devices) == 0
+	})
+	if r := resources("n", nil); len(r.Pools) != 0 {
+		t.Errorf("got %+v, want no pool", r)
+	}
+}
+
+func TestADriverWithoutAnEnforcerWaitsAndPublishesNothing(t *testing.T) {
+	e := &enforcer{away: true, host: Host{Devices: []api.Device{device(uuid0, 0, gib)}}}
+	w := start(t, e, quick, nil)
+	eventually(t, "the enforcer has been asked for longer than the timeout", func() bool {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		return e.asked > 6
+	})
+	if devices, count := w.last(); count != 0 {
+		t.Errorf("%d writes, the last of %v", count, devices)
+	}
+	e.change(func() { e.away = false })
+	eventually(t, "the device is published when there is one", func() bool {
+		devices, _ := w.last()
+		return len(devices) == 1
+	})
+}
+
 func TestWritesAreBoundedHoweverMuchHappens(t *testing.T) {
 	e := &enforcer{host: Host{Devices: []api.Device{device(uuid0, 0, gib)}}}
 	times := Times{Poll: time.Minute, Write: 300 * time.Millisecond, Timeout: time.Second}

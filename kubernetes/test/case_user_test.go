@@ -69,17 +69,48 @@ func runtimeClass(n *node) {
 	n.start(p)
 	n.sees("both", "a", 2*gib)
 	n.refused("both", "a", 2*gib)
+
+	p = n.pod("smaller", []string{"vram"}, container("a", sleep, "vram"))
+	p.Spec.RuntimeClassName = ptr.To("gpuslice")
+	p.Annotations = map[string]string{"gpuslice.vram": "1Gi"}
+	n.start(p)
+	n.refused("smaller", "a", gib+gib/2)
+
+	p = n.pod("elsewhere", []string{"vram"}, container("a", sleep, "vram"))
+	p.Spec.RuntimeClassName = ptr.To("gpuslice")
+	p.Annotations = map[string]string{"gpuslice.pool": "other"}
+	n.create(p)
+	n.told("elsewhere", "gpuslice.pool")
 }
 
+// adminAccess: a device is a quota, and there is none to watch over.
+func adminAccess(n *node) {
+	_, err := n.kube.CoreV1().Namespaces().Patch(context.Background(), n.ns, types.MergePatchType,
+		[]byte(`{"metadata": {"labels": {"resource.kubernetes.io/admin-access": "true"}}}`), metav1.PatchOptions{})
+	n.Must(err)
+	r := request("gpu", "")
+	r.Exactly.AdminAccess = ptr.To(true)
+	n.template("vram", r)
+	n.create(n.pod("admin", []string{"vram"}, container("a", sleep, "vram")))
+	n.told("admin", "asks for adminAccess, which is not accepted")
+}
+
+// refusedConfiguration: by the policy when it is written, and by the driver if it was written before the policy was there.
 func refusedConfiguration(n *node) {
 	parameters, err := json.Marshal(map[string]string{"apiVersion": "gpuslice.io/v1", "kind": "ClaimConfig", "ttl": "soon"})
 	n.Must(err)
-	n.Must(n.tryTemplate("vram", resourceapi.DeviceClaim{
+	configured := resourceapi.DeviceClaim{
 		Requests: []resourceapi.DeviceRequest{request("gpu", "2Gi")},
 		Config: []resourceapi.DeviceClaimConfiguration{{DeviceConfiguration: resourceapi.DeviceConfiguration{
 			Opaque: &resourceapi.OpaqueDeviceConfiguration{Driver: "gpuslice.io", Parameters: runtime.RawExtension{Raw: parameters}},
 		}}},
-	}))
+	}
+	if err := n.tryTemplate("vram", configured); err == nil || !strings.Contains(err.Error(), "a ttl from 1s to 876000h is accepted") {
+		n.t.Errorf("the configuration was written: %v", err)
+	}
+	n.Must(n.kube.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().Delete(context.Background(), "gpuslice-config", metav1.DeleteOptions{}))
+	defer n.manifests()
+	n.eventually("nothing checks what is written", func() error { return n.tryTemplate("vram", configured) })
 	n.create(n.pod("refused", []string{"vram"}, container("a", sleep, "vram")))
 	n.told("refused", `ttl "soon" is not accepted`)
 }

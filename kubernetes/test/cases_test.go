@@ -25,6 +25,17 @@ var cases = []struct {
 	{"forged annotations and variables change nothing", forgedAnnotations},
 	{"a RuntimeClass and a claim are one quota", runtimeClass},
 	{"a configuration that is not known is refused in a sentence", refusedConfiguration},
+	{"adminAccess is refused in a sentence", adminAccess},
+	{"a driver that is killed while it prepares a claim prepares it when it is back", killedInPrepare},
+	{"while gpusliced is away nothing new comes to its cards and what runs stays", enforcerAway},
+	{"what a pod still has that was deleted by force is not given away", deletedByForce},
+	{"a drained node keeps nothing of its claims", drained},
+	{"pods keep their quota when any daemon is restarted", restarts},
+	{"a pod whose hook refuses says why, and leaves nothing", hookRefuses},
+	{"a container that is started again has its quota again", startedAgain},
+	{"a size is rounded up to MiB", oddSize},
+	{"a pod with a claim starts as a plain one does", startTimes},
+	{"the driver is small and idle", driverCosts},
 }
 
 func TestCluster(t *testing.T) {

@@ -48,9 +48,17 @@ func openContext(ordinal int) (*context, error) {
 	if err != nil {
 		return nil, err
 	}
-	stream, err := device.OpenStream()
+	c, err := newContext(device)
 	if err != nil {
 		return nil, errors.Join(err, device.Close())
+	}
+	return c, nil
+}
+
+func newContext(device *cuda.Device) (*context, error) {
+	stream, err := device.OpenStream()
+	if err != nil {
+		return nil, err
 	}
 	return &context{stream}, nil
 }

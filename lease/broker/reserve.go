@@ -3,9 +3,11 @@
 package broker
 
 import (
+	"errors"
 	"slices"
 	"sort"
 
+	"github.com/gpuslice/gpuslice/vmm"
 	"github.com/gpuslice/gpuslice/vmm/cuda"
 )
 
@@ -60,29 +62,40 @@ func (r *reserve) give(address cuda.Address) {
 	}
 }
 
-// reserved is a context whose memory is taken at its beginning.
+// reserved is a context whose memory is taken at its beginning: one pool, all of which is mapped.
 type reserved struct {
 	*context
-	vram   uint64
 	memory *reserve
 }
 
 func openReserved(ordinal int, vram uint64) (*reserved, error) {
-	c, err := openContext(ordinal)
+	device, err := vmm.Open(ordinal)
 	if err != nil {
 		return nil, err
 	}
-	r := &reserved{context: c, vram: vram}
-	return r, r.fill()
+	r, err := reserveOn(device, vram)
+	if err != nil {
+		return nil, errors.Join(err, device.Close())
+	}
+	return r, nil
 }
 
-func (r *reserved) fill() error {
-	size := (r.vram + pieceAlignment - 1) &^ uint64(pieceAlignment-1)
-	start, err := r.Stream.Alloc(size)
-	if err == nil {
-		r.memory = newReserve(start, size)
+func reserveOn(device *vmm.Device, vram uint64) (*reserved, error) {
+	page := device.PageSize()
+	size := (vram + page - 1) / page * page
+	pool, err := device.NewPool(size, vmm.Options{PageSize: size & -size}) // the largest that fill it: a page's time does not depend on its size
+	if err != nil {
+		return nil, err
 	}
-	return err
+	start, err := pool.Map(0, size)
+	if err != nil {
+		return nil, err
+	}
+	c, err := newContext(device.Device)
+	if err != nil {
+		return nil, err
+	}
+	return &reserved{context: c, memory: newReserve(start, size)}, nil
 }
 
 func (r *reserved) Alloc(bytes uint64) (cuda.Address, error) {

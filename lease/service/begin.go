@@ -109,6 +109,7 @@ func (s *Service) register(ctx context.Context, l *lease, who Peer, r *leasepb.A
 	if s.Operator != nil && s.Operator(who.Groups) {
 		user = &api.User{} // has no limit on the control socket either
 	}
+	user.Remote = who.remote
 	reply, err := s.Enforcer.Register(ctx, api.RegisterRequest{
 		ID: l.ID, PID: l.Keeper.PID, UID: l.BrokerUID, GID: l.BrokerUID, For: user, Tenant: l.Tenant, TTL: ttl, Visible: []string{l.Device},
 		Quotas: []api.Quota{{Device: l.Device, Bytes: l.VRAM + l.Overhead}},

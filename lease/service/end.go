@@ -5,6 +5,7 @@ package service
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"os"
 	"syscall"
 	"time"
@@ -44,13 +45,22 @@ func (s *Service) end(l *lease, state leasepb.Lease_State, reason string) *lease
 		return l.last
 	}
 	begin := time.Now()
+	var stages []any // how long each took
+	last := begin
+	stage := func(name string) {
+		now := time.Now()
+		stages, last = append(stages, name, now.Sub(last)), now
+	}
 	l.quit()
 	l.starting.Lock() // nobody starts another one any more
 	s.mark(l, over{state, reason})
+	stage("recorded")
 	killpoint.Pass("end.marked")
 	s.stop(l)
+	stage("broker")
 	killpoint.Pass("end.stopped")
 	s.clear(l.ID)
+	stage("cgroup")
 	killpoint.Pass("end.cleared")
 	if l.keeper != nil {
 		s.deaths.Unwatch(l.keeper)
@@ -58,6 +68,7 @@ func (s *Service) end(l *lease, state leasepb.Lease_State, reason string) *lease
 	}
 	l.starting.Unlock()
 	s.release(l)
+	stage("slice")
 	killpoint.Pass("end.released")
 	// Last: what is left is known by it.
 	if err := os.RemoveAll(s.dirOf(l.ID)); err != nil {
@@ -78,7 +89,7 @@ func (s *Service) end(l *lease, state leasepb.Lease_State, reason string) *lease
 	s.mu.Unlock()
 	if served {
 		s.counts.over(l, state, reason)
-		s.Log.Info("lease ended", "lease", l.ID, "uid", l.UID, "state", state, "reason", reason, "took", time.Since(begin))
+		s.Log.Info("lease ended", "lease", l.ID, "uid", l.UID, "state", state, "reason", reason, "took", time.Since(begin), slog.Group("stages", stages...))
 	}
 	close(l.done)
 	return l.last

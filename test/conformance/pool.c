@@ -241,6 +241,35 @@ static void own_pool(CUstream stream)
 	}
 }
 
+#define MANY 1000
+
+/* How many of the same kind there can be: each takes addresses for what it may become. */
+static void many_pools(void)
+{
+	CUmemPoolProps properties = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
+	                             .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
+	static CUmemoryPool pools[MANY];
+	long long before = held();
+
+	for (int bounded = 0; bounded < 2; bounded++) {
+		CUresult result = CUDA_SUCCESS;
+		int count = 0;
+
+		properties.maxSize = bounded ? 64 * MiB : 0;
+		while (count < MANY && result == CUDA_SUCCESS) {
+			result = cuMemPoolCreate(&pools[count], &properties);
+			if (result == CUDA_SUCCESS)
+				count++;
+			if (count == 700)
+				printf("pools.%s.700: held %lld\n", bounded ? "64MiB" : "unbounded",
+				       held() - before);
+		}
+		say_result(bounded ? "pools.64MiB.1000" : "pools.unbounded.1000", result);
+		while (count)
+			MUST(cuMemPoolDestroy(pools[--count]));
+	}
+}
+
 /* Whose memory the card takes as if it had been touched, and gives back late. */
 static void managed_pool(CUstream stream)
 {
@@ -298,6 +327,7 @@ int main(void)
 	threshold(pool, first);
 	waits(pool, first, second);
 	two_streams(pool, first, second);
+	many_pools();
 	own_pool(first);
 	destroyed_pool(pool, first);
 	managed_pool(first);

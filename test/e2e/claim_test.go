@@ -154,3 +154,24 @@ func TestAClaimCannotBeWidenedByTheContainer(t *testing.T) {
 		t.Errorf("slices are left: %+v", left)
 	}
 }
+
+// On such a host what a container without an annotation has is counted, and nothing is refused; a claim is no such container.
+func TestAClaimIsAQuotaAlsoWhereContainersWithoutOneAreOnlyCounted(t *testing.T) {
+	h := newHostBy(t, api.Intercept, "missing = \"record\"")
+	h.mustRun("pool", "create", "claim", "--vram", "4G", "--tenant", "team")
+	for name, start := range map[string]func(*container, ...string) *exec.Cmd{"runc": (*container).plain, "gpuslice-runtime": (*container).runtime} {
+		c := h.newContainer(nil, "/bin/sleep", "600").claims("claim")
+		if out, err := c.output(start(c, "run", "--detach", "--bundle", c.bundle, c.id)); err != nil {
+			t.Fatalf("%s: %v\n%s", name, err, out)
+		}
+		if g := c.hog(gib); !g.holds(gib, 4*gib) {
+			t.Errorf("%s: said %q: it should see the claim's quota", name, g.said)
+		}
+		if g := c.hog(4 * gib); !g.refused() {
+			t.Errorf("%s: said %q: the claim has no room", name, g.said)
+		}
+		if out, err := c.output(start(c, "delete", "--force", c.id)); err != nil {
+			t.Errorf("%s: %v\n%s", name, err, out)
+		}
+	}
+}

@@ -47,13 +47,35 @@ func refusalsAreShown(s *site) {
 	}
 }
 
-// told checks what the user is shown: our sentence, whatever the engine puts around it.
+// told checks what the user is shown: our sentence once, whatever the engine puts around it, and nothing of a runtime that says how it ran
+// a hook, if that is ours to avoid: to a hook of hooks.d, runc alone listens.
 func (s *site) told(out string, parts ...string) {
 	s.t.Helper()
 	shown := strings.ReplaceAll(out, `\`, "")
 	for _, part := range append([]string{"gpuslice: "}, parts...) {
 		if !strings.Contains(shown, part) {
 			s.t.Errorf("%q is not in what the user is shown:\n%s", part, out)
+		}
+	}
+	if _, after, podman := strings.Cut(shown, "OCI runtime error: gpuslice: "); podman { // its name for the runtime, behind its log
+		shown = after
+	}
+	switch e := s.engine.(type) {
+	case *podman:
+		if e.hooks {
+			return
+		}
+	case *oci:
+		if !e.isCrun() { // what runc writes on standard error is for the container's, too
+			shown = shown[max(0, strings.LastIndex(shown, "gpuslice: ")):]
+		}
+	}
+	if n := strings.Count(shown, "gpuslice: "); n != 1 {
+		s.t.Errorf("the user is shown %d sentences of ours:\n%s", n, out)
+	}
+	for _, wrapping := range []string{"prestart hook", "stderr:", "exit status"} {
+		if strings.Contains(shown, wrapping) {
+			s.t.Errorf("the user is shown %q:\n%s", wrapping, out)
 		}
 	}
 }

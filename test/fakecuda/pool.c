@@ -31,6 +31,27 @@ CUmemoryPool pool_create(struct device *device, CUmemLocation location, int type
 	return pool;
 }
 
+/* Observed: each takes addresses for twice what it may become, out of 128 TiB. An H100 has 826
+ * pools that are as large as it, and 1021 of 64 GiB. */
+#define ADDRESSES ((uint64_t)1 << 47)
+
+static uint64_t addresses_of(const struct device *device, uint64_t max_size)
+{
+	return 2 * (max_size ? max_size : device_capacity(device));
+}
+
+bool pool_fits(const struct device *device, uint64_t max_size)
+{
+	uint64_t left = ADDRESSES;
+
+	for (CUmemoryPool pool = pools; pool; pool = pool->next) {
+		uint64_t taken = pool->device ? addresses_of(pool->device, pool->max_size) : 0;
+
+		left -= taken < left ? taken : left;
+	}
+	return addresses_of(device, max_size) <= left;
+}
+
 CUmemoryPool pool_default(struct device *device)
 {
 	CUmemLocation here = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = device->ordinal};

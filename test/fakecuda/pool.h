@@ -34,6 +34,8 @@ struct CUmemPoolHandle_st {
 
 /* pool.c */
 CUmemoryPool pool_create(struct device *device, CUmemLocation location, int type);
+/* Whether there are addresses for one more that may become so large (0: as the card). */
+bool pool_fits(const struct device *device, uint64_t max_size);
 CUmemoryPool pool_default(struct device *device);
 CUmemoryPool pool_current(struct device *device);
 void pool_destroy(CUmemoryPool pool);

@@ -30,7 +30,9 @@ CUDA_API CUresult cuMemPoolCreate(CUmemoryPool *out, const CUmemPoolProps *prope
 		device = NULL;
 	else if (properties->allocType != CU_MEM_ALLOCATION_TYPE_PINNED)
 		return driver_leave(CUDA_ERROR_INVALID_VALUE);
-	pool = pool_create(device, properties->location, properties->allocType);
+	pool = device && !pool_fits(device, properties->maxSize)
+	           ? NULL
+	           : pool_create(device, properties->location, properties->allocType);
 	if (!pool)
 		return driver_leave(CUDA_ERROR_OUT_OF_MEMORY);
 	pool->max_size = properties->maxSize;

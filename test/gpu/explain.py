@@ -1,22 +1,26 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Shows on a real GPU what gpuslice says of four PyTorch containers, one of which runs into its quota: ps, top, devices,
-explain and recommend, beside what nvidia-smi says.
+explain and recommend, beside what nvidia-smi says of the same moment, by process and in all.
 
 Run as root on a machine with an NVIDIA GPU, PyTorch and runc, after `make build`:
 
     RUNC=/path/to/runc test/gpu/explain.py [--out DIR]
 
-Prints a line per promise and what the commands print, and exits with the number of promises not kept.
+Prints a line per promise, a table of both figures and what the commands print, and exits with the number of promises not
+kept. DIR gets the table (table.txt) and what the commands draw on a terminal, top.ansi and others; a picture of one is made
+by `test/gpu/screen.py DIR/top.ansi >docs/pictures/top.svg`.
 """
 import argparse
 import json
 import os
+import shutil
 import sys
 import tempfile
 import time
 
-from host import BIN, GIB, MIB, Host, output, pids_of, smi_sum
+import screen
+from host import BIN, GIB, MIB, Host, Truth, output, pids_of, smi_sum
 
 PATIENCE = 120.0  # seconds until PyTorch holds what it was asked to
 QUOTAS = {"chat": 12, "embed": 6, "train": 24, "small": 4}  # GiB
@@ -42,6 +46,46 @@ time.sleep(600)
 def check(name, ok, seen):
     results.append(bool(ok))
     print(f"{'PASS' if ok else 'FAIL'}  {name}: {seen}", flush=True)
+
+
+def smi_processes():
+    """Bytes by pid as nvidia-smi has them; NVML's own, where there is none."""
+    if not shutil.which("nvidia-smi"):
+        return Truth().processes()
+    rows = output("nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits", timeout=20).splitlines()
+    return {int(p): int(m) * MIB for p, m in (row.split(",") for row in rows if "," in row)}
+
+
+def smi_card():
+    """What nvidia-smi says is used of the card, without and with what the driver reserves for itself."""
+    if not shutil.which("nvidia-smi"):
+        return [Truth().used()] * 2
+    row = output("nvidia-smi", "--query-gpu=memory.used,memory.reserved", "--format=csv,noheader,nounits", timeout=20)
+    used, reserved = (int(w) * MIB for w in row.splitlines()[0].split(","))
+    return [used, used + reserved]
+
+
+def table(host, device, path):
+    """Ours beside nvidia-smi's, in MiB, which is what nvidia-smi rounds to; returns whether they are equal throughout."""
+    rows, smi = [], smi_processes()
+    for name in QUOTAS:
+        for p in host.inspect(name)["processes"]:
+            for d in p["devices"]:
+                rows.append((f"{name}, process {p['pid']}", d["used"] + d["overhead"], smi.get(p["pid"], 0)))
+    sums = [sum(row[i] for row in rows) for i in (1, 2)]
+    rows.append(("the four containers", *sums))
+    card = min(smi_card(), key=lambda used: abs(used - device["used"]))
+    rows.append(("the card", device["used"], card))
+    lines, equal = [f"{'MiB':<32} {'gpuslice':>9} {'nvidia-smi':>11}  equal"], True
+    for what, ours, theirs in rows:
+        # nvidia-smi rounds each figure to a MiB, and a sum of them is off by as many.
+        same = abs(ours - theirs) <= MIB * (len(rows) - 2 if what.startswith("the four") else 1)
+        equal = equal and same
+        lines.append(f"{what:<32} {ours / MIB:>9.1f} {theirs / MIB:>11.1f}  {'yes' if same else 'NO'}")
+    with open(path, "w", encoding="utf-8") as f:
+        f.write("\n".join(lines) + "\n")
+    print("\n".join(lines))
+    return equal
 
 
 def main():
@@ -71,15 +115,20 @@ def main():
             ours = shown[name]["used"] + shown[name]["overhead"] if name in shown else 0
             check(f"{name}: what ps shows is what nvidia-smi does", processes and abs(ours - smi) <= 16 * MIB, f"{ours / MIB:.0f} and {smi / MIB:.0f} MiB")
         device = json.loads(gpuslice("devices", "--json"))[0]
-        whole = output("nvidia-smi", "--query-gpu=memory.used,memory.reserved", "--format=csv,noheader,nounits", timeout=20).strip()
-        used, reserved = (int(w) * MIB for w in whole.split(","))
-        check("devices shows what nvidia-smi does", any(abs(device["used"] - u) <= 32 * MIB for u in (used, used + reserved)),
-              f"{device['used'] / MIB:.0f} MiB; {whole} MiB (used, reserved)")
+        check("gpuslice's figures are nvidia-smi's, of each process and of the card", table(host, device, os.path.join(out, "table.txt")), "")
         logs["small"].seek(0)
         said = [line for line in logs["small"].read().splitlines() if line.startswith("refused:")]
         check("PyTorch in `small` was refused", said, said)
         explained = gpuslice("explain", "small")
         check("explain says why", "4GiB" in explained and "gpuslice set small --vram" in explained, "")
+        program = [BIN + "/gpuslice", "--socket", host.socket]
+        for name, words, rows, keys in (
+                ("explain", ["explain", "small"], 12, []), ("recommend", ["recommend"], 20, []), ("devices", ["devices"], 20, []),
+                ("inspect", ["inspect", "small"], 60, []), ("top", ["top"], 14, ["\r"])):
+            drawn = screen.capture(program + words, 132 if name == "top" else 150, rows, keys)
+            with open(os.path.join(out, name + ".ansi"), "w", encoding="utf-8") as f:
+                f.write(drawn)
+            check(f"a terminal shows {name}", "small" in drawn or name == "devices" and "GPU-" in drawn, "")
         row = next((r for r in json.loads(gpuslice("recommend", "--json")) if r["of"] == "small"), {})
         check("recommend names a quota that would have done", 4 * GIB < row.get("quota", 0) <= 6 * GIB, row)
         if row.get("quota"):

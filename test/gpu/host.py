@@ -68,10 +68,11 @@ runtimes = ["{RUNC}"]
         return json.loads(subprocess.run([BIN + "/gpuslice", "--socket", self.socket, "inspect", "--json", name],
                                          stdout=subprocess.PIPE, text=True, check=True, timeout=20).stdout)
 
-    def bundle(self, name, args, annotations, mounts=(), env=None):
+    def bundle(self, name, args, annotations, mounts=(), env=None, bound=None):
         """A bundle whose root filesystem is made of the host's own directories, read-only, so that the host's
         Python and driver are in it; /etc is a copy, as an image's would be its own. Returns its path, and the
-        directory that is /out in it."""
+        directory that is /out in it. Where CDI brings the GPU,
+        bound are the directories that the driver's files are not in, and no device is in the bundle."""
         path = os.path.join(self.dir, name)
         root = os.path.join(path, "rootfs")
         os.makedirs(root)
@@ -79,7 +80,7 @@ runtimes = ["{RUNC}"]
         for d in ("usr", "bin", "lib", "lib64", "sbin", "opt"):
             if os.path.islink("/" + d):
                 os.symlink(os.readlink("/" + d), os.path.join(root, d))
-            elif os.path.isdir("/" + d):
+            elif os.path.isdir("/" + d) and not (bound and d in ("usr", "opt")):
                 os.mkdir(os.path.join(root, d))
                 binds.append(("/" + d, "/" + d, "ro"))
         for d in ("proc", "sys", "dev", "tmp", "etc", "root", "out"):
@@ -92,6 +93,7 @@ runtimes = ["{RUNC}"]
                 shutil.copytree("/etc/" + d, os.path.join(root, "etc", d), symlinks=True)
         out = os.path.join(path, "out")
         os.mkdir(out)
+        binds += [(d, d, "ro") for d in bound or ()]
         binds += [(ROOT, ROOT, "ro"), (out, "/out", "rw")] + list(mounts)
         machine = os.environ.get("FAKECUDA_STATE")  # the simulated driver's, where that is what the loader finds
         if machine:
@@ -99,9 +101,11 @@ runtimes = ["{RUNC}"]
         for source, target, _ in binds:
             os.makedirs(root + target, exist_ok=True)
         nodes = [f"/dev/{n}" for n in os.listdir("/dev") if n.startswith("nvidia") and not os.path.isdir(f"/dev/{n}")]
-        if os.path.isdir("/dev/nvidia-caps"):
+        if bound:
+            nodes = []
+        elif os.path.isdir("/dev/nvidia-caps"):
             nodes += ["/dev/nvidia-caps/" + n for n in os.listdir("/dev/nvidia-caps")]
-        kept = {k: os.environ[k] for k in ("PATH", "LD_LIBRARY_PATH", "CUDA_HOME", "FAKECUDA_STATE") if k in os.environ}
+        kept = {k: os.environ[k] for k in ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "CUDA_HOME", "FAKECUDA_STATE") if k in os.environ}
         kept.update({"HOME": "/root", "GPUSLICE_DEBUG": "1"}, **(env or {}))
         subprocess.run([RUNC, "spec"], cwd=path, check=True)
         with open(os.path.join(path, "config.json")) as f:
@@ -112,7 +116,7 @@ runtimes = ["{RUNC}"]
         spec["mounts"] += [{"destination": t, "type": "bind", "source": s, "options": ["rbind", m]} for s, t, m in binds]
         spec["mounts"] += [{"destination": n, "type": "bind", "source": n, "options": ["bind"]} for n in nodes]
         spec["mounts"] += [{"destination": "/tmp", "type": "tmpfs", "source": "tmpfs", "options": ["nosuid", "mode=1777"]}]
-        spec["linux"]["resources"] = {"devices": [{"allow": True, "access": "rwm"}]}
+        spec["linux"]["resources"] = {"devices": [{"allow": not bound, "access": "rwm"}]}
         with open(os.path.join(path, "config.json"), "w") as f:
             json.dump(spec, f)
         return path, out

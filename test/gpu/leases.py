@@ -5,6 +5,7 @@
 Run as root on a machine with an NVIDIA GPU, after `make build`:
 
     test/gpu/leases.py [--out DIR] [--small 64] [--tenant 7G]
+    test/gpu/leases.py --drops      # nothing but where the time of a drop goes, stage by stage
 
 Needs grpcio; no Go, no runc, no network. Under the simulated driver: LD_LIBRARY_PATH=$PWD/bin/fakecuda and FAKECUDA_STATE, a file that
 is not there yet, in a directory that is open to all; there are no faults there, and --small 4 is enough.
@@ -25,7 +26,7 @@ import time
 
 sys.dont_write_bytecode = True  # it would lie in the source tree
 from host import BIN, GIB, MIB, Host
-from lease import SCALE, SIMULATED, check, floats, recipe, results, used
+from lease import ENDLESS, SCALE, SIMULATED, check, floats, recipe, results, used
 from session_client import Failed, Protocol, Session
 
 RIGHT = (10, 12, 210)
@@ -170,6 +171,55 @@ def many(leases, protocol, count):
     check("each ends soon after its drop", took[-1] < 1, f"median {1000 * took[len(took) // 2]:.0f} ms, at most {1000 * took[-1]:.0f} ms (promised: 100 ms)")
 
 
+def drop_stages(leases, protocol, rounds=5):
+    """One lease at a time: what the client waits for, what the service waits for, and what the kernel shows of the broker meanwhile."""
+    for kind in ("nobody is connected", "a client is idle", "a kernel never ends"):
+        if kind == "a kernel never ends" and SIMULATED:
+            continue
+        for _ in range(rounds):
+            lease = leases.acquire("64M")
+            session = None
+            if kind != "nobody is connected":
+                session = Session(lease["directory"], protocol)
+                recipe(session)
+            if kind == "a kernel never ends":
+                session.launch(session.load(ENDLESS), "endless")
+            pid = next(p["pid"] for s in leases.host.ps() if s["id"] == lease["id"] for p in leases.host.inspect(s["id"])["processes"])
+            seen, begin = {}, time.monotonic()
+
+            def watch(pid=pid, seen=seen, begin=begin):
+                while "gone" not in seen:
+                    now = f"{1000 * (time.monotonic() - begin):.0f} ms"
+                    try:
+                        with open(f"/proc/{pid}/stat") as f:
+                            fields = f.read().rpartition(")")[2].split()
+                        state, threads = fields[0], fields[17]
+                        if state in "ZX" or threads == "0":
+                            seen.setdefault("ends, with its first thread a zombie", now)
+                        elif threads == "1":
+                            seen.setdefault("one thread is left", now)
+                    except (FileNotFoundError, ProcessLookupError):
+                        seen["gone"] = now
+                    time.sleep(0.0005)
+
+            thread = threading.Thread(target=watch)
+            thread.start()
+            took = leases.drop(lease)
+            thread.join(10)
+            with open(os.path.join(leases.out, "gpuslice-leased.log")) as f:
+                said = next((line for line in f if "lease ended" in line and lease["id"] in line), "")
+            stages = " ".join(word.removeprefix("stages.") for word in said.split() if word.startswith(("took=", "stages.")))
+            print(f"{kind}: `gpuslice lease drop` {1000 * took:.0f} ms; the service: {stages}; the broker: {seen}", flush=True)
+            if session:
+                session.close()
+    took = []
+    for _ in range(rounds):
+        begin = time.monotonic()
+        leases.ask("list", "--json")
+        took.append(time.monotonic() - begin)
+    print("a `gpuslice lease list` beside it, which waits for nothing:", ", ".join(f"{1000 * t:.0f}" for t in took), "ms", flush=True)
+
+
 def killed(leases, protocol):
     """What the driver itself needs to end such a process, for comparison."""
     took = []
@@ -211,11 +261,25 @@ def restarts(leases, host, protocol):
     leases.drop(lease)
 
 
+def everything(leases, host, protocol, options):
+    examples(leases)
+    tenants(leases, protocol, options.tenant)
+    if not SIMULATED:
+        faults(leases, protocol)
+    many(leases, protocol, options.small)
+    killed(leases, protocol)
+    reserve(leases, "20G", 20 * GIB)
+    restarts(leases, host, protocol)
+    done = subprocess.run([BIN + "/session", "acquire", leases.socket], check=False)
+    check("an acquisition beside a plain program", done.returncode == 0)
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", default=tempfile.mkdtemp(prefix="gpuslice-leases-"))
     parser.add_argument("--small", type=int, default=64)
     parser.add_argument("--tenant", default="7G")
+    parser.add_argument("--drops", action="store_true")
     options = parser.parse_args()
     os.makedirs(options.out, exist_ok=True)
     protocol = Protocol(subprocess.run([BIN + "/session", "descriptor"], stdout=subprocess.PIPE, check=True).stdout)
@@ -223,16 +287,10 @@ def main():
     host = Host(options.out)
     leases = Leases(host, options.out)
     try:
-        examples(leases)
-        tenants(leases, protocol, options.tenant)
-        if not SIMULATED:
-            faults(leases, protocol)
-        many(leases, protocol, options.small)
-        killed(leases, protocol)
-        reserve(leases, "20G", 20 * GIB)
-        restarts(leases, host, protocol)
-        done = subprocess.run([BIN + "/session", "acquire", leases.socket], check=False)
-        check("an acquisition beside a plain program", done.returncode == 0)
+        if options.drops:
+            drop_stages(leases, protocol)
+        else:
+            everything(leases, host, protocol, options)
         left, _ = leases.ask("list", "--json")
         check("no lease is left", left == [], left or "")
         check("no slice is left", host.ps() == [])

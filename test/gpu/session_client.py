@@ -9,6 +9,9 @@
     session.sync()
     session.read(handle, 0, 12)
 
+If the session's broker ends and another one follows, what was asked fails with SYNC_FAILED, and the session is connected again: allocate and
+load anew.
+
 From another machine: Session.remote("gpu1.example.org:9837", "lease-ID", token, protocol, "client.pem", "client.key", "ca.pem").
 
 Its messages come from a FileDescriptorSet of lease/leasepb/lease.proto (`protoc --include_imports --descriptor_set_out=FILE`, or
@@ -16,6 +19,7 @@ Its messages come from a FileDescriptorSet of lease/leasepb/lease.proto (`protoc
 """
 import os
 import queue
+import time
 
 import grpc
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
@@ -45,12 +49,17 @@ class Protocol:
 
 
 class Session:
-    OPTIONS = [("grpc.max_receive_message_length", 66 << 20), ("grpc.max_send_message_length", 66 << 20)]
+    OPTIONS = [("grpc.max_receive_message_length", 66 << 20), ("grpc.max_send_message_length", 66 << 20),
+               ("grpc.initial_reconnect_backoff_ms", 100), ("grpc.min_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 500)]
+    OVER = (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
+    RECONNECT = 60  # seconds: another broker may be started after ten
+    socket = None
 
     def __init__(self, directory, protocol):
         with open(os.path.join(directory, "token")) as f:
             token = f.read().strip()
-        self._open(grpc.insecure_channel("unix:" + os.path.join(directory, "session.sock"), options=self.OPTIONS), token, protocol)
+        self.socket = os.path.join(directory, "session.sock")
+        self._open(grpc.insecure_channel("unix:" + self.socket, options=self.OPTIONS), token, protocol)
 
     @classmethod
     def remote(cls, address, lease, token, protocol, certificate, key, ca):
@@ -66,12 +75,31 @@ class Session:
     def _open(self, channel, token, protocol, metadata=()):
         self.protocol, self.channel = protocol, channel
         self.metadata = (("authorization", "Bearer " + token),) + metadata
-        work = self.channel.stream_stream("/gpuslice.lease.v1.Session/Work", protocol.Requests.SerializeToString, protocol.Replies.FromString)
+        self.work = self.channel.stream_stream("/gpuslice.lease.v1.Session/Work", protocol.Requests.SerializeToString, protocol.Replies.FromString)
         self.stats_call = self.channel.unary_unary("/gpuslice.lease.v1.Session/Stats", protocol.StatsRequest.SerializeToString,
                                                    protocol.StatsReply.FromString)
-        self.requests = queue.Queue()
-        self.replies = self._replies(work(iter(self.requests.get, None), metadata=self.metadata))
-        self.sequence = 0
+        self._connect()
+
+    def _connect(self):
+        """Connects, or has the next request say why not. The broker says whether another one would follow it."""
+        self.requests, self.sequence = queue.Queue(), 0
+        self.stream = self.work(iter(self.requests.get, None), metadata=self.metadata)
+        self.replies = self._replies(self.stream)
+        self.followed = any(key == "gpuslice-followed" for key, _ in self.stream.initial_metadata() or ())
+
+    def _reconnect(self, error):
+        """Returns when a broker serves the session. The error is raised if it has ended."""
+        begin = time.monotonic()
+        self.requests.put(None)
+        while time.monotonic() - begin < self.RECONNECT:
+            self._connect()
+            if self.followed:
+                return
+            self.requests.put(None)
+            if self.stream.code() in self.OVER or self.socket and not os.path.exists(self.socket):
+                break
+            time.sleep(0.05)
+        raise error
 
     @staticmethod
     def _replies(stream):
@@ -85,7 +113,14 @@ class Session:
         getattr(request, name).SetInParent()
         getattr(request, name).MergeFrom(type(getattr(request, name))(**fields))
         self.requests.put(self.protocol.Requests(requests=[request]))
-        reply = next(self.replies)
+        try:
+            reply = next(self.replies)
+        except (StopIteration, grpc.RpcError) as error:
+            if not self.followed:
+                raise
+            self._reconnect(error)
+            said = error.details() if isinstance(error, grpc.RpcError) else "the connection to the session's broker has ended"
+            raise Failed("SYNC_FAILED", self.protocol.Failure(message=said, advice="allocate and load anew")) from error
         assert reply.sequence == self.sequence
         if reply.HasField("failure"):
             raise Failed(self.protocol.codes[reply.failure.code], reply.failure)

@@ -27,6 +27,14 @@ func TestThreadsRaceForThePrimaryContext(t *testing.T) {
 	}
 }
 
+// Which pool is current is the driver's to say; what it said before another became current must not be kept.
+func TestAPoolBecomesCurrentWhileAnotherThreadAllocates(t *testing.T) {
+	out, err := inSlice(t, environment(t, "FAKECUDA_CONTEXT=64M"), "2G", compile(t, "current"), "500", "700")
+	if err != nil {
+		t.Errorf("%v\n%.2000s", err, out)
+	}
+}
+
 func TestThreadsThatLoadAndLaunchAtOnceAreChargedOnce(t *testing.T) {
 	out, err := inSlice(t, environment(t, "FAKECUDA_CONTEXT=64M"), "4G", compile(t, "codethreads"), "8", "300")
 	if err != nil {

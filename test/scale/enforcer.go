@@ -11,7 +11,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -21,6 +20,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/client"
+	"github.com/gpuslice/gpuslice/test/usage"
 )
 
 // enforcer is a private gpusliced.
@@ -278,48 +278,17 @@ func (e *enforcer) attach(c []*container, replies []api.RegisterReply) error {
 
 // cost is what the enforcer has of the host.
 type cost struct {
-	resident    int64 // bytes
+	usage.Usage
 	descriptors int
-	cpu         time.Duration
 }
 
 func (e *enforcer) cost() (c cost, err error) {
-	proc := fmt.Sprintf("/proc/%d", e.cmd.Process.Pid)
-	status, err := os.ReadFile(proc + "/status")
-	if err != nil {
+	if c.Usage, err = usage.Of(e.cmd.Process.Pid); err != nil {
 		return c, err
 	}
-	for line := range strings.Lines(string(status)) {
-		if rest, ok := strings.CutPrefix(line, "VmRSS:"); ok {
-			kib, err := strconv.ParseInt(strings.Fields(rest)[0], 10, 64)
-			if err != nil {
-				return c, err
-			}
-			c.resident = kib << 10
-		}
-	}
-	entries, err := os.ReadDir(proc + "/fd")
-	if err != nil {
-		return c, err
-	}
+	entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", e.cmd.Process.Pid))
 	c.descriptors = len(entries)
-	// The scheduler's own sum, in nanoseconds: ticks of 10 ms miss what runs between them.
-	tasks, err := filepath.Glob(proc + "/task/*/schedstat")
-	if err != nil {
-		return c, err
-	}
-	for _, task := range tasks {
-		text, err := os.ReadFile(task)
-		if err != nil {
-			continue
-		}
-		ns, err := strconv.ParseInt(strings.Fields(string(text))[0], 10, 64)
-		if err != nil {
-			return c, err
-		}
-		c.cpu += time.Duration(ns)
-	}
-	return c, nil
+	return c, err
 }
 
 // idle is what part of a core it takes while nobody asks anything.
@@ -332,5 +301,5 @@ func (e *enforcer) idle(look time.Duration) (float64, error) {
 	began := time.Now()
 	time.Sleep(look)
 	after, err := e.cost()
-	return float64(after.cpu-before.cpu) / float64(time.Since(began)), err
+	return float64(after.CPU-before.CPU) / float64(time.Since(began)), err
 }

@@ -127,12 +127,12 @@ func together(o *options, r *results) error {
 	if err != nil {
 		return err
 	}
-	r.CPU = (after.cpu - before.cpu).Seconds() * 1000 / float64(len(c))
+	r.CPU = (after.CPU - before.CPU).Seconds() * 1000 / float64(len(c))
 	time.Sleep(2 * time.Second) // its memory settles
 	if after, err = e.cost(); err != nil {
 		return err
 	}
-	r.BytesPerSlice = float64(after.resident-before.resident) / float64(len(c))
+	r.BytesPerSlice = (float64(after.Resident) - float64(before.Resident)) / float64(len(c))
 	r.DescriptorsPerSlice = float64(after.descriptors-before.descriptors) / float64(len(c))
 	if r.IdleAll, err = e.idle(min(o.idle, 10*time.Second)); err != nil {
 		return err

@@ -63,6 +63,7 @@ type Engine struct {
 	Registered bool   // it knows the runtime gpuslice
 	Default    bool   // and gives it to containers that name none
 	Reload     string // the command that makes a change of its configuration count; "" if none is needed
+	Stale      string // the same command, if it runs and has not read what registers the runtime; "" if not, or if that is not known
 	Err        error  // its configuration cannot be read, or is not understood
 }
 

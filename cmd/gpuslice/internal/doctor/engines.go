@@ -27,6 +27,8 @@ func (h Host) engines(add adder) {
 			add("engine", Warn, e.Err.Error(), "see `gpuslice install "+e.Name+" --dry-run`")
 		case !e.Registered:
 			add("engine", Warn, e.Name+" does not know the runtime gpuslice, or with other settings than those of its default one", install)
+		case e.Stale != "":
+			add("engine", Warn, e.Name+" runs with an older configuration: the runtime gpuslice was configured since, and it was not reloaded", "`sudo "+e.Stale+"`")
 		case e.Default:
 			add("engine", OK, e.Name+": the runtime gpuslice is configured, and is the default", "")
 		default:

@@ -21,6 +21,7 @@ func TestEachEngineIsSaidHowItStandsAndWhatToDo(t *testing.T) {
 		return []Engine{
 			{Name: "docker", Reload: "systemctl reload docker"}, {Name: "podman", Registered: true}, {Name: "crio", Registered: true, Default: true},
 			{Name: "containerd", Err: errors.New("containerd: line 1: what")}, {Name: "docker", Err: fs.ErrPermission},
+			{Name: "docker", Registered: true, Default: true, Stale: "systemctl reload docker"},
 		}
 	}}
 	check := func(want ...string) {
@@ -36,12 +37,13 @@ func TestEachEngineIsSaidHowItStandsAndWhatToDo(t *testing.T) {
 			t.Errorf("%q", got)
 		}
 	}
-	five := []string{
+	all := []string{
 		"engine warn docker does not know the runtime gpuslice, or with other settings than those of its default one -> `sudo gpuslice install docker`, then `sudo systemctl reload docker`",
 		"engine ok podman: the runtime gpuslice is configured, and is not the default", "engine ok crio: the runtime gpuslice is configured, and is the default",
 		"engine warn containerd: line 1: what -> see `gpuslice install containerd --dry-run`", "engine skip docker: you may not read",
+		"engine warn docker runs with an older configuration: the runtime gpuslice was configured since, and it was not reloaded -> `sudo systemctl reload docker`",
 	}
-	check(five...)
+	check(all...)
 	put := func(name string) {
 		t.Helper()
 		if err := errors.Join(os.MkdirAll(filepath.Dir(filepath.Join(root, name)), 0o755), os.WriteFile(filepath.Join(root, name), nil, 0o644)); err != nil {
@@ -49,7 +51,7 @@ func TestEachEngineIsSaidHowItStandsAndWhatToDo(t *testing.T) {
 		}
 	}
 	put("dev/nvidiactl")
-	check(append(five, "toolkit warn neither NVIDIA's container toolkit nor a CDI specification is here")...)
+	check(append(all, "toolkit warn neither NVIDIA's container toolkit nor a CDI specification is here")...)
 	put("etc/cdi/nvidia.yaml")
-	check(append(five, "toolkit ok CDI describes NVIDIA's devices: /etc/cdi/nvidia.yaml")...)
+	check(append(all, "toolkit ok CDI describes NVIDIA's devices: /etc/cdi/nvidia.yaml")...)
 }

@@ -15,7 +15,7 @@ const bashHead = `# SPDX-License-Identifier: Apache-2.0
 
 _gpuslice() {
 	local cur=${COMP_WORDS[COMP_CWORD]} path=gpuslice i word value=
-	local commands flags valued files argument words
+	local commands flags valued files argument words choices
 	COMPREPLY=()
 	_gpuslice_table
 	for ((i = 1; i < COMP_CWORD; i++)); do
@@ -40,6 +40,10 @@ _gpuslice() {
 	done
 	[[ $cur != = ]] || cur=
 	if [[ $value ]]; then
+		for word in "${choices[@]}"; do
+			[[ ${word%%=*} != "$value" ]] || mapfile -t COMPREPLY < <(compgen -W "${word#*=}" -- "$cur")
+		done
+		[[ ${COMPREPLY[0]} != *= ]] || compopt -o nospace
 		[[ " $files " != *" $value "* ]] || compopt -o default
 	elif [[ $argument == command && (${COMP_WORDS[i - 1]} == -- || $cur != -*) ]]; then
 		if ((i == COMP_CWORD)); then
@@ -61,7 +65,7 @@ _gpuslice() {
 }
 
 _gpuslice_table() {
-	commands='' flags='' valued='' files='' argument='' words=''
+	commands='' flags='' valued='' files='' argument='' words='' choices=()
 	case $path in
 `
 
@@ -87,6 +91,13 @@ func Bash(out io.Writer, root Command) error {
 		} {
 			if set.value != "" {
 				fmt.Fprintf(&b, "\t\t%s='%s'\n", set.name, set.value)
+			}
+		}
+		for _, f := range c.Flags {
+			for _, name := range f.Names {
+				if f.Values != nil {
+					fmt.Fprintf(&b, "\t\tchoices+=('%s=%s')\n", name, strings.Join(f.Values, " "))
+				}
 			}
 		}
 		b.WriteString("\t\t;;\n")

@@ -93,6 +93,8 @@ func fishCommand(b *strings.Builder, root, c Command) {
 		switch {
 		case f.File:
 			b.WriteString(" -rF")
+		case f.Values != nil:
+			b.WriteString(" -xa " + fishQuote(strings.Join(f.Values, " ")))
 		case f.Value != "":
 			b.WriteString(" -x")
 		}

@@ -4,7 +4,7 @@
 // they cannot say anything else than the program. It owns how these look, and knows no command by name.
 //
 // The completions are tables: they do not run the program with what was typed, as those of package cli
-// do, since behind `gpuslice run --` that is somebody's command. For the ids of slices alone they ask `gpuslice ps`.
+// do, since behind `gpuslice run --` that is somebody's command. For slices and pools alone they ask the enforcer.
 package manual
 
 import (
@@ -34,7 +34,20 @@ type Flag struct {
 	Usage   string
 	Default string // of a value, "" for none
 	Env     []string
-	File    bool // its value is a file
+	File    bool     // its value is a file
+	Values  []string // its value is one of these, or begins with one that ends in "="; nil for any other
+}
+
+// StringOf is a flag whose values are known: shells offer them.
+type StringOf struct {
+	*cli.StringFlag
+	Values []string
+}
+
+// StringsOf is the same of one that may be repeated.
+type StringsOf struct {
+	*cli.StringSliceFlag
+	Values []string
 }
 
 // What may stand behind the flags of a command.
@@ -114,6 +127,10 @@ func flags(defined []cli.Flag) []Flag {
 		case *cli.StringSliceFlag:
 			f.File = d.TakesFile
 			f.Default = "" // it is shown as a list
+		case StringOf:
+			f.Values = d.Values
+		case StringsOf:
+			f.Values, f.Default = d.Values, ""
 		case *cli.PathFlag:
 			f.File = d.TakesFile
 		}
@@ -177,8 +194,9 @@ func anyFlag(Flag) bool      { return true }
 func takesValue(f Flag) bool { return f.Value != "" }
 func takesFile(f Flag) bool  { return f.File }
 
-// slicesCommand lists the ids of the slices. Without an enforcer that is none, quickly.
-const slicesCommand = `gpuslice ps --quiet 2>/dev/null`
+// slicesCommand lists the ids of the slices and the names of their containers. Without an enforcer that is none, quickly. A name may come
+// from a stranger, and bash expands what it offers: only plain ones are.
+const slicesCommand = `gpuslice ps --format '{{.ID}} {{.Container}}' 2>/dev/null | tr ' ' '\n' | grep -xE '[A-Za-z0-9][A-Za-z0-9_./-]*' | sort -u`
 
 // poolsCommand lists the names of the pools, in the same way.
 const poolsCommand = `gpuslice pool list --quiet 2>/dev/null`

@@ -72,8 +72,13 @@ func zshFlag(f Flag) string {
 		spec += "[" + strings.NewReplacer("[", `\[`, "]", `\]`).Replace(f.Usage) + "]"
 		if f.Value != "" {
 			action := " "
-			if f.File {
+			switch {
+			case f.File:
 				action = "_files"
+			case f.Values != nil && strings.HasSuffix(f.Values[0], "="):
+				action = ` compadd -S "" - ` + strings.Join(f.Values, " ")
+			case f.Values != nil:
+				action = "(" + strings.Join(f.Values, " ") + ")"
 			}
 			spec += ":" + f.Value + ":" + action
 		}

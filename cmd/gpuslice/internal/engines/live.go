@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engines
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// userHz is the unit of times in /proc/PID/stat: 100 on every architecture that gpuslice runs on.
+const userHz = 100
+
+// Stale returns the command that makes a running engine read its configuration, if it has not done so since that was changed; "" if
+// it has, does not run, or cannot be asked. The configuration must name the runtime. ask runs a program, and returns what it prints.
+func Stale(h Host, engineName string, ask func(program string, args ...string) ([]byte, error)) (string, error) {
+	e, err := find(engineName)
+	if err != nil || e.restart() == "" { // Podman reads it in each command
+		return "", err
+	}
+	if engineName == (docker{}).name() { // a reload leaves no trace but what it knows then
+		var runtimes map[string]json.RawMessage
+		if said, err := ask("docker", "info", "--format", "{{json .Runtimes}}"); err == nil {
+			_ = json.Unmarshal(said, &runtimes) // what is no table names no runtime
+		}
+		if _, known := runtimes[name]; known || len(runtimes) == 0 {
+			return "", nil
+		}
+		return e.restart(), nil
+	}
+	began, err := h.began(e.programs()[0], e.files()[0])
+	if err != nil || began.IsZero() {
+		return "", err
+	}
+	for _, file := range e.files() { // also directories of drop-ins, which change when one is written
+		// The time of the boot is known to the second.
+		if info, err := os.Stat(filepath.Join(h.Root, file)); err == nil && info.ModTime().After(began.Add(time.Second)) {
+			return e.restart(), nil
+		}
+	}
+	return "", nil
+}
+
+// began returns when the process of a program that reads this file was started; zero if there is none. Docker's own containerd,
+// for one, is told of another file.
+func (h Host) began(program, file string) (time.Time, error) {
+	proc := filepath.Join(h.Root, "proc")
+	found, err := filepath.Glob(filepath.Join(proc, "[0-9]*"))
+	if err != nil {
+		return time.Time{}, err
+	}
+	for _, dir := range found {
+		comm, _ := os.ReadFile(filepath.Join(dir, "comm"))
+		line, _ := os.ReadFile(filepath.Join(dir, "cmdline"))
+		if strings.TrimSpace(string(comm)) != program || !reads(strings.Split(string(line), "\x00"), file) {
+			continue
+		}
+		if stat, err := os.ReadFile(filepath.Join(dir, "stat")); err == nil { // else it has ended
+			return startOf(proc, string(stat))
+		}
+	}
+	return time.Time{}, nil
+}
+
+// reads says whether a command line leaves an engine with this configuration.
+func reads(words []string, file string) bool {
+	for i, word := range words {
+		flag, value, joined := strings.Cut(word, "=")
+		if flag != "--config" && flag != "-c" {
+			continue
+		}
+		if !joined && i+1 < len(words) {
+			value = words[i+1]
+		}
+		return value == file
+	}
+	return true
+}
+
+// startOf takes the 22nd field of /proc/PID/stat, which counts from the boot. The second one may contain anything.
+func startOf(proc, stat string) (time.Time, error) {
+	fields := strings.Fields(stat[strings.LastIndexByte(stat, ')')+1:])
+	if len(fields) < 20 {
+		return time.Time{}, fmt.Errorf("%s: a process's stat has %d fields behind its name, where 20 are needed", proc, len(fields))
+	}
+	ticks, err := strconv.ParseInt(fields[19], 10, 64)
+	if err != nil {
+		return time.Time{}, err
+	}
+	whole, err := os.ReadFile(filepath.Join(proc, "stat"))
+	if err != nil {
+		return time.Time{}, err
+	}
+	for line := range strings.Lines(string(whole)) {
+		if word, ok := strings.CutPrefix(line, "btime "); ok {
+			boot, err := strconv.ParseInt(strings.TrimSpace(word), 10, 64)
+			return time.Unix(boot, 0).Add(time.Duration(ticks) * time.Second / userHz), err
+		}
+	}
+	return time.Time{}, fmt.Errorf("%s/stat has no btime", proc)
+}

@@ -1,0 +1,122 @@
+//go:build cluster
+
+// SPDX-License-Identifier: Apache-2.0
+
+package test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpuslice/gpuslice/kubernetes/test/cluster"
+)
+
+// restarts kills every daemon in turn. What runs stays as it is, and what comes after finds a node as before.
+func restarts(n *node) {
+	n.template("vram", request("gpu", "4Gi"))
+	n.start(n.pod("stays", []string{"vram"}, container("a", hog(2*gib), "vram")))
+	n.wrote("stays", "a", holds(2*gib, 4*gib))
+	before, err := n.getPod("stays")
+	n.Must(err)
+	again := func(d *cluster.Daemon) func() {
+		return func() {
+			d.Stop(unix.SIGKILL)
+			d.Start()
+		}
+	}
+	daemons := []struct {
+		name    string
+		restart func()
+	}{
+		{"gpusliced", func() { n.Stop(unix.SIGKILL); n.Start() }},
+		{"the driver", again(n.driver)},
+		{"the kubelet", again(n.kubelet)},
+		{"containerd", again(n.containerd)},
+		{"etcd", again(n.plane.Daemon("etcd"))},
+		{"the API server", again(n.plane.Daemon("kube-apiserver"))},
+		{"the scheduler", again(n.plane.Daemon("kube-scheduler"))},
+		{"the controller manager", again(n.plane.Daemon("kube-controller-manager"))},
+	}
+	for i, d := range daemons {
+		d.restart()
+		n.eventually("a pod keeps its quota when "+d.name+" was restarted", func() error {
+			out, err := n.exec("stays", "a", hog(2*gib)...)
+			if err == nil || !strings.Contains(out, "exit code 2") {
+				return fmt.Errorf("it took 2 GiB more: %q, %w", out, err)
+			}
+			out, err = n.exec("stays", "a", hog(0)...)
+			if err == nil && !strings.Contains(out, holds(0, 4*gib)) {
+				err = errors.New(out)
+			}
+			return err
+		})
+		p, err := n.getPod("stays")
+		n.Must(err)
+		if was, is := before.Status.ContainerStatuses[0], p.Status.ContainerStatuses[0]; is.ContainerID != was.ContainerID || is.RestartCount != 0 {
+			n.t.Errorf("%s was restarted: the container was %+v, and is %+v", d.name, was, is)
+		}
+		name := fmt.Sprint("next-", i)
+		n.start(n.pod(name, []string{"vram"}, container("a", sleep, "vram")))
+		n.sees(name, "a", 4*gib)
+		n.delete(name)
+	}
+}
+
+// hookRefuses: a container whose hook fails does not start.
+func hookRefuses(n *node) {
+	good, err := os.ReadFile(n.Config())
+	n.Must(err)
+	mend := func() { n.Must(os.WriteFile(n.Config(), good, 0o644)) }
+	n.Must(os.WriteFile(n.Config(), []byte("nonsense = true\n"), 0o644))
+	defer mend()
+	n.template("vram", request("gpu", "4Gi"))
+	n.create(n.pod("refused", []string{"vram"}, container("a", sleep, "vram")))
+	n.eventually("the pod says why it does not start", func() error {
+		p, err := n.getPod("refused")
+		if err != nil {
+			return err
+		}
+		for _, c := range p.Status.ContainerStatuses {
+			if t := c.State.Terminated; t != nil && strings.Contains(t.Message, "gpuslice: ") && strings.Contains(t.Message, "nonsense") {
+				return nil
+			}
+		}
+		return fmt.Errorf("%+v; %s", p.Status, n.events("refused"))
+	})
+	n.told("refused", "nonsense")
+	n.delete("refused")
+	n.eventually("the node has nothing of claims", n.left)
+	mend()
+	n.start(n.pod("accepted", []string{"vram"}, container("a", sleep, "vram")))
+	n.sees("accepted", "a", 4*gib)
+}
+
+// startedAgain: an init container and one that ends again and again have the claim's quota, one after the other.
+func startedAgain(n *node) {
+	n.template("vram", request("gpu", "2Gi"))
+	p := n.pod("again", []string{"vram"}, container("a", []string{"/bin/sh", "-c", "timeout 1 /demo/cuda_hog 1073741824; exit 1"}, "vram"))
+	p.Spec.RestartPolicy = corev1.RestartPolicyAlways
+	p.Spec.InitContainers = []corev1.Container{container("i", []string{"/bin/sh", "-c", "timeout 1 /demo/cuda_hog 1073741824; exit 0"}, "vram")}
+	n.create(p)
+	n.wrote("again", "i", holds(gib, 2*gib))
+	n.eventually("the container was started again", func() error {
+		p, err := n.getPod("again")
+		if err == nil && (len(p.Status.ContainerStatuses) == 0 || p.Status.ContainerStatuses[0].RestartCount == 0) {
+			err = fmt.Errorf("%+v", p.Status.ContainerStatuses)
+		}
+		return err
+	})
+	n.wrote("again", "a", holds(gib, 2*gib))
+}
+
+// oddSize: a size that is no whole number of MiB is the next larger one.
+func oddSize(n *node) {
+	n.template("vram", request("gpu", "1500M"))
+	n.start(n.pod("odd", []string{"vram"}, container("a", sleep, "vram")))
+	n.sees("odd", "a", 1431*mib)
+}
