@@ -44,6 +44,9 @@ if [ "${1:-}" = --ci ] || [ "${1:-}" = --need ]; then
 		"rpm rpm"
 		"mandoc mandoc"
 		"hugo hugo"
+		# The client of leases in Python.
+		"/usr/lib/python3/dist-packages/grpc python3-grpcio"
+		"/usr/lib/python3/dist-packages/google/protobuf python3-protobuf"
 		"zsh zsh"
 		"fish fish"
 		"prometheus prometheus"

@@ -78,7 +78,7 @@ fi
 
 if [ "$strict" = --strict ] && [ ! -x "$tools/golangci-lint" ]; then
 	echo "building golangci-lint $golangci_version"
-	GOBIN=$tools "$go" install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$golangci_version
+	said=$(GOBIN=$tools "$go" install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$golangci_version 2>&1) || echo "$said"
 fi
 if [ -x "$tools/golangci-lint" ]; then
 	check "golangci-lint" "$tools/golangci-lint" run ./...

@@ -55,9 +55,6 @@ func (e *engine) unload(handle uint64) *leasepb.Failure {
 	if !ok {
 		return e.noHandle("module", handle)
 	}
-	delete(e.modules, handle)
-	e.stats.modules.Add(^uint64(0))
-	e.images -= m.image
 	killpoint.Pass("broker.unloading")
 	// Kernels of it that were launched run to their end first.
 	err := e.device.Sync()
@@ -67,6 +64,9 @@ func (e *engine) unload(handle uint64) *leasepb.Failure {
 	if err != nil {
 		return e.driverFailed(leasepb.Code_SYNC_FAILED, err)
 	}
+	delete(e.modules, handle)
+	e.stats.modules.Add(^uint64(0))
+	e.images -= m.image
 	return nil
 }
 

@@ -266,6 +266,33 @@ func TestAFaultEndsTheSessionWhereverItIsFound(t *testing.T) {
 	}
 }
 
+func TestWhatTheDriverDoesNotTakeBackStaysTheSessions(t *testing.T) {
+	for function, operation := range map[string]func(b *bench) any{
+		"Free":   func(b *bench) any { return &leasepb.MemFree{Handle: b.alloc(100)} },
+		"Sync":   func(b *bench) any { return &leasepb.ModuleUnload{Module: b.load()} },
+		"Unload": func(b *bench) any { return &leasepb.ModuleUnload{Module: b.load()} },
+	} {
+		t.Run(function, func(t *testing.T) {
+			b := newBench(t)
+			asked := operation(b)
+			allocated, images := b.engine.stats.allocated.Load(), b.engine.images
+			b.device.fails[function] = failing("the driver", 1)
+			if code, _ := b.ask(asked); code == 0 {
+				t.Fatal("it is given back, says the session")
+			}
+			if b.engine.stats.allocated.Load() != allocated || b.engine.images != images {
+				t.Errorf("the session counts %d bytes and %d of images, had %d and %d", b.engine.stats.allocated.Load(), b.engine.images, allocated, images)
+			}
+			delete(b.device.fails, function)
+			b.must(asked)
+			if b.engine.stats.allocated.Load() != 0 || b.engine.images != 0 || len(b.device.memory) != 0 || b.device.loaded != 0 {
+				t.Errorf("the session has %d bytes and %d of images, the device %d buffers and %d modules",
+					b.engine.stats.allocated.Load(), b.engine.images, len(b.device.memory), b.device.loaded)
+			}
+		})
+	}
+}
+
 func TestModulesAreBoundedAndTheirLogComesBack(t *testing.T) {
 	b := newBench(t)
 	reply := b.must(&leasepb.ModuleLoad{Image: []byte("ptx")})
@@ -410,6 +437,9 @@ func FuzzRequests(f *testing.F) {
 		}
 		if answered != len(asked) {
 			t.Fatalf("the last of %d requests that is answered is number %d", len(asked), answered)
+		}
+		if e.gone != nil {
+			return // The driver took all with the context, and the broker ends.
 		}
 		var held uint64
 		for _, b := range e.buffers {

@@ -49,10 +49,10 @@ func (e *engine) take(bytes uint64) (buffer, *leasepb.Failure) {
 }
 
 func (e *engine) give(b buffer) *leasepb.Failure {
-	e.stats.allocated.Add(-b.bytes)
 	if err := e.device.Free(b.start); err != nil {
 		return e.driverFailed(leasepb.Code_INVALID_HANDLE, err)
 	}
+	e.stats.allocated.Add(-b.bytes)
 	killpoint.Pass("broker.freed")
 	return nil
 }
@@ -62,9 +62,12 @@ func (e *engine) free(handle uint64) *leasepb.Failure {
 	if f != nil {
 		return f
 	}
+	if f := e.give(b); f != nil {
+		return f
+	}
 	delete(e.buffers, handle)
 	e.stats.buffers.Add(^uint64(0))
-	return e.give(b)
+	return nil
 }
 
 func (e *engine) noHandle(what string, handle uint64) *leasepb.Failure {
