@@ -53,8 +53,14 @@ type containerActor struct {
 	etc    sync.RWMutex // whose loader has the interceptor
 }
 
-func (c *containerActor) connect() (*net.UnixConn, error) {
-	conn, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: c.socket, Net: "unixpacket"})
+// connect waits for room to wait in: the container's actions are each other's rivals for it.
+func (c *containerActor) connect() (conn *net.UnixConn, err error) {
+	for deadline := time.Now().Add(time.Second); ; time.Sleep(100 * time.Microsecond) {
+		conn, err = net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: c.socket, Net: "unixpacket"})
+		if !errors.Is(err, unix.EAGAIN) || time.Now().After(deadline) {
+			break
+		}
+	}
 	if err == nil {
 		err = conn.SetDeadline(time.Now().Add(10 * time.Second))
 	}
@@ -173,9 +179,6 @@ func (c *containerActor) connectsAndWaits() error {
 	}()
 	for i := range 100 {
 		conn, err := c.connect()
-		if errors.Is(err, unix.EAGAIN) && i > 0 { // no room to wait in
-			break
-		}
 		if err != nil {
 			return err
 		}
