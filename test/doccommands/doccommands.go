@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package doccommands reads the commands that the documents print, each in a fence whose first line says where it is run:
+//
+//	```console engines    test/engines, by each engine that it names
+//	```console host       test/e2e, on a host of the simulated driver
+//	```console unrun      no test runs it
+//
+// A line that begins with "$ ", or "# " for root, is a command; those after it are what it prints.
+package doccommands
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+)
+
+// Marks are the words that a fence may have behind "console".
+var Marks = []string{"engines", "host", "unrun"}
+
+// Block is one fence.
+type Block struct {
+	File     string // below the project's root
+	Line     int    // of the fence
+	Mark     string // "" if it has none
+	Commands []Command
+}
+
+// Command is what a person types, without "sudo" and without a remark behind it.
+type Command struct {
+	Text    string
+	Printed []string // lines
+}
+
+func (b Block) String() string { return fmt.Sprintf("%s:%d", b.File, b.Line) }
+
+// Read returns the fences of README.md and of docs. An error is one of reading.
+func Read(root string) ([]Block, error) {
+	files := []string{"README.md"}
+	err := filepath.WalkDir(filepath.Join(root, "docs"), func(path string, entry os.DirEntry, err error) error {
+		if err == nil && !entry.IsDir() && strings.HasSuffix(path, ".md") {
+			path, err = filepath.Rel(root, path)
+			files = append(files, path)
+		}
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	var all []Block
+	for _, file := range files {
+		text, err := os.ReadFile(filepath.Join(root, file))
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, parse(file, string(text))...)
+	}
+	return all, nil
+}
+
+// remark is what a document says behind a command.
+var remark = regexp.MustCompile(`\s{2,}#.*$`)
+
+func parse(file, text string) (all []Block) {
+	var b *Block
+	number := 0
+	for line := range strings.Lines(text) {
+		number++
+		line = strings.TrimRight(line, "\n")
+		info, fence := strings.CutPrefix(strings.TrimSpace(line), "```")
+		words := strings.Fields(info)
+		switch {
+		case fence && b == nil && len(words) > 0 && words[0] == "console":
+			all = append(all, Block{File: file, Line: number, Mark: strings.Join(words[1:], " ")})
+			b = &all[len(all)-1]
+		case fence:
+			b = nil
+		case b == nil:
+		case strings.HasPrefix(line, "$ "), strings.HasPrefix(line, "# "):
+			command := strings.TrimSpace(remark.ReplaceAllString(line[2:], ""))
+			b.Commands = append(b.Commands, Command{Text: strings.TrimPrefix(command, "sudo ")})
+		case len(b.Commands) > 0:
+			c := &b.Commands[len(b.Commands)-1]
+			c.Printed = append(c.Printed, line)
+		}
+	}
+	return all
+}
+
+// varying is a word that may be another one at each run: it has a digit.
+var varying = regexp.MustCompile(`[0-9]`)
+
+// Session is one run of a block. Its zero value is before the first command.
+type Session struct{ here map[string]string }
+
+// Words are those of a command, each that an earlier one printed in the place of which another one stood here replaced by that.
+func (s *Session) Words(c Command) []string {
+	words := strings.Fields(c.Text)
+	for i, word := range words {
+		if is, ok := s.here[word]; ok {
+			words[i] = is
+		}
+	}
+	return words
+}
+
+// Compare returns an error if what the document prints and what was said here differ in more than blanks and words with a digit.
+func (s *Session) Compare(c Command, said string) error {
+	if s.here == nil {
+		s.here = map[string]string{}
+	}
+	printed, here := strings.Fields(strings.Join(c.Printed, " ")), strings.Fields(said)
+	differ := len(printed) != len(here)
+	for i := 0; i < len(printed) && !differ; i++ {
+		differ = printed[i] != here[i] && !(varying.MatchString(printed[i]) && varying.MatchString(here[i]))
+		s.here[printed[i]] = here[i]
+	}
+	if differ {
+		return fmt.Errorf("%s: the document has\n\t%s\nand here it printed\n\t%s", c.Text, strings.Join(printed, " "), strings.Join(here, " "))
+	}
+	return nil
+}

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package doccommands
+
+import (
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+)
+
+func TestCommandsAreReadWithWhatTheyPrint(t *testing.T) {
+	const text = "Say:\n```console host\n$ sudo a b     # why\nsays 1\n  # more\n# c\n```\n```toml\n# no command\n```\n```console\n$ d\n```\n"
+	want := []Block{
+		{File: "x.md", Line: 2, Mark: "host", Commands: []Command{{Text: "a b", Printed: []string{"says 1", "  # more"}}, {Text: "c"}}},
+		{File: "x.md", Line: 11, Commands: []Command{{Text: "d"}}},
+	}
+	if got := parse("x.md", text); !reflect.DeepEqual(got, want) {
+		t.Errorf("%+v", got)
+	}
+}
+
+func TestEveryCommandOfTheDocumentsSaysWhereItIsRun(t *testing.T) {
+	blocks, err := Read("../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(blocks) < 20 {
+		t.Errorf("%d fences were found", len(blocks))
+	}
+	for _, b := range blocks {
+		if !slices.Contains(Marks, b.Mark) {
+			t.Errorf("%s: ```console %s: one of %s", b, b.Mark, strings.Join(Marks, ", "))
+		}
+		if len(b.Commands) == 0 {
+			t.Errorf("%s has no command", b)
+		}
+	}
+}
+
+func TestWhatIsPrintedIsComparedAndStandsForWhatIsHere(t *testing.T) {
+	acquire := Command{Text: "acquire", Printed: []string{"lease   lease-1", "expires in 2h"}}
+	for said, want := range map[string]bool{"lease lease-77\nexpires  in 1h59m\n": true, "lease lease-77\nexpires at 1h59m": false, "lease lease-77": false, "": false,
+		"lease x\nexpires in 1h": false} {
+		var s Session
+		if err := s.Compare(acquire, said); (err == nil) != want {
+			t.Errorf("%q: %v", said, err)
+		}
+		if words := s.Words(Command{Text: "drop lease-1 2h"}); want && !slices.Equal(words, []string{"drop", "lease-77", "1h59m"}) {
+			t.Errorf("%q", words)
+		}
+	}
+}

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/gpuslice/gpuslice/test/doccommands"
+)
+
+// What the documents have people type on a host does what they print. The card is simulated, and so is `python`: it asks the driver how much there is.
+func TestCommandsOfTheDocumentsPrintWhatTheyShow(t *testing.T) {
+	h := newLeaseHost(t)
+	programs := t.TempDir()
+	h.Must(os.WriteFile(filepath.Join(programs, "python"), []byte("#!/bin/sh\nexec \"$BIN\"/demo/cuda_hog 0 >&2\n"), 0o755))
+	blocks, err := doccommands.Read("../..")
+	h.Must(err)
+	tried := 0
+	for _, b := range blocks {
+		if b.Mark != "host" {
+			continue
+		}
+		var s doccommands.Session
+		for _, c := range b.Commands {
+			words := s.Words(c)
+			cmd := exec.Command("/usr/bin/env", words...)
+			cmd.Env = append(h.Env(), "GPUSLICE_SOCKET="+h.Host.Socket(), "GPUSLICE_SESSION_SOCKET="+filepath.Join(h.Dir, "run", "session.sock"),
+				"GPUSLICE_LEASE_SOCKET="+h.Service.Socket, "BIN="+h.Bin, "PATH="+programs+":"+h.Bin+":"+os.Getenv("PATH"))
+			tried++
+			out, err := cmd.Output()
+			if err != nil {
+				t.Errorf("%s: %v\n%s", b, err, stderrOf(err))
+				break
+			}
+			if len(c.Printed) == 0 {
+				continue
+			}
+			if err := s.Compare(c, strings.ReplaceAll(string(out), " (simulated)", "")); err != nil {
+				t.Errorf("%s: %v", b, err)
+			}
+		}
+	}
+	if tried < 5 {
+		t.Errorf("%d commands were tried", tried)
+	}
+}
+
+func stderrOf(err error) string {
+	if exit, ok := err.(*exec.ExitError); ok {
+		return string(exit.Stderr)
+	}
+	return ""
+}

@@ -1,0 +1,131 @@
+//go:build engines
+
+// SPDX-License-Identifier: Apache-2.0
+
+package engines
+
+import (
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/gpuslice/gpuslice/test/doccommands"
+)
+
+// documented is an engine with the command that the documents have for it.
+type documented interface {
+	// typed is what is run for the words of a command of its own, with the name of the container; nil if that is not for it.
+	typed(words []string, name string) []string
+}
+
+func hasDocuments(e engine) string {
+	if d, ok := e.(*docker); ok && !d.old && !d.shim {
+		return "`gpuslice install docker` gives a Docker of this age our shim"
+	}
+	if _, ok := e.(documented); ok {
+		return ""
+	}
+	return "the documents have no commands of it"
+}
+
+// documentsAreTrue runs the fences of the documents that name this engine. An image and what is run in it are stood in for, GPUs are not
+// asked for (that has cases of its own), and what changes the machine's configuration is left out: the site has been set up so.
+func documentsAreTrue(s *site) {
+	blocks, err := doccommands.Read("../..")
+	s.Must(err)
+	tried := 0
+	for _, b := range blocks {
+		var commands []doccommands.Command
+		for _, c := range b.Commands {
+			if !strings.HasPrefix(c.Text, "gpuslice install ") && !strings.HasPrefix(c.Text, "systemctl ") {
+				commands = append(commands, c)
+			}
+		}
+		if b.Mark == "engines" && s.isFor(commands) {
+			s.typeAll(b, commands)
+			tried++
+		}
+	}
+	if tried == 0 {
+		s.t.Error("no command was tried")
+	}
+}
+
+// isFor is whether one of them is the engine's.
+func (s *site) isFor(commands []doccommands.Command) bool {
+	return slices.ContainsFunc(commands, func(c doccommands.Command) bool {
+		return s.engine.(documented).typed(strings.Fields(c.Text), "") != nil
+	})
+}
+
+func (s *site) typeAll(b doccommands.Block, commands []doccommands.Command) {
+	s.t.Helper()
+	var session doccommands.Session
+	for _, c := range commands {
+		words := session.Words(c)
+		if words[0] == "gpuslice" {
+			if words[1] == "pool" && words[2] == "create" {
+				defer s.output("gpuslice", "pool", "delete", words[3])
+			}
+		} else {
+			name := "documents" + strconv.FormatUint(names.Add(1), 10)
+			if i := slices.Index(words, "--name"); i >= 0 {
+				name = words[i+1]
+			}
+			if words = s.engine.(documented).typed(words, name); words == nil {
+				continue // of another engine
+			}
+			defer s.remove(name)
+		}
+		out, err := s.output(words[0], words[1:]...)
+		if refused := strings.Contains(strings.Join(c.Printed, ""), "gpuslice: "); (err != nil) != refused {
+			s.t.Errorf("%s: %s: %v\n%s", b, c.Text, err, out)
+			return
+		}
+		if len(c.Printed) == 0 {
+			continue
+		}
+		if err := session.Compare(c, out); err != nil {
+			s.t.Errorf("%s: %v", b, err)
+		}
+	}
+}
+
+// stoodIn are the words behind `run` with an image that is here, which runs a command that is here.
+func stoodIn(words []string, name string) (all []string) {
+	command := "true"
+	for i := 0; i < len(words); i++ {
+		switch word := words[i]; {
+		case word == "--gpus" || word == "--device" || word == "--name":
+			i++
+		case word == "-d":
+			command = "sleep 600"
+			all = append(all, word)
+		case word == "IMAGE" || word == "pytorch/pytorch":
+			return slices.Concat(all, []string{"--name", name, imageRef("debian")}, strings.Fields(command))
+		default:
+			all = append(all, word)
+		}
+	}
+	return nil
+}
+
+func (e *dockerlike) typed(words []string, name string) []string {
+	i := slices.Index(words, "run")
+	if words[0] != e.program[0] || i < 0 || slices.Contains(words, "GPUSLICE_VRAM=4G") != (e.annotate != nil) {
+		return nil
+	}
+	program := e.program
+	if i > 1 { // what the document has there, the site has too
+		program = append(program[:1:1], words[1:i]...)
+	}
+	return slices.Concat(program, []string{"run"}, e.flags, stoodIn(words[i+1:], name))
+}
+
+func (e *ctr) typed(words []string, name string) []string {
+	if words[0] != "ctr" || words[1] != "run" {
+		return nil
+	}
+	flags := words[2 : len(words)-2]
+	return slices.Concat([]string{"ctr"}, e.s.ctrArgs("run"), []string{"--fifo-dir", e.s.in("fifo")}, flags, []string{imageRef("debian"), name, "true"})
+}
