@@ -65,8 +65,9 @@ func (s *site) typeAll(b doccommands.Block, commands []doccommands.Command) {
 		words := session.Words(c)
 		if words[0] == "gpuslice" {
 			if words[1] == "pool" && words[2] == "create" {
-				defer s.output("gpuslice", "pool", "delete", words[3])
+				defer s.output("env", "GPUSLICE_SOCKET="+s.Socket(), "gpuslice", "pool", "delete", words[3])
 			}
+			words = append([]string{"env", "GPUSLICE_SOCKET=" + s.Socket()}, words...)
 		} else {
 			name := "documents" + strconv.FormatUint(names.Add(1), 10)
 			if i := slices.Index(words, "--name"); i >= 0 {
