@@ -6,7 +6,6 @@
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -36,8 +35,9 @@ static uint64_t start_of(uint32_t pid)
 	field = strrchr(line, ')');
 	for (int i = 2; field && i < 22; i++)
 		field = strchr(field + 1, ' ');
-	if (field)
-		start = strtoull(field + 1, NULL, 10);
+	/* Not strtoull: glibc 2.38 and newer make of it a name that older ones have not. */
+	for (field = field ? field + 1 : line + n; *field >= '0' && *field <= '9'; field++)
+		start = start * 10 + (uint64_t)(*field - '0');
 	return start;
 }
 

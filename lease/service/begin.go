@@ -114,6 +114,9 @@ func (s *Service) register(ctx context.Context, l *lease, who Peer, r *leasepb.A
 		ID: l.ID, PID: l.Keeper.PID, UID: l.BrokerUID, GID: l.BrokerUID, For: user, Tenant: l.Tenant, TTL: ttl, Visible: []string{l.Device},
 		Quotas: []api.Quota{{Device: l.Device, Bytes: l.VRAM + l.Overhead}},
 	})
+	if err != nil && !l.keeper.Alive() {
+		return reply, errors.New("the process that was to keep the lease's slice was ended by somebody before it began: ask again")
+	}
 	if err == nil {
 		l.Generation = reply.Slice.Generation
 	}

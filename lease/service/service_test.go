@@ -25,6 +25,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/process"
 	"github.com/gpuslice/gpuslice/lease/broker"
 	"github.com/gpuslice/gpuslice/lease/leasepb"
 )
@@ -120,6 +121,7 @@ type fakeEnforcer struct {
 	slices   map[string]api.Slice
 	requests []api.RegisterRequest
 	refuse   error // all but devices
+	killing  bool  // the process that a slice should begin with, before it is looked at
 	last     uint64
 }
 
@@ -136,6 +138,18 @@ func (f *fakeEnforcer) Register(_ context.Context, r api.RegisterRequest) (api.R
 	defer f.mu.Unlock()
 	if f.refuse != nil {
 		return api.RegisterReply{}, f.refuse
+	}
+	if f.killing {
+		h, err := process.Open(r.PID)
+		if err != nil {
+			return api.RegisterReply{}, err
+		}
+		defer h.Close()
+		_ = unix.Kill(r.PID, unix.SIGKILL)
+		for h.Alive() {
+			time.Sleep(time.Millisecond)
+		}
+		return api.RegisterReply{}, api.Errorf(api.CodeBadRequest, "process %d is dead", r.PID)
 	}
 	f.last++
 	f.requests = append(f.requests, r)
@@ -519,6 +533,16 @@ func TestWhatTheEnforcerRefusesIsSaidWithItsFigures(t *testing.T) {
 		b.nothingIsLeft()
 	}
 	b.enforcer.set(func() { b.enforcer.refuse = nil })
+}
+
+func TestAKeeperThatIsKilledAtOnceIsNotTheUsersFault(t *testing.T) {
+	b := newBench(t, "")
+	b.enforcer.set(func() { b.enforcer.killing = true })
+	_, err := b.Acquire(context.Background(), as(alice), &leasepb.AcquireRequest{Vram: 1 << 20})
+	if code := codeOf(err); code == leasepb.Code_INVALID_REQUEST || !strings.Contains(err.Error(), "ask again") {
+		t.Errorf("%v: %v", code, err)
+	}
+	b.nothingIsLeft()
 }
 
 func TestABadRequestIsOneSentence(t *testing.T) {

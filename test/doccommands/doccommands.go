@@ -4,6 +4,7 @@
 //
 //	```console engines    test/engines, by each engine that it names
 //	```console host       test/e2e, on a host of the simulated driver
+//	```console newcomer   test/newcomer.sh, on a Debian of its own
 //	```console unrun      no test runs it
 //
 // A line that begins with "$ ", or "# " for root, is a command; those after it are what it prints.
@@ -18,7 +19,7 @@ import (
 )
 
 // Marks are the words that a fence may have behind "console".
-var Marks = []string{"engines", "host", "unrun"}
+var Marks = []string{"engines", "host", "newcomer", "unrun"}
 
 // Block is one fence.
 type Block struct {

@@ -259,7 +259,14 @@ func (l *leased) killBrokerAt(point string, r *rand.Rand) {
 		return
 	}
 	l.arm(point)
-	g := l.another()
+	g, err := l.acquire(gpu.Request{VRAM: leaseBytes})
+	if err != nil && strings.HasPrefix(point, "keeper.") && strings.Contains(err.Error(), "was to keep") {
+		g, err = l.another(), nil // there was no slice yet
+		g.worksOn()
+		g.give()
+		return
+	}
+	w.must(err)
 	before := l.record(g.ID)
 	g.worksOn()
 	if strings.HasPrefix(point, "keeper.") {
