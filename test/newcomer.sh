@@ -39,6 +39,7 @@ cp -rL /etc/ssl/certs "$work/host/ssl/"
 cp -L /etc/resolv.conf /etc/hosts "$work/host/"
 "${GO:-$(test/go.sh)}" env GOPROXY GOSUMDB >"$work/host/go"
 git clone -q --bare . "$work/host/gpuslice.git"
+# shellcheck disable=SC2016 # it is a fence
 sed -n '/^```console/,/^```$/p' README.md >"$work/host/commands"
 cp test/newcomer/* "$work/host/"
 

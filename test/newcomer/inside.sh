@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # inside.sh TAG: what newcomer.sh runs as the first process of a throw-away Debian. The last line is "N passed, N failed".
+# shellcheck disable=SC2317,SC2329 # functions are called by what is typed
 set -uo pipefail
 cgroup=newcomer-$1 passed=0 failed=0 began=$SECONDS
 
@@ -12,9 +13,12 @@ mapfile -t go </machine/go
 export GOPROXY=${go[0]} GOSUMDB=${go[1]}
 install -m 755 /machine/systemctl /usr/local/bin/systemctl
 mkdir -p /card /etc/docker
+# The simulated driver is where a driver would be, once it is built.
+echo /gpuslice/bin/fakecuda >/etc/ld.so.conf.d/driver.conf
+export FAKECUDA_STATE=/card/state
 
 finish() {
-	[ "$failed" = 0 ] || tail -n 40 /tmp/said /var/log/gpusliced.log /var/log/dockerd.log 2>/dev/null
+	[ "$failed" = 0 ] || tail -n 40 /tmp/said /var/log/gpusliced.log 2>/dev/null
 	echo "$passed passed, $failed failed"
 	[ "$failed" = 0 ]
 	exit
@@ -68,7 +72,10 @@ while read -r line; do
 	case $line in
 	'$ docker run '*) promise=${line#'$ '} ;;
 	'$ gpuslice run '*) ;; # without a container
-	'$ '*) typed "${line#'$ '}" ;;
+	'$ '*)
+		ldconfig
+		typed "${line#'$ '}"
+		;;
 	esac
 done </machine/commands
 chmod -R a+rwX /card
