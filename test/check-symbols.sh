@@ -22,6 +22,10 @@ if [ "$(printf '%s\n' "${newest:-0}" $newest_allowed | sort -V | tail -1)" != $n
 	readelf --dyn-syms --wide "$library" | grep "@GLIBC_$newest" | awk '{print "  " $8}' >&2
 fi
 
+# glibc 2.38 and newer make of these, in whatever is compiled with its headers, names of their own (__isoc23_strtol).
+renamed=$(readelf --dyn-syms --wide "$library" | awk '$7 == "UND" {sub(/@.*/, "", $8); print $8}' | grep -E '^(strto(l|ll|ul|ull|imax|umax)|v?[fs]?scanf)$' || true)
+[ -z "$renamed" ] || complain "needs what a newer glibc's headers rename:" "${renamed//$'\n'/ }"
+
 needed=$(readelf --dynamic --wide "$library" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p' | grep -vxE 'libc\.so\.6|libdl\.so\.2|libpthread\.so\.0|ld-linux-[a-z0-9-]+\.so\.[0-9]' || true)
 [ -z "$needed" ] || complain "depends on more than libc: $needed"
 

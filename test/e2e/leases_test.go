@@ -81,7 +81,7 @@ cgroup = %q
 		}
 		h.stop(unix.SIGTERM)
 		h.nothingIsLeft()
-		for _, dir := range h.cgroups() {
+		for _, dir := range h.Cgroups(h.cgroup) {
 			h.Must(os.Remove(dir))
 		}
 		if t.Failed() {
@@ -110,16 +110,6 @@ func forAll(t *testing.T, bin string) string {
 }
 
 func (h *leaseHost) leases() string { return filepath.Join(h.Dir, "run", "leases") }
-
-// cgroups are the brokers' common ones.
-func (h *leaseHost) cgroups() []string {
-	found, err := filepath.Glob("/sys/fs/cgroup/*/" + h.cgroup)
-	h.Must(err)
-	if _, err := os.Stat("/sys/fs/cgroup/" + h.cgroup); err == nil {
-		found = append(found, "/sys/fs/cgroup/"+h.cgroup)
-	}
-	return found
-}
 
 func (h *leaseHost) start() {
 	h.T.Helper()
@@ -197,7 +187,7 @@ func (h *leaseHost) nothingIsLeft() {
 	if entries, err := os.ReadDir(h.leases()); err != nil || len(entries) != 0 {
 		h.T.Errorf("directories: %v, %v", entries, err)
 	}
-	for _, dir := range h.cgroups() {
+	for _, dir := range h.Cgroups(h.cgroup) {
 		if below, err := filepath.Glob(dir + "/*/cgroup.procs"); err != nil || len(below) != 0 {
 			h.T.Errorf("cgroups: %v, %v", below, err)
 		}

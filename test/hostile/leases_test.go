@@ -79,9 +79,7 @@ func (h *host) newLeases() *leases {
 		if h.T.Failed() {
 			h.T.Logf("the lease service said:\n%s", linesOf(l.said.String()))
 		}
-		dirs, _ := filepath.Glob("/sys/fs/cgroup/" + filepath.Base(h.Dir) + "-leases")
-		below, _ := filepath.Glob("/sys/fs/cgroup/*/" + filepath.Base(h.Dir) + "-leases")
-		for _, dir := range append(dirs, below...) {
+		for _, dir := range h.Cgroups(filepath.Base(h.Dir) + "-leases") {
 			h.Must(os.Remove(dir)) // empty: no lease is left
 		}
 	})

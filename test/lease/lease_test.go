@@ -37,9 +37,9 @@ func host(t *testing.T) (*testhost.Host, lease.Service) {
 	}
 	socket := filepath.Join(h.Dir, "leases.sock")
 	text := must(os.ReadFile(h.Config()))(t)
-	config := filepath.Join(h.Dir, "leased.toml")
+	config, cgroup := filepath.Join(h.Dir, "leased.toml"), filepath.Base(h.Dir)+"-leases"
 	h.Must(os.WriteFile(config, fmt.Appendf(text, "\n[leases]\nsocket = %q\ndir = %q\ncgroup = %q\n",
-		socket, filepath.Join(h.Dir, "leases"), filepath.Base(h.Dir)+"-leases"), 0o644))
+		socket, filepath.Join(h.Dir, "leases"), cgroup), 0o644))
 	service := exec.Command(filepath.Join(h.Bin, "gpuslice-leased"), "--config", config)
 	var said testhost.Output
 	service.Env, service.Stdout, service.Stderr = h.Env(), &said, &said
@@ -48,6 +48,9 @@ func host(t *testing.T) (*testhost.Host, lease.Service) {
 		_ = service.Process.Signal(unix.SIGTERM)
 		if err := service.Wait(); err != nil || t.Failed() {
 			t.Errorf("the lease service: %v\n%s", err, said.String())
+		}
+		for _, dir := range h.Cgroups(cgroup) {
+			h.Must(os.Remove(dir)) // empty: no lease is left
 		}
 	})
 	s := lease.Service{Socket: socket}
