@@ -115,7 +115,7 @@ func (s *Session) Compare(c Command, said string) error {
 	printed, here := strings.Fields(strings.Join(c.Printed, " ")), strings.Fields(said)
 	differ := len(printed) != len(here)
 	for i := 0; i < len(printed) && !differ; i++ {
-		differ = printed[i] != here[i] && !(varying.MatchString(printed[i]) && varying.MatchString(here[i]))
+		differ = printed[i] != here[i] && (!varying.MatchString(printed[i]) || !varying.MatchString(here[i]))
 		s.here[printed[i]] = here[i]
 	}
 	if differ {

@@ -96,13 +96,13 @@ func (s *site) typeAll(b doccommands.Block, commands []doccommands.Command) {
 func stoodIn(words []string, name string) (all []string) {
 	command := "true"
 	for i := 0; i < len(words); i++ {
-		switch word := words[i]; {
-		case word == "--gpus" || word == "--device" || word == "--name":
+		switch word := words[i]; word {
+		case "--gpus", "--device", "--name":
 			i++
-		case word == "-d":
+		case "-d":
 			command = "sleep 600"
 			all = append(all, word)
-		case word == "IMAGE" || word == "pytorch/pytorch":
+		case "IMAGE", "pytorch/pytorch":
 			return slices.Concat(all, []string{"--name", name, imageRef("debian")}, strings.Fields(command))
 		default:
 			all = append(all, word)

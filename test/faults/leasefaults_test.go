@@ -261,7 +261,7 @@ func (l *leased) killBrokerAt(point string, r *rand.Rand) {
 	l.arm(point)
 	g, err := l.acquire(gpu.Request{VRAM: leaseBytes})
 	if err != nil && strings.HasPrefix(point, "keeper.") && strings.Contains(err.Error(), "was to keep") {
-		g, err = l.another(), nil // there was no slice yet
+		g = l.another() // there was no slice yet
 		g.worksOn()
 		g.give()
 		return
