@@ -4,45 +4,32 @@ package main
 
 import (
 	"io"
-	"os"
-	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
 
 	"github.com/urfave/cli/v2"
+
+	"github.com/gpuslice/gpuslice/test/doccommands"
 )
 
 var podmanRuntime = regexp.MustCompile(`podman .*--runtime[= ](\S+)`)
 
 // Commands that documents print have the verbs and flags that there are. What they do is not done here.
 func TestCommandsOfTheDocumentsAreAccepted(t *testing.T) {
-	files := []string{"../../README.md"}
-	for _, pattern := range []string{"../../docs/*.md", "../../docs/*/*.md"} {
-		more, err := filepath.Glob(pattern)
-		if err != nil {
-			t.Fatal(err)
-		}
-		files = append(files, more...)
+	blocks, err := doccommands.Read("../..")
+	if err != nil {
+		t.Fatal(err)
 	}
 	tried := 0
-	for _, file := range files {
-		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for line := range strings.Lines(string(text)) {
-			command, found := strings.CutPrefix(strings.TrimSpace(line), "$ ")
-			if !found {
-				continue
-			}
+	for _, b := range blocks {
+		for _, c := range b.Commands {
 			// Podman takes the name of a runtime that its configuration has, or a path.
-			if m := podmanRuntime.FindStringSubmatch(command); m != nil && m[1] != "gpuslice" && !strings.HasPrefix(m[1], "/") {
-				t.Errorf("%s: %s: Podman knows no runtime %s", file, command, m[1])
+			if m := podmanRuntime.FindStringSubmatch(c.Text); m != nil && m[1] != "gpuslice" && !strings.HasPrefix(m[1], "/") {
+				t.Errorf("%s: %s: Podman knows no runtime %s", b, c.Text, m[1])
 			}
-			command, _, _ = strings.Cut(command, "  #")
-			command, _, _ = strings.Cut(command, " | ")
-			words := strings.Fields(strings.TrimPrefix(command, "sudo "))
+			command, _, _ := strings.Cut(c.Text, " | ")
+			words := strings.Fields(command)
 			if len(words) < 2 || words[0] != "gpuslice" {
 				continue
 			}
@@ -51,7 +38,7 @@ func TestCommandsOfTheDocumentsAreAccepted(t *testing.T) {
 			app.Writer, app.ErrWriter, app.Before = io.Discard, io.Discard, nil
 			parseOnly(app.Commands)
 			if err := app.Run(words); err != nil {
-				t.Errorf("%s: %s: %v", file, command, err)
+				t.Errorf("%s: %s: %v", b, command, err)
 			}
 		}
 	}

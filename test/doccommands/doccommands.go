@@ -21,11 +21,11 @@ import (
 // Marks are the words that a fence may have behind "console".
 var Marks = []string{"engines", "host", "newcomer", "unrun"}
 
-// Block is one fence.
+// Block is one fence, or a command outside of one.
 type Block struct {
 	File     string // below the project's root
 	Line     int    // of the fence
-	Mark     string // "" if it has none
+	Mark     string // "" if it has none, which is wrong
 	Commands []Command
 }
 
@@ -66,18 +66,20 @@ var remark = regexp.MustCompile(`\s{2,}#.*$`)
 
 func parse(file, text string) (all []Block) {
 	var b *Block
-	number := 0
+	number, inside := 0, false
 	for line := range strings.Lines(text) {
 		number++
 		line = strings.TrimRight(line, "\n")
 		info, fence := strings.CutPrefix(strings.TrimSpace(line), "```")
 		words := strings.Fields(info)
 		switch {
-		case fence && b == nil && len(words) > 0 && words[0] == "console":
+		case fence && !inside && len(words) > 0 && words[0] == "console":
 			all = append(all, Block{File: file, Line: number, Mark: strings.Join(words[1:], " ")})
-			b = &all[len(all)-1]
+			b, inside = &all[len(all)-1], true
 		case fence:
-			b = nil
+			b, inside = nil, !inside
+		case b == nil && strings.HasPrefix(strings.TrimSpace(line), "$ "): // one that is not in such a fence has no mark either
+			all = append(all, Block{File: file, Line: number, Commands: []Command{{Text: strings.TrimSpace(line)[2:]}}})
 		case b == nil:
 		case strings.HasPrefix(line, "$ "), strings.HasPrefix(line, "# "):
 			command := strings.TrimSpace(remark.ReplaceAllString(line[2:], ""))

@@ -10,10 +10,11 @@ import (
 )
 
 func TestCommandsAreReadWithWhatTheyPrint(t *testing.T) {
-	const text = "Say:\n```console host\n$ sudo a b     # why\nsays 1\n  # more\n# c\n```\n```toml\n# no command\n```\n```console\n$ d\n```\n"
+	const text = "Say:\n```console host\n$ sudo a b     # why\nsays 1\n  # more\n# c\n```\n```toml\n# no command\n```\n```console\n$ d\n```\n    $ e\n"
 	want := []Block{
 		{File: "x.md", Line: 2, Mark: "host", Commands: []Command{{Text: "a b", Printed: []string{"says 1", "  # more"}}, {Text: "c"}}},
 		{File: "x.md", Line: 11, Commands: []Command{{Text: "d"}}},
+		{File: "x.md", Line: 14, Commands: []Command{{Text: "e"}}},
 	}
 	if got := parse("x.md", text); !reflect.DeepEqual(got, want) {
 		t.Errorf("%+v", got)

@@ -26,8 +26,7 @@ func TestCommandsOfTheDocumentsPrintWhatTheyShow(t *testing.T) {
 		}
 		var s doccommands.Session
 		for _, c := range b.Commands {
-			words := s.Words(c)
-			cmd := exec.Command("/usr/bin/env", words...)
+			cmd := exec.Command("/bin/bash", "-euc", strings.Join(s.Words(c), " "))
 			cmd.Env = append(h.Env(), "GPUSLICE_SOCKET="+h.Host.Socket(), "GPUSLICE_SESSION_SOCKET="+filepath.Join(h.Dir, "run", "session.sock"),
 				"GPUSLICE_LEASE_SOCKET="+h.Service.Socket, "BIN="+h.Bin, "PATH="+programs+":"+h.Bin+":"+os.Getenv("PATH"))
 			tried++

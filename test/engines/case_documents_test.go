@@ -64,10 +64,11 @@ func (s *site) typeAll(b doccommands.Block, commands []doccommands.Command) {
 	for _, c := range commands {
 		words := session.Words(c)
 		if words[0] == "gpuslice" {
+			ours := []string{"env", "GPUSLICE_SOCKET=" + s.Socket(), "gpuslice"}
 			if words[1] == "pool" && words[2] == "create" {
-				defer s.output("env", "GPUSLICE_SOCKET="+s.Socket(), "gpuslice", "pool", "delete", words[3])
+				defer s.must(ours[0], append(ours[1:len(ours):len(ours)], "pool", "delete", words[3])...)
 			}
-			words = append([]string{"env", "GPUSLICE_SOCKET=" + s.Socket()}, words...)
+			words = append(ours, words[1:]...)
 		} else {
 			name := "documents" + strconv.FormatUint(names.Add(1), 10)
 			if i := slices.Index(words, "--name"); i >= 0 {
@@ -113,7 +114,8 @@ func stoodIn(words []string, name string) (all []string) {
 
 func (e *dockerlike) typed(words []string, name string) []string {
 	i := slices.Index(words, "run")
-	if words[0] != e.program[0] || i < 0 || slices.Contains(words, "GPUSLICE_VRAM=4G") != (e.annotate != nil) {
+	byVariable := slices.ContainsFunc(words, func(word string) bool { return strings.HasPrefix(word, "GPUSLICE_VRAM=") })
+	if words[0] != e.program[0] || i < 0 || byVariable != (e.annotate != nil) {
 		return nil
 	}
 	program := e.program

@@ -6,13 +6,14 @@
 set -uo pipefail
 cgroup=newcomer-$1 passed=0 failed=0 began=$SECONDS
 
-cp -r /machine/apt/apt.conf.d /etc/apt/
-cp -r /machine/ssl/certs /etc/ssl/
-cp /machine/resolv.conf /machine/hosts /etc/
-mapfile -t go </machine/go
+cp -r /test/apt/apt.conf.d /etc/apt/
+cp -r /test/ssl/certs /etc/ssl/
+cp /test/resolv.conf /test/hosts /etc/
+mapfile -t go </test/go
 export GOPROXY=${go[0]} GOSUMDB=${go[1]}
-install -m 755 /machine/systemctl /usr/local/bin/systemctl
-mkdir -p /card /etc/docker
+install -m 755 /test/systemctl /usr/local/bin/systemctl
+mkdir -p /card /etc/docker /var/lib/docker
+mount -t tmpfs none /var/lib/docker # overlay does not stack on what this root is
 # The simulated driver is where a driver would be, once it is built.
 echo /gpuslice/bin/fakecuda >/etc/ld.so.conf.d/driver.conf
 export FAKECUDA_STATE=/card/state
@@ -62,24 +63,14 @@ docker() { # as without a network, a GPU and PyTorch
 	done
 	command docker "${words[@]}"
 }
-git() { command git -c url.file:///machine/gpuslice.git.insteadOf=https://github.com/gpuslice/gpuslice "$@"; }
+git() { command git -c url.file:///test/gpuslice.git.insteadOf=https://github.com/gpuslice/gpuslice "$@"; }
 
-# The page's first command is its last: what it promises.
-promise=
 cd / || exit
 while read -r line; do
-	line=$(sed -E 's/  +#.*$//' <<<"$line")
-	case $line in
-	'$ docker run '*) promise=${line#'$ '} ;;
-	'$ gpuslice run '*) ;; # without a container
-	'$ '*)
-		ldconfig
-		typed "${line#'$ '}"
-		;;
-	esac
-done </machine/commands
-chmod -R a+rwX /card
-typed "$promise"
+	ldconfig
+	chmod -R a+rwX /card
+	typed "$(sed -E 's/  +#.*$//' <<<"$line")"
+done </test/commands
 cat /tmp/said
 if grep -q ' of 4294967296$' /tmp/said; then
 	echo "ok   the program sees a card of 4 GiB"

@@ -10,6 +10,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 here=$PWD
+. test/debian.sh
 go=${GO:-$(test/go.sh)}
 suite=bookworm packages=rpm,runc,procps stamp=1
 base=${XDG_CACHE_HOME:-$HOME/.cache}/gpuslice/packages/$suite-$stamp
@@ -24,22 +25,7 @@ trap 'rm -rf --one-file-system "$work"' EXIT
 
 # --- a Debian ------------------------------------------------------------------------------------
 
-mkdir -p "${base%/*}"
-exec 9>"$base.lock"
-flock 9
-if [ ! -e "$base" ]; then
-	echo "packages: making a Debian in $base"
-	# shellcheck disable=SC2016 # the format is apt's
-	mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' | grep -m1 '/debian/$')
-	rm -rf "$base.new"
-	debootstrap --variant=minbase --include="$packages" "$suite" "$base.new" "$mirror" >"$work/log" 2>&1 || {
-		tail -5 "$work/log" >&2
-		exit 1
-	}
-	rm -rf "$base.new"/var/cache/apt/archives/*.deb "$base.new"/var/lib/apt/lists/*
-	mv "$base.new" "$base"
-fi
-flock -u 9
+debian_made "$base" "$suite" "$packages"
 
 # --- two versions ----------------------------------------------------------------------------------
 
@@ -118,37 +104,9 @@ check "made again they are the same, byte for byte" reproducible
 
 # --- what they do ------------------------------------------------------------------------------------
 
-# enter KIND: become init of new namespaces, with a root filesystem that is gone with them.
-enter() {
-	local root=$work/root
-	mount --make-rprivate /
-	mkdir -p "$root" "$work/over"
-	mount -t tmpfs none "$work/over"
-	mkdir "$work/over/upper" "$work/over/work"
-	mount -t overlay -o "lowerdir=$base,upperdir=$work/over/upper,workdir=$work/over/work" none "$root"
-	mkdir "$root/test" "$root/host"
-	mount --rbind /sys "$root/sys"
-	mount --rbind /dev "$root/dev"
-	mount -t proc none "$root/proc"
-	mount -t tmpfs -o mode=755 none "$root/run"
-	mount -t tmpfs none "$root/tmp"
-	mount --bind "$work/test" "$root/test"
-	cd "$root"
-	pivot_root . host
-	umount -l /host
-	rmdir /host
-	cd /
-	exec env -i PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_ALL=C.UTF-8 \
-		DEBIAN_FRONTEND=noninteractive /bin/bash /test/inside.sh "$1" "$arch" "${work##*.}"
-}
-export -f enter
-export work base arch
 for kind in deb rpm; do
 	echo "== $kind"
-	status=0
-	unshare --mount --pid --fork --kill-child bash -euc "enter $kind" </dev/null 2>&1 | tee "$work/log" || status=$?
-	read -r p _ f _ < <(grep -E '^[0-9]+ passed, [0-9]+ failed$' "$work/log" || echo 0 passed, 0 failed)
-	[ "$status" = 0 ] || [ "$f" != 0 ] || f=1 # it ended before it could count
+	debian_run "$base" "$work" "$kind" "$arch" "${work##*.}"
 	passed=$((passed + p)) failed=$((failed + f))
 done
 left() {

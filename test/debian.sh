@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+# shellcheck shell=bash disable=SC2034,SC2164
+#
+# To be sourced, with `set -e`: root filesystems of Debian, made once by debootstrap and kept, and what runs as the first process of one that is thrown away.
+
+# debian_made BASE SUITE PACKAGES: make the directory BASE, unless it is there. Who comes at the same time waits.
+debian_made() {
+	local base=$1 mirror log
+	mkdir -p "${base%/*}"
+	exec 9>"$base.lock"
+	flock 9
+	if [ ! -e "$base" ]; then
+		echo "making a Debian in $base"
+		# shellcheck disable=SC2016 # the format is apt's
+		mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' | grep -m1 '/debian/$')
+		rm -rf "$base.new"
+		log=$(mktemp)
+		debootstrap --variant=minbase --include="$3" "$2" "$base.new" "$mirror" >"$log" 2>&1 || {
+			tail -5 "$log" >&2
+			rm -f "$log"
+			return 1
+		}
+		rm -rf "$log" "$base.new"/var/cache/apt/archives/*.deb
+		mv "$base.new" "$base"
+	fi
+	flock -u 9
+}
+
+# debian_enter BASE WORK WORD…: become init of new namespaces, in a root filesystem over BASE that is gone with them, and run
+# /test/inside.sh WORD… there; /test is WORK/test.
+debian_enter() {
+	local base=$1 work=$2 root=$2/root
+	shift 2
+	mount --make-rprivate /
+	mkdir -p "$root" "$work/over"
+	mount -t tmpfs none "$work/over"
+	mkdir "$work/over/upper" "$work/over/work"
+	mount -t overlay -o "lowerdir=$base,upperdir=$work/over/upper,workdir=$work/over/work" none "$root"
+	mkdir "$root/test" "$root/host"
+	mount --rbind /sys "$root/sys"
+	mount --rbind /dev "$root/dev"
+	mount -t proc none "$root/proc"
+	mount -t tmpfs -o mode=755 none "$root/run"
+	mount -t tmpfs none "$root/tmp"
+	mount --bind "$work/test" "$root/test"
+	cd "$root"
+	pivot_root . host
+	umount -l /host
+	rmdir /host
+	cd /
+	exec env -i PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_ALL=C.UTF-8 \
+		DEBIAN_FRONTEND=noninteractive /bin/bash /test/inside.sh "$@"
+}
+
+# debian_run BASE WORK WORD…: debian_enter in new namespaces. Sets `p` and `f` from the last line "N passed, N failed".
+debian_run() {
+	local status=0 work=$2
+	unshare --mount --pid --fork --kill-child bash -euc 'debian_enter "$@"' debian "$@" </dev/null 2>&1 | tee "$work/log" || status=$?
+	read -r p _ f _ < <(grep -E '^[0-9]+ passed, [0-9]+ failed$' "$work/log" || echo 0 passed, 0 failed)
+	[ "$status" = 0 ] || [ "$f" != 0 ] || f=1 # it ended before it could count
+}
+export -f debian_enter
