@@ -130,8 +130,7 @@ static bool use_large(struct blocks *blocks, CUdeviceptr pointer)
 	return known;
 }
 
-static __attribute__((noinline)) enum grant_result
-begin_block(struct blocks *blocks, CUdeviceptr pointer, CUdevice ordinal)
+static enum grant_result begin_block(struct blocks *blocks, CUdeviceptr pointer, CUdevice ordinal)
 {
 	uint64_t number = number_of(pointer);
 	enum grant_result result;
@@ -152,13 +151,16 @@ begin_block(struct blocks *blocks, CUdeviceptr pointer, CUdevice ordinal)
 	return GRANTED;
 }
 
+bool block_took_small_of_known(CUdeviceptr pointer)
+{
+	return use_small(&state.blocks, number_of(pointer));
+}
+
 enum grant_result block_took_small(CUdeviceptr pointer, CUdevice ordinal)
 {
-	struct blocks *blocks = blocks_of(process_seen());
-
-	if (__builtin_expect(use_small(blocks, number_of(pointer)), 1))
+	if (__builtin_expect(block_took_small_of_known(pointer), 1))
 		return GRANTED;
-	return begin_block(blocks, pointer, ordinal);
+	return begin_block(&state.blocks, pointer, ordinal);
 }
 
 void block_took(CUdeviceptr pointer, CUdevice ordinal, uint64_t bytes)

@@ -51,6 +51,9 @@ uint64_t block_round(uint64_t bytes);
  * frees it. */
 enum grant_result block_took_small(CUdeviceptr pointer, CUdevice ordinal);
 
+/* The same if its block is not new and in the table; else false, and nothing is changed. */
+bool block_took_small_of_known(CUdeviceptr pointer);
+
 /* The driver made another allocation, for which `bytes` were charged: give back what the block was
  * charged already. */
 void block_took(CUdeviceptr pointer, CUdevice ordinal, uint64_t bytes);

@@ -114,6 +114,18 @@ bool grant_any_left(CUdevice ordinal, enum attach_call call)
 	return true;
 }
 
+/* From now on the first thread need not look for these. */
+static void note_at_once(struct process *process, const struct ledger_account *account)
+{
+	struct at_once *at = &process->at_once;
+
+	if (__atomic_load_n(&at->uncharged, __ATOMIC_RELAXED))
+		return;
+	__atomic_store_n(&at->allocations, ledger_allocations_word(account), __ATOMIC_RELAXED);
+	__atomic_store_n(&at->uncharged, &account->ledger->lane[account->lane].first_uncharged,
+	                 __ATOMIC_RELEASE);
+}
+
 const struct ledger_account *grant_begin_uncharged(CUdevice ordinal)
 {
 	struct process *process = process_attached();
@@ -124,6 +136,8 @@ const struct ledger_account *grant_begin_uncharged(CUdevice ordinal)
 		return NULL;
 	account = &process->held[device].account.slice;
 	ledger_begin_uncharged(account, process_is_first_thread());
+	if (process_has_one_device() && at_hand.wiped)
+		note_at_once(process, account);
 	return account;
 }
 
@@ -137,6 +151,13 @@ void grant_end_uncharged(const struct ledger_account *account, bool succeeded)
 	if (succeeded)
 		ledger_count_allocation(account, first);
 	ledger_end_uncharged(account, first);
+}
+
+void grant_retire_allocations(uint32_t *full)
+{
+	struct process *process = process_get();
+
+	ledger_retire_allocations(process->ledger, (uint32_t)process_device(process, 0), full);
 }
 
 void grant_count(CUdevice ordinal)

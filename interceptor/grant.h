@@ -33,6 +33,38 @@ bool grant_any_left(CUdevice ordinal, enum attach_call call);
 const struct ledger_account *grant_begin_uncharged(CUdevice ordinal);
 void grant_end_uncharged(const struct ledger_account *account, bool succeeded);
 
+/*
+ * The same in the usual case, and nothing that it does not need: this is the first thread of an
+ * attached process that sees one device. False if it is not that, or not known to be yet: then
+ * nothing is changed, and those above are asked.
+ */
+static inline bool grant_begin_at_once(void)
+{
+	uint64_t *word = __atomic_load_n(&process_seen()->at_once.uncharged, __ATOMIC_ACQUIRE);
+
+	if (__builtin_expect(!word || !process_is_known_first_thread(), 0))
+		return false;
+	__atomic_store_n(word, __atomic_load_n(word, __ATOMIC_RELAXED) + 1, __ATOMIC_RELEASE);
+	return true;
+}
+
+__attribute__((cold, noinline)) void grant_retire_allocations(uint32_t *full);
+
+static inline void grant_end_at_once(bool succeeded)
+{
+	const struct at_once *at = &process_seen()->at_once;
+	uint64_t *word = __atomic_load_n(&at->uncharged, __ATOMIC_ACQUIRE);
+	uint32_t *full;
+
+	if (__builtin_expect(!word, 0))
+		return; /* a child that a signal's handler forked meanwhile */
+	full = succeeded ? ledger_count(at->allocations, true) : NULL;
+	if (__builtin_expect(full != NULL, 0))
+		grant_retire_allocations(full);
+	__atomic_store_n(word, __atomic_load_n(word, __ATOMIC_RELAXED) + LEDGER_CALL_ENDED,
+	                 __ATOMIC_RELEASE);
+}
+
 /* Count an allocation that succeeded. */
 void grant_count(CUdevice ordinal);
 

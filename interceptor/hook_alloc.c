@@ -7,7 +7,7 @@
 #include "table.h"
 
 /* One request for linear memory, whichever entry point it came by. The older ones take 32-bit
- * outputs. It is passed by value: what becomes part of an entry point has it in registers then. */
+ * outputs. */
 struct request {
 	enum entry_point entry;
 	void *pointer, *pitch;
@@ -68,8 +68,7 @@ static __attribute__((noinline)) CUresult free_again(struct request r)
 	return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-static inline __attribute__((always_inline)) CUresult allocate_small(struct request r,
-                                                                     CUdevice ordinal)
+static CUresult allocate_small(struct request r, CUdevice ordinal)
 {
 	const struct ledger_account *account = grant_begin_uncharged(ordinal);
 	CUresult result;
@@ -110,8 +109,7 @@ static __attribute__((noinline)) CUresult allocate_large(struct request r, CUdev
 	return result;
 }
 
-/* Into each of the entry points, so that in each it is known which it is. */
-static inline __attribute__((always_inline)) CUresult allocate(struct request r)
+static __attribute__((noinline)) CUresult allocate(struct request r)
 {
 	CUdevice ordinal = process_current_ordinal();
 	uint64_t bytes = asked(r, false);
@@ -124,11 +122,35 @@ static inline __attribute__((always_inline)) CUresult allocate(struct request r)
 	return allocate_large(r, ordinal, bytes);
 }
 
+static __attribute__((noinline)) CUresult allocate_linear(CUdeviceptr *pointer, size_t bytes)
+{
+	return allocate(
+	    (struct request){.entry = ID_cuMemAlloc_v2, .pointer = pointer, .bytes = bytes});
+}
+
+/* What is seldom after a small allocation of the usual kind: it failed, or began a block. */
+static __attribute__((noinline)) CUresult end_small(CUdeviceptr *pointer, CUresult result)
+{
+	if (result == CUDA_SUCCESS && block_took_small(*pointer, 0) != GRANTED)
+		result =
+		    free_again((struct request){.entry = ID_cuMemAlloc_v2, .pointer = pointer});
+	grant_end_at_once(result == CUDA_SUCCESS);
+	return result;
+}
+
+/* A small one of the first thread is in one straight line: the driver's own call takes a
+ * microsecond, and leaves little of ours in the nearest cache. */
 CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes)
 {
-	struct request r = {.entry = ID_cuMemAlloc_v2, .pointer = pointer, .bytes = bytes};
+	CUresult result;
 
-	return allocate(r);
+	if (__builtin_expect(bytes - 1 >= BLOCK_SMALL || !pointer || !grant_begin_at_once(), 0))
+		return allocate_linear(pointer, bytes);
+	result = DRIVER(cuMemAlloc_v2)(pointer, bytes);
+	if (__builtin_expect(result != CUDA_SUCCESS || !block_took_small_of_known(*pointer), 0))
+		return end_small(pointer, result);
+	grant_end_at_once(true);
+	return CUDA_SUCCESS;
 }
 
 CUresult cuMemAlloc(CUdeviceptr_v1 *pointer, unsigned int bytes)

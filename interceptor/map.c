@@ -10,15 +10,21 @@
 #define FIRST_BITS 9
 #define GROW_BITS 2
 
-static size_t bytes_of(uint32_t bits, size_t size)
+/* How many entries it has, in use or free. */
+static uint64_t room(const struct map *map)
 {
-	return (map_stride(size) << bits) + sizeof(uint64_t);
+	return map->entries ? 1ull << (64 - map->shift) : 0;
+}
+
+static size_t bytes_of(const struct map *map, size_t size)
+{
+	return map_stride(size) * room(map) + sizeof(uint64_t);
 }
 
 /* The place of `key`, or the free one where it belongs. There is always a free one. */
 static uint64_t place(const struct map *map, uint64_t key, size_t size)
 {
-	uint64_t mask = (1ull << map->bits) - 1, i = map_home(map, key);
+	uint64_t mask = room(map) - 1, i = map_home(map, key);
 
 	while (*map_at(map, i, size) && *map_at(map, i, size) != key)
 		i = (i + 1) & mask;
@@ -27,26 +33,24 @@ static uint64_t place(const struct map *map, uint64_t key, size_t size)
 
 static bool grow(struct map *map, size_t size)
 {
-	struct map larger = {.bits = map->entries ? map->bits + GROW_BITS : FIRST_BITS,
-	                     .count = map->count};
+	uint64_t before = room(map), after = before ? before << GROW_BITS : 1 << FIRST_BITS;
 	size_t stride = map_stride(size);
+	struct map larger = *map;
 
-	larger.full = (uint32_t)(3ull << larger.bits >> 2);
-	larger.entries = mmap(NULL, bytes_of(larger.bits, size), PROT_READ | PROT_WRITE,
+	larger.shift = before ? map->shift - GROW_BITS : 64 - FIRST_BITS;
+	larger.full = (uint32_t)(3 * after / 4);
+	larger.entries = mmap(NULL, stride * after + sizeof(uint64_t), PROT_READ | PROT_WRITE,
 	                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
 	if (larger.entries == MAP_FAILED)
 		return false;
-	*map_at(&larger, 1ull << larger.bits, size) = 1; /* see map_remove_() */
-	if (map->entries) {
-		for (uint64_t i = 0; i < 1ull << map->bits; i++) {
-			const uint64_t *entry = map_at(map, i, size);
+	*map_at(&larger, after, size) = 1; /* see map_remove_() */
+	for (uint64_t i = 0; i < before; i++) {
+		const uint64_t *entry = map_at(map, i, size);
 
-			if (*entry)
-				memcpy(map_at(&larger, place(&larger, *entry, size), size), entry,
-				       stride);
-		}
-		munmap(map->entries, bytes_of(map->bits, size));
+		if (*entry)
+			memcpy(map_at(&larger, place(&larger, *entry, size), size), entry, stride);
 	}
+	map_end_(map, size);
 	*map = larger;
 	return true;
 }
@@ -71,7 +75,7 @@ void *map_put_far_(struct map *map, uint64_t key, size_t size, bool *fresh)
 	if (fresh)
 		*fresh = !*entry;
 	if (!*entry) {
-		if (map->count + 1ull >= 1ull << map->bits)
+		if (map->count + 1ull >= room(map))
 			return NULL;
 		map->count++;
 		*entry = key;
@@ -82,7 +86,7 @@ void *map_put_far_(struct map *map, uint64_t key, size_t size, bool *fresh)
 
 void map_close_gap_(struct map *map, uint64_t *entry, size_t size)
 {
-	uint64_t mask = (1ull << map->bits) - 1;
+	uint64_t mask = room(map) - 1;
 	uint64_t i = (uint64_t)((unsigned char *)entry - map->entries) / map_stride(size);
 
 	for (uint64_t next = (i + 1) & mask; *map_at(map, next, size); next = (next + 1) & mask) {
@@ -104,7 +108,7 @@ void *map_next_(const struct map *map, const void *at, size_t size)
 		i = (uint64_t)((const unsigned char *)at - sizeof(uint64_t) - map->entries) /
 		        map_stride(size) +
 		    1;
-	for (; map->entries && i < 1ull << map->bits; i++) {
+	for (; i < room(map); i++) {
 		if (*map_at(map, i, size))
 			return map_at(map, i, size) + 1;
 	}
@@ -121,6 +125,6 @@ void *map_before_(const struct map *map, const void *at, size_t size)
 void map_end_(struct map *map, size_t size)
 {
 	if (map->entries)
-		munmap(map->entries, bytes_of(map->bits, size));
+		munmap(map->entries, bytes_of(map, size));
 	*map = (struct map){0};
 }

@@ -19,7 +19,7 @@
 
 struct map {
 	unsigned char *entries; /* each a key, never 0, and a value */
-	uint32_t bits;          /* room for 1 << bits of them, if `entries` is not NULL */
+	uint32_t shift;         /* room for 1 << (64 - shift) of them, if `entries` is not NULL */
 	uint32_t count;
 	uint32_t full; /* at so many it grows */
 };
@@ -37,6 +37,15 @@ struct map {
  * is no memory for it. */
 #define map_put(m, key, fresh)                                                                     \
 	((__typeof__((m)->value))map_put_(&(m)->map, key, sizeof(*(m)->value), fresh))
+
+/*
+ * The same where there is nothing to search for: *value is that of a key in its home, or of one
+ * that could be put there, and then what it holds is what was there before. NULL: ask those above.
+ */
+#define map_find_home(m, key)                                                                      \
+	((__typeof__((m)->value))map_find_home_(&(m)->map, key, sizeof(*(m)->value)))
+#define map_put_home(m, key)                                                                       \
+	((__typeof__((m)->value))map_put_home_(&(m)->map, key, sizeof(*(m)->value)))
 
 /* Take out what map_find() or map_put() returned. */
 #define map_remove(m, found) map_remove_(&(m)->map, found, sizeof(*(m)->value))
@@ -74,7 +83,7 @@ static inline size_t map_stride(size_t size)
  * golden ratio constant) and use the high bits. */
 static inline uint64_t map_home(const struct map *map, uint64_t key)
 {
-	return ((key >> 4 ^ key) * 0x9e3779b97f4a7c15ull) >> (64 - map->bits);
+	return (key * 0x9e3779b97f4a7c15ull) >> map->shift;
 }
 
 static inline uint64_t *map_at(const struct map *map, uint64_t i, size_t size)
@@ -86,6 +95,30 @@ static inline uint64_t *map_at(const struct map *map, uint64_t i, size_t size)
 static inline uint64_t *map_at_home(const struct map *map, uint64_t key, size_t size)
 {
 	return map_at(map, map_home(map, key), size);
+}
+
+static inline void *map_find_home_(const struct map *map, uint64_t key, size_t size)
+{
+	uint64_t *entry;
+
+	if (__builtin_expect(!map->count || !key, 0))
+		return NULL;
+	entry = map_at_home(map, key, size);
+	return __builtin_expect(*entry == key, 1) ? entry + 1 : NULL;
+}
+
+static inline void *map_put_home_(struct map *map, uint64_t key, size_t size)
+{
+	uint64_t *entry;
+
+	if (__builtin_expect(map->count >= map->full || !key, 0))
+		return NULL;
+	entry = map_at_home(map, key, size);
+	if (__builtin_expect(*entry != 0, 0))
+		return NULL;
+	map->count++;
+	*entry = key;
+	return entry + 1;
 }
 
 static inline void *map_find_(const struct map *map, uint64_t key, size_t size)
@@ -102,18 +135,13 @@ static inline void *map_find_(const struct map *map, uint64_t key, size_t size)
 
 static inline void *map_put_(struct map *map, uint64_t key, size_t size, bool *fresh)
 {
-	uint64_t *entry;
+	void *value = map_put_home_(map, key, size);
 
-	if (__builtin_expect(map->count >= map->full || !key, 0))
+	if (__builtin_expect(!value, 0))
 		return map_put_far_(map, key, size, fresh);
-	entry = map_at_home(map, key, size);
-	if (__builtin_expect(*entry != 0, 0))
-		return map_put_far_(map, key, size, fresh);
-	map->count++;
-	*entry = key;
 	if (fresh)
 		*fresh = true;
-	return memset(entry + 1, 0, size);
+	return memset(value, 0, size);
 }
 
 /* Free the entry; those behind it move up that could not get their place because of it. */

@@ -44,7 +44,9 @@ struct binding {
 };
 
 struct objects {
+	/* On one cache line: all that the usual cases of a map and an unmap look at first. */
 	_Alignas(64) struct lock lock; /* guards all of this */
+	bool usual;                    /* these are surely this process's: see object.c */
 	MAP(struct handle) handles;    /* by value */
 	MAP(struct mapping) mapped;    /* by address */
 	MAP(struct binding) bound;     /* by a name of the part */

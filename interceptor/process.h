@@ -27,6 +27,14 @@ struct held {
 	uint64_t overhead, unlisted; /* parts of what the account holds */
 };
 
+/* Where at_hand's first thread counts, in a process that sees one device: see
+ * grant_begin_at_once(). NULL until both are known, and where the kernel cannot wipe them in a
+ * forked child. */
+struct at_once {
+	uint64_t *uncharged;
+	uint64_t *allocations;
+};
+
 /* The ledger of a pool of slices, and this process's lane in it. */
 struct common {
 	struct ledger *ledger;
@@ -39,6 +47,7 @@ struct common {
 struct process {
 	/* What every charge looks at, first. */
 	uint32_t attached; /* 1 once `ledger`, `lane` and the pool's are set */
+	struct at_once at_once;
 	/* Ledger device of each CUDA device ordinal, plus one; 0 is not known yet. */
 	uint8_t device_of[PROCESS_ORDINALS];
 
@@ -145,21 +154,34 @@ static inline bool process_has_one_device(void)
 /* The ordinal of the current context's device, or -1: then the call is the driver's to refuse. */
 CUdevice process_current_ordinal(void);
 
-/* Whether the calling thread is the one that counts by plain stores. The first that asks is. */
-static inline bool process_is_first_thread(void)
+static inline uintptr_t process_this_thread(void)
 {
-	uintptr_t self, none = 0;
-	uintptr_t first = __atomic_load_n(&at_hand.first_thread, __ATOMIC_RELAXED);
+	uintptr_t self;
 
 #if defined(__x86_64__)
 	__asm__("movq %%fs:0, %0" : "=r"(self));
 #else
 	__asm__("mrs %0, tpidr_el0" : "=r"(self));
 #endif
-	if (__builtin_expect(first == self, 1))
+	return self;
+}
+
+/* Whether the calling thread is the one that counts by plain stores; and the same where there may
+ * be none yet: then the first that asks is. */
+static inline bool process_is_known_first_thread(void)
+{
+	return __atomic_load_n(&at_hand.first_thread, __ATOMIC_RELAXED) == process_this_thread();
+}
+
+static inline bool process_is_first_thread(void)
+{
+	uintptr_t none = 0;
+
+	if (__builtin_expect(process_is_known_first_thread(), 1))
 		return true;
-	return !first && __atomic_compare_exchange_n(&at_hand.first_thread, &none, self, false,
-	                                             __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+	return !__atomic_load_n(&at_hand.first_thread, __ATOMIC_RELAXED) &&
+	       __atomic_compare_exchange_n(&at_hand.first_thread, &none, process_this_thread(),
+	                                   false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
 }
 
 /* The slice's pool that has the device with the UUID, and which of its ledger's it is; NULL if none

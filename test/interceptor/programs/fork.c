@@ -58,7 +58,7 @@ int main(int argc, char **argv)
 	                                  .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}};
 	CUmemGenericAllocationHandle handle;
 	CUcontext context;
-	CUdeviceptr mine, range, ordered, child_address;
+	CUdeviceptr mine, small, range, ordered, child_address;
 	size_t before, during, total;
 	int to_parent[2], to_child[2], status;
 	char c;
@@ -71,7 +71,8 @@ int main(int argc, char **argv)
 		return write(4, "x", 1) == 1 && read(3, &c, 1) == 1 ? 0 : 1;
 	}
 	if (cuInit(0) || cuDevicePrimaryCtxRetain(&context, 0) || cuCtxSetCurrent(context) ||
-	    cuMemAlloc_v2(&mine, 600 * MIB) || cuMemAddressReserve(&range, 4 * MIB, 0, 0, 0) ||
+	    cuMemAlloc_v2(&mine, 600 * MIB) || cuMemAlloc_v2(&small, 1) ||
+	    cuMemAlloc_v2(&small, 1) || cuMemAddressReserve(&range, 4 * MIB, 0, 0, 0) ||
 	    cuMemCreate(&handle, 2 * MIB, &properties, 0) ||
 	    cuMemMap(range, 2 * MIB, 0, handle, 0) || cuMemAllocAsync(&ordered, MIB, NULL))
 		return 1;
