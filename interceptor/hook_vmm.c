@@ -89,9 +89,9 @@ static __attribute__((noinline)) CUresult unmap(CUdeviceptr address, size_t byte
 }
 
 static __attribute__((noinline)) CUresult failed_to_unmap(struct unmapping *unmapping,
-                                                          CUresult result)
+                                                          CUdeviceptr address, CUresult result)
 {
-	object_unmapped(unmapping, result);
+	object_not_unmapped(unmapping, address, result);
 	return result;
 }
 
@@ -104,7 +104,7 @@ CUresult cuMemUnmap(CUdeviceptr address, size_t bytes)
 		return unmap(address, bytes);
 	result = DRIVER(cuMemUnmap)(address, bytes);
 	if (__builtin_expect(result != CUDA_SUCCESS, 0))
-		return failed_to_unmap(&unmapping, result);
+		return failed_to_unmap(&unmapping, address, result);
 	return CUDA_SUCCESS;
 }
 

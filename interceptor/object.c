@@ -378,12 +378,10 @@ bool object_unmap_usual(struct unmapping *unmapping, CUdeviceptr address, uint64
 		object = mapping->object;
 		if (__builtin_expect(object->references > 1, 1)) {
 			object->references--;
-			unmapping->address = address;
 			unmapping->one = *mapping;
-			unmapping->serial = object->serial;
 			unmapping->bytes = object->bytes;
+			unmapping->serial = object->serial;
 			unmapping->ordinal = object->ordinal;
-			unmapping->any_several = false;
 			map_remove(&all->mapped, mapping);
 			done = true;
 		}
@@ -452,6 +450,13 @@ static void take_back(struct objects *all, struct unmapping *unmapping)
 		unmapping->one.object = object;
 	}
 	object->references++;
+}
+
+void object_not_unmapped(struct unmapping *unmapping, CUdeviceptr address, CUresult result)
+{
+	unmapping->address = address;
+	unmapping->any_several = false;
+	object_unmapped(unmapping, result);
 }
 
 void object_unmapped(struct unmapping *unmapping, CUresult result)

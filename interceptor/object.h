@@ -16,13 +16,13 @@
 
 /* A piece of physical memory, or a multicast object, which is none. */
 struct object {
-	uint64_t bytes;      /* charged for it */
-	uint64_t handle;     /* the value that it was first known by */
-	CUdevice ordinal;    /* where; -1: nothing is charged (a multicast object) */
 	uint32_t references; /* handles, mappings, bindings, and calls that are about to end one */
-	int exported;        /* the descriptor that it was last exported to, or -1 */
-	bool borrowed;       /* from outside the slice: charged as far as it was ever mapped */
+	CUdevice ordinal;    /* where; -1: nothing is charged (a multicast object) */
+	uint64_t bytes;      /* charged for it */
 	uint64_t serial;     /* of this object among all that used this memory; 0: it is gone */
+	bool borrowed;       /* from outside the slice: charged as far as it was ever mapped */
+	int exported;        /* the descriptor that it was last exported to, or -1 */
+	uint64_t handle;     /* the value that it was first known by */
 	struct object *next; /* of those that are free to be used again */
 };
 
@@ -97,7 +97,7 @@ struct unmapping {
 	struct mapping one; /* `object` is NULL if there is none */
 	/* Of its object, if other references keep that: then `one` gave its own back already, and
 	 * afterwards there is nothing to do. */
-	uint64_t serial, bytes;
+	uint64_t bytes, serial;
 	CUdevice ordinal;
 	bool any_several; /* else `several` is not set */
 	MAP(struct mapping) several;
@@ -106,8 +106,10 @@ void object_unmap(struct unmapping *unmapping, CUdeviceptr address, uint64_t byt
 void object_unmapped(struct unmapping *unmapping, CUresult result);
 
 /* The same in the usual case: one mapping, of an object that other references keep. False if it is
- * not that: then nothing is changed. Nothing is to be done after it, unless the driver refuses. */
+ * not that: then nothing is changed. Only if the driver refuses, something is to be done after it.
+ */
 bool object_unmap_usual(struct unmapping *unmapping, CUdeviceptr address, uint64_t bytes);
+void object_not_unmapped(struct unmapping *unmapping, CUdeviceptr address, CUresult result);
 
 /* An object was exported to a descriptor, whose number may have been another one's before. */
 void object_exported(CUmemGenericAllocationHandle handle, int descriptor);
