@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/status"
 )
 
 // dialing has connections to a socket of this host wait for room in the kernel's queue: others may have filled it.
@@ -29,4 +30,16 @@ func dialUnix(ctx context.Context, path string) (net.Conn, error) {
 		time.Sleep(2 * time.Millisecond)
 	}
 	return conn, err
+}
+
+// unreached is why nobody was reached, without gRPC's account of what it did to that end.
+func unreached(err error) string {
+	why := status.Convert(err).Message()
+	if _, dialed, ok := strings.Cut(why, "Error while dialing: "); ok {
+		why = strings.TrimSuffix(dialed, `"`)
+		if i := strings.LastIndex(why, "connect: "); i >= 0 {
+			why = why[i+len("connect: "):]
+		}
+	}
+	return why
 }

@@ -156,7 +156,7 @@ func one(s Service, call func(leasepb.LeasesClient) (*leasepb.Lease, error)) (*L
 // ask makes one call on a connection of its own.
 func ask[T any](s Service, call func(leasepb.LeasesClient) (T, error)) (T, error) {
 	var none T
-	target, credentials, hint := "unix:"+cmp.Or(s.Socket, DefaultSocket), insecure.NewCredentials(), "systemctl start gpuslice-leased starts it"
+	target, credentials, hint := "unix:"+cmp.Or(s.Socket, DefaultSocket), insecure.NewCredentials(), "`systemctl start gpuslice-leased` starts it"
 	if s.Address == "" && s.TLS != (TLS{}) {
 		return none, errors.New("a certificate is shown to a lease service on another machine: name its address, tls:HOST:PORT, too")
 	}
@@ -184,7 +184,7 @@ func ask[T any](s Service, call func(leasepb.LeasesClient) (T, error)) (T, error
 		return reply, nil
 	}
 	if err = called(err); status.Code(err) == codes.Unavailable {
-		return none, fmt.Errorf("%w on %s (%s): %s", ErrUnreachable, strings.TrimPrefix(cmp.Or(s.Address, target), "unix:"), status.Convert(err).Message(), hint)
+		return none, fmt.Errorf("%w on %s (%s): %s", ErrUnreachable, strings.TrimPrefix(cmp.Or(s.Address, target), "unix:"), unreached(err), hint)
 	}
 	return none, err
 }

@@ -42,6 +42,7 @@ if [ "${1:-}" = --ci ] || [ "${1:-}" = --need ]; then
 		"debootstrap debootstrap"
 		"xz xz-utils"
 		"rpm rpm"
+		"dpkg-deb dpkg"
 		"mandoc mandoc"
 		"hugo hugo"
 		# The client of leases in Python.

@@ -53,7 +53,7 @@ func main() {
 	}
 }
 
-var errUsage = errors.New("wrong usage") // and the flag package has said so
+var errUsage = errors.New("wrong usage") // which has been said
 
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	flags := flag.NewFlagSet("gpuslice-leased", flag.ContinueOnError)
@@ -71,7 +71,8 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		return errUsage
 	}
 	if flags.NArg() > 0 {
-		return fmt.Errorf("argument %q is not known: gpuslice-leased takes flags only (--help)", flags.Arg(0))
+		fmt.Fprintf(stderr, "gpuslice-leased: argument %q is not known: there are only flags (see `gpuslice-leased --help`)\n", flags.Arg(0))
+		return errUsage
 	}
 	if *version {
 		fmt.Fprintln(stdout, "gpuslice-leased", api.Version)

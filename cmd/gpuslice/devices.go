@@ -25,8 +25,8 @@ the next one can still be given: the operator may keep a reserve, or give more t
 		Flags:        append(listFlags(&show.DeviceTable), watchFlags()...),
 		OnUsageError: usageError(exitUsage),
 		Action: func(c *cli.Context) error {
-			if c.Args().Present() {
-				return misuse("devices takes no argument (see `gpuslice devices --help`)")
+			if err := takesNothing(c); err != nil {
+				return err
 			}
 			return list(c, &show.DeviceTable, connect(c).Devices)
 		},

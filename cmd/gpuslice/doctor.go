@@ -37,6 +37,9 @@ func doctorCommand() *cli.Command {
 		},
 		OnUsageError: usageError(exitUsage),
 		Action: func(c *cli.Context) error {
+			if err := takesNothing(c); err != nil {
+				return err
+			}
 			configuration, err := filepath.Abs(c.String("config"))
 			if err != nil {
 				return err

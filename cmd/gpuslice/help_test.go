@@ -29,6 +29,44 @@ func TestHelpFitsATerminal(t *testing.T) {
 	try(nil, newApp().Commands)
 }
 
+func TestACommandThatTakesNothingRefusesArguments(t *testing.T) {
+	tried := 0
+	var try func(path []string, below []*cli.Command)
+	try = func(path []string, below []*cli.Command) {
+		for _, c := range below {
+			path := append(path[:len(path):len(path)], c.Name)
+			if try(path, c.Subcommands); len(c.Subcommands) > 0 || strings.TrimSpace(c.ArgsUsage) != "" || c.Name == "help" {
+				continue
+			}
+			tried++
+			want := strings.Join(path, " ") + " takes no argument"
+			if out, said, code := cliRun(append(path, "surplus")...); code != exitUsage || out != "" || !strings.HasPrefix(said, want) || !strings.Contains(said, "surplus") {
+				t.Errorf("%q: %d, %s%s", path, code, said, out)
+			}
+		}
+	}
+	if try(nil, newApp().Commands); tried < 9 {
+		t.Errorf("%d commands were tried", tried)
+	}
+}
+
+// Whom nobody answers reads each thing once: where, why, and what to do.
+func TestThatNobodyAnswersIsSaidOnce(t *testing.T) {
+	none := t.TempDir() + "/none"
+	nobody := " does not answer on " + none + " (no such file or directory): `systemctl start "
+	for args, want := range map[string]string{
+		"--socket " + none + " ps":                            "the enforcer" + nobody + "gpusliced` starts it",
+		"--socket " + none + " events --follow":               "the enforcer" + nobody + "gpusliced` starts it",
+		"--socket " + none + " run --vram 1G -- true":         "the enforcer" + nobody + "gpusliced` starts it",
+		"lease --lease-socket " + none + " acquire --vram 1G": "the lease service" + nobody + "gpuslice-leased` starts it",
+		"lease --lease-socket " + none + " drop l-0123456789": "the lease service" + nobody + "gpuslice-leased` starts it",
+	} {
+		if _, said, code := cliRun(strings.Fields(args)...); code == 0 || said != want {
+			t.Errorf("%s: %d\n%s\nis not\n%s", args, code, said, want)
+		}
+	}
+}
+
 func TestAWrongWordIsAnsweredWithTheOneThatWasMeant(t *testing.T) {
 	for _, c := range []struct {
 		args string
@@ -43,7 +81,7 @@ func TestAWrongWordIsAnsweredWithTheOneThatWasMeant(t *testing.T) {
 		{"spec", "it is a verb of OCI runtimes"},
 		{"list", "it is a verb of OCI runtimes"},
 		{"update x", "it is a verb of OCI runtimes"},
-		{"ps --formt json", "flag provided but not defined: -formt: did you mean --format? (see `gpuslice ps --help`)"},
+		{"ps --formt json", "there is no flag --formt: did you mean --format? (see `gpuslice ps --help`)"},
 		{"ps --no-trunk", "did you mean --no-trunc?"},
 		{"set x --vrma 4G", "did you mean --vram?"},
 		{"inspect x --jsn", "did you mean --json?"},
@@ -55,7 +93,11 @@ func TestAWrongWordIsAnsweredWithTheOneThatWasMeant(t *testing.T) {
 		{"pool create llm --limit 40", `"40" has no unit: 40G or 40m was probably meant`},
 		{"lease acquire --limit x", `--vram: "x" is not a size`},
 		{"events --since yesterday", "--since"},
-		{"devices x", "devices takes no argument"},
+		{"ps -y", "there is no flag -y (see `gpuslice ps --help`)"},
+		{"lease acquire --vram", "--vram needs a value (see `gpuslice lease acquire --help`)"},
+		{"inspect x --filter", "there is no flag --filter"},
+		{"set x --vram 4 G", `set takes one ID: ` + "`gpuslice ps`" + ` lists them; "G" is too much`},
+		{"--help frobnicate", "No help topic for 'frobnicate'"},
 	} {
 		if _, said, code := cliRun(strings.Fields(c.args)...); code != exitUsage || !strings.Contains(said, c.want) {
 			t.Errorf("%s: %d, %s", c.args, code, said)

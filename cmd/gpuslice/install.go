@@ -179,13 +179,13 @@ func trailingFlags(c *cli.Context) ([]string, error) {
 		flag, value, given := strings.Cut(strings.TrimPrefix(flag, "-"), "=")
 		i := slices.IndexFunc(c.Command.Flags, func(f cli.Flag) bool { return slices.Contains(f.Names(), flag) })
 		if i < 0 {
-			return nil, fmt.Errorf("flag provided but not defined: -%s", flag)
+			return nil, errors.New(unknownFlag + flag)
 		}
 		if _, boolean := c.Command.Flags[i].(*cli.BoolFlag); boolean && !given {
 			value = "true"
 		} else if !given {
 			if args = args[1:]; len(args) == 0 {
-				return nil, fmt.Errorf("flag needs an argument: -%s", flag)
+				return nil, errors.New(flagWithoutValue + flag)
 			}
 			value = args[0]
 		}
@@ -217,6 +217,9 @@ func arguments(c *cli.Context, n int, wanted string) ([]string, error) {
 		return nil, err
 	}
 	if len(words) != n {
+		if len(words) > n {
+			wanted += fmt.Sprintf("; %q is too much", words[n])
+		}
 		return nil, misuse("%s", wanted)
 	}
 	return words, nil

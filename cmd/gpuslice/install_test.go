@@ -12,7 +12,6 @@ import (
 	"testing"
 
 	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/engines"
-	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/session"
 )
 
 // cliRun runs the CLI, and returns what it says and its exit code.
@@ -21,13 +20,8 @@ func cliRun(args ...string) (stdout, stderr string, code int) {
 	app := newApp()
 	app.Writer, app.ErrWriter = &out, &errOut
 	err := app.Run(append([]string{"gpuslice"}, args...))
-	var own *session.Error
-	if errors.As(err, &own) {
-		code = own.Code
-	} else if err != nil {
-		code = 1
-	}
-	if err != nil && err.Error() != "" {
+	if err != nil {
+		code = exitCode(err, 1)
 		errOut.WriteString(err.Error())
 	}
 	return out.String(), errOut.String(), code
@@ -99,13 +93,13 @@ func TestWrongCommandLinesOfInstallAreRefused(t *testing.T) {
 		{"install", "which engine? docker, containerd, crio, podman or all"},
 		{"install rkt", `there is no engine "rkt"`},
 		{"install docker all", `there is no engine "all"`},
-		{"install docker --nope", "not defined: -nope"},
-		{"install docker --root", "flag needs an argument: -root"},
+		{"install docker --nope", "there is no flag --nope"},
+		{"install docker --root", "--root needs a value"},
 		{"install docker --dry-run=maybe", `invalid value "maybe"`},
 		{"install all --config /x", "--config names the file of one engine"},
 		{"install docker --root /x --config y", "an absolute path beneath it is accepted"},
 		{"install docker --hooks", "--hooks is for podman"},
-		{"uninstall docker --force", "not defined: -force"},
+		{"uninstall docker --force", "there is no flag --force"},
 	} {
 		if _, said, code := cliRun(strings.Fields(c.args)...); code != 2 || !strings.Contains(said, c.want) {
 			t.Errorf("%s: %d, %q", c.args, code, said)

@@ -28,6 +28,9 @@ func inUseCommand() *cli.Command {
 		},
 		OnUsageError: usageError(exitUsage),
 		Action: func(c *cli.Context) error {
+			if err := takesNothing(c); err != nil {
+				return err
+			}
 			cfg, err := config.Load(c.String("config"))
 			if err != nil {
 				cfg, err = config.Default(), nil // whoever removes the programs need not mend it before

@@ -90,8 +90,8 @@ another machine (--address) is shown the token itself.`,
 		},
 		OnUsageError: usageError(exitUsage),
 		Action: func(c *cli.Context) error {
-			if c.Args().Present() {
-				return misuse("lease acquire takes no argument (see `gpuslice lease acquire --help`)")
+			if err := takesNothing(c); err != nil {
+				return err
 			}
 			request, err := leaseRequest(c)
 			if err != nil {

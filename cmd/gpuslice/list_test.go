@@ -102,7 +102,7 @@ func TestFlagsBehindTheArgumentCountAsThoseBeforeIt(t *testing.T) {
 			t.Errorf("%s: %d, %s%s\n%s: %d, %s", behind, two, got, said, before, one, wanted)
 		}
 	}
-	if _, said, code := cliRun("--socket", socket, "inspect", "a", "--jsn"); code != 2 || !strings.HasSuffix(said, "-jsn: did you mean --json? (see `gpuslice inspect --help`)") {
+	if _, said, code := cliRun("--socket", socket, "inspect", "a", "--jsn"); code != 2 || !strings.HasSuffix(said, "--jsn: did you mean --json? (see `gpuslice inspect --help`)") {
 		t.Errorf("%d, %s", code, said)
 	}
 }

@@ -41,14 +41,23 @@ func fail(err error, code int) {
 	if err == nil {
 		os.Exit(0)
 	}
-	var own *session.Error
-	if errors.As(err, &own) {
-		code = own.Code
-	}
 	if text := err.Error(); text != "" {
 		fmt.Fprintln(os.Stderr, "gpuslice:", text)
 	}
-	os.Exit(code)
+	os.Exit(exitCode(err, code))
+}
+
+// exitCode is err's own code, or else that of other errors.
+func exitCode(err error, others int) int {
+	var own *session.Error
+	var help cli.ExitCoder
+	switch {
+	case errors.As(err, &own):
+		return own.Code
+	case errors.As(err, &help): // the library's: there is no such command to help with
+		return exitUsage
+	}
+	return others
 }
 
 const description = `A slice holds a quota of VRAM on each device. Containers get theirs from an annotation:
@@ -120,15 +129,40 @@ func asMisuse(err error) error {
 
 func usageError(code int) cli.OnUsageErrorFunc {
 	return func(c *cli.Context, err error, _ bool) error {
-		hint := ""
-		if name, wrong := strings.CutPrefix(err.Error(), "flag provided but not defined: "); wrong {
+		said := err.Error()
+		if name, unknown := strings.CutPrefix(said, unknownFlag); unknown {
 			name = strings.TrimLeft(name, "-")
+			said = "there is no flag " + dashed(name)
 			if near := cli.SuggestFlag(c.Command.Flags, name, false); similar(name, strings.TrimLeft(near, "-")) {
-				hint = ": did you mean " + near + "?"
+				said += ": did you mean " + near + "?"
 			}
+		} else if name, empty := strings.CutPrefix(said, flagWithoutValue); empty {
+			said = dashed(strings.TrimLeft(name, "-")) + " needs a value"
 		}
-		return &session.Error{Code: code, Err: fmt.Errorf("%w%s (see `%s --help`)", err, hint, c.Command.HelpName)}
+		return &session.Error{Code: code, Err: fmt.Errorf("%s (see `%s --help`)", said, c.Command.HelpName)}
 	}
+}
+
+// What package flag says of a command line, which has one dash before all names.
+const (
+	unknownFlag      = "flag provided but not defined: "
+	flagWithoutValue = "flag needs an argument: "
+)
+
+// dashed is a flag's name as people type it.
+func dashed(name string) string {
+	if len(name) == 1 {
+		return "-" + name
+	}
+	return "--" + name
+}
+
+// takesNothing refuses arguments of a command that has none.
+func takesNothing(c *cli.Context) error {
+	if !c.Args().Present() {
+		return nil
+	}
+	return misuse("%s takes no argument, and %q is one (see `%s --help`)", strings.TrimPrefix(c.Command.HelpName, "gpuslice "), c.Args().First(), c.Command.HelpName)
 }
 
 // noCommand says that there is no such command below path, and which was probably meant.
@@ -186,8 +220,8 @@ func versionCommand() *cli.Command {
 		Flags:        []cli.Flag{&cli.BoolFlag{Name: "json", Usage: "print JSON; enforcer is there if it answers, as the control API has it"}},
 		OnUsageError: usageError(exitUsage),
 		Action: func(c *cli.Context) error {
-			if c.Args().Present() {
-				return misuse("version takes no argument (see `gpuslice version --help`)")
+			if err := takesNothing(c); err != nil {
+				return err
 			}
 			known := versions{Version: api.Version}
 			if info, err := connect(c).Info(c.Context); err == nil {

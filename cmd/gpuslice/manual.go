@@ -4,7 +4,6 @@ package main
 
 import (
 	"io"
-	"strings"
 	"time"
 
 	"github.com/urfave/cli/v2"
@@ -26,7 +25,7 @@ func completionCommand() *cli.Command {
 		Action: func(c *cli.Context) error {
 			write := writers[c.Args().First()]
 			if c.NArg() != 1 || write == nil {
-				return misuse("completion takes one shell: bash, zsh or fish, not %q", strings.Join(c.Args().Slice(), " "))
+				return misuse("completion takes one shell: bash, zsh or fish")
 			}
 			return write(c.App.Writer, manual.Read(newApp()))
 		},
@@ -48,6 +47,9 @@ func manCommand() *cli.Command {
 		Flags:        []cli.Flag{&cli.TimestampFlag{Name: "date", Layout: time.DateOnly, Usage: "the `DATE` that it shows (default: today)"}},
 		OnUsageError: usageError(exitUsage),
 		Action: func(c *cli.Context) error {
+			if err := takesNothing(c); err != nil {
+				return err
+			}
 			date := time.Now()
 			if given := c.Timestamp("date"); given != nil {
 				date = *given

@@ -224,7 +224,7 @@ func chooseEnforcer(c *cli.Context) (enforcer session.Enforcer, which string, st
 		return nil, "", nil, fmt.Errorf("--pool: the host's enforcer keeps the pools: %w", err)
 	}
 	if c.IsSet("socket") {
-		return nil, "", nil, fmt.Errorf("--socket %s: %w", c.String("socket"), err)
+		return nil, "", nil, err // who names an enforcer means that one
 	}
 	if c.IsSet("join") {
 		return nil, "", nil, err // an enforcer of its own has nothing that could be joined

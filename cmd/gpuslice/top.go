@@ -44,8 +44,8 @@ terminal, it is printed once, as tables.
 		},
 		OnUsageError: usageError(exitUsage),
 		Action: func(c *cli.Context) error {
-			if c.Args().Present() {
-				return misuse("top takes no argument (see `gpuslice top --help`)")
+			if err := takesNothing(c); err != nil {
+				return err
 			}
 			every := c.Duration("every")
 			if every < minEvery {

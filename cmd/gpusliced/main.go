@@ -59,7 +59,7 @@ func main() {
 	}
 }
 
-var errUsage = errors.New("wrong usage") // and the flag package has said so
+var errUsage = errors.New("wrong usage") // which has been said
 
 // parse reads the flags over the file over the defaults. done says that --version was asked for, and answered.
 func parse(args []string, stdout, stderr io.Writer) (c config.Config, done bool, err error) {
@@ -84,7 +84,8 @@ func parse(args []string, stdout, stderr io.Writer) (c config.Config, done bool,
 		return c, false, errUsage
 	}
 	if flags.NArg() > 0 {
-		return c, false, fmt.Errorf("argument %q is not known: gpusliced takes flags only (--help)", flags.Arg(0))
+		fmt.Fprintf(stderr, "gpusliced: argument %q is not known: there are only flags (see `gpusliced --help`)\n", flags.Arg(0))
+		return c, false, errUsage
 	}
 	if *version {
 		fmt.Fprintln(stdout, "gpusliced", api.Version)

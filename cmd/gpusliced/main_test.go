@@ -5,6 +5,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
 	"io"
 	"net"
 	"os"
@@ -38,7 +39,8 @@ func TestWrongUsageIsSaid(t *testing.T) {
 	for _, args := range [][]string{{"start"}, {"--no-such"}, {"--log-level", "loud"}, {"--config", "/nonexistent"}} {
 		var said bytes.Buffer
 		err := run(context.Background(), append([]string{"--config", empty}, args...), io.Discard, &said)
-		if err == nil || !strings.Contains(said.String()+err.Error(), strings.TrimLeft(args[len(args)-1], "-")) {
+		usage := args[0] == "start" || args[0] == "--no-such"
+		if err == nil || errors.Is(err, errUsage) != usage || !strings.Contains(said.String()+err.Error(), strings.TrimLeft(args[len(args)-1], "-")) {
 			t.Errorf("%v: %v, %q", args, err, said.String())
 		}
 	}

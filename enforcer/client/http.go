@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"strconv"
 	"strings"
 	"syscall"
@@ -145,14 +146,27 @@ func parse(raw []byte) (status int, body []byte, err error) {
 
 // unreachable says what to do when nobody answers.
 func (c *Client) unreachable(err error) error {
-	what := "see its log: journalctl -u gpusliced"
+	what := "its log says why: `journalctl -u gpusliced`"
 	switch {
 	case errors.Is(err, syscall.ENOENT), errors.Is(err, syscall.ECONNREFUSED):
-		what = "start gpusliced: systemctl start gpusliced"
+		what = "`systemctl start gpusliced` starts it"
 	case errors.Is(err, syscall.EACCES), errors.Is(err, syscall.EPERM): // it may well answer others
 		return &DeniedError{Socket: c.socket, Err: err}
 	case errors.Is(err, context.Canceled):
 		return fmt.Errorf("%w on %s: %w", api.ErrUnreachable, c.socket, err)
 	}
-	return fmt.Errorf("%w on %s (%w): %s", api.ErrUnreachable, c.socket, err, what)
+	return fmt.Errorf("%w on %s (%w): %s", api.ErrUnreachable, c.socket, cause(err), what)
+}
+
+// cause is what err says beyond that a socket, which the sentence names already, could not be used.
+func cause(err error) error {
+	var call *net.OpError
+	if errors.As(err, &call) {
+		err = call.Err
+	}
+	var system *os.SyscallError
+	if errors.As(err, &system) {
+		err = system.Err
+	}
+	return err
 }

@@ -181,7 +181,7 @@ tls_client_ca = "/ca.pem"
 
 func TestWhatIsNotUnderstoodIsRefusedWithItsLine(t *testing.T) {
 	for text, want := range map[string][]string{
-		"[enforcer]\n\nsockt = \"/a\"\n":                                            {"line 3", "enforcer.sockt"},
+		"[enforcer]\n\nsockt = \"/a\"\n":                                            {"line 3", "enforcer.sockt: gpuslice.toml(5) has them all"},
 		"[runtime]\nmissing = \"pass\"\n[runtme]\nmissing = \"refuse\"\n":           {"line 3", "runtme"},
 		"# a comment\nsocket = \"/a\"\n":                                            {"line 2", "socket"},
 		"[enforcer]\n\"socket \" = \"/a\"\n":                                        {"enforcer"},
@@ -263,6 +263,9 @@ func TestWhatIsNotUnderstoodIsRefusedWithItsLine(t *testing.T) {
 		}
 		if strings.Contains(err.Error(), "\n") {
 			t.Errorf("the error has several lines: %q", err)
+		}
+		if strings.Contains(err.Error(), ".go") {
+			t.Errorf("the error names a source file: %q", err)
 		}
 	}
 }

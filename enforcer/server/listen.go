@@ -19,7 +19,7 @@ import (
 )
 
 // ErrInUse says that somebody answers on the socket already.
-var ErrInUse = errors.New("another enforcer answers on it")
+var ErrInUse = errors.New("another daemon answers on it")
 
 // Listen makes the control socket, for root and group; for the caller's user alone if group is "". A socket that is
 // left from an enforcer that died is replaced, one that somebody answers on is not.

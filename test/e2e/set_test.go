@@ -127,7 +127,7 @@ func TestASetThatCannotBeSaysWhy(t *testing.T) {
 		{[]string{"set", "s", "--vram", "much"}, "is not a size"},
 		{[]string{"set", "s", "--device", "0"}, "--vram"},
 		{[]string{"set", "s", "--vram", "2G", "--device", "9"}, "there is no device 9"},
-		{[]string{"set", "s", "--size", "2G"}, "not defined"},
+		{[]string{"set", "s", "--size", "2G"}, "there is no flag --size"},
 		{[]string{"set", "none", "--vram", "2G"}, "no slice"},
 		{[]string{"set", "s", "--vram", "20G"}, "large"},
 		{[]string{"set", "records", "--vram", "2G"}, "only records"},

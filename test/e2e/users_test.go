@@ -201,6 +201,22 @@ func TestWhoShowsTheTokenJoinsTheSession(t *testing.T) {
 	}
 }
 
+// A user who may not control the host's slices reads whom to join for that.
+func TestAUserWhoMayNotAskReadsWhichGroupMay(t *testing.T) {
+	h := newUsersHost(t)
+	h.Must(os.Chown(h.Socket(), 0, 1)) // "daemon" on each Linux
+	h.Must(os.Chmod(h.Socket(), 0o660))
+	want := "gpuslice: you may not ask the enforcer on " + h.Socket() + ": root may, and members of the group daemon: `sudo usermod -aG daemon USER`, then log in again. `gpuslice run` works without\n"
+	for _, args := range []string{"ps", "devices", "events", "inspect x", "set x --vram 1G", "pool ls", "release x", "recommend"} {
+		cmd := h.as(somebody, append([]string{"--socket", h.Socket()}, strings.Fields(args)...)...)
+		var said bytes.Buffer
+		cmd.Stderr = &said
+		if err := cmd.Run(); cmd.ProcessState.ExitCode() != 1 || said.String() != want {
+			t.Errorf("%s: %v, %s", args, err, said.String())
+		}
+	}
+}
+
 // lines may be written while they are read.
 type lines = testhost.Output
 

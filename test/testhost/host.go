@@ -168,9 +168,16 @@ func (h *Host) Stop(sig os.Signal) {
 	if h.command == nil {
 		return
 	}
-	_ = h.command.Process.Signal(sig)
-	_ = h.command.Wait()
+	End(h.command, sig)
 	h.command = nil
+}
+
+// End ends a daemon by a signal, and by SIGKILL if that takes longer than any daemon may.
+func End(daemon *exec.Cmd, sig os.Signal) {
+	_ = daemon.Process.Signal(sig)
+	late := time.AfterFunc(30*time.Second, func() { _ = daemon.Process.Kill() })
+	_ = daemon.Wait()
+	late.Stop()
 }
 
 // Signal sends the enforcer one that it does not end by.

@@ -269,10 +269,7 @@ func (d *Daemon) Stop(sig os.Signal) {
 	if d.command == nil {
 		return
 	}
-	_ = d.command.Process.Signal(sig)
-	late := time.AfterFunc(30*time.Second, func() { _ = d.command.Process.Kill() })
-	_ = d.command.Wait()
-	late.Stop()
+	testhost.End(d.command, sig)
 	d.command = nil
 }
 

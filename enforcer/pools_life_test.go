@@ -1,0 +1,300 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforcer_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+)
+
+func TestAPoolsQuotaIsChangedWhileItIsUsed(t *testing.T) {
+	h := newHost(t, &fakeTruth{})
+	h.pool("llm", on(api.AllDevices, 6*gib))
+	a := h.member("a", "llm").uses()
+	a.must("charge 0 %d", 6*gib)
+	a.expect("refused", "charge 0 1")
+	set := func(quotas ...api.Quota) api.Pool {
+		t.Helper()
+		p, err := h.SetPool(context.Background(), "llm", api.PoolRequest{Quotas: quotas})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	if p := set(on("0", 8*gib)); len(p.Quotas) != 2 || p.Devices[0].Limit != 8*gib || p.Devices[1].Limit != 6*gib {
+		t.Fatalf("%+v", p)
+	}
+	a.must("charge 0 %d", 2*gib)
+	a.expect("refused", "charge 0 1")
+	set(on(gpu0, gib))
+	set(on(gpu0, gib)) // as it was: nothing happened
+	a.expect("refused", "charge 0 1")
+	a.must("release 0 %d", 7*gib)
+	a.expect("refused", "charge 0 1")
+	a.must("release 0 1")
+	a.must("charge 0 1")
+	if _, err := h.SetPool(context.Background(), "other", api.PoolRequest{Quotas: []api.Quota{on("*", gib)}}); !errors.Is(err, api.ErrNotFound) {
+		t.Fatal(err)
+	}
+	var kinds []api.EventKind
+	var figures []uint64
+	events, err := h.Events(context.Background(), "", 0, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range events {
+		if e.Pool == "llm" && e.Kind != api.EventRefused { // those are told when the next check comes to it
+			kinds = append(kinds, e.Kind)
+			if e.Kind == api.EventPoolChanged { // with what is so from then on
+				figures = append(figures, *e.Limit, *e.Used, *e.Overhead)
+			}
+		}
+	}
+	if want := "[pool_created pool_created pool_changed pool_changed]"; fmt.Sprint(kinds) != want { // there are two devices
+		t.Fatalf("%v, want %s", kinds, want)
+	}
+	if want := []uint64{8 * gib, 6 * gib, 0, gib, 8 * gib, 0}; !slices.Equal(figures, want) {
+		t.Fatalf("%v, want %v", figures, want)
+	}
+}
+
+func TestAPoolIsExtendedToAnotherDevice(t *testing.T) {
+	h := newHost(t, &fakeTruth{})
+	h.pool("llm", on(gpu0, 6*gib))
+	a := h.member("a", "llm").uses()
+	a.expect("status 5", "device %s %d", hex1, 80*gib)
+	p, err := h.SetPool(context.Background(), "llm", api.PoolRequest{Quotas: []api.Quota{on("1", 2*gib)}})
+	if err != nil || len(p.Devices) != 2 || p.Devices[0].Limit != 6*gib || p.Devices[1].Limit != 2*gib {
+		t.Fatalf("%+v %v", p, err)
+	}
+	if devices, err := h.Devices(context.Background()); err != nil || devices[1].Quotas != 2*gib {
+		t.Fatalf("%+v %v", devices, err)
+	}
+	if index := a.must("device %s %d", hex1, 80*gib); index != 1 {
+		t.Fatalf("index %d", index)
+	}
+	a.must("charge 1 %d", 2*gib)
+	a.expect("refused", "charge 1 1")
+	h.restart()
+	if p := h.seePool("llm"); p.State != api.Active || len(p.Devices) != 2 || p.Devices[1].Used != 2*gib || p.Devices[1].Limit != 2*gib {
+		t.Fatalf("%+v", p)
+	}
+}
+
+// The pool's quota is given, its members' are parts of it.
+func TestThePoolIsWhatCountsOnADevice(t *testing.T) {
+	h := newHost(t, &fakeTruth{})
+	h.pool("llm", on(gpu0, 60*gib))
+	h.member("a", "llm", on(api.AllDevices, 50*gib))
+	h.member("b", "llm", on(api.AllDevices, 50*gib))
+	h.member("c", "llm")
+	devices, err := h.Devices(context.Background())
+	if err != nil || devices[0].Quotas != 60*gib || devices[1].Quotas != 0 {
+		t.Fatalf("%+v %v", devices, err)
+	}
+	var refusal *api.Error
+	_, err = h.CreatePool(context.Background(), "more", api.PoolRequest{Quotas: []api.Quota{on(gpu0, 21*gib)}})
+	if !errors.As(err, &refusal) || refusal.Code != api.CodeQuotaExceeded || !strings.Contains(refusal.Message, "pool llm has 60GiB") {
+		t.Fatal(err)
+	}
+	h.session("s", on(gpu0, 20*gib))
+	used := h.member("holds", "llm").uses()
+	used.must("charge 0 %d", 50*gib)
+	given := func() uint64 {
+		devices, err := h.Devices(context.Background())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return devices[0].Quotas
+	}
+	set := func(bytes uint64) {
+		t.Helper()
+		if _, err := h.SetPool(context.Background(), "llm", api.PoolRequest{Quotas: []api.Quota{on(gpu0, bytes)}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if set(10 * gib); given() != 70*gib {
+		t.Fatalf("%d are given: what members hold beyond the new quota is promised to others", given())
+	}
+	used.must("release 0 %d", 45*gib)
+	eventually(t, "it counts less once it is less", func() bool { return given() == 30*gib })
+	set(60 * gib)
+	if _, err := h.SetPool(context.Background(), "llm", api.PoolRequest{Quotas: []api.Quota{on(gpu0, 61*gib)}}); !errors.Is(err, api.ErrQuotaExceeded) {
+		t.Fatal(err)
+	}
+	if p := h.seePool("llm"); p.Quotas[0].Bytes != 60*gib || p.Devices[0].Limit != 60*gib {
+		t.Fatalf("what was refused changed something: %+v", p)
+	}
+	p := start(t, "/nowhere", "")
+	_, err = h.Register(context.Background(), api.RegisterRequest{ID: "x", Session: true, PID: p.pid(), Pools: api.PoolNames{"nobody"}, Quotas: []api.Quota{on(gpu0, gib)}})
+	if !errors.Is(err, api.ErrBadRequest) || !strings.Contains(err.Error(), "there is no pool nobody") {
+		t.Fatal(err)
+	}
+	_, err = h.Register(context.Background(), api.RegisterRequest{ID: "x", Session: true, PID: p.pid(), Pools: api.PoolNames{"llm"}, Quotas: []api.Quota{on(gpu1, gib)}})
+	if !errors.Is(err, api.ErrNoDevice) || !strings.Contains(err.Error(), "where pool llm has none") {
+		t.Fatal(err)
+	}
+	_, err = h.Register(context.Background(), api.RegisterRequest{ID: "x", Session: true, PID: p.pid(), Pools: api.PoolNames{"llm"}, Mode: api.Record})
+	if !errors.Is(err, api.ErrBadRequest) || !strings.Contains(err.Error(), "only records") {
+		t.Fatal(err)
+	}
+}
+
+func TestAPoolIsThereAgainAfterARestart(t *testing.T) {
+	h := newHost(t, nil)
+	h.pool("llm", on(api.AllDevices, 6*gib))
+	h.pool("idle", api.Quota{Device: api.AllDevices, Percent: 25})
+	a, b, dies := h.member("a", "llm", on(api.AllDevices, 4*gib)).uses(), h.member("b", "llm").uses(), h.member("dies", "llm").uses()
+	a.must("charge 0 %d", 2*gib)
+	b.must("charge 0 %d", gib)
+	dies.must("charge 0 %d", gib)
+	h.stop()
+	dies.kill()
+	a.must("charge 0 %d", gib) // nobody is needed for that
+	b.expect("refused", "charge 0 %d", 2*gib)
+	h.start()
+	eventually(t, "what died meanwhile is settled", func() bool { return h.pooled("llm") == 4*gib })
+	if p := h.seePool("llm"); p.ProcessCount != 2 || strings.Join(p.Members, " ") != "a b" || p.State != api.Active {
+		t.Fatalf("%+v", p)
+	}
+	b.must("charge 0 %d", 2*gib)
+	b.expect("refused", "charge 0 1")
+	a.kill()
+	eventually(t, "a death after the restart is seen", func() bool { return h.pooled("llm") == 3*gib })
+	c := h.member("c", "llm").uses()
+	c.must("charge 0 %d", 3*gib)
+	c.expect("refused", "charge 0 1")
+	if p := h.seePool("idle"); len(p.Quotas) != 1 || p.Quotas[0].Percent != 25 {
+		t.Fatalf("%+v", p)
+	}
+}
+
+func TestAPoolOutlivesTheHostsBootAsWhatItWasMadeFor(t *testing.T) {
+	h := newHost(t, &fakeTruth{})
+	h.pool("llm", on(gpu0, 6*gib))
+	created := h.seePool("llm").Created
+	h.stop()
+	if err := os.Remove(h.runFile()); err != nil { // with what is in memory
+		t.Fatal(err)
+	}
+	h.start()
+	if p := h.seePool("llm"); p.State != api.Active || !p.Created.Equal(created) || len(p.Devices) != 1 || p.Devices[0].Limit != 6*gib || p.Devices[0].Used != 0 {
+		t.Fatalf("%+v", p)
+	}
+	a := h.member("a", "llm").uses()
+	a.must("charge 0 %d", 6*gib)
+	a.expect("refused", "charge 0 1")
+}
+
+// Who asks for a pool does not know, if he gets no answer, whether it was made. He asks again.
+func TestAPoolIsCreatedOnceHoweverOftenThatIsAsked(t *testing.T) {
+	ctx := context.Background()
+	h := newHost(t, &fakeTruth{})
+	r := api.PoolRequest{Quotas: []api.Quota{on("0", 6*gib)}, Tenant: "team", TTL: time.Hour, Label: "team/claim"}
+	if _, err := h.CreatePool(ctx, "llm", r); err != nil {
+		t.Skip(err) // pools are a privileged enforcer's
+	}
+	created := h.seePool("llm")
+	if _, err := h.SetPool(ctx, "llm", api.PoolRequest{Quotas: []api.Quota{on(gpu0, 7*gib), on(gpu1, gib)}}); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		p, err := h.CreatePool(ctx, "llm", r)
+		if err != nil || !p.Created.Equal(created.Created) || len(p.Quotas) != 2 || p.Quotas[0].Bytes != 7*gib {
+			t.Fatalf("%+v %v", p, err)
+		}
+		if p.Tenant != r.Tenant || p.TTL != r.TTL || p.Label != r.Label {
+			t.Fatalf("%+v", p)
+		}
+		h.restart()
+	}
+	for what, change := range map[string]func(*api.PoolRequest){
+		"quotas": func(r *api.PoolRequest) { r.Quotas = []api.Quota{on(gpu0, 7*gib), on(gpu1, gib)} },
+		"tenant": func(r *api.PoolRequest) { r.Tenant = "" },
+		"ttl":    func(r *api.PoolRequest) { r.TTL = 0 },
+		"label":  func(r *api.PoolRequest) { r.Label = "team/other" },
+	} {
+		other := r
+		change(&other)
+		if _, err := h.CreatePool(ctx, "llm", other); !errors.Is(err, api.ErrExists) || !strings.Contains(err.Error(), "another "+what+":") {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	if _, err := h.SetPool(ctx, "llm", r); !errors.Is(err, api.ErrBadRequest) || !strings.Contains(err.Error(), "neither its tenant") {
+		t.Error(err)
+	}
+	const many = 20
+	var all sync.WaitGroup
+	for range many {
+		all.Go(func() {
+			if _, err := h.CreatePool(ctx, "race", api.PoolRequest{Quotas: []api.Quota{on(gpu1, gib)}}); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	all.Wait()
+	h.given(gpu1, 2*gib, 78*gib)
+}
+
+func TestATenantsPoolIsWithinItsBounds(t *testing.T) {
+	ctx := context.Background()
+	h := newHost(t, &fakeTruth{})
+	h.options.Admission.Tenants = map[string]api.Share{"team": {Bytes: 10 * gib}}
+	h.restart()
+	claim := func(name string, bytes uint64) error {
+		_, err := h.CreatePool(ctx, name, api.PoolRequest{Quotas: []api.Quota{on(gpu0, bytes)}, Tenant: "team", TTL: time.Hour})
+		return err
+	}
+	if err := claim("a", 6*gib); err != nil {
+		t.Skip(err) // pools are a privileged enforcer's
+	}
+	if err := claim("b", 5*gib); !errors.Is(err, api.ErrQuotaExceeded) || !strings.Contains(err.Error(), "tenant team has 4GiB left of 10GiB (pool a has 6GiB)") {
+		t.Fatal(err)
+	}
+	h.pool("operators", on(gpu0, 50*gib))
+	h.restart()
+	if err := claim("b", 5*gib); !errors.Is(err, api.ErrQuotaExceeded) {
+		t.Fatalf("after a restart: %v", err)
+	}
+	register := func(id string, change func(*api.RegisterRequest)) (api.Slice, error) {
+		p := start(t, "/nowhere", "")
+		r := api.RegisterRequest{ID: id, Pools: api.PoolNames{"a"}, Session: true, PID: p.pid(), UID: uint32(os.Geteuid())}
+		change(&r)
+		reply, err := h.Register(ctx, r)
+		return reply.Slice, err
+	}
+	if s, err := register("m", func(*api.RegisterRequest) {}); err != nil || s.Tenant != "team" || s.TTL != time.Hour {
+		t.Fatalf("%+v %v", s, err)
+	}
+	if s, err := register("short", func(r *api.RegisterRequest) { r.TTL = time.Minute }); err != nil || s.TTL != time.Minute {
+		t.Fatalf("%+v %v", s, err)
+	}
+	if s, err := register("long", func(r *api.RegisterRequest) { r.TTL = 2 * time.Hour }); err != nil || s.TTL != time.Hour {
+		t.Fatalf("%+v %v", s, err)
+	}
+	if _, err := register("others", func(r *api.RegisterRequest) { r.Tenant = "other" }); !errors.Is(err, api.ErrBadRequest) || !strings.Contains(err.Error(), "pool a is tenant team's") {
+		t.Fatal(err)
+	}
+}
+
+// Whose end the enforcer has not noticed yet does not keep a pool.
+func TestAPoolWhoseMembersHaveEndedIsDeleted(t *testing.T) {
+	for range 20 {
+		h := newHost(t, nil)
+		h.pool("llm", on(api.AllDevices, 6*gib))
+		h.member("a", "llm").kill()
+		if _, err := h.DeletePool(context.Background(), "llm"); err != nil {
+			t.Fatal(err)
+		}
+		h.stop()
+	}
+}
