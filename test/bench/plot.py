@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Pictures of a run of bench.py, as SVG: plot.py RESULTS.json OUT.svg [calls] [processes] [live]
+"""Pictures of a run of bench.py, as SVG: plot.py RESULTS.json OUT.svg [calls] [processes] [live] [mapping] [launches]
 
-Each named panel stands below the other; without a name, all three. The picture brings its own background, light or
+Each named panel stands below the other; without a name, all of them. The picture brings its own background, light or
 dark as the reader's system is, so that it can be read on any page.
 """
 import json
@@ -189,7 +189,17 @@ def mapping(results, top):
     return out, top + 392
 
 
-PANELS = {"calls": calls, "processes": processes, "live": live, "mapping": mapping}
+def launches(results, top):
+    rows = results.get("launches")
+    if not rows:
+        return [text(20, top + 20, "GPU sessions: not measured", "title")], top + 40
+    out = [text(20, top + 20, "Time of a launch against the number of launches before each sync", "title")]
+    out += key_of_lines(rows, top + 42, "in a session")
+    out += plot(rows, "launches", 4, (80, WIDTH - 50, top + 110, top + 340), rows, True, "", "launches before each sync")
+    return out, top + 392
+
+
+PANELS = {"calls": calls, "processes": processes, "live": live, "mapping": mapping, "launches": launches}
 
 
 def write(results, path, panels):
