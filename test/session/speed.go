@@ -164,10 +164,10 @@ func child(lines int, name string, args ...string) (stop func() error, err error
 
 // inTurns is the median of each, over the rounds.
 func (s *speeds) inTurns(each ...func() (time.Duration, error)) ([]time.Duration, error) {
-	return medians(s.rounds, each)
+	return mediansOf(s.rounds, each)
 }
 
-func medians(rounds int, each []func() (time.Duration, error)) ([]time.Duration, error) {
+func mediansOf(rounds int, each []func() (time.Duration, error)) ([]time.Duration, error) {
 	all := make([][]time.Duration, len(each))
 	for round := range rounds + 1 {
 		for i, f := range each {
@@ -281,7 +281,7 @@ func (s *speeds) synchronous() error {
 		}
 	}
 	roundTrip := func() error { return messages(s.echo, 1, &leasepb.Requests{}) }
-	took, err := medians(turns*s.rounds, []func() (time.Duration, error){
+	took, err := mediansOf(turns*s.rounds, []func() (time.Duration, error){
 		each(func() error { return s.launches(1) }),
 		each(s.native.once),
 		each(roundTrip),
@@ -327,7 +327,7 @@ func (s *speeds) between(rows string) error {
 				})
 			}
 		}
-		took, err := medians(4*s.rounds, []func() (time.Duration, error){each(s.launches), each(s.native.launches)})
+		took, err := mediansOf(4*s.rounds, []func() (time.Duration, error){each(s.launches), each(s.native.launches)})
 		if err != nil {
 			return err
 		}
