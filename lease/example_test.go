@@ -18,11 +18,11 @@ import (
 // Two kernels on one buffer, in a lease of 64 MiB: 0, 1 and 2 become 10, 12 and 14. test/lease/examples has this and more as a program.
 func Example() {
 	ctx := context.Background()
-	l, err := lease.Acquire(ctx, lease.Request{VRAM: 64 << 20, TTL: 120 * time.Second})
+	l, err := host.Acquire(ctx, lease.Request{VRAM: 64 << 20, TTL: 120 * time.Second}) // lease.Acquire asks this host's service
 	if err != nil {
 		log.Fatal(err)
 	}
-	defer lease.Drop(ctx, l.ID)
+	defer host.Drop(ctx, l.ID)
 
 	session, err := lease.Open(ctx, l.Address, l.TokenFile)
 	if err != nil {
@@ -38,7 +38,7 @@ func Example() {
 	if err := numbers.Write(ctx, 0, []byte{0, 0, 0, 0, 0, 0, 0x80, 0x3f, 0, 0, 0, 0x40}); err != nil {
 		log.Fatal(err)
 	}
-	code, err := os.ReadFile("kernels.ptx")
+	code, err := os.ReadFile("../test/lease/examples/kernels.ptx")
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -65,34 +65,52 @@ func Example() {
 	for at := 0; at < len(results); at += 4 {
 		fmt.Println(math.Float32frombits(binary.LittleEndian.Uint32(results[at:])))
 	}
+	// Output:
+	// 10
+	// 12
+	// 14
 }
 
 // What does not fit is refused with all three figures.
 func ExampleError() {
 	ctx := context.Background()
-	session, err := lease.Open(ctx, "unix:/run/gpuslice/leases/ID/session.sock", "/run/gpuslice/leases/ID/token")
+	l, err := host.Acquire(ctx, lease.Request{VRAM: 64 << 20})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer host.Drop(ctx, l.ID)
+	session, err := lease.Open(ctx, l.Address, l.TokenFile)
 	if err != nil {
 		log.Fatal(err)
 	}
 	defer session.Close()
 
-	_, err = session.Alloc(ctx, 1<<40)
+	if _, err := session.Alloc(ctx, 48<<20); err != nil {
+		log.Fatal(err)
+	}
+	_, err = session.Alloc(ctx, 32<<20)
 	var refused *lease.Error
 	if errors.As(err, &refused) && refused.Code == lease.AllocFailed {
-		fmt.Printf("%d bytes of %d are taken, and %d more do not fit\n", refused.Current, refused.Limit, refused.Requested)
+		fmt.Printf("%d MiB of %d are taken, and %d more do not fit\n", refused.Current>>20, refused.Limit>>20, refused.Requested>>20)
 	}
+	// Output: 48 MiB of 64 are taken, and 32 more do not fit
 }
 
 // One request: code, buffers and launches, of which nothing stays.
 func ExampleSession_Submit() {
 	ctx := context.Background()
-	session, err := lease.Open(ctx, "unix:/run/gpuslice/leases/ID/session.sock", "/run/gpuslice/leases/ID/token")
+	l, err := host.Acquire(ctx, lease.Request{VRAM: 64 << 20})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer host.Drop(ctx, l.ID)
+	session, err := lease.Open(ctx, l.Address, l.TokenFile)
 	if err != nil {
 		log.Fatal(err)
 	}
 	defer session.Close()
 
-	code, err := os.ReadFile("kernels.ptx")
+	code, err := os.ReadFile("../test/lease/examples/kernels.ptx")
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -108,4 +126,5 @@ func ExampleSession_Submit() {
 		log.Fatal(err)
 	}
 	fmt.Println(len(buffers[0]), "bytes came back")
+	// Output: 12 bytes came back
 }

@@ -3,17 +3,14 @@
 package lease_test
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"math"
 	"math/rand/v2"
 	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -30,124 +27,12 @@ import (
 
 	"github.com/gpuslice/gpuslice/lease"
 	"github.com/gpuslice/gpuslice/lease/leasepb"
-	"github.com/gpuslice/gpuslice/test/simulated"
 )
 
 const (
 	vram     = 64 << 20
 	patience = 30 * time.Second // for what takes milliseconds
 )
-
-// broker is one that runs in a slice, on the simulated driver.
-type broker struct {
-	address, tokenFile string
-	command            *exec.Cmd
-	exited             chan struct{}
-	stderr             bytes.Buffer
-}
-
-func startBroker(t *testing.T, flags ...string) *broker {
-	t.Helper()
-	bin, err := filepath.Abs("../bin")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, needed := range []string{"gpuslice", "gpuslice-broker", "libgpuslice.so", "fakecuda/libcuda.so.1"} {
-		if _, err := os.Stat(filepath.Join(bin, needed)); err != nil {
-			t.Skipf("requires bin/%s (make build)", needed)
-		}
-	}
-	// Short: the name of a socket has 107 bytes.
-	dir, err := os.MkdirTemp("/tmp", "lease-")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	session := filepath.Join(dir, "s")
-	b := &broker{address: "unix:" + filepath.Join(session, "session.sock"), tokenFile: filepath.Join(session, "token"), exited: make(chan struct{})}
-	b.command = exec.Command(filepath.Join(bin, "gpuslice"), append([]string{
-		"run", "--vram", "1G", "--", filepath.Join(bin, "gpuslice-broker"), "--directory", session, "--vram", fmt.Sprint(vram),
-	}, flags...)...)
-	if os.Getenv(simulated.OnCard) == "" {
-		b.command.Env = append(os.Environ(), "LD_LIBRARY_PATH="+filepath.Join(bin, "fakecuda"), "FAKECUDA_STATE="+filepath.Join(dir, "machine"))
-	}
-	b.command.Stderr = &b.stderr
-	stdout, err := b.command.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := b.command.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		_ = b.command.Process.Signal(syscall.SIGTERM)
-		<-b.exited
-	})
-	lines := bufio.NewScanner(stdout)
-	for range 2 {
-		if !lines.Scan() {
-			break
-		}
-	}
-	go func() {
-		_, _ = io.Copy(io.Discard, stdout)
-		_ = b.command.Wait()
-		close(b.exited)
-	}()
-	if _, err := os.Stat(b.tokenFile); err != nil || !strings.HasPrefix(lines.Text(), "token file") {
-		<-b.exited
-		t.Fatalf("the broker does not serve: %s", b.stderr.String())
-	}
-	return b
-}
-
-func (b *broker) open(t *testing.T) *lease.Session {
-	t.Helper()
-	s, err := lease.Open(t.Context(), b.address, b.tokenFile)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = s.Close() })
-	return s
-}
-
-func (b *broker) exit(t *testing.T) int {
-	t.Helper()
-	select {
-	case <-b.exited:
-	case <-time.After(patience):
-		t.Fatal("the broker does not end")
-	}
-	return b.command.ProcessState.ExitCode()
-}
-
-func must[T any](value T, err error) func(*testing.T) T {
-	return func(t *testing.T) T {
-		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
-		return value
-	}
-}
-
-func ok(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-// refused is the error, which has to be one with that code.
-func refused(t *testing.T, err error, code lease.Code) *lease.Error {
-	t.Helper()
-	var e *lease.Error
-	if !errors.As(err, &e) || e.Code != code || e.Message == "" {
-		t.Errorf("%v, not %v", err, code)
-		return &lease.Error{}
-	}
-	return e
-}
 
 const program = `.version 7.0
 .target sm_50

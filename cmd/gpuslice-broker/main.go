@@ -9,6 +9,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"os"
 	"os/signal"
@@ -223,6 +224,7 @@ func start(config broker.Config) (*broker.Broker, error) {
 	if err := broker.Harden(); err != nil {
 		return nil, err
 	}
+	config.Log = slog.New(slog.NewTextHandler(os.Stderr, nil))
 	return broker.New(config, broker.OpenDevice(config))
 }
 

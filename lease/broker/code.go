@@ -58,15 +58,24 @@ func (e *engine) unload(handle uint64) *leasepb.Failure {
 	killpoint.Pass("broker.unloading")
 	// Kernels of it that were launched run to their end first.
 	err := e.device.Sync()
-	if err == nil {
-		err = e.device.Unload(m.loaded)
-	}
 	if err != nil {
 		return e.driverFailed(leasepb.Code_SYNC_FAILED, err)
+	}
+	if f := e.discard(m); f != nil {
+		return f
 	}
 	delete(e.modules, handle)
 	e.stats.modules.Add(^uint64(0))
 	e.images -= m.image
+	return nil
+}
+
+// discard gives a module back that nothing runs of.
+func (e *engine) discard(m *module) *leasepb.Failure {
+	if err := e.device.Unload(m.loaded); err != nil {
+		e.notTaken("module", err)
+		return e.driverFailed(leasepb.Code_SYNC_FAILED, err)
+	}
 	return nil
 }
 

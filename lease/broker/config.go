@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"time"
 
@@ -36,6 +37,10 @@ type Config struct {
 	// Environment is what the broker sees beside its own, as KEY=VALUE: the interceptor and the slice's directory. The loader has to see
 	// them, so the broker executes itself again.
 	Environment []string `json:"environment,omitempty"`
+
+	// Lease is the lease's id and Log where its operator reads: what goes wrong with it is logged there.
+	Lease string       `json:"lease,omitempty"`
+	Log   *slog.Logger `json:"-"`
 
 	VRAM uint64 `json:"vram"`
 	// Token is what clients show: hexadecimal, of 32 bytes.

@@ -5,6 +5,7 @@ package broker
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"sync/atomic"
 
 	"github.com/gpuslice/gpuslice/lease/leasepb"
@@ -40,6 +41,9 @@ type engine struct {
 	vram  uint64
 	stats counters
 
+	log   *slog.Logger // for the operator
+	lease string       // that it says
+
 	number   uint64 // of this broker, among its session's
 	before   string // why the one before it ended
 	followed bool
@@ -49,6 +53,7 @@ type counters struct {
 	allocated, buffers, modules                  atomic.Uint64
 	requests, failures, launches, launchFailures atomic.Uint64
 	syncs, syncFailures, bytesWritten, bytesRead atomic.Uint64
+	freesRefused                                 atomic.Uint64
 }
 
 type buffer struct {
@@ -73,12 +78,17 @@ func newEngine(device Device, vram uint64) *engine {
 		device: device, vram: vram,
 		buffers: map[uint64]buffer{}, modules: map[uint64]*module{}, memories: map[uint64][]byte{},
 		watch: func() func() { return func() {} },
+		log:   slog.New(slog.DiscardHandler),
 	}
 }
 
 // succeed says which broker of its session this is. It is called before the first request.
 func (e *engine) succeed(config Config) {
 	e.number, e.before, e.followed, e.last = config.Number, config.Before, config.Followed, config.Number<<handleBits
+	e.lease = config.Lease
+	if config.Log != nil {
+		e.log = config.Log
+	}
 }
 
 // do carries out one request, and fills in its reply. A nil failure is success.
@@ -153,6 +163,14 @@ func goesOn(what string) *leasepb.Failure {
 	f := failed(leasepb.Code_SYNC_FAILED, "%s; the session goes on under the same lease, with nothing in it", what)
 	f.Lost = true
 	return advised(f, "connect again, allocate and load anew; no other session is touched")
+}
+
+// notTaken is for what the driver does not take back though the context lives: it stays the session's. The operator is told of the first, and the
+// others are counted: only an end of the broker frees them.
+func (e *engine) notTaken(what string, err error) {
+	if e.lost(err) == nil && e.stats.freesRefused.Add(1) == 1 {
+		e.log.Error("driver took no memory back: the session keeps it until its broker ends", "lease", e.lease, "what", what, "err", err)
+	}
 }
 
 // driverFailed is the failure of a driver's call.

@@ -4,6 +4,7 @@ package broker
 
 import (
 	"bytes"
+	"log/slog"
 	"math"
 	"strings"
 	"testing"
@@ -291,6 +292,43 @@ func TestWhatTheDriverDoesNotTakeBackStaysTheSessions(t *testing.T) {
 			}
 		})
 	}
+}
+
+func TestTheOperatorIsToldOnceThatTheDriverTakesNothingBack(t *testing.T) {
+	for function, operation := range map[string]func(b *bench) any{
+		"Free":   func(b *bench) any { return &leasepb.MemFree{Handle: b.alloc(100)} },
+		"Unload": func(b *bench) any { return &leasepb.ModuleUnload{Module: b.load()} },
+		"submit": func(b *bench) any {
+			b.device.fails["Unload"] = failing("the driver", 1)
+			return &leasepb.Submit{Image: []byte("ptx")}
+		},
+	} {
+		t.Run(function, func(t *testing.T) {
+			var said strings.Builder
+			b := newBench(t)
+			b.engine.succeed(Config{Lease: "lease-1", Log: slog.New(slog.NewTextHandler(&said, nil))})
+			asked := operation(b)
+			b.device.fails[function] = failing("the driver", 1)
+			for range 3 {
+				b.ask(asked)
+			}
+			if got := b.engine.stats.freesRefused.Load(); got != 3 {
+				t.Errorf("%d refused frees are counted", got)
+			}
+			if got := said.String(); strings.Count(got, "\n") != 1 || !strings.Contains(got, "lease=lease-1") || !strings.Contains(got, "the driver") {
+				t.Errorf("the operator is told %q", got)
+			}
+		})
+	}
+	t.Run("a fault that took the context is told of by itself", func(t *testing.T) {
+		b := newBench(t)
+		asked := &leasepb.MemFree{Handle: b.alloc(100)}
+		b.device.fails["Free"] = failing("the driver", 700)
+		b.ask(asked)
+		if got := b.engine.stats.freesRefused.Load(); got != 0 || b.engine.gone == nil {
+			t.Errorf("%d refused frees are counted; gone: %v", got, b.engine.gone)
+		}
+	})
 }
 
 func TestModulesAreBoundedAndTheirLogComesBack(t *testing.T) {

@@ -50,6 +50,7 @@ func (e *engine) take(bytes uint64) (buffer, *leasepb.Failure) {
 
 func (e *engine) give(b buffer) *leasepb.Failure {
 	if err := e.device.Free(b.start); err != nil {
+		e.notTaken("buffer", err)
 		return e.driverFailed(leasepb.Code_INVALID_HANDLE, err)
 	}
 	e.stats.allocated.Add(-b.bytes)
@@ -222,6 +223,6 @@ func (e *engine) unshare(number uint64) {
 	delete(e.memories, number)
 	// Copies from it are done when they are answered.
 	if err := e.device.Unpin(memory); err != nil {
-		e.lost(err)
+		e.notTaken("shared memory", err)
 	}
 }

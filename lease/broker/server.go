@@ -273,6 +273,6 @@ func (b *Broker) Stats(ctx gocontext.Context, _ *leasepb.StatsRequest) (*leasepb
 		Requests: s.requests.Load(), Failures: s.failures.Load(),
 		Launches: s.launches.Load(), LaunchFailures: s.launchFailures.Load(),
 		Syncs: s.syncs.Load(), SyncFailures: s.syncFailures.Load(),
-		Written: s.bytesWritten.Load(), Read: s.bytesRead.Load(),
+		Written: s.bytesWritten.Load(), Read: s.bytesRead.Load(), FreesRefused: s.freesRefused.Load(),
 	}, nil
 }

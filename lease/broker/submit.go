@@ -49,8 +49,8 @@ func (e *engine) submit(s *leasepb.Submit, reply *leasepb.Reply) (f *leasepb.Fai
 		if e.gone != nil {
 			return
 		}
-		if err := e.device.Unload(m.loaded); err != nil && f == nil {
-			f = e.driverFailed(leasepb.Code_SYNC_FAILED, err)
+		if discarded := e.discard(m); f == nil {
+			f = discarded
 		}
 	}()
 	for _, wanted := range s.GetBuffers() {

@@ -2335,6 +2335,7 @@ type StatsReply struct {
 	SyncFailures   uint64                 `protobuf:"varint,12,opt,name=sync_failures,json=syncFailures,proto3" json:"sync_failures,omitempty"`
 	Written        uint64                 `protobuf:"varint,13,opt,name=written,proto3" json:"written,omitempty"` // bytes
 	Read           uint64                 `protobuf:"varint,14,opt,name=read,proto3" json:"read,omitempty"`
+	FreesRefused   uint64                 `protobuf:"varint,15,opt,name=frees_refused,json=freesRefused,proto3" json:"frees_refused,omitempty"` // by the driver: what was to be freed stays the session's
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -2463,6 +2464,13 @@ func (x *StatsReply) GetWritten() uint64 {
 func (x *StatsReply) GetRead() uint64 {
 	if x != nil {
 		return x.Read
+	}
+	return 0
+}
+
+func (x *StatsReply) GetFreesRefused() uint64 {
+	if x != nil {
+		return x.FreesRefused
 	}
 	return 0
 }
@@ -2787,7 +2795,7 @@ const file_lease_proto_rawDesc = "" +
 	"\vSubmitReply\x12\x18\n" +
 	"\abuffers\x18\x01 \x03(\fR\abuffers\x12\x10\n" +
 	"\x03log\x18\x02 \x01(\tR\x03log\"\x0e\n" +
-	"\fStatsRequest\"\x8a\x03\n" +
+	"\fStatsRequest\"\xaf\x03\n" +
 	"\n" +
 	"StatsReply\x12\x12\n" +
 	"\x04vram\x18\x01 \x01(\x04R\x04vram\x12\x1c\n" +
@@ -2804,7 +2812,8 @@ const file_lease_proto_rawDesc = "" +
 	"\x05syncs\x18\v \x01(\x04R\x05syncs\x12#\n" +
 	"\rsync_failures\x18\f \x01(\x04R\fsyncFailures\x12\x18\n" +
 	"\awritten\x18\r \x01(\x04R\awritten\x12\x12\n" +
-	"\x04read\x18\x0e \x01(\x04R\x04read\"\x8f\x02\n" +
+	"\x04read\x18\x0e \x01(\x04R\x04read\x12#\n" +
+	"\rfrees_refused\x18\x0f \x01(\x04R\ffreesRefused\"\x8f\x02\n" +
 	"\aFailure\x12+\n" +
 	"\x04code\x18\x01 \x01(\x0e2\x17.gpuslice.lease.v1.CodeR\x04code\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x12\x16\n" +

@@ -65,7 +65,7 @@ func (s *Service) begin(ctx context.Context, l *lease, who Peer, r *leasepb.Acqu
 			Environment: []string{
 				"LD_PRELOAD=" + slice.Library, api.DirEnv + "=" + filepath.Join(slice.Dir, "bind"), "CUDA_VISIBLE_DEVICES=" + l.Device,
 			},
-			VRAM: l.VRAM, Token: token, Reserve: l.Reserved, Clients: s.MaxClients, LoadTimeout: s.LoadTimeout, Followed: true,
+			Lease: l.ID, VRAM: l.VRAM, Token: token, Reserve: l.Reserved, Clients: s.MaxClients, LoadTimeout: s.LoadTimeout, Followed: true,
 		}
 		if n := r.GetClients(); n > 0 {
 			l.Session.Clients = int(n)

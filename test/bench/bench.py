@@ -57,18 +57,25 @@ class Bench:
             self.failures.append(f"{shlex.join(command)}: {said}")
         return [json.loads(line) for line in done.stdout.splitlines() if line.endswith("}")]
 
-    def pools(self, quick, rows):
-        """What package vmm's Map costs beside the driver's own calls, and models that share one limit: text, by heading. The points of
-        the curve go to the file `rows`."""
+    def texts(self, programs):
+        """What programs print, by heading."""
         texts = {}
-        for heading, *arguments in (("Elastic pools: mapping", "speed", "-rows", rows, *(["-quick"] if quick else [])),
-                                    ("Elastic pools: four models", "models", "-memory", str((4 if quick else 32) << 30))):
-            command = ["timeout", "--kill-after=5", "300", "bin/vmm", *arguments]
-            done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for heading, *command in programs:
+            done = subprocess.run(["timeout", "--kill-after=5", "300", *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
             if done.returncode != 0:
-                self.failures.append(f"{shlex.join(command[3:])}: {done.stderr.strip() or f'exit status {done.returncode}'}")
+                self.failures.append(f"{shlex.join(command)}: {done.stderr.strip() or f'exit status {done.returncode}'}")
             texts[heading] = done.stdout.strip()
         return texts
+
+    def pools(self, quick, rows):
+        """What package vmm's Map costs beside the driver's own calls, and models that share one limit. The points of the curve go to the
+        file `rows`."""
+        return self.texts([("Elastic pools: mapping", "bin/vmm", "speed", "-rows", rows, *(["-quick"] if quick else [])),
+                           ("Elastic pools: four models", "bin/vmm", "models", "-memory", str((4 if quick else 32) << 30))])
+
+    def sessions(self, quick, rows):
+        """What a GPU session costs beside the driver and a bare stream. The points of the curve go to the file `rows`."""
+        return self.texts([("GPU sessions", "bin/session", "speed", "-rows", rows, *(["-quick"] if quick else []))])
 
     def calls(self):
         """A row per call, from processes in a slice and, for the control, outside."""
@@ -195,11 +202,12 @@ def main():
             results["processes"] = bench.cost(slice_of("100%"), "siblings", processes, options["series_ms"])
             results["live"] = sorted(bench.cost(slice_of("16G"), "live", options["live"], options["series_ms"]),
                                      key=lambda row: row["call"])
-            rows = os.path.join(scratch, "rows.json")
-            results["pools"], results["mapping"] = bench.pools(arguments.quick, rows), []
-            if os.path.exists(rows):
-                with open(rows) as f:
-                    results["mapping"] = json.load(f)
+            for text, curve, measure in (("pools", "mapping", bench.pools), ("sessions", "launches", bench.sessions)):
+                rows = os.path.join(scratch, curve + ".json")
+                results[text], results[curve] = measure(arguments.quick, rows), []
+                if os.path.exists(rows):
+                    with open(rows) as f:
+                        results[curve] = json.load(f)
     results["failures"] = bench.failures
     if sys.stderr.isatty():
         print("\r\033[K", end="", file=sys.stderr)

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Pictures of a run of bench.py, as SVG: plot.py RESULTS.json OUT.svg [calls] [processes] [live]
+"""Pictures of a run of bench.py, as SVG: plot.py RESULTS.json OUT.svg [calls] [processes] [live] [mapping] [launches]
 
-Each named panel stands below the other; without a name, all three. The picture brings its own background, light or
+Each named panel stands below the other; without a name, all of them. The picture brings its own background, light or
 dark as the reader's system is, so that it can be read on any page.
 """
 import json
@@ -169,27 +169,31 @@ def processes(results, top):
     return out, top + 392
 
 
-def live(results, top):
-    rows = results["live"]
+def curve(results, top, what, title, key, base, ours, legend):
+    """The panel of one diagram across the whole width."""
+    rows = results.get(what)
     if not rows:
-        return [text(20, top + 20, "Live allocations: not measured", "title")], top + 40
-    out = [text(20, top + 20, "Time of a call against the number of live allocations", "title")]
-    out += key_of_lines(rows, top + 42)
-    out += plot(rows, "live", 10, (80, WIDTH - 50, top + 110, top + 340), rows, True, "", "live allocations of 1 KiB")
+        return [text(20, top + 20, f"{title}: not measured", "title")], top + 40
+    out = [text(20, top + 20, title, "title")]
+    out += key_of_lines(rows, top + 42, ours)
+    out += plot(rows, key, base, (80, WIDTH - 50, top + 110, top + 340), rows, True, "", legend)
     return out, top + 392
+
+
+def live(results, top):
+    return curve(results, top, "live", "Time of a call against the number of live allocations", "live", 10, "in a slice", "live allocations of 1 KiB")
 
 
 def mapping(results, top):
-    rows = results.get("mapping")
-    if not rows:
-        return [text(20, top + 20, "Mapping: not measured", "title")], top + 40
-    out = [text(20, top + 20, "Time of a page against the number of pages that one call maps", "title")]
-    out += key_of_lines(rows, top + 42, "vmm.Map")
-    out += plot(rows, "pages", 10, (80, WIDTH - 50, top + 110, top + 340), rows, True, "", "pages of one call")
-    return out, top + 392
+    return curve(results, top, "mapping", "Time of a page against the number of pages that one call maps", "pages", 10, "vmm.Map", "pages of one call")
 
 
-PANELS = {"calls": calls, "processes": processes, "live": live, "mapping": mapping}
+def launches(results, top):
+    return curve(results, top, "launches", "Time of a launch against the number of launches before each sync", "launches", 4, "in a session",
+                 "launches before each sync")
+
+
+PANELS = {"calls": calls, "processes": processes, "live": live, "mapping": mapping, "launches": launches}
 
 
 def write(results, path, panels):

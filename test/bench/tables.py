@@ -94,7 +94,7 @@ def text(results):
     lines = [f"card: {results['card']}", f"date: {results['date']}, {results['cpus']} CPUs", f"command: {results['command']}"]
     for part in (calls, processes, live):
         lines += [""] + part(results)
-    for heading, said in results.get("pools", {}).items():
+    for heading, said in {**results.get("pools", {}), **results.get("sessions", {})}.items():
         lines += ["", "## " + heading, "", said]
     return "\n".join(lines) + "\n"
 

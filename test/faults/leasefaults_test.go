@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"time"
 
@@ -37,6 +38,11 @@ func leaseFaults() []fault {
 		of("client killed while it acquires a lease", killAcquiring),
 		of("lease expires while no lease service runs", expireAlone),
 	}
+	for _, point := range leasePoints {
+		list = append(list, fault{name: "enforcer killed at `" + point + "` with a lease under way", leases: true, inject: func(w *world, r *rand.Rand) string {
+			return w.leased.killEnforcerAt(point, r)
+		}})
+	}
 	for _, point := range killPointsIn("lease/service") {
 		list = append(list, of("lease service killed at `"+point+"`", func(l *leased, r *rand.Rand) { l.killAt(point, r) }))
 	}
@@ -50,6 +56,60 @@ func leaseFaults() []fault {
 		}
 	}
 	return list
+}
+
+// leasePoints are the enforcer's kill points that a lease passes: from its acquisition to its end, and when an enforcer finds one.
+var leasePoints = []string{
+	"register.decided", "register.ledger", "register.dir", "register.stored", "register.listening", "register.done",
+	"attach.assigned", "attach.live", "attach.stored", "attach.replied",
+	"release.marked", "release.closed", "release.removed", "release.done", "death.seen", "death.settled",
+	"expire.marked", "expire.closed", "expire.asked", "expire.noted", "expire.killed",
+	"restore.ledger", "restore.listening",
+}
+
+// killEnforcerAt has the enforcer die at a point that a lease passes, and be started again. A lease that was not answered leaves nothing.
+func (l *leased) killEnforcerAt(point string, r *rand.Rand) string {
+	w := l.w
+	part, _, _ := strings.Cut(point, ".")
+	request := gpu.Request{VRAM: leaseBytes}
+	if part == "expire" {
+		request.TTL = time.Second
+	}
+	w.daemon.end(unix.SIGKILL)
+	w.must(w.daemon.launch(point, time.Millisecond+pause(r, 100*time.Millisecond)))
+	armed, _ := w.daemon.now()
+	w.must(w.daemon.up())
+	died := func() bool { return !alive(armed.Process.Pid) }
+	for n := 0; n < 5 && !died(); n++ {
+		g, err := l.acquire(request)
+		if err != nil {
+			continue // the enforcer died
+		}
+		if part == "expire" {
+			if point == "expire.noted" || point == "expire.killed" { // it does not end when it is asked to
+				w.must(unix.Kill(l.record(g.ID).PID, unix.SIGSTOP))
+			}
+			w.eventually("lease "+g.ID+" ends with its time", func() bool {
+				all, err := l.list()
+				return err == nil && !slices.ContainsFunc(all, func(one *gpu.Lease) bool { return one.ID == g.ID })
+			})
+			g.close()
+		} else {
+			g.worksOn()
+			g.give()
+		}
+		time.Sleep(10 * time.Millisecond) // deaths are told in the kernel's time
+	}
+	passed := died()
+	if !passed {
+		w.restart(unix.SIGKILL)
+	}
+	w.must(w.daemon.up())
+	l.leases[0].use()
+	if !passed {
+		return "not passed"
+	}
+	return whole
 }
 
 func (l *leased) kill(pid int) {

@@ -67,6 +67,12 @@ class Leases:
         lease["directory"] = os.path.dirname(lease["token_file"])
         return lease
 
+    def said(self, lease):
+        """What the service logs of a lease's end: by word, as text."""
+        with open(os.path.join(self.out, "gpuslice-leased.log")) as f:
+            line = next((line for line in f if "lease ended" in line and lease["id"] in line), "")
+        return dict(word.split("=", 1) for word in line.split() if "=" in word)
+
     def drop(self, lease):
         """How long it takes to the answer, seconds, the program's start included."""
         begin = time.monotonic()
@@ -161,14 +167,34 @@ def faults(leases, protocol):
     leases.drop(victim)
 
 
+def seconds(duration):
+    """A duration as Go writes those below a minute."""
+    for unit, factor in (("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9), ("s", 1)):
+        if duration.endswith(unit):
+            return float(duration.removesuffix(unit)) * factor
+    raise ValueError(duration)
+
+
+def spread(took):
+    return f"median {1000 * took[len(took) // 2]:.0f} ms, the slowest {', '.join(f'{1000 * t:.0f}' for t in took[-3:])}"
+
+
 def many(leases, protocol, count):
+    """Dropped one after the other, beside one more: the driver takes longer to end the card's last context."""
+    last = leases.acquire("64M")
+    recipe(Session(last["directory"], protocol))
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         held = list(pool.map(lambda _: leases.acquire("64M"), range(count)))
         worked = list(pool.map(lambda lease: recipe(Session(lease["directory"], protocol))[0], held))
         check(f"{count} leases of 64 MiB at a time compute", worked == [RIGHT] * count)
     took = sorted(leases.drop(lease) for lease in held)
+    ended = sorted(seconds(leases.said(lease)["took"]) for lease in held)
+    late = sum(t > 0.1 for t in ended)
     # The promise is 100 ms; a machine with other work is allowed ten times that.
-    check("each ends soon after its drop", took[-1] < 1, f"median {1000 * took[len(took) // 2]:.0f} ms, at most {1000 * took[-1]:.0f} ms (promised: 100 ms)")
+    check("each has ended soon after its drop, while the card has another context", took[-1] < 1 and ended[-1] < 1,
+          f"{spread(ended)}, {late} beyond the promised 100 ms; `gpuslice lease drop`: {spread(took)}")
+    took = leases.drop(last)
+    check("the card's last context has ended soon after its drop", took < 1, f"{leases.said(last)['took']}; `gpuslice lease drop`: {1000 * took:.0f} ms")
 
 
 def drop_stages(leases, protocol, rounds=5):
@@ -206,9 +232,7 @@ def drop_stages(leases, protocol, rounds=5):
             thread.start()
             took = leases.drop(lease)
             thread.join(10)
-            with open(os.path.join(leases.out, "gpuslice-leased.log")) as f:
-                said = next((line for line in f if "lease ended" in line and lease["id"] in line), "")
-            stages = " ".join(word.removeprefix("stages.") for word in said.split() if word.startswith(("took=", "stages.")))
+            stages = " ".join(f"{name.removeprefix('stages.')}={value}" for name, value in leases.said(lease).items() if name.startswith(("took", "stages.")))
             print(f"{kind}: `gpuslice lease drop` {1000 * took:.0f} ms; the service: {stages}; the broker: {seen}", flush=True)
             if session:
                 session.close()
@@ -221,7 +245,7 @@ def drop_stages(leases, protocol, rounds=5):
 
 
 def killed(leases, protocol):
-    """What the driver itself needs to end such a process, for comparison."""
+    """What the driver itself needs to end such a process, the card's last context, for comparison."""
     took = []
     for _ in range(5):
         lease = leases.acquire("64M")
@@ -233,7 +257,7 @@ def killed(leases, protocol):
             time.sleep(0.001)
         took.append(time.monotonic() - begin)
         leases.drop(lease)
-    check("a broker that is killed is gone", True, ", ".join(f"{1000 * t:.0f}" for t in took) + " ms")
+    check("a broker that is killed, the card's last context, is gone", True, ", ".join(f"{1000 * t:.0f}" for t in took) + " ms")
 
 
 def reserve(leases, vram, size):

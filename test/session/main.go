@@ -2,13 +2,14 @@
 
 // Command session measures GPU sessions beside what they are made of, on a card or on the simulated driver:
 //
-//	session speed [-quick] [-bin DIR]   the table, as ratios within one run
-//	session acquire [-quick] SOCKET     from asking that lease service to the end of the first kernel, beside a plain program
-//	session echo SOCKET                 answers each message of a stream with an empty one
-//	session plain                       a program's own start: context, module, first launch
-//	session descriptor                  the protocol as a FileDescriptorSet, for clients that make their messages from it
+//	session speed [-quick] [-bin DIR] [-rows FILE]   the table, as ratios within one run, and the points of its curve as JSON
+//	session acquire [-quick] SOCKET                  from asking that lease service to the end of the first kernel, beside a plain program
+//	session echo SOCKET                              answers each message of a stream with an empty one
+//	session least SOCKET                             the same, once it has launched and synchronised as often as the message says
+//	session plain                                    a program's own start: context, module, first launch
+//	session descriptor                               the protocol as a FileDescriptorSet, for clients that make their messages from it
 //
-// Echo and plain are what speed starts for itself. Its exit status is 1 if something fails; no figure of time is judged.
+// Echo, least and plain are what speed starts for itself. Its exit status is 1 if something fails; no figure of time is judged.
 package main
 
 import (
@@ -18,7 +19,6 @@ import (
 	"io"
 	"net"
 	"os"
-	"runtime"
 
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
@@ -47,28 +47,34 @@ func main() {
 
 func run(args []string) error {
 	if len(args) == 0 {
-		return errors.New("what to do is missing: speed, acquire, echo, plain and descriptor are accepted")
+		return errors.New("what to do is missing: speed, acquire, echo, least, plain and descriptor are accepted")
 	}
 	flags := flag.NewFlagSet("session "+args[0], flag.ExitOnError)
 	quick := flags.Bool("quick", false, "a tenth of it")
 	bin := flags.String("bin", "bin", "the directory of gpuslice and gpuslice-broker")
+	rows := flags.String("rows", "", "a file for the points of the curve")
 	if err := flags.Parse(args[1:]); err != nil {
 		return err
 	}
-	runtime.LockOSThread() // a context is current in one thread
 	switch args[0] {
 	case "speed":
-		return speed(*bin, *quick)
+		return speed(*bin, *quick, *rows)
 	case "acquire":
 		return acquire(flags.Arg(0), *quick)
 	case "echo":
-		return echo(flags.Arg(0))
+		return echo(flags.Arg(0), nil)
+	case "least":
+		n, err := openNative()
+		if err != nil {
+			return err
+		}
+		return echo(flags.Arg(0), n)
 	case "plain":
 		return plain()
 	case "descriptor":
 		return descriptor()
 	}
-	return fmt.Errorf("%q is unknown: speed, acquire, echo, plain and descriptor are accepted", args[0])
+	return fmt.Errorf("%q is unknown: speed, acquire, echo, least, plain and descriptor are accepted", args[0])
 }
 
 func descriptor() error {
@@ -135,15 +141,22 @@ func (n *native) once() error {
 
 type echoServer struct {
 	leasepb.UnimplementedSessionServer
+	native *native // nil: it asks nothing of the driver
 }
 
-func (echoServer) Work(stream leasepb.Session_WorkServer) error {
+func (s echoServer) Work(stream leasepb.Session_WorkServer) error {
 	for {
-		if _, err := stream.Recv(); err != nil {
+		message, err := stream.Recv()
+		if err != nil {
 			if errors.Is(err, io.EOF) {
 				return nil
 			}
 			return err
+		}
+		for _, r := range message.GetRequests() {
+			if err := s.perform(r); err != nil {
+				return err
+			}
 		}
 		if err := stream.Send(&leasepb.Replies{}); err != nil {
 			return err
@@ -151,14 +164,24 @@ func (echoServer) Work(stream leasepb.Session_WorkServer) error {
 	}
 }
 
-func echo(path string) error {
+func (s echoServer) perform(r *leasepb.Request) error {
+	switch {
+	case s.native == nil:
+		return nil
+	case r.GetLaunch() != nil:
+		return s.native.launch()
+	}
+	return s.native.Sync()
+}
+
+func echo(path string, n *native) error {
 	listener, err := net.Listen("unix", path)
 	if err != nil {
 		return err
 	}
 	server := grpc.NewServer(grpc.InitialWindowSize(4<<20), grpc.InitialConnWindowSize(8<<20),
 		grpc.ReadBufferSize(128<<10), grpc.WriteBufferSize(128<<10)) // as the broker's
-	leasepb.RegisterSessionServer(server, echoServer{})
+	leasepb.RegisterSessionServer(server, echoServer{native: n})
 	go func() {
 		_, _ = os.Stdin.Read(make([]byte, 1)) // until whoever started it ends
 		server.Stop()

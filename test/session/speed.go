@@ -6,6 +6,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -32,7 +33,8 @@ type speeds struct {
 	count    int // of launches and messages in a round
 	bytes    int
 	native   *native
-	echo     leasepb.Session_WorkClient
+	echo     leasepb.Session_WorkClient // answers with empty messages
+	least    leasepb.Session_WorkClient // does that, too, and launches: the least that a broker can be
 	session  *lease.Session
 	module   *lease.Module
 	address  string
@@ -40,7 +42,8 @@ type speeds struct {
 	begun    int // brokers by hand
 }
 
-func speed(bin string, quick bool) (err error) {
+// speed prints the table. The points of the curve go to the file rows, if it is named.
+func speed(bin string, quick bool, rows string) (err error) {
 	s := &speeds{bin: bin, rounds: 9, count: 100_000, bytes: 1 << 30}
 	if quick {
 		s.rounds, s.count, s.bytes = 3, 10_000, 64<<20
@@ -64,7 +67,7 @@ func speed(bin string, quick bool) (err error) {
 	if err != nil {
 		return err
 	}
-	return errors.Join(s.pipelined(), s.synchronous(), s.transfers(), s.copies(), s.starts(s.byHand, "gpuslice run, broker"))
+	return errors.Join(s.pipelined(), s.synchronous(), s.between(rows), s.transfers(), s.copies(), s.starts(s.byHand, "gpuslice run, broker"))
 }
 
 // start starts the echo server and a broker in a slice, and connects to both.
@@ -81,22 +84,32 @@ func (s *speeds) start() (stop func() error, err error) {
 	if err != nil {
 		return stop, err
 	}
-	socket := filepath.Join(s.dir, "echo.sock")
-	end, err := child(1, self, "echo", socket)
-	if err != nil {
-		return stop, err
+	gpuslice := filepath.Join(s.bin, "gpuslice")
+	for _, server := range []struct {
+		stream  *leasepb.Session_WorkClient
+		name    string
+		command []string
+	}{
+		{&s.echo, "echo", []string{self, "echo"}},
+		{&s.least, "least", []string{gpuslice, "run", "--vram", "1G", "--", self, "least"}},
+	} {
+		socket := filepath.Join(s.dir, server.name+".sock")
+		end, err := child(1, server.command[0], append(server.command[1:], socket)...)
+		if err != nil {
+			return stop, err
+		}
+		stops = append(stops, end)
+		connection, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
+			grpc.WithInitialWindowSize(4<<20), grpc.WithInitialConnWindowSize(8<<20), grpc.WithReadBufferSize(128<<10), grpc.WithWriteBufferSize(128<<10))
+		if err != nil {
+			return stop, err
+		}
+		stops = append(stops, connection.Close)
+		if *server.stream, err = leasepb.NewSessionClient(connection).Work(context.Background()); err != nil {
+			return stop, err
+		}
 	}
-	stops = append(stops, end)
-	connection, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithInitialWindowSize(4<<20), grpc.WithInitialConnWindowSize(8<<20), grpc.WithReadBufferSize(128<<10), grpc.WithWriteBufferSize(128<<10))
-	if err != nil {
-		return stop, err
-	}
-	stops = append(stops, connection.Close)
-	if s.echo, err = leasepb.NewSessionClient(connection).Work(context.Background()); err != nil {
-		return stop, err
-	}
-	end, err = s.broker("s")
+	end, err := s.broker("s")
 	if err != nil {
 		return stop, err
 	}
@@ -151,8 +164,12 @@ func child(lines int, name string, args ...string) (stop func() error, err error
 
 // inTurns is the median of each, over the rounds.
 func (s *speeds) inTurns(each ...func() (time.Duration, error)) ([]time.Duration, error) {
+	return mediansOf(s.rounds, each)
+}
+
+func mediansOf(rounds int, each []func() (time.Duration, error)) ([]time.Duration, error) {
 	all := make([][]time.Duration, len(each))
-	for round := range s.rounds + 1 {
+	for round := range rounds + 1 {
 		for i, f := range each {
 			took, err := f()
 			if err != nil {
@@ -181,44 +198,60 @@ func (s *speeds) launch() error {
 	return s.module.Launch(context.Background(), "nothing", lease.Shape{})
 }
 
+// What one message asks of the least broker.
+var (
+	oneLaunch = &leasepb.Requests{Requests: []*leasepb.Request{{Operation: &leasepb.Request_Launch{Launch: &leasepb.Launch{Kernel: "nothing"}}}}}
+	oneSync   = &leasepb.Request{Operation: &leasepb.Request_Sync{Sync: &leasepb.Sync{}}}
+	both      = &leasepb.Requests{Requests: append(slices.Clone(oneLaunch.GetRequests()), oneSync)}
+)
+
+// launches are so many, and a sync.
+func (s *speeds) launches(count int) error {
+	for range count {
+		if err := s.launch(); err != nil {
+			return err
+		}
+	}
+	return s.session.Sync(context.Background())
+}
+
+func (n *native) launches(count int) error {
+	for range count {
+		if err := n.launch(); err != nil {
+			return err
+		}
+	}
+	return n.Sync()
+}
+
 func (s *speeds) pipelined() error {
-	medians, err := s.inTurns(func() (time.Duration, error) {
-		return timed(func() error {
-			for range s.count {
-				if err := s.launch(); err != nil {
-					return err
-				}
-			}
-			return s.session.Sync(context.Background())
-		})
-	}, func() (time.Duration, error) {
-		return timed(func() error { return s.messages(s.count, &leasepb.Requests{}) })
-	}, func() (time.Duration, error) {
-		return timed(func() error {
-			for range s.count {
-				if err := s.native.launch(); err != nil {
-					return err
-				}
-			}
-			return s.native.Sync()
-		})
-	})
+	each := func(f func(count int) error) func() (time.Duration, error) {
+		return func() (time.Duration, error) { return timed(func() error { return f(s.count) }) }
+	}
+	took, err := s.inTurns(
+		each(s.launches),
+		each(func(count int) error { return messages(s.echo, count, &leasepb.Requests{}) }),
+		each(s.native.launches),
+		each(func(count int) error { return messages(s.least, count, oneLaunch) }),
+	)
 	if err != nil {
 		return err
 	}
-	n := float64(s.count)
-	us := func(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1000 / n }
-	fmt.Printf("launch, pipelined            %8.2f µs   empty stream message %8.2f µs   ratio %5.2f (goal 1.2)   native launch %.2f µs\n",
-		us(medians[0]), us(medians[1]), float64(medians[0])/float64(medians[1]), us(medians[2]))
+	us := func(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1000 / float64(s.count) }
+	fmt.Printf("launch, pipelined            %8.2f µs   empty stream message %8.2f µs   ratio %5.2f (goal 1.2)\n", us(took[0]), us(took[1]), quotient(took[0], took[1]))
+	fmt.Printf("  its parts: the driver's launch %.2f µs (ratio %.2f), which is %.2f of the empty message; a server that does nothing but launch for each message %.2f µs (ratio %.2f)\n",
+		us(took[2]), quotient(took[0], took[2]), quotient(took[2], took[1]), us(took[3]), quotient(took[0], took[3]))
 	return nil
 }
 
+func quotient(a, b time.Duration) float64 { return float64(a) / float64(b) }
+
 // messages sends so many, and receives as many meanwhile.
-func (s *speeds) messages(count int, message *leasepb.Requests) error {
+func messages(stream leasepb.Session_WorkClient, count int, message *leasepb.Requests) error {
 	received := make(chan error, 1)
 	go func() {
 		for range count {
-			if _, err := s.echo.Recv(); err != nil {
+			if _, err := stream.Recv(); err != nil {
 				received <- err
 				return
 			}
@@ -226,7 +259,7 @@ func (s *speeds) messages(count int, message *leasepb.Requests) error {
 		received <- nil
 	}()
 	for range count {
-		if err := s.echo.Send(message); err != nil {
+		if err := stream.Send(message); err != nil {
 			return err
 		}
 	}
@@ -234,7 +267,7 @@ func (s *speeds) messages(count int, message *leasepb.Requests) error {
 }
 
 func (s *speeds) synchronous() error {
-	const count = 1000
+	const count, turns = 50, 20 // short turns: what else the machine does meets all of them
 	each := func(f func() error) func() (time.Duration, error) {
 		return func() (time.Duration, error) {
 			return timed(func() error {
@@ -247,18 +280,69 @@ func (s *speeds) synchronous() error {
 			})
 		}
 	}
-	medians, err := s.inTurns(
-		each(func() error { return errors.Join(s.launch(), s.session.Sync(context.Background())) }),
+	roundTrip := func() error { return messages(s.echo, 1, &leasepb.Requests{}) }
+	took, err := mediansOf(turns*s.rounds, []func() (time.Duration, error){
+		each(func() error { return s.launches(1) }),
 		each(s.native.once),
-		each(func() error { return s.messages(1, &leasepb.Requests{}) }),
-	)
+		each(roundTrip),
+		each(func() error { return errors.Join(s.native.once(), roundTrip()) }),
+		each(func() error { return messages(s.least, 1, both) }),
+		each(func() error { return s.session.Sync(context.Background()) }),
+	})
 	if err != nil {
 		return err
 	}
 	us := func(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1000 / count }
 	fmt.Printf("launch + sync                %8.2f µs   native %.2f + round trip %.2f = %.2f µs   ratio %5.2f (goal 1)\n",
-		us(medians[0]), us(medians[1]), us(medians[2]), us(medians[1]+medians[2]), float64(medians[0])/float64(medians[1]+medians[2]))
+		us(took[0]), us(took[1]), us(took[2]), us(took[1]+took[2]), quotient(took[0], took[1]+took[2]))
+	fmt.Printf("  its parts: native and a round trip, one after the other, %.2f µs (ratio %.2f); a server that does nothing but launch and sync for each message %.2f µs (ratio %.2f); a sync alone %.2f µs\n",
+		us(took[3]), quotient(took[0], took[3]), us(took[4]), quotient(took[0], took[4]), us(took[5]))
 	return nil
+}
+
+// point is one of a curve, as test/bench/plot.py takes them.
+type point struct {
+	Call     string  `json:"call"`
+	Launches int     `json:"launches"`
+	Native   float64 `json:"native_ns"`
+	Session  float64 `json:"slice_ns"`
+}
+
+// between is what a launch takes against how many there are before a sync.
+func (s *speeds) between(rows string) error {
+	const most = 4096
+	var points []point
+	fmt.Println("a launch, with so many before each sync: µs in a session, by the driver alone")
+	for n := 1; n <= most; n *= 4 {
+		turns := max(1, most/n/16)
+		each := func(f func(int) error) func() (time.Duration, error) {
+			return func() (time.Duration, error) {
+				return timed(func() error {
+					for range turns {
+						if err := f(n); err != nil {
+							return err
+						}
+					}
+					return nil
+				})
+			}
+		}
+		took, err := mediansOf(4*s.rounds, []func() (time.Duration, error){each(s.launches), each(s.native.launches)})
+		if err != nil {
+			return err
+		}
+		ns := func(d time.Duration) float64 { return float64(d.Nanoseconds()) / float64(n*turns) }
+		points = append(points, point{"a launch", n, ns(took[1]), ns(took[0])})
+		fmt.Printf("  %5d %8.2f %8.2f\n", n, ns(took[0])/1000, ns(took[1])/1000)
+	}
+	if rows == "" {
+		return nil
+	}
+	text, err := json.Marshal(points)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(rows, text, 0o644)
 }
 
 // transfers are of memory that is the caller's own: through shared memory, which the client takes by itself, beside messages.

@@ -1,0 +1,242 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuslice/gpuslice/lease"
+	"github.com/gpuslice/gpuslice/test/testhost"
+)
+
+func TestABrokerThatIsKilledIsFollowedByAnotherInItsLease(t *testing.T) {
+	h := newLeaseHost(t)
+	ctx, cancel := context.WithTimeout(context.Background(), testhost.Patience)
+	defer cancel()
+	one, other := h.acquire(lease.Request{VRAM: 64 * mib, TTL: time.Hour}), h.acquire(lease.Request{VRAM: 64 * mib})
+	s, still := h.open(one), h.open(other)
+	old, err := s.Alloc(ctx, 64*mib)
+	h.Must(err)
+	kept, err := still.Alloc(ctx, 64*mib)
+	h.Must(err)
+	before := h.slice(one.ID)
+	// While it writes: what becomes of the write is said.
+	writing := make(chan error, 1)
+	go func() {
+		data := make([]byte, 8*mib)
+		for {
+			if err := old.Write(ctx, 0, data); err != nil {
+				writing <- err
+				return
+			}
+		}
+	}()
+	h.Must(syscall.Kill(h.brokerOf(one.ID), syscall.SIGKILL))
+	var lost *lease.Error
+	if err := <-writing; !errors.As(err, &lost) || lost.Code != lease.SyncFailed && lost.Code != lease.InvalidHandle || lost.Advice == "" {
+		t.Errorf("a write to a broker that is killed: %v", err)
+	}
+	if err := old.Write(ctx, 0, []byte("x")); !errors.As(err, &lost) || lost.Code != lease.InvalidHandle || !strings.Contains(err.Error(), "former broker: signal: killed") {
+		t.Errorf("a buffer of before: %v", err)
+	}
+	if err := works(s, 64*mib); err != nil {
+		t.Errorf("the same session, the same lease: %v", err)
+	}
+	if l, err := h.Show(ctx, one.ID); err != nil || l.State != lease.Active || l.Restarts != 1 || l.RestartReason != "signal: killed" || l.Address != one.Address || !l.Expires.Equal(*one.Expires) {
+		t.Errorf("%+v, %v", l, err)
+	}
+	if after := h.slice(one.ID); after.Generation != before.Generation || after.Quotas[0] != before.Quotas[0] || after.Remaining > before.Remaining {
+		t.Errorf("%+v, and before %+v", after, before)
+	}
+	if err := kept.Free(ctx); err != nil {
+		t.Errorf("another lease: %v", err)
+	}
+	_, err = h.Drop(ctx, one.ID)
+	h.Must(err)
+	_, err = h.Drop(ctx, other.ID)
+	h.Must(err)
+	h.nothingIsLeft()
+}
+
+func TestOneThatFaultsAgainAndAgainTouchesNoOther(t *testing.T) {
+	h := newLeaseHost(t)
+	ctx, cancel := context.WithTimeout(context.Background(), testhost.Patience)
+	defer cancel()
+	bad := h.acquire(lease.Request{VRAM: 16 * mib})
+	s := h.open(bad)
+	type neighbour struct {
+		id     string
+		broker int
+		buffer *lease.Buffer
+		module *lease.Module
+		s      *lease.Session
+	}
+	var others []neighbour
+	for range 2 {
+		l := h.acquire(lease.Request{VRAM: 16 * mib})
+		n := neighbour{id: l.ID, broker: h.brokerOf(l.ID), s: h.open(l)}
+		var err error
+		n.buffer, err = n.s.Alloc(ctx, 4)
+		h.Must(err)
+		n.module, err = n.s.Load(ctx, []byte(kernels))
+		h.Must(err)
+		others = append(others, n)
+	}
+	for i := range uint32(4) {
+		buffer, err := s.Alloc(ctx, mib)
+		h.Must(err)
+		module, err := s.Load(ctx, []byte(kernels))
+		h.Must(err)
+		h.Must(module.Launch(ctx, "store", lease.Shape{}, uint64(0x10), i))
+		var fault *lease.Error
+		if err := s.Sync(ctx); !errors.As(err, &fault) || fault.Code != lease.SyncFailed || !strings.Contains(err.Error(), "ILLEGAL_ADDRESS") || !strings.Contains(fault.Message, "same lease") {
+			t.Fatalf("fault %d: %v", i, err)
+		}
+		if err := buffer.Write(ctx, 0, []byte("x")); !errors.As(err, &fault) || fault.Code != lease.InvalidHandle && fault.Code != lease.SyncFailed {
+			t.Errorf("a buffer of before: %v", err)
+		}
+		for _, n := range others {
+			h.Must(n.module.Launch(ctx, "store", lease.Shape{}, n.buffer, 100+i))
+			h.Must(n.s.Sync(ctx))
+			var got [4]byte
+			h.Must(n.buffer.Read(ctx, 0, got[:]))
+			if got != [4]byte{byte(100 + i)} || h.brokerOf(n.id) != n.broker {
+				t.Errorf("after fault %d another lease has %v and broker %d, which was %d", i, got, h.brokerOf(n.id), n.broker)
+			}
+		}
+	}
+	if err := works(s, 16*mib); err != nil {
+		t.Error(err)
+	}
+	if l, err := h.Show(ctx, bad.ID); err != nil || l.Restarts != 4 || l.RestartReason != "a device fault took its context" {
+		t.Errorf("%+v, %v", l, err)
+	}
+}
+
+func TestABrokerOutlivesBothDaemons(t *testing.T) {
+	h := newLeaseHost(t)
+	l := h.acquire(lease.Request{VRAM: 64 * mib, TTL: time.Hour})
+	dropped := h.acquire(lease.Request{VRAM: 64 * mib})
+	s := h.open(l)
+	keep, err := s.Alloc(context.Background(), 16*mib)
+	h.Must(err)
+	h.stop(unix.SIGKILL)
+	if err := works(s, mib); err != nil {
+		t.Errorf("without the lease service: %v", err)
+	}
+	h.Stop(unix.SIGKILL)
+	if err := works(s, mib); err != nil {
+		t.Errorf("without either: %v", err)
+	}
+	h.Must(syscall.Kill(h.brokerOf(dropped.ID), syscall.SIGKILL))
+	h.start()
+	h.Start()
+	h.Eventually("both are taken up, and the one without a broker gets another", func() bool {
+		all, err := h.List(context.Background())
+		return err == nil && len(all) == 2 && all[0].Restarts+all[1].Restarts == 1
+	})
+	if err := works(h.open(dropped), 64*mib); err != nil {
+		t.Errorf("with another broker: %v", err)
+	}
+	_, err = h.Drop(context.Background(), dropped.ID)
+	h.Must(err)
+	if err := works(s, mib); err != nil {
+		t.Errorf("with both: %v", err)
+	}
+	if shown, err := h.Show(context.Background(), l.ID); err != nil || shown.State != lease.Active || shown.Expires == nil || shown.Charged < keep.Size() {
+		t.Errorf("%+v, %v", shown, err)
+	}
+	// It is dropped while the enforcer is down, which then finds it gone.
+	h.Stop(unix.SIGKILL)
+	if _, err := h.Drop(context.Background(), l.ID); err != nil {
+		t.Error(err)
+	}
+	h.Start()
+	h.Eventually("its slice is gone", h.IsGone(l.ID))
+	h.nothingIsLeft()
+}
+
+func TestABrokerHasNoRightsAndIsBounded(t *testing.T) {
+	h := newLeaseHost(t)
+	l := h.acquire(lease.Request{VRAM: 64 * mib})
+	pid := h.brokerOf(l.ID)
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	h.Must(err)
+	for _, want := range []string{"CapEff:\t0000000000000000", "CapPrm:\t0000000000000000", "NoNewPrivs:\t1", "Seccomp:\t2"} {
+		if !strings.Contains(string(text), "\n"+want+"\n") {
+			t.Errorf("there is no %q in\n%s", want, text)
+		}
+	}
+	// What is not dumpable belongs to root.
+	info, err := os.Stat(fmt.Sprintf("/proc/%d/environ", pid))
+	h.Must(err)
+	if uid := info.Sys().(*syscall.Stat_t).Uid; uid != 0 {
+		t.Errorf("it is dumpable: its files belong to uid %d", uid)
+	}
+	bounds := 0
+	in, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
+	h.Must(err)
+	for _, place := range []string{"", "unified/", "memory/", "pids/", "cpu/", "cpu,cpuacct/"} {
+		for file, want := range map[string]string{"memory.max": "4294967296", "memory.limit_in_bytes": "4294967296", "pids.max": "256"} {
+			bound, err := os.ReadFile(filepath.Join("/sys/fs/cgroup", place, h.cgroup, l.ID, file))
+			if err != nil {
+				continue
+			}
+			if bounds++; strings.TrimSpace(string(bound)) != want {
+				t.Errorf("%s%s: %s", place, file, bound)
+			}
+		}
+	}
+	// A host of version 2 alone may have no controller to bound it by.
+	controllers, err := os.ReadFile("/sys/fs/cgroup/cgroup.controllers")
+	if has := strings.Fields(string(controllers)); bounds == 0 && (err != nil || slices.Contains(has, "memory") || slices.Contains(has, "pids")) {
+		t.Errorf("nothing bounds it: %s", in)
+	}
+}
+
+func TestTheClientInPythonFollowsItsSessionToAnotherBroker(t *testing.T) {
+	if err := exec.Command("/usr/bin/python3", "-c", "import grpc, google.protobuf").Run(); err != nil {
+		t.Skip("needs grpcio and protobuf for /usr/bin/python3")
+	}
+	h := newLeaseHost(t)
+	l := h.acquire(lease.Request{VRAM: 64 << 20})
+	descriptor, err := exec.Command(filepath.Join(h.Bin, "session"), "descriptor").Output()
+	h.Must(err)
+	file := filepath.Join(t.TempDir(), "descriptor")
+	h.Must(os.WriteFile(file, descriptor, 0o600))
+	program := exec.Command("/usr/bin/python3", "-c", `
+import os, signal, sys
+sys.path.insert(0, "../gpu")
+from session_client import Failed, Protocol, Session
+descriptor, directory, broker = sys.argv[1:]
+session = Session(directory, Protocol(open(descriptor, "rb").read()))
+old = session.alloc(12)
+os.kill(int(broker), signal.SIGKILL)
+for _ in range(2):
+    try:
+        session.read(old, 0, 12)
+    except Failed as e:
+        print(e.code)
+new = session.alloc(12)
+session.write(new, 0, bytes(range(12)))
+print(session.read(new, 0, 12) == bytes(range(12)))
+session.close()
+`, file, filepath.Dir(l.TokenFile), fmt.Sprint(h.brokerOf(l.ID)))
+	program.Env = []string{"PATH=/usr/bin:/bin"}
+	out, err := program.CombinedOutput()
+	if err != nil || string(out) != "SYNC_FAILED\nINVALID_HANDLE\nTrue\n" {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
