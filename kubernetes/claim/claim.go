@@ -69,6 +69,21 @@ func PoolName(uid types.UID, n int) string {
 	return fmt.Sprintf("%s%s-%d", inventory.PoolPrefix, uid, n)
 }
 
+// PoolOf names the pool of a claim's request; "" if nothing of this driver was allocated for it.
+func PoolOf(c *resourceapi.ResourceClaim, request string) string {
+	var before []string
+	for _, r := range c.Status.Allocation.Devices.Results {
+		switch {
+		case r.Driver != config.Driver:
+		case r.Request == request:
+			return PoolName(c.UID, len(before))
+		case !slices.Contains(before, r.Request):
+			before = append(before, r.Request)
+		}
+	}
+	return ""
+}
+
 // ClaimOf is the claim whose pool it is; "" if it is none's.
 func ClaimOf(pool string) types.UID {
 	rest, ours := strings.CutPrefix(pool, inventory.PoolPrefix)
@@ -99,7 +114,7 @@ func shares(c *resourceapi.ResourceClaim) ([]share, error) {
 			}
 			i = len(all)
 			index[r.Request] = i
-			all = append(all, share{pool: PoolName(c.UID, i), request: api.PoolRequest{
+			all = append(all, share{pool: PoolOf(c, r.Request), request: api.PoolRequest{
 				Tenant: cfg.Tenant, TTL: cfg.TTL, Label: c.Namespace + "/" + c.Name,
 			}})
 		}

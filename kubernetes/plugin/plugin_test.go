@@ -9,7 +9,9 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -28,6 +30,7 @@ import (
 	dra "k8s.io/kubelet/pkg/apis/dra/v1"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/kubernetes/claim"
 	"github.com/gpuslice/gpuslice/kubernetes/config"
 	"github.com/gpuslice/gpuslice/kubernetes/inventory"
 )
@@ -53,6 +56,7 @@ type work struct {
 	prepare func(context.Context) error
 	health  api.Health
 	away    error
+	held    atomic.Uint64 // by the claim's pool
 }
 
 func (w *work) Prepare(ctx context.Context, c *resourceapi.ResourceClaim) ([]kubeletplugin.Device, error) {
@@ -62,6 +66,12 @@ func (w *work) Prepare(ctx context.Context, c *resourceapi.ResourceClaim) ([]kub
 func (w *work) Unprepare(context.Context, types.UID) error { return nil }
 func (w *work) Devices(context.Context) ([]api.Device, error) {
 	return []api.Device{{UUID: uuid}}, w.away
+}
+func (w *work) Pools(context.Context) ([]api.Pool, error) {
+	return []api.Pool{
+		{Name: "other", Devices: []api.PoolUse{{Device: uuid, Limit: gib, Used: gib}}},
+		{Name: claim.PoolName(uid, 0), Devices: []api.PoolUse{{Device: uuid, Limit: 4 * gib, Used: w.held.Load(), Overhead: 1}}},
+	}, w.away
 }
 func (w *work) Health(context.Context) (api.Health, error) { return w.health, w.away }
 
@@ -84,7 +94,7 @@ func start(t *testing.T, w *work) *kubelet {
 	ctx, cancel := context.WithCancel(context.Background())
 	kube := fake.NewClientset(allocated(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node"}})
 	log := slog.New(slog.DiscardHandler)
-	s := &Status{Kube: kube, Node: "node", Log: log, Every: 5 * time.Millisecond, Claims: func(u types.UID) (string, string, bool) { return "team", "train", u == uid }}
+	s := &Status{Kube: kube, Node: "node", Log: log, Every: 5 * time.Millisecond, UsedEvery: 5 * time.Millisecond, Pools: w.Pools, Claims: func(u types.UID) (string, string, bool) { return "team", "train", u == uid }}
 	p := &Plugin{Preparer: w, Enforcer: w, Node: "node", Status: s, Metrics: NewMetrics(prometheus.NewRegistry()), Log: log, Fatal: func(err error) { t.Error(err) }}
 	helper, err := kubeletplugin.Start(ctx, p, kubeletplugin.KubeClient(kube), kubeletplugin.NodeName("node"), kubeletplugin.DriverName(config.Driver),
 		kubeletplugin.Serialize(false), kubeletplugin.RegistrarDirectoryPath(dir), kubeletplugin.PluginDataDirectoryPath(dir))
@@ -133,6 +143,21 @@ func (k *kubelet) ready() *metav1.Condition {
 	return &c.Status.Devices[0].Conditions[0]
 }
 
+func (k *kubelet) says(t *testing.T) (s said) {
+	t.Helper()
+	c, err := k.kube.ResourceV1().ResourceClaims("team").Get(context.Background(), "train", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(c.Status.Devices) == 0 || c.Status.Devices[0].Data == nil {
+		return said{}
+	}
+	if err := json.Unmarshal(c.Status.Devices[0].Data.Raw, &s); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
 func TestTheKubeletIsAnsweredAndTheClaimSaysWhatCameOfIt(t *testing.T) {
 	w := &work{prepare: func(context.Context) error { return errors.New("the card is full") }}
 	k := start(t, w)
@@ -143,22 +168,73 @@ func TestTheKubeletIsAnsweredAndTheClaimSaysWhatCameOfIt(t *testing.T) {
 		c := k.ready()
 		return c != nil && c.Status == metav1.ConditionFalse && c.Message == "the card is full"
 	})
+	time.Sleep(10 * k.status.UsedEvery) // there is a pool of it
+	if c := k.ready(); c.Status != metav1.ConditionFalse {
+		t.Errorf("a claim that was refused says %+v", c)
+	}
 	w.prepare = func(context.Context) error { return nil }
 	if got := k.prepare(t); got.Error != "" || len(got.Devices) != 1 || got.Devices[0].CdiDeviceIds[0] != "gpuslice.io/vram=x" {
 		t.Errorf("got %+v", got)
 	}
 	eventually(t, "the claim is ready", func() bool { c := k.ready(); return c != nil && c.Status == metav1.ConditionTrue })
-	c, err := k.kube.ResourceV1().ResourceClaims("team").Get(t.Context(), "train", metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	var data granted
-	if err := json.Unmarshal(c.Status.Devices[0].Data.Raw, &data); err != nil || data != (granted{"4Gi", uuid}) {
-		t.Errorf("data %+v, %v", data, err)
+	if says := k.says(t); says != (said{"4Gi", "1Mi", uuid}) {
+		t.Errorf("data %+v", says)
 	}
 	r, err := k.NodeUnprepareResources(t.Context(), &dra.NodeUnprepareResourcesRequest{Claims: []*dra.Claim{{Uid: string(uid)}}})
 	if err != nil || r.Claims[string(uid)].Error != "" {
 		t.Errorf("got %+v, %v", r, err)
+	}
+}
+
+func TestAClaimSaysWhatItUsesAndSinceWhenItIsReady(t *testing.T) {
+	w := &work{prepare: func(context.Context) error { return nil }}
+	k := start(t, w)
+	k.prepare(t)
+	eventually(t, "the claim is ready", func() bool { return k.ready() != nil })
+	since := k.ready().LastTransitionTime
+	time.Sleep(time.Until(since.Add(time.Second))) // such times are whole seconds
+	w.held.Store(2*gib - 1)
+	eventually(t, "the claim uses 2Gi", func() bool { return k.says(t) == said{"4Gi", "2Gi", uuid} })
+	if is := k.ready(); is == nil || !is.LastTransitionTime.Equal(&since) || is.Status != metav1.ConditionTrue {
+		t.Errorf("the condition was since %v, and is %+v", since, is)
+	}
+}
+
+func TestWhatClaimsUseIsWrittenOneAfterTheOtherAndNotForALittle(t *testing.T) {
+	const other = types.UID("ffffffff-1111-2222-3333-444455556666")
+	pools := func(first, second uint64) []api.Pool {
+		return []api.Pool{
+			{Name: claim.PoolName(uid, 0), Devices: []api.PoolUse{{Limit: 16 * gib, Used: first}}},
+			{Name: claim.PoolName(other, 0), Devices: []api.PoolUse{{Limit: 16 * gib, Used: second}}},
+		}
+	}
+	var f figures
+	steps := []struct {
+		first, second uint64
+		want          []types.UID // those that are written, one after the other, in any order
+	}{
+		{0, 0, []types.UID{uid, other}}, // what a driver before this one wrote is not known
+		{0, 1, []types.UID{other}},
+		{0, gib - 1, nil},
+		{0, gib + 1, []types.UID{other}},
+		{gib, 1, []types.UID{uid, other}},
+		{0, 1, []types.UID{uid}},
+	}
+	for _, s := range steps {
+		f.read(pools(s.first, s.second))
+		var got []types.UID
+		for id := f.due(); id != "" && len(got) < 3; id = f.due() {
+			got = append(got, id)
+			f.wrote(id)
+		}
+		slices.Sort(got)
+		if !slices.Equal(got, s.want) {
+			t.Errorf("%d and %d are held: %v are written, want %v", s.first, s.second, got, s.want)
+		}
+	}
+	f.read(nil)
+	if len(f.written) > 0 {
+		t.Errorf("claims that are gone are remembered: %v", f.written)
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
@@ -34,6 +35,10 @@ type Status struct {
 	Log    *slog.Logger
 	Claims func(types.UID) (namespace, name string, found bool) // prepared on this node
 	Every  time.Duration                                        // between two rounds of writes
+	// Pools are the enforcer's.
+	Pools func(context.Context) ([]api.Pool, error)
+	// UsedEvery is the least time between two writes of what a claim uses: one claim's each time.
+	UsedEvery time.Duration
 
 	mu      sync.Mutex
 	pending map[types.UID]prepared
@@ -80,6 +85,8 @@ func (s *Status) Refused(uid types.UID, e api.Event) {
 
 // Run writes until ctx ends.
 func (s *Status) Run(ctx context.Context) {
+	var f figures
+	var used time.Time // when what a claim uses was last looked at
 	for {
 		select {
 		case <-ctx.Done():
@@ -96,9 +103,26 @@ func (s *Status) Run(ctx context.Context) {
 			s.told[uid] = time.Now()
 		}
 		s.mu.Unlock()
-		for _, p := range pending {
-			if err := s.write(ctx, p); err != nil && !apierrors.IsNotFound(err) && ctx.Err() == nil {
+		due := time.Since(used) >= s.UsedEvery
+		if len(pending) > 0 || due {
+			if pools, err := s.pools(ctx); err == nil { // else nothing is said of it
+				f.read(pools)
+			} else {
+				f.pools, due = nil, false
+			}
+		}
+		for uid, p := range pending {
+			err := s.write(ctx, p, &f)
+			if err == nil {
+				f.wrote(uid)
+			} else if !apierrors.IsNotFound(err) && ctx.Err() == nil {
 				s.Log.Warn("status of a claim not written", "claim", p.claim.Namespace+"/"+p.claim.Name, "err", err)
+			}
+		}
+		if due {
+			used = time.Now()
+			if err := s.use(ctx, &f); err != nil && ctx.Err() == nil {
+				s.Log.Warn("what a claim uses is not written", "err", err)
 			}
 		}
 		for uid, e := range refused {
@@ -109,30 +133,95 @@ func (s *Status) Run(ctx context.Context) {
 	}
 }
 
-// granted is what a device's status says in data.
-type granted struct {
-	Granted string `json:"granted"` // as the claim asked for it
+// pools are the enforcer's, which has to answer soon.
+func (s *Status) pools(ctx context.Context) ([]api.Pool, error) {
+	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
+	defer cancel()
+	return s.Pools(ctx)
+}
+
+// use writes what one claim uses, if one is due.
+func (s *Status) use(ctx context.Context, f *figures) error {
+	uid := f.due()
+	if uid == "" {
+		return nil
+	}
+	f.wrote(uid) // or not: then it is the others' turn first
+	namespace, name, found := s.Claims(uid)
+	if !found {
+		return nil
+	}
+	c, err := s.get(ctx, namespace, name)
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err == nil {
+		if was := condition(c); c.UID != uid || c.Status.Allocation == nil || was == nil || was.Status != metav1.ConditionTrue {
+			return nil // a claim that was refused may have pools of its first requests
+		}
+		err = s.write(ctx, prepared{claim: c}, f)
+	}
+	if err != nil {
+		return fmt.Errorf("claim %s/%s: %w", namespace, name, err)
+	}
+	return nil
+}
+
+func (s *Status) get(ctx context.Context, namespace, name string) (*resourceapi.ResourceClaim, error) {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	return s.Kube.ResourceV1().ResourceClaims(namespace).Get(ctx, name, metav1.GetOptions{})
+}
+
+// said is what a device's status says in data. Sizes are quantities of Kubernetes.
+type said struct {
+	Granted string `json:"granted"`        // as the claim asked for it
+	Used    string `json:"used,omitempty"` // by all that share the request, on this device
 	UUID    string `json:"uuid"`
 }
 
-func (s *Status) write(ctx context.Context, p prepared) error {
-	condition := metaapply.Condition().WithType("Ready").WithLastTransitionTime(metav1.Now())
-	if p.err == nil {
-		condition.WithStatus(metav1.ConditionTrue).WithReason("Prepared").WithMessage("the quota is in force on the node")
-	} else {
-		condition.WithStatus(metav1.ConditionFalse).WithReason("Refused").WithMessage(p.err.Error())
+// condition is what a claim's status says of whether it is ready; nil if it says nothing.
+func condition(c *resourceapi.ResourceClaim) *metav1.Condition {
+	for _, d := range c.Status.Devices {
+		for i := range d.Conditions {
+			if d.Driver == config.Driver && d.Conditions[i].Type == "Ready" {
+				return &d.Conditions[i]
+			}
+		}
 	}
+	return nil
+}
+
+// ready is a claim's new condition. It keeps the time since when it is so.
+func ready(c *resourceapi.ResourceClaim, err error) *metaapply.ConditionApplyConfiguration {
+	is, reason, message := metav1.ConditionTrue, "Prepared", "the quota is in force on the node"
+	if err != nil {
+		is, reason, message = metav1.ConditionFalse, "Refused", err.Error()
+	}
+	since := metav1.Now()
+	if was := condition(c); was != nil && was.Status == is {
+		since = was.LastTransitionTime
+	}
+	return metaapply.Condition().WithType("Ready").WithStatus(is).WithReason(reason).WithMessage(message).WithLastTransitionTime(since)
+}
+
+func (s *Status) write(ctx context.Context, p prepared, f *figures) error {
+	is := ready(p.claim, p.err)
 	status := resourceapply.ResourceClaimStatus()
 	for _, r := range p.claim.Status.Allocation.Devices.Results {
 		if r.Driver != config.Driver {
 			continue
 		}
 		memory := r.ConsumedCapacity[inventory.Memory]
-		data, err := json.Marshal(granted{Granted: memory.String(), UUID: inventory.UUID(r.Device)})
+		says := said{Granted: memory.String(), UUID: inventory.UUID(r.Device)}
+		if used, known := f.of(p.claim, r); known {
+			says.Used = resource.NewQuantity(int64((used+1<<20-1)>>20<<20), resource.BinarySI).String()
+		}
+		data, err := json.Marshal(says)
 		if err != nil {
 			return err
 		}
-		d := resourceapply.AllocatedDeviceStatus().WithDriver(r.Driver).WithPool(r.Pool).WithDevice(r.Device).WithConditions(condition).
+		d := resourceapply.AllocatedDeviceStatus().WithDriver(r.Driver).WithPool(r.Pool).WithDevice(r.Device).WithConditions(is).
 			WithData(runtime.RawExtension{Raw: data})
 		if r.ShareID != nil {
 			d.WithShareID(string(*r.ShareID))
@@ -155,7 +244,7 @@ func (s *Status) tell(ctx context.Context, uid types.UID, e api.Event) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	claim, err := s.Kube.ResourceV1().ResourceClaims(namespace).Get(ctx, name, metav1.GetOptions{})
+	claim, err := s.get(ctx, namespace, name)
 	if err != nil || claim.UID != uid {
 		return err
 	}

@@ -5,11 +5,13 @@
 package test
 
 import (
+	"encoding/json"
 	"fmt"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 )
 
 // oneClaim: plain runc, no RuntimeClass, no annotation.
@@ -23,6 +25,17 @@ func oneClaim(n *node) {
 		n.t.Errorf("the pool has %d, of which %d are in use", limit, used)
 	}
 	n.told("one", "VRAMRefused")
+	n.eventually("the claim says what it uses", func() error {
+		c, err := n.claimOf("one")
+		if err != nil || len(c.Status.Devices) != 1 || c.Status.Devices[0].Data == nil {
+			return fmt.Errorf("%+v, %w", c.Status.Devices, err)
+		}
+		var says struct{ Granted, Used resource.Quantity }
+		if err := json.Unmarshal(c.Status.Devices[0].Data.Raw, &says); err != nil || says.Granted.Value() != 4*gib || says.Used.Value() < 2*gib || says.Used.Value() > 4*gib {
+			return fmt.Errorf("%s, %w", c.Status.Devices[0].Data.Raw, err)
+		}
+		return nil
+	})
 }
 
 func twoContainersShare(n *node) {

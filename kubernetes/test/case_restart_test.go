@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -76,24 +77,51 @@ func hookRefuses(n *node) {
 	defer mend()
 	n.template("vram", request("gpu", "4Gi"))
 	n.create(n.pod("refused", []string{"vram"}, container("a", sleep, "vram")))
-	n.eventually("the pod says why it does not start", func() error {
-		p, err := n.getPod("refused")
-		if err != nil {
-			return err
-		}
-		for _, c := range p.Status.ContainerStatuses {
-			if t := c.State.Terminated; t != nil && strings.Contains(t.Message, "gpuslice: ") && strings.Contains(t.Message, "nonsense") {
-				return nil
-			}
-		}
-		return fmt.Errorf("%+v; %s", p.Status, n.events("refused"))
-	})
+	n.ended("refused", "gpuslice: ", "nonsense")
 	n.told("refused", "nonsense")
 	n.delete("refused")
 	n.eventually("the node has nothing of claims", n.left)
 	mend()
 	n.start(n.pod("accepted", []string{"vram"}, container("a", sleep, "vram")))
 	n.sees("accepted", "a", 4*gib)
+}
+
+// hookHangs: what hangs while a container is made is given up, by the hook if it is the enforcer and by the runtime if it is the hook
+// itself, and the container starts when it is mended.
+func hookHangs(n *node) {
+	n.claim("shared", request("gpu", "4Gi"))
+	n.start(n.pod("first", []string{"vram=shared"}, container("a", sleep, "vram"))) // the claim is prepared
+	again := func(name string) *corev1.Pod {
+		p := n.pod(name, []string{"vram=shared"}, container("a", sleep, "vram"))
+		p.Spec.RestartPolicy = corev1.RestartPolicyAlways
+		return p
+	}
+	n.Signal(unix.SIGSTOP)
+	n.create(again("without-enforcer"))
+	n.ended("without-enforcer", "gpuslice: ", "the enforcer did not answer in time")
+	n.Signal(unix.SIGCONT)
+	n.running("without-enforcer")
+	n.sees("without-enforcer", "a", 4*gib)
+
+	n.setHook("#!/bin/sh\nkill -STOP $$\n")
+	defer n.setHook("")
+	n.create(again("without-hook"))
+	n.ended("without-hook", "ran past specified timeout of 15")
+	n.setHook("")
+	n.running("without-hook")
+	n.sees("without-hook", "a", 4*gib)
+}
+
+// setHook puts a script in the place of the hook; with none it is the hook again.
+func (n *node) setHook(script string) {
+	n.t.Helper()
+	file := n.hook()
+	n.Must(os.RemoveAll(file))
+	if script == "" {
+		n.Must(os.Symlink(filepath.Join(n.Bin, "gpuslice-hook"), file))
+	} else {
+		n.Must(os.WriteFile(file, []byte(script), 0o755))
+	}
 }
 
 // startedAgain: an init container and one that ends again and again have the claim's quota, one after the other.

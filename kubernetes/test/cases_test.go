@@ -11,6 +11,7 @@ var cases = []struct {
 	name string
 	run  func(n *node)
 }{
+	{"the quickstart does what it says", quickstart},
 	{"one claim is a quota that its pod keeps", oneClaim},
 	{"two containers share the quota of a claim", twoContainersShare},
 	{"two pods share the quota of a claim", twoPodsShare},
@@ -32,6 +33,7 @@ var cases = []struct {
 	{"a drained node keeps nothing of its claims", drained},
 	{"pods keep their quota when any daemon is restarted", restarts},
 	{"a pod whose hook refuses says why, and leaves nothing", hookRefuses},
+	{"what hangs while a container is made is given up, and the container starts later", hookHangs},
 	{"a container that is started again has its quota again", startedAgain},
 	{"a size is rounded up to MiB", oddSize},
 	{"a pod with a claim starts as a plain one does", startTimes},

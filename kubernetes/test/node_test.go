@@ -67,9 +67,13 @@ func newNode(t *testing.T) *node {
 	n.startContainerd()
 	n.startKubelet(n.plane.Kubeconfig("kubelet", kubeletToken))
 	n.nvidia()
+	n.setHook("")
 	n.startDriver()
 	return n
 }
+
+// hook is where the driver has the hook.
+func (n *node) hook() string { return n.in("gpuslice-hook") }
 
 // in is a path below the suite's directory.
 func (n *node) in(parts ...string) string {
@@ -126,9 +130,12 @@ root = %q
 [plugins."io.containerd.nri.v1.nri"]
   disable = true
 `, n.in("containerd"), imageRef("pause"), n.engine("runc-1.4", "runc"), filepath.Join(n.Bin, "containerd-shim-gpuslice-v1"))
-	// A network plugin that no pod here has, without which a node is not ready.
+	// A network plugin without which a node is not ready. It gives pods an address, and no network.
 	n.write("/etc/cni/net.d/lo.conflist", `{"cniVersion": "1.0.0", "name": "lo", "plugins": [{"type": "loopback"}]}`)
-	n.write("/opt/cni/bin/loopback", "#!/bin/sh\nexit 1\n")
+	n.write("/opt/cni/bin/loopback", `#!/bin/sh
+[ "$CNI_COMMAND" != ADD ] ||
+	echo '{"cniVersion": "1.0.0", "interfaces": [{"name": "'$CNI_IFNAME'", "sandbox": "'$CNI_NETNS'"}], "ips": [{"interface": 0, "address": "192.0.2.2/24"}]}'
+`)
 	n.Must(os.Chmod("/opt/cni/bin/loopback", 0o755))
 	n.containerd = &cluster.Daemon{
 		T: n.t, Name: "containerd", Dir: n.Dir, Command: []string{n.engine("containerd-2", "containerd"), "--config", file},
@@ -141,17 +148,19 @@ root = %q
 		},
 	}
 	n.run(n.containerd)
-	for name, command := range map[string][]string{"debian": {"/bin/sh"}, "pause": {"/bin/sleep", "1000000"}} {
-		file, root := n.in(name+".tar"), name
-		if name == "pause" {
-			root = "busybox"
-		}
-		n.Must(testhost.WriteImage(file, n.engine("images", root+".tar"), imageRef(name), command))
-		if out, err := n.ctr("--namespace", "k8s.io", "image", "import", file); err != nil {
-			n.t.Fatalf("import %s: %v\n%s", name, err, out)
-		}
-		n.Must(os.Remove(file))
+	n.image(imageRef("debian"), n.engine("images", "debian.tar"), "/bin/sh")
+	n.image(imageRef("pause"), n.engine("images", "busybox.tar"), "/bin/sleep", "1000000")
+}
+
+// image has containerd know an image of one layer.
+func (n *node) image(ref, layer string, command ...string) {
+	n.t.Helper()
+	file := n.in("image.tar")
+	n.Must(testhost.WriteImage(file, layer, ref, command))
+	if out, err := n.ctr("--namespace", "k8s.io", "image", "import", file); err != nil {
+		n.t.Fatalf("import %s: %v\n%s", ref, err, out)
 	}
+	n.Must(os.Remove(file))
 }
 
 // run starts a daemon that ends with the suite.
@@ -265,7 +274,7 @@ func (n *node) startDriver() {
 	n.Must(err)
 	n.driver = &cluster.Daemon{
 		T: n.t, Name: "gpuslice-dra", Dir: n.Dir, Command: []string{filepath.Join(n.Bin, "gpuslice-dra"), "--node=" + nodeName,
-			"--kubeconfig=" + n.plane.Kubeconfig("driver", token.Status.Token), "--socket=" + n.Socket(), "--hook=" + filepath.Join(n.Bin, "gpuslice-hook"),
+			"--kubeconfig=" + n.plane.Kubeconfig("driver", token.Status.Token), "--socket=" + n.Socket(), "--hook=" + n.hook(),
 			"--hook-config=" + n.Config(), "--metrics-address=127.0.0.1:9837", "--live-address=127.0.0.1:51515"},
 		Ready: func() error {
 			if slices := n.resourceSlices(); len(slices) != 1 {

@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -127,6 +128,25 @@ func (n *node) running(name string) {
 	})
 }
 
+// ended waits until a container of a pod did not start, and the pod's status says why with all of the words.
+func (n *node) ended(name string, words ...string) {
+	n.t.Helper()
+	n.eventually(fmt.Sprintf("pod %s says %q", name, words), func() error {
+		p, err := n.getPod(name)
+		if err != nil {
+			return err
+		}
+		for _, c := range p.Status.ContainerStatuses {
+			for _, s := range []corev1.ContainerState{c.State, c.LastTerminationState} {
+				if s.Terminated != nil && !slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(s.Terminated.Message, w) }) {
+					return nil
+				}
+			}
+		}
+		return fmt.Errorf("%+v; %s", p.Status, n.events(name))
+	})
+}
+
 // start makes a pod and waits until it runs.
 func (n *node) start(p *corev1.Pod) {
 	n.t.Helper()
@@ -223,20 +243,23 @@ func (n *node) refused(pod, container string, bytes int64) {
 	}
 }
 
+// claimOf is the one claim of a pod.
+func (n *node) claimOf(pod string) (*resourceapi.ResourceClaim, error) {
+	p, err := n.getPod(pod)
+	if err != nil || len(p.Status.ResourceClaimStatuses) != 1 {
+		return &resourceapi.ResourceClaim{}, fmt.Errorf("pod %s does not have one claim: %w", pod, err)
+	}
+	return n.kube.ResourceV1().ResourceClaims(n.ns).Get(context.Background(), *p.Status.ResourceClaimStatuses[0].ResourceClaimName, metav1.GetOptions{})
+}
+
 // used is what the pool of a claim's nth request has and uses of its first device.
 func (n *node) used(pod string, index int) (limit, used uint64) {
 	n.t.Helper()
-	p, err := n.getPod(pod)
+	c, err := n.claimOf(pod)
 	n.Must(err)
-	for _, s := range p.Status.ResourceClaimStatuses {
-		c, err := n.kube.ResourceV1().ResourceClaims(n.ns).Get(context.Background(), *s.ResourceClaimName, metav1.GetOptions{})
-		n.Must(err)
-		pool, err := n.Client.Pool(context.Background(), fmt.Sprintf("dra-%s-%d", c.UID, index))
-		n.Must(err)
-		return pool.Devices[0].Limit, pool.Devices[0].Used
-	}
-	n.t.Fatalf("pod %s has no claim", pod)
-	return 0, 0
+	pool, err := n.Client.Pool(context.Background(), fmt.Sprintf("dra-%s-%d", c.UID, index))
+	n.Must(err)
+	return pool.Devices[0].Limit, pool.Devices[0].Used
 }
 
 // clean ends what a case began, and fails unless nothing is left of it on the node.

@@ -170,15 +170,16 @@ build_nvidia() {
 	version=$(number "$(out/nvidia-ctk --version)")
 }
 
-# The API server alone compiles for some minutes, in 2.3 GB.
+# All but kubectl are one program, modules/kubernetes/main.go.
 build_kubernetes() {
 	local name
-	for name in kubelet kube-apiserver kube-scheduler kube-controller-manager kubectl; do
-		CGO_ENABLED=0 ldflags="-X k8s.io/component-base/version.gitVersion=$pin -X k8s.io/client-go/pkg/version.gitVersion=$pin \
-			-X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=37" pinned kubernetes k8s.io/kubernetes/cmd/$name
+	ldflags="-X k8s.io/component-base/version.gitVersion=$pin -X k8s.io/client-go/pkg/version.gitVersion=$pin \
+		-X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=37"
+	CGO_ENABLED=0 pinned kubernetes .
+	for name in etcd kubelet kube-apiserver kube-scheduler kube-controller-manager; do
+		ln -s kubernetes "out/$name"
 	done
-	CGO_ENABLED=0 pinned kubernetes go.etcd.io/etcd/server/v3
-	mv out/server out/etcd
+	CGO_ENABLED=0 pinned kubernetes k8s.io/kubernetes/cmd/kubectl
 	version=$(number "$(out/kubelet --version)")
 }
 
@@ -233,7 +234,7 @@ what() {
 		case $1 in
 		runc-*) echo "$seccomp" ;;
 		docker-29) cat "$root"/test/engines/modules/docker-cli/go.* ;;
-		kubernetes) cat "$root"/test/engines/modules/kubernetes/go.* ;;
+		kubernetes) cat "$root"/test/engines/modules/kubernetes/{go.*,main.go} ;;
 		nerdctl) cat "$root"/test/engines/modules/nerdctl/go.* ;;
 		images) cat "$root"/test/platforms/{image.sh,musl.c} ;;
 		card) for part in ${pins[card]}; do what "$part"; done ;;

@@ -45,6 +45,9 @@ import (
 // collectEvery is how often claims are looked for that went without being given back. There is hardly ever one.
 const collectEvery = 30 * time.Minute
 
+// usedEvery bounds the writes of what claims use: a node's kubelet renews its lease as often.
+const usedEvery = 10 * time.Second
+
 type options struct {
 	kubeconfig, node, kubelet, cdiDirs, socket, hook, hookConfig, libraries, pod, live, metrics string
 }
@@ -107,7 +110,7 @@ func run(ctx context.Context, o options, log *slog.Logger) error {
 	numbers := prometheus.NewRegistry()
 	numbers.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	metrics := plugin.NewMetrics(numbers)
-	status := &plugin.Status{Kube: kube, Node: o.node, Log: log, Every: time.Second, Claims: preparedHere(writer)}
+	status := &plugin.Status{Kube: kube, Node: o.node, Log: log, Every: time.Second, Claims: preparedHere(writer), Pools: enforcer.Pools, UsedEvery: usedEvery}
 	helper, err := kubeletplugin.Start(ctx,
 		&plugin.Plugin{Preparer: preparer, Enforcer: enforcer, Node: o.node, Status: status, Metrics: metrics, Log: log, Fatal: func(err error) { cancel(err) }},
 		kubeletplugin.KubeClient(kube), kubeletplugin.NodeName(o.node), kubeletplugin.DriverName(config.Driver), kubeletplugin.Serialize(false),
