@@ -126,6 +126,10 @@ test: build ## Run every quick test (the longer ones: .ci/run)
 test-engines: build ## Try Docker, containerd, CRI, nerdctl, Podman, runc and crun (ENGINES_FLAGS='-run TestEngines/docker')
 	$(QUIET)GO='$(GO)' test/engines/run.sh $(ENGINES_FLAGS)
 
+.PHONY: chart
+chart: ## Write the Helm chart's templates again from the kustomizations (KUSTOMIZE='kubectl kustomize')
+	$(QUIET)kubernetes/deploy/chart.sh
+
 .PHONY: test-kubernetes
 test-kubernetes: build kubernetes ## Try the driver for Kubernetes in a real cluster (KUBERNETES_FLAGS='-run TestClaims/one')
 	$(QUIET)GO='$(GO)' kubernetes/test/run.sh $(KUBERNETES_FLAGS)

@@ -28,12 +28,13 @@ declare -A pins=(
 	[crun]=1.8.1-1+deb12u1
 	[nvidia]=v1.20.1
 	[kubernetes]=v1.37.2 # and by modules/kubernetes/go.mod, with etcd
+	[helm]="helm v4.3.1, kustomize v5.8.1"
 	[card]="docker-29 containerd-2 runc-static"
 )
 all=(containerd-2 docker-29 runc-1.4 runc-static containerd-1.6 runc-1.1 docker-20 images nerdctl podman crun nvidia)
-# By name only: kubernetes, the programs of a cluster; and card/card.tar.xz, what a machine without a network needs to run containers:
-# static programs.
-extra=(kubernetes card)
+# By name only: kubernetes, the programs of a cluster; helm, which has kustomize, too; and card/card.tar.xz, what a machine without a network
+# needs to run containers: static programs.
+extra=(kubernetes helm card)
 
 die() {
 	echo "engines: $*" >&2
@@ -181,6 +182,13 @@ build_kubernetes() {
 	done
 	CGO_ENABLED=0 pinned kubernetes k8s.io/kubernetes/cmd/kubectl
 	version=$(number "$(out/kubelet --version)")
+}
+
+build_helm() {
+	local helm=${pin#helm }
+	CGO_ENABLED=0 module "helm.sh/helm/v4/cmd/helm@${helm%%,*}"
+	CGO_ENABLED=0 module "sigs.k8s.io/kustomize/kustomize/v5@${pin##* }"
+	version="${helm%%,*}, kustomize ${pin##* }"
 }
 
 # Root filesystems, each as a directory and as a tar for `docker import`:

@@ -63,6 +63,12 @@ const startTime = 2 * time.Minute
 // Programs is the directory of test/engines/build.sh's kubernetes, beside which are its others. It is built, if it is not there.
 func Programs(t testing.TB, names ...string) string {
 	t.Helper()
+	return filepath.Join(Engines(t, append([]string{"kubernetes"}, names...)...), "kubernetes")
+}
+
+// Engines is the directory of what test/engines/build.sh builds. What is named is built, if it is not there.
+func Engines(t testing.TB, names ...string) string {
+	t.Helper()
 	root, err := os.Getwd()
 	for err == nil {
 		if _, missing := os.Stat(filepath.Join(root, "test/engines/build.sh")); missing == nil {
@@ -76,12 +82,12 @@ func Programs(t testing.TB, names ...string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	out, err := exec.Command(filepath.Join(root, "test/engines/build.sh"), append([]string{"kubernetes"}, names...)...).Output()
+	out, err := exec.Command(filepath.Join(root, "test/engines/build.sh"), names...).Output()
 	if err != nil {
 		t.Fatalf("test/engines/build.sh: %v\n%s", err, out)
 	}
 	lines := strings.Split(strings.TrimSpace(string(out)), "\n")
-	return filepath.Join(lines[len(lines)-1], "kubernetes")
+	return lines[len(lines)-1]
 }
 
 // Start starts a control plane, and returns when it answers.
