@@ -79,9 +79,9 @@ func (e *Enforcer) gpuOf(uuid string) *gpu {
 
 // commitment is what a slice is given of each device while it can charge: its quota, or the whole device if that is less (a
 // quota on all devices may be larger than one of them). That its processes hold less, or that some are checkpointed, changes
-// nothing. Called with mu held, or before anybody knows the slice.
+// nothing. One that is suspended is given nothing until it is resumed. Called with mu held, or before anybody knows the slice.
 func (s *slice) commitment() map[string]uint64 {
-	if !s.counts() {
+	if !s.counts() || s.isAway() {
 		return make(map[string]uint64)
 	}
 	return s.quota.Commitment()
@@ -102,7 +102,7 @@ func (s *slice) counts() bool { return !s.record() && len(s.pools) == 0 }
 
 // admitDevice grants the slice a device that it was not known to use. undo takes that back. Called with mu held.
 func (s *slice) admitDevice(uuid string, bytes uint64) (undo func(), err error) {
-	if !s.counts() {
+	if !s.counts() || s.isAway() {
 		return func() {}, nil
 	}
 	return s.e.book.Admit(s.holder, map[string]uint64{uuid: bytes})
@@ -212,7 +212,7 @@ func (s *slice) stillOn(index int, d *quota.Device, holders map[int][]uint32) (b
 	for pid, lanes := range holders {
 		var charged uint64
 		for _, number := range lanes {
-			if known && !d.Lends(number) {
+			if known && !d.Lends(number) && !s.quota.IsAway(number) {
 				charged += s.quota.Ledger.Held(index, number)
 			}
 		}

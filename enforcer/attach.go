@@ -181,7 +181,11 @@ func (s *slice) attach(peer *process.Handle) (reply ledger.Reply, files []*os.Fi
 	l := &quota.Lane{Process: peer, Refusals: who, Attached: time.Now()}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err := s.refusal(); err != nil {
+	err = s.refusal()
+	if err == nil && s.suspension != nil {
+		err = ledger.StatusClosed
+	}
+	if err != nil {
 		return reply, nil, err
 	}
 	file, err := s.quota.Attach(l)

@@ -29,8 +29,10 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/admission"
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/cgroup"
+	"github.com/gpuslice/gpuslice/enforcer/checkpoint"
 	"github.com/gpuslice/gpuslice/enforcer/driver"
 	"github.com/gpuslice/gpuslice/enforcer/event"
+	"github.com/gpuslice/gpuslice/enforcer/guard"
 	"github.com/gpuslice/gpuslice/enforcer/history"
 	"github.com/gpuslice/gpuslice/enforcer/native"
 	"github.com/gpuslice/gpuslice/enforcer/process"
@@ -66,6 +68,12 @@ type Counter interface {
 	Told(api.Event)     // must not wait
 }
 
+// Checkpointer has the driver move what a process holds off its devices and back. A call may take as long as its timeout.
+type Checkpointer interface {
+	State(pid int, timeout time.Duration) (checkpoint.State, error)
+	Do(action checkpoint.Action, pid int, timeout time.Duration) error
+}
+
 // Options of an enforcer.
 type Options struct {
 	RunDir   string // slices' directories and records, best in memory; only the enforcer may write there
@@ -85,6 +93,7 @@ type Options struct {
 	// wanted; "" is api.Auto. With api.Native there is no enforcer where it does not work.
 	Backend     native.Backend
 	Enforcement api.Enforcement
+	Checkpoint  Checkpointer // nil: no slice can be suspended
 	Log         *slog.Logger
 	// Caller is the process that asks, as the kernel reports it, for the context of a call; false if that is not known. nil: only
 	// this process itself asks.
@@ -125,6 +134,8 @@ type Enforcer struct {
 
 	now    func() time.Duration // since boot
 	leases chan struct{}        // somebody's deadline may be earlier than it was
+	moves  *guard.Turn          // of one process that comes back to its devices: no two are told that the same room is free
+	ending atomic.Bool          // what is being moved is left to the next enforcer
 
 	guesses  *session.Pace // wrong tokens
 	changes  *session.Pace // of users' sessions
@@ -166,7 +177,7 @@ func New(options Options) (*Enforcer, error) {
 		deaf: make(map[*slice]struct{}), registry: newRegistry(),
 		guesses: session.WrongTokens(), changes: session.Changes(),
 	}
-	e.now, e.leases = options.Clock, make(chan struct{}, 1)
+	e.now, e.leases, e.moves = options.Clock, make(chan struct{}, 1), guard.NewTurn()
 	e.progress.begin = time.Now()
 	e.events.Tell(e.told)
 	if err := e.open(); err != nil {
@@ -257,6 +268,7 @@ func (e *Enforcer) Run(ctx context.Context) error {
 		case <-ctx.Done():
 		}
 	}
+	e.ending.Store(true)
 	e.events.Close() // first, so that whoever follows them does not hold up the end
 	loops.Wait()
 	e.ends.Wait()
@@ -268,6 +280,7 @@ func (e *Enforcer) Close() error {
 	if !e.close() {
 		return nil
 	}
+	e.ending.Store(true)
 	e.events.Close()
 	for _, s := range e.all() {
 		s.mu.Lock()

@@ -17,6 +17,14 @@ import (
 
 func init() { patienceOfRelease = 3 * time.Second }
 
+// HostHas makes the host have so many bytes of memory available, until it is called again with 0.
+func HostHas(bytes uint64) {
+	memoryAvailable = func() (uint64, bool) { return bytes, true }
+	if bytes == 0 {
+		memoryAvailable = hostMemory
+	}
+}
+
 // LeavePlaces makes the slice's ledger look as if all but n of its process slots had been given out.
 func (e *Enforcer) LeavePlaces(id string, n int) {
 	s := e.find(id)

@@ -110,9 +110,18 @@ func (p *pool) quotaOn(raw [16]byte, total uint64) uint64 {
 // wantNative says what the driver is to limit the slice's cgroup to by now, unless it gets nothing any more. It waits for nothing: see
 // reachNative. Called with mu held.
 func (s *slice) wantNative() {
-	if s.quota.State == api.Active || s.quota.State == api.Damaged {
+	switch {
+	case s.isAway():
+		s.limitNative(s.nothing)
+	case s.quota.State == api.Active || s.quota.State == api.Damaged:
 		s.limitNative(s.driverLimit)
 	}
+}
+
+// nothing is what the driver is to limit a slice to that gets nothing.
+func (s *slice) nothing(g *gpu) (uint64, bool) {
+	_, has := s.driverLimit(g)
+	return 0, has
 }
 
 // limitNative is called with mu held.
@@ -149,10 +158,7 @@ func (p *pool) followNative() {
 func (s *slice) denyNative() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.limitNative(func(g *gpu) (uint64, bool) {
-		_, has := s.driverLimit(g)
-		return 0, has
-	})
+	s.limitNative(s.nothing)
 }
 
 // reachNative waits until the driver's limits are as wanted, or are known not to be: a slice that is in use goes on with its ledger,

@@ -162,7 +162,7 @@ func (e *Enforcer) revive(r store.Slice) *slice {
 		}
 	}
 	restoreQuota(s.quota, r.Ledger, r.Damaged, r.Limits, func(_ driver.UUID, l store.Limit) uint64 { return l.Bytes })
-	s.mayBeLimited = r.Native
+	s.mayBeLimited, s.suspension = r.Native, r.Suspended
 	if s.watchesFirst() {
 		s.init, _ = process.Again(r.Request.PID, r.InitStart)
 	}
@@ -314,6 +314,7 @@ func (s *slice) takeUp(r store.Slice) {
 	if r.Native && s.e.truth == nil {
 		s.log.Warn("the driver may hold the slice to the quota that it had, and without NVML it cannot be told another one", "cgroup", s.cgroup.String())
 	}
+	s.recallSuspension()
 	s.resumeNative(r)
 	killpoint.Pass("restore.ledger")
 }

@@ -130,6 +130,8 @@ func (s *slice) unchangeable(quotas bool) error {
 		return api.Errorf(api.CodeExpired, "the time of slice %s is over, and its processes are being ended: nothing can be changed about it", s.id())
 	case s.quota.State != api.Active:
 		return api.Errorf(api.CodeBadRequest, "slice %s is %s, and gets nothing more: nothing can be changed about it", s.id(), s.quota.State)
+	case quotas && s.suspension != nil:
+		return s.unsuspended()
 	case quotas && s.record():
 		return api.Errorf(api.CodeBadRequest, "slice %s only records: nothing is refused to it, so that its quotas mean nothing, and its mode stays until it ends", s.id())
 	}

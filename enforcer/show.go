@@ -117,12 +117,17 @@ func (e *Enforcer) GivenDevices(context.Context) ([]api.Device, error) {
 	}
 	for _, s := range e.all() {
 		s.mu.Lock()
-		for _, d := range s.quota.Devices {
-			if _, known := index[d.UUID]; known {
+		for i, d := range s.quota.Devices {
+			var away uint64
+			if s.quota.Ledger != nil {
+				away = s.quota.Away(i)
+			}
+			if at, known := index[d.UUID]; known {
+				shown[at].Suspended += away
 				continue
 			}
 			index[d.UUID] = len(shown)
-			named := api.Device{UUID: d.Name, Index: -1, Total: d.Total}
+			named := api.Device{UUID: d.Name, Index: -1, Total: d.Total, Suspended: away}
 			e.showGranted(&named)
 			named.Enforcement, named.EnforcementReason = e.native.Enforces(d.Name)
 			shown = append(shown, named)
@@ -148,6 +153,7 @@ func (s *slice) show(processes bool) api.Slice {
 	if s.quota.Frozen != "" && shown.State == api.Active {
 		shown.State, shown.Reason = api.Frozen, s.quota.Frozen
 	}
+	s.showSuspension(&shown)
 	if !r.Session {
 		shown.Cgroup = s.cgroup.String()
 	}
@@ -171,7 +177,7 @@ func (s *slice) showDevice(index int, d *quota.Device) api.DeviceUse {
 	f, overhead := s.quota.Shown(index)
 	use := api.DeviceUse{
 		Device: d.Name, Index: -1, Used: f.Used - overhead, Overhead: overhead, Peak: f.Peak,
-		Allocations: f.Allocations, Refusals: f.Refusals, Recovered: f.Recovered,
+		Allocations: f.Allocations, Refusals: f.Refusals, Recovered: f.Recovered, Suspended: s.quota.Away(index),
 	}
 	if p := s.poolOn(d.UUID); p != nil {
 		use.Pool = p.name
@@ -216,7 +222,9 @@ func (s *slice) showProcesses() []api.Process {
 		for pid := range pids {
 			use := api.ProcessUse{Device: d.Name}
 			if l := s.quota.Of(pid); l != nil {
+				use.Suspended = s.onHost(i, l)
 				held := s.quota.Ledger.Held(i, l.Number)
+				held -= min(held, use.Suspended)
 				use.Overhead = min(held, s.quota.Ledger.Context(i, l.Number))
 				use.Used = held - use.Overhead
 			}
@@ -226,7 +234,7 @@ func (s *slice) showProcesses() []api.Process {
 			if u.cause != "" && s.isSampled() {
 				process(pid).Bypass = u.cause
 			}
-			if use.Used > 0 || use.Overhead > 0 || use.Driver != nil {
+			if use.Used > 0 || use.Overhead > 0 || use.Suspended > 0 || use.Driver != nil {
 				p := process(pid)
 				p.Devices = append(p.Devices, use)
 			}

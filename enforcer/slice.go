@@ -76,6 +76,8 @@ type slice struct {
 	expired  bool          // it is known that its time is over
 	asked    time.Duration // since boot: when its processes were asked to end; 0 if they were not
 
+	suspension *store.Suspension // nil: it goes on. What it points to does not change. Changes in the turn
+
 	remaining session.Remaining // of a session that is released, or who may have a ledger that was not found; changes in the turn, with mu held
 
 	mayBeLimited bool // the driver has limits of its cgroup, or is going to (native.go)
@@ -127,7 +129,7 @@ func (s *slice) stored() store.Slice {
 		Deadline: s.deadline, Expired: s.expired, Asked: s.asked,
 		InitStart: s.initStart, PIDNS: s.pidNS, Leads: s.leads,
 		CgroupMount: s.cgroup.Mount, CgroupRel: s.cgroup.Rel, CgroupInode: s.cgroup.Inode, CgroupV2: s.cgroup.V2,
-		Native: s.mayBeLimited,
+		Native: s.mayBeLimited, Suspended: s.suspension,
 		Dir:    s.dir,
 		Joined: s.joined.Stored(), Survivors: s.remaining.Stored(),
 	}

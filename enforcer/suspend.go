@@ -17,12 +17,12 @@ import (
 func (s *slice) suspend(peer *process.Handle, pid uint64) error {
 	s.mu.Lock()
 	l := s.quota.Sibling(peer.Identity, pid)
-	devices := slices.Clone(s.quota.Devices)
+	devices, suspended := slices.Clone(s.quota.Devices), s.suspension != nil
 	s.mu.Unlock()
 	switch {
 	case l == nil:
 		return ledger.StatusNotMember
-	case s.e.truth == nil || s.record():
+	case s.e.truth == nil || s.record() || suspended:
 		return ledger.StatusUnknown
 	}
 	for _, d := range devices {
@@ -43,6 +43,8 @@ func (s *slice) suspend(peer *process.Handle, pid uint64) error {
 	switch {
 	case !s.quota.Has(l):
 		return ledger.StatusNotMember
+	case s.suspension != nil:
+		return ledger.StatusUnknown
 	case len(s.quota.Devices) != len(devices): // of one that came meanwhile the driver was not asked
 		return ledger.StatusUnknown
 	}
@@ -69,6 +71,9 @@ func (s *slice) resume(peer *process.Handle, pid uint64) error {
 	l := s.quota.Sibling(peer.Identity, pid)
 	if l == nil {
 		return ledger.StatusNotMember
+	}
+	if s.suspension != nil { // with all others of the slice, and by the enforcer
+		return ledger.StatusRefused
 	}
 	was, err := s.quota.Resume(l, func() error { return resumeIn(s.pools, l.Process.PID) })
 	if err != nil {

@@ -177,6 +177,43 @@ func (u *Users) Renew(ctx context.Context, id string, r api.RenewRequest) (api.S
 	return u.e.Renew(ctx, id, r)
 }
 
+// Suspend moves the memory of one of them to host memory.
+func (u *Users) Suspend(ctx context.Context, id string) (api.Slice, error) {
+	if _, err := u.mayMove(ctx, id); err != nil {
+		return api.Slice{}, err
+	}
+	return u.e.Suspend(ctx, id)
+}
+
+// Resume brings it back, within the user's limit.
+func (u *Users) Resume(ctx context.Context, id string) (api.Slice, error) {
+	limit, err := u.mayMove(ctx, id)
+	if err != nil {
+		return api.Slice{}, err
+	}
+	return u.e.resumeWithin(ctx, id, limit)
+}
+
+// mayMove is the limit of the asking user, whose own the session must be: a token does not show whose limit holds.
+func (u *Users) mayMove(ctx context.Context, id string) (*admission.User, error) {
+	if err := u.own(ctx, id); err != nil {
+		return nil, err
+	}
+	uid, l, err := u.limit(ctx)
+	if err == nil {
+		if s := u.e.find(id); s != nil && !s.isOf(uid) {
+			err = refuse("session %s is another user's, whose token it is", id)
+		}
+	}
+	if err == nil {
+		err = u.e.paced(uid)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return &admission.User{UID: uid, MaxVRAM: l.MaxVRAM, MaxSessions: l.MaxSessions}, nil
+}
+
 // paced counts a change of a user's sessions, or says that there were too many.
 func (e *Enforcer) paced(uid uint32) error {
 	now, pace := time.Now(), e.changes

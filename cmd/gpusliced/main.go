@@ -23,6 +23,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/admission"
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/audit"
+	"github.com/gpuslice/gpuslice/enforcer/checkpoint"
 	"github.com/gpuslice/gpuslice/enforcer/config"
 	"github.com/gpuslice/gpuslice/enforcer/driver"
 	"github.com/gpuslice/gpuslice/enforcer/metrics"
@@ -46,6 +47,9 @@ Flags (each goes before the configuration file):
 `
 
 func main() {
+	if checkpoint.IsChild(os.Args) { // of one of these
+		os.Exit(checkpoint.Child(os.Args, os.Stdout, os.Stderr))
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
 	err := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
@@ -126,6 +130,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		ContextBytes: uint64(c.ContextOverhead), Log: log,
 		Interval: c.TruthInterval, SettleTime: c.SettleTime, ExitGrace: c.ExitGrace, IdleInterval: c.IdleInterval,
 		Enforcement: c.Enforcement,
+		Checkpoint:  &checkpoint.Driver{LockFile: filepath.Join(c.RunDir, "checkpoint.lock")},
 		Admission:   limits(whole),
 		Users:       userLimits(whole.Sessions),
 		Policy: enforcer.Policy{

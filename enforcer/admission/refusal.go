@@ -68,8 +68,8 @@ func (r *refusal) size(bytes uint64) string {
 // named is how many holders a refusal names.
 const named = 3
 
-// mayKnow says whether who asks for one holder may know of another: a user knows of his own sessions.
-func (h *Holder) mayKnow(other *Holder) bool {
+// MayKnow says whether who asks for one holder may know of another: a user knows of his own sessions.
+func (h *Holder) MayKnow(other *Holder) bool {
 	return h.UID == nil || *h.UID == 0 || other.UID != nil && *other.UID == *h.UID
 }
 
@@ -84,7 +84,7 @@ func (g *granted) others(of *Holder, counts func(*Holder) bool) string {
 	for h, bytes := range g.holders {
 		switch {
 		case h == of || !counts(h):
-		case of.mayKnow(h):
+		case of.MayKnow(h):
 			all = append(all, has{h.Name, bytes})
 		default:
 			unnamed += bytes

@@ -123,7 +123,12 @@ const (
 	Released State = "released" // in answers to Release, and as long as processes of it are alive
 	Damaged  State = "damaged"  // its ledger was overwritten, or could not be taken up again; nothing more is charged
 	Frozen   State = "frozen"   // a process holds memory past the ledger; nothing more is charged until that is gone
-	Expired  State = "expired"  // its time is over; nothing more is charged, and its processes are being ended
+	// Suspended: the memory of its processes is in host memory until it is resumed; nothing of it is on a device. Suspending and Resuming are
+	// on the way.
+	Suspending State = "suspending"
+	Suspended  State = "suspended"
+	Resuming   State = "resuming"
+	Expired    State = "expired" // its time is over; nothing more is charged, and its processes are being ended
 )
 
 // Slice as the enforcer shows it.
@@ -165,6 +170,7 @@ type DeviceUse struct {
 	Allocations uint64 `json:"allocations"`
 	Refusals    uint64 `json:"refusals"`
 	Recovered   uint64 `json:"recovered"` // given back for dead processes
+	Suspended   uint64 `json:"suspended"` // in host memory until the slice is resumed; not of Used and Overhead
 
 	Enforcement Enforcement `json:"enforcement"` // Native or Intercept
 	Bypass      uint64      `json:"bypass"`      // of Overhead, held past the ledger by processes that were found to
@@ -181,11 +187,12 @@ type Process struct {
 
 // ProcessUse is what a process holds on one device. Sizes in bytes.
 type ProcessUse struct {
-	Device   string  `json:"device"`
-	Used     uint64  `json:"used"`
-	Overhead uint64  `json:"overhead"`
-	Driver   *uint64 `json:"driver,omitempty"` // driver truth; nil if unknown
-	Busy     *uint32 `json:"busy,omitempty"`   // percent of the last second in which its kernels ran; nil if the driver does not say
+	Device    string  `json:"device"`
+	Used      uint64  `json:"used"`
+	Overhead  uint64  `json:"overhead"`
+	Suspended uint64  `json:"suspended,omitempty"` // in host memory until the slice is resumed; not of Used and Overhead
+	Driver    *uint64 `json:"driver,omitempty"`    // driver truth; nil if unknown
+	Busy      *uint32 `json:"busy,omitempty"`      // percent of the last second in which its kernels ran; nil if the driver does not say
 }
 
 // Device of the host, as driver truth shows it.
@@ -197,9 +204,11 @@ type Device struct {
 	Reserve uint64 `json:"reserve"` // bytes of it that are nobody's quota
 	Quotas  uint64 `json:"quotas"`  // what was given of it, bytes: slices' quotas, and what released ones still hold
 	// Free is the bytes that may still be given; nil without driver truth, since nobody knows how much there is.
-	Free    *uint64 `json:"free,omitempty"`
-	Slices  int     `json:"slices"`  // to how many it was given
-	Context uint64  `json:"context"` // learned cost of a process's first context, bytes; 0 if unknown
+	Free *uint64 `json:"free,omitempty"`
+	// Suspended is the bytes that suspended slices held of it, which are in host memory.
+	Suspended uint64 `json:"suspended"`
+	Slices    int    `json:"slices"`  // to how many it was given
+	Context   uint64 `json:"context"` // learned cost of a process's first context, bytes; 0 if unknown
 	// Of a MIG instance these three are its GPU's; absent if NVML does not say.
 	Minor             *int   `json:"minor,omitempty"`              // of the device node /dev/nvidiaN
 	PCI               string `json:"pci,omitempty"`                // address, such as "0000:3b:00.0"

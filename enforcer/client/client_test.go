@@ -34,6 +34,7 @@ type service struct {
 	args    [2]any
 	token   api.Token
 	joined  int
+	moved   []string
 	log     *event.Log
 }
 
@@ -52,6 +53,16 @@ func (s *service) Change(_ context.Context, _ string, r api.ChangeRequest) (api.
 	s.changed = r
 	return s.slice, s.err
 }
+func (s *service) Suspend(_ context.Context, id string) (api.Slice, error) {
+	s.moved = append(s.moved, "suspend "+id)
+	return s.slice, s.err
+}
+
+func (s *service) Resume(_ context.Context, id string) (api.Slice, error) {
+	s.moved = append(s.moved, "resume "+id)
+	return s.slice, s.err
+}
+
 func (s *service) Renew(_ context.Context, _ string, r api.RenewRequest) (api.Slice, error) {
 	s.changed = api.ChangeRequest{TTL: r.TTL}
 	return s.slice, s.err

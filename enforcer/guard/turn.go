@@ -46,6 +46,9 @@ func (t *Turn) TryTake() bool {
 	}
 }
 
+// GoesOn says that the operation which has the turn does not hang, though it takes long.
+func (t *Turn) GoesOn() { t.taken.Store(takings.Add(1)) }
+
 // Give ends the turn.
 func (t *Turn) Give() {
 	t.taken.Store(0)

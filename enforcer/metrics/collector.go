@@ -38,6 +38,8 @@ var perDevice = []figure[api.DeviceUse]{
 		func(d api.DeviceUse) uint64 { return d.Overhead }},
 	{"bypass_bytes", "Of the overhead, VRAM that processes hold past the ledger: hidden from the interceptor.", prometheus.GaugeValue,
 		func(d api.DeviceUse) uint64 { return d.Bypass }},
+	{"suspended_bytes", "What the slice held on the device and has in host memory, since it is suspended.", prometheus.GaugeValue,
+		func(d api.DeviceUse) uint64 { return d.Suspended }},
 	{"peak_bytes", "The most VRAM that the slice held on the device at one time, overhead included.", prometheus.GaugeValue,
 		func(d api.DeviceUse) uint64 { return d.Peak }},
 	{"allocations_total", "Allocations that were charged.", prometheus.CounterValue,

@@ -114,6 +114,7 @@ func (q *Quota) own(l *Lane) {
 
 func (q *Quota) disown(l *Lane) {
 	delete(q.lanes, l.Number)
+	delete(q.away, l.Number)
 	if q.byPID[l.Process.PID] == l {
 		delete(q.byPID, l.Process.PID)
 	}
@@ -178,9 +179,12 @@ func (q *Quota) Lanes() iter.Seq[*Lane] { return maps.Values(q.lanes) }
 // Processes are the lanes by the processes' pids.
 func (q *Quota) Processes() iter.Seq2[int, *Lane] { return maps.All(q.byPID) }
 
-// Held is what a lane holds on a device for its process. What a checkpointed one is charged for is lent to others: if the driver holds it
+// Held is what a lane holds on a device for its process. One that is away holds nothing. What a checkpointed one is charged for is lent to others: if the driver holds it
 // for the process again and nobody has asked for it back, that is beyond the lane.
 func (q *Quota) Held(index int, l *Lane) uint64 {
+	if q.IsAway(l.Number) {
+		return 0
+	}
 	held := q.Ledger.Held(index, l.Number)
 	return held - min(held, q.Devices[index].suspended[l.Number])
 }

@@ -69,12 +69,13 @@ type Quota struct {
 	free     []uint32 // lanes that were given back
 	live     ledger.Live
 	lanes    map[uint32]*Lane
+	away     map[uint32]struct{} // lanes of processes that are suspended with all others of the slice
 	byPID    map[int]*Lane
 }
 
 // New returns a quota that has no ledger and no devices yet.
 func New(o Options) *Quota {
-	return &Quota{Options: o, State: api.Active, Next: 1, lanes: make(map[uint32]*Lane), byPID: make(map[int]*Lane)}
+	return &Quota{Options: o, State: api.Active, Next: 1, lanes: make(map[uint32]*Lane), byPID: make(map[int]*Lane), away: make(map[uint32]struct{})}
 }
 
 // Begin makes a new ledger with the devices that there are. The store does not know it yet. Begin takes the lock.
@@ -140,6 +141,7 @@ func (q *Quota) Leave() error {
 		delete(q.lanes, number)
 	}
 	clear(q.byPID)
+	clear(q.away)
 	if q.Ledger != nil {
 		errs = append(errs, q.Ledger.Close())
 		q.Ledger = nil
@@ -191,25 +193,28 @@ func (q *Quota) figures(index int) ledger.Figures {
 	return q.Ledger.Figures(index, &q.live, q.Next-1)
 }
 
-// Shown are a device's figures for people, without what checkpointed processes are charged for, and how much of what is used is
+// Shown are a device's figures for people, without what processes are charged for that are checkpointed or away, and how much of what is used is
 // overhead. The figures are not of one instant, and the page may say anything: nothing is below zero.
 func (q *Quota) Shown(index int) (f ledger.Figures, overhead uint64) {
 	d := q.Devices[index]
 	f = q.figures(index)
-	f.Used -= min(f.Used, d.lent())
+	f.Used -= min(f.Used, d.lent()+q.Away(index))
 	for number := range d.suspended {
+		f.Context -= min(f.Context, q.Ledger.Context(index, number))
+	}
+	for number := range q.away {
 		f.Context -= min(f.Context, q.Ledger.Context(index, number))
 	}
 	return f, min(f.Used, f.Context+f.Enforcer)
 }
 
-// Used is what processes that are not checkpointed are charged for on a device, by the page's word; 0 without a ledger.
+// Used is what processes that are neither checkpointed nor away are charged for on a device, by the page's word; 0 without a ledger.
 func (q *Quota) Used(index int) uint64 {
 	if q.Ledger == nil || index >= q.Ledger.DeviceCount() {
 		return 0
 	}
 	used := q.figures(index).Used
-	return used - min(used, q.Devices[index].lent())
+	return used - min(used, q.Devices[index].lent()+q.Away(index))
 }
 
 // OverLimit says whether more is charged on a device than may be.

@@ -17,6 +17,9 @@ import (
 // A restart lowers the limit, since only the page says who is checkpointed. What others took meanwhile stays, and who was checkpointed
 // comes back when it fits again.
 
+// The processes of a slice that is suspended as a whole are away altogether (SendAway). There the limit stays as it is: who could charge what they have
+// left are these processes themselves, whose calls charge, and wait in the driver until they are back. In a pool's ledger they lend.
+
 // lent is what checkpointed processes are charged for on the device: bytes of the page's limit, and of what is used there, that
 // are nobody's.
 func (d *Device) lent() uint64 {
@@ -29,6 +32,27 @@ func (d *Device) lent() uint64 {
 
 // Lends says whether a lane is a checkpointed process's, of which others may have what it is charged for.
 func (d *Device) Lends(number uint32) bool { return d.suspended[number] > 0 }
+
+// SendAway is for a process of a slice that is suspended as a whole: what it is charged for is on no device until BringBack. That it is gone from
+// there is the caller's to know.
+func (q *Quota) SendAway(l *Lane) { q.away[l.Number] = struct{}{} }
+
+// BringBack has what all processes are charged for be on the devices again. It is called before it is.
+func (q *Quota) BringBack() { clear(q.away) }
+
+// IsAway says whether SendAway was called for a lane.
+func (q *Quota) IsAway(number uint32) bool {
+	_, away := q.away[number]
+	return away
+}
+
+// Away is what processes that SendAway was called for are charged for on a device.
+func (q *Quota) Away(index int) (bytes uint64) {
+	for number := range q.away {
+		bytes += q.Ledger.Held(index, number)
+	}
+	return bytes
+}
 
 // suspend changes what a lane has lent, and the limit with it, if there is one.
 func (d *Device) suspend(number uint32, bytes uint64) error {

@@ -14,6 +14,33 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/api"
 )
 
+func TestAMoveIsAnsweredHoweverLongItTakes(t *testing.T) {
+	f := &fakeService{takes: 400 * time.Millisecond}
+	s := httptest.NewUnstartedServer(Handler(f, slog.New(slog.DiscardHandler)))
+	s.Config.ReadTimeout, s.Config.WriteTimeout = 100*time.Millisecond, 100*time.Millisecond
+	s.Start()
+	defer s.Close()
+	for _, row := range []struct {
+		path, want string
+		status     int
+	}{
+		{"/v1/slices/c1/suspend", "suspend c1", 200},
+		{"/v1/slices/c1/resume", "resume c1", 200},
+		{"/v1/slices/.c1/resume", "", 400},
+		{"/v1/slices/c1/suspend?force=true", "", 400},
+	} {
+		f.moved = nil
+		answer, err := s.Client().Post(s.URL+row.path, "", nil)
+		if err != nil {
+			t.Fatalf("%s: %v", row.path, err)
+		}
+		answer.Body.Close()
+		if got := strings.Join(f.moved, ", "); answer.StatusCode != row.status || got != row.want {
+			t.Errorf("%s: %d, and %q was asked for", row.path, answer.StatusCode, got)
+		}
+	}
+}
+
 func TestAChangeIsReadAsItIsWritten(t *testing.T) {
 	f := &fakeService{}
 	s := httptest.NewServer(Handler(f, slog.New(slog.DiscardHandler)))

@@ -59,6 +59,8 @@ var routes = []route{
 	{"PATCH", "/v1/slices/{id}", http.StatusOK, nil, change},
 	{"DELETE", "/v1/slices/{id}", http.StatusOK, []string{"generation", "force"}, release},
 	{"POST", "/v1/slices/{id}/renew", http.StatusOK, nil, renew},
+	{"POST", "/v1/slices/{id}/suspend", http.StatusOK, nil, moved(Service.Suspend)},
+	{"POST", "/v1/slices/{id}/resume", http.StatusOK, nil, moved(Service.Resume)},
 	{"POST", "/v1/slices/{id}/join", http.StatusOK, nil, join},
 	{"GET", "/v1/pools", http.StatusOK, nil, pools},
 	{"GET", "/v1/pools/{name}", http.StatusOK, nil, pool},

@@ -30,6 +30,9 @@ type Service interface {
 	Release(ctx context.Context, id string, generation uint64, force bool) (api.Slice, error)
 	Change(ctx context.Context, id string, r api.ChangeRequest) (api.Slice, error)
 	Renew(ctx context.Context, id string, r api.RenewRequest) (api.Slice, error)
+	// Suspend moves the memory of a slice to host memory, and Resume back.
+	Suspend(ctx context.Context, id string) (api.Slice, error)
+	Resume(ctx context.Context, id string) (api.Slice, error)
 	// Join makes a process one of a session's, by the session's token, which is in ctx (api.TokenOf).
 	Join(ctx context.Context, id string, r api.JoinRequest) (api.RegisterReply, error)
 	Slices(ctx context.Context) ([]api.Slice, error)

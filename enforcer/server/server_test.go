@@ -36,6 +36,8 @@ type fakeService struct {
 	joined     string
 	token      api.Token
 	pid        int
+	moved      []string
+	takes      time.Duration // to move a slice
 	log        *event.Log // nil: there are no events
 }
 
@@ -68,6 +70,17 @@ func (f *fakeService) May(_ context.Context, id string) (bool, error) { return f
 func (f *fakeService) Join(ctx context.Context, id string, r api.JoinRequest) (api.RegisterReply, error) {
 	f.joined, f.token, f.pid = id, api.TokenOf(ctx), r.PID
 	return api.RegisterReply{Slice: api.Slice{ID: id}}, f.err
+}
+
+func (f *fakeService) Suspend(_ context.Context, id string) (api.Slice, error) {
+	time.Sleep(f.takes)
+	f.moved = append(f.moved, "suspend "+id)
+	return api.Slice{ID: id, State: api.Suspended}, f.err
+}
+
+func (f *fakeService) Resume(_ context.Context, id string) (api.Slice, error) {
+	f.moved = append(f.moved, "resume "+id)
+	return api.Slice{ID: id, State: api.Active}, f.err
 }
 
 func (f *fakeService) Renew(ctx context.Context, id string, r api.RenewRequest) (api.Slice, error) {

@@ -24,6 +24,8 @@ type UserService interface {
 	Join(ctx context.Context, id string, r api.JoinRequest) (api.RegisterReply, error)
 	Release(ctx context.Context, id string, generation uint64, force bool) (api.Slice, error)
 	Renew(ctx context.Context, id string, r api.RenewRequest) (api.Slice, error)
+	Suspend(ctx context.Context, id string) (api.Slice, error)
+	Resume(ctx context.Context, id string) (api.Slice, error)
 	Slices(ctx context.Context) ([]api.Slice, error)
 	Released(ctx context.Context) ([]api.Slice, error)
 	Slice(ctx context.Context, id string) (api.Slice, error)
@@ -38,6 +40,8 @@ var userRoutes = []string{
 	"GET /v1/slices/{id}",
 	"DELETE /v1/slices/{id}",
 	"POST /v1/slices/{id}/renew",
+	"POST /v1/slices/{id}/suspend",
+	"POST /v1/slices/{id}/resume",
 	"POST /v1/slices/{id}/join",
 	"GET /v1/history",
 }
@@ -87,7 +91,7 @@ func NewForUsers(service UserService, log *slog.Logger) *Server {
 // operators is what the operator alone may ask for.
 func operators(_ Service, w http.ResponseWriter, _ *http.Request) (any, error) {
 	w.Header().Set("Connection", "close")
-	return nil, api.Errorf(api.CodeForbidden, "users may begin, list, inspect, join, renew and release their own sessions here: "+
+	return nil, api.Errorf(api.CodeForbidden, "users may begin, list, inspect, join, renew, suspend, resume and release their own sessions here: "+
 		"the rest is the operator's, on the control socket")
 }
 
@@ -115,6 +119,12 @@ func (f forUsers) Release(ctx context.Context, id string, generation uint64, for
 }
 func (f forUsers) Renew(ctx context.Context, id string, r api.RenewRequest) (api.Slice, error) {
 	return f.users.Renew(ctx, id, r)
+}
+func (f forUsers) Suspend(ctx context.Context, id string) (api.Slice, error) {
+	return f.users.Suspend(ctx, id)
+}
+func (f forUsers) Resume(ctx context.Context, id string) (api.Slice, error) {
+	return f.users.Resume(ctx, id)
 }
 func (f forUsers) Slices(ctx context.Context) ([]api.Slice, error) { return f.users.Slices(ctx) }
 func (f forUsers) Released(ctx context.Context) ([]api.Slice, error) {

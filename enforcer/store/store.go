@@ -82,6 +82,9 @@ type Slice struct {
 	TokenSum []byte   `json:"token_sum,omitempty"`
 	Joined   []Joined `json:"joined,omitempty"`
 
+	// Suspended is nil but for a slice that is suspended, or on the way there or back.
+	Suspended *Suspension `json:"suspended,omitempty"`
+
 	// Survivors are the processes of a session that is released that lived on.
 	Survivors []Process `json:"survivors,omitempty"`
 }
@@ -90,6 +93,20 @@ type Slice struct {
 type Process struct {
 	PID   int    `json:"pid"`
 	Start uint64 `json:"start"` // see package process
+}
+
+// Suspension says that the memory of a slice's processes is off the devices, or being moved.
+type Suspension struct {
+	State     api.State         `json:"state"` // Suspending, Suspended or Resuming
+	Processes []Moved           `json:"processes"`
+	Spare     map[string]uint64 `json:"spare,omitempty"`  // bytes that the devices had free beyond what was moved, when it had been
+	Reason    string            `json:"reason,omitempty"` // why the memory was not brought back when it should have been
+}
+
+// Moved is a process whose memory is moved.
+type Moved struct {
+	Process
+	Bytes map[string]uint64 `json:"bytes,omitempty"` // that it held by the driver when it was locked, by device
 }
 
 // Joined is a process that joined a session.

@@ -17,6 +17,10 @@ static CUresult answer(enum machine_step step)
 		return CUDA_ERROR_ILLEGAL_STATE;
 	case MACHINE_STEP_NO_MEMORY:
 		return CUDA_ERROR_OUT_OF_MEMORY;
+	case MACHINE_STEP_LOST:
+		return CUDA_ERROR_OPERATING_SYSTEM;
+	case MACHINE_STEP_MANAGED:
+		return CUDA_ERROR_NOT_SUPPORTED;
 	}
 	return CUDA_ERROR_UNKNOWN;
 }
@@ -47,6 +51,9 @@ CUDA_API CUresult cuCheckpointProcessGetState(int pid, int *state)
 		break;
 	case MACHINE_CHECKPOINTED:
 		*state = CU_PROCESS_STATE_CHECKPOINTED;
+		break;
+	case MACHINE_LOST:
+		*state = CU_PROCESS_STATE_FAILED;
 		break;
 	}
 	return driver_leave(result);

@@ -15,7 +15,7 @@
 #include <unistd.h>
 
 #define STATE_MAGIC 0x41444355u /* "UCDA" */
-#define STATE_VERSION 6u
+#define STATE_VERSION 7u
 
 /* Byte ranges of the file, used for locks alone. */
 #define STATE_LOCK 0
@@ -74,6 +74,7 @@ static void empty_record(unsigned record)
 		atomic_store(&machine_state->contexts[d][record], 0);
 	}
 	atomic_store(&machine_state->phase[record], 0);
+	atomic_store(&machine_state->managed[record], 0);
 	holds_forget(record);
 }
 

@@ -66,16 +66,27 @@ enum machine_step machine_step(pid_t pid, enum machine_phase from, enum machine_
 	record = find(pid);
 	if (record == -1)
 		step = MACHINE_STEP_NO_PROCESS;
+	else if (atomic_load(&machine_state->phase[record]) == MACHINE_LOST)
+		step = MACHINE_STEP_LOST;
 	else if (atomic_load(&machine_state->phase[record]) != (int)from)
 		step = MACHINE_STEP_WRONG;
+	else if (to == MACHINE_CHECKPOINTED && atomic_load(&machine_state->managed[record]) > 0)
+		step = MACHINE_STEP_MANAGED;
 	else if (to == MACHINE_CHECKPOINTED)
 		put_away((unsigned)record);
 	else if (from == MACHINE_CHECKPOINTED && !take_back((unsigned)record))
 		step = MACHINE_STEP_NO_MEMORY;
 	if (step == MACHINE_STEP_DONE)
 		atomic_store(&machine_state->phase[record], (int)to);
+	else if (step == MACHINE_STEP_NO_MEMORY)
+		atomic_store(&machine_state->phase[record], MACHINE_LOST);
 	machine_unlock();
 	return step;
+}
+
+void machine_add_managed(int count)
+{
+	atomic_fetch_add(&machine_state->managed[machine_own_record()], count);
 }
 
 bool machine_is_locked(void)

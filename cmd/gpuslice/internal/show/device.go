@@ -38,6 +38,12 @@ var DeviceTable = table.Table[api.Device]{
 		}},
 		{Head: "GIVEN", Field: "Given", Number: func(d api.Device) uint64 { return d.Quotas }, Text: func(d api.Device) string { return api.FormatSize(d.Quotas) }},
 		{Head: "FREE", Field: "Free", Number: func(d api.Device) uint64 { return known(d.Free) }, Text: func(d api.Device) string { return size(d.Free) }},
+		{Head: "SUSPENDED", Field: "Suspended", Optional: true, Number: func(d api.Device) uint64 { return d.Suspended }, Text: func(d api.Device) string {
+			if d.Suspended == 0 {
+				return ""
+			}
+			return api.FormatSize(d.Suspended)
+		}},
 		{Head: "SLICES", Field: "Slices", Number: func(d api.Device) uint64 { return uint64(max(d.Slices, 0)) }, Text: func(d api.Device) string { return strconv.Itoa(d.Slices) }},
 		{Head: "RESERVE", Field: "Reserve", Wide: true, Number: func(d api.Device) uint64 { return d.Reserve }, Text: func(d api.Device) string { return api.FormatSize(d.Reserve) }},
 		{Head: "CONTEXT", Field: "Context", Wide: true, Number: func(d api.Device) uint64 { return d.Context }, Text: func(d api.Device) string {

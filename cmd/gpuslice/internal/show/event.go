@@ -102,6 +102,10 @@ func sentence(e api.Event, whole bool) string {
 		return refused(e, on)
 	case api.EventFreed:
 		return fmt.Sprintf("%s on %s free: what processes held that have exited", api.FormatSize(e.Bytes), on)
+	case api.EventSuspended:
+		return "suspended" + movedBytes(e, on, " on %s is in host memory")
+	case api.EventResumed:
+		return "resumed" + movedBytes(e, on, " is back on %s")
 	case api.EventUnlimited:
 		return "the driver does not hold the container to its quota on " + on + ", the interceptor does: " + e.Cause
 	case api.EventDenied:
@@ -130,6 +134,14 @@ func sentence(e api.Event, whole bool) string {
 	}
 }
 
+// movedBytes is nothing of a slice that held nothing.
+func movedBytes(e api.Event, on, format string) string {
+	if e.Device == "" {
+		return ""
+	}
+	return ": " + api.FormatSize(e.Bytes) + fmt.Sprintf(format, on)
+}
+
 func missedSince(n uint64) string {
 	if n == 0 {
 		return ""
@@ -156,7 +168,7 @@ func attachRefused(e api.Event) string {
 	why, ok := map[string]string{
 		"stranger": "not of the slice",
 		"full":     "the slice has as many processes as it can",
-		"closed":   "the slice gets nothing more",
+		"closed":   "the slice gets nothing more, or is suspended",
 		"released": "the slice was released",
 	}[e.Cause]
 	if !ok {

@@ -48,6 +48,13 @@ func Slice(out io.Writer, s api.Slice) error {
 		row("Expires", remaining(s))
 	}
 	row("Cgroup", Plain(s.Cgroup))
+	var away uint64
+	for _, d := range s.Devices {
+		away += d.Suspended
+	}
+	if away > 0 {
+		row("Suspended", api.FormatSize(away)+" in host memory")
+	}
 	if len(s.Devices) > 0 {
 		fmt.Fprintln(w, "\nDEVICE\tUSED\tOVERHEAD\tLIMIT\tPEAK\tALLOCATIONS\tREFUSALS\tRECOVERED\tENFORCEMENT")
 	}
@@ -71,6 +78,8 @@ func Slice(out io.Writer, s api.Slice) error {
 			note = "holds memory past the ledger: " + p.Bypass
 		case !p.Attached:
 			note = "not attached"
+		case suspended(p) > 0:
+			note = "suspended: " + api.FormatSize(suspended(p)) + " in host memory"
 		}
 		if len(p.Devices) == 0 {
 			fmt.Fprintf(w, "%d\t%s\t-\t-\t-\t-\t%s%s\n", p.PID, command, busy("-"), cmp.Or(note, "-"))
@@ -88,6 +97,14 @@ func Slice(out io.Writer, s api.Slice) error {
 	}
 	fmt.Fprintln(out, "\nLast refusal:")
 	return Explain(out, api.Run{Slice: s.ID, Refusal: s.Refusal})
+}
+
+// suspended is what a process has in host memory.
+func suspended(p api.Process) (sum uint64) {
+	for _, d := range p.Devices {
+		sum += d.Suspended
+	}
+	return sum
 }
 
 // limitOf is the limit of a slice on a device.

@@ -110,6 +110,12 @@ var SliceTable = table.Table[SliceUse]{
 		}},
 		sized(table.Column[SliceUse]{Head: "USED", Field: "Used"}, func(d api.DeviceUse) uint64 { return d.Used }),
 		sized(table.Column[SliceUse]{Head: "OVERHEAD", Field: "Overhead"}, func(d api.DeviceUse) uint64 { return d.Overhead }),
+		{Head: "SUSPENDED", Field: "Suspended", Optional: true, Number: figure(func(d api.DeviceUse) uint64 { return d.Suspended }), Text: func(u SliceUse) string {
+			if u.Use == nil || u.Use.Suspended == 0 {
+				return ""
+			}
+			return api.FormatSize(u.Use.Suspended)
+		}},
 		{Head: "LIMIT", Field: "Limit", Number: figure(func(d api.DeviceUse) uint64 { return d.Limit }), Text: func(u SliceUse) string {
 			if u.Use == nil {
 				return ""
@@ -168,7 +174,8 @@ var SliceTable = table.Table[SliceUse]{
 		}},
 		table.OneOf("mode", func(u SliceUse) string { return mode(u.Slice) }, string(api.Enforce), string(api.Record)),
 		table.OneOf("state", func(u SliceUse) string { return string(u.State) },
-			string(api.Active), string(api.Released), string(api.Damaged), string(api.Frozen), string(api.Expired)),
+			string(api.Active), string(api.Released), string(api.Damaged), string(api.Frozen), string(api.Expired),
+			string(api.Suspending), string(api.Suspended), string(api.Resuming)),
 		table.If("over", SliceUse.over),
 	},
 }

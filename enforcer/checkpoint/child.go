@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package checkpoint
+
+/*
+#cgo CFLAGS: -std=gnu11 -O2 -Wall
+#cgo LDFLAGS: -ldl
+#include "native.h"
+*/
+import "C"
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+)
+
+// childWord is a child's first argument.
+const childWord = "checkpoint-child"
+
+// lockFD is where a child finds the file that it locks.
+const lockFD = 3
+
+// IsChild says whether a program was started with these arguments to ask the driver something.
+func IsChild(args []string) bool { return len(args) == 4 && args[1] == childWord }
+
+// Child is the whole of such a program. It prints one line, and returns the code to exit with.
+func Child(args []string, stdout, stderr io.Writer) int {
+	a, err := child(Action(args[2]), args[3])
+	if err == nil {
+		err = json.NewEncoder(stdout).Encode(a)
+	}
+	if err != nil {
+		fmt.Fprintln(stderr, err)
+		return 1
+	}
+	return 0
+}
+
+func child(action Action, word string) (a answer, err error) {
+	pid, err := strconv.Atoi(word)
+	if err != nil {
+		return a, err
+	}
+	for err = unix.EINTR; err == unix.EINTR; {
+		err = unix.Flock(lockFD, unix.LOCK_EX)
+	}
+	if err != nil {
+		return a, fmt.Errorf("wait for the one before: %w", err)
+	}
+	if missing := C.checkpoint_load(); missing != nil {
+		a.Missing = C.GoString(missing)
+		return a, nil
+	}
+	result := C.checkpoint_init()
+	if result == 0 {
+		switch action {
+		case ask:
+			var state C.int
+			result = C.checkpoint_state(C.int(pid), &state)
+			a.State = State(state)
+		case Lock:
+			result = C.checkpoint_lock(C.int(pid), C.uint(lockTimeout.Milliseconds()))
+		case Checkpoint:
+			result = C.checkpoint_checkpoint(C.int(pid))
+		case Restore:
+			result = C.checkpoint_restore(C.int(pid))
+		case Unlock:
+			result = C.checkpoint_unlock(C.int(pid))
+		default:
+			return a, fmt.Errorf("action %q is not known", action)
+		}
+	}
+	if a.Result = int(result); a.Result != 0 {
+		a.Name = C.GoString(C.checkpoint_error_name(result))
+	}
+	return a, nil
+}

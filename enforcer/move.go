@@ -1,0 +1,581 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforcer
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/gpuslice/gpuslice/enforcer/admission"
+	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/cgroup"
+	"github.com/gpuslice/gpuslice/enforcer/checkpoint"
+	"github.com/gpuslice/gpuslice/enforcer/driver"
+	"github.com/gpuslice/gpuslice/enforcer/killpoint"
+	"github.com/gpuslice/gpuslice/enforcer/process"
+	"github.com/gpuslice/gpuslice/enforcer/store"
+)
+
+// How a slice's memory leaves its devices and comes back, by the driver's checkpoint of each process: of all or of none. What each process's
+// state is the driver is asked before each step, so that a step may have been done by an enforcer that was killed.
+//
+// A process for which its device has no room when it is restored is lost for good. So that is begun only once admission has given the
+// slice its room again, and the driver says that the device has it; of all processes of the host one after the other.
+
+const (
+	// moveTimeout is for what the driver does at once, and what comes on top of moving bytes; lockTimeout for the work that is to end first.
+	moveTimeout = time.Minute
+	// slowest is how many bytes a second are moved at least: on an H100 it was 1 GiB and more.
+	slowest = 128 << 20
+	// residue is how many bytes of a process may be left on a device when it is away: of its context, 4 MiB were seen.
+	residue = 64 << 20
+	// spare is how many bytes more than the driver listed for a process are to be free for it: 6 MiB were seen that it lists for nobody.
+	spare = 64 << 20
+)
+
+// moved is a process that is moved.
+type moved struct {
+	store.Moved
+	handle *process.Handle
+}
+
+// Suspend moves what the processes of a slice hold on its devices to host memory: of all of them, or of none and says why. Others get the room.
+func (e *Enforcer) Suspend(ctx context.Context, id string) (api.Slice, error) {
+	return e.inTurn(ctx, id, (*slice).suspendAll)
+}
+
+// Resume brings back what Suspend has moved, if there is room; else the slice stays suspended, and the error says who has it.
+func (e *Enforcer) Resume(ctx context.Context, id string) (api.Slice, error) {
+	return e.resumeWithin(ctx, id, nil)
+}
+
+// resumeWithin is within a user's limit, unless that is nil.
+func (e *Enforcer) resumeWithin(ctx context.Context, id string, limit *admission.User) (api.Slice, error) {
+	return e.inTurn(ctx, id, func(s *slice) error {
+		return s.resumeAll(func(wants map[string]uint64) error { return e.book.Begin(s.holder, wants, s.quotas, limit) })
+	})
+}
+
+func (e *Enforcer) inTurn(ctx context.Context, id string, do func(*slice) error) (api.Slice, error) {
+	if err := api.CheckID(id); err != nil {
+		return api.Slice{}, err
+	}
+	s, err := e.turnOf(ctx, id)
+	if err != nil {
+		return api.Slice{}, err
+	}
+	defer s.turn.Give()
+	if err := do(s); err != nil {
+		return api.Slice{}, err
+	}
+	return s.show(false), nil
+}
+
+// admit is what the book says of a slice that wants its quotas back.
+func (s *slice) admit(wants map[string]uint64) error {
+	_, err := s.e.book.Admit(s.holder, wants)
+	return err
+}
+
+// suspendAll is called in the slice's turn.
+func (s *slice) suspendAll() error {
+	if err := s.beginSuspension(); err != nil {
+		return err
+	}
+	all, err := s.toMove()
+	defer closeAll(all)
+	if err == nil {
+		err = s.mayMove(all)
+	}
+	if err == nil {
+		err = s.storeSuspension(&store.Suspension{State: api.Suspending, Processes: records(all)})
+	}
+	if err != nil {
+		s.setSuspension(nil)
+		return err
+	}
+	killpoint.Pass("move.stored")
+	if err := s.moveOut(all); err != nil {
+		if errors.Is(err, ErrClosed) {
+			return err
+		}
+		switch undone := s.moveBack(all); {
+		case errors.Is(undone, ErrClosed):
+			return err
+		case undone != nil:
+			return errors.Join(err, s.stay(all, undone))
+		}
+		return errors.Join(err, s.goesOn())
+	}
+	return s.settleAway(all, "")
+}
+
+// beginSuspension has no process attach from here on, or says why the slice cannot be suspended.
+func (s *slice) beginSuspension() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.unchangeable(false); err != nil {
+		return err
+	}
+	switch {
+	case s.suspension != nil:
+		return api.Errorf(api.CodeBadRequest, "slice %s is %s already", s.id(), s.suspension.State)
+	case s.e.options.Checkpoint == nil:
+		return api.Errorf(api.CodeBadRequest, "slice %s cannot be suspended: this enforcer serves its own sessions only, gpusliced can", s.id())
+	case s.e.truth == nil:
+		return api.Errorf(api.CodeBadRequest, "slice %s cannot be suspended: without NVML nobody knows when there is room for it again (%s)", s.id(), s.e.options.NoTruth)
+	}
+	s.suspension = &store.Suspension{State: api.Suspending}
+	return nil
+}
+
+// toMove are the processes of the slice that may hold memory on a device, with what the driver lists for each. It is an error if one of them never
+// attached: nobody could say what it takes meanwhile.
+func (s *slice) toMove() (all []*moved, err error) {
+	s.mu.Lock()
+	known := make(map[int]uint64)
+	for l := range s.quota.Lanes() {
+		known[l.Process.PID] = l.Process.Start
+	}
+	s.mu.Unlock()
+	for pid, start := range known {
+		all = append(all, again([]store.Moved{{Process: store.Process{PID: pid, Start: start}}})...)
+	}
+	slices.SortFunc(all, func(a, b *moved) int { return cmp.Compare(a.PID, b.PID) })
+	strangers, err := s.measure(all)
+	for pid, bytes := range strangers {
+		if s.e.owner(pid) == s && process.Exists(pid) {
+			return all, api.Errorf(api.CodeBadRequest, "slice %s cannot be suspended: process %d (%s) holds %s and never attached: end it first",
+				s.id(), pid, process.Name(pid), api.FormatSize(bytes))
+		}
+	}
+	return all, err
+}
+
+// measure notes what the driver lists for each process on each device, and returns what it lists for others, in all.
+func (s *slice) measure(all []*moved) (others map[int]uint64, err error) {
+	others = make(map[int]uint64)
+	by := make(map[int]*moved)
+	for _, p := range all {
+		p.Bytes, by[p.PID] = make(map[string]uint64), p
+	}
+	for _, g := range s.e.truth.devices {
+		listed, err := s.e.truth.processes(g, patience)
+		if err != nil {
+			return nil, fmt.Errorf("device %s: %w", g.UUID, err)
+		}
+		for pid, bytes := range listed {
+			p := by[pid]
+			switch {
+			case p != nil && bytes == driver.Unknown:
+				return nil, fmt.Errorf("device %s: %w", g.UUID, errUntold)
+			case p != nil && bytes > 0:
+				p.Bytes[g.UUID] = bytes
+			case p == nil && bytes > 0 && bytes != driver.Unknown:
+				others[pid] += bytes
+			}
+		}
+	}
+	return others, nil
+}
+
+// mayMove says why these processes cannot be moved to host memory, as far as that is known before.
+func (s *slice) mayMove(all []*moved) error {
+	for _, p := range all {
+		state, err := s.state(p)
+		if err != nil {
+			if len(p.Bytes) == 0 { // it has not begun to use the driver, or has called execve
+				continue
+			}
+			return s.cannot(err)
+		}
+		if state != checkpoint.Running {
+			return api.Errorf(api.CodeBadRequest, "slice %s cannot be suspended: process %d (%s) is %s, by somebody else's doing: who did that has to undo it",
+				s.id(), p.PID, process.Name(p.PID), state)
+		}
+	}
+	return s.hostHasRoom(all)
+}
+
+// hostHasRoom says which limit of memory the copy does not fit: the driver charges it to the process that is moved, and the kernel would
+// kill one that is beyond its limit.
+func (s *slice) hostHasRoom(all []*moved) error {
+	needs, sum := make(map[int]uint64), uint64(0)
+	for _, p := range all {
+		for _, bytes := range p.Bytes {
+			needs[p.PID] += bytes
+			sum += bytes
+		}
+	}
+	var short *cgroup.Short
+	if s.e.host != nil {
+		var err error
+		if short, err = s.e.host.MemoryShort(needs); err != nil {
+			return err
+		}
+	}
+	if short != nil {
+		return api.Errorf(api.CodeBadRequest, "slice %s cannot be suspended: the %s that it holds would be charged to cgroup %s, which has %s left of its limit of memory of %s: raise that limit first",
+			s.id(), api.FormatSize(short.Need), short.Dir, api.FormatSize(short.Left), api.FormatSize(short.Limit))
+	}
+	if available, known := memoryAvailable(); known && available < sum {
+		return api.Errorf(api.CodeBadRequest, "slice %s cannot be suspended: it holds %s, and the host has %s of memory available", s.id(), api.FormatSize(sum), api.FormatSize(available))
+	}
+	return nil
+}
+
+// memoryAvailable is hostMemory. Tests have another.
+var memoryAvailable = hostMemory
+
+// hostMemory is how many bytes of host memory can be had without swapping, as the kernel estimates it.
+func hostMemory() (bytes uint64, known bool) {
+	text, err := os.ReadFile("/proc/meminfo")
+	if err != nil {
+		return 0, false
+	}
+	for line := range strings.Lines(string(text)) {
+		if f := strings.Fields(line); len(f) >= 2 && f[0] == "MemAvailable:" {
+			kib, err := strconv.ParseUint(f[1], 10, 54)
+			return kib << 10, err == nil
+		}
+	}
+	return 0, false
+}
+
+// moveOut locks all processes, and then moves each. An error leaves them wherever they are.
+func (s *slice) moveOut(all []*moved) error {
+	for _, p := range all {
+		if err := s.bring(p, checkpoint.Locked); err != nil {
+			return err
+		}
+		killpoint.Pass("move.locked")
+	}
+	if _, err := s.measure(all); err != nil { // while they were running they may have taken more
+		return err
+	}
+	if err := s.hostHasRoom(all); err != nil {
+		return err
+	}
+	if err := s.storeSuspension(&store.Suspension{State: api.Suspending, Processes: records(all)}); err != nil {
+		return err
+	}
+	killpoint.Pass("move.measured")
+	for _, p := range all {
+		if err := s.bring(p, checkpoint.Checkpointed); err != nil {
+			return err
+		}
+		killpoint.Pass("move.checkpointed")
+	}
+	return s.isGone(all)
+}
+
+// isGone says what the driver still lists for processes that are checkpointed.
+func (s *slice) isGone(all []*moved) error {
+	was := records(all)
+	defer func() {
+		for i, p := range all {
+			p.Moved = was[i]
+		}
+	}()
+	if _, err := s.measure(all); err != nil {
+		return err
+	}
+	for _, p := range all {
+		for uuid, bytes := range p.Bytes {
+			if bytes > residue && p.handle.Alive() {
+				return api.Errorf(api.CodeInternal, "slice %s cannot be suspended: process %d is checkpointed, and the driver lists %s for it on device %s still", s.id(), p.PID, api.FormatSize(bytes), uuid)
+			}
+		}
+	}
+	return nil
+}
+
+// settleAway makes it so that the slice is suspended, whose processes are.
+func (s *slice) settleAway(all []*moved, reason string) error {
+	now := &store.Suspension{State: api.Suspended, Processes: records(all), Spare: s.spare(all), Reason: reason}
+	if err := s.storeSuspension(now); err != nil {
+		return errors.Join(err, s.moveBack(all), s.goesOn())
+	}
+	killpoint.Pass("move.gone")
+	s.sendAway(now.Processes)
+	s.tellMoved(api.EventSuspended, now.Processes)
+	return nil
+}
+
+// spare is what the devices have free beyond what was moved from there: no more needs to be free when that comes back.
+func (s *slice) spare(all []*moved) map[string]uint64 {
+	left := make(map[string]uint64)
+	for uuid, need := range needed(all, nil) {
+		if free, err := s.free(uuid); err == nil {
+			left[uuid] = free - min(free, need)
+		}
+	}
+	return left
+}
+
+// needed is what processes held on each device, with as much on top as is to be free for them, unless there was less when they left.
+func needed(all []*moved, left map[string]uint64) map[string]uint64 {
+	needs, on := make(map[string]uint64), make(map[string]uint64)
+	for _, p := range all {
+		for uuid, bytes := range p.Bytes {
+			needs[uuid] += bytes
+			on[uuid] += spare
+		}
+	}
+	for uuid := range needs {
+		if most, known := left[uuid]; known {
+			needs[uuid] += min(on[uuid], most)
+		}
+	}
+	return needs
+}
+
+// free is how many bytes of a device are, by the driver.
+func (s *slice) free(uuid string) (uint64, error) {
+	g := s.e.gpuOf(uuid)
+	if g == nil {
+		return 0, fmt.Errorf("%w: %s", driver.ErrNoDevice, uuid)
+	}
+	used, err := driver.Ask(g.slot, patience, func() (uint64, error) { return s.e.truth.source.Used(uuid) })
+	return g.Total - min(g.Total, used), err
+}
+
+// resumeAll is called in the slice's turn. admit is asked whether the slice gets its quotas back.
+func (s *slice) resumeAll(admit func(wants map[string]uint64) error) error {
+	s.mu.Lock()
+	was, err := s.suspension, s.unchangeable(false)
+	s.mu.Unlock()
+	switch {
+	case err != nil:
+		return err
+	case was == nil:
+		return api.Errorf(api.CodeBadRequest, "slice %s is not suspended", s.id())
+	case s.e.options.Checkpoint == nil || s.e.truth == nil:
+		return api.Errorf(api.CodeBadRequest, "slice %s cannot be resumed: without NVML nobody knows whether there is room for it (%s)", s.id(), s.e.options.NoTruth)
+	}
+	all := again(was.Processes)
+	defer closeAll(all)
+	away, err := s.areAway(all)
+	if err != nil {
+		return err
+	}
+	undo, err := s.takeBack(was.Processes, admit)
+	if err == nil {
+		if err = s.hasRoom(away, was.Spare); err == nil {
+			err = s.storeSuspension(&store.Suspension{State: api.Resuming, Processes: was.Processes, Spare: was.Spare})
+		}
+		if err != nil {
+			undo()
+		}
+	}
+	if err != nil {
+		if was.State != api.Suspended { // it was on the way
+			return errors.Join(err, s.stay(all, err))
+		}
+		return err
+	}
+	killpoint.Pass("move.returning")
+	s.bringBack()
+	if err := s.moveBack(all); err != nil {
+		if errors.Is(err, ErrClosed) {
+			return err
+		}
+		return errors.Join(err, s.stay(all, err))
+	}
+	killpoint.Pass("move.back")
+	s.tellMoved(api.EventResumed, records(all))
+	return s.goesOn()
+}
+
+// areAway are those of the processes that are off their devices. One that is lost can be brought back by nothing, and with it not the rest.
+func (s *slice) areAway(all []*moved) (away []*moved, err error) {
+	for _, p := range all {
+		state, err := s.state(p)
+		switch {
+		case err != nil && len(p.Bytes) > 0:
+			return nil, s.cannot(err)
+		case state == checkpoint.Failed:
+			return nil, api.Errorf(api.CodeBadRequest, "slice %s cannot be resumed: the driver has lost process %d (%s) in an attempt before: end it, and the others can be", s.id(), p.PID, process.Name(p.PID))
+		case state == checkpoint.Checkpointed:
+			away = append(away, p)
+		}
+	}
+	return away, nil
+}
+
+// moveBack brings back those that are away, and then has all go on. An error leaves them wherever they are.
+func (s *slice) moveBack(all []*moved) error {
+	away, err := s.areAway(all)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	left := s.suspension.Spare
+	s.mu.Unlock()
+	for i, p := range away {
+		if err := s.restore(p, away[i:], left); err != nil {
+			return err
+		}
+		killpoint.Pass("move.restored")
+	}
+	for _, p := range all {
+		if err := s.bring(p, checkpoint.Running); err != nil {
+			return err
+		}
+		killpoint.Pass("move.unlocked")
+	}
+	return nil
+}
+
+// restore brings one process back, if there is room for it and for those that are to follow.
+func (s *slice) restore(p *moved, rest []*moved, left map[string]uint64) error {
+	_ = s.longAs(func() error {
+		s.e.moves.Wait()
+		return nil
+	})
+	defer s.e.moves.Give()
+	if err := s.hasRoom(rest, left); err != nil {
+		return err
+	}
+	return s.bring(p, checkpoint.Locked)
+}
+
+// goesOn makes it so that the slice is not suspended any more, whose processes are not.
+func (s *slice) goesOn() error {
+	if err := s.storeSuspension(nil); err != nil {
+		s.setSuspension(nil) // the next enforcer finds that all are running
+		s.log.Error("that the slice is not suspended any more is not on disk; the next enforcer finds it out", "err", err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.recommit()
+	return nil
+}
+
+// stay sends away again those that had come back, since not all of them did; why is the reason. The slice is suspended then.
+func (s *slice) stay(all []*moved, why error) error {
+	var errs []error
+	for _, p := range all {
+		if state, err := s.state(p); err != nil || state == checkpoint.Failed {
+			continue
+		}
+		err := s.bring(p, checkpoint.Locked)
+		if err == nil {
+			err = s.bring(p, checkpoint.Checkpointed)
+		}
+		errs = append(errs, err)
+	}
+	if err := errors.Join(errs...); err != nil {
+		s.log.Error("the slice stays between its devices and host memory: resume it again", "err", err)
+		return errors.Join(err, s.storeSuspension(&store.Suspension{State: api.Resuming, Processes: records(all), Reason: why.Error()}))
+	}
+	return s.settleAway(all, why.Error())
+}
+
+// bring has a process be in a state that is one step from where it is, unless it is there.
+func (s *slice) bring(p *moved, to checkpoint.State) error {
+	if s.e.ending.Load() {
+		return ErrClosed
+	}
+	state, err := s.state(p)
+	switch {
+	case err != nil && len(p.Bytes) == 0: // it has not begun to use the driver
+		return nil
+	case err != nil:
+		return s.cannot(err)
+	case state == to || !p.handle.Alive():
+		return nil
+	}
+	step := map[[2]checkpoint.State]checkpoint.Action{
+		{checkpoint.Running, checkpoint.Locked}:      checkpoint.Lock,
+		{checkpoint.Locked, checkpoint.Checkpointed}: checkpoint.Checkpoint,
+		{checkpoint.Checkpointed, checkpoint.Locked}: checkpoint.Restore,
+		{checkpoint.Locked, checkpoint.Running}:      checkpoint.Unlock,
+	}[[2]checkpoint.State{state, to}]
+	if step == "" {
+		return api.Errorf(api.CodeInternal, "process %d of slice %s is %s, and cannot be made %s", p.PID, s.id(), state, to)
+	}
+	timeout := moveTimeout
+	for _, bytes := range p.Bytes {
+		timeout += time.Duration(bytes/slowest) * time.Second
+	}
+	err = s.longAs(func() error { return s.e.options.Checkpoint.Do(step, p.PID, timeout) })
+	if err == nil || !p.handle.Alive() {
+		return nil
+	}
+	if now, unknown := s.state(p); unknown == nil && now == to {
+		return nil // somebody else's answer was waited for
+	}
+	return s.cannot(err)
+}
+
+// state asks the driver about a process; a process that has ended is in no way.
+func (s *slice) state(p *moved) (state checkpoint.State, err error) {
+	if !p.handle.Alive() {
+		return checkpoint.Running, nil
+	}
+	err = s.longAs(func() error {
+		state, err = s.e.options.Checkpoint.State(p.PID, moveTimeout)
+		return err
+	})
+	if err != nil && !p.handle.Alive() {
+		return checkpoint.Running, nil
+	}
+	return state, err
+}
+
+// longAs says once a second that the slice's turn is not held by something that hangs: the driver takes its time, and has a timeout.
+func (s *slice) longAs(do func() error) error {
+	done := make(chan error, 1)
+	go func() { done <- do() }()
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	for {
+		select {
+		case err := <-done:
+			return err
+		case <-tick.C:
+			s.turn.GoesOn()
+		}
+	}
+}
+
+// cannot is an error of the driver in a sentence.
+func (s *slice) cannot(err error) error {
+	var e *checkpoint.Error
+	switch {
+	case errors.Is(err, checkpoint.ErrNone):
+		return api.Errorf(api.CodeBadRequest, "slice %s cannot be suspended: %v", s.id(), err)
+	case !errors.As(err, &e):
+		return fmt.Errorf("slice %s: %w", s.id(), err)
+	}
+	who := fmt.Sprintf("process %d (%s)", e.PID, process.Name(e.PID))
+	switch {
+	case e.Result == checkpoint.ResultNotSupported:
+		return api.Errorf(api.CodeBadRequest, "slice %s cannot be suspended: the driver cannot move %s (%s): it uses managed memory, or memory that it shares with other processes", s.id(), who, e.Name)
+	case e.Action == checkpoint.Lock && e.Result == checkpoint.ResultNotReady:
+		return api.Errorf(api.CodeBadRequest, "slice %s cannot be suspended: the work that %s has given its device does not end (%s): try again", s.id(), who, e.Name)
+	}
+	return api.Errorf(api.CodeInternal, "slice %s: %s: %v", s.id(), who, err)
+}
+
+func closeAll(all []*moved) {
+	for _, p := range all {
+		p.handle.Close()
+	}
+}
+
+func records(all []*moved) []store.Moved {
+	records := make([]store.Moved, 0, len(all))
+	for _, p := range all {
+		records = append(records, p.Moved)
+	}
+	return records
+}

@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforcer
+
+import (
+	"maps"
+	"slices"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/killpoint"
+	"github.com/gpuslice/gpuslice/enforcer/process"
+	"github.com/gpuslice/gpuslice/enforcer/quota"
+	"github.com/gpuslice/gpuslice/enforcer/store"
+)
+
+// What a suspended slice is to the rest. Its processes' memory is in host memory by the driver's checkpoint (move.go). Their lanes stay as they are;
+// what they are charged for is on no device (quota.SendAway), so samples expect nothing of them, others may have it in the pools, and admission counts
+// the slice for nothing. Its quotas stay on record. No process attaches meanwhile: it could take what others were given.
+//
+// The store knows before anything is done: that processes are about to be moved, that they are away, and that they are about to come back. An enforcer
+// that finds the first or the last asks the driver how far each process is, and brings all of them back; it finds the room as its predecessor had
+// it, since a slice counts for all of its quotas but while it is Suspended.
+
+// isAway says whether the slice's memory is off its devices, so that others may have its room. Called with mu held, or before anybody knows the slice.
+func (s *slice) isAway() bool { return s.suspension != nil && s.suspension.State == api.Suspended }
+
+// unsuspended is why something cannot be done with a slice that is suspended, or on the way; nil if it is not. Called with mu held.
+func (s *slice) unsuspended() error {
+	if s.suspension == nil {
+		return nil
+	}
+	return api.Errorf(api.CodeBadRequest, "slice %s is %s: `gpuslice resume %s` brings its memory back, after which this can be done", s.id(), s.suspension.State, s.id())
+}
+
+// setSuspension is called in the slice's turn; nil is of a slice that goes on.
+func (s *slice) setSuspension(to *store.Suspension) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.suspension = to
+}
+
+// storeSuspension has the store know first. Called in the slice's turn.
+func (s *slice) storeSuspension(to *store.Suspension) error {
+	record := s.storedNow()
+	record.Suspended = to
+	if err := s.e.store.PutSlice(record); err != nil {
+		return err
+	}
+	s.setSuspension(to)
+	return nil
+}
+
+// sendAway has the books say that these processes hold nothing, and others get what that was. Called in the slice's turn.
+func (s *slice) sendAway(processes []store.Moved) {
+	s.mu.Lock()
+	s.markAway(processes)
+	s.recommit()
+	s.wantNative()
+	s.mu.Unlock()
+	s.e.reachNative(s.cgroup)
+	killpoint.Pass("move.away")
+}
+
+// markAway is called with mu held.
+func (s *slice) markAway(processes []store.Moved) {
+	for _, p := range processes {
+		l := s.quota.Of(p.PID)
+		if l == nil || l.Process.Start != p.Start {
+			continue
+		}
+		s.quota.SendAway(l)
+		for _, pool := range s.pools {
+			if err := pool.onLane(p.PID, pool.quota.Suspend); err != nil {
+				s.log.Error("a suspended process counts in its pool still", "pool", pool.name, "pid", p.PID, "err", err)
+			}
+		}
+	}
+}
+
+// takeBack has the books count what the slice is about to hold again: its quotas on all devices, and in its pools what its processes held
+// there; all of it or nothing. It counts already if the slice was not Suspended. Called in the slice's turn.
+func (s *slice) takeBack(processes []store.Moved, admit func(map[string]uint64) error) (undo func(), err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.counts() {
+		if err := admit(s.quota.Commitment()); err != nil {
+			return nil, err
+		}
+	}
+	var back []store.Moved
+	undo = func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.isAway() {
+			s.markAway(back)
+			s.recommit()
+		}
+	}
+	for _, p := range processes {
+		if err := resumeIn(s.pools, p.PID); err != nil {
+			if s.isAway() {
+				s.markAway(back)
+				s.recommit()
+			}
+			return nil, api.Errorf(api.CodeQuotaExceeded, "slice %s needs back what it held of the quota of pool %s, and others of the pool use that: resume it when they use less (`gpuslice ps --filter pool=%s`)",
+				s.id(), s.request.Pools, s.pools[0].name)
+		}
+		back = append(back, p)
+	}
+	return undo, nil
+}
+
+// bringBack has samples expect the slice's memory on the devices, before it is there, and the driver allow it. Called in the slice's turn.
+func (s *slice) bringBack() {
+	s.mu.Lock()
+	s.quota.BringBack()
+	s.recommit()
+	s.wantNative()
+	s.mu.Unlock()
+	s.e.reachNative(s.cgroup)
+}
+
+// tellMoved tells that the memory of the slice's processes is away, or back.
+func (s *slice) tellMoved(kind api.EventKind, processes []store.Moved) {
+	sums := make(map[string]uint64)
+	for _, p := range processes {
+		for uuid, bytes := range p.Bytes {
+			sums[uuid] += bytes
+		}
+	}
+	if len(sums) == 0 {
+		s.tell(api.Event{Kind: kind})
+	}
+	for _, uuid := range slices.Sorted(maps.Keys(sums)) {
+		s.tell(api.Event{Kind: kind, Device: uuid, Bytes: sums[uuid]})
+		s.log.Info("the slice's memory was moved", "what", kind, "device", uuid, "bytes", sums[uuid])
+	}
+}
+
+// recallSuspension goes on with what the predecessor has left of a suspension. Called while the slice is taken up, in its turn.
+func (s *slice) recallSuspension() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.suspension == nil || s.quota.State != api.Active:
+	case s.isAway():
+		s.markAway(s.suspension.Processes)
+		s.recommit()
+	default:
+		s.e.ends.Go(func() { s.e.bringBackLeft(s) })
+	}
+}
+
+// bringBackLeft brings back what the predecessor was moving when it ended.
+func (e *Enforcer) bringBackLeft(s *slice) {
+	if !e.waitFor(s) {
+		return
+	}
+	defer s.turn.Give()
+	err := s.resumeAll(s.admit)
+	if err != nil {
+		s.log.Error("the memory that was being moved when the enforcer ended is not on the devices again", "err", err)
+		return
+	}
+	s.log.Info("the memory that was being moved when the enforcer ended is on the devices again")
+}
+
+// showSuspension is called with mu held.
+func (s *slice) showSuspension(shown *api.Slice) {
+	if s.suspension == nil || shown.State != api.Active && shown.State != api.Frozen {
+		return
+	}
+	shown.State, shown.Reason = s.suspension.State, s.suspension.Reason
+	if shown.Reason == "" && s.isAway() {
+		shown.Reason = "its memory is in host memory, and its processes' CUDA calls wait, until it is resumed"
+	}
+}
+
+// onHost is what a process holds in host memory of what its lane is charged for on a device. Called with mu held.
+func (s *slice) onHost(index int, l *quota.Lane) uint64 {
+	if !s.quota.IsAway(l.Number) {
+		return 0
+	}
+	return s.quota.Ledger.Held(index, l.Number)
+}
+
+// again takes hold of those of the processes that are alive.
+func again(processes []store.Moved) (all []*moved) {
+	for _, p := range processes {
+		if handle, err := process.Again(p.PID, p.Start); err == nil {
+			all = append(all, &moved{p, handle})
+		}
+	}
+	return all
+}

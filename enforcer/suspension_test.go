@@ -1,0 +1,434 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforcer_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/gpuslice/gpuslice/enforcer"
+	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/checkpoint"
+)
+
+// fakeMover is the driver's checkpoint, over what fakeTruth says that each process holds.
+type fakeMover struct {
+	truth *fakeTruth
+	mu    sync.Mutex
+	state map[int]checkpoint.State
+	away  map[int]map[string]uint64
+	fails map[checkpoint.Action]map[int]int // results
+	did   []string
+}
+
+func newMover(truth *fakeTruth) *fakeMover {
+	return &fakeMover{truth: truth, state: make(map[int]checkpoint.State), away: make(map[int]map[string]uint64), fails: make(map[checkpoint.Action]map[int]int)}
+}
+
+func (f *fakeMover) State(pid int, _ time.Duration) (checkpoint.State, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.state[pid], nil
+}
+
+func (f *fakeMover) Do(action checkpoint.Action, pid int, _ time.Duration) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.did = append(f.did, fmt.Sprint(action, " ", pid))
+	step := map[checkpoint.Action][2]checkpoint.State{
+		checkpoint.Lock:       {checkpoint.Running, checkpoint.Locked},
+		checkpoint.Checkpoint: {checkpoint.Locked, checkpoint.Checkpointed},
+		checkpoint.Restore:    {checkpoint.Checkpointed, checkpoint.Locked},
+		checkpoint.Unlock:     {checkpoint.Locked, checkpoint.Running},
+	}[action]
+	if f.state[pid] != step[0] {
+		return &checkpoint.Error{Action: action, PID: pid, Result: 401, Name: "CUDA_ERROR_ILLEGAL_STATE"}
+	}
+	if result := f.fails[action][pid]; result != 0 {
+		if action == checkpoint.Restore {
+			f.state[pid] = checkpoint.Failed
+		}
+		return &checkpoint.Error{Action: action, PID: pid, Result: result, Name: fmt.Sprint("CUDA_ERROR_", result)}
+	}
+	switch action {
+	case checkpoint.Checkpoint:
+		f.away[pid] = make(map[string]uint64)
+		for _, uuid := range []string{gpu0, gpu1} {
+			f.truth.mu.Lock()
+			bytes := f.truth.bytes[uuid][pid]
+			f.truth.mu.Unlock()
+			if bytes > 0 {
+				f.away[pid][uuid] = bytes
+				f.truth.set(uuid, pid, 0)
+			}
+		}
+	case checkpoint.Restore:
+		for uuid, bytes := range f.away[pid] {
+			f.truth.set(uuid, pid, bytes)
+		}
+	}
+	f.state[pid] = step[1]
+	return nil
+}
+
+func (f *fakeMover) fail(action checkpoint.Action, pid, result int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.fails[action] = map[int]int{pid: result}
+}
+
+func (f *fakeMover) states() map[int]checkpoint.State {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return maps.Clone(f.state)
+}
+
+// movers is a host whose driver has checkpoints.
+func movers(t *testing.T) (*host, *fakeTruth, *fakeMover) {
+	t.Helper()
+	enforcer.HostHas(1 << 40)
+	t.Cleanup(func() { enforcer.HostHas(0) })
+	truth := &fakeTruth{}
+	h := newHost(t, truth)
+	f := newMover(truth)
+	h.stop()
+	h.options.Checkpoint = f
+	h.start()
+	return h, truth, f
+}
+
+// takes has a process charge and hold bytes of the first device.
+func (p *proc) takes(truth *fakeTruth, bytes uint64) {
+	p.t.Helper()
+	p.must("charge 0 %d", bytes)
+	truth.mu.Lock()
+	had := truth.bytes[gpu0][p.pid()]
+	truth.mu.Unlock()
+	truth.set(gpu0, p.pid(), had+bytes)
+}
+
+func (h *host) suspend(id string) error {
+	_, err := h.Suspend(context.Background(), id)
+	return err
+}
+
+func (h *host) resume(id string) error {
+	_, err := h.Resume(context.Background(), id)
+	return err
+}
+
+// refusedWith checks the sentence.
+func refusedWith(t *testing.T, err error, code api.Code, words ...string) {
+	t.Helper()
+	var e *api.Error
+	if !errors.As(err, &e) || e.Code != code {
+		t.Fatalf("%v, want a refusal %q", err, code)
+	}
+	for _, w := range words {
+		if !strings.Contains(e.Message, w) {
+			t.Errorf("%q does not say %q", e.Message, w)
+		}
+	}
+}
+
+func (h *host) granted(t *testing.T) uint64 {
+	t.Helper()
+	devices, err := h.Devices(context.Background())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return devices[0].Quotas
+}
+
+func TestTwoSlicesThatDoNotFitTogetherTakeTurnsOnADevice(t *testing.T) {
+	h, truth, f := movers(t)
+	a, _ := h.session("a", on(gpu0, 50*gib))
+	a.uses().takes(truth, 40*gib)
+	if err := h.suspend("a"); err != nil {
+		t.Fatal(err)
+	}
+	s := h.see("a")
+	if d := s.Devices[0]; s.State != api.Suspended || d.Used != 0 || d.Overhead != 0 || d.Suspended != 40*gib || d.Limit != 50*gib {
+		t.Fatalf("%+v", s)
+	}
+	if p := s.Processes; len(p) != 1 || p[0].Devices[0].Used != 0 || p[0].Devices[0].Suspended != 40*gib {
+		t.Errorf("%+v", p)
+	}
+	if devices, err := h.Devices(context.Background()); err != nil || devices[0].Quotas != 0 || devices[0].Suspended != 40*gib {
+		t.Errorf("%+v, %v", devices, err)
+	}
+	refusedWith(t, h.suspend("a"), api.CodeBadRequest, "is suspended already")
+
+	b, _ := h.session("b", on(gpu0, 50*gib))
+	b.uses().takes(truth, 45*gib)
+	refusedWith(t, h.resume("a"), api.CodeQuotaExceeded, "a asks for 50GiB", "b has 50GiB")
+	if s := h.see("a"); s.State != api.Suspended || f.states()[a.pid()] != checkpoint.Checkpointed {
+		t.Fatalf("after a refusal: %+v, %v", s, f.states())
+	}
+	if err := h.suspend("b"); err != nil {
+		t.Fatal(err)
+	}
+	if err := h.resume("a"); err != nil {
+		t.Fatal(err)
+	}
+	if s := h.see("a"); s.State != api.Active || s.Devices[0].Used != 40*gib || s.Devices[0].Suspended != 0 || h.granted(t) != 50*gib {
+		t.Fatalf("%+v", s)
+	}
+	a.must("charge 0 %d", 10*gib)
+	a.expect("refused", "charge 0 1")
+	refusedWith(t, h.resume("a"), api.CodeBadRequest, "is not suspended")
+	refusedWith(t, h.resume("b"), api.CodeQuotaExceeded, "a has 50GiB")
+	refusedWith(t, h.resume("c"), api.CodeNotFound)
+}
+
+// A suspended process's thread that allocates has charged, and waits in the driver.
+func TestAChargeThatWaitsIsWithinTheQuotaOfASuspendedSlice(t *testing.T) {
+	h, truth, _ := movers(t)
+	a, _ := h.session("a", on(gpu0, 4*gib))
+	a.uses().takes(truth, 3*gib)
+	if err := h.suspend("a"); err != nil {
+		t.Fatal(err)
+	}
+	a.must("charge 0 %d", gib)
+	a.expect("refused", "charge 0 1")
+	if s := h.see("a"); s.Devices[0].Used != 0 {
+		t.Errorf("%+v", s)
+	}
+	if err := h.resume("a"); err != nil {
+		t.Fatal(err)
+	}
+	if s := h.see("a"); s.Devices[0].Used != 4*gib {
+		t.Errorf("%+v", s)
+	}
+}
+
+// two are processes of one container.
+func two(t *testing.T, h *host, id string, quota uint64) (a, b *proc) {
+	t.Helper()
+	cgroup := newCgroup(t)
+	link := filepath.Join(h.options.RunDir, "to-"+id)
+	a = start(t, link, cgroup)
+	reply, err := h.Register(context.Background(), api.RegisterRequest{ID: id, Container: id, PID: a.pid(), Quotas: []api.Quota{on(gpu0, quota)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	lead(t, link, reply)
+	b = start(t, link, cgroup)
+	return a.uses(), b.uses()
+}
+
+func TestAllProcessesOfASliceAreSuspendedOrNone(t *testing.T) {
+	h, truth, f := movers(t)
+	a, b := two(t, h, "c", 50*gib)
+	a.takes(truth, 10*gib)
+	b.takes(truth, 10*gib)
+	last := max(a.pid(), b.pid())
+	untouched := func(what string) {
+		t.Helper()
+		for pid, state := range f.states() {
+			if state != checkpoint.Running {
+				t.Errorf("%s: process %d is %s", what, pid, state)
+			}
+		}
+		if s := h.see("c"); s.State != api.Active || s.Devices[0].Used != 20*gib || h.granted(t) != 50*gib {
+			t.Errorf("%s: %+v", what, s)
+		}
+	}
+	f.fail(checkpoint.Checkpoint, last, checkpoint.ResultNotSupported)
+	refusedWith(t, h.suspend("c"), api.CodeBadRequest, fmt.Sprint("process ", last), "managed memory")
+	untouched("managed memory")
+	f.fail(checkpoint.Checkpoint, 0, 0)
+	f.fail(checkpoint.Lock, last, checkpoint.ResultNotReady)
+	refusedWith(t, h.suspend("c"), api.CodeBadRequest, "does not end")
+	untouched("work that does not end")
+	f.fail(checkpoint.Lock, 0, 0)
+
+	f.mu.Lock()
+	f.state[last] = checkpoint.Locked
+	f.mu.Unlock()
+	refusedWith(t, h.suspend("c"), api.CodeBadRequest, "is locked, by somebody else's doing")
+	f.mu.Lock()
+	f.state[last] = checkpoint.Running
+	f.mu.Unlock()
+	untouched("one that is locked")
+	enforcer.HostHas(15 * gib)
+	refusedWith(t, h.suspend("c"), api.CodeBadRequest, "it holds 20GiB, and the host has 15GiB")
+	untouched("a host that has not the memory")
+	enforcer.HostHas(1 << 40)
+
+	if err := h.suspend("c"); err != nil {
+		t.Fatal(err)
+	}
+	b.kill()
+	eventually(t, "its bytes are given back", func() bool { return h.see("c").Devices[0].Suspended == 10*gib })
+	if err := h.resume("c"); err != nil {
+		t.Fatal(err)
+	}
+	if s := h.see("c"); s.State != api.Active || s.Devices[0].Used != 10*gib {
+		t.Errorf("%+v", s)
+	}
+}
+
+func TestASliceWithAProcessThatNeverAttachedIsNotSuspended(t *testing.T) {
+	h, truth, _ := movers(t)
+	cgroup := newCgroup(t)
+	a := start(t, filepath.Join(h.options.RunDir, "to"), cgroup)
+	if _, err := h.Register(context.Background(), api.RegisterRequest{ID: "c", Container: "c", PID: a.pid(), Quotas: []api.Quota{on(gpu0, gib)}}); err != nil {
+		t.Fatal(err)
+	}
+	truth.set(gpu0, a.pid(), 64*mib)
+	refusedWith(t, h.suspend("c"), api.CodeBadRequest, fmt.Sprint("process ", a.pid()), "never attached")
+}
+
+func TestNothingIsRestoredWithoutRoomOnTheDevice(t *testing.T) {
+	h, truth, f := movers(t)
+	a, _ := h.session("a", on(gpu0, 50*gib))
+	a.uses().takes(truth, 40*gib)
+	if err := h.suspend("a"); err != nil {
+		t.Fatal(err)
+	}
+	truth.set(gpu0, 1, 45*gib) // of no slice
+	refusedWith(t, h.resume("a"), api.CodeQuotaExceeded, "on device 0", "34GiB are free", "outside slices holds 45GiB")
+	if s := h.see("a"); s.State != api.Suspended || h.granted(t) != 0 || f.states()[a.pid()] != checkpoint.Checkpointed {
+		t.Fatalf("%+v", s)
+	}
+	truth.set(gpu0, 1, 0)
+	if err := h.resume("a"); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// The driver does not say why, and nothing brings such a process back.
+func TestASliceOneOfWhoseProcessesIsLostStaysSuspendedUntilThatHasEnded(t *testing.T) {
+	h, truth, f := movers(t)
+	a, b := two(t, h, "c", 50*gib)
+	a.takes(truth, 10*gib)
+	b.takes(truth, 10*gib)
+	if err := h.suspend("c"); err != nil {
+		t.Fatal(err)
+	}
+	first, last := a, b
+	if a.pid() > b.pid() {
+		first, last = b, a
+	}
+	f.fail(checkpoint.Restore, last.pid(), 2)
+	if err := h.resume("c"); err == nil {
+		t.Fatal("it is resumed without one of its processes")
+	}
+	if s := h.see("c"); s.State != api.Suspended || !strings.Contains(s.Reason, fmt.Sprint(last.pid())) || f.states()[first.pid()] != checkpoint.Checkpointed {
+		t.Fatalf("%+v, %v", s, f.states())
+	}
+	refusedWith(t, h.resume("c"), api.CodeBadRequest, fmt.Sprint("lost process ", last.pid()))
+	last.kill()
+	eventually(t, "the others come back", func() bool { return h.resume("c") == nil })
+	eventually(t, "they hold what they held", func() bool {
+		s := h.see("c")
+		return s.State == api.Active && s.Devices[0].Used == 10*gib
+	})
+}
+
+func TestWhatASuspendedMemberHeldOthersOfItsPoolMayUse(t *testing.T) {
+	h, truth, _ := movers(t)
+	h.pool("llm", on(gpu0, 8*gib))
+	a, b := h.member("a", "llm").uses(), h.member("b", "llm", on(gpu0, 8*gib)).uses()
+	a.takes(truth, 6*gib)
+	b.expect("refused", "charge 0 %d", 4*gib)
+	if err := h.suspend("a"); err != nil {
+		t.Fatal(err)
+	}
+	if h.pooled("llm") != 0 {
+		t.Errorf("%d bytes of a suspended member are shown as used", h.pooled("llm"))
+	}
+	b.takes(truth, 4*gib)
+	refusedWith(t, h.resume("a"), api.CodeQuotaExceeded, "pool llm")
+	h.restart()
+	if s := h.see("a"); s.State != api.Suspended || s.Devices[0].Suspended != 6*gib {
+		t.Fatalf("%+v", s)
+	}
+	b.must("charge 0 %d", 4*gib)
+	b.must("release 0 %d", 4*gib)
+	refusedWith(t, h.resume("a"), api.CodeQuotaExceeded, "pool llm")
+	b.must("release 0 %d", 2*gib)
+	if err := h.resume("a"); err != nil {
+		t.Fatal(err)
+	}
+	b.expect("refused", "charge 0 1")
+}
+
+func TestASuspendedSliceOutlivesTheEnforcer(t *testing.T) {
+	h, truth, f := movers(t)
+	a, _ := h.session("a", on(gpu0, 50*gib))
+	a.uses().takes(truth, 40*gib)
+	if err := h.suspend("a"); err != nil {
+		t.Fatal(err)
+	}
+	h.restart()
+	if s := h.see("a"); s.State != api.Suspended || s.Devices[0].Used != 0 || s.Devices[0].Suspended != 40*gib || h.granted(t) != 0 {
+		t.Fatalf("%+v", s)
+	}
+	if _, err := h.set("a", on(gpu0, 60*gib)); err == nil {
+		t.Error("it has another quota, which nobody gave it")
+	}
+	if err := h.resume("a"); err != nil || f.states()[a.pid()] != checkpoint.Running {
+		t.Fatal(err, f.states())
+	}
+	h.restart()
+	if s := h.see("a"); s.State != api.Active || s.Devices[0].Used != 40*gib {
+		t.Fatalf("%+v", s)
+	}
+}
+
+func TestASuspendedSliceLetsNoProcessAttach(t *testing.T) {
+	h, truth, _ := movers(t)
+	a, b := two(t, h, "c", 4*gib)
+	a.takes(truth, gib)
+	if err := h.suspend("c"); err != nil {
+		t.Fatal(err)
+	}
+	b.tell("exec")
+	b.expect("status 3", "attach")
+	if err := h.resume("c"); err != nil {
+		t.Fatal(err)
+	}
+	b.must("attach")
+}
+
+// A tool of the host's, which asks nobody.
+func TestASuspendedProcessThatIsBroughtBackUnaskedIsBeyondItsLane(t *testing.T) {
+	h, truth, _ := movers(t)
+	a, _ := h.session("s", on(gpu0, 4*gib))
+	a.uses().takes(truth, 2*gib)
+	if err := h.suspend("s"); err != nil {
+		t.Fatal(err)
+	}
+	truth.comparisons(t, 4)
+	if o := overhead(h); o != 0 {
+		t.Fatalf("%d bytes are charged to a suspended slice", o)
+	}
+	truth.set(gpu0, a.pid(), 2*gib)
+	eventually(t, "it is charged", func() bool { return overhead(h) == 2*gib })
+	eventually(t, "and counts", func() bool { return h.granted(t) == 2*gib || h.granted(t) == 0 })
+}
+
+func TestASuspendedSliceThatEndsLeavesNothing(t *testing.T) {
+	h, truth, _ := movers(t)
+	a, _ := h.session("a", on(gpu0, 50*gib))
+	a.uses().takes(truth, 40*gib)
+	if err := h.suspend("a"); err != nil {
+		t.Fatal(err)
+	}
+	a.kill()
+	eventually(t, "it is released", func() bool {
+		_, err := h.Slice(context.Background(), "a")
+		return errors.Is(err, api.ErrNotFound)
+	})
+	b, _ := h.session("b", on(gpu0, 80*gib))
+	b.uses().must("charge 0 %d", 80*gib)
+}

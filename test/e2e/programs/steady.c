@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * steady BYTES FILE [managed]: holds so many bytes of device 0, and works: again and again it finds
+ * there what it has written before, writes the next number, allocates and frees. FILE has the
+ * number. With "managed" it has managed memory beside.
+ */
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+static void *find(void *driver, const char *name)
+{
+	void *function = dlsym(driver, name);
+
+	if (!function)
+		exit(1);
+	return function;
+}
+
+int main(int count, char **argument)
+{
+	static const struct timespec pause = {.tv_nsec = 10000000};
+	void *driver = dlopen("libcuda.so.1", RTLD_NOW), *context;
+	int (*init)(unsigned), (*retain)(void **, int), (*use)(void *), (*release)(unsigned long long);
+	int (*alloc)(unsigned long long *, size_t);
+	int (*managed)(unsigned long long *, size_t, unsigned);
+	int (*write_to)(unsigned long long, const void *, size_t);
+	int (*read_from)(void *, unsigned long long, size_t);
+	unsigned long long memory, more;
+	size_t size;
+
+	if (!driver || count < 3)
+		return 1;
+	*(void **)&init = find(driver, "cuInit");
+	*(void **)&retain = find(driver, "cuDevicePrimaryCtxRetain");
+	*(void **)&use = find(driver, "cuCtxSetCurrent");
+	*(void **)&alloc = find(driver, "cuMemAlloc_v2");
+	*(void **)&release = find(driver, "cuMemFree_v2");
+	*(void **)&managed = find(driver, "cuMemAllocManaged");
+	*(void **)&write_to = find(driver, "cuMemcpyHtoD_v2");
+	*(void **)&read_from = find(driver, "cuMemcpyDtoH_v2");
+	size = strtoull(argument[1], NULL, 10);
+	if (init(0) || retain(&context, 0) || use(context) || alloc(&memory, size))
+		return 1;
+	if (count > 3 && managed(&more, 1 << 20, 1))
+		return 1;
+	for (unsigned long long number = 0;; number++) {
+		unsigned long long was = number;
+		FILE *file;
+
+		if (number && (read_from(&was, memory + size - sizeof(was), sizeof(was)) || was != number))
+			break;
+		was = number + 1;
+		if (write_to(memory + size - sizeof(was), &was, sizeof(was)))
+			break;
+		if (alloc(&more, 2 << 20) || release(more))
+			break;
+		file = fopen(argument[2], "w");
+		if (!file)
+			break;
+		fprintf(file, "%llu\n", number);
+		fclose(file);
+		nanosleep(&pause, NULL);
+	}
+	puts("it does not work any more");
+	return 1;
+}

@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/killpoint"
+)
+
+// worker is a process of a container that works on its memory without pause (steady.c).
+type worker struct {
+	*container
+	file string
+}
+
+// works starts one that holds bytes.
+func (c *container) works(bytes uint64, more ...string) worker {
+	c.T.Helper()
+	c.compile("steady")
+	w := worker{c, fmt.Sprintf("work-%d", time.Now().UnixNano())}
+	args := append([]string{"exec", "--detach", c.id, "/fake/steady", strconv.FormatUint(bytes, 10), "/fake/" + w.file}, more...)
+	if out, err := c.output(c.runtime(args...)); err != nil {
+		c.T.Fatalf("%v\n%s", err, out)
+	}
+	w.goesOn()
+	return w
+}
+
+func (w worker) number() uint64 {
+	text, _ := os.ReadFile(filepath.Join(w.Dir, "fake", w.file))
+	n, _ := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64)
+	return n
+}
+
+// goesOn waits until it has done more: with what it had written before.
+func (w worker) goesOn() {
+	w.T.Helper()
+	before := w.number()
+	w.Eventually("the program works", func() bool { return w.number() > before+2 })
+}
+
+// stands checks that it does nothing.
+func (w worker) stands() {
+	w.T.Helper()
+	time.Sleep(50 * time.Millisecond) // it is in a step, which ends with its next call
+	before := w.number()
+	time.Sleep(200 * time.Millisecond)
+	if now := w.number(); now != before {
+		w.T.Errorf("a suspended program works: from %d to %d", before, now)
+	}
+}
+
+func (h *host) state(id string) api.State {
+	h.T.Helper()
+	s, err := h.Client.Slice(h.T.Context(), id)
+	h.Must(err)
+	return s.State
+}
+
+// free is what may still be given of the card.
+func (h *host) free() uint64 {
+	h.T.Helper()
+	devices, err := h.Client.Devices(h.T.Context())
+	h.Must(err)
+	return *devices[0].Free
+}
+
+const smallCard = "FAKECUDA_MEMORY=8G"
+
+func TestTwoContainersThatDoNotFitTogetherTakeTurns(t *testing.T) {
+	forEachBackendWith(t, "", func(t *testing.T, h *host, _ api.Enforcement) {
+		five := map[string]string{"gpuslice.vram": "5G"}
+		a, b := h.newContainer(five, "/bin/sleep", "600"), h.newContainer(five, "/bin/sleep", "600")
+		a.run()
+		works, too := a.works(2*gib), a.works(gib)
+		h.mustRun("suspend", a.id)
+		works.stands()
+		too.stands()
+		use := h.Use(a.id)
+		if h.state(a.id) != api.Suspended || use.Used != 0 || use.Suspended < 3*gib || use.Limit != 5*gib {
+			t.Fatalf("%s: %+v", h.state(a.id), use)
+		}
+		if out := h.mustRun("ps"); !strings.Contains(out, "suspended") || !strings.Contains(out, "SUSPENDED") {
+			t.Errorf("ps does not show it:\n%s", out)
+		}
+		if out := h.mustRun("inspect", a.id); !strings.Contains(out, "in host memory") {
+			t.Errorf("inspect does not show it:\n%s", out)
+		}
+		if out := h.mustRun("devices"); !strings.Contains(out, "SUSPENDED") {
+			t.Errorf("devices do not show it:\n%s", out)
+		}
+		if g := a.hog(gib); !strings.Contains(g.said, "CUDA_ERROR") {
+			t.Errorf("a process that begins in a suspended slice got memory: %q", g.said)
+		}
+
+		b.run()
+		others := b.works(4 * gib)
+		if out, err := h.cli("resume", a.id); err == nil || !strings.Contains(out, "5GiB") || !strings.Contains(out, "has 5GiB") {
+			t.Errorf("%v: %s", err, out)
+		}
+		works.stands()
+		h.mustRun("suspend", b.id)
+		h.mustRun("resume", a.id)
+		works.goesOn()
+		too.goesOn()
+		others.stands()
+		if out := h.mustRun("events", "--since", "0"); !strings.Contains(out, "suspended: ") || !strings.Contains(out, "resumed: ") {
+			t.Errorf("events:\n%s", out)
+		}
+		if strings.Contains(h.mustRun("events", "--since", "0"), "bypass") {
+			t.Errorf("a violation was found:\n%s", h.mustRun("events", "--since", "0"))
+		}
+
+		// One that is stopped while it is suspended leaves nothing.
+		if out, err := b.output(b.runtime("delete", "--force", b.id)); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		h.Eventually("the slice is gone", h.IsGone(b.id))
+	}, smallCard)
+}
+
+func TestASliceWithManagedMemoryIsNotSuspended(t *testing.T) {
+	h := newHost(t)
+	c := h.newContainer(vram(), "/bin/sleep", "600")
+	c.run()
+	plain, managed := c.works(gib), c.works(gib, "managed")
+	if out, err := h.cli("suspend", c.id); err == nil || !strings.Contains(out, "managed memory") {
+		t.Fatalf("%v: %s", err, out)
+	}
+	plain.goesOn()
+	managed.goesOn()
+	if h.state(c.id) != api.Active {
+		t.Errorf("it is %s", h.state(c.id))
+	}
+}
+
+// Whatever has been done when the enforcer is killed, the next one has the slice suspended, or working.
+func TestAnEnforcerKilledWhileItMovesASliceLosesNoProcess(t *testing.T) {
+	for point, want := range map[string]api.State{
+		"move.stored": api.Active, "move.locked": api.Active, "move.locked:2": api.Active, "move.measured": api.Active,
+		"move.checkpointed": api.Active, "move.checkpointed:2": api.Active, "move.gone": api.Suspended, "move.away": api.Suspended,
+		"move.returning": api.Active, "move.restored": api.Active, "move.restored:2": api.Active, "move.unlocked": api.Active,
+		"move.unlocked:2": api.Active, "move.back": api.Active,
+	} {
+		t.Run(point, func(t *testing.T) {
+			h := newHostBy(t, api.Intercept, "", smallCard, killpoint.Env+"="+point)
+			h.mustRun("pool", "create", "llm", "--vram", "6G")
+			c := h.newContainer(inPool(""), "/bin/sleep", "600")
+			c.run()
+			a, b := c.works(gib), c.works(gib)
+			for _, verb := range []string{"suspend", "resume"} {
+				if out, err := h.cli(verb, c.id); err != nil {
+					t.Logf("%s: %v: %s", verb, err, out)
+					break
+				}
+			}
+			h.Eventually("the enforcer is dead", func() bool {
+				_, err := h.Client.Info(t.Context())
+				return err != nil
+			})
+			h.Stop(unix.SIGKILL)
+			h.SetEnv(smallCard)
+			h.Start()
+			h.Eventually("the slice is "+string(want), func() bool { return h.state(c.id) == want })
+			if want == api.Suspended {
+				a.stands()
+				b.stands()
+				if use := h.pool("llm"); use.Used != 0 {
+					t.Errorf("the pool has %+v", use)
+				}
+				h.mustRun("resume", c.id)
+			}
+			a.goesOn()
+			b.goesOn()
+			if use := h.Use(c.id); use.Used < 2*gib || use.Suspended != 0 {
+				t.Errorf("%+v", use)
+			}
+			if use := h.pool("llm"); use.Used < 2*gib {
+				t.Errorf("the pool has %+v", use)
+			}
+			h.mustRun("suspend", c.id)
+			h.mustRun("resume", c.id)
+			a.goesOn()
+		})
+	}
+}
+
+func TestASuspendedSliceIsTakenUpByTheNextEnforcer(t *testing.T) {
+	h := newHostBy(t, api.Intercept, "", smallCard)
+	c := h.newContainer(map[string]string{"gpuslice.vram": "7G"}, "/bin/sleep", "600")
+	c.run()
+	w := c.works(4 * gib)
+	h.mustRun("suspend", c.id)
+	h.Stop(unix.SIGKILL)
+	h.Start()
+	if h.state(c.id) != api.Suspended || h.Use(c.id).Used != 0 || h.free() != 8*gib {
+		t.Fatalf("%s: %+v, %d free", h.state(c.id), h.Use(c.id), h.free())
+	}
+	w.stands()
+	h.mustRun("resume", c.id)
+	w.goesOn()
+}
+
+// Engines say resume to a runtime with its global flags.
+func TestResumeIsTheRuntimesOnlyWithItsGlobalFlags(t *testing.T) {
+	h := newHost(t)
+	c := h.newContainer(vram(), "/bin/sleep", "600")
+	c.run()
+	if out, err := h.cli("resume", c.id); err == nil || !strings.Contains(out, "is not suspended") {
+		t.Errorf("%v: %s", err, out)
+	}
+	cmd := c.runtime("pause", c.id)
+	if out, err := c.output(cmd); err != nil {
+		t.Skipf("this host's runc does not pause: %s", out)
+	}
+	cmd = c.runtime("resume", c.id)
+	cmd.Path = filepath.Join(h.Bin, "gpuslice")
+	if out, err := c.output(cmd); err != nil {
+		t.Errorf("%v: %s", err, out)
+	}
+}
