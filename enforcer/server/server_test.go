@@ -38,7 +38,7 @@ type fakeService struct {
 	pid        int
 	moved      []string
 	takes      time.Duration // to move a slice
-	log        *event.Log // nil: there are no events
+	log        *event.Log    // nil: there are no events
 }
 
 func (f *fakeService) Info(ctx context.Context) (api.Info, error) {
