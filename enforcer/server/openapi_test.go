@@ -110,8 +110,10 @@ var answers = map[string]struct{ request, reply reflect.Type }{
 	"PATCH /v1/slices/{id}":  {reflect.TypeFor[api.ChangeRequest](), reflect.TypeFor[api.Slice]()},
 	"DELETE /v1/slices/{id}": {nil, reflect.TypeFor[api.Slice]()},
 
-	"POST /v1/slices/{id}/join":  {reflect.TypeFor[api.JoinRequest](), reflect.TypeFor[api.RegisterReply]()},
-	"POST /v1/slices/{id}/renew": {reflect.TypeFor[api.RenewRequest](), reflect.TypeFor[api.Slice]()},
+	"POST /v1/slices/{id}/join":    {reflect.TypeFor[api.JoinRequest](), reflect.TypeFor[api.RegisterReply]()},
+	"POST /v1/slices/{id}/renew":   {reflect.TypeFor[api.RenewRequest](), reflect.TypeFor[api.Slice]()},
+	"POST /v1/slices/{id}/suspend": {nil, reflect.TypeFor[api.Slice]()},
+	"POST /v1/slices/{id}/resume":  {nil, reflect.TypeFor[api.Slice]()},
 
 	"GET /v1/pools":           {nil, reflect.TypeFor[[]api.Pool]()},
 	"GET /v1/pools/{name}":    {nil, reflect.TypeFor[api.Pool]()},
@@ -289,7 +291,8 @@ var enums = map[reflect.Type][]string{
 	reflect.TypeFor[api.Mode]():      {string(api.Enforce), string(api.Record)},
 	reflect.TypeFor[api.EventKind](): eventKinds(),
 	reflect.TypeFor[api.Action]():    {string(api.Log), string(api.Refuse), string(api.Kill)},
-	reflect.TypeFor[api.State]():     {string(api.Active), string(api.Released), string(api.Damaged), string(api.Frozen), string(api.Expired)},
+	reflect.TypeFor[api.State](): {string(api.Active), string(api.Released), string(api.Damaged), string(api.Frozen), string(api.Expired),
+		string(api.Suspending), string(api.Suspended), string(api.Resuming)},
 }
 
 func eventKinds() []string {
