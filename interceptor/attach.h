@@ -106,13 +106,13 @@ enum attach_status {
 	ATTACH_OK = 0,
 	ATTACH_NOT_MEMBER = 1, /* the peer is not a process of this slice */
 	ATTACH_FULL = 2,       /* no free process slot, or no free device */
-	ATTACH_CLOSED = 3,     /* the slice was released, its time is over, or it is damaged; or it is
-			     * suspended, which may end */
-	ATTACH_MALFORMED = 4,  /* wrong size, magic, version or operation */
-	ATTACH_NO_DEVICE = 5,  /* the slice has no quota on that device */
-	ATTACH_UNKNOWN = 6,    /* there is no driver truth */
-	ATTACH_INTERNAL = 7,   /* the enforcer failed; its log says why */
-	ATTACH_REFUSED = 8,    /* it does not fit */
+	ATTACH_CLOSED = 3, /* the slice was released, its time is over, or it is damaged; or it is
+	                    * suspended, which may end */
+	ATTACH_MALFORMED = 4, /* wrong size, magic, version or operation */
+	ATTACH_NO_DEVICE = 5, /* the slice has no quota on that device */
+	ATTACH_UNKNOWN = 6,   /* there is no driver truth */
+	ATTACH_INTERNAL = 7,  /* the enforcer failed; its log says why */
+	ATTACH_REFUSED = 8,   /* it does not fit */
 };
 
 /* A field that is not of the operation is 0. */

@@ -83,7 +83,7 @@ static __attribute__((noinline)) CUresult look_after(struct pool *pool, const st
 
 	if (reserved != __atomic_load_n(&pool->reserved, __ATOMIC_ACQUIRE))
 		return settle_surprise(pool, r);
-	(void)pool_in_known_blocks(pool, *r->pointer, r->bytes, true);
+	pool_note_blocks(pool, *r->pointer, r->bytes);
 	/* Trimmed by another thread since: these may be the blocks that went. */
 	if (reserved != __atomic_load_n(&pool->reserved, __ATOMIC_ACQUIRE))
 		pool_forget_blocks(pool);
@@ -124,8 +124,7 @@ static __attribute__((noinline)) CUresult allocate_growing(struct pool *pool,
 	if (result == CUDA_SUCCESS)
 		grant_count(pool->ordinal);
 	if (!growth)
-		return result != CUDA_SUCCESS ||
-		               pool_in_known_blocks(pool, *r->pointer, r->bytes, false)
+		return result != CUDA_SUCCESS || pool_in_known_blocks(pool, *r->pointer, r->bytes)
 		           ? result
 		           : look_after(pool, r);
 	lock_take(&pool->lock);
@@ -162,16 +161,30 @@ static __attribute__((cold, noinline)) void retire(const struct pool *pool, uint
 	                          full);
 }
 
-/* After the call: count it, and return whether the pool surely did not grow. */
-static inline __attribute__((always_inline)) bool took_warm(struct pool *pool, CUdeviceptr pointer,
-                                                            size_t bytes)
+/* By a thread that is not known to be the first. */
+static __attribute__((noinline)) void count_otherwise(const struct pool *pool)
 {
 	uint32_t *full = ledger_count(__atomic_load_n(&pool->allocations, __ATOMIC_RELAXED),
 	                              process_is_first_thread());
 
-	if (__builtin_expect(full != NULL, 0))
+	if (full)
 		retire(pool, full);
-	return pool_in_known_blocks(pool, pointer, bytes, false);
+}
+
+/* After the call: count it, and return whether the pool surely did not grow. */
+static inline __attribute__((always_inline)) bool took_warm(struct pool *pool, CUdeviceptr pointer,
+                                                            size_t bytes)
+{
+	if (__builtin_expect(process_is_known_first_thread(), 1)) {
+		uint32_t *full =
+		    ledger_count(__atomic_load_n(&pool->allocations, __ATOMIC_RELAXED), true);
+
+		if (__builtin_expect(full != NULL, 0))
+			retire(pool, full);
+	} else {
+		count_otherwise(pool);
+	}
+	return pool_in_known_blocks(pool, pointer, bytes);
 }
 
 static CUresult allocate_cold(struct pool *pool, const struct request *r)

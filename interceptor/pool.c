@@ -219,6 +219,25 @@ void pool_forget_current(struct process *process)
 
 /* --- charges --------------------------------------------------------------------------------- */
 
+#define MOST_BLOCKS 4 /* that are looked at of one allocation */
+
+bool pool_knows_blocks(struct pool *pool, uint64_t first, uint64_t last)
+{
+	if (last - first >= MOST_BLOCKS)
+		return false;
+	while (first <= last && pool_knows_block(pool, first))
+		first++;
+	return first > last;
+}
+
+void pool_note_blocks(struct pool *pool, CUdeviceptr pointer, uint64_t bytes)
+{
+	uint64_t first = pointer / POOL_BLOCK, last = (pointer + bytes - 1) / POOL_BLOCK;
+
+	for (uint64_t block = first; last - first < MOST_BLOCKS && block <= last; block++)
+		__atomic_store_n(&pool->known[block % POOL_KNOWN], block, __ATOMIC_RELAXED);
+}
+
 void pool_forget_blocks(struct pool *pool)
 {
 	for (unsigned i = 0; i < POOL_KNOWN; i++)

@@ -97,25 +97,25 @@ struct pool *pool_of_graphs_known(struct process *process, CUdevice ordinal);
 /* What the driver says of the pool: one of CU_MEMPOOL_ATTR_*. */
 uint64_t pool_attribute(const struct pool *pool, int which);
 
-/* Whether all blocks of the allocation are known; they are from now on, if `note`. */
-static inline bool pool_in_known_blocks(struct pool *pool, CUdeviceptr pointer, uint64_t bytes,
-                                        bool note)
+static inline bool pool_knows_block(struct pool *pool, uint64_t block)
+{
+	return __atomic_load_n(&pool->known[block % POOL_KNOWN], __ATOMIC_RELAXED) == block;
+}
+
+/* The same of more than two blocks; false of more than four: asking costs nothing in comparison
+ * with using so much. */
+bool pool_knows_blocks(struct pool *pool, uint64_t first, uint64_t last);
+
+/* Whether all blocks of the allocation are known; and have them be. */
+static inline bool pool_in_known_blocks(struct pool *pool, CUdeviceptr pointer, uint64_t bytes)
 {
 	uint64_t first = pointer / POOL_BLOCK, last = (pointer + bytes - 1) / POOL_BLOCK;
 
-	/* Asking costs nothing in comparison with using so much. */
-	if (last - first >= 4)
-		return false;
-	for (uint64_t block = first; block <= last; block++) {
-		uint64_t *known = &pool->known[block % POOL_KNOWN];
-
-		if (note)
-			__atomic_store_n(known, block, __ATOMIC_RELAXED);
-		else if (__atomic_load_n(known, __ATOMIC_RELAXED) != block)
-			return false;
-	}
-	return true;
+	if (__builtin_expect(last - first > 1, 0))
+		return pool_knows_blocks(pool, first, last);
+	return pool_knows_block(pool, first) && pool_knows_block(pool, last);
 }
+void pool_note_blocks(struct pool *pool, CUdeviceptr pointer, uint64_t bytes);
 
 void pool_forget_blocks(struct pool *pool);
 

@@ -4,4 +4,4 @@
  * The go command rebuilds a package when a file of its directory changes, and does not see those: this
  * file changes with them. A test holds it against them.
  */
-#define NATIVE_DIGEST "d4a76da2396270f8a3c2badcc96f4c7748f567e8071caa3056511ec42becb5a1"
+#define NATIVE_DIGEST "928aa6c4afd1bea392e9b2736c72b4c042ca1923c1937a68fa80f42a66cbeb9f"
