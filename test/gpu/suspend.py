@@ -8,7 +8,7 @@ Run as root on a machine with an NVIDIA GPU, PyTorch and runc, and as much host 
 
 Each program holds so many GiB and works without pause: every step finds in all of it what the step before wrote, and writes
 what the next one is to find. Where there is no PyTorch a program for the simulated driver takes its place, so that the script can
-be tried there. Prints a line per promise, and times beside bytes; the exit status is the number of promises not kept.
+be tried there: LD_LIBRARY_PATH=$PWD/bin/fakecuda, FAKECUDA_STATE not below /tmp, and --size that host memory has room for. Prints a line per promise, and times beside bytes; the exit status is the number of promises not kept.
 """
 import argparse
 import json
