@@ -11,6 +11,7 @@ import "C"
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"strconv"
@@ -45,7 +46,7 @@ func child(action Action, word string) (a answer, err error) {
 	if err != nil {
 		return a, err
 	}
-	for err = unix.EINTR; err == unix.EINTR; {
+	for err = unix.EINTR; errors.Is(err, unix.EINTR); {
 		err = unix.Flock(lockFD, unix.LOCK_EX)
 	}
 	if err != nil {

@@ -23,7 +23,8 @@ int main(int count, char **argument)
 {
 	static const struct timespec pause = {.tv_nsec = 10000000};
 	void *driver = dlopen("libcuda.so.1", RTLD_NOW), *context;
-	int (*init)(unsigned), (*retain)(void **, int), (*use)(void *), (*release)(unsigned long long);
+	int (*init)(unsigned), (*retain)(void **, int), (*use)(void *),
+	    (*release)(unsigned long long);
 	int (*alloc)(unsigned long long *, size_t);
 	int (*managed)(unsigned long long *, size_t, unsigned);
 	int (*write_to)(unsigned long long, const void *, size_t);
@@ -50,7 +51,8 @@ int main(int count, char **argument)
 		unsigned long long was = number;
 		FILE *file;
 
-		if (number && (read_from(&was, memory + size - sizeof(was), sizeof(was)) || was != number))
+		if (number &&
+		    (read_from(&was, memory + size - sizeof(was), sizeof(was)) || was != number))
 			break;
 		was = number + 1;
 		if (write_to(memory + size - sizeof(was), &was, sizeof(was)))
