@@ -1,8 +1,9 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# build.sh [NAME…]: put the real engines that the suite runs into a cache, unless they are there, and print its directory
-# last. Nothing is installed on the machine. What is not Debian 12's own is built from Go modules.
+# build.sh [--ready] [NAME…]: put the real engines that the suite runs into a cache, unless they are there, and print its directory
+# last. Nothing is installed on the machine. What is not Debian 12's own is built from Go modules. With --ready nothing is built: it
+# fails and names what is not there.
 #
 # The cache is $GPUSLICE_ENGINES, else gpuslice/engines in the user's cache directory. Each engine has a directory there,
 # which gets its name when it is complete, and is made again when its pin or the way to make it changed. VERSIONS has a line
@@ -288,6 +289,11 @@ build() {
 }
 
 root=$PWD
+only_look=
+if [ "${1:-}" = --ready ]; then
+	only_look=1
+	shift
+fi
 seccomp=
 [ ! -e /usr/include/seccomp.h ] || seccomp=seccomp
 names=("$@")
@@ -295,6 +301,14 @@ names=("$@")
 for name in "${names[@]}"; do
 	[ -n "${pins[$name]:-}" ] || die "no engine is called $name; there are ${all[*]} ${extra[*]}"
 done
+if [ -n "$only_look" ]; then
+	lacking=()
+	for name in "${names[@]}"; do
+		ready "$name" || lacking+=("$name")
+	done
+	[ ${#lacking[@]} = 0 ] || die "not built: test/engines/build.sh ${lacking[*]}"
+	exit
+fi
 mkdir -p "$dir"
 for name in "${names[@]}"; do
 	ready "$name" && continue
