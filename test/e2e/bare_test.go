@@ -80,6 +80,8 @@ func TestOnAHostWithoutSystemdTheDaemonRunsAsDocumented(t *testing.T) {
 		dir := t.TempDir()
 		cmd := exec.Command("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "/bin/bash", "-euc", bare+`
 "$PROJECT/configs/install.sh" install
+gpuslice run --vram 1G -- "$BIN/demo/cuda_hog" 0
+! gpuslice run --vram 1G --require-host -- "$BIN/demo/cuda_hog" 0 || exit 1
 `+typed.String()+`
 works
 ! "$PROJECT/configs/install.sh" uninstall || exit 1
@@ -101,7 +103,10 @@ ended
 		if err != nil {
 			t.Errorf("%s: %v", b, err)
 		}
-		for _, want := range []string{"Next: have your supervisor run /usr/local/bin/gpusliced", "a daemon that systemd does not run, process "} {
+		for _, want := range []string{
+			"gpuslice: no gpusliced runs on this host: the quota holds for this command alone, and programs beside it may take what it counts on (--require-host refuses that)\n",
+			"--require-host: the enforcer does not answer on /run/gpuslice/gpuslice.sock", "Next: have your supervisor run /usr/local/bin/gpusliced", "a daemon that systemd does not run, process ",
+		} {
 			if !strings.Contains(string(out), want) {
 				t.Errorf("%s: it does not say %q", b, want)
 			}
