@@ -66,8 +66,12 @@ install)
 		if [ "$(id -u)" = 0 ] && ! getent group gpuslice >/dev/null; then
 			groupadd --system gpuslice && echo "  group gpuslice"
 		fi
-		[ ! -d /run/systemd/system ] || systemctl daemon-reload
-		echo "Next: systemctl enable --now gpusliced && gpuslice doctor"
+		if [ -d /run/systemd/system ]; then
+			systemctl daemon-reload
+			echo "Next: systemctl enable --now gpusliced && gpuslice doctor"
+		else
+			echo "Next: have your supervisor run $PREFIX/bin/gpusliced (docs/operate/operations.md, \"Hosts without systemd\"), then gpuslice doctor"
+		fi
 	fi
 	;;
 uninstall)

@@ -244,6 +244,18 @@ func TestColoursAreForTerminalsThatWantThem(t *testing.T) {
 	}
 }
 
+func TestTopThatIsPipedIsTablesOnce(t *testing.T) {
+	out, err := program(nil, "--socket", listen(t, lists{holds: holds{all: crowd()}}), "top").Output()
+	if err != nil || bytes.ContainsRune(out, '\x1b') {
+		t.Errorf("%v: %q", err, out)
+	}
+	for _, want := range []string{"H100", "job-1", "active, over"} {
+		if strings.Count(string(out), want) != 1 {
+			t.Errorf("%q is not there once:\n%s", want, out)
+		}
+	}
+}
+
 func TestTheTerminalIsAskedNothing(t *testing.T) {
 	command := program([]string{"TERM=xterm-256color", "CI="}, "--version") // which has no colours
 	terminal, err := pty.Start(command)

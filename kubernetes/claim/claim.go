@@ -318,10 +318,10 @@ func (p *Preparer) retry(ctx context.Context, passes func(error) bool, try func(
 	}
 }
 
-// sentence says what the kubelet shows as the pod's event.
+// sentence says what the kubelet shows as the pod's event. That gpusliced does not answer, where, and what to do, err says itself.
 func sentence(err error) error {
 	if errors.Is(err, api.ErrUnreachable) {
-		return fmt.Errorf("gpusliced does not answer on this node, and no claim of %s can be prepared without it: %w", config.Driver, err)
+		return fmt.Errorf("no claim of %s can be prepared on this node: %w", config.Driver, err)
 	}
 	return err
 }

@@ -159,7 +159,8 @@ func TestWhatCannotBePreparedIsRefusedInASentence(t *testing.T) {
 		}
 	}
 	n.Stop(unix.SIGTERM)
-	if _, err := n.Prepare(t.Context(), claimOf(uid, result{"gpu", n.devices[0], gib})); err == nil || !strings.HasPrefix(err.Error(), "gpusliced does not answer on this node") {
+	if _, err := n.Prepare(t.Context(), claimOf(uid, result{"gpu", n.devices[0], gib})); err == nil ||
+		!strings.HasPrefix(err.Error(), "no claim of "+config.Driver+" can be prepared on this node: the enforcer does not answer on ") || strings.Count(err.Error(), "answer") != 1 {
 		t.Errorf("without gpusliced: %v", err)
 	}
 	n.Start()

@@ -2,6 +2,7 @@
 
 // Package doccommands reads the commands that the documents print, each in a fence whose first line says where it is run:
 //
+//	```console bare       test/e2e, on a host without systemd
 //	```console cluster    kubernetes/test, in a cluster of one node
 //	```console engines    test/engines, by each engine that it names
 //	```console host       test/e2e, on a host of the simulated driver
@@ -20,7 +21,7 @@ import (
 )
 
 // Marks are the words that a fence may have behind "console".
-var Marks = []string{"cluster", "engines", "host", "newcomer", "unrun"}
+var Marks = []string{"bare", "cluster", "engines", "host", "newcomer", "unrun"}
 
 // Block is one fence, or a command outside of one.
 type Block struct {

@@ -94,19 +94,8 @@ func (h *host) newContainerOf(image, programs string, annotations map[string]str
 		bind(filepath.Join(programs, "fakecuda"), "/fakecuda", "ro"),
 		bind(filepath.Join(h.Dir, "fake"), "/fake", "rw"),
 	}
-	for _, name := range []string{"/bin", "/sbin", "/lib", "/lib64"} {
-		from := filepath.Join(image, name)
-		info, err := os.Lstat(from)
-		switch {
-		case err != nil:
-		case info.Mode()&os.ModeSymlink != 0:
-			target, err := os.Readlink(from)
-			h.Must(err)
-			h.Must(os.Symlink(target, rootfs+name))
-		default:
-			h.Must(os.Mkdir(rootfs+name, 0o755))
-			mounts = append(mounts, bind(from, name, "ro"))
-		}
+	for _, name := range h.TopDirs(image, rootfs) {
+		mounts = append(mounts, bind(filepath.Join(image, name), name, "ro"))
 	}
 	type object = map[string]any
 	config, err := json.Marshal(object{

@@ -110,18 +110,8 @@ func (h *host) newContainer(name, vram string, env []string, args ...string) *co
 		bind(filepath.Join(h.Bin, "fakecuda"), "/fakecuda", "ro"),
 		bind(filepath.Join(h.Dir, "fake"), "/fake", "rw"),
 	}
-	for _, name := range []string{"/bin", "/sbin", "/lib", "/lib64"} {
-		info, err := os.Lstat(name)
-		switch {
-		case err != nil:
-		case info.Mode()&os.ModeSymlink != 0:
-			target, err := os.Readlink(name)
-			h.Must(err)
-			h.Must(os.Symlink(target, rootfs+name))
-		default:
-			h.Must(os.Mkdir(rootfs+name, 0o755))
-			mounts = append(mounts, bind(name, name, "ro"))
-		}
+	for _, name := range h.TopDirs("/", rootfs) {
+		mounts = append(mounts, bind(name, name, "ro"))
 	}
 	type object = map[string]any
 	config, err := json.Marshal(object{

@@ -138,6 +138,26 @@ func (h *Host) Env() []string {
 		"GPUSLICE_CONFIG="+h.Config())
 }
 
+// TopDirs are the directories of an image, beside /usr, that a container with this root needs: it returns those to be bound there, which it
+// makes, and makes the links that lead into /usr.
+func (h *Host) TopDirs(image, rootfs string) (bound []string) {
+	h.T.Helper()
+	for _, name := range []string{"/bin", "/sbin", "/lib", "/lib64"} {
+		info, err := os.Lstat(filepath.Join(image, name))
+		switch {
+		case err != nil:
+		case info.Mode()&os.ModeSymlink != 0:
+			target, err := os.Readlink(filepath.Join(image, name))
+			h.Must(err)
+			h.Must(os.Symlink(target, rootfs+name))
+		default:
+			h.Must(os.Mkdir(rootfs+name, 0o755))
+			bound = append(bound, name)
+		}
+	}
+	return bound
+}
+
 // Must ends the test at an error of its own making.
 func (h *Host) Must(err error) {
 	h.T.Helper()

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"os"
+	"os/exec"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/gpuslice/gpuslice/test/doccommands"
+	"github.com/gpuslice/gpuslice/test/testhost"
+)
+
+// bare is a host without systemd: a namespace in which no systemctl is found, /run and /usr/local are empty, and gpuslice is installed
+// as `make install` does it. Its processes end with the shell.
+const bare = `
+mount --make-rprivate /
+cp -a /etc "$DIR/etc" && mount --bind "$DIR/etc" /etc
+for path in /run /var/lib /var/log /usr/local; do mount -t tmpfs none "$path"; done
+mkdir "$DIR/path" && cp -rsf /usr/sbin/. /usr/bin/. "$DIR/path"
+rm -f "$DIR/path"/{systemctl,journalctl}
+export BIN="$PROJECT/bin" PREFIX=/usr/local SYSCONFDIR=/etc UNITDIR=/usr/local/lib/systemd/system VERSION=1
+export PATH="/usr/local/bin:$DIR/path" LD_LIBRARY_PATH="$BIN/fakecuda" FAKECUDA_STATE="$DIR/state"
+if command -v systemctl; then exit 1; fi
+unset GPUSLICE_CONFIG NOTIFY_SOCKET WATCHDOG_USEC
+answers() {
+	for ((i = 0; i < 1000; i++)); do ! gpuslice ps >/dev/null 2>&1 || return 0; sleep 0.02; done
+	cat /var/log/gpusliced.log >&2
+	return 1
+}
+works() {
+	answers
+	gpuslice run --require-host --vram 1G -- "$BIN/demo/cuda_hog" 0
+}
+ended() {
+	kill "$(pidof gpusliced)"
+	for ((i = 0; i < 1000; i++)); do pidof gpusliced >/dev/null || return 0; sleep 0.02; done
+	return 1
+}
+`
+
+// sh is a fence of a script for /bin/sh.
+var sh = regexp.MustCompile("(?s)```sh\n(#!/bin/sh\n.*?)```")
+
+// Where there is no systemd, gpusliced runs as the documents say: by hand, and by a supervisor's script.
+func TestOnAHostWithoutSystemdTheDaemonRunsAsDocumented(t *testing.T) {
+	t.Parallel()
+	if os.Getuid() != 0 {
+		t.Skip("needs root: a host of its own")
+	}
+	testhost.BinDir(t)
+	page, err := os.ReadFile("../../docs/operate/operations.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	script := sh.FindSubmatch(page)
+	if script == nil {
+		t.Fatal("the page has no script for a supervisor")
+	}
+	blocks, err := doccommands.Read("../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	// What install.sh takes and the tests of this package do not need otherwise.
+	if out, err := exec.Command("make", "-C", "../..", "--old-file=bin/gpuslice", "share").CombinedOutput(); err != nil {
+		t.Fatalf("make share: %v\n%s", err, out)
+	}
+	tried := 0
+	for _, b := range blocks {
+		if b.Mark != "bare" {
+			continue
+		}
+		tried++
+		var typed strings.Builder
+		for _, c := range b.Commands {
+			typed.WriteString(c.Text + "\nanswers\n")
+		}
+		dir := t.TempDir()
+		cmd := exec.Command("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "/bin/bash", "-euc", bare+`
+"$PROJECT/configs/install.sh" install
+gpuslice run --vram 1G -- "$BIN/demo/cuda_hog" 0
+! gpuslice run --vram 1G --require-host -- "$BIN/demo/cuda_hog" 0 || exit 1
+`+typed.String()+`
+works
+! "$PROJECT/configs/install.sh" uninstall || exit 1
+[ -x /usr/local/bin/gpusliced ]
+ended
+printf %s "$SCRIPT" >"$DIR/run" && chmod 0755 "$DIR/run"
+"$DIR/run" >/dev/null &
+works
+ended
+"$PROJECT/configs/install.sh" uninstall
+[ ! -e /usr/local/bin/gpusliced ]
+`)
+		root, err := os.Getwd()
+		if err != nil {
+			t.Fatal(err)
+		}
+		cmd.Env = append(os.Environ(), "DIR="+dir, "PROJECT="+strings.TrimSuffix(root, "/test/e2e"), "SCRIPT="+string(script[1]), "DESTDIR=")
+		out, err := cmd.CombinedOutput()
+		if err != nil {
+			t.Errorf("%s: %v", b, err)
+		}
+		for _, want := range []string{
+			"gpuslice: no gpusliced runs on this host: the quota holds for this command alone, and programs beside it may take what it counts on (--require-host refuses that)\n",
+			"--require-host: the enforcer does not answer on /run/gpuslice/gpuslice.sock", "Next: have your supervisor run /usr/local/bin/gpusliced", "a daemon that systemd does not run, process ",
+		} {
+			if !strings.Contains(string(out), want) {
+				t.Errorf("%s: it does not say %q", b, want)
+			}
+		}
+		if t.Failed() {
+			t.Logf("%s", out)
+		}
+	}
+	if tried == 0 {
+		t.Error("no fence has the mark bare")
+	}
+}
