@@ -13,7 +13,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/gpuslice/gpuslice/enforcer/admission"
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/cgroup"
 	"github.com/gpuslice/gpuslice/enforcer/checkpoint"
@@ -51,15 +50,11 @@ func (e *Enforcer) Suspend(ctx context.Context, id string) (api.Slice, error) {
 	return e.inTurn(ctx, id, (*slice).suspendAll)
 }
 
-// Resume brings back what Suspend has moved, if there is room; else the slice stays suspended, and the error says who has it.
+// Resume brings back what Suspend has moved, if there is room; else the slice stays suspended, and the error says who has it. A user's slice
+// is resumed within the user's limit, whoever asks.
 func (e *Enforcer) Resume(ctx context.Context, id string) (api.Slice, error) {
-	return e.resumeWithin(ctx, id, nil)
-}
-
-// resumeWithin is within a user's limit, unless that is nil.
-func (e *Enforcer) resumeWithin(ctx context.Context, id string, limit *admission.User) (api.Slice, error) {
 	return e.inTurn(ctx, id, func(s *slice) error {
-		return s.resumeAll(func(wants map[string]uint64) error { return e.book.Begin(s.holder, wants, s.quotas, limit) })
+		return s.resumeAll(func(wants map[string]uint64) error { return e.book.Begin(s.holder, wants, s.quotas, s.userLimit()) })
 	})
 }
 

@@ -9,6 +9,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/cgroup"
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
+	"github.com/gpuslice/gpuslice/enforcer/process"
 )
 
 // Why slices are released.
@@ -22,6 +23,7 @@ const (
 
 // Release ends a slice: of that generation only, unless it is 0. Without force, one whose processes are alive
 // stays. With it they get nothing more; what is bound into a container stays there until they end (see clearOnceEmpty).
+// A suspended one stays in any case while processes of it are in host memory: nobody could bring them back any more.
 // Releasing what is not there is api.ErrNotFound.
 func (e *Enforcer) Release(ctx context.Context, id string, generation uint64, force bool) (api.Slice, error) {
 	if err := api.CheckID(id); err != nil {
@@ -34,6 +36,10 @@ func (e *Enforcer) Release(ctx context.Context, id string, generation uint64, fo
 	defer s.turn.Give()
 	if generation != 0 && generation != s.generation {
 		return api.Slice{}, api.Errorf(api.CodeNotFound, "there is no slice %s of generation %d: it was released", id, generation)
+	}
+	if pid := s.leftSuspended(); pid != 0 {
+		return api.Slice{}, api.Errorf(api.CodeRunning, "slice %s is suspended: its process %d (%s) would wait for ever: `gpuslice resume %s` first, or end its processes",
+			id, pid, process.Name(pid), id)
 	}
 	if !force && s.running() {
 		return api.Slice{}, api.Errorf(api.CodeRunning, "slice %s has processes that are alive (it began with %d): stop them first, or force the release", id, s.request.PID)

@@ -184,6 +184,24 @@ func (s *slice) onHost(index int, l *quota.Lane) uint64 {
 	return s.quota.Ledger.Held(index, l.Number)
 }
 
+// leftSuspended is one of the slice's processes that was suspended and is alive; 0 if there is none.
+func (s *slice) leftSuspended() int {
+	s.mu.Lock()
+	was := s.suspension
+	s.mu.Unlock()
+	if was == nil {
+		return 0
+	}
+	all := again(was.Processes)
+	defer closeAll(all)
+	for _, p := range all {
+		if p.handle.Alive() {
+			return p.PID
+		}
+	}
+	return 0
+}
+
 // again takes hold of those of the processes that are alive.
 func again(processes []store.Moved) (all []*moved) {
 	for _, p := range processes {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/enforcer/admission"
 	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/process"
 	"github.com/gpuslice/gpuslice/enforcer/session"
 )
 
@@ -179,39 +180,52 @@ func (u *Users) Renew(ctx context.Context, id string, r api.RenewRequest) (api.S
 
 // Suspend moves the memory of one of them to host memory.
 func (u *Users) Suspend(ctx context.Context, id string) (api.Slice, error) {
-	if _, err := u.mayMove(ctx, id); err != nil {
+	if err := u.mayMove(ctx, id); err != nil {
 		return api.Slice{}, err
 	}
 	return u.e.Suspend(ctx, id)
 }
 
-// Resume brings it back, within the user's limit.
+// Resume brings it back.
 func (u *Users) Resume(ctx context.Context, id string) (api.Slice, error) {
-	limit, err := u.mayMove(ctx, id)
-	if err != nil {
+	if err := u.mayMove(ctx, id); err != nil {
 		return api.Slice{}, err
 	}
-	return u.e.resumeWithin(ctx, id, limit)
+	return u.e.Resume(ctx, id)
 }
 
-// mayMove is the limit of the asking user, whose own the session must be: a token does not show whose limit holds.
-func (u *Users) mayMove(ctx context.Context, id string) (*admission.User, error) {
+// mayMove says why the asking user may not move that session, which must be his own, and not by a token.
+func (u *Users) mayMove(ctx context.Context, id string) error {
 	if err := u.own(ctx, id); err != nil {
-		return nil, err
+		return err
 	}
-	uid, l, err := u.limit(ctx)
-	if err == nil {
-		if s := u.e.find(id); s != nil && !s.isOf(uid) {
-			err = refuse("session %s is another user's, whose token it is", id)
-		}
-	}
-	if err == nil {
-		err = u.e.paced(uid)
-	}
+	uid, _, err := u.limit(ctx)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	return &admission.User{UID: uid, MaxVRAM: l.MaxVRAM, MaxSessions: l.MaxSessions}, nil
+	if s := u.e.find(id); s != nil && !s.isOf(uid) {
+		return refuse("session %s is another user's, whose token it is", id)
+	}
+	return u.e.paced(uid)
+}
+
+// userLimit is the one that the operator set for the slice's user; nil if there is none. Whoever begins a session is in the groups that its first
+// process is in, as the kernel reports them.
+func (s *slice) userLimit() *admission.User {
+	if s.holder.UID == nil || *s.holder.UID == 0 {
+		return nil
+	}
+	var groups []uint32
+	if s.request.For != nil {
+		groups = s.request.For.Groups
+	} else {
+		groups = process.Groups(s.request.PID)
+	}
+	l := session.For(s.e.options.Users, *s.holder.UID, groups)
+	if l == nil {
+		return nil
+	}
+	return &admission.User{UID: *s.holder.UID, MaxVRAM: l.MaxVRAM, MaxSessions: l.MaxSessions}
 }
 
 // paced counts a change of a user's sessions, or says that there were too many.

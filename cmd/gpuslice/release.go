@@ -23,7 +23,8 @@ func releaseCommand() *cli.Command {
 of a name that a person gave.
 
 Its quota is free for others from then on. A slice whose processes are alive is released with --force only:
-they go on, get nothing more, and what they hold is free once they have ended.
+they go on, get nothing more, and what they hold is free once they have ended. A suspended one is resumed
+first, or its processes ended.
 
    gpuslice release --force run-3f2a91c0d5
    gpuslice --token ./token release --force run-3f2a91c0d5`,

@@ -130,6 +130,33 @@ func ownedBy(status []byte, uid uint32) bool {
 	return false
 }
 
+// Groups are all that a process is in, its own first; none of one that is gone.
+func Groups(pid int) (groups []uint32) {
+	guard.MayWait("a process's files")
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return nil
+	}
+	for line := range strings.Lines(string(b)) {
+		rest, own := strings.CutPrefix(line, "Gid:")
+		numbers := strings.Fields(rest)
+		switch {
+		case own && len(numbers) == 4:
+			numbers = numbers[1:2] // real, effective, saved, of the filesystem
+		case !own && strings.HasPrefix(line, "Groups:"):
+			numbers = strings.Fields(strings.TrimPrefix(line, "Groups:"))
+		default:
+			continue
+		}
+		for _, number := range numbers {
+			if n, err := strconv.ParseUint(number, 10, 32); err == nil {
+				groups = append(groups, uint32(n))
+			}
+		}
+	}
+	return groups
+}
+
 // parseNSPID reads the last number of the line NSpid: the pid in the innermost namespace. A
 // program's name cannot forge the line: the kernel escapes a newline in Name.
 func parseNSPID(b []byte) (int, error) {

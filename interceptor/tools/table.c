@@ -173,7 +173,10 @@ static void print_coverage(void)
 	    "[accounting.md](accounting.md#what-is-charged).\n\n"
 	    "A version of one of the charged functions that is not here is newer than this "
 	    "gpuslice: it passes, a\nline on standard error says so once, and driver truth finds "
-	    "what it takes. So does a function\nof a name that is not here at all.\n");
+	    "what it takes. So does a function\nof a name that is not here at all.\n\n"
+	    "gpusliced itself calls `cuInit`, `cuCheckpointProcess*` and `cuGetErrorName`, in a "
+	    "program of its "
+	    "own without the library, for slices that are\n[suspended](../use/suspend.md).\n");
 	for (size_t i = 0; i < ROWS; i++) {
 		const struct row *row = &rows[i];
 

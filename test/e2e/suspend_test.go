@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"bytes"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
+	"github.com/gpuslice/gpuslice/lease"
 )
 
 // worker is a process of a container that works on its memory without pause (steady.c).
@@ -142,6 +144,79 @@ func TestASliceWithManagedMemoryIsNotSuspended(t *testing.T) {
 	if h.state(c.id) != api.Active {
 		t.Errorf("it is %s", h.state(c.id))
 	}
+}
+
+func TestASliceWhoseProcessesShareMemoryIsNotSuspended(t *testing.T) {
+	h := newHost(t)
+	c := h.newContainer(vram(), "/bin/sleep", "600")
+	c.run()
+	lends := c.works(gib/2, "lends", "/fake/lent")
+	borrows := c.works(gib/2, "borrows", "/fake/lent")
+	if out, err := h.cli("suspend", c.id); err == nil || !strings.Contains(out, "memory that it shares with other processes") {
+		t.Fatalf("%v: %s", err, out)
+	}
+	lends.goesOn()
+	borrows.goesOn()
+	if h.state(c.id) != api.Active {
+		t.Errorf("it is %s", h.state(c.id))
+	}
+}
+
+// Whatever way out there is, it is said, and taken.
+func TestASuspendedSliceIsReleasedWithItsContainerOnly(t *testing.T) {
+	h := newHost(t)
+	c := h.newContainer(vram(), "/bin/sleep", "600")
+	c.run()
+	w := c.works(gib)
+	h.mustRun("suspend", c.id)
+	if out, err := h.cli("release", "--force", c.id); err == nil || !strings.Contains(out, "is suspended") || !strings.Contains(out, "gpuslice resume "+c.id) {
+		t.Fatalf("%v: %s", err, out)
+	}
+	h.mustRun("resume", c.id)
+	w.goesOn()
+	h.mustRun("suspend", c.id)
+	if out, err := c.output(c.runtime("delete", "--force", c.id)); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	h.Eventually("the slice is gone", h.IsGone(c.id))
+}
+
+func TestALeasesClientWaitsWhileItIsSuspended(t *testing.T) {
+	h := newLeaseHost(t)
+	l := h.acquire(lease.Request{VRAM: 64 * mib})
+	s := h.open(l)
+	kept, err := s.Alloc(t.Context(), 32*mib)
+	h.Must(err)
+	want, got := []byte("what was written is read"), make([]byte, 24)
+	h.Must(kept.Write(t.Context(), 0, want))
+	_, err = h.Client.Suspend(t.Context(), l.ID)
+	h.Must(err)
+	read := make(chan error, 1)
+	go func() { read <- kept.Read(t.Context(), 0, got) }()
+	select {
+	case err := <-read:
+		t.Fatalf("it read from a suspended lease: %v", err)
+	case <-time.After(300 * time.Millisecond):
+	}
+	if slice := h.slice(l.ID); slice.State != api.Suspended || slice.Devices[0].Used != 0 || slice.Devices[0].Suspended < 32*mib {
+		t.Errorf("%+v", slice)
+	}
+	if now, err := h.Renew(t.Context(), l.ID, time.Hour); err != nil || now.State != lease.Active {
+		t.Errorf("a suspended lease is renewed: %+v, %v", now, err)
+	}
+	_, err = h.Client.Resume(t.Context(), l.ID)
+	h.Must(err)
+	if err := <-read; err != nil || !bytes.Equal(got, want) {
+		t.Fatalf("%q, %v", got, err)
+	}
+	h.Must(works(s, 16*mib))
+
+	_, err = h.Client.Suspend(t.Context(), l.ID)
+	h.Must(err)
+	if ended, err := h.Drop(t.Context(), l.ID); err != nil || ended.State != lease.Ended {
+		t.Errorf("a suspended lease is dropped: %+v, %v", ended, err)
+	}
+	h.nothingIsLeft()
 }
 
 // Whatever has been done when the enforcer is killed, the next one has the slice suspended, or working.

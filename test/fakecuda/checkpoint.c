@@ -19,7 +19,7 @@ static CUresult answer(enum machine_step step)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	case MACHINE_STEP_LOST:
 		return CUDA_ERROR_OPERATING_SYSTEM;
-	case MACHINE_STEP_MANAGED:
+	case MACHINE_STEP_UNMOVABLE:
 		return CUDA_ERROR_NOT_SUPPORTED;
 	}
 	return CUDA_ERROR_UNKNOWN;

@@ -74,7 +74,7 @@ static void empty_record(unsigned record)
 		atomic_store(&machine_state->contexts[d][record], 0);
 	}
 	atomic_store(&machine_state->phase[record], 0);
-	atomic_store(&machine_state->managed[record], 0);
+	atomic_store(&machine_state->unmovable[record], 0);
 	holds_forget(record);
 }
 

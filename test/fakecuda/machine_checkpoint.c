@@ -70,8 +70,8 @@ enum machine_step machine_step(pid_t pid, enum machine_phase from, enum machine_
 		step = MACHINE_STEP_LOST;
 	else if (atomic_load(&machine_state->phase[record]) != (int)from)
 		step = MACHINE_STEP_WRONG;
-	else if (to == MACHINE_CHECKPOINTED && atomic_load(&machine_state->managed[record]) > 0)
-		step = MACHINE_STEP_MANAGED;
+	else if (to == MACHINE_CHECKPOINTED && atomic_load(&machine_state->unmovable[record]) > 0)
+		step = MACHINE_STEP_UNMOVABLE;
 	else if (to == MACHINE_CHECKPOINTED)
 		put_away((unsigned)record);
 	else if (from == MACHINE_CHECKPOINTED && !take_back((unsigned)record))
@@ -84,9 +84,9 @@ enum machine_step machine_step(pid_t pid, enum machine_phase from, enum machine_
 	return step;
 }
 
-void machine_add_managed(int count)
+void machine_add_unmovable(int count)
 {
-	atomic_fetch_add(&machine_state->managed[machine_own_record()], count);
+	atomic_fetch_add(&machine_state->unmovable[machine_own_record()], count);
 }
 
 bool machine_is_locked(void)

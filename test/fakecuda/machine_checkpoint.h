@@ -16,7 +16,7 @@ enum machine_step {
 	MACHINE_STEP_WRONG,      /* it is in another phase */
 	MACHINE_STEP_NO_MEMORY,  /* a card has less free than the process held there: it is lost */
 	MACHINE_STEP_LOST,       /* it was lost before */
-	MACHINE_STEP_MANAGED,    /* it has managed memory, which cannot be sent away */
+	MACHINE_STEP_UNMOVABLE,  /* it has managed memory, which cannot be sent away */
 };
 
 enum machine_step machine_phase(pid_t pid, enum machine_phase *phase);
@@ -27,8 +27,11 @@ enum machine_step machine_phase(pid_t pid, enum machine_phase *phase);
  */
 enum machine_step machine_step(pid_t pid, enum machine_phase from, enum machine_phase to);
 
-/* This process has one allocation of managed memory more, or with -1 one less. */
-void machine_add_managed(int count);
+/*
+ * This process has one allocation more that no checkpoint sends away, or with -1 one less: managed
+ * memory, or memory of another process that it has opened.
+ */
+void machine_add_unmovable(int count);
 
 /* Whether this process may not go on for now. */
 bool machine_is_locked(void);

@@ -72,7 +72,7 @@ struct state {
 	/* machine_checkpoint.c: an enum machine_phase, and what is off the cards for now. The bytes
 	 * are touched with the state locked. */
 	_Atomic int phase[MACHINE_MAX_PROCESSES];
-	_Atomic int managed[MACHINE_MAX_PROCESSES]; /* allocations; written by the owner */
+	_Atomic int unmovable[MACHINE_MAX_PROCESSES]; /* allocations; written by the owner */
 	uint64_t away_listed[MACHINE_MAX_DEVICES][MACHINE_MAX_PROCESSES];
 	uint64_t away_unlisted[MACHINE_MAX_DEVICES][MACHINE_MAX_PROCESSES];
 	/* Written with the state locked, read by anyone. */

@@ -52,7 +52,7 @@ static void destroy(struct owned *owned)
 
 	ranges_remove(&allocations, &managed->range);
 	address_free(managed->range.start, managed->chunks * MANAGED_CHUNK);
-	machine_add_managed(-1);
+	machine_add_unmovable(-1);
 	for (size_t i = 0; i < managed->chunks; i++)
 		if (managed->on_card[i])
 			device_release_with(managed->device, 0, MANAGED_CHUNK);
@@ -81,7 +81,7 @@ CUresult managed_allocate(CUcontext context, size_t size, CUdeviceptr *out)
 	/* The host may use it without a call. */
 	address_back(managed->range.start, size);
 	context_own(context, &managed->owned, destroy);
-	machine_add_managed(1);
+	machine_add_unmovable(1);
 	*out = managed->range.start;
 	return CUDA_SUCCESS;
 no_range:

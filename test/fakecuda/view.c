@@ -2,6 +2,7 @@
 #include "view.h"
 
 #include "hold.h"
+#include "machine_checkpoint.h"
 
 #include <stdlib.h>
 
@@ -55,6 +56,7 @@ static CUresult add_view(uint64_t object, const struct object_info *info, struct
 	view->hold = object_hold(object, info->kind == OBJECT_SEGMENT ? HOLD_MAPPING : HOLD_HANDLE);
 	if (!view->hold)
 		goto no_hold;
+	machine_add_unmovable(1);
 	view->next = views;
 	views = view;
 	*out = view;
@@ -73,6 +75,7 @@ static void drop_view(struct view *view)
 	while (*link != view)
 		link = &(*link)->next;
 	*link = view->next;
+	machine_add_unmovable(-1);
 	object_let_go(view->hold);
 	address_free(view->start, view->size);
 	free(view);

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * steady BYTES FILE [managed]: holds so many bytes of device 0, and works: again and again it finds
- * there what it has written before, writes the next number, allocates and frees. FILE has the
- * number. With "managed" it has managed memory beside.
+ * steady BYTES FILE [managed|lends LENT|borrows LENT]: holds so many bytes of device 0, and works:
+ * again and again it finds there what it has written before, writes the next number, allocates and
+ * frees. FILE has the number. With "managed" it has managed memory beside, with "borrows" the bytes
+ * of who "lends" them, whose handle (CUDA's IPC) the file LENT has.
  */
 #include <dlfcn.h>
 #include <stdio.h>
@@ -17,6 +18,43 @@ static void *find(void *driver, const char *name)
 	if (!function)
 		exit(1);
 	return function;
+}
+
+struct handle {
+	char bytes[64];
+};
+
+static int lend(void *driver, unsigned long long memory, const char *path)
+{
+	int (*name)(struct handle *, unsigned long long);
+	struct handle handle;
+	FILE *file;
+	int failed;
+
+	*(void **)&name = find(driver, "cuIpcGetMemHandle");
+	if (name(&handle, memory))
+		return 1;
+	file = fopen(path, "w");
+	if (!file)
+		return 1;
+	failed = fwrite(&handle, sizeof(handle), 1, file) != 1;
+	return fclose(file) || failed;
+}
+
+static int borrow(void *driver, const char *path)
+{
+	int (*open)(unsigned long long *, struct handle, unsigned);
+	unsigned long long memory;
+	struct handle handle;
+	FILE *file = fopen(path, "r");
+	int failed;
+
+	if (!file)
+		return 1;
+	*(void **)&open = find(driver, "cuIpcOpenMemHandle_v2");
+	failed = fread(&handle, sizeof(handle), 1, file) != 1 || open(&memory, handle, 1);
+	fclose(file);
+	return failed;
 }
 
 int main(int count, char **argument)
@@ -45,7 +83,10 @@ int main(int count, char **argument)
 	size = strtoull(argument[1], NULL, 10);
 	if (init(0) || retain(&context, 0) || use(context) || alloc(&memory, size))
 		return 1;
-	if (count > 3 && managed(&more, 1 << 20, 1))
+	if (count == 4 && managed(&more, 1 << 20, 1))
+		return 1;
+	if (count == 5 && (strcmp(argument[3], "lends") == 0 ? lend(driver, memory, argument[4])
+	                                                     : borrow(driver, argument[4])))
 		return 1;
 	for (unsigned long long number = 0;; number++) {
 		unsigned long long was = number;

@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforcer_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"go.etcd.io/bbolt"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/checkpoint"
+)
+
+// suspended is a slice whose process holds bytes in host memory.
+func (h *host) suspended(truth *fakeTruth, id string, quota, bytes uint64) *proc {
+	h.t.Helper()
+	p, _ := h.session(id, on(gpu0, quota))
+	p.uses().takes(truth, bytes)
+	if err := h.suspend(id); err != nil {
+		h.t.Fatal(err)
+	}
+	return p
+}
+
+// Nobody could bring its processes back any more.
+func TestASuspendedSliceIsNotReleasedWhileItsProcessesLive(t *testing.T) {
+	h, truth, _ := movers(t)
+	release := func(force bool) error {
+		_, err := h.Release(context.Background(), "a", 0, force)
+		return err
+	}
+	p := h.suspended(truth, "a", 50*gib, 40*gib)
+	for _, force := range []bool{true, false} {
+		refusedWith(t, release(force), api.CodeRunning, "slice a is suspended", fmt.Sprint("process ", p.pid()), "`gpuslice resume a`", "end its processes")
+	}
+	h.restart()
+	refusedWith(t, release(true), api.CodeRunning, "slice a is suspended")
+	if err := h.resume("a"); err != nil {
+		t.Fatal(err)
+	}
+	p.must("charge 0 %d", 10*gib)
+	if err := release(true); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// As `gpuslice run` releases its session when its command has ended.
+func TestASuspendedSliceIsReleasedOnceItsProcessesOnTheDeviceHaveEnded(t *testing.T) {
+	h, truth, _ := movers(t)
+	cgroup := newCgroup(t)
+	link := filepath.Join(h.options.RunDir, "to-c")
+	first := start(t, link, cgroup)
+	reply, err := h.Register(context.Background(), api.RegisterRequest{ID: "c", Container: "c", PID: first.pid(), Quotas: []api.Quota{on(gpu0, 50*gib)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	lead(t, link, reply)
+	p := start(t, link, cgroup)
+	p.uses().takes(truth, 40*gib)
+	if err := h.suspend("c"); err != nil {
+		t.Fatal(err)
+	}
+	release := func() error {
+		_, err := h.Release(context.Background(), "c", 0, true)
+		return err
+	}
+	refusedWith(t, release(), api.CodeRunning, fmt.Sprint("process ", p.pid()))
+	p.kill()
+	if err := release(); err != nil {
+		t.Fatal(err)
+	}
+	if given := h.granted(t); given != 0 {
+		t.Errorf("%d bytes are given", given)
+	}
+}
+
+// It counts for nothing, and needs room on the device all the same.
+func TestASliceThatOnlyRecordsIsSuspendedAndResumed(t *testing.T) {
+	h, truth, f := movers(t)
+	link := filepath.Join(h.options.RunDir, "to-r")
+	p := start(t, link, "")
+	reply, err := h.Register(context.Background(), api.RegisterRequest{ID: "r", Mode: api.Record, Session: true, PID: p.pid(), UID: uint32(os.Geteuid()), Quotas: []api.Quota{on(gpu0, gib)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	lead(t, link, reply)
+	p.uses().takes(truth, 40*gib)
+	if err := h.suspend("r"); err != nil {
+		t.Fatal(err)
+	}
+	if s := h.see("r"); s.State != api.Suspended || s.Devices[0].Used != 0 || s.Devices[0].Suspended != 40*gib {
+		t.Fatalf("%+v", s)
+	}
+	b, _ := h.session("b", on(gpu0, 80*gib))
+	b.uses().takes(truth, 60*gib)
+	refusedWith(t, h.resume("r"), api.CodeQuotaExceeded, "on device 0", "19GiB are free", "b holds 60GiB")
+	h.restart()
+	if s := h.see("r"); s.State != api.Suspended {
+		t.Fatalf("%+v", s)
+	}
+	truth.set(gpu0, b.pid(), 0)
+	b.must("release 0 %d", 60*gib)
+	if err := h.resume("r"); err != nil {
+		t.Fatal(err)
+	}
+	if s := h.see("r"); s.State != api.Active || s.Devices[0].Used != 40*gib || f.states()[p.pid()] != checkpoint.Running {
+		t.Errorf("%+v", s)
+	}
+}
+
+func TestAnEnforcerOfOneSessionSaysWhoCanSuspendIt(t *testing.T) {
+	h := newHost(t, &fakeTruth{}) // as `gpuslice run` has it without gpusliced
+	h.session("s", on(gpu0, gib))
+	refusedWith(t, h.suspend("s"), api.CodeBadRequest, "serves its own sessions only", "gpusliced can")
+	refusedWith(t, h.resume("s"), api.CodeBadRequest, "is not suspended")
+}
+
+// Its processes' calls wait: one that has to call CUDA before it ends is killed after the grace.
+func TestASuspendedSliceEndsWhenItsTimeIsOver(t *testing.T) {
+	h, truth, _ := movers(t)
+	c := &clock{at: time.Hour}
+	h.stop()
+	h.options.Clock, h.options.Grace = c.now, grace
+	h.start()
+	p := h.lease("a", "", time.Hour)
+	p.must("stubborn")
+	p.takes(truth, gib)
+	if err := h.suspend("a"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := h.Renew(context.Background(), "a", renewed(2*time.Hour)); err != nil {
+		t.Errorf("its time is not renewed while it is suspended: %v", err)
+	}
+	c.pass(90 * time.Minute)
+	h.restart()
+	if s := h.see("a"); s.State != api.Suspended {
+		t.Fatalf("%+v", s)
+	}
+	c.pass(time.Hour)
+	h.expired("a")
+	refusedWith(t, h.resume("a"), api.CodeExpired, "the time of slice a is over")
+	h.restart()
+	h.expired("a")
+	if given := h.granted(t); given != 0 {
+		t.Errorf("%d bytes are given to what expired while it was suspended", given)
+	}
+	c.pass(2 * grace)
+	p.ended()
+	h.gone("a")
+}
+
+func TestAUsersSuspendedSessionComesBackWithinHisLimitWhoeverAsks(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("root is needed, to serve other users")
+	}
+	h, truth, f := movers(t)
+	h.stop()
+	limited, _ := newUsers(t, nil)
+	h.options.Users = limited.options.Users
+	h.believe()
+	u := h.Users(func(context.Context) []uint32 { return nil })
+	move := func(do func(context.Context, string) (api.Slice, error), uid uint32) error {
+		_, err := do(as(1, uid), "u5001-a")
+		return err
+	}
+	link := filepath.Join(h.options.RunDir, "to-a")
+	p := start(t, link, "")
+	reply, err := u.Register(as(p.pid(), alice), api.RegisterRequest{ID: "a", Quotas: []api.Quota{on(gpu0, 6*gib)}, Session: true, PID: p.pid(), UID: alice})
+	if err != nil {
+		t.Fatal(err)
+	}
+	lead(t, link, reply)
+	p.uses().takes(truth, 5*gib)
+	if err := move(u.Suspend, bob); err == nil {
+		t.Error("another user suspends it")
+	}
+	if err := move(u.Suspend, alice); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := begin(t, u, alice, "b", on(gpu0, 6*gib)); err != nil {
+		t.Fatalf("what she suspended counts in her limit: %v", err)
+	}
+	const over = "uid 5001's sessions may have 10GiB together (max_vram) and have 6GiB"
+	refusedWith(t, move(u.Resume, alice), api.CodeQuotaExceeded, over)
+	refusedWith(t, h.resume("u5001-a"), api.CodeQuotaExceeded, over)
+	h.restart()
+	refusedWith(t, h.resume("u5001-a"), api.CodeQuotaExceeded, over)
+	if s := h.see("u5001-a"); s.State != api.Suspended || f.states()[p.pid()] != checkpoint.Checkpointed {
+		t.Errorf("%+v", s)
+	}
+	if _, err := h.Release(context.Background(), "u5001-b", 0, true); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "it is resumed", func() bool { return h.resume("u5001-a") == nil })
+}
+
+// rewrite has the slices' records say something else.
+func rewrite(t *testing.T, file, from, to string) {
+	t.Helper()
+	db, err := bbolt.Open(file, 0o600, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	changed := false
+	err = db.Update(func(tx *bbolt.Tx) error {
+		all := tx.Bucket([]byte("slices"))
+		return all.ForEach(func(key, value []byte) error {
+			now := bytes.Replace(value, []byte(from), []byte(to), 1)
+			changed = changed || !bytes.Equal(now, value)
+			return all.Put(bytes.Clone(key), now)
+		})
+	})
+	if err != nil || !changed {
+		t.Fatal("no record was changed", err)
+	}
+}
+
+// What is on disk of how far it was is no word that anybody writes: the driver knows.
+func TestASuspendedSliceWhoseRecordDoesNotSayHowFarItWasIsBroughtBack(t *testing.T) {
+	h, truth, f := movers(t)
+	p := h.suspended(truth, "a", 50*gib, 40*gib)
+	h.stop()
+	rewrite(t, h.runFile(), `"state":"suspended"`, `"state":"?"`)
+	h.start()
+	eventually(t, "it is active", func() bool { return h.see("a").State == api.Active })
+	if s := h.see("a"); s.Devices[0].Used != 40*gib || f.states()[p.pid()] != checkpoint.Running || h.granted(t) != 50*gib {
+		t.Errorf("%+v, %v", s, f.states())
+	}
+}
+
+// A page that a process overwrote grants nothing more: the memory stays where it is until the processes have ended.
+func TestASuspendedSliceWhosePageIsOverwrittenEndsWithItsProcesses(t *testing.T) {
+	h, truth, f := movers(t)
+	p := h.suspended(truth, "a", 50*gib, 40*gib)
+	p.expect("ok", "poke %d %d", 128+16, 1<<50) // the limit
+	eventually(t, "it is noticed", func() bool { return damaged(h, "a") })
+	h.restart()
+	if s := h.see("a"); s.State != api.Damaged {
+		t.Fatalf("%+v", s)
+	}
+	refusedWith(t, h.resume("a"), api.CodeBadRequest, "slice a is damaged")
+	_, err := h.Release(context.Background(), "a", 0, true)
+	refusedWith(t, err, api.CodeRunning, "end its processes")
+	if f.states()[p.pid()] != checkpoint.Checkpointed {
+		t.Errorf("%v", f.states())
+	}
+	p.kill()
+	eventually(t, "it is released", func() bool {
+		_, err := h.Slice(context.Background(), "a")
+		return errors.Is(err, api.ErrNotFound)
+	})
+	if given := h.granted(t); given != 0 {
+		t.Errorf("%d bytes are given", given)
+	}
+}
