@@ -17,6 +17,7 @@ import (
 // as `make install` does it. Its processes end with the shell.
 const bare = `
 mount --make-rprivate /
+mkdir "$DIR/project" && mount --rbind "$PROJECT" "$DIR/project" && PROJECT=$DIR/project # which may be below one of these
 cp -a /etc "$DIR/etc" && mount --bind "$DIR/etc" /etc
 for path in /run /var/lib /var/log /usr/local; do mount -t tmpfs none "$path"; done
 mkdir "$DIR/path" && cp -rsf /usr/sbin/. /usr/bin/. "$DIR/path"
