@@ -35,7 +35,8 @@ const (
 // node is a simulated one: its cards, and the driver's publisher over them.
 type node struct {
 	*cards
-	name string
+	name  string
+	lease *coordination.Lease
 }
 
 // addNodes makes the nodes and starts their publishers and leases. It returns when all have published.
@@ -84,14 +85,13 @@ func (r *run) register(n *node) error {
 	if err != nil {
 		return err
 	}
-	_, err = r.Client.CoordinationV1().Leases(corev1.NamespaceNodeLease).Create(r.ctx, n.lease(), metav1.CreateOptions{})
+	n.lease, err = r.Client.CoordinationV1().Leases(corev1.NamespaceNodeLease).Create(r.ctx, &coordination.Lease{
+		ObjectMeta: metav1.ObjectMeta{Name: n.name, Namespace: corev1.NamespaceNodeLease},
+		Spec: coordination.LeaseSpec{
+			HolderIdentity: &n.name, LeaseDurationSeconds: ptr.To(int32(leaseTime.Seconds())), RenewTime: &metav1.MicroTime{Time: time.Now()},
+		},
+	}, metav1.CreateOptions{})
 	return err
-}
-
-func (n *node) lease() *coordination.Lease {
-	return &coordination.Lease{ObjectMeta: metav1.ObjectMeta{Name: n.name, Namespace: corev1.NamespaceNodeLease}, Spec: coordination.LeaseSpec{
-		HolderIdentity: &n.name, LeaseDurationSeconds: ptr.To(int32(leaseTime.Seconds())), RenewTime: &metav1.MicroTime{Time: time.Now()},
-	}}
 }
 
 func (r *run) keepLease(n *node, first time.Duration) {
@@ -101,9 +101,13 @@ func (r *run) keepLease(n *node, first time.Duration) {
 			return
 		case <-time.After(wait):
 		}
-		if _, err := r.Client.CoordinationV1().Leases(corev1.NamespaceNodeLease).Update(r.ctx, n.lease(), metav1.UpdateOptions{}); err != nil {
+		n.lease.Spec.RenewTime = &metav1.MicroTime{Time: time.Now()}
+		renewed, err := r.Client.CoordinationV1().Leases(corev1.NamespaceNodeLease).Update(r.ctx, n.lease, metav1.UpdateOptions{})
+		if err != nil {
 			r.fault("lease of %s not renewed: %v", n.name, err)
+			continue
 		}
+		n.lease = renewed
 	}
 }
 
