@@ -41,7 +41,7 @@ func newCards(node int) *cards {
 	c := &cards{free: make(map[string]uint64), pools: make(map[string]api.Pool), events: make(chan api.Event, 1024)}
 	for i := range cardsPerNode {
 		d := api.Device{
-			UUID: fmt.Sprintf("GPU-%08X-0000-4000-8000-%012X", node, i), Index: i, Name: "NVIDIA H100 80GB HBM3", Total: 81559 << 20,
+			UUID: fmt.Sprintf("GPU-%08x-0000-4000-8000-%012x", node, i), Index: i, Name: "NVIDIA H100 80GB HBM3", Total: 81559 << 20,
 			PCI: fmt.Sprintf("0000:%02x:00.0", i+1), ComputeCapability: "9.0",
 		}
 		c.cards = append(c.cards, d)
@@ -124,7 +124,7 @@ func (c *cards) Events(ctx context.Context, _ string, _ uint64, _ bool, each fun
 }
 
 func TestASimulatedNodeRefusesWhatItsCardDoesNotHave(t *testing.T) {
-	c := newCards(7)
+	c := newCards(0xab)
 	device := inventory.DeviceName(c.cards[3].UUID)
 	if err := c.prepare("a", []grant{{device, 60 * gib}}); err != nil {
 		t.Fatal(err)
