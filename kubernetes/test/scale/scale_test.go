@@ -42,7 +42,7 @@ var (
 	order    = flag.String("order", orderFullest, "`ORDER` of a node's devices: fullest first as the driver has it, or plain")
 	strategy = flag.String("strategy", "LeastAllocated", "the scheduler's `STRATEGY` of scoring nodes: LeastAllocated, its default, or MostAllocated")
 	seed     = flag.Uint64("seed", 1, "`SEED` of the claims' sizes and of the pods that end")
-	out      = flag.String("out", "", "`FILE` for the results, as JSON")
+	out      = flag.String("out", "", "`FILE` for the results, as JSON; below the directory of this package, unless its path begins with /")
 )
 
 // run is a cluster at work.
