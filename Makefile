@@ -134,6 +134,10 @@ chart: ## Write the Helm chart's templates again from the kustomizations (KUSTOM
 test-kubernetes: build kubernetes ## Try the driver for Kubernetes in a real cluster (KUBERNETES_FLAGS='-run TestClaims/one')
 	$(QUIET)GO='$(GO)' kubernetes/test/run.sh $(KUBERNETES_FLAGS)
 
+.PHONY: scale
+scale: ## Try the driver with simulated nodes in a real control plane (SCALE_FLAGS='-nodes 100 -claims 2000')
+	$(QUIET)cd kubernetes && CGO_ENABLED=0 GOFLAGS=-trimpath $(GO) test -tags scale -count=1 -timeout 1h -buildvcs=false -v -run AtScale ./test/scale -args $(SCALE_FLAGS)
+
 .PHONY: test-metrics
 test-metrics: build ## Try the alert rules and the dashboard with a real Prometheus
 	$(QUIET)GO='$(GO)' test/prometheus/run.sh $(METRICS_FLAGS)

@@ -310,6 +310,44 @@ func TestWritesAreBoundedHoweverMuchHappens(t *testing.T) {
 	}
 }
 
+func TestPodsThatStartAndEndChangeTheOrderAndThatIsWrittenLessOften(t *testing.T) {
+	e := &enforcer{host: Host{Devices: []api.Device{device(uuid0, 0, gib), device(uuid1, 1, 2*gib)}}}
+	times := Times{Poll: time.Minute, Write: 50 * time.Millisecond, Order: time.Second, Timeout: time.Second}
+	w := start(t, e, times, nil)
+	eventually(t, "the devices are published", func() bool { _, count := w.last(); return count == 1 })
+	begin := time.Now()
+	claim := uint64(0) // of the second device, which has three times as much as the first
+	for time.Since(begin) < 2500*time.Millisecond {
+		claim = 3*gib - claim // none, or all but less than the first has
+		e.change(func() {
+			e.host.Devices = []api.Device{device(uuid0, 0, gib), device(uuid1, 1, 3*gib+1<<20-claim)}
+			e.host.Pools = []api.Pool{{Name: PoolPrefix + "a-0", Devices: []api.PoolUse{{Device: uuid1, Limit: claim}}}}
+		})
+		e.events <- api.Event{Kind: api.EventPoolCreated}
+		time.Sleep(7 * time.Millisecond)
+	}
+	_, count := w.last()
+	if most := 2 + int(time.Since(begin)/times.Order) + 1; count > most { // at the start, and that the second has a GiB more
+		t.Errorf("%d writes: at most %d", count, most)
+	}
+	e.mu.Lock()
+	asked, most := e.asked, 2*int(time.Since(begin)/times.Write)+10 // each second answer is what was written
+	e.mu.Unlock()
+	if asked > most {
+		t.Errorf("the enforcer was asked %d times: at most %d", asked, most)
+	}
+	e.change(func() { e.host.Health.Checks = []api.Check{{Name: "truth", For: api.ForReady}} })
+	e.events <- api.Event{Kind: api.EventChanged}
+	changed := time.Now()
+	eventually(t, "what is more than an order is written", func() bool {
+		devices, _ := w.last()
+		return len(devices) == 2 && len(devices[0].Taints) == 1
+	})
+	if took := time.Since(changed); took > times.Order*3/4 {
+		t.Errorf("a taint waited %v as an order does", took)
+	}
+}
+
 func TestAWriteThatFailsIsMadeAgain(t *testing.T) {
 	e := &enforcer{host: Host{Devices: []api.Device{device(uuid0, 0, gib)}}}
 	w := start(t, e, quick, nil)

@@ -3,6 +3,7 @@
 package inventory
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -20,11 +21,12 @@ import (
 type Times struct {
 	Poll    time.Duration // how often the enforcer is asked though it told of nothing
 	Write   time.Duration // the least between two writes: thousands of pods that start and end are one write
+	Order   time.Duration // likewise, before a write of another order alone: that is what claims change, and is only a preference
 	Timeout time.Duration // without an answer for so long, the enforcer is away
 }
 
-// DefaultTimes bound a node's writes to twelve a minute.
-var DefaultTimes = Times{Poll: 10 * time.Second, Write: 5 * time.Second, Timeout: 3 * time.Second}
+// DefaultTimes bound a node's writes to twelve a minute, and those of pods that start and end to two.
+var DefaultTimes = Times{Poll: 10 * time.Second, Write: 5 * time.Second, Order: 30 * time.Second, Timeout: 3 * time.Second}
 
 // Enforcer is what is asked of it.
 type Enforcer interface {
@@ -63,6 +65,7 @@ func (p *Publisher) Run(ctx context.Context, before []resourceapi.Device) {
 		reached   bool
 		answered  = time.Now() // when the enforcer did, last
 		written   time.Time
+		compared  time.Time // when there was something to write, last
 		timer     = time.NewTimer(0)
 		published = false // by this driver
 		soon      = false // the enforcer is asked because of an event
@@ -75,7 +78,7 @@ func (p *Publisher) Run(ctx context.Context, before []resourceapi.Device) {
 		case <-changed:
 			if !soon {
 				soon = true
-				timer.Reset(max(p.Times.Write/20, p.Times.Write-time.Since(written))) // what happens until then is the same answer
+				timer.Reset(max(p.Times.Write/20, p.Times.Write-time.Since(compared))) // what happens until then is the same answer
 			}
 			continue
 		case <-timer.C:
@@ -111,8 +114,13 @@ func (p *Publisher) Run(ctx context.Context, before []resourceapi.Device) {
 			timer.Reset(next)
 			continue
 		}
-		if wait := p.Times.Write - time.Since(written); wait > 0 {
-			timer.Reset(wait)
+		least := p.Times.Write
+		if published && reordered(devices, p.published) {
+			least = max(least, p.Times.Order)
+		}
+		compared = time.Now()
+		if wait := least - compared.Sub(written); wait > 0 {
+			timer.Reset(min(wait, next)) // until then it may be another change
 			continue
 		}
 		if err := p.Publish(ctx, resources(p.Node, devices)); err != nil {
@@ -124,6 +132,14 @@ func (p *Publisher) Run(ctx context.Context, before []resourceapi.Device) {
 		written = time.Now()
 		timer.Reset(next)
 	}
+}
+
+// reordered says whether nothing but the order is different.
+func reordered(a, b []resourceapi.Device) bool {
+	byName := func(all []resourceapi.Device) []resourceapi.Device {
+		return slices.SortedFunc(slices.Values(all), func(a, b resourceapi.Device) int { return cmp.Compare(a.Name, b.Name) })
+	}
+	return equality.Semantic.DeepEqual(byName(a), byName(b))
 }
 
 // ask asks for all of a host at one moment: a pool that comes or goes between two questions would count twice, or not at all.

@@ -201,13 +201,16 @@ def write(results, path, panels):
     for panel in panels:
         elements, top = PANELS[panel](results, top)
         body += elements
-    card = results["card"].split(":")[0]
-    body.append(text(20, top + 12, f"{card}; {results['date']}", "faint"))
+    save(path, body, top, f"{results['card'].split(':')[0]}; {results['date']}")
+
+
+def save(path, body, top, foot):
+    """Write a picture of these elements, which end at top, and a line below them."""
     height = top + 28
     with open(path, "w") as f:
         f.write(f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}">\n'
                 f"<!-- SPDX-License-Identifier: Apache-2.0 -->\n<style>{STYLE}</style>\n"
-                f'<rect width="{WIDTH}" height="{height}" class="back"/>\n' + "\n".join(body) + "\n</svg>\n")
+                f'<rect width="{WIDTH}" height="{height}" class="back"/>\n' + "\n".join(body + [text(20, top + 12, foot, "faint")]) + "\n</svg>\n")
 
 
 if __name__ == "__main__":

@@ -49,6 +49,8 @@ type Options struct {
 	Controlled bool     // with scheduler and controller manager, and admission that has ServiceAccounts
 	Users      []User   // beside the admin
 	APIServer  []string // more of its flags
+	Scheduler  []string // likewise
+	Controller []string // likewise, of the controller manager
 }
 
 // User may call the API server with a token, as what its groups make of it.
@@ -104,7 +106,7 @@ func Start(t testing.TB, o Options) *Cluster {
 	c.startEtcd()
 	c.startAPIServer(o)
 	if o.Controlled {
-		c.startControllers()
+		c.startControllers(o)
 	}
 	return c
 }
@@ -180,13 +182,13 @@ func (c *Cluster) startAPIServer(o Options) {
 	}, append(args, o.APIServer...)...)
 }
 
-func (c *Cluster) startControllers() {
+func (c *Cluster) startControllers(o Options) {
 	c.T.Helper()
 	config := c.Kubeconfig("admin", c.Admin.BearerToken)
 	for name, args := range map[string][]string{
-		"kube-scheduler": {"--authentication-kubeconfig=" + config, "--authorization-kubeconfig=" + config},
-		"kube-controller-manager": {"--service-account-private-key-file=" + c.path("certs", "accounts.key"), "--root-ca-file=" + c.path("certs", "apiserver.crt"),
-			"--use-service-account-credentials=false"},
+		"kube-scheduler": append([]string{"--authentication-kubeconfig=" + config, "--authorization-kubeconfig=" + config}, o.Scheduler...),
+		"kube-controller-manager": append([]string{"--service-account-private-key-file=" + c.path("certs", "accounts.key"),
+			"--root-ca-file=" + c.path("certs", "apiserver.crt"), "--use-service-account-credentials=false"}, o.Controller...),
 	} {
 		address := freeAddress(c.T)
 		_, port, err := net.SplitHostPort(address)
