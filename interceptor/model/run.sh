@@ -55,7 +55,7 @@ holds|pool: recycle|long|-DOPS=1 -DDEATHS=2 -DRESPAWNS=1
 holds|pool: overhead|long|-DOPS=1 -DDEATHS=1 -DOVERHEADS=1
 holds|pool: release|long|-DOPS=2 -DDEATHS=1 -DRELEASE=1
 holds|elastic|quick|$elastic
-holds|elastic: kill|quick|-DDAEMON_KILLS=0
+holds|elastic: kill|long|-DDAEMON_KILLS=0
 holds|elastic: daemon|quick|-DKILLS=0
 holds|spare: SUM_FIRST|quick|$pair -DSUM_FIRST
 holds|spare: GENERATION_LATE|quick|$recycle -DGENERATION_LATE
