@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 #
-# Checks ledger.pml, and pool.pml (names that begin with "pool"): every configuration must hold,
+# Checks ledger.pml, pool.pml and elastic.pml (names that begin with "pool" and "elastic"): every configuration must hold,
 # exhaustively, and every broken variant must be caught. Prints a table; fails on any surprise, also
 # on a search that did not finish.
 #
@@ -32,6 +32,7 @@ recycle='-DOPS=2 -DDEATHS=1 -DSIZES=1 -DRESPAWNS=1'
 enforcer='-DOPS=1 -DDEATHS=1 -DSIZES=1 -DRESPAWNS=1 -DENFORCER_DEATHS=1 -DOVERHEADS=1'
 limit='-DOPS=2 -DDEATHS=0 -DSIZES=2 -DLIMITS=1 -DLIMIT=3 -DLOW=1 -DSIBLINGS=0'
 pools='-DOPS=2 -DDEATHS=1'
+elastic='-DKILLS=0 -DDAEMON_KILLS=0'
 reader='-DOPS=2 -DDEATHS=0 -DSIZES=1 -DREADER=1 -DSIBLINGS=0'
 
 # expectation | name | speed | flags
@@ -53,6 +54,9 @@ holds|pool: deaths|long|-DOPS=2 -DDEATHS=2
 holds|pool: recycle|long|-DOPS=1 -DDEATHS=2 -DRESPAWNS=1
 holds|pool: overhead|long|-DOPS=1 -DDEATHS=1 -DOVERHEADS=1
 holds|pool: release|long|-DOPS=2 -DDEATHS=1 -DRELEASE=1
+holds|elastic|quick|$elastic
+holds|elastic: kill|long|-DDAEMON_KILLS=0
+holds|elastic: daemon|quick|-DKILLS=0
 holds|spare: SUM_FIRST|quick|$pair -DSUM_FIRST
 holds|spare: GENERATION_LATE|quick|$recycle -DGENERATION_LATE
 caught|NO_CONFIRM|quick|$pair -DBROKEN_NO_CONFIRM
@@ -87,6 +91,19 @@ caught|pool: SLICE_ALONE|quick|$pools -DBROKEN_SLICE_ALONE
 caught|pool: BY_SLICE|quick|$pools -DBROKEN_BY_SLICE
 caught|pool: RESPAWN_EARLY|quick|-DOPS=1 -DDEATHS=2 -DRESPAWNS=1 -DBROKEN_RESPAWN_EARLY
 caught|pool: SETTLE_LIVING|quick|-DOPS=2 -DDEATHS=0 -DRELEASE=1 -DBROKEN_SETTLE_LIVING
+caught|elastic: LOAD_FIRST|quick|$elastic -DBROKEN_LOAD_FIRST
+caught|elastic: NO_MEMBARRIER|quick|$elastic -DBROKEN_NO_MEMBARRIER
+caught|elastic: NO_MARKS|quick|$elastic -DBROKEN_NO_MARKS
+caught|elastic: NO_DRAIN|quick|$elastic -DBROKEN_NO_DRAIN
+caught|elastic: RELEASE_FIRST|quick|$elastic -DBROKEN_RELEASE_FIRST
+caught|elastic: HOST_LATE|quick|$elastic -DBROKEN_HOST_LATE
+caught|elastic: NO_TIMEOUT|quick|$elastic -DBROKEN_NO_TIMEOUT
+caught|elastic: DRAIN_TIMEOUT_ONLY|quick|$elastic -DBROKEN_DRAIN_TIMEOUT_ONLY
+caught|elastic: RETURN_EARLY|quick|$elastic -DBROKEN_RETURN_EARLY
+caught|elastic: GRANT_FIRST|quick|$elastic -DBROKEN_GRANT_FIRST
+caught|elastic: ONE_WANT|quick|$elastic -DTURNS=2 -DBROKEN_ONE_WANT
+caught|elastic: SETTLE_EARLY|quick|-DDAEMON_KILLS=0 -DBROKEN_SETTLE_EARLY
+caught|elastic: GRANT_DEAD|quick|-DDAEMON_KILLS=0 -DBROKEN_GRANT_DEAD
 caught|NUMBER_WRITTEN|long|$reader -DBROKEN_NUMBER_WRITTEN
 END
 }
@@ -102,6 +119,7 @@ one() {
 	speed=${rest%%|*}; flags=${rest#*|}
 	case $name in
 	pool*) model=pool.pml ;;
+	elastic*) model=elastic.pml ;;
 	*) model=ledger.pml ;;
 	esac
 	# To compile with -O2 takes longer than most of these searches.
