@@ -285,7 +285,7 @@ func (s *slice) isGone(all []*moved) error {
 	for _, p := range all {
 		for uuid, bytes := range p.Bytes {
 			if bytes > residue && p.handle.Alive() {
-				return api.Errorf(api.CodeInternal, "slice %s cannot be suspended: process %d is checkpointed, and the driver lists %s for it on device %s still", s.id(), p.PID, api.FormatSize(bytes), uuid)
+				return api.Errorf(api.CodeInternal, "slice %s cannot be suspended: process %d is checkpointed, and the driver lists %s for it on device %s still: it may be memory that it shares with other processes, which stays there", s.id(), p.PID, api.FormatSize(bytes), uuid)
 			}
 		}
 	}
