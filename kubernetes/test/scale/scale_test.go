@@ -241,9 +241,9 @@ func (r *run) allBound() {
 }
 
 // watchEach calls with every change from now on, in the order in which they were made.
-func (r *run) watchEach(version string, from cache.WatchFunc, each func(watch.Event)) {
+func (r *run) watchEach(version string, from cache.WatchFuncWithContext, each func(watch.Event)) {
 	r.T.Helper()
-	w, err := toolswatch.NewRetryWatcherWithContext(r.ctx, version, cache.ToWatcherWithContext(&cache.ListWatch{WatchFunc: from}))
+	w, err := toolswatch.NewRetryWatcherWithContext(r.ctx, version, &cache.ListWatch{WatchFuncWithContext: from})
 	r.must(err)
 	r.background.Go(func() {
 		for event := range w.ResultChan() {
@@ -261,7 +261,7 @@ func (r *run) watchClaims() {
 	all := r.Client.ResourceV1().ResourceClaims(metav1.NamespaceAll)
 	list, err := all.List(r.ctx, metav1.ListOptions{})
 	r.must(err)
-	r.watchEach(list.ResourceVersion, func(o metav1.ListOptions) (watch.Interface, error) { return all.Watch(r.ctx, o) }, func(event watch.Event) {
+	r.watchEach(list.ResourceVersion, all.Watch, func(event watch.Event) {
 		claim, ok := event.Object.(*resourceapi.ResourceClaim)
 		if !ok {
 			return
@@ -281,7 +281,7 @@ func (r *run) watchSlices() {
 	all := r.Client.ResourceV1().ResourceSlices()
 	list, err := all.List(r.ctx, metav1.ListOptions{})
 	r.must(err)
-	r.watchEach(list.ResourceVersion, func(o metav1.ListOptions) (watch.Interface, error) { return all.Watch(r.ctx, o) }, func(event watch.Event) {
+	r.watchEach(list.ResourceVersion, all.Watch, func(event watch.Event) {
 		if s, ok := event.Object.(*resourceapi.ResourceSlice); ok {
 			r.slices.saw(s.Spec.Pool.Name)
 		}
