@@ -131,35 +131,31 @@ func TestTwoContainersThatDoNotFitTogetherTakeTurns(t *testing.T) {
 	}, smallCard)
 }
 
+// stays holds that a slice with these two processes is not suspended, for that reason, and that both go on.
+func (h *host) stays(c *container, reason string, one, other worker) {
+	h.T.Helper()
+	if out, err := h.cli("suspend", c.id); err == nil || !strings.Contains(out, reason) {
+		h.T.Fatalf("%v: %s", err, out)
+	}
+	one.goesOn()
+	other.goesOn()
+	if h.state(c.id) != api.Active {
+		h.T.Errorf("it is %s", h.state(c.id))
+	}
+}
+
 func TestASliceWithManagedMemoryIsNotSuspended(t *testing.T) {
 	h := newHost(t)
 	c := h.newContainer(vram(), "/bin/sleep", "600")
 	c.run()
-	plain, managed := c.works(gib), c.works(gib, "managed")
-	if out, err := h.cli("suspend", c.id); err == nil || !strings.Contains(out, "managed memory") {
-		t.Fatalf("%v: %s", err, out)
-	}
-	plain.goesOn()
-	managed.goesOn()
-	if h.state(c.id) != api.Active {
-		t.Errorf("it is %s", h.state(c.id))
-	}
+	h.stays(c, "managed memory", c.works(gib), c.works(gib, "managed"))
 }
 
 func TestASliceWhoseProcessesShareMemoryIsNotSuspended(t *testing.T) {
 	h := newHost(t)
 	c := h.newContainer(vram(), "/bin/sleep", "600")
 	c.run()
-	lends := c.works(gib/2, "lends", "/fake/lent")
-	borrows := c.works(gib/2, "borrows", "/fake/lent")
-	if out, err := h.cli("suspend", c.id); err == nil || !strings.Contains(out, "memory that it shares with other processes") {
-		t.Fatalf("%v: %s", err, out)
-	}
-	lends.goesOn()
-	borrows.goesOn()
-	if h.state(c.id) != api.Active {
-		t.Errorf("it is %s", h.state(c.id))
-	}
+	h.stays(c, "memory that it shares with other processes", c.works(gib/2, "lends", "/fake/lent"), c.works(gib/2, "borrows", "/fake/lent"))
 }
 
 // Whatever way out there is, it is said, and taken.
