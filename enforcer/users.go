@@ -89,7 +89,7 @@ func (e *Enforcer) limitFor(ctx context.Context, r *api.RegisterRequest) (*admis
 	if err != nil {
 		return nil, err
 	}
-	return &admission.User{UID: r.For.UID, MaxVRAM: l.MaxVRAM, MaxSessions: l.MaxSessions}, nil
+	return within(r.For.UID, l), nil
 }
 
 // own is the session of that id, if it is the asking user's, or its token is shown. Others' are not said to exist; the error is an
@@ -209,6 +209,11 @@ func (u *Users) mayMove(ctx context.Context, id string) error {
 	return u.e.paced(uid)
 }
 
+// within is a user's limit as admission has it.
+func within(uid uint32, l *session.Limit) *admission.User {
+	return &admission.User{UID: uid, MaxVRAM: l.MaxVRAM, MaxSessions: l.MaxSessions}
+}
+
 // userLimit is the one that the operator set for the slice's user; nil if there is none. Whoever begins a session is in the groups that its first
 // process is in, as the kernel reports them.
 func (s *slice) userLimit() *admission.User {
@@ -225,7 +230,7 @@ func (s *slice) userLimit() *admission.User {
 	if l == nil {
 		return nil
 	}
-	return &admission.User{UID: *s.holder.UID, MaxVRAM: l.MaxVRAM, MaxSessions: l.MaxSessions}
+	return within(*s.holder.UID, l)
 }
 
 // paced counts a change of a user's sessions, or says that there were too many.
@@ -262,7 +267,7 @@ func (u *Users) Register(ctx context.Context, r api.RegisterRequest) (api.Regist
 			r.GID = groups[0]
 		}
 		r.ID = api.UserSessionID(uid, r.ID)
-		return u.e.register(ctx, r, &admission.User{UID: uid, MaxVRAM: l.MaxVRAM, MaxSessions: l.MaxSessions})
+		return u.e.register(ctx, r, within(uid, l))
 	})
 }
 
