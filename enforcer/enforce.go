@@ -33,24 +33,20 @@ func (s *slice) thaw() {
 }
 
 // enforce ends a process that holds memory past the ledger, or its slice with it, and says whether it was signalled. That it is
-// still the one that was sampled, and still of the slice, is made sure of first: its pid may be anybody's by now.
+// still the one that was sampled, and still of the slice, is made sure of first: its pid may be anybody's by now. It is told before it is
+// done: with its last process a slice may be released at once, which is told after that.
 func (e *Enforcer) enforce(ctx context.Context, s *slice, k *sampled) bool {
 	p, err := process.Again(k.process.PID, k.process.Start)
-	if err == nil {
-		defer p.Close()
-		if !e.member(s, p) || !s.maySignal(p.PID) {
-			return false
+	if err != nil {
+		if !errors.Is(err, process.ErrDead) {
+			s.log.Error("look for a process that holds memory past the ledger", "pid", k.process.PID, "err", err)
 		}
-		err = p.Signal(syscall.SIGKILL)
-	}
-	if err != nil && !errors.Is(err, process.ErrDead) {
-		s.log.Error("kill a process that holds memory past the ledger", "pid", k.process.PID, "err", err)
 		return false
 	}
-	if p == nil {
+	defer p.Close()
+	if !e.member(s, p) || !s.maySignal(p.PID) {
 		return false
 	}
-	killpoint.Pass("policy.killed")
 	v := k.violation
 	killed := api.Event{Kind: api.EventKilled, PID: v.PID, Command: v.Command, Device: v.Device, Bytes: v.Bytes, Cause: v.Cause, Count: 1}
 	if e.options.Policy.Scope == api.ScopeSlice {
@@ -58,10 +54,15 @@ func (e *Enforcer) enforce(ctx context.Context, s *slice, k *sampled) bool {
 	} else if !k.killed { // one that does not exit at once, since it hangs in the kernel, is killed again at each sample
 		s.tellKilled(killed)
 	}
+	if err := p.Signal(syscall.SIGKILL); err != nil && !errors.Is(err, process.ErrDead) {
+		s.log.Error("kill a process that holds memory past the ledger", "pid", k.process.PID, "err", err)
+		return false
+	}
+	killpoint.Pass("policy.killed")
 	return true
 }
 
-// enforceAll kills all processes of the slice, until there are none, and releases it then.
+// enforceAll tells that all processes of the slice are killed, kills them until there are none, and releases it then.
 func (e *Enforcer) enforceAll(ctx context.Context, s *slice, killed api.Event) {
 	s.mu.Lock()
 	ending := s.ending || s.quota.State == api.Released || s.quota.State == quota.Left
@@ -75,8 +76,8 @@ func (e *Enforcer) enforceAll(ctx context.Context, s *slice, killed api.Event) {
 			killed.Count++
 		}
 	})
-	e.killRound(s)
 	s.tellKilled(killed)
+	e.killRound(s)
 	e.ends.Go(func() { e.endByForce(ctx, s) })
 }
 

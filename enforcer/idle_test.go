@@ -5,6 +5,7 @@ package enforcer_test
 import (
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/gpuslice/gpuslice/enforcer"
 	"github.com/gpuslice/gpuslice/enforcer/api"
@@ -78,6 +79,25 @@ func TestWhatWasGivenBackIsFoundWithinAnInterval(t *testing.T) {
 	if d := h.see("s").Devices[0]; d.Overhead != 20*mib {
 		t.Errorf("%+v", d)
 	}
+}
+
+// A process that never stood still while it gave something back, and stands still now, is not charged with it for as long as a list may stand.
+func TestWhatABusyProcessGaveBackIsFoundAsSoonAsItStandsStill(t *testing.T) {
+	truth, h, honest, _ := idle(t)
+	h.stop()
+	h.options.SettleTime, h.options.IdleInterval = 20*h.options.Interval, time.Hour
+	h.start()
+	truth.quiet(t)
+	honest.must("begin 0")
+	for begin := time.Now(); time.Since(begin) < 2*h.options.SettleTime; {
+		honest.must("charge 0 %d", mib)
+		honest.must("release 0 %d", mib)
+	}
+	truth.set(gpu0, honest.pid(), 2*gib+20*mib)
+	from := truth.intervals(gpu0)
+	eventually(t, "it is listed", func() bool { return truth.intervals(gpu0) > from+2 })
+	honest.must("end 0")
+	eventually(t, "it is charged no more", func() bool { return h.see("s").Devices[0].Overhead == 20*mib })
 }
 
 // What is hidden is found within an interval and bypass_grace, also if others gave back as much. If no lane tells of that, it

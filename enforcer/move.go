@@ -54,7 +54,8 @@ func (e *Enforcer) Suspend(ctx context.Context, id string) (api.Slice, error) {
 // is resumed within the user's limit, whoever asks.
 func (e *Enforcer) Resume(ctx context.Context, id string) (api.Slice, error) {
 	return e.inTurn(ctx, id, func(s *slice) error {
-		return s.resumeAll(func(wants map[string]uint64) error { return e.book.Begin(s.holder, wants, s.quotas, s.userLimit()) })
+		limit := s.userLimit() // now: it reads files, and the book is asked with the slice's lock held
+		return s.resumeAll(func(wants map[string]uint64) error { return e.book.Begin(s.holder, wants, s.quotas, limit) })
 	})
 }
 

@@ -175,7 +175,7 @@ func (m *sampler) sample(ctx context.Context, mayStand bool) (again time.Time) {
 		}
 		f.undecided = f.undecided || !res.Decided
 		f.doubt = f.doubt || !res.Decided || !res.Again.IsZero()
-		open = open || !res.Decided || res.Violation || !res.Again.IsZero()
+		open = open || !res.Decided || res.Open || res.Violation || !res.Again.IsZero()
 		k.violating, k.found = res.Violation, res.Violation && res.Decided && res.Again.IsZero()
 		if k.found {
 			k.violation = policy.Violation{

@@ -9,7 +9,8 @@
 //     the process is not about to charge what it just learned. Or if the driver lists nothing.
 //  2. More than before is charged at once, by a sample that counts. Less is, once the lane has not changed since the sample
 //     before: a process charges before it takes, so one sample may find a charge whose memory is still to come.
-//  3. If no sample decided for SettleTime, the excess moves as far as all samples of that time agree.
+//  3. If no sample decided for SettleTime, the excess moves as far as all samples of that time agree. The next one may move it
+//     further though nothing changes any more.
 //  4. What is listed ExitGrace after a process's exit is charged until it is listed no more, and is no violation.
 //  5. A violation is an excess above the allowance, or any of a process without a lane, in each sample that decides
 //     throughout BypassGrace. It is cleared by as long below it, or by an exit.
@@ -79,6 +80,7 @@ type bound struct {
 type Result struct {
 	Excess    uint64
 	Decided   bool      // Excess is what the process has by this sample, not what it had
+	Open      bool      // decided by rule 3: the next sample may decide otherwise though nothing changes
 	Violation bool      // there is one now
 	Cleared   bool      // there was one, which this sample ended
 	Again     time.Time // another sample then, or as soon as may be after it, would decide more; zero if none would
@@ -114,7 +116,7 @@ func Next(s State, x Sample, r Rules) (State, Result) {
 	}
 	var res Result
 	if !x.Unknown {
-		if res.Decided = s.settle(x, r); res.Decided {
+		if res.Decided, res.Open = s.settle(x, r); res.Decided {
 			res.Cleared, res.Again = s.evaluate(x, r)
 		} else {
 			res.Again = x.Begun
@@ -139,25 +141,25 @@ func (s State) exited(x Sample, r Rules) (State, Result) {
 	return s, res
 }
 
-// settle moves the excess by a sample, and says whether that is what the process has.
-func (s *State) settle(x Sample, r Rules) bool {
+// settle moves the excess by a sample, and says whether that is what the process has, and whether by rule 3.
+func (s *State) settle(x Sample, r Rules) (decided, open bool) {
 	still := s.lane == x.Before.ID && s.number == x.Before.Number
 	s.lane, s.number = x.After.ID, x.After.Number
 	least, most := x.bounds()
 	if x.counts(r) && (least >= s.Excess || still) {
 		s.Excess, s.decided, s.bounds = least, x.Begun, nil
-		return true
+		return true, false
 	}
 	// Copied, since the state before this one has the same.
 	s.bounds = append(slices.DeleteFunc(slices.Clone(s.bounds), func(b bound) bool { return x.Begun.Sub(b.at) > r.SettleTime }), bound{x.Begun, least, most})
 	if x.Begun.Sub(s.decided) < r.SettleTime {
-		return false
+		return false, false
 	}
 	for _, b := range s.bounds {
 		least, most = min(least, b.least), max(most, b.most)
 	}
 	s.Excess = min(max(s.Excess, least), most)
-	return true
+	return true, true
 }
 
 // evaluate says whether the excess, which a sample has decided, began or ended a violation; again is when that is known.

@@ -123,6 +123,25 @@ func TestWhatIsChargedBeyondALane(t *testing.T) {
 	}
 }
 
+// The list of which a decision by several samples is part may not stand: the samples of before are forgotten though nothing changes.
+func TestWhatSeveralSamplesDecideIsOpen(t *testing.T) {
+	s, _ := Next(State{}, sampled(0, 9, 5), rules)
+	var res Result
+	for _, x := range every(500, 5000, func(ms int) Sample { return moving(ms, 9, 6, 4) }) {
+		s, res = Next(s, x, rules)
+	}
+	if !res.Decided || !res.Open || res.Excess != 4 {
+		t.Fatalf("%+v", res)
+	}
+	s, res = Next(s, sampled(5500, 5, 5).with(func(x *Sample) { x.Before.Number, x.After.Number = 2, 2 }), rules)
+	if !res.Decided || !res.Open || res.Excess == 0 {
+		t.Fatalf("one sample of a lane that has changed since lowers it: %+v", res)
+	}
+	if _, res = Next(s, sampled(6000, 5, 5).with(func(x *Sample) { x.Before.Number, x.After.Number = 2, 2 }), rules); !res.Decided || res.Open || res.Excess != 0 {
+		t.Fatalf("%+v", res)
+	}
+}
+
 func TestWhatIsAViolation(t *testing.T) {
 	for _, c := range []struct {
 		what    string
