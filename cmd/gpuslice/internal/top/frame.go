@@ -61,8 +61,8 @@ var (
 
 // row is a slice on one of its devices; the zero Use is of one that has none yet.
 type row struct {
-	slice api.Slice
-	use   api.DeviceUse
+	slice *api.Slice
+	use   *api.DeviceUse
 }
 
 func (r row) held() uint64 { return r.use.Used + r.use.Overhead }
@@ -70,15 +70,16 @@ func (r row) held() uint64 { return r.use.Used + r.use.Overhead }
 // rows are those that the filter lets through, sorted.
 func rows(s Snapshot, v view) []row {
 	var all []row
-	for _, slice := range s.Slices {
+	for i := range s.Slices {
+		slice := &s.Slices[i]
 		if !matches(slice, v.filter) {
 			continue
 		}
-		for _, use := range slice.Devices {
-			all = append(all, row{slice, use})
+		for j := range slice.Devices {
+			all = append(all, row{slice, &slice.Devices[j]})
 		}
 		if len(slice.Devices) == 0 {
-			all = append(all, row{slice: slice})
+			all = append(all, row{slice, new(api.DeviceUse)})
 		}
 	}
 	slices.SortStableFunc(all, func(a, b row) int {
@@ -97,7 +98,10 @@ func rows(s Snapshot, v view) []row {
 }
 
 // matches says whether a slice has the text anywhere in what names it.
-func matches(s api.Slice, text string) bool {
+func matches(s *api.Slice, text string) bool {
+	if text == "" {
+		return true
+	}
 	for _, name := range []string{s.ID, s.Container, s.Tenant, s.Pools.String()} {
 		if strings.Contains(name, text) {
 			return true
@@ -126,11 +130,11 @@ func frame(s Snapshot, v view) string {
 	put("%s", strong.Render(fmt.Sprintf("  %-*s  %-12s  %-*s  %9s %9s %9s %5s %8s  %s", nameWidth, "SLICE", "DEVICE", barWidth+2, "", "USED", "OVERHEAD", "QUOTA", "PROCS", "REFUSALS", "STATE")))
 	body, at := bodyLines(s, v)
 	var last string
-	for _, l := range body[visible(len(body), at, v.height-len(lines)-1):] {
+	for _, line := range body[visible(len(body), at, v.height-len(lines)-1):] {
 		if v.height > 0 && len(lines) >= v.height-1 {
 			break
 		}
-		lines = append(lines, l)
+		lines = append(lines, line())
 	}
 	switch {
 	case v.err != nil:
@@ -145,7 +149,7 @@ func frame(s Snapshot, v view) string {
 	}
 	lines = append(lines, last)
 	for i, l := range lines {
-		if v.width > 0 {
+		if v.width > 0 && len(l) > v.width {
 			lines[i] = ansi.Truncate(l, v.width, "")
 		}
 	}
@@ -221,24 +225,28 @@ func outsideLines(s Snapshot) []string {
 	return lines
 }
 
-// bodyLines are those of slices and processes; at is the selected one's.
-func bodyLines(s Snapshot, v view) (lines []string, at int) {
+// bodyLines make those of slices and processes, each once it is known to be shown; at is the selected one's.
+func bodyLines(s Snapshot, v view) (lines []func() string, at int) {
 	shown := rows(s, v)
 	for i, r := range shown {
-		line := "  " + sliceLine(r)
-		if r.slice.ID == v.selected {
-			if i == 0 || shown[i-1].slice.ID != v.selected {
-				at = len(lines)
-			}
-			line = chosen.Render("> " + ansi.Strip(line[2:])) // the sign is for terminals without colours
+		selected := r.slice.ID == v.selected
+		if selected && (i == 0 || shown[i-1].slice.ID != v.selected) {
+			at = len(lines)
 		}
-		lines = append(lines, line)
+		lines = append(lines, func() string {
+			if selected {
+				return chosen.Render("> " + ansi.Strip(sliceLine(r))) // the sign is for terminals without colours
+			}
+			return "  " + sliceLine(r)
+		})
 		if v.open[r.slice.ID] {
-			lines = append(lines, processLines(s.Details[r.slice.ID], r.use.Device)...)
+			for _, l := range processLines(s.Details[r.slice.ID], r.use.Device) {
+				lines = append(lines, func() string { return l })
+			}
 		}
 	}
 	if len(shown) == 0 {
-		lines = append(lines, dim.Render("no slices"))
+		lines = append(lines, func() string { return dim.Render("no slices") })
 	}
 	return lines, at
 }

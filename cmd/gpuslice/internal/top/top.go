@@ -36,6 +36,8 @@ type model struct {
 	snapshot Snapshot
 	view     view
 	all      bool // processes of all slices are shown
+
+	drawn string // the last frame; "" once something has changed
 }
 
 type (
@@ -73,11 +75,13 @@ func (m *model) refresh(once bool) tea.Cmd {
 
 // Update implements tea.Model.
 func (m *model) Update(message tea.Msg) (tea.Model, tea.Cmd) {
+	if _, is := message.(tick); is {
+		return m, m.refresh(false)
+	}
+	m.drawn = ""
 	switch message := message.(type) {
 	case tea.WindowSizeMsg:
 		m.view.width, m.view.height = message.Width, message.Height
-	case tick:
-		return m, m.refresh(false)
 	case answer:
 		m.view.err = message.err
 		if message.err == nil {
@@ -205,10 +209,13 @@ func (m *model) move(by int) {
 	m.view.selected = ids[max(0, min(at+by, len(ids)-1))]
 }
 
-// View implements tea.Model.
+// View implements tea.Model. It is asked after each message, of which every other one only says that it is time to ask.
 func (m *model) View() string {
 	if m.view.width == 0 { // before the terminal has said how wide it is
 		return ""
 	}
-	return frame(m.snapshot, m.view)
+	if m.drawn == "" {
+		m.drawn = frame(m.snapshot, m.view)
+	}
+	return m.drawn
 }
