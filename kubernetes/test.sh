@@ -6,7 +6,7 @@
 set -euo pipefail
 cd "$(dirname "$0")"
 go=${GO:-$(../test/go.sh)}
-export CGO_ENABLED=0 GOFLAGS=-trimpath # as make builds the driver: what both need of Kubernetes' packages is compiled once
+export CGO_ENABLED=0 GOFLAGS="-trimpath ${GOFLAGS:-}" # as make builds the driver: what both need of Kubernetes' packages is compiled once
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
 (cd .. && "$go" build -buildvcs=false -o "$dir/report" ./test/report)
