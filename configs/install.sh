@@ -78,12 +78,12 @@ uninstall)
 	if [ -z "$root" ]; then
 		# Containers would be left without a runtime: nobody could end them by their engine.
 		"$PREFIX/bin/gpuslice" in-use ${FORCE:+--force}
-		# An engine that names a runtime that is gone could start nothing with it.
-		"$PREFIX/bin/gpuslice" uninstall all || echo "Look at the engines' configurations yourself: is gpuslice still named there?" >&2
 		if [ -d /run/systemd/system ]; then
 			systemctl disable --now gpuslice-leased gpusliced 2>/dev/null || true
 		fi
 		"$PREFIX/bin/gpuslice" in-use --daemon ${FORCE:+--force}
+		# An engine that names a runtime that is gone could start nothing with it.
+		"$PREFIX/bin/gpuslice" uninstall all || echo "Look at the engines' configurations yourself: is gpuslice still named there?" >&2
 	fi
 	for file in "${files[@]}"; do
 		rm -f "$root${file##* }"

@@ -85,8 +85,10 @@ gpuslice run --vram 1G -- "$BIN/demo/cuda_hog" 0
 ! gpuslice run --vram 1G --require-host -- "$BIN/demo/cuda_hog" 0 || exit 1
 `+typed.String()+`
 works
+gpuslice install docker
 ! "$PROJECT/configs/install.sh" uninstall || exit 1
 [ -x /usr/local/bin/gpusliced ]
+grep -q gpuslice /etc/docker/daemon.json # nothing was taken away
 ended
 printf %s "$SCRIPT" >"$DIR/run" && chmod 0755 "$DIR/run"
 "$DIR/run" >/dev/null &

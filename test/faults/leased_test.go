@@ -6,7 +6,6 @@ package faults
 
 import (
 	"context"
-	endian "encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -39,18 +38,6 @@ type leased struct {
 	cmd  *exec.Cmd
 	done chan struct{} // closed when cmd has ended
 	stop bool          // it is not started again
-}
-
-// granted is a lease, and the test's own session in it.
-type granted struct {
-	*gpu.Lease
-	l       *leased
-	token   string
-	session *gpu.Session
-	module  *gpu.Module
-	buffer  *gpu.Buffer // whose first numbers are count: each use adds 1
-	count   float32
-	broker  int // of which nobody kills the process
 }
 
 const (
@@ -285,147 +272,6 @@ func (l *leased) drop(id string) {
 			return true // the one that died had done it
 		}
 		l.w.must(err)
-		return true
-	})
-}
-
-func (g *granted) open() error {
-	if g.session != nil {
-		return nil
-	}
-	ctx, cancel := within(patience)
-	defer cancel()
-	s, err := gpu.Open(ctx, g.Address, g.TokenFile)
-	g.session = s
-	return err
-}
-
-func (g *granted) close() {
-	if g.session != nil {
-		_ = g.session.Close()
-		g.session = nil
-	}
-}
-
-// give drops it.
-func (g *granted) give() {
-	g.l.w.Helper()
-	g.l.drop(g.ID)
-	g.close()
-}
-
-// begin makes what stays in the lease.
-func (g *granted) begin() {
-	w := g.l.w
-	w.Helper()
-	w.must(g.open())
-	ctx, cancel := within(patience)
-	defer cancel()
-	var err error
-	g.module, err = g.session.Load(ctx, kernels)
-	w.must(err)
-	g.buffer, err = g.session.Alloc(ctx, leaseBuffer)
-	w.must(err)
-}
-
-// use adds 1 to the numbers of what stays, once, and compares.
-func (g *granted) use() {
-	w := g.l.w
-	w.Helper()
-	ctx, cancel := within(patience)
-	defer cancel()
-	const n = 4
-	w.must(g.module.Launch(ctx, "bias", gpu.Shape{Block: gpu.Dim{X: n}}, g.buffer, float32(1), uint32(n)))
-	w.must(g.session.Sync(ctx))
-	g.count++
-	got := make([]byte, 4*n)
-	w.must(g.buffer.Read(ctx, 0, got))
-	for i := range n {
-		if v := math.Float32frombits(endian.LittleEndian.Uint32(got[4*i:])); v != g.count {
-			w.fail("lease %s has %v, the model %v", g.ID, v, g.count)
-		}
-	}
-}
-
-// kernels are the examples'.
-var kernels []byte
-
-// work does one of all that a session can, and gives all back.
-func work(ctx context.Context, s *gpu.Session) error {
-	m, err := s.Load(ctx, kernels)
-	if err != nil {
-		return err
-	}
-	const size = 4 << 20 // staged
-	b, err := s.Alloc(ctx, size)
-	if err != nil {
-		return err
-	}
-	in, out := make([]byte, size), make([]byte, size)
-	for i := 0; i < size; i += 4 {
-		endian.LittleEndian.PutUint32(in[i:], math.Float32bits(float32(i%64)))
-	}
-	const n = 16
-	if err := b.Write(ctx, 0, in); err != nil {
-		return err
-	}
-	if err := m.Launch(ctx, "scale", gpu.Shape{Block: gpu.Dim{X: n}}, b, float32(2), uint32(n)); err != nil {
-		return err
-	}
-	if err := s.Sync(ctx); err != nil {
-		return err
-	}
-	if err := b.Read(ctx, 0, out); err != nil {
-		return err
-	}
-	for i := 0; i < size; i += 4 {
-		want := float32(i % 64)
-		if i < 4*n {
-			want *= 2
-		}
-		if got := math.Float32frombits(endian.LittleEndian.Uint32(out[i:])); got != want {
-			return fmt.Errorf("%w: number %d is %v, not %v", errWrong, i/4, got, want)
-		}
-	}
-	done, err := s.Submit(ctx, gpu.Submission{
-		Image: kernels, Buffers: []gpu.SubmittedBuffer{{Size: 4 * n, Data: in[:4*n], Out: true}},
-		Launches: []gpu.SubmittedLaunch{{Kernel: "scale", Shape: gpu.Shape{Block: gpu.Dim{X: n}}, Arguments: []any{gpu.BufferNumber(0), float32(2), uint32(n)}}},
-	})
-	if err != nil {
-		return err
-	}
-	if len(done) != 1 || string(done[0]) != string(out[:4*n]) {
-		return fmt.Errorf("%w: a submission gives %x", errWrong, done)
-	}
-	shared, err := s.Share(ctx, 1<<20)
-	if err != nil {
-		return err
-	}
-	if err := shared.Close(); err != nil {
-		return err
-	}
-	return errors.Join(m.Unload(ctx), b.Free(ctx))
-}
-
-var errWrong = errors.New("wrong results")
-
-// worksOn has the session's client do its work until that succeeds: what is lost with a broker it does again.
-func (g *granted) worksOn() {
-	w := g.l.w
-	w.Helper()
-	w.eventually("the client of lease "+g.ID+" does its work", func() bool {
-		w.must(g.open())
-		ctx, cancel := within(patience)
-		defer cancel()
-		err := work(ctx, g.session)
-		var lost *gpu.Error
-		if err == nil || errors.As(err, &lost) && (lost.Code == gpu.SyncFailed || lost.Code == gpu.InvalidHandle) {
-			return err == nil
-		}
-		if !errors.Is(err, errWrong) && strings.Contains(err.Error(), "share memory with a session") { // it is no request
-			return false
-		}
-		w.fail("the client of lease %s: %v", g.ID, err)
 		return true
 	})
 }
