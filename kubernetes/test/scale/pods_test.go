@@ -17,8 +17,8 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/informers"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/ptr"
 
@@ -101,18 +101,20 @@ func (r *run) create(chance *rand.Rand) {
 // watchPods is the kubelets': a pod that is bound starts.
 func (r *run) watchPods() {
 	r.T.Helper()
-	factory := informers.NewSharedInformerFactoryWithOptions(r.Client, 0, informers.WithNamespace(namespace))
 	seen := func(object any) {
 		if p, ok := object.(*corev1.Pod); ok && p.Spec.NodeName != "" {
 			r.bound(p)
 		}
 	}
-	_, err := factory.Core().V1().Pods().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc: seen, UpdateFunc: func(_, now any) { seen(now) },
+	_, pods := cache.NewInformerWithOptions(cache.InformerOptions{
+		ListerWatcher: cache.NewListWatchFromClient(r.Client.CoreV1().RESTClient(), "pods", namespace, fields.Everything()),
+		ObjectType:    &corev1.Pod{},
+		Handler:       cache.ResourceEventHandlerFuncs{AddFunc: seen, UpdateFunc: func(_, now any) { seen(now) }},
 	})
-	r.must(err)
-	factory.Start(r.ctx.Done())
-	factory.WaitForCacheSync(r.ctx.Done())
+	go pods.RunWithContext(r.ctx)
+	if !cache.WaitForCacheSync(r.ctx.Done(), pods.HasSynced) {
+		r.T.Fatal("the pods were not listed")
+	}
 }
 
 func (r *run) bound(object *corev1.Pod) {
