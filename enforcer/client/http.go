@@ -66,7 +66,10 @@ func (c *Client) exchange(ctx context.Context, method, path string, body []byte,
 	// An enforcer that refuses early (too many connections, too large) answers and closes: its answer is
 	// worth more than the broken pipe.
 	_, writeErr := conn.Write(request(ctx, method, path, body))
-	raw, err := io.ReadAll(io.LimitReader(conn, most+1))
+	var all bytes.Buffer
+	all.Grow(8 << 10) // a list is some ten times that, and the buffer doubles
+	_, err = all.ReadFrom(io.LimitReader(conn, most+1))
+	raw := all.Bytes()
 	switch {
 	case ctx.Err() != nil:
 		return 0, nil, c.unreachable(ctx.Err())
