@@ -22,7 +22,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/client"
 )
 
-// What the overlay "daemonset" keeps on a node, of which pods and their removal leave the directories there.
+// What the pods of the overlay "daemonset" have on their node, and leave there.
 const (
 	hostDir  = "/opt/gpuslice"
 	runDir   = "/run/gpuslice"
@@ -197,7 +197,8 @@ func upgradedInPods(n *node) {
 	n.rolledOut()
 	n.tainted(false)
 	n.template("vram", request("gpu", "4Gi"))
-	n.start(n.pod("stays", []string{"vram"}, container("a", hog(2*gib), "vram")))
+	n.claim("shared", request("gpu", "4Gi"))
+	n.start(n.pod("stays", []string{"vram=shared"}, container("a", hog(2*gib), "vram")))
 	n.wrote("stays", "a", holds(2*gib, 4*gib))
 	old, before, slice := n.library("stays"), n.status("stays"), n.slice("stays")
 
@@ -210,6 +211,9 @@ func upgradedInPods(n *node) {
 		return nil
 	})
 	n.create(n.pod("comes", []string{"vram"}, container("a", sleep, "vram")))
+	joins := n.pod("joins", []string{"vram=shared"}, container("a", sleep, "vram"))
+	joins.Spec.RestartPolicy = corev1.RestartPolicyAlways
+	n.create(joins)
 	out, err := n.exec("stays", "a", hog(2*gib)...)
 	if err == nil || strings.Contains(out, "holds") {
 		n.t.Errorf("while gpusliced is away a pod takes more than its quota: %q, %v", out, err)
@@ -221,6 +225,8 @@ func upgradedInPods(n *node) {
 	if newer == old {
 		n.t.Errorf("a pod that was started after the upgrade has the library %s, which was there before", newer)
 	}
+	n.running("joins")
+	n.refused("joins", "a", 2*gib)
 	n.keeps("stays", before, slice, old)
 
 	n.delete("stays")

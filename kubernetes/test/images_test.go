@@ -70,12 +70,12 @@ func (n *node) build(target, ref string, instead map[string]string) {
 			n.sh("cp", from, into)
 		}
 	}
-	append := "-cf"
+	mode := "-cf"
 	if base != "" {
 		n.sh("cp", n.engine("images", base), layer)
-		append = "-rf"
+		mode = "-rf"
 	}
-	n.sh("tar", "-C", dir, "--owner=0", "--group=0", append, layer, ".")
+	n.sh("tar", "-C", dir, "--owner=0", "--group=0", mode, layer, ".")
 	n.image(ref, layer, testhost.ImageConfig{Entrypoint: s.entrypoint})
 	n.Must(os.RemoveAll(dir))
 	n.Must(os.Remove(layer))
