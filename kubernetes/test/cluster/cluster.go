@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package cluster starts Kubernetes' real control plane for tests: etcd, the API server, and if wanted the scheduler and the controller
-// manager, which test/engines/build.sh has built. They listen on 127.0.0.1 at ports of their own, unless told otherwise, and end with the test or its process.
+// manager, which test/engines/build.sh has built. They listen on 127.0.0.1 at ports of their own, unless told otherwise, and end with the
+// test or its process.
 package cluster
 
 import (
