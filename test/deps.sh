@@ -45,6 +45,7 @@ if [ "${1:-}" = --ci ] || [ "${1:-}" = --need ]; then
 		"dpkg-deb dpkg"
 		"mandoc mandoc"
 		"hugo hugo"
+		"ip iproute2"
 		# The client of leases in Python.
 		"/usr/lib/python3/dist-packages/grpc python3-grpcio"
 		"/usr/lib/python3/dist-packages/google/protobuf python3-protobuf"

@@ -6,12 +6,12 @@ package test
 
 import (
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
 
 	"github.com/gpuslice/gpuslice/test/doccommands"
+	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
 const quickstartFile = "docs/use/kubernetes.md"
@@ -69,11 +69,8 @@ func (n *node) pytorch(ref string) {
 		path := n.write(filepath.Join(bin, name), "#!/bin/sh\n%s\n", script)
 		n.Must(os.Chmod(path, 0o755))
 	}
-	for _, command := range [][]string{{"cp", n.engine("images", "debian.tar"), layer}, {"tar", "-C", n.in("pytorch"), "-rf", layer, "./usr/bin"}} {
-		if out, err := exec.Command(command[0], command[1:]...).CombinedOutput(); err != nil {
-			n.t.Fatalf("%s: %v\n%s", command, err, out)
-		}
-	}
-	n.image("docker.io/"+ref, layer, "/bin/sh")
+	n.sh("cp", n.engine("images", "debian.tar"), layer)
+	n.sh("tar", "-C", n.in("pytorch"), "-rf", layer, "./usr/bin")
+	n.image("docker.io/"+ref, layer, testhost.ImageConfig{Cmd: []string{"/bin/sh"}})
 	n.Must(os.Remove(layer))
 }

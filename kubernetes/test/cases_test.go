@@ -36,6 +36,8 @@ var cases = []struct {
 	{"what hangs while a container is made is given up, and the container starts later", hookHangs},
 	{"a container that is started again has its quota again", startedAgain},
 	{"a size is rounded up to MiB", oddSize},
+	{"a node that has nothing but NVIDIA's driver has all else by pods", inPods(quotaInPods)},
+	{"an upgrade of gpusliced and driver in pods leaves what runs as it is", inPods(upgradedInPods)},
 	{"a pod with a claim starts as a plain one does", startTimes},
 	{"the driver is small and idle", driverCosts},
 }

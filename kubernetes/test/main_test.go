@@ -35,8 +35,13 @@ const (
 // cgroup of its pods.
 const dirPrefix = "/tmp/gpuslice-cluster-"
 
-// nodeAddress is the node's: a kubelet takes none of a loopback network, though it is on that interface.
-const nodeAddress = "192.0.2.1"
+// The node's addresses, both on the loopback interface: its own, for which a kubelet takes none of a loopback network, and that of the API
+// server's service, where pods look for it.
+const (
+	nodeAddress    = "192.0.2.1"
+	serviceAddress = "10.96.0.1"
+	apiAddress     = serviceAddress + ":443"
+)
 
 func TestMain(m *testing.M) {
 	var status int
@@ -143,6 +148,7 @@ func prepare(dir string) error {
 	}
 	all := []error{
 		mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""),
+		mount("", "/", "", unix.MS_REC|unix.MS_SHARED, ""), // as systemd has it: what is mounted later is seen in pods that have a host path
 		mount("proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""),
 		mount("none", "/mnt", "tmpfs", 0, ""),
 		mount("none", "/run", "tmpfs", 0, "mode=755"),
@@ -165,24 +171,12 @@ func prepare(dir string) error {
 
 // network has the one interface that a network namespace begins with.
 func network() error {
-	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return err
+	for _, words := range []string{"link set lo up", "address add " + nodeAddress + "/32 dev lo", "address add " + serviceAddress + "/32 dev lo"} {
+		if out, err := exec.Command("ip", strings.Fields(words)...).CombinedOutput(); err != nil {
+			return fmt.Errorf("ip %s: %w: %s", words, err, out)
+		}
 	}
-	defer unix.Close(fd)
-	up, err := unix.NewIfreq("lo")
-	if err != nil {
-		return err
-	}
-	up.SetUint16(unix.IFF_UP | unix.IFF_RUNNING)
-	address, err := unix.NewIfreq("lo:1")
-	if err != nil {
-		return err
-	}
-	if err := address.SetInet4Addr([]byte{192, 0, 2, 1}); err != nil {
-		return err
-	}
-	return errors.Join(unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, up), unix.IoctlIfreq(fd, unix.SIOCSIFADDR, address))
+	return nil
 }
 
 // hierarchies are the roots of all cgroups: of version 2, and of version 1 where there is one.

@@ -59,7 +59,7 @@ func newNode(t *testing.T) *node {
 	n.Must(os.Chmod(n.Dir, 0o755))
 	n.Must(os.Chmod(n.in("fake"), 0o777))
 	const kubeletToken = "kubelet-of-the-test"
-	n.plane = cluster.Start(t, cluster.Options{Dir: n.in("cluster"), Controlled: true, Users: []cluster.User{
+	n.plane = cluster.Start(t, cluster.Options{Dir: n.in("cluster"), Address: apiAddress, Controlled: true, Users: []cluster.User{
 		{Name: "system:node:" + nodeName, Token: kubeletToken, Groups: []string{"system:nodes"}},
 	}})
 	n.kube = n.plane.Client
@@ -130,13 +130,7 @@ root = %q
 [plugins."io.containerd.nri.v1.nri"]
   disable = true
 `, n.in("containerd"), imageRef("pause"), n.engine("runc-1.4", "runc"), filepath.Join(n.Bin, "containerd-shim-gpuslice-v1"))
-	// A network plugin without which a node is not ready. It gives pods an address, and no network.
-	n.write("/etc/cni/net.d/lo.conflist", `{"cniVersion": "1.0.0", "name": "lo", "plugins": [{"type": "loopback"}]}`)
-	n.write("/opt/cni/bin/loopback", `#!/bin/sh
-[ "$CNI_COMMAND" != ADD ] ||
-	echo '{"cniVersion": "1.0.0", "interfaces": [{"name": "'$CNI_IFNAME'", "sandbox": "'$CNI_NETNS'"}], "ips": [{"interface": 0, "address": "192.0.2.2/24"}]}'
-`)
-	n.Must(os.Chmod("/opt/cni/bin/loopback", 0o755))
+	n.podNetwork()
 	n.containerd = &cluster.Daemon{
 		T: n.t, Name: "containerd", Dir: n.Dir, Command: []string{n.engine("containerd-2", "containerd"), "--config", file},
 		Env: []string{"PATH=" + n.engine("containerd-2") + ":/usr/sbin:/usr/bin:/sbin:/bin", "GPUSLICE_CONFIG=" + n.Config()},
@@ -148,15 +142,43 @@ root = %q
 		},
 	}
 	n.run(n.containerd)
-	n.image(imageRef("debian"), n.engine("images", "debian.tar"), "/bin/sh")
-	n.image(imageRef("pause"), n.engine("images", "busybox.tar"), "/bin/sleep", "1000000")
+	n.image(imageRef("debian"), n.engine("images", "debian.tar"), testhost.ImageConfig{Cmd: []string{"/bin/sh"}})
+	n.image(imageRef("pause"), n.engine("images", "busybox.tar"), testhost.ImageConfig{Cmd: []string{"/bin/sleep", "1000000"}})
+}
+
+// podNetwork is a network plugin: it leads a pod to its node, which has the API server, and the node to its pods.
+func (n *node) podNetwork() {
+	n.t.Helper()
+	n.write("/etc/cni/net.d/pods.conflist", `{"cniVersion": "1.0.0", "name": "pods", "plugins": [{"type": "pods"}]}`)
+	const plugin = `#!/bin/sh
+set -e
+[ "$CNI_COMMAND" = ADD ] || exit 0
+pod=${CNI_NETNS##*/} number=1
+if [ "$CNI_IFNAME" = lo ]; then
+	ip -n "$pod" link set lo up
+	address=127.0.0.1/8
+else
+	until mkdir "/run/pod-$number" 2>/dev/null; do number=$((number + 1)); done
+	address=198.51.100.$number/32
+	ip link add name "pod$number" up type veth peer name "$CNI_IFNAME" netns "$pod"
+	ip -n "$pod" address add "$address" dev "$CNI_IFNAME"
+	ip -n "$pod" link set "$CNI_IFNAME" up
+	ip -n "$pod" route add %[1]s dev "$CNI_IFNAME"
+	ip -n "$pod" route add default via %[1]s
+	ip route add "$address" dev "pod$number" src %[1]s
+fi
+echo '{"cniVersion": "1.0.0", "interfaces": [{"name": "'$CNI_IFNAME'", "sandbox": "'$CNI_NETNS'"}], "ips": [{"interface": 0, "address": "'$address'"}]}'
+`
+	for _, name := range []string{"loopback", "pods"} { // a runtime asks the first for a pod's loopback interface
+		n.Must(os.Chmod(n.write("/opt/cni/bin/"+name, plugin, nodeAddress), 0o755))
+	}
 }
 
 // image has containerd know an image of one layer.
-func (n *node) image(ref, layer string, command ...string) {
+func (n *node) image(ref, layer string, runs testhost.ImageConfig) {
 	n.t.Helper()
 	file := n.in("image.tar")
-	n.Must(testhost.WriteImage(file, layer, ref, command))
+	n.Must(testhost.WriteImage(file, layer, ref, runs))
 	if out, err := n.ctr("--namespace", "k8s.io", "image", "import", file); err != nil {
 		n.t.Fatalf("import %s: %v\n%s", ref, err, out)
 	}

@@ -265,6 +265,13 @@ func (n *node) used(pod string, index int) (limit, used uint64) {
 // clean ends what a case began, and fails unless nothing is left of it on the node.
 func (n *node) clean() {
 	n.t.Helper()
+	n.empty()
+	n.Must(n.kube.CoreV1().Namespaces().Delete(context.Background(), n.ns, metav1.DeleteOptions{}))
+}
+
+// empty ends the case's pods.
+func (n *node) empty() {
+	n.t.Helper()
 	ctx := context.Background()
 	now := metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](1)}
 	n.Must(n.kube.CoreV1().Pods(n.ns).DeleteCollection(ctx, now, metav1.ListOptions{}))
@@ -276,5 +283,4 @@ func (n *node) clean() {
 		return err
 	})
 	n.eventually("the node has nothing of claims", n.left)
-	n.Must(n.kube.CoreV1().Namespaces().Delete(ctx, n.ns, metav1.DeleteOptions{}))
 }

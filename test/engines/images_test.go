@@ -63,7 +63,7 @@ func imageArchive(t testing.TB, name string) string {
 		root, command = "busybox", []string{"/bin/sleep", "1000000"}
 	}
 	path := filepath.Join(archives.dir, name+".tar")
-	must(testhost.WriteImage(path, tool(t, "images", root+".tar"), imageRef(name), command))
+	must(testhost.WriteImage(path, tool(t, "images", root+".tar"), imageRef(name), testhost.ImageConfig{Cmd: command}))
 	archives.paths[name] = path
 	return path
 }

@@ -11,8 +11,15 @@ import (
 	"os"
 )
 
+// ImageConfig is what a container of an image runs: the first always, and the second unless it is told otherwise.
+type ImageConfig struct {
+	Entrypoint []string `json:",omitempty"`
+	Cmd        []string `json:",omitempty"`
+	Env        []string
+}
+
 // WriteImage writes an image of one layer as `docker save` does and every engine loads it. The layer is the tar of a root filesystem.
-func WriteImage(path, layerTar, ref string, command []string) (err error) {
+func WriteImage(path, layerTar, ref string, runs ImageConfig) (err error) {
 	layer, err := os.Open(layerTar)
 	if err != nil {
 		return err
@@ -26,10 +33,11 @@ func WriteImage(path, layerTar, ref string, command []string) (err error) {
 	if _, err = layer.Seek(0, io.SeekStart); err != nil {
 		return err
 	}
+	runs.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}
 	type object = map[string]any
 	config, err := json.Marshal(object{
 		"architecture": "amd64", "os": "linux", "created": "2024-01-01T00:00:00Z",
-		"config":  object{"Cmd": command, "Env": []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}},
+		"config":  runs,
 		"rootfs":  object{"type": "layers", "diff_ids": []string{"sha256:" + hex.EncodeToString(sum.Sum(nil))}},
 		"history": []object{{"created": "2024-01-01T00:00:00Z", "created_by": "test"}},
 	})

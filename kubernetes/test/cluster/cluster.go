@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package cluster starts Kubernetes' real control plane for tests: etcd, the API server, and if wanted the scheduler and the controller
-// manager, which test/engines/build.sh has built. They listen on 127.0.0.1 at ports of their own, and end with the test or its process.
+// manager, which test/engines/build.sh has built. They listen on 127.0.0.1 at ports of their own, unless told otherwise, and end with the
+// test or its process.
 package cluster
 
 import (
@@ -46,6 +47,7 @@ type Cluster struct {
 // Options of a cluster.
 type Options struct {
 	Dir        string   // where its files go; a new one that goes with the test, if it is empty
+	Address    string   // the API server's; one of 127.0.0.1, if it is empty
 	Controlled bool     // with scheduler and controller manager, and admission that has ServiceAccounts
 	Users      []User   // beside the admin
 	APIServer  []string // more of its flags
@@ -157,8 +159,11 @@ func (c *Cluster) startAPIServer(o Options) {
 		fmt.Fprintf(&lines, "%s,%s,%d,%q\n", u.Token, u.Name, i, strings.Join(u.Groups, ","))
 	}
 	c.must(os.WriteFile(c.path("certs", "tokens.csv"), []byte(lines.String()), 0o600))
-	address := freeAddress(c.T)
-	_, port, err := net.SplitHostPort(address)
+	address := o.Address
+	if address == "" {
+		address = freeAddress(c.T)
+	}
+	host, port, err := net.SplitHostPort(address)
 	c.must(err)
 	etcd := c.url
 	c.url = "https://" + address
@@ -166,7 +171,7 @@ func (c *Cluster) startAPIServer(o Options) {
 	c.Client, err = kubernetes.NewForConfig(c.Admin)
 	c.must(err)
 	args := []string{
-		"--etcd-servers=" + etcd, "--bind-address=127.0.0.1", "--secure-port=" + port, "--advertise-address=192.0.2.1", "--endpoint-reconciler-type=none",
+		"--etcd-servers=" + etcd, "--bind-address=" + host, "--secure-port=" + port, "--advertise-address=192.0.2.1", "--endpoint-reconciler-type=none",
 		"--cert-dir=" + c.path("certs"), "--service-account-issuer=https://kubernetes.default.svc", "--service-account-key-file=" + key,
 		"--service-account-signing-key-file=" + key, "--service-cluster-ip-range=10.96.0.0/16", "--authorization-mode=Node,RBAC",
 		"--enable-admission-plugins=NodeRestriction", "--token-auth-file=" + c.path("certs", "tokens.csv"), "--allow-privileged=true",
