@@ -166,7 +166,7 @@ func (p *Publisher) ask(ctx context.Context) (Host, error) {
 		return *h, err
 	}
 	for {
-		before := h.Pools // if nothing has moved since, it did not between the two questions either
+		before := h.Pools // what came and went since, an event tells
 		if h.Devices, err = p.Enforcer.Devices(ctx); err != nil {
 			return *h, err
 		}

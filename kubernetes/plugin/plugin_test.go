@@ -55,6 +55,7 @@ func allocated() *resourceapi.ResourceClaim {
 type work struct {
 	prepare func(context.Context) error
 	held    atomic.Uint64 // by the claim's pool
+	asked   atomic.Int32  // for the pools
 }
 
 func (w *work) Prepare(ctx context.Context, c *resourceapi.ResourceClaim) ([]kubeletplugin.Device, error) {
@@ -63,6 +64,7 @@ func (w *work) Prepare(ctx context.Context, c *resourceapi.ResourceClaim) ([]kub
 }
 func (w *work) Unprepare(context.Context, types.UID) error { return nil }
 func (w *work) Pools(context.Context) ([]api.Pool, error) {
+	w.asked.Add(1)
 	return []api.Pool{
 		{Name: "other", Devices: []api.PoolUse{{Device: uuid, Limit: gib, Used: gib}}},
 		{Name: claim.PoolName(uid, 0), Devices: []api.PoolUse{{Device: uuid, Limit: 4 * gib, Used: w.held.Load(), Overhead: 1}}},
@@ -201,6 +203,15 @@ func TestAClaimSaysWhatItUsesAndSinceWhenItIsReady(t *testing.T) {
 	eventually(t, "the claim uses 2Gi", func() bool { return k.says(t) == said{"4Gi", "2Gi", uuid} })
 	if is := k.ready(); is == nil || !is.LastTransitionTime.Equal(&since) || is.Status != metav1.ConditionTrue {
 		t.Errorf("the condition was since %v, and is %+v", since, is)
+	}
+}
+
+func TestWhileNothingHappensTheEnforcerIsAskedNothing(t *testing.T) {
+	w := &work{}
+	k := start(t, w)
+	time.Sleep(20 * k.status.UsedEvery)
+	if n := w.asked.Load(); n > 0 {
+		t.Errorf("it was asked %d times", n)
 	}
 }
 
