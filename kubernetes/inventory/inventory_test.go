@@ -3,6 +3,7 @@
 package inventory
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -119,8 +120,11 @@ type enforcer struct {
 	mu     sync.Mutex
 	host   Host
 	away   bool
-	asked  int
+	asked  int    // for its health, which is one of the questions for all of a host
+	others int    // other questions
+	driver string // its version
 	events chan api.Event
+	end    chan struct{} // of the events that are followed: it is started anew
 }
 
 func (e *enforcer) change(f func()) {
@@ -139,25 +143,28 @@ func (e *enforcer) err() error {
 func (e *enforcer) Info(context.Context) (api.Info, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.asked++
-	return api.Info{Driver: "1.2.3"}, e.err()
+	e.others++
+	return api.Info{Driver: cmp.Or(e.driver, "1.2.3")}, e.err()
 }
 
 func (e *enforcer) Devices(context.Context) ([]api.Device, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	e.others++
 	return append([]api.Device{}, e.host.Devices...), e.err()
 }
 
 func (e *enforcer) Pools(context.Context) ([]api.Pool, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	e.others++
 	return e.host.Pools, e.err()
 }
 
 func (e *enforcer) Health(context.Context) (api.Health, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	e.asked++
 	return e.host.Health, e.err()
 }
 
@@ -166,6 +173,8 @@ func (e *enforcer) Events(ctx context.Context, _ string, _ uint64, _ bool, each 
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
+		case <-e.end:
+			return api.ErrUnreachable
 		case event := <-e.events:
 			if err := each(event); err != nil {
 				return err
@@ -174,12 +183,19 @@ func (e *enforcer) Events(ctx context.Context, _ string, _ uint64, _ bool, each 
 	}
 }
 
-// writes are what a publisher wrote.
+// writes are what a publisher wrote, and heard.
 type writes struct {
-	mu  sync.Mutex
-	all [][]resourceapi.Device
-	at  []time.Time
-	err error
+	mu    sync.Mutex
+	all   [][]resourceapi.Device
+	at    []time.Time
+	heard []Host
+	err   error
+}
+
+func (w *writes) hear(h Host) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.heard = append(w.heard, h)
 }
 
 func (w *writes) publish(_ context.Context, r resourceslice.DriverResources) error {
@@ -205,10 +221,10 @@ func (w *writes) last() (devices []resourceapi.Device, count int) {
 func start(t *testing.T, e *enforcer, times Times, before []resourceapi.Device) *writes {
 	t.Helper()
 	w := &writes{}
-	e.events = make(chan api.Event)
+	e.events, e.end = make(chan api.Event), make(chan struct{})
 	p := &Publisher{
 		Enforcer: e, Node: "n", Times: times, Log: slog.New(slog.DiscardHandler), Publish: w.publish,
-		Reached: func() {}, Away: func() {}, Event: func(api.Event) {}, Written: func() {},
+		Heard: w.hear, Reached: func() {}, Away: func() {}, Event: func(api.Event) {}, Written: func() {},
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
@@ -270,7 +286,7 @@ func TestADriverWithoutAnEnforcerWaitsAndPublishesNothing(t *testing.T) {
 	eventually(t, "the enforcer has been asked for longer than the timeout", func() bool {
 		e.mu.Lock()
 		defer e.mu.Unlock()
-		return e.asked > 6
+		return e.others > 6
 	})
 	if devices, count := w.last(); count != 0 {
 		t.Errorf("%d writes, the last of %v", count, devices)
@@ -357,4 +373,34 @@ func TestAWriteThatFailsIsMadeAgain(t *testing.T) {
 	e.change(func() { e.host.Devices[0] = device(uuid0, 0, 2*gib) })
 	_, before := w.last()
 	eventually(t, "it is tried again", func() bool { _, count := w.last(); return count > before+2 })
+}
+
+func TestTheEnforcerIsAskedOnceForAllWhoWantToKnow(t *testing.T) {
+	e := &enforcer{host: Host{Devices: []api.Device{device(uuid0, 0, gib)}, Pools: []api.Pool{pool(PoolPrefix+"a-0", gib)}}}
+	w := start(t, e, Times{Poll: 5 * time.Millisecond, Timeout: 20 * time.Millisecond}, nil)
+	heard := func(more int) func() bool {
+		return func() bool {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			return len(w.heard) > more
+		}
+	}
+	eventually(t, "what it answers is heard", heard(10))
+	w.mu.Lock()
+	h := w.heard[10]
+	w.mu.Unlock()
+	if h.Driver != "1.2.3" || len(h.Devices) != 1 || len(h.Pools) != 1 {
+		t.Errorf("heard %+v", h)
+	}
+	e.mu.Lock()
+	if once := 1 + 2; e.others > 2*e.asked+once { // its devices and pools; at first also who it is, and the pools of before
+		t.Errorf("%d other questions beside %d for health", e.others, e.asked)
+	}
+	e.driver = "2.0"
+	e.mu.Unlock()
+	e.end <- struct{}{}
+	eventually(t, "of an enforcer that follows another the driver's version is asked again", func() bool {
+		devices, _ := w.last()
+		return len(devices) == 1 && *devices[0].Attributes["driverVersion"].VersionValue == "2.0.0"
+	})
 }

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"log/slog"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -45,6 +46,8 @@ type Publisher struct {
 	Log      *slog.Logger
 	// Publish writes what there is now, in place of what was.
 	Publish func(ctx context.Context, resources resourceslice.DriverResources) error
+	// Heard is called with each answer of the enforcer: it is asked here for all who want to know.
+	Heard func(Host)
 	// Reached is called when the enforcer answers that did not before, and Away when it does not any more.
 	Reached, Away func()
 	// Event is called with each of the enforcer's events.
@@ -53,6 +56,8 @@ type Publisher struct {
 	Written func()
 
 	published []resourceapi.Device
+	last      Host        // as the enforcer said
+	another   atomic.Bool // the enforcer may be another one
 }
 
 // Run publishes until ctx ends. before is what an earlier driver had published, for a start while the enforcer is away.
@@ -97,6 +102,7 @@ func (p *Publisher) Run(ctx context.Context, before []resourceapi.Device) {
 				reached = true
 				p.Reached()
 			}
+			p.Heard(host)
 			devices = Of(host)
 		case time.Since(answered) < p.Times.Timeout:
 			timer.Reset(p.Times.Timeout / 4)
@@ -143,31 +149,33 @@ func reordered(a, b []resourceapi.Device) bool {
 }
 
 // ask asks for all of a host at one moment: a pool that comes or goes between two questions would count twice, or not at all.
-func (p *Publisher) ask(ctx context.Context) (h Host, err error) {
+func (p *Publisher) ask(ctx context.Context) (Host, error) {
 	ctx, cancel := context.WithTimeout(ctx, p.Times.Timeout)
 	defer cancel()
-	info, err := p.Enforcer.Info(ctx)
-	if err != nil {
-		return h, err
+	h := &p.last
+	if another := p.another.Swap(false); another || h.Driver == "" {
+		info, err := p.Enforcer.Info(ctx)
+		if err != nil {
+			p.another.Store(true)
+			return *h, err
+		}
+		h.Driver = info.Driver
 	}
-	h.Driver = info.Driver
+	var err error
 	if h.Health, err = p.Enforcer.Health(ctx); err != nil {
-		return h, err
+		return *h, err
 	}
 	for {
-		before, err := p.Enforcer.Pools(ctx)
-		if err != nil {
-			return h, err
-		}
+		before := h.Pools // what came and went since, an event tells
 		if h.Devices, err = p.Enforcer.Devices(ctx); err != nil {
-			return h, err
+			return *h, err
 		}
 		if h.Pools, err = p.Enforcer.Pools(ctx); err != nil {
-			return h, err
+			return *h, err
 		}
 		moved := func(d api.Device) bool { return claimed(before, d.UUID) != claimed(h.Pools, d.UUID) }
 		if !slices.ContainsFunc(h.Devices, moved) {
-			return h, nil
+			return *h, nil
 		}
 	}
 }
@@ -192,6 +200,7 @@ func (p *Publisher) follow(ctx context.Context, changed chan<- struct{}) {
 			}
 			return nil
 		})
+		p.another.Store(true)
 		if err != nil && ctx.Err() == nil && !errors.Is(err, api.ErrUnreachable) {
 			p.Log.Warn("the enforcer's events are not followed; it is asked instead", "err", err)
 		}

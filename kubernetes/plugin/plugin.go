@@ -15,7 +15,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 
-	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/kubernetes/inventory"
 )
 
@@ -25,22 +24,19 @@ type Preparer interface {
 	Unprepare(ctx context.Context, uid types.UID) error
 }
 
-// Enforcer is what is asked of it.
-type Enforcer interface {
-	Devices(ctx context.Context) ([]api.Device, error)
-	Health(ctx context.Context) (api.Health, error)
-}
-
 // Plugin implements kubeletplugin.DRAPlugin.
 type Plugin struct {
 	Preparer Preparer
-	Enforcer Enforcer
 	Node     string
 	Status   *Status
 	Metrics  *Metrics
 	Log      *slog.Logger
 	// Fatal is called with an error that trying again does not mend.
 	Fatal func(error)
+
+	mu     sync.Mutex
+	health *kubeletplugin.DeviceHealthReport // nil while the enforcer is away
+	newer  chan struct{}                     // closed when there is another
 }
 
 var _ kubeletplugin.DRAPlugin = (*Plugin)(nil)
@@ -99,46 +95,71 @@ func (p *Plugin) HandleError(_ context.Context, err error, msg string) {
 	p.Fatal(err)
 }
 
-// healthEvery is well within the half minute after which the kubelet takes a device's health for unknown.
+// healthEvery is the least time between two reports. The kubelet takes a device's health for unknown after half a minute without one.
 const healthEvery = 5 * time.Second
+
+// Heard takes what the enforcer says of the host. It is asked once for all who want to know.
+func (p *Plugin) Heard(h inventory.Host) {
+	report := &kubeletplugin.DeviceHealthReport{}
+	for _, d := range h.Devices {
+		health := kubeletplugin.DeviceHealth{
+			PoolName: p.Node, DeviceName: inventory.DeviceName(d.UUID), Health: kubeletplugin.HealthStatusHealthy, LastUpdated: time.Now(),
+		}
+		if why := inventory.Unhealthy(h.Health, d.UUID); why != "" {
+			health.Health, health.Message = kubeletplugin.HealthStatusUnhealthy, why
+		}
+		report.Devices = append(report.Devices, health)
+	}
+	p.set(report)
+	p.Status.heard(h.Pools)
+}
+
+// Away notes that the enforcer does not answer any more.
+func (p *Plugin) Away() { p.set(nil) }
+
+func (p *Plugin) set(health *kubeletplugin.DeviceHealthReport) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.health = health
+	if p.newer != nil {
+		close(p.newer)
+		p.newer = nil
+	}
+}
+
+// latest is the newest report, and is told by a channel that there is another.
+func (p *Plugin) latest() (health *kubeletplugin.DeviceHealthReport, newer <-chan struct{}) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.newer == nil {
+		p.newer = make(chan struct{})
+	}
+	return p.health, p.newer
+}
 
 // WatchHealthStatus tells the kubelet, which tells it on pods. Of an enforcer that is away nothing is told: health then becomes unknown.
 func (p *Plugin) WatchHealthStatus(ctx context.Context, reports chan<- kubeletplugin.DeviceHealthReport) error {
 	for {
-		if report, err := p.health(ctx); err != nil {
-			p.Log.Debug("health not known", "err", err)
-		} else {
+		report, newer := p.latest()
+		if report != nil {
 			select {
 			case <-ctx.Done():
 				return nil
-			case reports <- report:
+			case reports <- *report:
 			}
 		}
+		sent := time.Now()
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-time.After(healthEvery):
+		case <-newer:
+		}
+		if wait := healthEvery - time.Since(sent); report != nil && wait > 0 {
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-time.After(wait):
+			}
 		}
 	}
-}
-
-func (p *Plugin) health(ctx context.Context) (report kubeletplugin.DeviceHealthReport, err error) {
-	devices, err := p.Enforcer.Devices(ctx)
-	if err != nil {
-		return report, err
-	}
-	health, err := p.Enforcer.Health(ctx)
-	if err != nil {
-		return report, err
-	}
-	for _, d := range devices {
-		h := kubeletplugin.DeviceHealth{
-			PoolName: p.Node, DeviceName: inventory.DeviceName(d.UUID), Health: kubeletplugin.HealthStatusHealthy, LastUpdated: time.Now(),
-		}
-		if why := inventory.Unhealthy(health, d.UUID); why != "" {
-			h.Health, h.Message = kubeletplugin.HealthStatusUnhealthy, why
-		}
-		report.Devices = append(report.Devices, h)
-	}
-	return report, nil
 }

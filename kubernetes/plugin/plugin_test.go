@@ -54,9 +54,8 @@ func allocated() *resourceapi.ResourceClaim {
 // work is what the plugin carries calls to.
 type work struct {
 	prepare func(context.Context) error
-	health  api.Health
-	away    error
 	held    atomic.Uint64 // by the claim's pool
+	asked   atomic.Int32  // for the pools
 }
 
 func (w *work) Prepare(ctx context.Context, c *resourceapi.ResourceClaim) ([]kubeletplugin.Device, error) {
@@ -64,16 +63,19 @@ func (w *work) Prepare(ctx context.Context, c *resourceapi.ResourceClaim) ([]kub
 	return []kubeletplugin.Device{{Requests: []string{r.Request}, PoolName: r.Pool, DeviceName: r.Device, CDIDeviceIDs: []string{"gpuslice.io/vram=x"}}}, w.prepare(ctx)
 }
 func (w *work) Unprepare(context.Context, types.UID) error { return nil }
-func (w *work) Devices(context.Context) ([]api.Device, error) {
-	return []api.Device{{UUID: uuid}}, w.away
-}
 func (w *work) Pools(context.Context) ([]api.Pool, error) {
+	w.asked.Add(1)
 	return []api.Pool{
 		{Name: "other", Devices: []api.PoolUse{{Device: uuid, Limit: gib, Used: gib}}},
 		{Name: claim.PoolName(uid, 0), Devices: []api.PoolUse{{Device: uuid, Limit: 4 * gib, Used: w.held.Load(), Overhead: 1}}},
-	}, w.away
+	}, nil
 }
-func (w *work) Health(context.Context) (api.Health, error) { return w.health, w.away }
+
+// says has a plugin hear what the enforcer says.
+func (w *work) says(p *Plugin, health api.Health) {
+	pools, _ := w.Pools(context.Background())
+	p.Heard(inventory.Host{Devices: []api.Device{{UUID: uuid}}, Pools: pools, Health: health})
+}
 
 // kubelet is the other end of the plugin's sockets.
 type kubelet struct {
@@ -82,6 +84,7 @@ type kubelet struct {
 	live   *Live
 	kube   *fake.Clientset
 	status *Status
+	plugin *Plugin
 }
 
 func start(t *testing.T, w *work) *kubelet {
@@ -95,7 +98,7 @@ func start(t *testing.T, w *work) *kubelet {
 	kube := fake.NewClientset(allocated(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node"}})
 	log := slog.New(slog.DiscardHandler)
 	s := &Status{Kube: kube, Node: "node", Log: log, Every: 5 * time.Millisecond, UsedEvery: 5 * time.Millisecond, Pools: w.Pools, Claims: func(u types.UID) (string, string, bool) { return "team", "train", u == uid }}
-	p := &Plugin{Preparer: w, Enforcer: w, Node: "node", Status: s, Metrics: NewMetrics(prometheus.NewRegistry()), Log: log, Fatal: func(err error) { t.Error(err) }}
+	p := &Plugin{Preparer: w, Node: "node", Status: s, Metrics: NewMetrics(prometheus.NewRegistry()), Log: log, Fatal: func(err error) { t.Error(err) }}
 	helper, err := kubeletplugin.Start(ctx, p, kubeletplugin.KubeClient(kube), kubeletplugin.NodeName("node"), kubeletplugin.DriverName(config.Driver),
 		kubeletplugin.Serialize(false), kubeletplugin.RegistrarDirectoryPath(dir), kubeletplugin.PluginDataDirectoryPath(dir))
 	if err != nil {
@@ -114,7 +117,7 @@ func start(t *testing.T, w *work) *kubelet {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &kubelet{dra.NewDRAPluginClient(conn), drahealth.NewDRAResourceHealthClient(conn), live, kube, s}
+	return &kubelet{dra.NewDRAPluginClient(conn), drahealth.NewDRAResourceHealthClient(conn), live, kube, s, p}
 }
 
 func (k *kubelet) prepare(t *testing.T) *dra.NodePrepareResourceResponse {
@@ -168,7 +171,9 @@ func TestTheKubeletIsAnsweredAndTheClaimSaysWhatCameOfIt(t *testing.T) {
 		c := k.ready()
 		return c != nil && c.Status == metav1.ConditionFalse && c.Message == "the card is full"
 	})
-	time.Sleep(10 * k.status.UsedEvery) // there is a pool of it
+	time.Sleep(2 * k.status.UsedEvery)
+	w.says(k.plugin, api.Health{}) // there is a pool of it
+	time.Sleep(10 * k.status.UsedEvery)
 	if c := k.ready(); c.Status != metav1.ConditionFalse {
 		t.Errorf("a claim that was refused says %+v", c)
 	}
@@ -194,9 +199,19 @@ func TestAClaimSaysWhatItUsesAndSinceWhenItIsReady(t *testing.T) {
 	since := k.ready().LastTransitionTime
 	time.Sleep(time.Until(since.Add(time.Second))) // such times are whole seconds
 	w.held.Store(2*gib - 1)
+	w.says(k.plugin, api.Health{})
 	eventually(t, "the claim uses 2Gi", func() bool { return k.says(t) == said{"4Gi", "2Gi", uuid} })
 	if is := k.ready(); is == nil || !is.LastTransitionTime.Equal(&since) || is.Status != metav1.ConditionTrue {
 		t.Errorf("the condition was since %v, and is %+v", since, is)
+	}
+}
+
+func TestWhileNothingHappensTheEnforcerIsAskedNothing(t *testing.T) {
+	w := &work{}
+	k := start(t, w)
+	time.Sleep(20 * k.status.UsedEvery)
+	if n := w.asked.Load(); n > 0 {
+		t.Errorf("it was asked %d times", n)
 	}
 }
 
@@ -253,8 +268,9 @@ func TestAClaimThatWaitsDelaysNoOther(t *testing.T) {
 }
 
 func TestADevicesHealthIsTheEnforcers(t *testing.T) {
-	w := &work{health: api.Health{Checks: []api.Check{{Name: "truth", Device: uuid, For: api.ForReady, Message: "the driver does not answer"}}}}
+	w := &work{}
 	k := start(t, w)
+	w.says(k.plugin, api.Health{Checks: []api.Check{{Name: "truth", Device: uuid, For: api.ForReady, Message: "the driver does not answer"}}})
 	stream, err := k.health.NodeWatchResources(t.Context(), &drahealth.NodeWatchResourcesRequest{})
 	if err != nil {
 		t.Fatal(err)
@@ -262,6 +278,19 @@ func TestADevicesHealthIsTheEnforcers(t *testing.T) {
 	r, err := stream.Recv()
 	if err != nil || len(r.Devices) != 1 || r.Devices[0].Health != drahealth.HealthStatus_UNHEALTHY || !strings.Contains(r.Devices[0].Message, "does not answer") {
 		t.Errorf("got %+v, %v", r, err)
+	}
+	w.says(k.plugin, api.Health{})
+	if r, err = stream.Recv(); err != nil || len(r.Devices) != 1 || r.Devices[0].Health != drahealth.HealthStatus_HEALTHY {
+		t.Errorf("got %+v, %v", r, err)
+	}
+	k.plugin.Away()
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	if stream, err = k.health.NodeWatchResources(ctx, &drahealth.NodeWatchResourcesRequest{}); err != nil {
+		t.Fatal(err)
+	}
+	if r, err := stream.Recv(); err == nil {
+		t.Errorf("while the enforcer is away the kubelet is told %+v", r)
 	}
 }
 
@@ -290,7 +319,7 @@ func TestAPodWhoseProgramIsRefusedMemoryHasOneEventForAll(t *testing.T) {
 }
 
 func TestTheLivenessProbeAsksTheDriversOwnSockets(t *testing.T) {
-	k := start(t, &work{away: api.ErrUnreachable})
+	k := start(t, &work{})
 	for service, want := range map[string]bool{"": true, "liveness": true, "other": false} {
 		r, err := k.live.Check(t.Context(), &grpchealth.HealthCheckRequest{Service: service})
 		if got := err == nil && r.Status == grpchealth.HealthCheckResponse_SERVING; got != want {

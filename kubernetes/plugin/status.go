@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -23,6 +24,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/kubernetes/claim"
 	"github.com/gpuslice/gpuslice/kubernetes/config"
 	"github.com/gpuslice/gpuslice/kubernetes/inventory"
 )
@@ -35,15 +37,17 @@ type Status struct {
 	Log    *slog.Logger
 	Claims func(types.UID) (namespace, name string, found bool) // prepared on this node
 	Every  time.Duration                                        // between two rounds of writes
-	// Pools are the enforcer's.
+	// Pools are the enforcer's. It is asked when a claim was prepared.
 	Pools func(context.Context) ([]api.Pool, error)
 	// UsedEvery is the least time between two writes of what a claim uses: one claim's each time.
 	UsedEvery time.Duration
 
 	mu      sync.Mutex
+	wake    chan struct{} // has one when there is something to write
 	pending map[types.UID]prepared
 	refused map[types.UID]api.Event // the newest of each claim
 	told    map[types.UID]time.Time
+	pools   []api.Pool // as the enforcer said last, if nobody has read it yet
 }
 
 type prepared struct {
@@ -66,6 +70,7 @@ func (s *Status) Prepared(c *resourceapi.ResourceClaim, err error) {
 	}
 	if _, known := s.pending[c.UID]; known || len(s.pending) < maxPending {
 		s.pending[c.UID] = prepared{c, err}
+		s.something()
 	}
 }
 
@@ -81,21 +86,55 @@ func (s *Status) Refused(uid types.UID, e api.Event) {
 		return
 	}
 	s.refused[uid] = e
+	s.something()
+}
+
+// heard notes the enforcer's pools.
+func (s *Status) heard(pools []api.Pool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.pools = pools
+	if slices.ContainsFunc(pools, func(p api.Pool) bool { return claim.ClaimOf(p.Name) != "" }) {
+		s.something()
+	}
+}
+
+// something says that there may be something to write. The lock is held.
+func (s *Status) something() {
+	select {
+	case s.waker() <- struct{}{}:
+	default:
+	}
+}
+
+func (s *Status) waker() chan struct{} {
+	if s.wake == nil {
+		s.wake = make(chan struct{}, 1)
+	}
+	return s.wake
 }
 
 // Run writes until ctx ends.
 func (s *Status) Run(ctx context.Context) {
 	var f figures
 	var used time.Time // when what a claim uses was last looked at
+	s.mu.Lock()
+	wake := s.waker()
+	s.mu.Unlock()
 	for {
 		select {
+		case <-ctx.Done():
+			return
+		case <-wake:
+		}
+		select { // what happens until then is written with it
 		case <-ctx.Done():
 			return
 		case <-time.After(s.Every):
 		}
 		s.mu.Lock()
-		pending, refused := s.pending, s.refused
-		s.pending, s.refused = nil, make(map[types.UID]api.Event)
+		pending, refused, pools := s.pending, s.refused, s.pools
+		s.pending, s.refused, s.pools = nil, make(map[types.UID]api.Event), nil
 		if s.told == nil {
 			s.told = make(map[types.UID]time.Time)
 		}
@@ -103,14 +142,15 @@ func (s *Status) Run(ctx context.Context) {
 			s.told[uid] = time.Now()
 		}
 		s.mu.Unlock()
-		due := time.Since(used) >= s.UsedEvery
-		if len(pending) > 0 || due {
-			if pools, err := s.pools(ctx); err == nil { // else nothing is said of it
-				f.read(pools)
-			} else {
-				f.pools, due = nil, false
-			}
+		if len(pending) > 0 { // whose pools are newer
+			pools = s.ask(ctx)
 		}
+		if pools != nil {
+			f.read(pools)
+		} else { // nothing is said of them
+			f.pools = nil
+		}
+		due := pools != nil && time.Since(used) >= s.UsedEvery
 		for uid, p := range pending {
 			err := s.write(ctx, p, &f)
 			if err == nil {
@@ -133,11 +173,15 @@ func (s *Status) Run(ctx context.Context) {
 	}
 }
 
-// pools are the enforcer's, which has to answer soon.
-func (s *Status) pools(ctx context.Context) ([]api.Pool, error) {
+// ask asks the enforcer for its pools. If it does not answer soon, nothing is said of them.
+func (s *Status) ask(ctx context.Context) []api.Pool {
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
 	defer cancel()
-	return s.Pools(ctx)
+	pools, err := s.Pools(ctx)
+	if err != nil {
+		return nil
+	}
+	return pools
 }
 
 // use writes what one claim uses, if one is due.
@@ -244,11 +288,11 @@ func (s *Status) tell(ctx context.Context, uid types.UID, e api.Event) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	claim, err := s.get(ctx, namespace, name)
-	if err != nil || claim.UID != uid {
+	c, err := s.get(ctx, namespace, name)
+	if err != nil || c.UID != uid {
 		return err
 	}
-	for _, consumer := range claim.Status.ReservedFor {
+	for _, consumer := range c.Status.ReservedFor {
 		if consumer.Resource != "pods" {
 			continue
 		}

@@ -11,4 +11,4 @@ export CGO_ENABLED=0 GOFLAGS="-trimpath ${GOFLAGS:-}" # as make builds the drive
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
 (cd .. && "$go" build -buildvcs=false -o "$dir/report" ./test/report)
-"$go" test -tags cluster -json -count=1 -p 1 -timeout 20m -buildvcs=false ./test/... "$@" | "$dir/report" -strict
+"$go" test -tags cluster,grpcnotrace -json -count=1 -p 1 -timeout 20m -buildvcs=false ./test/... "$@" | "$dir/report" -strict

@@ -45,8 +45,9 @@ import (
 // collectEvery is how often claims are looked for that went without being given back. There is hardly ever one.
 const collectEvery = 30 * time.Minute
 
-// usedEvery bounds the writes of what claims use: a node's kubelet renews its lease as often.
-const usedEvery = 10 * time.Second
+// usedEvery bounds the writes of what claims use: a node's kubelet renews its lease as often. It is less than the time between two
+// questions to the enforcer, which give the figures.
+const usedEvery = 8 * time.Second
 
 type options struct {
 	kubeconfig, node, kubelet, cdiDirs, socket, hook, hookConfig, libraries, pod, live, metrics string
@@ -111,8 +112,8 @@ func run(ctx context.Context, o options, log *slog.Logger) error {
 	numbers.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	metrics := plugin.NewMetrics(numbers)
 	status := &plugin.Status{Kube: kube, Node: o.node, Log: log, Every: time.Second, Claims: preparedHere(writer), Pools: enforcer.Pools, UsedEvery: usedEvery}
-	helper, err := kubeletplugin.Start(ctx,
-		&plugin.Plugin{Preparer: preparer, Enforcer: enforcer, Node: o.node, Status: status, Metrics: metrics, Log: log, Fatal: func(err error) { cancel(err) }},
+	driver := &plugin.Plugin{Preparer: preparer, Node: o.node, Status: status, Metrics: metrics, Log: log, Fatal: func(err error) { cancel(err) }}
+	helper, err := kubeletplugin.Start(ctx, driver,
 		kubeletplugin.KubeClient(kube), kubeletplugin.NodeName(o.node), kubeletplugin.DriverName(config.Driver), kubeletplugin.Serialize(false),
 		kubeletplugin.RegistrarDirectoryPath(registry), kubeletplugin.PluginDataDirectoryPath(data), kubeletplugin.RollingUpdate(types.UID(o.pod)))
 	if err != nil {
@@ -133,7 +134,11 @@ func run(ctx context.Context, o options, log *slog.Logger) error {
 			default:
 			}
 		},
-		Away: func() { metrics.Reached(false) },
+		Heard: driver.Heard,
+		Away: func() {
+			metrics.Reached(false)
+			driver.Away()
+		},
 		Event: func(e api.Event) {
 			if uid := claim.ClaimOf(e.Pool); e.Kind == api.EventRefused && uid != "" {
 				status.Refused(uid, e)
