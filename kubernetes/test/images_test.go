@@ -26,8 +26,8 @@ type stage struct {
 // bases are what the suite has for the images that a Containerfile begins with. An empty one begins with nothing.
 var bases = map[string]string{"debian:bookworm-slim": "debian.tar", "scratch": ""}
 
-// stages reads the Containerfile. An instruction that it has besides those that are there today is to be understood here first.
-func (n *node) stages() map[string]*stage {
+// imageStages reads the Containerfile. An instruction that it has besides those that are there today is to be understood here first.
+func (n *node) imageStages() map[string]*stage {
 	n.t.Helper()
 	text, err := os.ReadFile(containerfile)
 	n.Must(err)
@@ -53,7 +53,7 @@ func (n *node) stages() map[string]*stage {
 // build makes an image as the Containerfile says. Of its files those named come from elsewhere.
 func (n *node) build(target, ref string, instead map[string]string) {
 	n.t.Helper()
-	s := n.stages()[target]
+	s := n.imageStages()[target]
 	base, known := bases[s.base]
 	if !known {
 		n.t.Fatalf("%s: the suite has nothing for %s", containerfile, s.base)
