@@ -8,7 +8,8 @@
  * At pauses nothing is in flight. Each process then says what the driver holds for it, by what it
  * knows of the kinds it used; the parent reads the slice's ledger, which its own interceptor has
  * mapped, and compares: each living process's lane to the byte, and the sum. At the end
- * nothing may be left. A process that makes no step for a minute is a hang.
+ * nothing may be left. A process that makes no step for a minute is a hang. The exit status is 3 if
+ * nothing was wrong, but SECONDS were too few for every kind.
  */
 #define _GNU_SOURCE
 #include "storm.h"
@@ -30,6 +31,7 @@
 CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr pointer);
 
 #define RACERS 2
+#define TOO_SHORT 3 /* the exit status: nothing was wrong, and not all was tried */
 
 struct shared *shared;
 unsigned int kinds = (1u << DEEDS) - 1;
@@ -342,6 +344,7 @@ int main(int argc, char **argv)
 	static pid_t pids[MOST];
 	int is_child = argc > 4 && strcmp(argv[1], "child") == 0, processes, f;
 	uint64_t allocations = 0, kills = 0, pauses = 0, peak = 0, surplus = 0;
+	bool missed = false;
 	struct ledger *ledger;
 	CUcontext context;
 	double end, told;
@@ -449,8 +452,10 @@ int main(int argc, char **argv)
 		complain("more was charged than the limit", surplus, ledger->device[0].limit);
 	for (int k = 0; k < KINDS; k++) {
 		allocations += shared->calls[k];
-		if ((kinds >> k & 1) && !shared->calls[k] && !shared->wrong)
-			complain("a kind of memory was never asked for", (uint64_t)k, 0);
+		if ((kinds >> k & 1) && !shared->calls[k]) {
+			printf("kind %d of memory was never asked for\n", k);
+			missed = true;
+		}
 	}
 	printf(
 	    "%d processes, %llu allocations of %d kinds, %llu graphs, %llu opened handles, %llu "
@@ -464,5 +469,5 @@ int main(int argc, char **argv)
 	    (unsigned long long)pauses, (unsigned long long)(peak >> 20),
 	    (unsigned long long)(ledger->device[0].limit >> 20),
 	    (unsigned long long)(surplus >> 20), shared->wrong ? "WRONG" : "exact");
-	return shared->wrong ? 1 : 0;
+	return shared->wrong ? 1 : missed ? TOO_SHORT : 0;
 }
