@@ -46,7 +46,7 @@ check "conformance" conformance
 # The tests are this machine's, and so is cgo's cc; what they compile is not.
 "$go" build -trimpath -buildvcs=false -o "$dir/report" ./test/report
 "$go" test -c -buildvcs=false -o "$dir/tests" ./test/interceptor
-(cd test/interceptor && CC=$cc "$go" tool test2json -t -p test/interceptor "$dir/tests" -test.v=test2json -test.timeout=20m) 2>&1 |
+(cd test/interceptor && CC=$cc "$go" tool test2json -t -p test/interceptor "$dir/tests" -test.v=test2json -test.timeout=24m) 2>&1 |
 	"$dir/report" -strict | tee "$dir/said" || failed=$((failed + 1))
 read -r p _ f _ < <(grep -E '^[0-9]+ passed, [0-9]+ failed, [0-9]+ skipped$' "$dir/said" | tail -1)
 echo "$((passed + p)) passed, $((failed > f ? failed : failed + f)) failed, 0 skipped"
