@@ -61,7 +61,7 @@ func startTimes(n *node) {
 				return err
 			})
 			at := n.stages(seen(), name, kind == "claim")
-			for i, s := range append(at[:len(stages)-1], ran) {
+			for i, s := range append(at, ran) {
 				if !s.IsZero() {
 					key := stages[i].name + kind
 					times[key] = append(times[key], s.Sub(last))
@@ -133,7 +133,7 @@ func (n *node) watch(pod string) (seen func() sight) {
 // stages are when a pod had those before the last.
 func (n *node) stages(s sight, pod string, claimed bool) []time.Time {
 	n.t.Helper()
-	at := []time.Time{s.made, s.allocated, s.bound, {}, {}, {}}
+	at := []time.Time{s.made, s.allocated, s.bound, {}, {}}
 	if !claimed {
 		return at
 	}
