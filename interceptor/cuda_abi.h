@@ -118,6 +118,13 @@ enum {
 	CU_MEMPOOL_ATTR_USED_MEM_HIGH = 8,
 };
 
+/* Of cuThreadExchangeStreamCaptureMode. */
+enum {
+	CU_STREAM_CAPTURE_MODE_GLOBAL = 0,
+	CU_STREAM_CAPTURE_MODE_THREAD_LOCAL = 1,
+	CU_STREAM_CAPTURE_MODE_RELAXED = 2,
+};
+
 /* What cuMemCreate's allocFlags.usage may say. */
 #define CU_MEM_CREATE_USAGE_TILE_POOL 0x1
 

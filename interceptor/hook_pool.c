@@ -46,8 +46,7 @@ static CUresult hand_back(struct pool *pool, const struct request *r)
 {
 	call_free(r);
 	*r->pointer = 0;
-	if (DRIVER_HAS(cuMemPoolTrimTo))
-		(void)DRIVER(cuMemPoolTrimTo)(pool->handle, pool->reserved);
+	pool_trim(pool, pool->reserved);
 	pool_settle(pool);
 	return CUDA_ERROR_OUT_OF_MEMORY;
 }
@@ -226,12 +225,15 @@ static CUresult allocate(struct process *process, struct pool *pool, const struc
 }
 
 /* The pool that cuMemAllocAsync draws on is that of the stream's device; the handles below 3 are
- * the default streams, which are the current context's. */
+ * the default streams, which are the current context's. -1 if no memory will be taken: while a
+ * stream records, asking for its device spoils the recording (driver observation). */
 static CUdevice stream_ordinal(CUstream stream, bool per_thread)
 {
 	CUdevice ordinal;
 
-	if ((uintptr_t)stream > 2 && !process_has_one_device()) {
+	if ((uintptr_t)stream > STREAM_PER_THREAD && !process_has_one_device()) {
+		if (stream_records(stream, per_thread))
+			return -1;
 		if (per_thread && DRIVER_HAS(cuStreamGetDevice_ptsz) &&
 		    DRIVER(cuStreamGetDevice_ptsz)(stream, &ordinal) == CUDA_SUCCESS)
 			return ordinal;

@@ -2,6 +2,7 @@
 #include "pool.h"
 
 #include "state.h"
+#include "stream.h"
 #include "table.h"
 
 #include <sys/mman.h>
@@ -15,30 +16,36 @@ uint64_t pool_attribute(const struct pool *pool, int which)
 {
 	uint64_t value = 0;
 	CUresult result;
+	int mode;
 
-	if (pool->graphs)
+	if (pool->graphs) {
 		result = DRIVER(cuDeviceGetGraphMemAttribute)(
 		    pool->ordinal,
 		    which == CU_MEMPOOL_ATTR_USED_MEM_CURRENT
 		        ? CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT
 		        : CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT,
 		    &value);
-	else
+	} else {
+		mode = stream_capture_relaxed();
 		result = DRIVER(cuMemPoolGetAttribute)(pool->handle, which, &value);
+		stream_capture_restored(mode);
+	}
 	if (result == CUDA_SUCCESS)
 		return value;
 	return __atomic_load_n(&pool->reserved,
 	                       __ATOMIC_RELAXED); /* never seen; keep what we know */
 }
 
-/* Have the driver let go of what is free in it. */
-static void trim(const struct pool *pool)
+void pool_trim(const struct pool *pool, uint64_t keep)
 {
 	if (pool->graphs) {
 		if (DRIVER_HAS(cuDeviceGraphMemTrim))
 			(void)DRIVER(cuDeviceGraphMemTrim)(pool->ordinal);
 	} else if (DRIVER_HAS(cuMemPoolTrimTo)) {
-		(void)DRIVER(cuMemPoolTrimTo)(pool->handle, 0);
+		int mode = stream_capture_relaxed();
+
+		(void)DRIVER(cuMemPoolTrimTo)(pool->handle, keep);
+		stream_capture_restored(mode);
 	}
 }
 
@@ -383,7 +390,7 @@ bool pool_give_back(struct process *process, CUdevice ordinal)
 			continue;
 		if (pool->handle) {
 			before = pool->charged;
-			trim(pool);
+			pool_trim(pool, 0);
 			pool_settle(pool);
 			pool_look_for_slack(pool);
 			any |= pool->charged < before;
@@ -453,7 +460,7 @@ CUresult pool_destroy(struct process *process, CUmemoryPool handle)
 		return DRIVER(cuMemPoolDestroy)(handle);
 	lock_take(&pool->lock);
 	if (pool->made && counts(pool)) {
-		trim(pool);
+		pool_trim(pool, 0);
 		pool_settle(pool);
 	}
 	if (pool->made && (pool->reserved || pool->pending))

@@ -96,6 +96,8 @@ struct pool *pool_of_graphs_known(struct process *process, CUdevice ordinal);
 
 /* What the driver says of the pool: one of CU_MEMPOOL_ATTR_*. */
 uint64_t pool_attribute(const struct pool *pool, int which);
+/* Have the driver let go of what is free in it beyond `keep` bytes; of graphs' memory, of all. */
+void pool_trim(const struct pool *pool, uint64_t keep);
 
 static inline bool pool_knows_block(struct pool *pool, uint64_t block)
 {

@@ -21,6 +21,26 @@ static inline bool stream_records(CUstream stream, bool per_thread)
 	       DRIVER(cuStreamIsCapturing)(stream, &status) == CUDA_SUCCESS && status;
 }
 
+/*
+ * While a stream records, a program's other calls may spoil the recording, and what is asked of a
+ * pool does (driver observation), in whichever stream or thread, unless the thread has said that it
+ * knows what it does. What the interceptor asks of pools is asked between these two.
+ */
+static inline int stream_capture_relaxed(void)
+{
+	int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+
+	if (DRIVER_HAS(cuThreadExchangeStreamCaptureMode))
+		(void)DRIVER(cuThreadExchangeStreamCaptureMode)(&mode);
+	return mode;
+}
+
+static inline void stream_capture_restored(int mode)
+{
+	if (DRIVER_HAS(cuThreadExchangeStreamCaptureMode))
+		(void)DRIVER(cuThreadExchangeStreamCaptureMode)(&mode);
+}
+
 /* The context that a stream is of; NULL for a default stream, which is the current one's. */
 static inline CUcontext stream_context(CUstream stream)
 {

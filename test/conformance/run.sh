@@ -10,7 +10,7 @@ if [ $# -ne 1 ] || [ ! -d "$1" ]; then
 fi
 
 status=0
-for program in info alloc pool vmm elastic share ipc outlive external array tile context graph graph_full limit module kernel arithmetic stack many places green checkpoint procaddr nvml fault link; do
+for program in info alloc pool vmm elastic share ipc outlive external array tile context graph graph_full capture limit module kernel arithmetic stack many places green checkpoint procaddr nvml fault link; do
 	echo "[$program]"
 	"$1/$program" || {
 		echo "exit: $?"

@@ -11,10 +11,13 @@ struct capture {
 	CUgraph graph;
 	CUgraphNode last;
 	CUstream origin, streams; /* the one that it began with; all that take part */
+	const int *thread;        /* that began it: its thread_mode */
+	int mode;
 	bool spoilt;
 };
 
 static struct capture *captures;
+static _Thread_local int thread_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
 
 struct capture *capture_of(CUstream stream)
 {
@@ -121,6 +124,29 @@ CUresult capture_spoil(struct capture *capture)
 	return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 }
 
+/* As the documentation of cuThreadExchangeStreamCaptureMode has it. */
+static bool conflicts(const struct capture *capture)
+{
+	if (thread_mode == CU_STREAM_CAPTURE_MODE_RELAXED)
+		return false;
+	if (capture->thread == &thread_mode)
+		return capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED;
+	return thread_mode == CU_STREAM_CAPTURE_MODE_GLOBAL && capture->mode == CU_STREAM_CAPTURE_MODE_GLOBAL;
+}
+
+bool capture_forbids(void)
+{
+	bool found = false;
+
+	for (struct capture *capture = captures; capture; capture = capture->next) {
+		if (conflicts(capture)) {
+			(void)capture_spoil(capture);
+			found = true;
+		}
+	}
+	return found;
+}
+
 uint64_t capture_id(const struct capture *capture)
 {
 	return capture ? capture->id : 0;
@@ -162,7 +188,7 @@ static CUresult begin(CUstream stream, int mode)
 
 	if (result != CUDA_SUCCESS)
 		return result;
-	if (mode < 0 || mode > 2)
+	if (mode < CU_STREAM_CAPTURE_MODE_GLOBAL || mode > CU_STREAM_CAPTURE_MODE_RELAXED)
 		return driver_leave(CUDA_ERROR_INVALID_VALUE);
 	if (!object)
 		return driver_leave(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
@@ -178,6 +204,8 @@ static CUresult begin(CUstream stream, int mode)
 	}
 	capture->id = ++last_id;
 	capture->origin = object;
+	capture->thread = &thread_mode;
+	capture->mode = mode;
 	capture->next = captures;
 	captures = capture;
 	enlist(capture, object);
@@ -240,12 +268,12 @@ CUDA_API CUresult cuStreamBeginCapture_v2_ptsz(CUstream stream, int mode)
 /* The first form knows no modes. */
 CUDA_API CUresult cuStreamBeginCapture(CUstream stream)
 {
-	return begin(stream_legacy(stream), 0);
+	return begin(stream_legacy(stream), CU_STREAM_CAPTURE_MODE_GLOBAL);
 }
 
 CUDA_API CUresult cuStreamBeginCapture_ptsz(CUstream stream)
 {
-	return begin(stream_per_thread(stream), 0);
+	return begin(stream_per_thread(stream), CU_STREAM_CAPTURE_MODE_GLOBAL);
 }
 
 CUDA_API CUresult cuStreamEndCapture(CUstream stream, CUgraph *out)
@@ -266,4 +294,15 @@ CUDA_API CUresult cuStreamIsCapturing(CUstream stream, int *status)
 CUDA_API CUresult cuStreamIsCapturing_ptsz(CUstream stream, int *status)
 {
 	return ask(stream_per_thread(stream), status);
+}
+
+CUDA_API CUresult cuThreadExchangeStreamCaptureMode(int *mode)
+{
+	int before = thread_mode;
+
+	if (!mode || *mode < CU_STREAM_CAPTURE_MODE_GLOBAL || *mode > CU_STREAM_CAPTURE_MODE_RELAXED)
+		return CUDA_ERROR_INVALID_VALUE;
+	thread_mode = *mode;
+	*mode = before;
+	return CUDA_SUCCESS;
 }

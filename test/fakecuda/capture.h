@@ -20,6 +20,9 @@ CUresult capture_alloc(struct capture *capture, const CUmemPoolProps *properties
 CUresult capture_free(struct capture *capture, CUdeviceptr pointer);
 /* Something that a capturing stream cannot do: the capture will yield no graph. */
 CUresult capture_spoil(struct capture *capture);
+/* A call that may harm what others record: whether the thread may not make it now. Then those
+ * captures are spoilt. */
+bool capture_forbids(void);
 
 /* What an event is told when it is recorded in the capture, and a stream that waits for that
  * event then joins the capture. 0: none. */

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Pools as objects: which ones there are, and their attributes. */
+#include "capture.h"
 #include "pool.h"
 
 static bool is_host(int type)
@@ -71,6 +72,8 @@ CUDA_API CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep)
 
 	if (result != CUDA_SUCCESS)
 		return result;
+	if (capture_forbids())
+		return driver_leave(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
 	pool_trim(pool, keep);
 	return driver_leave(CUDA_SUCCESS);
 }
@@ -82,6 +85,8 @@ CUDA_API CUresult cuMemPoolGetAttribute(CUmemoryPool pool, int attribute, void *
 
 	if (result != CUDA_SUCCESS)
 		return result;
+	if (capture_forbids())
+		return driver_leave(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
 	if (!value)
 		return driver_leave(CUDA_ERROR_INVALID_VALUE);
 	switch (attribute) {

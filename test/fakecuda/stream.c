@@ -144,6 +144,33 @@ CUDA_API CUresult cuStreamGetCtx(CUstream stream, CUcontext *out)
 	return driver_leave(CUDA_SUCCESS);
 }
 
+/* Unlike its context, a capturing stream's device cannot be asked for. */
+static CUresult ask_device(CUstream stream, CUdevice *out)
+{
+	CUcontext context;
+	CUresult result = driver_enter_context(&context);
+	CUstream object = stream_object(stream);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!out)
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	if (object && object->capture)
+		return driver_leave(capture_spoil(object->capture));
+	*out = (object ? object->owned.context : context)->device->ordinal;
+	return driver_leave(CUDA_SUCCESS);
+}
+
+CUDA_API CUresult cuStreamGetDevice(CUstream stream, CUdevice *out)
+{
+	return ask_device(stream_legacy(stream), out);
+}
+
+CUDA_API CUresult cuStreamGetDevice_ptsz(CUstream stream, CUdevice *out)
+{
+	return ask_device(stream_per_thread(stream), out);
+}
+
 CUDA_API CUresult cuStreamSynchronize(CUstream stream)
 {
 	return synchronise(stream_legacy(stream), true, UINT64_MAX);

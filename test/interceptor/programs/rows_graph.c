@@ -239,20 +239,52 @@ static void trim_beyond(void)
 	saw("%zu MiB that graphs kept are given to who needs them", bytes / MIB);
 }
 
-#define CAPTURE_RELAXED 2
-
 /* cuMemAllocAsync and cuMemFreeAsync in a stream that is captured, and the entry points of
  * per-thread default streams. */
-static CUgraph captured(size_t bytes)
+static CUgraph captured_in(int mode, size_t bytes)
 {
 	CUdeviceptr pointer = 0;
 	CUgraph graph = NULL;
 
-	OK(cuStreamBeginCapture_v2(stream, CAPTURE_RELAXED));
+	OK(cuStreamBeginCapture_v2(stream, mode));
 	OK(cuMemAllocAsync(&pointer, bytes, stream));
 	OK(cuMemFreeAsync(pointer, stream));
 	OK(cuStreamEndCapture(stream, &graph));
 	return graph;
+}
+
+static CUgraph captured(size_t bytes)
+{
+	return captured_in(CU_STREAM_CAPTURE_MODE_RELAXED, bytes);
+}
+
+/* What is done in another stream is no part of the recording and does not spoil it. */
+static void captured_beside(int mode, CUstream other)
+{
+	CUdeviceptr pointer = 0;
+	CUgraph graph = NULL;
+
+	OK(cuStreamBeginCapture_v2(stream, mode));
+	OK(cuMemAllocAsync(&pointer, 40 * MIB, other));
+	OK(cuMemFreeAsync(pointer, other));
+	OK(cuStreamEndCapture(stream, &graph));
+	OK(cuStreamSynchronize(other));
+	OK(cuGraphDestroy(graph));
+}
+
+/* In the modes in which most programs record, what harms others is forbidden meanwhile. */
+static void captured_strictly(void)
+{
+	CUstream other;
+
+	OK(cuStreamCreate(&other, 1));
+	for (int mode = CU_STREAM_CAPTURE_MODE_GLOBAL; mode <= CU_STREAM_CAPTURE_MODE_RELAXED;
+	     mode++) {
+		OK(cuGraphDestroy(captured_in(mode, 50 * MIB)));
+		captured_beside(mode, other);
+	}
+	OK(cuStreamDestroy_v2(other));
+	charged("recorded in every mode", 0);
 }
 
 static void captured_within(void)
@@ -262,6 +294,7 @@ static void captured_within(void)
 	CUgraph graph;
 
 	begin_graphs();
+	captured_strictly();
 	graph = captured(50 * MIB);
 	charged("50 MiB recorded", 0);
 	parameters.hUploadStream = stream;

@@ -1,0 +1,107 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What may be asked while a stream records a graph: which questions spoil it. The interceptor asks
+ * some of these within the calls that programs make meanwhile. */
+#include "conformance.h"
+
+#define QUESTIONS(X)                                                                               \
+	X(cuStreamGetCtx, (CUstream, CUcontext *))                                                 \
+	X(cuStreamGetDevice, (CUstream, CUdevice *))                                               \
+	X(cuStreamGetDevice_ptsz, (CUstream, CUdevice *))                                          \
+	X(cuCtxGetDevice, (CUdevice *))                                                            \
+	X(cuCtxPushCurrent_v2, (CUcontext))                                                        \
+	X(cuCtxPopCurrent_v2, (CUcontext *))                                                       \
+	X(cuThreadExchangeStreamCaptureMode, (int *))
+
+#define DECLARE(name, arguments) static CUresult(*name) arguments;
+QUESTIONS(DECLARE)
+#undef DECLARE
+
+static CUcontext context;
+static CUstream stream;
+static CUmemoryPool pool;
+static CUmemGenericAllocationHandle handle;
+
+#define QUESTION(name, call)                                                                       \
+	static CUresult ask_##name(void)                                                           \
+	{                                                                                          \
+		return call;                                                                       \
+	}
+
+QUESTION(nothing, CUDA_SUCCESS)
+QUESTION(records, cuStreamIsCapturing(stream, &(int){0}))
+QUESTION(context_of_stream, cuStreamGetCtx(stream, &(CUcontext){0}))
+QUESTION(device_of_stream, cuStreamGetDevice(stream, &(CUdevice){0}))
+QUESTION(device_of_stream_ptsz, cuStreamGetDevice_ptsz(stream, &(CUdevice){0}))
+QUESTION(device, cuCtxGetDevice(&(CUdevice){0}))
+QUESTION(current, cuCtxGetCurrent(&(CUcontext){0}))
+QUESTION(push, cuCtxPushCurrent_v2(context))
+QUESTION(pop, cuCtxPopCurrent_v2(&(CUcontext){0}))
+QUESTION(default_pool, cuDeviceGetDefaultMemPool(&(CUmemoryPool){0}, 0))
+QUESTION(pool_of_device, cuDeviceGetMemPool(&(CUmemoryPool){0}, 0))
+QUESTION(pool_attribute,
+         cuMemPoolGetAttribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &(uint64_t){0}))
+QUESTION(graph_attribute, cuDeviceGetGraphMemAttribute(0, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT,
+                                                       &(uint64_t){0}))
+QUESTION(limit, cuCtxGetLimit(&(size_t){0}, CU_LIMIT_STACK_SIZE))
+QUESTION(memory, cuMemGetInfo_v2(&(size_t){0}, &(size_t){0}))
+QUESTION(state, cuDevicePrimaryCtxGetState(0, &(unsigned int){0}, &(int){0}))
+QUESTION(trim, cuMemPoolTrimTo(pool, 0))
+QUESTION(trim_graphs, cuDeviceGraphMemTrim(0))
+QUESTION(create, cuMemCreate(&handle, 2 * MiB,
+                             &(CUmemAllocationProp){.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                                    .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}},
+                             0))
+QUESTION(release, cuMemRelease(handle))
+
+static const struct {
+	const char *name;
+	CUresult (*ask)(void);
+} questions[] = {
+#define ROW(name) {#name, ask_##name},
+    ROW(nothing) ROW(records) ROW(context_of_stream) ROW(device_of_stream)
+    ROW(device_of_stream_ptsz) ROW(device) ROW(current) ROW(push) ROW(pop) ROW(default_pool)
+    ROW(pool_of_device) ROW(pool_attribute) ROW(graph_attribute) ROW(limit) ROW(memory) ROW(state)
+    ROW(trim) ROW(trim_graphs) ROW(create) ROW(release)
+};
+
+/* Its answer, and what the recording says of an allocation that comes after it. */
+static void record(const char *key, size_t i, int mode, bool relaxed)
+{
+	int own = CU_STREAM_CAPTURE_MODE_RELAXED;
+	CUdeviceptr pointer;
+	CUresult answer, after, end;
+	CUgraph graph = NULL;
+
+	MUST(cuStreamBeginCapture_v2(stream, mode));
+	if (relaxed)
+		MUST(cuThreadExchangeStreamCaptureMode(&own));
+	answer = questions[i].ask();
+	if (relaxed)
+		MUST(cuThreadExchangeStreamCaptureMode(&own));
+	after = cuMemAllocAsync(&pointer, 2 * MiB, stream);
+	end = cuStreamEndCapture(stream, &graph);
+	printf("%s.%s: %s, then %s, %s\n", key, questions[i].name, name_of(answer), name_of(after),
+	       name_of(end));
+	if (graph)
+		MUST(cuGraphDestroy(graph));
+}
+
+int main(void)
+{
+	static const char *const modes[] = {"global", "thread_local", "relaxed"};
+
+	context = start_with_context();
+#define LOAD(name, arguments) load(libcuda, #name, &name);
+	QUESTIONS(LOAD)
+#undef LOAD
+	MUST(cuDeviceGetDefaultMemPool(&pool, 0));
+	MUST(cuStreamCreate(&stream, 1));
+	for (int mode = 0; mode < (int)COUNT(modes); mode++) {
+		for (size_t i = 0; i < COUNT(questions); i++)
+			record(modes[mode], i, mode, false);
+	}
+	/* In a thread that has said that it knows what it does. */
+	for (size_t i = 0; i < COUNT(questions); i++)
+		record("global.thread_relaxed", i, CU_STREAM_CAPTURE_MODE_GLOBAL, true);
+	return 0;
+}
