@@ -22,6 +22,8 @@
 /* Where a container finds its slice; bound there by the hook. */
 #define ATTACH_CONTAINER_DIR "/.gpuslice"
 #define ATTACH_SOCKET_NAME "attach.sock"
+/* A file beside the socket, of an elastic slice. */
+#define ATTACH_ELASTIC_NAME "elastic"
 /* The directory that takes ATTACH_CONTAINER_DIR's place for a session outside containers. */
 #define ATTACH_DIR_ENV "GPUSLICE_DIR"
 
@@ -48,6 +50,9 @@ enum attach_op {
 	/* It is about to be restored: may its memory come back? ATTACH_REFUSED if it does not fit
 	 * beside what others took meanwhile. ATTACH_OK, too, for one that is not suspended. */
 	ATTACH_OP_RESUME = 6,
+	/* The slice is elastic, and away: bring it back. ATTACH_OK once it is back; ATTACH_AWAY if it
+	 * is not yet after some time, shorter than ASK_SECONDS: ask again. */
+	ATTACH_OP_RETURN = 7,
 };
 
 /* ATTACH_OP_REFUSED: what the memory was for. */
@@ -113,6 +118,7 @@ enum attach_status {
 	ATTACH_UNKNOWN = 6,   /* there is no driver truth */
 	ATTACH_INTERNAL = 7,  /* the enforcer failed; its log says why */
 	ATTACH_REFUSED = 8,   /* it does not fit */
+	ATTACH_AWAY = 9,      /* the slice's memory is moved aside: ask for its return first */
 };
 
 /* A field that is not of the operation is 0. */

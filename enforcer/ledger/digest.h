@@ -4,4 +4,4 @@
  * The go command rebuilds a package when a file of its directory changes, and does not see those: this
  * file changes with them. A test holds it against them.
  */
-#define NATIVE_DIGEST "928aa6c4afd1bea392e9b2736c72b4c042ca1923c1937a68fa80f42a66cbeb9f"
+#define NATIVE_DIGEST "92d5aff232681599ab57122ed31c3f2e1d1504712d7ca595f172faa7d0c133f3"
