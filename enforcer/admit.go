@@ -239,6 +239,11 @@ func (e *Enforcer) admitSlice(s *slice, limit *admission.User) error {
 	if err := s.roomForContexts(s.quota.Devices); err != nil {
 		return err
 	}
+	if s.request.Elastic {
+		if err := s.promise(limit); err != nil {
+			return err
+		}
+	}
 	wants := s.commitment()
 	if e.book.Begin(s.holder, wants, s.quotas, limit) == nil {
 		return nil
@@ -254,7 +259,11 @@ func (e *Enforcer) admitSlice(s *slice, limit *admission.User) error {
 			e.clearReleased(other)
 		}
 	}
-	return e.book.Begin(s.holder, wants, s.quotas, limit)
+	err := e.evictFor(wants, func() error { return e.book.Begin(s.holder, wants, s.quotas, limit) })
+	if err != nil {
+		e.book.Drop(s.holder)
+	}
+	return err
 }
 
 // roomForContexts says on which of the devices a slice could run nothing. Called before anybody knows the slice, or in its turn.

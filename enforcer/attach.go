@@ -58,6 +58,8 @@ func (s *slice) answer(peer *process.Handle, member bool, r ledger.Request) (rep
 		err = s.suspend(peer, r.Bytes)
 	case ledger.OpResume:
 		err = s.resume(peer, r.Bytes)
+	case ledger.OpReturn:
+		err = s.awaitReturn()
 	}
 	switch {
 	case err == nil:
@@ -184,6 +186,9 @@ func (s *slice) attach(peer *process.Handle) (reply ledger.Reply, files []*os.Fi
 	err = s.refusal()
 	if err == nil && s.suspension != nil {
 		err = ledger.StatusClosed
+		if s.request.Elastic {
+			err = ledger.StatusAway
+		}
 	}
 	if err != nil {
 		return reply, nil, err

@@ -64,7 +64,10 @@ func (s *slice) makeDir() error {
 	if s.request.OnHost() {
 		mode = 0o711
 	}
-	return makeSliceDir(s.dir, mode)
+	if err := makeSliceDir(s.dir, mode); err != nil || !s.request.Elastic {
+		return err
+	}
+	return makeEmpty(filepath.Join(s.dir, bindName, api.ElasticName))
 }
 
 func makeSliceDir(dir string, mode os.FileMode) error {
@@ -75,8 +78,12 @@ func makeSliceDir(dir string, mode os.FileMode) error {
 	if err := os.Mkdir(bind, 0o755); err != nil {
 		return err
 	}
-	// Empty: the hook binds the installed interceptor on it.
-	file, err := os.OpenFile(filepath.Join(bind, api.LibraryName), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
+	// The hook binds the installed interceptor on it.
+	return makeEmpty(filepath.Join(bind, api.LibraryName))
+}
+
+func makeEmpty(path string) error {
+	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
 	if err != nil {
 		return err
 	}

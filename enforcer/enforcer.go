@@ -99,6 +99,7 @@ type Options struct {
 	// this process itself asks.
 	Caller    func(context.Context) (asker session.Asker, known bool)
 	Admission admission.Limits // how much of the devices may be given; the zero value is each byte once
+	Elastic   Elastic          // the zero value promises nothing to elastic slices
 	Users     []session.Limit  // of users without privileges; the first that is for a user holds, and who has none may have nothing
 	Policy    Policy           // what is done about processes that hold memory past the ledger; the zero value names them
 	// MaxTTL is the longest that a slice may live from when that is asked for, and what one gets that asks for nothing; 0
@@ -132,10 +133,11 @@ type Enforcer struct {
 	book    *admission.Book // what is granted of each device, and to whom
 	ends    sync.WaitGroup  // what goes on aside: the end of slices by force, writes of samplers
 
-	now    func() time.Duration // since boot
-	leases chan struct{}        // somebody's deadline may be earlier than it was
-	moves  *guard.Turn          // of one process that comes back to its devices: no two are told that the same room is free
-	ending atomic.Bool          // what is being moved is left to the next enforcer
+	now     func() time.Duration // since boot
+	leases  chan struct{}        // somebody's deadline may be earlier than it was
+	moves   *guard.Turn          // of one process that comes back to its devices: no two are told that the same room is free
+	ending  atomic.Bool          // what is being moved is left to the next enforcer
+	elastic chan struct{}        // a process waits for its slice's return
 
 	guesses  *session.Pace // wrong tokens
 	changes  *session.Pace // of users' sessions
@@ -177,7 +179,7 @@ func New(options Options) (*Enforcer, error) {
 		deaf: make(map[*slice]struct{}), registry: newRegistry(),
 		guesses: session.WrongTokens(), changes: session.Changes(),
 	}
-	e.now, e.leases, e.moves = options.Clock, make(chan struct{}, 1), guard.NewTurn()
+	e.now, e.leases, e.moves, e.elastic = options.Clock, make(chan struct{}, 1), guard.NewTurn(), make(chan struct{}, 1)
 	e.progress.begin = time.Now()
 	e.events.Tell(e.told)
 	if err := e.open(); err != nil {
@@ -250,6 +252,9 @@ func (e *Enforcer) Run(ctx context.Context) error {
 		}
 	}
 	loops.Go(func() { e.keepTime(ctx) })
+	if e.movesElastic() {
+		loops.Go(func() { e.runElastic(ctx) })
+	}
 	loops.Go(func() { e.history.Run(ctx) })
 	ticker := time.NewTicker(e.options.Interval)
 	defer ticker.Stop()

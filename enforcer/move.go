@@ -47,16 +47,24 @@ type moved struct {
 
 // Suspend moves what the processes of a slice hold on its devices to host memory: of all of them, or of none and says why. Others get the room.
 func (e *Enforcer) Suspend(ctx context.Context, id string) (api.Slice, error) {
-	return e.inTurn(ctx, id, (*slice).suspendAll)
+	return e.inTurn(ctx, id, func(s *slice) error {
+		if err := s.beginSuspension(false); err != nil {
+			return err
+		}
+		return s.suspendAll()
+	})
 }
 
 // Resume brings back what Suspend has moved, if there is room; else the slice stays suspended, and the error says who has it. A user's slice
 // is resumed within the user's limit, whoever asks.
 func (e *Enforcer) Resume(ctx context.Context, id string) (api.Slice, error) {
-	return e.inTurn(ctx, id, func(s *slice) error {
-		limit := s.userLimit() // now: it reads files, and the book is asked with the slice's lock held
-		return s.resumeAll(func(wants map[string]uint64) error { return e.book.Begin(s.holder, wants, s.quotas, limit) })
-	})
+	return e.inTurn(ctx, id, (*slice).resumeWithin)
+}
+
+// resumeWithin is called in the slice's turn.
+func (s *slice) resumeWithin() error {
+	limit := s.userLimit() // now: it reads files, and the book is asked with the slice's lock held
+	return s.resumeAll(func(wants map[string]uint64) error { return s.e.book.Begin(s.holder, wants, s.quotas, limit) })
 }
 
 func (e *Enforcer) inTurn(ctx context.Context, id string, do func(*slice) error) (api.Slice, error) {
@@ -80,11 +88,8 @@ func (s *slice) admit(wants map[string]uint64) error {
 	return err
 }
 
-// suspendAll is called in the slice's turn.
+// suspendAll is called in the slice's turn, after beginSuspension.
 func (s *slice) suspendAll() error {
-	if err := s.beginSuspension(); err != nil {
-		return err
-	}
 	all, err := s.toMove()
 	defer closeAll(all)
 	if err == nil {
@@ -113,8 +118,9 @@ func (s *slice) suspendAll() error {
 	return s.settleAway(all, "")
 }
 
-// beginSuspension has no process attach from here on, or says why the slice cannot be suspended.
-func (s *slice) beginSuspension() error {
+// beginSuspension has no process attach from here on, or says why the slice cannot be suspended. evicted is of an elastic slice that comes
+// back when a process asks.
+func (s *slice) beginSuspension(evicted bool) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err := s.unchangeable(false); err != nil {
@@ -128,7 +134,8 @@ func (s *slice) beginSuspension() error {
 	case s.e.truth == nil:
 		return api.Errorf(api.CodeBadRequest, "slice %s cannot be suspended: without NVML nobody knows when there is room for it again (%s)", s.id(), s.e.options.NoTruth)
 	}
-	s.suspension = &store.Suspension{State: api.Suspending}
+	s.suspension = &store.Suspension{State: api.Suspending, Evicted: evicted}
+	s.turnGate()
 	return nil
 }
 
@@ -301,7 +308,7 @@ func (s *slice) settleAway(all []*moved, reason string) error {
 	}
 	killpoint.Pass("move.gone")
 	s.sendAway(now.Processes)
-	s.tellMoved(api.EventSuspended, now.Processes)
+	s.tellMoved(s.movedKind(true), now.Processes)
 	return nil
 }
 
@@ -386,7 +393,7 @@ func (s *slice) resumeAll(admit func(wants map[string]uint64) error) error {
 		return errors.Join(err, s.stay(all, err))
 	}
 	killpoint.Pass("move.back")
-	s.tellMoved(api.EventResumed, records(all))
+	s.tellMoved(s.movedKind(false), records(all))
 	return s.goesOn()
 }
 

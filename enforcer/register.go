@@ -18,6 +18,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/process"
 	"github.com/gpuslice/gpuslice/enforcer/quota"
 	"github.com/gpuslice/gpuslice/enforcer/session"
+	"github.com/gpuslice/gpuslice/enforcer/store"
 )
 
 // Register makes a slice. When it returns without an error the slice is in the store and its processes can attach.
@@ -143,6 +144,10 @@ func (e *Enforcer) newSlice(ctx context.Context, r api.RegisterRequest) (*slice,
 		quotas: r.Quotas, ttl: r.TTL, deadline: e.until(r.TTL),
 	}
 	s.newQuota()
+	if r.Elastic {
+		s.suspension = &store.Suspension{State: api.Suspended, Evicted: true}
+	}
+	s.beElastic()
 	if r.Session {
 		err = e.mayBegin(ctx, r)
 	} else {
@@ -279,6 +284,9 @@ func (s *slice) make() error {
 	if err := s.quota.Begin(); err != nil {
 		return err
 	}
+	s.mu.Lock()
+	s.turnGate()
+	s.mu.Unlock()
 	killpoint.Pass("register.ledger")
 	if err := s.makeDir(); err != nil {
 		return fmt.Errorf("make the slice's directory: %w", err)

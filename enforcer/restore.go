@@ -99,6 +99,9 @@ func (e *Enforcer) restore() error {
 	for s := range alive {
 		e.book.Set(s.holder, s.commitment())
 		e.book.Note(s.holder, s.quotas)
+		if s.request.Elastic {
+			e.book.NotePromise(s.holder, s.quota.Commitment())
+		}
 		e.enter(s)
 	}
 	e.reopenPools(pools, released)
@@ -163,6 +166,7 @@ func (e *Enforcer) revive(r store.Slice) *slice {
 	}
 	restoreQuota(s.quota, r.Ledger, r.Damaged, r.Limits, func(_ driver.UUID, l store.Limit) uint64 { return l.Bytes })
 	s.mayBeLimited, s.suspension = r.Native, r.Suspended
+	s.beElastic()
 	if s.watchesFirst() {
 		s.init, _ = process.Again(r.Request.PID, r.InitStart)
 	}

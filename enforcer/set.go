@@ -4,6 +4,7 @@ package enforcer
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -233,7 +234,7 @@ func (s *slice) usesAll(quotas []api.Quota) bool {
 
 // apply puts a change in force, and writes it to the disk. A restart from between the two writes sets the page by the store. Devices
 // that no process uses yet are given from then on, as at the slice's beginning: the first use finds them. Called in the slice's turn.
-func (s *slice) apply(c change) error {
+func (s *slice) apply(c change) (err error) {
 	wants := quota.Commitment(c.added)
 	for d, limit := range c.limits {
 		wants[d.Name] = min(limit, d.Total)
@@ -243,9 +244,23 @@ func (s *slice) apply(c change) error {
 			return err
 		}
 	}
+	if s.request.Elastic {
+		s.mu.Lock()
+		promised := s.quota.Commitment()
+		s.mu.Unlock()
+		raised := maps.Clone(promised)
+		maps.Copy(raised, wants)
+		if err := s.e.book.Promise(s.holder, raised, s.e.options.Elastic.Overcommit, s.userLimit()); err != nil {
+			return err
+		}
+		defer func() {
+			if err != nil {
+				s.e.book.NotePromise(s.holder, promised)
+			}
+		}()
+	}
 	undo := func() {}
 	if s.counts() {
-		var err error
 		if undo, err = s.e.book.Admit(s.holder, wants); err != nil {
 			return err
 		}

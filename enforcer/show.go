@@ -154,6 +154,7 @@ func (s *slice) show(processes bool) api.Slice {
 		shown.State, shown.Reason = api.Frozen, s.quota.Frozen
 	}
 	s.showSuspension(&shown)
+	s.showElastic(&shown)
 	if !r.Session {
 		shown.Cgroup = s.cgroup.String()
 	}

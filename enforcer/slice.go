@@ -77,6 +77,7 @@ type slice struct {
 	asked    time.Duration // since boot: when its processes were asked to end; 0 if they were not
 
 	suspension *store.Suspension // nil: it goes on. What it points to does not change. Changes in the turn
+	residency  *residency        // of an elastic slice
 
 	remaining session.Remaining // of a session that is released, or who may have a ledger that was not found; changes in the turn, with mu held
 

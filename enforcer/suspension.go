@@ -37,11 +37,15 @@ func (s *slice) setSuspension(to *store.Suspension) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.suspension = to
+	s.turnGate()
 }
 
 // storeSuspension has the store know first. Called in the slice's turn.
 func (s *slice) storeSuspension(to *store.Suspension) error {
 	record := s.storedNow()
+	if to != nil && record.Suspended != nil {
+		to.Evicted = record.Suspended.Evicted
+	}
 	record.Suspended = to
 	if err := s.e.store.PutSlice(record); err != nil {
 		return err
@@ -141,6 +145,7 @@ func (s *slice) tellMoved(kind api.EventKind, processes []store.Moved) {
 func (s *slice) recallSuspension() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.turnGate()
 	switch {
 	case s.suspension == nil || s.quota.State != api.Active:
 	case s.isAway():
@@ -171,8 +176,12 @@ func (s *slice) showSuspension(shown *api.Slice) {
 		return
 	}
 	shown.State, shown.Reason = s.suspension.State, s.suspension.Reason
+	until := "until it is resumed"
+	if s.suspension.Evicted {
+		shown.State, until = evicted[shown.State], "until there is room for it: the next of them asks for that"
+	}
 	if shown.Reason == "" && s.isAway() {
-		shown.Reason = "its memory is in host memory, and its processes' CUDA calls wait, until it is resumed"
+		shown.Reason = "its memory is in host memory, and its processes' CUDA calls wait, " + until
 	}
 }
 

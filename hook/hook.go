@@ -88,6 +88,7 @@ func (h *Hook) Prestart(ctx context.Context, s specs.State) (err error) {
 	reply, err := h.Enforcer.Register(ctx, api.RegisterRequest{
 		ID: s.ID, Container: s.ID, PID: s.Pid,
 		Quotas: request.Quotas, Mode: request.Mode, Pools: request.Pools, Tenant: request.Tenant, TTL: request.TTL,
+		Elastic: request.Elastic, Priority: request.Priority,
 		Visible: bundle.GPUs.Visible(nodes), Names: bundle.Names(s.ID),
 	})
 	if errors.Is(err, api.ErrExists) && len(request.Pools) > 0 {

@@ -63,6 +63,8 @@ func runCommand() *cli.Command {
 			&cli.StringFlag{Name: "mode", Value: string(api.Enforce), Usage: "enforce, or record: count and show, refuse nothing"},
 			&cli.StringFlag{Name: "name", Usage: "the slice's `ID` (default: made up)"},
 			&cli.StringFlag{Name: "tenant", Usage: "`WHOM` to account it to"},
+			&cli.BoolFlag{Name: "elastic", Usage: "while it is idle its VRAM may be moved to host memory; it comes back with its next CUDA call"},
+			&cli.IntFlag{Name: "priority", Usage: "of elastic commands the one with the lowest `NUMBER` is moved first (-1000 to 1000)"},
 			&cli.StringFlag{Name: "join", Usage: "join the session whose token is in this `FILE` or descriptor", TakesFile: true},
 			&cli.BoolFlag{Name: "embedded", Usage: "do not use the host's enforcer"},
 			&cli.BoolFlag{Name: "require-host", Usage: "fail if the host's enforcer does not answer"},
@@ -144,7 +146,7 @@ func quotaOf(c *cli.Context) string {
 
 // joinFlags reads --join.
 func joinFlags(c *cli.Context) (id string, token api.Token, err error) {
-	for _, other := range []string{"vram", "device", "ttl", "mode", "name", "tenant", "pool", "embedded"} {
+	for _, other := range []string{"vram", "device", "ttl", "mode", "name", "tenant", "pool", "embedded", "elastic", "priority"} {
 		if c.IsSet(other) {
 			return "", "", fmt.Errorf("--%s and --join: the session that is joined has what it was given: leave one of them out", other)
 		}
@@ -158,11 +160,12 @@ func joinFlags(c *cli.Context) (id string, token api.Token, err error) {
 // sessionRequest reads the flags.
 func sessionRequest(c *cli.Context) (api.RegisterRequest, error) {
 	r := api.RegisterRequest{
-		ID:     c.String("name"),
-		Mode:   api.Mode(c.String("mode")),
-		Tenant: c.String("tenant"),
-		UID:    uint32(os.Getuid()),
-		GID:    uint32(os.Getgid()),
+		ID:      c.String("name"),
+		Mode:    api.Mode(c.String("mode")),
+		Tenant:  c.String("tenant"),
+		Elastic: c.Bool("elastic"), Priority: c.Int("priority"),
+		UID: uint32(os.Getuid()),
+		GID: uint32(os.Getgid()),
 	}
 	if r.Mode != api.Enforce && r.Mode != api.Record {
 		return r, fmt.Errorf("--mode %q: %s and %s are accepted", r.Mode, api.Enforce, api.Record)

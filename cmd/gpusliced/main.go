@@ -132,7 +132,11 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		Enforcement: c.Enforcement,
 		Checkpoint:  &checkpoint.Driver{LockFile: filepath.Join(c.RunDir, "checkpoint.lock")},
 		Admission:   limits(whole),
-		Users:       userLimits(whole.Sessions),
+		Elastic: enforcer.Elastic{
+			Overcommit: whole.Elastic.Thousandths(), MinResident: whole.Elastic.MinResident, Quantum: whole.Elastic.Quantum,
+			HostMemory: uint64(whole.Elastic.HostMemory),
+		},
+		Users: userLimits(whole.Sessions),
 		Policy: enforcer.Policy{
 			Bypass: whole.Policy.Bypass, Scope: whole.Policy.Scope, Allowance: uint64(whole.Policy.Allowance), Grace: whole.Policy.BypassGrace,
 		},

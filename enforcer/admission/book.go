@@ -37,9 +37,10 @@ type Book struct {
 	limits  Limits
 	devices map[string]Device // nil without driver truth
 
-	mu       guard.Mutex[guard.Book] // guards what is granted of each device, and to whom
-	granted  map[string]*granted     // by UUID
-	sessions map[*Holder][]api.Quota // of users: what each asks for, until Drop
+	mu       guard.Mutex[guard.Book]       // guards what is granted of each device, and to whom
+	granted  map[string]*granted           // by UUID
+	sessions map[*Holder][]api.Quota       // of users: what each asks for, until Drop
+	promised map[*Holder]map[string]uint64 // to elastic holders, by UUID: what each may have while it is on its devices, until Drop
 }
 
 // granted of one device, in bytes. The sums are of what holders have.
@@ -52,7 +53,7 @@ type granted struct {
 // New returns a Book in which nothing is granted. Without driver truth devices is nil: nobody knows how much there is, and nothing is
 // refused for what others have.
 func New(limits Limits, devices []Device) *Book {
-	b := &Book{limits: limits, granted: make(map[string]*granted), sessions: make(map[*Holder][]api.Quota)}
+	b := &Book{limits: limits, granted: make(map[string]*granted), sessions: make(map[*Holder][]api.Quota), promised: make(map[*Holder]map[string]uint64)}
 	if devices == nil {
 		return b
 	}
@@ -187,6 +188,46 @@ func (b *Book) Drop(h *Holder) {
 	defer b.mu.Unlock()
 	b.setAll(h, nil)
 	delete(b.sessions, h)
+	delete(b.promised, h)
+}
+
+// Promise notes that a holder wants so much now and then, in bytes by device, or says why it could never have that: alone on the host, within
+// its user's limit unless that is nil; or with what others were promised, of which there may be overcommit thousandths of a device.
+func (b *Book) Promise(h *Holder, wants map[string]uint64, overcommit uint64, limit *User) error {
+	alone := &Book{limits: b.limits, devices: b.devices, granted: make(map[string]*granted), sessions: make(map[*Holder][]api.Quota)}
+	if err := alone.Begin(h, wants, nil, limit); err != nil {
+		return err
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, uuid := range slices.Sorted(maps.Keys(wants)) {
+		d := b.device(uuid)
+		if d == nil {
+			continue
+		}
+		var sum uint64
+		others := make(map[*Holder]uint64)
+		for other, has := range b.promised {
+			if other != h && has[uuid] > 0 {
+				sum += has[uuid]
+				others[other] = has[uuid]
+			}
+		}
+		most := Limits{Overcommit: overcommit}
+		if capacity := most.capacity(d.Total); wants[uuid] > capacity-min(capacity, sum) {
+			r := refusal{device: d.Shown, uuid: uuid, who: h.Name, bytes: wants[uuid]}
+			return r.byPromises(capacity, sum)
+		}
+	}
+	b.promised[h] = wants
+	return nil
+}
+
+// NotePromise notes what was promised by a former enforcer.
+func (b *Book) NotePromise(h *Holder, wants map[string]uint64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.promised[h] = wants
 }
 
 // Has is what a holder was granted, by device.

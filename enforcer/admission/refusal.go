@@ -47,6 +47,13 @@ func (r *refusal) byDevice(capacity, used uint64, others string) error {
 	return r.error(capacity, used, "where %s are left of the %s that may be given%s", r.size(r.left), r.size(capacity), others)
 }
 
+// byPromises refuses what is more than is left of what elastic holders may be promised of the device.
+func (r *refusal) byPromises(capacity, promised uint64) error {
+	r.left = capacity - min(capacity, promised)
+	return r.error(capacity, promised, "where elastic slices may be promised %s together (overcommit in [elastic]) and were promised %s: ask for less, or end one of them",
+		r.size(capacity), r.size(promised))
+}
+
 // byUser refuses what is more than a user may have, whose other sessions have used of it; nil if it is not.
 func (r *refusal) byUser(uid uint32, bound, used uint64) error {
 	if used <= bound && r.bytes <= bound-used {

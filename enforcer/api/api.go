@@ -29,8 +29,9 @@ const (
 	LibraryName = "libgpuslice.so"
 	// PreloadName is the file in a slice's directory that the hook binds on the container's own of that name in /etc.
 	PreloadName = "ld.so.preload"
-	// AttachSocketName is the attach socket's name in that directory.
+	// AttachSocketName is the attach socket's name in that directory, and ElasticName that of a file beside it of an elastic slice.
 	AttachSocketName = "attach.sock"
+	ElasticName      = "elastic"
 	// DirEnv names that directory for processes of a session outside containers.
 	DirEnv = "GPUSLICE_DIR"
 	// SessionEnv tells processes of a session its slice's id.
@@ -74,6 +75,11 @@ type RegisterRequest struct {
 	// is where quotas count and no barrier: a process that uses another device nevertheless has the quota there, too.
 	// Empty is unknown, which is all; and so is what a user without privileges says, whose limit would else not hold for the others.
 	Visible []string `json:"visible,omitempty"`
+
+	// Elastic: its memory may be moved to host memory while it is idle, and comes back with its next CUDA call. Its quotas count for
+	// admission while it is on its devices. Priority is who goes last: MinPriority to MaxPriority; 0 without Elastic.
+	Elastic  bool `json:"elastic,omitempty"`
+	Priority int  `json:"priority,omitempty"`
 
 	// PID is the container's init, or the session's first process, in the enforcer's pid namespace.
 	// The slice's cgroup is read from the kernel, from this pid, never from the request.
@@ -128,7 +134,11 @@ const (
 	Suspending State = "suspending"
 	Suspended  State = "suspended"
 	Resuming   State = "resuming"
-	Expired    State = "expired" // its time is over; nothing more is charged, and its processes are being ended
+	// Evicted: the same of an elastic slice, which comes back with its next CUDA call.
+	Evicting  State = "evicting"
+	Evicted   State = "evicted"
+	Returning State = "returning"
+	Expired   State = "expired" // its time is over; nothing more is charged, and its processes are being ended
 )
 
 // Slice as the enforcer shows it.
@@ -154,7 +164,24 @@ type Slice struct {
 	Devices      []DeviceUse   `json:"devices"`
 	Processes    []Process     `json:"processes,omitempty"` // only in GET /v1/slices/{id}
 	ProcessCount int           `json:"process_count"`
+	Elastic      *Elastic      `json:"elastic,omitempty"` // nil of a slice that stays where it is
 	Refusal      *Refusal      `json:"refusal,omitempty"` // the last; only in GET /v1/slices/{id}
+}
+
+// MinPriority and MaxPriority bound RegisterRequest.Priority.
+const (
+	MinPriority = -1000
+	MaxPriority = 1000
+)
+
+// Elastic is how an elastic slice fares. Counts and times are of this enforcer, since its start.
+type Elastic struct {
+	Priority  int           `json:"priority"`
+	Evictions uint64        `json:"evictions"`
+	Waited    time.Duration `json:"waited"`             // for its return, in nanoseconds, what it waits now included
+	Waits     *time.Time    `json:"waits,omitempty"`    // since when processes of it wait; nil if none does
+	Idle      time.Duration `json:"idle"`               // since its last call; 0 if one is under way
+	Obstacle  string        `json:"obstacle,omitempty"` // why it could not be moved, or not be brought back, when that was tried last
 }
 
 // DeviceUse is what a slice holds on one device. Sizes in bytes.

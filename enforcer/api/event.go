@@ -21,6 +21,9 @@ const (
 	// once without one if the slice held nothing.
 	EventSuspended EventKind = "suspended"
 	EventResumed   EventKind = "resumed"
+	// EventEvicted and EventReturned are the same of an elastic slice.
+	EventEvicted  EventKind = "evicted"
+	EventReturned EventKind = "returned"
 	// EventUnlimited: the driver does not limit the slice's cgroup on Device (Cause says why); the interceptor does. It is reported once,
 	// until the driver does again.
 	EventUnlimited EventKind = "unlimited"
@@ -43,7 +46,7 @@ const MissedRestarted = "restarted"
 
 // EventKinds are all kinds that there are.
 func EventKinds() []EventKind {
-	return []EventKind{EventRegistered, EventReleased, EventRefused, EventFreed, EventChanged, EventExpired, EventDenied, EventSuspended, EventResumed, EventUnlimited, EventAttachRefused, EventBypass, EventCleared, EventKilled, EventPoolCreated, EventPoolChanged, EventPoolDeleted, EventMissed}
+	return []EventKind{EventRegistered, EventReleased, EventRefused, EventFreed, EventChanged, EventExpired, EventDenied, EventSuspended, EventResumed, EventEvicted, EventReturned, EventUnlimited, EventAttachRefused, EventBypass, EventCleared, EventKilled, EventPoolCreated, EventPoolChanged, EventPoolDeleted, EventMissed}
 }
 
 // Event is something that happened to a slice, or to a pool, told once. Fields that an event has nothing to say in are
@@ -80,7 +83,7 @@ type Event struct {
 	Used     *uint64 `json:"used,omitempty"`
 	Overhead *uint64 `json:"overhead,omitempty"`
 
-	Bytes uint64 `json:"bytes,omitempty"` // of EventFreed, EventSuspended and EventResumed; of EventBypass and what follows from it, those past the ledger
+	Bytes uint64 `json:"bytes,omitempty"` // of EventFreed, EventSuspended, EventResumed, EventEvicted and EventReturned; of EventBypass and what follows from it, those past the ledger
 	Cause string `json:"cause,omitempty"` // of EventReleased: asked, ended, expired, or replaced; of EventChanged: quota, or ttl; of EventDenied: a sentence; of EventBypass: one of Bypass*; of EventMissed: MissedRestarted, or nothing
 
 	Action Action `json:"action,omitempty"` // of EventBypass: what is done about it

@@ -28,6 +28,9 @@ func (r *RegisterRequest) Validate() error {
 	if len(r.Pools) > 0 && r.Mode == Record {
 		return Errorf(CodeBadRequest, "a slice that only records cannot be in pool %s: nothing would be refused to it, and the others' quota with it: leave one of them out", r.Pools)
 	}
+	if err := r.checkElastic(); err != nil {
+		return err
+	}
 	if err := checkTTL(r.TTL); err != nil {
 		return err
 	}
@@ -55,6 +58,22 @@ func (r *RegisterRequest) Validate() error {
 		return nil
 	}
 	return validateQuotas(r.Quotas)
+}
+
+func (r *RegisterRequest) checkElastic() error {
+	switch {
+	case r.Priority < MinPriority || r.Priority > MaxPriority:
+		return Errorf(CodeBadRequest, "priority %d is not accepted: %d to %d are", r.Priority, MinPriority, MaxPriority)
+	case !r.Elastic && r.Priority != 0:
+		return Errorf(CodeBadRequest, "priority %d is of elastic slices only: it says which of them is moved aside last", r.Priority)
+	case r.Elastic && r.Mode == Record:
+		return Errorf(CodeBadRequest, "a slice that only records cannot be elastic: nobody counts on its room")
+	case r.Elastic && len(r.Pools) > 0:
+		return Errorf(CodeBadRequest, "a slice in pool %s cannot be elastic: its room is the pool's; leave one of them out", r.Pools)
+	case r.Elastic && r.For != nil:
+		return Errorf(CodeBadRequest, "a lease cannot be elastic: its broker holds what was leased")
+	}
+	return nil
 }
 
 func isRemote(address string) bool {

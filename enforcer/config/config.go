@@ -33,6 +33,7 @@ type Config struct {
 	Policy    Policy            `toml:"policy"`
 	Admission Admission         `toml:"admission"`
 	Tenants   map[string]Tenant `toml:"tenants"`
+	Elastic   Elastic           `toml:"elastic"`
 	Audit     Audit             `toml:"audit"`
 	Sessions  Sessions          `toml:"sessions"`
 	Leases    Leases            `toml:"leases"`
@@ -124,6 +125,7 @@ func Default() Config {
 		},
 		Expiry:    Expiry{Grace: 10 * time.Second},
 		Admission: Admission{Overcommit: 1},
+		Elastic:   defaultElastic(),
 		Policy:    defaultPolicy(),
 		Audit:     Audit{MaxSize: 64 << 20, MaxAge: Duration(168 * time.Hour), Keep: 8},
 		Tenants:   map[string]Tenant{DefaultTenant: {}},
@@ -280,6 +282,9 @@ func (c *Config) check() error {
 		return err
 	}
 	if err := c.Admission.check(); err != nil {
+		return err
+	}
+	if err := c.Elastic.check(); err != nil {
 		return err
 	}
 	if err := c.Expiry.check(); err != nil {

@@ -4,4 +4,4 @@
  * The go command rebuilds a package when a file of its directory changes, and does not see those: this
  * file changes with them. A test holds it against them.
  */
-#define NATIVE_DIGEST "92d5aff232681599ab57122ed31c3f2e1d1504712d7ca595f172faa7d0c133f3"
+#define NATIVE_DIGEST "3c7d764122f4ee4741019207960bf0fa450b855cea7ac9b2580bf7824a44bc47"

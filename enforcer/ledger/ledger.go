@@ -182,6 +182,32 @@ func (l *Ledger) Loads(i uint32) Calls {
 	return Calls{UnderWay: uint32(calls.under_way), Ended: uint32(calls.ended)}
 }
 
+// SetAway says whether the memory of an elastic slice is moved aside, or about to be: then its processes enter no call of the driver. What
+// Gated returns afterwards is of calls that were under way before, or of a process that pays no heed.
+func (l *Ledger) SetAway(away bool) {
+	word := uint64(0)
+	if away {
+		word = 1
+	}
+	atomic.StoreUint64(address(&l.page.away), word)
+}
+
+// Gate is what a lane's owner has said of its calls of the driver.
+type Gate struct {
+	Counts   bool   // whether it says so at all
+	UnderWay uint16 // calls
+	Made     uint64 // calls, modulo 2^48
+}
+
+// Gated is by the claim of the lane's owner.
+func (l *Ledger) Gated(i uint32) Gate {
+	if !lane(i) {
+		return Gate{}
+	}
+	word := atomic.LoadUint64(address(&l.page.lane[i].calls))
+	return Gate{Counts: word != 0, UnderWay: uint16(word), Made: word >> 16}
+}
+
 // Context is how much of what a lane holds are contexts, by its owner's word.
 func (l *Ledger) Context(dev int, i uint32) uint64 {
 	if !device(dev) || !lane(i) {

@@ -27,6 +27,7 @@ const (
 	OpRefused Op = C.ATTACH_OP_REFUSED // it is not answered
 	OpSuspend Op = C.ATTACH_OP_SUSPEND
 	OpResume  Op = C.ATTACH_OP_RESUME
+	OpReturn  Op = C.ATTACH_OP_RETURN
 )
 
 // Call is what refused memory was for. One that is not known is told as the first.
@@ -48,12 +49,13 @@ const (
 	StatusUnknown   Status = C.ATTACH_UNKNOWN
 	StatusInternal  Status = C.ATTACH_INTERNAL
 	StatusRefused   Status = C.ATTACH_REFUSED
+	StatusAway      Status = C.ATTACH_AWAY
 )
 
 var statusText = [...]string{
 	"ok", "the peer is not a process of this slice", "no free process slot or device", "the slice was released",
 	"malformed message", "the slice has no quota on that device", "there is no driver truth", "the enforcer failed",
-	"it does not fit",
+	"it does not fit", "the slice's memory is moved aside",
 }
 
 func (s Status) Error() string {
@@ -111,7 +113,7 @@ func DecodeRequest(message []byte) (Request, error) {
 		return r, fmt.Errorf("protocol version is %d, this enforcer speaks %d", uint16(c.version), uint16(C.ATTACH_VERSION))
 	case c.layout != C.LEDGER_LAYOUT:
 		return r, fmt.Errorf("ledger layout is %d, this enforcer has %d", uint32(c.layout), uint32(C.LEDGER_LAYOUT))
-	case r.Op < OpAttach || r.Op > OpResume:
+	case r.Op < OpAttach || r.Op > OpReturn:
 		return r, fmt.Errorf("operation is %d", uint16(c.op))
 	case c.pool > 1 || (r.Op != OpRefused && (r.Used != 0 || r.Overhead != 0 || r.Call != 0 || r.Pool)):
 		return r, errors.New("fields of another operation are not zero")

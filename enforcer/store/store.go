@@ -99,8 +99,9 @@ type Process struct {
 type Suspension struct {
 	State     api.State         `json:"state"` // Suspending, Suspended or Resuming
 	Processes []Moved           `json:"processes"`
-	Spare     map[string]uint64 `json:"spare,omitempty"`  // bytes that the devices had free beyond what was moved, when it had been
-	Reason    string            `json:"reason,omitempty"` // why the memory was not brought back when it should have been
+	Spare     map[string]uint64 `json:"spare,omitempty"`   // bytes that the devices had free beyond what was moved, when it had been
+	Reason    string            `json:"reason,omitempty"`  // why the memory was not brought back when it should have been
+	Evicted   bool              `json:"evicted,omitempty"` // it comes back when a process asks
 }
 
 // Moved is a process whose memory is moved.

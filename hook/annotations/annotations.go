@@ -29,6 +29,9 @@ const (
 	Tenant = "gpuslice.tenant"
 	TTL    = "gpuslice.ttl"
 	Mode   = "gpuslice.mode"
+
+	Elastic  = "gpuslice.elastic"
+	Priority = "gpuslice.priority"
 )
 
 const (
@@ -59,6 +62,9 @@ type Request struct {
 	Pools  api.PoolNames
 	Tenant string
 	TTL    time.Duration
+
+	Elastic  bool
+	Priority int
 }
 
 // Parse reads the annotations of ours among all, and the variable Env in the environment of the container's process, if the
@@ -112,6 +118,8 @@ func ParseGranted(all map[string]string, g Grant) (*Request, error) {
 		return refuse(Pool)
 	case r.Mode != api.Enforce:
 		return refuse(Mode)
+	case r.Elastic:
+		return refuse(Elastic)
 	case r.Tenant != "" && r.Tenant != g.Tenant:
 		return refuse(Tenant)
 	}
@@ -159,6 +167,16 @@ func (r *Request) set(key, value string) (err error) {
 			return refused(key, value, fmt.Sprintf(`a duration from %s to %s, such as "90s", "30m", "12h" or "7d"`,
 				api.FormatTTL(api.MinTTL), api.FormatTTL(api.MaxTTL)))
 		}
+	case Elastic:
+		r.Elastic = value == "true"
+		if !r.Elastic && value != "false" {
+			return refused(key, value, `"true" and "false"`)
+		}
+	case Priority:
+		r.Priority, err = strconv.Atoi(value)
+		if err != nil || r.Priority < api.MinPriority || r.Priority > api.MaxPriority {
+			return refused(key, value, fmt.Sprintf("a number from %d to %d", api.MinPriority, api.MaxPriority))
+		}
 	case Mode:
 		r.Mode = api.Mode(value)
 		if r.Mode != api.Enforce && r.Mode != api.Record {
@@ -167,8 +185,8 @@ func (r *Request) set(key, value string) (err error) {
 	default:
 		device, ok := strings.CutPrefix(key, VRAM+".")
 		if !ok {
-			return fmt.Errorf("annotation %s is unknown: %s, %s.<GPU uuid or index>, %s, %s, %s and %s are accepted",
-				shown(key), VRAM, VRAM, Pool, Tenant, TTL, Mode)
+			return fmt.Errorf("annotation %s is unknown: %s, %s.<GPU uuid or index>, %s, %s, %s, %s, %s and %s are accepted",
+				shown(key), VRAM, VRAM, Pool, Tenant, TTL, Mode, Elastic, Priority)
 		}
 		if device, ok = api.DeviceName(device); !ok {
 			return fmt.Errorf("annotation %s names no device: an index such as %s.0, or a UUID as nvidia-smi -L shows it, is accepted",

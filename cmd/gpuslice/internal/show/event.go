@@ -106,6 +106,10 @@ func sentence(e api.Event, whole bool) string {
 		return "suspended" + movedBytes(e, on, " on %s is in host memory")
 	case api.EventResumed:
 		return "resumed" + movedBytes(e, on, " is back on %s")
+	case api.EventEvicted:
+		return "evicted" + movedBytes(e, on, " on %s is in host memory")
+	case api.EventReturned:
+		return "returned" + movedBytes(e, on, " is back on %s")
 	case api.EventUnlimited:
 		return "the driver does not hold the container to its quota on " + on + ", the interceptor does: " + e.Cause
 	case api.EventDenied:

@@ -175,7 +175,8 @@ var SliceTable = table.Table[SliceUse]{
 		table.OneOf("mode", func(u SliceUse) string { return mode(u.Slice) }, string(api.Enforce), string(api.Record)),
 		table.OneOf("state", func(u SliceUse) string { return string(u.State) },
 			string(api.Active), string(api.Released), string(api.Damaged), string(api.Frozen), string(api.Expired),
-			string(api.Suspending), string(api.Suspended), string(api.Resuming)),
+			string(api.Suspending), string(api.Suspended), string(api.Resuming),
+			string(api.Evicting), string(api.Evicted), string(api.Returning)),
 		table.If("over", SliceUse.over),
 	},
 }

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"fmt"
+	"math"
+	"time"
+)
+
+// Elastic is how slices are moved between devices and host memory.
+type Elastic struct {
+	// Overcommit is how often each byte of a device may be promised to elastic slices together, to thousandths; 1 to MostOvercommit.
+	Overcommit  float64       `toml:"overcommit"`
+	MinResident time.Duration `toml:"min_resident"`
+	Quantum     time.Duration `toml:"quantum"`
+	HostMemory  Bytes         `toml:"host_memory"` // of all evicted slices together; 0 is as much as there is
+}
+
+func defaultElastic() Elastic {
+	return Elastic{Overcommit: 4, MinResident: 2 * time.Second, Quantum: 30 * time.Second}
+}
+
+// Thousandths is the overcommit as the enforcer counts it.
+func (e *Elastic) Thousandths() uint64 { return uint64(math.Round(e.Overcommit * 1000)) }
+
+func (e *Elastic) check() error {
+	switch {
+	// Written so that what is no number is not accepted either.
+	case !(e.Overcommit >= 1 && e.Overcommit <= MostOvercommit):
+		return fmt.Errorf("elastic.overcommit = %v: 1.0 to %d.0 are accepted", e.Overcommit, MostOvercommit)
+	case e.MinResident < 0 || e.MinResident > time.Hour:
+		return fmt.Errorf("elastic.min_resident = %q: 0s to 1h are accepted", e.MinResident)
+	case e.Quantum < e.MinResident || e.Quantum > 24*time.Hour:
+		return fmt.Errorf("elastic.quantum = %q: min_resident (%s) to 24h are accepted", e.Quantum, e.MinResident)
+	}
+	return nil
+}

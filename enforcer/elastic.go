@@ -1,0 +1,464 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforcer
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/gpuslice/gpuslice/enforcer/admission"
+	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/killpoint"
+	"github.com/gpuslice/gpuslice/enforcer/ledger"
+)
+
+// Elastic slices: who is on the devices, and who is in host memory. A slice's memory is moved as move.go has it, as a whole. Its processes
+// pass a gate at each call of the driver (interceptor/gate.h): they count the calls under way in their lanes, and while the gate is shut they
+// wait and ask for the slice's return. It is shut exactly as long as the slice is suspended, or on the way.
+//
+// An elastic slice begins evicted: with nothing. Its quotas count for admission while it is resident, all of them, so what is on a device never
+// adds up to more than that has. Who asks to return when there is no room has others evicted: those of lower priority first, then those idle for
+// longest. Nobody is evicted who made a call in the last MinResident; one that works all the time goes after a Quantum, if it is of no higher
+// priority. One move is made at a time.
+
+// Elastic is the operator's word on elastic slices.
+type Elastic struct {
+	Overcommit  uint64        // how much of each byte of a device elastic slices may be promised together, in thousandths
+	MinResident time.Duration // for so long after its last call nobody is evicted
+	Quantum     time.Duration // for so long after its return one that works all the time is not
+	HostMemory  uint64        // bytes of all evicted slices together; 0 is as much as the host has
+}
+
+const (
+	// returnPatience is how long a process waits for one answer: shorter than its own patience, ASK_SECONDS in attach_client.h.
+	returnPatience = 3 * time.Second
+	// drainPatience is for calls under way when the gate is shut. One of them may wait for what another thread would do behind the gate.
+	drainPatience = 5 * time.Second
+	drainPace     = time.Millisecond
+	// obstacleLasts is how long it is not tried again to evict a slice that could not be moved.
+	obstacleLasts = 10 * time.Second
+)
+
+// evicted are the states of an elastic slice, by those of its suspension.
+var evicted = map[api.State]api.State{api.Suspending: api.Evicting, api.Suspended: api.Evicted, api.Resuming: api.Returning}
+
+// residency is how an elastic slice fares. Guarded by the slice's mu.
+type residency struct {
+	returned time.Time     // it is on its devices since
+	back     chan struct{} // closed when it is; nil while it is
+	waits    time.Time     // since when a process waits for that; zero if none does
+	waited   time.Duration // in all, before that
+
+	calls  uint64    // what its processes had made when that was seen last
+	active time.Time // when it was last seen to make one
+
+	evictions  uint64
+	obstacle   string
+	obstructed time.Time // since when
+}
+
+// beElastic is called before anybody knows the slice.
+func (s *slice) beElastic() {
+	if !s.request.Elastic {
+		return
+	}
+	now := time.Now()
+	s.residency = &residency{returned: now, active: now}
+	if s.suspension != nil {
+		s.residency.back = make(chan struct{})
+	}
+}
+
+// turnGate has the gate be as the slice is. Called with mu held, whenever suspension or the ledger is another.
+func (s *slice) turnGate() {
+	r := s.residency
+	if r == nil {
+		return
+	}
+	away := s.suspension != nil
+	if s.quota.Ledger != nil {
+		s.quota.Ledger.SetAway(away)
+	}
+	switch now := time.Now(); {
+	case away && r.back == nil:
+		r.back = make(chan struct{})
+	case !away && r.back != nil:
+		close(r.back)
+		r.back, r.returned, r.active = nil, now, now
+		if !r.waits.IsZero() {
+			r.waited, r.waits = r.waited+now.Sub(r.waits), time.Time{}
+		}
+	}
+}
+
+// awaitReturn answers a process that stands at the gate: when the slice is back, or that it is not yet.
+func (s *slice) awaitReturn() error {
+	s.mu.Lock()
+	r, err := s.residency, s.refusal()
+	switch {
+	case err != nil:
+		s.mu.Unlock()
+		return err
+	case r == nil:
+		s.mu.Unlock()
+		return ledger.StatusMalformed
+	case r.back == nil:
+		s.mu.Unlock()
+		return nil
+	}
+	back := r.back
+	if r.waits.IsZero() {
+		r.waits = time.Now()
+	}
+	s.mu.Unlock()
+	s.e.wakeElastic()
+	select {
+	case <-back:
+		return nil
+	case <-time.After(returnPatience):
+		return ledger.StatusAway
+	}
+}
+
+func (e *Enforcer) wakeElastic() {
+	select {
+	case e.elastic <- struct{}{}:
+	default:
+	}
+}
+
+// runElastic moves elastic slices until ctx ends.
+func (e *Enforcer) runElastic(ctx context.Context) {
+	ticker := time.NewTicker(e.options.Interval)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		case <-e.elastic:
+		}
+		all := e.elasticOnes()
+		now := time.Now()
+		for _, s := range all {
+			s.observe(now)
+		}
+		for _, s := range waiting(all) {
+			if ctx.Err() == nil {
+				e.bringBack(ctx, s, all)
+			}
+		}
+	}
+}
+
+func (e *Enforcer) elasticOnes() (all []*slice) {
+	for _, s := range e.all() {
+		if s.residency != nil {
+			all = append(all, s)
+		}
+	}
+	return all
+}
+
+// waiting are those for whose return a process waits: by priority, then who waits for longest.
+func waiting(all []*slice) (wait []*slice) {
+	since := make(map[*slice]time.Time)
+	for _, s := range all {
+		s.mu.Lock()
+		if r := s.residency; r.back != nil && !r.waits.IsZero() && s.suspension != nil && s.suspension.Evicted && s.quota.State == api.Active {
+			since[s] = r.waits
+			wait = append(wait, s)
+		}
+		s.mu.Unlock()
+	}
+	slices.SortFunc(wait, func(a, b *slice) int {
+		return cmp.Or(cmp.Compare(b.request.Priority, a.request.Priority), since[a].Compare(since[b]))
+	})
+	return wait
+}
+
+// observe looks whether the slice's processes have made calls since it was looked last, or are in one.
+func (s *slice) observe(now time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.quota.State != api.Active || s.quota.Ledger == nil {
+		return
+	}
+	var made, underWay uint64
+	for l := range s.quota.Lanes() {
+		gate := s.quota.Ledger.Gated(l.Number)
+		made += gate.Made
+		underWay += uint64(gate.UnderWay)
+	}
+	if r := s.residency; made != r.calls || underWay > 0 && r.back == nil {
+		r.calls, r.active = made, now
+	}
+}
+
+// bringBack brings a slice back that a process waits for, and has others evicted for it, if that makes room.
+func (e *Enforcer) bringBack(ctx context.Context, s *slice, all []*slice) {
+	for {
+		err := e.tryReturn(s)
+		var full *api.Error
+		if !errors.As(err, &full) || full.Code != api.CodeQuotaExceeded {
+			s.obstruct(err)
+			return
+		}
+		s.mu.Lock()
+		wants := s.quota.Commitment()
+		s.mu.Unlock()
+		victim := e.victim(s.request.Priority, wants, all, true)
+		if victim == nil || ctx.Err() != nil {
+			s.obstruct(err)
+			return
+		}
+		e.evict(victim)
+	}
+}
+
+func (e *Enforcer) tryReturn(s *slice) error {
+	if !e.waitFor(s) {
+		return nil
+	}
+	defer s.turn.Give()
+	s.mu.Lock()
+	none := s.suspension == nil
+	s.mu.Unlock()
+	if none {
+		return nil
+	}
+	return s.resumeWithin()
+}
+
+// obstruct notes why the slice could not be moved; nil if it was.
+func (s *slice) obstruct(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	r := s.residency
+	if err == nil || errors.Is(err, ErrClosed) {
+		r.obstacle, r.obstructed = "", time.Time{}
+		return
+	}
+	if said := err.Error(); said != r.obstacle {
+		r.obstacle = said
+		s.log.Info("the elastic slice is not moved", "why", said)
+	}
+	r.obstructed = time.Now()
+}
+
+// candidate is a slice that may be evicted.
+type candidate struct {
+	*slice
+	has  map[string]uint64
+	idle time.Duration
+}
+
+// victim is who goes next so that a slice of that priority gets what it wants; nil if nobody may go whose going would be enough. busy: one that
+// works may go, too, once its time is over.
+func (e *Enforcer) victim(priority int, wants map[string]uint64, all []*slice, busy bool) *slice {
+	lacks := make(map[string]uint64)
+	for uuid, bytes := range wants {
+		if g := e.book.Granted(uuid); g.Free != nil && *g.Free < bytes {
+			lacks[uuid] = bytes - *g.Free
+		}
+	}
+	full := len(lacks) == 0 // by the driver, though not by the book: somebody holds what was not granted to him
+	var may []candidate
+	now := time.Now()
+	for _, s := range all {
+		c := candidate{slice: s, has: e.book.Has(s.holder)}
+		shares := false
+		for uuid := range wants {
+			_, lacking := lacks[uuid]
+			shares = shares || c.has[uuid] > 0 && (full || lacking)
+		}
+		if idle, yes := s.mayGo(now, priority, busy, e.options.Elastic); yes && shares {
+			c.idle = idle
+			may = append(may, c)
+		}
+	}
+	for uuid, bytes := range lacks {
+		var sum uint64
+		for _, c := range may {
+			sum += c.has[uuid]
+		}
+		if sum < bytes {
+			return nil
+		}
+	}
+	if len(may) == 0 {
+		return nil
+	}
+	return slices.MinFunc(may, func(a, b candidate) int {
+		return cmp.Or(cmp.Compare(a.request.Priority, b.request.Priority), cmp.Compare(b.idle, a.idle))
+	}).slice
+}
+
+// mayGo says whether the slice may be evicted for one of that priority, and for how long it has been idle.
+func (s *slice) mayGo(now time.Time, priority int, busy bool, o Elastic) (idle time.Duration, yes bool) {
+	s.observe(now)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	r := s.residency
+	if s.suspension != nil || s.quota.State != api.Active || !r.obstructed.IsZero() && now.Sub(r.obstructed) < obstacleLasts {
+		return 0, false
+	}
+	idle = now.Sub(r.active)
+	switch {
+	case idle >= o.MinResident && now.Sub(r.returned) >= o.MinResident:
+		return idle, true
+	default:
+		return idle, busy && s.request.Priority <= priority && now.Sub(r.returned) >= o.Quantum
+	}
+}
+
+// evict moves a slice aside, or notes why that cannot be done.
+func (e *Enforcer) evict(s *slice) {
+	if !e.waitFor(s) {
+		return
+	}
+	defer s.turn.Give()
+	err := s.beginSuspension(true)
+	if err == nil {
+		killpoint.Pass("evict.shut")
+		if err = s.drain(); err != nil {
+			s.setSuspension(nil)
+		} else if err = s.suspendAll(); err == nil {
+			s.mu.Lock()
+			s.residency.evictions++
+			s.mu.Unlock()
+		}
+	}
+	s.obstruct(err)
+}
+
+// drain waits until no process of the slice is in a call of the driver. The gate is shut.
+func (s *slice) drain() error {
+	deadline := time.Now().Add(drainPatience)
+	for said := time.Now(); ; time.Sleep(drainPace) {
+		pid, uncounted := s.inCall()
+		switch {
+		case pid == 0:
+			return s.fitsHost()
+		case uncounted:
+			return api.Errorf(api.CodeBadRequest, "slice %s stays where it is: process %d has an interceptor that is older than elastic slices", s.id(), pid)
+		case time.Now().After(deadline):
+			return api.Errorf(api.CodeBusy, "slice %s stays where it is: a call of process %d has not ended in %s", s.id(), pid, drainPatience)
+		case s.e.ending.Load():
+			return ErrClosed
+		}
+		if now := time.Now(); now.Sub(said) > time.Second {
+			s.turn.GoesOn()
+			said = now
+		}
+	}
+}
+
+// inCall is a process of the slice that is in a call of the driver, or does not say; 0 if there is none.
+func (s *slice) inCall() (pid int, uncounted bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for l := range s.quota.Lanes() {
+		gate := s.quota.Ledger.Gated(l.Number)
+		if (!gate.Counts || gate.UnderWay > 0) && l.Process.Alive() {
+			return l.Process.PID, !gate.Counts
+		}
+	}
+	return 0, false
+}
+
+// fitsHost says whether what the slice holds is within what all evicted slices may have of host memory.
+func (s *slice) fitsHost() error {
+	most := s.e.options.Elastic.HostMemory
+	if most == 0 {
+		return nil
+	}
+	var sum uint64
+	for _, other := range s.e.elasticOnes() {
+		other.mu.Lock()
+		if other.isAway() {
+			for _, p := range other.suspension.Processes {
+				for _, bytes := range p.Bytes {
+					sum += bytes
+				}
+			}
+		} else if other == s {
+			for i := range s.quota.Devices {
+				sum += s.quota.Used(i)
+			}
+		}
+		other.mu.Unlock()
+	}
+	if sum > most {
+		return api.Errorf(api.CodeQuotaExceeded, "slice %s stays where it is: with it %s would be in host memory, and host_memory is %s", s.id(), api.FormatSize(sum), api.FormatSize(most))
+	}
+	return nil
+}
+
+// evictFor evicts idle slices until what is wanted can be granted, or nobody is left.
+func (e *Enforcer) evictFor(wants map[string]uint64, grant func() error) error {
+	for {
+		err := grant()
+		var full *api.Error
+		if !errors.As(err, &full) || full.Code != api.CodeQuotaExceeded || !e.movesElastic() {
+			return err
+		}
+		victim := e.victim(api.MaxPriority, wants, e.elasticOnes(), false)
+		if victim == nil {
+			return err
+		}
+		e.evict(victim)
+	}
+}
+
+// movesElastic says whether slices can be elastic here.
+func (e *Enforcer) movesElastic() bool { return e.options.Checkpoint != nil && e.truth != nil }
+
+// promise notes what an elastic slice may ever be given, or says why that is too much. Called in its turn, before it is registered.
+func (s *slice) promise(limit *admission.User) error {
+	switch {
+	case s.e.options.Checkpoint == nil:
+		return api.Errorf(api.CodeBadRequest, "slice %s cannot be elastic: this enforcer serves its own sessions only, gpusliced can", s.id())
+	case s.e.truth == nil:
+		return api.Errorf(api.CodeBadRequest, "slice %s cannot be elastic: without NVML nobody knows when there is room for it (%s)", s.id(), s.e.options.NoTruth)
+	}
+	return s.e.book.Promise(s.holder, s.quota.Commitment(), s.e.options.Elastic.Overcommit, limit)
+}
+
+// showElastic is called with mu held.
+func (s *slice) showElastic(shown *api.Slice) {
+	r := s.residency
+	if r == nil {
+		return
+	}
+	now := time.Now()
+	e := &api.Elastic{Priority: s.request.Priority, Evictions: r.evictions, Waited: r.waited, Obstacle: r.obstacle}
+	if r.back != nil && !r.waits.IsZero() {
+		since := r.waits.UTC()
+		e.Waits, e.Waited = &since, e.Waited+now.Sub(since)
+	}
+	if s.quota.State == api.Active {
+		e.Idle = max(0, now.Sub(r.active))
+	}
+	shown.Elastic = e
+}
+
+// movedKind is what is told of a move.
+func (s *slice) movedKind(away bool) api.EventKind {
+	s.mu.Lock()
+	by := s.suspension != nil && s.suspension.Evicted
+	s.mu.Unlock()
+	switch {
+	case away && by:
+		return api.EventEvicted
+	case away:
+		return api.EventSuspended
+	case by:
+		return api.EventReturned
+	default:
+		return api.EventResumed
+	}
+}
