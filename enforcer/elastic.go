@@ -33,14 +33,15 @@ type Elastic struct {
 }
 
 const (
-	// returnPatience is how long a process waits for one answer: shorter than its own patience, ASK_SECONDS in attach_client.h.
-	returnPatience = 3 * time.Second
 	// drainPatience is for calls under way when the gate is shut. One of them may wait for what another thread would do behind the gate.
 	drainPatience = 5 * time.Second
 	drainPace     = time.Millisecond
 	// obstacleLasts is how long it is not tried again to evict a slice that could not be moved.
 	obstacleLasts = 10 * time.Second
 )
+
+// returnPatience is how long a process waits for one answer: shorter than its own patience, ASK_SECONDS in attach_client.h. Tests have less.
+var returnPatience = 3 * time.Second
 
 // evicted are the states of an elastic slice, by those of its suspension.
 var evicted = map[api.State]api.State{api.Suspending: api.Evicting, api.Suspended: api.Evicted, api.Resuming: api.Returning}

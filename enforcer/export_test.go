@@ -15,7 +15,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/process"
 )
 
-func init() { patienceOfRelease = 3 * time.Second }
+func init() { patienceOfRelease, returnPatience = 3*time.Second, 700*time.Millisecond }
 
 // HostHas makes the host have so many bytes of memory available, until it is called again with 0.
 func HostHas(bytes uint64) {
@@ -132,4 +132,11 @@ func WaitWithReleases(limit time.Duration) (restore func()) {
 	was := patienceOfRelease
 	patienceOfRelease = limit
 	return func() { patienceOfRelease = was }
+}
+
+// ForgetObstacles has it be tried again at once to evict what could not be moved.
+func ForgetObstacles(e *Enforcer) {
+	for _, s := range e.elasticOnes() {
+		s.obstruct(nil)
+	}
 }

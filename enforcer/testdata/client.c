@@ -24,6 +24,10 @@
  *	scribble SEED COUNT   -> ok (writes random bytes all over the page)
  *	poke OFFSET VALUE     -> ok (writes 8 bytes)
  *	suspend PID, resume PID -> ok 0 | status N
+ *	return                -> ok 0 | status N (is the slice back?)
+ *	gate                  -> ok 0 (it counts its calls of the driver from here on)
+ *	enter                 -> ok CALLS (that are under way) | away
+ *	leave                 -> ok CALLS
  *	hop                   -> (it becomes a child of its own, again and again)
  *	stubborn              -> ok 0 (SIGTERM does not end it any more)
  *	terms                 -> ok COUNT (of SIGTERM since then)
@@ -232,6 +236,11 @@ int main(int argc, char **argv)
 			ask(&request, &reply, &conn);
 			close(conn);
 			printf(reply.status ? "status %u\n" : "ok %u\n", reply.status);
+		} else if (!strcmp(word, "return")) {
+			request.op = ATTACH_OP_RETURN;
+			ask(&request, &reply, &conn);
+			close(conn);
+			printf(reply.status ? "status %u\n" : "ok %u\n", reply.status);
 		} else if (!strcmp(word, "hop")) {
 			for (;;)
 				if (fork() > 0)
@@ -258,6 +267,19 @@ int main(int argc, char **argv)
 			else if (result == LEDGER_REFUSED)
 				account_count_refusal(&account[a], by_pool);
 			say(result, &account[a].slice.held);
+		} else if (!strcmp(word, "gate")) {
+			__atomic_store_n(&ledger->lane[lane].calls, 1 << 16, __ATOMIC_SEQ_CST);
+			puts("ok 0");
+		} else if (!strcmp(word, "enter") || !strcmp(word, "leave")) {
+			b = __atomic_add_fetch(&ledger->lane[lane].calls,
+			                       *word == 'e' ? (1 << 16) + 1 : -(uint64_t)1,
+			                       __ATOMIC_SEQ_CST);
+			if (*word == 'e' && __atomic_load_n(&ledger->away, __ATOMIC_SEQ_CST)) {
+				__atomic_sub_fetch(&ledger->lane[lane].calls, 1, __ATOMIC_SEQ_CST);
+				puts("away");
+			} else {
+				printf("ok %u\n", (unsigned)(uint16_t)b);
+			}
 		} else if (!strcmp(word, "half") && on) {
 			say(ledger_charge(&account[a].slice, b), &account[a].slice.held);
 		} else if (!strcmp(word, "release") && on) {

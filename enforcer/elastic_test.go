@@ -1,0 +1,340 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforcer_test
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/gpuslice/gpuslice/enforcer"
+	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/checkpoint"
+)
+
+const statusAway = "status 9"
+
+// elastics is a host on which slices can be elastic.
+func elastics(t *testing.T, o enforcer.Elastic) (*host, *fakeTruth, *fakeMover) {
+	t.Helper()
+	h, truth, f := movers(t)
+	h.stop()
+	h.options.Elastic = o
+	h.start()
+	return h, truth, f
+}
+
+var quick = enforcer.Elastic{Overcommit: 4000, MinResident: 100 * time.Millisecond, Quantum: time.Hour}
+
+func (h *host) elastic(id string, quota uint64, priority int) *proc {
+	h.t.Helper()
+	p, err := h.tryElastic(id, quota, priority)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	return p
+}
+
+func (h *host) tryElastic(id string, quota uint64, priority int) (*proc, error) {
+	h.t.Helper()
+	link := filepath.Join(h.options.RunDir, "to-"+id)
+	p := start(h.t, link, "")
+	reply, err := h.Register(context.Background(), api.RegisterRequest{
+		ID: id, Quotas: []api.Quota{on(gpu0, quota)}, Session: true, PID: p.pid(), UID: uint32(os.Geteuid()), GID: uint32(os.Getegid()),
+		Elastic: true, Priority: priority,
+	})
+	if err == nil {
+		lead(h.t, link, reply)
+	}
+	return p, err
+}
+
+// returns has a process stand at the gate until its slice is back.
+func (p *proc) returns() *proc {
+	p.t.Helper()
+	for range 10 {
+		if said := p.ask("return"); said != statusAway {
+			if said != "ok 0" {
+				p.t.Fatalf("its return is answered %q", said)
+			}
+			return p
+		}
+	}
+	p.t.Fatal("its slice does not return")
+	return nil
+}
+
+// works is a process that begins to use the first device.
+func (p *proc) works(truth *fakeTruth, bytes uint64) *proc {
+	p.t.Helper()
+	p.returns().uses()
+	p.must("gate")
+	p.takes(truth, bytes)
+	return p
+}
+
+func (h *host) becomes(id string, state api.State) api.Slice {
+	h.t.Helper()
+	for range 500 {
+		if s := h.see(id); s.State == state {
+			return s
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	h.t.Fatalf("%s does not become %s: %+v", id, state, h.see(id))
+	return api.Slice{}
+}
+
+func TestElasticSlicesTakeTurnsOnADevice(t *testing.T) {
+	h, truth, f := elastics(t, quick)
+	a, b, c := h.elastic("a", 45*gib, 0), h.elastic("b", 45*gib, 0), h.elastic("c", 45*gib, 0)
+	if s := h.see("a"); s.State != api.Evicted || s.Elastic == nil || h.granted(t) != 0 {
+		t.Fatalf("it begins as %+v, %d bytes given", s, h.granted(t))
+	}
+	a.expect(statusAway, "attach")
+	a.works(truth, 40*gib)
+	if s := h.see("a"); s.State != api.Active || h.granted(t) != 45*gib {
+		t.Fatalf("%+v, %d given", s, h.granted(t))
+	}
+	b.works(truth, 40*gib)
+	s := h.becomes("a", api.Evicted)
+	if d := s.Devices[0]; d.Used != 0 || d.Suspended != 40*gib || s.Elastic.Evictions != 1 || h.granted(t) != 45*gib {
+		t.Fatalf("%+v %+v, %d given", s, s.Elastic, h.granted(t))
+	}
+	if f.states()[a.pid()] != checkpoint.Checkpointed {
+		t.Errorf("%v", f.states())
+	}
+	a.expect("away", "enter")
+	c.works(truth, 40*gib)
+	h.becomes("b", api.Evicted)
+	a.returns()
+	if s := h.see("a"); s.Devices[0].Used != 40*gib || s.Elastic.Waited == 0 || s.Elastic.Waits != nil {
+		t.Errorf("%+v %+v", s, s.Elastic)
+	}
+	h.becomes("c", api.Evicted)
+	a.expect("ok 1", "enter")
+	a.must("leave")
+	a.must("charge 0 %d", 5*gib)
+	a.expect("refused", "charge 0 1")
+	var told []string
+	for _, e := range h.events() {
+		if e.Kind == api.EventEvicted || e.Kind == api.EventReturned {
+			told = append(told, string(e.Kind)+" "+e.Slice)
+		}
+	}
+	// Nothing of a slice that never held anything is told to have been moved.
+	if got := strings.Join(told, ", "); got != "returned a, evicted a, returned b, evicted b, returned c, evicted c, returned a" {
+		t.Errorf("told: %s", got)
+	}
+}
+
+func TestNobodyIsEvictedWhoWorks(t *testing.T) {
+	h, truth, _ := elastics(t, quick)
+	a, b := h.elastic("a", 60*gib, 0), h.elastic("b", 60*gib, 0)
+	a.works(truth, 40*gib)
+	a.expect("ok 1", "enter") // a call that does not end
+	b.expect(statusAway, "return")
+	s := h.see("b")
+	if s.State != api.Evicted || s.Elastic.Waits == nil || !strings.Contains(s.Elastic.Obstacle, "a has 60GiB") {
+		t.Fatalf("%+v %+v", s, s.Elastic)
+	}
+	if s := h.see("a"); s.State != api.Active || s.Elastic.Evictions != 0 {
+		t.Fatalf("%+v", s)
+	}
+	a.must("leave")
+	b.returns()
+	h.becomes("a", api.Evicted)
+}
+
+func TestBusySlicesOfOnePriorityTakeTurns(t *testing.T) {
+	o := quick
+	o.MinResident, o.Quantum = 50*time.Millisecond, 500*time.Millisecond
+	h, truth, _ := elastics(t, o)
+	a, b, low := h.elastic("a", 60*gib, 0), h.elastic("b", 60*gib, 0), h.elastic("low", 60*gib, -1)
+	begun := time.Now()
+	a.works(truth, 40*gib)
+	stop := make(chan struct{})
+	done := make(chan int)
+	go func() { // calls that end, one after the other, until the gate is shut
+		n := 0
+		for ; a.ask("enter") != "away"; n++ {
+			a.ask("leave")
+		}
+		<-stop
+		done <- n
+	}()
+	low.expect(statusAway, "return") // and longer than the quantum
+	if s := h.see("a"); s.State != api.Active {
+		t.Fatalf("it goes for one of lower priority: %+v", s)
+	}
+	b.returns()
+	if took := time.Since(begun); took < o.Quantum {
+		t.Errorf("it went after %s", took)
+	}
+	close(stop)
+	if n := <-done; n == 0 {
+		t.Error("it made no call")
+	}
+}
+
+func TestTheLowestPriorityGoesFirst(t *testing.T) {
+	h, truth, _ := elastics(t, quick)
+	high, low := h.elastic("high", 30*gib, 5), h.elastic("low", 30*gib, -5)
+	high.works(truth, gib)
+	low.works(truth, gib)
+	h.elastic("third", 30*gib, 0).works(truth, gib)
+	h.becomes("low", api.Evicted)
+	if s := h.see("high"); s.State != api.Active { // though it is idle for longer
+		t.Errorf("%+v", s)
+	}
+}
+
+func TestAnOrdinarySliceHasIdleOnesEvicted(t *testing.T) {
+	h, truth, _ := elastics(t, quick)
+	a := h.elastic("a", 60*gib, 1000)
+	a.works(truth, 40*gib)
+	time.Sleep(2 * quick.MinResident)
+	p, _ := h.session("ordinary", on(gpu0, 50*gib))
+	p.uses().takes(truth, 50*gib)
+	if s := h.see("a"); s.State != api.Evicted {
+		t.Errorf("%+v", s)
+	}
+	a.expect(statusAway, "return")
+	truth.set(gpu0, p.pid(), 0)
+	p.kill()
+	a.returns()
+}
+
+func TestElasticSlicesAreNotPromisedWhatCanNeverBe(t *testing.T) {
+	o := quick
+	o.Overcommit = 1500
+	h, _, _ := elastics(t, o)
+	_, err := h.tryElastic("a", 100*gib, 0)
+	if err != nil {
+		t.Fatalf("a quota on one device is at most the device: %v", err)
+	}
+	h.elastic("b", 40*gib, 0)
+	_, err = h.tryElastic("c", 40*gib, 0)
+	refusedWith(t, err, api.CodeQuotaExceeded, "c asks for 40GiB", "may be promised 120GiB together", "were promised 120GiB")
+	if _, err := h.Release(context.Background(), "b", 0, true); err != nil {
+		t.Fatal(err)
+	}
+	h.elastic("d", 40*gib, 0)
+	h.restart()
+	_, err = h.tryElastic("e", gib, 0)
+	refusedWith(t, err, api.CodeQuotaExceeded, "were promised 120GiB")
+}
+
+func TestAnEvictedSliceOutlivesTheEnforcer(t *testing.T) {
+	h, truth, f := elastics(t, quick)
+	a, b := h.elastic("a", 60*gib, 0), h.elastic("b", 60*gib, 0)
+	a.works(truth, 40*gib)
+	b.works(truth, 40*gib)
+	h.becomes("a", api.Evicted)
+	h.restart()
+	if s := h.see("a"); s.State != api.Evicted || s.Devices[0].Suspended != 40*gib || h.granted(t) != 60*gib {
+		t.Fatalf("%+v, %d given", s, h.granted(t))
+	}
+	a.expect("away", "enter")
+	b.expect("ok 1", "enter")
+	b.must("leave")
+	a.returns()
+	a.expect("ok 1", "enter")
+	b.expect("away", "enter")
+	if states := f.states(); states[a.pid()] != checkpoint.Running || states[b.pid()] != checkpoint.Checkpointed {
+		t.Errorf("%v", states)
+	}
+}
+
+// A program outside all slices holds what was free.
+func TestASliceWaitsForRoomThatTheDeviceDoesNotHave(t *testing.T) {
+	h, truth, f := elastics(t, quick)
+	a, b := h.elastic("a", 60*gib, 0), h.elastic("b", 60*gib, 0)
+	a.works(truth, 40*gib)
+	b.works(truth, gib)
+	h.becomes("a", api.Evicted)
+	truth.set(gpu0, 1, 50*gib)
+	a.expect(statusAway, "return")
+	if s := h.see("a"); s.State != api.Evicted || s.Elastic.Waits == nil || !strings.Contains(s.Elastic.Obstacle, "process 1") {
+		t.Errorf("%+v %+v", s, s.Elastic)
+	}
+	if f.states()[a.pid()] != checkpoint.Checkpointed {
+		t.Error("it was restored without room")
+	}
+	truth.set(gpu0, 1, 0)
+	a.returns()
+}
+
+func TestWhatCannotBeMovedStays(t *testing.T) {
+	h, truth, f := elastics(t, quick)
+	a, b := h.elastic("a", 60*gib, 0), h.elastic("b", 60*gib, 0)
+	a.returns().uses().takes(truth, gib) // it does not count its calls
+	b.expect(statusAway, "return")
+	if s := h.see("a"); s.State != api.Active || !strings.Contains(s.Elastic.Obstacle, "older than elastic slices") {
+		t.Errorf("%+v %+v", s, s.Elastic)
+	}
+	a.expect("ok 0", "return")
+	a.must("gate")
+	f.fail(checkpoint.Checkpoint, a.pid(), checkpoint.ResultNotSupported)
+	enforcer.ForgetObstacles(h.Enforcer)
+	b.expect(statusAway, "return")
+	if s := h.see("a"); s.State != api.Active || !strings.Contains(s.Elastic.Obstacle, "managed memory") || f.states()[a.pid()] != checkpoint.Running {
+		t.Errorf("%+v %+v", s, s.Elastic)
+	}
+	a.expect("ok 1", "enter") // the gate is open
+	a.must("leave")
+}
+
+func TestEvictedSlicesStayWithinHostMemory(t *testing.T) {
+	o := quick
+	o.HostMemory = 50 * gib
+	h, truth, _ := elastics(t, o)
+	a, b, c := h.elastic("a", 60*gib, 0), h.elastic("b", 60*gib, 0), h.elastic("c", 60*gib, 0)
+	a.works(truth, 40*gib)
+	b.works(truth, 40*gib)
+	h.becomes("a", api.Evicted)
+	c.expect(statusAway, "return")
+	if s := h.see("b"); s.State != api.Active || !strings.Contains(s.Elastic.Obstacle, "80GiB would be in host memory, and host_memory is 50GiB") {
+		t.Errorf("%+v %+v", s, s.Elastic)
+	}
+}
+
+// By hand an elastic slice is suspended until it is resumed by hand.
+func TestASuspendedElasticSliceDoesNotReturnByItself(t *testing.T) {
+	h, truth, _ := elastics(t, quick)
+	a := h.elastic("a", 60*gib, 0).works(truth, gib)
+	if err := h.suspend("a"); err != nil {
+		t.Fatal(err)
+	}
+	a.expect("away", "enter")
+	a.expect(statusAway, "return")
+	if s := h.see("a"); s.State != api.Suspended {
+		t.Errorf("%+v", s)
+	}
+	if err := h.resume("a"); err != nil {
+		t.Fatal(err)
+	}
+	a.returns()
+}
+
+func TestWhoCannotBeElasticIsTold(t *testing.T) {
+	h, _, _ := elastics(t, quick)
+	for words, r := range map[string]api.RegisterRequest{
+		"priority 1001 is not accepted: -1000 to 1000 are": {Elastic: true, Priority: 1001},
+		"priority 1 is of elastic slices only":             {Priority: 1},
+		"only records cannot be elastic":                   {Elastic: true, Mode: api.Record},
+		"in pool p cannot be elastic":                      {Elastic: true, Pools: api.PoolNames{"p"}},
+	} {
+		r.ID, r.Session, r.PID, r.Quotas = "x", true, os.Getpid(), []api.Quota{on(gpu0, gib)}
+		_, err := h.Register(context.Background(), r)
+		refusedWith(t, err, api.CodeBadRequest, words)
+	}
+	h.stop()
+	h.options.Checkpoint = nil
+	h.start()
+	_, err := h.tryElastic("x", gib, 0)
+	refusedWith(t, err, api.CodeBadRequest, "cannot be elastic", "gpusliced can")
+}
