@@ -110,6 +110,11 @@ allow_env = true
 overcommit = 1.25
 reserve = "512m"
 max_vram = "50%"
+[elastic]
+overcommit = 2.5
+min_resident = "5s"
+quantum = "1m"
+host_memory = "64G"
 [tenants.physics]
 max_vram = "40G"
 [tenants."biology.1"]
@@ -171,6 +176,7 @@ tls_client_ca = "/ca.pem"
 			TLSAddress: ":9837", TLSCertificate: "/c.pem", TLSKey: "/k.pem", TLSClientCA: "/ca.pem",
 		},
 		Audit:     Audit{File: "/var/log/a", MaxSize: 1 << 30, MaxAge: Duration(24 * time.Hour)},
+		Elastic:   Elastic{Overcommit: 2.5, MinResident: 5 * time.Second, Quantum: time.Minute, HostMemory: 64 << 30},
 		Admission: Admission{Overcommit: 1.25, Reserve: 512 << 20, MaxVRAM: Share{api.Share{Percent: 50}}},
 		Tenants:   map[string]Tenant{DefaultTenant: {}, "physics": {Share{api.Share{Bytes: 40 << 30}}}, "biology.1": {}},
 	}
@@ -241,6 +247,9 @@ func TestWhatIsNotUnderstoodIsRefusedWithItsLine(t *testing.T) {
 		"[policy]\nbypass = \"stop\"\n":          {"policy.bypass", `"log", "refuse" and "kill"`},
 		"[policy]\nscope = \"host\"\n":           {"policy.scope", `"process" and "slice"`},
 		"[policy]\nallowance = \"0\"\n":          {"line 2", "no memory"},
+		"[elastic]\novercommit = 0.9\n":          {"elastic.overcommit = 0.9", "1.0 to 1000.0"},
+		"[elastic]\nmin_resident = \"2h\"\n":     {"elastic.min_resident", "0s to 1h"},
+		"[elastic]\nquantum = \"1s\"\n":          {"elastic.quantum", "min_resident (2s) to 24h"},
 		"[admission]\novercommit = 0.9\n":        {"admission.overcommit = 0.9", "1.0 to 1000.0", "reserve"},
 		"[admission]\novercommit = nan\n":        {"admission.overcommit", "1.0 to 1000.0"},
 		"[admission]\novercommit = \"2\"\n":      {"line 2: admission.overcommit: a number without quotes"},

@@ -38,7 +38,7 @@ var perDevice = []figure[api.DeviceUse]{
 		func(d api.DeviceUse) uint64 { return d.Overhead }},
 	{"bypass_bytes", "Of the overhead, VRAM that processes hold past the ledger: hidden from the interceptor.", prometheus.GaugeValue,
 		func(d api.DeviceUse) uint64 { return d.Bypass }},
-	{"suspended_bytes", "What the slice held on the device and has in host memory, since it is suspended.", prometheus.GaugeValue,
+	{"suspended_bytes", "What the slice held on the device and has in host memory, since it is suspended or evicted.", prometheus.GaugeValue,
 		func(d api.DeviceUse) uint64 { return d.Suspended }},
 	{"peak_bytes", "The most VRAM that the slice held on the device at one time, overhead included.", prometheus.GaugeValue,
 		func(d api.DeviceUse) uint64 { return d.Peak }},
@@ -55,6 +55,8 @@ var (
 	infoDesc       = prometheus.NewDesc("gpuslice_slice_info", "Always 1; the labels say what the slice is.", []string{"slice", "tenant", "pool", "mode", "state", "name", "pod", "namespace", "image"}, nil)
 	deviceUsedDesc = prometheus.NewDesc("gpuslice_device_used_bytes", "Memory of the device that slices hold, overhead included.", []string{"device"}, nil)
 	processesDesc  = prometheus.NewDesc("gpuslice_slice_processes", "Processes of the slice that have attached.", []string{"slice"}, nil)
+	evictionsDesc  = prometheus.NewDesc("gpuslice_slice_evictions_total", "How often the elastic slice was moved to host memory, since the enforcer began.", []string{"slice"}, nil)
+	waitedDesc     = prometheus.NewDesc("gpuslice_slice_return_wait_seconds_total", "How long processes of the elastic slice waited for its return, since the enforcer began.", []string{"slice"}, nil)
 	deviceDescs    = describeAll(perDevice, "slice")
 )
 
@@ -69,6 +71,8 @@ func (c *collector) Describe(descs chan<- *prometheus.Desc) {
 	descs <- slicesDesc
 	descs <- infoDesc
 	descs <- processesDesc
+	descs <- evictionsDesc
+	descs <- waitedDesc
 	descs <- deviceUsedDesc
 	for _, d := range slices.Concat(boundedDescs, deviceDescs) {
 		descs <- d
@@ -114,6 +118,10 @@ func (c *collector) Collect(metrics chan<- prometheus.Metric) {
 	for _, s := range own {
 		gauge(infoDesc, 1, s.ID, s.Tenant, s.Pools.String(), string(s.Mode), string(s.State), s.Name, s.Pod, s.Namespace, s.Image)
 		gauge(processesDesc, float64(s.ProcessCount), s.ID)
+		if e := s.Elastic; e != nil {
+			metrics <- prometheus.MustNewConstMetric(evictionsDesc, prometheus.CounterValue, float64(e.Evictions), s.ID)
+			metrics <- prometheus.MustNewConstMetric(waitedDesc, prometheus.CounterValue, e.Waited.Seconds(), s.ID)
+		}
 		for _, d := range s.Devices {
 			for i, m := range perDevice {
 				if m.name == "limit_bytes" && d.Limit == 0 && s.Mode == api.Record {

@@ -31,7 +31,7 @@ func two() *fixed {
 			{Device: "GPU-1", Limit: 4 << 30, Used: 1 << 30, Overhead: 500, Peak: 2 << 30, Allocations: 10, Refusals: 3, Recovered: 77},
 			{Device: "GPU-2", Limit: 1 << 30},
 		}},
-		{ID: "c2", State: api.Active, Mode: api.Record, Devices: []api.DeviceUse{{Device: "GPU-1", Used: 5}}},
+		{ID: "c2", State: api.Active, Mode: api.Record, Elastic: &api.Elastic{Evictions: 3, Waited: 1500 * time.Millisecond}, Devices: []api.DeviceUse{{Device: "GPU-1", Used: 5}}},
 	}}
 }
 
@@ -80,6 +80,8 @@ func TestEverythingThatADashboardNeedsIsThere(t *testing.T) {
 		`gpuslice_slice_limit_bytes{device="GPU-2",slice="c1"} 1.073741824e+09`,
 		`gpuslice_slice_used_bytes{device="GPU-1",slice="c2"} 5`,
 		`gpuslice_slice_processes{slice="c1"} 2`,
+		`gpuslice_slice_evictions_total{slice="c2"} 3`,
+		`gpuslice_slice_return_wait_seconds_total{slice="c2"} 1.5`,
 		`gpuslice_slice_info{image="cuda:13",mode="enforce",name="train",namespace="team",pod="train-0",pool="",slice="c1",state="active",tenant="physics"} 1`,
 		`gpuslice_registers_total{result="ok"} 1`,
 		`gpuslice_registers_total{result="quota_exceeded"} 1`,

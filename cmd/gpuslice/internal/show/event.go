@@ -172,7 +172,7 @@ func attachRefused(e api.Event) string {
 	why, ok := map[string]string{
 		"stranger": "not of the slice",
 		"full":     "the slice has as many processes as it can",
-		"closed":   "the slice gets nothing more, or is suspended",
+		"closed":   "the slice gets nothing more, or is suspended or evicted",
 		"released": "the slice was released",
 	}[e.Cause]
 	if !ok {

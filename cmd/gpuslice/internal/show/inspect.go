@@ -48,6 +48,10 @@ func Slice(out io.Writer, s api.Slice) error {
 		row("Expires", remaining(s))
 	}
 	row("Cgroup", Plain(s.Cgroup))
+	if e := s.Elastic; e != nil {
+		row("Elastic", elastic(*e))
+		row("Obstacle", Plain(e.Obstacle))
+	}
 	var away uint64
 	for _, d := range s.Devices {
 		away += d.Suspended
@@ -97,6 +101,15 @@ func Slice(out io.Writer, s api.Slice) error {
 	}
 	fmt.Fprintln(out, "\nLast refusal:")
 	return Explain(out, api.Run{Slice: s.ID, Refusal: s.Refusal})
+}
+
+// elastic says how an elastic slice fares.
+func elastic(e api.Elastic) string {
+	said := fmt.Sprintf("priority %d, evicted %d times, waited %s in all", e.Priority, e.Evictions, e.Waited.Round(100*time.Millisecond))
+	if e.Waits != nil {
+		return said + fmt.Sprintf(", waits since %s", e.Waits.Local().Format(time.TimeOnly))
+	}
+	return said + fmt.Sprintf(", idle for %s", e.Idle.Round(100*time.Millisecond))
 }
 
 // suspended is what a process has in host memory.
