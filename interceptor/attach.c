@@ -122,6 +122,7 @@ static enum ask_result adopt(struct process *process, const struct attach_reply 
 	for (unsigned i = 0; i < pools; i++)
 		process->pools[i] =
 		    (struct common){.ledger = mapped[1 + i], .lane = reply->pool_lane[i]};
+	gate_begin(process->ledger, &process->ledger->lane[process->lane]);
 	__atomic_store_n(&process->attached, 1, __ATOMIC_RELEASE);
 	return ASK_ANSWERED;
 }
@@ -144,6 +145,17 @@ static enum ask_result ask(struct attach_request *request, struct attach_reply *
 	}
 }
 
+/* Wait until the slice is no longer away. False if that is not to be waited for. */
+static bool come_back(void)
+{
+	enum gate_answer answer;
+
+	do
+		answer = gate_ask();
+	while (answer == GATE_AWAY_STILL);
+	return answer == GATE_BACK;
+}
+
 void attach_process(struct process *process)
 {
 	bool first = process->retry_at == 0;
@@ -151,7 +163,7 @@ void attach_process(struct process *process)
 	say_begin();
 	if (now() < process->retry_at)
 		return;
-	for (int again = 0;; again++) {
+	for (int again = 0;;) {
 		struct attach_request request = {.op = ATTACH_OP_ATTACH};
 		struct attach_reply reply = {0};
 		int descriptors[ASK_DESCRIPTORS], connection, error;
@@ -171,8 +183,12 @@ void attach_process(struct process *process)
 		errno = error;
 		if (process->attached)
 			return;
+		if (result == ASK_ANSWERED && reply.status == ATTACH_AWAY && come_back()) {
+			first = true;
+			continue;
+		}
 		/* It answered, and died before its answer was taken: ask its successor. */
-		if (died && again == 0)
+		if (died && again++ == 0)
 			continue;
 		explain(process, result, reply.status);
 		process->retry_at = now() + RETRY_AFTER;

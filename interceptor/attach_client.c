@@ -17,38 +17,66 @@
 
 /*
  * The socket's path. The container's own place comes first: an image must not be able to send its
- * processes elsewhere by its environment. That is read once, when the process asks for the first
- * time and attach_lock is held: later the program may be changing it in another thread. A forked
- * child inherits what was read.
+ * processes elsewhere by its environment. That is read once, when it is needed for the first time:
+ * later the program may be changing it in another thread. A forked child inherits what was read.
  */
-static char session_path[sizeof(((struct sockaddr_un *)0)->sun_path)];
-static bool session_path_read;
+#define PATH_BYTES sizeof(((struct sockaddr_un *)0)->sun_path)
 
-static void read_session_path(void)
+static const char in_container[] = ATTACH_CONTAINER_DIR "/" ATTACH_SOCKET_NAME;
+static char session_path[PATH_BYTES];
+static uint32_t session_path_read; /* 1: a thread is at it, 2: it is there */
+
+/* The path in a session; empty if the process is in none. `own` is for a thread that comes while
+ * another is at it. */
+static const char *path_in_session(char own[PATH_BYTES])
 {
 	static const char name[] = "/" ATTACH_SOCKET_NAME;
-	const char *directory = getenv(ATTACH_DIR_ENV);
+	const char *directory;
+	uint32_t none = 0;
 
-	session_path_read = true;
-	if (directory && directory[0] == '/' &&
-	    strlen(directory) + sizeof(name) <= sizeof(session_path))
-		snprintf(session_path, sizeof(session_path), "%s%s", directory, name);
+	if (__atomic_load_n(&session_path_read, __ATOMIC_ACQUIRE) == 2)
+		return session_path;
+	directory = getenv(ATTACH_DIR_ENV);
+	own[0] = '\0';
+	if (directory && directory[0] == '/' && strlen(directory) + sizeof(name) <= PATH_BYTES)
+		snprintf(own, PATH_BYTES, "%s%s", directory, name);
+	if (!__atomic_compare_exchange_n(&session_path_read, &none, 1, false, __ATOMIC_RELAXED,
+	                                 __ATOMIC_RELAXED))
+		return own;
+	memcpy(session_path, own, strlen(own) + 1);
+	__atomic_store_n(&session_path_read, 2, __ATOMIC_RELEASE);
+	return session_path;
 }
 
 static bool socket_path(struct sockaddr_un *address)
 {
-	static const char in_container[] = ATTACH_CONTAINER_DIR "/" ATTACH_SOCKET_NAME;
+	char own[PATH_BYTES];
+	const char *path = in_container;
 
 	memset(address, 0, sizeof(*address));
 	address->sun_family = AF_UNIX;
-	if (access(in_container, F_OK) == 0) {
-		memcpy(address->sun_path, in_container, sizeof(in_container));
-		return true;
+	if (access(in_container, F_OK) != 0)
+		path = path_in_session(own);
+	memcpy(address->sun_path, path, strlen(path) + 1);
+	return path[0] != '\0';
+}
+
+/* The socket of a container may be missing for a moment, while the enforcer is restarted. */
+bool attach_is_elastic(void)
+{
+	char own[PATH_BYTES], file[PATH_BYTES + sizeof(ATTACH_ELASTIC_NAME)];
+	int saved = errno;
+	bool is = access(ATTACH_CONTAINER_DIR "/" ATTACH_ELASTIC_NAME, F_OK) == 0;
+
+	if (!is && access(in_container, F_OK) != 0) {
+		const char *path = path_in_session(own);
+
+		snprintf(file, sizeof(file), "%.*s" ATTACH_ELASTIC_NAME,
+		         (int)(strlen(path) - strlen(ATTACH_SOCKET_NAME)), path);
+		is = path[0] && access(file, F_OK) == 0;
 	}
-	if (!session_path_read)
-		read_session_path();
-	memcpy(address->sun_path, session_path, sizeof(session_path));
-	return session_path[0] != '\0';
+	errno = saved;
+	return is;
 }
 
 static uint64_t seconds(void)

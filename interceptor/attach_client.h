@@ -36,6 +36,9 @@ enum ask_result ask_enforcer(struct attach_request *request, struct attach_reply
  */
 void tell_enforcer(struct attach_request *request);
 
+/* Whether the slice is elastic: a file beside the socket says so. */
+bool attach_is_elastic(void);
+
 /* Whether the enforcer at the other end is alive. */
 bool enforcer_there(int connection);
 

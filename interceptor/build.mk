@@ -6,7 +6,7 @@
 # -falign-functions: a hook begins on a cache line. The driver's own calls leave none of ours in the nearest cache, so that each line counts:
 # cuMemMap + cuMemUnmap became 0.6 % cheaper on a card.
 
-INTERCEPTOR_SOURCES := $(sort $(wildcard interceptor/*.c)) interceptor/trampoline.S
+INTERCEPTOR_SOURCES := $(sort $(wildcard interceptor/*.c interceptor/*.S))
 INTERCEPTOR_HEADERS := $(wildcard interceptor/*.h interceptor/*.def)
 INTERCEPTOR_CFLAGS := -std=c11 -D_GNU_SOURCE -O2 -g -fPIC -fvisibility=hidden -fno-plt -flto=auto -falign-functions=64 \
 	-Wall -Wextra -Werror -Wmissing-prototypes -Wstrict-prototypes

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "entry.h"
 
+#include "gate.h"
+
 #include <stddef.h>
 #include <string.h>
 
@@ -36,6 +38,27 @@ struct library library_nvml = {.soname = "libnvidia-ml.so.1",
                                .last = ENTRY_POINTS,
                                .absent = (void *)absent_nvml};
 
+static bool begins(const char *name, const char *with)
+{
+	return strncmp(name, with, strlen(with)) == 0;
+}
+
+/* What only tells, and what moves the memory itself, does not pass the gate. */
+static bool passes_gate(const char *name)
+{
+	return library_of(name) == &library_cuda && !begins(name, "cudbg") &&
+	       !begins(name, "cuGetProcAddress") && !begins(name, "cuCheckpointProcess") &&
+	       strcmp(name, "cuGetErrorName") != 0 && strcmp(name, "cuGetErrorString") != 0 &&
+	       strcmp(name, "cuDriverGetVersion") != 0;
+}
+
+void *library_gate(const struct library *library, const char *name, void *function)
+{
+	return library == &library_cuda && gate_is_elastic() && passes_gate(name)
+	           ? gate_of(function)
+	           : function;
+}
+
 bool library_find(struct library *library, struct elf_object *object)
 {
 	struct elf_object found;
@@ -52,6 +75,8 @@ bool library_find(struct library *library, struct elf_object *object)
 	for (enum entry_point entry = library->first; entry < library->last; entry++) {
 		void *function = elf_find_symbol(&found, table[entry].name);
 
+		if (function)
+			function = library_gate(library, table[entry].name, function);
 		__atomic_store_n(&entry_function[entry], function ? function : library->absent,
 		                 __ATOMIC_RELEASE);
 	}
@@ -101,8 +126,10 @@ void *entry_bind(enum entry_point entry)
 
 void *library_hook(const struct library *library, const void *function, bool *known)
 {
+	const void *stub = gate_made(function);
+
 	for (enum entry_point entry = library->first; entry < library->last; entry++) {
-		if (entry_function[entry] == function) {
+		if (entry_function[entry] == function || (stub && entry_function[entry] == stub)) {
 			*known = true;
 			return table[entry].hook;
 		}
@@ -118,7 +145,9 @@ void *library_answer(const struct library *library, const struct elf_object *obj
 	bool known;
 	void *hook = function ? library_hook(library, function, &known) : NULL;
 
-	return hook ? hook : function;
+	if (hook || !function)
+		return hook;
+	return library_gate(library, name, function);
 }
 
 bool library_hook_of_stem(const struct library *library, const char *name, size_t length)

@@ -50,12 +50,16 @@ bool library_find(struct library *library, struct elf_object *object);
 void library_adopt(struct library *library, const struct elf_object *object,
                    unsigned int namespace);
 
+/* What stands for a function of the library that has no hook: its stub in an elastic slice (gate.h),
+ * or itself. */
+void *library_gate(const struct library *library, const char *name, void *function);
+
 /* The hook for a function that the library found under an address, or NULL: it has no row, or is
  * only called. *known says whether it has one. */
 void *library_hook(const struct library *library, const void *function, bool *known);
 
 /* What a program gets for `name` of the library that was found as `object`: the hook, or the
- * library's function, or NULL. */
+ * library's function or its stub, or NULL. */
 void *library_answer(const struct library *library, const struct elf_object *object,
                      const char *name);
 

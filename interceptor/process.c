@@ -3,6 +3,7 @@
 
 #include "attach_client.h"
 #include "quiet.h"
+#include "scope.h"
 #include "state.h"
 #include "table.h"
 
@@ -51,6 +52,7 @@ struct process *process_attach(void)
 		quiet_end(quiet);
 		if (!__atomic_load_n(&process->attached, __ATOMIC_ACQUIRE))
 			return NULL;
+		scope_hold_for_gate();
 	}
 	return process;
 }

@@ -9,6 +9,7 @@
 #include "attach.h"
 #include "charge.h"
 #include "cuda_abi.h"
+#include "gate.h"
 #include "ledger.h"
 #include "lock.h"
 
@@ -48,6 +49,7 @@ struct process {
 	/* What every charge looks at, first. */
 	uint32_t attached; /* 1 once `ledger`, `lane` and the pool's are set */
 	struct at_once at_once;
+	struct gate gate; /* where gate.S knows it to be */
 	/* Ledger device of each CUDA device ordinal, plus one; 0 is not known yet. */
 	uint8_t device_of[PROCESS_ORDINALS];
 

@@ -8,6 +8,7 @@
  *     and per-thread variants are right by construction;
  *   - dlsym itself, by dlsym: ours again;
  *   - another copy of the driver: what is found there is exchanged for the one's (entry.h);
+ *   - in an elastic slice, a function that we do not stand in for: its stub (gate.h);
  *   - objects that we do not come before: scope.h.
  *
  * dlsym with RTLD_DEFAULT or RTLD_NEXT depends on who calls. Names that are not the driver's are
@@ -15,6 +16,7 @@
  * look-up would lead.
  */
 #include "entry.h"
+#include "gate.h"
 #include "listed.h"
 #include "loader.h"
 #include "process.h"
@@ -68,12 +70,18 @@ static void unknown(const char *name, int cuda)
 /* The function to hand out in place of one of the library's; the rest as for unknown(). */
 static void *exchange(struct library *library, void *found, const char *name, int cuda)
 {
+	struct elf_object object;
 	bool known;
 	void *hook = library_hook(library, found, &known);
 
 	if (!known && library == &library_cuda)
 		unknown(name, cuda);
-	return hook ? hook : found;
+	if (hook || !gate_is_elastic())
+		return hook ? hook : found;
+	/* What dlsym found may be no function. */
+	if (!cuda && !(library_find(library, &object) && elf_find_symbol(&object, name)))
+		return found;
+	return library_gate(library, name, found);
 }
 
 CUresult cuGetProcAddress(const char *name, void **function, int version, uint64_t flags)

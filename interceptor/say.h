@@ -22,6 +22,7 @@ enum once {
 	ONCE_DAMAGED = 1 << 6,
 	ONCE_UNKNOWN_VERSION = 1 << 7,
 	ONCE_UNLISTED = 1 << 8,
+	ONCE_AWAY = 1 << 9,
 };
 
 /* Print "gpuslice: " and the message in one write, the first time that `once` is said. */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "scope.h"
 
+#include "gate.h"
 #include "keys.h"
 #include "loader.h"
 #include "slot.h"
@@ -138,6 +139,16 @@ static void keep_dlsym(unsigned int namespace, const struct elf_object *libc)
 	__atomic_store_n(&loader_dlvsym[namespace], versioned, __ATOMIC_RELEASE);
 }
 
+/* A library of the driver's, which the driver may call while it moves memory: that is no work of the
+ * process's for which it should come back. */
+static bool is_of_driver(const struct pass *pass, const struct elf_object *object)
+{
+	static const char prefix[] = "libnvidia-";
+
+	return pass->namespace == 0 && gate_is_elastic() &&
+	       strncmp(object->name, prefix, sizeof(prefix) - 1) == 0;
+}
+
 static void treat_object(struct pass *pass, const struct link_map *map)
 {
 	struct mapped object;
@@ -148,7 +159,8 @@ static void treat_object(struct pass *pass, const struct link_map *map)
 	if (loader_is_libc(&object.elf))
 		keep_dlsym(pass->namespace, &object.elf);
 	else if (!loader_is_loader(&object.elf) && !is_copy(&object.elf, &library_cuda) &&
-	         !is_copy(&object.elf, &library_nvml) && !elf_contains(&object.elf, &scope_seen))
+	         !is_copy(&object.elf, &library_nvml) && !is_of_driver(pass, &object.elf) &&
+	         !elf_contains(&object.elf, &scope_seen))
 		slot_set_all(&object, exchange, pass);
 }
 
@@ -295,6 +307,20 @@ static struct link_map *map_of(const void *address)
 	if (!about || !about(address, &info, &map, RTLD_DL_LINKMAP))
 		return NULL;
 	return map;
+}
+
+void scope_hold_for_gate(void)
+{
+	struct pass pass = {.namespace = 0};
+	int saved = errno;
+
+	if (!gate_is_elastic())
+		return;
+	scope_see(SCOPE_BASE);
+	pass.map = map_of(&scope_seen);
+	if (pass.map)
+		treat(&pass);
+	errno = saved;
 }
 
 bool scope_find(const void *address, struct elf_object *object, unsigned int *namespace)

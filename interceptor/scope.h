@@ -12,6 +12,10 @@
  * program whose driver and runtime are in one namespace has them there. The base's objects are
  * looked at then, too, since theirs may call a driver that was loaded there later.
  *
+ * In an elastic slice all objects of the base are such: what they call that has no hook shall pass
+ * the gate (gate.h). They are held when the process attaches, and later ones at the next dlsym on a
+ * handle.
+ *
  * A process that has no such objects pays a comparison at each dlsym.
  *
  * A thread that the C library of another namespace made has no character tables in the driver's,
@@ -38,6 +42,9 @@ static inline void scope_see(uint32_t what)
 /* Set the slots of all objects in the namespace of a handle. Returns the number of the namespace.
  */
 unsigned int scope_hold(void *handle);
+
+/* In an elastic slice, those of the base. */
+void scope_hold_for_gate(void);
 
 /* The object that an address is in, in whatever namespace. */
 bool scope_find(const void *address, struct elf_object *object, unsigned int *namespace);

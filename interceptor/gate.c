@@ -1,0 +1,186 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "gate.h"
+
+#include "attach_client.h"
+#include "process.h"
+#include "quiet.h"
+#include "say.h"
+
+#include <stddef.h>
+#include <time.h>
+#include <unwind.h>
+
+#define CALL_MADE (GATE_CALL - 1)
+#define CALL_UNDER_WAY 1
+
+/* Nanoseconds: after what was no answer; and after "it is back" that the page does not confirm. */
+#define PAUSE 100000000
+#define SHORT_PAUSE 1000000
+
+static_assert(offsetof(struct process, gate) + offsetof(struct gate, calls) == GATE_CALLS, "gate.S");
+static_assert(offsetof(struct process, gate) + offsetof(struct gate, away) == GATE_AWAY, "gate.S");
+
+/* Of gate.S. */
+extern __attribute__((visibility("hidden"))) char gate_stubs[GATE_STUBS][GATE_STUB_BYTES];
+
+/* The function of each stub. They are taken in order, and kept. */
+extern __attribute__((visibility("hidden"))) void *gate_real[GATE_STUBS];
+void *gate_real[GATE_STUBS];
+
+static bool used_up; /* a function has no stub. A forked child inherits it. */
+
+bool gate_is_elastic(void)
+{
+	static unsigned char known; /* 0 not yet, 1 no, 2 yes. A forked child inherits it. */
+	unsigned char now = __atomic_load_n(&known, __ATOMIC_RELAXED), none = 0;
+
+	if (!now) {
+		now = attach_is_elastic() ? 2 : 1;
+		/* Of several threads that ask the first decides for all. */
+		if (!__atomic_compare_exchange_n(&known, &none, now, false, __ATOMIC_RELAXED,
+		                                 __ATOMIC_RELAXED))
+			now = none;
+	}
+	return now == 2;
+}
+
+static uint64_t *calls_now(void)
+{
+	return __atomic_load_n(&process_seen()->gate.calls, __ATOMIC_ACQUIRE);
+}
+
+static __attribute__((cold)) void stay_for_good(void)
+{
+	uint64_t *calls = calls_now();
+
+	__atomic_store_n(&used_up, true, __ATOMIC_SEQ_CST);
+	if (calls)
+		__atomic_fetch_add(calls, CALL_UNDER_WAY, __ATOMIC_SEQ_CST);
+}
+
+void *gate_of(void *function)
+{
+	for (size_t i = 0; i < GATE_STUBS; i++) {
+		void *there = __atomic_load_n(&gate_real[i], __ATOMIC_ACQUIRE);
+
+		/* A thread that comes too late for the place finds in `there` whose it is. */
+		if (there == function ||
+		    (!there && __atomic_compare_exchange_n(&gate_real[i], &there, function, false,
+		                                           __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) ||
+		    there == function)
+			return gate_stubs[i];
+	}
+	stay_for_good();
+	return function;
+}
+
+void *gate_made(const void *function)
+{
+	for (size_t i = 0; i < GATE_STUBS; i++) {
+		const void *there = __atomic_load_n(&gate_real[i], __ATOMIC_ACQUIRE);
+
+		if (!there)
+			return NULL;
+		if (there == function)
+			return gate_stubs[i];
+	}
+	return NULL;
+}
+
+void gate_begin(struct ledger *ledger, struct ledger_lane *lane)
+{
+	struct gate *gate = &process_seen()->gate;
+
+	/* Where the kernel does not wipe it, a forked child would count in its parent's lane. */
+	if (!gate_is_elastic() || !at_hand.wiped)
+		return;
+	__atomic_store_n(&lane->calls, CALL_MADE, __ATOMIC_SEQ_CST);
+	__atomic_store_n(&gate->away, &ledger->away, __ATOMIC_RELAXED);
+	__atomic_store_n(&gate->calls, &lane->calls, __ATOMIC_SEQ_CST);
+	if (__atomic_load_n(&used_up, __ATOMIC_SEQ_CST))
+		__atomic_fetch_add(&lane->calls, CALL_UNDER_WAY, __ATOMIC_SEQ_CST);
+}
+
+/* A signal's handler cuts it short, which is no harm. */
+static void pause_for(long nanoseconds)
+{
+	struct timespec pause = {.tv_nsec = nanoseconds};
+
+	nanosleep(&pause, NULL);
+}
+
+enum gate_answer gate_ask(void)
+{
+	struct attach_request request = {.op = ATTACH_OP_RETURN};
+	struct attach_reply reply = {0};
+
+	if (ask_enforcer(&request, &reply, NULL, NULL) != ASK_ANSWERED) {
+		say_once(process_get(), ONCE_AWAY,
+		         "the slice's memory is moved aside, and the enforcer, which has it, does "
+		         "not answer: waiting until it does");
+		pause_for(PAUSE);
+		return GATE_AWAY_STILL;
+	}
+	switch (reply.status) {
+	case ATTACH_OK:
+		return GATE_BACK;
+	case ATTACH_CLOSED:
+	case ATTACH_NOT_MEMBER:
+	case ATTACH_MALFORMED: /* an older enforcer */
+		return GATE_GONE;
+	case ATTACH_AWAY:
+		return GATE_AWAY_STILL;
+	default:
+		pause_for(PAUSE);
+		return GATE_AWAY_STILL;
+	}
+}
+
+/* In a forked child it is its parent's lane: a signal's handler can fork in the middle of a call. */
+static void count(uint64_t *calls, uint64_t more)
+{
+	if (calls && calls_now() == calls)
+		__atomic_fetch_add(calls, more, __ATOMIC_SEQ_CST);
+}
+
+static bool is_away(const uint64_t *away)
+{
+	return __atomic_load_n(away, __ATOMIC_RELAXED) != 0;
+}
+
+/* Called by the stubs: a call was counted, and the slice is away. It is counted when this returns.
+ */
+__attribute__((visibility("hidden"))) void gate_wait(uint64_t *calls, const uint64_t *away);
+void gate_wait(uint64_t *calls, const uint64_t *away)
+{
+	struct quiet quiet = quiet_begin();
+	enum gate_answer answer = GATE_AWAY_STILL;
+
+	do {
+		count(calls, -(uint64_t)CALL_UNDER_WAY);
+		answer = gate_ask();
+		if (answer == GATE_BACK && is_away(away))
+			pause_for(SHORT_PAUSE);
+		count(calls, GATE_CALL);
+	} while (answer != GATE_GONE && is_away(away));
+	quiet_end(quiet);
+}
+
+/*
+ * Called by the unwinder: a thread leaves a call of the driver by being cancelled in it, or by an
+ * exception that a callback threw. (By longjmp it would stay counted.)
+ */
+__attribute__((visibility("hidden"))) _Unwind_Reason_Code
+gate_left(int version, _Unwind_Action actions, _Unwind_Exception_Class class,
+          struct _Unwind_Exception *exception, struct _Unwind_Context *context);
+_Unwind_Reason_Code gate_left(int version, _Unwind_Action actions, _Unwind_Exception_Class class,
+                              struct _Unwind_Exception *exception, struct _Unwind_Context *context)
+{
+	(void)version;
+	(void)class;
+	(void)exception;
+	(void)context;
+	if (actions & _UA_CLEANUP_PHASE)
+		count(calls_now(), -(uint64_t)CALL_UNDER_WAY);
+	return _URC_CONTINUE_UNWIND;
+}

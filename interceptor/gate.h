@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The gate of an elastic slice, whose memory the enforcer moves aside while nobody works with it.
+ * Each function of the driver that the process calls is a stub there, which counts in the process's
+ * lane that a call is under way, and then looks whether the slice is away: if so it takes the count
+ * back and asks the enforcer for the slice's return, until that is done. So the enforcer sees when
+ * no thread is inside the driver, and hears when one wants to be.
+ *
+ * Who is not in an elastic slice has no stub: its function pointers are the driver's.
+ *
+ * What does not pass: functions of cuGetExportTable's tables; names without a hook that a program
+ * which is not position-independent calls by its own relocations; those that an object calls before
+ * it is met (scope.h). The driver makes them wait all the same while the memory is away, but they
+ * do not bring it back.
+ */
+#ifndef GPUSLICE_GATE_H
+#define GPUSLICE_GATE_H
+
+#define GATE_STUBS 1024 /* functions of one process */
+#define GATE_STUB_BYTES 16
+
+/* struct gate, in struct process, for gate.S. */
+#define GATE_CALLS 24
+#define GATE_AWAY 32
+
+/* One call more was made, and is under way: ledger_lane.calls. */
+#define GATE_CALL 0x10001
+
+#if !defined(__ASSEMBLER__)
+#include <stdbool.h>
+#include <stdint.h>
+
+struct ledger_lane;
+struct ledger;
+
+/* Where the stubs count, and look: NULL until the process is attached, and in a process that does
+ * not count. */
+struct gate {
+	uint64_t *calls;
+	const uint64_t *away;
+};
+
+/* Whether this process is in an elastic slice. Found out at the first call, and remembered. */
+bool gate_is_elastic(void);
+
+/* The stub of one of the driver's functions: always the same. The function itself if there are no
+ * more; then the process is counted as inside the driver for good, and so is never moved. May be
+ * called anywhere. */
+void *gate_of(void *function);
+
+/* The stub that it has already, or NULL. */
+void *gate_made(const void *function);
+
+/* The process is attached, and counts from now on. */
+void gate_begin(struct ledger *ledger, struct ledger_lane *lane);
+
+/* Ask for the return of the slice, once. */
+enum gate_answer {
+	GATE_BACK,
+	GATE_AWAY_STILL, /* ask again, now */
+	GATE_GONE,       /* nothing is to be waited for: the slice is gone, or nobody knows of it */
+};
+enum gate_answer gate_ask(void);
+#endif
+
+#endif
