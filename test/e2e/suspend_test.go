@@ -28,13 +28,20 @@ type worker struct {
 // works starts one that holds bytes.
 func (c *container) works(bytes uint64, more ...string) worker {
 	c.T.Helper()
+	w := c.begin(bytes, more...)
+	w.goesOn()
+	return w
+}
+
+// begin starts one, and does not wait for its first step.
+func (c *container) begin(bytes uint64, more ...string) worker {
+	c.T.Helper()
 	c.compile("steady")
 	w := worker{c, fmt.Sprintf("work-%d", time.Now().UnixNano())}
 	args := append([]string{"exec", "--detach", c.id, "/fake/steady", strconv.FormatUint(bytes, 10), "/fake/" + w.file}, more...)
 	if out, err := c.output(c.runtime(args...)); err != nil {
 		c.T.Fatalf("%v\n%s", err, out)
 	}
-	w.goesOn()
 	return w
 }
 

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/killpoint"
+)
+
+// Turns that a test has time for.
+const quickTurns = "[elastic]\nmin_resident = \"200ms\"\nquantum = \"500ms\"\n"
+
+func (h *host) elastic(quota string) *container {
+	h.T.Helper()
+	c := h.newContainer(map[string]string{"gpuslice.vram": quota, "gpuslice.elastic": "true"}, "/bin/sleep", "600")
+	c.run()
+	return c
+}
+
+func (h *host) evictions(id string) uint64 {
+	h.T.Helper()
+	s, err := h.Client.Slice(h.T.Context(), id)
+	h.Must(err)
+	return s.Elastic.Evictions
+}
+
+// Each of them works without pause, and looks at each step whether its memory is as it left it.
+func TestThreeContainersThatDoNotFitTogetherWorkInTurns(t *testing.T) {
+	forEachBackendWith(t, quickTurns, func(t *testing.T, h *host, _ api.Enforcement) {
+		var all []worker
+		for range 3 {
+			all = append(all, h.elastic("5G").works(3*gib))
+		}
+		deadline := time.Now().Add(6 * time.Second)
+		for time.Now().Before(deadline) {
+			time.Sleep(20 * time.Millisecond)
+			devices, err := h.Client.Devices(t.Context())
+			h.Must(err)
+			if d := devices[0]; d.Quotas > 5*gib || d.Used != nil && *d.Used > 6*gib {
+				t.Fatalf("%d bytes are given, %d used", d.Quotas, *d.Used)
+			}
+		}
+		for _, w := range all {
+			w.goesOn()
+			if n := h.evictions(w.id); n == 0 {
+				t.Errorf("%s was never moved aside", w.id)
+			}
+		}
+		if out := h.mustRun("ps"); !strings.Contains(out, "evicted") {
+			t.Errorf("ps does not show it:\n%s", out)
+		}
+		if out := h.mustRun("inspect", all[0].id); !strings.Contains(out, "evicted ") || !strings.Contains(out, "priority 0") {
+			t.Errorf("inspect does not show it:\n%s", out)
+		}
+		out := h.mustRun("events", "--since", "0")
+		if !strings.Contains(out, "evicted: ") || !strings.Contains(out, "returned: ") || strings.Contains(out, "bypass") {
+			t.Errorf("events:\n%s", out)
+		}
+	}, smallCard)
+}
+
+// What is killed, whether it works, waits or is in host memory, leaves nothing, and the others go on.
+func TestAnElasticContainerMayBeKilledAtAnyTime(t *testing.T) {
+	h := newHostBy(t, api.Intercept, quickTurns, smallCard)
+	a, b := h.elastic("5G").works(3*gib), h.elastic("5G").works(3*gib)
+	for _, state := range []api.State{api.Evicted, api.Active, api.Returning, api.Evicting} {
+		c := h.elastic("5G")
+		c.works(gib)
+		for deadline := time.Now().Add(4 * time.Second); h.state(c.id) != state && time.Now().Before(deadline); { // some are short
+		}
+		if out, err := c.output(c.runtime("delete", "--force", c.id)); err != nil {
+			t.Fatalf("%s: %v\n%s", state, err, out)
+		}
+		h.Eventually("the slice is gone", h.IsGone(c.id))
+	}
+	a.goesOn()
+	b.goesOn()
+}
+
+func TestAnEnforcerKilledWhileItEvictsLosesNoProcess(t *testing.T) {
+	for _, point := range []string{"evict.shut", "move.stored", "move.locked", "move.measured", "move.checkpointed", "move.gone", "move.away", "move.returning", "move.restored", "move.unlocked", "move.back"} {
+		t.Run(point, func(t *testing.T) {
+			h := newHostBy(t, api.Intercept, quickTurns, smallCard)
+			a := h.elastic("5G").works(3 * gib)
+			h.Stop(unix.SIGKILL)
+			h.SetEnv(smallCard, killpoint.Env+"="+point)
+			h.Start()
+			b := h.elastic("5G")
+			c := make(chan worker, 1)
+			go func() { c <- b.begin(2 * gib) }()
+			h.Eventually("the enforcer is dead", func() bool {
+				_, err := h.Client.Info(t.Context())
+				return err != nil
+			})
+			h.Stop(unix.SIGKILL)
+			h.SetEnv(smallCard)
+			h.Start()
+			other := <-c
+			a.goesOn()
+			other.goesOn()
+			a.goesOn()
+		})
+	}
+}
