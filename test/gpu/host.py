@@ -68,6 +68,10 @@ runtimes = ["{RUNC}"]
         return json.loads(subprocess.run([BIN + "/gpuslice", "--socket", self.socket, "inspect", "--json", name],
                                          stdout=subprocess.PIPE, text=True, check=True, timeout=20).stdout)
 
+    def devices(self):
+        return json.loads(subprocess.run([BIN + "/gpuslice", "--socket", self.socket, "devices", "--json"],
+                                         stdout=subprocess.PIPE, text=True, check=True, timeout=20).stdout)
+
     def bundle(self, name, args, annotations, mounts=(), env=None, bound=None):
         """A bundle whose root filesystem is made of the host's own directories, read-only, so that the host's
         Python and driver are in it; /etc is a copy, as an image's would be its own. Returns its path, and the

@@ -1,0 +1,262 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Shows on a real GPU that elastic slices whose quotas add up to more than the card work in turns, and what that costs.
+
+Run as root on a machine with an NVIDIA GPU, PyTorch and runc, and as much host memory free as three times --size, after `make build`:
+
+    RUNC=/path/to/runc test/gpu/elastic.py [--out DIR] [--size 20] [--quota 40] [--seconds 100] [--small 10]
+
+Each program looks at each step whether all of its memory is as it left it. CuPy and JAX run where they are. Where there is no PyTorch a
+program for the simulated driver takes its place, so that the script can be tried there: LD_LIBRARY_PATH=$PWD/bin/fakecuda, FAKECUDA_STATE not
+below /tmp, FAKECUDA_MEMORY and sizes that host memory has room for. Prints a line per promise, and times beside bytes; the exit status is the number of
+promises not kept.
+"""
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+
+sys.dont_write_bytecode = True  # it would lie in the source tree
+from host import BIN, GIB, MIB, ROOT, Host, Truth
+
+PATIENCE = 180.0
+results = []
+
+# Each has its own `begin`, and a `step` that raises if it finds other than the step before wrote.
+COMMON = """
+import os, sys, time
+gib = float(sys.argv[1])
+{begin}
+n = 0
+while True:
+    while os.path.exists("/out/idle"):
+        time.sleep(0.05)
+    {step}
+    n += 1
+    with open("/out/new", "w") as f:
+        f.write(str(n))
+    os.rename("/out/new", "/out/step")
+"""
+TORCH = COMMON.format(begin="""
+import torch
+parts = [torch.zeros(1 << 26, dtype=torch.int32, device="cuda") for _ in range(int(gib * 4))]
+def step():
+    for part in parts:
+        least, most = part.aminmax()
+        assert int(least) == n and int(most) == n, (n, int(least), int(most))
+        part.add_(1)
+    again = torch.empty(1 << 22, device="cuda")
+    torch.cuda.synchronize()
+""", step="step()")
+GRAPH = COMMON.format(begin="""
+import torch
+x = torch.zeros(int(gib * (1 << 28)), dtype=torch.int32, device="cuda")
+side = torch.cuda.Stream()
+with torch.cuda.stream(side):
+    x.add_(0)
+torch.cuda.synchronize()
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    x.add_(1)
+def step():
+    assert int(x.max()) == n and int(x.min()) == n
+    graph.replay()
+    torch.cuda.synchronize()
+""", step="step()")
+CUPY = COMMON.format(begin="""
+import cupy
+x = cupy.zeros(int(gib * (1 << 28)), dtype=cupy.int32)
+add = cupy.RawKernel('extern "C" __global__ void add(int *x, size_t n) { for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x) x[i]++; }', 'add')
+def step():
+    assert int(x.max()) == n and int(x.min()) == n
+    add((256,), (256,), (x, x.size))
+    cupy.cuda.Device().synchronize()
+""", step="step()")
+JAX = COMMON.format(begin="""
+os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+import jax, jax.numpy as jnp
+x = jnp.zeros(int(gib * (1 << 28)), dtype=jnp.int32)
+more = jax.jit(lambda x: x + 1, donate_argnums=0)
+def step():
+    global x
+    assert int(x.max()) == n and int(x.min()) == n
+    x = more(x).block_until_ready()
+""", step="step()")
+PROGRAMS = {"torch": TORCH, "graph": GRAPH, "cupy": CUPY, "jax": JAX}
+
+
+def check(name, ok, seen):
+    results.append(bool(ok))
+    print(f"{'PASS' if ok else 'FAIL'}  {name}: {seen}", flush=True)
+
+
+def have(module):
+    return subprocess.run([sys.executable, "-c", f"import {module}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode == 0
+
+
+class Case:
+    """An enforcer with these turns, and the containers of one part."""
+
+    def __init__(self, out, turns):
+        self.out, self.workers = out, []
+        self.host = Host(out, "\n[elastic]\n" + turns)
+        self.simulated = not have("torch")
+        if self.simulated:
+            self.steady = os.path.join(self.host.dir, "steady")
+            subprocess.run(["cc", "-std=gnu11", "-O1", "-o", self.steady, ROOT + "/test/e2e/programs/steady.c", "-ldl"], check=True)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for w in self.workers:
+            self.host.remove(w.name)
+        self.host.stop()
+
+    def begin(self, name, program, gib, quota):
+        args = [sys.executable, "-c", PROGRAMS[program], str(gib)]
+        if self.simulated:
+            args = ["/out/steady", str(int(gib * GIB)), "/out/step"]
+        path, out = self.host.bundle(name, args, {"gpuslice.vram": f"{quota}G", "gpuslice.elastic": "true"})
+        if self.simulated:
+            subprocess.run(["cp", self.steady, out], check=True)
+        log = open(os.path.join(self.out, name + ".log"), "w")
+        w = Worker(self, name, out, log.name, self.host.launch(path, name, log))
+        self.workers.append(w)
+        return w
+
+    def moves(self):
+        """Bytes that were moved out and back, as events tell."""
+        text = subprocess.run([BIN + "/gpuslice", "--socket", self.host.socket, "events", "--since", "0", "--json"],
+                              stdout=subprocess.PIPE, text=True, timeout=20).stdout
+        events = [json.loads(line) for line in text.splitlines()]
+        sums = {kind: sum(e.get("bytes", 0) for e in events if e["kind"] == kind) for kind in ("evicted", "returned")}
+        return sums, [e for e in events if e["kind"] == "bypass"]
+
+
+class Worker:
+    def __init__(self, case, name, out, log, process):
+        self.case, self.name, self.out, self.log, self.process = case, name, out, log, process
+
+    def step(self):
+        try:
+            with open(os.path.join(self.out, "step")) as f:
+                return int(f.read() or 0)
+        except (OSError, ValueError):
+            return 0
+
+    def reaches(self, step):
+        """Seconds until it has done so many steps; None if it has not in time, or has ended."""
+        begun = time.monotonic()
+        while self.step() < step:
+            if time.monotonic() > begun + PATIENCE or self.process.poll() is not None:
+                with open(self.log) as f:
+                    print(f"{self.name} does not work: {f.read()[-500:]}", flush=True)
+                return None
+            time.sleep(0.01)
+        return time.monotonic() - begun
+
+    def idle(self, yes):
+        path = os.path.join(self.out, "idle")
+        if yes:
+            open(path, "w").close()
+        else:
+            os.unlink(path)
+
+    def shown(self):
+        return self.case.host.inspect(self.name)
+
+
+def turns(out, gib, quota, seconds):
+    """Three programs that work without pause."""
+    truth = Truth()
+    before, most = truth.used(), 0
+    with Case(out, f'min_resident = "2s"\nquantum = "{max(2, seconds // 20)}s"\n') as case:
+        all_ = [case.begin(f"busy{i}", "torch", gib, quota) for i in range(3)]
+        begun = time.monotonic()
+        while time.monotonic() < begun + seconds:
+            most = max(most, truth.used() - before)
+            time.sleep(0.05)
+        took = time.monotonic() - begun
+        late = [w.reaches(w.step() + 2) for w in all_]
+        shown = [w.shown() for w in all_]
+        steps = [w.step() for w in all_]
+        sums, bypass = case.moves()
+        fit = case.host.devices()[0]["total"] // (quota * GIB)
+    check(f"three programs of {gib} GiB work in turns", all(x is not None for x in late) and all(s["elastic"]["evictions"] for s in shown),
+          ", ".join(f"{n} steps, evicted {s['elastic']['evictions']} times" for n, s in zip(steps, shown)))
+    check("the card holds no more of them than fit", most < fit * quota * GIB + GIB, f"{most / MIB:.0f} MiB at the most, of {fit}")
+    check("no violation was found", not bypass, len(bypass))
+    print(f"      in {took:.0f} s {sums['evicted'] / GIB:.0f} GiB went and {sums['returned'] / GIB:.0f} GiB came back", flush=True)
+
+
+def notebook(out, gib, quota):
+    """One is idle when another wants the card, and works again later."""
+    with Case(out, 'min_resident = "1s"\n') as case:
+        a = case.begin("first", "torch", gib, quota)
+        alone = a.reaches(3)
+        a.idle(True)
+        time.sleep(2)
+        b = case.begin("second", "torch", gib, quota)
+        beside = b.reaches(3)
+        state = a.shown()["state"]
+        check("an idle program makes room for another", beside is not None and state == "evicted", f"it is {state}")
+        b.idle(True)
+        time.sleep(2)
+        begun, step = time.monotonic(), a.step()
+        a.idle(False)
+        back = a.reaches(step + 1)
+        check("and works on where it was", back is not None and b.shown()["state"] == "evicted", f"the other is {b.shown()['state']}")
+        if None not in (alone, beside, back):
+            print(f"      begun and three steps alone {alone:.1f} s, with {gib} GiB of another moved aside first {beside:.1f} s; "
+                  f"{gib} GiB out and {gib} GiB back until its next step: {back:.1f} s", flush=True)
+
+
+def frameworks(out, gib, quota, seconds):
+    with Case(out, 'min_resident = "1s"\nquantum = "3s"\n') as case:
+        names = [n for n in ("graph", "cupy", "jax") if case.simulated or n == "graph" or have(n)]
+        all_ = [case.begin(n, n, gib, quota) for n in names]
+        time.sleep(seconds)
+        late = [w.reaches(w.step() + 2) for w in all_]
+        for w, ok in zip(all_, late):
+            s = w.shown()
+            check(f"{w.name} is evicted and returns with right results", ok is not None and s["elastic"]["evictions"] > 0,
+                  f"{w.step()} steps, evicted {s['elastic']['evictions']} times, {s['elastic'].get('obstacle', '')}")
+
+
+def cost(out):
+    """Calls in an elastic slice, against the driver's own in the same process; and in one that is not."""
+    names = ["cuMemAlloc 1 KiB, kept", "cuMemAlloc + cuMemFree 2 MiB", "cuMemAllocAsync", "cuLaunchKernel, empty", "cuStreamSynchronize"]
+    with Case(out, "") as case:
+        for flags in (["--elastic"], [], ["--elastic"], []):
+            done = subprocess.run([BIN + "/gpuslice", "--socket", case.host.socket, "run", "--quiet", "--vram", "20G", *flags, "--",
+                                   BIN + "/bench/cost", "calls", "4", *names], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120)
+            print("      " + (" ".join(flags) or "ordinary"), flush=True)
+            print(done.stdout, flush=True)
+            check("the calls are measured " + (flags[0] if flags else "in an ordinary slice"), done.returncode == 0, done.returncode)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--out", help="where logs go")
+    parser.add_argument("--size", type=float, default=20, help="GiB that each of the programs that work in turns holds")
+    parser.add_argument("--quota", type=int, default=40, help="GiB of quota of each")
+    parser.add_argument("--seconds", type=int, default=100, help="how long they work")
+    parser.add_argument("--small", type=float, default=10, help="GiB of the programs that are idle at times")
+    args = parser.parse_args()
+    out = args.out or tempfile.mkdtemp(prefix="gpuslice-elastic-")
+    os.makedirs(out, exist_ok=True)
+    print(f"logs in {out}", flush=True)
+    cost(out)
+    notebook(out, args.small, args.quota + 10)
+    frameworks(out, args.small / 5, args.quota + 5, args.seconds * 2 // 3)
+    turns(out, args.size, args.quota, args.seconds)
+    print(f"{sum(results)} kept, {results.count(False)} not", flush=True)
+    sys.exit(results.count(False))
+
+
+if __name__ == "__main__":
+    main()
