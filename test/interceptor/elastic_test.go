@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package interceptor
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+)
+
+func TestCallsOfAnElasticSlicePassTheGate(t *testing.T) {
+	built := t.TempDir()
+	driver := compileTo(t, filepath.Join(built, "libcuda.so.1"), "-shared", "-fPIC", "programs/tinydriver.c", "-Wl,-soname,libcuda.so.1",
+		"-Wl,-Bsymbolic-functions")
+	late := compileTo(t, filepath.Join(built, "late.so"), "-shared", "-fPIC", "programs/late.c", driver, "-Wl,-z,now")
+	program := compileTo(t, filepath.Join(built, "elastic"), "programs/elastic.c", "../../interceptor/ledger.c", driver, "-ldl", "-lpthread",
+		"-Wl,--disable-new-dtags,-rpath,"+built) // before what LD_LIBRARY_PATH names
+	for _, name := range []string{"routes", "wait", "restart", "killed", "gone", "attach", "fork", "left", "used-up", "plain"} {
+		t.Run(name, func(t *testing.T) {
+			dir, err := os.MkdirTemp("/tmp", "gpuslice-") // a socket's address has 108 bytes
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer os.RemoveAll(dir)
+			cmd := exec.Command(program, name, late)
+			cmd.Env = environment(t, "LD_PRELOAD="+filepath.Join(bin(t), "libgpuslice.so"), "GPUSLICE_DIR="+dir)
+			if out, err := cmd.CombinedOutput(); err != nil {
+				t.Errorf("%v\n%s", err, out)
+			}
+		})
+	}
+}
