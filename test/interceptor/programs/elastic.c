@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * elastic CASE [LIBRARY]: a process of an elastic slice, its child, and in the parent what answers in the
- * enforcer's place, below GPUSLICE_DIR. Linked with tinydriver.c; the library is late.c. Prints what
- * is wrong, and exits 0 if nothing is.
+ * elastic CASE [LIBRARY]: a process of an elastic slice, its child, and in the parent what answers
+ * in the enforcer's place, below GPUSLICE_DIR. Linked with tinydriver.c; the library is late.c.
+ * Prints what is wrong, and exits 0 if nothing is.
  */
 #define _GNU_SOURCE
 #include "attach.h"
@@ -27,7 +27,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#define CALL 0x10001ull
 #define UNDER_WAY 0xffffull
 
 extern int driver_entered;
@@ -55,7 +54,7 @@ static struct control {
 	int brings_back;           /* being asked for the return is enough */
 	int asked, attached;       /* how often each was asked for */
 	int ready;                 /* the process waits to be dealt with */
-} *control;
+} * control;
 
 static int wrong;
 
@@ -110,6 +109,18 @@ static void pause_ms(int ms)
 			pause_ms(1);                                                               \
 		EXPECT(what);                                                                      \
 	} while (0)
+
+/* In place of the C library's. */
+static bool kernel_is_old;
+
+int madvise(void *address, size_t bytes, int advice)
+{
+	if (advice == 18 /* MADV_WIPEONFORK */ && kernel_is_old) {
+		errno = EINVAL;
+		return -1;
+	}
+	return (int)syscall(SYS_madvise, address, bytes, advice);
+}
 
 /* --- in the enforcer's place ------------------------------------------------------------------ */
 
@@ -208,10 +219,10 @@ static void begin(void)
 	ledger_file = (int)syscall(SYS_memfd_create, "ledger", 0);
 	if (ledger_file < 0 || ftruncate(ledger_file, sizeof(struct ledger)) != 0)
 		exit(1);
-	ledger = mmap(NULL, sizeof(struct ledger), PROT_READ | PROT_WRITE, MAP_SHARED, ledger_file,
-	              0);
-	control = mmap(NULL, sizeof(*control), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
-	               -1, 0);
+	ledger =
+	    mmap(NULL, sizeof(struct ledger), PROT_READ | PROT_WRITE, MAP_SHARED, ledger_file, 0);
+	control =
+	    mmap(NULL, sizeof(*control), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	if (ledger == MAP_FAILED || control == MAP_FAILED)
 		exit(1);
 	ledger_format(ledger, name);
@@ -282,9 +293,9 @@ static CUresult synchronize_by_name(void)
 
 typedef CUresult call_function(void);
 
-static call_function *const routes[] = {
-    launch, many_arguments, clamp, clamp_by_name, query_by_dlsym, synchronize_by_name,
-    cuCtxSynchronize};
+static call_function *const routes[] = {launch,          many_arguments, clamp,
+                                        clamp_by_name,   query_by_dlsym, synchronize_by_name,
+                                        cuCtxSynchronize};
 
 #define ROUTES (sizeof(routes) / sizeof(*routes))
 
@@ -574,6 +585,15 @@ static void left(void)
 	EXPECT(traced() == CUDA_SUCCESS && in_trace);
 }
 
+/* The driver's own work at exit comes after the slice's return. */
+static void exits(void)
+{
+	attach();
+	set(&control->brings_back, 1);
+	set_away(1);
+	exit(wrong);
+}
+
 /* There are more functions than stubs: the process is never moved. */
 static void used_up(void)
 {
@@ -606,6 +626,18 @@ static void not_elastic(void)
 	EXPECT(calls_of(1) == 0 && get(&control->asked) == 0 && get(&control->attached) == 1);
 }
 
+/* Where memory cannot be wiped at fork a child would count in its parent's lane: the process does
+ * not count, and is not moved. */
+static void old_kernel(void)
+{
+	attach();
+	EXPECT(is_at(dlsym(cuda, "cuInit"), "libgpuslice"));
+	set_away(1);
+	for (size_t i = 0; i < ROUTES; i++)
+		EXPECT(routes[i]() == CUDA_SUCCESS);
+	EXPECT(calls_of(1) == 0 && get(&control->asked) == 0 && get(&control->attached) == 1);
+}
+
 /* How long a call takes, in nanoseconds: `elastic cost`, and `elastic cost-plain`. */
 static void cost(void)
 {
@@ -632,12 +664,20 @@ static const struct {
 	bool plain; /* the slice is not elastic */
 	int attach_status;
 } cases[] = {
-    {"routes", all_routes, false, 0},       {"wait", wait_away, false, 0},
-    {"restart", enforcer_restarted, false, 0}, {"killed", killed, false, 0},
-    {"gone", gone, false, 0},               {"attach", attach_away, false, ATTACH_AWAY},
-    {"fork", forked, false, 0},             {"left", left, false, 0},
-    {"used-up", used_up, false, 0},         {"plain", not_elastic, true, 0},
-    {"cost", cost, false, 0},               {"cost-plain", cost, true, 0},
+    {"routes", all_routes, false, 0},
+    {"wait", wait_away, false, 0},
+    {"restart", enforcer_restarted, false, 0},
+    {"killed", killed, false, 0},
+    {"exit", exits, false, 0},
+    {"gone", gone, false, 0},
+    {"attach", attach_away, false, ATTACH_AWAY},
+    {"fork", forked, false, 0},
+    {"left", left, false, 0},
+    {"used-up", used_up, false, 0},
+    {"plain", not_elastic, true, 0},
+    {"old-kernel", old_kernel, false, 0},
+    {"cost", cost, false, 0},
+    {"cost-plain", cost, true, 0},
 };
 
 /* What the process in the enforcer's place does beside answering. */
@@ -673,6 +713,7 @@ int main(int argc, char **argv)
 	if (i == sizeof(cases) / sizeof(*cases))
 		return 2;
 	late_library = argc > 2 ? argv[2] : "late.so";
+	kernel_is_old = cases[i].in_process == old_kernel;
 	begin();
 	control->attach_status = cases[i].attach_status;
 	if (!cases[i].plain) {
@@ -701,6 +742,8 @@ int main(int argc, char **argv)
 	deal_with(cases[i].name, child);
 	if (waitpid(child, &status, 0) != child)
 		return 1;
+	if (cases[i].in_process == exits)
+		EXPECT(get(&control->asked) > 0 && ledger->away == 0 && under_way() == 1);
 	if (cases[i].in_process == killed)
 		EXPECT(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
 	else if (status)
