@@ -154,8 +154,8 @@ void gate_wait(uint64_t *calls, const uint64_t *away)
 	quiet_end(quiet);
 }
 
-/* Of the C library: runs a function when the program exits. */
-int __cxa_atexit(void (*function)(void *), void *argument, void *object);
+/* Of the C library, whose atexit() is not in its shared object. */
+int run_at_exit(void (*function)(void *), void *argument, void *object) __asm__("__cxa_atexit");
 
 /*
  * The driver's own work at exit is no call: it would wait for the memory to be back without asking
@@ -189,7 +189,7 @@ void gate_begin(struct ledger *ledger, struct ledger_lane *lane)
 	if (__atomic_load_n(&used_up, __ATOMIC_SEQ_CST))
 		__atomic_fetch_add(&lane->calls, CALL_UNDER_WAY, __ATOMIC_SEQ_CST);
 	if (!registered)
-		registered = __cxa_atexit(exit_begins, NULL, NULL) == 0;
+		registered = run_at_exit(exit_begins, NULL, NULL) == 0;
 }
 
 /*

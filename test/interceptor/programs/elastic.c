@@ -360,7 +360,7 @@ static void all_routes(void)
 	for (int i = 0; i < THREADS; i++)
 		pthread_join(threads[i], NULL);
 	EXPECT(get(&driver_entered) == THREADS * ROUNDS * (int)ROUTES);
-	EXPECT(made() - before == THREADS * ROUNDS * ROUTES);
+	EXPECT(made() - before == ROUTES * THREADS * ROUNDS);
 	EXPECT(under_way() == 0);
 
 	/* One that is linked with the driver, and opened only now. */
@@ -708,7 +708,8 @@ int main(int argc, char **argv)
 	int status = 0;
 	pid_t child;
 
-	while (i < sizeof(cases) / sizeof(*cases) && (argc < 2 || strcmp(cases[i].name, argv[1])))
+	while (i < sizeof(cases) / sizeof(*cases) &&
+	       (argc < 2 || strcmp(cases[i].name, argv[1]) != 0))
 		i++;
 	if (i == sizeof(cases) / sizeof(*cases))
 		return 2;
