@@ -180,10 +180,12 @@ void gate_begin(struct ledger *ledger, struct ledger_lane *lane)
 	static bool registered; /* A forked child inherits it. */
 	struct gate *gate = &process_seen()->gate;
 
-	/* Where the kernel does not wipe it, a forked child would count in its parent's lane. */
-	if (!gate_is_elastic() || !at_hand.wiped)
+	if (!gate_is_elastic())
 		return;
-	__atomic_store_n(&lane->calls, CALL_MADE, __ATOMIC_SEQ_CST);
+	/* Where the kernel does not wipe it, a forked child would count in its parent's lane. */
+	__atomic_store_n(&lane->calls, at_hand.wiped ? CALL_MADE : 0, __ATOMIC_SEQ_CST);
+	if (!at_hand.wiped)
+		return;
 	__atomic_store_n(&gate->away, &ledger->away, __ATOMIC_RELAXED);
 	__atomic_store_n(&gate->calls, &lane->calls, __ATOMIC_SEQ_CST);
 	if (__atomic_load_n(&used_up, __ATOMIC_SEQ_CST))
