@@ -50,8 +50,8 @@ bool library_find(struct library *library, struct elf_object *object);
 void library_adopt(struct library *library, const struct elf_object *object,
                    unsigned int namespace);
 
-/* What stands for a function of the library that has no hook: its stub in an elastic slice (gate.h),
- * or itself. */
+/* What stands for a function of the library that has no hook: its stub in an elastic slice
+ * (gate.h), or itself. */
 void *library_gate(const struct library *library, const char *name, void *function);
 
 /* The hook for a function that the library found under an address, or NULL: it has no row, or is

@@ -17,7 +17,8 @@
 #define PAUSE 100000000
 #define SHORT_PAUSE 1000000
 
-static_assert(offsetof(struct process, gate) + offsetof(struct gate, calls) == GATE_CALLS, "gate.S");
+static_assert(offsetof(struct process, gate) + offsetof(struct gate, calls) == GATE_CALLS,
+              "gate.S");
 static_assert(offsetof(struct process, gate) + offsetof(struct gate, away) == GATE_AWAY, "gate.S");
 
 /* Of gate.S. */
@@ -87,20 +88,6 @@ void *gate_made(const void *function)
 	return NULL;
 }
 
-void gate_begin(struct ledger *ledger, struct ledger_lane *lane)
-{
-	struct gate *gate = &process_seen()->gate;
-
-	/* Where the kernel does not wipe it, a forked child would count in its parent's lane. */
-	if (!gate_is_elastic() || !at_hand.wiped)
-		return;
-	__atomic_store_n(&lane->calls, CALL_MADE, __ATOMIC_SEQ_CST);
-	__atomic_store_n(&gate->away, &ledger->away, __ATOMIC_RELAXED);
-	__atomic_store_n(&gate->calls, &lane->calls, __ATOMIC_SEQ_CST);
-	if (__atomic_load_n(&used_up, __ATOMIC_SEQ_CST))
-		__atomic_fetch_add(&lane->calls, CALL_UNDER_WAY, __ATOMIC_SEQ_CST);
-}
-
 /* A signal's handler cuts it short, which is no harm. */
 static void pause_for(long nanoseconds)
 {
@@ -136,7 +123,8 @@ enum gate_answer gate_ask(void)
 	}
 }
 
-/* In a forked child it is its parent's lane: a signal's handler can fork in the middle of a call. */
+/* In a forked child it is its parent's lane: a signal's handler can fork in the middle of a call.
+ */
 static void count(uint64_t *calls, uint64_t more)
 {
 	if (calls && calls_now() == calls)
@@ -164,6 +152,46 @@ void gate_wait(uint64_t *calls, const uint64_t *away)
 		count(calls, GATE_CALL);
 	} while (answer != GATE_GONE && is_away(away));
 	quiet_end(quiet);
+}
+
+/* Of the C library, whose atexit() is not in its shared object. */
+int run_at_exit(void (*function)(void *), void *argument, void *object) __asm__("__cxa_atexit");
+
+/*
+ * The driver's own work at exit is no call: it would wait for the memory to be back without asking
+ * for it. What the driver registered before the process attached runs after this, and the process
+ * is not moved any more.
+ */
+static void exit_begins(void *unused)
+{
+	struct gate *gate = &process_seen()->gate;
+	uint64_t *calls = calls_now();
+
+	(void)unused;
+	if (!calls)
+		return;
+	count(calls, GATE_CALL);
+	if (is_away(gate->away))
+		gate_wait(calls, gate->away);
+}
+
+void gate_begin(struct ledger *ledger, struct ledger_lane *lane)
+{
+	static bool registered; /* A forked child inherits it. */
+	struct gate *gate = &process_seen()->gate;
+
+	if (!gate_is_elastic())
+		return;
+	/* Where the kernel does not wipe it, a forked child would count in its parent's lane. */
+	__atomic_store_n(&lane->calls, at_hand.wiped ? CALL_MADE : 0, __ATOMIC_SEQ_CST);
+	if (!at_hand.wiped)
+		return;
+	__atomic_store_n(&gate->away, &ledger->away, __ATOMIC_RELAXED);
+	__atomic_store_n(&gate->calls, &lane->calls, __ATOMIC_SEQ_CST);
+	if (__atomic_load_n(&used_up, __ATOMIC_SEQ_CST))
+		__atomic_fetch_add(&lane->calls, CALL_UNDER_WAY, __ATOMIC_SEQ_CST);
+	if (!registered)
+		registered = run_at_exit(exit_begins, NULL, NULL) == 0;
 }
 
 /*

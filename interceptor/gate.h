@@ -8,10 +8,9 @@
  *
  * Who is not in an elastic slice has no stub: its function pointers are the driver's.
  *
- * What does not pass: functions of cuGetExportTable's tables; names without a hook that a program
- * which is not position-independent calls by its own relocations; those that an object calls before
- * it is met (scope.h). The driver makes them wait all the same while the memory is away, but they
- * do not bring it back.
+ * What does not pass: functions of cuGetExportTable's tables; names without a hook that an object
+ * calls by its own relocations before it is met (scope.h). The driver makes them wait all the same
+ * while the memory is away, but they do not bring it back.
  */
 #ifndef GPUSLICE_GATE_H
 #define GPUSLICE_GATE_H

@@ -139,8 +139,8 @@ static void keep_dlsym(unsigned int namespace, const struct elf_object *libc)
 	__atomic_store_n(&loader_dlvsym[namespace], versioned, __ATOMIC_RELEASE);
 }
 
-/* A library of the driver's, which the driver may call while it moves memory: that is no work of the
- * process's for which it should come back. */
+/* A library of the driver's, which the driver may call while it moves memory: that is no work of
+ * the process's for which it should come back. */
 static bool is_of_driver(const struct pass *pass, const struct elf_object *object)
 {
 	static const char prefix[] = "libnvidia-";

@@ -3,6 +3,7 @@
 
 #include <stddef.h>
 #include <string.h>
+#include <sys/auxv.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -19,21 +20,37 @@ static bool is_mapped(ElfW(Addr) address)
 }
 
 /* The program headers follow the ELF header, with which an object begins. Not so where addresses
- * do not count from 0: a program that is not position-independent, which calls by our symbols. */
-bool slot_read_object(const struct link_map *map, struct mapped *object)
+ * do not count from 0: a program that is not position-independent, whose headers the kernel has
+ * told. */
+static const ElfW(Phdr) * headers_of(const struct link_map *map, unsigned int *count)
 {
 	const ElfW(Ehdr) *elf = (const void *)map->l_addr;
+
+	if (!map->l_addr && !map->l_prev) {
+		*count = (unsigned int)getauxval(AT_PHNUM);
+		return (const void *)getauxval(AT_PHDR);
+	}
+	if (!map->l_addr || !is_mapped(map->l_addr) || memcmp(elf->e_ident, ELFMAG, SELFMAG) != 0)
+		return NULL;
+	*count = elf->e_phnum;
+	return (const void *)(map->l_addr + elf->e_phoff);
+}
+
+bool slot_read_object(const struct link_map *map, struct mapped *object)
+{
 	const ElfW(Phdr) * header;
 	ElfW(Addr) page = page_size();
+	unsigned int count = 0;
 
 	*object = (struct mapped){.dynamic = map->l_ld,
 	                          .elf = {.base = map->l_addr, .path = map->l_name}};
-	if (!map->l_addr || !map->l_ld || !elf_read_dynamic(map->l_ld, &object->elf) ||
-	    !is_mapped(map->l_addr) || memcmp(elf->e_ident, ELFMAG, SELFMAG) != 0)
+	if (!map->l_ld || !elf_read_dynamic(map->l_ld, &object->elf))
 		return false;
-	header = (const void *)(map->l_addr + elf->e_phoff);
-	elf_read_range(header, elf->e_phnum, &object->elf);
-	for (unsigned int i = 0; i < elf->e_phnum; i++) {
+	header = headers_of(map, &count);
+	if (!header)
+		return false;
+	elf_read_range(header, count, &object->elf);
+	for (unsigned int i = 0; i < count; i++) {
 		ElfW(Addr) start = map->l_addr + header[i].p_vaddr;
 
 		if (header[i].p_type != PT_GNU_RELRO)

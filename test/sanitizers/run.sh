@@ -20,7 +20,7 @@ fixed=()
 ! setarch -R true 2>/dev/null || fixed=(setarch -R)
 
 warnings=(-Wall -Wextra -Werror)
-early=(interceptor/route.c interceptor/loader.c interceptor/elf_symbol.c interceptor/trampoline.S test/sanitizers/early.c)
+early=(interceptor/route.c interceptor/loader.c interceptor/elf_symbol.c interceptor/trampoline.S interceptor/gate.S test/sanitizers/early.c)
 late=()
 for file in interceptor/*.c; do
 	[[ " ${early[*]} " == *" $file "* ]] || late+=("$file")

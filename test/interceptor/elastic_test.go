@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package interceptor
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func TestCallsOfAnElasticSlicePassTheGate(t *testing.T) {
+	built := t.TempDir()
+	driver := compileTo(t, filepath.Join(built, "libcuda.so.1"), "-shared", "-fPIC", "programs/tinydriver.c", "-Wl,-soname,libcuda.so.1",
+		"-Wl,-Bsymbolic-functions")
+	late := compileTo(t, filepath.Join(built, "late.so"), "-shared", "-fPIC", "programs/late.c", driver, "-Wl,-z,now")
+	build := func(name string, args ...string) string {
+		return compileTo(t, filepath.Join(built, name), append([]string{"programs/elastic.c", "../../interceptor/ledger.c", driver,
+			"-ldl", "-lpthread", "-Wl,--disable-new-dtags,-rpath," + built}, args...)...) // before what LD_LIBRARY_PATH names
+	}
+	program, fixed := build("elastic"), build("fixed", "-fno-pie", "-no-pie", "-Wl,-z,lazy")
+	cases := []string{"routes", "wait", "restart", "killed", "exit", "gone", "attach", "left", "used-up", "plain", "old-kernel"}
+	if os.Getenv("AARCH64") == "" {
+		cases = append(cases, "fork") // emulated, memory that is to be wiped at fork is not
+	}
+	run := func(name, program string) {
+		t.Run(name, func(t *testing.T) {
+			dir, err := os.MkdirTemp("/tmp", "gpuslice-") // a socket's address has 108 bytes
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer os.RemoveAll(dir)
+			cmd := exec.Command(program, strings.TrimSuffix(name, " at a fixed address"), late)
+			cmd.Env = environment(t, "LD_PRELOAD="+filepath.Join(bin(t), "libgpuslice.so"), "GPUSLICE_DIR="+dir)
+			if out, err := cmd.CombinedOutput(); err != nil {
+				t.Errorf("%v\n%s", err, out)
+			}
+		})
+	}
+	for _, name := range cases {
+		run(name, program)
+	}
+	run("routes at a fixed address", fixed)
+}

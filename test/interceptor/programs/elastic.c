@@ -1,0 +1,753 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * elastic CASE [LIBRARY]: a process of an elastic slice, its child, and in the parent what answers
+ * in the enforcer's place, below GPUSLICE_DIR. Linked with tinydriver.c; the library is late.c.
+ * Prints what is wrong, and exits 0 if nothing is.
+ */
+#define _GNU_SOURCE
+#include "attach.h"
+#include "cuda_abi.h"
+#include "ledger.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <execinfo.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#define UNDER_WAY 0xffffull
+
+extern int driver_entered;
+CUresult cuInit(unsigned int);
+CUresult cuMemGetInfo_v2(size_t *, size_t *);
+CUresult cuCtxSynchronize(void);
+CUresult cuEventQuery(void (*)(void));
+CUresult cuLaunchKernel(CUfunction, unsigned int, unsigned int, unsigned int, unsigned int,
+                        unsigned int, unsigned int, unsigned int, CUstream, void **, void **);
+CUresult cuTexRefSetMipmapLevelClamp(void *, float, float);
+CUresult cuGetProcAddress_v2(const char *, void **, int, uint64_t, int *);
+
+typedef CUresult arguments_function(long, long, long, long, long, long, double, double, double,
+                                    double, double, double, double, double, long, long, long, long,
+                                    long, long, long, long, long, long, long, long);
+
+static struct ledger *ledger;
+static int ledger_file, listening = -1;
+static char directory[80];
+static const char *late_library;
+
+/* Shared by both processes. */
+static struct control {
+	int status, attach_status; /* what is answered */
+	int brings_back;           /* being asked for the return is enough */
+	int asked, attached;       /* how often each was asked for */
+	int ready;                 /* the process waits to be dealt with */
+} * control;
+
+static int wrong;
+
+#define EXPECT(what)                                                                               \
+	do {                                                                                       \
+		if (!(what)) {                                                                     \
+			printf("line %d: not so: %s\n", __LINE__, #what);                          \
+			wrong = 1;                                                                 \
+		}                                                                                  \
+	} while (0)
+
+static int get(const int *word)
+{
+	return __atomic_load_n(word, __ATOMIC_SEQ_CST);
+}
+
+static void set(int *word, int value)
+{
+	__atomic_store_n(word, value, __ATOMIC_SEQ_CST);
+}
+
+static void set_away(uint64_t away)
+{
+	__atomic_store_n(&ledger->away, away, __ATOMIC_SEQ_CST);
+}
+
+static uint64_t calls_of(unsigned int lane)
+{
+	return __atomic_load_n(&ledger->lane[lane].calls, __ATOMIC_SEQ_CST);
+}
+
+static uint64_t made(void)
+{
+	return calls_of(1) >> 16;
+}
+
+static uint64_t under_way(void)
+{
+	return calls_of(1) & UNDER_WAY;
+}
+
+static void pause_ms(int ms)
+{
+	usleep((useconds_t)ms * 1000);
+}
+
+#define WAIT_UNTIL(what)                                                                           \
+	do {                                                                                       \
+		int tries_ = 0;                                                                    \
+                                                                                                   \
+		while (!(what) && tries_++ < 20000)                                                \
+			pause_ms(1);                                                               \
+		EXPECT(what);                                                                      \
+	} while (0)
+
+/* In place of the C library's. */
+static bool kernel_is_old;
+
+int madvise(void *address, size_t bytes, int advice)
+{
+	if (advice == 18 /* MADV_WIPEONFORK */ && kernel_is_old) {
+		errno = EINVAL;
+		return -1;
+	}
+	return (int)syscall(SYS_madvise, address, bytes, advice);
+}
+
+/* --- in the enforcer's place ------------------------------------------------------------------ */
+
+static void path_of(char path[108], const char *name)
+{
+	snprintf(path, 108, "%s/%s", directory, name);
+}
+
+static void listen_again(void)
+{
+	struct sockaddr_un address = {.sun_family = AF_UNIX};
+	int s = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+
+	path_of(address.sun_path, ATTACH_SOCKET_NAME);
+	unlink(address.sun_path);
+	if (s < 0 || bind(s, (struct sockaddr *)&address, sizeof(address)) || listen(s, 64)) {
+		perror(address.sun_path);
+		exit(1);
+	}
+	set(&listening, s);
+}
+
+static void answer(int c)
+{
+	union {
+		struct cmsghdr align;
+		char bytes[CMSG_SPACE(sizeof(int))];
+	} room = {.bytes = {0}};
+	struct attach_request request;
+	struct attach_reply reply = {.magic = ATTACH_MAGIC, .version = ATTACH_VERSION};
+	struct iovec io = {&reply, sizeof(reply)};
+	struct msghdr message = {.msg_iov = &io, .msg_iovlen = 1};
+
+	if (recv(c, &request, sizeof(request), 0) != sizeof(request))
+		return;
+	reply.status = ATTACH_UNKNOWN;
+	if (request.op == ATTACH_OP_RETURN) {
+		__atomic_fetch_add(&control->asked, 1, __ATOMIC_SEQ_CST);
+		if (get(&control->brings_back)) {
+			set(&control->status, ATTACH_OK);
+			set(&control->attach_status, ATTACH_OK);
+			set_away(0);
+		}
+		pause_ms(10);
+		reply.status = (uint16_t)get(&control->status);
+	} else if (request.op == ATTACH_OP_ATTACH) {
+		reply.status = (uint16_t)get(&control->attach_status);
+		if (reply.status == ATTACH_OK) {
+			reply.lane =
+			    (uint32_t)__atomic_add_fetch(&control->attached, 1, __ATOMIC_SEQ_CST);
+			reply.size = sizeof(struct ledger);
+			ledger->lane[reply.lane].state = LEDGER_LIVE;
+			message.msg_control = room.bytes;
+			message.msg_controllen = sizeof(room.bytes);
+			CMSG_FIRSTHDR(&message)->cmsg_level = SOL_SOCKET;
+			CMSG_FIRSTHDR(&message)->cmsg_type = SCM_RIGHTS;
+			CMSG_FIRSTHDR(&message)->cmsg_len = CMSG_LEN(sizeof(int));
+			memcpy(CMSG_DATA(CMSG_FIRSTHDR(&message)), &ledger_file, sizeof(int));
+		}
+	}
+	(void)sendmsg(c, &message, MSG_NOSIGNAL);
+	/* The process looks whether we are alive. */
+	if (reply.lane)
+		(void)recv(c, &request, sizeof(request), 0);
+}
+
+static void *answer_one(void *argument)
+{
+	int c = (int)(intptr_t)argument;
+
+	answer(c);
+	close(c);
+	return NULL;
+}
+
+static void *serve(void *argument)
+{
+	for (;;) {
+		int c = accept4(get(&listening), NULL, NULL, SOCK_CLOEXEC);
+		pthread_t thread;
+
+		if (c < 0)
+			pause_ms(1);
+		else if (pthread_create(&thread, NULL, answer_one, (void *)(intptr_t)c) == 0)
+			pthread_detach(thread);
+	}
+	return argument;
+}
+
+static void begin(void)
+{
+	static const uint8_t name[16] = "elastic";
+	struct ledger_account enforcer;
+
+	snprintf(directory, sizeof(directory), "%s", getenv(ATTACH_DIR_ENV));
+	ledger_file = (int)syscall(SYS_memfd_create, "ledger", 0);
+	if (ledger_file < 0 || ftruncate(ledger_file, sizeof(struct ledger)) != 0)
+		exit(1);
+	ledger =
+	    mmap(NULL, sizeof(struct ledger), PROT_READ | PROT_WRITE, MAP_SHARED, ledger_file, 0);
+	control =
+	    mmap(NULL, sizeof(*control), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	if (ledger == MAP_FAILED || control == MAP_FAILED)
+		exit(1);
+	ledger_format(ledger, name);
+	enforcer = ledger_open(ledger, 0, 0);
+	memset(ledger->device[0].uuid, 7, 16);
+	ledger->device[0].quota = ledger->device[0].total = 1 << 30;
+	ledger_limit(&enforcer, 1 << 30);
+	ledger->device_count = 1;
+	ledger->high_lane = 8;
+	control->status = ATTACH_AWAY;
+}
+
+/* --- calls, by all routes --------------------------------------------------------------------- */
+
+static void *cuda;
+
+static void *by_name(const char *name)
+{
+	void *found = NULL;
+
+	EXPECT(cuGetProcAddress_v2(name, &found, 13000, 0, NULL) == CUDA_SUCCESS);
+	return found;
+}
+
+static CUresult launch(void)
+{
+	return cuLaunchKernel((CUfunction)11, 1, 2, 3, 4, 5, 6, 7, (CUstream)8, (void **)9,
+	                      (void **)10);
+}
+
+static CUresult many_arguments(void)
+{
+	arguments_function *function;
+
+	*(void **)&function = dlsym(cuda, "cuTestArguments");
+	return function(1, -2, 3, -4, 5, -6, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 7, -8, 9, -10,
+	                11, -12, 13, -14, 15, -16, 17, -18);
+}
+
+static CUresult clamp(void)
+{
+	return cuTexRefSetMipmapLevelClamp((void *)3, 1.5f, -2.25f);
+}
+
+static CUresult clamp_by_name(void)
+{
+	CUresult (*function)(void *, float, float);
+
+	*(void **)&function = by_name("cuTexRefSetMipmapLevelClamp");
+	return function((void *)3, 1.5f, -2.25f);
+}
+
+static CUresult query_by_dlsym(void)
+{
+	CUresult (*function)(CUstream);
+
+	*(void **)&function = dlsym(RTLD_DEFAULT, "cuStreamQuery");
+	return function((CUstream)16);
+}
+
+static CUresult synchronize_by_name(void)
+{
+	CUresult (*function)(void *);
+
+	*(void **)&function = by_name("cuEventSynchronize");
+	return function((void *)17);
+}
+
+typedef CUresult call_function(void);
+
+static call_function *const routes[] = {launch,          many_arguments, clamp,
+                                        clamp_by_name,   query_by_dlsym, synchronize_by_name,
+                                        cuCtxSynchronize};
+
+#define ROUTES (sizeof(routes) / sizeof(*routes))
+
+static void attach(void)
+{
+	size_t available, total;
+
+	cuda = dlopen("libcuda.so.1", RTLD_NOW);
+	EXPECT(cuda && cuInit(0) == CUDA_SUCCESS);
+	EXPECT(cuMemGetInfo_v2(&available, &total) == CUDA_SUCCESS && total == 1 << 30);
+}
+
+/* --- the cases, in the process ---------------------------------------------------------------- */
+
+#define THREADS 4
+#define ROUNDS 500
+
+static void *call_all(void *argument)
+{
+	for (int i = 0; i < ROUNDS; i++) {
+		for (size_t route = 0; route < ROUTES; route++)
+			EXPECT(routes[route]() == CUDA_SUCCESS);
+	}
+	return argument;
+}
+
+static const char *home(void *function)
+{
+	Dl_info info;
+
+	if (!function || !dladdr(function, &info) || !info.dli_fname)
+		return "nowhere";
+	return strrchr(info.dli_fname, '/') ? strrchr(info.dli_fname, '/') + 1 : info.dli_fname;
+}
+
+static bool is_at(void *function, const char *where)
+{
+	return strncmp(home(function), where, strlen(where)) == 0;
+}
+
+static void all_routes(void)
+{
+	static const char gate[] = "libgpuslice", driver[] = "libcuda";
+	pthread_t threads[THREADS];
+	uint64_t before;
+	void *late;
+	call_function *call;
+
+	attach();
+	EXPECT(is_at(dlsym(cuda, "cuInit"), gate));
+	EXPECT(dlsym(cuda, "cuInit") == dlsym(RTLD_DEFAULT, "cuInit"));
+	EXPECT(dlsym(cuda, "cuStreamQuery") == by_name("cuStreamQuery"));
+	EXPECT(dlsym(cuda, "cuEventSynchronize") == by_name("cuEventSynchronize"));
+	EXPECT(is_at(dlsym(cuda, "cuDriverGetVersion"), driver));
+	EXPECT(is_at(dlsym(cuda, "cuGetErrorName"), driver));
+	EXPECT(dlsym(cuda, "cuTestData") && *(int *)dlsym(cuda, "cuTestData") == 5);
+	EXPECT(made() > 0 && under_way() == 0);
+
+	before = made();
+	for (int i = 0; i < THREADS; i++)
+		EXPECT(pthread_create(&threads[i], NULL, call_all, NULL) == 0);
+	for (int i = 0; i < THREADS; i++)
+		pthread_join(threads[i], NULL);
+	EXPECT(get(&driver_entered) == THREADS * ROUNDS * (int)ROUTES);
+	EXPECT(made() - before == ROUTES * THREADS * ROUNDS);
+	EXPECT(under_way() == 0);
+
+	/* One that is linked with the driver, and opened only now. */
+	late = dlopen(late_library, RTLD_LAZY | RTLD_LOCAL);
+	*(void **)&call = late ? dlsym(late, "call") : NULL;
+	before = made();
+	EXPECT(call && call() == CUDA_SUCCESS && made() - before == 1);
+	EXPECT(get(&control->asked) == 0);
+}
+
+static void *call_one(void *argument)
+{
+	CUresult result;
+
+	errno = 77;
+	result = routes[(uintptr_t)argument]();
+	EXPECT(errno == 77);
+	return (void *)(uintptr_t)result;
+}
+
+static int handled;
+
+static void handle(int number)
+{
+	(void)number;
+	__atomic_fetch_add(&handled, 1, __ATOMIC_SEQ_CST);
+}
+
+static void begin_all(pthread_t threads[ROUTES])
+{
+	for (uintptr_t i = 0; i < ROUTES; i++)
+		EXPECT(pthread_create(&threads[i], NULL, call_one, (void *)i) == 0);
+}
+
+static void end_all(pthread_t threads[ROUTES])
+{
+	for (size_t i = 0; i < ROUTES; i++) {
+		void *result;
+
+		pthread_join(threads[i], &result);
+		if (result)
+			printf("route %zu: error %d\n", i, (int)(uintptr_t)result);
+		wrong |= result != NULL;
+	}
+	EXPECT(under_way() == 0);
+}
+
+static void wait_away(void)
+{
+	struct sigaction action = {.sa_handler = handle};
+	pthread_t threads[ROUTES];
+
+	attach();
+	sigaction(SIGUSR1, &action, NULL);
+	set_away(1);
+	begin_all(threads);
+	WAIT_UNTIL(get(&control->asked) > 5 * (int)ROUTES);
+	EXPECT(get(&driver_entered) == 0);
+	for (size_t i = 0; i < ROUTES; i++)
+		pthread_kill(threads[i], SIGUSR1);
+	WAIT_UNTIL(get(&handled) == (int)ROUTES);
+	pause_ms(50);
+	EXPECT(get(&driver_entered) == 0);
+	set_away(0);
+	end_all(threads);
+	EXPECT(get(&driver_entered) == (int)ROUTES);
+
+	/* The enforcer says that it is back. */
+	set(&control->brings_back, 1);
+	set_away(1);
+	begin_all(threads);
+	end_all(threads);
+	EXPECT(ledger->away == 0);
+}
+
+/* Nobody listens, and then somebody does (main). */
+static void enforcer_restarted(void)
+{
+	pthread_t threads[ROUTES];
+
+	attach();
+	set_away(1);
+	begin_all(threads);
+	WAIT_UNTIL(get(&control->asked) > 0);
+	set(&control->ready, 1);
+	end_all(threads);
+	EXPECT(get(&driver_entered) == (int)ROUTES);
+}
+
+static void killed(void)
+{
+	attach();
+	set_away(1);
+	set(&control->ready, 1);
+	(void)launch();
+	printf("it went on\n");
+	wrong = 1;
+}
+
+static void gone(void)
+{
+	static const int statuses[] = {ATTACH_CLOSED, ATTACH_NOT_MEMBER, ATTACH_MALFORMED};
+
+	attach();
+	for (size_t i = 0; i < sizeof(statuses) / sizeof(*statuses); i++) {
+		set(&control->status, statuses[i]);
+		set_away(1);
+		EXPECT(launch() == CUDA_SUCCESS && clamp() == CUDA_SUCCESS);
+		EXPECT(under_way() == 0);
+		set_away(0);
+	}
+}
+
+static void attach_away(void)
+{
+	set(&control->brings_back, 1);
+	attach();
+	EXPECT(get(&control->asked) >= 1 && get(&control->attached) == 1);
+}
+
+static void wait_for(pid_t child)
+{
+	int status;
+
+	EXPECT(child > 0 && waitpid(child, &status, 0) == child && status == 0);
+}
+
+static pid_t inside;
+
+static void fork_inside(void)
+{
+	EXPECT(under_way() == 1);
+	inside = fork();
+	if (inside)
+		wait_for(inside);
+}
+
+static void forked(void)
+{
+	uint64_t before;
+	pid_t child;
+
+	attach();
+	before = made();
+	child = fork();
+	if (child == 0) {
+		size_t available, total;
+
+		/* Not attached, so it is not counted, until it is. */
+		EXPECT(clamp() == CUDA_SUCCESS && launch() == CUDA_SUCCESS);
+		EXPECT(calls_of(2) == 0);
+		EXPECT(cuMemGetInfo_v2(&available, &total) == CUDA_SUCCESS);
+		EXPECT(get(&control->attached) == 2 && clamp() == CUDA_SUCCESS);
+		EXPECT(calls_of(2) >> 16 > 1 && (calls_of(2) & UNDER_WAY) == 0);
+		_exit(wrong);
+	}
+	wait_for(child);
+	EXPECT(made() == before && under_way() == 0);
+	EXPECT(cuEventQuery(fork_inside) == CUDA_SUCCESS);
+	if (inside == 0) {
+		/* Its parent is still in the call. */
+		EXPECT(under_way() == 1);
+		_exit(wrong);
+	}
+	EXPECT(under_way() == 0);
+}
+
+static void leave(void)
+{
+	pthread_exit(NULL);
+}
+
+static void be_cancelled(void)
+{
+	set(&handled, 1);
+	for (;;)
+		pause();
+}
+
+static void *query(void *callback)
+{
+	return (void *)(uintptr_t)cuEventQuery((void (*)(void))callback);
+}
+
+static void *return_address;
+static bool in_trace;
+
+static void trace(void)
+{
+	void *frames[64];
+	int count = backtrace(frames, 64);
+
+	for (int i = 0; i < count; i++)
+		in_trace |= frames[i] == return_address;
+}
+
+static __attribute__((noinline)) CUresult traced(void)
+{
+	CUresult result;
+
+	return_address = __builtin_return_address(0);
+	result = cuEventQuery(trace);
+	__asm__ volatile("");
+	return result;
+}
+
+static void left(void)
+{
+	pthread_t thread;
+	void *result;
+
+	attach();
+	EXPECT(pthread_create(&thread, NULL, query, (void *)leave) == 0);
+	pthread_join(thread, NULL);
+	EXPECT(under_way() == 0);
+	EXPECT(pthread_create(&thread, NULL, query, (void *)be_cancelled) == 0);
+	WAIT_UNTIL(get(&handled) == 1);
+	EXPECT(under_way() == 1);
+	pthread_cancel(thread);
+	pthread_join(thread, &result);
+	EXPECT(result == PTHREAD_CANCELED && under_way() == 0);
+	EXPECT(traced() == CUDA_SUCCESS && in_trace);
+}
+
+/* The driver's own work at exit comes after the slice's return. */
+static void exits(void)
+{
+	attach();
+	set(&control->brings_back, 1);
+	set_away(1);
+	exit(wrong);
+}
+
+/* There are more functions than stubs: the process is never moved. */
+static void used_up(void)
+{
+	void *function = NULL, *first = NULL;
+
+	attach();
+	for (int i = 1; i < 2000; i++) {
+		EXPECT(cuGetProcAddress_v2("cuTestNumber", &function, i, 0, NULL) == CUDA_SUCCESS);
+		first = first ? first : function;
+	}
+	EXPECT(is_at(first, "libgpuslice") && is_at(function, "libcuda"));
+	EXPECT(under_way() >= 1);
+	EXPECT(clamp() == CUDA_SUCCESS && launch() == CUDA_SUCCESS);
+	EXPECT(cuGetProcAddress_v2("cuTestNumber", &function, 1, 0, NULL) == CUDA_SUCCESS &&
+	       function == first);
+}
+
+static void not_elastic(void)
+{
+	static const char driver[] = "libcuda";
+
+	attach();
+	EXPECT(is_at(dlsym(cuda, "cuInit"), driver) && is_at(by_name("cuStreamQuery"), driver));
+	EXPECT(is_at(dlsym(RTLD_DEFAULT, "cuTestArguments"), driver));
+	EXPECT(is_at((void *)cuTexRefSetMipmapLevelClamp, driver));
+	EXPECT(is_at((void *)cuLaunchKernel, "libgpuslice"));
+	set_away(1);
+	for (size_t i = 0; i < ROUTES; i++)
+		EXPECT(routes[i]() == CUDA_SUCCESS);
+	EXPECT(calls_of(1) == 0 && get(&control->asked) == 0 && get(&control->attached) == 1);
+}
+
+/* Where memory cannot be wiped at fork a child would count in its parent's lane: the process does
+ * not count, and is not moved. */
+static void old_kernel(void)
+{
+	attach();
+	EXPECT(is_at(dlsym(cuda, "cuInit"), "libgpuslice"));
+	set_away(1);
+	for (size_t i = 0; i < ROUTES; i++)
+		EXPECT(routes[i]() == CUDA_SUCCESS);
+	EXPECT(calls_of(1) == 0 && get(&control->asked) == 0 && get(&control->attached) == 1);
+}
+
+/* How long a call takes, in nanoseconds: `elastic cost`, and `elastic cost-plain`. */
+static void cost(void)
+{
+	enum { TIMES = 20000000 };
+	CUresult (*volatile function)(CUstream);
+	struct timespec from, to;
+
+	attach();
+	*(void **)&function = dlsym(cuda, "cuStreamQuery");
+	for (int pass = 0; pass < 3; pass++) {
+		clock_gettime(CLOCK_MONOTONIC, &from);
+		for (int i = 0; i < TIMES; i++)
+			(void)function((CUstream)16);
+		clock_gettime(CLOCK_MONOTONIC, &to);
+		printf("%.2f ns\n", ((double)(to.tv_sec - from.tv_sec) * 1e9 +
+		                     (double)(to.tv_nsec - from.tv_nsec)) /
+		                        TIMES);
+	}
+}
+
+static const struct {
+	const char *name;
+	void (*in_process)(void);
+	bool plain; /* the slice is not elastic */
+	int attach_status;
+} cases[] = {
+    {"routes", all_routes, false, 0},
+    {"wait", wait_away, false, 0},
+    {"restart", enforcer_restarted, false, 0},
+    {"killed", killed, false, 0},
+    {"exit", exits, false, 0},
+    {"gone", gone, false, 0},
+    {"attach", attach_away, false, ATTACH_AWAY},
+    {"fork", forked, false, 0},
+    {"left", left, false, 0},
+    {"used-up", used_up, false, 0},
+    {"plain", not_elastic, true, 0},
+    {"old-kernel", old_kernel, false, 0},
+    {"cost", cost, false, 0},
+    {"cost-plain", cost, true, 0},
+};
+
+/* What the process in the enforcer's place does beside answering. */
+static void deal_with(const char *name, pid_t child)
+{
+	if (strcmp(name, "restart") == 0) {
+		int asked;
+
+		WAIT_UNTIL(get(&control->ready));
+		shutdown(get(&listening), SHUT_RDWR);
+		close(get(&listening));
+		pause_ms(50);
+		asked = get(&control->asked);
+		pause_ms(400);
+		EXPECT(get(&control->asked) == asked && ledger->away == 1);
+		set(&control->brings_back, 1);
+		listen_again();
+	} else if (strcmp(name, "killed") == 0) {
+		WAIT_UNTIL(get(&control->ready) && get(&control->asked) > 2);
+		EXPECT(under_way() == 0);
+		kill(child, SIGKILL);
+	}
+}
+
+int main(int argc, char **argv)
+{
+	size_t i = 0;
+	int status = 0;
+	pid_t child;
+
+	while (i < sizeof(cases) / sizeof(*cases) &&
+	       (argc < 2 || strcmp(cases[i].name, argv[1]) != 0))
+		i++;
+	if (i == sizeof(cases) / sizeof(*cases))
+		return 2;
+	late_library = argc > 2 ? argv[2] : "late.so";
+	kernel_is_old = cases[i].in_process == old_kernel;
+	begin();
+	control->attach_status = cases[i].attach_status;
+	if (!cases[i].plain) {
+		char path[108];
+
+		path_of(path, ATTACH_ELASTIC_NAME);
+		close(open(path, O_CREAT | O_WRONLY | O_CLOEXEC, 0600));
+	}
+	/* Before it is there: who connects waits for it. */
+	listen_again();
+	child = fork();
+	if (child == 0) {
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+		alarm(120);
+		close(listening);
+		cases[i].in_process();
+		fflush(stdout);
+		_exit(wrong);
+	}
+	{
+		pthread_t thread;
+
+		if (child < 0 || pthread_create(&thread, NULL, serve, NULL) != 0)
+			return 1;
+	}
+	deal_with(cases[i].name, child);
+	if (waitpid(child, &status, 0) != child)
+		return 1;
+	if (cases[i].in_process == exits)
+		EXPECT(get(&control->asked) > 0 && ledger->away == 0 && under_way() == 1);
+	if (cases[i].in_process == killed)
+		EXPECT(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+	else if (status)
+		printf("the process ended with status %#x\n", status);
+	return wrong || (status && cases[i].in_process != killed);
+}
