@@ -439,9 +439,10 @@ static void make_default_current(CUmemoryPool handle, CUdevice ordinal)
 static void retire(struct pool *pool)
 {
 	uint64_t none = 0;
-	int count = 0;
+	int count = 0, mode = stream_capture_relaxed();
 
 	(void)DRIVER(cuMemPoolSetAttribute)(pool->handle, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &none);
+	stream_capture_restored(mode);
 	if (DRIVER(cuDeviceGetCount)(&count) == CUDA_SUCCESS) {
 		for (CUdevice ordinal = 0; ordinal < count; ordinal++)
 			make_default_current(pool->handle, ordinal);

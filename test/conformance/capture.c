@@ -17,7 +17,8 @@ QUESTIONS(DECLARE)
 #undef DECLARE
 
 static CUcontext context;
-static CUstream stream;
+static CUstream stream, other;
+static CUdeviceptr taken;
 static CUmemoryPool pool;
 static CUmemGenericAllocationHandle handle;
 
@@ -52,6 +53,13 @@ QUESTION(create, cuMemCreate(&handle, 2 * MiB,
                                                     .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}},
                              0))
 QUESTION(release, cuMemRelease(handle))
+QUESTION(alloc, cuMemAlloc_v2(&taken, 4 * MiB))
+QUESTION(free, taken ? cuMemFree_v2(taken) : CUDA_SUCCESS)
+QUESTION(alloc_beside, cuMemAllocAsync(&taken, 4 * MiB, other))
+QUESTION(free_beside, taken ? cuMemFreeAsync(taken, other) : CUDA_SUCCESS)
+QUESTION(alloc_from_pool, cuMemAllocFromPoolAsync(&taken, 4 * MiB, pool, other))
+QUESTION(free_it, taken ? cuMemFreeAsync(taken, other) : CUDA_SUCCESS)
+QUESTION(threshold, cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &(uint64_t){0}))
 
 static const struct {
 	const char *name;
@@ -61,7 +69,8 @@ static const struct {
     ROW(nothing) ROW(records) ROW(context_of_stream) ROW(device_of_stream)
     ROW(device_of_stream_ptsz) ROW(device) ROW(current) ROW(push) ROW(pop) ROW(default_pool)
     ROW(pool_of_device) ROW(pool_attribute) ROW(graph_attribute) ROW(limit) ROW(memory) ROW(state)
-    ROW(trim) ROW(trim_graphs) ROW(create) ROW(release)
+    ROW(trim) ROW(trim_graphs) ROW(create) ROW(release) ROW(alloc) ROW(free) ROW(alloc_beside)
+    ROW(free_beside) ROW(alloc_from_pool) ROW(free_it) ROW(threshold)
 };
 
 /* Its answer, and what the recording says of an allocation that comes after it. */
@@ -96,6 +105,7 @@ int main(void)
 #undef LOAD
 	MUST(cuDeviceGetDefaultMemPool(&pool, 0));
 	MUST(cuStreamCreate(&stream, 1));
+	MUST(cuStreamCreate(&other, 1));
 	for (int mode = 0; mode < (int)COUNT(modes); mode++) {
 		for (size_t i = 0; i < COUNT(questions); i++)
 			record(modes[mode], i, mode, false);

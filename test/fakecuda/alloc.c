@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cuMemAlloc and its kin, cuMemFree, and what the driver says about memory. */
+#include "capture.h"
 #include "alloc.h"
 
 #include "driver.h"
@@ -89,6 +90,8 @@ CUDA_API CUresult cuMemAlloc_v2(CUdeviceptr *out, size_t size)
 		return result;
 	if (!out || !size)
 		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	if (capture_forbids())
+		return driver_leave(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
 	return driver_leave(allocate(context, size, out));
 }
 

@@ -123,6 +123,8 @@ CUDA_API CUresult cuMemPoolSetAttribute(CUmemoryPool pool, int attribute, void *
 
 	if (result != CUDA_SUCCESS)
 		return result;
+	if (capture_forbids())
+		return driver_leave(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
 	if (!value)
 		return driver_leave(CUDA_ERROR_INVALID_VALUE);
 	switch (attribute) {

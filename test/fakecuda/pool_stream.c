@@ -35,6 +35,8 @@ static CUresult allocate(CUdeviceptr *out, size_t size, CUmemoryPool pool, CUstr
 
 		return driver_leave(capture_alloc(capture, &properties, size, out));
 	}
+	if (capture_forbids())
+		return driver_leave(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
 	return driver_leave(pool_allocate(pool, size, stream, out));
 }
 
@@ -52,6 +54,8 @@ static CUresult release(CUdeviceptr pointer, CUstream stream)
 		return driver_leave(CUDA_SUCCESS);
 	if (capture_of(stream))
 		return driver_leave(capture_free(capture_of(stream), pointer));
+	if (capture_forbids())
+		return driver_leave(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
 	work_wait_all(NULL);
 	range = ranges_at(&allocations, pointer);
 	if (!range || range->start != pointer)

@@ -258,32 +258,12 @@ static CUgraph captured(size_t bytes)
 	return captured_in(CU_STREAM_CAPTURE_MODE_RELAXED, bytes);
 }
 
-/* What is done in another stream is no part of the recording and does not spoil it. */
-static void captured_beside(int mode, CUstream other)
-{
-	CUdeviceptr pointer = 0;
-	CUgraph graph = NULL;
-
-	OK(cuStreamBeginCapture_v2(stream, mode));
-	OK(cuMemAllocAsync(&pointer, 40 * MIB, other));
-	OK(cuMemFreeAsync(pointer, other));
-	OK(cuStreamEndCapture(stream, &graph));
-	OK(cuStreamSynchronize(other));
-	OK(cuGraphDestroy(graph));
-}
-
 /* In the modes in which most programs record, what harms others is forbidden meanwhile. */
 static void captured_strictly(void)
 {
-	CUstream other;
-
-	OK(cuStreamCreate(&other, 1));
 	for (int mode = CU_STREAM_CAPTURE_MODE_GLOBAL; mode <= CU_STREAM_CAPTURE_MODE_RELAXED;
-	     mode++) {
+	     mode++)
 		OK(cuGraphDestroy(captured_in(mode, 50 * MIB)));
-		captured_beside(mode, other);
-	}
-	OK(cuStreamDestroy_v2(other));
 	charged("recorded in every mode", 0);
 }
 
