@@ -142,13 +142,15 @@ __attribute__((visibility("hidden"))) void gate_wait(uint64_t *calls, const uint
 void gate_wait(uint64_t *calls, const uint64_t *away)
 {
 	struct quiet quiet = quiet_begin();
-	enum gate_answer answer = GATE_AWAY_STILL;
+	enum gate_answer answer;
 
 	do {
 		count(calls, -(uint64_t)CALL_UNDER_WAY);
-		answer = gate_ask();
-		if (answer == GATE_BACK && is_away(away))
-			pause_for(SHORT_PAUSE);
+		do {
+			answer = gate_ask();
+			if (answer == GATE_BACK && is_away(away))
+				pause_for(SHORT_PAUSE);
+		} while (answer != GATE_GONE && is_away(away));
 		count(calls, GATE_CALL);
 	} while (answer != GATE_GONE && is_away(away));
 	quiet_end(quiet);
