@@ -179,7 +179,6 @@ static void exit_begins(void *unused)
 
 void gate_begin(struct ledger *ledger, struct ledger_lane *lane)
 {
-	static bool registered; /* A forked child inherits it. */
 	struct gate *gate = &process_seen()->gate;
 
 	if (!gate_is_elastic())
@@ -192,8 +191,14 @@ void gate_begin(struct ledger *ledger, struct ledger_lane *lane)
 	__atomic_store_n(&gate->calls, &lane->calls, __ATOMIC_SEQ_CST);
 	if (__atomic_load_n(&used_up, __ATOMIC_SEQ_CST))
 		__atomic_fetch_add(&lane->calls, CALL_UNDER_WAY, __ATOMIC_SEQ_CST);
-	if (!registered)
-		registered = run_at_exit(exit_begins, NULL, NULL) == 0;
+}
+
+void gate_begun(void)
+{
+	static bool registered; /* A forked child inherits it. */
+
+	if (calls_now() && !__atomic_exchange_n(&registered, true, __ATOMIC_RELAXED))
+		(void)run_at_exit(exit_begins, NULL, NULL);
 }
 
 /*
