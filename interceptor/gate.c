@@ -142,13 +142,15 @@ __attribute__((visibility("hidden"))) void gate_wait(uint64_t *calls, const uint
 void gate_wait(uint64_t *calls, const uint64_t *away)
 {
 	struct quiet quiet = quiet_begin();
-	enum gate_answer answer = GATE_AWAY_STILL;
+	enum gate_answer answer;
 
 	do {
 		count(calls, -(uint64_t)CALL_UNDER_WAY);
-		answer = gate_ask();
-		if (answer == GATE_BACK && is_away(away))
-			pause_for(SHORT_PAUSE);
+		do {
+			answer = gate_ask();
+			if (answer == GATE_BACK && is_away(away))
+				pause_for(SHORT_PAUSE);
+		} while (answer != GATE_GONE && is_away(away));
 		count(calls, GATE_CALL);
 	} while (answer != GATE_GONE && is_away(away));
 	quiet_end(quiet);
@@ -177,7 +179,6 @@ static void exit_begins(void *unused)
 
 void gate_begin(struct ledger *ledger, struct ledger_lane *lane)
 {
-	static bool registered; /* A forked child inherits it. */
 	struct gate *gate = &process_seen()->gate;
 
 	if (!gate_is_elastic())
@@ -190,8 +191,14 @@ void gate_begin(struct ledger *ledger, struct ledger_lane *lane)
 	__atomic_store_n(&gate->calls, &lane->calls, __ATOMIC_SEQ_CST);
 	if (__atomic_load_n(&used_up, __ATOMIC_SEQ_CST))
 		__atomic_fetch_add(&lane->calls, CALL_UNDER_WAY, __ATOMIC_SEQ_CST);
-	if (!registered)
-		registered = run_at_exit(exit_begins, NULL, NULL) == 0;
+}
+
+void gate_begun(void)
+{
+	static bool registered; /* A forked child inherits it. */
+
+	if (calls_now() && !__atomic_exchange_n(&registered, true, __ATOMIC_RELAXED))
+		(void)run_at_exit(exit_begins, NULL, NULL);
 }
 
 /*

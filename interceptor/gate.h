@@ -50,8 +50,10 @@ void *gate_of(void *function);
 /* The stub that it has already, or NULL. */
 void *gate_made(const void *function);
 
-/* The process is attached, and counts from now on. */
+/* The process is attached, and counts from now on. The second is for afterwards, when no lock is
+ * held: it may call the program's malloc(), which may be what called us. */
 void gate_begin(struct ledger *ledger, struct ledger_lane *lane);
+void gate_begun(void);
 
 /* Ask for the return of the slice, once. */
 enum gate_answer {

@@ -52,6 +52,7 @@ struct process *process_attach(void)
 		quiet_end(quiet);
 		if (!__atomic_load_n(&process->attached, __ATOMIC_ACQUIRE))
 			return NULL;
+		gate_begun();
 		scope_hold_for_gate();
 	}
 	return process;

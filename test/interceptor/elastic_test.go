@@ -20,7 +20,7 @@ func TestCallsOfAnElasticSlicePassTheGate(t *testing.T) {
 			"-ldl", "-lpthread", "-Wl,--disable-new-dtags,-rpath," + built}, args...)...) // before what LD_LIBRARY_PATH names
 	}
 	program, fixed := build("elastic"), build("fixed", "-fno-pie", "-no-pie", "-Wl,-z,lazy")
-	cases := []string{"routes", "wait", "restart", "killed", "exit", "gone", "attach", "left", "used-up", "plain", "old-kernel"}
+	cases := []string{"routes", "wait", "restart", "killed", "exit", "moves", "gone", "attach", "left", "used-up", "plain", "old-kernel"}
 	if os.Getenv("AARCH64") == "" {
 		cases = append(cases, "fork") // emulated, memory that is to be wiped at fork is not
 	}

@@ -14,6 +14,7 @@
 #include <execinfo.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -29,7 +30,7 @@
 
 #define UNDER_WAY 0xffffull
 
-extern int driver_entered;
+extern int driver_entered, *driver_forbidden;
 CUresult cuInit(unsigned int);
 CUresult cuMemGetInfo_v2(size_t *, size_t *);
 CUresult cuCtxSynchronize(void);
@@ -54,6 +55,8 @@ static struct control {
 	int brings_back;           /* being asked for the return is enough */
 	int asked, attached;       /* how often each was asked for */
 	int ready;                 /* the process waits to be dealt with */
+	int moving;                /* no call may be inside the driver */
+	int over;
 } * control;
 
 static int wrong;
@@ -103,11 +106,14 @@ static void pause_ms(int ms)
 
 #define WAIT_UNTIL(what)                                                                           \
 	do {                                                                                       \
-		int tries_ = 0;                                                                    \
+		bool so_ = false;                                                                  \
                                                                                                    \
-		while (!(what) && tries_++ < 20000)                                                \
-			pause_ms(1);                                                               \
-		EXPECT(what);                                                                      \
+		for (int tries_ = 0; !so_ && tries_ < 20000; tries_++) {                           \
+			so_ = (what);                                                              \
+			if (!so_)                                                                  \
+				pause_ms(1);                                                       \
+		}                                                                                  \
+		EXPECT(so_ &&#what);                                                               \
 	} while (0)
 
 /* In place of the C library's. */
@@ -164,7 +170,7 @@ static void answer(int c)
 			set(&control->attach_status, ATTACH_OK);
 			set_away(0);
 		}
-		pause_ms(10);
+		pause_ms(1);
 		reply.status = (uint16_t)get(&control->status);
 	} else if (request.op == ATTACH_OP_ATTACH) {
 		reply.status = (uint16_t)get(&control->attach_status);
@@ -436,6 +442,30 @@ static void wait_away(void)
 	EXPECT(ledger->away == 0);
 }
 
+static void *call_until_over(void *argument)
+{
+	while (!get(&control->over)) {
+		for (size_t route = 0; route < ROUTES; route++)
+			EXPECT(routes[route]() == CUDA_SUCCESS);
+	}
+	return argument;
+}
+
+/* The slice goes away and comes back, again and again (main). */
+static void moves(void)
+{
+	pthread_t threads[THREADS];
+
+	attach();
+	driver_forbidden = &control->moving;
+	for (int i = 0; i < THREADS; i++)
+		EXPECT(pthread_create(&threads[i], NULL, call_until_over, NULL) == 0);
+	set(&control->ready, 1);
+	for (int i = 0; i < THREADS; i++)
+		pthread_join(threads[i], NULL);
+	EXPECT(under_way() == 0);
+}
+
 /* Nobody listens, and then somebody does (main). */
 static void enforcer_restarted(void)
 {
@@ -669,6 +699,7 @@ static const struct {
     {"restart", enforcer_restarted, false, 0},
     {"killed", killed, false, 0},
     {"exit", exits, false, 0},
+    {"moves", moves, false, 0},
     {"gone", gone, false, 0},
     {"attach", attach_away, false, ATTACH_AWAY},
     {"fork", forked, false, 0},
@@ -695,6 +726,21 @@ static void deal_with(const char *name, pid_t child)
 		EXPECT(get(&control->asked) == asked && ledger->away == 1);
 		set(&control->brings_back, 1);
 		listen_again();
+	} else if (strcmp(name, "moves") == 0) {
+		WAIT_UNTIL(get(&control->ready));
+		for (int i = 0; i < 200 && !wrong; i++) {
+			uint64_t before = made();
+
+			WAIT_UNTIL(made() > before);
+			set_away(1);
+			WAIT_UNTIL(under_way() == 0);
+			set(&control->moving, 1);
+			for (int yields = 0; yields < 100; yields++)
+				sched_yield();
+			set(&control->moving, 0);
+			set_away(0);
+		}
+		set(&control->over, 1);
 	} else if (strcmp(name, "killed") == 0) {
 		WAIT_UNTIL(get(&control->ready) && get(&control->asked) > 2);
 		EXPECT(under_way() == 0);

@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A libcuda.so.1 with a handful of functions, for elastic.c: they say whether they were called with
- * the arguments that they should be, and one calls what it is given.
+ * the arguments that they should be, and when they may be; one calls what it is given.
  */
 #include "cuda_abi.h"
 
+#include <stdbool.h>
 #include <string.h>
 
 #define API __attribute__((visibility("default")))
 
-API extern int driver_entered, cuTestData;
-int driver_entered, cuTestData = 5;
+API extern int driver_entered, *driver_forbidden, cuTestData;
+int driver_entered, *driver_forbidden, cuTestData = 5;
 
 API CUresult cuInit(unsigned int);
 API CUresult cuDriverGetVersion(int *);
@@ -82,8 +83,11 @@ CUresult cuMemGetInfo_v2(size_t *available, size_t *total)
 
 static CUresult entered(int right)
 {
+	bool forbidden = driver_forbidden && __atomic_load_n(driver_forbidden, __ATOMIC_SEQ_CST);
+
 	__atomic_fetch_add(&driver_entered, 1, __ATOMIC_SEQ_CST);
-	return right ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+	forbidden |= driver_forbidden && __atomic_load_n(driver_forbidden, __ATOMIC_SEQ_CST);
+	return right && !forbidden ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 CUresult cuCtxSynchronize(void)
