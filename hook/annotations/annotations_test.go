@@ -23,6 +23,8 @@ func TestEveryAnnotationOfTheContractIsRead(t *testing.T) {
 		"gpuslice.pool":               "team-a",
 		"gpuslice.tenant":             "alice.example",
 		"gpuslice.ttl":                "1h30m",
+		"gpuslice.elastic":            "true",
+		"gpuslice.priority":           "-7",
 		"gpuslice.mode":               "record",
 		"io.kubernetes.cri.something": "else",
 	}, nil, Policy{})
@@ -36,6 +38,7 @@ func TestEveryAnnotationOfTheContractIsRead(t *testing.T) {
 			{Device: uuid, Bytes: 512 << 20},
 		},
 		Mode: api.Record, Pools: api.PoolNames{"team-a"}, Tenant: "alice.example", TTL: 90 * time.Minute,
+		Elastic: true, Priority: -7,
 	}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got  %+v\nwant %+v", got, want)
@@ -48,6 +51,9 @@ func TestABadAnnotationIsRefusedInOneSentence(t *testing.T) {
 		key, value string
 		says       []string // each must be in the sentence
 	}{
+		{"gpuslice.elastic", "yes", []string{`gpuslice.elastic="yes"`, `"true" and "false"`}},
+		{"gpuslice.priority", "1001", []string{`gpuslice.priority="1001"`, "-1000 to 1000"}},
+		{"gpuslice.priority", "high", []string{`gpuslice.priority="high"`, "-1000 to 1000"}},
 		{"gpuslice.vram", "", []string{`gpuslice.vram=""`, `"4G"`}},
 		{"gpuslice.vram", "500", []string{`gpuslice.vram="500"`, `a size with its unit, such as "500m" or "500b" for bytes`}},
 		{"gpuslice.vram", "0", []string{`gpuslice.vram="0"`, `"4G"`}},
