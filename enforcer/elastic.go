@@ -399,20 +399,42 @@ func (s *slice) fitsHost() error {
 	return nil
 }
 
-// evictFor evicts idle slices until what is wanted can be granted, or nobody is left.
+// evictFor grants what is wanted, or has idle slices evicted for it, and then the error is busy: who asks is to ask again.
 func (e *Enforcer) evictFor(wants map[string]uint64, grant func() error) error {
-	for {
-		err := grant()
-		var full *api.Error
-		if !errors.As(err, &full) || full.Code != api.CodeQuotaExceeded || !e.movesElastic() {
-			return err
-		}
-		victim := e.victim(api.MaxPriority, wants, e.elasticOnes(), false)
-		if victim == nil {
-			return err
-		}
-		e.evict(victim)
+	err := grant()
+	var full *api.Error
+	if !errors.As(err, &full) || full.Code != api.CodeQuotaExceeded || !e.movesElastic() {
+		return err
 	}
+	all := e.elasticOnes()
+	victim := e.leaving(wants, all)
+	if victim == nil {
+		if victim = e.victim(api.MaxPriority, wants, all, false); victim == nil {
+			return err
+		}
+		e.ends.Go(func() { e.evict(victim) })
+	}
+	busy := api.Errorf(api.CodeBusy, "%s: the elastic slice %s, which is idle, is being moved aside for it: ask again", full.Message, victim.id())
+	busy.Device, busy.Requested, busy.Limit, busy.Current = full.Device, full.Requested, full.Limit, full.Current
+	return busy
+}
+
+// leaving is a slice that is being evicted from one of these devices; nil if there is none.
+func (e *Enforcer) leaving(wants map[string]uint64, all []*slice) *slice {
+	for _, s := range all {
+		s.mu.Lock()
+		leaves := s.suspension != nil && s.suspension.Evicted && s.suspension.State == api.Suspending
+		s.mu.Unlock()
+		if !leaves {
+			continue
+		}
+		for uuid := range e.book.Has(s.holder) {
+			if wants[uuid] > 0 {
+				return s
+			}
+		}
+	}
+	return nil
 }
 
 // movesElastic says whether slices can be elastic here.

@@ -197,7 +197,17 @@ func TestAnOrdinarySliceHasIdleOnesEvicted(t *testing.T) {
 	a := h.elastic("a", 60*gib, 1000)
 	a.works(truth, 40*gib)
 	time.Sleep(2 * quick.MinResident)
-	p, _ := h.session("ordinary", on(gpu0, 50*gib))
+	link := filepath.Join(h.options.RunDir, "to-ordinary")
+	p := start(t, link, "")
+	r := api.RegisterRequest{ID: "ordinary", Quotas: []api.Quota{on(gpu0, 50*gib)}, Session: true, PID: p.pid(), UID: uint32(os.Geteuid()), GID: uint32(os.Getegid())}
+	_, err := h.Register(context.Background(), r)
+	refusedWith(t, err, api.CodeBusy, "ordinary asks for 50GiB", "the elastic slice a, which is idle, is being moved aside for it: ask again")
+	h.becomes("a", api.Evicted)
+	reply, err := h.Register(context.Background(), r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lead(t, link, reply)
 	p.uses().takes(truth, 50*gib)
 	if s := h.see("a"); s.State != api.Evicted {
 		t.Errorf("%+v", s)

@@ -24,6 +24,7 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/client"
 	"github.com/gpuslice/gpuslice/hook/annotations"
 	"github.com/gpuslice/gpuslice/hook/mount"
 	"github.com/gpuslice/gpuslice/hook/roots"
@@ -47,6 +48,26 @@ type Hook struct {
 	Records string
 	// Timing, unless nil, is told how long each part of Prestart took.
 	Timing func(part string, took time.Duration)
+
+	deadlines Deadlines
+	wait      func() // before the enforcer is asked again; nil: it is asked once
+}
+
+// register asks for the slice, and again as long as nothing is carried out: while the enforcer is being replaced, or makes room.
+func (h *Hook) register(ctx context.Context, r api.RegisterRequest) (api.RegisterReply, error) {
+	for begun := time.Now(); ; h.wait() {
+		reply, err := h.Enforcer.Register(ctx, r)
+		var patience time.Duration
+		switch {
+		case client.MayReturn(err):
+			patience = h.deadlines.Replaced
+		case errors.Is(err, api.ErrBusy):
+			patience = h.deadlines.Busy
+		}
+		if h.wait == nil || time.Since(begun) >= patience {
+			return reply, err
+		}
+	}
 }
 
 // Prestart registers the container and binds its slice.
@@ -85,7 +106,7 @@ func (h *Hook) Prestart(ctx context.Context, s specs.State) (err error) {
 	}
 	lap("enter")
 
-	reply, err := h.Enforcer.Register(ctx, api.RegisterRequest{
+	reply, err := h.register(ctx, api.RegisterRequest{
 		ID: s.ID, Container: s.ID, PID: s.Pid,
 		Quotas: request.Quotas, Mode: request.Mode, Pools: request.Pools, Tenant: request.Tenant, TTL: request.TTL,
 		Elastic: request.Elastic, Priority: request.Priority,

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/client"
 	"github.com/gpuslice/gpuslice/hook/mount"
 	"github.com/gpuslice/gpuslice/hook/roots"
 )
@@ -25,6 +26,7 @@ type fake struct {
 	err      error
 	hang     bool
 	asked    int
+	refuses  int // unless 0, it gives a slice when it was asked so often
 	released []string
 	gen      uint64
 	force    bool
@@ -39,6 +41,12 @@ func (f *fake) Register(ctx context.Context, _ api.RegisterRequest) (api.Registe
 	if f.hang {
 		<-ctx.Done()
 		return api.RegisterReply{}, ctx.Err()
+	}
+	if f.refuses == 1 {
+		return api.RegisterReply{Dir: "/given"}, nil
+	}
+	if f.refuses > 1 {
+		f.refuses--
 	}
 	return api.RegisterReply{}, f.err
 }
@@ -75,6 +83,40 @@ func runStage(t *testing.T, stage string, state []byte, h *Hook) (status int, sa
 	var stderr bytes.Buffer
 	status = Run(stage, bytes.NewReader(state), &stderr, quick, func() (*Hook, error) { return h, nil })
 	return status, stderr.String()
+}
+
+// An enforcer that is away carries nothing out, and one that is busy neither.
+func TestTheEnforcerIsAskedAgainWhileItIsReplacedOrMakesRoom(t *testing.T) {
+	away := func(dir string) error {
+		_, err := client.New(filepath.Join(dir, "gpuslice.sock")).Info(t.Context())
+		return err
+	}
+	for name, c := range map[string]struct {
+		err   error
+		asked int // at least; 1 is exactly
+	}{
+		"it is being replaced":   {away(t.TempDir()), 2},
+		"it makes room":          {api.Errorf(api.CodeBusy, "room is being made"), 2},
+		"it never was":           {away(filepath.Join(t.TempDir(), "none")), 1},
+		"it refuses":             {api.Errorf(api.CodeQuotaExceeded, "no"), 1},
+		"it died as it answered": {api.ErrUnreachable, 1},
+	} {
+		waited := 0
+		h := &Hook{deadlines: Deadlines{Replaced: 200 * time.Millisecond, Busy: 200 * time.Millisecond}, wait: func() { waited++; time.Sleep(20 * time.Millisecond) }}
+		f := &fake{err: c.err}
+		h.Enforcer = f
+		if _, err := h.register(t.Context(), api.RegisterRequest{}); !errors.Is(err, c.err) || f.asked < c.asked || c.asked == 1 && f.asked != 1 || waited != f.asked-1 {
+			t.Errorf("%s: asked %d times, waited %d times, %v", name, f.asked, waited, err)
+		}
+		if c.asked == 1 {
+			continue
+		}
+		f = &fake{err: c.err, refuses: 3}
+		h.Enforcer = f
+		if reply, err := h.register(t.Context(), api.RegisterRequest{}); err != nil || reply.Dir != "/given" || f.asked != 3 {
+			t.Errorf("%s: %v, %v after %d", name, reply, err, f.asked)
+		}
+	}
 }
 
 func TestPoststopNeverFails(t *testing.T) {

@@ -26,7 +26,7 @@ import (
 
 // hookTimeout is the seconds after which the low-level runtime ends a hook. The hook ends itself before
 // ([hook.DefaultDeadlines]), with a sentence instead of a signal.
-const hookTimeout = 15
+const hookTimeout = 90
 
 // hookEnv is all the environment that a hook gets. It is set explicitly because a runtime gives a hook without one
 // its own, and runc 1.1.5 gave the image's to some: LD_PRELOAD of an image must not reach a program

@@ -285,7 +285,7 @@ const (
 	CodeNoDevice      Code = "no_device"      // 400: no such device
 	CodeExpired       Code = "expired"        // 409: its time is over
 	CodeForbidden     Code = "forbidden"      // 403: not for this user
-	CodeBusy          Code = "busy"           // 503: ask again later: the enforcer is stopping, or as many ask, follow or have joined as may
+	CodeBusy          Code = "busy"           // 503: ask again later: the enforcer is stopping, makes room, or as many ask, follow or have joined as may
 	CodeInternal      Code = "internal"       // 500
 )
 
@@ -334,6 +334,7 @@ var (
 	ErrRunning       = &Error{Code: CodeRunning, Message: "the slice's processes are alive"}
 	ErrQuotaExceeded = &Error{Code: CodeQuotaExceeded, Message: "the quotas exceed the device"}
 	ErrExpired       = &Error{Code: CodeExpired, Message: "the slice's time is over"}
+	ErrBusy          = &Error{Code: CodeBusy, Message: "ask again later"}
 	ErrForbidden     = &Error{Code: CodeForbidden, Message: "not for this user"}
 	ErrNoDevice      = &Error{Code: CodeNoDevice, Message: "no such device"}
 )

@@ -11,6 +11,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"syscall"
@@ -72,7 +73,7 @@ func (c *Client) exchange(ctx context.Context, method, path string, body []byte,
 	raw := all.Bytes()
 	switch {
 	case ctx.Err() != nil:
-		return 0, nil, c.unreachable(ctx.Err())
+		return 0, nil, c.unreachable(context.Cause(ctx))
 	case int64(len(raw)) > most:
 		return 0, nil, fmt.Errorf("%w: to %s %s it has more than %d bytes", errNotHTTP, method, path, most)
 	case len(raw) == 0 && errors.Join(writeErr, err) != nil:
@@ -153,6 +154,9 @@ func (c *Client) unreachable(err error) error {
 	switch {
 	case errors.Is(err, syscall.ENOENT), errors.Is(err, syscall.ECONNREFUSED):
 		what = "`systemctl start gpusliced` starts it"
+		if _, never := os.Lstat(filepath.Dir(c.socket)); never == nil {
+			return awayError{fmt.Errorf("%w on %s (%w): %s", api.ErrUnreachable, c.socket, cause(err), what)}
+		}
 	case errors.Is(err, syscall.EACCES), errors.Is(err, syscall.EPERM): // it may well answer others
 		return &DeniedError{Socket: c.socket, Err: err}
 	case errors.Is(err, context.Canceled):
@@ -160,6 +164,15 @@ func (c *Client) unreachable(err error) error {
 	}
 	return fmt.Errorf("%w on %s (%w): %s", api.ErrUnreachable, c.socket, cause(err), what)
 }
+
+// awayError is of an enforcer that is not there, and was: it may be being replaced.
+type awayError struct{ error }
+
+func (e awayError) Unwrap() error { return e.error }
+
+// MayReturn says of an error that nothing was carried out, since the enforcer is not there; but it was, since the host's boot, and may
+// be being replaced.
+func MayReturn(err error) bool { return errors.As(err, new(awayError)) }
 
 // cause is what err says beyond that a socket, which the sentence names already, could not be used.
 func cause(err error) error {

@@ -31,7 +31,7 @@ const (
 )
 
 // hookSeconds is longer than the hook itself waits for the enforcer.
-const hookSeconds = 15
+const hookSeconds = 90
 
 // Claim is whose a file is.
 type Claim struct {

@@ -108,3 +108,34 @@ func TestAnEnforcerKilledWhileItEvictsLosesNoProcess(t *testing.T) {
 		})
 	}
 }
+
+// The container's hook asks again until there is room.
+func TestAnOrdinaryContainerBeginsWhereAnIdleElasticOneIsMovedAside(t *testing.T) {
+	h := newHostBy(t, api.Intercept, quickTurns, smallCard)
+	e := h.elastic("5G")
+	e.hog(gib) // which ends
+	time.Sleep(300 * time.Millisecond)
+	c := h.newContainer(map[string]string{"gpuslice.vram": "6G"}, "/bin/sleep", "600")
+	c.run()
+	if s := h.state(e.id); s != api.Evicted {
+		t.Errorf("the elastic one is %s", s)
+	}
+	c.works(4 * gib)
+}
+
+func TestAContainerBeginsWhileTheEnforcerIsReplaced(t *testing.T) {
+	h := newHostBy(t, api.Intercept, "")
+	h.Stop(unix.SIGKILL)
+	back := make(chan struct{})
+	go func() {
+		defer close(back)
+		time.Sleep(time.Second)
+		h.Start()
+	}()
+	c := h.newContainer(vram(), "/bin/sleep", "600")
+	c.run()
+	<-back
+	if s := h.state(c.id); s != api.Active {
+		t.Errorf("%s", s)
+	}
+}

@@ -22,6 +22,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -137,7 +138,7 @@ func (s *Session) enter(ctx context.Context) (reply api.RegisterReply, leave fun
 	if request.ID == "" {
 		request.ID = newID()
 	}
-	reply, err = s.Enforcer.Register(ctx, request)
+	reply, err = s.register(ctx, request)
 	return reply, func() {
 		// Only we are left of the slice's processes, hence the force. A release that fails is made up for by the
 		// enforcer, which sees us end. The command's exit code is worth more than this error.
@@ -146,6 +147,19 @@ func (s *Session) enter(ctx context.Context) (reply api.RegisterReply, leave fun
 			s.Released(was)
 		}
 	}, err
+}
+
+// register asks for the slice, and again while room is being made for it.
+func (s *Session) register(ctx context.Context, request api.RegisterRequest) (api.RegisterReply, error) {
+	const patience, pause = time.Minute, 200 * time.Millisecond
+	for begun := time.Now(); ; time.Sleep(pause) {
+		reply, err := s.Enforcer.Register(ctx, request)
+		var busy *api.Error
+		makesRoom := errors.As(err, &busy) && busy.Code == api.CodeBusy && busy.Device != ""
+		if !makesRoom || ctx.Err() != nil || time.Since(begun) > patience {
+			return reply, err
+		}
+	}
 }
 
 // environment returns env with the interceptor first in LD_PRELOAD, the slice's directory, and its id.
