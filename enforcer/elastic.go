@@ -194,9 +194,11 @@ func (s *slice) observe(now time.Time) {
 		made += gate.Made
 		underWay += uint64(gate.UnderWay)
 	}
-	if r := s.residency; made != r.calls || underWay > 0 && r.back == nil {
-		r.calls, r.active = made, now
+	r := s.residency
+	if made > r.calls || underWay > 0 && r.back == nil {
+		r.active = now
 	}
+	r.calls = made // less than it was if a process has ended, which is no call
 }
 
 // bringBack brings a slice back that a process waits for, and has others evicted for it, if that makes room.

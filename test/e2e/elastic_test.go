@@ -114,7 +114,7 @@ func TestAnOrdinaryContainerBeginsWhereAnIdleElasticOneIsMovedAside(t *testing.T
 	h := newHostBy(t, api.Intercept, quickTurns, smallCard)
 	e := h.elastic("5G")
 	e.hog(gib) // which ends
-	time.Sleep(300 * time.Millisecond)
+	time.Sleep(1500 * time.Millisecond) // calls are looked for once a second
 	c := h.newContainer(map[string]string{"gpuslice.vram": "6G"}, "/bin/sleep", "600")
 	c.run()
 	if s := h.state(e.id); s != api.Evicted {
