@@ -22,7 +22,8 @@ import (
 // An elastic slice begins evicted: with nothing. Its quotas count for admission while it is resident, all of them, so what is on a device never
 // adds up to more than that has. Who asks to return when there is no room has others evicted: those of lower priority first, then those idle for
 // longest. Nobody is evicted who made a call in the last MinResident; one that works all the time goes after a Quantum, if it is of no higher
-// priority. One move is made at a time.
+// priority. A call of it that does not end is then left to wait in the driver, and is taken for one that asks for the return. One move is
+// made at a time.
 
 // Elastic is the operator's word on elastic slices.
 type Elastic struct {
@@ -33,12 +34,14 @@ type Elastic struct {
 }
 
 const (
-	// drainPatience is for calls under way when the gate is shut. One of them may wait for what another thread would do behind the gate.
-	drainPatience = 5 * time.Second
-	drainPace     = time.Millisecond
+	drainPace = time.Millisecond
 	// obstacleLasts is how long it is not tried again to evict a slice that could not be moved.
 	obstacleLasts = 10 * time.Second
 )
+
+// drainPatience is for calls under way when the gate is shut. One of them may wait for what another thread would do behind the gate. Tests have
+// less.
+var drainPatience = 5 * time.Second
 
 // returnPatience is how long a process waits for one answer: shorter than its own patience, ASK_SECONDS in attach_client.h. Tests have less.
 var returnPatience = 3 * time.Second
@@ -195,8 +198,11 @@ func (s *slice) observe(now time.Time) {
 		underWay += uint64(gate.UnderWay)
 	}
 	r := s.residency
-	if made > r.calls || underWay > 0 && r.back == nil {
+	switch {
+	case made > r.calls || underWay > 0 && r.back == nil:
 		r.active = now
+	case underWay > 0 && s.isAway() && r.waits.IsZero():
+		r.waits = now // in the driver, where nobody hears it
 	}
 	r.calls = made // less than it was if a process has ended, which is no call
 }
@@ -218,7 +224,7 @@ func (e *Enforcer) bringBack(ctx context.Context, s *slice, all []*slice) {
 			s.obstruct(err)
 			return
 		}
-		e.evict(victim)
+		e.evict(victim.slice, victim.busy)
 	}
 }
 
@@ -257,11 +263,12 @@ type candidate struct {
 	*slice
 	has  map[string]uint64
 	idle time.Duration
+	busy bool // it is not idle, and its time is over
 }
 
 // victim is who goes next so that a slice of that priority gets what it wants; nil if nobody may go whose going would be enough. busy: one that
 // works may go, too, once its time is over.
-func (e *Enforcer) victim(priority int, wants map[string]uint64, all []*slice, busy bool) *slice {
+func (e *Enforcer) victim(priority int, wants map[string]uint64, all []*slice, busy bool) *candidate {
 	lacks := make(map[string]uint64)
 	for uuid, bytes := range wants {
 		if g := e.book.Granted(uuid); g.Free != nil && *g.Free < bytes {
@@ -278,10 +285,10 @@ func (e *Enforcer) victim(priority int, wants map[string]uint64, all []*slice, b
 			_, lacking := lacks[uuid]
 			shares = shares || c.has[uuid] > 0 && (full || lacking)
 		}
-		if idle, yes := s.mayGo(now, priority, busy, e.options.Elastic); yes && shares {
-			c.idle = idle
-			may = append(may, c)
+		if !shares || !s.mayGo(now, &c, e.options.Elastic) || c.busy && (!busy || s.request.Priority > priority) {
+			continue
 		}
+		may = append(may, c)
 	}
 	for uuid, bytes := range lacks {
 		var sum uint64
@@ -295,31 +302,28 @@ func (e *Enforcer) victim(priority int, wants map[string]uint64, all []*slice, b
 	if len(may) == 0 {
 		return nil
 	}
-	return slices.MinFunc(may, func(a, b candidate) int {
+	least := slices.MinFunc(may, func(a, b candidate) int {
 		return cmp.Or(cmp.Compare(a.request.Priority, b.request.Priority), cmp.Compare(b.idle, a.idle))
-	}).slice
+	})
+	return &least
 }
 
-// mayGo says whether the slice may be evicted for one of that priority, and for how long it has been idle.
-func (s *slice) mayGo(now time.Time, priority int, busy bool, o Elastic) (idle time.Duration, yes bool) {
+// mayGo says whether the slice may be evicted, and notes how idle it is.
+func (s *slice) mayGo(now time.Time, c *candidate, o Elastic) bool {
 	s.observe(now)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	r := s.residency
 	if s.suspension != nil || s.quota.State != api.Active || !r.obstructed.IsZero() && now.Sub(r.obstructed) < obstacleLasts {
-		return 0, false
+		return false
 	}
-	idle = now.Sub(r.active)
-	switch {
-	case idle >= o.MinResident && now.Sub(r.returned) >= o.MinResident:
-		return idle, true
-	default:
-		return idle, busy && s.request.Priority <= priority && now.Sub(r.returned) >= o.Quantum
-	}
+	c.idle = now.Sub(r.active)
+	c.busy = min(c.idle, now.Sub(r.returned)) < o.MinResident
+	return !c.busy || now.Sub(r.returned) >= o.Quantum
 }
 
-// evict moves a slice aside, or notes why that cannot be done.
-func (e *Enforcer) evict(s *slice) {
+// evict moves a slice aside, or notes why that cannot be done. One that is not busy stays if a call does not end.
+func (e *Enforcer) evict(s *slice, busy bool) {
 	if !e.waitFor(s) {
 		return
 	}
@@ -327,7 +331,7 @@ func (e *Enforcer) evict(s *slice) {
 	err := s.beginSuspension(true)
 	if err == nil {
 		killpoint.Pass("evict.shut")
-		if err = s.drain(); err != nil {
+		if err = s.drain(busy); err != nil {
 			s.setSuspension(nil)
 		} else if err = s.suspendAll(); err == nil {
 			s.mu.Lock()
@@ -338,8 +342,8 @@ func (e *Enforcer) evict(s *slice) {
 	s.obstruct(err)
 }
 
-// drain waits until no process of the slice is in a call of the driver. The gate is shut.
-func (s *slice) drain() error {
+// drain waits until no process of the slice is in a call of the driver; of a busy one, for a while. The gate is shut.
+func (s *slice) drain(busy bool) error {
 	deadline := time.Now().Add(drainPatience)
 	for said := time.Now(); ; time.Sleep(drainPace) {
 		pid, uncounted := s.inCall()
@@ -348,6 +352,8 @@ func (s *slice) drain() error {
 			return s.fitsHost()
 		case uncounted:
 			return api.Errorf(api.CodeBadRequest, "slice %s stays where it is: process %d has an interceptor that is older than elastic slices", s.id(), pid)
+		case time.Now().After(deadline) && busy:
+			return s.fitsHost()
 		case time.Now().After(deadline):
 			return api.Errorf(api.CodeBusy, "slice %s stays where it is: a call of process %d has not ended in %s", s.id(), pid, drainPatience)
 		case s.e.ending.Load():
@@ -411,10 +417,12 @@ func (e *Enforcer) evictFor(wants map[string]uint64, grant func() error) error {
 	all := e.elasticOnes()
 	victim := e.leaving(wants, all)
 	if victim == nil {
-		if victim = e.victim(api.MaxPriority, wants, all, false); victim == nil {
+		c := e.victim(api.MaxPriority, wants, all, false)
+		if c == nil {
 			return err
 		}
-		e.ends.Go(func() { e.evict(victim) })
+		victim = c.slice
+		e.ends.Go(func() { e.evict(victim, false) })
 	}
 	busy := api.Errorf(api.CodeBusy, "%s: the elastic slice %s, which is idle, is being moved aside for it: ask again", full.Message, victim.id())
 	busy.Device, busy.Requested, busy.Limit, busy.Current = full.Device, full.Requested, full.Limit, full.Current

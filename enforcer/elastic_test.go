@@ -180,6 +180,23 @@ func TestBusySlicesOfOnePriorityTakeTurns(t *testing.T) {
 	}
 }
 
+// As in a loop that waits for its kernels, or of who wants to stay.
+func TestACallThatDoesNotEndKeepsNobodyOnTheDevice(t *testing.T) {
+	o := quick
+	o.Quantum = 300 * time.Millisecond
+	h, truth, _ := elastics(t, o)
+	a, b := h.elastic("a", 60*gib, 0), h.elastic("b", 60*gib, 0)
+	a.works(truth, 40*gib)
+	a.expect("ok 1", "enter")
+	b.works(truth, 40*gib)
+	b.expect("ok 1", "enter")
+	// Its call waits in the driver and asks for nothing, which is known after a restart, too.
+	h.restart()
+	h.becomes("a", api.Active)
+	h.becomes("b", api.Evicted)
+	h.becomes("b", api.Active)
+}
+
 func TestTheLowestPriorityGoesFirst(t *testing.T) {
 	h, truth, _ := elastics(t, quick)
 	high, low := h.elastic("high", 30*gib, 5), h.elastic("low", 30*gib, -5)
