@@ -23,6 +23,7 @@ type Snapshot struct {
 	Devices []api.Device // nil for who may not see them
 	Slices  []api.Slice
 	Details map[string]api.Slice // by id: of those whose processes were asked for
+	Version uint64               // the same one, and not 0, if nothing else is another; 0 if that is not known
 }
 
 // order is by what rows are sorted.
