@@ -101,6 +101,9 @@ func (c *Client) several(ctx context.Context, paths []string, all *bytes.Buffer)
 			}
 			answers = append(answers, a)
 		}
+		if len(rest) > 0 {
+			return nil, fmt.Errorf("%w: to %d questions there is more than was asked", errNotHTTP, len(some))
+		}
 	}
 	return answers, nil
 }

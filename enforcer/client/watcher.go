@@ -139,14 +139,17 @@ func (l *list[T]) take(a answer, version *uint64) error {
 
 var errNoList = errors.New("it is no list")
 
+// space is JSON's.
+const space = " \t\r\n"
+
 // elements are those of a JSON array, as they are written there: whether each is JSON is for who decodes it, and then all of the array is.
 func elements(array []byte) (all [][]byte, err error) {
-	array = bytes.TrimSpace(array)
+	array = bytes.Trim(array, space)
 	if len(array) < 2 || array[0] != '[' || array[len(array)-1] != ']' {
 		return nil, errNoList
 	}
 	array = array[1 : len(array)-1]
-	if len(bytes.TrimSpace(array)) == 0 {
+	if len(bytes.Trim(array, space)) == 0 {
 		return nil, nil
 	}
 	depth, begin, quoted := 0, 0, false
