@@ -20,7 +20,6 @@ import (
 
 	"github.com/charmbracelet/lipgloss"
 	"github.com/charmbracelet/x/ansi"
-	"github.com/creack/pty"
 	"github.com/muesli/termenv"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
@@ -137,6 +136,22 @@ func (s *received) read(f *os.File) {
 	}
 }
 
+// take is what was sent since the last call.
+func (s *received) take() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	got := s.sent.String()
+	s.sent.Reset()
+	return got
+}
+
+// all is take that takes nothing.
+func (s *received) all() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.sent.String()
+}
+
 // shows waits until what was sent since the last call has the text.
 func (s *received) shows(t *testing.T, text string) {
 	t.Helper()
@@ -158,15 +173,6 @@ func (s *received) shows(t *testing.T, text string) {
 }
 
 func TestKeysInATerminal(t *testing.T) {
-	terminal, tty, err := pty.Open()
-	if err != nil {
-		t.Skip("no terminal: ", err)
-	}
-	defer terminal.Close()
-	defer tty.Close()
-	if err := pty.Setsize(terminal, &pty.Winsize{Rows: 20, Cols: 140}); err != nil {
-		t.Fatal(err)
-	}
 	var asked, failing atomic.Int32
 	ask := func(_ context.Context, open []string) (Snapshot, error) {
 		asked.Add(1)
@@ -179,10 +185,7 @@ func TestKeysInATerminal(t *testing.T) {
 		}
 		return s, nil
 	}
-	done := make(chan error, 1)
-	go func() { done <- Run(context.Background(), tty, tty, ask, 20*time.Millisecond) }()
-	s := new(received)
-	go s.read(terminal)
+	terminal, _, s, done := onTerminal(t, t.Context(), ask, 20*time.Millisecond)
 	press := func(keys string) {
 		if _, err := terminal.WriteString(keys); err != nil {
 			t.Fatal(err)
@@ -212,14 +215,7 @@ func TestKeysInATerminal(t *testing.T) {
 		t.Error("it is not refreshed")
 	}
 	press("q")
-	select {
-	case err := <-done:
-		if err != nil {
-			t.Error(err)
-		}
-	case <-time.After(time.Minute):
-		t.Fatal("q does not end it")
-	}
+	ends(t, done)
 }
 
 // A refresh a second with 100 slices takes less than 1 % of a core: ten times that is allowed here.
