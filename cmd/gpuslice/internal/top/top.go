@@ -4,7 +4,6 @@ package top
 
 import (
 	"context"
-	"errors"
 	"io"
 	"maps"
 	"slices"
@@ -56,11 +55,12 @@ func Run(ctx context.Context, in io.Reader, out io.Writer, ask Ask, every time.D
 	}
 	defer screen.leave()
 	m := &model{ctx: ctx, ask: ask, every: every, screen: screen, view: view{open: make(map[string]bool)}}
-	p := tea.NewProgram(m, tea.WithContext(ctx), tea.WithInput(in), tea.WithOutput(out), tea.WithoutRenderer(), tea.WithoutCatchPanics())
+	p := tea.NewProgram(m, tea.WithInput(in), tea.WithOutput(out), tea.WithoutRenderer(), tea.WithoutCatchPanics())
 	defer screen.tellSizes(p)()
+	defer context.AfterFunc(ctx, p.Quit)() // tea.WithContext would have it end without waiting for who reads keys
 	_, err = p.Run()
-	if ctx.Err() != nil && (errors.Is(err, tea.ErrProgramKilled) || errors.Is(err, context.Canceled)) {
-		return nil
+	if ctx.Err() != nil {
+		return nil // whatever failed with it: the terminal may be gone
 	}
 	return err
 }
