@@ -153,8 +153,8 @@ func TestALookShowsWhatTheSingleQuestionsDo(t *testing.T) {
 		}
 		last = got
 	}
-	s.denied = true
-	if got := check("a user without privileges"); got.Devices != nil {
+	s.denied, s.slices = true, newCrowd(2).slices
+	if got := check("a user without privileges", "c000"); got.Devices != nil || len(got.Details) != 1 {
 		t.Errorf("devices %+v", got.Devices)
 	}
 	s.err = &api.Error{Code: api.CodeBusy, Message: "because"}
