@@ -60,7 +60,7 @@ var (
 	chosen = lipgloss.NewStyle().Reverse(true)
 )
 
-// brush is what a style puts before and after a text. A style itself takes ten times as long, and there are two bars' parts in each line.
+// brush is what a style puts before and after a text. A style itself takes ten times as long, and each line has two parts of a bar.
 type brush struct{ before, after string }
 
 func brushOf(s lipgloss.Style) brush {
