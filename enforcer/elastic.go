@@ -216,10 +216,11 @@ func (e *Enforcer) bringBack(ctx context.Context, s *slice, all []*slice) {
 			s.obstruct(err)
 			return
 		}
+		w := want{holder: s.holder, priority: s.request.Priority, busy: true, limit: s.userLimit(), refusal: full}
 		s.mu.Lock()
-		wants := s.quota.Commitment()
+		w.bytes, w.quotas = s.quota.Commitment(), s.quotas
 		s.mu.Unlock()
-		victim := e.victim(s.request.Priority, wants, all, true)
+		victim := e.victim(w, all)
 		if victim == nil || ctx.Err() != nil {
 			s.obstruct(err)
 			return
@@ -261,51 +262,59 @@ func (s *slice) obstruct(err error) {
 // candidate is a slice that may be evicted.
 type candidate struct {
 	*slice
-	has  map[string]uint64
 	idle time.Duration
 	busy bool // it is not idle, and its time is over
 }
 
-// victim is who goes next so that a slice of that priority gets what it wants; nil if nobody may go whose going would be enough. busy: one that
-// works may go, too, once its time is over.
-func (e *Enforcer) victim(priority int, wants map[string]uint64, all []*slice, busy bool) *candidate {
-	lacks := make(map[string]uint64)
-	for uuid, bytes := range wants {
-		if g := e.book.Granted(uuid); g.Free != nil && *g.Free < bytes {
-			lacks[uuid] = bytes - *g.Free
-		}
-	}
-	full := len(lacks) == 0 // by the driver, though not by the book: somebody holds what was not granted to him
+// want is what somebody was refused.
+type want struct {
+	holder   *admission.Holder
+	priority int
+	busy     bool // who is busy may go for it, too
+	bytes    map[string]uint64
+	quotas   []api.Quota
+	limit    *admission.User
+	refusal  *api.Error
+}
+
+// victim is who goes next so that it can be had; nil if nobody may go whose going would be enough, as where it is a user's or a tenant's bound that
+// others do not count for.
+func (e *Enforcer) victim(w want, all []*slice) *candidate {
 	var may []candidate
 	now := time.Now()
 	for _, s := range all {
-		c := candidate{slice: s, has: e.book.Has(s.holder)}
-		shares := false
-		for uuid := range wants {
-			_, lacking := lacks[uuid]
-			shares = shares || c.has[uuid] > 0 && (full || lacking)
-		}
-		if !shares || !s.mayGo(now, &c, e.options.Elastic) || c.busy && (!busy || s.request.Priority > priority) {
-			continue
-		}
-		may = append(may, c)
-	}
-	for uuid, bytes := range lacks {
-		var sum uint64
-		for _, c := range may {
-			sum += c.has[uuid]
-		}
-		if sum < bytes {
-			return nil
+		c := candidate{slice: s}
+		if s.mayGo(now, &c, e.options.Elastic) && (!c.busy || w.busy && s.request.Priority <= w.priority) {
+			may = append(may, c)
 		}
 	}
-	if len(may) == 0 {
-		return nil
-	}
-	least := slices.MinFunc(may, func(a, b candidate) int {
+	slices.SortFunc(may, func(a, b candidate) int {
 		return cmp.Or(cmp.Compare(a.request.Priority, b.request.Priority), cmp.Compare(b.idle, a.idle))
 	})
-	return &least
+	holders := make([]*admission.Holder, len(may))
+	for i := range may {
+		holders[i] = may[i].holder
+	}
+	which, enough := e.book.Which(w.holder, w.bytes, w.quotas, w.limit, holders)
+	if !enough {
+		return nil
+	}
+	if len(which) > 0 {
+		return &may[which[0]]
+	}
+	// By the book there is room, and on the device there is not: somebody holds what was not granted to him.
+	uuid, lacks := w.refusal.Device, w.refusal.Requested-min(w.refusal.Requested, w.refusal.Limit-min(w.refusal.Limit, w.refusal.Current))
+	var first *candidate
+	for i := range may {
+		if bytes := e.book.Has(may[i].holder)[uuid]; bytes > 0 {
+			first = cmp.Or(first, &may[i])
+			lacks -= min(lacks, bytes)
+		}
+	}
+	if lacks > 0 {
+		return nil
+	}
+	return first
 }
 
 // mayGo says whether the slice may be evicted, and notes how idle it is.
@@ -407,24 +416,22 @@ func (s *slice) fitsHost() error {
 	return nil
 }
 
-// evictFor grants what is wanted, or has idle slices evicted for it, and then the error is busy: who asks is to ask again.
-func (e *Enforcer) evictFor(wants map[string]uint64, grant func() error) error {
-	err := grant()
+// evictFor grants a slice that begins what it wants, or has idle ones evicted for it, and then the error is busy: who asks is to ask again.
+func (e *Enforcer) evictFor(s *slice, wants map[string]uint64, limit *admission.User) error {
+	err := e.book.Begin(s.holder, wants, s.quotas, limit)
 	var full *api.Error
 	if !errors.As(err, &full) || full.Code != api.CodeQuotaExceeded || !e.movesElastic() {
 		return err
 	}
 	all := e.elasticOnes()
-	victim := e.leaving(wants, all)
-	if victim == nil {
-		c := e.victim(api.MaxPriority, wants, all, false)
+	if e.leaving(wants, all) == nil {
+		c := e.victim(want{holder: s.holder, bytes: wants, quotas: s.quotas, limit: limit, refusal: full}, all)
 		if c == nil {
 			return err
 		}
-		victim = c.slice
-		e.ends.Go(func() { e.evict(victim, false) })
+		e.ends.Go(func() { e.evict(c.slice, false) })
 	}
-	busy := api.Errorf(api.CodeBusy, "%s: the elastic slice %s, which is idle, is being moved aside for it: ask again", full.Message, victim.id())
+	busy := api.Errorf(api.CodeBusy, "%s: idle elastic slices are being moved aside for it: ask again", full.Message)
 	busy.Device, busy.Requested, busy.Limit, busy.Current = full.Device, full.Requested, full.Limit, full.Current
 	return busy
 }
