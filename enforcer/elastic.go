@@ -54,6 +54,7 @@ type residency struct {
 	returned time.Time     // it is on its devices since
 	back     chan struct{} // closed when it is; nil while it is
 	waits    time.Time     // since when a process waits for that; zero if none does
+	asked    time.Time     // when one said so last: it says so again and again, unless it has ended
 	waited   time.Duration // in all, before that
 
 	calls  uint64    // what its processes had made when that was seen last
@@ -98,6 +99,13 @@ func (s *slice) turnGate() {
 	}
 }
 
+// want notes that a process waits.
+func (r *residency) want(now time.Time) {
+	if r.asked = now; r.waits.IsZero() {
+		r.waits = now
+	}
+}
+
 // awaitReturn answers a process that stands at the gate: when the slice is back, or that it is not yet.
 func (s *slice) awaitReturn() error {
 	s.mu.Lock()
@@ -114,9 +122,7 @@ func (s *slice) awaitReturn() error {
 		return nil
 	}
 	back := r.back
-	if r.waits.IsZero() {
-		r.waits = time.Now()
-	}
+	r.want(time.Now())
 	s.mu.Unlock()
 	s.e.wakeElastic()
 	select {
@@ -201,8 +207,10 @@ func (s *slice) observe(now time.Time) {
 	switch {
 	case made > r.calls || underWay > 0 && r.back == nil:
 		r.active = now
-	case underWay > 0 && s.isAway() && r.waits.IsZero():
-		r.waits = now // in the driver, where nobody hears it
+	case underWay > 0 && s.isAway():
+		r.want(now) // in the driver, where nobody hears it
+	case now.Sub(r.asked) > 3*returnPatience:
+		r.waits = time.Time{}
 	}
 	r.calls = made // less than it was if a process has ended, which is no call
 }

@@ -202,6 +202,24 @@ func TestACallThatDoesNotEndKeepsNobodyOnTheDevice(t *testing.T) {
 	h.becomes("b", api.Active)
 }
 
+func TestWhoHasEndedWaitsNoMore(t *testing.T) {
+	h, truth, _ := elastics(t, quick)
+	a := h.elastic("a", 60*gib, 0).works(truth, 40*gib)
+	a.expect("ok 1", "enter")
+	b := h.elastic("b", 60*gib, 0)
+	b.expect(statusAway, "return")
+	if s := h.see("b"); s.Elastic.Waits == nil {
+		t.Fatalf("%+v", s.Elastic)
+	}
+	for range 500 { // it asks no more
+		if h.see("b").Elastic.Waits == nil {
+			return
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	t.Errorf("%+v", h.see("b").Elastic)
+}
+
 func TestTheLowestPriorityGoesFirst(t *testing.T) {
 	h, truth, _ := elastics(t, quick)
 	high, low := h.elastic("high", 30*gib, 5), h.elastic("low", 30*gib, -5)
