@@ -225,6 +225,7 @@ func TestTheLowestPriorityGoesFirst(t *testing.T) {
 	high, low := h.elastic("high", 30*gib, 5), h.elastic("low", 30*gib, -5)
 	high.works(truth, gib)
 	low.works(truth, gib)
+	time.Sleep(3 * quick.MinResident) // both are idle
 	h.elastic("third", 30*gib, 0).works(truth, gib)
 	h.becomes("low", api.Evicted)
 	if s := h.see("high"); s.State != api.Active { // though it is idle for longer
