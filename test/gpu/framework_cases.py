@@ -81,7 +81,6 @@ CASES = [
     torch("torch-async", ("default",), more=async_backend, PYTORCH_CUDA_ALLOC_CONF="backend:cudaMallocAsync"),
     torch("torch-expandable", ("default",), PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True"),
     torch("torch-graphs", ("graphs",)),
-    torch("torch-async-graphs", ("graphs",), more=async_backend, PYTORCH_CUDA_ALLOC_CONF="backend:cudaMallocAsync"),
     Case("triton", "triton_cases.py", ("triton",), TORCH_OOM),
     Case("numba", "numba_cases.py", ("numba",), NUMBA_OOM),
     Case("c-linear", "linear.c", timeout=60),
