@@ -7,10 +7,12 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/gpuslice/gpuslice/enforcer/admission"
 	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/guard"
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
 )
@@ -22,8 +24,8 @@ import (
 // An elastic slice begins evicted: with nothing. Its quotas count for admission while it is resident, all of them, so what is on a device never
 // adds up to more than that has. Who asks to return when there is no room has others evicted: those of lower priority first, then those idle for
 // longest. Nobody is evicted who made a call in the last MinResident; one that works all the time goes after a Quantum, if it is of no higher
-// priority. A call of it that does not end is then left to wait in the driver, and is taken for one that asks for the return. One move is
-// made at a time.
+// priority. A call of it that does not end is then left to wait in the driver, and is taken for one that asks for the return. On each device one
+// slice is brought back at a time.
 
 // Elastic is the operator's word on elastic slices.
 type Elastic struct {
@@ -35,6 +37,10 @@ type Elastic struct {
 
 const (
 	drainPace = time.Millisecond
+	// elasticPace is between two looks at who waits, and triedLasts between two attempts to bring one back for which there was no room: as many may
+	// ask as like to.
+	elasticPace = 20 * time.Millisecond
+	triedLasts  = 200 * time.Millisecond
 	// obstacleLasts is how long it is not tried again to evict a slice that could not be moved.
 	obstacleLasts = 10 * time.Second
 )
@@ -62,7 +68,7 @@ type residency struct {
 
 	evictions  uint64
 	obstacle   string
-	obstructed time.Time // since when
+	obstructed time.Time // when that was found last
 }
 
 // beElastic is called before anybody knows the slice.
@@ -140,11 +146,43 @@ func (e *Enforcer) wakeElastic() {
 	}
 }
 
+// returning are the devices to which a slice is being brought back.
+type returning struct {
+	mu  guard.Mutex[guard.Leaf] // guards the other
+	has map[string]bool
+}
+
+// begin takes all of the devices, or none if one is taken.
+func (r *returning) begin(devices map[string]uint64) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for uuid := range devices {
+		if r.has[uuid] {
+			return false
+		}
+	}
+	for uuid := range devices {
+		r.has[uuid] = true
+	}
+	return true
+}
+
+func (r *returning) end(devices map[string]uint64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for uuid := range devices {
+		delete(r.has, uuid)
+	}
+}
+
 // runElastic moves elastic slices until ctx ends.
 func (e *Enforcer) runElastic(ctx context.Context) {
+	r := &returning{has: make(map[string]bool)}
+	var moves sync.WaitGroup
+	defer moves.Wait()
 	ticker := time.NewTicker(e.options.Interval)
 	defer ticker.Stop()
-	for {
+	for ; ; time.Sleep(elasticPace) {
 		select {
 		case <-ctx.Done():
 			return
@@ -156,10 +194,18 @@ func (e *Enforcer) runElastic(ctx context.Context) {
 		for _, s := range all {
 			s.observe(now)
 		}
-		for _, s := range waiting(all) {
-			if ctx.Err() == nil {
-				e.bringBack(ctx, s, all)
+		for _, s := range waiting(all, now) {
+			s.mu.Lock()
+			devices := s.quota.Commitment()
+			s.mu.Unlock()
+			if !r.begin(devices) {
+				continue
 			}
+			moves.Go(func() {
+				e.bringBack(ctx, s, all)
+				r.end(devices)
+				e.wakeElastic() // for the next one
+			})
 		}
 	}
 }
@@ -173,12 +219,13 @@ func (e *Enforcer) elasticOnes() (all []*slice) {
 	return all
 }
 
-// waiting are those for whose return a process waits: by priority, then who waits for longest.
-func waiting(all []*slice) (wait []*slice) {
+// waiting are those for whose return a process waits, and it was not just tried: by priority, then who waits for longest.
+func waiting(all []*slice, now time.Time) (wait []*slice) {
 	since := make(map[*slice]time.Time)
 	for _, s := range all {
 		s.mu.Lock()
-		if r := s.residency; r.back != nil && !r.waits.IsZero() && s.suspension != nil && s.suspension.Evicted && s.quota.State == api.Active {
+		r, may := s.residency, s.suspension != nil && s.suspension.Evicted && s.quota.State == api.Active
+		if may && r.back != nil && !r.waits.IsZero() && now.Sub(r.obstructed) >= triedLasts {
 			since[s] = r.waits
 			wait = append(wait, s)
 		}
