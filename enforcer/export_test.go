@@ -16,7 +16,7 @@ import (
 )
 
 func init() {
-	patienceOfRelease, returnPatience, drainPatience = 3*time.Second, 700*time.Millisecond, 200*time.Millisecond
+	patienceOfRelease, returnPatience, drainPatience = 3*time.Second, 300*time.Millisecond, 200*time.Millisecond
 }
 
 // HostHas makes the host have so many bytes of memory available, until it is called again with 0.
