@@ -30,8 +30,8 @@ const (
 	namespaceKey, nameKey, uidKey = "gpuslice.io/namespace", "gpuslice.io/name", "gpuslice.io/uid"
 )
 
-// hookSeconds is longer than the hook itself waits for the enforcer.
-const hookSeconds = 90
+// hookSeconds is longer than the hook itself waits for the enforcer: no room is made for a claim at that time.
+const hookSeconds = 30
 
 // Claim is whose a file is.
 type Claim struct {

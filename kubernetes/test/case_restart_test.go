@@ -106,7 +106,7 @@ func hookHangs(n *node) {
 	n.setHook("#!/bin/sh\nkill -STOP $$\n")
 	defer n.setHook("")
 	n.create(again("without-hook"))
-	n.ended("without-hook", "ran past specified timeout of 15")
+	n.ended("without-hook", "ran past specified timeout of 30")
 	n.setHook("")
 	n.running("without-hook")
 	n.sees("without-hook", "a", 4*gib)
