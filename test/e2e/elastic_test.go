@@ -113,7 +113,7 @@ func TestAnEnforcerKilledWhileItEvictsLosesNoProcess(t *testing.T) {
 func TestAnOrdinaryContainerBeginsWhereAnIdleElasticOneIsMovedAside(t *testing.T) {
 	h := newHostBy(t, api.Intercept, quickTurns, smallCard)
 	e := h.elastic("5G")
-	e.hog(gib) // which ends
+	e.hog(gib)                          // which ends
 	time.Sleep(1500 * time.Millisecond) // calls are looked for once a second
 	c := h.newContainer(map[string]string{"gpuslice.vram": "6G"}, "/bin/sleep", "600")
 	c.run()
