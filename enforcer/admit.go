@@ -259,7 +259,7 @@ func (e *Enforcer) admitSlice(s *slice, limit *admission.User) error {
 			e.clearReleased(other)
 		}
 	}
-	err := e.evictFor(wants, func() error { return e.book.Begin(s.holder, wants, s.quotas, limit) })
+	err := e.evictFor(s, wants, limit)
 	if err != nil {
 		e.book.Drop(s.holder)
 	}

@@ -22,7 +22,8 @@ import (
 // An elastic slice begins evicted: with nothing. Its quotas count for admission while it is resident, all of them, so what is on a device never
 // adds up to more than that has. Who asks to return when there is no room has others evicted: those of lower priority first, then those idle for
 // longest. Nobody is evicted who made a call in the last MinResident; one that works all the time goes after a Quantum, if it is of no higher
-// priority. One move is made at a time.
+// priority. A call of it that does not end is then left to wait in the driver, and is taken for one that asks for the return. One move is
+// made at a time.
 
 // Elastic is the operator's word on elastic slices.
 type Elastic struct {
@@ -33,12 +34,14 @@ type Elastic struct {
 }
 
 const (
-	// drainPatience is for calls under way when the gate is shut. One of them may wait for what another thread would do behind the gate.
-	drainPatience = 5 * time.Second
-	drainPace     = time.Millisecond
+	drainPace = time.Millisecond
 	// obstacleLasts is how long it is not tried again to evict a slice that could not be moved.
 	obstacleLasts = 10 * time.Second
 )
+
+// drainPatience is for calls under way when the gate is shut. One of them may wait for what another thread would do behind the gate. Tests have
+// less.
+var drainPatience = 5 * time.Second
 
 // returnPatience is how long a process waits for one answer: shorter than its own patience, ASK_SECONDS in attach_client.h. Tests have less.
 var returnPatience = 3 * time.Second
@@ -51,6 +54,7 @@ type residency struct {
 	returned time.Time     // it is on its devices since
 	back     chan struct{} // closed when it is; nil while it is
 	waits    time.Time     // since when a process waits for that; zero if none does
+	asked    time.Time     // when one said so last: it says so again and again, unless it has ended
 	waited   time.Duration // in all, before that
 
 	calls  uint64    // what its processes had made when that was seen last
@@ -95,6 +99,13 @@ func (s *slice) turnGate() {
 	}
 }
 
+// want notes that a process waits.
+func (r *residency) want(now time.Time) {
+	if r.asked = now; r.waits.IsZero() {
+		r.waits = now
+	}
+}
+
 // awaitReturn answers a process that stands at the gate: when the slice is back, or that it is not yet.
 func (s *slice) awaitReturn() error {
 	s.mu.Lock()
@@ -111,9 +122,7 @@ func (s *slice) awaitReturn() error {
 		return nil
 	}
 	back := r.back
-	if r.waits.IsZero() {
-		r.waits = time.Now()
-	}
+	r.want(time.Now())
 	s.mu.Unlock()
 	s.e.wakeElastic()
 	select {
@@ -195,8 +204,13 @@ func (s *slice) observe(now time.Time) {
 		underWay += uint64(gate.UnderWay)
 	}
 	r := s.residency
-	if made > r.calls || underWay > 0 && r.back == nil {
+	switch {
+	case made > r.calls || underWay > 0 && r.back == nil:
 		r.active = now
+	case underWay > 0 && s.isAway():
+		r.want(now) // in the driver, where nobody hears it
+	case now.Sub(r.asked) > 3*returnPatience:
+		r.waits = time.Time{}
 	}
 	r.calls = made // less than it was if a process has ended, which is no call
 }
@@ -210,15 +224,16 @@ func (e *Enforcer) bringBack(ctx context.Context, s *slice, all []*slice) {
 			s.obstruct(err)
 			return
 		}
+		w := want{holder: s.holder, priority: s.request.Priority, busy: true, limit: s.userLimit(), refusal: full}
 		s.mu.Lock()
-		wants := s.quota.Commitment()
+		w.bytes, w.quotas = s.quota.Commitment(), s.quotas
 		s.mu.Unlock()
-		victim := e.victim(s.request.Priority, wants, all, true)
+		victim := e.victim(w, all)
 		if victim == nil || ctx.Err() != nil {
 			s.obstruct(err)
 			return
 		}
-		e.evict(victim)
+		e.evict(victim.slice, victim.busy)
 	}
 }
 
@@ -255,71 +270,77 @@ func (s *slice) obstruct(err error) {
 // candidate is a slice that may be evicted.
 type candidate struct {
 	*slice
-	has  map[string]uint64
 	idle time.Duration
+	busy bool // it is not idle, and its time is over
 }
 
-// victim is who goes next so that a slice of that priority gets what it wants; nil if nobody may go whose going would be enough. busy: one that
-// works may go, too, once its time is over.
-func (e *Enforcer) victim(priority int, wants map[string]uint64, all []*slice, busy bool) *slice {
-	lacks := make(map[string]uint64)
-	for uuid, bytes := range wants {
-		if g := e.book.Granted(uuid); g.Free != nil && *g.Free < bytes {
-			lacks[uuid] = bytes - *g.Free
-		}
-	}
-	full := len(lacks) == 0 // by the driver, though not by the book: somebody holds what was not granted to him
+// want is what somebody was refused.
+type want struct {
+	holder   *admission.Holder
+	priority int
+	busy     bool // who is busy may go for it, too
+	bytes    map[string]uint64
+	quotas   []api.Quota
+	limit    *admission.User
+	refusal  *api.Error
+}
+
+// victim is who goes next so that it can be had; nil if nobody may go whose going would be enough, as where it is a user's or a tenant's bound that
+// others do not count for.
+func (e *Enforcer) victim(w want, all []*slice) *candidate {
 	var may []candidate
 	now := time.Now()
 	for _, s := range all {
-		c := candidate{slice: s, has: e.book.Has(s.holder)}
-		shares := false
-		for uuid := range wants {
-			_, lacking := lacks[uuid]
-			shares = shares || c.has[uuid] > 0 && (full || lacking)
-		}
-		if idle, yes := s.mayGo(now, priority, busy, e.options.Elastic); yes && shares {
-			c.idle = idle
+		c := candidate{slice: s}
+		if s.mayGo(now, &c, e.options.Elastic) && (!c.busy || w.busy && s.request.Priority <= w.priority) {
 			may = append(may, c)
 		}
 	}
-	for uuid, bytes := range lacks {
-		var sum uint64
-		for _, c := range may {
-			sum += c.has[uuid]
-		}
-		if sum < bytes {
-			return nil
-		}
+	slices.SortFunc(may, func(a, b candidate) int {
+		return cmp.Or(cmp.Compare(a.request.Priority, b.request.Priority), cmp.Compare(b.idle, a.idle))
+	})
+	holders := make([]*admission.Holder, len(may))
+	for i := range may {
+		holders[i] = may[i].holder
 	}
-	if len(may) == 0 {
+	which, enough := e.book.Which(w.holder, w.bytes, w.quotas, w.limit, holders)
+	if !enough {
 		return nil
 	}
-	return slices.MinFunc(may, func(a, b candidate) int {
-		return cmp.Or(cmp.Compare(a.request.Priority, b.request.Priority), cmp.Compare(b.idle, a.idle))
-	}).slice
+	if len(which) > 0 {
+		return &may[which[0]]
+	}
+	// By the book there is room, and on the device there is not: somebody holds what was not granted to him.
+	uuid, lacks := w.refusal.Device, w.refusal.Requested-min(w.refusal.Requested, w.refusal.Limit-min(w.refusal.Limit, w.refusal.Current))
+	var first *candidate
+	for i := range may {
+		if bytes := e.book.Has(may[i].holder)[uuid]; bytes > 0 {
+			first = cmp.Or(first, &may[i])
+			lacks -= min(lacks, bytes)
+		}
+	}
+	if lacks > 0 {
+		return nil
+	}
+	return first
 }
 
-// mayGo says whether the slice may be evicted for one of that priority, and for how long it has been idle.
-func (s *slice) mayGo(now time.Time, priority int, busy bool, o Elastic) (idle time.Duration, yes bool) {
+// mayGo says whether the slice may be evicted, and notes how idle it is.
+func (s *slice) mayGo(now time.Time, c *candidate, o Elastic) bool {
 	s.observe(now)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	r := s.residency
 	if s.suspension != nil || s.quota.State != api.Active || !r.obstructed.IsZero() && now.Sub(r.obstructed) < obstacleLasts {
-		return 0, false
+		return false
 	}
-	idle = now.Sub(r.active)
-	switch {
-	case idle >= o.MinResident && now.Sub(r.returned) >= o.MinResident:
-		return idle, true
-	default:
-		return idle, busy && s.request.Priority <= priority && now.Sub(r.returned) >= o.Quantum
-	}
+	c.idle = now.Sub(r.active)
+	c.busy = min(c.idle, now.Sub(r.returned)) < o.MinResident
+	return !c.busy || now.Sub(r.returned) >= o.Quantum
 }
 
-// evict moves a slice aside, or notes why that cannot be done.
-func (e *Enforcer) evict(s *slice) {
+// evict moves a slice aside, or notes why that cannot be done. One that is not busy stays if a call does not end.
+func (e *Enforcer) evict(s *slice, busy bool) {
 	if !e.waitFor(s) {
 		return
 	}
@@ -327,7 +348,7 @@ func (e *Enforcer) evict(s *slice) {
 	err := s.beginSuspension(true)
 	if err == nil {
 		killpoint.Pass("evict.shut")
-		if err = s.drain(); err != nil {
+		if err = s.drain(busy); err != nil {
 			s.setSuspension(nil)
 		} else if err = s.suspendAll(); err == nil {
 			s.mu.Lock()
@@ -338,8 +359,8 @@ func (e *Enforcer) evict(s *slice) {
 	s.obstruct(err)
 }
 
-// drain waits until no process of the slice is in a call of the driver. The gate is shut.
-func (s *slice) drain() error {
+// drain waits until no process of the slice is in a call of the driver; of a busy one, for a while. The gate is shut.
+func (s *slice) drain(busy bool) error {
 	deadline := time.Now().Add(drainPatience)
 	for said := time.Now(); ; time.Sleep(drainPace) {
 		pid, uncounted := s.inCall()
@@ -348,6 +369,8 @@ func (s *slice) drain() error {
 			return s.fitsHost()
 		case uncounted:
 			return api.Errorf(api.CodeBadRequest, "slice %s stays where it is: process %d has an interceptor that is older than elastic slices", s.id(), pid)
+		case time.Now().After(deadline) && busy:
+			return s.fitsHost()
 		case time.Now().After(deadline):
 			return api.Errorf(api.CodeBusy, "slice %s stays where it is: a call of process %d has not ended in %s", s.id(), pid, drainPatience)
 		case s.e.ending.Load():
@@ -401,22 +424,22 @@ func (s *slice) fitsHost() error {
 	return nil
 }
 
-// evictFor grants what is wanted, or has idle slices evicted for it, and then the error is busy: who asks is to ask again.
-func (e *Enforcer) evictFor(wants map[string]uint64, grant func() error) error {
-	err := grant()
+// evictFor grants a slice that begins what it wants, or has idle ones evicted for it, and then the error is busy: who asks is to ask again.
+func (e *Enforcer) evictFor(s *slice, wants map[string]uint64, limit *admission.User) error {
+	err := e.book.Begin(s.holder, wants, s.quotas, limit)
 	var full *api.Error
 	if !errors.As(err, &full) || full.Code != api.CodeQuotaExceeded || !e.movesElastic() {
 		return err
 	}
 	all := e.elasticOnes()
-	victim := e.leaving(wants, all)
-	if victim == nil {
-		if victim = e.victim(api.MaxPriority, wants, all, false); victim == nil {
+	if e.leaving(wants, all) == nil {
+		c := e.victim(want{holder: s.holder, bytes: wants, quotas: s.quotas, limit: limit, refusal: full}, all)
+		if c == nil {
 			return err
 		}
-		e.ends.Go(func() { e.evict(victim) })
+		e.ends.Go(func() { e.evict(c.slice, false) })
 	}
-	busy := api.Errorf(api.CodeBusy, "%s: the elastic slice %s, which is idle, is being moved aside for it: ask again", full.Message, victim.id())
+	busy := api.Errorf(api.CodeBusy, "%s: idle elastic slices are being moved aside for it: ask again", full.Message)
 	busy.Device, busy.Requested, busy.Limit, busy.Current = full.Device, full.Requested, full.Limit, full.Current
 	return busy
 }

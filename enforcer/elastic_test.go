@@ -40,11 +40,16 @@ func (h *host) elastic(id string, quota uint64, priority int) *proc {
 
 func (h *host) tryElastic(id string, quota uint64, priority int) (*proc, error) {
 	h.t.Helper()
+	return h.tryElasticOf(id, "", quota, priority)
+}
+
+func (h *host) tryElasticOf(id, tenant string, quota uint64, priority int) (*proc, error) {
+	h.t.Helper()
 	link := filepath.Join(h.options.RunDir, "to-"+id)
 	p := start(h.t, link, "")
 	reply, err := h.Register(context.Background(), api.RegisterRequest{
 		ID: id, Quotas: []api.Quota{on(gpu0, quota)}, Session: true, PID: p.pid(), UID: uint32(os.Geteuid()), GID: uint32(os.Getegid()),
-		Elastic: true, Priority: priority,
+		Elastic: true, Priority: priority, Tenant: tenant,
 	})
 	if err == nil {
 		lead(h.t, link, reply)
@@ -180,16 +185,77 @@ func TestBusySlicesOfOnePriorityTakeTurns(t *testing.T) {
 	}
 }
 
+// As in a loop that waits for its kernels, or of who wants to stay.
+func TestACallThatDoesNotEndKeepsNobodyOnTheDevice(t *testing.T) {
+	o := quick
+	o.Quantum = 300 * time.Millisecond
+	h, truth, _ := elastics(t, o)
+	a, b := h.elastic("a", 60*gib, 0), h.elastic("b", 60*gib, 0)
+	a.works(truth, 40*gib)
+	a.expect("ok 1", "enter")
+	b.works(truth, 40*gib)
+	b.expect("ok 1", "enter")
+	// Its call waits in the driver and asks for nothing, which is known after a restart, too.
+	h.restart()
+	h.becomes("a", api.Active)
+	h.becomes("b", api.Evicted)
+	h.becomes("b", api.Active)
+}
+
+func TestWhoHasEndedWaitsNoMore(t *testing.T) {
+	h, truth, _ := elastics(t, quick)
+	a := h.elastic("a", 60*gib, 0).works(truth, 40*gib)
+	a.expect("ok 1", "enter")
+	b := h.elastic("b", 60*gib, 0)
+	b.expect(statusAway, "return")
+	if s := h.see("b"); s.Elastic.Waits == nil {
+		t.Fatalf("%+v", s.Elastic)
+	}
+	for range 500 { // it asks no more
+		if h.see("b").Elastic.Waits == nil {
+			return
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	t.Errorf("%+v", h.see("b").Elastic)
+}
+
 func TestTheLowestPriorityGoesFirst(t *testing.T) {
 	h, truth, _ := elastics(t, quick)
 	high, low := h.elastic("high", 30*gib, 5), h.elastic("low", 30*gib, -5)
 	high.works(truth, gib)
 	low.works(truth, gib)
+	time.Sleep(3 * quick.MinResident) // both are idle
 	h.elastic("third", 30*gib, 0).works(truth, gib)
 	h.becomes("low", api.Evicted)
 	if s := h.see("high"); s.State != api.Active { // though it is idle for longer
 		t.Errorf("%+v", s)
 	}
+}
+
+// What stands in the way is the tenant's bound, for which others do not count.
+func TestNobodyGoesWhoseGoingMakesNoRoom(t *testing.T) {
+	h, truth, _ := movers(t)
+	h.stop()
+	h.options.Elastic = quick
+	h.options.Admission.Tenants = map[string]api.Share{"physics": {Bytes: 40 * gib}}
+	h.start()
+	other := h.elastic("other", 20*gib, -1).works(truth, gib)
+	var all []*proc
+	for _, id := range []string{"a", "b"} {
+		p, err := h.tryElasticOf(id, "physics", 30*gib, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, p)
+	}
+	all[0].works(truth, gib)
+	all[1].works(truth, gib)
+	h.becomes("a", api.Evicted)
+	if s := h.see("other"); s.State != api.Active || s.Elastic.Evictions != 0 {
+		t.Errorf("%+v %+v", s, s.Elastic)
+	}
+	other.expect("ok 1", "enter")
 }
 
 func TestAnOrdinarySliceHasIdleOnesEvicted(t *testing.T) {
@@ -201,7 +267,7 @@ func TestAnOrdinarySliceHasIdleOnesEvicted(t *testing.T) {
 	p := start(t, link, "")
 	r := api.RegisterRequest{ID: "ordinary", Quotas: []api.Quota{on(gpu0, 50*gib)}, Session: true, PID: p.pid(), UID: uint32(os.Geteuid()), GID: uint32(os.Getegid())}
 	_, err := h.Register(context.Background(), r)
-	refusedWith(t, err, api.CodeBusy, "ordinary asks for 50GiB", "the elastic slice a, which is idle, is being moved aside for it: ask again")
+	refusedWith(t, err, api.CodeBusy, "ordinary asks for 50GiB", "idle elastic slices are being moved aside for it: ask again")
 	h.becomes("a", api.Evicted)
 	reply, err := h.Register(context.Background(), r)
 	if err != nil {

@@ -15,7 +15,9 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/process"
 )
 
-func init() { patienceOfRelease, returnPatience = 3*time.Second, 700*time.Millisecond }
+func init() {
+	patienceOfRelease, returnPatience, drainPatience = 3*time.Second, 700*time.Millisecond, 200*time.Millisecond
+}
 
 // HostHas makes the host have so many bytes of memory available, until it is called again with 0.
 func HostHas(bytes uint64) {

@@ -19,13 +19,12 @@ func (e *Enforcer) Slices(context.Context) ([]api.Slice, error) {
 }
 
 func (e *Enforcer) showAll(which func(*slice) bool) []api.Slice {
-	shown := []api.Slice{}
-	for _, s := range e.all() {
-		if which(s) {
-			shown = append(shown, s.show(false))
-		}
+	all := slices.DeleteFunc(e.all(), func(s *slice) bool { return !which(s) })
+	slices.SortFunc(all, func(a, b *slice) int { return cmp.Compare(a.id(), b.id()) }) // before they are shown: that is much to be moved
+	shown := make([]api.Slice, 0, len(all))
+	for _, s := range all {
+		shown = append(shown, s.show(false))
 	}
-	slices.SortFunc(shown, func(a, b api.Slice) int { return cmp.Compare(a.ID, b.ID) })
 	return shown
 }
 

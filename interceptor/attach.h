@@ -50,8 +50,8 @@ enum attach_op {
 	/* It is about to be restored: may its memory come back? ATTACH_REFUSED if it does not fit
 	 * beside what others took meanwhile. ATTACH_OK, too, for one that is not suspended. */
 	ATTACH_OP_RESUME = 6,
-	/* The slice is elastic, and away: bring it back. ATTACH_OK once it is back; ATTACH_AWAY if it
-	 * is not yet after some time, shorter than ASK_SECONDS: ask again. */
+	/* The slice is elastic, and away: bring it back. ATTACH_OK once it is back; ATTACH_AWAY if
+	 * it is not yet after some time, shorter than ASK_SECONDS: ask again. */
 	ATTACH_OP_RETURN = 7,
 };
 

@@ -114,9 +114,9 @@ struct ledger_lane {
 	uint64_t
 	    first_uncharged; /* as ledger_entry.uncharged, of the first thread, on any device */
 	uint64_t loads;      /* the like, of calls that may take any amount: ledger_begin_load() */
-	/* In an elastic slice, of the driver's functions: calls under way in the lowest 16 bits, and
-	 * above them how many were ever made. 0 of a process that does not count: it has an older
-	 * interceptor, and its slice stays where it is. */
+	/* In an elastic slice, of the driver's functions: calls under way in the lowest 16 bits,
+	 * and above them how many were ever made. 0 of a process that does not count: it has an
+	 * older interceptor, and its slice stays where it is. */
 	uint64_t calls;
 	struct ledger_entry entry[LEDGER_DEVICES];
 };
@@ -137,9 +137,9 @@ struct ledger {
 	uint32_t record;   /* 1: record mode, nothing is refused */
 	uint8_t slice[16]; /* random name of this ledger: tells one mapping from another */
 	char pool[64];     /* the pool's name, with a 0 at its end; a slice's is empty */
-	/* Of an elastic slice: 1 while its memory is moved aside, or about to be. A process enters no
-	 * call of the driver then, and asks for its return (ATTACH_OP_RETURN). The enforcer alone
-	 * writes it. */
+	/* Of an elastic slice: 1 while its memory is moved aside, or about to be. A process enters
+	 * no call of the driver then, and asks for its return (ATTACH_OP_RETURN). The enforcer
+	 * alone writes it. */
 	uint64_t away;
 	struct ledger_device device[LEDGER_DEVICES];
 	uint8_t padding[4096 - 128 - 128 * LEDGER_DEVICES]; /* lanes begin on a page */

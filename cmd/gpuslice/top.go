@@ -4,7 +4,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -17,7 +16,6 @@ import (
 
 	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/show"
 	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/top"
-	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/client"
 )
 
@@ -51,7 +49,7 @@ terminal, it is printed once, as tables.
 			if every < minEvery {
 				return misuse("--every %s: at least %s is accepted", every, minEvery)
 			}
-			enforcer := connect(c)
+			enforcer := connect(c).Watch()
 			ask := func(ctx context.Context, open []string) (top.Snapshot, error) { return snapshot(ctx, enforcer, open) }
 			if c.Bool("once") || !isTerminal(c.App.Writer) {
 				return printOnce(c, ask)
@@ -67,23 +65,9 @@ terminal, it is printed once, as tables.
 }
 
 // snapshot asks the enforcer how things stand. A user without privileges sees no devices.
-func snapshot(ctx context.Context, enforcer *client.Client, open []string) (s top.Snapshot, err error) {
-	if s.Slices, err = enforcer.Slices(ctx); err != nil {
-		return s, err
-	}
-	if s.Devices, err = enforcer.Devices(ctx); err != nil && !errors.Is(err, api.ErrForbidden) {
-		return s, err
-	}
-	s.Details = make(map[string]api.Slice)
-	for _, id := range open {
-		one, err := enforcer.Slice(ctx, id)
-		if err == nil {
-			s.Details[id] = one
-		} else if !errors.Is(err, api.ErrNotFound) { // it has ended meanwhile
-			return s, err
-		}
-	}
-	return s, nil
+func snapshot(ctx context.Context, enforcer *client.Watcher, open []string) (top.Snapshot, error) {
+	s, err := enforcer.Look(ctx, open...)
+	return top.Snapshot{Devices: s.Devices, Slices: s.Slices, Details: s.Details, Version: s.Version}, err
 }
 
 func printOnce(c *cli.Context, ask top.Ask) error {

@@ -214,6 +214,7 @@ func TestAnAnswerWithoutAnEndIsGivenUp(t *testing.T) {
 		"health":   {func() error { _, err := c.Health(ctx); return err }, maxOne},
 		"devices":  {func() error { _, err := c.Devices(ctx); return err }, maxList},
 		"history":  {func() error { _, err := c.History(ctx); return err }, maxList},
+		"look":     {func() error { _, err := c.Watch().Look(ctx); return err }, maxList},
 	} {
 		if err := ask.do(); err == nil || !strings.Contains(err.Error(), "more than") {
 			t.Errorf("%s: %v", what, err)

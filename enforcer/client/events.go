@@ -39,7 +39,7 @@ func (c *Client) Events(ctx context.Context, instance string, since uint64, foll
 	defer hangUp()
 	limit := time.AfterFunc(DefaultTimeout, func() { cancel(context.DeadlineExceeded) })
 	defer limit.Stop()
-	_, writeErr := conn.Write(request(ctx, "GET", path, nil))
+	_, writeErr := conn.Write(request(ctx, "GET", path, "1.0", nil))
 
 	lines := bufio.NewScanner(conn)
 	lines.Buffer(make([]byte, 0, 4096), maxLine)

@@ -12,6 +12,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -54,6 +55,62 @@ func refusal(status int, body []byte) error {
 }
 
 func (c *Client) exchange(ctx context.Context, method, path string, body []byte, most int64) (status int, answer []byte, err error) {
+	what := method + " " + path
+	var all bytes.Buffer
+	all.Grow(8 << 10) // a list is some ten times that, and the buffer doubles
+	if err := c.send(ctx, what, request(ctx, method, path, "1.0", body), &all, most); err != nil {
+		return 0, nil, err
+	}
+	status, answer, err = parse(all.Bytes())
+	if err != nil {
+		return 0, nil, fmt.Errorf("%s on %s: %w", what, c.socket, err)
+	}
+	return status, answer, nil
+}
+
+// answer is one of several: its body is in the buffer that was read into.
+type answer struct {
+	status int
+	body   []byte
+}
+
+// maxSeveral is how many questions are sent before an answer is read: they must find room in the kernel, or both sides would wait.
+const maxSeveral = 128
+
+// several asks for all of the paths, over one connection for many of them, and reads into all. Each path has an answer then.
+func (c *Client) several(ctx context.Context, paths []string, all *bytes.Buffer) (answers []answer, err error) {
+	all.Reset()
+	for some := range slices.Chunk(paths, maxSeveral) {
+		var requests []byte
+		for _, path := range some[:len(some)-1] {
+			requests = append(requests, request(ctx, "GET", path, "1.1", nil)...)
+		}
+		requests = append(requests, request(ctx, "GET", some[len(some)-1], "1.0", nil)...) // whereupon the enforcer hangs up
+		begin := all.Len()
+		if err := c.send(ctx, "GET "+some[0], requests, all, maxList); err != nil {
+			return nil, err
+		}
+		rest := all.Bytes()[begin:]
+		for _, path := range some {
+			var a answer
+			if a.status, a.body, rest, err = next(rest); err != nil {
+				// Who refuses the connection answers once.
+				if n := len(answers); n > 0 && answers[n-1].status/100 != 2 {
+					return nil, refusal(answers[n-1].status, answers[n-1].body)
+				}
+				return nil, fmt.Errorf("GET %s on %s: %w", path, c.socket, err)
+			}
+			answers = append(answers, a)
+		}
+		if len(rest) > 0 {
+			return nil, fmt.Errorf("%w: to %d questions there is more than was asked", errNotHTTP, len(some))
+		}
+	}
+	return answers, nil
+}
+
+// send sends what is asked, and appends to all what is answered until the enforcer hangs up, of most bytes at most.
+func (c *Client) send(ctx context.Context, what string, requests []byte, all *bytes.Buffer, most int64) error {
 	if _, ok := ctx.Deadline(); !ok {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, DefaultTimeout)
@@ -61,31 +118,24 @@ func (c *Client) exchange(ctx context.Context, method, path string, body []byte,
 	}
 	conn, hangUp, err := c.dial(ctx)
 	if err != nil {
-		return 0, nil, err
+		return err
 	}
 	defer hangUp()
 	// An enforcer that refuses early (too many connections, too large) answers and closes: its answer is
 	// worth more than the broken pipe.
-	_, writeErr := conn.Write(request(ctx, method, path, body))
-	var all bytes.Buffer
-	all.Grow(8 << 10) // a list is some ten times that, and the buffer doubles
-	_, err = all.ReadFrom(io.LimitReader(conn, most+1))
-	raw := all.Bytes()
+	_, writeErr := conn.Write(requests)
+	n, err := all.ReadFrom(io.LimitReader(conn, most+1))
 	switch {
 	case ctx.Err() != nil:
-		return 0, nil, c.unreachable(context.Cause(ctx))
-	case int64(len(raw)) > most:
-		return 0, nil, fmt.Errorf("%w: to %s %s it has more than %d bytes", errNotHTTP, method, path, most)
-	case len(raw) == 0 && errors.Join(writeErr, err) != nil:
-		return 0, nil, c.unreachable(errors.Join(writeErr, err))
+		return c.unreachable(context.Cause(ctx))
+	case n > most:
+		return fmt.Errorf("%w: to %s it has more than %d bytes", errNotHTTP, what, most)
+	case n == 0 && errors.Join(writeErr, err) != nil:
+		return c.unreachable(errors.Join(writeErr, err))
 	case err != nil && !errors.Is(err, syscall.ECONNRESET):
-		return 0, nil, fmt.Errorf("read the enforcer's answer: %w", err)
+		return fmt.Errorf("read the enforcer's answer: %w", err)
 	}
-	status, answer, err = parse(raw)
-	if err != nil {
-		return 0, nil, fmt.Errorf("%s %s on %s: %w", method, path, c.socket, err)
-	}
-	return status, answer, nil
+	return nil
 }
 
 // dial connects, as soon as there is room for it in the kernel's queue: others may have filled it. When ctx ends, what is being written or
@@ -107,9 +157,9 @@ func (c *Client) dial(ctx context.Context) (conn net.Conn, hangUp func(), err er
 }
 
 // request is what is sent. A token goes along that ctx has; what is none could be more than one header.
-func request(ctx context.Context, method, path string, body []byte) []byte {
+func request(ctx context.Context, method, path, version string, body []byte) []byte {
 	var r bytes.Buffer
-	fmt.Fprintf(&r, "%s %s HTTP/1.0\r\nHost: gpuslice\r\nUser-Agent: gpuslice/%s\r\n", method, path, api.Version)
+	fmt.Fprintf(&r, "%s %s HTTP/%s\r\nHost: gpuslice\r\nUser-Agent: gpuslice/%s\r\n", method, path, version, api.Version)
 	if body != nil {
 		fmt.Fprintf(&r, "Content-Type: application/json\r\nContent-Length: %d\r\n", len(body))
 	}
@@ -127,25 +177,36 @@ var errNotHTTP = errors.New("the answer is not the enforcer's")
 
 // parse takes an answer apart. A body that is shorter than announced is an error: the enforcer died in the middle.
 func parse(raw []byte) (status int, body []byte, err error) {
+	status, body, rest, err := next(raw)
+	if err == nil && len(rest) > 0 {
+		return 0, nil, fmt.Errorf("%w: it has %d bytes of %d", io.ErrUnexpectedEOF, len(body)+len(rest), len(body))
+	}
+	return status, body, err
+}
+
+// next is parse for the first one of several; rest are the others. One that does not say how long it is has no others after it.
+func next(raw []byte) (status int, body, rest []byte, err error) {
 	head, body, found := bytes.Cut(raw, []byte("\r\n\r\n"))
 	first, headers, _ := strings.Cut(string(head), "\r\n")
 	parts := strings.SplitN(first, " ", 3)
 	if !found || len(parts) < 2 || !strings.HasPrefix(parts[0], "HTTP/1.") {
-		return 0, nil, fmt.Errorf("%w: %.80q", errNotHTTP, raw)
+		return 0, nil, nil, fmt.Errorf("%w: %.80q", errNotHTTP, raw)
 	}
 	if status, err = strconv.Atoi(parts[1]); err != nil || status < 200 || status > 599 {
-		return 0, nil, fmt.Errorf("%w: %.80q", errNotHTTP, first)
+		return 0, nil, nil, fmt.Errorf("%w: %.80q", errNotHTTP, first)
 	}
 	for line := range strings.SplitSeq(headers, "\r\n") {
 		name, value, _ := strings.Cut(line, ":")
 		if !strings.EqualFold(name, "Content-Length") {
 			continue
 		}
-		if want, err := strconv.Atoi(strings.TrimSpace(value)); err != nil || want != len(body) {
-			return 0, nil, fmt.Errorf("%w: it has %d bytes of %s", io.ErrUnexpectedEOF, len(body), strings.TrimSpace(value))
+		want, err := strconv.Atoi(strings.TrimSpace(value))
+		if err != nil || want < 0 || want > len(body) {
+			return 0, nil, nil, fmt.Errorf("%w: it has %d bytes of %s", io.ErrUnexpectedEOF, len(body), strings.TrimSpace(value))
 		}
+		return status, body[:want], body[want:], nil
 	}
-	return status, body, nil
+	return status, body, nil, nil
 }
 
 // unreachable says what to do when nobody answers.

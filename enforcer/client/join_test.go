@@ -24,7 +24,7 @@ func TestATokenIsShownWithEachQuestion(t *testing.T) {
 		if _, err := c.Join(api.WithToken(context.Background(), wrong), "s1", api.JoinRequest{PID: 7}); err != nil || s.token != "" {
 			t.Errorf("%q: %v, %q", string(wrong), err, string(s.token))
 		}
-		if sent := request(api.WithToken(context.Background(), wrong), "GET", "/", nil); bytes.Contains(sent, []byte("Authorization")) {
+		if sent := request(api.WithToken(context.Background(), wrong), "GET", "/", "1.0", nil); bytes.Contains(sent, []byte("Authorization")) {
 			t.Errorf("%q", sent)
 		}
 	}

@@ -4,4 +4,4 @@
  * The go command rebuilds a package when a file of its directory changes, and does not see those: this
  * file changes with them. A test holds it against them.
  */
-#define NATIVE_DIGEST "3c7d764122f4ee4741019207960bf0fa450b855cea7ac9b2580bf7824a44bc47"
+#define NATIVE_DIGEST "d1e180d051cee9ea0dd157b56f30606d7618ce3f12cf18f120976e797b74b12b"

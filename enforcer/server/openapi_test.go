@@ -292,7 +292,7 @@ var enums = map[reflect.Type][]string{
 	reflect.TypeFor[api.EventKind](): eventKinds(),
 	reflect.TypeFor[api.Action]():    {string(api.Log), string(api.Refuse), string(api.Kill)},
 	reflect.TypeFor[api.State](): {string(api.Active), string(api.Released), string(api.Damaged), string(api.Frozen), string(api.Expired),
-		string(api.Suspending), string(api.Suspended), string(api.Resuming)},
+		string(api.Suspending), string(api.Suspended), string(api.Resuming), string(api.Evicting), string(api.Evicted), string(api.Returning)},
 }
 
 func eventKinds() []string {

@@ -41,8 +41,8 @@ QUESTION(default_pool, cuDeviceGetDefaultMemPool(&(CUmemoryPool){0}, 0))
 QUESTION(pool_of_device, cuDeviceGetMemPool(&(CUmemoryPool){0}, 0))
 QUESTION(pool_attribute,
          cuMemPoolGetAttribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &(uint64_t){0}))
-QUESTION(graph_attribute, cuDeviceGetGraphMemAttribute(0, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT,
-                                                       &(uint64_t){0}))
+QUESTION(graph_attribute,
+         cuDeviceGetGraphMemAttribute(0, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, &(uint64_t){0}))
 QUESTION(limit, cuCtxGetLimit(&(size_t){0}, CU_LIMIT_STACK_SIZE))
 QUESTION(memory, cuMemGetInfo_v2(&(size_t){0}, &(size_t){0}))
 QUESTION(state, cuDevicePrimaryCtxGetState(0, &(unsigned int){0}, &(int){0}))
@@ -67,11 +67,11 @@ static const struct {
 } questions[] = {
 #define ROW(name) {#name, ask_##name},
     ROW(nothing) ROW(records) ROW(context_of_stream) ROW(device_of_stream)
-    ROW(device_of_stream_ptsz) ROW(device) ROW(current) ROW(push) ROW(pop) ROW(default_pool)
-    ROW(pool_of_device) ROW(pool_attribute) ROW(graph_attribute) ROW(limit) ROW(memory) ROW(state)
-    ROW(trim) ROW(trim_graphs) ROW(create) ROW(release) ROW(alloc) ROW(free) ROW(alloc_beside)
-    ROW(free_beside) ROW(alloc_from_pool) ROW(free_it) ROW(threshold)
-};
+        ROW(device_of_stream_ptsz) ROW(device) ROW(current) ROW(push) ROW(pop) ROW(default_pool)
+            ROW(pool_of_device) ROW(pool_attribute) ROW(graph_attribute) ROW(limit) ROW(memory)
+                ROW(state) ROW(trim) ROW(trim_graphs) ROW(create) ROW(release) ROW(alloc) ROW(free)
+                    ROW(alloc_beside) ROW(free_beside) ROW(alloc_from_pool) ROW(free_it)
+                        ROW(threshold)};
 
 /* Its answer, and what the recording says of an allocation that comes after it. */
 static void record(const char *key, size_t i, int mode, bool relaxed)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cuMemAlloc and its kin, cuMemFree, and what the driver says about memory. */
-#include "capture.h"
 #include "alloc.h"
+#include "capture.h"
 
 #include "driver.h"
 #include "external.h"

@@ -131,7 +131,8 @@ static bool conflicts(const struct capture *capture)
 		return false;
 	if (capture->thread == &thread_mode)
 		return capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED;
-	return thread_mode == CU_STREAM_CAPTURE_MODE_GLOBAL && capture->mode == CU_STREAM_CAPTURE_MODE_GLOBAL;
+	return thread_mode == CU_STREAM_CAPTURE_MODE_GLOBAL &&
+	       capture->mode == CU_STREAM_CAPTURE_MODE_GLOBAL;
 }
 
 bool capture_forbids(void)
@@ -300,7 +301,8 @@ CUDA_API CUresult cuThreadExchangeStreamCaptureMode(int *mode)
 {
 	int before = thread_mode;
 
-	if (!mode || *mode < CU_STREAM_CAPTURE_MODE_GLOBAL || *mode > CU_STREAM_CAPTURE_MODE_RELAXED)
+	if (!mode || *mode < CU_STREAM_CAPTURE_MODE_GLOBAL ||
+	    *mode > CU_STREAM_CAPTURE_MODE_RELAXED)
 		return CUDA_ERROR_INVALID_VALUE;
 	thread_mode = *mode;
 	*mode = before;

@@ -21,7 +21,7 @@ PLAIN = ""
 
 
 class Screen:
-    """As much of a terminal as line-oriented programs and bubbletea need."""
+    """As much of a terminal as line-oriented programs and `gpuslice top` need."""
 
     def __init__(self, columns, rows):
         self.columns, self.rows = columns, rows

@@ -23,6 +23,7 @@ type Snapshot struct {
 	Devices []api.Device // nil for who may not see them
 	Slices  []api.Slice
 	Details map[string]api.Slice // by id: of those whose processes were asked for
+	Version uint64               // the same one, and not 0, if nothing else is another; 0 if that is not known
 }
 
 // order is by what rows are sorted.
@@ -58,6 +59,24 @@ var (
 	full   = lipgloss.NewStyle().Foreground(lipgloss.Color("1"))
 	chosen = lipgloss.NewStyle().Reverse(true)
 )
+
+// brush is what a style puts before and after a text. A style itself takes ten times as long, and each line has two parts of a bar.
+type brush struct{ before, after string }
+
+func brushOf(s lipgloss.Style) brush {
+	before, after, _ := strings.Cut(s.Render("x"), "x")
+	return brush{before, after}
+}
+
+func (b brush) paint(text string) string {
+	if text == "" {
+		return ""
+	}
+	return b.before + text + b.after
+}
+
+// brushes are those of bars, made for each frame.
+type brushes struct{ used, over, full brush }
 
 // row is a slice on one of its devices; the zero Use is of one that has none yet.
 type row struct {
@@ -118,17 +137,18 @@ const (
 // frame is the whole screen.
 func frame(s Snapshot, v view) string {
 	var lines []string
+	bars := brushes{brushOf(used), brushOf(over), brushOf(full)}
 	put := func(format string, args ...any) { lines = append(lines, fmt.Sprintf(format, args...)) }
 	put("%s", title(s, v))
 	for _, d := range s.Devices {
-		put("%s", deviceLine(d))
+		put("%s", deviceLine(d, bars))
 	}
 	if v.outside {
 		lines = append(lines, outsideLines(s)...)
 	}
 	put("")
 	put("%s", strong.Render(fmt.Sprintf("  %-*s  %-12s  %-*s  %9s %9s %9s %5s %8s  %s", nameWidth, "SLICE", "DEVICE", barWidth+2, "", "USED", "OVERHEAD", "QUOTA", "PROCS", "REFUSALS", "STATE")))
-	body, at := bodyLines(s, v)
+	body, at := bodyLines(s, v, bars)
 	var last string
 	for _, line := range body[visible(len(body), at, v.height-len(lines)-1):] {
 		if v.height > 0 && len(lines) >= v.height-1 {
@@ -172,7 +192,7 @@ func title(s Snapshot, v view) string {
 	return strong.Render(text)
 }
 
-func deviceLine(d api.Device) string {
+func deviceLine(d api.Device, bars brushes) string {
 	name := show.Device(d.UUID)
 	if d.Index >= 0 {
 		name = strconv.Itoa(d.Index) + ":" + name
@@ -183,29 +203,29 @@ func deviceLine(d api.Device) string {
 	}
 	given := "  given " + api.FormatSize(d.Quotas) + free
 	if d.Used == nil {
-		return fmt.Sprintf("%-14s %s  %s unknown%s", name, bar(0, 0, d.Total, barWidth), api.FormatSize(d.Total), given)
+		return fmt.Sprintf("%-14s %s  %s unknown%s", name, bars.bar(0, 0, d.Total, barWidth), api.FormatSize(d.Total), given)
 	}
 	out := ""
 	if d.OutsideCount > 0 {
 		out = fmt.Sprintf("  outside slices %s in %d", api.FormatSize(d.OutsideUsed), d.OutsideCount)
 	}
 	inside := *d.Used - min(*d.Used, d.OutsideUsed)
-	return fmt.Sprintf("%-14s %s  %s of %s%s%s", name, bar(inside, *d.Used-inside, d.Total, barWidth), api.FormatSize(*d.Used), api.FormatSize(d.Total), given, out)
+	return fmt.Sprintf("%-14s %s  %s of %s%s%s", name, bars.bar(inside, *d.Used-inside, d.Total, barWidth), api.FormatSize(*d.Used), api.FormatSize(d.Total), given, out)
 }
 
 // bar shows used, and what comes on top of it, of a total.
-func bar(first, second, total uint64, width int) string {
+func (b brushes) bar(first, second, total uint64, width int) string {
 	if total == 0 {
 		return "[" + strings.Repeat(" ", width) + "]"
 	}
 	cells := func(bytes uint64) int { return min(width, int(float64(bytes)/float64(total)*float64(width)+0.5)) }
-	a := cells(first)
-	b := cells(first+second) - a
-	style := used
+	one := cells(first)
+	two := cells(first+second) - one
+	brush := b.used
 	if first+second > total-total/20 {
-		style = full
+		brush = b.full
 	}
-	return "[" + style.Render(strings.Repeat("#", a)) + over.Render(strings.Repeat("+", b)) + strings.Repeat(" ", width-a-b) + "]"
+	return "[" + brush.paint(strings.Repeat("#", one)) + b.over.paint(strings.Repeat("+", two)) + strings.Repeat(" ", width-one-two) + "]"
 }
 
 func outsideLines(s Snapshot) []string {
@@ -226,7 +246,7 @@ func outsideLines(s Snapshot) []string {
 }
 
 // bodyLines make those of slices and processes, each once it is known to be shown; at is the selected one's.
-func bodyLines(s Snapshot, v view) (lines []func() string, at int) {
+func bodyLines(s Snapshot, v view, bars brushes) (lines []func() string, at int) {
 	shown := rows(s, v)
 	for i, r := range shown {
 		selected := r.slice.ID == v.selected
@@ -235,9 +255,9 @@ func bodyLines(s Snapshot, v view) (lines []func() string, at int) {
 		}
 		lines = append(lines, func() string {
 			if selected {
-				return chosen.Render("> " + ansi.Strip(sliceLine(r))) // the sign is for terminals without colours
+				return chosen.Render("> " + ansi.Strip(sliceLine(r, bars))) // the sign is for terminals without colours
 			}
-			return "  " + sliceLine(r)
+			return "  " + sliceLine(r, bars)
 		})
 		if v.open[r.slice.ID] {
 			for _, l := range processLines(s.Details[r.slice.ID], r.use.Device) {
@@ -251,7 +271,7 @@ func bodyLines(s Snapshot, v view) (lines []func() string, at int) {
 	return lines, at
 }
 
-func sliceLine(r row) string {
+func sliceLine(r row, bars brushes) string {
 	name := show.ShortID(r.slice.ID)
 	if len(name) > nameWidth {
 		name = name[:nameWidth]
@@ -264,7 +284,7 @@ func sliceLine(r row) string {
 	if r.use.Device != "" {
 		device = show.Device(r.use.Device)
 	}
-	return fmt.Sprintf("%-*s  %-12s  %s  %9s %9s %9s %5d %8d  %s", nameWidth, name, device, bar(r.use.Used, r.use.Overhead, max(of, r.held()), barWidth),
+	return fmt.Sprintf("%-*s  %-12s  %s  %9s %9s %9s %5d %8d  %s", nameWidth, name, device, bars.bar(r.use.Used, r.use.Overhead, max(of, r.held()), barWidth),
 		api.FormatSize(r.use.Used), api.FormatSize(r.use.Overhead), quota, r.slice.ProcessCount, r.use.Refusals, r.slice.State)
 }
 

@@ -4,7 +4,6 @@ package top
 
 import (
 	"context"
-	"errors"
 	"io"
 	"maps"
 	"slices"
@@ -18,10 +17,6 @@ import (
 
 func init() { terminal.Restore() }
 
-// framesPerSecond is how often the screen is drawn at most, and how often the program wakes up for it: a fifth of a second after a key, and
-// half of what ten would cost.
-const framesPerSecond = 5
-
 // maxFilter is how many characters a filter has at most.
 const maxFilter = 64
 
@@ -30,15 +25,16 @@ type Ask func(ctx context.Context, open []string) (Snapshot, error)
 
 // model is bubbletea's.
 type model struct {
-	ctx   context.Context
-	ask   Ask
-	every time.Duration
+	ctx    context.Context
+	ask    Ask
+	every  time.Duration
+	screen *screen
 
 	snapshot Snapshot
 	view     view
 	all      bool // processes of all slices are shown
 
-	drawn string // the last frame; "" once something has changed
+	drawn bool // nothing has changed since the screen was drawn
 }
 
 type (
@@ -53,10 +49,18 @@ type (
 
 // Run shows what ask says in a terminal, anew each time that long after the last, until who reads it quits or ctx ends.
 func Run(ctx context.Context, in io.Reader, out io.Writer, ask Ask, every time.Duration) error {
-	m := &model{ctx: ctx, ask: ask, every: every, view: view{open: make(map[string]bool)}}
-	_, err := tea.NewProgram(m, tea.WithContext(ctx), tea.WithInput(in), tea.WithOutput(out), tea.WithAltScreen(), tea.WithFPS(framesPerSecond)).Run()
-	if ctx.Err() != nil && (errors.Is(err, tea.ErrProgramKilled) || errors.Is(err, context.Canceled)) {
-		return nil
+	screen, err := takeScreen(in, out)
+	if err != nil {
+		return err
+	}
+	defer screen.leave()
+	m := &model{ctx: ctx, ask: ask, every: every, screen: screen, view: view{open: make(map[string]bool)}}
+	p := tea.NewProgram(m, tea.WithInput(in), tea.WithOutput(out), tea.WithoutRenderer(), tea.WithoutCatchPanics())
+	defer screen.tellSizes(p)()
+	defer context.AfterFunc(ctx, p.Quit)() // tea.WithContext would have it end without waiting for who reads keys
+	_, err = p.Run()
+	if ctx.Err() != nil {
+		return nil // whatever failed with it: the terminal may be gone
 	}
 	return err
 }
@@ -68,6 +72,7 @@ func (m *model) Init() tea.Cmd { return m.refresh(false) }
 func (m *model) refresh(once bool) tea.Cmd {
 	open := slices.Sorted(maps.Keys(m.view.open))
 	return func() tea.Msg {
+		defer m.screen.leaveAtPanic()
 		at := time.Now()
 		s, err := m.ask(m.ctx, open)
 		return answer{s, err, at, once}
@@ -76,33 +81,51 @@ func (m *model) refresh(once bool) tea.Cmd {
 
 // Update implements tea.Model.
 func (m *model) Update(message tea.Msg) (tea.Model, tea.Cmd) {
-	if _, is := message.(tick); is {
-		return m, m.refresh(false)
+	command := m.take(message)
+	if !m.drawn && m.view.width > 0 { // else the terminal has not said how wide it is
+		m.screen.draw(frame(m.snapshot, m.view))
+		m.drawn = true
 	}
-	m.drawn = ""
+	return m, command
+}
+
+// take changes what a message changes.
+func (m *model) take(message tea.Msg) tea.Cmd {
 	switch message := message.(type) {
+	case tick:
+		return m.refresh(false)
 	case tea.WindowSizeMsg:
 		m.view.width, m.view.height = message.Width, message.Height
+		m.screen.fresh, m.drawn = true, false
 	case answer:
-		m.view.err = message.err
-		if message.err == nil {
-			m.snapshot = message.snapshot
-			m.follow()
-		}
+		m.answered(message)
 		if !message.once {
-			return m, tea.Tick(m.every-min(m.every, time.Since(message.at)), func(time.Time) tea.Msg { return tick{} })
+			return tea.Tick(m.every-min(m.every, time.Since(message.at)), func(time.Time) tea.Msg { return tick{} })
 		}
 	case tea.KeyMsg:
+		m.drawn = false
 		if message.Type != tea.KeyRunes {
-			return m, m.key(message)
+			return m.key(message)
 		}
 		var all []tea.Cmd
 		for _, r := range message.Runes { // several that were typed at once are one message
 			all = append(all, m.key(tea.KeyMsg{Type: tea.KeyRunes, Runes: []rune{r}}))
 		}
-		return m, tea.Batch(all...)
+		return tea.Batch(all...)
 	}
-	return m, nil
+	return nil
+}
+
+func (m *model) answered(a answer) {
+	if a.err == nil && m.view.err == nil && a.snapshot.Version != 0 && a.snapshot.Version == m.snapshot.Version {
+		return
+	}
+	m.drawn = false
+	m.view.err = a.err
+	if a.err == nil {
+		m.snapshot = a.snapshot
+		m.follow()
+	}
 }
 
 // follow drops what is chosen of slices that are gone, and opens new ones if all are.
@@ -210,13 +233,5 @@ func (m *model) move(by int) {
 	m.view.selected = ids[max(0, min(at+by, len(ids)-1))]
 }
 
-// View implements tea.Model. It is asked after each message, of which every other one only says that it is time to ask.
-func (m *model) View() string {
-	if m.view.width == 0 { // before the terminal has said how wide it is
-		return ""
-	}
-	if m.drawn == "" {
-		m.drawn = frame(m.snapshot, m.view)
-	}
-	return m.drawn
-}
+// View implements tea.Model, which draws nothing: Update does.
+func (m *model) View() string { return "" }

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -19,7 +20,6 @@ import (
 
 	"github.com/charmbracelet/lipgloss"
 	"github.com/charmbracelet/x/ansi"
-	"github.com/creack/pty"
 	"github.com/muesli/termenv"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
@@ -117,13 +117,13 @@ func TestTheSelectedSliceIsOnTheScreen(t *testing.T) {
 	}
 }
 
-// screen is what a terminal was sent.
-type screen struct {
+// received is what a terminal was sent.
+type received struct {
 	mu   sync.Mutex
 	sent bytes.Buffer
 }
 
-func (s *screen) read(f *os.File) {
+func (s *received) read(f *os.File) {
 	buffer := make([]byte, 4096)
 	for {
 		n, err := f.Read(buffer)
@@ -136,8 +136,24 @@ func (s *screen) read(f *os.File) {
 	}
 }
 
+// take is what was sent since the last call.
+func (s *received) take() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	got := s.sent.String()
+	s.sent.Reset()
+	return got
+}
+
+// all is take that takes nothing.
+func (s *received) all() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.sent.String()
+}
+
 // shows waits until what was sent since the last call has the text.
-func (s *screen) shows(t *testing.T, text string) {
+func (s *received) shows(t *testing.T, text string) {
 	t.Helper()
 	for end := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
 		s.mu.Lock()
@@ -157,15 +173,6 @@ func (s *screen) shows(t *testing.T, text string) {
 }
 
 func TestKeysInATerminal(t *testing.T) {
-	terminal, tty, err := pty.Open()
-	if err != nil {
-		t.Skip("no terminal: ", err)
-	}
-	defer terminal.Close()
-	defer tty.Close()
-	if err := pty.Setsize(terminal, &pty.Winsize{Rows: 20, Cols: 140}); err != nil {
-		t.Fatal(err)
-	}
 	var asked, failing atomic.Int32
 	ask := func(_ context.Context, open []string) (Snapshot, error) {
 		asked.Add(1)
@@ -178,10 +185,7 @@ func TestKeysInATerminal(t *testing.T) {
 		}
 		return s, nil
 	}
-	done := make(chan error, 1)
-	go func() { done <- Run(context.Background(), tty, tty, ask, 20*time.Millisecond) }()
-	s := new(screen)
-	go s.read(terminal)
+	terminal, _, s, done := onTerminal(t, t.Context(), ask, 20*time.Millisecond)
 	press := func(keys string) {
 		if _, err := terminal.WriteString(keys); err != nil {
 			t.Fatal(err)
@@ -211,14 +215,7 @@ func TestKeysInATerminal(t *testing.T) {
 		t.Error("it is not refreshed")
 	}
 	press("q")
-	select {
-	case err := <-done:
-		if err != nil {
-			t.Error(err)
-		}
-	case <-time.After(time.Minute):
-		t.Fatal("q does not end it")
-	}
+	ends(t, done)
 }
 
 // A refresh a second with 100 slices takes less than 1 % of a core: ten times that is allowed here.
@@ -230,12 +227,11 @@ func TestARefreshCostsLittle(t *testing.T) {
 	for i := range 100 {
 		s.Slices = append(s.Slices, api.Slice{ID: fmt.Sprintf("%064x", i), State: api.Active, Devices: use(uint64(i)*gib, 200*gib, 0)})
 	}
-	m := &model{ctx: context.Background(), view: view{width: 140, height: 50, open: make(map[string]bool)}, every: time.Second}
+	m := &model{ctx: context.Background(), view: view{width: 140, height: 50, open: make(map[string]bool)}, every: time.Second, screen: &screen{out: io.Discard}}
 	const times = 50
 	before := cpu(t)
 	for range times {
 		m.Update(answer{snapshot: s, at: time.Now()})
-		_ = m.View()
 	}
 	each := (cpu(t) - before) / times
 	t.Logf("a refresh of 100 slices takes %v", each)
