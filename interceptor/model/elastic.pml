@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * An elastic slice: the gate of gate.S and gate.c, and the enforcer's elastic.go, move.go and
- * suspension.go, which moves the memory of the slice's process by the driver's checkpoint. README.md
- * says the protocol in words.
+ * An elastic slice: the gate of gate.S and gate.c; and elastic.go, move.go and suspension.go of the
+ * enforcer, which moves the memory of the slice's process by the driver's checkpoint. README.md says
+ * the protocol in words.
  *
  * The process has two threads that call the driver. Another slice wants the card for a while, which
  * has room for one of the two. Process and enforcer may be killed between any two steps.
@@ -58,16 +58,21 @@ bool killed, gone;       /* the process; gone: the kernel has taken back what it
 byte exited, done;       /* threads that have left; that have made all of their calls */
 bool over;               /* the other slice wants nothing more */
 
+bool left; /* ghost: the slice is moved though a call is under way */
+
 #define KERNELS (plain || dependent)
 
+/* No call stands in the driver whose memory is away, but one that was left there. No kernel runs then.
+ * The gate is shut as long as the driver has the process, and as the enforcer believes the slice to
+ * be. What is granted, and what is held, is never more than the card. Nothing is lost. */
 #define HOLDS \
-	assert(!(inside && driver == CHECKPOINTED && up && !killed) || waits); /* not left there */ \
+	assert(!(inside && driver == CHECKPOINTED && !killed) || left); \
 	assert(!KERNELS || driver == RUNNING && on_card); \
 	assert(driver == RUNNING || away); \
 	assert(!up || away == (suspension != NONE)); \
 	assert(!(book && book_other)); \
 	assert(!(on_card && other_on_card)); \
-	assert(killed || on_card != on_host) /* never lost */
+	assert(killed || on_card != on_host)
 
 /* ---- the process ---- */
 
@@ -263,11 +268,13 @@ end_idle:
 	od
 }
 
+#define DEATH atomic { kills > 0 -> kills--; goto dies }
+
 /* One step of it, or its death before that. */
 #define ACT(what) \
 	if \
 	:: atomic { what; HOLDS } \
-	:: atomic { kills > 0 -> kills--; goto dies } \
+	:: DEATH \
 	fi
 
 /* First on disk, then so. */
@@ -275,38 +282,49 @@ end_idle:
 	if \
 	:: stored = state \
 	:: atomic { store_fails > 0 -> store_fails--; goto no } \
-	:: atomic { kills > 0 -> kills--; goto dies } \
+	:: DEATH \
 	fi; \
 	ACT(suspension = state)
 
-/* What the driver is to do with the process, or why not: `no` is where to go then. With a process that
- * has ended all is well; one that is ending may be anyhow. */
-#define DRIVER(when, what, no) \
+/* What the driver is to do with a process that is so far; or it does not, and `no` is where to go
+ * then. With a process that has ended all is well; one that is ending it says nothing of. */
+#define DRIVER(from, when, what, no) \
 	if \
-	:: atomic { !killed && (when) -> what; HOLDS } \
-	:: gone \
-	:: atomic { killed && !gone -> goto no } \
-	:: atomic { !killed && fails > 0 -> fails--; goto no } \
-	:: atomic { kills > 0 -> kills--; goto dies } \
+	:: driver != from || gone \
+	:: atomic { !killed && driver == from && (when) -> what; HOLDS } \
+	:: atomic { driver == from && killed && !gone -> goto no } \
+	:: atomic { driver == from && !killed && fails > 0 -> fails--; goto no } \
+	:: DEATH \
 	fi
 
 /* It waits for the kernels that run, for a while. */
 #ifdef BROKEN_LOCK_PATIENT
-#define LOCK(no) DRIVER(driver == RUNNING && !KERNELS, driver = LOCKED, no)
+#define LOCK(no) DRIVER(RUNNING, !KERNELS, driver = LOCKED, no)
 #else
 #define LOCK(no) \
 	if \
 	:: !killed && KERNELS -> goto no \
-	:: DRIVER(driver == RUNNING && !KERNELS, driver = LOCKED, no) \
+	:: DRIVER(RUNNING, !KERNELS, driver = LOCKED, no) \
 	fi
 #endif
-#define CHECKPOINT(no) DRIVER(driver == LOCKED, driver = CHECKPOINTED; on_card = 0; on_host = 1, no)
+#define CHECKPOINT(no) DRIVER(LOCKED, true, driver = CHECKPOINTED; on_card = 0; on_host = 1, no)
 /* A process for which there is no room is lost. */
 #define RESTORE(no) \
-	DRIVER(driver == CHECKPOINTED, assert(!other_on_card); driver = LOCKED; on_card = 1; on_host = 0, no)
-#define UNLOCK(no) DRIVER(driver == LOCKED, driver = RUNNING, no)
+	DRIVER(CHECKPOINTED, true, \
+	       assert(!other_on_card); driver = LOCKED; on_card = 1; on_host = 0, no)
+#define UNLOCK(no) DRIVER(LOCKED, true, driver = RUNNING, no)
 
-#define OPEN suspension = NONE; away = 0; waits = 0
+#define OPEN suspension = NONE; away = 0; waits = 0; left = 0
+
+#if defined BROKEN_UNHEARD || defined BROKEN_HEARD_ONCE
+#define CALL_WAITS false
+#elif defined BROKEN_HEARD_WHEN_AWAY
+#define CALL_WAITS (calls && suspension == SUSPENDED && !gone)
+#else
+#define CALL_WAITS (calls && (suspension == SUSPENDED || suspension == RESUMING) && !gone)
+#endif
+
+#define IN_THE_WAY (other_wants && !book_other && book && suspension == NONE && !gone)
 
 /* Who moves the slice, one move at a time. */
 proctype enforcer()
@@ -316,12 +334,16 @@ proctype enforcer()
 
 end_idle:
 	do
-	:: atomic { other_wants && !book_other && book && suspension == NONE && !gone -> busy = 0 }; goto evict
-	:: atomic { other_wants && !book_other && book && suspension == NONE && !gone -> busy = 1 }; goto evict
+	:: atomic { IN_THE_WAY -> busy = 0 }; goto evict
+	:: atomic { IN_THE_WAY -> busy = 1 }; goto evict
 	:: waits && suspension != NONE && !gone && (book || !book_other) -> goto resume
+	/* A call that waits in the driver has nobody else who says so. */
+	:: CALL_WAITS && !waits -> ACT(waits = 1)
+	/* Who waits at the gate says so again and again, unless it has ended. */
+	:: waits && !CALL_WAITS -> ACT(waits = 0)
 	:: gone && !forgotten -> ACT(forgotten = 1)
-	:: gone && forgotten && (book || suspension != NONE) -> ACT(book = 0; suspension = NONE; away = 0)
-	:: atomic { kills > 0 -> kills--; goto dies }
+	:: forgotten && (book || suspension != NONE) -> ACT(book = 0; suspension = NONE; away = 0)
+	:: DEATH
 	:: forgotten && !book && suspension == NONE && over -> break
 	od;
 	goto ends;
@@ -336,14 +358,14 @@ evict:
 #ifndef BROKEN_DRAIN_PATIENT
 	:: calls && !gone && !busy -> goto open
 #endif
-	/* It has worked for too long: a call is left to wait in the driver, and so the slice wants to return. */
-#ifdef BROKEN_BUSY_UNHEARD
-	:: calls && !gone && busy
+	/* It has worked for too long: the call is left to wait in the driver. */
+#ifdef BROKEN_HEARD_ONCE
+	:: atomic { calls && !gone && busy -> left = 1; waits = 1 }
 #else
-	:: atomic { calls && !gone && busy -> waits = 1 }
+	:: atomic { calls && !gone && busy -> left = 1 }
 #endif
 #endif
-	:: atomic { kills > 0 -> kills--; goto dies }
+	:: DEATH
 	fi;
 #ifndef BROKEN_STORED_AFTER
 	STORE(SUSPENDING, open);
@@ -366,14 +388,14 @@ resume:
 	if
 	:: atomic { book || !book_other -> book = 1; HOLDS }
 	:: !book && book_other -> goto end_idle
-	:: atomic { kills > 0 -> kills--; goto dies }
+	:: DEATH
 	fi;
 #endif
 #ifndef BROKEN_NOT_ASKED
 	if /* the driver says what is free */
 	:: driver != CHECKPOINTED || !other_on_card
 	:: driver == CHECKPOINTED && other_on_card -> goto undo
-	:: atomic { kills > 0 -> kills--; goto dies }
+	:: DEATH
 	fi;
 #endif
 #ifndef BROKEN_STORED_LATE
@@ -383,22 +405,16 @@ resume:
 	ACT(OPEN);
 #endif
 back:
-	if
-	:: driver == CHECKPOINTED -> RESTORE(stay)
-	:: else
-	fi;
+	RESTORE(stay);
 #ifdef BROKEN_STORED_LATE
 	STORE(RESUMING, undo);
 #endif
-	if
-	:: driver == LOCKED -> UNLOCK(stay)
-	:: else
-	fi;
+	UNLOCK(stay);
 goes_on:
 	if
 	:: stored = NONE
 	:: atomic { store_fails > 0 -> store_fails-- } /* the next enforcer finds that it runs */
-	:: atomic { kills > 0 -> kills--; goto dies }
+	:: DEATH
 	fi;
 open:
 	ACT(OPEN);
@@ -416,32 +432,21 @@ stay:	/* It is moved out again. */
 	:: else
 	fi;
 #endif
-	if
-	:: driver == RUNNING && !gone -> LOCK(between)
-	:: else
-	fi;
-	if
-	:: driver == LOCKED -> CHECKPOINT(between)
-	:: else
-	fi;
+	LOCK(between);
+	CHECKPOINT(between);
 	goto settle;
 between:
-	STORE(RESUMING, end_idle);
+	STORE(RESUMING, neither);
 	goto end_idle;
 unsettled: /* As it is not on disk it must not be. */
-	if
-	:: driver == CHECKPOINTED -> RESTORE(neither)
-	:: else
-	fi;
-	if
-	:: driver == LOCKED -> UNLOCK(neither)
-	:: else
-	fi;
+	RESTORE(neither);
+	UNLOCK(neither);
 	goto goes_on;
 neither:
 #ifdef BROKEN_GOES_ON_ANYHOW
 	goto goes_on;
 #else
+	ACT(suspension = RESUMING); /* what is stored is no other to the next enforcer */
 	goto end_idle;
 #endif
 
@@ -460,11 +465,7 @@ dies:	/* And another one takes up what is stored. */
 #else
 	ACT(away = (suspension != NONE));
 #endif
-#ifndef BROKEN_CALLS_FORGOTTEN
-	/* A call that was left to wait in the driver has nobody else who says so. */
-	ACT(waits = (calls && suspension != NONE));
-#endif
-	ACT(up = 1);
+	ACT(up = 1; left = left && away);
 	if
 	:: suspension == SUSPENDING || suspension == RESUMING -> goto resume
 	:: else -> goto end_idle
