@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * An elastic slice: the gate of gate.S and gate.c; and elastic.go, move.go and suspension.go of the
- * enforcer, which moves the memory of the slice's process by the driver's checkpoint. README.md says
- * the protocol in words.
+ * enforcer, which moves the memory of the slice's process by the driver's checkpoint. README.md
+ * says the protocol in words.
  *
  * The process has two threads that call the driver. Another slice wants the card for a while, which
  * has room for one of the two. Process and enforcer may be killed between any two steps.
@@ -62,9 +62,9 @@ bool left; /* ghost: the slice is moved though a call is under way */
 
 #define KERNELS (plain || dependent)
 
-/* No call stands in the driver whose memory is away, but one that was left there. No kernel runs then.
- * The gate is shut as long as the driver has the process, and as the enforcer believes the slice to
- * be. What is granted, and what is held, is never more than the card. Nothing is lost. */
+/* No call stands in the driver while the memory is away, but one that was left there; no kernel runs
+ * then. The gate is shut as long as the driver has the process, and as the enforcer has the slice.
+ * What is granted, and what is held, is never more than the card. Nothing is lost. */
 #define HOLDS \
 	assert(!(inside && driver == CHECKPOINTED && !killed) || left); \
 	assert(!KERNELS || driver == RUNNING && on_card); \
