@@ -50,7 +50,7 @@ bool book = 1, book_other;
 /* ---- the world ---- */
 byte driver;             /* how the driver has the process */
 bool on_card = 1, on_host, other_on_card;
-byte inside;             /* threads in a call of the driver */
+byte inside, at_gate;    /* threads in a call of the driver, and that wait at the gate */
 bool plain, dependent;   /* kernels that run; the dependent one ends once the other was launched */
 bool launched;
 bool other_wants, other_told;
@@ -123,8 +123,9 @@ end_idle:
 /* It asks again and again; here, when that makes a difference. */
 inline wait_at_gate()
 {
+	STEP(true, at_gate++);
 	do
-	:: atomic { !killed && !away -> asked = 0; break }
+	:: atomic { !killed && !away -> at_gate--; asked = 0; break }
 	:: atomic { !killed && away && up && suspension != NONE && !waits && MAY_ASK ->
 #ifdef BROKEN_ASK_ONCE
 		asked = 1;
@@ -254,7 +255,15 @@ proctype other()
 
 /* ---- the enforcer ---- */
 
-/* What others are given. */
+#if defined BROKEN_UNHEARD || defined BROKEN_HEARD_ONCE
+#define CALL_WAITS false
+#elif defined BROKEN_HEARD_WHEN_AWAY
+#define CALL_WAITS (calls && suspension == SUSPENDED && !gone)
+#else
+#define CALL_WAITS (calls && (suspension == SUSPENDED || suspension == RESUMING) && !gone)
+#endif
+
+/* What others are given, and who wants the slice to return: whatever its other half does. */
 proctype admission()
 {
 end_idle:
@@ -264,7 +273,11 @@ end_idle:
 	:: atomic { up && other_wants && stored_other && !other_told -> other_told = 1; HOLDS }
 	:: atomic { up && !other_wants && stored_other -> stored_other = 0; HOLDS }
 	:: atomic { up && !other_wants && !stored_other && book_other -> book_other = 0; HOLDS }
-	:: up && over && !book_other -> break
+	/* A call that waits in the driver has nobody else who says so. */
+	:: atomic { up && CALL_WAITS && !waits -> waits = 1 }
+	/* Who waits at the gate says so again and again, unless it has ended. */
+	:: atomic { up && waits && !CALL_WAITS && (!at_gate || killed) -> waits = 0 }
+	:: up && over && !book_other && gone -> break
 	od
 }
 
@@ -316,14 +329,6 @@ end_idle:
 
 #define OPEN suspension = NONE; away = 0; waits = 0; left = 0
 
-#if defined BROKEN_UNHEARD || defined BROKEN_HEARD_ONCE
-#define CALL_WAITS false
-#elif defined BROKEN_HEARD_WHEN_AWAY
-#define CALL_WAITS (calls && suspension == SUSPENDED && !gone)
-#else
-#define CALL_WAITS (calls && (suspension == SUSPENDED || suspension == RESUMING) && !gone)
-#endif
-
 #define IN_THE_WAY (other_wants && !book_other && book && suspension == NONE && !gone)
 
 /* Who moves the slice, one move at a time. */
@@ -337,10 +342,6 @@ end_idle:
 	:: atomic { IN_THE_WAY -> busy = 0 }; goto evict
 	:: atomic { IN_THE_WAY -> busy = 1 }; goto evict
 	:: waits && suspension != NONE && !gone && (book || !book_other) -> goto resume
-	/* A call that waits in the driver has nobody else who says so. */
-	:: CALL_WAITS && !waits -> ACT(waits = 1)
-	/* Who waits at the gate says so again and again, unless it has ended. */
-	:: waits && !CALL_WAITS -> ACT(waits = 0)
 	:: gone && !forgotten -> ACT(forgotten = 1)
 	:: forgotten && (book || suspension != NONE) -> ACT(book = 0; suspension = NONE; away = 0)
 	:: DEATH
