@@ -254,7 +254,7 @@ func (s *slice) observe(now time.Time) {
 	switch {
 	case made > r.calls || underWay > 0 && r.back == nil:
 		r.active = now
-	case underWay > 0 && s.isAway():
+	case underWay > 0 && s.suspension != nil && s.suspension.State != api.Suspending:
 		r.want(now) // in the driver, where nobody hears it
 	case now.Sub(r.asked) > 3*returnPatience:
 		r.waits = time.Time{}

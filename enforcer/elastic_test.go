@@ -202,6 +202,27 @@ func TestACallThatDoesNotEndKeepsNobodyOnTheDevice(t *testing.T) {
 	h.becomes("b", api.Active)
 }
 
+// Nobody else asks for what waits in the driver.
+func TestACallInTheDriverIsHeardWhileTheSliceIsBetween(t *testing.T) {
+	o := quick
+	o.Quantum = 300 * time.Millisecond
+	h, truth, f := elastics(t, o)
+	a, b := h.elastic("a", 60*gib, 0), h.elastic("b", 60*gib, 0)
+	a.works(truth, 40*gib)
+	a.expect("ok 1", "enter")
+	b.works(truth, gib)
+	h.becomes("a", api.Evicted)
+	f.mu.Lock()
+	f.fails = map[checkpoint.Action]map[int]int{checkpoint.Unlock: {a.pid(): 999}, checkpoint.Checkpoint: {a.pid(): 999}}
+	f.mu.Unlock()
+	h.becomes("a", api.Returning)
+	time.Sleep(1500 * time.Millisecond)
+	f.mu.Lock()
+	f.fails = make(map[checkpoint.Action]map[int]int)
+	f.mu.Unlock()
+	h.becomes("a", api.Active)
+}
+
 func TestWhoHasEndedWaitsNoMore(t *testing.T) {
 	h, truth, _ := elastics(t, quick)
 	a := h.elastic("a", 60*gib, 0).works(truth, 40*gib)

@@ -304,7 +304,10 @@ func (s *slice) isGone(all []*moved) error {
 func (s *slice) settleAway(all []*moved, reason string) error {
 	now := &store.Suspension{State: api.Suspended, Processes: records(all), Spare: s.spare(all), Reason: reason}
 	if err := s.storeSuspension(now); err != nil {
-		return errors.Join(err, s.moveBack(all), s.goesOn())
+		if back := s.moveBack(all); back != nil {
+			return errors.Join(err, s.between(all, errors.Join(back, err)))
+		}
+		return errors.Join(err, s.goesOn())
 	}
 	killpoint.Pass("move.gone")
 	s.sendAway(now.Processes)
@@ -466,20 +469,33 @@ func (s *slice) goesOn() error {
 func (s *slice) stay(all []*moved, why error) error {
 	var errs []error
 	for _, p := range all {
-		if state, err := s.state(p); err != nil || state == checkpoint.Failed {
-			continue
+		state, err := s.state(p)
+		if state == checkpoint.Failed || err != nil && len(p.Bytes) == 0 {
+			continue // it is lost, or holds nothing
 		}
-		err := s.bring(p, checkpoint.Locked)
+		if err == nil {
+			err = s.bring(p, checkpoint.Locked)
+		}
 		if err == nil {
 			err = s.bring(p, checkpoint.Checkpointed)
 		}
 		errs = append(errs, err)
 	}
 	if err := errors.Join(errs...); err != nil {
-		s.log.Error("the slice stays between its devices and host memory: resume it again", "err", err)
-		return errors.Join(err, s.storeSuspension(&store.Suspension{State: api.Resuming, Processes: records(all), Reason: why.Error()}))
+		return s.between(all, errors.Join(why, err))
 	}
 	return s.settleAway(all, why.Error())
+}
+
+// between leaves a slice some of whose processes are away, or nobody knows where: it counts for all that it was given, and can be resumed again.
+func (s *slice) between(all []*moved, why error) error {
+	s.log.Error("the slice stays between its devices and host memory: resume it again", "err", why)
+	now := &store.Suspension{State: api.Resuming, Processes: records(all), Reason: why.Error()}
+	err := s.storeSuspension(now)
+	if err != nil {
+		s.setSuspension(now) // the next enforcer asks the driver, whatever it finds stored
+	}
+	return errors.Join(why, err)
 }
 
 // bring has a process be in a state that is one step from where it is, unless it is there.

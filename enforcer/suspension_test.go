@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -26,6 +28,10 @@ type fakeMover struct {
 	away  map[int]map[string]uint64
 	fails map[checkpoint.Action]map[int]int // results
 	did   []string
+
+	deafens checkpoint.Action // with this the driver stops to answer
+	deaf    bool
+	then    func(checkpoint.Action) // unless nil, told of what was done
 }
 
 func newMover(truth *fakeTruth) *fakeMover {
@@ -35,13 +41,26 @@ func newMover(truth *fakeTruth) *fakeMover {
 func (f *fakeMover) State(pid int, _ time.Duration) (checkpoint.State, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if f.deaf {
+		return 0, errors.New("the driver does not answer")
+	}
 	return f.state[pid], nil
+}
+
+// deafen has the driver stop to answer at an action, and answer again with "".
+func (f *fakeMover) deafen(action checkpoint.Action) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.deafens, f.deaf = action, false
 }
 
 func (f *fakeMover) Do(action checkpoint.Action, pid int, _ time.Duration) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.did = append(f.did, fmt.Sprint(action, " ", pid))
+	if f.deaf = f.deaf || action == f.deafens; f.deaf {
+		return errors.New("the driver does not answer")
+	}
 	step := map[checkpoint.Action][2]checkpoint.State{
 		checkpoint.Lock:       {checkpoint.Running, checkpoint.Locked},
 		checkpoint.Checkpoint: {checkpoint.Locked, checkpoint.Checkpointed},
@@ -75,6 +94,9 @@ func (f *fakeMover) Do(action checkpoint.Action, pid int, _ time.Duration) error
 		}
 	}
 	f.state[pid] = step[1]
+	if f.then != nil {
+		f.then(action)
+	}
 	return nil
 }
 
@@ -222,6 +244,61 @@ func two(t *testing.T, h *host, id string, quota uint64) (a, b *proc) {
 	lead(t, link, reply)
 	b = start(t, link, cgroup)
 	return a.uses(), b.uses()
+}
+
+// Its memory may be on the device.
+func TestASliceOfWhichTheDriverSaysNothingKeepsItsRoom(t *testing.T) {
+	for _, action := range []checkpoint.Action{checkpoint.Lock, checkpoint.Checkpoint} {
+		h, truth, f := movers(t)
+		a, _ := h.session("a", on(gpu0, 50*gib))
+		a.uses().takes(truth, 40*gib)
+		f.deafen(action)
+		if err := h.suspend("a"); err == nil {
+			t.Fatal("it is suspended")
+		}
+		if s := h.see("a"); s.State != api.Resuming || h.granted(t) != 50*gib {
+			t.Errorf("%s: %+v, %d granted", action, s, h.granted(t))
+		}
+		f.deafen("")
+		if err := h.resume("a"); err != nil {
+			t.Fatal(err)
+		}
+		if s := h.see("a"); s.State != api.Active || s.Devices[0].Used != 40*gib || f.states()[a.pid()] != checkpoint.Running {
+			t.Errorf("%s: %+v, %v", action, s, f.states())
+		}
+	}
+}
+
+// It is away, which cannot be stored, and does not come back.
+func TestASliceThatIsNotBackDoesNotGoOn(t *testing.T) {
+	var full atomic.Bool
+	t.Cleanup(enforcer.BeforeWrites(func(key string) error {
+		if full.Load() && key == "slices/a" {
+			return syscall.ENOSPC
+		}
+		return nil
+	}))
+	h, truth, f := elastics(t, quick)
+	a := h.elastic("a", 50*gib, 0).works(truth, 40*gib)
+	f.fail(checkpoint.Unlock, a.pid(), 999)
+	f.then = func(done checkpoint.Action) {
+		if done == checkpoint.Checkpoint {
+			full.Store(true)
+		}
+	}
+	if err := h.suspend("a"); err == nil {
+		t.Fatal("it is suspended")
+	}
+	if s := h.see("a"); s.State != api.Resuming || h.granted(t) != 50*gib {
+		t.Errorf("%+v, %d granted", s, h.granted(t))
+	}
+	a.expect("away", "enter")
+	full.Store(false)
+	f.fail(checkpoint.Unlock, 0, 0)
+	if err := h.resume("a"); err != nil {
+		t.Fatal(err)
+	}
+	a.expect("ok 1", "enter")
 }
 
 func TestAllProcessesOfASliceAreSuspendedOrNone(t *testing.T) {

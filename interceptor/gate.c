@@ -133,7 +133,7 @@ static void count(uint64_t *calls, uint64_t more)
 
 static bool is_away(const uint64_t *away)
 {
-	return __atomic_load_n(away, __ATOMIC_RELAXED) != 0;
+	return __atomic_load_n(away, __ATOMIC_SEQ_CST) != 0; /* not before the count is seen */
 }
 
 /* Called by the stubs: a call was counted, and the slice is away. It is counted when this returns.
