@@ -153,6 +153,7 @@ func session(h *testhost.Host, script string, flags ...string) {
 	cmd := exec.CommandContext(ctx, filepath.Join(h.Bin, "gpuslice"), append(words, "--", "sh", "-c", script)...)
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	cmd.WaitDelay = 5 * time.Second
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Env = append(h.Env(), "HOG="+filepath.Join(h.Bin, "demo", "cuda_hog"))
 	var said testhost.Output
 	cmd.Stdout, cmd.Stderr = &said, &said
@@ -160,6 +161,7 @@ func session(h *testhost.Host, script string, flags ...string) {
 	h.T.Cleanup(func() {
 		cancel()
 		_ = cmd.Wait()
+		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // what the script has begun aside
 		if h.T.Failed() {
 			h.T.Logf("the session %q said: %.2000s", script, said.String())
 		}
