@@ -53,7 +53,7 @@ type granted struct {
 // New returns a Book in which nothing is granted. Without driver truth devices is nil: nobody knows how much there is, and nothing is
 // refused for what others have.
 func New(limits Limits, devices []Device) *Book {
-	b := &Book{limits: limits, granted: make(map[string]*granted), sessions: make(map[*Holder][]api.Quota), promised: make(map[*Holder]map[string]uint64)}
+	b := (&Book{limits: limits}).empty()
 	if devices == nil {
 		return b
 	}
@@ -62,6 +62,14 @@ func New(limits Limits, devices []Device) *Book {
 		b.devices[d.UUID] = d
 	}
 	return b
+}
+
+// empty is a Book of its own, of the same devices and limits, in which nothing is granted.
+func (b *Book) empty() *Book {
+	return &Book{
+		limits: b.limits, devices: b.devices,
+		granted: make(map[string]*granted), sessions: make(map[*Holder][]api.Quota), promised: make(map[*Holder]map[string]uint64),
+	}
 }
 
 // device is nil for one that driver truth does not know.
@@ -194,8 +202,7 @@ func (b *Book) Drop(h *Holder) {
 // Promise notes that a holder wants so much now and then, in bytes by device, or says why it could never have that: alone on the host, within
 // its user's limit unless that is nil; or with what others were promised, of which there may be overcommit thousandths of a device.
 func (b *Book) Promise(h *Holder, wants map[string]uint64, overcommit uint64, limit *User) error {
-	alone := &Book{limits: b.limits, devices: b.devices, granted: make(map[string]*granted), sessions: make(map[*Holder][]api.Quota)}
-	if err := alone.Begin(h, wants, nil, limit); err != nil {
+	if err := b.empty().Begin(h, wants, nil, limit); err != nil {
 		return err
 	}
 	b.mu.Lock()
@@ -206,11 +213,9 @@ func (b *Book) Promise(h *Holder, wants map[string]uint64, overcommit uint64, li
 			continue
 		}
 		var sum uint64
-		others := make(map[*Holder]uint64)
 		for other, has := range b.promised {
-			if other != h && has[uuid] > 0 {
+			if other != h {
 				sum += has[uuid]
-				others[other] = has[uuid]
 			}
 		}
 		most := Limits{Overcommit: overcommit}

@@ -44,7 +44,8 @@ func (b *Book) Which(h *Holder, wants map[string]uint64, quotas []api.Quota, lim
 func (b *Book) clone() *Book {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	c := &Book{limits: b.limits, devices: b.devices, granted: make(map[string]*granted, len(b.granted)), sessions: maps.Clone(b.sessions)}
+	c := b.empty()
+	c.sessions = maps.Clone(b.sessions)
 	for uuid, g := range b.granted {
 		c.granted[uuid] = &granted{sum: g.sum, tenants: maps.Clone(g.tenants), holders: maps.Clone(g.holders)}
 	}
