@@ -184,34 +184,69 @@ static struct context *known_of(struct contexts *contexts, uint64_t handle, CUde
 	return known;
 }
 
-void context_set_heap(uint64_t handle, CUdevice ordinal, uint64_t bytes)
+uint64_t context_set_heap(uint64_t handle, CUdevice ordinal, uint64_t bytes)
 {
-	struct process *process = process_get();
-	struct context *known;
-
-	lock_take(&contexts_of(process)->lock);
-	known = known_of(contexts_of(process), handle, ordinal);
-	if (known)
-		known->heap = bytes;
-	lock_give(&contexts_of(process)->lock);
-}
-
-uint64_t context_set_stack(uint64_t handle, CUdevice ordinal, uint32_t stack, uint64_t bytes)
-{
-	struct process *process = process_get();
+	struct contexts *contexts = contexts_of(process_get());
 	struct context *known;
 	uint64_t before = 0;
 
-	lock_take(&contexts_of(process)->lock);
-	known = known_of(contexts_of(process), handle, ordinal);
+	lock_take(&contexts->lock);
+	known = known_of(contexts, handle, ordinal);
 	if (known) {
-		before = known->stack_bytes;
-		known->stack = stack;
-		known->stack_bytes = bytes;
-		find_least_stack(contexts_of(process));
+		before = known->heap;
+		known->heap = bytes;
 	}
-	lock_give(&contexts_of(process)->lock);
+	lock_give(&contexts->lock);
 	return before;
+}
+
+void context_set_stack(uint64_t handle, CUdevice ordinal, uint32_t stack)
+{
+	struct contexts *contexts = contexts_of(process_get());
+	struct context *known;
+
+	lock_take(&contexts->lock);
+	known = known_of(contexts, handle, ordinal);
+	if (known && known->stack != stack) {
+		known->stack = stack;
+		find_least_stack(contexts);
+	}
+	lock_give(&contexts->lock);
+}
+
+void context_raise_begin(uint64_t handle, CUdevice ordinal, uint64_t more)
+{
+	struct contexts *contexts = contexts_of(process_get());
+	struct context *known;
+
+	lock_take(&contexts->lock);
+	known = known_of(contexts, handle, ordinal);
+	if (known) {
+		known->raises++;
+		known->stack_bytes += more;
+	}
+	lock_give(&contexts->lock);
+}
+
+bool context_raise_end(uint64_t handle, uint32_t stack, uint64_t bytes, uint64_t *before,
+                       uint64_t *after)
+{
+	struct contexts *contexts = contexts_of(process_get());
+	struct context *known;
+
+	lock_take(&contexts->lock);
+	known = map_find(&contexts->known, handle);
+	if (known) {
+		if (known->raises)
+			known->raises--;
+		*before = known->stack_bytes;
+		*after = known->raises && bytes < *before ? *before : bytes;
+		known->stack_bytes = *after;
+		known->stack = stack;
+		find_least_stack(contexts);
+	}
+	lock_give(&contexts->lock);
+	return known;
 }
 
 bool context_push(CUcontext other)

@@ -27,11 +27,13 @@ struct context {
 	uint64_t heap;        /* charged for the heap of kernels */
 	uint64_t stack_bytes; /* charged for local memory beyond what comes with a context */
 	uint32_t stack;   /* bytes per thread that its local memory has room for; 0: not asked */
+	uint32_t raises;  /* calls under way that may raise it, no further than is charged */
 	uint64_t primary; /* of a green one: the context that what is allocated in it is of */
 };
 
 struct contexts {
-	struct lock lock; /* guards `known` */
+	struct lock lock;       /* guards `known` */
+	struct lock stack_lock; /* held while stacks are charged: see stack.c */
 	MAP(struct context) known;
 	bool green; /* one was ever made from a green one */
 	/* By how much the local memory of each of them was raised at least, in units of
@@ -79,11 +81,18 @@ struct leaving {
 struct leaving context_leave(uint64_t handle);
 CUresult context_left(const struct leaving *leaving, CUresult result);
 
-/* Change what is known of a context, which is noted if it is not known. */
-void context_set_heap(uint64_t handle, CUdevice ordinal, uint64_t bytes);
-/* Its local memory has room for `stack` bytes per thread from now on, of which `bytes` are charged.
- * Returns what was charged for it before. */
-uint64_t context_set_stack(uint64_t handle, CUdevice ordinal, uint32_t stack, uint64_t bytes);
+/* Change what is known of a context, which is noted if it is not known. The first returns what was
+ * charged for the heap before. */
+uint64_t context_set_heap(uint64_t handle, CUdevice ordinal, uint64_t bytes);
+/* Its local memory has room for `stack` bytes per thread. */
+void context_set_stack(uint64_t handle, CUdevice ordinal, uint32_t stack);
+/* A call is under way that may raise it; `more` bytes were charged for that. */
+void context_raise_begin(uint64_t handle, CUdevice ordinal, uint64_t more);
+/* It ended, and there is room for `stack` bytes per thread, which take `bytes`. So much stays
+ * charged, or what others may raise it to: *before is what was, *after what is. False if the
+ * context is gone, and its charge with it. */
+bool context_raise_end(uint64_t handle, uint32_t stack, uint64_t bytes, uint64_t *before,
+                       uint64_t *after);
 
 /* Whether a device's primary context is active. */
 bool primary_active(CUdevice device);

@@ -33,12 +33,13 @@ static bool settle(CUdevice ordinal, bool first, uint64_t *charged)
 {
 	struct process *process = process_get();
 	int device = process_device(process, ordinal);
-	uint64_t all, other, real = *charged;
+	uint64_t other, real = *charged;
+	struct measured all;
 
 	if (device >= 0 && (first || !*charged) && overhead_measure(process, device, true, &all)) {
 		other = __atomic_load_n(&process->held[device].overhead, __ATOMIC_RELAXED);
 		other -= *charged < other ? *charged : other;
-		real = all > other ? all - other : 0;
+		real = all.bytes > other ? all.bytes - other : 0;
 	}
 	if (!first)
 		overhead_leave_open(ordinal);

@@ -18,7 +18,7 @@ static CUresult set_stack(size_t value)
 	struct raise raise;
 	CUresult result;
 
-	if (!stack_begin(&raise, value))
+	if (!stack_begin_set(&raise, value))
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	result = DRIVER(cuCtxSetLimit)(CU_LIMIT_STACK_SIZE, value);
 	stack_end(&raise);
@@ -29,23 +29,22 @@ static CUresult set_stack(size_t value)
 
 static CUresult set_heap(uint64_t context, CUdevice ordinal, size_t value)
 {
-	uint64_t bytes = block_round(value);
+	uint64_t bytes = block_round(value), more, before;
 	struct context known;
 	CUresult result;
 
 	(void)context_get(context, &known);
-	if (bytes > known.heap &&
-	    grant(ordinal, bytes - known.heap, KIND_MEMORY, ATTACH_CALL_HEAP) != GRANTED)
+	more = bytes > known.heap ? bytes - known.heap : 0;
+	if (more && grant(ordinal, more, KIND_MEMORY, ATTACH_CALL_HEAP) != GRANTED)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	result = DRIVER(cuCtxSetLimit)(CU_LIMIT_MALLOC_HEAP_SIZE, value);
 	if (result != CUDA_SUCCESS) {
-		if (bytes > known.heap)
-			process_release(ordinal, bytes - known.heap, KIND_MEMORY);
+		process_recharge(ordinal, more, 0, KIND_MEMORY);
 		return result;
 	}
-	context_set_heap(context, ordinal, bytes);
-	if (bytes < known.heap)
-		process_release(ordinal, known.heap - bytes, KIND_MEMORY);
+	/* Another thread may have set it meanwhile. */
+	before = context_set_heap(context, ordinal, bytes);
+	process_recharge(ordinal, before + more, bytes, KIND_MEMORY);
 	return result;
 }
 

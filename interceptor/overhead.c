@@ -94,7 +94,7 @@ static void wait_a_little(struct process *process)
 	                 __ATOMIC_RELAXED);
 }
 
-bool overhead_measure(struct process *process, int device, bool own, uint64_t *bytes)
+bool overhead_measure(struct process *process, int device, bool own, struct measured *measured)
 {
 	for (int tries = 0; tries < TRIES && !others_change(process, device, own); tries++) {
 		uint64_t begun = changes(process, device), truth;
@@ -107,7 +107,7 @@ bool overhead_measure(struct process *process, int device, bool own, uint64_t *b
 		    before.calls.ended != after.calls.ended || begun != changes(process, device) ||
 		    (uint32_t)begun > (uint32_t)own)
 			continue;
-		*bytes = truth > after.asked ? truth - after.asked : 0;
+		*measured = (struct measured){truth > after.asked ? truth - after.asked : 0, begun};
 		return true;
 	}
 	leave_open(process, device);
@@ -152,10 +152,12 @@ static void set_loose(struct overheads *overheads, unsigned device, uint64_t byt
 static void settle(struct process *process, CUdevice ordinal, int device)
 {
 	struct overheads *overheads = overheads_of(process);
-	uint64_t all, now, less;
+	struct ledger_uncharged loads = overhead_loads(process, device), then = loads;
+	struct measured all;
+	uint64_t now, loose, less;
 
 	/* What a load took is for it to charge, as long as it is under way. */
-	if (overhead_loads(process, device).under_way) {
+	if (loads.under_way) {
 		leave_open(process, device);
 		return;
 	}
@@ -163,12 +165,18 @@ static void settle(struct process *process, CUdevice ordinal, int device)
 		return;
 	lock_take(&overheads->lock);
 	now = charged(process, device);
-	if (all > now) {
-		set_loose(overheads, (unsigned)device, overheads->loose[device] + all - now);
-		process_charge_anyway(ordinal, all - now, KIND_OVERHEAD);
-	} else if (all < now && overheads->loose[device]) {
-		less = now - all < overheads->loose[device] ? now - all : overheads->loose[device];
-		set_loose(overheads, (unsigned)device, overheads->loose[device] - less);
+	loads = overhead_loads(process, device);
+	if (loads.under_way || loads.ended != then.ended ||
+	    changes(process, device) != all.changes) {
+		leave_open(process, device); /* out of date */
+	} else if (all.bytes > now) {
+		loose = overheads->loose[device] + all.bytes - now;
+		set_loose(overheads, (unsigned)device, loose);
+		process_charge_anyway(ordinal, all.bytes - now, KIND_OVERHEAD);
+	} else if (all.bytes < now && overheads->loose[device]) {
+		loose = overheads->loose[device];
+		less = now - all.bytes < loose ? now - all.bytes : loose;
+		set_loose(overheads, (unsigned)device, loose - less);
 		process_release(ordinal, less, KIND_OVERHEAD);
 	}
 	lock_give(&overheads->lock);
@@ -261,25 +269,24 @@ struct watch watch_begin(void)
 	return watch;
 }
 
-/* What the call took that is not charged; 0, too, if that is left for later. */
-static uint64_t taken(const struct watch *watch)
+/* Whether the call may have taken something, and what there is now; if nobody knows, that is left
+ * for later. */
+static bool measure_load(const struct watch *watch, struct measured *all)
 {
 	struct process *process = process_get();
 	struct overheads *overheads = overheads_of(process);
-	int device = process_device(process, watch->ordinal);
-	uint64_t all = 0, now;
+	int device = (int)watch->account->device;
 	bool known;
 
 	if (watch->left && bytes_left() == watch->left)
-		return 0;
+		return false;
 	/* A context takes a fraction of a second to come or go. */
 	__atomic_fetch_add(&overheads->measuring, 1, __ATOMIC_ACQ_REL);
 	for (int naps = 0; naps < NAPS_OF_LOAD && others_change(process, device, false); naps++)
 		nap();
-	known = overhead_measure(process, device, false, &all);
+	known = overhead_measure(process, device, false, all);
 	__atomic_fetch_sub(&overheads->measuring, 1, __ATOMIC_ACQ_REL);
-	now = charged(process, device);
-	return known && all > now ? all - now : 0; /* else it is left open */
+	return known;
 }
 
 /* Whether another load was under way at any time since this one began: then what was measured may
@@ -291,31 +298,47 @@ static bool alone(const struct watch *watch)
 	return now.under_way == 1 && watch->loads.under_way == 1 && now.ended == watch->loads.ended;
 }
 
-static void add_loose(const struct watch *watch, uint64_t bytes)
+/*
+ * Charge what was measured, as far as nobody has. One thread at a time: what others measured at the
+ * same time is charged by the first of them, and whoever measured last has seen what all of them
+ * took. False if it does not fit.
+ */
+static bool charge_load(const struct watch *watch, enum attach_call call,
+                        const struct measured *all, uint64_t *bytes)
 {
-	struct overheads *overheads = overheads_of(process_get());
+	struct process *process = process_get();
+	struct overheads *overheads = overheads_of(process);
+	unsigned device = watch->account->device;
+	bool fits = true;
+	uint64_t now;
 
 	lock_take(&overheads->lock);
-	set_loose(overheads, watch->account->device,
-	          overheads->loose[watch->account->device] + bytes);
+	now = charged(process, (int)device);
+	if (changes(process, (int)device) != all->changes) {
+		leave_open(process, (int)device); /* out of date */
+	} else if (all->bytes > now) {
+		*bytes = all->bytes - now;
+		fits = grant(watch->ordinal, *bytes, KIND_OVERHEAD, call) == GRANTED;
+		if (fits && !alone(watch)) {
+			set_loose(overheads, device, overheads->loose[device] + *bytes);
+			*bytes = 0;
+		}
+	}
 	lock_give(&overheads->lock);
+	return fits;
 }
 
 bool watch_end(const struct watch *watch, enum attach_call call, uint64_t *bytes)
 {
+	struct measured all;
 	bool fits = true;
 
 	*bytes = 0;
 	/* (In a child that a signal's handler forked meanwhile the account is empty.) */
 	if (!watch->account || !watch->account->ledger)
 		return true;
-	*bytes = taken(watch);
-	if (*bytes)
-		fits = grant(watch->ordinal, *bytes, KIND_OVERHEAD, call) == GRANTED;
-	if (fits && !alone(watch)) {
-		add_loose(watch, *bytes);
-		*bytes = 0;
-	}
+	if (measure_load(watch, &all))
+		fits = charge_load(watch, call, &all, bytes);
 	ledger_end_load(watch->account);
 	return fits;
 }

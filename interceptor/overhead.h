@@ -19,7 +19,7 @@ struct overheads {
 	uint32_t measuring; /* loads that wait for the calls below to end, and measure then */
 	/* Calls that charge, or give back, by themselves: under way, and begun << 32. */
 	uint64_t changes[LEDGER_DEVICES];
-	struct lock lock; /* guards `loose` */
+	struct lock lock; /* guards `loose`; held while what was measured is charged */
 	uint32_t open;    /* bit per ledger device: something may have taken what is not charged */
 	uint32_t streams; /* that were made */
 	/* Per ledger device, what was found without anybody who would give it back. */
@@ -28,12 +28,17 @@ struct overheads {
 	    not_before; /* CLOCK_MONOTONIC milliseconds: the driver is not asked again before */
 };
 
+/* All overhead of this process on a device, at one time. */
+struct measured {
+	uint64_t bytes;
+	uint64_t changes; /* overheads.changes then: another one since, and it is out of date */
+};
+
 /*
- * All overhead of this process on the device, by driver truth. False if nobody knows, or if other
- * threads charged or gave back while it was asked: then the device is left open. `own` says that
- * the caller is between the two below.
+ * By driver truth. False if nobody knows, or if other threads charged or gave back while it was
+ * asked: then the device is left open. `own` says that the caller is between the two below.
  */
-bool overhead_measure(struct process *process, int device, bool own, uint64_t *bytes);
+bool overhead_measure(struct process *process, int device, bool own, struct measured *measured);
 
 /* Around a call that makes or ends overhead whose charge is made before it, or given back after it:
  * what another thread measured in between would be wrong. */

@@ -300,12 +300,8 @@ uint64_t pool_missing(struct pool *pool)
 void pool_settle(struct pool *pool)
 {
 	uint64_t reserved = pool_attribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT);
-	uint64_t target = reserved + pool->pending;
 
-	if (target > pool->charged)
-		process_charge_anyway(pool->ordinal, target - pool->charged, pool->kind);
-	else if (target < pool->charged)
-		process_release(pool->ordinal, pool->charged - target, pool->kind);
+	process_recharge(pool->ordinal, pool->charged, reserved + pool->pending, pool->kind);
 	settled(pool, reserved);
 }
 

@@ -228,6 +228,14 @@ void process_release(CUdevice ordinal, uint64_t bytes, enum kind kind)
 	adjust(ordinal, 0, bytes, kind);
 }
 
+void process_recharge(CUdevice ordinal, uint64_t before, uint64_t after, enum kind kind)
+{
+	if (after > before)
+		process_charge_anyway(ordinal, after - before, kind);
+	else if (after < before)
+		process_release(ordinal, before - after, kind);
+}
+
 bool process_truth(int device, uint64_t *bytes)
 {
 	struct attach_request request = {.op = ATTACH_OP_TRUTH, .device = (uint32_t)device};

@@ -199,6 +199,8 @@ enum ledger_result process_charge(struct process *process, int device, uint64_t 
  * for what it gave back. */
 void process_charge_anyway(CUdevice ordinal, uint64_t bytes, enum kind kind);
 void process_release(CUdevice ordinal, uint64_t bytes, enum kind kind);
+/* What is charged as `before` becomes `after`, by one of the two. */
+void process_recharge(CUdevice ordinal, uint64_t before, uint64_t after, enum kind kind);
 
 /* What driver truth says that this process holds on the device, less what the enforcer has charged
  * for it by itself; false if it is unknown. Asks the enforcer. */

@@ -2,6 +2,8 @@
 #include "stack.h"
 
 #include "grant.h"
+#include "overhead.h"
+#include "state.h"
 #include "table.h"
 
 /* CUdevice_attribute */
@@ -38,40 +40,79 @@ static uint64_t room(void)
 	return bytes;
 }
 
-bool stack_begin(struct raise *raise, uint64_t bytes)
+/* What so many bytes per thread take beyond what comes with a context. */
+static uint64_t taken_by(uint64_t bytes, CUdevice ordinal)
 {
-	uint64_t before, more = 0;
+	uint64_t all;
 
-	*raise = (struct raise){.ordinal = process_current_ordinal()};
-	if (raise->ordinal < 0 || raise->ordinal >= PROCESS_ORDINALS)
-		return true;
-	before = room();
-	if (!before || !threads_of(raise->ordinal))
-		return true;
+	if (bytes <= STACK_DEFAULT)
+		return 0;
 	bytes = (bytes + STACK_UNIT - 1) & ~(uint64_t)(STACK_UNIT - 1);
-	if (bytes > before &&
-	    __builtin_mul_overflow(bytes - before, threads_of(raise->ordinal), &more))
-		more = UINT64_MAX;
+	return __builtin_mul_overflow(bytes - STACK_DEFAULT, threads_of(ordinal), &all) ? UINT64_MAX
+	                                                                                : all;
+}
+
+/* With the lock held: charge what the context has not been charged for yet. */
+static bool charge(struct raise *raise, uint64_t context, uint64_t bytes)
+{
+	struct context known;
+	uint64_t more;
+
+	(void)context_get(context, &known);
+	more = bytes > known.stack_bytes ? bytes - known.stack_bytes : 0;
 	if (more && grant(raise->ordinal, more, KIND_OVERHEAD, ATTACH_CALL_STACK) != GRANTED)
 		return false;
-	raise->context = context_current();
-	raise->charged = more;
+	context_raise_begin(context, raise->ordinal, more);
+	raise->context = context;
 	return true;
+}
+
+static bool begin(struct raise *raise, uint64_t bytes, bool set)
+{
+	struct lock *lock = &state_of(process_get())->contexts.stack_lock;
+	uint64_t before, context;
+	bool fits = true;
+
+	*raise = (struct raise){.ordinal = process_current_ordinal()};
+	if (raise->ordinal < 0 || raise->ordinal >= PROCESS_ORDINALS || !threads_of(raise->ordinal))
+		return true;
+	context = context_current();
+	lock_take(lock);
+	before = room();
+	if (before && (set || bytes > before)) {
+		overhead_change_begin(raise->ordinal);
+		fits = charge(raise, context, taken_by(bytes, raise->ordinal));
+		if (!fits)
+			overhead_change_end(raise->ordinal);
+	} else if (before) {
+		context_set_stack(context, raise->ordinal, (uint32_t)before);
+	}
+	lock_give(lock);
+	return fits;
+}
+
+bool stack_begin(struct raise *raise, uint64_t bytes)
+{
+	return begin(raise, bytes, false);
+}
+
+bool stack_begin_set(struct raise *raise, uint64_t bytes)
+{
+	return begin(raise, bytes, true);
 }
 
 void stack_end(const struct raise *raise)
 {
-	uint64_t now, bytes, before;
+	struct lock *lock = &state_of(process_get())->contexts.stack_lock;
+	uint64_t now, before, after;
 
 	if (!raise->context)
 		return;
+	lock_take(lock);
 	now = room();
-	bytes = now > STACK_DEFAULT ? (now - STACK_DEFAULT) * threads_of(raise->ordinal) : 0;
-	/* Two threads may have raised it at the same time. */
-	before = context_set_stack(raise->context, raise->ordinal, (uint32_t)now, bytes);
-	if (bytes > before + raise->charged)
-		process_charge_anyway(raise->ordinal, bytes - before - raise->charged,
-		                      KIND_OVERHEAD);
-	else if (bytes < before + raise->charged)
-		process_release(raise->ordinal, before + raise->charged - bytes, KIND_OVERHEAD);
+	if (context_raise_end(raise->context, (uint32_t)now, taken_by(now, raise->ordinal), &before,
+	                      &after))
+		process_recharge(raise->ordinal, before, after, KIND_OVERHEAD);
+	lock_give(lock);
+	overhead_change_end(raise->ordinal);
 }

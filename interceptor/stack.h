@@ -11,16 +11,17 @@
 
 #include "context.h"
 
-/* A call that may raise the current context's. */
+/* A call that may raise the current context's, or set it. */
 struct raise {
-	uint64_t context; /* 0: it does not */
+	uint64_t context; /* 0: it does neither */
 	CUdevice ordinal;
-	uint64_t charged;
 };
 
-/* Before a call that needs `bytes` per thread: charge what that raises. False if it does not fit;
+/* Before a call that needs `bytes` per thread, or sets them: charge what that raises. Several that
+ * raise one context at the same time are charged once, for the largest. False if it does not fit;
  * then the call is not made. */
 bool stack_begin(struct raise *raise, uint64_t bytes);
+bool stack_begin_set(struct raise *raise, uint64_t bytes);
 
 /* After it, however it ended: charge what the driver says. */
 void stack_end(const struct raise *raise);
