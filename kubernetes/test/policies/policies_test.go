@@ -306,7 +306,7 @@ func (s site) pod(namespace, text string) (*corev1.Pod, error) {
 
 const gpumem = `spec: {containers: [{resources: {limits: {nvidia.com/gpu: 1, nvidia.com/gpumem: 3000}}}]}`
 
-// enabled is a namespace where pods are translated.
+// enabled is a namespace where pods are translated, or refused: those are two policies, of which one may be in force before the other.
 func (s site) enabled(name string) {
 	s.Helper()
 	s.namespace(name, map[string]string{"gpuslice.io/aliases": "enabled"})
@@ -316,6 +316,10 @@ func (s site) enabled(name string) {
 			err = fmt.Errorf("no annotation")
 		}
 		return err
+	})
+	s.until("what is not translated is refused", func() error {
+		_, err := s.pod(name, `spec: {containers: [{resources: {limits: {nvidia.com/gpucores: 30}}}]}`)
+		return refused(err, "nvidia.com/gpucores is not translated")
 	})
 }
 
