@@ -200,6 +200,14 @@ func defaults(s site) {
 	if want := "4Gi 2Gi none 8Gi 4Gi"; strings.Join(sizes, " ") != want {
 		s.Errorf("got %v, want %s", sizes, want)
 	}
+	s.namespace("misdefaulted", map[string]string{"gpuslice.io/default-vram": "much"})
+	const words = `the namespace label gpuslice.io/default-vram "much" is no size: one such as "4Gi" is accepted`
+	s.until("the namespace is known", func() error {
+		_, err := s.claim("misdefaulted", "c", request(""))
+		return refused(err, words)
+	})
+	_, err = s.template("misdefaulted", request("1Gi"))
+	s.wrong(refused(err, words), "a template")
 }
 
 // configuration compares the policy with what the driver says of the same.
