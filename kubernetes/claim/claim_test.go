@@ -19,6 +19,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
@@ -136,6 +137,32 @@ func TestEachRequestOfAClaimIsAPoolWithItsQuota(t *testing.T) {
 	}
 	if pools, files := n.pools(), n.files(); len(pools) > 0 || len(files) > 0 {
 		t.Errorf("pools %v and files %v are left", pools, files)
+	}
+}
+
+func TestAClaimsConfigurationIsThatOfItsPools(t *testing.T) {
+	n := newNode(t)
+	c := claimOf(uid, result{"short", n.devices[0], gib}, result{"long", n.devices[0], gib})
+	says := func(source resourceapi.AllocationConfigSource, text string, requests ...string) {
+		c.Status.Allocation.Devices.Config = append(c.Status.Allocation.Devices.Config, resourceapi.DeviceAllocationConfiguration{
+			Source: source, Requests: requests, DeviceConfiguration: resourceapi.DeviceConfiguration{Opaque: &resourceapi.OpaqueDeviceConfiguration{
+				Driver: config.Driver, Parameters: runtime.RawExtension{Raw: []byte(`{"apiVersion":"gpuslice.io/v1","kind":"ClaimConfig",` + text + `}`)},
+			}},
+		})
+	}
+	says(resourceapi.AllocationConfigSourceClass, `"tenant":"physics","ttl":"1h"`)
+	says(resourceapi.AllocationConfigSourceClaim, `"ttl":"30m"`, "short")
+	if _, err := n.Prepare(t.Context(), c); err != nil {
+		t.Fatal(err)
+	}
+	for i, ttl := range []time.Duration{30 * time.Minute, time.Hour} {
+		if p, err := n.Client.Pool(t.Context(), PoolName(uid, i)); err != nil || p.Tenant != "physics" || p.TTL != ttl {
+			t.Errorf("pool %+v, %v", p, err)
+		}
+	}
+	says(resourceapi.AllocationConfigSourceClaim, `"elastic":true`)
+	if _, err := n.Prepare(t.Context(), c); err == nil || !strings.Contains(err.Error(), `the configuration of request short: field "elastic" is not accepted: a claim is a pool`) {
+		t.Errorf("an elastic claim: %v", err)
 	}
 }
 

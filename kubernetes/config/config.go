@@ -72,6 +72,9 @@ func parse(raw []byte) (p parameters, err error) {
 	decoder.DisallowUnknownFields()
 	if err := decoder.Decode(&p); err != nil {
 		if field, unknown := strings.CutPrefix(err.Error(), "json: unknown field "); unknown {
+			if field == `"elastic"` || field == `"priority"` {
+				return p, fmt.Errorf("field %s is not accepted: a claim is a pool, whose memory stays on its devices, and elastic is a pod without a claim, by annotation", field)
+			}
 			return p, fmt.Errorf("field %s is unknown: apiVersion, kind, mode, ttl and tenant are accepted", field)
 		}
 		return p, fmt.Errorf("it cannot be read: %w", err)

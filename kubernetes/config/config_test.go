@@ -64,6 +64,8 @@ func TestABadConfigurationIsRefusedInASentence(t *testing.T) {
 		`nonsense`:                       "it cannot be read",
 		`{` + head + `}{}`:               "something follows",
 		`{` + head + `,"vram":"4G"}`:     `field "vram" is unknown: apiVersion, kind, mode, ttl and tenant are accepted`,
+		`{` + head + `,"elastic":true}`:  `field "elastic" is not accepted: a claim is a pool, whose memory stays on its devices`,
+		`{` + head + `,"priority":-5}`:   `field "priority" is not accepted: a claim is a pool`,
 		`{"kind":"ClaimConfig"}`:         `"gpuslice.io/v1" and "ClaimConfig" are`,
 		`{` + head + `,"mode":"record"}`: `mode "record" is not accepted`,
 		`{` + head + `,"ttl":"soon"}`:    `ttl "soon" is not accepted`,

@@ -45,6 +45,7 @@ func enforcerAway(n *node) {
 	n.template("vram", request("gpu", "4Gi"))
 	n.start(n.pod("stays", []string{"vram"}, container("a", hog(2*gib), "vram")))
 	n.wrote("stays", "a", holds(2*gib, 4*gib))
+	n.health("stays", corev1.ResourceHealthStatusHealthy)
 	n.Stop(unix.SIGKILL)
 	n.tainted(true)
 	n.create(n.pod("waits", []string{"vram"}, container("a", sleep, "vram")))
@@ -53,8 +54,10 @@ func enforcerAway(n *node) {
 	if p, err := n.getPod("stays"); err != nil || p.Status.Phase != corev1.PodRunning || p.DeletionTimestamp != nil {
 		n.t.Errorf("the pod that ran: %+v, %v", p.Status, err)
 	}
+	n.health("stays", corev1.ResourceHealthStatusUnknown)
 	n.Start()
 	n.tainted(false)
+	n.health("stays", corev1.ResourceHealthStatusHealthy)
 	n.running("waits")
 	n.sees("waits", "a", 4*gib)
 	n.refused("stays", "a", 2*gib)

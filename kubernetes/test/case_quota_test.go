@@ -89,6 +89,14 @@ func twoRequestsInAContainer(n *node) {
 	n.seesEach("both", "a", 60*gib)
 }
 
+func twoClaimsInAContainer(n *node) {
+	for _, name := range []string{"one", "other"} { // no card has both
+		n.template(name, request("gpu", "60Gi"))
+	}
+	n.start(n.pod("both", []string{"one", "other"}, container("a", sleep, "one", "other")))
+	n.seesEach("both", "a", 60*gib)
+}
+
 func twoRequestsOnOneCard(n *node) {
 	n.template("vram", request("one", "2Gi"), request("other", "6Gi"))
 	n.create(n.pod("both", []string{"vram"}, container("a", sleep, "vram")))

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/utils/ptr"
 
 	"github.com/gpuslice/gpuslice/kubernetes/test/cluster"
 )
@@ -124,14 +125,17 @@ func (n *node) setHook(script string) {
 	}
 }
 
-// startedAgain: an init container and one that ends again and again have the claim's quota, one after the other.
+// startedAgain: an init container, a sidecar and a container that ends again and again share the claim's quota.
 func startedAgain(n *node) {
-	n.template("vram", request("gpu", "2Gi"))
+	n.template("vram", request("gpu", "4Gi"))
 	p := n.pod("again", []string{"vram"}, container("a", []string{"/bin/sh", "-c", "timeout 1 /demo/cuda_hog 1073741824; exit 1"}, "vram"))
 	p.Spec.RestartPolicy = corev1.RestartPolicyAlways
 	p.Spec.InitContainers = []corev1.Container{container("i", []string{"/bin/sh", "-c", "timeout 1 /demo/cuda_hog 1073741824; exit 0"}, "vram")}
+	sidecar := container("s", sleep, "vram")
+	sidecar.RestartPolicy = ptr.To(corev1.ContainerRestartPolicyAlways)
+	p.Spec.InitContainers = append(p.Spec.InitContainers, sidecar)
 	n.create(p)
-	n.wrote("again", "i", holds(gib, 2*gib))
+	n.wrote("again", "i", holds(gib, 4*gib))
 	n.eventually("the container was started again", func() error {
 		p, err := n.getPod("again")
 		if err == nil && (len(p.Status.ContainerStatuses) == 0 || p.Status.ContainerStatuses[0].RestartCount == 0) {
@@ -139,7 +143,9 @@ func startedAgain(n *node) {
 		}
 		return err
 	})
-	n.wrote("again", "a", holds(gib, 2*gib))
+	n.wrote("again", "a", holds(gib, 4*gib))
+	n.sees("again", "s", 4*gib)
+	n.refused("again", "s", 4*gib)
 }
 
 // oddSize: a size that is no whole number of MiB is the next larger one.

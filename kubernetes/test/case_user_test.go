@@ -7,14 +7,16 @@ package test
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	nodev1 "k8s.io/api/node/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
@@ -22,9 +24,7 @@ import (
 )
 
 func namespaceBounds(n *node) {
-	_, err := n.kube.CoreV1().Namespaces().Patch(context.Background(), n.ns, types.MergePatchType,
-		[]byte(`{"metadata": {"labels": {"gpuslice.io/max-vram": "4Gi"}}}`), metav1.PatchOptions{})
-	n.Must(err)
+	n.label("gpuslice.io/max-vram", "4Gi")
 	n.eventually("what is above the bound is refused", func() error {
 		err := n.tryTemplate("large-"+strconv.FormatInt(time.Now().UnixNano(), 10), resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{request("gpu", "8Gi")}})
 		if err == nil || !strings.Contains(err.Error(), "at most 4Gi") {
@@ -36,6 +36,23 @@ func namespaceBounds(n *node) {
 		n.t.Error("a whole card is accepted")
 	}
 	n.template("vram", request("gpu", "4Gi"))
+
+	_, err := n.kube.CoreV1().ResourceQuotas(n.ns).Create(context.Background(), &corev1.ResourceQuota{
+		ObjectMeta: metav1.ObjectMeta{Name: "devices"},
+		Spec:       corev1.ResourceQuotaSpec{Hard: corev1.ResourceList{class + ".deviceclass.resource.k8s.io/devices": resource.MustParse("1")}},
+	}, metav1.CreateOptions{})
+	n.Must(err)
+	n.eventually("the namespace's quota is counted", func() error {
+		q, err := n.kube.CoreV1().ResourceQuotas(n.ns).Get(context.Background(), "devices", metav1.GetOptions{})
+		if err == nil && len(q.Status.Hard) == 0 {
+			err = errors.New("it has no status")
+		}
+		return err
+	})
+	n.claim("first", request("gpu", "1Gi"))
+	if err := n.tryClaim("second", request("gpu", "1Gi")); err == nil || !strings.Contains(err.Error(), "exceeded quota") {
+		n.t.Errorf("a device more than the namespace may have: %v", err)
+	}
 }
 
 // forged is what a pod can write to have more, or another's.
@@ -61,7 +78,7 @@ func forgedAnnotations(n *node) {
 }
 
 func runtimeClass(n *node) {
-	_, err := n.kube.NodeV1().RuntimeClasses().Create(context.Background(), &nodev1.RuntimeClass{ObjectMeta: metav1.ObjectMeta{Name: "gpuslice"}, Handler: "gpuslice"}, metav1.CreateOptions{})
+	_, err := n.plane.Kubectl("", "apply", "-f", "../deploy/aliases/runtimeclass.yaml")
 	n.Must(err)
 	n.template("vram", request("gpu", "2Gi"))
 	p := n.pod("both", []string{"vram"}, container("a", sleep, "vram"))
@@ -76,19 +93,82 @@ func runtimeClass(n *node) {
 	n.start(p)
 	n.refused("smaller", "a", gib+gib/2)
 
-	p = n.pod("elsewhere", []string{"vram"}, container("a", sleep, "vram"))
-	p.Spec.RuntimeClassName = ptr.To("gpuslice")
-	p.Annotations = map[string]string{"gpuslice.pool": "other"}
-	n.create(p)
-	// As docs/use/kubernetes.md has it.
-	n.told("elsewhere", `Error: failed to create containerd task: failed to create shim task: gpuslice: annotation gpuslice.pool="other" is not accepted beside a resource claim`)
+	for key, value := range map[string]string{"gpuslice.pool": "other", "gpuslice.elastic": "true"} {
+		p = n.pod(key, []string{"vram"}, container("a", sleep, "vram"))
+		p.Spec.RuntimeClassName = ptr.To("gpuslice")
+		p.Annotations = map[string]string{key: value}
+		n.create(p)
+		// As docs/use/kubernetes.md has it.
+		n.told(key, fmt.Sprintf("Error: failed to create containerd task: failed to create shim task: gpuslice: annotation %s=%q is not accepted beside a resource claim", key, value))
+	}
+}
+
+// fromElsewhere: pods as HAMi and NVIDIA's toolkit have them, init containers and sidecars too. No device plugin is here: the cards' driver
+// comes by volumes.
+func fromElsewhere(n *node) {
+	_, err := n.plane.Kubectl("", "apply", "-k", "../deploy/aliases")
+	n.Must(err)
+	n.label("gpuslice.io/aliases", "enabled")
+	gpumem := func(c *corev1.Container) {
+		c.Resources.Limits = corev1.ResourceList{"nvidia.com/gpumem": resource.MustParse("2048")}
+	}
+	limit := func(c *corev1.Container) {
+		c.Env = append(c.Env, corev1.EnvVar{Name: "NVIDIA_GPU_MEMORY_LIMIT", Value: "2048"})
+	}
+	for name, says := range map[string]func(*corev1.Container){"hami": gpumem, "toolkit": limit} {
+		before, beside, main := container("before", []string{"/bin/sh", "-c", "timeout 1 /demo/cuda_hog 1073741824; exit 0"}), container("beside", sleep), container("main", hog(gib))
+		beside.RestartPolicy = ptr.To(corev1.ContainerRestartPolicyAlways)
+		p := n.pod(name, nil, main)
+		p.Spec.InitContainers = []corev1.Container{before, beside}
+		n.withCards(p)
+		for _, c := range []*corev1.Container{&p.Spec.InitContainers[0], &p.Spec.InitContainers[1], &p.Spec.Containers[0]} {
+			says(c)
+		}
+		n.eventually("the aliases are in force", func() error {
+			dry, err := n.kube.CoreV1().Pods(n.ns).Create(context.Background(), p, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+			if err == nil && dry.Annotations["gpuslice.vram"] != "2048Mi" {
+				err = fmt.Errorf("annotations %v", dry.Annotations)
+			}
+			return err
+		})
+		n.start(p)
+		n.wrote(name, "before", holds(gib, 2*gib))
+		n.wrote(name, "main", holds(gib, 2*gib))
+		n.refused(name, "main", gib)
+		out, err := n.exec(name, "beside", "/bin/sh", "-c", "timeout 1 /demo/cuda_hog 1073741824 || true") // each by itself
+		if err != nil || !strings.Contains(out, holds(gib, 2*gib)) {
+			n.t.Errorf("the sidecar of pod %s: %q, %v", name, out, err)
+		}
+		n.refused(name, "beside", 2*gib)
+	}
+}
+
+// withCards gives a pod's containers what NVIDIA's toolkit would.
+func (n *node) withCards(p *corev1.Pod) {
+	for name, dir := range map[string]string{"fakecuda": filepath.Join(n.Bin, "fakecuda"), "fake": n.in("fake"), "demo": filepath.Join(n.Bin, "demo")} {
+		p.Spec.Volumes = append(p.Spec.Volumes, corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: dir}}})
+	}
+	for _, all := range [][]corev1.Container{p.Spec.InitContainers, p.Spec.Containers} {
+		for i := range all {
+			for _, v := range p.Spec.Volumes {
+				all[i].VolumeMounts = append(all[i].VolumeMounts, corev1.VolumeMount{Name: v.Name, MountPath: "/" + v.Name})
+			}
+			all[i].Env = append(all[i].Env, corev1.EnvVar{Name: "LD_LIBRARY_PATH", Value: "/fakecuda"}, corev1.EnvVar{Name: "FAKECUDA_STATE", Value: "/fake/state"})
+		}
+	}
+}
+
+// label sets one of the case's namespace.
+func (n *node) label(key, value string) {
+	n.t.Helper()
+	_, err := n.kube.CoreV1().Namespaces().Patch(context.Background(), n.ns, types.MergePatchType,
+		fmt.Appendf(nil, `{"metadata": {"labels": {%q: %q}}}`, key, value), metav1.PatchOptions{})
+	n.Must(err)
 }
 
 // adminAccess: a device is a quota, and there is none to watch over.
 func adminAccess(n *node) {
-	_, err := n.kube.CoreV1().Namespaces().Patch(context.Background(), n.ns, types.MergePatchType,
-		[]byte(`{"metadata": {"labels": {"resource.kubernetes.io/admin-access": "true"}}}`), metav1.PatchOptions{})
-	n.Must(err)
+	n.label("resource.kubernetes.io/admin-access", "true")
 	r := request("gpu", "")
 	r.Exactly.AdminAccess = ptr.To(true)
 	n.template("vram", r)
@@ -96,16 +176,37 @@ func adminAccess(n *node) {
 	n.told("admin", "asks for adminAccess, which is not accepted")
 }
 
-// refusedConfiguration: by the policy when it is written, and by the driver if it was written before the policy was there.
-func refusedConfiguration(n *node) {
-	parameters, err := json.Marshal(map[string]string{"apiVersion": "gpuslice.io/v1", "kind": "ClaimConfig", "ttl": "soon"})
+// configured is a request with a configuration of this driver.
+func (n *node) configured(parameters map[string]string, r resourceapi.DeviceRequest) resourceapi.DeviceClaim {
+	n.t.Helper()
+	parameters["apiVersion"], parameters["kind"] = "gpuslice.io/v1", "ClaimConfig"
+	text, err := json.Marshal(parameters)
 	n.Must(err)
-	configured := resourceapi.DeviceClaim{
-		Requests: []resourceapi.DeviceRequest{request("gpu", "2Gi")},
+	return resourceapi.DeviceClaim{
+		Requests: []resourceapi.DeviceRequest{r},
 		Config: []resourceapi.DeviceClaimConfiguration{{DeviceConfiguration: resourceapi.DeviceConfiguration{
-			Opaque: &resourceapi.OpaqueDeviceConfiguration{Driver: "gpuslice.io", Parameters: runtime.RawExtension{Raw: parameters}},
+			Opaque: &resourceapi.OpaqueDeviceConfiguration{Driver: "gpuslice.io", Parameters: runtime.RawExtension{Raw: text}},
 		}}},
 	}
+}
+
+// ttl: each container has its time from its own start.
+func ttl(n *node) {
+	n.Must(n.tryTemplate("vram", n.configured(map[string]string{"ttl": "10s"}, request("gpu", "2Gi"))))
+	n.start(n.pod("short", []string{"vram"}, container("a", hog(gib), "vram")))
+	n.wrote("short", "a", holds(gib, 2*gib))
+	n.eventually("the container's time is over", func() error {
+		p, err := n.getPod("short")
+		if err == nil && p.Status.Phase != corev1.PodFailed {
+			err = errors.New(string(p.Status.Phase))
+		}
+		return err
+	})
+}
+
+// refusedConfiguration: by the policy when it is written, and by the driver if it was written before the policy was there.
+func refusedConfiguration(n *node) {
+	configured := n.configured(map[string]string{"ttl": "soon"}, request("gpu", "2Gi"))
 	if err := n.tryTemplate("vram", configured); err == nil || !strings.Contains(err.Error(), "a ttl from 1s to 876000h is accepted") {
 		n.t.Errorf("the configuration was written: %v", err)
 	}

@@ -54,10 +54,14 @@ func (n *node) tryTemplate(name string, devices resourceapi.DeviceClaim) error {
 // claim makes a ResourceClaim, for several pods.
 func (n *node) claim(name string, requests ...resourceapi.DeviceRequest) {
 	n.t.Helper()
+	n.Must(n.tryClaim(name, requests...))
+}
+
+func (n *node) tryClaim(name string, requests ...resourceapi.DeviceRequest) error {
 	_, err := n.kube.ResourceV1().ResourceClaims(n.ns).Create(context.Background(), &resourceapi.ResourceClaim{
 		ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: requests}},
 	}, metav1.CreateOptions{})
-	n.Must(err)
+	return err
 }
 
 // hog is the command that takes memory and keeps it.
@@ -220,6 +224,25 @@ func (n *node) wrote(pod, container, text string) {
 // exec runs a command in a container and returns what it wrote.
 func (n *node) exec(pod, container string, command ...string) (string, error) {
 	return n.plane.Kubectl("", append([]string{"--namespace=" + n.ns, "exec", pod, "--container=" + container, "--"}, command...)...)
+}
+
+// health waits until a pod's status says so of its claim's devices.
+func (n *node) health(pod string, want corev1.ResourceHealthStatus) {
+	n.t.Helper()
+	n.eventually(fmt.Sprintf("the devices of pod %s are %s", pod, want), func() error {
+		p, err := n.getPod(pod)
+		if err != nil {
+			return err
+		}
+		for _, s := range p.Status.ContainerStatuses[0].AllocatedResourcesStatus {
+			for _, r := range s.Resources {
+				if r.Health == want {
+					return nil
+				}
+			}
+		}
+		return fmt.Errorf("%+v", p.Status.ContainerStatuses[0].AllocatedResourcesStatus)
+	})
 }
 
 // holds is the line of a program that has taken memory and sees a quota.

@@ -124,8 +124,9 @@ func TestAClaimCannotBeWidenedByTheContainer(t *testing.T) {
 	h.mustRun("pool", "create", "claim", "--vram", "4G", "--tenant", "team")
 	h.mustRun("pool", "create", "rich", "--vram", "40G")
 	for want, annotations := range map[string]map[string]string{
-		`annotation gpuslice.pool="rich" is not accepted beside a resource claim`:   {"gpuslice.pool": "rich"},
-		`annotation gpuslice.mode="record" is not accepted beside a resource claim`: {"gpuslice.mode": "record"},
+		`annotation gpuslice.pool="rich" is not accepted beside a resource claim`:    {"gpuslice.pool": "rich"},
+		`annotation gpuslice.mode="record" is not accepted beside a resource claim`:  {"gpuslice.mode": "record"},
+		`annotation gpuslice.elastic="true" is not accepted beside a resource claim`: {"gpuslice.elastic": "true"},
 	} {
 		c := h.newContainer(annotations, "/bin/true").claims("claim")
 		if out, err := c.output(c.plain("run", "--bundle", c.bundle, c.id)); err == nil || !strings.Contains(strings.ReplaceAll(out, `\"`, `"`), want) {

@@ -29,7 +29,7 @@ declare -A pins=(
 	[crun]=1.8.1-1+deb12u1
 	[nvidia]=v1.20.1
 	[kubernetes]=v1.37.2 # and by modules/kubernetes/go.mod, with etcd
-	[helm]="helm v4.3.1, kustomize v5.8.1"
+	[helm]="helm, kustomize" # tools of modules/kubernetes/go.mod
 	[card]="docker-29 containerd-2 runc-static"
 )
 all=(containerd-2 docker-29 runc-1.4 runc-static containerd-1.6 runc-1.1 docker-20 images nerdctl podman crun nvidia)
@@ -172,9 +172,11 @@ build_nvidia() {
 	version=$(number "$(out/nvidia-ctk --version)")
 }
 
-# All but kubectl are one program, modules/kubernetes/main.go.
+# All but kubectl are one program, modules/kubernetes/main.go. What its module has in common with kubernetes/go.mod, and is compiled for both
+# once, is of the same version and compiled with the same tag.
 build_kubernetes() {
 	local name
+	flags=(-tags=grpcnotrace)
 	ldflags="-X k8s.io/component-base/version.gitVersion=$pin -X k8s.io/client-go/pkg/version.gitVersion=$pin \
 		-X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=37"
 	CGO_ENABLED=0 pinned kubernetes .
@@ -186,10 +188,10 @@ build_kubernetes() {
 }
 
 build_helm() {
-	local helm=${pin#helm }
-	CGO_ENABLED=0 module "helm.sh/helm/v4/cmd/helm@${helm%%,*}"
-	CGO_ENABLED=0 module "sigs.k8s.io/kustomize/kustomize/v5@${pin##* }"
-	version="${helm%%,*}, kustomize ${pin##* }"
+	flags=(-tags=grpcnotrace)
+	CGO_ENABLED=0 pinned kubernetes helm.sh/helm/v4/cmd/helm
+	CGO_ENABLED=0 pinned kubernetes sigs.k8s.io/kustomize/kustomize/v5
+	version=$(awk '/helm.sh\/helm\/v4 v/ {print $2} /kustomize\/v5 v/ {print ", kustomize " $2}' ORS= "$root/test/engines/modules/kubernetes/go.mod")
 }
 
 # Root filesystems, each as a directory and as a tar for `docker import`:
@@ -243,7 +245,7 @@ what() {
 		case $1 in
 		runc-*) echo "$seccomp" ;;
 		docker-29) cat "$root"/test/engines/modules/docker-cli/go.* ;;
-		kubernetes) cat "$root"/test/engines/modules/kubernetes/{go.*,main.go} ;;
+		kubernetes | helm) cat "$root"/test/engines/modules/kubernetes/{go.*,main.go} ;;
 		nerdctl) cat "$root"/test/engines/modules/nerdctl/go.* ;;
 		images) cat "$root"/test/platforms/{image.sh,musl.c} ;;
 		card) for part in ${pins[card]}; do what "$part"; done ;;

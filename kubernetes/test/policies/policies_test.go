@@ -16,6 +16,7 @@ import (
 	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
@@ -107,6 +108,7 @@ func TestPolicies(t *testing.T) {
 		"AConfigurationIsRefusedWhereTheDriverWould":       configuration,
 		"ThePodsOfOthersAreTranslated":                     aliases,
 		"ThePodsOfOthersAreRefusedIfTheyMeanSomethingElse": aliasesRefused,
+		"AContainerForDebuggingIsRefusedASizeOfItsOwn":     aliasesInDebugging,
 		"ADriverWritesItsOwnNodesSlices":                   ownNode,
 		"TheDriverMayDoThisAndNoMore":                      rights,
 		"ADriverWritesTheStatusOfItsOwnNodesClaims":        claimStatus,
@@ -198,6 +200,14 @@ func defaults(s site) {
 	if want := "4Gi 2Gi none 8Gi 4Gi"; strings.Join(sizes, " ") != want {
 		s.Errorf("got %v, want %s", sizes, want)
 	}
+	s.namespace("misdefaulted", map[string]string{"gpuslice.io/default-vram": "much"})
+	const words = `the namespace label gpuslice.io/default-vram "much" is no size: one such as "4Gi" is accepted`
+	s.until("the namespace is known", func() error {
+		_, err := s.claim("misdefaulted", "c", request(""))
+		return refused(err, words)
+	})
+	_, err = s.template("misdefaulted", request("1Gi"))
+	s.wrong(refused(err, words), "a template")
 }
 
 // configuration compares the policy with what the driver says of the same.
@@ -227,6 +237,9 @@ func configuration(s site) {
 		`{"apiVersion":"gpuslice.io/v2","kind":"ClaimConfig"}`:      "apiVersion gpuslice.io/v1 and kind ClaimConfig are accepted",
 		`{` + head + `}`:                                            "",
 		`{` + head + `,"vram":"4G"}`:                                "apiVersion, kind, mode, ttl and tenant are accepted, and no other field",
+		`{` + head + `,"elastic":true}`:                             "elastic and priority are not accepted: a claim is a pool, whose memory stays on its devices",
+		`{` + head + `,"elastic":false,"mode":"enforce"}`:           "elastic and priority are not accepted",
+		`{` + head + `,"priority":-5}`:                              "elastic and priority are not accepted",
 		`{` + head + `,"mode":"enforce"}`:                           "",
 		`{` + head + `,"mode":null,"ttl":null,"tenant":null}`:       "",
 		`{` + head + `,"mode":"record"}`:                            "mode enforce is accepted, the one mode",
@@ -301,7 +314,7 @@ func (s site) pod(namespace, text string) (*corev1.Pod, error) {
 
 const gpumem = `spec: {containers: [{resources: {limits: {nvidia.com/gpu: 1, nvidia.com/gpumem: 3000}}}]}`
 
-// enabled is a namespace where pods are translated.
+// enabled is a namespace where pods are translated, or refused: those are two policies, of which one may be in force before the other.
 func (s site) enabled(name string) {
 	s.Helper()
 	s.namespace(name, map[string]string{"gpuslice.io/aliases": "enabled"})
@@ -311,6 +324,10 @@ func (s site) enabled(name string) {
 			err = fmt.Errorf("no annotation")
 		}
 		return err
+	})
+	s.until("what is not translated is refused", func() error {
+		_, err := s.pod(name, `spec: {containers: [{resources: {limits: {nvidia.com/gpucores: 30}}}]}`)
+		return refused(err, "nvidia.com/gpucores is not translated")
 	})
 }
 
@@ -322,6 +339,11 @@ func aliases(s site) {
 		`spec: {containers: [{resources: {limits: {nvidia.com/gpu: 1}}, env: [{name: NVIDIA_GPU_MEMORY_LIMIT, value: "4096"}]}]}`: "4096Mi",
 		`metadata: {annotations: {team: physics}}
 spec: {containers: [{}, {resources: {limits: {nvidia.com/gpumem: 2k}}}], initContainers: [{resources: {limits: {nvidia.com/gpumem: 2000}}}]}`: "2000Mi",
+		`spec: {containers: [{}], initContainers: [{resources: {limits: {nvidia.com/gpumem: 1000}, requests: {nvidia.com/gpumem: 1000}}}]}`: "1000Mi",
+		`spec: {containers: [{}], initContainers: [{}, {restartPolicy: Always, resources: {limits: {nvidia.com/gpumem-percentage: 25}}}]}`:  "25%",
+		`spec: {containers: [{}], initContainers: [{restartPolicy: Always, env: [{name: NVIDIA_GPU_MEMORY_LIMIT, value: "512"}]}]}`:         "512Mi",
+		`spec: {containers: [{env: [{name: NVIDIA_GPU_MEMORY_LIMIT, value: "700"}]}], initContainers: [{resources: {limits: {nvidia.com/gpumem: 700}}},
+			{restartPolicy: Always, resources: {limits: {nvidia.com/gpu: 1, nvidia.com/gpumem: 700}}}]}`: "700Mi",
 		`metadata: {annotations: {gpuslice.vram: 3000Mi, gpuslice.ttl: 1h}}
 spec: {runtimeClassName: gpuslice, containers: [{resources: {limits: {nvidia.com/gpumem: 3000}}}]}`: "3000Mi",
 	} {
@@ -358,13 +380,18 @@ spec: {runtimeClassName: gpuslice, containers: [{resources: {limits: {nvidia.com
 func aliasesRefused(s site) {
 	s.enabled("elsewhere-refused")
 	for text, words := range map[string]string{
-		`spec: {containers: [{resources: {limits: {nvidia.com/gpumem: 3000, nvidia.com/gpucores: 30}}}]}`:                          "nvidia.com/gpucores is not translated: gpuslice bounds memory, not compute time",
-		`spec: {containers: [{resources: {limits: {nvidia.com/gpumem-percentage: 150}}}]}`:                                         "nvidia.com/gpumem-percentage from 1 to 100",
-		`spec: {containers: [{env: [{name: NVIDIA_GPU_MEMORY_LIMIT, value: 4G}]}]}`:                                                "accepted as whole MiB",
-		`spec: {containers: [{env: [{name: NVIDIA_GPU_MEMORY_LIMIT, valueFrom: {fieldRef: {fieldPath: metadata.name}}}]}]}`:        "accepted as whole MiB",
-		`spec: {containers: [{resources: {limits: {nvidia.com/gpumem: 3000}}}, {resources: {limits: {nvidia.com/gpumem: 4000}}}]}`: "the containers name different sizes",
-		`spec: {containers: [{resources: {limits: {nvidia.com/gpumem: 3000, nvidia.com/gpumem-percentage: 50}}}]}`:                 "the containers name different sizes",
-		`spec: {runtimeClassName: nvidia, containers: [{resources: {limits: {nvidia.com/gpumem: 3000}}}]}`:                         `runtimeClassName "nvidia" is not gpuslice`,
+		`spec: {containers: [{resources: {limits: {nvidia.com/gpumem: 3000, nvidia.com/gpucores: 30}}}]}`:                                            "nvidia.com/gpucores is not translated: gpuslice bounds memory, not compute time",
+		`spec: {containers: [{resources: {limits: {nvidia.com/gpumem-percentage: 150}}}]}`:                                                           "nvidia.com/gpumem-percentage from 1 to 100",
+		`spec: {containers: [{env: [{name: NVIDIA_GPU_MEMORY_LIMIT, value: 4G}]}]}`:                                                                  "accepted as whole MiB",
+		`spec: {containers: [{env: [{name: NVIDIA_GPU_MEMORY_LIMIT, valueFrom: {fieldRef: {fieldPath: metadata.name}}}]}]}`:                          "accepted as whole MiB",
+		`spec: {containers: [{resources: {limits: {nvidia.com/gpumem: 3000}}}, {resources: {limits: {nvidia.com/gpumem: 4000}}}]}`:                   "the containers name different sizes",
+		`spec: {containers: [{resources: {limits: {nvidia.com/gpumem: 3000, nvidia.com/gpumem-percentage: 50}}}]}`:                                   "the containers name different sizes",
+		`spec: {containers: [{resources: {limits: {nvidia.com/gpumem: 3000}}}], initContainers: [{resources: {limits: {nvidia.com/gpumem: 4000}}}]}`: "the containers name different sizes",
+		`spec: {containers: [{resources: {limits: {nvidia.com/gpumem: 3000}}}],
+initContainers: [{restartPolicy: Always, env: [{name: NVIDIA_GPU_MEMORY_LIMIT, value: "4000"}]}]}`: "the containers name different sizes",
+		`spec: {containers: [{}], initContainers: [{restartPolicy: Always, resources: {limits: {nvidia.com/gpumem-percentage: 50, nvidia.com/gpucores: 30}}}]}`: "nvidia.com/gpucores is not translated",
+		`spec: {containers: [{}], initContainers: [{restartPolicy: Always, env: [{name: NVIDIA_GPU_MEMORY_LIMIT, value: 4G}]}]}`:                                "accepted as whole MiB",
+		`spec: {runtimeClassName: nvidia, containers: [{resources: {limits: {nvidia.com/gpumem: 3000}}}]}`:                                                      `runtimeClassName "nvidia" is not gpuslice`,
 		`metadata: {annotations: {gpuslice.vram: 40G}}
 spec: {containers: [{resources: {limits: {nvidia.com/gpumem: 3000}}}]}`: "the pod's annotations gpuslice.vram say something else",
 		`metadata: {annotations: {gpuslice.vram.0: 40G}}
@@ -385,6 +412,34 @@ spec: {runtimeClassName: gpuslice, containers: [{env: [{name: NVIDIA_GPU_MEMORY_
 			return nil
 		})
 	}
+}
+
+// aliasesInDebugging: a container that comes to a pod later is in the slice that the pod's annotation says.
+func aliasesInDebugging(s site) {
+	s.enabled("elsewhere-debugged")
+	pods := s.Client.CoreV1().Pods("elsewhere-debugged")
+	for name, limits := range map[string]corev1.ResourceList{"translated": {"nvidia.com/gpumem": resource.MustParse("3000")}, "plain": nil} {
+		_, err := pods.Create(s.Context(), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.PodSpec{
+			Containers: []corev1.Container{{Name: "c", Image: "image", Resources: corev1.ResourceRequirements{Limits: limits}}},
+		}}, metav1.CreateOptions{})
+		s.must(err)
+	}
+	debug := func(pod string, env ...corev1.EnvVar) error {
+		p, err := pods.Get(s.Context(), pod, metav1.GetOptions{})
+		s.must(err)
+		p.Spec.EphemeralContainers = []corev1.EphemeralContainer{{EphemeralContainerCommon: corev1.EphemeralContainerCommon{
+			Name: "debugger", Image: "image", Env: env,
+		}}}
+		_, err = pods.UpdateEphemeralContainers(s.Context(), pod, p, metav1.UpdateOptions{DryRun: []string{metav1.DryRunAll}})
+		return err
+	}
+	limit := func(value string) corev1.EnvVar { return corev1.EnvVar{Name: "NVIDIA_GPU_MEMORY_LIMIT", Value: value} }
+	s.wrong(debug("translated"), "without a size")
+	s.wrong(debug("plain"), "without a size, in a pod without one")
+	s.wrong(debug("translated", limit("3000")), "the pod's size")
+	s.wrong(refused(debug("translated", limit("9000")), "the pod's annotations gpuslice.vram say something else"), "another size")
+	s.wrong(refused(debug("translated", limit("9G")), "accepted as whole MiB"), "no size")
+	s.wrong(refused(debug("plain", limit("3000")), "the pod's annotations gpuslice.vram say something else"), "a size in a pod without one")
 }
 
 const account = "system:serviceaccount:gpuslice:gpuslice-dra"
