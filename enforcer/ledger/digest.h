@@ -4,4 +4,4 @@
  * The go command rebuilds a package when a file of its directory changes, and does not see those: this
  * file changes with them. A test holds it against them.
  */
-#define NATIVE_DIGEST "d1e180d051cee9ea0dd157b56f30606d7618ce3f12cf18f120976e797b74b12b"
+#define NATIVE_DIGEST "ee625ffc8e8faef23a071297bb298de2226585b7448c6e5bfd20a3dda2d20e5c"
