@@ -34,6 +34,7 @@ struct block {
 	uint64_t bytes, owner;
 	CUdevice ordinal;
 	uint32_t uses;
+	bool piece; /* it is mapped by piece.h, which makes and ends it */
 };
 
 struct blocks {
@@ -66,6 +67,20 @@ void block_took(CUdeviceptr pointer, CUdevice ordinal, uint64_t bytes);
  */
 bool block_leave(CUdeviceptr pointer, struct block *block);
 void block_left(CUdeviceptr pointer, const struct block *block, CUresult result);
+
+/* Pieces: noted, false if there is no memory for that; looked up by their first address; taken out.
+ * block_leave() says of one that it is one, and leaves it. */
+bool block_took_piece(CUdeviceptr pointer, const struct block *piece);
+bool block_find_piece(CUdeviceptr pointer, struct block *piece);
+bool block_leave_piece(CUdeviceptr pointer);
+
+/* The pieces of an owner, or of all (0), as far as the list has room. Returns how many there are.
+ */
+struct block_at {
+	CUdeviceptr pointer;
+	struct block block;
+};
+size_t block_pieces(uint64_t owner, struct block_at *list, size_t room);
 
 /* False if the pointer is surely not of linear memory. A look at one word: cuMemFreeAsync asks. */
 bool block_maybe(CUdeviceptr pointer);

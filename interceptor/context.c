@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "context.h"
 
+#include "piece.h"
 #include "state.h"
 #include "table.h"
 
@@ -163,6 +164,7 @@ CUresult context_left(const struct leaving *leaving, CUresult result)
 		return result;
 	}
 	hold_owner_gone(process, apart(leaving->handle));
+	piece_owner_gone(apart(leaving->handle));
 	block_owner_gone(process, apart(leaving->handle));
 	if (!leaving->known)
 		return result;

@@ -93,9 +93,15 @@ typedef struct {
 } CUmemAllocationProp;
 static_assert(sizeof(CUmemAllocationProp) == 32, "CUmemAllocationProp");
 
+/* CUmemAccess_flags */
+enum {
+	CU_MEM_ACCESS_FLAGS_PROT_READ = 1,
+	CU_MEM_ACCESS_FLAGS_PROT_READWRITE = 3,
+};
+
 typedef struct {
 	CUmemLocation location;
-	int flags; /* 0 none, 1 read, 3 read and write */
+	int flags;
 } CUmemAccessDesc;
 
 typedef struct {

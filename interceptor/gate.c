@@ -88,6 +88,15 @@ void *gate_made(const void *function)
 	return NULL;
 }
 
+void *gate_behind(void *function)
+{
+	uintptr_t offset = (uintptr_t)function - (uintptr_t)gate_stubs;
+
+	return offset < sizeof(gate_stubs)
+	           ? __atomic_load_n(&gate_real[offset / GATE_STUB_BYTES], __ATOMIC_ACQUIRE)
+	           : function;
+}
+
 /* A signal's handler cuts it short, which is no harm. */
 static void pause_for(long nanoseconds)
 {

@@ -105,7 +105,7 @@ enum ledger_lane_state {
 /*
  * How a process of an elastic slice moves its own memory: the enforcer writes what it wants, the
  * process where its memory is. Four bytes, and so one word for a futex, on which both wake the
- * other. A process that cannot do it leaves all of it 0.
+ * other. Of a process that shall not do it, all of it is 0; who cannot leaves `is` at 0.
  */
 enum ledger_place {
 	LEDGER_PLACE_UNKNOWN = 0,

@@ -4,4 +4,4 @@
  * The go command rebuilds a package when a file of its directory changes, and does not see those: this
  * file changes with them. A test holds it against them.
  */
-#define NATIVE_DIGEST "ee625ffc8e8faef23a071297bb298de2226585b7448c6e5bfd20a3dda2d20e5c"
+#define NATIVE_DIGEST "349c617ed2da29722083a79f313754174db1dec1fabdefed0e0626b096153f82"

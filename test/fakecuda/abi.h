@@ -84,12 +84,6 @@ enum {
 /* CUjitInputType */
 #define CU_JIT_INPUT_PTX 1
 
-/* CUmemAccess_flags */
-enum {
-	CU_MEM_ACCESS_FLAGS_PROT_READ = 1,
-	CU_MEM_ACCESS_FLAGS_PROT_READWRITE = 3,
-};
-
 /* CUpointer_attribute */
 enum {
 	CU_POINTER_ATTRIBUTE_CONTEXT = 1,

@@ -15,7 +15,7 @@
 
 #include <string.h>
 
-#define REAL_COPY_LIMIT (4 * MiB)
+#define REAL_COPY_LIMIT (16 * MiB)
 
 /* An address that is none of the driver's is host memory. */
 static bool is_known(CUdeviceptr address)
