@@ -253,10 +253,29 @@ bool block_find_piece(CUdeviceptr pointer, struct block *piece)
 
 	lock_take(&blocks->lock);
 	known = piece_at(blocks, pointer);
+	if (known && known->freed)
+		known = NULL;
 	if (known)
 		*piece = *known;
 	lock_give(&blocks->lock);
 	return known;
+}
+
+bool block_free_piece(CUdeviceptr pointer)
+{
+	struct blocks *blocks = blocks_of(process_get());
+	struct block *known;
+	bool so;
+
+	lock_take(&blocks->lock);
+	known = piece_at(blocks, pointer);
+	so = known && !known->freed;
+	if (so) {
+		known->freed = true;
+		blocks->freed++;
+	}
+	lock_give(&blocks->lock);
+	return so;
 }
 
 bool block_leave_piece(CUdeviceptr pointer)
@@ -266,23 +285,25 @@ bool block_leave_piece(CUdeviceptr pointer)
 
 	lock_take(&blocks->lock);
 	known = piece_at(blocks, pointer);
-	if (known)
+	if (known) {
+		blocks->freed -= known->freed;
 		map_remove(&blocks->large, known);
+	}
 	lock_give(&blocks->lock);
 	if (known)
 		count_present(blocks, number_of(pointer), UINT32_MAX);
 	return known;
 }
 
-size_t block_pieces(uint64_t owner, struct block_at *list, size_t room)
+size_t block_pieces(uint64_t owner, bool freed, struct block_at *list, size_t room)
 {
 	struct blocks *blocks = blocks_of(process_get());
 	struct block *at = NULL;
 	size_t count = 0;
 
 	lock_take(&blocks->lock);
-	while ((at = map_next(&blocks->large, at))) {
-		if (!at->piece || (owner && at->owner != owner))
+	while ((!freed || blocks->freed) && (at = map_next(&blocks->large, at))) {
+		if (!at->piece || (owner && at->owner != owner) || (freed && !at->freed))
 			continue;
 		if (count < room)
 			list[count] = (struct block_at){(map_key(at) - 1) * BLOCK_BYTES, *at};

@@ -123,6 +123,7 @@ enum ledger_move_failure {
 	LEDGER_MOVE_HOST = 2,   /* the host gives no memory */
 	LEDGER_MOVE_DEVICE = 3, /* the device has no room */
 	LEDGER_MOVE_DRIVER = 4, /* the driver says something else */
+	LEDGER_MOVE_BUSY = 5,   /* it records work for a graph */
 };
 
 struct ledger_move {

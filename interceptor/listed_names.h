@@ -252,9 +252,7 @@ static const char listed_families[] =
     "cuSignalExternalSemaphores\0"
     "cuStreamAddCallback\0"
     "cuStreamBatchMemOp\0"
-    "cuStreamBeginCapture\0"
     "cuStreamCopyAttributes\0"
-    "cuStreamEndCapture\0"
     "cuStreamGet\0"
     "cuStreamIs\0"
     "cuStreamQuery\0"
@@ -276,7 +274,7 @@ static const uint16_t listed_family_at[] = {
     217, 232, 246, 254, 266, 292, 304, 321, 340, 359, 378, 391,
     405, 413, 420, 431, 453, 475, 488, 507, 521, 534, 549, 562,
     578, 589, 605, 623, 635, 660, 674, 698, 712, 734, 754, 766,
-    783, 790, 799, 808, 820, 828, 838, 849, 876, 896, 915, 936,
-    959, 978, 990, 1001, 1015, 1036, 1058, 1071, 1085, 1092, 1104, 1116,
-    1125, 1142, 1155, 1180,
+    783, 790, 799, 808, 820, 828, 838, 849, 876, 896, 915, 938,
+    950, 961, 975, 996, 1018, 1031, 1045, 1052, 1064, 1076, 1085, 1102,
+    1115, 1140,
 };

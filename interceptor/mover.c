@@ -98,7 +98,7 @@ static bool list_pieces(struct mover *m)
 {
 	size_t count;
 
-	while ((count = block_pieces(0, m->list, m->room)) > m->room) {
+	while ((count = block_pieces(0, false, m->list, m->room)) > m->room) {
 		size_t room = 2 * count;
 		size_t each = sizeof(*m->list) + sizeof(*m->aside);
 		void *memory = mmap(NULL, room * each, PROT_READ | PROT_WRITE,
@@ -288,6 +288,8 @@ static enum ledger_move_failure lock_all(struct mover *m, uint8_t want)
 			nanosleep(&pace, NULL);
 		if (wanted(m) != want)
 			return LEDGER_MOVE_DONE;
+		if (__atomic_load_n(&m->recordings, __ATOMIC_SEQ_CST))
+			return LEDGER_MOVE_BUSY;
 		if (!context_all(idle, 0))
 			return LEDGER_MOVE_DRIVER;
 		if (!in_call())

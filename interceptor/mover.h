@@ -20,6 +20,7 @@
 #include "ledger.h"
 
 struct mover {
+	uint32_t recordings;      /* of work for graphs: see hook_capture.c */
 	struct ledger_move *move; /* NULL: this process does not move itself */
 	/* Where each piece is: `list[i]` is on the device, or its bytes are in `arena` behind those
 	 * of the ones before it. Valid from LEDGER_LOCKED until LEDGER_RUNNING. */

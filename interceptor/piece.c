@@ -4,6 +4,7 @@
 #include "context.h"
 #include "process.h"
 #include "say.h"
+#include "state.h"
 
 /* Passes the gate, and is behind it. */
 #define THROUGH(function) ((__typeof__(&function))gate_of((void *)function))
@@ -99,6 +100,11 @@ static void end(CUdeviceptr pointer, const struct block *block)
 	process_release(block->ordinal, block->bytes, KIND_MEMORY);
 }
 
+static bool records(void)
+{
+	return __atomic_load_n(&state_of(process_seen())->mover.recordings, __ATOMIC_SEQ_CST) != 0;
+}
+
 /* cuMemFree waits for work that uses the memory; cuMemUnmap does not. */
 static CUresult wait_for(uint64_t owner)
 {
@@ -112,6 +118,16 @@ static CUresult wait_for(uint64_t owner)
 	return result;
 }
 
+/* What was freed while work was recorded. */
+static void end_freed(void)
+{
+	struct block_at at;
+
+	while (block_pieces(0, true, &at, 1) && wait_for(at.block.owner) == CUDA_SUCCESS &&
+	       block_leave_piece(at.pointer))
+		end(at.pointer, &at.block);
+}
+
 static CUresult free_behind(CUdeviceptr pointer)
 {
 	struct block block;
@@ -119,12 +135,16 @@ static CUresult free_behind(CUdeviceptr pointer)
 
 	if (!block_find_piece(pointer, &block))
 		return CUDA_ERROR_INVALID_VALUE; /* another thread has freed it */
+	/* To wait would spoil the recording: the next that is freed ends this one, too. */
+	if (records())
+		return block_free_piece(pointer) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 	result = wait_for(block.owner);
 	if (result != CUDA_SUCCESS)
 		return result;
 	if (!block_leave_piece(pointer))
 		return CUDA_ERROR_INVALID_VALUE;
 	end(pointer, &block);
+	end_freed();
 	return CUDA_SUCCESS;
 }
 
@@ -137,7 +157,7 @@ static CUresult end_all_of(uint64_t owner)
 {
 	struct block_at at;
 
-	while (block_pieces(owner, &at, 1) && block_leave_piece(at.pointer))
+	while (block_pieces(owner, false, &at, 1) && block_leave_piece(at.pointer))
 		end(at.pointer, &at.block);
 	return CUDA_SUCCESS;
 }

@@ -4,4 +4,4 @@
  * The go command rebuilds a package when a file of its directory changes, and does not see those: this
  * file changes with them. A test holds it against them.
  */
-#define NATIVE_DIGEST "349c617ed2da29722083a79f313754174db1dec1fabdefed0e0626b096153f82"
+#define NATIVE_DIGEST "a16e7dfbe8769a66685bde847c6effcfdb8ddefd430ccea79e969aa01c8b327a"

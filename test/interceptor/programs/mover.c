@@ -39,6 +39,9 @@ CUresult cuMemcpyHtoD_v2(CUdeviceptr, const void *, size_t);
 CUresult cuMemcpyDtoH_v2(void *, CUdeviceptr, size_t);
 CUresult cuMemsetD8_v2(CUdeviceptr, unsigned char, size_t);
 CUresult cuIpcGetMemHandle(CUipcMemHandle *, CUdeviceptr);
+CUresult cuStreamCreate(CUstream *, unsigned int);
+CUresult cuStreamBeginCapture_v2(CUstream, int);
+CUresult cuStreamEndCapture(CUstream, CUgraph *);
 nvmlReturn_t nvmlInit_v2(void);
 nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned int, void **);
 nvmlReturn_t nvmlDeviceGetMemoryInfo(void *, void *);
@@ -429,6 +432,50 @@ static void lend(void)
 	EXPECT(cuIpcGetMemHandle(&handle, plain) == CUDA_SUCCESS);
 }
 
+/* While it records work for a graph nobody waits for its context. */
+static void record(void)
+{
+	CUdeviceptr pointer, other;
+	CUstream stream;
+	CUgraph graph;
+	uint64_t before;
+
+	attach();
+	before = charged();
+	EXPECT(cuMemAlloc_v2(&pointer, 8 * MIB) == CUDA_SUCCESS);
+	EXPECT(cuMemAlloc_v2(&other, 8 * MIB) == CUDA_SUCCESS);
+	EXPECT(cuStreamCreate(&stream, 1) == CUDA_SUCCESS);
+	EXPECT(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_RELAXED) == CUDA_SUCCESS);
+	set(&control->ready, 1);
+	WAIT_UNTIL(get(&control->over));
+	EXPECT(cuMemFree_v2(pointer) == CUDA_SUCCESS);
+	EXPECT(cuMemFree_v2(pointer) != CUDA_SUCCESS);
+	EXPECT(charged() - before == 16 * MIB);
+	EXPECT(cuStreamEndCapture(stream, &graph) == CUDA_SUCCESS);
+	EXPECT(cuMemFree_v2(other) == CUDA_SUCCESS);
+	EXPECT(charged() == before);
+	EXPECT(cuMemAlloc_v2(&pointer, 8 * MIB) == CUDA_SUCCESS);
+	set(&control->ready, 2);
+	WAIT_UNTIL(get(&control->over) == 2);
+}
+
+static void move_who_records(pid_t child)
+{
+	(void)child;
+	WAIT_UNTIL(get(&control->ready));
+	shut();
+	EXPECT(move_to(LEDGER_LOCKED) == LEDGER_MOVE_BUSY && place() == LEDGER_RUNNING);
+	EXPECT(move_to(LEDGER_RUNNING) == LEDGER_MOVE_DONE);
+	set_away(0);
+	set(&control->over, 1);
+	WAIT_UNTIL(get(&control->ready) == 2);
+	shut();
+	EXPECT(move_to(LEDGER_ASIDE) == LEDGER_MOVE_DONE && place() == LEDGER_ASIDE);
+	EXPECT(move_to(LEDGER_RUNNING) == LEDGER_MOVE_DONE);
+	set_away(0);
+	set(&control->over, 2);
+}
+
 static void move_and_kill(pid_t child)
 {
 	WAIT_UNTIL(get(&control->ready));
@@ -466,6 +513,7 @@ static const struct {
     {"full", keep_and_check, move_to_a_full_card},
     {"contexts", end_contexts, see_contexts_end},
     {"lend", lend, NULL},
+    {"records", record, move_who_records},
     {"killed", keep_and_check, move_and_kill},
     {"fork", fork_and_check, move_there_and_back},
 };
