@@ -2,6 +2,7 @@
 #include "gate.h"
 
 #include "attach_client.h"
+#include "mover.h"
 #include "process.h"
 #include "quiet.h"
 #include "say.h"
@@ -160,6 +161,8 @@ void gate_wait(uint64_t *calls, const uint64_t *away)
 			if (answer == GATE_BACK && is_away(away))
 				pause_for(SHORT_PAUSE);
 		} while (answer != GATE_GONE && is_away(away));
+		if (answer == GATE_GONE)
+			mover_return();
 		count(calls, GATE_CALL);
 	} while (answer != GATE_GONE && is_away(away));
 	quiet_end(quiet);

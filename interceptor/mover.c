@@ -398,3 +398,27 @@ void mover_begin(struct ledger_lane *lane)
 		return;
 	__atomic_store_n(&process_seen()->gate.moves, true, __ATOMIC_RELEASE);
 }
+
+void mover_return(void)
+{
+	struct timespec pace = {.tv_nsec = 10 * DRAIN_PACE};
+	struct ledger_move *move = mover_of()->move;
+
+	if (!process_seen()->gate.moves)
+		return;
+	while (__atomic_load_n(&move->is, __ATOMIC_ACQUIRE) != LEDGER_RUNNING) {
+		uint8_t want = __atomic_load_n(&move->want, __ATOMIC_ACQUIRE), now = want;
+
+		/* Nobody else writes there any more, but other threads do: one of them is enough.
+		 */
+		if ((want & LEDGER_WANT_PLACE) != LEDGER_RUNNING ||
+		    want == __atomic_load_n(&move->answered, __ATOMIC_ACQUIRE)) {
+			want = (uint8_t)((want & ~LEDGER_WANT_PLACE) + LEDGER_WANT_NUMBER) |
+			       LEDGER_RUNNING;
+			if (__atomic_compare_exchange_n(&move->want, &now, want, false,
+			                                __ATOMIC_SEQ_CST, __ATOMIC_RELAXED))
+				syscall(SYS_futex, move, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
+		}
+		nanosleep(&pace, NULL);
+	}
+}

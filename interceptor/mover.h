@@ -36,4 +36,8 @@ struct mover {
  * attached, with no lock held. */
 void mover_begin(struct ledger_lane *lane);
 
+/* The slice is gone, and with it whoever would bring the memory back: wait until this process has
+ * done so. */
+void mover_return(void);
+
 #endif

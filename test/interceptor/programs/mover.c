@@ -484,6 +484,27 @@ static void move_and_kill(pid_t child)
 	kill(child, SIGKILL);
 }
 
+/* The slice is released while its memory is aside: the process brings it back by itself. */
+static void go_on_alone(void)
+{
+	attach();
+	allocate_all();
+	set(&control->ready, 1);
+	WAIT_UNTIL(get(&control->over));
+	check_all();
+	free_all();
+}
+
+static void release(pid_t child)
+{
+	(void)child;
+	WAIT_UNTIL(get(&control->ready));
+	shut();
+	EXPECT(move_to(LEDGER_ASIDE) == LEDGER_MOVE_DONE);
+	set(&control->status, ATTACH_CLOSED);
+	set(&control->over, 1);
+}
+
 static void fork_and_check(void)
 {
 	pid_t child;
@@ -514,6 +535,7 @@ static const struct {
     {"contexts", end_contexts, see_contexts_end},
     {"lend", lend, NULL},
     {"records", record, move_who_records},
+    {"released", go_on_alone, release},
     {"killed", keep_and_check, move_and_kill},
     {"fork", fork_and_check, move_there_and_back},
 };
