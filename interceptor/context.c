@@ -92,6 +92,24 @@ bool context_all(bool (*has)(uint64_t handle, uint64_t argument), uint64_t argum
 	return any && all;
 }
 
+size_t context_list(uint64_t *handles, size_t room)
+{
+	struct contexts *contexts = contexts_of(process_get());
+	struct context *at = NULL;
+	size_t count = 0;
+
+	lock_take(&contexts->lock);
+	while ((at = map_next(&contexts->known, at))) {
+		if (at->primary)
+			continue;
+		if (count < room)
+			handles[count] = map_key(at);
+		count++;
+	}
+	lock_give(&contexts->lock);
+	return count;
+}
+
 static bool look(uint64_t handle, struct context *context, bool take)
 {
 	struct process *process = process_get();

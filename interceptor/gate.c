@@ -146,6 +146,23 @@ static bool is_away(const uint64_t *away)
 	return __atomic_load_n(away, __ATOMIC_SEQ_CST) != 0; /* not before the count is seen */
 }
 
+bool gate_enter(void)
+{
+	uint64_t *calls = calls_now();
+
+	count(calls, GATE_CALL);
+	if (calls && is_away(process_seen()->gate.away)) {
+		count(calls, -(uint64_t)CALL_UNDER_WAY);
+		return false;
+	}
+	return true;
+}
+
+void gate_leave(void)
+{
+	count(calls_now(), -(uint64_t)CALL_UNDER_WAY);
+}
+
 /* Called by the stubs: a call was counted, and the slice is away. It is counted when this returns.
  */
 __attribute__((visibility("hidden"))) void gate_wait(uint64_t *calls, const uint64_t *away);

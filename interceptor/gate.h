@@ -59,6 +59,10 @@ void *gate_behind(void *function);
 void gate_begin(struct ledger *ledger, struct ledger_lane *lane);
 void gate_begun(void);
 
+/* Around calls that are made behind the gate, in stubs' place: false if the slice is away. */
+bool gate_enter(void);
+void gate_leave(void);
+
 /* Ask for the return of the slice, once. */
 enum gate_answer {
 	GATE_BACK,

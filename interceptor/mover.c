@@ -17,12 +17,13 @@
 #include <time.h>
 #include <unistd.h>
 
-#define ARENA_MOST (1ull << 40)   /* more than a device has */
-#define ARENA_STEP (256ull << 20) /* so much is pinned at once */
+#define ARENA_MOST (1ull << 40)  /* more than a device has */
+#define ARENA_STEP (64ull << 20) /* so much is pinned at once */
 /* One copy of the driver's: none crosses an ARENA_STEP. */
 #define COPY (16ull << 20)
 /* After so many bytes their device memory is given back, or waited for. */
 #define BATCH (512ull << 20)
+#define CONTEXTS 64        /* of a process that moves itself, at most */
 #define DRAIN_PACE 1000000 /* nanoseconds */
 #define REGISTER_PORTABLE 1u
 #define PER_THREAD ((CUstream)2) /* this thread's own stream: nothing has to be made for it */
@@ -48,13 +49,13 @@ static bool reserve_arena(struct mover *m)
 	return true;
 }
 
-/* Give back what is behind the first `bytes`. */
+/* Give back what is behind the first `bytes`, in a context. */
 static void trim_arena(struct mover *m, uint64_t bytes)
 {
 	while (m->pinned > bytes) {
 		unsigned char *last = m->arena + m->pinned - ARENA_STEP;
 
-		/* (If its context is gone it is not registered any more.) */
+		/* (If the context that it was pinned in is gone, it is not any more.) */
 		(void)BEHIND(cuMemHostUnregister)(last);
 		(void)mmap(last, ARENA_STEP, PROT_NONE,
 		           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
@@ -92,6 +93,13 @@ static bool grow_arena(struct mover *m, uint64_t bytes)
 static uint8_t wanted(const struct mover *m)
 {
 	return __atomic_load_n(&m->move->want, __ATOMIC_ACQUIRE);
+}
+
+/* The memory is there now. */
+static void be(struct mover *m, enum ledger_place place)
+{
+	__atomic_store_n(&m->is, place, __ATOMIC_RELEASE);
+	__atomic_store_n(&m->move->is, (uint8_t)place, __ATOMIC_RELEASE);
 }
 
 static bool list_pieces(struct mover *m)
@@ -262,15 +270,21 @@ static bool in_call(void)
 	return (uint16_t)__atomic_load_n(process_seen()->gate.calls, __ATOMIC_SEQ_CST) != 0;
 }
 
-static bool idle(uint64_t handle, uint64_t unused)
+/* Wait until no work runs in any context. No lock is held: a kernel may wait for what another
+ * thread is about to do. */
+static bool wait_for_work(void)
 {
-	bool well;
+	uint64_t handles[CONTEXTS];
+	size_t count = context_list(handles, CONTEXTS);
+	bool well = count > 0 && count <= CONTEXTS;
 
-	(void)unused;
-	if (!enter(handle))
-		return false;
-	well = BEHIND(cuCtxSynchronize)() == CUDA_SUCCESS;
-	leave();
+	for (size_t i = 0; well && i < count; i++) {
+		well = enter(handles[i]);
+		if (!well)
+			break;
+		well = BEHIND(cuCtxSynchronize)() == CUDA_SUCCESS;
+		leave();
+	}
 	return well;
 }
 
@@ -290,7 +304,7 @@ static enum ledger_move_failure lock_all(struct mover *m, uint8_t want)
 			return LEDGER_MOVE_DONE;
 		if (__atomic_load_n(&m->recordings, __ATOMIC_SEQ_CST))
 			return LEDGER_MOVE_BUSY;
-		if (!context_all(idle, 0))
+		if (!wait_for_work())
 			return LEDGER_MOVE_DRIVER;
 		if (!in_call())
 			break;
@@ -300,31 +314,63 @@ static enum ledger_move_failure lock_all(struct mover *m, uint8_t want)
 	/* What else the process holds stays. */
 	if (m->bytes / 3 < held_in_all(m) / 4)
 		return LEDGER_MOVE_FEW;
-	__atomic_store_n(&m->move->is, LEDGER_LOCKED, __ATOMIC_RELEASE);
+	be(m, LEDGER_LOCKED);
+	return LEDGER_MOVE_DONE;
+}
+
+/* From LEDGER_LOCKED, or wherever a move has ended, to one of the two places. */
+static enum ledger_move_failure go(struct mover *m, uint8_t want, bool out)
+{
+	enum ledger_move_failure failure = LEDGER_MOVE_DONE;
+
+	if (m->is != (out ? LEDGER_ASIDE : LEDGER_LOCKED))
+		failure = move_all(m, want, out);
+	be(m, place_of_all(m));
+	return failure;
+}
+
+/* Give back all host memory. While the gate is open others are in the driver, and may end the
+ * context. */
+static enum ledger_move_failure be_bare(struct mover *m, bool shut)
+{
+	uint64_t context;
+
+	if (!shut && !gate_enter())
+		return LEDGER_MOVE_BUSY;
+	if (context_list(&context, 1) && enter(context)) {
+		trim_arena(m, 0);
+		leave();
+	}
+	if (!shut)
+		gate_leave();
 	return LEDGER_MOVE_DONE;
 }
 
 static enum ledger_move_failure towards(struct mover *m, uint8_t want)
 {
-	enum ledger_place place = want & LEDGER_WANT_PLACE, is = m->move->is;
-	bool out = place == LEDGER_ASIDE;
 	enum ledger_move_failure failure = LEDGER_MOVE_DONE;
+	bool was_running = m->is == LEDGER_RUNNING;
 
-	if (is == LEDGER_RUNNING && place != LEDGER_RUNNING && place != LEDGER_BARE)
-		failure = lock_all(m, want);
-	is = m->move->is;
-	if (failure == LEDGER_MOVE_DONE && is != LEDGER_RUNNING) {
-		if (place_of_all(m) != (out ? LEDGER_ASIDE : LEDGER_LOCKED))
-			failure = move_all(m, want, out);
-		__atomic_store_n(&m->move->is, place_of_all(m), __ATOMIC_RELEASE);
-	}
-	if (place != LEDGER_RUNNING && place != LEDGER_BARE)
+	switch (want & LEDGER_WANT_PLACE) {
+	case LEDGER_LOCKED:
+	case LEDGER_ASIDE:
+		if (was_running)
+			failure = lock_all(m, want);
+		if (failure == LEDGER_MOVE_DONE && m->is != LEDGER_RUNNING)
+			failure = go(m, want, (want & LEDGER_WANT_PLACE) == LEDGER_ASIDE);
 		return failure;
-	if (m->move->is == LEDGER_LOCKED)
-		__atomic_store_n(&m->move->is, LEDGER_RUNNING, __ATOMIC_RELEASE);
-	if (place == LEDGER_BARE && m->move->is == LEDGER_RUNNING)
-		trim_arena(m, 0);
-	return failure;
+	case LEDGER_RUNNING:
+	case LEDGER_BARE:
+		if (!was_running)
+			failure = go(m, want, false);
+		if (m->is == LEDGER_LOCKED)
+			be(m, LEDGER_RUNNING);
+		if (m->is == LEDGER_RUNNING && (want & LEDGER_WANT_PLACE) == LEDGER_BARE)
+			failure = be_bare(m, !was_running);
+		return failure;
+	default:
+		return LEDGER_MOVE_DRIVER;
+	}
 }
 
 /* --- the thread ------------------------------------------------------------------------------- */
@@ -339,7 +385,7 @@ static void *run(void *unused)
 
 	(void)unused;
 	(void)prctl(PR_SET_NAME, "gpuslice");
-	__atomic_store_n(&m->move->is, LEDGER_RUNNING, __ATOMIC_RELEASE);
+	be(m, LEDGER_RUNNING);
 	for (;;) {
 		uint8_t want = wanted(m);
 		enum ledger_move_failure failure;
@@ -402,11 +448,12 @@ void mover_begin(struct ledger_lane *lane)
 void mover_return(void)
 {
 	struct timespec pace = {.tv_nsec = 10 * DRAIN_PACE};
-	struct ledger_move *move = mover_of()->move;
+	struct mover *m = mover_of();
+	struct ledger_move *move = m->move;
 
 	if (!process_seen()->gate.moves)
 		return;
-	while (__atomic_load_n(&move->is, __ATOMIC_ACQUIRE) != LEDGER_RUNNING) {
+	while (__atomic_load_n(&m->is, __ATOMIC_ACQUIRE) != LEDGER_RUNNING) {
 		uint8_t want = __atomic_load_n(&move->want, __ATOMIC_ACQUIRE), now = want;
 
 		/* Nobody else writes there any more, but other threads do: one of them is enough.

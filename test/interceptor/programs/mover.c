@@ -105,6 +105,21 @@ static long long used(void)
 	return bytes;
 }
 
+/* Host memory of a process, in bytes. */
+static long long resident(pid_t pid)
+{
+	long long pages = 0;
+	char path[40];
+	FILE *in;
+
+	snprintf(path, sizeof(path), "/proc/%d/statm", pid);
+	in = fopen(path, "r");
+	EXPECT(in && fscanf(in, "%*d %lld", &pages) == 1);
+	if (in)
+		fclose(in);
+	return pages * sysconf(_SC_PAGESIZE);
+}
+
 static int print_used(void)
 {
 	unsigned long long memory[3] = {0}; /* total, free, used */
@@ -240,9 +255,8 @@ static void keep_and_check(void)
 
 static void move_there_and_back(pid_t child)
 {
-	long long full, away;
+	long long full, away, kept;
 
-	(void)child;
 	WAIT_UNTIL(get(&control->ready));
 	full = used();
 	EXPECT(place() == LEDGER_RUNNING);
@@ -258,8 +272,17 @@ static void move_there_and_back(pid_t child)
 		EXPECT(move_to(LEDGER_LOCKED) == LEDGER_MOVE_DONE && place() == LEDGER_LOCKED);
 		EXPECT(used() == full);
 	}
+	EXPECT(move_to(LEDGER_RUNNING) == LEDGER_MOVE_DONE && place() == LEDGER_RUNNING);
+	kept = resident(child);
+	EXPECT(move_to(LEDGER_BARE) == LEDGER_MOVE_BUSY); /* the gate is shut */
+	set_away(0);
+	EXPECT(move_to(LEDGER_BARE) == LEDGER_MOVE_DONE);
+	EXPECT(kept - resident(child) >= (long long)OF_PIECES);
+	shut();
 	EXPECT(move_to(LEDGER_ASIDE) == LEDGER_MOVE_DONE && used() == away);
+	kept = resident(child);
 	EXPECT(move_to(LEDGER_BARE) == LEDGER_MOVE_DONE && place() == LEDGER_RUNNING);
+	EXPECT(kept - resident(child) >= (long long)OF_PIECES);
 	EXPECT(used() == full);
 	set_away(0);
 	set(&control->over, 1);
