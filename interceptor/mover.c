@@ -17,7 +17,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#define ARENA_MOST (1ull << 40)  /* more than a device has */
 #define ARENA_STEP (64ull << 20) /* so much is pinned at once */
 /* One copy of the driver's: none crosses an ARENA_STEP. */
 #define COPY (16ull << 20)
@@ -35,17 +34,22 @@ static struct mover *mover_of(void)
 
 /* --- host memory ------------------------------------------------------------------------------ */
 
-static bool reserve_arena(struct mover *m)
+/* Addresses for all that the device has. */
+static bool reserve_arena(struct mover *m, CUdevice ordinal)
 {
+	size_t bytes = 0;
 	void *memory;
 
 	if (m->arena)
 		return true;
-	memory =
-	    mmap(NULL, ARENA_MOST, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	if (BEHIND(cuDeviceTotalMem_v2)(&bytes, ordinal) != CUDA_SUCCESS)
+		return false;
+	bytes = (bytes + ARENA_STEP - 1) & ~(ARENA_STEP - 1);
+	memory = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 	if (memory == MAP_FAILED)
 		return false;
 	m->arena = memory;
+	m->arena_bytes = bytes;
 	return true;
 }
 
@@ -64,9 +68,9 @@ static void trim_arena(struct mover *m, uint64_t bytes)
 }
 
 /* In a context. False if the host, or a limit of the process, does not give it. */
-static bool grow_arena(struct mover *m, uint64_t bytes)
+static bool grow_arena(struct mover *m, CUdevice ordinal, uint64_t bytes)
 {
-	if (bytes > ARENA_MOST - ARENA_STEP || !reserve_arena(m))
+	if (!reserve_arena(m, ordinal) || bytes > m->arena_bytes)
 		return false;
 	while (m->pinned < bytes) {
 		unsigned char *next = m->arena + m->pinned;
@@ -181,7 +185,7 @@ static enum ledger_move_failure start(struct mover *m, const struct block_at *at
 {
 	CUresult result;
 
-	if (out && !grow_arena(m, offset + at->block.bytes))
+	if (out && !grow_arena(m, at->block.ordinal, offset + at->block.bytes))
 		return LEDGER_MOVE_HOST;
 	if (!out) {
 		result = piece_map(at->pointer, at->block.ordinal, at->block.bytes);

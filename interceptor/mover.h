@@ -29,8 +29,9 @@ struct mover {
 	bool *aside;
 	size_t count, room;
 	uint64_t bytes;       /* of the list */
-	unsigned char *arena; /* host memory: addresses for ARENA_MOST bytes */
-	uint64_t pinned;      /* of which the first ones are pinned */
+	unsigned char *arena; /* host memory: addresses for so many bytes */
+	uint64_t arena_bytes;
+	uint64_t pinned; /* of which the first ones are pinned */
 };
 
 /* Begin it, in the process that has this lane, if the enforcer wants anything there: once it is

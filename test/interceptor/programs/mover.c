@@ -47,6 +47,7 @@ nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned int, void **);
 nvmlReturn_t nvmlDeviceGetMemoryInfo(void *, void *);
 
 static const char *self;
+static bool emulated; /* what the emulator keeps of the process's memory it knows alone */
 static CUcontext context;
 
 /* --- in the parent ---------------------------------------------------------------------------- */
@@ -277,12 +278,12 @@ static void move_there_and_back(pid_t child)
 	EXPECT(move_to(LEDGER_BARE) == LEDGER_MOVE_BUSY); /* the gate is shut */
 	set_away(0);
 	EXPECT(move_to(LEDGER_BARE) == LEDGER_MOVE_DONE);
-	EXPECT(kept - resident(child) >= (long long)OF_PIECES);
+	EXPECT(emulated || kept - resident(child) >= (long long)OF_PIECES);
 	shut();
 	EXPECT(move_to(LEDGER_ASIDE) == LEDGER_MOVE_DONE && used() == away);
 	kept = resident(child);
 	EXPECT(move_to(LEDGER_BARE) == LEDGER_MOVE_DONE && place() == LEDGER_RUNNING);
-	EXPECT(kept - resident(child) >= (long long)OF_PIECES);
+	EXPECT(emulated || kept - resident(child) >= (long long)OF_PIECES);
 	EXPECT(used() == full);
 	set_away(0);
 	set(&control->over, 1);
@@ -570,7 +571,8 @@ int main(int argc, char **argv)
 	pid_t child;
 	bool killed;
 
-	self = argv[0];
+	emulated = getenv("GPUSLICE_ANEW");
+	self = emulated ? getenv("GPUSLICE_ANEW") : argv[0];
 	if (argc == 2 && strcmp(argv[1], "used") == 0)
 		return print_used();
 	if (argc == 3 && strcmp(argv[1], "fill") == 0)
