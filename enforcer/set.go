@@ -45,7 +45,7 @@ func (e *Enforcer) Change(ctx context.Context, id string, r api.ChangeRequest) (
 	return s.show(false), nil
 }
 
-// Renew says how long a slice lives from now on. One whose time is over is not renewed: its processes are being ended.
+// Renew extends or shortens the time to live of a slice. One whose time is over is not renewed: its processes are being ended.
 func (e *Enforcer) Renew(ctx context.Context, id string, r api.RenewRequest) (api.Slice, error) {
 	if err := r.Validate(); err != nil {
 		return api.Slice{}, err

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"slices"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -67,6 +68,27 @@ func TestThatNobodyAnswersIsSaidOnce(t *testing.T) {
 	}
 }
 
+// --limit is what gslice calls it.
+func TestEveryCommandThatTakesASizeTakesItAsALimitToo(t *testing.T) {
+	tried := 0
+	var try func(below []*cli.Command)
+	try = func(below []*cli.Command) {
+		for _, c := range below {
+			try(c.Subcommands)
+			for _, f := range c.Flags {
+				if names := f.Names(); slices.Contains(names, "vram") {
+					if tried++; !slices.Contains(names, "limit") {
+						t.Errorf("%s has %q", c.Name, names)
+					}
+				}
+			}
+		}
+	}
+	if try(newApp().Commands); tried < 5 {
+		t.Errorf("%d commands were tried", tried)
+	}
+}
+
 func TestAWrongWordIsAnsweredWithTheOneThatWasMeant(t *testing.T) {
 	for _, c := range []struct {
 		args string
@@ -90,6 +112,7 @@ func TestAWrongWordIsAnsweredWithTheOneThatWasMeant(t *testing.T) {
 		{"set x --vram 500", `"500" has no unit: 500m was probably meant`},
 		{"renew x 5", "is not a time to live"},
 		{"pool create llm", "--vram is missing"},
+		{"pool create llm --vram 40", `"40" has no unit: 40G or 40m was probably meant`},
 		{"pool create llm --limit 40", `"40" has no unit: 40G or 40m was probably meant`},
 		{"lease acquire --limit x", `--vram: "x" is not a size`},
 		{"events --since yesterday", "--since"},

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/server"
@@ -41,6 +42,17 @@ func (h holds) Release(ctx context.Context, id string, _ uint64, _ bool) (api.Sl
 
 func (h holds) Change(ctx context.Context, id string, _ api.ChangeRequest) (api.Slice, error) {
 	return h.Slice(ctx, id)
+}
+
+func (h holds) Suspend(ctx context.Context, id string) (api.Slice, error) { return h.Slice(ctx, id) }
+
+func (h holds) Resume(ctx context.Context, id string) (api.Slice, error) { return h.Slice(ctx, id) }
+
+func (h holds) History(context.Context) (runs []api.Run, err error) {
+	for _, s := range h.all {
+		runs = append(runs, api.Run{Slice: s.ID, Names: s.Names, Devices: []api.RunUse{{Device: cardA, Peak: 1}}})
+	}
+	return runs, nil
 }
 
 func (h holds) Renew(ctx context.Context, id string, _ api.RenewRequest) (api.Slice, error) {
@@ -79,6 +91,49 @@ func TestWhatPsShowsNamesASliceToEveryCommand(t *testing.T) {
 	// job-1 has ended; whoever ends it again does not mean job-10.
 	if _, said, code := cliRun("--socket", socket, "release", "--force", "job-1"); code != 1 || !strings.HasPrefix(said, "there is no slice job-1:") {
 		t.Errorf("%d, %s", code, said)
+	}
+}
+
+// What an engine calls a container is accepted by each command that takes an ID; what two have in common is answered with both.
+func TestEveryCommandThatTakesAnIDTakesTheNamesOfAContainer(t *testing.T) {
+	const id, other = "0123456789ab", "fedcba987654"
+	in := func(id, pod string) api.Slice {
+		return api.Slice{ID: id, Names: api.Names{Name: "main", Pod: pod, Namespace: "ml", Image: "vllm:" + pod}}
+	}
+	now := time.Now()
+	all := holds{all: []api.Slice{in(id, "llm-0"), in(other, "llm-1")}}
+	events, eventsSocket := serve(t)
+	for _, s := range all.all {
+		events.Append(s.ID, api.Event{Kind: api.EventRegistered, Slice: s.ID, Names: s.Names, Time: now})
+	}
+	socket := listen(t, all)
+	for _, command := range []string{
+		"inspect NAME --json", "set NAME --ttl 1h --json", "renew NAME 1h --json", "suspend NAME --json", "resume NAME --json", "release NAME --json",
+		"explain NAME --json", "recommend NAME -o json", "events NAME --json",
+	} {
+		names := []string{id, "llm-0/main", "ml/llm-0/main", "llm-0", "ml/llm-0", "vllm:llm-0"}
+		socket := socket
+		switch {
+		case strings.HasPrefix(command, "release"):
+			names = names[:3] // it wants the container itself
+		case strings.HasPrefix(command, "events"):
+			socket = eventsSocket
+		}
+		ask := func(name string) (out, said string, code int) {
+			return cliRun(append([]string{"--socket", socket}, strings.Fields(strings.Replace(command, "NAME", name, 1))...)...)
+		}
+		for _, name := range names {
+			if out, said, code := ask(name); code != 0 || !strings.Contains(out, id) || strings.Contains(out, other) {
+				t.Errorf("%s of %s: %d, %s%s", command, name, code, said, out)
+			}
+		}
+		out, said, code := ask("main")
+		if strings.HasPrefix(command, "events") { // they are of both
+			said, code = out, 1
+		}
+		if code != 1 || !strings.Contains(said, id) || !strings.Contains(said, other) {
+			t.Errorf("%s of two: %d, %s", command, code, said)
+		}
 	}
 }
 

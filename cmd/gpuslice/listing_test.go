@@ -80,6 +80,10 @@ func TestPsListsWhatWasAskedFor(t *testing.T) {
 			t.Errorf("ps %s: %d, %s got\n%s\nwant\n%s", args, code, said, out, want)
 		}
 	}
+	wide, _, _ := ps("-o", "wide", "--filter", "tenant=b")
+	if got := strings.Join(strings.Fields(wide), " "); !strings.Contains(got, " STATE IMAGE MODE POOL PEAK ALLOCATIONS REFUSALS BEGAN ENFORCEMENT job-1 ") || !strings.Contains(got, " vllm:1 enforce llm 9GiB ") {
+		t.Errorf("got %s", got)
+	}
 	if out, _, _ := ps("--format", `table {{.ID}}\t{{.Peak}}`, "--filter", "tenant=a", "--filter", "device=0"); out != "SLICE         PEAK\nabababababab  9GiB\n" {
 		t.Error(out)
 	}

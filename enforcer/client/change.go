@@ -16,7 +16,7 @@ func (c *Client) Change(ctx context.Context, id string, r api.ChangeRequest) (ap
 	return c.change(ctx, "PATCH", id, "", r)
 }
 
-// Renew says how long a slice lives from now on. Of one whose time is over the error is api.ErrExpired.
+// Renew extends or shortens the time to live of a slice. Of one whose time is over the error is api.ErrExpired.
 func (c *Client) Renew(ctx context.Context, id string, r api.RenewRequest) (api.Slice, error) {
 	return c.change(ctx, "POST", id, "/renew", r)
 }

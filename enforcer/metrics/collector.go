@@ -46,7 +46,7 @@ var perDevice = []figure[api.DeviceUse]{
 		func(d api.DeviceUse) uint64 { return d.Allocations }},
 	{"refusals_total", "Allocations that were refused.", prometheus.CounterValue,
 		func(d api.DeviceUse) uint64 { return d.Refusals }},
-	{"recovered_bytes_total", "VRAM that was given back for processes that died holding it.", prometheus.CounterValue,
+	{"recovered_bytes_total", "VRAM that was released for processes that died holding it.", prometheus.CounterValue,
 		func(d api.DeviceUse) uint64 { return d.Recovered }},
 }
 

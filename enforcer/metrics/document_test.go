@@ -180,9 +180,10 @@ func TestEachNameUnitAndHelpFollowsTheRules(t *testing.T) {
 func TestWhatWasToldIsCountedThoughItsSliceIsGone(t *testing.T) {
 	m := full()
 	m.Told(api.Event{Kind: api.EventRefused, Count: 4})
+	m.Allocated(9)
 	_, text := scrape(t, m)
 	for _, line := range []string{
-		"gpuslice_refusals_total 7", "gpuslice_recovered_bytes_total 8",
+		"gpuslice_allocations_total 9", "gpuslice_refusals_total 7", "gpuslice_recovered_bytes_total 8",
 		`gpuslice_events_total{kind="refused"} 2`, `gpuslice_events_total{kind="registered"} 0`,
 		"gpuslice_audit_entries_total 11", "gpuslice_audit_dropped_total 12",
 		"gpuslice_live 1", "gpuslice_ready 0", "gpuslice_loop_age_seconds 1", "gpuslice_loop_lag_seconds 0.001",

@@ -29,9 +29,9 @@ func describe(name, help string, labels ...string) *prometheus.Desc {
 var (
 	deviceInfoDesc   = describe("device_info", "Always 1; the labels say which device it is.", "device", "index", "name")
 	deviceTotalDesc  = describe("device_total_bytes", "Memory of the device.", "device")
-	deviceGivenDesc  = describe("device_given_bytes", "Memory of the device that was given: quotas, and what released slices still hold.", "device")
-	deviceFreeDesc   = describe("device_free_bytes", "Memory of the device that may still be given; absent without driver truth.", "device")
-	deviceSlicesDesc = describe("device_slices", "Slices that the device was given to.", "device")
+	deviceGivenDesc  = describe("device_given_bytes", "Memory of the device that is granted: quotas, and what released slices still hold.", "device")
+	deviceFreeDesc   = describe("device_free_bytes", "Memory of the device that may still be granted; absent without driver truth.", "device")
+	deviceSlicesDesc = describe("device_slices", "Slices with a quota on the device.", "device")
 
 	liveDesc          = describe("live", "1 if the enforcer makes progress, 0 if it hangs.")
 	readyDesc         = describe("ready", "1 if the enforcer can give slices now.")

@@ -28,7 +28,7 @@ var perPoolDevice = []figure[api.PoolUse]{
 		func(d api.PoolUse) uint64 { return d.Peak }},
 	{"refusals_total", "Allocations that were refused by the pool's limit.", prometheus.CounterValue,
 		func(d api.PoolUse) uint64 { return d.Refusals }},
-	{"recovered_bytes_total", "VRAM that was given back for members' processes that died holding it.", prometheus.CounterValue,
+	{"recovered_bytes_total", "VRAM that was released for members' processes that died holding it.", prometheus.CounterValue,
 		func(d api.PoolUse) uint64 { return d.Recovered }},
 }
 

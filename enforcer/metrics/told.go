@@ -18,7 +18,7 @@ type told struct {
 
 func newTold() told {
 	t := told{
-		events: counters("gpuslice_events_total", "kind", "What was told of slices, by kind; one event can tell of several refusals."),
+		events: counters("gpuslice_events_total", "kind", "Events of slices and pools, by kind; one event can be of several refusals."),
 		allocations: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "gpuslice_allocations_total",
 			Help: "Allocations that succeeded, of all slices that there were.",
@@ -29,7 +29,7 @@ func newTold() told {
 		}),
 		recovered: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "gpuslice_recovered_bytes_total",
-			Help: "VRAM that was given back for processes that died holding it, of all slices that there were.",
+			Help: "VRAM that was released for processes that died holding it, of all slices that there were.",
 		}),
 	}
 	for _, kind := range api.EventKinds() {

@@ -273,3 +273,18 @@ func TestAKeptIdentityIsItsProcessesAlone(t *testing.T) {
 		}
 	}
 }
+
+func TestANameMovesNoCursor(t *testing.T) {
+	const comm = "/proc/self/comm"
+	was, err := os.ReadFile(comm)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = os.WriteFile(comm, was, 0) }()
+	if err := os.WriteFile(comm, []byte("a\x1b[2J\xffé\nb"), 0); err != nil {
+		t.Fatal(err)
+	}
+	if got := Name(os.Getpid()); got != "a[2Jéb" {
+		t.Errorf("%q", got)
+	}
+}

@@ -80,7 +80,8 @@ func runtimeClass(n *node) {
 	p.Spec.RuntimeClassName = ptr.To("gpuslice")
 	p.Annotations = map[string]string{"gpuslice.pool": "other"}
 	n.create(p)
-	n.told("elsewhere", "gpuslice.pool")
+	// As docs/use/kubernetes.md has it.
+	n.told("elsewhere", `Error: failed to create containerd task: failed to create shim task: gpuslice: annotation gpuslice.pool="other" is not accepted beside a resource claim`)
 }
 
 // adminAccess: a device is a quota, and there is none to watch over.

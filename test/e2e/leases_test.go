@@ -226,6 +226,13 @@ func TestALeaseIsASliceInWhichABrokerWorksForItsClients(t *testing.T) {
 	if shown, err := h.Show(ctx, l.ID); err != nil || shown.Charged < keep.Size() || shown.Charged > l.VRAM+l.Overhead {
 		t.Errorf("%+v, %v", shown, err)
 	}
+	// A context is beside a lease's quota, and within that of all else.
+	if out, code := output(h.as(0, "run", "--vram", "64M", "--", "true")); code != 125 || !strings.Contains(out, "where a CUDA context alone takes ") {
+		t.Errorf("a session of 64 MiB: %d %s", code, out)
+	}
+	if _, err := h.Drop(ctx, h.leased(0, "--vram", "64M").ID); err != nil {
+		t.Error(err)
+	}
 	renewed, err := h.Renew(ctx, l.ID, time.Hour)
 	if err != nil || time.Until(*renewed.Expires) < 59*time.Minute {
 		t.Errorf("%+v, %v", renewed, err)
@@ -241,6 +248,10 @@ func TestALeaseIsASliceInWhichABrokerWorksForItsClients(t *testing.T) {
 		t.Errorf("the drop took %v", took)
 	}
 	h.nothingIsLeft()
+	// What it needed is known of a lease that has ended, too.
+	if out, code := output(h.as(0, "recommend", l.ID, "--format", "{{.Of}} {{.Peak}}")); code != 0 || !strings.HasPrefix(out, l.ID+" ") || strings.HasSuffix(out, " 0B\n") {
+		t.Errorf("%d %s", code, out)
+	}
 	if _, err := s.Alloc(ctx, mib); !errors.As(err, &refusal) || refusal.Code != lease.Expired {
 		t.Errorf("after the drop: %v", err)
 	}

@@ -33,6 +33,12 @@ func TestAReleasedSliceIsShownUntilItsProcessesHaveExited(t *testing.T) {
 	if out, err := h.cli("inspect", "--json", c.id); err != nil || !strings.Contains(out, `"state": "released"`) || !strings.Contains(out, fmt.Sprintf(`"pid": %d,`, c.pid())) {
 		t.Errorf("%v: %s", err, out)
 	}
+	// An admission refusal names it as ps does, and devices has it as granted.
+	total := h.device().Total
+	d := h.newContainer(map[string]string{"gpuslice.vram": fmt.Sprintf("%db", total)}, "/bin/true")
+	if out := d.refused(); !strings.Contains(out, c.id+" has 1.51GiB") {
+		t.Errorf("%s is not named in\n%s", c.id, out)
+	}
 	if out, err := h.cli("release", "--force", c.id); err == nil || !strings.Contains(out, "was released before: what its ") {
 		t.Errorf("%v: %s", err, out)
 	}

@@ -56,6 +56,10 @@ func checkLog(t *testing.T, c *container, says string) {
 	if _, err := time.Parse(time.RFC3339, last.Time); err != nil || last.Level != "error" || !strings.Contains(last.Msg, says) {
 		t.Errorf("the log ends with %+v, which does not say %q (%v)", last, says, err)
 	}
+	// Our sentence is all of it: engines wrap it in words of their own.
+	if !strings.HasPrefix(last.Msg, "gpuslice: ") || strings.Count(last.Msg, says) != 1 || strings.Count(last.Msg, "gpuslice: ") != 1 || strings.Contains(last.Msg, "hook #") {
+		t.Errorf("the log ends with %q, which is not one sentence of ours", last.Msg)
+	}
 }
 
 func TestABadEnforcerIsNamed(t *testing.T) {

@@ -157,6 +157,33 @@ func TestTheRulesKeepTheirOwnTests(t *testing.T) {
 	}
 }
 
+// recorded are rules that a document has people put into their Prometheus.
+var recorded = regexp.MustCompile("(?s)```yaml\n(groups:\n.*?)```")
+
+func TestTheRulesForDashboardsOfGsliceMakeItsSeries(t *testing.T) {
+	page, err := os.ReadFile("../../docs/use/coming-from.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	rules := recorded.FindSubmatch(page)
+	if rules == nil {
+		t.Fatal("the page has no rules")
+	}
+	tests, err := os.ReadFile("gslice_test.yml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	for name, text := range map[string][]byte{"gslice.yml": rules[1], "gslice_test.yml": tests} {
+		if err := os.WriteFile(filepath.Join(dir, name), text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if out, err := exec.Command(program(t, "promtool"), "test", "rules", filepath.Join(dir, "gslice_test.yml")).CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
 func TestEachAlertIsTestedAndSaysWhatToDo(t *testing.T) {
 	text, err := os.ReadFile("alerts_test.yml")
 	if err != nil {

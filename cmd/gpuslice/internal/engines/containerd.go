@@ -139,7 +139,7 @@ func (c containerd) plan(v *view, o Options) (plan, error) {
 // shimEntry returns what the runtime is to be, and the program that it names.
 //
 // It is our shim, unless the default runtime has options. Those reach runc's own shim only, which is then told to run
-// gpuslice-runtime: to any other, containerd 1.6 hands on TypeUrl and ConfigPath and drops the rest, SystemdCgroup too, without a word
+// gpuslice-runtime: to any other, containerd 1.6 hands on TypeUrl and ConfigPath and silently drops the rest, SystemdCgroup too
 // (pkg/cri/server/helpers.go: generateRuntimeOptions); and containerd 2 starts no pod in a user namespace by another that has any.
 func (v *view) shimEntry(base map[string]any) (entry conf.Table, program string) {
 	options := inherited(conf.Tables(base, "options"), "BinaryName")

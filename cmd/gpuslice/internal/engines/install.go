@@ -51,7 +51,7 @@ func change(file string, before []byte, existed bool, after []byte, exists bool)
 	return c
 }
 
-// Install tells an engine of the runtime. What was there and what was written is on record before it is written, so that
+// Install registers the runtime with an engine. What was there and what was written is on record before it is written, so that
 // a kill at any moment leaves what Uninstall can undo.
 func Install(h Host, engineName string, o Options) (Result, error) {
 	result, err := install(h, engineName, o)

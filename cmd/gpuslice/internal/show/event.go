@@ -69,13 +69,13 @@ func Event(out io.Writer, e api.Event, whole bool) error {
 	}
 	text := sentence(e, whole)
 	if path := e.Path(); path != "" && e.Kind == api.EventRegistered {
-		text = Plain(path) + " " + text
+		text = path + " " + text
 	}
 	if id = cmp.Or(id, e.Pool); id == "" {
 		id = "-"
 	}
 	_, err := fmt.Fprintf(out, "%s  %-*s  %-*s  %s\n",
-		e.Time.Local().Format("2006-01-02 15:04:05"), longestKind, e.Kind, Short, id, text)
+		e.Time.Local().Format("2006-01-02 15:04:05"), longestKind, e.Kind, Short, id, Plain(text))
 	return err
 }
 

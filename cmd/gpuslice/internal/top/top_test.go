@@ -95,6 +95,18 @@ func TestFrames(t *testing.T) {
 	}
 }
 
+func TestABarHasUsedThenOverheadOfTheQuota(t *testing.T) {
+	lipgloss.SetColorProfile(termenv.Ascii)
+	bars := brushes{brushOf(used), brushOf(over), brushOf(full)}
+	for want, c := range map[string]struct{ used, overhead, quota uint64 }{
+		"[##++    ]": {2 * gib, 2 * gib, 8 * gib}, "[######++]": {6 * gib, 2 * gib, 8 * gib}, "[########]": {9 * gib, 2 * gib, 8 * gib}, "[        ]": {0, 0, 0},
+	} {
+		if got := bars.bar(c.used, c.overhead, c.quota, 8); got != want {
+			t.Errorf("%+v: got %s, want %s", c, got, want)
+		}
+	}
+}
+
 func TestColoursAreThereUnlessTheyAreTurnedOff(t *testing.T) {
 	defer lipgloss.SetColorProfile(termenv.Ascii)
 	lipgloss.SetColorProfile(termenv.ANSI)
