@@ -32,7 +32,7 @@ type Elastic struct {
 	Overcommit  uint64        // how much of each byte of a device elastic slices may be promised together, in thousandths
 	MinResident time.Duration // for so long after its last call nobody is evicted
 	Quantum     time.Duration // for so long after its return one that works all the time is not
-	HostMemory  uint64        // bytes of all evicted slices together; 0 is as much as the host has
+	HostMemory  uint64        // bytes of all evicted slices together, and of what others keep for the next time; 0 is as much as the host has
 }
 
 const (
@@ -443,32 +443,35 @@ func (s *slice) inCall() (pid int, uncounted bool) {
 	return 0, false
 }
 
-// fitsHost says whether what the slice holds is within what all evicted slices may have of host memory.
+// fitsHost says whether what the slice holds is within what elastic slices may have of host memory, evicted or kept by their processes.
 func (s *slice) fitsHost() error {
 	most := s.e.options.Elastic.HostMemory
 	if most == 0 {
 		return nil
 	}
-	var sum uint64
-	for _, other := range s.e.elasticOnes() {
-		other.mu.Lock()
-		if other.isAway() {
-			for _, p := range other.suspension.Processes {
-				for _, bytes := range p.Bytes {
-					sum += bytes
+	return s.fitsWithout(func() error {
+		var all uint64
+		for _, other := range s.e.elasticOnes() {
+			other.mu.Lock()
+			switch {
+			case other.isAway():
+				for _, p := range other.suspension.Processes {
+					all += sum(onHost(p))
 				}
+			case other == s:
+				for i := range s.quota.Devices {
+					all += s.quota.Used(i)
+				}
+			default:
+				all += other.keptInAll()
 			}
-		} else if other == s {
-			for i := range s.quota.Devices {
-				sum += s.quota.Used(i)
-			}
+			other.mu.Unlock()
 		}
-		other.mu.Unlock()
-	}
-	if sum > most {
-		return api.Errorf(api.CodeQuotaExceeded, "slice %s stays where it is: with it %s would be in host memory, and host_memory is %s", s.id(), api.FormatSize(sum), api.FormatSize(most))
-	}
-	return nil
+		if all > most {
+			return api.Errorf(api.CodeQuotaExceeded, "slice %s stays where it is: with it %s would be in host memory, and host_memory is %s", s.id(), api.FormatSize(all), api.FormatSize(most))
+		}
+		return nil
+	})
 }
 
 // evictFor grants a slice that begins what it wants, or has idle ones evicted for it, and then the error is busy: who asks is to ask again.
