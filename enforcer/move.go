@@ -232,7 +232,7 @@ func (s *slice) hostHasRoom(all []*moved) error {
 	var short *cgroup.Short
 	if s.e.host != nil {
 		var err error
-		if short, err = s.e.host.MemoryShort(needs); err != nil {
+		if short, err = memoryShort(s.e.host, needs); err != nil {
 			return err
 		}
 	}
@@ -248,8 +248,11 @@ func (s *slice) hostHasRoom(all []*moved) error {
 	})
 }
 
-// memoryOfHost is hostMemory. Tests have another.
-var memoryOfHost = hostMemory
+// Tests have others.
+var (
+	memoryOfHost = hostMemory
+	memoryShort  = (*cgroup.Host).MemoryShort
+)
 
 // hostMemory is how many bytes of host memory can be had without swapping, as the kernel estimates it, and how many there are.
 func hostMemory() (available, total uint64, known bool) {

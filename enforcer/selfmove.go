@@ -267,7 +267,7 @@ func (s *slice) mayKeep() {
 		const more = 1 << 62 // than any limit that is one
 		limited := false
 		if plenty && s.e.host != nil {
-			short, err := s.e.host.MemoryShort(map[int]uint64{pid: more})
+			short, err := memoryShort(s.e.host, map[int]uint64{pid: more})
 			limited = short != nil || err != nil
 		}
 		if !plenty || limited {

@@ -3,7 +3,9 @@
 package enforcer_test
 
 import (
+	"context"
 	"fmt"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -14,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuslice/gpuslice/enforcer"
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/checkpoint"
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
@@ -32,7 +35,8 @@ type selfMover struct {
 	left  uint64                              // bytes that it cannot move
 	away  uint64                              // bytes that it has moved
 	told  []ledger.Place
-	did   []ledger.Place // where it has been
+	did   []ledger.Place             // where it has been
+	first map[ledger.Place][2]func() // what is done before it goes there, and when it is there, once
 }
 
 // movesItself has a process that has attached begin to say that it can.
@@ -133,6 +137,11 @@ func (m *selfMover) step() {
 		m.says(is, &why)
 		return
 	}
+	hooks := m.first[next]
+	delete(m.first, next)
+	if hooks[0] != nil {
+		hooks[0]()
+	}
 	switch {
 	case next == ledger.Aside:
 		m.truth.mu.Lock()
@@ -144,6 +153,9 @@ func (m *selfMover) step() {
 	}
 	m.did = append(m.did, next)
 	m.says(next, nil)
+	if hooks[1] != nil {
+		hooks[1]()
+	}
 }
 
 // moves moves bytes back to the device, or away from there.
@@ -184,6 +196,17 @@ func (m *selfMover) wasTold(place ledger.Place) bool {
 	return slices.Contains(m.told, place)
 }
 
+// isBare says whether it keeps no host memory, as it was told last.
+func (m *selfMover) isBare() bool {
+	b := m.read()
+	return ledger.Place(b[0]&15) == ledger.Bare && b[0] == b[2]
+}
+
+// moved says whether it was asked to do something to a process since it was asked last.
+func (f *fakeMover) moved(p *proc) bool {
+	return strings.Contains(f.steps()+",", fmt.Sprintf(" %d,", p.pid()))
+}
+
 // steps are what the driver was asked to do since that was asked last.
 func (f *fakeMover) steps() string {
 	f.mu.Lock()
@@ -202,7 +225,13 @@ func (f *fakeTruth) holds(pid int) uint64 {
 // ownTurns is a host with an elastic slice whose process holds 40 GiB and moves itself, and another that waits to be asked.
 func ownTurns(t *testing.T) (h *host, truth *fakeTruth, f *fakeMover, a, b *proc, m *selfMover) {
 	t.Helper()
-	h, truth, f = elastics(t, quick)
+	return ownTurnsBy(t, quick)
+}
+
+func ownTurnsBy(t *testing.T, o enforcer.Elastic) (h *host, truth *fakeTruth, f *fakeMover, a, b *proc, m *selfMover) {
+	t.Helper()
+	t.Cleanup(enforcer.LimitMemory(func(int) bool { return false }))
+	h, truth, f = elastics(t, o)
 	a, b = h.elastic("a", 45*gib, 0), h.elastic("b", 45*gib, 0)
 	a.works(truth, 40*gib)
 	return h, truth, f, a, b, h.movesItself(a, "a", truth)
@@ -294,5 +323,264 @@ func TestAProcessThatSomebodyElseHasLockedStays(t *testing.T) {
 	eventually(t, "it is said", func() bool { return strings.Contains(h.see("a").Elastic.Obstacle, "by somebody else's doing") })
 	if s := h.becomes("a", api.Active); f.states()[a.pid()] != checkpoint.Running && f.states()[a.pid()] != checkpoint.Locked {
 		t.Errorf("%+v", s)
+	}
+}
+
+// containerOf are elastic processes of one container, which hold 10 GiB each.
+func (h *host) containerOf(id string, n int, truth *fakeTruth) (all []*proc) {
+	h.t.Helper()
+	cgroup := newCgroup(h.t)
+	link := filepath.Join(h.options.RunDir, "to-"+id)
+	for range n {
+		all = append(all, start(h.t, link, cgroup))
+	}
+	reply, err := h.Register(context.Background(), api.RegisterRequest{ID: id, Container: id, PID: all[0].pid(), Quotas: []api.Quota{on(gpu0, 45*gib)}, Elastic: true})
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	lead(h.t, link, reply)
+	for _, p := range all {
+		p.works(truth, 10*gib)
+	}
+	return all
+}
+
+func TestOneProcessMovesItselfAndTheDriverAnother(t *testing.T) {
+	h, truth, f := elastics(t, quick)
+	all, b := h.containerOf("c", 2, truth), h.elastic("b", 45*gib, 0)
+	m := h.movesItself(all[0], "c", truth)
+	b.works(truth, gib)
+	s := h.becomes("c", api.Evicted)
+	other := all[1].pid()
+	if got := f.steps(); m.is() != ledger.Aside || got != fmt.Sprintf("lock %d, checkpoint %d", other, other) {
+		t.Fatalf("%s", got)
+	}
+	if d := s.Devices[0]; d.Suspended != 20*gib-600*mib || h.granted(t) != 45*gib+600*mib {
+		t.Errorf("%+v, %d given", d, h.granted(t))
+	}
+	all[0].returns()
+	got := f.steps()
+	if !strings.HasSuffix(got, fmt.Sprintf("restore %d, unlock %d", other, other)) || strings.Contains(got, fmt.Sprint(" ", all[0].pid())) || truth.holds(all[0].pid()) != 10*gib {
+		t.Errorf("%s", got)
+	}
+	// All or none.
+	f.fail(checkpoint.Checkpoint, other, checkpoint.ResultNotSupported)
+	time.Sleep(2 * quick.MinResident)
+	b.expect(statusAway, "return")
+	if s := h.see("c"); s.State != api.Active || !strings.Contains(s.Elastic.Obstacle, "managed memory") || m.is() != ledger.Running || truth.holds(all[0].pid()) != 10*gib {
+		t.Errorf("%+v %+v", s, s.Elastic)
+	}
+}
+
+// Which is not lost by that.
+func TestAProcessForWhichThereIsNoRoomStaysAside(t *testing.T) {
+	h, truth, f, a, b, m := ownTurns(t)
+	b.works(truth, gib)
+	h.becomes("a", api.Evicted)
+	m.set(func(m *selfMover) { m.fails[ledger.Locked] = ledger.MoveDevice })
+	a.expect(statusAway, "return")
+	eventually(t, "it is said", func() bool { return strings.Contains(h.see("a").Elastic.Obstacle, "the device has no room") })
+	if s := h.becomes("a", api.Evicted); m.is() != ledger.Aside || truth.holds(a.pid()) != 600*mib || s.Devices[0].Suspended != 40*gib-600*mib || f.moved(a) {
+		t.Errorf("%+v", s)
+	}
+	m.set(func(m *selfMover) { clear(m.fails) })
+	a.returns()
+	if truth.holds(a.pid()) != 40*gib || f.moved(a) {
+		t.Errorf("%d", truth.holds(a.pid()))
+	}
+}
+
+// What is still on the device need not be free.
+func TestAProcessReturnsIntoWhatItHasNotLeft(t *testing.T) {
+	h, truth, _, a, b, m := ownTurns(t)
+	m.set(func(m *selfMover) { m.left = 10 * gib })
+	b.works(truth, gib)
+	h.becomes("a", api.Evicted)
+	b.must("release 0 %d", gib)
+	truth.set(gpu0, b.pid(), 0)
+	truth.set(gpu0, 1, 39*gib) // of no slice: 30 GiB and those 10 are free
+	a.expect(statusAway, "return")
+	truth.set(gpu0, 1, 39*gib-64*mib)
+	a.returns()
+}
+
+func TestAProcessThatSaysThatItHasMovedAndHasNotStays(t *testing.T) {
+	h, truth, f, a, b, m := ownTurns(t)
+	m.set(func(m *selfMover) { m.lies = true })
+	b.expect(statusAway, "return")
+	eventually(t, "it is said", func() bool {
+		return strings.Contains(h.see("a").Elastic.Obstacle, "says that it has moved its memory, and the driver lists 40GiB of 40GiB")
+	})
+	if s := h.becomes("a", api.Active); m.is() != ledger.Running || h.granted(t) != 45*gib || truth.holds(a.pid()) != 40*gib {
+		t.Errorf("%+v", s)
+	}
+	a.expect("ok 1", "enter")
+	a.must("leave")
+	// One that says so before it is asked, and never anything else.
+	m.set(func(m *selfMover) {
+		m.mute = map[ledger.Place]bool{ledger.Locked: true, ledger.Aside: true, ledger.Running: true, ledger.Bare: true}
+	})
+	m.says(ledger.Aside, nil)
+	enforcer.ForgetObstacles(h.Enforcer)
+	time.Sleep(2 * quick.MinResident)
+	b.expect(statusAway, "return")
+	eventually(t, "it is between, and counts", func() bool { return h.see("a").State == api.Returning && h.granted(t) == 45*gib })
+	m.set(func(m *selfMover) { clear(m.mute) })
+	a.returns()
+	if f.steps() != "" {
+		t.Error("the driver moved something")
+	}
+	h.becomes("a", api.Active)
+}
+
+// Whatever has been done when the enforcer ends, and while there is none, the next one finds it in the word.
+func TestTheNextEnforcerFindsWhereAProcessHasMovedItself(t *testing.T) {
+	for _, when := range []string{"before", "behind"} {
+		for _, way := range []string{"out locked", "out aside", "back locked", "back running"} {
+			for _, goesOn := range []bool{true, false} {
+				t.Run(fmt.Sprint(when, " ", way, " ", goesOn), func(t *testing.T) {
+					h, truth, f, a, b, m := ownTurns(t)
+					stopped := make(chan struct{})
+					stop := func() {
+						go func() {
+							defer close(stopped)
+							h.stop()
+						}()
+						if goesOn { // when nobody is there any more
+							<-stopped
+						}
+					}
+					hooks := [2]func(){stop, nil}
+					if when == "behind" {
+						hooks = [2]func(){nil, stop}
+					}
+					direction, place, _ := strings.Cut(way, " ")
+					first := map[ledger.Place][2]func(){map[string]ledger.Place{"locked": ledger.Locked, "aside": ledger.Aside, "running": ledger.Running}[place]: hooks}
+					waits := func(p *proc) {
+						p.tell("return")
+						<-stopped
+						if _, err := p.out.ReadString('\n'); err != nil {
+							t.Fatal(err)
+						}
+					}
+					if direction == "out" {
+						m.set(func(m *selfMover) { m.first = first })
+						waits(b)
+					} else {
+						b.works(truth, gib)
+						h.becomes("a", api.Evicted)
+						m.set(func(m *selfMover) { m.first = first })
+						waits(a)
+					}
+					h.start()
+					if goesOn || direction == "back" { // else it may have been done before
+						h.becomes("a", api.Active)
+					}
+					a.returns()
+					if m.is() != ledger.Running || truth.holds(a.pid()) != 40*gib || h.granted(t) != 45*gib {
+						t.Fatalf("%d, %d given", m.is(), h.granted(t))
+					}
+					b.returns()
+					h.becomes("a", api.Evicted)
+					a.returns()
+					if truth.holds(a.pid()) != 40*gib || f.moved(a) {
+						t.Errorf("%d", truth.holds(a.pid()))
+					}
+				})
+			}
+		}
+	}
+}
+
+func TestASelfMoverIsSuspendedByHand(t *testing.T) {
+	h, truth, f, a, _, m := ownTurns(t)
+	if err := h.suspend("a"); err != nil {
+		t.Fatal(err)
+	}
+	if s := h.see("a"); s.State != api.Suspended || m.is() != ledger.Aside || h.granted(t) != 600*mib {
+		t.Errorf("%+v, %d given", s, h.granted(t))
+	}
+	a.expect(statusAway, "return")
+	if err := h.resume("a"); err != nil || truth.holds(a.pid()) != 40*gib || f.steps() != "" {
+		t.Fatal(err)
+	}
+}
+
+// An ordinary one's word is nobody's.
+func TestAProcessOfAnOrdinarySliceIsNotAskedToMoveItself(t *testing.T) {
+	h, truth, f := movers(t)
+	a, _ := h.session("a", on(gpu0, 50*gib))
+	a.uses().takes(truth, 40*gib)
+	m := h.movesItself(a, "a", truth)
+	if err := h.suspend("a"); err != nil {
+		t.Fatal(err)
+	}
+	if m.been() != "" || f.states()[a.pid()] != checkpoint.Checkpointed || h.granted(t) != 0 {
+		t.Errorf("%v", f.states())
+	}
+}
+
+func TestAProcessKeepsItsHostMemoryWhereThereIsPlenty(t *testing.T) {
+	var limited atomic.Bool
+	h, truth, _, a, b, m := ownTurns(t)
+	t.Cleanup(enforcer.LimitMemory(func(pid int) bool { return pid == a.pid() && limited.Load() }))
+	turn := func() (bare bool) {
+		t.Helper()
+		b.works(truth, mib)
+		h.becomes("a", api.Evicted)
+		a.returns()
+		h.becomes("b", api.Evicted)
+		h.becomes("a", api.Active)
+		time.Sleep(50 * time.Millisecond) // it is told behind its return
+		return m.wasTold(ledger.Bare)
+	}
+	if turn() {
+		t.Error("it keeps none, though there is plenty")
+	}
+	// What it keeps it needs not once more.
+	enforcer.HostHas(gib)
+	if !turn() {
+		t.Error("it keeps some of a host that has too little")
+	}
+	enforcer.HostHas(1 << 40)
+	limited.Store(true)
+	if !turn() {
+		t.Error("it keeps some, though its cgroup is limited")
+	}
+}
+
+func TestWhatOthersKeepOfHostMemoryIsGivenBackForAnEviction(t *testing.T) {
+	for _, budget := range []bool{false, true} {
+		t.Run(fmt.Sprint("host_memory ", budget), func(t *testing.T) {
+			o := quick
+			if budget {
+				o.HostMemory = 75 * gib
+			}
+			h, truth, _, a, b, m := ownTurnsBy(t, o)
+			c, d := h.elastic("c", 35*gib, 0), h.elastic("d", 35*gib, 0)
+			b.works(truth, gib)
+			h.becomes("a", api.Evicted)
+			a.returns()
+			h.becomes("b", api.Evicted)
+			// Now a is on the device and keeps 39.4 GiB, and by it is room for one of the others.
+			c.works(truth, 35*gib)
+			if m.wasTold(ledger.Bare) {
+				t.Fatal("it keeps none")
+			}
+			if !budget {
+				enforcer.HostHasBy(func() uint64 {
+					if m.isBare() {
+						return 300 * gib
+					}
+					return 20 * gib
+				})
+			}
+			a.expect("ok 1", "enter") // it stays
+			d.returns()
+			h.becomes("c", api.Evicted)
+			if !m.wasTold(ledger.Bare) || h.see("a").State != api.Active {
+				t.Errorf("%+v", h.see("a"))
+			}
+		})
 	}
 }
