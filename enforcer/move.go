@@ -311,12 +311,11 @@ func (s *slice) isGone(all []*moved) error {
 		return err
 	}
 	for i, p := range all {
+		_, itself := s.itself(p)
 		switch held, listed := sum(p.Bytes), sum(left[i]); {
-		case !p.handle.Alive():
+		case !p.handle.Alive(), itself && listed <= held/leaves+residue:
 			continue
-		case p.Left != nil && listed <= held/leaves+residue:
-			continue
-		case p.Left != nil:
+		case itself:
 			return api.Errorf(api.CodeInternal, "slice %s cannot be suspended: process %d says that it has moved its memory, and the driver lists %s of %s for it still", s.id(), p.PID, api.FormatSize(listed), api.FormatSize(held))
 		}
 		for uuid, bytes := range left[i] {
@@ -540,6 +539,11 @@ func (s *slice) bring(p *moved, to checkpoint.State) error {
 	if _, itself := s.itself(p); itself && p.handle.Alive() {
 		return s.bringItself(p, to)
 	}
+	return s.bringByDriver(p, to)
+}
+
+// bringByDriver is bring, whatever the process does itself.
+func (s *slice) bringByDriver(p *moved, to checkpoint.State) error {
 	state, err := s.driverState(p)
 	switch {
 	case err != nil && len(p.Bytes) == 0: // it has not begun to use the driver
@@ -574,10 +578,16 @@ func (s *slice) bring(p *moved, to checkpoint.State) error {
 
 // state is a process's by its own word, if it moves its memory itself, or else the driver's.
 func (s *slice) state(p *moved) (checkpoint.State, error) {
-	if state, itself := s.itself(p); itself && p.handle.Alive() {
-		return state, nil
+	state, itself := s.itself(p)
+	if !itself || !p.handle.Alive() {
+		return s.driverState(p)
 	}
-	return s.driverState(p)
+	if p.ByDriver {
+		if now, err := s.driverState(p); err != nil || now == checkpoint.Failed {
+			return now, err
+		}
+	}
+	return state, nil
 }
 
 // driverState asks the driver about a process; a process that has ended is in no way.

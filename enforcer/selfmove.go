@@ -4,11 +4,13 @@ package enforcer
 
 import (
 	"errors"
+	"maps"
 	"slices"
 	"time"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/checkpoint"
+	"github.com/gpuslice/gpuslice/enforcer/killpoint"
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
 	"github.com/gpuslice/gpuslice/enforcer/process"
 	"github.com/gpuslice/gpuslice/enforcer/quota"
@@ -19,6 +21,8 @@ import (
 // does what a word of its lane says (struct ledger_move), and writes there where the memory is. What is not so moved, its context and small things, stays
 // on the devices (store.Moved.Left). The word is all that is known of it, so it outlives the enforcer; and it is by the process's claim, so what it
 // says is gone the driver is asked about (isGone), and who does not answer is waited for no longer than the driver is.
+//
+// If somebody wants a quota beside which there is no room for what was left, the driver moves that, too (leaveNothing).
 //
 // One that cannot, will not or does not answer when it is to lock, or to move, is left to the driver. One for which there is no room when it comes back
 // is not lost: it moves aside again.
@@ -163,6 +167,11 @@ func (s *slice) bringItself(p *moved, to checkpoint.State) error {
 	if m, _ := s.word(p); m.Is == places[to] && m.Wanted() == places[to] {
 		return nil
 	}
+	if p.ByDriver && to != checkpoint.Checkpointed {
+		if err := s.takeFromDriver(p); err != nil {
+			return err
+		}
+	}
 	patience := answerPatience + time.Duration(sum(p.Bytes)/ownSlowest)*time.Second
 	err := s.goes(p, places[to], patience)
 	if err == nil || errors.Is(err, ErrClosed) || to != checkpoint.Checkpointed {
@@ -180,6 +189,66 @@ func (s *slice) bringItself(p *moved, to checkpoint.State) error {
 	return s.bring(p, checkpoint.Checkpointed)
 }
 
+// takeFromDriver brings back what a process had left on the devices, and can then move itself.
+func (s *slice) takeFromDriver(p *moved) error {
+	state, err := s.driverState(p)
+	if err != nil {
+		return s.cannot(err)
+	}
+	if state == checkpoint.Checkpointed {
+		if err := s.bringByDriver(p, checkpoint.Locked); err != nil {
+			return err
+		}
+		killpoint.Pass("move.left.restored")
+	}
+	return s.bringByDriver(p, checkpoint.Running)
+}
+
+// leaveNothing has the driver move what processes of a slice that is away have left on the devices, too, for somebody who has no room beside that.
+// Called in the slice's turn.
+func (s *slice) leaveNothing() error {
+	s.mu.Lock()
+	was := s.suspension
+	nothing := was == nil || !s.isAway() || len(s.left()) == 0
+	s.mu.Unlock()
+	if nothing {
+		return nil
+	}
+	all := again(was.Processes)
+	defer closeAll(all)
+	for _, p := range all {
+		_, itself := s.itself(p)
+		p.ByDriver = itself
+	}
+	now := *was
+	now.Processes = records(all)
+	if err := s.storeSuspension(&now); err != nil {
+		return err
+	}
+	var errs []error
+	for _, p := range all {
+		if !p.ByDriver {
+			continue
+		}
+		err := s.bringByDriver(p, checkpoint.Locked)
+		killpoint.Pass("move.left.locked")
+		if err == nil {
+			err = s.bringByDriver(p, checkpoint.Checkpointed)
+		}
+		errs = append(errs, err)
+	}
+	if err := errors.Join(append(errs, s.renoteLeft(all))...); err != nil {
+		return err
+	}
+	now.Processes, now.Spare = records(all), s.spare(all)
+	if err := s.storeSuspension(&now); err != nil {
+		return err
+	}
+	killpoint.Pass("move.left.gone")
+	s.sendAway(now.Processes)
+	return nil
+}
+
 // noteLeft notes what those that are moving their memory themselves hold on the devices now, and returns what each of all holds.
 func (s *slice) noteLeft(all []*moved) ([]map[string]uint64, error) {
 	now := make([]*moved, len(all))
@@ -193,7 +262,8 @@ func (s *slice) noteLeft(all []*moved) ([]map[string]uint64, error) {
 	for i, p := range all {
 		left[i], p.Left = now[i].Bytes, nil
 		if _, itself := s.itself(p); itself {
-			p.Left = left[i]
+			p.Left = maps.Clone(left[i])
+			maps.DeleteFunc(p.Left, func(_ string, bytes uint64) bool { return bytes <= residue })
 		}
 	}
 	return left, nil

@@ -5,6 +5,7 @@ package enforcer_test
 import (
 	"context"
 	"fmt"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -582,5 +583,103 @@ func TestWhatOthersKeepOfHostMemoryIsGivenBackForAnEviction(t *testing.T) {
 				t.Errorf("%+v", h.see("a"))
 			}
 		})
+	}
+}
+
+// As where each may have the whole device.
+func TestWhatIsLeftGoesWhereSomebodyHasNoRoomBesideIt(t *testing.T) {
+	for _, ends := range []checkpoint.Action{"", checkpoint.Lock, checkpoint.Checkpoint, checkpoint.Restore, checkpoint.Unlock} {
+		t.Run(fmt.Sprint("the enforcer ends at ", ends), func(t *testing.T) {
+			h, truth, f := elastics(t, quick)
+			a, b := h.elastic("a", 80*gib, 0), h.elastic("b", 80*gib, 0)
+			m := h.movesItself(a.works(truth, 40*gib), "a", truth)
+			other := h.movesItself(b.returns().uses(), "b", truth)
+			b.must("gate")
+			other.set(func(m *selfMover) { m.left = 0 })
+			a.returns()
+			m.been()
+			stopped := make(chan struct{})
+			if ends == "" {
+				close(stopped)
+			}
+			var once sync.Once
+			f.mu.Lock()
+			f.then = func(done checkpoint.Action) {
+				if done == ends {
+					once.Do(func() {
+						go func() {
+							defer close(stopped)
+							h.stop()
+						}()
+						time.Sleep(50 * time.Millisecond)
+					})
+				}
+			}
+			f.mu.Unlock()
+			goes := func(p *proc) {
+				t.Helper()
+				for range 100 {
+					if p.ask("return") == "ok 0" {
+						return
+					}
+					select {
+					case <-stopped:
+						if ends != "" {
+							ends = ""
+							h.start()
+						}
+					default:
+					}
+				}
+				t.Fatal("its slice does not return")
+			}
+			goes(b)
+			goes(a)
+			goes(b)
+			if s := h.becomes("a", api.Evicted); m.is() != ledger.Aside || truth.holds(a.pid()) != 0 || s.Devices[0].Suspended != 40*gib || h.granted(t) != 80*gib {
+				t.Fatalf("%+v, %d given, %d held", s, h.granted(t), truth.holds(a.pid()))
+			}
+			goes(a)
+			if s := h.see("a"); m.is() != ledger.Running || truth.holds(a.pid()) != 40*gib || s.Devices[0].Used != 40*gib || f.states()[a.pid()] != checkpoint.Running {
+				t.Errorf("%+v, %v", s, f.states())
+			}
+		})
+	}
+}
+
+func TestWhatIsLeftGoesForAnOrdinarySlice(t *testing.T) {
+	h, truth, f, a, b, _ := ownTurns(t)
+	b.works(truth, gib)
+	h.becomes("a", api.Evicted)
+	truth.set(gpu0, b.pid(), 0)
+	b.kill()
+	eventually(t, "it is gone", func() bool { return h.granted(t) == 600*mib })
+	p := start(t, filepath.Join(h.options.RunDir, "to-ordinary"), "")
+	r := api.RegisterRequest{ID: "ordinary", Quotas: []api.Quota{on(gpu0, 80*gib)}, Session: true, PID: p.pid(), UID: uint32(os.Geteuid()), GID: uint32(os.Getegid())}
+	_, err := h.Register(context.Background(), r)
+	refusedWith(t, err, api.CodeBusy, "a has 600MiB", "ask again")
+	eventually(t, "there is room", func() bool {
+		_, err := h.Register(context.Background(), r)
+		return err == nil
+	})
+	if truth.holds(a.pid()) != 0 || f.states()[a.pid()] != checkpoint.Checkpointed {
+		t.Errorf("%v", f.states())
+	}
+}
+
+// Its driver does not move it.
+func TestWhatCannotLeaveStays(t *testing.T) {
+	h, truth, f := elastics(t, quick)
+	a, b := h.elastic("a", 80*gib, 0), h.elastic("b", 80*gib, 0)
+	m := h.movesItself(a.works(truth, 40*gib), "a", truth)
+	f.fail(checkpoint.Checkpoint, a.pid(), checkpoint.ResultNotSupported)
+	b.expect(statusAway, "return")
+	eventually(t, "it is said", func() bool { return strings.Contains(h.see("b").Elastic.Obstacle, "a has 600MiB") })
+	if s := h.becomes("a", api.Evicted); s.Devices[0].Suspended != 40*gib-600*mib || h.granted(t) != 600*mib {
+		t.Errorf("%+v, %d given", s, h.granted(t))
+	}
+	a.returns()
+	if m.is() != ledger.Running || truth.holds(a.pid()) != 40*gib || f.states()[a.pid()] != checkpoint.Running {
+		t.Errorf("%v", f.states())
 	}
 }
