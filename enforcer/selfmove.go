@@ -323,8 +323,6 @@ func (s *slice) keptInAll() (bytes uint64) {
 
 // mayKeep tells those processes of a slice that has returned to keep no host memory, whose cgroup is limited, or if the host has not plenty.
 func (s *slice) mayKeep() {
-	available, total, known := memoryOfHost()
-	plenty := known && available >= total/hostPlenty
 	var keep []int
 	s.mu.Lock()
 	for l := range s.quota.Lanes() {
@@ -334,6 +332,8 @@ func (s *slice) mayKeep() {
 	}
 	s.mu.Unlock()
 	for _, pid := range keep {
+		available, total, known := memoryOfHost()
+		plenty := known && available >= total/hostPlenty
 		const more = 1 << 62 // than any limit that is one
 		limited := false
 		if plenty && s.e.host != nil {
