@@ -296,7 +296,7 @@ func (s *slice) moveOut(all []*moved) error {
 	}
 	killpoint.Pass("move.measured")
 	for _, p := range all {
-		if err := s.bring(p, checkpoint.Checkpointed); err != nil {
+		if err := s.moveAside(p); err != nil {
 			return err
 		}
 		killpoint.Pass("move.checkpointed")
@@ -480,7 +480,9 @@ func (s *slice) restore(p *moved, rest []*moved, left map[string]uint64) error {
 	if err := s.bring(p, checkpoint.Locked); err != nil {
 		return err
 	}
-	s.keeps(p)
+	if _, itself := s.itself(p); itself {
+		s.keeps(p, sum(onHost(p.Moved)))
+	}
 	return nil
 }
 
@@ -510,6 +512,9 @@ func (s *slice) stay(all []*moved, why error) error {
 		}
 		if err == nil {
 			err = s.bring(p, checkpoint.Checkpointed)
+		}
+		if _, itself := s.itself(p); itself && !errors.Is(err, ErrClosed) {
+			err = nil // whatever it has not moved it has left, which counts
 		}
 		errs = append(errs, err)
 	}

@@ -25,7 +25,7 @@ import (
 // If somebody wants a quota beside which there is no room for what was left, the driver moves that, too (leaveNothing).
 //
 // One that cannot, will not or does not answer when it is to lock, or to move, is left to the driver. One for which there is no room when it comes back
-// is not lost: it moves aside again.
+// is not lost: it is told to move aside again. If it does not, it is away all the same: what the driver lists for it is what it has left, and counts.
 //
 // The host memory that it has moved to it keeps for the next time, in its own cgroup, as long as the host has plenty and nothing limits the cgroup.
 
@@ -154,11 +154,7 @@ func (s *slice) leaveToDriver(p *moved, why error) error {
 	if _, itself := s.itself(p); itself || errors.Is(err, ErrClosed) {
 		return errors.Join(why, err)
 	}
-	s.mu.Lock()
-	if l := s.mover(p.Process); l != nil {
-		l.Kept = 0
-	}
-	s.mu.Unlock()
+	s.keeps(p, 0)
 	return s.unlocked(p)
 }
 
@@ -172,10 +168,19 @@ func (s *slice) bringItself(p *moved, to checkpoint.State) error {
 			return err
 		}
 	}
-	patience := answerPatience + time.Duration(sum(p.Bytes)/ownSlowest)*time.Second
-	err := s.goes(p, places[to], patience)
-	if err == nil || errors.Is(err, ErrClosed) || to != checkpoint.Checkpointed {
+	return s.goes(p, places[to], answerPatience+time.Duration(sum(p.Bytes)/ownSlowest)*time.Second)
+}
+
+// moveAside moves a process that is locked, by the driver if it does not do it itself.
+func (s *slice) moveAside(p *moved) error {
+	_, itself := s.itself(p)
+	err := s.bring(p, checkpoint.Checkpointed)
+	switch {
+	case !itself || errors.Is(err, ErrClosed):
 		return err
+	case err == nil:
+		s.keeps(p, 0) // it is in use
+		return nil
 	}
 	if err := s.leaveToDriver(p, err); err != nil {
 		return err
@@ -216,9 +221,13 @@ func (s *slice) leaveNothing() error {
 	}
 	all := again(was.Processes)
 	defer closeAll(all)
+	var still []*moved
 	for _, p := range all {
-		_, itself := s.itself(p)
-		p.ByDriver = itself
+		_, p.ByDriver = s.itself(p)
+		still = append(still, &moved{store.Moved{Process: p.Process, Bytes: p.Left}, p.handle})
+	}
+	if err := s.hostHasRoom(still); err != nil {
+		return err
 	}
 	now := *was
 	now.Processes = records(all)
@@ -246,6 +255,11 @@ func (s *slice) leaveNothing() error {
 	}
 	killpoint.Pass("move.left.gone")
 	s.sendAway(now.Processes)
+	for _, p := range all {
+		if len(p.Left) > 0 {
+			return api.Errorf(api.CodeInternal, "slice %s: the driver has checkpointed process %d, and lists %s for it still", s.id(), p.PID, api.FormatSize(sum(p.Left)))
+		}
+	}
 	return nil
 }
 
@@ -293,13 +307,12 @@ func sum(bytes map[string]uint64) (sum uint64) {
 	return sum
 }
 
-// keeps notes how much host memory a process keeps that has moved its own memory back.
-func (s *slice) keeps(p *moved) {
-	_, itself := s.itself(p)
+// keeps notes how much host memory a process keeps.
+func (s *slice) keeps(p *moved, bytes uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if l := s.mover(p.Process); l != nil && itself {
-		l.Kept = sum(onHost(p.Moved))
+	if l := s.mover(p.Process); l != nil {
+		l.Kept = bytes
 	}
 }
 
