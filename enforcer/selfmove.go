@@ -10,7 +10,6 @@ import (
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/checkpoint"
-	"github.com/gpuslice/gpuslice/enforcer/killpoint"
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
 	"github.com/gpuslice/gpuslice/enforcer/process"
 	"github.com/gpuslice/gpuslice/enforcer/quota"
@@ -204,7 +203,6 @@ func (s *slice) takeFromDriver(p *moved) error {
 		if err := s.bringByDriver(p, checkpoint.Locked); err != nil {
 			return err
 		}
-		killpoint.Pass("move.left.restored")
 	}
 	return s.bringByDriver(p, checkpoint.Running)
 }
@@ -229,9 +227,10 @@ func (s *slice) leaveNothing() error {
 	if err := s.hostHasRoom(still); err != nil {
 		return err
 	}
-	now := *was
-	now.Processes = records(all)
-	if err := s.storeSuspension(&now); err != nil {
+	away := func(spare map[string]uint64) error {
+		return s.storeSuspension(&store.Suspension{State: was.State, Processes: records(all), Spare: spare, Reason: was.Reason})
+	}
+	if err := away(was.Spare); err != nil {
 		return err
 	}
 	var errs []error
@@ -240,7 +239,6 @@ func (s *slice) leaveNothing() error {
 			continue
 		}
 		err := s.bringByDriver(p, checkpoint.Locked)
-		killpoint.Pass("move.left.locked")
 		if err == nil {
 			err = s.bringByDriver(p, checkpoint.Checkpointed)
 		}
@@ -249,12 +247,10 @@ func (s *slice) leaveNothing() error {
 	if err := errors.Join(append(errs, s.renoteLeft(all))...); err != nil {
 		return err
 	}
-	now.Processes, now.Spare = records(all), s.spare(all)
-	if err := s.storeSuspension(&now); err != nil {
+	if err := away(s.spare(all)); err != nil {
 		return err
 	}
-	killpoint.Pass("move.left.gone")
-	s.sendAway(now.Processes)
+	s.sendAway(records(all))
 	for _, p := range all {
 		if len(p.Left) > 0 {
 			return api.Errorf(api.CodeInternal, "slice %s: the driver has checkpointed process %d, and lists %s for it still", s.id(), p.PID, api.FormatSize(sum(p.Left)))
