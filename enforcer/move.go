@@ -36,8 +36,6 @@ const (
 	slowest = 128 << 20
 	// residue is how many bytes of a process may be left on a device when it is away: of its context, 4 MiB were seen.
 	residue = 64 << 20
-	// leaves is which part of what a process held it may leave there beside, that moves its memory itself.
-	leaves = 4
 	// spare is how many bytes more than the driver listed for a process are to be free for it: 6 MiB were seen that it lists for nobody.
 	spare = 64 << 20
 )
@@ -45,7 +43,8 @@ const (
 // moved is a process that is moved.
 type moved struct {
 	store.Moved
-	handle *process.Handle
+	handle   *process.Handle
+	byDriver bool // it could move its memory itself, and does not
 }
 
 // Suspend moves what the processes of a slice hold on its devices to host memory: of all of them, or of none and says why. Others get the room.
@@ -226,7 +225,10 @@ func (s *slice) hostHasRoom(all []*moved) error {
 	needs, more := make(map[int]uint64), uint64(0)
 	for _, p := range all {
 		bytes := sum(p.Bytes)
-		needs[p.PID] = bytes - min(bytes, s.kept(p))
+		needs[p.PID] = bytes
+		if !p.byDriver {
+			needs[p.PID] -= min(bytes, s.kept(p))
+		}
 		more += needs[p.PID]
 	}
 	var short *cgroup.Short
@@ -304,22 +306,15 @@ func (s *slice) moveOut(all []*moved) error {
 	return s.isGone(all)
 }
 
-// isGone says what the driver still lists for processes that are checkpointed, or that have moved themselves and left too much.
+// isGone says what the driver still lists for processes that it has checkpointed, and notes what the others have left.
 func (s *slice) isGone(all []*moved) error {
 	left, err := s.noteLeft(all)
 	if err != nil {
 		return err
 	}
 	for i, p := range all {
-		_, itself := s.itself(p)
-		switch held, listed := sum(p.Bytes), sum(left[i]); {
-		case !p.handle.Alive(), itself && listed <= held/leaves+residue:
-			continue
-		case itself:
-			return api.Errorf(api.CodeInternal, "slice %s cannot be suspended: process %d says that it has moved its memory, and the driver lists %s of %s for it still", s.id(), p.PID, api.FormatSize(listed), api.FormatSize(held))
-		}
 		for uuid, bytes := range left[i] {
-			if bytes > residue {
+			if bytes > residue && p.Left == nil && p.handle.Alive() {
 				return api.Errorf(api.CodeInternal, "slice %s cannot be suspended: process %d is checkpointed, and the driver lists %s for it on device %s still: it may be memory that it shares with other processes, which stays there", s.id(), p.PID, api.FormatSize(bytes), uuid)
 			}
 		}

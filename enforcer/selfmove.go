@@ -18,12 +18,12 @@ import (
 
 // How a process of an elastic slice moves its memory itself, at several times the speed of the driver's checkpoint: a thread of the interceptor in it
 // does what a word of its lane says (struct ledger_move), and writes there where the memory is. What is not so moved, its context and small things, stays
-// on the devices (store.Moved.Left). The word is all that is known of it, so it outlives the enforcer; and it is by the process's claim, so what it
-// says is gone the driver is asked about (isGone), and who does not answer is waited for no longer than the driver is.
+// on the devices (store.Moved.Left). The word is all that is known of it, so it outlives the enforcer; and it is by the process's claim, so the driver is
+// asked what is left, and who does not answer is waited for no longer than the driver is.
 //
 // If somebody wants a quota beside which there is no room for what was left, the driver moves that, too (leaveNothing).
 //
-// One that cannot, will not or does not answer when it is to lock, or to move, is left to the driver. One for which there is no room when it comes back
+// One that cannot, will not or does not answer when it is to lock, or to move, or that leaves too much, is left to the driver. One for which there is no room when it comes back
 // is not lost: it is told to move aside again. If it does not, it is away all the same: what the driver lists for it is what it has left, and counts.
 //
 // The host memory that it has moved to it keeps for the next time, in its own cgroup, as long as the host has plenty and nothing limits the cgroup.
@@ -42,6 +42,8 @@ const (
 	// mutePatience is for one that has not answered the last time.
 	mutePatience = 100 * time.Millisecond
 	wordPace     = time.Millisecond
+	// mayLeave is which part of what a process held it may leave on the devices, beside a residue.
+	mayLeave = 4
 	// hostPlenty is which part of the host's memory is to be available, that some of it is kept.
 	hostPlenty = 4
 )
@@ -149,11 +151,18 @@ func (s *slice) lock(p *moved) error {
 // leaveToDriver has a process that does not move its memory itself, for this reason, be as if it could not.
 func (s *slice) leaveToDriver(p *moved, why error) error {
 	s.log.Info("a process's memory is left to the driver to move", "pid", p.PID, "why", why)
-	err := s.goes(p, ledger.Bare, answerPatience)
+	p.byDriver = true
+	to := ledger.Bare
+	if m, _ := s.word(p); m.Is == ledger.Running { // then it gives back nothing while the gate is shut
+		to = ledger.Running
+	}
+	err := s.goes(p, to, answerPatience)
 	if _, itself := s.itself(p); itself || errors.Is(err, ErrClosed) {
 		return errors.Join(why, err)
 	}
-	s.keeps(p, 0)
+	if to == ledger.Bare {
+		s.keeps(p, 0)
+	}
 	return s.unlocked(p)
 }
 
@@ -174,12 +183,11 @@ func (s *slice) bringItself(p *moved, to checkpoint.State) error {
 func (s *slice) moveAside(p *moved) error {
 	_, itself := s.itself(p)
 	err := s.bring(p, checkpoint.Checkpointed)
-	switch {
-	case !itself || errors.Is(err, ErrClosed):
+	if itself && err == nil {
+		err = s.leftLittle(p)
+	}
+	if !itself || err == nil || errors.Is(err, ErrClosed) {
 		return err
-	case err == nil:
-		s.keeps(p, 0) // it is in use
-		return nil
 	}
 	if err := s.leaveToDriver(p, err); err != nil {
 		return err
@@ -191,6 +199,20 @@ func (s *slice) moveAside(p *moved) error {
 		return err
 	}
 	return s.bring(p, checkpoint.Checkpointed)
+}
+
+// leftLittle asks the driver whether a process has moved its memory that says so.
+func (s *slice) leftLittle(p *moved) error {
+	left, err := s.noteLeft([]*moved{p})
+	if err != nil {
+		return err
+	}
+	if listed, held := sum(left[0]), sum(p.Bytes); listed > held/mayLeave+residue && p.handle.Alive() {
+		return api.Errorf(api.CodeInternal, "slice %s: process %d (%s) says that it has moved its memory, and the driver lists %s of %s for it still",
+			s.id(), p.PID, process.Name(p.PID), api.FormatSize(listed), api.FormatSize(held))
+	}
+	s.keeps(p, 0) // it is in use
+	return nil
 }
 
 // takeFromDriver brings back what a process had left on the devices, and can then move itself.
@@ -222,7 +244,7 @@ func (s *slice) leaveNothing() error {
 	var still []*moved
 	for _, p := range all {
 		_, p.ByDriver = s.itself(p)
-		still = append(still, &moved{store.Moved{Process: p.Process, Bytes: p.Left}, p.handle})
+		still = append(still, &moved{Moved: store.Moved{Process: p.Process, Bytes: p.Left}, handle: p.handle, byDriver: true})
 	}
 	if err := s.hostHasRoom(still); err != nil {
 		return err
@@ -263,7 +285,7 @@ func (s *slice) leaveNothing() error {
 func (s *slice) noteLeft(all []*moved) ([]map[string]uint64, error) {
 	now := make([]*moved, len(all))
 	for i, p := range all {
-		now[i] = &moved{p.Moved, p.handle}
+		now[i] = &moved{Moved: p.Moved, handle: p.handle}
 	}
 	if _, err := s.measure(now); err != nil {
 		return nil, err

@@ -220,7 +220,7 @@ func (s *slice) leftSuspended() int {
 func again(processes []store.Moved) (all []*moved) {
 	for _, p := range processes {
 		if handle, err := process.Again(p.PID, p.Start); err == nil {
-			all = append(all, &moved{p, handle})
+			all = append(all, &moved{Moved: p, handle: handle})
 		}
 	}
 	return all

@@ -208,7 +208,7 @@ func (l *Ledger) Gated(i uint32) Gate {
 	return Gate{Counts: word != 0, UnderWay: uint16(word), Made: word >> 16}
 }
 
-// Place is where the memory of a process is that moves it itself, or is wanted: enum ledger_place.
+// Place is where the memory of a process is that moves it itself, or where it is wanted: enum ledger_place.
 type Place uint8
 
 const (
@@ -229,6 +229,7 @@ const (
 	MoveHost   MoveFailure = C.LEDGER_MOVE_HOST
 	MoveDevice MoveFailure = C.LEDGER_MOVE_DEVICE
 	MoveDriver MoveFailure = C.LEDGER_MOVE_DRIVER
+	MoveBusy   MoveFailure = C.LEDGER_MOVE_BUSY
 )
 
 func (f MoveFailure) String() string {
@@ -241,6 +242,8 @@ func (f MoveFailure) String() string {
 		return "the host gives no memory"
 	case MoveDevice:
 		return "the device has no room"
+	case MoveBusy:
+		return "it is recording work for a graph"
 	}
 	return "the driver refuses"
 }
