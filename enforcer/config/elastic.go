@@ -14,7 +14,7 @@ type Elastic struct {
 	Overcommit  float64       `toml:"overcommit"`
 	MinResident time.Duration `toml:"min_resident"`
 	Quantum     time.Duration `toml:"quantum"`
-	HostMemory  Bytes         `toml:"host_memory"` // of all evicted slices together; 0 is as much as there is
+	HostMemory  Bytes         `toml:"host_memory"` // of all evicted slices together, and what others keep; 0 is as much as there is
 }
 
 func defaultElastic() Elastic {
