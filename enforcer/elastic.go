@@ -29,6 +29,7 @@ import (
 
 // Elastic is the operator's word on elastic slices.
 type Elastic struct {
+	Remap       bool          // processes move their memory themselves, where they can
 	Overcommit  uint64        // how much of each byte of a device elastic slices may be promised together, in thousandths
 	MinResident time.Duration // for so long after its last call nobody is evicted
 	Quantum     time.Duration // for so long after its return one that works all the time is not

@@ -34,8 +34,8 @@ var (
 	lockPatience = 5 * time.Second
 	// answerPatience is for what a process does at once, and what comes on top of moving bytes.
 	answerPatience = 10 * time.Second
-	// ownSlowest is how many bytes a second a process moves at least: else the driver would be the faster one.
-	ownSlowest = uint64(1 << 30)
+	// ownSlowest is how many bytes a second a process moves at least: to pin host memory can take longer than to fill it.
+	ownSlowest = uint64(slowest)
 )
 
 const (
