@@ -19,7 +19,7 @@ import (
 // How a process of an elastic slice moves its memory itself, at several times the speed of the driver's checkpoint: a thread of the interceptor in it
 // does what a word of its lane says (struct ledger_move), and writes there where the memory is. What is not so moved, its context and small things, stays
 // on the devices (store.Moved.Left). The word is all that is known of it, so it outlives the enforcer; and it is by the process's claim, so the driver is
-// asked what is left, and who does not answer is waited for no longer than the driver is.
+// asked what is left, and who does not answer is waited for no longer than the driver is, and once.
 //
 // If somebody wants a quota beside which there is no room for what was left, the driver moves that, too (leaveNothing).
 //
@@ -32,16 +32,14 @@ import (
 var (
 	// lockPatience is for the work that is to end first. One that has more to do is left to the driver.
 	lockPatience = 5 * time.Second
-	// answerPatience is for what a process does at once, and what comes on top of moving bytes.
+	// answerPatience is for any other step, as long as the driver does not list another figure for it: it moves then, and has as long as a checkpoint.
 	answerPatience = 10 * time.Second
-	// ownSlowest is how many bytes a second a process moves at least: else the driver would be the faster one.
-	ownSlowest = uint64(1 << 30)
+	// mutePatience is for one that has not answered the last time.
+	mutePatience = time.Second
 )
 
 const (
-	// mutePatience is for one that has not answered the last time.
-	mutePatience = 100 * time.Millisecond
-	wordPace     = time.Millisecond
+	wordPace = time.Millisecond
 	// mayLeave is which part of what a process held it may leave on the devices, beside a residue.
 	mayLeave = 4
 	// hostPlenty is which part of the host's memory is to be available, that some of it is kept.
@@ -107,9 +105,18 @@ func (s *slice) goes(p *moved, to ledger.Place, patience time.Duration) error {
 		return api.Errorf(api.CodeInternal, "slice %s: process %d (%s) does not move its memory itself: %s", s.id(), p.PID, process.Name(p.PID), m.Failure)
 	}
 	return s.longAs(func() error {
-		for deadline := time.Now().Add(patience); ; time.Sleep(wordPace) {
+		begun, held := time.Now(), sum(p.Bytes)
+		if to != ledger.Aside {
+			held = sum(p.Left)
+		}
+		for deadline := begun.Add(patience); ; time.Sleep(wordPace) {
 			m, _ := s.word(p)
 			late := time.Now().After(deadline)
+			if late && m.Is != ledger.Running && time.Since(begun) < moveTime(p) {
+				if now := s.holds(p); now != held {
+					held, late, deadline = now, false, time.Now().Add(patience)
+				}
+			}
 			switch {
 			case !p.handle.Alive():
 				return nil
@@ -124,6 +131,15 @@ func (s *slice) goes(p *moved, to ledger.Place, patience time.Duration) error {
 			}
 		}
 	})
+}
+
+// holds is what the driver lists for a process, on all devices; 0 if it does not say.
+func (s *slice) holds(p *moved) uint64 {
+	now := &moved{Moved: p.Moved, handle: p.handle}
+	if _, err := s.measure([]*moved{now}); err != nil {
+		return 0
+	}
+	return sum(now.Bytes)
 }
 
 func (s *slice) isMute(p *moved, mute bool) {
@@ -176,7 +192,7 @@ func (s *slice) bringItself(p *moved, to checkpoint.State) error {
 			return err
 		}
 	}
-	return s.goes(p, places[to], answerPatience+time.Duration(sum(p.Bytes)/ownSlowest)*time.Second)
+	return s.goes(p, places[to], answerPatience)
 }
 
 // moveAside moves a process that is locked, by the driver if it does not do it itself.
