@@ -562,7 +562,8 @@ func (s *slice) bringByDriver(p *moved, to checkpoint.State) error {
 	if step == "" {
 		return api.Errorf(api.CodeInternal, "process %d of slice %s is %s, and cannot be made %s", p.PID, s.id(), state, to)
 	}
-	err = s.longAs(func() error { return s.e.options.Checkpoint.Do(step, p.PID, moveTime(p)) })
+	timeout := moveTimeout + time.Duration(sum(p.Bytes)/slowest)*time.Second
+	err = s.longAs(func() error { return s.e.options.Checkpoint.Do(step, p.PID, timeout) })
 	if err == nil || !p.handle.Alive() {
 		return nil
 	}
@@ -570,11 +571,6 @@ func (s *slice) bringByDriver(p *moved, to checkpoint.State) error {
 		return nil // somebody else's answer was waited for
 	}
 	return s.cannot(err)
-}
-
-// moveTime is how long one step of a process may take.
-func moveTime(p *moved) time.Duration {
-	return moveTimeout + time.Duration(sum(p.Bytes)/slowest)*time.Second
 }
 
 // state is a process's by its own word, if it moves its memory itself, or else the driver's.

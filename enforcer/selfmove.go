@@ -32,8 +32,10 @@ import (
 var (
 	// lockPatience is for the work that is to end first. One that has more to do is left to the driver.
 	lockPatience = 5 * time.Second
-	// answerPatience is for any other step, as long as the driver does not list another figure for it: it moves then, and has as long as a checkpoint.
+	// answerPatience is for what a process does at once, and what comes on top of moving bytes.
 	answerPatience = 10 * time.Second
+	// ownSlowest is how many bytes a second a process moves at least: one of a large piece cannot be seen to go on.
+	ownSlowest = uint64(slowest)
 	// mutePatience is for one that has not answered the last time.
 	mutePatience = time.Second
 )
@@ -105,18 +107,9 @@ func (s *slice) goes(p *moved, to ledger.Place, patience time.Duration) error {
 		return api.Errorf(api.CodeInternal, "slice %s: process %d (%s) does not move its memory itself: %s", s.id(), p.PID, process.Name(p.PID), m.Failure)
 	}
 	return s.longAs(func() error {
-		begun, held := time.Now(), sum(p.Bytes)
-		if to != ledger.Aside {
-			held = sum(p.Left)
-		}
-		for deadline := begun.Add(patience); ; time.Sleep(wordPace) {
+		for deadline := time.Now().Add(patience); ; time.Sleep(wordPace) {
 			m, _ := s.word(p)
 			late := time.Now().After(deadline)
-			if late && m.Is != ledger.Running && time.Since(begun) < moveTime(p) {
-				if now := s.holds(p); now != held {
-					held, late, deadline = now, false, time.Now().Add(patience)
-				}
-			}
 			switch {
 			case !p.handle.Alive():
 				return nil
@@ -133,13 +126,9 @@ func (s *slice) goes(p *moved, to ledger.Place, patience time.Duration) error {
 	})
 }
 
-// holds is what the driver lists for a process, on all devices; 0 if it does not say.
-func (s *slice) holds(p *moved) uint64 {
-	now := &moved{Moved: p.Moved, handle: p.handle}
-	if _, err := s.measure([]*moved{now}); err != nil {
-		return 0
-	}
-	return sum(now.Bytes)
+// ownTime is how long a process may take to move its memory.
+func ownTime(p *moved) time.Duration {
+	return answerPatience + time.Duration(sum(p.Bytes)/ownSlowest)*time.Second
 }
 
 func (s *slice) isMute(p *moved, mute bool) {
@@ -172,7 +161,7 @@ func (s *slice) leaveToDriver(p *moved, why error) error {
 	if m, _ := s.word(p); m.Is == ledger.Running { // then it gives back nothing while the gate is shut
 		to = ledger.Running
 	}
-	err := s.goes(p, to, answerPatience)
+	err := s.goes(p, to, ownTime(p))
 	if _, itself := s.itself(p); itself || errors.Is(err, ErrClosed) {
 		return errors.Join(why, err)
 	}
@@ -192,7 +181,7 @@ func (s *slice) bringItself(p *moved, to checkpoint.State) error {
 			return err
 		}
 	}
-	return s.goes(p, places[to], answerPatience)
+	return s.goes(p, places[to], ownTime(p))
 }
 
 // moveAside moves a process that is locked, by the driver if it does not do it itself.
