@@ -17,7 +17,7 @@ import (
 
 func init() {
 	patienceOfRelease, returnPatience, drainPatience = 3*time.Second, 300*time.Millisecond, 200*time.Millisecond
-	lockPatience, answerPatience, ownSlowest = 300*time.Millisecond, 500*time.Millisecond, 1<<50
+	lockPatience, answerPatience, mutePatience, ownSlowest = 300*time.Millisecond, 500*time.Millisecond, 100*time.Millisecond, 1<<50
 }
 
 // HostHas makes the host have so many bytes of memory available, of 1 TiB, until it is called again with 0.

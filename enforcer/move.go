@@ -562,10 +562,7 @@ func (s *slice) bringByDriver(p *moved, to checkpoint.State) error {
 	if step == "" {
 		return api.Errorf(api.CodeInternal, "process %d of slice %s is %s, and cannot be made %s", p.PID, s.id(), state, to)
 	}
-	timeout := moveTimeout
-	for _, bytes := range p.Bytes {
-		timeout += time.Duration(bytes/slowest) * time.Second
-	}
+	timeout := moveTimeout + time.Duration(sum(p.Bytes)/slowest)*time.Second
 	err = s.longAs(func() error { return s.e.options.Checkpoint.Do(step, p.PID, timeout) })
 	if err == nil || !p.handle.Alive() {
 		return nil

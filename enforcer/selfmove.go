@@ -19,7 +19,7 @@ import (
 // How a process of an elastic slice moves its memory itself, at several times the speed of the driver's checkpoint: a thread of the interceptor in it
 // does what a word of its lane says (struct ledger_move), and writes there where the memory is. What is not so moved, its context and small things, stays
 // on the devices (store.Moved.Left). The word is all that is known of it, so it outlives the enforcer; and it is by the process's claim, so the driver is
-// asked what is left, and who does not answer is waited for no longer than the driver is.
+// asked what is left, and who does not answer is waited for no longer than the driver is, and once.
 //
 // If somebody wants a quota beside which there is no room for what was left, the driver moves that, too (leaveNothing).
 //
@@ -34,14 +34,14 @@ var (
 	lockPatience = 5 * time.Second
 	// answerPatience is for what a process does at once, and what comes on top of moving bytes.
 	answerPatience = 10 * time.Second
-	// ownSlowest is how many bytes a second a process moves at least: to pin host memory can take longer than to fill it.
+	// ownSlowest is how many bytes a second a process moves at least: one of a large piece cannot be seen to go on.
 	ownSlowest = uint64(slowest)
+	// mutePatience is for one that has not answered the last time.
+	mutePatience = time.Second
 )
 
 const (
-	// mutePatience is for one that has not answered the last time.
-	mutePatience = 100 * time.Millisecond
-	wordPace     = time.Millisecond
+	wordPace = time.Millisecond
 	// mayLeave is which part of what a process held it may leave on the devices, beside a residue.
 	mayLeave = 4
 	// hostPlenty is which part of the host's memory is to be available, that some of it is kept.
@@ -126,6 +126,11 @@ func (s *slice) goes(p *moved, to ledger.Place, patience time.Duration) error {
 	})
 }
 
+// ownTime is how long a process may take to move its memory.
+func ownTime(p *moved) time.Duration {
+	return answerPatience + time.Duration(sum(p.Bytes)/ownSlowest)*time.Second
+}
+
 func (s *slice) isMute(p *moved, mute bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -156,7 +161,7 @@ func (s *slice) leaveToDriver(p *moved, why error) error {
 	if m, _ := s.word(p); m.Is == ledger.Running { // then it gives back nothing while the gate is shut
 		to = ledger.Running
 	}
-	err := s.goes(p, to, answerPatience)
+	err := s.goes(p, to, ownTime(p))
 	if _, itself := s.itself(p); itself || errors.Is(err, ErrClosed) {
 		return errors.Join(why, err)
 	}
@@ -176,7 +181,7 @@ func (s *slice) bringItself(p *moved, to checkpoint.State) error {
 			return err
 		}
 	}
-	return s.goes(p, places[to], answerPatience+time.Duration(sum(p.Bytes)/ownSlowest)*time.Second)
+	return s.goes(p, places[to], ownTime(p))
 }
 
 // moveAside moves a process that is locked, by the driver if it does not do it itself.
