@@ -157,11 +157,11 @@ func (s *slice) lock(p *moved) error {
 func (s *slice) leaveToDriver(p *moved, why error) error {
 	s.log.Info("a process's memory is left to the driver to move", "pid", p.PID, "why", why)
 	p.byDriver = true
-	to := ledger.Bare
-	if m, _ := s.word(p); m.Is == ledger.Running { // then it gives back nothing while the gate is shut
-		to = ledger.Running
+	to, patience := ledger.Bare, ownTime(p)
+	if m, _ := s.word(p); m.Is == ledger.Running { // it has nothing to bring back, and gives back nothing while the gate is shut
+		to, patience = ledger.Running, mutePatience
 	}
-	err := s.goes(p, to, ownTime(p))
+	err := s.goes(p, to, patience)
 	if _, itself := s.itself(p); itself || errors.Is(err, ErrClosed) {
 		return errors.Join(why, err)
 	}
