@@ -68,6 +68,7 @@ byte stored;
 
 /* ---- the process's memory ---- */
 bool noted[THREADS]; /* the block map has the piece */
+bool contexts;       /* the lock of what is known of contexts is held */
 
 /* ---- the device, and what is pinned ---- */
 #define OUT 1
@@ -84,24 +85,20 @@ bool killed, gone;     /* the process; gone: the kernel has taken back what it h
 byte exited, done;     /* of its threads and the mover; threads that have made all of their calls */
 bool ended;            /* the enforcer has nothing more to do */
 
-bool locked; /* ghost: a LOCKED was answered, and the gate was not opened since */
-
 #if THREADS == 2
 #define KERNELS (kernel[0] || kernel[1])
 #define WAITED (waited[0] || waited[1])
 #define COPYING (copying[0] || copying[1])
 #define MAPPED (mapped[0] || mapped[1])
-#define ALL_HERE (HERE(0) && HERE(1))
 #define EACH(what) what(0); what(1)
 #else
 #define KERNELS kernel[0]
 #define WAITED waited[0]
 #define COPYING copying[0]
 #define MAPPED mapped[0]
-#define ALL_HERE HERE(0)
 #define EACH(what) what(0)
 #endif
-#define HERE(p) (!noted[p] || mapped[p] && dev[p] && !copying[p])
+#define RESTS (answered == want && !failure && (PLACE(want) == LOCKED || PLACE(want) == ASIDE))
 
 /* A kernel has its piece, as it was written last. What the program holds is on the device or in host
  * memory, and not stale. What is in use is not aside. */
@@ -114,7 +111,7 @@ bool locked; /* ghost: a LOCKED was answered, and the gate was not opened since 
 	:: killed \
 	:: else -> \
 		EACH(PIECE_HOLDS); \
-		assert(!locked || !inside && !KERNELS); \
+		assert(!RESTS || !inside && !KERNELS); \
 		assert(is != ASIDE && is != BETWEEN || !inside && !KERNELS) \
 	fi
 
@@ -191,7 +188,10 @@ proctype thread(byte me)
 #ifndef BROKEN_MADE_OUTSIDE
 	leave();
 #endif
-	/* cuLaunchKernel: it runs on when the call has returned */
+	/* cuLaunchKernel: it runs on when the call has returned. Before, it looks at its context. */
+#ifdef BROKEN_WAITS_WITH_LOCK
+	STEP(!contexts, skip);
+#endif
 	enter();
 	STEP(true, assert(mapped[me] && dev[me]); kernel[me] = 1; launched = launched || me == 1);
 	leave();
@@ -271,6 +271,13 @@ kill:	killed = 1;
 
 /* ---- the mover ---- */
 
+#ifdef BROKEN_WAKE_LOST
+bool asleep;
+#define WANT(w) want = w; asleep = 0
+#else
+#define WANT(w) want = w
+#endif
+
 byte fails = FAILS; /* of it, and of the room on the device */
 
 #define FAIL(where) :: atomic { !killed && fails > 0 -> fails--; failed = 1; goto where }
@@ -292,37 +299,24 @@ byte fails = FAILS; /* of it, and of the room on the device */
 #define ANY(value) (listed[0] && aside[0] == value || listed[THREADS - 1] && aside[THREADS - 1] == value)
 #define PLACE_OF_ALL (!ANY(1) -> LOCKED : (!ANY(0) -> ASIDE : BETWEEN))
 
+#ifdef BROKEN_BATCH_UNLOOKED
+#define GOES_ON true
+#else
+#define GOES_ON (want == w)
+#endif
 /* One piece of move_all(): the copy is under way afterwards. */
 #define START(p) \
 	if \
 	:: atomic { THERE(p) } \
-	:: atomic { !THERE(p) && !killed && LOOKED(want != w) -> goto finish } \
-	:: atomic { !THERE(p) && !killed && LOOKED(want == w) && out -> \
+	:: atomic { !THERE(p) && !killed && !GOES_ON -> goto finish } \
+	:: atomic { !THERE(p) && !killed && GOES_ON && out -> \
 		copying[p] = OUT; started[p] = 1; HOLDS } \
-	:: atomic { !THERE(p) && !killed && LOOKED(want == w) && !out -> \
+	:: atomic { !THERE(p) && !killed && GOES_ON && !out -> \
 		assert(!mapped[p]); \
 		mapped[p] = 1; dev[p] = 0; copying[p] = IN; started[p] = 1; HOLDS } \
-	:: atomic { !THERE(p) && !killed && fails > 0 && LOOKED(want == w) -> \
-		fails--; FAILED_TO_START(p) } \
+	:: atomic { !THERE(p) && !killed && GOES_ON && fails > 0 -> fails--; FAILED_TO_START(p) } \
 	IF_KILLED \
 	fi
-
-#ifdef BROKEN_BATCH_UNLOOKED
-#define LOOKED(condition) (true || condition)
-#undef START
-#define START(p) \
-	if \
-	:: atomic { THERE(p) } \
-	:: atomic { !THERE(p) && !killed && out -> copying[p] = OUT; started[p] = 1; HOLDS } \
-	:: atomic { !THERE(p) && !killed && !out -> \
-		assert(!mapped[p]); \
-		mapped[p] = 1; dev[p] = 0; copying[p] = IN; started[p] = 1; HOLDS } \
-	:: atomic { !THERE(p) && !killed && fails > 0 -> fails--; FAILED_TO_START(p) } \
-	IF_KILLED \
-	fi
-#else
-#define LOOKED(condition) (condition)
-#endif
 
 #ifdef BROKEN_FAILED_IS_DONE
 #define FAILED_TO_START(p) aside[p] = out
@@ -359,7 +353,7 @@ byte fails = FAILS; /* of it, and of the room on the device */
 #define COPIED(when) when
 #endif
 /* cuStreamSynchronize */
-#define AWAIT_COPIES(where) \
+#define AWAIT_COPIES \
 	if \
 	:: atomic { !killed && COPIED(!COPYING) -> copied = 1 } \
 	:: atomic { !killed && !COPYING && fails > 0 && (started[0] || started[THREADS - 1]) -> \
@@ -373,11 +367,12 @@ proctype mover()
 	bool listed[THREADS], aside[THREADS], started[THREADS];
 	bool out, failed, copied;
 
-idle:	/* (It is woken by the futex, whose value is the whole word.) */
+idle:	/* (It sleeps on the futex, whose value is the whole word: no wake is lost.) */
 	if
 	:: atomic {
 		!killed && want != answered ->
-		w = want; failed = 0; out = (PLACE(w) == ASIDE);
+		w = want; out = (PLACE(w) == ASIDE);
+		failed = 0;
 #ifdef BROKEN_ANSWERED_FIRST
 		failure = 0; answered = w;
 #endif
@@ -387,6 +382,12 @@ idle:	/* (It is woken by the futex, whose value is the whole word.) */
 		:: is != RUNNING -> goto move
 		fi
 	   }
+#ifdef BROKEN_WAKE_LOST
+	:: atomic { !killed && want == answered };
+		STEP(true, asleep = 1);
+		STEP(!asleep, skip);
+		goto idle
+#endif
 	IF_KILLED
 	fi;
 
@@ -406,12 +407,16 @@ drain:
 #endif
 	if
 	IF_CHANGED(idle)
+#ifdef BROKEN_WAITS_WITH_LOCK
+	:: atomic { !killed && want == w && !contexts -> EACH(WAIT_FOR); contexts = 1 }
+#else
 	:: atomic { !killed && want == w -> EACH(WAIT_FOR) }
+#endif
 	FAIL(settle)
 	IF_KILLED
 	fi;
 #ifndef BROKEN_WORK_UNWAITED
-	STEP(!WAITED, skip);
+	STEP(!WAITED, contexts = 0);
 #endif
 #ifndef BROKEN_NO_SECOND_LOOK
 	if
@@ -438,7 +443,8 @@ drain:
 publish:
 	STEP(true, is = LOCKED);
 #ifndef BROKEN_LOCKED_UNLOOKED
-	/* What is so for this want may not be so for the next one: the gate was open, perhaps. */
+	/* What was seen for this want may not be so for the next one: the gate was open, perhaps. The
+	 * enforcer wants something else before it looks where the memory is, and opens the gate. */
 	if
 	:: atomic { !killed && want != w -> is = RUNNING; EACH(FORGET); goto idle }
 	:: atomic { !killed && want == w }
@@ -447,6 +453,12 @@ publish:
 #endif
 
 move:	/* move_all() */
+#ifdef BROKEN_BETWEEN_STAYS
+	if
+	:: atomic { is == BETWEEN -> failed = 1; goto settle }
+	:: atomic { is != BETWEEN }
+	fi;
+#endif
 	if
 	:: atomic { ALL_THERE -> goto moved }
 	:: else
@@ -454,7 +466,7 @@ move:	/* move_all() */
 	START(0);
 #if THREADS == 2
 #if BATCH == 1
-	AWAIT_COPIES(moved);
+	AWAIT_COPIES;
 	FINISH(0);
 	if
 	:: atomic { failed -> goto moved }
@@ -464,7 +476,7 @@ move:	/* move_all() */
 	START(1);
 #endif
 finish:
-	AWAIT_COPIES(moved);
+	AWAIT_COPIES;
 	FINISH(0);
 #if THREADS == 2
 	FINISH(1);
@@ -536,7 +548,7 @@ died:	atomic {
 #define IN_VAIN :: false -> goto
 #endif
 #define GOES(place, no) \
-	ACT(want = NEXT(place)); \
+	ACT(WANT(NEXT(place))); \
 	if \
 	:: atomic { gone } \
 	:: atomic { !gone && answered == want && !failure -> assert(IS_AT(place)) } \
@@ -565,7 +577,7 @@ idle:
 	:: atomic { at_gate && stored != NONE && !gone -> goto resume }
 #if CLOSES
 	/* It is released, or its time is over, in its turn: between two moves. */
-	:: atomic { stored != NONE && !gone -> closed = 1; locked = 0; goto ends }
+	:: atomic { stored != NONE && !gone -> closed = 1; goto ends }
 #endif
 	DEATH
 	:: atomic { gone -> goto ends }
@@ -585,17 +597,14 @@ evict:
 	ACT(stored = SUSPENDING);
 #endif
 	GOES(LOCKED, driver);
-	ACT(locked = !gone);
 	GOES(ASIDE, driver);
 settle:
-#ifndef BROKEN_ASIDE_UNANSWERED
 	atomic {
 		if
 		:: gone
 		:: else -> EACH(NOTHING_HERE)
 		fi
 	};
-#endif
 	ACT(stored = SUSPENDED);
 	goto idle;
 
@@ -609,16 +618,14 @@ mute:
 	fi;
 
 back:	/* moveBack() */
-#ifndef BROKEN_NOT_BACK
 	if
 	:: atomic { (is == ASIDE || is == BETWEEN) && !gone };
 		GOES(LOCKED, stay)
 	:: atomic { is != ASIDE && is != BETWEEN || gone }
 	DEATH
 	fi;
-#endif
 #ifdef BROKEN_OPENED_EARLY
-	ACT(away = 0; locked = 0);
+	ACT(away = 0);
 #endif
 	if
 	:: atomic { ITSELF && !gone };
@@ -635,7 +642,7 @@ goes_on:
 	};
 	ACT(stored = NONE);
 open:
-	ACT(away = 0; locked = 0);
+	ACT(away = 0);
 	goto idle;
 
 resume:	/* resumeAll() */
@@ -674,10 +681,13 @@ between:
 	goto idle;
 
 dies:	/* And another one takes up what is stored. */
-	ACT(away = (stored != NONE); locked = locked && away);
+	ACT(away = (stored != NONE));
 	if
 	:: atomic { stored == SUSPENDING || stored == RESUMING -> goto resume }
-	:: else -> goto idle
+#if CLOSES
+	:: atomic { stored != NONE && !gone -> closed = 1; goto ends } /* its time is over by now */
+#endif
+	:: atomic { stored == NONE || stored == SUSPENDED -> goto idle }
 	fi;
 
 ends:	atomic { ended = 1; kills = 0; turns = 0; lates = 0 }
