@@ -547,10 +547,15 @@ died:	atomic {
 #else
 #define IN_VAIN :: false -> goto
 #endif
+#ifdef BROKEN_DEATH_UNSEEN
+#define DEAD false
+#else
+#define DEAD gone
+#endif
 #define GOES(place, no) \
 	ACT(WANT(NEXT(place))); \
 	if \
-	:: atomic { gone } \
+	:: atomic { DEAD } \
 	:: atomic { !gone && answered == want && !failure -> assert(IS_AT(place)) } \
 	:: atomic { !gone && answered == want && failure -> goto no } \
 	:: atomic { !gone && answered != want && lates > 0 -> lates--; goto no } \
