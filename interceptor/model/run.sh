@@ -70,18 +70,18 @@ holds|elastic: failures|middle|$elastic -DFAILS=2 -DSTORE_FAILS=1
 holds|mover|quick|-DTURNS=2
 holds|mover: one by one|quick|-DBATCH=1 -DFAILS=2
 holds|mover: failures|quick|-DFAILS=2
-holds|mover: late|quick|-DTURNS=2 -DLATE=1
-holds|mover: busy|quick|$mover_depends -DBUSY=1 -DLATE=1
+holds|mover: late|middle|-DTURNS=2 -DLATE=1
+holds|mover: busy|middle|$mover_depends -DBUSY=1 -DLATE=1
 holds|mover: enforcer|quick|$mover_death -DFAILS=1
 holds|mover: death|quick|-DKILLS=1
 holds|mover: closed|quick|$mover_death -DCLOSES=1
 holds|mover: live|quick|-DLIVE -DFAILS=1
-holds|mover: live, dependent|quick|-DLIVE $mover_depends
+holds|mover: live, dependent|middle|-DLIVE $mover_depends
 holds|mover: restarts|middle|-DENFORCER_KILLS=2
 holds|mover: late twice|middle|$mover_late
 holds|mover: both|middle|$mover_death -DKILLS=1
 holds|mover: all but death|long|$mover_death -DFAILS=1 -DLATE=1
-holds|mover: spare SECOND_LOOK|quick|$mover_depends -DLATE=1 -DBROKEN_NO_SECOND_LOOK
+holds|mover: spare SECOND_LOOK|middle|$mover_depends -DLATE=1 -DBROKEN_NO_SECOND_LOOK
 holds|mover: spare BATCH_LOOK|quick|-DFAILS=1 -DLATE=1 -DBROKEN_BATCH_UNLOOKED
 holds|spare: SUM_FIRST|quick|$pair -DSUM_FIRST
 holds|spare: GENERATION_LATE|quick|$recycle -DGENERATION_LATE
