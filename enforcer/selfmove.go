@@ -173,7 +173,7 @@ func (s *slice) leaveToDriver(p *moved, why error) error {
 
 // bringItself is bring, of a process that moves its memory itself.
 func (s *slice) bringItself(p *moved, to checkpoint.State) error {
-	if m, _ := s.word(p); m.Is == places[to] && m.Wanted() == places[to] {
+	if m, _ := s.word(p); m.Is == places[to] && m.Wanted() == places[to] && m.Answered == m.Want {
 		return nil
 	}
 	if p.ByDriver && to != checkpoint.Checkpointed {

@@ -96,14 +96,14 @@ static bool grow_arena(struct mover *m, CUdevice ordinal, uint64_t bytes)
 /* Is something else wanted by now? */
 static uint8_t wanted(const struct mover *m)
 {
-	return __atomic_load_n(&m->move->want, __ATOMIC_ACQUIRE);
+	return __atomic_load_n(&m->move->want, __ATOMIC_SEQ_CST);
 }
 
 /* The memory is there now. */
 static void be(struct mover *m, enum ledger_place place)
 {
-	__atomic_store_n(&m->is, place, __ATOMIC_RELEASE);
-	__atomic_store_n(&m->move->is, (uint8_t)place, __ATOMIC_RELEASE);
+	__atomic_store_n(&m->is, place, __ATOMIC_SEQ_CST);
+	__atomic_store_n(&m->move->is, (uint8_t)place, __ATOMIC_SEQ_CST);
 }
 
 static bool list_pieces(struct mover *m)
@@ -269,9 +269,9 @@ static enum ledger_place place_of_all(const struct mover *m)
 
 /* --- the steps -------------------------------------------------------------------------------- */
 
-static bool in_call(void)
+static uint64_t calls(void)
 {
-	return (uint16_t)__atomic_load_n(process_seen()->gate.calls, __ATOMIC_SEQ_CST) != 0;
+	return __atomic_load_n(process_seen()->gate.calls, __ATOMIC_SEQ_CST);
 }
 
 /* Wait until no work runs in any context. No lock is held: a kernel may wait for what another
@@ -297,12 +297,13 @@ static enum ledger_move_failure lock_all(struct mover *m, uint8_t want)
 {
 	struct timespec pace = {.tv_nsec = DRAIN_PACE};
 	struct process *process = process_seen();
+	uint64_t seen;
 
 	if (!__atomic_load_n(process->gate.away, __ATOMIC_SEQ_CST) ||
 	    state_of(process)->contexts.green)
 		return LEDGER_MOVE_DRIVER;
-	for (;;) {
-		while (in_call() && wanted(m) == want)
+	do {
+		while ((uint16_t)(seen = calls()) && wanted(m) == want)
 			nanosleep(&pace, NULL);
 		if (wanted(m) != want)
 			return LEDGER_MOVE_DONE;
@@ -310,15 +311,17 @@ static enum ledger_move_failure lock_all(struct mover *m, uint8_t want)
 			return LEDGER_MOVE_BUSY;
 		if (!wait_for_work())
 			return LEDGER_MOVE_DRIVER;
-		if (!in_call())
-			break;
-	}
+	} while (calls() != seen);
 	if (!list_pieces(m))
 		return LEDGER_MOVE_HOST;
 	/* What else the process holds stays. */
 	if (m->bytes / 3 < held_in_all(m) / 4)
 		return LEDGER_MOVE_FEW;
+	/* Who wants something else has seen, after it wrote that, either that this is locked, or
+	 * that it is not: and then has opened the gate. */
 	be(m, LEDGER_LOCKED);
+	if (wanted(m) != want)
+		be(m, LEDGER_RUNNING);
 	return LEDGER_MOVE_DONE;
 }
 
@@ -457,16 +460,19 @@ void mover_return(void)
 
 	if (!process_seen()->gate.moves)
 		return;
-	while (__atomic_load_n(&m->is, __ATOMIC_ACQUIRE) != LEDGER_RUNNING) {
-		uint8_t want = __atomic_load_n(&move->want, __ATOMIC_ACQUIRE), now = want;
+	for (;;) {
+		uint8_t answered = __atomic_load_n(&move->answered, __ATOMIC_SEQ_CST);
+		uint8_t want = wanted(m), next;
 
+		if ((want & LEDGER_WANT_PLACE) == LEDGER_RUNNING && answered == want &&
+		    __atomic_load_n(&m->is, __ATOMIC_SEQ_CST) == LEDGER_RUNNING)
+			return;
 		/* Nobody else writes there any more, but other threads do: one of them is enough.
 		 */
-		if ((want & LEDGER_WANT_PLACE) != LEDGER_RUNNING ||
-		    want == __atomic_load_n(&move->answered, __ATOMIC_ACQUIRE)) {
-			want = (uint8_t)((want & ~LEDGER_WANT_PLACE) + LEDGER_WANT_NUMBER) |
+		if ((want & LEDGER_WANT_PLACE) != LEDGER_RUNNING || answered == want) {
+			next = (uint8_t)((want & ~LEDGER_WANT_PLACE) + LEDGER_WANT_NUMBER) |
 			       LEDGER_RUNNING;
-			if (__atomic_compare_exchange_n(&move->want, &now, want, false,
+			if (__atomic_compare_exchange_n(&move->want, &want, next, false,
 			                                __ATOMIC_SEQ_CST, __ATOMIC_RELAXED))
 				syscall(SYS_futex, move, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
 		}
