@@ -79,20 +79,24 @@ func (e *Enforcer) gpuOf(uuid string) *gpu {
 
 // commitment is what a slice is given of each device while it can charge: its quota, or the whole device if that is less (a
 // quota on all devices may be larger than one of them). That its processes hold less, or that some are checkpointed, changes
-// nothing. One that is suspended is given nothing until it is resumed. Called with mu held, or before anybody knows the slice.
+// nothing. One that is suspended is given what it has left there until it is resumed. Called with mu held, or before anybody knows the slice.
 func (s *slice) commitment() map[string]uint64 {
-	if !s.counts() || s.isAway() {
+	switch {
+	case !s.counts():
 		return make(map[string]uint64)
+	case s.isAway():
+		return s.left()
 	}
 	return s.quota.Commitment()
 }
 
 // recommit notes what the slice is given by the quotas that are in force now. Where less than it uses, it has what it uses, and
-// less as that becomes less, which the regular check finds: it can get no more of it, and who were given it would find
-// the device full. Called with mu held.
+// less as that becomes less, which the regular check finds, as it does of what one that is away has left: it can get no more of it, and who
+// were given it would find the device full. Called with mu held.
 func (s *slice) recommit() {
 	has := s.commitment()
-	s.lowered = s.quota.AtLeastUsed(has, s.e.book.Has(s.holder))
+	left := s.isAway() && len(has) > 0
+	s.lowered = s.quota.AtLeastUsed(has, s.e.book.Has(s.holder)) || left
 	s.e.book.Set(s.holder, has)
 }
 

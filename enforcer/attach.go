@@ -212,6 +212,9 @@ func (s *slice) attach(peer *process.Handle) (reply ledger.Reply, files []*os.Fi
 		}
 		files, reply.PoolLanes[i], inPools = append(files, file), inPools[0].Number, inPools[1:]
 	}
+	if s.request.Elastic && s.e.options.Elastic.Remap {
+		s.quota.Ledger.SetWant(l.Number, ledger.Running) // by that it knows that it is to move its memory itself, if it can
+	}
 	s.log.Debug("a process attached", "pid", peer.PID, "lane", l.Number)
 	reply.Lane, reply.Size = l.Number, ledger.Size
 	return reply, files, nil

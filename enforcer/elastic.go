@@ -29,10 +29,11 @@ import (
 
 // Elastic is the operator's word on elastic slices.
 type Elastic struct {
+	Remap       bool          // processes move their memory themselves, where they can
 	Overcommit  uint64        // how much of each byte of a device elastic slices may be promised together, in thousandths
 	MinResident time.Duration // for so long after its last call nobody is evicted
 	Quantum     time.Duration // for so long after its return one that works all the time is not
-	HostMemory  uint64        // bytes of all evicted slices together; 0 is as much as the host has
+	HostMemory  uint64        // bytes of all evicted slices together, and of what others keep for the next time; 0 is as much as the host has
 }
 
 const (
@@ -69,6 +70,7 @@ type residency struct {
 	evictions  uint64
 	obstacle   string
 	obstructed time.Time // when that was found last
+	stuck      time.Time // when what it has left on the devices could not be moved, the last time
 }
 
 // beElastic is called before anybody knows the slice.
@@ -280,7 +282,7 @@ func (e *Enforcer) bringBack(ctx context.Context, s *slice, all []*slice) {
 			s.obstruct(err)
 			return
 		}
-		e.evict(victim.slice, victim.busy)
+		e.evict(victim)
 	}
 }
 
@@ -314,9 +316,10 @@ func (s *slice) obstruct(err error) {
 	r.obstructed = time.Now()
 }
 
-// candidate is a slice that may be evicted.
+// candidate is a slice that may be evicted, or that is, and may have to leave nothing.
 type candidate struct {
 	*slice
+	away bool
 	idle time.Duration
 	busy bool // it is not idle, and its time is over
 }
@@ -339,12 +342,13 @@ func (e *Enforcer) victim(w want, all []*slice) *candidate {
 	now := time.Now()
 	for _, s := range all {
 		c := candidate{slice: s}
-		if s.mayGo(now, &c, e.options.Elastic) && (!c.busy || w.busy && s.request.Priority <= w.priority) {
+		if s.holder != w.holder && s.mayGo(now, &c, e.options.Elastic) && (!c.busy || w.busy && s.request.Priority <= w.priority) {
 			may = append(may, c)
 		}
 	}
 	slices.SortFunc(may, func(a, b candidate) int {
-		return cmp.Or(cmp.Compare(a.request.Priority, b.request.Priority), cmp.Compare(b.idle, a.idle))
+		first := map[bool]int{true: -1} // they lose nothing
+		return cmp.Or(first[a.away]-first[b.away], cmp.Compare(a.request.Priority, b.request.Priority), cmp.Compare(b.idle, a.idle))
 	})
 	holders := make([]*admission.Holder, len(may))
 	for i := range may {
@@ -378,7 +382,13 @@ func (s *slice) mayGo(now time.Time, c *candidate, o Elastic) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	r := s.residency
-	if s.suspension != nil || s.quota.State != api.Active || !r.obstructed.IsZero() && now.Sub(r.obstructed) < obstacleLasts {
+	switch {
+	case s.quota.State != api.Active:
+		return false
+	case s.isAway():
+		c.away = true
+		return len(s.left()) > 0 && now.Sub(r.stuck) >= obstacleLasts
+	case s.suspension != nil, !r.obstructed.IsZero() && now.Sub(r.obstructed) < obstacleLasts:
 		return false
 	}
 	c.idle = now.Sub(r.active)
@@ -386,16 +396,26 @@ func (s *slice) mayGo(now time.Time, c *candidate, o Elastic) bool {
 	return !c.busy || now.Sub(r.returned) >= o.Quantum
 }
 
-// evict moves a slice aside, or notes why that cannot be done. One that is not busy stays if a call does not end.
-func (e *Enforcer) evict(s *slice, busy bool) {
+// evict moves a slice aside, or all of it, or notes why that cannot be done. One that is not busy stays if a call does not end.
+func (e *Enforcer) evict(c *candidate) {
+	s := c.slice
 	if !e.waitFor(s) {
 		return
 	}
 	defer s.turn.Give()
+	if c.away {
+		if err := s.leaveNothing(); err != nil {
+			s.log.Error("what the evicted slice has left on its devices stays there", "why", err)
+			s.mu.Lock()
+			s.residency.stuck = time.Now()
+			s.mu.Unlock()
+		}
+		return
+	}
 	err := s.beginSuspension(true)
 	if err == nil {
 		killpoint.Pass("evict.shut")
-		if err = s.drain(busy); err != nil {
+		if err = s.drain(c.busy); err != nil {
 			s.setSuspension(nil)
 		} else if err = s.suspendAll(); err == nil {
 			s.mu.Lock()
@@ -443,32 +463,35 @@ func (s *slice) inCall() (pid int, uncounted bool) {
 	return 0, false
 }
 
-// fitsHost says whether what the slice holds is within what all evicted slices may have of host memory.
+// fitsHost says whether what the slice holds is within what elastic slices may have of host memory, evicted or kept by their processes.
 func (s *slice) fitsHost() error {
 	most := s.e.options.Elastic.HostMemory
 	if most == 0 {
 		return nil
 	}
-	var sum uint64
-	for _, other := range s.e.elasticOnes() {
-		other.mu.Lock()
-		if other.isAway() {
-			for _, p := range other.suspension.Processes {
-				for _, bytes := range p.Bytes {
-					sum += bytes
+	return s.fitsWithout(func() error {
+		var all uint64
+		for _, other := range s.e.elasticOnes() {
+			other.mu.Lock()
+			switch {
+			case other.isAway():
+				for _, p := range other.suspension.Processes {
+					all += sum(onHost(p))
 				}
+			case other == s:
+				for i := range s.quota.Devices {
+					all += s.quota.Used(i)
+				}
+			default:
+				all += other.keptInAll()
 			}
-		} else if other == s {
-			for i := range s.quota.Devices {
-				sum += s.quota.Used(i)
-			}
+			other.mu.Unlock()
 		}
-		other.mu.Unlock()
-	}
-	if sum > most {
-		return api.Errorf(api.CodeQuotaExceeded, "slice %s stays where it is: with it %s would be in host memory, and host_memory is %s", s.id(), api.FormatSize(sum), api.FormatSize(most))
-	}
-	return nil
+		if all > most {
+			return api.Errorf(api.CodeQuotaExceeded, "slice %s stays where it is: with it %s would be in host memory, and host_memory is %s", s.id(), api.FormatSize(all), api.FormatSize(most))
+		}
+		return nil
+	})
 }
 
 // evictFor grants a slice that begins what it wants, or has idle ones evicted for it, and then the error is busy: who asks is to ask again.
@@ -484,7 +507,7 @@ func (e *Enforcer) evictFor(s *slice, wants map[string]uint64, limit *admission.
 		if c == nil {
 			return err
 		}
-		e.ends.Go(func() { e.evict(c.slice, false) })
+		e.ends.Go(func() { e.evict(c) })
 	}
 	busy := api.Errorf(api.CodeBusy, "%s: idle elastic slices are being moved aside for it: ask again", full.Message)
 	busy.Device, busy.Requested, busy.Limit, busy.Current = full.Device, full.Requested, full.Limit, full.Current

@@ -27,7 +27,7 @@ func elastics(t *testing.T, o enforcer.Elastic) (*host, *fakeTruth, *fakeMover) 
 	return h, truth, f
 }
 
-var quick = enforcer.Elastic{Overcommit: 4000, MinResident: 100 * time.Millisecond, Quantum: time.Hour}
+var quick = enforcer.Elastic{Remap: true, Overcommit: 4000, MinResident: 100 * time.Millisecond, Quantum: time.Hour}
 
 func (h *host) elastic(id string, quota uint64, priority int) *proc {
 	h.t.Helper()

@@ -17,14 +17,33 @@ import (
 
 func init() {
 	patienceOfRelease, returnPatience, drainPatience = 3*time.Second, 300*time.Millisecond, 200*time.Millisecond
+	lockPatience, answerPatience, mutePatience, ownSlowest = 300*time.Millisecond, 500*time.Millisecond, 100*time.Millisecond, 1<<50
 }
 
-// HostHas makes the host have so many bytes of memory available, until it is called again with 0.
+// HostHas makes the host have so many bytes of memory available, of 1 TiB, until it is called again with 0.
 func HostHas(bytes uint64) {
-	memoryAvailable = func() (uint64, bool) { return bytes, true }
+	HostHasBy(func() uint64 { return bytes })
 	if bytes == 0 {
-		memoryAvailable = hostMemory
+		memoryOfHost = hostMemory
 	}
+}
+
+// HostHasBy makes the host have as many bytes available as f says when it is asked.
+func HostHasBy(f func() uint64) {
+	memoryOfHost = func() (available, total uint64, known bool) { return f(), 1 << 40, true }
+}
+
+// LimitMemory has the cgroups of those processes have a limit of memory for which f says so, and no others, until restore.
+func LimitMemory(f func(pid int) bool) (restore func()) {
+	memoryShort = func(_ *cgroup.Host, needs map[int]uint64) (*cgroup.Short, error) {
+		for pid, bytes := range needs {
+			if f(pid) && bytes > 1<<42 {
+				return &cgroup.Short{Dir: "x", Limit: 1 << 42, Left: 1 << 42, Need: bytes}, nil
+			}
+		}
+		return nil, nil
+	}
+	return func() { memoryShort = (*cgroup.Host).MemoryShort }
 }
 
 // LeavePlaces makes the slice's ledger look as if all but n of its process slots had been given out.
@@ -141,4 +160,16 @@ func ForgetObstacles(e *Enforcer) {
 	for _, s := range e.elasticOnes() {
 		s.obstruct(nil)
 	}
+}
+
+// LedgerOf is a slice's ledger, and the lane of one of its processes there.
+func (e *Enforcer) LedgerOf(id string, pid int) (*os.File, uint32) {
+	s := e.find(id)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	file, err := s.quota.Ledger.File()
+	if err != nil {
+		panic(err)
+	}
+	return file, s.quota.Of(pid).Number
 }

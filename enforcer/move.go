@@ -22,10 +22,11 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/store"
 )
 
-// How a slice's memory leaves its devices and comes back, by the driver's checkpoint of each process: of all or of none. What each process's
-// state is the driver is asked before each step, so that a step may have been done by an enforcer that was killed.
+// How a slice's memory leaves its devices and comes back, by the driver's checkpoint of each process, or by the process itself (selfmove.go): of all or
+// of none. What each process's state is the driver is asked before each step, or the process's word is read, so that a step may have been done by
+// an enforcer that was killed.
 //
-// A process for which its device has no room when it is restored is lost for good. So that is begun only once admission has given the
+// A process for which its device has no room when the driver restores it is lost for good. So that is begun only once admission has given the
 // slice its room again, and the driver says that the device has it; of all processes of the host one after the other.
 
 const (
@@ -42,7 +43,8 @@ const (
 // moved is a process that is moved.
 type moved struct {
 	store.Moved
-	handle *process.Handle
+	handle   *process.Handle
+	byDriver bool // it could move its memory itself, and does not
 }
 
 // Suspend moves what the processes of a slice hold on its devices to host memory: of all of them, or of none and says why. Others get the room.
@@ -192,35 +194,47 @@ func (s *slice) measure(all []*moved) (others map[int]uint64, err error) {
 // mayMove says why these processes cannot be moved to host memory, as far as that is known before.
 func (s *slice) mayMove(all []*moved) error {
 	for _, p := range all {
-		state, err := s.state(p)
-		if err != nil {
-			if len(p.Bytes) == 0 { // it has not begun to use the driver, or has called execve
-				continue
-			}
-			return s.cannot(err)
+		if _, can := s.word(p); can { // the driver is asked once it is to move it (lock)
+			continue
 		}
-		if state != checkpoint.Running {
-			return api.Errorf(api.CodeBadRequest, "slice %s cannot be suspended: process %d (%s) is %s, by somebody else's doing: who did that has to undo it",
-				s.id(), p.PID, process.Name(p.PID), state)
+		if err := s.unlocked(p); err != nil {
+			return err
 		}
 	}
 	return s.hostHasRoom(all)
 }
 
-// hostHasRoom says which limit of memory the copy does not fit: the driver charges it to the process that is moved, and the kernel would
-// kill one that is beyond its limit.
+// unlocked says why the driver cannot move a process of a slice that is on its devices, as far as that is known before.
+func (s *slice) unlocked(p *moved) error {
+	state, err := s.driverState(p)
+	switch {
+	case err != nil && len(p.Bytes) == 0: // it has not begun to use the driver, or has called execve
+		return nil
+	case err != nil:
+		return s.cannot(err)
+	case state != checkpoint.Running:
+		return api.Errorf(api.CodeBadRequest, "slice %s cannot be suspended: process %d (%s) is %s, by somebody else's doing: who did that has to undo it",
+			s.id(), p.PID, process.Name(p.PID), state)
+	}
+	return nil
+}
+
+// hostHasRoom says which limit of memory the copy does not fit, beyond what a process has kept for it: it is charged to the process that is moved, and the
+// kernel would kill one that is beyond its limit.
 func (s *slice) hostHasRoom(all []*moved) error {
-	needs, sum := make(map[int]uint64), uint64(0)
+	needs, more := make(map[int]uint64), uint64(0)
 	for _, p := range all {
-		for _, bytes := range p.Bytes {
-			needs[p.PID] += bytes
-			sum += bytes
+		bytes := sum(p.Bytes)
+		needs[p.PID] = bytes
+		if !p.byDriver {
+			needs[p.PID] -= min(bytes, s.kept(p))
 		}
+		more += needs[p.PID]
 	}
 	var short *cgroup.Short
 	if s.e.host != nil {
 		var err error
-		if short, err = s.e.host.MemoryShort(needs); err != nil {
+		if short, err = memoryShort(s.e.host, needs); err != nil {
 			return err
 		}
 	}
@@ -228,34 +242,47 @@ func (s *slice) hostHasRoom(all []*moved) error {
 		return api.Errorf(api.CodeBadRequest, "slice %s cannot be suspended: the %s that it holds would be charged to cgroup %s, which has %s left of its limit of memory of %s: raise that limit first",
 			s.id(), api.FormatSize(short.Need), short.Dir, api.FormatSize(short.Left), api.FormatSize(short.Limit))
 	}
-	if available, known := memoryAvailable(); known && available < sum {
-		return api.Errorf(api.CodeBadRequest, "slice %s cannot be suspended: it holds %s, and the host has %s of memory available", s.id(), api.FormatSize(sum), api.FormatSize(available))
-	}
-	return nil
+	return s.fitsWithout(func() error {
+		if available, _, known := memoryOfHost(); known && available < more {
+			return api.Errorf(api.CodeBadRequest, "slice %s cannot be suspended: it holds %s, and the host has %s of memory available", s.id(), api.FormatSize(more), api.FormatSize(available))
+		}
+		return nil
+	})
 }
 
-// memoryAvailable is hostMemory. Tests have another.
-var memoryAvailable = hostMemory
+// Tests have others.
+var (
+	memoryOfHost = hostMemory
+	memoryShort  = (*cgroup.Host).MemoryShort
+)
 
-// hostMemory is how many bytes of host memory can be had without swapping, as the kernel estimates it.
-func hostMemory() (bytes uint64, known bool) {
+// hostMemory is how many bytes of host memory can be had without swapping, as the kernel estimates it, and how many there are.
+func hostMemory() (available, total uint64, known bool) {
 	text, err := os.ReadFile("/proc/meminfo")
 	if err != nil {
-		return 0, false
+		return 0, 0, false
 	}
 	for line := range strings.Lines(string(text)) {
-		if f := strings.Fields(line); len(f) >= 2 && f[0] == "MemAvailable:" {
-			kib, err := strconv.ParseUint(f[1], 10, 54)
-			return kib << 10, err == nil
+		f := strings.Fields(line)
+		if len(f) < 2 || f[0] != "MemTotal:" && f[0] != "MemAvailable:" {
+			continue
 		}
+		kib, err := strconv.ParseUint(f[1], 10, 54)
+		if err != nil {
+			return 0, 0, false
+		}
+		if f[0] == "MemAvailable:" { // which comes after the other
+			return kib << 10, total, true
+		}
+		total = kib << 10
 	}
-	return 0, false
+	return 0, 0, false
 }
 
 // moveOut locks all processes, and then moves each. An error leaves them wherever they are.
 func (s *slice) moveOut(all []*moved) error {
 	for _, p := range all {
-		if err := s.bring(p, checkpoint.Locked); err != nil {
+		if err := s.lock(p); err != nil {
 			return err
 		}
 		killpoint.Pass("move.locked")
@@ -271,7 +298,7 @@ func (s *slice) moveOut(all []*moved) error {
 	}
 	killpoint.Pass("move.measured")
 	for _, p := range all {
-		if err := s.bring(p, checkpoint.Checkpointed); err != nil {
+		if err := s.moveAside(p); err != nil {
 			return err
 		}
 		killpoint.Pass("move.checkpointed")
@@ -279,20 +306,15 @@ func (s *slice) moveOut(all []*moved) error {
 	return s.isGone(all)
 }
 
-// isGone says what the driver still lists for processes that are checkpointed.
+// isGone says what the driver still lists for processes that it has checkpointed, and notes what the others have left.
 func (s *slice) isGone(all []*moved) error {
-	was := records(all)
-	defer func() {
-		for i, p := range all {
-			p.Moved = was[i]
-		}
-	}()
-	if _, err := s.measure(all); err != nil {
+	left, err := s.noteLeft(all)
+	if err != nil {
 		return err
 	}
-	for _, p := range all {
-		for uuid, bytes := range p.Bytes {
-			if bytes > residue && p.handle.Alive() {
+	for i, p := range all {
+		for uuid, bytes := range left[i] {
+			if bytes > residue && p.Left == nil && p.handle.Alive() {
 				return api.Errorf(api.CodeInternal, "slice %s cannot be suspended: process %d is checkpointed, and the driver lists %s for it on device %s still: it may be memory that it shares with other processes, which stays there", s.id(), p.PID, api.FormatSize(bytes), uuid)
 			}
 		}
@@ -326,11 +348,11 @@ func (s *slice) spare(all []*moved) map[string]uint64 {
 	return left
 }
 
-// needed is what processes held on each device, with as much on top as is to be free for them, unless there was less when they left.
+// needed is what was moved of processes' memory from each device, with as much on top as is to be free for them, unless there was less when they left.
 func needed(all []*moved, left map[string]uint64) map[string]uint64 {
 	needs, on := make(map[string]uint64), make(map[string]uint64)
 	for _, p := range all {
-		for uuid, bytes := range p.Bytes {
+		for uuid, bytes := range onHost(p.Moved) {
 			needs[uuid] += bytes
 			on[uuid] += spare
 		}
@@ -413,7 +435,7 @@ func (s *slice) areAway(all []*moved) (away []*moved, err error) {
 			away = append(away, p)
 		}
 	}
-	return away, nil
+	return away, s.renoteLeft(away)
 }
 
 // moveBack brings back those that are away, and then has all go on. An error leaves them wherever they are.
@@ -450,7 +472,13 @@ func (s *slice) restore(p *moved, rest []*moved, left map[string]uint64) error {
 	if err := s.hasRoom(rest, left); err != nil {
 		return err
 	}
-	return s.bring(p, checkpoint.Locked)
+	if err := s.bring(p, checkpoint.Locked); err != nil {
+		return err
+	}
+	if _, itself := s.itself(p); itself {
+		s.keeps(p, sum(onHost(p.Moved)))
+	}
+	return nil
 }
 
 // goesOn makes it so that the slice is not suspended any more, whose processes are not.
@@ -460,8 +488,9 @@ func (s *slice) goesOn() error {
 		s.log.Error("that the slice is not suspended any more is not on disk; the next enforcer finds it out", "err", err)
 	}
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	s.recommit()
+	s.mu.Unlock()
+	s.mayKeep()
 	return nil
 }
 
@@ -473,14 +502,18 @@ func (s *slice) stay(all []*moved, why error) error {
 		if state == checkpoint.Failed || err != nil && len(p.Bytes) == 0 {
 			continue // it is lost, or holds nothing
 		}
-		if err == nil {
-			err = s.bring(p, checkpoint.Locked)
+		if err == nil && state == checkpoint.Running {
+			err = s.lock(p)
 		}
 		if err == nil {
 			err = s.bring(p, checkpoint.Checkpointed)
 		}
+		if _, itself := s.itself(p); itself && !errors.Is(err, ErrClosed) {
+			err = nil // whatever it has not moved it has left, which counts
+		}
 		errs = append(errs, err)
 	}
+	errs = append(errs, s.renoteLeft(all))
 	if err := errors.Join(errs...); err != nil {
 		return s.between(all, errors.Join(why, err))
 	}
@@ -503,7 +536,15 @@ func (s *slice) bring(p *moved, to checkpoint.State) error {
 	if s.e.ending.Load() {
 		return ErrClosed
 	}
-	state, err := s.state(p)
+	if _, itself := s.itself(p); itself && p.handle.Alive() {
+		return s.bringItself(p, to)
+	}
+	return s.bringByDriver(p, to)
+}
+
+// bringByDriver is bring, whatever the process does itself.
+func (s *slice) bringByDriver(p *moved, to checkpoint.State) error {
+	state, err := s.driverState(p)
 	switch {
 	case err != nil && len(p.Bytes) == 0: // it has not begun to use the driver
 		return nil
@@ -521,22 +562,33 @@ func (s *slice) bring(p *moved, to checkpoint.State) error {
 	if step == "" {
 		return api.Errorf(api.CodeInternal, "process %d of slice %s is %s, and cannot be made %s", p.PID, s.id(), state, to)
 	}
-	timeout := moveTimeout
-	for _, bytes := range p.Bytes {
-		timeout += time.Duration(bytes/slowest) * time.Second
-	}
+	timeout := moveTimeout + time.Duration(sum(p.Bytes)/slowest)*time.Second
 	err = s.longAs(func() error { return s.e.options.Checkpoint.Do(step, p.PID, timeout) })
 	if err == nil || !p.handle.Alive() {
 		return nil
 	}
-	if now, unknown := s.state(p); unknown == nil && now == to {
+	if now, unknown := s.driverState(p); unknown == nil && now == to {
 		return nil // somebody else's answer was waited for
 	}
 	return s.cannot(err)
 }
 
-// state asks the driver about a process; a process that has ended is in no way.
-func (s *slice) state(p *moved) (state checkpoint.State, err error) {
+// state is a process's by its own word, if it moves its memory itself, or else the driver's.
+func (s *slice) state(p *moved) (checkpoint.State, error) {
+	state, itself := s.itself(p)
+	if !itself || !p.handle.Alive() {
+		return s.driverState(p)
+	}
+	if p.ByDriver {
+		if now, err := s.driverState(p); err != nil || now == checkpoint.Failed {
+			return now, err
+		}
+	}
+	return state, nil
+}
+
+// driverState asks the driver about a process; a process that has ended is in no way.
+func (s *slice) driverState(p *moved) (state checkpoint.State, err error) {
 	if !p.handle.Alive() {
 		return checkpoint.Running, nil
 	}

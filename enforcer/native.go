@@ -112,7 +112,7 @@ func (p *pool) quotaOn(raw [16]byte, total uint64) uint64 {
 func (s *slice) wantNative() {
 	switch {
 	case s.isAway():
-		s.limitNative(s.nothing)
+		s.limitNative(s.onlyLeft)
 	case s.quota.State == api.Active || s.quota.State == api.Damaged:
 		s.limitNative(s.driverLimit)
 	}
@@ -122,6 +122,12 @@ func (s *slice) wantNative() {
 func (s *slice) nothing(g *gpu) (uint64, bool) {
 	_, has := s.driverLimit(g)
 	return 0, has
+}
+
+// onlyLeft is what the driver is to limit a slice to that is away. Called with mu held.
+func (s *slice) onlyLeft(g *gpu) (uint64, bool) {
+	_, has := s.driverLimit(g)
+	return s.left()[g.UUID], has
 }
 
 // limitNative is called with mu held.

@@ -222,7 +222,7 @@ func (s *slice) showProcesses() []api.Process {
 		for pid := range pids {
 			use := api.ProcessUse{Device: d.Name}
 			if l := s.quota.Of(pid); l != nil {
-				use.Suspended = s.onHost(i, l)
+				use.Suspended = s.quota.OnHost(i, l.Number)
 				held := s.quota.Ledger.Held(i, l.Number)
 				held -= min(held, use.Suspended)
 				use.Overhead = min(held, s.quota.Ledger.Context(i, l.Number))

@@ -9,7 +9,6 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
 	"github.com/gpuslice/gpuslice/enforcer/process"
-	"github.com/gpuslice/gpuslice/enforcer/quota"
 	"github.com/gpuslice/gpuslice/enforcer/store"
 )
 
@@ -72,7 +71,7 @@ func (s *slice) markAway(processes []store.Moved) {
 		if l == nil || l.Process.Start != p.Start {
 			continue
 		}
-		s.quota.SendAway(l)
+		s.quota.SendAway(l, p.Left)
 		for _, pool := range s.pools {
 			if err := pool.onLane(p.PID, pool.quota.Suspend); err != nil {
 				s.log.Error("a suspended process counts in its pool still", "pool", pool.name, "pid", p.PID, "err", err)
@@ -128,8 +127,8 @@ func (s *slice) bringBack() {
 func (s *slice) tellMoved(kind api.EventKind, processes []store.Moved) {
 	sums := make(map[string]uint64)
 	for _, p := range processes {
-		for uuid, bytes := range p.Bytes {
-			sums[uuid] += bytes
+		for uuid := range p.Bytes {
+			sums[uuid] += onHost(p)[uuid]
 		}
 	}
 	if len(sums) == 0 {
@@ -185,12 +184,18 @@ func (s *slice) showSuspension(shown *api.Slice) {
 	}
 }
 
-// onHost is what a process holds in host memory of what its lane is charged for on a device. Called with mu held.
-func (s *slice) onHost(index int, l *quota.Lane) uint64 {
-	if !s.quota.IsAway(l.Number) {
-		return 0
+// left is what the processes of a slice that is away still hold on each device. Called with mu held, or before anybody knows the slice.
+func (s *slice) left() map[string]uint64 {
+	sums := make(map[string]uint64)
+	for _, p := range s.suspension.Processes {
+		if l := s.quota.Of(p.PID); s.quota.Ledger != nil && (l == nil || l.Process.Start != p.Start) { // it has ended
+			continue
+		}
+		for uuid, bytes := range p.Left {
+			sums[uuid] += bytes
+		}
 	}
-	return s.quota.Ledger.Held(index, l.Number)
+	return sums
 }
 
 // leftSuspended is one of the slice's processes that was suspended and is alive; 0 if there is none.
@@ -215,7 +220,7 @@ func (s *slice) leftSuspended() int {
 func again(processes []store.Moved) (all []*moved) {
 	for _, p := range processes {
 		if handle, err := process.Again(p.PID, p.Start); err == nil {
-			all = append(all, &moved{p, handle})
+			all = append(all, &moved{Moved: p, handle: handle})
 		}
 	}
 	return all

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"maps"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -409,6 +410,38 @@ func TestASliceOneOfWhoseProcessesIsLostStaysSuspendedUntilThatHasEnded(t *testi
 		s := h.see("c")
 		return s.State == api.Active && s.Devices[0].Used == 10*gib
 	})
+}
+
+// A restore without room would lose it, too.
+func TestWhatWasNotBroughtBackIsNotForThatOneOfAllIsLost(t *testing.T) {
+	h, truth, f := movers(t)
+	cgroup := newCgroup(t)
+	link := filepath.Join(h.options.RunDir, "to-c")
+	var all []*proc
+	for range 3 {
+		all = append(all, start(t, link, cgroup))
+	}
+	reply, err := h.Register(context.Background(), api.RegisterRequest{ID: "c", Container: "c", PID: all[0].pid(), Quotas: []api.Quota{on(gpu0, 50*gib)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	lead(t, link, reply)
+	for _, p := range all {
+		p.uses().takes(truth, 10*gib)
+	}
+	if err := h.suspend("c"); err != nil {
+		t.Fatal(err)
+	}
+	slices.SortFunc(all, func(a, b *proc) int { return a.pid() - b.pid() })
+	f.fail(checkpoint.Restore, all[1].pid(), 2)
+	if err := h.resume("c"); err == nil {
+		t.Fatal("it is resumed without one of its processes")
+	}
+	for _, step := range f.did {
+		if step == fmt.Sprint("restore ", all[2].pid()) {
+			t.Errorf("the last was restored: %v", f.did)
+		}
+	}
 }
 
 func TestWhatASuspendedMemberHeldOthersOfItsPoolMayUse(t *testing.T) {

@@ -173,7 +173,7 @@ void block_took(CUdeviceptr pointer, CUdevice ordinal, uint64_t bytes)
 	/* One that takes several blocks shares none of them: something at this address went without
 	 * our notice. */
 	if (bytes > BLOCK_BYTES)
-		while (block_leave(pointer, &stale))
+		while (block_leave(pointer, &stale) && !stale.piece)
 			block_left(pointer, &stale, CUDA_SUCCESS);
 	else if (use_small(blocks, number_of(pointer))) {
 		process_release(ordinal, bytes, KIND_MEMORY);
@@ -193,9 +193,9 @@ static bool leave_small(struct blocks *blocks, uint64_t number, struct block *bl
 		if (!__atomic_compare_exchange_n(at, &word, left, true, __ATOMIC_ACQ_REL,
 		                                 __ATOMIC_RELAXED))
 			continue;
-		block->bytes = BLOCK_BYTES;
-		block->ordinal = ordinal_in(word);
-		block->uses = (uint32_t)(word & USES_MASK) - 1;
+		*block = (struct block){.bytes = BLOCK_BYTES,
+		                        .ordinal = ordinal_in(word),
+		                        .uses = (uint32_t)(word & USES_MASK) - 1};
 		if (!left)
 			count_present(blocks, number, UINT32_MAX);
 		return true;
@@ -210,7 +210,7 @@ static bool leave_large(struct blocks *blocks, CUdeviceptr pointer, struct block
 	lock_take(&blocks->lock);
 	known = map_find(&blocks->large, key_of(pointer));
 	if (known) {
-		known->uses--;
+		known->uses -= !known->piece;
 		*block = *known;
 		if (!known->uses)
 			map_remove(&blocks->large, known);
@@ -220,6 +220,100 @@ static bool leave_large(struct blocks *blocks, CUdeviceptr pointer, struct block
 		count_present(blocks, number_of(pointer), UINT32_MAX);
 	return known;
 }
+
+/* --- pieces ---------------------------------------------------------------------------------- */
+
+bool block_took_piece(CUdeviceptr pointer, const struct block *piece)
+{
+	struct blocks *blocks = blocks_of(process_get());
+	struct block *known;
+
+	lock_take(&blocks->lock);
+	known = map_put(&blocks->large, key_of(pointer), NULL);
+	if (known)
+		*known = *piece;
+	lock_give(&blocks->lock);
+	if (known)
+		count_present(blocks, number_of(pointer), 1);
+	return known;
+}
+
+static struct block *piece_at(struct blocks *blocks, CUdeviceptr pointer)
+{
+	struct block *known =
+	    pointer % BLOCK_BYTES ? NULL : map_find(&blocks->large, key_of(pointer));
+
+	return known && known->piece ? known : NULL;
+}
+
+bool block_find_piece(CUdeviceptr pointer, struct block *piece)
+{
+	struct blocks *blocks = blocks_of(process_get());
+	const struct block *known;
+
+	lock_take(&blocks->lock);
+	known = piece_at(blocks, pointer);
+	if (known && known->freed)
+		known = NULL;
+	if (known)
+		*piece = *known;
+	lock_give(&blocks->lock);
+	return known;
+}
+
+bool block_free_piece(CUdeviceptr pointer)
+{
+	struct blocks *blocks = blocks_of(process_get());
+	struct block *known;
+	bool so;
+
+	lock_take(&blocks->lock);
+	known = piece_at(blocks, pointer);
+	so = known && !known->freed;
+	if (so) {
+		known->freed = true;
+		blocks->freed++;
+	}
+	lock_give(&blocks->lock);
+	return so;
+}
+
+bool block_leave_piece(CUdeviceptr pointer)
+{
+	struct blocks *blocks = blocks_of(process_get());
+	struct block *known;
+
+	lock_take(&blocks->lock);
+	known = piece_at(blocks, pointer);
+	if (known) {
+		blocks->freed -= known->freed;
+		map_remove(&blocks->large, known);
+	}
+	lock_give(&blocks->lock);
+	if (known)
+		count_present(blocks, number_of(pointer), UINT32_MAX);
+	return known;
+}
+
+size_t block_pieces(uint64_t owner, bool freed, struct block_at *list, size_t room)
+{
+	struct blocks *blocks = blocks_of(process_get());
+	struct block *at = NULL;
+	size_t count = 0;
+
+	lock_take(&blocks->lock);
+	while ((!freed || blocks->freed) && (at = map_next(&blocks->large, at))) {
+		if (!at->piece || (owner && at->owner != owner) || (freed && !at->freed))
+			continue;
+		if (count < room)
+			list[count] = (struct block_at){(map_key(at) - 1) * BLOCK_BYTES, *at};
+		count++;
+	}
+	lock_give(&blocks->lock);
+	return count;
+}
+
+/* --- what is freed --------------------------------------------------------------------------- */
 
 bool block_leave(CUdeviceptr pointer, struct block *block)
 {

@@ -34,6 +34,8 @@ struct block {
 	uint64_t bytes, owner;
 	CUdevice ordinal;
 	uint32_t uses;
+	bool piece; /* it is mapped by piece.h, which makes and ends it */
+	bool freed; /* of a piece: the program has freed it, and it is to be ended yet */
 };
 
 struct blocks {
@@ -41,6 +43,7 @@ struct blocks {
 	uint64_t owner[BLOCK_PLACES]; /* the context that the block is of */
 	struct lock lock;             /* guards `large` */
 	MAP(struct block) large;
+	uint32_t freed;                  /* pieces that were, and are to be ended yet */
 	uint32_t present[BLOCK_PRESENT]; /* how many blocks of both hash here */
 };
 
@@ -66,6 +69,22 @@ void block_took(CUdeviceptr pointer, CUdevice ordinal, uint64_t bytes);
  */
 bool block_leave(CUdeviceptr pointer, struct block *block);
 void block_left(CUdeviceptr pointer, const struct block *block, CUresult result);
+
+/* Pieces: noted, false if there is no memory for that; looked up by their first address; taken out;
+ * marked as freed, after which they are not found. block_leave() says of one that it is one, and
+ * leaves it. */
+bool block_took_piece(CUdeviceptr pointer, const struct block *piece);
+bool block_find_piece(CUdeviceptr pointer, struct block *piece);
+bool block_leave_piece(CUdeviceptr pointer);
+bool block_free_piece(CUdeviceptr pointer);
+
+/* The pieces of an owner, or of all (0), as far as the list has room. Returns how many there are.
+ */
+struct block_at {
+	CUdeviceptr pointer;
+	struct block block;
+};
+size_t block_pieces(uint64_t owner, bool freed, struct block_at *list, size_t room);
 
 /* False if the pointer is surely not of linear memory. A look at one word: cuMemFreeAsync asks. */
 bool block_maybe(CUdeviceptr pointer);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "context.h"
 
+#include "piece.h"
 #include "state.h"
 #include "table.h"
 
@@ -91,6 +92,24 @@ bool context_all(bool (*has)(uint64_t handle, uint64_t argument), uint64_t argum
 	return any && all;
 }
 
+size_t context_list(uint64_t *handles, size_t room)
+{
+	struct contexts *contexts = contexts_of(process_get());
+	struct context *at = NULL;
+	size_t count = 0;
+
+	lock_take(&contexts->lock);
+	while ((at = map_next(&contexts->known, at))) {
+		if (at->primary)
+			continue;
+		if (count < room)
+			handles[count] = map_key(at);
+		count++;
+	}
+	lock_give(&contexts->lock);
+	return count;
+}
+
 static bool look(uint64_t handle, struct context *context, bool take)
 {
 	struct process *process = process_get();
@@ -163,6 +182,7 @@ CUresult context_left(const struct leaving *leaving, CUresult result)
 		return result;
 	}
 	hold_owner_gone(process, apart(leaving->handle));
+	piece_owner_gone(apart(leaving->handle));
 	block_owner_gone(process, apart(leaving->handle));
 	if (!leaving->known)
 		return result;

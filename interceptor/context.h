@@ -64,6 +64,9 @@ bool context_is_first(CUdevice ordinal);
  * them is in their primary context. */
 bool context_all(bool (*has)(uint64_t handle, uint64_t argument), uint64_t argument);
 
+/* All that are known but green ones, as far as the list has room. Returns how many there are. */
+size_t context_list(uint64_t *handles, size_t room);
+
 /* What is known of a context; false, and all zero, if nothing is. */
 bool context_get(uint64_t handle, struct context *context);
 bool context_take(uint64_t handle, struct context *context);

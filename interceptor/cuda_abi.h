@@ -52,6 +52,8 @@ enum {
 	CUDA_ERROR_CONTEXT_IS_DESTROYED = 709,
 	CUDA_ERROR_NOT_PERMITTED = 800,
 	CUDA_ERROR_NOT_SUPPORTED = 801,
+	CUDA_ERROR_STREAM_CAPTURE_INVALIDATED = 901,
+	CUDA_ERROR_STREAM_CAPTURE_UNJOINED = 904,
 	CUDA_ERROR_UNKNOWN = 999,
 };
 
@@ -93,9 +95,15 @@ typedef struct {
 } CUmemAllocationProp;
 static_assert(sizeof(CUmemAllocationProp) == 32, "CUmemAllocationProp");
 
+/* CUmemAccess_flags */
+enum {
+	CU_MEM_ACCESS_FLAGS_PROT_READ = 1,
+	CU_MEM_ACCESS_FLAGS_PROT_READWRITE = 3,
+};
+
 typedef struct {
 	CUmemLocation location;
-	int flags; /* 0 none, 1 read, 3 read and write */
+	int flags;
 } CUmemAccessDesc;
 
 typedef struct {

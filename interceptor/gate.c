@@ -2,6 +2,7 @@
 #include "gate.h"
 
 #include "attach_client.h"
+#include "mover.h"
 #include "process.h"
 #include "quiet.h"
 #include "say.h"
@@ -88,6 +89,15 @@ void *gate_made(const void *function)
 	return NULL;
 }
 
+void *gate_behind(void *function)
+{
+	uintptr_t offset = (uintptr_t)function - (uintptr_t)gate_stubs;
+
+	return offset < sizeof(gate_stubs)
+	           ? __atomic_load_n(&gate_real[offset / GATE_STUB_BYTES], __ATOMIC_ACQUIRE)
+	           : function;
+}
+
 /* A signal's handler cuts it short, which is no harm. */
 static void pause_for(long nanoseconds)
 {
@@ -136,6 +146,23 @@ static bool is_away(const uint64_t *away)
 	return __atomic_load_n(away, __ATOMIC_SEQ_CST) != 0; /* not before the count is seen */
 }
 
+bool gate_enter(void)
+{
+	uint64_t *calls = calls_now();
+
+	count(calls, GATE_CALL);
+	if (calls && is_away(process_seen()->gate.away)) {
+		count(calls, -(uint64_t)CALL_UNDER_WAY);
+		return false;
+	}
+	return true;
+}
+
+void gate_leave(void)
+{
+	count(calls_now(), -(uint64_t)CALL_UNDER_WAY);
+}
+
 /* Called by the stubs: a call was counted, and the slice is away. It is counted when this returns.
  */
 __attribute__((visibility("hidden"))) void gate_wait(uint64_t *calls, const uint64_t *away);
@@ -151,6 +178,8 @@ void gate_wait(uint64_t *calls, const uint64_t *away)
 			if (answer == GATE_BACK && is_away(away))
 				pause_for(SHORT_PAUSE);
 		} while (answer != GATE_GONE && is_away(away));
+		if (answer == GATE_GONE)
+			mover_return();
 		count(calls, GATE_CALL);
 	} while (answer != GATE_GONE && is_away(away));
 	quiet_end(quiet);

@@ -37,6 +37,7 @@ struct ledger;
 struct gate {
 	uint64_t *calls;
 	const uint64_t *away;
+	bool moves; /* the process moves its memory itself: mover.h */
 };
 
 /* Whether this process is in an elastic slice. Found out at the first call, and remembered. */
@@ -50,10 +51,17 @@ void *gate_of(void *function);
 /* The stub that it has already, or NULL. */
 void *gate_made(const void *function);
 
+/* What is behind a stub; another function is itself. */
+void *gate_behind(void *function);
+
 /* The process is attached, and counts from now on. The second is for afterwards, when no lock is
  * held: it may call the program's malloc(), which may be what called us. */
 void gate_begin(struct ledger *ledger, struct ledger_lane *lane);
 void gate_begun(void);
+
+/* Around calls that are made behind the gate, in stubs' place: false if the slice is away. */
+bool gate_enter(void);
+void gate_leave(void);
 
 /* Ask for the return of the slice, once. */
 enum gate_answer {

@@ -4,6 +4,7 @@
 #include "block.h"
 #include "grant.h"
 #include "hold.h"
+#include "piece.h"
 #include "table.h"
 
 /* One request for linear memory, whichever entry point it came by. The older ones take 32-bit
@@ -90,6 +91,14 @@ static __attribute__((noinline)) CUresult allocate_large(struct request r, CUdev
 
 	if (grant(ordinal, charged, KIND_MEMORY, ATTACH_CALL_ALLOC) != GRANTED)
 		return CUDA_ERROR_OUT_OF_MEMORY;
+	if (r.entry == ID_cuMemAlloc_v2 && piece_suits(ordinal, charged)) {
+		result = piece_allocate(r.pointer, ordinal, charged);
+		if (result == CUDA_SUCCESS)
+			grant_count(ordinal);
+		else
+			process_release(ordinal, charged, KIND_MEMORY);
+		return result;
+	}
 	result = call_driver(r);
 	if (result != CUDA_SUCCESS) {
 		process_release(ordinal, charged, KIND_MEMORY);
@@ -225,6 +234,8 @@ static inline __attribute__((always_inline)) CUresult free_by(free_function call
 
 	if (!block_leave(pointer, &block))
 		return free_other(call, pointer, stream);
+	if (__builtin_expect(block.piece, 0))
+		return piece_free(pointer);
 	result = call(pointer, stream);
 	block_left(pointer, &block, result);
 	return result;

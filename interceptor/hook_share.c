@@ -17,6 +17,7 @@
 #include "grant.h"
 #include "hold.h"
 #include "object.h"
+#include "piece.h"
 #include "pool.h"
 #include "table.h"
 
@@ -95,10 +96,20 @@ CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr pointer)
 {
 	CUresult result;
 
+	if (piece_has(pointer, "cuIpcGetMemHandle"))
+		return CUDA_ERROR_NOT_SUPPORTED;
 	result = DRIVER(cuIpcGetMemHandle)(handle, pointer);
 	if (result == CUDA_SUCCESS)
 		lend(handle);
 	return result;
+}
+
+CUresult cuMemGetHandleForAddressRange(void *handle, CUdeviceptr pointer, size_t bytes, int type,
+                                       unsigned long long flags)
+{
+	if (piece_has(pointer, "cuMemGetHandleForAddressRange"))
+		return CUDA_ERROR_NOT_SUPPORTED;
+	return DRIVER(cuMemGetHandleForAddressRange)(handle, pointer, bytes, type, flags);
 }
 
 /* How large it is can be asked only once it is open. */

@@ -6,6 +6,7 @@
  */
 #include "grant.h"
 #include "object.h"
+#include "piece.h"
 #include "table.h"
 
 CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes,
@@ -110,8 +111,12 @@ CUresult cuMemUnmap(CUdeviceptr address, size_t bytes)
 
 CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *address)
 {
-	CUresult result = DRIVER(cuMemRetainAllocationHandle)(handle, address);
+	CUresult result;
 
+	/* As the driver says of what cuMemAlloc made. */
+	if (piece_has((CUdeviceptr)(uintptr_t)address, NULL))
+		return CUDA_ERROR_INVALID_VALUE;
+	result = DRIVER(cuMemRetainAllocationHandle)(handle, address);
 	if (result == CUDA_SUCCESS)
 		object_retained(*handle, (CUdeviceptr)(uintptr_t)address);
 	return result;

@@ -261,6 +261,7 @@ enum ledger_result ledger_recycle(struct ledger *ledger, uint32_t lane)
 		store(&l->loads, 0);
 	if (load(&l->calls) != 0)
 		store(&l->calls, 0);
+	l->move = (struct ledger_move){0};
 	for (uint32_t device = 0; device < LEDGER_DEVICES; device++) {
 		struct ledger_device *d = &ledger->device[device];
 		struct ledger_entry *entry = &l->entry[device];

@@ -102,6 +102,40 @@ enum ledger_lane_state {
 	LEDGER_SUSPENDED = 2,
 };
 
+/*
+ * How a process of an elastic slice moves its own memory: the enforcer writes what it wants, the
+ * process where its memory is. Four bytes, and so one word for a futex, on which both wake the
+ * other. Of a process that shall not do it, all of it is 0; who cannot leaves `is` at 0.
+ */
+enum ledger_place {
+	LEDGER_PLACE_UNKNOWN = 0,
+	LEDGER_RUNNING = 1, /* on the device, and in use */
+	LEDGER_LOCKED = 2,  /* on the device; no work of the process runs there, and none begins */
+	LEDGER_ASIDE = 3,   /* in host memory */
+	LEDGER_BETWEEN = 4, /* `is` only: in part here, in part there; no work runs */
+	LEDGER_BARE = 5,    /* `want` only: LEDGER_RUNNING, and no host memory is kept */
+};
+
+/* Why it is not where it is wanted. */
+enum ledger_move_failure {
+	LEDGER_MOVE_DONE = 0,
+	LEDGER_MOVE_FEW = 1,    /* too little of what the process holds can be moved so */
+	LEDGER_MOVE_HOST = 2,   /* the host gives no memory */
+	LEDGER_MOVE_DEVICE = 3, /* the device has no room */
+	LEDGER_MOVE_DRIVER = 4, /* the driver says something else */
+	LEDGER_MOVE_BUSY = 5,   /* it records work for a graph */
+};
+
+struct ledger_move {
+	uint8_t want; /* an enum ledger_place below, and above it a number that is new each time */
+	uint8_t is;   /* an enum ledger_place */
+	uint8_t answered; /* the `want` that was done, or given up */
+	uint8_t failure;  /* an enum ledger_move_failure, of that */
+} __attribute__((aligned(4)));
+#define LEDGER_WANT_PLACE 15u
+#define LEDGER_WANT_NUMBER 16u
+static_assert(sizeof(struct ledger_move) == 4, "a futex");
+
 /* One lane: whose it is, and its entries. Identity is written by the enforcer only. */
 struct ledger_lane {
 	uint64_t generation; /* raised each time that the lane is given to a process */
@@ -110,7 +144,7 @@ struct ledger_lane {
 	uint64_t start;  /* start time of that process, clock ticks since boot (proc(5) stat, 22) */
 	uint64_t pid_ns; /* inode of the process's own pid namespace */
 	uint32_t ns_pid; /* its pid there */
-	uint32_t reserved0;
+	struct ledger_move move;
 	uint64_t
 	    first_uncharged; /* as ledger_entry.uncharged, of the first thread, on any device */
 	uint64_t loads;      /* the like, of calls that may take any amount: ledger_begin_load() */

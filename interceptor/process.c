@@ -53,6 +53,7 @@ struct process *process_attach(void)
 		if (!__atomic_load_n(&process->attached, __ATOMIC_ACQUIRE))
 			return NULL;
 		gate_begun();
+		mover_begin(&process->ledger->lane[process->lane]);
 		scope_hold_for_gate();
 	}
 	return process;

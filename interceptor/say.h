@@ -23,6 +23,7 @@ enum once {
 	ONCE_UNKNOWN_VERSION = 1 << 7,
 	ONCE_UNLISTED = 1 << 8,
 	ONCE_AWAY = 1 << 9,
+	ONCE_LENT = 1 << 10,
 };
 
 /* Print "gpuslice: " and the message in one write, the first time that `once` is said. */

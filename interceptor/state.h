@@ -8,6 +8,7 @@
 #include "function.h"
 #include "graph.h"
 #include "hold.h"
+#include "mover.h"
 #include "nvml_cache.h"
 #include "object.h"
 #include "overhead.h"
@@ -32,6 +33,7 @@ struct state {
 	struct pools pools;
 	struct graphs graphs;
 	struct nvml_cache nvml;
+	struct mover mover;
 };
 
 static inline struct state *state_of(struct process *process)

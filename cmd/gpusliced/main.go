@@ -133,7 +133,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		Checkpoint:  &checkpoint.Driver{LockFile: filepath.Join(c.RunDir, "checkpoint.lock")},
 		Admission:   limits(whole),
 		Elastic: enforcer.Elastic{
-			Overcommit: whole.Elastic.Thousandths(), MinResident: whole.Elastic.MinResident, Quantum: whole.Elastic.Quantum,
+			Remap: whole.Elastic.Remap, Overcommit: whole.Elastic.Thousandths(), MinResident: whole.Elastic.MinResident, Quantum: whole.Elastic.Quantum,
 			HostMemory: uint64(whole.Elastic.HostMemory),
 		},
 		Users: userLimits(whole.Sessions),

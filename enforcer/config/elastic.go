@@ -12,9 +12,10 @@ import (
 type Elastic struct {
 	// Overcommit is how often each byte of a device may be promised to elastic slices together, to thousandths; 1 to MostOvercommit.
 	Overcommit  float64       `toml:"overcommit"`
+	Remap       bool          `toml:"remap"` // processes move their memory themselves where they can
 	MinResident time.Duration `toml:"min_resident"`
 	Quantum     time.Duration `toml:"quantum"`
-	HostMemory  Bytes         `toml:"host_memory"` // of all evicted slices together; 0 is as much as there is
+	HostMemory  Bytes         `toml:"host_memory"` // of all evicted slices together, and what others keep; 0 is as much as there is
 }
 
 func defaultElastic() Elastic {

@@ -4,4 +4,4 @@
  * The go command rebuilds a package when a file of its directory changes, and does not see those: this
  * file changes with them. A test holds it against them.
  */
-#define NATIVE_DIGEST "d1e180d051cee9ea0dd157b56f30606d7618ce3f12cf18f120976e797b74b12b"
+#define NATIVE_DIGEST "a16e7dfbe8769a66685bde847c6effcfdb8ddefd430ccea79e969aa01c8b327a"

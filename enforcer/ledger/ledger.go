@@ -208,6 +208,76 @@ func (l *Ledger) Gated(i uint32) Gate {
 	return Gate{Counts: word != 0, UnderWay: uint16(word), Made: word >> 16}
 }
 
+// Place is where the memory of a process is that moves it itself, or where it is wanted: enum ledger_place.
+type Place uint8
+
+const (
+	PlaceUnknown Place = C.LEDGER_PLACE_UNKNOWN // it cannot
+	Running      Place = C.LEDGER_RUNNING
+	Locked       Place = C.LEDGER_LOCKED
+	Aside        Place = C.LEDGER_ASIDE
+	Between      Place = C.LEDGER_BETWEEN // not wanted: in part here, in part there
+	Bare         Place = C.LEDGER_BARE    // wanted only: Running, and no host memory is kept
+)
+
+// MoveFailure is why a process has given up what was wanted: enum ledger_move_failure.
+type MoveFailure uint8
+
+const (
+	MoveDone   MoveFailure = C.LEDGER_MOVE_DONE
+	MoveFew    MoveFailure = C.LEDGER_MOVE_FEW
+	MoveHost   MoveFailure = C.LEDGER_MOVE_HOST
+	MoveDevice MoveFailure = C.LEDGER_MOVE_DEVICE
+	MoveDriver MoveFailure = C.LEDGER_MOVE_DRIVER
+	MoveBusy   MoveFailure = C.LEDGER_MOVE_BUSY
+)
+
+func (f MoveFailure) String() string {
+	switch f {
+	case MoveDone:
+		return "it says that it did"
+	case MoveFew:
+		return "too little of it can be moved so"
+	case MoveHost:
+		return "the host gives no memory"
+	case MoveDevice:
+		return "the device has no room"
+	case MoveBusy:
+		return "it is recording work for a graph"
+	}
+	return "the driver refuses"
+}
+
+// Move is what a lane's owner and the enforcer say to one another of where the owner's memory is; all but Want is by the owner's claim.
+type Move struct {
+	Want     uint8 // as SetWant returned it
+	Is       Place
+	Answered uint8       // the Want that was done or given up
+	Failure  MoveFailure // of that
+}
+
+// Wanted is the place that was wanted last; PlaceUnknown if none ever was.
+func (m Move) Wanted() Place { return Place(m.Want & C.LEDGER_WANT_PLACE) }
+
+// MoveOf a lane.
+func (l *Ledger) MoveOf(i uint32) Move {
+	if !lane(i) {
+		return Move{}
+	}
+	// One word, read at once: who answers writes the answer last.
+	word := atomic.LoadUint32((*uint32)(unsafe.Pointer(&l.page.lane[i].move)))
+	b := (*[4]uint8)(unsafe.Pointer(&word))
+	return Move{Want: b[0], Is: Place(b[1]), Answered: b[2], Failure: MoveFailure(b[3])}
+}
+
+// SetWant tells a lane's owner where its memory is wanted, and wakes it. It returns what is then answered.
+func (l *Ledger) SetWant(i uint32, to Place) uint8 {
+	if !lane(i) {
+		return 0
+	}
+	return uint8(C.native_want(l.page, C.uint32_t(i), C.enum_ledger_place(to)))
+}
+
 // Context is how much of what a lane holds are contexts, by its owner's word.
 func (l *Ledger) Context(dev int, i uint32) uint64 {
 	if !device(dev) || !lane(i) {

@@ -15,8 +15,10 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -202,6 +204,55 @@ func TestADeadLaneIsSettledOnceAndGivenToTheNext(t *testing.T) {
 	}
 	if back, err := l.Settle(1, generation); err != nil || back[0] != 0 {
 		t.Fatal("a late settler reached the next owner", back, err)
+	}
+}
+
+// The owner has a mapping of its own.
+func TestAProcessIsToldWhereItsMemoryIsWantedAndWoken(t *testing.T) {
+	l := create(t)
+	give(t, l, 1)
+	if m := l.MoveOf(1); m != (Move{}) {
+		t.Fatalf("a new lane says %+v", m)
+	}
+	owner, err := Open(file(t, l), l.Identity())
+	if err != nil {
+		t.Fatal(err)
+	}
+	word := (*uint32)(unsafe.Pointer(&owner.page.lane[1].move))
+	seen := make(chan Move)
+	go func() {
+		for was := uint32(0); ; was = atomic.LoadUint32(word) {
+			const wait = 0 // FUTEX_WAIT
+			_, _, _ = unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), wait, uintptr(was), 0, 0, 0)
+			if m := owner.MoveOf(1); m.Want != 0 {
+				seen <- m
+				return
+			}
+		}
+	}()
+	time.Sleep(50 * time.Millisecond) // it waits
+	want := l.SetWant(1, Locked)
+	if m := <-seen; m.Want != want || m.Wanted() != Locked || m.Is != PlaceUnknown {
+		t.Fatalf("it was woken, and sees %+v", m)
+	}
+	owner.page.lane[1].move.is, owner.page.lane[1].move.failure, owner.page.lane[1].move.answered = 1, 1, owner.page.lane[1].move.want
+	if m := l.MoveOf(1); m != (Move{Want: want, Is: Running, Answered: want, Failure: MoveFew}) {
+		t.Fatalf("it has answered %+v", m)
+	}
+	for range 100 { // however often, it is another want, and nothing else changes
+		next := l.SetWant(1, Bare)
+		if m := l.MoveOf(1); next == want || m.Wanted() != Bare || m.Is != Running {
+			t.Fatalf("after %x: %+v", want, m)
+		}
+		want = next
+	}
+	if l.SetWant(uint32(Lanes), Aside) != 0 || l.MoveOf(uint32(Lanes)) != (Move{}) {
+		t.Error("a lane that is none has an owner")
+	}
+	l.SetFree(1)
+	give(t, l, 1)
+	if m := l.MoveOf(1); m != (Move{}) {
+		t.Errorf("the next owner begins with %+v", m)
 	}
 }
 

@@ -5,6 +5,12 @@
  */
 #include "native.h"
 
+#include <limits.h>
+#include <linux/futex.h>
+#include <stddef.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #include "../../interceptor/ledger.c"
 
 enum ledger_result native_assign(struct ledger *ledger, uint32_t lane,
@@ -127,4 +133,15 @@ struct native_sums native_sums(const struct ledger *ledger, uint32_t device, con
 	__atomic_thread_fence(__ATOMIC_ACQUIRE);
 	sums.quiet = load(&d->word.tag) == tag;
 	return sums;
+}
+
+uint8_t native_want(struct ledger *ledger, uint32_t lane, enum ledger_place place)
+{
+	struct ledger_move *move = &ledger->lane[lane].move;
+	uint8_t was = __atomic_load_n(&move->want, __ATOMIC_RELAXED);
+	uint8_t want = (uint8_t)(((was & ~LEDGER_WANT_PLACE) + LEDGER_WANT_NUMBER) | place);
+
+	__atomic_store_n(&move->want, want, __ATOMIC_SEQ_CST);
+	syscall(SYS_futex, move, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+	return want;
 }

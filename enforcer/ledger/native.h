@@ -43,6 +43,10 @@ enum ledger_result native_device(struct ledger_account *enforcer, const uint8_t 
 void native_context_bytes(struct ledger *ledger, uint32_t device, uint64_t bytes);
 void native_close(struct ledger *ledger);
 
+/* Tell a lane's owner where its memory is wanted, as none was told before. Returns the byte of
+ * ledger_move that says so. */
+uint8_t native_want(struct ledger *ledger, uint32_t lane, enum ledger_place place);
+
 /* live[i] != 0: what lane i holds is counted. `lanes` is the length of `live`; LEDGER_LANES at
  * most. */
 struct native_sums native_sums(const struct ledger *ledger, uint32_t device, const uint8_t *live,

@@ -29,6 +29,8 @@ type Lane struct {
 	Attached time.Time            // zero if that was another enforcer's doing
 	Learned  [ledger.Devices]bool // its first context's cost was looked at
 	Told     [ledger.Devices]Told
+	Kept     uint64 // bytes of host memory that it keeps for the next time that it moves its memory itself, as far as this enforcer knows
+	Mute     bool   // it has not answered in time where its memory was wanted, nor since
 }
 
 // Told is when a process was told what the driver holds for it, to charge the rest. It has not as long as its lane has that number.
@@ -179,11 +181,11 @@ func (q *Quota) Lanes() iter.Seq[*Lane] { return maps.Values(q.lanes) }
 // Processes are the lanes by the processes' pids.
 func (q *Quota) Processes() iter.Seq2[int, *Lane] { return maps.All(q.byPID) }
 
-// Held is what a lane holds on a device for its process. One that is away holds nothing. What a checkpointed one is charged for is lent to others: if the driver holds it
+// Held is what a lane holds on a device for its process. One that is away holds what it has left there. What a checkpointed one is charged for is lent to others: if the driver holds it
 // for the process again and nobody has asked for it back, that is beyond the lane.
 func (q *Quota) Held(index int, l *Lane) uint64 {
-	if q.IsAway(l.Number) {
-		return 0
+	if left, away := q.away[l.Number]; away {
+		return left[q.Devices[index].Name]
 	}
 	held := q.Ledger.Held(index, l.Number)
 	return held - min(held, q.Devices[index].suspended[l.Number])

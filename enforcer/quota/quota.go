@@ -69,13 +69,13 @@ type Quota struct {
 	free     []uint32 // lanes that were given back
 	live     ledger.Live
 	lanes    map[uint32]*Lane
-	away     map[uint32]struct{} // lanes of processes that are suspended with all others of the slice
+	away     map[uint32]map[string]uint64 // lanes of processes that are suspended with all others of the slice, and what they left, by device
 	byPID    map[int]*Lane
 }
 
 // New returns a quota that has no ledger and no devices yet.
 func New(o Options) *Quota {
-	return &Quota{Options: o, State: api.Active, Next: 1, lanes: make(map[uint32]*Lane), byPID: make(map[int]*Lane), away: make(map[uint32]struct{})}
+	return &Quota{Options: o, State: api.Active, Next: 1, lanes: make(map[uint32]*Lane), byPID: make(map[int]*Lane), away: make(map[uint32]map[string]uint64)}
 }
 
 // Begin makes a new ledger with the devices that there are. The store does not know it yet. Begin takes the lock.
@@ -202,8 +202,9 @@ func (q *Quota) Shown(index int) (f ledger.Figures, overhead uint64) {
 	for number := range d.suspended {
 		f.Context -= min(f.Context, q.Ledger.Context(index, number))
 	}
-	for number := range q.away {
-		f.Context -= min(f.Context, q.Ledger.Context(index, number))
+	for number, left := range q.away {
+		context := q.Ledger.Context(index, number)
+		f.Context -= min(f.Context, context-min(context, left[d.Name]))
 	}
 	return f, min(f.Used, f.Context+f.Enforcer)
 }

@@ -33,9 +33,9 @@ func (d *Device) lent() uint64 {
 // Lends says whether a lane is a checkpointed process's, of which others may have what it is charged for.
 func (d *Device) Lends(number uint32) bool { return d.suspended[number] > 0 }
 
-// SendAway is for a process of a slice that is suspended as a whole: what it is charged for is on no device until BringBack. That it is gone from
-// there is the caller's to know.
-func (q *Quota) SendAway(l *Lane) { q.away[l.Number] = struct{}{} }
+// SendAway is for a process of a slice that is suspended as a whole: what it is charged for is on no device until BringBack, but for what it has
+// left there, in bytes by device. That it is gone from there is the caller's to know.
+func (q *Quota) SendAway(l *Lane, left map[string]uint64) { q.away[l.Number] = left }
 
 // BringBack has what all processes are charged for be on the devices again. It is called before it is.
 func (q *Quota) BringBack() { clear(q.away) }
@@ -46,12 +46,22 @@ func (q *Quota) IsAway(number uint32) bool {
 	return away
 }
 
-// Away is what processes that SendAway was called for are charged for on a device.
+// Away is what processes that SendAway was called for are charged for on a device, without what they have left there.
 func (q *Quota) Away(index int) (bytes uint64) {
 	for number := range q.away {
-		bytes += q.Ledger.Held(index, number)
+		bytes += q.OnHost(index, number)
 	}
 	return bytes
+}
+
+// OnHost is that of one process; 0 if it is not away.
+func (q *Quota) OnHost(index int, number uint32) uint64 {
+	left, away := q.away[number]
+	if !away {
+		return 0
+	}
+	held := q.Ledger.Held(index, number)
+	return held - min(held, left[q.Devices[index].Name])
 }
 
 // suspend changes what a lane has lent, and the limit with it, if there is one.

@@ -108,6 +108,10 @@ type Suspension struct {
 type Moved struct {
 	Process
 	Bytes map[string]uint64 `json:"bytes,omitempty"` // that it held by the driver when it was locked, by device
+	Left  map[string]uint64 `json:"left,omitempty"`  // that it still holds, of one that has moved its memory itself
+
+	// ByDriver is of such a one whose Left the driver has moved, too, or is to.
+	ByDriver bool `json:"by_driver,omitempty"`
 }
 
 // Joined is a process that joined a session.

@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 #
-# Checks ledger.pml, pool.pml and elastic.pml (names that begin with "pool" and "elastic"): every configuration must hold,
+# Checks ledger.pml, pool.pml, elastic.pml and mover.pml (names that begin with "pool", "elastic" and "mover"): every configuration must hold,
 # exhaustively, and every broken variant must be caught. Prints a table; fails on any surprise, also
 # on a search that did not finish.
 #
@@ -34,6 +34,10 @@ limit='-DOPS=2 -DDEATHS=0 -DSIZES=2 -DLIMITS=1 -DLIMIT=3 -DLOW=1 -DSIBLINGS=0'
 pools='-DOPS=2 -DDEATHS=1'
 elastic='-DKILLS=0 -DENFORCER_KILLS=0'
 elastic_death='-DKILLS=0 -DENFORCER_KILLS=1'
+mover_late='-DTURNS=2 -DLATE=2'
+mover_fails='-DFAILS=1'
+mover_death='-DENFORCER_KILLS=1'
+mover_depends='-DDEPENDS=1 -DTURNS=2'
 reader='-DOPS=2 -DDEATHS=0 -DSIZES=1 -DREADER=1 -DSIBLINGS=0'
 
 # expectation | name | speed | flags
@@ -63,6 +67,22 @@ holds|elastic: restarts|middle|-DKILLS=0 -DENFORCER_KILLS=2
 holds|elastic: driver|middle|$elastic_death -DFAILS=1
 holds|elastic: store|middle|$elastic_death -DSTORE_FAILS=1
 holds|elastic: failures|middle|$elastic -DFAILS=2 -DSTORE_FAILS=1
+holds|mover|quick|-DTURNS=2
+holds|mover: one by one|quick|-DBATCH=1 -DFAILS=2
+holds|mover: failures|quick|-DFAILS=2
+holds|mover: late|middle|-DTURNS=2 -DLATE=1
+holds|mover: busy|middle|$mover_depends -DBUSY=1 -DLATE=1
+holds|mover: enforcer|quick|$mover_death -DFAILS=1
+holds|mover: death|quick|-DKILLS=1
+holds|mover: closed|quick|$mover_death -DCLOSES=1
+holds|mover: live|quick|-DLIVE -DFAILS=1
+holds|mover: live, dependent|middle|-DLIVE $mover_depends
+holds|mover: restarts|middle|-DENFORCER_KILLS=2
+holds|mover: late twice|middle|$mover_late
+holds|mover: both|middle|$mover_death -DKILLS=1
+holds|mover: all but death|long|$mover_death -DFAILS=1 -DLATE=1
+holds|mover: spare SECOND_LOOK|middle|$mover_depends -DLATE=1 -DBROKEN_NO_SECOND_LOOK
+holds|mover: spare BATCH_LOOK|quick|-DFAILS=1 -DLATE=1 -DBROKEN_BATCH_UNLOOKED
 holds|spare: SUM_FIRST|quick|$pair -DSUM_FIRST
 holds|spare: GENERATION_LATE|quick|$recycle -DGENERATION_LATE
 caught|NO_CONFIRM|quick|$pair -DBROKEN_NO_CONFIRM
@@ -118,6 +138,29 @@ caught|elastic: NOT_SHUT|quick|$elastic_death -DSTORE_FAILS=1 -DBROKEN_NOT_SHUT
 caught|elastic: NOT_OPENED|quick|$elastic_death -DBROKEN_NOT_OPENED
 caught|elastic: UNKNOWN_IS_AWAY|quick|-DENFORCER_KILLS=0 -DBROKEN_UNKNOWN_IS_AWAY
 caught|elastic: GOES_ON_ANYHOW|quick|$elastic -DFAILS=1 -DSTORE_FAILS=1 -DBROKEN_GOES_ON_ANYHOW
+caught|mover: LOOK_FIRST|quick|-DBROKEN_LOOK_FIRST
+caught|mover: NO_DRAIN|quick|-DBUSY=1 -DBROKEN_NO_DRAIN
+caught|mover: WORK_UNWAITED|quick|-DBROKEN_WORK_UNWAITED
+caught|mover: WAITS_WITH_LOCK|quick|-DDEPENDS=1 -DBROKEN_WAITS_WITH_LOCK
+caught|mover: LOCKED_UNLOOKED|quick|$mover_depends -DBROKEN_LOCKED_UNLOOKED
+caught|mover: MADE_OUTSIDE|quick|-DBROKEN_MADE_OUTSIDE
+caught|mover: FREED_OUTSIDE|quick|-DBROKEN_FREED_OUTSIDE
+caught|mover: FREED_AT_ONCE|quick|-DBROKEN_FREED_AT_ONCE
+caught|mover: COPY_UNWAITED|quick|-DBROKEN_COPY_UNWAITED
+caught|mover: UNMAPPED_ANYHOW|quick|$mover_fails -DBROKEN_UNMAPPED_ANYHOW
+caught|mover: FAILED_IS_DONE|quick|$mover_fails -DBROKEN_FAILED_IS_DONE
+caught|mover: LIST_KEPT|quick|-DTURNS=2 -DBROKEN_LIST_KEPT
+caught|mover: TRIMMED_EARLY|quick|$mover_fails -DLATE=1 -DBROKEN_TRIMMED_EARLY
+caught|mover: ANSWERED_FIRST|quick|-DBROKEN_ANSWERED_FIRST
+caught|mover: ANSWERS_NEWEST|quick|-DLATE=1 -DBROKEN_ANSWERS_NEWEST
+caught|mover: NO_NUMBER|quick|-DLATE=1 -DNUMBERS=1
+caught|mover: WAKE_LOST|quick|-DBROKEN_WAKE_LOST
+caught|mover: BETWEEN_STAYS|quick|-DLIVE $mover_fails -DBROKEN_BETWEEN_STAYS
+caught|mover: RUNS_ALREADY|quick|$mover_death -DCLOSES=1 -DBROKEN_RUNS_ALREADY
+caught|mover: OPENED_EARLY|quick|-DBROKEN_OPENED_EARLY
+caught|mover: DEATH_UNSEEN|quick|-DKILLS=1 -DBROKEN_DEATH_UNSEEN
+caught|mover: STORED_LATE|quick|$mover_death -DBROKEN_STORED_LATE
+caught|mover: ASIDE_UNANSWERED|quick|$mover_death $mover_fails -DLATE=1 -DBROKEN_ASIDE_UNANSWERED
 caught|NUMBER_WRITTEN|long|$reader -DBROKEN_NUMBER_WRITTEN
 END
 }
@@ -134,21 +177,28 @@ one() {
 	case $name in
 	pool*) model=pool.pml ;;
 	elastic*) model=elastic.pml ;;
+	mover*) model=mover.pml ;;
 	*) model=ledger.pml ;;
 	esac
 	# To compile with -O2 takes longer than most of these searches: it is for those marked "long".
 	optimise=-O0
 	if [ "$speed" = long ]; then optimise=-O2; fi
+	# Where something is to happen at last, not only nothing wrong.
+	mode=-DSAFETY search=
+	case $flags in
+	*-DLIVE*) mode=-DNFAIR=3 search='-a -f' ;;
+	esac
 	dir=$(mktemp -d "$work/XXXXXX")
 	cd "$dir"
 	# shellcheck disable=SC2086
 	if ! spin -a $flags "$here/$model" >log 2>&1 ||
-		! gcc $optimise -w -DSAFETY -DCOLLAPSE -DMEMLIM=1900 -o pan pan.c >>log 2>&1; then
+		! gcc $optimise -w $mode -DCOLLAPSE -DMEMLIM=1900 -o pan pan.c >>log 2>&1; then
 		cat log >&2
 		echo "$name|-|-|-|BAD: does not compile"
 		return
 	fi
-	nice ./pan -m100000 -w24 >out 2>&1 || true
+	# shellcheck disable=SC2086
+	nice ./pan -m100000 -w24 $search >out 2>&1 || true
 	states=$(awk '/states, stored/ {print $1; exit}' out)
 	depth=$(sed -n 's/.*depth reached \([0-9]*\).*/\1/p' out | head -1)
 	seconds=$(sed -n 's/.*elapsed time \([0-9.]*\).*/\1/p' out | head -1)

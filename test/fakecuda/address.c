@@ -59,6 +59,11 @@ bool address_back(CUdeviceptr start, size_t size)
 	return mprotect((void *)first, end - first, PROT_READ | PROT_WRITE) == 0;
 }
 
+void address_forget(CUdeviceptr start, size_t size)
+{
+	(void)madvise((void *)(uintptr_t)start, size, MADV_DONTNEED);
+}
+
 /* Equal means overlapping: a tree of disjoint ranges can then be asked for any address. */
 static int compare(const void *left, const void *right)
 {

@@ -19,6 +19,8 @@ CUdeviceptr address_reserve_at(CUdeviceptr start, size_t size);
 void address_free(CUdeviceptr start, size_t size);
 /* Host memory behind an address range, so that it can be copied to and from. */
 bool address_back(CUdeviceptr start, size_t size);
+/* What was there is gone. */
+void address_forget(CUdeviceptr start, size_t size);
 
 enum range_kind {
 	RANGE_DEVICE,

@@ -277,6 +277,23 @@ CUDA_API CUresult cuStreamBeginCapture_ptsz(CUstream stream)
 	return begin(stream_per_thread(stream), CU_STREAM_CAPTURE_MODE_GLOBAL);
 }
 
+/* Into a graph that there is: not so far. */
+CUDA_API CUresult cuStreamBeginCaptureToGraph(CUstream stream, CUgraph graph,
+                                              const CUgraphNode *after, const void *data,
+                                              size_t count, int mode)
+{
+	CUcontext context;
+	CUresult result = driver_enter_context(&context);
+
+	(void)stream;
+	(void)graph;
+	(void)after;
+	(void)data;
+	(void)count;
+	(void)mode;
+	return driver_leave(result != CUDA_SUCCESS ? result : CUDA_ERROR_NOT_SUPPORTED);
+}
+
 CUDA_API CUresult cuStreamEndCapture(CUstream stream, CUgraph *out)
 {
 	return finish(stream_legacy(stream), out);

@@ -121,3 +121,18 @@ CUDA_API CUresult cuIpcOpenEventHandle(CUevent *out, CUipcEventHandle bytes)
 		return CUDA_ERROR_INVALID_HANDLE;
 	return cuEventCreate(out, EVENT_DISABLE_TIMING);
 }
+
+/* For other devices: the cards are such as know no dma-buf. */
+CUDA_API CUresult cuMemGetHandleForAddressRange(void *out, CUdeviceptr start, size_t size, int type,
+                                                unsigned long long flags)
+{
+	CUcontext context;
+	CUresult result = driver_enter_context(&context);
+
+	(void)flags;
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!out || !start || !size || type != 1)
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	return driver_leave(CUDA_ERROR_NOT_SUPPORTED);
+}

@@ -14,6 +14,7 @@ struct physical {
 	unsigned tiles;        /* of the mappings, those into sparse arrays */
 	struct device *device; /* NULL: host memory, or a multicast object */
 	uint64_t size;
+	CUdeviceptr filled; /* where its bytes are kept: the address it was mapped at last */
 	CUmemAllocationProp properties;
 	CUmemGenericAllocationHandle handle; /* 0: programs have none */
 	/* The bytes are listed for no process: only tiles were left of what held them. */

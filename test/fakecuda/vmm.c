@@ -145,6 +145,9 @@ static CUresult map(CUdeviceptr start, size_t size, size_t offset, struct physic
 		free(mapping);
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
+	if (physical->filled != start) /* else it is mapped where it was before */
+		address_forget(start, size);
+	physical->filled = start;
 	if (!ranges_add(&allocations, &mapping->range)) {
 		physical_unmap(physical);
 		free(mapping);

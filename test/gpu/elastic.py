@@ -4,7 +4,7 @@
 
 Run as root on a machine with an NVIDIA GPU, PyTorch and runc, and as much host memory free as three times --size, after `make build`:
 
-    RUNC=/path/to/runc test/gpu/elastic.py [--out DIR] [--size 20] [--quota 40] [--seconds 100] [--small 10]
+    RUNC=/path/to/runc test/gpu/elastic.py [--out DIR] [--size 20] [--quota 40] [--seconds 100] [--small 10] [--remap]
 
 Each program looks at each step whether all of its memory is as it left it. CuPy and JAX run where they are. Where there is no PyTorch a
 program for the simulated driver takes its place, so that the script can be tried there: LD_LIBRARY_PATH=$PWD/bin/fakecuda, FAKECUDA_STATE not
@@ -100,9 +100,11 @@ def have(module):
 class Case:
     """An enforcer with these turns, and the containers of one part."""
 
+    remap = False
+
     def __init__(self, out, turns):
         self.out, self.workers = out, []
-        self.host = Host(out, "\n[elastic]\n" + turns)
+        self.host = Host(out, f"\n[elastic]\nremap = {'true' if Case.remap else 'false'}\n" + turns)
         self.simulated = not have("torch")
         if self.simulated:
             self.steady = os.path.join(self.host.dir, "steady")
@@ -246,7 +248,9 @@ def main():
     parser.add_argument("--quota", type=int, default=40, help="GiB of quota of each")
     parser.add_argument("--seconds", type=int, default=100, help="how long they work")
     parser.add_argument("--small", type=float, default=10, help="GiB of the programs that are idle at times")
+    parser.add_argument("--remap", action="store_true", help="processes move their memory themselves")
     args = parser.parse_args()
+    Case.remap = args.remap
     out = args.out or tempfile.mkdtemp(prefix="gpuslice-elastic-")
     os.makedirs(out, exist_ok=True)
     print(f"logs in {out}", flush=True)

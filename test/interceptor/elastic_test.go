@@ -16,7 +16,7 @@ func TestCallsOfAnElasticSlicePassTheGate(t *testing.T) {
 		"-Wl,-Bsymbolic-functions")
 	late := compileTo(t, filepath.Join(built, "late.so"), "-shared", "-fPIC", "programs/late.c", driver, "-Wl,-z,now")
 	build := func(name string, args ...string) string {
-		return compileTo(t, filepath.Join(built, name), append([]string{"programs/elastic.c", "../../interceptor/ledger.c", driver,
+		return compileTo(t, filepath.Join(built, name), append([]string{"programs/elastic.c", "programs/standin.c", "../../interceptor/ledger.c", driver,
 			"-ldl", "-lpthread", "-Wl,--disable-new-dtags,-rpath," + built}, args...)...) // before what LD_LIBRARY_PATH names
 	}
 	program, fixed := build("elastic"), build("fixed", "-fno-pie", "-no-pie", "-Wl,-z,lazy")
@@ -42,4 +42,24 @@ func TestCallsOfAnElasticSlicePassTheGate(t *testing.T) {
 		run(name, program)
 	}
 	run("routes at a fixed address", fixed)
+}
+
+func TestAProcessMovesItsMemoryItself(t *testing.T) {
+	nvml := filepath.Join(bin(t), "fakecuda", "libnvidia-ml.so.1")
+	program := compile(t, "mover", "programs/standin.c", "../../interceptor/ledger.c", nvml)
+	for _, name := range []string{"there-and-back", "again", "few", "full", "contexts", "lend", "records", "released", "killed", "fork"} {
+		t.Run(name, func(t *testing.T) {
+			dir, err := os.MkdirTemp("/tmp", "gpuslice-") // a socket's address has 108 bytes
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer os.RemoveAll(dir)
+			cmd := exec.Command(program, name)
+			cmd.Env = environment(t, "LD_PRELOAD="+filepath.Join(bin(t), "libgpuslice.so"), "GPUSLICE_DIR="+dir,
+				"FAKECUDA_MEMORY=512M", "FAKECUDA_CONTEXT=64M")
+			if out, err := cmd.CombinedOutput(); err != nil {
+				t.Errorf("%v\n%s", err, out)
+			}
+		})
+	}
 }

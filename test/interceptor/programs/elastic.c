@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * elastic CASE [LIBRARY]: a process of an elastic slice, its child, and in the parent what answers
- * in the enforcer's place, below GPUSLICE_DIR. Linked with tinydriver.c; the library is late.c.
+ * in the enforcer's place. Linked with tinydriver.c and standin.c; the library is late.c.
  * Prints what is wrong, and exits 0 if nothing is.
  */
 #define _GNU_SOURCE
-#include "attach.h"
 #include "cuda_abi.h"
-#include "ledger.h"
+#include "standin.h"
 
 #include <dlfcn.h>
 #include <errno.h>
@@ -28,8 +27,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#define UNDER_WAY 0xffffull
-
 extern int driver_entered, *driver_forbidden;
 CUresult cuInit(unsigned int);
 CUresult cuMemGetInfo_v2(size_t *, size_t *);
@@ -44,77 +41,7 @@ typedef CUresult arguments_function(long, long, long, long, long, long, double, 
                                     double, double, double, double, double, long, long, long, long,
                                     long, long, long, long, long, long, long, long);
 
-static struct ledger *ledger;
-static int ledger_file, listening = -1;
-static char directory[80];
 static const char *late_library;
-
-/* Shared by both processes. */
-static struct control {
-	int status, attach_status; /* what is answered */
-	int brings_back;           /* being asked for the return is enough */
-	int asked, attached;       /* how often each was asked for */
-	int ready;                 /* the process waits to be dealt with */
-	int moving;                /* no call may be inside the driver */
-	int over;
-} * control;
-
-static int wrong;
-
-#define EXPECT(what)                                                                               \
-	do {                                                                                       \
-		if (!(what)) {                                                                     \
-			printf("line %d: not so: %s\n", __LINE__, #what);                          \
-			wrong = 1;                                                                 \
-		}                                                                                  \
-	} while (0)
-
-static int get(const int *word)
-{
-	return __atomic_load_n(word, __ATOMIC_SEQ_CST);
-}
-
-static void set(int *word, int value)
-{
-	__atomic_store_n(word, value, __ATOMIC_SEQ_CST);
-}
-
-static void set_away(uint64_t away)
-{
-	__atomic_store_n(&ledger->away, away, __ATOMIC_SEQ_CST);
-}
-
-static uint64_t calls_of(unsigned int lane)
-{
-	return __atomic_load_n(&ledger->lane[lane].calls, __ATOMIC_SEQ_CST);
-}
-
-static uint64_t made(void)
-{
-	return calls_of(1) >> 16;
-}
-
-static uint64_t under_way(void)
-{
-	return calls_of(1) & UNDER_WAY;
-}
-
-static void pause_ms(int ms)
-{
-	usleep((useconds_t)ms * 1000);
-}
-
-#define WAIT_UNTIL(what)                                                                           \
-	do {                                                                                       \
-		bool so_ = false;                                                                  \
-                                                                                                   \
-		for (int tries_ = 0; !so_ && tries_ < 20000; tries_++) {                           \
-			so_ = (what);                                                              \
-			if (!so_)                                                                  \
-				pause_ms(1);                                                       \
-		}                                                                                  \
-		EXPECT(so_ &&#what);                                                               \
-	} while (0)
 
 /* In place of the C library's. */
 static bool kernel_is_old;
@@ -126,119 +53,6 @@ int madvise(void *address, size_t bytes, int advice)
 		return -1;
 	}
 	return (int)syscall(SYS_madvise, address, bytes, advice);
-}
-
-/* --- in the enforcer's place ------------------------------------------------------------------ */
-
-static void path_of(char path[108], const char *name)
-{
-	snprintf(path, 108, "%s/%s", directory, name);
-}
-
-static void listen_again(void)
-{
-	struct sockaddr_un address = {.sun_family = AF_UNIX};
-	int s = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-
-	path_of(address.sun_path, ATTACH_SOCKET_NAME);
-	unlink(address.sun_path);
-	if (s < 0 || bind(s, (struct sockaddr *)&address, sizeof(address)) || listen(s, 64)) {
-		perror(address.sun_path);
-		exit(1);
-	}
-	set(&listening, s);
-}
-
-static void answer(int c)
-{
-	union {
-		struct cmsghdr align;
-		char bytes[CMSG_SPACE(sizeof(int))];
-	} room = {.bytes = {0}};
-	struct attach_request request;
-	struct attach_reply reply = {.magic = ATTACH_MAGIC, .version = ATTACH_VERSION};
-	struct iovec io = {&reply, sizeof(reply)};
-	struct msghdr message = {.msg_iov = &io, .msg_iovlen = 1};
-
-	if (recv(c, &request, sizeof(request), 0) != sizeof(request))
-		return;
-	reply.status = ATTACH_UNKNOWN;
-	if (request.op == ATTACH_OP_RETURN) {
-		__atomic_fetch_add(&control->asked, 1, __ATOMIC_SEQ_CST);
-		if (get(&control->brings_back)) {
-			set(&control->status, ATTACH_OK);
-			set(&control->attach_status, ATTACH_OK);
-			set_away(0);
-		}
-		pause_ms(1);
-		reply.status = (uint16_t)get(&control->status);
-	} else if (request.op == ATTACH_OP_ATTACH) {
-		reply.status = (uint16_t)get(&control->attach_status);
-		if (reply.status == ATTACH_OK) {
-			reply.lane =
-			    (uint32_t)__atomic_add_fetch(&control->attached, 1, __ATOMIC_SEQ_CST);
-			reply.size = sizeof(struct ledger);
-			ledger->lane[reply.lane].state = LEDGER_LIVE;
-			message.msg_control = room.bytes;
-			message.msg_controllen = sizeof(room.bytes);
-			CMSG_FIRSTHDR(&message)->cmsg_level = SOL_SOCKET;
-			CMSG_FIRSTHDR(&message)->cmsg_type = SCM_RIGHTS;
-			CMSG_FIRSTHDR(&message)->cmsg_len = CMSG_LEN(sizeof(int));
-			memcpy(CMSG_DATA(CMSG_FIRSTHDR(&message)), &ledger_file, sizeof(int));
-		}
-	}
-	(void)sendmsg(c, &message, MSG_NOSIGNAL);
-	/* The process looks whether we are alive. */
-	if (reply.lane)
-		(void)recv(c, &request, sizeof(request), 0);
-}
-
-static void *answer_one(void *argument)
-{
-	int c = (int)(intptr_t)argument;
-
-	answer(c);
-	close(c);
-	return NULL;
-}
-
-static void *serve(void *argument)
-{
-	for (;;) {
-		int c = accept4(get(&listening), NULL, NULL, SOCK_CLOEXEC);
-		pthread_t thread;
-
-		if (c < 0)
-			pause_ms(1);
-		else if (pthread_create(&thread, NULL, answer_one, (void *)(intptr_t)c) == 0)
-			pthread_detach(thread);
-	}
-	return argument;
-}
-
-static void begin(void)
-{
-	static const uint8_t name[16] = "elastic";
-	struct ledger_account enforcer;
-
-	snprintf(directory, sizeof(directory), "%s", getenv(ATTACH_DIR_ENV));
-	ledger_file = (int)syscall(SYS_memfd_create, "ledger", 0);
-	if (ledger_file < 0 || ftruncate(ledger_file, sizeof(struct ledger)) != 0)
-		exit(1);
-	ledger =
-	    mmap(NULL, sizeof(struct ledger), PROT_READ | PROT_WRITE, MAP_SHARED, ledger_file, 0);
-	control =
-	    mmap(NULL, sizeof(*control), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-	if (ledger == MAP_FAILED || control == MAP_FAILED)
-		exit(1);
-	ledger_format(ledger, name);
-	enforcer = ledger_open(ledger, 0, 0);
-	memset(ledger->device[0].uuid, 7, 16);
-	ledger->device[0].quota = ledger->device[0].total = 1 << 30;
-	ledger_limit(&enforcer, 1 << 30);
-	ledger->device_count = 1;
-	ledger->high_lane = 8;
-	control->status = ATTACH_AWAY;
 }
 
 /* --- calls, by all routes --------------------------------------------------------------------- */
@@ -725,7 +539,7 @@ static void deal_with(const char *name, pid_t child)
 		pause_ms(400);
 		EXPECT(get(&control->asked) == asked && ledger->away == 1);
 		set(&control->brings_back, 1);
-		listen_again();
+		standin_listen();
 	} else if (strcmp(name, "moves") == 0) {
 		WAIT_UNTIL(get(&control->ready));
 		for (int i = 0; i < 200 && !wrong; i++) {
@@ -761,16 +575,8 @@ int main(int argc, char **argv)
 		return 2;
 	late_library = argc > 2 ? argv[2] : "late.so";
 	kernel_is_old = cases[i].in_process == old_kernel;
-	begin();
+	standin_begin(1 << 30, !cases[i].plain);
 	control->attach_status = cases[i].attach_status;
-	if (!cases[i].plain) {
-		char path[108];
-
-		path_of(path, ATTACH_ELASTIC_NAME);
-		close(open(path, O_CREAT | O_WRONLY | O_CLOEXEC, 0600));
-	}
-	/* Before it is there: who connects waits for it. */
-	listen_again();
 	child = fork();
 	if (child == 0) {
 		prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -780,12 +586,9 @@ int main(int argc, char **argv)
 		fflush(stdout);
 		_exit(wrong);
 	}
-	{
-		pthread_t thread;
-
-		if (child < 0 || pthread_create(&thread, NULL, serve, NULL) != 0)
-			return 1;
-	}
+	if (child < 0)
+		return 1;
+	standin_serve();
 	deal_with(cases[i].name, child);
 	if (waitpid(child, &status, 0) != child)
 		return 1;

@@ -267,6 +267,21 @@ static void captured_strictly(void)
 	charged("recorded in every mode", 0);
 }
 
+/* Into a graph that there is: since CUDA 12.3. */
+static void captured_into(CUgraph graph)
+{
+	CUresult result = cuStreamBeginCaptureToGraph(stream, graph, NULL, NULL, 0,
+	                                              CU_STREAM_CAPTURE_MODE_RELAXED);
+	CUgraph same = NULL;
+
+	if (result == CUDA_ERROR_NOT_SUPPORTED)
+		return;
+	OK(result);
+	OK(cuStreamEndCapture(stream, &same));
+	if (same != graph)
+		failed("it was recorded into another graph");
+}
+
 static void captured_within(void)
 {
 	CUDA_GRAPH_INSTANTIATE_PARAMS parameters = {.flags = CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD};
@@ -276,6 +291,7 @@ static void captured_within(void)
 	begin_graphs();
 	captured_strictly();
 	graph = captured(50 * MIB);
+	captured_into(graph);
 	charged("50 MiB recorded", 0);
 	parameters.hUploadStream = stream;
 	OK(cuGraphInstantiateWithParams(&executable, graph, &parameters));
@@ -397,6 +413,7 @@ const struct row graph_rows[] = {
      shared_beyond},
     {"graph-trim", "cuGraphUpload cuGraphLaunch cuDeviceGraphMemTrim", trim_within, trim_beyond},
     {"graph-captured",
+     "cuStreamBeginCapture_v2 cuStreamBeginCaptureToGraph cuStreamEndCapture "
      "cuMemAllocAsync cuMemFreeAsync cuGraphInstantiateWithParams "
      "cuGraphInstantiateWithParams_ptsz cuGraphUpload_ptsz cuGraphLaunch_ptsz",
      captured_within, captured_beyond},

@@ -47,6 +47,19 @@ static void end_peer(void)
 	close(peer);
 }
 
+/* A dma-buf, where the device knows that: the memory is charged as before. */
+static void lend_to_devices(void)
+{
+	CUdeviceptr pointer = 0;
+	int descriptor = -1;
+
+	OK(cuMemAlloc_v2(&pointer, 4 * MIB));
+	if (cuMemGetHandleForAddressRange(&descriptor, pointer, 4 * MIB, 1, 0) == CUDA_SUCCESS)
+		close(descriptor);
+	charged("4 MiB lent", 4 * (long long)MIB - peer_context);
+	OK(cuMemFree_v2(pointer));
+}
+
 static void ipc_within(void)
 {
 	CUdeviceptr pointer = 0, again = 0;
@@ -76,6 +89,7 @@ static void ipc_within(void)
 	holds("what was opened", pointer, 64 * MIB);
 	OK(cuIpcCloseMemHandle(pointer));
 	charged("closed", -peer_context);
+	lend_to_devices();
 	saw("64 MiB of a peer are charged once, and while they are open when it is dead");
 }
 
@@ -449,7 +463,9 @@ static void checkpoint_beyond(void)
 }
 
 const struct row share_rows[] = {
-    {"share-ipc", "cuIpcGetMemHandle cuIpcOpenMemHandle cuIpcOpenMemHandle_v2 cuIpcCloseMemHandle",
+    {"share-ipc",
+     "cuIpcGetMemHandle cuIpcOpenMemHandle cuIpcOpenMemHandle_v2 cuIpcCloseMemHandle "
+     "cuMemGetHandleForAddressRange",
      ipc_within, ipc_beyond},
     {"share-fd", "cuMemExportToShareableHandle cuMemImportFromShareableHandle cuMemMap cuMemUnmap",
      fd_within, fd_beyond},

@@ -1,0 +1,438 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforcer
+
+import (
+	"errors"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/checkpoint"
+	"github.com/gpuslice/gpuslice/enforcer/ledger"
+	"github.com/gpuslice/gpuslice/enforcer/process"
+	"github.com/gpuslice/gpuslice/enforcer/quota"
+	"github.com/gpuslice/gpuslice/enforcer/store"
+)
+
+// How a process of an elastic slice moves its memory itself, at several times the speed of the driver's checkpoint: a thread of the interceptor in it
+// does what a word of its lane says (struct ledger_move), and writes there where the memory is. What is not so moved, its context and small things, stays
+// on the devices (store.Moved.Left). The word is all that is known of it, so it outlives the enforcer; and it is by the process's claim, so the driver is
+// asked what is left, and who does not answer is waited for no longer than the driver is, and once.
+//
+// If somebody wants a quota beside which there is no room for what was left, the driver moves that, too (leaveNothing).
+//
+// One that cannot, will not or does not answer when it is to lock, or to move, or that leaves too much, is left to the driver. One for which there is no room when it comes back
+// is not lost: it is told to move aside again. If it does not, it is away all the same: what the driver lists for it is what it has left, and counts.
+//
+// The host memory that it has moved to it keeps for the next time, in its own cgroup, as long as the host has plenty and nothing limits the cgroup.
+
+// Tests have less.
+var (
+	// lockPatience is for the work that is to end first. One that has more to do is left to the driver.
+	lockPatience = 5 * time.Second
+	// answerPatience is for what a process does at once, and what comes on top of moving bytes.
+	answerPatience = 10 * time.Second
+	// ownSlowest is how many bytes a second a process moves at least: one of a large piece cannot be seen to go on.
+	ownSlowest = uint64(slowest)
+	// mutePatience is for one that has not answered the last time.
+	mutePatience = time.Second
+)
+
+const (
+	wordPace = time.Millisecond
+	// mayLeave is which part of what a process held it may leave on the devices, beside a residue.
+	mayLeave = 4
+	// hostPlenty is which part of the host's memory is to be available, that some of it is kept.
+	hostPlenty = 4
+)
+
+// places are the states of a process that moves its memory itself.
+var places = map[checkpoint.State]ledger.Place{
+	checkpoint.Running: ledger.Running, checkpoint.Locked: ledger.Locked, checkpoint.Checkpointed: ledger.Aside,
+}
+
+// mover is the lane of a process whose word counts; nil of one whose slice is not elastic, or that has ended. Called with mu held.
+func (s *slice) mover(p store.Process) *quota.Lane {
+	l := s.quota.Of(p.PID)
+	if s.residency == nil || s.quota.Ledger == nil || l == nil || l.Process.Start != p.Start {
+		return nil
+	}
+	return l
+}
+
+// word is what a process says of its memory, and whether it can move it at all.
+func (s *slice) word(p *moved) (m ledger.Move, can bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if l := s.mover(p.Process); l != nil {
+		m = s.quota.Ledger.MoveOf(l.Number)
+	}
+	return m, m.Is != ledger.PlaceUnknown
+}
+
+// itself says whether a process is moving its memory itself, or has moved it, and how far it is.
+func (s *slice) itself(p *moved) (state checkpoint.State, is bool) {
+	switch m, _ := s.word(p); {
+	case m.Is == ledger.Aside, m.Is == ledger.Between:
+		return checkpoint.Checkpointed, true
+	case m.Is == ledger.Locked, m.Is == ledger.Running && (m.Wanted() == ledger.Locked || m.Wanted() == ledger.Aside): // or it is about to be
+		return checkpoint.Locked, true
+	}
+	return checkpoint.Running, false
+}
+
+// goes tells a process where its memory is wanted, and waits until it is there, or says why it is not.
+func (s *slice) goes(p *moved, to ledger.Place, patience time.Duration) error {
+	s.mu.Lock()
+	l := s.mover(p.Process)
+	if l == nil {
+		s.mu.Unlock()
+		return nil
+	}
+	if m := s.quota.Ledger.MoveOf(l.Number); m.Answered == m.Want {
+		l.Mute = false
+	}
+	if l.Mute {
+		patience = mutePatience
+	}
+	want := s.quota.Ledger.SetWant(l.Number, to)
+	s.mu.Unlock()
+	answered := func(m ledger.Move) error {
+		there := m.Is == to || to == ledger.Bare && m.Is == ledger.Running
+		if there && m.Failure == ledger.MoveDone {
+			return nil
+		}
+		return api.Errorf(api.CodeInternal, "slice %s: process %d (%s) does not move its memory itself: %s", s.id(), p.PID, process.Name(p.PID), m.Failure)
+	}
+	return s.longAs(func() error {
+		for deadline := time.Now().Add(patience); ; time.Sleep(wordPace) {
+			m, _ := s.word(p)
+			late := time.Now().After(deadline)
+			switch {
+			case !p.handle.Alive():
+				return nil
+			case m.Answered == want:
+				s.isMute(p, false)
+				return answered(m)
+			case s.e.ending.Load():
+				return ErrClosed
+			case late:
+				s.isMute(p, true)
+				return api.Errorf(api.CodeInternal, "slice %s: process %d (%s) does not move its memory itself: no answer in %s", s.id(), p.PID, process.Name(p.PID), patience)
+			}
+		}
+	})
+}
+
+// ownTime is how long a process may take to move its memory.
+func ownTime(p *moved) time.Duration {
+	return answerPatience + time.Duration(sum(p.Bytes)/ownSlowest)*time.Second
+}
+
+func (s *slice) isMute(p *moved, mute bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if l := s.mover(p.Process); l != nil {
+		l.Mute = mute
+	}
+}
+
+// lock has a process that is on its devices do no more work there: by itself if it can, else by the driver.
+func (s *slice) lock(p *moved) error {
+	if _, can := s.word(p); can && p.handle.Alive() {
+		err := s.goes(p, ledger.Locked, lockPatience)
+		if err == nil || errors.Is(err, ErrClosed) {
+			return err
+		}
+		if err := s.leaveToDriver(p, err); err != nil {
+			return err
+		}
+	}
+	return s.bring(p, checkpoint.Locked)
+}
+
+// leaveToDriver has a process that does not move its memory itself, for this reason, be as if it could not.
+func (s *slice) leaveToDriver(p *moved, why error) error {
+	s.log.Info("a process's memory is left to the driver to move", "pid", p.PID, "why", why)
+	p.byDriver = true
+	to, patience := ledger.Bare, ownTime(p)
+	if m, _ := s.word(p); m.Is == ledger.Running { // it has nothing to bring back, and gives back nothing while the gate is shut
+		to, patience = ledger.Running, mutePatience
+	}
+	err := s.goes(p, to, patience)
+	if _, itself := s.itself(p); itself || errors.Is(err, ErrClosed) {
+		return errors.Join(why, err)
+	}
+	if to == ledger.Bare {
+		s.keeps(p, 0)
+	}
+	return s.unlocked(p)
+}
+
+// bringItself is bring, of a process that moves its memory itself.
+func (s *slice) bringItself(p *moved, to checkpoint.State) error {
+	if m, _ := s.word(p); m.Is == places[to] && m.Wanted() == places[to] && m.Answered == m.Want {
+		return nil
+	}
+	if p.ByDriver && to != checkpoint.Checkpointed {
+		if err := s.takeFromDriver(p); err != nil {
+			return err
+		}
+	}
+	return s.goes(p, places[to], ownTime(p))
+}
+
+// moveAside moves a process that is locked, by the driver if it does not do it itself.
+func (s *slice) moveAside(p *moved) error {
+	_, itself := s.itself(p)
+	err := s.bring(p, checkpoint.Checkpointed)
+	if itself && err == nil {
+		err = s.leftLittle(p)
+	}
+	if !itself || err == nil || errors.Is(err, ErrClosed) {
+		return err
+	}
+	if err := s.leaveToDriver(p, err); err != nil {
+		return err
+	}
+	if err := s.hostHasRoom([]*moved{p}); err != nil {
+		return err
+	}
+	if err := s.bring(p, checkpoint.Locked); err != nil {
+		return err
+	}
+	return s.bring(p, checkpoint.Checkpointed)
+}
+
+// leftLittle asks the driver whether a process has moved its memory that says so.
+func (s *slice) leftLittle(p *moved) error {
+	left, err := s.noteLeft([]*moved{p})
+	if err != nil {
+		return err
+	}
+	if listed, held := sum(left[0]), sum(p.Bytes); listed > held/mayLeave+residue && p.handle.Alive() {
+		return api.Errorf(api.CodeInternal, "slice %s: process %d (%s) says that it has moved its memory, and the driver lists %s of %s for it still",
+			s.id(), p.PID, process.Name(p.PID), api.FormatSize(listed), api.FormatSize(held))
+	}
+	s.keeps(p, 0) // it is in use
+	return nil
+}
+
+// takeFromDriver brings back what a process had left on the devices, and can then move itself.
+func (s *slice) takeFromDriver(p *moved) error {
+	state, err := s.driverState(p)
+	if err != nil {
+		return s.cannot(err)
+	}
+	if state == checkpoint.Checkpointed {
+		if err := s.bringByDriver(p, checkpoint.Locked); err != nil {
+			return err
+		}
+	}
+	return s.bringByDriver(p, checkpoint.Running)
+}
+
+// leaveNothing has the driver move what processes of a slice that is away have left on the devices, too, for somebody who has no room beside that.
+// Called in the slice's turn.
+func (s *slice) leaveNothing() error {
+	s.mu.Lock()
+	was := s.suspension
+	nothing := was == nil || !s.isAway() || len(s.left()) == 0
+	s.mu.Unlock()
+	if nothing {
+		return nil
+	}
+	all := again(was.Processes)
+	defer closeAll(all)
+	var still []*moved
+	for _, p := range all {
+		_, p.ByDriver = s.itself(p)
+		still = append(still, &moved{Moved: store.Moved{Process: p.Process, Bytes: p.Left}, handle: p.handle, byDriver: true})
+	}
+	if err := s.hostHasRoom(still); err != nil {
+		return err
+	}
+	away := func(spare map[string]uint64) error {
+		return s.storeSuspension(&store.Suspension{State: was.State, Processes: records(all), Spare: spare, Reason: was.Reason})
+	}
+	if err := away(was.Spare); err != nil {
+		return err
+	}
+	var errs []error
+	for _, p := range all {
+		if !p.ByDriver {
+			continue
+		}
+		err := s.bringByDriver(p, checkpoint.Locked)
+		if err == nil {
+			err = s.bringByDriver(p, checkpoint.Checkpointed)
+		}
+		errs = append(errs, err)
+	}
+	if err := errors.Join(append(errs, s.renoteLeft(all))...); err != nil {
+		return err
+	}
+	if err := away(s.spare(all)); err != nil {
+		return err
+	}
+	s.sendAway(records(all))
+	for _, p := range all {
+		if len(p.Left) > 0 {
+			return api.Errorf(api.CodeInternal, "slice %s: the driver has checkpointed process %d, and lists %s for it still", s.id(), p.PID, api.FormatSize(sum(p.Left)))
+		}
+	}
+	return nil
+}
+
+// noteLeft notes what those that are moving their memory themselves hold on the devices now, and returns what each of all holds.
+func (s *slice) noteLeft(all []*moved) ([]map[string]uint64, error) {
+	now := make([]*moved, len(all))
+	for i, p := range all {
+		now[i] = &moved{Moved: p.Moved, handle: p.handle}
+	}
+	if _, err := s.measure(now); err != nil {
+		return nil, err
+	}
+	left := make([]map[string]uint64, len(all))
+	for i, p := range all {
+		left[i], p.Left = now[i].Bytes, nil
+		if _, itself := s.itself(p); itself {
+			p.Left = maps.Clone(left[i])
+			maps.DeleteFunc(p.Left, func(_ string, bytes uint64) bool { return bytes <= residue })
+		}
+	}
+	return left, nil
+}
+
+// renoteLeft is noteLeft of processes that are away, one of which may have come back in part, where there are such as move themselves.
+func (s *slice) renoteLeft(away []*moved) (err error) {
+	if slices.ContainsFunc(away, func(p *moved) bool { _, itself := s.itself(p); return itself }) {
+		_, err = s.noteLeft(away)
+	}
+	return err
+}
+
+// onHost is what was moved of a process's memory, by device.
+func onHost(p store.Moved) map[string]uint64 {
+	bytes := make(map[string]uint64)
+	for uuid, held := range p.Bytes {
+		bytes[uuid] = held - min(held, p.Left[uuid])
+	}
+	return bytes
+}
+
+func sum(bytes map[string]uint64) (sum uint64) {
+	for _, n := range bytes {
+		sum += n
+	}
+	return sum
+}
+
+// keeps notes how much host memory a process keeps.
+func (s *slice) keeps(p *moved, bytes uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if l := s.mover(p.Process); l != nil {
+		l.Kept = bytes
+	}
+}
+
+// kept is what a process has of host memory for its next move.
+func (s *slice) kept(p *moved) uint64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if l := s.mover(p.Process); l != nil {
+		return l.Kept
+	}
+	return 0
+}
+
+// keptInAll is what processes of a slice that is on its devices keep. Called with mu held.
+func (s *slice) keptInAll() (bytes uint64) {
+	for l := range s.quota.Lanes() {
+		bytes += l.Kept
+	}
+	return bytes
+}
+
+// mayKeep tells those processes of a slice that has returned to keep no host memory, whose cgroup is limited, or if the host has not plenty.
+func (s *slice) mayKeep() {
+	var keep []int
+	s.mu.Lock()
+	for l := range s.quota.Lanes() {
+		if l.Kept > 0 {
+			keep = append(keep, l.Process.PID)
+		}
+	}
+	s.mu.Unlock()
+	for _, pid := range keep {
+		available, total, known := memoryOfHost()
+		plenty := known && available >= total/hostPlenty
+		const more = 1 << 62 // than any limit that is one
+		limited := false
+		if plenty && s.e.host != nil {
+			short, err := memoryShort(s.e.host, map[int]uint64{pid: more})
+			limited = short != nil || err != nil
+		}
+		if !plenty || limited {
+			s.bare(func(l *quota.Lane) bool { return l.Process.PID == pid })
+		}
+	}
+}
+
+// bare tells those processes of a slice that is on its devices to keep no host memory who keep some. It returns what they are to answer, by lane.
+func (s *slice) bare(which func(*quota.Lane) bool) map[*quota.Lane]uint8 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	told := make(map[*quota.Lane]uint8)
+	if s.suspension != nil { // they are moving, or are to
+		return told
+	}
+	for l := range s.quota.Lanes() {
+		if l.Kept > 0 && which(l) {
+			told[l] = s.quota.Ledger.SetWant(l.Number, ledger.Bare)
+			l.Kept = 0 // whether it does or not: it may have given back a part
+		}
+	}
+	return told
+}
+
+// awaitBare waits until those who were told by bare have answered, or are told something else.
+func (s *slice) awaitBare(told map[*quota.Lane]uint8) {
+	for deadline := time.Now().Add(answerPatience); time.Now().Before(deadline); time.Sleep(wordPace) {
+		open := false
+		s.mu.Lock()
+		for l, want := range told {
+			if s.quota.Has(l) {
+				m := s.quota.Ledger.MoveOf(l.Number)
+				open = open || m.Want == want && m.Answered != want
+			}
+		}
+		s.mu.Unlock()
+		if !open {
+			return
+		}
+	}
+}
+
+// fitsWithout says whether something fits the host's memory, for which other slices give back what their processes keep, one after the other.
+func (s *slice) fitsWithout(fits func() error) error {
+	err := fits()
+	for _, other := range s.e.elasticOnes() {
+		if err == nil {
+			break
+		}
+		told := other.bare(func(*quota.Lane) bool { return true })
+		if len(told) == 0 {
+			continue
+		}
+		_ = s.longAs(func() error {
+			other.awaitBare(told)
+			return nil
+		})
+		err = fits()
+	}
+	return err
+}

@@ -1,0 +1,695 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforcer_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuslice/gpuslice/enforcer"
+	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/checkpoint"
+	"github.com/gpuslice/gpuslice/enforcer/ledger"
+)
+
+// selfMover plays the interceptor's thread that moves a process's memory, over what fakeTruth says that it holds on the first device.
+type selfMover struct {
+	truth *fakeTruth
+	pid   int
+	word  *uint32  // struct ledger_move
+	begun [4]uint8 // what that was when it had attached
+
+	mu    sync.Mutex
+	fails map[ledger.Place]ledger.MoveFailure // at the step to that place
+	mute  map[ledger.Place]bool               // there it does nothing any more, until it is wanted elsewhere
+	lies  bool                                // it moves nothing
+	left  uint64                              // bytes that it cannot move
+	away  uint64                              // bytes that it has moved
+	told  []ledger.Place
+	did   []ledger.Place             // where it has been
+	first map[ledger.Place][2]func() // what is done before it goes there, and when it is there, once
+}
+
+// movesItself has a process that has attached begin to say that it can.
+func (h *host) movesItself(p *proc, id string, truth *fakeTruth) *selfMover {
+	h.t.Helper()
+	file, lane := h.LedgerOf(id, p.pid())
+	mem, err := unix.Mmap(int(file.Fd()), 0, int(ledger.Size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	file.Close()
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	const header, entry, move = 4096, 64, 36 // of struct ledger, ledger_entry, and where ledger_move is in ledger_lane
+	at := header + int(lane)*(entry+ledger.Devices*entry) + move
+	m := &selfMover{
+		truth: truth, pid: p.pid(), word: (*uint32)(unsafe.Pointer(&mem[at])), left: 600 * mib,
+		fails: make(map[ledger.Place]ledger.MoveFailure), mute: make(map[ledger.Place]bool),
+	}
+	m.begun = m.read()
+	well := ledger.MoveDone
+	m.says(ledger.Running, &well)
+	stop, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			select {
+			case <-stop:
+				return
+			case <-time.After(time.Millisecond):
+				m.step()
+			}
+		}
+	}()
+	h.t.Cleanup(func() {
+		close(stop)
+		<-done
+		_ = unix.Munmap(mem)
+	})
+	return m
+}
+
+// read is what the word says; bytes as in memory.
+func (m *selfMover) read() (b [4]uint8) {
+	word := atomic.LoadUint32(m.word)
+	return *(*[4]uint8)(unsafe.Pointer(&word))
+}
+
+func (m *selfMover) is() ledger.Place { return ledger.Place(m.read()[1]) }
+
+// says writes where its memory is, and its answer unless that is nil. The enforcer's byte stays as it is.
+func (m *selfMover) says(is ledger.Place, answer *ledger.MoveFailure) {
+	want := m.read()[0]
+	for {
+		was := atomic.LoadUint32(m.word)
+		b := *(*[4]uint8)(unsafe.Pointer(&was))
+		b[1] = uint8(is)
+		if answer != nil {
+			b[2], b[3] = want, uint8(*answer)
+		}
+		if atomic.CompareAndSwapUint32(m.word, was, *(*uint32)(unsafe.Pointer(&b))) {
+			return
+		}
+	}
+}
+
+// step goes one step towards what is wanted, or answers.
+func (m *selfMover) step() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	b := m.read()
+	want, is, answered := ledger.Place(b[0]&15), ledger.Place(b[1]), b[2]
+	if b[0] == answered || want == ledger.PlaceUnknown {
+		return
+	}
+	if len(m.told) == 0 || m.told[len(m.told)-1] != want {
+		m.told = append(m.told, want)
+	}
+	goal := want
+	if want == ledger.Bare {
+		goal = ledger.Running
+	}
+	next := goal
+	switch {
+	case is == goal:
+		if !m.mute[want] {
+			why := m.fails[want]
+			m.says(is, &why)
+		}
+		return
+	case is == ledger.Running, is != ledger.Locked && goal == ledger.Running:
+		next = ledger.Locked
+	}
+	if m.mute[next] {
+		return
+	}
+	if why := m.fails[next]; why != ledger.MoveDone {
+		if next == ledger.Locked && is == ledger.Aside {
+			is = ledger.Between
+			m.moves(m.away / 2)
+		}
+		m.says(is, &why)
+		return
+	}
+	hooks := m.first[next]
+	delete(m.first, next)
+	if hooks[0] != nil {
+		hooks[0]()
+	}
+	switch {
+	case next == ledger.Aside:
+		m.truth.mu.Lock()
+		held := m.truth.bytes[gpu0][m.pid]
+		m.truth.mu.Unlock()
+		m.moves(-(held - min(held, m.left)))
+	case next == ledger.Locked && is != ledger.Running:
+		m.moves(m.away)
+	}
+	m.did = append(m.did, next)
+	m.says(next, nil)
+	if hooks[1] != nil {
+		hooks[1]()
+	}
+}
+
+// moves moves bytes back to the device, or away from there.
+func (m *selfMover) moves(back uint64) {
+	if m.lies {
+		return
+	}
+	m.truth.mu.Lock()
+	held := m.truth.bytes[gpu0][m.pid]
+	m.truth.mu.Unlock()
+	m.away -= back
+	m.truth.set(gpu0, m.pid, held+back)
+}
+
+func (m *selfMover) set(f func(*selfMover)) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	f(m)
+}
+
+// been says where it has been since it was asked last.
+func (m *selfMover) been() string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var names []string
+	for _, place := range m.did {
+		names = append(names, map[ledger.Place]string{ledger.Running: "running", ledger.Locked: "locked", ledger.Aside: "aside"}[place])
+	}
+	m.did = nil
+	return strings.Join(names, " ")
+}
+
+// wasTold says whether it was told to go there since it was asked last.
+func (m *selfMover) wasTold(place ledger.Place) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	defer func() { m.told = nil }()
+	return slices.Contains(m.told, place)
+}
+
+// isBare says whether it keeps no host memory, as it was told last.
+func (m *selfMover) isBare() bool {
+	b := m.read()
+	return ledger.Place(b[0]&15) == ledger.Bare && b[0] == b[2]
+}
+
+// moved says whether it was asked to do something to a process since it was asked last.
+func (f *fakeMover) moved(p *proc) bool {
+	return strings.Contains(f.steps()+",", fmt.Sprintf(" %d,", p.pid()))
+}
+
+// steps are what the driver was asked to do since that was asked last.
+func (f *fakeMover) steps() string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	defer func() { f.did = nil }()
+	return strings.Join(f.did, ", ")
+}
+
+// holds says what the driver lists for a process on the first device.
+func (f *fakeTruth) holds(pid int) uint64 {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.bytes[gpu0][pid]
+}
+
+// ownTurns is a host with an elastic slice whose process holds 40 GiB and moves itself, and another that waits to be asked.
+func ownTurns(t *testing.T) (h *host, truth *fakeTruth, f *fakeMover, a, b *proc, m *selfMover) {
+	t.Helper()
+	return ownTurnsBy(t, quick)
+}
+
+func ownTurnsBy(t *testing.T, o enforcer.Elastic) (h *host, truth *fakeTruth, f *fakeMover, a, b *proc, m *selfMover) {
+	t.Helper()
+	t.Cleanup(enforcer.LimitMemory(func(int) bool { return false }))
+	h, truth, f = elastics(t, o)
+	a, b = h.elastic("a", 45*gib, 0), h.elastic("b", 45*gib, 0)
+	a.works(truth, 40*gib)
+	return h, truth, f, a, b, h.movesItself(a, "a", truth)
+}
+
+func TestAProcessOfAnElasticSliceMovesItsMemoryItself(t *testing.T) {
+	h, truth, f, a, b, m := ownTurns(t)
+	if ledger.Place(m.begun[0]&15) != ledger.Running {
+		t.Errorf("it was told %v when it attached", m.begun)
+	}
+	b.works(truth, 30*gib)
+	s := h.becomes("a", api.Evicted)
+	if got := m.been(); got != "locked aside" || f.steps() != "" {
+		t.Fatalf("it was %s", got)
+	}
+	// What is left counts: for admission, as used, and for nobody's excess.
+	if d := s.Devices[0]; d.Used+d.Overhead != 600*mib || d.Suspended != 40*gib-600*mib || h.granted(t) != 45*gib+600*mib {
+		t.Errorf("%+v, %d given", d, h.granted(t))
+	}
+	if p := h.see("a").Processes[0].Devices[0]; p.Used+p.Overhead != 600*mib || p.Suspended != 40*gib-600*mib {
+		t.Errorf("%+v", p)
+	}
+	truth.comparisons(t, 4)
+	if d := h.see("a").Devices[0]; d.Used+d.Overhead != 600*mib {
+		t.Errorf("it is charged for what it has left: %+v", d)
+	}
+	truth.set(gpu0, a.pid(), 2*gib)
+	eventually(t, "what is beyond that is charged", func() bool { return h.see("a").Devices[0].Overhead == 2*gib-600*mib })
+	truth.set(gpu0, a.pid(), 600*mib)
+	h.restart()
+	if s := h.see("a"); s.State != api.Evicted || s.Devices[0].Suspended != 40*gib-600*mib || h.granted(t) != 45*gib+600*mib {
+		t.Fatalf("%+v, %d given", s, h.granted(t))
+	}
+	a.expect("away", "enter")
+	b.must("release 0 %d", 30*gib)
+	truth.set(gpu0, b.pid(), 0)
+	a.returns()
+	if got := m.been(); got != "locked running" || f.states()[a.pid()] != checkpoint.Running || truth.holds(a.pid()) != 40*gib {
+		t.Errorf("it was %s, %v", got, f.states())
+	}
+	if s := h.see("a"); s.Devices[0].Used != 40*gib || s.Devices[0].Suspended != 0 {
+		t.Errorf("%+v", s)
+	}
+}
+
+// Of what was left nobody knows but the process that left it.
+func TestWhatAProcessHasLeftCountsUntilItsEnd(t *testing.T) {
+	h, truth, _, a, b, _ := ownTurns(t)
+	b.works(truth, gib)
+	h.becomes("a", api.Evicted)
+	a.kill()
+	truth.set(gpu0, a.pid(), 0)
+	eventually(t, "it counts for nothing", func() bool { return h.granted(t) == 45*gib })
+}
+
+func TestAProcessThatDoesNotMoveItselfIsLeftToTheDriver(t *testing.T) {
+	for what, does := range map[string]func(*selfMover){
+		"too little can be moved so":        func(m *selfMover) { m.fails[ledger.Locked] = ledger.MoveFew },
+		"it finds that out later":           func(m *selfMover) { m.fails[ledger.Aside] = ledger.MoveFew },
+		"it has no memory":                  func(m *selfMover) { m.fails[ledger.Aside] = ledger.MoveHost },
+		"it does not answer when it locks":  func(m *selfMover) { m.mute[ledger.Locked] = true },
+		"it does not answer when it moves":  func(m *selfMover) { m.mute[ledger.Aside] = true },
+		"it does not answer when it's done": func(m *selfMover) { m.mute[ledger.Locked], m.mute[ledger.Running] = true, true },
+	} {
+		t.Run(what, func(t *testing.T) {
+			h, truth, f, a, b, m := ownTurns(t)
+			m.set(does)
+			b.works(truth, gib)
+			h.becomes("a", api.Evicted)
+			if got := f.steps(); got != fmt.Sprintf("lock %d, checkpoint %d", a.pid(), a.pid()) || truth.holds(a.pid()) != 0 || m.is() != ledger.Running {
+				t.Fatalf("the driver was asked to %s", got)
+			}
+			if h.granted(t) != 45*gib {
+				t.Errorf("%d given", h.granted(t))
+			}
+			a.returns()
+			if got := f.steps(); !strings.Contains(got, fmt.Sprintf("restore %d, unlock %d", a.pid(), a.pid())) {
+				t.Errorf("the driver was asked to %s", got)
+			}
+		})
+	}
+}
+
+// The one that the driver moves is found to be somebody else's.
+func TestAProcessThatSomebodyElseHasLockedStays(t *testing.T) {
+	h, _, f, a, b, m := ownTurns(t)
+	m.set(func(m *selfMover) { m.mute[ledger.Locked] = true })
+	f.mu.Lock()
+	f.state[a.pid()] = checkpoint.Locked
+	f.mu.Unlock()
+	b.expect(statusAway, "return")
+	eventually(t, "it is said", func() bool { return strings.Contains(h.see("a").Elastic.Obstacle, "by somebody else's doing") })
+	if s := h.becomes("a", api.Active); f.states()[a.pid()] != checkpoint.Running && f.states()[a.pid()] != checkpoint.Locked {
+		t.Errorf("%+v", s)
+	}
+}
+
+// containerOf are elastic processes of one container, which hold 10 GiB each.
+func (h *host) containerOf(id string, n int, truth *fakeTruth) (all []*proc) {
+	h.t.Helper()
+	cgroup := newCgroup(h.t)
+	link := filepath.Join(h.options.RunDir, "to-"+id)
+	for range n {
+		all = append(all, start(h.t, link, cgroup))
+	}
+	reply, err := h.Register(context.Background(), api.RegisterRequest{ID: id, Container: id, PID: all[0].pid(), Quotas: []api.Quota{on(gpu0, 45*gib)}, Elastic: true})
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	lead(h.t, link, reply)
+	for _, p := range all {
+		p.works(truth, 10*gib)
+	}
+	return all
+}
+
+func TestOneProcessMovesItselfAndTheDriverAnother(t *testing.T) {
+	h, truth, f := elastics(t, quick)
+	all, b := h.containerOf("c", 2, truth), h.elastic("b", 45*gib, 0)
+	m := h.movesItself(all[0], "c", truth)
+	b.works(truth, gib)
+	s := h.becomes("c", api.Evicted)
+	other := all[1].pid()
+	if got := f.steps(); m.is() != ledger.Aside || got != fmt.Sprintf("lock %d, checkpoint %d", other, other) {
+		t.Fatalf("%s", got)
+	}
+	if d := s.Devices[0]; d.Suspended != 20*gib-600*mib || h.granted(t) != 45*gib+600*mib {
+		t.Errorf("%+v, %d given", d, h.granted(t))
+	}
+	all[0].returns()
+	got := f.steps()
+	if !strings.HasSuffix(got, fmt.Sprintf("restore %d, unlock %d", other, other)) || strings.Contains(got, fmt.Sprint(" ", all[0].pid())) || truth.holds(all[0].pid()) != 10*gib {
+		t.Errorf("%s", got)
+	}
+	// All or none.
+	f.fail(checkpoint.Checkpoint, other, checkpoint.ResultNotSupported)
+	time.Sleep(2 * quick.MinResident)
+	b.expect(statusAway, "return")
+	if s := h.see("c"); s.State != api.Active || !strings.Contains(s.Elastic.Obstacle, "managed memory") || m.is() != ledger.Running || truth.holds(all[0].pid()) != 10*gib {
+		t.Errorf("%+v %+v", s, s.Elastic)
+	}
+}
+
+// Which is not lost by that.
+func TestAProcessForWhichThereIsNoRoomStaysAside(t *testing.T) {
+	h, truth, f, a, b, m := ownTurns(t)
+	b.works(truth, gib)
+	h.becomes("a", api.Evicted)
+	m.set(func(m *selfMover) { m.fails[ledger.Locked] = ledger.MoveDevice })
+	a.expect(statusAway, "return")
+	eventually(t, "it is said", func() bool { return strings.Contains(h.see("a").Elastic.Obstacle, "the device has no room") })
+	if s := h.becomes("a", api.Evicted); m.is() != ledger.Aside || truth.holds(a.pid()) != 600*mib || s.Devices[0].Suspended != 40*gib-600*mib || f.moved(a) {
+		t.Errorf("%+v", s)
+	}
+	m.set(func(m *selfMover) { clear(m.fails) })
+	a.returns()
+	if truth.holds(a.pid()) != 40*gib || f.moved(a) {
+		t.Errorf("%d", truth.holds(a.pid()))
+	}
+}
+
+// What is still on the device need not be free.
+func TestAProcessReturnsIntoWhatItHasNotLeft(t *testing.T) {
+	h, truth, _, a, b, m := ownTurns(t)
+	m.set(func(m *selfMover) { m.left = 10 * gib })
+	b.works(truth, gib)
+	h.becomes("a", api.Evicted)
+	b.must("release 0 %d", gib)
+	truth.set(gpu0, b.pid(), 0)
+	truth.set(gpu0, 1, 39*gib) // of no slice: 30 GiB and those 10 are free
+	a.expect(statusAway, "return")
+	truth.set(gpu0, 1, 39*gib-64*mib)
+	a.returns()
+}
+
+// It is not believed, and holds up nobody.
+func TestAProcessThatSaysThatItHasMovedAndHasNotIsMovedByTheDriver(t *testing.T) {
+	h, truth, f, a, b, m := ownTurns(t)
+	m.set(func(m *selfMover) { m.lies = true })
+	b.works(truth, gib)
+	if s := h.becomes("a", api.Evicted); m.is() != ledger.Running || truth.holds(a.pid()) != 0 || s.Devices[0].Suspended != 40*gib || h.granted(t) != 45*gib {
+		t.Errorf("%+v", s)
+	}
+	a.returns()
+	if m.is() != ledger.Running || truth.holds(a.pid()) != 40*gib {
+		t.Errorf("%v", f.states())
+	}
+	h.becomes("b", api.Evicted)
+	// One that says so before it is asked, and never anything else.
+	m.set(func(m *selfMover) {
+		m.mute = map[ledger.Place]bool{ledger.Locked: true, ledger.Aside: true, ledger.Running: true, ledger.Bare: true}
+	})
+	m.says(ledger.Aside, nil)
+	time.Sleep(2 * quick.MinResident)
+	b.tell("return")
+	eventually(t, "it is away, by the driver after all", func() bool { return h.see("a").State == api.Evicted && truth.holds(a.pid()) == 0 })
+	if said, err := b.out.ReadString('\n'); err != nil || said != statusAway+"\n" && said != "ok 0\n" {
+		t.Fatal(said, err)
+	}
+	b.returns()
+	a.expect(statusAway, "return")
+	m.set(func(m *selfMover) { clear(m.mute) })
+	a.returns()
+	if m.is() != ledger.Running || truth.holds(a.pid()) != 40*gib || f.states()[a.pid()] != checkpoint.Running {
+		t.Errorf("%v", f.states())
+	}
+}
+
+// Whatever has been done when the enforcer ends, and while there is none, the next one finds it in the word.
+func TestTheNextEnforcerFindsWhereAProcessHasMovedItself(t *testing.T) {
+	for _, when := range []string{"before", "behind"} {
+		for _, way := range []string{"out locked", "out aside", "back locked", "back running"} {
+			for _, goesOn := range []bool{true, false} {
+				t.Run(fmt.Sprint(when, " ", way, " ", goesOn), func(t *testing.T) {
+					h, truth, f, a, b, m := ownTurns(t)
+					stopped := make(chan struct{})
+					stop := func() {
+						go func() {
+							defer close(stopped)
+							h.stop()
+						}()
+						if goesOn { // when nobody is there any more
+							<-stopped
+						}
+					}
+					hooks := [2]func(){stop, nil}
+					if when == "behind" {
+						hooks = [2]func(){nil, stop}
+					}
+					direction, place, _ := strings.Cut(way, " ")
+					first := map[ledger.Place][2]func(){map[string]ledger.Place{"locked": ledger.Locked, "aside": ledger.Aside, "running": ledger.Running}[place]: hooks}
+					waits := func(p *proc) {
+						p.tell("return")
+						<-stopped
+						if _, err := p.out.ReadString('\n'); err != nil {
+							t.Fatal(err)
+						}
+					}
+					if direction == "out" {
+						m.set(func(m *selfMover) { m.first = first })
+						waits(b)
+					} else {
+						b.works(truth, gib)
+						h.becomes("a", api.Evicted)
+						m.set(func(m *selfMover) { m.first = first })
+						waits(a)
+					}
+					h.start()
+					if goesOn || direction == "back" { // else it may have been done before
+						h.becomes("a", api.Active)
+					}
+					a.returns()
+					if m.is() != ledger.Running || truth.holds(a.pid()) != 40*gib || h.granted(t) != 45*gib {
+						t.Fatalf("%d, %d given", m.is(), h.granted(t))
+					}
+					b.returns()
+					h.becomes("a", api.Evicted)
+					a.returns()
+					if truth.holds(a.pid()) != 40*gib || f.moved(a) {
+						t.Errorf("%d", truth.holds(a.pid()))
+					}
+				})
+			}
+		}
+	}
+}
+
+func TestASelfMoverIsSuspendedByHand(t *testing.T) {
+	h, truth, f, a, _, m := ownTurns(t)
+	if err := h.suspend("a"); err != nil {
+		t.Fatal(err)
+	}
+	if s := h.see("a"); s.State != api.Suspended || m.is() != ledger.Aside || h.granted(t) != 600*mib {
+		t.Errorf("%+v, %d given", s, h.granted(t))
+	}
+	a.expect(statusAway, "return")
+	if err := h.resume("a"); err != nil || truth.holds(a.pid()) != 40*gib || f.steps() != "" {
+		t.Fatal(err)
+	}
+}
+
+// An ordinary one's word is nobody's.
+func TestAProcessOfAnOrdinarySliceIsNotAskedToMoveItself(t *testing.T) {
+	h, truth, f := movers(t)
+	a, _ := h.session("a", on(gpu0, 50*gib))
+	a.uses().takes(truth, 40*gib)
+	m := h.movesItself(a, "a", truth)
+	if err := h.suspend("a"); err != nil {
+		t.Fatal(err)
+	}
+	if m.begun[0] != 0 || m.been() != "" || f.states()[a.pid()] != checkpoint.Checkpointed || h.granted(t) != 0 {
+		t.Errorf("%v", f.states())
+	}
+}
+
+func TestAProcessKeepsItsHostMemoryWhereThereIsPlenty(t *testing.T) {
+	var limited atomic.Bool
+	h, truth, _, a, b, m := ownTurns(t)
+	t.Cleanup(enforcer.LimitMemory(func(pid int) bool { return pid == a.pid() && limited.Load() }))
+	turn := func() (bare bool) {
+		t.Helper()
+		b.works(truth, mib)
+		h.becomes("a", api.Evicted)
+		a.returns()
+		h.becomes("b", api.Evicted)
+		h.becomes("a", api.Active)
+		time.Sleep(50 * time.Millisecond) // it is told behind its return
+		return m.wasTold(ledger.Bare)
+	}
+	if turn() {
+		t.Error("it keeps none, though there is plenty")
+	}
+	// What it keeps it needs not once more.
+	enforcer.HostHas(gib)
+	if !turn() {
+		t.Error("it keeps some of a host that has too little")
+	}
+	enforcer.HostHas(1 << 40)
+	limited.Store(true)
+	if !turn() {
+		t.Error("it keeps some, though its cgroup is limited")
+	}
+}
+
+func TestWhatOthersKeepOfHostMemoryIsGivenBackForAnEviction(t *testing.T) {
+	for _, budget := range []bool{false, true} {
+		t.Run(fmt.Sprint("host_memory ", budget), func(t *testing.T) {
+			o := quick
+			if budget {
+				o.HostMemory = 75 * gib
+			}
+			h, truth, _, a, b, m := ownTurnsBy(t, o)
+			c, d := h.elastic("c", 35*gib, 0), h.elastic("d", 35*gib, 0)
+			b.works(truth, gib)
+			h.becomes("a", api.Evicted)
+			a.returns()
+			h.becomes("b", api.Evicted)
+			// Now a is on the device and keeps 39.4 GiB, and by it is room for one of the others.
+			c.works(truth, 35*gib)
+			if m.wasTold(ledger.Bare) {
+				t.Fatal("it keeps none")
+			}
+			if !budget {
+				enforcer.HostHasBy(func() uint64 {
+					if m.isBare() {
+						return 300 * gib
+					}
+					return 20 * gib
+				})
+			}
+			a.expect("ok 1", "enter") // it stays
+			d.returns()
+			h.becomes("c", api.Evicted)
+			if !m.wasTold(ledger.Bare) || h.see("a").State != api.Active {
+				t.Errorf("%+v", h.see("a"))
+			}
+		})
+	}
+}
+
+// As where each may have the whole device.
+func TestWhatIsLeftGoesWhereSomebodyHasNoRoomBesideIt(t *testing.T) {
+	for _, ends := range []checkpoint.Action{"", checkpoint.Lock, checkpoint.Checkpoint, checkpoint.Restore, checkpoint.Unlock} {
+		t.Run(fmt.Sprint("the enforcer ends at ", ends), func(t *testing.T) {
+			h, truth, f := elastics(t, quick)
+			a, b := h.elastic("a", 80*gib, 0), h.elastic("b", 80*gib, 0)
+			m := h.movesItself(a.works(truth, 40*gib), "a", truth)
+			other := h.movesItself(b.returns().uses(), "b", truth)
+			b.must("gate")
+			other.set(func(m *selfMover) { m.left = 0 })
+			a.returns()
+			m.been()
+			stopped := make(chan struct{})
+			if ends == "" {
+				close(stopped)
+			}
+			var once sync.Once
+			f.mu.Lock()
+			f.then = func(done checkpoint.Action) {
+				if done == ends {
+					once.Do(func() {
+						go func() {
+							defer close(stopped)
+							h.stop()
+						}()
+						time.Sleep(50 * time.Millisecond)
+					})
+				}
+			}
+			f.mu.Unlock()
+			goes := func(p *proc) {
+				t.Helper()
+				for range 100 {
+					if p.ask("return") == "ok 0" {
+						return
+					}
+					select {
+					case <-stopped:
+						if ends != "" {
+							ends = ""
+							h.start()
+						}
+					default:
+					}
+				}
+				t.Fatal("its slice does not return")
+			}
+			goes(b)
+			goes(a)
+			goes(b)
+			if s := h.becomes("a", api.Evicted); m.is() != ledger.Aside || truth.holds(a.pid()) != 0 || s.Devices[0].Suspended != 40*gib || h.granted(t) != 80*gib {
+				t.Fatalf("%+v, %d given, %d held", s, h.granted(t), truth.holds(a.pid()))
+			}
+			goes(a)
+			if s := h.see("a"); m.is() != ledger.Running || truth.holds(a.pid()) != 40*gib || s.Devices[0].Used != 40*gib || f.states()[a.pid()] != checkpoint.Running {
+				t.Errorf("%+v, %v", s, f.states())
+			}
+		})
+	}
+}
+
+func TestWhatIsLeftGoesForAnOrdinarySlice(t *testing.T) {
+	h, truth, f, a, b, _ := ownTurns(t)
+	b.works(truth, gib)
+	h.becomes("a", api.Evicted)
+	truth.set(gpu0, b.pid(), 0)
+	b.kill()
+	eventually(t, "it is gone", func() bool { return h.granted(t) == 600*mib })
+	p := start(t, filepath.Join(h.options.RunDir, "to-ordinary"), "")
+	r := api.RegisterRequest{ID: "ordinary", Quotas: []api.Quota{on(gpu0, 80*gib)}, Session: true, PID: p.pid(), UID: uint32(os.Geteuid()), GID: uint32(os.Getegid())}
+	_, err := h.Register(context.Background(), r)
+	refusedWith(t, err, api.CodeBusy, "a has 600MiB", "ask again")
+	eventually(t, "there is room", func() bool {
+		_, err := h.Register(context.Background(), r)
+		return err == nil
+	})
+	if truth.holds(a.pid()) != 0 || f.states()[a.pid()] != checkpoint.Checkpointed {
+		t.Errorf("%v", f.states())
+	}
+}
+
+// Its driver does not move it.
+func TestWhatCannotLeaveStays(t *testing.T) {
+	h, truth, f := elastics(t, quick)
+	a, b := h.elastic("a", 80*gib, 0), h.elastic("b", 80*gib, 0)
+	m := h.movesItself(a.works(truth, 40*gib), "a", truth)
+	f.fail(checkpoint.Checkpoint, a.pid(), checkpoint.ResultNotSupported)
+	b.expect(statusAway, "return")
+	eventually(t, "it is said", func() bool { return strings.Contains(h.see("b").Elastic.Obstacle, "a has 600MiB") })
+	if s := h.becomes("a", api.Evicted); s.Devices[0].Suspended != 40*gib-600*mib || h.granted(t) != 600*mib {
+		t.Errorf("%+v, %d given", s, h.granted(t))
+	}
+	a.returns()
+	if m.is() != ledger.Running || truth.holds(a.pid()) != 40*gib || f.states()[a.pid()] != checkpoint.Running {
+		t.Errorf("%v", f.states())
+	}
+}

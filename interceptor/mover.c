@@ -1,0 +1,481 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "mover.h"
+
+#include "elf_symbol.h"
+#include "entry.h"
+#include "piece.h"
+#include "state.h"
+
+#include <linux/futex.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#define ARENA_STEP (64ull << 20) /* so much is pinned at once */
+/* One copy of the driver's: none crosses an ARENA_STEP. */
+#define COPY (16ull << 20)
+/* After so many bytes their device memory is given back, or waited for. */
+#define BATCH (512ull << 20)
+#define CONTEXTS 64        /* of a process that moves itself, at most */
+#define DRAIN_PACE 1000000 /* nanoseconds */
+#define REGISTER_PORTABLE 1u
+#define PER_THREAD ((CUstream)2) /* this thread's own stream: nothing has to be made for it */
+
+static struct mover *mover_of(void)
+{
+	return &state_of(process_seen())->mover;
+}
+
+/* --- host memory ------------------------------------------------------------------------------ */
+
+/* Addresses for all that the device has. */
+static bool reserve_arena(struct mover *m, CUdevice ordinal)
+{
+	size_t bytes = 0;
+	void *memory;
+
+	if (m->arena)
+		return true;
+	if (BEHIND(cuDeviceTotalMem_v2)(&bytes, ordinal) != CUDA_SUCCESS)
+		return false;
+	bytes = (bytes + ARENA_STEP - 1) & ~(ARENA_STEP - 1);
+	memory = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	if (memory == MAP_FAILED)
+		return false;
+	m->arena = memory;
+	m->arena_bytes = bytes;
+	return true;
+}
+
+/* Give back what is behind the first `bytes`, in a context. */
+static void trim_arena(struct mover *m, uint64_t bytes)
+{
+	while (m->pinned > bytes) {
+		unsigned char *last = m->arena + m->pinned - ARENA_STEP;
+
+		/* (If the context that it was pinned in is gone, it is not any more.) */
+		(void)BEHIND(cuMemHostUnregister)(last);
+		(void)mmap(last, ARENA_STEP, PROT_NONE,
+		           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+		m->pinned -= ARENA_STEP;
+	}
+}
+
+/* In a context. False if the host, or a limit of the process, does not give it. */
+static bool grow_arena(struct mover *m, CUdevice ordinal, uint64_t bytes)
+{
+	if (!reserve_arena(m, ordinal) || bytes > m->arena_bytes)
+		return false;
+	while (m->pinned < bytes) {
+		unsigned char *next = m->arena + m->pinned;
+
+		if (mmap(next, ARENA_STEP, PROT_READ | PROT_WRITE,
+		         MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED)
+			return false;
+		/* Pinned memory is copied for a forked child at once. */
+		(void)madvise(next, ARENA_STEP, MADV_DONTFORK);
+		(void)madvise(next, ARENA_STEP, MADV_HUGEPAGE);
+		m->pinned += ARENA_STEP;
+		if (BEHIND(cuMemHostRegister_v2)(next, ARENA_STEP, REGISTER_PORTABLE) !=
+		    CUDA_SUCCESS) {
+			trim_arena(m, m->pinned - ARENA_STEP);
+			return false;
+		}
+	}
+	return true;
+}
+
+/* --- pieces ----------------------------------------------------------------------------------- */
+
+/* Is something else wanted by now? */
+static uint8_t wanted(const struct mover *m)
+{
+	return __atomic_load_n(&m->move->want, __ATOMIC_SEQ_CST);
+}
+
+/* The memory is there now. */
+static void be(struct mover *m, enum ledger_place place)
+{
+	__atomic_store_n(&m->is, place, __ATOMIC_SEQ_CST);
+	__atomic_store_n(&m->move->is, (uint8_t)place, __ATOMIC_SEQ_CST);
+}
+
+static bool list_pieces(struct mover *m)
+{
+	size_t count;
+
+	while ((count = block_pieces(0, false, m->list, m->room)) > m->room) {
+		size_t room = 2 * count;
+		size_t each = sizeof(*m->list) + sizeof(*m->aside);
+		void *memory = mmap(NULL, room * each, PROT_READ | PROT_WRITE,
+		                    MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+		if (memory == MAP_FAILED)
+			return false;
+		if (m->list)
+			munmap(m->list, m->room * each);
+		m->list = memory;
+		m->aside = (bool *)(m->list + room);
+		m->room = room;
+	}
+	m->count = count;
+	m->bytes = 0;
+	for (size_t i = 0; i < count; i++) {
+		m->aside[i] = false;
+		m->bytes += m->list[i].block.bytes;
+	}
+	return true;
+}
+
+/* What the process holds on the device of its pieces. */
+static uint64_t held_in_all(const struct mover *m)
+{
+	struct process *process = process_seen();
+	int device = m->count ? process_device(process, m->list[0].block.ordinal) : -1;
+	uint64_t held;
+
+	if (device < 0)
+		return UINT64_MAX;
+	lock_take(&process->account_lock);
+	held = process->held[device].account.slice.held;
+	lock_give(&process->account_lock);
+	return held;
+}
+
+static bool enter(uint64_t owner)
+{
+	return BEHIND(cuCtxPushCurrent_v2)((CUcontext)(uintptr_t)(owner & ~1ull)) == CUDA_SUCCESS;
+}
+
+static void leave(void)
+{
+	CUcontext context;
+
+	(void)BEHIND(cuCtxPopCurrent_v2)(&context);
+}
+
+/* Copy a piece, whose bytes are at `offset` of the arena, in its context. */
+static CUresult copy(const struct mover *m, const struct block_at *at, uint64_t offset, bool out)
+{
+	CUresult result = CUDA_SUCCESS;
+
+	for (uint64_t done = 0, part; done < at->block.bytes && result == CUDA_SUCCESS;
+	     done += part) {
+		unsigned char *host = m->arena + offset + done;
+
+		part = COPY - (offset + done) % COPY;
+		if (part > at->block.bytes - done)
+			part = at->block.bytes - done;
+		result =
+		    out ? BEHIND(cuMemcpyDtoHAsync_v2)(host, at->pointer + done, part, PER_THREAD)
+		        : BEHIND(cuMemcpyHtoDAsync_v2)(at->pointer + done, host, part, PER_THREAD);
+	}
+	return result;
+}
+
+/* What one step began for a piece: the copy is under way when it returns. */
+static enum ledger_move_failure start(struct mover *m, const struct block_at *at, uint64_t offset,
+                                      bool out)
+{
+	CUresult result;
+
+	if (out && !grow_arena(m, at->block.ordinal, offset + at->block.bytes))
+		return LEDGER_MOVE_HOST;
+	if (!out) {
+		result = piece_map(at->pointer, at->block.ordinal, at->block.bytes);
+		if (result != CUDA_SUCCESS)
+			return result == CUDA_ERROR_OUT_OF_MEMORY ? LEDGER_MOVE_DEVICE
+			                                          : LEDGER_MOVE_DRIVER;
+	}
+	result = copy(m, at, offset, out);
+	if (result != CUDA_SUCCESS && !out) {
+		(void)BEHIND(cuStreamSynchronize)(PER_THREAD);
+		(void)piece_unmap(at->pointer, at->block.bytes);
+	}
+	return result == CUDA_SUCCESS ? LEDGER_MOVE_DONE : LEDGER_MOVE_DRIVER;
+}
+
+/* Wait for the copies of the pieces in [first, end) that are not there yet, in their context. What
+ * was not copied as a whole stays where it was. */
+static enum ledger_move_failure finish(struct mover *m, size_t first, size_t end, bool out)
+{
+	bool copied = first == end || BEHIND(cuStreamSynchronize)(PER_THREAD) == CUDA_SUCCESS;
+	bool all = copied;
+
+	for (size_t i = first; i < end; i++) {
+		const struct block_at *at = &m->list[i];
+
+		if (m->aside[i] == out)
+			continue;
+		if (out == copied && piece_unmap(at->pointer, at->block.bytes) != CUDA_SUCCESS)
+			all = false;
+		else if (copied)
+			m->aside[i] = out;
+	}
+	return all ? LEDGER_MOVE_DONE : LEDGER_MOVE_DRIVER;
+}
+
+/* Move all pieces, or as many as can be, or until something else is wanted. */
+static enum ledger_move_failure move_all(struct mover *m, uint8_t want, bool out)
+{
+	enum ledger_move_failure failure = LEDGER_MOVE_DONE, last;
+	uint64_t offset = 0, batch = 0, owner = 0;
+	size_t first = 0, i;
+
+	for (i = 0; i < m->count && failure == LEDGER_MOVE_DONE && wanted(m) == want; i++) {
+		const struct block_at *at = &m->list[i];
+
+		if (m->aside[i] != out) {
+			if (owner && (owner != at->block.owner || batch >= BATCH)) {
+				failure = finish(m, first, i, out);
+				first = i;
+				batch = 0;
+			}
+			if (owner != at->block.owner) {
+				if (owner)
+					leave();
+				owner = enter(at->block.owner) ? at->block.owner : 0;
+			}
+			if (failure == LEDGER_MOVE_DONE)
+				failure = owner ? start(m, at, offset, out) : LEDGER_MOVE_DRIVER;
+			if (failure != LEDGER_MOVE_DONE)
+				break;
+			batch += at->block.bytes;
+		}
+		offset += at->block.bytes;
+	}
+	if (!owner)
+		return failure;
+	last = finish(m, first, i, out);
+	leave();
+	return failure != LEDGER_MOVE_DONE ? failure : last;
+}
+
+/* Where all pieces are. */
+static enum ledger_place place_of_all(const struct mover *m)
+{
+	size_t aside = 0;
+
+	for (size_t i = 0; i < m->count; i++)
+		aside += m->aside[i];
+	return !aside ? LEDGER_LOCKED : aside == m->count ? LEDGER_ASIDE : LEDGER_BETWEEN;
+}
+
+/* --- the steps -------------------------------------------------------------------------------- */
+
+static uint64_t calls(void)
+{
+	return __atomic_load_n(process_seen()->gate.calls, __ATOMIC_SEQ_CST);
+}
+
+/* Wait until no work runs in any context. No lock is held: a kernel may wait for what another
+ * thread is about to do. */
+static bool wait_for_work(void)
+{
+	uint64_t handles[CONTEXTS];
+	size_t count = context_list(handles, CONTEXTS);
+	bool well = count > 0 && count <= CONTEXTS;
+
+	for (size_t i = 0; well && i < count; i++) {
+		well = enter(handles[i]);
+		if (!well)
+			break;
+		well = BEHIND(cuCtxSynchronize)() == CUDA_SUCCESS;
+		leave();
+	}
+	return well;
+}
+
+/* From LEDGER_RUNNING to LEDGER_LOCKED: no call is under way, and no work runs. */
+static enum ledger_move_failure lock_all(struct mover *m, uint8_t want)
+{
+	struct timespec pace = {.tv_nsec = DRAIN_PACE};
+	struct process *process = process_seen();
+	uint64_t seen;
+
+	if (!__atomic_load_n(process->gate.away, __ATOMIC_SEQ_CST) ||
+	    state_of(process)->contexts.green)
+		return LEDGER_MOVE_DRIVER;
+	do {
+		while ((uint16_t)(seen = calls()) && wanted(m) == want)
+			nanosleep(&pace, NULL);
+		if (wanted(m) != want)
+			return LEDGER_MOVE_DONE;
+		if (__atomic_load_n(&m->recordings, __ATOMIC_SEQ_CST))
+			return LEDGER_MOVE_BUSY;
+		if (!wait_for_work())
+			return LEDGER_MOVE_DRIVER;
+	} while (calls() != seen);
+	if (!list_pieces(m))
+		return LEDGER_MOVE_HOST;
+	/* What else the process holds stays. */
+	if (m->bytes / 3 < held_in_all(m) / 4)
+		return LEDGER_MOVE_FEW;
+	/* Who wants something else has seen, after it wrote that, either that this is locked, or
+	 * that it is not: and then has opened the gate. */
+	be(m, LEDGER_LOCKED);
+	if (wanted(m) != want)
+		be(m, LEDGER_RUNNING);
+	return LEDGER_MOVE_DONE;
+}
+
+/* From LEDGER_LOCKED, or wherever a move has ended, to one of the two places. */
+static enum ledger_move_failure go(struct mover *m, uint8_t want, bool out)
+{
+	enum ledger_move_failure failure = LEDGER_MOVE_DONE;
+
+	if (m->is != (out ? LEDGER_ASIDE : LEDGER_LOCKED))
+		failure = move_all(m, want, out);
+	be(m, place_of_all(m));
+	return failure;
+}
+
+/* Give back all host memory. While the gate is open others are in the driver, and may end the
+ * context. */
+static enum ledger_move_failure be_bare(struct mover *m, bool shut)
+{
+	uint64_t context;
+
+	if (!shut && !gate_enter())
+		return LEDGER_MOVE_BUSY;
+	if (context_list(&context, 1) && enter(context)) {
+		trim_arena(m, 0);
+		leave();
+	}
+	if (!shut)
+		gate_leave();
+	return LEDGER_MOVE_DONE;
+}
+
+static enum ledger_move_failure towards(struct mover *m, uint8_t want)
+{
+	enum ledger_move_failure failure = LEDGER_MOVE_DONE;
+	bool was_running = m->is == LEDGER_RUNNING;
+
+	switch (want & LEDGER_WANT_PLACE) {
+	case LEDGER_LOCKED:
+	case LEDGER_ASIDE:
+		if (was_running)
+			failure = lock_all(m, want);
+		if (failure == LEDGER_MOVE_DONE && m->is != LEDGER_RUNNING)
+			failure = go(m, want, (want & LEDGER_WANT_PLACE) == LEDGER_ASIDE);
+		return failure;
+	case LEDGER_RUNNING:
+	case LEDGER_BARE:
+		if (!was_running)
+			failure = go(m, want, false);
+		if (m->is == LEDGER_LOCKED)
+			be(m, LEDGER_RUNNING);
+		if (m->is == LEDGER_RUNNING && (want & LEDGER_WANT_PLACE) == LEDGER_BARE)
+			failure = be_bare(m, !was_running);
+		return failure;
+	default:
+		return LEDGER_MOVE_DRIVER;
+	}
+}
+
+/* --- the thread ------------------------------------------------------------------------------- */
+
+static void *run(void *unused)
+{
+	struct mover *m = mover_of();
+	union {
+		struct ledger_move move;
+		uint32_t word;
+	} seen;
+
+	(void)unused;
+	(void)prctl(PR_SET_NAME, "gpuslice");
+	be(m, LEDGER_RUNNING);
+	for (;;) {
+		uint8_t want = wanted(m);
+		enum ledger_move_failure failure;
+
+		memcpy(&seen, m->move, sizeof(seen));
+		if (want == seen.move.answered) {
+			if (seen.move.want == want)
+				syscall(SYS_futex, m->move, FUTEX_WAIT, seen.word, NULL, NULL, 0);
+			continue;
+		}
+		failure = towards(m, want);
+		if (wanted(m) != want)
+			continue;
+		__atomic_store_n(&m->move->failure, failure, __ATOMIC_RELAXED);
+		__atomic_store_n(&m->move->answered, want, __ATOMIC_RELEASE);
+		syscall(SYS_futex, m->move, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
+	}
+	return NULL;
+}
+
+/* The C library's: in libpthread before glibc 2.34. */
+static bool start_thread(void)
+{
+	static const char *const names[] = {"libc.so.6", "libpthread.so.0"};
+	__typeof__(&pthread_create) create = NULL;
+	sigset_t all, before;
+	pthread_t thread;
+	bool begun;
+
+	for (size_t i = 0; i < sizeof(names) / sizeof(*names) && !create; i++) {
+		struct elf_object object;
+
+		if (elf_find_object(names[i], &object))
+			*(void **)&create = elf_find_symbol(&object, "pthread_create");
+	}
+	if (!create)
+		return false;
+	sigfillset(&all);
+	sigprocmask(SIG_SETMASK, &all, &before);
+	begun = create(&thread, NULL, run, NULL) == 0;
+	sigprocmask(SIG_SETMASK, &before, NULL);
+	return begun;
+}
+
+void mover_begin(struct ledger_lane *lane)
+{
+	struct mover *m = mover_of();
+	struct ledger_move *none = NULL;
+
+	/* A driver of another namespace has another C library, and this thread none of its data. */
+	if (!lane->move.want || library_cuda.namespace || !process_seen()->gate.calls ||
+	    !__atomic_compare_exchange_n(&m->move, &none, &lane->move, false, __ATOMIC_ACQ_REL,
+	                                 __ATOMIC_RELAXED))
+		return;
+	if (!start_thread())
+		return;
+	__atomic_store_n(&process_seen()->gate.moves, true, __ATOMIC_RELEASE);
+}
+
+void mover_return(void)
+{
+	struct timespec pace = {.tv_nsec = 10 * DRAIN_PACE};
+	struct mover *m = mover_of();
+	struct ledger_move *move = m->move;
+
+	if (!process_seen()->gate.moves)
+		return;
+	for (;;) {
+		uint8_t answered = __atomic_load_n(&move->answered, __ATOMIC_SEQ_CST);
+		uint8_t want = wanted(m), next;
+
+		if ((want & LEDGER_WANT_PLACE) == LEDGER_RUNNING && answered == want &&
+		    __atomic_load_n(&m->is, __ATOMIC_SEQ_CST) == LEDGER_RUNNING)
+			return;
+		/* Nobody else writes there any more, but other threads do: one of them is enough.
+		 */
+		if ((want & LEDGER_WANT_PLACE) != LEDGER_RUNNING || answered == want) {
+			next = (uint8_t)((want & ~LEDGER_WANT_PLACE) + LEDGER_WANT_NUMBER) |
+			       LEDGER_RUNNING;
+			if (__atomic_compare_exchange_n(&move->want, &want, next, false,
+			                                __ATOMIC_SEQ_CST, __ATOMIC_RELAXED))
+				syscall(SYS_futex, move, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
+		}
+		nanosleep(&pace, NULL);
+	}
+}

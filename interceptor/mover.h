@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A thread that moves this process's pieces (piece.h) to host memory and back, as the enforcer
+ * wants it: see struct ledger_move. Only in elastic slices that move themselves.
+ *
+ * It moves nothing unless the gate is shut and no call of the driver is under way: then no other
+ * thread is in the driver, and none makes, ends or uses a piece. It goes towards what is wanted in
+ * steps, and looks between them whether that is another by now. Where a step fails it stays where
+ * it is, and says why: all of the memory is in one place or the other at every moment, and the
+ * enforcer asks for the next step, or the one back.
+ *
+ * Host memory is taken when it is needed, is the process's own, and so charged to its memory
+ * cgroup, and is kept for the next time: to pin it takes several times as long as to fill it. The
+ * kernel has no other owner for it, and no other process sees it.
+ */
+#ifndef GPUSLICE_MOVER_H
+#define GPUSLICE_MOVER_H
+
+#include "block.h"
+#include "ledger.h"
+
+struct mover {
+	uint32_t recordings;      /* of work for graphs: see hook_capture.c */
+	struct ledger_move *move; /* NULL: this process does not move itself */
+	enum ledger_place is;     /* as told there, where others of the slice can write, too */
+	/* Where each piece is: `list[i]` is on the device, or its bytes are in `arena` behind those
+	 * of the ones before it. Valid from LEDGER_LOCKED until LEDGER_RUNNING. */
+	struct block_at *list;
+	bool *aside;
+	size_t count, room;
+	uint64_t bytes;       /* of the list */
+	unsigned char *arena; /* host memory: addresses for so many bytes */
+	uint64_t arena_bytes;
+	uint64_t pinned; /* of which the first ones are pinned */
+};
+
+/* Begin it, in the process that has this lane, if the enforcer wants anything there: once it is
+ * attached, with no lock held. */
+void mover_begin(struct ledger_lane *lane);
+
+/* The slice is gone, and with it whoever would bring the memory back: wait until this process has
+ * done so. */
+void mover_return(void);
+
+#endif

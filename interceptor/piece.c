@@ -1,0 +1,187 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "piece.h"
+
+#include "context.h"
+#include "process.h"
+#include "say.h"
+#include "state.h"
+
+/* Passes the gate, and is behind it. */
+#define THROUGH(function) ((__typeof__(&function))gate_of((void *)function))
+
+static CUmemAllocationProp properties_of(CUdevice ordinal)
+{
+	return (CUmemAllocationProp){.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+	                             .location = {CU_MEM_LOCATION_TYPE_DEVICE, ordinal}};
+}
+
+/* Whether the device's memory is mapped in blocks, as this is written for. */
+static bool in_blocks(CUdevice ordinal)
+{
+	CUmemAllocationProp properties = properties_of(ordinal);
+	size_t granularity = 0;
+
+	return DRIVER_HAS(cuMemAddressReserve) && DRIVER_HAS(cuMemAddressFree) &&
+	       DRIVER_HAS(cuMemSetAccess) && DRIVER_HAS(cuMemCreate) &&
+	       DRIVER_HAS(cuMemGetAllocationGranularity) &&
+	       DRIVER(cuMemGetAllocationGranularity)(&granularity, &properties, 0) ==
+	           CUDA_SUCCESS &&
+	       BLOCK_BYTES % granularity == 0;
+}
+
+/* Another device could be given access to cuMemAlloc's memory, and would have none to a piece. */
+bool piece_suits(CUdevice ordinal, uint64_t bytes)
+{
+	static unsigned char known; /* 0 not yet, 1 no, 2 yes: of the one device */
+
+	if (bytes < PIECE_LEAST || !process_seen()->gate.moves || !process_has_one_device())
+		return false;
+	if (!__atomic_load_n(&known, __ATOMIC_RELAXED))
+		__atomic_store_n(&known, in_blocks(ordinal) ? 2 : 1, __ATOMIC_RELAXED);
+	return __atomic_load_n(&known, __ATOMIC_RELAXED) == 2;
+}
+
+/* The mapping holds the memory: with no handle to it, it is gone when it is unmapped. */
+CUresult piece_map(CUdeviceptr pointer, CUdevice ordinal, uint64_t bytes)
+{
+	CUmemAllocationProp properties = properties_of(ordinal);
+	CUmemAccessDesc access = {properties.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+	CUmemGenericAllocationHandle handle;
+	CUresult result = BEHIND(cuMemCreate)(&handle, bytes, &properties, 0);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	result = BEHIND(cuMemMap)(pointer, bytes, 0, handle, 0);
+	if (result == CUDA_SUCCESS) {
+		result = BEHIND(cuMemSetAccess)(pointer, bytes, &access, 1);
+		if (result != CUDA_SUCCESS)
+			(void)BEHIND(cuMemUnmap)(pointer, bytes);
+	}
+	(void)BEHIND(cuMemRelease)(handle);
+	return result;
+}
+
+CUresult piece_unmap(CUdeviceptr pointer, uint64_t bytes)
+{
+	return BEHIND(cuMemUnmap)(pointer, bytes);
+}
+
+static CUresult allocate(CUdeviceptr *pointer, CUdevice ordinal, uint64_t bytes, uint64_t owner)
+{
+	CUresult result = BEHIND(cuMemAddressReserve)(pointer, bytes, 0, 0, 0);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	result = piece_map(*pointer, ordinal, bytes);
+	if (result == CUDA_SUCCESS && block_took_piece(*pointer, &(struct block){.bytes = bytes,
+	                                                                         .owner = owner,
+	                                                                         .ordinal = ordinal,
+	                                                                         .uses = 1,
+	                                                                         .piece = true}))
+		return result;
+	if (result == CUDA_SUCCESS) {
+		(void)piece_unmap(*pointer, bytes);
+		result = CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	(void)BEHIND(cuMemAddressFree)(*pointer, bytes);
+	*pointer = 0;
+	return result;
+}
+
+CUresult piece_allocate(CUdeviceptr *pointer, CUdevice ordinal, uint64_t bytes)
+{
+	return THROUGH(allocate)(pointer, ordinal, bytes, context_current());
+}
+
+static void end(CUdeviceptr pointer, const struct block *block)
+{
+	(void)piece_unmap(pointer, block->bytes);
+	(void)BEHIND(cuMemAddressFree)(pointer, block->bytes);
+	process_release(block->ordinal, block->bytes, KIND_MEMORY);
+}
+
+static bool records(void)
+{
+	return __atomic_load_n(&state_of(process_seen())->mover.recordings, __ATOMIC_SEQ_CST) != 0;
+}
+
+/* cuMemFree waits for work that uses the memory; cuMemUnmap does not. */
+static CUresult wait_for(uint64_t owner)
+{
+	CUcontext context = (CUcontext)(uintptr_t)owner;
+	CUresult result = BEHIND(cuCtxPushCurrent_v2)(context);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	result = BEHIND(cuCtxSynchronize)();
+	(void)BEHIND(cuCtxPopCurrent_v2)(&context);
+	return result;
+}
+
+/* What was freed while work was recorded. */
+static void end_freed(void)
+{
+	struct block_at at;
+
+	while (block_pieces(0, true, &at, 1) && wait_for(at.block.owner) == CUDA_SUCCESS &&
+	       block_leave_piece(at.pointer))
+		end(at.pointer, &at.block);
+}
+
+static CUresult free_behind(CUdeviceptr pointer)
+{
+	struct block block;
+	CUresult result;
+
+	if (!block_find_piece(pointer, &block))
+		return CUDA_ERROR_INVALID_VALUE; /* another thread has freed it */
+	/* To wait would spoil the recording: the next that is freed ends this one, too. */
+	if (records())
+		return block_free_piece(pointer) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+	result = wait_for(block.owner);
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!block_leave_piece(pointer))
+		return CUDA_ERROR_INVALID_VALUE;
+	end(pointer, &block);
+	end_freed();
+	return CUDA_SUCCESS;
+}
+
+CUresult piece_free(CUdeviceptr pointer)
+{
+	return THROUGH(free_behind)(pointer);
+}
+
+static CUresult end_all_of(uint64_t owner)
+{
+	struct block_at at;
+
+	while (block_pieces(owner, false, &at, 1) && block_leave_piece(at.pointer))
+		end(at.pointer, &at.block);
+	return CUDA_SUCCESS;
+}
+
+void piece_owner_gone(uint64_t owner)
+{
+	if (process_seen()->gate.moves)
+		(void)THROUGH(end_all_of)(owner);
+}
+
+bool piece_has(CUdeviceptr address, const char *lent)
+{
+	CUdeviceptr base = 0;
+	struct block block;
+	size_t bytes;
+
+	if (!process_seen()->gate.moves ||
+	    DRIVER(cuMemGetAddressRange_v2)(&base, &bytes, address) != CUDA_SUCCESS ||
+	    !block_find_piece(base, &block))
+		return false;
+	if (lent)
+		say_once(process_get(), ONCE_LENT,
+		         "%s is refused: the slice is elastic and moves its memory itself, which "
+		         "others would not find where it was",
+		         lent);
+	return true;
+}

@@ -1,0 +1,613 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * mover CASE: a process of an elastic slice that moves its memory itself, the child, and in the
+ * parent what tells it to. Linked with standin.c and the simulated driver. Prints what is wrong,
+ * and exits 0 if nothing is. `mover used` prints how many bytes the card has in use, `mover fill
+ * BYTES` takes as many and keeps them: both natively.
+ */
+#define _GNU_SOURCE
+#include "cuda_abi.h"
+#include "nvml_abi.h"
+#include "standin.h"
+
+#include <linux/futex.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+
+#define MIB (1ull << 20)
+#define QUOTA (448ull << 20)
+#define PIECES 5
+#define OF_PIECES (112 * MIB)
+#define SMALL 10
+
+CUresult cuInit(unsigned int);
+CUresult cuDeviceGetUuid_v2(CUuuid *, CUdevice);
+CUresult cuDevicePrimaryCtxRetain(CUcontext *, CUdevice);
+CUresult cuCtxCreate_v2(CUcontext *, unsigned int, CUdevice);
+CUresult cuCtxDestroy_v2(CUcontext);
+CUresult cuCtxSetCurrent(CUcontext);
+CUresult cuMemGetInfo_v2(size_t *, size_t *);
+CUresult cuMemAlloc_v2(CUdeviceptr *, size_t);
+CUresult cuMemAllocAsync(CUdeviceptr *, size_t, CUstream);
+CUresult cuMemFree_v2(CUdeviceptr);
+CUresult cuMemcpyHtoD_v2(CUdeviceptr, const void *, size_t);
+CUresult cuMemcpyDtoH_v2(void *, CUdeviceptr, size_t);
+CUresult cuMemsetD8_v2(CUdeviceptr, unsigned char, size_t);
+CUresult cuIpcGetMemHandle(CUipcMemHandle *, CUdeviceptr);
+CUresult cuStreamCreate(CUstream *, unsigned int);
+CUresult cuStreamBeginCapture_v2(CUstream, int);
+CUresult cuStreamEndCapture(CUstream, CUgraph *);
+nvmlReturn_t nvmlInit_v2(void);
+nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned int, void **);
+nvmlReturn_t nvmlDeviceGetMemoryInfo(void *, void *);
+
+static const char *self;
+static bool emulated; /* what the emulator keeps of the process's memory it knows alone */
+static CUcontext context;
+
+/* --- in the parent ---------------------------------------------------------------------------- */
+
+static struct ledger_move *move_of(void)
+{
+	return &ledger->lane[1].move;
+}
+
+static enum ledger_place place(void)
+{
+	return __atomic_load_n(&move_of()->is, __ATOMIC_SEQ_CST);
+}
+
+static void want(enum ledger_place place)
+{
+	uint8_t now = __atomic_load_n(&move_of()->want, __ATOMIC_SEQ_CST);
+
+	now = (uint8_t)(((now & ~LEDGER_WANT_PLACE) + LEDGER_WANT_NUMBER) | place);
+	__atomic_store_n(&move_of()->want, now, __ATOMIC_SEQ_CST);
+	syscall(SYS_futex, move_of(), FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
+}
+
+static bool answered(void)
+{
+	return __atomic_load_n(&move_of()->answered, __ATOMIC_SEQ_CST) ==
+	       __atomic_load_n(&move_of()->want, __ATOMIC_SEQ_CST);
+}
+
+static enum ledger_move_failure move_to(enum ledger_place place)
+{
+	want(place);
+	WAIT_UNTIL(answered());
+	return __atomic_load_n(&move_of()->failure, __ATOMIC_SEQ_CST);
+}
+
+/* The gate is shut, and nobody is behind it. */
+static void shut(void)
+{
+	set_away(1);
+	WAIT_UNTIL(under_way() == 0);
+}
+
+/* Of the whole card, by NVML. */
+static long long used(void)
+{
+	char command[4200];
+	long long bytes = -1;
+	FILE *out;
+
+	snprintf(command, sizeof(command), "LD_PRELOAD= '%s' used", self);
+	out = popen(command, "r");
+	EXPECT(out && fscanf(out, "%lld", &bytes) == 1);
+	if (out)
+		pclose(out);
+	return bytes;
+}
+
+/* Host memory of a process, in bytes. */
+static long long resident(pid_t pid)
+{
+	long long pages = 0;
+	char path[40];
+	FILE *in;
+
+	snprintf(path, sizeof(path), "/proc/%d/statm", pid);
+	in = fopen(path, "r");
+	EXPECT(in && fscanf(in, "%*d %lld", &pages) == 1);
+	if (in)
+		fclose(in);
+	return pages * sysconf(_SC_PAGESIZE);
+}
+
+static int print_used(void)
+{
+	unsigned long long memory[3] = {0}; /* total, free, used */
+	void *device = NULL;
+
+	if (nvmlInit_v2() || nvmlDeviceGetHandleByIndex_v2(0, &device) ||
+	    nvmlDeviceGetMemoryInfo(device, memory))
+		return 1;
+	printf("%llu\n", memory[2]);
+	return 0;
+}
+
+static int fill(size_t bytes)
+{
+	CUdeviceptr pointer;
+
+	if (cuInit(0) || cuDevicePrimaryCtxRetain(&context, 0) || cuCtxSetCurrent(context) ||
+	    cuMemAlloc_v2(&pointer, bytes))
+		return 1;
+	printf("filled\n");
+	fflush(stdout);
+	pause();
+	return 0;
+}
+
+/* --- in the process --------------------------------------------------------------------------- */
+
+static void attach(void)
+{
+	size_t available, total;
+	CUuuid uuid;
+
+	EXPECT(cuInit(0) == CUDA_SUCCESS && cuDeviceGetUuid_v2(&uuid, 0) == CUDA_SUCCESS);
+	memcpy(ledger->device[0].uuid, uuid.bytes, 16);
+	EXPECT(cuDevicePrimaryCtxRetain(&context, 0) == CUDA_SUCCESS);
+	EXPECT(cuCtxSetCurrent(context) == CUDA_SUCCESS);
+	EXPECT(cuMemGetInfo_v2(&available, &total) == CUDA_SUCCESS && total == QUOTA);
+}
+
+static const size_t sizes[PIECES] = {2 * MIB, 3 * MIB, 20 * MIB, 64 * MIB, 20 * MIB + 1};
+
+/* Bytes that tell where they belong. */
+static uint64_t mark(size_t piece, size_t at)
+{
+	return (piece + 1) * 0x9e3779b97f4a7c15ull ^ at;
+}
+
+static void write_marks(size_t piece, CUdeviceptr pointer, size_t bytes)
+{
+	uint64_t *host = malloc(bytes);
+
+	for (size_t i = 0; i < bytes / 8; i++)
+		host[i] = mark(piece, i);
+	for (size_t at = 0, part; at < bytes; at += part) {
+		part = bytes - at < 8 * MIB ? bytes - at : 8 * MIB;
+		EXPECT(cuMemcpyHtoD_v2(pointer + at, (char *)host + at, part) == CUDA_SUCCESS);
+	}
+	free(host);
+}
+
+static bool has_marks(size_t piece, CUdeviceptr pointer, size_t bytes)
+{
+	uint64_t *host = calloc(1, bytes);
+	bool all = true;
+
+	for (size_t at = 0, part; at < bytes; at += part) {
+		part = bytes - at < 8 * MIB ? bytes - at : 8 * MIB;
+		EXPECT(cuMemcpyDtoH_v2((char *)host + at, pointer + at, part) == CUDA_SUCCESS);
+	}
+	for (size_t i = 0; i < bytes / 8; i++)
+		all = all && host[i] == mark(piece, i);
+	free(host);
+	return all;
+}
+
+static CUdeviceptr pieces[PIECES], small[SMALL];
+
+static void allocate_all(void)
+{
+	for (size_t i = 0; i < PIECES; i++) {
+		EXPECT(cuMemAlloc_v2(&pieces[i], sizes[i]) == CUDA_SUCCESS);
+		write_marks(i, pieces[i], sizes[i]);
+	}
+	for (size_t i = 0; i < SMALL; i++) {
+		EXPECT(cuMemAlloc_v2(&small[i], 4096) == CUDA_SUCCESS);
+		write_marks(100 + i, small[i], 4096);
+	}
+}
+
+static void check_all(void)
+{
+	for (size_t i = 0; i < PIECES; i++)
+		EXPECT(has_marks(i, pieces[i], sizes[i]));
+	for (size_t i = 0; i < SMALL; i++)
+		EXPECT(has_marks(100 + i, small[i], 4096));
+}
+
+static void free_all(void)
+{
+	for (size_t i = 0; i < PIECES; i++) {
+		EXPECT(cuMemFree_v2(pieces[i] + 8) != CUDA_SUCCESS);
+		EXPECT(cuMemFree_v2(pieces[i]) == CUDA_SUCCESS);
+		EXPECT(cuMemFree_v2(pieces[i]) != CUDA_SUCCESS);
+	}
+	for (size_t i = 0; i < SMALL; i++)
+		EXPECT(cuMemFree_v2(small[i]) == CUDA_SUCCESS);
+}
+
+static uint64_t charged(void)
+{
+	return __atomic_load_n(&ledger->device[0].word.used, __ATOMIC_SEQ_CST);
+}
+
+/* --- the cases: in the process, and beside it ------------------------------------------------- */
+
+static void keep_and_check(void)
+{
+	uint64_t before;
+
+	attach();
+	before = charged();
+	allocate_all();
+	EXPECT(charged() - before == OF_PIECES + 2 * MIB);
+	set(&control->ready, 1);
+	WAIT_UNTIL(get(&control->over));
+	check_all();
+	EXPECT(charged() - before == OF_PIECES + 2 * MIB);
+	free_all();
+	EXPECT(charged() == before);
+	set(&control->ready, 2);
+	WAIT_UNTIL(get(&control->over) == 2);
+}
+
+static void move_there_and_back(pid_t child)
+{
+	long long full, away, kept;
+
+	WAIT_UNTIL(get(&control->ready));
+	full = used();
+	EXPECT(place() == LEDGER_RUNNING);
+	EXPECT(move_to(LEDGER_LOCKED) == LEDGER_MOVE_DRIVER); /* the gate is open */
+	shut();
+	for (int i = 0; i < 3; i++) {
+		EXPECT(move_to(LEDGER_LOCKED) == LEDGER_MOVE_DONE && place() == LEDGER_LOCKED);
+		EXPECT(used() == full);
+		EXPECT(move_to(LEDGER_ASIDE) == LEDGER_MOVE_DONE && place() == LEDGER_ASIDE);
+		away = used();
+		EXPECT(full - away == (long long)OF_PIECES);
+		EXPECT(move_to(LEDGER_ASIDE) == LEDGER_MOVE_DONE && place() == LEDGER_ASIDE);
+		EXPECT(move_to(LEDGER_LOCKED) == LEDGER_MOVE_DONE && place() == LEDGER_LOCKED);
+		EXPECT(used() == full);
+	}
+	EXPECT(move_to(LEDGER_RUNNING) == LEDGER_MOVE_DONE && place() == LEDGER_RUNNING);
+	kept = resident(child);
+	EXPECT(move_to(LEDGER_BARE) == LEDGER_MOVE_BUSY); /* the gate is shut */
+	set_away(0);
+	EXPECT(move_to(LEDGER_BARE) == LEDGER_MOVE_DONE);
+	EXPECT(emulated || kept - resident(child) >= (long long)OF_PIECES);
+	shut();
+	EXPECT(move_to(LEDGER_ASIDE) == LEDGER_MOVE_DONE && used() == away);
+	kept = resident(child);
+	EXPECT(move_to(LEDGER_BARE) == LEDGER_MOVE_DONE && place() == LEDGER_RUNNING);
+	EXPECT(emulated || kept - resident(child) >= (long long)OF_PIECES);
+	EXPECT(used() == full);
+	set_away(0);
+	set(&control->over, 1);
+	WAIT_UNTIL(get(&control->ready) == 2);
+	EXPECT(used() == full - (long long)OF_PIECES - (long long)(2 * MIB));
+	set(&control->over, 2);
+}
+
+/* Threads that make, use and end pieces while the slice is moved again and again. */
+static void *use(void *argument)
+{
+	unsigned int seed = (unsigned int)(uintptr_t)argument;
+
+	EXPECT(cuCtxSetCurrent(context) == CUDA_SUCCESS);
+	for (size_t round = 0; !get(&control->over); round++) {
+		size_t bytes = (1 + (size_t)rand_r(&seed) % 6) * MIB;
+		CUdeviceptr pointer;
+
+		EXPECT(cuMemAlloc_v2(&pointer, bytes) == CUDA_SUCCESS);
+		write_marks(round, pointer, bytes);
+		EXPECT(has_marks(round, pointer, bytes));
+		EXPECT(cuMemFree_v2(pointer) == CUDA_SUCCESS);
+		set(&control->ready, 1);
+	}
+	return NULL;
+}
+
+#define THREADS 4
+
+static void use_all(void)
+{
+	pthread_t threads[THREADS];
+	uint64_t before;
+
+	attach();
+	set(&control->brings_back, 0);
+	before = charged();
+	allocate_all();
+	for (uintptr_t i = 0; i < THREADS; i++)
+		EXPECT(pthread_create(&threads[i], NULL, use, (void *)i) == 0);
+	for (int i = 0; i < THREADS; i++)
+		pthread_join(threads[i], NULL);
+	check_all();
+	free_all();
+	EXPECT(charged() == before && under_way() == 0);
+}
+
+static void move_again_and_again(pid_t child)
+{
+	int aside = 0;
+
+	(void)child;
+	WAIT_UNTIL(get(&control->ready));
+	for (int i = 0; i < 60 && !wrong; i++) {
+		uint64_t before = made();
+
+		WAIT_UNTIL(made() > before);
+		set_away(1);
+		EXPECT(move_to(LEDGER_LOCKED) == LEDGER_MOVE_DONE);
+		if (i % 3 == 0) {
+			/* Another word before the first is done. */
+			want(LEDGER_ASIDE);
+			usleep((unsigned int)i * 300);
+		} else {
+			EXPECT(move_to(LEDGER_ASIDE) == LEDGER_MOVE_DONE);
+			aside++;
+		}
+		EXPECT(move_to(LEDGER_RUNNING) == LEDGER_MOVE_DONE);
+		set_away(0);
+	}
+	EXPECT(aside == 40);
+	set(&control->over, 1);
+}
+
+/* Most of what it holds is a pool's. */
+static void keep_a_pool(void)
+{
+	CUdeviceptr pool, piece;
+
+	attach();
+	EXPECT(cuMemAllocAsync(&pool, 256 * MIB, NULL) == CUDA_SUCCESS);
+	EXPECT(cuMemAlloc_v2(&piece, 64 * MIB) == CUDA_SUCCESS);
+	set(&control->ready, 1);
+	WAIT_UNTIL(get(&control->over));
+}
+
+static void move_few(pid_t child)
+{
+	(void)child;
+	WAIT_UNTIL(get(&control->ready));
+	shut();
+	EXPECT(move_to(LEDGER_LOCKED) == LEDGER_MOVE_FEW && place() == LEDGER_RUNNING);
+	EXPECT(move_to(LEDGER_RUNNING) == LEDGER_MOVE_DONE && place() == LEDGER_RUNNING);
+	set_away(0);
+	set(&control->over, 1);
+}
+
+/* Somebody outside takes the room: what does not come back is in host memory still. */
+static void move_to_a_full_card(pid_t child)
+{
+	char command[4200], said[16];
+	FILE *filler;
+	pid_t pid;
+
+	(void)child;
+	WAIT_UNTIL(get(&control->ready));
+	shut();
+	EXPECT(move_to(LEDGER_ASIDE) == LEDGER_MOVE_DONE);
+	snprintf(command, sizeof(command), "echo $$; LD_PRELOAD= exec '%s' fill %llu", self,
+	         (unsigned long long)(320 * MIB));
+	filler = popen(command, "r");
+	EXPECT(filler && fscanf(filler, "%d %15s", &pid, said) == 2);
+	EXPECT(move_to(LEDGER_RUNNING) == LEDGER_MOVE_DEVICE);
+	EXPECT(place() == LEDGER_BETWEEN || place() == LEDGER_ASIDE);
+	EXPECT(move_to(LEDGER_LOCKED) == LEDGER_MOVE_DEVICE);
+	EXPECT(move_to(LEDGER_ASIDE) == LEDGER_MOVE_DONE && place() == LEDGER_ASIDE);
+	kill(pid, SIGKILL);
+	pclose(filler);
+	EXPECT(move_to(LEDGER_RUNNING) == LEDGER_MOVE_DONE && place() == LEDGER_RUNNING);
+	set_away(0);
+	set(&control->over, 1);
+	WAIT_UNTIL(get(&control->ready) == 2);
+	set(&control->over, 2);
+}
+
+/* A context's pieces end with it, although the driver would keep them. */
+static void end_contexts(void)
+{
+	CUcontext other;
+	CUdeviceptr pointer;
+	uint64_t before;
+
+	attach();
+	before = charged();
+	set(&control->ready, 1);
+	WAIT_UNTIL(get(&control->over));
+	for (int i = 0; i < 3; i++) {
+		EXPECT(cuCtxCreate_v2(&other, 0, 0) == CUDA_SUCCESS);
+		for (int j = 0; j < 20; j++)
+			EXPECT(cuMemAlloc_v2(&pointer, 8 * MIB) == CUDA_SUCCESS);
+		EXPECT(cuCtxDestroy_v2(other) == CUDA_SUCCESS);
+		EXPECT(charged() == before);
+	}
+	set(&control->ready, 2);
+	WAIT_UNTIL(get(&control->over) == 2);
+}
+
+static void see_contexts_end(pid_t child)
+{
+	long long before;
+
+	(void)child;
+	WAIT_UNTIL(get(&control->ready));
+	before = used();
+	set(&control->over, 1);
+	WAIT_UNTIL(get(&control->ready) == 2);
+	EXPECT(used() == before);
+	set(&control->over, 2);
+}
+
+static void lend(void)
+{
+	CUipcMemHandle handle;
+	CUdeviceptr piece, plain;
+
+	attach();
+	EXPECT(cuMemAlloc_v2(&piece, 4 * MIB) == CUDA_SUCCESS);
+	EXPECT(cuMemAlloc_v2(&plain, MIB) == CUDA_SUCCESS);
+	EXPECT(cuIpcGetMemHandle(&handle, piece + 4096) == CUDA_ERROR_NOT_SUPPORTED);
+	EXPECT(cuIpcGetMemHandle(&handle, plain) == CUDA_SUCCESS);
+}
+
+/* While it records work for a graph nobody waits for its context. */
+static void record(void)
+{
+	CUdeviceptr pointer, other;
+	CUstream stream;
+	CUgraph graph;
+	uint64_t before;
+
+	attach();
+	before = charged();
+	EXPECT(cuMemAlloc_v2(&pointer, 8 * MIB) == CUDA_SUCCESS);
+	EXPECT(cuMemAlloc_v2(&other, 8 * MIB) == CUDA_SUCCESS);
+	EXPECT(cuStreamCreate(&stream, 1) == CUDA_SUCCESS);
+	EXPECT(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_RELAXED) == CUDA_SUCCESS);
+	set(&control->ready, 1);
+	WAIT_UNTIL(get(&control->over));
+	EXPECT(cuMemFree_v2(pointer) == CUDA_SUCCESS);
+	EXPECT(cuMemFree_v2(pointer) != CUDA_SUCCESS);
+	EXPECT(charged() - before == 16 * MIB);
+	EXPECT(cuStreamEndCapture(stream, &graph) == CUDA_SUCCESS);
+	EXPECT(cuMemFree_v2(other) == CUDA_SUCCESS);
+	EXPECT(charged() == before);
+	EXPECT(cuMemAlloc_v2(&pointer, 8 * MIB) == CUDA_SUCCESS);
+	set(&control->ready, 2);
+	WAIT_UNTIL(get(&control->over) == 2);
+}
+
+static void move_who_records(pid_t child)
+{
+	(void)child;
+	WAIT_UNTIL(get(&control->ready));
+	shut();
+	EXPECT(move_to(LEDGER_LOCKED) == LEDGER_MOVE_BUSY && place() == LEDGER_RUNNING);
+	EXPECT(move_to(LEDGER_RUNNING) == LEDGER_MOVE_DONE);
+	set_away(0);
+	set(&control->over, 1);
+	WAIT_UNTIL(get(&control->ready) == 2);
+	shut();
+	EXPECT(move_to(LEDGER_ASIDE) == LEDGER_MOVE_DONE && place() == LEDGER_ASIDE);
+	EXPECT(move_to(LEDGER_RUNNING) == LEDGER_MOVE_DONE);
+	set_away(0);
+	set(&control->over, 2);
+}
+
+static void move_and_kill(pid_t child)
+{
+	WAIT_UNTIL(get(&control->ready));
+	shut();
+	EXPECT(move_to(LEDGER_ASIDE) == LEDGER_MOVE_DONE);
+	kill(child, SIGKILL);
+}
+
+/* The slice is released while its memory is aside: the process brings it back by itself. */
+static void go_on_alone(void)
+{
+	attach();
+	allocate_all();
+	set(&control->ready, 1);
+	WAIT_UNTIL(get(&control->over));
+	check_all();
+	free_all();
+}
+
+static void release(pid_t child)
+{
+	(void)child;
+	WAIT_UNTIL(get(&control->ready));
+	shut();
+	EXPECT(move_to(LEDGER_ASIDE) == LEDGER_MOVE_DONE);
+	set(&control->status, ATTACH_CLOSED);
+	set(&control->over, 1);
+}
+
+static void fork_and_check(void)
+{
+	pid_t child;
+
+	attach();
+	allocate_all();
+	set(&control->ready, 1);
+	WAIT_UNTIL(get(&control->over));
+	child = fork();
+	if (child == 0)
+		_exit(0);
+	EXPECT(child > 0 && waitpid(child, NULL, 0) == child);
+	check_all();
+	free_all();
+	set(&control->ready, 2);
+	WAIT_UNTIL(get(&control->over) == 2);
+}
+
+static const struct {
+	const char *name;
+	void (*in_process)(void);
+	void (*beside)(pid_t child);
+} cases[] = {
+    {"there-and-back", keep_and_check, move_there_and_back},
+    {"again", use_all, move_again_and_again},
+    {"few", keep_a_pool, move_few},
+    {"full", keep_and_check, move_to_a_full_card},
+    {"contexts", end_contexts, see_contexts_end},
+    {"lend", lend, NULL},
+    {"records", record, move_who_records},
+    {"released", go_on_alone, release},
+    {"killed", keep_and_check, move_and_kill},
+    {"fork", fork_and_check, move_there_and_back},
+};
+
+int main(int argc, char **argv)
+{
+	size_t i = 0;
+	int status = 0;
+	pid_t child;
+	bool killed;
+
+	emulated = getenv("GPUSLICE_ANEW");
+	self = emulated ? getenv("GPUSLICE_ANEW") : argv[0];
+	if (argc == 2 && strcmp(argv[1], "used") == 0)
+		return print_used();
+	if (argc == 3 && strcmp(argv[1], "fill") == 0)
+		return fill(strtoull(argv[2], NULL, 10));
+	while (i < sizeof(cases) / sizeof(*cases) &&
+	       (argc < 2 || strcmp(cases[i].name, argv[1]) != 0))
+		i++;
+	if (i == sizeof(cases) / sizeof(*cases))
+		return 2;
+	standin_begin(QUOTA, true);
+	set(&control->attach_status, ATTACH_OK);
+	set(&control->moves, 1);
+	child = fork();
+	if (child == 0) {
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+		alarm(120);
+		close(listening);
+		cases[i].in_process();
+		fflush(stdout);
+		_exit(wrong);
+	}
+	if (child < 0)
+		return 1;
+	standin_serve();
+	if (cases[i].beside)
+		cases[i].beside(child);
+	killed = cases[i].beside == move_and_kill;
+	if (waitpid(child, &status, 0) != child)
+		return 1;
+	if (killed ? !WIFSIGNALED(status) || WTERMSIG(status) != SIGKILL : status) {
+		printf("the process ended with status %#x\n", status);
+		wrong = 1;
+	}
+	if (!killed || used() == 0)
+		return wrong;
+	printf("the killed process has left something on the card\n");
+	return 1;
+}

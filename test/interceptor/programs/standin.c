@@ -1,0 +1,148 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#define _GNU_SOURCE
+#include "standin.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+
+struct ledger *ledger;
+struct control *control;
+int listening = -1, wrong;
+
+static int ledger_file;
+static char directory[80];
+
+static void path_of(char path[108], const char *name)
+{
+	snprintf(path, 108, "%s/%s", directory, name);
+}
+
+void standin_listen(void)
+{
+	struct sockaddr_un address = {.sun_family = AF_UNIX};
+	int s = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+
+	path_of(address.sun_path, ATTACH_SOCKET_NAME);
+	unlink(address.sun_path);
+	if (s < 0 || bind(s, (struct sockaddr *)&address, sizeof(address)) || listen(s, 64)) {
+		perror(address.sun_path);
+		exit(1);
+	}
+	set(&listening, s);
+}
+
+static void answer(int c)
+{
+	union {
+		struct cmsghdr align;
+		char bytes[CMSG_SPACE(sizeof(int))];
+	} room = {.bytes = {0}};
+	struct attach_request request;
+	struct attach_reply reply = {.magic = ATTACH_MAGIC, .version = ATTACH_VERSION};
+	struct iovec io = {&reply, sizeof(reply)};
+	struct msghdr message = {.msg_iov = &io, .msg_iovlen = 1};
+
+	if (recv(c, &request, sizeof(request), 0) != sizeof(request))
+		return;
+	reply.status = ATTACH_UNKNOWN;
+	if (request.op == ATTACH_OP_RETURN) {
+		__atomic_fetch_add(&control->asked, 1, __ATOMIC_SEQ_CST);
+		if (get(&control->brings_back)) {
+			set(&control->status, ATTACH_OK);
+			set(&control->attach_status, ATTACH_OK);
+			set_away(0);
+		}
+		pause_ms(1);
+		reply.status = (uint16_t)get(&control->status);
+	} else if (request.op == ATTACH_OP_ATTACH) {
+		reply.status = (uint16_t)get(&control->attach_status);
+		if (reply.status == ATTACH_OK) {
+			reply.lane =
+			    (uint32_t)__atomic_add_fetch(&control->attached, 1, __ATOMIC_SEQ_CST);
+			reply.size = sizeof(struct ledger);
+			ledger->lane[reply.lane].state = LEDGER_LIVE;
+			if (get(&control->moves))
+				ledger->lane[reply.lane].move.want = LEDGER_RUNNING;
+			message.msg_control = room.bytes;
+			message.msg_controllen = sizeof(room.bytes);
+			CMSG_FIRSTHDR(&message)->cmsg_level = SOL_SOCKET;
+			CMSG_FIRSTHDR(&message)->cmsg_type = SCM_RIGHTS;
+			CMSG_FIRSTHDR(&message)->cmsg_len = CMSG_LEN(sizeof(int));
+			memcpy(CMSG_DATA(CMSG_FIRSTHDR(&message)), &ledger_file, sizeof(int));
+		}
+	}
+	(void)sendmsg(c, &message, MSG_NOSIGNAL);
+	/* The process looks whether we are alive. */
+	if (reply.lane)
+		(void)recv(c, &request, sizeof(request), 0);
+}
+
+static void *answer_one(void *argument)
+{
+	int c = (int)(intptr_t)argument;
+
+	answer(c);
+	close(c);
+	return NULL;
+}
+
+static void *serve(void *argument)
+{
+	for (;;) {
+		int c = accept4(get(&listening), NULL, NULL, SOCK_CLOEXEC);
+		pthread_t thread;
+
+		if (c < 0)
+			pause_ms(1);
+		else if (pthread_create(&thread, NULL, answer_one, (void *)(intptr_t)c) == 0)
+			pthread_detach(thread);
+	}
+	return argument;
+}
+
+void standin_serve(void)
+{
+	pthread_t thread;
+
+	if (pthread_create(&thread, NULL, serve, NULL) != 0)
+		exit(1);
+}
+
+void standin_begin(uint64_t quota, bool elastic)
+{
+	static const uint8_t name[16] = "elastic";
+	struct ledger_account enforcer;
+
+	snprintf(directory, sizeof(directory), "%s", getenv(ATTACH_DIR_ENV));
+	ledger_file = (int)syscall(SYS_memfd_create, "ledger", 0);
+	if (ledger_file < 0 || ftruncate(ledger_file, sizeof(struct ledger)) != 0)
+		exit(1);
+	ledger =
+	    mmap(NULL, sizeof(struct ledger), PROT_READ | PROT_WRITE, MAP_SHARED, ledger_file, 0);
+	control =
+	    mmap(NULL, sizeof(*control), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	if (ledger == MAP_FAILED || control == MAP_FAILED)
+		exit(1);
+	ledger_format(ledger, name);
+	enforcer = ledger_open(ledger, 0, 0);
+	memset(ledger->device[0].uuid, 7, 16);
+	ledger->device[0].quota = ledger->device[0].total = quota;
+	ledger_limit(&enforcer, quota);
+	ledger->device_count = 1;
+	ledger->high_lane = 8;
+	control->status = ATTACH_AWAY;
+	if (elastic) {
+		char path[108];
+
+		path_of(path, ATTACH_ELASTIC_NAME);
+		close(open(path, O_CREAT | O_WRONLY | O_CLOEXEC, 0600));
+	}
+	/* Before it is there: who connects waits for it. */
+	standin_listen();
+}

@@ -1,0 +1,95 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What answers in the enforcer's place, below GPUSLICE_DIR, for a program that is a process of an
+ * elastic slice and its parent.
+ */
+#ifndef STANDIN_H
+#define STANDIN_H
+
+#include "attach.h"
+#include "ledger.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <unistd.h>
+
+#define UNDER_WAY 0xffffull
+
+extern struct ledger *ledger; /* of one device, whose UUID is all sevens */
+extern int listening;         /* where it hears */
+extern int wrong;
+
+/* Shared by both processes. */
+extern struct control {
+	int status, attach_status; /* what is answered */
+	int brings_back;           /* being asked for the return is enough */
+	int asked, attached;       /* how often each was asked for */
+	int ready;                 /* the process waits to be dealt with */
+	int moving;                /* no call may be inside the driver */
+	int over;
+	int moves; /* the processes are to move their memory themselves */
+} * control;
+
+#define EXPECT(what)                                                                               \
+	do {                                                                                       \
+		if (!(what)) {                                                                     \
+			printf("line %d: not so: %s\n", __LINE__, #what);                          \
+			wrong = 1;                                                                 \
+		}                                                                                  \
+	} while (0)
+
+static inline int get(const int *word)
+{
+	return __atomic_load_n(word, __ATOMIC_SEQ_CST);
+}
+
+static inline void set(int *word, int value)
+{
+	__atomic_store_n(word, value, __ATOMIC_SEQ_CST);
+}
+
+static inline void set_away(uint64_t away)
+{
+	__atomic_store_n(&ledger->away, away, __ATOMIC_SEQ_CST);
+}
+
+static inline uint64_t calls_of(unsigned int lane)
+{
+	return __atomic_load_n(&ledger->lane[lane].calls, __ATOMIC_SEQ_CST);
+}
+
+static inline uint64_t made(void)
+{
+	return calls_of(1) >> 16;
+}
+
+static inline uint64_t under_way(void)
+{
+	return calls_of(1) & UNDER_WAY;
+}
+
+static inline void pause_ms(int ms)
+{
+	usleep((useconds_t)ms * 1000);
+}
+
+#define WAIT_UNTIL(what)                                                                           \
+	do {                                                                                       \
+		bool so_ = false;                                                                  \
+                                                                                                   \
+		for (int tries_ = 0; !so_ && tries_ < 20000; tries_++) {                           \
+			so_ = (what);                                                              \
+			if (!so_)                                                                  \
+				pause_ms(1);                                                       \
+		}                                                                                  \
+		EXPECT(so_ &&#what);                                                               \
+	} while (0)
+
+/* Make the ledger and the rest, of so many bytes, and listen. `elastic`: the slice is. */
+void standin_begin(uint64_t quota, bool elastic);
+void standin_listen(void);
+/* Answer from now on, in a thread of the calling process. */
+void standin_serve(void);
+
+#endif
