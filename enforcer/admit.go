@@ -263,8 +263,9 @@ func (e *Enforcer) admitSlice(s *slice, limit *admission.User) error {
 			e.clearReleased(other)
 		}
 	}
-	err := e.evictFor(s, wants, limit)
+	err := e.book.Begin(s.holder, wants, s.quotas, limit)
 	if err != nil {
+		err = e.evictFor(err, want{holder: s.holder, bytes: wants, quotas: s.quotas, limit: limit})
 		e.book.Drop(s.holder)
 	}
 	return err

@@ -494,24 +494,24 @@ func (s *slice) fitsHost() error {
 	})
 }
 
-// evictFor grants a slice that begins what it wants, or has idle ones evicted for it, and then the error is busy: who asks is to ask again.
-func (e *Enforcer) evictFor(s *slice, wants map[string]uint64, limit *admission.User) error {
-	err := e.book.Begin(s.holder, wants, s.quotas, limit)
-	var full *api.Error
-	if !errors.As(err, &full) || full.Code != api.CodeQuotaExceeded || !e.movesElastic() {
-		return err
+// evictFor returns why somebody was refused what he wants; or has idle ones evicted for him, if that is enough, and then the error is busy: who asks
+// is to ask again.
+func (e *Enforcer) evictFor(refused error, w want) error {
+	if !errors.As(refused, &w.refusal) || w.refusal.Code != api.CodeQuotaExceeded || !e.movesElastic() {
+		return refused
 	}
 	all := e.elasticOnes()
-	if e.leaving(wants, all) == nil {
-		c := e.victim(want{holder: s.holder, bytes: wants, quotas: s.quotas, limit: limit, refusal: full}, all)
+	if e.leaving(w.bytes, all) == nil {
+		c := e.victim(w, all)
 		if c == nil {
-			return err
+			return refused
 		}
 		e.ends.Go(func() { e.evict(c) })
 	}
-	busy := api.Errorf(api.CodeBusy, "%s: idle elastic slices are being moved aside for it: ask again", full.Message)
-	busy.Device, busy.Requested, busy.Limit, busy.Current = full.Device, full.Requested, full.Limit, full.Current
-	return busy
+	busy := *w.refusal
+	busy.Code = api.CodeBusy
+	busy.Message += ": idle elastic slices are being moved aside for it: ask again"
+	return &busy
 }
 
 // leaving is a slice that is being evicted from one of these devices; nil if there is none.

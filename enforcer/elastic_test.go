@@ -305,6 +305,47 @@ func TestAnOrdinarySliceHasIdleOnesEvicted(t *testing.T) {
 	a.returns()
 }
 
+// A pool that is made or made larger, and a slice that is, need what one of these has.
+func TestWhoGrowsHasIdleOnesEvicted(t *testing.T) {
+	h, truth, _ := elastics(t, quick)
+	for _, id := range []string{"a", "b", "c"} {
+		h.elastic(id, 20*gib, 0).works(truth, 10*gib)
+	}
+	h.session("ordinary", on(gpu0, 10*gib))
+	evicted := func() (n int) {
+		for _, id := range []string{"a", "b", "c"} {
+			if h.see(id).State == api.Evicted {
+				n++
+			}
+		}
+		return n
+	}
+	for i, grows := range []struct {
+		who string
+		do  func(ctx context.Context) error
+	}{
+		{"pool p", func(ctx context.Context) error {
+			_, err := h.CreatePool(ctx, "p", api.PoolRequest{Quotas: []api.Quota{on(gpu0, 20*gib)}})
+			return err
+		}},
+		{"pool p", func(ctx context.Context) error {
+			_, err := h.SetPool(ctx, "p", api.PoolRequest{Quotas: []api.Quota{on(gpu0, 40*gib)}})
+			return err
+		}},
+		{"ordinary", func(ctx context.Context) error {
+			_, err := h.Change(ctx, "ordinary", api.ChangeRequest{Quotas: []api.Quota{on(gpu0, 30*gib)}})
+			return err
+		}},
+	} {
+		time.Sleep(2 * quick.MinResident)
+		refusedWith(t, grows.do(t.Context()), api.CodeBusy, grows.who, "idle elastic slices are being moved aside for it: ask again")
+		eventually(t, "there is room", func() bool { return grows.do(t.Context()) == nil })
+		if n := evicted(); n != i+1 {
+			t.Errorf("for %s %d are evicted, of which %d were", grows.who, n, i)
+		}
+	}
+}
+
 func TestElasticSlicesAreNotPromisedWhatCanNeverBe(t *testing.T) {
 	o := quick
 	o.Overcommit = 1500

@@ -84,11 +84,12 @@ func (p *pool) again(r api.PoolRequest) (api.Pool, error) {
 // makePool makes what a pool that nobody knows consists of, and stores it.
 func (e *Enforcer) makePool(p *pool) error {
 	p.quota.Devices = p.foresee(p.quotas)
-	if err := e.roomForContexts("pool "+p.name, p.quota.Commitment()); err != nil {
+	wants := p.quota.Commitment()
+	if err := e.roomForContexts("pool "+p.name, wants); err != nil {
 		return err
 	}
-	if _, err := e.book.Admit(p.holder, p.quota.Commitment()); err != nil {
-		return err
+	if _, err := e.book.Admit(p.holder, wants); err != nil {
+		return e.evictFor(err, want{holder: p.holder, bytes: wants, quotas: p.quotas})
 	}
 	err := p.quota.Begin()
 	killpoint.Pass("pool.ledger")
@@ -156,7 +157,7 @@ func (p *pool) set(quotas []api.Quota) error {
 	}
 	undo, err := p.e.book.Admit(p.holder, wants)
 	if err != nil {
-		return err
+		return p.e.evictFor(err, want{holder: p.holder, bytes: wants, quotas: merged})
 	}
 	// Stored first: the highest limits, then the quotas. A restart writes what follows from these into the page.
 	err = p.e.store.PutPoolState(p.name, r)

@@ -262,7 +262,7 @@ func (s *slice) apply(c change) (err error) {
 	undo := func() {}
 	if s.counts() {
 		if undo, err = s.e.book.Admit(s.holder, wants); err != nil {
-			return err
+			return s.e.evictFor(err, want{holder: s.holder, bytes: wants, quotas: c.quotas})
 		}
 	}
 	if err := s.e.store.PutSlice(c.record); err != nil {

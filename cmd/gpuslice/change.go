@@ -59,7 +59,11 @@ refused, like when a slice begins.
 					}
 					r.Quotas, r.Drop = inPlaceOfAll(slice.Quotas, r.Quotas[0])
 				}
-				slice, err := enforcer.Change(ctx, id, r)
+				var slice api.Slice
+				err := client.AwaitRoom(ctx, func() (err error) {
+					slice, err = enforcer.Change(ctx, id, r)
+					return err
+				})
 				if err == nil && !everywhere {
 					noteOwn(c, slice.Quotas, request.Quotas)
 				}

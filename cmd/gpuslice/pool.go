@@ -11,6 +11,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/show"
 	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/client"
 )
 
 func poolCommand() *cli.Command {
@@ -193,7 +194,11 @@ func changePool(c *cli.Context, verb string) error {
 			r.Quotas[i].Bytes, r.Quotas[i].Percent = quotas[0].Bytes, quotas[0].Percent
 		}
 	}
-	pool, err := do(c.Context, name, r)
+	var pool api.Pool
+	err = client.AwaitRoom(c.Context, func() (err error) {
+		pool, err = do(c.Context, name, r)
+		return err
+	})
 	if err != nil {
 		return err
 	}

@@ -22,6 +22,7 @@ import (
 	"time"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/client"
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
 	"github.com/gpuslice/gpuslice/enforcer/process"
 	"github.com/gpuslice/gpuslice/lease/broker"
@@ -110,9 +111,13 @@ func (s *Service) register(ctx context.Context, l *lease, who Peer, r *leasepb.A
 		user = &api.User{} // has no limit on the control socket either
 	}
 	user.Remote = who.remote
-	reply, err := s.Enforcer.Register(ctx, api.RegisterRequest{
-		ID: l.ID, PID: l.Keeper.PID, UID: l.BrokerUID, GID: l.BrokerUID, For: user, Tenant: l.Tenant, TTL: ttl, Visible: []string{l.Device},
-		Quotas: []api.Quota{{Device: l.Device, Bytes: l.VRAM + l.Overhead}},
+	var reply api.RegisterReply
+	err = client.AwaitRoom(ctx, func() (err error) {
+		reply, err = s.Enforcer.Register(ctx, api.RegisterRequest{
+			ID: l.ID, PID: l.Keeper.PID, UID: l.BrokerUID, GID: l.BrokerUID, For: user, Tenant: l.Tenant, TTL: ttl, Visible: []string{l.Device},
+			Quotas: []api.Quota{{Device: l.Device, Bytes: l.VRAM + l.Overhead}},
+		})
+		return err
 	})
 	if err != nil && !l.keeper.Alive() {
 		return reply, errors.New("the process that was to keep the lease's slice was ended by somebody before it began: ask again")

@@ -143,6 +143,17 @@ func TestAnOrdinaryContainerBeginsWhereAnIdleElasticOneIsMovedAside(t *testing.T
 	c.works(4 * gib)
 }
 
+func TestAPoolIsMadeWhereAnIdleElasticContainerIsMovedAside(t *testing.T) {
+	h := newHostBy(t, api.Intercept, quickTurns, smallCard)
+	e := h.elastic("5G")
+	e.hog(gib)
+	time.Sleep(1500 * time.Millisecond)
+	h.mustRun("pool", "create", "p", "--vram", "6G")
+	if s := h.state(e.id); s != api.Evicted {
+		t.Errorf("the elastic one is %s", s)
+	}
+}
+
 func TestAContainerBeginsWhileTheEnforcerIsReplaced(t *testing.T) {
 	h := newHostBy(t, api.Intercept, "")
 	h.Stop(unix.SIGKILL)

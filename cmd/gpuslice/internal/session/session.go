@@ -22,11 +22,11 @@ import (
 	"os/signal"
 	"path/filepath"
 	"strings"
-	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/client"
 )
 
 // Exit codes of our own, as env(1) and docker-run(1) have them.
@@ -138,7 +138,10 @@ func (s *Session) enter(ctx context.Context) (reply api.RegisterReply, leave fun
 	if request.ID == "" {
 		request.ID = newID()
 	}
-	reply, err = s.register(ctx, request)
+	err = client.AwaitRoom(ctx, func() error {
+		reply, err = s.Enforcer.Register(ctx, request)
+		return err
+	})
 	return reply, func() {
 		// Only we are left of the slice's processes, hence the force. A release that fails is made up for by the
 		// enforcer, which sees us end. The command's exit code is worth more than this error.
@@ -147,19 +150,6 @@ func (s *Session) enter(ctx context.Context) (reply api.RegisterReply, leave fun
 			s.Released(was)
 		}
 	}, err
-}
-
-// register asks for the slice, and again while room is being made for it.
-func (s *Session) register(ctx context.Context, request api.RegisterRequest) (api.RegisterReply, error) {
-	const patience, pause = time.Minute, 200 * time.Millisecond
-	for begun := time.Now(); ; time.Sleep(pause) {
-		reply, err := s.Enforcer.Register(ctx, request)
-		var busy *api.Error
-		makesRoom := errors.As(err, &busy) && busy.Code == api.CodeBusy && busy.Device != ""
-		if !makesRoom || ctx.Err() != nil || time.Since(begun) > patience {
-			return reply, err
-		}
-	}
 }
 
 // environment returns env with the interceptor first in LD_PRELOAD, the slice's directory, and its id.

@@ -380,38 +380,3 @@ func TestTheCommandHasTheLimitOfOpenFilesThatItWasGiven(t *testing.T) {
 		t.Errorf("%q, %v", out, err)
 	}
 }
-
-// busy refuses some times, and then gives.
-type busy struct {
-	recorder
-	refuses int
-	err     *api.Error
-	asked   *int
-}
-
-func (b busy) Register(_ context.Context, q api.RegisterRequest) (api.RegisterReply, error) {
-	if *b.asked++; *b.asked <= b.refuses {
-		return api.RegisterReply{}, b.err
-	}
-	return api.RegisterReply{Slice: api.Slice{ID: q.ID}}, nil
-}
-
-func TestACommandWaitsWhileRoomIsMadeForIt(t *testing.T) {
-	room := api.Errorf(api.CodeBusy, "idle elastic slices are being moved aside")
-	room.Device = "GPU-1"
-	for name, c := range map[string]struct {
-		err   *api.Error
-		asked int
-	}{
-		"room is made":       {room, 3},
-		"as many ask as may": {api.Errorf(api.CodeBusy, "ask again later"), 1},
-		"there is none":      {api.Errorf(api.CodeQuotaExceeded, "no"), 1},
-	} {
-		asked := 0
-		s := &Session{Enforcer: busy{refuses: 2, err: c.err, asked: &asked}}
-		_, err := s.register(t.Context(), api.RegisterRequest{ID: "s"})
-		if asked != c.asked || (err == nil) != (c.asked > 1) {
-			t.Errorf("%s: asked %d times, %v", name, asked, err)
-		}
-	}
-}
