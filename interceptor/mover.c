@@ -22,8 +22,9 @@
 #define COPY (16ull << 20)
 /* After so many bytes their device memory is given back, or waited for. */
 #define BATCH (512ull << 20)
-#define CONTEXTS 64        /* of a process that moves itself, at most */
-#define DRAIN_PACE 1000000 /* nanoseconds */
+#define CONTEXTS 64          /* of a process that moves itself, at most */
+#define DRAIN_PACE 1000000   /* nanoseconds */
+#define RETURN_PACE 10000000 /* nanoseconds */
 #define REGISTER_PORTABLE 1u
 #define PER_THREAD ((CUstream)2) /* this thread's own stream: nothing has to be made for it */
 
@@ -454,7 +455,7 @@ void mover_begin(struct ledger_lane *lane)
 
 void mover_return(void)
 {
-	struct timespec pace = {.tv_nsec = 10 * DRAIN_PACE};
+	struct timespec pace = {.tv_nsec = RETURN_PACE};
 	struct mover *m = mover_of();
 	struct ledger_move *move = m->move;
 

@@ -19,6 +19,8 @@
 #include <unistd.h>
 
 #define REAL_COPY_LIMIT (16 * MiB)
+#define PAGE ((size_t)4096)
+#define MANY_PAGES 256
 
 /* An address that is none of the driver's is host memory. */
 static bool is_known(CUdeviceptr address)
@@ -66,18 +68,17 @@ void *copy_view(CUdeviceptr start, size_t size)
  * and moved, would need one. Both ends begin at the same place of a page, or all is moved. */
 static void move_pages(unsigned char *target, const unsigned char *source, size_t size)
 {
-	enum { PAGE = 4096, MANY = 256 };
-	unsigned char there[MANY], here[MANY];
+	unsigned char there[MANY_PAGES], here[MANY_PAGES];
 	size_t head = (PAGE - (uintptr_t)source % PAGE) % PAGE;
 
-	if (size < 2 * PAGE * MANY || ((uintptr_t)source - (uintptr_t)target) % PAGE ||
-	    sysconf(_SC_PAGESIZE) != PAGE) {
+	if (size < 2 * PAGE * MANY_PAGES || ((uintptr_t)source - (uintptr_t)target) % PAGE ||
+	    sysconf(_SC_PAGESIZE) != (long)PAGE) {
 		memmove(target, source, size);
 		return;
 	}
 	memmove(target, source, head);
 	for (size_t at = head, part; at < size; at += part) {
-		part = size - at < PAGE * MANY ? size - at : PAGE * MANY;
+		part = size - at < PAGE * MANY_PAGES ? size - at : PAGE * MANY_PAGES;
 		if (mincore((void *)(target + at), part, there) != 0 ||
 		    mincore((void *)(uintptr_t)(source + at), part, here) != 0) {
 			memmove(target + at, source + at, part);

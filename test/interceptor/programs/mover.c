@@ -91,33 +91,54 @@ static void shut(void)
 	WAIT_UNTIL(under_way() == 0);
 }
 
+/* This program again, without the interceptor, and what it prints. */
+static FILE *natively(const char *what, const char *bytes, pid_t *child)
+{
+	int ends[2];
+
+	if (pipe(ends) != 0)
+		exit(1);
+	*child = fork();
+	if (*child == 0) {
+		unsetenv("LD_PRELOAD");
+		dup2(ends[1], STDOUT_FILENO);
+		close(ends[0]);
+		close(ends[1]);
+		execl(self, self, what, bytes, (char *)NULL);
+		_exit(127);
+	}
+	close(ends[1]);
+	EXPECT(*child > 0);
+	return fdopen(ends[0], "r");
+}
+
 /* Of the whole card, by NVML. */
 static long long used(void)
 {
-	char command[4200];
-	long long bytes = -1;
-	FILE *out;
+	char line[32] = "";
+	pid_t child;
+	FILE *out = natively("used", NULL, &child);
 
-	snprintf(command, sizeof(command), "LD_PRELOAD= '%s' used", self);
-	out = popen(command, "r");
-	EXPECT(out && fscanf(out, "%lld", &bytes) == 1);
+	EXPECT(out && fgets(line, sizeof(line), out) && line[0]);
 	if (out)
-		pclose(out);
-	return bytes;
+		fclose(out);
+	EXPECT(waitpid(child, NULL, 0) == child);
+	return strtoll(line, NULL, 10);
 }
 
 /* Host memory of a process, in bytes. */
 static long long resident(pid_t pid)
 {
-	long long pages = 0;
-	char path[40];
+	char path[40], line[128] = "";
+	long long pages;
 	FILE *in;
 
 	snprintf(path, sizeof(path), "/proc/%d/statm", pid);
 	in = fopen(path, "r");
-	EXPECT(in && fscanf(in, "%*d %lld", &pages) == 1);
+	EXPECT(in && fgets(line, sizeof(line), in));
 	if (in)
 		fclose(in);
+	pages = strchr(line, ' ') ? strtoll(strchr(line, ' '), NULL, 10) : 0;
 	return pages * sysconf(_SC_PAGESIZE);
 }
 
@@ -384,24 +405,25 @@ static void move_few(pid_t child)
 /* Somebody outside takes the room: what does not come back is in host memory still. */
 static void move_to_a_full_card(pid_t child)
 {
-	char command[4200], said[16];
+	char said[16] = "", bytes[24];
 	FILE *filler;
-	pid_t pid;
+	pid_t pid = -1;
 
 	(void)child;
 	WAIT_UNTIL(get(&control->ready));
 	shut();
 	EXPECT(move_to(LEDGER_ASIDE) == LEDGER_MOVE_DONE);
-	snprintf(command, sizeof(command), "echo $$; LD_PRELOAD= exec '%s' fill %llu", self,
-	         (unsigned long long)(320 * MIB));
-	filler = popen(command, "r");
-	EXPECT(filler && fscanf(filler, "%d %15s", &pid, said) == 2);
+	snprintf(bytes, sizeof(bytes), "%llu", 320 * MIB);
+	filler = natively("fill", bytes, &pid);
+	EXPECT(filler && fgets(said, sizeof(said), filler) && strcmp(said, "filled\n") == 0);
 	EXPECT(move_to(LEDGER_RUNNING) == LEDGER_MOVE_DEVICE);
 	EXPECT(place() == LEDGER_BETWEEN || place() == LEDGER_ASIDE);
 	EXPECT(move_to(LEDGER_LOCKED) == LEDGER_MOVE_DEVICE);
 	EXPECT(move_to(LEDGER_ASIDE) == LEDGER_MOVE_DONE && place() == LEDGER_ASIDE);
 	kill(pid, SIGKILL);
-	pclose(filler);
+	EXPECT(waitpid(pid, NULL, 0) == pid);
+	if (filler)
+		fclose(filler);
 	EXPECT(move_to(LEDGER_RUNNING) == LEDGER_MOVE_DONE && place() == LEDGER_RUNNING);
 	set_away(0);
 	set(&control->over, 1);
@@ -572,7 +594,7 @@ int main(int argc, char **argv)
 	bool killed;
 
 	emulated = getenv("GPUSLICE_ANEW");
-	self = emulated ? getenv("GPUSLICE_ANEW") : argv[0];
+	self = argv[0];
 	if (argc == 2 && strcmp(argv[1], "used") == 0)
 		return print_used();
 	if (argc == 3 && strcmp(argv[1], "fill") == 0)
