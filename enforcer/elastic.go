@@ -412,6 +412,12 @@ func (e *Enforcer) evict(c *candidate) {
 		}
 		return
 	}
+	s.mu.Lock()
+	gone := s.suspension != nil // for somebody else, or by hand, while this waited for its turn
+	s.mu.Unlock()
+	if gone {
+		return
+	}
 	err := s.beginSuspension(true)
 	if err == nil {
 		killpoint.Pass("evict.shut")

@@ -332,7 +332,7 @@ func (s *slice) settleAway(all []*moved, reason string) error {
 		return errors.Join(err, s.goesOn())
 	}
 	killpoint.Pass("move.gone")
-	s.sendAway(now.Processes)
+	s.sentAway()
 	s.tellMoved(s.movedKind(true), now.Processes)
 	return nil
 }

@@ -277,7 +277,7 @@ func (s *slice) leaveNothing() error {
 	if err := away(s.spare(all)); err != nil {
 		return err
 	}
-	s.sendAway(records(all))
+	s.sentAway()
 	for _, p := range all {
 		if len(p.Left) > 0 {
 			return api.Errorf(api.CodeInternal, "slice %s: the driver has checkpointed process %d, and lists %s for it still", s.id(), p.PID, api.FormatSize(sum(p.Left)))

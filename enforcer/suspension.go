@@ -31,11 +31,17 @@ func (s *slice) unsuspended() error {
 	return api.Errorf(api.CodeBadRequest, "slice %s is %s: `gpuslice resume %s` brings its memory back, after which this can be done", s.id(), s.suspension.State, s.id())
 }
 
-// setSuspension is called in the slice's turn; nil is of a slice that goes on.
+// setSuspension is called in the slice's turn; nil is of a slice that goes on. From the moment that it is away the books say that its processes hold
+// what they have left, and others get the rest.
 func (s *slice) setSuspension(to *store.Suspension) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.suspension = to
+	if s.isAway() {
+		s.markAway(to.Processes)
+		s.recommit()
+		s.wantNative()
+	}
 	s.turnGate()
 }
 
@@ -53,13 +59,8 @@ func (s *slice) storeSuspension(to *store.Suspension) error {
 	return nil
 }
 
-// sendAway has the books say that these processes hold nothing, and others get what that was. Called in the slice's turn.
-func (s *slice) sendAway(processes []store.Moved) {
-	s.mu.Lock()
-	s.markAway(processes)
-	s.recommit()
-	s.wantNative()
-	s.mu.Unlock()
+// sentAway has the driver's own limits follow. Called in the slice's turn, once it is away.
+func (s *slice) sentAway() {
 	s.e.reachNative(s.cgroup)
 	killpoint.Pass("move.away")
 }
