@@ -196,7 +196,7 @@ func (c *container) hog(bytes uint64) hog {
 	return c.start("/demo/cuda_hog", strconv.FormatUint(bytes, 10))
 }
 
-// start starts a process in the container, and waits for its line.
+// start starts a process in the container, and waits for its line, which is not the interceptor's.
 func (c *container) start(args ...string) hog {
 	c.T.Helper()
 	said, err := os.CreateTemp(c.Dir, "hog-")
@@ -214,7 +214,7 @@ func (c *container) start(args ...string) hog {
 	c.Eventually("the process has said what it got", func() bool {
 		text, err := os.ReadFile(said.Name())
 		line = lastLine(string(text))
-		return err == nil && line != ""
+		return err == nil && line != "" && !strings.HasPrefix(line, "gpuslice: ")
 	})
 	return hog{said: line, pid: pid}
 }
