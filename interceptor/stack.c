@@ -3,6 +3,7 @@
 
 #include "grant.h"
 #include "overhead.h"
+#include "quiet.h"
 #include "state.h"
 #include "table.h"
 
@@ -71,12 +72,14 @@ static bool begin(struct raise *raise, uint64_t bytes, bool set)
 {
 	struct lock *lock = &state_of(process_get())->contexts.stack_lock;
 	uint64_t before, context;
+	struct quiet quiet;
 	bool fits = true;
 
 	*raise = (struct raise){.ordinal = process_current_ordinal()};
 	if (raise->ordinal < 0 || raise->ordinal >= PROCESS_ORDINALS || !threads_of(raise->ordinal))
 		return true;
 	context = context_current();
+	quiet = quiet_begin(); /* the driver is asked with the lock held */
 	lock_take(lock);
 	before = room();
 	if (before && (set || bytes > before)) {
@@ -88,6 +91,7 @@ static bool begin(struct raise *raise, uint64_t bytes, bool set)
 		context_set_stack(context, raise->ordinal, (uint32_t)before);
 	}
 	lock_give(lock);
+	quiet_end(quiet);
 	return fits;
 }
 
@@ -105,14 +109,17 @@ void stack_end(const struct raise *raise)
 {
 	struct lock *lock = &state_of(process_get())->contexts.stack_lock;
 	uint64_t now, before, after;
+	struct quiet quiet;
 
 	if (!raise->context)
 		return;
+	quiet = quiet_begin();
 	lock_take(lock);
 	now = room();
 	if (context_raise_end(raise->context, (uint32_t)now, taken_by(now, raise->ordinal), &before,
 	                      &after))
 		process_recharge(raise->ordinal, before, after, KIND_OVERHEAD);
 	lock_give(lock);
+	quiet_end(quiet);
 	overhead_change_end(raise->ordinal);
 }
