@@ -346,9 +346,9 @@ func (e *Enforcer) victim(w want, all []*slice) *candidate {
 			may = append(may, c)
 		}
 	}
+	early := map[bool]int{true: -1} // those who are away lose nothing
 	slices.SortFunc(may, func(a, b candidate) int {
-		first := map[bool]int{true: -1} // they lose nothing
-		return cmp.Or(first[a.away]-first[b.away], cmp.Compare(a.request.Priority, b.request.Priority), cmp.Compare(b.idle, a.idle))
+		return cmp.Or(early[a.away]-early[b.away], cmp.Compare(a.request.Priority, b.request.Priority), cmp.Compare(b.idle, a.idle))
 	})
 	holders := make([]*admission.Holder, len(may))
 	for i := range may {
@@ -467,37 +467,6 @@ func (s *slice) inCall() (pid int, uncounted bool) {
 		}
 	}
 	return 0, false
-}
-
-// fitsHost says whether what the slice holds is within what elastic slices may have of host memory, evicted or kept by their processes.
-func (s *slice) fitsHost() error {
-	most := s.e.options.Elastic.HostMemory
-	if most == 0 {
-		return nil
-	}
-	return s.fitsWithout(func() error {
-		var all uint64
-		for _, other := range s.e.elasticOnes() {
-			other.mu.Lock()
-			switch {
-			case other.isAway():
-				for _, p := range other.suspension.Processes {
-					all += sum(onHost(p))
-				}
-			case other == s:
-				for i := range s.quota.Devices {
-					all += s.quota.Used(i)
-				}
-			default:
-				all += other.keptInAll()
-			}
-			other.mu.Unlock()
-		}
-		if all > most {
-			return api.Errorf(api.CodeQuotaExceeded, "slice %s stays where it is: with it %s would be in host memory, and host_memory is %s", s.id(), api.FormatSize(all), api.FormatSize(most))
-		}
-		return nil
-	})
 }
 
 // evictFor returns why somebody was refused what he wants; or has idle ones evicted for him, if that is enough, and then the error is busy: who asks

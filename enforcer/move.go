@@ -7,14 +7,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
-	"github.com/gpuslice/gpuslice/enforcer/cgroup"
 	"github.com/gpuslice/gpuslice/enforcer/checkpoint"
 	"github.com/gpuslice/gpuslice/enforcer/driver"
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
@@ -217,66 +213,6 @@ func (s *slice) unlocked(p *moved) error {
 			s.id(), p.PID, process.Name(p.PID), state)
 	}
 	return nil
-}
-
-// hostHasRoom says which limit of memory the copy does not fit, beyond what a process has kept for it: it is charged to the process that is moved, and the
-// kernel would kill one that is beyond its limit.
-func (s *slice) hostHasRoom(all []*moved) error {
-	needs, more := make(map[int]uint64), uint64(0)
-	for _, p := range all {
-		bytes := sum(p.Bytes)
-		needs[p.PID] = bytes
-		if !p.byDriver {
-			needs[p.PID] -= min(bytes, s.kept(p))
-		}
-		more += needs[p.PID]
-	}
-	var short *cgroup.Short
-	if s.e.host != nil {
-		var err error
-		if short, err = memoryShort(s.e.host, needs); err != nil {
-			return err
-		}
-	}
-	if short != nil {
-		return api.Errorf(api.CodeBadRequest, "slice %s cannot be suspended: the %s that it holds would be charged to cgroup %s, which has %s left of its limit of memory of %s: raise that limit first",
-			s.id(), api.FormatSize(short.Need), short.Dir, api.FormatSize(short.Left), api.FormatSize(short.Limit))
-	}
-	return s.fitsWithout(func() error {
-		if available, _, known := memoryOfHost(); known && available < more {
-			return api.Errorf(api.CodeBadRequest, "slice %s cannot be suspended: it holds %s, and the host has %s of memory available", s.id(), api.FormatSize(more), api.FormatSize(available))
-		}
-		return nil
-	})
-}
-
-// Tests have others.
-var (
-	memoryOfHost = hostMemory
-	memoryShort  = (*cgroup.Host).MemoryShort
-)
-
-// hostMemory is how many bytes of host memory can be had without swapping, as the kernel estimates it, and how many there are.
-func hostMemory() (available, total uint64, known bool) {
-	text, err := os.ReadFile("/proc/meminfo")
-	if err != nil {
-		return 0, 0, false
-	}
-	for line := range strings.Lines(string(text)) {
-		f := strings.Fields(line)
-		if len(f) < 2 || f[0] != "MemTotal:" && f[0] != "MemAvailable:" {
-			continue
-		}
-		kib, err := strconv.ParseUint(f[1], 10, 54)
-		if err != nil {
-			return 0, 0, false
-		}
-		if f[0] == "MemAvailable:" { // which comes after the other
-			return kib << 10, total, true
-		}
-		total = kib << 10
-	}
-	return 0, 0, false
 }
 
 // moveOut locks all processes, and then moves each. An error leaves them wherever they are.

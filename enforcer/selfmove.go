@@ -64,11 +64,7 @@ func (s *slice) mover(p store.Process) *quota.Lane {
 
 // word is what a process says of its memory, and whether it can move it at all.
 func (s *slice) word(p *moved) (m ledger.Move, can bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if l := s.mover(p.Process); l != nil {
-		m = s.quota.Ledger.MoveOf(l.Number)
-	}
+	s.onLane(p, func(l *quota.Lane) { m = s.quota.Ledger.MoveOf(l.Number) })
 	return m, m.Is != ledger.PlaceUnknown
 }
 
@@ -131,12 +127,17 @@ func ownTime(p *moved) time.Duration {
 	return answerPatience + time.Duration(sum(p.Bytes)/ownSlowest)*time.Second
 }
 
-func (s *slice) isMute(p *moved, mute bool) {
+// onLane calls do with the lane of a process whose word counts, if there is one, and mu held.
+func (s *slice) onLane(p *moved, do func(*quota.Lane)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if l := s.mover(p.Process); l != nil {
-		l.Mute = mute
+		do(l)
 	}
+}
+
+func (s *slice) isMute(p *moved, mute bool) {
+	s.onLane(p, func(l *quota.Lane) { l.Mute = mute })
 }
 
 // lock has a process that is on its devices do no more work there: by itself if it can, else by the driver.
@@ -328,111 +329,4 @@ func sum(bytes map[string]uint64) (sum uint64) {
 		sum += n
 	}
 	return sum
-}
-
-// keeps notes how much host memory a process keeps.
-func (s *slice) keeps(p *moved, bytes uint64) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if l := s.mover(p.Process); l != nil {
-		l.Kept = bytes
-	}
-}
-
-// kept is what a process has of host memory for its next move.
-func (s *slice) kept(p *moved) uint64 {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if l := s.mover(p.Process); l != nil {
-		return l.Kept
-	}
-	return 0
-}
-
-// keptInAll is what processes of a slice that is on its devices keep. Called with mu held.
-func (s *slice) keptInAll() (bytes uint64) {
-	for l := range s.quota.Lanes() {
-		bytes += l.Kept
-	}
-	return bytes
-}
-
-// mayKeep tells those processes of a slice that has returned to keep no host memory, whose cgroup is limited, or if the host has not plenty.
-func (s *slice) mayKeep() {
-	var keep []int
-	s.mu.Lock()
-	for l := range s.quota.Lanes() {
-		if l.Kept > 0 {
-			keep = append(keep, l.Process.PID)
-		}
-	}
-	s.mu.Unlock()
-	for _, pid := range keep {
-		available, total, known := memoryOfHost()
-		plenty := known && available >= total/hostPlenty
-		const more = 1 << 62 // than any limit that is one
-		limited := false
-		if plenty && s.e.host != nil {
-			short, err := memoryShort(s.e.host, map[int]uint64{pid: more})
-			limited = short != nil || err != nil
-		}
-		if !plenty || limited {
-			s.bare(func(l *quota.Lane) bool { return l.Process.PID == pid })
-		}
-	}
-}
-
-// bare tells those processes of a slice that is on its devices to keep no host memory who keep some. It returns what they are to answer, by lane.
-func (s *slice) bare(which func(*quota.Lane) bool) map[*quota.Lane]uint8 {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	told := make(map[*quota.Lane]uint8)
-	if s.suspension != nil { // they are moving, or are to
-		return told
-	}
-	for l := range s.quota.Lanes() {
-		if l.Kept > 0 && which(l) {
-			told[l] = s.quota.Ledger.SetWant(l.Number, ledger.Bare)
-			l.Kept = 0 // whether it does or not: it may have given back a part
-		}
-	}
-	return told
-}
-
-// awaitBare waits until those who were told by bare have answered, or are told something else.
-func (s *slice) awaitBare(told map[*quota.Lane]uint8) {
-	for deadline := time.Now().Add(answerPatience); time.Now().Before(deadline); time.Sleep(wordPace) {
-		open := false
-		s.mu.Lock()
-		for l, want := range told {
-			if s.quota.Has(l) {
-				m := s.quota.Ledger.MoveOf(l.Number)
-				open = open || m.Want == want && m.Answered != want
-			}
-		}
-		s.mu.Unlock()
-		if !open {
-			return
-		}
-	}
-}
-
-// fitsWithout says whether something fits the host's memory, for which other slices give back what their processes keep, one after the other.
-func (s *slice) fitsWithout(fits func() error) error {
-	err := fits()
-	for _, other := range s.e.elasticOnes() {
-		if err == nil {
-			break
-		}
-		told := other.bare(func(*quota.Lane) bool { return true })
-		if len(told) == 0 {
-			continue
-		}
-		_ = s.longAs(func() error {
-			other.awaitBare(told)
-			return nil
-		})
-		err = fits()
-	}
-	return err
 }

@@ -136,6 +136,12 @@ struct ledger_move {
 #define LEDGER_WANT_NUMBER 16u
 static_assert(sizeof(struct ledger_move) == 4, "a futex");
 
+/* The next `want`, of that place. */
+static inline uint8_t ledger_want(uint8_t was, enum ledger_place place)
+{
+	return (uint8_t)(((was & ~LEDGER_WANT_PLACE) + LEDGER_WANT_NUMBER) | place);
+}
+
 /* One lane: whose it is, and its entries. Identity is written by the enforcer only. */
 struct ledger_lane {
 	uint64_t generation; /* raised each time that the lane is given to a process */

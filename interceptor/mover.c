@@ -471,8 +471,7 @@ void mover_return(void)
 		/* Nobody else writes there any more, but other threads do: one of them is enough.
 		 */
 		if ((want & LEDGER_WANT_PLACE) != LEDGER_RUNNING || answered == want) {
-			next = (uint8_t)((want & ~LEDGER_WANT_PLACE) + LEDGER_WANT_NUMBER) |
-			       LEDGER_RUNNING;
+			next = ledger_want(want, LEDGER_RUNNING);
 			if (__atomic_compare_exchange_n(&move->want, &want, next, false,
 			                                __ATOMIC_SEQ_CST, __ATOMIC_RELAXED))
 				syscall(SYS_futex, move, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);

@@ -4,4 +4,4 @@
  * The go command rebuilds a package when a file of its directory changes, and does not see those: this
  * file changes with them. A test holds it against them.
  */
-#define NATIVE_DIGEST "a16e7dfbe8769a66685bde847c6effcfdb8ddefd430ccea79e969aa01c8b327a"
+#define NATIVE_DIGEST "a87e8d55dff1bfed817abf4b614c36ea32fae41a8756c487314882e260ed0779"

@@ -139,7 +139,7 @@ uint8_t native_want(struct ledger *ledger, uint32_t lane, enum ledger_place plac
 {
 	struct ledger_move *move = &ledger->lane[lane].move;
 	uint8_t was = __atomic_load_n(&move->want, __ATOMIC_RELAXED);
-	uint8_t want = (uint8_t)(((was & ~LEDGER_WANT_PLACE) + LEDGER_WANT_NUMBER) | place);
+	uint8_t want = ledger_want(was, place);
 
 	__atomic_store_n(&move->want, want, __ATOMIC_SEQ_CST);
 	syscall(SYS_futex, move, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);

@@ -19,7 +19,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
@@ -577,18 +576,7 @@ int main(int argc, char **argv)
 	kernel_is_old = cases[i].in_process == old_kernel;
 	standin_begin(1 << 30, !cases[i].plain);
 	control->attach_status = cases[i].attach_status;
-	child = fork();
-	if (child == 0) {
-		prctl(PR_SET_PDEATHSIG, SIGKILL);
-		alarm(120);
-		close(listening);
-		cases[i].in_process();
-		fflush(stdout);
-		_exit(wrong);
-	}
-	if (child < 0)
-		return 1;
-	standin_serve();
+	child = standin_process(cases[i].in_process);
 	deal_with(cases[i].name, child);
 	if (waitpid(child, &status, 0) != child)
 		return 1;

@@ -15,7 +15,6 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 
@@ -66,8 +65,7 @@ static void want(enum ledger_place place)
 {
 	uint8_t now = __atomic_load_n(&move_of()->want, __ATOMIC_SEQ_CST);
 
-	now = (uint8_t)(((now & ~LEDGER_WANT_PLACE) + LEDGER_WANT_NUMBER) | place);
-	__atomic_store_n(&move_of()->want, now, __ATOMIC_SEQ_CST);
+	__atomic_store_n(&move_of()->want, ledger_want(now, place), __ATOMIC_SEQ_CST);
 	syscall(SYS_futex, move_of(), FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
 }
 
@@ -607,18 +605,7 @@ int main(int argc, char **argv)
 	standin_begin(QUOTA, true);
 	set(&control->attach_status, ATTACH_OK);
 	set(&control->moves, 1);
-	child = fork();
-	if (child == 0) {
-		prctl(PR_SET_PDEATHSIG, SIGKILL);
-		alarm(120);
-		close(listening);
-		cases[i].in_process();
-		fflush(stdout);
-		_exit(wrong);
-	}
-	if (child < 0)
-		return 1;
-	standin_serve();
+	child = standin_process(cases[i].in_process);
 	if (cases[i].beside)
 		cases[i].beside(child);
 	killed = cases[i].beside == move_and_kill;

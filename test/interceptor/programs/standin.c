@@ -4,9 +4,11 @@
 
 #include <fcntl.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
@@ -106,12 +108,22 @@ static void *serve(void *argument)
 	return argument;
 }
 
-void standin_serve(void)
+pid_t standin_process(void (*in_process)(void))
 {
+	pid_t child = fork();
 	pthread_t thread;
 
-	if (pthread_create(&thread, NULL, serve, NULL) != 0)
+	if (child == 0) {
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+		alarm(120);
+		close(listening);
+		in_process();
+		fflush(stdout);
+		_exit(wrong);
+	}
+	if (child < 0 || pthread_create(&thread, NULL, serve, NULL) != 0)
 		exit(1);
+	return child;
 }
 
 void standin_begin(uint64_t quota, bool elastic)

@@ -12,6 +12,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <sys/types.h>
 #include <unistd.h>
 
 #define UNDER_WAY 0xffffull
@@ -89,7 +90,8 @@ static inline void pause_ms(int ms)
 /* Make the ledger and the rest, of so many bytes, and listen. `elastic`: the slice is. */
 void standin_begin(uint64_t quota, bool elastic);
 void standin_listen(void);
-/* Answer from now on, in a thread of the calling process. */
-void standin_serve(void);
+/* Begin the process, a child that exits with whether anything was wrong, and answer it from now on
+ * in a thread of the caller. */
+pid_t standin_process(void (*in_process)(void));
 
 #endif

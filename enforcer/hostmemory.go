@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforcer
+
+import (
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/cgroup"
+	"github.com/gpuslice/gpuslice/enforcer/ledger"
+	"github.com/gpuslice/gpuslice/enforcer/quota"
+)
+
+// Where a slice's memory goes: whether the host, a cgroup and the operator have room for it, and what processes that move their memory themselves keep
+// there for the next time.
+
+// hostHasRoom says which limit of memory the copy does not fit, beyond what a process has kept for it: it is charged to the process that is moved, and the
+// kernel would kill one that is beyond its limit.
+func (s *slice) hostHasRoom(all []*moved) error {
+	needs, more := make(map[int]uint64), uint64(0)
+	for _, p := range all {
+		bytes := sum(p.Bytes)
+		needs[p.PID] = bytes
+		if !p.byDriver {
+			needs[p.PID] -= min(bytes, s.kept(p))
+		}
+		more += needs[p.PID]
+	}
+	var short *cgroup.Short
+	if s.e.host != nil {
+		var err error
+		if short, err = memoryShort(s.e.host, needs); err != nil {
+			return err
+		}
+	}
+	if short != nil {
+		return api.Errorf(api.CodeBadRequest, "slice %s cannot be suspended: the %s that it holds would be charged to cgroup %s, which has %s left of its limit of memory of %s: raise that limit first",
+			s.id(), api.FormatSize(short.Need), short.Dir, api.FormatSize(short.Left), api.FormatSize(short.Limit))
+	}
+	return s.fitsWithout(func() error {
+		if available, _, known := memoryOfHost(); known && available < more {
+			return api.Errorf(api.CodeBadRequest, "slice %s cannot be suspended: it holds %s, and the host has %s of memory available", s.id(), api.FormatSize(more), api.FormatSize(available))
+		}
+		return nil
+	})
+}
+
+// Tests have others.
+var (
+	memoryOfHost = hostMemory
+	memoryShort  = (*cgroup.Host).MemoryShort
+)
+
+// hostMemory is how many bytes of host memory can be had without swapping, as the kernel estimates it, and how many there are.
+func hostMemory() (available, total uint64, known bool) {
+	text, err := os.ReadFile("/proc/meminfo")
+	if err != nil {
+		return 0, 0, false
+	}
+	for line := range strings.Lines(string(text)) {
+		f := strings.Fields(line)
+		if len(f) < 2 || f[0] != "MemTotal:" && f[0] != "MemAvailable:" {
+			continue
+		}
+		kib, err := strconv.ParseUint(f[1], 10, 54)
+		if err != nil {
+			return 0, 0, false
+		}
+		if f[0] == "MemAvailable:" { // which comes after the other
+			return kib << 10, total, true
+		}
+		total = kib << 10
+	}
+	return 0, 0, false
+}
+
+// fitsHost says whether what the slice holds is within what elastic slices may have of host memory, evicted or kept by their processes.
+func (s *slice) fitsHost() error {
+	most := s.e.options.Elastic.HostMemory
+	if most == 0 {
+		return nil
+	}
+	return s.fitsWithout(func() error {
+		var all uint64
+		for _, other := range s.e.elasticOnes() {
+			other.mu.Lock()
+			switch {
+			case other.isAway():
+				for _, p := range other.suspension.Processes {
+					all += sum(onHost(p))
+				}
+			case other == s:
+				for i := range s.quota.Devices {
+					all += s.quota.Used(i)
+				}
+			default:
+				all += other.keptInAll()
+			}
+			other.mu.Unlock()
+		}
+		if all > most {
+			return api.Errorf(api.CodeQuotaExceeded, "slice %s stays where it is: with it %s would be in host memory, and host_memory is %s", s.id(), api.FormatSize(all), api.FormatSize(most))
+		}
+		return nil
+	})
+}
+
+// keeps notes how much host memory a process keeps.
+func (s *slice) keeps(p *moved, bytes uint64) {
+	s.onLane(p, func(l *quota.Lane) { l.Kept = bytes })
+}
+
+// kept is what a process has of host memory for its next move.
+func (s *slice) kept(p *moved) (bytes uint64) {
+	s.onLane(p, func(l *quota.Lane) { bytes = l.Kept })
+	return bytes
+}
+
+// keptInAll is what processes of a slice that is on its devices keep. Called with mu held.
+func (s *slice) keptInAll() (bytes uint64) {
+	for l := range s.quota.Lanes() {
+		bytes += l.Kept
+	}
+	return bytes
+}
+
+// mayKeep tells those processes of a slice that has returned to keep no host memory, whose cgroup is limited, or if the host has not plenty.
+func (s *slice) mayKeep() {
+	var keep []int
+	s.mu.Lock()
+	for l := range s.quota.Lanes() {
+		if l.Kept > 0 {
+			keep = append(keep, l.Process.PID)
+		}
+	}
+	s.mu.Unlock()
+	for _, pid := range keep {
+		available, total, known := memoryOfHost()
+		plenty := known && available >= total/hostPlenty
+		const more = 1 << 62 // than any limit that is one
+		limited := false
+		if plenty && s.e.host != nil {
+			short, err := memoryShort(s.e.host, map[int]uint64{pid: more})
+			limited = short != nil || err != nil
+		}
+		if !plenty || limited {
+			s.bare(func(l *quota.Lane) bool { return l.Process.PID == pid })
+		}
+	}
+}
+
+// bare tells those processes of a slice that is on its devices to keep no host memory who keep some. It returns what they are to answer, by lane.
+func (s *slice) bare(which func(*quota.Lane) bool) map[*quota.Lane]uint8 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	told := make(map[*quota.Lane]uint8)
+	if s.suspension != nil { // they are moving, or are to
+		return told
+	}
+	for l := range s.quota.Lanes() {
+		if l.Kept > 0 && which(l) {
+			told[l] = s.quota.Ledger.SetWant(l.Number, ledger.Bare)
+			l.Kept = 0 // whether it does or not: it may have given back a part
+		}
+	}
+	return told
+}
+
+// awaitBare waits until those who were told by bare have answered, or are told something else.
+func (s *slice) awaitBare(told map[*quota.Lane]uint8) {
+	for deadline := time.Now().Add(answerPatience); time.Now().Before(deadline); time.Sleep(wordPace) {
+		open := false
+		s.mu.Lock()
+		for l, want := range told {
+			if s.quota.Has(l) {
+				m := s.quota.Ledger.MoveOf(l.Number)
+				open = open || m.Want == want && m.Answered != want
+			}
+		}
+		s.mu.Unlock()
+		if !open {
+			return
+		}
+	}
+}
+
+// fitsWithout says whether something fits the host's memory, for which other slices give back what their processes keep, one after the other.
+func (s *slice) fitsWithout(fits func() error) error {
+	err := fits()
+	for _, other := range s.e.elasticOnes() {
+		if err == nil {
+			break
+		}
+		told := other.bare(func(*quota.Lane) bool { return true })
+		if len(told) == 0 {
+			continue
+		}
+		_ = s.longAs(func() error {
+			other.awaitBare(told)
+			return nil
+		})
+		err = fits()
+	}
+	return err
+}
