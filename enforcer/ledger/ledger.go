@@ -27,7 +27,7 @@ import (
 	"unsafe"
 )
 
-//go:generate go run digest_gen.go
+//go:generate go run ../../interceptor/tools/digest
 
 // Layout of the page, as ledger.h has it.
 const (

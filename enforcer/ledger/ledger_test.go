@@ -4,7 +4,6 @@ package ledger
 
 import (
 	"bytes"
-	"crypto/sha256"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -69,24 +68,6 @@ func give(t *testing.T, l *Ledger, lane uint32) *Account {
 		t.Fatal(err)
 	}
 	return a
-}
-
-func TestTheDigestIsThatOfTheInterceptorsSources(t *testing.T) {
-	sum := sha256.New()
-	for _, name := range []string{"ledger.h", "ledger.c", "atomic128.h", "attach.h"} {
-		b, err := os.ReadFile("../../interceptor/" + name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		fmt.Fprintf(sum, "%s %d\n%s", name, len(b), b)
-	}
-	header, err := os.ReadFile("digest.h")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if !bytes.Contains(header, fmt.Appendf(nil, "%x", sum.Sum(nil))) {
-		t.Fatal("digest.h is of other sources, and what is compiled in may be, too: run go generate ./enforcer/ledger")
-	}
 }
 
 func TestTheLedgerCannotShrinkOrGrow(t *testing.T) {

@@ -9,7 +9,6 @@
 
 #include "../../interceptor/attach.h"
 #include "../../interceptor/ledger.h"
-#include "digest.h"
 
 /* A lane's owner, as the enforcer saw it. */
 struct native_owner {

@@ -21,6 +21,8 @@ import (
 	"github.com/gpuslice/gpuslice/vmm"
 )
 
+//go:generate go run ../../interceptor/tools/digest
+
 var errNative = errors.New("the driver refused the calls in C")
 
 // speed prints what Map costs beside the same calls of the driver in C, in turns, so that what else the machine does falls on both.

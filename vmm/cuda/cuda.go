@@ -26,6 +26,8 @@ import (
 	"unsafe"
 )
 
+//go:generate go run ../../interceptor/tools/digest
+
 // Attributes of a device, and which granularity is asked for.
 const (
 	virtualMemorySupported = 102
