@@ -95,9 +95,12 @@ func (s *slice) commitment() map[string]uint64 {
 // were given it would find the device full. Called with mu held.
 func (s *slice) recommit() {
 	has := s.commitment()
-	left := s.isAway() && len(has) > 0
+	left := s.isAway() && len(s.left()) > 0
 	s.lowered = s.quota.AtLeastUsed(has, s.e.book.Has(s.holder)) || left
 	s.e.book.Set(s.holder, has)
+	for _, p := range s.pools {
+		p.follow(s)
+	}
 }
 
 // counts says whether the slice's quotas are given to itself: one that nothing is refused to is promised nothing, and
@@ -243,7 +246,7 @@ func (e *Enforcer) admitSlice(s *slice, limit *admission.User) error {
 	if err := s.roomForContexts(s.quota.Devices); err != nil {
 		return err
 	}
-	if s.request.Elastic {
+	if s.request.Elastic && s.counts() {
 		if err := s.promise(limit); err != nil {
 			return err
 		}

@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"math"
 	"slices"
 	"sync"
 	"time"
@@ -273,10 +274,8 @@ func (e *Enforcer) bringBack(ctx context.Context, s *slice, all []*slice) {
 			s.obstruct(err)
 			return
 		}
-		w := want{holder: s.holder, priority: s.request.Priority, busy: true, limit: s.userLimit(), refusal: full}
-		s.mu.Lock()
-		w.bytes, w.quotas = s.quota.Commitment(), s.quotas
-		s.mu.Unlock()
+		w := s.wantBack(full.Device)
+		w.busy, w.refusal = true, full
 		victim := e.victim(w, all)
 		if victim == nil || ctx.Err() != nil {
 			s.obstruct(err)
@@ -316,9 +315,9 @@ func (s *slice) obstruct(err error) {
 	r.obstructed = time.Now()
 }
 
-// candidate is a slice that may be evicted, or that is, and may have to leave nothing.
+// candidate is who may be evicted, or who is, and may have to leave nothing.
 type candidate struct {
-	*slice
+	unit // of its slices, those whom that concerns
 	away bool
 	idle time.Duration
 	busy bool // it is not idle, and its time is over
@@ -340,15 +339,17 @@ type want struct {
 func (e *Enforcer) victim(w want, all []*slice) *candidate {
 	var may []candidate
 	now := time.Now()
-	for _, s := range all {
-		c := candidate{slice: s}
-		if s.holder != w.holder && s.mayGo(now, &c, e.options.Elastic) && (!c.busy || w.busy && s.request.Priority <= w.priority) {
+	for _, u := range units(all) {
+		if u.holder == w.holder {
+			continue
+		}
+		if c, goes := u.mayGo(now, e.options.Elastic); goes && (!c.busy || w.busy && c.priority <= w.priority) {
 			may = append(may, c)
 		}
 	}
 	early := map[bool]int{true: -1} // those who are away lose nothing
 	slices.SortFunc(may, func(a, b candidate) int {
-		return cmp.Or(early[a.away]-early[b.away], cmp.Compare(a.request.Priority, b.request.Priority), cmp.Compare(b.idle, a.idle))
+		return cmp.Or(early[a.away]-early[b.away], cmp.Compare(a.priority, b.priority), cmp.Compare(b.idle, a.idle))
 	})
 	holders := make([]*admission.Holder, len(may))
 	for i := range may {
@@ -376,31 +377,76 @@ func (e *Enforcer) victim(w want, all []*slice) *candidate {
 	return first
 }
 
-// mayGo says whether the slice may be evicted, and notes how idle it is.
-func (s *slice) mayGo(now time.Time, c *candidate, o Elastic) bool {
+// mayGo says whether all of them may be evicted who are on their devices, and how idle they are; or if none is, whether some may have to leave nothing.
+func (u unit) mayGo(now time.Time, o Elastic) (c candidate, goes bool) {
+	c = candidate{unit: u, away: true, idle: math.MaxInt64}
+	c.slices = nil
+	var leave []*slice
+	for _, s := range u.slices {
+		place, idle, busy := s.place(now, o)
+		switch place {
+		case staysPut:
+			return c, false
+		case canGo:
+			c.slices, c.away = append(c.slices, s), false
+			c.idle, c.busy = min(c.idle, idle), c.busy || busy
+		case canLeave:
+			leave = append(leave, s)
+		}
+	}
+	if c.away {
+		c.slices = leave
+	}
+	return c, len(c.slices) > 0
+}
+
+// place is whether a slice is on its devices, and may leave them.
+type place int
+
+const (
+	staysPut place = iota // where it is, for now
+	canGo                 // to host memory
+	hasGone               // with all that it had
+	canLeave              // what is still there
+)
+
+// place also says how long the slice has been idle, and whether it is busy, and its time is over.
+func (s *slice) place(now time.Time, o Elastic) (p place, idle time.Duration, busy bool) {
 	s.observe(now)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	r := s.residency
 	switch {
 	case s.quota.State != api.Active:
-		return false
+		return staysPut, 0, false
+	case s.isAway() && len(s.left()) > 0 && now.Sub(r.stuck) >= obstacleLasts:
+		return canLeave, 0, false
 	case s.isAway():
-		c.away = true
-		return len(s.left()) > 0 && now.Sub(r.stuck) >= obstacleLasts
+		return hasGone, 0, false
 	case s.suspension != nil, !r.obstructed.IsZero() && now.Sub(r.obstructed) < obstacleLasts:
-		return false
+		return staysPut, 0, false
 	}
-	c.idle = now.Sub(r.active)
-	c.busy = min(c.idle, now.Sub(r.returned)) < o.MinResident
-	return !c.busy || now.Sub(r.returned) >= o.Quantum
+	idle = now.Sub(r.active)
+	busy = min(idle, now.Sub(r.returned)) < o.MinResident
+	if busy && now.Sub(r.returned) < o.Quantum {
+		return staysPut, idle, busy
+	}
+	return canGo, idle, busy
 }
 
-// evict moves a slice aside, or all of it, or notes why that cannot be done. One that is not busy stays if a call does not end.
+// evict moves slices aside, one after the other, until one of them cannot be.
 func (e *Enforcer) evict(c *candidate) {
-	s := c.slice
+	for _, s := range c.slices {
+		if !e.evictOne(s, c) {
+			return
+		}
+	}
+}
+
+// evictOne moves a slice aside, or all of it, or notes why that cannot be done. One that is not busy stays if a call does not end.
+func (e *Enforcer) evictOne(s *slice, c *candidate) (gone bool) {
 	if !e.waitFor(s) {
-		return
+		return false
 	}
 	defer s.turn.Give()
 	if c.away {
@@ -409,14 +455,15 @@ func (e *Enforcer) evict(c *candidate) {
 			s.mu.Lock()
 			s.residency.stuck = time.Now()
 			s.mu.Unlock()
+			return false
 		}
-		return
+		return true
 	}
 	s.mu.Lock()
-	gone := s.suspension != nil // for somebody else, or by hand, while this waited for its turn
+	gone = s.suspension != nil // for somebody else, or by hand, while this waited for its turn
 	s.mu.Unlock()
 	if gone {
-		return
+		return true
 	}
 	err := s.beginSuspension(true)
 	if err == nil {
@@ -430,6 +477,7 @@ func (e *Enforcer) evict(c *candidate) {
 		}
 	}
 	s.obstruct(err)
+	return err == nil
 }
 
 // drain waits until no process of the slice is in a call of the driver; of a busy one, for a while. The gate is shut.
@@ -498,7 +546,7 @@ func (e *Enforcer) leaving(wants map[string]uint64, all []*slice) *slice {
 		if !leaves {
 			continue
 		}
-		for uuid := range e.book.Has(s.holder) {
+		for uuid := range s.has() {
 			if wants[uuid] > 0 {
 				return s
 			}

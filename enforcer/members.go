@@ -165,6 +165,9 @@ func (p *pool) join(s *slice) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.members[s] = struct{}{}
+	if p.asked.Elastic {
+		p.note(s)
+	}
 }
 
 func (p *pool) part(s *slice) {
@@ -174,6 +177,8 @@ func (p *pool) part(s *slice) {
 		return
 	}
 	delete(p.members, s)
+	delete(p.gone, s)
+	defer p.recount()
 	for i, d := range p.quota.Devices {
 		of := p.sharesOn(d)
 		_, unheard := of.unheard[s]

@@ -40,6 +40,8 @@ type pool struct {
 
 	mu      guard.Mutex[guard.Pool] // taken after a slice's
 	members map[*slice]struct{}     // until they are cleared away
+	gone    map[*slice]gone         // of an elastic pool, those who are off their devices
+	coming  map[string]uint64       // bytes of devices that it is about to have
 	quotas  []api.Quota
 	quota   *quota.Quota
 	shares  map[*quota.Device]*shares
@@ -58,7 +60,7 @@ func (e *Enforcer) newPool(name string, created time.Time, asked api.PoolRequest
 	p := &pool{
 		e: e, log: report.Log(e.log.With("pool", name)), name: name, created: created, asked: asked, quotas: asked.Quotas, turn: guard.NewTurn(),
 		holder:  &admission.Holder{Name: "pool " + name, Pool: true, Tenant: asked.Tenant},
-		members: make(map[*slice]struct{}), shares: make(map[*quota.Device]*shares),
+		members: make(map[*slice]struct{}), gone: make(map[*slice]gone), shares: make(map[*quota.Device]*shares),
 	}
 	p.quota = quota.New(quota.Options{Log: p.log, Owner: p, Lock: &p.mu, Deaths: e.deaths, Pool: name})
 	return p
@@ -75,14 +77,14 @@ func (p *pool) sharesOn(d *quota.Device) *shares {
 // recommit notes what the pool is given now. Of a quota that was lowered below what its members hold, that counts as long
 // as it is more: it can be promised to nobody. Called with mu held.
 func (p *pool) recommit() {
-	has := p.quota.Commitment()
-	p.lowered = p.quota.AtLeastUsed(has, p.e.book.Has(p.holder))
+	has := p.commitment()
+	p.lowered = !p.isAway() && p.quota.AtLeastUsed(has, p.e.book.Has(p.holder))
 	p.e.book.Set(p.holder, has)
 }
 
 // lasting is what the store keeps of the pool for good, with these quotas.
 func (p *pool) lasting(quotas []api.Quota) store.Pool {
-	r := store.Pool{Name: p.name, Quotas: quotas, Created: p.created, Tenant: p.asked.Tenant, TTL: p.asked.TTL, Label: p.asked.Label}
+	r := store.Pool{Name: p.name, Quotas: quotas, Created: p.created, Tenant: p.asked.Tenant, TTL: p.asked.TTL, Label: p.asked.Label, Elastic: p.asked.Elastic, Priority: p.asked.Priority}
 	if !slices.Equal(quotas, p.asked.Quotas) {
 		r.Asked = p.asked.Quotas
 	}
@@ -181,9 +183,13 @@ func (p *pool) addDevice(uuid driver.UUID, total uint64) error {
 		return err
 	}
 	var denied *api.Event
-	undo, err := p.e.book.Admit(p.holder, map[string]uint64{uuid.String(): min(limit, total)})
+	wants := map[string]uint64{uuid.String(): min(limit, total)}
+	done := func() {}
+	if err = p.promise(wants); err == nil {
+		done, err = p.grant(wants)
+	}
 	if err != nil {
-		undo = func() {}
+		done = func() {}
 		p.log.Warn("a member uses a device of which the pool can be given nothing", "device", uuid, "err", err)
 		denied, limit = &api.Event{Kind: api.EventDenied, Pool: p.name, Device: uuid.String(), Requested: min(limit, total), Cause: err.Error()}, 0
 	}
@@ -192,8 +198,8 @@ func (p *pool) addDevice(uuid driver.UUID, total uint64) error {
 	record := p.stored()
 	p.mu.Unlock()
 	record.Limits = append(record.Limits, storedLimit(d, limit, 0))
+	defer func() { done() }()
 	if err := p.e.store.PutPoolState(p.name, record); err != nil { // first, as for a slice
-		undo()
 		return err
 	}
 	killpoint.Pass("pool.device")
@@ -203,7 +209,6 @@ func (p *pool) addDevice(uuid driver.UUID, total uint64) error {
 	}
 	p.mu.Unlock()
 	if err != nil {
-		undo()
 		return err
 	}
 	if denied != nil {
@@ -263,9 +268,8 @@ func (p *pool) check() {
 		p.quota.Damage(err)
 		return
 	}
-	if p.lowered && p.turn.TryTake() { // else a quota is being set, and has what it is set to
+	if p.lowered || p.asked.Elastic {
 		p.recommit()
-		p.turn.Give()
 	}
 }
 
@@ -279,9 +283,12 @@ func (p *pool) leave() {
 	}
 }
 
-// leaveTo gives a request for a member what the pool says of its members: whose they are, and how long they live.
+// leaveTo gives a request for a member what the pool says of its members: whose they are, how long they live, and whether they are elastic.
 func (p *pool) leaveTo(r *api.RegisterRequest) {
 	r.Tenant = cmp.Or(r.Tenant, p.asked.Tenant)
+	if p.asked.Elastic {
+		r.Elastic, r.Priority = true, p.asked.Priority
+	}
 	if ttl := p.asked.TTL; ttl != 0 && (r.TTL == 0 || r.TTL > ttl) {
 		r.TTL = ttl
 	}
@@ -301,6 +308,9 @@ func (e *Enforcer) joinPools(ctx context.Context, s *slice) error {
 		defer p.turn.Give()
 		if of := p.asked.Tenant; of != "" && of != s.request.Tenant {
 			return api.Errorf(api.CodeBadRequest, "pool %s is tenant %s's, and slice %s asks for tenant %s: leave the tenant out", name, of, s.id(), s.request.Tenant)
+		}
+		if p.asked.Elastic != s.request.Elastic { // which leaveTo says, of pools that there were
+			return api.Errorf(api.CodeBadRequest, "slice %s cannot be in pool %s: all pools of a slice are elastic, or none is", s.id(), name)
 		}
 		for _, other := range s.pools {
 			if device := overlap(other.quotas, p.quotas); device != "" { // which change in their turns only

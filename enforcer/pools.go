@@ -75,6 +75,10 @@ func (p *pool) again(r api.PoolRequest) (api.Pool, error) {
 		what = "ttl"
 	case asked.Label != r.Label:
 		what = "label"
+	case asked.Elastic != r.Elastic:
+		what = "elastic"
+	case asked.Priority != r.Priority:
+		what = "priority"
 	default:
 		return p.show(), nil
 	}
@@ -88,10 +92,17 @@ func (e *Enforcer) makePool(p *pool) error {
 	if err := e.roomForContexts("pool "+p.name, wants); err != nil {
 		return err
 	}
-	if _, err := e.book.Admit(p.holder, wants); err != nil {
+	if p.asked.Elastic && !e.movesElastic() {
+		return api.Errorf(api.CodeBadRequest, "pool %s cannot be elastic: without NVML nobody knows when there is room for it (%s)", p.name, e.options.NoTruth)
+	}
+	if err := p.promise(wants); err != nil {
+		return err
+	}
+	done, err := p.grant(wants)
+	if err != nil {
 		return e.evictFor(err, want{holder: p.holder, bytes: wants, quotas: p.quotas})
 	}
-	err := p.quota.Begin()
+	err = p.quota.Begin()
 	killpoint.Pass("pool.ledger")
 	if err == nil {
 		err = e.store.PutPoolState(p.name, p.stored())
@@ -104,6 +115,7 @@ func (e *Enforcer) makePool(p *pool) error {
 		p.leave()
 		return err
 	}
+	done()
 	killpoint.Pass("pool.stored")
 	return nil
 }
@@ -115,8 +127,8 @@ func (e *Enforcer) SetPool(ctx context.Context, name string, r api.PoolRequest) 
 	if err != nil {
 		return api.Pool{}, err
 	}
-	if r.Tenant != "" || r.TTL != 0 || r.Label != "" {
-		return api.Pool{}, api.Errorf(api.CodeBadRequest, "pool %s: its quotas can be changed, and neither its tenant, its ttl nor its label: create another pool", name)
+	if r.Tenant != "" || r.TTL != 0 || r.Label != "" || r.Elastic {
+		return api.Pool{}, api.Errorf(api.CodeBadRequest, "pool %s: its quotas can be changed, and nothing else about it: create another pool", name)
 	}
 	p, err := e.turnOfPool(ctx, name)
 	if err != nil {
@@ -155,17 +167,21 @@ func (p *pool) set(quotas []api.Quota) error {
 	if err := p.e.roomForContexts("pool "+p.name, wants); err != nil {
 		return err
 	}
-	undo, err := p.e.book.Admit(p.holder, wants)
+	if err := p.promise(wants); err != nil {
+		return err
+	}
+	defer p.keepPromise()
+	done, err := p.grant(wants)
 	if err != nil {
 		return p.e.evictFor(err, want{holder: p.holder, bytes: wants, quotas: merged})
 	}
+	defer done()
 	// Stored first: the highest limits, then the quotas. A restart writes what follows from these into the page.
 	err = p.e.store.PutPoolState(p.name, r)
 	if err == nil {
 		err = p.e.store.PutPool(p.lasting(merged))
 	}
 	if err != nil {
-		undo()
 		p.mu.Lock()
 		r = p.stored()
 		p.mu.Unlock()
@@ -186,7 +202,6 @@ func (p *pool) set(quotas []api.Quota) error {
 		}
 		killpoint.Pass("pool.set.written")
 	}
-	p.recommit()
 	return nil
 }
 
@@ -371,6 +386,7 @@ func (p *pool) tellDenied(why string) {
 func (p *pool) show() api.Pool {
 	shown := api.Pool{
 		Name: p.name, Tenant: p.asked.Tenant, TTL: p.asked.TTL, Label: p.asked.Label, Created: p.created, Devices: []api.PoolUse{}, Members: []string{},
+		Elastic: p.asked.Elastic, Priority: p.asked.Priority,
 	}
 	for _, s := range p.e.all() {
 		if slices.Contains(s.pools, p) {
@@ -383,6 +399,9 @@ func (p *pool) show() api.Pool {
 	shown.Quotas, shown.State, shown.Reason, shown.ProcessCount = slices.Clone(p.quotas), p.quota.State, p.quota.Reason, p.quota.Count()
 	if p.quota.State == quota.Left {
 		shown.State = api.Active
+	}
+	if shown.State == api.Active && p.isAway() {
+		shown.State = api.Evicted
 	}
 	if p.quota.Ledger == nil {
 		return shown

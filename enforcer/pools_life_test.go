@@ -218,10 +218,11 @@ func TestAPoolIsCreatedOnceHoweverOftenThatIsAsked(t *testing.T) {
 		h.restart()
 	}
 	for what, change := range map[string]func(*api.PoolRequest){
-		"quotas": func(r *api.PoolRequest) { r.Quotas = []api.Quota{on(gpu0, 7*gib), on(gpu1, gib)} },
-		"tenant": func(r *api.PoolRequest) { r.Tenant = "" },
-		"ttl":    func(r *api.PoolRequest) { r.TTL = 0 },
-		"label":  func(r *api.PoolRequest) { r.Label = "team/other" },
+		"quotas":  func(r *api.PoolRequest) { r.Quotas = []api.Quota{on(gpu0, 7*gib), on(gpu1, gib)} },
+		"tenant":  func(r *api.PoolRequest) { r.Tenant = "" },
+		"ttl":     func(r *api.PoolRequest) { r.TTL = 0 },
+		"label":   func(r *api.PoolRequest) { r.Label = "team/other" },
+		"elastic": func(r *api.PoolRequest) { r.Elastic = true },
 	} {
 		other := r
 		change(&other)
@@ -229,7 +230,7 @@ func TestAPoolIsCreatedOnceHoweverOftenThatIsAsked(t *testing.T) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
-	if _, err := h.SetPool(ctx, "llm", r); !errors.Is(err, api.ErrBadRequest) || !strings.Contains(err.Error(), "neither its tenant") {
+	if _, err := h.SetPool(ctx, "llm", r); !errors.Is(err, api.ErrBadRequest) || !strings.Contains(err.Error(), "nothing else about it") {
 		t.Error(err)
 	}
 	const many = 20

@@ -26,6 +26,9 @@ func (e *Enforcer) checkRequest(r *api.RegisterRequest) error {
 			p.leaveTo(r)
 		}
 	}
+	if err := r.CheckElastic(); err != nil {
+		return err
+	}
 	ttl, err := e.granted(r.ID, r.TTL)
 	if err != nil {
 		return err

@@ -99,7 +99,7 @@ func (e *Enforcer) restore() error {
 	for s := range alive {
 		e.book.Set(s.holder, s.commitment())
 		e.book.Note(s.holder, s.quotas)
-		if s.request.Elastic {
+		if s.request.Elastic && s.counts() {
 			e.book.NotePromise(s.holder, s.quota.Commitment())
 		}
 		e.enter(s)
@@ -121,6 +121,11 @@ func (e *Enforcer) restore() error {
 			e.deaf[s] = struct{}{}
 		}
 		s.turn.Give()
+	}
+	for _, p := range pools {
+		p.mu.Lock()
+		p.recount() // now that it is known of all members where they are
+		p.mu.Unlock()
 	}
 	for _, r := range released {
 		if err := e.finish(r); err != nil {

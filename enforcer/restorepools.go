@@ -26,7 +26,7 @@ func (e *Enforcer) loadPools() ([]*pool, error) {
 	}
 	var loaded []*pool
 	for _, r := range e.store.Pools() {
-		asked := api.PoolRequest{Quotas: r.Asked, Tenant: r.Tenant, TTL: r.TTL, Label: r.Label}
+		asked := api.PoolRequest{Quotas: r.Asked, Tenant: r.Tenant, TTL: r.TTL, Label: r.Label, Elastic: r.Elastic, Priority: r.Priority}
 		if asked.Quotas == nil {
 			asked.Quotas = r.Quotas
 		}
@@ -54,6 +54,7 @@ func (e *Enforcer) reopenPools(loaded []*pool, released []store.Slice) {
 			p.untaken(err)
 		}
 		e.book.Set(p.holder, p.quota.Commitment())
+		p.keepPromise()
 		killpoint.Pass("restore.pool")
 	}
 }

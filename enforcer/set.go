@@ -244,7 +244,7 @@ func (s *slice) apply(c change) (err error) {
 			return err
 		}
 	}
-	if s.request.Elastic {
+	if s.request.Elastic && s.counts() {
 		s.mu.Lock()
 		promised := s.quota.Commitment()
 		s.mu.Unlock()

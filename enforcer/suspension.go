@@ -74,6 +74,9 @@ func (s *slice) markAway(processes []store.Moved) {
 		}
 		s.quota.SendAway(l, p.Left)
 		for _, pool := range s.pools {
+			if pool.asked.Elastic {
+				continue
+			}
 			if err := pool.onLane(p.PID, pool.quota.Suspend); err != nil {
 				s.log.Error("a suspended process counts in its pool still", "pool", pool.name, "pid", p.PID, "err", err)
 			}
@@ -90,6 +93,8 @@ func (s *slice) takeBack(processes []store.Moved, admit func(map[string]uint64) 
 		if err := admit(s.quota.Commitment()); err != nil {
 			return nil, err
 		}
+	} else if err := s.admitInPools(); err != nil {
+		return nil, err
 	}
 	var back []store.Moved
 	undo = func() {

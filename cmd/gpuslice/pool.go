@@ -108,13 +108,17 @@ func poolCreateCommand() *cli.Command {
    gpuslice pool create llm --vram 50% --device 0 --device 1
    gpuslice pool create night --vram 10G --tenant physics --ttl 12h \
       --label "the nightly runs"
+   gpuslice pool create notebooks --vram 40G --elastic
 
-A pool of a tenant is within the bounds of [tenants.NAME], and its members are that tenant's. The same
+A pool of a tenant is within the bounds of [tenants.NAME], and its members are that tenant's. The
+members of an elastic pool are elastic: it counts only while one of them is on the device. The same
 command again changes nothing.`,
 		Flags: append([]cli.Flag{
 			&cli.StringFlag{Name: "tenant", Usage: "`WHOM` to account the pool and its members to (default: each member says for itself)"},
 			&cli.StringFlag{Name: "ttl", Value: "never", Usage: "how long each member may run: `DURATION`, such as 90s, 30m or 12h"},
 			&cli.StringFlag{Name: "label", Usage: "`TEXT` that says what the pool is for"},
+			&cli.BoolFlag{Name: "elastic", Usage: "while its members are idle their VRAM may be moved to host memory; it comes back with their next CUDA call"},
+			&cli.IntFlag{Name: "priority", Usage: "of elastic slices and pools the one with the lowest `NUMBER` is moved first (-1000 to 1000)"},
 		}, poolFlags...),
 		OnUsageError: usageError(exitUsage),
 		Action:       func(c *cli.Context) error { return changePool(c, "create") },
@@ -181,6 +185,7 @@ func changePool(c *cli.Context, verb string) error {
 	r, do := api.PoolRequest{Quotas: quotas}, enforcer.SetPool
 	if verb == "create" {
 		do, r.Tenant, r.Label = enforcer.CreatePool, c.String("tenant"), c.String("label")
+		r.Elastic, r.Priority = c.Bool("elastic"), c.Int("priority")
 		if r.TTL, err = api.ParseTTL(c.String("ttl")); err != nil {
 			return misuse("--ttl: %w", err)
 		}

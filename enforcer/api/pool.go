@@ -51,7 +51,9 @@ type Pool struct {
 	Tenant       string        `json:"tenant,omitempty"`
 	TTL          time.Duration `json:"ttl,omitempty"`
 	Label        string        `json:"label,omitempty"`
-	State        State         `json:"state"`            // Active, or Damaged: then its members get nothing more
+	Elastic      bool          `json:"elastic,omitempty"`
+	Priority     int           `json:"priority,omitempty"`
+	State        State         `json:"state"`            // Active, or Damaged: then its members get nothing more; of an elastic one Evicted while nobody is on its devices
 	Reason       string        `json:"reason,omitempty"` // why it is not active
 	Created      time.Time     `json:"created"`
 	Devices      []PoolUse     `json:"devices"`
@@ -83,6 +85,9 @@ type PoolRequest struct {
 	TTL time.Duration `json:"ttl,omitempty"`
 	// Label says to people what the pool is for, such as the claim namespace/name.
 	Label string `json:"label,omitempty"`
+	// Elastic: its members are elastic slices, of this priority, and the pool counts for admission while one of them is on its devices.
+	Elastic  bool `json:"elastic,omitempty"`
+	Priority int  `json:"priority,omitempty"`
 }
 
 // maxLabel has room for a namespace and a name of Kubernetes.
@@ -100,6 +105,9 @@ func (r *PoolRequest) Validate() error {
 	}
 	if len(r.Label) > maxLabel || !utf8.ValidString(r.Label) || strings.ContainsFunc(r.Label, func(c rune) bool { return !unicode.IsPrint(c) }) {
 		return Errorf(CodeBadRequest, "label %.64q is not one: up to %d bytes that can be printed are accepted", r.Label, maxLabel)
+	}
+	if err := checkPriority(r.Elastic, r.Priority); err != nil {
+		return err
 	}
 	return validateQuotas(r.Quotas)
 }

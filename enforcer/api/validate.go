@@ -28,7 +28,10 @@ func (r *RegisterRequest) Validate() error {
 	if len(r.Pools) > 0 && r.Mode == Record {
 		return Errorf(CodeBadRequest, "a slice that only records cannot be in pool %s: nothing would be refused to it, and the others' quota with it: leave one of them out", r.Pools)
 	}
-	if err := r.checkElastic(); err != nil {
+	if r.Elastic && len(r.Pools) > 0 {
+		return Errorf(CodeBadRequest, "a slice in pool %s is elastic if the pool is: leave elastic out", r.Pools)
+	}
+	if err := r.CheckElastic(); err != nil {
 		return err
 	}
 	if err := checkTTL(r.TTL); err != nil {
@@ -60,16 +63,24 @@ func (r *RegisterRequest) Validate() error {
 	return validateQuotas(r.Quotas)
 }
 
-func (r *RegisterRequest) checkElastic() error {
+func checkPriority(elastic bool, priority int) error {
 	switch {
-	case r.Priority < MinPriority || r.Priority > MaxPriority:
-		return Errorf(CodeBadRequest, "priority %d is not accepted: %d to %d are", r.Priority, MinPriority, MaxPriority)
-	case !r.Elastic && r.Priority != 0:
-		return Errorf(CodeBadRequest, "priority %d is of elastic slices only: it says which of them is moved aside last", r.Priority)
+	case priority < MinPriority || priority > MaxPriority:
+		return Errorf(CodeBadRequest, "priority %d is not accepted: %d to %d are", priority, MinPriority, MaxPriority)
+	case !elastic && priority != 0:
+		return Errorf(CodeBadRequest, "priority %d is of elastic slices and pools only: it says which of them is moved aside last", priority)
+	}
+	return nil
+}
+
+// CheckElastic says why such a slice cannot be elastic.
+func (r *RegisterRequest) CheckElastic() error {
+	if err := checkPriority(r.Elastic, r.Priority); err != nil {
+		return err
+	}
+	switch {
 	case r.Elastic && r.Mode == Record:
 		return Errorf(CodeBadRequest, "a slice that only records cannot be elastic: nobody counts on its room")
-	case r.Elastic && len(r.Pools) > 0:
-		return Errorf(CodeBadRequest, "a slice in pool %s cannot be elastic: its room is the pool's; leave one of them out", r.Pools)
 	case r.Elastic && r.For != nil:
 		return Errorf(CodeBadRequest, "a lease cannot be elastic: its broker holds what was leased")
 	}

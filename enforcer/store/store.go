@@ -147,13 +147,15 @@ type Ledger struct {
 
 // Pool is what outlives the host's boot of a pool.
 type Pool struct {
-	Name    string        `json:"name"`
-	Quotas  []api.Quota   `json:"quotas"`
-	Created time.Time     `json:"created"`
-	Tenant  string        `json:"tenant,omitempty"`
-	TTL     time.Duration `json:"ttl,omitempty"`
-	Label   string        `json:"label,omitempty"`
-	Asked   []api.Quota   `json:"asked,omitempty"` // the quotas that it was created with, if they were changed since
+	Name     string        `json:"name"`
+	Quotas   []api.Quota   `json:"quotas"`
+	Created  time.Time     `json:"created"`
+	Tenant   string        `json:"tenant,omitempty"`
+	TTL      time.Duration `json:"ttl,omitempty"`
+	Label    string        `json:"label,omitempty"`
+	Elastic  bool          `json:"elastic,omitempty"`
+	Priority int           `json:"priority,omitempty"`
+	Asked    []api.Quota   `json:"asked,omitempty"` // the quotas that it was created with, if they were changed since
 }
 
 // Options of a Store.

@@ -75,7 +75,7 @@ var PoolTable = table.Table[PoolUse]{
 			Text: func(u PoolUse) string { return strconv.Itoa(len(u.Members)) }},
 		{Head: "PROCESSES", Field: "Processes", Number: func(u PoolUse) uint64 { return uint64(max(u.ProcessCount, 0)) },
 			Text: func(u PoolUse) string { return strconv.Itoa(u.ProcessCount) }},
-		{Head: "STATE", Field: "State", Alarm: func(u PoolUse) bool { return u.State != api.Active || u.over() }, Text: func(u PoolUse) string {
+		{Head: "STATE", Field: "State", Alarm: func(u PoolUse) bool { return u.State == api.Damaged || u.over() }, Text: func(u PoolUse) string {
 			if u.over() {
 				return string(u.State) + ", over"
 			}
@@ -94,7 +94,7 @@ var PoolTable = table.Table[PoolUse]{
 		{Key: "device", Matches: func(u PoolUse, value string) bool {
 			return u.Use != nil && deviceIs(value, u.Use.Device, u.Use.Index) || u.Use == nil && value == ""
 		}},
-		table.OneOf("state", func(u PoolUse) string { return string(u.State) }, string(api.Active), string(api.Damaged)),
+		table.OneOf("state", func(u PoolUse) string { return string(u.State) }, string(api.Active), string(api.Damaged), string(api.Evicted)),
 		table.If("over", PoolUse.over),
 	},
 }

@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforcer_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/checkpoint"
+)
+
+func (h *host) elasticPool(name string, priority int, quotas ...api.Quota) {
+	h.t.Helper()
+	if _, err := h.CreatePool(context.Background(), name, api.PoolRequest{Quotas: quotas, Elastic: true, Priority: priority}); err != nil {
+		h.t.Fatal(err)
+	}
+}
+
+func TestAnElasticPoolCountsWhileOneOfItsMembersIsOnTheDevice(t *testing.T) {
+	h, truth, _ := elastics(t, quick)
+	h.elasticPool("llm", 0, on(gpu0, 45*gib))
+	a, b, x := h.member("a", "llm"), h.member("b", "llm"), h.elastic("x", 45*gib, 0)
+	if s, p := h.see("a"), h.seePool("llm"); s.State != api.Evicted || p.State != api.Evicted || !p.Elastic || h.granted(t) != 0 {
+		t.Fatalf("it begins as %+v in %+v, %d bytes given", s, p, h.granted(t))
+	}
+	a.works(truth, 10*gib)
+	b.works(truth, 20*gib)
+	if p := h.seePool("llm"); p.State != api.Active || h.granted(t) != 45*gib {
+		t.Fatalf("%+v, %d given", p, h.granted(t))
+	}
+	x.works(truth, 40*gib)
+	if p := h.seePool("llm"); p.State != api.Evicted || h.see("a").State != api.Evicted || h.see("b").State != api.Evicted || h.granted(t) != 45*gib {
+		t.Fatalf("%+v, %+v, %+v, %d given", p, h.see("a"), h.see("b"), h.granted(t))
+	}
+	a.returns()
+	h.becomes("x", api.Evicted)
+	if s := h.see("b"); s.State != api.Evicted || h.granted(t) != 45*gib {
+		t.Fatalf("%+v, %d given", s, h.granted(t))
+	}
+	// What b has in host memory is its own in the pool.
+	a.takes(truth, 15*gib)
+	a.expect("refused", "charge 0 1")
+	if held := h.pooled("llm"); held != 45*gib {
+		t.Fatalf("%d bytes held", held)
+	}
+	b.returns()
+	if s := h.see("b"); s.Devices[0].Used != 20*gib || h.see("a").Elastic.Evictions != 1 || h.granted(t) != 45*gib {
+		t.Fatalf("%+v, a evicted %d times, %d given", s, h.see("a").Elastic.Evictions, h.granted(t))
+	}
+	for _, p := range []*proc{a, b} {
+		p.kill()
+		truth.set(gpu0, p.pid(), 0)
+	}
+	eventually(t, "a pool without members counts for nothing", func() bool { return h.granted(t) == 0 })
+	x.returns()
+}
+
+func TestAnElasticPoolStaysWhileOneOfItsMembersWorks(t *testing.T) {
+	h, truth, f := elastics(t, quick)
+	h.elasticPool("llm", 0, on(gpu0, 60*gib))
+	a, b, x := h.member("a", "llm"), h.member("b", "llm"), h.elastic("x", 60*gib, 0)
+	a.works(truth, 10*gib)
+	b.works(truth, 20*gib)
+	b.expect("ok 1", "enter") // a call that does not end
+	x.expect(statusAway, "return")
+	s := h.see("x")
+	if !strings.Contains(s.Elastic.Obstacle, "pool llm has 60GiB") || h.see("a").State != api.Active || f.states()[a.pid()] != checkpoint.Running {
+		t.Fatalf("%+v, a %+v, %v", s.Elastic, h.see("a"), f.states())
+	}
+	b.must("leave")
+	x.returns()
+	h.becomes("a", api.Evicted)
+	h.becomes("b", api.Evicted)
+}
+
+func TestPriorityIsThePools(t *testing.T) {
+	h, truth, _ := elastics(t, quick)
+	h.elasticPool("low", -1, on(gpu0, 30*gib))
+	low, mid := h.member("m", "low").works(truth, gib), h.elastic("mid", 30*gib, 0)
+	mid.works(truth, gib)
+	time.Sleep(2 * quick.MinResident)
+	low.expect("ok 1", "enter") // it is mid that has been idle for longest
+	low.must("leave")
+	time.Sleep(2 * quick.MinResident)
+	h.elastic("x", 30*gib, 0).works(truth, gib)
+	if h.see("m").State != api.Evicted || h.see("mid").State != api.Active || h.see("m").Elastic.Priority != -1 {
+		t.Fatalf("%+v, %+v", h.see("m"), h.see("mid"))
+	}
+}
+
+func TestAnElasticPoolOutlivesTheEnforcer(t *testing.T) {
+	h, truth, _ := elastics(t, quick)
+	h.elasticPool("llm", 0, on(gpu0, 45*gib))
+	h.elasticPool("empty", 0, on(gpu0, 60*gib))
+	a, b, x := h.member("a", "llm"), h.member("b", "llm"), h.elastic("x", 45*gib, 0)
+	a.works(truth, 10*gib)
+	b.works(truth, 20*gib)
+	h.restart()
+	if p := h.seePool("llm"); p.State != api.Active || h.granted(t) != 45*gib {
+		t.Fatalf("%+v, %d given", p, h.granted(t))
+	}
+	x.works(truth, 40*gib)
+	h.restart()
+	if p := h.seePool("llm"); p.State != api.Evicted || h.granted(t) != 45*gib || !p.Elastic {
+		t.Fatalf("%+v, %d given", p, h.granted(t))
+	}
+	// 150 of the 160 GiB of overcommit are promised.
+	_, err := h.CreatePool(context.Background(), "more", api.PoolRequest{Quotas: []api.Quota{on(gpu0, 80*gib)}, Elastic: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = h.CreatePool(context.Background(), "much", api.PoolRequest{Quotas: []api.Quota{on(gpu0, 80*gib)}, Elastic: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = h.CreatePool(context.Background(), "most", api.PoolRequest{Quotas: []api.Quota{on(gpu0, 80*gib)}, Elastic: true})
+	refusedWith(t, err, api.CodeQuotaExceeded, "were promised 310GiB")
+	b.returns()
+	a.returns()
+	h.becomes("x", api.Evicted)
+}
+
+func TestTheQuotaOfAnElasticPoolIsChanged(t *testing.T) {
+	h, truth, _ := elastics(t, quick)
+	h.elasticPool("llm", 0, on(gpu0, 30*gib))
+	set := func(bytes uint64) error {
+		_, err := h.SetPool(context.Background(), "llm", api.PoolRequest{Quotas: []api.Quota{on(gpu0, bytes)}})
+		return err
+	}
+	check := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	check(set(40 * gib))
+	a := h.member("a", "llm").works(truth, 35*gib)
+	if h.granted(t) != 40*gib {
+		t.Fatalf("%d given", h.granted(t))
+	}
+	check(set(50 * gib))
+	if h.granted(t) != 50*gib {
+		t.Fatalf("%d given", h.granted(t))
+	}
+	x := h.elastic("x", 60*gib, 0).works(truth, gib)
+	if h.granted(t) != 60*gib {
+		t.Fatalf("%d given", h.granted(t))
+	}
+	check(set(20 * gib)) // a needs more when it returns, and others are not given it
+	if h.granted(t) != 60*gib {
+		t.Fatalf("%d given", h.granted(t))
+	}
+	a.returns()
+	h.becomes("x", api.Evicted)
+	if h.granted(t) != 35*gib {
+		t.Fatalf("%d given", h.granted(t))
+	}
+	a.expect("refused", "charge 0 1")
+	x.returns()
+}
+
+func TestASliceIsInElasticPoolsOfTwoDevices(t *testing.T) {
+	h, truth, _ := elastics(t, quick)
+	h.elasticPool("a", 0, on(gpu0, 60*gib))
+	h.elasticPool("b", 0, on(gpu1, 60*gib))
+	s, alone, x := h.memberOf("s", both), h.member("alone", "b"), h.elastic("x", 60*gib, 0)
+	given := func() string {
+		devices, err := h.Devices(context.Background())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return fmt.Sprint(devices[0].Quotas/gib, devices[1].Quotas/gib)
+	}
+	s.returns().usesBoth()
+	s.must("gate")
+	s.takes(truth, 10*gib)
+	if got := given(); got != "60 60" {
+		t.Fatal(got)
+	}
+	x.works(truth, gib)
+	if got := given(); got != "60 0" || h.see("s").State != api.Evicted {
+		t.Fatalf("%s, %+v", got, h.see("s"))
+	}
+	alone.returns()
+	if got := given(); got != "60 60" || h.see("s").State != api.Evicted {
+		t.Fatalf("%s, %+v", got, h.see("s"))
+	}
+	s.returns()
+	if got := given(); got != "60 60" || h.see("x").State != api.Evicted {
+		t.Fatalf("%s, %+v", got, h.see("x"))
+	}
+}
+
+func TestWhoCannotBeInAnElasticPoolIsTold(t *testing.T) {
+	h, _, _ := elastics(t, quick)
+	h.elasticPool("e", 3, on(gpu0, 45*gib))
+	h.pool("p", on(gpu1, gib))
+	p := h.member("m", "e")
+	for words, r := range map[string]api.RegisterRequest{
+		"all pools of a slice are elastic, or none is": {Pools: api.PoolNames{"e", "p"}},
+		"is elastic if the pool is":                    {Pools: api.PoolNames{"e"}, Elastic: true},
+		"only records cannot be in pool e":             {Pools: api.PoolNames{"e"}, Mode: api.Record},
+	} {
+		r.ID, r.Session, r.PID = "x", true, p.pid()
+		_, err := h.Register(context.Background(), r)
+		refusedWith(t, err, api.CodeBadRequest, words)
+	}
+	_, err := h.CreatePool(context.Background(), "x", api.PoolRequest{Quotas: []api.Quota{on(gpu0, gib)}, Priority: 1})
+	refusedWith(t, err, api.CodeBadRequest, "priority 1 is of elastic slices and pools only")
+	_, err = h.CreatePool(context.Background(), "e", api.PoolRequest{Quotas: []api.Quota{on(gpu0, 45*gib)}, Elastic: true, Priority: 4})
+	refusedWith(t, err, api.CodeExists, "another priority")
+	_, err = h.SetPool(context.Background(), "e", api.PoolRequest{Quotas: []api.Quota{on(gpu0, 45*gib)}, Elastic: true})
+	refusedWith(t, err, api.CodeBadRequest, "nothing else about it")
+}
