@@ -51,6 +51,10 @@ func newBook(limits admission.Limits, t *driverTruth) *admission.Book {
 func (e *Enforcer) showGranted(d *api.Device) {
 	g := e.book.Granted(d.UUID)
 	d.Quotas, d.Slices, d.Reserve, d.Free = g.Bytes, g.Holders, g.Reserve, g.Free
+	if e.movesElastic() && e.gpuOf(d.UUID) != nil {
+		d.Elastic = &api.ElasticDevice{}
+		d.Elastic.Promised, d.Elastic.Free, d.Elastic.Most = e.book.Promised(d.UUID, e.options.Elastic.Overcommit)
+	}
 }
 
 // TenantBounds are the bytes that all slices of a tenant may be granted together, by device.

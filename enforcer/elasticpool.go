@@ -5,6 +5,7 @@ package enforcer
 import (
 	"cmp"
 	"maps"
+	"time"
 
 	"github.com/gpuslice/gpuslice/enforcer/admission"
 	"github.com/gpuslice/gpuslice/enforcer/api"
@@ -205,6 +206,24 @@ func units(all []*slice) (each []unit) {
 		}
 	}
 	return each
+}
+
+// idleAfter is api.IdleAfter. Tests have less.
+var idleAfter = api.IdleAfter
+
+// showIdle fills in what those have of the devices who have been idle for long.
+func (e *Enforcer) showIdle(devices []api.Device) {
+	for _, u := range units(e.elasticOnes()) {
+		if c, goes := u.mayGo(time.Now(), e.options.Elastic); !goes || c.away || c.idle < idleAfter {
+			continue
+		}
+		has := e.book.Has(u.holder)
+		for _, d := range devices {
+			if d.Elastic != nil {
+				d.Elastic.Idle += has[d.UUID]
+			}
+		}
+	}
 }
 
 // wantBack is what the slice needs to come back, for whoever was refused it on a device.

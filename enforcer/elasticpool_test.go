@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/gpuslice/gpuslice/enforcer"
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/checkpoint"
 )
@@ -57,6 +58,38 @@ func TestAnElasticPoolCountsWhileOneOfItsMembersIsOnTheDevice(t *testing.T) {
 	}
 	eventually(t, "a pool without members counts for nothing", func() bool { return h.granted(t) == 0 })
 	x.returns()
+}
+
+func TestADeviceSaysWhatIsPromisedAndWhatIsIdle(t *testing.T) {
+	h, truth, _ := elastics(t, quick)
+	enforcer.IdleAfter(time.Millisecond)
+	t.Cleanup(func() { enforcer.IdleAfter(0) })
+	h.elasticPool("llm", 0, on(gpu0, 30*gib))
+	h.elasticPool("idle", 0, on(gpu0, 10*gib))
+	a, b, c := h.member("a", "llm"), h.member("b", "llm"), h.elastic("c", 20*gib, 0)
+	for _, p := range []*proc{a, b, c} {
+		p.works(truth, gib)
+	}
+	says := func() api.ElasticDevice {
+		devices, err := h.Devices(context.Background())
+		if err != nil || devices[0].Elastic == nil {
+			t.Fatalf("%+v, %v", devices, err)
+		}
+		return *devices[0].Elastic
+	}
+	want := api.ElasticDevice{Promised: 60 * gib, Free: 260 * gib, Most: 80 * gib}
+	b.expect("ok 1", "enter") // a call that does not end
+	time.Sleep(2 * quick.MinResident)
+	want.Idle = 20 * gib
+	if got := says(); got != want {
+		t.Fatalf("%+v, want %+v", got, want)
+	}
+	b.must("leave")
+	time.Sleep(2 * quick.MinResident)
+	want.Idle = 50 * gib
+	if got := says(); got != want {
+		t.Fatalf("%+v, want %+v", got, want)
+	}
 }
 
 func TestAnElasticPoolStaysWhileOneOfItsMembersWorks(t *testing.T) {

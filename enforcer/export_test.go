@@ -3,6 +3,7 @@
 package enforcer
 
 import (
+	"cmp"
 	"os"
 	"sync"
 	"syscall"
@@ -18,6 +19,11 @@ import (
 func init() {
 	patienceOfRelease, returnPatience, drainPatience = 3*time.Second, 300*time.Millisecond, 200*time.Millisecond
 	lockPatience, answerPatience, mutePatience, ownSlowest = 300*time.Millisecond, 500*time.Millisecond, 100*time.Millisecond, 1<<50
+}
+
+// IdleAfter makes who makes no call for so long count as idle on his devices, until it is called again with 0.
+func IdleAfter(d time.Duration) {
+	idleAfter = cmp.Or(d, api.IdleAfter)
 }
 
 // HostHas makes the host have so many bytes of memory available, of 1 TiB, until it is called again with 0.

@@ -133,6 +133,7 @@ func (e *Enforcer) GivenDevices(context.Context) ([]api.Device, error) {
 		}
 		s.mu.Unlock()
 	}
+	e.showIdle(shown)
 	return shown, nil
 }
 

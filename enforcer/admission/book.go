@@ -212,20 +212,41 @@ func (b *Book) Promise(h *Holder, wants map[string]uint64, overcommit uint64, li
 		if d == nil {
 			continue
 		}
-		var sum uint64
-		for other, has := range b.promised {
-			if other != h {
-				sum += has[uuid]
-			}
-		}
-		most := Limits{Overcommit: overcommit}
-		if capacity := most.capacity(d.Total); wants[uuid] > capacity-min(capacity, sum) {
+		sum := b.promisedOn(uuid) - b.promised[h][uuid]
+		if capacity := promisable(d.Total, overcommit); wants[uuid] > capacity-min(capacity, sum) {
 			r := refusal{device: d.Shown, uuid: uuid, who: h.Name, bytes: wants[uuid]}
 			return r.byPromises(capacity, sum)
 		}
 	}
 	b.promised[h] = wants
 	return nil
+}
+
+// promisable is how many bytes of a device of total bytes may be promised.
+func promisable(total, overcommit uint64) uint64 {
+	l := Limits{Overcommit: overcommit}
+	return l.capacity(total)
+}
+
+// promisedOn is what was promised of a device. Called with mu held.
+func (b *Book) promisedOn(uuid string) (sum uint64) {
+	for _, has := range b.promised {
+		sum += has[uuid]
+	}
+	return sum
+}
+
+// Promised is how much of a device was promised to elastic holders, how much more may be, and how much one may have at most.
+func (b *Book) Promised(uuid string, overcommit uint64) (promised, free, most uint64) {
+	d := b.device(uuid)
+	if d == nil {
+		return 0, 0, 0
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	promised = b.promisedOn(uuid)
+	capacity := promisable(d.Total, overcommit)
+	return promised, capacity - min(capacity, promised), b.limits.capacity(d.Total)
 }
 
 // NotePromise notes what was promised by a former enforcer.

@@ -236,6 +236,8 @@ type Device struct {
 	Suspended uint64 `json:"suspended"`
 	Slices    int    `json:"slices"`  // to how many it was given
 	Context   uint64 `json:"context"` // learned cost of a process's first context, bytes; 0 if unknown
+	// Elastic is nil where slices cannot be elastic.
+	Elastic *ElasticDevice `json:"elastic,omitempty"`
 	// Of a MIG instance these three are its GPU's; absent if NVML does not say.
 	Minor             *int   `json:"minor,omitempty"`              // of the device node /dev/nvidiaN
 	PCI               string `json:"pci,omitempty"`                // address, such as "0000:3b:00.0"
@@ -251,6 +253,18 @@ type Device struct {
 	Enforcement       Enforcement `json:"enforcement"`        // Native or Intercept
 	EnforcementReason string      `json:"enforcement_reason"` // why it is that one
 }
+
+// ElasticDevice is how a device stands with elastic slices and pools. Sizes in bytes.
+type ElasticDevice struct {
+	Promised uint64 `json:"promised"` // their quotas together, wherever they are
+	Free     uint64 `json:"free"`     // how much more may be promised
+	Most     uint64 `json:"most"`     // to one of them
+	// Idle is what was given to those that are on the device, and have been idle for IdleAfter: who is refused room has them moved aside.
+	Idle uint64 `json:"idle"`
+}
+
+// IdleAfter is how long an elastic slice makes no call before it counts as idle on its devices.
+const IdleAfter = time.Minute
 
 // OutsideProcess is a process of no slice that uses a device.
 type OutsideProcess struct {

@@ -115,8 +115,15 @@ func shares(c *resourceapi.ResourceClaim) ([]share, error) {
 			i = len(all)
 			index[r.Request] = i
 			all = append(all, share{pool: PoolOf(c, r.Request), request: api.PoolRequest{
-				Tenant: cfg.Tenant, TTL: cfg.TTL, Label: c.Namespace + "/" + c.Name,
+				Tenant: cfg.Tenant, TTL: cfg.TTL, Label: c.Namespace + "/" + c.Name, Elastic: cfg.Elastic, Priority: cfg.Priority,
 			}})
+		}
+		switch elastic := inventory.IsElastic(r.Device); {
+		case elastic && !all[i].request.Elastic:
+			return nil, fmt.Errorf("request %s was allocated %s, a device for elastic claims, and its configuration does not say elastic: the DeviceClass %s does, and %s has the other devices",
+				r.Request, r.Device, "elastic.gpuslice.io", "vram.gpuslice.io")
+		case !elastic && all[i].request.Elastic:
+			return nil, fmt.Errorf("request %s is elastic by its configuration, and device %s is not for elastic claims: the DeviceClass %s has those that are", r.Request, r.Device, "elastic.gpuslice.io")
 		}
 		memory := r.ConsumedCapacity[inventory.Memory]
 		if memory.Value() <= 0 {

@@ -161,8 +161,8 @@ func TestAClaimsConfigurationIsThatOfItsPools(t *testing.T) {
 		}
 	}
 	says(resourceapi.AllocationConfigSourceClaim, `"elastic":true`)
-	if _, err := n.Prepare(t.Context(), c); err == nil || !strings.Contains(err.Error(), `the configuration of request short: field "elastic" is not accepted: a claim is a pool`) {
-		t.Errorf("an elastic claim: %v", err)
+	if _, err := n.Prepare(t.Context(), c); err == nil || !strings.Contains(err.Error(), "is not for elastic claims: the DeviceClass elastic.gpuslice.io has those that are") {
+		t.Errorf("an elastic claim on another device: %v", err)
 	}
 }
 

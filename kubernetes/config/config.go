@@ -29,8 +29,10 @@ const (
 
 // Request is the configuration of one request of a claim.
 type Request struct {
-	Tenant string        // who its memory counts for
-	TTL    time.Duration // how long each of its containers may have it; 0 is for ever
+	Tenant   string        // who its memory counts for
+	TTL      time.Duration // how long each of its containers may have it; 0 is for ever
+	Elastic  bool          // its memory may be moved aside while its containers are idle
+	Priority int           // of an elastic one
 }
 
 // parameters are what is written.
@@ -40,6 +42,8 @@ type parameters struct {
 	Mode       *string `json:"mode"`
 	TTL        *string `json:"ttl"`
 	Tenant     *string `json:"tenant"`
+	Elastic    *bool   `json:"elastic"`
+	Priority   *int    `json:"priority"`
 }
 
 // Of is the configuration of a request of an allocated claim. The class's comes first, and what the claim says goes in its place. Its
@@ -72,10 +76,7 @@ func parse(raw []byte) (p parameters, err error) {
 	decoder.DisallowUnknownFields()
 	if err := decoder.Decode(&p); err != nil {
 		if field, unknown := strings.CutPrefix(err.Error(), "json: unknown field "); unknown {
-			if field == `"elastic"` || field == `"priority"` {
-				return p, fmt.Errorf("field %s is not accepted: a claim is a pool, whose memory stays on its devices, and elastic is a pod without a claim, by annotation", field)
-			}
-			return p, fmt.Errorf("field %s is unknown: apiVersion, kind, mode, ttl and tenant are accepted", field)
+			return p, fmt.Errorf("field %s is unknown: apiVersion, kind, mode, ttl, tenant, elastic and priority are accepted", field)
 		}
 		return p, fmt.Errorf("it cannot be read: %w", err)
 	}
@@ -108,6 +109,18 @@ func (r *Request) apply(p parameters, class bool) error {
 			return err
 		}
 		r.Tenant = *p.Tenant
+	}
+	if p.Elastic != nil {
+		r.Elastic = *p.Elastic
+	}
+	if p.Priority != nil {
+		if !class {
+			return errors.New("a claim may not name its priority: its device class may, such as elastic.gpuslice.io")
+		}
+		if *p.Priority < api.MinPriority || *p.Priority > api.MaxPriority {
+			return fmt.Errorf("priority %d is not accepted: %d to %d are", *p.Priority, api.MinPriority, api.MaxPriority)
+		}
+		r.Priority = *p.Priority
 	}
 	return nil
 }

@@ -63,9 +63,9 @@ func TestABadConfigurationIsRefusedInASentence(t *testing.T) {
 	for text, want := range map[string]string{
 		`nonsense`:                       "it cannot be read",
 		`{` + head + `}{}`:               "something follows",
-		`{` + head + `,"vram":"4G"}`:     `field "vram" is unknown: apiVersion, kind, mode, ttl and tenant are accepted`,
-		`{` + head + `,"elastic":true}`:  `field "elastic" is not accepted: a claim is a pool, whose memory stays on its devices`,
-		`{` + head + `,"priority":-5}`:   `field "priority" is not accepted: a claim is a pool`,
+		`{` + head + `,"vram":"4G"}`:     `field "vram" is unknown: apiVersion, kind, mode, ttl, tenant, elastic and priority are accepted`,
+		`{` + head + `,"elastic":"yes"}`: "it cannot be read",
+		`{` + head + `,"priority":-5}`:   "a claim may not name its priority",
 		`{"kind":"ClaimConfig"}`:         `"gpuslice.io/v1" and "ClaimConfig" are`,
 		`{` + head + `,"mode":"record"}`: `mode "record" is not accepted`,
 		`{` + head + `,"ttl":"soon"}`:    `ttl "soon" is not accepted`,
@@ -79,5 +79,8 @@ func TestABadConfigurationIsRefusedInASentence(t *testing.T) {
 	}
 	if _, err := Of(claim(said(resourceapi.AllocationConfigSourceClass, `{`+head+`,"tenant":"a b"}`)), "gpu"); err == nil {
 		t.Error("a tenant that is no name")
+	}
+	if _, err := Of(claim(said(resourceapi.AllocationConfigSourceClass, `{`+head+`,"priority":1001}`)), "gpu"); err == nil || !strings.Contains(err.Error(), "-1000 to 1000 are") {
+		t.Errorf("a priority beyond all: %v", err)
 	}
 }

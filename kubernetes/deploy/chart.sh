@@ -17,7 +17,7 @@ edit '^(.*namespace): gpuslice$' '\1: {{ .Release.Namespace }}'
 edit 'system:serviceaccount:gpuslice:' 'system:serviceaccount:{{ .Release.Namespace }}:'
 edit '^(.*image): gpuslice-dra$' '\1: {{ .Values.images.driver }}'
 edit '^(.*image): gpuslice$' '\1: {{ .Values.images.gpusliced }}'
-edit '^( *)- --metrics-address=.*$' '&\n\1{{- range .Values.driverArgs }}\n\1- {{ . }}\n\1{{- end }}'
+edit '^( *)- --metrics-address=.*$' '&\n\1{{- if .Values.elastic }}\n\1- --elastic\n\1{{- end }}\n\1{{- range .Values.driverArgs }}\n\1- {{ . }}\n\1{{- end }}'
 edit '^( *)- --hook=/usr/bin/gpuslice-hook$' '\1- --hook={{ .Values.hook }}'
 edit '/opt/gpuslice' '{{ .Values.hostDir }}'
 edit '^(.*path): /$' '\1: {{ .Values.driverRoot }}'
@@ -65,6 +65,7 @@ template < <(objects "$dir/host.yaml" no Namespace DaemonSet) >"$dir/common"
 template < <(objects "$dir/host.yaml" yes DaemonSet) >"$dir/on-host"
 template < <(objects "$dir/daemonset.yaml" yes ConfigMap DaemonSet) >"$dir/in-pods"
 template <"$dir/aliases.yaml" >"$dir/aliases"
+template < <(grep -v '^#' elastic/deviceclass.yaml) >"$dir/elastic"
 for ((i = 0; i < ${#edits[@]}; i += 2)); do
 	[ -n "${used[i]:-}" ] || { echo "chart.sh: nothing matches ${edits[i]}" >&2; exit 1; }
 done
@@ -73,4 +74,5 @@ done
 	echo "$generated"
 	echo '{{- if .Values.gpuslicedInPods }}' && cat "$dir/in-pods" && echo '{{- else }}' && cat "$dir/on-host" && echo '{{- end }}'
 } >"$to/daemonsets.yaml"
+{ echo "$generated" && echo '{{- if .Values.elastic }}' && cat "$dir/elastic" && echo '{{- end }}'; } >"$to/elastic.yaml"
 { echo "$generated" && echo '{{- if .Values.aliases }}' && cat "$dir/aliases" && echo '{{- end }}'; } >"$to/aliases.yaml"

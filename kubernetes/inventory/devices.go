@@ -23,6 +23,8 @@ import (
 const (
 	// Memory is the capacity that claims ask for.
 	Memory = "memory"
+	// Elastic is the attribute of the devices that are for elastic claims: true; of the others it is false.
+	Elastic = "elastic"
 	// PoolPrefix begins the names of the enforcer's pools that are claims'.
 	PoolPrefix = "dra-"
 
@@ -40,9 +42,18 @@ const (
 // DeviceName is a device's name in Kubernetes.
 func DeviceName(uuid string) string { return strings.ToLower(uuid) }
 
+// elasticPrefix begins the name of the device that is a card's for elastic claims.
+const elasticPrefix = "elastic-"
+
+// ElasticName is a device's name in Kubernetes for elastic claims, whose capacity is another.
+func ElasticName(uuid string) string { return elasticPrefix + DeviceName(uuid) }
+
+// IsElastic says whether it is a device for elastic claims.
+func IsElastic(name string) bool { return strings.HasPrefix(name, elasticPrefix) }
+
 // UUID is the device of that name.
 func UUID(name string) string {
-	kind, rest, _ := strings.Cut(name, "-")
+	kind, rest, _ := strings.Cut(strings.TrimPrefix(name, elasticPrefix), "-")
 	return strings.ToUpper(kind) + "-" + rest
 }
 
@@ -54,8 +65,9 @@ type Host struct {
 	Health  api.Health
 }
 
-// Of is what is published of a host: the fullest device first, since the scheduler takes the first that fits.
-func Of(h Host) []resourceapi.Device {
+// Of is what is published of a host: the fullest device first, since the scheduler takes the first that fits. With elastic there is a second device
+// for each card, for elastic claims.
+func Of(h Host, elastic bool) []resourceapi.Device {
 	devices := slices.DeleteFunc(slices.Clone(h.Devices), func(d api.Device) bool { return d.Free == nil })
 	slices.SortStableFunc(devices, func(a, b api.Device) int {
 		return cmp.Or(cmp.Compare(*a.Free, *b.Free), cmp.Compare(a.Index, b.Index), cmp.Compare(a.UUID, b.UUID))
@@ -63,21 +75,37 @@ func Of(h Host) []resourceapi.Device {
 	var all []resourceapi.Device
 	for _, d := range devices {
 		// Claims' memory is the scheduler's to count; what others have, in slices and beside them, is not there for claims.
-		has := *d.Free + claimed(h.Pools, d.UUID)
+		has := *d.Free + claimed(h.Pools, d.UUID, false)
+		if d.Elastic != nil {
+			has += coarsely(d.Elastic.Idle)
+		}
 		has -= min(has, outside(d))
-		if has < MinMemory {
+		all = append(all, entry(h, d, DeviceName(d.UUID), has, has)...)
+	}
+	for _, d := range devices {
+		if !elastic || d.Elastic == nil {
 			continue
 		}
-		device := resourceapi.Device{
-			Name: DeviceName(d.UUID), AllowMultipleAllocations: ptr.To(true), Attributes: attributes(h.Driver, d),
-			Capacity: map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{Memory: capacity(has)},
-		}
-		if why := Unhealthy(h.Health, d.UUID); why != "" {
-			device.Taints = []resourceapi.DeviceTaint{{Key: TaintUnhealthy, Effect: resourceapi.DeviceTaintEffectNoSchedule}}
-		}
-		all = append(all, device)
+		has := d.Elastic.Free + claimed(h.Pools, d.UUID, true)
+		all = append(all, entry(h, d, ElasticName(d.UUID), has, min(has, d.Elastic.Most))...)
 	}
 	return all
+}
+
+// entry is a device of so many bytes, of which a request may have most; none if that is too little for any.
+func entry(h Host, d api.Device, name string, bytes, most uint64) []resourceapi.Device {
+	if most < MinMemory {
+		return nil
+	}
+	device := resourceapi.Device{
+		Name: name, AllowMultipleAllocations: ptr.To(true), Attributes: attributes(h.Driver, d),
+		Capacity: map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{Memory: capacity(bytes, most)},
+	}
+	device.Attributes[Elastic] = resourceapi.DeviceAttribute{BoolValue: ptr.To(IsElastic(name))}
+	if why := Unhealthy(h.Health, d.UUID); why != "" {
+		device.Taints = []resourceapi.DeviceTaint{{Key: TaintUnhealthy, Effect: resourceapi.DeviceTaintEffectNoSchedule}}
+	}
+	return []resourceapi.Device{device}
 }
 
 // outside is what programs in no slice hold beyond the reserve, which is theirs. It is rounded up: what they take and give back by the
@@ -87,22 +115,29 @@ func outside(d api.Device) uint64 {
 	return (d.OutsideUsed - min(d.OutsideUsed, d.Reserve) + coarse - 1) / coarse * coarse
 }
 
-// capacity is so many bytes, of which a request may have each mebibyte. A policy's bounds beyond the value would have the API server
-// refuse the whole slice.
-func capacity(bytes uint64) resourceapi.DeviceCapacity {
+// coarsely is rounded down, for the same reason.
+func coarsely(bytes uint64) uint64 {
+	const coarse = 256 << 20
+	return bytes / coarse * coarse
+}
+
+// capacity is so many bytes, of which a request may have most, and each mebibyte of that. A policy's bounds beyond the value would have the API
+// server refuse the whole slice.
+func capacity(bytes, most uint64) resourceapi.DeviceCapacity {
 	quantity := func(bytes uint64) *resource.Quantity {
 		return resource.NewQuantity(int64(bytes/step*step), resource.BinarySI)
 	}
 	return resourceapi.DeviceCapacity{Value: *quantity(bytes), RequestPolicy: &resourceapi.CapacityRequestPolicy{
-		Default:    quantity(bytes),
-		ValidRange: &resourceapi.CapacityRequestPolicyRange{Min: quantity(MinMemory), Max: quantity(bytes), Step: quantity(step)},
+		Default:    quantity(most),
+		ValidRange: &resourceapi.CapacityRequestPolicyRange{Min: quantity(MinMemory), Max: quantity(most), Step: quantity(step)},
 	}}
 }
 
-func claimed(pools []api.Pool, uuid string) (bytes uint64) {
+// claimed is what claims have of a device, elastic ones or the others.
+func claimed(pools []api.Pool, uuid string, elastic bool) (bytes uint64) {
 	for _, p := range pools {
 		for _, use := range p.Devices {
-			if strings.HasPrefix(p.Name, PoolPrefix) && use.Device == uuid {
+			if strings.HasPrefix(p.Name, PoolPrefix) && use.Device == uuid && p.Elastic == elastic {
 				bytes += use.Limit
 			}
 		}

@@ -43,7 +43,7 @@ func value(t *testing.T, d resourceapi.Device) uint64 {
 }
 
 func TestTheFullestDeviceComesFirst(t *testing.T) {
-	got := Of(Host{Devices: []api.Device{device(uuid0, 0, 40*gib), device(uuid1, 1, 8*gib+5)}})
+	got := Of(Host{Devices: []api.Device{device(uuid0, 0, 40*gib), device(uuid1, 1, 8*gib+5)}}, false)
 	if len(got) != 2 || got[0].Name != DeviceName(uuid1) || got[1].Name != DeviceName(uuid0) || UUID(got[0].Name) != uuid1 {
 		t.Fatalf("got %+v", got)
 	}
@@ -55,21 +55,50 @@ func TestTheFullestDeviceComesFirst(t *testing.T) {
 func TestWhatClaimsHaveIsTheSchedulersToCountAndWhatOthersHaveIsNotThere(t *testing.T) {
 	d := device(uuid0, 0, 40*gib)
 	h := Host{Devices: []api.Device{d}, Pools: []api.Pool{pool(PoolPrefix+"a-0", 8*gib), pool("llm", 4*gib)}}
-	if v := value(t, Of(h)[0]); v != 48*gib {
+	if v := value(t, Of(h, false)[0]); v != 48*gib {
 		t.Errorf("with a claim's pool of 8 GiB beside 40 free: %d", v)
 	}
 	h.Devices[0].Reserve, h.Devices[0].OutsideUsed = gib, 3*gib+1
-	if v := value(t, Of(h)[0]); v != 48*gib-2*gib-256<<20 {
+	if v := value(t, Of(h, false)[0]); v != 48*gib-2*gib-256<<20 {
 		t.Errorf("with 3 GiB and a byte outside slices, of which one is reserved: %d", v)
 	}
 	h.Devices[0].OutsideUsed = 70 * gib
-	if got := Of(h); len(got) != 0 {
+	if got := Of(h, false); len(got) != 0 {
 		t.Errorf("a device of which nothing is left: %+v", got)
 	}
 }
 
+func TestACardIsADeviceOfItsOwnForElasticClaims(t *testing.T) {
+	d := device(uuid0, 0, 10*gib)
+	d.Elastic = &api.ElasticDevice{Promised: 100 * gib, Free: 60 * gib, Most: 76 * gib, Idle: 20*gib + 5}
+	elastic := pool(PoolPrefix+"b-0", 40*gib)
+	elastic.Elastic = true
+	h := Host{Devices: []api.Device{d, device(uuid1, 1, 8*gib)}, Pools: []api.Pool{pool(PoolPrefix+"a-0", 8*gib), elastic}}
+	got := Of(h, true)
+	if len(got) != 3 || got[2].Name != "elastic-"+DeviceName(uuid0) || UUID(got[2].Name) != uuid0 || !IsElastic(got[2].Name) || IsElastic(got[1].Name) {
+		t.Fatalf("%+v", got)
+	}
+	for i, want := range []bool{false, false, true} {
+		if is := got[i].Attributes[Elastic].BoolValue; is == nil || *is != want {
+			t.Errorf("%s: elastic is %v", got[i].Name, is)
+		}
+	}
+	// Of claims' pools each device counts its own; idle elastic ones go when a claim comes.
+	if v := value(t, got[1]); v != 38*gib {
+		t.Errorf("for claims: %d", v)
+	}
+	c := got[2].Capacity[Memory]
+	if c.Value.Value() != 100*gib || c.RequestPolicy.ValidRange.Max.Value() != 76*gib || c.RequestPolicy.Default.Value() != 76*gib {
+		t.Errorf("for elastic claims: %+v", c)
+	}
+	h.Devices[0].Elastic.Free, h.Pools = 0, nil
+	if got := Of(h, true); len(got) != 2 {
+		t.Errorf("a card of which nothing can be promised: %+v", got)
+	}
+}
+
 func TestADeviceHasTheAttributesThatNVIDIAsDriverGivesIt(t *testing.T) {
-	got := Of(Host{Driver: "580.159.04", Devices: []api.Device{device(uuid0, 0, gib)}})[0].Attributes
+	got := Of(Host{Driver: "580.159.04", Devices: []api.Device{device(uuid0, 0, gib)}}, false)[0].Attributes
 	for name, want := range map[resourceapi.QualifiedName]string{
 		"type": "gpu", "uuid": uuid0, "productName": "Card", "architecture": "Ada Lovelace", "driverVersion": "580.159.4",
 		"cudaComputeCapability": "8.9.0", "resource.kubernetes.io/pciBusID": "0000:3b:00.0",
@@ -100,7 +129,7 @@ func TestADeviceOnWhichNothingCanBeGrantedIsTainted(t *testing.T) {
 	h := Host{Devices: []api.Device{device(uuid0, 0, gib), device(uuid1, 1, gib)}, Health: api.Health{Checks: []api.Check{
 		{Name: "truth", Device: uuid0, For: api.ForReady}, {Name: "other", Device: uuid1},
 	}}}
-	got := Of(h)
+	got := Of(h, false)
 	if len(got[0].Taints) != 1 || got[0].Taints[0].Effect != resourceapi.DeviceTaintEffectNoSchedule || len(got[1].Taints) != 0 {
 		t.Errorf("taints %+v and %+v", got[0].Taints, got[1].Taints)
 	}
@@ -262,7 +291,7 @@ func TestWhileTheEnforcerIsAwayItsDevicesAreTainted(t *testing.T) {
 
 func TestADriverThatStartsWhileTheEnforcerIsAwayTaintsWhatWasPublished(t *testing.T) {
 	e := &enforcer{away: true}
-	w := start(t, e, quick, Of(Host{Devices: []api.Device{device(uuid0, 0, gib)}}))
+	w := start(t, e, quick, Of(Host{Devices: []api.Device{device(uuid0, 0, gib)}}, false))
 	eventually(t, "it is tainted", func() bool {
 		devices, count := w.last()
 		return count == 1 && len(devices) == 1 && len(devices[0].Taints) == 1 && devices[0].Taints[0].Key == TaintUnreachable
@@ -270,7 +299,7 @@ func TestADriverThatStartsWhileTheEnforcerIsAwayTaintsWhatWasPublished(t *testin
 }
 
 func TestANodeWithoutAGPUHasNoResourceSlice(t *testing.T) {
-	w := start(t, &enforcer{}, quick, Of(Host{Devices: []api.Device{device(uuid0, 0, gib)}})) // which it had before
+	w := start(t, &enforcer{}, quick, Of(Host{Devices: []api.Device{device(uuid0, 0, gib)}}, false)) // which it had before
 	eventually(t, "what was published is withdrawn", func() bool {
 		devices, count := w.last()
 		return count > 0 && len(devices) == 0

@@ -42,6 +42,7 @@ type Enforcer interface {
 type Publisher struct {
 	Enforcer Enforcer
 	Node     string
+	Elastic  bool // there are devices for elastic claims
 	Times    Times
 	Log      *slog.Logger
 	// Publish writes what there is now, in place of what was.
@@ -103,7 +104,7 @@ func (p *Publisher) Run(ctx context.Context, before []resourceapi.Device) {
 				p.Reached()
 			}
 			p.Heard(host)
-			devices = Of(host)
+			devices = Of(host, p.Elastic)
 		case time.Since(answered) < p.Times.Timeout:
 			timer.Reset(p.Times.Timeout / 4)
 			continue
@@ -173,7 +174,9 @@ func (p *Publisher) ask(ctx context.Context) (Host, error) {
 		if h.Pools, err = p.Enforcer.Pools(ctx); err != nil {
 			return *h, err
 		}
-		moved := func(d api.Device) bool { return claimed(before, d.UUID) != claimed(h.Pools, d.UUID) }
+		moved := func(d api.Device) bool {
+			return claimed(before, d.UUID, false) != claimed(h.Pools, d.UUID, false) || claimed(before, d.UUID, true) != claimed(h.Pools, d.UUID, true)
+		}
 		if !slices.ContainsFunc(h.Devices, moved) {
 			return *h, nil
 		}

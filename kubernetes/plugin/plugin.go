@@ -109,6 +109,10 @@ func (p *Plugin) Heard(h inventory.Host) {
 			health.Health, health.Message = kubeletplugin.HealthStatusUnhealthy, why
 		}
 		report.Devices = append(report.Devices, health)
+		if d.Elastic != nil {
+			health.DeviceName = inventory.ElasticName(d.UUID)
+			report.Devices = append(report.Devices, health)
+		}
 	}
 	p.set(report)
 	p.Status.heard(h.Pools)

@@ -12,6 +12,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+
+	"github.com/gpuslice/gpuslice/kubernetes/inventory"
 )
 
 // oneClaim: plain runc, no RuntimeClass, no annotation.
@@ -150,6 +152,9 @@ func (n *node) memory() uint64 {
 	n.t.Helper()
 	var whole int64
 	for _, d := range n.resourceSlices()[0].Spec.Devices {
+		if inventory.IsElastic(d.Name) {
+			continue
+		}
 		memory := d.Capacity["memory"]
 		whole = max(whole, memory.Value.Value())
 	}

@@ -27,6 +27,8 @@ var cases = []struct {
 	{"forged annotations and variables change nothing", forgedAnnotations},
 	{"a RuntimeClass and a claim are one quota", runtimeClass},
 	{"pods of HAMi and of NVIDIA's toolkit keep the quota that they name", fromElsewhere},
+	{"elastic claims take turns on a card", elasticClaims},
+	{"a claim is elastic if its class and its device are", elasticOrNot},
 	{"a configuration that is not known is refused in a sentence", refusedConfiguration},
 	{"a container whose claim has a ttl is ended when that is over", ttl},
 	{"adminAccess is refused in a sentence", adminAccess},

@@ -98,6 +98,8 @@ func (n *node) manifests() {
 	}
 	_, err = n.plane.Kubectl(strings.Join(kept, "\n---\n"), "apply", "-f", "-")
 	n.Must(err)
+	_, err = n.plane.Kubectl("", "apply", "-f", "../deploy/elastic/deviceclass.yaml")
+	n.Must(err)
 }
 
 func (n *node) write(path, format string, args ...any) string {
@@ -297,7 +299,7 @@ func (n *node) startDriver() {
 	n.driver = &cluster.Daemon{
 		T: n.t, Name: "gpuslice-dra", Dir: n.Dir, Command: []string{filepath.Join(n.Bin, "gpuslice-dra"), "--node=" + nodeName,
 			"--kubeconfig=" + n.plane.Kubeconfig("driver", token.Status.Token), "--socket=" + n.Socket(), "--hook=" + n.hook(),
-			"--hook-config=" + n.Config(), "--metrics-address=127.0.0.1:9837", "--live-address=127.0.0.1:51515"},
+			"--hook-config=" + n.Config(), "--elastic", "--metrics-address=127.0.0.1:9837", "--live-address=127.0.0.1:51515"},
 		Ready: func() error {
 			if slices := n.resourceSlices(); len(slices) != 1 {
 				return fmt.Errorf("%d ResourceSlices", len(slices))

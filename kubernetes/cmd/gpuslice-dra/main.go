@@ -51,6 +51,7 @@ const usedEvery = 8 * time.Second
 
 type options struct {
 	kubeconfig, node, kubelet, cdiDirs, socket, hook, hookConfig, libraries, pod, live, metrics string
+	elastic                                                                                     bool
 }
 
 func main() {
@@ -66,6 +67,7 @@ func main() {
 	flag.StringVar(&o.libraries, "driver-libraries", "", "`DIR` on the host with NVIDIA's libraries, for containers on a host without NVIDIA's CDI specification")
 	flag.StringVar(&o.live, "live-address", "", "`ADDRESS` of the gRPC liveness service, such as \":51515\"; \"\" for none")
 	flag.StringVar(&o.metrics, "metrics-address", "", "`ADDRESS` where Prometheus finds /metrics; \"\" for none")
+	flag.BoolVar(&o.elastic, "elastic", false, "publish devices for elastic claims, too, which the DeviceClass elastic.gpuslice.io has")
 	version := flag.Bool("version", false, "print the version")
 	flag.Parse()
 	if *version {
@@ -126,7 +128,7 @@ func run(ctx context.Context, o options, log *slog.Logger) error {
 
 	collect := make(chan struct{}, 1)
 	publisher := &inventory.Publisher{
-		Enforcer: enforcer, Node: o.node, Times: inventory.DefaultTimes, Log: log, Publish: helper.PublishResources, Written: metrics.Written,
+		Enforcer: enforcer, Node: o.node, Elastic: o.elastic, Times: inventory.DefaultTimes, Log: log, Publish: helper.PublishResources, Written: metrics.Written,
 		Reached: func() {
 			metrics.Reached(true)
 			select {

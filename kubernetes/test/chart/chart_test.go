@@ -122,11 +122,16 @@ func TestTheChartGivesWhatTheKustomizationsGive(t *testing.T) {
 		"with aliases":          {[]string{"host", "aliases"}, []string{"aliases=true"}},
 		"by make install":       {[]string{"base"}, []string{"hook=/usr/local/bin/gpuslice-hook"}},
 		"in pods, with aliases": {[]string{"daemonset", "aliases"}, []string{"gpuslicedInPods=true,aliases=true"}},
+		"elastic":               {[]string{elastic(t, "host")}, []string{"elastic=true"}},
+		"elastic, in pods":      {[]string{elastic(t, "daemonset")}, []string{"gpuslicedInPods=true,elastic=true"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			want := make(map[string]any)
 			for _, k := range c.kustomizations {
-				maps.Copy(want, objects(t, run(t, "kustomize", "build", deploy+k)))
+				if !filepath.IsAbs(k) {
+					k = deploy + k
+				}
+				maps.Copy(want, objects(t, run(t, "kustomize", "build", k)))
 			}
 			delete(want, "Namespace gpuslice")
 			if c.kustomizations[0] == "base" { // which leaves the driver's default
@@ -149,6 +154,24 @@ func TestTheChartGivesWhatTheKustomizationsGive(t *testing.T) {
 			}
 		})
 	}
+}
+
+// elastic is a directory with a kustomization of one of those that there are, with elastic claims.
+func elastic(t *testing.T, base string) string {
+	t.Helper()
+	dir := t.TempDir()
+	to, err := filepath.Abs(deploy)
+	if err == nil {
+		to, err = filepath.Rel(dir, to)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := fmt.Sprintf("apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nresources: [%[1]s/%[2]s]\ncomponents: [%[1]s/elastic]\n", to, base)
+	if err := os.WriteFile(filepath.Join(dir, "kustomization.yaml"), []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return dir
 }
 
 func addArgument(t *testing.T, daemonset any, argument string) {

@@ -236,10 +236,15 @@ func configuration(s site) {
 		`{"kind":"ClaimConfig"}`:                                    "apiVersion gpuslice.io/v1 and kind ClaimConfig are accepted",
 		`{"apiVersion":"gpuslice.io/v2","kind":"ClaimConfig"}`:      "apiVersion gpuslice.io/v1 and kind ClaimConfig are accepted",
 		`{` + head + `}`:                                            "",
-		`{` + head + `,"vram":"4G"}`:                                "apiVersion, kind, mode, ttl and tenant are accepted, and no other field",
-		`{` + head + `,"elastic":true}`:                             "elastic and priority are not accepted: a claim is a pool, whose memory stays on its devices",
-		`{` + head + `,"elastic":false,"mode":"enforce"}`:           "elastic and priority are not accepted",
-		`{` + head + `,"priority":-5}`:                              "elastic and priority are not accepted",
+		`{` + head + `,"vram":"4G"}`:                                "apiVersion, kind, mode, ttl, tenant, elastic and priority are accepted, and no other field",
+		`{` + head + `,"elastic":true}`:                             "",
+		`{` + head + `,"elastic":null,"priority":null}`:             "",
+		`{` + head + `,"elastic":"true"}`:                           "elastic is true or false",
+		`{` + head + `,"elastic":1}`:                                "elastic is true or false",
+		`{` + head + `,"priority":-5}`:                              "", // and of a claim: below
+		`{` + head + `,"priority":-1001}`:                           "a priority from -1000 to 1000 is accepted",
+		`{` + head + `,"priority":1.5}`:                             "a priority from -1000 to 1000 is accepted",
+		`{` + head + `,"priority":"5"}`:                             "a priority from -1000 to 1000 is accepted",
 		`{` + head + `,"mode":"enforce"}`:                           "",
 		`{` + head + `,"mode":null,"ttl":null,"tenant":null}`:       "",
 		`{` + head + `,"mode":"record"}`:                            "mode enforce is accepted, the one mode",
@@ -275,6 +280,9 @@ func configuration(s site) {
 				source = resourceapi.AllocationConfigSourceClaim
 				if strings.Contains(text, `"tenant":"`) {
 					want = "a claim may not name its tenant"
+				}
+				if strings.Contains(text, `"priority":`) && !strings.Contains(text, `"priority":null`) {
+					want = "a claim may not name its priority"
 				}
 			}
 			err := in(class, text)

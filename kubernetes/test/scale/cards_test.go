@@ -138,7 +138,7 @@ func TestASimulatedNodeRefusesWhatItsCardDoesNotHave(t *testing.T) {
 	}
 	pools, _ := c.Pools(t.Context())
 	devices, _ := c.Devices(t.Context())
-	if got := inventory.Of(inventory.Host{Devices: devices, Pools: pools}); len(got) != cardsPerNode || got[0].Name != device {
+	if got := inventory.Of(inventory.Host{Devices: devices, Pools: pools}, false); len(got) != cardsPerNode || got[0].Name != device {
 		t.Errorf("the fullest card is not published first: %v", got)
 	}
 }
