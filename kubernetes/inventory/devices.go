@@ -66,7 +66,7 @@ type Host struct {
 }
 
 // Of is what is published of a host: the fullest device first, since the scheduler takes the first that fits. With elastic there is a second device
-// for each card, for elastic claims.
+// for each card, for elastic claims, and of these the emptiest comes first: those who share a card take turns.
 func Of(h Host, elastic bool) []resourceapi.Device {
 	devices := slices.DeleteFunc(slices.Clone(h.Devices), func(d api.Device) bool { return d.Free == nil })
 	slices.SortStableFunc(devices, func(a, b api.Device) int {
@@ -82,10 +82,12 @@ func Of(h Host, elastic bool) []resourceapi.Device {
 		has -= min(has, outside(d))
 		all = append(all, entry(h, d, DeviceName(d.UUID), has, has)...)
 	}
+	if !elastic {
+		return all
+	}
+	devices = slices.DeleteFunc(devices, func(d api.Device) bool { return d.Elastic == nil })
+	slices.SortStableFunc(devices, func(a, b api.Device) int { return cmp.Compare(b.Elastic.Free, a.Elastic.Free) })
 	for _, d := range devices {
-		if !elastic || d.Elastic == nil {
-			continue
-		}
 		has := d.Elastic.Free + claimed(h.Pools, d.UUID, true)
 		all = append(all, entry(h, d, ElasticName(d.UUID), has, min(has, d.Elastic.Most))...)
 	}

@@ -91,6 +91,11 @@ func TestACardIsADeviceOfItsOwnForElasticClaims(t *testing.T) {
 	if c.Value.Value() != 100*gib || c.RequestPolicy.ValidRange.Max.Value() != 76*gib || c.RequestPolicy.Default.Value() != 76*gib {
 		t.Errorf("for elastic claims: %+v", c)
 	}
+	h.Devices[1].Elastic = &api.ElasticDevice{Free: 61 * gib, Most: 76 * gib}
+	if got := Of(h, true); len(got) != 4 || got[2].Name != ElasticName(uuid1) {
+		t.Errorf("the emptiest is not the first: %+v", got)
+	}
+	h.Devices[1].Elastic = nil
 	h.Devices[0].Elastic.Free, h.Pools = 0, nil
 	if got := Of(h, true); len(got) != 2 {
 		t.Errorf("a card of which nothing can be promised: %+v", got)

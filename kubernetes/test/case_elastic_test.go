@@ -37,8 +37,8 @@ func (n *node) poolOf(pod string) api.Pool {
 func elasticClaims(n *node) {
 	size := n.memory() / 3 * 2 / mib
 	n.template("elastic", elasticRequest("gpu", fmt.Sprint(size, "Mi")))
-	n.template("vram", request("gpu", "1Gi"))
-	n.start(n.pod("ordinary", []string{"vram"}, container("a", hog(gib/2), "vram")))
+	n.template("vram", request("gpu", "4Gi"))
+	n.start(n.pod("ordinary", []string{"vram"}, container("a", hog(gib), "vram")))
 	pods := []string{"one", "two", "three"}
 	for _, name := range pods {
 		n.start(n.pod(name, []string{"elastic"}, container("a", hog(2*gib), "elastic")))
@@ -69,7 +69,7 @@ func elasticClaims(n *node) {
 			}
 		}
 	}
-	n.sees("ordinary", "a", gib)
+	n.sees("ordinary", "a", 4*gib)
 }
 
 // elasticOrNot: what class and device say is one.

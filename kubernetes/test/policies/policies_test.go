@@ -119,7 +119,7 @@ func TestPolicies(t *testing.T) {
 
 func bounds(s site) {
 	s.namespace("bounded", map[string]string{"gpuslice.io/max-vram": "16Gi"})
-	const words = "each request of vram.gpuslice.io in this namespace must name capacity.requests.memory of at most 16Gi"
+	const words = "each request of vram.gpuslice.io and elastic.gpuslice.io in this namespace must name capacity.requests.memory of at most 16Gi"
 	s.until("the bound is in force", func() error {
 		_, err := s.claim("bounded", "c", request("17Gi"))
 		return refused(err, words)
@@ -127,6 +127,7 @@ func bounds(s site) {
 	for _, devices := range []string{
 		request(""),
 		request("16385Mi"),
+		strings.ReplaceAll(request("17Gi"), "vram.gpuslice.io", "elastic.gpuslice.io"),
 		`{requests: [{name: gpu, firstAvailable: [{name: a, deviceClassName: vram.gpuslice.io, capacity: {requests: {memory: 8Gi}}},
 			{name: b, deviceClassName: vram.gpuslice.io, capacity: {requests: {memory: 32Gi}}}]}]}`,
 		`{requests: [{name: small, exactly: {deviceClassName: vram.gpuslice.io, capacity: {requests: {memory: 1Gi}}}},
