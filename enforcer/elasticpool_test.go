@@ -4,7 +4,10 @@ package enforcer_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -248,4 +251,106 @@ func TestWhoCannotBeInAnElasticPoolIsTold(t *testing.T) {
 	refusedWith(t, err, api.CodeExists, "another priority")
 	_, err = h.SetPool(context.Background(), "e", api.PoolRequest{Quotas: []api.Quota{on(gpu0, 45*gib)}, Elastic: true})
 	refusedWith(t, err, api.CodeBadRequest, "nothing else about it")
+}
+
+// Whatever comes, goes, grows and is restarted, what is given of the device is what those have who are there, and never more than it has.
+func TestWhatIsGivenIsWhatThoseHaveWhoAreThere(t *testing.T) {
+	for seed := range uint64(3) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			h, truth, _ := elastics(t, enforcer.Elastic{Overcommit: 8000, MinResident: time.Millisecond, Quantum: time.Hour})
+			random := rand.New(rand.NewPCG(seed, 0))
+			quota := map[string]uint64{"p": 30 * gib, "q": 40 * gib, "r": 50 * gib, "ordinary": 10 * gib}
+			elasticPools := []string{"p", "q", "r"}
+			for _, name := range elasticPools {
+				h.elasticPool(name, 0, on(gpu0, quota[name]))
+			}
+			h.pool("ordinary", on(gpu0, quota["ordinary"]))
+			procs := make(map[string]*proc)
+			begin := func(id string) {
+				switch name, _, _ := strings.Cut(id, "-"); {
+				case strings.HasPrefix(id, "x"):
+					quota[id] = 35 * gib
+					procs[id] = h.elastic(id, quota[id], 0)
+					procs[id].works(truth, gib)
+				case name == "ordinary":
+					procs[id] = h.member(id, name)
+					procs[id].uses().takes(truth, gib)
+				default:
+					procs[id] = h.member(id, name)
+					procs[id].works(truth, gib)
+				}
+			}
+			ids := []string{"p-1", "p-2", "q-1", "q-2", "r-1", "r-2", "ordinary-1", "x1", "x2"}
+			for _, id := range ids {
+				begin(id)
+			}
+			check := func(after string) {
+				t.Helper()
+				expected := func() (sum uint64) {
+					sum = quota["ordinary"]
+					there := make(map[string]bool)
+					all, err := h.Slices(context.Background())
+					if err != nil {
+						t.Fatal(err)
+					}
+					for _, s := range all {
+						name, _, _ := strings.Cut(s.ID, "-")
+						if s.State == api.Active && name != "ordinary" {
+							there[name] = true
+						}
+					}
+					for name := range there {
+						sum += quota[name]
+					}
+					return sum
+				}
+				eventually(t, "the sum is right after "+after, func() bool { return h.granted(t) == expected() })
+				if given := h.granted(t); given > 80*gib {
+					t.Fatalf("after %s %d GiB are given", after, given/gib)
+				}
+			}
+			check("the beginning")
+			for range 40 {
+				id := ids[random.IntN(len(ids))]
+				name, _, _ := strings.Cut(id, "-")
+				switch n := random.IntN(10); {
+				case n < 6 && name != "ordinary":
+					procs[id].returns()
+					check(id + "'s return")
+				case n < 7:
+					procs[id].kill()
+					truth.set(gpu0, procs[id].pid(), 0)
+					h.gone(id)
+					check(id + "'s end")
+					begin(id)
+					check(id + "'s beginning")
+				case n < 8 && slices.Contains(elasticPools, name):
+					bytes := uint64(20+random.IntN(30)) * gib
+					_, err := h.SetPool(context.Background(), name, api.PoolRequest{Quotas: []api.Quota{on(gpu0, bytes)}})
+					if err == nil {
+						quota[name] = bytes
+					} else if !errors.Is(err, &api.Error{Code: api.CodeBusy}) {
+						t.Fatal(err)
+					}
+					time.Sleep(20 * time.Millisecond) // who is moved aside for it
+					check(fmt.Sprintf("%s has %d", name, quota[name]/gib))
+				case n < 9 && name != "ordinary":
+					if err := h.suspend(id); err == nil {
+						check(id + " is suspended")
+						if err := h.resume(id); err != nil {
+							refusedWith(t, err, api.CodeQuotaExceeded)
+							procs[id].kill()
+							truth.set(gpu0, procs[id].pid(), 0)
+							h.gone(id)
+							begin(id)
+						}
+						check(id + " is resumed")
+					}
+				case n == 9:
+					h.restart()
+					check("a restart")
+				}
+			}
+		})
+	}
 }

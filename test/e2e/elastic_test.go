@@ -154,6 +154,34 @@ func TestAPoolIsMadeWhereAnIdleElasticContainerIsMovedAside(t *testing.T) {
 	}
 }
 
+// All of them work without pause. The pool's two members never hold more than it has, and none of them is lost.
+func TestTheMembersOfAnElasticPoolWorkInTurnsWithAnother(t *testing.T) {
+	eachMover(t, func(t *testing.T, turns string) {
+		h := newHostBy(t, api.Intercept, turns, smallCard)
+		out := h.mustRun("pool", "create", "notebooks", "--vram", "5G", "--elastic")
+		if !strings.Contains(out, "evicted") {
+			t.Errorf("nobody is in it:\n%s", out)
+		}
+		member := func() *container {
+			c := h.newContainer(map[string]string{"gpuslice.pool": "notebooks"}, "/bin/sleep", "600")
+			c.run()
+			return c
+		}
+		a, b := member().works(gib), member().works(gib)
+		other := h.elastic("5G").works(3 * gib)
+		h.Stop(unix.SIGKILL)
+		h.Start()
+		for range 3 {
+			a.goesOn()
+			other.goesOn()
+			b.goesOn()
+		}
+		if held := h.pool("notebooks"); held.Used < 2*gib || held.Used+held.Overhead > 5*gib {
+			t.Errorf("the pool has %+v", held)
+		}
+	})
+}
+
 func TestAContainerBeginsWhileTheEnforcerIsReplaced(t *testing.T) {
 	h := newHostBy(t, api.Intercept, "")
 	h.Stop(unix.SIGKILL)
