@@ -46,16 +46,21 @@ func (p *pool) isGone(pid int, start uint64) bool {
 
 // commitment is what the pool is given of each device. Called with mu held, or before anybody knows the pool.
 func (p *pool) commitment() map[string]uint64 {
-	has := make(map[string]uint64)
-	if p.isAway() {
-		for _, g := range p.gone {
-			for uuid, bytes := range g.left {
-				has[uuid] += bytes
-			}
-		}
-		return has
+	if !p.isAway() {
+		return p.present()
 	}
-	has = p.quota.Commitment()
+	left := make(map[string]uint64)
+	for _, g := range p.gone {
+		for uuid, bytes := range g.left {
+			left[uuid] += bytes
+		}
+	}
+	return left
+}
+
+// present is what it is given while somebody is on its devices. Called with mu held, or before anybody knows the pool.
+func (p *pool) present() map[string]uint64 {
+	has := p.quota.Commitment()
 	for uuid, bytes := range p.coming {
 		has[uuid] = max(has[uuid], bytes)
 	}
@@ -128,13 +133,10 @@ func (p *pool) admit(s *slice) error {
 	return nil
 }
 
-// needs is what an elastic pool counts for while one of its members is on its devices: for what they hold, where a quota was lowered below that.
-// Called with mu held.
+// needs is what an elastic pool has to be given for the return of a member: as much as they hold, where a quota was lowered below that. Called with
+// mu held.
 func (p *pool) needs() map[string]uint64 {
-	needs := p.quota.Commitment()
-	for uuid, bytes := range p.coming {
-		needs[uuid] = max(needs[uuid], bytes)
-	}
+	needs := p.present()
 	for i, d := range p.quota.Devices {
 		needs[d.Name] = max(needs[d.Name], p.quota.Used(i))
 	}

@@ -185,6 +185,7 @@ func (p *pool) addDevice(uuid driver.UUID, total uint64) error {
 	var denied *api.Event
 	wants := map[string]uint64{uuid.String(): min(limit, total)}
 	done := func() {}
+	defer p.keepPromise()
 	if err = p.promise(wants); err == nil {
 		done, err = p.grant(wants)
 	}
