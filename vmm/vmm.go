@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package vmm has elastic pools of device memory, over the CUDA driver's virtual memory management. A pool reserves addresses for all
+// Package vmm has pools of device memory, over the CUDA driver's virtual memory management. A pool reserves addresses for all
 // that it may ever hold, which costs no memory, and maps physical memory in pages where and while it is needed. So a cache grows
 // in place, without a copy, and what it shrinks by others can use.
 //

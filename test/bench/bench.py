@@ -70,8 +70,8 @@ class Bench:
     def pools(self, quick, rows):
         """What package vmm's Map costs beside the driver's own calls, and models that share one limit. The points of the curve go to the
         file `rows`."""
-        return self.texts([("Elastic pools: mapping", "bin/vmm", "speed", "-rows", rows, *(["-quick"] if quick else [])),
-                           ("Elastic pools: four models", "bin/vmm", "models", "-memory", str((4 if quick else 32) << 30))])
+        return self.texts([("Memory pools: mapping", "bin/vmm", "speed", "-rows", rows, *(["-quick"] if quick else [])),
+                           ("Memory pools: four models", "bin/vmm", "models", "-memory", str((4 if quick else 32) << 30))])
 
     def sessions(self, quick, rows):
         """What a GPU session costs beside the driver and a bare stream. The points of the curve go to the file `rows`."""

@@ -89,7 +89,7 @@ test/gpu/runtime.py || failed=1
 echo "== tools inside a slice and around one"
 test/gpu/tools.py --out "$OUT/tools" || failed=1
 
-echo "== elastic pools"
+echo "== memory pools"
 test/gpu/vmm.py --quick --out "$OUT/vmm" || failed=1
 
 if [ "$(nvidia-smi -L | grep -c '^GPU')" -ge 2 ]; then
