@@ -38,12 +38,8 @@ var DeviceTable = table.Table[api.Device]{
 		}},
 		{Head: "GIVEN", Field: "Given", Number: func(d api.Device) uint64 { return d.Quotas }, Text: func(d api.Device) string { return api.FormatSize(d.Quotas) }},
 		{Head: "FREE", Field: "Free", Number: func(d api.Device) uint64 { return known(d.Free) }, Text: func(d api.Device) string { return size(d.Free) }},
-		{Head: "SUSPENDED", Field: "Suspended", Optional: true, Number: func(d api.Device) uint64 { return d.Suspended }, Text: func(d api.Device) string {
-			if d.Suspended == 0 {
-				return ""
-			}
-			return api.FormatSize(d.Suspended)
-		}},
+		someOf("SUSPENDED", "Suspended", func(d api.Device) uint64 { return d.Suspended }),
+		someOf("PROMISED", "Promised", promised),
 		{Head: "SLICES", Field: "Slices", Number: func(d api.Device) uint64 { return uint64(max(d.Slices, 0)) }, Text: func(d api.Device) string { return strconv.Itoa(d.Slices) }},
 		{Head: "RESERVE", Field: "Reserve", Wide: true, Number: func(d api.Device) uint64 { return d.Reserve }, Text: func(d api.Device) string { return api.FormatSize(d.Reserve) }},
 		{Head: "CONTEXT", Field: "Context", Wide: true, Number: func(d api.Device) uint64 { return d.Context }, Text: func(d api.Device) string {
@@ -64,6 +60,24 @@ var DeviceTable = table.Table[api.Device]{
 		table.OneOf("enforcement", func(d api.Device) string { return string(d.Enforcement) }, string(api.Intercept), string(api.Native)),
 		table.If("mig", func(d api.Device) bool { return strings.HasPrefix(d.UUID, "MIG-") }),
 	},
+}
+
+// someOf is a column of bytes that is there if a device has any.
+func someOf(head, field string, of func(api.Device) uint64) table.Column[api.Device] {
+	return table.Column[api.Device]{Head: head, Field: field, Optional: true, Number: of, Text: func(d api.Device) string {
+		if of(d) == 0 {
+			return ""
+		}
+		return api.FormatSize(of(d))
+	}}
+}
+
+// promised is the quotas of elastic slices and pools, wherever they are.
+func promised(d api.Device) uint64 {
+	if d.Elastic == nil {
+		return 0
+	}
+	return d.Elastic.Promised
 }
 
 // known is a figure that may be unknown, for sorting.

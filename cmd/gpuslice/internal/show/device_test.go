@@ -9,6 +9,21 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/api"
 )
 
+func TestWhatIsPromisedIsAColumnWhereSomethingIs(t *testing.T) {
+	var out strings.Builder
+	devices := []api.Device{{UUID: "GPU-1", Suspended: 5 << 30, Elastic: &api.ElasticDevice{Promised: 90 << 30}}, {UUID: "GPU-2", Index: 1}}
+	if err := Devices(&out, devices, false); err != nil {
+		t.Fatal(err)
+	}
+	if got := strings.Join(strings.Fields(out.String()), " "); !strings.Contains(got, "FREE SUSPENDED PROMISED SLICES") || !strings.Contains(got, "5GiB 90GiB 0") {
+		t.Errorf("%s", out.String())
+	}
+	out.Reset()
+	if err := Devices(&out, devices[1:], false); err != nil || strings.Contains(out.String(), "PROMISED") {
+		t.Errorf("%v\n%s", err, out.String())
+	}
+}
+
 func TestADevicesRowSaysWhatMayStillBeGivenAndWhoUsesIt(t *testing.T) {
 	free, used, mine := uint64(30<<30), uint64(12<<30), uint64(9<<30)
 	var out strings.Builder
