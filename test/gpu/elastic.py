@@ -4,7 +4,8 @@
 
 Run as root on a machine with an NVIDIA GPU, PyTorch and runc, and as much host memory free as three times --size, after `make build`:
 
-    RUNC=/path/to/runc test/gpu/elastic.py [--out DIR] [--size 20] [--quota 40] [--seconds 100] [--small 10] [--remap]
+    RUNC=/path/to/runc test/gpu/elastic.py [--out DIR] [--size 20] [--quota 40] [--seconds 100] [--small 10] [--remap] [--only PART…]
+    RUNC=/path/to/runc test/gpu/elastic.py --only models [--models 10] [--model 12] [--seconds 100]
 
 Each program looks at each step whether all of its memory is as it left it. CuPy and JAX run where they are. Where there is no PyTorch a
 program for the simulated driver takes its place, so that the script can be tried there: LD_LIBRARY_PATH=$PWD/bin/fakecuda, FAKECUDA_STATE not
@@ -14,6 +15,7 @@ promises not kept.
 import argparse
 import json
 import os
+import random
 import subprocess
 import sys
 import tempfile
@@ -32,7 +34,7 @@ gib = float(sys.argv[1])
 {begin}
 n = 0
 while True:
-    while os.path.exists("/out/idle"):
+    while os.path.exists("/out/step.idle"):
         time.sleep(0.05)
     {step}
     n += 1
@@ -118,17 +120,22 @@ class Case:
             self.host.remove(w.name)
         self.host.stop()
 
-    def begin(self, name, program, gib, quota):
+    def begin(self, name, program, gib, quota, elastic=True):
         args = [sys.executable, "-c", PROGRAMS[program], str(gib)]
         if self.simulated:
             args = ["/out/steady", str(int(gib * GIB)), "/out/step"]
-        path, out = self.host.bundle(name, args, {"gpuslice.vram": f"{quota}G", "gpuslice.elastic": "true"})
+        path, out = self.host.bundle(name, args, {"gpuslice.vram": f"{quota}G", "gpuslice.elastic": str(elastic).lower()})
         if self.simulated:
             subprocess.run(["cp", self.steady, out], check=True)
         log = open(os.path.join(self.out, name + ".log"), "w")
         w = Worker(self, name, out, log.name, self.host.launch(path, name, log))
         self.workers.append(w)
         return w
+
+    def end(self, worker):
+        self.workers.remove(worker)
+        self.host.remove(worker.name)
+        worker.process.wait()
 
     def moves(self):
         """Bytes that were moved out and back, as events tell."""
@@ -162,7 +169,7 @@ class Worker:
         return time.monotonic() - begun
 
     def idle(self, yes):
-        path = os.path.join(self.out, "idle")
+        path = os.path.join(self.out, "step.idle")
         if yes:
             open(path, "w").close()
         else:
@@ -229,6 +236,73 @@ def frameworks(out, gib, quota, seconds):
                   f"{w.step()} steps, evicted {s['elastic']['evictions']} times, {s['elastic'].get('obstacle', '')}")
 
 
+def served(name, seconds, n, ask):
+    """Asks models at random, the first most often, one request after the other; prints what a request took."""
+    chosen = random.Random(7)
+    weights = [1 / (i + 1) for i in range(n)]
+    took, begun = [], time.monotonic()
+    while time.monotonic() < begun + seconds:
+        one = ask(chosen.choices(range(n), weights)[0])
+        if one is None:
+            break
+        took.append(one)
+    whole = time.monotonic() - begun
+    check(f"models are served: {name}", took and one is not None, f"{len(took)} requests")
+    if took:
+        took.sort()
+        print(f"      {name}: {len(took) / whole:.2f} requests a second; a request took {took[len(took) // 2]:.2f} s (median), "
+              f"{took[min(len(took) - 1, len(took) * 99 // 100)]:.2f} s (99 %)", flush=True)
+
+
+def request(worker):
+    """Seconds until a model that was idle has read all of itself once."""
+    begun, step = time.monotonic(), worker.step()
+    worker.idle(False)
+    ok = worker.reaches(step + 1)
+    worker.idle(True)
+    return None if ok is None else time.monotonic() - begun
+
+
+def models(out, n, gib, seconds):
+    """More models than the card has room for: elastic; begun anew when they are not there; and as many as there is room for, which is the limit."""
+    quota = int(gib) + (1 if not have("torch") else 2)
+    turns = 'min_resident = "10ms"\novercommit = 16.0\n'
+    with Case(out, turns) as case:
+        fit = int(case.host.devices()[0]["total"] // (quota * GIB))
+        there = []
+
+        def elastic(i):
+            while len(there) <= i:
+                w = case.begin(f"model{len(there)}", "torch", gib, quota)
+                if w.reaches(1) is None:
+                    return None
+                w.idle(True)
+                there.append(w)
+            return request(there[i])
+
+        elastic(n - 1)
+        served(f"{n} elastic ones of {gib} GiB, of which {fit} fit", seconds, n, elastic)
+    with Case(out, turns) as case:
+        loaded = {}  # in the order of their last requests
+
+        def anew(i):
+            begun, w = time.monotonic(), loaded.pop(i, None)
+            if w is None:
+                if len(loaded) >= fit:
+                    case.end(loaded.pop(next(iter(loaded))))
+                w = case.begin(f"model{i}-{time.monotonic_ns()}", "torch", gib, quota, elastic=False)
+                if w.reaches(1) is None:
+                    return None
+                w.idle(True)
+            elif request(w) is None:
+                return None
+            loaded[i] = w
+            return time.monotonic() - begun
+
+        served(f"{n} that are begun anew where they are not there", seconds, n, anew)
+        served(f"{min(n, fit)} that are all there", seconds / 4, min(n, fit), anew)
+
+
 def cost(out):
     """Calls in an elastic slice, against the driver's own in the same process; and in one that is not."""
     names = ["cuMemAlloc 1 KiB, kept", "cuMemAlloc + cuMemFree 2 MiB", "cuMemAllocAsync", "cuLaunchKernel, empty", "cuStreamSynchronize"]
@@ -249,15 +323,24 @@ def main():
     parser.add_argument("--seconds", type=int, default=100, help="how long they work")
     parser.add_argument("--small", type=float, default=10, help="GiB of the programs that are idle at times")
     parser.add_argument("--remap", action="store_true", help="processes move their memory themselves")
+    parser.add_argument("--models", type=int, default=10, help="how many models are asked at random")
+    parser.add_argument("--model", type=float, default=12, help="GiB of each of them")
+    parts = ["cost", "notebook", "frameworks", "turns", "models"]
+    parser.add_argument("--only", nargs="+", choices=parts, default=parts[:-1], help="which parts")
     args = parser.parse_args()
     Case.remap = args.remap
     out = args.out or tempfile.mkdtemp(prefix="gpuslice-elastic-")
     os.makedirs(out, exist_ok=True)
     print(f"logs in {out}", flush=True)
-    cost(out)
-    notebook(out, args.small, args.quota + 10)
-    frameworks(out, args.small / 5, args.quota + 5, args.seconds * 2 // 3)
-    turns(out, args.size, args.quota, args.seconds)
+    each = {
+        "cost": lambda: cost(out),
+        "notebook": lambda: notebook(out, args.small, args.quota + 10),
+        "frameworks": lambda: frameworks(out, args.small / 5, args.quota + 5, args.seconds * 2 // 3),
+        "turns": lambda: turns(out, args.size, args.quota, args.seconds),
+        "models": lambda: models(out, args.models, args.model, args.seconds),
+    }
+    for part in args.only:
+        each[part]()
     print(f"{sum(results)} kept, {results.count(False)} not", flush=True)
     sys.exit(results.count(False))
 

@@ -2,14 +2,16 @@
 /*
  * steady BYTES FILE [managed|lends LENT|borrows LENT]: holds so many bytes of device 0, and works:
  * again and again it finds there what it has written before, writes the next number, allocates and
- * frees. FILE has the number. With "managed" it has managed memory beside, with "borrows" the bytes
- * of who "lends" them, whose handle (CUDA's IPC) the file LENT has.
+ * frees. FILE has the number; while there is FILE.idle it makes no call. With "managed" it has
+ * managed memory beside, with "borrows" the bytes of who "lends" them, whose handle (CUDA's IPC)
+ * the file LENT has.
  */
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 static void *find(void *driver, const char *name)
 {
@@ -68,10 +70,12 @@ int main(int count, char **argument)
 	int (*write_to)(unsigned long long, const void *, size_t);
 	int (*read_from)(void *, unsigned long long, size_t);
 	unsigned long long memory, more;
+	char idle[4096];
 	size_t size;
 
 	if (!driver || count < 3)
 		return 1;
+	snprintf(idle, sizeof(idle), "%s.idle", argument[2]);
 	*(void **)&init = find(driver, "cuInit");
 	*(void **)&retain = find(driver, "cuDevicePrimaryCtxRetain");
 	*(void **)&use = find(driver, "cuCtxSetCurrent");
@@ -105,7 +109,9 @@ int main(int count, char **argument)
 			break;
 		fprintf(file, "%llu\n", number);
 		fclose(file);
-		nanosleep(&pause, NULL);
+		do
+			nanosleep(&pause, NULL);
+		while (access(idle, F_OK) == 0);
 	}
 	puts("it does not work any more");
 	return 1;
