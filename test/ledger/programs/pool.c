@@ -194,7 +194,8 @@ int main(int argc, char **argv)
 		return 2;
 	random_state = seed | 1;
 	control = shared_memory(sizeof(*control));
-	/* About half of what they would take, and slices whose sum is a little more: both refuse. */
+	/* About half of what they would take, and slices whose sum is a little more: both refuse.
+	 */
 	limit = processes * (uint64_t)MOST_HELD / 4;
 	pool = make(1, limit, true);
 	for (uint32_t s = 0; s < SLICES; s++)
