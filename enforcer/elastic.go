@@ -6,7 +6,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"math"
 	"slices"
 	"sync"
 	"time"
@@ -14,7 +13,6 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/admission"
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/guard"
-	"github.com/gpuslice/gpuslice/enforcer/killpoint"
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
 )
 
@@ -38,18 +36,11 @@ type Elastic struct {
 }
 
 const (
-	drainPace = time.Millisecond
 	// elasticPace is between two looks at who waits, and triedLasts between two attempts to bring one back for which there was no room: as many may
 	// ask as like to.
 	elasticPace = 20 * time.Millisecond
 	triedLasts  = 200 * time.Millisecond
-	// obstacleLasts is how long it is not tried again to evict a slice that could not be moved.
-	obstacleLasts = 10 * time.Second
 )
-
-// drainPatience is for calls under way when the gate is shut. One of them may wait for what another thread would do behind the gate. Tests have
-// less.
-var drainPatience = 5 * time.Second
 
 // returnPatience is how long a process waits for one answer: shorter than its own patience, ASK_SECONDS in attach_client.h. Tests have less.
 var returnPatience = 3 * time.Second
@@ -313,246 +304,6 @@ func (s *slice) obstruct(err error) {
 		s.log.Info("the elastic slice is not moved", "why", said)
 	}
 	r.obstructed = time.Now()
-}
-
-// candidate is who may be evicted, or who is, and may have to leave nothing.
-type candidate struct {
-	unit // of its slices, those whom that concerns
-	away bool
-	idle time.Duration
-	busy bool // it is not idle, and its time is over
-}
-
-// want is what somebody was refused.
-type want struct {
-	holder   *admission.Holder
-	priority int
-	busy     bool // who is busy may go for it, too
-	bytes    map[string]uint64
-	quotas   []api.Quota
-	limit    *admission.User
-	refusal  *api.Error
-}
-
-// victim is who goes next so that it can be had; nil if nobody may go whose going would be enough, as where it is a user's or a tenant's bound that
-// others do not count for.
-func (e *Enforcer) victim(w want, all []*slice) *candidate {
-	var may []candidate
-	now := time.Now()
-	for _, u := range units(all) {
-		if u.holder == w.holder {
-			continue
-		}
-		if c, goes := u.mayGo(now, e.options.Elastic); goes && (!c.busy || w.busy && c.priority <= w.priority) {
-			may = append(may, c)
-		}
-	}
-	early := map[bool]int{true: -1} // those who are away lose nothing
-	slices.SortFunc(may, func(a, b candidate) int {
-		return cmp.Or(early[a.away]-early[b.away], cmp.Compare(a.priority, b.priority), cmp.Compare(b.idle, a.idle))
-	})
-	holders := make([]*admission.Holder, len(may))
-	for i := range may {
-		holders[i] = may[i].holder
-	}
-	which, enough := e.book.Which(w.holder, w.bytes, w.quotas, w.limit, holders)
-	if !enough {
-		return nil
-	}
-	if len(which) > 0 {
-		return &may[which[0]]
-	}
-	// By the book there is room, and on the device there is not: somebody holds what was not granted to him.
-	uuid, lacks := w.refusal.Device, w.refusal.Requested-min(w.refusal.Requested, w.refusal.Limit-min(w.refusal.Limit, w.refusal.Current))
-	var first *candidate
-	for i := range may {
-		if bytes := e.book.Has(may[i].holder)[uuid]; bytes > 0 {
-			first = cmp.Or(first, &may[i])
-			lacks -= min(lacks, bytes)
-		}
-	}
-	if lacks > 0 {
-		return nil
-	}
-	return first
-}
-
-// mayGo says whether all of them may be evicted who are on their devices, and how idle they are; or if none is, whether some may have to leave nothing.
-func (u unit) mayGo(now time.Time, o Elastic) (c candidate, goes bool) {
-	c = candidate{unit: u, away: true, idle: math.MaxInt64}
-	c.slices = nil
-	var leave []*slice
-	for _, s := range u.slices {
-		place, idle, busy := s.place(now, o)
-		switch place {
-		case staysPut:
-			return c, false
-		case canGo:
-			c.slices, c.away = append(c.slices, s), false
-			c.idle, c.busy = min(c.idle, idle), c.busy || busy
-		case canLeave:
-			leave = append(leave, s)
-		}
-	}
-	if c.away {
-		c.slices = leave
-	}
-	return c, len(c.slices) > 0
-}
-
-// place is whether a slice is on its devices, and may leave them.
-type place int
-
-const (
-	staysPut place = iota // where it is, for now
-	canGo                 // to host memory
-	hasGone               // with all that it had
-	canLeave              // what is still there
-)
-
-// place also says how long the slice has been idle, and whether it is busy, and its time is over.
-func (s *slice) place(now time.Time, o Elastic) (p place, idle time.Duration, busy bool) {
-	s.observe(now)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	r := s.residency
-	switch {
-	case s.quota.State != api.Active:
-		return staysPut, 0, false
-	case s.isAway() && len(s.left()) > 0 && now.Sub(r.stuck) >= obstacleLasts:
-		return canLeave, 0, false
-	case s.isAway():
-		return hasGone, 0, false
-	case s.suspension != nil, !r.obstructed.IsZero() && now.Sub(r.obstructed) < obstacleLasts:
-		return staysPut, 0, false
-	}
-	idle = now.Sub(r.active)
-	busy = min(idle, now.Sub(r.returned)) < o.MinResident
-	if busy && now.Sub(r.returned) < o.Quantum {
-		return staysPut, idle, busy
-	}
-	return canGo, idle, busy
-}
-
-// evict moves slices aside, one after the other, until one of them cannot be.
-func (e *Enforcer) evict(c *candidate) {
-	for _, s := range c.slices {
-		if !e.evictOne(s, c) {
-			return
-		}
-	}
-}
-
-// evictOne moves a slice aside, or all of it, or notes why that cannot be done. One that is not busy stays if a call does not end.
-func (e *Enforcer) evictOne(s *slice, c *candidate) (gone bool) {
-	if !e.waitFor(s) {
-		return false
-	}
-	defer s.turn.Give()
-	if c.away {
-		if err := s.leaveNothing(); err != nil {
-			s.log.Error("what the evicted slice has left on its devices stays there", "why", err)
-			s.mu.Lock()
-			s.residency.stuck = time.Now()
-			s.mu.Unlock()
-			return false
-		}
-		return true
-	}
-	s.mu.Lock()
-	gone = s.suspension != nil // for somebody else, or by hand, while this waited for its turn
-	s.mu.Unlock()
-	if gone {
-		return true
-	}
-	err := s.beginSuspension(true)
-	if err == nil {
-		killpoint.Pass("evict.shut")
-		if err = s.drain(c.busy); err != nil {
-			s.setSuspension(nil)
-		} else if err = s.suspendAll(); err == nil {
-			s.mu.Lock()
-			s.residency.evictions++
-			s.mu.Unlock()
-		}
-	}
-	s.obstruct(err)
-	return err == nil
-}
-
-// drain waits until no process of the slice is in a call of the driver; of a busy one, for a while. The gate is shut.
-func (s *slice) drain(busy bool) error {
-	deadline := time.Now().Add(drainPatience)
-	for said := time.Now(); ; time.Sleep(drainPace) {
-		pid, uncounted := s.inCall()
-		switch {
-		case pid == 0:
-			return s.fitsHost()
-		case uncounted:
-			return api.Errorf(api.CodeBadRequest, "slice %s stays where it is: process %d has an interceptor that is older than elastic slices", s.id(), pid)
-		case time.Now().After(deadline) && busy:
-			return s.fitsHost()
-		case time.Now().After(deadline):
-			return api.Errorf(api.CodeBusy, "slice %s stays where it is: a call of process %d has not ended in %s", s.id(), pid, drainPatience)
-		case s.e.ending.Load():
-			return ErrClosed
-		}
-		if now := time.Now(); now.Sub(said) > time.Second {
-			s.turn.GoesOn()
-			said = now
-		}
-	}
-}
-
-// inCall is a process of the slice that is in a call of the driver, or does not say; 0 if there is none.
-func (s *slice) inCall() (pid int, uncounted bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for l := range s.quota.Lanes() {
-		gate := s.quota.Ledger.Gated(l.Number)
-		if (!gate.Counts || gate.UnderWay > 0) && l.Process.Alive() {
-			return l.Process.PID, !gate.Counts
-		}
-	}
-	return 0, false
-}
-
-// evictFor returns why somebody was refused what he wants; or has idle ones evicted for him, if that is enough, and then the error is busy: who asks
-// is to ask again.
-func (e *Enforcer) evictFor(refused error, w want) error {
-	if !errors.As(refused, &w.refusal) || w.refusal.Code != api.CodeQuotaExceeded || !e.movesElastic() {
-		return refused
-	}
-	all := e.elasticOnes()
-	if e.leaving(w.bytes, all) == nil {
-		c := e.victim(w, all)
-		if c == nil {
-			return refused
-		}
-		e.ends.Go(func() { e.evict(c) })
-	}
-	busy := *w.refusal
-	busy.Code = api.CodeBusy
-	busy.Message += ": idle elastic slices are being moved aside for it: ask again"
-	return &busy
-}
-
-// leaving is a slice that is being evicted from one of these devices; nil if there is none.
-func (e *Enforcer) leaving(wants map[string]uint64, all []*slice) *slice {
-	for _, s := range all {
-		s.mu.Lock()
-		leaves := s.suspension != nil && s.suspension.Evicted && s.suspension.State == api.Suspending
-		s.mu.Unlock()
-		if !leaves {
-			continue
-		}
-		for uuid := range s.has() {
-			if wants[uuid] > 0 {
-				return s
-			}
-		}
-	}
-	return nil
 }
 
 // movesElastic says whether slices can be elastic here.

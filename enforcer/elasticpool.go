@@ -7,7 +7,6 @@ import (
 	"maps"
 	"time"
 
-	"github.com/gpuslice/gpuslice/enforcer/admission"
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/driver"
 )
@@ -184,30 +183,6 @@ func (p *pool) keepPromise() {
 	all := p.quota.Commitment()
 	p.mu.Unlock()
 	p.e.book.NotePromise(p.holder, all)
-}
-
-// unit is who can be evicted as one: a slice, or all members of an elastic pool.
-type unit struct {
-	holder   *admission.Holder
-	priority int
-	slices   []*slice
-}
-
-// units of these slices.
-func units(all []*slice) (each []unit) {
-	pools := make(map[*pool]bool)
-	for _, s := range all {
-		if len(s.pools) == 0 {
-			each = append(each, unit{s.holder, s.request.Priority, []*slice{s}})
-		}
-		for _, p := range s.pools {
-			if !pools[p] {
-				pools[p] = true
-				each = append(each, unit{p.holder, p.asked.Priority, p.allMembers()})
-			}
-		}
-	}
-	return each
 }
 
 // idleAfter is api.IdleAfter. Tests have less.

@@ -120,10 +120,10 @@ func shares(c *resourceapi.ResourceClaim) ([]share, error) {
 		}
 		switch elastic := inventory.IsElastic(r.Device); {
 		case elastic && !all[i].request.Elastic:
-			return nil, fmt.Errorf("request %s was allocated %s, a device for elastic claims, and its configuration does not say elastic: the DeviceClass %s does, and %s has the other devices",
-				r.Request, r.Device, "elastic.gpuslice.io", "vram.gpuslice.io")
+			return nil, fmt.Errorf("request %s was allocated %s, a device for elastic claims, and its configuration does not say elastic: the DeviceClass elastic.gpuslice.io does, and vram.gpuslice.io has the other devices",
+				r.Request, r.Device)
 		case !elastic && all[i].request.Elastic:
-			return nil, fmt.Errorf("request %s is elastic by its configuration, and device %s is not for elastic claims: the DeviceClass %s has those that are", r.Request, r.Device, "elastic.gpuslice.io")
+			return nil, fmt.Errorf("request %s is elastic by its configuration, and device %s is not for elastic claims: the DeviceClass elastic.gpuslice.io has those that are", r.Request, r.Device)
 		}
 		memory := r.ConsumedCapacity[inventory.Memory]
 		if memory.Value() <= 0 {

@@ -77,7 +77,7 @@ func Of(h Host, elastic bool) []resourceapi.Device {
 		// Claims' memory is the scheduler's to count; what others have, in slices and beside them, is not there for claims.
 		has := *d.Free + claimed(h.Pools, d.UUID, false)
 		if d.Elastic != nil {
-			has += coarsely(d.Elastic.Idle)
+			has += d.Elastic.Idle / coarse * coarse
 		}
 		has -= min(has, outside(d))
 		all = append(all, entry(h, d, DeviceName(d.UUID), has, has)...)
@@ -110,17 +110,12 @@ func entry(h Host, d api.Device, name string, bytes, most uint64) []resourceapi.
 	return []resourceapi.Device{device}
 }
 
-// outside is what programs in no slice hold beyond the reserve, which is theirs. It is rounded up: what they take and give back by the
-// mebibyte shall not be a write each time.
-func outside(d api.Device) uint64 {
-	const coarse = 256 << 20
-	return (d.OutsideUsed - min(d.OutsideUsed, d.Reserve) + coarse - 1) / coarse * coarse
-}
+// coarse is to how many bytes what comes and goes is rounded: what programs take and give back by the mebibyte shall not be a write each time.
+const coarse = 256 << 20
 
-// coarsely is rounded down, for the same reason.
-func coarsely(bytes uint64) uint64 {
-	const coarse = 256 << 20
-	return bytes / coarse * coarse
+// outside is what programs in no slice hold beyond the reserve, which is theirs, rounded up.
+func outside(d api.Device) uint64 {
+	return (d.OutsideUsed - min(d.OutsideUsed, d.Reserve) + coarse - 1) / coarse * coarse
 }
 
 // capacity is so many bytes, of which a request may have most, and each mebibyte of that. A policy's bounds beyond the value would have the API
