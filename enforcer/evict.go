@@ -22,6 +22,9 @@ const (
 	obstacleLasts = 10 * time.Second
 )
 
+// stayMargin is how many bytes of a device less are left than there is room for: the driver's figures and the ledger's differ by a few.
+const stayMargin = 2 * spare
+
 // drainPatience is for calls under way when the gate is shut. One of them may wait for what another thread would do behind the gate. Tests have
 // less.
 var drainPatience = 5 * time.Second
@@ -54,6 +57,7 @@ func units(all []*slice) (each []unit) {
 type candidate struct {
 	unit // of its slices, those whom that concerns
 	away bool
+	stay map[string]uint64 // what of its devices they may leave together
 	idle time.Duration
 	busy bool // it is not idle, and its time is over
 }
@@ -95,20 +99,28 @@ func (e *Enforcer) victim(w want, all []*slice) *candidate {
 		return nil
 	}
 	if len(which) > 0 {
-		return &may[which[0]]
+		first := &may[which[0]]
+		first.stay = e.book.Beside(w.holder, w.bytes, w.quotas, w.limit, first.holder)
+		for uuid, bytes := range first.stay {
+			first.stay[uuid] = bytes - min(bytes, stayMargin)
+		}
+		return first
 	}
 	// By the book there is room, and on the device there is not: somebody holds what was not granted to him.
 	uuid, lacks := w.refusal.Device, w.refusal.Requested-min(w.refusal.Requested, w.refusal.Limit-min(w.refusal.Limit, w.refusal.Current))
 	var first *candidate
 	for i := range may {
 		if bytes := e.book.Has(may[i].holder)[uuid]; bytes > 0 {
-			first = cmp.Or(first, &may[i])
+			if first == nil {
+				first = &may[i]
+			}
 			lacks -= min(lacks, bytes)
 		}
 	}
-	if lacks > 0 {
+	if lacks > 0 || first == nil {
 		return nil
 	}
+	first.stay = make(map[string]uint64)
 	return first
 }
 
@@ -175,6 +187,13 @@ func (e *Enforcer) evict(c *candidate) {
 		if !e.evictOne(s, c) {
 			return
 		}
+		s.mu.Lock()
+		if s.isAway() {
+			for uuid, bytes := range s.left() {
+				c.stay[uuid] -= min(bytes, c.stay[uuid])
+			}
+		}
+		s.mu.Unlock()
 	}
 }
 
@@ -185,7 +204,7 @@ func (e *Enforcer) evictOne(s *slice, c *candidate) (gone bool) {
 	}
 	defer s.turn.Give()
 	if c.away {
-		if err := s.leaveNothing(); err != nil {
+		if err := s.leaveLess(c.stay); err != nil {
 			s.log.Error("what the evicted slice has left on its devices stays there", "why", err)
 			s.mu.Lock()
 			s.residency.stuck = time.Now()
@@ -205,7 +224,7 @@ func (e *Enforcer) evictOne(s *slice, c *candidate) (gone bool) {
 		killpoint.Pass("evict.shut")
 		if err = s.drain(c.busy); err != nil {
 			s.setSuspension(nil)
-		} else if err = s.suspendAll(); err == nil {
+		} else if err = s.suspendAll(c.stay); err == nil {
 			s.mu.Lock()
 			s.residency.evictions++
 			s.mu.Unlock()
@@ -222,11 +241,11 @@ func (s *slice) drain(busy bool) error {
 		pid, uncounted := s.inCall()
 		switch {
 		case pid == 0:
-			return s.fitsHost()
+			return nil
 		case uncounted:
 			return api.Errorf(api.CodeBadRequest, "slice %s stays where it is: process %d has an interceptor that is older than elastic slices", s.id(), pid)
 		case time.Now().After(deadline) && busy:
-			return s.fitsHost()
+			return nil
 		case time.Now().After(deadline):
 			return api.Errorf(api.CodeBusy, "slice %s stays where it is: a call of process %d has not ended in %s", s.id(), pid, drainPatience)
 		case s.e.ending.Load():

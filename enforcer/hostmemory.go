@@ -22,10 +22,9 @@ import (
 func (s *slice) hostHasRoom(all []*moved) error {
 	needs, more := make(map[int]uint64), uint64(0)
 	for _, p := range all {
-		bytes := sum(p.Bytes)
-		needs[p.PID] = bytes
+		needs[p.PID] = p.goes()
 		if !p.byDriver {
-			needs[p.PID] -= min(bytes, s.kept(p))
+			needs[p.PID] -= min(needs[p.PID], s.kept(p))
 		}
 		more += needs[p.PID]
 	}
@@ -77,14 +76,17 @@ func hostMemory() (available, total uint64, known bool) {
 	return 0, 0, false
 }
 
-// fitsHost says whether what the slice holds is within what elastic slices may have of host memory, evicted or kept by their processes.
-func (s *slice) fitsHost() error {
+// fitsHost says whether what is to go of the slice is within what elastic slices may have of host memory, evicted or kept by their processes.
+func (s *slice) fitsHost(going []*moved) error {
 	most := s.e.options.Elastic.HostMemory
 	if most == 0 {
 		return nil
 	}
 	return s.fitsWithout(func() error {
 		var all uint64
+		for _, p := range going {
+			all += p.goes()
+		}
 		for _, other := range s.e.elasticOnes() {
 			other.mu.Lock()
 			switch {
@@ -92,11 +94,7 @@ func (s *slice) fitsHost() error {
 				for _, p := range other.suspension.Processes {
 					all += sum(onHost(p))
 				}
-			case other == s:
-				for i := range s.quota.Devices {
-					all += s.quota.Used(i)
-				}
-			default:
+			case other != s:
 				all += other.keptInAll()
 			}
 			other.mu.Unlock()
@@ -106,6 +104,14 @@ func (s *slice) fitsHost() error {
 		}
 		return nil
 	})
+}
+
+// bothFit is fitsHost and hostHasRoom.
+func (s *slice) bothFit(going []*moved) error {
+	if err := s.fitsHost(going); err != nil {
+		return err
+	}
+	return s.hostHasRoom(going)
 }
 
 // keeps notes how much host memory a process keeps.

@@ -40,7 +40,8 @@ const (
 type moved struct {
 	store.Moved
 	handle   *process.Handle
-	byDriver bool // it could move its memory itself, and does not
+	byDriver bool              // it could move its memory itself, and does not
+	stay     map[string]uint64 // so much of a device it may leave there, as it moves itself
 }
 
 // Suspend moves what the processes of a slice hold on its devices to host memory: of all of them, or of none and says why. Others get the room.
@@ -49,7 +50,7 @@ func (e *Enforcer) Suspend(ctx context.Context, id string) (api.Slice, error) {
 		if err := s.beginSuspension(false); err != nil {
 			return err
 		}
-		return s.suspendAll()
+		return s.suspendAll(nil)
 	})
 }
 
@@ -86,11 +87,12 @@ func (s *slice) admit(wants map[string]uint64) error {
 	return err
 }
 
-// suspendAll is called in the slice's turn, after beginSuspension.
-func (s *slice) suspendAll() error {
+// suspendAll is called in the slice's turn, after beginSuspension. Processes that move themselves may leave together what is to stay of each device.
+func (s *slice) suspendAll(stay map[string]uint64) error {
 	all, err := s.toMove()
 	defer closeAll(all)
 	if err == nil {
+		s.share(all, stay)
 		err = s.mayMove(all)
 	}
 	if err == nil {
@@ -101,7 +103,7 @@ func (s *slice) suspendAll() error {
 		return err
 	}
 	killpoint.Pass("move.stored")
-	if err := s.moveOut(all); err != nil {
+	if err := s.moveOut(all, stay); err != nil {
 		if errors.Is(err, ErrClosed) {
 			return err
 		}
@@ -197,6 +199,12 @@ func (s *slice) mayMove(all []*moved) error {
 			return err
 		}
 	}
+	s.mu.Lock()
+	evicted := s.suspension.Evicted
+	s.mu.Unlock()
+	if evicted {
+		return s.bothFit(all)
+	}
 	return s.hostHasRoom(all)
 }
 
@@ -216,7 +224,7 @@ func (s *slice) unlocked(p *moved) error {
 }
 
 // moveOut locks all processes, and then moves each. An error leaves them wherever they are.
-func (s *slice) moveOut(all []*moved) error {
+func (s *slice) moveOut(all []*moved, stay map[string]uint64) error {
 	for _, p := range all {
 		if err := s.lock(p); err != nil {
 			return err
@@ -226,6 +234,7 @@ func (s *slice) moveOut(all []*moved) error {
 	if _, err := s.measure(all); err != nil { // while they were running they may have taken more
 		return err
 	}
+	s.share(all, stay)
 	if err := s.hostHasRoom(all); err != nil {
 		return err
 	}
@@ -438,9 +447,11 @@ func (s *slice) stay(all []*moved, why error) error {
 		if state == checkpoint.Failed || err != nil && len(p.Bytes) == 0 {
 			continue // it is lost, or holds nothing
 		}
+		p.stay = p.Left
 		if err == nil && state == checkpoint.Running {
 			err = s.lock(p)
 		}
+		s.mayStay(p)
 		if err == nil {
 			err = s.bring(p, checkpoint.Checkpointed)
 		}

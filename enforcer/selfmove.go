@@ -143,6 +143,7 @@ func (s *slice) isMute(p *moved, mute bool) {
 // lock has a process that is on its devices do no more work there: by itself if it can, else by the driver.
 func (s *slice) lock(p *moved) error {
 	if _, can := s.word(p); can && p.handle.Alive() {
+		s.mayStay(p)
 		err := s.goes(p, ledger.Locked, lockPatience)
 		if err == nil || errors.Is(err, ErrClosed) {
 			return err
@@ -157,7 +158,7 @@ func (s *slice) lock(p *moved) error {
 // leaveToDriver has a process that does not move its memory itself, for this reason, be as if it could not.
 func (s *slice) leaveToDriver(p *moved, why error) error {
 	s.log.Info("a process's memory is left to the driver to move", "pid", p.PID, "why", why)
-	p.byDriver = true
+	p.byDriver, p.stay = true, nil
 	to, patience := ledger.Bare, ownTime(p)
 	if m, _ := s.word(p); m.Is == ledger.Running { // it has nothing to bring back, and gives back nothing while the gate is shut
 		to, patience = ledger.Running, mutePatience
@@ -185,9 +186,46 @@ func (s *slice) bringItself(p *moved, to checkpoint.State) error {
 	return s.goes(p, places[to], ownTime(p))
 }
 
+// share has the processes that move themselves leave what is to stay of the devices, one after the other.
+func (s *slice) share(all []*moved, stay map[string]uint64) {
+	rest := make(map[string]uint64)
+	maps.Copy(rest, stay)
+	for _, p := range all {
+		p.stay = make(map[string]uint64)
+		if _, can := s.word(p); !can || p.byDriver {
+			continue
+		}
+		for uuid, bytes := range p.Bytes {
+			p.stay[uuid] = min(bytes, rest[uuid])
+			rest[uuid] -= p.stay[uuid]
+		}
+	}
+}
+
+// goes is how much of what the process holds is moved at most.
+func (p *moved) goes() (bytes uint64) {
+	for uuid, held := range p.Bytes {
+		bytes += held - min(held, p.stay[uuid])
+	}
+	return bytes
+}
+
+// mayStay says in the ledger what the process may leave that moves itself next.
+func (s *slice) mayStay(p *moved) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.quota.Ledger == nil {
+		return
+	}
+	for i, d := range s.quota.Devices {
+		s.quota.Ledger.SetStay(i, p.stay[d.Name])
+	}
+}
+
 // moveAside moves a process that is locked, by the driver if it does not do it itself.
 func (s *slice) moveAside(p *moved) error {
 	_, itself := s.itself(p)
+	s.mayStay(p)
 	err := s.bring(p, checkpoint.Checkpointed)
 	if itself && err == nil {
 		err = s.leftLittle(p)
@@ -213,7 +251,7 @@ func (s *slice) leftLittle(p *moved) error {
 	if err != nil {
 		return err
 	}
-	if listed, held := sum(left[0]), sum(p.Bytes); listed > held/mayLeave+residue && p.handle.Alive() {
+	if listed, held := sum(left[0]), sum(p.Bytes); listed > max(held/mayLeave, sum(p.stay))+residue && p.handle.Alive() {
 		return api.Errorf(api.CodeInternal, "slice %s: process %d (%s) says that it has moved its memory, and the driver lists %s of %s for it still",
 			s.id(), p.PID, process.Name(p.PID), api.FormatSize(listed), api.FormatSize(held))
 	}
@@ -235,9 +273,9 @@ func (s *slice) takeFromDriver(p *moved) error {
 	return s.bringByDriver(p, checkpoint.Running)
 }
 
-// leaveNothing has the driver move what processes of a slice that is away have left on the devices, too, for somebody who has no room beside that.
-// Called in the slice's turn.
-func (s *slice) leaveNothing() error {
+// leaveLess has processes of a slice that is away move more of what they have left on the devices, for somebody who has no room beside that; or if they
+// have nothing that they can move, the driver the rest. Called in the slice's turn.
+func (s *slice) leaveLess(stay map[string]uint64) error {
 	s.mu.Lock()
 	was := s.suspension
 	nothing := was == nil || !s.isAway() || len(s.left()) == 0
@@ -247,18 +285,67 @@ func (s *slice) leaveNothing() error {
 	}
 	all := again(was.Processes)
 	defer closeAll(all)
+	less, err := s.moveMore(all, stay)
+	if err == nil && !less {
+		err = s.leaveNothing(all, was)
+	}
+	if err != nil {
+		return err
+	}
+	if err := s.storeSuspension(&store.Suspension{State: was.State, Processes: records(all), Spare: s.spare(all), Reason: was.Reason}); err != nil {
+		return err
+	}
+	s.sentAway()
+	return nil
+}
+
+// leftOf is what a process that is away may yet move.
+func leftOf(p *moved) *moved {
+	return &moved{Moved: store.Moved{Process: p.Process, Bytes: p.Left}, handle: p.handle}
+}
+
+// moveMore has those that have left a part of what they can move leave less, and says whether they did.
+func (s *slice) moveMore(all []*moved, stay map[string]uint64) (less bool, err error) {
+	var still []*moved
+	before := uint64(0)
+	for _, p := range all {
+		if _, itself := s.itself(p); itself && !p.ByDriver {
+			still, before = append(still, leftOf(p)), before+sum(p.Left)
+		}
+	}
+	s.share(still, stay)
+	if err := s.bothFit(still); err != nil {
+		return false, err
+	}
+	for _, p := range still {
+		s.mayStay(p)
+		if err := s.goes(p, ledger.Aside, ownTime(p)); errors.Is(err, ErrClosed) {
+			return false, err
+		}
+	}
+	if err := s.renoteLeft(all); err != nil {
+		return false, err
+	}
+	after := uint64(0)
+	for _, p := range all {
+		after += sum(p.Left)
+	}
+	return after+residue < before, nil
+}
+
+// leaveNothing has the driver move what processes have left that moved themselves.
+func (s *slice) leaveNothing(all []*moved, was *store.Suspension) error {
 	var still []*moved
 	for _, p := range all {
 		_, p.ByDriver = s.itself(p)
-		still = append(still, &moved{Moved: store.Moved{Process: p.Process, Bytes: p.Left}, handle: p.handle, byDriver: true})
+		one := leftOf(p)
+		one.byDriver = true
+		still = append(still, one)
 	}
-	if err := s.hostHasRoom(still); err != nil {
+	if err := s.bothFit(still); err != nil {
 		return err
 	}
-	away := func(spare map[string]uint64) error {
-		return s.storeSuspension(&store.Suspension{State: was.State, Processes: records(all), Spare: spare, Reason: was.Reason})
-	}
-	if err := away(was.Spare); err != nil {
+	if err := s.storeSuspension(&store.Suspension{State: was.State, Processes: records(all), Spare: was.Spare, Reason: was.Reason}); err != nil {
 		return err
 	}
 	var errs []error
@@ -275,10 +362,6 @@ func (s *slice) leaveNothing() error {
 	if err := errors.Join(append(errs, s.renoteLeft(all))...); err != nil {
 		return err
 	}
-	if err := away(s.spare(all)); err != nil {
-		return err
-	}
-	s.sentAway()
 	for _, p := range all {
 		if len(p.Left) > 0 {
 			return api.Errorf(api.CodeInternal, "slice %s: the driver has checkpointed process %d, and lists %s for it still", s.id(), p.PID, api.FormatSize(sum(p.Left)))

@@ -28,6 +28,7 @@ type selfMover struct {
 	truth *fakeTruth
 	pid   int
 	word  *uint32  // struct ledger_move
+	stay  *uint64  // of the first device: bytes that may stay there
 	begun [4]uint8 // what that was when it had attached
 
 	mu    sync.Mutex
@@ -35,6 +36,7 @@ type selfMover struct {
 	mute  map[ledger.Place]bool               // there it does nothing any more, until it is wanted elsewhere
 	lies  bool                                // it moves nothing
 	left  uint64                              // bytes that it cannot move
+	part  bool                                // it leaves what may stay
 	away  uint64                              // bytes that it has moved
 	told  []ledger.Place
 	did   []ledger.Place             // where it has been
@@ -52,8 +54,9 @@ func (h *host) movesItself(p *proc, id string, truth *fakeTruth) *selfMover {
 	}
 	const header, entry, move = 4096, 64, 36 // of struct ledger, ledger_entry, and where ledger_move is in ledger_lane
 	at := header + int(lane)*(entry+ledger.Devices*entry) + move
+	const devices, stay = 128, 96 // and ledger_device, and where `stay` is in it
 	m := &selfMover{
-		truth: truth, pid: p.pid(), word: (*uint32)(unsafe.Pointer(&mem[at])), left: 600 * mib,
+		truth: truth, pid: p.pid(), word: (*uint32)(unsafe.Pointer(&mem[at])), stay: (*uint64)(unsafe.Pointer(&mem[devices+stay])), left: 600 * mib,
 		fails: make(map[ledger.Place]ledger.MoveFailure), mute: make(map[ledger.Place]bool),
 	}
 	m.begun = m.read()
@@ -123,6 +126,9 @@ func (m *selfMover) step() {
 	switch {
 	case is == goal:
 		if !m.mute[want] {
+			if is == ledger.Aside && m.fails[want] == ledger.MoveDone { // less may stay, perhaps
+				m.goesAside()
+			}
 			why := m.fails[want]
 			m.says(is, &why)
 		}
@@ -148,10 +154,7 @@ func (m *selfMover) step() {
 	}
 	switch {
 	case next == ledger.Aside:
-		m.truth.mu.Lock()
-		held := m.truth.bytes[gpu0][m.pid]
-		m.truth.mu.Unlock()
-		m.moves(-(held - min(held, m.left)))
+		m.goesAside()
 	case next == ledger.Locked && is != ledger.Running:
 		m.moves(m.away)
 	}
@@ -160,6 +163,15 @@ func (m *selfMover) step() {
 	if hooks[1] != nil {
 		hooks[1]()
 	}
+}
+
+// goesAside moves what may not stay.
+func (m *selfMover) goesAside() {
+	held, left := m.truth.holds(m.pid), m.left
+	if m.part {
+		left = max(left, atomic.LoadUint64(m.stay))
+	}
+	m.moves(-(held - min(held, left)))
 }
 
 // moves moves bytes back to the device, or away from there.
@@ -691,5 +703,86 @@ func TestWhatCannotLeaveStays(t *testing.T) {
 	a.returns()
 	if m.is() != ledger.Running || truth.holds(a.pid()) != 40*gib || f.states()[a.pid()] != checkpoint.Running {
 		t.Errorf("%v", f.states())
+	}
+}
+
+func leavesAPart(all ...*selfMover) {
+	for _, m := range all {
+		m.set(func(m *selfMover) { m.part = true })
+	}
+}
+
+// Two of 45 GiB on 80: not more goes than the other has no room for.
+func TestNoMoreGoesThanSomebodyNeeds(t *testing.T) {
+	h, truth, f, a, b, m := ownTurns(t)
+	leavesAPart(m)
+	b.works(truth, 44*gib)
+	other := h.movesItself(b, "b", truth)
+	leavesAPart(other)
+	b.must("gate")
+	// 35 GiB are free beside the other's 45, of which a margin is kept.
+	rest := 35*gib - 128*mib
+	if s := h.becomes("a", api.Evicted); truth.holds(a.pid()) != rest || s.Devices[0].Used != rest || s.Devices[0].Suspended != 40*gib-rest || h.granted(t) != 45*gib+rest {
+		t.Fatalf("%+v, %d given, %d held", s, h.granted(t), truth.holds(a.pid()))
+	}
+	for range 3 {
+		a.returns()
+		if s := h.becomes("b", api.Evicted); truth.holds(a.pid()) != 40*gib || truth.holds(b.pid()) != rest || h.granted(t) != 45*gib+rest {
+			t.Fatalf("%+v, %d given", s, h.granted(t))
+		}
+		b.returns()
+		if h.becomes("a", api.Evicted); truth.holds(a.pid()) != rest || truth.holds(b.pid()) != 44*gib {
+			t.Fatalf("%d and %d", truth.holds(a.pid()), truth.holds(b.pid()))
+		}
+	}
+	if m.is() != ledger.Aside || other.is() != ledger.Running || f.moved(a) || f.moved(b) {
+		t.Errorf("%s", f.steps())
+	}
+}
+
+// What was left goes when a third one comes, by the process itself; and the driver moves nothing.
+func TestWhatMayStayLeavesForAThird(t *testing.T) {
+	h, truth, f, a, b, m := ownTurns(t)
+	leavesAPart(m)
+	b.works(truth, 44*gib)
+	other := h.movesItself(b, "b", truth)
+	leavesAPart(other)
+	b.must("gate")
+	h.becomes("a", api.Evicted)
+	c := h.elastic("c", 45*gib, 0)
+	c.works(truth, gib)
+	if h.becomes("b", api.Evicted); h.granted(t) > 80*gib || truth.holds(a.pid())+truth.holds(b.pid()) > 35*gib || f.moved(a) || f.moved(b) {
+		t.Fatalf("%d given, %d and %d held; %s", h.granted(t), truth.holds(a.pid()), truth.holds(b.pid()), f.steps())
+	}
+	// One who may have the whole device: nothing stays but what they cannot move, and then the driver moves that.
+	truth.set(gpu0, c.pid(), 0)
+	c.kill()
+	d := h.elastic("d", 80*gib, 0)
+	d.works(truth, gib)
+	if h.becomes("a", api.Evicted); m.is() != ledger.Aside || other.is() != ledger.Aside || truth.holds(a.pid()) != 0 || truth.holds(b.pid()) != 0 || h.granted(t) != 80*gib {
+		t.Fatalf("%d given, %d and %d held", h.granted(t), truth.holds(a.pid()), truth.holds(b.pid()))
+	}
+	a.returns()
+	b.returns()
+	if truth.holds(a.pid())+truth.holds(b.pid()) < 44*gib || m.is() != ledger.Running && other.is() != ledger.Running {
+		t.Errorf("%d and %d held", truth.holds(a.pid()), truth.holds(b.pid()))
+	}
+}
+
+// By hand all of it goes.
+func TestASelfMoverThatIsSuspendedByHandLeavesNothingThatItCanMove(t *testing.T) {
+	h, truth, _, a, b, m := ownTurns(t)
+	leavesAPart(m)
+	b.works(truth, gib)
+	h.becomes("a", api.Evicted)
+	if truth.holds(a.pid()) < 30*gib {
+		t.Fatalf("%d", truth.holds(a.pid()))
+	}
+	a.returns()
+	if err := h.suspend("a"); err != nil {
+		t.Fatal(err)
+	}
+	if truth.holds(a.pid()) != 600*mib {
+		t.Errorf("%d", truth.holds(a.pid()))
 	}
 }

@@ -107,6 +107,27 @@ static void be(struct mover *m, enum ledger_place place)
 	__atomic_store_n(&m->move->is, (uint8_t)place, __ATOMIC_SEQ_CST);
 }
 
+/* The largest first, and of those the ones at lower addresses: fewer of them have to move. */
+static bool moves_later(const struct block_at *a, const struct block_at *b)
+{
+	return a->block.bytes != b->block.bytes ? a->block.bytes < b->block.bytes
+	                                        : a->pointer > b->pointer;
+}
+
+/* (The C library's may allocate.) */
+static void sort_pieces(struct mover *m)
+{
+	for (size_t gap = m->count / 2; gap; gap /= 2) {
+		for (size_t i = gap, at; i < m->count; i++) {
+			struct block_at one = m->list[i];
+
+			for (at = i; at >= gap && moves_later(&m->list[at - gap], &one); at -= gap)
+				m->list[at] = m->list[at - gap];
+			m->list[at] = one;
+		}
+	}
+}
+
 static bool list_pieces(struct mover *m)
 {
 	size_t count;
@@ -131,22 +152,42 @@ static bool list_pieces(struct mover *m)
 		m->aside[i] = false;
 		m->bytes += m->list[i].block.bytes;
 	}
+	sort_pieces(m);
 	return true;
 }
 
-/* What the process holds on the device of its pieces. */
-static uint64_t held_in_all(const struct mover *m)
+/* What the process holds on the device of its pieces beside them, and how much of all it may
+ * leave there. False if that is not known. */
+static bool others_and_stay(const struct mover *m, uint64_t *others, uint64_t *stay)
 {
 	struct process *process = process_seen();
 	int device = m->count ? process_device(process, m->list[0].block.ordinal) : -1;
 	uint64_t held;
 
 	if (device < 0)
-		return UINT64_MAX;
+		return false;
 	lock_take(&process->account_lock);
 	held = process->held[device].account.slice.held;
 	lock_give(&process->account_lock);
-	return held;
+	*others = held > m->bytes ? held - m->bytes : 0;
+	*stay = __atomic_load_n(&process->ledger->device[device].stay, __ATOMIC_RELAXED);
+	return true;
+}
+
+/* Is too much of what the process holds no piece? */
+static bool is_few(const struct mover *m)
+{
+	uint64_t others, stay;
+
+	return !others_and_stay(m, &others, &stay) || (others > m->bytes / 3 && others > stay);
+}
+
+/* Bytes of pieces that may stay. */
+static uint64_t may_stay(const struct mover *m)
+{
+	uint64_t others, stay;
+
+	return others_and_stay(m, &others, &stay) && stay > others ? stay - others : 0;
 }
 
 static bool enter(uint64_t owner)
@@ -222,16 +263,18 @@ static enum ledger_move_failure finish(struct mover *m, size_t first, size_t end
 	return all ? LEDGER_MOVE_DONE : LEDGER_MOVE_DRIVER;
 }
 
-/* Move all pieces, or as many as can be, or until something else is wanted. */
+/* Move all pieces but what may stay, or as many as can be, or until something else is wanted. */
 static enum ledger_move_failure move_all(struct mover *m, uint8_t want, bool out)
 {
 	enum ledger_move_failure failure = LEDGER_MOVE_DONE, last;
-	uint64_t offset = 0, batch = 0, owner = 0;
+	uint64_t offset = 0, batch = 0, owner = 0, stay = out ? may_stay(m) : 0;
 	size_t first = 0, i;
 
 	for (i = 0; i < m->count && failure == LEDGER_MOVE_DONE && wanted(m) == want; i++) {
 		const struct block_at *at = &m->list[i];
 
+		if (m->bytes - offset <= stay)
+			break;
 		if (m->aside[i] != out) {
 			if (owner && (owner != at->block.owner || batch >= BATCH)) {
 				failure = finish(m, first, i, out);
@@ -258,7 +301,7 @@ static enum ledger_move_failure move_all(struct mover *m, uint8_t want, bool out
 	return failure != LEDGER_MOVE_DONE ? failure : last;
 }
 
-/* Where all pieces are. */
+/* Where all pieces are, of which none may stay. */
 static enum ledger_place place_of_all(const struct mover *m)
 {
 	size_t aside = 0;
@@ -315,8 +358,7 @@ static enum ledger_move_failure lock_all(struct mover *m, uint8_t want)
 	} while (calls() != seen);
 	if (!list_pieces(m))
 		return LEDGER_MOVE_HOST;
-	/* What else the process holds stays. */
-	if (m->bytes / 3 < held_in_all(m) / 4)
+	if (is_few(m))
 		return LEDGER_MOVE_FEW;
 	/* Who wants something else has seen, after it wrote that, either that this is locked, or
 	 * that it is not: and then has opened the gate. */
@@ -331,9 +373,10 @@ static enum ledger_move_failure go(struct mover *m, uint8_t want, bool out)
 {
 	enum ledger_move_failure failure = LEDGER_MOVE_DONE;
 
-	if (m->is != (out ? LEDGER_ASIDE : LEDGER_LOCKED))
+	if (out || m->is != LEDGER_LOCKED)
 		failure = move_all(m, want, out);
-	be(m, place_of_all(m));
+	be(m, out && failure == LEDGER_MOVE_DONE && wanted(m) == want ? LEDGER_ASIDE
+	                                                              : place_of_all(m));
 	return failure;
 }
 

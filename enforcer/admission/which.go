@@ -40,6 +40,27 @@ func (b *Book) Which(h *Holder, wants map[string]uint64, quotas []api.Quota, lim
 	return which, true
 }
 
+// Beside is how much of what one holder has there is room for, by device, once h was granted what it wants, as Begin would; nothing if that is refused
+// unless all of it goes. Nothing changes.
+func (b *Book) Beside(h *Holder, wants map[string]uint64, quotas []api.Quota, limit *User, goes *Holder) map[string]uint64 {
+	trial := b.clone()
+	room := trial.Has(goes)
+	trial.Set(goes, nil)
+	if trial.Begin(h, wants, quotas, limit) != nil {
+		return map[string]uint64{}
+	}
+	for uuid, had := range room {
+		if free := trial.Granted(uuid).Free; free != nil {
+			room[uuid] = min(had, *free)
+		}
+	}
+	trial = b.clone()
+	if trial.Set(goes, room); trial.Begin(h, wants, quotas, limit) != nil { // a user's or a tenant's bound stands in the way
+		return map[string]uint64{}
+	}
+	return room
+}
+
 // clone is a Book of its own, in which stands what stands in this one.
 func (b *Book) clone() *Book {
 	b.mu.Lock()

@@ -53,3 +53,42 @@ func TestWhoHasToGoIsNobodyWhoseGoingChangesNothing(t *testing.T) {
 		}
 	}
 }
+
+func TestWhatGoesKeepsWhatThereIsRoomFor(t *testing.T) {
+	alice := uint32(5001)
+	bounded := &Holder{Name: "bounded", Tenant: "physics"}
+	a, b, s := &Holder{Name: "a"}, &Holder{Name: "b"}, &Holder{Name: "s", UID: &alice}
+	t1 := &Holder{Name: "t1", Tenant: "physics"}
+	for _, c := range []struct {
+		name        string
+		has         map[*Holder]uint64 // GiB
+		who         *Holder
+		wants, left uint64
+		limit       *User
+		goes        *Holder
+	}{
+		{"two", map[*Holder]uint64{a: 45}, b, 45, 35, nil, a},
+		{"beside an ordinary one", map[*Holder]uint64{a: 45, s: 20}, b, 45, 15, nil, a},
+		{"not more than it has", map[*Holder]uint64{a: 45, s: 20}, b, 10, 45, nil, a},
+		{"others have to go, too", map[*Holder]uint64{a: 45, s: 30}, b, 60, 0, nil, a},
+		{"it had some", map[*Holder]uint64{a: 45, b: 20}, b, 45, 35, nil, a},
+		{"the tenant's bound is full", map[*Holder]uint64{t1: 20}, bounded, 20, 0, nil, t1},
+		{"hers is", map[*Holder]uint64{s: 40}, &Holder{Name: "her", UID: &alice}, 40, 0, &User{UID: alice, MaxVRAM: api.Share{Bytes: 50 * gib}, MaxSessions: 9}, s},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			book := newBook(Limits{Tenants: map[string]api.Share{"physics": {Bytes: 30 * gib}}})
+			for h, bytes := range c.has {
+				book.Set(h, map[string]uint64{gpu0: bytes * gib})
+				book.Note(h, nil)
+			}
+			before := book.Granted(gpu0).Bytes
+			left := book.Beside(c.who, map[string]uint64{gpu0: c.wants * gib}, nil, c.limit, c.goes)
+			if left[gpu0] != c.left*gib {
+				t.Errorf("%d", left[gpu0])
+			}
+			if after := book.Granted(gpu0).Bytes; after != before {
+				t.Errorf("%d are given, %d were", after, before)
+			}
+		})
+	}
+}

@@ -7,5 +7,5 @@
  *   ../../interceptor/ledger.c
  *   ../../interceptor/ledger.h
  *
- * SHA-256: 90940f9e1acfcac511a83be8870f67675582fa7263e8cdf0aac241aa6741cb72
+ * SHA-256: dc661b60593b3ba1a4ce9dfeb745db9b7687d8ce6acb2d6da41d669eb6461f37
  */

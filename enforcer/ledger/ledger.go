@@ -278,6 +278,13 @@ func (l *Ledger) SetWant(i uint32, to Place) uint8 {
 	return uint8(C.native_want(l.page, C.uint32_t(i), C.enum_ledger_place(to)))
 }
 
+// SetStay says how many bytes of a device a process may leave there that is told to move aside next.
+func (l *Ledger) SetStay(dev int, bytes uint64) {
+	if device(dev) {
+		atomic.StoreUint64(address(&l.page.device[dev].stay), bytes)
+	}
+}
+
 // Context is how much of what a lane holds are contexts, by its owner's word.
 func (l *Ledger) Context(dev int, i uint32) uint64 {
 	if !device(dev) || !lane(i) {

@@ -32,6 +32,9 @@
 #ifndef DEPENDS
 #define DEPENDS 0 /* the first kernel ends once the second was launched */
 #endif
+#ifndef PARTIAL
+#define PARTIAL 0 /* may a piece stay when the others move aside? */
+#endif
 #ifndef BATCH
 #define BATCH 2 /* so many pieces are moved before they are waited for */
 #endif
@@ -295,8 +298,9 @@ byte fails = FAILS; /* of it, and of the room on the device */
 #define LISTED listed[0]
 #define ALL_THERE THERE(0)
 #endif
-#define THERE(p) (!listed[p] || aside[p] == out)
+#define THERE(p) (!listed[p] || aside[p] == out || out && stays && p == THREADS - 1)
 #define ANY(value) (listed[0] && aside[0] == value || listed[THREADS - 1] && aside[THREADS - 1] == value)
+#define MOVED (out && !failed && want == w -> ASIDE : PLACE_OF_ALL)
 #define PLACE_OF_ALL (!ANY(1) -> LOCKED : (!ANY(0) -> ASIDE : BETWEEN))
 
 #ifdef BROKEN_BATCH_UNLOOKED
@@ -365,7 +369,7 @@ proctype mover()
 {
 	byte w;
 	bool listed[THREADS], aside[THREADS], started[THREADS];
-	bool out, failed, copied;
+	bool out, stays, failed, copied;
 
 idle:	/* (It sleeps on the futex, whose value is the whole word: no wake is lost.) */
 	if
@@ -460,6 +464,12 @@ move:	/* move_all() */
 	fi;
 #endif
 	if
+	:: atomic { stays = 0 }
+#if PARTIAL
+	:: atomic { stays = 1 }
+#endif
+	fi;
+	if
 	:: atomic { ALL_THERE -> goto moved }
 	:: else
 	fi;
@@ -482,7 +492,7 @@ finish:
 	FINISH(1);
 #endif
 moved:
-	STEP(true, is = PLACE_OF_ALL);
+	STEP(true, is = MOVED);
 
 settle:
 	if

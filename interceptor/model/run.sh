@@ -68,6 +68,8 @@ holds|elastic: driver|middle|$elastic_death -DFAILS=1
 holds|elastic: store|middle|$elastic_death -DSTORE_FAILS=1
 holds|elastic: failures|middle|$elastic -DFAILS=2 -DSTORE_FAILS=1
 holds|mover|quick|-DTURNS=2
+holds|mover: a part|quick|-DTURNS=2 -DPARTIAL=1 -DFAILS=1
+holds|mover: a part, one by one|quick|-DPARTIAL=1 -DBATCH=1 $mover_death
 holds|mover: one by one|quick|-DBATCH=1 -DFAILS=2
 holds|mover: failures|quick|-DFAILS=2
 holds|mover: late|middle|-DTURNS=2 -DLATE=1

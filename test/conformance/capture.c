@@ -10,7 +10,9 @@
 	X(cuCtxGetDevice, (CUdevice *))                                                            \
 	X(cuCtxPushCurrent_v2, (CUcontext))                                                        \
 	X(cuCtxPopCurrent_v2, (CUcontext *))                                                       \
-	X(cuThreadExchangeStreamCaptureMode, (int *))
+	X(cuThreadExchangeStreamCaptureMode, (int *))                                              \
+	X(cuMemcpyDtoHAsync_v2, (void *, CUdeviceptr, size_t, CUstream))                           \
+	X(cuMemcpyHtoDAsync_v2, (CUdeviceptr, const void *, size_t, CUstream))
 
 #define DECLARE(name, arguments) static CUresult(*name) arguments;
 QUESTIONS(DECLARE)
@@ -59,6 +61,25 @@ QUESTION(alloc_beside, cuMemAllocAsync(&taken, 4 * MiB, other))
 QUESTION(free_beside, taken ? cuMemFreeAsync(taken, other) : CUDA_SUCCESS)
 QUESTION(alloc_from_pool, cuMemAllocFromPoolAsync(&taken, 4 * MiB, pool, other))
 QUESTION(free_it, taken ? cuMemFreeAsync(taken, other) : CUDA_SUCCESS)
+/* What moves memory aside and back, in another stream. */
+static CUdeviceptr range, mapped;
+static CUmemGenericAllocationHandle spare;
+static unsigned char *page;
+static const CUmemAccessDesc access = {{CU_MEM_LOCATION_TYPE_DEVICE, 0},
+                                       CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+
+QUESTION(synchronize, cuCtxSynchronize())
+QUESTION(synchronize_beside, cuStreamSynchronize(other))
+QUESTION(synchronize_own, cuStreamSynchronize(CU_STREAM_PER_THREAD))
+QUESTION(host_register, cuMemHostRegister_v2(page, 2 * MiB, 1 /* portable */))
+QUESTION(host_unregister, cuMemHostUnregister(page))
+QUESTION(reserve, cuMemAddressReserve(&range, 2 * MiB, 0, 0, 0))
+QUESTION(map, cuMemMap(range, 2 * MiB, 0, spare, 0))
+QUESTION(set_access, cuMemSetAccess(range, 2 * MiB, &access, 1))
+QUESTION(copy_out, cuMemcpyDtoHAsync_v2(page, mapped, 1 * MiB, CU_STREAM_PER_THREAD))
+QUESTION(copy_back, cuMemcpyHtoDAsync_v2(mapped, page, 1 * MiB, CU_STREAM_PER_THREAD))
+QUESTION(unmap, cuMemUnmap(range, 2 * MiB))
+QUESTION(address_free, cuMemAddressFree(range, 2 * MiB))
 QUESTION(threshold, cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &(uint64_t){0}))
 
 static const struct {
@@ -71,7 +92,10 @@ static const struct {
             ROW(pool_of_device) ROW(pool_attribute) ROW(graph_attribute) ROW(limit) ROW(memory)
                 ROW(state) ROW(trim) ROW(trim_graphs) ROW(create) ROW(release) ROW(alloc) ROW(free)
                     ROW(alloc_beside) ROW(free_beside) ROW(alloc_from_pool) ROW(free_it)
-                        ROW(threshold)};
+                        ROW(synchronize) ROW(synchronize_beside) ROW(synchronize_own)
+                            ROW(host_register) ROW(reserve) ROW(map) ROW(set_access) ROW(copy_out)
+                                ROW(copy_back) ROW(unmap) ROW(address_free) ROW(host_unregister)
+                                    ROW(threshold)};
 
 /* Its answer, and what the recording says of an allocation that comes after it. */
 static void record(const char *key, size_t i, int mode, bool relaxed)
@@ -104,6 +128,14 @@ int main(void)
 	QUESTIONS(LOAD)
 #undef LOAD
 	MUST(cuDeviceGetDefaultMemPool(&pool, 0));
+	page = aligned_alloc(2 * MiB, 2 * MiB);
+	if (!page)
+		return 1;
+	MUST(cuMemAlloc_v2(&mapped, 2 * MiB));
+	MUST(cuMemCreate(&spare, 2 * MiB,
+	                 &(CUmemAllocationProp){.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+	                                        .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}},
+	                 0));
 	MUST(cuStreamCreate(&stream, 1));
 	MUST(cuStreamCreate(&other, 1));
 	for (int mode = 0; mode < (int)COUNT(modes); mode++) {

@@ -311,6 +311,44 @@ static void move_there_and_back(pid_t child)
 	set(&control->over, 2);
 }
 
+/* Of what the process holds so much may stay; how much of the pieces did. */
+static void part_stays(uint64_t bytes, long long full, uint64_t of_pieces)
+{
+	long long gone = (long long)(OF_PIECES - of_pieces);
+
+	__atomic_store_n(&ledger->device[0].stay, bytes, __ATOMIC_SEQ_CST);
+	EXPECT(move_to(LEDGER_ASIDE) == LEDGER_MOVE_DONE && place() == LEDGER_ASIDE);
+	EXPECT(full - used() == gone);
+}
+
+/* The largest pieces go, of 64, 22, 20, 4 and 2 MiB, until what is left may stay. */
+static void move_a_part(pid_t child)
+{
+	uint64_t others;
+	long long full;
+
+	(void)child;
+	WAIT_UNTIL(get(&control->ready));
+	full = used();
+	others = charged() - OF_PIECES;
+	shut();
+	for (int i = 0; i < 2; i++) {
+		part_stays(others + OF_PIECES, full, OF_PIECES);
+		part_stays(others + 30 * MIB, full, 26 * MIB);
+		part_stays(others + 40 * MIB, full, 26 * MIB); /* nothing comes back for that */
+		part_stays(others + 10 * MIB, full, 6 * MIB);
+		EXPECT(move_to(LEDGER_LOCKED) == LEDGER_MOVE_DONE && place() == LEDGER_LOCKED);
+		EXPECT(used() == full);
+		part_stays(others + 47 * MIB, full, 26 * MIB);
+		part_stays(others / 2, full, 0);
+		EXPECT(move_to(LEDGER_RUNNING) == LEDGER_MOVE_DONE && used() == full);
+	}
+	set_away(0);
+	set(&control->over, 1);
+	WAIT_UNTIL(get(&control->ready) == 2);
+	set(&control->over, 2);
+}
+
 /* Threads that make, use and end pieces while the slice is moved again and again. */
 static void *use(void *argument)
 {
@@ -361,6 +399,8 @@ static void move_again_and_again(pid_t child)
 
 		WAIT_UNTIL(made() > before);
 		set_away(1);
+		__atomic_store_n(&ledger->device[0].stay, (uint64_t)(i % 4) * 64 * MIB,
+		                 __ATOMIC_SEQ_CST);
 		EXPECT(move_to(LEDGER_LOCKED) == LEDGER_MOVE_DONE);
 		if (i % 3 == 0) {
 			/* Another word before the first is done. */
@@ -395,6 +435,10 @@ static void move_few(pid_t child)
 	WAIT_UNTIL(get(&control->ready));
 	shut();
 	EXPECT(move_to(LEDGER_LOCKED) == LEDGER_MOVE_FEW && place() == LEDGER_RUNNING);
+	EXPECT(move_to(LEDGER_RUNNING) == LEDGER_MOVE_DONE && place() == LEDGER_RUNNING);
+	/* Unless that may stay. */
+	__atomic_store_n(&ledger->device[0].stay, charged() - 64 * MIB, __ATOMIC_SEQ_CST);
+	EXPECT(move_to(LEDGER_ASIDE) == LEDGER_MOVE_DONE && place() == LEDGER_ASIDE);
 	EXPECT(move_to(LEDGER_RUNNING) == LEDGER_MOVE_DONE && place() == LEDGER_RUNNING);
 	set_away(0);
 	set(&control->over, 1);
@@ -573,6 +617,7 @@ static const struct {
 	void (*beside)(pid_t child);
 } cases[] = {
     {"there-and-back", keep_and_check, move_there_and_back},
+    {"part", keep_and_check, move_a_part},
     {"again", use_all, move_again_and_again},
     {"few", keep_a_pool, move_few},
     {"full", keep_and_check, move_to_a_full_card},
