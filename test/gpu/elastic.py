@@ -5,6 +5,7 @@
 Run as root on a machine with an NVIDIA GPU, PyTorch and runc, and as much host memory free as three times --size, after `make build`:
 
     RUNC=/path/to/runc test/gpu/elastic.py [--out DIR] [--size 20] [--quota 40] [--seconds 100] [--small 10] [--remap] [--only PART…]
+    RUNC=/path/to/runc test/gpu/elastic.py --only swap --remap [--size 45] [--quota 47] [--rounds 4]
     RUNC=/path/to/runc test/gpu/elastic.py --only models [--models 10] [--model 12] [--seconds 100]
 
 Each program looks at each step whether all of its memory is as it left it. CuPy and JAX run where they are. Where there is no PyTorch a
@@ -22,7 +23,7 @@ import tempfile
 import time
 
 sys.dont_write_bytecode = True  # it would lie in the source tree
-from host import BIN, GIB, MIB, ROOT, Host, Truth
+from host import BIN, GIB, MIB, ROOT, Host, Truth, output
 
 PATIENCE = 180.0
 results = []
@@ -34,8 +35,13 @@ gib = float(sys.argv[1])
 {begin}
 n = 0
 while True:
-    while os.path.exists("/out/step.idle"):
-        time.sleep(0.05)
+    if os.path.exists("/out/step.idle"):
+        while os.path.exists("/out/step.idle"):
+            time.sleep(0.01)
+        woken = time.monotonic()
+        {wake}
+        with open("/out/waited", "w") as f:
+            f.write(str(time.monotonic() - woken))
     {step}
     n += 1
     with open("/out/new", "w") as f:
@@ -52,7 +58,7 @@ def step():
         part.add_(1)
     again = torch.empty(1 << 22, device="cuda")
     torch.cuda.synchronize()
-""", step="step()")
+""", wake="torch.cuda.synchronize()", step="step()")
 GRAPH = COMMON.format(begin="""
 import torch
 x = torch.zeros(int(gib * (1 << 28)), dtype=torch.int32, device="cuda")
@@ -67,7 +73,7 @@ def step():
     assert int(x.max()) == n and int(x.min()) == n
     graph.replay()
     torch.cuda.synchronize()
-""", step="step()")
+""", wake="torch.cuda.synchronize()", step="step()")
 CUPY = COMMON.format(begin="""
 import cupy
 x = cupy.zeros(int(gib * (1 << 28)), dtype=cupy.int32)
@@ -76,7 +82,7 @@ def step():
     assert int(x.max()) == n and int(x.min()) == n
     add((256,), (256,), (x, x.size))
     cupy.cuda.Device().synchronize()
-""", step="step()")
+""", wake="cupy.cuda.Device().synchronize()", step="step()")
 JAX = COMMON.format(begin="""
 os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
 import jax, jax.numpy as jnp
@@ -86,7 +92,7 @@ def step():
     global x
     assert int(x.max()) == n and int(x.min()) == n
     x = more(x).block_until_ready()
-""", step="step()")
+""", wake="pass", step="step()")
 PROGRAMS = {"torch": TORCH, "graph": GRAPH, "cupy": CUPY, "jax": JAX}
 
 
@@ -175,6 +181,22 @@ class Worker:
         else:
             os.unlink(path)
 
+    def wakes(self):
+        """Has it do a step that was idle: how long its first call waited, and after how long the step was done, in seconds."""
+        begun, step = time.monotonic(), self.step()
+        self.idle(False)
+        while self.step() < step + 1:
+            if time.monotonic() > begun + PATIENCE or self.process.poll() is not None:
+                return 0, None
+            time.sleep(0.005)
+        took = time.monotonic() - begun
+        self.idle(True)
+        try:
+            with open(os.path.join(self.out, "waited")) as f:
+                return float(f.read()), took
+        except (OSError, ValueError):
+            return took, took
+
     def shown(self):
         return self.case.host.inspect(self.name)
 
@@ -222,6 +244,62 @@ def notebook(out, gib, quota):
         if None not in (alone, beside, back):
             print(f"      begun and three steps alone {alone:.1f} s, with {gib} GiB of another moved aside first {beside:.1f} s; "
                   f"{gib} GiB out and {gib} GiB back until its next step: {back:.1f} s", flush=True)
+
+
+# Prints bytes a second from pinned memory to the device, and back: with the fastest of three copies of 1 GiB.
+RATE = """
+import time, torch
+host = torch.empty(1 << 30, dtype=torch.uint8, pin_memory=True)
+device = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
+def rate(to, of):
+    best = 1e9
+    for _ in range(3):
+        torch.cuda.synchronize()
+        begun = time.monotonic()
+        to.copy_(of, non_blocking=True)
+        torch.cuda.synchronize()
+        best = min(best, time.monotonic() - begun)
+    return (1 << 30) / best
+print(rate(device, host), rate(host, device))
+"""
+
+
+def swap(out, gib, quota, rounds):
+    """Three programs, of which one works at a time: how long its first call waits, beside what the bytes that move would take."""
+    back, away = 20e9, 20e9
+    if have("torch"):
+        back, away = (float(x) for x in output(sys.executable, "-c", RATE).split()[-2:])
+    print(f"      this machine copies {away / GIB:.1f} GiB a second from the device and {back / GIB:.1f} to it", flush=True)
+    with Case(out, 'min_resident = "10ms"\nquantum = "30s"\n') as case:
+        all_ = []
+        for i in range(3):
+            all_.append(case.begin(f"swap{i}", "torch", gib, quota))
+            if all_[-1].reaches(1) is None:
+                check("three programs begin", False, f"swap{i} does not")
+                return
+            all_[-1].idle(True)
+        seen, was = [], case.moves()[0]
+        for n in range(rounds * 3):
+            w = all_[n % 3]
+            time.sleep(0.1)
+            waited, took = w.wakes()
+            if took is None:
+                check("each works on where it was", False, f"{w.name} does not")
+                return
+            time.sleep(0.2)  # that events tell of it
+            now = case.moves()[0]
+            moved = {kind: now[kind] - was[kind] for kind in now}
+            was = now
+            bus = moved["evicted"] / away + moved["returned"] / back
+            seen.append((waited, bus))
+            print(f"      {w.name}: its first call waited {waited:.2f} s, its step was done after {took:.2f} s; {moved['evicted'] / GIB:.1f} GiB went and "
+                  f"{moved['returned'] / GIB:.1f} GiB came back, which is {bus:.2f} s of copying" + (f" ({waited / bus:.2f})" if bus > 0.05 else ""), flush=True)
+        bypass = case.moves()[1]
+        warm = [(w, b) for w, b in seen[3:] if b > 0.05]
+    check(f"three programs of {gib} GiB are woken in turn", not bypass and len(seen) == 3 * rounds, f"{len(seen)} times, {len(bypass)} violations")
+    if warm:
+        print(f"      after the first round: waited {sum(w for w, _ in warm):.2f} s for {sum(b for _, b in warm):.2f} s of copying "
+              f"({sum(w for w, _ in warm) / sum(b for _, b in warm):.2f})", flush=True)
 
 
 def frameworks(out, gib, quota, seconds):
@@ -325,8 +403,9 @@ def main():
     parser.add_argument("--remap", action="store_true", help="processes move their memory themselves")
     parser.add_argument("--models", type=int, default=10, help="how many models are asked at random")
     parser.add_argument("--model", type=float, default=12, help="GiB of each of them")
-    parts = ["cost", "notebook", "frameworks", "turns", "models"]
-    parser.add_argument("--only", nargs="+", choices=parts, default=parts[:-1], help="which parts")
+    parser.add_argument("--rounds", type=int, default=4, help="how often each of three is woken")
+    parts = ["cost", "notebook", "frameworks", "turns", "models", "swap"]
+    parser.add_argument("--only", nargs="+", choices=parts, default=parts[:4], help="which parts")
     args = parser.parse_args()
     Case.remap = args.remap
     out = args.out or tempfile.mkdtemp(prefix="gpuslice-elastic-")
@@ -337,6 +416,7 @@ def main():
         "notebook": lambda: notebook(out, args.small, args.quota + 10),
         "frameworks": lambda: frameworks(out, args.small / 5, args.quota + 5, args.seconds * 2 // 3),
         "turns": lambda: turns(out, args.size, args.quota, args.seconds),
+        "swap": lambda: swap(out, args.size, args.quota, args.rounds),
         "models": lambda: models(out, args.models, args.model, args.seconds),
     }
     for part in args.only:
