@@ -434,8 +434,13 @@ static void *run(void *unused)
 		uint32_t word;
 	} seen;
 
+	int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+
 	(void)unused;
 	(void)prctl(PR_SET_NAME, "gpuslice");
+	/* What this thread does while the gate is open spoils no recording of the program's. */
+	if (DRIVER_HAS(cuThreadExchangeStreamCaptureMode))
+		(void)BEHIND(cuThreadExchangeStreamCaptureMode)(&mode);
 	be(m, LEDGER_RUNNING);
 	for (;;) {
 		uint8_t want = wanted(m);

@@ -148,6 +148,19 @@ bool capture_forbids(void)
 	return found;
 }
 
+bool capture_forbids_wait(CUcontext context)
+{
+	bool found = false;
+
+	for (struct capture *capture = captures; capture; capture = capture->next) {
+		if (capture->origin->owned.context == context) {
+			(void)capture_spoil(capture);
+			found = true;
+		}
+	}
+	return found;
+}
+
 uint64_t capture_id(const struct capture *capture)
 {
 	return capture ? capture->id : 0;

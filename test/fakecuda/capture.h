@@ -23,6 +23,8 @@ CUresult capture_spoil(struct capture *capture);
 /* A call that may harm what others record: whether the thread may not make it now. Then those
  * captures are spoilt. */
 bool capture_forbids(void);
+/* The like of one who waits for all of a context, which nobody may, whatever he has said. */
+bool capture_forbids_wait(CUcontext context);
 
 /* What an event is told when it is recorded in the capture, and a stream that waits for that
  * event then joins the capture. 0: none. */

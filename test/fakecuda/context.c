@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Contexts: what they cost, which one is current, and what goes with them. */
+#include "capture.h"
 #include "config.h"
 #include "driver.h"
 #include "graph_memory.h"
@@ -309,6 +310,8 @@ CUDA_API CUresult cuCtxSynchronize(void)
 
 	if (result != CUDA_SUCCESS)
 		return result;
+	if (capture_forbids_wait(context))
+		return driver_leave(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
 	result = work_wait_all(context);
 	vmm_work_done();
 	pools_synchronise(context->device, STREAM_ALL);

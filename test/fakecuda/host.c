@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Pinned host memory, the driver's and the program's own: real, and no VRAM. */
 #include "address.h"
+#include "capture.h"
 #include "driver.h"
 #include "work.h"
 
@@ -76,6 +77,8 @@ CUDA_API CUresult cuMemHostRegister_v2(void *memory, size_t size, unsigned int f
 		return result;
 	if (!memory || !size || (uintptr_t)memory + size < size)
 		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	if (capture_forbids())
+		return driver_leave(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
 	if (ranges_overlapping(&allocations, (uintptr_t)memory, size))
 		return driver_leave(CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED);
 	allocation = calloc(1, sizeof(*allocation));
@@ -107,6 +110,8 @@ static CUresult give_back(void *memory, bool registered, CUresult otherwise)
 
 	if (result != CUDA_SUCCESS)
 		return result;
+	if (registered && capture_forbids())
+		return driver_leave(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
 	result = work_wait_all(context);
 	if (result != CUDA_SUCCESS)
 		return driver_leave(result);

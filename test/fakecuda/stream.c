@@ -79,6 +79,8 @@ static CUresult synchronise(CUstream stream, bool is_named, uint64_t last)
 		return result;
 	if (is_named && capture_of(stream))
 		return driver_leave(capture_spoil(capture_of(stream)));
+	if (is_named && capture_forbids())
+		return driver_leave(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
 	result = work_wait(context, stream, last);
 	vmm_work_done();
 	pools_synchronise(context->device, stream);

@@ -545,6 +545,10 @@ static void record(void)
 	EXPECT(cuMemAlloc_v2(&pointer, 8 * MIB) == CUDA_SUCCESS);
 	set(&control->ready, 2);
 	WAIT_UNTIL(get(&control->over) == 2);
+	EXPECT(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_GLOBAL) == CUDA_SUCCESS);
+	set(&control->ready, 3);
+	WAIT_UNTIL(get(&control->over) == 3);
+	EXPECT(cuStreamEndCapture(stream, &graph) == CUDA_SUCCESS);
 }
 
 static void move_who_records(pid_t child)
@@ -562,6 +566,10 @@ static void move_who_records(pid_t child)
 	EXPECT(move_to(LEDGER_RUNNING) == LEDGER_MOVE_DONE);
 	set_away(0);
 	set(&control->over, 2);
+	/* To give back host memory spoils no recording. */
+	WAIT_UNTIL(get(&control->ready) == 3);
+	EXPECT(move_to(LEDGER_BARE) == LEDGER_MOVE_DONE);
+	set(&control->over, 3);
 }
 
 static void move_and_kill(pid_t child)
