@@ -5,6 +5,7 @@
 Run as root on a machine with an NVIDIA GPU, PyTorch and runc, and as much host memory free as three times --size, after `make build`:
 
     RUNC=/path/to/runc test/gpu/elastic.py [--out DIR] [--size 20] [--quota 40] [--seconds 100] [--small 10] [--remap] [--only PART…]
+    RUNC=/path/to/runc test/gpu/elastic.py --only hundred --remap [--small 10] [--times 100]
     RUNC=/path/to/runc test/gpu/elastic.py --only swap --remap [--size 45] [--quota 47] [--rounds 4]
     RUNC=/path/to/runc test/gpu/elastic.py --only models [--models 10] [--model 12] [--seconds 100]
 
@@ -20,6 +21,7 @@ import random
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 sys.dont_write_bytecode = True  # it would lie in the source tree
@@ -93,7 +95,89 @@ def step():
     assert int(x.max()) == n and int(x.min()) == n
     x = more(x).block_until_ready()
 """, wake="pass", step="step()")
-PROGRAMS = {"torch": TORCH, "graph": GRAPH, "cupy": CUPY, "jax": JAX}
+# What else a program may have that a move could disturb, beside memory that is looked at.
+WITH = """
+import torch
+x = torch.zeros(int(gib * (1 << 28)), dtype=torch.int32, device="cuda")
+def looks():
+    least, most = x.aminmax()
+    assert int(least) == n and int(most) == n, (n, int(least), int(most))
+"""
+COMPILE = COMMON.format(begin=WITH + """
+@torch.compile
+def more(x):
+    return x.mul_(3).add_(3).sub_(x // 3 * 2 + x % 3)
+def step():
+    looks()
+    more(x)
+    torch.cuda.synchronize()
+""", wake="torch.cuda.synchronize()", step="step()")
+CUBLAS = COMMON.format(begin=WITH + """
+a, b = torch.randn(2048, 2048, device="cuda"), torch.randn(2048, 2048, device="cuda")
+was = a @ b
+def step():
+    looks()
+    assert torch.equal(a @ b, was)
+    x.add_(1)
+    torch.cuda.synchronize()
+""", wake="torch.cuda.synchronize()", step="step()")
+PINNED = COMMON.format(begin=WITH + """
+host = torch.arange(1 << 24, dtype=torch.int32).pin_memory()
+back = torch.empty_like(host, pin_memory=True)
+stream = torch.cuda.Stream()
+def step():
+    looks()
+    with torch.cuda.stream(stream):
+        there = host.to("cuda", non_blocking=True)
+        there.add_(n)
+        back.copy_(there, non_blocking=True)
+    stream.synchronize()
+    assert torch.equal(back, host + n)
+    x.add_(1)
+    torch.cuda.synchronize()
+""", wake="torch.cuda.synchronize()", step="step()")
+NCCL = COMMON.format(begin=WITH + """
+import torch.distributed as dist
+dist.init_process_group("nccl", init_method="file:///out/nccl", rank=0, world_size=1)
+part = torch.ones(1 << 20, device="cuda")
+def step():
+    looks()
+    dist.all_reduce(part)
+    assert float(part.max()) == 1
+    x.add_(1)
+    torch.cuda.synchronize()
+""", wake="torch.cuda.synchronize()", step="step()")
+ALLOCATOR = 'import os\nos.environ["PYTORCH_CUDA_ALLOC_CONF"] = "%s"\n' + TORCH.replace("%", "%%")
+# Two processes beside the one that counts; it waits for both at each step.
+MULTI = '''
+import os, subprocess, sys
+program = """
+import sys, torch
+x, n = torch.zeros(int(float(sys.argv[1]) * (1 << 28)), dtype=torch.int32, device="cuda"), 0
+for line in sys.stdin:
+    least, most = x.aminmax()
+    assert int(least) == n and int(most) == n
+    x.add_(1)
+    torch.cuda.synchronize()
+    n += 1
+    print(n, flush=True)
+"""
+both = [subprocess.Popen([sys.executable, "-c", program, str(float(sys.argv[1]) / 2)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for _ in range(2)]
+n = 0
+while True:
+    for p in both:
+        p.stdin.write("go\\n")
+        p.stdin.flush()
+    n += 1
+    for p in both:
+        assert int(p.stdout.readline()) == n
+    with open("/out/new", "w") as f:
+        f.write(str(n))
+    os.rename("/out/new", "/out/step")
+'''
+PROGRAMS = {"torch": TORCH, "graph": GRAPH, "cupy": CUPY, "jax": JAX, "compile": COMPILE, "cublas": CUBLAS, "pinned": PINNED, "nccl": NCCL,
+            "segments": ALLOCATOR % "expandable_segments:True", "async": ALLOCATOR % "backend:cudaMallocAsync", "multi": MULTI}
 
 
 def check(name, ok, seen):
@@ -142,6 +226,10 @@ class Case:
         self.workers.remove(worker)
         self.host.remove(worker.name)
         worker.process.wait()
+
+    def log(self):
+        with open(os.path.join(self.out, "gpusliced.log")) as f:
+            return f.read()
 
     def moves(self):
         """Bytes that were moved out and back, as events tell."""
@@ -314,6 +402,45 @@ def frameworks(out, gib, quota, seconds):
                   f"{w.step()} steps, evicted {s['elastic']['evictions']} times, {s['elastic'].get('obstacle', '')}")
 
 
+def hundred(out, gib, times):
+    """Each kind of program is moved aside and back so many times, while it works."""
+    names = [n for n in PROGRAMS if n not in ("cupy", "jax") or have(n)]
+    if not have("torch"):
+        names = ["torch", "graph", "cupy"]
+    quota = int(gib) + (4 if have("torch") else 1)
+    with Case(out, "overcommit = 16.0\n") as case:
+        all_ = [case.begin(n, n, gib, quota) for n in names]
+        for w in all_:
+            if w.reaches(2) is None:
+                check(f"{w.name} begins", False, "it does not")
+        done = {}
+
+        def move(w):
+            begun, said, n = time.monotonic(), "", 0
+            while n < times and time.monotonic() < begun + PATIENCE:
+                for verb in ("suspend", "resume"):
+                    answer = subprocess.run([BIN + "/gpuslice", "--socket", case.host.socket, verb, w.name], stdout=subprocess.PIPE,
+                                            stderr=subprocess.STDOUT, text=True)
+                    if answer.returncode:
+                        said = answer.stdout.strip()
+                if said and not n:
+                    break
+                n += 1
+            done[w.name] = (n, said, time.monotonic() - begun)
+
+        threads = [threading.Thread(target=move, args=(w,)) for w in all_]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        for w in all_:
+            late = w.reaches(w.step() + 2)
+            n, said, took = done[w.name]
+            left = [line.split("why=")[-1] for line in case.log().splitlines() if "left to the driver" in line and f"slice={w.name} " in line]
+            check(f"{w.name} is moved {times} times with right results", late is not None and n == times,
+                  f"{n} times in {took:.0f} s, {w.step()} steps" + (f", by the driver {len(left)} times: {left[-1][-110:]}" if left else "") + (f", {said}" if said else ""))
+
+
 def served(name, seconds, n, ask):
     """Asks models at random, the first most often, one request after the other; prints what a request took."""
     chosen = random.Random(7)
@@ -403,8 +530,9 @@ def main():
     parser.add_argument("--remap", action="store_true", help="processes move their memory themselves")
     parser.add_argument("--models", type=int, default=10, help="how many models are asked at random")
     parser.add_argument("--model", type=float, default=12, help="GiB of each of them")
+    parser.add_argument("--times", type=int, default=100, help="how often each kind of program is moved")
     parser.add_argument("--rounds", type=int, default=4, help="how often each of three is woken")
-    parts = ["cost", "notebook", "frameworks", "turns", "models", "swap"]
+    parts = ["cost", "notebook", "frameworks", "turns", "models", "swap", "hundred"]
     parser.add_argument("--only", nargs="+", choices=parts, default=parts[:4], help="which parts")
     args = parser.parse_args()
     Case.remap = args.remap
@@ -416,6 +544,7 @@ def main():
         "notebook": lambda: notebook(out, args.small, args.quota + 10),
         "frameworks": lambda: frameworks(out, args.small / 5, args.quota + 5, args.seconds * 2 // 3),
         "turns": lambda: turns(out, args.size, args.quota, args.seconds),
+        "hundred": lambda: hundred(out, args.small / 5, args.times),
         "swap": lambda: swap(out, args.size, args.quota, args.rounds),
         "models": lambda: models(out, args.models, args.model, args.seconds),
     }
