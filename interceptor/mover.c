@@ -174,11 +174,26 @@ static bool others_and_stay(const struct mover *m, uint64_t *others, uint64_t *s
 	return true;
 }
 
+/* On all devices. */
+static uint64_t held_in_all(void)
+{
+	struct process *process = process_seen();
+	uint64_t sum = 0;
+
+	lock_take(&process->account_lock);
+	for (size_t i = 0; i < LEDGER_DEVICES; i++)
+		sum += process->held[i].account.slice.held;
+	lock_give(&process->account_lock);
+	return sum;
+}
+
 /* Is too much of what the process holds no piece? */
 static bool is_few(const struct mover *m)
 {
 	uint64_t others, stay;
 
+	if (!m->count)
+		return held_in_all() != 0;
 	return !others_and_stay(m, &others, &stay) || (others > m->bytes / 3 && others > stay);
 }
 
@@ -324,7 +339,7 @@ static bool wait_for_work(void)
 {
 	uint64_t handles[CONTEXTS];
 	size_t count = context_list(handles, CONTEXTS);
-	bool well = count > 0 && count <= CONTEXTS;
+	bool well = count <= CONTEXTS;
 
 	for (size_t i = 0; well && i < count; i++) {
 		well = enter(handles[i]);

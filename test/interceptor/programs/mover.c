@@ -27,6 +27,7 @@
 CUresult cuInit(unsigned int);
 CUresult cuDeviceGetUuid_v2(CUuuid *, CUdevice);
 CUresult cuDevicePrimaryCtxRetain(CUcontext *, CUdevice);
+CUresult cuDevicePrimaryCtxRelease_v2(CUdevice);
 CUresult cuCtxCreate_v2(CUcontext *, unsigned int, CUdevice);
 CUresult cuCtxDestroy_v2(CUcontext);
 CUresult cuCtxSetCurrent(CUcontext);
@@ -444,6 +445,27 @@ static void move_few(pid_t child)
 	set(&control->over, 1);
 }
 
+/* As a program's helpers do, which look what devices there are. */
+static void hold_nothing(void)
+{
+	attach();
+	EXPECT(cuDevicePrimaryCtxRelease_v2(0) == CUDA_SUCCESS);
+	EXPECT(charged() == 0);
+	set(&control->ready, 1);
+	WAIT_UNTIL(get(&control->over));
+}
+
+static void move_nothing(pid_t child)
+{
+	(void)child;
+	WAIT_UNTIL(get(&control->ready));
+	shut();
+	EXPECT(move_to(LEDGER_ASIDE) == LEDGER_MOVE_DONE && place() == LEDGER_ASIDE);
+	EXPECT(move_to(LEDGER_RUNNING) == LEDGER_MOVE_DONE && place() == LEDGER_RUNNING);
+	set_away(0);
+	set(&control->over, 1);
+}
+
 /* Somebody outside takes the room: what does not come back is in host memory still. */
 static void move_to_a_full_card(pid_t child)
 {
@@ -628,6 +650,7 @@ static const struct {
     {"part", keep_and_check, move_a_part},
     {"again", use_all, move_again_and_again},
     {"few", keep_a_pool, move_few},
+    {"nothing", hold_nothing, move_nothing},
     {"full", keep_and_check, move_to_a_full_card},
     {"contexts", end_contexts, see_contexts_end},
     {"lend", lend, NULL},
