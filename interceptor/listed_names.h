@@ -166,7 +166,6 @@ static const char listed_names[] =
     "cuModuleGetGlobal_v2\0"
     "cuModuleGetSurfRef\0"
     "cuModuleGetTexRef\0"
-    "cuMulticastAddDevice\0"
     "cuMulticastGetGranularity\0"
     "cuStreamAttachMemAsync\0"
     "cuStreamAttachMemAsync_ptsz\0"
@@ -190,7 +189,7 @@ static const uint16_t listed_name_at[] = {
     3013, 3047, 3086, 3109, 3137, 3151, 3166, 3187, 3217, 3235, 3256, 3271,
     3297, 3326, 3344, 3362, 3383, 3403, 3426, 3459, 3478, 3501, 3520, 3539,
     3563, 3585, 3612, 3636, 3665, 3688, 3712, 3727, 3752, 3790, 3826, 3851,
-    3869, 3890, 3909, 3927, 3948, 3974, 3997, 4025, 4041, 4060, 4077, 4097,
+    3869, 3890, 3909, 3927, 3953, 3976, 4004, 4020, 4039, 4056, 4076,
 };
 
 static const char listed_families[] =

@@ -125,6 +125,20 @@ static bool is_reserved(CUdeviceptr start, size_t size)
 	return range && size <= range->size && start - range->start <= range->size - size;
 }
 
+/* The memory's bytes are at `start`, too, from now on. */
+static bool show_bytes(struct physical *physical, CUdeviceptr start, size_t size)
+{
+	struct range *range = ranges_at(&allocations, physical->filled);
+	bool mapped =
+	    range && range->kind == RANGE_MAPPED && mapping_of(range)->physical == physical;
+
+	if (mapped || physical->shared)
+		return address_share(physical->filled, start, size, &physical->shared);
+	if (physical->filled != start) /* else it is mapped where it was before */
+		address_forget(start, size);
+	return true;
+}
+
 static CUresult map(CUdeviceptr start, size_t size, size_t offset, struct physical *physical)
 {
 	struct mapping *mapping;
@@ -145,8 +159,11 @@ static CUresult map(CUdeviceptr start, size_t size, size_t offset, struct physic
 		free(mapping);
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
-	if (physical->filled != start) /* else it is mapped where it was before */
-		address_forget(start, size);
+	if (!show_bytes(physical, start, size)) {
+		physical_unmap(physical);
+		free(mapping);
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
 	physical->filled = start;
 	if (!ranges_add(&allocations, &mapping->range)) {
 		physical_unmap(physical);
@@ -297,6 +314,23 @@ CUDA_API CUresult cuMemSetAccess(CUdeviceptr start, size_t size, const CUmemAcce
 			    device_at(list[i].location.id))
 				mapping->access[list[i].location.id] = list[i].flags;
 	}
+	return driver_leave(CUDA_SUCCESS);
+}
+
+/* Of any address in a mapping. The host has access to none of the card's memory. */
+CUDA_API CUresult cuMemGetAccess(unsigned long long *flags, const CUmemLocation *location,
+                                 CUdeviceptr address)
+{
+	CUresult result = driver_enter();
+	struct range *range;
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	range = ranges_at(&allocations, address);
+	if (!flags || !location || location->type != CU_MEM_LOCATION_TYPE_DEVICE ||
+	    !device_at(location->id) || !range || range->kind != RANGE_MAPPED)
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	*flags = (unsigned long long)mapping_of(range)->access[location->id];
 	return driver_leave(CUDA_SUCCESS);
 }
 

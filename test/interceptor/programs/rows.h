@@ -91,7 +91,6 @@ CUresult cuMemPoolImportPointer(CUdeviceptr *pointer, CUmemoryPool pool,
 CUresult cuExternalMemoryGetMappedBuffer(CUdeviceptr *pointer, CUexternalMemory memory,
                                          const CUDA_EXTERNAL_MEMORY_BUFFER_DESC *description);
 CUresult cuArrayGetSparseProperties(CUDA_ARRAY_SPARSE_PROPERTIES *properties, CUarray array);
-CUresult cuMulticastAddDevice(CUmemGenericAllocationHandle multicast, CUdevice device);
 CUresult cuDeviceGetDevResource(CUdevice device, CUdevResource *resource, int type);
 CUresult cuDevSmResourceSplitByCount(CUdevResource *groups, unsigned int *count,
                                      const CUdevResource *whole, CUdevResource *rest,
