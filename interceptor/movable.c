@@ -21,7 +21,10 @@ bool movable_suits(const CUmemAllocationProp *properties, unsigned long long fla
 {
 	static const CUmemAllocationProp none;
 
-	return moves() && process_has_one_device() && !flags &&
+	if (!moves())
+		return false;
+	(void)process_current_ordinal(); /* which learns how many devices there are */
+	return process_has_one_device() && !flags &&
 	       properties->type == CU_MEM_ALLOCATION_TYPE_PINNED &&
 	       properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE &&
 	       !properties->win32HandleMetaData &&
