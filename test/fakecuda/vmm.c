@@ -8,7 +8,9 @@
 #include "driver.h"
 #include "physical.h"
 
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 struct mapping {
 	struct range range;
@@ -272,6 +274,19 @@ void vmm_work_done(void)
 	waits++;
 }
 
+/* Whether that call fails now where the card may only read: README.md. */
+static bool fails(const char *call, int access)
+{
+	const char *path = getenv("FAKECUDA_VMM_FAULT");
+	FILE *file = path && access == CU_MEM_ACCESS_FLAGS_PROT_READ ? fopen(path, "r") : NULL;
+	char text[32] = "";
+	bool is = file && fgets(text, sizeof(text), file) && strcmp(text, call) == 0;
+
+	if (file)
+		fclose(file);
+	return is;
+}
+
 /* Any reserved range: many mappings, gaps between them, even none at all. */
 CUDA_API CUresult cuMemUnmap(CUdeviceptr start, size_t size)
 {
@@ -286,6 +301,8 @@ CUDA_API CUresult cuMemUnmap(CUdeviceptr start, size_t size)
 	while ((range = ranges_overlapping(&allocations, start, size))) {
 		struct mapping *mapping = mapping_of(range);
 
+		if (fails("cuMemUnmap", mapping->access[0]))
+			return driver_leave(CUDA_ERROR_UNKNOWN);
 		if (mapping->filler && mapping->filled_after == waits)
 			context_fault(CUDA_ERROR_ILLEGAL_ADDRESS);
 		ranges_remove(&allocations, &mapping->range);
@@ -306,6 +323,8 @@ CUDA_API CUresult cuMemSetAccess(CUdeviceptr start, size_t size, const CUmemAcce
 		return result;
 	if (!size || !list || !count || !is_whole_mappings(start, size))
 		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	if (fails("cuMemSetAccess", list->flags))
+		return driver_leave(CUDA_ERROR_UNKNOWN);
 	while (size) {
 		struct mapping *mapping = walk(&start, &size);
 

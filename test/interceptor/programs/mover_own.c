@@ -426,10 +426,63 @@ static void lend(void)
 	EXPECT(cuMemRelease(mapped) == CUDA_SUCCESS && cuMemRelease(sent) == CUDA_SUCCESS);
 }
 
+/* The driver fails in the middle of an object: that is as it was. */
+static void map_thrice(void)
+{
+	CUmemGenericAllocationHandle handle;
+	CUdeviceptr at[3];
+
+	attach();
+	handle = make(32 * MIB, 0);
+	at[0] = map_alone(handle, 32 * MIB, &both_ways);
+	at[1] = map_alone(handle, 32 * MIB, &read_only);
+	at[2] = map_alone(handle, 32 * MIB, &both_ways);
+	write_marks(3, at[0], 32 * MIB);
+	set(&control->ready, 1);
+	WAIT_UNTIL(get(&control->over));
+	for (int i = 0; i < 3; i++) {
+		EXPECT(has_marks(3, at[i], 32 * MIB));
+		EXPECT(access_at(at[i]) == (i == 1 ? CU_MEM_ACCESS_FLAGS_PROT_READ
+		                                   : CU_MEM_ACCESS_FLAGS_PROT_READWRITE));
+		unmap_alone(at[i], 32 * MIB);
+	}
+	EXPECT(cuMemRelease(handle) == CUDA_SUCCESS);
+}
+
+static void fail_with(const char *call)
+{
+	FILE *file = fopen(getenv("FAKECUDA_VMM_FAULT"), "w");
+
+	EXPECT(file && fputs(call, file) >= 0 && fclose(file) == 0);
+}
+
+static void move_with_faults(pid_t child)
+{
+	long long full;
+
+	(void)child;
+	WAIT_UNTIL(get(&control->ready));
+	full = used();
+	shut();
+	fail_with("cuMemUnmap");
+	EXPECT(move_to(LEDGER_ASIDE) == LEDGER_MOVE_DRIVER && place() == LEDGER_LOCKED);
+	EXPECT(used() == full);
+	fail_with("cuMemSetAccess");
+	EXPECT(move_to(LEDGER_ASIDE) == LEDGER_MOVE_DONE && place() == LEDGER_ASIDE);
+	EXPECT(full - used() == (long long)(32 * MIB));
+	EXPECT(move_to(LEDGER_LOCKED) == LEDGER_MOVE_DRIVER && place() == LEDGER_ASIDE);
+	EXPECT(full - used() == (long long)(32 * MIB));
+	fail_with("");
+	EXPECT(move_to(LEDGER_RUNNING) == LEDGER_MOVE_DONE && used() == full);
+	set_away(0);
+	set(&control->over, 1);
+}
+
 const struct mover_case own_cases[] = {{"own", keep_segment, move_segment},
                                        {"own-again", use_all, move_again_and_again},
                                        {"own-full", keep_and_check, move_to_a_full_card},
                                        {"own-lent", lend, move_few},
+                                       {"own-fault", map_thrice, move_with_faults},
                                        {"own-released", go_on_alone, release},
                                        {"own-killed", keep_and_check, move_and_kill},
                                        {"own-fork", fork_and_check, move_twice},
