@@ -5,6 +5,9 @@
 #include "say.h"
 #include "state.h"
 
+#include <errno.h>
+#include <unistd.h>
+
 #define ENDED 64 /* so many are ended at one time */
 
 static struct movables *movables(void)
@@ -17,11 +20,27 @@ static bool moves(void)
 	return __atomic_load_n(&process_seen()->gate.moves, __ATOMIC_ACQUIRE);
 }
 
+/* Whether this process sees a device that reaches memory of the card past the driver: network
+ * cards, and what copies to and from it by itself. */
+static bool is_reached(void)
+{
+	static const char *const devices[] = {"/dev/infiniband", "/dev/hfi1_0", "/dev/gdrdrv",
+	                                      "/dev/nvidia-fs0"};
+	int saved = errno;
+	bool any = false;
+
+	for (size_t i = 0; i < sizeof(devices) / sizeof(*devices) && !any; i++)
+		any = access(devices[i], F_OK) == 0;
+	errno = saved;
+	return any;
+}
+
 bool movable_suits(const CUmemAllocationProp *properties, unsigned long long flags)
 {
-	static const CUmemAllocationProp none;
+	const CUmemAllocationProp none = {.allocFlags.gpuDirectRDMACapable =
+	                                      properties->allocFlags.gpuDirectRDMACapable};
 
-	if (!moves())
+	if (!moves() || (none.allocFlags.gpuDirectRDMACapable && is_reached()))
 		return false;
 	(void)process_current_ordinal(); /* which learns how many devices there are */
 	return process_has_one_device() && !flags &&

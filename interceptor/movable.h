@@ -8,8 +8,9 @@
  *
  * What moves is an object that is mapped as a whole somewhere, where its device may write to it.
  * What was ever exported, or bound to anything but addresses, stays. Handles of all else (imports,
- * memory of the host, compressed memory, tile pools, multicast objects; all of a process that does
- * not move itself) are the driver's own.
+ * memory of the host, compressed memory, tile pools, multicast objects; what is for GPUDirect RDMA,
+ * if the process sees a device for that; all of a process that does not move itself) are the
+ * driver's own. (PyTorch and vLLM ask for RDMA whenever the card can do it.)
  *
  * The functions below that bear the names of the driver's stand in for those: each passes the gate
  * once, as a whole. What is charged is object.h's affair, to whom such a number is a handle as any.

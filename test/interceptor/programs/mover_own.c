@@ -41,10 +41,15 @@ static const CUmemAccessDesc both_ways = {{CU_MEM_LOCATION_TYPE_DEVICE, 0},
 static const CUmemAccessDesc read_only = {{CU_MEM_LOCATION_TYPE_DEVICE, 0},
                                           CU_MEM_ACCESS_FLAGS_PROT_READ};
 
+/* May network cards reach it? Where the process sees one, it stays. */
+static bool rdma;
+
 static CUmemGenericAllocationHandle make(size_t bytes, int types)
 {
-	CUmemAllocationProp properties = {
-	    .type = CU_MEM_ALLOCATION_TYPE_PINNED, .requestedHandleTypes = types, .location = card};
+	CUmemAllocationProp properties = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+	                                  .requestedHandleTypes = types,
+	                                  .location = card,
+	                                  .allocFlags.gpuDirectRDMACapable = rdma};
 	CUmemGenericAllocationHandle handle = 0;
 
 	EXPECT(cuMemCreate(&handle, bytes, &properties, 0) == CUDA_SUCCESS);
@@ -90,7 +95,7 @@ static int types_of(CUmemGenericAllocationHandle handle)
 
 	EXPECT(cuMemGetAllocationPropertiesFromHandle(&told, handle) == CUDA_SUCCESS);
 	EXPECT(told.type == CU_MEM_ALLOCATION_TYPE_PINNED && told.location.type == card.type &&
-	       told.location.id == 0);
+	       told.location.id == 0 && told.allocFlags.gpuDirectRDMACapable == rdma);
 	return told.requestedHandleTypes;
 }
 
@@ -360,6 +365,32 @@ static void go_on_alone(void)
 	end_segment();
 }
 
+static bool sees_a_network(void)
+{
+	return access("/dev/infiniband", F_OK) == 0 || access("/dev/hfi1_0", F_OK) == 0 ||
+	       access("/dev/gdrdrv", F_OK) == 0 || access("/dev/nvidia-fs0", F_OK) == 0;
+}
+
+static void keep_for_rdma(void)
+{
+	rdma = true;
+	keep_and_check();
+}
+
+static void move_unless_reached(pid_t child)
+{
+	(void)child;
+	WAIT_UNTIL(get(&control->ready));
+	shut();
+	EXPECT(move_to(LEDGER_ASIDE) == (sees_a_network() ? LEDGER_MOVE_FEW : LEDGER_MOVE_DONE));
+	EXPECT(place() == (sees_a_network() ? LEDGER_RUNNING : LEDGER_ASIDE));
+	EXPECT(move_to(LEDGER_RUNNING) == LEDGER_MOVE_DONE);
+	set_away(0);
+	set(&control->over, 1);
+	WAIT_UNTIL(get(&control->ready) == 2);
+	set(&control->over, 2);
+}
+
 /* A forked child has none of it, and takes none of it away. */
 static void fork_and_check(void)
 {
@@ -483,6 +514,7 @@ const struct mover_case own_cases[] = {{"own", keep_segment, move_segment},
                                        {"own-full", keep_and_check, move_to_a_full_card},
                                        {"own-lent", lend, move_few},
                                        {"own-fault", map_thrice, move_with_faults},
+                                       {"own-rdma", keep_for_rdma, move_unless_reached},
                                        {"own-released", go_on_alone, release},
                                        {"own-killed", keep_and_check, move_and_kill},
                                        {"own-fork", fork_and_check, move_twice},
