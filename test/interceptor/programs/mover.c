@@ -428,7 +428,7 @@ static void keep_a_pool(void)
 	WAIT_UNTIL(get(&control->over));
 }
 
-void move_few(pid_t child)
+static void move_few(pid_t child)
 {
 	(void)child;
 	WAIT_UNTIL(get(&control->ready));

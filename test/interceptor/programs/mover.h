@@ -23,7 +23,6 @@ enum ledger_move_failure move_to(enum ledger_place place);
 void shut(void);      /* the gate, and nobody is behind it */
 long long used(void); /* of the whole card, by NVML */
 void move_again_and_again(pid_t child);
-void move_few(pid_t child);
 void move_to_a_full_card(pid_t child);
 void move_and_kill(pid_t child);
 void release(pid_t child);

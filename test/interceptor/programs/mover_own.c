@@ -425,6 +425,33 @@ static void move_twice(pid_t child)
 	}
 }
 
+/* All but so much goes, the largest first. */
+static void part_goes(uint64_t stay, long long full, uint64_t goes)
+{
+	__atomic_store_n(&ledger->device[0].stay, stay, __ATOMIC_SEQ_CST);
+	EXPECT(move_to(LEDGER_ASIDE) == LEDGER_MOVE_DONE && place() == LEDGER_ASIDE);
+	EXPECT(full - used() == (long long)goes);
+}
+
+static void move_a_part(pid_t child)
+{
+	long long full;
+
+	(void)child;
+	WAIT_UNTIL(get(&control->ready));
+	full = used();
+	shut();
+	part_goes(charged() - 30 * MIB, full, 32 * MIB);
+	part_goes(charged() - 60 * MIB, full, 72 * MIB);
+	EXPECT(move_to(LEDGER_LOCKED) == LEDGER_MOVE_DONE && used() == full);
+	part_goes(0, full, MOVE);
+	EXPECT(move_to(LEDGER_RUNNING) == LEDGER_MOVE_DONE && used() == full);
+	set_away(0);
+	set(&control->over, 1);
+	WAIT_UNTIL(get(&control->ready) == 2);
+	set(&control->over, 2);
+}
+
 /* What somebody else may hold never moves: most of what this process has. */
 static void lend(void)
 {
@@ -509,10 +536,26 @@ static void move_with_faults(pid_t child)
 	set(&control->over, 1);
 }
 
+static void move_what_is_not_lent(pid_t child)
+{
+	long long full;
+
+	(void)child;
+	WAIT_UNTIL(get(&control->ready));
+	full = used();
+	shut();
+	EXPECT(move_to(LEDGER_LOCKED) == LEDGER_MOVE_FEW && place() == LEDGER_RUNNING);
+	part_goes(charged() - 8 * MIB, full, 8 * MIB);
+	EXPECT(move_to(LEDGER_RUNNING) == LEDGER_MOVE_DONE && place() == LEDGER_RUNNING);
+	set_away(0);
+	set(&control->over, 1);
+}
+
 const struct mover_case own_cases[] = {{"own", keep_segment, move_segment},
                                        {"own-again", use_all, move_again_and_again},
                                        {"own-full", keep_and_check, move_to_a_full_card},
-                                       {"own-lent", lend, move_few},
+                                       {"own-lent", lend, move_what_is_not_lent},
+                                       {"own-part", keep_and_check, move_a_part},
                                        {"own-fault", map_thrice, move_with_faults},
                                        {"own-rdma", keep_for_rdma, move_unless_reached},
                                        {"own-released", go_on_alone, release},
