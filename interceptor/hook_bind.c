@@ -44,7 +44,7 @@ static CUarrayMapInfo *driver_list(CUarrayMapInfo *list, unsigned int count)
 {
 	CUarrayMapInfo *copy = list;
 
-	for (unsigned int i = 0; list && i < count; i++) {
+	for (unsigned int i = 0; i < count; i++) {
 		if (list[i].memOperationType != CU_MEM_OPERATION_TYPE_MAP ||
 		    !movable_is(list[i].memHandle.memHandle))
 			continue;
@@ -69,10 +69,13 @@ static CUresult map_array(CUresult (*call)(CUarrayMapInfo *list, unsigned int co
                                            CUstream stream),
                           CUarrayMapInfo *list, unsigned int count, CUstream stream)
 {
-	CUarrayMapInfo *real = driver_list(list, count);
+	CUarrayMapInfo *real;
 	CUresult result;
 
-	if (list && !real)
+	if (!list)
+		return call(list, count, stream);
+	real = driver_list(list, count);
+	if (!real)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	result = call(real, count, stream);
 	if (real != list)
