@@ -4,8 +4,12 @@
  * binding holds the memory as a mapping does, even when all its handles are released (driver
  * observation for tiles, H100, 580.159.04; NVIDIA's documentation for multicast objects).
  */
+#include "movable.h"
 #include "object.h"
 #include "table.h"
+
+#include <string.h>
+#include <sys/mman.h>
 
 static uint64_t mix(uint64_t hash, uint64_t word)
 {
@@ -34,6 +38,29 @@ static uint64_t part_of(const void *data, CUdevice ordinal)
 	return hash ? hash : 1;
 }
 
+/* The driver's handles in the list: in the program's own, or, if it has numbers of ours, in a copy;
+ * NULL: there is no memory for that. */
+static CUarrayMapInfo *driver_list(CUarrayMapInfo *list, unsigned int count)
+{
+	CUarrayMapInfo *copy = list;
+
+	for (unsigned int i = 0; i < count; i++) {
+		if (list[i].memOperationType != CU_MEM_OPERATION_TYPE_MAP ||
+		    !movable_is(list[i].memHandle.memHandle))
+			continue;
+		if (copy == list) {
+			copy = mmap(NULL, count * sizeof(*copy), PROT_READ | PROT_WRITE,
+			            MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+			if (copy == MAP_FAILED)
+				return NULL;
+			memcpy(copy, list, count * sizeof(*copy));
+		}
+		copy[i].memHandle.memHandle =
+		    movable_stay(list[i].memHandle.memHandle, "a sparse array");
+	}
+	return copy;
+}
+
 /*
  * The work is done when the stream gets there, which nobody can ask. What is mapped is held from
  * now on; what is unmapped is given back now, and driver truth sees the difference until then.
@@ -42,8 +69,17 @@ static CUresult map_array(CUresult (*call)(CUarrayMapInfo *list, unsigned int co
                                            CUstream stream),
                           CUarrayMapInfo *list, unsigned int count, CUstream stream)
 {
-	CUresult result = call(list, count, stream);
+	CUarrayMapInfo *real;
+	CUresult result;
 
+	if (!list)
+		return call(list, count, stream);
+	real = driver_list(list, count);
+	if (!real)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	result = call(real, count, stream);
+	if (real != list)
+		munmap(real, count * sizeof(*real));
 	for (unsigned int i = 0; result == CUDA_SUCCESS && i < count; i++) {
 		const CUarrayMapInfo *info = &list[i];
 
@@ -77,6 +113,18 @@ CUresult cuMulticastCreate(CUmemGenericAllocationHandle *handle,
 	return result;
 }
 
+/* The driver's handle. (Of a multicast object it is the program's, too.) */
+#define MULTICAST "a multicast object"
+static CUmemGenericAllocationHandle given(CUmemGenericAllocationHandle handle)
+{
+	return movable_stay(handle, MULTICAST);
+}
+
+CUresult cuMulticastAddDevice(CUmemGenericAllocationHandle multicast, CUdevice device)
+{
+	return DRIVER(cuMulticastAddDevice)(given(multicast), device);
+}
+
 /* A place in a multicast object. Each of its devices has bindings of its own at the same offsets;
  * the older entry points take the device, here -1, from the memory. */
 struct place {
@@ -107,23 +155,25 @@ CUresult cuMulticastBindMem(CUmemGenericAllocationHandle multicast, size_t offse
                             CUmemGenericAllocationHandle handle, size_t from, size_t bytes,
                             unsigned long long flags)
 {
-	return bound(DRIVER(cuMulticastBindMem)(multicast, offset, handle, from, bytes, flags),
-	             &(struct place){multicast, -1, offset}, handle, 0);
+	return bound(
+	    DRIVER(cuMulticastBindMem)(given(multicast), offset, given(handle), from, bytes, flags),
+	    &(struct place){multicast, -1, offset}, handle, 0);
 }
 
 CUresult cuMulticastBindMem_v2(CUmemGenericAllocationHandle multicast, CUdevice device,
                                size_t offset, CUmemGenericAllocationHandle handle, size_t from,
                                size_t bytes, unsigned long long flags)
 {
-	return bound(
-	    DRIVER(cuMulticastBindMem_v2)(multicast, device, offset, handle, from, bytes, flags),
-	    &(struct place){multicast, device, offset}, handle, 0);
+	return bound(DRIVER(cuMulticastBindMem_v2)(given(multicast), device, offset, given(handle),
+	                                           from, bytes, flags),
+	             &(struct place){multicast, device, offset}, handle, 0);
 }
 
 CUresult cuMulticastBindAddr(CUmemGenericAllocationHandle multicast, size_t offset,
                              CUdeviceptr address, size_t bytes, unsigned long long flags)
 {
-	return bound(DRIVER(cuMulticastBindAddr)(multicast, offset, address, bytes, flags),
+	movable_stay_at(address, bytes, MULTICAST);
+	return bound(DRIVER(cuMulticastBindAddr)(given(multicast), offset, address, bytes, flags),
 	             &(struct place){multicast, -1, offset}, 0, address);
 }
 
@@ -131,15 +181,16 @@ CUresult cuMulticastBindAddr_v2(CUmemGenericAllocationHandle multicast, CUdevice
                                 size_t offset, CUdeviceptr address, size_t bytes,
                                 unsigned long long flags)
 {
+	movable_stay_at(address, bytes, MULTICAST);
 	return bound(
-	    DRIVER(cuMulticastBindAddr_v2)(multicast, device, offset, address, bytes, flags),
+	    DRIVER(cuMulticastBindAddr_v2)(given(multicast), device, offset, address, bytes, flags),
 	    &(struct place){multicast, device, offset}, 0, address);
 }
 
 CUresult cuMulticastUnbind(CUmemGenericAllocationHandle multicast, CUdevice device, size_t offset,
                            size_t bytes)
 {
-	CUresult result = DRIVER(cuMulticastUnbind)(multicast, device, offset, bytes);
+	CUresult result = DRIVER(cuMulticastUnbind)(given(multicast), device, offset, bytes);
 
 	if (result == CUDA_SUCCESS)
 		objects_unbind(multicast, device, offset, bytes);

@@ -16,6 +16,7 @@
 #include "context.h"
 #include "grant.h"
 #include "hold.h"
+#include "movable.h"
 #include "object.h"
 #include "piece.h"
 #include "pool.h"
@@ -109,6 +110,7 @@ CUresult cuMemGetHandleForAddressRange(void *handle, CUdeviceptr pointer, size_t
 {
 	if (piece_has(pointer, "cuMemGetHandleForAddressRange"))
 		return CUDA_ERROR_NOT_SUPPORTED;
+	movable_stay_at(pointer, bytes, "cuMemGetHandleForAddressRange");
 	return DRIVER(cuMemGetHandleForAddressRange)(handle, pointer, bytes, type, flags);
 }
 
@@ -174,7 +176,8 @@ CUresult cuIpcCloseMemHandle(CUdeviceptr pointer)
 CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHandle handle,
                                       int type, unsigned long long flags)
 {
-	CUresult result = DRIVER(cuMemExportToShareableHandle)(shareable, handle, type, flags);
+	CUresult result = DRIVER(cuMemExportToShareableHandle)(
+	    shareable, movable_stay(handle, "cuMemExportToShareableHandle"), type, flags);
 
 	if (result != CUDA_SUCCESS)
 		return result;

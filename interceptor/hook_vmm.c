@@ -5,6 +5,7 @@
  * still holds it). Reserved addresses cost nothing.
  */
 #include "grant.h"
+#include "movable.h"
 #include "object.h"
 #include "piece.h"
 #include "table.h"
@@ -21,7 +22,9 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes,
 	ordinal = properties->location.id;
 	if (grant(ordinal, bytes, KIND_MEMORY, ATTACH_CALL_CREATE) != GRANTED)
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	result = DRIVER(cuMemCreate)(handle, bytes, properties, flags);
+	result = movable_suits(properties, flags)
+	             ? movable_create(handle, bytes, properties)
+	             : DRIVER(cuMemCreate)(handle, bytes, properties, flags);
 	if (result != CUDA_SUCCESS) {
 		process_release(ordinal, bytes, KIND_MEMORY);
 		return result;
@@ -37,7 +40,7 @@ CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
 	CUresult result;
 
 	object_release(&releasing, handle);
-	result = DRIVER(cuMemRelease)(handle);
+	result = movable_is(handle) ? movable_release(handle) : DRIVER(cuMemRelease)(handle);
 	object_released(&releasing, handle, result);
 	return result;
 }
@@ -51,7 +54,8 @@ static __attribute__((noinline)) CUresult map(CUdeviceptr address, size_t bytes,
 
 	if (!object_map(&attempt, address, bytes, offset, handle))
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	result = DRIVER(cuMemMap)(address, bytes, offset, handle, flags);
+	result = movable_is(handle) ? movable_map(address, bytes, offset, handle, flags)
+	                            : DRIVER(cuMemMap)(address, bytes, offset, handle, flags);
 	if (result != CUDA_SUCCESS)
 		object_not_mapped(&attempt, address);
 	return result;
@@ -84,7 +88,7 @@ static __attribute__((noinline)) CUresult unmap(CUdeviceptr address, size_t byte
 	CUresult result;
 
 	object_unmap(&unmapping, address, bytes);
-	result = DRIVER(cuMemUnmap)(address, bytes);
+	result = movable_unmap(address, bytes);
 	object_unmapped(&unmapping, result);
 	return result;
 }
@@ -109,6 +113,17 @@ CUresult cuMemUnmap(CUdeviceptr address, size_t bytes)
 	return CUDA_SUCCESS;
 }
 
+/* (Of the host the driver tells the device's own access: an observation.) */
+CUresult cuMemSetAccess(CUdeviceptr address, size_t bytes, const CUmemAccessDesc *list,
+                        size_t count)
+{
+	for (size_t i = 0; list && i < count; i++) {
+		if (list[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE)
+			movable_stay_at(address, bytes, "the host");
+	}
+	return DRIVER(cuMemSetAccess)(address, bytes, list, count);
+}
+
 CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *address)
 {
 	CUresult result;
@@ -116,8 +131,16 @@ CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void 
 	/* As the driver says of what cuMemAlloc made. */
 	if (piece_has((CUdeviceptr)(uintptr_t)address, NULL))
 		return CUDA_ERROR_INVALID_VALUE;
-	result = DRIVER(cuMemRetainAllocationHandle)(handle, address);
+	result = movable_retain(handle, address);
 	if (result == CUDA_SUCCESS)
 		object_retained(*handle, (CUdeviceptr)(uintptr_t)address);
 	return result;
+}
+
+CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *properties,
+                                                CUmemGenericAllocationHandle handle)
+{
+	return movable_is(handle)
+	           ? movable_properties(properties, handle)
+	           : DRIVER(cuMemGetAllocationPropertiesFromHandle)(properties, handle);
 }

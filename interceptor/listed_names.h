@@ -157,7 +157,6 @@ static const char listed_names[] =
     "cuMemPrefetchBatchAsync_ptsz\0"
     "cuMemRangeGetAttribute\0"
     "cuMemRangeGetAttributes\0"
-    "cuMemSetAccess\0"
     "cuMipmappedArrayGetLevel\0"
     "cuMipmappedArrayGetMemoryRequirements\0"
     "cuMipmappedArrayGetSparseProperties\0"
@@ -166,7 +165,6 @@ static const char listed_names[] =
     "cuModuleGetGlobal_v2\0"
     "cuModuleGetSurfRef\0"
     "cuModuleGetTexRef\0"
-    "cuMulticastAddDevice\0"
     "cuMulticastGetGranularity\0"
     "cuStreamAttachMemAsync\0"
     "cuStreamAttachMemAsync_ptsz\0"
@@ -189,8 +187,8 @@ static const uint16_t listed_name_at[] = {
     2801, 2816, 2829, 2845, 2859, 2876, 2896, 2908, 2923, 2938, 2956, 2982,
     3013, 3047, 3086, 3109, 3137, 3151, 3166, 3187, 3217, 3235, 3256, 3271,
     3297, 3326, 3344, 3362, 3383, 3403, 3426, 3459, 3478, 3501, 3520, 3539,
-    3563, 3585, 3612, 3636, 3665, 3688, 3712, 3727, 3752, 3790, 3826, 3851,
-    3869, 3890, 3909, 3927, 3948, 3974, 3997, 4025, 4041, 4060, 4077, 4097,
+    3563, 3585, 3612, 3636, 3665, 3688, 3712, 3737, 3775, 3811, 3836, 3854,
+    3875, 3894, 3912, 3938, 3961, 3989, 4005, 4024, 4041, 4061,
 };
 
 static const char listed_families[] =

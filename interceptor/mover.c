@@ -3,6 +3,7 @@
 
 #include "elf_symbol.h"
 #include "entry.h"
+#include "movable.h"
 #include "piece.h"
 #include "state.h"
 
@@ -128,11 +129,24 @@ static void sort_pieces(struct mover *m)
 	}
 }
 
+/* What can move, as far as the list has room. Memory of cuMemCreate is of no context: any will do.
+ */
+static size_t fill_list(struct mover *m)
+{
+	size_t pieces = block_pieces(0, false, m->list, m->room);
+	size_t room = pieces < m->room ? m->room - pieces : 0;
+	uint64_t owner;
+
+	if (!context_list(&owner, 1))
+		return pieces;
+	return pieces + movable_list(room ? m->list + pieces : NULL, room, owner);
+}
+
 static bool list_pieces(struct mover *m)
 {
 	size_t count;
 
-	while ((count = block_pieces(0, false, m->list, m->room)) > m->room) {
+	while ((count = fill_list(m)) > m->room) {
 		size_t room = 2 * count;
 		size_t each = sizeof(*m->list) + sizeof(*m->aside);
 		void *memory = mmap(NULL, room * each, PROT_READ | PROT_WRITE,
@@ -217,6 +231,18 @@ static void leave(void)
 	(void)BEHIND(cuCtxPopCurrent_v2)(&context);
 }
 
+static CUresult bring(const struct block_at *at)
+{
+	return at->block.piece ? piece_map(at->pointer, at->block.ordinal, at->block.bytes)
+	                       : movable_bring(at->pointer);
+}
+
+static CUresult take(const struct block_at *at)
+{
+	return at->block.piece ? piece_unmap(at->pointer, at->block.bytes)
+	                       : movable_take(at->pointer);
+}
+
 /* Copy a piece, whose bytes are at `offset` of the arena, in its context. */
 static CUresult copy(const struct mover *m, const struct block_at *at, uint64_t offset, bool out)
 {
@@ -245,7 +271,7 @@ static enum ledger_move_failure start(struct mover *m, const struct block_at *at
 	if (out && !grow_arena(m, at->block.ordinal, offset + at->block.bytes))
 		return LEDGER_MOVE_HOST;
 	if (!out) {
-		result = piece_map(at->pointer, at->block.ordinal, at->block.bytes);
+		result = bring(at);
 		if (result != CUDA_SUCCESS)
 			return result == CUDA_ERROR_OUT_OF_MEMORY ? LEDGER_MOVE_DEVICE
 			                                          : LEDGER_MOVE_DRIVER;
@@ -253,7 +279,7 @@ static enum ledger_move_failure start(struct mover *m, const struct block_at *at
 	result = copy(m, at, offset, out);
 	if (result != CUDA_SUCCESS && !out) {
 		(void)BEHIND(cuStreamSynchronize)(PER_THREAD);
-		(void)piece_unmap(at->pointer, at->block.bytes);
+		(void)take(at);
 	}
 	return result == CUDA_SUCCESS ? LEDGER_MOVE_DONE : LEDGER_MOVE_DRIVER;
 }
@@ -270,7 +296,7 @@ static enum ledger_move_failure finish(struct mover *m, size_t first, size_t end
 
 		if (m->aside[i] == out)
 			continue;
-		if (out == copied && piece_unmap(at->pointer, at->block.bytes) != CUDA_SUCCESS)
+		if (out == copied && take(at) != CUDA_SUCCESS)
 			all = false;
 		else if (copied)
 			m->aside[i] = out;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A thread that moves this process's pieces (piece.h) to host memory and back, as the enforcer
- * wants it: see struct ledger_move. Only in elastic slices that move themselves.
+ * A thread that moves this process's pieces (piece.h), and what is like them of the program's own
+ * making (movable.h), to host memory and back, as the enforcer wants it: see struct ledger_move.
+ * Only in elastic slices that move themselves.
  *
  * It moves nothing unless the gate is shut and no call of the driver is under way: then no other
  * thread is in the driver, and none makes, ends or uses a piece. It goes towards what is wanted in

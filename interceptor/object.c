@@ -111,8 +111,9 @@ static void make(CUmemGenericAllocationHandle handle, const struct object *what)
 	struct object *object;
 
 	lock_take(&all->lock);
-	/* What is remembered was begun by objects(). */
-	__atomic_store_n(&all->usual, at_hand.wiped, __ATOMIC_RELAXED);
+	/* What is remembered was begun by objects(). Where memory moves, all pass by movable.h. */
+	__atomic_store_n(&all->usual, at_hand.wiped && !process_seen()->gate.moves,
+	                 __ATOMIC_RELAXED);
 	object = new_object(all);
 	if (object) {
 		begin(all, object, what);

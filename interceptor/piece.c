@@ -6,9 +6,6 @@
 #include "say.h"
 #include "state.h"
 
-/* Passes the gate, and is behind it. */
-#define THROUGH(function) ((__typeof__(&function))gate_of((void *)function))
-
 static CUmemAllocationProp properties_of(CUdevice ordinal)
 {
 	return (CUmemAllocationProp){.type = CU_MEM_ALLOCATION_TYPE_PINNED,

@@ -17,8 +17,10 @@
 /* The least that is made so: smaller memory lies in a block with other. */
 #define PIECE_LEAST BLOCK_BYTES
 
-/* The driver's function behind the gate's stub. */
+/* The driver's function behind the gate's stub; and a function of ours that passes the gate, and is
+ * behind it. */
 #define BEHIND(name) ((__typeof__(&name))gate_behind((void *)DRIVER(name)))
+#define THROUGH(function) ((__typeof__(&function))gate_of((void *)function))
 
 /* Whether memory of that size is made so, of this process. */
 bool piece_suits(CUdevice ordinal, uint64_t bytes);

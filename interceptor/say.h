@@ -24,6 +24,7 @@ enum once {
 	ONCE_UNLISTED = 1 << 8,
 	ONCE_AWAY = 1 << 9,
 	ONCE_LENT = 1 << 10,
+	ONCE_STAYS = 1 << 11,
 };
 
 /* Print "gpuslice: " and the message in one write, the first time that `once` is said. */

@@ -8,6 +8,7 @@
 #include "function.h"
 #include "graph.h"
 #include "hold.h"
+#include "movable.h"
 #include "mover.h"
 #include "nvml_cache.h"
 #include "object.h"
@@ -33,6 +34,7 @@ struct state {
 	struct pools pools;
 	struct graphs graphs;
 	struct nvml_cache nvml;
+	struct movables movables;
 	struct mover mover;
 };
 

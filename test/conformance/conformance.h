@@ -97,6 +97,7 @@ typedef CUmemGenericAllocationHandle CUhandle;
 	X(cuMemMap, (CUdeviceptr, size_t, size_t, CUhandle, unsigned long long))                   \
 	X(cuMemUnmap, (CUdeviceptr, size_t))                                                       \
 	X(cuMemSetAccess, (CUdeviceptr, size_t, const CUmemAccessDesc *, size_t))                  \
+	X(cuMemGetAccess, (unsigned long long *, const CUmemLocation *, CUdeviceptr))              \
 	X(cuMemRetainAllocationHandle, (CUhandle *, void *))                                       \
 	X(cuMemGetAllocationGranularity, (size_t *, const CUmemAllocationProp *, int))             \
 	X(cuArray3DCreate_v2, (CUarray *, const CUDA_ARRAY3D_DESCRIPTOR *))                        \

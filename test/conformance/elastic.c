@@ -163,6 +163,129 @@ static void oversubscribed(void)
 	say_held("oversubscribed.end");
 }
 
+static void say_access(const char *key, int type, CUdeviceptr at)
+{
+	CUmemLocation location = {.type = type};
+	unsigned long long flags = 99;
+	CUresult result = cuMemGetAccess(&flags, &location, at);
+
+	printf("access.%s: %s, %llu\n", key, name_of(result), result == CUDA_SUCCESS ? flags : 0);
+}
+
+static CUresult set_access(CUdeviceptr at, size_t size, int flags)
+{
+	CUmemAccessDesc access = open_to_card;
+
+	access.flags = flags;
+	return cuMemSetAccess(at, size, &access, 1);
+}
+
+/* Who may use a mapping, and what the driver says of it. */
+static void accesses(void)
+{
+	CUhandle handles[2];
+	CUdeviceptr space;
+
+	MUST(cuMemAddressReserve(&space, 4 * PIECE, 0, 0, 0));
+	say_access("reserved", CU_MEM_LOCATION_TYPE_DEVICE, space);
+	for (size_t i = 0; i < 2; i++) {
+		MUST(cuMemCreate(&handles[i], PIECE, &on_card, 0));
+		MUST(cuMemMap(space + i * PIECE, PIECE, 0, handles[i], 0));
+	}
+	say_access("mapped", CU_MEM_LOCATION_TYPE_DEVICE, space);
+	say_access("mapped.host", CU_MEM_LOCATION_TYPE_HOST, space);
+	say_result("access.set_both", set_access(space, 2 * PIECE, 3));
+	say_access("first", CU_MEM_LOCATION_TYPE_DEVICE, space);
+	say_access("inside_second", CU_MEM_LOCATION_TYPE_DEVICE, space + PIECE + 4096);
+	say_access("host", CU_MEM_LOCATION_TYPE_HOST, space);
+	say_result("access.set_read", set_access(space, PIECE, 1));
+	say_access("read", CU_MEM_LOCATION_TYPE_DEVICE, space);
+	say_access("beside_read", CU_MEM_LOCATION_TYPE_DEVICE, space + PIECE);
+	say_result("access.set_none", set_access(space, PIECE, 0));
+	say_access("none", CU_MEM_LOCATION_TYPE_DEVICE, space);
+	say_result("access.set_again", set_access(space, PIECE, 3));
+	say_access("again", CU_MEM_LOCATION_TYPE_DEVICE, space);
+	say_result("access.set_part", set_access(space, 2 * MiB, 3));
+	MUST(cuMemUnmap(space, 2 * PIECE));
+	say_access("unmapped", CU_MEM_LOCATION_TYPE_DEVICE, space);
+	MUST(cuMemMap(space, PIECE, 0, handles[0], 0));
+	say_access("mapped_again", CU_MEM_LOCATION_TYPE_DEVICE, space);
+	drop(space, PIECE, handles[0]);
+	MUST(cuMemRelease(handles[1]));
+	MUST(cuMemAddressFree(space, 4 * PIECE));
+}
+
+#define PART (4 * MiB)
+
+/* What is mapped twice is exchanged for other memory below the same addresses, between two
+ * neighbours that stay: copied out, unmapped, released, created, mapped and copied back. */
+static void exchange(void)
+{
+	static unsigned char was[PART], is[PART];
+	CUdeviceptr space, other;
+	CUhandle left, handle, right;
+
+	before = held();
+	MUST(cuMemAddressReserve(&space, 3 * PART, 0, 0, 0));
+	MUST(cuMemAddressReserve(&other, PART, 0, 0, 0));
+	left = put(space, PART);
+	handle = put(space + PART, PART);
+	right = put(space + 2 * PART, PART);
+	say_result("exchange.map_twice", cuMemMap(other, PART, 0, handle, 0));
+	MUST(set_access(other, PART, 1));
+	MUST(cuMemsetD8_v2(space, 7, 3 * PART));
+	MUST(cuCtxSynchronize());
+	MUST(cuMemcpyDtoH_v2(was, other, PART));
+	printf("exchange.same_bytes: %d\n", was[0] == 7 && was[PART - 1] == 7);
+	say_result("exchange.write_to_read", cuMemcpyHtoD_v2(other, was, PART));
+	for (int round = 0; round < 2; round++) {
+		MUST(cuMemUnmap(other, PART));
+		MUST(cuMemUnmap(space + PART, PART));
+		MUST(cuMemRelease(handle));
+		say_held("exchange.away");
+		MUST(cuMemCreate(&handle, PART, &on_card, 0));
+		MUST(cuMemMap(other, PART, 0, handle, 0));
+		MUST(cuMemMap(space + PART, PART, 0, handle, 0));
+		MUST(set_access(other, PART, 1));
+		MUST(set_access(space + PART, PART, 3));
+		MUST(cuMemcpyHtoD_v2(space + PART, was, PART));
+		MUST(cuMemcpyDtoH_v2(is, other, PART));
+		printf("exchange.back: %d\n", memcmp(was, is, PART) == 0);
+		say_held("exchange.back.held");
+	}
+	MUST(cuMemcpyDtoH_v2(is, space + PART / 2, PART));
+	printf("exchange.across: %d\n", memcmp(was, is, PART) == 0);
+	MUST(cuMemUnmap(other, PART));
+	MUST(cuMemRelease(left));
+	MUST(cuMemRelease(handle));
+	MUST(cuMemRelease(right));
+	MUST(cuMemUnmap(space, 3 * PART));
+	MUST(cuMemAddressFree(space, 3 * PART));
+	MUST(cuMemAddressFree(other, PART));
+	say_held("exchange.end");
+}
+
+/* What PyTorch asks for, and what is told of it. */
+static void asked_for(void)
+{
+	CUmemAllocationProp wanted = on_card, told = {0};
+	CUhandle handle = 0;
+
+	wanted.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+	wanted.allocFlags.gpuDirectRDMACapable = 1;
+	say_result("asked.create", cuMemCreate(&handle, PIECE, &wanted, 0));
+	if (!handle)
+		return;
+	printf("asked.handle_is_an_address: %d\n", handle >> 47 == 0);
+	MUST(cuMemGetAllocationPropertiesFromHandle(&told, handle));
+	printf("asked.told: type %d, handles %d, location %d %d, compression %d, rdma %d, usage "
+	       "%d\n",
+	       told.type, told.requestedHandleTypes, told.location.type, told.location.id,
+	       told.allocFlags.compressionType, told.allocFlags.gpuDirectRDMACapable,
+	       told.allocFlags.usage);
+	MUST(cuMemRelease(handle));
+}
+
 int main(void)
 {
 	start_with_context();
@@ -170,5 +293,8 @@ int main(void)
 	sleep_mode();
 	handles_dropped();
 	oversubscribed();
+	accesses();
+	exchange();
+	asked_for();
 	return 0;
 }

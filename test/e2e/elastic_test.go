@@ -3,6 +3,8 @@
 package e2e
 
 import (
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -141,6 +143,37 @@ func TestAnOrdinaryContainerBeginsWhereAnIdleElasticOneIsMovedAside(t *testing.T
 		t.Errorf("the elastic one is %s", s)
 	}
 	c.works(4 * gib)
+}
+
+// What a program makes and maps itself, as PyTorch's expandable segments do, its process moves itself: its context is
+// left on the device, and little beside, since who wants the room wants nearly all.
+func TestMemoryThatAProgramMapsItselfIsMovedByItsProcess(t *testing.T) {
+	h := newHostBy(t, api.Intercept, quickRemaps, smallCard)
+	w := h.elastic("5G").works(3*gib, "maps")
+	idle := filepath.Join(w.Dir, "fake", w.file+".idle")
+	for range 3 {
+		h.Must(os.WriteFile(idle, nil, 0o644))
+		time.Sleep(1500 * time.Millisecond) // calls are looked for once a second
+		c := h.newContainer(map[string]string{"gpuslice.vram": "7600M"}, "/bin/sleep", "600")
+		c.run()
+		h.Eventually("little is left on the device, and that by the process itself", func() bool {
+			s, err := h.Client.Slice(t.Context(), w.id)
+			h.Must(err)
+			if s.State != api.Evicted || len(s.Processes) != 1 || len(s.Processes[0].Devices) != 1 {
+				return false
+			}
+			p := s.Processes[0].Devices[0]
+			return p.Suspended > 5*gib/2 && p.Driver != nil && *p.Driver > 0 && *p.Driver < stayOnDevice
+		})
+		if out := h.mustRun("inspect", w.id); !strings.Contains(out, "GiB in host memory") {
+			t.Errorf("inspect does not show it:\n%s", out)
+		}
+		if out, err := c.output(c.runtime("delete", "--force", c.id)); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		h.Must(os.Remove(idle))
+		w.goesOn()
+	}
 }
 
 func TestAPoolIsMadeWhereAnIdleElasticContainerIsMovedAside(t *testing.T) {

@@ -4,6 +4,7 @@
 
 #include <search.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #ifndef MAP_FIXED_NOREPLACE
@@ -59,9 +60,31 @@ bool address_back(CUdeviceptr start, size_t size)
 	return mprotect((void *)first, end - first, PROT_READ | PROT_WRITE) == 0;
 }
 
+static bool place(CUdeviceptr start, size_t size, int flags, int file)
+{
+	return mmap((void *)(uintptr_t)start, size, PROT_NONE, flags | MAP_NORESERVE | MAP_FIXED,
+	            file, 0) != MAP_FAILED;
+}
+
+bool address_share(CUdeviceptr start, CUdeviceptr other, size_t size, int *file)
+{
+	if (!*file) {
+		int made = (int)syscall(SYS_memfd_create, "shared", 1u);
+
+		if (made <= 0 || ftruncate(made, (off_t)size) != 0 || !address_back(start, size) ||
+		    pwrite(made, (void *)(uintptr_t)start, size, 0) != (ssize_t)size ||
+		    !place(start, size, MAP_SHARED, made)) {
+			close(made);
+			return false;
+		}
+		*file = made;
+	}
+	return place(other, size, MAP_SHARED, *file);
+}
+
 void address_forget(CUdeviceptr start, size_t size)
 {
-	(void)madvise((void *)(uintptr_t)start, size, MADV_DONTNEED);
+	(void)place(start, size, MAP_PRIVATE | MAP_ANONYMOUS, -1);
 }
 
 /* Equal means overlapping: a tree of disjoint ranges can then be asked for any address. */

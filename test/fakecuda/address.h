@@ -19,6 +19,9 @@ CUdeviceptr address_reserve_at(CUdeviceptr start, size_t size);
 void address_free(CUdeviceptr start, size_t size);
 /* Host memory behind an address range, so that it can be copied to and from. */
 bool address_back(CUdeviceptr start, size_t size);
+/* Two ranges that are the same bytes from now on: those of the first. `*file` is the memory of
+ * both, 0 if it is none yet. False: there is no memory for that. */
+bool address_share(CUdeviceptr start, CUdeviceptr other, size_t size, int *file);
 /* What was there is gone. */
 void address_forget(CUdeviceptr start, size_t size);
 

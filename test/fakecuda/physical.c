@@ -6,6 +6,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /* Handles are places in this table, plus 1. */
 static struct physical **table;
@@ -148,6 +149,8 @@ static void drop_if_unused(struct physical *physical)
 		multicast_end(physical->multicast);
 	if (physical->handle)
 		table[physical->handle - 1] = NULL;
+	if (physical->shared)
+		close(physical->shared);
 	free(physical);
 }
 

@@ -15,6 +15,7 @@ struct physical {
 	struct device *device; /* NULL: host memory, or a multicast object */
 	uint64_t size;
 	CUdeviceptr filled; /* where its bytes are kept: the address it was mapped at last */
+	int shared;         /* the file that has them, if it was ever mapped twice */
 	CUmemAllocationProp properties;
 	CUmemGenericAllocationHandle handle; /* 0: programs have none */
 	/* The bytes are listed for no process: only tiles were left of what held them. */

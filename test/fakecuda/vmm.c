@@ -8,7 +8,9 @@
 #include "driver.h"
 #include "physical.h"
 
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 struct mapping {
 	struct range range;
@@ -125,6 +127,20 @@ static bool is_reserved(CUdeviceptr start, size_t size)
 	return range && size <= range->size && start - range->start <= range->size - size;
 }
 
+/* The memory's bytes are at `start`, too, from now on. */
+static bool show_bytes(struct physical *physical, CUdeviceptr start, size_t size)
+{
+	struct range *range = ranges_at(&allocations, physical->filled);
+	bool mapped =
+	    range && range->kind == RANGE_MAPPED && mapping_of(range)->physical == physical;
+
+	if (mapped || physical->shared)
+		return address_share(physical->filled, start, size, &physical->shared);
+	if (physical->filled != start) /* else it is mapped where it was before */
+		address_forget(start, size);
+	return true;
+}
+
 static CUresult map(CUdeviceptr start, size_t size, size_t offset, struct physical *physical)
 {
 	struct mapping *mapping;
@@ -145,8 +161,11 @@ static CUresult map(CUdeviceptr start, size_t size, size_t offset, struct physic
 		free(mapping);
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
-	if (physical->filled != start) /* else it is mapped where it was before */
-		address_forget(start, size);
+	if (!show_bytes(physical, start, size)) {
+		physical_unmap(physical);
+		free(mapping);
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
 	physical->filled = start;
 	if (!ranges_add(&allocations, &mapping->range)) {
 		physical_unmap(physical);
@@ -255,6 +274,19 @@ void vmm_work_done(void)
 	waits++;
 }
 
+/* Whether that call fails now where the card may only read: README.md. */
+static bool fails(const char *call, int access)
+{
+	const char *path = getenv("FAKECUDA_VMM_FAULT");
+	FILE *file = path && access == CU_MEM_ACCESS_FLAGS_PROT_READ ? fopen(path, "r") : NULL;
+	char text[32] = "";
+	bool is = file && fgets(text, sizeof(text), file) && strcmp(text, call) == 0;
+
+	if (file)
+		fclose(file);
+	return is;
+}
+
 /* Any reserved range: many mappings, gaps between them, even none at all. */
 CUDA_API CUresult cuMemUnmap(CUdeviceptr start, size_t size)
 {
@@ -269,6 +301,8 @@ CUDA_API CUresult cuMemUnmap(CUdeviceptr start, size_t size)
 	while ((range = ranges_overlapping(&allocations, start, size))) {
 		struct mapping *mapping = mapping_of(range);
 
+		if (fails("cuMemUnmap", mapping->access[0]))
+			return driver_leave(CUDA_ERROR_UNKNOWN);
 		if (mapping->filler && mapping->filled_after == waits)
 			context_fault(CUDA_ERROR_ILLEGAL_ADDRESS);
 		ranges_remove(&allocations, &mapping->range);
@@ -289,6 +323,8 @@ CUDA_API CUresult cuMemSetAccess(CUdeviceptr start, size_t size, const CUmemAcce
 		return result;
 	if (!size || !list || !count || !is_whole_mappings(start, size))
 		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	if (fails("cuMemSetAccess", list->flags))
+		return driver_leave(CUDA_ERROR_UNKNOWN);
 	while (size) {
 		struct mapping *mapping = walk(&start, &size);
 
@@ -297,6 +333,26 @@ CUDA_API CUresult cuMemSetAccess(CUdeviceptr start, size_t size, const CUmemAcce
 			    device_at(list[i].location.id))
 				mapping->access[list[i].location.id] = list[i].flags;
 	}
+	return driver_leave(CUDA_SUCCESS);
+}
+
+/* Of any address in a mapping. The host has access to none of the card's memory. */
+CUDA_API CUresult cuMemGetAccess(unsigned long long *flags, const CUmemLocation *location,
+                                 CUdeviceptr address)
+{
+	CUresult result = driver_enter();
+	struct range *range;
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	range = ranges_at(&allocations, address);
+	if (!flags || !location || !range || range->kind != RANGE_MAPPED ||
+	    (location->type != CU_MEM_LOCATION_TYPE_HOST &&
+	     (location->type != CU_MEM_LOCATION_TYPE_DEVICE || !device_at(location->id))))
+		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	/* Of the host it tells what the device may. */
+	*flags = (unsigned long long)mapping_of(range)
+	             ->access[location->type == CU_MEM_LOCATION_TYPE_HOST ? 0 : location->id];
 	return driver_leave(CUDA_SUCCESS);
 }
 

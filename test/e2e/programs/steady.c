@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * steady BYTES FILE [managed|lends LENT|borrows LENT]: holds so many bytes of device 0, and works:
- * again and again it finds there what it has written before, writes the next number, allocates and
- * frees. FILE has the number; while there is FILE.idle it makes no call. With "managed" it has
- * managed memory beside, with "borrows" the bytes of who "lends" them, whose handle (CUDA's IPC)
- * the file LENT has.
+ * steady BYTES FILE [managed|maps|lends LENT|borrows LENT]: holds so many bytes of device 0, and
+ * works: again and again it finds there what it has written before, writes the next number,
+ * allocates and frees. FILE has the number; while there is FILE.idle it makes no call. With
+ * "managed" it has managed memory beside, with "maps" its memory is of many objects that it maps
+ * side by side itself, as PyTorch's expandable segments are; with "borrows" it has the bytes of who
+ * "lends" them, whose handle (CUDA's IPC) the file LENT has.
  */
 #include <dlfcn.h>
 #include <stdio.h>
@@ -59,6 +60,53 @@ static int borrow(void *driver, const char *path)
 	return failed;
 }
 
+/* CUmemAllocationProp and CUmemAccessDesc, as far as they are used. */
+struct location {
+	int type, id;
+};
+
+struct properties {
+	int type, handles;
+	struct location location;
+	void *none[2];
+};
+
+struct access {
+	struct location location;
+	int flags;
+};
+
+#define PIECE (20ull << 20)
+
+/* As many pieces as are needed, in a range that could take more. Every other handle is released. */
+static int map_pieces(void *driver, unsigned long long *memory, size_t size)
+{
+	static const struct properties properties = {1, 1, {1, 0}, {NULL, NULL}};
+	static const struct access access = {{1, 0}, 3};
+	int (*reserve)(unsigned long long *, size_t, size_t, unsigned long long,
+	               unsigned long long);
+	int (*create)(unsigned long long *, size_t, const struct properties *, unsigned long long);
+	int (*map)(unsigned long long, size_t, size_t, unsigned long long, unsigned long long);
+	int (*set)(unsigned long long, size_t, const struct access *, size_t);
+	int (*release)(unsigned long long);
+	unsigned long long handle;
+	size_t pieces = (size + PIECE - 1) / PIECE;
+
+	*(void **)&reserve = find(driver, "cuMemAddressReserve");
+	*(void **)&create = find(driver, "cuMemCreate");
+	*(void **)&map = find(driver, "cuMemMap");
+	*(void **)&set = find(driver, "cuMemSetAccess");
+	*(void **)&release = find(driver, "cuMemRelease");
+	if (reserve(memory, 2 * pieces * PIECE, 0, 0, 0))
+		return 1;
+	for (size_t i = 0; i < pieces; i++) {
+		if (create(&handle, PIECE, &properties, 0) ||
+		    map(*memory + i * PIECE, PIECE, 0, handle, 0) || (i % 2 && release(handle)))
+			return 1;
+	}
+	return set(*memory, pieces * PIECE, &access, 1);
+}
+
 int main(int count, char **argument)
 {
 	static const struct timespec pause = {.tv_nsec = 10000000};
@@ -72,6 +120,7 @@ int main(int count, char **argument)
 	unsigned long long memory, more;
 	char idle[4096];
 	size_t size;
+	int maps;
 
 	if (!driver || count < 3)
 		return 1;
@@ -85,9 +134,12 @@ int main(int count, char **argument)
 	*(void **)&write_to = find(driver, "cuMemcpyHtoD_v2");
 	*(void **)&read_from = find(driver, "cuMemcpyDtoH_v2");
 	size = strtoull(argument[1], NULL, 10);
-	if (init(0) || retain(&context, 0) || use(context) || alloc(&memory, size))
+	if (init(0) || retain(&context, 0) || use(context))
 		return 1;
-	if (count == 4 && managed(&more, 1 << 20, 1))
+	maps = count == 4 && strcmp(argument[3], "maps") == 0;
+	if (maps ? map_pieces(driver, &memory, size) : alloc(&memory, size))
+		return 1;
+	if (count == 4 && !maps && managed(&more, 1 << 20, 1))
 		return 1;
 	if (count == 5 && (strcmp(argument[3], "lends") == 0 ? lend(driver, memory, argument[4])
 	                                                     : borrow(driver, argument[4])))

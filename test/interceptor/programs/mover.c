@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * mover CASE: a process of an elastic slice that moves its memory itself, the child, and in the
- * parent what tells it to. Linked with standin.c and the simulated driver. Prints what is wrong,
- * and exits 0 if nothing is. `mover used` prints how many bytes the card has in use, `mover fill
- * BYTES` takes as many and keeps them: both natively.
+ * parent what tells it to. Linked with standin.c, mover_own.c and the simulated driver. Prints what
+ * is wrong, and exits 0 if nothing is. `mover used` prints how many bytes the card has in use,
+ * `mover fill BYTES` takes as many and keeps them: both natively.
  */
 #define _GNU_SOURCE
+#include "mover.h"
 #include "cuda_abi.h"
 #include "nvml_abi.h"
-#include "standin.h"
 
 #include <linux/futex.h>
 #include <pthread.h>
@@ -18,7 +18,6 @@
 #include <sys/syscall.h>
 #include <sys/wait.h>
 
-#define MIB (1ull << 20)
 #define QUOTA (448ull << 20)
 #define PIECES 5
 #define OF_PIECES (112 * MIB)
@@ -48,7 +47,7 @@ nvmlReturn_t nvmlDeviceGetMemoryInfo(void *, void *);
 
 static const char *self;
 static bool emulated; /* what the emulator keeps of the process's memory it knows alone */
-static CUcontext context;
+CUcontext context;
 
 /* --- in the parent ---------------------------------------------------------------------------- */
 
@@ -57,7 +56,7 @@ static struct ledger_move *move_of(void)
 	return &ledger->lane[1].move;
 }
 
-static enum ledger_place place(void)
+enum ledger_place place(void)
 {
 	return __atomic_load_n(&move_of()->is, __ATOMIC_SEQ_CST);
 }
@@ -76,7 +75,7 @@ static bool answered(void)
 	       __atomic_load_n(&move_of()->want, __ATOMIC_SEQ_CST);
 }
 
-static enum ledger_move_failure move_to(enum ledger_place place)
+enum ledger_move_failure move_to(enum ledger_place place)
 {
 	want(place);
 	WAIT_UNTIL(answered());
@@ -84,7 +83,7 @@ static enum ledger_move_failure move_to(enum ledger_place place)
 }
 
 /* The gate is shut, and nobody is behind it. */
-static void shut(void)
+void shut(void)
 {
 	set_away(1);
 	WAIT_UNTIL(under_way() == 0);
@@ -112,7 +111,7 @@ static FILE *natively(const char *what, const char *bytes, pid_t *child)
 }
 
 /* Of the whole card, by NVML. */
-static long long used(void)
+long long used(void)
 {
 	char line[32] = "";
 	pid_t child;
@@ -168,7 +167,7 @@ static int fill(size_t bytes)
 
 /* --- in the process --------------------------------------------------------------------------- */
 
-static void attach(void)
+void attach(void)
 {
 	size_t available, total;
 	CUuuid uuid;
@@ -188,7 +187,7 @@ static uint64_t mark(size_t piece, size_t at)
 	return (piece + 1) * 0x9e3779b97f4a7c15ull ^ at;
 }
 
-static void write_marks(size_t piece, CUdeviceptr pointer, size_t bytes)
+void write_marks(size_t piece, CUdeviceptr pointer, size_t bytes)
 {
 	uint64_t *host = malloc(bytes);
 
@@ -201,7 +200,7 @@ static void write_marks(size_t piece, CUdeviceptr pointer, size_t bytes)
 	free(host);
 }
 
-static bool has_marks(size_t piece, CUdeviceptr pointer, size_t bytes)
+bool has_marks(size_t piece, CUdeviceptr pointer, size_t bytes)
 {
 	uint64_t *host = calloc(1, bytes);
 	bool all = true;
@@ -249,7 +248,7 @@ static void free_all(void)
 		EXPECT(cuMemFree_v2(small[i]) == CUDA_SUCCESS);
 }
 
-static uint64_t charged(void)
+uint64_t charged(void)
 {
 	return __atomic_load_n(&ledger->device[0].word.used, __ATOMIC_SEQ_CST);
 }
@@ -389,7 +388,7 @@ static void use_all(void)
 	EXPECT(charged() == before && under_way() == 0);
 }
 
-static void move_again_and_again(pid_t child)
+void move_again_and_again(pid_t child)
 {
 	int aside = 0;
 
@@ -467,7 +466,7 @@ static void move_nothing(pid_t child)
 }
 
 /* Somebody outside takes the room: what does not come back is in host memory still. */
-static void move_to_a_full_card(pid_t child)
+void move_to_a_full_card(pid_t child)
 {
 	char said[16] = "", bytes[24];
 	FILE *filler;
@@ -594,7 +593,7 @@ static void move_who_records(pid_t child)
 	set(&control->over, 3);
 }
 
-static void move_and_kill(pid_t child)
+void move_and_kill(pid_t child)
 {
 	WAIT_UNTIL(get(&control->ready));
 	shut();
@@ -613,7 +612,7 @@ static void go_on_alone(void)
 	free_all();
 }
 
-static void release(pid_t child)
+void release(pid_t child)
 {
 	(void)child;
 	WAIT_UNTIL(get(&control->ready));
@@ -641,28 +640,30 @@ static void fork_and_check(void)
 	WAIT_UNTIL(get(&control->over) == 2);
 }
 
-static const struct {
-	const char *name;
-	void (*in_process)(void);
-	void (*beside)(pid_t child);
-} cases[] = {
-    {"there-and-back", keep_and_check, move_there_and_back},
-    {"part", keep_and_check, move_a_part},
-    {"again", use_all, move_again_and_again},
-    {"few", keep_a_pool, move_few},
-    {"nothing", hold_nothing, move_nothing},
-    {"full", keep_and_check, move_to_a_full_card},
-    {"contexts", end_contexts, see_contexts_end},
-    {"lend", lend, NULL},
-    {"records", record, move_who_records},
-    {"released", go_on_alone, release},
-    {"killed", keep_and_check, move_and_kill},
-    {"fork", fork_and_check, move_there_and_back},
-};
+static const struct mover_case cases[] = {{"there-and-back", keep_and_check, move_there_and_back},
+                                          {"part", keep_and_check, move_a_part},
+                                          {"again", use_all, move_again_and_again},
+                                          {"few", keep_a_pool, move_few},
+                                          {"nothing", hold_nothing, move_nothing},
+                                          {"full", keep_and_check, move_to_a_full_card},
+                                          {"contexts", end_contexts, see_contexts_end},
+                                          {"lend", lend, NULL},
+                                          {"records", record, move_who_records},
+                                          {"released", go_on_alone, release},
+                                          {"killed", keep_and_check, move_and_kill},
+                                          {"fork", fork_and_check, move_there_and_back},
+                                          {0}};
+
+static const struct mover_case *find_case(const struct mover_case *list, const char *name)
+{
+	while (list->name && strcmp(list->name, name) != 0)
+		list++;
+	return list->name ? list : NULL;
+}
 
 int main(int argc, char **argv)
 {
-	size_t i = 0;
+	const struct mover_case *found;
 	int status = 0;
 	pid_t child;
 	bool killed;
@@ -673,18 +674,18 @@ int main(int argc, char **argv)
 		return print_used();
 	if (argc == 3 && strcmp(argv[1], "fill") == 0)
 		return fill(strtoull(argv[2], NULL, 10));
-	while (i < sizeof(cases) / sizeof(*cases) &&
-	       (argc < 2 || strcmp(cases[i].name, argv[1]) != 0))
-		i++;
-	if (i == sizeof(cases) / sizeof(*cases))
+	found = argc < 2 ? NULL : find_case(cases, argv[1]);
+	if (!found && argc == 2)
+		found = find_case(own_cases, argv[1]);
+	if (!found)
 		return 2;
 	standin_begin(QUOTA, true);
 	set(&control->attach_status, ATTACH_OK);
 	set(&control->moves, 1);
-	child = standin_process(cases[i].in_process);
-	if (cases[i].beside)
-		cases[i].beside(child);
-	killed = cases[i].beside == move_and_kill;
+	child = standin_process(found->in_process);
+	if (found->beside)
+		found->beside(child);
+	killed = found->beside == move_and_kill;
 	if (waitpid(child, &status, 0) != child)
 		return 1;
 	if (killed ? !WIFSIGNALED(status) || WTERMSIG(status) != SIGKILL : status) {

@@ -79,8 +79,6 @@ CUresult cuEventDestroy_v2(CUevent event);
 CUresult cuMemAddressReserve(CUdeviceptr *address, size_t bytes, size_t alignment,
                              CUdeviceptr wanted, unsigned long long flags);
 CUresult cuMemAddressFree(CUdeviceptr address, size_t bytes);
-CUresult cuMemSetAccess(CUdeviceptr address, size_t bytes, const CUmemAccessDesc *access,
-                        size_t count);
 CUresult cuMemGetDefaultMemPool(CUmemoryPool *pool, CUmemLocation *location, int type);
 CUresult cuMemGetMemPool(CUmemoryPool *pool, CUmemLocation *location, int type);
 CUresult cuMemPoolExportToShareableHandle(void *shareable, CUmemoryPool pool, int type,
@@ -91,7 +89,6 @@ CUresult cuMemPoolImportPointer(CUdeviceptr *pointer, CUmemoryPool pool,
 CUresult cuExternalMemoryGetMappedBuffer(CUdeviceptr *pointer, CUexternalMemory memory,
                                          const CUDA_EXTERNAL_MEMORY_BUFFER_DESC *description);
 CUresult cuArrayGetSparseProperties(CUDA_ARRAY_SPARSE_PROPERTIES *properties, CUarray array);
-CUresult cuMulticastAddDevice(CUmemGenericAllocationHandle multicast, CUdevice device);
 CUresult cuDeviceGetDevResource(CUdevice device, CUdevResource *resource, int type);
 CUresult cuDevSmResourceSplitByCount(CUdevResource *groups, unsigned int *count,
                                      const CUdevResource *whole, CUdevResource *rest,

@@ -186,7 +186,7 @@ const struct row bind_rows[] = {
      "cuArrayDestroy",
      tiles_within, tiles_beyond},
     {"multicast",
-     "cuMulticastCreate cuMulticastBindMem cuMulticastBindMem_v2 cuMulticastBindAddr "
-     "cuMulticastBindAddr_v2 cuMulticastUnbind cuMemRelease",
+     "cuMulticastCreate cuMulticastAddDevice cuMulticastBindMem cuMulticastBindMem_v2 "
+     "cuMulticastBindAddr cuMulticastBindAddr_v2 cuMulticastUnbind cuMemRelease",
      multicast_within, multicast_beyond},
     {0}};

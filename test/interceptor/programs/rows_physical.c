@@ -4,12 +4,16 @@
 
 static void physical_within(void)
 {
-	CUmemAllocationProp properties = on_device(0);
+	CUmemAllocationProp properties = on_device(0), told;
 	CUmemGenericAllocationHandle handle = 0;
 	CUdeviceptr address = 0;
 
 	begin();
 	OK(cuMemCreate(&handle, 64 * MIB, &properties, 0));
+	OK(cuMemGetAllocationPropertiesFromHandle(&told, handle));
+	if (told.location.type != properties.location.type ||
+	    told.location.id != properties.location.id)
+		failed("the handle is of another place");
 	charged("64 MiB", 64 * MIB);
 	OK(cuMemAddressReserve(&address, 64 * MIB, 0, 0, 0));
 	OK(cuMemMap(address, 64 * MIB, 0, handle, 0));
@@ -237,7 +241,10 @@ static void addresses_beyond(void)
 }
 
 const struct row physical_rows[] = {
-    {"physical", "cuMemCreate cuMemMap cuMemUnmap cuMemRelease", physical_within, physical_beyond},
+    {"physical",
+     "cuMemCreate cuMemGetAllocationPropertiesFromHandle cuMemMap cuMemSetAccess cuMemUnmap "
+     "cuMemRelease",
+     physical_within, physical_beyond},
     {"physical-host", "cuMemCreate cuMemRelease", host_within, host_beyond},
     {"physical-order", "cuMemCreate cuMemMap cuMemUnmap cuMemRelease", order_within, order_beyond},
     {"physical-retain", "cuMemCreate cuMemMap cuMemRetainAllocationHandle cuMemUnmap cuMemRelease",

@@ -70,7 +70,8 @@ static void answer(int c)
 			reply.size = sizeof(struct ledger);
 			ledger->lane[reply.lane].state = LEDGER_LIVE;
 			if (get(&control->moves))
-				ledger->lane[reply.lane].move.want = LEDGER_RUNNING;
+				__atomic_store_n(&ledger->lane[reply.lane].move.want,
+				                 LEDGER_RUNNING, __ATOMIC_SEQ_CST);
 			message.msg_control = room.bytes;
 			message.msg_controllen = sizeof(room.bytes);
 			CMSG_FIRSTHDR(&message)->cmsg_level = SOL_SOCKET;
