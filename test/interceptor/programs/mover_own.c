@@ -36,6 +36,8 @@ CUresult cuMemcpyHtoD_v2(CUdeviceptr, const void *, size_t);
 CUresult cuMemsetD8_v2(CUdeviceptr, unsigned char, size_t);
 
 static const CUmemLocation card = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
+static const CUmemAccessDesc of_host = {{CU_MEM_LOCATION_TYPE_HOST, 0},
+                                        CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
 static const CUmemAccessDesc both_ways = {{CU_MEM_LOCATION_TYPE_DEVICE, 0},
                                           CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
 static const CUmemAccessDesc read_only = {{CU_MEM_LOCATION_TYPE_DEVICE, 0},
@@ -475,6 +477,9 @@ static void lend(void)
 	EXPECT(cuMemExportToShareableHandle(
 	           &descriptor, sent, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0) == CUDA_SUCCESS);
 	(void)map_alone(make(8 * MIB, 0), 8 * MIB, &both_ways);
+	/* (Whether the driver does that or not.) */
+	(void)cuMemSetAccess(map_alone(make(32 * MIB, 0), 32 * MIB, &both_ways), 32 * MIB, &of_host,
+	                     1);
 	set(&control->ready, 1);
 	WAIT_UNTIL(get(&control->over));
 	EXPECT(cuMulticastUnbind(object, 0, 0, 32 * MIB) == CUDA_SUCCESS);
