@@ -56,7 +56,7 @@ func ordered(program string, args ...string) *exec.Cmd {
 func TestAProcessMovesItsMemoryItself(t *testing.T) {
 	nvml := filepath.Join(bin(t), "fakecuda", "libnvidia-ml.so.1")
 	program := compile(t, "mover", "programs/standin.c", "../../interceptor/ledger.c", nvml)
-	for _, name := range []string{"there-and-back", "again", "few", "full", "contexts", "lend", "records", "released", "killed", "fork"} {
+	for _, name := range []string{"there-and-back", "again", "few", "full", "contexts", "lend", "records", "released", "killed", "fork", "given", "given-fork"} {
 		t.Run(name, func(t *testing.T) {
 			dir, err := os.MkdirTemp("/tmp", "gpuslice-") // a socket's address has 108 bytes
 			if err != nil {
