@@ -197,7 +197,7 @@ func (s *slice) mayMove(all []*moved) error {
 			return err
 		}
 	}
-	return s.hostHasRoom(all)
+	return s.hostHasRoomBy(all)
 }
 
 // unlocked says why the driver cannot move a process of a slice that is on its devices, as far as that is known before.

@@ -8,8 +8,6 @@
 #include <unistd.h>
 
 #define STEP ATTACH_HOST_STEP /* so much is pinned at once */
-/* So much is asked for at once: the enforcer has it ready well within ASK_SECONDS. */
-#define PART (512ull << 20)
 #define REGISTER_PORTABLE 1u
 #define RESERVED (MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE)
 
@@ -64,7 +62,7 @@ static bool ask(const struct mover *m, uint64_t bytes, int *descriptor)
 static bool map_part(struct mover *m, uint64_t bytes)
 {
 	unsigned char *next = m->arena + m->mapped;
-	uint64_t end = m->mapped + PART;
+	uint64_t end = m->mapped + ATTACH_HOST_PART;
 	int descriptor, flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED;
 	void *there;
 

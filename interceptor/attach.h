@@ -61,6 +61,8 @@ enum attach_op {
 };
 
 #define ATTACH_HOST_STEP (64ull << 20)
+/* As much is given at once at most: it is there well within ASK_SECONDS. */
+#define ATTACH_HOST_PART (512ull << 20)
 
 /* ATTACH_OP_REFUSED: what the memory was for. */
 enum attach_call {

@@ -17,10 +17,12 @@ import (
 	"fmt"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuslice/gpuslice/enforcer/ledger"
 )
 
-// Step is what all sizes and offsets here are multiples of: the interceptor's ARENA_STEP.
-const Step = 64 << 20
+// Step is what all sizes and offsets here are multiples of.
+const Step = ledger.HostStep
 
 // Up rounds up to whole steps.
 func Up(bytes uint64) uint64 { return (bytes + Step - 1) / Step * Step }

@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -55,6 +56,8 @@ type Keeper struct {
 	places []cgroup.Path
 	failed error // why there was none
 	again  time.Time
+
+	said atomic.Pointer[error] // failed, for who does not wait
 }
 
 // New does not start anything yet.
@@ -115,6 +118,14 @@ func (k *Keeper) Used() (uint64, error) {
 	}
 	bytes, _, err := cgroup.MemoryUsed(places[0])
 	return bytes, err
+}
+
+// Err is why there was none when it was needed last; nil if there was. It waits for nothing.
+func (k *Keeper) Err() error {
+	if err := k.said.Load(); err != nil {
+		return *err
+	}
+	return nil
 }
 
 // Close leaves the holder to the next enforcer.
@@ -216,9 +227,11 @@ func (k *Keeper) connect() (fresh bool, err error) {
 	fresh, err = k.find()
 	if err != nil {
 		k.failed, k.again = fmt.Errorf("host memory cannot be had in cgroup %s: %w", k.options.Cgroup, err), time.Now().Add(tryPace)
+		k.said.Store(&k.failed)
 		return false, k.failed
 	}
 	k.failed, k.again = nil, time.Time{}
+	k.said.Store(nil)
 	return fresh, nil
 }
 

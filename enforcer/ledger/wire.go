@@ -31,6 +31,12 @@ const (
 	OpHost    Op = C.ATTACH_OP_HOST
 )
 
+// Host memory is given in whole HostSteps, HostPart at most at once.
+const (
+	HostStep = C.ATTACH_HOST_STEP
+	HostPart = C.ATTACH_HOST_PART
+)
+
 // Call is what refused memory was for. One that is not known is told as the first.
 type Call uint32
 
