@@ -10,6 +10,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/cgroup"
+	"github.com/gpuslice/gpuslice/enforcer/checkpoint"
 	"github.com/gpuslice/gpuslice/enforcer/hostmem"
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
 	"github.com/gpuslice/gpuslice/enforcer/process"
@@ -43,6 +44,34 @@ func (s *slice) hostHasRoomBy(all []*moved) error {
 	}
 	s.log.Info("the slice's memory is left to the driver to move", "why", err)
 	return nil
+}
+
+// hostHasRoomLocked is the like of processes that are locked.
+func (s *slice) hostHasRoomLocked(all []*moved) error {
+	err := s.hostHasRoom(all)
+	if err == nil {
+		return nil
+	}
+	left := false
+	for _, p := range all {
+		if !s.isGiven(p) {
+			continue
+		}
+		left = true
+		if lacks := s.leaveToDriver(p, err); lacks != nil {
+			return s.both(err, lacks)
+		}
+		if lacks := s.bring(p, checkpoint.Locked); lacks != nil {
+			return s.both(err, lacks)
+		}
+	}
+	if left {
+		if lacks := s.hostHasRoom(all); lacks != nil {
+			return s.both(err, lacks)
+		}
+		return nil
+	}
+	return err
 }
 
 // hostHasRoom says which limit of memory the copy does not fit, beyond what a process has kept for it: it is charged to the process that is moved, or to

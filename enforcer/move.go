@@ -226,7 +226,7 @@ func (s *slice) moveOut(all []*moved) error {
 	if _, err := s.measure(all); err != nil { // while they were running they may have taken more
 		return err
 	}
-	if err := s.hostHasRoom(all); err != nil {
+	if err := s.hostHasRoomLocked(all); err != nil {
 		return err
 	}
 	if err := s.storeSuspension(&store.Suspension{State: api.Suspending, Processes: records(all)}); err != nil {
