@@ -100,10 +100,13 @@ func (c *container) little(bytes uint64) {
 	c.Must(os.WriteFile(file, text, 0o644))
 }
 
-// limited is an elastic container whose own memory is that little.
+// limited is an elastic container whose own memory is that little, where it can be limited.
 func (h *holderHost) limited(quota string, bytes uint64) *container {
 	h.T.Helper()
 	c := h.newContainer(map[string]string{"gpuslice.vram": quota, "gpuslice.elastic": "true"}, "/bin/sleep", "600")
+	if !h.charges() {
+		bytes = 0
+	}
 	c.little(bytes)
 	c.run()
 	return c
