@@ -26,6 +26,9 @@ type fakeHolder struct {
 	err   error // it gives nothing
 	fresh bool
 	steps map[hostmem.Process]map[uint64]bool // what there is, by its beginning
+
+	host  atomic.Uint64                                // bytes that the host has
+	short atomic.Pointer[func(pid int, n uint64) bool] // whose cgroup has no room for so much
 }
 
 const holderPID = 1<<22 - 1
@@ -83,6 +86,8 @@ func (f *fakeHolder) set(do func(*fakeHolder)) {
 	do(f)
 }
 
+func (f *fakeHolder) hasNoRoom(is func(pid int, n uint64) bool) { f.short.Store(&is) }
+
 // held is how much there is of a process that lives.
 func (f *fakeHolder) held(p *proc) (bytes uint64) {
 	f.mu.Lock()
@@ -98,14 +103,16 @@ func (f *fakeHolder) held(p *proc) (bytes uint64) {
 // givenTurns is ownTurns with a holder. Each time that a moves its memory aside it asks for the host memory that it needs, and has not yet.
 func givenTurns(t *testing.T) (h *host, truth *fakeTruth, f *fakeMover, a, b *proc, m *selfMover, held *fakeHolder) {
 	t.Helper()
-	h, truth, f = elastics(t, quick)
 	held = &fakeHolder{steps: make(map[hostmem.Process]map[uint64]bool)}
+	held.host.Store(1 << 40)
+	held.hasNoRoom(func(int, uint64) bool { return false })
+	enforcer.HostHasBy(held.host.Load)
+	t.Cleanup(func() { enforcer.HostHas(0) }) // once the enforcer has ended
+	t.Cleanup(enforcer.ShortOfMemory(func(pid int, n uint64) bool { return (*held.short.Load())(pid, n) }))
+	h, truth, f = elastics(t, quick)
 	h.stop()
 	h.options.HostMemory = held
 	h.start()
-	enforcer.HostHas(1 << 40)
-	t.Cleanup(func() { enforcer.HostHas(0) })
-	t.Cleanup(enforcer.LimitMemory(func(int) bool { return false }))
 	a, b = h.elastic("a", 45*gib, 0), h.elastic("b", 45*gib, 0)
 	a.works(truth, 40*gib)
 	m = h.movesItself(a, "a", truth)
@@ -169,7 +176,7 @@ func TestWhereThereIsNoCgroupForItAProcessHasItsOwnHostMemory(t *testing.T) {
 // Its own cgroup's limit is none for it: neither to go, nor to keep what it has.
 func TestHostMemoryThatIsGivenIsNotChargedToTheProcess(t *testing.T) {
 	h, truth, f, a, b, m, held := givenTurns(t)
-	t.Cleanup(enforcer.ShortOfMemory(func(pid int, bytes uint64) bool { return pid == a.pid() }))
+	held.hasNoRoom(func(pid int, bytes uint64) bool { return pid == a.pid() })
 	for range 2 {
 		b.works(truth, mib)
 		h.becomes("a", api.Evicted)
@@ -180,20 +187,23 @@ func TestHostMemoryThatIsGivenIsNotChargedToTheProcess(t *testing.T) {
 		}
 	}
 	// Of a host that has too little it keeps nothing, and if it does not obey that is done for it.
-	enforcer.HostHas(41 * gib)
+	held.host.Store(41 * gib)
 	m.set(func(m *selfMover) { m.mute[ledger.Bare] = true })
 	b.works(truth, mib)
 	h.becomes("a", api.Evicted)
 	a.returns()
-	eventually(t, "it has none", func() bool { return m.wasTold(ledger.Bare) && held.held(a) == 0 })
+	eventually(t, "it has none", func() bool { return held.held(a) == 0 })
+	if !m.wasTold(ledger.Bare) {
+		t.Error("it was not told so")
+	}
 }
 
 func TestWhereTheCgroupHasNoRoomTheDriverMoves(t *testing.T) {
 	h, truth, f, a, b, m, held := givenTurns(t)
 	var full atomic.Bool
-	t.Cleanup(enforcer.ShortOfMemory(func(pid int, bytes uint64) bool {
+	held.hasNoRoom(func(pid int, bytes uint64) bool {
 		return pid == holderPID && bytes >= 40*gib || pid == a.pid() && full.Load()
-	}))
+	})
 	b.works(truth, mib)
 	h.becomes("a", api.Evicted)
 	if got := f.steps(); got != fmt.Sprintf("lock %d, checkpoint %d", a.pid(), a.pid()) || m.been() != "" || held.held(a) != 0 {
@@ -216,7 +226,7 @@ func TestWhereTheCgroupHasNoRoomTheDriverMoves(t *testing.T) {
 func TestAProcessThatIsGivenTooLittleIsLeftToTheDriver(t *testing.T) {
 	for what, fails := range map[string]func(held *fakeHolder){
 		"the cgroup is full": func(held *fakeHolder) {
-			enforcer.ShortOfMemory(func(pid int, bytes uint64) bool { return pid == holderPID && bytes < 40*gib })
+			held.hasNoRoom(func(pid int, bytes uint64) bool { return pid == holderPID && bytes < 40*gib })
 		},
 		"the holder is gone": func(held *fakeHolder) {
 			held.set(func(f *fakeHolder) { f.err = errors.New("it is gone") })
@@ -224,7 +234,6 @@ func TestAProcessThatIsGivenTooLittleIsLeftToTheDriver(t *testing.T) {
 	} {
 		t.Run(what, func(t *testing.T) {
 			h, truth, f, a, b, m, held := givenTurns(t)
-			t.Cleanup(enforcer.LimitMemory(func(int) bool { return false }))
 			m.set(func(m *selfMover) {
 				asks := m.first[ledger.Aside][0]
 				m.first = map[ledger.Place][2]func(){ledger.Locked: {func() { fails(held) }}, ledger.Aside: {asks}}
@@ -297,7 +306,7 @@ func TestWhatIsKeptOfTheCgroupIsGivenBackForAnother(t *testing.T) {
 			c.works(truth, 20*gib)
 			h.movesItself(c, "c", truth)
 			d := h.elastic("d", 34*gib, 0)
-			t.Cleanup(enforcer.ShortOfMemory(func(pid int, bytes uint64) bool { return pid == holderPID && held.held(a) > 0 }))
+			held.hasNoRoom(func(pid int, bytes uint64) bool { return pid == holderPID && held.held(a) > 0 })
 			m.wasTold(ledger.Bare)
 			d.returns()
 			h.becomes("c", api.Evicted)

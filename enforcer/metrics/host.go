@@ -43,7 +43,7 @@ var (
 	truthAgeDesc      = describe("truth_age_seconds", "Since the driver last said who holds what on the device, or that no other amount is in use.", "device")
 	truthFailuresDesc = describe("truth_failures_total", "Times that the driver did not say who holds what on the device.", "device")
 
-	hostMemoryDesc    = describe("host_cgroup_bytes", "Memory that is charged to host_cgroup; absent without that.")
+	hostMemoryDesc = describe("host_cgroup_bytes", "Memory that is charged to host_cgroup; absent without that.")
 
 	hostDescs = []*prometheus.Desc{
 		deviceInfoDesc, deviceTotalDesc, deviceGivenDesc, deviceFreeDesc, deviceSlicesDesc,
