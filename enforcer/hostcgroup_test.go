@@ -106,11 +106,10 @@ func givenTurns(t *testing.T) (h *host, truth *fakeTruth, f *fakeMover, a, b *pr
 	held = &fakeHolder{steps: make(map[hostmem.Process]map[uint64]bool)}
 	held.host.Store(1 << 40)
 	held.hasNoRoom(func(int, uint64) bool { return false })
-	enforcer.HostHasBy(held.host.Load)
-	t.Cleanup(func() { enforcer.HostHas(0) }) // once the enforcer has ended
 	t.Cleanup(enforcer.ShortOfMemory(func(pid int, n uint64) bool { return (*held.short.Load())(pid, n) }))
 	h, truth, f = elastics(t, quick)
 	h.stop()
+	enforcer.HostHasBy(held.host.Load)
 	h.options.HostMemory = held
 	h.start()
 	a, b = h.elastic("a", 45*gib, 0), h.elastic("b", 45*gib, 0)
