@@ -7,5 +7,5 @@
  *   ../../interceptor/ledger.c
  *   ../../interceptor/ledger.h
  *
- * SHA-256: 90940f9e1acfcac511a83be8870f67675582fa7263e8cdf0aac241aa6741cb72
+ * SHA-256: be7eb0345052d6be3c8413c1d622d8f8593448ca34210e663f22554a0dd57a32
  */
