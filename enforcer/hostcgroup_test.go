@@ -150,7 +150,7 @@ func TestHostMemoryIsGivenToWhoMovesItself(t *testing.T) {
 			for at := uint64(part); at < 40*gib; at += part {
 				a.expect("ok 1", "host %d %d", at, at+part)
 			}
-			a.expect(refused, "host %d %d", uint64(40*gib), uint64(40*gib+hostmem.Step)) // more than it holds
+			a.expect(refused, "host %d %d", 40*gib, 40*gib+hostmem.Step) // more than it holds
 		}}}
 	})
 	b.works(truth, gib)
@@ -214,7 +214,7 @@ func TestWhereTheCgroupHasNoRoomTheDriverMoves(t *testing.T) {
 	b.expect(statusAway, "return")
 	eventually(t, "it is said", func() bool {
 		o := h.see("a").Elastic.Obstacle
-		return strings.Contains(o, fmt.Sprint("cgroup of ", holderPID)) && strings.Contains(o, fmt.Sprint("and by the driver")) && strings.Contains(o, fmt.Sprint("cgroup of ", a.pid()))
+		return strings.Contains(o, fmt.Sprint("cgroup of ", holderPID)) && strings.Contains(o, "and by the driver") && strings.Contains(o, fmt.Sprint("cgroup of ", a.pid()))
 	})
 	if s := h.see("a"); s.State != api.Active || f.states()[a.pid()] != checkpoint.Running {
 		t.Errorf("%+v", s)

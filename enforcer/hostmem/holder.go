@@ -105,7 +105,7 @@ func begin(args []string) (*holder, *net.UnixListener, error) {
 	}
 	l := listener.(*net.UnixListener)
 	l.SetUnlinkOnClose(false) // it may be another one's by then
-	h.end = sync.OnceFunc(func() { l.Close() })
+	h.end = sync.OnceFunc(func() { _ = l.Close() })
 	return h, l, nil
 }
 
@@ -326,7 +326,7 @@ func populate(fd int, from, to uint64) error {
 	if err != nil {
 		return err
 	}
-	defer unix.Munmap(memory)
+	defer func() { _ = unix.Munmap(memory) }()
 	_ = unix.Madvise(memory, unix.MADV_HUGEPAGE)
 	return ignoringEINTR(func() error { return unix.Madvise(memory, populateWrite) })
 }

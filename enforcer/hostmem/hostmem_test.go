@@ -330,8 +330,7 @@ func TestAHolderOfAnotherCgroupIsNotTaken(t *testing.T) {
 
 // intrude is a process of another user that has found a way to the socket.
 func intrude(dir string) int {
-	conn, _, err := dial(dir)
-	if err == nil {
+	if _, _, err := dial(dir); err == nil {
 		fmt.Println("the peer is taken for one's own")
 		return 1
 	}
@@ -340,8 +339,7 @@ func intrude(dir string) int {
 		fmt.Println(err)
 		return 2
 	}
-	conn = c.(*net.UnixConn)
-	if _, err := exchange(conn, request{op: opBytes}); err == nil {
+	if _, err := exchange(c.(*net.UnixConn), request{op: opBytes}); err == nil {
 		fmt.Println("it was answered")
 		return 1
 	}

@@ -53,7 +53,6 @@ type Keeper struct {
 	// conn is kept: as long as it is there the holder lives.
 	conn   *net.UnixConn
 	pid    int
-	places []cgroup.Path
 	failed error // why there was none
 	again  time.Time
 
