@@ -60,6 +60,10 @@ func (s *slice) answer(peer *process.Handle, member bool, r ledger.Request) (rep
 		err = s.resume(peer, r.Bytes)
 	case ledger.OpReturn:
 		err = s.awaitReturn()
+	case ledger.OpHost:
+		if files, err = s.giveHost(peer, r.Used, r.Bytes); err == nil {
+			reply.Bytes = r.Bytes
+		}
 	}
 	switch {
 	case err == nil:
@@ -180,6 +184,7 @@ func (s *slice) attach(peer *process.Handle) (reply ledger.Reply, files []*os.Fi
 	if err := s.storeLedger(); err != nil {
 		return reply, nil, err
 	}
+	s.beganAnew(peer)
 	l := &quota.Lane{Process: peer, Refusals: who, Attached: time.Now()}
 	s.mu.Lock()
 	defer s.mu.Unlock()

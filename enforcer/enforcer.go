@@ -94,6 +94,7 @@ type Options struct {
 	Backend     native.Backend
 	Enforcement api.Enforcement
 	Checkpoint  Checkpointer // nil: no slice can be suspended
+	HostMemory  HostMemory   // nil: what a process moves itself is charged to its own cgroup
 	Log         *slog.Logger
 	// Caller is the process that asks, as the kernel reports it, for the context of a call; false if that is not known. nil: only
 	// this process itself asks.
@@ -136,6 +137,7 @@ type Enforcer struct {
 	now     func() time.Duration // since boot
 	leases  chan struct{}        // somebody's deadline may be earlier than it was
 	moves   *guard.Turn          // of one process that comes back to its devices: no two are told that the same room is free
+	hosting *guard.Turn          // of one process that is given host memory, or gives it back: what is found to be of no use is not in use then
 	ending  atomic.Bool          // what is being moved is left to the next enforcer
 	elastic chan struct{}        // a process waits for its slice's return
 
@@ -180,6 +182,7 @@ func New(options Options) (*Enforcer, error) {
 		guesses: session.WrongTokens(), changes: session.Changes(),
 	}
 	e.now, e.leases, e.moves, e.elastic = options.Clock, make(chan struct{}, 1), guard.NewTurn(), make(chan struct{}, 1)
+	e.hosting = guard.NewTurn()
 	e.progress.begin = time.Now()
 	e.events.Tell(e.told)
 	if err := e.open(); err != nil {
@@ -234,6 +237,7 @@ func (e *Enforcer) open() error {
 	if err := e.restore(); err != nil {
 		return err
 	}
+	e.recallHost()
 	began := make(map[string]time.Time)
 	for _, s := range e.all() {
 		began[s.id()] = s.created
@@ -254,6 +258,9 @@ func (e *Enforcer) Run(ctx context.Context) error {
 	loops.Go(func() { e.keepTime(ctx) })
 	if e.movesElastic() {
 		loops.Go(func() { e.runElastic(ctx) })
+	}
+	if e.options.HostMemory != nil {
+		loops.Go(func() { e.keepHost(ctx) })
 	}
 	loops.Go(func() { e.history.Run(ctx) })
 	ticker := time.NewTicker(e.options.Interval)
@@ -327,6 +334,9 @@ func (e *Enforcer) Close() error {
 			}
 			s.turn.Give()
 		}
+	}
+	if e.options.HostMemory != nil {
+		errs = append(errs, e.options.HostMemory.Close())
 	}
 	if e.store != nil {
 		errs = append(errs, e.store.Close())

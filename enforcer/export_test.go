@@ -4,6 +4,7 @@ package enforcer
 
 import (
 	"cmp"
+	"fmt"
 	"os"
 	"sync"
 	"syscall"
@@ -45,6 +46,19 @@ func LimitMemory(f func(pid int) bool) (restore func()) {
 		for pid, bytes := range needs {
 			if f(pid) && bytes > 1<<42 {
 				return &cgroup.Short{Dir: "x", Limit: 1 << 42, Left: 1 << 42, Need: bytes}, nil
+			}
+		}
+		return nil, nil
+	}
+	return func() { memoryShort = (*cgroup.Host).MemoryShort }
+}
+
+// ShortOfMemory has the cgroup of a process have no room for so many more bytes for which f says so, until restore.
+func ShortOfMemory(f func(pid int, bytes uint64) bool) (restore func()) {
+	memoryShort = func(_ *cgroup.Host, needs map[int]uint64) (*cgroup.Short, error) {
+		for pid, bytes := range needs {
+			if f(pid, bytes) {
+				return &cgroup.Short{Dir: fmt.Sprint("of ", pid), Limit: 1 << 30, Left: 1 << 20, Need: bytes}, nil
 			}
 		}
 		return nil, nil

@@ -71,6 +71,7 @@ func (e *Enforcer) Health(context.Context) (api.Health, error) {
 			h.Checks = append(h.Checks, e.truthCheck(g))
 		}
 	}
+	h.Checks = append(h.Checks, e.hostCheck()...)
 	if e.options.Checks != nil {
 		h.Checks = append(h.Checks, e.options.Checks()...)
 	}

@@ -10,41 +10,112 @@ import (
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/cgroup"
+	"github.com/gpuslice/gpuslice/enforcer/checkpoint"
+	"github.com/gpuslice/gpuslice/enforcer/hostmem"
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
+	"github.com/gpuslice/gpuslice/enforcer/process"
 	"github.com/gpuslice/gpuslice/enforcer/quota"
 )
 
 // Where a slice's memory goes: whether the host, a cgroup and the operator have room for it, and what processes that move their memory themselves keep
 // there for the next time.
 
-// hostHasRoom says which limit of memory the copy does not fit, beyond what a process has kept for it: it is charged to the process that is moved, and the
-// kernel would kill one that is beyond its limit.
-func (s *slice) hostHasRoom(all []*moved) error {
-	needs, more := make(map[int]uint64), uint64(0)
+// hostHasRoomBy is hostHasRoom of processes that are on their devices. Where there is none for those that would move their memory themselves they are left
+// to the driver, if that has.
+func (s *slice) hostHasRoomBy(all []*moved) error {
+	err := s.hostHasRoom(all)
+	var given []*moved
 	for _, p := range all {
-		needs[p.PID] = p.goes()
+		if s.isGiven(p) {
+			given = append(given, p)
+		}
+	}
+	if err == nil || len(given) == 0 {
+		return err
+	}
+	for _, p := range given {
+		p.byDriver = true
+		if lacks := s.unlocked(p); lacks != nil {
+			return s.both(err, lacks)
+		}
+	}
+	if lacks := s.hostHasRoom(all); lacks != nil {
+		return s.both(err, lacks)
+	}
+	s.log.Info("the slice's memory is left to the driver to move", "why", err)
+	return nil
+}
+
+// hostHasRoomLocked is the like of processes that are locked.
+func (s *slice) hostHasRoomLocked(all []*moved) error {
+	err := s.hostHasRoom(all)
+	if err == nil {
+		return nil
+	}
+	left := false
+	for _, p := range all {
+		if !s.isGiven(p) {
+			continue
+		}
+		left = true
+		if lacks := s.leaveToDriver(p, err); lacks != nil {
+			return s.both(err, lacks)
+		}
+		if lacks := s.bring(p, checkpoint.Locked); lacks != nil {
+			return s.both(err, lacks)
+		}
+	}
+	if left {
+		if lacks := s.hostHasRoom(all); lacks != nil {
+			return s.both(err, lacks)
+		}
+		return nil
+	}
+	return err
+}
+
+// hostHasRoom says which limit of memory the copy does not fit, beyond what a process has kept for it: it is charged to the process that is moved, or to
+// the cgroup of the operator's choice, and the kernel would kill one that is beyond its limit.
+func (s *slice) hostHasRoom(all []*moved) error {
+	own, given, more := make(map[int]uint64), uint64(0), uint64(0)
+	for _, p := range all {
+		need := p.goes()
 		if !p.byDriver {
-			needs[p.PID] -= min(needs[p.PID], s.kept(p))
+			need -= min(need, s.kept(p))
 		}
-		more += needs[p.PID]
-	}
-	var short *cgroup.Short
-	if s.e.host != nil {
-		var err error
-		if short, err = memoryShort(s.e.host, needs); err != nil {
-			return err
+		if more += need; s.isGiven(p) {
+			given += need
+		} else {
+			own[p.PID] = need
 		}
 	}
-	if short != nil {
-		return api.Errorf(api.CodeBadRequest, "slice %s cannot be suspended: the %s that it holds would be charged to cgroup %s, which has %s left of its limit of memory of %s: raise that limit first",
-			s.id(), api.FormatSize(short.Need), short.Dir, api.FormatSize(short.Left), api.FormatSize(short.Limit))
+	if err := s.fitsCgroups(own); err != nil {
+		return err
 	}
 	return s.fitsWithout(func() error {
+		if given > 0 {
+			if err := s.fitsGiven(given); err != nil {
+				return err
+			}
+		}
 		if available, _, known := memoryOfHost(); known && available < more {
 			return api.Errorf(api.CodeBadRequest, "slice %s cannot be suspended: it holds %s, and the host has %s of memory available", s.id(), api.FormatSize(more), api.FormatSize(available))
 		}
 		return nil
 	})
+}
+
+// fitsCgroups says which processes' cgroup has no room for so much more.
+func (s *slice) fitsCgroups(needs map[int]uint64) error {
+	if s.e.host == nil {
+		return nil
+	}
+	short, err := memoryShort(s.e.host, needs)
+	if err == nil && short != nil {
+		err = api.Errorf(api.CodeBadRequest, "slice %s cannot be suspended: the %s that it holds would be charged to cgroup %s, which has %s left of its limit of memory of %s: raise that limit first",
+			s.id(), api.FormatSize(short.Need), short.Dir, api.FormatSize(short.Left), api.FormatSize(short.Limit))
+	}
+	return err
 }
 
 // Tests have others.
@@ -133,29 +204,42 @@ func (s *slice) keptInAll() (bytes uint64) {
 	return bytes
 }
 
-// mayKeep tells those processes of a slice that has returned to keep no host memory, whose cgroup is limited, or if the host has not plenty.
+// mayKeep tells those processes of a slice that has returned to keep no host memory, whose cgroup is limited, or if the host has not plenty. What is charged
+// to the cgroup of the operator's choice may be kept until somebody else needs it.
 func (s *slice) mayKeep() {
-	var keep []int
+	var keep []process.Identity
 	s.mu.Lock()
 	for l := range s.quota.Lanes() {
 		if l.Kept > 0 {
-			keep = append(keep, l.Process.PID)
+			keep = append(keep, l.Process.Identity)
 		}
 	}
 	s.mu.Unlock()
-	for _, pid := range keep {
+	for _, p := range keep {
 		available, total, known := memoryOfHost()
 		plenty := known && available >= total/hostPlenty
-		const more = 1 << 62 // than any limit that is one
-		limited := false
-		if plenty && s.e.host != nil {
-			short, err := memoryShort(s.e.host, map[int]uint64{pid: more})
-			limited = short != nil || err != nil
-		}
-		if !plenty || limited {
-			s.bare(func(l *quota.Lane) bool { return l.Process.PID == pid })
+		if !plenty || s.isLimited(p) {
+			told := s.bare(func(l *quota.Lane) bool { return l.Process.PID == p.PID })
+			if s.e.options.HostMemory != nil {
+				s.e.ends.Go(func() { s.awaitBare(told) })
+			}
 		}
 	}
+}
+
+// isLimited says whether what a process keeps is within a limit of its own cgroup.
+func (s *slice) isLimited(p process.Identity) bool {
+	if h := s.e.options.HostMemory; h != nil {
+		if bytes, err := h.Bytes(hostmem.Process{PID: p.PID, Start: p.Start}); err == nil && bytes > 0 {
+			return false
+		}
+	}
+	const more = 1 << 62 // than any limit that is one
+	if s.e.host == nil {
+		return false
+	}
+	short, err := memoryShort(s.e.host, map[int]uint64{p.PID: more})
+	return short != nil || err != nil
 }
 
 // bare tells those processes of a slice that is on its devices to keep no host memory who keep some. It returns what they are to answer, by lane.
@@ -175,9 +259,9 @@ func (s *slice) bare(which func(*quota.Lane) bool) map[*quota.Lane]uint8 {
 	return told
 }
 
-// awaitBare waits until those who were told by bare have answered, or are told something else.
+// awaitBare waits until those who were told by bare have answered, or are told something else; and takes back what they were given.
 func (s *slice) awaitBare(told map[*quota.Lane]uint8) {
-	for deadline := time.Now().Add(answerPatience); time.Now().Before(deadline); time.Sleep(wordPace) {
+	for deadline := time.Now().Add(answerPatience); time.Now().Before(deadline) && !s.e.ending.Load(); time.Sleep(wordPace) {
 		open := false
 		s.mu.Lock()
 		for l, want := range told {
@@ -188,8 +272,11 @@ func (s *slice) awaitBare(told map[*quota.Lane]uint8) {
 		}
 		s.mu.Unlock()
 		if !open {
-			return
+			break
 		}
+	}
+	for l, want := range told {
+		s.emptied(l, want)
 	}
 }
 

@@ -17,7 +17,7 @@ var levels = map[string]int{
 	"api": 0, "guard": 0, "killpoint": 0,
 	"cgroup": 1, "checkpoint": 1, "config": 1, "driver": 1, "event": 1, "ledger": 1, "process": 1,
 	"audit": 2, "history": 2, "unixsocket": 2,
-	"admission": 3, "attach": 3, "client": 3, "report": 3, "truth": 3,
+	"admission": 3, "attach": 3, "client": 3, "hostmem": 3, "report": 3, "truth": 3,
 	"policy": 4, "quota": 4, "store": 4,
 	"native": 5, "recovery": 5, "session": 5,
 	"metrics": 6, "server": 6,

@@ -203,9 +203,11 @@ func (s *slice) mayMove(all []*moved) error {
 	evicted := s.suspension.Evicted
 	s.mu.Unlock()
 	if evicted {
-		return s.bothFit(all)
+		if err := s.fitsHost(all); err != nil {
+			return err
+		}
 	}
-	return s.hostHasRoom(all)
+	return s.hostHasRoomBy(all)
 }
 
 // unlocked says why the driver cannot move a process of a slice that is on its devices, as far as that is known before.
@@ -235,7 +237,7 @@ func (s *slice) moveOut(all []*moved, stay map[string]uint64) error {
 		return err
 	}
 	s.share(all, stay)
-	if err := s.hostHasRoom(all); err != nil {
+	if err := s.hostHasRoomLocked(all); err != nil {
 		return err
 	}
 	if err := s.storeSuspension(&store.Suspension{State: api.Suspending, Processes: records(all)}); err != nil {

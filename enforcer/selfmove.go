@@ -10,6 +10,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/checkpoint"
+	"github.com/gpuslice/gpuslice/enforcer/hostmem"
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
 	"github.com/gpuslice/gpuslice/enforcer/process"
 	"github.com/gpuslice/gpuslice/enforcer/quota"
@@ -26,7 +27,8 @@ import (
 // One that cannot, will not or does not answer when it is to lock, or to move, or that leaves too much, is left to the driver. One for which there is no room when it comes back
 // is not lost: it is told to move aside again. If it does not, it is away all the same: what the driver lists for it is what it has left, and counts.
 //
-// The host memory that it has moved to it keeps for the next time, in its own cgroup, as long as the host has plenty and nothing limits the cgroup.
+// The host memory that it has moved to it keeps for the next time, in its own cgroup, as long as the host has plenty and nothing limits the cgroup; or in
+// the cgroup of the operator's choice (hostcgroup.go), as long as the host has plenty.
 
 // Tests have less.
 var (
@@ -100,7 +102,13 @@ func (s *slice) goes(p *moved, to ledger.Place, patience time.Duration) error {
 		if there && m.Failure == ledger.MoveDone {
 			return nil
 		}
-		return api.Errorf(api.CodeInternal, "slice %s: process %d (%s) does not move its memory itself: %s", s.id(), p.PID, process.Name(p.PID), m.Failure)
+		var why any = m.Failure
+		s.onLane(p, func(l *quota.Lane) {
+			if m.Failure == ledger.MoveHost && l.NoHost != nil {
+				why = l.NoHost
+			}
+		})
+		return api.Errorf(api.CodeInternal, "slice %s: process %d (%s) does not move its memory itself: %v", s.id(), p.PID, process.Name(p.PID), why)
 	}
 	return s.longAs(func() error {
 		for deadline := time.Now().Add(patience); ; time.Sleep(wordPace) {
@@ -142,7 +150,7 @@ func (s *slice) isMute(p *moved, mute bool) {
 
 // lock has a process that is on its devices do no more work there: by itself if it can, else by the driver.
 func (s *slice) lock(p *moved) error {
-	if _, can := s.word(p); can && p.handle.Alive() {
+	if _, can := s.word(p); can && !p.byDriver && p.handle.Alive() {
 		s.mayStay(p)
 		err := s.goes(p, ledger.Locked, lockPatience)
 		if err == nil || errors.Is(err, ErrClosed) {
@@ -169,6 +177,10 @@ func (s *slice) leaveToDriver(p *moved, why error) error {
 	}
 	if to == ledger.Bare {
 		s.keeps(p, 0)
+		s.e.takeBackHost(hostmem.Process{PID: p.PID, Start: p.Start}, func() bool { // this is its slice's turn: it is told nothing else meanwhile
+			m, _ := s.word(p)
+			return m.Is == ledger.Running
+		})
 	}
 	return s.unlocked(p)
 }
@@ -204,6 +216,9 @@ func (s *slice) share(all []*moved, stay map[string]uint64) {
 
 // goes is how much of what the process holds is moved at most.
 func (p *moved) goes() (bytes uint64) {
+	if p.byDriver {
+		return sum(p.Bytes)
+	}
 	for uuid, held := range p.Bytes {
 		bytes += held - min(held, p.stay[uuid])
 	}
@@ -236,8 +251,8 @@ func (s *slice) moveAside(p *moved) error {
 	if err := s.leaveToDriver(p, err); err != nil {
 		return err
 	}
-	if err := s.hostHasRoom([]*moved{p}); err != nil {
-		return err
+	if lacks := s.hostHasRoom([]*moved{p}); lacks != nil {
+		return s.both(err, lacks)
 	}
 	if err := s.bring(p, checkpoint.Locked); err != nil {
 		return err

@@ -53,7 +53,16 @@ enum attach_op {
 	/* The slice is elastic, and away: bring it back. ATTACH_OK once it is back; ATTACH_AWAY if
 	 * it is not yet after some time, shorter than ASK_SECONDS: ask again. */
 	ATTACH_OP_RETURN = 7,
+	/* I have the first `used` bytes of the host memory to which I move my memory (mover.h), and
+	 * need `bytes` in all, both in whole ATTACH_HOST_STEPs. Answered with the descriptor of a
+	 * memfd, in which what is behind the first `used` bytes is mine to map, at the same offset:
+	 * it is charged to a cgroup of the operator's. ATTACH_OWN: it is to be memory of my own. */
+	ATTACH_OP_HOST = 8,
 };
+
+#define ATTACH_HOST_STEP (64ull << 20)
+/* As much is given at once at most: it is there well within ASK_SECONDS. */
+#define ATTACH_HOST_PART (512ull << 20)
 
 /* ATTACH_OP_REFUSED: what the memory was for. */
 enum attach_call {
@@ -119,6 +128,7 @@ enum attach_status {
 	ATTACH_INTERNAL = 7,  /* the enforcer failed; its log says why */
 	ATTACH_REFUSED = 8,   /* it does not fit */
 	ATTACH_AWAY = 9,      /* the slice's memory is moved aside: ask for its return first */
+	ATTACH_OWN = 10,      /* nobody else gives host memory */
 };
 
 /* A field that is not of the operation is 0. */
@@ -126,12 +136,13 @@ struct attach_request {
 	uint32_t magic;
 	uint16_t version;
 	uint16_t op;
-	uint32_t device;   /* ATTACH_OP_TRUTH, ATTACH_OP_REFUSED: ledger device index */
-	uint32_t layout;   /* LEDGER_LAYOUT that the interceptor was built with */
-	uint8_t uuid[16];  /* ATTACH_OP_DEVICE */
-	uint64_t bytes;    /* ATTACH_OP_DEVICE: the device's memory; _REFUSED: what was asked for;
-	                    * _SUSPEND, _RESUME: a pid */
-	uint64_t used;     /* ATTACH_OP_REFUSED: bytes charged then by all, overhead included */
+	uint32_t device;  /* ATTACH_OP_TRUTH, ATTACH_OP_REFUSED: ledger device index */
+	uint32_t layout;  /* LEDGER_LAYOUT that the interceptor was built with */
+	uint8_t uuid[16]; /* ATTACH_OP_DEVICE */
+	uint64_t bytes;   /* ATTACH_OP_DEVICE: the device's memory; _REFUSED: what was asked for;
+	                   * _SUSPEND, _RESUME: a pid; _HOST: what is needed in all */
+	uint64_t used;    /* ATTACH_OP_REFUSED: bytes charged then by all, overhead included; _HOST:
+	                   * what is there of that */
 	uint64_t overhead; /* ATTACH_OP_REFUSED: of that, as struct refusal has it */
 	uint32_t call;     /* ATTACH_OP_REFUSED: enum attach_call */
 	uint32_t pool;     /* ATTACH_OP_REFUSED: 1 if it was the pool's limit; then `used` and

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "mover.h"
 
+#include "arena.h"
 #include "elf_symbol.h"
 #include "entry.h"
 #include "movable.h"
@@ -18,79 +19,18 @@
 #include <time.h>
 #include <unistd.h>
 
-#define ARENA_STEP (64ull << 20) /* so much is pinned at once */
-/* One copy of the driver's: none crosses an ARENA_STEP. */
+/* One copy of the driver's: none crosses what is pinned at once (arena.c). */
 #define COPY (16ull << 20)
 /* After so many bytes their device memory is given back, or waited for. */
 #define BATCH (512ull << 20)
-#define CONTEXTS 64          /* of a process that moves itself, at most */
-#define DRAIN_PACE 1000000   /* nanoseconds */
-#define RETURN_PACE 10000000 /* nanoseconds */
-#define REGISTER_PORTABLE 1u
+#define CONTEXTS 64              /* of a process that moves itself, at most */
+#define DRAIN_PACE 1000000       /* nanoseconds */
+#define RETURN_PACE 10000000     /* nanoseconds */
 #define PER_THREAD ((CUstream)2) /* this thread's own stream: nothing has to be made for it */
 
 static struct mover *mover_of(void)
 {
 	return &state_of(process_seen())->mover;
-}
-
-/* --- host memory ------------------------------------------------------------------------------ */
-
-/* Addresses for all that the device has. */
-static bool reserve_arena(struct mover *m, CUdevice ordinal)
-{
-	size_t bytes = 0;
-	void *memory;
-
-	if (m->arena)
-		return true;
-	if (BEHIND(cuDeviceTotalMem_v2)(&bytes, ordinal) != CUDA_SUCCESS)
-		return false;
-	bytes = (bytes + ARENA_STEP - 1) & ~(ARENA_STEP - 1);
-	memory = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-	if (memory == MAP_FAILED)
-		return false;
-	m->arena = memory;
-	m->arena_bytes = bytes;
-	return true;
-}
-
-/* Give back what is behind the first `bytes`, in a context. */
-static void trim_arena(struct mover *m, uint64_t bytes)
-{
-	while (m->pinned > bytes) {
-		unsigned char *last = m->arena + m->pinned - ARENA_STEP;
-
-		/* (If the context that it was pinned in is gone, it is not any more.) */
-		(void)BEHIND(cuMemHostUnregister)(last);
-		(void)mmap(last, ARENA_STEP, PROT_NONE,
-		           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
-		m->pinned -= ARENA_STEP;
-	}
-}
-
-/* In a context. False if the host, or a limit of the process, does not give it. */
-static bool grow_arena(struct mover *m, CUdevice ordinal, uint64_t bytes)
-{
-	if (!reserve_arena(m, ordinal) || bytes > m->arena_bytes)
-		return false;
-	while (m->pinned < bytes) {
-		unsigned char *next = m->arena + m->pinned;
-
-		if (mmap(next, ARENA_STEP, PROT_READ | PROT_WRITE,
-		         MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED)
-			return false;
-		/* Pinned memory is copied for a forked child at once. */
-		(void)madvise(next, ARENA_STEP, MADV_DONTFORK);
-		(void)madvise(next, ARENA_STEP, MADV_HUGEPAGE);
-		m->pinned += ARENA_STEP;
-		if (BEHIND(cuMemHostRegister_v2)(next, ARENA_STEP, REGISTER_PORTABLE) !=
-		    CUDA_SUCCESS) {
-			trim_arena(m, m->pinned - ARENA_STEP);
-			return false;
-		}
-	}
-	return true;
 }
 
 /* --- pieces ----------------------------------------------------------------------------------- */
@@ -268,7 +208,7 @@ static enum ledger_move_failure start(struct mover *m, const struct block_at *at
 {
 	CUresult result;
 
-	if (out && !grow_arena(m, at->block.ordinal, offset + at->block.bytes))
+	if (out && !arena_grow(m, at->block.ordinal, offset + at->block.bytes))
 		return LEDGER_MOVE_HOST;
 	if (!out) {
 		result = bring(at);
@@ -430,7 +370,7 @@ static enum ledger_move_failure be_bare(struct mover *m, bool shut)
 	if (!shut && !gate_enter())
 		return LEDGER_MOVE_BUSY;
 	if (context_list(&context, 1) && enter(context)) {
-		trim_arena(m, 0);
+		arena_trim(m, 0);
 		leave();
 	}
 	if (!shut)

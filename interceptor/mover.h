@@ -10,9 +10,8 @@
  * it is, and says why: all of the memory is in one place or the other at every moment, and the
  * enforcer asks for the next step, or the one back.
  *
- * Host memory is taken when it is needed, is the process's own, and so charged to its memory
- * cgroup, and is kept for the next time: to pin it takes several times as long as to fill it. The
- * kernel has no other owner for it, and no other process sees it.
+ * Host memory is taken when it is needed, and kept for the next time: to pin it takes several times
+ * as long as to fill it. Whose it is: arena.h.
  */
 #ifndef GPUSLICE_MOVER_H
 #define GPUSLICE_MOVER_H
@@ -32,7 +31,8 @@ struct mover {
 	uint64_t bytes;       /* of the list */
 	unsigned char *arena; /* host memory: addresses for so many bytes */
 	uint64_t arena_bytes;
-	uint64_t pinned; /* of which the first ones are pinned */
+	uint64_t mapped; /* of which the first ones are there */
+	uint64_t pinned; /* and of these the first ones pinned */
 };
 
 /* Begin it, in the process that has this lane, if the enforcer wants anything there: once it is

@@ -26,6 +26,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/checkpoint"
 	"github.com/gpuslice/gpuslice/enforcer/config"
 	"github.com/gpuslice/gpuslice/enforcer/driver"
+	"github.com/gpuslice/gpuslice/enforcer/hostmem"
 	"github.com/gpuslice/gpuslice/enforcer/metrics"
 	"github.com/gpuslice/gpuslice/enforcer/server"
 	"github.com/gpuslice/gpuslice/enforcer/session"
@@ -49,6 +50,9 @@ Flags (each goes before the configuration file):
 func main() {
 	if checkpoint.IsChild(os.Args) { // of one of these
 		os.Exit(checkpoint.Child(os.Args, os.Stdout, os.Stderr))
+	}
+	if hostmem.IsHolder(os.Args) {
+		os.Exit(hostmem.Hold(os.Args))
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
@@ -145,6 +149,13 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 			p, known := server.PeerOf(ctx)
 			return session.Asker{PID: p.PID, Start: p.Start, UID: p.UID}, known
 		},
+	}
+	if cgroup := whole.Elastic.HostCgroup; cgroup != "" {
+		keeper, err := hostmem.New(hostmem.Options{RunDir: c.RunDir, Cgroup: cgroup, Log: log})
+		if err != nil {
+			return err
+		}
+		options.HostMemory = keeper
 	}
 	record := openAudit(whole, log)
 	if record != nil {

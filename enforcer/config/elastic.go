@@ -5,6 +5,8 @@ package config
 import (
 	"fmt"
 	"math"
+	"path"
+	"strings"
 	"time"
 )
 
@@ -15,7 +17,10 @@ type Elastic struct {
 	Remap       bool          `toml:"remap"` // processes move their memory themselves where they can
 	MinResident time.Duration `toml:"min_resident"`
 	Quantum     time.Duration `toml:"quantum"`
-	HostMemory  Bytes         `toml:"host_memory"` // of all evicted slices together, and what others keep; 0 is as much as there is
+	// HostCgroup is the cgroup to which host memory is charged of processes that move their memory themselves, below the root of its hierarchy; "" is
+	// each process's own.
+	HostCgroup string `toml:"host_cgroup"`
+	HostMemory Bytes  `toml:"host_memory"` // of all evicted slices together, and what others keep; 0 is as much as there is
 }
 
 func defaultElastic() Elastic {
@@ -34,6 +39,10 @@ func (e *Elastic) check() error {
 		return fmt.Errorf("elastic.min_resident = %q: 0s to 1h are accepted", e.MinResident)
 	case e.Quantum < e.MinResident || e.Quantum > 24*time.Hour:
 		return fmt.Errorf("elastic.quantum = %q: min_resident (%s) to 24h are accepted", e.Quantum, e.MinResident)
+	case e.HostCgroup != "" && (!strings.HasPrefix(e.HostCgroup, "/") || path.Clean(e.HostCgroup) != e.HostCgroup || e.HostCgroup == "/" || len(e.HostCgroup) > 255):
+		return fmt.Errorf("elastic.host_cgroup = %q: a path below the root of the cgroups such as \"/gpuslice-host\" is accepted, or \"\"", e.HostCgroup)
+	case e.HostCgroup != "" && !e.Remap:
+		return fmt.Errorf("elastic.host_cgroup = %q: that is for remap = true", e.HostCgroup)
 	}
 	return nil
 }

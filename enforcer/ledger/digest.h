@@ -7,5 +7,5 @@
  *   ../../interceptor/ledger.c
  *   ../../interceptor/ledger.h
  *
- * SHA-256: dc661b60593b3ba1a4ce9dfeb745db9b7687d8ce6acb2d6da41d669eb6461f37
+ * SHA-256: c8ea68d12dec3167354d4aa1a48e14210c992b1c4a036eda2e06388655578fa0
  */

@@ -28,6 +28,13 @@ const (
 	OpSuspend Op = C.ATTACH_OP_SUSPEND
 	OpResume  Op = C.ATTACH_OP_RESUME
 	OpReturn  Op = C.ATTACH_OP_RETURN
+	OpHost    Op = C.ATTACH_OP_HOST
+)
+
+// Host memory is given in whole HostSteps, HostPart at most at once.
+const (
+	HostStep = C.ATTACH_HOST_STEP
+	HostPart = C.ATTACH_HOST_PART
 )
 
 // Call is what refused memory was for. One that is not known is told as the first.
@@ -50,12 +57,13 @@ const (
 	StatusInternal  Status = C.ATTACH_INTERNAL
 	StatusRefused   Status = C.ATTACH_REFUSED
 	StatusAway      Status = C.ATTACH_AWAY
+	StatusOwn       Status = C.ATTACH_OWN
 )
 
 var statusText = [...]string{
 	"ok", "the peer is not a process of this slice", "no free process slot or device", "the slice was released",
 	"malformed message", "the slice has no quota on that device", "there is no driver truth", "the enforcer failed",
-	"it does not fit", "the slice's memory is moved aside",
+	"it does not fit", "the slice's memory is moved aside", "nobody else gives host memory",
 }
 
 func (s Status) Error() string {
@@ -70,8 +78,8 @@ type Request struct {
 	Op       Op
 	Device   uint32   // OpTruth, OpRefused
 	UUID     [16]byte // OpDevice
-	Bytes    uint64   // OpDevice: of the device; OpRefused: asked for; OpSuspend, OpResume: a pid
-	Used     uint64   // OpRefused: bytes charged then, overhead included
+	Bytes    uint64   // OpDevice: of the device; OpRefused: asked for; OpSuspend, OpResume: a pid; OpHost: needed in all
+	Used     uint64   // OpRefused: bytes charged then, overhead included; OpHost: there already
 	Overhead uint64   // OpRefused: of that
 	Call     Call     // OpRefused
 	Pool     bool     // OpRefused: by the pool's limit, and Used and Overhead are the pool's
@@ -113,9 +121,9 @@ func DecodeRequest(message []byte) (Request, error) {
 		return r, fmt.Errorf("protocol version is %d, this enforcer speaks %d", uint16(c.version), uint16(C.ATTACH_VERSION))
 	case c.layout != C.LEDGER_LAYOUT:
 		return r, fmt.Errorf("ledger layout is %d, this enforcer has %d", uint32(c.layout), uint32(C.LEDGER_LAYOUT))
-	case r.Op < OpAttach || r.Op > OpReturn:
+	case r.Op < OpAttach || r.Op > OpHost:
 		return r, fmt.Errorf("operation is %d", uint16(c.op))
-	case c.pool > 1 || (r.Op != OpRefused && (r.Used != 0 || r.Overhead != 0 || r.Call != 0 || r.Pool)):
+	case c.pool > 1 || (r.Op != OpRefused && (r.Used != 0 && r.Op != OpHost || r.Overhead != 0 || r.Call != 0 || r.Pool)):
 		return r, errors.New("fields of another operation are not zero")
 	}
 	return r, nil

@@ -43,6 +43,8 @@ func (all) Health(context.Context) (api.Health, error) {
 
 func (all) Lag() time.Duration { return time.Millisecond }
 
+func (all) HostMemory() (uint64, bool) { return 6, true }
+
 func (all) TenantBounds(string) map[string]uint64 { return map[string]uint64{"GPU-1": 5} }
 
 func (all) Pools(context.Context) ([]api.Pool, error) {
@@ -186,7 +188,7 @@ func TestWhatWasToldIsCountedThoughItsSliceIsGone(t *testing.T) {
 		"gpuslice_allocations_total 9", "gpuslice_refusals_total 7", "gpuslice_recovered_bytes_total 8",
 		`gpuslice_events_total{kind="refused"} 2`, `gpuslice_events_total{kind="registered"} 0`,
 		"gpuslice_audit_entries_total 11", "gpuslice_audit_dropped_total 12",
-		"gpuslice_live 1", "gpuslice_ready 0", "gpuslice_loop_age_seconds 1", "gpuslice_loop_lag_seconds 0.001",
+		"gpuslice_live 1", "gpuslice_ready 0", "gpuslice_loop_age_seconds 1", "gpuslice_loop_lag_seconds 0.001", "gpuslice_host_cgroup_bytes 6",
 		"gpuslice_store_wait_seconds 2", "gpuslice_store_failures_total 4",
 		`gpuslice_truth_age_seconds{device="GPU-1"} 3`, `gpuslice_truth_failures_total{device="GPU-1"} 5`,
 		`gpuslice_device_info{device="GPU-1",index="0",name="Simulated"} 1`,

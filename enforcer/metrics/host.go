@@ -20,6 +20,7 @@ type Host interface {
 	GivenDevices(ctx context.Context) ([]api.Device, error) // waits for nothing
 	Health(ctx context.Context) (api.Health, error)         // waits for nothing
 	Lag() time.Duration                                     // how long after its time the last regular check of all slices ended
+	HostMemory() (bytes uint64, known bool)                 // charged to the cgroup of the operator's choice; waits for nothing
 }
 
 func describe(name, help string, labels ...string) *prometheus.Desc {
@@ -42,9 +43,12 @@ var (
 	truthAgeDesc      = describe("truth_age_seconds", "Since the driver last said who holds what on the device, or that no other amount is in use.", "device")
 	truthFailuresDesc = describe("truth_failures_total", "Times that the driver did not say who holds what on the device.", "device")
 
+	hostMemoryDesc = describe("host_cgroup_bytes", "Memory that is charged to host_cgroup; absent without that.")
+
 	hostDescs = []*prometheus.Desc{
 		deviceInfoDesc, deviceTotalDesc, deviceGivenDesc, deviceFreeDesc, deviceSlicesDesc,
 		liveDesc, readyDesc, loopAgeDesc, loopLagDesc, storeWaitDesc, storeFailuresDesc, truthAgeDesc, truthFailuresDesc,
+		hostMemoryDesc,
 	}
 )
 
@@ -77,6 +81,9 @@ func (h *host) Collect(metrics chan<- prometheus.Metric) {
 	gauge(liveDesc, one(health.Live))
 	gauge(readyDesc, one(health.Ready))
 	gauge(loopLagDesc, h.Lag().Seconds())
+	if bytes, known := h.HostMemory(); known {
+		gauge(hostMemoryDesc, float64(bytes))
+	}
 	for _, c := range health.Checks {
 		switch c.Name {
 		case "loop":

@@ -30,6 +30,7 @@ type Lane struct {
 	Learned  [ledger.Devices]bool // its first context's cost was looked at
 	Told     [ledger.Devices]Told
 	Kept     uint64 // bytes of host memory that it keeps for the next time that it moves its memory itself, as far as this enforcer knows
+	NoHost   error  // why it was given no host memory when it asked last
 	Mute     bool   // it has not answered in time where its memory was wanted, nor since
 }
 

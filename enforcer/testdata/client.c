@@ -25,6 +25,7 @@
  *	poke OFFSET VALUE     -> ok (writes 8 bytes)
  *	suspend PID, resume PID -> ok 0 | status N
  *	return                -> ok 0 | status N (is the slice back?)
+ *	host FROM TO          -> ok FILES (of host memory that came) | status N
  *	gate                  -> ok 0 (it counts its calls of the driver from here on)
  *	enter                 -> ok CALLS (that are under way) | away
  *	leave                 -> ok CALLS
@@ -241,6 +242,18 @@ int main(int argc, char **argv)
 			ask(&request, &reply, &conn);
 			close(conn);
 			printf(reply.status ? "status %u\n" : "ok %u\n", reply.status);
+		} else if (!strcmp(word, "host") && n == 3) {
+			int fds[1 + ATTACH_POOLS], count;
+
+			request.op = ATTACH_OP_HOST;
+			request.used = a;
+			request.bytes = b;
+			count = ask_for(&request, &reply, &conn, fds);
+			close(conn);
+			for (int i = 0; i < count; i++)
+				close(fds[i]);
+			printf(reply.status ? "status %u\n" : "ok %u\n",
+			       reply.status ? reply.status : (unsigned)count);
 		} else if (!strcmp(word, "hop")) {
 			for (;;)
 				if (fork() > 0)

@@ -64,9 +64,16 @@ void *copy_view(CUdeviceptr start, size_t size)
 	return (void *)(uintptr_t)start;
 }
 
-/* memmove(), but what was never written at either end stays so: else a gigabyte that was allocated,
- * and moved, would need one. Both ends begin at the same place of a page, or all is moved. */
-static void move_pages(unsigned char *target, const unsigned char *source, size_t size)
+static bool is_zero(const unsigned char *bytes, size_t size)
+{
+	return bytes[0] == 0 && memcmp(bytes, bytes + 1, size - 1) == 0;
+}
+
+/* memmove(), but what was never written at either end stays so, and zeros that come to the card
+ * make nothing that is not there: else a gigabyte that was allocated, and moved, would need one.
+ * Both ends begin at the same place of a page, or all is moved. */
+static void move_pages(unsigned char *target, const unsigned char *source, size_t size,
+                       bool to_device)
 {
 	unsigned char there[MANY_PAGES], here[MANY_PAGES];
 	size_t head = (PAGE - (uintptr_t)source % PAGE) % PAGE;
@@ -86,10 +93,11 @@ static void move_pages(unsigned char *target, const unsigned char *source, size_
 		}
 		for (size_t page = 0; page * PAGE < part; page++) {
 			size_t from = at + page * PAGE;
+			size_t bytes = size - from < PAGE ? size - from : PAGE;
 
-			if ((there[page] | here[page]) & 1)
-				memmove(target + from, source + from,
-				        size - from < PAGE ? size - from : PAGE);
+			if (there[page] & 1 ||
+			    (here[page] & 1 && !(to_device && is_zero(source + from, bytes))))
+				memmove(target + from, source + from, bytes);
 		}
 	}
 }
@@ -125,7 +133,7 @@ static CUresult move(CUdeviceptr to, bool to_device, CUdeviceptr from, bool from
 		source = copy_view(from, size);
 	if (!target || !source)
 		return driver_leave(CUDA_ERROR_OUT_OF_MEMORY);
-	move_pages(target, source, size);
+	move_pages(target, source, size, to_device);
 	return driver_leave(CUDA_SUCCESS);
 }
 

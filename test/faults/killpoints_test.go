@@ -18,9 +18,12 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/api"
 )
 
-// killPoints are those that the enforcer's sources have, but for checkpoints: no operation here makes any (test/e2e does).
+// killPoints are those that the enforcer's sources have, but for checkpoints, and for host memory and its holder: no operation here needs any (test/e2e does).
 func killPoints() []string {
-	return slices.DeleteFunc(killPointsIn("enforcer"), func(point string) bool { return strings.HasPrefix(point, "suspend.") })
+	return slices.DeleteFunc(killPointsIn("enforcer"), func(point string) bool {
+		part, _, _ := strings.Cut(point, ".")
+		return part == "suspend" || part == "host" || part == "holder"
+	})
 }
 
 // killPointsIn are those that the sources below some directories have.

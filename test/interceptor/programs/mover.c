@@ -10,17 +10,23 @@
 #include "cuda_abi.h"
 #include "nvml_abi.h"
 
+#include <dirent.h>
+#include <fcntl.h>
 #include <linux/futex.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 
 #define QUOTA (448ull << 20)
 #define PIECES 5
 #define OF_PIECES (112 * MIB)
+#define WRITTEN                                                                                    \
+	(109 * MIB) /* of that; what only has zeros takes no page of the simulated driver          \
+	             */
 #define SMALL 10
 
 CUresult cuInit(unsigned int);
@@ -297,12 +303,12 @@ static void move_there_and_back(pid_t child)
 	EXPECT(move_to(LEDGER_BARE) == LEDGER_MOVE_BUSY); /* the gate is shut */
 	set_away(0);
 	EXPECT(move_to(LEDGER_BARE) == LEDGER_MOVE_DONE);
-	EXPECT(emulated || kept - resident(child) >= (long long)OF_PIECES);
+	EXPECT(emulated || kept - resident(child) >= (long long)WRITTEN);
 	shut();
 	EXPECT(move_to(LEDGER_ASIDE) == LEDGER_MOVE_DONE && used() == away);
 	kept = resident(child);
 	EXPECT(move_to(LEDGER_BARE) == LEDGER_MOVE_DONE && place() == LEDGER_RUNNING);
-	EXPECT(emulated || kept - resident(child) >= (long long)OF_PIECES);
+	EXPECT(emulated || kept - resident(child) >= (long long)WRITTEN);
 	EXPECT(used() == full);
 	set_away(0);
 	set(&control->over, 1);
@@ -640,6 +646,95 @@ static void fork_and_check(void)
 	WAIT_UNTIL(get(&control->over) == 2);
 }
 
+/* What there is of the file that was given. */
+static long long given(void)
+{
+	struct stat st = {0};
+
+	return host_file >= 0 && fstat(host_file, &st) == 0 ? st.st_blocks * 512ll : -1;
+}
+
+/* Whether a process has the file open, or mapped. */
+static bool has_open(pid_t pid)
+{
+	char path[64], target[64];
+	struct dirent *entry;
+	bool has = false;
+	DIR *dir;
+
+	snprintf(path, sizeof(path), "/proc/%d/fd", pid);
+	dir = opendir(path);
+	EXPECT(dir != NULL);
+	while (dir && (entry = readdir(dir))) {
+		ssize_t n = readlinkat(dirfd(dir), entry->d_name, target, sizeof(target) - 1);
+
+		target[n > 0 ? n : 0] = '\0';
+		has = has || strstr(target, "memfd:given");
+	}
+	if (dir)
+		closedir(dir);
+	return has;
+}
+
+static bool has_mapped(pid_t pid)
+{
+	char path[64], line[512];
+	bool has = false;
+	FILE *in;
+
+	snprintf(path, sizeof(path), "/proc/%d/maps", pid);
+	in = fopen(path, "r");
+	EXPECT(in != NULL);
+	while (in && fgets(line, sizeof(line), in))
+		has = has || strstr(line, "memfd:given");
+	if (in)
+		fclose(in);
+	return has;
+}
+
+/* Host memory is given to it, and it keeps no descriptor; the file itself says what it has. */
+static void move_to_what_is_given(pid_t child)
+{
+	const long long needed = 2ll * (long long)ATTACH_HOST_STEP;
+	long long full;
+
+	WAIT_UNTIL(get(&control->ready));
+	full = used();
+	set(&control->host_steps, 2);
+	shut();
+	for (int i = 0; i < 3; i++) {
+		EXPECT(move_to(LEDGER_ASIDE) == LEDGER_MOVE_DONE && place() == LEDGER_ASIDE);
+		EXPECT(full - used() == (long long)OF_PIECES && given() == needed);
+		EXPECT(has_mapped(child) && !has_open(child) && get(&control->host_asked) == 1);
+		EXPECT(move_to(LEDGER_RUNNING) == LEDGER_MOVE_DONE && given() == needed);
+	}
+	set_away(0);
+	EXPECT(move_to(LEDGER_BARE) == LEDGER_MOVE_DONE && given() == 0 && !has_mapped(child));
+	/* As much as is given goes, and comes back; nothing is lost where there is too little. */
+	set(&control->host_steps, 1);
+	shut();
+	EXPECT(move_to(LEDGER_ASIDE) == LEDGER_MOVE_HOST && place() != LEDGER_ASIDE);
+	EXPECT(move_to(LEDGER_RUNNING) == LEDGER_MOVE_DONE && used() == full);
+	/* What is its own and what was given lie beside one another. */
+	set(&control->host_steps, 0);
+	EXPECT(move_to(LEDGER_ASIDE) == LEDGER_MOVE_DONE && place() == LEDGER_ASIDE);
+	EXPECT(move_to(LEDGER_RUNNING) == LEDGER_MOVE_DONE);
+	set_away(0);
+	EXPECT(move_to(LEDGER_BARE) == LEDGER_MOVE_DONE && given() == 0);
+	/* Nobody answers. */
+	set(&control->host_steps, -1);
+	shut();
+	EXPECT(move_to(LEDGER_ASIDE) == LEDGER_MOVE_HOST);
+	set(&control->host_steps, 2);
+	EXPECT(move_to(LEDGER_RUNNING) == LEDGER_MOVE_DONE);
+	EXPECT(move_to(LEDGER_ASIDE) == LEDGER_MOVE_DONE && given() == needed);
+	EXPECT(move_to(LEDGER_RUNNING) == LEDGER_MOVE_DONE && used() == full);
+	set_away(0);
+	set(&control->over, 1);
+	WAIT_UNTIL(get(&control->ready) == 2);
+	set(&control->over, 2);
+}
+
 static const struct mover_case cases[] = {{"there-and-back", keep_and_check, move_there_and_back},
                                           {"part", keep_and_check, move_a_part},
                                           {"again", use_all, move_again_and_again},
@@ -652,6 +747,8 @@ static const struct mover_case cases[] = {{"there-and-back", keep_and_check, mov
                                           {"released", go_on_alone, release},
                                           {"killed", keep_and_check, move_and_kill},
                                           {"fork", fork_and_check, move_there_and_back},
+                                          {"given", keep_and_check, move_to_what_is_given},
+                                          {"given-fork", fork_and_check, move_to_what_is_given},
                                           {0}};
 
 static const struct mover_case *find_case(const struct mover_case *list, const char *name)

@@ -15,7 +15,7 @@
 
 struct ledger *ledger;
 struct control *control;
-int listening = -1, wrong;
+int listening = -1, wrong, host_file = -1;
 
 static int ledger_file;
 static char directory[80];
@@ -39,6 +39,27 @@ void standin_listen(void)
 	set(&listening, s);
 }
 
+/* What is allocated of a memfd, as the holder does it. */
+static uint16_t give_host(const struct attach_request *request, int *file)
+{
+	__atomic_fetch_add(&control->host_asked, 1, __ATOMIC_SEQ_CST);
+	if (get(&control->host_steps) == 0)
+		return ATTACH_OWN;
+	if (host_file < 0) {
+		host_file = (int)syscall(SYS_memfd_create, "given", 0);
+		if (host_file < 0 || ftruncate(host_file, 1 << 30) != 0)
+			return ATTACH_INTERNAL;
+	}
+	if (request->bytes > (uint64_t)get(&control->host_steps) * ATTACH_HOST_STEP ||
+	    request->used >= request->bytes || request->used % ATTACH_HOST_STEP ||
+	    request->bytes % ATTACH_HOST_STEP ||
+	    fallocate(host_file, 0, (off_t)request->used,
+	              (off_t)(request->bytes - request->used)) != 0)
+		return ATTACH_REFUSED;
+	*file = host_file;
+	return ATTACH_OK;
+}
+
 static void answer(int c)
 {
 	union {
@@ -49,6 +70,7 @@ static void answer(int c)
 	struct attach_reply reply = {.magic = ATTACH_MAGIC, .version = ATTACH_VERSION};
 	struct iovec io = {&reply, sizeof(reply)};
 	struct msghdr message = {.msg_iov = &io, .msg_iovlen = 1};
+	int file = -1;
 
 	if (recv(c, &request, sizeof(request), 0) != sizeof(request))
 		return;
@@ -72,13 +94,20 @@ static void answer(int c)
 			if (get(&control->moves))
 				__atomic_store_n(&ledger->lane[reply.lane].move.want,
 				                 LEDGER_RUNNING, __ATOMIC_SEQ_CST);
-			message.msg_control = room.bytes;
-			message.msg_controllen = sizeof(room.bytes);
-			CMSG_FIRSTHDR(&message)->cmsg_level = SOL_SOCKET;
-			CMSG_FIRSTHDR(&message)->cmsg_type = SCM_RIGHTS;
-			CMSG_FIRSTHDR(&message)->cmsg_len = CMSG_LEN(sizeof(int));
-			memcpy(CMSG_DATA(CMSG_FIRSTHDR(&message)), &ledger_file, sizeof(int));
+			file = ledger_file;
 		}
+	} else if (request.op == ATTACH_OP_HOST) {
+		if (get(&control->host_steps) < 0)
+			return; /* as if killed now */
+		reply.status = give_host(&request, &file);
+	}
+	if (file >= 0) {
+		message.msg_control = room.bytes;
+		message.msg_controllen = sizeof(room.bytes);
+		CMSG_FIRSTHDR(&message)->cmsg_level = SOL_SOCKET;
+		CMSG_FIRSTHDR(&message)->cmsg_type = SCM_RIGHTS;
+		CMSG_FIRSTHDR(&message)->cmsg_len = CMSG_LEN(sizeof(int));
+		memcpy(CMSG_DATA(CMSG_FIRSTHDR(&message)), &file, sizeof(int));
 	}
 	(void)sendmsg(c, &message, MSG_NOSIGNAL);
 	/* The process looks whether we are alive. */

@@ -30,7 +30,12 @@ extern struct control {
 	int moving;                /* no call may be inside the driver */
 	int over;
 	int moves; /* the processes are to move their memory themselves */
+	/* So many ATTACH_HOST_STEPs of host memory are given; at 0 each process is to have its
+	 * own, below nobody is answered. */
+	int host_steps;
+	int host_asked;
 } * control;
+extern int host_file; /* with what was given; -1: nothing was */
 
 #define EXPECT(what)                                                                               \
 	do {                                                                                       \

@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforcer
+
+import (
+	"context"
+	"errors"
+	"os"
+	"time"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/hostmem"
+	"github.com/gpuslice/gpuslice/enforcer/killpoint"
+	"github.com/gpuslice/gpuslice/enforcer/ledger"
+	"github.com/gpuslice/gpuslice/enforcer/process"
+	"github.com/gpuslice/gpuslice/enforcer/quota"
+)
+
+// Where the operator chose a cgroup for it, host memory of processes that move their memory themselves is charged there, and not to their own (package
+// hostmem). A process asks for it in parts while it moves (ATTACH_OP_HOST), maps what it gets and keeps no descriptor. It gets no more than the driver
+// listed for it when it was told to go, and nothing while its slice is on its devices.
+//
+// What it keeps for the next time it gives back when it is told to be bare. That is done for it if it says that it is on its devices, whether it has
+// answered or not: then nothing of its memory is there.
+
+// HostMemory gives host memory that is charged elsewhere: hostmem.Keeper. What fails is tried again by who needs it.
+type HostMemory interface {
+	Begin() (fresh bool, err error) // fresh: of what was given before nothing is known
+	PID() (int, error)              // whose cgroup is charged
+	Grow(p hostmem.Process, size, from, to uint64) (*os.File, error)
+	Trim(p hostmem.Process, from, to uint64) error
+	Bytes(p hostmem.Process) (uint64, error)
+	Used() (uint64, error) // by all that is in the cgroup
+	Err() error            // why it gives nothing; waits for nothing
+	Close() error
+}
+
+// hostPace is between two looks whether the holder is there.
+const hostPace = 10 * time.Second
+
+// isGiven says whether a process's host memory is to be charged to the operator's cgroup.
+func (s *slice) isGiven(p *moved) bool {
+	_, can := s.word(p)
+	return can && !p.byDriver && s.e.options.HostMemory != nil
+}
+
+// mayHave is how much host memory a process may have in all, for now.
+func (s *slice) mayHave(peer process.Identity) uint64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.suspension == nil || s.residency == nil {
+		return 0
+	}
+	for _, p := range s.suspension.Processes {
+		if p.PID == peer.PID && p.Start == peer.Start {
+			return hostmem.Up(sum(p.Bytes))
+		}
+	}
+	return 0
+}
+
+// giveHost answers a process that has so much host memory, and needs so much.
+func (s *slice) giveHost(peer *process.Handle, from, to uint64) ([]*os.File, error) {
+	h := s.e.options.HostMemory
+	switch {
+	case (from|to)%hostmem.Step != 0 || from >= to, to-from > ledger.HostPart:
+		return nil, ledger.StatusMalformed
+	case h == nil:
+		return nil, ledger.StatusOwn
+	}
+	s.e.hosting.Wait()
+	defer s.e.hosting.Give()
+	if to > s.mayHave(peer.Identity) {
+		return nil, ledger.StatusRefused
+	}
+	err := s.fitsGiven(to - from)
+	var file *os.File
+	if err == nil {
+		file, err = h.Grow(hostmem.Process{PID: peer.PID, Start: peer.Start}, s.e.hostSize(), from, to)
+	}
+	s.mu.Lock()
+	if l := s.quota.Of(peer.PID); l != nil {
+		l.NoHost = err
+	}
+	s.mu.Unlock()
+	if err != nil {
+		return nil, ledger.StatusRefused
+	}
+	killpoint.Pass("host.given")
+	return []*os.File{file}, nil
+}
+
+// hostSize is what no process needs more of: it sees one device.
+func (e *Enforcer) hostSize() (size uint64) {
+	if e.truth == nil {
+		return 0
+	}
+	for _, g := range e.truth.devices {
+		size = max(size, hostmem.Up(g.Total))
+	}
+	return size
+}
+
+// fitsGiven says why the operator's cgroup has no room for so much more.
+func (s *slice) fitsGiven(bytes uint64) error {
+	pid, err := s.e.options.HostMemory.PID()
+	if err != nil {
+		return api.Errorf(api.CodeBadRequest, "slice %s: %v", s.id(), err)
+	}
+	const kernels = 64 // which part the kernel takes beside, at most, to find it
+	return s.fitsCgroups(map[int]uint64{pid: bytes + bytes/kernels})
+}
+
+// takeBackHost empties what a process was given, as long as nothing of its memory can be there.
+func (e *Enforcer) takeBackHost(p hostmem.Process, still func() bool) {
+	h := e.options.HostMemory
+	if h == nil {
+		return
+	}
+	for from, size := uint64(0), e.hostSize(); from < size; from += ledger.HostPart {
+		if bytes, err := h.Bytes(p); err != nil || bytes == 0 {
+			return
+		}
+		if !e.takeBackPart(p, from, min(size, from+ledger.HostPart), still) {
+			return
+		}
+	}
+}
+
+func (e *Enforcer) takeBackPart(p hostmem.Process, from, to uint64, still func() bool) bool {
+	e.hosting.Wait()
+	defer e.hosting.Give()
+	return still() && e.options.HostMemory.Trim(p, from, to) == nil
+}
+
+// emptied takes back what a process was given that was told to be bare by this word of a slice that is on its devices, unless it is told something else
+// by now.
+func (s *slice) emptied(l *quota.Lane, want uint8) {
+	s.e.takeBackHost(hostmem.Process{PID: l.Process.PID, Start: l.Process.Start}, func() bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if !s.quota.Has(l) || s.suspension != nil {
+			return false
+		}
+		m := s.quota.Ledger.MoveOf(l.Number)
+		return m.Is == ledger.Running && m.Want == want && l.Kept == 0
+	})
+}
+
+// beganAnew takes back what a process was given before it called execve.
+func (s *slice) beganAnew(peer *process.Handle) {
+	s.mu.Lock()
+	was := s.quota.Of(peer.PID)
+	s.mu.Unlock()
+	if was != nil && s.request.Elastic {
+		s.e.takeBackHost(hostmem.Process{PID: peer.PID, Start: peer.Start}, func() bool {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			return s.suspension == nil
+		})
+	}
+}
+
+// recallHost notes what processes keep that a former enforcer let them keep. Of what a holder had given that is gone nothing is known: they are to give
+// it back.
+func (e *Enforcer) recallHost() {
+	h := e.options.HostMemory
+	if h == nil {
+		return
+	}
+	fresh, err := h.Begin()
+	if err != nil {
+		e.log.Error("processes that move their memory themselves get no host memory", "err", err)
+		return
+	}
+	for _, s := range e.elasticOnes() {
+		var all []*quota.Lane
+		s.mu.Lock()
+		if s.suspension == nil && s.quota.Ledger != nil {
+			for l := range s.quota.Lanes() {
+				all = append(all, l)
+			}
+		}
+		s.mu.Unlock()
+		for _, l := range all {
+			bytes, err := h.Bytes(hostmem.Process{PID: l.Process.PID, Start: l.Process.Start})
+			if err != nil {
+				continue
+			}
+			s.mu.Lock()
+			if s.quota.Has(l) && s.quota.Ledger.MoveOf(l.Number).Is == ledger.Running {
+				l.Kept = bytes
+				if fresh {
+					l.Kept = 1 // or whatever it is
+				}
+			}
+			s.mu.Unlock()
+		}
+		if fresh {
+			s.bare(func(*quota.Lane) bool { return true })
+		}
+	}
+}
+
+// keepHost has a holder be there until ctx ends.
+func (e *Enforcer) keepHost(ctx context.Context) {
+	ticker := time.NewTicker(hostPace)
+	defer ticker.Stop()
+	for said := ""; ; {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+		now := ""
+		if _, err := e.options.HostMemory.PID(); err != nil {
+			now = err.Error()
+		}
+		if now != said && now != "" {
+			e.log.Error("processes that move their memory themselves get no host memory", "err", now)
+		}
+		said = now
+	}
+}
+
+// hostCheck is about the cgroup of the operator's choice.
+func (e *Enforcer) hostCheck() []api.Check {
+	h := e.options.HostMemory
+	if h == nil {
+		return nil
+	}
+	c := api.Check{Name: "host_memory", OK: true}
+	if err := h.Err(); err != nil {
+		c.OK, c.Message = false, "processes that move their memory themselves are left to the driver: "+err.Error()
+	}
+	return []api.Check{c}
+}
+
+// HostMemory is how much is charged to the cgroup of the operator's choice; false if there is none.
+func (e *Enforcer) HostMemory() (bytes uint64, known bool) {
+	if e.options.HostMemory == nil {
+		return 0, false
+	}
+	bytes, err := e.options.HostMemory.Used()
+	return bytes, err == nil
+}
+
+// both is why neither the process itself nor the driver has host memory.
+func (s *slice) both(itself, byDriver error) error {
+	if itself == nil || itself.Error() == byDriver.Error() || errors.Is(byDriver, ErrClosed) {
+		return byDriver
+	}
+	return api.Errorf(api.CodeBadRequest, "%v; and by the driver: %v", itself, byDriver)
+}

@@ -1,0 +1,350 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforcer_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/gpuslice/gpuslice/enforcer"
+	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/checkpoint"
+	"github.com/gpuslice/gpuslice/enforcer/hostmem"
+	"github.com/gpuslice/gpuslice/enforcer/ledger"
+)
+
+// fakeHolder gives host memory that there is not.
+type fakeHolder struct {
+	mu    sync.Mutex
+	err   error // it gives nothing
+	fresh bool
+	steps map[hostmem.Process]map[uint64]bool // what there is, by its beginning
+
+	host  atomic.Uint64                                // bytes that the host has
+	short atomic.Pointer[func(pid int, n uint64) bool] // whose cgroup has no room for so much
+}
+
+const holderPID = 1<<22 - 1
+
+func (f *fakeHolder) Begin() (bool, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.fresh, f.err
+}
+
+func (f *fakeHolder) PID() (int, error) { return holderPID, f.Err() }
+
+func (f *fakeHolder) Grow(p hostmem.Process, size, from, to uint64) (*os.File, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.err != nil || to > size {
+		return nil, errors.Join(f.err, fmt.Errorf("%d of %d", to, size))
+	}
+	if f.steps[p] == nil {
+		f.steps[p] = make(map[uint64]bool)
+	}
+	for at := from; at < to; at += hostmem.Step {
+		f.steps[p][at] = true
+	}
+	return os.Open("/dev/null")
+}
+
+func (f *fakeHolder) Trim(p hostmem.Process, from, to uint64) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for at := from; at < to; at += hostmem.Step {
+		delete(f.steps[p], at)
+	}
+	return f.err
+}
+
+func (f *fakeHolder) Bytes(p hostmem.Process) (uint64, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return uint64(len(f.steps[p])) * hostmem.Step, f.err
+}
+
+func (f *fakeHolder) Used() (uint64, error) { return 0, f.Err() }
+func (f *fakeHolder) Close() error          { return nil }
+
+func (f *fakeHolder) Err() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.err
+}
+
+func (f *fakeHolder) set(do func(*fakeHolder)) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	do(f)
+}
+
+func (f *fakeHolder) hasNoRoom(is func(pid int, n uint64) bool) { f.short.Store(&is) }
+
+// held is how much there is of a process that lives.
+func (f *fakeHolder) held(p *proc) (bytes uint64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for of, steps := range f.steps {
+		if of.PID == p.pid() {
+			bytes += uint64(len(steps)) * hostmem.Step
+		}
+	}
+	return bytes
+}
+
+// givenTurns is ownTurns with a holder. Each time that a moves its memory aside it asks for the host memory that it needs, and has not yet.
+func givenTurns(t *testing.T) (h *host, truth *fakeTruth, f *fakeMover, a, b *proc, m *selfMover, held *fakeHolder) {
+	t.Helper()
+	held = &fakeHolder{steps: make(map[hostmem.Process]map[uint64]bool)}
+	held.host.Store(1 << 40)
+	held.hasNoRoom(func(int, uint64) bool { return false })
+	t.Cleanup(enforcer.ShortOfMemory(func(pid int, n uint64) bool { return (*held.short.Load())(pid, n) }))
+	h, truth, f = elastics(t, quick)
+	h.stop()
+	enforcer.HostHasBy(held.host.Load)
+	h.options.HostMemory = held
+	h.start()
+	a, b = h.elastic("a", 45*gib, 0), h.elastic("b", 45*gib, 0)
+	a.works(truth, 40*gib)
+	m = h.movesItself(a, "a", truth)
+	m.asks(a, held)
+	return h, truth, f, a, b, m, held
+}
+
+const part = ledger.HostPart
+
+// asks has it ask for what it lacks of what it needs, in parts, when it next moves aside; and if it is refused, say so.
+func (m *selfMover) asks(p *proc, held *fakeHolder) {
+	m.set(func(m *selfMover) {
+		m.first = map[ledger.Place][2]func(){ledger.Aside: {func() {
+			for at := held.held(p); at < 40*gib; at += part {
+				if p.ask("host %d %d", at, min(at+part, 40*gib)) != "ok 1" {
+					m.fails[ledger.Aside] = ledger.MoveHost
+					return
+				}
+			}
+		}}}
+	})
+}
+
+func TestHostMemoryIsGivenToWhoMovesItself(t *testing.T) {
+	h, truth, f, a, b, m, held := givenTurns(t)
+	const (
+		refused, malformed = "status 8", "status 4"
+	)
+	a.expect(refused, "host 0 %d", part) // its slice is on the device
+	m.set(func(m *selfMover) {
+		m.first = map[ledger.Place][2]func(){ledger.Aside: {func() {
+			a.expect("ok 1", "host 0 %d", part)
+			for _, wrong := range [][2]uint64{{0, 0}, {part, 0}, {1, part}, {0, part - 4096}, {0, part + hostmem.Step}, {1<<64 - hostmem.Step, 0}} {
+				a.expect(malformed, "host %d %d", wrong[0], wrong[1])
+			}
+			for at := uint64(part); at < 40*gib; at += part {
+				a.expect("ok 1", "host %d %d", at, at+part)
+			}
+			a.expect(refused, "host %d %d", 40*gib, 40*gib+hostmem.Step) // more than it holds
+		}}}
+	})
+	b.works(truth, gib)
+	h.becomes("a", api.Evicted)
+	if held.held(a) != 40*gib || held.held(b) != 0 || f.steps() != "" {
+		t.Errorf("%d and %d", held.held(a), held.held(b))
+	}
+	a.expect("ok 1", "host 0 %d", part)  // it may have it, and has
+	b.expect(refused, "host 0 %d", part) // nothing is moved of it
+	a.returns()
+	a.expect(refused, "host 0 %d", part)
+}
+
+func TestWhereThereIsNoCgroupForItAProcessHasItsOwnHostMemory(t *testing.T) {
+	h, truth, _, a, b, _ := ownTurns(t)
+	a.expect("status 10", "host 0 %d", part)
+	b.works(truth, gib)
+	h.becomes("a", api.Evicted)
+	a.expect("status 10", "host 0 %d", part)
+}
+
+// Its own cgroup's limit is none for it: neither to go, nor to keep what it has.
+func TestHostMemoryThatIsGivenIsNotChargedToTheProcess(t *testing.T) {
+	h, truth, f, a, b, m, held := givenTurns(t)
+	held.hasNoRoom(func(pid int, bytes uint64) bool { return pid == a.pid() })
+	for range 2 {
+		b.works(truth, mib)
+		h.becomes("a", api.Evicted)
+		a.returns()
+		h.becomes("b", api.Evicted)
+		if f.moved(a) || m.wasTold(ledger.Bare) || held.held(a) != 40*gib {
+			t.Fatalf("%d", held.held(a))
+		}
+	}
+	// Of a host that has too little it keeps nothing, and if it does not obey that is done for it.
+	held.host.Store(41 * gib)
+	m.set(func(m *selfMover) { m.mute[ledger.Bare] = true })
+	b.works(truth, mib)
+	h.becomes("a", api.Evicted)
+	a.returns()
+	eventually(t, "it has none", func() bool { return held.held(a) == 0 })
+	if !m.wasTold(ledger.Bare) {
+		t.Error("it was not told so")
+	}
+}
+
+func TestWhereTheCgroupHasNoRoomTheDriverMoves(t *testing.T) {
+	h, truth, f, a, b, m, held := givenTurns(t)
+	var full atomic.Bool
+	held.hasNoRoom(func(pid int, bytes uint64) bool {
+		return pid == holderPID && bytes >= 40*gib || pid == a.pid() && full.Load()
+	})
+	b.works(truth, mib)
+	h.becomes("a", api.Evicted)
+	if got := f.steps(); got != fmt.Sprintf("lock %d, checkpoint %d", a.pid(), a.pid()) || m.been() != "" || held.held(a) != 0 {
+		t.Fatalf("%s", got)
+	}
+	a.returns()
+	// Nor has its own: then it stays, and both are said.
+	full.Store(true)
+	b.expect(statusAway, "return")
+	eventually(t, "it is said", func() bool {
+		o := h.see("a").Elastic.Obstacle
+		return strings.Contains(o, fmt.Sprint("cgroup of ", holderPID)) && strings.Contains(o, "and by the driver") && strings.Contains(o, fmt.Sprint("cgroup of ", a.pid()))
+	})
+	if s := h.see("a"); s.State != api.Active || f.states()[a.pid()] != checkpoint.Running {
+		t.Errorf("%+v", s)
+	}
+}
+
+// There was room, and then there is none.
+func TestAProcessThatIsGivenTooLittleIsLeftToTheDriver(t *testing.T) {
+	for what, fails := range map[string]func(held *fakeHolder){
+		"the cgroup is full": func(held *fakeHolder) {
+			held.hasNoRoom(func(pid int, bytes uint64) bool { return pid == holderPID && bytes < 40*gib })
+		},
+		"the holder is gone": func(held *fakeHolder) {
+			held.set(func(f *fakeHolder) { f.err = errors.New("it is gone") })
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			h, truth, f, a, b, m, held := givenTurns(t)
+			m.set(func(m *selfMover) {
+				asks := m.first[ledger.Aside][0]
+				m.first = map[ledger.Place][2]func(){ledger.Locked: {func() { fails(held) }}, ledger.Aside: {asks}}
+			})
+			b.works(truth, mib)
+			h.becomes("a", api.Evicted)
+			if got := f.steps(); !strings.HasSuffix(got, fmt.Sprintf("checkpoint %d", a.pid())) || truth.holds(a.pid()) != 0 {
+				t.Fatalf("%s", got)
+			}
+			a.returns()
+			if truth.holds(a.pid()) != 40*gib || m.is() != ledger.Running {
+				t.Errorf("%v", f.states())
+			}
+		})
+	}
+}
+
+func TestThatThereIsNoHolderIsSaid(t *testing.T) {
+	h, truth, f, a, b, _, held := givenTurns(t)
+	check := func() api.Check {
+		health, _ := h.Health(context.Background())
+		for _, c := range health.Checks {
+			if c.Name == "host_memory" {
+				if !health.Ready {
+					t.Error("it is not ready")
+				}
+				return c
+			}
+		}
+		t.Fatal("there is no such check")
+		return api.Check{}
+	}
+	if c := check(); !c.OK || c.Message != "" {
+		t.Errorf("%+v", c)
+	}
+	held.set(func(f *fakeHolder) { f.err = errors.New("it cannot be had") })
+	if c := check(); c.OK || !strings.Contains(c.Message, "it cannot be had") {
+		t.Errorf("%+v", c)
+	}
+	h.restart() // also without it
+	b.works(truth, mib)
+	h.becomes("a", api.Evicted)
+	if got := f.steps(); !strings.HasSuffix(got, fmt.Sprintf("checkpoint %d", a.pid())) {
+		t.Errorf("%s", got)
+	}
+	a.returns()
+}
+
+// What was kept is given back for somebody who has no room in the cgroup, also after a restart.
+func TestWhatIsKeptOfTheCgroupIsGivenBackForAnother(t *testing.T) {
+	for _, restart := range []bool{false, true} {
+		t.Run(fmt.Sprint("restart ", restart), func(t *testing.T) {
+			h, truth, f, a, b, m, held := givenTurns(t)
+			c := h.elastic("c", 34*gib, 0)
+			b.works(truth, 30*gib)
+			h.movesItself(b, "b", truth)
+			h.becomes("a", api.Evicted)
+			a.returns()
+			h.becomes("b", api.Evicted)
+			if held.held(a) != 40*gib {
+				t.Fatalf("%d", held.held(a))
+			}
+			if restart {
+				h.restart()
+			}
+			a.expect("ok 1", "enter")
+			b.kill()
+			eventually(t, "b is gone", func() bool { return h.granted(t) == 45*gib || h.granted(t) == 45*gib+600*mib })
+			truth.set(gpu0, b.pid(), 0)
+			c.works(truth, 20*gib)
+			h.movesItself(c, "c", truth)
+			d := h.elastic("d", 34*gib, 0)
+			held.hasNoRoom(func(pid int, bytes uint64) bool { return pid == holderPID && held.held(a) > 0 })
+			m.wasTold(ledger.Bare)
+			d.returns()
+			h.becomes("c", api.Evicted)
+			if told, has, moved := m.wasTold(ledger.Bare), held.held(a), f.steps(); !told || has != 0 || strings.Contains(moved, fmt.Sprint(" ", c.pid())) {
+				t.Errorf("%v, it has %d, the driver was asked to %s", told, has, moved)
+			}
+		})
+	}
+}
+
+// Of what a holder had given that is gone nothing is known.
+func TestWhatALostHolderGaveIsGivenBack(t *testing.T) {
+	h, truth, _, a, b, m, held := givenTurns(t)
+	b.works(truth, mib)
+	h.becomes("a", api.Evicted)
+	a.returns()
+	h.becomes("b", api.Evicted)
+	m.wasTold(ledger.Bare)
+	h.restart()
+	time.Sleep(50 * time.Millisecond)
+	if m.wasTold(ledger.Bare) {
+		t.Fatal("its holder is there")
+	}
+	h.stop()
+	held.set(func(f *fakeHolder) { clear(f.steps); f.fresh = true })
+	h.start()
+	eventually(t, "it is told to give back what it has", func() bool { return m.isBare() })
+}
+
+// Its former image had it.
+func TestAProcessThatBeginsAnewHasNoHostMemory(t *testing.T) {
+	h, truth, _, a, b, _, held := givenTurns(t)
+	b.works(truth, mib)
+	h.becomes("a", api.Evicted)
+	a.returns()
+	if held.held(a) != 40*gib {
+		t.Fatalf("%d", held.held(a))
+	}
+	a.must("attach")
+	eventually(t, "it has none", func() bool { return held.held(a) == 0 })
+	_ = h
+}

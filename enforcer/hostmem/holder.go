@@ -1,0 +1,350 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package hostmem
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/signal"
+	"strconv"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuslice/gpuslice/enforcer/killpoint"
+	"github.com/gpuslice/gpuslice/enforcer/process"
+	"github.com/gpuslice/gpuslice/enforcer/unixsocket"
+)
+
+const (
+	// holderWord is a holder's first argument; after it come how long it lives without use, and how many cgroups it is to enter.
+	holderWord = "host-memory-holder"
+	// readyFD is where it says that it listens, or why not. The cgroups' files follow.
+	readyFD = 3
+	// SocketName is of the socket, in its working directory.
+	SocketName = "holder.sock"
+	isReady    = "ready"
+)
+
+// IsHolder says whether a program was started with these arguments to be one.
+func IsHolder(args []string) bool { return len(args) == 4 && args[1] == holderWord }
+
+// Hold is the whole of such a program. It returns the code to exit with.
+func Hold(args []string) int {
+	ready := os.NewFile(readyFD, "ready")
+	h, listener, err := begin(args)
+	if err != nil {
+		fmt.Fprint(ready, err)
+		return 1
+	}
+	fmt.Fprint(ready, isReady)
+	ready.Close()
+	h.serve(listener)
+	return 0
+}
+
+// holder is what the process has.
+type holder struct {
+	idle time.Duration // it ends when it has held nothing, with nobody connected, for so long
+	end  func()
+
+	deaths *process.Watcher
+
+	mu    sync.Mutex // guards what follows
+	files map[Process]*file
+	conns int
+}
+
+// file is the memfd of a process.
+type file struct {
+	process *process.Handle
+
+	mu sync.Mutex // held while it is worked on
+	fd int        // -1 once the process has ended
+}
+
+func begin(args []string) (*holder, *net.UnixListener, error) {
+	idle, err := time.ParseDuration(args[2])
+	if err != nil {
+		return nil, nil, err
+	}
+	cgroups, err := strconv.Atoi(args[3])
+	if err != nil {
+		return nil, nil, err
+	}
+	for i := range cgroups { // before anything is held
+		procs := os.NewFile(uintptr(readyFD+1+i), "cgroup.procs")
+		if _, err := procs.WriteString("0"); err != nil {
+			return nil, nil, fmt.Errorf("enter the cgroup: %w", err)
+		}
+		procs.Close()
+	}
+	// If the cgroup has no room after all, as the enforcer found it to have, that is to be an error and not this process's end. It takes CAP_SYS_RESOURCE.
+	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("-1000"), 0)
+	signal.Ignore(syscall.SIGHUP, syscall.SIGINT)
+	unix.Umask(0o177)
+	if err := unix.Unlink(SocketName); err != nil && !errors.Is(err, unix.ENOENT) {
+		return nil, nil, &os.PathError{Op: "unlink", Path: SocketName, Err: err}
+	}
+	config := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (failed error) {
+		return errors.Join(c.Control(func(fd uintptr) { failed = unixsocket.RefuseDescriptors(int(fd)) }), failed)
+	}}
+	listener, err := config.Listen(context.Background(), "unixpacket", SocketName)
+	if err != nil {
+		return nil, nil, err
+	}
+	h := &holder{idle: idle, files: make(map[Process]*file)}
+	if h.deaths, err = process.NewWatcher(); err != nil {
+		return nil, nil, err
+	}
+	l := listener.(*net.UnixListener)
+	l.SetUnlinkOnClose(false) // it may be another one's by then
+	h.end = sync.OnceFunc(func() { _ = l.Close() })
+	return h, l, nil
+}
+
+// serve until it has been idle.
+func (h *holder) serve(listener *net.UnixListener) {
+	go h.endIdle()
+	for {
+		conn, err := listener.AcceptUnix()
+		switch {
+		case errors.Is(err, net.ErrClosed):
+			return
+		case err != nil:
+			time.Sleep(100 * time.Millisecond) // want of descriptors
+		default:
+			go h.hear(conn)
+		}
+	}
+}
+
+func (h *holder) endIdle() {
+	used := time.Now()
+	for ; ; time.Sleep(h.idle / 8) {
+		h.mu.Lock()
+		connected := h.conns > 0
+		h.mu.Unlock()
+		if connected || h.charged() > 0 {
+			used = time.Now()
+		} else if time.Since(used) > h.idle {
+			h.end()
+			return
+		}
+	}
+}
+
+func (h *holder) hear(conn *net.UnixConn) {
+	defer conn.Close()
+	peer, err := unixsocket.Ask(conn, unixsocket.Credentials)
+	if err != nil || int(peer.Uid) != os.Geteuid() {
+		return
+	}
+	h.count(1)
+	defer h.count(-1)
+	for {
+		var buffer [requestSize + 1]byte
+		n, err := conn.Read(buffer[:])
+		if err != nil {
+			return
+		}
+		r, err := decodeRequest(buffer[:n])
+		if err != nil {
+			return
+		}
+		charged, fd, err := h.do(r)
+		a := reply{bytes: charged}
+		if err != nil {
+			a.failed = unix.EIO
+			_ = errors.As(err, &a.failed)
+		}
+		var rights []byte
+		if fd >= 0 {
+			rights = unix.UnixRights(fd)
+		}
+		_, _, err = conn.WriteMsgUnix(a.encode(), rights, nil)
+		if fd >= 0 {
+			unix.Close(fd)
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+func (h *holder) count(n int) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.conns += n
+}
+
+// do answers with a descriptor of the caller's, if it is not -1.
+func (h *holder) do(r request) (charged uint64, fd int, err error) {
+	fd = -1
+	if r.op == opBytes && r.of == (Process{}) {
+		return h.charged(), fd, nil
+	}
+	f, err := h.of(r)
+	if f == nil || err != nil {
+		return 0, fd, err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.fd < 0 {
+		return 0, fd, unix.ESRCH
+	}
+	switch r.op {
+	case opGrow:
+		killpoint.Pass("holder.grow")
+		if err = grow(f.fd, r.from, r.to); err == nil {
+			fd, err = unix.FcntlInt(uintptr(f.fd), unix.F_DUPFD_CLOEXEC, 0)
+		}
+		killpoint.Pass("holder.grown")
+	case opTrim:
+		err = punch(f.fd, r.from, r.to)
+	}
+	return f.charged(), fd, err
+}
+
+// of is a process's file, which is made where it is to grow; nil if there is none.
+func (h *holder) of(r request) (*file, error) {
+	h.mu.Lock()
+	f := h.files[r.of]
+	h.mu.Unlock()
+	if f != nil || r.op != opGrow {
+		return f, nil
+	}
+	p, err := process.Again(r.of.PID, r.of.Start)
+	if err != nil {
+		return nil, unix.ESRCH
+	}
+	fd, err := newFile(r.size)
+	if err != nil {
+		p.Close()
+		return nil, err
+	}
+	f = &file{process: p, fd: fd}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if other := h.files[r.of]; other != nil { // it came meanwhile
+		p.Close()
+		unix.Close(fd)
+		return other, nil
+	}
+	if err := h.deaths.Watch(p, func() { go h.forget(r.of, f) }); err != nil {
+		p.Close()
+		unix.Close(fd)
+		return nil, err
+	}
+	h.files[r.of] = f
+	return f, nil
+}
+
+// forget empties the file of a process that has ended: another one may have it still, to which that process gave it.
+func (h *holder) forget(of Process, f *file) {
+	h.mu.Lock()
+	delete(h.files, of)
+	h.mu.Unlock()
+	h.deaths.Unwatch(f.process)
+	f.process.Close()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	_ = punch(f.fd, 0, maxSize)
+	unix.Close(f.fd)
+	f.fd = -1
+}
+
+// charged is how much all processes have.
+func (h *holder) charged() (sum uint64) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, f := range h.files {
+		sum += f.charged()
+	}
+	return sum
+}
+
+// charged is how much of the file there is; by whomever it was touched first, so at least what is charged to the holder.
+func (f *file) charged() uint64 {
+	var st unix.Stat_t
+	if unix.Fstat(f.fd, &st) != nil {
+		return 0
+	}
+	const block = 512
+	return uint64(st.Blocks) * block
+}
+
+// newFile has its size for good, and nobody can seal it otherwise.
+func newFile(size uint64) (int, error) {
+	const flags, noexecSeal = unix.MFD_CLOEXEC | unix.MFD_ALLOW_SEALING, 8 // MFD_NOEXEC_SEAL, Linux 6.3
+	fd, err := unix.MemfdCreate("gpuslice-host", flags|noexecSeal)
+	if errors.Is(err, unix.EINVAL) {
+		fd, err = unix.MemfdCreate("gpuslice-host", flags)
+	}
+	if err != nil {
+		return -1, err
+	}
+	err = unix.Ftruncate(fd, int64(size))
+	if err == nil {
+		_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL)
+	}
+	if err != nil {
+		unix.Close(fd)
+		return -1, err
+	}
+	return fd, nil
+}
+
+// grow has all of a range charged to this process's cgroup, or nothing of it: what was allocated is undone where that fails, even if this process is
+// killed for it. Where shmem gives huge pages to who asks, it is mapped, so advised and touched instead.
+func grow(fd int, from, to uint64) error {
+	if from == to {
+		return nil
+	}
+	var err error = unix.EINVAL
+	if enabled, _ := os.ReadFile("/sys/kernel/mm/transparent_hugepage/shmem_enabled"); bytes.Contains(enabled, []byte("[advise]")) {
+		err = populate(fd, from, to)
+	}
+	if errors.Is(err, unix.EINVAL) { // before Linux 5.14 that cannot be asked for
+		err = ignoringEINTR(func() error { return unix.Fallocate(fd, 0, int64(from), int64(to-from)) })
+	}
+	if err != nil {
+		_ = punch(fd, from, to)
+	}
+	return err
+}
+
+func populate(fd int, from, to uint64) error {
+	const populateWrite = 23 // MADV_POPULATE_WRITE
+	memory, err := unix.Mmap(fd, int64(from), int(to-from), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = unix.Munmap(memory) }()
+	_ = unix.Madvise(memory, unix.MADV_HUGEPAGE)
+	return ignoringEINTR(func() error { return unix.Madvise(memory, populateWrite) })
+}
+
+// punch gives back a range, to the end of the file at most.
+func punch(fd int, from, to uint64) error {
+	if from == to {
+		return nil
+	}
+	return ignoringEINTR(func() error {
+		return unix.Fallocate(fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, int64(from), int64(to-from))
+	})
+}
+
+// ignoringEINTR goes on where the signal was that Go's runtime sends to its own threads.
+func ignoringEINTR(do func() error) (err error) {
+	for err = unix.EINTR; errors.Is(err, unix.EINTR); {
+		err = do()
+	}
+	return err
+}

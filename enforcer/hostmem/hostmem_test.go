@@ -1,0 +1,445 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package hostmem
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuslice/gpuslice/enforcer/cgroup"
+	"github.com/gpuslice/gpuslice/enforcer/process"
+)
+
+// TestMain makes this program the holder, too, and a peer of another user.
+func TestMain(m *testing.M) {
+	if IsHolder(os.Args) {
+		os.Exit(Hold(os.Args))
+	}
+	if len(os.Args) == 3 && os.Args[1] == "intrude" {
+		os.Exit(intrude(os.Args[2]))
+	}
+	os.Exit(m.Run())
+}
+
+const mib = 1 << 20
+
+// place is a run directory and a cgroup for a test; the holder ends soon after it is of no use.
+func place(t *testing.T) Options {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: it makes a cgroup")
+	}
+	host, err := cgroup.Open("/proc")
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := Options{
+		RunDir: t.TempDir(), Cgroup: fmt.Sprintf("/gpuslice-test-%d-%d", os.Getpid(), time.Now().UnixNano()), Idle: 200 * time.Millisecond,
+		Log: slog.New(slog.DiscardHandler),
+	}
+	places, err := host.Named(o.Cgroup)
+	if err != nil {
+		t.Skip(err)
+	}
+	charged, err := makeCgroup(places[0], true)
+	if err != nil {
+		_ = os.Remove(places[0].Dir())
+		t.Skip(err) // the v2 hierarchy of a host whose memory controller is in a v1 one that is not mounted
+	}
+	charged.Close()
+	t.Cleanup(func() {
+		for _, p := range places {
+			eventually(t, "the holder has ended, and nothing is charged", func() bool {
+				return os.Remove(p.Dir()) == nil || !p.Exists() && errors.Is(syscall.Access(p.Dir(), 0), syscall.ENOENT)
+			})
+		}
+	})
+	return o
+}
+
+func (o Options) keeper(t *testing.T) *Keeper {
+	t.Helper()
+	k, err := New(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = k.Close() })
+	return k
+}
+
+// other is a process that does nothing.
+func other(t *testing.T) (p Process, end func()) {
+	t.Helper()
+	cmd := exec.Command("sleep", "600")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	start, err := process.StartTime(cmd.Process.Pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	end = func() { _, _ = cmd.Process.Kill(), cmd.Wait() }
+	t.Cleanup(end)
+	return Process{cmd.Process.Pid, start}, end
+}
+
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(10 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("after 10 s still not: %s", what)
+		}
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (k *Keeper) mustGrow(t *testing.T, p Process, from, to uint64) *os.File {
+	t.Helper()
+	file, err := k.Grow(p, 16*Step, from, to)
+	must(t, err)
+	t.Cleanup(func() { file.Close() })
+	return file
+}
+
+// near says whether n is what is wanted, and at most what a holder takes itself beside.
+func near(n, want uint64) bool { return n >= want && n < want+32*mib }
+
+func (k *Keeper) used(t *testing.T) uint64 {
+	t.Helper()
+	n, err := k.Used()
+	must(t, err)
+	return n
+}
+
+func (k *Keeper) has(t *testing.T, p Process) uint64 {
+	t.Helper()
+	n, err := k.Bytes(p)
+	must(t, err)
+	return n
+}
+
+func TestWhatIsGrantedIsChargedToTheHoldersCgroup(t *testing.T) {
+	k := place(t).keeper(t)
+	if fresh, err := k.Begin(); !fresh || err != nil {
+		t.Fatal(fresh, err)
+	}
+	a, endA := other(t)
+	b, endB := other(t)
+	file := k.mustGrow(t, a, 0, 2*Step)
+	memory, err := unix.Mmap(int(file.Fd()), 0, 2*Step, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	must(t, err)
+	for i := range memory {
+		if memory[i] != 0 {
+			t.Fatal("it is not empty")
+		}
+		memory[i] = 7
+	}
+	must(t, unix.Munmap(memory))
+	k.mustGrow(t, a, 2*Step, 3*Step)
+	otherFile := k.mustGrow(t, b, 0, Step)
+	if k.has(t, a) != 3*Step || k.has(t, b) != Step || k.has(t, Process{}) != 4*Step || !near(k.used(t), 4*Step) {
+		t.Errorf("%d and %d of %d, %d used", k.has(t, a), k.has(t, b), k.has(t, Process{}), k.used(t))
+	}
+	// Nobody gets another's, and none can be made larger, smaller or sealed.
+	var one, two unix.Stat_t
+	must(t, errors.Join(unix.Fstat(int(file.Fd()), &one), unix.Fstat(int(otherFile.Fd()), &two)))
+	if one.Ino == two.Ino || one.Size != 16*Step {
+		t.Errorf("%+v %+v", one, two)
+	}
+	for _, size := range []int64{0, 17 * Step} {
+		if err := unix.Ftruncate(int(file.Fd()), size); !errors.Is(err, unix.EPERM) {
+			t.Errorf("it is %d bytes now: %v", size, err)
+		}
+	}
+	if _, err := unix.FcntlInt(file.Fd(), unix.F_ADD_SEALS, unix.F_SEAL_WRITE); !errors.Is(err, unix.EPERM) {
+		t.Errorf("it was sealed: %v", err)
+	}
+	must(t, k.Trim(a, Step, 16*Step))
+	if k.has(t, a) != Step || !near(k.used(t), 2*Step) {
+		t.Errorf("%d, %d used", k.has(t, a), k.used(t))
+	}
+	// What was given back is empty when it is had again.
+	file = k.mustGrow(t, a, Step, 2*Step)
+	end := make([]byte, 1)
+	if _, err := file.ReadAt(end, 2*Step-1); err != nil || end[0] != 0 {
+		t.Errorf("%v %v", end, err)
+	}
+	// A process that has ended leaves nothing, although somebody has its descriptor.
+	endA()
+	eventually(t, "it is forgotten", func() bool { return k.has(t, a) == 0 && near(k.used(t), Step) })
+	if _, err := k.Grow(a, 16*Step, 0, Step); !errors.Is(err, unix.ESRCH) {
+		t.Errorf("one that has ended got memory: %v", err)
+	}
+	endB()
+	eventually(t, "nothing is left", func() bool { return k.has(t, Process{}) == 0 && near(k.used(t), 0) })
+}
+
+func TestAnotherProcessOfThatPIDGetsNothing(t *testing.T) {
+	k := place(t).keeper(t)
+	p, _ := other(t)
+	p.Start++
+	if _, err := k.Grow(p, Step, 0, Step); !errors.Is(err, unix.ESRCH) {
+		t.Error(err)
+	}
+}
+
+func TestTheNextEnforcerFindsTheHolder(t *testing.T) {
+	o := place(t)
+	first := o.keeper(t)
+	p, _ := other(t)
+	first.mustGrow(t, p, 0, Step)
+	pid, err := first.PID()
+	must(t, err)
+	_ = first.Close()
+	time.Sleep(2 * o.Idle) // it is in use
+	next := o.keeper(t)
+	fresh, err := next.Begin()
+	again, _ := next.PID()
+	if fresh || err != nil || again != pid || next.has(t, p) != Step {
+		t.Errorf("%v %v: %d, it was %d", fresh, err, again, pid)
+	}
+}
+
+func TestAHolderThatIsOfNoUseEnds(t *testing.T) {
+	o := place(t)
+	k := o.keeper(t)
+	pid, err := k.PID()
+	must(t, err)
+	time.Sleep(2 * o.Idle)
+	if !process.Exists(pid) {
+		t.Fatal("it ended while the enforcer was there")
+	}
+	p, end := other(t)
+	k.mustGrow(t, p, 0, Step)
+	_ = k.Close()
+	time.Sleep(2 * o.Idle)
+	if !process.Exists(pid) {
+		t.Fatal("it ended while it held something")
+	}
+	end()
+	eventually(t, "it ends", func() bool { return !process.Exists(pid) })
+}
+
+// What was granted is where it was, and is charged there.
+func TestAHolderThatWasKilledIsStartedAnew(t *testing.T) {
+	k := place(t).keeper(t)
+	p, _ := other(t)
+	file := k.mustGrow(t, p, 0, Step)
+	memory, err := unix.Mmap(int(file.Fd()), 0, Step, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	must(t, err)
+	file.Close()
+	copy(memory, "what was written is read")
+	pid, err := k.PID()
+	must(t, err)
+	must(t, syscall.Kill(pid, syscall.SIGKILL))
+	eventually(t, "it is dead", func() bool { return !process.Exists(pid) })
+	next, err := k.PID()
+	if err != nil || next == pid || k.has(t, p) != 0 || !near(k.used(t), Step) {
+		t.Errorf("%v: %d has %d, %d used", err, next, k.has(t, p), k.used(t))
+	}
+	k.mustGrow(t, p, Step, 2*Step)
+	if !near(k.used(t), 2*Step) || !strings.HasPrefix(string(memory), "what was written is read") {
+		t.Errorf("%d used", k.used(t))
+	}
+	must(t, unix.Munmap(memory))
+	eventually(t, "it is given back", func() bool { return near(k.used(t), Step) })
+}
+
+// The enforcer asks before whether there is room. If another one in the cgroup takes it meanwhile, the kernel may end the holder (it does not where that may
+// have itself spared, which takes CAP_SYS_RESOURCE), and nothing else.
+func TestACgroupWithoutRoomRefuses(t *testing.T) {
+	o := place(t)
+	k := o.keeper(t)
+	_, err := k.PID()
+	must(t, err)
+	places, err := k.host.Named(o.Cgroup)
+	must(t, err)
+	limit := map[bool]string{false: "memory.limit_in_bytes", true: "memory.max"}[places[0].V2]
+	must(t, os.WriteFile(filepath.Join(places[0].Dir(), limit), []byte(strconv.Itoa(2*Step)), 0))
+	p, _ := other(t)
+	file := k.mustGrow(t, p, 0, Step)
+	_, err = file.WriteAt([]byte("what was written is read"), Step-100)
+	must(t, err)
+	if _, err := k.Grow(p, 16*Step, Step, 4*Step); err == nil {
+		t.Error("it got more than the cgroup may have")
+	}
+	_, err = k.PID()
+	must(t, err)
+	if got := k.has(t, p); got != Step && got != 0 || !near(k.used(t), Step) {
+		t.Errorf("%d, %d used", got, k.used(t))
+	}
+	text := make([]byte, 24)
+	if _, err := file.ReadAt(text, Step-100); err != nil || string(text) != "what was written is read" {
+		t.Errorf("%q, %v", text, err)
+	}
+}
+
+func TestACgroupThatCannotBeMadeIsSaid(t *testing.T) {
+	o := place(t)
+	good := o.Cgroup
+	o.Cgroup = good + "/cgroup.procs"
+	k := o.keeper(t)
+	for range 2 { // the second time by what is remembered
+		if _, err := k.PID(); err == nil || !strings.Contains(err.Error(), o.Cgroup) {
+			t.Errorf("%v", err)
+		}
+	}
+	host, err := cgroup.Open("/proc")
+	must(t, err)
+	places, err := host.Named(good) // for the test's end
+	must(t, err)
+	for _, p := range places {
+		_ = os.MkdirAll(p.Dir(), 0o755)
+	}
+}
+
+func TestAHolderOfAnotherCgroupIsNotTaken(t *testing.T) {
+	o := place(t)
+	first := o.keeper(t)
+	p, _ := other(t)
+	first.mustGrow(t, p, 0, Step)
+	was, err := first.PID()
+	must(t, err)
+	two := place(t)
+	two.RunDir = o.RunDir
+	next := two.keeper(t)
+	now, err := next.PID()
+	must(t, err)
+	if now == was || !process.Exists(was) || !near(next.used(t), 0) || !near(first.used(t), Step) {
+		t.Errorf("%d, it was %d", now, was)
+	}
+}
+
+// intrude is a process of another user that has found a way to the socket.
+func intrude(dir string) int {
+	if _, _, err := dial(dir); err == nil {
+		fmt.Println("the peer is taken for one's own")
+		return 1
+	}
+	c, err := net.Dial("unixpacket", filepath.Join(dir, SocketName))
+	if err != nil {
+		fmt.Println(err)
+		return 2
+	}
+	if _, err := exchange(c.(*net.UnixConn), request{op: opBytes}); err == nil {
+		fmt.Println("it was answered")
+		return 1
+	}
+	return 0
+}
+
+func TestAnotherUserIsNotHeard(t *testing.T) {
+	o := place(t)
+	dir, err := os.MkdirTemp("", "gs-") // which others may enter
+	must(t, err)
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	o.RunDir = dir
+	k := o.keeper(t)
+	if _, err := k.PID(); err != nil {
+		t.Fatal(err)
+	}
+	program := filepath.Join(dir, "program")
+	text, err := os.ReadFile("/proc/self/exe")
+	must(t, err)
+	must(t, errors.Join(os.WriteFile(program, text, 0o755), os.Chmod(dir, 0o755)))
+	as := func() (string, error) {
+		cmd := exec.Command(program, "intrude", dir)
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+		out, err := cmd.CombinedOutput()
+		return string(out), err
+	}
+	if out, err := as(); err == nil || !strings.Contains(out, "permission denied") {
+		t.Errorf("the socket is open to others: %v %s", err, out)
+	}
+	must(t, os.Chmod(filepath.Join(dir, SocketName), 0o666))
+	if out, err := as(); err != nil {
+		t.Errorf("%v: %s", err, out)
+	}
+}
+
+func TestWhatIsNoMessageEndsTheConnection(t *testing.T) {
+	o := place(t)
+	k := o.keeper(t)
+	pid, err := k.PID()
+	must(t, err)
+	for _, message := range [][]byte{{1}, make([]byte, requestSize), make([]byte, 4096), request{op: opGrow, of: Process{1, 1}, size: Step, to: 2 * Step}.encode()} {
+		conn, _, err := dial(o.RunDir)
+		must(t, err)
+		_, err = conn.Write(message)
+		must(t, err)
+		_ = conn.SetDeadline(time.Now().Add(5 * time.Second))
+		if n, err := conn.Read(make([]byte, 64)); n > 0 || errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("%d bytes, %v", n, err)
+		}
+		conn.Close()
+	}
+	if again, err := k.PID(); err != nil || again != pid {
+		t.Errorf("%v", err)
+	}
+}
+
+func FuzzRequest(f *testing.F) {
+	f.Add(request{op: opGrow, of: Process{7, 1 << 40}, size: 3 * Step, from: Step, to: 2 * Step}.encode())
+	f.Add(request{op: opTrim, of: Process{7, 9}, to: Step}.encode())
+	f.Add(request{op: opBytes}.encode())
+	f.Add([]byte{})
+	f.Fuzz(func(t *testing.T, b []byte) {
+		r, err := decodeRequest(b)
+		if err != nil {
+			return
+		}
+		if again := r.encode(); string(again) != string(b) {
+			t.Errorf("%+v is %x, and was %x", r, again, b)
+		}
+		if r.of.PID < 0 || r.of.PID > 1<<22 || r.from > r.to || r.to > maxSize || r.size > maxSize || r.op == opGrow && (r.to > r.size || r.of.PID == 0) {
+			t.Errorf("%+v", r)
+		}
+	})
+}
+
+func FuzzReply(f *testing.F) {
+	f.Add(reply{failed: unix.ENOMEM, bytes: Step}.encode())
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if r, err := decodeReply(b); err == nil && string(r.encode()) != string(b) {
+			t.Errorf("%+v", r)
+		}
+	})
+}
+
+// As where shmem gives huge pages to who asks.
+func TestMemoryIsTouchedToHaveIt(t *testing.T) {
+	fd, err := newFile(2 * Step)
+	must(t, err)
+	defer unix.Close(fd)
+	if err := populate(fd, Step, 2*Step); errors.Is(err, unix.EINVAL) {
+		t.Skip("requires Linux 5.14")
+	} else if err != nil {
+		t.Fatal(err)
+	}
+	f := file{fd: fd}
+	if f.charged() != Step {
+		t.Errorf("%d", f.charged())
+	}
+	must(t, punch(fd, 0, 2*Step))
+	if f.charged() != 0 {
+		t.Errorf("%d", f.charged())
+	}
+}

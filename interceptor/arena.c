@@ -1,0 +1,124 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "arena.h"
+
+#include "attach_client.h"
+#include "piece.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#define STEP ATTACH_HOST_STEP /* so much is pinned at once */
+#define REGISTER_PORTABLE 1u
+#define RESERVED (MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE)
+
+static uint64_t round_up(uint64_t bytes)
+{
+	return (bytes + STEP - 1) & ~(STEP - 1);
+}
+
+/* Addresses for all that the device has. */
+static bool reserve(struct mover *m, CUdevice ordinal)
+{
+	size_t bytes = 0;
+	void *memory;
+
+	if (m->arena)
+		return true;
+	if (BEHIND(cuDeviceTotalMem_v2)(&bytes, ordinal) != CUDA_SUCCESS)
+		return false;
+	bytes = round_up(bytes);
+	memory = mmap(NULL, bytes, PROT_NONE, RESERVED, -1, 0);
+	if (memory == MAP_FAILED)
+		return false;
+	m->arena = memory;
+	m->arena_bytes = bytes;
+	return true;
+}
+
+/* The descriptor of what is to be mapped there, or -1; false if nothing is. */
+static bool ask(const struct mover *m, uint64_t bytes, int *descriptor)
+{
+	struct attach_request request = {.op = ATTACH_OP_HOST, .used = m->mapped, .bytes = bytes};
+	struct attach_reply reply = {0};
+	int descriptors[ASK_DESCRIPTORS];
+	bool well;
+
+	*descriptor = -1;
+	if (ask_enforcer(&request, &reply, descriptors, NULL) != ASK_ANSWERED)
+		return false;
+	/* An enforcer that is older than the question calls it malformed. */
+	well = reply.status == ATTACH_OWN || reply.status == ATTACH_MALFORMED ||
+	       (reply.status == ATTACH_OK && descriptors[0] >= 0);
+	for (unsigned i = 0; i < ASK_DESCRIPTORS; i++) {
+		if (i == 0 && reply.status == ATTACH_OK)
+			*descriptor = descriptors[0];
+		else if (descriptors[i] >= 0)
+			close(descriptors[i]);
+	}
+	return well;
+}
+
+/* Have the next part there, of `bytes` in all. */
+static bool map_part(struct mover *m, uint64_t bytes)
+{
+	unsigned char *next = m->arena + m->mapped;
+	uint64_t end = m->mapped + ATTACH_HOST_PART;
+	int descriptor, flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED;
+	void *there;
+
+	if (end > bytes)
+		end = bytes;
+	if (!ask(m, end, &descriptor))
+		return false;
+	if (descriptor >= 0)
+		flags = MAP_SHARED | MAP_FIXED;
+	there = mmap(next, end - m->mapped, PROT_READ | PROT_WRITE, flags, descriptor,
+	             descriptor >= 0 ? (off_t)m->mapped : 0);
+	if (descriptor >= 0)
+		close(descriptor);
+	if (there == MAP_FAILED)
+		return false;
+	/* Pinned memory is copied for a forked child at once. */
+	(void)madvise(next, end - m->mapped, MADV_DONTFORK);
+	(void)madvise(next, end - m->mapped, MADV_HUGEPAGE);
+	m->mapped = end;
+	return true;
+}
+
+bool arena_grow(struct mover *m, CUdevice ordinal, uint64_t bytes)
+{
+	/* What this move needs in all, as far as that is known. */
+	uint64_t whole = round_up(bytes > m->bytes ? bytes : m->bytes);
+
+	if (!reserve(m, ordinal) || bytes > m->arena_bytes)
+		return false;
+	if (whole > m->arena_bytes)
+		whole = m->arena_bytes;
+	while (m->pinned < bytes) {
+		if (m->pinned == m->mapped && !map_part(m, whole))
+			return false;
+		m->pinned += STEP;
+		if (BEHIND(cuMemHostRegister_v2)(m->arena + m->pinned - STEP, STEP,
+		                                 REGISTER_PORTABLE) != CUDA_SUCCESS) {
+			arena_trim(m, m->pinned - STEP);
+			return false;
+		}
+	}
+	return true;
+}
+
+void arena_trim(struct mover *m, uint64_t bytes)
+{
+	while (m->pinned > bytes) {
+		m->pinned -= STEP;
+		/* (If the context that it was pinned in is gone, it is not any more.) */
+		(void)BEHIND(cuMemHostUnregister)(m->arena + m->pinned);
+	}
+	while (m->mapped > m->pinned) {
+		m->mapped -= STEP;
+		/* Of a memfd it would stay there. (Memory of the process's own goes with the
+		 * mapping.) */
+		(void)madvise(m->arena + m->mapped, STEP, MADV_REMOVE);
+		(void)mmap(m->arena + m->mapped, STEP, PROT_NONE, RESERVED | MAP_FIXED, -1, 0);
+	}
+}

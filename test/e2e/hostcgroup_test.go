@@ -1,0 +1,281 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/killpoint"
+)
+
+// holderHost is a host whose processes move their memory themselves, to host memory that is charged to a cgroup of its own.
+type holderHost struct {
+	*host
+	name string // of the cgroup, at the top
+}
+
+func newHolderHost(t *testing.T, env ...string) *holderHost {
+	t.Helper()
+	name := fmt.Sprintf("gpuslice-e2e-host-%d-%d", os.Getpid(), time.Now().UnixNano())
+	h := &holderHost{name: name}
+	t.Cleanup(func() { // the enforcer has ended by then
+		for _, dir := range h.Cgroups(name) {
+			text, _ := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
+			for _, word := range strings.Fields(string(text)) {
+				if pid, err := strconv.Atoi(word); err == nil && pid > 1 {
+					_ = syscall.Kill(pid, syscall.SIGKILL)
+				}
+			}
+			h.Eventually("the holder's cgroup is empty", func() bool { return os.Remove(dir) == nil || os.IsNotExist(syscall.Rmdir(dir)) })
+		}
+	})
+	h.host = newHostBy(t, api.Intercept, fmt.Sprintf("%shost_cgroup = %q\n", quickRemaps, "/"+name), append(env, "FAKECUDA_MEMORY=3G")...)
+	return h
+}
+
+// charges says whether this host's kernel can charge anything there: the v2 hierarchy has no memory controller where a hierarchy of v1 has it.
+func (h *holderHost) charges() bool { return h.file("usage_in_bytes", "current") != "" }
+
+// file is that of the memory controller in the holder's cgroup, by its names of v1 and v2; "" if there is none.
+func (h *holderHost) file(v1, v2 string) string {
+	for _, dir := range h.Cgroups(h.name) {
+		for _, name := range []string{"memory." + v1, "memory." + v2} {
+			if _, err := os.Stat(filepath.Join(dir, name)); err == nil {
+				return filepath.Join(dir, name)
+			}
+		}
+	}
+	return ""
+}
+
+func number(t testing.TB, file string) uint64 {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n, err := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// charged is what the holder's cgroup bears.
+func (h *holderHost) charged() uint64 { return number(h.T, h.file("usage_in_bytes", "current")) }
+
+// holder is its pid; 0 if there is none.
+func (h *holderHost) holder() int {
+	text, _ := os.ReadFile(filepath.Join(filepath.Dir(h.file("usage_in_bytes", "current")), "cgroup.procs"))
+	pid, _ := strconv.Atoi(strings.TrimSpace(string(text)))
+	return pid
+}
+
+// little has the container's contexts be small, beside what is moved, and its own cgroup have so much memory; 0 is as much as there is.
+func (c *container) little(bytes uint64) {
+	c.T.Helper()
+	file := filepath.Join(c.bundle, "config.json")
+	text, err := os.ReadFile(file)
+	c.Must(err)
+	var config map[string]any
+	c.Must(json.Unmarshal(text, &config))
+	process := config["process"].(map[string]any)
+	process["env"] = append(process["env"].([]any), "FAKECUDA_CONTEXT=64M")
+	if bytes > 0 {
+		config["linux"].(map[string]any)["resources"].(map[string]any)["memory"] = map[string]uint64{"limit": bytes}
+	}
+	text, err = json.Marshal(config)
+	c.Must(err)
+	c.Must(os.WriteFile(file, text, 0o644))
+}
+
+// limited is an elastic container whose own memory is that little, where it can be limited.
+func (h *holderHost) limited(quota string, bytes uint64) *container {
+	h.T.Helper()
+	c := h.newContainer(map[string]string{"gpuslice.vram": quota, "gpuslice.elastic": "true"}, "/bin/sleep", "600")
+	if !h.charges() {
+		bytes = 0
+	}
+	c.little(bytes)
+	c.run()
+	return c
+}
+
+// ownCgroup is the file that says what the container's own cgroup bears.
+func (c *container) ownCgroup() string {
+	c.T.Helper()
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", c.pid()))
+	c.Must(err)
+	for line := range strings.Lines(string(text)) {
+		parts := strings.SplitN(strings.TrimSpace(line), ":", 3)
+		for _, file := range []string{"/sys/fs/cgroup/memory" + parts[2] + "/memory.usage_in_bytes", "/sys/fs/cgroup" + parts[2] + "/memory.current"} {
+			if _, err := os.Stat(file); err == nil && (parts[1] == "memory" || parts[1] == "") {
+				return file
+			}
+		}
+	}
+	c.T.Fatalf("no memory controller in %s", text)
+	return ""
+}
+
+const ownLimit = 192 * mib
+
+func TestAContainersLimitOfMemoryDoesNotKeepItOnTheCard(t *testing.T) {
+	h := newHolderHost(t)
+	c, b := h.limited("2G", ownLimit), h.limited("2G", 0)
+	w := c.works(gib)
+	if !h.charges() { // then it is said, and the driver moves it
+		b.works(gib).goesOn()
+		w.goesOn()
+		if log := h.Log.String(); !strings.Contains(log, "has no memory controller") {
+			t.Error("it is not said that the cgroup has no memory controller")
+		}
+		return
+	}
+	before := h.charged()
+	if before > 32*mib {
+		t.Errorf("the holder takes %d bytes", before)
+	}
+	other := b.works(gib / 2)
+	for range 3 {
+		w.goesOn()
+		other.goesOn()
+	}
+	if h.evictions(c.id) < 2 {
+		t.Fatalf("it was evicted %d times", h.evictions(c.id))
+	}
+	if log := h.Log.String(); strings.Contains(log, "left to the driver") {
+		t.Error("the driver has moved it")
+	}
+	// Both keep it for the next time.
+	if now := h.charged() - before; now < gib+gib/2 || now > gib+gib/2+64*mib {
+		t.Errorf("the holder's cgroup bears %d bytes", now)
+	}
+	if own := number(t, c.ownCgroup()); own > ownLimit {
+		t.Errorf("the container's own cgroup bears %d bytes", own)
+	}
+	if out, err := c.output(c.runtime("delete", "--force", c.id)); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	h.Eventually("what the container had is given back", func() bool { return h.charged()-before < gib/2+64*mib })
+	other.goesOn()
+}
+
+// Whatever the holder was about to do when it was killed, nothing is lost, and another one does it the next time.
+func TestAHolderKilledAtEachStepLosesNothing(t *testing.T) {
+	for _, point := range []string{"holder.grow", "holder.grown"} {
+		t.Run(point, func(t *testing.T) {
+			h := newHolderHost(t, killpoint.Env+"="+point)
+			c, b := h.limited("2G", 0), h.limited("2G", 0)
+			w, other := c.works(gib/2), b.works(gib/2)
+			w.goesOn()
+			other.goesOn()
+			if !h.charges() {
+				return
+			}
+			h.Eventually("it is left to the driver", func() bool { return strings.Contains(h.Log.String(), "left to the driver") })
+			h.Stop(unix.SIGTERM) // the next one's holder lives
+			h.SetEnv("FAKECUDA_MEMORY=3G")
+			h.Start()
+			if pid := h.holder(); pid > 0 {
+				_ = syscall.Kill(pid, syscall.SIGKILL)
+			}
+			w.goesOn()
+			other.goesOn()
+			h.Eventually("they move themselves", func() bool { return h.charged() > gib/2 })
+			w.goesOn()
+			other.goesOn()
+		})
+	}
+	t.Run("any", func(t *testing.T) {
+		h := newHolderHost(t)
+		c, b := h.limited("2G", 0), h.limited("2G", 0)
+		w, other := c.works(gib/2), b.works(gib/2)
+		if !h.charges() {
+			return
+		}
+		for range 6 {
+			w.goesOn()
+			if pid := h.holder(); pid > 0 {
+				_ = syscall.Kill(pid, syscall.SIGKILL)
+			}
+			other.goesOn()
+		}
+		if h.holder() == 0 {
+			t.Error("no other holder was started")
+		}
+		for _, one := range []*container{c, b} {
+			if out, err := one.output(one.runtime("delete", "--force", one.id)); err != nil {
+				t.Fatalf("%v\n%s", err, out)
+			}
+		}
+		h.Eventually("nothing is left", func() bool { return h.charged() < 64*mib })
+	})
+}
+
+func TestAnEnforcerKilledWhileItGivesHostMemoryLosesNothing(t *testing.T) {
+	for _, point := range []string{"host.given", "host.given:2", "move.checkpointed", "move.restored", "move.back"} {
+		t.Run(point, func(t *testing.T) {
+			h := newHolderHost(t)
+			c := h.limited("2G", ownLimit)
+			a := c.works(gib)
+			charges, holder := h.charges(), 0
+			if charges {
+				holder = h.holder()
+			} else if strings.HasPrefix(point, "host.") {
+				return // it gives none
+			}
+			h.Stop(unix.SIGKILL)
+			h.SetEnv("FAKECUDA_MEMORY=3G", killpoint.Env+"="+point)
+			h.Start()
+			b := h.limited("2G", 0)
+			begun := make(chan worker, 1)
+			go func() { begun <- b.begin(gib) }()
+			h.Eventually("the enforcer is dead", func() bool {
+				_, err := h.Client.Info(t.Context())
+				return err != nil
+			})
+			h.Stop(unix.SIGKILL)
+			h.SetEnv("FAKECUDA_MEMORY=3G")
+			h.Start()
+			other := <-begun
+			a.goesOn()
+			other.goesOn()
+			a.goesOn()
+			if charges && h.holder() != holder {
+				t.Errorf("the holder is process %d, and was %d", h.holder(), holder)
+			}
+		})
+	}
+}
+
+func TestAHoldersCgroupWithoutRoomIsSaid(t *testing.T) {
+	h := newHolderHost(t)
+	c, b := h.limited("2G", ownLimit), h.limited("2G", 0)
+	w := c.works(gib)
+	if !h.charges() {
+		return
+	}
+	limit := h.file("limit_in_bytes", "max")
+	h.Must(os.WriteFile(limit, []byte(strconv.Itoa(256*mib)), 0))
+	go func() { b.begin(gib) }()
+	h.Eventually("it is said", func() bool {
+		out := h.mustRun("inspect", c.id)
+		return strings.Contains(out, h.name) && strings.Contains(out, "raise that limit first") && strings.Contains(out, "and by the driver")
+	})
+	w.goesOn()
+	h.Must(os.WriteFile(limit, []byte("-1"), 0))
+	h.Eventually("it is moved", func() bool { return h.evictions(c.id) > 0 })
+	w.goesOn()
+}
