@@ -5,6 +5,7 @@ package enforcer
 import (
 	"context"
 	"errors"
+	"math"
 	"os"
 	"time"
 
@@ -197,7 +198,7 @@ func (e *Enforcer) recallHost() {
 			s.mu.Unlock()
 		}
 		if fresh {
-			s.bare(func(*quota.Lane) bool { return true })
+			s.bare(math.MaxUint64, func(*quota.Lane) bool { return true })
 		}
 	}
 }

@@ -201,7 +201,7 @@ func TestWhereTheCgroupHasNoRoomTheDriverMoves(t *testing.T) {
 	h, truth, f, a, b, m, held := givenTurns(t)
 	var full atomic.Bool
 	held.hasNoRoom(func(pid int, bytes uint64) bool {
-		return pid == holderPID && bytes >= 40*gib || pid == a.pid() && full.Load()
+		return pid == holderPID && bytes >= gib || pid == a.pid() && full.Load()
 	})
 	b.works(truth, mib)
 	h.becomes("a", api.Evicted)

@@ -3,6 +3,7 @@
 package enforcer
 
 import (
+	"math"
 	"os"
 	"strconv"
 	"strings"
@@ -81,7 +82,8 @@ func (s *slice) hostHasRoom(all []*moved) error {
 	for _, p := range all {
 		need := p.goes()
 		if !p.byDriver {
-			need -= min(need, s.kept(p))
+			kept := s.kept(p)
+			need -= min(need, kept-min(kept, p.inUse))
 		}
 		if more += need; s.isGiven(p) {
 			given += need
@@ -163,7 +165,11 @@ func (s *slice) fitsHost(going []*moved) error {
 			switch {
 			case other.isAway():
 				for _, p := range other.suspension.Processes {
-					all += sum(onHost(p))
+					has := sum(onHost(p))
+					if l := other.mover(p.Process); l != nil {
+						has = max(has, l.Kept)
+					}
+					all += has
 				}
 			case other != s:
 				all += other.keptInAll()
@@ -185,12 +191,12 @@ func (s *slice) bothFit(going []*moved) error {
 	return s.hostHasRoom(going)
 }
 
-// keeps notes how much host memory a process keeps.
+// keeps notes how much host memory a process has, whether its memory is there or it keeps that for the next time.
 func (s *slice) keeps(p *moved, bytes uint64) {
 	s.onLane(p, func(l *quota.Lane) { l.Kept = bytes })
 }
 
-// kept is what a process has of host memory for its next move.
+// kept is what keeps has noted.
 func (s *slice) kept(p *moved) (bytes uint64) {
 	s.onLane(p, func(l *quota.Lane) { bytes = l.Kept })
 	return bytes
@@ -204,8 +210,8 @@ func (s *slice) keptInAll() (bytes uint64) {
 	return bytes
 }
 
-// mayKeep tells those processes of a slice that has returned to keep no host memory, whose cgroup is limited, or if the host has not plenty. What is charged
-// to the cgroup of the operator's choice may be kept until somebody else needs it.
+// mayKeep tells those processes of a slice that has returned to keep no host memory, whose cgroup is limited; and others to give back what the host lacks
+// to have plenty. What is charged to the cgroup of the operator's choice may be kept until somebody else needs it.
 func (s *slice) mayKeep() {
 	var keep []process.Identity
 	s.mu.Lock()
@@ -217,9 +223,12 @@ func (s *slice) mayKeep() {
 	s.mu.Unlock()
 	for _, p := range keep {
 		available, total, known := memoryOfHost()
-		plenty := known && available >= total/hostPlenty
-		if !plenty || s.isLimited(p) {
-			told := s.bare(func(l *quota.Lane) bool { return l.Process.PID == p.PID })
+		lacks := total/hostPlenty - min(total/hostPlenty, available)
+		if !known || s.isLimited(p) {
+			lacks = math.MaxUint64
+		}
+		if lacks > 0 {
+			told := s.bare(lacks, func(l *quota.Lane) bool { return l.Process.PID == p.PID })
 			if s.e.options.HostMemory != nil {
 				s.e.ends.Go(func() { s.awaitBare(told) })
 			}
@@ -242,8 +251,9 @@ func (s *slice) isLimited(p process.Identity) bool {
 	return short != nil || err != nil
 }
 
-// bare tells those processes of a slice that is on its devices to keep no host memory who keep some. It returns what they are to answer, by lane.
-func (s *slice) bare(which func(*quota.Lane) bool) map[*quota.Lane]uint8 {
+// bare tells those processes of a slice that is on its devices to give back so many bytes of host memory who keep some. It returns what they are to
+// answer, by lane.
+func (s *slice) bare(bytes uint64, which func(*quota.Lane) bool) map[*quota.Lane]uint8 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	told := make(map[*quota.Lane]uint8)
@@ -252,8 +262,9 @@ func (s *slice) bare(which func(*quota.Lane) bool) map[*quota.Lane]uint8 {
 	}
 	for l := range s.quota.Lanes() {
 		if l.Kept > 0 && which(l) {
+			l.Kept -= min(l.Kept, bytes) // whether it does or not: it may have given back a part
+			s.quota.Ledger.SetKeep(l.Kept)
 			told[l] = s.quota.Ledger.SetWant(l.Number, ledger.Bare)
-			l.Kept = 0 // whether it does or not: it may have given back a part
 		}
 	}
 	return told
@@ -287,7 +298,7 @@ func (s *slice) fitsWithout(fits func() error) error {
 		if err == nil {
 			break
 		}
-		told := other.bare(func(*quota.Lane) bool { return true })
+		told := other.bare(math.MaxUint64, func(*quota.Lane) bool { return true })
 		if len(told) == 0 {
 			continue
 		}

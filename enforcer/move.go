@@ -42,6 +42,7 @@ type moved struct {
 	handle   *process.Handle
 	byDriver bool              // it could move its memory itself, and does not
 	stay     map[string]uint64 // so much of a device it may leave there, as it moves itself
+	inUse    uint64            // bytes of host memory that it has its memory in
 }
 
 // Suspend moves what the processes of a slice hold on its devices to host memory: of all of them, or of none and says why. Others get the room.
@@ -423,7 +424,7 @@ func (s *slice) restore(p *moved, rest []*moved, left map[string]uint64) error {
 		return err
 	}
 	if _, itself := s.itself(p); itself {
-		s.keeps(p, sum(onHost(p.Moved)))
+		s.keeps(p, max(s.kept(p), sum(onHost(p.Moved))))
 	}
 	return nil
 }

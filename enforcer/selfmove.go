@@ -47,7 +47,7 @@ const (
 	// mayLeave is which part of what a process held it may leave on the devices, beside a residue.
 	mayLeave = 4
 	// hostPlenty is which part of the host's memory is to be available, that some of it is kept.
-	hostPlenty = 4
+	hostPlenty = 8
 )
 
 // places are the states of a process that moves its memory itself.
@@ -270,7 +270,7 @@ func (s *slice) leftLittle(p *moved) error {
 		return api.Errorf(api.CodeInternal, "slice %s: process %d (%s) says that it has moved its memory, and the driver lists %s of %s for it still",
 			s.id(), p.PID, process.Name(p.PID), api.FormatSize(listed), api.FormatSize(held))
 	}
-	s.keeps(p, 0) // it is in use
+	s.keeps(p, max(s.kept(p), sum(onHost(p.Moved))))
 	return nil
 }
 
@@ -316,7 +316,7 @@ func (s *slice) leaveLess(stay map[string]uint64) error {
 
 // leftOf is what a process that is away may yet move.
 func leftOf(p *moved) *moved {
-	return &moved{Moved: store.Moved{Process: p.Process, Bytes: p.Left}, handle: p.handle}
+	return &moved{Moved: store.Moved{Process: p.Process, Bytes: p.Left}, handle: p.handle, inUse: sum(onHost(p.Moved))}
 }
 
 // moveMore has those that have left a part of what they can move leave less, and says whether they did.

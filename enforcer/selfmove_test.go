@@ -29,6 +29,7 @@ type selfMover struct {
 	pid   int
 	word  *uint32  // struct ledger_move
 	stay  *uint64  // of the first device: bytes that may stay there
+	keep  *uint64  // bytes of host memory that it may keep
 	begun [4]uint8 // what that was when it had attached
 
 	mu    sync.Mutex
@@ -54,9 +55,9 @@ func (h *host) movesItself(p *proc, id string, truth *fakeTruth) *selfMover {
 	}
 	const header, entry, move = 4096, 64, 36 // of struct ledger, ledger_entry, and where ledger_move is in ledger_lane
 	at := header + int(lane)*(entry+ledger.Devices*entry) + move
-	const devices, stay = 128, 96 // and ledger_device, and where `stay` is in it
+	const devices, stay, keep = 128, 96, 104 // and ledger_device, and where `stay` is in it
 	m := &selfMover{
-		truth: truth, pid: p.pid(), word: (*uint32)(unsafe.Pointer(&mem[at])), stay: (*uint64)(unsafe.Pointer(&mem[devices+stay])), left: 600 * mib,
+		truth: truth, pid: p.pid(), word: (*uint32)(unsafe.Pointer(&mem[at])), stay: (*uint64)(unsafe.Pointer(&mem[devices+stay])), keep: (*uint64)(unsafe.Pointer(&mem[devices+keep])), left: 600 * mib,
 		fails: make(map[ledger.Place]ledger.MoveFailure), mute: make(map[ledger.Place]bool),
 	}
 	m.begun = m.read()
@@ -560,7 +561,11 @@ func TestAProcessKeepsItsHostMemoryWhereThereIsPlenty(t *testing.T) {
 	if turn() {
 		t.Error("it keeps none, though there is plenty")
 	}
-	// What it keeps it needs not once more.
+	// What it keeps it needs not once more. The host of 1 TiB lacks 6 GiB of an eighth.
+	enforcer.HostHas(122 * gib)
+	if keep := 40*gib - 600*mib - 6*gib; !turn() || atomic.LoadUint64(m.keep) != uint64(keep) {
+		t.Errorf("it keeps %d, not %d", atomic.LoadUint64(m.keep), keep)
+	}
 	enforcer.HostHas(gib)
 	if !turn() {
 		t.Error("it keeps some of a host that has too little")

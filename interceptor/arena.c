@@ -3,12 +3,18 @@
 
 #include "attach_client.h"
 #include "piece.h"
+#include "threads.h"
 
 #include <sys/mman.h>
 #include <unistd.h>
 
 #define STEP ATTACH_HOST_STEP /* so much is pinned at once */
 #define REGISTER_PORTABLE 1u
+#define PIECE (16ull << 20) /* so much one thread makes pages for at once */
+#define THREADS 8
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
 #define RESERVED (MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE)
 
 static uint64_t round_up(uint64_t bytes)
@@ -58,6 +64,42 @@ static bool ask(const struct mover *m, uint64_t bytes, int *descriptor)
 	return well;
 }
 
+/* What several threads make pages for. */
+struct empty {
+	unsigned char *from;
+	uint64_t bytes, taken;
+};
+
+static void *make_pages(void *argument)
+{
+	struct empty *empty = argument;
+	uint64_t at;
+
+	while ((at = __atomic_fetch_add(&empty->taken, PIECE, __ATOMIC_RELAXED)) < empty->bytes) {
+		/* (Where a kernel before 5.14 does not know it, they are made when they are
+		 * pinned.)
+		 */
+		if (madvise(empty->from + at, empty->bytes - at < PIECE ? empty->bytes - at : PIECE,
+		            MADV_POPULATE_WRITE) != 0)
+			break;
+	}
+	return NULL;
+}
+
+/* To make a page takes longer than to pin it, and the kernel does it in as many threads as ask. */
+static void populate(unsigned char *from, uint64_t bytes)
+{
+	struct empty empty = {.from = from, .bytes = bytes};
+	pthread_t thread[THREADS - 1];
+	int begun = 0;
+
+	while (begun < THREADS - 1 && threads_begin(&thread[begun], make_pages, &empty))
+		begun++;
+	(void)make_pages(&empty);
+	while (begun)
+		threads_join(thread[--begun]);
+}
+
 /* Have the next part there, of `bytes` in all. */
 static bool map_part(struct mover *m, uint64_t bytes)
 {
@@ -81,6 +123,7 @@ static bool map_part(struct mover *m, uint64_t bytes)
 	/* Pinned memory is copied for a forked child at once. */
 	(void)madvise(next, end - m->mapped, MADV_DONTFORK);
 	(void)madvise(next, end - m->mapped, MADV_HUGEPAGE);
+	populate(next, end - m->mapped);
 	m->mapped = end;
 	return true;
 }
@@ -109,7 +152,7 @@ bool arena_grow(struct mover *m, CUdevice ordinal, uint64_t bytes)
 
 void arena_trim(struct mover *m, uint64_t bytes)
 {
-	while (m->pinned > bytes) {
+	while (m->pinned >= bytes + STEP) {
 		m->pinned -= STEP;
 		/* (If the context that it was pinned in is gone, it is not any more.) */
 		(void)BEHIND(cuMemHostUnregister)(m->arena + m->pinned);

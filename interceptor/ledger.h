@@ -78,7 +78,9 @@ struct ledger_device {
 	uint64_t recovered; /* bytes given back for dead processes (advisory: for metrics) */
 	uint8_t uuid[16];   /* as cuDeviceGetUuid_v2 and NVML give it, raw */
 	uint64_t stay; /* of an elastic slice: bytes that a process which moves itself may leave */
-	uint64_t reserved[3];
+	uint64_t
+	    keep; /* the like: bytes of host memory that one may keep which is told LEDGER_BARE */
+	uint64_t reserved[2];
 };
 static_assert(sizeof(struct ledger_device) == 128, "ledger_device");
 
@@ -114,7 +116,7 @@ enum ledger_place {
 	LEDGER_LOCKED = 2,  /* on the device; no work of the process runs there, and none begins */
 	LEDGER_ASIDE = 3,   /* in host memory, but for what may stay; no work runs */
 	LEDGER_BETWEEN = 4, /* `is` only: in part here, in part there; no work runs */
-	LEDGER_BARE = 5,    /* `want` only: LEDGER_RUNNING, and no host memory is kept */
+	LEDGER_BARE = 5,    /* `want` only: LEDGER_RUNNING, and no more host memory than `keep` */
 };
 
 /* Why it is not where it is wanted. */

@@ -2,15 +2,13 @@
 #include "mover.h"
 
 #include "arena.h"
-#include "elf_symbol.h"
 #include "entry.h"
 #include "movable.h"
 #include "piece.h"
 #include "state.h"
+#include "threads.h"
 
 #include <linux/futex.h>
-#include <pthread.h>
-#include <signal.h>
 #include <stdint.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -106,6 +104,8 @@ static bool list_pieces(struct mover *m)
 		m->aside[i] = false;
 		m->bytes += m->list[i].block.bytes;
 	}
+	if (count)
+		m->device = process_device(process_seen(), m->list[0].block.ordinal);
 	sort_pieces(m);
 	return true;
 }
@@ -115,16 +115,15 @@ static bool list_pieces(struct mover *m)
 static bool others_and_stay(const struct mover *m, uint64_t *others, uint64_t *stay)
 {
 	struct process *process = process_seen();
-	int device = m->count ? process_device(process, m->list[0].block.ordinal) : -1;
 	uint64_t held;
 
-	if (device < 0)
+	if (!m->count || m->device < 0)
 		return false;
 	lock_take(&process->account_lock);
-	held = process->held[device].account.slice.held;
+	held = process->held[m->device].account.slice.held;
 	lock_give(&process->account_lock);
 	*others = held > m->bytes ? held - m->bytes : 0;
-	*stay = __atomic_load_n(&process->ledger->device[device].stay, __ATOMIC_RELAXED);
+	*stay = __atomic_load_n(&process->ledger->device[m->device].stay, __ATOMIC_RELAXED);
 	return true;
 }
 
@@ -361,16 +360,19 @@ static enum ledger_move_failure go(struct mover *m, uint8_t want, bool out)
 	return failure;
 }
 
-/* Give back all host memory. While the gate is open others are in the driver, and may end the
- * context. */
+/* Give back host memory beyond what may be kept. While the gate is open others are in the driver,
+ * and may end the context. */
 static enum ledger_move_failure be_bare(struct mover *m, bool shut)
 {
-	uint64_t context;
+	uint64_t context, keep = 0;
 
 	if (!shut && !gate_enter())
 		return LEDGER_MOVE_BUSY;
+	if (m->device >= 0)
+		keep = __atomic_load_n(&process_seen()->ledger->device[m->device].keep,
+		                       __ATOMIC_RELAXED);
 	if (context_list(&context, 1) && enter(context)) {
-		arena_trim(m, 0);
+		arena_trim(m, keep);
 		leave();
 	}
 	if (!shut)
@@ -443,41 +445,18 @@ static void *run(void *unused)
 	return NULL;
 }
 
-/* The C library's: in libpthread before glibc 2.34. */
-static bool start_thread(void)
-{
-	static const char *const names[] = {"libc.so.6", "libpthread.so.0"};
-	__typeof__(&pthread_create) create = NULL;
-	sigset_t all, before;
-	pthread_t thread;
-	bool begun;
-
-	for (size_t i = 0; i < sizeof(names) / sizeof(*names) && !create; i++) {
-		struct elf_object object;
-
-		if (elf_find_object(names[i], &object))
-			*(void **)&create = elf_find_symbol(&object, "pthread_create");
-	}
-	if (!create)
-		return false;
-	sigfillset(&all);
-	sigprocmask(SIG_SETMASK, &all, &before);
-	begun = create(&thread, NULL, run, NULL) == 0;
-	sigprocmask(SIG_SETMASK, &before, NULL);
-	return begun;
-}
-
 void mover_begin(struct ledger_lane *lane)
 {
 	struct mover *m = mover_of();
 	struct ledger_move *none = NULL;
+	pthread_t thread;
 
 	/* A driver of another namespace has another C library, and this thread none of its data. */
 	if (!lane->move.want || library_cuda.namespace || !process_seen()->gate.calls ||
 	    !__atomic_compare_exchange_n(&m->move, &none, &lane->move, false, __ATOMIC_ACQ_REL,
 	                                 __ATOMIC_RELAXED))
 		return;
-	if (!start_thread())
+	if (!threads_begin(&thread, run, NULL))
 		return;
 	__atomic_store_n(&process_seen()->gate.moves, true, __ATOMIC_RELEASE);
 }

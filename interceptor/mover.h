@@ -28,6 +28,7 @@ struct mover {
 	struct block_at *list;
 	bool *aside;
 	size_t count, room;
+	int device;           /* of the ledger: that of the list, if there is one */
 	uint64_t bytes;       /* of the list */
 	unsigned char *arena; /* host memory: addresses for so many bytes */
 	uint64_t arena_bytes;

@@ -7,5 +7,5 @@
  *   ../../interceptor/ledger.c
  *   ../../interceptor/ledger.h
  *
- * SHA-256: c8ea68d12dec3167354d4aa1a48e14210c992b1c4a036eda2e06388655578fa0
+ * SHA-256: 72bdc31c438dd15231cc82d4c1f7ec630d0821ec419065490fa64ced1d15d4de
  */

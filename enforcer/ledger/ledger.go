@@ -285,6 +285,13 @@ func (l *Ledger) SetStay(dev int, bytes uint64) {
 	}
 }
 
+// SetKeep says how many bytes of host memory a process may keep that is told Bare next.
+func (l *Ledger) SetKeep(bytes uint64) {
+	for dev := range Devices {
+		atomic.StoreUint64(address(&l.page.device[dev].keep), bytes)
+	}
+}
+
 // Context is how much of what a lane holds are contexts, by its owner's word.
 func (l *Ledger) Context(dev int, i uint32) uint64 {
 	if !device(dev) || !lane(i) {

@@ -29,7 +29,7 @@ type Lane struct {
 	Attached time.Time            // zero if that was another enforcer's doing
 	Learned  [ledger.Devices]bool // its first context's cost was looked at
 	Told     [ledger.Devices]Told
-	Kept     uint64 // bytes of host memory that it keeps for the next time that it moves its memory itself, as far as this enforcer knows
+	Kept     uint64 // bytes of host memory that it has moved its memory to, and keeps for the next time, as far as this enforcer knows
 	NoHost   error  // why it was given no host memory when it asked last
 	Mute     bool   // it has not answered in time where its memory was wanted, nor since
 }
