@@ -94,16 +94,16 @@ func (s *slice) hostHasRoom(all []*moved) error {
 	if err := s.fitsCgroups(own); err != nil {
 		return err
 	}
-	return s.fitsWithout(func() error {
+	return s.fitsWithout(func() (lacks uint64, err error) {
 		if given > 0 {
 			if err := s.fitsGiven(given); err != nil {
-				return err
+				return math.MaxUint64, err
 			}
 		}
 		if available, _, known := memoryOfHost(); known && available < more {
-			return api.Errorf(api.CodeBadRequest, "slice %s cannot be suspended: it holds %s, and the host has %s of memory available", s.id(), api.FormatSize(more), api.FormatSize(available))
+			return more - available, api.Errorf(api.CodeBadRequest, "slice %s cannot be suspended: it holds %s, and the host has %s of memory available", s.id(), api.FormatSize(more), api.FormatSize(available))
 		}
-		return nil
+		return 0, nil
 	})
 }
 
@@ -155,7 +155,7 @@ func (s *slice) fitsHost(going []*moved) error {
 	if most == 0 {
 		return nil
 	}
-	return s.fitsWithout(func() error {
+	return s.fitsWithout(func() (lacks uint64, err error) {
 		var all uint64
 		for _, p := range going {
 			all += p.goes()
@@ -177,9 +177,9 @@ func (s *slice) fitsHost(going []*moved) error {
 			other.mu.Unlock()
 		}
 		if all > most {
-			return api.Errorf(api.CodeQuotaExceeded, "slice %s stays where it is: with it %s would be in host memory, and host_memory is %s", s.id(), api.FormatSize(all), api.FormatSize(most))
+			return all - most, api.Errorf(api.CodeQuotaExceeded, "slice %s stays where it is: with it %s would be in host memory, and host_memory is %s", s.id(), api.FormatSize(all), api.FormatSize(most))
 		}
-		return nil
+		return 0, nil
 	})
 }
 
@@ -251,21 +251,32 @@ func (s *slice) isLimited(p process.Identity) bool {
 	return short != nil || err != nil
 }
 
-// bare tells those processes of a slice that is on its devices to give back so many bytes of host memory who keep some. It returns what they are to
-// answer, by lane.
+// bare tells those processes of a slice to give back so many bytes of host memory together who keep some, on their devices, or aside and beyond what their
+// memory is in. It returns what they are to answer, by lane.
 func (s *slice) bare(bytes uint64, which func(*quota.Lane) bool) map[*quota.Lane]uint8 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	told := make(map[*quota.Lane]uint8)
-	if s.suspension != nil { // they are moving, or are to
+	place, inUse := ledger.Bare, make(map[int]uint64)
+	switch {
+	case s.isAway():
+		place = ledger.Aside
+		for _, p := range s.suspension.Processes {
+			inUse[p.PID] = sum(onHost(p))
+		}
+	case s.suspension != nil: // they are moving, or are to
 		return told
 	}
 	for l := range s.quota.Lanes() {
-		if l.Kept > 0 && which(l) {
-			l.Kept -= min(l.Kept, bytes) // whether it does or not: it may have given back a part
-			s.quota.Ledger.SetKeep(l.Kept)
-			told[l] = s.quota.Ledger.SetWant(l.Number, ledger.Bare)
+		gives := min(l.Kept-min(l.Kept, inUse[l.Process.PID]), bytes)
+		m := s.quota.Ledger.MoveOf(l.Number)
+		if gives == 0 || !which(l) || place == ledger.Aside && (m.Is != ledger.Aside || m.Answered != m.Want) {
+			continue
 		}
+		bytes -= gives
+		l.Kept -= gives // whether it does or not: it may have given back a part
+		s.quota.Ledger.SetKeep(l.Kept)
+		told[l] = s.quota.Ledger.SetWant(l.Number, place)
 	}
 	return told
 }
@@ -292,13 +303,14 @@ func (s *slice) awaitBare(told map[*quota.Lane]uint8) {
 }
 
 // fitsWithout says whether something fits the host's memory, for which other slices give back what their processes keep, one after the other.
-func (s *slice) fitsWithout(fits func() error) error {
-	err := fits()
+func (s *slice) fitsWithout(fits func() (lacks uint64, err error)) error {
+	const more = 1 << 30 // than is lacking: the host's own figure is an estimate
+	lacks, err := fits()
 	for _, other := range s.e.elasticOnes() {
 		if err == nil {
 			break
 		}
-		told := other.bare(math.MaxUint64, func(*quota.Lane) bool { return true })
+		told := other.bare(max(lacks, lacks+more), func(*quota.Lane) bool { return true })
 		if len(told) == 0 {
 			continue
 		}
@@ -306,7 +318,7 @@ func (s *slice) fitsWithout(fits func() error) error {
 			other.awaitBare(told)
 			return nil
 		})
-		err = fits()
+		lacks, err = fits()
 	}
 	return err
 }

@@ -5,6 +5,7 @@ package enforcer
 import (
 	"errors"
 	"maps"
+	"math"
 	"slices"
 	"time"
 
@@ -235,6 +236,7 @@ func (s *slice) mayStay(p *moved) {
 	for i, d := range s.quota.Devices {
 		s.quota.Ledger.SetStay(i, p.stay[d.Name])
 	}
+	s.quota.Ledger.SetKeep(math.MaxUint64)
 }
 
 // moveAside moves a process that is locked, by the driver if it does not do it itself.

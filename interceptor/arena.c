@@ -6,6 +6,7 @@
 #include "threads.h"
 
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #define STEP ATTACH_HOST_STEP /* so much is pinned at once */
@@ -86,14 +87,32 @@ static void *make_pages(void *argument)
 	return NULL;
 }
 
-/* To make a page takes longer than to pin it, and the kernel does it in as many threads as ask. */
+/* Processors on which this thread may run. */
+static int processors(void)
+{
+	unsigned long mask[16] = {0}; /* the kernel's, which may have more: then it says so */
+	int count = 0;
+
+	if (syscall(SYS_sched_getaffinity, 0, sizeof(mask), mask) <= 0)
+		return THREADS;
+	for (size_t i = 0; i < sizeof(mask) / sizeof(*mask); i++)
+		count += __builtin_popcountl(mask[i]);
+	return count;
+}
+
+/* To make a page takes longer than to pin it, and the kernel does it in as many threads as ask:
+ * worth while with some processors, else it is left to who pins it. */
 static void populate(unsigned char *from, uint64_t bytes)
 {
 	struct empty empty = {.from = from, .bytes = bytes};
 	pthread_t thread[THREADS - 1];
-	int begun = 0;
+	int begun = 0, most = processors();
 
-	while (begun < THREADS - 1 && threads_begin(&thread[begun], make_pages, &empty))
+	if (most < THREADS / 2)
+		return;
+	if (most > THREADS)
+		most = THREADS;
+	while (begun < most - 1 && threads_begin(&thread[begun], make_pages, &empty))
 		begun++;
 	(void)make_pages(&empty);
 	while (begun)

@@ -348,6 +348,34 @@ static enum ledger_move_failure lock_all(struct mover *m, uint8_t want)
 	return LEDGER_MOVE_DONE;
 }
 
+/* Give back host memory beyond what is used, or may be kept. It is unpinned in a context. */
+static void trim(struct mover *m, uint64_t used)
+{
+	uint64_t context, keep = 0;
+
+	if (m->device >= 0)
+		keep = __atomic_load_n(&process_seen()->ledger->device[m->device].keep,
+		                       __ATOMIC_RELAXED);
+	if (m->pinned <= (used > keep ? used : keep) || !context_list(&context, 1) ||
+	    !enter(context))
+		return;
+	arena_trim(m, used > keep ? used : keep);
+	leave();
+}
+
+/* How much of the arena has bytes of pieces. */
+static uint64_t used_of_arena(const struct mover *m)
+{
+	uint64_t offset = 0, used = 0;
+
+	for (size_t i = 0; i < m->count; i++) {
+		offset += m->list[i].block.bytes;
+		if (m->aside[i])
+			used = offset;
+	}
+	return used;
+}
+
 /* From LEDGER_LOCKED, or wherever a move has ended, to one of the two places. */
 static enum ledger_move_failure go(struct mover *m, uint8_t want, bool out)
 {
@@ -355,6 +383,8 @@ static enum ledger_move_failure go(struct mover *m, uint8_t want, bool out)
 
 	if (out || m->is != LEDGER_LOCKED)
 		failure = move_all(m, want, out);
+	if (out && failure == LEDGER_MOVE_DONE)
+		trim(m, used_of_arena(m));
 	be(m, out && failure == LEDGER_MOVE_DONE && wanted(m) == want ? LEDGER_ASIDE
 	                                                              : place_of_all(m));
 	return failure;
@@ -364,17 +394,9 @@ static enum ledger_move_failure go(struct mover *m, uint8_t want, bool out)
  * and may end the context. */
 static enum ledger_move_failure be_bare(struct mover *m, bool shut)
 {
-	uint64_t context, keep = 0;
-
 	if (!shut && !gate_enter())
 		return LEDGER_MOVE_BUSY;
-	if (m->device >= 0)
-		keep = __atomic_load_n(&process_seen()->ledger->device[m->device].keep,
-		                       __ATOMIC_RELAXED);
-	if (context_list(&context, 1) && enter(context)) {
-		arena_trim(m, keep);
-		leave();
-	}
+	trim(m, 0);
 	if (!shut)
 		gate_leave();
 	return LEDGER_MOVE_DONE;

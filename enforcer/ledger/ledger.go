@@ -285,7 +285,7 @@ func (l *Ledger) SetStay(dev int, bytes uint64) {
 	}
 }
 
-// SetKeep says how many bytes of host memory a process may keep that is told Bare next.
+// SetKeep says how many bytes of host memory a process may keep beyond what it needs that is told to move aside, or to be Bare, next.
 func (l *Ledger) SetKeep(bytes uint64) {
 	for dev := range Devices {
 		atomic.StoreUint64(address(&l.page.device[dev].keep), bytes)
