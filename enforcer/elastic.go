@@ -174,7 +174,8 @@ func (e *Enforcer) runElastic(ctx context.Context) {
 	r := &returning{has: make(map[string]bool)}
 	var moves sync.WaitGroup
 	defer moves.Wait()
-	ticker := time.NewTicker(e.options.Interval)
+	// Who has been idle for MinResident is to be known not much later.
+	ticker := time.NewTicker(max(elasticPace, min(e.options.Interval, e.options.Elastic.MinResident/2)))
 	defer ticker.Stop()
 	for ; ; time.Sleep(elasticPace) {
 		select {

@@ -358,7 +358,7 @@ def swap(out, gib, quota, rounds):
     if have("torch"):
         back, away = (float(x) for x in output(sys.executable, "-c", RATE).split()[-2:])
     print(f"      this machine copies {away / GIB:.1f} GiB a second from the device and {back / GIB:.1f} to it", flush=True)
-    with Case(out, 'min_resident = "10ms"\nquantum = "30s"\n') as case:
+    with Case(out, 'min_resident = "100ms"\nquantum = "30s"\n') as case:
         all_ = []
         for i in range(3):
             all_.append(case.begin(f"swap{i}", "torch", gib, quota))
@@ -369,7 +369,7 @@ def swap(out, gib, quota, rounds):
         seen, was = [], case.moves()[0]
         for n in range(rounds * 3):
             w = all_[n % 3]
-            time.sleep(0.1)
+            time.sleep(0.3)
             waited, took = w.wakes()
             if took is None:
                 check("each works on where it was", False, f"{w.name} does not")
@@ -420,7 +420,7 @@ def hundred(out, gib, times):
 
         def move(w):
             begun, said, n = time.monotonic(), "", 0
-            while n < often[w.name] and time.monotonic() < begun + PATIENCE:
+            while n < often[w.name] and time.monotonic() < begun + 2 * PATIENCE:
                 for verb in ("suspend", "resume"):
                     answer = subprocess.run([BIN + "/gpuslice", "--socket", case.host.socket, verb, w.name], stdout=subprocess.PIPE,
                                             stderr=subprocess.STDOUT, text=True)
@@ -474,7 +474,7 @@ def request(worker):
 def models(out, n, gib, seconds):
     """More models than the card has room for: elastic; begun anew when they are not there; and as many as there is room for, which is the limit."""
     quota = int(gib) + (1 if not have("torch") else 2)
-    turns = 'min_resident = "10ms"\novercommit = 16.0\n'
+    turns = 'min_resident = "100ms"\novercommit = 16.0\n'
     with Case(out, turns) as case:
         fit = int(case.host.devices()[0]["total"] // (quota * GIB))
         there = []

@@ -29,12 +29,14 @@ class Host:
         """enforcer: more lines of the configuration's [enforcer]."""
         self.dir = tempfile.mkdtemp(prefix="gpuslice-gpu-")
         self.out = out
-        self.socket = os.path.join(self.dir, "run", "gpuslice.sock")
+        # As /run is, so that what is stored there waits for no disk.
+        self.run = tempfile.mkdtemp(prefix="gpuslice-run-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
+        self.socket = os.path.join(self.run, "gpuslice.sock")
         self.config = os.path.join(self.dir, "config.toml")
         with open(self.config, "w") as f:
             f.write(f'''[enforcer]
 socket = "{self.socket}"
-run_dir = "{self.dir}/run"
+run_dir = "{self.run}"
 state_dir = "{self.dir}/state"
 library = "{BIN}/libgpuslice.so"
 log_level = "debug"
@@ -59,6 +61,7 @@ runtimes = ["{RUNC}"]
         self.daemon.terminate()
         self.daemon.wait()
         shutil.rmtree(self.dir, ignore_errors=True)
+        shutil.rmtree(self.run, ignore_errors=True)
 
     def ps(self):
         return json.loads(subprocess.run([BIN + "/gpuslice", "--socket", self.socket, "ps", "--json"],
