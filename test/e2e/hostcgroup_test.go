@@ -129,11 +129,12 @@ func (c *container) ownCgroup() string {
 	return ""
 }
 
+// (Containers have 2500 MiB of a card of 3 GiB: what is free beside that is less than a context takes, so all else goes at each turn.)
 const ownLimit = 192 * mib
 
 func TestAContainersLimitOfMemoryDoesNotKeepItOnTheCard(t *testing.T) {
 	h := newHolderHost(t)
-	c, b := h.limited("2G", ownLimit), h.limited("2G", 0)
+	c, b := h.limited("2500M", ownLimit), h.limited("2500M", 0)
 	w := c.works(gib)
 	if !h.charges() { // then it is said, and the driver moves it
 		b.works(gib).goesOn()
@@ -177,7 +178,7 @@ func TestAHolderKilledAtEachStepLosesNothing(t *testing.T) {
 	for _, point := range []string{"holder.grow", "holder.grown"} {
 		t.Run(point, func(t *testing.T) {
 			h := newHolderHost(t, killpoint.Env+"="+point)
-			c, b := h.limited("2G", 0), h.limited("2G", 0)
+			c, b := h.limited("2500M", 0), h.limited("2500M", 0)
 			w, other := c.works(gib/2), b.works(gib/2)
 			w.goesOn()
 			other.goesOn()
@@ -200,7 +201,7 @@ func TestAHolderKilledAtEachStepLosesNothing(t *testing.T) {
 	}
 	t.Run("any", func(t *testing.T) {
 		h := newHolderHost(t)
-		c, b := h.limited("2G", 0), h.limited("2G", 0)
+		c, b := h.limited("2500M", 0), h.limited("2500M", 0)
 		w, other := c.works(gib/2), b.works(gib/2)
 		if !h.charges() {
 			return
@@ -228,7 +229,7 @@ func TestAnEnforcerKilledWhileItGivesHostMemoryLosesNothing(t *testing.T) {
 	for _, point := range []string{"host.given", "host.given:2", "move.checkpointed", "move.restored", "move.back"} {
 		t.Run(point, func(t *testing.T) {
 			h := newHolderHost(t)
-			c := h.limited("2G", ownLimit)
+			c := h.limited("2500M", ownLimit)
 			a := c.works(gib)
 			charges, holder := h.charges(), 0
 			if charges {
@@ -239,7 +240,7 @@ func TestAnEnforcerKilledWhileItGivesHostMemoryLosesNothing(t *testing.T) {
 			h.Stop(unix.SIGKILL)
 			h.SetEnv("FAKECUDA_MEMORY=3G", killpoint.Env+"="+point)
 			h.Start()
-			b := h.limited("2G", 0)
+			b := h.limited("2500M", 0)
 			begun := make(chan worker, 1)
 			go func() { begun <- b.begin(gib) }()
 			h.Eventually("the enforcer is dead", func() bool {
@@ -262,7 +263,7 @@ func TestAnEnforcerKilledWhileItGivesHostMemoryLosesNothing(t *testing.T) {
 
 func TestAHoldersCgroupWithoutRoomIsSaid(t *testing.T) {
 	h := newHolderHost(t)
-	c, b := h.limited("2G", ownLimit), h.limited("2G", 0)
+	c, b := h.limited("2500M", ownLimit), h.limited("2500M", 0)
 	w := c.works(gib)
 	if !h.charges() {
 		return
