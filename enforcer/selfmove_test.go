@@ -563,7 +563,7 @@ func TestAProcessKeepsItsHostMemoryWhereThereIsPlenty(t *testing.T) {
 	}
 	// What it keeps it needs not once more. The host of 1 TiB lacks 6 GiB of an eighth.
 	enforcer.HostHas(122 * gib)
-	if keep := 40*gib - 600*mib - 6*gib; !turn() || atomic.LoadUint64(m.keep) != uint64(keep) {
+	if keep := 40*gib - 600*mib - 6*gib; !turn() || atomic.LoadUint64(m.keep) != keep {
 		t.Errorf("it keeps %d, not %d", atomic.LoadUint64(m.keep), keep)
 	}
 	enforcer.HostHas(gib)

@@ -307,7 +307,8 @@ def turns(out, gib, quota, seconds):
         fit = case.host.devices()[0]["total"] // (quota * GIB)
     check(f"three programs of {gib} GiB work in turns", all(x is not None for x in late) and all(s["elastic"]["evictions"] for s in shown),
           ", ".join(f"{n} steps, evicted {s['elastic']['evictions']} times" for n, s in zip(steps, shown)))
-    check("the card holds no more of them than fit", most < fit * quota * GIB + GIB, f"{most / MIB:.0f} MiB at the most, of {fit}")
+    if not Case.remap:  # else there stays what there is room for
+        check("the card holds no more of them than fit", most < fit * quota * GIB + GIB, f"{most / MIB:.0f} MiB at the most, of {fit}")
     check("no violation was found", not bypass, len(bypass))
     print(f"      in {took:.0f} s {sums['evicted'] / GIB:.0f} GiB went and {sums['returned'] / GIB:.0f} GiB came back", flush=True)
 
