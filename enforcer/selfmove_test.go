@@ -791,3 +791,32 @@ func TestASelfMoverThatIsSuspendedByHandLeavesNothingThatItCanMove(t *testing.T)
 		t.Errorf("%d", truth.holds(a.pid()))
 	}
 }
+
+// It was given more for an earlier time.
+func TestWhoIsAsideGivesBackHostMemoryThatItDoesNotNeed(t *testing.T) {
+	h, truth, f, a, b, m := ownTurns(t)
+	leavesAPart(m)
+	if err := h.suspend("a"); err != nil {
+		t.Fatal(err)
+	}
+	if err := h.resume("a"); err != nil {
+		t.Fatal(err)
+	}
+	b.works(truth, 44*gib)
+	other := h.movesItself(b, "b", truth)
+	leavesAPart(other)
+	b.must("gate")
+	h.becomes("a", api.Evicted)
+	enforcer.HostHasBy(func() uint64 {
+		if atomic.LoadUint64(m.keep) < 39*gib {
+			return 1 << 40
+		}
+		return gib
+	})
+	t.Cleanup(func() { enforcer.HostHas(0) })
+	m.wasTold(ledger.Aside)
+	a.returns()
+	if h.becomes("b", api.Evicted); !m.wasTold(ledger.Aside) || truth.holds(a.pid()) != 40*gib || f.moved(a) || f.moved(b) {
+		t.Errorf("%d kept, %d held; %s", atomic.LoadUint64(m.keep), truth.holds(a.pid()), f.steps())
+	}
+}

@@ -655,7 +655,7 @@ static long long given(void)
 {
 	struct stat st = {0};
 
-	return host_file >= 0 && fstat(host_file, &st) == 0 ? st.st_blocks * 512ll : -1;
+	return host_file >= 0 && fstat(host_file, &st) == 0 ? st.st_blocks * 512LL : -1;
 }
 
 /* Whether a process has the file open, or mapped. */
@@ -699,7 +699,7 @@ static bool has_mapped(pid_t pid)
 /* Host memory is given to it, and it keeps no descriptor; the file itself says what it has. */
 static void move_to_what_is_given(pid_t child)
 {
-	const long long needed = 2ll * (long long)ATTACH_HOST_STEP;
+	const long long needed = 2LL * (long long)ATTACH_HOST_STEP;
 	long long full;
 
 	WAIT_UNTIL(get(&control->ready));
