@@ -52,7 +52,7 @@ nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned int, void **);
 nvmlReturn_t nvmlDeviceGetMemoryInfo(void *, void *);
 
 static const char *self;
-static bool emulated; /* what the emulator keeps of the process's memory it knows alone */
+bool emulated;
 CUcontext context;
 
 /* --- in the parent ---------------------------------------------------------------------------- */

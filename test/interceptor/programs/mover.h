@@ -17,6 +17,10 @@ struct mover_case {
 /* Ends with one without a name. */
 extern const struct mover_case own_cases[];
 
+/* What the emulator keeps of a process's memory it knows alone, and it wipes none in a forked
+ * child. */
+extern bool emulated;
+
 /* In the parent. */
 enum ledger_place place(void);
 enum ledger_move_failure move_to(enum ledger_place place);
