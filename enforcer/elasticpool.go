@@ -186,12 +186,12 @@ func (p *pool) keepPromise() {
 }
 
 // idleAfter is api.IdleAfter. Tests have less.
-var idleAfter = api.IdleAfter
+var idleAfter = func() time.Duration { return api.IdleAfter }
 
 // showIdle fills in what those have of the devices who have been idle for long.
 func (e *Enforcer) showIdle(devices []api.Device) {
 	for _, u := range units(e.elasticOnes()) {
-		if c, goes := u.mayGo(time.Now(), e.options.Elastic); !goes || c.away || c.idle < idleAfter {
+		if c, goes := u.mayGo(time.Now(), e.options.Elastic); !goes || c.away || c.idle < idleAfter() {
 			continue
 		}
 		has := e.book.Has(u.holder)

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -22,48 +23,73 @@ func init() {
 	lockPatience, answerPatience, mutePatience, ownSlowest = 300*time.Millisecond, 500*time.Millisecond, 100*time.Millisecond, 1<<50
 }
 
-// IdleAfter makes who makes no call for so long count as idle on his devices, until it is called again with 0.
-func IdleAfter(d time.Duration) {
-	idleAfter = cmp.Or(d, api.IdleAfter)
-}
+// What tests may change while an enforcer runs, which looks at it when it likes.
+var (
+	pretendedIdle  atomic.Int64
+	pretendedHost  atomic.Pointer[func() uint64]
+	pretendedShort atomic.Pointer[func(pid int, bytes uint64) *cgroup.Short]
+)
 
-// HostHas makes the host have so many bytes of memory available, of 1 TiB, until it is called again with 0.
-func HostHas(bytes uint64) {
-	HostHasBy(func() uint64 { return bytes })
-	if bytes == 0 {
-		memoryOfHost = hostMemory
+func init() {
+	idleAfter = func() time.Duration { return cmp.Or(time.Duration(pretendedIdle.Load()), api.IdleAfter) }
+	memoryOfHost = func() (available, total uint64, known bool) {
+		if f := pretendedHost.Load(); f != nil {
+			return (*f)(), 1 << 40, true
+		}
+		return hostMemory()
 	}
-}
-
-// HostHasBy makes the host have as many bytes available as f says when it is asked.
-func HostHasBy(f func() uint64) {
-	memoryOfHost = func() (available, total uint64, known bool) { return f(), 1 << 40, true }
-}
-
-// LimitMemory has the cgroups of those processes have a limit of memory for which f says so, and no others, until restore.
-func LimitMemory(f func(pid int) bool) (restore func()) {
-	memoryShort = func(_ *cgroup.Host, needs map[int]uint64) (*cgroup.Short, error) {
+	memoryShort = func(host *cgroup.Host, needs map[int]uint64) (*cgroup.Short, error) {
+		f := pretendedShort.Load()
+		if f == nil {
+			return host.MemoryShort(needs)
+		}
 		for pid, bytes := range needs {
-			if f(pid) && bytes > 1<<42 {
-				return &cgroup.Short{Dir: "x", Limit: 1 << 42, Left: 1 << 42, Need: bytes}, nil
+			if short := (*f)(pid, bytes); short != nil {
+				return short, nil
 			}
 		}
 		return nil, nil
 	}
-	return func() { memoryShort = (*cgroup.Host).MemoryShort }
+}
+
+// IdleAfter makes who makes no call for so long count as idle on his devices, until it is called again with 0.
+func IdleAfter(d time.Duration) { pretendedIdle.Store(int64(d)) }
+
+// HostHas makes the host have so many bytes of memory available, of 1 TiB, until it is called again with 0.
+func HostHas(bytes uint64) {
+	if bytes == 0 {
+		pretendedHost.Store(nil)
+		return
+	}
+	HostHasBy(func() uint64 { return bytes })
+}
+
+// HostHasBy makes the host have as many bytes available as f says when it is asked.
+func HostHasBy(f func() uint64) { pretendedHost.Store(&f) }
+
+// LimitMemory has the cgroups of those processes have a limit of memory for which f says so, and no others, until restore.
+func LimitMemory(f func(pid int) bool) (restore func()) {
+	return pretendShort(func(pid int, bytes uint64) *cgroup.Short {
+		if !f(pid) || bytes <= 1<<42 {
+			return nil
+		}
+		return &cgroup.Short{Dir: "x", Limit: 1 << 42, Left: 1 << 42, Need: bytes}
+	})
 }
 
 // ShortOfMemory has the cgroup of a process have no room for so many more bytes for which f says so, until restore.
 func ShortOfMemory(f func(pid int, bytes uint64) bool) (restore func()) {
-	memoryShort = func(_ *cgroup.Host, needs map[int]uint64) (*cgroup.Short, error) {
-		for pid, bytes := range needs {
-			if f(pid, bytes) {
-				return &cgroup.Short{Dir: fmt.Sprint("of ", pid), Limit: 1 << 30, Left: 1 << 20, Need: bytes}, nil
-			}
+	return pretendShort(func(pid int, bytes uint64) *cgroup.Short {
+		if !f(pid, bytes) {
+			return nil
 		}
-		return nil, nil
-	}
-	return func() { memoryShort = (*cgroup.Host).MemoryShort }
+		return &cgroup.Short{Dir: fmt.Sprint("of ", pid), Limit: 1 << 30, Left: 1 << 20, Need: bytes}
+	})
+}
+
+func pretendShort(f func(pid int, bytes uint64) *cgroup.Short) (restore func()) {
+	pretendedShort.Store(&f)
+	return func() { pretendedShort.Store(nil) }
 }
 
 // LeavePlaces makes the slice's ledger look as if all but n of its process slots had been given out.
