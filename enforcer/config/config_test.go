@@ -112,6 +112,7 @@ reserve = "512m"
 max_vram = "50%"
 [elastic]
 overcommit = 2.5
+remap = false
 min_resident = "5s"
 quantum = "1m"
 host_memory = "64G"
@@ -239,26 +240,27 @@ func TestWhatIsNotUnderstoodIsRefusedWithItsLine(t *testing.T) {
 		"[leases]\ntls_key = \"/k\"\n":                                              {"leases.tls_key is set", "leases.tls_address is not"},
 		"[leases]\ntls_address = \":0\"\ntls_certificate = \"/c\"\ntls_key = \"/k\"\ntls_client_ca = \"/a\"\n": {"leases.tls_address = \":0\"", "HOST:PORT"},
 		"[leases]\ntls_address = \":1\"\ntls_certificate = \"c\"\ntls_key = \"/k\"\ntls_client_ca = \"/a\"\n":  {"leases.tls_certificate = \"c\"", "absolute"},
-		"[leases]\ncpus = -1.0\n":                {"leases.cpus", "0.01"},
-		"[expiry]\ngrace = \"1ms\"\n":            {"expiry.grace", "100ms"},
-		"[expiry]\ngrace = \"2h\"\n":             {"expiry.grace", "1h"},
-		"[expiry]\nmax_ttl = \"never\"\n":        {"line 2", "never", "12h"},
-		"[expiry]\nmax_ttl = \"0s\"\n":           {"line 2", "0s"},
-		"[policy]\nbypass = \"stop\"\n":          {"policy.bypass", `"log", "refuse" and "kill"`},
-		"[policy]\nscope = \"host\"\n":           {"policy.scope", `"process" and "slice"`},
-		"[policy]\nallowance = \"0\"\n":          {"line 2", "no memory"},
-		"[elastic]\novercommit = 0.9\n":          {"elastic.overcommit = 0.9", "1.0 to 1000.0"},
-		"[elastic]\nmin_resident = \"2h\"\n":     {"elastic.min_resident", "0s to 1h"},
-		"[elastic]\nquantum = \"1s\"\n":          {"elastic.quantum", "min_resident (2s) to 24h"},
-		"[admission]\novercommit = 0.9\n":        {"admission.overcommit = 0.9", "1.0 to 1000.0", "reserve"},
-		"[admission]\novercommit = nan\n":        {"admission.overcommit", "1.0 to 1000.0"},
-		"[admission]\novercommit = \"2\"\n":      {"line 2: admission.overcommit: a number without quotes"},
-		"[admission]\nreserve = \"-1G\"\n":       {"line 2", "4GiB"},
-		"[admission]\nmax_vram = \"110%\"\n":     {"line 2", "100%"},
-		"[tenants.a]\nmaxvram = \"1G\"\n":        {"line 2", "tenants.a.maxvram"},
-		"[tenants.\"a b\"]\nmax_vram = \"1G\"\n": {`tenants."a b"`, "letters, digits"},
-		"[tenants.\"a+b\"]\n":                    {`tenants."a+b"`, "1 to 63"},
-		"[tenants.a]\nmax_vram = \"0\"\n":        {"line 2", "no memory"},
+		"[leases]\ncpus = -1.0\n":                          {"leases.cpus", "0.01"},
+		"[expiry]\ngrace = \"1ms\"\n":                      {"expiry.grace", "100ms"},
+		"[expiry]\ngrace = \"2h\"\n":                       {"expiry.grace", "1h"},
+		"[expiry]\nmax_ttl = \"never\"\n":                  {"line 2", "never", "12h"},
+		"[expiry]\nmax_ttl = \"0s\"\n":                     {"line 2", "0s"},
+		"[policy]\nbypass = \"stop\"\n":                    {"policy.bypass", `"log", "refuse" and "kill"`},
+		"[policy]\nscope = \"host\"\n":                     {"policy.scope", `"process" and "slice"`},
+		"[policy]\nallowance = \"0\"\n":                    {"line 2", "no memory"},
+		"[elastic]\novercommit = 0.9\n":                    {"elastic.overcommit = 0.9", "1.0 to 1000.0"},
+		"[elastic]\nmin_resident = \"2h\"\n":               {"elastic.min_resident", "0s to 1h"},
+		"[elastic]\nremap = false\nhost_cgroup = \"/x\"\n": {"elastic.host_cgroup", "that is for remap = true"},
+		"[elastic]\nquantum = \"1s\"\n":                    {"elastic.quantum", "min_resident (2s) to 24h"},
+		"[admission]\novercommit = 0.9\n":                  {"admission.overcommit = 0.9", "1.0 to 1000.0", "reserve"},
+		"[admission]\novercommit = nan\n":                  {"admission.overcommit", "1.0 to 1000.0"},
+		"[admission]\novercommit = \"2\"\n":                {"line 2: admission.overcommit: a number without quotes"},
+		"[admission]\nreserve = \"-1G\"\n":                 {"line 2", "4GiB"},
+		"[admission]\nmax_vram = \"110%\"\n":               {"line 2", "100%"},
+		"[tenants.a]\nmaxvram = \"1G\"\n":                  {"line 2", "tenants.a.maxvram"},
+		"[tenants.\"a b\"]\nmax_vram = \"1G\"\n":           {`tenants."a b"`, "letters, digits"},
+		"[tenants.\"a+b\"]\n":                              {`tenants."a+b"`, "1 to 63"},
+		"[tenants.a]\nmax_vram = \"0\"\n":                  {"line 2", "no memory"},
 	} {
 		_, err := load(t, text)
 		if err == nil {

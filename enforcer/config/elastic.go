@@ -24,7 +24,7 @@ type Elastic struct {
 }
 
 func defaultElastic() Elastic {
-	return Elastic{Overcommit: 4, MinResident: 2 * time.Second, Quantum: 30 * time.Second}
+	return Elastic{Overcommit: 4, Remap: true, MinResident: 2 * time.Second, Quantum: 30 * time.Second}
 }
 
 // Thousandths is the overcommit as the enforcer counts it.

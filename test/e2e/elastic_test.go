@@ -15,17 +15,17 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
 )
 
-// Turns that a test has time for, and the like where processes move their memory themselves.
+// Turns that a test has time for, and the like where the driver moves all.
 const (
-	quickTurns   = "[elastic]\nmin_resident = \"200ms\"\nquantum = \"500ms\"\n"
-	quickRemaps  = quickTurns + "remap = true\n"
-	stayOnDevice = 600 * mib // of one that has moved itself: its context
+	quickTurns       = "[elastic]\nmin_resident = \"200ms\"\nquantum = \"500ms\"\n"
+	quickCheckpoints = quickTurns + "remap = false\n"
+	stayOnDevice     = 600 * mib // of one that has moved itself: its context
 )
 
 // eachMover runs a test where the driver moves processes, and where they do so themselves.
 func eachMover(t *testing.T, test func(t *testing.T, turns string)) {
-	t.Run("checkpoint", func(t *testing.T) { test(t, quickTurns) })
-	t.Run("remap", func(t *testing.T) { test(t, quickRemaps) })
+	t.Run("checkpoint", func(t *testing.T) { test(t, quickCheckpoints) })
+	t.Run("remap", func(t *testing.T) { test(t, quickTurns) })
 }
 
 func (h *host) elastic(quota string) *container {
@@ -47,7 +47,7 @@ func TestThreeContainersThatDoNotFitTogetherWorkInTurns(t *testing.T) { eachMove
 
 func threeInTurns(t *testing.T, turns string) {
 	left := uint64(0)
-	if turns == quickRemaps {
+	if turns == quickTurns {
 		left = 2 * stayOnDevice
 	}
 	forEachBackendWith(t, turns, func(t *testing.T, h *host, _ api.Enforcement) {
@@ -148,7 +148,7 @@ func TestAnOrdinaryContainerBeginsWhereAnIdleElasticOneIsMovedAside(t *testing.T
 // What a program makes and maps itself, as PyTorch's expandable segments do, its process moves itself: its context is
 // left on the device, and little beside, since who wants the room wants nearly all.
 func TestMemoryThatAProgramMapsItselfIsMovedByItsProcess(t *testing.T) {
-	h := newHostBy(t, api.Intercept, quickRemaps, smallCard)
+	h := newHostBy(t, api.Intercept, quickTurns, smallCard)
 	w := h.elastic("5G").works(3*gib, "maps")
 	idle := filepath.Join(w.Dir, "fake", w.file+".idle")
 	for range 3 {

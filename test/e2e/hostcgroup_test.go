@@ -40,7 +40,7 @@ func newHolderHost(t *testing.T, env ...string) *holderHost {
 			h.Eventually("the holder's cgroup is empty", func() bool { return os.Remove(dir) == nil || os.IsNotExist(syscall.Rmdir(dir)) })
 		}
 	})
-	h.host = newHostBy(t, api.Intercept, fmt.Sprintf("%shost_cgroup = %q\n", quickRemaps, "/"+name), append(env, "FAKECUDA_MEMORY=3G")...)
+	h.host = newHostBy(t, api.Intercept, fmt.Sprintf("%shost_cgroup = %q\n", quickTurns, "/"+name), append(env, "FAKECUDA_MEMORY=3G")...)
 	return h
 }
 

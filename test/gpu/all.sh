@@ -81,9 +81,9 @@ echo "== suspended and resumed"
 RUNC=${RUNC:-$PWD/bin/runc} test/gpu/suspend.py --size 30 --quota 42 --rounds 1 --out "$OUT/suspend" || failed=1
 
 echo "== elastic slices"
-RUNC=${RUNC:-$PWD/bin/runc} test/gpu/elastic.py --out "$OUT/elastic" --size 20 --quota 42 || failed=1
-RUNC=${RUNC:-$PWD/bin/runc} test/gpu/elastic.py --remap --out "$OUT/remap" --only swap --size 30 --quota 45 || failed=1
-RUNC=${RUNC:-$PWD/bin/runc} test/gpu/elastic.py --remap --out "$OUT/remap" --only hundred || failed=1
+RUNC=${RUNC:-$PWD/bin/runc} test/gpu/elastic.py --checkpoint --out "$OUT/elastic" --size 20 --quota 42 || failed=1
+RUNC=${RUNC:-$PWD/bin/runc} test/gpu/elastic.py --out "$OUT/remap" --only swap --size 30 --quota 45 || failed=1
+RUNC=${RUNC:-$PWD/bin/runc} test/gpu/elastic.py --out "$OUT/remap" --only hundred || failed=1
 
 echo "== the CUDA runtime, static and shared"
 test/gpu/runtime.py || failed=1

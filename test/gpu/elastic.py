@@ -4,9 +4,9 @@
 
 Run as root on a machine with an NVIDIA GPU, PyTorch and runc, and as much host memory free as three times --size, after `make build`:
 
-    RUNC=/path/to/runc test/gpu/elastic.py [--out DIR] [--size 20] [--quota 40] [--seconds 100] [--small 10] [--remap] [--only PART…]
-    RUNC=/path/to/runc test/gpu/elastic.py --only hundred --remap [--small 10] [--times 100]
-    RUNC=/path/to/runc test/gpu/elastic.py --only swap --remap [--size 45] [--quota 47] [--rounds 4]
+    RUNC=/path/to/runc test/gpu/elastic.py [--out DIR] [--size 20] [--quota 40] [--seconds 100] [--small 10] [--checkpoint] [--only PART…]
+    RUNC=/path/to/runc test/gpu/elastic.py --only hundred [--small 10] [--times 100]
+    RUNC=/path/to/runc test/gpu/elastic.py --only swap [--size 45] [--quota 47] [--rounds 4]
     RUNC=/path/to/runc test/gpu/elastic.py --only models [--models 10] [--model 12] [--seconds 100]
 
 Each program looks at each step whether all of its memory is as it left it. CuPy and JAX run where they are. Where there is no PyTorch a
@@ -192,7 +192,7 @@ def have(module):
 class Case:
     """An enforcer with these turns, and the containers of one part."""
 
-    remap = False
+    remap = True
 
     def __init__(self, out, turns):
         self.out, self.workers = out, []
@@ -531,7 +531,7 @@ def main():
     parser.add_argument("--quota", type=int, default=40, help="GiB of quota of each")
     parser.add_argument("--seconds", type=int, default=100, help="how long they work")
     parser.add_argument("--small", type=float, default=10, help="GiB of the programs that are idle at times")
-    parser.add_argument("--remap", action="store_true", help="processes move their memory themselves")
+    parser.add_argument("--checkpoint", action="store_true", help="the driver moves all of their memory, and they none themselves")
     parser.add_argument("--models", type=int, default=10, help="how many models are asked at random")
     parser.add_argument("--model", type=float, default=12, help="GiB of each of them")
     parser.add_argument("--times", type=int, default=100, help="how often each kind of program is moved")
@@ -539,7 +539,7 @@ def main():
     parts = ["cost", "notebook", "frameworks", "turns", "models", "swap", "hundred"]
     parser.add_argument("--only", nargs="+", choices=parts, default=parts[:4], help="which parts")
     args = parser.parse_args()
-    Case.remap = args.remap
+    Case.remap = not args.checkpoint
     out = args.out or tempfile.mkdtemp(prefix="gpuslice-elastic-")
     os.makedirs(out, exist_ok=True)
     print(f"logs in {out}", flush=True)
