@@ -458,6 +458,61 @@ func TestASuspendedElasticSliceDoesNotReturnByItself(t *testing.T) {
 	a.returns()
 }
 
+// An evicted one is suspended, too; and resumed when those that are idle have been moved aside for it.
+func TestAnEvictedSliceMayBeSuspended(t *testing.T) {
+	h, truth, _ := elastics(t, quick)
+	a, b := h.elastic("a", 60*gib, 0).works(truth, 40*gib), h.elastic("b", 60*gib, 0).works(truth, gib)
+	h.becomes("a", api.Evicted)
+	if err := h.suspend("a"); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if a.expect(statusAway, "return"); h.see("a").State != api.Suspended || h.see("b").State != api.Active {
+			t.Fatalf("%+v", h.see("a"))
+		}
+		h.restart()
+	}
+	refusedWith(t, h.suspend("a"), api.CodeBadRequest, "is suspended already")
+	resumed(t, h, "a")
+	if h.becomes("b", api.Evicted); truth.holds(a.pid()) != 40*gib {
+		t.Errorf("%+v", h.see("a"))
+	}
+	b.returns()
+}
+
+// resumed waits until idle slices have been moved aside for a slice.
+func resumed(t *testing.T, h *host, id string) {
+	t.Helper()
+	var err error
+	for range 100 {
+		if err = h.resume(id); err == nil {
+			break
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	if err != nil || h.see(id).State != api.Active {
+		t.Fatalf("%v: %+v", err, h.see(id))
+	}
+}
+
+// A slice for which there is no room is evicted when it is resumed.
+func TestASliceThatIsResumedWithoutRoomComesBackInItsTurn(t *testing.T) {
+	h, truth, _ := elastics(t, quick)
+	a := h.elastic("a", 60*gib, 0).works(truth, gib)
+	if err := h.suspend("a"); err != nil {
+		t.Fatal(err)
+	}
+	other, _ := h.session("ordinary", on(gpu0, 50*gib))
+	refusedWith(t, h.resume("a"), api.CodeQuotaExceeded, "30GiB are left", "it comes back when there is room and one of its processes asks")
+	if s := h.see("a"); s.State != api.Evicted {
+		t.Fatalf("%+v", s)
+	}
+	h.restart()
+	a.expect(statusAway, "return")
+	other.kill()
+	a.returns()
+}
+
 func TestWhoCannotBeElasticIsTold(t *testing.T) {
 	h, _, _ := elastics(t, quick)
 	for words, r := range map[string]api.RegisterRequest{

@@ -204,7 +204,7 @@ func (e *Enforcer) evictOne(s *slice, c *candidate) (gone bool) {
 	}
 	defer s.turn.Give()
 	if c.away {
-		if err := s.leaveLess(c.stay); err != nil {
+		if err := s.leaveLess(c.stay, true); err != nil {
 			s.log.Error("what the evicted slice has left on its devices stays there", "why", err)
 			s.mu.Lock()
 			s.residency.stuck = time.Now()

@@ -45,9 +45,13 @@ type moved struct {
 	inUse    uint64            // bytes of host memory that it has its memory in
 }
 
-// Suspend moves what the processes of a slice hold on its devices to host memory: of all of them, or of none and says why. Others get the room.
+// Suspend moves what the processes of a slice hold on its devices to host memory: of all of them, or of none and says why. Others get the room. An
+// elastic slice stays there, too, until it is resumed.
 func (e *Enforcer) Suspend(ctx context.Context, id string) (api.Slice, error) {
 	return e.inTurn(ctx, id, func(s *slice) error {
+		if s.isEvicted() {
+			return s.keepAway()
+		}
 		if err := s.beginSuspension(false); err != nil {
 			return err
 		}
@@ -56,9 +60,25 @@ func (e *Enforcer) Suspend(ctx context.Context, id string) (api.Slice, error) {
 }
 
 // Resume brings back what Suspend has moved, if there is room; else the slice stays suspended, and the error says who has it. A user's slice
-// is resumed within the user's limit, whoever asks.
+// is resumed within the user's limit, whoever asks. An elastic slice may come back from then on when a process asks, too, and if there is no room now
+// idle ones are moved aside for it.
 func (e *Enforcer) Resume(ctx context.Context, id string) (api.Slice, error) {
-	return e.inTurn(ctx, id, (*slice).resumeWithin)
+	return e.inTurn(ctx, id, func(s *slice) error {
+		if s.residency == nil {
+			return s.resumeWithin()
+		}
+		if err := s.comesBack(true); err != nil {
+			return err
+		}
+		err := s.resumeWithin()
+		full := new(api.Error)
+		if !errors.As(err, &full) || full.Code != api.CodeQuotaExceeded {
+			return err
+		}
+		said := *full
+		said.Message += "; it comes back when there is room and one of its processes asks"
+		return e.evictFor(&said, s.wantBack(full.Device))
+	})
 }
 
 // resumeWithin is called in the slice's turn.

@@ -291,8 +291,8 @@ func (s *slice) takeFromDriver(p *moved) error {
 }
 
 // leaveLess has processes of a slice that is away move more of what they have left on the devices, for somebody who has no room beside that; or if they
-// have nothing that they can move, the driver the rest. Called in the slice's turn.
-func (s *slice) leaveLess(stay map[string]uint64) error {
+// have nothing that they can move, and byDriver, the driver the rest. Called in the slice's turn.
+func (s *slice) leaveLess(stay map[string]uint64, byDriver bool) error {
 	s.mu.Lock()
 	was := s.suspension
 	nothing := was == nil || !s.isAway() || len(s.left()) == 0
@@ -303,7 +303,7 @@ func (s *slice) leaveLess(stay map[string]uint64) error {
 	all := again(was.Processes)
 	defer closeAll(all)
 	less, err := s.moveMore(all, stay)
-	if err == nil && !less {
+	if err == nil && !less && byDriver {
 		err = s.leaveNothing(all, was)
 	}
 	if err != nil {

@@ -555,6 +555,14 @@ func TestASelfMoverThatIsSuspendedByHandLeavesNothingThatItCanMove(t *testing.T)
 	if truth.holds(a.pid()) != 600*mib {
 		t.Errorf("%d", truth.holds(a.pid()))
 	}
+	resumed(t, h, "a")
+	b.returns()
+	if h.becomes("a", api.Evicted); truth.holds(a.pid()) < 30*gib {
+		t.Fatalf("%d", truth.holds(a.pid()))
+	}
+	if err := h.suspend("a"); err != nil || truth.holds(a.pid()) != 600*mib || h.see("a").State != api.Suspended || m.is() != ledger.Aside {
+		t.Errorf("%v, %d held, %+v", err, truth.holds(a.pid()), h.see("a"))
+	}
 }
 
 // It was given more for an earlier time.

@@ -45,6 +45,47 @@ func (s *slice) setSuspension(to *store.Suspension) {
 	s.turnGate()
 }
 
+// isEvicted says whether it is away, and comes back when a process asks.
+func (s *slice) isEvicted() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.isAway() && s.suspension.Evicted
+}
+
+// comesBack says whether one that is away comes back when a process asks, or by hand alone. Called in the slice's turn.
+func (s *slice) comesBack(evicted bool) error {
+	s.mu.Lock()
+	to := s.suspension
+	if !s.isAway() || to.Evicted == evicted {
+		s.mu.Unlock()
+		return nil
+	}
+	other := *to
+	other.Evicted = evicted
+	record := s.stored()
+	s.mu.Unlock()
+	record.Suspended = &other
+	if err := s.e.store.PutSlice(record); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	s.suspension = &other
+	s.mu.Unlock()
+	return nil
+}
+
+// keepAway has one that is evicted be suspended, and its processes move what they had left on the devices. Called in the slice's turn.
+func (s *slice) keepAway() error {
+	if err := s.comesBack(false); err != nil {
+		return err
+	}
+	if err := s.leaveLess(nil, false); err != nil {
+		s.log.Error("what the suspended slice has left on its devices stays there", "why", err)
+	}
+	s.tell(api.Event{Kind: api.EventSuspended})
+	return nil
+}
+
 // storeSuspension has the store know first. Called in the slice's turn.
 func (s *slice) storeSuspension(to *store.Suspension) error {
 	record := s.storedNow()

@@ -45,8 +45,10 @@ func (w *world) prompt(what string, ask func(ctx context.Context) error) {
 	}
 }
 
-// listing asks the enforcer for its slices, but for those of leases.
-func (w *world) listing() []api.Slice { return slices.DeleteFunc(w.everySlice(), isLease) }
+// listing asks the enforcer for its slices, but for those of leases and turners.
+func (w *world) listing() []api.Slice {
+	return slices.DeleteFunc(w.everySlice(), func(s api.Slice) bool { return isLease(s) || isTurner(s) })
+}
 
 func (w *world) everySlice() (all []api.Slice) {
 	w.Helper()
@@ -155,6 +157,9 @@ func (w *world) check() {
 	listed := w.listed()
 	mine := w.leased.brokers()
 	mine[w.looker.pid] = true
+	for _, t := range w.turners {
+		mine[t.init.pid] = true
+	}
 	for _, s := range w.slices {
 		for _, p := range s.workers {
 			mine[p.pid] = true
@@ -229,7 +234,7 @@ func (w *world) differs() error {
 	for _, s := range listing {
 		byID[s.ID] = s
 	}
-	dirs := len(w.leased.brokers())
+	dirs := len(w.leased.brokers()) + len(w.turners)
 	for _, s := range w.slices {
 		got, there := byID[s.id]
 		delete(byID, s.id)

@@ -85,6 +85,7 @@ func (w *world) inject(f fault) {
 		w.leased.check()
 	}
 	w.check()
+	w.turnersGoOn()
 	w.say("OVER: %s: %s", f.name, outcome)
 	results.add(f.name, outcome)
 }

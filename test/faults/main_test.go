@@ -21,6 +21,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -82,10 +83,11 @@ func compile() (dir string, err error) {
 	if kernels, err = os.ReadFile("../lease/examples/kernels.ptx"); err != nil {
 		return dir, err
 	}
-	for _, name := range []string{"worker", "enter", "mislead"} {
+	for _, source := range []string{"programs/worker.c", "programs/enter.c", "programs/mislead.c", "../e2e/programs/steady.c"} {
+		name := strings.TrimSuffix(filepath.Base(source), ".c")
 		programs[name] = filepath.Join(dir, name)
 		out, err := exec.Command("cc", "-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-I../../interceptor",
-			"-o", programs[name], "programs/"+name+".c", "-ldl").CombinedOutput()
+			"-o", programs[name], source, "-ldl").CombinedOutput()
 		if err != nil {
 			return dir, fmt.Errorf("compile %s: %w\n%s", name, err, out)
 		}

@@ -54,6 +54,8 @@ func operations() []operation {
 		{"begin a container in a pool", 4, true, beginMember},
 		{"use a pool", 3, true, memberWork},
 		{"hide memory from the ledger", 1, true, hide},
+		{"kill an elastic container", 1, true, killTurner},
+		{"suspend an elastic container", 2, true, suspendTurner},
 		{"all at once", 2, false, func(w *world, r *rand.Rand) bool { return storm(w, r, nil) }},
 	}
 }

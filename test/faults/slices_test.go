@@ -51,7 +51,10 @@ type slice struct {
 	run    *exec.Cmd // of a session: `gpuslice run`
 	token  string    // of a session: the file with its token
 	lease  lease
-	over   time.Time // of one that lives for a while: before that nobody ends it; zero is never
+
+	program []string  // of its init; none is a worker's
+	env     []string  // beside a worker's
+	over    time.Time // of one that lives for a while: before that nobody ends it; zero is never
 }
 
 func (s *slice) used(device int) uint64 {
@@ -73,6 +76,14 @@ func (s *slice) room(w *world, device int) (most, least uint64) {
 		least = min(least, left(slices.Min(limits), used+p.ghosts[device]))
 	}
 	return most, least
+}
+
+// command is what a container's first process runs.
+func (s *slice) command() []string {
+	if s.program != nil {
+		return s.program
+	}
+	return []string{"/programs/worker"}
 }
 
 func (w *world) name() string {
@@ -122,12 +133,12 @@ func (w *world) create(s *slice, annotations map[string]string) {
 	}
 	config, err := json.Marshal(map[string]any{
 		"ociVersion": "1.0.2", "root": map[string]any{"path": "rootfs"}, "annotations": annotations,
-		"process": map[string]any{"args": []string{"/programs/worker"}, "env": []string{}},
+		"process": map[string]any{"args": s.command(), "env": []string{}},
 	})
 	w.must(err)
 	w.must(os.WriteFile(filepath.Join(w.bundle(s), "config.json"), config, 0o644))
-	cmd := exec.Command(programs["enter"], append(args, "--", "/programs/worker")...)
-	cmd.Env = insideEnv()
+	cmd := exec.Command(programs["enter"], slices.Concat(args, []string{"--"}, s.command())...)
+	cmd.Env = append(insideEnv(), s.env...)
 	s.init = w.newWorker(s, cmd)
 	s.workers = []*worker{s.init}
 	if said := s.init.hear(); said != fmt.Sprint("created ", s.init.pid) {

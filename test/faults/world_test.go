@@ -27,7 +27,8 @@ const (
 	gib = uint64(1) << 30
 
 	devices      = 2
-	block        = 2 * mib // what the card gives, and so what is charged, is a multiple of it
+	cards        = devices + 1 // what is on the last one only its turners know
+	block        = 2 * mib     // what the card gives, and so what is charged, is a multiple of it
 	contextBytes = 64 * mib
 
 	memory = "512G" // of each card
@@ -52,6 +53,8 @@ type world struct {
 	looker   *worker // in no slice: asks NVML
 	slices   []*slice
 	leased   *leased // nil: no lease service runs
+	turners  []*turner
+	turned   int // so many of them began
 	pools    []*pool
 	named    int    // slices so far
 	doubt    string // why the enforcer may fail to do what it is asked for; "": it may not
@@ -109,6 +112,9 @@ func newWorld(t *testing.T, seed uint64) *world {
 		w.idle = now
 		return same
 	})
+	for range turners {
+		w.beginTurner()
+	}
 	return w
 }
 
@@ -135,6 +141,10 @@ enforcement = %q
 [expiry]
 grace = "200ms"
 
+[elastic]
+min_resident = "50ms"
+quantum = "200ms"
+
 [policy]
 bypass = %q
 bypass_grace = "50ms"
@@ -159,7 +169,7 @@ func (w *world) warm() {
 	}
 	w.eventually("the enforcer has learned what a context takes", func() bool {
 		all, err := w.client.Devices(w.Context())
-		return err == nil && len(all) == devices && all[0].Context == contextBytes
+		return err == nil && len(all) == cards && all[0].Context == contextBytes
 	})
 	w.stopContainer(s)
 	w.check()
@@ -168,7 +178,7 @@ func (w *world) warm() {
 // env is that of the simulated driver and of our programs.
 func (w *world) env() []string {
 	return append(os.Environ(), "LD_LIBRARY_PATH="+filepath.Join(w.bin, "fakecuda"), "FAKECUDA_STATE="+filepath.Join(w.dir, "fake", "state"),
-		fmt.Sprint("FAKECUDA_DEVICES=", devices), "FAKECUDA_MEMORY="+memory, fmt.Sprint("FAKECUDA_CONTEXT=", contextBytes), "FAKECUDA_LIMITS=1", "GPUSLICE_CONFIG="+w.config())
+		fmt.Sprint("FAKECUDA_DEVICES=", cards), "FAKECUDA_MEMORY="+memory, fmt.Sprint("FAKECUDA_CONTEXT=", contextBytes), "FAKECUDA_LIMITS=1", "GPUSLICE_CONFIG="+w.config())
 }
 
 func (w *world) logFile() string { return filepath.Join(w.dir, "log") }
@@ -241,6 +251,10 @@ func (w *world) dropAll() {
 func (w *world) end() {
 	w.say("the end")
 	w.dropAll()
+	w.turnersGoOn()
+	for _, t := range slices.Clone(w.turners) {
+		w.endTurner(t)
+	}
 	w.eventually("the enforcer has closed what it had open", func() bool { return w.descriptors() <= w.idle })
 	w.restart(unix.SIGTERM)
 	w.check()
@@ -253,7 +267,11 @@ func (w *world) clear() {
 	if err := w.daemon.ends(unix.SIGKILL); err != nil {
 		w.Error(err)
 	}
-	for _, s := range w.slices {
+	all := slices.Clone(w.slices)
+	for _, t := range w.turners {
+		all = append(all, t.slice)
+	}
+	for _, s := range all {
 		if s.cgroup != "" {
 			_ = os.WriteFile(filepath.Join(s.cgroup, "cgroup.freeze"), []byte("0"), 0)
 			_ = os.WriteFile(filepath.Join(s.cgroup, "cgroup.kill"), []byte("1"), 0) // also who is not known yet
@@ -264,7 +282,7 @@ func (w *world) clear() {
 			_ = unix.Kill(p.pid, unix.SIGKILL)
 		}
 	}
-	for _, s := range w.slices {
+	for _, s := range all {
 		if s.run != nil {
 			_ = s.run.Process.Kill()
 			if err := ending(s.run); errors.Is(err, errLate) {
