@@ -18,11 +18,11 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/api"
 )
 
-// killPoints are those that the enforcer's sources have, but for those of host memory in a cgroup and its holder (test/e2e has these).
+// killPoints are those that the enforcer's sources have, but for programs that checkpoint themselves, and for host memory in a cgroup and its holder: no operation here needs any (test/e2e does).
 func killPoints() []string {
 	return slices.DeleteFunc(killPointsIn("enforcer"), func(point string) bool {
 		part, _, _ := strings.Cut(point, ".")
-		return part == "host" || part == "holder"
+		return part == "suspend" || part == "host" || part == "holder"
 	})
 }
 
@@ -96,7 +96,7 @@ func (w *world) killAt(point string, r *rand.Rand) string {
 	way := map[string][]func(*world, *rand.Rand) bool{
 		"register": {beginContainer}, "release": {beginContainer, endSlice, releaseByForce, endSlice}, "attach": {beginContainer, beginProcess, makeContext, executeAnew},
 		"death": {beginContainer, beginProcess, makeContext, killProcess}, "device": {beginContainer, beginProcess, makeContext},
-		"set": {beginContainer, changeQuota}, "expire": {expire}, "suspend": {suspendTurner}, "policy": {beginContainer, makeContext, hide}, "join": {beginSession, joinSession, killProcess},
+		"set": {beginContainer, changeQuota}, "expire": {expire}, "policy": {beginContainer, makeContext, hide}, "join": {beginSession, joinSession, killProcess},
 		"pool": {createPool, beginMember, memberWork, changePool, deletePool},
 	}[part]
 	for n := 0; n < 8 || n < 40 && !died(); n++ {

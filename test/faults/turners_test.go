@@ -135,7 +135,7 @@ func (w *world) wake(t *turner) {
 	for deadline := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
 		w.goesOn()
 		_, err := w.client.Resume(w.Context(), t.id)
-		if err == nil {
+		if err == nil || strings.HasSuffix(err.Error(), "is not suspended") { // it has come back in its turn
 			t.asleep = false
 			return
 		}
