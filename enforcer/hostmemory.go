@@ -11,7 +11,6 @@ import (
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/cgroup"
-	"github.com/gpuslice/gpuslice/enforcer/checkpoint"
 	"github.com/gpuslice/gpuslice/enforcer/hostmem"
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
 	"github.com/gpuslice/gpuslice/enforcer/process"
@@ -21,34 +20,8 @@ import (
 // Where a slice's memory goes: whether the host, a cgroup and the operator have room for it, and what processes that move their memory themselves keep
 // there for the next time.
 
-// hostHasRoomBy is hostHasRoom of processes that are on their devices. Where there is none for those that would move their memory themselves they are left
-// to the driver, if that has.
-func (s *slice) hostHasRoomBy(all []*moved) error {
-	err := s.hostHasRoom(all)
-	var given []*moved
-	for _, p := range all {
-		if s.isGiven(p) {
-			given = append(given, p)
-		}
-	}
-	if err == nil || len(given) == 0 {
-		return err
-	}
-	for _, p := range given {
-		p.byDriver = true
-		if lacks := s.unlocked(p); lacks != nil {
-			return s.both(err, lacks)
-		}
-	}
-	if lacks := s.hostHasRoom(all); lacks != nil {
-		return s.both(err, lacks)
-	}
-	s.log.Info("the slice's memory is left to the driver to move", "why", err)
-	return nil
-}
-
-// hostHasRoomLocked is the like of processes that are locked.
-func (s *slice) hostHasRoomLocked(all []*moved) error {
+// hostHasRoomOr is hostHasRoom, where leave leaves to the driver those that would move their memory themselves and have no room for that, if the driver has.
+func (s *slice) hostHasRoomOr(all []*moved, leave func(p *moved, why error) error) error {
 	err := s.hostHasRoom(all)
 	if err == nil {
 		return nil
@@ -59,20 +32,18 @@ func (s *slice) hostHasRoomLocked(all []*moved) error {
 			continue
 		}
 		left = true
-		if lacks := s.leaveToDriver(p, err); lacks != nil {
-			return s.both(err, lacks)
-		}
-		if lacks := s.bring(p, checkpoint.Locked); lacks != nil {
+		if lacks := leave(p, err); lacks != nil {
 			return s.both(err, lacks)
 		}
 	}
-	if left {
-		if lacks := s.hostHasRoom(all); lacks != nil {
-			return s.both(err, lacks)
-		}
-		return nil
+	if !left {
+		return err
 	}
-	return err
+	if lacks := s.hostHasRoom(all); lacks != nil {
+		return s.both(err, lacks)
+	}
+	s.log.Info("the slice's memory is left to the driver to move", "why", err)
+	return nil
 }
 
 // hostHasRoom says which limit of memory the copy does not fit, beyond what a process has kept for it: it is charged to the process that is moved, or to

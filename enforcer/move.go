@@ -110,6 +110,7 @@ func (s *slice) admit(wants map[string]uint64) error {
 
 // suspendAll is called in the slice's turn, after beginSuspension. Processes that move themselves may leave together what is to stay of each device.
 func (s *slice) suspendAll(stay map[string]uint64) error {
+	began := time.Now()
 	all, err := s.toMove()
 	defer closeAll(all)
 	if err == nil {
@@ -136,7 +137,7 @@ func (s *slice) suspendAll(stay map[string]uint64) error {
 		}
 		return errors.Join(err, s.goesOn())
 	}
-	return s.settleAway(all, "")
+	return s.settleAway(all, "", began)
 }
 
 // beginSuspension has no process attach from here on, or says why the slice cannot be suspended. evicted is of an elastic slice that comes
@@ -228,7 +229,10 @@ func (s *slice) mayMove(all []*moved) error {
 			return err
 		}
 	}
-	return s.hostHasRoomBy(all)
+	return s.hostHasRoomOr(all, func(p *moved, _ error) error {
+		p.byDriver = true
+		return s.unlocked(p)
+	})
 }
 
 // unlocked says why the driver cannot move a process of a slice that is on its devices, as far as that is known before.
@@ -258,7 +262,7 @@ func (s *slice) moveOut(all []*moved, stay map[string]uint64) error {
 		return err
 	}
 	s.share(all, stay)
-	if err := s.hostHasRoomLocked(all); err != nil {
+	if err := s.hostHasRoomOr(all, s.leaveLocked); err != nil {
 		return err
 	}
 	if err := s.storeSuspension(&store.Suspension{State: api.Suspending, Processes: records(all)}); err != nil {
@@ -291,7 +295,7 @@ func (s *slice) isGone(all []*moved) error {
 }
 
 // settleAway makes it so that the slice is suspended, whose processes are.
-func (s *slice) settleAway(all []*moved, reason string) error {
+func (s *slice) settleAway(all []*moved, reason string, began time.Time) error {
 	now := &store.Suspension{State: api.Suspended, Processes: records(all), Spare: s.spare(all), Reason: reason}
 	if err := s.storeSuspension(now); err != nil {
 		if back := s.moveBack(all); back != nil {
@@ -301,7 +305,7 @@ func (s *slice) settleAway(all []*moved, reason string) error {
 	}
 	killpoint.Pass("move.gone")
 	s.sentAway()
-	s.tellMoved(s.movedKind(true), now.Processes)
+	s.tellMoved(s.movedKind(true), now.Processes, time.Since(began))
 	return nil
 }
 
@@ -348,6 +352,7 @@ func (s *slice) resumeAll(admit func(wants map[string]uint64) error) error {
 	s.mu.Lock()
 	was, err := s.suspension, s.unchangeable(false)
 	s.mu.Unlock()
+	began := time.Now()
 	switch {
 	case err != nil:
 		return err
@@ -386,7 +391,7 @@ func (s *slice) resumeAll(admit func(wants map[string]uint64) error) error {
 		return errors.Join(err, s.stay(all, err))
 	}
 	killpoint.Pass("move.back")
-	s.tellMoved(s.movedKind(false), records(all))
+	s.tellMoved(s.movedKind(false), records(all), time.Since(began))
 	return s.goesOn()
 }
 
@@ -464,6 +469,7 @@ func (s *slice) goesOn() error {
 
 // stay sends away again those that had come back, since not all of them did; why is the reason. The slice is suspended then.
 func (s *slice) stay(all []*moved, why error) error {
+	began := time.Now()
 	var errs []error
 	for _, p := range all {
 		state, err := s.state(p)
@@ -487,7 +493,7 @@ func (s *slice) stay(all []*moved, why error) error {
 	if err := errors.Join(errs...); err != nil {
 		return s.between(all, errors.Join(why, err))
 	}
-	return s.settleAway(all, why.Error())
+	return s.settleAway(all, why.Error(), began)
 }
 
 // between leaves a slice some of whose processes are away, or nobody knows where: it counts for all that it was given, and can be resumed again.

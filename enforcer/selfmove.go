@@ -157,9 +157,7 @@ func (s *slice) lock(p *moved) error {
 		if err == nil || errors.Is(err, ErrClosed) {
 			return err
 		}
-		if err := s.leaveToDriver(p, err); err != nil {
-			return err
-		}
+		return s.leaveLocked(p, err)
 	}
 	return s.bring(p, checkpoint.Locked)
 }
@@ -184,6 +182,14 @@ func (s *slice) leaveToDriver(p *moved, why error) error {
 		})
 	}
 	return s.unlocked(p)
+}
+
+// leaveLocked is leaveToDriver of one that is locked, and is to be.
+func (s *slice) leaveLocked(p *moved, why error) error {
+	if err := s.leaveToDriver(p, why); err != nil {
+		return err
+	}
+	return s.bring(p, checkpoint.Locked)
 }
 
 // bringItself is bring, of a process that moves its memory itself.

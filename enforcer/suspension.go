@@ -5,6 +5,7 @@ package enforcer
 import (
 	"maps"
 	"slices"
+	"time"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
@@ -170,8 +171,8 @@ func (s *slice) bringBack() {
 	s.e.reachNative(s.cgroup)
 }
 
-// tellMoved tells that the memory of the slice's processes is away, or back.
-func (s *slice) tellMoved(kind api.EventKind, processes []store.Moved) {
+// tellMoved tells that the memory of the slice's processes is away, or back, and how long that took.
+func (s *slice) tellMoved(kind api.EventKind, processes []store.Moved, took time.Duration) {
 	sums := make(map[string]uint64)
 	for _, p := range processes {
 		for uuid := range p.Bytes {
@@ -183,7 +184,7 @@ func (s *slice) tellMoved(kind api.EventKind, processes []store.Moved) {
 	}
 	for _, uuid := range slices.Sorted(maps.Keys(sums)) {
 		s.tell(api.Event{Kind: kind, Device: uuid, Bytes: sums[uuid]})
-		s.log.Info("the slice's memory was moved", "what", kind, "device", uuid, "bytes", sums[uuid])
+		s.log.Info("the slice's memory was moved", "what", kind, "device", uuid, "bytes", sums[uuid], "took", took.Round(time.Millisecond))
 	}
 }
 
