@@ -293,7 +293,7 @@ def turns(out, gib, quota, seconds):
     """Three programs that work without pause."""
     truth = Truth()
     before, most = truth.used(), 0
-    with Case(out, f'min_resident = "2s"\nquantum = "{max(2, seconds // 20)}s"\n') as case:
+    with Case(out, f'min_resident = "2s"\nquantum = "{min(5, max(2, seconds // 20))}s"\n') as case:
         all_ = [case.begin(f"busy{i}", "torch", gib, quota) for i in range(3)]
         begun = time.monotonic()
         while time.monotonic() < begun + seconds:
