@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the cases of mover.c and mover_own.c share. */
+/* What the cases of mover.c, mover_own.c and mover_given.c share. */
 #ifndef MOVER_PROGRAM_H
 #define MOVER_PROGRAM_H
 
@@ -7,6 +7,8 @@
 #include "standin.h"
 
 #define MIB (1ull << 20)
+
+#define OF_PIECES (112 * MIB) /* bytes of a process that can be moved, in most cases */
 
 struct mover_case {
 	const char *name;
@@ -30,6 +32,7 @@ void move_again_and_again(pid_t child);
 void move_to_a_full_card(pid_t child);
 void move_and_kill(pid_t child);
 void release(pid_t child);
+void move_to_what_is_given(pid_t child);
 
 /* In the process. */
 extern CUcontext context;
