@@ -25,6 +25,7 @@ declare -A pins=(
 	[docker-20]=20.10.24+dfsg1-1+deb12u1+b6
 	[images]=bookworm
 	[nerdctl]=v2.0.4 # and by modules/nerdctl/go.mod
+	[crio]=v1.36.1 # and by modules/crio/go.mod; with conmon of Debian, and its own pinns
 	[podman]=4.3.1+ds1-8+deb12u1+b3
 	[crun]=1.8.1-1+deb12u1
 	[nvidia]=v1.20.1
@@ -32,7 +33,7 @@ declare -A pins=(
 	[helm]="helm, kustomize" # tools of modules/kubernetes/go.mod
 	[card]="docker-29 containerd-2 runc-static"
 )
-all=(containerd-2 docker-29 runc-1.4 runc-static containerd-1.6 runc-1.1 docker-20 images nerdctl podman crun nvidia)
+all=(containerd-2 docker-29 runc-1.4 runc-static containerd-1.6 runc-1.1 docker-20 images nerdctl podman crun crio nvidia)
 # By name only: kubernetes, the programs of a cluster; helm, which has kustomize, too; and card/card.tar.xz, what a machine without a network
 # needs to run containers: static programs.
 extra=(kubernetes helm card)
@@ -164,6 +165,20 @@ build_crun() {
 	version=$(number "$(out/crun --version)")
 }
 
+# Image signatures are not looked at, nor are images on other file systems than overlay. Go's module has the source of pinns, a program in C.
+build_crio() {
+	local source
+	source=$(cd "$root/test/engines/modules/crio" && "$go" mod download -json github.com/cri-o/cri-o | sed -n 's/.*"Dir": "\(.*\)".*/\1/p')
+	cc -std=c99 -Os -static -o out/pinns "$source"/pinns/src/*.c
+	flags=(-tags "containers_image_openpgp containers_image_ostree_stub exclude_graphdriver_btrfs btrfs_noversion exclude_graphdriver_devicemapper")
+	CGO_ENABLED=1 pinned crio github.com/cri-o/cri-o/cmd/crio
+	package conmon
+	cp deb/usr/bin/conmon out/
+	libraries out/conmon libglib2.0-0
+	out/conmon --version
+	version=$(number "$(out/crio --version)")
+}
+
 build_nvidia() {
 	local cmd=github.com/NVIDIA/nvidia-container-toolkit
 	# It looks for the driver's functions at run time, so that they may not be bound when it starts.
@@ -247,6 +262,7 @@ what() {
 		docker-29) cat "$root"/test/engines/modules/docker-cli/go.* ;;
 		kubernetes | helm) cat "$root"/test/engines/modules/kubernetes/{go.*,main.go} ;;
 		nerdctl) cat "$root"/test/engines/modules/nerdctl/go.* ;;
+	crio) declare -f libraries && cat "$root"/test/engines/modules/crio/go.* ;;
 		images) cat "$root"/test/platforms/{image.sh,musl.c} ;;
 		card) for part in ${pins[card]}; do what "$part"; done ;;
 		podman | crun) declare -f libraries ;;

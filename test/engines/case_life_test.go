@@ -152,6 +152,7 @@ func hasDaemon(name string) func(engine) string {
 
 func containerdIsKilled(s *site) { s.daemonIsKilled("containerd") }
 func dockerdIsKilled(s *site)    { s.daemonIsKilled("dockerd") }
+func crioIsKilled(s *site)       { s.daemonIsKilled("crio") }
 
 // daemonIsKilled shows that containers do not notice, and the daemon that comes back can do all with them.
 func (s *site) daemonIsKilled(daemon string) {

@@ -60,15 +60,11 @@ func (s *site) told(out string, parts ...string) {
 	if _, after, podman := strings.Cut(shown, "OCI runtime error: gpuslice: "); podman { // its name for the runtime, behind its log
 		shown = after
 	}
-	switch e := s.engine.(type) {
-	case *podman:
-		if e.hooks {
-			return
-		}
-	case *oci:
-		if !e.isCrun() { // what runc writes on standard error is for the container's, too
-			shown = shown[max(0, strings.LastIndex(shown, "gpuslice: ")):]
-		}
+	if e, ok := s.engine.(*podman); ok && e.hooks {
+		return
+	}
+	if e, ok := s.engine.(interface{ showsRuncToo() bool }); ok && e.showsRuncToo() {
+		shown = shown[max(0, strings.LastIndex(shown, "gpuslice: ")):]
 	}
 	if n := strings.Count(shown, "gpuslice: "); n != 1 {
 		s.t.Errorf("the user is shown %d sentences of ours:\n%s", n, out)

@@ -11,13 +11,66 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 )
 
+// criContainerd is containerd's CRI.
+type criContainerd struct {
+	version string // its directory in the cache
+	format  int    // of its configuration
+}
+
+// kubeNamespace is containerd's for Kubernetes.
+const kubeNamespace = "k8s.io"
+
+// kubes are the engines that are up. They share a directory of runc's outside their sites.
+var kubes atomic.Int32
+
+func (criContainerd) name() string          { return "containerd" }
+func (criContainerd) socket(s *site) string { return s.containerdSocket() }
+func (criContainerd) state(_ *site, id string) string {
+	return filepath.Join(runcRoot(kubeNamespace), id)
+}
+
+func (d criContainerd) noUserns() string {
+	if d.format < 3 {
+		return "containerd 1.6 makes no user namespaces for pods"
+	}
+	return ""
+}
+
+func (d criContainerd) noCDI() string {
+	if d.format < 3 {
+		return "containerd 1.7 is the first whose CRI knows CDI"
+	}
+	return ""
+}
+
+func (d criContainerd) configure(e *kube) {
+	containerdConfigure(e.s, containerdOptions{version: d.version, cri: true, format: d.format, more: d.tables(e)})
+	e.install("containerd", e.s.containerdFile())
+}
+
+func (criContainerd) start(e *kube) {
+	containerdStart(e.s)
+	kubes.Add(1)
+	e.s.t.Cleanup(func() {
+		if kubes.Add(-1) == 0 {
+			_ = os.Remove(runcRoot(kubeNamespace))
+		}
+	})
+}
+
+// load is by containerd's client.
+func (criContainerd) load(e *kube, image string) {
+	e.s.must("ctr", "--address", e.s.containerdSocket(), "--namespace", kubeNamespace, "image", "import", imageArchive(e.s.t, image))
+}
+
 // tables are what containerd's configuration has for Kubernetes, but for the handler that `gpuslice install` adds.
-func (e *kube) tables() string {
+func (d criContainerd) tables(e *kube) string {
 	var b strings.Builder
 	runtime := "io.containerd.grpc.v1.cri"
-	if e.format < 3 {
+	if d.format < 3 {
 		fmt.Fprintf(&b, "[plugins.%q]\nsandbox_image = %q\n", runtime, imageRef(pauseImage))
 	} else {
 		fmt.Fprintf(&b, "[plugins.%q.pinned_images]\nsandbox = %q\n", "io.containerd.cri.v1.images", imageRef(pauseImage))
@@ -27,7 +80,7 @@ func (e *kube) tables() string {
 	// A machine of tests may forbid what a node's kubelet may do.
 	fmt.Fprint(&b, "restrict_oom_score_adj = true\nnetns_mounts_under_state_dir = true\n")
 	fmt.Fprintf(&b, "[plugins.%q.cni]\nconf_dir = %q\n", runtime, e.s.in("cni", "conf"))
-	if e.format < 3 {
+	if d.format < 3 {
 		fmt.Fprintf(&b, "bin_dir = %q\n", e.s.in("cni", "bin"))
 	} else {
 		fmt.Fprintf(&b, "bin_dirs = [%q]\nuse_internal_loopback = true\n", e.s.in("cni", "bin"))
@@ -49,7 +102,7 @@ func (e *kube) tables() string {
 	for _, name := range e.more {
 		handler(name, "io.containerd.runc.v2", listed, root, fmt.Sprintf("BinaryName = %q", e.s.runtime(name)))
 	}
-	if e.format < 3 {
+	if d.format < 3 {
 		// containerd 1.6 drops all other options of a runtime that is not runc's, and says nothing.
 		file := e.s.in("options.toml")
 		e.s.Must(os.WriteFile(file, []byte(root), 0o644))
@@ -61,11 +114,11 @@ func (e *kube) tables() string {
 
 // install adds the handler "gpuslice" as operators do. It is told that the site is the root of a host, so as to
 // keep its record there.
-func (e *kube) install() {
+func (e *kube) install(engine, file string) {
 	e.s.t.Helper()
-	file, err := filepath.Rel(e.s.Dir, e.s.containerdFile())
+	file, err := filepath.Rel(e.s.Dir, file)
 	e.s.Must(err)
-	e.s.must("gpuslice", "install", "containerd", "--root", e.s.Dir, "--config", "/"+file)
+	e.s.must("gpuslice", "install", engine, "--root", e.s.Dir, "--config", "/"+file)
 }
 
 // fakeNetwork makes a network plugin that says there is a network. Only pods in user namespaces ask for one, since the

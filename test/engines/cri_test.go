@@ -13,7 +13,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -28,17 +27,16 @@ import (
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
-// kube is containerd as Kubernetes uses it: what the kubelet says to it over the CRI, for pods as users write them. A
+// kube is a daemon as Kubernetes uses it: what the kubelet says to it over the CRI, for pods as users write them. A
 // container of the suite is a pod with one container, and the annotations are the pod's.
 type kube struct {
-	s          *site
-	containerd string   // its directory in the cache
-	format     int      // of its configuration
-	runtime    []string // the low-level one, in the cache
-	systemd    string   // the file that says how the low-level runtime was told to use systemd
-	more       []string // handlers of an equipped site, by the names of its runtimes
-	images     cri.ImageServiceClient
-	client     cri.RuntimeServiceClient
+	s       *site
+	daemon  criDaemon
+	runtime []string // the low-level one, in the cache
+	systemd string   // the file that says how the low-level runtime was told to use systemd
+	more    []string // handlers of an equipped site, by the names of its runtimes
+	images  cri.ImageServiceClient
+	client  cri.RuntimeServiceClient
 
 	mu   sync.Mutex
 	pods map[string]*pod // by name
@@ -52,11 +50,21 @@ type pod struct {
 	containers []string
 }
 
-// kubeNamespace is containerd's for Kubernetes.
-const kubeNamespace = "k8s.io"
-
-// kubes are the engines that are up. They share a directory of runc's outside their sites.
-var kubes atomic.Int32
+// criDaemon is one that has the CRI.
+type criDaemon interface {
+	name() string // of the daemon
+	// configure writes its configuration, with the handler that `gpuslice install` adds; start starts it.
+	configure(e *kube)
+	start(e *kube)
+	socket(s *site) string
+	// load puts an image where the CRI looks for it.
+	load(e *kube, image string)
+	// state is where the low-level runtime keeps what it knows of a container.
+	state(s *site, id string) string
+	// Why it cannot do that; "" if it can.
+	noUserns() string
+	noCDI() string
+}
 
 // The handlers of RuntimeClasses that are configured.
 const (
@@ -80,38 +88,30 @@ func (e *kube) options(t testing.TB) testhost.Options {
 	return testhost.Options{Runtimes: []string{path}}
 }
 
-func (e *kube) hasDaemon(name string) bool { return name == "containerd" }
+func (e *kube) hasDaemon(name string) bool { return name == e.daemon.name() }
 
-func (e *kube) noUserns() string {
-	if e.format < 3 {
-		return "containerd 1.6 makes no user namespaces for pods"
-	}
-	return ""
-}
+// showsRuncToo: CRI-O's monitor shows standard error, and not runc's log.
+func (e *kube) showsRuncToo() bool { return e.daemon.name() == "crio" }
+
+func (e *kube) noUserns() string { return e.daemon.noUserns() }
 
 func (e *kube) up(s *site) {
 	e.s, e.pods = s, map[string]*pod{}
 	e.fakeNetwork()
-	containerdConfigure(s, containerdOptions{version: e.containerd, cri: true, format: e.format, more: e.tables()})
-	e.install()
+	e.daemon.configure(e)
 	e.dial()
-	containerdStart(s)
-	daemon := s.daemons["containerd"]
+	e.daemon.start(e)
+	daemon := s.daemons[e.daemon.name()]
 	first := daemon.ready
 	daemon.ready = func() error { return errors.Join(first(), e.ready()) }
 	s.Eventually("the CRI is ready", func() bool { return e.ready() == nil })
-	kubes.Add(1)
 	s.t.Cleanup(func() { // before the daemon ends
 		for name := range e.pods {
 			_, _ = e.remove(name)
 		}
-		if kubes.Add(-1) == 0 {
-			_ = os.Remove(runcRoot(kubeNamespace))
-		}
 	})
-	// containerd's client puts images where the CRI looks for them.
 	for _, image := range append(slices.Clone(images), pauseImage) {
-		s.must("ctr", "--address", s.containerdSocket(), "--namespace", kubeNamespace, "image", "import", imageArchive(s.t, image))
+		e.daemon.load(e, image)
 		s.Eventually("the CRI has the image "+image, func() bool {
 			ctx, cancel := patience()
 			defer cancel()
@@ -124,7 +124,7 @@ func (e *kube) up(s *site) {
 // dial makes the client, which waits for a daemon that is not up.
 func (e *kube) dial() {
 	e.s.t.Helper()
-	conn, err := grpc.NewClient("unix://"+e.s.containerdSocket(),
+	conn, err := grpc.NewClient("unix://"+e.daemon.socket(e.s),
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.WaitForReady(true)),
 		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1, MaxDelay: 50 * time.Millisecond}}))
@@ -133,7 +133,7 @@ func (e *kube) dial() {
 	e.client, e.images = cri.NewRuntimeServiceClient(conn), cri.NewImageServiceClient(conn)
 }
 
-// ready says whether containerd has read what it left: its CRI is there later than the rest.
+// ready says whether the daemon has read what it left: containerd's CRI is there later than the rest.
 func (e *kube) ready() error {
 	ctx, cancel := patience()
 	defer cancel()
@@ -178,7 +178,7 @@ func (e *kube) sandbox(handler string, c container) error {
 	}
 	p := &pod{handler: handler, config: &cri.PodSandboxConfig{
 		Metadata:    &cri.PodSandboxMetadata{Name: c.name, Uid: c.name, Namespace: "default"},
-		Annotations: c.annotations,
+		Annotations: c.annotations, Labels: podLabels(c.name),
 		Linux: &cri.LinuxPodSandboxConfig{
 			CgroupParent:    cgroups,
 			SecurityContext: &cri.LinuxSandboxSecurityContext{NamespaceOptions: namespaces(c), Privileged: c.privileged},
@@ -199,6 +199,11 @@ func (e *kube) sandbox(handler string, c container) error {
 	return nil
 }
 
+// podLabels are the kubelet's.
+func podLabels(name string) map[string]string {
+	return map[string]string{"io.kubernetes.pod.name": name, "io.kubernetes.pod.namespace": "default", "io.kubernetes.pod.uid": name}
+}
+
 func (e *kube) names(name string) (api.Names, bool) {
 	return api.Names{Name: "main", Pod: name, Namespace: "default"}, true
 }
@@ -213,7 +218,7 @@ func (e *kube) startAnnotated(name string, c container, annotations map[string]s
 	p := e.pod(name)
 	config := &cri.ContainerConfig{
 		Metadata: &cri.ContainerMetadata{Name: "main", Attempt: uint32(len(p.containers))},
-		Image:    &cri.ImageSpec{Image: imageRef(c.image)},
+		Image:    &cri.ImageSpec{Image: imageRef(c.image), UserSpecifiedImage: imageRef(c.image)},
 		Command:  c.args, Annotations: annotations,
 		Linux: &cri.LinuxContainerConfig{
 			Resources: &cri.LinuxContainerResources{CpuShares: 2, OomScoreAdj: 1000}, // the kubelet's for a pod that asks for nothing
@@ -222,6 +227,8 @@ func (e *kube) startAnnotated(name string, c container, annotations map[string]s
 			},
 		},
 	}
+	config.Labels = podLabels(name)
+	config.Labels["io.kubernetes.container.name"] = config.Metadata.Name
 	for _, env := range c.env {
 		key, value, _ := strings.Cut(env, "=")
 		config.Envs = append(config.Envs, &cri.KeyValue{Key: key, Value: []byte(value)})
@@ -345,7 +352,7 @@ func (e *kube) tryRemove(p *pod) error {
 		return err
 	}
 	for _, id := range append(p.containers, p.sandbox) {
-		if path := filepath.Join(runcRoot(kubeNamespace), id); id != "" && exists(path) {
+		if path := e.daemon.state(e.s, id); id != "" && exists(path) {
 			return fmt.Errorf("%s is left", path)
 		}
 	}

@@ -108,7 +108,7 @@ func (e *equippedOCI) run(c container) (string, error) {
 type equippedKube struct{ *kube }
 
 func (e *kube) equipped() engine {
-	return &equippedKube{&kube{containerd: e.containerd, format: e.format, runtime: e.runtime}}
+	return &equippedKube{&kube{daemon: e.daemon, runtime: e.runtime}}
 }
 
 func (e *kube) ask(w way, gpus string) (c container, not string) {
@@ -117,8 +117,8 @@ func (e *kube) ask(w way, gpus string) (c container, not string) {
 		return byRuntime(w, gpus)
 	case w != byCDI:
 		not = "pods ask for GPUs by resources, and have no such flag"
-	case e.format < 3:
-		not = "containerd 1.7 is the first whose CRI knows CDI"
+	case e.daemon.noCDI() != "":
+		not = e.daemon.noCDI()
 	default:
 		c.flags = []string{"nvidia.com/gpu=" + gpus}
 	}

@@ -27,6 +27,9 @@ type oci struct {
 
 func (e *oci) isCrun() bool { return e.runtime[0] == "crun" }
 
+// showsRuncToo: what runc writes on standard error is for the container's, too, and nobody can keep one from the other.
+func (e *oci) showsRuncToo() bool { return !e.isCrun() }
+
 // isApart: see apart.
 func (e *oci) isApart() bool { return e.isCrun() }
 

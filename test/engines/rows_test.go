@@ -12,11 +12,14 @@ var rows = []row{
 	{name: "containerd 1.6", version: []string{"containerd-1.6", "runc-1.1"}, make: func() engine { return &ctr{version: "containerd-1.6", runtime: []string{"runc-1.1", "runc"}} }},
 	{name: "containerd 2.4", version: []string{"containerd-2", "runc-1.4"}, make: func() engine { return &ctr{version: "containerd-2", runtime: []string{"runc-1.4", "runc"}} }},
 	{name: "CRI 1.6", version: []string{"containerd-1.6", "runc-1.1"}, make: func() engine {
-		return &kube{containerd: "containerd-1.6", format: 2, runtime: []string{"runc-1.1", "runc"}}
+		return &kube{daemon: criContainerd{"containerd-1.6", 2}, runtime: []string{"runc-1.1", "runc"}}
 	}},
 	{name: "CRI 2.4", version: []string{"containerd-2", "runc-1.4"}, make: func() engine {
-		return &kube{containerd: "containerd-2", format: 3, runtime: []string{"runc-1.4", "runc"}}
+		return &kube{daemon: criContainerd{"containerd-2", 3}, runtime: []string{"runc-1.4", "runc"}}
 	}},
+	{name: "CRI-O", version: []string{"crio", "runc-1.4"}, make: func() engine {
+		return &kube{daemon: criCRIO{}, runtime: []string{"runc-1.4", "runc"}}
+	}, lacks: map[string]string{"privileged": "gives privileged pods capabilities that root has not everywhere, as where this was made"}},
 	{name: "nerdctl", version: []string{"nerdctl", "containerd-2", "runc-1.4"}, make: func() engine { return &nerdctl{dockerlike{runtime: "gpuslice"}} }},
 	{name: "nerdctl, shim", version: []string{"nerdctl", "containerd-2", "runc-1.4"}, make: func() engine { return &nerdctl{dockerlike{runtime: shimRuntime}} }},
 	{name: "docker 29", version: []string{"docker-29", "containerd-2", "runc-1.4"}, make: func() engine {
