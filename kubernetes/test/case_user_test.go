@@ -78,6 +78,19 @@ func forgedAnnotations(n *node) {
 }
 
 func runtimeClass(n *node) {
+	runtimeClassBeside(n)
+	for key, value := range map[string]string{"gpuslice.pool": "other", "gpuslice.elastic": "true"} {
+		p := n.pod(key, []string{"vram"}, container("a", sleep, "vram"))
+		p.Spec.RuntimeClassName = ptr.To("gpuslice")
+		p.Annotations = map[string]string{key: value}
+		n.create(p)
+		// As docs/use/kubernetes.md has it.
+		n.told(key, fmt.Sprintf("Error: failed to create containerd task: failed to create shim task: gpuslice: annotation %s=%q is not accepted beside a resource claim", key, value))
+	}
+}
+
+// runtimeClassBeside: of claim and annotation the smaller holds.
+func runtimeClassBeside(n *node) {
 	_, err := n.plane.Kubectl("", "apply", "-f", "../deploy/aliases/runtimeclass.yaml")
 	n.Must(err)
 	n.template("vram", request("gpu", "2Gi"))
@@ -92,15 +105,6 @@ func runtimeClass(n *node) {
 	p.Annotations = map[string]string{"gpuslice.vram": "1Gi"}
 	n.start(p)
 	n.refused("smaller", "a", gib+gib/2)
-
-	for key, value := range map[string]string{"gpuslice.pool": "other", "gpuslice.elastic": "true"} {
-		p = n.pod(key, []string{"vram"}, container("a", sleep, "vram"))
-		p.Spec.RuntimeClassName = ptr.To("gpuslice")
-		p.Annotations = map[string]string{key: value}
-		n.create(p)
-		// As docs/use/kubernetes.md has it.
-		n.told(key, fmt.Sprintf("Error: failed to create containerd task: failed to create shim task: gpuslice: annotation %s=%q is not accepted beside a resource claim", key, value))
-	}
 }
 
 // fromElsewhere: pods as HAMi and NVIDIA's toolkit have them, init containers and sidecars too. No device plugin is here: the cards' driver

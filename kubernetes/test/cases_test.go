@@ -45,6 +45,13 @@ var cases = []struct {
 	{"an upgrade of gpusliced and driver in pods leaves what runs as it is", inPods(upgradedInPods)},
 	{"a pod with a claim starts as a plain one does", startTimes},
 	{"the driver is small and idle", driverCosts},
+	// From here on the node has CRI-O.
+	{"under CRI-O one claim is a quota that its pod keeps", underCRIO(oneClaim)},
+	{"under CRI-O two containers share the quota of a claim", underCRIO(twoContainersShare)},
+	{"under CRI-O a container has two requests on two cards", underCRIO(twoRequestsInAContainer)},
+	{"under CRI-O a container that is started again has its quota again", underCRIO(startedAgain)},
+	{"under CRI-O a RuntimeClass and a claim are one quota", underCRIO(runtimeClassBeside)},
+	{"under CRI-O pods keep their quota when it is restarted", underCRIO(restartedCRIO)},
 }
 
 func TestCluster(t *testing.T) {

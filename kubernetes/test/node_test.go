@@ -45,16 +45,18 @@ type node struct {
 	*testhost.Host // the node's: its Client is the enforcer's
 	plane          *cluster.Cluster
 	kube           kubernetes.Interface // the admin's
-	t              *testing.T           // of the case
-	engines        string               // the directory of built programs
-	ns             string               // of the case
+	suite          *testing.T
+	t              *testing.T // of the case
+	engines        string     // the directory of built programs
+	ns             string     // of the case
 
 	containerd, kubelet, driver *cluster.Daemon
+	crio                        *cluster.Daemon // nil: the kubelet has containerd
 }
 
 func newNode(t *testing.T) *node {
 	t.Helper()
-	n := &node{t: t, engines: filepath.Dir(cluster.Programs(t, "containerd-2", "runc-1.4", "images"))}
+	n := &node{suite: t, t: t, engines: filepath.Dir(cluster.Programs(t, "containerd-2", "runc-1.4", "crio", "podman", "images"))}
 	n.Host = testhost.New(t, testhost.Options{Runtimes: []string{n.engine("runc-1.4", "runc")}, Env: []string{"FAKECUDA_DEVICES=2"}})
 	n.Must(os.Chmod(n.Dir, 0o755))
 	n.Must(os.Chmod(n.in("fake"), 0o777))
@@ -154,7 +156,11 @@ func (n *node) podNetwork() {
 	n.write("/etc/cni/net.d/pods.conflist", `{"cniVersion": "1.0.0", "name": "pods", "plugins": [{"type": "pods"}]}`)
 	const plugin = `#!/bin/sh
 set -e
-[ "$CNI_COMMAND" = ADD ] || exit 0
+case "$CNI_COMMAND" in
+VERSION) echo '{"cniVersion": "1.0.0", "supportedVersions": ["0.4.0", "1.0.0"]}' && exit ;;
+ADD) ;;
+*) exit 0 ;;
+esac
 pod=${CNI_NETNS##*/} number=1
 if [ "$CNI_IFNAME" = lo ]; then
 	ip -n "$pod" link set lo up
@@ -191,11 +197,16 @@ func (n *node) image(ref, layer string, runs testhost.ImageConfig) {
 func (n *node) run(d *cluster.Daemon) {
 	n.t.Helper()
 	d.Start()
-	n.t.Cleanup(func() { d.End() })
+	n.suite.Cleanup(func() { d.End() })
 }
 
+const (
+	kubeletFile      = "/etc/kubernetes/kubelet.yaml"
+	containerdSocket = "/run/containerd/containerd.sock"
+)
+
 func (n *node) ctr(args ...string) ([]byte, error) {
-	if _, err := os.Stat("/run/containerd/containerd.sock"); err != nil { // it would wait ten seconds
+	if _, err := os.Stat(containerdSocket); err != nil { // it would wait ten seconds
 		return nil, err
 	}
 	return exec.Command(n.engine("containerd-2", "ctr"), args...).CombinedOutput()
@@ -203,7 +214,7 @@ func (n *node) ctr(args ...string) ([]byte, error) {
 
 func (n *node) startKubelet(kubeconfig string) {
 	n.t.Helper()
-	file := n.write("/etc/kubernetes/kubelet.yaml", `apiVersion: kubelet.config.k8s.io/v1beta1
+	file := n.write(kubeletFile, `apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
 authentication: {anonymous: {enabled: true}, webhook: {enabled: false}}
 authorization: {mode: AlwaysAllow}
@@ -213,14 +224,14 @@ cgroupDriver: cgroupfs
 cgroupRoot: /%s
 failCgroupV1: false
 failSwapOn: false
-containerRuntimeEndpoint: unix:///run/containerd/containerd.sock
+containerRuntimeEndpoint: unix://%s
 enforceNodeAllocatable: []
 evictionHard: {memory.available: 10Mi, nodefs.available: 10Mi}
 localStorageCapacityIsolation: false
 makeIPTablesUtilChains: false
 resolvConf: ""
 syncFrequency: 10s
-`, filepath.Base(os.Getenv(dirVariable)))
+`, filepath.Base(os.Getenv(dirVariable)), containerdSocket)
 	n.kubelet = &cluster.Daemon{
 		T: n.t, Name: "kubelet", Dir: n.Dir, Command: []string{n.plane.Program("kubelet"), "--config=" + file, "--kubeconfig=" + kubeconfig,
 			"--hostname-override=" + nodeName, "--node-ip=" + nodeAddress, "--cert-dir=" + n.in("kubelet"), "--v=4"},

@@ -6,7 +6,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 go=${GO:-$(../test/go.sh)}
 ../test/deps.sh --need test-kubernetes debootstrap pkg-config xz busybox ip /usr/include/seccomp.h
-../test/engines/build.sh kubernetes containerd-2 runc-1.4 images helm
+../test/engines/build.sh kubernetes containerd-2 runc-1.4 crio podman images helm
 export CGO_ENABLED=0 GOFLAGS="-trimpath ${GOFLAGS:-}" # as make builds the driver: what both need of Kubernetes' packages is compiled once
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
