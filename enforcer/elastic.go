@@ -283,7 +283,7 @@ func (e *Enforcer) tryReturn(s *slice) error {
 	}
 	defer s.turn.Give()
 	s.mu.Lock()
-	none := s.suspension == nil
+	none := s.suspension == nil || !s.suspension.Evicted // it is back, or is to stay
 	s.mu.Unlock()
 	if none {
 		return nil

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -476,6 +477,33 @@ func TestAnEvictedSliceMayBeSuspended(t *testing.T) {
 	resumed(t, h, "a")
 	if h.becomes("b", api.Evicted); truth.holds(a.pid()) != 40*gib {
 		t.Errorf("%+v", h.see("a"))
+	}
+	b.returns()
+}
+
+// As who wants a slice to stay may say while others are being moved aside for it.
+func TestASliceMayBeSuspendedWhileRoomIsMadeForIt(t *testing.T) {
+	h, truth, f := elastics(t, quick)
+	a, b := h.elastic("a", 60*gib, 0).works(truth, 40*gib), h.elastic("b", 60*gib, 0).works(truth, gib)
+	h.becomes("a", api.Evicted)
+	said := make(chan error, 1)
+	var once sync.Once
+	f.mu.Lock()
+	f.then = func(done checkpoint.Action) {
+		if done == checkpoint.Checkpoint {
+			once.Do(func() { said <- h.suspend("a") })
+		}
+	}
+	f.mu.Unlock()
+	a.expect(statusAway, "return")
+	h.becomes("b", api.Evicted)
+	if err := <-said; err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		if a.expect(statusAway, "return"); h.see("a").State != api.Suspended {
+			t.Fatalf("%+v", h.see("a"))
+		}
 	}
 	b.returns()
 }
