@@ -8,7 +8,6 @@ import (
 	"bytes"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 
@@ -36,33 +35,25 @@ func (n *node) becomeCRIO() {
 	n.kubelet.Stop(unix.SIGTERM)
 	n.containerd.Stop(unix.SIGTERM)
 	n.hideHugetlb()
-	file := n.write("/etc/crio/crio.conf", `[crio]
-root = %q
-runroot = %q
-storage_driver = "overlay"
-[crio.image]
-pause_image = %q
-pause_command = "/bin/sleep 1000000"
-signature_policy = %q
-[crio.nri]
-enable_nri = false
-[crio.runtime]
-cgroup_manager = "cgroupfs"
-conmon_cgroup = "pod"
-default_runtime = "runc"
-pinns_path = %q
-apparmor_profile = "unconfined"
-seccomp_profile = "unconfined"
-disable_hostport_mapping = true
-`, n.in("crio", "storage"), n.in("crio", "run"), imageRef("pause"), n.write(n.in("crio", "policy.json"), `{"default": [{"type": "insecureAcceptAnything"}]}`), n.engine("crio", "pinns"))
-	var handlers strings.Builder
-	for name, path := range map[string]string{"runc": n.engine("runc-1.4", "runc"), "gpuslice": filepath.Join(n.Bin, "gpuslice-runtime")} {
-		fmt.Fprintf(&handlers, "[crio.runtime.runtimes.%s]\nruntime_path = %q\nruntime_type = \"oci\"\nruntime_root = %q\nmonitor_path = %q\nmonitor_cgroup = \"pod\"\nmonitor_env = [%q, %q]\n",
-			name, path, n.in("crio", "runc"), n.engine("crio", "conmon"), "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "GPUSLICE_CONFIG="+n.Config())
+	crio := &testhost.CRIO{
+		Dir: n.in("crio"), Programs: n.engine("crio"), Podman: n.engine("podman", "podman"), Pause: imageRef("pause"),
+		Handlers: map[string]string{"runc": n.engine("runc-1.4", "runc"), "gpuslice": filepath.Join(n.Bin, "gpuslice-runtime")},
+		Env:      []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "GPUSLICE_CONFIG=" + n.Config()},
 	}
-	n.write("/etc/crio/crio.conf.d/runtimes.conf", "%s", handlers.String())
-	n.loadIntoCRIO(imageRef("debian"), n.engine("images", "debian.tar"), testhost.ImageConfig{Cmd: []string{"/bin/sh"}})
-	n.loadIntoCRIO(imageRef("pause"), n.engine("images", "busybox.tar"), testhost.ImageConfig{Cmd: []string{"/bin/sleep", "1000000"}})
+	file, err := crio.Configure()
+	n.Must(err)
+	for _, image := range []struct {
+		name, layer string
+		runs        testhost.ImageConfig
+	}{
+		{"debian", "debian.tar", testhost.ImageConfig{Cmd: []string{"/bin/sh"}}},
+		{"pause", "busybox.tar", testhost.ImageConfig{Cmd: []string{"/bin/sleep", "1000000"}}},
+	} {
+		archive := n.in("image.tar")
+		n.Must(testhost.WriteImage(archive, n.engine("images", image.layer), imageRef(image.name), image.runs))
+		n.Must(crio.Load(archive))
+		n.Must(os.Remove(archive))
+	}
 	n.crio = &cluster.Daemon{
 		T: n.suite, Name: "crio", Dir: n.Dir, Command: []string{n.engine("crio", "crio"), "--config", file},
 		Env: []string{"PATH=" + n.engine("crio") + ":/usr/sbin:/usr/bin:/sbin:/bin", "HOME=" + n.Dir},
@@ -91,19 +82,6 @@ func (n *node) hideHugetlb() {
 		}
 	}
 	n.Must(unix.Mount(n.write(n.in("crio", "cgroups"), "%s", strings.Join(kept, "")), file, "", unix.MS_BIND, ""))
-}
-
-// loadIntoCRIO is by Podman, which has the same storage. CRI-O itself fetches images from registries only.
-func (n *node) loadIntoCRIO(ref, layer string, runs testhost.ImageConfig) {
-	n.t.Helper()
-	file := n.in("image.tar")
-	n.Must(testhost.WriteImage(file, layer, ref, runs))
-	out, err := exec.Command(n.engine("podman", "podman"), "--root", n.in("crio", "storage"), "--runroot", n.in("crio", "run"), "--storage-driver", "overlay",
-		"--conmon", n.engine("crio", "conmon"), "--cgroup-manager", "cgroupfs", "--tmpdir", n.in("crio", "podman"), "load", "--quiet", "--signature-policy", n.in("crio", "policy.json"), "--input", file).CombinedOutput()
-	if err != nil {
-		n.t.Fatalf("load %s: %v\n%s", ref, err, out)
-	}
-	n.Must(os.Remove(file))
 }
 
 func restartedCRIO(n *node) {
