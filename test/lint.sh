@@ -6,6 +6,7 @@
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 go=${GO:-$(test/go.sh)}
+export GOGC=400 # compiler and linters take a fifth less of the processors' time, and more memory
 strict=${1:-}
 golangci_version=v2.15.0
 tools=$PWD/.cache/tools/$golangci_version

@@ -11,6 +11,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 go=${GO:-$(test/go.sh)}
+export GOGC=400 # the compiler takes a fifth less of the processors' time, and more memory
 dir=${GPUSLICE_ENGINES:-${XDG_CACHE_HOME:-$HOME/.cache}/gpuslice/engines}
 
 # Modules are verified by Go. Debian keeps a package's newest revision only: where the one here is gone, the newest
