@@ -267,8 +267,8 @@ func (e *Enforcer) bringBack(ctx context.Context, s *slice, all []*slice) {
 			return
 		}
 		w := s.wantBack(full.Device)
-		w.busy, w.refusal = true, full
-		victim := e.victim(w, all)
+		w.busy, w.device, w.refusal = true, true, full
+		victim, _ := e.victim(w, all)
 		if victim == nil || ctx.Err() != nil {
 			s.obstruct(err)
 			return

@@ -306,6 +306,24 @@ func TestAnOrdinarySliceHasIdleOnesEvicted(t *testing.T) {
 	a.returns()
 }
 
+// Two who ask at once are refused, and what the first of them has moved aside is enough for the second one, too.
+func TestNobodyIsEvictedForWhomThereIsRoomMeanwhile(t *testing.T) {
+	h, truth, _ := elastics(t, quick)
+	a, b := h.elastic("a", 20*gib, 0).works(truth, gib), h.elastic("b", 20*gib, 0).works(truth, gib)
+	if err := h.suspend("a"); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(2 * quick.MinResident)
+	refused := &api.Error{Code: api.CodeQuotaExceeded, Device: gpu0, Requested: 20 * gib, Limit: 80 * gib, Current: 70 * gib}
+	refusedWith(t, h.EvictFor("a", refused), api.CodeBusy, "ask again")
+	time.Sleep(quick.MinResident)
+	if s := h.see("b"); s.State != api.Active || s.Elastic.Evictions != 0 {
+		t.Errorf("%+v %+v", s, s.Elastic)
+	}
+	a.expect("away", "enter")
+	b.expect("ok 1", "enter")
+}
+
 // A pool that is made or made larger, and a slice that is, need what one of these has.
 func TestWhoGrowsHasIdleOnesEvicted(t *testing.T) {
 	h, truth, _ := elastics(t, quick)

@@ -71,11 +71,12 @@ type want struct {
 	quotas   []api.Quota
 	limit    *admission.User
 	refusal  *api.Error
+	device   bool // it may be the device that lacks the room, and not the book
 }
 
 // victim is who goes next so that it can be had; nil if nobody may go whose going would be enough, as where it is a user's or a tenant's bound that
-// others do not count for.
-func (e *Enforcer) victim(w want, all []*slice) *candidate {
+// others do not count for. None has to go, and it can be had, where there is room since it was refused.
+func (e *Enforcer) victim(w want, all []*slice) (_ *candidate, enough bool) {
 	var may []candidate
 	now := time.Now()
 	for _, u := range units(all) {
@@ -95,8 +96,8 @@ func (e *Enforcer) victim(w want, all []*slice) *candidate {
 		holders[i] = may[i].holder
 	}
 	which, enough := e.book.Which(w.holder, w.bytes, w.quotas, w.limit, holders)
-	if !enough {
-		return nil
+	if !enough || len(which) == 0 && !w.device {
+		return nil, enough
 	}
 	if len(which) > 0 {
 		first := &may[which[0]]
@@ -104,7 +105,7 @@ func (e *Enforcer) victim(w want, all []*slice) *candidate {
 		for uuid, bytes := range first.stay {
 			first.stay[uuid] = bytes - min(bytes, stayMargin)
 		}
-		return first
+		return first, true
 	}
 	// By the book there is room, and on the device there is not: somebody holds what was not granted to him.
 	uuid, lacks := w.refusal.Device, w.refusal.Requested-min(w.refusal.Requested, w.refusal.Limit-min(w.refusal.Limit, w.refusal.Current))
@@ -118,10 +119,10 @@ func (e *Enforcer) victim(w want, all []*slice) *candidate {
 		}
 	}
 	if lacks > 0 || first == nil {
-		return nil
+		return nil, false
 	}
 	first.stay = make(map[string]uint64)
-	return first
+	return first, true
 }
 
 // mayGo says whether all of them may be evicted who are on their devices, and how idle they are; or if none is, whether some may have to leave nothing.
@@ -279,11 +280,13 @@ func (e *Enforcer) evictFor(refused error, w want) error {
 	}
 	all := e.elasticOnes()
 	if e.leaving(w.bytes, all) == nil {
-		c := e.victim(w, all)
-		if c == nil {
+		c, enough := e.victim(w, all)
+		if !enough {
 			return refused
 		}
-		e.ends.Go(func() { e.evict(c) })
+		if c != nil {
+			e.ends.Go(func() { e.evict(c) })
+		}
 	}
 	busy := *w.refusal
 	busy.Code = api.CodeBusy

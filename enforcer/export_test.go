@@ -219,3 +219,8 @@ func (e *Enforcer) LedgerOf(id string, pid int) (*os.File, uint32) {
 	}
 	return file, s.quota.Of(pid).Number
 }
+
+// EvictFor has others evicted for a slice that was refused by the book.
+func (e *Enforcer) EvictFor(id string, refused error) error {
+	return e.evictFor(refused, e.find(id).wantBack(""))
+}

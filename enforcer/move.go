@@ -77,7 +77,9 @@ func (e *Enforcer) Resume(ctx context.Context, id string) (api.Slice, error) {
 		}
 		said := *full
 		said.Message += "; it comes back when there is room and one of its processes asks"
-		return e.evictFor(&said, s.wantBack(full.Device))
+		w := s.wantBack(full.Device)
+		w.device = true
+		return e.evictFor(&said, w)
 	})
 }
 
