@@ -3,7 +3,6 @@
 package enforcer_test
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -17,6 +16,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/enforcer/admission"
 	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
 // newOffice is a host of two devices of 80 GiB, with these rules.
@@ -279,7 +279,7 @@ func TestSlicesThatDoNotFitAnyMoreStayAndNoneIsAdded(t *testing.T) {
 		t.Fatal(err)
 	}
 	h.stop()
-	var log bytes.Buffer
+	var log testhost.Output
 	h.options.Admission = admission.Limits{Tenants: map[string]api.Share{"physics": {Bytes: gib}}}
 	h.options.Log = slog.New(slog.NewTextHandler(&log, nil))
 	h.start()

@@ -23,6 +23,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/driver"
 	"github.com/gpuslice/gpuslice/enforcer/process"
 	"github.com/gpuslice/gpuslice/enforcer/store"
+	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
 const (
@@ -282,7 +283,7 @@ func newHost(t *testing.T, truth *fakeTruth) *host {
 		Interval: 20 * time.Millisecond, SettleTime: time.Second, ExitGrace: 50 * time.Millisecond, IdleInterval: 200 * time.Millisecond,
 		Policy:  enforcer.Policy{Grace: 100 * time.Millisecond},
 		NoTruth: "this is a test", ContextBytes: 300 * mib,
-		Log: slog.New(slog.NewTextHandler(testWriter{t}, &slog.HandlerOptions{Level: slog.LevelDebug})),
+		Log: slog.New(slog.NewTextHandler(testhost.Log(t), &slog.HandlerOptions{Level: slog.LevelDebug})),
 	}}
 	if truth != nil {
 		h.options.Truth = truth
@@ -415,13 +416,4 @@ func eventually(t *testing.T, what string, ok func() bool) {
 			t.Fatalf("after 30 s still not: %s", what)
 		}
 	}
-}
-
-// testWriter is the log of a test.
-type testWriter struct{ t *testing.T }
-
-func (w testWriter) Write(b []byte) (n int, err error) {
-	defer func() { _ = recover() }() // what is still said after the test's end is nobody's
-	w.t.Logf("%s", strings.TrimSpace(string(b)))
-	return len(b), nil
 }

@@ -3,7 +3,6 @@
 package enforcer_test
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"log/slog"
@@ -18,6 +17,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer"
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/session"
+	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
 const (
@@ -257,7 +257,7 @@ func TestSessionsOfAUserHaveOneShare(t *testing.T) {
 		t.Skip("root is needed, to serve other users")
 	}
 	h, _ := newUsers(t, &fakeTruth{})
-	var log bytes.Buffer
+	var log testhost.Output
 	h.options.Log = slog.New(slog.NewTextHandler(&log, nil))
 	h.restart()
 	u := h.Users(func(context.Context) []uint32 { return []uint32{alice} })

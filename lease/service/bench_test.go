@@ -27,6 +27,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/process"
 	"github.com/gpuslice/gpuslice/lease/broker"
 	"github.com/gpuslice/gpuslice/lease/leasepb"
+	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
 // program is this test as a program that each user may start: as a broker it stands in for gpuslice-broker.
@@ -255,7 +256,7 @@ func newBench(t *testing.T, how string) *bench {
 	b := &bench{t: t, enforcer: enforcer, options: Options{
 		Enforcer: enforcer, Dir: filepath.Join(dir, "leases"), Broker: program, Cgroup: "gpuslice-test-" + filepath.Base(dir),
 		Bounds: Bounds{Memory: 1 << 30, PIDs: 64, CPUs: 2}, FirstUID: 2_000_000_000, LastUID: 2_000_000_999, MaxLeases: 8, MaxClients: 16,
-		CodeBytes: 32 << 20, LoadTimeout: time.Second, Log: slog.New(slog.NewTextHandler(logTo{t}, nil)),
+		CodeBytes: 32 << 20, LoadTimeout: time.Second, Log: slog.New(slog.NewTextHandler(testhost.Log(t), nil)),
 	}}
 	b.start()
 	t.Cleanup(func() {
@@ -271,13 +272,6 @@ func newBench(t *testing.T, how string) *bench {
 		}
 	})
 	return b
-}
-
-type logTo struct{ t *testing.T }
-
-func (l logTo) Write(p []byte) (int, error) {
-	l.t.Log(strings.TrimSpace(string(p)))
-	return len(p), nil
 }
 
 func (b *bench) start() {

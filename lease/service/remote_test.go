@@ -30,6 +30,7 @@ import (
 
 	leases "github.com/gpuslice/gpuslice/lease"
 	"github.com/gpuslice/gpuslice/lease/leasepb"
+	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
 // Users that every host has beside root.
@@ -381,7 +382,7 @@ func TestAConnectionEndsWithItsCertificate(t *testing.T) {
 func TestCertificatesAreReadAgain(t *testing.T) {
 	a := newAuthority(t)
 	files := a.host("host")
-	c, err := openCertificates(files, slog.New(slog.NewTextHandler(logTo{t}, nil)))
+	c, err := openCertificates(files, slog.New(slog.NewTextHandler(testhost.Log(t), nil)))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -29,6 +29,7 @@ import (
 
 	leases "github.com/gpuslice/gpuslice/lease"
 	"github.com/gpuslice/gpuslice/lease/leasepb"
+	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
 const (
@@ -203,7 +204,7 @@ func withSessions(t *testing.T) (h *remoteHost, stop func(id string)) {
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	files := a.host("host")
-	log := slog.New(slog.NewTextHandler(logTo{t}, nil))
+	log := slog.New(slog.NewTextHandler(testhost.Log(t), nil))
 	certificates, err := openCertificates(files, log)
 	if err != nil {
 		t.Fatal(err)

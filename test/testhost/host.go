@@ -9,6 +9,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -55,6 +56,31 @@ func (o *Output) String() string {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.b.String()
+}
+
+// Log is the log of a test. What is still said after the test's end is nobody's: a test must not be told anything then.
+func Log(t testing.TB) io.Writer {
+	l := &testLog{t: t}
+	t.Cleanup(func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.t = nil
+	})
+	return l
+}
+
+type testLog struct {
+	mu sync.Mutex
+	t  testing.TB // nil at its end
+}
+
+func (l *testLog) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.t != nil {
+		l.t.Log(strings.TrimSpace(string(p)))
+	}
+	return len(p), nil
 }
 
 // Options of a host. Empty ones are the defaults.
