@@ -15,6 +15,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/gpuslice/gpuslice/enforcer"
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
@@ -392,6 +394,21 @@ func TestTwoEnforcersDoNotShareAState(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), fmt.Sprint("pid ", os.Getpid())) {
 		t.Fatal(err)
 	}
+}
+
+// What an enforcer that was killed had forked has its locks for a moment more.
+func TestALockThatIsGivenUpInAMomentIsWaitedFor(t *testing.T) {
+	h := newHost(t, nil)
+	h.stop()
+	lock, err := os.Open(filepath.Join(h.options.StateDir, "lock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
+		t.Fatal(err)
+	}
+	time.AfterFunc(200*time.Millisecond, func() { _ = lock.Close() })
+	h.start()
 }
 
 func TestARunDirectoryThatOthersCanWriteIsRefused(t *testing.T) {

@@ -114,9 +114,9 @@ func (s *Store) loadRun(path string) error {
 		return fmt.Errorf("%w: it is empty", errUnusable)
 	}
 	return whole(func() error {
-		// The shortest Timeout there is: one try for the lock. Nothing is synced: see the package comment.
+		// Nothing is synced: see the package comment.
 		db, err := bbolt.Open(path, 0o600, &bbolt.Options{
-			Timeout: 1, NoStatistics: true, NoSync: true, NoGrowSync: true, FreelistType: bbolt.FreelistMapType,
+			Timeout: LockPatience, NoStatistics: true, NoSync: true, NoGrowSync: true, FreelistType: bbolt.FreelistMapType,
 		})
 		if err != nil {
 			return openError(err)

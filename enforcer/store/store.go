@@ -36,6 +36,10 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/guard"
 )
 
+// LockPatience is how long a lock of another enforcer is waited for. A process that an enforcer had forked has its locks until it
+// executes its program, also where that enforcer was killed.
+const LockPatience = time.Second
+
 var (
 	// ErrLocked says that another enforcer works on the run directory.
 	ErrLocked = errors.New("another enforcer uses this run directory")
@@ -189,8 +193,8 @@ type Store struct {
 }
 
 // Open opens the files, or makes them; one of the version before is taken over. What cannot be used is renamed to
-// <path>.damaged-<time> or <path>.newer-<time>, an empty one takes its place, and the log says so. It returns ErrLocked at once if
-// another enforcer has the run directory. There must be no other that has the state directory.
+// <path>.damaged-<time> or <path>.newer-<time>, an empty one takes its place, and the log says so. It returns ErrLocked if
+// another enforcer has the run directory, and has it for LockPatience. There must be no other that has the state directory.
 func Open(o Options) (*Store, error) {
 	s := &Store{before: o.Before, owed: make(map[uint64][]byte)}
 	if err := s.open(o); err != nil {

@@ -102,7 +102,7 @@ func (s *Store) upgrade(o Options) error {
 
 func readFormer(path, boot string) (f former, err error) {
 	err = whole(func() error {
-		db, err := bbolt.Open(path, 0o600, &bbolt.Options{Timeout: 1, ReadOnly: true})
+		db, err := bbolt.Open(path, 0o600, &bbolt.Options{Timeout: LockPatience, ReadOnly: true})
 		if err != nil {
 			return openError(err)
 		}
