@@ -76,6 +76,9 @@ func TestWhatIsChargedBeyondALane(t *testing.T) {
 		{"after settle_time the least of all samples", [][]Sample{{sampled(0, 9, 5)}, every(500, 4500, func(ms int) Sample { return moving(ms, 20, 1, 2) }),
 			{moving(5000, 17, 1, 2)}}, 15, true},
 		{"and down to the most", [][]Sample{{sampled(0, 90, 5)}, every(500, 5000, func(ms int) Sample { return moving(ms, 90, 85, 80) })}, 10, true},
+		{"not by one, of an enforcer that was held up for settle_time", [][]Sample{{sampled(0, 9, 5), moving(6000, 20, 1, 2)}}, 4, false},
+		{"nor by as many as are too few", [][]Sample{{sampled(0, 9, 5)}, every(6000, 9000, func(ms int) Sample { return moving(ms, 20, 1, 2) })}, 4, false},
+		{"but by all that it takes then", [][]Sample{{sampled(0, 9, 5)}, every(6000, 9500, func(ms int) Sample { return moving(ms, 20, 1, 2) })}, 18, true},
 		{"not if one of them agrees with what it was", [][]Sample{{sampled(0, 9, 5)}, every(500, 4500, func(ms int) Sample { return moving(ms, 20, 1, 2) }),
 			{moving(5000, 9, 6, 4)}}, 4, true},
 		{"of which none is older", [][]Sample{{sampled(0, 9, 5), moving(500, 9, 5, 4)}, every(1000, 6000, func(ms int) Sample { return moving(ms, 20, 1, 2) })}, 18, true},
@@ -311,7 +314,7 @@ func FuzzNext(f *testing.F) {
 				t.Fatalf("%+v of %d bytes", res, x.Bytes)
 			case !exited.IsZero() && (res.Violation || violating != res.Cleared):
 				t.Fatalf("%+v of one that has exited, violating before: %v", res, violating)
-			case !x.Unknown && exited.IsZero() && !res.Decided && now.Sub(decided) >= rules.SettleTime:
+			case !x.Unknown && exited.IsZero() && !res.Decided && now.Sub(decided) >= rules.SettleTime && len(s.bounds) >= Agreeing:
 				t.Fatalf("nothing is decided for %s", now.Sub(decided))
 			case !x.Unknown && exited.IsZero() && res.Excess > max(was, most) || res.Decided && exited.IsZero() && x.counts(rules) && res.Excess > max(was, least):
 				t.Fatalf("%+v where %d were charged, and the sample says %d to %d", res, was, least, most)

@@ -58,7 +58,7 @@ try() {
 		echo "ok   $kind: $program $* ($((SECONDS - begin)) s)"
 		passed=$((passed + 1))
 	else
-		echo "FAIL $kind: $program $*"
+		echo "FAIL $kind: $program $*: $(tail -n 3 "$dir/log" | paste -sd'|' | cut -c1-250)"
 		head -c 20000 "$dir/log"
 		failed=$((failed + 1))
 	fi
