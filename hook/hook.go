@@ -23,6 +23,7 @@ import (
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
+	"github.com/gpuslice/gpuslice/enforcer/advice"
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/client"
 	"github.com/gpuslice/gpuslice/hook/annotations"
@@ -251,7 +252,7 @@ func (h *Hook) sweep() error {
 func enforcerFailed(err error) error {
 	switch {
 	case errors.Is(err, context.DeadlineExceeded):
-		return errors.New("the enforcer did not answer in time: see its log (journalctl -u gpusliced)")
+		return errors.New("the enforcer did not answer in time: why is in " + advice.Log("gpusliced"))
 	case errors.Is(err, os.ErrPermission) && rootless():
 		return fmt.Errorf("a container of a rootless engine is given no quota, since its hook has its user's rights: have an engine that root runs start it, "+
 			"or run the program by `gpuslice run` (%w)", err)

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	"github.com/gpuslice/gpuslice/enforcer/advice"
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
 	"github.com/gpuslice/gpuslice/lease/leasepb"
 )
@@ -156,7 +157,7 @@ func one(s Service, call func(leasepb.LeasesClient) (*leasepb.Lease, error)) (*L
 // ask makes one call on a connection of its own.
 func ask[T any](s Service, call func(leasepb.LeasesClient) (T, error)) (T, error) {
 	var none T
-	target, credentials, hint := "unix:"+cmp.Or(s.Socket, DefaultSocket), insecure.NewCredentials(), "`systemctl start gpuslice-leased` starts it"
+	target, credentials, hint := "unix:"+cmp.Or(s.Socket, DefaultSocket), insecure.NewCredentials(), advice.Start("gpuslice-leased")
 	if s.Address == "" && s.TLS != (TLS{}) {
 		return none, errors.New("a certificate is shown to a lease service on another machine: name its address, tls:HOST:PORT, too")
 	}

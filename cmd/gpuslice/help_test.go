@@ -9,6 +9,8 @@ import (
 	"unicode/utf8"
 
 	"github.com/urfave/cli/v2"
+
+	"github.com/gpuslice/gpuslice/enforcer/advice"
 )
 
 func TestHelpFitsATerminal(t *testing.T) {
@@ -54,13 +56,13 @@ func TestACommandThatTakesNothingRefusesArguments(t *testing.T) {
 // Whom nobody answers reads each thing once: where, why, and what to do.
 func TestThatNobodyAnswersIsSaidOnce(t *testing.T) {
 	none := t.TempDir() + "/none"
-	nobody := " does not answer on " + none + " (no such file or directory): `systemctl start "
+	nobody := " does not answer on " + none + " (no such file or directory): "
 	for args, want := range map[string]string{
-		"--socket " + none + " ps":                            "the enforcer" + nobody + "gpusliced` starts it",
-		"--socket " + none + " events --follow":               "the enforcer" + nobody + "gpusliced` starts it",
-		"--socket " + none + " run --vram 1G -- true":         "the enforcer" + nobody + "gpusliced` starts it",
-		"lease --lease-socket " + none + " acquire --vram 1G": "the lease service" + nobody + "gpuslice-leased` starts it",
-		"lease --lease-socket " + none + " drop l-0123456789": "the lease service" + nobody + "gpuslice-leased` starts it",
+		"--socket " + none + " ps":                            "the enforcer" + nobody + advice.Start("gpusliced"),
+		"--socket " + none + " events --follow":               "the enforcer" + nobody + advice.Start("gpusliced"),
+		"--socket " + none + " run --vram 1G -- true":         "the enforcer" + nobody + advice.Start("gpusliced"),
+		"lease --lease-socket " + none + " acquire --vram 1G": "the lease service" + nobody + advice.Start("gpuslice-leased"),
+		"lease --lease-socket " + none + " drop l-0123456789": "the lease service" + nobody + advice.Start("gpuslice-leased"),
 	} {
 		if _, said, code := cliRun(strings.Fields(args)...); code == 0 || said != want {
 			t.Errorf("%s: %d\n%s\nis not\n%s", args, code, said, want)

@@ -19,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/gpuslice/gpuslice/enforcer/advice"
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/event"
 	"github.com/gpuslice/gpuslice/enforcer/server"
@@ -280,7 +281,7 @@ func TestNobodyThereSaysWhatToDo(t *testing.T) {
 	l.Close()
 	for _, socket := range []string{path, refused} {
 		_, err := New(socket).Info(context.Background())
-		if !errors.Is(err, api.ErrUnreachable) || !strings.Contains(err.Error(), "start gpusliced") || !strings.Contains(err.Error(), socket) {
+		if !errors.Is(err, api.ErrUnreachable) || !strings.HasSuffix(err.Error(), advice.Start("gpusliced")) || !strings.Contains(err.Error(), socket) {
 			t.Errorf("got %v", err)
 		}
 	}

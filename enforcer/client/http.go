@@ -18,6 +18,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/gpuslice/gpuslice/enforcer/advice"
 	"github.com/gpuslice/gpuslice/enforcer/api"
 )
 
@@ -211,10 +212,10 @@ func next(raw []byte) (status int, body, rest []byte, err error) {
 
 // unreachable says what to do when nobody answers.
 func (c *Client) unreachable(err error) error {
-	what := "its log says why: `journalctl -u gpusliced`"
+	what := "why is in " + advice.Log("gpusliced")
 	switch {
 	case errors.Is(err, syscall.ENOENT), errors.Is(err, syscall.ECONNREFUSED):
-		what = "`systemctl start gpusliced` starts it"
+		what = advice.Start("gpusliced")
 		if _, never := os.Lstat(filepath.Dir(c.socket)); never == nil {
 			return awayError{fmt.Errorf("%w on %s (%w): %s", api.ErrUnreachable, c.socket, cause(err), what)}
 		}

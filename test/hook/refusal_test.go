@@ -13,6 +13,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/gpuslice/gpuslice/enforcer/advice"
 )
 
 // TestABadAnnotationIsShownInTheLog is what docker and containerd show: the last error of the --log file.
@@ -73,12 +75,12 @@ func TestABadEnforcerIsNamed(t *testing.T) {
 				t.Skip("takes as long as the hook waits for it")
 			}
 			return newEnforcer(t)
-		}, "systemctl start gpusliced"},
+		}, advice.Start("gpusliced")},
 		{"NeverThere", func(t *testing.T) *enforcer {
 			e := newEnforcer(t)
 			must(t, os.RemoveAll(filepath.Dir(e.socket())))
 			return e
-		}, "systemctl start gpusliced"},
+		}, advice.Start("gpusliced")},
 		{"Hung", func(t *testing.T) *enforcer {
 			if testing.Short() {
 				t.Skip("takes as long as the hook's deadline")

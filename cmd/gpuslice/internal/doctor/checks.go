@@ -16,6 +16,7 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/gpuslice/gpuslice/enforcer/advice"
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/client"
 	"github.com/gpuslice/gpuslice/enforcer/config"
@@ -121,24 +122,23 @@ func (h Host) config(add adder) {
 	case errors.Is(err, fs.ErrPermission):
 		add("config", Skip, "you may not read "+h.Config, "")
 	default:
-		add("config", Fail, err.Error(), "correct it, or gpusliced will not start again and gpuslice-runtime refuses new containers; then `systemctl restart gpusliced` (running containers go on)")
+		add("config", Fail, err.Error(), "correct it, or gpusliced will not start again and gpuslice-runtime refuses new containers; then "+advice.Restart("gpusliced")+" (running containers go on)")
 	}
 }
 
 func (h Host) enforcer(add adder, info api.Info, err error) {
-	const start = "start it: `systemctl enable --now gpusliced`"
 	switch {
 	case err == nil && info.Version != api.Version:
 		add("enforcer", Warn, fmt.Sprintf("answers on %s, version %s; this is %s", h.Socket, info.Version, api.Version),
-			"restart it after an upgrade: `systemctl restart gpusliced` (running containers go on)")
+			"restart it after an upgrade: "+advice.Restart("gpusliced")+" (running containers go on)")
 	case err == nil:
 		add("enforcer", OK, fmt.Sprintf("answers on %s, version %s, pid %d", h.Socket, info.Version, info.PID), "")
 	case errors.Is(err, fs.ErrPermission), errors.Is(err, syscall.EACCES):
 		add("enforcer", Fail, "you may not use "+h.Socket, "root may, "+client.JoinGroup(h.Socket))
 	case errors.Is(err, api.ErrUnreachable):
-		add("enforcer", Fail, fmt.Sprintf("nobody answers on %s: no container can get a slice (`gpuslice run` can)", h.Socket), start)
+		add("enforcer", Fail, fmt.Sprintf("nobody answers on %s: no container can get a slice (`gpuslice run` can)", h.Socket), advice.Enable("gpusliced"))
 	default:
-		add("enforcer", Fail, err.Error(), "see its log: `journalctl -u gpusliced`")
+		add("enforcer", Fail, err.Error(), "see "+advice.Log("gpusliced"))
 	}
 }
 

@@ -2,7 +2,11 @@
 
 package doctor
 
-import "context"
+import (
+	"context"
+
+	"github.com/gpuslice/gpuslice/enforcer/advice"
+)
 
 // health says what the enforcer finds wrong with itself. One that cannot say so is older, and enforcer has said that.
 func (h Host) health(ctx context.Context, add adder) {
@@ -21,6 +25,6 @@ func (h Host) health(ctx context.Context, add adder) {
 		if c.Device != "" {
 			message = c.Device + ": " + message
 		}
-		add("health", level, message, "see its log: `journalctl -u gpusliced`, and docs/operate/operations.md")
+		add("health", level, message, "see "+advice.Log("gpusliced")+"; and docs/operate/operations.md")
 	}
 }

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package advice
+
+import (
+	"strings"
+	"testing"
+)
+
+func TestSystemdIsNamedWhereItRunsOnly(t *testing.T) {
+	before := booted
+	t.Cleanup(func() { booted = before })
+	for _, with := range []bool{true, false} {
+		booted = t.TempDir()
+		if !with {
+			booted += "/none"
+		}
+		for _, says := range []func(string) string{Start, Restart, Enable, Log} {
+			said := says("gpusliced")
+			if named := strings.Contains(said, "systemctl") || strings.Contains(said, "journalctl"); named != with {
+				t.Errorf("systemd runs: %v; %q", with, said)
+			}
+		}
+	}
+}
