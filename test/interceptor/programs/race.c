@@ -33,6 +33,7 @@
 #define MOST 256
 #define DEVICES 2
 #define HELD 64
+#define LOOKS 6000 /* of 5 ms: the enforcer may be held up, as by a disk that many write to */
 
 CUresult cuInit(unsigned int);
 CUresult cuDeviceGetCount(int *);
@@ -335,7 +336,7 @@ int main(int argc, char **argv)
 			/* Deaths are settled by the enforcer, at once but not within our waitpid().
 			 * An overhead that it saw between two calls goes at its second look, a
 			 * second later. */
-			for (int tries = 0; tries < 1000; tries++) {
+			for (int tries = 0; tries < LOOKS; tries++) {
 				seen = used_by_slice(context[d]);
 				if (seen == expected)
 					break;
@@ -367,9 +368,8 @@ int main(int argc, char **argv)
 	for (int d = 0; d < devices && !shared->wrong; d++) {
 		uint64_t seen = 0;
 
-		/* As long as above: the enforcer may be away. */
 		for (int tries = 0;
-		     tries < 1000 && (seen = used_by_slice(context[d])) != shared->per_context;
+		     tries < LOOKS && (seen = used_by_slice(context[d])) != shared->per_context;
 		     tries++)
 			usleep(5000);
 		if (seen != shared->per_context)
