@@ -79,6 +79,9 @@ static uint64_t may_hold(struct books *mine, int device, uint64_t bytes)
 	uint64_t total = atomic_fetch_add(&shared->possible[device], bytes) + bytes;
 
 	mine->possible[device] += bytes;
+	/* After the first: who reads this, and then finds the first without these bytes, finds them
+	 * here later. */
+	shared->added[device] += bytes;
 	return total;
 }
 
@@ -102,10 +105,9 @@ static void holds_no_more(struct books *mine, int device, uint64_t bytes)
 
 static void allocate(struct books *mine, int device, size_t bytes, CUdeviceptr *pointer)
 {
-	uint64_t real = bytes, most, added;
+	uint64_t real = bytes, most, added = shared->added[device];
 	CUresult result;
 
-	added = atomic_fetch_add(&shared->added[device], real) + real;
 	most = may_hold(mine, device, real);
 	result = cuMemAlloc_v2(pointer, bytes);
 	shared->calls++;
@@ -121,7 +123,7 @@ static void allocate(struct books *mine, int device, size_t bytes, CUdeviceptr *
 	if (result != CUDA_ERROR_OUT_OF_MEMORY)
 		complain("an error other than out of memory", device, (uint64_t)result, 0);
 	/* The most that was possible at any instant of the call. */
-	most += shared->added[device] - added;
+	most += shared->added[device] - added - real;
 	if (most <= shared->limit)
 		complain("refused though it fitted throughout", device, most, shared->limit);
 	holds_no_more(mine, device, real);
@@ -139,7 +141,6 @@ static void release(struct books *mine, int device, CUdeviceptr pointer, size_t 
 static int make_context(struct books *mine, int device, CUcontext *context)
 {
 	for (;;) {
-		atomic_fetch_add(&shared->added[device], shared->per_context);
 		may_hold(mine, device, shared->per_context);
 		if (cuDevicePrimaryCtxRetain(context, device) == CUDA_SUCCESS) {
 			holds(mine, device, shared->per_context);
