@@ -163,8 +163,14 @@ func prepare(dir string) error {
 		all = append(all, os.WriteFile(file, []byte(value+"\n"), 0o644), mount(file, "/proc/sys/"+name, "", unix.MS_BIND, ""))
 	}
 	all = append(all, network())
-	if wd, err := os.Getwd(); err != nil || strings.HasPrefix(wd, "/tmp/") { // then the project itself is there
+	wd, err := os.Getwd()
+	if err != nil {
 		return errors.Join(append(all, err)...)
+	}
+	for _, needed := range []string{wd, os.Getenv("HOME"), os.Getenv("XDG_CACHE_HOME"), os.Getenv("GPUSLICE_ENGINES")} {
+		if strings.HasPrefix(needed, "/tmp/") { // then the project itself is there, or the programs of the cluster are
+			return errors.Join(all...)
+		}
 	}
 	return errors.Join(append(all, mount(filepath.Join(dir, "tmp"), "/tmp", "", unix.MS_BIND, ""), os.Chmod("/tmp", 0o1777))...)
 }

@@ -6,6 +6,7 @@
 package cluster
 
 import (
+	"bytes"
 	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -86,9 +87,12 @@ func Engines(t testing.TB, names ...string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	out, err := exec.Command(filepath.Join(root, "test/engines/build.sh"), names...).Output()
+	var said bytes.Buffer
+	build := exec.Command(filepath.Join(root, "test/engines/build.sh"), names...)
+	build.Stderr = &said
+	out, err := build.Output()
 	if err != nil {
-		t.Fatalf("test/engines/build.sh: %v\n%s", err, out)
+		t.Fatalf("test/engines/build.sh: %v\n%s%s", err, out, &said)
 	}
 	lines := strings.Split(strings.TrimSpace(string(out)), "\n")
 	return lines[len(lines)-1]
