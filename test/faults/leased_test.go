@@ -234,6 +234,7 @@ func within(t time.Duration) (context.Context, context.CancelFunc) {
 func (l *leased) acquire(r gpu.Request) (*granted, error) {
 	ctx, cancel := within(patience)
 	defer cancel()
+	r.Device = strconv.Itoa(devices - 1) // what is on the turners' card the model does not know
 	of, err := l.client.Acquire(ctx, r)
 	if err != nil {
 		return nil, err
