@@ -2,6 +2,8 @@ module github.com/gpuslice/gpuslice/kubernetes
 
 go 1.26.0
 
+toolchain go1.26.11
+
 require (
 	github.com/gpuslice/gpuslice v0.0.0
 	github.com/opencontainers/runtime-spec v1.3.0

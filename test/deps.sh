@@ -120,10 +120,10 @@ fi
 # Go: 1.21 is the first that fetches the version that go.mod asks for by itself, and Debian 12's is older. It can fetch
 # the same toolchain as a module, though, from wherever it fetches modules.
 if [ ! -x "$(test/go.sh)" ]; then
-	release=1.26.8
+	release=$(sed -n 's/^toolchain go//p' go.mod)
 	case $(uname -m) in
-	x86_64) arch=amd64 sum=h1:ZOmGe1OnfREDMIdb1Qi4G9JSuDPBLGExZMQ4nis1RXM= ;;
-	aarch64) arch=arm64 sum=h1:sYL/O6MqS68ML0kjsQ36WoYIpJqkw60TxizWUYUKQMc= ;;
+	x86_64) arch=amd64 sum=h1:KyINmJ/FQdKRmDYGuTAAXkumyeR2DyUlSNHZj7XaLFg= ;;
+	aarch64) arch=arm64 sum=h1:GFS9FmglLJxMwOSuun3qb8tBjpr8ibzOkt8tBrRLrnk= ;;
 	*)
 		echo "deps: gpuslice runs on x86-64 and aarch64, this is $(uname -m)" >&2
 		exit 1

@@ -1,15 +1,16 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Print the Go command to use: the first in PATH, else the one that deps.sh fetched. Go 1.21 and
-# newer fetch the toolchain that go.mod names by themselves.
+# Print the Go command to use: the release that go.mod names, fetched by the first Go in PATH that can (1.21 or newer) or by deps.sh.
+# Without a network, print that first Go.
 root=$(cd "$(dirname "$0")/.." && pwd)
+release=$(sed -n 's/^toolchain //p' "$root/go.mod")
+first=
 for go in "$(command -v go)" /usr/local/go/bin/go "$root/.cache/go/bin/go"; do
 	[ -x "$go" ] || continue
 	minor=$("$go" env GOVERSION 2>/dev/null | sed -n 's/^go1\.\([0-9]*\).*/\1/p')
-	if [ "${minor:-0}" -ge 21 ]; then
-		echo "$go"
-		exit 0
-	fi
+	[ "${minor:-0}" -ge 21 ] || continue
+	goroot=$(cd "$root" && GOTOOLCHAIN=$release "$go" env GOROOT 2>/dev/null) && [ -x "$goroot/bin/go" ] && echo "$goroot/bin/go" && exit
+	first=${first:-$go}
 done
-# Said again, with what to do, by whoever tries to run it.
-echo go
+# The caller reports a missing Go, with the remedy.
+echo "${first:-go}"
