@@ -167,6 +167,18 @@ bench: build ## Measure what the interceptor costs (BENCH_FLAGS=--quick: in a mi
 lint: ## Check formatting and run the linters
 	$(QUIET)GO='$(GO)' test/lint.sh
 
+.PHONY: vulnerabilities
+vulnerabilities: ## Look for known vulnerabilities that the programs reach
+	$(QUIET)GO='$(GO)' test/vulnerabilities.sh
+
+.PHONY: versions
+versions: ## Renew the versions of Go and of the tools in go.mod and test/versions
+	$(QUIET)GO='$(GO)' test/versions.sh
+
+.PHONY: nightly
+nightly: ## Run the long tests, for hours, and record the result in docs/evidence/nightly.md
+	$(QUIET).ci/nightly
+
 .PHONY: generate
 generate: .cache/table ## Write again what is generated from other files
 	$(QUIET)$(GO) generate ./...

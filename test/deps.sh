@@ -7,6 +7,7 @@
 # here that are in the list below, with the command that installs them.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+. test/versions
 
 # command (or file), package
 needs=(
@@ -122,8 +123,8 @@ fi
 if [ ! -x "$(test/go.sh)" ]; then
 	release=$(sed -n 's/^toolchain go//p' go.mod)
 	case $(uname -m) in
-	x86_64) arch=amd64 sum=h1:KyINmJ/FQdKRmDYGuTAAXkumyeR2DyUlSNHZj7XaLFg= ;;
-	aarch64) arch=arm64 sum=h1:GFS9FmglLJxMwOSuun3qb8tBjpr8ibzOkt8tBrRLrnk= ;;
+	x86_64) arch=amd64 sum=$go_sum_amd64 ;;
+	aarch64) arch=arm64 sum=$go_sum_arm64 ;;
 	*)
 		echo "deps: gpuslice runs on x86-64 and aarch64, this is $(uname -m)" >&2
 		exit 1

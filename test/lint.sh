@@ -1,15 +1,39 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# lint.sh [--strict]: formatting and linters, each of which ends in ok, FAIL or skip. Without
-# --strict, a linter that is not installed is skipped.
+# lint.sh [--strict] [--since COMMIT]: formatting and linters, each of which ends in ok, FAIL or skip. Without --strict, a linter that is not
+# installed is skipped. With --since, the two slow linters, golangci-lint and clang-tidy, read only the packages and files that changed since
+# COMMIT; "nightly" is the commit of the last whole run, in docs/evidence/nightly.md.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
+. test/versions
 go=${GO:-$(test/go.sh)}
+PATH=$(dirname "$go"):$PATH # golangci-lint runs `go`
 export GOGC=400 # compiler and linters take a fifth less of the processors' time, and more memory
-strict=${1:-}
-golangci_version=v2.15.0
-tools=$PWD/.cache/tools/$golangci_version
+strict='' since=''
+while [ $# -gt 0 ]; do
+	case $1 in
+	--strict) strict=--strict ;;
+	--since)
+		since=${2:?}
+		shift
+		;;
+	*)
+		echo "usage: lint.sh [--strict] [--since COMMIT]" >&2
+		exit 2
+		;;
+	esac
+	shift
+done
+if [ "$since" = nightly ]; then
+	since=$(awk -F'[|`]' '$2 == " lint " && $7 ~ / 0 failed/ { print $4 }' docs/evidence/nightly.md)
+	[ -n "$since" ] || echo "lint: docs/evidence/nightly.md records no lint without failures: everything is linted"
+fi
+if [ -n "$since" ] && ! git cat-file -e "$since^{commit}" 2>/dev/null; then
+	echo "lint: commit $since is not in this clone: everything is linted"
+	since=
+fi
+tools=$PWD/.cache/tools/golangci-lint-$golangci_lint
 passed=0 failed=0 skipped=0
 
 check() { # NAME COMMAND…
@@ -56,8 +80,37 @@ mapfile -t c_files < <(files '*.c' '*.h' | xargs grep -L 'Generated from')
 # test/gpu is compiled against the CUDA toolkit, which is not here; testdata belongs to the test beside it.
 mapfile -t c_sources < <(files '*.c' | grep -vE '^test/gpu/|/testdata/')
 mapfile -t scripts < <(files | while read -r f; do
-	head -c 64 "$f" 2>/dev/null | head -1 | grep -aqE '^#!.*[/ ](ba|da)?sh( |$)' && echo "$f"
+	head -c 200 "$f" 2>/dev/null | head -3 | grep -aqE '^#!.*[/ ](ba|da)?sh( |$)|^# shellcheck shell=' && echo "$f"
 done)
+
+# changed: of the files on standard input, those that differ from $since; all without one.
+changed() {
+	[ -n "$since" ] || exec cat
+	{
+		git diff --name-only "$since" --
+		git ls-files -o --exclude-standard
+	} | sort -u | comm -12 - <(sort)
+}
+# The sources to read again: those that changed, and those that include a header that did.
+tidy_sources() {
+	local headers
+	headers=$(printf '%s\n' "${c_files[@]}" | grep '\.h$' | changed | sed 's|.*/||' | paste -sd'|')
+	{
+		printf '%s\n' "${c_sources[@]}" | changed
+		[ -z "$headers" ] || grep -lE "#include \"([^\"]*/)?(${headers//./\\.})\"" "${c_sources[@]}"
+	} | sort -u
+}
+# go_packages MODULE: the packages of it with changed files, relative to it
+go_packages() {
+	local file
+	printf '%s\n' "${go_files[@]}" | grep -v /testdata/ | changed | while read -r file; do
+		case $1:$file in
+		kubernetes:kubernetes/*) dirname "./${file#kubernetes/}" ;;
+		kubernetes:* | .:kubernetes/*) ;;
+		*) dirname "./$file" ;;
+		esac
+	done | sort -u
+}
 
 for list in go_files c_files c_sources scripts; do
 	declare -n found=$list
@@ -75,18 +128,28 @@ if [ "$strict" = --strict ]; then # it fetches modules that only the tests of ot
 	check "go mod tidy of kubernetes changes nothing" nothing_said "$go" -C kubernetes mod tidy -diff
 fi
 
+if [ -n "$since" ]; then
+	mapfile -t packages < <(go_packages .)
+	mapfile -t packages_kubernetes < <(go_packages kubernetes)
+	mapfile -t c_sources < <(tidy_sources)
+	echo "since $since: ${#packages[@]} packages, ${#packages_kubernetes[@]} of kubernetes, ${#c_sources[@]} C sources"
+else
+	packages=(./...) packages_kubernetes=(./...)
+fi
 if [ "$strict" = --strict ] && [ ! -x "$tools/golangci-lint" ]; then
-	echo "building golangci-lint $golangci_version"
-	said=$(GOBIN=$tools "$go" install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$golangci_version 2>&1) || echo "$said"
+	echo "building golangci-lint $golangci_lint"
+	said=$(GOBIN=$tools "$go" install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@"$golangci_lint" 2>&1) || echo "$said"
 fi
 if [ -x "$tools/golangci-lint" ]; then
-	check "golangci-lint" "$tools/golangci-lint" run ./...
-	check "golangci-lint of kubernetes" env -C kubernetes CGO_ENABLED=0 GOFLAGS=-trimpath "$tools/golangci-lint" run --build-tags cluster,scale,grpcnotrace ./...
+	[ ${#packages[@]} = 0 ] || check "golangci-lint" "$tools/golangci-lint" run "${packages[@]}"
+	[ ${#packages_kubernetes[@]} = 0 ] || check "golangci-lint of kubernetes" env -C kubernetes CGO_ENABLED=0 GOFLAGS=-trimpath \
+		"$tools/golangci-lint" run --build-tags cluster,scale,grpcnotrace "${packages_kubernetes[@]}"
 else
 	# golangci-lint has vet, too.
-	check "go vet" "$go" vet ./...
-	check "go vet of kubernetes" env CGO_ENABLED=0 GOFLAGS=-trimpath "$go" -C kubernetes vet -tags cluster,scale,grpcnotrace ./...
-	missing "golangci-lint" "GOBIN=$tools go install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$golangci_version"
+	[ ${#packages[@]} = 0 ] || check "go vet" "$go" vet "${packages[@]}"
+	[ ${#packages_kubernetes[@]} = 0 ] || check "go vet of kubernetes" env CGO_ENABLED=0 GOFLAGS=-trimpath \
+		"$go" -C kubernetes vet -tags cluster,scale,grpcnotrace "${packages_kubernetes[@]}"
+	missing "golangci-lint" "GOBIN=$tools go install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$golangci_lint"
 fi
 
 if have clang-format; then
@@ -95,7 +158,7 @@ else
 	missing "clang-format" "not installed (test/deps.sh --ci)"
 fi
 if have clang-tidy; then
-	check "clang-tidy" tidy "${c_sources[@]}" -- -std=c11 -D_GNU_SOURCE -Iinterceptor -Itest/fakecuda -Itest/conformance
+	[ ${#c_sources[@]} = 0 ] || check "clang-tidy" tidy "${c_sources[@]}" -- -std=c11 -D_GNU_SOURCE -Iinterceptor -Itest/fakecuda -Itest/conformance
 else
 	missing "clang-tidy" "not installed (test/deps.sh --ci)"
 fi

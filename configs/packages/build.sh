@@ -9,7 +9,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 : "${VERSION:?}" "${DATE:?}" "${GO:?}"
-nfpm=github.com/goreleaser/nfpm/v2/cmd/nfpm@v2.43.0
+. test/versions
+nfpm=github.com/goreleaser/nfpm/v2/cmd/nfpm@$nfpm
 out=${OUT:-bin/packages}
 own=$("$GO" env GOHOSTARCH)
 work=$(mktemp -d)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-//go:build lockcheck
+//go:build race
 
 package guard
 
@@ -61,7 +61,7 @@ func (m *Mutex[R]) Unlock() {
 	m.mu.Unlock()
 }
 
-// MayWait is called where something begins that may wait. With the tag lockcheck it panics if this goroutine holds a Mutex.
+// MayWait is called where something begins that may wait. Under the race detector it panics if this goroutine holds a Mutex.
 func MayWait(what string) {
 	held.Lock()
 	has := slices.Clone(held.by[goroutine()])

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-//go:build !lockcheck
+//go:build !race
 
 package guard
 
@@ -9,5 +9,5 @@ import "sync"
 // Mutex is a sync.Mutex of a rank.
 type Mutex[R Rank] struct{ sync.Mutex }
 
-// MayWait is called where something begins that may wait. With the tag lockcheck it panics if this goroutine holds a Mutex.
+// MayWait is called where something begins that may wait. Under the race detector it panics if this goroutine holds a Mutex.
 func MayWait(string) {}
