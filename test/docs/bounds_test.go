@@ -14,35 +14,40 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
 )
 
-// Each row of the last table of docs/operate/bounds.md says in its last cell what uses the resource up.
-func TestWhatShowsThatTheBoundsHoldIsThere(t *testing.T) {
-	text, err := os.ReadFile(filepath.Join(root, "docs/operate/bounds.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, section, found := strings.Cut(string(text), "\n## Of everything\n")
-	if !found {
-		t.Fatal("docs/operate/bounds.md has no section of everything")
-	}
-	rows := 0
-	for line := range strings.Lines(section) {
-		if !strings.HasPrefix(line, "|") || strings.HasPrefix(line, "|---") || strings.HasPrefix(line, "| resource |") {
-			continue
+// Each row of a table names tests, in one of its cells.
+func TestEachRowNamesTestsThatExist(t *testing.T) {
+	for _, table := range []struct {
+		document, after, first string
+		cells, tests, rows     int
+	}{
+		{"docs/operate/bounds.md", "\n## Of everything\n", "resource", 5, 4, 25},
+		{"docs/evidence/promises.md", "\n", "promise", 2, 1, 25},
+	} {
+		text, err := os.ReadFile(filepath.Join(root, table.document))
+		if err != nil {
+			t.Fatal(err)
 		}
-		cells := strings.Split(strings.TrimSpace(line), "|")
-		if len(cells) != 7 {
-			t.Errorf("a row of %d cells: %s", len(cells)-2, line)
-			continue
-		}
-		rows++
-		for part := range strings.SplitSeq(cells[5], ";") {
-			if look(t, cells[1], part) == 0 {
-				t.Errorf("%q: no test is named in %q", cells[1], part)
+		_, section, _ := strings.Cut(string(text), table.after)
+		rows := 0
+		for line := range strings.Lines(section) {
+			if !strings.HasPrefix(line, "|") || strings.HasPrefix(line, "|---") || strings.HasPrefix(line, "| "+table.first+" |") {
+				continue
+			}
+			cells := strings.Split(strings.Trim(strings.TrimSpace(line), "|"), "|")
+			if len(cells) != table.cells {
+				t.Errorf("%s: a row of %d cells: %s", table.document, len(cells), line)
+				continue
+			}
+			rows++
+			for part := range strings.SplitSeq(cells[table.tests], ";") {
+				if look(t, cells[0], part) == 0 {
+					t.Errorf("%s: %q: no test is named in %q", table.document, cells[0], part)
+				}
 			}
 		}
-	}
-	if rows < 25 {
-		t.Errorf("only %d resources were found: is the table another?", rows)
+		if rows < table.rows {
+			t.Errorf("%s: found %d rows, want at least %d", table.document, rows, table.rows)
+		}
 	}
 }
 
