@@ -99,9 +99,9 @@ enum grant_result grant(CUdevice ordinal, uint64_t bytes, enum kind kind, enum a
 	return fulfil(&wish);
 }
 
-enum grant_result grant_if_free(CUdevice ordinal, uint64_t bytes)
+enum grant_result grant_if_free(CUdevice ordinal, uint64_t bytes, enum kind kind)
 {
-	struct wish wish = {.ordinal = ordinal, .bytes = bytes, .quietly = true};
+	struct wish wish = {.ordinal = ordinal, .bytes = bytes, .kind = kind, .quietly = true};
 
 	return fulfil(&wish);
 }

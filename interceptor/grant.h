@@ -18,8 +18,8 @@ enum grant_result {
 /* Charge `bytes` on the device `ordinal`; a refusal is counted and reported as `call`. */
 enum grant_result grant(CUdevice ordinal, uint64_t bytes, enum kind kind, enum attach_call call);
 
-/* The same for memory, for a caller that can do without: a refusal is neither counted nor told. */
-enum grant_result grant_if_free(CUdevice ordinal, uint64_t bytes);
+/* The same for a caller that can do without: a refusal is neither counted nor reported. */
+enum grant_result grant_if_free(CUdevice ordinal, uint64_t bytes, enum kind kind);
 
 /* Whether the limit leaves anything: for what cannot be undone, and whose size nobody knows before.
  * If not, that is counted and reported as a refusal. */

@@ -46,35 +46,31 @@ struct graph_launch {
  * taken: that shows when it is uploaded, which takes the memory and runs nothing. So for that
  * instant the card, not the ledger, may hold more; what does not fit then is trimmed at once.
  */
-static CUresult upload_first(struct process *process, struct pool *pool,
-                             const struct graph_launch *l)
+static CUresult upload_first(struct pool *pool, const struct graph_launch *l)
 {
 	CUresult result = l->upload(l->graph, l->stream);
-	uint64_t missing;
+	uint64_t over;
 
 	lock_take(&pool->lock);
-	missing = pool_missing(pool);
+	over = pool_look(pool);
 	lock_give(&pool->lock);
-	if (missing && grant(pool->ordinal, missing, KIND_MEMORY, ATTACH_CALL_GRAPH) != GRANTED) {
-		result = CUDA_ERROR_OUT_OF_MEMORY;
-	} else if (missing) {
-		lock_take(&pool->lock);
-		pool_add_charge(pool, missing);
-		pool_settle(pool);
-		lock_give(&pool->lock);
-	}
-	if (result != CUDA_SUCCESS)
-		(void)pool_give_back(process, pool->ordinal);
+	if (!over)
+		return result;
+	if (grant(pool->ordinal, over, KIND_MEMORY, ATTACH_CALL_GRAPH) != GRANTED)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	lock_take(&pool->lock);
+	pool_add_charge(pool, over);
+	lock_give(&pool->lock);
 	return result;
 }
 
 /* Charge the most that the launch may take, or find that it takes less. */
-static CUresult prepare(struct process *process, struct pool *pool, const struct graph_launch *l,
-                        uint64_t most, uint64_t *charged)
+static CUresult prepare(struct pool *pool, const struct graph_launch *l, uint64_t most,
+                        uint64_t *charged)
 {
-	if (grant_if_free(pool->ordinal, most) != GRANTED) {
+	if (grant_if_free(pool->ordinal, most, KIND_MEMORY) != GRANTED) {
 		if (l->upload && __atomic_load_n(&pool->reserved, __ATOMIC_RELAXED))
-			return upload_first(process, pool, l);
+			return upload_first(pool, l);
 		if (grant(pool->ordinal, most, KIND_MEMORY, ATTACH_CALL_GRAPH) != GRANTED)
 			return CUDA_ERROR_OUT_OF_MEMORY;
 	}
@@ -92,6 +88,7 @@ static __attribute__((noinline)) CUresult launch(const struct graph_launch *l)
 	struct pool *pools[GRAPH_PLACES];
 	struct graph_use uses[GRAPH_PLACES];
 	uint64_t charged[GRAPH_PLACES] = {0};
+	bool grows[GRAPH_PLACES];
 	unsigned count = 0;
 	CUresult result = CUDA_SUCCESS;
 
@@ -101,33 +98,43 @@ static __attribute__((noinline)) CUresult launch(const struct graph_launch *l)
 			return CUDA_ERROR_OUT_OF_MEMORY;
 		count++;
 	}
+	/* One launch at a time may take memory, or each would use what another was granted. In the
+	 * order of ordinals, as graph_learn() sorts. */
+	for (unsigned i = 0; i < count; i++) {
+		grows[i] = !is_resident(&uses[i], l->stream, pools[i]);
+		if (grows[i])
+			lock_take(&pools[i]->growing);
+	}
 	for (unsigned i = 0; i < count && result == CUDA_SUCCESS; i++) {
-		if (is_resident(&uses[i], l->stream, pools[i]) || !uses[i].bytes)
-			continue;
-		result = prepare(process, pools[i], l, uses[i].bytes, &charged[i]);
+		if (grows[i] && uses[i].bytes)
+			result = prepare(pools[i], l, uses[i].bytes, &charged[i]);
 	}
 	if (result == CUDA_SUCCESS)
 		result = l->call(l->graph, l->stream);
 	for (unsigned i = 0; i < count; i++) {
 		struct pool *pool = pools[i];
 
-		/* A launch that fails for want of memory leaves what it got so far reserved (driver
-		 * observation): nobody asked for that. */
-		if (result == CUDA_ERROR_OUT_OF_MEMORY)
-			(void)pool_give_back(process, pool->ordinal);
-		if (charged[i] || pool_attribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT) !=
-		                      __atomic_load_n(&pool->reserved, __ATOMIC_RELAXED)) {
+		if (charged[i] || result == CUDA_ERROR_OUT_OF_MEMORY ||
+		    pool_attribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT) !=
+		        __atomic_load_n(&pool->reserved, __ATOMIC_RELAXED)) {
 			lock_take(&pool->lock);
+			/* A launch that fails for want of memory leaves reserved what it got so far
+			 * (driver observation). */
+			if (result == CUDA_ERROR_OUT_OF_MEMORY)
+				pool_trim(pool, 0);
 			pool->pending -= charged[i];
-			pool_settle(pool);
+			if (pool_look(pool) && grows[i])
+				pool_charge_anyway(pool, UINT64_MAX); /* it runs */
 			lock_give(&pool->lock);
 		}
-		if (result != CUDA_SUCCESS || is_resident(&uses[i], l->stream, pool))
-			continue;
-		uses[i].launched = true;
-		uses[i].stream = l->stream;
-		uses[i].shrunk = __atomic_load_n(&pool->shrunk, __ATOMIC_RELAXED);
-		graph_used(l->graph, i, &uses[i]);
+		if (result == CUDA_SUCCESS && grows[i]) {
+			uses[i].launched = true;
+			uses[i].stream = l->stream;
+			uses[i].shrunk = __atomic_load_n(&pool->shrunk, __ATOMIC_RELAXED);
+			graph_used(l->graph, i, &uses[i]);
+		}
+		if (grows[i])
+			lock_give(&pool->growing);
 	}
 	return result;
 }

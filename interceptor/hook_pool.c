@@ -39,38 +39,58 @@ static void call_free(const struct request *r)
 		(void)DRIVER(cuMemFreeAsync)(*r->pointer, r->stream);
 }
 
-/* With the pool's lock held, after a growth that does not fit: hand the memory back. What the pool
- * cannot let go of at once, since the free is ordered in its stream, the driver holds and is
- * charged. */
+/* With the pool's lock held, after a growth that does not fit: free the memory. The driver keeps
+ * what its stream has not freed yet: of that much, and no more, the charge is raised. */
 static CUresult hand_back(struct pool *pool, const struct request *r)
 {
+	uint64_t before = pool->reserved, own = (r->bytes + POOL_GRAIN - 1) & ~(POOL_GRAIN - 1);
+
+	__atomic_store_n(&pool->slack, 0,
+	                 __ATOMIC_RELAXED); /* what is freed here is not to be taken */
 	call_free(r);
 	*r->pointer = 0;
-	pool_trim(pool, pool->reserved);
-	pool_settle(pool);
+	pool_trim(pool, pool->charged);
+	if (pool_look(pool) && before - pool->reserved < own)
+		pool_charge_anyway(pool, own - (before - pool->reserved));
+	pool_look_for_slack(pool);
 	return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-/* After a call that succeeded and was not expected to make the pool grow, but did. */
-static CUresult settle_surprise(struct pool *pool, const struct request *r)
+/* With the pool's lock held: `bytes` were granted, or were not. Returns what is still over. */
+static uint64_t add_granted(struct pool *pool, uint64_t bytes, bool granted)
+{
+	if (granted)
+		pool_add_charge(pool, bytes);
+	return pool_look(pool);
+}
+
+/* After a call that succeeded while the pool reserves more than is charged: charge the growth, or
+ * undo the call. */
+static __attribute__((noinline)) CUresult settle_surprise(struct pool *pool,
+                                                          const struct request *r)
 {
 	CUresult result = CUDA_SUCCESS;
-	uint64_t missing;
+	uint64_t over;
+	bool granted = false;
 
 	lock_take(&pool->lock);
-	missing = pool_missing(pool);
-	lock_give(&pool->lock);
-	if (missing && grant(pool->ordinal, missing, pool->kind, ATTACH_CALL_POOL) != GRANTED) {
+	over = pool_look(pool);
+	/* Make room for it; a refusal is reported at the second try, when no other call has undone
+	 * the growth. */
+	for (int tries = 0; over && !granted && tries < 2; tries++) {
+		uint64_t wish = over;
+
+		lock_give(&pool->lock);
+		granted = tries
+		              ? grant(pool->ordinal, wish, pool->kind, ATTACH_CALL_POOL) == GRANTED
+		              : grant_if_free(pool->ordinal, wish, pool->kind) == GRANTED;
 		lock_take(&pool->lock);
-		result = hand_back(pool, r);
-	} else {
-		lock_take(&pool->lock);
-		if (missing) {
-			pool_add_charge(pool, missing);
-			pool_settle(pool);
-		}
+		over = add_granted(pool, wish, granted);
 	}
-	pool_look_for_slack(pool);
+	if (over && !granted)
+		result = hand_back(pool, r);
+	else
+		pool_look_for_slack(pool);
 	lock_give(&pool->lock);
 	return result;
 }
@@ -80,7 +100,7 @@ static __attribute__((noinline)) CUresult look_after(struct pool *pool, const st
 {
 	uint64_t reserved = pool_attribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT);
 
-	if (reserved != __atomic_load_n(&pool->reserved, __ATOMIC_ACQUIRE))
+	if (reserved != __atomic_load_n(&pool->reserved, __ATOMIC_ACQUIRE) || pool_is_over(pool))
 		return settle_surprise(pool, r);
 	pool_note_blocks(pool, *r->pointer, r->bytes);
 	/* Trimmed by another thread since: these may be the blocks that went. */
@@ -95,9 +115,13 @@ static __attribute__((noinline)) CUresult allocate_growing(struct pool *pool,
 	uint64_t growth;
 	int64_t slack;
 	CUresult result;
+	bool over;
 
 	lock_take(&pool->lock);
-	pool_settle(pool);
+	if (pool_look(pool)) {
+		pool_trim(pool, pool->charged);
+		(void)pool_look(pool);
+	}
 	pool_look_for_slack(pool);
 	slack = __atomic_load_n(&pool->slack, __ATOMIC_RELAXED);
 	if (slack >= (int64_t)grain) {
@@ -128,12 +152,12 @@ static __attribute__((noinline)) CUresult allocate_growing(struct pool *pool,
 		           : look_after(pool, r);
 	lock_take(&pool->lock);
 	pool->pending -= growth;
-	/* Another thread's growth may be in what is reserved and in `pending` too: then too much
-	 * is charged until that thread comes here. */
-	pool_settle(pool);
+	/* Another thread's growth may be in what is reserved and in `pending`, too: too much stays
+	 * charged until that thread gets here. */
+	over = pool_look(pool) != 0;
 	pool_look_for_slack(pool);
 	lock_give(&pool->lock);
-	return result;
+	return over && result == CUDA_SUCCESS ? settle_surprise(pool, r) : result;
 }
 
 /*
@@ -249,15 +273,24 @@ static inline struct pool *current_at_hand(CUdevice ordinal)
 	return __atomic_load_n(&state_of(process_seen())->pools.current[ordinal], __ATOMIC_ACQUIRE);
 }
 
-/* Another pool has become current while the call was in the driver: which of them grew, if one did,
- * nobody can tell, so all are settled. */
-static __attribute__((noinline)) CUresult look_at_all(struct process *process, CUresult result)
+/* Another pool has become current while the call was in the driver, and either may have grown: look
+ * at all, and undo the call if one is over. */
+static __attribute__((noinline)) CUresult look_at_all(struct process *process, CUresult result,
+                                                      const struct request *r)
 {
+	bool over = false;
+
 	for (CUdevice ordinal = 0; ordinal < at_hand.devices; ordinal++) {
 		(void)pool_current(process, ordinal);
-		pool_settle_all(process, ordinal);
+		over |= pool_look_all(process, ordinal);
 	}
-	return result;
+	if (!over || result != CUDA_SUCCESS)
+		return result;
+	call_free(r);
+	*r->pointer = 0;
+	for (CUdevice ordinal = 0; ordinal < at_hand.devices; ordinal++)
+		pool_settle_all(process, ordinal);
+	return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 static __attribute__((noinline)) CUresult allocate_current(CUdeviceptr *pointer, size_t bytes,
@@ -275,7 +308,7 @@ static __attribute__((noinline)) CUresult allocate_current(CUdeviceptr *pointer,
 	pool = process ? pool_current(process, ordinal) : NULL;
 	result = allocate(process, pool, &r);
 	if (process && ordinal < PROCESS_ORDINALS && current_at_hand(ordinal) != pool)
-		return look_at_all(process, result);
+		return look_at_all(process, result, &r);
 	return result;
 }
 
@@ -289,7 +322,7 @@ static __attribute__((noinline)) CUresult look_again(CUdeviceptr *pointer, size_
 	struct process *process = process_get();
 	CUresult result = known ? CUDA_SUCCESS : look_after(pool, &r);
 
-	return current_at_hand(0) == pool ? result : look_at_all(process, result);
+	return current_at_hand(0) == pool ? result : look_at_all(process, result, &r);
 }
 
 /* With one device its pool is at hand. What is seldom is kept out of here, so that the rest is

@@ -251,12 +251,17 @@ void pool_forget_blocks(struct pool *pool)
 		__atomic_store_n(&pool->known[i], 0, __ATOMIC_RELAXED);
 }
 
-/* Whether it may shrink at the next synchronisation. */
+/* A synchronisation may shrink it, or has to. */
+static bool may_shrink(const struct pool *pool)
+{
+	return __atomic_load_n(&pool->retired, __ATOMIC_RELAXED) || pool_is_over(pool) ||
+	       __atomic_load_n(&pool->charged, __ATOMIC_RELAXED) >
+	           __atomic_load_n(&pool->threshold, __ATOMIC_RELAXED);
+}
+
 static void look_whether_it_may_shrink(struct pool *pool)
 {
-	if (__atomic_load_n(&pool->retired, __ATOMIC_RELAXED) ||
-	    __atomic_load_n(&pool->charged, __ATOMIC_RELAXED) >
-	        __atomic_load_n(&pool->threshold, __ATOMIC_RELAXED))
+	if (may_shrink(pool))
 		__atomic_store_n(&at_hand.may_shrink, true, __ATOMIC_RELAXED);
 }
 
@@ -266,51 +271,51 @@ void pool_add_charge(struct pool *pool, uint64_t bytes)
 	look_whether_it_may_shrink(pool);
 }
 
-static void settled(struct pool *pool, uint64_t reserved)
-{
-	__atomic_store_n(&pool->charged, reserved + pool->pending, __ATOMIC_RELAXED);
-	/* What it let go of may be backed anew without our being asked; what is charged stays an
-	 * upper bound until the next look, and that begins with no block known. */
-	if (reserved < pool->reserved) {
-		__atomic_fetch_add(&pool->shrunk, 1, __ATOMIC_RELAXED);
-		pool_forget_blocks(pool);
-	}
-	__atomic_store_n(&pool->reserved, reserved, __ATOMIC_RELAXED);
-	look_whether_it_may_shrink(pool);
-}
-
-uint64_t pool_missing(struct pool *pool)
+uint64_t pool_look(struct pool *pool)
 {
 	uint64_t reserved = pool_attribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT);
-	uint64_t target = reserved + pool->pending;
+	uint64_t charged = pool->charged;
 	struct process *process = process_attached();
 	int device = process ? process_device(process, pool->ordinal) : -1;
 	bool by_pool;
 
-	if (target > pool->charged &&
-	    (device < 0 || process_charge(process, device, target - pool->charged, pool->kind,
-	                                  &by_pool) != LEDGER_OK))
-		return target - pool->charged;
-	if (target < pool->charged)
-		process_release(pool->ordinal, pool->charged - target, pool->kind);
-	settled(pool, reserved);
-	return 0;
+	if (reserved + pool->pending < charged) {
+		process_release(pool->ordinal, charged - reserved - pool->pending, pool->kind);
+		charged = reserved + pool->pending;
+	} else if (reserved > charged && device >= 0 &&
+	           process_charge(process, device, reserved - charged, pool->kind, &by_pool) ==
+	               LEDGER_OK) {
+		charged = reserved;
+	}
+	SET(pool->charged, charged);
+	/* Memory that it let go of may be backed anew without our being asked. */
+	if (reserved < pool->reserved) {
+		__atomic_fetch_add(&pool->shrunk, 1, __ATOMIC_RELAXED);
+		pool_forget_blocks(pool);
+	}
+	__atomic_store_n(&pool->reserved, reserved, __ATOMIC_RELEASE);
+	look_whether_it_may_shrink(pool);
+	return reserved > charged ? reserved - charged : 0;
 }
 
-void pool_settle(struct pool *pool)
+void pool_charge_anyway(struct pool *pool, uint64_t bytes)
 {
-	uint64_t reserved = pool_attribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT);
+	uint64_t over = pool->reserved > pool->charged ? pool->reserved - pool->charged : 0;
 
-	process_recharge(pool->ordinal, pool->charged, reserved + pool->pending, pool->kind);
-	settled(pool, reserved);
+	if (bytes > over)
+		bytes = over;
+	if (!bytes)
+		return;
+	process_charge_anyway(pool->ordinal, bytes, pool->kind);
+	pool_add_charge(pool, bytes);
 }
 
 void pool_look_for_slack(struct pool *pool)
 {
 	uint64_t used = pool_attribute(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT);
+	uint64_t covered = pool->reserved < pool->charged ? pool->reserved : pool->charged;
 
-	__atomic_store_n(&pool->slack, pool->reserved > used ? (int64_t)(pool->reserved - used) : 0,
-	                 __ATOMIC_RELAXED);
+	SET(pool->slack, covered > used ? (int64_t)(covered - used) : 0);
 }
 
 /* Whether there is anything to account for. */
@@ -338,9 +343,12 @@ void pool_shrunk(struct pool *pool)
 		return;
 	lock_take(&pool->lock);
 	if (pool->handle &&
-	    (pool->retired ||
+	    (pool->retired || pool_is_over(pool) ||
 	     pool_attribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT) != pool->reserved)) {
-		pool_settle(pool);
+		if (pool_look(pool)) {
+			pool_trim(pool, pool->charged);
+			(void)pool_look(pool);
+		}
 		pool_look_for_slack(pool);
 		end_if_empty(pool);
 	}
@@ -355,9 +363,7 @@ void pool_shrunk_any(void)
 	__atomic_store_n(&at_hand.may_shrink, false, __ATOMIC_RELAXED);
 	for (struct pool *pool = __atomic_load_n(&pools_of(process)->list, __ATOMIC_ACQUIRE); pool;
 	     pool = pool->next) {
-		if (__atomic_load_n(&pool->charged, __ATOMIC_RELAXED) <=
-		        __atomic_load_n(&pool->threshold, __ATOMIC_RELAXED) &&
-		    !__atomic_load_n(&pool->retired, __ATOMIC_RELAXED))
+		if (!may_shrink(pool))
 			continue;
 		pool_shrunk(pool);
 		if (__atomic_load_n(&pool->handle, __ATOMIC_RELAXED))
@@ -387,7 +393,7 @@ bool pool_give_back(struct process *process, CUdevice ordinal)
 		if (pool->handle) {
 			before = pool->charged;
 			pool_trim(pool, 0);
-			pool_settle(pool);
+			(void)pool_look(pool);
 			pool_look_for_slack(pool);
 			any |= pool->charged < before;
 			end_if_empty(pool);
@@ -397,13 +403,30 @@ bool pool_give_back(struct process *process, CUdevice ordinal)
 	return any;
 }
 
-void pool_settle_all(struct process *process, CUdevice ordinal)
+bool pool_look_all(struct process *process, CUdevice ordinal)
 {
+	bool over = false;
+
 	for (struct pool *pool = __atomic_load_n(&pools_of(process)->list, __ATOMIC_ACQUIRE); pool;
 	     pool = pool->next) {
-		if (__atomic_load_n(&pool->ordinal, __ATOMIC_RELAXED) == ordinal &&
-		    __atomic_load_n(&pool->charged, __ATOMIC_RELAXED))
-			pool_shrunk(pool);
+		if (__atomic_load_n(&pool->ordinal, __ATOMIC_RELAXED) != ordinal)
+			continue;
+		pool_shrunk(pool);
+		over |= counts(pool) && pool_is_over(pool);
+	}
+	return over;
+}
+
+void pool_settle_all(struct process *process, CUdevice ordinal)
+{
+	if (!pool_look_all(process, ordinal))
+		return;
+	for (struct pool *pool = __atomic_load_n(&pools_of(process)->list, __ATOMIC_ACQUIRE); pool;
+	     pool = pool->next) {
+		lock_take(&pool->lock);
+		if (pool->ordinal == ordinal && counts(pool))
+			pool_charge_anyway(pool, UINT64_MAX);
+		lock_give(&pool->lock);
 	}
 }
 
@@ -458,7 +481,7 @@ CUresult pool_destroy(struct process *process, CUmemoryPool handle)
 	lock_take(&pool->lock);
 	if (pool->made && counts(pool)) {
 		pool_trim(pool, 0);
-		pool_settle(pool);
+		(void)pool_look(pool);
 	}
 	if (pool->made && (pool->reserved || pool->pending))
 		retire(pool);

@@ -46,10 +46,12 @@ struct pool {
 	enum kind kind; /* managed memory is listed for nobody */
 
 	struct pool *next;
+	struct lock growing; /* graphs: a launch that may take memory is in the driver */
 	struct lock lock;
-	uint64_t reserved;  /* what the pool reserved when we last looked */
-	uint64_t charged;   /* == reserved + pending, but while a growth is settled */
-	uint64_t pending;   /* charged for growth by calls that are in the driver now */
+	uint64_t reserved; /* what the pool reserved at the last look */
+	uint64_t
+	    charged; /* granted for it; below `reserved` until the call that grew it undoes that */
+	uint64_t pending;   /* the part of `charged` of calls that are in the driver now */
 	uint64_t threshold; /* the pool keeps so much at a synchronisation */
 	uint32_t shrunk;    /* how often it was seen to have let go of memory */
 	/*
@@ -122,21 +124,31 @@ void pool_note_blocks(struct pool *pool, CUdeviceptr pointer, uint64_t bytes);
 void pool_forget_blocks(struct pool *pool);
 
 /*
- * With the pool's lock held: make the charge what the pool reserves now, plus what is pending.
- * Growth that nobody charged before (the pool was fragmented, or its free memory belonged to
- * another stream's future) is charged if it fits; if it does not, nothing is changed and so many
- * bytes are missing. pool_settle() charges it in any case, for the driver holds it.
+ * With the pool's lock held: read the driver's figure, and release the charge that neither the pool
+ * nor a pending call needs. Growth beyond the charge is charged if it fits. If it does not, nothing
+ * is charged, and its size is returned: the call that made the pool grow undoes it. If another call
+ * charged it, it would stay as free memory of the pool once it is undone, beyond the quota.
  */
-uint64_t pool_missing(struct pool *pool);
-void pool_settle(struct pool *pool);
+uint64_t pool_look(struct pool *pool);
 
-/* With the pool's lock held: `bytes` that were charged by somebody else are the pool's. */
+/* With the pool's lock held: charge up to `bytes` of growth without asking the limit. For what a
+ * call cannot undo. */
+void pool_charge_anyway(struct pool *pool, uint64_t bytes);
+
+/* The pool reserves more than is charged. */
+static inline bool pool_is_over(const struct pool *pool)
+{
+	return __atomic_load_n(&pool->reserved, __ATOMIC_ACQUIRE) >
+	       __atomic_load_n(&pool->charged, __ATOMIC_RELAXED);
+}
+
+/* With the pool's lock held: add `bytes` that were granted. */
 void pool_add_charge(struct pool *pool, uint64_t bytes);
 
-/* With the pool's lock held, after one of those: find out how much of it is free. */
+/* With the pool's lock held, after a look: read how much of it is free and charged. */
 void pool_look_for_slack(struct pool *pool);
 
-/* Settle a pool that may have shrunk. */
+/* Look at a pool that may have shrunk; trim one that is over. */
 void pool_shrunk(struct pool *pool);
 
 /* The same for all of them, after a synchronisation: one look at a word if none can have. */
@@ -156,7 +168,9 @@ void pool_set_threshold(struct pool *pool, uint64_t bytes);
  */
 bool pool_give_back(struct process *process, CUdevice ordinal);
 
-/* Settle the charges of all pools on this device to what they reserve now. */
+/* Look at all pools on this device. Returns whether one is over. */
+bool pool_look_all(struct process *process, CUdevice ordinal);
+/* The same, and charge what is over without asking the limit. */
 void pool_settle_all(struct process *process, CUdevice ordinal);
 
 #endif

@@ -168,6 +168,21 @@ func TestThreadsOfOneProcessShareItsLane(t *testing.T) {
 	}
 }
 
+func TestThreadsThatTakeMemoryAtOnceFromOnePoolStayWithinTheQuota(t *testing.T) {
+	program := compile(t, "crowd")
+	for _, mode := range []string{"async", "graph"} {
+		for _, threads := range []string{"2", "4", "16"} {
+			t.Run(mode+" "+threads, func(t *testing.T) {
+				out, err := inSlice(t, environment(t, "FAKECUDA_CONTEXT=64M"), "4G", program, mode, threads, "30", "1024")
+				if err != nil {
+					t.Fatalf("%v\n%s", err, out)
+				}
+				t.Log(out)
+			})
+		}
+	}
+}
+
 func TestAForkedChildBeginsAnew(t *testing.T) {
 	program := compile(t, "fork", "-rdynamic")
 	for _, kernel := range []string{"", "OLD_KERNEL=1"} {
