@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "elf_symbol.h"
 
+#include "text.h"
+
 #include <stddef.h>
 #include <stdint.h>
-#include <string.h>
 
 bool elf_read_dynamic(const ElfW(Dyn) * dynamic, struct elf_object *object)
 {
@@ -37,13 +38,7 @@ bool elf_read_dynamic(const ElfW(Dyn) * dynamic, struct elf_object *object)
 	}
 	if (!object->symbols || !object->strings || !(object->gnu_hash || object->hash))
 		return false;
-	if (has_soname) {
-		object->name = object->strings + soname;
-	} else {
-		const char *slash = strrchr(object->path, '/');
-
-		object->name = slash ? slash + 1 : object->path;
-	}
+	object->name = has_soname ? object->strings + soname : text_file_name(object->path);
 	return true;
 }
 
@@ -61,6 +56,56 @@ void elf_read_range(const ElfW(Phdr) * header, unsigned int count, struct elf_ob
 		if (start + header[i].p_memsz > object->end)
 			object->end = start + header[i].p_memsz;
 	}
+}
+
+/* musl's C library is its loader, too. */
+#if defined(__x86_64__)
+#define MUSL "ld-musl-x86_64.so.1"
+#elif defined(__aarch64__)
+#define MUSL "ld-musl-aarch64.so.1"
+#endif
+
+const char *const elf_libc_names[ELF_LIBC_NAMES] = {"libc.so.6", "libdl.so.2", MUSL};
+
+bool elf_is_libc(const struct elf_object *object)
+{
+	for (size_t i = 0; i < ELF_LIBC_NAMES; i++) {
+		if (text_equal(object->name, elf_libc_names[i]))
+			return true;
+	}
+	return false;
+}
+
+typedef int (*iterate_function)(int (*visit)(struct dl_phdr_info *, size_t, void *), void *);
+
+#pragma weak _r_debug /* musl has none */
+
+/* The C library's dl_iterate_phdr. The list is read without the loader's lock, as far as the C
+ * library: what stands before it was loaded with the program and stays. */
+static iterate_function find_iterate(void)
+{
+	iterate_function found = NULL;
+
+	for (const struct link_map *map = &_r_debug ? _r_debug.r_map : NULL; map && !found;
+	     map = map->l_next) {
+		struct elf_object object = {.base = map->l_addr, .path = map->l_name};
+
+		if (map->l_ld && elf_read_dynamic(map->l_ld, &object) && elf_is_libc(&object))
+			*(void **)&found = elf_find_symbol(&object, "dl_iterate_phdr");
+	}
+	return found ? found : dl_iterate_phdr;
+}
+
+int elf_iterate(int (*visit)(struct dl_phdr_info *info, size_t size, void *data), void *data)
+{
+	static iterate_function kept;
+	iterate_function iterate = __atomic_load_n(&kept, __ATOMIC_ACQUIRE);
+
+	if (!iterate) {
+		iterate = find_iterate();
+		__atomic_store_n(&kept, iterate, __ATOMIC_RELEASE);
+	}
+	return iterate(visit, data);
 }
 
 struct search {
@@ -93,7 +138,7 @@ static int visit(struct dl_phdr_info *info, size_t size, void *data)
 
 static bool is_named(struct search *search, const struct elf_object *object)
 {
-	return strcmp(object->name, search->name) == 0;
+	return text_equal(object->name, search->name);
 }
 
 static bool is_around(struct search *search, const struct elf_object *object)
@@ -119,14 +164,14 @@ int elf_find_object(const char *name, struct elf_object *object)
 {
 	struct search search = {.wanted = is_named, .name = name, .object = object};
 
-	return dl_iterate_phdr(visit, &search);
+	return elf_iterate(visit, &search);
 }
 
 int elf_find_containing(const void *address, struct elf_object *object)
 {
 	struct search search = {.wanted = is_around, .address = address, .object = object};
 
-	return dl_iterate_phdr(visit, &search);
+	return elf_iterate(visit, &search);
 }
 
 int elf_find_next(const void *address, const char *symbol, struct elf_object *object)
@@ -134,10 +179,10 @@ int elf_find_next(const void *address, const char *symbol, struct elf_object *ob
 	struct search search = {
 	    .wanted = is_next, .name = symbol, .address = address, .object = object};
 
-	if (dl_iterate_phdr(visit, &search))
+	if (elf_iterate(visit, &search))
 		return 1;
 	search.wanted = is_other;
-	return dl_iterate_phdr(visit, &search);
+	return elf_iterate(visit, &search);
 }
 
 static void *address_if(const struct elf_object *object, uint32_t index, const char *name)
@@ -146,7 +191,7 @@ static void *address_if(const struct elf_object *object, uint32_t index, const c
 
 	if (symbol->st_shndx == SHN_UNDEF || ELF64_ST_TYPE(symbol->st_info) != STT_FUNC)
 		return NULL;
-	if (strcmp(object->strings + symbol->st_name, name) != 0)
+	if (!text_equal(object->strings + symbol->st_name, name))
 		return NULL;
 	return (void *)(object->base + symbol->st_value);
 }

@@ -39,6 +39,15 @@ static inline bool elf_contains(const struct elf_object *object, const void *add
 	return (ElfW(Addr))address >= object->start && (ElfW(Addr))address < object->end;
 }
 
+/* dl_iterate_phdr() of the C library, also where the program defines one. */
+int elf_iterate(int (*visit)(struct dl_phdr_info *info, size_t size, void *data), void *data);
+
+/* The C libraries, and the part of an old one that has dlsym. */
+#define ELF_LIBC_NAMES 3
+extern const char *const elf_libc_names[ELF_LIBC_NAMES];
+
+bool elf_is_libc(const struct elf_object *object);
+
 /* Find the first loaded object of that name. Returns 1 if there is one. */
 int elf_find_object(const char *name, struct elf_object *object);
 

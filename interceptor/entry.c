@@ -2,6 +2,7 @@
 #include "entry.h"
 
 #include "gate.h"
+#include "text.h"
 
 #include <stddef.h>
 #include <string.h>
@@ -38,18 +39,13 @@ struct library library_nvml = {.soname = "libnvidia-ml.so.1",
                                .last = ENTRY_POINTS,
                                .absent = (void *)absent_nvml};
 
-static bool begins(const char *name, const char *with)
-{
-	return strncmp(name, with, strlen(with)) == 0;
-}
-
 /* What only tells, and what moves the memory itself, does not pass the gate. */
 static bool passes_gate(const char *name)
 {
-	return library_of(name) == &library_cuda && !begins(name, "cudbg") &&
-	       !begins(name, "cuGetProcAddress") && !begins(name, "cuCheckpointProcess") &&
-	       strcmp(name, "cuGetErrorName") != 0 && strcmp(name, "cuGetErrorString") != 0 &&
-	       strcmp(name, "cuDriverGetVersion") != 0;
+	return library_of(name) == &library_cuda && !text_begins(name, "cudbg") &&
+	       !text_begins(name, "cuGetProcAddress") &&
+	       !text_begins(name, "cuCheckpointProcess") && !text_equal(name, "cuGetErrorName") &&
+	       !text_equal(name, "cuGetErrorString") && !text_equal(name, "cuDriverGetVersion");
 }
 
 void *library_gate(const struct library *library, const char *name, void *function)

@@ -2,9 +2,9 @@
 #include "keys.h"
 
 #include "loader.h"
+#include "text.h"
 
 #include <pthread.h>
-#include <string.h>
 
 /* Behind this many the C library allocates room for the data, and the one that made the thread
  * frees it: not to be had from two. */
@@ -24,7 +24,7 @@ void keys_see(unsigned int namespace, const struct elf_object *object)
 	void *create, *delete;
 
 	/* In libc since glibc 2.34. */
-	if (strcmp(object->name, "libc.so.6") != 0 && strcmp(object->name, "libpthread.so.0") != 0)
+	if (!text_equal(object->name, "libc.so.6") && !text_equal(object->name, "libpthread.so.0"))
 		return;
 	create = elf_find_symbol(object, "pthread_key_create");
 	delete = elf_find_symbol(object, "pthread_key_delete");

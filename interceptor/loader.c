@@ -1,37 +1,32 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "loader.h"
 
-#include <stddef.h>
-#include <string.h>
+#include "text.h"
 
-void *loader_dlsym[LOADER_NAMESPACES], *loader_dlvsym[LOADER_NAMESPACES], *loader_dlopen,
+#include <stddef.h>
+
+void *loader_dlsym[LOADER_NAMESPACES], *loader_dlvsym[LOADER_NAMESPACES], *loader_dlopen[2],
     *loader_dlmopen;
 
 /* Of trampoline.S, for each namespace. */
 extern __attribute__((visibility("hidden"))) void *const trampoline_dlsym[LOADER_NAMESPACES],
     *const trampoline_dlvsym[LOADER_NAMESPACES];
+extern __attribute__((visibility("hidden"))) void *dlopen_of_libc(const char *file, int mode);
 
-/* musl's C library, which is its loader, too: `gpuslice run` is for any program. */
 #if defined(__x86_64__)
-#define MUSL "ld-musl-x86_64.so.1"
 #define GLIBC_LOADER "ld-linux-x86-64.so.2"
 #elif defined(__aarch64__)
-#define MUSL "ld-musl-aarch64.so.1"
 #define GLIBC_LOADER "ld-linux-aarch64.so.1"
 #endif
-
-static const char *const libc_names[] = {"libc.so.6", "libdl.so.2", MUSL};
-
-#define LIBC_NAMES (sizeof(libc_names) / sizeof(*libc_names))
 
 void *loader_find(void **kept, const char *name)
 {
 	void *found = NULL;
 
-	for (size_t i = 0; !found && i < LIBC_NAMES; i++) {
+	for (size_t i = 0; !found && i < ELF_LIBC_NAMES; i++) {
 		struct elf_object object;
 
-		if (elf_find_object(libc_names[i], &object))
+		if (elf_find_object(elf_libc_names[i], &object))
 			found = elf_find_symbol(&object, name);
 	}
 	if (found)
@@ -39,42 +34,38 @@ void *loader_find(void **kept, const char *name)
 	return found;
 }
 
-void *loader_find_dlopen(void)
+void loader_find_dlopen(void)
 {
-	void *found = __atomic_load_n(&loader_dlopen, __ATOMIC_ACQUIRE);
 	struct elf_object object;
 
-	if (!found && elf_find_next(&loader_dlopen, "dlopen", &object)) {
-		found = elf_find_symbol(&object, "dlopen");
-		__atomic_store_n(&loader_dlopen, found, __ATOMIC_RELEASE);
-	}
-	return found;
-}
-
-bool loader_is_libc(const struct elf_object *object)
-{
-	for (size_t i = 0; i < LIBC_NAMES; i++) {
-		if (strcmp(object->name, libc_names[i]) == 0)
-			return true;
-	}
-	return false;
+	if (__atomic_load_n(&loader_dlopen[0], __ATOMIC_ACQUIRE) ||
+	    !elf_find_next(&loader_dlopen, "dlopen", &object))
+		return;
+	(void)loader_get(&loader_dlopen[1], "dlopen");
+	__atomic_store_n(&loader_dlopen[0], elf_find_symbol(&object, "dlopen"), __ATOMIC_RELEASE);
 }
 
 bool loader_is_loader(const struct elf_object *object)
 {
-	return strcmp(object->name, GLIBC_LOADER) == 0;
+	return text_equal(object->name, GLIBC_LOADER);
 }
 
 void *loader_stand_in(const char *name, unsigned int namespace)
 {
 	if (name[0] != 'd' || name[1] != 'l')
 		return NULL;
-	if (strcmp(name, "dlsym") == 0)
+	if (text_equal(name, "dlsym"))
 		return trampoline_dlsym[namespace];
-	if (strcmp(name, "dlvsym") == 0)
+	if (text_equal(name, "dlvsym"))
 		return trampoline_dlvsym[namespace];
-	/* It only tells that there are other namespaces: whoever is in one is known. */
-	return strcmp(name, "dlmopen") == 0 && namespace == 0 ? (void *)dlmopen : NULL;
+	/* It only notes that there are other namespaces, and the objects in one are known. */
+	return namespace == 0 && text_equal(name, "dlmopen") ? (void *)dlmopen : NULL;
+}
+
+void *loader_stand_in_of_libc(const char *name, unsigned int namespace)
+{
+	return namespace == 0 && text_equal(name, "dlopen") ? (void *)dlopen_of_libc
+	                                                    : loader_stand_in(name, namespace);
 }
 
 void *loader_look_up(unsigned int namespace, void *handle, const char *name, const char *version)

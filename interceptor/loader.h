@@ -15,7 +15,7 @@
 
 /* What the trampolines jump to: dlsym and dlvsym of the C library of each namespace. */
 extern __attribute__((visibility("hidden"))) void *loader_dlsym[LOADER_NAMESPACES],
-    *loader_dlvsym[LOADER_NAMESPACES], *loader_dlopen, *loader_dlmopen;
+    *loader_dlvsym[LOADER_NAMESPACES], *loader_dlopen[2], *loader_dlmopen;
 
 /* Look for the function of that name of the base namespace's C library. */
 void *loader_find(void **kept, const char *name);
@@ -35,16 +35,17 @@ static inline void *loader_get(void **kept, const char *name)
 		(__typeof__(&name))loader_get(&kept_, #name);                                      \
 	})
 
-/* The dlopen that would be found without us: a tool's that was loaded behind us, or the C
- * library's. */
-void *loader_find_dlopen(void);
+/* Find what dlopen jumps to: the function that a program would find without us, a tool's that was
+ * loaded behind us or the C library's; and the C library's, which the tool calls. */
+void loader_find_dlopen(void);
 
-/* Whether the object is a C library, or what of one has dlsym; or the loader itself. */
-bool loader_is_libc(const struct elf_object *object);
+/* The object is the loader itself. */
 bool loader_is_loader(const struct elf_object *object);
 
 /* What stands in for the C library's function of that name in a namespace, or NULL. */
 void *loader_stand_in(const char *name, unsigned int namespace);
+/* The same for one that a look-up found there: dlopen, too, which calls no tool's. */
+void *loader_stand_in_of_libc(const char *name, unsigned int namespace);
 
 /* Look the name up by the C library of a namespace. version may be NULL. */
 void *loader_look_up(unsigned int namespace, void *handle, const char *name, const char *version);

@@ -22,6 +22,7 @@
 #include "process.h"
 #include "say.h"
 #include "scope.h"
+#include "text.h"
 
 #include <stddef.h>
 #include <string.h>
@@ -140,7 +141,7 @@ static void *answer(const struct lookup *lookup, struct library *library, void *
 
 	if (library_find(library, &object) && elf_contains(&object, found))
 		return exchange(library, found, lookup->name, 0);
-	if (!scope_find(found, &object, &namespace) || strcmp(object.name, library->soname) != 0)
+	if (!scope_find(found, &object, &namespace) || !text_equal(object.name, library->soname))
 		return found;
 	return of_the_one(lookup, library, &object, namespace);
 }
@@ -156,11 +157,13 @@ static void *answer_by_caller(const struct lookup *lookup, struct library *libra
 	if (lookup->namespace ? !scope_find_definer(lookup->caller, next, lookup->name, &object)
 	                      : !elf_find_next(lookup->caller, lookup->name, &object))
 		return JUMP;
+	/* The loader passes our functions over where a version is asked for, since ours have none.
+	 */
 	if (!library)
-		stand_in = loader_is_libc(&object)
-		               ? loader_stand_in(lookup->name, lookup->namespace)
+		stand_in = elf_is_libc(&object) || elf_contains(&object, &scope_seen)
+		               ? loader_stand_in_of_libc(lookup->name, lookup->namespace)
 		               : NULL;
-	else if (strcmp(object.name, library->soname) == 0)
+	else if (text_equal(object.name, library->soname))
 		stand_in = of_the_one(lookup, library, &object, lookup->namespace);
 	else
 		return JUMP;
@@ -192,7 +195,7 @@ static void *route(const struct lookup *lookup)
 	if (!may_matter(lookup->name))
 		return JUMP;
 	library = library_of(lookup->name);
-	stand_in = library ? NULL : loader_stand_in(lookup->name, namespace);
+	stand_in = library ? NULL : loader_stand_in_of_libc(lookup->name, namespace);
 	if (!library && !stand_in)
 		return JUMP;
 	if (lookup->handle == RTLD_NEXT || (!by_handle && lookup->namespace))
@@ -207,8 +210,8 @@ static void *route(const struct lookup *lookup)
 	{
 		struct elf_object object;
 
-		return scope_find(found, &object, &namespace) && loader_is_libc(&object)
-		           ? loader_stand_in(lookup->name, namespace)
+		return scope_find(found, &object, &namespace) && elf_is_libc(&object)
+		           ? loader_stand_in_of_libc(lookup->name, namespace)
 		           : found;
 	}
 }

@@ -5,10 +5,10 @@
 #include "keys.h"
 #include "loader.h"
 #include "slot.h"
+#include "text.h"
 
 #include <errno.h>
 #include <stddef.h>
-#include <string.h>
 
 #define PASS_TRIES 8
 
@@ -42,7 +42,7 @@ static const struct link_map *first_of(const struct link_map *map)
 
 static bool is_copy(const struct elf_object *object, const struct library *library)
 {
-	return strcmp(object->name, library->soname) == 0;
+	return text_equal(object->name, library->soname);
 }
 
 /* --- one pass over a namespace ---------------------------------------------------------------- */
@@ -110,7 +110,7 @@ static bool leads_there(struct pass *pass, const struct elf_object *object,
 	/* In the base an unresolved one leads to us, or with RTLD_DEEPBIND past us. */
 	if (elf_contains(&pass->hit.elf, &scope_seen))
 		return true;
-	return library ? is_copy(&pass->hit.elf, library) : loader_is_libc(&pass->hit.elf);
+	return library ? is_copy(&pass->hit.elf, library) : elf_is_libc(&pass->hit.elf);
 }
 
 /* What the slot of a symbol shall lead to; NULL: it stays. */
@@ -145,8 +145,7 @@ static bool is_of_driver(const struct pass *pass, const struct elf_object *objec
 {
 	static const char prefix[] = "libnvidia-";
 
-	return pass->namespace == 0 && gate_is_elastic() &&
-	       strncmp(object->name, prefix, sizeof(prefix) - 1) == 0;
+	return pass->namespace == 0 && gate_is_elastic() && text_begins(object->name, prefix);
 }
 
 static void treat_object(struct pass *pass, const struct link_map *map)
@@ -156,7 +155,7 @@ static void treat_object(struct pass *pass, const struct link_map *map)
 	if (!slot_read_object(map, &object))
 		return;
 	keys_see(pass->namespace, &object.elf);
-	if (loader_is_libc(&object.elf))
+	if (elf_is_libc(&object.elf))
 		keep_dlsym(pass->namespace, &object.elf);
 	else if (!loader_is_loader(&object.elf) && !is_copy(&object.elf, &library_cuda) &&
 	         !is_copy(&object.elf, &library_nvml) && !is_of_driver(pass, &object.elf) &&
@@ -259,13 +258,13 @@ static void treat(struct pass *pass)
 {
 	__typeof__(&dladdr) wait = LOADER(dladdr);
 
-	for (int tries = 1; dl_iterate_phdr(is_treated, pass) == 2; tries++) {
+	for (int tries = 1; elf_iterate(is_treated, pass) == 2; tries++) {
 		Dl_info info;
 
 		pass->last = tries == PASS_TRIES;
 		if (wait)
 			(void)wait(pass, &info); /* an address that is in no object */
-		if (dl_iterate_phdr(make_pass, pass) == 1)
+		if (elf_iterate(make_pass, pass) == 1)
 			break;
 	}
 	if (pass->uses_cuda)
@@ -385,5 +384,5 @@ bool scope_find_definer(const void *caller, bool next, const char *symbol,
 {
 	struct definer search = {map_of(caller), next, symbol, object};
 
-	return search.caller && dl_iterate_phdr(look_for_definer, &search) == 1;
+	return search.caller && elf_iterate(look_for_definer, &search) == 1;
 }

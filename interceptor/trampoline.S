@@ -153,6 +153,9 @@ binding_\name:
 	TRAMPOLINE dlsym, route_dlsym, loader_dlsym, 0
 	TRAMPOLINE dlvsym, route_dlvsym, loader_dlvsym, 0
 	TRAMPOLINE dlopen, route_dlopen, loader_dlopen, 0
+	.globl	dlopen_of_libc
+	.hidden	dlopen_of_libc
+	TRAMPOLINE dlopen_of_libc, route_dlopen, loader_dlopen, 1
 	TRAMPOLINE dlmopen, route_dlmopen, loader_dlmopen, 0
 
 #define OTHER_NAMESPACES 1,2,3,4,5,6,7,8,9,10,11,12,13,14,15 /* LOADER_NAMESPACES of loader.h, but for the base */

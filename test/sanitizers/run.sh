@@ -7,8 +7,7 @@
 # Without randomised addresses, where the kernel lets us: with 32 random bits, now and then a mapping lies where the
 # sanitizers' shadow memory must be, and the program ends before it began.
 #
-# The functions that stand in for dlsym are not instrumented, and use none of the C library's (early.c): the sanitizers'
-# runtimes call dlsym before they are ready to hear of anything.
+# The functions that stand in for dlsym are not instrumented: the sanitizers' runtimes call dlsym before they are ready.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit
 seconds=${1:-8}
@@ -20,7 +19,7 @@ fixed=()
 ! setarch -R true 2>/dev/null || fixed=(setarch -R)
 
 warnings=(-Wall -Wextra -Werror)
-early=(interceptor/route.c interceptor/loader.c interceptor/elf_symbol.c interceptor/trampoline.S interceptor/gate.S test/sanitizers/early.c)
+early=(interceptor/route.c interceptor/loader.c interceptor/elf_symbol.c interceptor/trampoline.S interceptor/gate.S)
 late=()
 for file in interceptor/*.c; do
 	[[ " ${early[*]} " == *" $file "* ]] || late+=("$file")
@@ -38,8 +37,7 @@ library() {
 	done
 	for file in "${early[@]}"; do
 		objects+=("$dir/$kind/$(basename "$file").o")
-		cc -std=c11 -O1 -g -fPIC -fvisibility=hidden -fno-builtin -D_GNU_SOURCE -Dstrcmp=plain_strcmp -Dstrrchr=plain_strrchr \
-			-Ddl_iterate_phdr=plain_dl_iterate_phdr "${warnings[@]}" -c -o "${objects[-1]}" "$file" || return
+		cc -std=c11 -O1 -g -fPIC -fvisibility=hidden -D_GNU_SOURCE "${warnings[@]}" -c -o "${objects[-1]}" "$file" || return
 	done
 	cc "$@" -shared -Wl,-soname,libgpuslice.so -Wl,-Bsymbolic -o "$dir/$kind/libgpuslice.so" "${objects[@]}"
 }
