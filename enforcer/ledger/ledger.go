@@ -292,12 +292,12 @@ func (l *Ledger) SetKeep(bytes uint64) {
 	}
 }
 
-// Context is how much of what a lane holds are contexts, by its owner's word.
+// Context returns the part of a lane's bytes that is overhead, as its owner says.
 func (l *Ledger) Context(dev int, i uint32) uint64 {
 	if !device(dev) || !lane(i) {
 		return 0
 	}
-	return atomic.LoadUint64(address(&l.page.lane[i].entry[dev].context))
+	return min(atomic.LoadUint64(address(&l.page.lane[i].entry[dev].context)), l.Held(dev, i))
 }
 
 // Refusals is how often a lane's owner was refused on a device, by its claim. What former owners were may be in it, so

@@ -157,8 +157,9 @@ func TestADeadLaneIsSettledOnceAndGivenToTheNext(t *testing.T) {
 	if err := enforcer.Set(300); err != nil {
 		t.Fatal(err)
 	}
+	l.page.lane[1].entry[0].context = 250
 	live := Live{1: 1}
-	if f := l.Figures(0, &live, 1); f.Used != 900 || f.Held != 900 || f.Enforcer != 300 || !f.Quiet {
+	if f := l.Figures(0, &live, 1); f.Used != 900 || f.Held != 900 || f.Context != 250 || f.Enforcer != 300 || !f.Quiet {
 		t.Fatalf("%+v", f)
 	}
 	generation := l.Generation(1)
@@ -171,7 +172,7 @@ func TestADeadLaneIsSettledOnceAndGivenToTheNext(t *testing.T) {
 	if held := l.Held(0, 1); held != 0 {
 		t.Fatalf("a settled lane holds %d", held)
 	}
-	if f := l.Figures(0, &live, 1); f.Used != 300 || f.Held != 300 || f.Peak != 900 || f.Recovered != 600 {
+	if f := l.Figures(0, &live, 1); f.Used != 300 || f.Held != 300 || f.Context != 0 || f.Peak != 900 || f.Recovered != 600 {
 		t.Fatalf("%+v", f)
 	}
 	l.page.lane[1].entry[0].uncharged = 1 // its owner died in such a call

@@ -120,6 +120,7 @@ struct native_sums native_sums(const struct ledger *ledger, uint32_t device, con
 
 	for (uint32_t lane = 0; lane < lanes && lane < LEDGER_LANES; lane++) {
 		const struct ledger_entry *entry = &ledger->lane[lane].entry[device];
+		uint64_t held, context;
 
 		/* What a dead process has counted stays in its lane until the next one gets it, and
 		 * is `retired` from then on: the sum of both never goes down. */
@@ -127,8 +128,11 @@ struct native_sums native_sums(const struct ledger *ledger, uint32_t device, con
 		sums.refusals += load(&entry->refusals);
 		if (!live[lane])
 			continue;
-		sums.held += native_held(ledger, device, lane);
-		sums.context += load(&entry->context);
+		held = native_held(ledger, device, lane);
+		sums.held += held;
+		/* A dead process's lane keeps this figure when a sibling has settled it. */
+		context = load(&entry->context);
+		sums.context += context < held ? context : held;
 	}
 	__atomic_thread_fence(__ATOMIC_ACQUIRE);
 	sums.quiet = load(&d->word.tag) == tag;
