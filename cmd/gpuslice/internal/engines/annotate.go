@@ -11,7 +11,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/config"
 )
 
-// Docker has `--annotation` from this version on, whose API is 1.43; a client that talks to an older daemon says so by its API.
+// Docker has `--annotation` from version 24 and API 1.43 on. The API of a client is at most that of its daemon.
 const (
 	annotatingVersion = 24
 	annotatingAPI     = 43
