@@ -23,6 +23,7 @@ const maxConfig = 16 << 20
 type Bundle struct {
 	Dir         string // of config.json
 	Rootfs      string // absolute
+	OCIVersion  string
 	Annotations map[string]string
 	Args        []string
 	GPUs        gpus.Spec
@@ -52,7 +53,8 @@ func ReadBundle(dir string) (Bundle, error) {
 // ParseBundle is [ReadBundle] for whoever has read config.json already; path is where that is.
 func ParseBundle(path string, text []byte) (Bundle, error) {
 	var config struct {
-		Root struct {
+		OCIVersion string `json:"ociVersion"`
+		Root       struct {
 			Path string `json:"path"`
 		} `json:"root"`
 		Process struct {
@@ -75,7 +77,8 @@ func ParseBundle(path string, text []byte) (Bundle, error) {
 		rootfs = filepath.Join(filepath.Dir(path), rootfs)
 	}
 	return Bundle{
-		Dir: filepath.Dir(path), Rootfs: filepath.Clean(rootfs), Annotations: config.Annotations, Args: config.Process.Args,
+		Dir: filepath.Dir(path), Rootfs: filepath.Clean(rootfs), OCIVersion: config.OCIVersion,
+		Annotations: config.Annotations, Args: config.Process.Args,
 		GPUs: gpus.Spec{Env: config.Process.Env, Mounts: config.Mounts, Hooks: config.Hooks, Linux: config.Linux},
 	}, nil
 }
@@ -89,7 +92,8 @@ func (b *Bundle) Request(policy annotations.Policy) (*annotations.Request, error
 	if len(grant.Pools) > 0 {
 		return annotations.ParseGranted(b.Annotations, grant)
 	}
-	return annotations.Parse(b.Annotations, b.GPUs.Env, policy)
+	request, err := annotations.Parse(b.Annotations, b.GPUs.Env, policy)
+	return request, b.advise(err)
 }
 
 // sandboxKeys say that a container is only a pod's sandbox. CRI gives the pod's annotations to it too; it runs

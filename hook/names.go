@@ -45,16 +45,16 @@ func (b *Bundle) Names(id string) api.Names {
 // dockerNames are what Docker has of the container in its state, beside the files that it binds on some of the container's /etc.
 func (b *Bundle) dockerNames(id string) (names api.Names) {
 	for _, m := range b.GPUs.Mounts {
-		dir := filepath.Dir(m.Source)
 		// A container that shares another one's network has that one's files.
-		if m.Destination != "/etc/hostname" && m.Destination != "/etc/hosts" || filepath.Base(filepath.Dir(dir)) != "containers" {
+		containers := dockerContainers(m)
+		if containers == "" {
 			continue
 		}
 		var state struct {
 			ID, Name string
 			Config   struct{ Image string }
 		}
-		if !readEngineFile(filepath.Join(filepath.Dir(dir), id, "config.v2.json"), &state) || state.ID != id {
+		if !readEngineFile(filepath.Join(containers, id, "config.v2.json"), &state) || state.ID != id {
 			continue
 		}
 		names = api.Names{Name: strings.TrimPrefix(state.Name, "/"), Image: state.Config.Image}

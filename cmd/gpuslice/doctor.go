@@ -92,8 +92,13 @@ func enginesHere(root string) []doctor.Engine {
 		e.Err, e.Reload = err, registers.Restart
 		e.Default = err == nil && defaultErr == nil && asDefault.State == engines.Nothing
 		e.Registered = e.Default || err == nil && registers.State == engines.Nothing
-		if e.Registered && root == "/" { // nothing runs in an image
-			e.Stale, e.Err = engines.Stale(host, name, askEngine)
+		if root == "/" { // nothing runs in an image
+			if e.Registered {
+				e.Stale, e.Err = engines.Stale(host, name, askEngine)
+			}
+			if u := engines.CannotAnnotate(host, name, askEngine); u != nil {
+				e.Unannotated, e.Variables = u.Why, u.Do
+			}
 		}
 		found = append(found, e)
 	}

@@ -56,7 +56,7 @@ func installCommand() *cli.Command {
 			&cli.BoolFlag{Name: "set-as-default", Usage: "have containers use it that name no runtime; missing in the configuration of gpuslice says what becomes of those without a quota"},
 			&cli.BoolFlag{Name: "force", Usage: "replace a runtime gpuslice that somebody else configured"}),
 		OnUsageError: usageError(exitUsage),
-		Action:       func(c *cli.Context) error { return forEngines(c, engines.Install, leftOutOfInstall) },
+		Action:       func(c *cli.Context) error { return forEngines(c, installEngine, leftOutOfInstall) },
 	}
 }
 
@@ -81,6 +81,18 @@ func leftOutOfInstall(h engines.Host, name string) string {
 		return why
 	}
 	return ""
+}
+
+// installEngine also says so if the engine passes no annotations, which is then what people would try first.
+func installEngine(h engines.Host, name string, o engines.Options) (engines.Result, error) {
+	r, err := engines.Install(h, name, o)
+	if err != nil || h.Root != "/" { // the programs of an image are not run
+		return r, err
+	}
+	if u := engines.CannotAnnotate(h, name, askEngine); u != nil {
+		r.Notes = append(r.Notes, u.Note())
+	}
+	return r, nil
 }
 
 type engineAction func(engines.Host, string, engines.Options) (engines.Result, error)

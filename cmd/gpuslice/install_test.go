@@ -106,3 +106,24 @@ func TestWrongCommandLinesOfInstallAreRefused(t *testing.T) {
 		}
 	}
 }
+
+func TestAnOldDockerIsSaidToHaveNoAnnotations(t *testing.T) {
+	bin, file := t.TempDir(), filepath.Join(t.TempDir(), "daemon.json")
+	for program, script := range map[string]string{
+		"dockerd": "echo 'Docker version 20.10.24+dfsg1, build x'",
+		"docker":  "echo 1.41; echo 'Cannot connect to the Docker daemon' >&2; exit 1",
+	} {
+		if err := os.WriteFile(filepath.Join(bin, program), []byte("#!/bin/sh\n"+script+"\n"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
+	const want = "Docker 20.10.24+dfsg1 has no --annotation, which 24 has: -e GPUSLICE_VRAM=4G stands for it"
+	if _, said, code := cliRun("install", "docker", "--dry-run", "--config", file); code != 0 || !strings.Contains(said, want) {
+		t.Errorf("%d: %s", code, said)
+	}
+	// The programs of this machine say nothing of an image's.
+	if _, said, code := cliRun("install", "docker", "--dry-run", "--root", t.TempDir()); code != 0 || strings.Contains(said, "--annotation") {
+		t.Errorf("%d: %s", code, said)
+	}
+}

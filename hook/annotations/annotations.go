@@ -40,14 +40,14 @@ const (
 )
 
 // ErrMissing says that a container names no quota and the operator has set none for such containers.
-var ErrMissing = errors.New(`no quota: add the annotation ` + VRAM + `, such as ` + VRAM + `=4G`)
+var ErrMissing = errors.New("no quota")
 
 // Policy is what the operator decided for containers that name no quota.
 type Policy struct {
 	DefaultVRAM string // a size for them; "" is none
 	Pass        bool   // without any annotation of ours they run outside gpuslice
 	Record      bool   // what they hold is counted, and nothing is refused to them
-	AllowEnv    bool   // the variable Env may ask for less than DefaultVRAM
+	AllowEnv    bool   // variables may ask for less than DefaultVRAM
 }
 
 // PolicyOf is the policy of a configuration: the runtime's and the hook's must be one.
@@ -67,8 +67,8 @@ type Request struct {
 	Priority int
 }
 
-// Parse reads the annotations of ours among all, and the variable Env in the environment of the container's process, if the
-// policy has it so. A nil Request without an error means that the container is none of our business: it has no
+// Parse reads the annotations of ours among all, and our variables in the environment of the container's process, if the
+// policy allows them. A nil Request without an error means that the container is none of our business: it has no
 // annotation of ours, and the policy lets it pass.
 func Parse(all map[string]string, env []string, policy Policy) (*Request, error) {
 	keys := ours(all)
@@ -87,11 +87,9 @@ func Parse(all map[string]string, env []string, policy Policy) (*Request, error)
 		r.Mode = api.Record
 		return r, nil
 	}
-	q, err := policy.quota(env)
-	if err != nil {
+	if err := policy.complete(r, all, env); err != nil {
 		return nil, err
 	}
-	r.Quotas = []api.Quota{q}
 	return r, nil
 }
 
@@ -130,7 +128,7 @@ func ParseGranted(all map[string]string, g Grant) (*Request, error) {
 func read(all map[string]string, keys []string) (*Request, error) {
 	r := &Request{Mode: api.Enforce}
 	for _, key := range keys {
-		if err := r.set(key, all[key]); err != nil {
+		if err := r.set(entry{key: key, name: key, value: all[key], sizes: acceptedSize}); err != nil {
 			return nil, err
 		}
 	}
@@ -150,68 +148,93 @@ func ours(all map[string]string) []string {
 	return keys
 }
 
-func (r *Request) set(key, value string) (err error) {
-	switch key {
+// entry is an annotation, or the variable that stands for one.
+type entry struct {
+	key      string // of the annotation
+	name     string // as it was written
+	value    string
+	variable bool
+	sizes    string // the quotas that are accepted
+}
+
+// String is what a message calls it.
+func (e entry) String() string {
+	if e.variable {
+		return "variable " + shown(e.name)
+	}
+	return "annotation " + shown(e.name)
+}
+
+// refused is the sentence for a bad value. A cause is added only for errors.Is: its text, about a size
+// without its annotation, would say the same again.
+func (e entry) refused(accepted string, cause ...error) error {
+	return &refusal{fmt.Sprintf("%v=%s is not accepted: %s is", e, shown(e.value), accepted), errors.Join(cause...)}
+}
+
+func (r *Request) set(e entry) (err error) {
+	switch e.key {
 	case VRAM:
-		return r.add(key, api.AllDevices, value)
+		return r.add(e, api.AllDevices)
 	case Pool:
 		var pool string
-		if pool, err = name(key, value); err == nil {
+		if pool, err = e.asName(); err == nil {
 			r.Pools = api.PoolNames{pool}
 		}
 	case Tenant:
-		r.Tenant, err = name(key, value)
+		r.Tenant, err = e.asName()
 	case TTL:
-		r.TTL, err = api.ParseDuration(value)
+		r.TTL, err = api.ParseDuration(e.value)
 		if err != nil || r.TTL < api.MinTTL || r.TTL > api.MaxTTL {
-			return refused(key, value, fmt.Sprintf(`a duration from %s to %s, such as "90s", "30m", "12h" or "7d"`,
+			return e.refused(fmt.Sprintf(`a duration from %s to %s, such as "90s", "30m", "12h" or "7d"`,
 				api.FormatTTL(api.MinTTL), api.FormatTTL(api.MaxTTL)))
 		}
 	case Elastic:
-		r.Elastic = value == "true"
-		if !r.Elastic && value != "false" {
-			return refused(key, value, `"true" and "false"`)
+		r.Elastic = e.value == "true"
+		if !r.Elastic && e.value != "false" {
+			return e.refused(`"true" and "false"`)
 		}
 	case Priority:
-		r.Priority, err = strconv.Atoi(value)
+		r.Priority, err = strconv.Atoi(e.value)
 		if err != nil || r.Priority < api.MinPriority || r.Priority > api.MaxPriority {
-			return refused(key, value, fmt.Sprintf("a number from %d to %d", api.MinPriority, api.MaxPriority))
+			return e.refused(fmt.Sprintf("a number from %d to %d", api.MinPriority, api.MaxPriority))
 		}
 	case Mode:
-		r.Mode = api.Mode(value)
+		r.Mode = api.Mode(e.value)
 		if r.Mode != api.Enforce && r.Mode != api.Record {
-			return refused(key, value, `"enforce" and "record"`)
+			return e.refused(`"enforce" and "record"`)
 		}
 	default:
-		device, ok := strings.CutPrefix(key, VRAM+".")
+		device, ok := strings.CutPrefix(e.key, VRAM+".")
 		if !ok {
-			return fmt.Errorf("annotation %s is unknown: %s, %s.<GPU uuid or index>, %s, %s, %s, %s, %s and %s are accepted",
-				shown(key), VRAM, VRAM, Pool, Tenant, TTL, Mode, Elastic, Priority)
+			return fmt.Errorf("%v is unknown: %s, %s.<GPU uuid or index>, %s, %s, %s, %s, %s and %s are accepted",
+				e, VRAM, VRAM, Pool, Tenant, TTL, Mode, Elastic, Priority)
 		}
 		if device, ok = api.DeviceName(device); !ok {
-			return fmt.Errorf("annotation %s names no device: an index such as %s.0, or a UUID as nvidia-smi -L shows it, is accepted",
-				shown(key), VRAM)
+			example := VRAM + ".0"
+			if e.variable {
+				example = Env + "_0"
+			}
+			return fmt.Errorf("%v names no device: an index such as %s, or a UUID as nvidia-smi -L shows it, is accepted", e, example)
 		}
-		return r.add(key, device, value)
+		return r.add(e, device)
 	}
 	return err
 }
 
-// add appends the quota of one device. Two annotations can name one device, since the letters of a UUID may be
+// add appends the quota of one device. Two entries can name one device, since the letters of a UUID may be
 // written large or small; an index and a UUID that are one device are found by the enforcer, which knows them.
-func (r *Request) add(key, device, value string) error {
+func (r *Request) add(e entry, device string) error {
 	for _, q := range r.Quotas {
 		if q.Device == device {
-			return fmt.Errorf("annotation %s=%s names device %s a second time: one quota for each device is accepted",
-				shown(key), shown(value), device)
+			return fmt.Errorf("%v=%s names device %s a second time: one quota for each device is accepted", e, shown(e.value), device)
 		}
 	}
-	q, err := quota(device, value)
-	if err != nil && value != "" && len(value) <= 7 && strings.Trim(value, "0123456789") == "" && strings.Trim(value, "0") != "" {
-		return refused(key, value, "a size with its unit, such as \""+value+"m\" or \""+value+"b\" for bytes,", err)
+	q, err := quota(device, e.value)
+	if err != nil && !strings.HasPrefix(e.sizes, acceptedShare) && e.value != "" && len(e.value) <= 7 && strings.Trim(e.value, "0123456789") == "" && strings.Trim(e.value, "0") != "" {
+		return e.refused("a size with its unit, such as \""+e.value+"m\" or \""+e.value+"b\" for bytes,", err)
 	}
 	if err != nil {
-		return refused(key, value, acceptedSize, err)
+		return e.refused(e.sizes, err)
 	}
 	r.Quotas = append(r.Quotas, q)
 	return nil
@@ -222,24 +245,18 @@ func quota(device, value string) (api.Quota, error) {
 	return api.Quota{Device: device, Bytes: bytes, Percent: percent}, err
 }
 
-// name reads a pool's or a tenant's name. They become labels and file names, so little is accepted.
-func name(key, value string) (string, error) {
-	ok := value != "" && len(value) <= 63
-	for i := range len(value) {
-		c := value[i]
+// asName reads a pool's or a tenant's name. They become labels and file names, so little is accepted.
+func (e entry) asName() (string, error) {
+	ok := e.value != "" && len(e.value) <= 63
+	for i := range len(e.value) {
+		c := e.value[i]
 		alnum := c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9'
 		ok = ok && (alnum || i > 0 && strings.IndexByte("_-.", c) >= 0)
 	}
 	if !ok {
-		return "", refused(key, value, acceptedName)
+		return "", e.refused(acceptedName)
 	}
-	return value, nil
-}
-
-// refused is the sentence for a bad value. A cause is added only for errors.Is: its text, about a size
-// without its annotation, would say the same again.
-func refused(key, value, accepted string, cause ...error) error {
-	return &refusal{fmt.Sprintf("annotation %s=%s is not accepted: %s is", shown(key), shown(value), accepted), errors.Join(cause...)}
+	return e.value, nil
 }
 
 type refusal struct {
@@ -262,7 +279,7 @@ func shown(s string) string {
 		}
 		end += size
 	}
-	if strings.HasPrefix(s, Prefix) && strconv.Quote(s) == `"`+s+`"` {
+	if (strings.HasPrefix(s, Prefix) || strings.HasPrefix(s, envPrefix)) && strconv.Quote(s) == `"`+s+`"` {
 		return s
 	}
 	return strconv.Quote(s)

@@ -4,55 +4,134 @@ package annotations
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
 )
 
-// Env is a variable of the container that stands in for the annotation VRAM, for engines that have none to give (Docker below
-// API 1.43). Whether the image sets it or its user does cannot be told, so it only ever asks for less than the operator's default.
-const Env = "GPUSLICE_VRAM"
+// Variables of a container stand in for annotations where the engine passes none (Docker below API 1.43). An image sets variables
+// too, and config.json does not say which are the image's: so a variable may only take away from the operator's default.
+const (
+	envPrefix = "GPUSLICE_"
+	Env       = "GPUSLICE_VRAM"
+)
 
-// quota is that of a container without an annotation for it.
-func (p Policy) quota(env []string) (api.Quota, error) {
-	value, set := lookup(env)
+const (
+	acceptedShare = `a share such as "50%"`
+	// acceptedBytes is acceptedSize where the default is no share, with which a size could be compared.
+	acceptedBytes = `a size such as "4G" or "4096m"`
+)
+
+// byVariable are the annotations, but those of one device, for which a variable stands: GPUSLICE_TTL for gpuslice.ttl.
+var byVariable = []string{VRAM, Pool, Tenant, TTL, Mode, Elastic, Priority}
+
+// complete gives a request without a quota the operator's default, less what variables take away. An annotation takes precedence over its
+// variable.
+func (p Policy) complete(r *Request, annotated map[string]string, env []string) error {
+	variables := ourVariables(env)
 	if p.DefaultVRAM == "" {
-		if set {
-			return api.Quota{}, fmt.Errorf("%w (the variable %s is read only if the operator sets allow_env and default_vram in the configuration)", ErrMissing, Env)
+		err := fmt.Errorf("%w: add the annotation %s, such as %s=4G", ErrMissing, VRAM, VRAM)
+		if _, set := variables[Env]; set {
+			err = fmt.Errorf("%w (the variable %s is read only if the operator sets allow_env and default_vram in the configuration)", err, Env)
 		}
-		return api.Quota{}, ErrMissing
+		return err
 	}
 	most, err := quota(api.AllDevices, p.DefaultVRAM)
 	if err != nil {
-		return api.Quota{}, fmt.Errorf("default_vram in the configuration: %w", err)
+		return fmt.Errorf("default_vram in the configuration: %w", err)
 	}
-	if !p.AllowEnv || !set {
-		return most, nil
-	}
-	asked, err := quota(api.AllDevices, value)
-	refused := func(why string) (api.Quota, error) {
-		sentence := fmt.Sprintf("variable %s=%s is not accepted: %s", Env, shown(value), fmt.Sprintf(why, shown(p.DefaultVRAM)))
-		return api.Quota{}, &refusal{sentence, err}
-	}
-	switch {
-	case err != nil && most.Percent > 0:
-		return refused(`a share such as "50%%", up to default_vram = %s in the configuration, is`)
-	case err != nil:
-		return refused(`a size such as "4G" or "4096m", up to default_vram = %s in the configuration, is`)
-	case (asked.Percent > 0) != (most.Percent > 0):
-		return refused(`default_vram = %s in the configuration is the most that it can ask for, and a size and a share cannot be compared`)
-	case asked.Bytes > most.Bytes || asked.Percent > most.Percent:
-		return refused(`default_vram = %s in the configuration is the most that it can ask for (the annotation ` + VRAM + ` can ask for more)`)
-	}
-	return asked, nil
-}
-
-// lookup finds the variable; of several entries the last counts, as for runc.
-func lookup(env []string) (value string, set bool) {
-	for _, entry := range env {
-		if v, ok := strings.CutPrefix(entry, Env+"="); ok {
-			value, set = v, true
+	if p.AllowEnv {
+		for _, name := range slices.Sorted(maps.Keys(variables)) {
+			e, err := p.variable(name, variables[name], most)
+			if err != nil {
+				return err
+			}
+			if _, given := annotated[e.key]; given {
+				continue
+			}
+			if err := p.takeAway(r, e, most); err != nil {
+				return err
+			}
 		}
 	}
-	return value, set
+	if !slices.ContainsFunc(r.Quotas, func(q api.Quota) bool { return q.Device == api.AllDevices }) {
+		r.Quotas = append(r.Quotas, most)
+	}
+	return nil
+}
+
+// ourVariables are those that stand for annotations, and misspelt quotas. Other variables may have our prefix: of programs, and of a service
+// in Kubernetes that is called gpuslice. Of several entries the last counts, as for runc.
+func ourVariables(env []string) map[string]string {
+	found := map[string]string{}
+	for _, line := range env {
+		name, value, set := strings.Cut(line, "=")
+		quota := len(name) >= len(Env) && strings.EqualFold(name[:len(Env)], Env)
+		if set && (quota || slices.ContainsFunc(byVariable, func(key string) bool { return name == variableOf(key) })) {
+			found[name] = value
+		}
+	}
+	return found
+}
+
+func variableOf(key string) string {
+	return envPrefix + strings.ToUpper(strings.TrimPrefix(key, Prefix))
+}
+
+func (p Policy) variable(name, value string, most api.Quota) (entry, error) {
+	e := entry{name: name, value: value, variable: true, sizes: acceptedBytes}
+	if most.Percent > 0 {
+		e.sizes = acceptedShare
+	}
+	e.sizes += fmt.Sprintf(", up to default_vram = %s in the configuration,", shown(p.DefaultVRAM))
+	device, ofOne := strings.CutPrefix(name, Env+"_")
+	i := slices.IndexFunc(byVariable, func(key string) bool { return name == variableOf(key) })
+	switch {
+	case ofOne:
+		e.key = VRAM + "." + device
+	case i >= 0:
+		e.key = byVariable[i]
+	default:
+		return e, fmt.Errorf("%v is unknown: %s and %s_<GPU uuid or index> are accepted", e, Env, Env)
+	}
+	return e, nil
+}
+
+// takeAway sets what a variable says, if the container has no more by it.
+func (p Policy) takeAway(r *Request, e entry, most api.Quota) error {
+	more := func(accepted string) error {
+		return fmt.Errorf("%v=%s is not accepted: %s is, since an image can set a variable, which may therefore only ask for less", e, shown(e.value), accepted)
+	}
+	if e.key == Pool || e.key == Tenant {
+		return more("no value")
+	}
+	if err := r.set(e); err != nil {
+		return err
+	}
+	switch {
+	case e.key == Mode && r.Mode != api.Enforce:
+		return more(`"enforce"`)
+	case e.key == Elastic && r.Elastic:
+		return more(`"false"`)
+	case e.key == Priority && r.Priority > 0:
+		return more(fmt.Sprintf("a number from %d to 0", api.MinPriority))
+	case strings.HasPrefix(e.key, VRAM):
+		return p.within(r.Quotas[len(r.Quotas)-1], e, most)
+	}
+	return nil
+}
+
+// within refuses a quota by a variable that exceeds the default.
+func (p Policy) within(asked api.Quota, e entry, most api.Quota) error {
+	reason := ""
+	switch {
+	case (asked.Percent > 0) != (most.Percent > 0):
+		reason = ", and a size and a share cannot be compared"
+	case asked.Bytes <= most.Bytes && asked.Percent <= most.Percent:
+		return nil
+	}
+	return fmt.Errorf("%v=%s is not accepted: default_vram = %s in the configuration is the most that it can ask for%s",
+		e, shown(e.value), shown(p.DefaultVRAM), reason)
 }

@@ -95,7 +95,7 @@ func (s *site) typeAll(b doccommands.Block, commands []doccommands.Command) {
 
 // stoodIn are the words behind `run` with an image that is here, which runs a command that is here.
 func stoodIn(words []string, name string) (all []string) {
-	command := "true"
+	command := "grep -q gpuslice /etc/ld.so.preload" // fails where the runtime is another one
 	for i := 0; i < len(words); i++ {
 		switch word := words[i]; word {
 		case "--gpus", "--device", "--name":
@@ -114,12 +114,12 @@ func stoodIn(words []string, name string) (all []string) {
 
 func (e *dockerlike) typed(words []string, name string) []string {
 	i := slices.Index(words, "run")
-	byVariable := slices.ContainsFunc(words, func(word string) bool { return strings.HasPrefix(word, "GPUSLICE_VRAM=") })
+	byVariable := slices.ContainsFunc(words, func(word string) bool { return strings.HasPrefix(word, "GPUSLICE_VRAM") })
 	if words[0] != e.program[0] || i < 0 || byVariable != (e.annotate != nil) {
 		return nil
 	}
 	program := e.program
-	if i > 1 { // what the document has there, the site has too
+	if e.runtime == "" { // what the document has of it, the site has too
 		program = append(program[:1:1], words[1:i]...)
 	}
 	return slices.Concat(program, []string{"run"}, e.flags, stoodIn(words[i+1:], name))

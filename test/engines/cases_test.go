@@ -57,6 +57,7 @@ var cases = []testcase{
 	{name: "docker-restart", title: "`--restart always`", run: dockerRestarts, needs: isDocker},
 	{name: "docker-default", title: "gpuslice as default-runtime", run: dockerByDefault, needs: isDocker},
 	{name: "docker-nested", title: "Docker in Docker, with a gpuslice of its own", run: dockerInDocker, needs: isNewDocker},
+	{name: "docker-variables", title: "Docker without annotations: variables, an image's too, and the refusal's advice", run: dockerVariables, needs: isOldDocker},
 	{name: "exec-cgroup", title: "`exec` before `start`, and into other cgroups", run: execElsewhere, needs: isByHand},
 	{name: "rootless", title: "rootless: refused; in a session, the session's", run: rootlessContainers, needs: hasRootless},
 	{name: "attached", title: "`run --rm`, with and without a terminal", run: attachedRun, needs: hasForeground},

@@ -24,7 +24,7 @@ type docker struct {
 	version    string   // of dockerd and docker: their directory in the cache
 	containerd string   // its directory
 	low        []string // the low-level runtime, in the cache
-	// old is an engine that knows no annotations: the quota comes by a variable, as allow_env has it.
+	// old is an engine that passes no annotations: the quota comes by variables, as allow_env has it.
 	old bool
 	// shim has our shim for the runtime "gpuslice", as `gpuslice install docker` has it; else that is gpuslice-runtime.
 	shim bool
@@ -152,12 +152,14 @@ func (e *docker) client(s *site, dir string) *dockerlike {
 	return d
 }
 
-// asVariable says the annotation of the quota by a variable, which is all that can be said in that way.
-func asVariable(annotations map[string]string) []string {
-	if value, ok := annotations["gpuslice.vram"]; ok {
-		return []string{"--env", "GPUSLICE_VRAM=" + value}
+// asVariable gives annotations as variables, for those that a variable stands for.
+func asVariable(annotations map[string]string) (flags []string) {
+	for key, value := range annotations {
+		if key == "gpuslice.ttl" || strings.HasPrefix(key, "gpuslice.vram") {
+			flags = append(flags, "--env", strings.ToUpper(strings.ReplaceAll(key, ".", "_"))+"="+value)
+		}
 	}
-	return nil
+	return flags
 }
 
 // config is daemon.json for a daemon that has all in a directory of the site.

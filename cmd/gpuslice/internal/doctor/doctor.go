@@ -65,6 +65,9 @@ type Engine struct {
 	Reload     string // the command that makes a change of its configuration count; "" if none is needed
 	Stale      string // the same command, if it runs and has not read what registers the runtime; "" if not, or if that is not known
 	Err        error  // its configuration cannot be read, or is not understood
+
+	Unannotated string // why it passes no annotations, and what stands for them; "" if it does, or if that is not known
+	Variables   string // what makes gpuslice read that; "" if it does
 }
 
 // Check makes every check, in the order in which one depends on another.

@@ -34,9 +34,21 @@ func (h Host) engines(add adder) {
 		default:
 			add("engine", OK, e.Name+": the runtime gpuslice is configured, and is not the default: a container that does not name it has no quota (`gpuslice install "+e.Name+" --set-as-default`)", "")
 		}
+		unannotated(e, add)
 	}
 	if len(found) > 0 && h.exists("/dev/nvidiactl") {
 		h.toolkit(add)
+	}
+}
+
+// unannotated says what to do with an engine to which a quota cannot be given as the documents have it first.
+func unannotated(e Engine, add adder) {
+	switch {
+	case e.Unannotated == "":
+	case e.Variables == "":
+		add("engine", OK, e.Unannotated, "")
+	default:
+		add("engine", Warn, e.Unannotated, e.Variables)
 	}
 }
 

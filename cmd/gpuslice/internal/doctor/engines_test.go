@@ -22,6 +22,7 @@ func TestEachEngineIsSaidHowItStandsAndWhatToDo(t *testing.T) {
 			{Name: "docker", Reload: "systemctl reload docker"}, {Name: "podman", Registered: true}, {Name: "crio", Registered: true, Default: true},
 			{Name: "containerd", Err: errors.New("containerd: line 1: what")}, {Name: "docker", Err: fs.ErrPermission},
 			{Name: "docker", Registered: true, Default: true, Stale: "systemctl reload docker"},
+			{Name: "docker", Registered: true, Unannotated: "Docker 20.10 has none", Variables: "set allow_env"}, {Name: "docker", Unannotated: "Docker 20.10 has none"},
 		}
 	}}
 	check := func(want ...string) {
@@ -42,6 +43,8 @@ func TestEachEngineIsSaidHowItStandsAndWhatToDo(t *testing.T) {
 		"engine ok podman: the runtime gpuslice is configured, and is not the default", "engine ok crio: the runtime gpuslice is configured, and is the default",
 		"engine warn containerd: line 1: what -> see `gpuslice install containerd --dry-run`", "engine skip docker: you may not read",
 		"engine warn docker runs with an older configuration: the runtime gpuslice was configured since, and it was not reloaded -> `sudo systemctl reload docker`",
+		"engine ok docker: the runtime gpuslice is configured", "engine warn Docker 20.10 has none -> set allow_env",
+		"engine warn docker does not know the runtime gpuslice", "engine ok Docker 20.10 has none -> ",
 	}
 	check(all...)
 	put := func(name string) {
