@@ -183,6 +183,17 @@ static inline bool must_hold(const void *handle)
 	       handle != RTLD_DEFAULT && handle != RTLD_NEXT;
 }
 
+/* A driver may be a loader of the driver, as WSL's is: what its objects look up is what they call
+ * for us. */
+static bool is_of_driver(const void *caller)
+{
+	struct elf_object object;
+
+	return elf_find_containing(caller, &object) &&
+	       (text_equal(object.name, library_cuda.soname) ||
+	        text_begins(object.name, "libcuda_") || text_begins(object.name, "libnvidia-"));
+}
+
 static void *route(const struct lookup *lookup)
 {
 	bool by_handle = lookup->handle != RTLD_DEFAULT && lookup->handle != RTLD_NEXT;
@@ -195,6 +206,8 @@ static void *route(const struct lookup *lookup)
 	if (!may_matter(lookup->name))
 		return JUMP;
 	library = library_of(lookup->name);
+	if (library && is_of_driver(lookup->caller))
+		return JUMP;
 	stand_in = library ? NULL : loader_stand_in_of_libc(lookup->name, namespace);
 	if (!library && !stand_in)
 		return JUMP;

@@ -41,16 +41,29 @@ func TestEveryLookUpOfALoadersFunctionAnswersWithOurs(t *testing.T) {
 	}
 }
 
-// wrappers is C source that defines each name as sanitizers, allocators and seastar do: it finds the next by dlsym in its first call. A call
-// that comes back while it does, as from our dlsym, ends the program.
-func wrappers(names []string) string {
+// wrappers returns C source that defines each name. A definition finds the next one by dlsym in its first call; handle is a C expression. A
+// call that returns here during that, as from our dlsym, ends the program.
+func wrappers(names []string, handle string) string {
 	var source strings.Builder
-	source.WriteString("#define _GNU_SOURCE\n#include <dlfcn.h>\n#include <stdlib.h>\n#include <unistd.h>\n" +
-		"struct wrapped { const char *name; void *next; int busy; };\n" +
-		"__attribute__((used)) static void *find_next(struct wrapped *w)\n{\n" +
-		"\tif (w->next)\n\t\treturn w->next;\n" +
-		"\tif (w->busy) {\n\t\tconst char *n = w->name;\n\t\twhile (*n)\n\t\t\t__asm__ volatile(\"syscall\" ::\"a\"(1), \"D\"(2), \"S\"(n++), \"d\"(1) : \"rcx\", \"r11\", \"memory\");\n\t\t__builtin_trap();\n\t}\n" +
-		"\tw->busy = 1;\n\tw->next = dlsym(RTLD_NEXT, w->name);\n\tw->busy = 0;\n\treturn w->next;\n}\n")
+	fmt.Fprintf(&source, `#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stddef.h>
+struct wrapped { const char *name; void *next; int busy; };
+__attribute__((used)) static void *find_next(struct wrapped *w)
+{
+	if (w->next)
+		return w->next;
+	for (const char *n = w->name; w->busy; n++) {
+		__asm__ volatile("syscall" ::"a"(1), "D"(2), "S"(n), "d"(1) : "rcx", "r11", "memory"); /* write */
+		if (!*n)
+			__builtin_trap();
+	}
+	w->busy = 1;
+	w->next = dlsym(%s, w->name);
+	w->busy = 0;
+	return w->next;
+}
+`, handle)
 	for i, name := range names {
 		fmt.Fprintf(&source, "__attribute__((used)) static struct wrapped wrapped_%d = {.name = %q};\n", i, name)
 		fmt.Fprintf(&source, "__asm__(\".globl %s\\n.type %s, @function\\n%s:\\n"+
@@ -61,10 +74,56 @@ func wrappers(names []string) string {
 	return source.String()
 }
 
-func TestAProgramMayDefineAnyFunctionThatTheLibraryImports(t *testing.T) {
+func needsX8664(t *testing.T) {
+	t.Helper()
 	if runtime.GOARCH != "amd64" || os.Getenv("CC") != "" {
 		t.Skip("requires a host without a GPU of another architecture: the wrappers are x86-64 code")
 	}
+}
+
+// As WSL's pairs of libraries are, of which both have one soname.
+func TestADriverThatLoadsTheDriverWorks(t *testing.T) {
+	needsX8664(t)
+	dir := t.TempDir()
+	for library, inner := range map[string]string{"libcuda.so.1": "libcuda_loader.so", "libnvidia-ml.so.1": "libnvidia-ml_loader.so"} {
+		path := filepath.Join(bin(t), "fakecuda", library)
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, inner), text, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		file, err := elf.Open(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer file.Close()
+		symbols, err := file.DynamicSymbols()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var names []string
+		for _, symbol := range symbols {
+			if symbol.Section != elf.SHN_UNDEF && elf.ST_TYPE(symbol.Info) == elf.STT_FUNC {
+				names = append(names, symbol.Name)
+			}
+		}
+		source := filepath.Join(dir, library+".c")
+		if err := os.WriteFile(source, []byte(wrappers(names, fmt.Sprintf("dlopen(%q, RTLD_NOW)", filepath.Join(dir, inner)))), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		compileTo(t, filepath.Join(dir, library), "-shared", "-fPIC", "-Wl,-soname,"+library, source, "-ldl")
+	}
+	program := compile(t, "accounting")
+	out, err := inSlice(t, environment(t, "LD_LIBRARY_PATH="+dir, "FAKECUDA_CONTEXT=64M"), "4G", program)
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+}
+
+func TestAProgramMayDefineAnyFunctionThatTheLibraryImports(t *testing.T) {
+	needsX8664(t)
 	library, err := elf.Open(filepath.Join(bin(t), "libgpuslice.so"))
 	if err != nil {
 		t.Fatal(err)
@@ -89,7 +148,7 @@ func TestAProgramMayDefineAnyFunctionThatTheLibraryImports(t *testing.T) {
 	dir := t.TempDir()
 	try := func(names ...string) (string, error) {
 		source := filepath.Join(dir, "wrappers.c")
-		if err := os.WriteFile(source, []byte(wrappers(names)), 0o600); err != nil {
+		if err := os.WriteFile(source, []byte(wrappers(names, "RTLD_NEXT")), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		// -rdynamic: the definitions are the ones that libraries call.
