@@ -38,7 +38,6 @@ class Leases:
     def __init__(self, host, out):
         self.host = host
         self.socket, self.out, self.config = os.path.join(host.dir, "leases.sock"), out, os.path.join(host.dir, "leased.toml")
-        os.chmod(host.dir, 0o755)  # a broker is nobody in particular
         with open(host.config) as f, open(self.config, "w") as g:
             g.write(f.read() + f'\n[leases]\nsocket = "{self.socket}"\ndir = "{host.dir}/leases"\ncgroup = "{os.path.basename(host.dir)}-leases"\n')
         self.start()
