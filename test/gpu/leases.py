@@ -284,6 +284,19 @@ def restarts(leases, host, protocol):
     leases.drop(lease)
 
 
+def unattached(leases, host):
+    """A broker that cannot reach the enforcer's socket."""
+    os.chmod(host.run_dir, 0o700)
+    try:
+        lease, refusal = leases.ask("acquire", "--vram", "64M", "--json")
+    finally:
+        os.chmod(host.run_dir, 0o711)
+    check("a broker that cannot attach names the cause", lease is None and "attach.sock" in refusal and "permission denied" in refusal, refusal)
+    with open(os.path.join(leases.out, "gpuslice-leased.log")) as f:
+        said = [line.strip() for line in f if line.startswith("gpuslice: ") and "Permission denied" in line]
+    check("and so does the interceptor, once", len(said) == 1, said)
+
+
 def everything(leases, host, protocol, options):
     examples(leases)
     tenants(leases, protocol, options.tenant)
@@ -293,6 +306,7 @@ def everything(leases, host, protocol, options):
     killed(leases, protocol)
     reserve(leases, "20G", 20 * GIB)
     restarts(leases, host, protocol)
+    unattached(leases, host)
     done = subprocess.run([BIN + "/session", "acquire", leases.socket], check=False)
     check("an acquisition beside a plain program", done.returncode == 0)
 
