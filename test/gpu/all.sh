@@ -172,7 +172,11 @@ part() {
 		fi
 		limit=$((limit < budget - SECONDS ? limit : budget - SECONDS))
 	fi
-	run "$name" "$limit"
+	if [ -n "$beside" ]; then
+		run "$name" "$limit" &
+	else
+		run "$name" "$limit"
+	fi
 }
 
 run() { # NAME SECONDS, of program and words
@@ -206,25 +210,26 @@ run() { # NAME SECONDS, of program and words
 
 torch="PYTHONPATH=$PWD/test/gpu/simulated"
 here=test/gpu
+# These look at their own processes only, and run beside one another on a card, too.
+beside=1
+part frameworks 240 "python3 $here/frameworks.py" "--jobs 4 --limit 220 --out @ --json $OUT/frameworks.json" "--only c-linear --out @"
+part check 120 "python3 $here/check.py" "--out @" "$torch --out @"
+part tools 100 "$here/tools.py" "TOOLS_TIMEOUT=60 --out @" "--out @"
+part loaders 60 "$here/all.sh section loaders" "" ""
+beside=''
+[ -n "$simulated" ] || wait
 part conformance 120 "$here/all.sh section conformance" "h100.txt" "simulated.txt"
 part programs 150 "$here/all.sh section programs" "40 10" "10 2"
-part loaders 60 "$here/all.sh section loaders" "" ""
 part bypass 100 "$here/bypass.py" "--out @" "--out @"
 part elastic 90 "$here/elastic.py" "--size 20 --quota 42 --small 4 --seconds 12 --only notebook turns --out @" \
 	"--size 1 --quota 40 --small 2 --seconds 4 --only cost notebook frameworks turns --out @"
-part moved 90 "$here/elastic.py" "--size 20 --quota 42 --small 4 --times 4 --rounds 1 --only swap hundred --out @" \
-	"--size 1 --quota 40 --small 2 --seconds 4 --times 2 --rounds 1 --models 3 --model 1 --only swap hundred models --out @"
-part checkpoint 60 "$here/elastic.py" "--checkpoint --size 10 --quota 42 --seconds 12 --only turns --out @" \
-	"--checkpoint --size 1 --quota 40 --seconds 4 --only turns --out @"
 part rows 120 "$here/rows.py" "--out @" "--out @ --jobs 2"
-part check 120 "python3 $here/check.py" "--out @" "$torch --out @"
 part leases 120 "$here/leases.py" "--out @" "--out @ --small 4"
 part lease 90 "$here/lease.py" "--quick" "--quick"
 part explain 90 "$here/explain.py" "--out @" "$torch --out @"
 part suspend 90 "$here/suspend.py" "--size 30 --quota 42 --small 4 --rounds 1 --out @" "FAKECUDA_MEMORY=8G --size 1 --quota 5 --small 1 --rounds 1 --out @"
 part runtime 90 "$here/runtime.py" "" ""
 part vmm 90 "$here/vmm.py" "--quick --time 8 --out @" "--quick --time 4 --out @"
-part tools 100 "$here/tools.py" "TOOLS_TIMEOUT=60 --out @" "--out @"
 if [ -x bin/gpuslice-dra ] && [ -x bin/kubelet ]; then
 	part kubernetes 90 "$here/kubernetes.py" "--out @" "--out @"
 else
@@ -240,7 +245,10 @@ if ((devices >= 2)); then
 else
 	skip two "one GPU here"
 fi
-part frameworks 240 "python3 $here/frameworks.py" "--jobs 8 --limit 200 --out @ --json $OUT/frameworks.json" "--only c-linear --out @"
+part checkpoint 60 "$here/elastic.py" "--checkpoint --size 10 --quota 42 --seconds 12 --only turns --out @" \
+	"--checkpoint --size 1 --quota 40 --seconds 4 --only turns --out @"
+part moved 90 "$here/elastic.py" "--size 20 --quota 42 --small 4 --times 4 --rounds 1 --only swap hundred --out @" \
+	"--size 1 --quota 40 --small 2 --seconds 4 --times 2 --rounds 1 --models 3 --model 1 --only swap hundred models --out @"
 part bench 90 "test/bench/bench.py" "--quick --out @" "--quick --rounds 1 --only cuMemAlloc,cuLaunchKernel --out @"
 [ -z "$simulated" ] || part pack 120 "$here/pack.sh" "" "XZ_OPT=-1 $OUT/card.tar.xz"
 

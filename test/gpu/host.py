@@ -29,7 +29,7 @@ class Host:
         """enforcer: more lines of the configuration's [enforcer]."""
         self.dir = tempfile.mkdtemp(prefix="gpuslice-gpu-")
         self.out = out
-        # In memory, as /run is. A lease's broker is a user of its own, who reaches the attach socket through both directories.
+        # In memory, as /run is. A lease's broker has a uid of its own, and reaches the attach socket through both directories.
         self.run_dir = tempfile.mkdtemp(prefix="gpuslice-run-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
         for directory in (self.dir, self.run_dir):
             os.chmod(directory, 0o711)
