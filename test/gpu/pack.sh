@@ -24,7 +24,8 @@ for name in "${names[@]}"; do
 done
 install "$(test/engines/build.sh runc-static | tail -n 1)/runc-static/runc" "$dir/runc"
 find "$dir" -type f -exec strip --strip-unneeded {} +
-XZ_OPT=${XZ_OPT:--4 -T0} tar -C "$dir" -cJf "$file" .
+XZ_OPT=${XZ_OPT:--4 -T0} tar -C "$dir" -cJf "$file.new" .
+mv "$file.new" "$file"
 bytes=$(stat -c %s "$file")
 echo "$file: $((bytes >> 20)) MiB, $(tar -tf "$file" | grep -vc '/$') files"
 if ((bytes > 60 << 20)); then
