@@ -26,14 +26,20 @@ static uint64_t now(void)
 static void explain(struct process *process, enum ask_result result, uint16_t status)
 {
 	static const char consequence[] = "no GPU memory is granted to this process";
+	struct sockaddr_un address;
+	int error = errno;
 
 	if (result == ASK_NO_DIRECTORY) {
 		say_once(process, ONCE_NO_DIRECTORY,
 		         "this process is in no slice (no %s/%s, and %s is not set): %s",
 		         ATTACH_CONTAINER_DIR, ATTACH_SOCKET_NAME, ATTACH_DIR_ENV, consequence);
 	} else if (result == ASK_UNREACHABLE) {
+		attach_address(&address);
 		say_once(process, ONCE_ATTACH_FAILED,
-		         "the enforcer does not answer (%s): %s until it does", strerror(errno),
+		         "the enforcer does not answer at %s: %s%s: %s until it does",
+		         address.sun_path, strerror(error),
+		         error == EACCES ? " (give this user access to each directory of that path)"
+		                         : "",
 		         consequence);
 	} else if (result == ASK_NONSENSE) {
 		say_once(
@@ -220,6 +226,7 @@ int attach_device(struct process *process, const uint8_t uuid[16], uint64_t byte
 	struct attach_request request = {.op = ATTACH_OP_DEVICE, .bytes = bytes};
 	struct attach_reply reply = {0};
 	int device = attach_known_device(process, uuid);
+	enum ask_result result;
 	size_t place;
 
 	if (device >= 0)
@@ -229,15 +236,15 @@ int attach_device(struct process *process, const uint8_t uuid[16], uint64_t byte
 	    now() < process->refused[place].retry_at)
 		return -1;
 	memcpy(request.uuid, uuid, 16);
-	if (ask(&request, &reply, NULL, NULL, true) == ASK_ANSWERED) {
-		if (reply.status == ATTACH_OK && reply.device < LEDGER_DEVICES)
-			return (int)reply.device;
-		if (ordinal >= 0)
-			say_once(process, ONCE_NO_DEVICE,
-			         "the slice has no quota on CUDA device %d: no memory is granted "
-			         "there",
-			         ordinal);
-	}
+	result = ask(&request, &reply, NULL, NULL, true);
+	if (result == ASK_ANSWERED && reply.status == ATTACH_OK && reply.device < LEDGER_DEVICES)
+		return (int)reply.device;
+	if (result != ASK_ANSWERED)
+		explain(process, result, reply.status);
+	else if (ordinal >= 0)
+		say_once(process, ONCE_NO_DEVICE,
+		         "the slice has no quota on CUDA device %d: no memory is granted there",
+		         ordinal);
 	memcpy(process->refused[place].uuid, uuid, 16);
 	process->refused[place].retry_at = now() + RETRY_AFTER;
 	return -1;

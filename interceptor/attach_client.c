@@ -48,7 +48,7 @@ static const char *path_in_session(char own[PATH_BYTES])
 	return session_path;
 }
 
-static bool socket_path(struct sockaddr_un *address)
+bool attach_address(struct sockaddr_un *address)
 {
 	char own[PATH_BYTES];
 	const char *path = in_container;
@@ -169,7 +169,7 @@ enum ask_result ask_enforcer(struct attach_request *request, struct attach_reply
 	if (connection)
 		*connection = -1;
 	sign(request);
-	if (!socket_path(&address))
+	if (!attach_address(&address))
 		return ASK_NO_DIRECTORY;
 	s = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
 	if (s < 0)
@@ -200,7 +200,7 @@ void tell_enforcer(struct attach_request *request)
 	int s;
 
 	sign(request);
-	if (!socket_path(&address))
+	if (!attach_address(&address))
 		return;
 	s = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 	if (s < 0)

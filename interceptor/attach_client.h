@@ -5,6 +5,7 @@
 #include "attach.h"
 
 #include <stdbool.h>
+#include <sys/un.h>
 
 /* What the last question met, for the message. */
 enum ask_result {
@@ -35,6 +36,10 @@ enum ask_result ask_enforcer(struct attach_request *request, struct attach_reply
  * are waiting to be heard, it is not told. magic, version and layout of `request` are filled in.
  */
 void tell_enforcer(struct attach_request *request);
+
+/* Find the attach socket; false, and an empty path, if the process is in no slice. Changes errno.
+ */
+bool attach_address(struct sockaddr_un *address);
 
 /* Whether the slice is elastic: a file beside the socket says so. */
 bool attach_is_elastic(void);

@@ -5,7 +5,11 @@ package broker
 import (
 	"errors"
 	"fmt"
+	"net"
+	"os"
+	"path/filepath"
 
+	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/vmm/cuda"
 )
 
@@ -36,11 +40,37 @@ type context struct {
 // OpenDevice returns what opens the configured device, for [New].
 func OpenDevice(config Config) func() (Device, error) {
 	return func() (Device, error) {
-		if config.Reserve {
-			return openReserved(config.Device, config.VRAM)
+		device, err := open(config)
+		if err == nil {
+			return device, nil
 		}
-		return openContext(config.Device)
+		if cause := unattached(); cause != nil && errors.Is(err, cuda.OutOfMemory) {
+			return nil, fmt.Errorf("%w: cannot attach to the lease's slice: %w (give uid %d access to each directory of that path, and start gpusliced)",
+				err, cause, os.Getuid())
+		}
+		return nil, err
 	}
+}
+
+func open(config Config) (Device, error) {
+	if config.Reserve {
+		return openReserved(config.Device, config.VRAM)
+	}
+	return openContext(config.Device)
+}
+
+// unattached returns why the enforcer cannot be reached, or nil. The interceptor grants such a process no memory, and the driver's only word for
+// that is out of memory.
+func unattached() error {
+	dir := os.Getenv(api.DirEnv)
+	if dir == "" {
+		return nil
+	}
+	c, err := net.Dial("unixpacket", filepath.Join(dir, api.AttachSocketName))
+	if err != nil {
+		return err
+	}
+	return c.Close()
 }
 
 func openContext(ordinal int) (*context, error) {

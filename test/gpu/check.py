@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import re
+import shutil
 import signal
 import sys
 import tempfile
@@ -144,7 +145,8 @@ def main():
     parser.add_argument("--only", default="torch,four,programs,restart,nvml",
                         help="which of torch, four, programs, restart, nvml")
     arguments = parser.parse_args()
-    print(output("nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader").strip(), flush=True)
+    if shutil.which("nvidia-smi"):
+        print(output("nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader").strip(), flush=True)
     print(output(RUNC, "--version").splitlines()[0], "kernel", os.uname().release, flush=True)
     os.makedirs(arguments.out, exist_ok=True)
     only = arguments.only.split(",")

@@ -285,6 +285,13 @@ class Worker:
         except (OSError, ValueError):
             return took, took
 
+    def evicted(self):
+        """What is shown of it once it has been evicted, or when patience ends."""
+        until = time.monotonic() + PATIENCE
+        while not self.shown()["elastic"]["evictions"] and time.monotonic() < until and self.process.poll() is None:
+            time.sleep(0.05)
+        return self.shown()
+
     def shown(self):
         return self.case.host.inspect(self.name)
 
@@ -301,7 +308,7 @@ def turns(out, gib, quota, seconds):
             time.sleep(0.05)
         took = time.monotonic() - begun
         late = [w.reaches(w.step() + 2) for w in all_]
-        shown = [w.shown() for w in all_]
+        shown = [w.evicted() for w in all_]
         steps = [w.step() for w in all_]
         sums, bypass = case.moves()
         fit = case.host.devices()[0]["total"] // (quota * GIB)
@@ -398,7 +405,7 @@ def frameworks(out, gib, quota, seconds):
         time.sleep(seconds)
         late = [w.reaches(w.step() + 2) for w in all_]
         for w, ok in zip(all_, late):
-            s = w.shown()
+            s = w.evicted()
             check(f"{w.name} is evicted and returns with right results", ok is not None and s["elastic"]["evictions"] > 0,
                   f"{w.step()} steps, evicted {s['elastic']['evictions']} times, {s['elastic'].get('obstacle', '')}")
 

@@ -29,14 +29,16 @@ class Host:
         """enforcer: more lines of the configuration's [enforcer]."""
         self.dir = tempfile.mkdtemp(prefix="gpuslice-gpu-")
         self.out = out
-        # As /run is, so that what is stored there waits for no disk.
-        self.run = tempfile.mkdtemp(prefix="gpuslice-run-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
-        self.socket = os.path.join(self.run, "gpuslice.sock")
+        # In memory, as /run is. A lease's broker has a uid of its own, and reaches the attach socket through both directories.
+        self.run_dir = tempfile.mkdtemp(prefix="gpuslice-run-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
+        for directory in (self.dir, self.run_dir):
+            os.chmod(directory, 0o711)
+        self.socket = os.path.join(self.run_dir, "gpuslice.sock")
         self.config = os.path.join(self.dir, "config.toml")
         with open(self.config, "w") as f:
             f.write(f'''[enforcer]
 socket = "{self.socket}"
-run_dir = "{self.run}"
+run_dir = "{self.run_dir}"
 state_dir = "{self.dir}/state"
 library = "{BIN}/libgpuslice.so"
 log_level = "debug"
@@ -61,7 +63,7 @@ runtimes = ["{RUNC}"]
         self.daemon.terminate()
         self.daemon.wait()
         shutil.rmtree(self.dir, ignore_errors=True)
-        shutil.rmtree(self.run, ignore_errors=True)
+        shutil.rmtree(self.run_dir, ignore_errors=True)
 
     def ps(self):
         return json.loads(subprocess.run([BIN + "/gpuslice", "--socket", self.socket, "ps", "--json"],

@@ -25,6 +25,7 @@ import time
 import grpc
 
 sys.dont_write_bytecode = True  # it would lie in the source tree
+import session_client
 from session_client import Failed, Protocol, Session
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -145,6 +146,23 @@ def recipe(session):
     return struct.unpack("<3f", session.read(data, 0, 12)), data, scale
 
 
+def documented(directory, work):
+    """Runs session_client's example as it is printed, but for the lease's directory."""
+    lines = [line[4:] for line in session_client.__doc__.splitlines() if line.startswith("    ")]
+    commands = [line[2:] for line in lines if line.startswith("$ ")]
+    program = "\n".join(line for line in lines if not line.startswith("$ ")).replace("/run/gpuslice/leases/ID", directory)
+    place = os.path.join(work, "documented")
+    os.mkdir(place)
+    os.symlink(BIN, place + "/bin")
+    done = [subprocess.run(command, shell=True, cwd=place, stderr=subprocess.PIPE, text=True, check=False) for command in commands]
+    check("the documented command", done and not any(d.returncode for d in done), f"{commands}{''.join(d.stderr for d in done)}")
+    names = {**vars(session_client), "struct": struct, "data": floats(0, 1, 100), "ptx": SCALE}
+    exec(program.replace('"session.pb"', repr(place + "/session.pb")), names)
+    session = names["session"]
+    check("the documented program", session.read(names["handle"], 0, 12) == floats(0, 2, 200))
+    session.close()
+
+
 def bad_input(session, protocol, data, module):
     fails("more than the lease", "ALLOC_FAILED", session.alloc, 64 * MIB, says="buffers")
     fails("nearly 2^64 bytes", "ALLOC_FAILED", session.alloc, 2**64 - 5)
@@ -248,6 +266,7 @@ def main():
         got, data, module = recipe(one)
         check("two kernels, one buffer", got == (10, 12, 210), got)
         fails("another session's handle", "INVALID_HANDLE", two.read, data, 0, 1)
+        documented(first.directory, work)
         bad_input(one, protocol, data, module)
         fresh_memory(one)
         if not SIMULATED:

@@ -38,7 +38,6 @@ class Leases:
     def __init__(self, host, out):
         self.host = host
         self.socket, self.out, self.config = os.path.join(host.dir, "leases.sock"), out, os.path.join(host.dir, "leased.toml")
-        os.chmod(host.dir, 0o755)  # a broker is nobody in particular
         with open(host.config) as f, open(self.config, "w") as g:
             g.write(f.read() + f'\n[leases]\nsocket = "{self.socket}"\ndir = "{host.dir}/leases"\ncgroup = "{os.path.basename(host.dir)}-leases"\n')
         self.start()
@@ -190,11 +189,12 @@ def many(leases, protocol, count):
     took = sorted(leases.drop(lease) for lease in held)
     ended = sorted(seconds(leases.said(lease)["took"]) for lease in held)
     late = sum(t > 0.1 for t in ended)
-    # The promise is 100 ms; a machine with other work is allowed ten times that.
-    check("each has ended soon after its drop, while the card has another context", took[-1] < 1 and ended[-1] < 1,
+    # The promise is 100 ms; a machine with other work is allowed ten times that, and the simulated one more.
+    allowed = 20 if SIMULATED else 1
+    check("each has ended soon after its drop, while the card has another context", took[-1] < allowed and ended[-1] < allowed,
           f"{spread(ended)}, {late} beyond the promised 100 ms; `gpuslice lease drop`: {spread(took)}")
     took = leases.drop(last)
-    check("the card's last context has ended soon after its drop", took < 1, f"{leases.said(last)['took']}; `gpuslice lease drop`: {1000 * took:.0f} ms")
+    check("the card's last context has ended soon after its drop", took < allowed, f"{leases.said(last)['took']}; `gpuslice lease drop`: {1000 * took:.0f} ms")
 
 
 def drop_stages(leases, protocol, rounds=5):
@@ -285,6 +285,19 @@ def restarts(leases, host, protocol):
     leases.drop(lease)
 
 
+def unattached(leases, host):
+    """A broker that cannot reach the enforcer's socket."""
+    os.chmod(host.run_dir, 0o700)
+    try:
+        lease, refusal = leases.ask("acquire", "--vram", "64M", "--json")
+    finally:
+        os.chmod(host.run_dir, 0o711)
+    check("a broker that cannot attach names the cause", lease is None and "attach.sock" in refusal and "permission denied" in refusal, refusal)
+    with open(os.path.join(leases.out, "gpuslice-leased.log")) as f:
+        said = [line.strip() for line in f if line.startswith("gpuslice: ") and host.run_dir in line and "Permission denied" in line]
+    check("and so does the interceptor, once", len(said) == 1, said)
+
+
 def everything(leases, host, protocol, options):
     examples(leases)
     tenants(leases, protocol, options.tenant)
@@ -294,6 +307,7 @@ def everything(leases, host, protocol, options):
     killed(leases, protocol)
     reserve(leases, "20G", 20 * GIB)
     restarts(leases, host, protocol)
+    unattached(leases, host)
     done = subprocess.run([BIN + "/session", "acquire", leases.socket], check=False)
     check("an acquisition beside a plain program", done.returncode == 0)
 

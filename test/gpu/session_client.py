@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A client of a GPU session in Python, with grpcio: no driver, no CUDA, nothing generated.
 
-    session = Session("/run/gpuslice/leases/ID")
+    $ bin/session descriptor >session.pb
+
+    with open("session.pb", "rb") as file:
+        protocol = Protocol(file.read())
+    session = Session("/run/gpuslice/leases/ID", protocol)
     handle = session.alloc(12)
     session.write(handle, 0, data)
     module = session.load(ptx)
@@ -9,13 +13,13 @@
     session.sync()
     session.read(handle, 0, 12)
 
-If the session's broker ends and another one follows, what was asked fails with SYNC_FAILED, and the session is connected again: allocate and
+The first command writes a FileDescriptorSet of lease/leasepb/lease.proto, from which the messages are made. A program would generate
+lease_pb2.py with grpcio-tools instead.
+
+If the session's broker ends and another one follows, requests fail with SYNC_FAILED and the session is connected again: allocate and
 load anew.
 
 From another machine: Session.remote("gpu1.example.org:9837", "lease-ID", token, protocol, "client.pem", "client.key", "ca.pem").
-
-Its messages come from a FileDescriptorSet of lease/leasepb/lease.proto (`protoc --include_imports --descriptor_set_out=FILE`, or
-`bin/session descriptor`). A program would rather generate lease_pb2.py with grpcio-tools.
 """
 import os
 import queue

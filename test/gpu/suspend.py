@@ -206,7 +206,8 @@ def refused(case, gib):
     case.end()
     # As much as the program needs without its copy: PyTorch's own some 6 GiB.
     limit = (8 if case.torch else 1) * GIB
-    w = case.works("limited", max(gib, 10), max(gib, 10) + 2, memory=limit)
+    size = max(gib, 10 if case.torch else 2)
+    w = case.works("limited", size, size + 2, memory=limit)
     ok, said, _ = case.gpuslice("suspend", "limited")
     if ok:
         print("SKIP  a limit of memory that is too small: no memory controller holds the container here", flush=True)

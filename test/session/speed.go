@@ -91,7 +91,7 @@ func (s *speeds) start() (stop func() error, err error) {
 		command []string
 	}{
 		{&s.echo, "echo", []string{self, "echo"}},
-		{&s.least, "least", []string{gpuslice, "run", "--vram", "1G", "--", self, "least"}},
+		{&s.least, "least", []string{gpuslice, "run", "--embedded", "--vram", "1G", "--", self, "least"}},
 	} {
 		socket := filepath.Join(s.dir, server.name+".sock")
 		end, err := child(1, server.command[0], append(server.command[1:], socket)...)
@@ -126,7 +126,7 @@ func (s *speeds) start() (stop func() error, err error) {
 func (s *speeds) broker(name string) (stop func() error, err error) {
 	directory := filepath.Join(s.dir, name)
 	s.address, s.token = "unix:"+filepath.Join(directory, "session.sock"), filepath.Join(directory, "token")
-	return child(2, filepath.Join(s.bin, "gpuslice"), "run", "--vram", fmt.Sprintf("%db", s.bytes+(2<<30)), "--",
+	return child(2, filepath.Join(s.bin, "gpuslice"), "run", "--embedded", "--vram", fmt.Sprintf("%db", s.bytes+(2<<30)), "--",
 		filepath.Join(s.bin, "gpuslice-broker"), "--directory", directory, "--vram", fmt.Sprint(s.bytes+(1<<30)), "--shared", fmt.Sprint(s.bytes))
 }
 
