@@ -5,14 +5,18 @@ package main
 import (
 	"errors"
 	"io"
+	"net"
 	"os"
 	"strconv"
+	"strings"
 
 	"github.com/urfave/cli/v2"
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/client"
+	"github.com/gpuslice/gpuslice/enforcer/config"
+	"github.com/gpuslice/gpuslice/enforcer/server"
 )
 
 // connect returns a client of the host's enforcer; nothing is sent before its first question.
@@ -20,15 +24,62 @@ func connect(c *cli.Context) *client.Client {
 	return client.New(socket(c))
 }
 
-// socket is the control socket, or the users' if that is the one that may be used.
+// socket is the one on which this user asks the host's enforcer.
 func socket(c *cli.Context) string {
-	control := c.String("socket")
-	if !c.IsSet("socket") && unix.Access(control, unix.W_OK) != nil {
-		if users := c.String("session-socket"); unix.Access(users, unix.W_OK) == nil {
-			return users
+	socket, _ := sockets(c, api.DefaultConfig)
+	return socket
+}
+
+// sockets returns the control socket, or that for users if this user may use no other. Where flags and variables name none, they are those of
+// gpusliced's configuration.
+func sockets(c *cli.Context, configuration string) (socket string, forUsers bool) {
+	control, users := c.String("socket"), c.String("session-socket")
+	if file, err := config.Load(configuration); err == nil { // else gpusliced would not start with it
+		if !c.IsSet("socket") {
+			control = file.Enforcer.Socket
+		}
+		if !c.IsSet("session-socket") {
+			users = file.Sessions.Socket
 		}
 	}
-	return control
+	if c.IsSet("socket") {
+		return control, false
+	}
+	return choose(control, users, func(path string) bool { return unix.Access(path, unix.W_OK) == nil })
+}
+
+// choose returns the control socket, or the users' socket if only that may be used. A users' socket that a former gpusliced left does not
+// hide that another one runs.
+func choose(control, users string, may func(path string) bool) (socket string, forUsers bool) {
+	if may(control) || !may(users) || refuses(users) && listens(control) {
+		return control, false
+	}
+	return users, true
+}
+
+// refuses says whether no program listens on a socket.
+func refuses(path string) bool {
+	conn, err := net.Dial("unix", path)
+	if err == nil {
+		conn.Close()
+	}
+	return errors.Is(err, unix.ECONNREFUSED)
+}
+
+// listens reports whether a gpusliced of this network namespace listens on a socket. All users may read that.
+func listens(path string) bool {
+	const acceptsConnections, flags, name = "00010000", 3, 7
+	known, err := os.ReadFile("/proc/net/unix")
+	if err != nil {
+		return false
+	}
+	for line := range strings.Lines(string(known)) {
+		fields := strings.Fields(line)
+		if len(fields) > name && fields[flags] == acceptsConnections && (fields[name] == path || server.MadeAs(fields[name], path)) {
+			return true
+		}
+	}
+	return false
 }
 
 // showToken makes each question of this program show the token that --token names.

@@ -3,9 +3,6 @@
 package doctor
 
 import (
-	"errors"
-	"fmt"
-	"io/fs"
 	"path/filepath"
 )
 
@@ -21,8 +18,7 @@ func (h Host) engines(add adder) {
 			install += ", then `sudo " + e.Reload + "`"
 		}
 		switch {
-		case errors.Is(e.Err, fs.ErrPermission):
-			add("engine", Skip, fmt.Sprintf("%s: you may not read its configuration", e.Name), "")
+		case add.denied("engine", e.Name+": you may not read its configuration", e.Err):
 		case e.Err != nil:
 			add("engine", Warn, e.Err.Error(), "see `gpuslice install "+e.Name+" --dry-run`")
 		case !e.Registered:

@@ -40,7 +40,7 @@ func TestEachEngineIsSaidHowItStandsAndWhatToDo(t *testing.T) {
 	all := []string{
 		"engine warn docker does not know the runtime gpuslice, or with other settings than those of its default one -> `sudo gpuslice install docker`, then `sudo systemctl reload docker`",
 		"engine ok podman: the runtime gpuslice is configured, and is not the default", "engine ok crio: the runtime gpuslice is configured, and is the default",
-		"engine warn containerd: line 1: what -> see `gpuslice install containerd --dry-run`", "engine skip docker: you may not read",
+		"engine warn containerd: line 1: what -> see `gpuslice install containerd --dry-run`", "engine skip not checked: docker: you may not read",
 		"engine warn docker runs with an older configuration: the runtime gpuslice was configured since, and it was not reloaded -> `sudo systemctl reload docker`",
 	}
 	check(all...)
