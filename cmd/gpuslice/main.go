@@ -30,7 +30,7 @@ func main() {
 func execRuntime() error {
 	path, err := place.New().Program("gpuslice-runtime")
 	if err != nil {
-		return fmt.Errorf("%w: install gpuslice with `make install`", err)
+		return fmt.Errorf("%w: install gpuslice with `sudo make install`", err)
 	}
 	err = syscall.Exec(path, append([]string{path}, os.Args[1:]...), os.Environ())
 	return fmt.Errorf("run %s: %w", path, err)

@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// nobody is the user without rights as whom tests run a program, where they are root.
+// nobody is a user without rights. Tests that root runs run programs as nobody.
 const nobody = 65534
 
 // notDumpable starts a program of the caller's, or of nobody's, that the kernel makes non-dumpable since its user may not read it.

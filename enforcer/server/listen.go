@@ -59,7 +59,7 @@ const usersQueue = 128
 func groupID(group string) (int, error) {
 	g, err := user.LookupGroup(group)
 	if err != nil {
-		return 0, fmt.Errorf("%w: make the group (groupadd --system %s), or set group = \"\" in the configuration", err, group)
+		return 0, fmt.Errorf("%w: make the group (`sudo groupadd --system %s`), or set group = \"\" in the configuration", err, group)
 	}
 	gid, err := strconv.Atoi(g.Gid)
 	if err != nil {

@@ -47,7 +47,7 @@ func (h Host) driver(add adder) {
 		return
 	}
 	add("driver", Fail, "libcuda.so.1 is not in the loader's directories",
-		"install the NVIDIA driver, or run `ldconfig` if it is there")
+		"install the NVIDIA driver, or run `sudo ldconfig` if it is there")
 }
 
 // kernelModule returns the version from "NVRM version: NVIDIA UNIX … Kernel Module  580.65.06  …".
@@ -228,7 +228,7 @@ func (h Host) programs(add adder) {
 	for _, name := range []string{"gpuslice-runtime", "gpuslice-hook", "gpusliced"} {
 		path, err := h.Program(name)
 		if err != nil {
-			add("programs", Fail, err.Error(), "install it: `make install`")
+			add("programs", Fail, err.Error(), "install it: `sudo make install`")
 			continue
 		}
 		info, err := os.Stat(path)
@@ -236,11 +236,11 @@ func (h Host) programs(add adder) {
 			continue
 		}
 		if err != nil {
-			add("programs", Fail, err.Error(), "`make install`")
+			add("programs", Fail, err.Error(), "`sudo make install`")
 			continue
 		}
 		if info.Mode()&0o002 != 0 {
-			add("programs", Fail, path+" may be written by everyone and is run as root", "chmod o-w "+path)
+			add("programs", Fail, path+" may be written by everyone and is run as root", advice.AsRoot("chmod o-w", path))
 			continue
 		}
 		add("programs", OK, path, "")
@@ -253,7 +253,7 @@ const newestGlibc = "2.17"
 func (h Host) library(add adder) {
 	path, err := h.Library()
 	if err != nil {
-		add("library", Fail, err.Error(), "install it: `make install`; from a build directory, use bin/gpuslice")
+		add("library", Fail, err.Error(), "install it: `sudo make install`; from a build directory, use bin/gpuslice")
 		return
 	}
 	file, err := elf.Open(path)
@@ -261,7 +261,7 @@ func (h Host) library(add adder) {
 		return
 	}
 	if err != nil {
-		add("library", Fail, fmt.Sprintf("%s: %v", path, err), "`make install` again")
+		add("library", Fail, fmt.Sprintf("%s: %v", path, err), "`sudo make install` again")
 		return
 	}
 	defer file.Close()
@@ -272,7 +272,7 @@ func (h Host) library(add adder) {
 	}
 	symbols, err := file.ImportedSymbols()
 	if err != nil {
-		add("library", Fail, fmt.Sprintf("%s: %v", path, err), "`make install` again")
+		add("library", Fail, fmt.Sprintf("%s: %v", path, err), "`sudo make install` again")
 		return
 	}
 	newest := "0"

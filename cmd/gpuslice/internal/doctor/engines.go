@@ -47,7 +47,7 @@ func (h Host) toolkit(add adder) {
 		}
 	}
 	if path, err := h.LookPath("nvidia-container-runtime-hook"); err == nil {
-		add("toolkit", OK, path+"; there is no CDI specification (`nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml`)", "")
+		add("toolkit", OK, path+"; there is no CDI specification (`sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml`)", "")
 		return
 	}
 	add("toolkit", Warn, "neither NVIDIA's container toolkit nor a CDI specification is here: no engine can give a container a GPU",

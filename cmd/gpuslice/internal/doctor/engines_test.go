@@ -53,7 +53,7 @@ func TestEachEngineIsSaidHowItStandsAndWhatToDo(t *testing.T) {
 	put("dev/nvidiactl")
 	check(append(all, "toolkit warn neither NVIDIA's container toolkit nor a CDI specification is here: no engine can give a container a GPU -> install nvidia-container-toolkit, then `sudo nvidia-ctk cdi generate ")...)
 	h.LookPath = func(name string) (string, error) { return "/usr/bin/" + name, nil }
-	check(append(all, "toolkit ok /usr/bin/nvidia-container-runtime-hook; there is no CDI specification (`nvidia-ctk cdi generate ")...)
+	check(append(all, "toolkit ok /usr/bin/nvidia-container-runtime-hook; there is no CDI specification (`sudo nvidia-ctk cdi generate ")...)
 	put("etc/cdi/nvidia.yaml")
 	check(append(all, "toolkit ok CDI describes NVIDIA's devices: /etc/cdi/nvidia.yaml")...)
 }
