@@ -5,6 +5,7 @@ package main
 import (
 	"errors"
 	"io"
+	"io/fs"
 	"net"
 	"os"
 	"strconv"
@@ -48,10 +49,11 @@ func sockets(c *cli.Context, configuration string) (socket string, forUsers bool
 	return choose(control, users, func(path string) bool { return unix.Access(path, unix.W_OK) == nil })
 }
 
-// choose returns the control socket, or the users' socket if only that may be used. A users' socket that a former gpusliced left does not
-// hide that another one runs.
+// choose returns the control socket, or the users' socket if only that may be used. A users' socket that a former gpusliced left hides
+// neither that another one runs nor that none does.
 func choose(control, users string, may func(path string) bool) (socket string, forUsers bool) {
-	if may(control) || !may(users) || refuses(users) && listens(control) {
+	_, err := os.Lstat(control)
+	if may(control) || !may(users) || refuses(users) && (errors.Is(err, fs.ErrNotExist) || listens(control)) {
 		return control, false
 	}
 	return users, true

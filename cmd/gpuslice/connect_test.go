@@ -52,6 +52,8 @@ func TestAUserAsksWhereADaemonListens(t *testing.T) {
 		{"the users' socket may be used", "control", "users", "users", "users", true},
 		{"no socket may be used", "control", "users", "", "control", false},
 		{"the users' socket is a former daemon's", "control", "stale", "stale", "control", false},
+		{"the control socket is missing, the users' is a former daemon's", "missing", "stale", "stale", "missing", false},
+		{"the control socket is missing", "missing", "users", "users", "users", true},
 		{"both sockets are a former daemon's", "stale-too", "stale", "stale", "stale", true},
 	} {
 		socket, forUsers := choose(path(c.control), path(c.users), func(path string) bool {
@@ -66,7 +68,7 @@ func TestAUserAsksWhereADaemonListens(t *testing.T) {
 func TestTheConfigurationNamesTheSocket(t *testing.T) {
 	dir := shortDir(t)
 	file := filepath.Join(dir, "config.toml")
-	if err := os.WriteFile(file, []byte("[enforcer]\nsocket = \""+filepath.Join(dir, "missing")+"\"\n"), 0o600); err != nil {
+	if err := os.WriteFile(file, []byte("[enforcer]\nsocket = \""+filepath.Join(dir, "missing")+"\"\n[sessions]\nsocket = \"\"\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	t.Setenv("GPUSLICE_SOCKET", "")

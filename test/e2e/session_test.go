@@ -78,6 +78,17 @@ func TestSessionHasItsProgramsThatAreNotDumpable(t *testing.T) {
 	if err != nil || !strings.Contains(string(out), " of 4294967296\n") {
 		t.Errorf("%v\n%s", err, out)
 	}
+	// Where /proc shows the program to root alone, the refusal says so.
+	hidden := h.runAsNobody(bin, "--vram", "4G", "--", hog, "0")
+	hidden.Args = append([]string{"unshare", "--mount", "sh", "-euc", `mount -t proc -o hidepid=2 proc /proc; exec setpriv "$@"`, "sh",
+		"--reuid=" + strconv.Itoa(nobody), "--regid=" + strconv.Itoa(nobody), "--clear-groups"}, hidden.Args...)
+	hidden.SysProcAttr = nil
+	hidden.Path, err = exec.LookPath("unshare")
+	h.Must(err)
+	out, err = hidden.CombinedOutput()
+	if err == nil || !strings.Contains(string(out), "/proc is mounted with hidepid") || !strings.Contains(string(out), "CUDA_ERROR_OUT_OF_MEMORY") {
+		t.Errorf("with hidepid: %v\n%s", err, out)
+	}
 }
 
 func TestSessionInASessionIsRefused(t *testing.T) {
