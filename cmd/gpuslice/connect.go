@@ -49,8 +49,8 @@ func sockets(c *cli.Context, configuration string) (socket string, forUsers bool
 	return choose(control, users, func(path string) bool { return unix.Access(path, unix.W_OK) == nil })
 }
 
-// choose returns the control socket, or the users' socket if only that may be used. A users' socket that a former gpusliced left hides
-// neither that another one runs nor that none does.
+// choose returns the control socket, or the users' socket if only that may be used. A users' socket of a former gpusliced is not chosen
+// where the control socket says more.
 func choose(control, users string, may func(path string) bool) (socket string, forUsers bool) {
 	_, err := os.Lstat(control)
 	if may(control) || !may(users) || refuses(users) && (errors.Is(err, fs.ErrNotExist) || listens(control)) {
