@@ -34,19 +34,22 @@ func socket(c *cli.Context) string {
 // sockets returns the control socket, or that for users if this user may use no other. Where flags and variables name none, they are those of
 // gpusliced's configuration.
 func sockets(c *cli.Context, configuration string) (socket string, forUsers bool) {
-	control, users := c.String("socket"), c.String("session-socket")
-	if file, err := config.Load(configuration); err == nil { // else gpusliced would not start with it
-		if !c.IsSet("socket") {
-			control = file.Enforcer.Socket
-		}
-		if !c.IsSet("session-socket") {
-			users = file.Sessions.Socket
-		}
-	}
 	if c.IsSet("socket") {
-		return control, false
+		return c.String("socket"), false
 	}
+	control := socketOf(c, "socket", configuration, func(file config.Config) string { return file.Enforcer.Socket })
+	users := socketOf(c, "session-socket", configuration, func(file config.Config) string { return file.Sessions.Socket })
 	return choose(control, users, func(path string) bool { return unix.Access(path, unix.W_OK) == nil })
+}
+
+// socketOf returns the socket that a flag or its variable names, or else the one of a configuration that its daemon starts with.
+func socketOf(c *cli.Context, flag, configuration string, configured func(config.Config) string) string {
+	if !c.IsSet(flag) {
+		if file, err := config.Load(configuration); err == nil {
+			return configured(file)
+		}
+	}
+	return c.String(flag)
 }
 
 // choose returns the control socket, or the users' socket if only that may be used. A users' socket of a former gpusliced is not chosen

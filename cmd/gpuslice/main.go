@@ -87,7 +87,7 @@ func newApp() *cli.App {
 		Flags: []cli.Flag{
 			&cli.StringFlag{
 				Name: "socket", Value: api.DefaultSocket, EnvVars: []string{"GPUSLICE_SOCKET"},
-				Usage: "control socket of the enforcer", TakesFile: true,
+				Usage: "control socket of the enforcer, if not that of the configuration", TakesFile: true,
 			},
 			&cli.StringFlag{
 				Name: "session-socket", Value: api.DefaultSessionSocket, EnvVars: []string{"GPUSLICE_SESSION_SOCKET"},
