@@ -111,9 +111,8 @@ while read -r sets; do
 	esac
 done < <(sed -n 's/^SystemCallFilter=//p' configs/gpusliced.service)
 
-# Where systemd would have it started by the unit, test/confined.sh starts it with what the unit leaves it; and its configuration is
-# the installed one, but for where it is, and that the driver enforces. A session is served, from its first process to its end; a
-# container's process that does not hear SIGTERM is ended when its time is over; then the daemon is asked to stop.
+# test/confined.sh starts gpusliced with the rights that the unit leaves it. The configuration has the installed defaults, but for paths
+# and that the driver enforces. A session runs to its end; then a container's process that ignores SIGTERM is ended in time.
 mkdir -p "$root"/{run,var/lib,var/log}/gpuslice
 sed "s/^#\([[a-z]\)/\1/; /^\[\[/,/^max_sessions/d; s#\"/run/#\"$root/run/#; s#\"/var/#\"$root/var/#; s#^library = .*#library = \"$libdir/libgpuslice.so\"#
 	s#^enforcement = .*#enforcement = \"native\"#; s#^grace = .*#grace = \"100ms\"#; s#^group = .*#group = \"daemon\"#

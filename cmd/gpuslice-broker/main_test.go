@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// TestMain is the program itself where a test runs it: it takes rights from its process for good.
+// TestMain runs the program in a process that a test starts: the program drops rights that its process cannot regain.
 func TestMain(m *testing.M) {
 	if os.Getenv("TEST_BROKER") != "" {
 		main()
