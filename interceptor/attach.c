@@ -50,6 +50,12 @@ static void explain(struct process *process, enum ask_result result, uint16_t st
 		say_once(process, ONCE_NOT_MEMBER,
 		         "the enforcer says that this process is not of this slice: %s",
 		         consequence);
+	} else if (status == ATTACH_HIDDEN) {
+		say_once(process, ONCE_NOT_MEMBER,
+		         "the enforcer cannot tell whether this process is of this slice, since "
+		         "/proc is mounted with hidepid (mount it without, or have root run "
+		         "gpusliced): %s",
+		         consequence);
 	} else if (status == ATTACH_FULL) {
 		say_once(process, ONCE_FULL,
 		         "the slice has no free process slot (%u at one time): %s", LEDGER_SLOTS,

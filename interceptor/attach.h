@@ -129,6 +129,7 @@ enum attach_status {
 	ATTACH_REFUSED = 8,   /* it does not fit */
 	ATTACH_AWAY = 9,      /* the slice's memory is moved aside: ask for its return first */
 	ATTACH_OWN = 10,      /* nobody else gives host memory */
+	ATTACH_HIDDEN = 11,   /* /proc does not show the peer to the enforcer (hidepid) */
 };
 
 /* A field that is not of the operation is 0. */

@@ -123,6 +123,7 @@ enum gate_answer gate_ask(void)
 		return GATE_BACK;
 	case ATTACH_CLOSED:
 	case ATTACH_NOT_MEMBER:
+	case ATTACH_HIDDEN:
 	case ATTACH_MALFORMED: /* an older enforcer */
 		return GATE_GONE;
 	case ATTACH_AWAY:

@@ -72,7 +72,7 @@ done < <(find "$root$prefix/share/man" -type f)
 [ $pages = 6 ] || wrong "$pages manual pages, not 6"
 while read -r key; do
 	grep -q "^\.It Ic $key " "$root$prefix/share/man/man5/gpuslice.toml.5" || wrong "gpuslice.toml(5) has no $key"
-done < <(sed -n 's/^\([a-z_]*\) *=.*/\1/p' configs/config.toml)
+done < <(sed -n 's/^#\([a-z_]*\) *=.*/\1/p' configs/config.toml)
 
 # --- the unit -----------------------------------------------------------------------------------------
 
@@ -111,11 +111,10 @@ while read -r sets; do
 	esac
 done < <(sed -n 's/^SystemCallFilter=//p' configs/gpusliced.service)
 
-# Where systemd would have it started by the unit, test/confined.sh starts it with what the unit leaves it; and its configuration is
-# the installed one, but for where it is, and that the driver enforces. A session is served, from its first process to its end; a
-# container's process that does not hear SIGTERM is ended when its time is over; then the daemon is asked to stop.
+# test/confined.sh starts gpusliced with the rights that the unit leaves it. The configuration has the installed defaults, but for paths
+# and that the driver enforces. A session runs to its end; then a container's process that ignores SIGTERM is ended in time.
 mkdir -p "$root"/{run,var/lib,var/log}/gpuslice
-sed "s#\"/run/#\"$root/run/#; s#\"/var/#\"$root/var/#; s#^library = .*#library = \"$libdir/libgpuslice.so\"#
+sed "s/^#\([[a-z]\)/\1/; /^\[\[/,/^max_sessions/d; s#\"/run/#\"$root/run/#; s#\"/var/#\"$root/var/#; s#^library = .*#library = \"$libdir/libgpuslice.so\"#
 	s#^enforcement = .*#enforcement = \"native\"#; s#^grace = .*#grace = \"100ms\"#; s#^group = .*#group = \"daemon\"#
 	s#^file = .*#file = \"$root/var/log/gpuslice/audit.jsonl\"#" configs/config.toml >"$root/config.toml"
 cp -r bin/fakecuda "$root/fakecuda" # this may be below /tmp

@@ -208,10 +208,12 @@ func byHand(directory string, config broker.Config) (int, error) {
 	if err != nil {
 		return broker.ExitFailed, err
 	}
+	defer sessions.Close() // which removes its file: the next broker can listen there
 	shared, err := net.Listen("unix", filepath.Join(directory, "shared.sock"))
 	if err != nil {
 		return broker.ExitFailed, err
 	}
+	defer shared.Close()
 	b, err := start(config)
 	if err != nil {
 		return broker.ExitFailed, err

@@ -106,7 +106,7 @@ func beside(name string) (string, error) {
 	}
 	path := filepath.Join(filepath.Dir(own), name)
 	if _, err := os.Stat(path); err != nil {
-		return "", fmt.Errorf("%w: install it with `make install`, or name it with --broker", err)
+		return "", fmt.Errorf("%w: install it with `sudo make install`, or name it with --broker", err)
 	}
 	return path, nil
 }

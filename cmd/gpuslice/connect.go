@@ -5,14 +5,19 @@ package main
 import (
 	"errors"
 	"io"
+	"io/fs"
+	"net"
 	"os"
 	"strconv"
+	"strings"
 
 	"github.com/urfave/cli/v2"
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/client"
+	"github.com/gpuslice/gpuslice/enforcer/config"
+	"github.com/gpuslice/gpuslice/enforcer/server"
 )
 
 // connect returns a client of the host's enforcer; nothing is sent before its first question.
@@ -20,15 +25,66 @@ func connect(c *cli.Context) *client.Client {
 	return client.New(socket(c))
 }
 
-// socket is the control socket, or the users' if that is the one that may be used.
+// socket is the one on which this user asks the host's enforcer.
 func socket(c *cli.Context) string {
-	control := c.String("socket")
-	if !c.IsSet("socket") && unix.Access(control, unix.W_OK) != nil {
-		if users := c.String("session-socket"); unix.Access(users, unix.W_OK) == nil {
-			return users
+	socket, _ := sockets(c, api.DefaultConfig)
+	return socket
+}
+
+// sockets returns the control socket, or that for users if this user may use no other. Where flags and variables name none, they are those of
+// gpusliced's configuration.
+func sockets(c *cli.Context, configuration string) (socket string, forUsers bool) {
+	if c.IsSet("socket") {
+		return c.String("socket"), false
+	}
+	control := socketOf(c, "socket", configuration, func(file config.Config) string { return file.Enforcer.Socket })
+	users := socketOf(c, "session-socket", configuration, func(file config.Config) string { return file.Sessions.Socket })
+	return choose(control, users, func(path string) bool { return unix.Access(path, unix.W_OK) == nil })
+}
+
+// socketOf returns the socket that a flag or its variable names, or else the one of a configuration that its daemon starts with.
+func socketOf(c *cli.Context, flag, configuration string, configured func(config.Config) string) string {
+	if !c.IsSet(flag) {
+		if file, err := config.Load(configuration); err == nil {
+			return configured(file)
 		}
 	}
-	return control
+	return c.String(flag)
+}
+
+// choose returns the control socket, or the users' socket if only that may be used. A users' socket of a former gpusliced is not chosen
+// where the control socket says more.
+func choose(control, users string, may func(path string) bool) (socket string, forUsers bool) {
+	_, err := os.Lstat(control)
+	if may(control) || !may(users) || refuses(users) && (errors.Is(err, fs.ErrNotExist) || listens(control)) {
+		return control, false
+	}
+	return users, true
+}
+
+// refuses says whether no program listens on a socket.
+func refuses(path string) bool {
+	conn, err := net.Dial("unix", path)
+	if err == nil {
+		conn.Close()
+	}
+	return errors.Is(err, unix.ECONNREFUSED)
+}
+
+// listens reports whether a gpusliced of this network namespace listens on a socket. All users may read that.
+func listens(path string) bool {
+	const acceptsConnections, flags, name = "00010000", 3, 7
+	known, err := os.ReadFile("/proc/net/unix")
+	if err != nil {
+		return false
+	}
+	for line := range strings.Lines(string(known)) {
+		fields := strings.Fields(line)
+		if len(fields) > name && fields[flags] == acceptsConnections && (fields[name] == path || server.MadeAs(fields[name], path)) {
+			return true
+		}
+	}
+	return false
 }
 
 // showToken makes each question of this program show the token that --token names.

@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -19,13 +20,15 @@ import (
 	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/session"
 	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/show"
 	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/client"
 )
 
 func doctorCommand() *cli.Command {
 	return &cli.Command{
 		Name:  "doctor",
 		Usage: "say whether this host is ready, and what to do if not",
-		Description: `It only looks. The exit code is 1 if anything fails.
+		Description: `It only looks. The exit code is 1 if anything fails. A check that only root can make is
+skipped for other users, and says so; sudo gpuslice doctor makes them all.
 
    gpuslice doctor
    gpuslice doctor --config ./config.toml
@@ -46,19 +49,21 @@ func doctorCommand() *cli.Command {
 			}
 			ctx, cancel := context.WithTimeout(c.Context, 30*time.Second)
 			defer cancel()
-			finder, asked := place.New(), socket(c)
+			finder := place.New()
+			asked, forUsers := sockets(c, configuration)
 			host := doctor.Host{
 				Root:           "/",
+				User:           os.Geteuid(),
 				Env:            os.Getenv,
 				Config:         configuration,
 				Socket:         asked,
-				Sessions:       asked == c.String("session-socket"),
-				Enforcer:       connect(c),
+				Sessions:       forUsers,
+				Enforcer:       client.New(asked),
 				Devices:        nvmlDevices,
 				Library:        func() (string, error) { return finder.Library("") },
 				Program:        finder.Program,
 				RuntimeVersion: runtimeVersion,
-				LookPath:       exec.LookPath,
+				LookPath:       lookPath,
 				Engines:        func() []doctor.Engine { return enginesHere("/") },
 			}
 			findings := host.Check(ctx)
@@ -73,6 +78,20 @@ func doctorCommand() *cli.Command {
 			return err
 		},
 	}
+}
+
+// lookPath finds a program that engines run, in PATH or where root's has more directories than other users'.
+func lookPath(name string) (string, error) {
+	path, err := exec.LookPath(name)
+	for _, dir := range []string{"/usr/local/sbin", "/usr/sbin", "/sbin"} {
+		if err == nil || errors.Is(err, exec.ErrDot) {
+			break
+		}
+		if found, err := exec.LookPath(filepath.Join(dir, name)); err == nil {
+			return found, nil
+		}
+	}
+	return path, err
 }
 
 // enginesHere are the engines below a root, and how they are configured: a dry run has nothing to do where all is as it is to be.

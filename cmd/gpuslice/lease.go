@@ -18,6 +18,7 @@ import (
 	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/show"
 	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/table"
 	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/config"
 	"github.com/gpuslice/gpuslice/lease"
 )
 
@@ -41,7 +42,7 @@ Root is not needed: the operator says who may have how much, as for ` + "`gpusli
 			&cli.StringFlag{Name: "certificate", EnvVars: []string{"GPUSLICE_LEASE_CERTIFICATE"}, Usage: "with --address: the client's certificate, a PEM `FILE`", TakesFile: true},
 			&cli.StringFlag{Name: "key", EnvVars: []string{"GPUSLICE_LEASE_KEY"}, Usage: "with --address: its key, a PEM `FILE`", TakesFile: true},
 			&cli.StringFlag{Name: "ca", EnvVars: []string{"GPUSLICE_LEASE_CA"}, Usage: "with --address: who signs the host's certificate, a PEM `FILE`", TakesFile: true},
-			&cli.StringFlag{Name: "lease-socket", Value: lease.DefaultSocket, EnvVars: []string{"GPUSLICE_LEASE_SOCKET"}, Usage: "socket of the lease service", TakesFile: true},
+			&cli.StringFlag{Name: "lease-socket", Value: lease.DefaultSocket, EnvVars: []string{"GPUSLICE_LEASE_SOCKET"}, Usage: "socket of the lease service, if not that of the configuration", TakesFile: true},
 		},
 		OnUsageError: usageError(exitUsage),
 		Subcommands:  []*cli.Command{leaseAcquireCommand(), leaseRenewCommand(), leaseDropCommand(), leaseListCommand(), leaseShowCommand()},
@@ -243,8 +244,9 @@ func leaseShowCommand() *cli.Command {
 
 func leases(c *cli.Context) lease.Service {
 	return lease.Service{
-		Socket: c.String("lease-socket"), Address: c.String("address"),
-		TLS: lease.TLS{Certificate: c.String("certificate"), Key: c.String("key"), CA: c.String("ca")},
+		Socket:  socketOf(c, "lease-socket", api.DefaultConfig, func(file config.Config) string { return file.Leases.Socket }),
+		Address: c.String("address"),
+		TLS:     lease.TLS{Certificate: c.String("certificate"), Key: c.String("key"), CA: c.String("ca")},
 	}
 }
 

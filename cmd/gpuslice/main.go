@@ -30,7 +30,7 @@ func main() {
 func execRuntime() error {
 	path, err := place.New().Program("gpuslice-runtime")
 	if err != nil {
-		return fmt.Errorf("%w: install gpuslice with `make install`", err)
+		return fmt.Errorf("%w: install gpuslice with `sudo make install`", err)
 	}
 	err = syscall.Exec(path, append([]string{path}, os.Args[1:]...), os.Environ())
 	return fmt.Errorf("run %s: %w", path, err)
@@ -87,7 +87,7 @@ func newApp() *cli.App {
 		Flags: []cli.Flag{
 			&cli.StringFlag{
 				Name: "socket", Value: api.DefaultSocket, EnvVars: []string{"GPUSLICE_SOCKET"},
-				Usage: "control socket of the enforcer", TakesFile: true,
+				Usage: "control socket of the enforcer, if not that of the configuration", TakesFile: true,
 			},
 			&cli.StringFlag{
 				Name: "session-socket", Value: api.DefaultSessionSocket, EnvVars: []string{"GPUSLICE_SESSION_SOCKET"},

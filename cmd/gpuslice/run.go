@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"time"
 
@@ -236,9 +237,9 @@ func chooseEnforcer(c *cli.Context) (enforcer session.Enforcer, which string, st
 		return nil, "", nil, fmt.Errorf("--require-host: %w", err)
 	}
 	if !c.Bool("quiet") {
-		why := "no gpusliced runs on this host"
-		if _, statErr := os.Stat(c.String("socket")); statErr == nil {
-			why = err.Error()
+		why := err.Error()
+		if errors.Is(err, fs.ErrNotExist) {
+			why = "no gpusliced runs on this host"
 		}
 		fmt.Fprintf(os.Stderr, "gpuslice: %s: the quota holds for this command alone, and programs beside it may take what it counts on (--require-host refuses that)\n", why)
 	}

@@ -17,6 +17,9 @@ import (
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/client"
+	"github.com/gpuslice/gpuslice/enforcer/config"
+	"github.com/gpuslice/gpuslice/enforcer/server"
+	"github.com/gpuslice/gpuslice/test/badconfig"
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
@@ -44,6 +47,39 @@ func TestWrongUsageIsSaid(t *testing.T) {
 			t.Errorf("%v: %v, %q", args, err, said.String())
 		}
 	}
+}
+
+func TestItRefusesWhatTheDoctorRefuses(t *testing.T) {
+	for text := range badconfig.Files {
+		file := filepath.Join(t.TempDir(), "config.toml")
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		_, refusal := config.Load(file)
+		if err := run(context.Background(), []string{"--config", file}, io.Discard, io.Discard); err == nil || refusal == nil || err.Error() != refusal.Error() {
+			t.Errorf("%q: %v, want %v", text, err, refusal)
+		}
+	}
+}
+
+// A user would take it for that of a daemon that is down.
+func TestASocketForUsersThatIsNotServedIsRemoved(t *testing.T) {
+	d := newDaemon(t, "[enforcer]\nnvml = \"off\"\ngroup = \"\"\n[sessions]\nsocket = \"DIR/users.sock\"\n")
+	left, err := server.ListenForUsers(d.path("users.sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := left.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Lstat(d.path("users.sock")); err != nil {
+		t.Fatal(err)
+	}
+	stop := d.begin()
+	if _, err := os.Lstat(d.path("users.sock")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("it is there: %v", err)
+	}
+	stop()
 }
 
 func TestItTellsSystemdWhenItIsReadyAndStopsWhenAsked(t *testing.T) {

@@ -33,6 +33,13 @@ func userLimits(c config.Sessions) []session.Limit {
 // serveUsers makes the users' socket, if the file gives users any sessions, and returns what serves it; nil if it does not.
 func serveUsers(c config.Sessions, e *enforcer.Enforcer, record *audit.Writer, log *slog.Logger) (func(context.Context) error, error) {
 	if !c.Serve() {
+		if c.Socket == "" {
+			return nil, nil
+		}
+		// A socket that a former gpusliced left refuses connections, as if no gpusliced ran.
+		if err := server.RemoveStale(c.Socket); err != nil {
+			log.Warn("a socket for users that is not served cannot be removed", "socket", c.Socket, "err", err)
+		}
 		return nil, nil
 	}
 	if err := os.MkdirAll(filepath.Dir(c.Socket), 0o755); err != nil {

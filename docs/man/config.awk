@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # config.awk -v date="January 2, 2026" configs/config.toml: the manual page gpuslice.toml(5), from the comments of the
-# configuration that is installed. A comment belongs to what stands right below it; one that ends with a blank line, to the
-# file or to its section.
+# configuration that is installed, in which "#" stands right before each key and section, and "# " before what explains them. An
+# explanation belongs to the key right below it, or else to the file or to its section.
 
 function escape(text) {
 	gsub(/\\/, "\\e", text)
@@ -52,27 +52,19 @@ BEGIN {
 	print ".Sh DESCRIPTION"
 	print "The file is in the language TOML."
 	print "A key that is not known is refused, with its line."
-	print "What stands behind each key here is its value as installed."
+	print "What stands behind each key here is its default; of a section in double brackets, an example."
 }
 /^# SPDX/ { next }
-/^#/ {
-	sub(/^# ?/, "")
-	if ($0 == "")
-		paragraph()
-	else
-		comment = comment (comment == "" ? "" : " ") $0
-	next
-}
-/^\[/ {
+/^#\[/ {
 	close_list()
 	paragraph()
-	gsub(/[][]/, "")
+	gsub(/[][#]/, "")
 	print ".Sh SECTION " toupper($0)
 	begins = 1
 	next
 }
-/^[a-z_]+ *=/ {
-	key = $0
+/^#[a-z_]+ *=/ {
+	key = substr($0, 2)
 	sub(/ *=.*/, "", key)
 	value = $0
 	sub(/^[^=]*= */, "", value)
@@ -83,6 +75,14 @@ BEGIN {
 	print ".It Ic " escape(key) " No = " escape(value)
 	say(comment)
 	comment = ""
+	next
+}
+/^#( |$)/ {
+	sub(/^# ?/, "")
+	if ($0 == "")
+		paragraph()
+	else
+		comment = comment (comment == "" ? "" : " ") $0
 	next
 }
 /^ *$/ { paragraph(); next }

@@ -6,7 +6,10 @@
 // It must never do any of that itself, or ask anybody.
 package advice
 
-import "os"
+import (
+	"os"
+	"strings"
+)
 
 // booted exists while systemd is the init (sd_booted(3)). Tests have another.
 var booted = "/run/systemd/system"
@@ -16,34 +19,42 @@ func systemd() bool {
 	return err == nil && info.IsDir()
 }
 
+// AsRoot returns a command that only root may run, as this user types it. The command must need no shell: sudo redirects nothing.
+func AsRoot(command ...string) string {
+	if os.Geteuid() != 0 {
+		command = append([]string{"sudo"}, command...)
+	}
+	return "`" + strings.Join(command, " ") + "`"
+}
+
 // Start says how a service is started: a clause with no subject before it.
 func Start(service string) string {
 	if systemd() {
-		return "`systemctl start " + service + "` starts it"
+		return AsRoot("systemctl start", service) + " starts it"
 	}
-	return "root starts it: `" + service + "`"
+	return AsRoot(service) + " starts it, in the foreground"
 }
 
 // Restart says how a service that may run is started again, as an order.
 func Restart(service string) string {
 	if systemd() {
-		return "`systemctl restart " + service + "`"
+		return AsRoot("systemctl restart", service)
 	}
-	return "end it, and start `" + service + "` again"
+	return "end it, and start it again: " + AsRoot(service)
 }
 
 // Enable says how a service is started now and at each boot, as an order.
 func Enable(service string) string {
 	if systemd() {
-		return "start it: `systemctl enable --now " + service + "`"
+		return "start it: " + AsRoot("systemctl enable --now", service)
 	}
-	return "start it, as root: `" + service + "`"
+	return "start it: " + AsRoot(service)
 }
 
 // Log says where a service's log is.
 func Log(service string) string {
 	if systemd() {
-		return "its log: `journalctl -u " + service + "`"
+		return "its log: " + AsRoot("journalctl -u", service)
 	}
 	return "its log, which is what it wrote on its standard error"
 }

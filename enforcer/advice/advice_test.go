@@ -3,6 +3,7 @@
 package advice
 
 import (
+	"os"
 	"strings"
 	"testing"
 )
@@ -21,5 +22,15 @@ func TestSystemdIsNamedWhereItRunsOnly(t *testing.T) {
 				t.Errorf("systemd runs: %v; %q", with, said)
 			}
 		}
+	}
+}
+
+func TestACommandForRootCanBeTypedByWhoReadsIt(t *testing.T) {
+	want := "`sudo systemctl start gpusliced`"
+	if os.Geteuid() == 0 {
+		want = "`systemctl start gpusliced`"
+	}
+	if got := AsRoot("systemctl start", "gpusliced"); got != want {
+		t.Errorf("%s, want %s", got, want)
 	}
 }

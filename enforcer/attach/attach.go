@@ -11,6 +11,7 @@ package attach
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -176,7 +177,11 @@ func (s *Server) serve(conn *net.UnixConn) {
 	peer, err := unixsocket.Ask(conn, unixsocket.Identify)
 	if err != nil {
 		s.log.Debug("a peer cannot be identified", "err", err)
-		s.send(conn, ledger.Reply{Status: ledger.StatusNotMember}, nil)
+		status := ledger.StatusNotMember
+		if errors.Is(err, process.ErrHidden) {
+			status = ledger.StatusHidden
+		}
+		s.send(conn, ledger.Reply{Status: status}, nil)
 		return
 	}
 	reply, files, ok := s.handler(peer, s.ask(peer), request)

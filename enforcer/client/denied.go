@@ -26,10 +26,12 @@ func (e *DeniedError) Unwrap() error { return e.Err }
 func JoinGroup(socket string) string {
 	group := groupOf(socket)
 	if group == "" {
-		return "and nobody else (group in the configuration of gpusliced)"
+		return "and no group: `group` in gpusliced's configuration names none that exists (`sudo groupadd --system gpuslice`, then start gpusliced anew). " + without
 	}
-	return fmt.Sprintf("and members of the group %s: `sudo usermod -aG %s USER`, then log in again. `gpuslice run` works without", group, group)
+	return fmt.Sprintf("and members of the group %s: `sudo usermod -aG %s USER`, then log in again. %s", group, group, without)
 }
+
+const without = "[[sessions.limits]] in gpusliced's configuration gives other users sessions, and `gpuslice run` works without gpusliced"
 
 // groupOf is the group that may use a socket; "" if none may, or nobody knows. Package os/user would be linked into the hook.
 func groupOf(socket string) string {

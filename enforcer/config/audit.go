@@ -4,7 +4,6 @@ package config
 
 import (
 	"fmt"
-	"path/filepath"
 	"time"
 )
 
@@ -23,7 +22,7 @@ const (
 
 func (a *Audit) check() error {
 	switch {
-	case a.File != "" && !filepath.IsAbs(a.File):
+	case a.File != "" && !isPath(a.File):
 		return fmt.Errorf("audit.file = %q: an absolute path is accepted, and \"\" for none", a.File)
 	case a.MaxSize < smallestAudit:
 		return fmt.Errorf("audit.max_size = %q: \"64KiB\" and more are accepted", a.MaxSize)

@@ -12,10 +12,13 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"os"
 	"path/filepath"
+	"reflect"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -175,9 +178,29 @@ func parse(text string, c *Config) error {
 		return wrongType(err)
 	}
 	if unknown := known.Undecoded(); len(unknown) > 0 {
-		return fmt.Errorf("%sthere is no key %s: gpuslice.toml(5) has them all", lineOf(text, unknown[0]), unknown[0])
+		return fmt.Errorf("%sthere is no key %s%s", lineOf(text, unknown[0]), unknown[0], whereIs(unknown[0]))
 	}
 	return c.check()
+}
+
+// whereIs says where the file may have a key that it has in no section, or else where all keys are.
+func whereIs(key toml.Key) string {
+	var has []string
+	for _, table := range reflect.VisibleFields(reflect.TypeFor[Config]()) {
+		section, fields := table.Tag.Get("toml"), table.Type
+		if fields.Kind() == reflect.Map {
+			section, fields = section+".NAME", fields.Elem()
+		}
+		for _, field := range reflect.VisibleFields(fields) {
+			if len(key) == 1 && field.Tag.Get("toml") == key[0] {
+				has = append(has, "["+section+"]")
+			}
+		}
+	}
+	if len(has) == 0 {
+		return ": gpuslice.toml(5) has them all"
+	}
+	return " outside of a section: write the name of its section in a line above it (" + strings.Join(has, ", ") + ")"
 }
 
 func message(e toml.ParseError) string {
@@ -238,9 +261,12 @@ func (c *Config) check() error {
 	for _, p := range []struct{ key, path string }{
 		{"socket", e.Socket}, {"run_dir", e.RunDir}, {"state_dir", e.StateDir}, {"library", e.Library},
 	} {
-		if !filepath.IsAbs(p.path) {
+		if !isPath(p.path) {
 			return fmt.Errorf("enforcer.%s = %q: an absolute path is accepted", p.key, p.path)
 		}
+	}
+	if err := checkAddress("enforcer.metrics_address", e.MetricsAddress); err != nil {
+		return err
 	}
 	for _, t := range []struct {
 		key  string
@@ -296,7 +322,51 @@ func (c *Config) check() error {
 	if err := c.Leases.check(); err != nil {
 		return err
 	}
+	if err := c.checkSockets(); err != nil {
+		return err
+	}
 	return checkTenants(c.Tenants)
+}
+
+// maxSocket leaves room, in the 107 bytes that the kernel has for a socket's path, for the name under which one is made: with a dot before
+// it and a process's number behind it.
+const maxSocket = 98
+
+// checkSockets refuses paths of sockets that are too long, or that two sockets have.
+func (c *Config) checkSockets() error {
+	taken := make(map[string]string)
+	for _, s := range []struct{ key, path string }{
+		{"enforcer.socket", c.Enforcer.Socket}, {"sessions.socket", c.Sessions.Socket}, {"leases.socket", c.Leases.Socket},
+	} {
+		place := filepath.Clean(s.path)
+		switch other := taken[place]; {
+		case s.path == "":
+			continue
+		case len(s.path) > maxSocket:
+			return fmt.Errorf("%s = %q: a path of at most %d bytes is accepted", s.key, s.path, maxSocket)
+		case other != "":
+			return fmt.Errorf("%s = %q: another path than that of %s is accepted", s.key, s.path, other)
+		}
+		taken[place] = s.key
+	}
+	return nil
+}
+
+// isPath says whether a path is absolute, and may be a file's.
+func isPath(path string) bool { return filepath.IsAbs(path) && !strings.Contains(path, "\x00") }
+
+var hostName = regexp.MustCompile(`^[0-9A-Za-z._:%-]*$`)
+
+// checkAddress refuses what cannot be listened on; "" is no address.
+func checkAddress(key, address string) error {
+	if address == "" {
+		return nil
+	}
+	host, port, err := net.SplitHostPort(address)
+	if _, err2 := strconv.ParseUint(port, 10, 16); err != nil || err2 != nil || !hostName.MatchString(host) {
+		return fmt.Errorf("%s = %q: HOST:PORT is accepted, such as \"127.0.0.1:9835\", or \":9835\" for all addresses, and \"\" for none", key, address)
+	}
+	return nil
 }
 
 func oneOf(s string, accepted ...string) bool { return slices.Contains(accepted, s) }

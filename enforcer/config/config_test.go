@@ -7,6 +7,8 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -14,6 +16,7 @@ import (
 	"github.com/BurntSushi/toml"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/test/badconfig"
 )
 
 const shipped = "../../configs/config.toml"
@@ -27,24 +30,99 @@ func load(t *testing.T, text string) (Config, error) {
 	return Load(path)
 }
 
-func TestTheShippedFileIsTheDefaults(t *testing.T) {
-	c, err := Load(shipped)
+// sections are those of the shipped file, each as it reads once the "#" of its lines is gone. One in double brackets is an example.
+func sections(t *testing.T) (defaults, examples []string) {
+	t.Helper()
+	text, err := os.ReadFile(shipped)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !reflect.DeepEqual(c, Default()) {
-		t.Errorf("the file says %+v\nthe default is %+v", c, Default())
+	active := regexp.MustCompile(`(?m)^#([[a-z])`).ReplaceAllString(string(text), "$1")
+	starts := regexp.MustCompile(`(?m)^\[`).FindAllStringIndex(active, -1)
+	for i, start := range starts {
+		end := len(active)
+		if i+1 < len(starts) {
+			end = starts[i+1][0]
+		}
+		if section := active[start[0]:end]; strings.HasPrefix(section, "[[") {
+			examples = append(examples, section)
+		} else {
+			defaults = append(defaults, section)
+		}
+	}
+	return defaults, examples
+}
+
+func TestTheShippedFileIsTheDefaults(t *testing.T) {
+	defaults, _ := sections(t)
+	same := map[string]string{"an empty file": "", "each section": strings.Join(defaults, "")}
+	if text, err := os.ReadFile(shipped); err != nil {
+		t.Fatal(err)
+	} else {
+		same["the shipped file"] = string(text)
+	}
+	for name, text := range same {
+		if c, err := load(t, text); err != nil || !reflect.DeepEqual(c, Default()) {
+			t.Errorf("%s: %v: %+v\nthe default is %+v", name, err, c, Default())
+		}
 	}
 	if _, err := os.Stat(api.DefaultConfig); errors.Is(err, os.ErrNotExist) {
 		if none, err := Load(api.DefaultConfig); err != nil || !reflect.DeepEqual(none, Default()) {
 			t.Errorf("no file: %+v, %v", none, err)
 		}
 	}
-	if empty, err := load(t, ""); err != nil || !reflect.DeepEqual(empty, Default()) {
-		t.Errorf("an empty file: %+v, %v", empty, err)
+	if c := Default(); c.check() != nil {
+		t.Error(c.check())
 	}
-	if err := c.check(); err != nil {
-		t.Error(err)
+}
+
+// documented are the blocks of TOML in the documents that are parts of this file, not of another program's.
+func documented(t *testing.T) (blocks []string) {
+	t.Helper()
+	block := regexp.MustCompile("(?ms)^```toml\n(.*?)^```")
+	others := regexp.MustCompile(`^\[(nvidia-container-runtime|plugins\.)`)
+	for _, pattern := range []string{"../../README.md", "../../docs/*.md", "../../docs/*/*.md"} {
+		files, err := filepath.Glob(pattern)
+		if err != nil || len(files) == 0 {
+			t.Fatal(pattern, err)
+		}
+		for _, file := range files {
+			text, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, found := range block.FindAllSubmatch(text, -1) {
+				if !others.Match(found[1]) {
+					blocks = append(blocks, string(found[1]))
+				}
+			}
+		}
+	}
+	return blocks
+}
+
+func TestWhatIsDocumentedMayBeAppendedToTheShippedFile(t *testing.T) {
+	text, err := os.ReadFile(shipped)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defaults, examples := sections(t)
+	blocks := documented(t)
+	if len(defaults) < 10 || len(examples) == 0 || len(blocks) == 0 {
+		t.Fatalf("found %d sections, %d examples, %d blocks of documents", len(defaults), len(examples), len(blocks))
+	}
+	for _, added := range slices.Concat(defaults, examples, blocks) {
+		if _, err := load(t, string(text)+added); err != nil {
+			t.Errorf("%v, with this at its end:\n%s", err, added)
+		}
+	}
+	for _, added := range slices.Concat(examples, blocks) {
+		if c, err := load(t, string(text)+added); err == nil && reflect.DeepEqual(c, Default()) {
+			t.Errorf("it changes nothing:\n%s", added)
+		}
+	}
+	if c, err := load(t, string(text)+examples[0]+examples[0]); err != nil || len(c.Sessions.Limits) != 2 {
+		t.Errorf("an example twice: %+v, %v", c.Sessions, err)
 	}
 }
 
@@ -55,12 +133,10 @@ func TestTheFileForSharedHostsIsAccepted(t *testing.T) {
 }
 
 func TestTheShippedFileNamesAndExplainsEveryKey(t *testing.T) {
-	text, err := os.ReadFile(shipped)
-	if err != nil {
-		t.Fatal(err)
-	}
+	defaults, examples := sections(t)
+	text := strings.Join(append(defaults, examples...), "")
 	var c Config
-	known, err := toml.Decode(string(text), &c)
+	known, err := toml.Decode(text, &c)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -74,8 +150,8 @@ func TestTheShippedFileNamesAndExplainsEveryKey(t *testing.T) {
 			if key == "" || !known.IsDefined(append(path, key)...) {
 				t.Errorf("the file has no %s.%s (field %s)", table, key, field.Name)
 			}
-			if at := strings.Index(string(text), "\n"+key+" ="); at > 0 {
-				lines := strings.Split(string(text[:at]), "\n")
+			if at := strings.Index(text, "\n"+key+" ="); at > 0 {
+				lines := strings.Split(text[:at], "\n")
 				if !strings.HasPrefix(lines[len(lines)-1], "#") {
 					t.Errorf("%s.%s is not explained", table, key)
 				}
@@ -187,81 +263,7 @@ tls_client_ca = "/ca.pem"
 }
 
 func TestWhatIsNotUnderstoodIsRefusedWithItsLine(t *testing.T) {
-	for text, want := range map[string][]string{
-		"[enforcer]\n\nsockt = \"/a\"\n":                                            {"line 3", "enforcer.sockt: gpuslice.toml(5) has them all"},
-		"[runtime]\nmissing = \"pass\"\n[runtme]\nmissing = \"refuse\"\n":           {"line 3", "runtme"},
-		"# a comment\nsocket = \"/a\"\n":                                            {"line 2", "socket"},
-		"[enforcer]\n\"socket \" = \"/a\"\n":                                        {"enforcer"},
-		"enforcer = {sockt = \"/a\"}\n":                                             {"enforcer.sockt"},
-		"[enforcer]\nsocket = /a\n":                                                 {"line 2"},
-		"[enforcer]\nsocket = 7\n":                                                  {"line 2: enforcer.socket: text in quotes is accepted"},
-		"[enforcer]\nsocket = \"/a\"\nsocket = \"/b\"\n":                            {"line 3"},
-		"[enforcer]\nsocket = \"a.sock\"\n":                                         {"enforcer.socket", "absolute"},
-		"[enforcer]\nlog_level = \"verbose\"\n":                                     {"enforcer.log_level", `"debug"`},
-		"[enforcer]\ntruth_interval = \"0s\"\n":                                     {"enforcer.truth_interval", "10ms"},
-		"[enforcer]\nsettle_time = \"1ms\"\n":                                       {"enforcer.settle_time", "1h"},
-		"[enforcer]\nexit_grace = \"2h\"\n":                                         {"enforcer.exit_grace", "1h"},
-		"[enforcer]\nidle_interval = \"0s\"\n":                                      {"enforcer.idle_interval", "10ms"},
-		"[policy]\nbypass_grace = \"0s\"\n":                                         {"policy.bypass_grace", "10ms"},
-		"[enforcer]\ntruth_interval = \"soon\"\n":                                   {"line 2", "soon"},
-		"[enforcer]\ncontext_overhead = \"0\"\n":                                    {"line 2", "4GiB"},
-		"[enforcer]\ncontext_overhead = \"4X\"\n":                                   {"4X", "4GiB"},
-		"[enforcer]\nnvml = \"on\"\n":                                               {"enforcer.nvml", `"auto"`},
-		"[runtime]\nmissing = \"ignore\"\n":                                         {"runtime.missing", `"refuse"`},
-		"[runtime]\nruntimes = []\n":                                                {"runtime.runtimes"},
-		"[runtime]\ndefault_vram = \"150%\"\n":                                      {"runtime.default_vram", "100%"},
-		"[runtime]\nallow_env = true\n":                                             {"runtime.allow_env", "allow_env needs default_vram"},
-		"[enforcer]\nenforcement = \"driver\"\n":                                    {"enforcer.enforcement = \"driver\"", `"native"`},
-		"[enforcer]\nenforcement = \"native\"\nnvml = \"off\"\n":                    {"enforcer.enforcement", `nvml = "off"`},
-		"[runtime]\nallow_env = \"yes\"\n":                                          {"line 2: runtime.allow_env: true or false"},
-		"[audit]\nfile = \"a\"\n":                                                   {"audit.file", "absolute"},
-		"[audit]\nmax_size = \"1k\"\n":                                              {"audit.max_size", "64KiB"},
-		"[audit]\nmax_age = \"1s\"\n":                                               {"audit.max_age", "1m"},
-		"[audit]\nkeep = \"8\"\n":                                                   {"line 2: audit.keep: a whole number"},
-		"[runtime]\nruntimes = \"runc\"\n":                                          {"line 2: runtime.runtimes: a list"},
-		"[policy]\nallowance = [1]\n":                                               {"line 2: policy.allowance: text in quotes"},
-		"[audit]\nkeep = -1\n":                                                      {"audit.keep", "0 to 10000"},
-		"[sessions]\nsocket = \"s\"\n":                                              {"sessions.socket", "absolute"},
-		"[[sessions.limits]]\nmax_vram = \"1G\"\n":                                  {"number 1", "exactly one"},
-		"[[sessions.limits]]\nuser = \"a\"\ngroup = \"b\"\nmax_vram = \"1G\"\n":     {"number 1", "exactly one"},
-		"[[sessions.limits]]\nuser = \"a\"\n":                                       {"number 1", "no max_vram"},
-		"[[sessions.limits]]\nuser = \"a\"\nmax_vram = \"0\"\n":                     {"line 3"},
-		"[[sessions.limits]]\nuser = \"a\"\nmax_vram = \"1G\"\nmax_sessions = -1\n": {"number 1", "max_sessions = -1"},
-		"[[sessions.limits]]\nuser = \"a\"\nmaxvram = \"1G\"\n":                     {"sessions.limits.maxvram"},
-		"[leases]\nsocket = \"l\"\n":                                                {"leases.socket", "absolute"},
-		"[leases]\nuids = \"5\"\n":                                                  {"line 2", "range of user ids"},
-		"[leases]\nuids = \"9-5\"\n":                                                {"line 2", "lower one first"},
-		"[leases]\nuids = \"0-5\"\n":                                                {"line 2", "from 1 on"},
-		"[leases]\ncgroup = \"a/b\"\n":                                              {"leases.cgroup", "one directory"},
-		"[leases]\nmax_leases = 0\n":                                                {"leases.max_leases = 0", "1 to 10000"},
-		"[leases]\nload_timeout = \"1ms\"\n":                                        {"leases.load_timeout", "1s"},
-		"[leases]\nmemory_max = \"1M\"\n":                                           {"leases.memory_max", "64MiB"},
-		"[leases]\ntls_address = \":1\"\n":                                          {"leases.tls_address is set", "leases.tls_certificate is not", "all four"},
-		"[leases]\ntls_key = \"/k\"\n":                                              {"leases.tls_key is set", "leases.tls_address is not"},
-		"[leases]\ntls_address = \":0\"\ntls_certificate = \"/c\"\ntls_key = \"/k\"\ntls_client_ca = \"/a\"\n": {"leases.tls_address = \":0\"", "HOST:PORT"},
-		"[leases]\ntls_address = \":1\"\ntls_certificate = \"c\"\ntls_key = \"/k\"\ntls_client_ca = \"/a\"\n":  {"leases.tls_certificate = \"c\"", "absolute"},
-		"[leases]\ncpus = -1.0\n":                          {"leases.cpus", "0.01"},
-		"[expiry]\ngrace = \"1ms\"\n":                      {"expiry.grace", "100ms"},
-		"[expiry]\ngrace = \"2h\"\n":                       {"expiry.grace", "1h"},
-		"[expiry]\nmax_ttl = \"never\"\n":                  {"line 2", "never", "12h"},
-		"[expiry]\nmax_ttl = \"0s\"\n":                     {"line 2", "0s"},
-		"[policy]\nbypass = \"stop\"\n":                    {"policy.bypass", `"log", "refuse" and "kill"`},
-		"[policy]\nscope = \"host\"\n":                     {"policy.scope", `"process" and "slice"`},
-		"[policy]\nallowance = \"0\"\n":                    {"line 2", "no memory"},
-		"[elastic]\novercommit = 0.9\n":                    {"elastic.overcommit = 0.9", "1.0 to 1000.0"},
-		"[elastic]\nmin_resident = \"2h\"\n":               {"elastic.min_resident", "0s to 1h"},
-		"[elastic]\nremap = false\nhost_cgroup = \"/x\"\n": {"elastic.host_cgroup", "that is for remap = true"},
-		"[elastic]\nquantum = \"1s\"\n":                    {"elastic.quantum", "min_resident (2s) to 24h"},
-		"[admission]\novercommit = 0.9\n":                  {"admission.overcommit = 0.9", "1.0 to 1000.0", "reserve"},
-		"[admission]\novercommit = nan\n":                  {"admission.overcommit", "1.0 to 1000.0"},
-		"[admission]\novercommit = \"2\"\n":                {"line 2: admission.overcommit: a number without quotes"},
-		"[admission]\nreserve = \"-1G\"\n":                 {"line 2", "4GiB"},
-		"[admission]\nmax_vram = \"110%\"\n":               {"line 2", "100%"},
-		"[tenants.a]\nmaxvram = \"1G\"\n":                  {"line 2", "tenants.a.maxvram"},
-		"[tenants.\"a b\"]\nmax_vram = \"1G\"\n":           {`tenants."a b"`, "letters, digits"},
-		"[tenants.\"a+b\"]\n":                              {`tenants."a+b"`, "1 to 63"},
-		"[tenants.a]\nmax_vram = \"0\"\n":                  {"line 2", "no memory"},
-	} {
+	for text, want := range badconfig.Files {
 		_, err := load(t, text)
 		if err == nil {
 			t.Errorf("accepted: %s", text)
@@ -277,6 +279,26 @@ func TestWhatIsNotUnderstoodIsRefusedWithItsLine(t *testing.T) {
 		}
 		if strings.Contains(err.Error(), ".go") {
 			t.Errorf("the error names a source file: %q", err)
+		}
+	}
+}
+
+func TestEachKeyHasAValueThatIsRefused(t *testing.T) {
+	var texts strings.Builder
+	for text := range badconfig.Files {
+		texts.WriteString("\n" + text)
+	}
+	for _, table := range reflect.VisibleFields(reflect.TypeFor[Config]()) {
+		fields := table.Type
+		if fields.Kind() == reflect.Map {
+			fields = fields.Elem()
+		}
+		for _, field := range reflect.VisibleFields(fields) {
+			section, key := table.Tag.Get("toml"), field.Tag.Get("toml")
+			set := regexp.MustCompile(`\n\[+` + section + `[^[]*\n` + key + ` =|\n\[\[` + section + `\.` + key + `]]`)
+			if !set.MatchString(texts.String()) {
+				t.Errorf("badconfig has no value for %s.%s", section, key)
+			}
 		}
 	}
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math"
 	"path"
-	"strings"
 	"time"
 )
 
@@ -39,7 +38,7 @@ func (e *Elastic) check() error {
 		return fmt.Errorf("elastic.min_resident = %q: 0s to 1h are accepted", e.MinResident)
 	case e.Quantum < e.MinResident || e.Quantum > 24*time.Hour:
 		return fmt.Errorf("elastic.quantum = %q: min_resident (%s) to 24h are accepted", e.Quantum, e.MinResident)
-	case e.HostCgroup != "" && (!strings.HasPrefix(e.HostCgroup, "/") || path.Clean(e.HostCgroup) != e.HostCgroup || e.HostCgroup == "/" || len(e.HostCgroup) > 255):
+	case e.HostCgroup != "" && (!isPath(e.HostCgroup) || path.Clean(e.HostCgroup) != e.HostCgroup || e.HostCgroup == "/" || len(e.HostCgroup) > 255):
 		return fmt.Errorf("elastic.host_cgroup = %q: a path below the root of the cgroups such as \"/gpuslice-host\" is accepted, or \"\"", e.HostCgroup)
 	case e.HostCgroup != "" && !e.Remap:
 		return fmt.Errorf("elastic.host_cgroup = %q: that is for remap = true", e.HostCgroup)

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math"
 	"net"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
@@ -67,7 +66,7 @@ const (
 // check says which value is not accepted, and what is.
 func (l *Leases) check() error {
 	for _, p := range []struct{ key, path string }{{"socket", l.Socket}, {"dir", l.Dir}} {
-		if !filepath.IsAbs(p.path) {
+		if !isPath(p.path) {
 			return fmt.Errorf("leases.%s = %q: an absolute path is accepted", p.key, p.path)
 		}
 	}
@@ -78,6 +77,9 @@ func (l *Leases) check() error {
 		if n.value < 1 || n.value > n.max {
 			return fmt.Errorf("leases.%s = %d: 1 to %d are accepted", n.key, n.value, n.max)
 		}
+	}
+	if err := checkAddress("leases.metrics_address", l.MetricsAddress); err != nil {
+		return err
 	}
 	if err := l.checkTLS(); err != nil {
 		return err
@@ -104,7 +106,7 @@ func (l *Leases) checkTLS() error {
 			return fmt.Errorf("leases.%s is set and leases.tls_address is not: all four tls_ keys, or none of them, are accepted", f.key)
 		case l.TLSAddress != "" && f.path == "":
 			return fmt.Errorf("leases.tls_address is set and leases.%s is not: all four tls_ keys, or none of them, are accepted", f.key)
-		case f.path != "" && !filepath.IsAbs(f.path):
+		case f.path != "" && !isPath(f.path):
 			return fmt.Errorf("leases.%s = %q: an absolute path is accepted", f.key, f.path)
 		}
 	}

@@ -4,7 +4,6 @@ package config
 
 import (
 	"fmt"
-	"path/filepath"
 )
 
 // Sessions is what users who may not use the control socket can have.
@@ -31,7 +30,7 @@ const (
 func (s *Sessions) Serve() bool { return s.Socket != "" && len(s.Limits) > 0 }
 
 func (s *Sessions) check() error {
-	if s.Socket != "" && !filepath.IsAbs(s.Socket) {
+	if s.Socket != "" && !isPath(s.Socket) {
 		return fmt.Errorf("sessions.socket = %q: an absolute path is accepted, or \"\" for none", s.Socket)
 	}
 	for i, l := range s.Limits {

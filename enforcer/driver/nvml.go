@@ -76,7 +76,7 @@ func noNVML(format string, args ...any) error {
 func remedy(ret nvml.Return) string {
 	switch ret {
 	case nvml.ERROR_DRIVER_NOT_LOADED:
-		return "load the kernel module (modprobe nvidia), or set nvml = \"off\""
+		return "load the kernel module (`sudo modprobe nvidia`), or set nvml = \"off\""
 	case nvml.ERROR_LIB_RM_VERSION_MISMATCH:
 		return "the library and the kernel module are of two driver versions: reboot, or reload the module"
 	case nvml.ERROR_NO_PERMISSION:

@@ -58,12 +58,13 @@ const (
 	StatusRefused   Status = C.ATTACH_REFUSED
 	StatusAway      Status = C.ATTACH_AWAY
 	StatusOwn       Status = C.ATTACH_OWN
+	StatusHidden    Status = C.ATTACH_HIDDEN
 )
 
 var statusText = [...]string{
 	"ok", "the peer is not a process of this slice", "no free process slot or device", "the slice was released",
 	"malformed message", "the slice has no quota on that device", "there is no driver truth", "the enforcer failed",
-	"it does not fit", "the slice's memory is moved aside", "nobody else gives host memory",
+	"it does not fit", "the slice is evicted", "host memory is the process's own", "/proc does not show the peer to the enforcer",
 }
 
 func (s Status) Error() string {

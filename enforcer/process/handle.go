@@ -90,6 +90,9 @@ func take(fd, pid int) (*Handle, error) {
 		h.Close()
 		return nil, fmt.Errorf("process %d: %w", pid, ErrDead)
 	}
+	if errors.Is(err, ErrDead) || errors.Is(err, os.ErrPermission) {
+		err = fmt.Errorf("process %d: %w", pid, ErrHidden)
+	}
 	if err != nil {
 		h.Close()
 		return nil, err

@@ -26,13 +26,20 @@ import (
 // ErrDead says that the process is dead, or was already when it was asked for.
 var ErrDead = errors.New("the process is dead")
 
+// ErrHidden says that the process is alive, and that /proc does not show it to this user.
+var ErrHidden = errors.New("/proc does not show the process: it is mounted with hidepid, which hides from a user what is not theirs or is not " +
+	"dumpable (mount it without, or have root run gpusliced)")
+
 // Identity is what tells a process from all others of this boot.
 type Identity struct {
 	PID   int    // in the pid namespace of the caller
 	Start uint64 // clock ticks from boot to its start; survives execve, by any thread
 	NSPID int    // its pid in its own pid namespace, what it sees itself
-	PIDNS uint64 // inode of that namespace
+	PIDNS uint64 // inode of that namespace; Unreadable and the pid if that cannot be read
 }
+
+// Unreadable marks a PIDNS that is no inode: no two processes have the same, so none takes the other's pids for its own.
+const Unreadable = 1 << 63
 
 // BootID names this boot of the kernel. Start times, pidfds and cgroup inodes of another boot mean nothing.
 func BootID() (string, error) {
@@ -55,15 +62,31 @@ func identify(pid int) (Identity, error) {
 	if err != nil {
 		return Identity{}, err
 	}
-	nspid, err := readNSPID(pid)
+	nspid, nested, err := readNSPID(pid)
 	if err != nil {
 		return Identity{}, err
 	}
-	ns, err := os.Stat(fmt.Sprintf("/proc/%d/ns/pid", pid))
+	ns, err := namespace(pid, nested)
 	if err != nil {
 		return Identity{}, vanished(pid, err)
 	}
-	return Identity{PID: pid, Start: s.start, NSPID: nspid, PIDNS: ns.Sys().(*syscall.Stat_t).Ino}, nil
+	return Identity{PID: pid, Start: s.start, NSPID: nspid, PIDNS: ns}, nil
+}
+
+// namespace reads the pid namespace of a process. Only root may read that of a program that made itself non-dumpable (prctl(2)); all users
+// may read whether it is nested below that of /proc, in which the caller is, too.
+func namespace(pid int, nested bool) (uint64, error) {
+	ns, err := os.Stat(fmt.Sprintf("/proc/%d/ns/pid", pid))
+	if err == nil {
+		return ns.Sys().(*syscall.Stat_t).Ino, nil
+	}
+	if !errors.Is(err, os.ErrPermission) {
+		return 0, err
+	}
+	if _, callerNested, err := readNSPID(os.Getpid()); err == nil && !nested && !callerNested {
+		return PIDNamespace()
+	}
+	return Unreadable | uint64(pid), nil
 }
 
 type stat struct {
@@ -103,11 +126,11 @@ func parseStat(b []byte) (stat, error) {
 	return s, nil
 }
 
-func readNSPID(pid int) (int, error) {
+func readNSPID(pid int) (nspid int, nested bool, err error) {
 	guard.MayWait("a process's files")
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
-		return 0, vanished(pid, err)
+		return 0, false, vanished(pid, err)
 	}
 	return parseNSPID(b)
 }
@@ -157,9 +180,9 @@ func Groups(pid int) (groups []uint32) {
 	return groups
 }
 
-// parseNSPID reads the last number of the line NSpid: the pid in the innermost namespace. A
-// program's name cannot forge the line: the kernel escapes a newline in Name.
-func parseNSPID(b []byte) (int, error) {
+// parseNSPID reads the last number of the line NSpid, the pid in the innermost namespace, and whether there are others: namespaces from that
+// of /proc down. A program's name cannot forge the line: the kernel escapes a newline in Name.
+func parseNSPID(b []byte) (nspid int, nested bool, err error) {
 	for line := range strings.Lines(string(b)) {
 		rest, ok := strings.CutPrefix(line, "NSpid:")
 		if !ok {
@@ -171,11 +194,11 @@ func parseNSPID(b []byte) (int, error) {
 		}
 		n, err := strconv.Atoi(pids[len(pids)-1])
 		if err != nil {
-			return 0, fmt.Errorf("/proc/PID/status, NSpid: %w", err)
+			return 0, false, fmt.Errorf("/proc/PID/status, NSpid: %w", err)
 		}
-		return n, nil
+		return n, len(pids) > 1, nil
 	}
-	return 0, errors.New("/proc/PID/status has no NSpid: a kernel with pid namespaces (CONFIG_PID_NS) is needed")
+	return 0, false, errors.New("/proc/PID/status has no NSpid: a kernel with pid namespaces (CONFIG_PID_NS) is needed")
 }
 
 // vanished turns the two ways in which /proc says that a process is gone (no directory any more; reading from

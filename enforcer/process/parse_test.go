@@ -22,19 +22,22 @@ func TestAStatusThatIsNoneIsAnError(t *testing.T) {
 		}
 	}
 	for _, s := range []string{"", "NSpid:\n", "NSpid:\tx\n", "Name:\tNSpid: 7\n"} {
-		if got, err := parseNSPID([]byte(s)); err == nil {
+		if got, _, err := parseNSPID([]byte(s)); err == nil {
 			t.Errorf("%q: got %d", s, got)
 		}
 	}
 }
 
 func TestTheInnermostNamespaceCounts(t *testing.T) {
-	for s, want := range map[string]int{
-		"Name:\tx\nNSpid:\t4711\nFoo:\t1\n":      4711,
-		"Name:\tx\nNSpid:\t4711\t23\t1\nNSid:\n": 1,
+	for s, want := range map[string]struct {
+		pid    int
+		nested bool
+	}{
+		"Name:\tx\nNSpid:\t4711\nFoo:\t1\n":      {4711, false},
+		"Name:\tx\nNSpid:\t4711\t23\t1\nNSid:\n": {1, true},
 	} {
-		if got, err := parseNSPID([]byte(s)); err != nil || got != want {
-			t.Errorf("%q: got %d, %v, want %d", s, got, err, want)
+		if pid, nested, err := parseNSPID([]byte(s)); err != nil || pid != want.pid || nested != want.nested {
+			t.Errorf("%q: got %d, %v, %v, want %v", s, pid, nested, err, want)
 		}
 	}
 }
@@ -44,6 +47,6 @@ func FuzzParse(f *testing.F) {
 	f.Add([]byte("NSpid:\t1\t2\n"))
 	f.Fuzz(func(_ *testing.T, b []byte) {
 		_, _ = parseStat(b)
-		_, _ = parseNSPID(b)
+		_, _, _ = parseNSPID(b)
 	})
 }

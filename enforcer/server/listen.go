@@ -11,6 +11,7 @@ import (
 	"os/user"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -58,7 +59,7 @@ const usersQueue = 128
 func groupID(group string) (int, error) {
 	g, err := user.LookupGroup(group)
 	if err != nil {
-		return 0, fmt.Errorf("%w: make the group (groupadd --system %s), or set group = \"\" in the configuration", err, group)
+		return 0, fmt.Errorf("%w: make the group (`sudo groupadd --system %s`), or set group = \"\" in the configuration", err, group)
 	}
 	gid, err := strconv.Atoi(g.Gid)
 	if err != nil {
@@ -79,9 +80,8 @@ func listen(path string, gid int, mode os.FileMode) (net.Listener, error) {
 	if err := vacant(path); err != nil {
 		return nil, err
 	}
-	// It is made under another name and then renamed, so that it has its owner and mode from the first moment on
-	// which somebody can find it, and so that no path is removed that may just have become another's.
-	temporary := filepath.Join(filepath.Dir(path), fmt.Sprintf(".%s.%d", filepath.Base(path), os.Getpid()))
+	// The socket is renamed to path once it has its owner and mode. No path is removed, which another process may just have taken.
+	temporary := fmt.Sprintf("%s%d", firstName(path), os.Getpid())
 	if err := os.Remove(temporary); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
 	}
@@ -112,6 +112,29 @@ func listen(path string, gid int, mode os.FileMode) (net.Listener, error) {
 		return nil, errors.Join(err, l.Close(), os.Remove(temporary))
 	}
 	return l, nil
+}
+
+// firstName is the name under which the socket at path is made, up to the process's number. The kernel keeps showing that name.
+func firstName(path string) string {
+	return filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+".")
+}
+
+// MadeAs says whether a socket of this name was made to be the one at path.
+func MadeAs(name, path string) bool {
+	number, is := strings.CutPrefix(name, firstName(path))
+	_, err := strconv.ParseUint(number, 10, 32)
+	return is && err == nil
+}
+
+// RemoveStale removes the socket at path if no program listens on it. It removes no other file.
+func RemoveStale(path string) error {
+	if err := vacant(path); err != nil {
+		return nil //nolint:nilerr // then it is not stale
+	}
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	return nil
 }
 
 // vacant says why path cannot be replaced: by nothing, or by a socket that nobody answers on, it can.

@@ -90,9 +90,11 @@ gpuslice install docker
 [ -x /usr/local/bin/gpusliced ]
 grep -q gpuslice /etc/docker/daemon.json # nothing was taken away
 ended
+printf '[enforcer]\nsocket = "/run/gpuslice/other.sock"\n[[sessions.limits]]\nuser = "daemon"\nmax_vram = "1G"\n' >>/etc/gpuslice/config.toml
 printf %s "$SCRIPT" >"$DIR/run" && chmod 0755 "$DIR/run"
 "$DIR/run" >/dev/null &
 works
+[ -S /run/gpuslice/other.sock ] && [ -S /run/gpuslice/session.sock ]
 ended
 "$PROJECT/configs/install.sh" uninstall
 [ ! -e /usr/local/bin/gpusliced ]

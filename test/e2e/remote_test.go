@@ -55,7 +55,8 @@ func (h *leaseHost) remote(t *testing.T) (dir string, env []string) {
 	h.stop(unix.SIGTERM)
 	file, err := os.OpenFile(h.Config(), os.O_APPEND|os.O_WRONLY, 0)
 	h.Must(err)
-	_, err = file.WriteString(strings.NewReplacer(":9837", fmt.Sprint("127.0.0.1:", port), "/etc/gpuslice/", dir+"/").Replace(documented(h, "toml")))
+	// The file ends with its own section [leases].
+	_, err = file.WriteString(strings.NewReplacer("[leases]\n", "", ":9837", fmt.Sprint("127.0.0.1:", port), "/etc/gpuslice/", dir+"/").Replace(documented(h, "toml")))
 	h.Must(err)
 	h.Must(file.Close())
 	h.start()

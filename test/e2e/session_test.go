@@ -43,12 +43,9 @@ func TestSessionNeedsNoPrivileges(t *testing.T) {
 	h.Must(os.Mkdir(runtimeDir, 0o700))
 	h.Must(os.Chown(runtimeDir, nobody, nobody))
 	hog := filepath.Join(bin, "demo", "cuda_hog")
-	cmd := exec.Command(filepath.Join(bin, "gpuslice"), "run", "--embedded", "--vram", "4G", "--", "sh", "-c",
+	cmd := h.runAsNobody(bin, "--vram", "4G", "--", "sh", "-c",
 		`id -u; echo "token: $GPUSLICE_TOKEN_FILE."; (`+hog+` 3221225472 & echo $!) | { read pid; read line; echo "$line"; `+hog+` 3221225472; kill -9 $pid; }; exit 7`)
-	cmd.Env = []string{"PATH=/usr/bin:/bin", "XDG_RUNTIME_DIR=" + runtimeDir,
-		"LD_LIBRARY_PATH=" + filepath.Join(bin, "fakecuda"), "FAKECUDA_STATE=" + filepath.Join(h.Dir, "fake", "nobody")}
-	cmd.Dir = "/"
-	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
+	cmd.Env = append(cmd.Env, "XDG_RUNTIME_DIR="+runtimeDir)
 	out, err := cmd.CombinedOutput()
 	if cmd.ProcessState.ExitCode() != 7 {
 		t.Errorf("the command's exit code is 7, got %v", err)
@@ -60,6 +57,37 @@ func TestSessionNeedsNoPrivileges(t *testing.T) {
 	}
 	if left, err := os.ReadDir(runtimeDir); err != nil || len(left) != 0 {
 		t.Errorf("something is left: %v, %v", left, err)
+	}
+}
+
+// runAsNobody is `gpuslice run` of a user without privileges, with an enforcer of its own.
+func (h *host) runAsNobody(bin string, args ...string) *exec.Cmd {
+	cmd := exec.Command(filepath.Join(bin, "gpuslice"), append([]string{"run", "--embedded"}, args...)...)
+	cmd.Env = []string{"PATH=/usr/bin:/bin", "LD_LIBRARY_PATH=" + filepath.Join(bin, "fakecuda"), "FAKECUDA_STATE=" + filepath.Join(h.Dir, "fake", "nobody")}
+	cmd.Dir = "/"
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
+	return cmd
+}
+
+func TestSessionHasItsProgramsThatAreNotDumpable(t *testing.T) {
+	h := newHost(t)
+	bin := h.forNobody()
+	hog := filepath.Join(bin, "demo", "cuda_hog")
+	h.Must(os.Chmod(hog, 0o111)) // the kernel makes a program non-dumpable that its user may not read
+	out, err := h.runAsNobody(bin, "--vram", "4G", "--", hog, "0").CombinedOutput()
+	if err != nil || !strings.Contains(string(out), " of 4294967296\n") {
+		t.Errorf("%v\n%s", err, out)
+	}
+	// Where /proc shows the program to root alone, the refusal says so.
+	hidden := h.runAsNobody(bin, "--vram", "4G", "--", hog, "0")
+	hidden.Args = append([]string{"unshare", "--mount", "sh", "-euc", `mount -t proc -o hidepid=2 proc /proc; exec setpriv "$@"`, "sh",
+		"--reuid=" + strconv.Itoa(nobody), "--regid=" + strconv.Itoa(nobody), "--clear-groups"}, hidden.Args...)
+	hidden.SysProcAttr = nil
+	hidden.Path, err = exec.LookPath("unshare")
+	h.Must(err)
+	out, err = hidden.CombinedOutput()
+	if err == nil || !strings.Contains(string(out), "/proc is mounted with hidepid") || !strings.Contains(string(out), "CUDA_ERROR_OUT_OF_MEMORY") {
+		t.Errorf("with hidepid: %v\n%s", err, out)
 	}
 }
 

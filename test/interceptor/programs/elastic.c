@@ -305,7 +305,8 @@ static void killed(void)
 
 static void gone(void)
 {
-	static const int statuses[] = {ATTACH_CLOSED, ATTACH_NOT_MEMBER, ATTACH_MALFORMED};
+	static const int statuses[] = {ATTACH_CLOSED, ATTACH_NOT_MEMBER, ATTACH_HIDDEN,
+	                               ATTACH_MALFORMED};
 
 	attach();
 	for (size_t i = 0; i < sizeof(statuses) / sizeof(*statuses); i++) {

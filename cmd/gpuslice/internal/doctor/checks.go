@@ -14,7 +14,6 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
-	"syscall"
 
 	"github.com/gpuslice/gpuslice/enforcer/advice"
 	"github.com/gpuslice/gpuslice/enforcer/api"
@@ -48,7 +47,7 @@ func (h Host) driver(add adder) {
 		return
 	}
 	add("driver", Fail, "libcuda.so.1 is not in the loader's directories",
-		"install the NVIDIA driver, or run `ldconfig` if it is there")
+		"install the NVIDIA driver, or run `sudo ldconfig` if it is there")
 }
 
 // kernelModule returns the version from "NVRM version: NVIDIA UNIX … Kernel Module  580.65.06  …".
@@ -119,8 +118,7 @@ func (h Host) config(add adder) {
 	switch {
 	case err == nil:
 		add("config", OK, h.Config, "")
-	case errors.Is(err, fs.ErrPermission):
-		add("config", Skip, "you may not read "+h.Config, "")
+	case add.denied("config", "you may not read "+h.Config, err):
 	default:
 		add("config", Fail, err.Error(), "correct it, or gpusliced will not start again and gpuslice-runtime refuses new containers; then "+advice.Restart("gpusliced")+" (running containers go on)")
 	}
@@ -133,8 +131,8 @@ func (h Host) enforcer(add adder, info api.Info, err error) {
 			"restart it after an upgrade: "+advice.Restart("gpusliced")+" (running containers go on)")
 	case err == nil:
 		add("enforcer", OK, fmt.Sprintf("answers on %s, version %s, pid %d", h.Socket, info.Version, info.PID), "")
-	case errors.Is(err, fs.ErrPermission), errors.Is(err, syscall.EACCES):
-		add("enforcer", Fail, "you may not use "+h.Socket, "root may, "+client.JoinGroup(h.Socket))
+	case errors.Is(err, fs.ErrPermission):
+		add("enforcer", Skip, "not checked: you may not use "+h.Socket, asRoot+"; root may use the socket, "+client.JoinGroup(h.Socket))
 	case errors.Is(err, api.ErrUnreachable):
 		add("enforcer", Fail, fmt.Sprintf("nobody answers on %s: no container can get a slice (`gpuslice run` can)", h.Socket), advice.Enable("gpusliced"))
 	default:
@@ -154,6 +152,8 @@ func (h Host) devices(ctx context.Context, add adder, info api.Info, told bool) 
 		devices, err = h.Devices()
 	}
 	switch {
+	case add.denied("devices", fmt.Sprintf("%s: %v", from, err), err):
+		return
 	case err != nil:
 		add("devices", Fail, fmt.Sprintf("asking %s: %v", from, err), "see whether `nvidia-smi` works")
 		return
@@ -208,6 +208,10 @@ func (h Host) runtimes(ctx context.Context, add adder) {
 			continue
 		}
 		version, err := h.RuntimeVersion(ctx, path)
+		if add.denied("runtime", "you may not run "+path, err) {
+			found = true
+			continue
+		}
 		if err != nil {
 			add("runtime", Warn, fmt.Sprintf("%s does not say its version: %v", path, err), "see whether it runs at all")
 			continue
@@ -224,16 +228,19 @@ func (h Host) programs(add adder) {
 	for _, name := range []string{"gpuslice-runtime", "gpuslice-hook", "gpusliced"} {
 		path, err := h.Program(name)
 		if err != nil {
-			add("programs", Fail, err.Error(), "install it: `make install`")
+			add("programs", Fail, err.Error(), "install it: `sudo make install`")
 			continue
 		}
 		info, err := os.Stat(path)
+		if add.denied("programs", "you may not look for "+path, err) {
+			continue
+		}
 		if err != nil {
-			add("programs", Fail, err.Error(), "`make install`")
+			add("programs", Fail, err.Error(), "`sudo make install`")
 			continue
 		}
 		if info.Mode()&0o002 != 0 {
-			add("programs", Fail, path+" may be written by everyone and is run as root", "chmod o-w "+path)
+			add("programs", Fail, path+" may be written by everyone and is run as root", advice.AsRoot("chmod o-w", path))
 			continue
 		}
 		add("programs", OK, path, "")
@@ -246,12 +253,15 @@ const newestGlibc = "2.17"
 func (h Host) library(add adder) {
 	path, err := h.Library()
 	if err != nil {
-		add("library", Fail, err.Error(), "install it: `make install`; from a build directory, use bin/gpuslice")
+		add("library", Fail, err.Error(), "install it: `sudo make install`; from a build directory, use bin/gpuslice")
 		return
 	}
 	file, err := elf.Open(path)
+	if add.denied("library", "you may not read "+path, err) {
+		return
+	}
 	if err != nil {
-		add("library", Fail, fmt.Sprintf("%s: %v", path, err), "`make install` again")
+		add("library", Fail, fmt.Sprintf("%s: %v", path, err), "`sudo make install` again")
 		return
 	}
 	defer file.Close()
@@ -262,7 +272,7 @@ func (h Host) library(add adder) {
 	}
 	symbols, err := file.ImportedSymbols()
 	if err != nil {
-		add("library", Fail, fmt.Sprintf("%s: %v", path, err), "`make install` again")
+		add("library", Fail, fmt.Sprintf("%s: %v", path, err), "`sudo make install` again")
 		return
 	}
 	newest := "0"
@@ -304,6 +314,7 @@ func (h Host) preload(add adder) {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		add("preload", OK, "the host has no /etc/ld.so.preload", "")
+	case add.denied("preload", "you may not read /etc/ld.so.preload", err):
 	case err != nil:
 		add("preload", Warn, err.Error(), "see what is wrong with the host's /etc/ld.so.preload")
 	case strings.Contains(string(text), api.LibraryName):

@@ -6,8 +6,10 @@ package doctor
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"strings"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
@@ -18,7 +20,7 @@ type Level string
 
 const (
 	OK   Level = "ok"
-	Skip Level = "skip" // not looked at; Message says why
+	Skip Level = "skip" // not checked; Message says why
 	Warn Level = "warn" // works, but not as an operator may expect
 	Fail Level = "fail" // something that gpuslice is for does not work
 )
@@ -28,7 +30,7 @@ type Finding struct {
 	Check   string `json:"check"`
 	Level   Level  `json:"level"`
 	Message string `json:"message"`
-	Do      string `json:"do,omitempty"` // what to do; set if Level is Warn or Fail
+	Do      string `json:"do,omitempty"` // what to do; set if Level is Warn or Fail, or if another user can make the check
 }
 
 // Enforcer is what the doctor asks the host's enforcer.
@@ -41,6 +43,7 @@ type Enforcer interface {
 // Host is what the doctor looks at.
 type Host struct {
 	Root     string // "/", or a tree for tests
+	User     int    // who checks; 0 is root
 	Env      func(name string) string
 	Config   string // the configuration file of gpusliced
 	Socket   string
@@ -74,6 +77,9 @@ type Engine struct {
 func (h Host) Check(ctx context.Context) []Finding {
 	var findings []Finding
 	add := func(check string, level Level, message, do string) {
+		if level == Skip && do == "" && h.User != 0 {
+			do = asRoot
+		}
 		findings = append(findings, Finding{Check: check, Level: level, Message: message, Do: do})
 	}
 	info, infoErr := h.Enforcer.Info(ctx)
@@ -98,7 +104,19 @@ func (h Host) Check(ctx context.Context) []Finding {
 	return findings
 }
 
+// asRoot makes every check.
+const asRoot = "`sudo gpuslice doctor` makes this check"
+
 type adder func(check string, level Level, message, do string)
+
+// denied reports the check as skipped if err says that this user may not make it.
+func (add adder) denied(check, message string, err error) bool {
+	if !errors.Is(err, fs.ErrPermission) {
+		return false
+	}
+	add(check, Skip, "not checked: "+message, "")
+	return true
+}
 
 // Failed says whether any finding is a failure.
 func Failed(findings []Finding) bool {

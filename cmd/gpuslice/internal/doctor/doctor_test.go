@@ -5,6 +5,7 @@ package doctor
 import (
 	"context"
 	"errors"
+	"io/fs"
 	"os"
 	"os/exec"
 	"os/user"
@@ -12,9 +13,13 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/client"
+	"github.com/gpuslice/gpuslice/enforcer/config"
+	"github.com/gpuslice/gpuslice/test/badconfig"
 )
 
 type fakeEnforcer struct {
@@ -129,13 +134,14 @@ func TestWhatASocketDoesNotTellIsNotMadeUp(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	join := "root may, and members of the group " + group.Name + ": `sudo usermod -aG " + group.Name + " USER`, then log in again. `gpuslice run` works without"
+	join := asRoot + "; root may use the socket, and members of the group " + group.Name + ": `sudo usermod -aG " + group.Name + " USER`, then log in again. " +
+		"[[sessions.limits]] in gpusliced's configuration gives other users sessions, and `gpuslice run` works without gpusliced"
 	for name, c := range map[string]struct {
 		enforcer fakeEnforcer
 		sessions bool
 		want     []Finding
 	}{
-		"who may not ask": {fakeEnforcer{err: os.ErrPermission}, false, []Finding{{"enforcer", Fail, "you may not use " + socket, join}}},
+		"who may not ask": {fakeEnforcer{err: os.ErrPermission}, false, []Finding{{"enforcer", Skip, "not checked: you may not use " + socket, join}}},
 		"a session's user": {fakeEnforcer{info: api.Info{Version: api.Version, Truth: "nvml"}}, true, []Finding{
 			{"enforcer", OK, "answers on " + socket + ", version " + api.Version + ", pid 0", ""},
 		}},
@@ -156,6 +162,52 @@ func TestWhatASocketDoesNotTellIsNotMadeUp(t *testing.T) {
 	}
 }
 
+// A user's rights are nothing that the host lacks.
+func TestACheckThatOnlyRootCanMakeIsNoDefect(t *testing.T) {
+	denied := &fs.PathError{Op: "open", Path: "/x", Err: syscall.EACCES}
+	for check, deny := range map[string]func(h *Host){
+		"enforcer": func(h *Host) {
+			h.Enforcer = fakeEnforcer{err: &client.DeniedError{Socket: "/x", Err: denied}}
+			h.Devices = func() ([]api.Device, error) { return []api.Device{{UUID: "GPU-1"}}, nil }
+		},
+		"devices": func(h *Host) {
+			h.Sessions, h.Devices = true, func() ([]api.Device, error) { return nil, denied }
+		},
+		"runtime": func(h *Host) {
+			h.RuntimeVersion = func(context.Context, string) (string, error) { return "", denied }
+		},
+		"engine": func(h *Host) {
+			h.Engines = func() []Engine { return []Engine{{Name: "docker", Err: denied}} }
+		},
+	} {
+		h := healthy(t)
+		h.User = 1000
+		deny(&h)
+		findings := h.Check(context.Background())
+		if got := find(findings, check); len(got) != 1 || got[0].Level != Skip || !strings.Contains(got[0].Message, "not checked") || !strings.Contains(got[0].Do, asRoot) {
+			t.Errorf("%s: %+v", check, got)
+		}
+		for _, f := range findings {
+			if f.Level == Fail && f.Check != "library" { // that is any file
+				t.Errorf("%s: %+v", check, f)
+			}
+		}
+	}
+}
+
+// TestItRefusesWhatTheDoctorRefuses in cmd/gpusliced has the other half.
+func TestWhatTheDaemonRefusesIsNamedInItsWords(t *testing.T) {
+	for text := range badconfig.Files {
+		h := healthy(t)
+		put(t, h.Root, api.DefaultConfig, text)
+		_, refusal := config.Load(filepath.Join(h.Root, api.DefaultConfig))
+		findings := h.Check(context.Background())
+		if got := find(findings, "config"); refusal == nil || len(got) != 1 || got[0].Level != Fail || got[0].Message != refusal.Error() || !Failed(findings) {
+			t.Errorf("%q: %+v, want %v", text, got, refusal)
+		}
+	}
+}
+
 func TestEachDefectIsFoundAndSaysWhatToDo(t *testing.T) {
 	for name, c := range map[string]struct {
 		check string
@@ -167,7 +219,6 @@ func TestEachDefectIsFoundAndSaysWhatToDo(t *testing.T) {
 		"a misspelt key":      {"config", Fail, func(h *Host) { put(t, h.Root, api.DefaultConfig, "[enforcer]\nsokcet = \"/x\"\n") }},
 		"no such file":        {"config", Fail, func(h *Host) { h.Config = "/etc/gpuslice/other.toml" }},
 		"no enforcer":         {"enforcer", Fail, func(h *Host) { h.Enforcer = fakeEnforcer{err: api.ErrUnreachable} }},
-		"not allowed":         {"enforcer", Fail, func(h *Host) { h.Enforcer = fakeEnforcer{err: os.ErrPermission} }},
 		"another version":     {"enforcer", Warn, func(h *Host) { h.Enforcer = fakeEnforcer{info: api.Info{Version: "9", Truth: "nvml"}} }},
 		"a store that hangs":  {"health", Fail, func(h *Host) { h.Enforcer = unwell(api.Check{Name: "store", For: api.ForLive, Message: "m"}) }},
 		"a driver that hangs": {"health", Warn, func(h *Host) { h.Enforcer = unwell(api.Check{Name: "truth", Device: "GPU-1", Message: "m"}) }},

@@ -3,9 +3,6 @@
 package doctor
 
 import (
-	"errors"
-	"fmt"
-	"io/fs"
 	"path/filepath"
 )
 
@@ -21,8 +18,7 @@ func (h Host) engines(add adder) {
 			install += ", then `sudo " + e.Reload + "`"
 		}
 		switch {
-		case errors.Is(e.Err, fs.ErrPermission):
-			add("engine", Skip, fmt.Sprintf("%s: you may not read its configuration", e.Name), "")
+		case add.denied("engine", e.Name+": you may not read its configuration", e.Err):
 		case e.Err != nil:
 			add("engine", Warn, e.Err.Error(), "see `gpuslice install "+e.Name+" --dry-run`")
 		case !e.Registered:
@@ -63,7 +59,7 @@ func (h Host) toolkit(add adder) {
 		}
 	}
 	if path, err := h.LookPath("nvidia-container-runtime-hook"); err == nil {
-		add("toolkit", OK, path+"; there is no CDI specification (`nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml`)", "")
+		add("toolkit", OK, path+"; there is no CDI specification (`sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml`)", "")
 		return
 	}
 	add("toolkit", Warn, "neither NVIDIA's container toolkit nor a CDI specification is here: no engine can give a container a GPU",

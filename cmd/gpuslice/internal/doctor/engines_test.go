@@ -41,7 +41,7 @@ func TestEachEngineIsSaidHowItStandsAndWhatToDo(t *testing.T) {
 	all := []string{
 		"engine warn docker does not know the runtime gpuslice, or with other settings than those of its default one -> `sudo gpuslice install docker`, then `sudo systemctl reload docker`",
 		"engine ok podman: the runtime gpuslice is configured, and is not the default", "engine ok crio: the runtime gpuslice is configured, and is the default",
-		"engine warn containerd: line 1: what -> see `gpuslice install containerd --dry-run`", "engine skip docker: you may not read",
+		"engine warn containerd: line 1: what -> see `gpuslice install containerd --dry-run`", "engine skip not checked: docker: you may not read",
 		"engine warn docker runs with an older configuration: the runtime gpuslice was configured since, and it was not reloaded -> `sudo systemctl reload docker`",
 		"engine ok docker: the runtime gpuslice is configured", "engine warn Docker 20.10 has none -> set allow_env",
 		"engine warn docker does not know the runtime gpuslice", "engine ok Docker 20.10 has none -> ",
@@ -56,7 +56,7 @@ func TestEachEngineIsSaidHowItStandsAndWhatToDo(t *testing.T) {
 	put("dev/nvidiactl")
 	check(append(all, "toolkit warn neither NVIDIA's container toolkit nor a CDI specification is here: no engine can give a container a GPU -> install nvidia-container-toolkit, then `sudo nvidia-ctk cdi generate ")...)
 	h.LookPath = func(name string) (string, error) { return "/usr/bin/" + name, nil }
-	check(append(all, "toolkit ok /usr/bin/nvidia-container-runtime-hook; there is no CDI specification (`nvidia-ctk cdi generate ")...)
+	check(append(all, "toolkit ok /usr/bin/nvidia-container-runtime-hook; there is no CDI specification (`sudo nvidia-ctk cdi generate ")...)
 	put("etc/cdi/nvidia.yaml")
 	check(append(all, "toolkit ok CDI describes NVIDIA's devices: /etc/cdi/nvidia.yaml")...)
 }

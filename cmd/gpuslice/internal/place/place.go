@@ -59,7 +59,7 @@ func (f Finder) Library(preferred string) (string, error) {
 		}
 		tried = append(tried, filepath.Clean(c))
 	}
-	return "", fmt.Errorf("the interceptor %s was %w (looked at %s): install gpuslice with `make install`",
+	return "", fmt.Errorf("the interceptor %s was %w (looked at %s): install gpuslice with `sudo make install`",
 		api.LibraryName, ErrNotFound, strings.Join(tried, ", "))
 }
 

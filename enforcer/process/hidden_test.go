@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package process
+
+import (
+	"errors"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// nobody is a user without rights. Tests that root runs run programs as nobody.
+const nobody = 65534
+
+// notDumpable starts a program of the caller's, or of nobody's, that the kernel makes non-dumpable since its user may not read it.
+func notDumpable(t *testing.T, flags uintptr) *exec.Cmd {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "gs-") // t.TempDir is below a directory of the caller's alone
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	if err := os.Chmod(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	path, err := exec.LookPath("cat")
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	program := filepath.Join(dir, "cat")
+	if err := os.WriteFile(program, text, 0o111); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(program)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: flags}
+	if os.Getuid() == 0 {
+		cmd.SysProcAttr.Credential = &syscall.Credential{Uid: nobody, Gid: nobody}
+	}
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { end(cmd) })
+	// Once it answers, it has executed its program.
+	if _, err := in.Write([]byte{1}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.ReadFull(out, make([]byte, 1)); err != nil {
+		t.Fatal(err)
+	}
+	return cmd
+}
+
+// asNobody calls f in a thread of nobody's, if the caller is root, where before was called first. The thread ends with f.
+func asNobody(t *testing.T, before func() error, f func() error) {
+	t.Helper()
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread() // and never unlocked: the thread ends with this function
+		done <- func() error {
+			if err := before(); err != nil {
+				return err
+			}
+			if os.Getuid() == 0 {
+				// The system calls themselves: package syscall changes all threads.
+				if _, _, errno := unix.RawSyscall(unix.SYS_SETGROUPS, 0, 0, 0); errno != 0 {
+					return errno
+				}
+				if _, _, errno := unix.RawSyscall(unix.SYS_SETRESGID, nobody, nobody, nobody); errno != 0 {
+					return errno
+				}
+				if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, nobody, nobody, nobody); errno != 0 {
+					return errno
+				}
+			}
+			return f()
+		}()
+	}()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 1, 0, 0, 0); err != nil { // of this process, which the change of user took
+		t.Fatal(err)
+	}
+}
+
+func TestAUserIdentifiesTheirProcessesThatAreNotDumpable(t *testing.T) {
+	plain := notDumpable(t, 0).Process.Pid
+	own, err := PIDNamespace()
+	if err != nil {
+		t.Fatal(err)
+	}
+	asNobody(t, func() error { return nil }, func() error {
+		if _, err := os.Stat("/proc/" + strconv.Itoa(plain) + "/ns/pid"); !errors.Is(err, os.ErrPermission) {
+			t.Errorf("the kernel does not hide its namespace: %v", err)
+		}
+		h, err := Open(plain)
+		if err != nil {
+			return err
+		}
+		defer h.Close()
+		if h.PID != plain || h.NSPID != plain || h.PIDNS != own || h.Start == 0 {
+			t.Errorf("%+v", h.Identity)
+		}
+		if !Ancestor(plain, os.Getpid()) || Ancestor(os.Getpid(), plain) {
+			t.Error("its ancestors are not found")
+		}
+		return nil
+	})
+}
+
+func TestANamespaceThatCannotBeReadIsNoOthers(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("requires the right to make a pid namespace (root)")
+	}
+	one, other := notDumpable(t, unix.CLONE_NEWPID).Process.Pid, notDumpable(t, unix.CLONE_NEWPID).Process.Pid
+	asNobody(t, func() error { return nil }, func() error {
+		namespaces := make(map[uint64]bool)
+		for _, pid := range []int{one, other} {
+			h, err := Open(pid)
+			if err != nil {
+				return err
+			}
+			defer h.Close()
+			if h.PIDNS&Unreadable == 0 || h.NSPID != 1 {
+				t.Errorf("%+v", h.Identity)
+			}
+			namespaces[h.PIDNS] = true
+		}
+		if len(namespaces) != 2 {
+			t.Error("two namespaces are taken for one")
+		}
+		return nil
+	})
+}
+
+func TestAProcessThatProcHidesIsNotTakenForDead(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("requires the right to mount (root)")
+	}
+	pid := notDumpable(t, 0).Process.Pid
+	for _, level := range []string{"hidepid=1", "hidepid=2"} {
+		asNobody(t, func() error {
+			return errors.Join(unix.Unshare(unix.CLONE_FS|unix.CLONE_NEWNS), unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""),
+				unix.Mount("proc", "/proc", "proc", 0, level))
+		}, func() error {
+			if _, err := Open(pid); !errors.Is(err, ErrHidden) || errors.Is(err, ErrDead) {
+				t.Errorf("%s: %v", level, err)
+			}
+			return nil
+		})
+	}
+}
