@@ -15,11 +15,13 @@ import (
 	"time"
 
 	"github.com/gpuslice/gpuslice/lease"
+	"github.com/gpuslice/gpuslice/test/needs"
 )
 
 // session is one in a slice on the simulated driver: its address and its token's file.
 func session(t *testing.T) (address, tokenFile string) {
 	t.Helper()
+	needs.Root(t) // a broker is not dumpable, and an enforcer of the same user cannot read its mappings
 	bin, err := filepath.Abs("../../../bin")
 	if err != nil {
 		t.Fatal(err)
