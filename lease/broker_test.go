@@ -116,7 +116,7 @@ func startBroker(t *testing.T, flags ...string) *broker {
 	t.Helper()
 	needs.Root(t)
 	if needed := missing(); needed != "" {
-		t.Skipf("requires bin/%s (make build)", needed)
+		t.Skipf("requires bin/%s (make test-programs)", needed)
 	}
 	b, err := beginBroker(flags...)
 	if err != nil {

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Everything that only a real GPU can show, in one run: conformance programs, the other programs here, the bench. As root,
-# after `make build`; needs runc (RUNC=path), python3 with the frameworks that frameworks.py names, nvcc and gcc; no Go, no
+# after `make card-programs`; needs runc (RUNC=path), python3 with the frameworks that frameworks.py names, nvcc and gcc; no Go, no
 # network. OUT is where logs go. Prints short tables.
 set -u
 cd "$(dirname "$0")/../.." || exit

@@ -27,7 +27,7 @@ func program(t testing.TB, name string) string {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(path); err != nil {
-		t.Skipf("requires %s: run `make build`", path)
+		t.Skipf("requires %s: run `make test-programs`", path)
 	}
 	return path
 }

@@ -143,7 +143,7 @@ func BinDir(t testing.TB) string {
 	}
 	for _, name := range []string{"gpuslice", "gpusliced", "gpuslice-hook", "gpuslice-runtime", "libgpuslice.so", "fakecuda/libcuda.so.1", "demo/cuda_hog"} {
 		if _, err := os.Stat(filepath.Join(dir, name)); err != nil {
-			t.Skipf("needs bin/%s: make build", name)
+			t.Skipf("needs bin/%s: make test-programs", name)
 		}
 	}
 	return dir

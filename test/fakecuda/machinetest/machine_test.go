@@ -64,7 +64,7 @@ func newMachine(t *testing.T, env ...string) *machine {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(filepath.Join(libraries, "libcuda.so.1")); err != nil {
-		t.Skipf("requires the simulated driver (make build): %v", err)
+		t.Skipf("requires the simulated driver (make test-programs): %v", err)
 	}
 	m := &machine{t: t, env: []string{
 		"PATH=" + os.Getenv("PATH"),

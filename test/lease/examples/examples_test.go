@@ -28,7 +28,7 @@ func session(t *testing.T) (address, tokenFile string) {
 	}
 	for _, needed := range []string{"gpuslice", "gpuslice-broker", "libgpuslice.so", "fakecuda/libcuda.so.1"} {
 		if _, err := os.Stat(filepath.Join(bin, needed)); err != nil {
-			t.Skipf("requires bin/%s (make build)", needed)
+			t.Skipf("requires bin/%s (make test-programs)", needed)
 		}
 	}
 	dir, err := os.MkdirTemp("/tmp", "lease-") // short, for the sockets' names
