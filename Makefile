@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# `make help` lists the targets; `make QUIET=` prints each command. Rules for C code stand beside it, in build.mk fragments,
-# which add programs of tests to TESTED, and commands of `make test` to SUITES.
+# `make help` lists the targets; `make QUIET=` prints each command. Rules for C code are in fragments named build.mk, which
+# add programs of tests to TESTED, and commands of `make test` to SUITES.
 
 PREFIX     ?= /usr/local
 DESTDIR    ?=

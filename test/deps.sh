@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # deps.sh build|demo|test|--ci: install the packages of `make build`, `make demo`, `make test` or .ci/run on Debian or Ubuntu, and print how much is
-# downloaded. Each of the four includes the one before. A package whose command is there is left alone: the distribution's runc conflicts with Docker's.
+# downloaded. Later goals of this list include earlier ones. It leaves a package alone whose command is installed: the distribution's runc conflicts
+# with Docker's.
 # deps.sh --need FOR WHAT…: install nothing, and fail if a command or file of the list below is missing, with the command that installs it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
