@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# `make help` lists what there is; `make QUIET=` shows each command. Rules for C code stand beside it, in build.mk fragments;
-# a fragment adds to BUILD what `make build` shall make and to SUITES what `make test` shall run.
+# `make help` lists the targets; `make QUIET=` prints each command. Rules for C code are in fragments named build.mk, which
+# add programs of tests to TESTED, and commands of `make test` to SUITES.
 
 PREFIX     ?= /usr/local
 DESTDIR    ?=
@@ -37,11 +37,13 @@ export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 GO_FLAGS := -trimpath -buildvcs=false
 GO_LINK  := -X github.com/gpuslice/gpuslice/enforcer/api.Version=$(VERSION)
 
-BUILD  := $(BIN)/gpuslice $(BIN)/gpusliced $(BIN)/gpuslice-leased $(BIN)/gpuslice-hook $(BIN)/gpuslice-runtime $(BIN)/gpuslice-broker \
-          $(BIN)/containerd-shim-gpuslice-v1 \
-          $(BIN)/libgpuslice.so $(BIN)/fakecuda/libcuda.so.1 $(BIN)/fakecuda/libnvidia-ml.so.1 \
-          $(BIN)/demo/cuda_hog
+# The files of `make install`, of `make demo`, and of tests alone.
+BUILD  := $(addprefix $(BIN)/,gpuslice gpusliced gpuslice-hook gpuslice-runtime gpuslice-leased gpuslice-broker containerd-shim-gpuslice-v1 libgpuslice.so)
+DEMO   := $(addprefix $(BIN)/,gpuslice gpusliced gpuslice-hook gpuslice-runtime libgpuslice.so fakecuda/libcuda.so.1 fakecuda/libnvidia-ml.so.1 demo/cuda_hog)
+TESTED := $(filter-out $(BUILD),$(DEMO))
 SUITES := test/model.sh kubernetes/test.sh
+# The argument of deps.sh.
+DEPS   := $(if $(filter test test-% bench%,$(MAKECMDGOALS)),test,$(if $(filter demo,$(MAKECMDGOALS)),demo,build))
 
 .PHONY: help
 help: ## Show this list
@@ -52,17 +54,24 @@ include $(wildcard interceptor/build.mk test/*/build.mk)
 # --- build ---------------------------------------------------------------------------------
 
 .PHONY: build
-build: .cache/deps $(BUILD) .cache/symbols ## Compile everything into bin/
+build: $(BUILD) .cache/symbols share ## Compile into bin/ what is installed
+
+.PHONY: test-programs
+test-programs: build $(TESTED) ## Compile what the tests run, too
+
+.PHONY: card-programs
+card-programs: test-programs vmm-tests session-tests ## Compile all that test/gpu/all.sh runs
 
 .PHONY: deps
 deps: ## Install the Debian or Ubuntu packages that build, test and demo need
-	$(QUIET)test/deps.sh
-	@mkdir -p .cache && touch .cache/deps
+	$(QUIET)test/deps.sh test
+	@mkdir -p .cache && touch .cache/deps-build .cache/deps-demo .cache/deps-test
 
-# The packages are looked at once; `make deps` looks again.
-.cache/deps: test/deps.sh
-	$(QUIET)test/deps.sh
+# Checked once, before anything is compiled; `make deps` checks again.
+.cache/deps-%: test/deps.sh
+	$(QUIET)test/deps.sh $*
 	@mkdir -p .cache && touch $@
+$(BUILD) $(TESTED) $(COMPILED_FIRST) $(BIN)/gpuslice-dra $(BIN)/kubelet: | .cache/deps-$(DEPS)
 
 # Changes only when the version does, so that a new commit relinks and nothing else does.
 .cache/version: FORCE
@@ -74,19 +83,22 @@ FORCE:
 GO_SOURCES := $(shell find cmd enforcer hook lease shim vmm \( -name '*.go' -o -name '*.[ch]' \) ! -name '*_test.go' 2>/dev/null)
 C_HEADERS  := $(wildcard interceptor/*.h interceptor/*.def)
 
+# programs NAMES,CGO_ENABLED,FLAGS: one command for programs with the same flags, so that Go loads their packages once.
+define programs
+$(addprefix $(BIN)/,$(1)) &: $(GO_SOURCES) go.mod go.sum $(C_HEADERS) interceptor/ledger.c .cache/version
+	@mkdir -p $(BIN)
+	$$(QUIET)CGO_ENABLED=$(2) test/progress.sh '$(addprefix $(BIN)/,$(1))' $$(GO) build -v $$(GO_FLAGS) $(3) -o $(BIN)/ $(addprefix ./cmd/,$(1))
+endef
+
 # The enforcer shares the ledger's code with the interceptor through cgo.
-$(BIN)/gpuslice $(BIN)/gpusliced $(BIN)/gpuslice-leased $(BIN)/gpuslice-broker: $(BIN)/%: $(GO_SOURCES) go.mod go.sum $(C_HEADERS) interceptor/ledger.c .cache/version
-	@mkdir -p $(@D)
-	@echo "  $@"
-	$(QUIET)CGO_ENABLED=1 $(GO) build $(GO_FLAGS) -ldflags '$(GO_LINK)' -o $@ ./cmd/$*
+$(eval $(call programs,gpuslice gpusliced,1,-ldflags '$$(GO_LINK)'))
+$(eval $(call programs,gpuslice-leased gpuslice-broker,1,-ldflags '$$(GO_LINK)'))
 
 # The hook, the runtime and the shim run as root with an environment that others may have set: no
 # dynamic loader, no libc. containerd's messages come without gRPC, which a shim does not speak and which is a
 # third of the time that one takes to start.
-$(BIN)/gpuslice-hook $(BIN)/gpuslice-runtime $(BIN)/containerd-shim-gpuslice-v1: $(BIN)/%: $(GO_SOURCES) go.mod go.sum .cache/version
-	@mkdir -p $(@D)
-	@echo "  $@"
-	$(QUIET)CGO_ENABLED=0 $(GO) build $(GO_FLAGS) -tags no_grpc -ldflags '-s -w $(GO_LINK)' -o $@ ./cmd/$*
+$(eval $(call programs,gpuslice-hook gpuslice-runtime,0,-tags no_grpc -ldflags '-s -w $$(GO_LINK)'))
+$(eval $(call programs,containerd-shim-gpuslice-v1,0,-tags no_grpc -ldflags '-s -w $$(GO_LINK)'))
 
 # A module of its own, whose dependencies none of the programs above has. gRPC's traces, which nobody reads, come with text/template, for which
 # the linker keeps every method of every type: half as much program again, and a quarter more memory.
@@ -120,11 +132,11 @@ $(BIN)/demo/cuda_hog: test/demo/cuda_hog.c $(C_HEADERS)
 # --- run -----------------------------------------------------------------------------------
 
 .PHONY: test
-test: build ## Run every quick test (the longer ones: .ci/run)
+test: test-programs ## Run every quick test (the longer ones: .ci/run)
 	$(QUIET)GO='$(GO)' test/run.sh $(TEST_FLAGS) $(SUITES)
 
 .PHONY: test-engines
-test-engines: build ## Try Docker, containerd, CRI, nerdctl, Podman, runc and crun (ENGINES_FLAGS='-run TestEngines/docker')
+test-engines: test-programs ## Try Docker, containerd, CRI, nerdctl, Podman, runc and crun (ENGINES_FLAGS='-run TestEngines/docker')
 	$(QUIET)GO='$(GO)' test/engines/run.sh $(ENGINES_FLAGS)
 
 .PHONY: chart
@@ -132,7 +144,7 @@ chart: ## Write the Helm chart's templates again from the kustomizations (KUSTOM
 	$(QUIET)kubernetes/deploy/chart.sh
 
 .PHONY: test-kubernetes
-test-kubernetes: build kubernetes ## Try the driver for Kubernetes in a real cluster (KUBERNETES_FLAGS='-run TestClaims/one')
+test-kubernetes: test-programs kubernetes ## Try the driver for Kubernetes in a real cluster (KUBERNETES_FLAGS='-run TestClaims/one')
 	$(QUIET)GO='$(GO)' kubernetes/test/run.sh $(KUBERNETES_FLAGS)
 
 .PHONY: scale
@@ -140,27 +152,27 @@ scale: ## Try the driver with simulated nodes in a real control plane (SCALE_FLA
 	$(QUIET)cd kubernetes && CGO_ENABLED=0 GOFLAGS=-trimpath $(GO) test -tags scale -count=1 -timeout 1h -buildvcs=false -v -run AtScale ./test/scale -args $(SCALE_FLAGS)
 
 .PHONY: test-metrics
-test-metrics: build ## Try the alert rules and the dashboard with a real Prometheus
+test-metrics: test-programs ## Try the alert rules and the dashboard with a real Prometheus
 	$(QUIET)GO='$(GO)' test/prometheus/run.sh $(METRICS_FLAGS)
 
 .PHONY: test-faults
-test-faults: build ## Inject faults for five minutes and compare with a model (GPUSLICE_FAULTS=1h; FAULTS_FLAGS='-seed 7')
+test-faults: test-programs ## Inject faults for five minutes and compare with a model (GPUSLICE_FAULTS=1h; FAULTS_FLAGS='-seed 7')
 	$(QUIET)GO='$(GO)' test/faults/run.sh $(FAULTS_FLAGS)
 
 .PHONY: test-hostile
-test-hostile: build ## Have a container and users do harm for a minute, and measure what others notice (GPUSLICE_HOSTILE=10m)
+test-hostile: test-programs ## Have a container and users do harm for a minute, and measure what others notice (GPUSLICE_HOSTILE=10m)
 	$(QUIET)GO='$(GO)' test/hostile/run.sh $(HOSTILE_FLAGS)
 
 .PHONY: test-sanitizers
-test-sanitizers: build ## Race the interceptor under the sanitizers of threads, addresses and undefined behaviour
+test-sanitizers: test-programs ## Race the interceptor under the sanitizers of threads, addresses and undefined behaviour
 	$(QUIET)test/sanitizers/run.sh
 
 .PHONY: demo
-demo: build ## Run a container with 4 GiB of VRAM and check each promise
+demo: $(DEMO) ## Run a container with 4 GiB of VRAM and check each promise
 	$(QUIET)RUNC='$(RUNC)' test/demo/demo.sh
 
 .PHONY: bench
-bench: build ## Measure what the interceptor costs (BENCH_FLAGS=--quick: in a minute)
+bench: test-programs ## Measure what the interceptor costs (BENCH_FLAGS=--quick: in a minute)
 	$(QUIET)test/bench/bench.py $(BENCH_FLAGS)
 
 .PHONY: lint
@@ -217,7 +229,7 @@ bin/share/gpuslice.bash bin/share/gpuslice.zsh bin/share/gpuslice.fish: bin/shar
 	$(QUIET)bin/gpuslice completion $* >$@.new && mv -f $@.new $@
 
 .PHONY: install
-install: build share ## Install into PREFIX (/usr/local), below DESTDIR
+install: build ## Install into PREFIX (/usr/local), below DESTDIR
 	$(QUIET)$(INSTALL) configs/install.sh install
 
 .PHONY: uninstall
@@ -227,7 +239,7 @@ uninstall: ## Remove what install put there, unless it is in use (FORCE=1); conf
 # For another machine: what PACKAGES_ARCH names is compiled in a directory of its own.
 PACKAGES_ARCH ?= $(shell $(GO) env GOARCH)
 .PHONY: packages
-packages: build share ## Make a .deb and a .rpm in bin/packages/ (PACKAGES_ARCH='amd64 arm64')
+packages: build ## Make a .deb and a .rpm in bin/packages/ (PACKAGES_ARCH='amd64 arm64')
 	$(QUIET)GO='$(GO)' VERSION='$(VERSION)' DATE='$(DATE)' configs/packages/build.sh $(PACKAGES_ARCH)
 
 .PHONY: clean

@@ -202,7 +202,7 @@ func newWitness(t *testing.T, d *daemon) *witness {
 	library, driver := filepath.Join(bin, api.LibraryName), filepath.Join(bin, "fakecuda", "libcuda.so.1")
 	for _, file := range []string{library, driver} {
 		if _, err := os.Stat(file); err != nil {
-			t.Skipf("%s is needed: make build", file)
+			t.Skipf("%s is needed: make test-programs", file)
 		}
 	}
 	program := filepath.Join(d.dir, "race")

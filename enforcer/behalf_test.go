@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/test/needs"
 )
 
 // behalf registers a slice for a user, whose process runs as another uid in a cgroup of its own.
@@ -29,9 +30,7 @@ func behalf(t *testing.T, h *host, asker context.Context, r api.RegisterRequest)
 }
 
 func TestWhatRootBeginsForAUserIsWithinTheUsersLimit(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("root is needed, to serve other users")
-	}
+	needs.Root(t)
 	h, u := newUsers(t, &fakeTruth{})
 	root := as(os.Getpid(), 0)
 	forAlice := &api.User{UID: alice}
@@ -74,9 +73,7 @@ func TestWhatRootBeginsForAUserIsWithinTheUsersLimit(t *testing.T) {
 }
 
 func TestTheProcessesOfASliceForAUserComeToItsSocketOnTheHost(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("root is needed, to serve other users")
-	}
+	needs.Root(t)
 	h, _ := newUsers(t, &fakeTruth{})
 	_, reply, err := behalf(t, h, as(os.Getpid(), 0), api.RegisterRequest{ID: "one", Quotas: []api.Quota{on(gpu0, gib)}, For: &api.User{UID: alice}})
 	if err != nil {
@@ -99,9 +96,7 @@ func TestTheProcessesOfASliceForAUserComeToItsSocketOnTheHost(t *testing.T) {
 }
 
 func TestRootAloneAsksForAUserAndForNothingThatIsTheOperatorsToGive(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("root is needed, to serve other users")
-	}
+	needs.Root(t)
 	h, u := newUsers(t, &fakeTruth{})
 	quotas := []api.Quota{on(gpu0, gib)}
 	forAlice, root := &api.User{UID: alice}, as(os.Getpid(), 0)

@@ -12,13 +12,12 @@ import (
 	"testing"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/test/needs"
 )
 
 // How many slices a host can have is how many descriptors the enforcer may have, by those that it needs for each.
 func TestASliceCostsFewDescriptors(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("root is needed, to make cgroups, and to do without the ledger's descriptor")
-	}
+	needs.Root(t)
 	const slices = 100
 	register := func(t *testing.T, request func(id string) api.RegisterRequest, each int) {
 		t.Helper()

@@ -5,7 +5,6 @@ package enforcer_test
 import (
 	"context"
 	"fmt"
-	"os"
 	"reflect"
 	"testing"
 	"time"
@@ -13,6 +12,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
+	"github.com/gpuslice/gpuslice/test/needs"
 )
 
 // told are all events of a kind so far.
@@ -218,9 +218,7 @@ func TestTheLifeOfASliceIsTold(t *testing.T) {
 
 // A container's processes, or a user by his sessions, can cause any number of events.
 func TestNoSliceNorUserDrivesOutTheEventsOfOthers(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("root is needed, to serve other users")
-	}
+	needs.Root(t)
 	h, u := newUsers(t, &fakeTruth{})
 	h.pool("llm", on(api.AllDevices, gib))
 	session := func(uid uint32, id string) {

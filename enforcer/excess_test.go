@@ -6,13 +6,13 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http/httptest"
-	"os"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/metrics"
+	"github.com/gpuslice/gpuslice/test/needs"
 )
 
 func TestWhatIsFoundIsCounted(t *testing.T) {
@@ -185,9 +185,7 @@ func TestAPageThatIsFoundOverwrittenAtARestartKillsNobody(t *testing.T) {
 
 // An enforcer that starts does not know at once what a process at work holds beyond its lane. The one before it did.
 func TestWhatAProcessAtWorkHoldsBeyondItsLaneIsChargedAcrossARestart(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("root is needed: an enforcer without privileges is not restarted")
-	}
+	needs.Root(t)
 	truth := &fakeTruth{}
 	h := newHost(t, truth)
 	p, _ := h.session("s", on(gpu0, gib))

@@ -16,6 +16,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/client"
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
+	"github.com/gpuslice/gpuslice/test/needs"
 )
 
 // daemon is the real gpusliced, to be killed.
@@ -43,6 +44,7 @@ var buildDaemon = sync.OnceValues(func() (string, error) {
 
 func newDaemon(t *testing.T) *daemon {
 	t.Helper()
+	needs.Root(t)
 	if testing.Short() {
 		t.Skip("it kills and starts a daemon many times")
 	}

@@ -23,6 +23,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/driver"
 	"github.com/gpuslice/gpuslice/enforcer/process"
 	"github.com/gpuslice/gpuslice/enforcer/store"
+	"github.com/gpuslice/gpuslice/test/needs"
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
@@ -296,6 +297,13 @@ func newHost(t *testing.T, truth *fakeTruth) *host {
 	return h
 }
 
+// CreatePool needs root: an enforcer without privileges has no pools.
+func (h *host) CreatePool(ctx context.Context, name string, r api.PoolRequest) (api.Pool, error) {
+	h.t.Helper()
+	needs.Root(h.t)
+	return h.Enforcer.CreatePool(ctx, name, r)
+}
+
 // runFile is where the enforcer keeps the slices' records.
 func (h *host) runFile() string {
 	h.t.Helper()
@@ -306,8 +314,12 @@ func (h *host) runFile() string {
 	return store.RunFile(h.options.RunDir, boot)
 }
 
+// start needs root the second time: an enforcer without privileges cannot restore slices.
 func (h *host) start() {
 	h.t.Helper()
+	if h.Enforcer != nil {
+		needs.Root(h.t)
+	}
 	e, err := enforcer.New(h.options)
 	if err != nil {
 		h.t.Fatal(err)
@@ -330,6 +342,7 @@ func (h *host) run(e *enforcer.Enforcer) {
 
 func (h *host) restart() {
 	h.t.Helper()
+	needs.Root(h.t) // before the stop
 	h.stop()
 	h.start()
 }
@@ -370,9 +383,7 @@ func on(device string, bytes uint64) api.Quota { return api.Quota{Device: device
 // newCgroup makes a cgroup in the unified hierarchy.
 func newCgroup(t *testing.T) string {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("root is needed, to make a cgroup")
-	}
+	needs.Root(t)
 	for _, mount := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/unified"} {
 		var st syscall.Statfs_t
 		const cgroup2 = 0x63677270

@@ -23,6 +23,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/metrics"
 	"github.com/gpuslice/gpuslice/enforcer/process"
 	"github.com/gpuslice/gpuslice/enforcer/session"
+	"github.com/gpuslice/gpuslice/test/needs"
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
@@ -109,9 +110,7 @@ func TestATokenLetsAProcessJoinThatDoesNotDescendFromTheSession(t *testing.T) {
 }
 
 func TestWhoJoinedIsKnownAfterARestart(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("root is needed: an enforcer without privileges is not restarted")
-	}
+	needs.Root(t)
 	h := newHost(t, nil)
 	h.believe()
 	_, reply, token := h.tokenSession("s", on(gpu0, 4*gib))
@@ -347,9 +346,7 @@ func TestAnEnforcerKilledWhileAProcessJoinsComesBack(t *testing.T) {
 // user's terminal.
 func withRoots(t *testing.T, uid uint32) (users, roots int) {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("root is needed, to be two users")
-	}
+	needs.Root(t)
 	cmd := exec.Command("sh", "-c", fmt.Sprintf("sleep 1000 & echo $!; exec setpriv --reuid=%d --clear-groups sleep 1000", uid))
 	out, err := cmd.StdoutPipe()
 	if err != nil {

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/test/needs"
 )
 
 // clock is a time since boot that passes when the test says so.
@@ -210,9 +211,7 @@ const oldCgroups = "/sys/fs/cgroup/pids"
 // newOldCgroup makes a cgroup of v1.
 func newOldCgroup(t *testing.T) string {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("root is needed, to make a cgroup")
-	}
+	needs.Root(t)
 	dir, err := os.MkdirTemp(oldCgroups, "gpuslice-test-")
 	if err != nil {
 		t.Fatal(err)

@@ -16,6 +16,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer"
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/process"
+	"github.com/gpuslice/gpuslice/test/needs"
 )
 
 // A process whose mappings cannot be read when an enforcer starts may have the slice's ledger, and what it holds in that
@@ -203,9 +204,7 @@ func TestAPoolsLedgerThatIsNotFoundIsNotReplaced(t *testing.T) {
 
 // Who may have the ledger of a session that is over counts as long as it lives, for it may hold what it was given, and charge the rest.
 func TestWhoMayHaveALedgerThatIsNotFoundOutlivesItsSession(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("root is needed: an enforcer without privileges is not restarted")
-	}
+	needs.Root(t)
 	for how, end := range map[string]func(t *testing.T, h *host, first *proc){
 		"released by force": func(t *testing.T, h *host, _ *proc) {
 			if _, err := h.Release(context.Background(), "s", 0, true); err != nil {

@@ -118,7 +118,7 @@ func onSimulatedDriver(t *testing.T, env ...string) (devices []driver.Device, li
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(filepath.Join(libraries, "libnvidia-ml.so.1")); err != nil {
-		t.Skipf("requires the simulated driver (make build): %v", err)
+		t.Skipf("requires the simulated driver (make test-programs): %v", err)
 	}
 	env = append(env, "LD_LIBRARY_PATH="+libraries, "FAKECUDA_STATE="+filepath.Join(t.TempDir(), "machine"), "FAKECUDA_LIMITS=1", "FAKECUDA_MEMORY=8G")
 	if !inV2(t, env...) {

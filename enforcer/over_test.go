@@ -13,6 +13,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/store"
+	"github.com/gpuslice/gpuslice/test/needs"
 )
 
 // startBelow begins a process as the child of another one, which is p.cmd. When that is killed, it is nobody's descendant.
@@ -47,9 +48,7 @@ func startBelow(t *testing.T, dir string) *proc {
 // A session's child outlives the session's first process, and nobody is there to see it. Its page is closed by the next
 // enforcer, which has to look for it among all processes: it is nobody's descendant any more.
 func TestWhatASessionLeavesWhileNoEnforcerRunsGetsNothingMore(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("root is needed: an enforcer without privileges is not restarted")
-	}
+	needs.Root(t)
 	h := newHost(t, nil)
 	link := filepath.Join(h.options.RunDir, "to-s")
 	child := startBelow(t, link)
@@ -127,9 +126,7 @@ func TestAProcessOfOneContainerIsAStrangerInAnother(t *testing.T) {
 }
 
 func TestSlicesOfAnEarlierBootAreDropped(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("root is needed: an enforcer without privileges is not restarted")
-	}
+	needs.Root(t)
 	h := newHost(t, &fakeTruth{})
 	p, _ := h.session("s", on(gpu0, 60*gib)) // its first process is alive: it is not for that
 	h.stop()

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/test/needs"
 )
 
 func TestAPoolsQuotaIsChangedWhileItIsUsed(t *testing.T) {
@@ -197,11 +198,12 @@ func TestAPoolOutlivesTheHostsBootAsWhatItWasMadeFor(t *testing.T) {
 
 // Who asks for a pool does not know, if he gets no answer, whether it was made. He asks again.
 func TestAPoolIsCreatedOnceHoweverOftenThatIsAsked(t *testing.T) {
+	needs.Root(t)
 	ctx := context.Background()
 	h := newHost(t, &fakeTruth{})
 	r := api.PoolRequest{Quotas: []api.Quota{on("0", 6*gib)}, Tenant: "team", TTL: time.Hour, Label: "team/claim"}
 	if _, err := h.CreatePool(ctx, "llm", r); err != nil {
-		t.Skip(err) // pools are a privileged enforcer's
+		t.Fatal(err)
 	}
 	created := h.seePool("llm")
 	if _, err := h.SetPool(ctx, "llm", api.PoolRequest{Quotas: []api.Quota{on(gpu0, 7*gib), on(gpu1, gib)}}); err != nil {
@@ -247,6 +249,7 @@ func TestAPoolIsCreatedOnceHoweverOftenThatIsAsked(t *testing.T) {
 }
 
 func TestATenantsPoolIsWithinItsBounds(t *testing.T) {
+	needs.Root(t)
 	ctx := context.Background()
 	h := newHost(t, &fakeTruth{})
 	h.options.Admission.Tenants = map[string]api.Share{"team": {Bytes: 10 * gib}}
@@ -256,7 +259,7 @@ func TestATenantsPoolIsWithinItsBounds(t *testing.T) {
 		return err
 	}
 	if err := claim("a", 6*gib); err != nil {
-		t.Skip(err) // pools are a privileged enforcer's
+		t.Fatal(err)
 	}
 	if err := claim("b", 5*gib); !errors.Is(err, api.ErrQuotaExceeded) || !strings.Contains(err.Error(), "tenant team has 4GiB left of 10GiB (pool a has 6GiB)") {
 		t.Fatal(err)

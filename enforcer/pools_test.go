@@ -14,13 +14,12 @@ import (
 	"time"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/test/needs"
 )
 
 func (h *host) pool(name string, quotas ...api.Quota) {
 	h.t.Helper()
-	if os.Geteuid() != 0 {
-		h.t.Skip("pools are a privileged enforcer's")
-	}
+	needs.Root(h.t)
 	if _, err := h.CreatePool(context.Background(), name, api.PoolRequest{Quotas: quotas}); err != nil {
 		h.t.Fatal(err)
 	}

@@ -21,6 +21,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
 	"github.com/gpuslice/gpuslice/enforcer/session"
+	"github.com/gpuslice/gpuslice/test/needs"
 )
 
 func TestAProcessChargesUpToItsQuotaAndDeathGivesItBack(t *testing.T) {
@@ -350,9 +351,7 @@ func TestAWrongRequestIsRefusedWithItsReason(t *testing.T) {
 }
 
 func TestAContainerWithoutACgroupOfItsOwnIsRefused(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("root is needed, to serve containers")
-	}
+	needs.Root(t)
 	h := newHost(t, nil)
 	_, err := h.Register(context.Background(), api.RegisterRequest{ID: "c", PID: os.Getpid(), Quotas: []api.Quota{on(gpu0, gib)}})
 	if !errors.Is(err, api.ErrBadRequest) {

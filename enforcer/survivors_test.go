@@ -13,13 +13,12 @@ import (
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/driver"
+	"github.com/gpuslice/gpuslice/test/needs"
 )
 
 // What outlives a session is not free, however the session ended, and whatever became of the enforcer meanwhile.
 func TestWhatOutlivesASessionCountsUntilItHasEnded(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("root is needed: an enforcer without privileges is not restarted")
-	}
+	needs.Root(t)
 	for how, end := range map[string]func(t *testing.T, h *host, first, dead *proc){
 		"released by force": func(t *testing.T, h *host, _, dead *proc) {
 			dead.kill()
@@ -80,9 +79,7 @@ func TestWhatOutlivesASessionCountsUntilItHasEnded(t *testing.T) {
 
 // Memory that a process lent is another's when it dies, and no lane says so. The driver does; or nobody does.
 func TestWhatADeadProcessLentCountsWithWhoOutlivesTheSession(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("root is needed: an enforcer without privileges is not restarted")
-	}
+	needs.Root(t)
 	for name, c := range map[string]struct {
 		truth, want uint64
 		silent      bool
@@ -138,9 +135,7 @@ func TestWhatADeadProcessLentCountsWithWhoOutlivesTheSession(t *testing.T) {
 
 // Each process holds what the driver says, or what it was charged, if that is more.
 func TestWhatOutlivesASessionCountsProcessByProcess(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("root is needed: an enforcer without privileges is not restarted")
-	}
+	needs.Root(t)
 	truth := &fakeTruth{}
 	h := newHost(t, truth)
 	h.believe()
@@ -186,9 +181,7 @@ func TestWhatAReleasedContainerHoldsPastItsLedgerCounts(t *testing.T) {
 
 // A restarted enforcer finds the page of a session in whoever has it, also if that is none of its processes any more.
 func TestAPageIsFoundInWhoeverHasIt(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("root is needed: an enforcer without privileges is not restarted")
-	}
+	needs.Root(t)
 	h := newHost(t, &fakeTruth{})
 	h.believe()
 	h.pool("llm", on(gpu0, 8*gib))
@@ -229,9 +222,7 @@ func TestAPageIsFoundInWhoeverHasIt(t *testing.T) {
 
 // What outlives a member of a pool is the pool's.
 func TestAPoolCountsWhatOutlivesASessionInItUntilItHasEnded(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("root is needed: an enforcer without privileges is not restarted")
-	}
+	needs.Root(t)
 	h := newHost(t, &fakeTruth{})
 	h.pool("llm", on(gpu0, 8*gib))
 	link := filepath.Join(h.options.RunDir, "to-s")
@@ -273,9 +264,7 @@ func TestAPoolCountsWhatOutlivesASessionInItUntilItHasEnded(t *testing.T) {
 
 // Also if its first process lives on, and who holds the page does not descend from that.
 func TestAPoolCountsWhatAReleasedSessionHolds(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("root is needed: an enforcer without privileges is not restarted")
-	}
+	needs.Root(t)
 	h := newHost(t, &fakeTruth{})
 	h.believe()
 	h.pool("llm", on(gpu0, 8*gib))
@@ -308,9 +297,7 @@ func TestAPoolCountsWhatAReleasedSessionHolds(t *testing.T) {
 
 // A user has no more by ending one session after the other while their processes live on.
 func TestAUsersLimitHoldsForWhatOutlivesHisSessions(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("root is needed, to serve other users")
-	}
+	needs.Root(t)
 	for _, truth := range []*fakeTruth{{}, nil} {
 		h, u := newUsers(t, truth)
 		link := filepath.Join(h.options.RunDir, "to-a")
@@ -339,9 +326,7 @@ func TestAUsersLimitHoldsForWhatOutlivesHisSessions(t *testing.T) {
 
 // Nor by ending one's first process in the moment in which another one is decided.
 func TestAUsersLimitHoldsWhileTheEndOfASessionIsNotSeenYet(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("root is needed, to serve other users")
-	}
+	needs.Root(t)
 	h, u := newUsers(t, &fakeTruth{})
 	first := start(t, "/nonexistent", "")
 	reply, err := u.Register(as(first.pid(), alice), api.RegisterRequest{ID: "a", Quotas: []api.Quota{on(gpu0, 8*gib)}, Session: true, PID: first.pid(), UID: alice})

@@ -16,6 +16,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/checkpoint"
+	"github.com/gpuslice/gpuslice/test/needs"
 )
 
 // suspended is a slice whose process holds bytes in host memory.
@@ -157,9 +158,7 @@ func TestASuspendedSliceEndsWhenItsTimeIsOver(t *testing.T) {
 }
 
 func TestAUsersSuspendedSessionComesBackWithinHisLimitWhoeverAsks(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("root is needed, to serve other users")
-	}
+	needs.Root(t)
 	h, truth, f := movers(t)
 	h.stop()
 	limited, _ := newUsers(t, nil)

@@ -17,6 +17,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer"
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/session"
+	"github.com/gpuslice/gpuslice/test/needs"
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
@@ -54,9 +55,7 @@ func begin(t *testing.T, u *enforcer.Users, uid uint32, id string, quotas ...api
 }
 
 func TestAUserMayHaveWhatTheFirstLimitThatIsForHimSays(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("root is needed, to serve other users")
-	}
+	needs.Root(t)
 	h, u := newUsers(t, &fakeTruth{})
 	reply, err := begin(t, u, alice, "a", on(gpu0, 6*gib))
 	if err != nil || reply.Slice.ID != "u5001-a" {
@@ -117,9 +116,7 @@ func slicesOf(t *testing.T, h *host) []api.Slice {
 
 // What a user says that his session sees keeps no process of his from another device.
 func TestAUsersSessionCountsOnAllDevicesThatItsQuotasAreOn(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("root is needed, to serve other users")
-	}
+	needs.Root(t)
 	h, u := newUsers(t, &fakeTruth{})
 	see := func(id string, quota api.Quota) error {
 		p := start(t, "/nonexistent", "")
@@ -150,9 +147,7 @@ func TestAUsersSessionCountsOnAllDevicesThatItsQuotasAreOn(t *testing.T) {
 }
 
 func TestWithoutDriverTruthAUsersLimitIsOfWhatIsAskedFor(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("root is needed, to serve other users")
-	}
+	needs.Root(t)
 	_, u := newUsers(t, nil)
 	if _, err := begin(t, u, alice, "a", on(gpu0, 6*gib), on(gpu1, 2*gib)); err != nil {
 		t.Fatal(err)
@@ -176,9 +171,7 @@ func TestWithoutDriverTruthAUsersLimitIsOfWhatIsAskedFor(t *testing.T) {
 }
 
 func TestAUserAsksForNothingThatIsTheOperatorsToGive(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("root is needed, to serve other users")
-	}
+	needs.Root(t)
 	h, u := newUsers(t, &fakeTruth{})
 	stranger := start(t, "/nonexistent", "")
 	for name, change := range map[string]func(*api.RegisterRequest){
@@ -216,9 +209,7 @@ func TestAUserAsksForNothingThatIsTheOperatorsToGive(t *testing.T) {
 
 // Each costs files and events, of which others have the less.
 func TestAUserBeginsAndRenewsSessionsAtABoundedPace(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("root is needed, to serve other users")
-	}
+	needs.Root(t)
 	h, u := newUsers(t, &fakeTruth{})
 	p := start(t, "/nonexistent", "")
 	again := func() error {
@@ -253,9 +244,7 @@ func TestAUserBeginsAndRenewsSessionsAtABoundedPace(t *testing.T) {
 
 // What a container may have written to the log, and asked, all sessions of a user may have together: else who begins another has it again.
 func TestSessionsOfAUserHaveOneShare(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("root is needed, to serve other users")
-	}
+	needs.Root(t)
 	h, _ := newUsers(t, &fakeTruth{})
 	var log testhost.Output
 	h.options.Log = slog.New(slog.NewTextHandler(&log, nil))
@@ -279,9 +268,7 @@ func TestSessionsOfAUserHaveOneShare(t *testing.T) {
 
 // What is read of a process is read once it is known to be the asker's.
 func TestOfAProcessOfOthersNothingIsRead(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("root is needed, to serve other users")
-	}
+	needs.Root(t)
 	_, u := newUsers(t, &fakeTruth{})
 	p := start(t, "/nonexistent", "")
 	_, err := u.Register(as(p.pid(), alice), api.RegisterRequest{ID: "a", Quotas: []api.Quota{on(gpu0, gib)}, Session: true, PID: 1, UID: alice})
@@ -291,9 +278,7 @@ func TestOfAProcessOfOthersNothingIsRead(t *testing.T) {
 }
 
 func TestAUserSeesAndEndsHisOwnSessionsAlone(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("root is needed, to serve other users")
-	}
+	needs.Root(t)
 	h, u := newUsers(t, &fakeTruth{})
 	mine, err := begin(t, u, alice, "mine", on(gpu0, gib))
 	if err != nil {
@@ -375,9 +360,7 @@ func TestAUserSeesAndEndsHisOwnSessionsAlone(t *testing.T) {
 }
 
 func TestUsersWhoRaceForTheirLastBytesGetNoMore(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("root is needed, to serve other users")
-	}
+	needs.Root(t)
 	h, u := newUsers(t, &fakeTruth{})
 	p := start(t, "/nonexistent", "")
 	var racers sync.WaitGroup

@@ -10,10 +10,8 @@ INTERCEPTOR_SOURCES := $(sort $(wildcard interceptor/*.c interceptor/*.S))
 INTERCEPTOR_HEADERS := $(wildcard interceptor/*.h interceptor/*.def)
 INTERCEPTOR_CFLAGS := -std=c11 -D_GNU_SOURCE -O2 -g -fPIC -fvisibility=hidden -fno-plt -flto=auto -falign-functions=64 \
 	-Wall -Wextra -Werror -Wmissing-prototypes -Wstrict-prototypes
-# Else gcc links a constructor of its own there, which looks at the CPU.
-ifneq ($(filter aarch64-%,$(shell $(CC) -dumpmachine)),)
-INTERCEPTOR_CFLAGS += -mno-outline-atomics
-endif
+# Else gcc links a constructor of its own there, which looks at the CPU. Expanded in the recipe, since deps.sh installs the compiler.
+INTERCEPTOR_ATOMICS = $(if $(filter aarch64-%,$(shell $(CC) -dumpmachine)),-mno-outline-atomics)
 INTERCEPTOR_LDFLAGS := -shared -nostartfiles -Wl,-soname,libgpuslice.so -Wl,-z,now -Wl,-z,relro \
 	-Wl,-z,noexecstack -Wl,-Bsymbolic -Wl,--no-undefined -Wl,--gc-sections -Wl,--build-id=sha1
 
@@ -22,7 +20,7 @@ INTERCEPTOR := bin/libgpuslice.so
 $(INTERCEPTOR): $(INTERCEPTOR_SOURCES) $(INTERCEPTOR_HEADERS) interceptor/build.mk
 	@mkdir -p $(@D)
 	@echo "  $@"
-	$(QUIET)$(CC) $(INTERCEPTOR_CFLAGS) $(CFLAGS) $(INTERCEPTOR_LDFLAGS) $(LDFLAGS) -o $@.new $(INTERCEPTOR_SOURCES)
+	$(QUIET)$(CC) $(INTERCEPTOR_CFLAGS) $(INTERCEPTOR_ATOMICS) $(CFLAGS) $(INTERCEPTOR_LDFLAGS) $(LDFLAGS) -o $@.new $(INTERCEPTOR_SOURCES)
 	$(QUIET)mv -f $@.new $@
 
 # Prints what `make generate` writes; runs on this machine.

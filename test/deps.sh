@@ -1,10 +1,10 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Install what build, test and demo need (with --ci: what .ci/run needs, too) on Debian or
-# Ubuntu, and say so. What is there is left alone: a machine with Docker's own packages has a runc that the
-# distribution's would push out. With --need FOR WHAT…: install nothing, and fail if any of these commands or files is not
-# here that are in the list below, with the command that installs them.
+# deps.sh build|demo|test|--ci: install the packages of `make build`, `make demo`, `make test` or .ci/run on Debian or Ubuntu, and print how much is
+# downloaded. Later goals of this list include earlier ones. It leaves a package alone whose command is installed: the distribution's runc conflicts
+# with Docker's.
+# deps.sh --need FOR WHAT…: install nothing, and fail if a command or file of the list below is missing, with the command that installs it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . test/versions
@@ -16,16 +16,29 @@ needs=(
 	"make make"
 	"git git"
 	"readelf binutils"
-	"runc runc"
-	"crun crun"
-	"strace strace"
-	"python3 python3"
-	"openssl openssl"
-	"busybox busybox-static"
-	"spin spin"
 	"/etc/ssl/certs/ca-certificates.crt ca-certificates"
 )
-if [ "${1:-}" = --ci ] || [ "${1:-}" = --need ]; then
+case ${1:-} in
+build | demo | test | --ci | --need) ;;
+*)
+	echo "usage: deps.sh build|demo|test|--ci, or deps.sh --need FOR WHAT…" >&2
+	exit 2
+	;;
+esac
+if [ "$1" != build ]; then
+	needs+=("runc runc")
+fi
+if [[ $1 != build && $1 != demo ]]; then
+	needs+=(
+		"crun crun"
+		"strace strace"
+		"python3 python3"
+		"openssl openssl"
+		"busybox busybox-static"
+		"spin spin"
+	)
+fi
+if [ "$1" = --ci ] || [ "$1" = --need ]; then
 	needs+=(
 		"clang clang"
 		# libFuzzer and the sanitizers' runtimes, in the directory of that clang.
@@ -65,7 +78,7 @@ is_here() { # WHAT
 	esac
 }
 
-if [ "${1:-}" = --need ]; then
+if [ "$1" = --need ]; then
 	for=$2 packages=() missing=()
 	shift 2
 	for what; do
@@ -106,16 +119,14 @@ if [ ${#missing[@]} -gt 0 ]; then
 		echo "deps: this machine has no apt-get. Install what provides: ${missing[*]}" >&2
 		exit 1
 	fi
-	echo "deps: installing ${missing[*]} (a minute or two)"
 	# An index that is a little old is better than none: only the installation must succeed.
-	as_root apt-get update -qq </dev/null || echo "deps: apt-get update failed; going on with the index that is here" >&2
-	log=$(mktemp)
-	if ! as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" </dev/null >"$log" 2>&1; then
-		cat "$log" >&2
+	as_root test/progress.sh "deps: reading apt's index" apt-get update -q || echo "deps: apt-get update failed; going on with the index that is here" >&2
+	bytes=$(apt-get install --print-uris -y -qq --no-install-recommends "${missing[@]}" 2>/dev/null | awk '{ n += $3 } END { print n + 0 }')
+	if ! as_root test/progress.sh "deps: installing ${missing[*]}: $((bytes / 1000000)) MB to download" \
+		env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "${missing[@]}"; then
 		echo "deps: apt-get could not install ${missing[*]}" >&2
 		exit 1
 	fi
-	rm -f "$log"
 fi
 
 # Go: 1.21 is the first that fetches the version that go.mod asks for by itself, and Debian 12's is older. It can fetch
@@ -130,16 +141,18 @@ if [ ! -x "$(test/go.sh)" ]; then
 		exit 1
 		;;
 	esac
-	echo "deps: fetching Go $release into .cache/go"
 	rm -rf .cache/go
 	mkdir -p .cache
 	fetch=$(mktemp -d) # outside of this module, whose go.mod an old Go cannot read
-	said=$(cd "$fetch" && env GOPATH="$fetch" GOFLAGS=-modcacherw GONOSUMDB=golang.org/toolchain \
-		go mod download -json "golang.org/toolchain@v0.0.1-go$release.linux-$arch") || {
-		echo "deps: Go $release could not be fetched; install Go 1.21 or newer by other means: $said" >&2
+	root=$PWD
+	# shellcheck disable=SC2016 # the inner shell expands it
+	(cd "$fetch" && env GOPATH="$fetch" GOFLAGS=-modcacherw GONOSUMDB=golang.org/toolchain \
+		"$root/test/progress.sh" "deps: fetching Go $release into .cache/go: 70 MB to download" \
+		sh -c 'go mod download -json "$1" | tee said' sh "golang.org/toolchain@v0.0.1-go$release.linux-$arch") || {
+		echo "deps: Go $release could not be fetched; install Go 1.21 or newer by other means" >&2
 		exit 1
 	}
-	if [[ $said != *"\"Sum\": \"$sum\""* ]]; then
+	if ! grep -qF "\"Sum\": \"$sum\"" "$fetch/said"; then
 		echo "deps: what was fetched as Go $release is not it (its sum is not $sum)" >&2
 		exit 1
 	fi

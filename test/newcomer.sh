@@ -1,10 +1,11 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# newcomer.sh: what README.md has people type, from `git clone` to a Docker container with a quota, on a Debian 13 that has nothing
-# but what debootstrap leaves, sudo and Docker; each command is timed. Of three things others stand in: the address that is cloned is this
-# clone; `systemctl` is a script, since nothing here is init; and without a GPU and an image of PyTorch, the container is Debian's own files with the
-# simulated driver, and its `python train.py` asks that how large the card is. The last line is "N passed, N failed, N skipped".
+# newcomer.sh [SUITE…]: type what README.md prints in its `console newcomer` blocks, and then its first command with Docker, as a user with sudo on
+# a system (bookworm and trixie, or SUITE) that debootstrap has just made, with that system's own Docker. Each command is timed. Three things have
+# stand-ins: the address that is cloned is this clone; `systemctl` is a script, since nothing here is init; and without a GPU and an image of
+# PyTorch, the container has the system's own files, and its `python train.py` prints the size of the card. The last line is
+# "N passed, N failed, N skipped".
 set -euo pipefail
 cd "$(dirname "$0")/.."
 if [ "$(id -u)" != 0 ]; then
@@ -13,11 +14,9 @@ if [ "$(id -u)" != 0 ]; then
 fi
 . test/debian.sh
 test/deps.sh --need newcomer debootstrap git
-base=${XDG_CACHE_HOME:-$HOME/.cache}/gpuslice/newcomer/trixie-1
+[ $# -gt 0 ] || set -- bookworm trixie
 work=$(mktemp -d /tmp/gpuslice-newcomer.XXXXXX)
 trap 'rm -rf --one-file-system "$work"' EXIT
-
-debian_made "$base" trixie sudo,docker.io,docker-cli,ca-certificates
 
 # As this machine reaches what it installs.
 mkdir -p "$work/test/apt" "$work/test/ssl"
@@ -33,7 +32,18 @@ git clone -q --bare . "$work/test/gpuslice.git"
 } >"$work/test/commands"
 cp test/newcomer/* "$work/test/"
 
-debian_run "$base" "$work" "${work##*.}"
-find /sys/fs/cgroup -depth -type d -path "*newcomer-${work##*.}*" -exec rmdir {} + 2>/dev/null || true
-echo "$p passed, $f failed, 0 skipped"
-[ "$f" = 0 ]
+passed=0 failed=0
+for suite; do
+	docker=docker.io
+	[ "$suite" = bookworm ] || docker+=,docker-cli
+	base=${XDG_CACHE_HOME:-$HOME/.cache}/gpuslice/newcomer/$suite-2
+	debian_made "$base" "$suite" "sudo,ca-certificates,$docker"
+	mkdir "$work/$suite"
+	ln -s ../test "$work/$suite/test"
+	echo "== $suite"
+	debian_run "$base" "$work/$suite" "${work##*.}-$suite"
+	passed=$((passed + p)) failed=$((failed + f))
+	find /sys/fs/cgroup -depth -type d -path "*newcomer-${work##*.}*" -exec rmdir {} + 2>/dev/null || true
+done
+echo "$passed passed, $failed failed, 0 skipped"
+[ "$failed" = 0 ]

@@ -20,6 +20,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/config"
 	"github.com/gpuslice/gpuslice/enforcer/server"
 	"github.com/gpuslice/gpuslice/test/badconfig"
+	"github.com/gpuslice/gpuslice/test/needs"
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
@@ -138,9 +139,7 @@ type daemon struct {
 // newDaemon has not begun yet. In its configuration DIR is its directory.
 func newDaemon(t *testing.T, config string) *daemon {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("root is needed, to serve containers")
-	}
+	needs.Root(t)
 	d := &daemon{t: t, dir: short(t)}
 	if err := os.WriteFile(d.path("config.toml"), []byte(strings.ReplaceAll(config, "DIR", d.dir)), 0o600); err != nil {
 		t.Fatal(err)

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/test/needs"
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
@@ -136,9 +137,7 @@ func TestAnEntrySaysWhoAskedForWhatAndWhatBecameOfIt(t *testing.T) {
 }
 
 func TestAFileIsReadByItsGroupAndByNobodyElse(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("root is needed, to give a file to a group")
-	}
+	needs.Root(t)
 	defer syscall.Umask(syscall.Umask(0o077))
 	dir := t.TempDir()
 	w, _ := writer(t, dir, func(o *Options) { o.GID = 12345 })

@@ -10,17 +10,17 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/gpuslice/gpuslice/test/needs"
 )
 
 // small is a file system of 64 KiB.
 func small(t *testing.T) string {
 	t.Helper()
-	if os.Getuid() != 0 {
-		t.Skip("root is needed, to mount a file system")
-	}
+	needs.Root(t)
 	dir := t.TempDir()
 	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size=64k"); err != nil {
-		t.Skipf("a file system must be mounted: %v", err)
+		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = syscall.Unmount(dir, syscall.MNT_DETACH) })
 	return dir

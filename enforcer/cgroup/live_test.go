@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuslice/gpuslice/test/needs"
 )
 
 // These tests make cgroups of the host's own kernel.
@@ -23,6 +25,7 @@ import (
 // hierarchies are those of the host that a test can make cgroups in.
 func hierarchies(t *testing.T) map[string]*hierarchy {
 	t.Helper()
+	needs.Root(t)
 	host, err := Open("/proc")
 	if err != nil {
 		t.Skipf("requires cgroups: %v", err)
@@ -42,7 +45,7 @@ func hierarchies(t *testing.T) map[string]*hierarchy {
 		_ = os.Remove(probe)
 	}
 	if len(all) == 0 {
-		t.Skip("requires the right to make a cgroup (root)")
+		t.Skip("requires a writable cgroup hierarchy")
 	}
 	return all
 }

@@ -39,7 +39,7 @@ func simulated(t *testing.T) (libraries, hog string) {
 	hog = filepath.Join(libraries, "../demo/cuda_hog")
 	for _, file := range []string{filepath.Join(libraries, libraryName), filepath.Join(libraries, "libcuda.so.1"), hog} {
 		if _, err := os.Stat(file); err != nil {
-			t.Skipf("requires the simulated driver (make build): %v", err)
+			t.Skipf("requires the simulated driver (make test-programs): %v", err)
 		}
 	}
 	return libraries, hog
@@ -128,7 +128,7 @@ func TestTheRealDriverSaysTheSame(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(hog); err != nil {
-		t.Skipf("requires the demo program (make build): %v", err)
+		t.Skipf("requires the demo program (make test-programs): %v", err)
 	}
 	devices, err := n.Devices()
 	if err != nil || len(devices) == 0 {

@@ -12,6 +12,8 @@ import (
 	"testing"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/gpuslice/gpuslice/test/needs"
 )
 
 // limitedDevice answers what a test says, and remembers what it was asked last.
@@ -88,9 +90,7 @@ func TestALibraryWithoutLimitsIsNotAskedForThem(t *testing.T) {
 
 func TestTheSimulatedDriverHoldsACgroupToItsLimit(t *testing.T) {
 	libraries, hog := simulated(t)
-	if os.Getuid() != 0 {
-		t.Skip("root is needed, to make a cgroup")
-	}
+	needs.Root(t)
 	if !under(t, libraries, "FAKECUDA_STATE="+filepath.Join(t.TempDir(), "machine"), "FAKECUDA_LIMITS=1", "FAKECUDA_MEMORY=8G", "FAKECUDA_CONTEXT=300M") {
 		return
 	}

@@ -20,6 +20,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/enforcer/cgroup"
 	"github.com/gpuslice/gpuslice/enforcer/process"
+	"github.com/gpuslice/gpuslice/test/needs"
 )
 
 // TestMain makes this program the holder, too, and a peer of another user.
@@ -38,9 +39,7 @@ const mib = 1 << 20
 // place is a run directory and a cgroup for a test; the holder ends soon after it is of no use.
 func place(t *testing.T) Options {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root: it makes a cgroup")
-	}
+	needs.Root(t)
 	host, err := cgroup.Open("/proc")
 	if err != nil {
 		t.Fatal(err)

@@ -20,6 +20,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuslice/gpuslice/test/needs"
 )
 
 func create(t *testing.T) *Ledger {
@@ -118,9 +120,10 @@ func handedOut(t *testing.T, l *Ledger) {
 }
 
 func TestALedgerIsHandedOutByItsMappingAlone(t *testing.T) {
+	needs.Root(t)
 	l := create(t)
 	if l.file != nil {
-		t.Skip("CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE is needed, for /proc/self/map_files")
+		t.Fatal("the ledger keeps its descriptor: /proc/self/map_files cannot be read")
 	}
 	neighbour := create(t) // the kernel puts it beside, and does not join the two
 	handedOut(t, l)
@@ -375,9 +378,7 @@ func TestGoAndCAgreeThroughSharedMemory(t *testing.T) {
 	}
 
 	t.Run("and a restarted enforcer finds the ledger in it", func(t *testing.T) {
-		if os.Geteuid() != 0 {
-			t.Skip("root is needed, for /proc/PID/map_files")
-		}
+		needs.Root(t)
 		other := l.Identity()
 		other.Inode++
 		all, err := Find(cmd.Process.Pid, wanted(l.Identity(), other), func(Identity) bool { return true })
@@ -393,9 +394,7 @@ func TestGoAndCAgreeThroughSharedMemory(t *testing.T) {
 		}
 	})
 	t.Run("also when its first thread has ended", func(t *testing.T) {
-		if os.Geteuid() != 0 {
-			t.Skip("root is needed, for /proc/PID/map_files")
-		}
+		needs.Root(t)
 		if _, err := in.Write([]byte("\n")); err != nil {
 			t.Fatal(err)
 		}

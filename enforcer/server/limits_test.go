@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/test/needs"
 )
 
 const nobody = 65534
@@ -116,9 +117,7 @@ func answers200(t *testing.T, path string) {
 // asNobody makes a copy of this program that nobody can run.
 func asNobody(t *testing.T, env ...string) *exec.Cmd {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("root is needed, to be another user")
-	}
+	needs.Root(t)
 	program, err := os.ReadFile(os.Args[0])
 	if err != nil {
 		t.Fatal(err)

@@ -27,6 +27,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/process"
 	"github.com/gpuslice/gpuslice/lease/broker"
 	"github.com/gpuslice/gpuslice/lease/leasepb"
+	"github.com/gpuslice/gpuslice/test/needs"
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
@@ -240,9 +241,7 @@ type bench struct {
 
 func newBench(t *testing.T, how string) *bench {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("root is needed: each broker has a user id of its own")
-	}
+	needs.Root(t)
 	t.Setenv("STAND_IN", how)
 	dir, err := os.MkdirTemp("/tmp", "gs-") // a socket's path is short
 	if err != nil {

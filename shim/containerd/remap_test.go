@@ -12,12 +12,12 @@ import (
 
 	"github.com/containerd/containerd/api/types"
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuslice/gpuslice/test/needs"
 )
 
 func TestARootForAUserNamespaceHasItsOwners(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("needs root: mounts")
-	}
+	needs.Root(t)
 	const base = 100000
 	dir, bundle := t.TempDir(), t.TempDir()
 	must := func(err error) {

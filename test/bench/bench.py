@@ -4,7 +4,7 @@
 
     test/bench/bench.py [--quick] [--processes N] [--rounds N] [--only NAME,...] [--out DIR]
 
-Needs what `make build` puts into bin/, and no compiler, no network. Each call is made both ways in one
+Needs what `make test-programs` puts into bin/, and no compiler, no network. Each call is made both ways in one
 process, by the driver's own function and by what a program gets, in alternating batches (cost.c); the control,
 outside a slice, shows how far a ratio of 1.00 is to be trusted there. What cannot be made both ways in one process
 (the start; the runtime library) is measured by processes in turns. Absolute times drift between runs and

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-BUILD += $(BIN)/bench/cost
+TESTED += $(BIN)/bench/cost
 
 # elf_symbol.c finds the driver's own functions behind the interceptor's.
 # -D_GNU_SOURCE= is what a file that defines it itself says, too.

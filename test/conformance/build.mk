@@ -13,7 +13,7 @@ CONFORMANCE_HEADERS  := $(CONFORMANCE)/conformance.h $(CONFORMANCE)/peer.h $(CON
                         test/fakecuda/abi.h
 CONFORMANCE_CFLAGS   := -std=c11 -O2 -g -Wall -Wextra -Wpedantic -Wshadow -Wvla -Werror
 
-BUILD  += $(CONFORMANCE_PROGRAMS)
+TESTED += $(CONFORMANCE_PROGRAMS)
 SUITES += test/conformance/check.sh
 
 .PHONY: conformance
@@ -21,11 +21,13 @@ conformance: $(CONFORMANCE_PROGRAMS)
 
 $(CONFORMANCE_BIN)/%: $(CONFORMANCE)/%.c $(CONFORMANCE_HEADERS)
 	@mkdir -p $(@D)
+	@echo "  $@"
 	$(QUIET)$(CC) $(CONFORMANCE_CFLAGS) $(CFLAGS) -o $@ $< $(LDFLAGS) -ldl
 
 # link is linked against a library of the right name that defines what it calls and nothing else. It
 # lies where no program finds it by chance: the real one is taken when link starts.
 CONFORMANCE_STUB := $(CONFORMANCE_BIN)/stub/libcuda.so.1
+COMPILED_FIRST   += $(CONFORMANCE_STUB)
 
 $(CONFORMANCE_STUB): $(CONFORMANCE)/link.c interceptor/cuda_abi.h
 	@mkdir -p $(@D)

@@ -7,7 +7,7 @@
 //	```console engines    test/engines, by each engine that it names
 //	```console host       test/e2e, on a host of the simulated driver
 //	```console newcomer   test/newcomer.sh, on a Debian of its own
-//	```console unrun      no test runs it
+//	```console unrun: WHY no test runs it
 //
 // A line that begins with "$ ", or "# " for root, is a command; those after it are what it prints.
 package doccommands
@@ -28,6 +28,7 @@ type Block struct {
 	File     string // below the project's root
 	Line     int    // of the fence
 	Mark     string // "" if it has none, which is wrong
+	Why      string // it is not run
 	Commands []Command
 }
 
@@ -76,7 +77,8 @@ func parse(file, text string) (all []Block) {
 		words := strings.Fields(info)
 		switch {
 		case fence && !inside && len(words) > 0 && words[0] == "console":
-			all = append(all, Block{File: file, Line: number, Mark: strings.Join(words[1:], " ")})
+			mark, why, _ := strings.Cut(strings.Join(words[1:], " "), ": ")
+			all = append(all, Block{File: file, Line: number, Mark: mark, Why: why})
 			b, inside = &all[len(all)-1], true
 		case fence:
 			b, inside = nil, !inside

@@ -33,6 +33,12 @@ func TestEveryCommandOfTheDocumentsSaysWhereItIsRun(t *testing.T) {
 		if !slices.Contains(Marks, b.Mark) {
 			t.Errorf("%s: ```console %s: one of %s", b, b.Mark, strings.Join(Marks, ", "))
 		}
+		if (b.Mark == "unrun") != (b.Why != "") {
+			t.Errorf("%s: a fence that no test runs, and no other, says why: ```console unrun: WHY", b)
+		}
+		if b.Mark == "unrun" && b.File == "README.md" {
+			t.Errorf("%s: a test runs each command of README.md", b)
+		}
 		if len(b.Commands) == 0 {
 			t.Errorf("%s has no command", b)
 		}

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/gpuslice/gpuslice/test/doccommands"
+	"github.com/gpuslice/gpuslice/test/needs"
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
@@ -48,9 +49,7 @@ var sh = regexp.MustCompile("(?s)```sh\n(#!/bin/sh\n.*?)```")
 // Where there is no systemd, gpusliced runs as the documents say: by hand, and by a supervisor's script.
 func TestOnAHostWithoutSystemdTheDaemonRunsAsDocumented(t *testing.T) {
 	t.Parallel()
-	if os.Getuid() != 0 {
-		t.Skip("needs root: a host of its own")
-	}
+	needs.Root(t)
 	testhost.BinDir(t)
 	page, err := os.ReadFile("../../docs/operate/operations.md")
 	if err != nil {

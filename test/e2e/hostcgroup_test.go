@@ -17,6 +17,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
+	"github.com/gpuslice/gpuslice/test/needs"
 )
 
 // holderHost is a host whose processes move their memory themselves, to host memory that is charged to a cgroup of its own.
@@ -27,9 +28,13 @@ type holderHost struct {
 
 func newHolderHost(t *testing.T, env ...string) *holderHost {
 	t.Helper()
+	needs.Root(t)
 	name := fmt.Sprintf("gpuslice-e2e-host-%d-%d", os.Getpid(), time.Now().UnixNano())
 	h := &holderHost{name: name}
 	t.Cleanup(func() { // the enforcer has ended by then
+		if h.host == nil {
+			return // skipped
+		}
 		for _, dir := range h.Cgroups(name) {
 			text, _ := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
 			for _, word := range strings.Fields(string(text)) {

@@ -37,7 +37,7 @@ func newLeaseHost(t *testing.T) *leaseHost {
 	t.Helper()
 	t.Parallel()
 	if _, err := os.Stat(filepath.Join(testhost.BinDir(t), "gpuslice-broker")); err != nil {
-		t.Skip("needs bin/gpuslice-broker: make build")
+		t.Skip("needs bin/gpuslice-broker: make test-programs")
 	}
 	h := &leaseHost{Host: testhost.New(t, testhost.Options{Runtimes: []string{"/bin/true"}})}
 	h.Stop(unix.SIGTERM)

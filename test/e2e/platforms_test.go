@@ -14,6 +14,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/gpuslice/gpuslice/test/needs"
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
@@ -122,9 +123,7 @@ func TestProgramsOf64And32BitsRunAsWithoutUs(t *testing.T) {
 // What glibc makes of $PLATFORM may be a word that is not known to us one day. The loader says so, and
 // loads the interceptor by the other line.
 func TestAnUnknownPlatformStillHasTheInterceptor(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("needs root: chroot")
-	}
+	needs.Root(t)
 	bin := testhost.BinDir(t)
 	for _, g := range glibcs {
 		t.Run(g.name, func(t *testing.T) {

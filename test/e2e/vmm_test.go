@@ -20,7 +20,7 @@ func (h *host) vmm(session []string, args ...string) *exec.Cmd {
 	h.T.Helper()
 	program := filepath.Join(h.Bin, "vmm")
 	if _, err := os.Stat(program); err != nil {
-		h.T.Skipf("needs bin/vmm: make build")
+		h.T.Skipf("needs bin/vmm: make test-programs")
 	}
 	cmd := exec.Command(filepath.Join(h.Bin, "gpuslice"), append(append([]string{"--socket", h.Socket(), "run"}, session...), append([]string{"--", program}, args...)...)...)
 	cmd.Env = h.Env()

@@ -24,7 +24,7 @@ FAKECUDA_OLD         := 11020
 FAKECUDA_OLD_BIN     := $(FAKECUDA_BIN)-11.2
 FAKECUDA_OLD_EXPORTS := $(FAKECUDA_OBJ)/exports-$(FAKECUDA_OLD).map
 
-BUILD += $(FAKECUDA_OLD_BIN)/libcuda.so.1
+TESTED += $(FAKECUDA_OLD_BIN)/libcuda.so.1
 
 .PHONY: fakecuda
 fakecuda: $(FAKECUDA_BIN)/libcuda.so.1 $(FAKECUDA_BIN)/libnvidia-ml.so.1 $(FAKECUDA_OLD_BIN)/libcuda.so.1
@@ -48,12 +48,16 @@ $(FAKECUDA_OLD_EXPORTS): $(FAKECUDA)/entries.h $(FAKECUDA)/build.mk
 		/^(ENTRY|PER_THREAD)\(/ && $$3 <= version { print "\t" $$4 ";" } \
 		END { print "local: *; };" }' $< >$@
 
+COMPILED_FIRST += $(patsubst %,$(FAKECUDA_OBJ)/%.o,$(FAKECUDA_CUDA) $(FAKECUDA_NVML) $(FAKECUDA_SHARED) driver-$(FAKECUDA_OLD))
+
 $(FAKECUDA_BIN)/%:
 	@mkdir -p $(@D)
+	@echo "  $@"
 	$(QUIET)$(CC) $(CFLAGS) $(FAKECUDA_LDFLAGS) -Wl,-soname,$* -o $@ $(filter %.o,$^)
 
 $(FAKECUDA_OBJ)/%.o: $(FAKECUDA)/%.c
 	@mkdir -p $(@D)
+	@echo "  $@"
 	$(QUIET)$(CC) $(FAKECUDA_CFLAGS) $(CFLAGS) -c -o $@ $<
 
 -include $(wildcard $(FAKECUDA_OBJ)/*.d)

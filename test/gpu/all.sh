@@ -4,7 +4,7 @@
 # all.sh [--simulated] [--only NAME…]: run what needs a GPU, and print a line for each part. As root, with gcc and Python; on a card
 # with nvcc and the frameworks that frameworks.py names. Needs no Go and no network.
 #
-# The programs come from `make build session-tests vmm-tests`, or from bin/card.tar.xz (pack.sh). OUT gets the logs. No part begins
+# The programs come from `make card-programs kubernetes-card`, or from bin/card.tar.xz (pack.sh). OUT gets the logs. No part begins
 # after BUDGET seconds (530; 0 is no limit). --simulated runs the shortest form of each part on the simulated driver, and fails
 # if a script here is in no part.
 set -uo pipefail
@@ -104,7 +104,7 @@ elif [ $# -gt 0 ]; then
 	echo "usage: $0 [--simulated] [--only NAME…]" >&2
 	exit 2
 fi
-[ -x bin/gpuslice ] || { echo "$0: no bin/gpuslice: run make build, or bring bin/card.tar.xz (test/gpu/pack.sh)" >&2; exit 2; }
+[ -x bin/gpuslice ] || { echo "$0: no bin/gpuslice: run make card-programs, or bring bin/card.tar.xz (test/gpu/pack.sh)" >&2; exit 2; }
 
 devices=0 budget=${BUDGET:-530}
 if [ -n "$simulated" ]; then

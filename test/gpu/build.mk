@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
 .PHONY: test-cards
-test-cards: build session-tests vmm-tests kubernetes-card ## Run the scripts for a real card on the simulated driver
+test-cards: card-programs kubernetes-card ## Run the scripts for a real card on the simulated driver
 	$(QUIET)test/gpu/all.sh --simulated

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shows on a real GPU what becomes of memory that is held past the ledger, and of slices whose time or quota changes.
 
-Run as root on a machine with an NVIDIA GPU and runc, after `make build`, with cc; PyTorch is used if it is there:
+Run as root on a machine with an NVIDIA GPU and runc, after `make card-programs`, with cc; PyTorch is used if it is there:
 
     RUNC=/path/to/runc test/gpu/bypass.py [--out DIR] [--only named,killed,slice,frozen,ttl,resize,exec,outlived,busy]
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shows on a real GPU what the simulation cannot prove: real containers, real frameworks, real driver.
 
-Run as root on a machine with an NVIDIA GPU, PyTorch, nvcc and runc, after `make build`:
+Run as root on a machine with an NVIDIA GPU, PyTorch, nvcc and runc, after `make card-programs`:
 
     RUNC=/path/to/runc test/gpu/check.py [--out DIR] [--only NAME,...]
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Docker Engine with a real GPU: `docker run --runtime=gpuslice --annotation gpuslice.vram=8G`, end to end.
 
-Run as root on a machine with an NVIDIA GPU and PyTorch, after `make build`:
+Run as root on a machine with an NVIDIA GPU and PyTorch, after `make card-programs`:
 
     test/gpu/docker.py --engines DIR [--out DIR] [--rounds 30] [--starts 50]
 

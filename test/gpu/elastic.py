@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shows on a real GPU that elastic slices whose quotas add up to more than the card work in turns, and what that costs.
 
-Run as root on a machine with an NVIDIA GPU, PyTorch and runc, and as much host memory free as three times --size, after `make build`:
+Run as root on a machine with an NVIDIA GPU, PyTorch and runc, and as much host memory free as three times --size, after `make card-programs`:
 
     RUNC=/path/to/runc test/gpu/elastic.py [--out DIR] [--size 20] [--quota 40] [--seconds 100] [--small 10] [--checkpoint] [--only PART…]
     RUNC=/path/to/runc test/gpu/elastic.py --only hundred [--small 10] [--times 100]

@@ -3,7 +3,7 @@
 """Shows on a real GPU what gpuslice says of four PyTorch containers, one of which runs into its quota: ps, top, devices,
 explain and recommend, beside what nvidia-smi says of the same moment, by process and in all.
 
-Run as root on a machine with an NVIDIA GPU, PyTorch and runc, after `make build`:
+Run as root on a machine with an NVIDIA GPU, PyTorch and runc, after `make card-programs`:
 
     RUNC=/path/to/runc test/gpu/explain.py [--out DIR]
 

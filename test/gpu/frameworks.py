@@ -3,7 +3,7 @@
 """Shows that frameworks end under a quota as their authors expect: right results, then their own out-of-memory error.
 
 Run as root on a machine with an NVIDIA GPU, runc and the frameworks (PyTorch, JAX, CuPy, Triton, Numba; gcc), after
-`make build`; it needs no Go and no network, and starts and stops an enforcer of its own:
+`make card-programs`; it needs no Go and no network, and starts and stops an enforcer of its own:
 
     RUNC=/path/to/runc test/gpu/frameworks.py [--jobs 4] [--only NAME,...] [--out DIR] [--json FILE] [--limit SECONDS]
     test/gpu/frameworks.py --list

@@ -5,7 +5,7 @@ describes the GPU for CDI, and plain runc runs two PyTorch containers of each cl
 
     test/gpu/kubernetes.py [--engines DIR] [--out DIR]
 
-As root, with bin/gpuslice-dra and bin/kubelet (`make kubernetes kubernetes-card`) beside what `make build` makes. DIR has nvidia-ctk
+As root, with bin/gpuslice-dra and bin/kubelet (`make kubernetes kubernetes-card`) beside what `make card-programs` makes. DIR has nvidia-ctk
 and nvidia-cdi-hook; without them the driver's own description of the device is used, and this machine's libraries. Needs no Go and no network.
 The exit status is the number of promises not kept.
 """

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """GPU sessions on a real GPU: what a client can do, what it cannot, faults, and what a session costs.
 
-Run as root on a machine with an NVIDIA GPU, after `make build session-tests`:
+Run as root on a machine with an NVIDIA GPU, after `make card-programs`:
 
     test/gpu/lease.py [--quick] [--no-speed]
 

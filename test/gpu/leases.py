@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Leases on a real GPU: the lease service with gpusliced and brokers, tenants until the card is full, faults, many small leases, restarts.
 
-Run as root on a machine with an NVIDIA GPU, after `make build`:
+Run as root on a machine with an NVIDIA GPU, after `make card-programs`:
 
     test/gpu/leases.py [--out DIR] [--small 64] [--tenant 7G]
     test/gpu/leases.py --drops      # nothing but where the time of a drop goes, stage by stage

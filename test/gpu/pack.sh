@@ -2,12 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # pack.sh [FILE]: write what all.sh needs on a machine with nothing but its drivers into FILE (bin/card.tar.xz), 60 MiB at most: the
-# programs of bin/ without their symbols, and a runc that needs no library. Build them first: make build session-tests
-# vmm-tests kubernetes-card.
+# programs of bin/ without their symbols, and a runc that needs no library. Build them first: make card-programs
+# kubernetes-card.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 file=${1:-bin/card.tar.xz}
 dir=$(mktemp -d)
+chmod 755 "$dir" # bin/ gets this mode
 trap 'rm -rf "$dir"' EXIT
 
 names=(gpuslice gpusliced gpuslice-leased gpuslice-broker gpuslice-hook gpuslice-runtime containerd-shim-gpuslice-v1 libgpuslice.so session vmm
@@ -17,7 +18,7 @@ while read -r name; do
 done < <(cd bin && find conformance -maxdepth 1 -type f)
 for name in "${names[@]}"; do
 	[ -f "bin/$name" ] || {
-		echo "pack.sh: no bin/$name: make build session-tests vmm-tests kubernetes-card" >&2
+		echo "pack.sh: no bin/$name: make card-programs kubernetes-card" >&2
 		exit 1
 	}
 	install -D "bin/$name" "$dir/$name"

@@ -3,7 +3,7 @@
 """The rows of docs/evidence/coverage.md on a real GPU: test/interceptor/programs/rows*.c, each row in a container of its own,
 within its quota and running into it.
 
-Run as root on a machine with an NVIDIA GPU, gcc and runc, after `make build`:
+Run as root on a machine with an NVIDIA GPU, gcc and runc, after `make card-programs`:
 
     RUNC=/path/to/runc test/gpu/rows.py [--out DIR] [--only NAME,...] [--jobs N]
 

@@ -3,7 +3,7 @@
 """Memory as programs of the CUDA runtime take it (runtime.cu), with cudart linked statically and shared: each kind in a
 slice of its own, within the quota and beyond it.
 
-Run on a machine with an NVIDIA GPU and nvcc, after `make build`; needs no root:
+Run on a machine with an NVIDIA GPU and nvcc, after `make card-programs`; needs no root:
 
     test/gpu/runtime.py [--only KIND,...]
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shows on a real GPU that slices are suspended and resumed: `gpuslice suspend ID`, `gpuslice resume ID`.
 
-Run as root on a machine with an NVIDIA GPU, PyTorch and runc, and as much host memory free as two times --size, after `make build`:
+Run as root on a machine with an NVIDIA GPU, PyTorch and runc, and as much host memory free as two times --size, after `make card-programs`:
 
     RUNC=/path/to/runc test/gpu/suspend.py [--out DIR] [--size 40] [--quota 50] [--small 10] [--rounds 3]
 

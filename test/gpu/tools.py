@@ -3,7 +3,7 @@
 """NVIDIA's tools inside a slice and around one: inside, compute-sanitizer, ncu and cuda-gdb say of a program (tools.cu) what
 they say of it without a slice; around one it runs as without them; and the quota holds under them.
 
-Run on a machine with an NVIDIA GPU and the CUDA toolkit, after `make build`; as root, where the driver lets nobody else
+Run on a machine with an NVIDIA GPU and the CUDA toolkit, after `make card-programs`; as root, where the driver lets nobody else
 read its counters:
 
     test/gpu/tools.py [--out DIR] [--only TOOL,...]

@@ -3,7 +3,7 @@
 """Two GPUs of one host: collective operations and copies between them in one slice, and each program's devices in whatever
 order it wants them, with the quota that each device has.
 
-Run as root on a machine with two NVIDIA GPUs and runc, after `make build`; PyTorch with NCCL for the collective ones:
+Run as root on a machine with two NVIDIA GPUs and runc, after `make card-programs`; PyTorch with NCCL for the collective ones:
 
     RUNC=/path/to/runc test/gpu/two.py [--out DIR] [--only NAME,...]
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Package vmm on a real GPU: its tests, four caches against the ledger, and what mapping costs.
 
-Run as root on a machine with an NVIDIA GPU, after `make build vmm-tests`:
+Run as root on a machine with an NVIDIA GPU, after `make card-programs`:
 
     test/gpu/vmm.py [--out DIR] [--time 60] [--quick]
 
@@ -62,7 +62,7 @@ def main():
         for name in () if simulated else ("vmm", "cuda"):
             program = f"{BIN}/vmm-tests/{name}.test"
             if not os.path.exists(program):
-                check(f"tests of {name}", False, "make vmm-tests")
+                check(f"tests of {name}", False, "make card-programs")
                 continue
             directory = os.path.join(ROOT, "vmm", "cuda" if name == "cuda" else "")
             text, good = run(f"tests-{name}", *session, program, "-test.v", cwd=directory, env={**os.environ, "GPUSLICE_TEST_CARD": "1"})

@@ -11,6 +11,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/gpuslice/gpuslice/test/needs"
 )
 
 // program returns the absolute path of one of our programs, built by `make build`, or in $GPUSLICE_BIN.
@@ -25,7 +27,7 @@ func program(t testing.TB, name string) string {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(path); err != nil {
-		t.Skipf("requires %s: run `make build`", path)
+		t.Skipf("requires %s: run `make test-programs`", path)
 	}
 	return path
 }
@@ -33,9 +35,7 @@ func program(t testing.TB, name string) string {
 // requires skips the test unless it is run by root, and says what is missing.
 func requires(t testing.TB, programs ...string) {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("requires root")
-	}
+	needs.Root(t)
 	for _, p := range append(programs, "busybox") {
 		if _, err := exec.LookPath(p); err != nil {
 			t.Skipf("requires %s", p)

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/gpuslice/gpuslice/enforcer/client"
+	"github.com/gpuslice/gpuslice/test/needs"
 )
 
 // daemon is a gpusliced of this test's own: a process that can be killed, apart from those of the slice.
@@ -28,9 +29,7 @@ func (d *daemon) socket() string { return filepath.Join(d.dir, "control.sock") }
 // [enforcer] at first.
 func startDaemon(t *testing.T, env []string, more ...string) *daemon {
 	t.Helper()
-	if os.Getuid() != 0 {
-		t.Skip("needs root: the enforcer of a host")
-	}
+	needs.Root(t)
 	dir, err := os.MkdirTemp("/tmp", "gpuslice-") // a socket's address has 108 bytes
 	if err != nil {
 		t.Fatal(err)

@@ -31,7 +31,7 @@ func bin(t *testing.T) string {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(filepath.Join(dir, "libgpuslice.so")); err != nil {
-		t.Fatalf("%v: run `make build` first", err)
+		t.Fatalf("%v: run `make test-programs` first", err)
 	}
 	return dir
 }

@@ -5,11 +5,12 @@ package interceptor
 import (
 	"bufio"
 	"fmt"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/gpuslice/gpuslice/test/needs"
 )
 
 // stranger is a process in no slice that holds 1 GiB of the card; it returns its pid.
@@ -129,9 +130,7 @@ func TestNVMLShowsNothingFreeWithoutASliceOrAQuota(t *testing.T) {
 
 // A process of the slice in a pid namespace of its own is listed to the others, and they to it.
 func TestNVMLListsProcessesAcrossPIDNamespaces(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("needs root: a pid namespace")
-	}
+	needs.Root(t)
 	program := compileNVML(t)
 	env := environment(t)
 	hog := filepath.Join(bin(t), "demo", "cuda_hog") + " " + fmt.Sprint(gib)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-BUILD += $(BIN)/lease/examples
+TESTED += $(BIN)/lease/examples
 
 # Static: it runs where there is nothing of a GPU, nor of Go.
 $(BIN)/lease/examples: $(wildcard test/lease/examples/*.go test/lease/examples/*.ptx lease/*.go lease/leasepb/*.go) go.mod go.sum

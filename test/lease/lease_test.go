@@ -26,7 +26,7 @@ func host(t *testing.T) (*testhost.Host, lease.Service) {
 	h := testhost.New(t, testhost.Options{Runtimes: []string{"/bin/true"}})
 	for _, program := range []string{"gpuslice-leased", "gpuslice-broker", "lease/examples"} {
 		if _, err := os.Stat(filepath.Join(h.Bin, program)); err != nil {
-			t.Skipf("needs bin/%s: make build", program)
+			t.Skipf("needs bin/%s: make test-programs", program)
 		}
 	}
 	// A broker is nobody in particular: it passes through the host's directories, and shares the machine.

@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package needs tests what the suites say on a machine that lacks what they use.
 package needs
 
 import (
 	"errors"
+	"go/ast"
+	"go/parser"
+	"go/token"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -75,4 +78,82 @@ func TestWhatEachSuiteNeedsIsInTheListOfPackages(t *testing.T) {
 	if suites < 4 {
 		t.Errorf("%d suites say what they need", suites)
 	}
+}
+
+// privilege is in the reason of a skip that Root should give.
+var privilege = regexp.MustCompile(`(?i)\broot\b|\bprivilege|\bCAP_`)
+
+func TestRootIsAskedForInOnePlace(t *testing.T) {
+	asked := 0
+	for _, dir := range []string{"cmd", "enforcer", "hook", "lease", "shim", "test", "vmm"} {
+		err := filepath.WalkDir(filepath.Join("../..", dir), func(path string, entry os.DirEntry, err error) error {
+			if err != nil || entry.IsDir() || !strings.HasSuffix(path, ".go") || filepath.Base(filepath.Dir(path)) == "needs" {
+				return err
+			}
+			text, err := os.ReadFile(path)
+			if err != nil {
+				return err
+			}
+			asked += strings.Count(string(text), "needs.Root(")
+			for _, line := range ownSkips(t, path, text) {
+				t.Errorf("%s:%d: a test that needs root calls needs.Root", path, line)
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if asked < 50 {
+		t.Errorf("%d calls were found", asked)
+	}
+}
+
+func TestASkipForWantOfRootIsFound(t *testing.T) {
+	const text = "package p\nfunc f() {\n if os.Geteuid() != 0 {\n  t.Skip(`no`)\n }\n t.Skipf(\"needs root: %v\", err)\n t.Skip(\"needs runc\")\n needs.Root(t)\n}\n"
+	if got := ownSkips(t, "p.go", []byte(text)); !slices.Equal(got, []int{3, 6}) {
+		t.Errorf("lines %v", got)
+	}
+}
+
+// ownSkips returns the lines that skip a test for want of root.
+func ownSkips(t *testing.T, path string, text []byte) (lines []int) {
+	t.Helper()
+	files := token.NewFileSet()
+	file, err := parser.ParseFile(files, path, text, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ast.Inspect(file, func(n ast.Node) bool {
+		switch n := n.(type) {
+		case *ast.IfStmt:
+			if calls(n.Cond, "Getuid", "Geteuid") && calls(n.Body, "Skip", "Skipf", "SkipNow") {
+				lines = append(lines, files.Position(n.Pos()).Line)
+			}
+		case *ast.CallExpr:
+			if !named(n, "Skip", "Skipf") || len(n.Args) == 0 {
+				break
+			}
+			if reason, ok := n.Args[0].(*ast.BasicLit); ok && privilege.MatchString(reason.Value) {
+				lines = append(lines, files.Position(n.Pos()).Line)
+			}
+		}
+		return true
+	})
+	return lines
+}
+
+// calls reports whether a method or function of one of the names is called in n.
+func calls(n ast.Node, names ...string) (found bool) {
+	ast.Inspect(n, func(n ast.Node) bool {
+		call, ok := n.(*ast.CallExpr)
+		found = found || ok && named(call, names...)
+		return !found
+	})
+	return found
+}
+
+func named(call *ast.CallExpr, names ...string) bool {
+	f, ok := call.Fun.(*ast.SelectorExpr)
+	return ok && slices.Contains(names, f.Sel.Name)
 }

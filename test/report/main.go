@@ -119,6 +119,9 @@ func (r *report) endPackage(e event, said string) {
 	}
 }
 
+// noRoot is what needs.Root says.
+const noRoot = "needs root"
+
 // reason is what a skipped test gave t.Skip: its output less the framework's own lines.
 func reason(said string) string {
 	var kept []string
@@ -132,6 +135,9 @@ func reason(said string) string {
 			if _, text, found := strings.Cut(after, ": "); found {
 				line = text
 			}
+		}
+		if line == noRoot {
+			return noRoot // whatever the test logged besides
 		}
 		kept = append(kept, line)
 	}

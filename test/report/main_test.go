@@ -42,6 +42,13 @@ func TestSkipForWantOfAGPUIsAlwaysAllowed(t *testing.T) {
 	}
 }
 
+func TestTheReasonIsRootWhateverElseWasLogged(t *testing.T) {
+	const said = "=== RUN   TestA\n    helpers_test.go:3: time=1 msg=ready\n    a_test.go:3: needs root\n    helpers_test.go:3: time=2 msg=ended\n--- SKIP: TestA\n"
+	if got := reason(said); got != "needs root" {
+		t.Errorf("%q", got)
+	}
+}
+
 func TestWhatNoPackageCanGiveMayBeMissing(t *testing.T) {
 	for reason, want := range map[string]bool{
 		"needs a GPU": true,

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-BUILD += $(BIN)/session
+TESTED += $(BIN)/session
 
 # The client's own tests as a program, for a card's machine without Go: test/gpu/lease.py runs them there.
 .PHONY: session-tests

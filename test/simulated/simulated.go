@@ -26,7 +26,7 @@ func Run(m *testing.M, root string) int {
 		err = dl.New(library, dl.RTLD_NOW|dl.RTLD_GLOBAL).Open()
 	}
 	if err != nil {
-		fmt.Printf("skipped: requires the simulated driver (make build): %v\n", err)
+		fmt.Printf("skipped: requires the simulated driver (make test-programs): %v\n", err)
 		return 0
 	}
 	// Not for all processes: a fuzz target runs in several.

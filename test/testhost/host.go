@@ -22,6 +22,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/client"
+	"github.com/gpuslice/gpuslice/test/needs"
 )
 
 // Patience is how long something may take that happens at once: machines that test are slow.
@@ -95,9 +96,7 @@ type Options struct {
 // New starts an enforcer, or skips the test and says what it lacks. The test's end stops it.
 func New(t testing.TB, o Options) *Host {
 	t.Helper()
-	if os.Getuid() != 0 {
-		t.Skip("needs root: containers and the enforcer of a host")
-	}
+	needs.Root(t)
 	if len(o.Runtimes) == 0 {
 		runc, err := exec.LookPath("runc")
 		if err != nil {
@@ -144,7 +143,7 @@ func BinDir(t testing.TB) string {
 	}
 	for _, name := range []string{"gpuslice", "gpusliced", "gpuslice-hook", "gpuslice-runtime", "libgpuslice.so", "fakecuda/libcuda.so.1", "demo/cuda_hog"} {
 		if _, err := os.Stat(filepath.Join(dir, name)); err != nil {
-			t.Skipf("needs bin/%s: make build", name)
+			t.Skipf("needs bin/%s: make test-programs", name)
 		}
 	}
 	return dir

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-BUILD += $(BIN)/vmm
+TESTED += $(BIN)/vmm
 
 $(BIN)/vmm: $(wildcard test/vmm/*.go test/vmm/*.[ch] vmm/*.go vmm/cuda/*.go vmm/cuda/*.[ch]) $(wildcard enforcer/api/*.go enforcer/client/*.go) go.mod go.sum interceptor/cuda_abi.h
 	@mkdir -p $(@D)

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/gpuslice/gpuslice/test/needs"
 )
 
 // What NVML answers.
@@ -25,9 +27,7 @@ const (
 // newCgroup makes a cgroup of version 2.
 func newCgroup(t *testing.T) string {
 	t.Helper()
-	if os.Getuid() != 0 {
-		t.Skip("needs root: it makes a cgroup")
-	}
+	needs.Root(t)
 	for _, mount := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/unified"} {
 		var fs syscall.Statfs_t
 		if syscall.Statfs(mount, &fs) != nil || fs.Type != 0x63677270 {

@@ -19,6 +19,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/gpuslice/gpuslice/test/needs"
 )
 
 const (
@@ -62,7 +64,7 @@ func newMachine(t *testing.T, env ...string) *machine {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(filepath.Join(libraries, "libcuda.so.1")); err != nil {
-		t.Skipf("requires the simulated driver (make build): %v", err)
+		t.Skipf("requires the simulated driver (make test-programs): %v", err)
 	}
 	m := &machine{t: t, env: []string{
 		"PATH=" + os.Getenv("PATH"),
@@ -268,10 +270,8 @@ func TestMemoryOfTheDeadStaysWhileAForkOfThemLives(t *testing.T) {
 
 // Who saw it alive lists the dead by the same pid, though it is that of another namespace.
 func TestTheDeadOfAContainerAreListedAsWhoTheyWere(t *testing.T) {
+	needs.Root(t)
 	unshare := []string{"unshare", "--pid", "--fork", "--kill-child"}
-	if out, err := exec.Command(unshare[0], append(unshare[1:], "true")...).CombinedOutput(); err != nil {
-		t.Skipf("requires a new pid namespace (root): %v: %s", err, out)
-	}
 	m := newMachine(t)
 	host := m.startOnCard()
 	before := host.free()
@@ -338,10 +338,8 @@ func TestTwoDriversOfAProcessAreListedAsOne(t *testing.T) {
 // A process in a container does not know its host pid; NVML on the host must still name it by that, and
 // NVML in the container must not name one that is not there.
 func TestNVMLReportsPidsOfTheAskersNamespace(t *testing.T) {
+	needs.Root(t)
 	unshare := []string{"unshare", "--pid", "--fork", "--kill-child"}
-	if out, err := exec.Command(unshare[0], append(unshare[1:], "true")...).CombinedOutput(); err != nil {
-		t.Skipf("requires a new pid namespace (root): %v: %s", err, out)
-	}
 	m := newMachine(t)
 	host := m.startOnCard()
 	first, second := m.startOnCard(unshare...), m.startOnCard(unshare...)

@@ -15,18 +15,20 @@ import (
 	"time"
 
 	"github.com/gpuslice/gpuslice/lease"
+	"github.com/gpuslice/gpuslice/test/needs"
 )
 
 // session is one in a slice on the simulated driver: its address and its token's file.
 func session(t *testing.T) (address, tokenFile string) {
 	t.Helper()
+	needs.Root(t) // a broker is not dumpable, and an enforcer of the same user cannot read its mappings
 	bin, err := filepath.Abs("../../../bin")
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, needed := range []string{"gpuslice", "gpuslice-broker", "libgpuslice.so", "fakecuda/libcuda.so.1"} {
 		if _, err := os.Stat(filepath.Join(bin, needed)); err != nil {
-			t.Skipf("requires bin/%s (make build)", needed)
+			t.Skipf("requires bin/%s (make test-programs)", needed)
 		}
 	}
 	dir, err := os.MkdirTemp("/tmp", "lease-") // short, for the sockets' names

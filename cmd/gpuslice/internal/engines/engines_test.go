@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/gpuslice/gpuslice/cmd/gpuslice/internal/engines/conf"
+	"github.com/gpuslice/gpuslice/test/needs"
 )
 
 func TestWhatSomebodyElseConfiguredStays(t *testing.T) {
@@ -177,9 +178,7 @@ func TestAnEngineWhoseDefaultRuntimeIsOursKeepsIt(t *testing.T) {
 }
 
 func TestAFileBehindALinkIsEditedAndKeepsItsModeAndOwner(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("only root gives files away")
-	}
+	needs.Root(t)
 	w := newWorld(t)
 	w.put("/opt/managed/daemon.json", "{}")
 	real := w.Root + "/opt/managed/daemon.json"
