@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/driver"
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
@@ -165,6 +167,60 @@ func TestALaneThatWasWithdrawnIsFree(t *testing.T) {
 	check(t, l.Process.Close())
 	check(t, p.Close())
 	attach(q, o, start(t).Process.Pid)
+}
+
+// noDescriptors lets this process open no more descriptors while f runs.
+func noDescriptors(t *testing.T, f func()) {
+	t.Helper()
+	var limit unix.Rlimit
+	check(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
+	none := limit
+	none.Cur = 0
+	check(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &none))
+	defer func() { check(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &limit)) }()
+	f()
+}
+
+// One lane is left: after each failure the next process gets it.
+func TestALaneThatAProcessDoesNotGetIsFree(t *testing.T) {
+	for name, failing := range map[string]func(t *testing.T, q *quota.Quota, p *process.Handle) error{
+		"no descriptor can be made": func(t *testing.T, q *quota.Quota, p *process.Handle) (err error) {
+			noDescriptors(t, func() { _, err = q.Attach(&quota.Lane{Process: p}) })
+			if !errors.Is(err, unix.EMFILE) {
+				t.Errorf("%v, want EMFILE", err)
+			}
+			return err
+		},
+		"its exit cannot be watched": func(t *testing.T, q *quota.Quota, p *process.Handle) error {
+			check(t, p.Close())
+			_, err := q.Attach(&quota.Lane{Process: p})
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			q, o := begun(t, 4*gib)
+			q.Next = uint32(ledger.Slots) // there is one left
+			p, err := process.Open(start(t).Process.Pid)
+			check(t, err)
+			o.with(func() {
+				for range 2 {
+					if err := failing(t, q, p); err == nil || errors.Is(err, ledger.StatusFull) {
+						t.Errorf("%v", err)
+					}
+				}
+				if q.Count() != 0 || q.Of(p.PID) != nil || q.State != api.Active {
+					t.Errorf("%d lanes, %s", q.Count(), q.State)
+				}
+				if owners := q.Owners(); len(owners) != 0 {
+					t.Errorf("the page names %v", owners)
+				}
+				check(t, q.Verify())
+			})
+			check(t, p.Close())
+			_, a := attach(q, o, start(t).Process.Pid)
+			check(t, a.Charge(4*gib))
+		})
+	}
 }
 
 func TestACheckpointedProcessLendsWhatItIsChargedFor(t *testing.T) {
