@@ -296,3 +296,28 @@ func TestWhatDoesNotFitAnyMoreStaysAndIsSaid(t *testing.T) {
 	}
 	b.given(t, gpu0, 140*gib, 0, 2)
 }
+
+// What is promised is promised to nobody else until its holder is dropped, also what a former enforcer has promised.
+func TestAPromiseHoldsUntilItsHolderIsDropped(t *testing.T) {
+	wants := map[string]uint64{gpu0: 50 * gib}
+	for name, promise := range map[string]func(b *Book, h *Holder) error{
+		"by this enforcer":     func(b *Book, h *Holder) error { return b.Promise(h, wants, 1000, nil) },
+		"by a former enforcer": func(b *Book, h *Holder) error { b.NotePromise(h, wants); return nil },
+	} {
+		b, h, other := newBook(Limits{}), &Holder{Name: "a"}, &Holder{Name: "b"}
+		if err := promise(b, h); err != nil {
+			t.Fatal(err)
+		}
+		refused(t, b.Promise(other, wants, 1000, nil), "may be promised 80GiB together", "were promised 50GiB")
+		if err := b.Promise(h, map[string]uint64{gpu0: 80 * gib}, 1000, nil); err != nil {
+			t.Errorf("%s: its own promise is in its way: %v", name, err)
+		}
+		b.Drop(h)
+		if err := b.Promise(other, wants, 1000, nil); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if promised, free, most := b.Promised(gpu0, 1000); promised != 50*gib || free != 30*gib || most != 80*gib {
+			t.Errorf("%s: %d promised, %d free, %d at most", name, promised, free, most)
+		}
+	}
+}

@@ -81,3 +81,17 @@ func TestOnlyTheOwnerReadsAReplacedFile(t *testing.T) {
 		t.Error(info.Mode())
 	}
 }
+
+// Some file systems refuse to sync: the error of a sync that was asked for.
+func TestASyncIsTheFileSystems(t *testing.T) {
+	disk := durable.Host()
+	check(t, disk.SyncDir(t.TempDir()))
+	if err := disk.SyncDir("/proc"); !errors.Is(err, syscall.EINVAL) {
+		t.Errorf("a directory: %v", err)
+	}
+	f, err := disk.Create("/dev/null")
+	check(t, err)
+	if err := errors.Join(f.Sync(), f.Close()); !errors.Is(err, syscall.EINVAL) {
+		t.Errorf("a file: %v", err)
+	}
+}

@@ -220,3 +220,27 @@ func TestThoseWhosePidIsAnothersByNowDoNotRemain(t *testing.T) {
 		t.Error("an exited process is added")
 	}
 }
+
+func TestASessionsSocketIsForItsUsersAlone(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "socket")
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(path, 0o666); err != nil { // whatever the umask is
+		t.Fatal(err)
+	}
+	err := AllowUsers(path, []uint32{5002, 5001, 5002})
+	if errors.Is(err, errors.ErrUnsupported) {
+		t.Skip("requires a file system with access control lists")
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The group's bits are the mask of what the users named may.
+	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o660 {
+		t.Errorf("%v, %v", info.Mode(), err)
+	}
+	if list := accessList([]uint32{5001}); len(list) != 4+5*8 || list[len(list)-6] != 0 || list[4+2*8+2] != 0 {
+		t.Errorf("others, or the group, may use it: %v", list)
+	}
+}

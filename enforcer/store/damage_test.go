@@ -124,6 +124,13 @@ func TestWhatIsNoFileIsLeftAlone(t *testing.T) {
 			t.Error("the directory is gone")
 		}
 	}
+	p, other := newPlace(t), newPlace(t)
+	check(t, other.open().Close())
+	check(t, os.MkdirAll(p.RunDir, 0o700))
+	check(t, os.Symlink(other.runFile(), p.runFile()))
+	if _, err := Open(p.Options); err == nil {
+		t.Error("a link was followed")
+	}
 }
 
 func TestNoFlippedBitLosesAPoolInSilence(t *testing.T) {
