@@ -33,10 +33,30 @@ func created(t *testing.T) (c *Container, rootfs string, src Source) {
 	c, err := Open(init.Process.Pid, rootfs)
 	do(t, err)
 	t.Cleanup(c.Close)
+	if own, err := os.Readlink("/proc/self/ns/mnt"); err != nil || own == namespaceOf(t, c) {
+		t.Fatalf("this process is in the container: %s, %v", own, err)
+	}
 	src = Source{Dir: t.TempDir(), Library: filepath.Join(t.TempDir(), api.LibraryName)}
 	do(t, os.Mkdir(filepath.Join(src.Dir, bindName), 0o755), os.WriteFile(filepath.Join(src.Dir, bindName, api.LibraryName), nil, 0o644),
 		os.WriteFile(src.Library, []byte("interceptor"), 0o755))
 	return c, rootfs, src
+}
+
+func namespaceOf(t *testing.T, c *Container) string {
+	t.Helper()
+	name, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/mnt", c.pid))
+	do(t, err)
+	return name
+}
+
+// shared has the slice's directory on a mount that hands on what is mounted below it, as the host's /run may be.
+func shared(t *testing.T, src *Source) {
+	t.Helper()
+	dir := t.TempDir()
+	do(t, unix.Mount("none", dir, "tmpfs", 0, "mode=0755"))
+	t.Cleanup(func() { do(t, unix.Unmount(dir, unix.MNT_DETACH)) })
+	do(t, unix.Mount("", dir, "", unix.MS_SHARED, ""), os.CopyFS(dir, os.DirFS(src.Dir)))
+	src.Dir = dir
 }
 
 // prepare makes the places to bind on.
@@ -66,8 +86,7 @@ func bound(t *testing.T, c *Container) map[string]string {
 	return all
 }
 
-// What the container sees of the host can be neither written nor executed as another user, has no devices, and hears of no mount outside;
-// the interceptor alone can be executed.
+// The bound mounts are read-only and private, without setuid programs and devices. Only the interceptor can be executed.
 func TestWhatIsBoundGivesNoMoreThanItMust(t *testing.T) {
 	for name, has32 := range map[string]bool{"64-bit programs": false, "32-bit programs": true} {
 		t.Run(name, func(t *testing.T) {
@@ -76,6 +95,7 @@ func TestWhatIsBoundGivesNoMoreThanItMust(t *testing.T) {
 				do(t, os.Mkdir(filepath.Join(rootfs, "lib"), 0o755), os.WriteFile(filepath.Join(rootfs, loader32), nil, 0o755))
 			}
 			prepare(t, c)
+			shared(t, &src)
 			do(t, c.Bind(src))
 			want := map[string]string{
 				api.ContainerDir: "ro,nosuid,nodev,noexec",
@@ -98,6 +118,9 @@ func TestASliceIsBoundWhollyOrNotAtAll(t *testing.T) {
 		"there is no interceptor":  func(_ *testing.T, _ *Container, src *Source) { src.Library += "x" },
 		"the interceptor is a directory": func(t *testing.T, _ *Container, src *Source) {
 			src.Library = t.TempDir()
+		},
+		"the interceptor is a FIFO": func(t *testing.T, _ *Container, src *Source) {
+			do(t, os.Remove(src.Library), unix.Mkfifo(src.Library, 0o755))
 		},
 		"its directory is a file": func(t *testing.T, _ *Container, src *Source) {
 			do(t, os.RemoveAll(filepath.Join(src.Dir, bindName)), os.WriteFile(filepath.Join(src.Dir, bindName), nil, 0o644))
@@ -189,5 +212,25 @@ func TestAPlaceThatIsNotTheImagesOwnIsRefused(t *testing.T) {
 				t.Error("it is accepted")
 			}
 		})
+	}
+}
+
+// So many threads at once that all idle ones are among them, the first one too.
+func TestTheFirstThreadEntersNoContainer(t *testing.T) {
+	const count = 64
+	threads, stay := make(chan int), make(chan struct{})
+	for range count {
+		onOwnThread(func() {
+			threads <- unix.Gettid()
+			<-stay
+		})
+	}
+	defer close(stay)
+	seen := make(map[int]bool)
+	for range count {
+		seen[<-threads] = true
+	}
+	if seen[os.Getpid()] || len(seen) != count {
+		t.Errorf("%d threads, the first one among them: %v", len(seen), seen[os.Getpid()])
 	}
 }
