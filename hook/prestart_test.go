@@ -14,9 +14,12 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/hook/mount"
 	"github.com/gpuslice/gpuslice/hook/roots"
 )
 
@@ -154,8 +157,103 @@ func TestAContainerWithoutAnInitIsRefused(t *testing.T) {
 		_, bundle := setUp(t, map[string]string{"gpuslice.vram": "1G"})
 		g := &granting{}
 		h := &Hook{Enforcer: g, Records: filepath.Join(bundle, "records")}
-		if err := h.Prestart(t.Context(), specs.State{ID: "c", Bundle: bundle, Pid: pid}); err == nil || len(g.asked) != 0 {
+		if err := h.Prestart(t.Context(), specs.State{ID: "c", Bundle: bundle, Pid: pid}); err == nil || !strings.Contains(err.Error(), "need that of its init") || len(g.asked) != 0 {
 			t.Errorf("pid %d: %v, asked %v", pid, err, g.asked)
+		}
+	}
+}
+
+// Whoever starts a container can call it a sandbox. It goes without a quota only where it can reach no GPU.
+func TestASandboxThatReachesAGPUHasAQuota(t *testing.T) {
+	const denied = `{"resources": {"devices": [{"allow": false, "access": "rwm"}]}}`
+	for name, c := range map[string]struct {
+		linux   string
+		node    bool
+		reaches bool
+	}{
+		"it may make itself a node":      {"{}", false, true},
+		"it is confined":                 {denied, false, false},
+		"it is confined, and has a node": {denied, true, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h, g, s := container(t)
+			config := `{"root": {"path": "rootfs"}, "annotations": {"gpuslice.vram": "1G", "io.kubernetes.cri.container-type": "sandbox"}, "linux": ` + c.linux + `}`
+			dev := filepath.Join(s.Bundle, "rootfs", "dev")
+			err := errors.Join(os.WriteFile(filepath.Join(s.Bundle, "config.json"), []byte(config), 0o644), os.Mkdir(dev, 0o755))
+			if err == nil && c.node {
+				err = unix.Mknod(filepath.Join(dev, "any"), unix.S_IFCHR|0o600, int(unix.Mkdev(mount.GPUMajor, 0)))
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := h.Prestart(t.Context(), s); err != nil {
+				t.Fatal(err)
+			}
+			if (len(g.asked) == 1) != c.reaches {
+				t.Errorf("it asked for %v", g.asked)
+			}
+		})
+	}
+}
+
+// Two containers share a root filesystem: the end of one leaves the other what it is bound on.
+func TestPlacesStayAsLongAsAContainerUsesThem(t *testing.T) {
+	h, g, s := container(t)
+	if err := h.Prestart(t.Context(), s); err != nil {
+		t.Fatal(err)
+	}
+	other := roots.User{Slice: "other", Generation: 8, Dir: s.Bundle}
+	keep(t, h, s.Bundle, other)
+	before := left(t, h, s.Bundle)
+	if err := h.Poststop(t.Context(), s); err != nil || !slices.Equal(g.released, []string{"c"}) {
+		t.Fatalf("%v, released %v", err, g.released)
+	}
+	if after := left(t, h, s.Bundle); !slices.Equal(before, after) {
+		t.Errorf("%v are left of %v", after, before)
+	}
+	s.ID = other.Slice
+	if err := h.Poststop(t.Context(), s); err != nil || g.gen != other.Generation {
+		t.Fatalf("%v, generation %d", err, g.gen)
+	}
+	if after := left(t, h, s.Bundle); len(after) != 0 {
+		t.Errorf("%v are left", after)
+	}
+}
+
+// Another root filesystem has come to the path that is on record: what is in it is not the hook's.
+func TestPlacesOfAnotherRootFilesystemStay(t *testing.T) {
+	_, bundle := setUp(t, nil)
+	h := &Hook{Records: filepath.Join(bundle, "records")}
+	rootfs := filepath.Join(bundle, "rootfs")
+	r := lock(t, h, bundle)
+	r.Root, r.Made = rootfs, []mount.Place{{Path: "etc"}}
+	err := errors.Join(r.Save(), r.Close(), os.Rename(rootfs, rootfs+".former"), os.MkdirAll(filepath.Join(rootfs, "etc"), 0o755))
+	if err == nil {
+		err = h.sweep()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if files := left(t, h, bundle); !slices.Equal(files, []string{"/rootfs/etc"}) {
+		t.Errorf("%v are left", files)
+	}
+}
+
+func TestAnotherHookOfTheContainerHasAskedForTheSamePools(t *testing.T) {
+	f := &fake{slice: api.Slice{PID: 7, Pools: api.PoolNames{"a", "b"}}}
+	h := &Hook{Enforcer: f}
+	for _, c := range []struct {
+		pid   int
+		pools api.PoolNames
+		same  bool
+	}{
+		{7, api.PoolNames{"b", "a"}, true},
+		{7, api.PoolNames{"a"}, false},
+		{7, api.PoolNames{"a", "c"}, false},
+		{8, api.PoolNames{"a", "b"}, false},
+	} {
+		if same := h.again(t.Context(), specs.State{ID: "c", Pid: c.pid}, c.pools); same != c.same {
+			t.Errorf("%+v: %v", c, same)
 		}
 	}
 }

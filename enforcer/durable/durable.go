@@ -18,7 +18,7 @@ type File interface {
 	Sync() error
 }
 
-// Disk is the operations on files whose order decides what is left after a loss of power. Tests record them and inject errors.
+// Disk has the operations on files. Their order decides which data outlives a loss of power. Tests record them and inject errors.
 type Disk struct {
 	Create  func(path string) (File, error) // empties a file that exists, and follows no link
 	Rename  func(from, to string) error

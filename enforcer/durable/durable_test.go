@@ -82,7 +82,7 @@ func TestOnlyTheOwnerReadsAReplacedFile(t *testing.T) {
 	}
 }
 
-// Some file systems refuse to sync: the error of a sync that was asked for.
+// A file system that cannot sync shows that Sync and SyncDir reach it.
 func TestASyncIsTheFileSystems(t *testing.T) {
 	disk := durable.Host()
 	check(t, disk.SyncDir(t.TempDir()))

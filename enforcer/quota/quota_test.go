@@ -318,7 +318,7 @@ func TestAQuotaThatWasLoweredCountsForWhatIsUsed(t *testing.T) {
 	refused(t, a.Charge(1))
 }
 
-// A commitment is raised to what is used as far as that was committed before, and no further.
+// Bytes in use raise a commitment up to the former commitment.
 func TestOnlyWhatWasCommittedIsCommittedOn(t *testing.T) {
 	q, o := begun(t, 4*gib)
 	_, a := attach(q, o, start(t).Process.Pid)
@@ -362,7 +362,7 @@ func TestADeviceThatThePageHasNoPlaceForIsNotAdded(t *testing.T) {
 	})
 }
 
-// What a checkpointed process lends is beside the limit, whatever that is set to, and until the process ends.
+// The bytes lent by a checkpointed process are added to each new limit until the process ends.
 func TestALimitIsSetBesideWhatIsLent(t *testing.T) {
 	q, o := begun(t, 4*gib)
 	cmd := start(t)

@@ -39,7 +39,7 @@ func connected(t *testing.T, path string) (exit func()) {
 	return exit
 }
 
-// accepted says whether the next connection of a users' socket is of a user who is not known to be the host's.
+// accepted returns false if the next connection of a users' socket is a known host user's.
 func accepted(listener net.Listener) (subordinate bool, err error) {
 	l := limit(listener, userLimits.connections).(*limited)
 	conn, err := l.Accept()
@@ -114,7 +114,7 @@ func TestAPeerThatCannotBeSeenIsNoUserOfTheHost(t *testing.T) {
 	}
 }
 
-// Without credentials there is no telling whether it is root that asks.
+// A peer without credentials must not pass for root.
 func TestARequestOfAnUnknownPeerIsPaced(t *testing.T) {
 	served := 0
 	handler := paced(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { served++ }), perRequest)
@@ -124,5 +124,25 @@ func TestARequestOfAnUnknownPeerIsPaced(t *testing.T) {
 	}
 	if took := time.Since(begun); served != paceBurst+1 || took < 100*time.Millisecond {
 		t.Errorf("%d requests in %v: the last one did not wait", served, took)
+	}
+}
+
+func TestAConnectionThatEndedCountsNoMore(t *testing.T) {
+	l := limit(nil, connections{all: 4, others: 2, each: 1}).(*limited)
+	conn, other := net.Pipe()
+	defer conn.Close()
+	defer other.Close()
+	for range l.connections.others + 1 {
+		leave, _, refusal := l.enter(conn)
+		if refusal != nil {
+			t.Fatal(refusal)
+		}
+		if _, _, refusal := l.enter(conn); refusal == nil {
+			t.Fatal("the user has one too many")
+		}
+		leave()
+	}
+	if l.others != 0 || len(l.by) != 0 {
+		t.Errorf("%d count, of %v", l.others, l.by)
 	}
 }

@@ -447,7 +447,7 @@ func BenchmarkPutSlice(b *testing.B) {
 	}
 }
 
-// What is owed is owed until a transaction that has it succeeds; what became owed meanwhile is newer.
+// An owed record stays owed until its transaction succeeds, unless a newer one replaces it meanwhile.
 func TestWhatIsOwedOutlivesATransactionThatFails(t *testing.T) {
 	p := newPlace(t)
 	over, gone := example("over", 1), example("gone", 2)
