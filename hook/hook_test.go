@@ -191,6 +191,21 @@ func TestAnotherHooksLockIsNotWaitedForForEver(t *testing.T) {
 	}
 }
 
+func TestASentenceIsOneLineThatATerminalObeysNowhere(t *testing.T) {
+	for text, want := range map[string]string{
+		"a\nb":                "gpuslice: a; b",
+		"\x1b[2Ja\x00\u009bb": "gpuslice: ?[2Ja??b",
+		"\xff":                "gpuslice: ?",
+	} {
+		if got := Sentence(errors.New(text)); got != want {
+			t.Errorf("%q: %q, want %q", text, got, want)
+		}
+	}
+	if got := Sentence(errors.New(strings.Repeat("x", 5000))); len(got) > 2100 || !strings.HasSuffix(got, "…") {
+		t.Errorf("%d bytes", len(got))
+	}
+}
+
 func TestWhatIsNoneOfOurBusinessIsLeftAlone(t *testing.T) {
 	for name, all := range map[string]map[string]string{
 		"passed":           nil,

@@ -163,7 +163,7 @@ func TestAContainerWithoutAnInitIsRefused(t *testing.T) {
 	}
 }
 
-// Whoever starts a container can call it a sandbox. It goes without a quota only where it can reach no GPU.
+// A sandbox is one by its annotation. It is exempt from a quota only if it can reach no GPU.
 func TestASandboxThatReachesAGPUHasAQuota(t *testing.T) {
 	const denied = `{"resources": {"devices": [{"allow": false, "access": "rwm"}]}}`
 	for name, c := range map[string]struct {

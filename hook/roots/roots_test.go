@@ -230,7 +230,7 @@ func opened(t *testing.T, path string) (n int) {
 	return n
 }
 
-// A hook that waits for a record whose last user removes it takes the one that is made after that.
+// A hook waits for a record that its last user removes: the hook gets the next one.
 func TestARecordThatWasReplacedMeanwhileIsNotTaken(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "records")
 	first := lock(t, dir)
