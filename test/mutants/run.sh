@@ -52,6 +52,19 @@ copy() {
 	done | xargs -0 cp -a --parents -t "$1" && cp -a bin .cache "$1"
 }
 
+# contained COMMAND…: run it in a process group of its own, and end what it leaves: a mutant may loop without end.
+contained() {
+	local status=0
+	set -m
+	"$@" </dev/null 2>&1 &
+	group=$!
+	set +m
+	wait "$group" || status=$?
+	kill -KILL -- "-$group" 2>/dev/null
+	group=
+	return "$status"
+}
+
 # run_tests WORD…: make what they need, and run them, in this directory. 2: it does not compile.
 run_tests() {
 	local targets=() packages=() dir=.
@@ -63,17 +76,17 @@ run_tests() {
 		esac
 		shift
 	done
-	if [ ${#targets[@]} -gt 0 ] && ! make "${targets[@]}" 2>&1; then
+	if [ ${#targets[@]} -gt 0 ] && ! contained make "${targets[@]}"; then
 		return 2
 	fi
 	if [ "$dir" = kubernetes ]; then
-		CGO_ENABLED=0 "$GO" -C kubernetes test -tags grpcnotrace -count=1 -v -failfast -timeout 5m "${packages[@]}" 2>&1
+		CGO_ENABLED=0 contained "$GO" -C kubernetes test -tags grpcnotrace -count=1 -v -failfast -timeout 5m "${packages[@]}"
 	else
-		"$GO" test -count=1 -v -failfast -timeout 5m "${packages[@]}" 2>&1
+		contained "$GO" test -count=1 -v -failfast -timeout 5m "${packages[@]}"
 	fi
 }
 
-# baseline LOG WORD…: say why the tests show nothing without a fault; 1: they fail, 3: they are skipped. Another worker may be at it.
+# baseline LOG WORD…: set without to why the tests show nothing without a fault; empty if they pass. Another worker may be at it.
 baseline() {
 	local log=$1 key status
 	shift
@@ -95,15 +108,13 @@ baseline() {
 		[ ! -s "$key" ] || cp "$log" "$key.log"
 	fi
 	exec {lock}>&-
-	[ -s "$key" ] || return 0
-	cp "$key.log" "$log"
-	cat "$key"
-	return 1
+	without=$(<"$key")
+	[ -z "$without" ] || cp "$key.log" "$log"
 }
 
 # try LINE LOG: print how a mutant fared: caught, skipped, or why it failed.
 try() {
-	local log=$2 file expression words=() word why status=0
+	local log=$2 file expression words=() word why without status=0
 	file=${1%% | *}
 	expression=${1#* | * | }
 	why=${expression##* | }
@@ -134,10 +145,9 @@ try() {
 		[[ $word != make:* ]] || cp -p "$tree/${word#make:}" "${word#make:}"
 	done
 	if [ -z "$why" ] || [ "$why" = survived ]; then
-		if status=$(baseline "$log.without" "${words[@]}"); then
-			status=
-		else
-			why=$status
+		baseline "$log.without" "${words[@]}"
+		if [ -n "$without" ]; then
+			why=$without
 			mv "$log.without" "$log"
 		fi
 	fi
@@ -147,14 +157,16 @@ try() {
 # worker COPY: try the lines that no other worker has taken.
 worker() {
 	local n line how begun log
-	trap 'kill $(jobs -p) 2>/dev/null; exit 1' TERM
+	local group=
+	trap '[ -z "$group" ] || kill -KILL -- "-$group"; exit 1' TERM
 	copy "$1" || exit 1
 	cd "$1" || exit 1
 	for n in "${!mutants[@]}"; do
 		mkdir "$work/claimed/$n" 2>/dev/null || continue
 		line=${mutants[n]}
 		begun=$SECONDS log=$work/results/$n.log
-		how=$(try "$line" "$log")
+		try "$line" "$log" >"$work/results/$n.how"
+		how=$(<"$work/results/$n.how")
 		line=${line#*|}
 		line="${mutants[n]%% | *}: ${line%%|*}"
 		line=${line/:  /: }
