@@ -297,7 +297,7 @@ func TestWhatDoesNotFitAnyMoreStaysAndIsSaid(t *testing.T) {
 	b.given(t, gpu0, 140*gib, 0, 2)
 }
 
-// What is promised is promised to nobody else until its holder is dropped, also what a former enforcer has promised.
+// Promised bytes stay promised until their holder is dropped, also if a former enforcer promised them.
 func TestAPromiseHoldsUntilItsHolderIsDropped(t *testing.T) {
 	wants := map[string]uint64{gpu0: 50 * gib}
 	for name, promise := range map[string]func(b *Book, h *Holder) error{

@@ -376,7 +376,7 @@ func FuzzAttach(f *testing.F) {
 	})
 }
 
-// A member is asked about once in a while, and is one for as long as it is alive.
+// The answer about a member is kept for a while, unless the member exits.
 func TestAMemberThatExitedIsAskedAboutAgain(t *testing.T) {
 	asked, is := 0, true
 	s, _ := serving(t, func(*process.Handle) bool { asked++; return is }, echo, func(int, ledger.Request) {})

@@ -24,7 +24,7 @@ func TestKillEndsACgroupAndAllBelowIt(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer out.Close()
-		// Neither ends when it is asked to; the second has another child all the while. The first repeats what it reads.
+		// Both ignore SIGTERM. The first repeats what it reads, the second forks all the time.
 		for cgroup, script := range map[Path]string{
 			p:     `echo $$ >"$0/cgroup.procs"; trap "" TERM; while read -r line; do echo "$line"; done`,
 			inner: `echo $$ >"$0/cgroup.procs"; trap "" TERM; while :; do sleep 0.01 & done`,

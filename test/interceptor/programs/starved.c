@@ -38,8 +38,7 @@ int main(void)
 		printf("no context\n");
 		return 1;
 	}
-	/* What the card has free, which is less than the quota has; 768 MiB would leave less of
-	 * that. */
+	/* The card has less free than the quota: a leak of 768 MiB shows all the same. */
 	base = left();
 	expect("alloc", cuMemAlloc_v2(&p, 768 * MIB), CUDA_ERROR_OUT_OF_MEMORY);
 	charged("after a refused alloc", 0);
