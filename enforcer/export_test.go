@@ -100,6 +100,14 @@ func (e *Enforcer) LeavePlaces(id string, n int) {
 	s.quota.Next = uint32(ledger.Slots + 1 - n)
 }
 
+// LeavePlacesInPool is LeavePlaces for a pool's ledger.
+func (e *Enforcer) LeavePlacesInPool(name string, n int) {
+	p := e.findPool(name)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.quota.Next = uint32(ledger.Slots + 1 - n)
+}
+
 // HoldSlice takes a slice's lock, as one would who never gives it back; HoldTurns the turns of slices and pools. What they return
 // gives it back, and may be called twice.
 func (e *Enforcer) HoldSlice(id string) (release func()) {

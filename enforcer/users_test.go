@@ -179,7 +179,7 @@ func TestAUserAsksForNothingThatIsTheOperatorsToGive(t *testing.T) {
 		"tenant t would pay":    func(r *api.RegisterRequest) { r.Tenant = "t" },
 		"pool p would pay":      func(r *api.RegisterRequest) { r.Pools = api.PoolNames{"p"} },
 		"a limit would mean":    func(r *api.RegisterRequest) { r.Mode = api.Record },
-		"neither the one that":  func(r *api.RegisterRequest) { r.PID = stranger.pid() },
+		"neither the caller":    func(r *api.RegisterRequest) { r.PID = stranger.pid() },
 		"there is no device 17": func(r *api.RegisterRequest) { r.Quotas[0].Device = "17" },
 	} {
 		p := start(t, "/nonexistent", "")

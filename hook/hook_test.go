@@ -156,8 +156,8 @@ func TestPoststopReleasesItsOwnGenerationOnly(t *testing.T) {
 	}
 }
 
-// keep puts a user of the bundle's root filesystem on record.
-func keep(t *testing.T, h *Hook, bundle string, u roots.User) {
+// lock locks the record of the bundle's root filesystem.
+func lock(t *testing.T, h *Hook, bundle string) *roots.Record {
 	t.Helper()
 	var root unix.Stat_t
 	if err := unix.Stat(filepath.Join(bundle, "rootfs"), &root); err != nil {
@@ -167,6 +167,13 @@ func keep(t *testing.T, h *Hook, bundle string, u roots.User) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return r
+}
+
+// keep puts a user of the bundle's root filesystem on record.
+func keep(t *testing.T, h *Hook, bundle string, u roots.User) {
+	t.Helper()
+	r := lock(t, h, bundle)
 	r.Join(u)
 	if err := errors.Join(r.Save(), r.Close()); err != nil {
 		t.Fatal(err)
@@ -177,18 +184,25 @@ func TestAnotherHooksLockIsNotWaitedForForEver(t *testing.T) {
 	state, bundle := setUp(t, map[string]string{"gpuslice.vram": "1G"})
 	f := &fake{}
 	h := &Hook{Enforcer: f, Records: filepath.Join(bundle, "records")}
-	var root unix.Stat_t
-	if err := unix.Stat(filepath.Join(bundle, "rootfs"), &root); err != nil {
-		t.Fatal(err)
-	}
-	r, err := roots.Lock(t.Context(), h.Records, mount.FileID{Dev: root.Dev, Inode: root.Ino})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer r.Close()
+	defer lock(t, h, bundle).Close()
 	status, said := runStage(t, "poststop", state, h)
 	if status != 0 || !strings.Contains(said, "another hook holds it") || len(f.released) != 1 {
 		t.Errorf("status %d, said %q, released %v", status, said, f.released)
+	}
+}
+
+func TestASentenceIsOneLineThatATerminalObeysNowhere(t *testing.T) {
+	for text, want := range map[string]string{
+		"a\nb":                "gpuslice: a; b",
+		"\x1b[2Ja\x00\u009bb": "gpuslice: ?[2Ja??b",
+		"\xff":                "gpuslice: ?",
+	} {
+		if got := Sentence(errors.New(text)); got != want {
+			t.Errorf("%q: %q, want %q", text, got, want)
+		}
+	}
+	if got := Sentence(errors.New(strings.Repeat("x", 5000))); len(got) > 2100 || !strings.HasSuffix(got, "…") {
+		t.Errorf("%d bytes", len(got))
 	}
 }
 

@@ -120,6 +120,59 @@ func TestWhatWasGrantedIsKeptUntilItIsSet(t *testing.T) {
 	b.given(t, gpu1, 0, 80*gib, 0)
 }
 
+// An error behind Admit leaves the book as it was, on devices that the holder had and on those that it had not.
+func TestAnUndoLeavesNothingOfWhatWasGranted(t *testing.T) {
+	for name, had := range map[string]map[string]uint64{
+		"it had nothing":    {},
+		"it had one device": {gpu0: 5 * gib},
+		"it had both":       {gpu0: 5 * gib, gpu1: gib},
+		"it had more":       {gpu0: 50 * gib},
+	} {
+		for kind, h := range map[string]*Holder{"a slice": {Name: "a", Tenant: "physics"}, "a pool": {Name: "p", Pool: true}, "of no tenant": {Name: "n"}} {
+			b := newBook(Limits{Tenants: map[string]api.Share{"physics": {Bytes: 60 * gib}}})
+			b.Set(h, had)
+			undo, err := b.Admit(h, map[string]uint64{gpu0: 10 * gib, gpu1: 20 * gib})
+			if err != nil {
+				t.Fatal(err)
+			}
+			undo()
+			if has := b.Has(h); !maps.Equal(has, had) {
+				t.Errorf("%s, %s: it has %v after the undo, %v before", kind, name, has, had)
+			}
+			holders := 0
+			if had[gpu1] > 0 {
+				holders = 1
+			}
+			b.given(t, gpu1, had[gpu1], 80*gib-had[gpu1], holders)
+			b.Drop(h)
+			b.give(t, &Holder{Name: "other", Tenant: "physics"}, gpu0, 60*gib) // all that the tenant may have
+			b.give(t, &Holder{Name: "last"}, gpu1, 80*gib)                     // all that there is
+		}
+	}
+}
+
+// A refusal on the last device takes nothing on those before it.
+func TestARefusalLeavesTheBookAsItWas(t *testing.T) {
+	uid := uint32(5001)
+	b := newBook(Limits{})
+	b.give(t, &Holder{Name: "a"}, gpu1, 79*gib)
+	wants := map[string]uint64{gpu0: 2 * gib, gpu1: 2 * gib}
+	h := &Holder{Name: "b", UID: &uid}
+	limit := &User{UID: uid, MaxVRAM: api.Share{Percent: 100}, MaxSessions: 1}
+	for range 2 { // a session that is refused does not count for its user
+		refused(t, b.Begin(h, wants, nil, limit), "device 1 (GPU-1)")
+		h = &Holder{Name: "c", UID: &uid}
+	}
+	refused(t, b.Promise(h, map[string]uint64{gpu0: gib, gpu1: 81 * gib}, 1000, nil), "device 1 (GPU-1)")
+	if promised, free, _ := b.Promised(gpu0, 1000); promised != 0 || free != 80*gib {
+		t.Errorf("%d promised, %d free", promised, free)
+	}
+	b.given(t, gpu0, 0, 80*gib, 0)
+	if err := b.Begin(h, map[string]uint64{gpu0: 2 * gib}, nil, limit); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestLimitsBoundWhatMayBeGranted(t *testing.T) {
 	physics, none, pool := &Holder{Name: "p", Tenant: "physics"}, &Holder{Name: "n"}, &Holder{Name: "pool x", Pool: true}
 	tenants := map[string]api.Share{"physics": {Bytes: 30 * gib}, defaultTenant: {Percent: 25}, "free": {}}
@@ -242,4 +295,29 @@ func TestWhatDoesNotFitAnyMoreStaysAndIsSaid(t *testing.T) {
 		t.Errorf("%+v", all)
 	}
 	b.given(t, gpu0, 140*gib, 0, 2)
+}
+
+// Promised bytes stay promised until their holder is dropped, also if a former enforcer promised them.
+func TestAPromiseHoldsUntilItsHolderIsDropped(t *testing.T) {
+	wants := map[string]uint64{gpu0: 50 * gib}
+	for name, promise := range map[string]func(b *Book, h *Holder) error{
+		"by this enforcer":     func(b *Book, h *Holder) error { return b.Promise(h, wants, 1000, nil) },
+		"by a former enforcer": func(b *Book, h *Holder) error { b.NotePromise(h, wants); return nil },
+	} {
+		b, h, other := newBook(Limits{}), &Holder{Name: "a"}, &Holder{Name: "b"}
+		if err := promise(b, h); err != nil {
+			t.Fatal(err)
+		}
+		refused(t, b.Promise(other, wants, 1000, nil), "may be promised 80GiB together", "were promised 50GiB")
+		if err := b.Promise(h, map[string]uint64{gpu0: 80 * gib}, 1000, nil); err != nil {
+			t.Errorf("%s: its own promise is in its way: %v", name, err)
+		}
+		b.Drop(h)
+		if err := b.Promise(other, wants, 1000, nil); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if promised, free, most := b.Promised(gpu0, 1000); promised != 50*gib || free != 30*gib || most != 80*gib {
+			t.Errorf("%s: %d promised, %d free, %d at most", name, promised, free, most)
+		}
+	}
 }

@@ -375,3 +375,75 @@ func FuzzAttach(f *testing.F) {
 		}
 	})
 }
+
+// The answer about a member is kept for a while, unless the member exits.
+func TestAMemberThatExitedIsAskedAboutAgain(t *testing.T) {
+	asked, is := 0, true
+	s, _ := serving(t, func(*process.Handle) bool { asked++; return is }, echo, func(int, ledger.Request) {})
+	cmd := exec.Command("sleep", "1000")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
+	p, err := process.Open(cmd.Process.Pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	s.members[p.Identity] = time.Now().Add(time.Hour)
+	if !s.ask(p) || asked != 0 {
+		t.Fatalf("asked %d times about a member", asked)
+	}
+	_ = cmd.Process.Kill()
+	_ = cmd.Wait()
+	is = false
+	if s.ask(p) || asked != 1 {
+		t.Errorf("an exited process is a member: asked %d times", asked)
+	}
+	if _, kept := s.members[p.Identity]; kept {
+		t.Error("it is remembered as one")
+	}
+}
+
+func TestTheFilesOfAnAnswerAreClosedBehindIt(t *testing.T) {
+	read, file, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer read.Close()
+	conn := dial(t, serve(t, func(peer *process.Handle, _ bool, _ ledger.Request) (ledger.Reply, []*os.File, bool) {
+		peer.Close()
+		return ledger.Reply{}, []*os.File{file}, true
+	}))
+	ask(t, conn, ledger.Request{Op: ledger.OpAttach}.Encode(), nil) // what it gets is dropped
+	conn.Close()
+	if err := read.SetReadDeadline(time.Now().Add(30 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := read.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
+		t.Errorf("after 30 s the file is open still: %v", err)
+	}
+	if err := file.Close(); !errors.Is(err, os.ErrClosed) { // and no collection of garbage has closed it
+		t.Error(err)
+	}
+}
+
+func TestTheSocketIsItsOwnersFromItsFirstMoment(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("root is needed, to give a file away")
+	}
+	dir := t.TempDir()
+	const uid, gid = 5001, 5002
+	listener, err := listen(Place{Dir: dir, Mode: 0o640, UID: uid, GID: gid})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	var st unix.Stat_t
+	if err := unix.Stat(filepath.Join(dir, api.AttachSocketName), &st); err != nil {
+		t.Fatal(err)
+	}
+	if st.Uid != uid || st.Gid != gid || st.Mode != unix.S_IFSOCK|0o640 {
+		t.Errorf("uid %d, gid %d, mode %o", st.Uid, st.Gid, st.Mode)
+	}
+}

@@ -3,7 +3,9 @@
 package cgroup
 
 import (
+	"bufio"
 	"errors"
+	"os"
 	"os/exec"
 	"testing"
 )
@@ -11,12 +13,26 @@ import (
 func TestKillEndsACgroupAndAllBelowIt(t *testing.T) {
 	eachHierarchy(t, func(t *testing.T, p Path) {
 		inner := below(t, p, "inner")
-		// Neither ends when it is asked to; the second has another child all the while.
+		theirIn, in, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer in.Close()
+		defer theirIn.Close()
+		out, theirOut, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer out.Close()
+		// Both ignore SIGTERM. The first repeats what it reads, the second forks all the time.
 		for cgroup, script := range map[Path]string{
-			p:     `echo $$ >"$0/cgroup.procs"; trap "" TERM; while :; do sleep 1; done`,
+			p:     `echo $$ >"$0/cgroup.procs"; trap "" TERM; while read -r line; do echo "$line"; done`,
 			inner: `echo $$ >"$0/cgroup.procs"; trap "" TERM; while :; do sleep 0.01 & done`,
 		} {
 			cmd := exec.Command("/bin/sh", "-c", script, cgroup.Dir())
+			if cgroup == p {
+				cmd.Stdin, cmd.Stdout = theirIn, theirOut
+			}
 			if err := cmd.Start(); err != nil {
 				t.Fatal(err)
 			}
@@ -34,10 +50,14 @@ func TestKillEndsACgroupAndAllBelowIt(t *testing.T) {
 		if err := Kill(other); p.V2 && err != nil {
 			t.Error("a cgroup whose path another one has:", err)
 		}
-		if populated, err := Populated(p); !populated || err != nil {
+		theirOut.Close()
+		if _, err := in.WriteString("alive\n"); err != nil {
+			t.Fatal(err)
+		}
+		if said, err := bufio.NewReader(out).ReadString('\n'); said != "alive\n" {
 			t.Fatal("another cgroup of that path was killed:", err)
 		}
-		err := Kill(p)
+		err = Kill(p)
 		if !p.V2 {
 			if !errors.Is(err, ErrNoKill) {
 				t.Error(err)

@@ -11,7 +11,6 @@
 package history
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -24,6 +23,7 @@ import (
 	"time"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/durable"
 	"github.com/gpuslice/gpuslice/enforcer/guard"
 )
 
@@ -194,16 +194,7 @@ func replace(path string, runs []record) error {
 	if err != nil {
 		return err
 	}
-	f, err := os.OpenFile(path+".new", os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(text)
-	if err == nil {
-		err = f.Sync()
-	}
-	if err = cmp.Or(err, f.Close()); err != nil {
-		return err
-	}
-	return os.Rename(f.Name(), path)
+	disk := durable.Host()
+	_, err = disk.Replace(path, text)
+	return err
 }

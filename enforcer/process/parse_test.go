@@ -42,6 +42,25 @@ func TestTheInnermostNamespaceCounts(t *testing.T) {
 	}
 }
 
+// Real, effective, saved and of the filesystem: a setuid program has another one among them.
+func TestAProcessIsItsUsersIfAllItsUserIDsAre(t *testing.T) {
+	for s, want := range map[string]bool{
+		"Name:\tx\nUid:\t7\t7\t7\t7\nGid:\t7\t7\t7\t7\n": true,
+		"Uid:\t0\t7\t7\t7\n":                             false,
+		"Uid:\t7\t0\t7\t7\n":                             false,
+		"Uid:\t7\t7\t0\t7\n":                             false,
+		"Uid:\t7\t7\t7\t0\n":                             false,
+		"Uid:\t7\t7\t7\n":                                false,
+		"Uid:\t77\t77\t77\t77\n":                         false,
+		"Gid:\t7\t7\t7\t7\n":                             false,
+		"":                                               false,
+	} {
+		if got := ownedBy([]byte(s), 7); got != want {
+			t.Errorf("%q: %v", s, got)
+		}
+	}
+}
+
 func FuzzParse(f *testing.F) {
 	f.Add([]byte("7 (a)" + tail))
 	f.Add([]byte("NSpid:\t1\t2\n"))

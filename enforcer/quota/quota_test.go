@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/driver"
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
@@ -167,6 +169,60 @@ func TestALaneThatWasWithdrawnIsFree(t *testing.T) {
 	attach(q, o, start(t).Process.Pid)
 }
 
+// noDescriptors lets this process open no more descriptors while f runs.
+func noDescriptors(t *testing.T, f func()) {
+	t.Helper()
+	var limit unix.Rlimit
+	check(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
+	none := limit
+	none.Cur = 0
+	check(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &none))
+	defer func() { check(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &limit)) }()
+	f()
+}
+
+// One lane is left: after each failure the next process gets it.
+func TestALaneThatAProcessDoesNotGetIsFree(t *testing.T) {
+	for name, failing := range map[string]func(t *testing.T, q *quota.Quota, p *process.Handle) error{
+		"no descriptor can be made": func(t *testing.T, q *quota.Quota, p *process.Handle) (err error) {
+			noDescriptors(t, func() { _, err = q.Attach(&quota.Lane{Process: p}) })
+			if !errors.Is(err, unix.EMFILE) {
+				t.Errorf("%v, want EMFILE", err)
+			}
+			return err
+		},
+		"its exit cannot be watched": func(t *testing.T, q *quota.Quota, p *process.Handle) error {
+			check(t, p.Close())
+			_, err := q.Attach(&quota.Lane{Process: p})
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			q, o := begun(t, 4*gib)
+			q.Next = uint32(ledger.Slots) // there is one left
+			p, err := process.Open(start(t).Process.Pid)
+			check(t, err)
+			o.with(func() {
+				for range 2 {
+					if err := failing(t, q, p); err == nil || errors.Is(err, ledger.StatusFull) {
+						t.Errorf("%v", err)
+					}
+				}
+				if q.Count() != 0 || q.Of(p.PID) != nil || q.State != api.Active {
+					t.Errorf("%d lanes, %s", q.Count(), q.State)
+				}
+				if owners := q.Owners(); len(owners) != 0 {
+					t.Errorf("the page names %v", owners)
+				}
+				check(t, q.Verify())
+			})
+			check(t, p.Close())
+			_, a := attach(q, o, start(t).Process.Pid)
+			check(t, a.Charge(4*gib))
+		})
+	}
+}
+
 func TestACheckpointedProcessLendsWhatItIsChargedFor(t *testing.T) {
 	q, o := begun(t, 4*gib)
 	away, a := attach(q, o, start(t).Process.Pid)
@@ -262,8 +318,82 @@ func TestAQuotaThatWasLoweredCountsForWhatIsUsed(t *testing.T) {
 	refused(t, a.Charge(1))
 }
 
+// Bytes in use raise a commitment up to the former commitment.
+func TestOnlyWhatWasCommittedIsCommittedOn(t *testing.T) {
+	q, o := begun(t, 4*gib)
+	_, a := attach(q, o, start(t).Process.Pid)
+	check(t, a.Charge(3*gib))
+	o.with(func() {
+		name := q.Devices[0].Name
+		has := map[string]uint64{name: gib}
+		if !q.AtLeastUsed(has, map[string]uint64{name: 2 * gib}) || has[name] != 2*gib {
+			t.Errorf("%v", has)
+		}
+		if q.AtLeastUsed(has, map[string]uint64{}) || has[name] != 2*gib {
+			t.Errorf("nothing was committed, and %v is", has)
+		}
+	})
+}
+
+func TestAQuotaCountsForNoMoreThanItsDevice(t *testing.T) {
+	q, o := newQuota(t, ledger.NoLimit)
+	o.with(func() {
+		if has := q.Commitment(); has[q.Devices[0].Name] != 80*gib {
+			t.Errorf("%v", has)
+		}
+	})
+}
+
+func TestADeviceThatThePageHasNoPlaceForIsNotAdded(t *testing.T) {
+	q, o := begun(t, 4*gib)
+	o.with(func() {
+		for n := byte(1); ; n++ {
+			full, last := len(q.Devices) == ledger.Devices, q.Devices[len(q.Devices)-1]
+			err := q.Add(q.Describe(driver.UUID{Raw: [16]byte{n}}, gib, 80*gib))
+			if !full {
+				check(t, err)
+				continue
+			}
+			if !errors.Is(err, ledger.StatusClosed) || len(q.Devices) != ledger.Devices || q.Devices[ledger.Devices-1] != last || q.State != api.Damaged {
+				t.Errorf("%v: %d devices, %s", err, len(q.Devices), q.State)
+			}
+			return
+		}
+	})
+}
+
+// The bytes lent by a checkpointed process are added to each new limit until the process ends.
+func TestALimitIsSetBesideWhatIsLent(t *testing.T) {
+	q, o := begun(t, 4*gib)
+	cmd := start(t)
+	away, a := attach(q, o, cmd.Process.Pid)
+	check(t, a.Charge(3*gib))
+	d := q.Devices[0]
+	o.with(func() {
+		check(t, q.Suspend(away))
+		d.SetLimit(5*gib, d.HighestLimit())
+		check(t, q.Write(0))
+		if d.Granted() != 5*gib || d.Limit != 8*gib || !d.Lends(away.Number) {
+			t.Errorf("granted %d, limit %d", d.Granted(), d.Limit)
+		}
+		check(t, q.Verify())
+	})
+	check(t, cmd.Process.Kill())
+	o.eventually("its lane is settled", func() bool { return q.Count() == 0 })
+	o.with(func() {
+		if d.Granted() != 5*gib || d.Limit != 5*gib || d.Lends(away.Number) || q.Used(0) != 0 {
+			t.Errorf("granted %d, limit %d, used %d after its end", d.Granted(), d.Limit, q.Used(0))
+		}
+		check(t, q.Verify())
+	})
+	_, b := attach(q, o, start(t).Process.Pid)
+	refused(t, b.Charge(5*gib+1))
+	check(t, b.Charge(5*gib))
+}
+
 func TestAnOverwrittenPageIsDamaged(t *testing.T) {
 	q, o := begun(t, 4*gib)
+	_, a := attach(q, o, start(t).Process.Pid)
 	other, err := q.Ledger.OpenAccount(0, 0)
 	check(t, err)
 	check(t, other.Limit(80*gib)) // as one of its processes might
@@ -277,6 +407,7 @@ func TestAnOverwrittenPageIsDamaged(t *testing.T) {
 			t.Errorf("%s, overwritten %v, told %d times", q.State, q.Overwritten, o.damaged)
 		}
 	})
+	refused(t, a.Charge(1))
 }
 
 // inherit has another quota take up the ledger of one that was left by a kill.
@@ -290,6 +421,84 @@ func inherit(t *testing.T, from *quota.Quota, r quota.Restart) (*quota.Quota, *o
 	claims := q.Claims(func(*process.Handle) bool { return true })
 	o.with(func() { q.Adopt(r, claims) })
 	return q, o
+}
+
+// A process keeps its lane if the owner says so, and if it is alive after that.
+func TestAProcessThatMayNotHaveItsLaneHasLostIt(t *testing.T) {
+	for name, c := range map[string]struct {
+		keep func(cmd *exec.Cmd) bool
+		has  bool
+	}{
+		"it is kept":                {func(*exec.Cmd) bool { return true }, true},
+		"it is not kept":            {func(*exec.Cmd) bool { return false }, false},
+		"it exits while it is kept": {func(cmd *exec.Cmd) bool { _ = cmd.Process.Kill(); _ = cmd.Wait(); return true }, false},
+	} {
+		before, o := begun(t, 4*gib)
+		cmd := start(t)
+		l, a := attach(before, o, cmd.Process.Pid)
+		check(t, a.Charge(gib))
+		o.with(func() { before.Deaths.Unwatch(l.Process) })
+		q, after := newQuota(t, 4*gib)
+		file, err := before.Ledger.File()
+		check(t, err)
+		q.Ledger, err = ledger.Open(file, before.Identity)
+		check(t, err)
+		claims := q.Claims(func(*process.Handle) bool { return c.keep(cmd) })
+		if len(claims) != 1 || (claims[0].Process != nil) != c.has {
+			t.Errorf("%s: %+v", name, claims)
+		}
+		after.with(func() {
+			q.Adopt(quota.Restart{}, claims)
+			if used := q.Used(0); (used == gib) != c.has || q.Count() == 1 != c.has {
+				t.Errorf("%s: %d used, %d lanes", name, used, q.Count())
+			}
+		})
+	}
+}
+
+// All lanes below the highest that was given out are somebody's or free after a restart.
+func TestARestartLosesNoLane(t *testing.T) {
+	before, o := begun(t, 4*gib)
+	free, _ := attach(before, o, start(t).Process.Pid)
+	attach(before, o, start(t).Process.Pid)
+	dies := start(t)
+	gone, _ := attach(before, o, dies.Process.Pid)
+	o.with(func() {
+		before.Withdraw(free)
+		before.Deaths.Unwatch(gone.Process)
+	})
+	check(t, free.Process.Close())
+	check(t, dies.Process.Kill())
+	_ = dies.Wait()
+	q, after := inherit(t, before, quota.Restart{})
+	q.Next = uint32(ledger.Slots) + 1 // none is left beyond
+	numbers := make(map[uint32]bool)
+	for range 2 {
+		l, _ := attach(q, after, start(t).Process.Pid)
+		numbers[l.Number] = true
+	}
+	if !numbers[free.Number] || !numbers[gone.Number] {
+		t.Errorf("%v, want %d and %d", numbers, free.Number, gone.Number)
+	}
+}
+
+// The former enforcer may have ended before it closed the page.
+func TestAPageThatWasOverwrittenIsClosedByARestart(t *testing.T) {
+	before, o := begun(t, 4*gib)
+	_, a := attach(before, o, start(t).Process.Pid)
+	check(t, a.Charge(1))
+	q, after := newQuota(t, 4*gib)
+	q.WasOverwritten("a test")
+	file, err := before.Ledger.File()
+	check(t, err)
+	q.Ledger, err = ledger.Open(file, before.Identity)
+	check(t, err)
+	claims := q.Claims(func(*process.Handle) bool { return true })
+	after.with(func() { q.Adopt(quota.Restart{}, claims) })
+	refused(t, a.Charge(1))
+	if q.State != api.Damaged || !q.Overwritten || q.Reason != "a test" {
+		t.Errorf("%s (%s), overwritten %v", q.State, q.Reason, q.Overwritten)
+	}
 }
 
 func TestARestartTakesUpThoseWhoLive(t *testing.T) {

@@ -120,16 +120,14 @@ const paceStep = 100 * time.Millisecond
 // noUID is no user's.
 const noUID = math.MaxUint32
 
-// enter counts a connection, or says why there are too many. subordinate is of one that is not a user's of the host (process.Subordinate).
+// enter counts a connection, or says why there are too many. subordinate: it is not known to be of a user of the host.
 func (l *limited) enter(conn net.Conn) (leave func(), subordinate bool, refusal *api.Error) {
 	p, known := peerOf(conn)
 	if known && privileged(p.UID) {
 		return func() {}, false, nil
 	}
-	if l.people && known && p.PID > 0 {
-		if strange, err := process.Subordinate(p.PID, p.UID); strange || err != nil {
-			p.UID, subordinate = noUID, true // all of them together are one, or a user would have the places of thousands
-		}
+	if l.people && !(known && ofHost(p)) {
+		p.UID, subordinate = noUID, true // all of them together are one, or a user would have the places of thousands
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -149,6 +147,15 @@ func (l *limited) enter(conn net.Conn) (leave func(), subordinate bool, refusal 
 			delete(l.by, p.UID)
 		}
 	}, subordinate, nil
+}
+
+// ofHost says whether a peer is known to be a user of the host: a peer that has exited, or cannot be seen from here, is not.
+func ofHost(p Peer) bool {
+	if p.PID <= 0 {
+		return false
+	}
+	subordinate, err := process.Subordinate(p.PID, p.UID)
+	return err == nil && !subordinate
 }
 
 // reject answers without having read what is asked: there is room for that in the kernel, so it waits for nobody.

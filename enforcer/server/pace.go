@@ -33,8 +33,8 @@ func paced(next http.Handler, perSecond rate.Limit) http.Handler {
 		return by[uid]
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		p, _ := PeerOf(r.Context())
-		if p.Subordinate {
+		p, known := PeerOf(r.Context())
+		if !known || p.Subordinate {
 			p.UID = noUID
 		}
 		if !privileged(p.UID) {

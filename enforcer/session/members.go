@@ -104,8 +104,13 @@ func (a Asker) Owns(pid int) error {
 		return err
 	}
 	defer asker.Close()
-	if !process.Ancestor(pid, a.PID) {
-		return fmt.Errorf("process %d is neither the one that asks (%d) nor a descendant of it", pid, a.PID)
+	return above(asker, pid)
+}
+
+// above says why a process is neither the asker nor descends from it.
+func above(asker *process.Handle, pid int) error {
+	if !process.Ancestor(pid, asker.PID) {
+		return fmt.Errorf("process %d is neither the caller (%d) nor a descendant of the caller", pid, asker.PID)
 	}
 	if !asker.Alive() { // its connection may be held by a descendant, and its pid be another process's
 		return fmt.Errorf("the one that asks: %w", process.ErrDead)

@@ -152,3 +152,95 @@ func TestTheRemainingAreThoseThatAreAlive(t *testing.T) {
 		t.Error("it is not forgotten")
 	}
 }
+
+// dead returns a handle of an exited process. The kernel has given its pid to another process since.
+func dead(t *testing.T, now int) *process.Handle {
+	t.Helper()
+	p, c := child(t)
+	_ = c.Process.Kill()
+	_ = c.Wait()
+	p.PID = now
+	return p
+}
+
+func TestAnAskerWhosePidIsAnothersByNowOwnsNothing(t *testing.T) {
+	of, _ := child(t)
+	own, err := process.Open(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer own.Close()
+	if err := above(own, of.PID); err != nil {
+		t.Errorf("the parent: %v", err)
+	}
+	if err := above(dead(t, os.Getpid()), of.PID); !errors.Is(err, process.ErrDead) {
+		t.Errorf("an exited asker with the parent's pid: %v", err)
+	}
+	if err := above(of, os.Getpid()); err == nil || errors.Is(err, process.ErrDead) {
+		t.Errorf("a child owns its parent: %v", err)
+	}
+}
+
+func TestAnAskerIsTheProcessThatBeganThen(t *testing.T) {
+	start, err := process.StartTime(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		asker Asker
+		owns  bool
+	}{
+		{Asker{PID: os.Getpid(), Start: start}, true},
+		{Asker{PID: os.Getpid(), Start: start + 1}, false},
+		{Asker{PID: os.Getpid()}, false},
+		{Asker{PID: 0, Start: start}, false},
+		{Asker{PID: -1, Start: start}, false},
+	} {
+		if err := c.asker.Owns(os.Getpid()); (err == nil) != c.owns {
+			t.Errorf("%+v owns: %v", c.asker, err)
+		}
+		if err := c.asker.MayName(os.Getpid()); (err == nil) != c.owns {
+			t.Errorf("%+v names: %v", c.asker, err)
+		}
+	}
+}
+
+func TestThoseWhosePidIsAnothersByNowDoNotRemain(t *testing.T) {
+	var r Remaining
+	p, exits := child(t)
+	r.Add(p)
+	_ = exits.Process.Kill()
+	_ = exits.Wait()
+	p.PID = os.Getpid()
+	if r.Has(os.Getpid()) {
+		t.Error("another process is taken for it")
+	}
+	r.Add(dead(t, os.Getpid()))
+	if len(r.All()) != 1 {
+		t.Error("an exited process is added")
+	}
+}
+
+func TestASessionsSocketIsForItsUsersAlone(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "socket")
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(path, 0o666); err != nil { // whatever the umask is
+		t.Fatal(err)
+	}
+	err := AllowUsers(path, []uint32{5002, 5001, 5002})
+	if errors.Is(err, errors.ErrUnsupported) {
+		t.Skip("requires a file system with access control lists")
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The group's bits are the mask of what the users named may.
+	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o660 {
+		t.Errorf("%v, %v", info.Mode(), err)
+	}
+	if list := accessList([]uint32{5001}); len(list) != 4+5*8 || list[len(list)-6] != 0 || list[4+2*8+2] != 0 {
+		t.Errorf("others, or the group, may use it: %v", list)
+	}
+}

@@ -15,6 +15,8 @@ import (
 	"testing"
 
 	"go.etcd.io/bbolt"
+
+	"github.com/gpuslice/gpuslice/enforcer/durable"
 )
 
 func aside(t testing.TB, path, kind string) []string {
@@ -122,6 +124,13 @@ func TestWhatIsNoFileIsLeftAlone(t *testing.T) {
 			t.Error("the directory is gone")
 		}
 	}
+	p, other := newPlace(t), newPlace(t)
+	check(t, other.open().Close())
+	check(t, os.MkdirAll(p.RunDir, 0o700))
+	check(t, os.Symlink(other.runFile(), p.runFile()))
+	if _, err := Open(p.Options); err == nil {
+		t.Error("a link was followed")
+	}
 }
 
 func TestNoFlippedBitLosesAPoolInSilence(t *testing.T) {
@@ -178,8 +187,8 @@ func TestAWriteThatTheDiskRefusedIsNotThere(t *testing.T) {
 			return func() { check(t, os.RemoveAll(obstacle)) }
 		},
 		"it cannot be synced": func(s *Store, _ *place) (heal func()) {
-			s.state.syncDir = func(string) error { return syscall.EIO }
-			return func() { s.state.syncDir = syncDir }
+			s.state.disk.SyncDir = func(string) error { return syscall.EIO }
+			return func() { s.state.disk = durable.Host() }
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -222,7 +231,7 @@ func TestWhatCouldNotBePutBackIsPutRight(t *testing.T) {
 	s := p.open()
 	check(t, s.PutPool(examplePool("p")))
 	obstacle := p.stateFile() + ".new"
-	s.state.syncDir = func(string) error {
+	s.state.disk.SyncDir = func(string) error {
 		check(t, os.MkdirAll(filepath.Join(obstacle, "x"), 0o700))
 		return syscall.EIO
 	}
@@ -230,7 +239,7 @@ func TestWhatCouldNotBePutBackIsPutRight(t *testing.T) {
 		t.Fatal(err)
 	}
 	check(t, os.RemoveAll(obstacle))
-	s.state.syncDir = syncDir
+	s.state.disk = durable.Host()
 	check(t, s.Close())
 	same(t, p.open().Pools(), []Pool{examplePool("p")})
 }

@@ -56,7 +56,7 @@ func (s *Store) openRun(o Options) error {
 	}
 	err = s.loadRun(path)
 	if errors.Is(err, errUnusable) {
-		err = setAside(o.Log, path, err)
+		err = setAside(o, path, err)
 	}
 	if err == nil && s.run == nil || errors.Is(err, os.ErrNotExist) {
 		if err := createRun(path); err != nil {

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"hash/crc32"
 	"io"
-	"log/slog"
 	"maps"
 	"os"
 	"path/filepath"
@@ -18,6 +17,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuslice/gpuslice/enforcer/durable"
 )
 
 // stateSchema is the version of the state directory's file; 1 was a bbolt file of all that is in both now (upgrade.go).
@@ -44,9 +45,9 @@ func (d document) clone() document { return document{maps.Clone(d.Pools), maps.C
 
 // state is the state directory's file and what is in it. Who has turn writes it.
 type state struct {
-	path    string
-	turn    chan struct{}
-	syncDir func(dir string) error // tests have another
+	path string
+	turn chan struct{}
+	disk durable.Disk
 	document
 }
 
@@ -88,7 +89,7 @@ func (st *state) open(o Options) error {
 	if err := os.MkdirAll(o.StateDir, 0o700); err != nil {
 		return err
 	}
-	st.path, st.turn, st.syncDir = filepath.Join(o.StateDir, StateName), make(chan struct{}, 1), syncDir
+	st.path, st.turn, st.disk = filepath.Join(o.StateDir, StateName), make(chan struct{}, 1), o.disk
 	st.document = document{make(map[string]Pool), make(map[string]uint64)}
 	data, err := readRegular(st.path)
 	if errors.Is(err, os.ErrNotExist) {
@@ -105,7 +106,7 @@ func (st *state) open(o Options) error {
 			return nil
 		}
 	}
-	if err := setAside(o.Log, st.path, err); err != nil {
+	if err := setAside(o, st.path, err); err != nil {
 		return err
 	}
 	return st.change(func(*document) {})
@@ -152,36 +153,11 @@ func (st *state) replace(d document) (replaced bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	temporary := st.path + ".new"
-	f, err := os.OpenFile(temporary, os.O_WRONLY|os.O_CREATE|os.O_TRUNC|unix.O_NOFOLLOW, 0o600)
-	if err != nil {
-		return false, err
-	}
-	_, err = f.Write(data)
-	if err == nil {
-		err = f.Sync()
-	}
-	if err = errors.Join(err, f.Close()); err == nil {
-		err = os.Rename(temporary, st.path)
-	}
-	if err != nil {
-		_ = os.Remove(temporary)
-		return false, err
-	}
-	return true, st.syncDir(filepath.Dir(st.path))
-}
-
-// syncDir makes a name that was added to dir, or taken away, last.
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
+	return st.disk.Replace(st.path, data)
 }
 
 // setAside renames a file that cannot be used, and says so.
-func setAside(log *slog.Logger, path string, fault error) error {
+func setAside(o Options, path string, fault error) error {
 	kind := "damaged"
 	if errors.Is(fault, errNewer) {
 		kind = "newer"
@@ -193,17 +169,17 @@ func setAside(log *slog.Logger, path string, fault error) error {
 		if n > 1 {
 			aside = fmt.Sprintf("%s.%d", base, n)
 		}
-		err := os.Link(path, aside)
+		err := o.disk.Link(path, aside)
 		if errors.Is(err, os.ErrExist) {
 			continue
 		}
 		if err == nil {
-			err = errors.Join(os.Remove(path), syncDir(filepath.Dir(path)))
+			err = errors.Join(o.disk.Remove(path), o.disk.SyncDir(filepath.Dir(path)))
 		}
 		if err != nil {
 			return fmt.Errorf("%s cannot be used (%w), nor be renamed: %w", path, fault, err)
 		}
-		log.Error("state file cannot be used: it was kept under another name and an empty one was made. Containers and pools that were in it are no longer "+
+		o.Log.Error("state file cannot be used: it was kept under another name and an empty one was made. Containers and pools that were in it are no longer "+
 			"known: create the pools anew; what running containers ask for in addition is refused until they are started again",
 			"file", path, "kept", aside, "err", fault)
 		return nil

@@ -33,6 +33,7 @@ import (
 	"go.etcd.io/bbolt"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/durable"
 	"github.com/gpuslice/gpuslice/enforcer/guard"
 )
 
@@ -171,6 +172,8 @@ type Options struct {
 	// Before is called before each write, with the bucket and key that are written; its error fails the write. For tests; nil is
 	// nothing.
 	Before func(key string) error
+
+	disk durable.Disk // the host's, unless a test sets another
 }
 
 // Store is the open files. Its methods may be called by several goroutines.
@@ -197,6 +200,9 @@ type Store struct {
 // another enforcer has the run directory, and has it for LockPatience. There must be no other that has the state directory.
 func Open(o Options) (*Store, error) {
 	s := &Store{before: o.Before, owed: make(map[uint64][]byte)}
+	if o.disk.Create == nil {
+		o.disk = durable.Host()
+	}
 	if err := s.open(o); err != nil {
 		return nil, fmt.Errorf("open the store: %w", err)
 	}

@@ -15,6 +15,8 @@ import (
 	"testing"
 	"time"
 
+	"go.etcd.io/bbolt"
+
 	"github.com/gpuslice/gpuslice/enforcer/api"
 )
 
@@ -443,4 +445,36 @@ func BenchmarkPutSlice(b *testing.B) {
 			wg.Wait()
 		})
 	}
+}
+
+// An owed record stays owed until its transaction succeeds, unless a newer one replaces it meanwhile.
+func TestWhatIsOwedOutlivesATransactionThatFails(t *testing.T) {
+	p := newPlace(t)
+	over, gone := example("over", 1), example("gone", 2)
+	s := p.open()
+	check(t, s.PutSlice(over))
+	check(t, s.PutSlice(gone))
+	check(t, s.Close())
+	room := full(p)
+	s = p.open()
+	for _, slice := range []Slice{over, gone} {
+		if err := s.Retire(slice); !errors.Is(err, syscall.ENOSPC) {
+			t.Fatal(err)
+		}
+	}
+	room()
+	err := s.update(func(*bbolt.Tx) error {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.owed[2] = nil // it is to be forgotten by now
+		return syscall.EIO
+	})
+	if !errors.Is(err, syscall.EIO) {
+		t.Fatal(err)
+	}
+	check(t, s.PutSlice(example("another", 3)))
+	check(t, s.Close())
+	s = p.open()
+	same(t, releasedIn(t, s), []Slice{released(over)})
+	same(t, slicesIn(t, s), []Slice{example("another", 3)})
 }

@@ -47,7 +47,7 @@ func (s *Store) upgrade(o Options) error {
 	}
 	f, err := readFormer(path, o.Boot)
 	if errors.Is(err, errUnusable) {
-		return setAside(o.Log, path, err)
+		return setAside(o, path, err)
 	}
 	if err != nil {
 		return fmt.Errorf("%s: %w", path, err)
@@ -93,7 +93,7 @@ func (s *Store) upgrade(o Options) error {
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(os.Rename(path, filepath.Join(o.StateDir, formerKept)), syncDir(o.StateDir)); err != nil {
+	if err := errors.Join(o.disk.Rename(path, filepath.Join(o.StateDir, formerKept)), o.disk.SyncDir(o.StateDir)); err != nil {
 		return err
 	}
 	o.Log.Info("the state of the version before was taken over", "file", path, "kept", formerKept, "slices", len(f.slices), "pools", len(f.pools))

@@ -51,9 +51,13 @@ func Identify(fd int) (*process.Handle, error) {
 	if !errors.Is(err, unix.ENOPROTOOPT) && !errors.Is(err, unix.EINVAL) {
 		return nil, os.NewSyscallError("SO_PEERPIDFD", err)
 	}
-	// Before Linux 6.5. The pid may have changed hands since the peer connected, but then the peer is dead and
-	// its end of the connection closed.
-	peer, err := process.Open(int(credentials.Pid))
+	return openNamed(fd, int(credentials.Pid))
+}
+
+// openNamed is Identify before Linux 6.5. The pid may have changed hands since the peer connected, but then the peer is dead and
+// its end of the connection closed.
+func openNamed(fd, pid int) (*process.Handle, error) {
+	peer, err := process.Open(pid)
 	if err != nil {
 		return nil, err
 	}

@@ -4,9 +4,12 @@ package unixsocket
 
 import (
 	"errors"
+	"os"
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuslice/gpuslice/enforcer/process"
 )
 
 func TestDescriptorsAreRefusedToTheirSender(t *testing.T) {
@@ -33,5 +36,54 @@ func TestDescriptorsAreRefusedToTheirSender(t *testing.T) {
 		if err := unix.Sendmsg(pair[0], []byte{1}, rights, nil, 0); err != nil {
 			t.Errorf("kind %d: the other way: %v", kind, err)
 		}
+	}
+}
+
+// Without SO_PEERPIDFD a peer is known by its pid, which is its own for as long as its end is open.
+func TestAPeerThatHungUpIsNotTakenForWhoeverHasItsPid(t *testing.T) {
+	for _, kind := range []int{unix.SOCK_STREAM, unix.SOCK_SEQPACKET} {
+		for name, hangUp := range map[string]func(theirs int) error{
+			"it is there":       nil,
+			"it closed its end": unix.Close,
+			"it shut its end":   func(theirs int) error { return unix.Shutdown(theirs, unix.SHUT_RDWR) },
+			"it sends no more":  func(theirs int) error { return unix.Shutdown(theirs, unix.SHUT_WR) },
+			"it left a last word": func(theirs int) error {
+				return errors.Join(unix.Sendmsg(theirs, []byte{1}, nil, nil, 0), unix.Close(theirs))
+			},
+		} {
+			pair, err := unix.Socketpair(unix.AF_UNIX, kind|unix.SOCK_CLOEXEC, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if hangUp != nil {
+				if err := hangUp(pair[1]); err != nil {
+					t.Fatal(err)
+				}
+			}
+			peer, err := openNamed(pair[0], os.Getpid())
+			switch {
+			case hangUp == nil && (err != nil || peer.PID != os.Getpid()):
+				t.Errorf("%s: %v", name, err)
+			case hangUp != nil && !errors.Is(err, process.ErrDead):
+				t.Errorf("%s: it is taken for process %d: %v", name, os.Getpid(), err)
+			}
+			if peer != nil {
+				peer.Close()
+			}
+			unix.Close(pair[0])
+		}
+	}
+}
+
+func TestAPeerWhosePidIsFreeIsDead(t *testing.T) {
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(pair[0])
+	defer unix.Close(pair[1])
+	const beyond = 1 << 22 // the kernel gives out lower ones
+	if _, err := openNamed(pair[0], beyond); !errors.Is(err, process.ErrDead) {
+		t.Error(err)
 	}
 }

@@ -39,8 +39,7 @@ func enter(pid int) (*namespace, error) {
 
 	ns := &namespace{calls: make(chan func())}
 	entered := make(chan error)
-	go func() {
-		runtime.LockOSThread()
+	onOwnThread(func() {
 		if err := unix.Unshare(unix.CLONE_FS); err != nil {
 			entered <- fmt.Errorf("unshare the working directory: %w", err)
 			return
@@ -54,11 +53,30 @@ func enter(pid int) (*namespace, error) {
 		for call := range ns.calls {
 			call()
 		}
-	}()
+	})
 	if err := <-entered; err != nil {
 		return nil, err
 	}
 	return ns, nil
+}
+
+// onOwnThread starts f on a thread that no other goroutine gets: not the process's first, which /proc/self shows and Go never ends.
+func onOwnThread(f func()) {
+	go func() {
+		runtime.LockOSThread()
+		if unix.Gettid() != unix.Getpid() {
+			f()
+			return
+		}
+		locked := make(chan struct{})
+		go func() {
+			runtime.LockOSThread()
+			close(locked)
+			f()
+		}()
+		<-locked
+		runtime.UnlockOSThread()
+	}()
 }
 
 // do runs f in the namespace and waits for it.

@@ -4,6 +4,7 @@ package roots
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"os"
 	"path/filepath"
@@ -54,8 +55,16 @@ func TestARecordLivesAsLongAsItSaysSomething(t *testing.T) {
 	if u := r.Leave("a"); u != (User{}) {
 		t.Errorf("left twice: %+v", u)
 	}
-	r.Leave("b")
 	r.Made = nil
+	save(t, r) // of a user alone
+	if r = lock(t, dir); !reflect.DeepEqual(r.Users, want[:1]) {
+		t.Errorf("got %+v", r)
+	}
+	text, err := os.ReadFile(r.file.Name())
+	if err != nil || !json.Valid(text) {
+		t.Errorf("a record that became shorter is %q, %v", text, err)
+	}
+	r.Leave("b")
 	save(t, r)
 	if left, _ := os.ReadDir(dir); len(left) != 0 {
 		t.Errorf("left: %v", left)
@@ -203,5 +212,53 @@ func TestRecordsOfKilledHooksAreSweptAwayAndNoOthers(t *testing.T) {
 	looked := 0
 	if err := Sweep(dir, 0, func(*Record) error { looked++; return nil }); err != nil || looked != 0 {
 		t.Errorf("looked at %d: %v", looked, err)
+	}
+}
+
+// opened counts the descriptors that this process has of a file.
+func opened(t *testing.T, path string) (n int) {
+	t.Helper()
+	links, err := filepath.Glob("/proc/self/fd/*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, link := range links {
+		if to, err := os.Readlink(link); err == nil && to == path {
+			n++
+		}
+	}
+	return n
+}
+
+// A hook waits for a record that its last user removes: the hook gets the next one.
+func TestARecordThatWasReplacedMeanwhileIsNotTaken(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "records")
+	first := lock(t, dir)
+	path := first.file.Name()
+	got := make(chan *Record)
+	go func() {
+		r, err := Lock(t.Context(), dir, root)
+		if err != nil {
+			t.Error(err)
+		}
+		got <- r
+	}()
+	for deadline := time.Now().Add(30 * time.Second); opened(t, path) < 2; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("after 30 s it has not opened the record")
+		}
+	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	second := lock(t, dir)
+	second.Join(User{Slice: "a", Generation: 1, Dir: t.TempDir()})
+	if err := errors.Join(second.Save(), first.file.Close(), second.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if r := <-got; r == nil || len(r.Users) != 1 {
+		t.Errorf("got %+v", r)
+	} else {
+		r.Close()
 	}
 }

@@ -111,6 +111,14 @@ func TestEveryKindOfMemoryIsChargedRefusedAndGivenBack(t *testing.T) {
 	}
 }
 
+// The card has less than the quota, as where others hold the rest.
+func TestWhatTheDriverRefusesIsNotCharged(t *testing.T) {
+	env := environment(t, "FAKECUDA_CONTEXT=64M", "FAKECUDA_MEMORY=1G", "FAKECUDA_RESERVED=512M")
+	if out, err := inSlice(t, env, "1G", compile(t, "starved")); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+}
+
 // Driver truth is looked at fifty times as often as usual.
 func TestAProcessThatNeverStandsStillIsChargedExactly(t *testing.T) {
 	seconds := "6"
@@ -263,7 +271,10 @@ func TestWithoutAnEnforcerNothingIsGranted(t *testing.T) {
 			return listen(t, send(bytes.Repeat([]byte{0xff}, 64)))
 		}, "in place of the enforcer"},
 		{"too long an answer", func(t *testing.T) string {
-			return listen(t, send(append(reply(0, 1, 0), 0)))
+			return listen(t, send(append(reply(2, 0, 0), 0)))
+		}, "in place of the enforcer"},
+		{"too short an answer", func(t *testing.T) string {
+			return listen(t, send(reply(2, 0, 0)[:63]))
 		}, "in place of the enforcer"},
 		{"yes without a ledger", func(t *testing.T) string { return listen(t, send(reply(0, 1, 4464640))) }, "in place of the enforcer"},
 		{"not a member", func(t *testing.T) string { return listen(t, send(reply(1, 0, 0))) }, "not of this slice"},

@@ -109,8 +109,36 @@ static void in_a_pool(void)
 		FAIL("a byte stays in the slice");
 }
 
+/* A process maps what it is sent: nothing else may pass for a ledger. */
+static void only_a_ledger_is_valid(void)
+{
+	struct ledger *ledger = make("", 0, 100);
+	struct ledger_account account = ledger_open(ledger, 0, 1);
+
+	if (!ledger_valid(ledger, sizeof(*ledger)))
+		FAIL("a ledger is not valid");
+	if (ledger_valid(ledger, sizeof(*ledger) - 1) || ledger_valid(ledger, sizeof(*ledger) + 1))
+		FAIL("a file of another size is valid");
+	ledger->layout++;
+	if (ledger_valid(ledger, sizeof(*ledger)))
+		FAIL("another layout is valid");
+	ledger->layout--;
+	ledger->lanes++;
+	if (ledger_valid(ledger, sizeof(*ledger)))
+		FAIL("another number of lanes is valid");
+	ledger->lanes--;
+	ledger->magic ^= 1;
+	if (ledger_valid(ledger, sizeof(*ledger)))
+		FAIL("a page that is not formatted yet is valid");
+	ledger->magic ^= 1;
+	if (ledger_charge(&account, 7) != LEDGER_OK || ledger_release(&account, 8) != LEDGER_OK ||
+	    account.held != 0 || used_of(ledger, 0) != 0)
+		FAIL("more is released than was held");
+}
+
 int main(void)
 {
+	only_a_ledger_is_valid();
 	without_a_pool();
 	in_a_pool();
 	puts("account: ok");

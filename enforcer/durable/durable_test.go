@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package durable_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"syscall"
+	"testing"
+
+	"github.com/gpuslice/gpuslice/enforcer/durable"
+	"github.com/gpuslice/gpuslice/enforcer/durable/durabletest"
+)
+
+func check(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// The data is on disk before the name leads to it, and the name is before Replace returns.
+func TestAFileIsReplacedInTheOrderThatALossOfPowerAllows(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "f")
+	var r durabletest.Recorder
+	d := r.Disk()
+	order := []string{"create f.new", "write f.new", "sync f.new", "close f.new", "rename f.new f", "syncdir " + filepath.Base(filepath.Dir(path))}
+	for _, text := range []string{"first", "second"} {
+		replaced, err := d.Replace(path, []byte(text))
+		if got, _ := os.ReadFile(path); err != nil || !replaced || string(got) != text {
+			t.Errorf("%v, %v: %q, want %q", replaced, err, got, text)
+		}
+		if done := r.Take(); !slices.Equal(done, order) {
+			t.Errorf("%q, want %q", done, order)
+		}
+	}
+	for i, operation := range order {
+		r.Fail = func(now string) error {
+			if now == operation {
+				return syscall.EIO
+			}
+			return nil
+		}
+		replaced, err := d.Replace(path, []byte("third"))
+		r.Fail = nil
+		if last := i == len(order)-1; !errors.Is(err, syscall.EIO) || replaced != last {
+			t.Errorf("%s fails: replaced %v, %v", operation, replaced, err)
+		} else if got, _ := os.ReadFile(path); !last && string(got) != "second" {
+			t.Errorf("%s fails: the file has %q", operation, got)
+		}
+		if _, err := os.Lstat(path + ".new"); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("%s fails: the new file is left: %v", operation, err)
+		}
+	}
+}
+
+func TestALinkInTheNewFilesPlaceIsNotFollowed(t *testing.T) {
+	dir := t.TempDir()
+	victim := filepath.Join(dir, "victim")
+	check(t, os.WriteFile(victim, []byte("x"), 0o644))
+	check(t, os.Symlink(victim, filepath.Join(dir, "f.new")))
+	disk := durable.Host()
+	if _, err := disk.Replace(filepath.Join(dir, "f"), []byte("y")); !errors.Is(err, syscall.ELOOP) {
+		t.Error(err)
+	}
+	if text, err := os.ReadFile(victim); err != nil || string(text) != "x" {
+		t.Errorf("%q, %v", text, err)
+	}
+}
+
+func TestOnlyTheOwnerReadsAReplacedFile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "f")
+	disk := durable.Host()
+	_, err := disk.Replace(path, nil)
+	check(t, err)
+	info, err := os.Stat(path)
+	check(t, err)
+	if info.Mode() != 0o600 {
+		t.Error(info.Mode())
+	}
+}
+
+// A file system that cannot sync shows that Sync and SyncDir reach it.
+func TestASyncIsTheFileSystems(t *testing.T) {
+	disk := durable.Host()
+	check(t, disk.SyncDir(t.TempDir()))
+	if err := disk.SyncDir("/proc"); !errors.Is(err, syscall.EINVAL) {
+		t.Errorf("a directory: %v", err)
+	}
+	f, err := disk.Create("/dev/null")
+	check(t, err)
+	if err := errors.Join(f.Sync(), f.Close()); !errors.Is(err, syscall.EINVAL) {
+		t.Errorf("a file: %v", err)
+	}
+}

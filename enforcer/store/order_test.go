@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package store
+
+import (
+	"errors"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/gpuslice/gpuslice/enforcer/durable/durabletest"
+)
+
+// replaced is how the state file is replaced.
+var replaced = []string{
+	"create state.json.new", "write state.json.new", "sync state.json.new", "close state.json.new", "rename state.json.new state.json", "syncdir state",
+}
+
+// recorded has the store's operations on the state directory recorded.
+func recorded(p *place) *durabletest.Recorder {
+	r := &durabletest.Recorder{}
+	p.disk = r.Disk()
+	return r
+}
+
+func TestAChangeOfTheStateIsOnDiskBeforeItIsReported(t *testing.T) {
+	p := newPlace(t)
+	r := recorded(p)
+	s := p.open()
+	same(t, r.Take(), replaced) // an empty file
+	for _, change := range []func() error{
+		func() error { return s.PutPool(examplePool("p")) },
+		func() error { return s.PutContext("NVIDIA H100", 1) },
+		func() error { return s.DeletePool("p") },
+	} {
+		check(t, change())
+		same(t, r.Take(), replaced)
+	}
+}
+
+func TestAFileIsSetAsideBeforeAnEmptyOneTakesItsPlace(t *testing.T) {
+	p := newPlace(t)
+	write(t, p.stateFile(), []byte("damaged"))
+	r := recorded(p)
+	p.openAny()
+	done := r.Take()
+	if len(done) < 3 || !strings.HasPrefix(done[0], "link state.json state.json.damaged-") {
+		t.Fatalf("%q", done)
+	}
+	same(t, done[1:], append([]string{"remove state.json", "syncdir state"}, replaced...))
+}
+
+// The file of the version before goes last, so that the next start takes it over again if this one ends before.
+func TestTheFormerFileIsRenamedAfterItIsTakenOver(t *testing.T) {
+	p := newPlace(t)
+	check(t, p.open().Close())
+	write(t, p.former(), schema1(t))
+	r := recorded(p)
+	p.open()
+	same(t, r.Take(), append(append([]string{}, replaced...), "rename "+formerName+" "+formerKept, "syncdir state"))
+}
+
+// Each operation that fails fails the opening, and leaves what was there to the next one.
+func TestAnOperationThatFailsIsNotPassedOver(t *testing.T) {
+	for name, prepare := range map[string]func(p *place) (file string){
+		"an empty state":     func(*place) string { return "" },
+		"a damaged state":    func(p *place) string { write(p.t, p.stateFile(), []byte("damaged")); return p.stateFile() },
+		"a damaged run file": func(p *place) string { write(p.t, p.runFile(), []byte("damaged")); return p.runFile() },
+		"a former file": func(p *place) string {
+			write(p.t, p.former(), schema1(t))
+			return p.former()
+		},
+	} {
+		count := 0
+		for fails := 0; fails <= count; fails++ { // the first pass counts
+			p := newPlace(t)
+			file := prepare(p)
+			r := recorded(p)
+			if fails > 0 {
+				r.Fail = func(string) error {
+					if len(r.Done) == fails {
+						return syscall.EIO
+					}
+					return nil
+				}
+			}
+			s, err := Open(p.Options)
+			if fails == 0 {
+				check(t, err)
+				check(t, s.Close())
+				count = len(r.Done)
+				continue
+			}
+			if !errors.Is(err, syscall.EIO) {
+				t.Errorf("%s: %s fails: %v", name, r.Done[fails-1], err)
+			}
+			if s != nil {
+				check(t, s.Close())
+			}
+			if kept, _ := filepath.Glob(file + "*"); file != "" && len(kept) == 0 {
+				t.Errorf("%s: %s fails: the file is gone", name, r.Done[fails-1])
+			}
+		}
+		if count == 0 {
+			t.Errorf("%s: nothing was done", name)
+		}
+	}
+}

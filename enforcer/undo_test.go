@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforcer_test
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+
+	"github.com/gpuslice/gpuslice/enforcer"
+	"github.com/gpuslice/gpuslice/enforcer/admission"
+	"github.com/gpuslice/gpuslice/enforcer/api"
+)
+
+// writes calls do before each write of a slice's record, of enforcers that begin from now on.
+func writes(t *testing.T, id string) (do *atomic.Pointer[func() error]) {
+	t.Helper()
+	do = new(atomic.Pointer[func() error])
+	t.Cleanup(enforcer.BeforeWrites(func(key string) error {
+		if f := do.Load(); f != nil && key == "slices/"+id {
+			return (*f)()
+		}
+		return nil
+	}))
+	return do
+}
+
+// A registration that fails leaves no slice, no directory and no byte, so that the next one gets all.
+func TestARegistrationThatFailsLeavesNothing(t *testing.T) {
+	for name, fault := range map[string]func(dirs string) error{
+		"it cannot be stored": func(string) error { return syscall.ENOSPC },
+		"its socket cannot be made": func(dirs string) error {
+			all, err := filepath.Glob(filepath.Join(dirs, "*", "bind"))
+			if err == nil && len(all) == 1 {
+				err = os.RemoveAll(all[0])
+			}
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			do := writes(t, "s")
+			h := newOffice(t, admission.Limits{})
+			dirs := filepath.Join(h.options.RunDir, "slices")
+			once := func() error {
+				do.Store(nil)
+				return fault(dirs)
+			}
+			do.Store(&once)
+			if _, err := h.ask("s", nil, on(gpu0, 80*gib)); err == nil || do.Load() != nil {
+				t.Fatalf("it is registered: %v", err)
+			}
+			if all, err := h.Slices(t.Context()); err != nil || len(all) != 0 {
+				t.Errorf("%+v, %v", all, err)
+			}
+			if left, err := filepath.Glob(filepath.Join(dirs, "*")); err != nil || len(left) != 0 {
+				t.Errorf("%v are left, %v", left, err)
+			}
+			h.given(gpu0, 0, 80*gib)
+			h.give("s", on(gpu0, 80*gib))
+			if all, err := filepath.Glob(filepath.Join(dirs, "*", "bind")); err != nil || len(all) != 1 {
+				t.Errorf("slices are elsewhere: %v, %v", all, err)
+			}
+		})
+	}
+}
+
+func TestAProcessWhoseJoiningCannotBeStoredHasNotJoined(t *testing.T) {
+	do := writes(t, "s")
+	h := newHost(t, nil)
+	h.believe()
+	_, reply, token := h.tokenSession("s", on(gpu0, 4*gib))
+	p := start(t, filepath.Join(reply.Dir, "bind"), "")
+	full := func() error { return syscall.ENOSPC }
+	do.Store(&full)
+	if err := h.join(p, "s", token); err == nil {
+		t.Error("it has joined")
+	}
+	do.Store(nil)
+	p.expect("status 1", "attach") // a stranger
+	if err := h.join(p, "s", token); err != nil {
+		t.Fatal(err)
+	}
+	p.must("attach")
+}
+
+// A process has a place in the slice and in all of its pools, or in none.
+func TestAProcessThatAFullPoolKeepsOutHasNoPlace(t *testing.T) {
+	for _, full := range []string{"a", "b"} {
+		h := newHost(t, nil)
+		h.twoPools()
+		p := h.memberOf("s", both)
+		h.LeavePlacesInPool(full, 0)
+		for range 3 {
+			if answer := p.ask("attach"); !strings.HasPrefix(answer, "status ") {
+				t.Fatalf("pool %s: %s", full, answer)
+			}
+			if n := h.see("s").ProcessCount + h.seePool("a").ProcessCount + h.seePool("b").ProcessCount; n != 0 {
+				t.Fatalf("pool %s: the process has %d places", full, n)
+			}
+		}
+		h.LeavePlacesInPool(full, 1)
+		p.must("attach")
+		if _, err := h.Release(context.Background(), "s", 0, true); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// A device that is not stored is not granted either.
+func TestADeviceThatCannotBeStoredIsNotGranted(t *testing.T) {
+	do := writes(t, "s")
+	h := newHost(t, &fakeTruth{})
+	link := filepath.Join(h.options.RunDir, "to-s")
+	p := start(t, link, "")
+	reply, err := h.sees("s", p, []string{"0"}, on(api.AllDevices, 40*gib))
+	if err != nil {
+		t.Fatal(err)
+	}
+	lead(t, link, reply)
+	p.must("attach")
+	full := func() error { return syscall.ENOSPC }
+	do.Store(&full)
+	if answer := p.ask("device %s %d", hex1, 80*gib); !strings.HasPrefix(answer, "status ") {
+		t.Fatalf("it is added: %s", answer)
+	}
+	h.given(gpu1, 0, 80*gib)
+	do.Store(nil)
+	p.must("device %s %d", hex1, 80*gib)
+	h.given(gpu1, 40*gib, 40*gib)
+}

@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The card is full before the quota is: what the driver refuses is not charged. Run in a slice
+ * that may have more than the card has free. Exits 0 if so.
+ */
+#include "cuda_abi.h"
+
+#include <stdio.h>
+
+#define MIB (1ull << 20)
+
+CUresult cuInit(unsigned int);
+CUresult cuDevicePrimaryCtxRetain(CUcontext *, CUdevice);
+CUresult cuCtxSetCurrent(CUcontext);
+CUresult cuMemGetInfo_v2(size_t *, size_t *);
+CUresult cuMemAlloc_v2(CUdeviceptr *, size_t);
+CUresult cuMemAllocPitch_v2(CUdeviceptr *, size_t *, size_t, size_t, unsigned int);
+CUresult cuMemFree_v2(CUdeviceptr);
+CUresult cuMemCreate(CUmemGenericAllocationHandle *, size_t, const CUmemAllocationProp *,
+                     unsigned long long);
+CUresult cuArrayCreate_v2(CUarray *, const CUDA_ARRAY_DESCRIPTOR *);
+
+#include "charged.h"
+
+int main(void)
+{
+	CUmemAllocationProp properties = {
+	    .type = 1, .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 0}};
+	CUDA_ARRAY_DESCRIPTOR square = {
+	    .Width = 14000, .Height = 14000, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1};
+	CUmemGenericAllocationHandle handle;
+	CUcontext context;
+	CUdeviceptr p;
+	CUarray array;
+	size_t pitch;
+
+	if (cuInit(0) || cuDevicePrimaryCtxRetain(&context, 0) || cuCtxSetCurrent(context)) {
+		printf("no context\n");
+		return 1;
+	}
+	/* The card has less free than the quota: a leak of 768 MiB shows all the same. */
+	base = left();
+	expect("alloc", cuMemAlloc_v2(&p, 768 * MIB), CUDA_ERROR_OUT_OF_MEMORY);
+	charged("after a refused alloc", 0);
+	expect("pitched", cuMemAllocPitch_v2(&p, &pitch, 1 * MIB, 768, 4),
+	       CUDA_ERROR_OUT_OF_MEMORY);
+	charged("after a refused pitched alloc", 0);
+	expect("create", cuMemCreate(&handle, 768 * MIB, &properties, 0), CUDA_ERROR_OUT_OF_MEMORY);
+	charged("after a refused create", 0);
+	expect("array", cuArrayCreate_v2(&array, &square), CUDA_ERROR_OUT_OF_MEMORY);
+	charged("after a refused array", 0);
+	expect("alloc of what is free", cuMemAlloc_v2(&p, 256 * MIB), CUDA_SUCCESS);
+	charged("after an alloc", 256 * MIB);
+	expect("free", cuMemFree_v2(p), CUDA_SUCCESS);
+	charged("after a free", 0);
+	return wrong;
+}

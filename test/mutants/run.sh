@@ -1,0 +1,210 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# run.sh [-j N] [PATTERN]: inject the faults of test/mutants/*.list, one at a time, into a copy of the tree, and run the tests that
+# should catch each. PATTERN (an extended regular expression) selects lines; -j is how many copies work at once (all processors).
+#
+# A line is: file | what the fault is | sed expression | packages to test, optionally -run pattern
+# Before the packages, make:TARGET names what the fault needs rebuilt. A mutant that a test fails on has passed; a survivor has failed,
+# and so has one that changes nothing, does not compile, or has tests that fail without it. A skip: this machine skips its tests.
+set -uo pipefail
+cd "$(dirname "$0")/../.." || exit
+usage="usage: test/mutants/run.sh [-j N] [PATTERN]"
+jobs=$(nproc)
+while getopts :j: option; do
+	case $option in
+	j) jobs=$OPTARG ;;
+	*) echo "$usage" >&2 && exit 2 ;;
+	esac
+done
+shift $((OPTIND - 1))
+if [ $# -gt 1 ] || ! [ "$jobs" -gt 0 ] 2>/dev/null; then
+	echo "$usage" >&2
+	exit 2
+fi
+pattern=${1:-}
+GO=${GO:-$(test/go.sh)}
+VERSION=${VERSION:-$(test/version.sh)} # a copy has no commit to ask for
+export GO VERSION GOFLAGS="${GOFLAGS:--trimpath -vet=off} -buildvcs=false" CGO_CFLAGS="${CGO_CFLAGS:--O2 -g -Wno-deprecated-declarations}"
+tree=$PWD
+work=$(mktemp -d "${TMPDIR:-/tmp}/mutants.XXXXXX") || exit 2
+workers=()
+finish() {
+	[ ${#workers[@]} = 0 ] || kill "${workers[@]}" 2>/dev/null
+	wait
+	rm -rf "$work"
+}
+trap finish EXIT
+trap 'exit 130' INT TERM
+mkdir "$work/claimed" "$work/results" "$work/baseline"
+
+mapfile -t mutants < <(cat test/mutants/*.list | grep -v -e '^#' -e '^[[:space:]]*$' | grep -E -e "$pattern")
+if [ ${#mutants[@]} = 0 ]; then
+	echo "mutants: no line of test/mutants/*.list matches '$pattern'" >&2
+	exit 2
+fi
+
+# copy DIR: the tree as it is, with what is not committed, and what was built.
+copy() {
+	mkdir -p "$1"
+	git ls-files -coz --exclude-standard | while IFS= read -rd '' file; do
+		[ ! -e "$file" ] || printf '%s\0' "$file"
+	done | xargs -0 cp -a --parents -t "$1" && cp -a bin .cache "$1"
+}
+
+# contained COMMAND…: run it in a process group of its own, and end what it leaves: a mutant may loop without end.
+contained() {
+	local status=0
+	set -m
+	"$@" </dev/null 2>&1 &
+	group=$!
+	set +m
+	wait "$group" || status=$?
+	kill -KILL -- "-$group" 2>/dev/null
+	group=
+	return "$status"
+}
+
+# run_tests WORD…: make what they need, and run them, in this directory. 2: it does not compile.
+run_tests() {
+	local targets=() packages=() dir=.
+	while [ $# -gt 0 ]; do
+		case $1 in
+		make:*) targets+=("${1#make:}") ;;
+		./kubernetes/*) dir=kubernetes packages+=("./${1#./kubernetes/}") ;;
+		*) packages+=("$1") ;;
+		esac
+		shift
+	done
+	if [ ${#targets[@]} -gt 0 ] && ! contained make "${targets[@]}"; then
+		return 2
+	fi
+	if [ "$dir" = kubernetes ]; then
+		CGO_ENABLED=0 contained "$GO" -C kubernetes test -tags grpcnotrace -count=1 -v -failfast -timeout 5m "${packages[@]}"
+	else
+		contained "$GO" test -count=1 -v -failfast -timeout 5m "${packages[@]}"
+	fi
+}
+
+# baseline LOG WORD…: set without to why the tests show nothing without a fault; empty if they pass. Another worker may be at it.
+baseline() {
+	local log=$1 key status
+	shift
+	key=$work/baseline/$(printf '%s' "$*" | cksum | tr ' ' -)
+	exec {lock}>"$key.lock"
+	flock "$lock"
+	if ! [ -e "$key" ]; then
+		run_tests "$@" >"$log"
+		status=$?
+		if [ "$status" != 0 ]; then
+			echo "its tests fail without it, too" >"$key"
+		elif grep -q '^--- PASS' "$log"; then
+			: >"$key"
+		elif grep -q '^--- SKIP' "$log"; then
+			echo "skipped" >"$key"
+		else
+			echo "no test is called so" >"$key"
+		fi
+		[ ! -s "$key" ] || cp "$log" "$key.log"
+	fi
+	exec {lock}>&-
+	without=$(<"$key")
+	[ -z "$without" ] || cp "$key.log" "$log"
+}
+
+# try LINE LOG: print how a mutant fared: caught, skipped, or why it failed.
+try() {
+	local log=$2 file expression words=() word why without status=0
+	file=${1%% | *}
+	expression=${1#* | * | }
+	why=${expression##* | }
+	read -ra words <<<"${why//[\'\"]/}"
+	why=
+	expression=${expression% | *}
+	if ! [ -f "$tree/$file" ]; then
+		echo "no longer applies: there is no $file"
+		return
+	fi
+	if ! sed "$expression" "$tree/$file" >"$file" 2>"$log"; then
+		why="sed fails"
+	elif cmp -s "$tree/$file" "$file"; then
+		why="no longer applies: its sed expression changes nothing"
+	fi
+	if [ -z "$why" ]; then
+		diff -u "$tree/$file" "$file" >"$log.diff"
+		run_tests "${words[@]}" >"$log"
+		status=$?
+		if [ "$status" = 2 ] || grep -qE '\[(build|setup) failed\]' "$log"; then
+			why="does not compile"
+		elif [ "$status" = 0 ]; then
+			why=survived
+		fi
+	fi
+	cp -p "$tree/$file" "$file"
+	for word in "${words[@]}"; do
+		[[ $word != make:* ]] || cp -p "$tree/${word#make:}" "${word#make:}"
+	done
+	if [ -z "$why" ] || [ "$why" = survived ]; then
+		baseline "$log.without" "${words[@]}"
+		if [ -n "$without" ]; then
+			why=$without
+			mv "$log.without" "$log"
+		fi
+	fi
+	echo "${why:-caught}"
+}
+
+# worker COPY: try the lines that no other worker has taken.
+worker() {
+	local n line how begun log
+	local group=
+	trap '[ -z "$group" ] || kill -KILL -- "-$group"; exit 1' TERM
+	copy "$1" || exit 1
+	cd "$1" || exit 1
+	for n in "${!mutants[@]}"; do
+		mkdir "$work/claimed/$n" 2>/dev/null || continue
+		line=${mutants[n]}
+		begun=$SECONDS log=$work/results/$n.log
+		try "$line" "$log" >"$work/results/$n.how"
+		how=$(<"$work/results/$n.how")
+		line=${line#*|}
+		line="${mutants[n]%% | *}: ${line%%|*}"
+		line=${line/:  /: }
+		if [ "$how" = caught ]; then
+			printf 'ok   %s(%d s)\n' "$line" $((SECONDS - begun))
+		elif [ "$how" = skipped ]; then
+			printf 'skip %s\n' "$line"
+		else
+			printf 'FAIL %s: %s\n' "${line% }" "$how"
+			sed 's/^/     /' "$log.diff" 2>/dev/null | sed -n '4,40p'
+			if [ "$how" != survived ]; then
+				tail -30 "$log" 2>/dev/null | sed 's/^/     /'
+			fi
+		fi
+		echo "$how" >"$work/results/$n"
+	done
+}
+
+for ((w = 0; w < jobs && w < ${#mutants[@]}; w++)); do
+	worker "$work/$w" &
+	workers+=($!)
+done
+wait "${workers[@]}"
+workers=()
+
+passed=0 failed=0 skipped=0 survivors=()
+for n in "${!mutants[@]}"; do
+	how=$(cat "$work/results/$n" 2>/dev/null || echo "was not tried")
+	case $how in
+	caught) passed=$((passed + 1)) ;;
+	skipped) skipped=$((skipped + 1)) ;;
+	*) failed=$((failed + 1)) && survivors+=("$how: ${mutants[n]}") ;;
+	esac
+done
+if [ "$failed" != 0 ]; then
+	echo "not caught:"
+	printf '  %s\n' "${survivors[@]}"
+fi
+echo "$((SECONDS / 60)) min $((SECONDS % 60)) s"
+echo "$passed passed, $failed failed, $skipped skipped"
+[ "$failed" = 0 ]
