@@ -20,6 +20,11 @@ struct request {
 	bool per_thread;
 };
 
+static inline uint64_t grain_of(size_t bytes)
+{
+	return (bytes + POOL_GRAIN - 1) & ~(POOL_GRAIN - 1);
+}
+
 static CUresult call_driver(const struct request *r)
 {
 	if (r->handle)
@@ -43,13 +48,13 @@ static void call_free(const struct request *r)
  * what its stream has not freed yet: of that much, and no more, the charge is raised. */
 static CUresult hand_back(struct pool *pool, const struct request *r)
 {
-	uint64_t before = pool->reserved, own = (r->bytes + POOL_GRAIN - 1) & ~(POOL_GRAIN - 1);
+	uint64_t before = pool->reserved, own = grain_of(r->bytes);
 
 	__atomic_store_n(&pool->slack, 0,
 	                 __ATOMIC_RELAXED); /* what is freed here is not to be taken */
 	call_free(r);
 	*r->pointer = 0;
-	pool_trim(pool, pool->charged);
+	pool_trim(pool, pool->charged - pool->forced);
 	if (pool_look(pool) && before - pool->reserved < own)
 		pool_charge_anyway(pool, own - (before - pool->reserved));
 	pool_look_for_slack(pool);
@@ -112,24 +117,16 @@ static __attribute__((noinline)) CUresult look_after(struct pool *pool, const st
 static __attribute__((noinline)) CUresult allocate_growing(struct pool *pool,
                                                            const struct request *r, uint64_t grain)
 {
-	uint64_t growth;
-	int64_t slack;
+	uint64_t growth = 0;
 	CUresult result;
 	bool over;
 
 	lock_take(&pool->lock);
-	if (pool_look(pool)) {
-		pool_trim(pool, pool->charged);
-		(void)pool_look(pool);
-	}
+	(void)pool_look(pool);
+	pool_trim_to_granted(pool);
 	pool_look_for_slack(pool);
-	slack = __atomic_load_n(&pool->slack, __ATOMIC_RELAXED);
-	if (slack >= (int64_t)grain) {
-		__atomic_store_n(&pool->slack, slack - (int64_t)grain, __ATOMIC_RELAXED);
-		growth = 0;
-	} else {
+	if (!pool_take(pool, grain))
 		growth = (grain + POOL_STEP - 1) & ~(POOL_STEP - 1);
-	}
 	lock_give(&pool->lock);
 
 	if (growth) {
@@ -146,10 +143,12 @@ static __attribute__((noinline)) CUresult allocate_growing(struct pool *pool,
 	result = call_driver(r);
 	if (result == CUDA_SUCCESS)
 		grant_count(pool->ordinal);
-	if (!growth)
+	if (!growth) {
+		pool_end_taking(pool, grain);
 		return result != CUDA_SUCCESS || pool_in_known_blocks(pool, *r->pointer, r->bytes)
 		           ? result
 		           : look_after(pool, r);
+	}
 	lock_take(&pool->lock);
 	pool->pending -= growth;
 	/* Another thread's growth may be in what is reserved and in `pending`, too: too much stays
@@ -160,20 +159,30 @@ static __attribute__((noinline)) CUresult allocate_growing(struct pool *pool,
 	return over && result == CUDA_SUCCESS ? settle_surprise(pool, r) : result;
 }
 
+enum take {
+	TAKE_COLD, /* there may be too little */
+	TAKE_PLAIN,
+	TAKE_SHARED, /* pool_end_taking() follows */
+};
+
 /*
  * The usual case, which must cost next to nothing: the pool has room, and gives out what it had.
- * Take it from what the pool has free before the driver's call; false if that may be too little.
+ * Take it from what the pool has free before the driver's call.
  */
-static inline bool take_warm(struct pool *pool, size_t bytes)
+static inline enum take take_warm(struct pool *pool, size_t bytes)
 {
-	uint64_t grain = (bytes + POOL_GRAIN - 1) & ~(POOL_GRAIN - 1);
+	uint64_t grain = grain_of(bytes);
 	int64_t slack = __atomic_load_n(&pool->slack, __ATOMIC_RELAXED);
 
 	/* A grain of 0 is none, or an overflow. */
 	if (__builtin_expect(slack < 0 || grain - 1 >= (uint64_t)slack, 0))
-		return false;
+		return TAKE_COLD;
+	if (__builtin_expect(__atomic_load_n(&pool->crowded, __ATOMIC_RELAXED) ||
+	                         !process_is_known_first_thread(),
+	                     0))
+		return pool_take(pool, grain) ? TAKE_SHARED : TAKE_COLD;
 	__atomic_store_n(&pool->slack, slack - (int64_t)grain, __ATOMIC_RELAXED);
-	return true;
+	return TAKE_PLAIN;
 }
 
 static __attribute__((cold, noinline)) void retire(const struct pool *pool, uint32_t *full)
@@ -212,7 +221,7 @@ static inline __attribute__((always_inline)) bool took_warm(struct pool *pool, C
 
 static CUresult allocate_cold(struct pool *pool, const struct request *r)
 {
-	uint64_t grain = (r->bytes + POOL_GRAIN - 1) & ~(POOL_GRAIN - 1);
+	uint64_t grain = grain_of(r->bytes);
 
 	if (!r->bytes)
 		return call_driver(r);
@@ -223,6 +232,7 @@ static CUresult allocate_cold(struct pool *pool, const struct request *r)
 
 static CUresult allocate(struct process *process, struct pool *pool, const struct request *r)
 {
+	enum take take;
 	CUresult result;
 
 	if (!process)
@@ -240,9 +250,12 @@ static CUresult allocate(struct process *process, struct pool *pool, const struc
 	}
 	if (!r->pointer)
 		return call_driver(r);
-	if (!take_warm(pool, r->bytes))
+	take = take_warm(pool, r->bytes);
+	if (take == TAKE_COLD)
 		return allocate_cold(pool, r);
 	result = call_driver(r);
+	if (take == TAKE_SHARED)
+		pool_end_taking(pool, grain_of(r->bytes));
 	if (result == CUDA_SUCCESS && !took_warm(pool, *r->pointer, r->bytes))
 		return look_after(pool, r);
 	return result;
@@ -331,16 +344,19 @@ static inline __attribute__((always_inline)) CUresult
 allocate_at_hand(CUdeviceptr *pointer, size_t bytes, CUstream stream, bool per_thread)
 {
 	struct pool *pool = current_at_hand(0);
+	enum take take;
 	CUresult result;
 	bool known;
 
 	if (__builtin_expect(!pool || !process_has_one_device() || !pointer ||
 	                         !__atomic_load_n(&pool->allocations, __ATOMIC_RELAXED) ||
-	                         !take_warm(pool, bytes),
+	                         (take = take_warm(pool, bytes)) == TAKE_COLD,
 	                     0))
 		return allocate_current(pointer, bytes, stream, per_thread);
 	result = per_thread ? DRIVER(cuMemAllocAsync_ptsz)(pointer, bytes, stream)
 	                    : DRIVER(cuMemAllocAsync)(pointer, bytes, stream);
+	if (__builtin_expect(take == TAKE_SHARED, 0))
+		pool_end_taking(pool, grain_of(bytes));
 	if (__builtin_expect(result != CUDA_SUCCESS, 0))
 		return result;
 	known = took_warm(pool, *pointer, bytes);

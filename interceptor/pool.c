@@ -110,8 +110,11 @@ static struct pool *begin(struct process *process, CUmemoryPool handle, CUdevice
 	SET(pool->retired, false);
 	SET(pool->reserved, 0);
 	SET(pool->charged, 0);
+	SET(pool->forced, 0);
 	SET(pool->threshold, handle ? 0 : UINT64_MAX); /* a synchronisation does not shrink it */
 	SET(pool->slack, 0);
+	SET(pool->taken, 0);
+	SET(pool->crowded, false);
 	SET(pool->allocations, NULL);
 	pool_forget_blocks(pool);
 	/* A handle that no pool of the driver has, for what is none. */
@@ -255,6 +258,7 @@ void pool_forget_blocks(struct pool *pool)
 static bool may_shrink(const struct pool *pool)
 {
 	return __atomic_load_n(&pool->retired, __ATOMIC_RELAXED) || pool_is_over(pool) ||
+	       __atomic_load_n(&pool->forced, __ATOMIC_RELAXED) ||
 	       __atomic_load_n(&pool->charged, __ATOMIC_RELAXED) >
 	           __atomic_load_n(&pool->threshold, __ATOMIC_RELAXED);
 }
@@ -280,8 +284,11 @@ uint64_t pool_look(struct pool *pool)
 	bool by_pool;
 
 	if (reserved + pool->pending < charged) {
-		process_release(pool->ordinal, charged - reserved - pool->pending, pool->kind);
-		charged = reserved + pool->pending;
+		uint64_t back = charged - reserved - pool->pending;
+
+		process_release(pool->ordinal, back, pool->kind);
+		charged -= back;
+		SET(pool->forced, pool->forced > back ? pool->forced - back : 0);
 	} else if (reserved > charged && device >= 0 &&
 	           process_charge(process, device, reserved - charged, pool->kind, &by_pool) ==
 	               LEDGER_OK) {
@@ -307,15 +314,53 @@ void pool_charge_anyway(struct pool *pool, uint64_t bytes)
 	if (!bytes)
 		return;
 	process_charge_anyway(pool->ordinal, bytes, pool->kind);
+	SET(pool->forced, pool->forced + bytes);
 	pool_add_charge(pool, bytes);
+}
+
+void pool_trim_to_granted(struct pool *pool)
+{
+	if (!pool_is_over(pool) && !pool->forced)
+		return;
+	pool_trim(pool, pool->charged - pool->forced);
+	(void)pool_look(pool);
+}
+
+bool pool_take(struct pool *pool, uint64_t bytes)
+{
+	int64_t slack;
+
+	SET(pool->crowded, true);
+	__atomic_fetch_add(&pool->taken, bytes, __ATOMIC_SEQ_CST);
+	slack = __atomic_load_n(&pool->slack, __ATOMIC_SEQ_CST);
+	while (slack >= (int64_t)bytes) {
+		if (__atomic_compare_exchange_n(&pool->slack, &slack, slack - (int64_t)bytes, false,
+		                                __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
+			return true;
+	}
+	pool_end_taking(pool, bytes);
+	return false;
+}
+
+void pool_end_taking(struct pool *pool, uint64_t bytes)
+{
+	__atomic_fetch_sub(&pool->taken, bytes, __ATOMIC_SEQ_CST);
 }
 
 void pool_look_for_slack(struct pool *pool)
 {
-	uint64_t used = pool_attribute(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT);
-	uint64_t covered = pool->reserved < pool->charged ? pool->reserved : pool->charged;
+	uint64_t used, usable = pool->reserved < pool->charged ? pool->reserved : pool->charged;
 
-	SET(pool->slack, covered > used ? (int64_t)(covered - used) : 0);
+	if (!process_is_first_thread())
+		SET(pool->crowded, true);
+	/* From here on nothing is taken. What was before is in `taken`, or in the driver's figure,
+	 * which is read later. */
+	__atomic_store_n(&pool->slack, 0, __ATOMIC_SEQ_CST);
+	used = __atomic_load_n(&pool->taken, __ATOMIC_SEQ_CST);
+	used += pool_attribute(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT);
+	/* Free memory beyond what was granted goes first. */
+	if (!pool->forced && usable > used)
+		__atomic_store_n(&pool->slack, (int64_t)(usable - used), __ATOMIC_SEQ_CST);
 }
 
 /* Whether there is anything to account for. */
@@ -343,12 +388,10 @@ void pool_shrunk(struct pool *pool)
 		return;
 	lock_take(&pool->lock);
 	if (pool->handle &&
-	    (pool->retired || pool_is_over(pool) ||
+	    (may_shrink(pool) ||
 	     pool_attribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT) != pool->reserved)) {
-		if (pool_look(pool)) {
-			pool_trim(pool, pool->charged);
-			(void)pool_look(pool);
-		}
+		(void)pool_look(pool);
+		pool_trim_to_granted(pool);
 		pool_look_for_slack(pool);
 		end_if_empty(pool);
 	}

@@ -35,22 +35,27 @@ enum {
 struct pool {
 	/* What a warm allocation looks at, on one cache line. */
 	CUmemoryPool handle; /* NULL: the node is free for another pool */
-	/* At least so many bytes are free in what is reserved. A hint: threads may overwrite one
-	 * another's subtraction, and what it gets wrong is seen by look_after(). */
+	/* What calls may take: the bytes that are free, reserved and granted, less `taken`. */
 	int64_t slack;
+	uint64_t
+	    taken; /* of slack, by threads that are in the driver now; not by the first alone */
 	uint64_t *allocations; /* this lane's counter on the device; NULL until the first request */
 	CUdevice ordinal;      /* or POOL_ELSEWHERE */
 	bool graphs;    /* the device's memory of graphs: not one that the driver calls a pool */
 	bool made;      /* by the program, so that it can destroy it */
 	bool retired;   /* which it has */
+	bool crowded;   /* others than the first thread use it: slack is taken by atomics */
 	enum kind kind; /* managed memory is listed for nobody */
 
 	struct pool *next;
 	struct lock growing; /* graphs: a launch that may take memory is in the driver */
 	struct lock lock;
 	uint64_t reserved; /* what the pool reserved at the last look */
-	uint64_t
-	    charged; /* granted for it; below `reserved` until the call that grew it undoes that */
+	/* Charged for it: below `reserved` until the call that made it grow undoes that. */
+	uint64_t charged;
+	/* The part of `charged` beyond what was granted: free memory that the driver did not take
+	 * back at once. No call may use it. */
+	uint64_t forced;
 	uint64_t pending;   /* the part of `charged` of calls that are in the driver now */
 	uint64_t threshold; /* the pool keeps so much at a synchronisation */
 	uint32_t shrunk;    /* how often it was seen to have let go of memory */
@@ -135,6 +140,10 @@ uint64_t pool_look(struct pool *pool);
  * call cannot undo. */
 void pool_charge_anyway(struct pool *pool, uint64_t bytes);
 
+/* With the pool's lock held: have the driver let go of free memory beyond what was granted, if
+ * there is any, and look. */
+void pool_trim_to_granted(struct pool *pool);
+
 /* The pool reserves more than is charged. */
 static inline bool pool_is_over(const struct pool *pool)
 {
@@ -147,6 +156,14 @@ void pool_add_charge(struct pool *pool, uint64_t bytes);
 
 /* With the pool's lock held, after a look: read how much of it is free and charged. */
 void pool_look_for_slack(struct pool *pool);
+
+/*
+ * Take `bytes` of what is free for a call, and end that after it. Whatever threads do at once, they
+ * take no more than there is: a call that is in the driver is in `taken` until the driver's figures
+ * have it.
+ */
+bool pool_take(struct pool *pool, uint64_t bytes);
+void pool_end_taking(struct pool *pool, uint64_t bytes);
 
 /* Look at a pool that may have shrunk; trim one that is over. */
 void pool_shrunk(struct pool *pool);

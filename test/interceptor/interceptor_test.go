@@ -178,10 +178,14 @@ func TestThreadsOfOneProcessShareItsLane(t *testing.T) {
 
 func TestThreadsThatTakeMemoryAtOnceFromOnePoolStayWithinTheQuota(t *testing.T) {
 	program := compile(t, "crowd")
-	for _, mode := range []string{"async", "graph"} {
+	for _, mode := range []string{"async", "busy", "graph"} {
 		for _, threads := range []string{"2", "4", "16"} {
 			t.Run(mode+" "+threads, func(t *testing.T) {
-				out, err := inSlice(t, environment(t, "FAKECUDA_CONTEXT=64M"), "4G", program, mode, threads, "30", "1024")
+				env := environment(t, "FAKECUDA_CONTEXT=64M")
+				if mode == "busy" {
+					env = append(env, "FAKECUDA_TRIM=waited")
+				}
+				out, err := inSlice(t, env, "4G", program, mode, threads, "30", "1024")
 				if err != nil {
 					t.Fatalf("%v\n%s", err, out)
 				}

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * crowd async|graph THREADS ROUNDS MIB: in each round the threads take MIB at the same instant,
- * from one pool or by launching a graph each. While all keep what they got, the sum and the memory
- * that the driver reserves must be within the quota. At the end as much as at the beginning must
- * fit one after the other. Exits 0 if so.
+ * crowd async|busy|graph THREADS ROUNDS MIB: in each round the threads take MIB at the same
+ * instant, from one pool or by launching a graph each. The sum of all that they got is within the
+ * quota, and so is the memory that the driver reserves; but for "busy", where streams keep for a
+ * while what they have freed, and are waited for in each fourth round. All is free at the end.
+ * Exits 0 if so.
  */
 #include "cuda_abi.h"
 
@@ -32,12 +33,14 @@ CUresult cuGraphAddMemAllocNode(CUgraphNode *, CUgraph, const CUgraphNode *, siz
                                 CUDA_MEM_ALLOC_NODE_PARAMS *);
 CUresult cuGraphInstantiateWithFlags(CUgraphExec *, CUgraph, unsigned long long);
 CUresult cuGraphLaunch(CUgraphExec, CUstream);
+CUresult cuGraphExecDestroy(CUgraphExec);
+CUresult cuGraphDestroy(CUgraph);
 CUresult cuDeviceGetGraphMemAttribute(CUdevice, int, void *);
 CUresult cuDeviceGraphMemTrim(CUdevice);
 
 static CUcontext context;
 static pthread_barrier_t barrier;
-static int graphs, threads, rounds, wrong;
+static int graphs, busy, threads, rounds, wrong;
 static size_t bytes;
 static int64_t live;
 
@@ -58,6 +61,7 @@ static size_t size_in(int round, int thread)
 }
 
 struct taken {
+	CUgraph source;
 	CUgraphExec graph;
 	CUdeviceptr pointer;
 	size_t size;
@@ -69,7 +73,6 @@ static CUresult take(struct taken *t, CUstream stream, int round, int thread)
 	    .poolProps = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
 	                  .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}}};
 	CUgraphNode added;
-	CUgraph graph;
 
 	t->size = size_in(round, thread);
 	if (!graphs) {
@@ -77,9 +80,9 @@ static CUresult take(struct taken *t, CUstream stream, int round, int thread)
 		return cuMemAllocAsync(&t->pointer, t->size, stream);
 	}
 	node.bytesize = t->size;
-	check("cuGraphCreate", cuGraphCreate(&graph, 0));
-	check("cuGraphAddMemAllocNode", cuGraphAddMemAllocNode(&added, graph, NULL, 0, &node));
-	check("cuGraphInstantiateWithFlags", cuGraphInstantiateWithFlags(&t->graph, graph, 0));
+	check("cuGraphCreate", cuGraphCreate(&t->source, 0));
+	check("cuGraphAddMemAllocNode", cuGraphAddMemAllocNode(&added, t->source, NULL, 0, &node));
+	check("cuGraphInstantiateWithFlags", cuGraphInstantiateWithFlags(&t->graph, t->source, 0));
 	t->pointer = node.dptr;
 	pthread_barrier_wait(&barrier);
 	return cuGraphLaunch(t->graph, stream);
@@ -105,6 +108,12 @@ static void *work(void *argument)
 		if (result == CUDA_SUCCESS) {
 			__atomic_fetch_sub(&live, (int64_t)t.size, __ATOMIC_RELAXED);
 			check("cuMemFreeAsync", cuMemFreeAsync(t.pointer, stream));
+		}
+		if (busy && round % 4 == 3)
+			check("cuCtxSynchronize", cuCtxSynchronize());
+		if (graphs) {
+			check("cuGraphExecDestroy", cuGraphExecDestroy(t.graph));
+			check("cuGraphDestroy", cuGraphDestroy(t.source));
 		}
 	}
 	return NULL;
@@ -149,6 +158,7 @@ int main(int argc, char **argv)
 	if (argc != 5)
 		return 2;
 	graphs = argv[1][0] == 'g';
+	busy = argv[1][0] == 'b';
 	threads = atoi(argv[2]);
 	rounds = atoi(argv[3]);
 	bytes = (size_t)atoi(argv[4]) * MIB;
@@ -170,7 +180,7 @@ int main(int argc, char **argv)
 		granted += now / MIB;
 		most_live = now > most_live ? now : most_live;
 		most_reserved = held > most_reserved ? held : most_reserved;
-		if (now > available || held > available) {
+		if (now > available || (held > available && !busy)) {
 			printf("round %d: %llu MiB live and %llu MiB reserved, of %llu\n", round,
 			       (unsigned long long)(now / MIB), (unsigned long long)(held / MIB),
 			       available / MIB);
