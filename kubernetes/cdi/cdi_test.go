@@ -3,6 +3,7 @@
 package cdi
 
 import (
+	"io"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -89,5 +90,30 @@ func TestWhatOnlyNVIDIAsSpecificationBringsIsRefusedWithoutOne(t *testing.T) {
 	}
 	if err := (GPU{UUID: "GPU-1"}).Direct(); err != nil {
 		t.Error(err)
+	}
+}
+
+func TestARuntimeThatReadsAClaimsFileKeepsTheOldText(t *testing.T) {
+	w := &Writer{Dir: t.TempDir(), Hook: "/hook", Config: "/config"}
+	if err := w.Write(claim, []Share{{Pool: "dra-x-0"}}); err != nil {
+		t.Fatal(err)
+	}
+	old, err := os.ReadFile(w.file(claim.UID))
+	if err != nil {
+		t.Fatal(err)
+	}
+	reader, err := os.Open(w.file(claim.UID))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer reader.Close()
+	if err := w.Write(claim, []Share{{Pool: "dra-x-0"}, {Pool: "dra-x-1"}}); err != nil {
+		t.Fatal(err)
+	}
+	if text, err := io.ReadAll(reader); err != nil || string(text) != string(old) {
+		t.Errorf("a file that was open has %s, %v", text, err)
+	}
+	if entries, err := os.ReadDir(w.Dir); err != nil || len(entries) != 1 {
+		t.Errorf("files %v, %v", entries, err)
 	}
 }
