@@ -7,7 +7,6 @@ import (
 	"os/exec"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/gpuslice/gpuslice/enforcer/process"
 )
@@ -44,12 +43,8 @@ func TestABrokerThatIgnoresSIGTERMIsKilled(t *testing.T) {
 		close(exited)
 	}()
 	s.stop(&lease{process: handle, exited: exited})
-	select {
-	case <-exited:
-	case <-time.After(time.Minute):
-		_ = input.Close() // it ends now
-		<-exited
-	}
+	_ = input.Close() // a broker that was not killed ends by itself
+	<-exited
 	if status := broker.ProcessState.Sys().(syscall.WaitStatus); status.Signal() != syscall.SIGKILL {
 		t.Errorf("it ended by %v, want SIGKILL", status.Signal())
 	}
