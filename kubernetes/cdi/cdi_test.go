@@ -3,11 +3,13 @@
 package cdi
 
 import (
+	"errors"
 	"io"
 	"os"
 	"path/filepath"
 	"reflect"
 	"strings"
+	"syscall"
 	"testing"
 
 	"tags.cncf.io/container-device-interface/pkg/cdi"
@@ -115,5 +117,15 @@ func TestARuntimeThatReadsAClaimsFileKeepsTheOldText(t *testing.T) {
 	}
 	if entries, err := os.ReadDir(w.Dir); err != nil || len(entries) != 1 {
 		t.Errorf("files %v, %v", entries, err)
+	}
+}
+
+func TestAClaimWhoseFileCannotBeReadIsNotListedAsNameless(t *testing.T) {
+	w := &Writer{Dir: t.TempDir()}
+	if err := os.Symlink(filepath.Base(w.file(claim.UID)), w.file(claim.UID)); err != nil { // to itself: opening it fails
+		t.Fatal(err)
+	}
+	if got, err := w.List(); !errors.Is(err, syscall.ELOOP) {
+		t.Errorf("got %+v, %v", got, err)
 	}
 }
