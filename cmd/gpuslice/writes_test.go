@@ -47,7 +47,7 @@ func TestNoFileIsWrittenInPlace(t *testing.T) {
 	}
 	for name, n := range found {
 		if n != writesInPlace[name] {
-			t.Errorf("%s writes %d files in place, want %d: write a file beside it, and rename that", name, n, writesInPlace[name])
+			t.Errorf("%s has %d calls that write a file in place, want %d (write a temporary file and rename it)", name, n, writesInPlace[name])
 		}
 	}
 	for name := range writesInPlace {

@@ -41,7 +41,7 @@ func TestAHardenedProcessCannotReachAnother(t *testing.T) {
 		}
 		return
 	}
-	const invalid = ^uintptr(0) // no call can carry out what that asks for
+	const invalid = ^uintptr(0) // every call fails with it, or changes nothing
 	if err := Harden(); err != nil {
 		t.Fatal(err)
 	}
