@@ -11,6 +11,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -113,7 +114,8 @@ func (w *Writer) Remove(uid types.UID) error {
 	return errors.Join(all...)
 }
 
-// List lists the claims that have a file. One that cannot be read counts by its name, and has no namespace and name.
+// List lists the claims that have a file. One with invalid content counts by its name, and has no namespace and name. A failed read is an
+// error: the claim may be in use.
 func (w *Writer) List() ([]Claim, error) {
 	entries, err := os.ReadDir(w.Dir)
 	if err != nil {
@@ -127,7 +129,14 @@ func (w *Writer) List() ([]Claim, error) {
 			continue
 		}
 		c := Claim{UID: types.UID(uid)}
-		if spec, err := cdi.ReadSpec(filepath.Join(w.Dir, e.Name()), 0); err == nil && spec.Annotations[uidKey] == uid {
+		spec, err := cdi.ReadSpec(filepath.Join(w.Dir, e.Name()), 0)
+		var read *fs.PathError
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			continue
+		case errors.As(err, &read):
+			return nil, fmt.Errorf("list the CDI specifications: %w", err)
+		case err == nil && spec.Annotations[uidKey] == uid:
 			c.Namespace, c.Name = spec.Annotations[namespaceKey], spec.Annotations[nameKey]
 		}
 		claims = append(claims, c)

@@ -3,10 +3,13 @@
 package cdi
 
 import (
+	"errors"
+	"io"
 	"os"
 	"path/filepath"
 	"reflect"
 	"strings"
+	"syscall"
 	"testing"
 
 	"tags.cncf.io/container-device-interface/pkg/cdi"
@@ -89,5 +92,40 @@ func TestWhatOnlyNVIDIAsSpecificationBringsIsRefusedWithoutOne(t *testing.T) {
 	}
 	if err := (GPU{UUID: "GPU-1"}).Direct(); err != nil {
 		t.Error(err)
+	}
+}
+
+func TestARuntimeThatReadsAClaimsFileKeepsTheOldText(t *testing.T) {
+	w := &Writer{Dir: t.TempDir(), Hook: "/hook", Config: "/config"}
+	if err := w.Write(claim, []Share{{Pool: "dra-x-0"}}); err != nil {
+		t.Fatal(err)
+	}
+	old, err := os.ReadFile(w.file(claim.UID))
+	if err != nil {
+		t.Fatal(err)
+	}
+	reader, err := os.Open(w.file(claim.UID))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer reader.Close()
+	if err := w.Write(claim, []Share{{Pool: "dra-x-0"}, {Pool: "dra-x-1"}}); err != nil {
+		t.Fatal(err)
+	}
+	if text, err := io.ReadAll(reader); err != nil || string(text) != string(old) {
+		t.Errorf("a file that was open has %s, %v", text, err)
+	}
+	if entries, err := os.ReadDir(w.Dir); err != nil || len(entries) != 1 {
+		t.Errorf("files %v, %v", entries, err)
+	}
+}
+
+func TestAClaimWhoseFileCannotBeReadIsNotListedAsNameless(t *testing.T) {
+	w := &Writer{Dir: t.TempDir()}
+	if err := os.Symlink(filepath.Base(w.file(claim.UID)), w.file(claim.UID)); err != nil { // to itself: opening it fails
+		t.Fatal(err)
+	}
+	if got, err := w.List(); !errors.Is(err, syscall.ELOOP) {
+		t.Errorf("got %+v, %v", got, err)
 	}
 }

@@ -93,6 +93,7 @@ func (b *Broker) sharedMemory(greeting string) (*shared, error) {
 		return nil, errors.New("the session has ended") // the mapping goes with the process
 	}
 	if err != nil {
+		_ = unix.Munmap(s.memory)
 		_ = s.file.Close()
 		b.giveShared(bytes)
 		return nil, err

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package claim
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"os"
+	"testing"
+
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/kubernetes/cdi"
+)
+
+// pools is an enforcer that has pools, and does what a test says at a call.
+type pools struct {
+	has    map[string]api.Pool
+	listed func() error // called by Pools
+}
+
+func (p *pools) Devices(context.Context) ([]api.Device, error) { return nil, nil }
+
+func (p *pools) Pools(context.Context) (all []api.Pool, err error) {
+	if p.listed != nil {
+		err = p.listed()
+	}
+	for _, pool := range p.has {
+		all = append(all, pool)
+	}
+	return all, err
+}
+
+func (p *pools) CreatePool(_ context.Context, name string, r api.PoolRequest) (api.Pool, error) {
+	if pool, ok := p.has[name]; ok {
+		return pool, api.ErrExists
+	}
+	p.has[name] = api.Pool{Name: name, Quotas: r.Quotas}
+	return p.has[name], nil
+}
+
+func (p *pools) DeletePool(_ context.Context, name string) (api.Pool, error) {
+	pool, ok := p.has[name]
+	switch {
+	case !ok:
+		return pool, api.ErrNotFound
+	case len(pool.Members) > 0 || pool.ProcessCount > 0:
+		return pool, api.ErrRunning
+	}
+	delete(p.has, name)
+	return pool, nil
+}
+
+// prepared has the claim's file and its pool.
+func prepared(t *testing.T) (*Preparer, *pools) {
+	t.Helper()
+	p := &pools{has: map[string]api.Pool{PoolName(uid, 0): {Name: PoolName(uid, 0)}}}
+	preparer := &Preparer{Enforcer: p, Writer: &cdi.Writer{Dir: t.TempDir(), Hook: "/hook", Config: "/config"}, Log: slog.New(slog.DiscardHandler), Times: DefaultTimes}
+	if err := preparer.Writer.Write(cdi.Claim{Namespace: "team", Name: "train", UID: uid}, []cdi.Share{{Pool: PoolName(uid, 0)}}); err != nil {
+		t.Fatal(err)
+	}
+	return preparer, p
+}
+
+func TestAnAPIServerThatFailsHasNothingCollected(t *testing.T) {
+	what := schema.GroupResource{Resource: "resourceclaims"}
+	gone := apierrors.NewNotFound(what, "train")
+	for name, failure := range map[string]error{
+		"away": errors.New("connection refused"), "timeout": context.DeadlineExceeded, "forbidden": apierrors.NewForbidden(what, "train", nil),
+		"unauthorized": apierrors.NewUnauthorized("token"), "overloaded": apierrors.NewTooManyRequests("later", 1),
+		"internal": apierrors.NewInternalError(errors.New("etcd")), "gone": apierrors.NewResourceExpired("old"),
+		"unavailable": apierrors.NewServiceUnavailable("down"), "server timeout": apierrors.NewServerTimeout(what, "get", 1),
+	} {
+		for _, answers := range [][]error{{failure}, {gone, failure}} { // it may fail when a claim that seemed gone is looked up again
+			preparer, p := prepared(t)
+			asked := 0
+			err := preparer.Collect(t.Context(), func(context.Context, string, string) (*resourceapi.ResourceClaim, error) {
+				answer := answers[min(asked, len(answers)-1)]
+				asked++
+				return &resourceapi.ResourceClaim{}, answer
+			})
+			files, listErr := preparer.Writer.List()
+			if !errors.Is(err, failure) || len(p.has) != 1 || len(files) != 1 || listErr != nil {
+				t.Errorf("%s at call %d: %v, pools %v, files %v, %v", name, len(answers), err, p.has, files, listErr)
+			}
+		}
+	}
+}
+
+func TestAPoolIsKeptWhileItsFileCannotBeLookedUp(t *testing.T) {
+	preparer, p := prepared(t)
+	if err := preparer.Writer.Remove(uid); err != nil {
+		t.Fatal(err)
+	}
+	p.listed = func() error {
+		_ = os.Remove(preparer.Writer.Dir) // a second call finds none
+		return nil
+	}
+	if err := preparer.Collect(t.Context(), nothing); !errors.Is(err, os.ErrNotExist) || len(p.has) != 1 {
+		t.Errorf("%v, pools %v", err, p.has)
+	}
+}
+
+func TestAPoolOfAnEarlierAllocationIsNotUsed(t *testing.T) {
+	name := PoolName(uid, 0)
+	on := func(devices ...string) (all []api.Quota) {
+		for _, d := range devices {
+			all = append(all, api.Quota{Device: d, Bytes: gib})
+		}
+		return all
+	}
+	for what, c := range map[string]struct {
+		has  api.Pool
+		want error
+	}{
+		"same, a member":     {api.Pool{Members: []string{"c"}, Quotas: on("b", "a")}, nil},
+		"same, a process":    {api.Pool{ProcessCount: 1, Quotas: on("a", "b")}, nil},
+		"other, a member":    {api.Pool{Members: []string{"c"}, Quotas: on("c", "d")}, api.ErrRunning},
+		"other, a process":   {api.Pool{ProcessCount: 1, Quotas: on("a", "c")}, api.ErrRunning},
+		"fewer, a member":    {api.Pool{Members: []string{"c"}, Quotas: on("a")}, api.ErrRunning},
+		"more, a member":     {api.Pool{Members: []string{"c"}, Quotas: on("a", "b", "c")}, api.ErrRunning},
+		"other, with nobody": {api.Pool{Quotas: on("c")}, nil},
+	} {
+		preparer, p := prepared(t)
+		c.has.Name = name
+		p.has[name] = c.has
+		err := preparer.ensure(t.Context(), share{pool: name, request: api.PoolRequest{Quotas: on("a", "b")}})
+		if !errors.Is(err, c.want) || (err == nil) != (c.want == nil) {
+			t.Errorf("%s: %v, want %v", what, err, c.want)
+		}
+		if c.want == nil && len(p.has[name].Quotas) != 2 {
+			t.Errorf("%s: the pool is %+v", what, p.has[name])
+		}
+	}
+}
+
+func TestACallerThatGivesUpLeavesNoTurn(t *testing.T) {
+	var all turns
+	give, err := all.take(t.Context(), uid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	canceled, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := all.take(canceled, uid); !errors.Is(err, context.Canceled) {
+		t.Errorf("a caller that gave up has a turn: %v", err)
+	}
+	if users := all.taken[uid].users; users != 1 {
+		t.Errorf("%d users, want the first alone", users)
+	}
+	slot := all.taken[uid].slot
+	give()
+	if len(all.taken) != 0 || len(slot) != 0 {
+		t.Errorf("turns %v are left, and the slot has %d", all.taken, len(slot))
+	}
+}
