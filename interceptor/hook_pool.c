@@ -54,7 +54,7 @@ static CUresult hand_back(struct pool *pool, const struct request *r)
 	                 __ATOMIC_RELAXED); /* what is freed here is not to be taken */
 	call_free(r);
 	*r->pointer = 0;
-	pool_trim(pool, pool->charged - pool->forced);
+	pool_trim(pool, 0);
 	if (pool_look(pool) && before - pool->reserved < own)
 		pool_charge_anyway(pool, own - (before - pool->reserved));
 	pool_look_for_slack(pool);
@@ -123,7 +123,7 @@ static __attribute__((noinline)) CUresult allocate_growing(struct pool *pool,
 
 	lock_take(&pool->lock);
 	(void)pool_look(pool);
-	pool_trim_to_granted(pool);
+	pool_trim_excess(pool);
 	pool_look_for_slack(pool);
 	if (!pool_take(pool, grain))
 		growth = (grain + POOL_STEP - 1) & ~(POOL_STEP - 1);

@@ -318,11 +318,12 @@ void pool_charge_anyway(struct pool *pool, uint64_t bytes)
 	pool_add_charge(pool, bytes);
 }
 
-void pool_trim_to_granted(struct pool *pool)
+void pool_trim_excess(struct pool *pool)
 {
 	if (!pool_is_over(pool) && !pool->forced)
 		return;
-	pool_trim(pool, pool->charged - pool->forced);
+	/* All of it: to keep a part, the driver may keep all (driver observation). */
+	pool_trim(pool, 0);
 	(void)pool_look(pool);
 }
 
@@ -391,7 +392,7 @@ void pool_shrunk(struct pool *pool)
 	    (may_shrink(pool) ||
 	     pool_attribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT) != pool->reserved)) {
 		(void)pool_look(pool);
-		pool_trim_to_granted(pool);
+		pool_trim_excess(pool);
 		pool_look_for_slack(pool);
 		end_if_empty(pool);
 	}

@@ -140,9 +140,9 @@ uint64_t pool_look(struct pool *pool);
  * call cannot undo. */
 void pool_charge_anyway(struct pool *pool, uint64_t bytes);
 
-/* With the pool's lock held: have the driver let go of free memory beyond what was granted, if
- * there is any, and look. */
-void pool_trim_to_granted(struct pool *pool);
+/* With the pool's lock held: have the driver let go of free memory, if the pool has more than what
+ * was granted, and look. */
+void pool_trim_excess(struct pool *pool);
 
 /* The pool reserves more than is charged. */
 static inline bool pool_is_over(const struct pool *pool)

@@ -106,8 +106,7 @@ static void trim(CUmemoryPool pool, uint64_t keep, bool awaited_too)
 	}
 }
 
-/* Observed: what an idle stream has freed goes at once; what busy ones have, when they were waited
- * for. */
+/* Observed: what an idle stream has freed goes at once. */
 void pool_trim(CUmemoryPool pool, uint64_t keep)
 {
 	trim(pool, keep, !config_is("FAKECUDA_TRIM", "waited"));
