@@ -40,7 +40,7 @@ add() {
 report=$(mktemp -d)/report
 "$go" build -trimpath -buildvcs=false -o "$report" ./test/report || exit 2
 # shellcheck disable=SC2086 # flags are words
-"$go" test -json -count=1 -buildvcs=false ${GO_TEST_FLAGS:-} ${PACKAGES:-./...} 2>&1 | "$report" "${strict[@]}" | tee "$log"
+"$go" test -json -count=1 -timeout 30m -buildvcs=false ${GO_TEST_FLAGS:-} ${PACKAGES:-./...} 2>&1 | "$report" "${strict[@]}" | tee "$log"
 status=("${PIPESTATUS[@]}")
 add "go test" "$((status[0] | status[1]))"
 rm -rf "${report%/*}"

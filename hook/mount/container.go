@@ -123,8 +123,19 @@ type object struct {
 	stat unix.Statx_t
 }
 
+// maxOpens bounds how often a file is opened that is moved or mounted over at the same time.
+const maxOpens = 128
+
+// openat2 is a variable for tests.
+var openat2 = unix.Openat2
+
 func openObject(at int, path string, flags, resolve uint64) (*object, error) {
-	fd, err := unix.Openat2(at, path, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC | flags, Resolve: resolve})
+	var fd int
+	err := error(unix.EAGAIN)
+	// With RESOLVE_IN_ROOT a rename or mount anywhere on the host may end the call with EAGAIN: openat2(2) says to try again.
+	for tries := 0; (errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EINTR)) && tries < maxOpens; tries++ {
+		fd, err = openat2(at, path, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC | flags, Resolve: resolve})
+	}
 	if err != nil {
 		return nil, err
 	}

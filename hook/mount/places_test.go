@@ -3,6 +3,7 @@
 package mount
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -101,5 +102,32 @@ func TestAContainerInTheHostsMountNamespaceIsRefused(t *testing.T) {
 	_, err := Open(os.Getpid(), t.TempDir())
 	if err == nil || !strings.Contains(err.Error(), "no mount namespace of its own") {
 		t.Error(err)
+	}
+}
+
+func TestAFileIsOpenedThoughTheHostMountsAtThatMoment(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { openat2 = unix.Openat2 }()
+	for _, c := range []struct {
+		fails int
+		with  unix.Errno
+		want  error
+	}{{5, unix.EAGAIN, nil}, {5, unix.EINTR, nil}, {maxOpens, unix.EAGAIN, unix.EAGAIN}, {1, unix.ENOENT, unix.ENOENT}} {
+		left := c.fails
+		openat2 = func(at int, path string, how *unix.OpenHow) (int, error) {
+			if left > 0 {
+				left--
+				return -1, c.with
+			}
+			return unix.Openat2(at, path, how)
+		}
+		o, err := openObject(unix.AT_FDCWD, file, 0, 0)
+		if !errors.Is(err, c.want) {
+			t.Errorf("%v %d times: %v, want %v", c.with, c.fails, err, c.want)
+		}
+		o.close()
 	}
 }

@@ -151,7 +151,7 @@ func (e *kube) ready() error {
 
 // patience is the time that a call may take: much more than any does.
 func patience() (context.Context, context.CancelFunc) {
-	return context.WithTimeout(context.Background(), time.Minute)
+	return context.WithTimeout(context.Background(), 5*time.Minute)
 }
 
 // shown is what an event of the pod shows to its user.

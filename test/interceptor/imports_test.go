@@ -77,7 +77,7 @@ __attribute__((used)) static void *find_next(struct wrapped *w)
 func needsX8664(t *testing.T) {
 	t.Helper()
 	if runtime.GOARCH != "amd64" || os.Getenv("CC") != "" {
-		t.Skip("requires a host without a GPU of another architecture: the wrappers are x86-64 code")
+		t.Skip("needs x86-64: the wrappers are its code")
 	}
 }
 

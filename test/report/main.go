@@ -110,6 +110,12 @@ func (r *report) endPackage(e event, said string) {
 		fmt.Fprintf(r.out, "ok   %s %.1fs\n", e.Package, e.Elapsed)
 	default:
 		fmt.Fprintf(r.out, "FAIL %s\n", e.Package)
+		for key, output := range r.output { // of tests that did not end: the package panicked, or ran out of time
+			if pkg, test, _ := strings.Cut(key, " "); pkg == e.Package && test != "" {
+				fmt.Fprintf(r.out, "FAIL %s %s (it did not end)\n%s", pkg, test, strings.Join(output, ""))
+				delete(r.output, key)
+			}
+		}
 		for line := range strings.Lines(said) {
 			if line != "FAIL\n" && !strings.HasPrefix(line, "FAIL\t") {
 				fmt.Fprint(r.out, line)
@@ -146,7 +152,7 @@ func reason(said string) string {
 
 // unavoidable says whether a skip's reason is something that this machine does not have and cannot be given.
 func unavoidable(reason string) bool {
-	for _, begin := range []string{"requires a GPU", "needs a GPU", "requires a host without a GPU"} {
+	for _, begin := range []string{"requires a GPU", "needs a GPU", "requires a host without a GPU", "needs x86-64"} {
 		if strings.HasPrefix(reason, begin) {
 			return true
 		}

@@ -42,6 +42,15 @@ func TestSkipForWantOfAGPUIsAlwaysAllowed(t *testing.T) {
 	}
 }
 
+func TestATestThatDidNotEndIsNamedWithItsOutput(t *testing.T) {
+	out, ok := run(t, false, passOne,
+		`{"Action":"output","Package":"p","Test":"D","Output":"panic: test timed out\n"}`,
+		`{"Action":"fail","Package":"p"}`)
+	if ok || !strings.Contains(out, "FAIL p D (it did not end)\npanic: test timed out\n") {
+		t.Errorf("ok %v, said %q", ok, out)
+	}
+}
+
 func TestTheReasonIsRootWhateverElseWasLogged(t *testing.T) {
 	const said = "=== RUN   TestA\n    helpers_test.go:3: time=1 msg=ready\n    a_test.go:3: needs root\n    helpers_test.go:3: time=2 msg=ended\n--- SKIP: TestA\n"
 	if got := reason(said); got != "needs root" {
@@ -52,6 +61,7 @@ func TestTheReasonIsRootWhateverElseWasLogged(t *testing.T) {
 func TestWhatNoPackageCanGiveMayBeMissing(t *testing.T) {
 	for reason, want := range map[string]bool{
 		"needs a GPU": true,
+		"needs x86-64: the images are of it": true,
 		"requires a GPU: libnvidia-ml.so.1: cannot open shared object file": true,
 		"requires a crun that can run a container here: hybrid cgroups":     false,
 		"needs root, to make a cgroup":                                      false,
