@@ -40,7 +40,7 @@ func TestThePictureOfThePackagesNamesThemAll(t *testing.T) {
 	}
 }
 
-// packagesBelow are the directories below dir that have Go files, by their paths from there.
+// packagesBelow returns the packages below dir, by their paths from there, without those that only tests use.
 func packagesBelow(t *testing.T, dir string) (packages []string) {
 	t.Helper()
 	err := filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
@@ -52,7 +52,7 @@ func packagesBelow(t *testing.T, dir string) (packages []string) {
 		}
 		if name, err := filepath.Rel(dir, filepath.Dir(path)); err != nil {
 			return err
-		} else if name != "." && filepath.Ext(path) == ".go" && !slices.Contains(packages, name) {
+		} else if name != "." && !strings.HasSuffix(name, "test") && filepath.Ext(path) == ".go" && !slices.Contains(packages, name) {
 			packages = append(packages, name)
 		}
 		return nil

@@ -44,7 +44,7 @@ section_programs() { # ROUNDS of kills, SECONDS of the storm
 	program routes 4G
 	program accounting 4G
 	program threads 8G 8 1500
-	program crowd 4G async 16 30 1024
+	program crowd 4G busy 16 30 1024
 	program crowd 4G graph 16 30 1024
 	program fork 4G
 	program nvml 4G agree

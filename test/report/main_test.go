@@ -60,7 +60,7 @@ func TestTheReasonIsRootWhateverElseWasLogged(t *testing.T) {
 
 func TestWhatNoPackageCanGiveMayBeMissing(t *testing.T) {
 	for reason, want := range map[string]bool{
-		"needs a GPU": true,
+		"needs a GPU":                        true,
 		"needs x86-64: the images are of it": true,
 		"requires a GPU: libnvidia-ml.so.1: cannot open shared object file": true,
 		"requires a crun that can run a container here: hybrid cgroups":     false,
