@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuslice/gpuslice/test/await"
 )
 
 // These tests make cgroups of the host's own kernel.
@@ -103,11 +105,7 @@ func end(cmd *exec.Cmd) {
 
 func waitFor(t *testing.T, what string, f func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !f(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("it did not come to pass: %s", what)
-		}
-	}
+	await.That(t, what, f)
 }
 
 func newTestWatcher(t *testing.T) *Watcher {
