@@ -22,6 +22,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
 	"github.com/gpuslice/gpuslice/enforcer/process"
 	"github.com/gpuslice/gpuslice/enforcer/unixsocket"
+	"github.com/gpuslice/gpuslice/test/await"
 )
 
 func anybody(*process.Handle) bool { return true }
@@ -155,11 +156,7 @@ func TestDescriptorsThatAPeerSendsAreNotKept(t *testing.T) {
 		ask(t, conn, request, unix.UnixRights(0, 1, 2))
 		conn.Close()
 	}
-	for deadline := time.Now().Add(5 * time.Second); descriptors(t) > before; time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("%d descriptors, %d before", descriptors(t), before)
-		}
-	}
+	await.That(t, "no descriptor is left", func() bool { return descriptors(t) <= before })
 }
 
 // A peer may leave at any point of the exchange, and stay silent at any.
@@ -186,11 +183,7 @@ func TestNothingIsKeptForPeersThatLeave(t *testing.T) {
 		}
 		dumb.Close()
 	}
-	for deadline := time.Now().Add(30 * time.Second); descriptors(t) > before; time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("%d descriptors, %d before", descriptors(t), before)
-		}
-	}
+	await.That(t, "no descriptor is left", func() bool { return descriptors(t) <= before })
 	conn := dial(t, dir)
 	defer conn.Close()
 	ask(t, conn, request, nil)

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/test/await"
 	"github.com/gpuslice/gpuslice/test/needs"
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
@@ -97,11 +98,7 @@ func accounted(all []Entry) (there, missing int) {
 
 func eventually(t *testing.T, what string, is func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !is(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("after 20 s it is still not so that %s", what)
-		}
-	}
+	await.That(t, what, is)
 }
 
 func (w *Writer) wrote(n uint64) func() bool {

@@ -20,6 +20,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/enforcer/cgroup"
 	"github.com/gpuslice/gpuslice/enforcer/process"
+	"github.com/gpuslice/gpuslice/test/await"
 	"github.com/gpuslice/gpuslice/test/needs"
 )
 
@@ -96,11 +97,7 @@ func other(t *testing.T) (p Process, end func()) {
 
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("after 10 s still not: %s", what)
-		}
-	}
+	await.That(t, what, ok)
 }
 
 func must(t *testing.T, err error) {
@@ -384,7 +381,7 @@ func TestWhatIsNoMessageEndsTheConnection(t *testing.T) {
 		must(t, err)
 		_, err = conn.Write(message)
 		must(t, err)
-		_ = conn.SetDeadline(time.Now().Add(5 * time.Second))
+		_ = conn.SetDeadline(time.Now().Add(await.Patience))
 		if n, err := conn.Read(make([]byte, 64)); n > 0 || errors.Is(err, os.ErrDeadlineExceeded) {
 			t.Errorf("%d bytes, %v", n, err)
 		}

@@ -17,6 +17,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/cgroup"
 	"github.com/gpuslice/gpuslice/enforcer/driver"
+	"github.com/gpuslice/gpuslice/test/await"
 )
 
 const (
@@ -166,11 +167,7 @@ func (b *bench) are(when string, c cgroup.Path, want0, want1 uint64) {
 
 func (b *bench) eventually(what string, so func() bool) {
 	b.t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !so(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			b.t.Fatalf("after 20 s still not: %s", what)
-		}
-	}
+	await.That(b.t, what, so)
 }
 
 func (b *bench) events() []string {

@@ -10,10 +10,10 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuslice/gpuslice/test/await"
 	"github.com/gpuslice/gpuslice/test/needs"
 )
 
@@ -182,11 +182,7 @@ func TestFromPidfdBelievesThePidfd(t *testing.T) {
 
 func waitFor(t testing.TB, f func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !f(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatal("it did not come to pass")
-		}
-	}
+	await.That(t, "the event", f)
 }
 
 func TestAncestor(t *testing.T) {

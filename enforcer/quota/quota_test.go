@@ -9,7 +9,6 @@ import (
 	"slices"
 	"sync"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -18,6 +17,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
 	"github.com/gpuslice/gpuslice/enforcer/process"
 	"github.com/gpuslice/gpuslice/enforcer/quota"
+	"github.com/gpuslice/gpuslice/test/await"
 )
 
 const gib = 1 << 30
@@ -43,16 +43,10 @@ func (o *owner) with(f func()) {
 
 func (o *owner) eventually(what string, ok func() bool) {
 	o.t.Helper()
-	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
-		var is bool
+	await.That(o.t, what, func() (is bool) {
 		o.with(func() { is = ok() })
-		if is {
-			return
-		}
-		if time.Now().After(deadline) {
-			o.t.Fatalf("after 30 s still not: %s", what)
-		}
-	}
+		return is
+	})
 }
 
 func check(t *testing.T, err error) {

@@ -33,6 +33,7 @@ import (
 	"github.com/gpuslice/gpuslice/kubernetes/claim"
 	"github.com/gpuslice/gpuslice/kubernetes/config"
 	"github.com/gpuslice/gpuslice/kubernetes/inventory"
+	"github.com/gpuslice/gpuslice/test/await"
 )
 
 const (
@@ -131,11 +132,7 @@ func (k *kubelet) prepare(t *testing.T) *dra.NodePrepareResourceResponse {
 
 func eventually(t *testing.T, what string, is func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !is(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("it is still not so that %s", what)
-		}
-	}
+	await.That(t, what, is)
 }
 
 func (k *kubelet) ready() *metav1.Condition {

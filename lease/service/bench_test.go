@@ -27,6 +27,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/process"
 	"github.com/gpuslice/gpuslice/lease/broker"
 	"github.com/gpuslice/gpuslice/lease/leasepb"
+	"github.com/gpuslice/gpuslice/test/await"
 	"github.com/gpuslice/gpuslice/test/needs"
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
@@ -306,11 +307,7 @@ func (b *bench) acquire(r *leasepb.AcquireRequest) *leasepb.Lease {
 
 func eventually(t *testing.T, what string, is func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !is(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("it is still not so that %s", what)
-		}
-	}
+	await.That(t, what, is)
 }
 
 // nothingIsLeft of any lease: no directory, cgroup, process, nor slice.

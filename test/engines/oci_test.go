@@ -104,7 +104,13 @@ func (e *oci) prepare(bundle string, c container) error {
 
 func (e *oci) exec(name string, args ...string) (string, error) {
 	if _, ok := e.hostPID.Load(name); !ok {
-		return e.invoke(append([]string{"exec", name}, args...)...)
+		for deadline := time.Now().Add(time.Minute); ; time.Sleep(100 * time.Millisecond) {
+			out, err := e.invoke(append([]string{"exec", name}, args...)...)
+			// Debian 12's crun 1.8.1 fails now and then to join a user namespace (containers/crun#1264).
+			if err == nil || !strings.Contains(out, "fail startup") || time.Now().After(deadline) {
+				return out, err
+			}
+		}
 	}
 	// Without a pid namespace crun's exec waits for all that the command leaves running, so it is told to wait for nothing.
 	const script = `file=$1; shift; "$@"; while [ -e /proc/$(cat $file)/exe ]; do sleep 0.01; done`

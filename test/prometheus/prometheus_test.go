@@ -21,6 +21,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/gpuslice/gpuslice/test/await"
 	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
@@ -128,11 +129,7 @@ func (s *server) query(expression string) ([]sample, error) {
 
 func eventually(t *testing.T, what string, is func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(60 * time.Second); !is(); time.Sleep(100 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("after a minute it is still not so that %s", what)
-		}
-	}
+	await.That(t, what, is)
 }
 
 // host is an enforcer with metrics at that address, and more in its environment.

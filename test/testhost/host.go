@@ -22,11 +22,12 @@ import (
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/client"
+	"github.com/gpuslice/gpuslice/test/await"
 	"github.com/gpuslice/gpuslice/test/needs"
 )
 
 // Patience is how long something may take that happens at once: machines that test are slow.
-const Patience = 20 * time.Second
+const Patience = await.Patience
 
 // Host is a private enforcer with a private simulated card.
 type Host struct {

@@ -19,6 +19,7 @@
 enum { SLICES = 2 };
 
 #define MOST 256u
+#define PATIENCE (120 * 1000000000ull) /* for each kind of refusal to be seen */
 
 static struct ledger *slices[SLICES], *pool;
 static struct ledger *slice_of(uint32_t process)
@@ -172,6 +173,19 @@ static void check_peak(const char *what, const struct ledger *ledger, uint32_t d
 		     device, ledger->device[device].peak, ledger->device[device].limit);
 }
 
+/* refused: both a slice and the pool have refused a charge. */
+static bool refused(uint32_t processes)
+{
+	bool seen[2] = {false, false};
+
+	for (uint32_t i = 1; i <= processes; i++)
+		for (int by_pool = 0; by_pool < 2; by_pool++)
+			if (__atomic_load_n(&control->worker[i].refusals[by_pool],
+			                    __ATOMIC_RELAXED))
+				seen[by_pool] = true;
+	return seen[0] && seen[1];
+}
+
 int main(int argc, char **argv)
 {
 	uint32_t processes = 64;
@@ -206,7 +220,8 @@ int main(int argc, char **argv)
 	for (uint32_t i = 1; i <= processes; i++)
 		start(i);
 	until = nanoseconds() + seconds * 1000000000ull;
-	while (nanoseconds() < until) {
+	/* A slow machine takes longer to see both kinds of refusal. */
+	while (nanoseconds() < until || (!refused(processes) && nanoseconds() < until + PATIENCE)) {
 		for (unsigned i = 0; i < 4; i++)
 			kills += kill_some(processes);
 		balance(processes);

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package await waits for events in tests. Its bound says that a test hangs, never that a machine is slow.
+package await
+
+import (
+	"testing"
+	"time"
+)
+
+// Patience is the bound of each wait for an event that normally takes milliseconds.
+const Patience = time.Minute
+
+// That polls until the condition holds.
+func That(t testing.TB, what string, is func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(Patience); !is(); time.Sleep(2 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("after %v still not: %s", Patience, what)
+		}
+	}
+}
+
+// Value receives from c. A closed channel yields the zero value.
+func Value[T any](t testing.TB, what string, c <-chan T) T {
+	t.Helper()
+	select {
+	case v := <-c:
+		return v
+	case <-time.After(Patience):
+		t.Fatalf("after %v still not: %s", Patience, what)
+		panic("unreachable")
+	}
+}
+
+// Once repeats an attempt until one takes less than limit, so that a stalled machine costs an attempt and a delay in
+// the code fails every one.
+func Once(t testing.TB, what string, limit time.Duration, attempt func() time.Duration) {
+	t.Helper()
+	var took time.Duration
+	for range 20 {
+		if took = attempt(); took < limit {
+			return
+		}
+		t.Logf("%s: %v", what, took)
+	}
+	t.Errorf("%s: each of 20 attempts took %v or longer, the last %v", what, limit, took)
+}

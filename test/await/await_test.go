@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package await
+
+import (
+	"testing"
+	"time"
+)
+
+// recorder notes a failure in place of the test's own.
+type recorder struct {
+	testing.TB
+	failed bool
+}
+
+func (r *recorder) Helper()               {}
+func (r *recorder) Logf(string, ...any)   {}
+func (r *recorder) Errorf(string, ...any) { r.failed = true }
+
+func TestOnceFailsOnlyIfEachAttemptIsSlow(t *testing.T) {
+	for name, c := range map[string]struct {
+		quick int // the attempt that is quick
+		fails bool
+	}{"the first": {1, false}, "the last": {20, false}, "none": {21, true}} {
+		n, r := 0, &recorder{TB: t}
+		Once(r, name, time.Second, func() time.Duration {
+			if n++; n == c.quick {
+				return time.Millisecond
+			}
+			return time.Second
+		})
+		if r.failed != c.fails {
+			t.Errorf("%s: failed %t after %d attempts, want %t", name, r.failed, n, c.fails)
+		}
+	}
+}
