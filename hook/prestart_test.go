@@ -21,6 +21,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/hook/mount"
 	"github.com/gpuslice/gpuslice/hook/roots"
+	"github.com/gpuslice/gpuslice/test/needs"
 )
 
 // granting is an enforcer that has a slice for each request, and notes what becomes of it.
@@ -53,9 +54,7 @@ func (g *granting) Release(ctx context.Context, id string, generation uint64, fo
 // container is a created container with a quota, and an enforcer that has a slice for it.
 func container(t *testing.T) (h *Hook, g *granting, s specs.State) {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("root is needed, to mount")
-	}
+	needs.Root(t)
 	_, bundle := setUp(t, map[string]string{"gpuslice.vram": "1G"})
 	init := exec.Command("sleep", "1000")
 	init.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}

@@ -23,6 +23,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/process"
 	"github.com/gpuslice/gpuslice/enforcer/unixsocket"
 	"github.com/gpuslice/gpuslice/test/await"
+	"github.com/gpuslice/gpuslice/test/needs"
 )
 
 func anybody(*process.Handle) bool { return true }
@@ -422,9 +423,7 @@ func TestTheFilesOfAnAnswerAreClosedBehindIt(t *testing.T) {
 }
 
 func TestTheSocketIsItsOwnersFromItsFirstMoment(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("root is needed, to give a file away")
-	}
+	needs.Root(t)
 	dir := t.TempDir()
 	const uid, gid = 5001, 5002
 	listener, err := listen(Place{Dir: dir, Mode: 0o640, UID: uid, GID: gid})

@@ -14,6 +14,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuslice/gpuslice/test/needs"
 )
 
 // nobody is a user without rights. Tests that root runs run programs as nobody.
@@ -128,9 +130,7 @@ func TestAUserIdentifiesTheirProcessesThatAreNotDumpable(t *testing.T) {
 }
 
 func TestANamespaceThatCannotBeReadIsNoOthers(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("requires the right to make a pid namespace (root)")
-	}
+	needs.Root(t)
 	one, other := notDumpable(t, unix.CLONE_NEWPID).Process.Pid, notDumpable(t, unix.CLONE_NEWPID).Process.Pid
 	asNobody(t, func() error { return nil }, func() error {
 		namespaces := make(map[uint64]bool)
@@ -153,9 +153,7 @@ func TestANamespaceThatCannotBeReadIsNoOthers(t *testing.T) {
 }
 
 func TestAProcessThatProcHidesIsNotTakenForDead(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("requires the right to mount (root)")
-	}
+	needs.Root(t)
 	pid := notDumpable(t, 0).Process.Pid
 	for _, level := range []string{"hidepid=1", "hidepid=2"} {
 		asNobody(t, func() error {

@@ -17,14 +17,13 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/test/needs"
 )
 
 // created is a process in a mount namespace of its own, with a root filesystem to bind into, as a runtime leaves it to its hooks.
 func created(t *testing.T) (c *Container, rootfs string, src Source) {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("root is needed, to mount")
-	}
+	needs.Root(t)
 	init := exec.Command("sleep", "1000")
 	init.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
 	do(t, init.Start())
