@@ -331,7 +331,8 @@ bool pool_take(struct pool *pool, uint64_t bytes)
 {
 	int64_t slack;
 
-	SET(pool->crowded, true);
+	if (!process_is_first_thread())
+		SET(pool->crowded, true);
 	__atomic_fetch_add(&pool->taken, bytes, __ATOMIC_SEQ_CST);
 	slack = __atomic_load_n(&pool->slack, __ATOMIC_SEQ_CST);
 	while (slack >= (int64_t)bytes) {
