@@ -9,6 +9,7 @@
 # which gets its name when it is complete, and is made again when its pin or the way to make it changed. VERSIONS has a line
 # "NAME VERSION" for each, as the programs say it.
 set -euo pipefail
+shopt -s inherit_errexit
 cd "$(dirname "$0")/../.."
 go=${GO:-$(test/go.sh)}
 export GOGC=400 # the compiler takes a fifth less of the processors' time, and more memory
@@ -216,8 +217,8 @@ build_helm() {
 #	busybox  busybox, static, and nothing else
 #	musl     musl, busybox, and test/platforms/musl.c
 build_images() {
-	local name mirror
-	[ "$(id -u)" = 0 ] || die "debootstrap needs root"
+	local name mirror busybox musl
+	[ "$EUID" = 0 ] || die "debootstrap needs root"
 	# shellcheck disable=SC2016 # the format is apt's
 	mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' | grep -m1 '/debian/$')
 	debootstrap --variant=minbase "$pin" out/debian "$mirror"
@@ -227,8 +228,10 @@ build_images() {
 			usr/lib/*/{gconv,perl-base} usr/bin/{apt,dpkg}* usr/lib/{apt,dpkg} usr/lib/*/libapt-*
 	)
 	mkdir -p out/busybox/bin out/musl
-	cp "$(command -v busybox)" out/busybox/bin/
-	cp -a "$("$root/test/platforms/image.sh" musl)/root/." out/musl/
+	busybox=$(command -v busybox) || die "busybox is not installed (test/deps.sh --ci)"
+	cp "$busybox" out/busybox/bin/
+	musl=$("$root/test/platforms/image.sh" musl) || die "no root filesystem with musl: test/platforms/image.sh failed"
+	cp -a "$musl/root/." out/musl/
 	for name in busybox musl; do
 		(
 			cd "out/$name"
@@ -257,7 +260,7 @@ build_card() {
 what() {
 	{
 		echo "${pins[$1]}"
-		declare -f "build_${1//[-.]/_}"
+		declare -f "build_${1//[-.]/_}" || exit
 		case $1 in
 		runc-*) echo "$seccomp" ;;
 		docker-29) cat "$root"/test/engines/modules/docker-cli/go.* ;;
@@ -265,14 +268,18 @@ what() {
 		nerdctl) cat "$root"/test/engines/modules/nerdctl/go.* ;;
 	crio) declare -f libraries && cat "$root"/test/engines/modules/crio/go.* ;;
 		images) cat "$root"/test/platforms/{image.sh,musl.c} ;;
-		card) for part in ${pins[card]}; do what "$part"; done ;;
+		card) for part in ${pins[card]}; do what "$part" || exit; done ;;
 		podman | crun) declare -f libraries ;;
 		esac
 	} | sha256sum
 }
 
 ready() { # NAME
-	[ -e "$dir/$1/stamp" ] && [ "$(<"$dir/$1/stamp")" = "$(what "$1")" ]
+	local stamp sum
+	[ -e "$dir/$1/stamp" ] || return
+	stamp=$(<"$dir/$1/stamp") || die "cannot read $dir/$1/stamp"
+	sum=$(what "$1") || die "cannot read the sources of $1"
+	[ "$stamp" = "$sum" ]
 }
 
 # build NAME: make it under another name, then give it its own
@@ -296,8 +303,10 @@ build() {
 		echo "$name $version" >out/version
 		what "$name" >out/stamp
 	) >"$dir/$name.log" 2>&1 &
-	wait $! || die "$name: $(tail -20 "$dir/$name.log")
-	$dir/$name.log has all of it"
+	wait $! || {
+		tail -20 "$dir/$name.log" >&2
+		die "$name: the build failed ($dir/$name.log has all its output)"
+	}
 	chmod 755 "$work/out"
 	[ ! -e "$dir/$name" ] || mv "$dir/$name" "$work/old"
 	mv "$work/out" "$dir/$name"
