@@ -48,8 +48,13 @@ die() {
 # Each engine has a function build_NAME, which runs in a directory of its own below the cache, under set -e, and puts the
 # engine in ./out. It leaves the version that the program says in $version.
 
-# number TEXT: the first version number in it
-number() { grep -oE '[0-9]+(\.[0-9]+)+[^ ,]*' <<<"$1" | head -1; }
+# number PROGRAM: the first version number that PROGRAM --version prints
+number() {
+	local said
+	said=$("$1" --version)
+	[[ $said =~ [0-9]+(\.[0-9]+)+[^[:space:],]* ]] || die "$1 --version prints no version: $said"
+	echo "${BASH_REMATCH[0]}"
+}
 
 # module PACKAGE@VERSION…: build programs into out/, as $tags, $ldflags and $CGO_ENABLED say
 module() {
@@ -87,7 +92,7 @@ build_containerd_2() {
 	local cmd=github.com/containerd/containerd/v2/cmd
 	CGO_ENABLED=0 ldflags="-X github.com/containerd/containerd/v2/version.Version=${pin#v}" \
 		module $cmd/{containerd,containerd-shim-runc-v2,ctr}@"$pin"
-	version=$(number "$(out/containerd --version)")
+	version=$(number out/containerd)
 }
 
 build_docker_29() {
@@ -102,7 +107,9 @@ build_docker_29() {
 	flags=(-gcflags=github.com/docker/cli/...=-lang=go1.26)
 	CGO_ENABLED=0 ldflags="-X github.com/docker/cli/cli/version.Version=$cli" pinned docker-cli github.com/docker/cli/cmd/docker
 	init
-	version="$(number "$(out/dockerd --version)"), command $(number "$(out/docker --version)")"
+	cli=$(number out/docker)
+	version=$(number out/dockerd)
+	version+=", command $cli"
 }
 
 # init is what `docker run --init` runs.
@@ -113,25 +120,25 @@ init() {
 
 build_runc_1_4() {
 	CGO_ENABLED=1 tags=$seccomp module "github.com/opencontainers/runc@$pin"
-	version=$(number "$(out/runc --version)")
+	version=$(number out/runc)
 }
 
 build_runc_static() {
 	CGO_ENABLED=1 tags="$seccomp netgo osusergo" ldflags="-extldflags -static" module "github.com/opencontainers/runc@$pin"
-	version=$(number "$(out/runc --version)")
+	version=$(number out/runc)
 }
 
 build_containerd_1_6() {
 	package "containerd=$pin"
 	cp deb/usr/bin/{containerd,containerd-shim-runc-v2,ctr} out/
-	version=$(number "$(out/containerd --version)")
+	version=$(number out/containerd)
 }
 
 build_runc_1_1() {
 	package "runc=$pin"
 	cp deb/usr/sbin/runc out/
 	libraries out/runc libseccomp2
-	version=$(number "$(out/runc --version)")
+	version=$(number out/runc)
 }
 
 build_docker_20() {
@@ -139,13 +146,13 @@ build_docker_20() {
 	cp deb/usr/sbin/dockerd deb/usr/bin/docker out/
 	libraries out/dockerd libdevmapper1.02.1
 	init
-	version=$(number "$(out/dockerd --version)")
+	version=$(number out/dockerd)
 }
 
 build_nerdctl() {
 	CGO_ENABLED=0 ldflags="-X github.com/containerd/nerdctl/v2/pkg/version.Version=${pin#v}" \
 		pinned nerdctl github.com/containerd/nerdctl/v2/cmd/nerdctl
-	version=$(number "$(out/nerdctl --version)")
+	version=$(number out/nerdctl)
 }
 
 # Its configuration is in etc/containers: CONTAINERS_CONF and the like name it.
@@ -157,14 +164,14 @@ build_podman() {
 	libraries out/podman libgpgme11 libassuan0 libsubid4 libdevmapper1.02.1 libseccomp2
 	libraries out/conmon libglib2.0-0
 	out/conmon --version
-	version=$(number "$(out/podman --version)")
+	version=$(number out/podman)
 }
 
 build_crun() {
 	package "crun=$pin"
 	cp deb/usr/bin/crun out/
 	libraries out/crun libyajl2 libseccomp2
-	version=$(number "$(out/crun --version)")
+	version=$(number out/crun)
 }
 
 # Image signatures are not looked at, nor are images on other file systems than overlay. Go's module has the source of pinns, a program in C.
@@ -178,7 +185,7 @@ build_crio() {
 	cp deb/usr/bin/conmon out/
 	libraries out/conmon libglib2.0-0
 	out/conmon --version
-	version=$(number "$(out/crio --version)")
+	version=$(number out/crio)
 }
 
 build_nvidia() {
@@ -186,7 +193,7 @@ build_nvidia() {
 	# It looks for the driver's functions at run time, so that they may not be bound when it starts.
 	CGO_ENABLED=1 ldflags="-extldflags -Wl,-z,lazy -X $cmd/internal/info.version=${pin#v}" \
 		module $cmd/cmd/{nvidia-container-runtime{,.cdi,.legacy,-hook},nvidia-ctk,nvidia-cdi-hook}@"$pin"
-	version=$(number "$(out/nvidia-ctk --version)")
+	version=$(number out/nvidia-ctk)
 }
 
 # All but kubectl are one program, modules/kubernetes/main.go. What its module has in common with kubernetes/go.mod, and is compiled for both
@@ -201,7 +208,7 @@ build_kubernetes() {
 		ln -s kubernetes "out/$name"
 	done
 	CGO_ENABLED=0 pinned kubernetes k8s.io/kubernetes/cmd/kubectl
-	version=$(number "$(out/kubelet --version)")
+	version=$(number out/kubelet)
 }
 
 build_helm() {
