@@ -63,7 +63,7 @@ install)
 		put 0644 @configs/config.toml "$config"
 	fi
 	if [ -z "$root" ]; then
-		if [ "$(id -u)" = 0 ] && ! getent group gpuslice >/dev/null; then
+		if [ "$EUID" = 0 ] && ! getent group gpuslice >/dev/null; then
 			groupadd --system gpuslice && echo "  group gpuslice"
 		fi
 		if [ -d /run/systemd/system ]; then

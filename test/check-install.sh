@@ -5,8 +5,9 @@
 # nothing else is left. The unit is one that systemd understands and finds closed enough; and what it leaves the daemon, of files,
 # capabilities and system calls, is enough to serve a session and to end a container, also where the driver enforces.
 set -euo pipefail
+shopt -s inherit_errexit
 cd "$(dirname "$0")/.."
-if [ "$(id -u)" != 0 ]; then
+if [ "$EUID" != 0 ]; then
 	echo "check-install: it makes mounts and cgroups: run this as root" >&2
 	exit 1
 fi
@@ -15,8 +16,9 @@ session=
 strace='' container='' cgroup='' card=/dev/shm/gpuslice-install-$$
 [ -w /dev/shm ] || card=$root/var/lib/gpuslice/card
 cleanup() {
-	local process
-	for process in $strace $(cat "$root/var/lib/gpuslice/lock" 2>/dev/null) $session $container; do
+	local process lock
+	lock=$(cat "$root/var/lib/gpuslice/lock" 2>/dev/null) || lock=
+	for process in $strace $lock $session $container; do
 		kill -9 "$process" 2>/dev/null || true
 	done
 	wait
@@ -31,6 +33,10 @@ exposure=3.6
 wrong() {
 	echo "check-install: $*" >&2
 	exit 1
+}
+failed() { # WHY: end with the last command's output
+	cat "$root/said" >&2
+	wrong "$@"
 }
 need() {
 	command -v "$1" >/dev/null || wrong "no $1: test/deps.sh --ci"
@@ -53,13 +59,15 @@ version=$("$bin/gpusliced" --version | awk '{print $NF}')
 [ -x "$bin/containerd-shim-gpuslice-v1" ] || wrong "no containerd-shim-gpuslice-v1"
 libdir=$root$prefix/lib/gpuslice
 cmp bin/libgpuslice.so "$libdir/libgpuslice.so"
-[[ $(readlink "$libdir/libgpuslice.so") == "$version"-????????/libgpuslice.so ]] || wrong "the library is not the version's: $(readlink "$libdir/libgpuslice.so")"
+link=$(readlink "$libdir/libgpuslice.so")
+[[ $link == "$version"-????????/libgpuslice.so ]] || wrong "the library is not the version's: $link"
 if grep -rnI '/usr/local' "$root"; then
 	wrong "another prefix than the one asked for"
 fi
 
 # --- manual pages -----------------------------------------------------------------------------------
 
+found=$(find "$root$prefix/share/man" -type f)
 pages=0
 while read -r page; do
 	pages=$((pages + 1))
@@ -68,11 +76,12 @@ while read -r page; do
 		said=$(LC_ALL=C.UTF-8 man --warnings -l "$page" 2>&1 >/dev/null) || wrong "man $page failed"
 		[ -z "$said" ] || wrong "man: $said"
 	fi
-done < <(find "$root$prefix/share/man" -type f)
+done <<<"$found"
 [ $pages = 6 ] || wrong "$pages manual pages, not 6"
+keys=$(sed -n 's/^#\([a-z_]*\) *=.*/\1/p' configs/config.toml)
 while read -r key; do
 	grep -q "^\.It Ic $key " "$root$prefix/share/man/man5/gpuslice.toml.5" || wrong "gpuslice.toml(5) has no $key"
-done < <(sed -n 's/^#\([a-z_]*\) *=.*/\1/p' configs/config.toml)
+done <<<"$keys"
 
 # --- the unit -----------------------------------------------------------------------------------------
 
@@ -83,33 +92,38 @@ for unit in gpusliced gpuslice-leased; do
 	if ! said=$(systemd-analyze verify --man=no --root="$root" $units/$unit.service 2>&1) || [ -n "$said" ]; then
 		wrong "systemd-analyze: $said"
 	fi
-	said=$(systemd-analyze security --offline=true --threshold="${exposure/./}" "$root$units/$unit.service") || wrong "$(tail -1 <<<"$said") More than $exposure."
-	tail -1 <<<"$said"
+	said=$(systemd-analyze security --offline=true --threshold="${exposure/./}" "$root$units/$unit.service") || wrong "${said##*$'\n'} More than $exposure."
+	echo "${said##*$'\n'}"
 done
 find "$root$units" -mindepth 1 ! -name gpusliced.service ! -name gpuslice-leased.service -delete
 
 # calls SET…: the system calls that systemd's sets have.
 calls() {
-	local set call
+	local set call members
 	for set; do
+		members=$(systemd-analyze syscall-filter "$set" | tail -n +2)
 		while read -r call; do
 			case $call in
 			'#'* | '') ;;
 			@*) calls "$call" ;;
 			*) echo "$call" ;;
 			esac
-		done < <(systemd-analyze syscall-filter "$set" | tail -n +2)
+		done <<<"$members"
 	done
 }
 # Lines are applied from top to bottom, as systemd does.
+filters=$(sed -n 's/^SystemCallFilter=//p' configs/gpusliced.service)
 allowed=
 while read -r sets; do
 	# shellcheck disable=SC2086 # words
 	case $sets in
-	'~'*) allowed=$(comm -23 <(echo "$allowed") <(calls ${sets#\~} | sort -u)) ;;
+	'~'*)
+		removed=$(calls ${sets#\~} | sort -u)
+		allowed=$(comm -23 <(echo "$allowed") <(echo "$removed"))
+		;;
 	*) allowed=$({ echo "$allowed" && calls $sets; } | sort -u) ;;
 	esac
-done < <(sed -n 's/^SystemCallFilter=//p' configs/gpusliced.service)
+done <<<"$filters"
 
 # test/confined.sh starts gpusliced with the rights that the unit leaves it. The configuration has the installed defaults, but for paths
 # and that the driver enforces. A session runs to its end; then a container's process that ignores SIGTERM is ended in time.
@@ -124,13 +138,13 @@ test/confined.sh configs/gpusliced.service "$root" strace -ff -qq -o "$logs/stra
 	"$bin/gpusliced" --config "$root/config.toml" 2>"$root/said" &
 strace=$!
 while [ ! -S "$socket" ]; do
-	kill -0 $strace 2>/dev/null || wrong "gpusliced does not start: $(cat "$root/said")"
+	kill -0 $strace 2>/dev/null || failed "gpusliced does not start"
 	sleep 0.02
 done
 daemon=$(cat "$root/var/lib/gpuslice/lock")
 session=$daemon
 "$bin/gpuslice" --socket "$socket" run --quiet --vram 2G -- bin/demo/cuda_hog 0
-unified=$(findmnt --noheadings --types cgroup2 --output TARGET | head -1)
+unified=$(findmnt --noheadings --types cgroup2 --output TARGET | head -1) || unified=
 [ -n "$unified" ] || wrong "no cgroups of version 2 are mounted"
 cgroup=$(mktemp -d "$unified/gpuslice-install.XXXXXX")
 sh -c 'trap "" TERM; echo $$ >"$0/cgroup.procs" && exec sleep 600' "$cgroup" &
@@ -153,18 +167,19 @@ EOF
 wait "$container" 2>/dev/null || true # it is killed, or the step takes too long
 container=
 # A thread has a file of its own, where no other interrupts it. Linux has cgroup.kill from 5.14 on.
-[ ! -e "$cgroup/cgroup.kill" ] || grep -qh '"cgroup.kill", O_WRONLY|O_CLOEXEC.* = [0-9]' "$logs"/strace.* || wrong "a container was not ended by cgroup.kill: $(cat "$root/said")"
+[ ! -e "$cgroup/cgroup.kill" ] || grep -qh '"cgroup.kill", O_WRONLY|O_CLOEXEC.* = [0-9]' "$logs"/strace.* || failed "a container was not ended by cgroup.kill"
 kill "$daemon"
-wait $strace || wrong "gpusliced: $(cat "$root/said")"
+wait $strace || failed "gpusliced failed"
 session='' strace=''
 # A machine that stands still for a moment is no matter of confinement.
 if grep 'level=\(WARN\|ERROR\)' "$root/said" | grep -v "the driver does not answer"; then
 	wrong "confined, gpusliced lacks something"
 fi
 used=$(grep -hoE '^[a-z0-9_]+\(' "$logs"/strace.* | tr -d '(' | sort -u)
-[ "$(wc -l <<<"$used")" -gt 20 ] || wrong "strace saw nothing"
+mapfile -t lines <<<"$used"
+[ ${#lines[@]} -gt 20 ] || wrong "strace saw nothing"
 # prlimit64 is the Go runtime's, and may fail.
-refused=$(comm -23 <(echo "$used") <(echo "$allowed") | grep -vx prlimit64 || true)
+refused=$(comm -23 <(echo "$used") <(echo "$allowed") | { grep -vx prlimit64 || true; })
 [ -z "$refused" ] || wrong "the unit's SystemCallFilter refuses what gpusliced calls: $refused"
 rm -rf "${root:?}"/{run,var,fakecuda,config.toml,said}
 
@@ -173,9 +188,13 @@ rm -rf "${root:?}"/{run,var,fakecuda,config.toml,said}
 echo '# edited' >>"$root/etc/gpuslice/config.toml"
 old=$(readlink -e "$libdir/libgpuslice.so")
 inode=$(stat -c %i "$old")
+same_library() {
+	local now
+	now=$(stat -c %i "$old") && [ "$now" = "$inode" ]
+}
 "${installed[@]}" install >/dev/null
 grep -q '^# edited' "$root/etc/gpuslice/config.toml" || wrong "the configuration was overwritten"
-[ "$(stat -c %i "$old")" = "$inode" ] || wrong "the library was replaced"
+same_library || wrong "the library was replaced"
 LD_PRELOAD=$old sleep 600 &
 session=$!
 . configs/library.sh
@@ -183,12 +202,15 @@ for text in second third fourth; do
 	echo "$text" >"$root/$text"
 	gpuslice_add "$root/$text" "$libdir" "$version" >"$root/said"
 	cmp "$root/$text" "$libdir/libgpuslice.so"
-	[ "$(stat -c %i "$old")" = "$inode" ] || wrong "a library that is in use was removed"
+	same_library || wrong "a library that is in use was removed"
 done
-grep -q "$old stays while it is in use (by process $session)" "$root/said" || wrong "it does not say that the library is in use: $(cat "$root/said")"
-[ "$(find "$libdir" -name libgpuslice.so -type f | wc -l)" = 3 ] || wrong "libraries: $(ls "$libdir"): want the one in use, the newest and the one before"
+grep -q "$old stays while it is in use (by process $session)" "$root/said" || failed "it does not say that the library is in use"
+found=$(find "$libdir" -name libgpuslice.so -type f)
+mapfile -t libraries <<<"$found"
+[ ${#libraries[@]} = 3 ] || wrong "libraries: ${libraries[*]}: want the one in use, the newest and the one before"
 "${installed[@]}" uninstall
-[ "$(find "$libdir" -type f)" = "$old" ] || wrong "uninstall: libraries: $(find "$libdir" -type f), want that in use"
+left=$(find "$libdir" -type f)
+[ "$left" = "$old" ] || wrong "uninstall: libraries: $left, want that in use"
 kill "$session"
 wait "$session" 2>/dev/null || true
 session=

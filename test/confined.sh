@@ -27,6 +27,7 @@ close() {
 	done
 }
 hidden=() empty=() privileges=()
+settings=$(sed -n '/^\[Service\]/,/^\[Install\]/s/^[A-Za-z]*=/&/p' "$unit")
 while IFS='=' read -r key value; do
 	case $key=$value in
 	ProtectSystem=strict)
@@ -64,7 +65,7 @@ while IFS='=' read -r key value; do
 		exit 1
 		;;
 	esac
-done < <(sed -n '/^\[Service\]/,/^\[Install\]/s/^[A-Za-z]*=/&/p' "$unit")
+done <<<"$settings"
 
 # Cgroups as on most hosts of today, as test/cgroup2.sh has them.
 if ! [ -e /sys/fs/cgroup/cgroup.procs ]; then
@@ -74,6 +75,7 @@ fi
 for path in "${!may[@]}"; do
 	[ ! -e "$path" ] || mountpoint -q "$path" || mount --bind "$path" "$path"
 done
+mounts=$(findmnt --noheadings --raw --output TARGET)
 while read -r mount; do
 	mount=$(printf %b "$mount")
 	at=$mount
@@ -81,7 +83,7 @@ while read -r mount; do
 		at=$(dirname "$at")
 	done
 	[ "${may[$at]:-yes}" = yes ] || mount -o remount,bind,ro "$mount" || ! mountpoint -q "$mount" # it has gone this moment
-done < <(findmnt --noheadings --raw --output TARGET)
+done <<<"$mounts"
 for path in "${hidden[@]}"; do
 	if [ -d "$path" ] && [ ! -L "$path" ]; then
 		mount -t tmpfs -o ro,mode=0 none "$path"

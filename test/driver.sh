@@ -6,7 +6,10 @@
 
 driver=simulated
 driver_dir=$PWD/bin/fakecuda
-if [ "${GPUSLICE_DRIVER:-}" != simulated ] && [ -e /dev/nvidiactl ] && /sbin/ldconfig -p | grep -q 'libcuda\.so\.1'; then
-	driver=real
-	driver_dir=
+if [ "${GPUSLICE_DRIVER:-}" != simulated ] && [ -e /dev/nvidiactl ]; then
+	libraries=$(/sbin/ldconfig -p) || exit
+	if [[ $libraries == *libcuda.so.1* ]]; then
+		driver=real
+		driver_dir=
+	fi
 fi

@@ -5,8 +5,8 @@
 # Go are in its tests; those of C are test/fuzz/NAME.c, for libFuzzer, with the sanitizers of addresses and of
 # undefined behaviour. What a target fails on is kept where the next run, and `go test`, begin with it: testdata/fuzz beside
 # Go's, test/fuzz/corpus for C. The table at the end says how long each ran and how much it tried.
-set -uo pipefail
-cd "$(dirname "$0")/.." || exit
+set -euo pipefail
+cd "$(dirname "$0")/.."
 go=${GO:-$(test/go.sh)}
 time=${1:-10s}
 name=${2:-}
@@ -28,44 +28,48 @@ case $time in
 	;;
 esac
 
-# result NAME STATUS TRIES BEGIN
+# result NAME STATUS TRIES BEGIN: TRIES is the text before the number of tries in the log, which a target that passed has.
 result() {
-	if [ "$2" = 0 ] && [ -n "$3" ]; then
+	local tries
+	if [ "$2" = 0 ] && tries=$(grep -oE "$3 [1-9][0-9]*" "$dir/log" | tail -1); then
 		passed=$((passed + 1))
-		table+=("$(printf '| %s | %d s | %s |' "$1" $((SECONDS - $4)) "$3")")
+		tries=${tries##* }
 	else
 		echo "FAIL $1"
 		cat "$dir/log"
 		failed=$((failed + 1))
-		table+=("$(printf '| %s | %d s | FAILED |' "$1" $((SECONDS - $4)))")
+		tries=FAILED
 	fi
+	table+=("| $1 | $((SECONDS - $4)) s | $tries |")
 }
 
+targets=$(grep -roE --include='*_test.go' '^func Fuzz[A-Za-z0-9_]*' cmd enforcer hook lease shim vmm | sed 's/func //') || {
+	echo "fuzz: found no fuzz target of Go" >&2
+	exit 1
+}
 while IFS=: read -r file target; do
 	[[ ${file%/*}.$target == *"$name"* ]] || continue
-	begin=$SECONDS
-	"$go" test -run '^$' -fuzz "^$target\$" -fuzztime "$time" "./${file%/*}" >"$dir/log" 2>&1
-	status=$?
+	begin=$SECONDS status=0
+	"$go" test -run '^$' -fuzz "^$target\$" -fuzztime "$time" "./${file%/*}" >"$dir/log" 2>&1 || status=$?
 	# Now and then Go calls the end of the time a failure; a real one has an input.
 	if [ "$status" != 0 ] && grep -q '^    context deadline exceeded$' "$dir/log" && ! grep -q 'Failing input' "$dir/log"; then
 		status=0
 	fi
-	result "${file%/*} $target" "$status" "$(grep -oE 'execs: [1-9][0-9]*' "$dir/log" | tail -1 | grep -oE '[0-9]+')" "$begin"
-done < <(grep -roE --include='*_test.go' '^func Fuzz[A-Za-z0-9_]*' cmd enforcer hook lease shim vmm | sed 's/func //')
+	result "${file%/*} $target" "$status" 'execs:' "$begin"
+done <<<"$targets"
 
 for file in test/fuzz/*.c; do
 	target=${file##*/}
 	target=${target%.c}
 	[[ $file == *"$name"* ]] || continue
-	begin=$SECONDS
+	begin=$SECONDS status=0
 	mkdir -p "test/fuzz/corpus/$target" "$dir/$target"
 	# shellcheck disable=SC2086 # files are words
 	clang -std=gnu11 -g -O1 -Wall -Wextra -Werror -Iinterceptor -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all \
 		-o "$dir/$target.bin" "$file" ${with[$target]:-} >"$dir/log" 2>&1 &&
 		"$dir/$target.bin" -max_total_time="$seconds" -print_final_stats=1 -artifact_prefix="test/fuzz/corpus/$target/" \
-			"$dir/$target" "test/fuzz/corpus/$target" >"$dir/log" 2>&1
-	status=$?
-	result "$file" "$status" "$(grep -oE 'number_of_executed_units: [1-9][0-9]*' "$dir/log" | grep -oE '[0-9]+')" "$begin"
+			"$dir/$target" "test/fuzz/corpus/$target" >"$dir/log" 2>&1 || status=$?
+	result "$file" "$status" 'number_of_executed_units:' "$begin"
 done
 
 if [ $((passed + failed)) = 0 ]; then

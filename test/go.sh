@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Print the Go command to use: the release that go.mod names, fetched by the first Go in PATH that can (1.21 or newer) or by deps.sh.
 # Without a network, print that first Go.
-root=$(cd "$(dirname "$0")/.." && pwd)
-release=$(sed -n 's/^toolchain //p' "$root/go.mod")
+root=$(cd "$(dirname "$0")/.." && pwd) || exit
+release=$(sed -n 's/^toolchain //p' "$root/go.mod") || exit
 first=
 for go in "$(command -v go)" /usr/local/go/bin/go "$root/.cache/go/bin/go"; do
 	[ -x "$go" ] || continue

@@ -4,8 +4,9 @@
 # lint.sh [--strict] [--since COMMIT]: formatting and linters, each of which ends in ok, FAIL or skip. Without --strict, a linter that is not
 # installed is skipped. With --since, the two slow linters, golangci-lint and clang-tidy, read only the packages and files that changed since
 # COMMIT; "nightly" is the commit of the last whole run, in docs/evidence/nightly.md.
-set -uo pipefail
-cd "$(dirname "$0")/.." || exit
+set -euo pipefail
+shopt -s inherit_errexit
+cd "$(dirname "$0")/.."
 . test/versions
 go=${GO:-$(test/go.sh)}
 PATH=$(dirname "$go"):$PATH # golangci-lint runs `go`
@@ -75,29 +76,45 @@ tidy() { # it counts what it does not show, too
 files() { # PATTERN…: of the tree as it is, with what is not committed yet
 	git ls-files -co --exclude-standard -- "$@" | while read -r f; do [ ! -f "$f" ] || echo "$f"; done
 }
-mapfile -t go_files < <(files '*.go')
-mapfile -t c_files < <(files '*.c' '*.h' | xargs grep -L 'Generated from')
+c_files() { files '*.c' '*.h' | xargs grep -L 'Generated from'; }
 # test/gpu is compiled against the CUDA toolkit, which is not here; testdata belongs to the test beside it.
-mapfile -t c_sources < <(files '*.c' | grep -vE '^test/gpu/|/testdata/')
-mapfile -t scripts < <(files | while read -r f; do
-	head -c 200 "$f" 2>/dev/null | head -3 | grep -aqE '^#!.*[/ ](ba|da)?sh( |$)|^# shellcheck shell=' && echo "$f"
-done)
+c_sources() { files '*.c' | grep -vE '^test/gpu/|/testdata/'; }
+scripts() {
+	files | xargs -d '\n' awk '
+		FNR > 3 { nextfile }
+		/^#!.*[\/ ](ba|da)?sh( |$)/ || /^# shellcheck shell=/ { print FILENAME; nextfile }'
+}
+# lines ARRAY COMMAND…: the array becomes the lines of the command's output.
+lines() {
+	local output
+	output=$("${@:2}")
+	mapfile -t "$1" < <(printf %s "$output")
+}
+go_files=() c_files=() c_sources=() scripts=() differing=() new=()
+lines go_files files '*.go'
+lines c_files c_files
+lines c_sources c_sources
+lines scripts scripts
 
 # changed: of the files on standard input, those that differ from $since; all without one.
+if [ -n "$since" ]; then
+	lines differing git diff --name-only "$since" --
+	lines new git ls-files -o --exclude-standard
+fi
 changed() {
-	[ -n "$since" ] || exec cat
-	{
-		git diff --name-only "$since" --
-		git ls-files -o --exclude-standard
-	} | sort -u | comm -12 - <(sort)
+	if [ -n "$since" ]; then
+		grep -Fxf /dev/fd/3 3< <(printf '%s\n' "${differing[@]}" "${new[@]}") || [ $? = 1 ]
+	else
+		cat
+	fi
 }
 # The sources to read again: those that changed, and those that include a header that did.
 tidy_sources() {
 	local headers
-	headers=$(printf '%s\n' "${c_files[@]}" | grep '\.h$' | changed | sed 's|.*/||' | paste -sd'|')
+	headers=$(printf '%s\n' "${c_files[@]}" | { grep '\.h$' || true; } | changed | sed 's|.*/||' | paste -sd'|')
 	{
 		printf '%s\n' "${c_sources[@]}" | changed
-		[ -z "$headers" ] || grep -lE "#include \"([^\"]*/)?(${headers//./\\.})\"" "${c_sources[@]}"
+		[ -z "$headers" ] || grep -lE "#include \"([^\"]*/)?(${headers//./\\.})\"" "${c_sources[@]}" || [ $? = 1 ]
 	} | sort -u
 }
 # go_packages MODULE: the packages of it with changed files, relative to it
@@ -120,8 +137,8 @@ for list in go_files c_files c_sources scripts; do
 	fi
 done
 
-gofmt=$(dirname "$("$go" env GOROOT)/bin/x")/gofmt
-check "gofmt" nothing_said "$gofmt" -l "${go_files[@]}"
+goroot=$("$go" env GOROOT)
+check "gofmt" nothing_said "$goroot/bin/gofmt" -l "${go_files[@]}"
 check "go generate changes nothing" test/check-generated.sh
 if [ "$strict" = --strict ]; then # it fetches modules that only the tests of others need
 	check "go mod tidy changes nothing" nothing_said "$go" mod tidy -diff
@@ -129,9 +146,9 @@ if [ "$strict" = --strict ]; then # it fetches modules that only the tests of ot
 fi
 
 if [ -n "$since" ]; then
-	mapfile -t packages < <(go_packages .)
-	mapfile -t packages_kubernetes < <(go_packages kubernetes)
-	mapfile -t c_sources < <(tidy_sources)
+	lines packages go_packages .
+	lines packages_kubernetes go_packages kubernetes
+	lines c_sources tidy_sources
 	echo "since $since: ${#packages[@]} packages, ${#packages_kubernetes[@]} of kubernetes, ${#c_sources[@]} C sources"
 else
 	packages=(./...) packages_kubernetes=(./...)

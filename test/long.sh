@@ -6,12 +6,12 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 go=${GO:-$(test/go.sh)}
-mapfile -t files < <(grep -rl --include='*_test.go' 'Getenv("GPUSLICE_LONG")' cmd enforcer hook lease shim test vmm)
-if [ ${#files[@]} = 0 ]; then
+files=$(grep -rl --include='*_test.go' 'Getenv("GPUSLICE_LONG")' cmd enforcer hook lease shim test vmm) || {
 	echo "long: no test has a long form" >&2
 	exit 1
-fi
-mapfile -t packages < <(printf './%s\n' "${files[@]}" | xargs -n1 dirname | sort -ru)
+}
+directories=$(sed 's|^|./|; s|/[^/]*$||' <<<"$files" | sort -ru)
+mapfile -t packages <<<"$directories"
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
 "$go" build -o "$dir/report" ./test/report

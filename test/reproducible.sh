@@ -23,6 +23,7 @@ for dir in "$one" "$two"; do
 	export GOCACHE=$copy/cache
 done
 
+find "$one/bin" "$two/bin" -type f -printf 'bin/%P\n' | sort -u >"$copy/files"
 passed=0 failed=0
 while IFS= read -r file; do
 	if cmp "$one/$file" "$two/$file"; then
@@ -30,7 +31,7 @@ while IFS= read -r file; do
 	else
 		failed=$((failed + 1))
 	fi
-done < <(cd "$copy" && { find "$one/bin" -type f -printf 'bin/%P\n'; find "$two/bin" -type f -printf 'bin/%P\n'; } | sort -u)
+done <"$copy/files"
 for file in gpuslice gpusliced gpuslice-leased gpuslice-broker gpuslice-hook gpuslice-runtime containerd-shim-gpuslice-v1 libgpuslice.so; do
 	if [ ! -s "$one/bin/$file" ]; then
 		echo "reproducible: bin/$file was not made"

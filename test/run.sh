@@ -14,7 +14,7 @@ if [ "${1:-}" = --strict ]; then
 	shift
 fi
 
-log=$(mktemp)
+log=$(mktemp) || exit
 trap 'rm -f "$log"' EXIT
 passed=0 failed=0 skipped=0
 
@@ -37,7 +37,7 @@ add() {
 	[ "$2" = 0 ] || echo "FAIL $1 (exit status $2)"
 }
 
-report=$(mktemp -d)/report
+report=$(mktemp -d)/report || exit
 "$go" build -trimpath -buildvcs=false -o "$report" ./test/report || exit 2
 # shellcheck disable=SC2086 # flags are words
 "$go" test -json -count=1 -timeout 30m -buildvcs=false ${GO_TEST_FLAGS:-} ${PACKAGES:-./...} 2>&1 | "$report" "${strict[@]}" | tee "$log"

@@ -20,7 +20,8 @@ all=$(cd "$empty" && "$go" list -m -versions golang.org/toolchain)
 release=$(tr ' ' '\n' <<<"$all" | sed -n "s/^v0\.0\.1-\($minor\.[0-9]*\)\.linux-amd64$/\1/p" | sort -V | tail -1)
 for arch in amd64 arm64; do
 	module=$(cd "$empty" && "$go" mod download -json "golang.org/toolchain@v0.0.1-$release.linux-$arch")
-	set_version "go_sum_$arch" "$(sed -n 's/.*"Sum": "\(.*\)".*/\1/p' <<<"$module")"
+	sum=$(sed -n 's/.*"Sum": "\(.*\)".*/\1/p' <<<"$module")
+	set_version "go_sum_$arch" "${sum:?the Go command printed no sum of $release for $arch}"
 done
 sed -i "s/^toolchain .*/toolchain $release/" go.mod kubernetes/go.mod
 while read -r name module; do

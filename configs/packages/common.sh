@@ -11,11 +11,14 @@ say() { echo "gpuslice: $*" >&2; }
 systemd_runs() { [ -d /run/systemd/system ]; }
 has_systemctl() { command -v systemctl >/dev/null 2>&1; }
 
-# alive: a slice whose directory a process has bound or goes through; nothing if there is none.
+# alive: a process has the directory of a slice mapped or mounted, or its users are unknown.
 alive() {
 	for dir in /run/gpuslice/slices/*/; do
 		[ -d "$dir" ] || continue
 		dir=${dir%/}
-		[ -z "$(gpuslice_users "/slices/${dir##*/}")" ] || echo "$dir"
+		if ! users=$(gpuslice_users "/slices/${dir##*/}") || [ -n "$users" ]; then
+			return 0
+		fi
 	done
+	return 1
 }

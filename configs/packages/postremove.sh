@@ -15,7 +15,7 @@ esac
 gpuslice_prune "$libdir" >&2
 rmdir "$libdir" 2>/dev/null || true
 # What is mounted on a file in there the kernel takes away with the file, and with it the quota of what runs.
-if [ -n "$(alive)" ]; then
+if alive; then
 	say "/run/gpuslice stays until the next boot: slices in it are in use"
 else
 	rm -rf /run/gpuslice

@@ -27,7 +27,7 @@ done
 if has_systemctl && [ "$1" = 0 ]; then
 	systemctl disable "$leases" "$unit" >/dev/null 2>&1 || true
 fi
-if [ -n "$(alive)" ]; then
+if alive; then
 	say "slices are in use: what runs in them goes on within its quota, and gets no new process onto a GPU"
 fi
 gpuslice_remove "$libdir" >&2

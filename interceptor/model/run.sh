@@ -248,7 +248,9 @@ for p in $pids; do wait "$p"; done
 	while IFS='|' read -r _ name _; do grep -hF "$name|" "$work"/table.* | awk -F'|' -v n="$name" '$1 == n'; done <"$work/list"
 } | awk -F'|' '{printf "%-24s %10s %7s %8s  %s\n", $1, $2, $3, $4, $5}' | tee "$work/shown"
 
-if grep -q ' BAD: ' "$work/shown" || [ "$(wc -l <"$work/shown")" -ne $(($(wc -l <"$work/list") + 1)) ]; then
+shown=$(wc -l <"$work/shown")
+listed=$(wc -l <"$work/list")
+if grep -q ' BAD: ' "$work/shown" || [ "$shown" -ne $((listed + 1)) ]; then
 	echo "run.sh: the model and the expectation differ" >&2
 	exit 1
 fi

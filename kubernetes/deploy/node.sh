@@ -34,11 +34,13 @@ put() { # MODE SOURCE TARGET
 }
 
 install() {
+	version=$(gpusliced --version)
+	hook=$(command -v gpuslice-hook)
 	# shellcheck source=configs/library.sh
 	. "$(dirname "$0")/library.sh"
-	gpuslice_add "$(dirname "$0")/libgpuslice.so" "$HOST_DIR/lib" "$(gpusliced --version | cut -d' ' -f2)"
+	gpuslice_add "$(dirname "$0")/libgpuslice.so" "$HOST_DIR/lib" "${version#* }"
 	put 0644 "${CONFIG:-/etc/gpuslice/config.toml}" "$HOST_DIR/config.toml"
-	put 0755 "$(command -v gpuslice-hook)" "$HOST_DIR/bin/gpuslice-hook" # last: it needs both
+	put 0755 "$hook" "$HOST_DIR/bin/gpuslice-hook" # last: it needs both
 }
 
 case ${1:-} in

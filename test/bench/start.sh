@@ -55,11 +55,15 @@ took() {
 }
 
 life() {
-	local way=$1 program=$2 id=bench-$$-$1
+	local way=$1 program=$2 id=bench-$$-$1 state
 	cp "$dir/pristine.json" "$dir/bundle/config.json"
 	took "$way" create "$program" --root "$dir/root" create --bundle "$dir/bundle" "$id"
 	took "$way" start "$program" --root "$dir/root" start "$id"
-	while [ "$("$runc" --root "$dir/root" state "$id" | sed -n 's/.*"status": "\(.*\)".*/\1/p')" != stopped ]; do sleep 0.005; done
+	state=$("$runc" --root "$dir/root" state "$id")
+	while [[ $state != *'"status": "stopped"'* ]]; do
+		sleep 0.005
+		state=$("$runc" --root "$dir/root" state "$id")
+	done
 	took "$way" delete "$program" --root "$dir/root" delete "$id"
 }
 
@@ -77,7 +81,8 @@ for ((i = 0; i < rounds; i++)); do
 	took slice nothing "$bin/gpuslice-runtime" --version
 done
 
-echo "container life, $rounds rounds in turns, $("$runc" --version | head -n 1), driver simulated, milliseconds (medians)"
+version=$("$runc" --version)
+echo "container life, $rounds rounds in turns, ${version%%$'\n'*}, driver simulated, milliseconds (medians)"
 sort -k1,1 -k2,2 -k3,3n "$dir/times" | awk '
 	/^warm/ { next }
 	{ key = $1 " " $2; value[key, ++n[key]] = $3 }

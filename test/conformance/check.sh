@@ -52,12 +52,16 @@ keyed() {
 }
 
 declare -A card simulated named
-while IFS=$'\t' read -r key value; do card[$key]=${value# }; done < <(keyed "$expected/h100.txt")
-while IFS=$'\t' read -r key value; do simulated[$key]=${value# }; done < <(keyed "$expected/simulated.txt")
+keyed "$expected/h100.txt" >"$dir/card"
+keyed "$expected/simulated.txt" >"$dir/simulated"
+while IFS=$'\t' read -r key value; do card[$key]=${value# }; done <"$dir/card"
+while IFS=$'\t' read -r key value; do simulated[$key]=${value# }; done <"$dir/simulated"
 # In differences.md a line "* `pattern`, `pattern`: why" names lines by shell patterns.
 # shellcheck disable=SC2016 # the backquotes are text
-mapfile -t patterns < <(sed -n '/^\* `/s/`: .*/`/p' "$expected/differences.md" | grep -o '`[^`]*`' | tr -d '`')
+sed -n '/^\* `/s/`: .*/`/p' "$expected/differences.md" | grep -o '`[^`]*`' | tr -d '`' >"$dir/patterns"
+mapfile -t patterns <"$dir/patterns"
 
+printf '%s\n' "${!card[@]}" "${!simulated[@]}" | LC_ALL=C sort -u >"$dir/keys"
 wrong=0 left=0
 while read -r key; do
 	[ "${card[$key]-missing}" != "${simulated[$key]-missing}" ] || continue
@@ -78,7 +82,7 @@ while read -r key; do
 			"$key" "${card[$key]-(no such line)}" "${simulated[$key]-(no such line)}"
 		wrong=1
 	fi
-done < <(printf '%s\n' "${!card[@]}" "${!simulated[@]}" | LC_ALL=C sort -u)
+done <"$dir/keys"
 for pattern in "${patterns[@]}"; do
 	if [ -z "${named[$pattern]-}" ]; then
 		echo "differences.md names $pattern, but no such line differs"

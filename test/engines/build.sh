@@ -9,6 +9,7 @@
 # which gets its name when it is complete, and is made again when its pin or the way to make it changed. VERSIONS has a line
 # "NAME VERSION" for each, as the programs say it.
 set -euo pipefail
+shopt -s inherit_errexit
 cd "$(dirname "$0")/../.."
 go=${GO:-$(test/go.sh)}
 export GOGC=400 # the compiler takes a fifth less of the processors' time, and more memory
@@ -47,8 +48,13 @@ die() {
 # Each engine has a function build_NAME, which runs in a directory of its own below the cache, under set -e, and puts the
 # engine in ./out. It leaves the version that the program says in $version.
 
-# number TEXT: the first version number in it
-number() { grep -oE '[0-9]+(\.[0-9]+)+[^ ,]*' <<<"$1" | head -1; }
+# number PROGRAM: the first version number that PROGRAM --version prints
+number() {
+	local said
+	said=$("$1" --version)
+	[[ $said =~ [0-9]+(\.[0-9]+)+[^[:space:],]* ]] || die "$1 --version prints no version: $said"
+	echo "${BASH_REMATCH[0]}"
+}
 
 # module PACKAGE@VERSION…: build programs into out/, as $tags, $ldflags and $CGO_ENABLED say
 module() {
@@ -86,7 +92,7 @@ build_containerd_2() {
 	local cmd=github.com/containerd/containerd/v2/cmd
 	CGO_ENABLED=0 ldflags="-X github.com/containerd/containerd/v2/version.Version=${pin#v}" \
 		module $cmd/{containerd,containerd-shim-runc-v2,ctr}@"$pin"
-	version=$(number "$(out/containerd --version)")
+	version=$(number out/containerd)
 }
 
 build_docker_29() {
@@ -101,7 +107,9 @@ build_docker_29() {
 	flags=(-gcflags=github.com/docker/cli/...=-lang=go1.26)
 	CGO_ENABLED=0 ldflags="-X github.com/docker/cli/cli/version.Version=$cli" pinned docker-cli github.com/docker/cli/cmd/docker
 	init
-	version="$(number "$(out/dockerd --version)"), command $(number "$(out/docker --version)")"
+	cli=$(number out/docker)
+	version=$(number out/dockerd)
+	version+=", command $cli"
 }
 
 # init is what `docker run --init` runs.
@@ -112,25 +120,25 @@ init() {
 
 build_runc_1_4() {
 	CGO_ENABLED=1 tags=$seccomp module "github.com/opencontainers/runc@$pin"
-	version=$(number "$(out/runc --version)")
+	version=$(number out/runc)
 }
 
 build_runc_static() {
 	CGO_ENABLED=1 tags="$seccomp netgo osusergo" ldflags="-extldflags -static" module "github.com/opencontainers/runc@$pin"
-	version=$(number "$(out/runc --version)")
+	version=$(number out/runc)
 }
 
 build_containerd_1_6() {
 	package "containerd=$pin"
 	cp deb/usr/bin/{containerd,containerd-shim-runc-v2,ctr} out/
-	version=$(number "$(out/containerd --version)")
+	version=$(number out/containerd)
 }
 
 build_runc_1_1() {
 	package "runc=$pin"
 	cp deb/usr/sbin/runc out/
 	libraries out/runc libseccomp2
-	version=$(number "$(out/runc --version)")
+	version=$(number out/runc)
 }
 
 build_docker_20() {
@@ -138,13 +146,13 @@ build_docker_20() {
 	cp deb/usr/sbin/dockerd deb/usr/bin/docker out/
 	libraries out/dockerd libdevmapper1.02.1
 	init
-	version=$(number "$(out/dockerd --version)")
+	version=$(number out/dockerd)
 }
 
 build_nerdctl() {
 	CGO_ENABLED=0 ldflags="-X github.com/containerd/nerdctl/v2/pkg/version.Version=${pin#v}" \
 		pinned nerdctl github.com/containerd/nerdctl/v2/cmd/nerdctl
-	version=$(number "$(out/nerdctl --version)")
+	version=$(number out/nerdctl)
 }
 
 # Its configuration is in etc/containers: CONTAINERS_CONF and the like name it.
@@ -156,14 +164,14 @@ build_podman() {
 	libraries out/podman libgpgme11 libassuan0 libsubid4 libdevmapper1.02.1 libseccomp2
 	libraries out/conmon libglib2.0-0
 	out/conmon --version
-	version=$(number "$(out/podman --version)")
+	version=$(number out/podman)
 }
 
 build_crun() {
 	package "crun=$pin"
 	cp deb/usr/bin/crun out/
 	libraries out/crun libyajl2 libseccomp2
-	version=$(number "$(out/crun --version)")
+	version=$(number out/crun)
 }
 
 # Image signatures are not looked at, nor are images on other file systems than overlay. Go's module has the source of pinns, a program in C.
@@ -177,7 +185,7 @@ build_crio() {
 	cp deb/usr/bin/conmon out/
 	libraries out/conmon libglib2.0-0
 	out/conmon --version
-	version=$(number "$(out/crio --version)")
+	version=$(number out/crio)
 }
 
 build_nvidia() {
@@ -185,7 +193,7 @@ build_nvidia() {
 	# It looks for the driver's functions at run time, so that they may not be bound when it starts.
 	CGO_ENABLED=1 ldflags="-extldflags -Wl,-z,lazy -X $cmd/internal/info.version=${pin#v}" \
 		module $cmd/cmd/{nvidia-container-runtime{,.cdi,.legacy,-hook},nvidia-ctk,nvidia-cdi-hook}@"$pin"
-	version=$(number "$(out/nvidia-ctk --version)")
+	version=$(number out/nvidia-ctk)
 }
 
 # All but kubectl are one program, modules/kubernetes/main.go. What its module has in common with kubernetes/go.mod, and is compiled for both
@@ -200,7 +208,7 @@ build_kubernetes() {
 		ln -s kubernetes "out/$name"
 	done
 	CGO_ENABLED=0 pinned kubernetes k8s.io/kubernetes/cmd/kubectl
-	version=$(number "$(out/kubelet --version)")
+	version=$(number out/kubelet)
 }
 
 build_helm() {
@@ -216,8 +224,8 @@ build_helm() {
 #	busybox  busybox, static, and nothing else
 #	musl     musl, busybox, and test/platforms/musl.c
 build_images() {
-	local name mirror
-	[ "$(id -u)" = 0 ] || die "debootstrap needs root"
+	local name mirror busybox musl
+	[ "$EUID" = 0 ] || die "debootstrap needs root"
 	# shellcheck disable=SC2016 # the format is apt's
 	mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' | grep -m1 '/debian/$')
 	debootstrap --variant=minbase "$pin" out/debian "$mirror"
@@ -227,8 +235,10 @@ build_images() {
 			usr/lib/*/{gconv,perl-base} usr/bin/{apt,dpkg}* usr/lib/{apt,dpkg} usr/lib/*/libapt-*
 	)
 	mkdir -p out/busybox/bin out/musl
-	cp "$(command -v busybox)" out/busybox/bin/
-	cp -a "$("$root/test/platforms/image.sh" musl)/root/." out/musl/
+	busybox=$(command -v busybox) || die "busybox is not installed (test/deps.sh --ci)"
+	cp "$busybox" out/busybox/bin/
+	musl=$("$root/test/platforms/image.sh" musl) || die "no root filesystem with musl: test/platforms/image.sh failed"
+	cp -a "$musl/root/." out/musl/
 	for name in busybox musl; do
 		(
 			cd "out/$name"
@@ -257,7 +267,7 @@ build_card() {
 what() {
 	{
 		echo "${pins[$1]}"
-		declare -f "build_${1//[-.]/_}"
+		declare -f "build_${1//[-.]/_}" || exit
 		case $1 in
 		runc-*) echo "$seccomp" ;;
 		docker-29) cat "$root"/test/engines/modules/docker-cli/go.* ;;
@@ -265,14 +275,18 @@ what() {
 		nerdctl) cat "$root"/test/engines/modules/nerdctl/go.* ;;
 	crio) declare -f libraries && cat "$root"/test/engines/modules/crio/go.* ;;
 		images) cat "$root"/test/platforms/{image.sh,musl.c} ;;
-		card) for part in ${pins[card]}; do what "$part"; done ;;
+		card) for part in ${pins[card]}; do what "$part" || exit; done ;;
 		podman | crun) declare -f libraries ;;
 		esac
 	} | sha256sum
 }
 
 ready() { # NAME
-	[ -e "$dir/$1/stamp" ] && [ "$(<"$dir/$1/stamp")" = "$(what "$1")" ]
+	local stamp sum
+	[ -e "$dir/$1/stamp" ] || return
+	stamp=$(<"$dir/$1/stamp") || die "cannot read $dir/$1/stamp"
+	sum=$(what "$1") || die "cannot read the sources of $1"
+	[ "$stamp" = "$sum" ]
 }
 
 # build NAME: make it under another name, then give it its own
@@ -296,8 +310,10 @@ build() {
 		echo "$name $version" >out/version
 		what "$name" >out/stamp
 	) >"$dir/$name.log" 2>&1 &
-	wait $! || die "$name: $(tail -20 "$dir/$name.log")
-	$dir/$name.log has all of it"
+	wait $! || {
+		tail -20 "$dir/$name.log" >&2
+		die "$name: the build failed ($dir/$name.log has all its output)"
+	}
 	chmod 755 "$work/out"
 	[ ! -e "$dir/$name" ] || mv "$dir/$name" "$work/old"
 	mv "$work/out" "$dir/$name"

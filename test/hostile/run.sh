@@ -8,7 +8,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 go=${GO:-$(test/go.sh)}
-if [ "$(id -u)" != 0 ]; then
+if [ "$EUID" != 0 ]; then
 	echo "hostile: it makes containers, cgroups and users: run this as root" >&2
 	exit 1
 fi

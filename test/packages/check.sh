@@ -14,7 +14,7 @@ here=$PWD
 go=${GO:-$(test/go.sh)}
 suite=bookworm packages=rpm,runc,procps stamp=1
 base=${XDG_CACHE_HOME:-$HOME/.cache}/gpuslice/packages/$suite-$stamp
-[ "$(id -u)" = 0 ] || {
+[ "$EUID" = 0 ] || {
 	echo "packages: root is needed, to install" >&2
 	exit 1
 }
@@ -65,27 +65,31 @@ deb=$work/test/gpuslice_0.0.2_$arch.deb rpm=$work/test/gpuslice_0.0.2_$arch.rpm
 
 # The other machine's: compiled for it, and its programs run.
 for_arm64() {
+	local file said debian redhat
 	VERSION=$version DATE=2026-01-01 GO=$go OUT=$work/arm64 configs/packages/build.sh arm64 &&
-		[ "$(dpkg-deb -f "$work"/arm64/*.deb Architecture) $(rpm -qp --qf '%{ARCH}' "$work"/arm64/*.rpm)" = "arm64 aarch64" ] &&
+		debian=$(dpkg-deb -f "$work"/arm64/*.deb Architecture) && redhat=$(rpm -qp --qf '%{ARCH}' "$work"/arm64/*.rpm) &&
+		[ "$debian $redhat" = "arm64 aarch64" ] &&
 		dpkg-deb -x "$work"/arm64/*.deb "$work/arm64/root" || return 1
-	local file said
 	for file in "$work"/arm64/root/usr/bin/* "$work"/arm64/root/usr/lib/gpuslice/packaged/libgpuslice.so; do
 		readelf -h "$file" | grep -q 'Machine: *AArch64' || return 1
 	done
 	said=$(qemu-aarch64-static -L /usr/aarch64-linux-gnu "$work/arm64/root/usr/bin/gpusliced" --version) && [ "$said" = "gpusliced $version" ]
 }
 same_files() { # the directories, which a .deb has all of and a .rpm only its own, left out
-	diff <(dpkg-deb --fsys-tarfile "$deb" | tar -tf - | grep -v '/$' | sed 's/^\.//' | sort) \
-		<(rpm -qp --qf '[%{FILEMODES:perms} %{FILENAMES}\n]' "$rpm" | grep -v ^d | cut -d' ' -f2 | sort)
+	dpkg-deb --fsys-tarfile "$deb" | tar -tf - | grep -v '/$' | sed 's/^\.//' | sort >"$work/deb.files" &&
+		rpm -qp --qf '[%{FILEMODES:perms} %{FILENAMES}\n]' "$rpm" | grep -v ^d | cut -d' ' -f2 | sort >"$work/rpm.files" &&
+		diff "$work/deb.files" "$work/rpm.files"
 }
 dependencies() {
-	local needs
-	needs=$(dpkg-deb -f "$deb" Depends | sed -n 's/.*libc6 (>= \([0-9.]*\)).*/\1/p')
-	[ -n "$needs" ] && rpm -qp --requires "$rpm" | grep -xF "libc.so.6(GLIBC_$needs)(64bit)" &&
-		[ "$(dpkg-deb -f "$deb" Architecture) $(dpkg-deb -f "$deb" Version)" = "$arch 0.0.2" ]
+	local needs said
+	# shellcheck disable=SC2016 # the format is dpkg's
+	needs=$(dpkg-deb -f "$deb" Depends | sed -n 's/.*libc6 (>= \([0-9.]*\)).*/\1/p') &&
+		[ -n "$needs" ] && rpm -qp --requires "$rpm" | grep -xF "libc.so.6(GLIBC_$needs)(64bit)" &&
+		said=$(dpkg-deb --show --showformat='${Architecture} ${Version}' "$deb") && [ "$said" = "$arch 0.0.2" ]
 }
 config_is_config() {
-	[ "$(dpkg-deb --ctrl-tarfile "$deb" | tar -xOf - ./conffiles)" = /etc/gpuslice/config.toml ] &&
+	local files
+	files=$(dpkg-deb --ctrl-tarfile "$deb" | tar -xOf - ./conffiles) && [ "$files" = /etc/gpuslice/config.toml ] &&
 		rpm -qp --qf '[%{FILENAMES} %{FILEFLAGS:fflags}\n]' "$rpm" | grep -x '/etc/gpuslice/config.toml cn'
 }
 no_other_prefix() {
@@ -110,7 +114,9 @@ for kind in deb rpm; do
 	passed=$((passed + p)) failed=$((failed + f))
 done
 left() {
-	! grep -F "$work" /proc/self/mountinfo && [ -z "$(find /sys/fs/cgroup -name "gpuslice-packages-${work##*.}")" ]
+	local cgroups
+	cgroups=$(find /sys/fs/cgroup -name "gpuslice-packages-${work##*.}" 2>/dev/null || true) # it fails on cgroups that vanish meanwhile
+	! grep -F "$work" /proc/self/mountinfo && [ -z "$cgroups" ]
 }
 check "no mount and no cgroup is left" left
 echo "$passed passed, $failed failed, 0 skipped"

@@ -26,8 +26,9 @@ finish() {
 	[ "$failed" = 0 ]
 	exit
 }
-fatal() {
-	echo "FAIL $kind: $*"
+fatal() { # WHY FILE…: end with the text of the files
+	echo "FAIL $kind: $1"
+	[ $# = 1 ] || cat "${@:2}"
 	failed=$((failed + 1))
 	finish
 }
@@ -74,22 +75,27 @@ listing >/tmp/before
 # --- installed ---------------------------------------------------------------------------------------
 
 library() { readlink -e /usr/lib/gpuslice/libgpuslice.so; }
-is_installed() {
-	[ "$(stat -c '%U %G %a' /etc/gpuslice/config.toml)" = "root root 644" ] &&
-		getent group gpuslice &&
-		[[ $(library) == /usr/lib/gpuslice/0.0.1-????????/libgpuslice.so ]] &&
-		cmp "$(library)" /usr/lib/gpuslice/packaged/libgpuslice.so
+library_is_of() { # VERSION
+	local path
+	path=$(library) && [[ $path == /usr/lib/gpuslice/$1-????????/libgpuslice.so ]] && cmp "$path" /usr/lib/gpuslice/packaged/libgpuslice.so
 }
-is_served() { gpuslice version | grep ^gpusliced && [ "$(stat -c '%G %a' /run/gpuslice/gpuslice.sock)" = "gpuslice 660" ]; }
+is_installed() {
+	local mode
+	mode=$(stat -c '%U %G %a' /etc/gpuslice/config.toml) && [ "$mode" = "root root 644" ] && getent group gpuslice && library_is_of 0.0.1
+}
+is_served() {
+	local mode
+	gpuslice version | grep ^gpusliced && mode=$(stat -c '%G %a' /run/gpuslice/gpuslice.sock) && [ "$mode" = "gpuslice 660" ]
+}
 enabled_and_started() {
 	grep -qx 'enable gpusliced.service' /run/systemctl.log && grep -qx 'restart gpusliced.service' /run/systemctl.log &&
 		[ -L /etc/systemd/system/multi-user.target.wants/gpusliced.service ]
 }
-install_ 0.0.1 >/tmp/said 2>&1 || fatal "not installed: $(cat /tmp/said)"
+install_ 0.0.1 >/tmp/said 2>&1 || fatal "not installed" /tmp/said
 ok "installed: files, group, library" is_installed
 ok "the daemon is enabled and started" enabled_and_started
 ok "it serves the group" is_served
-older=$(library)
+older=$(library) || fatal "no library"
 
 # --- upgraded while slices are in use ------------------------------------------------------------------
 
@@ -130,47 +136,61 @@ go_on() {
 	wait
 }
 says() { # NAME TEXT
-	[ "$(cat "$io/$1.out")" = "$2" ] || {
-		echo "$1 said: $(cat "$io/$1.out")"
-		false
-	}
+	diff - "$io/$1.out" <<<"$2"
 }
-in_ps() { [ "$(gpuslice ps --json | grep -c "\"used\": $GiB")" = 2 ]; }
-end_slices() { runtime delete --force "$container" && until_true test "$(gpuslice ps --json)" = "[]"; }
+in_ps() {
+	local count
+	count=$(gpuslice ps --json | grep -c "\"used\": $GiB") && [ "$count" = 2 ]
+}
+no_slices() {
+	local slices
+	slices=$(gpuslice ps --json) && [ "$slices" = "[]" ]
+}
+end_slices() { runtime delete --force "$container" && until_true no_slices; }
 
 bundle
-begin_slices || fatal "no slices: $(cat /tmp/container.log "$io"/*.out)"
+begin_slices || fatal "no slices" /tmp/container.log "$io"/*.out
 ok "a container and a session hold 1 GiB each" until_true in_ps
 echo '# edited' >>/etc/gpuslice/config.toml
-daemon=$(cat /run/gpusliced.pid)
-install_ 0.0.2 >/tmp/said 2>&1 || fatal "not upgraded: $(cat /tmp/said)"
-ok "upgraded: the daemon is another" test "$daemon" != "$(cat /run/gpusliced.pid)"
+daemon=$(cat /run/gpusliced.pid) || fatal "no daemon"
+install_ 0.0.2 >/tmp/said 2>&1 || fatal "not upgraded" /tmp/said
+is_another() {
+	local pid
+	pid=$(cat /run/gpusliced.pid) && [ "$pid" != "$daemon" ]
+}
+ok "upgraded: the daemon is another" is_another
 ok "upgraded: the slices go on" until_true in_ps
 ok "upgraded: an edited configuration stays" grep -qx '# edited' /etc/gpuslice/config.toml
-ok "upgraded: new ones get the new library" test "$(library)" != "$older" -a "$(basename "$(dirname "$(library)")" | cut -d- -f1)" = 0.0.2
+ok "upgraded: new ones get the new library" library_is_of 0.0.2
 ok "upgraded: the old library stays for the old ones" test -s "$older"
 go_on
 ok "a process in the container gets what fits, and no more" says container "refused 3"
 ok "so does one in the session, and one that is started later" says session $'refused 3\nrefused 3'
-later() { [ "$(runtime exec "$container" /test/asker "$GiB" "$GiB" 5 </dev/null)" = "refused 3" ]; }
+later() { runtime exec "$container" /test/asker "$GiB" "$GiB" 5 </dev/null >"$io/later.out" && says later "refused 3"; }
 ok "so does one that is started in the container later" later
 ok "the slices end" end_slices
-install_ 0.0.2 >/tmp/said 2>&1 || fatal "not installed again: $(cat /tmp/said)"
-ok "installed again: the old library, which nobody uses, is gone" test ! -e "$older" -a -s "$(library)"
+install_ 0.0.2 >/tmp/said 2>&1 || fatal "not installed again" /tmp/said
+ok "installed again: the library is there" library_is_of 0.0.2
+ok "installed again: the old, unused library is gone" test ! -e "$older"
 
 # --- removed while slices are in use ---------------------------------------------------------------------
 
 mkdir -p /etc/containers
-gpuslice install podman >/tmp/said 2>&1 || fatal "gpuslice install podman: $(cat /tmp/said)"
+gpuslice install podman >/tmp/said 2>&1 || fatal "gpuslice install podman" /tmp/said
 ok "an engine knows the runtime" grep -rq gpuslice-runtime /etc/containers
-begin_slices || fatal "no slices: $(cat /tmp/container.log "$io"/*.out)"
-newer=$(library)
+begin_slices || fatal "no slices" /tmp/container.log "$io"/*.out
+newer=$(library) || fatal "no library"
 refused() { ! remove >/tmp/removed 2>&1 && test -x /usr/bin/gpuslice-runtime -a -e /run/gpusliced.pid && grep -q 'End these first' /tmp/removed; }
 ok "not removed while slices are in use" refused
-GPUSLICE_FORCE=1 remove >/tmp/removed 2>&1 || fatal "not removed: $(cat /tmp/removed)"
-ok "removed: no engine knows the runtime any more" test -z "$(grep -rl gpuslice /etc/containers)"
+GPUSLICE_FORCE=1 remove >/tmp/removed 2>&1 || fatal "not removed" /tmp/removed
+unknown() {
+	grep -rl gpuslice /etc/containers
+	[ $? = 1 ]
+}
+ok "removed: no engine knows the runtime any more" unknown
 ok "removed: the daemon is stopped" test ! -e /run/gpusliced.pid
-ok "removed: the programs are gone" test -z "$(ls /usr/bin/*gpuslice* 2>/dev/null)"
+no_programs() { ! compgen -G '/usr/bin/*gpuslice*'; }
+ok "removed: the programs are gone" no_programs
 ok "removed by force: what is left is said" grep -q 'removed while in use' /tmp/removed
 ok "removed: the library stays while it is used" test -s "$newer"
 ok "removed: that is said" grep -q "stays while it is in use" /tmp/removed
@@ -181,7 +201,8 @@ esac
 go_on
 ok "a process in the container gets what fits, and no more" says container "refused 3"
 unattached() { # asker ends without a word when it cannot have what it is to hold
-	grep -qx "refused 3" "$io/session.out" && [ "$(grep -c ^refused "$io/session.out")" = 1 ]
+	local count
+	grep -qx "refused 3" "$io/session.out" && count=$(grep -c ^refused "$io/session.out") && [ "$count" = 1 ]
 }
 ok "so does one in the session, and one that is started later gets nothing" unattached
 runc --root /run/runc delete --force "$container" >/dev/null 2>&1 # the hook that it is to run is gone
@@ -189,9 +210,9 @@ runc --root /run/runc delete --force "$container" >/dev/null 2>&1 # the hook tha
 # --- installed again, and purged ---------------------------------------------------------------------------
 
 [ "$kind" = deb ] || mv /etc/gpuslice/config.toml.rpmsave /tmp/
-install_ 0.0.2 >/tmp/said 2>&1 || fatal "not installed after it was removed: $(cat /tmp/said)"
+install_ 0.0.2 >/tmp/said 2>&1 || fatal "not installed after it was removed" /tmp/said
 ok "installed after a removal: the daemon runs" is_served
-ok "no slice is left" until_true test "$(gpuslice ps --json)" = "[]"
+ok "no slice is left" until_true no_slices
 case $kind in
 deb) ok "purged" dpkg --purge gpuslice ;;
 rpm) ok "removed, with nothing in use" remove ;;

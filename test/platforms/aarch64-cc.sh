@@ -25,9 +25,13 @@ fi
 aarch64-linux-gnu-gcc -Wl,--wrap=execl,--defsym=__wrap_execl=execl_anew "$here/anew.c" "${arguments[@]}"
 output=$(realpath "$output")
 mv "$output" "$output.aarch64"
+busybox=$(command -v busybox) || {
+	echo "aarch64-cc: busybox is not installed (test/deps.sh --ci)" >&2
+	exit 1
+}
 # The shell is static: LD_PRELOAD names a library of this machine, and then of the other.
 cat >"$output" <<END
-#!$(command -v busybox) sh
+#!$busybox sh
 [ -z "\$LD_PRELOAD" ] || export LD_PRELOAD="$AARCH64/libgpuslice.so"
 export LD_LIBRARY_PATH="$AARCH64/$driver:$AARCH64/fakecuda" GPUSLICE_ANEW="$output"
 exec qemu-aarch64-static -L /usr/aarch64-linux-gnu "$output.aarch64" "\$@"

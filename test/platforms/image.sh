@@ -22,6 +22,11 @@ die() {
 	echo "image: $*" >&2
 	exit 1
 }
+# failed WHAT: end with the last command's output.
+failed() {
+	cat "$dir/log" >&2
+	die "cannot $*"
+}
 case $name in
 oldest | bookworm | newest | musl) ;;
 *) die "usage: $0 oldest|bookworm|newest|musl" ;;
@@ -35,7 +40,7 @@ pinned() {
 	local file=$dir/debs/${2##*/}
 	mkdir -p "$dir/debs" "$1"
 	/usr/lib/apt/apt-helper download-file "$ubuntu/pool/main/$2" "$file" "SHA256:$3" >"$dir/log" 2>&1 ||
-		die "fetch $2: $(cat "$dir/log")"
+		failed "fetch $2"
 	dpkg -x "$file" "$1"
 }
 
@@ -57,8 +62,8 @@ fetch_oldest() {
 	pinned "$dir/sys" g/glibc/libc6-dev_2.23-0ubuntu3_amd64.deb 16e68695491fa070e06112fa5647732bb83164c2c3c5732774c1472fcdd79ce2
 	pinned "$dir/sys" l/linux/linux-libc-dev_4.4.0-21.37_amd64.deb b79bb61ae018a452185253073301f3a8a8945aca329a29938068e05560089347
 	# libdl.so and its like name the libraries as if the system were installed at /.
-	find "$dir/sys" -type l -lname '/*' | while read -r link; do
-		ln -sfn "$dir/sys$(readlink "$link")" "$link"
+	find "$dir/sys" -type l -lname '/*' -printf '%l\t%p\n' | while IFS=$'\t' read -r target link; do
+		ln -sfn "$dir/sys$target" "$link"
 	done
 	hello
 }
@@ -86,7 +91,7 @@ debian() {
 		Acquire::IndexTargets::deb::DEP-11::DefaultEnabled "false";
 	END
 	(cd "$apt" && APT_CONFIG=$apt/apt.conf apt-get -qq update && APT_CONFIG=$apt/apt.conf apt-get -qq download libc6:amd64 libc6:i386) \
-		>"$dir/log" 2>&1 || die "fetch the glibc of $1: $(cat "$dir/log")"
+		>"$dir/log" 2>&1 || failed "fetch the glibc of $1"
 	mkdir -p "$root"
 	for package in "$apt"/libc6_*.deb; do
 		dpkg -x "$package" "$root"
@@ -100,15 +105,18 @@ debian() {
 }
 
 fetch_musl() {
+	local machine
+	machine=$(uname -m)
 	mkdir -p "$root/lib"
-	cp "/lib/ld-musl-$(uname -m).so.1" "$root/lib/"
+	cp "/lib/ld-musl-$machine.so.1" "$root/lib/"
 }
 
 if [ ! -e "$dir/fetched" ]; then
 	rm -rf "${dir:?}"
 	mkdir -p "$root/bin" "$root/usr"
 	"fetch_$name"
-	cp "$(command -v busybox)" "$root/bin/busybox"
+	busybox=$(command -v busybox) || die "busybox is not installed (test/deps.sh --ci)"
+	cp "$busybox" "$root/bin/busybox"
 	for link in sh sleep true; do
 		ln -s busybox "$root/bin/$link"
 	done
@@ -123,7 +131,7 @@ oldest)
 	mkdir -p "$programs/demo"
 	# None of the flags of a `make test` that this may be a part of.
 	env -u MAKEFLAGS -u MFLAGS make --no-print-directory CC="${cc[*]}" FAKECUDA_BIN="$programs/fakecuda" FAKECUDA_OBJ="$dir/obj" \
-		"$programs/fakecuda/libcuda.so.1" "$programs/fakecuda/libnvidia-ml.so.1" >"$dir/log" 2>&1 || die "$(cat "$dir/log")"
+		"$programs/fakecuda/libcuda.so.1" "$programs/fakecuda/libnvidia-ml.so.1" >"$dir/log" 2>&1 || failed "build the simulated driver"
 	"${cc[@]}" -std=c11 -O2 -Iinterceptor -o "$programs/demo/cuda_hog" test/demo/cuda_hog.c -ldl
 	;;
 musl)

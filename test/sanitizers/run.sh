@@ -8,8 +8,8 @@
 # sanitizers' shadow memory must be, and the program ends before it began.
 #
 # The functions that stand in for dlsym are not instrumented: the sanitizers' runtimes call dlsym before they are ready.
-set -uo pipefail
-cd "$(dirname "$0")/../.." || exit
+set -euo pipefail
+cd "$(dirname "$0")/../.."
 seconds=${1:-8}
 passed=0 failed=0
 dir=$(mktemp -d)
@@ -44,7 +44,7 @@ library() {
 
 # try KIND QUOTA PROGRAM ARG…: compile the program with the flags of its kind and run it in a slice.
 try() {
-	local kind=$1 quota=$2 program=$3 begin=$SECONDS sources
+	local kind=$1 quota=$2 program=$3 begin=$SECONDS sources last
 	shift 3
 	sources=(test/interceptor/programs/"$program"*.c)
 	[ "$program" != storm ] || sources+=(interceptor/ledger.c)
@@ -56,7 +56,8 @@ try() {
 		echo "ok   $kind: $program $* ($((SECONDS - begin)) s)"
 		passed=$((passed + 1))
 	else
-		echo "FAIL $kind: $program $*: $(tail -n 3 "$dir/log" | paste -sd'|' | cut -c1-250)"
+		last=$(tail -n 3 "$dir/log" | paste -sd'|' | cut -c1-250)
+		echo "FAIL $kind: $program $*: $last"
 		head -c 20000 "$dir/log"
 		failed=$((failed + 1))
 	fi
