@@ -104,6 +104,18 @@ func (d *Duration) UnmarshalText(text []byte) error {
 	return nil
 }
 
+// libraryOf returns the interceptor of the same installation: PREFIX/lib/gpuslice beside PREFIX/bin, as in packages. Without one it returns that
+// of `make install`.
+func libraryOf(executable func() (string, error)) string {
+	if path, err := executable(); err == nil {
+		library := filepath.Join(filepath.Dir(filepath.Dir(path)), "lib/gpuslice/libgpuslice.so")
+		if _, err := os.Stat(library); err == nil {
+			return library
+		}
+	}
+	return api.DefaultLibrary
+}
+
 // Default is the configuration of a host that has no file.
 func Default() Config {
 	return Config{
@@ -111,7 +123,7 @@ func Default() Config {
 			Socket:          api.DefaultSocket,
 			RunDir:          api.DefaultRunDir,
 			StateDir:        api.DefaultState,
-			Library:         api.DefaultLibrary,
+			Library:         libraryOf(os.Executable),
 			Group:           "gpuslice",
 			LogLevel:        "info",
 			TruthInterval:   time.Second,

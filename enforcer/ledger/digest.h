@@ -7,5 +7,5 @@
  *   ../../interceptor/ledger.c
  *   ../../interceptor/ledger.h
  *
- * SHA-256: 72bdc31c438dd15231cc82d4c1f7ec630d0821ec419065490fa64ced1d15d4de
+ * SHA-256: bc8140fe723e49df287577d82705345a7d93b238f6c9427ac569fb533aa4ebd7
  */

@@ -126,7 +126,7 @@ func (l *limited) enter(conn net.Conn) (leave func(), subordinate bool, refusal 
 	if known && privileged(p.UID) {
 		return func() {}, false, nil
 	}
-	if l.people && !(known && ofHost(p)) {
+	if l.people && (!known || !ofHost(p)) {
 		p.UID, subordinate = noUID, true // all of them together are one, or a user would have the places of thousands
 	}
 	l.mu.Lock()

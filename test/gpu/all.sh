@@ -116,6 +116,7 @@ if [ -n "$simulated" ]; then
 	ln -s "$PWD/bin/fakecuda/libnvidia-ml.so.1" "$dir/lib/"
 	for name in $(compgen -e FAKECUDA_); do unset "$name"; done
 	# Debian's Python has grpcio; nvcc and PyTorch have stand-ins.
+	export PYTHONPYCACHEPREFIX=$dir/pycache # a module that was compiled before is not opened, and not recorded
 	export PATH=$PWD/test/gpu/simulated:/usr/bin:$PATH LIBRARY_PATH=$dir/lib LD_LIBRARY_PATH=$PWD/bin/fakecuda
 	recorder=$PWD/test/gpu/simulated/ran
 	cache=${GPUSLICE_ENGINES:-${XDG_CACHE_HOME:-$HOME/.cache}/gpuslice/engines}

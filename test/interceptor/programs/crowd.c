@@ -151,8 +151,8 @@ static void trim(void)
 
 int main(int argc, char **argv)
 {
-	pthread_t thread[MOST];
-	size_t available, total, after;
+	pthread_t thread[MOST] = {0};
+	size_t available, total, after = 0;
 	uint64_t most_live = 0, most_reserved = 0, granted = 0;
 
 	if (argc != 5)

@@ -10,6 +10,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#ifndef WHERE
+#define WHERE "the program"
+#endif
+
 static int wrong;
 
 static void expect_ours(const char *where, const char *name, const char *handle,
