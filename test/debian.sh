@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# shellcheck shell=bash disable=SC2034,SC2164
+# shellcheck shell=bash disable=SC2034,SC2164,SC2312
 #
 # To be sourced, with `set -e`: root filesystems of Debian, made once by debootstrap and kept, and what runs as the first process of one that is thrown away.
 

@@ -1,5 +1,6 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
+# shellcheck disable=SC2312 # an empty value fails a comparison or is printed
 #
 # deps.sh build|demo|test|--ci: install the packages of `make build`, `make demo`, `make test` or .ci/run on Debian or Ubuntu, and print how much is
 # downloaded. Later goals of this list include earlier ones. It leaves a package alone whose command is installed: the distribution's runc conflicts

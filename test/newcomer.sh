@@ -1,5 +1,6 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
+# shellcheck disable=SC2312 # an empty value fails a comparison or is printed
 #
 # newcomer.sh [SUITE…]: type what README.md prints in its `console newcomer` blocks, and then its first command with Docker, as a user with sudo on
 # a system (bookworm and trixie, or SUITE) that debootstrap has just made, with that system's own Docker. Each command is timed. Three things have

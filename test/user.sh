@@ -1,5 +1,6 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
+# shellcheck disable=SC2312 # an empty value fails a comparison or is printed
 #
 # user.sh [PACKAGE…]: run the Go tests of the packages that ask for root (test/needs), or of PACKAGE…, as a user without privileges, in a copy of
 # the tree: tests that need root are skipped, and none fails. As root, after `make test-programs`. The last line is

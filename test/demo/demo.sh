@@ -1,5 +1,6 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
+# shellcheck disable=SC2312 # an empty value fails a comparison or is printed
 #
 # One container with 4 GiB of VRAM, and several processes in it. Each step shows what it saw, and is checked: the
 # exit code is 0 only if every promise was kept. It needs bin/ (make demo), root and runc; a GPU is used if there

@@ -1,5 +1,6 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
+# shellcheck disable=SC2312 # an empty value fails a comparison or is printed
 #
 # all.sh [--simulated] [--only NAME…]: run what needs a GPU, and print a line for each part. As root, with gcc and Python; on a card
 # with nvcc and the frameworks that frameworks.py names. Needs no Go and no network.

@@ -1,5 +1,6 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
+# shellcheck disable=SC2312 # an empty value fails a comparison or is printed
 #
 # pack.sh [FILE]: write what all.sh needs on a machine with nothing but its drivers into FILE (bin/card.tar.xz), 60 MiB at most: the
 # programs of bin/ without their symbols, and a runc that needs no library. Build them first: make card-programs

@@ -1,5 +1,6 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
+# shellcheck disable=SC2312 # an empty value fails a comparison or is printed
 #
 # run.sh [-j N] [PATTERN]: inject the faults of test/mutants/*.list, one at a time, into a copy of the tree, and run the tests that
 # should catch each. PATTERN (an extended regular expression) selects lines; -j is how many copies work at once (all processors).

@@ -1,5 +1,6 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
+# shellcheck disable=SC2312 # an empty value fails a comparison or is printed
 #
 # typed.sh: run each line of /test/commands, as an ordinary user types it. The last line is "N passed, N failed".
 # shellcheck disable=SC2317,SC2329 # functions are called by what is typed
