@@ -77,7 +77,7 @@ files() { # PATTERN…: of the tree as it is, with what is not committed yet
 	git ls-files -co --exclude-standard -- "$@" | while read -r f; do [ ! -f "$f" ] || echo "$f"; done
 }
 c_files() { files '*.c' '*.h' | xargs grep -L 'Generated from'; }
-# test/gpu is compiled against the CUDA toolkit, which is not here; testdata belongs to the test beside it.
+# test/gpu needs the CUDA toolkit; the tests beside testdata compile it.
 c_sources() { files '*.c' | grep -vE '^test/gpu/|/testdata/'; }
 scripts() {
 	files | xargs -d '\n' awk '
@@ -163,7 +163,7 @@ if [ -x "$tools/golangci-lint" ]; then
 		"$tools/golangci-lint" run --build-tags cluster,scale,grpcnotrace "${packages_kubernetes[@]}"
 else
 	# golangci-lint has vet, too.
-	[ ${#packages[@]} = 0 ] || check "go vet" "$go" vet "${packages[@]}"
+	[ ${#packages[@]} = 0 ] || check "go vet" "$go" vet -tags engines,faults,hostile,prometheus,upgrade "${packages[@]}"
 	[ ${#packages_kubernetes[@]} = 0 ] || check "go vet of kubernetes" env CGO_ENABLED=0 GOFLAGS=-trimpath \
 		"$go" -C kubernetes vet -tags cluster,scale,grpcnotrace "${packages_kubernetes[@]}"
 	missing "golangci-lint" "GOBIN=$tools go install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$golangci_lint"

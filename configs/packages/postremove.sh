@@ -14,7 +14,7 @@ esac
 ! systemd_runs || systemctl daemon-reload || true
 gpuslice_prune "$libdir" >&2
 rmdir "$libdir" 2>/dev/null || true
-# What is mounted on a file in there the kernel takes away with the file, and with it the quota of what runs.
+# The kernel unmounts what is mounted on a removed file: running containers would lose their quota.
 if alive; then
 	say "/run/gpuslice stays until the next boot: slices in it are in use"
 else
