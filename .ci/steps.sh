@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# What .ci/run and .ci/nightly share. A lane is a row of steps in the background; its pid is in lanes.
+# Functions of .ci/run and .ci/nightly. A lane is a row of steps in the background; its pid is in lanes.
 
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit

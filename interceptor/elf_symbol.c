@@ -80,8 +80,8 @@ typedef int (*iterate_function)(int (*visit)(struct dl_phdr_info *, size_t, void
 
 #pragma weak _r_debug /* musl has none */
 
-/* The C library's dl_iterate_phdr. The list is read without the loader's lock, as far as the C
- * library: what stands before it was loaded with the program and stays. */
+/* The C library's dl_iterate_phdr. Reads the list without the loader's lock, up to the C library:
+ * the objects before it were loaded with the program and are never unloaded. */
 static iterate_function find_iterate(void)
 {
 	iterate_function found = NULL;

@@ -355,8 +355,8 @@ void pool_look_for_slack(struct pool *pool)
 
 	if (!process_is_first_thread())
 		SET(pool->crowded, true);
-	/* From here on nothing is taken. What was before is in `taken`, or in the driver's figure,
-	 * which is read later. */
+	/* Stops further takes. Earlier ones are in `taken`, or in the driver's figure, which is
+	 * read later. */
 	__atomic_store_n(&pool->slack, 0, __ATOMIC_SEQ_CST);
 	used = __atomic_load_n(&pool->taken, __ATOMIC_SEQ_CST);
 	used += pool_attribute(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT);

@@ -35,10 +35,10 @@ enum {
 struct pool {
 	/* What a warm allocation looks at, on one cache line. */
 	CUmemoryPool handle; /* NULL: the node is free for another pool */
-	/* What calls may take: the bytes that are free, reserved and granted, less `taken`. */
+	/* Bytes that calls may take: free, reserved and granted, less `taken`. */
 	int64_t slack;
-	uint64_t
-	    taken; /* of slack, by threads that are in the driver now; not by the first alone */
+	/* Bytes that calls in the driver took of it, without those of a first thread alone. */
+	uint64_t taken;
 	uint64_t *allocations; /* this lane's counter on the device; NULL until the first request */
 	CUdevice ordinal;      /* or POOL_ELSEWHERE */
 	bool graphs;    /* the device's memory of graphs: not one that the driver calls a pool */
@@ -158,9 +158,9 @@ void pool_add_charge(struct pool *pool, uint64_t bytes);
 void pool_look_for_slack(struct pool *pool);
 
 /*
- * Take `bytes` of what is free for a call, and end that after it. Whatever threads do at once, they
- * take no more than there is: a call that is in the driver is in `taken` until the driver's figures
- * have it.
+ * Take `bytes` of the free memory before a call of the driver, and end that after it. Threads
+ * together take no more than there is: the bytes are in `taken` until the driver's figures have
+ * them.
  */
 bool pool_take(struct pool *pool, uint64_t bytes);
 void pool_end_taking(struct pool *pool, uint64_t bytes);

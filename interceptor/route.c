@@ -157,8 +157,7 @@ static void *answer_by_caller(const struct lookup *lookup, struct library *libra
 	if (lookup->namespace ? !scope_find_definer(lookup->caller, next, lookup->name, &object)
 	                      : !elf_find_next(lookup->caller, lookup->name, &object))
 		return JUMP;
-	/* The loader passes our functions over where a version is asked for, since ours have none.
-	 */
+	/* A look-up with a version skips our functions, which have none. */
 	if (!library)
 		stand_in = elf_is_libc(&object) || elf_contains(&object, &scope_seen)
 		               ? loader_stand_in_of_libc(lookup->name, lookup->namespace)

@@ -3,7 +3,7 @@
 # shellcheck disable=SC2312 # an empty value fails a comparison or is printed
 #
 # deps.sh build|demo|test|--ci: install the packages of `make build`, `make demo`, `make test` or .ci/run on Debian or Ubuntu, and print how much is
-# downloaded. Later goals of this list include earlier ones. It leaves a package alone whose command is installed: the distribution's runc conflicts
+# downloaded. Later goals of this list include earlier ones. If a command is installed, its package is not: the distribution's runc conflicts
 # with Docker's.
 # deps.sh --need FOR WHAT…: install nothing, and fail if a command or file of the list below is missing, with the command that installs it.
 set -euo pipefail

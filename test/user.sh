@@ -28,7 +28,7 @@ cat >"$work/inside" <<'INSIDE'
 set -euo pipefail
 work=$1 uid=$2 cache=$3 modules=$4 go=$5
 shift 5
-# What root has compiled is used; what this user compiles stays here.
+# The overlay gives this user the packages that root has compiled, and keeps their own.
 mount -t overlay -o "lowerdir=$cache,upperdir=$work/new,workdir=$work/overlay" none "$work/cache"
 find "$work/cache" -maxdepth 1 -exec chown "$uid:$uid" {} +
 mount --bind "$modules" "$work/modules"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package guard has the enforcer's locks. A lock guards memory and is never held over anything that waits: the disk, the driver,
-// the kernel's files. Locks are taken in the order of their ranks. Builds with the race detector check both.
+// Package guard has the enforcer's locks. A lock guards memory. A goroutine holds none while it waits for the disk, the driver or the kernel's
+// files, and takes several in the order of their ranks. Builds with the race detector check both.
 package guard
 
 // Rank is where a lock stands in the order: one is locked while none of its rank or of a later one is held.

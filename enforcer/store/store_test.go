@@ -447,7 +447,7 @@ func BenchmarkPutSlice(b *testing.B) {
 	}
 }
 
-// An owed record stays owed until its transaction succeeds, unless a newer one replaces it meanwhile.
+// An owed record stays owed until its transaction succeeds, unless a newer one replaces it.
 func TestWhatIsOwedOutlivesATransactionThatFails(t *testing.T) {
 	p := newPlace(t)
 	over, gone := example("over", 1), example("gone", 2)

@@ -52,8 +52,8 @@ static void check(const char *what, CUresult result)
 	exit(1);
 }
 
-/* What a thread takes in a round: the same size in every other round, so that freed memory is found
- * by some. */
+/* A thread's size in a round. Every other round has equal sizes, so that some threads find freed
+ * memory. */
 static size_t size_in(int round, int thread)
 {
 	return round % 2 ? bytes
