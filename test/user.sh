@@ -14,6 +14,7 @@ fi
 GO=${GO:-$(test/go.sh)}
 [ $# -gt 0 ] || mapfile -t packages < <(git grep -l 'needs\.Root(' -- '*.go' | xargs -n 1 dirname | sort -u | sed 's|^|./|')
 [ $# = 0 ] || packages=("$@")
+"$GO" list -deps -test "${packages[@]}" >/dev/null # downloads the modules that are missing: the user cannot write to root's cache
 work=$(mktemp -d /tmp/gpuslice-user.XXXXXX)
 trap 'rm -rf --one-file-system "$work"' EXIT
 uid=12345
