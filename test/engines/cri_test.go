@@ -149,9 +149,15 @@ func (e *kube) ready() error {
 	return nil
 }
 
-// patience is the time that a call may take: much more than any does.
+// patience is the time that a call may take: much more than any does. The context has no deadline, since CRI-O waits until shortly before it
+// for a container that ignores SIGTERM.
 func patience() (context.Context, context.CancelFunc) {
-	return context.WithTimeout(context.Background(), 5*time.Minute)
+	ctx, cancel := context.WithCancel(context.Background())
+	timer := time.AfterFunc(5*time.Minute, cancel)
+	return ctx, func() {
+		timer.Stop()
+		cancel()
+	}
 }
 
 // shown is what an event of the pod shows to its user.
