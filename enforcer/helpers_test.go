@@ -305,14 +305,26 @@ func (h *host) CreatePool(ctx context.Context, name string, r api.PoolRequest) (
 	return h.Enforcer.CreatePool(ctx, name, r)
 }
 
-// runFile is where the enforcer keeps the slices' records.
-func (h *host) runFile() string {
+// records is the directory of the slices' records.
+func (h *host) records() string {
 	h.t.Helper()
 	boot, err := process.BootID()
 	if err != nil {
 		h.t.Fatal(err)
 	}
-	return store.RunFile(h.options.RunDir, boot)
+	return store.RecordsDir(h.options.RunDir, boot)
+}
+
+// stored says whether a record of the enforcer has that text.
+func (h *host) stored(text string) bool {
+	h.t.Helper()
+	found := false
+	files, _ := filepath.Glob(filepath.Join(h.records(), "slice-*"))
+	for _, file := range files {
+		record, _ := os.ReadFile(file) // it may be gone by now
+		found = found || strings.Contains(string(record), text)
+	}
+	return found
 }
 
 // start needs root the second time: an enforcer without privileges cannot restore slices.

@@ -30,12 +30,8 @@ func (w *onlooker) Limit(cgroup, device string, bytes uint64) error {
 	if strings.Contains(cgroup, "probe") {
 		return w.fakeBackend.Limit(cgroup, device, bytes)
 	}
-	text, err := os.ReadFile(w.h.runFile())
-	if err != nil {
-		w.t.Error(err)
-	}
-	dir := w.t.TempDir() // the file is the enforcer's as long as it runs
-	if err := os.WriteFile(store.RunFile(dir, "copy"), text, 0o600); err != nil {
+	dir := w.t.TempDir() // the records are the enforcer's as long as it runs
+	if err := os.CopyFS(store.RecordsDir(dir, "copy"), os.DirFS(w.h.records())); err != nil {
 		w.t.Error(err)
 	}
 	s, err := store.Open(store.Options{RunDir: dir, StateDir: dir, Boot: "copy", Log: slog.New(slog.DiscardHandler)})
@@ -46,12 +42,7 @@ func (w *onlooker) Limit(cgroup, device string, bytes uint64) error {
 	if aside, _ := filepath.Glob(filepath.Join(dir, "*.damaged-*")); len(aside) > 0 {
 		w.t.Fatal(aside)
 	}
-	active, err := s.Slices()
-	released, more := s.Released()
-	if err := errors.Join(err, more); err != nil {
-		w.t.Error(err)
-	}
-	for _, r := range append(active, released...) {
+	for _, r := range append(s.Slices(), s.Released()...) {
 		if r.Native && strings.HasSuffix(cgroup, r.CgroupRel) {
 			return w.fakeBackend.Limit(cgroup, device, bytes)
 		}

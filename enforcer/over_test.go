@@ -130,8 +130,8 @@ func TestSlicesOfAnEarlierBootAreDropped(t *testing.T) {
 	h := newHost(t, &fakeTruth{})
 	p, _ := h.session("s", on(gpu0, 60*gib)) // its first process is alive: it is not for that
 	h.stop()
-	another := store.RunFile(h.options.RunDir, "another")
-	if err := os.Rename(h.runFile(), another); err != nil {
+	another := store.RecordsDir(h.options.RunDir, "another")
+	if err := os.Rename(h.records(), another); err != nil {
 		t.Fatal(err)
 	}
 	h.start()

@@ -184,7 +184,7 @@ func TestAPoolOutlivesTheHostsBootAsWhatItWasMadeFor(t *testing.T) {
 	h.pool("llm", on(gpu0, 6*gib))
 	created := h.seePool("llm").Created
 	h.stop()
-	if err := os.Remove(h.runFile()); err != nil { // with what is in memory
+	if err := os.RemoveAll(h.records()); err != nil { // with what is in memory
 		t.Fatal(err)
 	}
 	h.start()

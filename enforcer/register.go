@@ -37,10 +37,8 @@ func (e *Enforcer) counted(register func() (api.RegisterReply, error)) (api.Regi
 	begin := time.Now()
 	reply, err := register()
 	var code api.Code
-	if refusal := (*api.Error)(nil); errors.As(err, &refusal) {
-		code = refusal.Code
-	} else if err != nil {
-		code = api.CodeInternal
+	if err != nil {
+		code = api.From(err).Code
 	}
 	e.count(func(c Counter) { c.Registered(code, time.Since(begin)) })
 	return reply, err

@@ -41,18 +41,8 @@ func (e *Enforcer) restore() error {
 		e.pages.Close()
 		e.pages = nil
 	}()
-	records, err := e.store.Slices()
-	if err != nil {
-		return err
-	}
-	released, err := e.store.Released()
-	if err != nil {
-		return err
-	}
-	pools, err := e.loadPools()
-	if err != nil {
-		return err
-	}
+	records, released := e.store.Slices(), e.store.Released()
+	pools := e.loadPools()
 	for _, r := range slices.Concat(records, released) {
 		e.pages.Want(ledger.Identity(r.Ledger), ownProcesses(r)...)
 		e.lastGeneration.Store(max(e.lastGeneration.Load(), r.Generation))

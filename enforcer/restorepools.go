@@ -19,11 +19,8 @@ import (
 // quotas do.
 //
 // What counts of a quota is what survives the host; a device's limit of 0 is of one of which the pool could be given nothing.
-func (e *Enforcer) loadPools() ([]*pool, error) {
-	states, err := e.store.PoolStates()
-	if err != nil {
-		return nil, err
-	}
+func (e *Enforcer) loadPools() []*pool {
+	states := e.store.PoolStates()
 	var loaded []*pool
 	for _, r := range e.store.Pools() {
 		asked := api.PoolRequest{Quotas: r.Asked, Tenant: r.Tenant, TTL: r.TTL, Label: r.Label, Elastic: r.Elastic, Priority: r.Priority}
@@ -43,7 +40,7 @@ func (e *Enforcer) loadPools() ([]*pool, error) {
 		loaded = append(loaded, p)
 		e.pools[r.Name] = p
 	}
-	return loaded, nil
+	return loaded
 }
 
 // reopenPools finds the pools' ledgers again, or makes new ones: before any slice listens, since who attaches to a member

@@ -14,8 +14,11 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/gpuslice/gpuslice/enforcer"
 	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/test/needs"
 )
 
 // A ledger that the next enforcer would not find is given to nobody.
@@ -92,8 +95,7 @@ func TestASliceIsTakenUpWithoutRoom(t *testing.T) {
 	h.expired("expires")
 	full.Store(false)
 	eventually(t, "what is owed is written", func() bool {
-		text, err := os.ReadFile(h.runFile())
-		return err == nil && strings.Contains(string(text), `"released":true`)
+		return h.stored(`"released":true`)
 	})
 	h.restart()
 	if _, err := h.Slice(context.Background(), "released"); !errors.Is(err, api.ErrNotFound) {
@@ -122,4 +124,44 @@ func TestASliceWithoutASocketGetsOneWhenItCan(t *testing.T) {
 	eventually(t, "it can be asked", func() bool { return strings.HasPrefix(p.ask("attach"), "ok ") })
 	p.uses().must("charge 0 %d", 4*gib) // what a process had before it attached anew is given back
 	p.expect("refused", "charge 0 1")
+}
+
+// Ready means that a slice could be registered, also before anyone has tried.
+func TestAFullRunDirectoryIsNotReadyAndRefusesWithItsCode(t *testing.T) {
+	needs.Root(t)
+	h := newHost(t, &fakeTruth{})
+	h.stop()
+	dir := h.options.RunDir
+	if err := unix.Mount("none", dir, "tmpfs", 0, "nr_inodes=60"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
+	h.start()
+	h.session("before", on(gpu0, gib))
+	if health := h.health(); !health.Ready {
+		t.Fatalf("%+v", health)
+	}
+	var fill []string
+	for err := error(nil); err == nil; {
+		fill = append(fill, filepath.Join(dir, fmt.Sprint("fill-", len(fill))))
+		err = os.WriteFile(fill[len(fill)-1], nil, 0o600)
+	}
+	eventually(t, "it is not ready", func() bool { return !h.health().Ready })
+	if c := check(h.health(), "disk"); c.OK || !strings.Contains(c.Message, "no space left") {
+		t.Errorf("%+v", c)
+	}
+	p := start(t, filepath.Join(dir, "to-s"), "")
+	request := api.RegisterRequest{ID: "s", Session: true, PID: p.pid(), Quotas: []api.Quota{on(gpu0, gib)}}
+	_, err := h.Register(context.Background(), request)
+	if refusal := api.From(err); err == nil || refusal.Code != api.CodeStorage || strings.Contains(refusal.Message, dir) || !strings.Contains(refusal.Message, "no space left") {
+		t.Errorf("%v", err)
+	}
+	h.given(gpu0, gib, 79*gib)
+	for _, path := range fill {
+		_ = os.Remove(path) // the last one was not made
+	}
+	eventually(t, "it is ready", func() bool { return h.health().Ready })
+	if _, err := h.Register(context.Background(), request); err != nil {
+		t.Error(err)
+	}
 }

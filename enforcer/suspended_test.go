@@ -3,19 +3,19 @@
 package enforcer_test
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"testing"
 	"time"
 
-	"go.etcd.io/bbolt"
-
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/checkpoint"
+	"github.com/gpuslice/gpuslice/enforcer/process"
+	"github.com/gpuslice/gpuslice/enforcer/store"
 	"github.com/gpuslice/gpuslice/test/needs"
 )
 
@@ -200,25 +200,25 @@ func TestAUsersSuspendedSessionComesBackWithinHisLimitWhoeverAsks(t *testing.T) 
 	eventually(t, "it is resumed", func() bool { return h.resume("u5001-a") == nil })
 }
 
-// rewrite has the slices' records say something else.
-func rewrite(t *testing.T, file, from, to string) {
-	t.Helper()
-	db, err := bbolt.Open(file, 0o600, nil)
+// rewrite changes the stored slices while no enforcer runs.
+func (h *host) rewrite(change func(*store.Slice)) {
+	h.t.Helper()
+	boot, err := process.BootID()
 	if err != nil {
-		t.Fatal(err)
+		h.t.Fatal(err)
 	}
-	defer db.Close()
-	changed := false
-	err = db.Update(func(tx *bbolt.Tx) error {
-		all := tx.Bucket([]byte("slices"))
-		return all.ForEach(func(key, value []byte) error {
-			now := bytes.Replace(value, []byte(from), []byte(to), 1)
-			changed = changed || !bytes.Equal(now, value)
-			return all.Put(bytes.Clone(key), now)
-		})
-	})
-	if err != nil || !changed {
-		t.Fatal("no record was changed", err)
+	s, err := store.Open(store.Options{RunDir: h.options.RunDir, StateDir: h.options.StateDir, Boot: boot, Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	for _, slice := range s.Slices() {
+		change(&slice)
+		if err := s.PutSlice(slice); err != nil {
+			h.t.Error(err)
+		}
+	}
+	if err := s.Close(); err != nil {
+		h.t.Fatal(err)
 	}
 }
 
@@ -227,7 +227,7 @@ func TestASuspendedSliceWhoseRecordDoesNotSayHowFarItWasIsBroughtBack(t *testing
 	h, truth, f := movers(t)
 	p := h.suspended(truth, "a", 50*gib, 40*gib)
 	h.stop()
-	rewrite(t, h.runFile(), `"state":"suspended"`, `"state":"?"`)
+	h.rewrite(func(s *store.Slice) { s.Suspended.State = "?" })
 	h.start()
 	eventually(t, "it is active", func() bool { return h.see("a").State == api.Active })
 	if s := h.see("a"); s.Devices[0].Used != 40*gib || f.states()[p.pid()] != checkpoint.Running || h.granted(t) != 50*gib {

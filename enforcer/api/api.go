@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"syscall"
 	"time"
 )
 
@@ -300,6 +301,7 @@ const (
 	CodeExpired       Code = "expired"        // 409: its time is over
 	CodeForbidden     Code = "forbidden"      // 403: not for this user
 	CodeBusy          Code = "busy"           // 503: ask again later: the enforcer is stopping, makes room, or as many ask, follow or have joined as may
+	CodeStorage       Code = "storage"        // 500: a disk refused a write of the enforcer: ask again when the operator has made room
 	CodeInternal      Code = "internal"       // 500
 )
 
@@ -338,6 +340,19 @@ func (e *Error) Is(target error) bool {
 // Errorf returns an Error with a formatted message.
 func Errorf(code Code, format string, args ...any) *Error {
 	return &Error{Code: code, Message: fmt.Sprintf(format, args...)}
+}
+
+// From returns the Error in err's tree. Any other error gets CodeStorage if a disk has refused a write, else CodeInternal.
+func From(err error) *Error {
+	if e := (*Error)(nil); errors.As(err, &e) {
+		return e
+	}
+	for _, errno := range []syscall.Errno{syscall.ENOSPC, syscall.EDQUOT, syscall.EROFS, syscall.EIO} {
+		if errors.Is(err, errno) {
+			return Errorf(CodeStorage, "the enforcer cannot write its files: %v: the host's operator has to make room in the directories that `gpuslice doctor` names", errno)
+		}
+	}
+	return Errorf(CodeInternal, "%s", err.Error())
 }
 
 // Sentinels for errors.Is.

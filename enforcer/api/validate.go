@@ -167,6 +167,6 @@ func (c Code) Status() int {
 // Codes are all codes that there are.
 func Codes() []Code {
 	return []Code{
-		CodeBadRequest, CodeNotFound, CodeMethod, CodeExists, CodeRunning, CodeQuotaExceeded, CodeTooLarge, CodeNoDevice, CodeExpired, CodeForbidden, CodeBusy, CodeInternal,
+		CodeBadRequest, CodeNotFound, CodeMethod, CodeExists, CodeRunning, CodeQuotaExceeded, CodeTooLarge, CodeNoDevice, CodeExpired, CodeForbidden, CodeBusy, CodeStorage, CodeInternal,
 	}
 }

@@ -276,14 +276,11 @@ func noPath(r *http.Request) error {
 }
 
 func fail(w http.ResponseWriter, r *http.Request, log *slog.Logger, err error) {
-	var e *api.Error
-	if !errors.As(err, &e) {
-		e = api.Errorf(api.CodeInternal, "%s", err.Error())
-	}
+	e := api.From(err)
 	n := noteOf(r)
 	n.refusal, n.hidden = e, errors.Is(err, api.ErrForbidden)
 	level := slog.LevelDebug
-	if e.Code == api.CodeInternal {
+	if e.Code == api.CodeInternal || e.Code == api.CodeStorage {
 		level = slog.LevelError
 	}
 	log.Log(r.Context(), level, "request refused", "method", r.Method, "path", r.URL.Path, "code", e.Code, "err", err)

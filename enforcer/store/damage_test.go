@@ -4,17 +4,15 @@ package store
 
 import (
 	"bytes"
-	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"syscall"
 	"testing"
-
-	"go.etcd.io/bbolt"
 
 	"github.com/gpuslice/gpuslice/enforcer/durable"
 )
@@ -26,10 +24,10 @@ func aside(t testing.TB, path, kind string) []string {
 	return files
 }
 
-// keptAside says that the file was kept as it was, and that the log says where.
-func (p *place) keptAside(path, kind string, data []byte) {
+// keptAside says that a file was kept as it was under another name of base, and that the log says where.
+func (p *place) keptAside(base, kind string, data []byte) {
 	p.t.Helper()
-	kept := aside(p.t, path, kind)
+	kept := aside(p.t, base, kind)
 	if len(kept) != 1 || !bytes.Equal(read(p.t, kept[0]), data) {
 		p.t.Fatalf("the file was not kept as it was: %q", kept)
 	}
@@ -38,68 +36,105 @@ func (p *place) keptAside(path, kind string, data []byte) {
 	}
 }
 
-// lived is both files with a past.
-func lived(t testing.TB) (run, state []byte) {
+// lived is a state file with a past.
+func lived(t testing.TB) []byte {
 	t.Helper()
 	p := newPlace(t)
 	s := p.open()
-	for i := range 12 {
-		slice := example(fmt.Sprintf("slice-%03d", i), uint64(i))
-		if i%9 == 1 {
-			slice.Dir = strings.Repeat("long/", 1500)
-		}
-		check(t, s.PutSlice(slice))
-	}
-	for i := range 4 {
-		check(t, s.Forget("", uint64(i*2)))
-	}
 	check(t, s.PutPool(examplePool("p")))
 	check(t, s.PutContext("NVIDIA H100", 500<<20))
 	check(t, s.Close())
-	return read(t, p.runFile()), read(t, p.stateFile())
+	return read(t, p.stateFile())
 }
 
-func TestADamagedRunFileIsReportedAndKept(t *testing.T) {
-	healthy, _ := lived(t)
-	text := bytes.ReplaceAll(healthy, []byte(`{"request"`), []byte(`[["request"`)[:10])
-	for name, data := range map[string][]byte{
-		"empty":               {},
-		"text":                []byte("this is not a database"),
-		"zeros":               make([]byte, len(healthy)),
-		"zeros behind":        append(bytes.Clone(healthy[:2*os.Getpagesize()]), make([]byte, len(healthy))...),
-		"truncated":           healthy[:3*os.Getpagesize()],
-		"the first page only": healthy[:os.Getpagesize()],
-		"a record":            text,
-	} {
-		t.Run(name, func(t *testing.T) {
-			p := newPlace(t)
-			write(t, p.runFile(), data)
-			s := p.openAny()
-			p.keptAside(p.runFile(), "damaged", data)
-			same(t, slicesIn(t, s), nil)
-			check(t, s.PutSlice(example("a", 1)))
-			check(t, s.Close())
-			same(t, slicesIn(t, p.open()), []Slice{example("a", 1)})
-		})
+// A damaged record costs that record, whatever the damage is.
+func TestADamagedRecordIsReportedAndKeptAndCostsNoOther(t *testing.T) {
+	p := newPlace(t)
+	s := p.open()
+	check(t, s.PutSlice(example("a", 1)))
+	check(t, s.PutPoolState("night", examplePoolState()))
+	healthy := read(t, p.record(1))
+	damages := map[string][]byte{
+		"empty":                        {},
+		"text":                         []byte("this is no record"),
+		"of another slice":             seal(sliceKind, sliceKey(1), recordSchema, []byte(`{"generation":1}`)),
+		"whose fields had other types": seal(sliceKind, sliceKey(7), recordSchema, []byte(`{"generation":7,"suspended":true}`)),
+		"of another generation":        seal(sliceKind, sliceKey(7), recordSchema, []byte(`{"generation":8}`)),
+		"of a schema before the first": seal(sliceKind, sliceKey(7), 0, []byte(`{"generation":7}`)),
 	}
+	for n := range healthy {
+		flipped := bytes.Clone(healthy)
+		flipped[n] ^= 1 << (n % 8)
+		damages[fmt.Sprint("a bit of byte ", n)] = flipped
+		damages[fmt.Sprint("its first bytes ", n)] = healthy[:n]
+	}
+	check(t, s.Close())
+	for name, data := range damages {
+		write(t, p.record(7), data)
+		s := p.openAny()
+		if slices, pools := s.Slices(), s.PoolStates(); len(slices) != 1 || slices[0].Generation != 1 || len(pools) != 1 {
+			t.Fatalf("%s: %+v, %+v", name, slices, pools)
+		}
+		check(t, s.Close())
+		base := filepath.Join(p.RunDir, filepath.Base(p.record(7)))
+		kept, err := filepath.Glob(base + ".*-*") // damaged, or newer
+		check(t, err)
+		if len(kept) != 1 || !bytes.Equal(read(t, kept[0]), data) || !strings.Contains(p.log.String(), kept[0]) {
+			t.Fatalf("%s: kept as %q: %s", name, kept, p.log.String())
+		}
+		check(t, os.Remove(kept[0]))
+	}
+	same(t, p.open().Slices(), []Slice{example("a", 1)})
 }
 
 func TestANewerFileIsReportedAndKept(t *testing.T) {
 	p := newPlace(t)
-	s := p.open()
-	check(t, s.run.Update(func(tx *bbolt.Tx) error {
-		return tx.Bucket(bucketAbout).Put(keySchema, binary.BigEndian.AppendUint64(nil, runSchema+1))
-	}))
-	check(t, s.Close())
-	run := read(t, p.runFile())
+	check(t, p.open().Close())
+	record := seal(sliceKind, sliceKey(1), recordSchema+1, []byte("{}"))
+	write(t, p.record(1), record)
 	state := bytes.Replace(read(t, p.stateFile()), []byte("state 2"), []byte("state 3"), 1)
 	write(t, p.stateFile(), state)
 	p.openAny()
-	p.keptAside(p.runFile(), "newer", run)
+	p.keptAside(filepath.Join(p.RunDir, filepath.Base(p.record(1))), "newer", record)
 	p.keptAside(p.stateFile(), "newer", state)
 	if !strings.Contains(p.log.String(), "newer version") {
 		t.Error(p.log.String())
 	}
+}
+
+// The fixtures have each field, as an earlier gpuslice wrote it.
+func TestRecordsOfTheFirstSchemaAreRead(t *testing.T) {
+	p := newPlace(t)
+	write(t, p.record(1), read(t, "testdata/slice-1"))
+	write(t, filepath.Join(p.records(), "pool-night"), read(t, "testdata/pool-1"))
+	write(t, p.stateFile(), read(t, "testdata/state-2.json"))
+	s := p.open()
+	slices := s.Released()
+	if len(slices) != 1 {
+		t.Fatalf("%+v", slices)
+	}
+	for _, stored := range []any{slices[0], s.PoolStates()["night"], s.Pools()[0]} {
+		for _, field := range unset(reflect.ValueOf(stored), reflect.TypeOf(stored).Name()) {
+			t.Errorf("%s has no value: add it to the fixture", field)
+		}
+	}
+}
+
+// unset names the fields that have no value, of structs within, too.
+func unset(v reflect.Value, name string) (fields []string) {
+	switch {
+	case v.Kind() == reflect.Pointer && !v.IsNil():
+		return unset(v.Elem(), name)
+	case v.Kind() == reflect.Struct && v.Type().PkgPath() == reflect.TypeFor[Slice]().PkgPath():
+		for i := range v.NumField() {
+			fields = append(fields, unset(v.Field(i), name+"."+v.Type().Field(i).Name)...)
+		}
+	case v.Kind() == reflect.Slice && v.Len() > 0:
+		return unset(v.Index(0), name)
+	case v.IsZero():
+		fields = []string{name}
+	}
+	return fields
 }
 
 func TestFilesSetAsideInOneSecondDoNotReplaceEachOther(t *testing.T) {
@@ -114,7 +149,7 @@ func TestFilesSetAsideInOneSecondDoNotReplaceEachOther(t *testing.T) {
 }
 
 func TestWhatIsNoFileIsLeftAlone(t *testing.T) {
-	for _, path := range []func(*place) string{(*place).runFile, (*place).stateFile} {
+	for _, path := range []func(*place) string{(*place).stateFile, func(p *place) string { return p.record(1) }} {
 		p := newPlace(t)
 		check(t, os.MkdirAll(path(p), 0o700))
 		if _, err := Open(p.Options); err == nil {
@@ -127,14 +162,14 @@ func TestWhatIsNoFileIsLeftAlone(t *testing.T) {
 	p, other := newPlace(t), newPlace(t)
 	check(t, other.open().Close())
 	check(t, os.MkdirAll(p.RunDir, 0o700))
-	check(t, os.Symlink(other.runFile(), p.runFile()))
+	check(t, os.Symlink(other.records(), p.records()))
 	if _, err := Open(p.Options); err == nil {
 		t.Error("a link was followed")
 	}
 }
 
 func TestNoFlippedBitLosesAPoolInSilence(t *testing.T) {
-	_, data := lived(t)
+	data := lived(t)
 	_, err := decode(data)
 	check(t, err)
 	for bit := range 8 * len(data) {
@@ -158,7 +193,7 @@ func TestNoFlippedBitLosesAPoolInSilence(t *testing.T) {
 }
 
 func FuzzDecode(f *testing.F) {
-	_, data := lived(f)
+	data := lived(f)
 	f.Add(data)
 	f.Add([]byte{})
 	f.Fuzz(func(t *testing.T, data []byte) {

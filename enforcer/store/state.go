@@ -7,34 +7,26 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"hash/crc32"
-	"io"
 	"maps"
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
-	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/gpuslice/gpuslice/enforcer/durable"
 )
 
-// stateSchema is the version of the state directory's file; 1 was a bbolt file of all that is in both now (upgrade.go).
+// stateSchema is the version of the state directory's file. Version 1 was a database.
 const stateSchema = 2
 
-// StateName is the state directory's file: a line that says the schema and the checksum of what follows, and a document as JSON.
-// It is replaced by renaming, so it is there whole, as it was before a change or after it.
-const StateName = "state.json"
-
-const stateHeader = "gpuslice state %d crc32c %08x\n"
+// StateName is the state directory's file, a sealed document as JSON. It is replaced by renaming, so a reader finds the document before a
+// change or after it.
+const (
+	StateName = "state.json"
+	stateKind = "state"
+)
 
 // maxState is more than a host full of pools needs by far; the file is read whole.
 const maxState = 64 << 20
-
-// errNewer says that a file is of a later version of gpuslice.
-var errNewer = errors.New("it is of a newer version of gpuslice")
 
 type document struct {
 	Pools    map[string]Pool   `json:"pools"`
@@ -51,35 +43,19 @@ type state struct {
 	document
 }
 
-var castagnoli = crc32.MakeTable(crc32.Castagnoli)
-
 func (d document) encode() ([]byte, error) {
 	text, err := json.MarshalIndent(d, "", " ")
-	if err != nil {
-		return nil, err
-	}
-	text = append(text, '\n')
-	return append(fmt.Appendf(nil, stateHeader, stateSchema, crc32.Checksum(text, castagnoli)), text...), nil
+	return seal(stateKind, "", stateSchema, append(text, '\n')), err
 }
 
 // decode returns an error that is errNewer if the data is of a later version.
 func decode(data []byte) (d document, err error) {
-	line, text, _ := strings.Cut(string(data), "\n")
-	line += "\n"
-	var schema, sum uint32
-	if _, err := fmt.Sscanf(line, stateHeader, &schema, &sum); err != nil {
-		return d, errors.New("it does not begin as a state of gpuslice")
-	}
-	switch {
-	case schema > stateSchema:
-		return d, fmt.Errorf("%w (schema %d, this one knows %d)", errNewer, schema, stateSchema)
-	case schema != stateSchema || fmt.Sprintf(stateHeader, schema, sum) != line:
-		return d, errors.New("its first line is damaged")
-	case crc32.Checksum([]byte(text), castagnoli) != sum:
-		return d, errors.New("it does not match its checksum")
-	}
-	if err := json.Unmarshal([]byte(text), &d); err != nil {
+	text, err := unseal(stateKind, "", stateSchema, data)
+	if err != nil {
 		return d, err
+	}
+	if err := json.Unmarshal(text, &d); err != nil {
+		return d, fmt.Errorf("%w: %w", errUnusable, err)
 	}
 	return d, nil
 }
@@ -91,44 +67,23 @@ func (st *state) open(o Options) error {
 	}
 	st.path, st.turn, st.disk = filepath.Join(o.StateDir, StateName), make(chan struct{}, 1), o.disk
 	st.document = document{make(map[string]Pool), make(map[string]uint64)}
-	data, err := readRegular(st.path)
+	data, err := readRegular(st.path, maxState)
 	if errors.Is(err, os.ErrNotExist) {
 		return st.change(func(*document) {})
 	}
-	if err != nil && !errors.Is(err, errUnusable) {
-		return err
-	}
+	var read document
 	if err == nil {
-		var read document
-		if read, err = decode(data); err == nil {
-			maps.Copy(st.Pools, read.Pools)
-			maps.Copy(st.Contexts, read.Contexts)
-			return nil
+		read, err = decode(data)
+	}
+	if errors.Is(err, errUnusable) {
+		if err := setAside(o, st.path, st.path, err); err != nil {
+			return err
 		}
+		return st.change(func(*document) {})
 	}
-	if err := setAside(o, st.path, err); err != nil {
-		return err
-	}
-	return st.change(func(*document) {})
-}
-
-// readRegular reads a file whole. NONBLOCK: opening a FIFO would wait for its other end.
-func readRegular(path string) ([]byte, error) {
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	info, err := f.Stat()
-	switch {
-	case err != nil:
-		return nil, err
-	case !info.Mode().IsRegular():
-		return nil, fmt.Errorf("%s is not a regular file (%s): move it away", path, info.Mode().Type())
-	case info.Size() > maxState:
-		return nil, fmt.Errorf("%w: it has %d bytes, more than this file can have", errUnusable, info.Size())
-	}
-	return io.ReadAll(f)
+	maps.Copy(st.Pools, read.Pools)
+	maps.Copy(st.Contexts, read.Contexts)
+	return err
 }
 
 // change changes the document and the file, or neither. If the file was replaced and that is not known to be on disk, the former one
@@ -154,37 +109,6 @@ func (st *state) replace(d document) (replaced bool, err error) {
 		return false, err
 	}
 	return st.disk.Replace(st.path, data)
-}
-
-// setAside renames a file that cannot be used, and says so.
-func setAside(o Options, path string, fault error) error {
-	kind := "damaged"
-	if errors.Is(fault, errNewer) {
-		kind = "newer"
-	}
-	base := fmt.Sprintf("%s.%s-%s", path, kind, time.Now().UTC().Format("20060102T150405Z"))
-	// A link and not a rename: an earlier file that was set aside within this second must not be replaced.
-	for n := 1; n < 1000; n++ {
-		aside := base
-		if n > 1 {
-			aside = fmt.Sprintf("%s.%d", base, n)
-		}
-		err := o.disk.Link(path, aside)
-		if errors.Is(err, os.ErrExist) {
-			continue
-		}
-		if err == nil {
-			err = errors.Join(o.disk.Remove(path), o.disk.SyncDir(filepath.Dir(path)))
-		}
-		if err != nil {
-			return fmt.Errorf("%s cannot be used (%w), nor be renamed: %w", path, fault, err)
-		}
-		o.Log.Error("state file cannot be used: it was kept under another name and an empty one was made. Containers and pools that were in it are no longer "+
-			"known: create the pools anew; what running containers ask for in addition is refused until they are started again",
-			"file", path, "kept", aside, "err", fault)
-		return nil
-	}
-	return fmt.Errorf("%s cannot be used (%w), and there are too many files named %s", path, fault, base)
 }
 
 func (s *Store) changeState(key string, how func(*document)) error {

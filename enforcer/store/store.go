@@ -1,36 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package store keeps what the enforcer must know again after a restart, in two files:
+// Package store keeps what the enforcer must know again after a restart:
 //
-//	<run directory>/state-<boot>.db   bbolt, never synced: survives the daemon, and not the host
-//	├── "about"
-//	│   └── "schema"      uint64
-//	├── "slices"
-//	│   └── <generation>  Slice as JSON, released or not
-//	└── "pools"
-//	    └── <name>        PoolState as JSON
-//
-//	<state directory>/state.json      a checked document, replaced as a whole and synced: survives the host
+//	<run directory>/records-<boot>/   a file for each record, never synced: survives the daemon, and not the host
+//	    slice-<generation>    Slice, released or not
+//	    pool-<name>           PoolState
+//	    lock                  held by the enforcer
+//	<state directory>/state.json      a document, replaced as a whole and synced: survives the host
 //	    pools             Pool, by name
 //	    contexts          learned bytes of a process's first context, by model of device and driver
 //
-// A slice means nothing after a reboot, since its container is gone; so its record costs no sync, and a write of it fails only
-// if the run directory is full. Numbers are big-endian.
+// Each file is JSON below a line with its schema and checksum. A slice means nothing after a reboot, since its container is gone; so its
+// record costs no sync, and a write of it fails only if the run directory is full. A record is a file so that a damaged record costs that
+// record: no other can be lost with it or come back.
 //
-// It owns both files. What it promises: a write that returned nil is there for the next enforcer, and after a reboot if it was
-// of a pool or a context; one that failed is not. A file that is damaged or newer is never worked on and never silently
-// emptied, but renamed aside and reported.
-// It must never decide what a record means: whether a slice still lives is for the enforcer to find out.
+// The package owns these files. A write that returned nil is there for the next enforcer, and after a reboot if it was of a pool or a
+// context; one that failed is not. A file that is damaged or newer is never used and never silently emptied, but renamed and reported.
+// The package must never decide what a record means: the enforcer finds out whether a slice still lives.
 package store
 
 import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"sync"
 	"time"
-
-	"go.etcd.io/bbolt"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/durable"
@@ -178,49 +173,45 @@ type Options struct {
 
 // Store is the open files. Its methods may be called by several goroutines.
 type Store struct {
-	before func(key string) error
-	run    *bbolt.DB
-	state  state
+	before   func(key string) error
+	records  string // the directory of this boot's records
+	lock     *os.File
+	slices   map[uint64]Slice // as Open found them, by generation
+	pools    map[string]PoolState
+	settling chan struct{} // held over writes of records that are owed
+	state    state
 
 	mu       guard.Mutex[guard.Leaf] // guards what follows: how the writes go, and those that failed and are owed
 	closed   bool
 	waiting  int       // writes
 	since    time.Time // when the oldest of them was asked for, or the last one ended
 	failures uint64
-	runErr   error             // of the last write of the run directory's file; nil if it went well
-	stateErr error             // of the other's
-	owed     map[uint64][]byte // records that could not be written, by generation; nil is one to be deleted
+	runErr   error            // of the last write of a record; nil if it went well
+	stateErr error            // of the last write of the state directory's file
+	owed     map[uint64]*owed // by generation
 	retrying bool
 
 	writes sync.WaitGroup
 }
 
-// Open opens the files, or makes them; one of the version before is taken over. What cannot be used is renamed to
-// <path>.damaged-<time> or <path>.newer-<time>, an empty one takes its place, and the log says so. It returns ErrLocked if
-// another enforcer has the run directory, and has it for LockPatience. There must be no other that has the state directory.
+// Open opens the files, or makes them. A file that cannot be used is renamed to <path>.damaged-<time> or <path>.newer-<time> (a record's into
+// the run directory), and the log says so. It returns ErrLocked if another enforcer has the run directory for LockPatience. The caller makes
+// sure that no other enforcer has the state directory.
 func Open(o Options) (*Store, error) {
-	s := &Store{before: o.Before, owed: make(map[uint64][]byte)}
+	s := &Store{before: o.Before, settling: make(chan struct{}, 1), owed: make(map[uint64]*owed)}
 	if o.disk.Create == nil {
 		o.disk = durable.Host()
 	}
-	if err := s.open(o); err != nil {
+	err := s.openRecords(o)
+	if err == nil {
+		if err = s.state.open(o); err != nil {
+			err = errors.Join(err, s.lock.Close())
+		}
+	}
+	if err != nil {
 		return nil, fmt.Errorf("open the store: %w", err)
 	}
 	return s, nil
-}
-
-func (s *Store) open(o Options) error {
-	if err := s.openRun(o); err != nil {
-		return err
-	}
-	err := s.state.open(o)
-	if err == nil {
-		err = s.upgrade(o)
-	}
-	if err != nil {
-		return errors.Join(err, s.run.Close())
-	}
-	return nil
 }
 
 // Close ends the Store, after the writes that were begun. What is owed still is tried once more.
@@ -234,7 +225,7 @@ func (s *Store) Close() error {
 	}
 	s.writes.Wait()
 	s.settleOwed()
-	if err := s.run.Close(); err != nil {
+	if err := s.lock.Close(); err != nil {
 		return fmt.Errorf("close the store: %w", err)
 	}
 	return nil
@@ -284,12 +275,12 @@ func (s *Store) Progress() (waiting time.Duration, failures uint64, err error) {
 	return waiting, s.failures, errors.Join(s.runErr, s.stateErr)
 }
 
-// Retry begins to write what is owed, or what is there already if the last write failed: so that it is found out that the
-// files can be written again though nobody asks for anything. It does not wait for that.
+// Retry begins to write what is owed, and to find out whether records can be written, and the state if its last write failed. It returns
+// at once.
 func (s *Store) Retry() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.closed || s.retrying || s.runErr == nil && s.stateErr == nil && len(s.owed) == 0 {
+	if s.closed || s.retrying {
 		return
 	}
 	s.retrying = true
@@ -303,22 +294,18 @@ func (s *Store) Retry() {
 	}()
 }
 
-// settleOwed writes to the files of which the last write failed.
+// settleOwed writes a file in the run directory, behind what is owed, and the state if its last write failed.
 func (s *Store) settleOwed() {
-	s.mu.Lock()
-	run, state := s.runErr != nil || len(s.owed) > 0, s.stateErr != nil
-	s.mu.Unlock()
-	if run {
-		err := s.mayWrite("about/schema")
-		if err == nil {
-			err = s.update(putSchema)
-		}
-		s.mu.Lock()
-		s.runErr = err
-		s.mu.Unlock()
+	run := s.mayWrite("probe")
+	if run == nil {
+		run = errors.Join(s.putOwed(), s.probe())
 	}
-	if state {
-		err := s.mayWrite("about/schema")
+	s.mu.Lock()
+	s.runErr = run
+	failed := s.stateErr != nil
+	s.mu.Unlock()
+	if failed {
+		err := s.mayWrite("probe")
 		if err == nil {
 			err = s.state.change(func(*document) {})
 		}

@@ -15,9 +15,8 @@ import (
 	"testing"
 	"time"
 
-	"go.etcd.io/bbolt"
-
 	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/test/await"
 )
 
 func example(id string, generation uint64) Slice {
@@ -65,8 +64,13 @@ func newPlace(t testing.TB) *place {
 	return p
 }
 
-func (p *place) runFile() string   { return RunFile(p.RunDir, p.Boot) }
+func (p *place) records() string   { return RecordsDir(p.RunDir, p.Boot) }
 func (p *place) stateFile() string { return filepath.Join(p.StateDir, StateName) }
+
+// record is the file of a slice.
+func (p *place) record(generation uint64) string {
+	return filepath.Join(p.records(), sliceKind+"-"+sliceKey(generation))
+}
 
 // open opens a store whose files are well.
 func (p *place) open() *Store {
@@ -114,20 +118,6 @@ func same[T any](t testing.TB, got, want T) {
 	}
 }
 
-func slicesIn(t testing.TB, s *Store) []Slice {
-	t.Helper()
-	all, err := s.Slices()
-	check(t, err)
-	return append([]Slice(nil), all...)
-}
-
-func releasedIn(t testing.TB, s *Store) []Slice {
-	t.Helper()
-	all, err := s.Released()
-	check(t, err)
-	return append([]Slice(nil), all...)
-}
-
 func TestWhatWasStoredIsThereAfterARestart(t *testing.T) {
 	p := newPlace(t)
 	s := p.open()
@@ -142,37 +132,35 @@ func TestWhatWasStoredIsThereAfterARestart(t *testing.T) {
 	check(t, s.Close())
 
 	s = p.open()
-	same(t, slicesIn(t, s), want)
-	states, err := s.PoolStates()
-	check(t, err)
-	same(t, states, map[string]PoolState{"night": examplePoolState()})
+	same(t, s.Slices(), want)
+	same(t, s.PoolStates(), map[string]PoolState{"night": examplePoolState()})
 	same(t, s.Pools(), []Pool{examplePool("night")})
 	same(t, s.Contexts(), map[string]uint64{"NVIDIA H100": cost})
 	check(t, s.Close())
 
 	p.Boot = "next" // the host's
 	s = p.open()
-	same(t, slicesIn(t, s), nil)
-	states, err = s.PoolStates()
-	check(t, err)
-	same(t, states, map[string]PoolState{})
+	same(t, s.Slices(), nil)
+	same(t, s.PoolStates(), map[string]PoolState{})
 	same(t, s.Pools(), []Pool{examplePool("night")})
 	same(t, s.Contexts(), map[string]uint64{"NVIDIA H100": cost})
-	if files, _ := filepath.Glob(RunFile(p.RunDir, "*")); len(files) != 1 {
+	if files, _ := filepath.Glob(RecordsDir(p.RunDir, "*")); len(files) != 1 {
 		t.Errorf("%q", files)
 	}
 }
 
 func TestWhatWasStoredIsThereThoughTheEnforcerNeverClosed(t *testing.T) {
-	p := newPlace(t)
+	p, other := newPlace(t), newPlace(t)
 	s := p.open()
 	check(t, s.PutSlice(example("a", 1)))
-	data := read(t, p.runFile()) // what a SIGKILL now would leave
+	check(t, os.MkdirAll(other.RunDir, 0o700))
+	check(t, os.CopyFS(other.records(), os.DirFS(p.records())))                    // what a SIGKILL now would leave
+	write(t, filepath.Join(other.records(), newPrefix+"slice-2"), []byte("gpusl")) // and one within a write
 	check(t, s.PutSlice(example("b", 2)))
-
-	other := newPlace(t)
-	write(t, other.runFile(), data)
-	same(t, slicesIn(t, other.open()), []Slice{example("a", 1)})
+	same(t, other.open().Slices(), []Slice{example("a", 1)})
+	if left, _ := filepath.Glob(filepath.Join(other.records(), newPrefix+"*")); len(left) > 0 {
+		t.Errorf("left: %q", left)
+	}
 }
 
 // What a slice costs is no write of the disk that the host's other programs use.
@@ -203,12 +191,16 @@ func TestAReleasedSliceLeavesItsIDFreeAndIsNotForgotten(t *testing.T) {
 	check(t, s.Close())
 
 	s = p.open()
-	same(t, slicesIn(t, s), []Slice{second})
-	same(t, releasedIn(t, s), []Slice{released(first)})
+	same(t, s.Slices(), []Slice{second})
+	same(t, s.Released(), []Slice{released(first)})
 	check(t, s.Forget("a", 1))
 	check(t, s.Forget("a", 1))
-	same(t, releasedIn(t, s), nil)
-	same(t, slicesIn(t, s), []Slice{second})
+	check(t, s.Close())
+	s = p.open()
+	if all := s.Released(); len(all) > 0 {
+		t.Errorf("not forgotten: %+v", all)
+	}
+	same(t, s.Slices(), []Slice{second})
 }
 
 // full has every write fail until room is made.
@@ -233,13 +225,11 @@ func TestAReleaseThatFailedIsWrittenWithWhateverComesNext(t *testing.T) {
 		"closing": func(s *Store) error { return s.Close() },
 		"a retry": func(s *Store) error {
 			s.Retry()
-			for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
-				if _, _, err := s.Progress(); err == nil {
-					return nil
-				} else if time.Now().After(deadline) {
-					return err
-				}
-			}
+			await.That(t, "it is written", func() bool {
+				_, _, err := s.Progress()
+				return err == nil
+			})
+			return nil
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -266,8 +256,8 @@ func TestAReleaseThatFailedIsWrittenWithWhateverComesNext(t *testing.T) {
 			check(t, next(s))
 			check(t, s.Close())
 			s = p.open()
-			same(t, releasedIn(t, s), []Slice{released(over)})
-			for _, slice := range slicesIn(t, s) {
+			same(t, s.Released(), []Slice{released(over)})
+			for _, slice := range s.Slices() {
 				if slice.Request.ID != "another" {
 					t.Errorf("%s is not released", slice.Request.ID)
 				}
@@ -280,14 +270,11 @@ func TestASecondEnforcerIsTurnedAway(t *testing.T) {
 	p := newPlace(t)
 	s := p.open()
 	check(t, s.PutSlice(example("a", 1)))
-	start := time.Now()
 	if _, err := Open(p.Options); !errors.Is(err, ErrLocked) {
 		t.Errorf("got %v, want ErrLocked", err)
 	}
-	if d := time.Since(start); d > 10*time.Second {
-		t.Errorf("it took %v", d)
-	}
-	same(t, slicesIn(t, s), []Slice{example("a", 1)})
+	check(t, s.Close())
+	same(t, p.open().Slices(), []Slice{example("a", 1)})
 }
 
 // What an enforcer that was killed had forked has its locks for a moment more.
@@ -296,7 +283,7 @@ func TestALockThatIsGivenUpInAMomentIsWaitedFor(t *testing.T) {
 	s := p.open()
 	check(t, s.PutSlice(example("a", 1)))
 	time.AfterFunc(200*time.Millisecond, func() { _ = s.Close() })
-	same(t, slicesIn(t, p.open()), []Slice{example("a", 1)})
+	same(t, p.open().Slices(), []Slice{example("a", 1)})
 }
 
 func TestOneOfTwoEnforcersStartingTogetherWins(t *testing.T) {
@@ -331,26 +318,19 @@ func TestOneOfTwoEnforcersStartingTogetherWins(t *testing.T) {
 	}
 }
 
-// The file is in the host's memory: who has a record written again and again takes no more of it.
+// The records are in the host's memory.
 func TestARecordThatIsWrittenAgainTakesNoMoreSpace(t *testing.T) {
 	p := newPlace(t)
 	s := p.open()
-	slice := example("slice", 1)
-	sizeAfter := func(writes int) int64 {
-		t.Helper()
-		for i := range writes {
-			slice.Created = slice.Created.Add(time.Duration(i))
-			check(t, s.PutSlice(slice))
-			check(t, s.Forget(slice.Request.ID, slice.Generation))
-			slice.Generation++
-		}
-		info, err := os.Stat(p.runFile())
-		check(t, err)
-		return info.Size()
+	for generation := range uint64(100) {
+		check(t, s.PutSlice(example("slice", generation)))
+		check(t, s.PutSlice(example("slice", generation)))
+		check(t, s.Forget("slice", generation))
 	}
-	early := sizeAfter(100)
-	if late := sizeAfter(2000); late > 2*early {
-		t.Errorf("the file has %d bytes after 100 writes, and %d after 2000 more", early, late)
+	entries, err := os.ReadDir(p.records())
+	check(t, err)
+	if len(entries) != 1 || entries[0].Name() != lockName {
+		t.Errorf("%q", entries)
 	}
 }
 
@@ -381,7 +361,7 @@ func TestConcurrentWritersAllGetThrough(t *testing.T) {
 	wg.Wait()
 	check(t, s.Close())
 	s = p.open()
-	if got := len(slicesIn(t, s)); got != writers*each/2 {
+	if got := len(s.Slices()); got != writers*each/2 {
 		t.Errorf("%d slices, want %d", got, writers*each/2)
 	}
 	if got := len(s.Pools()); got != writers*each {
@@ -447,34 +427,49 @@ func BenchmarkPutSlice(b *testing.B) {
 	}
 }
 
-// An owed record stays owed until its transaction succeeds, unless a newer one replaces it.
-func TestWhatIsOwedOutlivesATransactionThatFails(t *testing.T) {
+// An owed record stays owed until it is written, unless a newer one replaces it.
+func TestWhatIsOwedOutlivesAWriteThatFails(t *testing.T) {
 	p := newPlace(t)
 	over, gone := example("over", 1), example("gone", 2)
 	s := p.open()
 	check(t, s.PutSlice(over))
 	check(t, s.PutSlice(gone))
-	check(t, s.Close())
-	room := full(p)
-	s = p.open()
-	for _, slice := range []Slice{over, gone} {
-		if err := s.Retire(slice); !errors.Is(err, syscall.ENOSPC) {
+	obstacle := filepath.Join(p.records(), newPrefix+filepath.Base(p.record(1)))
+	check(t, os.MkdirAll(filepath.Join(obstacle, "x"), 0o700))
+	if err := s.Retire(over); !errors.Is(err, syscall.EISDIR) {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := s.PutSlice(example("another", 3)); !errors.Is(err, syscall.EISDIR) {
 			t.Fatal(err)
 		}
 	}
-	room()
-	err := s.update(func(*bbolt.Tx) error {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		s.owed[2] = nil // it is to be forgotten by now
-		return syscall.EIO
-	})
-	if !errors.Is(err, syscall.EIO) {
+	if err := s.Forget("gone", 2); !errors.Is(err, syscall.EISDIR) {
 		t.Fatal(err)
 	}
+	check(t, os.RemoveAll(obstacle))
 	check(t, s.PutSlice(example("another", 3)))
 	check(t, s.Close())
 	s = p.open()
-	same(t, releasedIn(t, s), []Slice{released(over)})
-	same(t, slicesIn(t, s), []Slice{example("another", 3)})
+	same(t, s.Released(), []Slice{released(over)})
+	same(t, s.Slices(), []Slice{example("another", 3)})
+}
+
+// A full directory is found out though nothing is written.
+func TestADirectoryThatTakesNoFileIsFoundOut(t *testing.T) {
+	p := newPlace(t)
+	s := p.open()
+	obstacle := filepath.Join(p.records(), newPrefix+"probe", "x")
+	check(t, os.MkdirAll(obstacle, 0o700))
+	await.That(t, "it is found out", func() bool {
+		s.Retry()
+		_, _, err := s.Progress()
+		return errors.Is(err, syscall.EISDIR)
+	})
+	check(t, os.RemoveAll(filepath.Dir(obstacle)))
+	await.That(t, "it is found out that there is room again", func() bool {
+		s.Retry()
+		_, _, err := s.Progress()
+		return err == nil
+	})
 }

@@ -291,11 +291,12 @@ func (p *Preparer) drop(ctx context.Context, uid types.UID) error {
 	return errors.Join(all...)
 }
 
-// passing says whether an error of Prepare may pass: the enforcer is being restarted, or a claim that ended still holds its memory.
+// passing says whether an error of Prepare may pass: the enforcer is being restarted or its disk is full, or a claim that ended still holds its
+// memory.
 func passing(err error) bool {
 	var e *api.Error
 	return errors.Is(err, api.ErrUnreachable) || errors.Is(err, api.ErrQuotaExceeded) || errors.Is(err, api.ErrRunning) ||
-		errors.As(err, &e) && e.Code == api.CodeBusy
+		errors.As(err, &e) && (e.Code == api.CodeBusy || e.Code == api.CodeStorage)
 }
 
 // members says whether a pool's members may end soon.

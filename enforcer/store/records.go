@@ -1,0 +1,299 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package store
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// recordSchema is the version of a record. A change of Slice or PoolState that an older gpuslice would misread raises it.
+const recordSchema = 1
+
+const (
+	lockName    = "lock"
+	sliceKind   = "slice"
+	poolKind    = "pool"
+	newPrefix   = ".new-" // of a file that is being written: no kind of record begins so
+	maxRecord   = 16 << 20
+	recordsName = "records-"
+)
+
+// RecordsDir is the directory of a boot's records within the run directory.
+func RecordsDir(runDir, boot string) string { return filepath.Join(runDir, recordsName+boot) }
+
+func sliceKey(generation uint64) string { return fmt.Sprintf("%016x", generation) }
+
+// openRecords locks the directory of this boot, making it if there is none, and reads the records. Records of another boot are removed
+// unread: in a run directory that is not in memory they may be half of what was written.
+func (s *Store) openRecords(o Options) (err error) {
+	s.records = RecordsDir(o.RunDir, o.Boot)
+	if err := os.MkdirAll(s.records, 0o700); err != nil {
+		return err
+	}
+	if info, err := os.Lstat(s.records); err != nil || !info.IsDir() {
+		return errors.Join(err, fmt.Errorf("%s is not a directory: move it away", s.records))
+	}
+	if s.lock, err = lock(filepath.Join(s.records, lockName)); err != nil {
+		return err
+	}
+	others, err := filepath.Glob(RecordsDir(o.RunDir, "*"))
+	for _, other := range others {
+		if other != s.records {
+			err = errors.Join(err, os.RemoveAll(other))
+			o.Log.Info("removed the slices' records of an earlier boot", "directory", other)
+		}
+	}
+	if err == nil {
+		err = s.readRecords(o)
+	}
+	if err != nil {
+		return errors.Join(err, s.lock.Close())
+	}
+	return nil
+}
+
+// lock returns ErrLocked if another process holds the lock for LockPatience. The lock ends with the process.
+func lock(path string) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	for began := time.Now(); ; time.Sleep(10 * time.Millisecond) {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		switch {
+		case err == nil:
+			return f, nil
+		case !errors.Is(err, unix.EWOULDBLOCK):
+			return nil, errors.Join(fmt.Errorf("lock %s: %w", path, err), f.Close())
+		case time.Since(began) > LockPatience:
+			return nil, errors.Join(ErrLocked, f.Close())
+		}
+	}
+}
+
+// readRecords reads all records. One that cannot be used costs that one: it is renamed aside and reported.
+func (s *Store) readRecords(o Options) error {
+	entries, err := os.ReadDir(s.records)
+	if err != nil {
+		return err
+	}
+	s.slices, s.pools = make(map[uint64]Slice), make(map[string]PoolState)
+	for _, entry := range entries {
+		name := entry.Name()
+		kind, key, _ := strings.Cut(name, "-")
+		path := filepath.Join(s.records, name)
+		switch {
+		case strings.HasPrefix(name, newPrefix): // a write that did not end
+			if err := os.Remove(path); err != nil {
+				return err
+			}
+			continue
+		case kind != sliceKind && kind != poolKind:
+			continue
+		}
+		data, err := readRegular(path, maxRecord)
+		if err == nil {
+			err = s.take(kind, key, data)
+		}
+		if errors.Is(err, errUnusable) {
+			err = setAside(o, path, filepath.Join(o.RunDir, name), err)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// take adds what is in a record.
+func (s *Store) take(kind, key string, data []byte) error {
+	text, err := unseal(kind, key, recordSchema, data)
+	if err != nil {
+		return err
+	}
+	if kind == poolKind {
+		var p PoolState
+		if err := json.Unmarshal(text, &p); err != nil {
+			return fmt.Errorf("%w: %w", errUnusable, err)
+		}
+		s.pools[key] = p
+		return nil
+	}
+	var slice Slice
+	generation, err := strconv.ParseUint(key, 16, 64)
+	if err == nil {
+		err = json.Unmarshal(text, &slice)
+	}
+	if err != nil {
+		return fmt.Errorf("%w: %w", errUnusable, err)
+	}
+	if generation != slice.Generation {
+		return fmt.Errorf("%w: the record is of generation %d", errUnusable, slice.Generation)
+	}
+	s.slices[generation] = slice
+	return nil
+}
+
+// put replaces a record, or removes it if text is nil. A reader finds the old record or the new one, also after a SIGKILL. Nothing is
+// synced: no record outlives the host.
+func (s *Store) put(kind, key string, text []byte) error {
+	name := kind + "-" + key
+	path, temporary := filepath.Join(s.records, name), filepath.Join(s.records, newPrefix+name)
+	if text == nil {
+		if err := os.Remove(path); !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+		return nil
+	}
+	err := os.WriteFile(temporary, seal(kind, key, recordSchema, text), 0o600)
+	if err == nil {
+		err = os.Rename(temporary, path)
+	}
+	if err != nil {
+		_ = os.Remove(temporary)
+	}
+	return err
+}
+
+// write puts a record after the records that are owed. The caller orders the writes of one record; those of others may go on meanwhile.
+func (s *Store) write(label, kind, key string, text []byte) error {
+	if err := s.begin(); err != nil {
+		return err
+	}
+	err := s.mayWrite(label)
+	if err == nil {
+		err = s.putOwed()
+	}
+	if err == nil {
+		err = s.put(kind, key, text)
+	}
+	s.end(&s.runErr, err)
+	return err
+}
+
+// owed is the record of a slice that could not be written; nil text is one to be deleted.
+type owed struct{ text []byte }
+
+// probe writes a file and removes it: it fails where a record could not be written.
+func (s *Store) probe() error {
+	path := filepath.Join(s.records, newPrefix+"probe")
+	err := os.WriteFile(path, make([]byte, 4096), 0o600)
+	if removed := os.Remove(path); err == nil {
+		err = removed
+	}
+	return err
+}
+
+// putOwed writes the records that are owed, of which each is owed until it is written.
+func (s *Store) putOwed() error {
+	s.mu.Lock()
+	none := len(s.owed) == 0
+	s.mu.Unlock()
+	if none {
+		return nil
+	}
+	s.settling <- struct{}{}
+	defer func() { <-s.settling }()
+	s.mu.Lock()
+	all := maps.Clone(s.owed)
+	s.mu.Unlock()
+	for generation, record := range all {
+		if err := s.put(sliceKind, sliceKey(generation), record.text); err != nil {
+			return err
+		}
+		s.mu.Lock()
+		if s.owed[generation] == record { // not a newer one
+			delete(s.owed, generation)
+		}
+		s.mu.Unlock()
+	}
+	return nil
+}
+
+func sliceLabel(id string) string { return "slices/" + id }
+
+// PutSlice writes a slice, in place of what is there of its generation.
+func (s *Store) PutSlice(slice Slice) error {
+	slice.Released = false
+	text, err := json.Marshal(slice)
+	if err == nil {
+		err = s.write(sliceLabel(slice.Request.ID), sliceKind, sliceKey(slice.Generation), text)
+	}
+	if err != nil {
+		return fmt.Errorf("store slice %s: %w", slice.Request.ID, err)
+	}
+	return nil
+}
+
+// Retire writes a slice as released. A write that fails is owed: it comes before the next write, since a released slice stays released.
+func (s *Store) Retire(slice Slice) error {
+	slice.Released = true
+	text, err := json.Marshal(slice)
+	if err == nil {
+		err = s.writeOrOwe(slice.Request.ID, slice.Generation, text)
+	}
+	if err != nil {
+		return fmt.Errorf("store that slice %s is released: %w", slice.Request.ID, err)
+	}
+	return nil
+}
+
+// Forget deletes the record of a slice, or owes that. It is not an error if there is none: a restart that finds the record clears
+// away again what is gone.
+func (s *Store) Forget(id string, generation uint64) error {
+	if err := s.writeOrOwe(id, generation, nil); err != nil {
+		return fmt.Errorf("delete slice %s from the store: %w", id, err)
+	}
+	return nil
+}
+
+func (s *Store) writeOrOwe(id string, generation uint64, text []byte) error {
+	err := s.write(sliceLabel(id), sliceKind, sliceKey(generation), text)
+	if err != nil {
+		s.mu.Lock()
+		s.owed[generation] = &owed{text}
+		s.mu.Unlock()
+	}
+	return err
+}
+
+// Slices returns the slices that Open found and that are not released, ordered by id.
+func (s *Store) Slices() []Slice {
+	all := slices.DeleteFunc(slices.Collect(maps.Values(s.slices)), func(slice Slice) bool { return slice.Released })
+	slices.SortFunc(all, func(a, b Slice) int { return cmp.Compare(a.Request.ID, b.Request.ID) })
+	return all
+}
+
+// Released returns the slices that Open found and that are released and not forgotten, ordered by generation.
+func (s *Store) Released() []Slice {
+	all := slices.DeleteFunc(slices.Collect(maps.Values(s.slices)), func(slice Slice) bool { return !slice.Released })
+	slices.SortFunc(all, func(a, b Slice) int { return cmp.Compare(a.Generation, b.Generation) })
+	return all
+}
+
+// PutPoolState writes the ledger of a pool in this boot.
+func (s *Store) PutPoolState(name string, p PoolState) error {
+	text, err := json.Marshal(p)
+	if err == nil {
+		err = s.write("pools/"+name, poolKind, name, text)
+	}
+	if err != nil {
+		return fmt.Errorf("store the ledger of pool %s: %w", name, err)
+	}
+	return nil
+}
+
+// PoolStates returns the ledgers of pools that Open found, by name, those of deleted pools among them.
+func (s *Store) PoolStates() map[string]PoolState { return s.pools }
