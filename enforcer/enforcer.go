@@ -136,10 +136,10 @@ type Enforcer struct {
 
 	now     func() time.Duration // since boot
 	leases  chan struct{}        // somebody's deadline may be earlier than it was
-	moves   *guard.Turn          // of one process that comes back to its devices: no two are told that the same room is free
-	hosting *guard.Turn          // of one process that is given host memory, or gives it back: what is found to be of no use is not in use then
-	ending  atomic.Bool          // what is being moved is left to the next enforcer
-	elastic chan struct{}        // a process waits for its slice's return
+	rooms   *rooms
+	hosting *guard.Turn   // of one process that is given host memory, or gives it back: what is found to be of no use is not in use then
+	ending  atomic.Bool   // what is being moved is left to the next enforcer
+	elastic chan struct{} // a process waits for its slice's return
 
 	guesses  *session.Pace // wrong tokens
 	changes  *session.Pace // of users' sessions
@@ -181,7 +181,7 @@ func New(options Options) (*Enforcer, error) {
 		deaf: make(map[*slice]struct{}), registry: newRegistry(),
 		guesses: session.WrongTokens(), changes: session.Changes(),
 	}
-	e.now, e.leases, e.moves, e.elastic = options.Clock, make(chan struct{}, 1), guard.NewTurn(), make(chan struct{}, 1)
+	e.now, e.leases, e.rooms, e.elastic = options.Clock, make(chan struct{}, 1), newRooms(), make(chan struct{}, 1)
 	e.hosting = guard.NewTurn()
 	e.progress.begin = time.Now()
 	e.events.Tell(e.told)

@@ -23,7 +23,7 @@ import (
 // an enforcer that was killed.
 //
 // A process for which its device has no room when the driver restores it is lost for good. So that is begun only once admission has given the
-// slice its room again, and the driver says that the device has it; of all processes of the host one after the other.
+// slice its room again, the driver says that the device has it, and it is set aside (rooms).
 
 const (
 	// moveTimeout is for what the driver does at once, and what comes on top of moving bytes; lockTimeout for the work that is to end first.
@@ -371,7 +371,7 @@ func (s *slice) resumeAll(admit func(wants map[string]uint64) error) error {
 	}
 	undo, err := s.takeBack(was.Processes, admit)
 	if err == nil {
-		if err = s.hasRoom(away, was.Spare); err == nil {
+		if _, err = s.hasRoom(away, was.Spare); err == nil {
 			err = s.storeSuspension(&store.Suspension{State: api.Resuming, Processes: was.Processes, Spare: was.Spare})
 		}
 		if err != nil {
@@ -422,36 +422,25 @@ func (s *slice) moveBack(all []*moved) error {
 	s.mu.Lock()
 	left := s.suspension.Spare
 	s.mu.Unlock()
+	defer s.e.rooms.give(s)
 	for i, p := range away {
-		if err := s.restore(p, away[i:], left); err != nil {
+		if err := s.setRoomAside(away[i:], left); err != nil {
 			return err
+		}
+		if err := s.bring(p, checkpoint.Locked); err != nil {
+			return err
+		}
+		if _, itself := s.itself(p); itself {
+			s.keeps(p, max(s.kept(p), sum(onHost(p.Moved))))
 		}
 		killpoint.Pass("move.restored")
 	}
+	s.e.rooms.give(s)
 	for _, p := range all {
 		if err := s.bring(p, checkpoint.Running); err != nil {
 			return err
 		}
 		killpoint.Pass("move.unlocked")
-	}
-	return nil
-}
-
-// restore brings one process back, if there is room for it and for those that are to follow.
-func (s *slice) restore(p *moved, rest []*moved, left map[string]uint64) error {
-	_ = s.longAs(func() error {
-		s.e.moves.Wait()
-		return nil
-	})
-	defer s.e.moves.Give()
-	if err := s.hasRoom(rest, left); err != nil {
-		return err
-	}
-	if err := s.bring(p, checkpoint.Locked); err != nil {
-		return err
-	}
-	if _, itself := s.itself(p); itself {
-		s.keeps(p, max(s.kept(p), sum(onHost(p.Moved))))
 	}
 	return nil
 }

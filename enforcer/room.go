@@ -12,27 +12,108 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/admission"
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/driver"
+	"github.com/gpuslice/gpuslice/enforcer/guard"
 	"github.com/gpuslice/gpuslice/enforcer/process"
 )
 
-// hasRoom says which device has not free what these processes need to come back, and who holds it.
-func (s *slice) hasRoom(all []*moved, left map[string]uint64) error {
-	needs := needed(all, left)
-	for _, uuid := range slices.Sorted(maps.Keys(needs)) {
-		free, err := s.free(uuid)
-		if err != nil {
-			return fmt.Errorf("slice %s cannot be resumed: what is free on device %s: %w", s.id(), uuid, err)
+// rooms is what is set aside of the devices for processes that are on the way back to them. A device has room for a process if what the driver
+// says is free exceeds what is set aside there for other slices.
+type rooms struct {
+	mu      guard.Mutex[guard.Leaf]
+	of      map[*slice]map[string]uint64 // by slice and device
+	changed chan struct{}                // closed when something is given up
+}
+
+func newRooms() *rooms {
+	return &rooms{of: make(map[*slice]map[string]uint64), changed: make(chan struct{})}
+}
+
+// wait returns a channel that is closed when the next slice gives up room.
+func (r *rooms) wait() <-chan struct{} {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.changed
+}
+
+// take sets needs aside for a slice in place of what it had, if that fits beside what others have. free is what the driver said after wait
+// returned changed. If it does not fit, the slice has nothing, so that slices that wait never wait for one another.
+func (r *rooms) take(s *slice, needs, free map[string]uint64, changed <-chan struct{}) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	fits := changed == r.changed // else free is older than what was given up
+	for uuid, need := range needs {
+		for other, has := range r.of {
+			if other != s {
+				need += has[uuid]
+			}
 		}
-		if free >= needs[uuid] {
+		fits = fits && need <= free[uuid]
+	}
+	if !fits {
+		r.drop(s)
+		return false
+	}
+	r.of[s] = needs
+	return true
+}
+
+// give gives up what is set aside for a slice.
+func (r *rooms) give(s *slice) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.drop(s)
+}
+
+// drop is give, with mu held.
+func (r *rooms) drop(s *slice) {
+	if _, has := r.of[s]; has {
+		delete(r.of, s)
+		close(r.changed)
+		r.changed = make(chan struct{})
+	}
+}
+
+// setRoomAside sets aside what these processes need to come back. It waits for other slices only where a device that these processes need is
+// short by what is set aside for them.
+func (s *slice) setRoomAside(all []*moved, left map[string]uint64) error {
+	r := s.e.rooms
+	for {
+		changed := r.wait()
+		free, err := s.hasRoom(all, left)
+		if err != nil {
+			r.give(s)
+			return err
+		}
+		if r.take(s, needed(all, left), free, changed) {
+			return nil
+		}
+		if changed == r.wait() { // nothing was given up since the driver was asked
+			_ = s.longAs(func() error {
+				<-changed
+				return nil
+			})
+		}
+	}
+}
+
+// hasRoom returns what is free on the devices that these processes need, or an error that names a device without room for them and its holders.
+func (s *slice) hasRoom(all []*moved, left map[string]uint64) (map[string]uint64, error) {
+	needs, free := needed(all, left), make(map[string]uint64)
+	for _, uuid := range slices.Sorted(maps.Keys(needs)) {
+		var err error
+		if free[uuid], err = s.free(uuid); err != nil {
+			return nil, fmt.Errorf("slice %s cannot be resumed: what is free on device %s: %w", s.id(), uuid, err)
+		}
+		if free[uuid] >= needs[uuid] {
 			continue
 		}
 		g := s.e.gpuOf(uuid)
 		refusal := api.Errorf(api.CodeQuotaExceeded, "slice %s cannot be resumed: it needs %s on device %s, where %s are free%s: it stays suspended until there is room",
-			s.id(), api.FormatSize(needs[uuid]), g.called(uuid), api.FormatSize(free), s.holdersOn(g))
-		refusal.Device, refusal.Requested, refusal.Limit, refusal.Current = uuid, needs[uuid], g.Total, g.Total-free
-		return refusal
+			s.id(), api.FormatSize(needs[uuid]), g.called(uuid), api.FormatSize(free[uuid]), s.holdersOn(g))
+		refusal.Device, refusal.Requested, refusal.Limit, refusal.Current = uuid, needs[uuid], g.Total, g.Total-free[uuid]
+		return nil, refusal
 	}
-	return nil
+	return free, nil
 }
 
 // named is how many holders of a device are named.

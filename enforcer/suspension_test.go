@@ -19,6 +19,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer"
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/checkpoint"
+	"github.com/gpuslice/gpuslice/test/await"
 )
 
 // fakeMover is the driver's checkpoint, over what fakeTruth says that each process holds.
@@ -32,7 +33,8 @@ type fakeMover struct {
 
 	deafens checkpoint.Action // with this the driver stops to answer
 	deaf    bool
-	then    func(checkpoint.Action) // unless nil, told of what was done
+	before  func(checkpoint.Action, int) // unless nil, called before an action on a process
+	then    func(checkpoint.Action)      // unless nil, told of what was done
 }
 
 func newMover(truth *fakeTruth) *fakeMover {
@@ -56,6 +58,12 @@ func (f *fakeMover) deafen(action checkpoint.Action) {
 }
 
 func (f *fakeMover) Do(action checkpoint.Action, pid int, _ time.Duration) error {
+	f.mu.Lock()
+	before := f.before
+	f.mu.Unlock()
+	if before != nil {
+		before(action, pid)
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.did = append(f.did, fmt.Sprint(action, " ", pid))
@@ -541,4 +549,87 @@ func TestASuspendedSliceThatEndsLeavesNothing(t *testing.T) {
 	})
 	b, _ := h.session("b", on(gpu0, 80*gib))
 	b.uses().must("charge 0 %d", 80*gib)
+}
+
+// held has the driver's restore of a process hang until the returned function is called, and says when it has begun.
+func (f *fakeMover) held(pid int) (begun <-chan struct{}, let func()) {
+	started, release := make(chan struct{}), make(chan struct{})
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.before = func(action checkpoint.Action, of int) {
+		if action == checkpoint.Restore && of == pid {
+			close(started)
+			<-release
+		}
+	}
+	return started, sync.OnceFunc(func() { close(release) })
+}
+
+// A process that does not come back delays those of its slice, and where there is room no other slice, on its device or another.
+func TestAProcessThatDoesNotComeBackDelaysNoOtherSlice(t *testing.T) {
+	h, truth, f := movers(t)
+	silent := h.suspended(truth, "silent", 40*gib, 30*gib)
+	h.suspended(truth, "beside", 20*gib, 10*gib)
+	other, _ := h.session("other", on(gpu1, 50*gib))
+	other.must("attach")
+	other.must("device %s %d", hex1, 80*gib)
+	other.must("charge 0 %d", 40*gib)
+	truth.set(gpu1, other.pid(), 40*gib)
+	if err := h.suspend("other"); err != nil {
+		t.Fatal(err)
+	}
+	begun, let := f.held(silent.pid())
+	defer let()
+	back := make(chan error, 1)
+	go func() { back <- h.resume("silent") }()
+	await.Value(t, "it is being restored", begun)
+	for _, id := range []string{"other", "beside"} {
+		if err := h.resume(id); err != nil {
+			t.Errorf("%s: %v", id, err)
+		}
+	}
+	let()
+	if err := await.Value(t, "it is back", back); err != nil {
+		t.Error(err)
+	}
+}
+
+// What is set aside for one process is promised to no other, and is free again once it is known not to come.
+func TestRoomThatIsSetAsideIsNobodyElses(t *testing.T) {
+	for _, comes := range []bool{true, false} {
+		t.Run(fmt.Sprint("it comes ", comes), func(t *testing.T) {
+			h, truth, f := movers(t)
+			first := h.suspended(truth, "first", 45*gib, 40*gib)
+			h.suspended(truth, "second", 25*gib, 20*gib)
+			truth.set(gpu0, 1, 25*gib) // outside slices: 54 GiB are free, without the driver's own
+			if !comes {
+				f.fail(checkpoint.Restore, first.pid(), 999)
+			}
+			begun, let := f.held(first.pid())
+			defer let()
+			results := make(map[string]chan error)
+			resume := func(id string) {
+				results[id] = make(chan error, 1)
+				go func(result chan<- error) { result <- h.resume(id) }(results[id])
+			}
+			resume("first")
+			await.Value(t, "it is being restored", begun)
+			resume("second")
+			select {
+			case err := <-results["second"]:
+				t.Fatalf("the other slice did not wait: %v", err)
+			case <-time.After(50 * time.Millisecond):
+			}
+			let()
+			one, other := await.Value(t, "one has ended", results["first"]), await.Value(t, "the other has ended", results["second"])
+			if comes {
+				if one != nil {
+					t.Error(one)
+				}
+				refusedWith(t, other, api.CodeQuotaExceeded, "slice second", "14GiB are free")
+			} else if one == nil || other != nil {
+				t.Errorf("%v, %v", one, other)
+			}
+		})
+	}
 }
