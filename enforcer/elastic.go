@@ -197,7 +197,7 @@ func (e *Enforcer) runElastic(ctx context.Context) {
 				continue
 			}
 			moves.Go(func() {
-				e.bringBack(ctx, s, all)
+				e.bringBack(ctx, s)
 				r.end(devices)
 				e.wakeElastic() // for the next one
 			})
@@ -258,18 +258,18 @@ func (s *slice) observe(now time.Time) {
 }
 
 // bringBack brings a slice back that a process waits for, and has others evicted for it, if that makes room.
-func (e *Enforcer) bringBack(ctx context.Context, s *slice, all []*slice) {
+func (e *Enforcer) bringBack(ctx context.Context, s *slice) {
 	for {
 		err := e.tryReturn(s)
 		var full *api.Error
-		if !errors.As(err, &full) || full.Code != api.CodeQuotaExceeded {
+		if !errors.As(err, &full) || full.Code != api.CodeQuotaExceeded || ctx.Err() != nil {
 			s.obstruct(err)
 			return
 		}
 		w := s.wantBack(full.Device)
 		w.busy, w.device, w.refusal = true, true, full
-		victim, _ := e.victim(w, all)
-		if victim == nil || ctx.Err() != nil {
+		victim, _ := e.choose(w, false)
+		if victim == nil {
 			s.obstruct(err)
 			return
 		}

@@ -70,8 +70,8 @@ type Counter interface {
 
 // Checkpointer has the driver move what a process holds off its devices and back. A call may take as long as its timeout.
 type Checkpointer interface {
-	State(pid int, timeout time.Duration) (checkpoint.State, error)
-	Do(action checkpoint.Action, pid int, timeout time.Duration) error
+	State(of process.Identity, timeout time.Duration) (checkpoint.State, error)
+	Do(action checkpoint.Action, to process.Identity, timeout time.Duration) error
 }
 
 // Options of an enforcer.
@@ -134,12 +134,13 @@ type Enforcer struct {
 	book    *admission.Book // what is granted of each device, and to whom
 	ends    sync.WaitGroup  // what goes on aside: the end of slices by force, writes of samplers
 
-	now     func() time.Duration // since boot
-	leases  chan struct{}        // somebody's deadline may be earlier than it was
-	rooms   *rooms
-	hosting *guard.Turn   // of one process that is given host memory, or gives it back: what is found to be of no use is not in use then
-	ending  atomic.Bool   // what is being moved is left to the next enforcer
-	elastic chan struct{} // a process waits for its slice's return
+	now       func() time.Duration // since boot
+	leases    chan struct{}        // somebody's deadline may be earlier than it was
+	rooms     *rooms
+	evictions *evictions
+	hosting   *guard.Turn   // of one process that is given host memory, or gives it back: what is found to be of no use is not in use then
+	ending    atomic.Bool   // what is being moved is left to the next enforcer
+	elastic   chan struct{} // a process waits for its slice's return
 
 	guesses  *session.Pace // wrong tokens
 	changes  *session.Pace // of users' sessions
@@ -182,7 +183,7 @@ func New(options Options) (*Enforcer, error) {
 		guesses: session.WrongTokens(), changes: session.Changes(),
 	}
 	e.now, e.leases, e.rooms, e.elastic = options.Clock, make(chan struct{}, 1), newRooms(), make(chan struct{}, 1)
-	e.hosting = guard.NewTurn()
+	e.hosting, e.evictions = guard.NewTurn(), newEvictions()
 	e.progress.begin = time.Now()
 	e.events.Tell(e.told)
 	if err := e.open(); err != nil {

@@ -5,12 +5,14 @@ package enforcer
 import (
 	"cmp"
 	"errors"
+	"maps"
 	"math"
 	"slices"
 	"time"
 
 	"github.com/gpuslice/gpuslice/enforcer/admission"
 	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/enforcer/guard"
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
 )
 
@@ -55,11 +57,12 @@ func units(all []*slice) (each []unit) {
 
 // candidate is who may be evicted, or who is, and may have to leave nothing.
 type candidate struct {
-	unit // of its slices, those whom that concerns
-	away bool
-	stay map[string]uint64 // what of its devices they may leave together
-	idle time.Duration
-	busy bool // it is not idle, and its time is over
+	unit    // with the slices to act on
+	away    bool
+	stay    map[string]uint64 // what of its devices they may leave together
+	devices []string          // where they are
+	idle    time.Duration
+	busy    bool // it is not idle, and its time is over
 }
 
 // want is what somebody was refused.
@@ -184,6 +187,7 @@ func (s *slice) place(now time.Time, o Elastic) (p place, idle time.Duration, bu
 
 // evict moves slices aside, one after the other, until one of them cannot be.
 func (e *Enforcer) evict(c *candidate) {
+	defer e.evictions.add(c.devices, -1)
 	for _, s := range c.slices {
 		if !e.evictOne(s, c) {
 			return
@@ -278,15 +282,12 @@ func (e *Enforcer) evictFor(refused error, w want) error {
 	if !errors.As(refused, &w.refusal) || w.refusal.Code != api.CodeQuotaExceeded || !e.movesElastic() {
 		return refused
 	}
-	all := e.elasticOnes()
-	if e.leaving(w.bytes, all) == nil {
-		c, enough := e.victim(w, all)
-		if !enough {
-			return refused
-		}
-		if c != nil {
-			e.ends.Go(func() { e.evict(c) })
-		}
+	c, enough := e.choose(w, true)
+	if !enough {
+		return refused
+	}
+	if c != nil {
+		e.ends.Go(func() { e.evict(c) })
 	}
 	busy := *w.refusal
 	busy.Code = api.CodeBusy
@@ -294,20 +295,54 @@ func (e *Enforcer) evictFor(refused error, w want) error {
 	return &busy
 }
 
-// leaving is a slice that is being evicted from one of these devices; nil if there is none.
-func (e *Enforcer) leaving(wants map[string]uint64, all []*slice) *slice {
-	for _, s := range all {
-		s.mu.Lock()
-		leaves := s.suspension != nil && s.suspension.Evicted && s.suspension.State == api.Suspending
-		s.mu.Unlock()
-		if !leaves {
-			continue
-		}
-		for uuid := range s.has() {
-			if wants[uuid] > 0 {
-				return s
-			}
+// evictions counts, by device, the chosen candidates that are not evicted yet. A candidate is chosen and counted in one turn: a request that
+// is repeated meanwhile has no second one evicted.
+type evictions struct {
+	choosing *guard.Turn
+	mu       guard.Mutex[guard.Leaf]
+	on       map[string]int
+}
+
+func newEvictions() *evictions {
+	return &evictions{choosing: guard.NewTurn(), on: make(map[string]int)}
+}
+
+func (v *evictions) add(devices []string, n int) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for _, uuid := range devices {
+		v.on[uuid] += n
+	}
+}
+
+func (v *evictions) concern(bytes map[string]uint64) bool {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for uuid, n := range bytes {
+		if n > 0 && v.on[uuid] > 0 {
+			return true
 		}
 	}
-	return nil
+	return false
+}
+
+// choose is victim, and counts what it returns, which the caller evicts. alone has nothing more go while anything is being evicted from these
+// devices.
+func (e *Enforcer) choose(w want, alone bool) (c *candidate, enough bool) {
+	e.evictions.choosing.Wait()
+	defer e.evictions.choosing.Give()
+	if alone && e.evictions.concern(w.bytes) {
+		return nil, true
+	}
+	if c, enough = e.victim(w, e.elasticOnes()); c != nil {
+		on := make(map[string]bool)
+		for _, s := range c.slices {
+			for uuid := range s.has() {
+				on[uuid] = true
+			}
+		}
+		c.devices = slices.Collect(maps.Keys(on))
+		e.evictions.add(c.devices, 1)
+	}
+	return c, enough
 }

@@ -15,8 +15,8 @@ import (
 // levels are those of the packages below this directory: each imports from lower ones only.
 var levels = map[string]int{
 	"advice": 0, "api": 0, "durable": 0, "guard": 0, "killpoint": 0,
-	"cgroup": 1, "checkpoint": 1, "config": 1, "driver": 1, "durable/durabletest": 1, "event": 1, "ledger": 1, "process": 1,
-	"audit": 2, "history": 2, "unixsocket": 2,
+	"cgroup": 1, "config": 1, "driver": 1, "durable/durabletest": 1, "event": 1, "ledger": 1, "process": 1,
+	"audit": 2, "checkpoint": 2, "history": 2, "unixsocket": 2,
 	"admission": 3, "attach": 3, "client": 3, "hostmem": 3, "report": 3, "truth": 3,
 	"policy": 4, "quota": 4, "store": 4,
 	"native": 5, "recovery": 5, "session": 5,

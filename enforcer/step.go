@@ -46,7 +46,7 @@ func (s *slice) bringByDriver(p *moved, to checkpoint.State) error {
 		return api.Errorf(api.CodeInternal, "process %d of slice %s is %s, and cannot be made %s", p.PID, s.id(), state, to)
 	}
 	timeout := moveTimeout + time.Duration(sum(p.Bytes)/slowest)*time.Second
-	err = s.longAs(func() error { return s.e.options.Checkpoint.Do(step, p.PID, timeout) })
+	err = s.longAs(func() error { return s.e.options.Checkpoint.Do(step, p.handle.Identity, timeout) })
 	if err == nil || !p.handle.Alive() {
 		return nil
 	}
@@ -76,7 +76,7 @@ func (s *slice) driverState(p *moved) (state checkpoint.State, err error) {
 		return checkpoint.Running, nil
 	}
 	err = s.longAs(func() error {
-		state, err = s.e.options.Checkpoint.State(p.PID, moveTimeout)
+		state, err = s.e.options.Checkpoint.State(p.handle.Identity, moveTimeout)
 		return err
 	})
 	if err != nil && !p.handle.Alive() {

@@ -19,6 +19,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer"
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/checkpoint"
+	"github.com/gpuslice/gpuslice/enforcer/process"
 	"github.com/gpuslice/gpuslice/test/await"
 )
 
@@ -41,7 +42,8 @@ func newMover(truth *fakeTruth) *fakeMover {
 	return &fakeMover{truth: truth, state: make(map[int]checkpoint.State), away: make(map[int]map[string]uint64), fails: make(map[checkpoint.Action]map[int]int)}
 }
 
-func (f *fakeMover) State(pid int, _ time.Duration) (checkpoint.State, error) {
+func (f *fakeMover) State(of process.Identity, _ time.Duration) (checkpoint.State, error) {
+	pid := of.PID
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.deaf {
@@ -57,7 +59,8 @@ func (f *fakeMover) deafen(action checkpoint.Action) {
 	f.deafens, f.deaf = action, false
 }
 
-func (f *fakeMover) Do(action checkpoint.Action, pid int, _ time.Duration) error {
+func (f *fakeMover) Do(action checkpoint.Action, to process.Identity, _ time.Duration) error {
+	pid := to.PID
 	f.mu.Lock()
 	before := f.before
 	f.mu.Unlock()

@@ -23,6 +23,7 @@ import (
 	"time"
 
 	"github.com/gpuslice/gpuslice/enforcer/guard"
+	"github.com/gpuslice/gpuslice/enforcer/process"
 )
 
 // State is what the driver says of a process, as CUprocessState.
@@ -102,19 +103,21 @@ type answer struct {
 	State   State  `json:"state"`
 }
 
-// State asks about a process, by its pid in this process's namespace.
-func (d *Driver) State(pid int, timeout time.Duration) (State, error) {
-	a, err := d.ask(ask, pid, timeout)
+// State asks about a process.
+func (d *Driver) State(of process.Identity, timeout time.Duration) (State, error) {
+	a, err := d.ask(ask, of, timeout)
 	return a.State, err
 }
 
 // Do has the driver do something to a process. The error is an *Error if it is the driver's, or wraps ErrNone or ErrHangs.
-func (d *Driver) Do(action Action, pid int, timeout time.Duration) error {
-	_, err := d.ask(action, pid, timeout)
+func (d *Driver) Do(action Action, to process.Identity, timeout time.Duration) error {
+	_, err := d.ask(action, to, timeout)
 	return err
 }
 
-func (d *Driver) ask(action Action, pid int, timeout time.Duration) (a answer, err error) {
+// ask passes the start time, too: a child may wait for others, and the pid be another process's by then.
+func (d *Driver) ask(action Action, about process.Identity, timeout time.Duration) (a answer, err error) {
+	pid := about.PID
 	guard.MayWait("a checkpoint by the driver")
 	lock, err := os.OpenFile(d.LockFile, os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
@@ -124,7 +127,7 @@ func (d *Driver) ask(action Action, pid int, timeout time.Duration) (a answer, e
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 	var out, said bytes.Buffer
-	child := exec.CommandContext(ctx, "/proc/self/exe", childWord, string(action), strconv.Itoa(pid))
+	child := exec.CommandContext(ctx, "/proc/self/exe", childWord, string(action), strconv.Itoa(pid), strconv.FormatUint(about.Start, 10))
 	child.Args[0], child.Stdout, child.Stderr, child.ExtraFiles = os.Args[0], &out, &said, []*os.File{lock}
 	if err := child.Start(); err != nil {
 		return a, fmt.Errorf("start the program that asks the driver: %w", err)

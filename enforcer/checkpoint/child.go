@@ -17,6 +17,8 @@ import (
 	"strconv"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuslice/gpuslice/enforcer/process"
 )
 
 // childWord is a child's first argument.
@@ -26,11 +28,11 @@ const childWord = "checkpoint-child"
 const lockFD = 3
 
 // IsChild says whether a program was started with these arguments to ask the driver something.
-func IsChild(args []string) bool { return len(args) == 4 && args[1] == childWord }
+func IsChild(args []string) bool { return len(args) == 5 && args[1] == childWord }
 
 // Child is the whole of such a program. It prints one line, and returns the code to exit with.
 func Child(args []string, stdout, stderr io.Writer) int {
-	a, err := child(Action(args[2]), args[3])
+	a, err := child(Action(args[2]), args[3], args[4])
 	if err == nil {
 		err = json.NewEncoder(stdout).Encode(a)
 	}
@@ -41,8 +43,12 @@ func Child(args []string, stdout, stderr io.Writer) int {
 	return 0
 }
 
-func child(action Action, word string) (a answer, err error) {
-	pid, err := strconv.Atoi(word)
+func child(action Action, pidWord, startWord string) (a answer, err error) {
+	pid, err := strconv.Atoi(pidWord)
+	if err != nil {
+		return a, err
+	}
+	start, err := strconv.ParseUint(startWord, 10, 64)
 	if err != nil {
 		return a, err
 	}
@@ -52,6 +58,11 @@ func child(action Action, word string) (a answer, err error) {
 	if err != nil {
 		return a, fmt.Errorf("wait for the one before: %w", err)
 	}
+	handle, err := process.Again(pid, start)
+	if err != nil {
+		return a, err
+	}
+	defer handle.Close()
 	if missing := C.checkpoint_load(); missing != nil {
 		a.Missing = C.GoString(missing)
 		return a, nil
