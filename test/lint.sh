@@ -193,6 +193,7 @@ unlicensed() {
 	done
 }
 check "SPDX lines" nothing_said unlicensed
+check "the mutants apply" test/mutants/run.sh -n
 
 echo "$passed passed, $failed failed, $skipped skipped"
 [ "$failed" = 0 ]

@@ -2,18 +2,20 @@
 # SPDX-License-Identifier: Apache-2.0
 # shellcheck disable=SC2312 # an empty value fails a comparison or is printed
 #
-# run.sh [-j N] [PATTERN]: inject the faults of test/mutants/*.list, one at a time, into a copy of the tree, and run the tests that
+# run.sh [-n] [-j N] [PATTERN]: inject the faults of test/mutants/*.list, one at a time, into a copy of the tree, and run the tests that
 # should catch each. PATTERN (an extended regular expression) selects lines; -j is how many copies work at once (all processors).
+# With -n no test is run: each line is checked to apply to the tree.
 #
 # A line is: file | what the fault is | sed expression | packages to test, optionally -run pattern
 # Before the packages, make:TARGET names what the fault needs rebuilt. A mutant that a test fails on has passed; a survivor has failed,
 # and so has one that changes nothing, does not compile, or has tests that fail without it. A skip: this machine skips its tests.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit
-usage="usage: test/mutants/run.sh [-j N] [PATTERN]"
-jobs=$(nproc)
-while getopts :j: option; do
+usage="usage: test/mutants/run.sh [-n] [-j N] [PATTERN]"
+jobs=$(nproc) check_only=
+while getopts :nj: option; do
 	case $option in
+	n) check_only=1 ;;
 	j) jobs=$OPTARG ;;
 	*) echo "$usage" >&2 && exit 2 ;;
 	esac
@@ -24,9 +26,6 @@ if [ $# -gt 1 ] || ! [ "$jobs" -gt 0 ] 2>/dev/null; then
 	exit 2
 fi
 pattern=${1:-}
-GO=${GO:-$(test/go.sh)}
-VERSION=${VERSION:-$(test/version.sh)} # a copy has no commit to ask for
-export GO VERSION GOFLAGS="${GOFLAGS:--trimpath -vet=off} -buildvcs=false" CGO_CFLAGS="${CGO_CFLAGS:--O2 -g -Wno-deprecated-declarations}"
 tree=$PWD
 work=$(mktemp -d "${TMPDIR:-/tmp}/mutants.XXXXXX") || exit 2
 workers=()
@@ -37,7 +36,6 @@ finish() {
 }
 trap finish EXIT
 trap 'exit 130' INT TERM
-mkdir "$work/claimed" "$work/results" "$work/baseline"
 
 mapfile -t mutants < <(cat test/mutants/*.list | grep -v -e '^#' -e '^[[:space:]]*$' | grep -E -e "$pattern")
 if [ ${#mutants[@]} = 0 ]; then
@@ -45,11 +43,52 @@ if [ ${#mutants[@]} = 0 ]; then
 	exit 2
 fi
 
+# inject LINE TO: set file and words by the line, and write the file with the fault to TO. why says that the line does not apply; it is
+# empty if it does.
+inject() {
+	local expression=${1#* | * | } said word
+	file=${1%% | *} why=${1##* | }
+	read -ra words <<<"${why//[\'\"]/}"
+	why=
+	if ! [ -f "$tree/$file" ]; then
+		why="no longer applies: there is no $file"
+	elif ! said=$(sed "${expression% | *}" "$tree/$file" 2>&1 >"$2"); then
+		why="sed fails: $said"
+	elif cmp -s "$tree/$file" "$2"; then
+		why="no longer applies: its sed expression changes nothing"
+	fi
+	for word in "${words[@]}"; do
+		[[ $word != ./* ]] || [ -d "$tree/$word" ] || why="there is no package $word"
+	done
+}
+
+# title LINE: print its file and what the fault is.
+title() {
+	local what=${1#* | }
+	printf '%s: %s' "${1%% | *}" "${what%% | *}"
+}
+
+if [ -n "$check_only" ]; then
+	failed=0
+	for line in "${mutants[@]}"; do
+		inject "$line" "$work/faulty"
+		[ -z "$why" ] || { echo "FAIL $(title "$line"): $why" && failed=$((failed + 1)); }
+	done
+	echo "$((${#mutants[@]} - failed)) apply, $failed do not"
+	[ "$failed" = 0 ]
+	exit
+fi
+
+GO=${GO:-$(test/go.sh)}
+VERSION=${VERSION:-$(test/version.sh)} # a copy has no commit to ask for
+export GO VERSION GOFLAGS="${GOFLAGS:--trimpath -vet=off} -buildvcs=false" CGO_CFLAGS="${CGO_CFLAGS:--O2 -g -Wno-deprecated-declarations}"
+mkdir "$work/claimed" "$work/results" "$work/baseline"
+
 # copy DIR: the tree as it is, with what is not committed, and what was built.
 copy() {
 	mkdir -p "$1"
-	git ls-files -coz --exclude-standard | while IFS= read -rd '' file; do
-		[ ! -e "$file" ] || printf '%s\0' "$file"
+	git ls-files -coz --exclude-standard | while IFS= read -rd '' path; do
+		[ ! -e "$path" ] || printf '%s\0' "$path"
 	done | xargs -0 cp -a --parents -t "$1" && cp -a bin .cache "$1"
 }
 
@@ -115,31 +154,20 @@ baseline() {
 
 # try LINE LOG: print how a mutant fared: caught, skipped, or why it failed.
 try() {
-	local log=$2 file expression words=() word why without status=0
-	file=${1%% | *}
-	expression=${1#* | * | }
-	why=${expression##* | }
-	read -ra words <<<"${why//[\'\"]/}"
-	why=
-	expression=${expression% | *}
-	if ! [ -f "$tree/$file" ]; then
-		echo "no longer applies: there is no $file"
+	local log=$2 file words=() word why without status=0
+	inject "$1" "$log.faulty"
+	if [ -n "$why" ]; then
+		echo "$why"
 		return
 	fi
-	if ! sed "$expression" "$tree/$file" >"$file" 2>"$log"; then
-		why="sed fails"
-	elif cmp -s "$tree/$file" "$file"; then
-		why="no longer applies: its sed expression changes nothing"
-	fi
-	if [ -z "$why" ]; then
-		diff -u "$tree/$file" "$file" >"$log.diff"
-		run_tests "${words[@]}" >"$log"
-		status=$?
-		if [ "$status" = 2 ] || grep -qE '\[(build|setup) failed\]' "$log"; then
-			why="does not compile"
-		elif [ "$status" = 0 ]; then
-			why=survived
-		fi
+	cp "$log.faulty" "$file"
+	diff -u "$tree/$file" "$file" >"$log.diff"
+	run_tests "${words[@]}" >"$log"
+	status=$?
+	if [ "$status" = 2 ] || grep -qE '\[(build|setup) failed\]' "$log"; then
+		why="does not compile"
+	elif [ "$status" = 0 ]; then
+		why=survived
 	fi
 	cp -p "$tree/$file" "$file"
 	for word in "${words[@]}"; do
@@ -157,7 +185,7 @@ try() {
 
 # worker COPY: try the lines that no other worker has taken.
 worker() {
-	local n line how begun log
+	local n line title how begun log
 	local group=
 	trap '[ -z "$group" ] || kill -KILL -- "-$group"; exit 1' TERM
 	copy "$1" || exit 1
@@ -168,15 +196,13 @@ worker() {
 		begun=$SECONDS log=$work/results/$n.log
 		try "$line" "$log" >"$work/results/$n.how"
 		how=$(<"$work/results/$n.how")
-		line=${line#*|}
-		line="${mutants[n]%% | *}: ${line%%|*}"
-		line=${line/:  /: }
+		title=$(title "$line")
 		if [ "$how" = caught ]; then
-			printf 'ok   %s(%d s)\n' "$line" $((SECONDS - begun))
+			printf 'ok   %s (%d s)\n' "$title" $((SECONDS - begun))
 		elif [ "$how" = skipped ]; then
-			printf 'skip %s\n' "$line"
+			printf 'skip %s\n' "$title"
 		else
-			printf 'FAIL %s: %s\n' "${line% }" "$how"
+			printf 'FAIL %s: %s\n' "$title" "$how"
 			sed 's/^/     /' "$log.diff" 2>/dev/null | sed -n '4,40p'
 			if [ "$how" != survived ]; then
 				tail -30 "$log" 2>/dev/null | sed 's/^/     /'
