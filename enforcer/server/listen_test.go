@@ -127,6 +127,38 @@ func TestADeadEnforcersSocketIsReplacedAndALivingOnesIsNot(t *testing.T) {
 	conn.Close()
 }
 
+func TestASocketWhoseQueueIsFullIsNotReplaced(t *testing.T) {
+	path := socketPath(t)
+	l, err := Listen(path, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	raw, err := l.(*net.UnixListener).SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = raw.Control(func(fd uintptr) { err = unix.Listen(int(fd), 0) })
+	for err == nil {
+		var conn net.Conn
+		if conn, err = net.Dial("unix", path); err == nil {
+			defer conn.Close()
+		}
+	}
+	if !errors.Is(err, unix.EAGAIN) {
+		t.Fatal(err)
+	}
+	if _, err := Listen(path, ""); !errors.Is(err, unix.EAGAIN) {
+		t.Errorf("got %v, want EAGAIN", err)
+	}
+	if err := RemoveStale(path); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(path); err != nil {
+		t.Errorf("it was removed: %v", err)
+	}
+}
+
 func TestAFileInTheSocketsPlaceIsLeftAlone(t *testing.T) {
 	path := socketPath(t)
 	if err := os.WriteFile(path, []byte("precious"), 0o600); err != nil {
