@@ -4,6 +4,8 @@ package enforcer_test
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -14,6 +16,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer"
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/checkpoint"
+	"github.com/gpuslice/gpuslice/enforcer/session"
 )
 
 const statusAway = "status 9"
@@ -383,6 +386,24 @@ func TestElasticSlicesAreNotPromisedWhatCanNeverBe(t *testing.T) {
 	h.restart()
 	_, err = h.tryElastic("e", gib, 0)
 	refusedWith(t, err, api.CodeQuotaExceeded, "were promised 120GiB")
+}
+
+func TestARefusedElasticSessionIsPromisedNothing(t *testing.T) {
+	h, _, _ := elastics(t, quick)
+	h.options.Users = []session.Limit{{User: "5001", MaxVRAM: api.Share{Bytes: 40 * gib}, MaxSessions: 1}}
+	h.believe()
+	t.Cleanup(enforcer.PretendOwned())
+	u := h.Users(func(context.Context) []uint32 { return nil })
+	for i, want := range []error{nil, api.ErrQuotaExceeded} {
+		p := start(t, "/nonexistent", "")
+		_, err := u.Register(as(p.pid(), alice), api.RegisterRequest{ID: fmt.Sprint("s", i), Quotas: []api.Quota{on(gpu0, 20*gib)}, Session: true, PID: p.pid(), UID: alice, Elastic: true})
+		if !errors.Is(err, want) {
+			t.Fatalf("session %d: %v, want %v", i, err, want)
+		}
+		if d := h.device(gpu0); d.Elastic == nil || d.Elastic.Promised != 20*gib {
+			t.Errorf("after session %d: %+v", i, d.Elastic)
+		}
+	}
 }
 
 func TestAnEvictedSliceOutlivesTheEnforcer(t *testing.T) {

@@ -8,8 +8,11 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"sync"
 	"syscall"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
 )
@@ -93,6 +96,38 @@ func TestAReleasedContainerKeepsItsInterceptorUntilItsProcessesEnd(t *testing.T)
 	if left, _ := os.ReadDir(filepath.Join(h.options.RunDir, "slices")); len(left) != 0 {
 		t.Fatalf("something is left: %v", left)
 	}
+}
+
+func TestAContainerWhoseCgroupCannotBeReadIsNotTakenForEmpty(t *testing.T) {
+	dir := newCgroup(t)
+	h := newHost(t, &fakeTruth{})
+	init := start(t, "", dir)
+	reply, err := h.Register(context.Background(), api.RegisterRequest{ID: "c", PID: init.pid(), Quotas: []api.Quota{on(gpu0, gib)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	events := filepath.Join(dir, "cgroup.events")
+	if err := unix.Mount("/dev/null", events, "", unix.MS_BIND, ""); err != nil {
+		t.Fatal(err)
+	}
+	readable := sync.OnceFunc(func() {
+		if err := unix.Unmount(events, 0); err != nil {
+			t.Error(err)
+		}
+	})
+	defer readable()
+	if _, err := h.Release(context.Background(), "c", 0, true); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(reply.Dir); err != nil {
+		t.Errorf("its directory is removed: %v", err)
+	}
+	readable()
+	init.kill()
+	eventually(t, "the directory is gone with the last process", func() bool {
+		_, err := os.Stat(reply.Dir)
+		return os.IsNotExist(err)
+	})
 }
 
 func TestARestartClearsAwayWhatAReleasedContainerLeft(t *testing.T) {

@@ -20,6 +20,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer"
 	"github.com/gpuslice/gpuslice/enforcer/api"
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
+	"github.com/gpuslice/gpuslice/enforcer/process"
 	"github.com/gpuslice/gpuslice/enforcer/session"
 	"github.com/gpuslice/gpuslice/test/needs"
 )
@@ -259,6 +260,29 @@ func TestASessionBeginsWithAProcessOfWhoAsks(t *testing.T) {
 	}
 	if left, _ := os.ReadDir(filepath.Join(h.options.RunDir, "slices")); len(left) != 0 {
 		t.Fatalf("something is left: %v", left)
+	}
+}
+
+// What was read of a process that has exited since may be another's.
+func TestASessionDoesNotBeginWithAProcessThatExitsMeanwhile(t *testing.T) {
+	defer enforcer.PretendOwned()()
+	h := newHost(t, nil)
+	h.stop()
+	child := start(t, "", "")
+	asked := 0
+	h.options.Caller = func(context.Context) (session.Asker, bool) {
+		if asked++; asked == 3 { // the enforcer has opened the process
+			_ = child.cmd.Process.Kill()
+			if err := unix.Waitid(unix.P_PID, child.pid(), nil, unix.WEXITED|unix.WNOWAIT, nil); err != nil {
+				t.Error(err)
+			}
+		}
+		return asker(os.Getpid(), uint32(os.Geteuid())), true
+	}
+	h.start()
+	_, err := h.Register(context.Background(), api.RegisterRequest{ID: "s", Session: true, PID: child.pid(), UID: uint32(os.Geteuid()), Quotas: []api.Quota{on(gpu0, gib)}})
+	if !errors.Is(err, api.ErrBadRequest) || !strings.HasSuffix(err.Error(), "slice s: "+process.ErrDead.Error()) {
+		t.Errorf("asked %d times who asks: %v", asked, err)
 	}
 }
 

@@ -86,6 +86,31 @@ func TestATokenIsInItsFileAndNowhereElse(t *testing.T) {
 	}
 }
 
+func TestALimitIsForAUserOrForAGroup(t *testing.T) {
+	const both = 5001 // a number that a user and a group have
+	limits := []Limit{{User: "no-such-user-here", MaxSessions: 1}, {Group: "5001", MaxSessions: 2}, {User: "5002", MaxSessions: 3}, {Group: "5003", MaxSessions: 4}}
+	for name, c := range map[string]struct {
+		uid    uint32
+		groups []uint32
+		want   int
+	}{
+		"a user with the group's number":  {uid: both},
+		"a user in the group":             {uid: 5004, groups: []uint32{4000, both}, want: 2},
+		"a user":                          {uid: 5002, want: 3},
+		"a user in a group of that name":  {uid: 5004, groups: []uint32{5002}},
+		"the first limit of several":      {uid: 5002, groups: []uint32{5003, both}, want: 2},
+		"a user whose limit comes before": {uid: 5002, groups: []uint32{5003}, want: 3},
+	} {
+		l, has := For(limits, c.uid, c.groups), 0
+		if l != nil {
+			has = l.MaxSessions
+		}
+		if has != c.want {
+			t.Errorf("%s: %d sessions, want %d", name, has, c.want)
+		}
+	}
+}
+
 func child(t *testing.T) (*process.Handle, *exec.Cmd) {
 	t.Helper()
 	c := exec.Command("sleep", "60")
