@@ -31,6 +31,7 @@ static void arrays_within(void)
 	enum { COUNT = sizeof(list) / sizeof(list[0]) };
 	CUarray array[COUNT] = {0}, large = NULL;
 	long long sum = 0;
+	CUresult result;
 
 	begin();
 	for (unsigned i = 0; i < COUNT; i++) {
@@ -40,7 +41,13 @@ static void arrays_within(void)
 	}
 	OK(cuArrayCreate_v2(&large, &plane));
 	charged("4096 x 4096 of four floats", sum + 256 * (long long)MIB);
-	OK(cuArrayDestroy(large));
+	OK(cuCtxSetCurrent(NULL));
+	result = cuArrayDestroy(large);
+	OK(cuCtxSetCurrent(own_context));
+	if (result != CUDA_SUCCESS) {
+		charged("what the driver has not destroyed", sum + 256 * (long long)MIB);
+		OK(cuArrayDestroy(large));
+	}
 	for (unsigned i = 0; i < COUNT; i++)
 		OK(cuArrayDestroy(array[i]));
 	charged("all destroyed", 0);
