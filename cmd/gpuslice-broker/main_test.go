@@ -3,11 +3,14 @@
 package main
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/gpuslice/gpuslice/lease/broker"
 )
 
 // TestMain runs the program in a process that a test starts: the program drops rights that its process cannot regain.
@@ -16,6 +19,37 @@ func TestMain(m *testing.M) {
 		main()
 	}
 	os.Exit(m.Run())
+}
+
+func TestFlagsAreCheckedBeforeAnythingIsDone(t *testing.T) {
+	const most = broker.MaxClients
+	for words, want := range map[string]string{
+		"":                                     "",
+		"--clients 1":                          "",
+		"--clients 0":                          "--clients 0: from 1",
+		fmt.Sprint("--clients ", most):         "",
+		fmt.Sprint("--clients ", most+1):       fmt.Sprint("from 1 to ", most),
+		"--linger 0s --load-timeout 1ns":       "",
+		"--linger -1ns":                        "--linger is not below 0",
+		"--load-timeout 0s":                    "--load-timeout above it",
+		"--vram 0":                             "not a size such as 64M",
+		"--shared -1M":                         "not a size such as 64M",
+		"again":                                `unexpected "again"`,
+		"--directory= --reserve":               "--directory and --vram are needed",
+		"--no-such-flag":                       "no-such-flag",
+		"--reserve --device 1 --shared 512MiB": "",
+	} {
+		o, err := parse(append([]string{"--directory", "s", "--vram", "7G"}, strings.Fields(words)...))
+		if want != "" {
+			if err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("%s: %v, want %s", words, err, want)
+			}
+			continue
+		}
+		if err != nil || !filepath.IsAbs(o.directory) || o.config.VRAM != 7<<30 {
+			t.Errorf("%s: %+v, %v", words, o, err)
+		}
+	}
 }
 
 func TestABrokerThatDoesNotStartLeavesNoSockets(t *testing.T) {

@@ -24,6 +24,8 @@ func TestAWrongCommandLineIsToldWhatIsAccepted(t *testing.T) {
 		{[]string{"--token", "", "ps"}, 2, `--token "": a file with a session's token is accepted`},
 		{[]string{"run", "--vram", "1G", "--name", "ä b", "--", "true"}, 125, `has 'ä'`},
 		{[]string{"run", "--vram", "1G", "--ttl", "999999999h", "--", "true"}, 125, "from 1s to 876000h"},
+		{[]string{"--socket", "/nonexistent/control", "run", "--vram", "1G", "--", "true"}, 125, "/nonexistent/control"},
+		{[]string{"set", "--vram", "1G", "--device", "all", "--drop", "0", "a1"}, 2, "leaves no quota to drop"},
 		{[]string{"renew", "a1", "0.5s"}, 2, "from 1s to 876000h"},
 	} {
 		if _, said, code := cliRun(c.args...); code != c.code || !strings.Contains(said, c.want) {

@@ -93,8 +93,9 @@ func TestNodesThatAreThereAlwaysCount(t *testing.T) {
 	s.Linux.Devices = []specs.LinuxDevice{
 		{Type: "c", Major: 195, Minor: 2}, {Type: "c", Major: 195, Minor: 255}, {Type: "b", Major: 195, Minor: 3},
 		{Type: "c", Major: 1, Minor: 4}, {Type: "c", Major: 195, Minor: -5},
+		{Type: "c", Major: 195, Minor: mount.MaxGPUMinor}, {Type: "c", Major: 195, Minor: mount.MaxGPUMinor + 1},
 	}
-	if got := s.Visible(mount.Nodes{Minors: []uint32{0, 7}}); !slices.Equal(got, []string{"1", "minor:0", "minor:2", "minor:7"}) {
+	if got := s.Visible(mount.Nodes{Minors: []uint32{0, 7}}); !slices.Equal(got, []string{"1", "minor:0", "minor:2", "minor:247", "minor:7"}) {
 		t.Errorf("visible %q", got)
 	}
 	if got := s.Visible(mount.Nodes{Minors: []uint32{0}, Unclear: true}); got != nil {
