@@ -58,6 +58,7 @@ func TestTheSessionsDevicesAreShownToCUDA(t *testing.T) {
 		{"in one's own order", same, on(gpu1, gpu0), false, "", " 0, 1", gpu0 + "," + gpu1},
 		{"by a shortened UUID", same, on(gpu1), false, "", "GPU-1111", gpu1},
 		{"by a shortened UUID that two have", mixed, on(gpu1), false, "", "GPU-1111", "leaves out " + gpu1},
+		{"by the beginning of all UUIDs", same[1:2], on(gpu1), false, "", "GPU-", "leaves out " + gpu1},
 		{"not in one's own choice", same, on(gpu1), false, "", "0", "leaves out " + gpu1},
 		{"one of two is not", same, on(gpu0, gpu1), false, "", "0", "leaves out " + gpu1 + ","},
 		{"one of two is not, of a session that is joined", same, on(gpu0, gpu1), true, "", "0", gpu0},
