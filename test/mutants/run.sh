@@ -4,7 +4,7 @@
 #
 # run.sh [-n] [-j N] [PATTERN]: inject the faults of test/mutants/*.list, one at a time, into a copy of the tree, and run the tests that
 # should catch each. PATTERN (an extended regular expression) selects lines; -j is how many copies work at once (all processors).
-# With -n no test is run: each line is checked to apply to the tree.
+# With -n no test is run: each line is checked to apply to the tree, and to name a test that there is.
 #
 # A line is: file | what the fault is | sed expression | packages to test, optionally -run pattern
 # Before the packages, make:TARGET names what the fault needs rebuilt. A mutant that a test fails on has passed; a survivor has failed,
@@ -46,7 +46,7 @@ fi
 # inject LINE TO: set file and words by the line, and write the file with the fault to TO. why says that the line does not apply; it is
 # empty if it does.
 inject() {
-	local expression=${1#* | * | } said word
+	local expression=${1#* | * | } said word packages=()
 	file=${1%% | *} why=${1##* | }
 	read -ra words <<<"${why//[\'\"]/}"
 	why=
@@ -58,8 +58,14 @@ inject() {
 		why="no longer applies: its sed expression changes nothing"
 	fi
 	for word in "${words[@]}"; do
-		[[ $word != ./* ]] || [ -d "$tree/$word" ] || why="there is no package $word"
+		[[ $word == ./* ]] || continue
+		packages+=("$tree/$word")
+		[ -d "$tree/$word" ] || why="there is no package $word"
 	done
+	if [ -z "$why" ] && [[ " ${words[*]}" =~ \ -run\ ([^ /]+) ]] &&
+		! find "${packages[@]}" -maxdepth 1 -name '*_test.go' -exec sed -n 's/^func \([A-Z][^(]*\)(.*/\1/p' {} + | grep -E -- "${BASH_REMATCH[1]}" >/dev/null; then
+		why="no test is called so"
+	fi
 }
 
 # title LINE: print its file and what the fault is.
