@@ -4,6 +4,7 @@ package server
 
 import (
 	"context"
+	"io"
 	"net/http"
 	"time"
 
@@ -54,11 +55,22 @@ func moved(move func(Service, context.Context, string) (api.Slice, error)) handl
 		if err != nil {
 			return nil, err
 		}
+		if err := endReadDeadline(w, r); err != nil { // a client that hangs up does not end it either
+			return nil, err
+		}
 		control := http.NewResponseController(w)
-		_ = control.SetReadDeadline(time.Time{}) // who hangs up does not end it either
 		_ = control.SetWriteDeadline(time.Time{})
 		slice, err := move(s, r.Context(), id)
 		_ = control.SetWriteDeadline(time.Now().Add(timeout(r)))
 		return slice, err
 	}
+}
+
+// endReadDeadline lets an answer take longer than a request may, once the request's body has arrived: net/http reads what is
+// left of a body before it answers, and without a deadline would wait forever for one that was announced and is never sent.
+func endReadDeadline(w http.ResponseWriter, r *http.Request) error {
+	if _, err := io.Copy(io.Discard, http.MaxBytesReader(w, r.Body, maxBody)); err != nil {
+		return unreadable(err)
+	}
+	return http.NewResponseController(w).SetReadDeadline(time.Time{})
 }

@@ -24,7 +24,7 @@ type stream struct {
 	since    uint64
 }
 
-func events(s Service, _ http.ResponseWriter, r *http.Request) (any, error) {
+func events(s Service, w http.ResponseWriter, r *http.Request) (any, error) {
 	since, err := number(r, "since", "the number of an event is accepted, or 0 for all")
 	if err != nil {
 		return nil, err
@@ -32,6 +32,11 @@ func events(s Service, _ http.ResponseWriter, r *http.Request) (any, error) {
 	follow, err := boolean(r, "follow")
 	if err != nil {
 		return nil, err
+	}
+	if follow { // a follower has nothing more to say; the end of its connection is seen without a deadline
+		if err := endReadDeadline(w, r); err != nil {
+			return nil, err
+		}
 	}
 	instance := r.URL.Query().Get("instance")
 	// The first ones now, while an error can still be said.
@@ -41,10 +46,6 @@ func events(s Service, _ http.ResponseWriter, r *http.Request) (any, error) {
 
 func (s *stream) serve(w http.ResponseWriter, r *http.Request, status int) {
 	control := http.NewResponseController(w)
-	if s.follow {
-		// One who follows has nothing more to say; that it is still there is seen by its end of the connection.
-		_ = control.SetReadDeadline(time.Time{})
-	}
 	w.Header().Set("Content-Type", eventsType)
 	w.WriteHeader(status)
 	for {

@@ -231,10 +231,6 @@ func decode(body io.Reader, into any) error {
 		}
 		err = errors.New("there is more after the value")
 	}
-	var large *http.MaxBytesError
-	if errors.As(err, &large) {
-		return api.Errorf(api.CodeTooLarge, "the request is too large: up to %d bytes are accepted", large.Limit)
-	}
 	var wrong *json.UnmarshalTypeError
 	if errors.As(err, &wrong) {
 		field := "the request"
@@ -242,6 +238,15 @@ func decode(body io.Reader, into any) error {
 			field = wrong.Field
 		}
 		return api.Errorf(api.CodeBadRequest, "%.100s was given as %.100s: %s is accepted", field, wrong.Value, inJSON(wrong.Type))
+	}
+	return unreadable(err)
+}
+
+// unreadable is the answer to a request whose body cannot be read.
+func unreadable(err error) error {
+	var large *http.MaxBytesError
+	if errors.As(err, &large) {
+		return api.Errorf(api.CodeTooLarge, "the request is too large: up to %d bytes are accepted", large.Limit)
 	}
 	return api.Errorf(api.CodeBadRequest, "the request cannot be read: %.200s", strings.TrimPrefix(err.Error(), "json: "))
 }

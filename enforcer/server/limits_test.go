@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuslice/gpuslice/enforcer/api"
+	"github.com/gpuslice/gpuslice/test/await"
 	"github.com/gpuslice/gpuslice/test/needs"
 )
 
@@ -211,14 +212,22 @@ func TestAUsersPlacesAreFreeAgainWhenHisConnectionsEnd(t *testing.T) {
 func TestWhoIsSlowIsHungUpOn(t *testing.T) {
 	l := controlLimits
 	l.header, l.read, l.idle = 50*time.Millisecond, 100*time.Millisecond, 50*time.Millisecond
-	path := serveWith(t, &fakeService{}, l)
+	l.all = 1 // each finds the place of the one before free again
+	f := withEvents(1, 1)
+	path := serveWith(t, f, l)
 	head := "POST /v1/slices HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n"
 	for name, says := range map[string]func(io.Writer){
-		"nothing":              func(io.Writer) {},
-		"half a head":          func(w io.Writer) { _, _ = io.WriteString(w, head) },
-		"a byte now and then":  func(w io.Writer) { drip(w, head) },
-		"half a body":          func(w io.Writer) { _, _ = io.WriteString(w, head+"\r\n{") },
-		"a body bit by bit":    func(w io.Writer) { _, _ = io.WriteString(w, head+"\r\n"); drip(w, strings.Repeat(" ", 1000)) },
+		"nothing":             func(io.Writer) {},
+		"half a head":         func(w io.Writer) { _, _ = io.WriteString(w, head) },
+		"a byte now and then": func(w io.Writer) { drip(w, head) },
+		"half a body":         func(w io.Writer) { _, _ = io.WriteString(w, head+"\r\n{") },
+		"a body bit by bit":   func(w io.Writer) { _, _ = io.WriteString(w, head+"\r\n"); drip(w, strings.Repeat(" ", 1000)) },
+		"no body of a move": func(w io.Writer) {
+			_, _ = io.WriteString(w, strings.Replace(head, "slices", "slices/s/suspend", 1)+"\r\n")
+		},
+		"no body of a follow": func(w io.Writer) {
+			_, _ = io.WriteString(w, strings.Replace(head, "POST /v1/slices", "GET /v1/events?follow=true", 1)+"\r\n")
+		},
 		"one request, no more": func(w io.Writer) { _, _ = io.WriteString(w, "GET /v1/info HTTP/1.1\r\nHost: x\r\n\r\n") },
 	} {
 		conn, err := net.Dial("unix", path)
@@ -226,13 +235,16 @@ func TestWhoIsSlowIsHungUpOn(t *testing.T) {
 			t.Fatal(err)
 		}
 		go says(conn)
-		_ = conn.SetReadDeadline(time.Now().Add(30 * time.Second))
+		_ = conn.SetReadDeadline(time.Now().Add(await.Patience))
 		if _, err := io.Copy(io.Discard, conn); errors.Is(err, os.ErrDeadlineExceeded) {
 			t.Errorf("%s: it waits", name)
 		}
 		conn.Close()
 	}
 	answers200(t, path)
+	if len(f.moved) != 0 {
+		t.Errorf("%v without the body of the request", f.moved)
+	}
 }
 
 // drip writes a byte at a time until nobody reads.
