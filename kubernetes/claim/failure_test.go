@@ -91,6 +91,22 @@ func TestAnAPIServerThatFailsHasNothingCollected(t *testing.T) {
 	}
 }
 
+func TestAClaimWhosePoolCannotBeDeletedIsNotGivenBack(t *testing.T) {
+	preparer, p := prepared(t)
+	preparer.Times = Times{Unprepare: 1, Retry: 1} // its member does not end
+	name := PoolName(uid, 0)
+	p.has[name] = api.Pool{Name: name, Members: []string{"c"}}
+	err := preparer.Unprepare(t.Context(), uid)
+	if files, listErr := preparer.Writer.List(); !errors.Is(err, api.ErrRunning) || len(p.has) != 1 || len(files) != 1 || listErr != nil {
+		t.Errorf("%v, pools %v, files %v, %v", err, p.has, files, listErr)
+	}
+	p.has[name] = api.Pool{Name: name}
+	err = preparer.Unprepare(t.Context(), uid)
+	if files, listErr := preparer.Writer.List(); err != nil || len(p.has)+len(files) != 0 || listErr != nil {
+		t.Errorf("%v, pools %v, files %v, %v", err, p.has, files, listErr)
+	}
+}
+
 func TestAPoolIsKeptWhileItsFileCannotBeLookedUp(t *testing.T) {
 	preparer, p := prepared(t)
 	if err := preparer.Writer.Remove(uid); err != nil {
