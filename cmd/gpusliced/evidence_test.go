@@ -202,3 +202,30 @@ func audited(t *testing.T, file string) (said []string) {
 	}
 	return said
 }
+
+func TestASocketThatIsGoneOrAnothersIsNotReady(t *testing.T) {
+	dir := short(t)
+	socket, other := filepath.Join(dir, "s"), filepath.Join(dir, "other")
+	for _, path := range []string{socket, other} {
+		if err := os.WriteFile(path, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var c checks
+	for _, step := range []struct {
+		do   func() error
+		says string // "": nothing is wrong
+	}{
+		{func() error { return nil }, "not there yet"},
+		{func() error { return c.made(socket) }, ""},
+		{func() error { return os.Rename(other, socket) }, "another's"},
+		{func() error { return os.Remove(socket) }, "is gone"},
+	} {
+		if err := step.do(); err != nil {
+			t.Fatal(err)
+		}
+		if all := c.check(); len(all) != 1 || all[0].For != api.ForReady || all[0].OK != (step.says == "") || !strings.Contains(all[0].Message, step.says) {
+			t.Errorf("%+v, want %q", all, step.says)
+		}
+	}
+}
