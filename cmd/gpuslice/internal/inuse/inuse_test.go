@@ -51,6 +51,9 @@ func TestEachUserOfTheProgramsIsNamedWithTheCommandThatEndsIt(t *testing.T) {
 			t.Errorf("got %+v, want %s", uses[i], c.want)
 		}
 	}
+	if err := os.MkdirAll(filepath.Join(h.RunDir, "slices", "aa-1234"), 0o755); err != nil {
+		t.Fatal(err)
+	}
 	write("/run/slices/aa-12345\n", h.Proc, "90", "maps") // no slice that is there
 	if uses, err := h.Slices(); err != nil || len(uses) != 9 {
 		t.Errorf("%v, %+v", err, uses)
