@@ -83,48 +83,38 @@ no_memory:
 
 CUDA_API CUresult cuMemAlloc_v2(CUdeviceptr *out, size_t size)
 {
-	CUcontext context;
-	CUresult result = driver_enter_context(&context);
-
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_CONTEXT(context);
 	if (!out || !size)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	if (capture_forbids())
-		return driver_leave(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
-	return driver_leave(allocate(context, size, out));
+		return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+	return allocate(context, size, out);
 }
 
 CUDA_API CUresult cuMemAllocPitch_v2(CUdeviceptr *out, size_t *pitch, size_t width, size_t height,
                                      unsigned int element)
 {
-	CUcontext context;
-	CUresult result = driver_enter_context(&context);
 	size_t row, size;
+	CUresult result;
 
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_CONTEXT(context);
 	if (!out || !pitch || !width || !height || (element != 4 && element != 8 && element != 16))
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	row = round_up(width, PITCH_STEP);
 	if (row < width || __builtin_mul_overflow(row, height, &size))
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	result = allocate(context, size, out);
 	if (result == CUDA_SUCCESS)
 		*pitch = row;
-	return driver_leave(result);
+	return result;
 }
 
 CUDA_API CUresult cuMemAllocManaged(CUdeviceptr *out, size_t size, unsigned int flags)
 {
-	CUcontext context;
-	CUresult result = driver_enter_context(&context);
-
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_CONTEXT(context);
 	if (!out || !size || (flags != 1 && flags != 2))
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
-	return driver_leave(managed_allocate(context, size, out));
+		return CUDA_ERROR_INVALID_VALUE;
+	return managed_allocate(context, size, out);
 }
 
 /* What a green context leaves behind stays until its primary context goes. */
@@ -139,20 +129,19 @@ static CUresult allocation_free_checked(struct range *range)
 /* It needs no context: the address says whose the memory is. But in one of no use it fails, too. */
 CUDA_API CUresult cuMemFree_v2(CUdeviceptr pointer)
 {
-	CUresult result = driver_enter();
 	CUcontext current = context_current();
 	struct range *range;
+	CUresult result = CUDA_SUCCESS;
 
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER();
 	if (!pointer)
-		return driver_leave(CUDA_SUCCESS);
+		return CUDA_SUCCESS;
 	work_wait_all(NULL);
 	if (current && current->alive && work_wait_all(current) != CUDA_SUCCESS)
-		return driver_leave(work_wait_all(current));
+		return work_wait_all(current);
 	range = ranges_at(&allocations, pointer);
 	if (!range || range->start != pointer)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	vmm_work_done();
 	switch (range->kind) {
 	case RANGE_DEVICE:
@@ -176,7 +165,7 @@ CUDA_API CUresult cuMemFree_v2(CUdeviceptr pointer)
 	default:
 		result = CUDA_ERROR_INVALID_VALUE;
 	}
-	return driver_leave(result);
+	return result;
 }
 
 /*
@@ -253,18 +242,15 @@ CUDA_API CUresult cuMemGetInfo_v2(size_t *available, size_t *total)
 
 CUDA_API CUresult cuMemGetAddressRange_v2(CUdeviceptr *start, size_t *size, CUdeviceptr pointer)
 {
-	CUcontext context;
-	CUresult result = driver_enter_context(&context);
 	const struct range *range;
 
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_CONTEXT(context);
 	range = ranges_at(&allocations, pointer);
 	if (!range)
-		return driver_leave(CUDA_ERROR_NOT_FOUND);
+		return CUDA_ERROR_NOT_FOUND;
 	if (start)
 		*start = range->start;
 	if (size)
 		*size = range->size;
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }

@@ -43,14 +43,10 @@ static CUresult create_array(CUcontext context, CUarray *out, const CUDA_ARRAY3D
 
 CUDA_API CUresult cuArray3DCreate_v2(CUarray *out, const CUDA_ARRAY3D_DESCRIPTOR *shape)
 {
-	CUcontext context;
-	CUresult result = driver_enter_context(&context);
-
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_CONTEXT(context);
 	if (!out || !shape)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
-	return driver_leave(create_array(context, out, shape));
+		return CUDA_ERROR_INVALID_VALUE;
+	return create_array(context, out, shape);
 }
 
 CUDA_API CUresult cuArrayCreate_v2(CUarray *out, const CUDA_ARRAY_DESCRIPTOR *shape)
@@ -96,31 +92,23 @@ CUDA_API CUresult cuArrayCreate(CUarray *out, const CUDA_ARRAY_DESCRIPTOR_v1 *sh
 
 CUDA_API CUresult cuArrayDestroy(CUarray array)
 {
-	CUcontext context;
-	CUresult result = driver_enter_context(&context);
-
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_CONTEXT(context);
 	if (!array || array->is_level)
-		return driver_leave(CUDA_ERROR_INVALID_HANDLE);
+		return CUDA_ERROR_INVALID_HANDLE;
 	context_disown(&array->owned);
 	destroy_array(&array->owned);
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }
 
 CUDA_API CUresult cuArray3DGetDescriptor_v2(CUDA_ARRAY3D_DESCRIPTOR *out, CUarray array)
 {
-	CUcontext context;
-	CUresult result = driver_enter_context(&context);
-
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_CONTEXT(context);
 	if (!array)
-		return driver_leave(CUDA_ERROR_INVALID_HANDLE);
+		return CUDA_ERROR_INVALID_HANDLE;
 	if (!out)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	*out = array->shape;
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }
 
 CUDA_API CUresult cuArrayGetDescriptor_v2(CUDA_ARRAY_DESCRIPTOR *out, CUarray array)

@@ -195,26 +195,23 @@ bool capture_takes(CUstream stream, int type, CUresult *result)
 static CUresult begin(CUstream stream, int mode)
 {
 	static uint64_t last_id;
-	CUcontext context;
-	CUresult result = driver_enter_context(&context);
 	CUstream object = stream_object(stream);
 	struct capture *capture;
 
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_CONTEXT(context);
 	if (mode < CU_STREAM_CAPTURE_MODE_GLOBAL || mode > CU_STREAM_CAPTURE_MODE_RELAXED)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	if (!object)
-		return driver_leave(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+		return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 	if (object->capture)
-		return driver_leave(CUDA_ERROR_ILLEGAL_STATE);
+		return CUDA_ERROR_ILLEGAL_STATE;
 	capture = calloc(1, sizeof(*capture));
 	if (!capture)
-		return driver_leave(CUDA_ERROR_OUT_OF_MEMORY);
+		return CUDA_ERROR_OUT_OF_MEMORY;
 	capture->graph = graph_create();
 	if (!capture->graph) {
 		free(capture);
-		return driver_leave(CUDA_ERROR_OUT_OF_MEMORY);
+		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
 	capture->id = ++last_id;
 	capture->origin = object;
@@ -223,24 +220,22 @@ static CUresult begin(CUstream stream, int mode)
 	capture->next = captures;
 	captures = capture;
 	enlist(capture, object);
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }
 
 static CUresult finish(CUstream stream, CUgraph *out)
 {
-	CUcontext context;
-	CUresult result = driver_enter_context(&context);
 	struct capture *capture;
+	CUresult result;
 
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_CONTEXT(context);
 	if (!out)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	capture = capture_of(stream);
 	if (!capture)
-		return driver_leave(CUDA_ERROR_ILLEGAL_STATE);
+		return CUDA_ERROR_ILLEGAL_STATE;
 	if (capture->origin != stream_object(stream))
-		return driver_leave(CUDA_ERROR_STREAM_CAPTURE_UNMATCHED);
+		return CUDA_ERROR_STREAM_CAPTURE_UNMATCHED;
 	result = check(capture);
 	*out = capture->graph;
 	if (result != CUDA_SUCCESS) {
@@ -248,25 +243,22 @@ static CUresult finish(CUstream stream, CUgraph *out)
 		*out = NULL;
 	}
 	end(capture);
-	return driver_leave(result);
+	return result;
 }
 
 static CUresult ask(CUstream stream, int *status)
 {
-	CUcontext context;
-	CUresult result = driver_enter_context(&context);
 	const struct capture *capture;
 
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_CONTEXT(context);
 	if (!status)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	capture = capture_of(stream);
 	*status = CU_STREAM_CAPTURE_STATUS_NONE;
 	if (capture)
 		*status = capture->spoilt ? CU_STREAM_CAPTURE_STATUS_INVALIDATED
 		                          : CU_STREAM_CAPTURE_STATUS_ACTIVE;
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }
 
 CUDA_API CUresult cuStreamBeginCapture_v2(CUstream stream, int mode)

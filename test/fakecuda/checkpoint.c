@@ -34,13 +34,12 @@ static CUresult change(int pid, enum machine_phase from, enum machine_phase to)
 
 CUDA_API CUresult cuCheckpointProcessGetState(int pid, int *state)
 {
-	CUresult result = driver_enter_locked();
 	enum machine_phase phase = MACHINE_RUNNING;
+	CUresult result;
 
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_BY(driver_enter_locked());
 	if (!state)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	result = answer(machine_phase(pid, &phase));
 	switch (phase) {
 	case MACHINE_RUNNING:
@@ -56,23 +55,22 @@ CUDA_API CUresult cuCheckpointProcessGetState(int pid, int *state)
 		*state = CU_PROCESS_STATE_FAILED;
 		break;
 	}
-	return driver_leave(result);
+	return result;
 }
 
 /* Any thread would do here. */
 CUDA_API CUresult cuCheckpointProcessGetRestoreThreadId(int pid, int *thread)
 {
-	CUresult result = driver_enter_locked();
 	enum machine_phase phase;
+	CUresult result;
 
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_BY(driver_enter_locked());
 	if (!thread)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	result = answer(machine_phase(pid, &phase));
 	if (result == CUDA_SUCCESS)
 		*thread = pid;
-	return driver_leave(result);
+	return result;
 }
 
 /* A call that has begun goes on to its end; the time limit is for waiting for that. */

@@ -106,26 +106,24 @@ void context_deactivate(CUcontext context)
 
 static CUresult create(CUcontext *out, unsigned int flags, CUdevice ordinal, uint64_t more)
 {
-	struct device *device;
 	CUcontext context;
-	CUresult result = driver_enter_device(ordinal, &device);
+	CUresult result;
 
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_DEVICE(device, ordinal);
 	if (!out || depth == STACK_DEPTH)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	context = calloc(1, sizeof(*context));
 	if (!context)
-		return driver_leave(CUDA_ERROR_OUT_OF_MEMORY);
+		return CUDA_ERROR_OUT_OF_MEMORY;
 	context->flags = flags & CU_CTX_FLAGS_MASK;
 	result = context_activate(context, device, more);
 	if (result != CUDA_SUCCESS) {
 		free(context);
-		return driver_leave(result);
+		return result;
 	}
 	stack[depth++] = context;
 	*out = context;
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }
 
 /* A context of the API of CUDA 3.1 is larger on the card. */
@@ -159,20 +157,17 @@ CUDA_API CUresult cuCtxCreate_v4(CUcontext *out, void *parameters, unsigned int 
 
 CUDA_API CUresult cuCtxDestroy_v2(CUcontext context)
 {
-	CUresult result = driver_enter();
-
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER();
 	if (!context || context->primary || context->parent)
-		return driver_leave(CUDA_ERROR_INVALID_CONTEXT);
+		return CUDA_ERROR_INVALID_CONTEXT;
 	if (!context->alive)
-		return driver_leave(CUDA_ERROR_CONTEXT_IS_DESTROYED);
+		return CUDA_ERROR_CONTEXT_IS_DESTROYED;
 	context_deactivate(context);
 	/* The structure stays: in other threads the context may still be current, and their
 	 * calls must be told that it is destroyed. */
 	if (context_current() == context)
 		depth--;
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }
 
 CUDA_API CUresult cuCtxDestroy(CUcontext context)
@@ -196,13 +191,9 @@ CUDA_API CUresult cuCtxDetach(CUcontext context)
 /* There is no OpenGL that it could belong to. */
 CUDA_API CUresult cuGLCtxCreate_v2(CUcontext *out, unsigned int flags, CUdevice ordinal)
 {
-	struct device *device;
-	CUresult result = driver_enter_device(ordinal, &device);
-
 	(void)flags;
-	if (result != CUDA_SUCCESS)
-		return result;
-	return driver_leave(out ? CUDA_ERROR_INVALID_GRAPHICS_CONTEXT : CUDA_ERROR_INVALID_VALUE);
+	DRIVER_ENTER_DEVICE(device, ordinal);
+	return out ? CUDA_ERROR_INVALID_GRAPHICS_CONTEXT : CUDA_ERROR_INVALID_VALUE;
 }
 
 CUDA_API CUresult cuGLCtxCreate(CUcontext *out, unsigned int flags, CUdevice device)
@@ -212,44 +203,35 @@ CUDA_API CUresult cuGLCtxCreate(CUcontext *out, unsigned int flags, CUdevice dev
 
 CUDA_API CUresult cuCtxGetCurrent(CUcontext *out)
 {
-	CUresult result = driver_enter();
-
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER();
 	if (!out)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	*out = context_current();
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }
 
 CUDA_API CUresult cuCtxSetCurrent(CUcontext context)
 {
-	CUresult result = driver_enter();
-
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER();
 	/* A primary context that was reset and is still retained may be made current. */
 	if (context && !context->alive && !(context->primary && context->retained))
-		return driver_leave(CUDA_ERROR_CONTEXT_IS_DESTROYED);
+		return CUDA_ERROR_CONTEXT_IS_DESTROYED;
 	if (context)
 		set_current(context);
 	else if (depth)
 		depth--;
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }
 
 CUDA_API CUresult cuCtxPushCurrent_v2(CUcontext context)
 {
-	CUresult result = driver_enter();
-
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER();
 	if (!context || depth == STACK_DEPTH)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	if (!context->alive)
-		return driver_leave(CUDA_ERROR_CONTEXT_IS_DESTROYED);
+		return CUDA_ERROR_CONTEXT_IS_DESTROYED;
 	stack[depth++] = context;
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }
 
 CUDA_API CUresult cuCtxPushCurrent(CUcontext context)
@@ -259,16 +241,13 @@ CUDA_API CUresult cuCtxPushCurrent(CUcontext context)
 
 CUDA_API CUresult cuCtxPopCurrent_v2(CUcontext *out)
 {
-	CUresult result = driver_enter();
-
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER();
 	if (!depth)
-		return driver_leave(CUDA_ERROR_INVALID_CONTEXT);
+		return CUDA_ERROR_INVALID_CONTEXT;
 	depth--;
 	if (out)
 		*out = stack[depth];
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }
 
 CUDA_API CUresult cuCtxPopCurrent(CUcontext *out)
@@ -278,42 +257,32 @@ CUDA_API CUresult cuCtxPopCurrent(CUcontext *out)
 
 CUDA_API CUresult cuCtxGetDevice(CUdevice *out)
 {
-	CUcontext context;
-	CUresult result = driver_enter_context(&context);
-
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_CONTEXT(context);
 	if (!out)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	*out = context->device->ordinal;
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }
 
 CUDA_API CUresult cuCtxGetApiVersion(CUcontext context, unsigned int *version)
 {
-	CUcontext current;
-	CUresult result = driver_enter_context(&current);
-
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_CONTEXT(current);
 	(void)context;
 	if (!version)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	*version = 3020;
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }
 
 CUDA_API CUresult cuCtxSynchronize(void)
 {
-	CUcontext context;
-	CUresult result = driver_enter_context(&context);
+	CUresult result;
 
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_CONTEXT(context);
 	if (capture_forbids_wait(context))
-		return driver_leave(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+		return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 	result = work_wait_all(context);
 	vmm_work_done();
 	pools_synchronise(context->device, STREAM_ALL);
-	return driver_leave(result);
+	return result;
 }

@@ -105,36 +105,34 @@ static void move_pages(unsigned char *target, const unsigned char *source, size_
 static CUresult move(CUdeviceptr to, bool to_device, CUdeviceptr from, bool from_device,
                      size_t size)
 {
-	CUcontext context;
-	CUresult result = driver_enter_context(&context);
 	void *target = (void *)(uintptr_t)to;
 	const void *source = (const void *)(uintptr_t)from;
+	CUresult result;
 
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_CONTEXT(context);
 	result = work_wait_all(context);
 	if (result != CUDA_SUCCESS || !size)
-		return driver_leave(result);
+		return result;
 	if (to_device)
 		result = check(context, to, size, true);
 	if (from_device && result == CUDA_SUCCESS)
 		result = check(context, from, size, false);
 	if (result != CUDA_SUCCESS)
-		return driver_leave(result);
+		return result;
 	if (!target || !source)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	if (to_device)
 		touch(to, size);
 	if (size > REAL_COPY_LIMIT)
-		return driver_leave(CUDA_SUCCESS);
+		return CUDA_SUCCESS;
 	if (to_device)
 		target = copy_view(to, size);
 	if (from_device)
 		source = copy_view(from, size);
 	if (!target || !source)
-		return driver_leave(CUDA_ERROR_OUT_OF_MEMORY);
+		return CUDA_ERROR_OUT_OF_MEMORY;
 	move_pages(target, source, size, to_device);
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }
 
 /* A copy between host and card is done when the call returns, and all that came before it. */
@@ -209,30 +207,28 @@ CUDA_API CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t size, C
 
 static CUresult fill(CUdeviceptr to, const void *value, size_t width, size_t count)
 {
-	CUcontext context;
-	CUresult result = driver_enter_context(&context);
 	size_t size;
 	char *target;
+	CUresult result;
 
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_CONTEXT(context);
 	if (__builtin_mul_overflow(width, count, &size) || to % width)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	result = check(context, to, size, true);
 	if (result == CUDA_SUCCESS)
 		result = work_wait_all(context);
 	if (result != CUDA_SUCCESS || !size)
-		return driver_leave(result);
+		return result;
 	touch(to, size);
 	vmm_fill(context, to, size);
 	if (size > REAL_COPY_LIMIT)
-		return driver_leave(CUDA_SUCCESS);
+		return CUDA_SUCCESS;
 	target = copy_view(to, size);
 	if (!target)
-		return driver_leave(CUDA_ERROR_OUT_OF_MEMORY);
+		return CUDA_ERROR_OUT_OF_MEMORY;
 	for (size_t i = 0; i < count; i++)
 		memcpy(target + i * width, value, width);
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }
 
 CUDA_API CUresult cuMemsetD8_v2(CUdeviceptr to, unsigned char value, size_t count)

@@ -140,53 +140,38 @@ CUresult driver_enter_device(CUdevice ordinal, struct device **device)
 
 CUDA_API CUresult cuDeviceGetCount(int *count)
 {
-	CUresult result = driver_enter();
-
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER();
 	if (!count)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	*count = device_count;
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }
 
 CUDA_API CUresult cuDeviceGet(CUdevice *out, int ordinal)
 {
-	struct device *device;
-	CUresult result = driver_enter_device(ordinal, &device);
-
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_DEVICE(device, ordinal);
 	if (!out)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	*out = device->ordinal;
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }
 
 CUDA_API CUresult cuDeviceGetName(char *name, int size, CUdevice ordinal)
 {
-	struct device *device;
-	CUresult result = driver_enter_device(ordinal, &device);
-
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_DEVICE(device, ordinal);
 	if (!name || size <= 0)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	snprintf(name, (size_t)size, "%s", MACHINE_DEVICE_NAME);
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }
 
 CUDA_API CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice ordinal)
 {
-	struct device *device;
-	CUresult result = driver_enter_device(ordinal, &device);
-
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_DEVICE(device, ordinal);
 	if (!uuid)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	memcpy(uuid->bytes, machine_device(device->machine)->uuid, sizeof(uuid->bytes));
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }
 
 CUDA_API CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice ordinal)
@@ -196,43 +181,32 @@ CUDA_API CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice ordinal)
 
 CUDA_API CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice ordinal)
 {
-	struct device *device;
-	CUresult result = driver_enter_device(ordinal, &device);
-
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_DEVICE(device, ordinal);
 	if (!bytes)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	*bytes = device_capacity(device);
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }
 
 CUDA_API CUresult cuDeviceTotalMem(unsigned int *bytes, CUdevice ordinal)
 {
-	struct device *device;
-	CUresult result = driver_enter_device(ordinal, &device);
 	uint64_t capacity;
 
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_DEVICE(device, ordinal);
 	if (!bytes)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	capacity = device_capacity(device);
 	*bytes = capacity > UINT_MAX ? UINT_MAX : (unsigned int)capacity;
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }
 
 CUDA_API CUresult cuDeviceGetPCIBusId(char *out, int size, CUdevice ordinal)
 {
-	struct device *device;
-	CUresult result = driver_enter_device(ordinal, &device);
-
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_DEVICE(device, ordinal);
 	if (!out || size <= 0)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	snprintf(out, (size_t)size, "0000:%02X:00.0", device->machine + 1);
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }
 
 static int attribute_of(const struct device *device, int attribute)
@@ -265,13 +239,9 @@ static int attribute_of(const struct device *device, int attribute)
 
 CUDA_API CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice ordinal)
 {
-	struct device *device;
-	CUresult result = driver_enter_device(ordinal, &device);
-
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_DEVICE(device, ordinal);
 	if (!value || attribute <= 0)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	*value = attribute_of(device, attribute);
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }

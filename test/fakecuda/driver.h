@@ -3,9 +3,9 @@
  * What the parts of the simulated libcuda share: the process's view of the cards, its contexts,
  * and what belongs to a context.
  *
- * One lock guards all of a process's driver state. An exported function takes it with
- * driver_enter (or driver_enter_context, if it needs a current context) and gives it back with
- * driver_leave; everything without a `cu` prefix expects it held.
+ * One lock guards all of a process's driver state. An exported function takes it with DRIVER_ENTER
+ * (or DRIVER_ENTER_CONTEXT, if it needs a current context) until it returns; everything without a
+ * `cu` prefix expects it held.
  */
 #ifndef FAKECUDA_DRIVER_H
 #define FAKECUDA_DRIVER_H
@@ -102,6 +102,28 @@ CUresult driver_enter_context(CUcontext *current);
 /* Also while the process is locked for a checkpoint, when the others wait. */
 CUresult driver_enter_locked(void);
 CUresult driver_leave(CUresult result);
+
+/* Takes the lock by a driver_enter* or a function like it, until the calling function returns. If
+ * that fails, the calling function returns its error. */
+#define DRIVER_ENTER_BY(call)                                                                      \
+	__attribute__((cleanup(driver_entered_leave))) CUresult entered = (call);                  \
+	if (entered != CUDA_SUCCESS)                                                               \
+	return entered
+#define DRIVER_ENTER() DRIVER_ENTER_BY(driver_enter())
+/* These declare a variable, too: the current context, and the device of that ordinal. */
+#define DRIVER_ENTER_CONTEXT(context)                                                              \
+	CUcontext context;                                                                         \
+	DRIVER_ENTER_BY(driver_enter_context(&(context)))
+#define DRIVER_ENTER_DEVICE(device, ordinal)                                                       \
+	struct device *device;                                                                     \
+	DRIVER_ENTER_BY(driver_enter_device(ordinal, &(device)))
+
+static inline void driver_entered_leave(const CUresult *entered)
+{
+	if (*entered == CUDA_SUCCESS)
+		driver_leave(CUDA_SUCCESS);
+}
+
 /* Gives the lock to others until the condition is signalled. */
 void driver_wait(pthread_cond_t *condition);
 

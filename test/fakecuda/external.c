@@ -87,30 +87,22 @@ static CUresult import(CUcontext context, CUexternalMemory *out,
 CUDA_API CUresult cuImportExternalMemory(CUexternalMemory *out,
                                          const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *description)
 {
-	CUcontext context;
-	CUresult result = driver_enter_context(&context);
-
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_CONTEXT(context);
 	if (!out || !description)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	if (description->type != CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD)
-		return driver_leave(CUDA_ERROR_NOT_SUPPORTED);
-	return driver_leave(import(context, out, description));
+		return CUDA_ERROR_NOT_SUPPORTED;
+	return import(context, out, description);
 }
 
 CUDA_API CUresult cuDestroyExternalMemory(CUexternalMemory memory)
 {
-	CUcontext context;
-	CUresult result = driver_enter_context(&context);
-
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_CONTEXT(context);
 	if (!memory)
-		return driver_leave(CUDA_ERROR_INVALID_HANDLE);
+		return CUDA_ERROR_INVALID_HANDLE;
 	context_disown(&memory->owned);
 	destroy_memory(&memory->owned);
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }
 
 static CUresult map(CUcontext context, CUdeviceptr *out, CUexternalMemory memory, uint64_t offset,
@@ -146,18 +138,14 @@ no_address:
 CUDA_API CUresult cuExternalMemoryGetMappedBuffer(
     CUdeviceptr *out, CUexternalMemory memory, const CUDA_EXTERNAL_MEMORY_BUFFER_DESC *description)
 {
-	CUcontext context;
-	CUresult result = driver_enter_context(&context);
-
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_CONTEXT(context);
 	if (!memory)
-		return driver_leave(CUDA_ERROR_INVALID_HANDLE);
+		return CUDA_ERROR_INVALID_HANDLE;
 	if (!out || !description || description->flags || !description->size ||
 	    description->offset > memory->size ||
 	    description->size > memory->size - description->offset)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
-	return driver_leave(map(context, out, memory, description->offset, description->size));
+		return CUDA_ERROR_INVALID_VALUE;
+	return map(context, out, memory, description->offset, description->size);
 }
 
 /* Its arrays have no memory of their own; they hold the external memory's. */
@@ -165,19 +153,16 @@ CUDA_API CUresult cuExternalMemoryGetMappedMipmappedArray(
     CUmipmappedArray *out, CUexternalMemory memory,
     const CUDA_EXTERNAL_MEMORY_MIPMAPPED_ARRAY_DESC *description)
 {
-	CUcontext context;
-	CUresult result = driver_enter_context(&context);
 	size_t bytes;
 
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_CONTEXT(context);
 	if (!memory)
-		return driver_leave(CUDA_ERROR_INVALID_HANDLE);
+		return CUDA_ERROR_INVALID_HANDLE;
 	if (!out || !description || !description->numLevels ||
 	    !array_is_valid(&description->arrayDesc) ||
 	    !array_bytes(&description->arrayDesc, description->numLevels, &bytes) ||
 	    description->offset > memory->size || bytes > memory->size - description->offset)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
-	return driver_leave(mipmap_create(context, out, &description->arrayDesc,
-	                                  description->numLevels, memory->physical));
+		return CUDA_ERROR_INVALID_VALUE;
+	return mipmap_create(context, out, &description->arrayDesc, description->numLevels,
+	                     memory->physical);
 }

@@ -48,14 +48,11 @@ static CUresult enter_function(CUfunction function)
 /* One of either kind will do. */
 CUDA_API CUresult cuFuncGetAttribute(int *out, int which, CUfunction function)
 {
-	CUresult result = enter_function(function);
-
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_BY(enter_function(function));
 	if (function->what == LAUNCHABLE_KERNEL)
-		return driver_leave(
-		    attribute(which, ((CUkernel)function)->frame, ((CUkernel)function)->code, out));
-	return driver_leave(attribute(which, function->frame, function->code, out));
+		return attribute(which, ((CUkernel)function)->frame, ((CUkernel)function)->code,
+		                 out);
+	return attribute(which, function->frame, function->code, out);
 }
 
 /* Of code that is no text nothing is known: it has no parameters. */
@@ -73,13 +70,10 @@ static CUresult parameter(const struct ptx_kernel *code, size_t index, size_t *o
 CUDA_API CUresult cuFuncGetParamInfo(CUfunction function, size_t index, size_t *offset,
                                      size_t *size)
 {
-	CUresult result = enter_function(function);
-
-	if (result != CUDA_SUCCESS)
-		return result;
-	return driver_leave(parameter(
-	    function->what == LAUNCHABLE_KERNEL ? ((CUkernel)function)->code : function->code,
-	    index, offset, size));
+	DRIVER_ENTER_BY(enter_function(function));
+	return parameter(function->what == LAUNCHABLE_KERNEL ? ((CUkernel)function)->code
+	                                                     : function->code,
+	                 index, offset, size);
 }
 
 CUDA_API CUresult cuFuncSetAttribute(CUfunction function, int which, int value)
@@ -93,27 +87,21 @@ CUDA_API CUresult cuFuncSetAttribute(CUfunction function, int which, int value)
 
 CUDA_API CUresult cuFuncGetModule(CUmodule *out, CUfunction function)
 {
-	CUresult result = enter_function(function);
-
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_BY(enter_function(function));
 	if (!out || function->what != LAUNCHABLE_FUNCTION)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	*out = function->module;
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }
 
 /* A function of a module that is loaded is, too. */
 CUDA_API CUresult cuFuncIsLoaded(int *state, CUfunction function)
 {
-	CUresult result = enter_function(function);
-
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_BY(enter_function(function));
 	if (!state)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	*state = 1;
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }
 
 CUDA_API CUresult cuFuncLoad(CUfunction function)
@@ -137,44 +125,31 @@ static CUresult enter_kernel(CUkernel kernel, const void *out)
 
 CUDA_API CUresult cuKernelGetAttribute(int *out, int which, CUkernel kernel, CUdevice device)
 {
-	CUresult result = enter_kernel(kernel, out);
-
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_BY(enter_kernel(kernel, out));
 	if (!device_at(device))
-		return driver_leave(CUDA_ERROR_INVALID_DEVICE);
-	return driver_leave(attribute(which, kernel->frame, kernel->code, out));
+		return CUDA_ERROR_INVALID_DEVICE;
+	return attribute(which, kernel->frame, kernel->code, out);
 }
 
 CUDA_API CUresult cuKernelGetParamInfo(CUkernel kernel, size_t index, size_t *offset, size_t *size)
 {
-	CUresult result = enter_kernel(kernel, offset);
-
-	if (result != CUDA_SUCCESS)
-		return result;
-	return driver_leave(parameter(kernel->code, index, offset, size));
+	DRIVER_ENTER_BY(enter_kernel(kernel, offset));
+	return parameter(kernel->code, index, offset, size);
 }
 
 CUDA_API CUresult cuKernelGetLibrary(CUlibrary *out, CUkernel kernel)
 {
-	CUresult result = enter_kernel(kernel, out);
-
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_BY(enter_kernel(kernel, out));
 	*out = kernel->library;
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }
 
 CUDA_API CUresult cuKernelGetFunction(CUfunction *out, CUkernel kernel)
 {
-	CUcontext context;
-	CUresult result = driver_enter_context(&context);
-
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_CONTEXT(context);
 	if (!kernel)
-		return driver_leave(CUDA_ERROR_INVALID_HANDLE);
+		return CUDA_ERROR_INVALID_HANDLE;
 	if (!out)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
-	return driver_leave(library_function(context, kernel, out));
+		return CUDA_ERROR_INVALID_VALUE;
+	return library_function(context, kernel, out);
 }

@@ -18,24 +18,18 @@ static CUresult enter_graph(CUgraph graph, const void *out)
 
 CUDA_API CUresult cuGraphCreate(CUgraph *out, unsigned int flags)
 {
-	CUresult result = driver_enter();
-
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER();
 	if (!out || flags)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	*out = graph_create();
-	return driver_leave(*out ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY);
+	return *out ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 CUDA_API CUresult cuGraphDestroy(CUgraph graph)
 {
-	CUresult result = enter_graph(graph, graph);
-
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_BY(enter_graph(graph, graph));
 	graph_destroy(graph);
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }
 
 static CUresult add_plain(CUgraphNode *out, CUgraph graph, const CUgraphNode *after, size_t count,
@@ -100,17 +94,16 @@ static void set_function(CUgraphNode node, CUfunction function,
 static CUresult add_kernel(CUgraphNode *out, CUgraph graph, const CUgraphNode *after, size_t count,
                            const CUDA_KERNEL_NODE_PARAMS *params, bool second_form)
 {
-	CUresult result = enter_graph(graph, out);
 	CUfunction function;
+	CUresult result;
 
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_BY(enter_graph(graph, out));
 	result = graph_kernel(params, second_form, &function);
 	if (result == CUDA_SUCCESS)
 		result = graph_add(graph, CU_GRAPH_NODE_TYPE_KERNEL, after, count, out);
 	if (result == CUDA_SUCCESS)
 		set_function(*out, function, params, second_form);
-	return driver_leave(result);
+	return result;
 }
 
 /* The second form's parameters go on where the first one's end. */
@@ -129,17 +122,16 @@ CUDA_API CUresult cuGraphAddKernelNode(CUgraphNode *out, CUgraph graph, const CU
 static CUresult set_kernel(CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS *params,
                            bool second_form)
 {
-	CUresult result = driver_enter();
 	CUfunction function;
+	CUresult result;
 
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER();
 	if (!node || node->type != CU_GRAPH_NODE_TYPE_KERNEL)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	result = graph_kernel(params, second_form, &function);
 	if (result == CUDA_SUCCESS)
 		set_function(node, function, params, second_form);
-	return driver_leave(result);
+	return result;
 }
 
 CUDA_API CUresult cuGraphKernelNodeSetParams_v2(CUgraphNode node,
@@ -164,23 +156,17 @@ CUDA_API CUresult cuGraphNodeSetParams(CUgraphNode node, CUgraphNodeParams *para
 CUDA_API CUresult cuGraphAddMemAllocNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *after,
                                          size_t count, CUDA_MEM_ALLOC_NODE_PARAMS *params)
 {
-	CUresult result = enter_graph(graph, out);
-
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_BY(enter_graph(graph, out));
 	if (!params)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
-	return driver_leave(graph_add_alloc(graph, after, count, params, out));
+		return CUDA_ERROR_INVALID_VALUE;
+	return graph_add_alloc(graph, after, count, params, out);
 }
 
 CUDA_API CUresult cuGraphAddMemFreeNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *after,
                                         size_t count, CUdeviceptr pointer)
 {
-	CUresult result = enter_graph(graph, out);
-
-	if (result != CUDA_SUCCESS)
-		return result;
-	return driver_leave(graph_add_free(graph, after, count, pointer, out));
+	DRIVER_ENTER_BY(enter_graph(graph, out));
+	return graph_add_free(graph, after, count, pointer, out);
 }
 
 static CUgraphNode copy_of(const struct CUgraphNode_st *node, CUgraph to)
@@ -246,20 +232,19 @@ CUDA_API CUresult cuGraphClone(CUgraph *out, CUgraph graph)
 CUDA_API CUresult cuGraphAddChildGraphNode(CUgraphNode *out, CUgraph graph,
                                            const CUgraphNode *after, size_t count, CUgraph child)
 {
-	CUresult result = enter_graph(graph, out);
 	CUgraph copy;
+	CUresult result;
 
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_BY(enter_graph(graph, out));
 	result = child ? clone_graph(child, &copy) : CUDA_ERROR_INVALID_VALUE;
 	if (result != CUDA_SUCCESS)
-		return driver_leave(result);
+		return result;
 	result = graph_add(graph, CU_GRAPH_NODE_TYPE_GRAPH, after, count, out);
 	if (result == CUDA_SUCCESS)
 		(*out)->child = copy;
 	else
 		graph_destroy(copy);
-	return driver_leave(result);
+	return result;
 }
 
 CUDA_API CUresult cuGraphAddNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *after,
@@ -294,33 +279,28 @@ CUDA_API CUresult cuGraphAddNode_v2(CUgraphNode *out, CUgraph graph, const CUgra
 /* Up to *count nodes; without a place for them, how many there are. */
 CUDA_API CUresult cuGraphGetNodes(CUgraph graph, CUgraphNode *out, size_t *count)
 {
-	CUresult result = enter_graph(graph, count);
 	size_t found = 0;
 
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_BY(enter_graph(graph, count));
 	if (!out) {
 		*count = graph->count;
-		return driver_leave(CUDA_SUCCESS);
+		return CUDA_SUCCESS;
 	}
 	for (CUgraphNode node = graph->first; node && found < *count; node = node->next)
 		out[found++] = node;
 	for (size_t i = found; i < *count; i++)
 		out[i] = NULL;
 	*count = found;
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }
 
 CUDA_API CUresult cuGraphNodeGetType(CUgraphNode node, int *type)
 {
-	CUresult result = driver_enter();
-
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER();
 	if (!node || !type)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	*type = node->type;
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }
 
 /* Leaves the lock held only on success: the node is there and has the type. */
@@ -335,51 +315,36 @@ static CUresult enter_node(CUgraphNode node, int type, const void *out)
 
 CUDA_API CUresult cuGraphKernelNodeGetParams_v2(CUgraphNode node, CUDA_KERNEL_NODE_PARAMS *out)
 {
-	CUresult result = enter_node(node, CU_GRAPH_NODE_TYPE_KERNEL, out);
-
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_BY(enter_node(node, CU_GRAPH_NODE_TYPE_KERNEL, out));
 	*out = node->kernel;
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }
 
 /* The first form knows functions alone. */
 CUDA_API CUresult cuGraphKernelNodeGetParams(CUgraphNode node, CUDA_KERNEL_NODE_PARAMS *out)
 {
-	CUresult result = enter_node(node, CU_GRAPH_NODE_TYPE_KERNEL, out);
-
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_BY(enter_node(node, CU_GRAPH_NODE_TYPE_KERNEL, out));
 	memcpy(out, &node->kernel, offsetof(CUDA_KERNEL_NODE_PARAMS, kern));
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }
 
 CUDA_API CUresult cuGraphMemAllocNodeGetParams(CUgraphNode node, CUDA_MEM_ALLOC_NODE_PARAMS *out)
 {
-	CUresult result = enter_node(node, CU_GRAPH_NODE_TYPE_MEM_ALLOC, out);
-
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_BY(enter_node(node, CU_GRAPH_NODE_TYPE_MEM_ALLOC, out));
 	*out = node->params;
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }
 
 CUDA_API CUresult cuGraphMemFreeNodeGetParams(CUgraphNode node, CUdeviceptr *out)
 {
-	CUresult result = enter_node(node, CU_GRAPH_NODE_TYPE_MEM_FREE, out);
-
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_BY(enter_node(node, CU_GRAPH_NODE_TYPE_MEM_FREE, out));
 	*out = node->params.dptr;
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }
 
 CUDA_API CUresult cuGraphChildGraphNodeGetGraph(CUgraphNode node, CUgraph *out)
 {
-	CUresult result = enter_node(node, CU_GRAPH_NODE_TYPE_GRAPH, out);
-
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_BY(enter_node(node, CU_GRAPH_NODE_TYPE_GRAPH, out));
 	*out = node->child;
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }

@@ -190,13 +190,10 @@ static CUresult instantiate(CUgraphExec *out, CUgraph graph, uint64_t flags)
 CUDA_API CUresult cuGraphInstantiateWithFlags(CUgraphExec *out, CUgraph graph,
                                               unsigned long long flags)
 {
-	CUresult result = driver_enter();
-
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER();
 	if (flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
-	return driver_leave(instantiate(out, graph, flags));
+		return CUDA_ERROR_INVALID_VALUE;
+	return instantiate(out, graph, flags);
 }
 
 CUDA_API CUresult cuGraphInstantiate_v2(CUgraphExec *out, CUgraph graph, CUgraphNode *error_node,
@@ -218,13 +215,11 @@ CUDA_API CUresult cuGraphInstantiate(CUgraphExec *out, CUgraph graph, CUgraphNod
 CUDA_API CUresult cuGraphInstantiateWithParams(CUgraphExec *out, CUgraph graph,
                                                CUDA_GRAPH_INSTANTIATE_PARAMS *params)
 {
-	CUcontext context;
-	CUresult result = driver_enter_context(&context);
+	CUresult result;
 
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_CONTEXT(context);
 	if (!params)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	params->hErrNode_out = NULL;
 	result = instantiate(out, graph, params->flags);
 	if (result == CUDA_SUCCESS && params->flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD) {
@@ -233,7 +228,7 @@ CUDA_API CUresult cuGraphInstantiateWithParams(CUgraphExec *out, CUgraph graph,
 			destroy(*out);
 	}
 	params->result_out = result != CUDA_SUCCESS;
-	return driver_leave(result);
+	return result;
 }
 
 CUDA_API CUresult cuGraphInstantiateWithParams_ptsz(CUgraphExec *out, CUgraph graph,
@@ -245,13 +240,9 @@ CUDA_API CUresult cuGraphInstantiateWithParams_ptsz(CUgraphExec *out, CUgraph gr
 /* The stream says when, and everything is done at once. */
 CUDA_API CUresult cuGraphUpload(CUgraphExec exec, CUstream stream)
 {
-	CUcontext context;
-	CUresult result = driver_enter_context(&context);
-
 	(void)stream;
-	if (result != CUDA_SUCCESS)
-		return result;
-	return driver_leave(exec ? upload(exec) : CUDA_ERROR_INVALID_VALUE);
+	DRIVER_ENTER_CONTEXT(context);
+	return exec ? upload(exec) : CUDA_ERROR_INVALID_VALUE;
 }
 
 CUDA_API CUresult cuGraphUpload_ptsz(CUgraphExec exec, CUstream stream)
@@ -304,17 +295,13 @@ static CUresult launch(CUcontext context, CUgraphExec exec)
 
 static CUresult launch_in(CUgraphExec exec, CUstream stream)
 {
-	CUcontext context;
-	CUresult result = driver_enter_context(&context);
-
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_CONTEXT(context);
 	if (!exec)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	if (capture_of(stream))
-		return driver_leave(capture_spoil(capture_of(stream)));
+		return capture_spoil(capture_of(stream));
 	latency(exec->memory ? LATENCY_GRAPH_LAUNCH_MEMORY : LATENCY_GRAPH_LAUNCH);
-	return driver_leave(launch(context, exec));
+	return launch(context, exec);
 }
 
 CUDA_API CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream)
@@ -329,14 +316,11 @@ CUDA_API CUresult cuGraphLaunch_ptsz(CUgraphExec exec, CUstream stream)
 
 CUDA_API CUresult cuGraphExecDestroy(CUgraphExec exec)
 {
-	CUresult result = driver_enter();
-
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER();
 	if (!exec)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	destroy(exec);
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }
 
 /* How the graph differs from what the executable one was made of: CUgraphExecUpdateResult. */
@@ -360,16 +344,13 @@ static int compare(const struct CUgraphExec_st *exec, CUgraph graph)
 CUDA_API CUresult cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph,
                                        CUgraphExecUpdateResultInfo *info)
 {
-	CUresult result = driver_enter();
-
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER();
 	if (!exec || !graph || !info)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	*info = (CUgraphExecUpdateResultInfo){.result = compare(exec, graph)};
 	if (info->result != CU_GRAPH_EXEC_UPDATE_SUCCESS)
-		return driver_leave(CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE);
-	return driver_leave(learn_steps(exec, graph));
+		return CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE;
+	return learn_steps(exec, graph);
 }
 
 CUDA_API CUresult cuGraphExecUpdate(CUgraphExec exec, CUgraph graph, CUgraphNode *error_node,
@@ -390,15 +371,14 @@ CUDA_API CUresult cuGraphExecUpdate(CUgraphExec exec, CUgraph graph, CUgraphNode
 static CUresult set_kernel(CUgraphExec exec, CUgraphNode node,
                            const CUDA_KERNEL_NODE_PARAMS *params, bool second_form)
 {
-	CUresult result = driver_enter();
 	CUfunction function;
+	CUresult result;
 
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER();
 	result =
 	    exec && node ? graph_kernel(params, second_form, &function) : CUDA_ERROR_INVALID_VALUE;
 	if (result != CUDA_SUCCESS)
-		return driver_leave(result);
+		return result;
 	for (size_t i = 0; i < exec->count; i++) {
 		struct step *step = &exec->steps[i];
 
@@ -407,9 +387,9 @@ static CUresult set_kernel(CUgraphExec exec, CUgraphNode node,
 		result = limit_fit_stack(kernel_context(function), function->frame);
 		if (result == CUDA_SUCCESS)
 			step->function = function;
-		return driver_leave(result);
+		return result;
 	}
-	return driver_leave(CUDA_ERROR_INVALID_VALUE);
+	return CUDA_ERROR_INVALID_VALUE;
 }
 
 CUDA_API CUresult cuGraphExecKernelNodeSetParams_v2(CUgraphExec exec, CUgraphNode node,
@@ -459,10 +439,6 @@ static CUresult set_child(CUgraphExec exec, CUgraphNode node, CUgraph child)
 CUDA_API CUresult cuGraphExecChildGraphNodeSetParams(CUgraphExec exec, CUgraphNode node,
                                                      CUgraph child)
 {
-	CUresult result = driver_enter();
-
-	if (result != CUDA_SUCCESS)
-		return result;
-	return driver_leave(exec && node && child ? set_child(exec, node, child)
-	                                          : CUDA_ERROR_INVALID_VALUE);
+	DRIVER_ENTER();
+	return exec && node && child ? set_child(exec, node, child) : CUDA_ERROR_INVALID_VALUE;
 }

@@ -168,26 +168,20 @@ void graph_memory_trim(struct device *device)
 
 CUDA_API CUresult cuDeviceGraphMemTrim(CUdevice ordinal)
 {
-	struct device *device;
-	CUresult result = driver_enter_device(ordinal, &device);
-
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_DEVICE(device, ordinal);
 	graph_memory_trim(device);
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }
 
 CUDA_API CUresult cuDeviceGetGraphMemAttribute(CUdevice ordinal, int attribute, void *value)
 {
-	struct device *device;
-	CUresult result = driver_enter_device(ordinal, &device);
 	const struct graph_pool *pool;
 	uint64_t *bytes = value;
+	CUresult result = CUDA_SUCCESS;
 
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_DEVICE(device, ordinal);
 	if (!value)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	pool = &device->graphs;
 	switch (attribute) {
 	case CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT:
@@ -205,27 +199,24 @@ CUDA_API CUresult cuDeviceGetGraphMemAttribute(CUdevice ordinal, int attribute, 
 	default:
 		result = CUDA_ERROR_INVALID_VALUE;
 	}
-	return driver_leave(result);
+	return result;
 }
 
 /* A high-water mark can only be set back. */
 CUDA_API CUresult cuDeviceSetGraphMemAttribute(CUdevice ordinal, int attribute, void *value)
 {
-	struct device *device;
-	CUresult result = driver_enter_device(ordinal, &device);
 	struct graph_pool *pool;
 
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_DEVICE(device, ordinal);
 	if (!value || *(const uint64_t *)value ||
 	    (attribute != CU_GRAPH_MEM_ATTR_USED_MEM_HIGH &&
 	     attribute != CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH))
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	pool = &device->graphs;
 	if (attribute == CU_GRAPH_MEM_ATTR_USED_MEM_HIGH)
 		pool->used_high = 0;
 	else
 		pool->reserved_high = 0;
 	note_high(pool);
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }

@@ -39,15 +39,11 @@ static void set_processors(CUdevResource *resource, unsigned count)
 
 CUDA_API CUresult cuDeviceGetDevResource(CUdevice ordinal, CUdevResource *out, int type)
 {
-	struct device *device;
-	CUresult result = driver_enter_device(ordinal, &device);
-
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_DEVICE(device, ordinal);
 	if (!out || type != CU_DEV_RESOURCE_TYPE_SM)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	set_processors(out, CARD_PROCESSORS);
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }
 
 /* Without a place for the groups, *count becomes how many there can be. */
@@ -55,45 +51,41 @@ CUDA_API CUresult cuDevSmResourceSplitByCount(CUdevResource *groups, unsigned in
                                               const CUdevResource *whole, CUdevResource *rest,
                                               unsigned int flags, unsigned int least)
 {
-	CUresult result = driver_enter();
 	unsigned size, most;
 
 	(void)flags;
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER();
 	if (!count || !whole || whole->type != CU_DEV_RESOURCE_TYPE_SM)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	size = (unsigned)round_up(least ? least : 1, GROUP_STEP);
 	most = whole->as.sm.smCount / size;
 	if (!most)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	if (!groups || *count > most)
 		*count = most;
 	for (unsigned i = 0; groups && i < *count; i++)
 		set_processors(&groups[i], size);
 	if (rest)
 		set_processors(rest, whole->as.sm.smCount - *count * size);
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }
 
 CUDA_API CUresult cuDevResourceGenerateDesc(CUdevResourceDesc *out, CUdevResource *resources,
                                             unsigned int count)
 {
-	CUresult result = driver_enter();
 	CUdevResourceDesc description;
 
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER();
 	if (!out || !resources || !count)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	/* Not freed: there is no call for that. */
 	description = calloc(1, sizeof(*description));
 	if (!description)
-		return driver_leave(CUDA_ERROR_OUT_OF_MEMORY);
+		return CUDA_ERROR_OUT_OF_MEMORY;
 	for (unsigned i = 0; i < count; i++)
 		description->processors += resources[i].as.sm.smCount;
 	*out = description;
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }
 
 static CUresult create(struct device *device, CUgreenCtx *out)
@@ -130,15 +122,11 @@ no_primary:
 CUDA_API CUresult cuGreenCtxCreate(CUgreenCtx *out, CUdevResourceDesc description, CUdevice ordinal,
                                    unsigned int flags)
 {
-	struct device *device;
-	CUresult result = driver_enter_device(ordinal, &device);
-
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_DEVICE(device, ordinal);
 	if (!out || !description || !description->processors ||
 	    flags != CU_GREEN_CTX_DEFAULT_STREAM)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
-	return driver_leave(create(device, out));
+		return CUDA_ERROR_INVALID_VALUE;
+	return create(device, out);
 }
 
 /* Leaves the lock held only on success. */
@@ -156,38 +144,29 @@ static CUresult enter_green(CUgreenCtx green)
 /* The structure stays, as that of any context: it may be current somewhere. */
 CUDA_API CUresult cuGreenCtxDestroy(CUgreenCtx green)
 {
-	CUresult result = enter_green(green);
-
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_BY(enter_green(green));
 	green->destroyed = true;
 	green->context.alive = false;
 	if (green->context.device->primary.retained)
 		primary_release(green->context.device);
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }
 
 CUDA_API CUresult cuCtxFromGreenCtx(CUcontext *out, CUgreenCtx green)
 {
-	CUresult result = enter_green(green);
-
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_BY(enter_green(green));
 	if (!out)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	*out = &green->context;
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }
 
 CUDA_API CUresult cuGreenCtxStreamCreate(CUstream *out, CUgreenCtx green, unsigned int flags,
                                          int priority)
 {
-	CUresult result = enter_green(green);
-
 	(void)priority;
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_BY(enter_green(green));
 	if (!out || flags != CU_STREAM_NON_BLOCKING)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
-	return driver_leave(stream_create(&green->context, out));
+		return CUDA_ERROR_INVALID_VALUE;
+	return stream_create(&green->context, out);
 }

@@ -45,15 +45,11 @@ no_memory:
 
 CUDA_API CUresult cuMemHostAlloc(void **out, size_t size, unsigned int flags)
 {
-	CUcontext context;
-	CUresult result = driver_enter_context(&context);
-
 	(void)flags;
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_CONTEXT(context);
 	if (!out || !size)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
-	return driver_leave(allocate_host(context, out, size));
+		return CUDA_ERROR_INVALID_VALUE;
+	return allocate_host(context, out, size);
 }
 
 CUDA_API CUresult cuMemAllocHost_v2(void **out, size_t size)
@@ -69,30 +65,27 @@ CUDA_API CUresult cuMemAllocHost(void **out, unsigned int size)
 CUDA_API CUresult cuMemHostRegister_v2(void *memory, size_t size, unsigned int flags)
 {
 	struct host_allocation *allocation;
-	CUcontext context;
-	CUresult result = driver_enter_context(&context);
 
 	(void)flags;
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_CONTEXT(context);
 	if (!memory || !size || (uintptr_t)memory + size < size)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	if (capture_forbids())
-		return driver_leave(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+		return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 	if (ranges_overlapping(&allocations, (uintptr_t)memory, size))
-		return driver_leave(CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED);
+		return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
 	allocation = calloc(1, sizeof(*allocation));
 	if (!allocation)
-		return driver_leave(CUDA_ERROR_OUT_OF_MEMORY);
+		return CUDA_ERROR_OUT_OF_MEMORY;
 	allocation->registered = true;
 	allocation->range =
 	    (struct range){.start = (uintptr_t)memory, .size = size, .kind = RANGE_HOST};
 	if (!ranges_add(&allocations, &allocation->range)) {
 		free(allocation);
-		return driver_leave(CUDA_ERROR_OUT_OF_MEMORY);
+		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
 	context_own(context, &allocation->owned, free_host);
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }
 
 CUDA_API CUresult cuMemHostRegister(void *memory, size_t size, unsigned int flags)
@@ -104,27 +97,25 @@ CUDA_API CUresult cuMemHostRegister(void *memory, size_t size, unsigned int flag
 static CUresult give_back(void *memory, bool registered, CUresult otherwise)
 {
 	struct host_allocation *allocation;
-	CUcontext context;
-	CUresult result = driver_enter_context(&context);
 	struct range *range;
+	CUresult result;
 
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_CONTEXT(context);
 	if (registered && capture_forbids())
-		return driver_leave(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+		return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 	result = work_wait_all(context);
 	if (result != CUDA_SUCCESS)
-		return driver_leave(result);
+		return result;
 	range = ranges_at(&allocations, (uintptr_t)memory);
 	if (!range || range->kind != RANGE_HOST || range->start != (uintptr_t)memory)
-		return driver_leave(otherwise);
+		return otherwise;
 	allocation =
 	    (struct host_allocation *)((char *)range - offsetof(struct host_allocation, range));
 	if (allocation->registered != registered)
-		return driver_leave(otherwise);
+		return otherwise;
 	context_disown(&allocation->owned);
 	free_host(&allocation->owned);
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }
 
 CUDA_API CUresult cuMemHostUnregister(void *memory)
@@ -139,16 +130,13 @@ CUDA_API CUresult cuMemFreeHost(void *memory)
 
 CUDA_API CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *out, void *memory, unsigned int flags)
 {
-	CUcontext context;
-	CUresult result = driver_enter_context(&context);
 	const struct range *range;
 
 	(void)flags;
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_CONTEXT(context);
 	range = ranges_at(&allocations, (uintptr_t)memory);
 	if (!out || !range || range->kind != RANGE_HOST)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	*out = (uintptr_t)memory;
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }

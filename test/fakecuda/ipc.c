@@ -26,48 +26,43 @@ CUresult cuEventCreate(CUevent *out, unsigned int flags);
 
 CUDA_API CUresult cuIpcGetMemHandle(CUipcMemHandle *out, CUdeviceptr pointer)
 {
-	CUcontext context;
-	CUresult result = driver_enter_context(&context);
 	struct ipc_handle handle = {.magic = IPC_MAGIC};
 	struct range *range;
 
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_CONTEXT(context);
 	/* Any address in the allocation will do. */
 	range = ranges_at(&allocations, pointer);
 	if (!out || !range || range->kind != RANGE_DEVICE)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	handle.memory = (struct exported){
 	    .object = allocation_share(range), .address = range->start, .size = range->size};
 	if (!handle.memory.object)
-		return driver_leave(CUDA_ERROR_OUT_OF_MEMORY);
+		return CUDA_ERROR_OUT_OF_MEMORY;
 	memset(out, 0, sizeof(*out));
 	memcpy(out, &handle, sizeof(handle));
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }
 
 static CUresult open_handle(CUdeviceptr *out, CUipcMemHandle bytes, unsigned int flags, bool again)
 {
-	CUcontext context;
-	CUresult result = driver_enter_context(&context);
 	struct ipc_handle handle;
 	struct range *range;
+	CUresult result;
 
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_CONTEXT(context);
 	if (!out || flags != LAZY_ENABLE_PEER_ACCESS)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	memcpy(&handle, &bytes, sizeof(handle));
 	if (handle.magic != IPC_MAGIC || !object_has_origin(handle.memory.object))
-		return driver_leave(CUDA_ERROR_INVALID_HANDLE);
+		return CUDA_ERROR_INVALID_HANDLE;
 	if (object_is_own(handle.memory.object))
-		return driver_leave(CUDA_ERROR_INVALID_CONTEXT);
+		return CUDA_ERROR_INVALID_CONTEXT;
 	if (!again && view_is_open(&handle.memory, RANGE_OPENED))
-		return driver_leave(CUDA_ERROR_ALREADY_MAPPED);
+		return CUDA_ERROR_ALREADY_MAPPED;
 	result = view_open(context, &handle.memory, OBJECT_LINEAR, RANGE_OPENED, &range);
 	if (result == CUDA_SUCCESS)
 		*out = range->start;
-	return driver_leave(result);
+	return result;
 }
 
 /* Before CUDA 11 a handle could be open once. */
@@ -83,33 +78,27 @@ CUDA_API CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *out, CUipcMemHandle bytes, 
 
 CUDA_API CUresult cuIpcCloseMemHandle(CUdeviceptr pointer)
 {
-	CUcontext context;
-	CUresult result = driver_enter_context(&context);
 	struct range *range;
 
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_CONTEXT(context);
 	range = ranges_at(&allocations, pointer);
 	if (!range || range->kind != RANGE_OPENED || range->start != pointer)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	view_close(range);
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }
 
 /* All work is done the moment that it is given: one event is as good as another. */
 CUDA_API CUresult cuIpcGetEventHandle(CUipcEventHandle *out, CUevent event)
 {
 	struct ipc_handle handle = {.magic = ~IPC_MAGIC};
-	CUcontext context;
-	CUresult result = driver_enter_context(&context);
 
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_CONTEXT(context);
 	if (!out || !event)
-		return driver_leave(event ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_HANDLE);
+		return event ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_HANDLE;
 	memset(out, 0, sizeof(*out));
 	memcpy(out, &handle, sizeof(handle));
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }
 
 CUDA_API CUresult cuIpcOpenEventHandle(CUevent *out, CUipcEventHandle bytes)
@@ -126,13 +115,9 @@ CUDA_API CUresult cuIpcOpenEventHandle(CUevent *out, CUipcEventHandle bytes)
 CUDA_API CUresult cuMemGetHandleForAddressRange(void *out, CUdeviceptr start, size_t size, int type,
                                                 unsigned long long flags)
 {
-	CUcontext context;
-	CUresult result = driver_enter_context(&context);
-
 	(void)flags;
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_CONTEXT(context);
 	if (!out || !start || !size || type != 1)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
-	return driver_leave(CUDA_ERROR_NOT_SUPPORTED);
+		return CUDA_ERROR_INVALID_VALUE;
+	return CUDA_ERROR_NOT_SUPPORTED;
 }

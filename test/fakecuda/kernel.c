@@ -158,25 +158,23 @@ static CUcontext context_of(CUstream stream, CUcontext current)
 static CUresult launch(const CUlaunchConfig *config, CUfunction handle, CUstream stream,
                        const struct arguments *arguments)
 {
-	CUcontext context;
-	CUresult result = driver_enter_context(&context);
 	struct capture *capture;
 	CUfunction function;
 	CUgraphNode node;
+	CUresult result;
 
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_CONTEXT(context);
 	if (!handle)
-		return driver_leave(CUDA_ERROR_INVALID_HANDLE);
+		return CUDA_ERROR_INVALID_HANDLE;
 	if (!is_possible(config))
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	context = context_of(stream, context);
 	result = kernel_function(context, handle, &function);
 	if (result != CUDA_SUCCESS)
-		return driver_leave(result);
+		return result;
 	capture = capture_of(stream);
 	if (!capture)
-		return driver_leave(run_now(context, function, config, stream, arguments));
+		return run_now(context, function, config, stream, arguments);
 	result = capture_add(capture, CU_GRAPH_NODE_TYPE_KERNEL, &node);
 	if (result == CUDA_SUCCESS) {
 		node->function = function;
@@ -190,7 +188,7 @@ static CUresult launch(const CUlaunchConfig *config, CUfunction handle, CUstream
 		                                         .blockDimZ = config->blockDimZ,
 		                                         .sharedMemBytes = config->sharedMemBytes};
 	}
-	return driver_leave(result);
+	return result;
 }
 
 #define DIMENSIONS                                                                                 \

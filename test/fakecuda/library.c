@@ -85,33 +85,32 @@ static void destroy(CUlibrary library)
 /* Needs no context; with one and an eager driver it is loaded there at once. */
 static CUresult load(CUlibrary *out, const void *text, struct jit_log log)
 {
-	CUresult result = driver_enter();
 	CUcontext context = context_current();
 	CUlibrary library;
 	CUmodule module;
+	CUresult result;
 
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER();
 	if (!out || !text)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	library = calloc(1, sizeof(*library));
 	if (!library)
-		return driver_leave(CUDA_ERROR_OUT_OF_MEMORY);
+		return CUDA_ERROR_OUT_OF_MEMORY;
 	result = image_read(text, &log, &library->image);
 	if (result != CUDA_SUCCESS) {
 		free(library);
-		return driver_leave(result);
+		return result;
 	}
 	if (library_is_eager() && context && context->alive)
 		result = load_into(context, library, &module);
 	if (result != CUDA_SUCCESS) {
 		destroy(library);
-		return driver_leave(result);
+		return result;
 	}
 	library->next = all;
 	all = library;
 	*out = library;
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }
 
 CUDA_API CUresult cuLibraryLoadData(CUlibrary *out, const void *image, int *jit_options,
@@ -164,14 +163,11 @@ static CUresult enter_library(CUlibrary library, const void *out)
 
 CUDA_API CUresult cuLibraryUnload(CUlibrary library)
 {
-	CUresult result = enter_library(library, library);
-
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_BY(enter_library(library, library));
 	work_wait_all(NULL);
 	*link_to(library) = library->next;
 	destroy(library);
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }
 
 static CUresult find_kernel(CUlibrary library, const char *name, CUkernel *out)
@@ -208,30 +204,23 @@ static CUresult find_kernel(CUlibrary library, const char *name, CUkernel *out)
 
 CUDA_API CUresult cuLibraryGetKernel(CUkernel *out, CUlibrary library, const char *name)
 {
-	CUresult result = enter_library(library, out);
-
-	if (result != CUDA_SUCCESS)
-		return result;
-	return driver_leave(name ? find_kernel(library, name, out) : CUDA_ERROR_INVALID_VALUE);
+	DRIVER_ENTER_BY(enter_library(library, out));
+	return name ? find_kernel(library, name, out) : CUDA_ERROR_INVALID_VALUE;
 }
 
 CUDA_API CUresult cuLibraryGetKernelCount(unsigned int *count, CUlibrary library)
 {
-	CUresult result = enter_library(library, count);
-
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_BY(enter_library(library, count));
 	*count = (unsigned int)library->image->kernels.count;
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }
 
 CUDA_API CUresult cuLibraryEnumerateKernels(CUkernel *out, unsigned int count, CUlibrary library)
 {
-	CUresult result = enter_library(library, out);
 	const struct symbols *kernels;
+	CUresult result = CUDA_SUCCESS;
 
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_BY(enter_library(library, out));
 	kernels = &library->image->kernels;
 	for (unsigned i = 0; i < count && result == CUDA_SUCCESS; i++) {
 		if (i < kernels->count)
@@ -239,7 +228,7 @@ CUDA_API CUresult cuLibraryEnumerateKernels(CUkernel *out, unsigned int count, C
 		else
 			out[i] = NULL;
 	}
-	return driver_leave(result);
+	return result;
 }
 
 /* The library in the current context. Leaves the lock held only on success. */
@@ -283,11 +272,8 @@ CUDA_API CUresult cuLibraryGetGlobal(CUdeviceptr *address, size_t *size, CUlibra
 CUDA_API CUresult cuLibraryGetManaged(CUdeviceptr *address, size_t *size, CUlibrary library,
                                       const char *name)
 {
-	CUresult result = enter_library(library, name);
-
-	if (result != CUDA_SUCCESS)
-		return result;
-	return driver_leave(address || size ? CUDA_ERROR_NOT_FOUND : CUDA_ERROR_INVALID_VALUE);
+	DRIVER_ENTER_BY(enter_library(library, name));
+	return address || size ? CUDA_ERROR_NOT_FOUND : CUDA_ERROR_INVALID_VALUE;
 }
 
 CUDA_API CUresult cuLibraryGetUnifiedFunction(void **function, CUlibrary library, const char *name)

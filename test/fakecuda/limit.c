@@ -124,14 +124,12 @@ static CUresult enter_limit(int limit, CUcontext *context)
 CUDA_API CUresult cuCtxGetLimit(size_t *value, int limit)
 {
 	CUcontext context;
-	CUresult result = enter_limit(limit, &context);
 
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_BY(enter_limit(limit, &context));
 	if (!value)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	*value = context->limits[limit];
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }
 
 static bool is_in_use(const struct CUctx_st *context, int limit)
@@ -158,16 +156,13 @@ static size_t granted(int limit, size_t value)
 CUDA_API CUresult cuCtxSetLimit(int limit, size_t value)
 {
 	CUcontext context;
-	CUresult result = enter_limit(limit, &context);
 
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_BY(enter_limit(limit, &context));
 	if (is_in_use(context, limit))
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	if (limit == CU_LIMIT_STACK_SIZE)
-		return driver_leave(overhead_stack_exists(context, value)
-		                        ? set_stack(context, value)
-		                        : CUDA_ERROR_INVALID_VALUE);
+		return overhead_stack_exists(context, value) ? set_stack(context, value)
+		                                             : CUDA_ERROR_INVALID_VALUE;
 	context->limits[limit] = granted(limit, value);
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }

@@ -19,27 +19,24 @@ struct CUlinkState_st {
 
 CUDA_API CUresult cuLinkCreate_v2(unsigned int count, int *options, void **values, CUlinkState *out)
 {
-	CUcontext context;
-	CUresult result = driver_enter_context(&context);
 	CUlinkState state;
 
 	(void)count;
 	(void)options;
 	(void)values;
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_CONTEXT(context);
 	if (!out)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	state = calloc(1, sizeof(*state));
 	if (state)
 		state->text = strdup(HEADER);
 	if (!state || !state->text) {
 		free(state);
-		return driver_leave(CUDA_ERROR_OUT_OF_MEMORY);
+		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
 	state->length = strlen(HEADER);
 	*out = state;
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }
 
 CUDA_API CUresult cuLinkCreate(unsigned int count, int *options, void **values, CUlinkState *out)
@@ -52,7 +49,6 @@ CUDA_API CUresult cuLinkAddData_v2(CUlinkState state, int type, void *data, size
                                    const char *name, unsigned int count, int *options,
                                    void **values)
 {
-	CUresult result = driver_enter();
 	size_t length;
 	char *text;
 
@@ -61,21 +57,20 @@ CUDA_API CUresult cuLinkAddData_v2(CUlinkState state, int type, void *data, size
 	(void)count;
 	(void)options;
 	(void)values;
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER();
 	if (!state)
-		return driver_leave(CUDA_ERROR_INVALID_HANDLE);
+		return CUDA_ERROR_INVALID_HANDLE;
 	if (!data || !size)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	length = strnlen(data, size);
 	text = realloc(state->text, state->length + length + 2);
 	if (!text)
-		return driver_leave(CUDA_ERROR_OUT_OF_MEMORY);
+		return CUDA_ERROR_OUT_OF_MEMORY;
 	memcpy(text + state->length, data, length);
 	memcpy(text + state->length + length, "\n", 2);
 	state->text = text;
 	state->length += length + 1;
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }
 
 CUDA_API CUresult cuLinkAddData(CUlinkState state, int type, void *data, size_t size,
@@ -107,29 +102,23 @@ CUDA_API CUresult cuLinkAddFile(CUlinkState state, int type, const char *path, u
 /* The image is the state's, and goes with it. */
 CUDA_API CUresult cuLinkComplete(CUlinkState state, void **image, size_t *size)
 {
-	CUresult result = driver_enter();
-
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER();
 	if (!state)
-		return driver_leave(CUDA_ERROR_INVALID_HANDLE);
+		return CUDA_ERROR_INVALID_HANDLE;
 	if (!image)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	*image = state->text;
 	if (size)
 		*size = state->length + 1;
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }
 
 CUDA_API CUresult cuLinkDestroy(CUlinkState state)
 {
-	CUresult result = driver_enter();
-
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER();
 	if (!state)
-		return driver_leave(CUDA_ERROR_INVALID_HANDLE);
+		return CUDA_ERROR_INVALID_HANDLE;
 	free(state->text);
 	free(state);
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }

@@ -69,42 +69,30 @@ CUresult mipmap_create(CUcontext context, CUmipmappedArray *out,
 CUDA_API CUresult cuMipmappedArrayCreate(CUmipmappedArray *out,
                                          const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned int levels)
 {
-	CUcontext context;
-	CUresult result = driver_enter_context(&context);
-
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_CONTEXT(context);
 	if (!out || !shape || !levels || !array_is_valid(shape))
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
-	return driver_leave(mipmap_create(context, out, shape, levels, NULL));
+		return CUDA_ERROR_INVALID_VALUE;
+	return mipmap_create(context, out, shape, levels, NULL);
 }
 
 CUDA_API CUresult cuMipmappedArrayGetLevel(CUarray *out, CUmipmappedArray mipmap,
                                            unsigned int level)
 {
-	CUcontext context;
-	CUresult result = driver_enter_context(&context);
-
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_CONTEXT(context);
 	if (!mipmap)
-		return driver_leave(CUDA_ERROR_INVALID_HANDLE);
+		return CUDA_ERROR_INVALID_HANDLE;
 	if (!out || level >= mipmap->levels)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	*out = &mipmap->level[level];
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }
 
 CUDA_API CUresult cuMipmappedArrayDestroy(CUmipmappedArray mipmap)
 {
-	CUcontext context;
-	CUresult result = driver_enter_context(&context);
-
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_CONTEXT(context);
 	if (!mipmap)
-		return driver_leave(CUDA_ERROR_INVALID_HANDLE);
+		return CUDA_ERROR_INVALID_HANDLE;
 	context_disown(&mipmap->owned);
 	destroy_mipmap(&mipmap->owned);
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }

@@ -150,20 +150,18 @@ CUresult module_array(CUmodule module, const char *name, CUdeviceptr *address, s
 
 static CUresult load(CUmodule *out, const void *text, struct jit_log log)
 {
-	CUcontext context;
-	CUresult result = driver_enter_context(&context);
 	struct image *image;
+	CUresult result;
 
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_CONTEXT(context);
 	if (!out || !text)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	result = image_read(text, &log, &image);
 	if (result != CUDA_SUCCESS)
-		return driver_leave(result);
+		return result;
 	result = module_create(context, image, out);
 	image_drop(image);
-	return driver_leave(result);
+	return result;
 }
 
 CUDA_API CUresult cuModuleLoadData(CUmodule *out, const void *image)
@@ -207,49 +205,39 @@ static CUresult enter_module(CUmodule module)
 
 CUDA_API CUresult cuModuleUnload(CUmodule module)
 {
-	CUresult result = enter_module(module);
-
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_BY(enter_module(module));
 	/* A library's goes with the library. */
 	if (module->library)
-		return driver_leave(CUDA_ERROR_INVALID_HANDLE);
+		return CUDA_ERROR_INVALID_HANDLE;
 	work_wait_all(NULL);
 	module_destroy(module);
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }
 
 CUDA_API CUresult cuModuleGetFunction(CUfunction *out, CUmodule module, const char *name)
 {
-	CUresult result = enter_module(module);
-
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_BY(enter_module(module));
 	if (!out || !name)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
-	return driver_leave(module_function(module, name, out));
+		return CUDA_ERROR_INVALID_VALUE;
+	return module_function(module, name, out);
 }
 
 CUDA_API CUresult cuModuleGetFunctionCount(unsigned int *count, CUmodule module)
 {
-	CUresult result = enter_module(module);
-
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_BY(enter_module(module));
 	if (!count)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	*count = (unsigned int)module->image->kernels.count;
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }
 
 CUDA_API CUresult cuModuleEnumerateFunctions(CUfunction *out, unsigned int count, CUmodule module)
 {
-	CUresult result = enter_module(module);
+	CUresult result = CUDA_SUCCESS;
 
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_BY(enter_module(module));
 	if (!out)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	for (unsigned i = 0; i < count && result == CUDA_SUCCESS; i++) {
 		if (i < module->image->kernels.count)
 			result =
@@ -257,29 +245,23 @@ CUDA_API CUresult cuModuleEnumerateFunctions(CUfunction *out, unsigned int count
 		else
 			out[i] = NULL;
 	}
-	return driver_leave(result);
+	return result;
 }
 
 CUDA_API CUresult cuModuleGetGlobal_v2(CUdeviceptr *address, size_t *size, CUmodule module,
                                        const char *name)
 {
-	CUresult result = enter_module(module);
-
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_BY(enter_module(module));
 	if (!name)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
-	return driver_leave(module_array(module, name, address, size));
+		return CUDA_ERROR_INVALID_VALUE;
+	return module_array(module, name, address, size);
 }
 
 CUDA_API CUresult cuModuleGetLoadingMode(int *mode)
 {
-	CUresult result = driver_enter();
-
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER();
 	if (!mode)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	*mode = library_is_eager() ? CU_MODULE_EAGER_LOADING : CU_MODULE_LAZY_LOADING;
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }

@@ -50,16 +50,15 @@ static CUresult check(const CUmulticastObjectProp *properties)
 CUDA_API CUresult cuMulticastGetGranularity(size_t *out, const CUmulticastObjectProp *properties,
                                             int option)
 {
-	CUresult result = driver_enter();
+	CUresult result;
 
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER();
 	if (!out || option < 0 || option > 1)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	result = check(properties);
 	if (result == CUDA_SUCCESS)
 		*out = VMM_GRANULARITY;
-	return driver_leave(result);
+	return result;
 }
 
 static CUresult create(CUmemGenericAllocationHandle *out, const CUmulticastObjectProp *properties)
@@ -116,20 +115,18 @@ static CUresult enter(CUmemGenericAllocationHandle handle, struct physical **obj
 CUDA_API CUresult cuMulticastAddDevice(CUmemGenericAllocationHandle handle, CUdevice ordinal)
 {
 	struct physical *object;
-	CUresult result = enter(handle, &object);
 	struct multicast *multicast;
 	struct device *device;
 
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_BY(enter(handle, &object));
 	multicast = object->multicast;
 	device = device_at(ordinal);
 	if (!device)
-		return driver_leave(CUDA_ERROR_INVALID_DEVICE);
+		return CUDA_ERROR_INVALID_DEVICE;
 	if (multicast->joined == multicast->devices || has_joined(multicast, device))
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	multicast->device[multicast->joined++] = device;
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }
 
 /* Whether the card has something bound in [offset, offset + size). */
@@ -181,13 +178,11 @@ CUDA_API CUresult cuMulticastBindMem(CUmemGenericAllocationHandle handle, size_t
                                      size_t size, unsigned long long flags)
 {
 	struct physical *object;
-	CUresult result = enter(handle, &object);
 
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_BY(enter(handle, &object));
 	if (flags)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
-	return driver_leave(bind_memory(object, offset, physical_of(memory), memory_offset, size));
+		return CUDA_ERROR_INVALID_VALUE;
+	return bind_memory(object, offset, physical_of(memory), memory_offset, size);
 }
 
 /* What is mapped there. */
@@ -195,16 +190,14 @@ CUDA_API CUresult cuMulticastBindAddr(CUmemGenericAllocationHandle handle, size_
                                       CUdeviceptr address, size_t size, unsigned long long flags)
 {
 	struct physical *object;
-	CUresult result = enter(handle, &object);
 	struct physical *memory;
 	CUdeviceptr start = address;
 
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_BY(enter(handle, &object));
 	if (flags)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	memory = vmm_physical_at(address, &start);
-	return driver_leave(bind_memory(object, offset, memory, address - start, size));
+	return bind_memory(object, offset, memory, address - start, size);
 }
 
 /* Documented: a range that was bound as a whole, so that no bind is cut. */
@@ -242,17 +235,15 @@ CUDA_API CUresult cuMulticastUnbind(CUmemGenericAllocationHandle handle, CUdevic
                                     size_t offset, size_t size)
 {
 	struct physical *object;
-	CUresult result = enter(handle, &object);
 	struct device *device;
 
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_BY(enter(handle, &object));
 	device = device_at(ordinal);
 	if (!device)
-		return driver_leave(CUDA_ERROR_INVALID_DEVICE);
+		return CUDA_ERROR_INVALID_DEVICE;
 	if (!has_joined(object->multicast, device) || !is_within(offset, size, object->size) ||
 	    cuts_a_bind(object->multicast, device, offset, size))
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	unbind(object->multicast, device, offset, size);
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }

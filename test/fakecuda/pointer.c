@@ -43,26 +43,18 @@ static CUresult attribute_of(void *out, int attribute, CUcontext context, CUdevi
 
 CUDA_API CUresult cuPointerGetAttribute(void *out, int attribute, CUdeviceptr address)
 {
-	CUcontext context;
-	CUresult result = driver_enter_context(&context);
-
-	if (result != CUDA_SUCCESS)
-		return result;
-	return driver_leave(attribute_of(out, attribute, context, address));
+	DRIVER_ENTER_CONTEXT(context);
+	return attribute_of(out, attribute, context, address);
 }
 
 /* Unlike the single form, it succeeds for what is unknown and leaves that output alone. */
 CUDA_API CUresult cuPointerGetAttributes(unsigned int count, int *attributes, void **out,
                                          CUdeviceptr address)
 {
-	CUcontext context;
-	CUresult result = driver_enter_context(&context);
-
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_CONTEXT(context);
 	if (!attributes || !out)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	for (unsigned i = 0; i < count; i++)
 		attribute_of(out[i], attributes[i], context, address);
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }

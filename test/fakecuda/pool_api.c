@@ -11,35 +11,33 @@ static bool is_host(int type)
 
 CUDA_API CUresult cuMemPoolCreate(CUmemoryPool *out, const CUmemPoolProps *properties)
 {
-	CUresult result = driver_enter();
 	struct device *device = NULL;
 	CUmemoryPool pool;
 
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER();
 	if (!out || !properties)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	if (properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE) {
 		device = device_at(properties->location.id);
 		if (!device)
-			return driver_leave(CUDA_ERROR_INVALID_DEVICE);
+			return CUDA_ERROR_INVALID_DEVICE;
 	} else if (!is_host(properties->location.type)) {
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	}
 	/* Its segments are address space alone: pool.c counts the pages. */
 	if (properties->allocType == CU_MEM_ALLOCATION_TYPE_MANAGED)
 		device = NULL;
 	else if (properties->allocType != CU_MEM_ALLOCATION_TYPE_PINNED)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	pool = device && !pool_fits(device, properties->maxSize)
 	           ? NULL
 	           : pool_create(device, properties->location, properties->allocType);
 	if (!pool)
-		return driver_leave(CUDA_ERROR_OUT_OF_MEMORY);
+		return CUDA_ERROR_OUT_OF_MEMORY;
 	pool->max_size = properties->maxSize;
 	pool->handle_types = properties->handleTypes;
 	*out = pool;
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }
 
 /* Leaves the lock held only on success. */
@@ -54,41 +52,34 @@ static CUresult enter_pool(CUmemoryPool pool)
 
 CUDA_API CUresult cuMemPoolDestroy(CUmemoryPool pool)
 {
-	CUresult result = driver_enter();
-
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER();
 	if (pool_import_destroy(pool))
-		return driver_leave(CUDA_SUCCESS);
+		return CUDA_SUCCESS;
 	if (!pool_is_known(pool) || pool->is_default)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	pool_destroy(pool);
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }
 
 CUDA_API CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep)
 {
-	CUresult result = enter_pool(pool);
-
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_BY(enter_pool(pool));
 	if (capture_forbids())
-		return driver_leave(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+		return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 	pool_trim(pool, keep);
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }
 
 CUDA_API CUresult cuMemPoolGetAttribute(CUmemoryPool pool, int attribute, void *value)
 {
-	CUresult result = enter_pool(pool);
 	uint64_t *bytes = value;
+	CUresult result = CUDA_SUCCESS;
 
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_BY(enter_pool(pool));
 	if (capture_forbids())
-		return driver_leave(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+		return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 	if (!value)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	switch (attribute) {
 	case CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES:
 	case CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC:
@@ -113,20 +104,19 @@ CUDA_API CUresult cuMemPoolGetAttribute(CUmemoryPool pool, int attribute, void *
 	default:
 		result = CUDA_ERROR_INVALID_VALUE;
 	}
-	return driver_leave(result);
+	return result;
 }
 
 CUDA_API CUresult cuMemPoolSetAttribute(CUmemoryPool pool, int attribute, void *value)
 {
-	CUresult result = enter_pool(pool);
 	const uint64_t *bytes = value;
+	CUresult result = CUDA_SUCCESS;
 
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_BY(enter_pool(pool));
 	if (capture_forbids())
-		return driver_leave(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+		return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 	if (!value)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	switch (attribute) {
 	case CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES:
 	case CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC:
@@ -152,38 +142,33 @@ CUDA_API CUresult cuMemPoolSetAttribute(CUmemoryPool pool, int attribute, void *
 	default:
 		result = CUDA_ERROR_INVALID_VALUE;
 	}
-	return driver_leave(result);
+	return result;
 }
 
 CUDA_API CUresult cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc *list, size_t count)
 {
-	CUresult result = enter_pool(pool);
-
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_BY(enter_pool(pool));
 	for (size_t i = 0; i < count; i++) {
 		if (list[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE)
 			continue;
 		if (!device_at(list[i].location.id))
-			return driver_leave(CUDA_ERROR_INVALID_DEVICE);
+			return CUDA_ERROR_INVALID_DEVICE;
 		pool->access[list[i].location.id] = list[i].flags;
 	}
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }
 
 CUDA_API CUresult cuMemPoolGetAccess(int *flags, CUmemoryPool pool, CUmemLocation *location)
 {
-	CUresult result = enter_pool(pool);
 	struct device *device;
 
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_BY(enter_pool(pool));
 	if (!flags || !location || location->type != CU_MEM_LOCATION_TYPE_DEVICE)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	device = device_at(location->id);
 	if (!device)
-		return driver_leave(CUDA_ERROR_INVALID_DEVICE);
+		return CUDA_ERROR_INVALID_DEVICE;
 	/* A pool is always open to the card that it lives on. */
 	*flags = device == pool->device ? 3 : pool->access[device->ordinal];
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }

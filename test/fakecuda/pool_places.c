@@ -6,41 +6,29 @@
 
 CUDA_API CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *out, CUdevice ordinal)
 {
-	struct device *device;
-	CUresult result = driver_enter_device(ordinal, &device);
-
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_DEVICE(device, ordinal);
 	if (!out)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	*out = pool_default(device);
-	return driver_leave(*out ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY);
+	return *out ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 CUDA_API CUresult cuDeviceGetMemPool(CUmemoryPool *out, CUdevice ordinal)
 {
-	struct device *device;
-	CUresult result = driver_enter_device(ordinal, &device);
-
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_DEVICE(device, ordinal);
 	if (!out)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	*out = pool_current(device);
-	return driver_leave(*out ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY);
+	return *out ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 CUDA_API CUresult cuDeviceSetMemPool(CUdevice ordinal, CUmemoryPool pool)
 {
-	struct device *device;
-	CUresult result = driver_enter_device(ordinal, &device);
-
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_DEVICE(device, ordinal);
 	if (!pool || !pool_is_known(pool) || pool->device != device)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	device->current_pool = pool;
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }
 
 /*
@@ -141,40 +129,34 @@ static CUresult enter_place(const CUmemLocation *location, int type, struct plac
 CUDA_API CUresult cuMemGetDefaultMemPool(CUmemoryPool *out, CUmemLocation *location, int type)
 {
 	struct place place;
-	CUresult result = enter_place(location, type, &place);
 
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_BY(enter_place(location, type, &place));
 	if (!out)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	*out = place.default_pool;
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }
 
 CUDA_API CUresult cuMemGetMemPool(CUmemoryPool *out, CUmemLocation *location, int type)
 {
 	struct place place;
-	CUresult result = enter_place(location, type, &place);
 
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_BY(enter_place(location, type, &place));
 	if (!out)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	*out = *place.current_pool ? *place.current_pool : place.default_pool;
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }
 
 CUDA_API CUresult cuMemSetMemPool(CUmemLocation *location, int type, CUmemoryPool pool)
 {
 	struct place place;
-	CUresult result = enter_place(location, type, &place);
 
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_BY(enter_place(location, type, &place));
 	if (!pool_is_known(pool) || pool->device != place.default_pool->device ||
 	    pool->type != place.default_pool->type ||
 	    pool->location.type != place.default_pool->location.type)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	*place.current_pool = pool;
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }

@@ -110,14 +110,11 @@ static CUresult export(int *out, CUmemoryPool pool)
 CUDA_API CUresult cuMemPoolExportToShareableHandle(void *out, CUmemoryPool pool, int type,
                                                    unsigned long long flags)
 {
-	CUresult result = driver_enter();
-
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER();
 	if (!out || flags || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR ||
 	    !is_exportable(pool))
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
-	return driver_leave(export(out, pool));
+		return CUDA_ERROR_INVALID_VALUE;
+	return export(out, pool);
 }
 
 static CUresult import(CUmemoryPool *out, int fd)
@@ -146,13 +143,10 @@ static CUresult import(CUmemoryPool *out, int fd)
 CUDA_API CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool *out, void *handle, int type,
                                                      unsigned long long flags)
 {
-	CUresult result = driver_enter();
-
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER();
 	if (!out || flags || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
-	return driver_leave(import(out, (int)(intptr_t)handle));
+		return CUDA_ERROR_INVALID_VALUE;
+	return import(out, (int)(intptr_t)handle);
 }
 
 static CUresult export_pointer(CUmemPoolPtrExportData *out, CUdeviceptr pointer)
@@ -187,27 +181,25 @@ CUDA_API CUresult cuMemPoolExportPointer(CUmemPoolPtrExportData *out, CUdevicept
 CUDA_API CUresult cuMemPoolImportPointer(CUdeviceptr *out, CUmemoryPool pool,
                                          CUmemPoolPtrExportData *data)
 {
-	CUcontext context;
-	CUresult result = driver_enter_context(&context);
 	struct exported_pointer exported;
 	struct import *import;
 	struct range *range;
+	CUresult result;
 
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_CONTEXT(context);
 	import = import_of(pool);
 	if (!out || !import || !data)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	memcpy(&exported, data, sizeof(exported));
 	if (exported.pool != import->object || object_is_own(exported.memory.object))
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	result = view_open(context, &exported.memory, OBJECT_SEGMENT, RANGE_IMPORTED, &range);
 	if (result != CUDA_SUCCESS)
-		return driver_leave(result);
+		return result;
 	if (!hold_segment(import, exported.memory.object)) {
 		view_close(range);
-		return driver_leave(CUDA_ERROR_OUT_OF_MEMORY);
+		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
 	*out = range->start;
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }

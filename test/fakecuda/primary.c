@@ -24,30 +24,24 @@ void primary_release(struct device *device)
 
 CUDA_API CUresult cuDevicePrimaryCtxRetain(CUcontext *out, CUdevice ordinal)
 {
-	struct device *device;
-	CUresult result = driver_enter_device(ordinal, &device);
+	CUresult result;
 
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_DEVICE(device, ordinal);
 	if (!out)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	result = primary_retain(device);
 	if (result == CUDA_SUCCESS)
 		*out = &device->primary;
-	return driver_leave(result);
+	return result;
 }
 
 CUDA_API CUresult cuDevicePrimaryCtxRelease_v2(CUdevice ordinal)
 {
-	struct device *device;
-	CUresult result = driver_enter_device(ordinal, &device);
-
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_DEVICE(device, ordinal);
 	if (!device->primary.retained)
-		return driver_leave(CUDA_ERROR_INVALID_CONTEXT);
+		return CUDA_ERROR_INVALID_CONTEXT;
 	primary_release(device);
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }
 
 CUDA_API CUresult cuDevicePrimaryCtxRelease(CUdevice ordinal)
@@ -58,14 +52,10 @@ CUDA_API CUresult cuDevicePrimaryCtxRelease(CUdevice ordinal)
 /* The count of retains stays: their releases are still to come. */
 CUDA_API CUresult cuDevicePrimaryCtxReset_v2(CUdevice ordinal)
 {
-	struct device *device;
-	CUresult result = driver_enter_device(ordinal, &device);
-
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_DEVICE(device, ordinal);
 	if (device->primary.alive)
 		context_deactivate(&device->primary);
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }
 
 CUDA_API CUresult cuDevicePrimaryCtxReset(CUdevice ordinal)
@@ -75,29 +65,21 @@ CUDA_API CUresult cuDevicePrimaryCtxReset(CUdevice ordinal)
 
 CUDA_API CUresult cuDevicePrimaryCtxGetState(CUdevice ordinal, unsigned int *flags, int *active)
 {
-	struct device *device;
-	CUresult result = driver_enter_device(ordinal, &device);
-
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_DEVICE(device, ordinal);
 	if (!flags || !active)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	*flags = device->primary.flags;
 	*active = device->primary.alive;
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }
 
 CUDA_API CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice ordinal, unsigned int flags)
 {
-	struct device *device;
-	CUresult result = driver_enter_device(ordinal, &device);
-
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_DEVICE(device, ordinal);
 	if (flags & ~CU_CTX_FLAGS_MASK)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	device->primary.flags = flags;
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }
 
 CUDA_API CUresult cuDevicePrimaryCtxSetFlags(CUdevice ordinal, unsigned int flags)

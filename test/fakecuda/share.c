@@ -32,14 +32,13 @@ static CUresult export(int *out, struct physical *physical)
 CUDA_API CUresult cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHandle handle,
                                                int type, unsigned long long flags)
 {
-	CUresult result = driver_enter();
+	CUresult result;
 
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER();
 	result = flags ? CUDA_ERROR_INVALID_VALUE : check_type(type);
 	if (result != CUDA_SUCCESS)
-		return driver_leave(result);
-	return driver_leave(export(out, physical_of(handle)));
+		return result;
+	return export(out, physical_of(handle));
 }
 
 /* Each import is a handle of its own. */
@@ -64,12 +63,11 @@ static CUresult import(CUmemGenericAllocationHandle *out, int fd)
 CUDA_API CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *out, void *handle,
                                                  int type)
 {
-	CUresult result = driver_enter();
+	CUresult result;
 
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER();
 	result = check_type(type);
 	if (result != CUDA_SUCCESS)
-		return driver_leave(result);
-	return driver_leave(import(out, (int)(intptr_t)handle));
+		return result;
+	return import(out, (int)(intptr_t)handle);
 }

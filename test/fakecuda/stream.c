@@ -57,61 +57,47 @@ CUresult stream_create(CUcontext context, CUstream *out)
 
 static CUresult destroy_owned(struct owned *thing)
 {
-	CUcontext context;
-	CUresult result = driver_enter_context(&context);
-
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_CONTEXT(context);
 	if (!thing)
-		return driver_leave(CUDA_ERROR_INVALID_HANDLE);
+		return CUDA_ERROR_INVALID_HANDLE;
 	context_disown(thing);
 	thing->destroy(thing);
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }
 
 /* An event's stream may be gone; a stream that a caller names is there. */
 static CUresult synchronise(CUstream stream, bool is_named, uint64_t last)
 {
-	CUcontext context;
-	CUresult result = driver_enter_context(&context);
+	CUresult result;
 
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_CONTEXT(context);
 	if (is_named && capture_of(stream))
-		return driver_leave(capture_spoil(capture_of(stream)));
+		return capture_spoil(capture_of(stream));
 	if (is_named && capture_forbids())
-		return driver_leave(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+		return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 	result = work_wait(context, stream, last);
 	vmm_work_done();
 	pools_synchronise(context->device, stream);
-	return driver_leave(result);
+	return result;
 }
 
 /* NOT_READY while one of those kernels runs. */
 static CUresult query(CUstream stream, bool is_named, uint64_t last)
 {
-	CUcontext context;
-	CUresult result = driver_enter_context(&context);
-
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_CONTEXT(context);
 	if (is_named && capture_of(stream))
-		return driver_leave(capture_spoil(capture_of(stream)));
+		return capture_spoil(capture_of(stream));
 	vmm_work_done();
 	if (work_is_left(context, stream, last))
-		return driver_leave(CUDA_ERROR_NOT_READY);
-	return driver_leave(work_wait(context, stream, last));
+		return CUDA_ERROR_NOT_READY;
+	return work_wait(context, stream, last);
 }
 
 CUDA_API CUresult cuStreamCreate(CUstream *out, unsigned int flags)
 {
-	CUcontext context;
-	CUresult result = driver_enter_context(&context);
-
 	(void)flags;
-	if (result != CUDA_SUCCESS)
-		return result;
-	return driver_leave(out ? stream_create(context, out) : CUDA_ERROR_INVALID_VALUE);
+	DRIVER_ENTER_CONTEXT(context);
+	return out ? stream_create(context, out) : CUDA_ERROR_INVALID_VALUE;
 }
 
 CUDA_API CUresult cuStreamCreateWithPriority(CUstream *out, unsigned int flags, int priority)
@@ -134,33 +120,27 @@ CUDA_API CUresult cuStreamDestroy(CUstream stream)
 
 CUDA_API CUresult cuStreamGetCtx(CUstream stream, CUcontext *out)
 {
-	CUcontext context;
-	CUresult result = driver_enter_context(&context);
 	bool is_default = !stream || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD;
 
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_CONTEXT(context);
 	if (!out)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	*out = is_default ? context : stream->owned.context;
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }
 
 /* Unlike its context, a capturing stream's device cannot be asked for. */
 static CUresult ask_device(CUstream stream, CUdevice *out)
 {
-	CUcontext context;
-	CUresult result = driver_enter_context(&context);
 	CUstream object = stream_object(stream);
 
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_CONTEXT(context);
 	if (!out)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	if (object && object->capture)
-		return driver_leave(capture_spoil(object->capture));
+		return capture_spoil(object->capture);
 	*out = (object ? object->owned.context : context)->device->ordinal;
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }
 
 CUDA_API CUresult cuStreamGetDevice(CUstream stream, CUdevice *out)
@@ -190,35 +170,28 @@ CUDA_API CUresult cuStreamQuery(CUstream stream)
 
 CUDA_API CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned int flags)
 {
-	CUcontext context;
-	CUresult result = driver_enter_context(&context);
-
 	(void)flags;
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_CONTEXT(context);
 	if (!event)
-		return driver_leave(CUDA_ERROR_INVALID_HANDLE);
+		return CUDA_ERROR_INVALID_HANDLE;
 	capture_join(event->capture, stream_legacy(stream));
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }
 
 CUDA_API CUresult cuEventCreate(CUevent *out, unsigned int flags)
 {
-	CUcontext context;
-	CUresult result = driver_enter_context(&context);
 	CUevent event;
 
 	(void)flags;
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_CONTEXT(context);
 	if (!out)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	event = calloc(1, sizeof(*event));
 	if (!event)
-		return driver_leave(CUDA_ERROR_OUT_OF_MEMORY);
+		return CUDA_ERROR_OUT_OF_MEMORY;
 	context_own(context, &event->owned, free_event);
 	*out = event;
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }
 
 CUDA_API CUresult cuEventDestroy_v2(CUevent event)
@@ -233,17 +206,13 @@ CUDA_API CUresult cuEventDestroy(CUevent event)
 
 static CUresult record(CUevent event, CUstream stream)
 {
-	CUcontext context;
-	CUresult result = driver_enter_context(&context);
-
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_CONTEXT(context);
 	if (!event)
-		return driver_leave(CUDA_ERROR_INVALID_HANDLE);
+		return CUDA_ERROR_INVALID_HANDLE;
 	event->capture = capture_id(capture_of(stream));
 	event->stream = event->capture ? NULL : stream;
 	event->after = work_last();
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }
 
 CUDA_API CUresult cuEventRecord(CUevent event, CUstream stream)

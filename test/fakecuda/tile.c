@@ -151,27 +151,19 @@ static CUresult properties_of(CUDA_ARRAY_SPARSE_PROPERTIES *out,
 
 CUDA_API CUresult cuArrayGetSparseProperties(CUDA_ARRAY_SPARSE_PROPERTIES *out, CUarray array)
 {
-	CUcontext context;
-	CUresult result = driver_enter_context(&context);
-
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_CONTEXT(context);
 	if (!array)
-		return driver_leave(CUDA_ERROR_INVALID_HANDLE);
-	return driver_leave(properties_of(out, &array->shape, 1));
+		return CUDA_ERROR_INVALID_HANDLE;
+	return properties_of(out, &array->shape, 1);
 }
 
 CUDA_API CUresult cuMipmappedArrayGetSparseProperties(CUDA_ARRAY_SPARSE_PROPERTIES *out,
                                                       CUmipmappedArray mipmap)
 {
-	CUcontext context;
-	CUresult result = driver_enter_context(&context);
-
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_CONTEXT(context);
 	if (!mipmap)
-		return driver_leave(CUDA_ERROR_INVALID_HANDLE);
-	return driver_leave(properties_of(out, &mipmap->level[0].shape, mipmap->levels));
+		return CUDA_ERROR_INVALID_HANDLE;
+	return properties_of(out, &mipmap->level[0].shape, mipmap->levels);
 }
 
 /* One entry of cuMemMapArrayAsync's list, made out. */
@@ -317,17 +309,15 @@ static CUresult run(const CUarrayMapInfo *info)
 /* Entry after entry, up to the first that is wrong. */
 CUDA_API CUresult cuMemMapArrayAsync(CUarrayMapInfo *list, unsigned int count, CUstream stream)
 {
-	CUcontext context;
-	CUresult result = driver_enter_context(&context);
+	CUresult result = CUDA_SUCCESS;
 
 	(void)stream;
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_CONTEXT(context);
 	if (!list || !count)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	for (unsigned i = 0; i < count && result == CUDA_SUCCESS; i++)
 		result = run(&list[i]);
-	return driver_leave(result);
+	return result;
 }
 
 CUDA_API CUresult cuMemMapArrayAsync_ptsz(CUarrayMapInfo *list, unsigned int count, CUstream stream)

@@ -79,45 +79,41 @@ CUDA_API CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
 CUDA_API CUresult cuMemAddressReserve(CUdeviceptr *out, size_t size, size_t alignment,
                                       CUdeviceptr wish, unsigned long long flags)
 {
-	CUresult result = driver_enter();
 	struct range *range;
 
 	(void)wish; /* a wish that need not be granted */
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER();
 	if (!out || !size || size % VMM_GRANULARITY || flags || (alignment & (alignment - 1)))
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	if (alignment < ADDRESS_STEP)
 		alignment = ADDRESS_STEP;
 	range = calloc(1, sizeof(*range));
 	if (!range)
-		return driver_leave(CUDA_ERROR_OUT_OF_MEMORY);
+		return CUDA_ERROR_OUT_OF_MEMORY;
 	range->size = size;
 	range->kind = RANGE_RESERVED;
 	range->start = address_reserve(size, alignment);
 	if (!range->start || !ranges_add(&reservations, range)) {
 		free(range);
-		return driver_leave(CUDA_ERROR_OUT_OF_MEMORY);
+		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
 	*out = range->start;
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }
 
 CUDA_API CUresult cuMemAddressFree(CUdeviceptr start, size_t size)
 {
-	CUresult result = driver_enter();
 	struct range *range;
 
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER();
 	range = ranges_at(&reservations, start);
 	if (!range || range->start != start || range->size != size ||
 	    ranges_overlapping(&allocations, start, size))
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	ranges_remove(&reservations, range);
 	address_free(start, size);
 	free(range);
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }
 
 static bool is_reserved(CUdeviceptr start, size_t size)
@@ -178,15 +174,13 @@ static CUresult map(CUdeviceptr start, size_t size, size_t offset, struct physic
 CUDA_API CUresult cuMemMap(CUdeviceptr start, size_t size, size_t offset,
                            CUmemGenericAllocationHandle handle, unsigned long long flags)
 {
-	CUresult result = driver_enter();
 	struct physical *physical;
 
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER();
 	physical = physical_of(handle);
 	if (!physical || flags)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
-	return driver_leave(map(start, size, offset, physical));
+		return CUDA_ERROR_INVALID_VALUE;
+	return map(start, size, offset, physical);
 }
 
 struct physical *vmm_physical_at(CUdeviceptr address, CUdeviceptr *start)
@@ -290,26 +284,24 @@ static bool fails(const char *call, int access)
 /* Any reserved range: many mappings, gaps between them, even none at all. */
 CUDA_API CUresult cuMemUnmap(CUdeviceptr start, size_t size)
 {
-	CUresult result = driver_enter();
 	struct range *range;
 
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER();
 	if (!size || (!is_reserved(start, size) && !is_whole_mappings(start, size)) ||
 	    cuts_a_mapping(start, size))
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	while ((range = ranges_overlapping(&allocations, start, size))) {
 		struct mapping *mapping = mapping_of(range);
 
 		if (fails("cuMemUnmap", mapping->access[0]))
-			return driver_leave(CUDA_ERROR_UNKNOWN);
+			return CUDA_ERROR_UNKNOWN;
 		if (mapping->filler && mapping->filled_after == waits)
 			context_fault(CUDA_ERROR_ILLEGAL_ADDRESS);
 		ranges_remove(&allocations, &mapping->range);
 		physical_unmap(mapping->physical);
 		free(mapping);
 	}
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }
 
 CUDA_API CUresult cuMemSetAccess(CUdeviceptr start, size_t size, const CUmemAccessDesc *list,
@@ -340,68 +332,61 @@ CUDA_API CUresult cuMemSetAccess(CUdeviceptr start, size_t size, const CUmemAcce
 CUDA_API CUresult cuMemGetAccess(unsigned long long *flags, const CUmemLocation *location,
                                  CUdeviceptr address)
 {
-	CUresult result = driver_enter();
 	struct range *range;
 
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER();
 	range = ranges_at(&allocations, address);
 	if (!flags || !location || !range || range->kind != RANGE_MAPPED ||
 	    (location->type != CU_MEM_LOCATION_TYPE_HOST &&
 	     (location->type != CU_MEM_LOCATION_TYPE_DEVICE || !device_at(location->id))))
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	/* Of the host it tells what the device may. */
 	*flags = (unsigned long long)mapping_of(range)
 	             ->access[location->type == CU_MEM_LOCATION_TYPE_HOST ? 0 : location->id];
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }
 
 /* Adds to the handles of the memory, under the number that it already has. */
 CUDA_API CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *out, void *address)
 {
-	CUresult result = driver_enter();
 	struct range *range;
 	struct physical *physical;
 
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER();
 	range = ranges_at(&allocations, (uintptr_t)address);
 	if (!out || !range || range->kind != RANGE_MAPPED)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	physical = mapping_of(range)->physical;
 	if (!physical_retain(physical))
-		return driver_leave(CUDA_ERROR_OUT_OF_MEMORY);
+		return CUDA_ERROR_OUT_OF_MEMORY;
 	*out = physical->handle;
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }
 
 CUDA_API CUresult cuMemGetAllocationGranularity(size_t *out, const CUmemAllocationProp *properties,
                                                 int option)
 {
-	CUresult result = driver_enter();
 	struct device *device;
+	CUresult result;
 
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER();
 	if (!out || option < 0 || option > 1)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	result = physical_locate(properties, &device);
 	if (result == CUDA_SUCCESS)
 		*out = VMM_GRANULARITY;
-	return driver_leave(result);
+	return result;
 }
 
 CUDA_API CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *out,
                                                          CUmemGenericAllocationHandle handle)
 {
-	CUresult result = driver_enter();
 	const struct physical *physical;
 
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER();
 	physical = physical_of(handle);
 	if (!out || !physical)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	*out = physical->properties;
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }
