@@ -221,14 +221,9 @@ CUDA_API CUresult cuMemGetAddressRange(CUdeviceptr_v1 *start, unsigned int *size
 
 CUDA_API CUresult cuMemGetInfo_v2(size_t *available, size_t *total)
 {
-	CUcontext context;
-	CUresult result;
 	uint64_t capacity, used, room;
 
-	latency(LATENCY_MEMORY_INFO);
-	result = driver_enter_context(&context);
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_CONTEXT(context);
 	capacity = device_capacity(context->device);
 	used = machine_used(context->device->machine);
 	room = used < capacity ? capacity - used : 0;
@@ -237,7 +232,7 @@ CUDA_API CUresult cuMemGetInfo_v2(size_t *available, size_t *total)
 		*available = room;
 	if (total)
 		*total = capacity;
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }
 
 CUDA_API CUresult cuMemGetAddressRange_v2(CUdeviceptr *start, size_t *size, CUdeviceptr pointer)

@@ -13,7 +13,7 @@ FAKECUDA_CFLAGS := -std=c11 -O2 -g -fno-math-errno -Wall -Wextra -Wpedantic -Wsh
 FAKECUDA_LDFLAGS := -shared -pthread -Wl,-Bsymbolic -Wl,-z,nodelete -Wl,-z,now -Wl,--no-undefined
 
 # What both libraries know of the machine; each has its own copy.
-FAKECUDA_SHARED := machine machine_limit hold config latency uuid
+FAKECUDA_SHARED := machine machine_limit hold config uuid
 FAKECUDA_NVML   := nvml nvml_fault nvml_limit nvml_memory nvml_process
 FAKECUDA_CUDA   := $(filter-out $(FAKECUDA_SHARED) $(FAKECUDA_NVML), \
                      $(basename $(notdir $(wildcard $(FAKECUDA)/*.c))))

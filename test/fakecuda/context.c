@@ -71,7 +71,6 @@ CUresult context_activate(CUcontext context, struct device *device, uint64_t mor
 	context->unlisted = config_context_unlisted() + more;
 	if (!device_charge_with(device, context->listed, context->unlisted))
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	latency(LATENCY_CONTEXT);
 	context->device = device;
 	machine_add_context(device->machine, 1);
 	context->alive = true;
@@ -261,16 +260,6 @@ CUDA_API CUresult cuCtxGetDevice(CUdevice *out)
 	if (!out)
 		return CUDA_ERROR_INVALID_VALUE;
 	*out = context->device->ordinal;
-	return CUDA_SUCCESS;
-}
-
-CUDA_API CUresult cuCtxGetApiVersion(CUcontext context, unsigned int *version)
-{
-	DRIVER_ENTER_CONTEXT(current);
-	(void)context;
-	if (!version)
-		return CUDA_ERROR_INVALID_VALUE;
-	*version = 3020;
 	return CUDA_SUCCESS;
 }
 

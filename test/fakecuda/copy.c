@@ -196,15 +196,6 @@ CUDA_API CUresult cuMemcpy(CUdeviceptr to, CUdeviceptr from, size_t size)
 	return move(to, is_known(to), from, is_known(from), size);
 }
 
-CUDA_API CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t size, CUstream stream)
-{
-	CUresult result;
-
-	if (capture_takes(stream_legacy(stream), CU_GRAPH_NODE_TYPE_MEMCPY, &result))
-		return result;
-	return cuMemcpy(to, from, size);
-}
-
 static CUresult fill(CUdeviceptr to, const void *value, size_t width, size_t count)
 {
 	size_t size;
@@ -236,28 +227,8 @@ CUDA_API CUresult cuMemsetD8_v2(CUdeviceptr to, unsigned char value, size_t coun
 	return fill(to, &value, sizeof(value), count);
 }
 
-CUDA_API CUresult cuMemsetD16_v2(CUdeviceptr to, unsigned short value, size_t count)
-{
-	return fill(to, &value, sizeof(value), count);
-}
-
-CUDA_API CUresult cuMemsetD32_v2(CUdeviceptr to, unsigned int value, size_t count)
-{
-	return fill(to, &value, sizeof(value), count);
-}
-
 CUDA_API CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t count,
                                   CUstream stream)
-{
-	CUresult result;
-
-	if (capture_takes(stream_legacy(stream), CU_GRAPH_NODE_TYPE_MEMSET, &result))
-		return result;
-	return fill(to, &value, sizeof(value), count);
-}
-
-CUDA_API CUresult cuMemsetD32Async(CUdeviceptr to, unsigned int value, size_t count,
-                                   CUstream stream)
 {
 	CUresult result;
 

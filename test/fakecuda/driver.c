@@ -102,7 +102,6 @@ CUDA_API CUresult cuInit(unsigned int flags)
 		return CUDA_ERROR_NOT_INITIALIZED;
 	pthread_mutex_lock(&lock);
 	if (atomic_load(&phase) == FRESH) {
-		latency(LATENCY_INIT);
 		result = join_machine();
 		if (result == CUDA_SUCCESS) {
 			pthread_atfork(NULL, NULL, after_fork);

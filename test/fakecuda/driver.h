@@ -12,7 +12,6 @@
 
 #include "../../interceptor/cuda_abi.h"
 #include "abi.h"
-#include "latency.h"
 #include "machine.h"
 
 #include <pthread.h>

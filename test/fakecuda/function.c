@@ -85,25 +85,6 @@ CUDA_API CUresult cuFuncSetAttribute(CUfunction function, int which, int value)
 	return result == CUDA_SUCCESS ? driver_leave(CUDA_SUCCESS) : result;
 }
 
-CUDA_API CUresult cuFuncGetModule(CUmodule *out, CUfunction function)
-{
-	DRIVER_ENTER_BY(enter_function(function));
-	if (!out || function->what != LAUNCHABLE_FUNCTION)
-		return CUDA_ERROR_INVALID_VALUE;
-	*out = function->module;
-	return CUDA_SUCCESS;
-}
-
-/* A function of a module that is loaded is, too. */
-CUDA_API CUresult cuFuncIsLoaded(int *state, CUfunction function)
-{
-	DRIVER_ENTER_BY(enter_function(function));
-	if (!state)
-		return CUDA_ERROR_INVALID_VALUE;
-	*state = 1;
-	return CUDA_SUCCESS;
-}
-
 CUDA_API CUresult cuFuncLoad(CUfunction function)
 {
 	CUresult result = enter_function(function);

@@ -300,7 +300,6 @@ static CUresult launch_in(CUgraphExec exec, CUstream stream)
 		return CUDA_ERROR_INVALID_VALUE;
 	if (capture_of(stream))
 		return capture_spoil(capture_of(stream));
-	latency(exec->memory ? LATENCY_GRAPH_LAUNCH_MEMORY : LATENCY_GRAPH_LAUNCH);
 	return launch(context, exec);
 }
 

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* libnvidia-ml: how much of a card is used. */
-#include "latency.h"
 #include "machine.h"
 #include "nvml_handle.h"
 
@@ -12,7 +11,6 @@ NVML_API nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t 
 
 	if (result != NVML_SUCCESS)
 		return result;
-	latency(LATENCY_NVML_MEMORY);
 	card = machine_device(device->machine);
 	memory->total = card->memory;
 	memory->used = machine_used(device->machine) + card->reserved;
@@ -29,7 +27,6 @@ NVML_API nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory
 		return result;
 	if (memory->version != NVML_MEMORY_V2)
 		return NVML_ERROR_FUNCTION_NOT_FOUND;
-	latency(LATENCY_NVML_MEMORY);
 	card = machine_device(device->machine);
 	memory->total = card->memory;
 	memory->reserved = card->reserved;

@@ -2,7 +2,6 @@
 /* libnvidia-ml: who holds how much, and who was busy. */
 #define _GNU_SOURCE
 #include "config.h"
-#include "latency.h"
 #include "machine.h"
 #include "nvml_handle.h"
 
@@ -56,7 +55,6 @@ static nvmlReturn_t look(nvmlDevice_t device, unsigned *count, const void *infos
 	*list = NULL;
 	if (result != NVML_SUCCESS)
 		return result;
-	latency(LATENCY_NVML_PROCESSES);
 	room = *count < MACHINE_MAX_PROCESSES ? *count : MACHINE_MAX_PROCESSES;
 	*list = calloc(room + 1, sizeof(**list));
 	if (!*list)

@@ -8,58 +8,49 @@
 
 static CUresult allocate(CUdeviceptr *out, size_t size, CUmemoryPool pool, CUstream stream)
 {
-	CUcontext context;
-	CUresult result;
 	struct capture *capture;
 
-	latency(LATENCY_ALLOC_ASYNC);
-	result = driver_enter_context(&context);
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_CONTEXT(context);
 	if (!out)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	/* Unlike cuMemAlloc's, a request for nothing is granted. */
 	if (!size) {
 		*out = 0;
-		return driver_leave(CUDA_SUCCESS);
+		return CUDA_SUCCESS;
 	}
 	if (!pool)
 		pool = pool_current(context->device);
 	else if (!pool_is_known(pool))
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	if (!pool)
-		return driver_leave(CUDA_ERROR_OUT_OF_MEMORY);
+		return CUDA_ERROR_OUT_OF_MEMORY;
 	capture = capture_of(stream);
 	if (capture) {
 		CUmemPoolProps properties = {.allocType = pool->type, .location = pool->location};
 
-		return driver_leave(capture_alloc(capture, &properties, size, out));
+		return capture_alloc(capture, &properties, size, out);
 	}
 	if (capture_forbids())
-		return driver_leave(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
-	return driver_leave(pool_allocate(pool, size, stream, out));
+		return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+	return pool_allocate(pool, size, stream, out);
 }
 
 static CUresult release(CUdeviceptr pointer, CUstream stream)
 {
-	CUcontext context;
-	CUresult result;
 	struct range *range;
+	CUresult result = CUDA_SUCCESS;
 
-	latency(LATENCY_FREE_ASYNC);
-	result = driver_enter_context(&context);
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER_CONTEXT(context);
 	if (!pointer)
-		return driver_leave(CUDA_SUCCESS);
+		return CUDA_SUCCESS;
 	if (capture_of(stream))
-		return driver_leave(capture_free(capture_of(stream), pointer));
+		return capture_free(capture_of(stream), pointer);
 	if (capture_forbids())
-		return driver_leave(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+		return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 	work_wait_all(NULL);
 	range = ranges_at(&allocations, pointer);
 	if (!range || range->start != pointer)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	switch (range->kind) {
 	case RANGE_POOL:
 		pool_free(range, stream);
@@ -76,7 +67,7 @@ static CUresult release(CUdeviceptr pointer, CUstream stream)
 	default:
 		result = CUDA_ERROR_INVALID_VALUE;
 	}
-	return driver_leave(result);
+	return result;
 }
 
 CUDA_API CUresult cuMemAllocAsync(CUdeviceptr *out, size_t size, CUstream stream)

@@ -51,29 +51,20 @@ static CUresult create(CUmemGenericAllocationHandle *out, size_t size,
 CUDA_API CUresult cuMemCreate(CUmemGenericAllocationHandle *out, size_t size,
                               const CUmemAllocationProp *properties, unsigned long long flags)
 {
-	CUresult result;
-
-	latency(LATENCY_CREATE);
-	result = driver_enter();
-	if (result != CUDA_SUCCESS)
-		return result;
-	return driver_leave(flags ? CUDA_ERROR_INVALID_VALUE : create(out, size, properties));
+	DRIVER_ENTER();
+	return flags ? CUDA_ERROR_INVALID_VALUE : create(out, size, properties);
 }
 
 CUDA_API CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
 {
-	CUresult result;
 	struct physical *physical;
 
-	latency(LATENCY_RELEASE);
-	result = driver_enter();
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER();
 	physical = physical_of(handle);
 	if (!physical)
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	physical_release(physical);
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }
 
 CUDA_API CUresult cuMemAddressReserve(CUdeviceptr *out, size_t size, size_t alignment,
@@ -307,16 +298,11 @@ CUDA_API CUresult cuMemUnmap(CUdeviceptr start, size_t size)
 CUDA_API CUresult cuMemSetAccess(CUdeviceptr start, size_t size, const CUmemAccessDesc *list,
                                  size_t count)
 {
-	CUresult result;
-
-	latency(LATENCY_SET_ACCESS);
-	result = driver_enter();
-	if (result != CUDA_SUCCESS)
-		return result;
+	DRIVER_ENTER();
 	if (!size || !list || !count || !is_whole_mappings(start, size))
-		return driver_leave(CUDA_ERROR_INVALID_VALUE);
+		return CUDA_ERROR_INVALID_VALUE;
 	if (fails("cuMemSetAccess", list->flags))
-		return driver_leave(CUDA_ERROR_UNKNOWN);
+		return CUDA_ERROR_UNKNOWN;
 	while (size) {
 		struct mapping *mapping = walk(&start, &size);
 
@@ -325,7 +311,7 @@ CUDA_API CUresult cuMemSetAccess(CUdeviceptr start, size_t size, const CUmemAcce
 			    device_at(list[i].location.id))
 				mapping->access[list[i].location.id] = list[i].flags;
 	}
-	return driver_leave(CUDA_SUCCESS);
+	return CUDA_SUCCESS;
 }
 
 /* Of any address in a mapping. The host has access to none of the card's memory. */

@@ -83,11 +83,8 @@ static bool take_small(struct device *device, enum vram_kind kind, size_t size, 
 	struct block *block;
 
 	for (block = device->blocks[kind]; block; block = block->next)
-		if (take_from(block, count, out)) {
-			latency(LATENCY_ALLOC_SMALL);
+		if (take_from(block, count, out))
 			return true;
-		}
-	latency(LATENCY_ALLOC_BLOCK);
 	block = add_block(device, kind);
 	return block && take_from(block, count, out);
 }
@@ -99,7 +96,6 @@ bool vram_take(struct device *device, enum vram_kind kind, size_t size, struct v
 		return take_small(device, kind, size, out);
 	if (size > device_capacity(device))
 		return false;
-	latency(LATENCY_ALLOC_BLOCK);
 	out->bytes = round_up(size, VRAM_BLOCK);
 	return device_charge(device, out->bytes);
 }
@@ -117,7 +113,6 @@ void vram_give(struct vram *vram)
 	struct block *block = vram->block;
 
 	if (!block) {
-		latency(LATENCY_FREE_BLOCK);
 		give_back(vram->device, vram->bytes, &vram->share);
 		return;
 	}
@@ -125,7 +120,6 @@ void vram_give(struct vram *vram)
 	block->free += vram->count;
 	if (block->free < UNITS)
 		return;
-	latency(LATENCY_FREE_BLOCK);
 	*block->link = block->next;
 	if (block->next)
 		block->next->link = block->link;
