@@ -6,7 +6,7 @@
  * is not looked at here.) Exits 0 if at the end nothing is charged.
  */
 #define _GNU_SOURCE
-#include "cuda_abi.h"
+#include "driver.h"
 
 #include <dlfcn.h>
 #include <link.h>
@@ -21,20 +21,6 @@
 #define MIB (1ull << 20)
 #define ARENA (16ull << 30) /* of addresses */
 #define ALIGNMENT ((size_t)16)
-
-CUresult cuInit(unsigned int);
-CUresult cuDevicePrimaryCtxRetain(CUcontext *, CUdevice);
-CUresult cuCtxSetCurrent(CUcontext);
-CUresult cuMemGetInfo_v2(size_t *, size_t *);
-CUresult cuMemCreate(CUmemGenericAllocationHandle *, size_t, const CUmemAllocationProp *,
-                     unsigned long long);
-CUresult cuMemRelease(CUmemGenericAllocationHandle);
-CUresult cuMemAddressReserve(CUdeviceptr *, size_t, size_t, CUdeviceptr, unsigned long long);
-CUresult cuMemMap(CUdeviceptr, size_t, size_t, CUmemGenericAllocationHandle, unsigned long long);
-CUresult cuMemUnmap(CUdeviceptr, size_t);
-CUresult cuMemExportToShareableHandle(void *, CUmemGenericAllocationHandle, int,
-                                      unsigned long long);
-CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *, void *, int);
 
 static const CUmemAllocationProp properties = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
                                                .requestedHandleTypes =

@@ -4,15 +4,12 @@
  * thread's call ends nevertheless, with whatever result. Prints how long that took, and exits 0
  * if both ended in time: SIGALRM ends it if not.
  */
-#include "cuda_abi.h"
+#include "driver.h"
 
 #include <pthread.h>
 #include <stdio.h>
 #include <time.h>
 #include <unistd.h>
-
-CUresult cuInit(unsigned int);
-CUresult cuDevicePrimaryCtxRetain(CUcontext *, CUdevice);
 
 static double now(void)
 {

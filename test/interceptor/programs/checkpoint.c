@@ -7,7 +7,7 @@
  * there is room; and if it dies meanwhile, all that it held is given back, once.
  */
 #define _GNU_SOURCE
-#include "cuda_abi.h"
+#include "driver.h"
 
 #include <signal.h>
 #include <stdio.h>
@@ -20,17 +20,6 @@
 #define MIB (1ull << 20)
 #define HELD (2048 * MIB)
 #define MORE (1536 * MIB)
-
-CUresult cuInit(unsigned int);
-CUresult cuDevicePrimaryCtxRetain(CUcontext *, CUdevice);
-CUresult cuCtxSetCurrent(CUcontext);
-CUresult cuMemAlloc_v2(CUdeviceptr *, size_t);
-CUresult cuMemFree_v2(CUdeviceptr);
-CUresult cuMemGetInfo_v2(size_t *, size_t *);
-CUresult cuCheckpointProcessLock(int, void *);
-CUresult cuCheckpointProcessCheckpoint(int, void *);
-CUresult cuCheckpointProcessRestore(int, void *);
-CUresult cuCheckpointProcessUnlock(int, void *);
 
 static int wrong;
 

@@ -3,17 +3,9 @@
  * In a slice that it cannot attach to, a process gets no memory from any entry point, the same
  * again the second time, and its total is still shown. Exits 0 if so.
  */
-#include "cuda_abi.h"
+#include "driver.h"
 
 #include <stdio.h>
-
-CUresult cuInit(unsigned int);
-CUresult cuDeviceTotalMem_v2(size_t *, CUdevice);
-CUresult cuDevicePrimaryCtxRetain(CUcontext *, CUdevice);
-CUresult cuCtxCreate_v2(CUcontext *, unsigned int, CUdevice);
-CUresult cuMemAlloc_v2(CUdeviceptr *, size_t);
-CUresult cuMemCreate(CUmemGenericAllocationHandle *, size_t, const CUmemAllocationProp *,
-                     unsigned long long);
 
 int main(void)
 {

@@ -6,7 +6,7 @@
 #ifndef CODE_H
 #define CODE_H
 
-#include "cuda_abi.h"
+#include "driver.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -20,68 +20,21 @@ typedef struct CUlinkState_st *CUlinkState;
 #define CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH 95
 #define CU_STREAM_CAPTURE_MODE_RELAXED 2
 
-CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device);
-CUresult cuModuleLoad(CUmodule *module, const char *file);
-CUresult cuModuleLoadData(CUmodule *module, const void *image);
-CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned int count, int *options,
-                            void **values);
-CUresult cuModuleLoadFatBinary(CUmodule *module, const void *image);
-CUresult cuModuleUnload(CUmodule module);
-CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name);
 CUresult cuModuleGetGlobal_v2(CUdeviceptr *pointer, size_t *bytes, CUmodule module,
                               const char *name);
-CUresult cuLibraryLoadData(CUlibrary *library, const void *image, int *jit, void **jit_values,
-                           unsigned int jit_count, int *options, void **values, unsigned int count);
-CUresult cuLibraryLoadFromFile(CUlibrary *library, const char *file, int *jit, void **jit_values,
-                               unsigned int jit_count, int *options, void **values,
-                               unsigned int count);
-CUresult cuLibraryUnload(CUlibrary library);
-CUresult cuLibraryGetKernel(CUkernel *kernel, CUlibrary library, const char *name);
-CUresult cuLibraryGetModule(CUmodule *module, CUlibrary library);
-CUresult cuLibraryGetGlobal(CUdeviceptr *pointer, size_t *bytes, CUlibrary library,
-                            const char *name);
-CUresult cuKernelGetFunction(CUfunction *function, CUkernel kernel);
 CUresult cuLinkCreate_v2(unsigned int count, int *options, void **values, CUlinkState *state);
 CUresult cuLinkAddData_v2(CUlinkState state, int type, void *data, size_t bytes, const char *name,
                           unsigned int count, int *options, void **values);
 CUresult cuLinkComplete(CUlinkState state, void **image, size_t *bytes);
 CUresult cuLinkDestroy(CUlinkState state);
-CUresult cuLaunchKernel(CUfunction function, unsigned int grid_x, unsigned int grid_y,
-                        unsigned int grid_z, unsigned int block_x, unsigned int block_y,
-                        unsigned int block_z, unsigned int shared, CUstream stream,
-                        void **parameters, void **extra);
-CUresult cuLaunchKernel_ptsz(CUfunction function, unsigned int grid_x, unsigned int grid_y,
-                             unsigned int grid_z, unsigned int block_x, unsigned int block_y,
-                             unsigned int block_z, unsigned int shared, CUstream stream,
-                             void **parameters, void **extra);
-CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **parameters,
-                          void **extra);
-CUresult cuLaunchKernelEx_ptsz(const CUlaunchConfig *config, CUfunction function, void **parameters,
-                               void **extra);
-CUresult cuLaunchCooperativeKernel(CUfunction function, unsigned int grid_x, unsigned int grid_y,
-                                   unsigned int grid_z, unsigned int block_x, unsigned int block_y,
-                                   unsigned int block_z, unsigned int shared, CUstream stream,
-                                   void **parameters);
-CUresult cuLaunchCooperativeKernel_ptsz(CUfunction function, unsigned int grid_x,
-                                        unsigned int grid_y, unsigned int grid_z,
-                                        unsigned int block_x, unsigned int block_y,
-                                        unsigned int block_z, unsigned int shared, CUstream stream,
-                                        void **parameters);
 CUresult cuFuncSetBlockShape(CUfunction function, int x, int y, int z);
 CUresult cuParamSetSize(CUfunction function, unsigned int bytes);
 CUresult cuParamSetv(CUfunction function, int offset, void *value, unsigned int bytes);
 CUresult cuGraphAddKernelNode_v2(CUgraphNode *node, CUgraph graph, const CUgraphNode *after,
                                  size_t count, const CUDA_KERNEL_NODE_PARAMS *parameters);
-CUresult cuGraphExecKernelNodeSetParams_v2(CUgraphExec executable, CUgraphNode node,
-                                           const CUDA_KERNEL_NODE_PARAMS *parameters);
-
 CUresult cuGraphKernelNodeSetParams_v2(CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS *parameters);
 CUresult cuGraphAddChildGraphNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *after,
                                   size_t count, CUgraph child);
-
-/* What an update of an executable graph has to say. */
-CUresult cuGraphExecUpdate_v2(CUgraphExec executable, CUgraph graph,
-                              CUgraphExecUpdateResultInfo *info);
 
 /* A text that grows; its memory is kept. */
 struct text {

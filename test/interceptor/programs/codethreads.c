@@ -5,7 +5,7 @@
  * them it is taken for, and nothing is charged at the end. Exits 0 if so.
  */
 #include "code.h"
-#include "cuda_abi.h"
+#include "driver.h"
 
 #include <pthread.h>
 #include <stdbool.h>
@@ -21,15 +21,6 @@
 #define FRAME 4096
 #define HEAP (256 * (size_t)MIB)
 #define FRESH_STACK 1024
-
-CUresult cuInit(unsigned int);
-CUresult cuDevicePrimaryCtxRetain(CUcontext *, CUdevice);
-CUresult cuCtxSetCurrent(CUcontext);
-CUresult cuCtxSetLimit(int, size_t);
-CUresult cuCtxSynchronize(void);
-CUresult cuMemGetInfo_v2(size_t *, size_t *);
-CUresult cuMemAlloc_v2(CUdeviceptr *, size_t);
-CUresult cuMemFree_v2(CUdeviceptr);
 
 static CUcontext context;
 static CUmodule held[MOST];

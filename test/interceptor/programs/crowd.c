@@ -6,7 +6,7 @@
  * while what they have freed, and are waited for in each fourth round. All is free at the end.
  * Exits 0 if so.
  */
-#include "cuda_abi.h"
+#include "driver.h"
 
 #include <pthread.h>
 #include <stdint.h>
@@ -16,27 +16,6 @@
 
 #define MIB (1ull << 20)
 #define MOST 64
-
-CUresult cuInit(unsigned int);
-CUresult cuDevicePrimaryCtxRetain(CUcontext *, CUdevice);
-CUresult cuCtxSetCurrent(CUcontext);
-CUresult cuCtxSynchronize(void);
-CUresult cuMemGetInfo_v2(size_t *, size_t *);
-CUresult cuMemAllocAsync(CUdeviceptr *, size_t, CUstream);
-CUresult cuMemFreeAsync(CUdeviceptr, CUstream);
-CUresult cuMemPoolTrimTo(CUmemoryPool, size_t);
-CUresult cuMemPoolGetAttribute(CUmemoryPool, int, void *);
-CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *, CUdevice);
-CUresult cuStreamCreate(CUstream *, unsigned int);
-CUresult cuGraphCreate(CUgraph *, unsigned int);
-CUresult cuGraphAddMemAllocNode(CUgraphNode *, CUgraph, const CUgraphNode *, size_t,
-                                CUDA_MEM_ALLOC_NODE_PARAMS *);
-CUresult cuGraphInstantiateWithFlags(CUgraphExec *, CUgraph, unsigned long long);
-CUresult cuGraphLaunch(CUgraphExec, CUstream);
-CUresult cuGraphExecDestroy(CUgraphExec);
-CUresult cuGraphDestroy(CUgraph);
-CUresult cuDeviceGetGraphMemAttribute(CUdevice, int, void *);
-CUresult cuDeviceGraphMemTrim(CUdevice);
 
 static CUcontext context;
 static pthread_barrier_t barrier;

@@ -4,7 +4,7 @@
  * current one while a second allocates from whichever it is. What is allocated after both is
  * charged to the pool that it makes grow. Exits 0 if so.
  */
-#include "cuda_abi.h"
+#include "driver.h"
 
 #include <limits.h>
 #include <pthread.h>
@@ -13,19 +13,6 @@
 #include <stdlib.h>
 
 #define MIB (1ull << 20)
-
-CUresult cuInit(unsigned int);
-CUresult cuDevicePrimaryCtxRetain(CUcontext *, CUdevice);
-CUresult cuCtxSetCurrent(CUcontext);
-CUresult cuCtxSynchronize(void);
-CUresult cuMemGetInfo_v2(size_t *, size_t *);
-CUresult cuMemAllocAsync(CUdeviceptr *, size_t, CUstream);
-CUresult cuMemFreeAsync(CUdeviceptr, CUstream);
-CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *, CUdevice);
-CUresult cuDeviceSetMemPool(CUdevice, CUmemoryPool);
-CUresult cuMemPoolCreate(CUmemoryPool *, const CUmemPoolProps *);
-CUresult cuMemPoolDestroy(CUmemoryPool);
-CUresult cuMemPoolSetAttribute(CUmemoryPool, int, void *);
 
 static pthread_barrier_t barrier;
 static CUcontext context;

@@ -6,7 +6,7 @@
  * Exits 0 if so.
  */
 #include "code.h"
-#include "table.h"
+#include "driver.h"
 
 #include <stdarg.h>
 #include <stdbool.h>
@@ -19,12 +19,6 @@
 
 /* Streams take a little, and code what blocks of 2 MiB have left over. */
 #define SLACK (16 * (long long)MIB)
-
-CUresult cuInit(unsigned int flags);
-CUresult cuCtxSetCurrent(CUcontext context);
-CUresult cuCtxSynchronize(void);
-CUresult cuStreamBeginCapture_v2(CUstream stream, int mode);
-CUresult cuStreamEndCapture(CUstream stream, CUgraph *graph);
 
 static int wrong;
 

@@ -5,7 +5,7 @@
  * Prints what is wrong, and exits 0 if nothing is.
  */
 #define _GNU_SOURCE
-#include "cuda_abi.h"
+#include "driver.h"
 #include "standin.h"
 
 #include <dlfcn.h>
@@ -27,14 +27,8 @@
 #include <unistd.h>
 
 extern int driver_entered, *driver_forbidden;
-CUresult cuInit(unsigned int);
-CUresult cuMemGetInfo_v2(size_t *, size_t *);
-CUresult cuCtxSynchronize(void);
 CUresult cuEventQuery(void (*)(void));
-CUresult cuLaunchKernel(CUfunction, unsigned int, unsigned int, unsigned int, unsigned int,
-                        unsigned int, unsigned int, unsigned int, CUstream, void **, void **);
 CUresult cuTexRefSetMipmapLevelClamp(void *, float, float);
-CUresult cuGetProcAddress_v2(const char *, void **, int, uint64_t, int *);
 
 typedef CUresult arguments_function(long, long, long, long, long, long, double, double, double,
                                     double, double, double, double, double, long, long, long, long,

@@ -4,7 +4,7 @@
  * other thread, while others are refused and say so, as with GPUSLICE_DEBUG=1. Nothing but the
  * program itself may read the environment then. Exits 0 if it is still there at the end.
  */
-#include "cuda_abi.h"
+#include "driver.h"
 
 #include <fcntl.h>
 #include <pthread.h>
@@ -12,12 +12,6 @@
 #include <stdlib.h>
 #include <time.h>
 #include <unistd.h>
-
-CUresult cuInit(unsigned int);
-CUresult cuCtxSetCurrent(CUcontext);
-CUresult cuDevicePrimaryCtxRetain(CUcontext *, CUdevice);
-CUresult cuMemGetInfo_v2(size_t *, size_t *);
-CUresult cuMemAlloc_v2(CUdeviceptr *, size_t);
 
 static CUcontext context;
 static time_t end;

@@ -13,7 +13,7 @@
  * Prints what is wrong, and exits 0 if nothing is.
  */
 #define _GNU_SOURCE
-#include "cuda_abi.h"
+#include "driver.h"
 
 #include <dlfcn.h>
 #include <stdio.h>
@@ -21,12 +21,6 @@
 #include <unistd.h>
 
 #define MIB (1ull << 20)
-
-CUresult cuInit(unsigned int);
-CUresult cuDevicePrimaryCtxRetain(CUcontext *, CUdevice);
-CUresult cuCtxSetCurrent(CUcontext);
-CUresult cuMemGetInfo_v2(size_t *, size_t *);
-CUresult cuGetProcAddress_v2(const char *, void **, int, uint64_t, int *);
 
 static size_t left(void)
 {

@@ -63,16 +63,9 @@ unsigned int new_key(const void *value)
 #endif
 
 #if defined(LINKED)
-#include "cuda_abi.h"
-#include "nvml_abi.h"
+#include "driver.h"
 
-CUresult cuInit(unsigned int);
 CUresult cuDeviceGet(CUdevice *, int);
-CUresult cuDeviceTotalMem_v2(size_t *, CUdevice);
-CUresult cuMemAlloc_v2(CUdeviceptr *, size_t);
-nvmlReturn_t nvmlInit_v2(void);
-nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned int, nvmlDevice_t *);
-nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t, nvmlMemory_t *);
 
 void *address(void);
 size_t shown(void);

@@ -11,7 +11,7 @@
  * succeeded.
  */
 #define _GNU_SOURCE
-#include "cuda_abi.h"
+#include "driver.h"
 
 #include <signal.h>
 #include <stdio.h>
@@ -23,13 +23,6 @@
 #include <unistd.h>
 
 #define MIB (1ull << 20)
-
-CUresult cuInit(unsigned int);
-CUresult cuDevicePrimaryCtxRetain(CUcontext *, CUdevice);
-CUresult cuCtxSetCurrent(CUcontext);
-CUresult cuMemAlloc_v2(CUdeviceptr *, size_t);
-CUresult cuMemFree_v2(CUdeviceptr);
-CUresult cuMemGetInfo_v2(size_t *, size_t *);
 
 static double now(void)
 {

@@ -7,8 +7,6 @@
  */
 #define _GNU_SOURCE
 #include "mover.h"
-#include "cuda_abi.h"
-#include "nvml_abi.h"
 
 #include <fcntl.h>
 #include <linux/futex.h>
@@ -25,28 +23,6 @@
 	(109 * MIB) /* of that; what only has zeros takes no page of the simulated driver          \
 	             */
 #define SMALL 10
-
-CUresult cuInit(unsigned int);
-CUresult cuDeviceGetUuid_v2(CUuuid *, CUdevice);
-CUresult cuDevicePrimaryCtxRetain(CUcontext *, CUdevice);
-CUresult cuDevicePrimaryCtxRelease_v2(CUdevice);
-CUresult cuCtxCreate_v2(CUcontext *, unsigned int, CUdevice);
-CUresult cuCtxDestroy_v2(CUcontext);
-CUresult cuCtxSetCurrent(CUcontext);
-CUresult cuMemGetInfo_v2(size_t *, size_t *);
-CUresult cuMemAlloc_v2(CUdeviceptr *, size_t);
-CUresult cuMemAllocAsync(CUdeviceptr *, size_t, CUstream);
-CUresult cuMemFree_v2(CUdeviceptr);
-CUresult cuMemcpyHtoD_v2(CUdeviceptr, const void *, size_t);
-CUresult cuMemcpyDtoH_v2(void *, CUdeviceptr, size_t);
-CUresult cuMemsetD8_v2(CUdeviceptr, unsigned char, size_t);
-CUresult cuIpcGetMemHandle(CUipcMemHandle *, CUdeviceptr);
-CUresult cuStreamCreate(CUstream *, unsigned int);
-CUresult cuStreamBeginCapture_v2(CUstream, int);
-CUresult cuStreamEndCapture(CUstream, CUgraph *);
-nvmlReturn_t nvmlInit_v2(void);
-nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned int, void **);
-nvmlReturn_t nvmlDeviceGetMemoryInfo(void *, void *);
 
 static const char *self;
 bool emulated;
@@ -145,13 +121,13 @@ static long long resident(pid_t pid)
 
 static int print_used(void)
 {
-	unsigned long long memory[3] = {0}; /* total, free, used */
-	void *device = NULL;
+	nvmlMemory_t memory = {0};
+	nvmlDevice_t device = NULL;
 
 	if (nvmlInit_v2() || nvmlDeviceGetHandleByIndex_v2(0, &device) ||
-	    nvmlDeviceGetMemoryInfo(device, memory))
+	    nvmlDeviceGetMemoryInfo(device, &memory))
 		return 1;
-	printf("%llu\n", memory[2]);
+	printf("%llu\n", memory.used);
 	return 0;
 }
 

@@ -3,7 +3,7 @@
 #ifndef MOVER_PROGRAM_H
 #define MOVER_PROGRAM_H
 
-#include "cuda_abi.h"
+#include "driver.h"
 #include "standin.h"
 
 #define MIB (1ull << 20)

@@ -9,32 +9,6 @@
 #include <string.h>
 #include <sys/wait.h>
 
-CUresult cuCtxSetCurrent(CUcontext);
-CUresult cuCtxSynchronize(void);
-CUresult cuMemCreate(CUmemGenericAllocationHandle *, size_t, const CUmemAllocationProp *,
-                     unsigned long long);
-CUresult cuMemRelease(CUmemGenericAllocationHandle);
-CUresult cuMemMap(CUdeviceptr, size_t, size_t, CUmemGenericAllocationHandle, unsigned long long);
-CUresult cuMemUnmap(CUdeviceptr, size_t);
-CUresult cuMemAddressReserve(CUdeviceptr *, size_t, size_t, CUdeviceptr, unsigned long long);
-CUresult cuMemAddressFree(CUdeviceptr, size_t);
-CUresult cuMemSetAccess(CUdeviceptr, size_t, const CUmemAccessDesc *, size_t);
-CUresult cuMemGetAccess(unsigned long long *, const CUmemLocation *, CUdeviceptr);
-CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *, void *);
-CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *,
-                                                CUmemGenericAllocationHandle);
-CUresult cuMemExportToShareableHandle(void *, CUmemGenericAllocationHandle, int,
-                                      unsigned long long);
-CUresult cuMulticastCreate(CUmemGenericAllocationHandle *, const CUmulticastObjectProp *);
-CUresult cuMulticastAddDevice(CUmemGenericAllocationHandle, CUdevice);
-CUresult cuMulticastBindMem(CUmemGenericAllocationHandle, size_t, CUmemGenericAllocationHandle,
-                            size_t, size_t, unsigned long long);
-CUresult cuMulticastBindAddr(CUmemGenericAllocationHandle, size_t, CUdeviceptr, size_t,
-                             unsigned long long);
-CUresult cuMulticastUnbind(CUmemGenericAllocationHandle, CUdevice, size_t, size_t);
-CUresult cuMemcpyHtoD_v2(CUdeviceptr, const void *, size_t);
-CUresult cuMemsetD8_v2(CUdeviceptr, unsigned char, size_t);
-
 static const CUmemLocation card = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
 static const CUmemAccessDesc of_host = {{CU_MEM_LOCATION_TYPE_HOST, 0},
                                         CU_MEM_ACCESS_FLAGS_PROT_READWRITE};

@@ -11,8 +11,7 @@
  * Prints what is wrong, and exits 0 if nothing is.
  */
 #define _GNU_SOURCE
-#include "cuda_abi.h"
-#include "nvml_abi.h"
+#include "driver.h"
 
 #include <dlfcn.h>
 #include <signal.h>
@@ -28,30 +27,7 @@
 #define MANY 64
 #define ENTRY_MOST 64 /* bytes */
 
-CUresult cuInit(unsigned int);
-CUresult cuDevicePrimaryCtxRetain(CUcontext *, CUdevice);
-CUresult cuCtxSetCurrent(CUcontext);
-CUresult cuMemAlloc_v2(CUdeviceptr *, size_t);
-CUresult cuMemFree_v2(CUdeviceptr);
-CUresult cuMemGetInfo_v2(size_t *, size_t *);
-CUresult cuDeviceTotalMem_v2(size_t *, CUdevice);
-
 typedef nvmlReturn_t list_function(nvmlDevice_t, unsigned int *, void *);
-nvmlReturn_t nvmlInit_v2(void);
-nvmlReturn_t nvmlShutdown(void);
-nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned int, nvmlDevice_t *);
-nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t, nvmlMemory_t *);
-nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t, nvmlMemory_v2_t *);
-list_function nvmlDeviceGetComputeRunningProcesses, nvmlDeviceGetComputeRunningProcesses_v2,
-    nvmlDeviceGetComputeRunningProcesses_v3, nvmlDeviceGetGraphicsRunningProcesses,
-    nvmlDeviceGetGraphicsRunningProcesses_v2, nvmlDeviceGetGraphicsRunningProcesses_v3,
-    nvmlDeviceGetMPSComputeRunningProcesses, nvmlDeviceGetMPSComputeRunningProcesses_v2,
-    nvmlDeviceGetMPSComputeRunningProcesses_v3;
-nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t, nvmlProcessDetailList_v1_t *);
-nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t, nvmlProcessUtilizationSample_t *,
-                                             unsigned int *, unsigned long long);
-nvmlReturn_t nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t,
-                                                   nvmlProcessesUtilizationInfo_v1_t *);
 
 static nvmlDevice_t device;
 static int wrong;
@@ -126,7 +102,7 @@ static const struct list {
 } lists[] = {
 #define LIST(name, version, compute)                                                               \
 	{                                                                                          \
-#name, name, sizeof(nvmlProcessInfo_##version##_t), compute                        \
+#name, (list_function *)name, sizeof(nvmlProcessInfo_##version##_t), compute       \
 	}
     LIST(nvmlDeviceGetComputeRunningProcesses, v1, 1),
     LIST(nvmlDeviceGetComputeRunningProcesses_v2, v2, 1),
@@ -144,7 +120,7 @@ static size_t stride_of(const struct list *list)
 	const char *kind = getenv("FAKECUDA_NVML_LISTS");
 
 	if (kind && strcmp(kind, "wide") == 0 &&
-	    list->function == nvmlDeviceGetComputeRunningProcesses_v3)
+	    list->function == (list_function *)nvmlDeviceGetComputeRunningProcesses_v3)
 		return sizeof(nvmlProcessDetail_v1_t);
 	return list->stride;
 }

@@ -8,16 +8,12 @@
  *   NEXT    has dlsym itself from dlsym(RTLD_NEXT), so from its own C library
  */
 #define _GNU_SOURCE
+#include "driver.h"
 #include "take.h"
 
 #include <dlfcn.h>
 
 #if defined(LINKED)
-CUresult cuInit(unsigned int);
-CUresult cuDevicePrimaryCtxRetain(CUcontext *, CUdevice);
-CUresult cuCtxSetCurrent(CUcontext);
-CUresult cuMemGetInfo_v2(size_t *, size_t *);
-CUresult cuMemAlloc_v2(CUdeviceptr *, size_t);
 
 static void *get(const char *name)
 {

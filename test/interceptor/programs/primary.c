@@ -4,7 +4,7 @@
  * and make and destroy contexts of their own. After each kind of race nothing is charged beside
  * the one context of the main thread, and all that is left can be allocated. Exits 0 if so.
  */
-#include "cuda_abi.h"
+#include "driver.h"
 
 #include <pthread.h>
 #include <stdbool.h>
@@ -16,18 +16,6 @@
 
 #define MIB (1ull << 20)
 #define MOST 64
-
-CUresult cuInit(unsigned int);
-CUresult cuDeviceGetName(char *, int, CUdevice);
-CUresult cuDevicePrimaryCtxRetain(CUcontext *, CUdevice);
-CUresult cuDevicePrimaryCtxRelease_v2(CUdevice);
-CUresult cuDevicePrimaryCtxReset_v2(CUdevice);
-CUresult cuCtxCreate_v2(CUcontext *, unsigned int, CUdevice);
-CUresult cuCtxDestroy_v2(CUcontext);
-CUresult cuCtxSetCurrent(CUcontext);
-CUresult cuMemGetInfo_v2(size_t *, size_t *);
-CUresult cuMemAlloc_v2(CUdeviceptr *, size_t);
-CUresult cuMemFree_v2(CUdeviceptr);
 
 static pthread_barrier_t barrier;
 static int rounds, wrong;

@@ -16,7 +16,7 @@
  * nothing is in flight: then the slice's own figure equals the sum of the living, to the byte.
  */
 #define _GNU_SOURCE
-#include "cuda_abi.h"
+#include "driver.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -34,14 +34,6 @@
 #define DEVICES 2
 #define HELD 64
 #define LOOKS 6000 /* of 5 ms: the enforcer may be held up, as by a disk that many write to */
-
-CUresult cuInit(unsigned int);
-CUresult cuDeviceGetCount(int *);
-CUresult cuDevicePrimaryCtxRetain(CUcontext *, CUdevice);
-CUresult cuCtxSetCurrent(CUcontext);
-CUresult cuMemAlloc_v2(CUdeviceptr *, size_t);
-CUresult cuMemFree_v2(CUdeviceptr);
-CUresult cuMemGetInfo_v2(size_t *, size_t *);
 
 struct books {
 	_Atomic uint64_t certain[DEVICES], possible[DEVICES];

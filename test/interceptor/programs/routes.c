@@ -4,16 +4,11 @@
  * Linked with libcuda; run in a slice. Prints what is wrong, and exits 0 if nothing is.
  */
 #define _GNU_SOURCE
-#include "cuda_abi.h"
+#include "driver.h"
 
 #include <dlfcn.h>
 #include <stdio.h>
 #include <string.h>
-
-CUresult cuInit(unsigned int);
-CUresult cuMemAlloc_v2(CUdeviceptr *, size_t);
-CUresult cuGetProcAddress(const char *, void **, int, uint64_t);
-CUresult cuGetProcAddress_v2(const char *, void **, int, uint64_t, int *);
 
 static int wrong;
 

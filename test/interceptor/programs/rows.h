@@ -9,7 +9,7 @@
 #ifndef ROWS_H
 #define ROWS_H
 
-#include "table.h"
+#include "driver.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -64,23 +64,11 @@ typedef struct {
 	size_t width, height;
 } CUDA_MEMSET_NODE_PARAMS;
 
-CUresult cuInit(unsigned int flags);
-CUresult cuDeviceGetName(char *name, int bytes, CUdevice device);
 CUresult cuGetErrorName(CUresult error, const char **name);
-CUresult cuCtxSetCurrent(CUcontext context);
-CUresult cuCtxGetLimit(size_t *value, int limit);
-CUresult cuMemsetD8_v2(CUdeviceptr pointer, unsigned char value, size_t count);
-CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t bytes);
-CUresult cuStreamCreate(CUstream *stream, unsigned int flags);
 CUresult cuStreamDestroy_v2(CUstream stream);
 CUresult cuEventCreate(CUevent *event, unsigned int flags);
 CUresult cuEventRecord(CUevent event, CUstream stream);
 CUresult cuEventDestroy_v2(CUevent event);
-CUresult cuMemAddressReserve(CUdeviceptr *address, size_t bytes, size_t alignment,
-                             CUdeviceptr wanted, unsigned long long flags);
-CUresult cuMemAddressFree(CUdeviceptr address, size_t bytes);
-CUresult cuMemGetDefaultMemPool(CUmemoryPool *pool, CUmemLocation *location, int type);
-CUresult cuMemGetMemPool(CUmemoryPool *pool, CUmemLocation *location, int type);
 CUresult cuMemPoolExportToShareableHandle(void *shareable, CUmemoryPool pool, int type,
                                           unsigned long long flags);
 CUresult cuMemPoolExportPointer(CUmemPoolPtrExportData *data, CUdeviceptr pointer);
@@ -95,19 +83,9 @@ CUresult cuDevSmResourceSplitByCount(CUdevResource *groups, unsigned int *count,
                                      unsigned int flags, unsigned int least);
 CUresult cuDevResourceGenerateDesc(CUdevResourceDesc *description, CUdevResource *resources,
                                    unsigned int count);
-CUresult cuCheckpointProcessLock(int pid, void *arguments);
-CUresult cuCheckpointProcessUnlock(int pid, void *arguments);
-CUresult cuGraphCreate(CUgraph *graph, unsigned int flags);
-CUresult cuGraphDestroy(CUgraph graph);
-CUresult cuGraphAddMemAllocNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *after,
-                                size_t count, CUDA_MEM_ALLOC_NODE_PARAMS *parameters);
-CUresult cuGraphAddMemFreeNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *after,
-                               size_t count, CUdeviceptr pointer);
 CUresult cuGraphAddMemsetNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *after,
                               size_t count, const CUDA_MEMSET_NODE_PARAMS *parameters,
                               CUcontext context);
-CUresult cuStreamBeginCapture_v2(CUstream stream, int mode);
-CUresult cuStreamEndCapture(CUstream stream, CUgraph *graph);
 
 /* An entry point that not every driver has, by its name: NULL where it is not there. */
 void *driver_symbol(const char *name);

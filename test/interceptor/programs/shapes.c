@@ -8,7 +8,7 @@
  * array, and with COUNT of them. In a slice that is what the interceptor charges, outside what the
  * driver takes.
  */
-#include "cuda_abi.h"
+#include "driver.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,15 +16,6 @@
 #include <unistd.h>
 
 #define MOST 64
-
-CUresult cuInit(unsigned int);
-CUresult cuDevicePrimaryCtxRetain(CUcontext *, CUdevice);
-CUresult cuCtxSetCurrent(CUcontext);
-CUresult cuMemGetInfo_v2(size_t *, size_t *);
-CUresult cuArray3DCreate_v2(CUarray *, const CUDA_ARRAY3D_DESCRIPTOR *);
-CUresult cuArrayDestroy(CUarray);
-CUresult cuMipmappedArrayCreate(CUmipmappedArray *, const CUDA_ARRAY3D_DESCRIPTOR *, unsigned int);
-CUresult cuMipmappedArrayDestroy(CUmipmappedArray);
 
 static void must(CUresult result, const char *what)
 {

@@ -5,7 +5,7 @@
  * says nothing of the enforcer. Exits 0 if so.
  */
 #define _GNU_SOURCE
-#include "cuda_abi.h"
+#include "driver.h"
 
 #include <pthread.h>
 #include <signal.h>
@@ -14,11 +14,6 @@
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-CUresult cuInit(unsigned int);
-CUresult cuCtxSetCurrent(CUcontext);
-CUresult cuDevicePrimaryCtxRetain(CUcontext *, CUdevice);
-CUresult cuMemAlloc_v2(CUdeviceptr *, size_t);
 
 static pthread_t target;
 static int over;

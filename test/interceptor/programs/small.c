@@ -4,7 +4,7 @@
  * what the slice has left. A small allocation is charged after the driver's call (block.h): what
  * the driver holds meanwhile is not charged by anyone else. Exits 0 if each look was exact.
  */
-#include "cuda_abi.h"
+#include "driver.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,13 +12,6 @@
 #include <unistd.h>
 
 #define MIB (1ull << 20)
-
-CUresult cuInit(unsigned int);
-CUresult cuDevicePrimaryCtxRetain(CUcontext *, CUdevice);
-CUresult cuCtxSetCurrent(CUcontext);
-CUresult cuMemGetInfo_v2(size_t *, size_t *);
-CUresult cuMemAlloc_v2(CUdeviceptr *, size_t);
-CUresult cuMemFree_v2(CUdeviceptr);
 
 static void must(CUresult result)
 {

@@ -3,22 +3,11 @@
  * The card is full before the quota is: what the driver refuses is not charged. Run in a slice
  * that may have more than the card has free. Exits 0 if so.
  */
-#include "cuda_abi.h"
+#include "driver.h"
 
 #include <stdio.h>
 
 #define MIB (1ull << 20)
-
-CUresult cuInit(unsigned int);
-CUresult cuDevicePrimaryCtxRetain(CUcontext *, CUdevice);
-CUresult cuCtxSetCurrent(CUcontext);
-CUresult cuMemGetInfo_v2(size_t *, size_t *);
-CUresult cuMemAlloc_v2(CUdeviceptr *, size_t);
-CUresult cuMemAllocPitch_v2(CUdeviceptr *, size_t *, size_t, size_t, unsigned int);
-CUresult cuMemFree_v2(CUdeviceptr);
-CUresult cuMemCreate(CUmemGenericAllocationHandle *, size_t, const CUmemAllocationProp *,
-                     unsigned long long);
-CUresult cuArrayCreate_v2(CUarray *, const CUDA_ARRAY_DESCRIPTOR *);
 
 #include "charged.h"
 

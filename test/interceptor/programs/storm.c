@@ -28,8 +28,6 @@
 #include <time.h>
 #include <unistd.h>
 
-CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr pointer);
-
 #define RACERS 2
 #define TOO_SHORT 3 /* the exit status: nothing was wrong, and not all was tried */
 

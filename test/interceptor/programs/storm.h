@@ -4,7 +4,7 @@
 #ifndef STORM_H
 #define STORM_H
 
-#include "table.h"
+#include "driver.h"
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -15,11 +15,6 @@
 #define HELD 96  /* pieces of memory in each */
 #define MIB (1ull << 20)
 #define BLOCK (2 * MIB)
-
-CUresult cuInit(unsigned int flags);
-CUresult cuDeviceGetName(char *name, int bytes, CUdevice device);
-CUresult cuCtxSetCurrent(CUcontext context);
-CUresult cuCtxSynchronize(void);
 
 enum kind { SMALL, LARGE, MANAGED, POOLED, OWN_POOL, PHYSICAL, MAPPED, ARRAY, MODULE, KINDS };
 

@@ -7,15 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-CUresult cuMemAddressReserve(CUdeviceptr *address, size_t bytes, size_t alignment,
-                             CUdeviceptr wanted, unsigned long long flags);
-CUresult cuGraphCreate(CUgraph *graph, unsigned int flags);
-CUresult cuGraphDestroy(CUgraph graph);
-CUresult cuGraphAddMemAllocNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *after,
-                                size_t count, CUDA_MEM_ALLOC_NODE_PARAMS *parameters);
-CUresult cuGraphAddMemFreeNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *after,
-                               size_t count, CUdeviceptr pointer);
-
 #define FRAME 2048       /* bytes of a thread's stack that a module's kernel wants */
 #define FRESH_STACK 1024 /* that a context has without being asked */
 

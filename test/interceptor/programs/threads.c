@@ -3,7 +3,7 @@
  * threads COUNT CALLS: threads of one process take and give back memory of several kinds at once.
  * At the end nothing is charged but the context; in between the slice is never over. Exits 0 if so.
  */
-#include "cuda_abi.h"
+#include "driver.h"
 
 #include <pthread.h>
 #include <stdint.h>
@@ -12,23 +12,6 @@
 #include <unistd.h>
 
 #define MIB (1ull << 20)
-
-CUresult cuInit(unsigned int);
-CUresult cuDevicePrimaryCtxRetain(CUcontext *, CUdevice);
-CUresult cuCtxSetCurrent(CUcontext);
-CUresult cuCtxSynchronize(void);
-CUresult cuMemGetInfo_v2(size_t *, size_t *);
-CUresult cuMemAlloc_v2(CUdeviceptr *, size_t);
-CUresult cuMemFree_v2(CUdeviceptr);
-CUresult cuMemAllocAsync(CUdeviceptr *, size_t, CUstream);
-CUresult cuMemFreeAsync(CUdeviceptr, CUstream);
-CUresult cuMemPoolTrimTo(CUmemoryPool, size_t);
-CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *, CUdevice);
-CUresult cuMemCreate(CUmemGenericAllocationHandle *, size_t, const CUmemAllocationProp *,
-                     unsigned long long);
-CUresult cuMemRelease(CUmemGenericAllocationHandle);
-CUresult cuArrayCreate_v2(CUarray *, const CUDA_ARRAY_DESCRIPTOR *);
-CUresult cuArrayDestroy(CUarray);
 
 static CUcontext context;
 static int calls;
