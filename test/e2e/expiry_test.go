@@ -120,23 +120,3 @@ func TestASessionIsAskedToEndFirst(t *testing.T) {
 		t.Errorf("%v: %q", err, out)
 	}
 }
-
-func TestAContainerWhoseTimePassesWhileNoEnforcerRunsEndsWithTheNext(t *testing.T) {
-	forEachBackendWith(t, timed, func(t *testing.T, h *host, _ api.Enforcement) {
-		annotations := vram()
-		annotations["gpuslice.ttl"] = "1s"
-		c := h.newContainer(annotations, "/bin/sh", "-c", stubborn)
-		c.run()
-		h.Stop(unix.SIGKILL)
-		at := time.Now()
-		h.Eventually("its time is over", func() bool { return time.Since(at) > 1200*time.Millisecond })
-		if err := unix.Kill(c.pid(), 0); err != nil {
-			t.Fatalf("nobody was there to end it: %v", err)
-		}
-		h.Start()
-		h.Eventually("the slice is gone", h.IsGone(c.id))
-		if _, err := h.Client.Renew(t.Context(), c.id, api.RenewRequest{TTL: new(time.Duration)}); !errors.Is(err, api.ErrNotFound) {
-			t.Error(err)
-		}
-	})
-}

@@ -258,20 +258,3 @@ func TestCLIStandsInForTheRuntime(t *testing.T) {
 	cli("delete", "--force", c.id)
 	h.Eventually("the slice is gone", h.IsGone(c.id))
 }
-
-func TestInspectTakesTheBeginningOfAnID(t *testing.T) {
-	h := newHost(t)
-	c := h.newContainer(vram(), "/bin/sleep", "600")
-	c.run()
-	g := c.hog(gib)
-	cmd := exec.Command(filepath.Join(h.Bin, "gpuslice"), "--socket", h.Socket(), "inspect", "--json", c.id[:len(c.id)-3])
-	out, err := cmd.Output()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, want := range []string{`"id": "` + c.id + `"`, `"pid": ` + strconv.Itoa(g.pid), `"attached": true`, `"limit": 4294967296`} {
-		if !strings.Contains(string(out), want) {
-			t.Errorf("%s is not in\n%s", want, out)
-		}
-	}
-}

@@ -81,22 +81,6 @@ func TestQuotaIsNeverPassedByProcessesThatRace(t *testing.T) {
 	})
 }
 
-func TestBytesOfAKilledProcessAreThereForTheNext(t *testing.T) {
-	forEachBackend(t, func(t *testing.T, h *host, _ api.Enforcement) {
-		c := h.newContainer(vram(), "/bin/sleep", "600")
-		c.run()
-		const most = 3 * gib
-		for range 5 {
-			g := c.hog(most)
-			if !g.holds(most, quota) {
-				t.Fatalf("said %q: the one before was killed, so there is room", g.said)
-			}
-			c.kill(g)
-		}
-		h.Eventually("nothing is held", func() bool { return h.Use(c.id).Used == 0 && h.Use(c.id).Overhead == 0 })
-	})
-}
-
 func TestExecJoinsTheSliceOfItsContainer(t *testing.T) {
 	forEachBackend(t, func(t *testing.T, h *host, _ api.Enforcement) {
 		c := h.newContainer(vram(), "/demo/cuda_hog", strconv.Itoa(2*gib))
