@@ -10,7 +10,7 @@ CONFORMANCE_PROGRAMS := $(addprefix $(CONFORMANCE_BIN)/,alloc pool vmm elastic s
                           tile context graph graph_full capture limit module kernel arithmetic stack many places green checkpoint \
                           procaddr info nvml fault link)
 CONFORMANCE_HEADERS  := $(CONFORMANCE)/conformance.h $(CONFORMANCE)/peer.h $(CONFORMANCE)/graphs.h $(CONFORMANCE)/code.h interceptor/cuda_abi.h interceptor/nvml_abi.h \
-                        test/fakecuda/abi.h
+                        interceptor/driver.def interceptor/nvml.def test/fakecuda/abi.h
 CONFORMANCE_CFLAGS   := -std=c11 -O2 -g -Wall -Wextra -Wpedantic -Wshadow -Wvla -Werror
 
 TESTED += $(CONFORMANCE_PROGRAMS)

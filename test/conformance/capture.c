@@ -3,21 +3,6 @@
  * some of these within the calls that programs make meanwhile. */
 #include "conformance.h"
 
-#define QUESTIONS(X)                                                                               \
-	X(cuStreamGetCtx, (CUstream, CUcontext *))                                                 \
-	X(cuStreamGetDevice, (CUstream, CUdevice *))                                               \
-	X(cuStreamGetDevice_ptsz, (CUstream, CUdevice *))                                          \
-	X(cuCtxGetDevice, (CUdevice *))                                                            \
-	X(cuCtxPushCurrent_v2, (CUcontext))                                                        \
-	X(cuCtxPopCurrent_v2, (CUcontext *))                                                       \
-	X(cuThreadExchangeStreamCaptureMode, (int *))                                              \
-	X(cuMemcpyDtoHAsync_v2, (void *, CUdeviceptr, size_t, CUstream))                           \
-	X(cuMemcpyHtoDAsync_v2, (CUdeviceptr, const void *, size_t, CUstream))
-
-#define DECLARE(name, arguments) static CUresult(*name) arguments;
-QUESTIONS(DECLARE)
-#undef DECLARE
-
 static CUcontext context;
 static CUstream stream, other;
 static CUdeviceptr taken;
@@ -124,9 +109,6 @@ int main(void)
 	static const char *const modes[] = {"global", "thread_local", "relaxed"};
 
 	context = start_with_context();
-#define LOAD(name, arguments) load(libcuda, #name, &name);
-	QUESTIONS(LOAD)
-#undef LOAD
 	MUST(cuDeviceGetDefaultMemPool(&pool, 0));
 	page = aligned_alloc(2 * MiB, 2 * MiB);
 	if (!page)

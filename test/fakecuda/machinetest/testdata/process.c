@@ -23,12 +23,8 @@ static void load_all(void)
 	libnvml = dlopen("libnvidia-ml.so.1", RTLD_NOW);
 	if (!libcuda || !libnvml)
 		stop("%s", dlerror());
-#define LOAD(name, arguments) load(libcuda, #name, &name);
-	ENTRY_POINTS(LOAD)
-#undef LOAD
-#define LOAD(name, arguments) load(libnvml, #name, &name);
-	NVML_ENTRY_POINTS(LOAD)
-#undef LOAD
+	load_driver(libcuda);
+	load_nvml(libnvml);
 }
 
 static CUresult use_device(int device)
